@@ -1,0 +1,527 @@
+//! The deadline dispatcher: releases the steps of every pipeline and orders them in front of every server.
+//!
+//! Non-preemptive EDF, work-conserving, in chunks (specification of messages, 5). It is a sans-IO state machine: the
+//! simulator, the emulated device and the GPU drive the same object. The driver feeds every input of one instant with
+//! [`Dispatcher::handle`], then drains [`Dispatcher::poll_action`], then [`Dispatcher::poll_event`], then sleeps until
+//! [`Dispatcher::poll_timeout`] or the next completion. A server decides only when the first action is polled, so all
+//! inputs of an instant count; polling when there is nothing to decide changes nothing, and a spurious timeout does nothing.
+
+mod check;
+mod messages;
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+
+use crate::plan::{Plan, PlannedOperation, PlannedStep, Source, Work};
+use crate::units::{Bytes, Nanos};
+
+use check::{check, fits};
+pub use messages::{Action, Event, Input, Limits, Refused, TIME_MAX};
+
+/// A job: one step of one cycle.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Job {
+    pipeline: u32,
+    cycle: u64,
+    step: u32,
+}
+
+/// A job in front of a server, with what of it has been submitted and completed.
+#[derive(Clone, Debug)]
+struct Waiting {
+    job: Job,
+    bytes: Bytes,
+    next: Bytes,
+}
+
+/// A unit of non-preemptive work on a server: a chunk, or all blocks of a batch.
+#[derive(Clone, Debug)]
+struct Unit {
+    server: u32,
+    job: Job,
+    outstanding: u32,
+    first_start: Nanos,
+    last_finish: Nanos,
+}
+
+/// A cycle whose block is there and that is not delivered.
+#[derive(Clone, Debug)]
+struct Cycle {
+    cycle: u64,
+    bytes: Bytes,
+    /// Steps whose window has opened.
+    released: u32,
+    /// Steps that are complete.
+    complete: u32,
+    /// Steps that have joined a queue.
+    queued: u32,
+    /// Engine time of the running step, and its units not yet ended.
+    took: Nanos,
+    units: u32,
+    submitted_all: bool,
+}
+
+#[derive(Debug, Default)]
+struct Server {
+    /// Ordered by (deadline, sequence).
+    waiting: BTreeMap<(Nanos, u64), Waiting>,
+    in_flight: u32,
+}
+
+#[derive(Debug)]
+struct Progress {
+    cycles: u64,
+    finished: u64,
+    open: VecDeque<Cycle>,
+    /// The window of a message or flow that found no room, and its cycle.
+    held: Option<(Nanos, u64)>,
+}
+
+/// The state machine. See the module's documentation for the order of calls.
+#[derive(Debug)]
+pub struct Dispatcher {
+    plan: Plan,
+    limits: Limits,
+    now: Nanos,
+    epoch: Option<Nanos>,
+    packets: Vec<u64>,
+    halted: bool,
+    timers: BinaryHeap<Reverse<(Nanos, u32, u32, u64)>>,
+    pipelines: Vec<Progress>,
+    unfinished: usize,
+    servers: Vec<Server>,
+    dirty: Vec<bool>,
+    units: BTreeMap<u64, Unit>,
+    /// Operation number to unit number; a batch has several operations in one unit.
+    operations: BTreeMap<u64, u64>,
+    operation_count: u64,
+    unit_count: u64,
+    sequence: u64,
+    actions: VecDeque<Action>,
+    events: VecDeque<Event>,
+}
+
+impl Dispatcher {
+    /// A dispatcher for `plan`, waiting for [`Input::Start`].
+    ///
+    /// # Errors
+    /// [`Refused::Plan`] if an index in the plan leads nowhere; a plan from [`crate::planner`] never does.
+    /// [`Refused::TooLong`], [`Refused::TooManyCycles`] or [`Refused::TooManyOperations`] if a step could never run.
+    pub fn new(plan: Plan, limits: Limits) -> Result<Self, Refused> {
+        check(&plan, &limits)?;
+        let servers: Vec<Server> = plan.servers.iter().map(|_| Server::default()).collect();
+        let pipelines = plan
+            .pipelines
+            .iter()
+            .map(|_| Progress { cycles: 0, finished: 0, open: VecDeque::new(), held: None })
+            .collect();
+        Ok(Self {
+            limits,
+            now: Nanos::ZERO,
+            epoch: None,
+            packets: Vec::new(),
+            halted: false,
+            timers: BinaryHeap::new(),
+            pipelines,
+            unfinished: plan.pipelines.len(),
+            dirty: vec![false; servers.len()],
+            servers,
+            units: BTreeMap::new(),
+            operations: BTreeMap::new(),
+            operation_count: 0,
+            unit_count: 0,
+            sequence: 0,
+            actions: VecDeque::new(),
+            events: VecDeque::new(),
+            plan,
+        })
+    }
+
+    /// The plan it runs.
+    #[must_use]
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// Takes an input at `now`.
+    ///
+    /// # Errors
+    /// [`Refused`]; nothing has changed then, except that windows which opened before `now` are open.
+    pub fn handle(&mut self, now: Nanos, input: &Input) -> Result<(), Refused> {
+        if now < self.now {
+            return Err(Refused::TimeWentBack { from: self.now, to: now });
+        }
+        self.now = now;
+        self.open_windows();
+        match *input {
+            Input::Start { epoch, ref cycles, ref packets } => self.start(epoch, cycles, packets)?,
+            Input::Data { pipeline, cycle, bytes } => self.data(pipeline, cycle, bytes)?,
+            Input::Done { operation, started, finished } => self.done(operation, started, finished)?,
+            Input::Failed { operation } => self.failed(operation)?,
+            Input::Timeout => {}
+        }
+        // The start may have put the epoch into the past, and a cycle that ended may have made room for a window.
+        self.open_windows();
+        Ok(())
+    }
+
+    /// The next thing the driver must do now.
+    pub fn poll_action(&mut self) -> Option<Action> {
+        if self.actions.is_empty() && !self.halted {
+            for server in 0..self.servers.len() {
+                if std::mem::take(&mut self.dirty[server]) {
+                    self.decide(server);
+                }
+            }
+        }
+        self.actions.pop_front()
+    }
+
+    /// The next thing the user is told.
+    pub fn poll_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+
+    /// When to call [`Dispatcher::handle`] with [`Input::Timeout`] at the latest; `None` = only completions matter.
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<Nanos> {
+        self.timers.peek().map(|Reverse((time, ..))| *time)
+    }
+
+    /// Whether every cycle of every pipeline is delivered.
+    #[must_use]
+    pub fn is_finished(&self) -> bool {
+        self.epoch.is_some() && self.unfinished == 0
+    }
+
+    /// Whether a failure has ended the run early.
+    #[must_use]
+    pub fn is_halted(&self) -> bool {
+        self.halted
+    }
+
+    /// Operations submitted and not ended.
+    #[must_use]
+    pub fn outstanding(&self) -> usize {
+        self.operations.len()
+    }
+
+    fn start(&mut self, epoch: Nanos, cycles: &[u64], packets: &[u64]) -> Result<(), Refused> {
+        if self.epoch.is_some() {
+            return Err(Refused::Order("has begun already"));
+        }
+        let planned = (self.plan.pipelines.len(), self.plan.streams.len());
+        if (cycles.len(), packets.len()) != planned {
+            let given = (cycles.len(), packets.len());
+            return Err(Refused::Plan(format!("{given:?} pipelines and streams started, {planned:?} planned")));
+        }
+        fits(&self.plan, epoch, cycles)?;
+        packets.clone_into(&mut self.packets);
+        self.epoch = Some(epoch);
+        for (index, &cycles) in (0u32..).zip(cycles) {
+            self.pipelines[index as usize].cycles = cycles;
+            if cycles == 0 {
+                self.unfinished -= 1;
+                continue;
+            }
+            let pipeline = &self.plan.pipelines[index as usize];
+            for step in 0..pipeline.steps.len() {
+                self.timers.push(Reverse((epoch + pipeline.release(0, step), index, step as u32, 0)));
+            }
+        }
+        Ok(())
+    }
+
+    /// Opens every window whose time has come, in the order of time, pipeline, step.
+    fn open_windows(&mut self) {
+        while let Some(&Reverse((time, index, step, cycle))) = self.timers.peek() {
+            if time > self.now {
+                break;
+            }
+            self.timers.pop();
+            let progress = &mut self.pipelines[index as usize];
+            let pipeline = &self.plan.pipelines[index as usize];
+            let automatic = !matches!(pipeline.source, Source::Streams(_));
+            if automatic && step == 0 && progress.open.len() >= self.limits.cycles_in_flight_max {
+                progress.held = Some((time, cycle));
+                continue;
+            }
+            if cycle + 1 < progress.cycles {
+                self.timers.push(Reverse((time + pipeline.period, index, step, cycle + 1)));
+            }
+            if self.now > time + self.plan.jitter {
+                self.events.push_back(Event::ReleaseLate { pipeline: index, cycle, step, by: self.now - time });
+            }
+            let at = match progress.open.binary_search_by_key(&cycle, |state| state.cycle) {
+                Ok(at) => at,
+                Err(_) if automatic && step == 0 => self.open_cycle(index, cycle, pipeline.reserve),
+                // Its data is not there yet, or it is delivered already.
+                Err(_) => continue,
+            };
+            let state = &mut self.pipelines[index as usize].open[at];
+            state.released = state.released.max(step + 1);
+            self.enqueue_if_ready(index, at);
+        }
+    }
+
+    /// Opens `cycle`, whose block has come, and says its position among the open ones.
+    fn open_cycle(&mut self, index: u32, cycle: u64, bytes: Bytes) -> usize {
+        let epoch = self.epoch.expect("cycles open only after the start");
+        let pipeline = &self.plan.pipelines[index as usize];
+        let released = (0..pipeline.steps.len()).take_while(|&step| epoch + pipeline.release(cycle, step) <= self.now);
+        let state = Cycle {
+            cycle,
+            bytes,
+            released: released.count() as u32,
+            complete: 0,
+            queued: 0,
+            took: Nanos::ZERO,
+            units: 0,
+            submitted_all: false,
+        };
+        let open = &mut self.pipelines[index as usize].open;
+        let at = open.partition_point(|other| other.cycle < cycle);
+        open.insert(at, state);
+        at
+    }
+
+    fn data(&mut self, pipeline: u32, cycle: u64, bytes: Bytes) -> Result<(), Refused> {
+        let Some(epoch) = self.epoch else { return Err(Refused::Order("has not begun")) };
+        let unexpected = Refused::Unexpected { what: "data for cycle", number: cycle };
+        let Some(progress) = self.pipelines.get(pipeline as usize) else { return Err(unexpected) };
+        let planned = &self.plan.pipelines[pipeline as usize];
+        let known = progress.open.binary_search_by_key(&cycle, |state| state.cycle).is_ok();
+        let carries = matches!(planned.source, Source::Streams(_)) && bytes <= planned.reserve;
+        if !carries || known || !(progress.finished..progress.cycles).contains(&cycle) {
+            return Err(unexpected);
+        }
+        if progress.open.len() >= self.limits.cycles_in_flight_max {
+            let limit = self.limits.cycles_in_flight_max;
+            return Err(Refused::TooManyCycles { pipeline: planned.name.clone(), limit });
+        }
+        let due = epoch + planned.release(cycle, 0);
+        let at = self.open_cycle(pipeline, cycle, bytes);
+        if self.now > due {
+            self.events.push_back(Event::DataLate { pipeline, cycle, by: self.now - due });
+        }
+        if bytes == Bytes(0) {
+            self.events.push_back(Event::Empty { pipeline, cycle });
+            self.pipelines[pipeline as usize].open[at].complete = planned_steps(&self.plan, pipeline);
+            self.retire(pipeline);
+        } else {
+            self.enqueue_if_ready(pipeline, at);
+        }
+        Ok(())
+    }
+
+    /// Puts the next step of an open cycle in front of its server when its window is open.
+    fn enqueue_if_ready(&mut self, pipeline: u32, at: usize) {
+        let state = &mut self.pipelines[pipeline as usize].open[at];
+        let step = state.complete;
+        let bytes = state.bytes;
+        if step != state.queued || state.released <= step {
+            return;
+        }
+        state.queued = step + 1;
+        state.took = Nanos::ZERO;
+        state.submitted_all = false;
+        let cycle = state.cycle;
+        let planned = &self.plan.pipelines[pipeline as usize];
+        let epoch = self.epoch.expect("windows open only after the start");
+        let deadline = epoch + planned.deadline(cycle, step as usize);
+        let server = planned.steps[step as usize].server as usize;
+        let job = Job { pipeline, cycle, step };
+        self.sequence += 1;
+        self.servers[server].waiting.insert((deadline, self.sequence), Waiting { job, bytes, next: Bytes(0) });
+        self.dirty[server] = true;
+        self.events.push_back(Event::Ready { pipeline, cycle, step, deadline });
+    }
+
+    /// Submits the most urgent work while the server has room.
+    fn decide(&mut self, server: usize) {
+        let room = self.plan.servers[server].in_flight;
+        while self.servers[server].in_flight < room {
+            let Some(mut first) = self.servers[server].waiting.first_entry() else { return };
+            let waiting = first.get_mut();
+            let job = waiting.job;
+            let planned = &self.plan.pipelines[job.pipeline as usize].steps[job.step as usize];
+            if self.operations.len() + planned.operations.len() > self.limits.operations_max {
+                // Whichever server's operation ends next, this one must be looked at again.
+                self.dirty[server] = true;
+                return;
+            }
+            let (offset, bytes) = piece(planned, waiting);
+            waiting.next = offset + bytes;
+            let last_of_job = planned.operations.len() > 1 || waiting.next >= waiting.bytes;
+            let block = waiting.bytes;
+            if last_of_job {
+                first.remove();
+            }
+            self.servers[server].in_flight += 1;
+            self.unit_count += 1;
+            let unit = self.unit_count;
+            let mut outstanding = 0;
+            for (index, operation) in (0u32..).zip(&planned.operations) {
+                let (offset, bytes) = whole(planned, operation, offset, bytes, block);
+                let number = self.operation_count;
+                self.operation_count += 1;
+                self.operations.insert(number, unit);
+                outstanding += 1;
+                self.actions.push_back(Action::Submit {
+                    operation: number,
+                    pipeline: job.pipeline,
+                    cycle: job.cycle,
+                    step: job.step,
+                    index,
+                    offset,
+                    bytes,
+                });
+            }
+            let (first_start, last_finish) = (Nanos::MAX, Nanos::ZERO);
+            let entry = Unit { server: server as u32, job, outstanding, first_start, last_finish };
+            self.units.insert(unit, entry);
+            if let Some(state) = self.state(job) {
+                state.units += 1;
+                state.submitted_all |= last_of_job;
+            }
+        }
+    }
+
+    fn state(&mut self, job: Job) -> Option<&mut Cycle> {
+        let open = &mut self.pipelines[job.pipeline as usize].open;
+        let at = open.binary_search_by_key(&job.cycle, |state| state.cycle).ok()?;
+        open.get_mut(at)
+    }
+
+    fn done(&mut self, operation: u64, started: Nanos, finished: Nanos) -> Result<(), Refused> {
+        let unexpected = Refused::Unexpected { what: "completion of operation", number: operation };
+        let Some(number) = self.operations.remove(&operation) else { return Err(unexpected) };
+        let unit = self.units.get_mut(&number).expect("every operation belongs to a unit");
+        unit.first_start = unit.first_start.min(started);
+        unit.last_finish = unit.last_finish.max(finished);
+        unit.outstanding -= 1;
+        if unit.outstanding > 0 {
+            return Ok(());
+        }
+        let unit = self.units.remove(&number).expect("it was there a line above");
+        self.servers[unit.server as usize].in_flight -= 1;
+        self.dirty[unit.server as usize] = true;
+        let took = unit.last_finish.saturating_sub(unit.first_start);
+        let state = self.state(unit.job).expect("a job under way keeps its cycle open");
+        state.took = state.took.saturating_add(took);
+        state.units -= 1;
+        if state.submitted_all && state.units == 0 {
+            self.complete(unit.job);
+        }
+        Ok(())
+    }
+
+    /// A job's last unit has ended.
+    fn complete(&mut self, job: Job) {
+        let Job { pipeline, cycle, step } = job;
+        let state = self.state(job).expect("a job under way keeps its cycle open");
+        state.complete = step + 1;
+        let took = state.took;
+        let planned = &self.plan.pipelines[pipeline as usize];
+        let epoch = self.epoch.expect("jobs exist only after the start");
+        let deadline = epoch + planned.deadline(cycle, step as usize);
+        let cost = planned.steps[step as usize].cost;
+        let steps = planned.steps.len() as u32;
+        self.events.push_back(Event::Complete { pipeline, cycle, step });
+        if took > cost {
+            self.events.push_back(Event::Overrun { pipeline, cycle, step, cost, took });
+        }
+        if self.now > deadline {
+            self.events.push_back(Event::Late { pipeline, cycle, step, by: self.now - deadline });
+        }
+        if step + 1 < steps {
+            let open = &self.pipelines[pipeline as usize].open;
+            let at = open.binary_search_by_key(&cycle, |state| state.cycle).expect("it was there above");
+            self.enqueue_if_ready(pipeline, at);
+        } else {
+            self.deliver(pipeline, cycle, epoch);
+        }
+    }
+
+    fn deliver(&mut self, index: u32, cycle: u64, epoch: Nanos) {
+        self.actions.push_back(Action::Deliver { pipeline: index, cycle });
+        let pipeline = &self.plan.pipelines[index as usize];
+        if let Source::Streams(streams) = &pipeline.source {
+            for &stream in streams {
+                let planned = &self.plan.streams[stream as usize];
+                let carried = planned.packets_in(pipeline, cycle);
+                for packet in carried.start..carried.end.min(self.packets[stream as usize]) {
+                    let due = epoch + planned.arrival(packet) + planned.deadline;
+                    if self.now <= due {
+                        break; // later packets are due later
+                    }
+                    self.events.push_back(Event::Missed { stream, packet, by: self.now - due });
+                }
+            }
+        }
+        self.retire(index);
+    }
+
+    /// Forgets the complete cycles at the front, so that cycles leave in order.
+    fn retire(&mut self, pipeline: u32) {
+        let steps = planned_steps(&self.plan, pipeline);
+        let progress = &mut self.pipelines[pipeline as usize];
+        while progress.open.front().is_some_and(|first| first.cycle == progress.finished && first.complete == steps) {
+            progress.open.pop_front();
+            progress.finished += 1;
+            if progress.finished == progress.cycles {
+                self.unfinished -= 1;
+            }
+        }
+        if progress.open.len() < self.limits.cycles_in_flight_max
+            && let Some((time, cycle)) = progress.held.take()
+        {
+            self.timers.push(Reverse((time, pipeline, 0, cycle)));
+        }
+    }
+
+    fn failed(&mut self, operation: u64) -> Result<(), Refused> {
+        let unexpected = Refused::Unexpected { what: "failure of operation", number: operation };
+        let Some(number) = self.operations.remove(&operation) else { return Err(unexpected) };
+        // The unit keeps counting it as outstanding: a job of which a part has failed never completes.
+        let Job { pipeline, cycle, step } = self.units[&number].job;
+        if !self.halted {
+            self.halted = true;
+            let operations = &mut self.operations;
+            self.actions.retain(|action| match action {
+                Action::Submit { operation, .. } => operations.remove(operation).is_none(),
+                Action::Deliver { .. } => true,
+            });
+            self.events.push_back(Event::Halted { pipeline, cycle, step });
+        }
+        Ok(())
+    }
+}
+
+fn planned_steps(plan: &Plan, pipeline: u32) -> u32 {
+    plan.pipelines[pipeline as usize].steps.len() as u32
+}
+
+/// The next piece of a waiting job: a chunk of a copy, or everything.
+fn piece(step: &PlannedStep, waiting: &Waiting) -> (Bytes, Bytes) {
+    let left = waiting.bytes.0 - waiting.next.0;
+    let chunked =
+        step.operations.len() == 1 && step.chunk.0 > 0 && matches!(step.operations[0].work, Work::Copy { .. });
+    let bytes = if chunked { left.min(step.chunk.0) } else { left };
+    (waiting.next, Bytes(bytes))
+}
+
+/// The piece as one operation of the step sees it: blocks of a batch have their own sizes.
+fn whole(
+    step: &PlannedStep,
+    operation: &PlannedOperation,
+    offset: Bytes,
+    bytes: Bytes,
+    block: Bytes,
+) -> (Bytes, Bytes) {
+    match operation.work {
+        Work::Copy { bytes: own, .. } if step.operations.len() > 1 => (Bytes(0), own),
+        Work::Copy { .. } => (offset, bytes),
+        Work::Compute { .. } | Work::Hold => (Bytes(0), block),
+    }
+}

@@ -1,0 +1,71 @@
+//! What must hold before anything is dispatched, so that the dispatcher may index and add.
+
+use super::{Limits, Refused, TIME_MAX};
+use crate::plan::{Pipeline, Plan, Source};
+use crate::units::Nanos;
+
+/// Refuses runs in which some time would be later than [`TIME_MAX`], so that the rest of this module may add.
+pub(super) fn fits(plan: &Plan, epoch: Nanos, cycles: &[u64]) -> Result<(), Refused> {
+    let limit = TIME_MAX;
+    let wide = |time: Nanos| u128::from(time.0);
+    let base = wide(epoch) + wide(plan.jitter);
+    let after = |start: Nanos, period: Nanos, cycles: u64| {
+        wide(period).saturating_mul(u128::from(cycles)).saturating_add(base + wide(start))
+    };
+    for (pipeline, &cycles) in plan.pipelines.iter().zip(cycles) {
+        let windows = wide(pipeline.gather) + wide(pipeline.window) * (pipeline.steps.len() as u128 + 1);
+        let last = after(pipeline.start, pipeline.period, cycles).saturating_add(wide(pipeline.period));
+        if last.saturating_add(windows) > wide(limit) {
+            return Err(Refused::TooLong { what: format!("pipeline `{}`", pipeline.name), limit });
+        }
+        let Source::Streams(streams) = &pipeline.source else { continue };
+        for stream in streams.iter().map(|&stream| &plan.streams[stream as usize]) {
+            // Gathered packets arrive before the cycle ends that gathers them.
+            let arrival =
+                if pipeline.gather == Nanos::ZERO { after(stream.start, stream.period, cycles) } else { last };
+            if arrival.saturating_add(wide(stream.deadline)) > wide(limit) {
+                return Err(Refused::TooLong { what: format!("stream `{}`", stream.id), limit });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Refuses plans whose indices lead nowhere, so that the rest of this module may index.
+pub(super) fn check(plan: &Plan, limits: &Limits) -> Result<(), Refused> {
+    let broken = |what: String| Err(Refused::Plan(what));
+    for (index, pipeline) in plan.pipelines.iter().enumerate() {
+        let Pipeline { name, steps, period, .. } = pipeline;
+        if steps.is_empty() || *period == Nanos::ZERO {
+            return broken(format!("pipeline `{name}` has no steps or no period"));
+        }
+        if limits.cycles_in_flight_max == 0 {
+            return Err(Refused::TooManyCycles { pipeline: name.clone(), limit: 0 });
+        }
+        for step in steps {
+            if step.server as usize >= plan.servers.len() || step.operations.is_empty() {
+                return broken(format!("step `{}` of pipeline `{name}` has no server or no operation", step.name));
+            }
+            if step.operations.iter().flat_map(|o| &o.engines).any(|engine| engine.at() >= plan.engines.len()) {
+                return broken(format!("step `{}` of pipeline `{name}` names an unknown engine", step.name));
+            }
+            let (operations, limit) = (step.operations.len(), limits.operations_max);
+            if operations > limit {
+                return Err(Refused::TooManyOperations { step: step.name.clone(), operations, limit });
+            }
+        }
+        if let Source::Streams(streams) = &pipeline.source {
+            for &stream in streams {
+                match plan.streams.get(stream as usize) {
+                    Some(s) if s.pipeline as usize == index && s.period > Nanos::ZERO => {}
+                    _ => return broken(format!("stream {stream} does not belong to pipeline `{name}`")),
+                }
+            }
+        }
+    }
+    if plan.servers.iter().any(|server| server.in_flight == 0) {
+        return broken("a server admits no operation".to_owned());
+    }
+    // One cycle at the earliest epoch: what does not even fit then is a fault of the plan.
+    fits(plan, Nanos::ZERO, &vec![1; plan.pipelines.len()])
+}

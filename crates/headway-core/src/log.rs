@@ -1,0 +1,96 @@
+//! The event log: every input to the dispatcher, every action it asked for, every event it told, with times.
+//!
+//! A log is lines of JSON: a [`Header`] with the plan, one [`Record`] per line, and an [`End`] with their number, so that
+//! a truncated log shows. Feeding the inputs to a new dispatcher must produce the same actions and events byte for byte.
+
+use serde::{Deserialize, Serialize};
+
+use crate::dispatch::{Action, Event, Input};
+use crate::plan::Plan;
+use crate::units::{Bytes, Nanos};
+
+/// Version of the log's JSON form.
+pub const SCHEMA: u32 = 1;
+
+/// Where the figures of a run come from. Never mixed without this label.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Source {
+    /// Virtual time over the interconnect model.
+    Sim,
+    /// Threads and real memory, throttled.
+    Emu,
+    /// A GPU.
+    Cuda,
+}
+
+impl std::fmt::Display for Source {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(match self {
+            Self::Sim => "sim",
+            Self::Emu => "emu",
+            Self::Cuda => "cuda",
+        })
+    }
+}
+
+/// First line of a log.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Header {
+    /// [`SCHEMA`].
+    pub schema: u32,
+    /// What produced the times.
+    pub source: Source,
+    /// Version of Headway.
+    pub version: String,
+    /// Commit it was built from, or `unknown`.
+    pub commit: String,
+    /// Seed of the run.
+    pub seed: u64,
+    /// The devices by ordinal, as their driver names them.
+    pub devices: Vec<String>,
+    /// The plan that was run.
+    pub plan: Plan,
+    /// Cycles each pipeline runs, in the plan's order.
+    pub cycles: Vec<u64>,
+    /// What each stream had to process, in the plan's order.
+    pub streams: Vec<StreamRun>,
+}
+
+/// How much one stream processes in a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StreamRun {
+    /// Packets; the last one may be shorter.
+    pub packets: u64,
+    /// All bytes together.
+    pub bytes: Bytes,
+}
+
+/// One line of a log.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Record {
+    /// When: virtual time in a simulation, the host's monotonic clock otherwise.
+    pub at: Nanos,
+    /// What.
+    #[serde(flatten)]
+    pub what: What,
+}
+
+/// What a line says.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum What {
+    /// Was fed to the dispatcher.
+    Input(Input),
+    /// The dispatcher asked for it.
+    Action(Action),
+    /// The dispatcher told it.
+    Event(Event),
+}
+
+/// Last line of a complete log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct End {
+    /// Number of [`Record`]s before it.
+    pub records: u64,
+}

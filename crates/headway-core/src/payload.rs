@@ -1,0 +1,53 @@
+//! What carries a run's real bytes for a driver that has no devices of its own.
+
+use crate::units::Bytes;
+
+/// What a cycle gathered.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Gathered {
+    /// Size of the block; zero = nothing arrived.
+    pub block: Bytes,
+    /// The longest lane: data that a chained kernel must process one piece after the other.
+    pub longest_lane: Bytes,
+}
+
+/// A piece of a submitted operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// The pipeline.
+    pub pipeline: u32,
+    /// The cycle.
+    pub cycle: u64,
+    /// The step.
+    pub step: u32,
+    /// Which of the step's operations.
+    pub index: u32,
+    /// First byte.
+    pub offset: Bytes,
+    /// Number of bytes.
+    pub bytes: Bytes,
+}
+
+/// Moves and processes bytes when the driver says that it happened.
+pub trait Payload {
+    /// What goes wrong with files and buffers.
+    type Error: std::error::Error + Send + Sync + 'static;
+
+    /// Fills the first buffer of a cycle with what arrived.
+    ///
+    /// # Errors
+    /// When the input cannot be read.
+    fn gather(&mut self, pipeline: u32, cycle: u64) -> Result<Gathered, Self::Error>;
+
+    /// Does what the operation does: moves the piece's bytes, or runs the kernel.
+    ///
+    /// # Errors
+    /// When the kernel refuses its block.
+    fn execute(&mut self, piece: &Piece) -> Result<(), Self::Error>;
+
+    /// Takes the last buffer of a cycle.
+    ///
+    /// # Errors
+    /// When the output cannot be written.
+    fn deliver(&mut self, pipeline: u32, cycle: u64) -> Result<(), Self::Error>;
+}

@@ -1,0 +1,340 @@
+//! The plan: what runs where, when each step may start and must end, what it costs at worst, and whether that fits.
+//!
+//! A plan is plain data. The dispatcher runs from it alone, a log carries it whole, and a report needs nothing else.
+
+use serde::{Deserialize, Serialize};
+
+use crate::machine::{CapacityId, EngineClass, EngineId, Method, RouteId};
+use crate::units::{Bytes, Nanos, Rate};
+use crate::workload::OnMiss;
+
+/// Version of the JSON form of [`Plan`].
+pub const SCHEMA: u32 = 1;
+
+/// A file by name and content.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Named {
+    /// Name that the file gives itself.
+    pub name: String,
+    /// First 16 hexadecimal digits of the SHA-256 of its text.
+    pub hash: String,
+}
+
+/// What runs where and when, and whether it fits.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Plan {
+    /// [`SCHEMA`].
+    pub schema: u32,
+    /// The workload file.
+    pub workload: Named,
+    /// The machine file.
+    pub machine: Named,
+    /// How transfers are kept apart.
+    pub strategy: Strategy,
+    /// How late a window may open, and how long after its end a completion may be noticed, together.
+    pub jitter: Nanos,
+    /// The machine's engines, in its order.
+    pub engines: Vec<PlannedEngine>,
+    /// The machine's links and limits, in its order.
+    pub capacities: Vec<PlannedCapacity>,
+    /// What serves one job at a time, in the order of the first step that uses it.
+    pub servers: Vec<Server>,
+    /// The streams, in the order of the workload.
+    pub streams: Vec<PlannedStream>,
+    /// Everything that releases jobs.
+    pub pipelines: Vec<Pipeline>,
+    /// Predicted and bounding times of the workload's batches.
+    pub batches: Vec<PlannedBatch>,
+    /// Whether every deadline holds, for which model, and why.
+    pub verdict: Verdict,
+}
+
+/// How transfers are kept apart (specification of messages, 3.4 and 6).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Strategy {
+    /// One transfer at a time in the whole node: Verner's "classic scheduling".
+    Serial,
+    /// Every engine its own server, costs at the rate it keeps whatever the other engines do.
+    Partitioned,
+}
+
+/// An engine of the machine file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlannedEngine {
+    /// Name, for example `gpu0.h2d`.
+    pub name: String,
+    /// Ordinal of its GPU among the machine's GPUs.
+    pub gpu: u32,
+    /// What it serves.
+    pub serves: Vec<EngineClass>,
+}
+
+/// A link or limit of the machine file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlannedCapacity {
+    /// Name.
+    pub name: String,
+    /// Typical rate.
+    pub rate: Rate,
+}
+
+/// One queue in front of one engine, or of several that are used as one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Server {
+    /// Name: the engine's, or `transfers` for all copy engines together, or the flow's server.
+    pub name: String,
+    /// The engines behind it; empty for an abstract server.
+    pub engines: Vec<EngineId>,
+    /// Chunks that may be in flight at once.
+    pub in_flight: u32,
+    /// Whether its steps always end inside their windows.
+    pub verdict: Verdict,
+}
+
+/// A stream with its place.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlannedStream {
+    /// Name.
+    pub id: String,
+    /// Size of a packet.
+    pub packet: Bytes,
+    /// Time between packets.
+    pub period: Nanos,
+    /// Relative deadline of a packet.
+    pub deadline: Nanos,
+    /// Arrival of packet 0 after the epoch.
+    pub start: Nanos,
+    /// What a lateness does.
+    pub on_miss: OnMiss,
+    /// Ordinal of its GPU.
+    pub gpu: u32,
+    /// Position in [`Plan::pipelines`].
+    pub pipeline: u32,
+    /// Its lane in that pipeline's blocks.
+    pub lane: u32,
+}
+
+/// Releases one job per step and cycle.
+///
+/// Step `i` of cycle `k` has the window `[start + k period + gather + i window, the same + window)`: it is released when
+/// the window opens and its data is there, and must be complete when the window closes (`verner-2014`, III).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pipeline {
+    /// Name.
+    pub name: String,
+    /// What feeds it.
+    pub source: Source,
+    /// Ordinal of its GPU, where it has one.
+    pub gpu: Option<u32>,
+    /// Time between cycles.
+    pub period: Nanos,
+    /// Start of cycle 0 after the epoch.
+    pub start: Nanos,
+    /// Time in which the packets of a cycle arrive: the period in the paper's cycles, zero when packets are jobs.
+    pub gather: Nanos,
+    /// Length of every step's window.
+    pub window: Nanos,
+    /// Largest block a cycle can carry.
+    pub reserve: Bytes,
+    /// Steps in order.
+    pub steps: Vec<PlannedStep>,
+}
+
+/// What feeds a pipeline.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Source {
+    /// These streams, by position in [`Plan::streams`], in lane order.
+    Streams(Vec<u32>),
+    /// A message of the workload: every cycle carries its full blocks.
+    Message,
+    /// A flow of the workload: no data, only cost.
+    Flow,
+}
+
+/// One step of a pipeline.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlannedStep {
+    /// Name, for example `host -> gpu0` or `aes128-cbc`.
+    pub name: String,
+    /// Position in [`Plan::servers`].
+    pub server: u32,
+    /// Worst-case time of one job once it is alone on its server, all chunks together.
+    pub cost: Nanos,
+    /// Largest piece in which a copy is submitted; zero = whole.
+    pub chunk: Bytes,
+    /// Worst-case time of the longest piece that runs without preemption; the cost, when jobs run whole.
+    pub piece: Nanos,
+    /// What is submitted: one operation, or all blocks of a batch.
+    pub operations: Vec<PlannedOperation>,
+}
+
+/// One operation on one engine, or on both engines of a peer copy.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlannedOperation {
+    /// Engines it holds; empty on an abstract server.
+    pub engines: Vec<EngineId>,
+    /// What it does.
+    pub work: Work,
+}
+
+/// What an operation does.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Work {
+    /// Moves bytes.
+    Copy {
+        /// Name of the source.
+        from: String,
+        /// Name of the destination.
+        to: String,
+        /// The direction: what the engine must serve.
+        class: EngineClass,
+        /// The route.
+        route: RouteId,
+        /// The way of moving.
+        method: Method,
+        /// The most bytes a job moves.
+        bytes: Bytes,
+        /// Capacities crossed and the bytes of each used per byte moved, in parts per million.
+        uses: Vec<(CapacityId, u32)>,
+    },
+    /// Runs a kernel over the block.
+    Compute {
+        /// Kernel name.
+        kernel: String,
+    },
+    /// Holds the server for the step's cost.
+    Hold,
+}
+
+/// Predicted and bounding completion times of a message's batch (specification of messages, 1.3 and 1.6).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlannedBatch {
+    /// The message's name.
+    pub name: String,
+    /// Predicted time from submission to the last completion: `F`. Not a bound.
+    pub predicted: Nanos,
+    /// The time used in the test: never below what the model can produce.
+    pub worst_case: Nanos,
+    /// Bounds by name; the smallest applicable one is used.
+    pub bounds: Vec<(String, Nanos)>,
+    /// Each block: name and predicted completion.
+    pub blocks: Vec<(String, Nanos)>,
+    /// Intervals of constant rates.
+    pub intervals: Vec<RateInterval>,
+}
+
+/// A stretch of time in which no transfer starts or ends.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RateInterval {
+    /// Start.
+    pub from: Nanos,
+    /// End.
+    pub to: Nanos,
+    /// Per active block: its name, its rate, and the capacity that keeps it from being faster.
+    pub rates: Vec<(String, Rate, String)>,
+}
+
+/// An answer with its model, strength and reason.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Verdict {
+    /// Yes, no, or not known.
+    pub outcome: Outcome,
+    /// What the answer holds for.
+    pub model: String,
+    /// How far it reaches.
+    pub strength: Strength,
+    /// Largest sum of cost / period over the servers concerned, parts per million, rounded up.
+    pub utilisation_ppm: u64,
+    /// The largest factor on all costs for which the answer is yes, parts per million; below one million for a no.
+    pub margin_ppm: Option<u64>,
+    /// For a no: the first interval in which more work is due than fits.
+    pub violation: Option<Violation>,
+    /// Restrictions and warnings, each a sentence.
+    pub notes: Vec<String>,
+}
+
+/// Whether all deadlines hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Outcome {
+    /// Every deadline holds.
+    Schedulable,
+    /// The test could not tell within its limits.
+    Undecided,
+    /// Some deadline can be missed.
+    NotSchedulable,
+}
+
+/// What a verdict proves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Strength {
+    /// Yes and no are both proofs.
+    Exact,
+    /// Yes is a proof; no may be pessimistic.
+    Sufficient,
+}
+
+/// More work due in an interval than the interval holds.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Violation {
+    /// The server.
+    pub server: String,
+    /// The step that blocks: started just before the interval, it cannot be interrupted. `None` = nothing blocks.
+    pub blocker: Option<String>,
+    /// What is left of the blocking piece when the interval begins.
+    pub blocking: Nanos,
+    /// Length of the interval, `L`; zero if utilisation alone exceeds one.
+    pub interval: Nanos,
+    /// Work that must be done in it, blocking included.
+    pub demand: Nanos,
+    /// Whose deadlines lie in it: name, jobs, time.
+    pub parts: Vec<(String, u64, Nanos)>,
+}
+
+impl Pipeline {
+    /// When the window of `step` in `cycle` opens, counted from the epoch.
+    #[must_use]
+    pub fn release(&self, cycle: u64, step: usize) -> Nanos {
+        self.start + self.period * cycle + self.gather + self.window * step as u64
+    }
+
+    /// When the window of `step` in `cycle` closes.
+    #[must_use]
+    pub fn deadline(&self, cycle: u64, step: usize) -> Nanos {
+        self.release(cycle, step) + self.window
+    }
+}
+
+impl PlannedStream {
+    /// When `packet` arrives, counted from the epoch.
+    #[must_use]
+    pub fn arrival(&self, packet: u64) -> Nanos {
+        self.start + self.period * packet
+    }
+
+    /// The packets that `cycle` of its pipeline carries: those that arrive in `[start of cycle, start of the next)`.
+    ///
+    /// The ranges of successive cycles follow each other without gap or overlap, so every packet is in exactly one.
+    #[must_use]
+    pub fn packets_in(&self, pipeline: &Pipeline, cycle: u64) -> std::ops::Range<u64> {
+        if pipeline.gather == Nanos::ZERO {
+            return cycle..cycle + 1;
+        }
+        let before = |time: Nanos| time.saturating_sub(self.start).0.div_ceil(self.period.0);
+        let from = pipeline.start + pipeline.period * cycle;
+        before(from)..before(from + pipeline.period)
+    }
+
+    /// The cycle that carries `packet`.
+    #[must_use]
+    pub fn cycle_of(&self, pipeline: &Pipeline, packet: u64) -> u64 {
+        if pipeline.gather == Nanos::ZERO {
+            return packet;
+        }
+        (self.arrival(packet) - pipeline.start).0 / pipeline.period.0
+    }
+}

@@ -1,0 +1,539 @@
+//! From a machine and a workload to a [`Plan`]: places streams, forms pipelines, bounds costs, tests every server.
+//!
+//! The pipeline of a stream follows `verner-2014`, III: with `N` steps and a relative deadline `l`, every step runs once
+//! per cycle `T` inside a window of one cycle. Packets that do not arrive exactly when cycles start wait up to one cycle,
+//! so gathering counts as a step: `T = floor(l / (N + 1))`. A stream whose packets are further apart than that may make
+//! each packet a job of its own instead, released when it arrives: `T = floor(l / N)`.
+
+use std::collections::BTreeMap;
+
+use crate::block::block_bytes;
+use crate::interconnect::{BatchBlock, Network, Starved};
+use crate::machine::{EndpointId, EngineId, Machine, RouteId};
+use crate::plan::{
+    Named, Outcome, Pipeline, Plan, PlannedBatch, PlannedCapacity, PlannedEngine, PlannedOperation, PlannedStep,
+    PlannedStream, SCHEMA, Server, Source, Strategy, Strength, Verdict, Work,
+};
+use crate::units::{Bytes, Nanos, PPM};
+use crate::workload::{Cycle, Grouping, Message, Place, Placement, Step, Stream, Workload};
+
+mod batches;
+mod servers;
+
+/// What the user may decide.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Options {
+    /// Use this strategy only; `None` = the accepted one with the greatest margin.
+    pub strategy: Option<Strategy>,
+}
+
+/// A workload that cannot be planned on a machine. `place` is the key of [`crate::error::Loaded::error_at`].
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PlanError {
+    /// A name that the machine does not have.
+    #[error("{object} names `{name}`, which machine `{machine}` does not have; it has {known}")]
+    UnknownName {
+        /// Key of the place in the workload file.
+        place: String,
+        /// What names it.
+        object: String,
+        /// The name.
+        name: String,
+        /// The machine.
+        machine: String,
+        /// The names it has.
+        known: String,
+    },
+    /// No way leads from one endpoint to the other.
+    #[error("{object} has no route from `{from}` to `{to}` on machine `{machine}`")]
+    NoRoute {
+        /// Key of the place in the workload file.
+        place: String,
+        /// What needs it.
+        object: String,
+        /// Where it would start.
+        from: String,
+        /// Where it would end.
+        to: String,
+        /// The machine.
+        machine: String,
+    },
+    /// The windows of the steps would have no length, or a block no size that can be said.
+    #[error("{object} cannot be planned: {reason}")]
+    Impossible {
+        /// Key of the place in the workload file.
+        place: String,
+        /// What.
+        object: String,
+        /// Why.
+        reason: String,
+    },
+    /// The machine gives a route no rate.
+    #[error("a route has no rate")]
+    Network(#[from] Starved),
+    /// There is nothing to run transfers on.
+    #[error("machine `{machine}` has no GPU, and {object} needs one")]
+    NoGpu {
+        /// Key of the place in the workload file.
+        place: String,
+        /// The machine.
+        machine: String,
+        /// What needs it.
+        object: String,
+    },
+}
+
+impl PlanError {
+    /// Key of the place in the workload file that it is about.
+    #[must_use]
+    pub fn place(&self) -> &str {
+        match self {
+            Self::UnknownName { place, .. }
+            | Self::NoRoute { place, .. }
+            | Self::Impossible { place, .. }
+            | Self::NoGpu { place, .. } => place,
+            Self::Network(_) => "",
+        }
+    }
+}
+
+/// A copy or compute step with its ends resolved; streams may share a pipeline only if all of these agree.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Resolved {
+    Copy(RouteId),
+    Compute(String),
+}
+
+/// Streams that will share a pipeline.
+#[derive(Debug)]
+struct Group {
+    gpu: EndpointId,
+    steps: Vec<Resolved>,
+    gathered: bool,
+    /// The window of every step.
+    window: Nanos,
+    streams: Vec<usize>,
+}
+
+/// Plans `workload` on `machine`.
+///
+/// Every combination of strategy and cycle form that the options and the workload leave open is tried; of those that the
+/// tests accept, the one with the greatest margin wins, ties going to `serial` and to the paper's cycles. If none is
+/// accepted the result says why for the one that comes closest.
+///
+/// # Errors
+/// [`PlanError`] if a name leads nowhere or a window has no length. A set that is merely not schedulable is a plan whose
+/// verdict says so.
+pub fn plan(machine: &Machine, workload: &Workload, options: Options) -> Result<Plan, PlanError> {
+    let strategies: &[Strategy] = match options.strategy {
+        Some(Strategy::Serial) => &[Strategy::Serial],
+        Some(Strategy::Partitioned) => &[Strategy::Partitioned],
+        // Without a calibration nothing says how far transfers that run together keep to the model.
+        None if machine.calibration.is_none() => &[Strategy::Serial],
+        None => &[Strategy::Serial, Strategy::Partitioned],
+    };
+    let cycles: &[Cycle] = match workload.cycle {
+        Cycle::Auto => &[Cycle::Paper, Cycle::Arrival],
+        Cycle::Paper => &[Cycle::Paper],
+        Cycle::Arrival => &[Cycle::Arrival],
+    };
+    let network = Network::new(machine);
+    let mut best: Option<Plan> = None;
+    for &strategy in strategies {
+        for &cycle in cycles {
+            let candidate = Planner { machine, workload, network: &network, strategy, cycle }.plan()?;
+            if best.as_ref().is_none_or(|best| rank(&candidate.verdict) > rank(&best.verdict)) {
+                best = Some(candidate);
+            }
+        }
+    }
+    Ok(best.expect("at least one strategy and one cycle form are tried"))
+}
+
+/// Larger is better: accepted, then margin.
+fn rank(verdict: &Verdict) -> (u8, u64) {
+    let outcome = match verdict.outcome {
+        Outcome::Schedulable => 2,
+        Outcome::Undecided => 1,
+        Outcome::NotSchedulable => 0,
+    };
+    (outcome, verdict.margin_ppm.unwrap_or(0))
+}
+
+struct Planner<'a> {
+    machine: &'a Machine,
+    workload: &'a Workload,
+    network: &'a Network,
+    strategy: Strategy,
+    cycle: Cycle,
+}
+
+impl Planner<'_> {
+    fn plan(&self) -> Result<Plan, PlanError> {
+        let gpus = self.place()?;
+        let groups = self.group(&gpus)?;
+        let mut pipelines = Vec::new();
+        let mut streams: Vec<Option<PlannedStream>> = vec![None; self.workload.streams.len()];
+        for group in &groups {
+            let number = pipelines.len() as u32;
+            for (lane, &stream) in (0u32..).zip(&group.streams) {
+                streams[stream] = Some(self.planned_stream(stream, group.gpu, number, lane));
+            }
+            pipelines.push(self.pipeline(group)?);
+        }
+        let mut batches: Vec<PlannedBatch> = Vec::new();
+        for message in &self.workload.messages {
+            let (pipeline, batch) = self.message(message)?;
+            pipelines.push(pipeline);
+            batches.push(batch);
+        }
+        for flow in &self.workload.flows {
+            pipelines.push(Self::flow(flow));
+        }
+        let servers = self.serve(&mut pipelines)?;
+        let verdict = self.verdict(&servers);
+        Ok(Plan {
+            schema: SCHEMA,
+            workload: Named { name: self.workload.name.clone(), hash: self.workload.hash.clone() },
+            machine: Named { name: self.machine.name.clone(), hash: self.machine.hash.clone() },
+            strategy: self.strategy,
+            jitter: self.machine.calibration.as_ref().map_or(Nanos::ZERO, |c| c.jitter),
+            engines: self.engines(),
+            capacities: self
+                .machine
+                .capacities
+                .iter()
+                .map(|c| PlannedCapacity { name: c.id.clone(), rate: c.rate })
+                .collect(),
+            servers,
+            streams: streams.into_iter().map(|s| s.expect("every stream is in one group")).collect(),
+            pipelines,
+            batches,
+            verdict,
+        })
+    }
+
+    fn engines(&self) -> Vec<PlannedEngine> {
+        let engines = self.machine.engines.iter();
+        engines
+            .map(|e| PlannedEngine { name: e.id.clone(), gpu: self.ordinal(e.gpu), serves: e.serves.clone() })
+            .collect()
+    }
+
+    fn ordinal(&self, gpu: EndpointId) -> u32 {
+        self.machine.gpus().position(|other| other == gpu).unwrap_or(0) as u32
+    }
+
+    fn planned_stream(&self, index: usize, gpu: EndpointId, pipeline: u32, lane: u32) -> PlannedStream {
+        let stream = &self.workload.streams[index];
+        PlannedStream {
+            id: stream.id.clone(),
+            packet: stream.packet,
+            period: stream.period,
+            deadline: stream.deadline,
+            start: stream.start,
+            on_miss: stream.on_miss,
+            gpu: self.ordinal(gpu),
+            pipeline,
+            lane,
+        }
+    }
+
+    /// The GPU of every stream: as written, or largest rate first onto the least loaded.
+    fn place(&self) -> Result<Vec<EndpointId>, PlanError> {
+        let rate = |s: &Stream| u128::from(s.packet.0) * u128::from(u32::MAX) / u128::from(s.period.0);
+        let gpus: Vec<EndpointId> = self.machine.gpus().collect();
+        let mut load = vec![0u128; gpus.len()];
+        let mut placed = vec![None; self.workload.streams.len()];
+        for (index, stream) in self.workload.streams.iter().enumerate() {
+            if let Placement::Gpu(name) = &stream.gpu {
+                let found = gpus.iter().position(|&gpu| self.machine.endpoints[gpu.at()].id == *name);
+                let at = found.ok_or_else(|| self.unknown(stream, "gpu", name, gpus.iter()))?;
+                load[at] += rate(stream);
+                placed[index] = Some(gpus[at]);
+            }
+        }
+        let mut rest: Vec<usize> = (0..placed.len()).filter(|&i| placed[i].is_none()).collect();
+        rest.sort_by_key(|&i| (std::cmp::Reverse(rate(&self.workload.streams[i])), i));
+        for index in rest {
+            let stream = &self.workload.streams[index];
+            let Some(at) = (0..gpus.len()).min_by_key(|&at| (load[at], at)) else {
+                return Err(PlanError::NoGpu {
+                    place: format!("stream.{}", stream.id),
+                    machine: self.machine.name.clone(),
+                    object: format!("stream `{}`", stream.id),
+                });
+            };
+            load[at] += rate(stream);
+            placed[index] = Some(gpus[at]);
+        }
+        Ok(placed.into_iter().flatten().collect())
+    }
+
+    fn unknown<'e>(
+        &self,
+        stream: &Stream,
+        key: &str,
+        name: &str,
+        known: impl Iterator<Item = &'e EndpointId>,
+    ) -> PlanError {
+        let known: Vec<&str> = known.map(|e| self.machine.endpoints[e.at()].id.as_str()).collect();
+        PlanError::UnknownName {
+            place: format!("stream.{}.{key}", stream.id),
+            object: format!("stream `{}`", stream.id),
+            name: name.to_owned(),
+            machine: self.machine.name.clone(),
+            known: known.join(", "),
+        }
+    }
+
+    /// The streams that share pipelines, in the order of GPU, form, window and first stream.
+    fn group(&self, gpus: &[EndpointId]) -> Result<Vec<Group>, PlanError> {
+        let mut shortest: BTreeMap<EndpointId, Nanos> = BTreeMap::new();
+        let mut formed = Vec::new();
+        for (stream, &gpu) in self.workload.streams.iter().zip(gpus) {
+            let steps = self.resolve(stream, gpu)?;
+            let (gathered, window) = self.window(stream)?;
+            if gathered {
+                let least = shortest.entry(gpu).or_insert(window);
+                *least = window.min(*least);
+            }
+            formed.push((gpu, steps, gathered, window));
+        }
+        let mut groups: BTreeMap<_, Group> = BTreeMap::new();
+        for (index, (gpu, steps, gathered, window)) in formed.into_iter().enumerate() {
+            let shared = gathered && self.workload.grouping == Grouping::Class;
+            let window = if shared {
+                // Classes T_min 2^j, rounded down: harmonic, so that all of them start together again and again.
+                let least = shortest[&gpu];
+                Nanos(least.0 << (window.0 / least.0).ilog2())
+            } else {
+                window
+            };
+            let alone = if shared { None } else { Some(index) };
+            let key = (gpu, !gathered, window, steps.clone(), alone);
+            let group = groups.entry(key).or_insert(Group { gpu, steps, gathered, window, streams: Vec::new() });
+            group.streams.push(index);
+        }
+        Ok(groups.into_values().collect())
+    }
+
+    /// Whether the packets of a stream are gathered in cycles, and the window of each of its steps.
+    fn window(&self, stream: &Stream) -> Result<(bool, Nanos), PlanError> {
+        let steps = stream.steps.len() as u64;
+        let by_arrival = Nanos(stream.deadline.0 / steps);
+        if self.cycle == Cycle::Arrival && stream.period >= by_arrival && by_arrival > Nanos::ZERO {
+            return Ok((false, by_arrival));
+        }
+        let window = Nanos(stream.deadline.0 / (steps + 1));
+        if window == Nanos::ZERO {
+            return Err(PlanError::Impossible {
+                place: format!("stream.{}.deadline", stream.id),
+                object: format!("stream `{}`", stream.id),
+                reason: format!("its deadline of {} leaves no time for {steps} steps", stream.deadline),
+            });
+        }
+        Ok((true, window))
+    }
+
+    fn resolve(&self, stream: &Stream, gpu: EndpointId) -> Result<Vec<Resolved>, PlanError> {
+        let mut steps = Vec::new();
+        for (number, step) in stream.steps.iter().enumerate() {
+            steps.push(match step {
+                Step::Compute { kernel } => {
+                    if self.machine.kernel(kernel, gpu).is_none() || self.machine.execution_engine(gpu).is_none() {
+                        let known: Vec<&str> = self.machine.kernels.iter().map(|k| k.id.as_str()).collect();
+                        return Err(PlanError::UnknownName {
+                            place: format!("stream.{}.steps.{number}", stream.id),
+                            object: format!("stream `{}`", stream.id),
+                            name: kernel.clone(),
+                            machine: self.machine.name.clone(),
+                            known: known.join(", "),
+                        });
+                    }
+                    Resolved::Compute(kernel.clone())
+                }
+                Step::Copy { from, to } => {
+                    let key = format!("steps.{number}");
+                    let (from, to) = (self.end(stream, &key, from, gpu)?, self.end(stream, &key, to, gpu)?);
+                    let route = self.route(from, to).ok_or_else(|| PlanError::NoRoute {
+                        place: format!("stream.{}.{key}", stream.id),
+                        object: format!("stream `{}`", stream.id),
+                        from: self.machine.endpoints[from.at()].id.clone(),
+                        to: self.machine.endpoints[to.at()].id.clone(),
+                        machine: self.machine.name.clone(),
+                    })?;
+                    Resolved::Copy(route)
+                }
+            });
+        }
+        Ok(steps)
+    }
+
+    fn route(&self, from: EndpointId, to: EndpointId) -> Option<RouteId> {
+        self.machine.route(from, to)
+    }
+
+    fn end(&self, stream: &Stream, key: &str, place: &Place, gpu: EndpointId) -> Result<EndpointId, PlanError> {
+        match place {
+            Place::OwnGpu => Ok(gpu),
+            Place::Host => {
+                let near =
+                    |memory: &EndpointId| self.route(*memory, gpu).is_some() && self.route(gpu, *memory).is_some();
+                let found = self.machine.memories().find(near);
+                found.ok_or_else(|| PlanError::NoRoute {
+                    place: format!("stream.{}.{key}", stream.id),
+                    object: format!("stream `{}`", stream.id),
+                    from: "host".to_owned(),
+                    to: self.machine.endpoints[gpu.at()].id.clone(),
+                    machine: self.machine.name.clone(),
+                })
+            }
+            Place::Named(name) => {
+                let all: Vec<EndpointId> = (0..self.machine.endpoints.len() as u32).map(EndpointId).collect();
+                self.machine.endpoint(name).ok_or_else(|| self.unknown(stream, key, name, all.iter()))
+            }
+        }
+    }
+
+    /// The most bytes a stream can add to one block.
+    fn lane_bytes(&self, group: &Group, stream: usize) -> u64 {
+        let stream = &self.workload.streams[stream];
+        let packets = if group.gathered { group.window.0.div_ceil(stream.period.0) } else { 1 };
+        packets.saturating_mul(stream.packet.0)
+    }
+
+    fn pipeline(&self, group: &Group) -> Result<Pipeline, PlanError> {
+        let first = &self.workload.streams[group.streams[0]];
+        let reserve = block_bytes(group.streams.iter().map(|&s| self.lane_bytes(group, s)));
+        let gpu = self.machine.endpoints[group.gpu.at()].id.as_str();
+        if reserve.0 > u64::from(u32::MAX) {
+            return Err(PlanError::Impossible {
+                place: format!("stream.{}.packet", first.id),
+                object: format!("the pipeline of stream `{}`", first.id),
+                reason: format!("one cycle of {} would carry {reserve}, more than 4 GiB", group.window),
+            });
+        }
+        let steps = group.steps.iter().map(|step| self.step(group, step, reserve)).collect::<Result<_, _>>()?;
+        let (name, period, start, gather) = if group.gathered {
+            let name = match group.streams.as_slice() {
+                [_] if self.workload.grouping == Grouping::Each => first.id.clone(),
+                streams => format!("{gpu} {} x{}", group.window, streams.len()),
+            };
+            (name, group.window, Nanos::ZERO, group.window)
+        } else {
+            (first.id.clone(), first.period, first.start, Nanos::ZERO)
+        };
+        let streams = group.streams.iter().map(|&s| s as u32).collect();
+        Ok(Pipeline {
+            name,
+            source: Source::Streams(streams),
+            gpu: Some(self.ordinal(group.gpu)),
+            period,
+            start,
+            gather,
+            window: group.window,
+            reserve,
+            steps,
+        })
+    }
+
+    /// A step without its server and, for a copy, without its cost: both follow when all steps are known.
+    fn step(&self, group: &Group, step: &Resolved, reserve: Bytes) -> Result<PlannedStep, PlanError> {
+        let first = &self.workload.streams[group.streams[0]];
+        Ok(match step {
+            Resolved::Copy(route) => {
+                let operation = self.copy(*route, reserve);
+                let Work::Copy { from, to, .. } = &operation.work else { unreachable!("copy makes a copy") };
+                let name = format!("{from} -> {to}");
+                PlannedStep {
+                    name,
+                    server: 0,
+                    cost: Nanos::ZERO,
+                    chunk: Bytes(0),
+                    piece: Nanos::ZERO,
+                    operations: vec![operation],
+                }
+            }
+            Resolved::Compute(kernel) => {
+                let engine = self.machine.execution_engine(group.gpu).expect("resolved kernels have an engine");
+                let cost = self.machine.kernel(kernel, group.gpu).expect("resolved kernels have a cost");
+                let chain = group.streams.iter().map(|&s| self.lane_bytes(group, s)).max().unwrap_or(0);
+                let cost = self.with_margin(cost.cost(reserve, Bytes(chain)));
+                if cost == Nanos::MAX {
+                    return Err(PlanError::Impossible {
+                        place: format!("stream.{}", first.id),
+                        object: format!("kernel `{kernel}` of stream `{}`", first.id),
+                        reason: "its cost does not fit 64 bits of nanoseconds".to_owned(),
+                    });
+                }
+                let operation =
+                    PlannedOperation { engines: vec![engine], work: Work::Compute { kernel: kernel.clone() } };
+                PlannedStep {
+                    name: kernel.clone(),
+                    server: 0,
+                    cost,
+                    chunk: Bytes(0),
+                    piece: Nanos::ZERO,
+                    operations: vec![operation],
+                }
+            }
+        })
+    }
+
+    fn copy(&self, route: RouteId, bytes: Bytes) -> PlannedOperation {
+        let planned = &self.machine.routes[route.at()];
+        let name = |end: EndpointId| self.machine.endpoints[end.at()].id.clone();
+        PlannedOperation {
+            engines: planned.engines.clone(),
+            work: Work::Copy {
+                from: name(planned.from),
+                to: name(planned.to),
+                class: self.machine.class(route),
+                route,
+                method: planned.method,
+                bytes,
+                uses: planned.uses.clone(),
+            },
+        }
+    }
+
+    /// `ceil(time (1 + margin)) + jitter` of the machine's calibration (specification of messages, 1.6).
+    fn with_margin(&self, time: Nanos) -> Nanos {
+        let Some(calibration) = &self.machine.calibration else { return time };
+        let scaled = (u128::from(time.0) * u128::from(PPM + calibration.margin_ppm)).div_ceil(u128::from(PPM));
+        u64::try_from(scaled).map_or(Nanos::MAX, Nanos).saturating_add(calibration.jitter)
+    }
+
+    fn verdict(&self, servers: &[Server]) -> Verdict {
+        let mut notes = Vec::new();
+        if servers.iter().all(|s| s.engines.is_empty()) {
+            // Flows alone do not depend on the machine.
+        } else if let Some(calibration) = &self.machine.calibration {
+            notes.push(format!(
+                "holds while the node stays within its calibration: every cost includes {} ppm and {}",
+                calibration.margin_ppm, calibration.jitter
+            ));
+        } else {
+            notes.push(format!(
+                "machine `{}` is not calibrated: the answer holds for the model, not for a node",
+                self.machine.name
+            ));
+        }
+        let worst = servers.iter().max_by_key(|s| (s.verdict.outcome, s.verdict.utilisation_ppm));
+        let Some(worst) = worst else {
+            unreachable!("a workload file without streams, messages and flows is refused when it is read")
+        };
+        let exact = servers.iter().all(|s| s.verdict.strength == Strength::Exact);
+        Verdict {
+            outcome: worst.verdict.outcome,
+            model: worst.verdict.model.clone(),
+            strength: if exact { Strength::Exact } else { Strength::Sufficient },
+            utilisation_ppm: servers.iter().map(|s| s.verdict.utilisation_ppm).max().unwrap_or(0),
+            margin_ppm: servers.iter().map(|s| s.verdict.margin_ppm).min().flatten(),
+            violation: worst.verdict.violation.clone(),
+            notes,
+        }
+    }
+}

@@ -1,0 +1,263 @@
+//! Servers: which engines are arbitrated as one, what a copy costs there, and whether every window holds.
+
+use std::collections::BTreeMap;
+
+use super::{
+    Bytes, EngineId, Nanos, Outcome, PPM, Pipeline, PlanError, PlannedStep, Planner, RouteId, Server, Source, Strategy,
+    Strength, Verdict, Work,
+};
+use crate::plan::Violation;
+use crate::schedulability::{self, ChunkFlow, Task};
+use crate::units::Rate;
+
+/// What steps on one server have in common.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Key {
+    /// The engine that stands for all that are arbitrated together.
+    Engines(EngineId),
+    /// A server that a flow names.
+    Named(String),
+}
+
+impl Planner<'_> {
+    /// Gives every step its server and every copy its cost, and tests each server.
+    pub(super) fn serve(&self, pipelines: &mut [Pipeline]) -> Result<Vec<Server>, PlanError> {
+        let leader = self.arbitrated_together(pipelines);
+        self.price(pipelines)?;
+        let mut keys: Vec<Key> = Vec::new();
+        for pipeline in pipelines.iter_mut() {
+            for step in &mut pipeline.steps {
+                let key = match step.operations[0].engines.first() {
+                    Some(engine) => Key::Engines(leader[engine.at()]),
+                    None => Key::Named(step.name.clone()),
+                };
+                let at = keys.iter().position(|other| *other == key).unwrap_or_else(|| {
+                    keys.push(key);
+                    keys.len() - 1
+                });
+                step.server = at as u32;
+            }
+        }
+        let mut servers = Vec::new();
+        for (at, key) in keys.iter().enumerate() {
+            servers.push(self.server(at as u32, key, &leader, pipelines));
+        }
+        Ok(servers)
+    }
+
+    /// For every engine the lowest engine that is arbitrated together with it.
+    ///
+    /// An operation that holds two engines, and a batch that holds several, ties them; the serial strategy ties all
+    /// engines that any copy uses.
+    fn arbitrated_together(&self, pipelines: &[Pipeline]) -> Vec<EngineId> {
+        let mut leader: Vec<EngineId> = (0..self.machine.engines.len() as u32).map(EngineId).collect();
+        let mut tie = |engines: &[EngineId]| {
+            let Some(lowest) = engines.iter().map(|e| leader[e.at()]).min() else { return };
+            let merged: Vec<EngineId> = engines.iter().map(|e| leader[e.at()]).collect();
+            for entry in &mut leader {
+                if merged.contains(entry) {
+                    *entry = lowest;
+                }
+            }
+        };
+        let mut copying: Vec<EngineId> = Vec::new();
+        for step in pipelines.iter().flat_map(|p| &p.steps) {
+            let engines: Vec<EngineId> = step.operations.iter().flat_map(|o| o.engines.iter().copied()).collect();
+            tie(&engines);
+            if step.operations.iter().any(|o| matches!(o.work, Work::Copy { .. })) {
+                copying.extend(engines);
+            }
+        }
+        if self.strategy == Strategy::Serial {
+            tie(&copying);
+        }
+        leader
+    }
+
+    /// Sets the worst-case cost of every copy step of a stream.
+    fn price(&self, pipelines: &mut [Pipeline]) -> Result<(), PlanError> {
+        let used = routes_of(pipelines);
+        for pipeline in pipelines {
+            let batch = pipeline.source == Source::Message;
+            if batch && self.strategy == Strategy::Serial {
+                // The batch has all copy engines to itself: its own bound holds.
+                pipeline.steps.iter_mut().for_each(|step| step.piece = step.cost);
+                continue;
+            }
+            for step in &mut pipeline.steps {
+                let mut per_engines: BTreeMap<Vec<EngineId>, Nanos> = BTreeMap::new();
+                for operation in &step.operations {
+                    let Work::Copy { route, bytes, .. } = operation.work else { continue };
+                    let time = per_engines.entry(operation.engines.clone()).or_default();
+                    *time = time.saturating_add(self.copy_time(route, bytes, &used)?);
+                }
+                if let Some(cost) = longest(&per_engines) {
+                    step.cost = self.with_margin(cost);
+                }
+                step.piece = step.cost;
+            }
+        }
+        Ok(())
+    }
+
+    /// Set-up and bytes at the rate that the route keeps whatever the rest of the plan does.
+    fn copy_time(&self, route: RouteId, bytes: Bytes, used: &[RouteId]) -> Result<Nanos, PlanError> {
+        let (setup, rate) = self.keeps(route, used)?;
+        Ok(setup.saturating_add(rate.time_for(bytes)))
+    }
+
+    /// The set-up time and the rate of a route that hold whatever the rest of the plan does.
+    fn keeps(&self, route: RouteId, used: &[RouteId]) -> Result<(Nanos, Rate), PlanError> {
+        let alone = [route];
+        let beside = if self.strategy == Strategy::Serial { &alone[..] } else { used };
+        let rate = self.network.guaranteed_rate(route, beside)?;
+        let planned = &self.machine.routes[route.at()];
+        Ok((planned.setup.max(planned.setup_queued), rate))
+    }
+
+    fn server(&self, at: u32, key: &Key, leader: &[EngineId], pipelines: &mut [Pipeline]) -> Server {
+        let (name, engines) = match key {
+            Key::Named(name) => (name.clone(), Vec::new()),
+            Key::Engines(lowest) => {
+                let used = |engine: &EngineId| {
+                    let mut operations = pipelines.iter().flat_map(|p| &p.steps).flat_map(|s| &s.operations);
+                    leader[engine.at()] == *lowest && operations.any(|o| o.engines.contains(engine))
+                };
+                let engines: Vec<EngineId> =
+                    (0..leader.len() as u32).map(EngineId).filter(|engine| used(engine)).collect();
+                let name = match engines.as_slice() {
+                    [one] => self.machine.engines[one.at()].id.clone(),
+                    _ => "transfers".to_owned(),
+                };
+                (name, engines)
+            }
+        };
+        let mut verdict = verdict_of(&name, &steps_on(at, pipelines));
+        if verdict.outcome != Outcome::Schedulable && self.cut(at, pipelines) {
+            verdict = verdict_of(&name, &steps_on(at, pipelines));
+        }
+        Server { name, engines, in_flight: 1, verdict }
+    }
+
+    /// Cuts the copies of a server into the largest chunks with which every window holds; whether there are any.
+    ///
+    /// Only where every job is one copy: a kernel and a batch run whole.
+    fn cut(&self, at: u32, pipelines: &mut [Pipeline]) -> bool {
+        let used = routes_of(pipelines);
+        let mut flows = Vec::new();
+        for (pipeline, step) in steps_on(at, pipelines) {
+            let [operation] = step.operations.as_slice() else { return false };
+            let Work::Copy { route, bytes, .. } = operation.work else { return false };
+            let Ok((setup, rate)) = self.keeps(route, &used) else { return false };
+            // The margin as a slower rate, the jitter as part of every chunk's set-up: each chunk is noticed by itself.
+            let margin = PPM + self.machine.calibration.as_ref().map_or(0, |c| c.margin_ppm);
+            let rate = Rate((u128::from(rate.0) * u128::from(PPM) / u128::from(margin)) as u64);
+            let setup = self.with_margin(setup);
+            flows.push(ChunkFlow { bytes, setup, rate, period: pipeline.period, deadline: pipeline.window });
+        }
+        let Ok(plan) = schedulability::chunk_sizes(&flows, 1, CHUNK_GRANULE) else { return false };
+        let steps = pipelines.iter_mut().flat_map(|p| &mut p.steps).filter(|step| step.server == at);
+        for ((step, task), flow) in steps.zip(&plan.tasks).zip(&flows) {
+            step.cost = task.cost;
+            step.piece = task.chunk;
+            step.chunk = if flow.bytes > plan.bytes { plan.bytes } else { Bytes(0) };
+        }
+        true
+    }
+}
+
+/// Chunks are whole pages of host memory.
+const CHUNK_GRANULE: Bytes = Bytes(4096);
+
+fn steps_on(server: u32, pipelines: &[Pipeline]) -> Vec<(&Pipeline, &PlannedStep)> {
+    let steps = pipelines.iter().flat_map(|p| p.steps.iter().map(move |s| (p, s)));
+    steps.filter(|(_, s)| s.server == server).collect()
+}
+
+/// The routes that any copy of the plan uses, ascending.
+fn routes_of(pipelines: &[Pipeline]) -> Vec<RouteId> {
+    let mut used: Vec<RouteId> = Vec::new();
+    for operation in pipelines.iter().flat_map(|p| &p.steps).flat_map(|s| &s.operations) {
+        if let Work::Copy { route, .. } = operation.work
+            && !used.contains(&route)
+        {
+            used.push(route);
+        }
+    }
+    used.sort_unstable();
+    used
+}
+
+/// Operations on different engines run side by side, unless one of them holds several engines.
+fn longest(per_engines: &BTreeMap<Vec<EngineId>, Nanos>) -> Option<Nanos> {
+    let times = per_engines.values().copied();
+    if per_engines.keys().any(|engines| engines.len() > 1) { times.reduce(Nanos::saturating_add) } else { times.max() }
+}
+
+/// Tests one server: by Jeffay, Stanat and Martel where jobs run whole and every window is as long as its period, else by
+/// the demand of all intervals.
+fn verdict_of(server: &str, steps: &[(&Pipeline, &PlannedStep)]) -> Verdict {
+    let tasks: Vec<Task> = steps
+        .iter()
+        .map(|(pipeline, step)| Task {
+            cost: step.cost,
+            period: pipeline.period,
+            deadline: pipeline.window,
+            chunk: step.piece,
+        })
+        .collect();
+    let whole = tasks.iter().all(|task| task.deadline == task.period && task.chunk == task.cost);
+    let test = |tasks: &[Task]| if whole { schedulability::jeffay(tasks) } else { schedulability::chunked(tasks, 1) };
+    let found = test(&tasks);
+    let name = |at: usize| {
+        let (pipeline, step) = steps[at];
+        if pipeline.steps.len() == 1 { pipeline.name.clone() } else { format!("{}: {}", pipeline.name, step.name) }
+    };
+    let mut notes = Vec::new();
+    let (outcome, violation) = match &found.outcome {
+        schedulability::Outcome::Schedulable => (Outcome::Schedulable, None),
+        schedulability::Outcome::Undecided(reason) => {
+            notes.push(format!("server `{server}`: {reason}"));
+            (Outcome::Undecided, None)
+        }
+        schedulability::Outcome::NotSchedulable(violation) => {
+            (Outcome::NotSchedulable, Some(evidence(server, violation, &name)))
+        }
+    };
+    let margin_ppm = (outcome != Outcome::Undecided).then(|| schedulability::margin_ppm(&tasks, test));
+    Verdict {
+        outcome,
+        model: format!("{}; any offsets, costs from 0 to the worst case", found.model),
+        strength: if found.strength == schedulability::Strength::Exact {
+            Strength::Exact
+        } else {
+            Strength::Sufficient
+        },
+        utilisation_ppm: found.utilisation_ppm,
+        margin_ppm,
+        violation,
+        notes,
+    }
+}
+
+fn evidence(server: &str, violation: &schedulability::Violation, name: &impl Fn(usize) -> String) -> Violation {
+    let server = server.to_owned();
+    match violation {
+        schedulability::Violation::Utilisation => Violation {
+            server,
+            blocker: None,
+            blocking: Nanos::ZERO,
+            interval: Nanos::ZERO,
+            demand: Nanos::ZERO,
+            parts: Vec::new(),
+        },
+        schedulability::Violation::Demand { task, interval, demand, blocking, contributions } => Violation {
+            server,
+            blocker: task.map(name),
+            blocking: *blocking,
+            interval: *interval,
+            demand: *demand,
+            parts: contributions.iter().map(|part| (name(part.task), part.jobs, part.demand)).collect(),
+        },
+    }
+}

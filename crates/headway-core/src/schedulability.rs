@@ -1,0 +1,405 @@
+//! Whether every deadline of a set of tasks on one engine holds under non-preemptive earliest deadline first.
+//!
+//! The tests are exact or sufficient for *sporadic* tasks: any offsets, any distance between releases at or above the
+//! period, any costs from zero to the worst case. Jeffay, Stanat, Martel, "On Non-Preemptive Scheduling of Periodic and
+//! Sporadic Tasks" (RTSS 1991) is the one that `verner-2014`, IV builds on; the form with chunks adds constrained and
+//! arbitrary deadlines, limited preemption, and several operations in flight.
+//!
+//! Every verdict carries its model, its strength and, for a "no", the first interval that asks for too much.
+
+mod chunks;
+mod exact;
+#[cfg(test)]
+mod tests;
+mod walk;
+
+use std::cmp::Reverse;
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::units::{Nanos, PPM};
+
+pub use chunks::{ChunkFlow, ChunkPlan, ChunkRefusal, chunk_sizes};
+use exact::Utilisation;
+use walk::{Demand, Segment};
+
+/// Bounds on the work of one test.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Tasks looked at, counted once per point in time that is examined.
+    pub steps_max: u64,
+    /// Largest hyperperiod examined at utilisation 1.
+    pub hyperperiod_max: Nanos,
+    /// Rounds of [`chunk_sizes`].
+    pub rounds_max: u32,
+}
+
+/// The limits that every test here uses.
+pub const LIMITS: Limits = Limits { steps_max: 20_000_000, hyperperiod_max: Nanos(1 << 62), rounds_max: 1_000 };
+
+/// A recurrent demand on one engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Task {
+    /// Worst-case time on the engine per job.
+    pub cost: Nanos,
+    /// Least distance between releases.
+    pub period: Nanos,
+    /// Relative deadline; [`Nanos::MAX`] for a bulk flow, which asks for nothing and only blocks: its `cost` and `period`
+    /// do not count.
+    pub deadline: Nanos,
+    /// Longest piece that runs without preemption; equal to `cost` when jobs run whole.
+    pub chunk: Nanos,
+}
+
+impl Task {
+    /// A task whose jobs run whole.
+    #[must_use]
+    pub const fn whole(cost: Nanos, period: Nanos, deadline: Nanos) -> Self {
+        Self { cost, period, deadline, chunk: cost }
+    }
+
+    /// An endless flow without deadline, in chunks of at most `chunk`.
+    #[must_use]
+    pub const fn bulk(chunk: Nanos) -> Self {
+        Self { cost: chunk, period: Nanos::MAX, deadline: Nanos::MAX, chunk }
+    }
+
+    /// Whether it has no deadline.
+    #[must_use]
+    pub const fn is_bulk(&self) -> bool {
+        self.deadline.0 == Nanos::MAX.0
+    }
+}
+
+/// The answer of a test, with what it rests on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Verdict {
+    /// Yes, no, or not known.
+    pub outcome: Outcome,
+    /// Sum of cost / period, rounded up; bulk flows do not count.
+    pub utilisation_ppm: u64,
+    /// What a "yes" and a "no" prove in this model.
+    pub strength: Strength,
+    /// What the answer holds for.
+    pub model: Model,
+}
+
+impl Verdict {
+    /// Whether every deadline holds.
+    #[must_use]
+    pub const fn is_schedulable(&self) -> bool {
+        matches!(self.outcome, Outcome::Schedulable)
+    }
+}
+
+/// Yes, no, or not known.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Outcome {
+    /// No deadline can be missed.
+    Schedulable,
+    /// The test fails; for an exact test some releases miss a deadline.
+    NotSchedulable(Violation),
+    /// The test does not apply, or its bounds were reached.
+    Undecided(Reason),
+}
+
+/// What a test proves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Strength {
+    /// Both answers.
+    Exact,
+    /// A "yes"; a "no" may be pessimistic.
+    Sufficient,
+    /// A "no"; a "yes" may be optimistic.
+    Necessary,
+}
+
+/// What a verdict holds for. All models: one engine, sporadic tasks with any offsets, costs from zero to the worst case.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Model {
+    /// Whole jobs, deadline = period (Jeffay, Stanat, Martel 1991).
+    NonPreemptive,
+    /// Jobs in chunks, any deadlines, `in_flight` chunks handed to the engine at a time.
+    Chunks {
+        /// Operations queued on the engine at most.
+        in_flight: u32,
+    },
+}
+
+impl fmt::Display for Model {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NonPreemptive => f.write_str("sporadic tasks, non-preemptive EDF, deadline = period"),
+            Self::Chunks { in_flight: 1 } => f.write_str("sporadic tasks in chunks, EDF, one chunk in flight"),
+            Self::Chunks { in_flight } => write!(f, "sporadic tasks in chunks, EDF, {in_flight} chunks in flight"),
+        }
+    }
+}
+
+/// Why a test gives no answer.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum Reason {
+    /// A task without period.
+    #[error("task {task} has a period of zero; give it at least 1 ns")]
+    PeriodZero {
+        /// Position in the input.
+        task: usize,
+    },
+    /// The test is for deadline = period.
+    #[error("task {task} has a deadline other than its period; use the test for chunks")]
+    DeadlineNotPeriod {
+        /// Position in the input.
+        task: usize,
+    },
+    /// Utilisation is exactly 1 and the schedule takes too long to repeat.
+    #[error("utilisation is exactly 1 and the periods have no common multiple up to {max}; use harmonic periods")]
+    Hyperperiod {
+        /// Largest one examined.
+        max: Nanos,
+    },
+    /// Too many points in time would have to be examined.
+    #[error("more than {max} steps are needed; lower the utilisation or use fewer distinct periods")]
+    Steps {
+        /// The bound.
+        max: u64,
+    },
+}
+
+/// Why a set is not schedulable.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Violation {
+    /// The sum of cost / period is above 1.
+    Utilisation,
+    /// Some interval asks for more than its length.
+    Demand {
+        /// The task that blocks: the one with the longest piece among those with later deadlines. `None` when nothing
+        /// blocks and the tasks themselves ask too much.
+        task: Option<usize>,
+        /// Length of the interval: the paper's `L`, or `t`. The least one that fails, as far as [`LIMITS`] allow.
+        interval: Nanos,
+        /// What must be done in it, blocking included.
+        demand: Nanos,
+        /// The part of it that is blocking.
+        blocking: Nanos,
+        /// What each task with deadlines in the interval asks for.
+        contributions: Vec<Contribution>,
+    },
+}
+
+/// What one task asks for in an interval.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Contribution {
+    /// Position in the input.
+    pub task: usize,
+    /// Jobs with release and deadline inside.
+    pub jobs: u64,
+    /// Their cost.
+    pub demand: Nanos,
+}
+
+/// Jeffay's conditions, word for word: a second opinion for tests, slow.
+///
+/// (1) sum of c/p at most 1, and (2) for every i > 1 and every integer L with `p_1 < L < p_i`:
+/// `L >= c_i + sum over j < i of floor((L - 1) / p_j) c_j`, with `p_1 <= ... <= p_n`. Tasks of cost zero are left out: the
+/// theorem is about positive costs. The violation reported is the one of the least L; of those the one with the largest
+/// demand, then the first i. Undecided when `p_n` times the number of tasks is above [`LIMITS`]`.steps_max`.
+#[must_use]
+pub fn jeffay_reference(tasks: &[Task]) -> Verdict {
+    let verdict = |utilisation_ppm, outcome| Verdict {
+        outcome,
+        utilisation_ppm,
+        strength: Strength::Exact,
+        model: Model::NonPreemptive,
+    };
+    if let Some(reason) = not_implicit(tasks) {
+        return verdict(0, Outcome::Undecided(reason));
+    }
+    let utilisation = Utilisation::of(tasks);
+    let ppm = utilisation.ppm;
+    if utilisation.is_above_one() {
+        return verdict(ppm, Outcome::NotSchedulable(Violation::Utilisation));
+    }
+    let mut sorted: Vec<(usize, u64, u64)> =
+        (0..).zip(tasks).filter(|(_, t)| t.cost.0 > 0).map(|(n, t)| (n, t.cost.0, t.period.0)).collect();
+    sorted.sort_by_key(|&(n, _, p)| (p, n));
+    let longest = sorted.last().map_or(0, |t| t.2);
+    if longest.saturating_mul((sorted.len() as u64).pow(2)) > LIMITS.steps_max {
+        return verdict(ppm, Outcome::Undecided(Reason::Steps { max: LIMITS.steps_max }));
+    }
+    let mut first: Option<(u64, u64, usize)> = None;
+    for i in 1..sorted.len() {
+        for l in sorted[0].2 + 1..sorted[i].2 {
+            let demand = sorted[i].1 + sorted[..i].iter().map(|&(_, c, p)| (l - 1) / p * c).sum::<u64>();
+            if l < demand && first.is_none_or(|(least, most, _)| l < least || l == least && demand > most) {
+                first = Some((l, demand, i));
+            }
+        }
+    }
+    let Some((l, demand, i)) = first else { return verdict(ppm, Outcome::Schedulable) };
+    let mut contributions: Vec<_> = sorted[..i]
+        .iter()
+        .map(|&(task, c, p)| Contribution { task, jobs: (l - 1) / p, demand: Nanos((l - 1) / p * c) })
+        .filter(|c| c.jobs > 0)
+        .collect();
+    contributions.sort_by_key(|c| c.task);
+    let (task, blocking) = (Some(sorted[i].0), Nanos(sorted[i].1));
+    let (interval, demand) = (Nanos(l), Nanos(demand));
+    verdict(ppm, Outcome::NotSchedulable(Violation::Demand { task, interval, demand, blocking, contributions }))
+}
+
+/// Whether non-preemptive EDF meets every deadline of sporadic or periodic tasks with deadline = period and any offsets.
+///
+/// Exact. The same verdict as [`jeffay_reference`], all i at once: between neighbouring distinct periods the blocking term
+/// is constant and the demand does not fall, so each stretch is walked downwards as in Zhang and Burns' QPA. `chunk` is
+/// not looked at: jobs run whole.
+///
+/// Jeffay, Stanat, Martel (RTSS 1991), theorem 4.1; Zhang, Burns, "Schedulability Analysis for Real-Time Systems with EDF
+/// Scheduling" (IEEE TC 2009).
+#[must_use]
+pub fn jeffay(tasks: &[Task]) -> Verdict {
+    let (strength, model) = (Strength::Exact, Model::NonPreemptive);
+    if let Some(reason) = not_implicit(tasks) {
+        return Verdict { outcome: Outcome::Undecided(reason), utilisation_ppm: 0, strength, model };
+    }
+    let whole: Vec<Task> = tasks.iter().map(|t| Task::whole(t.cost, t.period, t.period)).collect();
+    let mut verdict = Verdict { strength, model, ..chunked(&whole, 1) };
+    if let Outcome::NotSchedulable(Violation::Demand { interval, demand, blocking, .. }) = &mut verdict.outcome {
+        // The paper counts the instant before the releases: L = t + 1, and the whole cost of the blocking job.
+        for time in [interval, demand, blocking] {
+            *time = time.saturating_add(Nanos(1));
+        }
+    }
+    verdict
+}
+
+fn not_implicit(tasks: &[Task]) -> Option<Reason> {
+    let task = tasks.iter().position(|t| t.deadline != t.period);
+    task.map(|task| Reason::DeadlineNotPeriod { task }).or_else(|| period_zero(tasks))
+}
+
+fn period_zero(tasks: &[Task]) -> Option<Reason> {
+    let task = tasks.iter().position(|t| t.period.0 == 0 && !t.is_bulk());
+    task.map(|task| Reason::PeriodZero { task })
+}
+
+/// Whether EDF among chunks, with at most `in_flight` of them handed to the engine, meets every deadline.
+///
+/// For every t with demand: `dbf(t) + B(t) <= t`, where `dbf(t)` is the cost of all jobs with release and deadline inside
+/// an interval of length t, and `B(t)` is 0 if no task has a deadline above t, else
+/// `(in_flight - 1) * longest chunk of all + longest chunk of those with a deadline above t - 1`. Deadlines may be below,
+/// at or above periods. Exact with one chunk in flight, sufficient with more: what is ahead may be anyone's. At
+/// utilisation 1 a hyperperiod is examined, if it is small enough.
+#[must_use]
+pub fn chunked(tasks: &[Task], in_flight: u32) -> Verdict {
+    let in_flight = in_flight.max(1);
+    let strength = if in_flight == 1 { Strength::Exact } else { Strength::Sufficient };
+    let model = Model::Chunks { in_flight };
+    if let Some(reason) = period_zero(tasks) {
+        return Verdict { outcome: Outcome::Undecided(reason), utilisation_ppm: 0, strength, model };
+    }
+    let utilisation = Utilisation::of(tasks);
+    let outcome = if utilisation.is_above_one() {
+        Outcome::NotSchedulable(Violation::Utilisation)
+    } else {
+        decide(tasks, in_flight, &utilisation)
+    };
+    Verdict { outcome, utilisation_ppm: utilisation.ppm, strength, model }
+}
+
+fn decide(tasks: &[Task], in_flight: u32, utilisation: &Utilisation) -> Outcome {
+    let demand = Demand::new(tasks);
+    let Some(first_deadline) = demand.first_deadline() else { return Outcome::Schedulable };
+    let segments = walk::segments(tasks, in_flight);
+    let mut budget = LIMITS.steps_max;
+    let horizon = match walk::horizon(&demand, &segments, utilisation, &mut budget) {
+        Ok(horizon) => horizon,
+        Err(reason) => return Outcome::Undecided(reason),
+    };
+    for segment in &segments {
+        let (low, high) = (segment.from.max(first_deadline), segment.to.min(horizon));
+        if low > high {
+            continue;
+        }
+        match demand.last_violation(low, high, segment.blocking, &mut budget) {
+            Ok(None) => {}
+            Ok(Some(t)) => {
+                let t = demand.first_violation(low, t, segment.blocking);
+                return Outcome::NotSchedulable(evidence(tasks, segment, t));
+            }
+            Err(reason) => return Outcome::Undecided(reason),
+        }
+    }
+    Outcome::Schedulable
+}
+
+fn evidence(tasks: &[Task], segment: &Segment, t: u64) -> Violation {
+    let (mut contributions, mut sum) = (Vec::new(), segment.blocking);
+    for (task, of) in tasks.iter().enumerate() {
+        if let Some(jobs) = walk::jobs(of.deadline.0, of.period.0, t)
+            && of.cost.0 > 0
+            && !of.is_bulk()
+        {
+            let cost = u128::from(jobs) * u128::from(of.cost.0);
+            sum += cost;
+            contributions.push(Contribution { task, jobs, demand: saturated(cost) });
+        }
+    }
+    let (interval, demand, blocking) = (Nanos(t), saturated(sum), saturated(segment.blocking));
+    Violation::Demand { task: blocker(tasks, t), interval, demand, blocking, contributions }
+}
+
+/// The task with the longest chunk among those with a deadline above `t`; of equal ones the first by deadline and position.
+fn blocker(tasks: &[Task], t: u64) -> Option<usize> {
+    let later = (0..).zip(tasks).filter(|(_, task)| task.deadline.0 > t && task.chunk.0 > 0);
+    later.min_by_key(|&(n, task)| (Reverse(task.chunk), task.deadline, n)).map(|(n, _)| n)
+}
+
+fn saturated(time: u128) -> Nanos {
+    Nanos(u64::try_from(time).unwrap_or(u64::MAX))
+}
+
+/// The largest margin reported: a thousand times the costs.
+pub const MARGIN_PPM_MAX: u64 = 1_000 * PPM;
+
+/// Margins are multiples of it: 0.01 %. Finer ones would be spent on sets within a millionth of full utilisation, where
+/// every test takes long.
+pub const MARGIN_PPM_STEP: u64 = 100;
+
+/// The largest factor on all costs and chunks, in parts per million, with which `tasks` still pass `test`; 1,000,000 = as
+/// given, at most [`MARGIN_PPM_MAX`], a multiple of [`MARGIN_PPM_STEP`].
+pub fn margin_ppm(tasks: &[Task], test: impl Fn(&[Task]) -> Verdict) -> u64 {
+    // Demand and blocking grow with every cost and nothing else depends on costs, so that a set which passes with a factor
+    // passes with all smaller ones: bisection finds the border. "Undecided" counts as not passing; should it stand below a
+    // "yes", the result is smaller than need be, but still a factor that passes.
+    let scale = |time: Nanos, factor: u64| {
+        if time == Nanos::MAX {
+            return time;
+        }
+        saturated((u128::from(time.0) * u128::from(factor)).div_ceil(u128::from(PPM)))
+    };
+    let passes = |steps: u64| {
+        let factor = steps * MARGIN_PPM_STEP;
+        let one = |t: &Task| Task { cost: scale(t.cost, factor), chunk: scale(t.chunk, factor), ..*t };
+        test(&tasks.iter().map(one).collect::<Vec<_>>()).is_schedulable()
+    };
+    let (mut low, mut high) = (0, MARGIN_PPM_MAX / MARGIN_PPM_STEP);
+    if passes(high) {
+        return MARGIN_PPM_MAX;
+    }
+    while high - low > 1 {
+        let middle = low + (high - low) / 2;
+        if passes(middle) {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    low * MARGIN_PPM_STEP
+}

@@ -1,0 +1,133 @@
+//! How large the chunks of an engine may be.
+
+use serde::{Deserialize, Serialize};
+
+use super::{LIMITS, Outcome, Reason, Task, Verdict, chunked};
+use crate::units::{Bytes, Nanos, Rate};
+
+/// A recurrent transfer on one engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ChunkFlow {
+    /// Bytes per job.
+    pub bytes: Bytes,
+    /// Engine time per chunk with no byte moving.
+    pub setup: Nanos,
+    /// The rate it surely has.
+    pub rate: Rate,
+    /// Least distance between jobs.
+    pub period: Nanos,
+    /// Relative deadline; [`Nanos::MAX`] for a bulk flow.
+    pub deadline: Nanos,
+}
+
+impl ChunkFlow {
+    /// The flow as a task when it is cut into chunks of at most `chunk` bytes.
+    ///
+    /// Every chunk pays the setup and, but for the last, up to 1 ns since chunks end on whole nanoseconds.
+    #[must_use]
+    pub fn task(&self, chunk: Bytes) -> Task {
+        let count = self.bytes.0.div_ceil(chunk.0.max(1));
+        let overhead = u128::from(count) * u128::from(self.setup.0) + u128::from(count.saturating_sub(1));
+        let cost = Nanos(u64::try_from(overhead).unwrap_or(u64::MAX)).saturating_add(self.rate.time_for(self.bytes));
+        Task { cost, period: self.period, deadline: self.deadline, chunk: self.piece(chunk) }
+    }
+
+    /// The time of its longest chunk.
+    fn piece(&self, chunk: Bytes) -> Nanos {
+        if self.bytes.0 == 0 {
+            return Nanos::ZERO;
+        }
+        self.setup.saturating_add(self.rate.time_for(self.bytes.min(chunk)))
+    }
+}
+
+/// Chunks with which all flows of an engine meet their deadlines.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ChunkPlan {
+    /// Largest common chunk.
+    pub bytes: Bytes,
+    /// The flows with it, in input order.
+    pub tasks: Vec<Task>,
+    /// What [`chunked`] says of them.
+    pub verdict: Verdict,
+}
+
+/// No chunk size lets all flows of an engine meet their deadlines.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum ChunkRefusal {
+    /// The flows ask for too much even if nothing blocked; smaller chunks only cost more.
+    #[error(
+        "the flows ask for more than the engine gives, whatever the chunks; lower their bytes or raise their periods"
+    )]
+    Overload {
+        /// The test without blocking at `bytes`.
+        verdict: Box<Verdict>,
+        /// The largest chunk not yet excluded.
+        bytes: Bytes,
+    },
+    /// The smallest chunk allowed still blocks too long.
+    #[error(
+        "even chunks of {bytes} block the engine for too long; raise the shortest deadline or allow smaller chunks"
+    )]
+    Blocking {
+        /// The test with such chunks.
+        verdict: Box<Verdict>,
+        /// The smallest chunk allowed.
+        bytes: Bytes,
+    },
+    /// The test gives no answer.
+    #[error("no chunk size could be proven: {0}")]
+    Undecided(Reason),
+}
+
+/// The largest common chunk with which every flow of one engine passes [`chunked`] with `in_flight` chunks at a time: the
+/// whole of the largest job, or a multiple of `granule`.
+///
+/// Whether a size passes is not monotone: small chunks cost setups, large ones block. But the costs at a size are least
+/// among it and all smaller ones, so that what blocks too long with *these* costs is excluded for good: the size falls to
+/// the largest that blocks little enough with them, again until it passes with its own costs.
+///
+/// # Errors
+/// [`ChunkRefusal`] when no size passes, or none could be proven to.
+pub fn chunk_sizes(flows: &[ChunkFlow], in_flight: u32, granule: Bytes) -> Result<ChunkPlan, ChunkRefusal> {
+    let granule = Bytes(granule.0.max(1));
+    let mut bytes = flows.iter().map(|f| f.bytes).max().unwrap_or_default().max(granule);
+    for _ in 0..LIMITS.rounds_max {
+        let tasks: Vec<Task> = flows.iter().map(|f| f.task(bytes)).collect();
+        let pieces_of = |chunk: Bytes| -> Vec<Task> {
+            flows.iter().zip(&tasks).map(|(f, t)| Task { chunk: f.piece(chunk), ..*t }).collect()
+        };
+        let verdict = chunked(&tasks, in_flight);
+        if verdict.is_schedulable() {
+            return Ok(ChunkPlan { bytes, tasks, verdict });
+        }
+        let unblocked: Vec<Task> = tasks.iter().map(|t| Task { chunk: Nanos::ZERO, ..*t }).collect();
+        let without = chunked(&unblocked, 1);
+        match without.outcome {
+            Outcome::Undecided(reason) => return Err(ChunkRefusal::Undecided(reason)),
+            Outcome::NotSchedulable(_) => return Err(ChunkRefusal::Overload { verdict: Box::new(without), bytes }),
+            Outcome::Schedulable => {}
+        }
+        let passes = |multiples: u64| chunked(&pieces_of(Bytes(granule.0.saturating_mul(multiples))), in_flight);
+        let (mut low, mut high) = (0, bytes.0.div_ceil(granule.0));
+        while high - low > 1 {
+            let middle = low + (high - low) / 2;
+            if passes(middle).is_schedulable() {
+                low = middle;
+            } else {
+                high = middle;
+            }
+        }
+        if low == 0 {
+            let verdict = passes(1);
+            if let Outcome::Undecided(reason) = verdict.outcome {
+                return Err(ChunkRefusal::Undecided(reason));
+            }
+            return Err(ChunkRefusal::Blocking { verdict: Box::new(verdict), bytes: granule });
+        }
+        bytes = Bytes(granule.0.saturating_mul(low));
+    }
+    Err(ChunkRefusal::Undecided(Reason::Steps { max: u64::from(LIMITS.rounds_max) }))
+}

@@ -1,0 +1,334 @@
+//! Time, size and rate as integers, each its own type, with the texts users write and read.
+//!
+//! Files say `"10 ms"`, `"16 KiB"`, `"55.5 GB/s"` or `"40 Mbit/s"`; a number without a unit is an error. Decimal prefixes
+//! are powers of ten, binary ones (`KiB`, `MiB`, `GiB`) powers of two. A text that is not a whole number of nanoseconds,
+//! bytes or bytes per second is refused rather than rounded.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+/// A time or a duration in nanoseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Nanos(pub u64);
+
+/// A size in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Bytes(pub u64);
+
+/// A rate in bytes per second.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Rate(pub u64);
+
+/// Nanoseconds in a second.
+pub const NANOS_PER_SECOND: u64 = 1_000_000_000;
+
+/// One whole in parts per million.
+pub const PPM: u64 = 1_000_000;
+
+impl Nanos {
+    /// No time at all.
+    pub const ZERO: Self = Self(0);
+    /// The largest time that can be said; used as "never".
+    pub const MAX: Self = Self(u64::MAX);
+
+    /// `self + other`, or [`Nanos::MAX`] when that does not fit.
+    #[must_use]
+    pub const fn saturating_add(self, other: Self) -> Self {
+        Self(self.0.saturating_add(other.0))
+    }
+
+    /// `self - other`, or zero when `other` is later.
+    #[must_use]
+    pub const fn saturating_sub(self, other: Self) -> Self {
+        Self(self.0.saturating_sub(other.0))
+    }
+}
+
+impl std::ops::Add for Nanos {
+    type Output = Self;
+    fn add(self, other: Self) -> Self {
+        Self(self.0 + other.0)
+    }
+}
+
+impl std::ops::Sub for Nanos {
+    type Output = Self;
+    fn sub(self, other: Self) -> Self {
+        Self(self.0 - other.0)
+    }
+}
+
+impl std::ops::Mul<u64> for Nanos {
+    type Output = Self;
+    fn mul(self, times: u64) -> Self {
+        Self(self.0 * times)
+    }
+}
+
+impl std::ops::Add for Bytes {
+    type Output = Self;
+    fn add(self, other: Self) -> Self {
+        Self(self.0 + other.0)
+    }
+}
+
+impl std::iter::Sum for Bytes {
+    fn sum<I: Iterator<Item = Self>>(parts: I) -> Self {
+        parts.fold(Self(0), |total, part| total + part)
+    }
+}
+
+impl Rate {
+    /// The time that `bytes` take at this rate, rounded up; [`Nanos::MAX`] at rate zero or when it does not fit.
+    #[must_use]
+    pub const fn time_for(self, bytes: Bytes) -> Nanos {
+        if bytes.0 == 0 {
+            return Nanos::ZERO;
+        }
+        if self.0 == 0 {
+            return Nanos::MAX;
+        }
+        let nanos = (bytes.0 as u128 * NANOS_PER_SECOND as u128).div_ceil(self.0 as u128);
+        if nanos > u64::MAX as u128 { Nanos::MAX } else { Nanos(nanos as u64) }
+    }
+}
+
+/// A text that is not a time, size or rate; says what was expected instead.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum UnitError {
+    /// The text starts with no decimal number.
+    #[error("`{text}` does not start with a number; write for example `\"{example}\"`")]
+    NoNumber {
+        /// What was written.
+        text: String,
+        /// A text of this kind that would be accepted.
+        example: &'static str,
+    },
+    /// The number has no unit behind it.
+    #[error("`{text}` has no unit; write for example `\"{text} {unit}\"`")]
+    NoUnit {
+        /// What was written.
+        text: String,
+        /// The unit most often meant.
+        unit: &'static str,
+    },
+    /// The unit is not one of this kind.
+    #[error("unknown unit `{unit}`; expected one of {expected}")]
+    UnknownUnit {
+        /// What stood where the unit belongs.
+        unit: String,
+        /// All units of this kind.
+        expected: &'static str,
+    },
+    /// The value is not a whole number of the smallest unit.
+    #[error(
+        "`{text}` is not a whole number of {smallest}; Headway counts in integers and does not round what you write"
+    )]
+    NotWhole {
+        /// What was written.
+        text: String,
+        /// The smallest unit.
+        smallest: &'static str,
+    },
+    /// The value is larger than 64 bits hold.
+    #[error("`{text}` is too large")]
+    TooLarge {
+        /// What was written.
+        text: String,
+    },
+}
+
+/// One kind of quantity: its units as (text, numerator, denominator) of the smallest unit.
+struct Kind {
+    units: &'static [(&'static str, u64, u64)],
+    expected: &'static str,
+    example: &'static str,
+    usual: &'static str,
+    smallest: &'static str,
+}
+
+const TIME: Kind = Kind {
+    units: &[
+        ("ns", 1, 1),
+        ("us", 1_000, 1),
+        ("µs", 1_000, 1),
+        ("ms", 1_000_000, 1),
+        ("s", NANOS_PER_SECOND, 1),
+        ("min", 60 * NANOS_PER_SECOND, 1),
+    ],
+    expected: "ns, us, ms, s, min",
+    example: "10 ms",
+    usual: "ms",
+    smallest: "nanoseconds",
+};
+
+const SIZE: Kind = Kind {
+    units: &[
+        ("B", 1, 1),
+        ("kB", 1_000, 1),
+        ("KB", 1_000, 1),
+        ("MB", 1_000_000, 1),
+        ("GB", 1_000_000_000, 1),
+        ("KiB", 1 << 10, 1),
+        ("MiB", 1 << 20, 1),
+        ("GiB", 1 << 30, 1),
+    ],
+    expected: "B, kB, MB, GB, KiB, MiB, GiB",
+    example: "16 KiB",
+    usual: "B",
+    smallest: "bytes",
+};
+
+const RATE: Kind = Kind {
+    units: &[
+        ("B/s", 1, 1),
+        ("kB/s", 1_000, 1),
+        ("MB/s", 1_000_000, 1),
+        ("GB/s", 1_000_000_000, 1),
+        ("KiB/s", 1 << 10, 1),
+        ("MiB/s", 1 << 20, 1),
+        ("GiB/s", 1 << 30, 1),
+        ("bit/s", 1, 8),
+        ("kbit/s", 1_000, 8),
+        ("Mbit/s", 1_000_000, 8),
+        ("Gbit/s", 1_000_000_000, 8),
+    ],
+    expected: "B/s, kB/s, MB/s, GB/s, KiB/s, MiB/s, GiB/s, kbit/s, Mbit/s, Gbit/s",
+    example: "8 GB/s",
+    usual: "GB/s",
+    smallest: "bytes per second",
+};
+
+fn parse(text: &str, kind: &Kind) -> Result<u64, UnitError> {
+    let trimmed = text.trim();
+    let split = trimmed.find(|c: char| !(c.is_ascii_digit() || c == '.' || c == '_')).unwrap_or(trimmed.len());
+    let (number, unit) = (trimmed[..split].replace('_', ""), trimmed[split..].trim());
+    let (whole, fraction) = number.split_once('.').unwrap_or((number.as_str(), ""));
+    if whole.is_empty() || fraction.contains('.') {
+        return Err(UnitError::NoNumber { text: text.to_owned(), example: kind.example });
+    }
+    if unit.is_empty() {
+        return Err(UnitError::NoUnit { text: trimmed.to_owned(), unit: kind.usual });
+    }
+    let Some(&(_, numerator, denominator)) = kind.units.iter().find(|(name, ..)| *name == unit) else {
+        return Err(UnitError::UnknownUnit { unit: unit.to_owned(), expected: kind.expected });
+    };
+    let too_large = || UnitError::TooLarge { text: text.to_owned() };
+    let digits: u128 = format!("{whole}{fraction}").parse().map_err(|_| too_large())?;
+    let scale = 10u128.checked_pow(fraction.len() as u32).ok_or_else(too_large)?;
+    let numerator = digits.checked_mul(u128::from(numerator)).ok_or_else(too_large)?;
+    let denominator = scale.checked_mul(u128::from(denominator)).ok_or_else(too_large)?;
+    if !numerator.is_multiple_of(denominator) {
+        return Err(UnitError::NotWhole { text: text.to_owned(), smallest: kind.smallest });
+    }
+    u64::try_from(numerator / denominator).map_err(|_| too_large())
+}
+
+impl FromStr for Nanos {
+    type Err = UnitError;
+    fn from_str(text: &str) -> Result<Self, UnitError> {
+        parse(text, &TIME).map(Self)
+    }
+}
+
+impl FromStr for Bytes {
+    type Err = UnitError;
+    fn from_str(text: &str) -> Result<Self, UnitError> {
+        parse(text, &SIZE).map(Self)
+    }
+}
+
+impl FromStr for Rate {
+    type Err = UnitError;
+    fn from_str(text: &str) -> Result<Self, UnitError> {
+        parse(text, &RATE).map(Self)
+    }
+}
+
+/// Writes `value / scale` with at most `decimals` digits behind the point, rounded half up, without trailing zeros.
+fn write_scaled(f: &mut fmt::Formatter<'_>, value: u64, scale: u64, decimals: u32, unit: &str) -> fmt::Result {
+    let steps = 10u128.pow(decimals);
+    let rounded = (u128::from(value) * steps * 2 + u128::from(scale)) / (u128::from(scale) * 2);
+    let (whole, rest) = (rounded / steps, rounded % steps);
+    let digits = format!("{rest:0width$}", width = decimals as usize);
+    let digits = digits.trim_end_matches('0');
+    let text =
+        if rest == 0 || digits.is_empty() { format!("{whole} {unit}") } else { format!("{whole}.{digits} {unit}") };
+    f.pad(&text)
+}
+
+impl fmt::Display for Nanos {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            u64::MAX => f.pad("never"),
+            n if n < 1_000 => write_scaled(f, n, 1, 0, "ns"),
+            n if n < 1_000_000 => write_scaled(f, n, 1_000, 2, "us"),
+            n if n < NANOS_PER_SECOND => write_scaled(f, n, 1_000_000, 2, "ms"),
+            n => write_scaled(f, n, NANOS_PER_SECOND, 3, "s"),
+        }
+    }
+}
+
+impl fmt::Display for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            n if n < 1_000 => write_scaled(f, n, 1, 0, "B"),
+            n if n < 1_000_000 => write_scaled(f, n, 1_000, 2, "kB"),
+            n if n < 1_000_000_000 => write_scaled(f, n, 1_000_000, 2, "MB"),
+            n => write_scaled(f, n, 1_000_000_000, 2, "GB"),
+        }
+    }
+}
+
+impl fmt::Display for Rate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            n if n < 1_000 => write_scaled(f, n, 1, 0, "B/s"),
+            n if n < 1_000_000 => write_scaled(f, n, 1_000, 2, "kB/s"),
+            n if n < 1_000_000_000 => write_scaled(f, n, 1_000_000, 2, "MB/s"),
+            n => write_scaled(f, n, 1_000_000_000, 2, "GB/s"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_with_units_become_integers() {
+        assert_eq!("1.5 ms".parse(), Ok(Nanos(1_500_000)));
+        assert_eq!("2 ns".parse(), Ok(Nanos(2)));
+        assert_eq!("5.5 KiB".parse(), Ok(Bytes(5632)));
+        assert_eq!("0.2 Mbit/s".parse(), Ok(Rate(25_000)));
+        assert_eq!("55.5 GB/s".parse(), Ok(Rate(55_500_000_000)));
+    }
+
+    #[test]
+    fn what_cannot_be_said_exactly_is_refused() {
+        assert!(matches!("10".parse::<Nanos>(), Err(UnitError::NoUnit { .. })));
+        assert!(matches!("ms".parse::<Nanos>(), Err(UnitError::NoNumber { .. })));
+        assert!(matches!("0.5 ns".parse::<Nanos>(), Err(UnitError::NotWhole { .. })));
+        assert!(matches!("1 bit/s".parse::<Rate>(), Err(UnitError::NotWhole { .. })));
+        assert!(matches!("3 MB".parse::<Nanos>(), Err(UnitError::UnknownUnit { .. })));
+        assert!(matches!("99999999999 GB".parse::<Bytes>(), Err(UnitError::TooLarge { .. })));
+        assert!(matches!("-1 ms".parse::<Nanos>(), Err(UnitError::NoNumber { .. })));
+    }
+
+    #[test]
+    fn times_round_up_and_texts_round_to_the_nearest() {
+        assert_eq!(Rate(8_000_000_000).time_for(Bytes(192_000_000)), Nanos(24_000_000));
+        assert_eq!(Rate(3).time_for(Bytes(1)), Nanos(333_333_334));
+        assert_eq!(Rate(0).time_for(Bytes(1)), Nanos::MAX);
+        assert_eq!(Nanos(21_333_334).to_string(), "21.33 ms");
+        assert_eq!(Nanos(999_999_999).to_string(), "1000 ms");
+        assert_eq!(Bytes(128_000_000).to_string(), "128 MB");
+        assert_eq!(Rate(9_600_000_000).to_string(), "9.6 GB/s");
+        assert_eq!(format!("{:>8}|", Nanos(5)), "    5 ns|");
+    }
+}

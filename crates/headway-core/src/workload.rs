@@ -1,0 +1,184 @@
+//! What is asked for: streams, messages and flows. Read from a *workload file*.
+
+mod file;
+
+use serde::{Deserialize, Serialize};
+
+pub use self::file::parse;
+use crate::units::{Bytes, Nanos};
+
+/// A whole workload file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Workload {
+    /// Name, quoted in every result.
+    pub name: String,
+    /// One line for people.
+    pub description: String,
+    /// How long a run lasts when neither the command line nor the input says.
+    pub duration: Nanos,
+    /// Seed of everything drawn at random in a run.
+    pub seed: u64,
+    /// How packets become jobs.
+    pub cycle: Cycle,
+    /// How streams share pipelines.
+    pub grouping: Grouping,
+    /// Periodic packets with a deadline and processing steps.
+    pub streams: Vec<Stream>,
+    /// Periodic sets of blocks (batch messages, `verner-2014` Definitions IV.1 and IV.2).
+    pub messages: Vec<Message>,
+    /// Abstract demands on a named server, for schedulability questions without a machine.
+    pub flows: Vec<Flow>,
+    /// The first 16 hexadecimal digits of the SHA-256 of the file's text.
+    pub hash: String,
+}
+
+/// How the packets of a stream become jobs of its steps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Cycle {
+    /// Whichever of the other two is accepted with less utilisation.
+    #[default]
+    Auto,
+    /// The paper's: each step runs once per cycle `T`; packets are gathered for one cycle first.
+    Paper,
+    /// Each packet is a job of its own, released when it arrives.
+    Arrival,
+}
+
+/// How streams share pipelines when they run in cycles.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Grouping {
+    /// Streams of a GPU whose cycles fall in the same class `T_min * 2^j` share one pipeline.
+    #[default]
+    Class,
+    /// Every stream has its own pipeline.
+    Each,
+}
+
+/// An endless sequence of packets of one size, one every `period`, each to be processed by all steps within `deadline`
+/// of its arrival (`verner-2014`, III).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stream {
+    /// Name.
+    pub id: String,
+    /// Size of a packet.
+    pub packet: Bytes,
+    /// Time between packets.
+    pub period: Nanos,
+    /// Relative deadline of a packet.
+    pub deadline: Nanos,
+    /// Arrival of the first packet, counted from the start of the run.
+    pub start: Nanos,
+    /// Where it runs.
+    pub gpu: Placement,
+    /// Processing steps in order.
+    pub steps: Vec<Step>,
+    /// What a lateness does to the packet.
+    pub on_miss: OnMiss,
+    /// AES-128 key and first initialisation vector, for steps that encrypt.
+    pub cipher: Option<Cipher>,
+}
+
+/// Key and initialisation vector of a stream.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Cipher {
+    /// AES-128 key.
+    pub key: [u8; 16],
+    /// CBC initialisation vector of the first packet; afterwards the last ciphertext block takes its place.
+    pub iv: [u8; 16],
+}
+
+impl std::fmt::Debug for Cipher {
+    /// Keys do not belong in logs and panics.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Cipher { .. }")
+    }
+}
+
+/// The GPU of a stream.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Placement {
+    /// The planner balances: largest rate first, onto the least loaded GPU.
+    Auto,
+    /// This GPU of the machine file.
+    Gpu(String),
+}
+
+/// One step of a stream.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Moves the data: `"host -> gpu"`.
+    Copy {
+        /// Where from.
+        from: Place,
+        /// Where to.
+        to: Place,
+    },
+    /// Runs a kernel over the data on the stream's GPU.
+    Compute {
+        /// Kernel name, for example `aes128-cbc`.
+        kernel: String,
+    },
+}
+
+/// An end of a copy step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// `host`: the memory that the machine's routes connect to the stream's GPU, the first one listed.
+    Host,
+    /// `gpu`: the stream's own GPU.
+    OwnGpu,
+    /// A memory or GPU by its name in the machine file.
+    Named(String),
+}
+
+/// What happens when a deadline passes (specification of messages, 5).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum OnMiss {
+    /// Complete the packet and count the miss.
+    #[default]
+    Finish,
+    /// Stop the run with exit status 1.
+    Stop,
+}
+
+/// Blocks that become ready together every `period` and must all have arrived before the next ones are ready.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Message {
+    /// Name.
+    pub id: String,
+    /// Period and implicit deadline.
+    pub period: Nanos,
+    /// First release.
+    pub start: Nanos,
+    /// The blocks.
+    pub blocks: Vec<Block>,
+}
+
+/// One block of a message.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Block {
+    /// Endpoint it leaves.
+    pub from: String,
+    /// Endpoint it must reach.
+    pub to: String,
+    /// Its size.
+    pub bytes: Bytes,
+}
+
+/// A sporadic task `(c, p, d)` on a server of its own choosing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Flow {
+    /// Name.
+    pub id: String,
+    /// Flows with the same server compete; any name.
+    pub server: String,
+    /// Worst-case cost.
+    pub cost: Nanos,
+    /// Period or least distance between releases.
+    pub period: Nanos,
+    /// Relative deadline.
+    pub deadline: Nanos,
+}
