@@ -1,0 +1,516 @@
+//! Buffers and claims on their ranges.
+//!
+//! A [`Buffer`] is memory of the host or of one device. Nobody touches it but through a [`Span`], a claim on a range: many
+//! may read a byte, or one may write it. A claim lives until its span is dropped; an operation drops its spans when it is
+//! complete.
+
+use std::alloc::Layout;
+use std::any::Any;
+use std::fmt;
+use std::ops::Range;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use headway_core::units::Bytes;
+
+use crate::error::DeviceError;
+
+/// Claims on one buffer at a time.
+const CLAIMS_MAX: usize = 4096;
+/// Alignment of memory that this crate allocates: a page.
+const HEAP_ALIGN: usize = 4096;
+
+/// What a claim is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Others may read the bytes too.
+    Read,
+    /// Nobody else may use the bytes.
+    Write,
+}
+
+impl fmt::Display for Access {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Read => "reading",
+            Self::Write => "writing",
+        })
+    }
+}
+
+/// Host memory that copy engines can reach by themselves, or not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HostKind {
+    /// Pages that stay where they are: what `dma` needs.
+    Pinned,
+    /// Ordinary memory.
+    Pageable,
+}
+
+/// One device's identity, for checking that memory and kernels belong to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct DeviceId(u64);
+
+/// A set of devices that can use each other's memory and pinned host memory: those of one driver library, or all emulated
+/// ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Domain(u64);
+
+static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+
+impl DeviceId {
+    /// An identity never given before.
+    #[must_use]
+    #[expect(clippy::new_without_default, reason = "every call gives another value")]
+    pub fn new() -> Self {
+        Self(NEXT_ID.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
+impl Domain {
+    /// The domain of all emulated devices of this process.
+    pub const EMULATED: Self = Self(0);
+
+    /// A domain never given before.
+    #[must_use]
+    #[expect(clippy::new_without_default, reason = "every call gives another value")]
+    pub fn new() -> Self {
+        Self(NEXT_ID.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
+/// Where memory is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// In host memory, usable by the CPU.
+    Host {
+        /// The domain it is pinned for, if it is.
+        pinned: Option<Domain>,
+    },
+    /// In a device's memory.
+    Device {
+        /// The device.
+        id: DeviceId,
+        /// Whose devices can reach it.
+        domain: Domain,
+    },
+}
+
+/// Memory behind a [`Buffer`]; freed when dropped, after the last span.
+///
+/// # Safety
+/// From [`Memory::base`] on, [`Memory::bytes`] bytes belong to this value alone until it is dropped: they are initialised,
+/// do not overlap another `Memory`'s, and are touched only through spans. In [`Place::Host`] the CPU can read and write
+/// them through that pointer. All three methods always give the same answer.
+pub unsafe trait Memory: Any + Send + Sync {
+    /// The first byte; for device memory its address on the device, not for use by the CPU.
+    fn base(&self) -> *mut u8;
+    /// The length.
+    fn bytes(&self) -> usize;
+    /// Where it is.
+    fn place(&self) -> Place;
+}
+
+/// Zeroed, page-aligned memory of this process, for pageable buffers and emulated devices.
+pub struct HeapMemory {
+    base: NonNull<u8>,
+    layout: Layout,
+    bytes: usize,
+    place: Place,
+}
+
+impl HeapMemory {
+    /// Ordinary host memory.
+    ///
+    /// # Errors
+    /// [`DeviceError::OutOfMemory`] when the allocator has none.
+    pub fn pageable(bytes: usize) -> Result<Self, DeviceError> {
+        Self::new(bytes, Place::Host { pinned: None })
+    }
+
+    /// Memory of this process that stands for memory in `place`.
+    pub(crate) fn new(bytes: usize, place: Place) -> Result<Self, DeviceError> {
+        let exhausted = || DeviceError::OutOfMemory {
+            what: "memory of the process",
+            wanted: Bytes(bytes as u64),
+            available: Bytes(0),
+        };
+        let layout = Layout::from_size_align(bytes.max(1), HEAP_ALIGN).map_err(|_| exhausted())?;
+        // SAFETY: the layout's size is at least 1.
+        let base = NonNull::new(unsafe { std::alloc::alloc_zeroed(layout) }).ok_or_else(exhausted)?;
+        Ok(Self { base, layout, bytes, place })
+    }
+}
+
+impl Drop for HeapMemory {
+    fn drop(&mut self) {
+        // SAFETY: `base` came from `alloc_zeroed` with this layout and is freed once.
+        unsafe { std::alloc::dealloc(self.base.as_ptr(), self.layout) };
+    }
+}
+
+// SAFETY: the allocation is owned by this value alone and is plain bytes; nothing here depends on a thread.
+unsafe impl Send for HeapMemory {}
+// SAFETY: shared access gives out only the address; the bytes are guarded by spans.
+unsafe impl Sync for HeapMemory {}
+
+// SAFETY: a fresh zeroed allocation of at least `bytes` bytes, freed on drop only; the three answers are plain fields.
+unsafe impl Memory for HeapMemory {
+    fn base(&self) -> *mut u8 {
+        self.base.as_ptr()
+    }
+    fn bytes(&self) -> usize {
+        self.bytes
+    }
+    fn place(&self) -> Place {
+        self.place
+    }
+}
+
+/// Counts buffers and bytes against the limits of one device; [`Reservation`]s give them back.
+#[derive(Debug)]
+pub struct Budget {
+    buffers_max: usize,
+    host_max: Bytes,
+    device_max: Bytes,
+    used: Mutex<Used>,
+}
+
+#[derive(Debug, Default)]
+struct Used {
+    buffers: usize,
+    host: u64,
+    device: u64,
+}
+
+/// A share of a [`Budget`], given back when dropped.
+#[derive(Debug)]
+pub struct Reservation {
+    budget: Arc<Budget>,
+    buffers: usize,
+    host: u64,
+    device: u64,
+}
+
+impl Budget {
+    /// A budget of `limits` on a device with `memory` bytes.
+    #[must_use]
+    pub fn new(limits: &crate::Limits, memory: Bytes) -> Arc<Self> {
+        Arc::new(Self {
+            buffers_max: limits.buffers_max,
+            host_max: limits.host_bytes_max,
+            device_max: limits.device_bytes_max.min(memory),
+            used: Mutex::default(),
+        })
+    }
+
+    /// Host memory that can still be reserved.
+    #[must_use]
+    pub fn host_available(&self) -> Bytes {
+        Bytes(self.host_max.0.saturating_sub(lock(&self.used).host))
+    }
+
+    /// Reserves `buffers` buffers with `host` and `device` bytes; a refusal changes nothing.
+    ///
+    /// # Errors
+    /// [`DeviceError::Refused`], [`DeviceError::OutOfMemory`] with the figures.
+    pub fn reserve(self: &Arc<Self>, buffers: usize, host: u64, device: u64) -> Result<Reservation, DeviceError> {
+        let mut used = lock(&self.used);
+        if buffers > self.buffers_max.saturating_sub(used.buffers) {
+            return Err(DeviceError::Refused { limit: "buffers_max", max: self.buffers_max as u64 });
+        }
+        let fits = |what, wanted, max: Bytes, used| match max.0.saturating_sub(used) {
+            available if wanted > available => {
+                Err(DeviceError::OutOfMemory { what, wanted: Bytes(wanted), available: Bytes(available) })
+            }
+            _ => Ok(()),
+        };
+        fits("host memory within host_bytes_max", host, self.host_max, used.host)?;
+        fits("device memory within device_bytes_max", device, self.device_max, used.device)?;
+        used.buffers += buffers;
+        used.host += host;
+        used.device += device;
+        Ok(Reservation { budget: Arc::clone(self), buffers, host, device })
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        let mut used = lock(&self.budget.used);
+        used.buffers -= self.buffers;
+        used.host -= self.host;
+        used.device -= self.device;
+    }
+}
+
+/// Locks `mutex`; what this crate guards stays valid when a holder panics.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Memory of the host or of one device. Cloning gives another handle to the same memory.
+#[derive(Clone)]
+pub struct Buffer {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    // Freed before the reservation is given back: fields drop in this order.
+    memory: Box<dyn Memory>,
+    claims: Mutex<Claims>,
+    _reservation: Reservation,
+}
+
+#[derive(Default)]
+struct Claims {
+    next: u64,
+    held: Vec<Claim>,
+}
+
+struct Claim {
+    id: u64,
+    range: Range<usize>,
+    access: Access,
+}
+
+impl Buffer {
+    /// For implementations of [`Device`](crate::Device): a buffer over `memory`.
+    #[must_use]
+    pub fn new(memory: impl Memory, reservation: Reservation) -> Self {
+        let shared = Shared { memory: Box::new(memory), claims: Mutex::default(), _reservation: reservation };
+        Self { shared: Arc::new(shared) }
+    }
+
+    /// Length in bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.shared.memory.bytes()
+    }
+
+    /// Whether it has no bytes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn place(&self) -> Place {
+        self.shared.memory.place()
+    }
+
+    /// Claims `range` until the span is dropped.
+    ///
+    /// # Errors
+    /// [`DeviceError::OutOfRange`]; [`DeviceError::Overlap`] with the claim in the way; [`DeviceError::Refused`] beyond
+    /// 4096 claims. A refusal changes nothing.
+    pub fn claim(&self, range: Range<usize>, access: Access) -> Result<Span, DeviceError> {
+        if range.start > range.end || range.end > self.len() {
+            return Err(DeviceError::OutOfRange { range, len: self.len() });
+        }
+        let mut claims = lock(&self.shared.claims);
+        let conflict = claims.held.iter().find(|held| {
+            held.range.start < range.end
+                && range.start < held.range.end
+                && !range.is_empty()
+                && !held.range.is_empty()
+                && (access == Access::Write || held.access == Access::Write)
+        });
+        if let Some(held) = conflict {
+            return Err(DeviceError::Overlap { range, access, held: held.range.clone(), held_access: held.access });
+        }
+        if claims.held.len() == CLAIMS_MAX {
+            return Err(DeviceError::Refused { limit: "claims on one buffer", max: CLAIMS_MAX as u64 });
+        }
+        let id = claims.next;
+        claims.next += 1;
+        claims.held.push(Claim { id, range: range.clone(), access });
+        drop(claims);
+        Ok(Span { shared: Arc::clone(&self.shared), id, range, access })
+    }
+}
+
+impl fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Buffer").field("len", &self.len()).field("place", &self.place()).finish()
+    }
+}
+
+/// A claim on a range of a buffer; dropping it releases the range.
+pub struct Span {
+    shared: Arc<Shared>,
+    id: u64,
+    range: Range<usize>,
+    access: Access,
+}
+
+impl Span {
+    /// Length in bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.range.len()
+    }
+
+    /// Whether it has no bytes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.range.is_empty()
+    }
+
+    /// The claimed range of the buffer.
+    #[must_use]
+    pub fn range(&self) -> Range<usize> {
+        self.range.clone()
+    }
+
+    /// What it was claimed for.
+    #[must_use]
+    pub fn access(&self) -> Access {
+        self.access
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn place(&self) -> Place {
+        self.shared.memory.place()
+    }
+
+    /// The memory behind it, for implementations of [`Device`](crate::Device) that look for their own.
+    #[must_use]
+    pub fn memory(&self) -> &dyn Memory {
+        self.shared.memory.as_ref()
+    }
+
+    /// The first byte. For implementations of [`Device`](crate::Device): it may be read, and written if this claims for
+    /// writing, while the span lives.
+    #[must_use]
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.shared.memory.base().wrapping_add(self.range.start)
+    }
+
+    /// The bytes.
+    ///
+    /// # Errors
+    /// [`DeviceError::Invalid`] for device memory.
+    pub fn bytes(&self) -> Result<&[u8], DeviceError> {
+        self.host_only()?;
+        // SAFETY: `Memory` promises initialised bytes usable by the CPU over its whole length, within which `claim` checked
+        // `range`. While this span lives nobody else writes them: other claims on them only read.
+        Ok(unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len()) })
+    }
+
+    /// The bytes, to be written.
+    ///
+    /// # Errors
+    /// [`DeviceError::Invalid`] for device memory and for spans claimed for reading.
+    pub fn bytes_mut(&mut self) -> Result<&mut [u8], DeviceError> {
+        self.host_only()?;
+        if self.access != Access::Write {
+            return Err(DeviceError::Invalid { what: "write", reason: "the span was claimed for reading".into() });
+        }
+        // SAFETY: as in `bytes`; this claim is for writing, so nobody else holds one on these bytes, and `&mut self`
+        // excludes another use of this one.
+        Ok(unsafe { std::slice::from_raw_parts_mut(self.as_ptr(), self.len()) })
+    }
+
+    fn host_only(&self) -> Result<(), DeviceError> {
+        match self.place() {
+            Place::Host { .. } => Ok(()),
+            Place::Device { .. } => Err(DeviceError::Invalid {
+                what: "access by the CPU",
+                reason: "the span is device memory; copy it to a host buffer".into(),
+            }),
+        }
+    }
+}
+
+impl Drop for Span {
+    fn drop(&mut self) {
+        lock(&self.shared.claims).held.retain(|claim| claim.id != self.id);
+    }
+}
+
+impl fmt::Debug for Span {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Span")
+            .field("range", &self.range)
+            .field("access", &self.access)
+            .field("place", &self.place())
+            .finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn buffer(bytes: usize) -> Buffer {
+        let budget = Budget::new(&crate::Limits::default(), Bytes(0));
+        Buffer::new(HeapMemory::pageable(bytes).unwrap(), budget.reserve(1, bytes as u64, 0).unwrap())
+    }
+
+    #[test]
+    fn many_may_read_a_byte_or_one_may_write_it() {
+        let buffer = buffer(100);
+        let first = buffer.claim(10..20, Access::Read).unwrap();
+        let second = buffer.claim(15..30, Access::Read).unwrap();
+        assert!(matches!(buffer.claim(19..20, Access::Write), Err(DeviceError::Overlap { .. })));
+        drop((first, second));
+        let written = buffer.claim(0..100, Access::Write).unwrap();
+        assert_eq!(
+            buffer.claim(99..100, Access::Read).unwrap_err(),
+            DeviceError::Overlap { range: 99..100, access: Access::Read, held: 0..100, held_access: Access::Write }
+        );
+        drop(written);
+        buffer.claim(99..100, Access::Read).unwrap();
+    }
+
+    #[test]
+    fn empty_claims_are_never_in_the_way() {
+        let buffer = buffer(10);
+        let _all = buffer.claim(0..10, Access::Write).unwrap();
+        let _none = buffer.claim(5..5, Access::Write).unwrap();
+        let _end = buffer.claim(10..10, Access::Read).unwrap();
+    }
+
+    #[test]
+    fn claims_beyond_the_end_or_backwards_are_refused() {
+        let buffer = buffer(10);
+        #[expect(clippy::reversed_empty_ranges, reason = "the mistake under test")]
+        for range in [5..11, 11..11, 0..usize::MAX, 7..3] {
+            assert!(matches!(buffer.claim(range, Access::Read), Err(DeviceError::OutOfRange { len: 10, .. })));
+        }
+    }
+
+    #[test]
+    fn a_reading_span_cannot_be_written() {
+        let buffer = buffer(4);
+        assert!(buffer.claim(0..4, Access::Read).unwrap().bytes_mut().is_err());
+        buffer.claim(1..3, Access::Write).unwrap().bytes_mut().unwrap().fill(7);
+        assert_eq!(buffer.claim(0..4, Access::Read).unwrap().bytes().unwrap(), [0, 7, 7, 0]);
+    }
+
+    #[test]
+    fn claims_on_one_buffer_are_bounded() {
+        let buffer = buffer(1);
+        let held: Vec<_> = (0..CLAIMS_MAX).map(|_| buffer.claim(0..1, Access::Read).unwrap()).collect();
+        assert!(matches!(buffer.claim(0..1, Access::Read), Err(DeviceError::Refused { .. })));
+        drop(held);
+        buffer.claim(0..1, Access::Write).unwrap();
+    }
+
+    #[test]
+    fn a_budget_is_given_back_when_the_last_handle_is_dropped() {
+        let limits = crate::Limits { host_bytes_max: Bytes(10), buffers_max: 1, ..crate::Limits::default() };
+        let budget = Budget::new(&limits, Bytes(0));
+        let buffer = Buffer::new(HeapMemory::pageable(8).unwrap(), budget.reserve(1, 8, 0).unwrap());
+        let span = buffer.claim(0..8, Access::Read).unwrap();
+        drop(buffer);
+        assert!(matches!(budget.reserve(1, 1, 0), Err(DeviceError::Refused { limit: "buffers_max", max: 1 })));
+        let error = budget.reserve(0, 3, 0).unwrap_err();
+        assert!(matches!(error, DeviceError::OutOfMemory { wanted: Bytes(3), available: Bytes(2), .. }), "{error}");
+        drop(span);
+        budget.reserve(1, 10, 0).unwrap();
+    }
+}

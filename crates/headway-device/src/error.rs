@@ -1,0 +1,120 @@
+//! What can go wrong on a device.
+
+use std::ops::Range;
+
+use headway_core::machine::EngineClass;
+use headway_core::units::Bytes;
+
+use crate::buffer::Access;
+use crate::kernel::KernelError;
+
+/// What can go wrong on a device.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum DeviceError {
+    /// Hardware, a library or one of its functions is not there.
+    #[error("{what} is not available: {reason}; {remedy}")]
+    Unavailable {
+        /// What is missing.
+        what: String,
+        /// How that was found out.
+        reason: String,
+        /// What to do about it.
+        remedy: String,
+    },
+    /// The caller's mistake.
+    #[error("invalid {what}: {reason}")]
+    Invalid {
+        /// The call or operation.
+        what: &'static str,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The device has no engine of this class.
+    #[error("device `{device}` has no engine of class {}", class_name(*class))]
+    NoEngine {
+        /// The device.
+        device: String,
+        /// The class asked for.
+        class: EngineClass,
+    },
+    /// A claim beyond the end of its buffer.
+    #[error("bytes {}..{} lie outside the buffer of {len} bytes", range.start, range.end)]
+    OutOfRange {
+        /// What was asked for.
+        range: Range<usize>,
+        /// Length of the buffer.
+        len: usize,
+    },
+    /// A claim on bytes that are claimed already, where one of the two writes.
+    #[error(
+        "bytes {}..{} cannot be claimed for {access}: {}..{} are claimed for {held_access}; \
+         wait until that operation is complete or drop that span",
+        range.start, range.end, held.start, held.end
+    )]
+    Overlap {
+        /// What was asked for.
+        range: Range<usize>,
+        /// And to do what.
+        access: Access,
+        /// The claim in the way.
+        held: Range<usize>,
+        /// What that one does.
+        held_access: Access,
+    },
+    /// A limit is reached.
+    #[error("refused: the limit {limit} = {max} is reached")]
+    Refused {
+        /// The limit's name in [`Limits`](crate::Limits), or of a fixed bound.
+        limit: &'static str,
+        /// Its value.
+        max: u64,
+    },
+    /// Memory is exhausted, by its amount or by a limit.
+    #[error("{what}: {wanted} wanted, {available} available")]
+    OutOfMemory {
+        /// Which memory.
+        what: &'static str,
+        /// Bytes wanted.
+        wanted: Bytes,
+        /// Bytes that would be given.
+        available: Bytes,
+    },
+    /// A call of the driver failed.
+    #[error("{call} failed with {name} ({code})")]
+    Driver {
+        /// The call.
+        call: &'static str,
+        /// The driver's code.
+        code: i32,
+        /// The driver's name for it.
+        name: String,
+    },
+    /// The device failed earlier in a way that it does not recover from.
+    #[error("the device is lost after an earlier fault; close it and open it again")]
+    DeviceLost,
+    /// The driver refused a kernel's PTX.
+    #[error("kernel `{kernel}` cannot be loaded: {reason}\n{log}")]
+    KernelLoad {
+        /// The kernel.
+        kernel: String,
+        /// The driver's name for the error.
+        reason: String,
+        /// What its compiler printed.
+        log: String,
+    },
+    /// The CPU form of a kernel failed.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+}
+
+/// The word of the machine file for an engine class.
+#[must_use]
+pub(crate) const fn class_name(class: EngineClass) -> &'static str {
+    match class {
+        EngineClass::H2d => "h2d",
+        EngineClass::D2h => "d2h",
+        EngineClass::Peer => "peer",
+        EngineClass::Ee => "ee",
+    }
+}

@@ -1,0 +1,46 @@
+//! The clock of every wall-time driver: `CLOCK_MONOTONIC`, in nanoseconds.
+
+use headway_core::units::{NANOS_PER_SECOND, Nanos};
+
+/// The time now; never decreases, and means nothing outside this boot.
+#[must_use]
+pub fn now() -> Nanos {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `time` is a valid `timespec` for the call to write.
+    let status = unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
+    assert_eq!(status, 0, "Linux always has CLOCK_MONOTONIC");
+    Nanos((time.tv_sec as u64).saturating_mul(NANOS_PER_SECOND).saturating_add(time.tv_nsec as u64))
+}
+
+/// Sleeps until `now() >= time`; returns at once when that has passed.
+///
+/// An absolute sleep: being interrupted or preempted before the call does not lengthen it. Later by the thread's timer
+/// slack (see [`crate::sched::lower_timer_slack`]) and by scheduling.
+pub fn sleep_until(time: Nanos) {
+    let Ok(tv_sec) = libc::time_t::try_from(time.0 / NANOS_PER_SECOND) else { return };
+    let until = libc::timespec { tv_sec, tv_nsec: (time.0 % NANOS_PER_SECOND) as libc::c_long };
+    while now() < time {
+        // SAFETY: `until` is valid for reads; an absolute sleep writes no remaining time, so null is allowed.
+        let _ = unsafe {
+            libc::clock_nanosleep(libc::CLOCK_MONOTONIC, libc::TIMER_ABSTIME, &raw const until, std::ptr::null_mut())
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sleeping_ends_at_the_time_or_later() {
+        let time = now().saturating_add(Nanos(200_000));
+        sleep_until(time);
+        assert!(now() >= time);
+    }
+
+    #[test]
+    fn a_time_in_the_past_returns_at_once() {
+        sleep_until(Nanos::ZERO);
+        sleep_until(now());
+    }
+}

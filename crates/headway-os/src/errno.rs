@@ -1,0 +1,63 @@
+//! Error numbers with their names.
+
+use std::fmt;
+
+/// An error number of the system, shown with its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Errno(pub i32);
+
+impl Errno {
+    /// The number of the last failed call of this thread.
+    #[must_use]
+    pub(crate) fn last() -> Self {
+        Self(std::io::Error::last_os_error().raw_os_error().unwrap_or(0))
+    }
+
+    /// The symbolic name, for example `EPERM`; `None` for numbers that the calls used here do not give.
+    #[must_use]
+    pub const fn name(self) -> Option<&'static str> {
+        Some(match self.0 {
+            libc::EPERM => "EPERM",
+            libc::ENOENT => "ENOENT",
+            libc::ESRCH => "ESRCH",
+            libc::EINTR => "EINTR",
+            libc::EIO => "EIO",
+            libc::E2BIG => "E2BIG",
+            libc::EAGAIN => "EAGAIN",
+            libc::ENOMEM => "ENOMEM",
+            libc::EACCES => "EACCES",
+            libc::EFAULT => "EFAULT",
+            libc::EBUSY => "EBUSY",
+            libc::ENODEV => "ENODEV",
+            libc::EINVAL => "EINVAL",
+            libc::ENOSYS => "ENOSYS",
+            libc::EOPNOTSUPP => "EOPNOTSUPP",
+            _ => return None,
+        })
+    }
+}
+
+impl fmt::Display for Errno {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.name() {
+            Some(name) => write!(f, "{name}"),
+            None => write!(f, "errno {}", self.0),
+        }
+    }
+}
+
+/// A system call that failed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{call} failed with {errno}")]
+pub struct OsError {
+    /// The call.
+    pub call: &'static str,
+    /// Why.
+    pub errno: Errno,
+}
+
+impl OsError {
+    pub(crate) fn last(call: &'static str) -> Self {
+        Self { call, errno: Errno::last() }
+    }
+}

@@ -1,0 +1,67 @@
+//! How much memory there is and how much of it may be locked.
+
+use headway_core::units::Bytes;
+
+use crate::errno::OsError;
+
+/// What `RLIMIT_MEMLOCK` allows one process to lock (pin).
+///
+/// The NVIDIA driver pins on behalf of the process and is not held by it; staging memory locked with `mlock` is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LockLimit {
+    /// No limit.
+    Unlimited,
+    /// At most this much.
+    Limited(Bytes),
+}
+
+impl std::fmt::Display for LockLimit {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Unlimited => f.write_str("unlimited"),
+            Self::Limited(bytes) => write!(f, "at most {bytes}"),
+        }
+    }
+}
+
+/// The limit on locked memory of this process.
+///
+/// # Errors
+/// [`OsError`] when a sandbox forbids the question.
+pub fn lock_limit() -> Result<LockLimit, OsError> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `limit` is valid for the call to write.
+    if unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) } != 0 {
+        return Err(OsError::last("getrlimit(RLIMIT_MEMLOCK)"));
+    }
+    Ok(match limit.rlim_cur {
+        libc::RLIM_INFINITY => LockLimit::Unlimited,
+        bytes => LockLimit::Limited(Bytes(bytes)),
+    })
+}
+
+/// Memory the kernel reports now. A virtual machine with a growing memory reports less than it can have: sizes must not
+/// be derived from it.
+///
+/// # Errors
+/// [`OsError`] when a sandbox forbids the question.
+pub fn total() -> Result<Bytes, OsError> {
+    // SAFETY: `sysinfo` is a structure of integers, for which all zeros is a value.
+    let mut info: libc::sysinfo = unsafe { std::mem::zeroed() };
+    // SAFETY: `info` is valid for the call to write.
+    if unsafe { libc::sysinfo(&raw mut info) } != 0 {
+        return Err(OsError::last("sysinfo"));
+    }
+    Ok(Bytes(info.totalram.saturating_mul(u64::from(info.mem_unit))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernel_reports_memory_and_a_limit() {
+        assert!(total().unwrap() > Bytes(1 << 20));
+        lock_limit().unwrap();
+    }
+}

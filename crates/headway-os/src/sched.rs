@@ -1,0 +1,234 @@
+//! Scheduling classes: what a thread has, what it can get, and what to do when the system refuses.
+
+use std::fmt;
+
+use headway_core::units::Nanos;
+
+use crate::errno::{Errno, OsError};
+
+/// The priority asked for: above every ordinary thread, below interrupt threads (50) and the migration threads (99).
+const FIFO_PRIORITY: i32 = 10;
+
+/// The class a thread is scheduled in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SchedClass {
+    /// `SCHED_OTHER`, the ordinary class.
+    Other,
+    /// `SCHED_FIFO` with its priority.
+    Fifo {
+        /// 1 (lowest) to 99.
+        priority: i32,
+    },
+    /// `SCHED_RR` with its priority.
+    RoundRobin {
+        /// 1 (lowest) to 99.
+        priority: i32,
+    },
+    /// `SCHED_BATCH`.
+    Batch,
+    /// `SCHED_IDLE`.
+    Idle,
+    /// `SCHED_DEADLINE`.
+    Deadline,
+    /// A class this version has no name for.
+    Unknown(i32),
+}
+
+impl fmt::Display for SchedClass {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Other => f.write_str("SCHED_OTHER"),
+            Self::Fifo { priority } => write!(f, "SCHED_FIFO priority {priority}"),
+            Self::RoundRobin { priority } => write!(f, "SCHED_RR priority {priority}"),
+            Self::Batch => f.write_str("SCHED_BATCH"),
+            Self::Idle => f.write_str("SCHED_IDLE"),
+            Self::Deadline => f.write_str("SCHED_DEADLINE"),
+            Self::Unknown(policy) => write!(f, "scheduling policy {policy}"),
+        }
+    }
+}
+
+/// A class that was refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{wanted} was refused with {errno}: {missing}; {fallback} stays in use")]
+pub struct SchedError {
+    /// The class asked for.
+    pub wanted: &'static str,
+    /// Why.
+    pub errno: Errno,
+    /// What would allow it.
+    pub missing: &'static str,
+    /// The class in use instead.
+    pub fallback: SchedClass,
+}
+
+/// The class of the calling thread.
+///
+/// # Errors
+/// [`OsError`] when a sandbox forbids the question.
+pub fn current() -> Result<SchedClass, OsError> {
+    // SAFETY: 0 names the calling thread; the call has no other argument.
+    let policy = unsafe { libc::sched_getscheduler(0) };
+    if policy < 0 {
+        return Err(OsError::last("sched_getscheduler"));
+    }
+    let mut parameter = libc::sched_param { sched_priority: 0 };
+    // SAFETY: `parameter` is valid for the call to write.
+    if unsafe { libc::sched_getparam(0, &raw mut parameter) } != 0 {
+        return Err(OsError::last("sched_getparam"));
+    }
+    let priority = parameter.sched_priority;
+    Ok(match policy & !libc::SCHED_RESET_ON_FORK {
+        libc::SCHED_OTHER => SchedClass::Other,
+        libc::SCHED_FIFO => SchedClass::Fifo { priority },
+        libc::SCHED_RR => SchedClass::RoundRobin { priority },
+        libc::SCHED_BATCH => SchedClass::Batch,
+        libc::SCHED_IDLE => SchedClass::Idle,
+        libc::SCHED_DEADLINE => SchedClass::Deadline,
+        other => SchedClass::Unknown(other),
+    })
+}
+
+/// Puts the calling thread, and not the threads it starts later, into `SCHED_FIFO`.
+///
+/// # Errors
+/// [`SchedError`] with the missing permission and the class that stays in use; nothing has changed then.
+pub fn request_realtime() -> Result<SchedClass, SchedError> {
+    let parameter = libc::sched_param { sched_priority: FIFO_PRIORITY };
+    // SAFETY: 0 names the calling thread; `parameter` is valid for reads.
+    let status =
+        unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK, &raw const parameter) };
+    if status == 0 {
+        return Ok(SchedClass::Fifo { priority: FIFO_PRIORITY });
+    }
+    Err(refusal("SCHED_FIFO", Errno::last()))
+}
+
+/// Whether a thread could get `SCHED_FIFO` here, tried on a thread that then ends.
+///
+/// # Errors
+/// [`SchedError`] when the kernel refuses.
+pub fn probe_realtime() -> Result<(), SchedError> {
+    on_a_thread(|| request_realtime().map(drop).map_err(|error| error.errno))
+        .map_err(|errno| refusal("SCHED_FIFO", errno))
+}
+
+/// Whether a thread could get `SCHED_DEADLINE` here, tried with 0.1 ms in every 10 ms on a thread that then ends.
+///
+/// Headway's workers do not use it: the kernel refuses it to threads whose affinity is narrower than their root domain,
+/// and workers are bound to the CPUs near their GPU.
+///
+/// # Errors
+/// [`SchedError`] when the kernel refuses.
+pub fn probe_deadline() -> Result<(), SchedError> {
+    on_a_thread(try_deadline).map_err(|errno| refusal("SCHED_DEADLINE", errno))
+}
+
+fn on_a_thread(attempt: fn() -> Result<(), Errno>) -> Result<(), Errno> {
+    let tried = std::thread::Builder::new().name("headway-probe".into()).spawn(attempt);
+    match tried.map(std::thread::JoinHandle::join) {
+        Ok(Ok(outcome)) => outcome,
+        Ok(Err(_)) => Err(Errno(0)),
+        Err(error) => Err(Errno(error.raw_os_error().unwrap_or(libc::EAGAIN))),
+    }
+}
+
+fn try_deadline() -> Result<(), Errno> {
+    /// `struct sched_attr` in its first published form (48 bytes), which every kernel accepts.
+    #[repr(C)]
+    struct Attributes {
+        size: u32,
+        policy: u32,
+        flags: u64,
+        nice: i32,
+        priority: u32,
+        runtime: u64,
+        deadline: u64,
+        period: u64,
+    }
+    let attributes = Attributes {
+        size: size_of::<Attributes>() as u32,
+        policy: libc::SCHED_DEADLINE as u32,
+        flags: 0,
+        nice: 0,
+        priority: 0,
+        runtime: 100_000,
+        deadline: 10_000_000,
+        period: 10_000_000,
+    };
+    // SAFETY: 0 names the calling thread; `attributes` is valid for reads of the size it states; flags must be 0.
+    let status = unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0u32) };
+    if status == 0 { Ok(()) } else { Err(Errno::last()) }
+}
+
+fn refusal(wanted: &'static str, errno: Errno) -> SchedError {
+    let missing = match (errno.0, wanted) {
+        (libc::EPERM, "SCHED_FIFO") => {
+            "it needs the capability CAP_SYS_NICE or a real-time priority limit of 10 or more (`ulimit -r`), and a \
+             cgroup with real-time bandwidth"
+        }
+        (libc::EPERM, _) => "it needs the capability CAP_SYS_NICE and an affinity of all CPUs of the root domain",
+        (libc::EBUSY, _) => "the CPUs have no real-time bandwidth left",
+        (libc::ENOSYS | libc::EINVAL, _) => "this kernel does not have it",
+        _ => "the kernel gives no permission that would allow it",
+    };
+    SchedError { wanted, errno, missing, fallback: current().unwrap_or(SchedClass::Other) }
+}
+
+/// Lowers the timer slack of the calling thread to one nanosecond, so that timed waits end as close to their time as the
+/// hardware allows (50 us later by default). Without effect in the real-time classes, which have no slack.
+///
+/// # Errors
+/// [`OsError`] when a sandbox forbids it.
+pub fn lower_timer_slack() -> Result<(), OsError> {
+    set_timer_slack(Nanos(1))
+}
+
+fn set_timer_slack(slack: Nanos) -> Result<(), OsError> {
+    // SAFETY: PR_SET_TIMERSLACK takes one integer and touches no memory.
+    let status = unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, slack.0 as libc::c_ulong, 0, 0, 0) };
+    if status == 0 { Ok(()) } else { Err(OsError::last("prctl(PR_SET_TIMERSLACK)")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_answer_to_a_request_is_the_class_in_use() {
+        std::thread::spawn(|| {
+            let before = current().unwrap();
+            match request_realtime() {
+                Ok(class) => assert_eq!(current().unwrap(), class),
+                Err(error) => {
+                    assert_eq!((error.fallback, current().unwrap()), (before, before));
+                    assert!(error.to_string().contains("SCHED_FIFO was refused with E"), "{error}");
+                }
+            }
+        })
+        .join()
+        .unwrap();
+    }
+
+    #[test]
+    fn a_refusal_names_errno_permission_and_fallback() {
+        let text = refusal("SCHED_FIFO", Errno(libc::EPERM)).to_string();
+        for part in ["SCHED_FIFO", "EPERM", "CAP_SYS_NICE", "stays in use"] {
+            assert!(text.contains(part), "`{part}` is missing in: {text}");
+        }
+    }
+
+    #[test]
+    fn the_deadline_probe_leaves_the_caller_as_it_was() {
+        let before = current().unwrap();
+        if let Err(error) = probe_deadline() {
+            assert_eq!(error.wanted, "SCHED_DEADLINE");
+        }
+        assert_eq!(current().unwrap(), before);
+    }
+
+    #[test]
+    fn timer_slack_can_be_lowered() {
+        std::thread::spawn(|| lower_timer_slack().unwrap()).join().unwrap();
+    }
+}
