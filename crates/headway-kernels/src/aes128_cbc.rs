@@ -1,0 +1,154 @@
+//! AES-128 in CBC mode: FIPS 197; NIST SP 800-38A, section 6.2.
+
+use aes::Aes128;
+use aes::cipher::inout::InOutBuf;
+use aes::cipher::{BlockEncryptMut, KeyIvInit};
+use headway_device::kernel::{Grid, Kernel, KernelError, Lane};
+
+use crate::lanes::{WARP, bad_block, begin};
+
+pub(crate) const ID: &str = "aes128-cbc";
+
+/// Bytes of a cipher block, a round key and a chaining value.
+const BLOCK: usize = 16;
+const ROUND_KEYS: usize = 11;
+/// State of a lane, the same in both forms: the round keys in the order of FIPS 197, section 5.2, the first of which is the
+/// key itself, then the chaining value.
+const LANE_STATE: usize = (ROUND_KEYS + 1) * BLOCK;
+const CHAIN: usize = ROUND_KEYS * BLOCK;
+
+/// Encrypts each lane with its stream's key, as one CBC message over all blocks of a run.
+///
+/// Lanes must be multiples of 16 bytes: nothing is padded.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Aes128Cbc;
+
+impl Kernel for Aes128Cbc {
+    fn id(&self) -> &'static str {
+        ID
+    }
+
+    fn state_bytes(&self, lanes: usize) -> usize {
+        lanes.saturating_mul(LANE_STATE)
+    }
+
+    fn init_state(&self, lanes: &[Lane], state: &mut [u8]) -> Result<(), KernelError> {
+        assert!(state.len() >= self.state_bytes(lanes.len()), "the state has `state_bytes` for these lanes");
+        for (lane, state) in lanes.iter().zip(state.chunks_exact_mut(LANE_STATE)) {
+            let Some(cipher) = &lane.cipher else {
+                return Err(KernelError::MissingParameter {
+                    kernel: ID,
+                    stream: lane.stream.clone(),
+                    missing: "a key and an initialisation vector (`key` and `iv` of the stream)",
+                });
+            };
+            state[..CHAIN].copy_from_slice(&expand_key(&cipher.key));
+            state[CHAIN..].copy_from_slice(&cipher.iv);
+        }
+        Ok(())
+    }
+
+    fn run(&self, input: &[u8], output: &mut [u8], state: &mut [u8]) -> Result<(), KernelError> {
+        let lanes = begin(ID, input, output, state, LANE_STATE)?;
+        for (at, (lane, state)) in lanes.iter().zip(state.chunks_exact_mut(LANE_STATE)).enumerate() {
+            if lane.len() % BLOCK != 0 {
+                let reason = format!("lane {at} has {} bytes, which is no multiple of {BLOCK}", lane.len());
+                return Err(bad_block(ID, reason));
+            }
+            encrypt(&input[lane.clone()], &mut output[lane.clone()], state);
+        }
+        Ok(())
+    }
+
+    fn ptx(&self) -> &'static str {
+        include_str!("../ptx/aes128_cbc.ptx")
+    }
+
+    fn entry(&self) -> &'static str {
+        "aes128_cbc"
+    }
+
+    fn grid(&self, lanes: u32) -> Grid {
+        Grid { blocks: lanes.max(1), threads: WARP, shared_bytes: 0 }
+    }
+}
+
+/// Continues the lane's chain over `plain`, whose length is a multiple of [`BLOCK`].
+fn encrypt(plain: &[u8], cipher: &mut [u8], state: &mut [u8]) {
+    let (keys, chain) = state.split_at_mut(CHAIN);
+    let mut encryptor = cbc::Encryptor::<Aes128>::new((&keys[..BLOCK]).into(), (&*chain).into());
+    let blocks = InOutBuf::new(plain, &mut *cipher).expect("a lane is as long in the output as in the input");
+    let (blocks, rest) = blocks.into_chunks();
+    assert!(rest.is_empty(), "the caller checked that the lane is a multiple of {BLOCK} bytes");
+    encryptor.encrypt_blocks_inout_mut(blocks);
+    if let Some(last) = cipher.chunks_exact(BLOCK).next_back() {
+        chain.copy_from_slice(last);
+    }
+}
+
+/// The key schedule, FIPS 197, section 5.2.
+fn expand_key(key: &[u8; BLOCK]) -> [u8; ROUND_KEYS * BLOCK] {
+    let mut keys = [0; ROUND_KEYS * BLOCK];
+    keys[..BLOCK].copy_from_slice(key);
+    let mut constant = 1;
+    for at in (BLOCK..keys.len()).step_by(4) {
+        let mut word = [keys[at - 4], keys[at - 3], keys[at - 2], keys[at - 1]];
+        if at % BLOCK == 0 {
+            word = [
+                SBOX[word[1] as usize] ^ constant,
+                SBOX[word[2] as usize],
+                SBOX[word[3] as usize],
+                SBOX[word[0] as usize],
+            ];
+            constant = doubled(constant);
+        }
+        for (i, byte) in word.into_iter().enumerate() {
+            keys[at + i] = keys[at + i - BLOCK] ^ byte;
+        }
+    }
+    keys
+}
+
+/// Product with x in the field of FIPS 197, section 4.
+const fn doubled(a: u8) -> u8 {
+    (a << 1) ^ ((a >> 7) * 0x1b)
+}
+
+/// FIPS 197, section 5.1.1: the inverse in the field, then an affine map.
+///
+/// `power` runs through the powers of x + 1, which are all elements but 0, and `inverse` through their inverses.
+const SBOX: [u8; 256] = {
+    let mut sbox = [0; 256];
+    let (mut power, mut inverse) = (1u8, 1u8);
+    loop {
+        power ^= doubled(power);
+        inverse ^= inverse << 1;
+        inverse ^= inverse << 2;
+        inverse ^= inverse << 4;
+        inverse ^= (inverse >> 7) * 0x09;
+        sbox[power as usize] = 0x63
+            ^ inverse
+            ^ inverse.rotate_left(1)
+            ^ inverse.rotate_left(2)
+            ^ inverse.rotate_left(3)
+            ^ inverse.rotate_left(4);
+        if power == 1 {
+            break;
+        }
+    }
+    sbox[0] = 0x63;
+    sbox
+};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn key_schedule_is_that_of_fips_197_appendix_a_1() {
+        let key = [0x2b, 0x7e, 0x15, 0x16, 0x28, 0xae, 0xd2, 0xa6, 0xab, 0xf7, 0x15, 0x88, 0x09, 0xcf, 0x4f, 0x3c];
+        let keys = expand_key(&key);
+        assert_eq!(keys[16..20], [0xa0, 0xfa, 0xfe, 0x17]);
+        assert_eq!(keys[172..], [0xb6, 0x63, 0x0c, 0xa6]);
+    }
+}

@@ -1,0 +1,43 @@
+//! What the CPU forms share: checked access to the lanes of a block.
+
+use std::ops::Range;
+
+use headway_core::block::{ALIGN, HEADER_FIXED_BYTES, HEADER_LANE_BYTES, Header, header_bytes};
+use headway_device::kernel::KernelError;
+
+/// Threads of a block in the PTX forms: each lane is served by one warp.
+pub(crate) const WARP: u32 = 32;
+
+pub(crate) fn bad_block(kernel: &'static str, reason: impl Into<String>) -> KernelError {
+    KernelError::BadBlock { kernel, reason: reason.into() }
+}
+
+/// Checks `input` against the sizes of `output` and `state`, copies the header, and returns the lanes.
+///
+/// After it, `output` can take every lane and the padding behind it, and `state` has `state_bytes` for each.
+pub(crate) fn begin(
+    kernel: &'static str,
+    input: &[u8],
+    output: &mut [u8],
+    state: &[u8],
+    state_bytes: usize,
+) -> Result<Vec<Range<usize>>, KernelError> {
+    let lanes = Header::read(input).map_err(|error| bad_block(kernel, error.to_string()))?.lanes;
+    let needed = lanes.last().map_or(header_bytes(0), |lane| lane.end.next_multiple_of(ALIGN));
+    if output.len() < needed {
+        return Err(bad_block(kernel, format!("its output needs {needed} bytes and has {}", output.len())));
+    }
+    let states = state.len() / state_bytes;
+    if states < lanes.len() {
+        return Err(bad_block(kernel, format!("it has {} lanes and the state is for {states}", lanes.len())));
+    }
+    let words = HEADER_FIXED_BYTES + HEADER_LANE_BYTES * lanes.len();
+    output[..words].copy_from_slice(&input[..words]);
+    output[words..header_bytes(lanes.len())].fill(0);
+    Ok(lanes)
+}
+
+/// Zeros from the end of `lane` to the next multiple of [`ALIGN`].
+pub(crate) fn pad(output: &mut [u8], lane: &Range<usize>) {
+    output[lane.end..lane.end.next_multiple_of(ALIGN)].fill(0);
+}

@@ -1,0 +1,58 @@
+//! The compute steps that workloads name, each in two forms over the same packed block: one for the CPU, one as PTX.
+//!
+//! | id | does | state of a lane |
+//! |---|---|---|
+//! | `aes128-cbc` | encrypts each lane, chained from block to block | round keys and chaining value, 192 bytes |
+//! | `spin` | copies each lane and computes for a time proportional to its bytes | iterations and a sum, 8 bytes |
+//!
+//! Both forms write the header, every lane, and zeros from a lane's end to the next multiple of 16; bytes elsewhere stay as
+//! they were. The state they leave is the same too, byte for byte.
+//!
+//! The PTX is generated from `kernels/*.cu` by `cargo xtask ptx` and committed, so that no CUDA toolkit is needed to build.
+
+mod aes128_cbc;
+mod lanes;
+mod spin;
+
+use std::sync::Arc;
+
+use headway_device::kernel::Kernel;
+
+pub use aes128_cbc::Aes128Cbc;
+pub use spin::Spin;
+
+type Make = fn() -> Arc<dyn Kernel>;
+
+const REGISTRY: [(&str, Make); 2] = [(aes128_cbc::ID, || Arc::new(Aes128Cbc)), (spin::ID, || Arc::new(Spin))];
+
+/// The kernel that workloads call `id`.
+#[must_use]
+pub fn find(id: &str) -> Option<Arc<dyn Kernel>> {
+    REGISTRY.iter().find(|(known, _)| *known == id).map(|(_, make)| make())
+}
+
+/// Every kernel's id, in alphabetical order.
+pub fn ids() -> impl Iterator<Item = &'static str> {
+    REGISTRY.iter().map(|(id, _)| *id)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_id_finds_its_kernel_and_its_ptx_has_the_entry() {
+        for id in ids() {
+            let kernel = find(id).unwrap();
+            assert_eq!(kernel.id(), id);
+            assert!(kernel.ptx().contains(&format!(".visible .entry {}(", kernel.entry())), "{id}");
+            assert!(kernel.ptx().contains(".target sm_75"), "{id}");
+        }
+        assert!(find("aes128-ecb").is_none());
+    }
+
+    #[test]
+    fn ids_are_sorted() {
+        assert!(ids().is_sorted());
+    }
+}

@@ -1,0 +1,65 @@
+//! Blocks and random bytes for the tests.
+#![allow(dead_code, reason = "each test file uses a part")]
+
+use headway_core::block::{Header, block_bytes, write_header};
+use headway_core::workload::Cipher;
+use headway_device::kernel::{Kernel, Lane};
+use rand_core::{Rng, SeedableRng};
+use rand_pcg::Pcg64Mcg;
+
+/// A generator whose seed the failing test's name tells.
+pub(crate) fn random(seed: u64) -> Pcg64Mcg {
+    Pcg64Mcg::seed_from_u64(seed)
+}
+
+pub(crate) fn bytes(random: &mut impl Rng, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    random.fill_bytes(&mut bytes);
+    bytes
+}
+
+/// A number below `end`.
+pub(crate) fn below(random: &mut impl Rng, end: u32) -> usize {
+    (random.next_u32() % end) as usize
+}
+
+pub(crate) fn cipher(random: &mut impl Rng) -> Cipher {
+    let mut cipher = Cipher { key: [0; 16], iv: [0; 16] };
+    random.fill_bytes(&mut cipher.key);
+    random.fill_bytes(&mut cipher.iv);
+    cipher
+}
+
+pub(crate) fn lane(cipher: Cipher) -> Lane {
+    Lane { stream: "camera".into(), cipher: Some(cipher) }
+}
+
+/// A block of these lanes. Its padding is not zero, as in a buffer that was used before.
+pub(crate) fn pack(cycle: u64, lanes: &[&[u8]]) -> Vec<u8> {
+    let lens: Vec<_> = lanes.iter().map(|lane| lane.len() as u64).collect();
+    let mut block = vec![0xA5; block_bytes(lens.iter().copied()).0 as usize];
+    write_header(&mut block, cycle, &lens).unwrap();
+    for (range, lane) in Header::read(&block).unwrap().lanes.into_iter().zip(lanes) {
+        block[range].copy_from_slice(lane);
+    }
+    block
+}
+
+/// The lanes of a block.
+pub(crate) fn unpack(block: &[u8]) -> Vec<&[u8]> {
+    Header::read(block).unwrap().lanes.into_iter().map(|lane| &block[lane]).collect()
+}
+
+/// A fresh state.
+pub(crate) fn state(kernel: &dyn Kernel, lanes: &[Lane]) -> Vec<u8> {
+    let mut state = vec![0xA5; kernel.state_bytes(lanes.len())];
+    kernel.init_state(lanes, &mut state).unwrap();
+    state
+}
+
+/// The CPU form's output.
+pub(crate) fn run(kernel: &dyn Kernel, block: &[u8], state: &mut [u8]) -> Vec<u8> {
+    let mut output = vec![0x5A; block.len()];
+    kernel.run(block, &mut output, state).unwrap();
+    output
+}

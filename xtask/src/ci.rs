@@ -1,0 +1,170 @@
+//! `cargo xtask ci`: every check and every test, in steps from cheap to dear. It stops at the first step that fails.
+
+mod tools;
+
+use std::ffi::OsString;
+use std::process::Command;
+use std::time::{Duration, Instant};
+use std::{env, iter};
+
+use anyhow::{Context, bail, ensure};
+
+use crate::{ptx, tidy};
+
+/// Arguments of the command.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Run only these steps, in the order of the list
+    steps: Vec<String>,
+    /// List the steps and what each does
+    #[arg(long)]
+    list: bool,
+}
+
+struct Step {
+    name: &'static str,
+    about: &'static str,
+    run: fn() -> anyhow::Result<Outcome>,
+}
+
+enum Outcome {
+    Passed,
+    /// Nothing was checked, because of this.
+    Skipped(String),
+}
+
+const STEPS: [Step; 8] = [
+    Step {
+        name: "tools",
+        about: "installs the programs that some tests call, or says what will be skipped",
+        run: tools,
+    },
+    Step { name: "fmt", about: "cargo fmt --check", run: || cargo(&["fmt", "--all", "--check"]) },
+    Step { name: "tidy", about: "the repository's own rules", run: || tidy::run().map(|()| Outcome::Passed) },
+    Step {
+        name: "clippy",
+        about: "clippy and rustc without warnings",
+        run: || cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]),
+    },
+    Step { name: "ptx", about: "the committed PTX is what the CUDA sources give", run: ptx },
+    Step { name: "test", about: "every test", run: || cargo(&["test", "--workspace", "--no-fail-fast"]) },
+    Step { name: "test-release", about: "tests of the pure crates without debug assertions", run: test_release },
+    Step { name: "doc", about: "documentation without warnings", run: doc },
+];
+
+/// Crates whose tests run once more without debug assertions: those whose overflow and order checks could hide behind
+/// them.
+const RELEASE_TESTED: [&str; 2] = ["headway-core", "headway-sim"];
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    if args.list {
+        for step in &STEPS {
+            println!("{:<14}{}", step.name, step.about);
+        }
+        return Ok(());
+    }
+    let steps = chosen(&args.steps)?;
+    let mut times = Vec::new();
+    for step in steps {
+        println!("== {}: {}", step.name, step.about);
+        let start = Instant::now();
+        let outcome = (step.run)();
+        times.push((step.name, start.elapsed()));
+        match outcome {
+            Ok(Outcome::Passed) => {}
+            Ok(Outcome::Skipped(reason)) => println!("skipped: {}: {reason}", step.name),
+            Err(error) => {
+                print_times(&times);
+                let help = format!("`cargo xtask ci {}` runs this step alone", step.name);
+                return Err(error).context(format!("step {} failed; {help}", step.name));
+            }
+        }
+    }
+    print_times(&times);
+    Ok(())
+}
+
+fn chosen(names: &[String]) -> anyhow::Result<Vec<&'static Step>> {
+    if let Some(unknown) = names.iter().find(|name| !STEPS.iter().any(|step| step.name == name.as_str())) {
+        let known: Vec<_> = STEPS.iter().map(|step| step.name).collect();
+        bail!("there is no step `{unknown}`; use {}", known.join(", "));
+    }
+    Ok(STEPS.iter().filter(|step| names.is_empty() || names.iter().any(|name| name == step.name)).collect())
+}
+
+fn print_times(times: &[(&str, Duration)]) {
+    println!("\nstep           seconds");
+    let sum: Duration = times.iter().map(|(_, time)| time).sum();
+    for (name, time) in times.iter().copied().chain(iter::once(("all", sum))) {
+        println!("{name:<14}{:8.1}", time.as_secs_f64());
+    }
+}
+
+fn tools() -> anyhow::Result<Outcome> {
+    tools::prepare();
+    Ok(Outcome::Passed)
+}
+
+fn ptx() -> anyhow::Result<Outcome> {
+    match ptx::install() {
+        Ok(()) => ptx::run(&ptx::Args { check: true }).map(|()| Outcome::Passed),
+        Err(error) => Ok(Outcome::Skipped(format!("cannot install the CUDA compiler: {error:#}"))),
+    }
+}
+
+fn test_release() -> anyhow::Result<Outcome> {
+    let mut arguments = vec!["test", "--release", "--no-fail-fast"];
+    for name in RELEASE_TESTED.into_iter().filter(|name| crate::root().join("crates").join(name).exists()) {
+        arguments.extend(["-p", name]);
+    }
+    cargo(&arguments)
+}
+
+fn doc() -> anyhow::Result<Outcome> {
+    let mut command = cargo_command();
+    let flags = [env::var("RUSTDOCFLAGS").unwrap_or_default(), "-D warnings".to_owned()].join(" ");
+    command.args(["doc", "--workspace", "--no-deps"]).env("RUSTDOCFLAGS", flags);
+    must_succeed(&mut command)
+}
+
+fn cargo(arguments: &[&str]) -> anyhow::Result<Outcome> {
+    must_succeed(cargo_command().args(arguments))
+}
+
+/// The cargo that runs us, in the root.
+pub(crate) fn cargo_command() -> Command {
+    let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo")));
+    command.current_dir(crate::root());
+    command
+}
+
+fn must_succeed(command: &mut Command) -> anyhow::Result<Outcome> {
+    let status = command.status().with_context(|| format!("start {command:?}"))?;
+    ensure!(status.success(), "{command:?} failed: {status}");
+    Ok(Outcome::Passed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(chosen: anyhow::Result<Vec<&'static Step>>) -> Vec<&'static str> {
+        chosen.unwrap().into_iter().map(|step| step.name).collect()
+    }
+
+    #[test]
+    fn without_names_every_step_runs() {
+        assert_eq!(names(chosen(&[])).len(), STEPS.len());
+    }
+
+    #[test]
+    fn named_steps_run_in_the_order_of_the_list() {
+        assert_eq!(names(chosen(&["test".to_owned(), "fmt".to_owned()])), ["fmt", "test"]);
+    }
+
+    #[test]
+    fn an_unknown_step_is_refused_with_the_known_ones() {
+        let error = chosen(&["tests".to_owned()]).err().map(|error| error.to_string()).unwrap();
+        assert!(error.contains("`tests`") && error.contains("clippy"), "{error}");
+    }
+}

@@ -1,0 +1,55 @@
+//! What the repository does to itself: generated files and checks. `cargo xtask --help` lists the commands.
+
+mod ci;
+mod gpu_test;
+mod keep_run;
+mod ptx;
+mod tidy;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+#[derive(Parser)]
+#[command(about = "What the repository does to itself: generated files and checks")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run every check and every test
+    Ci(ci::Args),
+    /// Pack the GPU tests for a machine that has a GPU
+    GpuTest(gpu_test::Args),
+    /// Keep a recorded run under bench/runs
+    KeepRun(keep_run::Args),
+    /// Generate the committed PTX from the CUDA sources
+    Ptx(ptx::Args),
+    /// Check the repository's own rules
+    Tidy,
+}
+
+fn main() -> ExitCode {
+    let done = match Cli::parse().command {
+        Command::Ci(args) => ci::run(&args),
+        Command::GpuTest(args) => gpu_test::run(&args),
+        Command::KeepRun(args) => keep_run::run(&args),
+        Command::Ptx(args) => ptx::run(&args),
+        Command::Tidy => tidy::run(),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The workspace's root folder.
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask is a folder of the workspace").to_path_buf()
+}

@@ -1,0 +1,200 @@
+//! `cargo xtask ptx`: PTX from `crates/*/kernels/*.cu`, committed as `crates/*/ptx/*.ptx`.
+//!
+//! The compiler comes from the Python package index (`nvcc-requirements.txt`) into a virtual environment below `target`;
+//! neither a CUDA toolkit nor a GPU is needed. Each file is also assembled for real architectures.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::{env, fs};
+
+use anyhow::{Context, bail, ensure};
+
+/// The PTX is for this and every later architecture.
+const TARGET: &str = "compute_75";
+/// Architectures the PTX is assembled for: the oldest, and the one the kernels are tuned on.
+const ASSEMBLED: [&str; 2] = ["sm_75", "sm_90"];
+
+/// Arguments of the command.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Compare with the committed files instead of writing them
+    #[arg(long)]
+    pub(crate) check: bool,
+}
+
+/// Installs the compiler, so that a failure to do that can be told from stale PTX.
+pub(crate) fn install() -> anyhow::Result<()> {
+    Tools::install(&crate::root()).map(|_| ())
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    let root = crate::root();
+    let tools = Tools::install(&root)?;
+    let sources = sources(&root)?;
+    ensure!(!sources.is_empty(), "no CUDA sources under crates/*/kernels");
+    let mut stale = Vec::new();
+    for source in &sources {
+        let ptx = tools.compile(source).with_context(|| format!("compile {}", source.display()))?;
+        let committed = committed_path(source)?;
+        if !args.check {
+            fs::create_dir_all(committed.parent().context("a file has a folder")?)?;
+            fs::write(&committed, &ptx).with_context(|| format!("write {}", committed.display()))?;
+        } else if fs::read_to_string(&committed).ok().as_ref() != Some(&ptx) {
+            stale.push(committed.strip_prefix(&root).unwrap_or(&committed).display().to_string());
+            continue;
+        }
+        for architecture in ASSEMBLED {
+            let report = tools.assemble(&committed, architecture)?;
+            eprintln!("{} {architecture}: {report}", file_name(&committed));
+        }
+    }
+    ensure!(stale.is_empty(), "{} differ from their sources; run `cargo xtask ptx`", stale.join(", "));
+    Ok(())
+}
+
+/// Compiler and assembler in their virtual environment.
+struct Tools {
+    python: PathBuf,
+    script: PathBuf,
+    nvrtc: PathBuf,
+    ptxas: PathBuf,
+    scratch: PathBuf,
+}
+
+impl Tools {
+    /// Installs what the requirements name, unless the last run installed the same.
+    fn install(root: &Path) -> anyhow::Result<Self> {
+        let target = env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
+        let venv = target.join("nvcc-venv");
+        let python = venv.join("bin/python");
+        let requirements = root.join("xtask/nvcc-requirements.txt");
+        let wanted = fs::read_to_string(&requirements).context("read xtask/nvcc-requirements.txt")?;
+        let stamp = venv.join("installed.txt");
+        if fs::read_to_string(&stamp).ok().as_ref() != Some(&wanted) {
+            eprintln!("installing the CUDA compiler into {}", venv.display());
+            output(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&venv))?;
+            let pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "-r"];
+            output(Command::new(&python).args(pip).arg(&requirements))?;
+            fs::write(&stamp, &wanted)?;
+        }
+        let packages =
+            output(Command::new(&python).args(["-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]))?;
+        let nvidia = Path::new(packages.trim()).join("nvidia");
+        Ok(Self {
+            python,
+            script: root.join("xtask/nvrtc.py"),
+            nvrtc: nvidia.join("cuda_nvrtc/lib/libnvrtc.so.12"),
+            ptxas: nvidia.join("cuda_nvcc/bin/ptxas"),
+            scratch: venv.join("assembled.cubin"),
+        })
+    }
+
+    fn compile(&self, source: &Path) -> anyhow::Result<String> {
+        let folder = source.parent().context("a file has a folder")?;
+        let mut command = Command::new(&self.python);
+        command.arg(&self.script).arg(&self.nvrtc).arg(source);
+        command.arg(format!("--gpu-architecture={TARGET}")).arg(format!("--include-path={}", folder.display()));
+        Ok(stripped(&output(&mut command)?, &file_name(source)))
+    }
+
+    /// Returns the resources of the kernels, and fails if they do not fit into registers.
+    fn assemble(&self, ptx: &Path, architecture: &str) -> anyhow::Result<String> {
+        let mut command = Command::new(&self.ptxas);
+        command.arg("-v").arg(format!("-arch={architecture}")).arg(ptx).arg("-o").arg(&self.scratch);
+        let done = command.output().with_context(|| format!("start {}", self.ptxas.display()))?;
+        let log = String::from_utf8_lossy(&done.stderr);
+        ensure!(done.status.success(), "ptxas refuses {} for {architecture}:\n{log}", ptx.display());
+        resources(&log).with_context(|| format!("{} on {architecture}", ptx.display()))
+    }
+}
+
+/// Every CUDA source, sorted.
+fn sources(root: &Path) -> anyhow::Result<Vec<PathBuf>> {
+    let mut sources = Vec::new();
+    for package in fs::read_dir(root.join("crates"))? {
+        let Ok(kernels) = fs::read_dir(package?.path().join("kernels")) else { continue };
+        for file in kernels {
+            let path = file?.path();
+            if path.extension() == Some(OsStr::new("cu")) {
+                sources.push(path);
+            }
+        }
+    }
+    sources.sort();
+    Ok(sources)
+}
+
+/// `crates/x/kernels/y.cu` becomes `crates/x/ptx/y.ptx`.
+fn committed_path(source: &Path) -> anyhow::Result<PathBuf> {
+    let package = source.parent().and_then(Path::parent).context("sources lie in crates/*/kernels")?;
+    Ok(package.join("ptx").join(file_name(source)).with_extension("ptx"))
+}
+
+fn file_name(path: &Path) -> String {
+    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+/// Replaces the compiler's comment by ours, and leaves out the constants of a header that NVRTC always includes, whose
+/// names hold a hash.
+fn stripped(ptx: &str, source: &str) -> String {
+    let body = ptx.find(".version").map_or(ptx, |at| &ptx[at..]);
+    let mut text = format!("// Generated by `cargo xtask ptx` from kernels/{source}; do not edit.\n\n");
+    for line in body.lines().filter(|line| !line.contains("2nv6target")) {
+        text.push_str(line.trim_end());
+        text.push('\n');
+    }
+    text.truncate(text.trim_end().len());
+    text.push('\n');
+    text
+}
+
+/// The line of ptxas's report that counts registers; an error if values had to move to memory.
+fn resources(log: &str) -> anyhow::Result<String> {
+    for line in log.lines().filter(|line| line.contains("bytes stack frame")) {
+        let spilled = line.split(',').any(|part| !part.trim().starts_with("0 bytes"));
+        ensure!(!spilled, "it spills registers to memory ({}); simplify the kernel", line.trim());
+    }
+    let used: Vec<_> = log.lines().filter_map(|line| line.split_once("Used ")).map(|(_, used)| used).collect();
+    ensure!(!used.is_empty(), "ptxas reports no kernel");
+    Ok(used.join("; "))
+}
+
+/// Standard output of a command that must succeed; its errors go to ours.
+fn output(command: &mut Command) -> anyhow::Result<String> {
+    let done = command.stderr(Stdio::inherit()).output().with_context(|| format!("start {command:?}"))?;
+    if !done.status.success() {
+        bail!("{command:?} failed: {}", done.status);
+    }
+    String::from_utf8(done.stdout).context("its output is not text")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_varies_is_left_out_of_the_ptx() {
+        let ptx = "//\n// Compiler Build ID: CL-1\n//\n\n.version 8.0\n.target sm_75\n\
+                   .global .align 8 .u64 _ZN44_INTERNAL_00_2nv6target6detail9all_hostsE = 1;\n.entry x()  \n\n\n";
+        assert_eq!(
+            stripped(ptx, "x.cu"),
+            "// Generated by `cargo xtask ptx` from kernels/x.cu; do not edit.\n\n.version 8.0\n.target sm_75\n.entry x()\n"
+        );
+    }
+
+    #[test]
+    fn a_spill_is_an_error() {
+        let good = "info : Function properties for x\n    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\n\
+                    info : Used 80 registers";
+        assert_eq!(resources(good).unwrap(), "80 registers");
+        assert!(resources(&good.replace("0 bytes spill stores", "8 bytes spill stores")).is_err());
+        assert!(resources("").is_err());
+    }
+
+    #[test]
+    fn ptx_lies_beside_its_source() {
+        let path = committed_path(Path::new("crates/x/kernels/y.cu")).unwrap();
+        assert_eq!(path, Path::new("crates/x/ptx/y.ptx"));
+    }
+}

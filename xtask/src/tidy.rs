@@ -1,0 +1,67 @@
+//! `cargo xtask tidy`: the repository's own rules, those that neither rustc nor clippy knows.
+//!
+//! Every check is a function from the files to findings, so that its tests need no repository.
+
+mod arrows;
+mod layout;
+mod numbers;
+mod pages;
+mod rust;
+mod source;
+mod tree;
+
+use std::fmt;
+
+use anyhow::bail;
+
+pub(crate) use tree::Tree;
+
+/// One line of one file that breaks a rule.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Finding {
+    path: String,
+    /// Counted from 1.
+    line: usize,
+    /// What is wrong and, after ", use", what to write.
+    message: String,
+}
+
+impl Finding {
+    fn new(path: &str, line: usize, message: impl Into<String>) -> Self {
+        Self { path: path.to_owned(), line, message: message.into() }
+    }
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}: error: {}", self.path, self.line, self.message)
+    }
+}
+
+/// Prints every finding to standard output; an error if there is one.
+pub(crate) fn run() -> anyhow::Result<()> {
+    let root = crate::root();
+    let tree = Tree::read(&root)?;
+    let packages = arrows::packages(&root)?;
+
+    let mut findings = arrows::check(&tree, &packages);
+    findings.extend(layout::check(&tree, &packages));
+    findings.extend(rust::check(&tree));
+    findings.extend(layout::check_text(&tree));
+    findings.extend(pages::check_links(&tree));
+    findings.extend(numbers::check(&tree));
+    match pages::documented_flags(&tree) {
+        Some(known) => findings.extend(pages::check_flags(&tree, &known)),
+        None => println!("note: flags named in pages are not checked: there is no {}*.txt", pages::HELP_SNAPSHOTS),
+    }
+
+    findings.sort();
+    for finding in &findings {
+        println!("{finding}");
+    }
+    if !findings.is_empty() {
+        bail!("{} errors in {} files", findings.len(), tree.paths().count());
+    }
+    println!("tidy: {} files and {} crates follow the rules", tree.paths().count(), packages.len());
+    Ok(())
+}

@@ -1,0 +1,217 @@
+//! Which crate may name which: the table of ARCHITECTURE.md against `cargo metadata`.
+
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, ensure};
+use serde_json::Value;
+
+use super::{Finding, Tree};
+
+/// What one crate may name of ours.
+struct Row {
+    name: &'static str,
+    /// Its folder, from the root.
+    folder: &'static str,
+    may_name: May,
+}
+
+enum May {
+    Only(&'static [&'static str]),
+    /// Everything but the front ends.
+    Libraries,
+}
+
+const fn row(name: &'static str, folder: &'static str, may_name: May) -> Row {
+    Row { name, folder, may_name }
+}
+
+/// The arrows. A crate that is not here is an error; one that does not exist is fine.
+const TABLE: [Row; 15] = [
+    row("headway-core", "crates/headway-core", May::Only(&[])),
+    row("headway-sim", "crates/headway-sim", May::Only(&["headway-core"])),
+    row("headway-os", "crates/headway-os", May::Only(&["headway-core"])),
+    row("headway-device", "crates/headway-device", May::Only(&["headway-core", "headway-os"])),
+    row("headway-cuda", "crates/headway-cuda", May::Only(&["headway-core", "headway-os", "headway-device"])),
+    row("headway-kernels", "crates/headway-kernels", May::Only(&["headway-core", "headway-device"])),
+    row(
+        "headway-runtime",
+        "crates/headway-runtime",
+        May::Only(&["headway-core", "headway-os", "headway-device", "headway-kernels"]),
+    ),
+    row("headway-broker", "crates/headway-broker", May::Only(&["headway-core", "headway-os"])),
+    row("headway-trace", "crates/headway-trace", May::Only(&["headway-core"])),
+    row("headway", "crates/headway", May::Libraries),
+    row("headway-cli", "crates/headway-cli", May::Only(&["headway"])),
+    row("headway-capi", "crates/headway-capi", May::Only(&["headway"])),
+    row("headway-preload", "crates/headway-preload", May::Only(&["headway"])),
+    row("headway-python", "python", May::Only(&["headway"])),
+    row("xtask", "xtask", May::Only(&[])),
+];
+
+/// Front ends, which no crate names.
+const FRONT_ENDS: [&str; 5] = ["headway-cli", "headway-capi", "headway-preload", "headway-python", "xtask"];
+
+/// Its tests drive the whole product on a GPU, so they may name any crate.
+const TESTS_NAME_ANY: &str = "headway-cuda";
+
+/// One crate of the workspace.
+pub(crate) struct Package {
+    pub(crate) name: String,
+    /// From the root, with `/`.
+    pub(crate) folder: String,
+    dependencies: Vec<Dependency>,
+}
+
+struct Dependency {
+    name: String,
+    is_for_tests: bool,
+}
+
+/// The crates of the workspace, as cargo sees them.
+///
+/// # Errors
+/// `cargo metadata` fails.
+pub(crate) fn packages(root: &Path) -> anyhow::Result<Vec<Package>> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let arguments = ["metadata", "--no-deps", "--format-version", "1"];
+    let done = Command::new(cargo).args(arguments).current_dir(root).output().context("start cargo metadata")?;
+    ensure!(done.status.success(), "cargo metadata failed: {}", String::from_utf8_lossy(&done.stderr));
+    let metadata = serde_json::from_slice(&done.stdout).context("cargo metadata is not JSON")?;
+    parse(&metadata).context("cargo metadata lacks a field")
+}
+
+fn parse(metadata: &Value) -> Option<Vec<Package>> {
+    let root = metadata["workspace_root"].as_str()?;
+    let package = |value: &Value| {
+        let manifest = value["manifest_path"].as_str()?.strip_prefix(root)?;
+        let dependencies = value["dependencies"].as_array()?.iter();
+        Some(Package {
+            name: value["name"].as_str()?.to_owned(),
+            folder: manifest.trim_matches('/').trim_end_matches("Cargo.toml").trim_end_matches('/').to_owned(),
+            dependencies: dependencies.map(dependency).collect::<Option<_>>()?,
+        })
+    };
+    metadata["packages"].as_array()?.iter().map(package).collect()
+}
+
+fn dependency(value: &Value) -> Option<Dependency> {
+    Some(Dependency { name: value["name"].as_str()?.to_owned(), is_for_tests: value["kind"].as_str() == Some("dev") })
+}
+
+pub(crate) fn check(tree: &Tree, packages: &[Package]) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for package in packages {
+        let manifest = format!("{}/Cargo.toml", package.folder);
+        let Some(row) = TABLE.iter().find(|row| row.name == package.name) else {
+            let message =
+                format!("crate `{}` is not in the table of crates, use a module of one that is", package.name);
+            findings.push(Finding::new(&manifest, 1, message));
+            continue;
+        };
+        if package.folder != row.folder {
+            let message = format!("crate `{}` lies in {}, use the folder {}", row.name, package.folder, row.folder);
+            findings.push(Finding::new(&manifest, 1, message));
+        }
+        let ours = |name: &str| packages.iter().any(|other| other.name == name);
+        for wrong in package.dependencies.iter().filter(|it| ours(&it.name) && !allowed(row, it)) {
+            let line = tree.text(&manifest).and_then(|text| line_naming(text, &wrong.name)).unwrap_or(1);
+            let message = format!("`{}` may not name `{}`, use {}", row.name, wrong.name, choices(row));
+            findings.push(Finding::new(&manifest, line, message));
+        }
+    }
+    findings
+}
+
+fn allowed(row: &Row, dependency: &Dependency) -> bool {
+    if dependency.is_for_tests && row.name == TESTS_NAME_ANY {
+        return true;
+    }
+    match row.may_name {
+        May::Only(names) => names.contains(&dependency.name.as_str()),
+        May::Libraries => !FRONT_ENDS.contains(&dependency.name.as_str()),
+    }
+}
+
+fn choices(row: &Row) -> String {
+    match row.may_name {
+        May::Only([]) => "no crate of ours".to_owned(),
+        May::Only(names) => format!("only {}", names.join(", ")),
+        May::Libraries => "only the libraries".to_owned(),
+    }
+}
+
+/// The line of a manifest whose key is `name`, counted from 1.
+fn line_naming(manifest: &str, name: &str) -> Option<usize> {
+    let names_it = |line: &str| {
+        let rest = line.trim().trim_start_matches('"').strip_prefix(name);
+        rest.is_some_and(|rest| rest.starts_with(['.', ' ', '=', '"']))
+    };
+    manifest.lines().position(names_it).map(|index| index + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn found(packages: &Value) -> Vec<String> {
+        let metadata = json!({ "workspace_root": "/r", "packages": packages });
+        let tree = Tree::of([(
+            "crates/headway-sim/Cargo.toml",
+            "[dependencies]\nserde = \"1\"\nheadway-os.workspace = true\n",
+        )]);
+        check(&tree, &parse(&metadata).unwrap()).iter().map(ToString::to_string).collect()
+    }
+
+    fn package(name: &str, dependencies: &Value) -> Value {
+        let manifest = format!("/r/crates/{name}/Cargo.toml");
+        json!({ "name": name, "manifest_path": manifest, "dependencies": dependencies })
+    }
+
+    fn arrow(from: &str, to: &str, kind: &Value) -> Vec<String> {
+        let dependencies = json!([{ "name": to, "kind": kind }, { "name": "serde", "kind": null }]);
+        found(&json!([package(from, &dependencies), package(to, &json!([]))]))
+    }
+
+    #[test]
+    fn an_arrow_that_is_not_in_the_table_is_found_with_its_line() {
+        assert_eq!(
+            arrow("headway-sim", "headway-os", &json!(null)),
+            ["crates/headway-sim/Cargo.toml:3: error: `headway-sim` may not name `headway-os`, use only headway-core"]
+        );
+        assert_eq!(arrow("headway-sim", "headway-os", &json!("dev")).len(), 1);
+        assert_eq!(arrow("headway-core", "headway-sim", &json!("build")).len(), 1);
+        assert!(arrow("headway-sim", "headway-core", &json!(null)).is_empty());
+    }
+
+    #[test]
+    fn only_the_public_library_names_the_cuda_backend() {
+        for row in TABLE.iter().filter(|row| row.folder.starts_with("crates/") && row.name != "headway-cuda") {
+            let expected = usize::from(row.name != "headway");
+            assert_eq!(arrow(row.name, "headway-cuda", &json!(null)).len(), expected, "{}", row.name);
+        }
+        assert_eq!(arrow("headway", "headway-cli", &json!(null)).len(), 1);
+    }
+
+    #[test]
+    fn tests_of_the_cuda_backend_name_any_crate() {
+        assert!(arrow("headway-cuda", "headway-runtime", &json!("dev")).is_empty());
+        assert_eq!(arrow("headway-cuda", "headway-runtime", &json!(null)).len(), 1);
+    }
+
+    #[test]
+    fn an_unknown_crate_and_a_wrong_folder_are_found() {
+        assert!(found(&json!([package("headway-utils", &json!([]))]))[0].contains("not in the table"));
+        let misplaced = json!({ "name": "headway-os", "manifest_path": "/r/crates/os/Cargo.toml", "dependencies": [] });
+        assert!(found(&json!([misplaced]))[0].contains("use the folder crates/headway-os"));
+    }
+
+    #[test]
+    fn every_row_lies_in_a_folder_of_its_name() {
+        for row in TABLE.iter().filter(|row| row.folder.starts_with("crates/")) {
+            assert_eq!(row.folder, format!("crates/{}", row.name));
+        }
+    }
+}
