@@ -1,0 +1,216 @@
+//! Checked calls: the driver, loaded and initialised, and what every result code means.
+
+use std::collections::BTreeMap;
+use std::ffi::{CStr, OsString, c_char, c_int};
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use headway_core::units::Bytes;
+use headway_device::DeviceError;
+use headway_device::buffer::{DeviceId, Domain};
+
+use crate::table::{self, Code, Ordinal, Table};
+
+/// Names another driver library than the loader's `libcuda.so.1`.
+const LIBRARY_VARIABLE: &str = "HEADWAY_LIBCUDA";
+
+/// One library per path for the whole process: devices opened apart are still of one domain.
+static LOADED: Mutex<BTreeMap<PathBuf, Arc<Driver>>> = Mutex::new(BTreeMap::new());
+
+/// Calls a function of the table and turns its code into a `Result`. The caller writes the `unsafe`.
+macro_rules! call {
+    ($driver:expr, $symbol:ident($($argument:expr),* $(,)?)) => {{
+        let driver: &$crate::checked::Driver = &$driver;
+        driver.check(stringify!($symbol), (driver.table.$symbol)($($argument),*))
+    }};
+}
+pub(crate) use call;
+
+/// The CUDA driver, loaded and initialised.
+pub struct Driver {
+    pub(crate) table: Table,
+    pub(crate) domain: Domain,
+    path: PathBuf,
+    ids: Mutex<BTreeMap<Ordinal, DeviceId>>,
+}
+
+impl fmt::Debug for Driver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Driver").field("path", &self.path).finish_non_exhaustive()
+    }
+}
+
+/// Locks `mutex`; what this crate guards stays valid when a holder panics.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Driver {
+    /// The driver named by `$HEADWAY_LIBCUDA`, else the loader's `libcuda.so.1`.
+    ///
+    /// # Errors
+    /// As [`Driver::load`].
+    pub fn system() -> Result<Arc<Self>, DeviceError> {
+        let named = std::env::var_os(LIBRARY_VARIABLE).filter(|path| !path.is_empty());
+        Self::load(Path::new(&named.unwrap_or_else(|| OsString::from("libcuda.so.1"))))
+    }
+
+    /// The driver in the library `path`; loaded once per process and path.
+    ///
+    /// # Errors
+    /// [`DeviceError::Unavailable`] naming the library, the function or the state that is missing.
+    pub fn load(path: &Path) -> Result<Arc<Self>, DeviceError> {
+        let mut loaded = lock(&LOADED);
+        if let Some(driver) = loaded.get(path) {
+            return Ok(Arc::clone(driver));
+        }
+        let table = Table::load(path)?;
+        let driver = Self { table, domain: Domain::new(), path: path.to_owned(), ids: Mutex::default() };
+        driver.init()?;
+        let driver = Arc::new(driver);
+        loaded.insert(path.to_owned(), Arc::clone(&driver));
+        Ok(driver)
+    }
+
+    fn init(&self) -> Result<(), DeviceError> {
+        // SAFETY: the flags must be 0.
+        let code = unsafe { (self.table.cuInit)(0) };
+        let remedy = match code {
+            table::SUCCESS => return Ok(()),
+            table::NO_DEVICE => "check that `nvidia-smi` lists a GPU and that $CUDA_VISIBLE_DEVICES does not hide it",
+            table::STUB_LIBRARY => "the library is a linking stub: name the driver's own in $HEADWAY_LIBCUDA",
+            table::SYSTEM_DRIVER_MISMATCH => "kernel module and library differ in version: reload the module or reboot",
+            _ => "check that the NVIDIA kernel module is loaded and that its device files may be opened",
+        };
+        Err(DeviceError::Unavailable {
+            what: "the CUDA driver".into(),
+            reason: format!("cuInit failed with {} ({code})", self.error_name(code)),
+            remedy: remedy.into(),
+        })
+    }
+
+    /// `Ok` for success, else the call, the code and its name.
+    pub(crate) fn check(&self, call: &'static str, code: Code) -> Result<(), DeviceError> {
+        if code == table::SUCCESS {
+            return Ok(());
+        }
+        Err(DeviceError::Driver { call, code, name: self.error_name(code) })
+    }
+
+    fn error_name(&self, code: Code) -> String {
+        let mut name: *const c_char = std::ptr::null();
+        // SAFETY: the driver stores a pointer to a constant text, or null for a code it does not know.
+        let status = unsafe { (self.table.cuGetErrorName)(code, &raw mut name) };
+        if status != table::SUCCESS || name.is_null() {
+            return "unknown error".into();
+        }
+        // SAFETY: not null, so a NUL-terminated text that lives as long as the library.
+        unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned()
+    }
+
+    /// Whether this is the library of the tests, with no GPU behind it.
+    #[must_use]
+    pub fn is_fake(&self) -> bool {
+        self.table.fake
+    }
+
+    /// The newest CUDA version the driver supports, as (major, minor).
+    ///
+    /// # Errors
+    /// [`DeviceError::Driver`].
+    pub fn version(&self) -> Result<(u32, u32), DeviceError> {
+        let mut version: c_int = 0;
+        // SAFETY: `version` is valid for the call to write.
+        unsafe { call!(self, cuDriverGetVersion(&raw mut version)) }?;
+        let version = version.unsigned_abs();
+        Ok((version / 1000, version % 1000 / 10))
+    }
+
+    /// Number of devices.
+    pub(crate) fn count(&self) -> Result<c_int, DeviceError> {
+        let mut count: c_int = 0;
+        // SAFETY: `count` is valid for the call to write.
+        unsafe { call!(self, cuDeviceGetCount(&raw mut count)) }?;
+        Ok(count)
+    }
+
+    /// The driver's handle of the device at `index`.
+    pub(crate) fn device(&self, index: u32) -> Result<Ordinal, DeviceError> {
+        let count = self.count()?;
+        let index = c_int::try_from(index).unwrap_or(c_int::MAX);
+        if index >= count {
+            return Err(DeviceError::Unavailable {
+                what: format!("GPU {index}"),
+                reason: format!("the driver reports {count} GPUs"),
+                remedy: "choose a lower number, or check $CUDA_VISIBLE_DEVICES".into(),
+            });
+        }
+        let mut ordinal: Ordinal = 0;
+        // SAFETY: `ordinal` is valid for the call to write.
+        unsafe { call!(self, cuDeviceGet(&raw mut ordinal, index)) }?;
+        Ok(ordinal)
+    }
+
+    /// The identity of a device: the same however often it is opened.
+    pub(crate) fn id(&self, ordinal: Ordinal) -> DeviceId {
+        *lock(&self.ids).entry(ordinal).or_insert_with(DeviceId::new)
+    }
+
+    pub(crate) fn name(&self, ordinal: Ordinal) -> Result<String, DeviceError> {
+        let mut text = [0 as c_char; 256];
+        // SAFETY: the driver writes at most the stated length with its NUL.
+        unsafe { call!(self, cuDeviceGetName(text.as_mut_ptr(), text.len() as c_int, ordinal)) }?;
+        Ok(self::text(&text))
+    }
+
+    /// The PCI address in the kernel's form.
+    pub(crate) fn pci(&self, ordinal: Ordinal) -> Result<Option<String>, DeviceError> {
+        let mut text = [0 as c_char; 64];
+        // SAFETY: the driver writes at most the stated length with its NUL.
+        unsafe { call!(self, cuDeviceGetPCIBusId(text.as_mut_ptr(), text.len() as c_int, ordinal)) }?;
+        Ok(headway_os::topology::pci_address(&self::text(&text)))
+    }
+
+    /// The UUID as `nvidia-smi` writes it.
+    pub(crate) fn uuid(&self, ordinal: Ordinal) -> Result<String, DeviceError> {
+        let mut bytes = [0u8; 16];
+        // SAFETY: the driver writes 16 bytes.
+        unsafe { call!(self, cuDeviceGetUuid_v2(&raw mut bytes, ordinal)) }?;
+        let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        Ok(format!("GPU-{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]))
+    }
+
+    pub(crate) fn memory(&self, ordinal: Ordinal) -> Result<Bytes, DeviceError> {
+        let mut bytes = 0usize;
+        // SAFETY: `bytes` is valid for the call to write.
+        unsafe { call!(self, cuDeviceTotalMem_v2(&raw mut bytes, ordinal)) }?;
+        Ok(Bytes(bytes as u64))
+    }
+
+    pub(crate) fn attribute(&self, attribute: c_int, ordinal: Ordinal) -> Result<u32, DeviceError> {
+        let mut value: c_int = 0;
+        // SAFETY: `value` is valid for the call to write.
+        unsafe { call!(self, cuDeviceGetAttribute(&raw mut value, attribute, ordinal)) }?;
+        Ok(value.unsigned_abs())
+    }
+
+    /// Whether `from` can use the memory of `to` directly.
+    pub(crate) fn can_access(&self, from: Ordinal, to: Ordinal) -> Result<bool, DeviceError> {
+        let mut answer: c_int = 0;
+        // SAFETY: `answer` is valid for the call to write.
+        unsafe { call!(self, cuDeviceCanAccessPeer(&raw mut answer, from, to)) }?;
+        Ok(answer != 0)
+    }
+}
+
+/// The text in `buffer` up to its NUL.
+pub(crate) fn text(buffer: &[c_char]) -> String {
+    let bytes: Vec<u8> = buffer.iter().take_while(|&&byte| byte != 0).map(|&byte| byte as u8).collect();
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// What the loader says about a library or symbol that it did not find.
+pub(crate) fn loader_text(error: &libloading::Error) -> String {
+    std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
+}

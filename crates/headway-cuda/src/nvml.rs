@@ -1,0 +1,279 @@
+//! NVML, NVIDIA's management library, loaded at run time: driver version, PCIe links, NVLink neighbours.
+
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::path::Path;
+
+use headway_device::DeviceError;
+use headway_os::topology::pci_address;
+use libloading::Library;
+
+use crate::checked::{loader_text, text};
+
+type Code = c_int;
+type Handle = *mut c_void;
+
+/// `NVML_NVLINK_MAX_LINKS`.
+const NVLINKS_MAX: c_uint = 18;
+const NOT_SUPPORTED: Code = 3;
+const INVALID_ARGUMENT: Code = 2;
+
+/// `nvmlPciInfo_t` of the `_v3` and `_v2` functions below.
+#[repr(C)]
+struct PciInfo {
+    legacy: [c_char; 16],
+    numbers: [c_uint; 5],
+    address: [c_char; 32],
+}
+
+impl PciInfo {
+    const fn new() -> Self {
+        Self { legacy: [0; 16], numbers: [0; 5], address: [0; 32] }
+    }
+}
+
+macro_rules! table {
+    ($($symbol:ident($($argument:ty),*);)*) => {
+        #[allow(non_snake_case, reason = "the library's own names")]
+        struct Table {
+            nvmlErrorString: unsafe extern "C" fn(Code) -> *const c_char,
+            $($symbol: unsafe extern "C" fn($($argument),*) -> Code,)*
+        }
+
+        impl Table {
+            fn find(library: &Library, path: &Path) -> Result<Self, DeviceError> {
+                Ok(Self {
+                    // SAFETY: the signature is that of `nvml.h`.
+                    nvmlErrorString: *unsafe { library.get(b"nvmlErrorString\0") }
+                        .map_err(|_| missing(path, "nvmlErrorString"))?,
+                    $($symbol: {
+                        let name = concat!(stringify!($symbol), "\0");
+                        // SAFETY: the signature is that of `nvml.h` for the symbol of this name and ABI version.
+                        let found = unsafe {
+                            library.get::<unsafe extern "C" fn($($argument),*) -> Code>(name.as_bytes())
+                        };
+                        *found.map_err(|_| missing(path, stringify!($symbol)))?
+                    },)*
+                })
+            }
+        }
+    };
+}
+
+table! {
+    nvmlInit_v2();
+    nvmlShutdown();
+    nvmlSystemGetDriverVersion(*mut c_char, c_uint);
+    nvmlDeviceGetCount_v2(*mut c_uint);
+    nvmlDeviceGetHandleByIndex_v2(c_uint, *mut Handle);
+    nvmlDeviceGetName(Handle, *mut c_char, c_uint);
+    nvmlDeviceGetUUID(Handle, *mut c_char, c_uint);
+    nvmlDeviceGetPciInfo_v3(Handle, *mut PciInfo);
+    nvmlDeviceGetCurrPcieLinkGeneration(Handle, *mut c_uint);
+    nvmlDeviceGetCurrPcieLinkWidth(Handle, *mut c_uint);
+    nvmlDeviceGetMaxPcieLinkGeneration(Handle, *mut c_uint);
+    nvmlDeviceGetMaxPcieLinkWidth(Handle, *mut c_uint);
+    nvmlDeviceGetNvLinkState(Handle, c_uint, *mut c_uint);
+    nvmlDeviceGetNvLinkRemotePciInfo_v2(Handle, c_uint, *mut PciInfo);
+}
+
+fn missing(path: &Path, symbol: &str) -> DeviceError {
+    DeviceError::Unavailable {
+        what: format!("the function {symbol} of NVML"),
+        reason: format!("`{}` does not have it", path.display()),
+        remedy: "update the NVIDIA driver".into(),
+    }
+}
+
+/// NVML, loaded and initialised.
+pub struct Nvml {
+    table: Table,
+    // Unloaded after `Drop` has shut it down.
+    _library: Library,
+}
+
+/// What NVML says of the node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NvmlReport {
+    /// Version of the NVIDIA driver, for example `580.159.04`.
+    pub driver_version: String,
+    /// The GPUs, in NVML's order (by PCI address), `$CUDA_VISIBLE_DEVICES` not applied.
+    pub gpus: Vec<NvmlGpu>,
+}
+
+/// One GPU as NVML describes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NvmlGpu {
+    /// Name for people.
+    pub name: String,
+    /// UUID, the same as the CUDA driver's.
+    pub uuid: String,
+    /// PCI address in the kernel's form.
+    pub pci: Option<String>,
+    /// The PCIe link now; an idle GPU may lower its generation.
+    pub pcie_now: Option<PcieLink>,
+    /// The fastest this GPU and this slot can do.
+    pub pcie_max: Option<PcieLink>,
+    /// PCI addresses at the other end of its active NVLinks: one entry per link; switches on nodes that have them.
+    pub nvlinks: Vec<Option<String>>,
+}
+
+/// Speed of a PCIe link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PcieLink {
+    /// Generation, 1 to 6.
+    pub generation: u32,
+    /// Lanes.
+    pub width: u32,
+}
+
+impl std::fmt::Display for NvmlGpu {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}", self.name)?;
+        if let Some(PcieLink { generation, width }) = self.pcie_max {
+            write!(f, " PCIe {generation}.0 x{width}")?;
+        }
+        let active = self.nvlinks.iter().flatten().count();
+        if active > 0 { write!(f, ", {active} NVLinks") } else { Ok(()) }
+    }
+}
+
+impl Nvml {
+    /// The loader's `libnvidia-ml.so.1`.
+    ///
+    /// # Errors
+    /// [`DeviceError::Unavailable`] with the remedy.
+    pub fn system() -> Result<Self, DeviceError> {
+        Self::load(Path::new("libnvidia-ml.so.1"))
+    }
+
+    /// NVML in the library `path`.
+    ///
+    /// # Errors
+    /// [`DeviceError::Unavailable`] naming the library, the function or the state that is missing.
+    pub fn load(path: &Path) -> Result<Self, DeviceError> {
+        // SAFETY: loading runs the library's initialisers. It is the system's or the one that the user names, which is
+        // trusted like the program itself.
+        let library = unsafe { Library::new(path) }.map_err(|error| DeviceError::Unavailable {
+            what: format!("the NVML library `{}`", path.display()),
+            reason: loader_text(&error),
+            remedy: "install the NVIDIA driver with its utilities".into(),
+        })?;
+        let table = Table::find(&library, path)?;
+        // SAFETY: no argument.
+        let code = unsafe { (table.nvmlInit_v2)() };
+        if code != 0 {
+            return Err(DeviceError::Unavailable {
+                what: "NVML".into(),
+                reason: format!("nvmlInit_v2 failed with {} ({code})", error_text(&table, code)),
+                remedy: "check that the NVIDIA kernel module is loaded and has the version of the library".into(),
+            });
+        }
+        Ok(Self { table, _library: library })
+    }
+
+    fn check(&self, call: &'static str, code: Code) -> Result<(), DeviceError> {
+        if code == 0 { Ok(()) } else { Err(DeviceError::Driver { call, code, name: error_text(&self.table, code) }) }
+    }
+
+    /// Asks everything of every GPU.
+    ///
+    /// # Errors
+    /// [`DeviceError::Driver`].
+    pub fn report(&self) -> Result<NvmlReport, DeviceError> {
+        let table = &self.table;
+        let driver_version = self.text("nvmlSystemGetDriverVersion", |buffer, bytes| {
+            // SAFETY: NVML writes at most `bytes` bytes with the NUL.
+            unsafe { (table.nvmlSystemGetDriverVersion)(buffer, bytes) }
+        })?;
+        let mut count = 0;
+        // SAFETY: `count` is valid for the call to write.
+        self.check("nvmlDeviceGetCount_v2", unsafe { (table.nvmlDeviceGetCount_v2)(&raw mut count) })?;
+        let gpus = (0..count).map(|index| self.gpu(index)).collect::<Result<_, _>>()?;
+        Ok(NvmlReport { driver_version, gpus })
+    }
+
+    fn gpu(&self, index: c_uint) -> Result<NvmlGpu, DeviceError> {
+        let table = &self.table;
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: `handle` is valid for the call to write.
+        let code = unsafe { (table.nvmlDeviceGetHandleByIndex_v2)(index, &raw mut handle) };
+        self.check("nvmlDeviceGetHandleByIndex_v2", code)?;
+        let mut pci = PciInfo::new();
+        // SAFETY: the handle is NVML's; `pci` is valid for the call to write.
+        let code = unsafe { (table.nvmlDeviceGetPciInfo_v3)(handle, &raw mut pci) };
+        self.check("nvmlDeviceGetPciInfo_v3", code)?;
+        // SAFETY: the handle is NVML's, which writes at most `bytes` bytes with the NUL.
+        let name = |at, bytes| unsafe { (table.nvmlDeviceGetName)(handle, at, bytes) };
+        // SAFETY: as for the name.
+        let uuid = |at, bytes| unsafe { (table.nvmlDeviceGetUUID)(handle, at, bytes) };
+        Ok(NvmlGpu {
+            name: self.text("nvmlDeviceGetName", name)?,
+            uuid: self.text("nvmlDeviceGetUUID", uuid)?,
+            pci: pci_address(&text(&pci.address)),
+            pcie_now: self.pcie(
+                handle,
+                table.nvmlDeviceGetCurrPcieLinkGeneration,
+                table.nvmlDeviceGetCurrPcieLinkWidth,
+            ),
+            pcie_max: self.pcie(handle, table.nvmlDeviceGetMaxPcieLinkGeneration, table.nvmlDeviceGetMaxPcieLinkWidth),
+            nvlinks: self.nvlinks(handle)?,
+        })
+    }
+
+    fn text(&self, call: &'static str, ask: impl Fn(*mut c_char, c_uint) -> Code) -> Result<String, DeviceError> {
+        let mut buffer = [0 as c_char; 128];
+        self.check(call, ask(buffer.as_mut_ptr(), buffer.len() as c_uint))?;
+        Ok(text(&buffer))
+    }
+
+    /// `None` where the GPU has no PCIe link or a virtual machine hides it.
+    fn pcie(
+        &self,
+        handle: Handle,
+        generation: unsafe extern "C" fn(Handle, *mut c_uint) -> Code,
+        width: unsafe extern "C" fn(Handle, *mut c_uint) -> Code,
+    ) -> Option<PcieLink> {
+        let mut link = PcieLink { generation: 0, width: 0 };
+        // SAFETY: the handle is NVML's; both numbers are valid for the calls to write.
+        let known =
+            unsafe { generation(handle, &raw mut link.generation) == 0 && width(handle, &raw mut link.width) == 0 };
+        known.then_some(link)
+    }
+
+    fn nvlinks(&self, handle: Handle) -> Result<Vec<Option<String>>, DeviceError> {
+        let mut peers = Vec::new();
+        for link in 0..NVLINKS_MAX {
+            let mut active = 0;
+            // SAFETY: the handle is NVML's; `active` is valid for the call to write.
+            match unsafe { (self.table.nvmlDeviceGetNvLinkState)(handle, link, &raw mut active) } {
+                0 if active != 0 => {}
+                0 => continue,
+                // No NVLink at all, or fewer links than the largest GPU has.
+                NOT_SUPPORTED | INVALID_ARGUMENT => break,
+                code => self.check("nvmlDeviceGetNvLinkState", code)?,
+            }
+            let mut pci = PciInfo::new();
+            // SAFETY: as above.
+            let code = unsafe { (self.table.nvmlDeviceGetNvLinkRemotePciInfo_v2)(handle, link, &raw mut pci) };
+            peers.push(if code == 0 { pci_address(&text(&pci.address)) } else { None });
+        }
+        Ok(peers)
+    }
+}
+
+impl Drop for Nvml {
+    fn drop(&mut self) {
+        // SAFETY: initialised by `load`; calls are counted by NVML.
+        let _ = unsafe { (self.table.nvmlShutdown)() };
+    }
+}
+
+fn error_text(table: &Table, code: Code) -> String {
+    // SAFETY: NVML returns a constant text for every code.
+    let text = unsafe { (table.nvmlErrorString)(code) };
+    if text.is_null() {
+        return "unknown error".into();
+    }
+    // SAFETY: not null, so a NUL-terminated text that lives as long as the library.
+    unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+}
