@@ -1,0 +1,71 @@
+//! How many events a second the simulator handles on one core: inputs fed, actions asked for, events told.
+//!
+//! The shipped encryption workload on the shipped four-GPU node, without bytes and without a log, so that the figure is
+//! the simulator's own.
+
+use std::convert::Infallible;
+use std::hint::black_box;
+
+use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use headway_core::dispatch::Limits;
+use headway_core::machine;
+use headway_core::payload::{Gathered, Payload, Piece};
+use headway_core::plan::{Plan, Source};
+use headway_core::planner::{self, Options};
+use headway_core::units::{Bytes, Nanos};
+use headway_core::workload;
+use headway_sim::{Faults, Run, simulate};
+
+/// Every cycle carries its full reserve, and nothing is moved.
+struct Full<'a>(&'a Plan);
+
+impl Payload for Full<'_> {
+    type Error = Infallible;
+
+    fn gather(&mut self, pipeline: u32, _cycle: u64) -> Result<Gathered, Infallible> {
+        let block = self.0.pipelines[pipeline as usize].reserve;
+        Ok(Gathered { block, longest_lane: Bytes(4096) })
+    }
+
+    fn execute(&mut self, _piece: &Piece) -> Result<(), Infallible> {
+        Ok(())
+    }
+
+    fn deliver(&mut self, _pipeline: u32, _cycle: u64) -> Result<(), Infallible> {
+        Ok(())
+    }
+}
+
+fn events(criterion: &mut Criterion) {
+    let machine = machine::shipped("h200-x4").expect("shipped");
+    let text = include_str!("../../../workloads/encrypt.toml");
+    let workload = workload::parse("encrypt.toml", text).expect("shipped").value;
+    let plan = planner::plan(&machine, &workload, Options::default()).expect("the shipped workload fits");
+    let seconds = 20;
+    let cycles = plan.pipelines.iter().map(|p| match p.source {
+        Source::Streams(_) => seconds * 1_000_000_000 / p.period.0,
+        Source::Message | Source::Flow => 0,
+    });
+    let run = Run {
+        epoch: Nanos(10_000_000),
+        cycles: cycles.collect(),
+        packets: plan.streams.iter().map(|s| seconds * 1_000_000_000 / s.period.0).collect(),
+        seed: 1,
+        faults: Faults::default(),
+        limits: Limits::default(),
+    };
+    let count = simulate(&plan, &machine, &run, &mut Full(&plan), |_| {}).expect("it runs");
+    let mut group = criterion.benchmark_group("simulator");
+    group.throughput(Throughput::Elements(count.inputs + count.actions + count.events));
+    group.bench_function("encrypt on h200-x4", |bencher| {
+        bencher.iter(|| {
+            simulate(&plan, &machine, &run, &mut Full(&plan), |record| {
+                black_box(record);
+            })
+        });
+    });
+    group.finish();
+}
+
+criterion_group!(benches, events);
+criterion_main!(benches);

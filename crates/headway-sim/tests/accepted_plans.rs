@@ -1,0 +1,235 @@
+//! No plan that the planner accepts ever misses a deadline, whatever arrives and however short kernels run.
+
+mod support;
+
+use headway_core::machine::{Machine, Method};
+use headway_core::plan::{Outcome as Answer, Plan, Source, Strategy};
+use headway_core::planner::{Options, plan};
+use headway_core::units::{Bytes, Nanos};
+use headway_core::workload::{Block, Cycle, Flow, Grouping, Message, OnMiss, Place, Placement, Step, Stream, Workload};
+use headway_sim::{Faults, Run};
+use support::{Draw, EPOCH, Null, empty, events, is_fault, logged, machine, run_of};
+
+const MS: u64 = 1_000_000;
+/// Cycles of all pipelines together in one run.
+const CYCLES_MAX: u64 = 400;
+
+/// The same machine measured so well that costs have nothing to spare.
+fn exact(mut machine: Machine) -> Machine {
+    if let Some(calibration) = &mut machine.calibration {
+        calibration.margin_ppm = 0;
+        calibration.jitter = Nanos::ZERO;
+        calibration.sigma_ppm = 1_000_000;
+    }
+    machine
+}
+
+fn copy(from: Place, to: Place) -> Step {
+    Step::Copy { from, to }
+}
+
+/// Steps that the machine can do: in, perhaps a kernel, perhaps over another GPU, out.
+fn steps(machine: &Machine, draw: &mut Draw, gpu: Option<&str>) -> Vec<Step> {
+    let compute = |kernel: &str| Step::Compute { kernel: kernel.to_owned() };
+    let mut steps = vec![copy(Place::Host, Place::OwnGpu)];
+    if !machine.kernels.is_empty() {
+        for _ in 0..draw.below(3) {
+            steps.push(compute(&draw.pick(&machine.kernels).id));
+        }
+    }
+    let peer =
+        machine.routes.iter().find(|r| r.method == Method::Peer && Some(&*machine.endpoints[r.from.at()].id) == gpu);
+    match (draw.below(4), peer) {
+        (0, _) => {}
+        (1, Some(peer)) => steps.push(copy(Place::OwnGpu, Place::Named(machine.endpoints[peer.to.at()].id.clone()))),
+        (_, _) => steps.push(copy(Place::OwnGpu, Place::Host)),
+    }
+    steps
+}
+
+fn stream(machine: &Machine, draw: &mut Draw, number: usize) -> Stream {
+    let gpus: Vec<&str> = machine.gpus().map(|gpu| machine.endpoints[gpu.at()].id.as_str()).collect();
+    let gpu = (draw.below(2) == 0).then(|| *draw.pick(&gpus));
+    let steps = steps(machine, draw, gpu);
+    let scale = draw.within(3, 10);
+    Stream {
+        id: format!("s{number}"),
+        packet: Bytes(draw.size(22)),
+        period: Nanos(draw.within(MS / 10, scale * 2 * MS)),
+        deadline: Nanos(draw.within(MS / 2, scale * 4 * MS)),
+        start: Nanos(draw.below(2) * draw.below(5 * MS)),
+        gpu: gpu.map_or(Placement::Auto, |gpu| Placement::Gpu(gpu.to_owned())),
+        steps,
+        on_miss: OnMiss::Finish,
+        cipher: None,
+    }
+}
+
+fn message(machine: &Machine, draw: &mut Draw, number: usize) -> Message {
+    let block = |draw: &mut Draw| {
+        let usable: Vec<_> = machine.routes.iter().filter(|r| r.method != Method::Pageable).collect();
+        let route = draw.pick(&usable);
+        let name = |end: headway_core::machine::EndpointId| machine.endpoints[end.at()].id.clone();
+        Block { from: name(route.from), to: name(route.to), bytes: Bytes(draw.size(25)) }
+    };
+    Message {
+        id: format!("m{number}"),
+        period: Nanos(draw.within(MS, 20 * MS)),
+        start: Nanos(draw.below(2) * draw.below(5 * MS)),
+        blocks: (0..draw.within(1, 5)).map(|_| block(draw)).collect(),
+    }
+}
+
+fn workload(machine: &Machine, draw: &mut Draw) -> Workload {
+    let (streams, messages, flows) = (draw.within(1, 7), draw.below(3), draw.below(3));
+    let flow = |draw: &mut Draw, number: u64| {
+        let period = draw.within(MS, 10 * MS);
+        let deadline = draw.within(period / 2, 2 * period);
+        let (cost, server) = (Nanos(draw.within(1, deadline / 3)), "cpu".to_owned());
+        Flow { id: format!("f{number}"), server, cost, period: Nanos(period), deadline: Nanos(deadline) }
+    };
+    Workload {
+        cycle: *draw.pick(&[Cycle::Auto, Cycle::Paper, Cycle::Arrival]),
+        grouping: *draw.pick(&[Grouping::Class, Grouping::Each]),
+        streams: (0..streams).map(|n| stream(machine, draw, n as usize)).collect(),
+        messages: (0..messages).map(|n| message(machine, draw, n as usize)).collect(),
+        flows: (0..flows).map(|n| flow(draw, n)).collect(),
+        ..empty()
+    }
+}
+
+/// A few copies with short windows beside a few large ones, so that whole copies would block too long.
+fn contrast(machine: &Machine, draw: &mut Draw) -> Workload {
+    let count = draw.within(2, 5);
+    let cycle = *draw.pick(&[Cycle::Paper, Cycle::Arrival]);
+    let streams = (0..count).map(|number| {
+        let mut stream = stream(machine, draw, number as usize);
+        stream.steps = vec![copy(Place::Host, Place::OwnGpu)];
+        if number % 2 == 0 {
+            stream.packet = Bytes(draw.size(14));
+            stream.deadline = Nanos(draw.within(MS / 5, MS));
+            stream.period = Nanos(draw.within(MS / 5, MS));
+        } else {
+            stream.packet = Bytes(draw.within(1 << 20, 1 << 24));
+            stream.deadline = Nanos(draw.within(10 * MS, 50 * MS));
+            stream.period = Nanos(draw.within(10 * MS, 50 * MS));
+        }
+        stream
+    });
+    Workload { cycle, streams: streams.collect(), ..empty() }
+}
+
+/// The workload with all sizes times `factor` / 8.
+fn larger(workload: &Workload, factor: u64) -> Workload {
+    let scaled = |bytes: Bytes| Bytes((bytes.0 * factor).div_ceil(8));
+    let mut larger = workload.clone();
+    larger.streams.iter_mut().for_each(|s| s.packet = scaled(s.packet));
+    larger.messages.iter_mut().flat_map(|m| &mut m.blocks).for_each(|b| b.bytes = scaled(b.bytes));
+    larger
+}
+
+/// The plan with the largest of the sizes tried that is accepted.
+fn largest_accepted(machine: &Machine, workload: &Workload, options: Options) -> Option<Plan> {
+    let mut accepted = None;
+    let mut factor = 8;
+    for _ in 0..14 {
+        let Ok(plan) = plan(machine, &larger(workload, factor), options) else { break };
+        if plan.verdict.outcome != Answer::Schedulable {
+            break;
+        }
+        accepted = Some(plan);
+        factor += factor / 2;
+    }
+    accepted
+}
+
+/// As many cycles of each pipeline as fit one span of time.
+fn run(plan: &Plan, draw: &mut Draw) -> Run {
+    let cycles = |span: u64| plan.pipelines.iter().map(move |p| span / p.period.0 + 1);
+    let mut span = 100 * MS;
+    while cycles(span).sum::<u64>() > CYCLES_MAX {
+        span /= 2;
+    }
+    let kernel_ppm_min = *draw.pick(&[None, Some(0), Some(500_000), Some(999_000)]);
+    let faults = Faults { kernel_ppm_min, ..Faults::default() };
+    Run { epoch: EPOCH, cycles: cycles(span).collect(), seed: draw.below(1 << 40), faults, ..run_of(plan, 0) }
+}
+
+#[derive(Debug, Default)]
+struct Seen {
+    accepted: u32,
+    busy: u32,
+    chunked: u32,
+    by_arrival: u32,
+    serial: u32,
+    partitioned: u32,
+}
+
+impl Seen {
+    fn count(&mut self, plan: &Plan) {
+        self.accepted += 1;
+        self.busy += u32::from(plan.verdict.utilisation_ppm > 500_000);
+        let steps = || plan.pipelines.iter().flat_map(|p| &p.steps);
+        self.chunked += u32::from(steps().any(|step| step.chunk > Bytes(0)));
+        let arrives =
+            |p: &headway_core::plan::Pipeline| matches!(p.source, Source::Streams(_)) && p.gather == Nanos::ZERO;
+        self.by_arrival += u32::from(plan.pipelines.iter().any(arrives));
+        match plan.strategy {
+            Strategy::Serial => self.serial += 1,
+            Strategy::Partitioned => self.partitioned += 1,
+        }
+    }
+}
+
+fn accepted_plans_hold(machine: &Machine, seed: u64, cases: u32) -> Seen {
+    let mut draw = Draw(seed);
+    let mut seen = Seen::default();
+    for case in 0..cases {
+        let workload = if case % 3 == 0 { contrast(machine, &mut draw) } else { workload(machine, &mut draw) };
+        let strategy = *draw.pick(&[None, Some(Strategy::Serial), Some(Strategy::Partitioned)]);
+        let Some(plan) = largest_accepted(machine, &workload, Options { strategy }) else { continue };
+        seen.count(&plan);
+        for partial in [false, true] {
+            let mut null = if partial { Null::partial(&plan, draw.below(1 << 40)) } else { Null::full(&plan) };
+            let run = run(&plan, &mut draw);
+            let (outcome, log) = logged(&plan, machine, &run, &mut null);
+            assert!(outcome.unwrap().finished, "seed {seed}, case {case}");
+            let fault = events(&log).find(|event| is_fault(event));
+            assert_eq!(fault, None, "seed {seed}, case {case}, partial {partial}: {plan:#?}");
+        }
+    }
+    println!("{} {seed}: {cases} cases, {seen:?}", machine.name);
+    seen
+}
+
+#[test]
+fn on_one_h200() {
+    let seen = accepted_plans_hold(&machine("h200-x1"), 1, 300);
+    assert!(seen.accepted > 80 && seen.partitioned > 20);
+}
+
+#[test]
+fn on_one_h200_with_nothing_to_spare() {
+    let seen = accepted_plans_hold(&exact(machine("h200-x1")), 2, 600);
+    assert!(seen.accepted > 200 && seen.busy > 100 && seen.chunked > 50 && seen.by_arrival > 80);
+    assert!(seen.serial > 50 && seen.partitioned > 50);
+}
+
+#[test]
+fn on_four_h200() {
+    let seen = accepted_plans_hold(&machine("h200-x4"), 3, 300);
+    assert!(seen.accepted > 80 && seen.partitioned > 20);
+}
+
+#[test]
+fn on_four_h200_with_nothing_to_spare() {
+    let seen = accepted_plans_hold(&exact(machine("h200-x4")), 4, 600);
+    assert!(seen.accepted > 200 && seen.busy > 100 && seen.chunked > 50 && seen.by_arrival > 80);
+    assert!(seen.serial > 50 && seen.partitioned > 50);
+}
+
+#[test]
+fn on_the_tyan_without_calibration() {
+    let seen = accepted_plans_hold(&machine("tyan-ft72b7015"), 5, 600);
+    assert!(seen.accepted > 200 && seen.busy > 100 && seen.chunked > 50 && seen.by_arrival > 80);
+}

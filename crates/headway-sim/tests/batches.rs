@@ -1,0 +1,172 @@
+//! A batch alone on a node takes in the simulator exactly what the interconnect model predicts, block by block.
+
+mod support;
+
+use headway_core::dispatch::{Action, Input};
+use headway_core::interconnect::{BatchBlock, Network};
+use headway_core::log::{Record, What};
+use headway_core::machine::{
+    Capacity, CapacityId, CapacityKind, Endpoint, EndpointId, EndpointKind, Engine, EngineClass, EngineId, Machine,
+    Method, Route, RouteId,
+};
+use headway_core::plan::{Pipeline, PlannedOperation, PlannedStep, Source, Work};
+use headway_core::units::{Bytes, Nanos, Rate};
+use support::{Draw, EPOCH, Null, by_hand, logged, machine, run_of};
+
+/// The batch as a message that is released once.
+fn message(machine: &Machine, blocks: &[BatchBlock]) -> Pipeline {
+    let operation = |block: &BatchBlock| {
+        let route = &machine.routes[block.route.at()];
+        let work = Work::Copy {
+            from: "a".to_owned(),
+            to: "b".to_owned(),
+            class: EngineClass::H2d,
+            route: block.route,
+            method: route.method,
+            bytes: block.bytes,
+            uses: route.uses.clone(),
+        };
+        PlannedOperation { engines: route.engines.clone(), work }
+    };
+    let long = Nanos(1 << 50);
+    Pipeline {
+        name: "batch".to_owned(),
+        source: Source::Message,
+        gpu: None,
+        period: long,
+        start: Nanos::ZERO,
+        gather: Nanos::ZERO,
+        window: long,
+        reserve: blocks.iter().map(|b| b.bytes).sum(),
+        steps: vec![PlannedStep {
+            name: "batch".to_owned(),
+            server: 0,
+            cost: long,
+            chunk: Bytes(0),
+            piece: long,
+            operations: blocks.iter().map(operation).collect(),
+        }],
+    }
+}
+
+/// When each block ends after the epoch, in the order of the batch.
+fn ends(log: &[Record], blocks: usize) -> Vec<Nanos> {
+    let (mut index_of, mut ends) = (vec![0; blocks], vec![Nanos::MAX; blocks]);
+    for record in log {
+        match record.what {
+            What::Action(Action::Submit { operation, index, .. }) => index_of[operation as usize] = index as usize,
+            What::Input(Input::Done { operation, finished, .. }) => {
+                ends[index_of[operation as usize]] = finished - EPOCH;
+            }
+            What::Input(_) | What::Action(Action::Deliver { .. }) | What::Event(_) => {}
+        }
+    }
+    ends
+}
+
+fn assert_as_predicted(machine: &Machine, blocks: &[BatchBlock]) {
+    let predicted = Network::new(machine).completion(blocks).unwrap();
+    let plan = by_hand(machine, vec![message(machine, blocks)]);
+    let (outcome, log) = logged(&plan, machine, &run_of(&plan, 1), &mut Null::full(&plan));
+    assert!(outcome.unwrap().finished);
+    assert_eq!(ends(&log, blocks.len()), predicted.blocks, "{blocks:?}");
+}
+
+/// Blocks over the routes that plans use.
+fn batch(machine: &Machine, draw: &mut Draw) -> Vec<BatchBlock> {
+    let routes: Vec<RouteId> = (0u32..)
+        .zip(&machine.routes)
+        .filter(|(_, route)| route.method != Method::Pageable)
+        .map(|(at, _)| RouteId(at))
+        .collect();
+    let count = draw.within(1, 10);
+    (0..count).map(|_| BatchBlock { route: *draw.pick(&routes), bytes: Bytes(draw.size(27)) }).collect()
+}
+
+#[test]
+fn random_batches_on_four_h200_end_when_the_model_says() {
+    let machine = machine("h200-x4");
+    let mut draw = Draw(1);
+    for _ in 0..1_500 {
+        let blocks = batch(&machine, &mut draw);
+        assert_as_predicted(&machine, &blocks);
+    }
+}
+
+#[test]
+fn random_batches_on_the_tyan_end_when_the_model_says() {
+    let machine = machine("tyan-ft72b7015");
+    let mut draw = Draw(2);
+    for _ in 0..500 {
+        let blocks = batch(&machine, &mut draw);
+        assert_as_predicted(&machine, &blocks);
+    }
+}
+
+/// A machine with few engines and capacities, any routes over them and any set-up times.
+fn small_machine(draw: &mut Draw) -> Machine {
+    let endpoint = |id: &str, kind| Endpoint { id: id.to_owned(), kind, numa: None, pci: None, uuid: None };
+    let (capacities, engines) = (draw.within(1, 5) as u32, draw.within(1, 4) as u32);
+    let mut of = Machine {
+        name: "small".to_owned(),
+        description: String::new(),
+        endpoints: vec![endpoint("host", EndpointKind::Memory), endpoint("gpu0", EndpointKind::Gpu)],
+        capacities: Vec::new(),
+        engines: Vec::new(),
+        routes: Vec::new(),
+        kernels: Vec::new(),
+        calibration: None,
+        hash: "small".to_owned(),
+    };
+    for at in 0..capacities {
+        let rate = Rate(draw.within(1_000_000, 60_000_000_000));
+        // Neighbours are the two directions of a wire, more often than not.
+        let other = CapacityId(at ^ 1);
+        let both = Rate(draw.within(1_000_000, rate.0));
+        let kind = if other.0 < capacities && draw.below(3) > 0 {
+            CapacityKind::Link { from: String::new(), to: String::new(), opposite: Some((other, both)) }
+        } else {
+            CapacityKind::Limit
+        };
+        of.capacities.push(Capacity { id: format!("c{at}"), rate, rate_low: rate, kind });
+    }
+    for at in 0..engines {
+        of.engines.push(Engine { id: format!("e{at}"), gpu: EndpointId(1), serves: vec![EngineClass::H2d], lanes: 1 });
+    }
+    for _ in 0..draw.within(1, 5) {
+        let mut uses = Vec::new();
+        while uses.is_empty() {
+            for at in 0..capacities {
+                if draw.below(2) == 0 {
+                    uses.push((CapacityId(at), draw.within(1, 3_000_000) as u32));
+                }
+            }
+        }
+        let first = draw.below(u64::from(engines)) as u32;
+        let second = draw.below(u64::from(engines)) as u32;
+        let held = if first == second || draw.below(2) == 0 { vec![first] } else { vec![first, second] };
+        of.routes.push(Route {
+            from: EndpointId(0),
+            to: EndpointId(1),
+            method: Method::Dma,
+            engines: held.into_iter().map(EngineId).collect(),
+            uses,
+            weight: draw.within(1, 1_000) as u32,
+            setup: Nanos(draw.below(3) * draw.within(1, 9_000)),
+            setup_queued: Nanos(draw.below(3) * draw.within(1, 3_000)),
+        });
+    }
+    of
+}
+
+#[test]
+fn random_batches_on_small_machines_end_when_the_model_says() {
+    let mut draw = Draw(3);
+    for _ in 0..4_000 {
+        let machine = small_machine(&mut draw);
+        for _ in 0..3 {
+            let blocks = batch(&machine, &mut draw);
+            assert_as_predicted(&machine, &blocks);
+        }
+    }
+}
