@@ -1,0 +1,192 @@
+//! Between streams and blocks: packs what arrived in a cycle, and takes processed blocks apart again.
+
+use std::sync::Arc;
+
+use headway_core::block::{self, BlockError, Header};
+use headway_core::log::StreamRun;
+use headway_core::payload::Gathered;
+use headway_core::plan::{Plan, Source};
+use headway_core::units::Bytes;
+
+use crate::intake::{InputError, Intake};
+use crate::outlet::{OutFile, Outlet, OutputError};
+
+/// A block that cannot be packed, or that comes back different from what was sent.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DataError {
+    /// The input failed.
+    #[error(transparent)]
+    Input(#[from] InputError),
+    /// The output failed.
+    #[error(transparent)]
+    Output(#[from] OutputError),
+    /// The block is damaged.
+    #[error("pipeline `{pipeline}`, cycle {cycle}: damaged block")]
+    Block {
+        /// The pipeline's name.
+        pipeline: String,
+        /// The cycle.
+        cycle: u64,
+        /// What is wrong.
+        source: BlockError,
+    },
+    /// A block of another cycle, or with other sizes, came back.
+    #[error("pipeline `{pipeline}`, cycle {cycle}: {what}; data was lost, repeated or reordered")]
+    Sequence {
+        /// The pipeline's name.
+        pipeline: String,
+        /// The cycle expected.
+        cycle: u64,
+        /// What came instead.
+        what: String,
+    },
+}
+
+/// Packs blocks. Cheap to clone; any thread may use it.
+#[derive(Clone, Debug)]
+pub struct Gatherer {
+    plan: Arc<Plan>,
+    intake: Arc<Intake>,
+    runs: Arc<[StreamRun]>,
+}
+
+impl Gatherer {
+    /// A gatherer of `intake` for the pipelines of `plan`.
+    #[must_use]
+    pub fn new(plan: Arc<Plan>, intake: Arc<Intake>) -> Self {
+        let runs = intake.runs(&plan.streams).into();
+        Self { plan, intake, runs }
+    }
+
+    /// Packets and bytes of each stream.
+    #[must_use]
+    pub fn runs(&self) -> &[StreamRun] {
+        &self.runs
+    }
+
+    /// Cycles that each pipeline needs to carry all packets; zero for pipelines that no stream feeds.
+    #[must_use]
+    pub fn cycles(&self) -> Vec<u64> {
+        let pipelines = self.plan.pipelines.iter();
+        pipelines
+            .map(|pipeline| match &pipeline.source {
+                Source::Streams(streams) => streams
+                    .iter()
+                    .map(|&stream| match self.runs[stream as usize].packets {
+                        0 => 0,
+                        packets => self.plan.streams[stream as usize].cycle_of(pipeline, packets - 1) + 1,
+                    })
+                    .max()
+                    .unwrap_or(0),
+                Source::Message | Source::Flow => 0,
+            })
+            .collect()
+    }
+
+    /// The part of a stream's bytes that `cycle` carries: first byte and number.
+    fn part(&self, pipeline: u32, cycle: u64, stream: u32) -> (u64, u64) {
+        let planned = &self.plan.streams[stream as usize];
+        let run = &self.runs[stream as usize];
+        let packets = planned.packets_in(&self.plan.pipelines[pipeline as usize], cycle);
+        let at = |packet: u64| packet.saturating_mul(planned.packet.0).min(run.bytes.0);
+        let (from, to) = (at(packets.start), at(packets.end));
+        (from, to - from)
+    }
+
+    fn lens(&self, pipeline: u32, cycle: u64) -> Vec<u64> {
+        match &self.plan.pipelines[pipeline as usize].source {
+            Source::Streams(streams) => streams.iter().map(|&stream| self.part(pipeline, cycle, stream).1).collect(),
+            Source::Message | Source::Flow => Vec::new(),
+        }
+    }
+
+    /// Packs the block of `cycle` into the start of `buffer`.
+    ///
+    /// # Errors
+    /// [`DataError`]; the buffer is then unspecified.
+    pub fn gather(&self, pipeline: u32, cycle: u64, buffer: &mut [u8]) -> Result<Gathered, DataError> {
+        let lens = self.lens(pipeline, cycle);
+        if lens.iter().all(|&len| len == 0) {
+            return Ok(Gathered::default());
+        }
+        let planned = &self.plan.pipelines[pipeline as usize];
+        let damaged = |source| DataError::Block { pipeline: planned.name.clone(), cycle, source };
+        let block = block::write_header(buffer, cycle, &lens).map_err(damaged)?;
+        let header = Header::read(&buffer[..block.0 as usize]).map_err(damaged)?;
+        let Source::Streams(streams) = &planned.source else { return Ok(Gathered::default()) };
+        for (&stream, lane) in streams.iter().zip(&header.lanes) {
+            let (from, _) = self.part(pipeline, cycle, stream);
+            self.intake.read(stream as usize, from, &mut buffer[lane.clone()])?;
+            let padded = lane.end.next_multiple_of(block::ALIGN).min(block.0 as usize);
+            buffer[lane.end..padded].fill(0);
+        }
+        let longest_lane = Bytes(lens.iter().copied().max().unwrap_or(0));
+        Ok(Gathered { block, longest_lane })
+    }
+}
+
+/// Takes blocks apart and appends every lane to its stream's file.
+#[derive(Debug)]
+pub struct Scatterer {
+    gatherer: Gatherer,
+    files: Vec<OutFile>,
+    /// The next cycle of each pipeline that is not empty must be at least this one.
+    next: Vec<u64>,
+}
+
+/// Name of a stream's output inside the results.
+#[must_use]
+pub fn output_name(stream: &str) -> String {
+    let safe = |c: char| if c.is_alphanumeric() || matches!(c, '-' | '_' | '.') { c } else { '_' };
+    format!("streams/{}.bin", stream.chars().map(safe).collect::<String>())
+}
+
+impl Scatterer {
+    /// A scatterer that writes into `outlet`, and checks blocks against what `gatherer` packs.
+    ///
+    /// # Errors
+    /// [`OutputError`].
+    pub fn new(gatherer: Gatherer, outlet: &Outlet) -> Result<Self, OutputError> {
+        let streams = gatherer.plan.streams.iter();
+        let files = streams.map(|stream| outlet.file(&output_name(&stream.id))).collect::<Result<_, _>>()?;
+        let next = vec![0; gatherer.plan.pipelines.len()];
+        Ok(Self { gatherer, files, next })
+    }
+
+    /// Appends the lanes of the block of `cycle`.
+    ///
+    /// # Errors
+    /// [`DataError`]; a block of another cycle, out of order, or of other sizes is refused.
+    pub fn scatter(&mut self, pipeline: u32, cycle: u64, block: &[u8]) -> Result<(), DataError> {
+        let planned = &self.gatherer.plan.pipelines[pipeline as usize];
+        let name = || planned.name.clone();
+        let header = Header::read(block).map_err(|source| DataError::Block { pipeline: name(), cycle, source })?;
+        let wrong = |what: String| Err(DataError::Sequence { pipeline: name(), cycle, what });
+        if header.cycle != cycle {
+            return wrong(format!("the block of cycle {} came back", header.cycle));
+        }
+        if cycle < self.next[pipeline as usize] {
+            return wrong(format!("cycle {} came back before it", self.next[pipeline as usize] - 1));
+        }
+        let lens: Vec<u64> = header.lanes.iter().map(|lane| lane.len() as u64).collect();
+        let sent = self.gatherer.lens(pipeline, cycle);
+        if lens != sent {
+            return wrong(format!("lanes of {lens:?} bytes came back, {sent:?} were sent"));
+        }
+        self.next[pipeline as usize] = cycle + 1;
+        let Source::Streams(streams) = &planned.source else { return Ok(()) };
+        for (&stream, lane) in streams.iter().zip(header.lanes) {
+            self.files[stream as usize].write(&block[lane])?;
+        }
+        Ok(())
+    }
+
+    /// Writes everything out and returns the bytes of each stream.
+    ///
+    /// # Errors
+    /// [`OutputError`].
+    pub fn finish(self) -> Result<Vec<u64>, OutputError> {
+        self.files.into_iter().map(OutFile::finish).collect()
+    }
+}

@@ -1,0 +1,137 @@
+//! The payload of a simulated run: ordinary memory, copies by the CPU, kernels in their CPU form.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use headway_core::payload::{Gathered, Payload, Piece};
+use headway_core::plan::{Plan, Source, Work};
+use headway_device::kernel::{Kernel, KernelError};
+
+use crate::blocks::{DataError, Gatherer, Scatterer};
+use crate::kernels::Kernels;
+
+/// A payload that cannot go on.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum HostError {
+    /// Packing or unpacking failed.
+    #[error(transparent)]
+    Data(#[from] DataError),
+    /// A kernel refused its block.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+    /// Somebody asked the run to end.
+    #[error("interrupted")]
+    Interrupted,
+}
+
+/// A kernel with the state it keeps from cycle to cycle.
+struct Stage {
+    kernel: Arc<dyn Kernel>,
+    state: Vec<u8>,
+}
+
+/// Buffers of a cycle under way: one before the first step and one after each.
+struct Open {
+    buffers: Vec<Vec<u8>>,
+    block: usize,
+}
+
+/// Moves and processes bytes in ordinary memory.
+pub struct HostPayload {
+    plan: Arc<Plan>,
+    gatherer: Gatherer,
+    scatterer: Scatterer,
+    stages: BTreeMap<(u32, u32), Stage>,
+    open: BTreeMap<(u32, u64), Open>,
+    /// Buffers of delivered cycles, by pipeline: a cycle takes them over instead of allocating.
+    spare: Vec<Vec<Vec<Vec<u8>>>>,
+    interrupt: Arc<AtomicBool>,
+}
+
+impl HostPayload {
+    /// A payload for `plan` that reads through `gatherer` and writes through `scatterer`, and refuses to go on once
+    /// `interrupt` is true.
+    ///
+    /// # Errors
+    /// [`KernelError`] if a kernel lacks a parameter.
+    pub fn new(
+        plan: Arc<Plan>,
+        kernels: &Kernels,
+        gatherer: Gatherer,
+        scatterer: Scatterer,
+        interrupt: Arc<AtomicBool>,
+    ) -> Result<Self, KernelError> {
+        let mut stages = BTreeMap::new();
+        for (pipeline, step, kernel) in kernels.stages() {
+            let lanes = kernels.lanes(pipeline);
+            let mut state = vec![0; kernel.state_bytes(lanes.len())];
+            kernel.init_state(lanes, &mut state)?;
+            stages.insert((pipeline, step), Stage { kernel: Arc::clone(kernel), state });
+        }
+        let spare = plan.pipelines.iter().map(|_| Vec::new()).collect();
+        Ok(Self { plan, gatherer, scatterer, stages, open: BTreeMap::new(), spare, interrupt })
+    }
+
+    /// Ends the run: writes everything out and returns the bytes of each stream.
+    ///
+    /// # Errors
+    /// [`crate::outlet::OutputError`].
+    pub fn finish(self) -> Result<Vec<u64>, crate::outlet::OutputError> {
+        self.scatterer.finish()
+    }
+}
+
+impl Payload for HostPayload {
+    type Error = HostError;
+
+    fn gather(&mut self, pipeline: u32, cycle: u64) -> Result<Gathered, HostError> {
+        let planned = &self.plan.pipelines[pipeline as usize];
+        let mut buffers = self.spare[pipeline as usize]
+            .pop()
+            .unwrap_or_else(|| vec![vec![0; planned.reserve.0 as usize]; planned.steps.len() + 1]);
+        let gathered = self.gatherer.gather(pipeline, cycle, &mut buffers[0])?;
+        if gathered.block.0 == 0 {
+            self.spare[pipeline as usize].push(buffers);
+        } else {
+            self.open.insert((pipeline, cycle), Open { buffers, block: gathered.block.0 as usize });
+        }
+        Ok(gathered)
+    }
+
+    fn execute(&mut self, piece: &Piece) -> Result<(), HostError> {
+        if self.interrupt.load(Ordering::Relaxed) {
+            return Err(HostError::Interrupted);
+        }
+        let planned = &self.plan.pipelines[piece.pipeline as usize];
+        if !matches!(planned.source, Source::Streams(_)) {
+            return Ok(()); // Messages and flows carry no user's bytes.
+        }
+        let step = piece.step as usize;
+        let open = self.open.get_mut(&(piece.pipeline, piece.cycle)).expect("a submitted cycle was gathered");
+        let (before, after) = open.buffers.split_at_mut(step + 1);
+        let (input, output) = (&before[step], &mut after[0]);
+        match &planned.steps[step].operations[piece.index as usize].work {
+            Work::Copy { .. } => {
+                let range = piece.offset.0 as usize..(piece.offset.0 + piece.bytes.0) as usize;
+                output[range.clone()].copy_from_slice(&input[range]);
+            }
+            Work::Compute { .. } => {
+                let stage = self.stages.get_mut(&(piece.pipeline, piece.step)).expect("every compute step has a stage");
+                stage.kernel.run(&input[..open.block], &mut output[..open.block], &mut stage.state)?;
+            }
+            Work::Hold => {}
+        }
+        Ok(())
+    }
+
+    fn deliver(&mut self, pipeline: u32, cycle: u64) -> Result<(), HostError> {
+        if let Some(open) = self.open.remove(&(pipeline, cycle)) {
+            let last = open.buffers.last().expect("there is a buffer before the first step");
+            self.scatterer.scatter(pipeline, cycle, &last[..open.block])?;
+            self.spare[pipeline as usize].push(open.buffers);
+        }
+        Ok(())
+    }
+}

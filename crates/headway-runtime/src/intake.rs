@@ -1,0 +1,426 @@
+//! Where streams read: a file cut into one part per stream, or a folder dealt to the streams file by file.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use headway_core::log::StreamRun;
+use headway_core::plan::PlannedStream;
+use headway_core::units::{Bytes, Nanos};
+use serde::Serialize;
+
+/// Files of one folder that may be open at a time.
+const FILES_MAX: usize = 4096;
+
+/// Input that cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum InputError {
+    /// The path cannot be opened or listed.
+    #[error("cannot open input `{path}`")]
+    Open {
+        /// The path.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// There is nothing to process.
+    #[error(
+        "input `{path}` is empty; give a file of at least one block of 16 bytes, or leave out `--input` to use a sample"
+    )]
+    Empty {
+        /// The path.
+        path: PathBuf,
+    },
+    /// A folder with too many files.
+    #[error("folder `{path}` holds {files} files, more than {max}; pack them into fewer")]
+    TooManyFiles {
+        /// The folder.
+        path: PathBuf,
+        /// Files in it.
+        files: usize,
+        /// How many may be open.
+        max: usize,
+    },
+    /// The input is shorter than the run.
+    #[error(
+        "input `{path}` holds {available} bytes, but {duration} of {streams} streams need {needed}; shorten `--duration`, \
+         or leave it out to process exactly what is there"
+    )]
+    TooShort {
+        /// The path.
+        path: PathBuf,
+        /// Bytes there.
+        available: u64,
+        /// Bytes needed.
+        needed: u64,
+        /// Length of the run.
+        duration: Nanos,
+        /// Number of streams.
+        streams: usize,
+    },
+    /// The files dealt to one stream are shorter than the run.
+    #[error(
+        "the files of folder `{path}` that go to stream `{stream}` hold {available} bytes, but {duration} of it need \
+         {needed}; shorten `--duration`, or leave it out to process exactly what is there"
+    )]
+    ShareTooShort {
+        /// The folder.
+        path: PathBuf,
+        /// The stream.
+        stream: String,
+        /// Bytes there.
+        available: u64,
+        /// Bytes needed.
+        needed: u64,
+        /// Length of the run.
+        duration: Nanos,
+    },
+    /// Neither a file nor a folder.
+    #[error("input `{path}` is neither a file nor a folder; save what it gives to a file first")]
+    NotAFile {
+        /// The path.
+        path: PathBuf,
+    },
+    /// A file ended before the size it had when the run began.
+    #[error("input `{path}` was truncated during the run: {wanted} bytes at offset {offset} are not there any more")]
+    Truncated {
+        /// The file.
+        path: PathBuf,
+        /// Where reading failed.
+        offset: u64,
+        /// Bytes wanted there.
+        wanted: u64,
+    },
+    /// Reading failed.
+    #[error("cannot read input `{path}` at offset {offset}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Where.
+        offset: u64,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// A part of a file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Segment {
+    /// The file, by position in [`Intake::files`].
+    pub file: usize,
+    /// First byte.
+    pub offset: u64,
+    /// Number of bytes.
+    pub bytes: u64,
+}
+
+/// What one stream reads.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Share {
+    /// Parts of files, one after the other.
+    pub segments: Vec<Segment>,
+    /// Their bytes together.
+    pub bytes: u64,
+    /// Zero bytes added behind them so that the last block is whole.
+    pub padding: u64,
+}
+
+/// The input of a run. Reading is by position and needs no lock: any thread may read for any stream.
+#[derive(Debug, Default)]
+pub struct Intake {
+    files: Vec<(PathBuf, File)>,
+    shares: Vec<Share>,
+}
+
+impl Intake {
+    /// Opens `path` and shares its bytes among `streams`.
+    ///
+    /// A file is cut into contiguous parts in stream order, proportional to the streams' rates so that all end together;
+    /// the files of a folder, sorted by name, are dealt to the streams in turn. With a `duration` every stream gets
+    /// exactly the packets that arrive in it; without, everything is processed. Every part is filled up with zeros to a
+    /// multiple of `granule`.
+    ///
+    /// # Errors
+    /// [`InputError`].
+    pub fn open(
+        path: &Path,
+        streams: &[PlannedStream],
+        duration: Option<Nanos>,
+        granule: u64,
+    ) -> Result<Self, InputError> {
+        let open_error = |source| InputError::Open { path: path.to_owned(), source };
+        let kind = fs::metadata(path).map_err(open_error)?.file_type();
+        let folder = kind.is_dir();
+        if !folder && !kind.is_file() {
+            return Err(InputError::NotAFile { path: path.to_owned() });
+        }
+        let files = if folder { list(path)? } else { vec![path.to_owned()] };
+        let mut opened = Vec::new();
+        let mut sizes = Vec::new();
+        for file in files {
+            let open_error = |source| InputError::Open { path: file.clone(), source };
+            let handle = File::open(&file).map_err(open_error)?;
+            sizes.push(handle.metadata().map_err(open_error)?.len());
+            opened.push((file, handle));
+        }
+        if sizes.iter().all(|&size| size == 0) {
+            return Err(InputError::Empty { path: path.to_owned() });
+        }
+        let limits: Option<Vec<u64>> = duration.map(|d| streams.iter().map(|s| bytes_within(s, d)).collect());
+        let mut shares =
+            if folder { deal(&sizes, streams.len()) } else { cut(sizes[0], streams, limits.as_deref(), granule) };
+        if let (Some(limits), Some(duration)) = (limits, duration) {
+            for ((share, &limit), stream) in shares.iter_mut().zip(&limits).zip(streams) {
+                if share.bytes < limit {
+                    let path = path.to_owned();
+                    return Err(if folder {
+                        let (stream, available) = (stream.id.clone(), share.bytes);
+                        InputError::ShareTooShort { path, stream, available, needed: limit, duration }
+                    } else {
+                        let needed = limits.iter().fold(0u64, |sum, &limit| sum.saturating_add(limit));
+                        InputError::TooShort { path, available: sizes[0], needed, duration, streams: streams.len() }
+                    });
+                }
+                share.truncate(limit);
+            }
+        }
+        for share in &mut shares {
+            share.padding = share.bytes.next_multiple_of(granule) - share.bytes;
+        }
+        Ok(Self { files: opened, shares })
+    }
+
+    /// The files read, in the order that [`Segment::file`] counts.
+    pub fn files(&self) -> impl Iterator<Item = &Path> {
+        self.files.iter().map(|(path, _)| path.as_path())
+    }
+
+    /// What each stream reads.
+    #[must_use]
+    pub fn shares(&self) -> &[Share] {
+        &self.shares
+    }
+
+    /// Packets and bytes of each stream, padding included.
+    #[must_use]
+    pub fn runs(&self, streams: &[PlannedStream]) -> Vec<StreamRun> {
+        let shares = self.shares.iter().zip(streams);
+        shares
+            .map(|(share, stream)| {
+                let bytes = share.bytes + share.padding;
+                StreamRun { packets: bytes.div_ceil(stream.packet.0), bytes: Bytes(bytes) }
+            })
+            .collect()
+    }
+
+    /// Reads bytes `[offset, offset + buffer.len())` of a stream; what lies behind its last byte reads as zero.
+    ///
+    /// # Errors
+    /// [`InputError::Truncated`] or [`InputError::Read`].
+    pub fn read(&self, stream: usize, mut offset: u64, buffer: &mut [u8]) -> Result<(), InputError> {
+        let mut rest = buffer;
+        for segment in &self.shares[stream].segments {
+            if rest.is_empty() {
+                return Ok(());
+            }
+            if offset >= segment.bytes {
+                offset -= segment.bytes;
+                continue;
+            }
+            let now = (segment.bytes - offset).min(rest.len() as u64) as usize;
+            let (head, tail) = rest.split_at_mut(now);
+            self.read_file(segment.file, segment.offset + offset, head)?;
+            rest = tail;
+            offset = 0;
+        }
+        rest.fill(0);
+        Ok(())
+    }
+
+    fn read_file(&self, file: usize, offset: u64, buffer: &mut [u8]) -> Result<(), InputError> {
+        let (path, handle) = &self.files[file];
+        handle.read_exact_at(buffer, offset).map_err(|source| match source.kind() {
+            io::ErrorKind::UnexpectedEof => {
+                InputError::Truncated { path: path.clone(), offset, wanted: buffer.len() as u64 }
+            }
+            _ => InputError::Read { path: path.clone(), offset, source },
+        })
+    }
+}
+
+impl Share {
+    fn push(&mut self, segment: Segment) {
+        self.bytes += segment.bytes;
+        self.segments.push(segment);
+    }
+
+    fn truncate(&mut self, limit: u64) {
+        let mut left = limit;
+        self.segments.retain_mut(|segment| {
+            segment.bytes = segment.bytes.min(left);
+            left -= segment.bytes;
+            segment.bytes > 0
+        });
+        self.bytes = limit;
+    }
+}
+
+/// Bytes of the packets that arrive within `duration`.
+#[must_use]
+pub fn bytes_within(stream: &PlannedStream, duration: Nanos) -> u64 {
+    let packets = duration.saturating_sub(stream.start).0.div_ceil(stream.period.0);
+    packets.saturating_mul(stream.packet.0)
+}
+
+fn list(folder: &Path) -> Result<Vec<PathBuf>, InputError> {
+    let open_error = |source| InputError::Open { path: folder.to_owned(), source };
+    let mut files = Vec::new();
+    for entry in fs::read_dir(folder).map_err(open_error)? {
+        let path = entry.map_err(open_error)?.path();
+        if path.is_file() {
+            files.push(path);
+        }
+    }
+    files.sort();
+    match files.len() {
+        0 => Err(InputError::Empty { path: folder.to_owned() }),
+        n if n > FILES_MAX => Err(InputError::TooManyFiles { path: folder.to_owned(), files: n, max: FILES_MAX }),
+        _ => Ok(files),
+    }
+}
+
+fn deal(sizes: &[u64], streams: usize) -> Vec<Share> {
+    let mut shares = vec![Share::default(); streams];
+    for (file, &bytes) in sizes.iter().enumerate() {
+        if bytes > 0 {
+            shares[file % streams].push(Segment { file, offset: 0, bytes });
+        }
+    }
+    shares
+}
+
+/// Contiguous parts of one file: by rate, or of exactly the sizes in `limits`; the last stream takes the rest.
+fn cut(size: u64, streams: &[PlannedStream], limits: Option<&[u64]>, granule: u64) -> Vec<Share> {
+    // Bytes per second in 2^-20 steps: fine enough that streams of one rate get equal parts.
+    let weight = |s: &PlannedStream| u128::from(s.packet.0) * (1_000_000_000u128 << 20) / u128::from(s.period.0);
+    let total: u128 = streams.iter().map(weight).sum();
+    let blocks = size.div_ceil(granule);
+    let mut shares = vec![Share::default(); streams.len()];
+    let (mut offset, mut weighed) = (0u64, 0u128);
+    for (number, stream) in streams.iter().enumerate() {
+        weighed += weight(stream);
+        let end = match limits {
+            Some(limits) => offset.saturating_add(limits[number]).min(size),
+            // Cutting at cumulated shares spreads the rounding over all streams instead of leaving it to the last.
+            None => ((u128::from(blocks) * weighed / total.max(1)) as u64).saturating_mul(granule).min(size),
+        };
+        if end > offset {
+            shares[number].push(Segment { file: 0, offset, bytes: end - offset });
+            offset = end;
+        }
+    }
+    shares
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use headway_core::workload::OnMiss;
+    use std::io::Write;
+
+    fn stream(packet: u64, period: u64) -> PlannedStream {
+        PlannedStream {
+            id: format!("s{packet}"),
+            packet: Bytes(packet),
+            period: Nanos(period),
+            deadline: Nanos(period * 10),
+            start: Nanos(0),
+            on_miss: OnMiss::Finish,
+            gpu: 0,
+            pipeline: 0,
+            lane: 0,
+        }
+    }
+
+    fn file(bytes: &[u8]) -> tempfile::NamedTempFile {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(bytes).unwrap();
+        file
+    }
+
+    #[test]
+    fn parts_cover_the_file_and_follow_the_rates() {
+        let data: Vec<u8> = (0..1003u32).map(|i| i as u8).collect();
+        let input = file(&data);
+        let streams = [stream(16, 1000), stream(48, 1000), stream(16, 1000)];
+        let intake = Intake::open(input.path(), &streams, None, 16).unwrap();
+        let sizes: Vec<(u64, u64)> = intake.shares().iter().map(|s| (s.bytes, s.padding)).collect();
+        assert_eq!(sizes, [(192, 0), (608, 0), (203, 5)]);
+        let mut all = Vec::new();
+        for (number, share) in intake.shares().iter().enumerate() {
+            let mut bytes = vec![0xAA; share.bytes as usize];
+            intake.read(number, 0, &mut bytes).unwrap();
+            all.extend(bytes);
+        }
+        assert_eq!(all, data);
+        let mut tail = vec![0xAA; 16];
+        intake.read(2, 192, &mut tail).unwrap();
+        assert_eq!((&tail[..11], &tail[11..]), (&data[992..], &[0; 5][..]));
+    }
+
+    #[test]
+    fn a_duration_takes_exactly_its_packets_and_refuses_short_input() {
+        let input = file(&[7; 1000]);
+        let streams = [stream(16, 1000), stream(32, 500)];
+        let intake = Intake::open(input.path(), &streams, Some(Nanos(4000)), 16).unwrap();
+        assert_eq!(intake.runs(&streams).iter().map(|r| r.packets).collect::<Vec<_>>(), [4, 8]);
+        assert_eq!(intake.shares()[1].segments, [Segment { file: 0, offset: 64, bytes: 256 }]);
+        let error = Intake::open(input.path(), &streams, Some(Nanos(40_000)), 16).unwrap_err();
+        assert!(matches!(error, InputError::TooShort { available: 1000, needed: 3200, .. }), "{error}");
+    }
+
+    #[test]
+    fn files_of_a_folder_are_dealt_in_the_order_of_their_names() {
+        let folder = tempfile::tempdir().unwrap();
+        for (name, bytes) in [("b", vec![2; 20]), ("a", vec![1; 10]), ("c", vec![3; 5])] {
+            fs::write(folder.path().join(name), bytes).unwrap();
+        }
+        let streams = [stream(16, 1000), stream(16, 1000)];
+        let intake = Intake::open(folder.path(), &streams, None, 16).unwrap();
+        let mut bytes = vec![0xAA; 20];
+        intake.read(0, 0, &mut bytes).unwrap();
+        assert_eq!(bytes, [[1; 10].as_slice(), &[3; 5], &[0; 5]].concat());
+        assert_eq!(intake.shares()[0].padding, 1);
+    }
+
+    #[test]
+    fn a_folder_too_short_for_a_duration_names_the_stream_that_starves() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("a"), [1; 64]).unwrap();
+        fs::write(folder.path().join("b"), [2; 16]).unwrap();
+        let streams = [stream(16, 1000), stream(32, 1000)];
+        let error = Intake::open(folder.path(), &streams, Some(Nanos(2000)), 16).unwrap_err();
+        assert!(
+            matches!(&error, InputError::ShareTooShort { stream, available: 16, needed: 64, .. } if stream == "s32"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn empty_missing_and_truncated_inputs_are_errors() {
+        let streams = [stream(16, 1000)];
+        let device = Path::new("/dev/null");
+        assert!(matches!(Intake::open(device, &streams, None, 16), Err(InputError::NotAFile { .. })));
+        let empty = file(&[]);
+        assert!(matches!(Intake::open(empty.path(), &streams, None, 16), Err(InputError::Empty { .. })));
+        let missing = Path::new("no such file");
+        assert!(matches!(Intake::open(missing, &streams, None, 16), Err(InputError::Open { .. })));
+        let shrinking = file(&[1; 64]);
+        let intake = Intake::open(shrinking.path(), &streams, None, 16).unwrap();
+        shrinking.as_file().set_len(32).unwrap();
+        let error = intake.read(0, 32, &mut [0; 16]).unwrap_err();
+        assert!(matches!(error, InputError::Truncated { offset: 32, wanted: 16, .. }), "{error}");
+    }
+}

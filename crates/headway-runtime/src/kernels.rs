@@ -1,0 +1,68 @@
+//! The kernels of a plan with the lanes they serve.
+
+use std::sync::Arc;
+
+use headway_core::plan::{Plan, Source, Work};
+use headway_core::workload::Workload;
+use headway_device::kernel::{Kernel, Lane};
+
+/// A kernel that nobody wrote.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("there is no kernel `{name}`; this build has {known}")]
+pub struct UnknownKernel {
+    /// What the workload asks for.
+    pub name: String,
+    /// What there is.
+    pub known: String,
+}
+
+/// Kernels of all compute steps of a plan.
+#[derive(Clone)]
+pub struct Kernels {
+    stages: Vec<(u32, u32, Arc<dyn Kernel>)>,
+    lanes: Vec<Vec<Lane>>,
+}
+
+impl Kernels {
+    /// Finds the kernels that `plan` names, and the parameters of its streams in `workload`.
+    ///
+    /// # Errors
+    /// [`UnknownKernel`].
+    pub fn of(plan: &Plan, workload: &Workload) -> Result<Self, UnknownKernel> {
+        let mut stages = Vec::new();
+        let mut lanes = Vec::new();
+        for (number, pipeline) in (0u32..).zip(&plan.pipelines) {
+            for (step, planned) in (0u32..).zip(&pipeline.steps) {
+                if let Work::Compute { kernel } = &planned.operations[0].work {
+                    let found = headway_kernels::find(kernel).ok_or_else(|| UnknownKernel {
+                        name: kernel.clone(),
+                        known: headway_kernels::ids().collect::<Vec<_>>().join(", "),
+                    })?;
+                    stages.push((number, step, found));
+                }
+            }
+            lanes.push(match &pipeline.source {
+                Source::Streams(streams) => streams
+                    .iter()
+                    .map(|&stream| {
+                        let stream = &workload.streams[stream as usize];
+                        Lane { stream: stream.id.clone(), cipher: stream.cipher }
+                    })
+                    .collect(),
+                Source::Message | Source::Flow => Vec::new(),
+            });
+        }
+        Ok(Self { stages, lanes })
+    }
+
+    /// Pipeline, step and kernel of every compute step.
+    pub fn stages(&self) -> impl Iterator<Item = (u32, u32, &Arc<dyn Kernel>)> {
+        self.stages.iter().map(|(pipeline, step, kernel)| (*pipeline, *step, kernel))
+    }
+
+    /// The lanes of a pipeline.
+    #[must_use]
+    pub fn lanes(&self, pipeline: u32) -> &[Lane] {
+        &self.lanes[pipeline as usize]
+    }
+}

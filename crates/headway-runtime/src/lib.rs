@@ -1,0 +1,9 @@
+//! The wall-clock driver, and the files, blocks and buffers that every run uses.
+#![forbid(unsafe_code)]
+
+pub mod blocks;
+pub mod host;
+pub mod intake;
+pub mod kernels;
+pub mod outlet;
+pub mod wall;

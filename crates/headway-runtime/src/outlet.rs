@@ -1,0 +1,327 @@
+//! Where streams write: one file per stream in a folder that appears only when everything in it is whole.
+
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+/// Output that cannot be written.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OutputError {
+    /// The folder cannot be made.
+    #[error("cannot create output folder `{path}`")]
+    Create {
+        /// The folder.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// Something else stands where the result belongs.
+    #[error(
+        "`{path}` exists and {reason}; nothing is replaced but earlier results: choose another folder with `--out`"
+    )]
+    InTheWay {
+        /// What is there.
+        path: PathBuf,
+        /// Why it is no earlier result.
+        reason: String,
+    },
+    /// Writing failed; nothing was left behind.
+    #[error("cannot write `{path}`")]
+    Write {
+        /// Where the file would have been.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The finished folder cannot be put in its place.
+    #[error("cannot move the finished results to `{path}`")]
+    Publish {
+        /// Where they belong.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// The summary, written last: a folder without it is no result.
+pub const MARK: &str = "summary.json";
+/// The trace; every result has one, and nobody else's folder has one of that name beside a [`MARK`].
+pub const TRACE: &str = "trace.perfetto-trace";
+
+/// All names that a result can have at its top. A folder with any other belongs to somebody, and is never replaced.
+pub const NAMES: [&str; 9] =
+    [MARK, TRACE, "page.html", "run.jsonl", "workload.toml", "plan.json", "manifest.json", "sample.bin", "streams"];
+
+/// A folder under construction beside its final place; dropped unfinished, it vanishes.
+#[derive(Debug)]
+pub struct Outlet {
+    place: PathBuf,
+    partial: PathBuf,
+    /// Folders above it that did not exist before, the innermost first.
+    above: Vec<PathBuf>,
+    published: bool,
+}
+
+impl Outlet {
+    /// Begins a result that will appear at `place`.
+    ///
+    /// # Errors
+    /// [`OutputError::InTheWay`] if something other than an earlier result is there, [`OutputError::Create`].
+    pub fn create(place: &Path) -> Result<Self, OutputError> {
+        replaceable(place)?;
+        let name = place.file_name().map_or_else(|| "out".into(), |name| name.to_string_lossy().into_owned());
+        let parent = place.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."));
+        let partial = parent.join(format!(".{name}.partial-{}", std::process::id()));
+        let missing = |above: &&Path| !above.as_os_str().is_empty() && above.symlink_metadata().is_err();
+        let above = parent.ancestors().take_while(missing).map(Path::to_owned).collect();
+        // From here on, dropping it removes what was made, whatever fails.
+        let outlet = Self { place: place.to_owned(), partial, above, published: false };
+        let error = |source| OutputError::Create { path: place.to_owned(), source };
+        fs::create_dir_all(parent).map_err(|source| {
+            // The system says that a file "exists" where a folder would be needed.
+            let file = parent.ancestors().any(|above| above.is_file());
+            error(if file { io::ErrorKind::NotADirectory.into() } else { source })
+        })?;
+        if outlet.partial.exists() {
+            fs::remove_dir_all(&outlet.partial).map_err(error)?;
+        }
+        fs::create_dir(&outlet.partial).map_err(error)?;
+        Ok(outlet)
+    }
+
+    /// Where the results will be.
+    #[must_use]
+    pub fn place(&self) -> &Path {
+        &self.place
+    }
+
+    /// The path of `name` while the folder is under construction.
+    #[must_use]
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.partial.join(name)
+    }
+
+    /// Creates a file, with the folders above it.
+    ///
+    /// # Errors
+    /// [`OutputError`].
+    pub fn file(&self, name: &str) -> Result<OutFile, OutputError> {
+        // Errors name the final place: the one under construction is gone when somebody reads them.
+        let path = self.place.join(name);
+        let error = |source| OutputError::Write { path: path.clone(), source };
+        let partial = self.path(name);
+        if let Some(parent) = partial.parent() {
+            fs::create_dir_all(parent).map_err(error)?;
+        }
+        let file = File::create(partial).map_err(error)?;
+        Ok(OutFile { path, writer: BufWriter::with_capacity(1 << 16, file), bytes: 0 })
+    }
+
+    /// Writes a whole file.
+    ///
+    /// # Errors
+    /// [`OutputError`].
+    pub fn write(&self, name: &str, bytes: &[u8]) -> Result<(), OutputError> {
+        let mut file = self.file(name)?;
+        file.write(bytes)?;
+        file.finish().map(drop)
+    }
+
+    /// Puts the finished folder in its place, instead of an earlier result.
+    ///
+    /// # Errors
+    /// [`OutputError::Publish`]; an earlier result is then still there.
+    pub fn publish(mut self) -> Result<PathBuf, OutputError> {
+        let error = |source| OutputError::Publish { path: self.place.clone(), source };
+        replaceable(&self.place)?;
+        let mut old = self.partial.clone().into_os_string();
+        old.push(".old");
+        let old = PathBuf::from(old);
+        let replaced = self.place.symlink_metadata().is_ok();
+        if replaced {
+            fs::rename(&self.place, &old).map_err(error)?;
+        }
+        if let Err(source) = fs::rename(&self.partial, &self.place) {
+            if replaced {
+                // Nothing better can be done if this fails too; the first error says what happened.
+                let _ = fs::rename(&old, &self.place);
+            }
+            return Err(error(source));
+        }
+        self.published = true;
+        if replaced {
+            fs::remove_dir_all(&old).map_err(error)?;
+        }
+        Ok(self.place.clone())
+    }
+}
+
+impl Drop for Outlet {
+    fn drop(&mut self) {
+        if !self.published {
+            // A leftover folder starts with a dot and ends in `.partial-PID`: it cannot be taken for a result.
+            let _ = fs::remove_dir_all(&self.partial);
+            for folder in &self.above {
+                // Somebody else may use it by now; then it is not empty and stays.
+                let _ = fs::remove_dir(folder);
+            }
+        }
+    }
+}
+
+/// Checks that nothing but an earlier result or an empty folder stands at `place`.
+fn replaceable(place: &Path) -> Result<(), OutputError> {
+    let in_the_way = |reason: &str| Err(OutputError::InTheWay { path: place.to_owned(), reason: reason.to_owned() });
+    let Ok(there) = place.symlink_metadata() else { return Ok(()) };
+    if !there.is_dir() {
+        return in_the_way("is not a folder");
+    }
+    let error = |source| OutputError::Create { path: place.to_owned(), source };
+    let mut empty = true;
+    for entry in fs::read_dir(place).map_err(error)? {
+        let name = entry.map_err(error)?.file_name();
+        if !NAMES.iter().any(|known| name == *known) {
+            return in_the_way(&format!("holds `{}`, which Headway did not write", name.to_string_lossy()));
+        }
+        empty = false;
+    }
+    if empty || [MARK, TRACE].iter().all(|name| place.join(name).is_file()) {
+        Ok(())
+    } else {
+        in_the_way("is not a whole result")
+    }
+}
+
+/// A file under construction.
+#[derive(Debug)]
+pub struct OutFile {
+    path: PathBuf,
+    writer: BufWriter<File>,
+    bytes: u64,
+}
+
+impl OutFile {
+    /// Appends `bytes`.
+    ///
+    /// # Errors
+    /// [`OutputError::Write`].
+    pub fn write(&mut self, bytes: &[u8]) -> Result<(), OutputError> {
+        self.bytes += bytes.len() as u64;
+        self.writer.write_all(bytes).map_err(|source| OutputError::Write { path: self.path.clone(), source })
+    }
+
+    /// Writes out what is buffered and returns the size of the file.
+    ///
+    /// # Errors
+    /// [`OutputError::Write`].
+    pub fn finish(mut self) -> Result<u64, OutputError> {
+        self.writer.flush().map_err(|source| OutputError::Write { path: self.path.clone(), source })?;
+        Ok(self.bytes)
+    }
+}
+
+impl Write for OutFile {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.writer.write(bytes)?;
+        self.bytes += written as u64;
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.writer.flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_result_appears_whole_and_replaces_an_earlier_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let place = folder.path().join("result");
+        for text in ["one", "two"] {
+            let outlet = Outlet::create(&place).unwrap();
+            outlet.write("streams/data", text.as_bytes()).unwrap();
+            outlet.write(TRACE, b"").unwrap();
+            outlet.write(MARK, b"{}").unwrap();
+            outlet.publish().unwrap();
+            assert_eq!(fs::read_to_string(place.join("streams/data")).unwrap(), text);
+        }
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn an_unfinished_result_leaves_nothing_behind() {
+        let folder = tempfile::tempdir().unwrap();
+        for place in ["result", "deep/below/result"] {
+            let outlet = Outlet::create(&folder.path().join(place)).unwrap();
+            outlet.write("data", b"half").unwrap();
+            drop(outlet);
+            assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "{place}");
+        }
+        fs::write(folder.path().join("file"), "").unwrap();
+        assert!(matches!(Outlet::create(&folder.path().join("file/below/result")), Err(OutputError::Create { .. })));
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn folders_above_that_somebody_else_uses_stay() {
+        let folder = tempfile::tempdir().unwrap();
+        let outlet = Outlet::create(&folder.path().join("a/b/result")).unwrap();
+        fs::write(folder.path().join("a/theirs"), "").unwrap();
+        drop(outlet);
+        assert!(folder.path().join("a/theirs").exists());
+        assert!(!folder.path().join("a/b").exists());
+    }
+
+    #[test]
+    fn what_is_not_a_result_is_never_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("thesis.tex"), "years of work").unwrap();
+        assert!(matches!(Outlet::create(folder.path()), Err(OutputError::InTheWay { .. })));
+        let file = folder.path().join("thesis.tex");
+        assert!(matches!(Outlet::create(&file), Err(OutputError::InTheWay { .. })));
+        assert_eq!(fs::read_to_string(file).unwrap(), "years of work");
+    }
+
+    #[test]
+    fn a_result_to_which_somebody_added_a_file_is_not_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let place = folder.path().join("result");
+        let finished = |place: &Path| {
+            let outlet = Outlet::create(place)?;
+            outlet.write(TRACE, b"")?;
+            outlet.write(MARK, b"{}")?;
+            outlet.publish()
+        };
+        finished(&place).unwrap();
+        fs::write(place.join("notes.txt"), "mine").unwrap();
+        let error = finished(&place).unwrap_err();
+        assert!(error.to_string().contains("holds `notes.txt`"), "{error}");
+        assert_eq!(fs::read_to_string(place.join("notes.txt")).unwrap(), "mine");
+    }
+
+    #[test]
+    fn what_appears_at_the_place_during_a_run_is_not_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let place = folder.path().join("result");
+        let outlet = Outlet::create(&place).unwrap();
+        fs::write(&place, "theirs").unwrap();
+        assert!(matches!(outlet.publish(), Err(OutputError::InTheWay { .. })));
+        assert_eq!(fs::read_to_string(&place).unwrap(), "theirs");
+    }
+
+    #[test]
+    fn a_full_disk_is_an_error_and_not_a_short_file() {
+        let path = PathBuf::from("/dev/full");
+        let Ok(file) = File::create(&path) else {
+            eprintln!("skipped: this system has no /dev/full");
+            return;
+        };
+        let mut full = OutFile { path, writer: BufWriter::new(file), bytes: 0 };
+        full.write(&[0; 100]).unwrap();
+        assert!(matches!(full.finish(), Err(OutputError::Write { .. })));
+    }
+}

@@ -1,0 +1,395 @@
+//! The wall-clock driver: the dispatcher of `headway-core` on devices.
+//!
+//! One thread drives: it feeds completions, data and timeouts to the dispatcher, and submits what it asks for. Feeders
+//! pack blocks into the first buffers ahead of it, a sink empties the last ones behind it; the three meet only in
+//! channels. Every pipeline has a ring of buffer sets, one for each cycle that can be under way, so nothing is allocated
+//! after the start.
+
+mod buffers;
+mod feed;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::time::Duration;
+
+use headway_core::dispatch::{Action, Dispatcher, Event, Input, Limits, Refused};
+use headway_core::log::{Record, What};
+use headway_core::plan::Plan;
+use headway_core::units::{Bytes, Nanos};
+use headway_core::workload::OnMiss;
+use headway_device::{Completion, Device, DeviceError, KernelError};
+use headway_os::clock;
+
+use crate::blocks::{DataError, Gatherer, Scatterer};
+use crate::kernels::Kernels;
+use crate::outlet::OutputError;
+use buffers::Buffers;
+
+/// A run that could not be completed. Nothing it wrote is kept.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RunError {
+    /// The plan needs something that this driver does not do.
+    #[error("{object} cannot run on devices: {reason}")]
+    Unsupported {
+        /// What.
+        object: String,
+        /// Why.
+        reason: &'static str,
+    },
+    /// The plan has more GPUs than there are devices.
+    #[error("the plan uses GPU {gpu}, but only {devices} devices are open")]
+    NoDevice {
+        /// Ordinal in the plan.
+        gpu: u32,
+        /// Devices given.
+        devices: usize,
+    },
+    /// Buffers or kernels could not be set up.
+    #[error("cannot set up {what}")]
+    Prepare {
+        /// What.
+        what: String,
+        /// Why.
+        source: DeviceError,
+    },
+    /// A kernel lacks a parameter.
+    #[error("cannot set up kernel state")]
+    State(#[from] KernelError),
+    /// The dispatcher did not take an input.
+    #[error("the dispatcher refused an input")]
+    Dispatch(#[from] Refused),
+    /// A device did not take an operation, or an operation failed.
+    #[error("step {step} of cycle {cycle} of pipeline `{pipeline}` failed")]
+    Operation {
+        /// The pipeline's name.
+        pipeline: String,
+        /// The cycle.
+        cycle: u64,
+        /// The step.
+        step: u32,
+        /// Why.
+        source: DeviceError,
+    },
+    /// Input or output failed.
+    #[error(transparent)]
+    Data(#[from] DataError),
+    /// A stream that must stop at a miss missed.
+    #[error("stream `{stream}` missed the deadline of packet {packet} by {by}, and its `on_miss` is `stop`")]
+    Stopped {
+        /// The stream.
+        stream: String,
+        /// The packet.
+        packet: u64,
+        /// By how much.
+        by: Nanos,
+    },
+    /// Nothing has moved for too long.
+    #[error(
+        "no operation ended for {waited} with {outstanding} under way; the device hangs or another program holds it"
+    )]
+    Stalled {
+        /// How long.
+        waited: Nanos,
+        /// Operations under way.
+        outstanding: usize,
+    },
+    /// Somebody asked the run to end.
+    #[error("interrupted; nothing was kept")]
+    Interrupted,
+}
+
+/// Bounds and habits of a wall-clock run.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Time from the start of the driver to the epoch: threads are up and buffers are full by then.
+    pub lead: Nanos,
+    /// Bounds of the dispatcher.
+    pub limits: Limits,
+    /// Cycles of a pipeline that can hold buffers at a time, beyond one per step.
+    pub spare_cycles: usize,
+    /// Busy-wait this long before a window opens instead of trusting the timer; zero = sleep.
+    pub spin: Nanos,
+    /// Give up after this long without a completion while operations are under way.
+    pub stall_max: Nanos,
+    /// Ends the run early when it becomes true.
+    pub interrupt: Arc<AtomicBool>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            lead: Nanos(50_000_000),
+            limits: Limits::default(),
+            spare_cycles: 4,
+            spin: Nanos::ZERO,
+            stall_max: Nanos(30_000_000_000),
+            interrupt: Arc::new(AtomicBool::new(false)),
+        }
+    }
+}
+
+/// What the other threads tell the driver.
+enum Message {
+    /// A block is packed.
+    Data { pipeline: u32, cycle: u64, slot: usize, block: Bytes },
+    /// Packing or unpacking failed.
+    Failed(DataError),
+    /// A device may have completions.
+    Wake,
+}
+
+/// What is to be run.
+pub struct Job<'a> {
+    /// The plan.
+    pub plan: &'a Arc<Plan>,
+    /// The kernels of its compute steps.
+    pub kernels: &'a Kernels,
+    /// Where the streams read.
+    pub gatherer: &'a Gatherer,
+    /// Where they write.
+    pub scatterer: Scatterer,
+}
+
+/// What came of a run.
+#[derive(Debug)]
+pub struct WallOutcome {
+    /// Bytes written per stream.
+    pub written: Vec<u64>,
+    /// Time zero of the plan on the host's monotonic clock.
+    pub epoch: Nanos,
+    /// When the last cycle was delivered.
+    pub end: Nanos,
+}
+
+/// Runs `plan` on `devices`, the one with ordinal `i` being the plan's GPU `i`.
+///
+/// `log` gets every record in order and should be quick; `progress` gets the time since the epoch now and then.
+///
+/// # Errors
+/// [`RunError`]. All threads have ended and all operations are complete or discarded by then.
+pub fn run(
+    job: Job<'_>,
+    devices: &mut [Box<dyn Device>],
+    options: &Options,
+    mut log: impl FnMut(&Record),
+    mut progress: impl FnMut(Nanos),
+) -> Result<WallOutcome, RunError> {
+    let Job { plan, kernels, gatherer, scatterer } = job;
+    let buffers = Arc::new(Buffers::new(plan, devices, kernels, options.spare_cycles)?);
+    let (inbox, messages) = mpsc::channel();
+    for device in devices.iter_mut() {
+        let inbox = inbox.clone();
+        // A driver that has ended no longer listens, and need not.
+        device.set_waker(Arc::new(move || drop(inbox.send(Message::Wake))));
+    }
+    let cycles = gatherer.cycles();
+    let packets = gatherer.runs().iter().map(|run| run.packets).collect();
+    std::thread::scope(|scope| {
+        let (free, freed) = mpsc::channel();
+        let (deliver, delivered) = mpsc::channel();
+        let stop = Arc::new(AtomicBool::new(false));
+        let feeder = feed::Feeder::new(plan, gatherer, &buffers, &cycles, inbox.clone(), freed, Arc::clone(&stop));
+        scope.spawn(move || feeder.run());
+        let sink = feed::Sink::new(scatterer, &buffers, inbox, delivered, free);
+        let sink = scope.spawn(move || sink.run());
+        let mut driver = Driver {
+            plan,
+            dispatcher: Dispatcher::new(Plan::clone(plan), options.limits)?,
+            devices,
+            buffers: &buffers,
+            messages,
+            deliver,
+            options,
+            open: BTreeMap::new(),
+            under_way: BTreeMap::new(),
+            done: Vec::new(),
+            last_progress: clock::now(),
+        };
+        let driven = driver.drive(cycles.clone(), packets, &mut log, &mut progress);
+        stop.store(true, Ordering::Relaxed);
+        // Closing the channels ends the sink after what was delivered, and the feeder at its next message.
+        drop(driver);
+        let written = sink.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        let (epoch, end) = driven?;
+        Ok(WallOutcome { written: written?, epoch, end })
+    })
+}
+
+/// Buffers of a cycle under way.
+#[derive(Clone, Copy, Debug)]
+struct Open {
+    slot: usize,
+    block: Bytes,
+}
+
+struct Driver<'a> {
+    plan: &'a Plan,
+    dispatcher: Dispatcher,
+    devices: &'a mut [Box<dyn Device>],
+    buffers: &'a Buffers,
+    messages: Receiver<Message>,
+    deliver: Sender<feed::Delivery>,
+    options: &'a Options,
+    open: BTreeMap<(u32, u64), Open>,
+    /// Pipeline, cycle and step of each operation under way.
+    under_way: BTreeMap<u64, (u32, u64, u32)>,
+    done: Vec<Completion>,
+    last_progress: Nanos,
+}
+
+impl Driver<'_> {
+    fn drive(
+        &mut self,
+        cycles: Vec<u64>,
+        packets: Vec<u64>,
+        log: &mut impl FnMut(&Record),
+        progress: &mut impl FnMut(Nanos),
+    ) -> Result<(Nanos, Nanos), RunError> {
+        let epoch = clock::now() + self.options.lead;
+        let mut now = clock::now();
+        self.feed(now, Input::Start { epoch, cycles, packets }, log)?;
+        self.drain(now, log)?;
+        let mut last_end = now;
+        while !self.dispatcher.is_finished() {
+            let message = self.wait();
+            if self.options.interrupt.load(Ordering::Relaxed) {
+                return Err(RunError::Interrupted);
+            }
+            for device in self.devices.iter_mut() {
+                device.poll(&mut self.done);
+            }
+            now = clock::now().max(now);
+            let mut fed = false;
+            for completion in std::mem::take(&mut self.done) {
+                fed = true;
+                last_end = now;
+                self.completed(now, completion, log)?;
+            }
+            let mut next = message;
+            while let Some(message) = next {
+                fed |= self.receive(now, message, log)?;
+                next = self.messages.try_recv().ok();
+            }
+            if !fed && self.dispatcher.poll_timeout().is_some_and(|at| at <= now) {
+                self.feed(now, Input::Timeout, log)?;
+                fed = true;
+            }
+            if fed {
+                self.drain(now, log)?;
+            }
+            if self.under_way.is_empty() {
+                last_end = now;
+            } else if now.saturating_sub(last_end) > self.options.stall_max {
+                let waited = now - last_end;
+                return Err(RunError::Stalled { waited, outstanding: self.under_way.len() });
+            }
+            if now.saturating_sub(self.last_progress) > Nanos(100_000_000) {
+                self.last_progress = now;
+                progress(now.saturating_sub(epoch));
+            }
+        }
+        Ok((epoch, now))
+    }
+
+    /// Waits until something may have happened: a message, a window about to open, or a device that must be polled.
+    fn wait(&self) -> Option<Message> {
+        if let Ok(message) = self.messages.try_recv() {
+            return Some(message);
+        }
+        if self.devices.iter().any(|device| device.must_poll()) {
+            std::hint::spin_loop();
+            return None;
+        }
+        let now = clock::now();
+        let next = self.dispatcher.poll_timeout().unwrap_or(Nanos::MAX);
+        let sleep = next.saturating_sub(now).saturating_sub(self.options.spin).min(Nanos(100_000_000));
+        if sleep == Nanos::ZERO {
+            std::hint::spin_loop();
+            return None;
+        }
+        // The driver's own devices hold senders, so the channel never closes: an error is the timeout.
+        self.messages.recv_timeout(Duration::from_nanos(sleep.0)).ok()
+    }
+
+    fn feed(&mut self, now: Nanos, input: Input, log: &mut impl FnMut(&Record)) -> Result<(), RunError> {
+        self.dispatcher.handle(now, &input)?;
+        log(&Record { at: now, what: What::Input(input) });
+        Ok(())
+    }
+
+    fn completed(&mut self, now: Nanos, completion: Completion, log: &mut impl FnMut(&Record)) -> Result<(), RunError> {
+        let operation = completion.tag;
+        let (pipeline, cycle, step) = self
+            .under_way
+            .remove(&operation)
+            .expect("devices return each tag exactly once, and only tags given to them");
+        if let Err(source) = completion.result {
+            self.feed(now, Input::Failed { operation }, log)?;
+            return Err(self.failed(pipeline, cycle, step, source));
+        }
+        // A device's clock may run ahead of the host's by the error of its mapping.
+        let finished = completion.finished.min(now);
+        let started = completion.started.min(finished);
+        self.feed(now, Input::Done { operation, started, finished }, log)
+    }
+
+    fn failed(&self, pipeline: u32, cycle: u64, step: u32, source: DeviceError) -> RunError {
+        let pipeline = self.plan.pipelines[pipeline as usize].name.clone();
+        RunError::Operation { pipeline, cycle, step, source }
+    }
+
+    /// Takes a message; whether the dispatcher was told something.
+    fn receive(&mut self, now: Nanos, message: Message, log: &mut impl FnMut(&Record)) -> Result<bool, RunError> {
+        match message {
+            Message::Wake => Ok(false),
+            Message::Failed(error) => Err(error.into()),
+            Message::Data { pipeline, cycle, slot, block } => {
+                if block > Bytes(0) {
+                    self.open.insert((pipeline, cycle), Open { slot, block });
+                }
+                self.feed(now, Input::Data { pipeline, cycle, bytes: block }, log)?;
+                Ok(true)
+            }
+        }
+    }
+
+    fn drain(&mut self, now: Nanos, log: &mut impl FnMut(&Record)) -> Result<(), RunError> {
+        while let Some(action) = self.dispatcher.poll_action() {
+            log(&Record { at: now, what: What::Action(action.clone()) });
+            match action {
+                Action::Submit { operation, pipeline, cycle, step, index: _, offset, bytes } => {
+                    let open = self.open[&(pipeline, cycle)];
+                    let piece = buffers::Piece { pipeline, step, slot: open.slot, block: open.block, offset, bytes };
+                    self.under_way.insert(operation, (pipeline, cycle, step));
+                    let submitted = self.buffers.submit(self.devices, &piece, operation);
+                    submitted.map_err(|source| self.failed(pipeline, cycle, step, source))?;
+                }
+                Action::Deliver { pipeline, cycle } => {
+                    let open = self.open.remove(&(pipeline, cycle)).expect("a delivered cycle had data");
+                    let Open { slot, block } = open;
+                    // A sink that has ended has sent its error already; it is in the inbox.
+                    let _ = self.deliver.send(feed::Delivery { pipeline, cycle, slot, block });
+                }
+            }
+        }
+        while let Some(event) = self.dispatcher.poll_event() {
+            log(&Record { at: now, what: What::Event(event.clone()) });
+            if let Event::Missed { stream, packet, by } = event {
+                let planned = &self.plan.streams[stream as usize];
+                if planned.on_miss == OnMiss::Stop {
+                    return Err(RunError::Stopped { stream: planned.id.clone(), packet, by });
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl From<OutputError> for RunError {
+    fn from(error: OutputError) -> Self {
+        Self::Data(error.into())
+    }
+}

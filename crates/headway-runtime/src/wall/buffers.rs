@@ -1,0 +1,213 @@
+//! The buffers of every pipeline on its device, and how a piece of a step becomes an operation on them.
+
+use std::sync::Arc;
+
+use headway_core::machine::{EngineClass, Method};
+use headway_core::plan::{Pipeline, Plan, Source, Work};
+use headway_core::units::{Bytes, Nanos};
+use headway_device::{Access, Buffer, Device, DeviceError, HostKind, Kernel, KernelId, Operation};
+use headway_os::clock;
+
+use super::RunError;
+use crate::kernels::Kernels;
+
+/// How long setting up one state may take before the device counts as hanging.
+const PREPARE_MAX: Nanos = Nanos(30_000_000_000);
+
+/// A piece of a step, with the buffers of its cycle.
+pub(super) struct Piece {
+    pub(super) pipeline: u32,
+    pub(super) step: u32,
+    pub(super) slot: usize,
+    pub(super) block: Bytes,
+    pub(super) offset: Bytes,
+    pub(super) bytes: Bytes,
+}
+
+/// A compute step ready to launch.
+struct Stage {
+    kernel: KernelId,
+    state: Option<Buffer>,
+    lanes: u32,
+}
+
+/// What one step does on the device.
+enum Stepped {
+    Copy { class: EngineClass, method: Method },
+    Compute(Stage),
+}
+
+struct Lane {
+    gpu: usize,
+    steps: Vec<Stepped>,
+    /// Per slot: one buffer before the first step and one after each.
+    slots: Vec<Vec<Buffer>>,
+}
+
+/// All buffers of a run. Claims on them are checked, so any thread may hold a reference.
+pub(super) struct Buffers {
+    pipelines: Vec<Lane>,
+}
+
+impl Buffers {
+    /// Allocates the buffers of `plan` and loads its kernels with their first states.
+    pub(super) fn new(
+        plan: &Plan,
+        devices: &mut [Box<dyn Device>],
+        kernels: &Kernels,
+        spare_cycles: usize,
+    ) -> Result<Self, RunError> {
+        let count = devices.len();
+        let mut loaded: Vec<Vec<(&'static str, KernelId)>> = vec![Vec::new(); count];
+        let mut pipelines = Vec::new();
+        for (number, pipeline) in (0u32..).zip(&plan.pipelines) {
+            if !matches!(pipeline.source, Source::Streams(_)) {
+                let object = format!("`{}`", pipeline.name);
+                let reason = "messages and flows have no data; plan them, or run them with `--backend sim`";
+                return Err(RunError::Unsupported { object, reason });
+            }
+            let gpu = pipeline.gpu.unwrap_or(0);
+            let known = loaded.get_mut(gpu as usize).ok_or(RunError::NoDevice { gpu, devices: count })?;
+            let device = devices[gpu as usize].as_mut();
+            let stages = kernels.stages().filter(|(of, ..)| *of == number);
+            let mut stages: Vec<(u32, Stage)> = stages
+                .map(|(_, step, kernel)| Ok((step, stage(device, known, kernel, kernels, number)?)))
+                .collect::<Result<_, RunError>>()?;
+            let mut steps = Vec::new();
+            for (step, planned) in (0u32..).zip(&pipeline.steps) {
+                steps.push(match &planned.operations[0].work {
+                    Work::Copy { class: EngineClass::Peer, .. } => {
+                        let object = format!("step `{}` of pipeline `{}`", planned.name, pipeline.name);
+                        let reason = "copies between GPUs inside a stream are not built yet";
+                        return Err(RunError::Unsupported { object, reason });
+                    }
+                    Work::Copy { class, method, .. } => Stepped::Copy { class: *class, method: *method },
+                    Work::Compute { .. } | Work::Hold => {
+                        let at = stages.iter().position(|(of, _)| *of == step).expect("every compute step has a stage");
+                        Stepped::Compute(stages.swap_remove(at).1)
+                    }
+                });
+            }
+            let slots = (0..pipeline.steps.len() + 1 + spare_cycles)
+                .map(|_| buffers(device, pipeline))
+                .collect::<Result<_, DeviceError>>()
+                .map_err(|source| RunError::Prepare {
+                    what: format!("buffers of pipeline `{}`", pipeline.name),
+                    source,
+                })?;
+            pipelines.push(Lane { gpu: gpu as usize, steps, slots });
+        }
+        Ok(Self { pipelines })
+    }
+
+    /// How many cycles of a pipeline can hold buffers at a time.
+    pub(super) fn slots(&self, pipeline: u32) -> usize {
+        self.pipelines[pipeline as usize].slots.len()
+    }
+
+    /// The buffer that a cycle's block is packed into.
+    pub(super) fn first(&self, pipeline: u32, slot: usize) -> &Buffer {
+        &self.pipelines[pipeline as usize].slots[slot][0]
+    }
+
+    /// The buffer that a cycle's result is in.
+    pub(super) fn last(&self, pipeline: u32, slot: usize) -> &Buffer {
+        self.pipelines[pipeline as usize].slots[slot].last().expect("a slot has a buffer before the first step")
+    }
+
+    /// Submits a piece to its engine.
+    pub(super) fn submit(
+        &self,
+        devices: &mut [Box<dyn Device>],
+        piece: &Piece,
+        operation: u64,
+    ) -> Result<(), DeviceError> {
+        let lane = &self.pipelines[piece.pipeline as usize];
+        let slot = &lane.slots[piece.slot];
+        let (input, output) = (&slot[piece.step as usize], &slot[piece.step as usize + 1]);
+        let device = &mut devices[lane.gpu];
+        match &lane.steps[piece.step as usize] {
+            Stepped::Copy { class, method } => {
+                let range = piece.offset.0 as usize..(piece.offset.0 + piece.bytes.0) as usize;
+                let from = input.claim(range.clone(), Access::Read)?;
+                let to = output.claim(range, Access::Write)?;
+                device.submit(*class, Operation::Copy { method: *method, from, to }, operation)
+            }
+            Stepped::Compute(stage) => {
+                let block = 0..piece.block.0 as usize;
+                let input = input.claim(block.clone(), Access::Read)?;
+                let output = output.claim(block, Access::Write)?;
+                let state = match &stage.state {
+                    Some(state) => Some(state.claim(0..state.len(), Access::Write)?),
+                    None => None,
+                };
+                let launch = Operation::Launch { kernel: stage.kernel, input, output, state, lanes: stage.lanes };
+                device.submit(EngineClass::Ee, launch, operation)
+            }
+        }
+    }
+}
+
+/// One buffer before the first step and one after each, where its data lies then.
+fn buffers(device: &mut dyn Device, pipeline: &Pipeline) -> Result<Vec<Buffer>, DeviceError> {
+    let bytes = pipeline.reserve.0 as usize;
+    let mut on_host = true;
+    let mut buffers = vec![device.host_buffer(bytes, HostKind::Pinned)?];
+    for step in &pipeline.steps {
+        match step.operations[0].work {
+            Work::Copy { class: EngineClass::D2h, .. } => on_host = true,
+            Work::Copy { .. } => on_host = false,
+            Work::Compute { .. } | Work::Hold => {}
+        }
+        buffers.push(if on_host {
+            device.host_buffer(bytes, HostKind::Pinned)?
+        } else {
+            device.device_buffer(bytes)?
+        });
+    }
+    Ok(buffers)
+}
+
+/// Loads a kernel, once per device, and puts its first state into device memory.
+fn stage(
+    device: &mut dyn Device,
+    loaded: &mut Vec<(&'static str, KernelId)>,
+    kernel: &Arc<dyn Kernel>,
+    kernels: &Kernels,
+    pipeline: u32,
+) -> Result<Stage, RunError> {
+    let prepare = |source| RunError::Prepare { what: format!("kernel `{}`", kernel.id()), source };
+    let id = match loaded.iter().find(|(name, _)| *name == kernel.id()) {
+        Some(&(_, id)) => id,
+        None => {
+            let id = device.load(Arc::clone(kernel)).map_err(prepare)?;
+            loaded.push((kernel.id(), id));
+            id
+        }
+    };
+    let lanes = kernels.lanes(pipeline);
+    let bytes = kernel.state_bytes(lanes.len());
+    let mut first = vec![0; bytes];
+    kernel.init_state(lanes, &mut first)?;
+    let state = if bytes == 0 { None } else { Some(upload(device, &first).map_err(prepare)?) };
+    Ok(Stage { kernel: id, state, lanes: lanes.len() as u32 })
+}
+
+/// Copies `bytes` to a new buffer of device memory and waits for it.
+fn upload(device: &mut dyn Device, bytes: &[u8]) -> Result<Buffer, DeviceError> {
+    let host = device.host_buffer(bytes.len(), HostKind::Pinned)?;
+    let memory = device.device_buffer(bytes.len())?;
+    host.claim(0..bytes.len(), Access::Write)?.bytes_mut()?.copy_from_slice(bytes);
+    let (from, to) = (host.claim(0..bytes.len(), Access::Read)?, memory.claim(0..bytes.len(), Access::Write)?);
+    device.submit(EngineClass::H2d, Operation::Copy { method: Method::Dma, from, to }, u64::MAX)?;
+    let deadline = clock::now() + PREPARE_MAX;
+    let mut done = Vec::new();
+    while done.is_empty() {
+        device.poll(&mut done);
+        if clock::now() > deadline {
+            return Err(DeviceError::DeviceLost);
+        }
+        std::thread::yield_now();
+    }
+    done.remove(0).result.map(|()| memory)
+}

@@ -1,0 +1,166 @@
+//! The threads before and behind the driver: one packs blocks ahead of their windows, one writes out what is delivered.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender};
+
+use headway_core::plan::Plan;
+use headway_core::units::Bytes;
+use headway_device::{Access, DeviceError};
+
+use super::Message;
+use super::buffers::Buffers;
+use crate::blocks::{DataError, Gatherer, Scatterer};
+use crate::outlet::OutputError;
+
+/// A cycle whose result lies in its last buffer.
+pub(super) struct Delivery {
+    pub(super) pipeline: u32,
+    pub(super) cycle: u64,
+    pub(super) slot: usize,
+    pub(super) block: Bytes,
+}
+
+/// Packs blocks in the order of their windows, as far ahead as buffers are free.
+///
+/// It stands in for what fills buffers in a real system (a network card, a frame grabber), so it may run ahead of the
+/// packets' arrival times; the dispatcher does not release a block before its window opens.
+pub(super) struct Feeder {
+    plan: Arc<Plan>,
+    gatherer: Gatherer,
+    buffers: Arc<Buffers>,
+    inbox: Sender<Message>,
+    freed: Receiver<u32>,
+    stop: Arc<AtomicBool>,
+    pipelines: Vec<Progress>,
+}
+
+struct Progress {
+    cycles: u64,
+    next: u64,
+    packed: usize,
+    free: usize,
+}
+
+impl Feeder {
+    pub(super) fn new(
+        plan: &Arc<Plan>,
+        gatherer: &Gatherer,
+        buffers: &Arc<Buffers>,
+        cycles: &[u64],
+        inbox: Sender<Message>,
+        freed: Receiver<u32>,
+        stop: Arc<AtomicBool>,
+    ) -> Self {
+        let pipelines = (0u32..).zip(cycles);
+        let pipelines =
+            pipelines.map(|(at, &cycles)| Progress { cycles, next: 0, packed: 0, free: buffers.slots(at) }).collect();
+        Self {
+            plan: Arc::clone(plan),
+            gatherer: gatherer.clone(),
+            buffers: Arc::clone(buffers),
+            inbox,
+            freed,
+            stop,
+            pipelines,
+        }
+    }
+
+    pub(super) fn run(mut self) {
+        while !self.stop.load(Ordering::Relaxed) {
+            while let Ok(pipeline) = self.freed.try_recv() {
+                self.pipelines[pipeline as usize].free += 1;
+            }
+            let waiting = (0u32..).zip(&self.pipelines).filter(|(_, p)| p.next < p.cycles);
+            let next = waiting
+                .clone()
+                .filter(|(_, p)| p.free > 0)
+                .min_by_key(|(at, p)| (self.plan.pipelines[*at as usize].release(p.next, 0), *at))
+                .map(|(at, _)| at);
+            let any = waiting.count() > 0;
+            match next {
+                Some(pipeline) => {
+                    let message = self.pack(pipeline).unwrap_or_else(Message::Failed);
+                    let last = matches!(message, Message::Failed(_));
+                    // A driver that has ended no longer listens: nothing is left to feed.
+                    if self.inbox.send(message).is_err() || last {
+                        return;
+                    }
+                }
+                None if any => match self.freed.recv() {
+                    Ok(pipeline) => self.pipelines[pipeline as usize].free += 1,
+                    Err(_) => return,
+                },
+                None => return,
+            }
+        }
+    }
+
+    fn pack(&mut self, pipeline: u32) -> Result<Message, DataError> {
+        let progress = &mut self.pipelines[pipeline as usize];
+        let slot = progress.packed % self.buffers.slots(pipeline);
+        let cycle = progress.next;
+        let buffer = self.buffers.first(pipeline, slot);
+        let mut span = buffer.claim(0..buffer.len(), Access::Write).map_err(|e| self.claimed(pipeline, cycle, &e))?;
+        let bytes = span.bytes_mut().map_err(|e| self.claimed(pipeline, cycle, &e))?;
+        let gathered = self.gatherer.gather(pipeline, cycle, bytes)?;
+        drop(span);
+        let progress = &mut self.pipelines[pipeline as usize];
+        progress.next += 1;
+        if gathered.block > Bytes(0) {
+            progress.packed += 1;
+            progress.free -= 1;
+        }
+        Ok(Message::Data { pipeline, cycle, slot, block: gathered.block })
+    }
+
+    fn claimed(&self, pipeline: u32, cycle: u64, error: &DeviceError) -> DataError {
+        let pipeline = self.plan.pipelines[pipeline as usize].name.clone();
+        DataError::Sequence { pipeline, cycle, what: error.to_string() }
+    }
+}
+
+/// Writes out delivered blocks and gives their buffers back to the feeder.
+pub(super) struct Sink {
+    scatterer: Scatterer,
+    buffers: Arc<Buffers>,
+    inbox: Sender<Message>,
+    delivered: Receiver<Delivery>,
+    free: Sender<u32>,
+}
+
+impl Sink {
+    pub(super) fn new(
+        scatterer: Scatterer,
+        buffers: &Arc<Buffers>,
+        inbox: Sender<Message>,
+        delivered: Receiver<Delivery>,
+        free: Sender<u32>,
+    ) -> Self {
+        Self { scatterer, buffers: Arc::clone(buffers), inbox, delivered, free }
+    }
+
+    pub(super) fn run(mut self) -> Result<Vec<u64>, OutputError> {
+        while let Ok(delivery) = self.delivered.recv() {
+            if let Err(error) = self.unpack(&delivery) {
+                // A driver that has ended has its own error to report.
+                let _ = self.inbox.send(Message::Failed(error));
+                return Ok(Vec::new());
+            }
+            // A feeder that has packed everything no longer listens.
+            let _ = self.free.send(delivery.pipeline);
+        }
+        self.scatterer.finish()
+    }
+
+    fn unpack(&mut self, delivery: &Delivery) -> Result<(), DataError> {
+        let Delivery { pipeline, cycle, slot, block } = *delivery;
+        let claimed = |error: DeviceError| DataError::Sequence {
+            pipeline: format!("number {pipeline}"),
+            cycle,
+            what: error.to_string(),
+        };
+        let span = self.buffers.last(pipeline, slot).claim(0..block.0 as usize, Access::Read).map_err(claimed)?;
+        self.scatterer.scatter(pipeline, cycle, span.bytes().map_err(claimed)?)
+    }
+}

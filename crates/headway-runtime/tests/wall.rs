@@ -1,0 +1,202 @@
+//! The wall-clock driver on the emulated device: what comes out is right, and every failure ends the run cleanly.
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use headway_core::dispatch::Event;
+use headway_core::log::{Record, What};
+use headway_core::machine::{self, Machine};
+use headway_core::plan::Plan;
+use headway_core::planner::{self, Options as PlanOptions};
+use headway_core::units::Nanos;
+use headway_core::workload::{self, Workload};
+use headway_device::emu::{EmuSpec, Emulated, Faults};
+use headway_device::{Device, DeviceError};
+use headway_runtime::blocks::{DataError, Gatherer, Scatterer, output_name};
+use headway_runtime::intake::{InputError, Intake};
+use headway_runtime::kernels::Kernels;
+use headway_runtime::outlet::Outlet;
+use headway_runtime::wall::{self, Job, Options, RunError, WallOutcome};
+
+/// Two streams in one class, one in another, one whose packets are jobs of their own; deadlines that any machine meets
+/// sooner or later, since nothing here asks how fast it is.
+const WORKLOAD: &str = r#"
+name = "small"
+[run]
+cycle = "auto"
+[[stream]]
+id = "a"
+packet = "256 B"
+period = "1 ms"
+deadline = "40 ms"
+steps = [{ copy = "host -> gpu" }, { compute = "aes128-cbc" }, { copy = "gpu -> host" }]
+key = "000102030405060708090a0b0c0d0e0f"
+iv = "101112131415161718191a1b1c1d1e1f"
+[[stream]]
+id = "b"
+packet = "48 B"
+period = "3 ms"
+deadline = "45 ms"
+steps = [{ copy = "host -> gpu" }, { compute = "aes128-cbc" }, { copy = "gpu -> host" }]
+key = "000102030405060708090a0b0c0d0e10"
+iv = "101112131415161718191a1b1c1d1e20"
+[[stream]]
+id = "c"
+packet = "1 KiB"
+period = "4 ms"
+deadline = "100 ms"
+steps = [{ copy = "host -> gpu" }, { compute = "aes128-cbc" }, { copy = "gpu -> host" }]
+key = "000102030405060708090a0b0c0d0e11"
+iv = "101112131415161718191a1b1c1d1e21"
+[[stream]]
+id = "d"
+packet = "64 B"
+period = "30 ms"
+deadline = "24 ms"
+steps = [{ copy = "host -> gpu" }, { compute = "aes128-cbc" }, { copy = "gpu -> host" }]
+key = "000102030405060708090a0b0c0d0e12"
+iv = "101112131415161718191a1b1c1d1e22"
+"#;
+
+struct Bench {
+    folder: tempfile::TempDir,
+    machine: Machine,
+    workload: Workload,
+    plan: Arc<Plan>,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let machine = machine::shipped("h200-x1").unwrap();
+        let workload = workload::parse("small.toml", WORKLOAD).unwrap().value;
+        let plan = planner::plan(&machine, &workload, PlanOptions::default()).unwrap();
+        Self { folder: tempfile::tempdir().unwrap(), machine, workload, plan: Arc::new(plan) }
+    }
+
+    fn input(&self, bytes: usize) -> std::path::PathBuf {
+        let path = self.folder.path().join("input");
+        let data: Vec<u8> = (0..bytes).map(|i| (i as u32).wrapping_mul(2_654_435_761).to_le_bytes()[3]).collect();
+        fs::write(&path, data).unwrap();
+        path
+    }
+
+    fn run(&self, intake: Intake, spec: EmuSpec, options: &Options) -> (Result<WallOutcome, RunError>, Vec<Record>) {
+        let kernels = Kernels::of(&self.plan, &self.workload).unwrap();
+        let gatherer = Gatherer::new(Arc::clone(&self.plan), Arc::new(intake));
+        let outlet = Outlet::create(&self.place()).unwrap();
+        let scatterer = Scatterer::new(gatherer.clone(), &outlet).unwrap();
+        let mut devices: Vec<Box<dyn Device>> = vec![Box::new(Emulated::open(spec).unwrap())];
+        let mut records = Vec::new();
+        let job = Job { plan: &self.plan, kernels: &kernels, gatherer: &gatherer, scatterer };
+        let outcome = wall::run(job, &mut devices, options, |record| records.push(record.clone()), |_| {});
+        if outcome.is_ok() {
+            outlet.publish().unwrap();
+        }
+        (outcome, records)
+    }
+
+    fn place(&self) -> std::path::PathBuf {
+        self.folder.path().join("result")
+    }
+
+    fn spec(&self) -> EmuSpec {
+        EmuSpec::of_machine(&self.machine, self.machine.gpus().next().unwrap())
+    }
+
+    fn open(&self, input: &Path) -> Intake {
+        Intake::open(input, &self.plan.streams, None, 16).unwrap()
+    }
+}
+
+#[test]
+fn every_stream_comes_out_as_one_unbroken_chain() {
+    let bench = Bench::new();
+    let input = bench.input(100_003);
+    let (outcome, records) = bench.run(bench.open(&input), bench.spec(), &Options::default());
+    let outcome = outcome.unwrap();
+    let intake = bench.open(&input);
+    let kernel = headway_kernels::find("aes128-cbc").unwrap();
+    for (number, stream) in bench.workload.streams.iter().enumerate() {
+        let share = &intake.shares()[number];
+        let bytes = share.bytes + share.padding;
+        assert_eq!(outcome.written[number], bytes, "stream {}", stream.id);
+        let mut block = vec![0; headway_core::block::block_bytes([bytes]).0 as usize];
+        headway_core::block::write_header(&mut block, 0, &[bytes]).unwrap();
+        let data = headway_core::block::header_bytes(1)..headway_core::block::header_bytes(1) + bytes as usize;
+        intake.read(number, 0, &mut block[data.clone()]).unwrap();
+        let lane = headway_device::Lane { stream: stream.id.clone(), cipher: stream.cipher };
+        let mut state = vec![0; kernel.state_bytes(1)];
+        kernel.init_state(&[lane], &mut state).unwrap();
+        let mut expected = vec![0; block.len()];
+        kernel.run(&block, &mut expected, &mut state).unwrap();
+        let found = fs::read(bench.place().join(output_name(&stream.id))).unwrap();
+        assert_eq!(found, expected[data], "stream {}", stream.id);
+    }
+    let halted = records.iter().any(|r| matches!(r.what, What::Event(Event::Halted { .. })));
+    assert!(!halted && outcome.end > outcome.epoch);
+}
+
+#[test]
+fn a_failing_operation_ends_the_run_with_its_place() {
+    let bench = Bench::new();
+    let input = bench.input(50_000);
+    // Setting the states up takes one operation per pipeline; a later one is part of the run.
+    let faults = Faults { fail: [12].into(), ..Faults::default() };
+    let (outcome, records) = bench.run(bench.open(&input), EmuSpec { faults, ..bench.spec() }, &Options::default());
+    let error = outcome.unwrap_err();
+    assert!(matches!(&error, RunError::Operation { source: DeviceError::Driver { .. }, .. }), "{error}");
+    assert!(matches!(records.last().unwrap().what, What::Input(headway_core::dispatch::Input::Failed { .. })));
+    assert!(!bench.place().exists());
+}
+
+#[test]
+fn a_device_that_is_lost_ends_the_run() {
+    let bench = Bench::new();
+    let input = bench.input(50_000);
+    let faults = Faults { panic_at: Some(12), ..Faults::default() };
+    let (outcome, _) = bench.run(bench.open(&input), EmuSpec { faults, ..bench.spec() }, &Options::default());
+    assert!(matches!(outcome.unwrap_err(), RunError::Operation { source: DeviceError::DeviceLost, .. }));
+}
+
+#[test]
+fn an_operation_that_hangs_is_noticed() {
+    let bench = Bench::new();
+    let input = bench.input(50_000);
+    let faults = Faults { delay: [(12, Nanos(2_000_000_000))].into(), ..Faults::default() };
+    let options = Options { stall_max: Nanos(200_000_000), ..Options::default() };
+    let (outcome, _) = bench.run(bench.open(&input), EmuSpec { faults, ..bench.spec() }, &options);
+    assert!(matches!(outcome.unwrap_err(), RunError::Stalled { .. }));
+}
+
+#[test]
+fn input_that_shrinks_during_the_run_is_an_error() {
+    let bench = Bench::new();
+    let input = bench.input(100_000);
+    let intake = bench.open(&input);
+    fs::OpenOptions::new().write(true).open(&input).unwrap().set_len(60_000).unwrap();
+    let (outcome, _) = bench.run(intake, bench.spec(), &Options::default());
+    let error = outcome.unwrap_err();
+    assert!(matches!(&error, RunError::Data(DataError::Input(InputError::Truncated { .. }))), "{error}");
+    assert!(!bench.place().exists());
+}
+
+#[test]
+fn an_interrupt_ends_the_run() {
+    let bench = Bench::new();
+    let input = bench.input(100_000);
+    let options = Options { interrupt: Arc::new(AtomicBool::new(true)), ..Options::default() };
+    let (outcome, _) = bench.run(bench.open(&input), bench.spec(), &options);
+    assert!(matches!(outcome.unwrap_err(), RunError::Interrupted));
+}
+
+#[test]
+fn a_plan_for_more_gpus_than_there_are_devices_is_refused() {
+    let mut bench = Bench::new();
+    bench.machine = machine::shipped("h200-x4").unwrap();
+    bench.plan = Arc::new(planner::plan(&bench.machine, &bench.workload, PlanOptions::default()).unwrap());
+    let input = bench.input(10_000);
+    let (outcome, _) = bench.run(bench.open(&input), bench.spec(), &Options::default());
+    assert!(matches!(outcome.unwrap_err(), RunError::NoDevice { devices: 1, .. }));
+}
