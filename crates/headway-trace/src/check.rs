@@ -1,0 +1,123 @@
+//! Refuses logs whose indices lead nowhere or whose times do not fit, so that the rest of the crate may index and add.
+
+use headway_core::dispatch::{Action, Event, Input};
+use headway_core::log::{Header, Record, What};
+use headway_core::plan::{Pipeline, Plan, PlannedStep, Source, Work};
+use headway_core::units::Nanos;
+
+/// Times must stay below this, so that a sum of two fits 64 bits.
+const LATEST: u128 = 1 << 62;
+
+/// What is wrong with the header, as a phrase.
+pub(crate) fn header(header: &Header) -> Result<(), String> {
+    let plan = &header.plan;
+    if header.cycles.len() != plan.pipelines.len() || header.streams.len() != plan.streams.len() {
+        return Err("it counts cycles or packets of other pipelines or streams than those planned".to_owned());
+    }
+    for (pipeline, &cycles) in plan.pipelines.iter().zip(&header.cycles) {
+        for step in &pipeline.steps {
+            step_of(plan, pipeline, step)?;
+        }
+        let last = u128::from(pipeline.period.0) * u128::from(cycles)
+            + u128::from(pipeline.window.0) * (pipeline.steps.len() as u128 + 1)
+            + u128::from(pipeline.start.0)
+            + u128::from(pipeline.gather.0);
+        if pipeline.period == Nanos::ZERO || pipeline.steps.is_empty() || last >= LATEST {
+            return Err(format!("pipeline `{}` has no period, no steps or too many cycles", pipeline.name));
+        }
+        if let Source::Streams(streams) = &pipeline.source
+            && streams.iter().any(|&stream| stream as usize >= plan.streams.len())
+        {
+            return Err(format!("pipeline `{}` carries a stream that is not planned", pipeline.name));
+        }
+    }
+    for (stream, run) in plan.streams.iter().zip(&header.streams) {
+        let last = u128::from(stream.period.0) * u128::from(run.packets)
+            + u128::from(stream.start.0)
+            + u128::from(stream.deadline.0);
+        if stream.period == Nanos::ZERO || stream.pipeline as usize >= plan.pipelines.len() || last >= LATEST {
+            return Err(format!("stream `{}` has no period, no pipeline or too many packets", stream.id));
+        }
+    }
+    if plan.servers.iter().flat_map(|server| &server.engines).any(|engine| engine.at() >= plan.engines.len()) {
+        return Err("a server has an engine that is not planned".to_owned());
+    }
+    Ok(())
+}
+
+fn step_of(plan: &Plan, pipeline: &Pipeline, step: &PlannedStep) -> Result<(), String> {
+    let engines = step.operations.iter().flat_map(|operation| &operation.engines);
+    let uses = step.operations.iter().flat_map(|operation| match &operation.work {
+        Work::Copy { uses, .. } => uses.as_slice(),
+        Work::Compute { .. } | Work::Hold => &[],
+    });
+    if step.server as usize >= plan.servers.len()
+        || engines.clone().any(|engine| engine.at() >= plan.engines.len())
+        || uses.clone().any(|(capacity, _)| capacity.at() >= plan.capacities.len())
+    {
+        return Err(format!("step `{}` of `{}` uses something that is not planned", step.name, pipeline.name));
+    }
+    Ok(())
+}
+
+/// What is wrong with a record, as a phrase.
+pub(crate) fn record(header: &Header, record: &Record) -> Result<(), String> {
+    time(record.at)?;
+    match &record.what {
+        What::Input(input) => of_input(header, input),
+        What::Action(Action::Submit { pipeline, cycle, step, index, .. }) => {
+            let step = job(header, *pipeline, *cycle, *step)?;
+            let known = step.operations.get(*index as usize).is_some();
+            if known { Ok(()) } else { Err(format!("step `{}` has no operation {index}", step.name)) }
+        }
+        What::Action(Action::Deliver { pipeline, cycle }) => job(header, *pipeline, *cycle, 0).map(drop),
+        What::Event(event) => of_event(header, event),
+    }
+}
+
+fn of_input(header: &Header, input: &Input) -> Result<(), String> {
+    match input {
+        Input::Start { epoch, cycles, packets } => {
+            let planned = header.streams.iter().map(|stream| stream.packets);
+            if *cycles != header.cycles || !packets.iter().copied().eq(planned) {
+                return Err("the run starts with other cycles or packets than the first line counts".to_owned());
+            }
+            time(*epoch)
+        }
+        Input::Data { pipeline, cycle, .. } => job(header, *pipeline, *cycle, 0).map(drop),
+        Input::Done { started, finished, .. } => time(*started).and_then(|()| time(*finished)),
+        Input::Failed { .. } | Input::Timeout => Ok(()),
+    }
+}
+
+fn of_event(header: &Header, event: &Event) -> Result<(), String> {
+    match *event {
+        Event::Ready { pipeline, cycle, step, deadline } => {
+            job(header, pipeline, cycle, step).and_then(|_| time(deadline))
+        }
+        Event::Complete { pipeline, cycle, step }
+        | Event::ReleaseLate { pipeline, cycle, step, .. }
+        | Event::Late { pipeline, cycle, step, .. }
+        | Event::Overrun { pipeline, cycle, step, .. }
+        | Event::Halted { pipeline, cycle, step } => job(header, pipeline, cycle, step).map(drop),
+        Event::Empty { pipeline, cycle } | Event::DataLate { pipeline, cycle, .. } => {
+            job(header, pipeline, cycle, 0).map(drop)
+        }
+        Event::Missed { stream, packet, .. } => match header.streams.get(stream as usize) {
+            Some(run) if packet < run.packets => Ok(()),
+            _ => Err(format!("packet {packet} of stream {stream} was not expected")),
+        },
+    }
+}
+
+fn job(header: &Header, pipeline: u32, cycle: u64, step: u32) -> Result<&PlannedStep, String> {
+    let steps = header.plan.pipelines.get(pipeline as usize).map(|p| &p.steps);
+    match (header.cycles.get(pipeline as usize), steps.and_then(|steps| steps.get(step as usize))) {
+        (Some(&cycles), Some(step)) if cycle < cycles => Ok(step),
+        _ => Err(format!("pipeline {pipeline}, cycle {cycle}, step {step} is not planned")),
+    }
+}
+
+fn time(at: Nanos) -> Result<(), String> {
+    if u128::from(at.0) < LATEST { Ok(()) } else { Err(format!("the time {} ns is too late", at.0)) }
+}

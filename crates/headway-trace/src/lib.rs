@@ -1,0 +1,19 @@
+//! What a run did, from its event log alone: [`Log`] and [`LogWriter`] read and write it, [`summary`] sums it up,
+//! [`replay`] feeds it to a new dispatcher, [`perfetto`] and [`page`] draw it.
+//!
+//! Nothing here reads a clock or opens a file: callers give readers and writers, and every time is one of the log.
+#![forbid(unsafe_code)]
+
+mod check;
+pub mod page;
+pub mod perfetto;
+mod proto;
+pub mod reader;
+pub mod replay;
+pub mod summary;
+mod table;
+pub mod timeline;
+pub mod writer;
+
+pub use reader::{Log, LogError};
+pub use writer::LogWriter;

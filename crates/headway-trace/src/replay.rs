@@ -1,0 +1,102 @@
+//! Feeds a log's inputs to a new dispatcher and compares what it does.
+
+use headway_core::dispatch::{Dispatcher, Limits, Refused};
+use headway_core::log::What;
+use serde::Serialize;
+
+use crate::Log;
+
+/// A log that replayed without a difference.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Replayed {
+    /// Inputs fed.
+    pub inputs: u64,
+    /// Actions compared.
+    pub actions: u64,
+    /// Events compared.
+    pub events: u64,
+    /// Whether every cycle was delivered; `false` for a run that was halted or stopped.
+    pub finished: bool,
+}
+
+/// The first place where the dispatcher did something else than the log says.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the log and its replay part at record {record} (line {} of the file)\n  the log has:      {expected}\n  \
+     the replay gives: {got}\nthe log was edited, or another version of Headway wrote it: replay it with that version",
+    record + 2
+)]
+pub struct Divergence {
+    /// Position of the record among the records, from 0; their number if the log ends too early.
+    pub record: u64,
+    /// What the log has there.
+    pub expected: String,
+    /// What the dispatcher did.
+    pub got: String,
+}
+
+/// Feeds every input of `log` to a new dispatcher with [`Limits::default`] and compares actions and events in order.
+///
+/// Actions and events are compared byte for byte in their JSON form. Wherever the log feeds an input after time moved on or
+/// after actions or events were polled, nothing may be left to poll.
+///
+/// # Errors
+/// [`Divergence`] at the first difference; an input that the dispatcher refuses is one.
+pub fn replay(log: &Log) -> Result<Replayed, Divergence> {
+    let plan = log.header().plan.clone();
+    let refused = |record: usize, expected: String, got: &Refused| Divergence {
+        record: record as u64,
+        expected,
+        got: format!("a refusal: {got}"),
+    };
+    let mut dispatcher = Dispatcher::new(plan, Limits::default())
+        .map_err(|error| refused(0, "a plan that can be run".to_owned(), &error))?;
+    let mut replayed = Replayed { inputs: 0, actions: 0, events: 0, finished: false };
+    let mut feeding = None;
+    for (at, record) in log.records().iter().enumerate() {
+        match &record.what {
+            What::Input(input) => {
+                if feeding != Some(record.at) {
+                    drained(&mut dispatcher, at, || json(input))?;
+                }
+                feeding = Some(record.at);
+                dispatcher.handle(record.at, input).map_err(|error| refused(at, json(input), &error))?;
+                replayed.inputs += 1;
+            }
+            What::Action(action) => {
+                feeding = None;
+                same(at, action, dispatcher.poll_action().as_ref(), "no action")?;
+                replayed.actions += 1;
+            }
+            What::Event(event) => {
+                feeding = None;
+                same(at, event, dispatcher.poll_event().as_ref(), "no event")?;
+                replayed.events += 1;
+            }
+        }
+    }
+    drained(&mut dispatcher, log.records().len(), || "the end of the log".to_owned())?;
+    replayed.finished = dispatcher.is_finished();
+    Ok(replayed)
+}
+
+/// Checks that the dispatcher has nothing more to say before the log's next `expected` record.
+fn drained(dispatcher: &mut Dispatcher, at: usize, expected: impl FnOnce() -> String) -> Result<(), Divergence> {
+    let action = dispatcher.poll_action().map(|action| json(&action));
+    match action.or_else(|| dispatcher.poll_event().map(|event| json(&event))) {
+        None => Ok(()),
+        Some(got) => Err(Divergence { record: at as u64, expected: expected(), got }),
+    }
+}
+
+fn same<T: Serialize>(at: usize, logged: &T, polled: Option<&T>, none: &str) -> Result<(), Divergence> {
+    let expected = json(logged);
+    match polled.map(json) {
+        Some(got) if got == expected => Ok(()),
+        got => Err(Divergence { record: at as u64, expected, got: got.unwrap_or_else(|| none.to_owned()) }),
+    }
+}
+
+fn json(value: &impl Serialize) -> String {
+    serde_json::to_string(value).expect("records are plain data with text keys, which always have a JSON form")
+}

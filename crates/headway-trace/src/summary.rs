@@ -1,0 +1,620 @@
+//! The figures of a run: per stream, engine, capacity, server and step, and who waited for whom.
+
+use std::collections::BTreeMap;
+
+use headway_core::dispatch::Event;
+use headway_core::log::{Source, What};
+use headway_core::plan::{Named, Outcome, PlannedCapacity, Server, Source as Fed, Strategy, Work};
+use headway_core::units::{Bytes, NANOS_PER_SECOND, Nanos, PPM, Rate};
+use serde::Serialize;
+
+use crate::Log;
+use crate::timeline::{Job, Timeline};
+
+/// Version of the JSON form of [`Summary`].
+pub const SCHEMA: u32 = 1;
+
+/// The figures of a run, all from its log.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Summary {
+    /// [`SCHEMA`].
+    pub schema: u32,
+    /// What produced the times.
+    pub source: Source,
+    /// Version of Headway that ran.
+    pub version: String,
+    /// Commit it was built from.
+    pub commit: String,
+    /// Seed of the run.
+    pub seed: u64,
+    /// The devices, as their driver names them.
+    pub devices: Vec<String>,
+    /// The machine file.
+    pub machine: Named,
+    /// The workload file.
+    pub workload: Named,
+    /// How transfers were kept apart.
+    pub strategy: Strategy,
+    /// What the plan said before the run.
+    pub planned: Outcome,
+    /// From the epoch to the last record; utilisations refer to it.
+    pub span: Nanos,
+    /// Whether the deadlines held.
+    pub verdict: Verdict,
+    /// Sums over everything.
+    pub totals: Totals,
+    /// The streams, in the plan's order.
+    pub streams: Vec<StreamSummary>,
+    /// The engines, in the plan's order.
+    pub engines: Vec<EngineSummary>,
+    /// The links and limits, in the plan's order.
+    pub capacities: Vec<CapacitySummary>,
+    /// The servers, in the plan's order.
+    pub servers: Vec<ServerSummary>,
+    /// The steps of all pipelines, in the plan's order.
+    pub steps: Vec<StepSummary>,
+    /// Who waited for whom, longest total first.
+    pub blame: Vec<Blame>,
+}
+
+/// Whether the deadlines held: those of all packets, and the ends of all cycles of pipelines without streams.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Verdict {
+    /// Everything expected was delivered at or before its deadline, and no operation failed.
+    pub held: bool,
+    /// Deadlines there were: expected packets, and cycles of pipelines without streams.
+    pub deadlines: u64,
+    /// Of these, delivered late.
+    pub misses: u64,
+    /// Of these, never delivered.
+    pub lost: u64,
+    /// Whether an operation failed.
+    pub halted: bool,
+    /// The same as a sentence.
+    pub text: String,
+}
+
+/// Sums over a run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Totals {
+    /// Packets expected.
+    pub packets: u64,
+    /// Packets delivered.
+    pub delivered: u64,
+    /// Bytes of the packets delivered.
+    pub bytes: Bytes,
+    /// Cycles delivered.
+    pub cycles: u64,
+    /// Jobs named in the log.
+    pub jobs: u64,
+    /// Operations submitted.
+    pub operations: u64,
+    /// Jobs that took longer than planned.
+    pub overruns: u64,
+    /// Jobs that ended after their windows.
+    pub late: u64,
+    /// Windows that the driver opened late.
+    pub releases_late: u64,
+    /// Blocks that came after their windows had opened.
+    pub data_late: u64,
+    /// Wait of all jobs together.
+    pub wait: Nanos,
+}
+
+/// Times of several packets. Order statistics are values that occurred, by nearest rank: of `n` values the one with rank
+/// `ceil(n / 2)` is the median and the one with rank `ceil(99 n / 100)` the 99th percentile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Response {
+    /// Shortest.
+    pub min: Nanos,
+    /// Median.
+    pub median: Nanos,
+    /// 99th percentile.
+    pub p99: Nanos,
+    /// Longest.
+    pub max: Nanos,
+}
+
+/// What one stream experienced.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct StreamSummary {
+    /// Name.
+    pub id: String,
+    /// Ordinal of its GPU.
+    pub gpu: u32,
+    /// Name of its pipeline.
+    pub pipeline: String,
+    /// Packets expected.
+    pub packets: u64,
+    /// Packets delivered.
+    pub delivered: u64,
+    /// Packets expected and not delivered.
+    pub lost: u64,
+    /// Bytes of the packets delivered.
+    pub bytes: Bytes,
+    /// Relative deadline.
+    pub deadline: Nanos,
+    /// From arrival to delivery; `None` if no packet was delivered.
+    pub response: Option<Response>,
+    /// Packets delivered after their deadlines.
+    pub misses: u64,
+    /// Deadline minus longest response in nanoseconds; negative = missed by that much.
+    pub worst_slack_ns: Option<i64>,
+}
+
+/// What one engine did.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct EngineSummary {
+    /// Name.
+    pub name: String,
+    /// Ordinal of its GPU.
+    pub gpu: u32,
+    /// Time in which at least one of its operations ran.
+    pub busy: Nanos,
+    /// The same as a share of the span, parts per million, rounded down.
+    pub utilisation_ppm: u64,
+    /// Operations that ended.
+    pub operations: u64,
+    /// Bytes of these operations.
+    pub bytes: Bytes,
+}
+
+/// What crossed one link or limit.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct CapacitySummary {
+    /// Name.
+    pub name: String,
+    /// Typical rate.
+    pub rate: Rate,
+    /// Bytes of it that were used: each operation's bytes times its use, rounded down.
+    pub bytes: Bytes,
+    /// The same as a share of what the rate allows in the span, parts per million, rounded down.
+    pub utilisation_ppm: u64,
+}
+
+/// The queue in front of one server.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ServerSummary {
+    /// Name.
+    pub name: String,
+    /// Jobs that were submitted to it.
+    pub jobs: u64,
+    /// Jobs that had to wait.
+    pub waited: u64,
+    /// Longest wait with its causes; `None` if no job waited.
+    pub longest: Option<LongestWait>,
+}
+
+/// One job's wait in front of its server.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct LongestWait {
+    /// The job that waited.
+    pub job: JobName,
+    /// When it joined the queue, after the epoch.
+    pub ready: Nanos,
+    /// How long it waited.
+    pub wait: Nanos,
+    /// The job that occupied the server for the largest part of it; `None` = nobody: the driver was slow.
+    pub cause: Option<JobName>,
+    /// That part.
+    pub by_cause: Nanos,
+}
+
+/// A job by name.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct JobName {
+    /// Its pipeline.
+    pub pipeline: String,
+    /// Its step.
+    pub step: String,
+    /// Its cycle.
+    pub cycle: u64,
+}
+
+impl std::fmt::Display for JobName {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} #{} ({})", self.pipeline, self.cycle, self.step)
+    }
+}
+
+/// One step of one pipeline: planned and observed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct StepSummary {
+    /// Name of the pipeline.
+    pub pipeline: String,
+    /// Name of the step.
+    pub step: String,
+    /// Name of its server.
+    pub server: String,
+    /// Jobs that completed.
+    pub jobs: u64,
+    /// Worst-case time of one job in the plan.
+    pub cost: Nanos,
+    /// Longest time that a completed job took on its engines.
+    pub took_max: Nanos,
+    /// Jobs that took longer than planned.
+    pub overruns: u64,
+    /// Jobs that ended after their windows.
+    pub late: u64,
+}
+
+/// How long the jobs of one pipeline waited for those of another.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Blame {
+    /// Position of the pipeline that waited.
+    pub waiting: u32,
+    /// Its name.
+    pub waiting_name: String,
+    /// Position of the pipeline that occupied the server; `None` = nobody: the driver was slow.
+    pub cause: Option<u32>,
+    /// Its name.
+    pub cause_name: Option<String>,
+    /// All waits together.
+    pub total: Nanos,
+    /// Waits of one job for one other.
+    pub waits: u64,
+    /// The longest time that one job waited for one other.
+    pub longest: BlamedWait,
+}
+
+/// One job's wait for one other job.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct BlamedWait {
+    /// How long.
+    pub wait: Nanos,
+    /// The server.
+    pub server: String,
+    /// The job that waited.
+    pub job: JobName,
+    /// When it joined the queue, after the epoch.
+    pub ready: Nanos,
+    /// The job it waited for; `None` = nobody: the driver was slow.
+    pub cause: Option<JobName>,
+}
+
+/// Sums up `log`.
+#[must_use]
+pub fn summarize(log: &Log) -> Summary {
+    summarize_with(log, &Timeline::new(log))
+}
+
+/// Sums up `log`, whose timeline is known already.
+#[must_use]
+pub fn summarize_with(log: &Log, timeline: &Timeline) -> Summary {
+    let header = log.header();
+    let plan = &header.plan;
+    let streams = streams(log, timeline);
+    let totals = totals(log, timeline, &streams);
+    Summary {
+        schema: SCHEMA,
+        source: header.source,
+        version: header.version.clone(),
+        commit: header.commit.clone(),
+        seed: header.seed,
+        devices: header.devices.clone(),
+        machine: plan.machine.clone(),
+        workload: plan.workload.clone(),
+        strategy: plan.strategy,
+        planned: plan.verdict.outcome,
+        span: timeline.span(),
+        verdict: verdict(log, timeline, &streams),
+        totals,
+        streams,
+        engines: engines(log, timeline),
+        capacities: capacities(log, timeline),
+        servers: servers(log, timeline),
+        steps: steps(log, timeline),
+        blame: blame(log, timeline),
+    }
+}
+
+fn verdict(log: &Log, timeline: &Timeline, streams: &[StreamSummary]) -> Verdict {
+    let halted = log.records().iter().any(|record| matches!(record.what, What::Event(Event::Halted { .. })));
+    let mut deadlines: u64 = streams.iter().fold(0, |sum, stream| sum.saturating_add(stream.packets));
+    let mut misses = streams.iter().map(|stream| stream.misses).sum();
+    let mut lost = streams.iter().fold(0, |sum: u64, stream| sum.saturating_add(stream.lost));
+    for (index, pipeline) in (0u32..).zip(&log.header().plan.pipelines) {
+        if matches!(pipeline.source, Fed::Streams(_)) {
+            continue;
+        }
+        let cycles = log.header().cycles[index as usize];
+        let delivered = timeline.deliveries.iter().filter(|delivery| delivery.pipeline == index).count() as u64;
+        let last = pipeline.steps.len() as u32 - 1;
+        let late = |job: &&Job| job.pipeline == index && job.step == last && job.late.is_some();
+        deadlines = deadlines.saturating_add(cycles);
+        misses += timeline.jobs.iter().filter(late).count() as u64;
+        lost = lost.saturating_add(cycles.saturating_sub(delivered));
+    }
+    let held = misses == 0 && lost == 0 && !halted;
+    let noun = if deadlines == 1 { "deadline" } else { "deadlines" };
+    let text = if held {
+        match deadlines {
+            0 => "nothing was due".to_owned(),
+            _ => format!("all {} {noun} held", grouped(deadlines)),
+        }
+    } else {
+        let mut parts = Vec::new();
+        if misses > 0 {
+            parts.push(format!("{} of {} {noun} missed", grouped(misses), grouped(deadlines)));
+        }
+        if lost > 0 {
+            parts.push(format!("{} of {} never delivered", grouped(lost), grouped(deadlines)));
+        }
+        if halted {
+            parts.push("a failed operation ended the run".to_owned());
+        }
+        parts.join(", ")
+    };
+    Verdict { held, deadlines, misses, lost, halted, text }
+}
+
+/// Digits in groups of three, as in `12 345`; four digits stay together.
+pub(crate) fn grouped(n: u64) -> String {
+    let digits = n.to_string();
+    if digits.len() < 5 {
+        return digits;
+    }
+    let mut text = String::with_capacity(digits.len() + digits.len() / 3);
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            text.push(' ');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+fn totals(log: &Log, timeline: &Timeline, streams: &[StreamSummary]) -> Totals {
+    let mut totals = Totals {
+        packets: streams.iter().map(|stream| stream.packets).sum(),
+        delivered: streams.iter().map(|stream| stream.delivered).sum(),
+        bytes: Bytes(streams.iter().fold(0, |sum: u64, stream| sum.saturating_add(stream.bytes.0))),
+        cycles: timeline.deliveries.len() as u64,
+        jobs: timeline.jobs.len() as u64,
+        operations: timeline.operations.len() as u64,
+        overruns: timeline.jobs.iter().filter(|job| job.overrun).count() as u64,
+        late: timeline.jobs.iter().filter(|job| job.late.is_some()).count() as u64,
+        wait: timeline.jobs.iter().fold(Nanos::ZERO, |sum, job| sum.saturating_add(job.wait())),
+        ..Totals::default()
+    };
+    for record in log.records() {
+        match record.what {
+            What::Event(Event::ReleaseLate { .. }) => totals.releases_late += 1,
+            What::Event(Event::DataLate { .. }) => totals.data_late += 1,
+            _ => {}
+        }
+    }
+    totals
+}
+
+fn streams(log: &Log, timeline: &Timeline) -> Vec<StreamSummary> {
+    let header = log.header();
+    let plan = &header.plan;
+    let mut responses: Vec<Vec<Nanos>> = vec![Vec::new(); plan.streams.len()];
+    let mut bytes = vec![0u64; plan.streams.len()];
+    for packet in timeline.packets(log) {
+        responses[packet.stream as usize].push(packet.response());
+        let sum = &mut bytes[packet.stream as usize];
+        *sum = sum.saturating_add(packet.bytes.0);
+    }
+    let of_stream = |(index, responses): (usize, &mut Vec<Nanos>)| {
+        let planned = &plan.streams[index];
+        let packets = header.streams[index].packets;
+        responses.sort_unstable();
+        let delivered = responses.len() as u64;
+        let response = order_statistics(responses);
+        StreamSummary {
+            id: planned.id.clone(),
+            gpu: planned.gpu,
+            pipeline: plan.pipelines[planned.pipeline as usize].name.clone(),
+            packets,
+            delivered,
+            lost: packets.saturating_sub(delivered),
+            bytes: Bytes(bytes[index]),
+            deadline: planned.deadline,
+            response,
+            misses: responses.iter().filter(|response| **response > planned.deadline).count() as u64,
+            worst_slack_ns: response.map(|response| planned.deadline.0.cast_signed() - response.max.0.cast_signed()),
+        }
+    };
+    responses.iter_mut().enumerate().map(of_stream).collect()
+}
+
+/// Nearest-rank order statistics of sorted times.
+fn order_statistics(sorted: &[Nanos]) -> Option<Response> {
+    let (Some(&min), Some(&max)) = (sorted.first(), sorted.last()) else { return None };
+    let rank = |hundredths: usize| sorted[(sorted.len() * hundredths).div_ceil(100) - 1];
+    Some(Response { min, median: rank(50), p99: rank(99), max })
+}
+
+fn engines(log: &Log, timeline: &Timeline) -> Vec<EngineSummary> {
+    let plan = &log.header().plan;
+    let mut busy: Vec<Vec<(Nanos, Nanos)>> = vec![Vec::new(); plan.engines.len()];
+    let mut bytes = vec![0u64; plan.engines.len()];
+    for operation in &timeline.operations {
+        let Some(ended) = operation.ended else { continue };
+        for engine in &timeline.planned(log, operation).engines {
+            busy[engine.at()].push((ended.started, ended.finished));
+            bytes[engine.at()] = bytes[engine.at()].saturating_add(operation.bytes.0);
+        }
+    }
+    let of_engine = |(index, busy): (usize, &mut Vec<(Nanos, Nanos)>)| {
+        let planned = &plan.engines[index];
+        let operations = busy.len() as u64;
+        let busy = union(busy);
+        EngineSummary {
+            name: planned.name.clone(),
+            gpu: planned.gpu,
+            busy,
+            utilisation_ppm: share_ppm(u128::from(busy.0), u128::from(timeline.span().0)),
+            operations,
+            bytes: Bytes(bytes[index]),
+        }
+    };
+    busy.iter_mut().enumerate().map(of_engine).collect()
+}
+
+/// Length of the union of intervals.
+fn union(intervals: &mut [(Nanos, Nanos)]) -> Nanos {
+    intervals.sort_unstable();
+    let mut covered = Nanos::ZERO;
+    let mut length = Nanos::ZERO;
+    for &mut (from, to) in intervals {
+        length = length + to.saturating_sub(from.max(covered));
+        covered = covered.max(to);
+    }
+    length
+}
+
+fn share_ppm(part: u128, whole: u128) -> u64 {
+    if whole == 0 {
+        return 0;
+    }
+    u64::try_from(part.saturating_mul(u128::from(PPM)) / whole).unwrap_or(u64::MAX)
+}
+
+fn capacities(log: &Log, timeline: &Timeline) -> Vec<CapacitySummary> {
+    let plan = &log.header().plan;
+    let mut used = vec![0u128; plan.capacities.len()];
+    for operation in timeline.operations.iter().filter(|operation| operation.ended.is_some()) {
+        if let Work::Copy { uses, .. } = &timeline.planned(log, operation).work {
+            for (capacity, ppm) in uses {
+                used[capacity.at()] += u128::from(operation.bytes.0) * u128::from(*ppm) / u128::from(PPM);
+            }
+        }
+    }
+    let of_capacity = |(planned, used): (&PlannedCapacity, u128)| CapacitySummary {
+        name: planned.name.clone(),
+        rate: planned.rate,
+        bytes: Bytes(u64::try_from(used).unwrap_or(u64::MAX)),
+        utilisation_ppm: share_ppm(
+            used.saturating_mul(u128::from(NANOS_PER_SECOND)),
+            u128::from(planned.rate.0) * u128::from(timeline.span().0),
+        ),
+    };
+    plan.capacities.iter().zip(used).map(of_capacity).collect()
+}
+
+/// `job` by name.
+pub(crate) fn name(log: &Log, job: &Job) -> JobName {
+    let pipeline = &log.header().plan.pipelines[job.pipeline as usize];
+    let step = pipeline.steps[job.step as usize].name.clone();
+    JobName { pipeline: pipeline.name.clone(), step, cycle: job.cycle }
+}
+
+fn servers(log: &Log, timeline: &Timeline) -> Vec<ServerSummary> {
+    let plan = &log.header().plan;
+    let empty = |server: &Server| ServerSummary { name: server.name.clone(), jobs: 0, waited: 0, longest: None };
+    let mut servers: Vec<ServerSummary> = plan.servers.iter().map(empty).collect();
+    let mut longest: Vec<Option<usize>> = vec![None; servers.len()];
+    for (index, job) in timeline.jobs.iter().enumerate().filter(|(_, job)| job.submitted.is_some()) {
+        let server = timeline.step(log, index).server as usize;
+        servers[server].jobs += 1;
+        if job.wait() > Nanos::ZERO {
+            servers[server].waited += 1;
+            if longest[server].is_none_or(|best| job.wait() > timeline.jobs[best].wait()) {
+                longest[server] = Some(index);
+            }
+        }
+    }
+    for (server, longest) in servers.iter_mut().zip(longest) {
+        let Some(job) = longest.map(|index| &timeline.jobs[index]) else { continue };
+        let main = job.longest_wait();
+        server.longest = Some(LongestWait {
+            job: name(log, job),
+            ready: job.ready.unwrap_or_default().saturating_sub(timeline.epoch),
+            wait: job.wait(),
+            cause: main.and_then(|wait| wait.cause).map(|cause| name(log, &timeline.jobs[cause])),
+            by_cause: main.map_or(Nanos::ZERO, |wait| wait.time),
+        });
+    }
+    servers
+}
+
+fn steps(log: &Log, timeline: &Timeline) -> Vec<StepSummary> {
+    let plan = &log.header().plan;
+    let mut firsts = Vec::new();
+    let mut steps = Vec::new();
+    for pipeline in &plan.pipelines {
+        firsts.push(steps.len());
+        for step in &pipeline.steps {
+            steps.push(StepSummary {
+                pipeline: pipeline.name.clone(),
+                step: step.name.clone(),
+                server: plan.servers[step.server as usize].name.clone(),
+                jobs: 0,
+                cost: step.cost,
+                took_max: Nanos::ZERO,
+                overruns: 0,
+                late: 0,
+            });
+        }
+    }
+    for job in timeline.jobs.iter().filter(|job| job.completed.is_some()) {
+        let step = &mut steps[firsts[job.pipeline as usize] + job.step as usize];
+        step.jobs += 1;
+        step.took_max = step.took_max.max(job.took);
+        step.overruns += u64::from(job.overrun);
+        step.late += u64::from(job.late.is_some());
+    }
+    steps
+}
+
+fn blame(log: &Log, timeline: &Timeline) -> Vec<Blame> {
+    let plan = &log.header().plan;
+    let pipeline = |index: u32| plan.pipelines[index as usize].name.clone();
+    let mut pairs: BTreeMap<(u32, Option<u32>), Blame> = BTreeMap::new();
+    for (index, job) in timeline.jobs.iter().enumerate() {
+        for wait in &job.waits {
+            let cause = wait.cause.map(|cause| &timeline.jobs[cause]);
+            let described = || BlamedWait {
+                wait: wait.time,
+                server: plan.servers[timeline.step(log, index).server as usize].name.clone(),
+                job: name(log, job),
+                ready: job.ready.unwrap_or_default().saturating_sub(timeline.epoch),
+                cause: cause.map(|cause| name(log, cause)),
+            };
+            let key = (job.pipeline, cause.map(|cause| cause.pipeline));
+            let pair = pairs.entry(key).or_insert_with(|| Blame {
+                waiting: job.pipeline,
+                waiting_name: pipeline(job.pipeline),
+                cause: key.1,
+                cause_name: key.1.map(pipeline),
+                total: Nanos::ZERO,
+                waits: 0,
+                longest: described(),
+            });
+            pair.total = pair.total.saturating_add(wait.time);
+            pair.waits += 1;
+            if wait.time > pair.longest.wait {
+                pair.longest = described();
+            }
+        }
+    }
+    let mut pairs: Vec<Blame> = pairs.into_values().collect();
+    pairs.sort_by_key(|pair| std::cmp::Reverse(pair.total));
+    pairs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn order_statistics_are_values_by_nearest_rank() {
+        let times = |n: u64| (1..=n).map(Nanos).collect::<Vec<_>>();
+        let of = |n| order_statistics(&times(n)).map(|r| [r.min.0, r.median.0, r.p99.0, r.max.0]);
+        assert_eq!(of(0), None);
+        assert_eq!(of(1), Some([1, 1, 1, 1]));
+        assert_eq!(of(2), Some([1, 1, 2, 2]));
+        assert_eq!(of(100), Some([1, 50, 99, 100]));
+        assert_eq!(of(101), Some([1, 51, 100, 101]));
+        assert_eq!(of(1000), Some([1, 500, 990, 1000]));
+    }
+
+    #[test]
+    fn overlapping_intervals_count_once() {
+        let mut intervals = [(5, 9), (1, 4), (3, 6), (20, 25), (21, 22), (23, 26)].map(|(a, b)| (Nanos(a), Nanos(b)));
+        assert_eq!(union(&mut intervals), Nanos(8 + 6));
+    }
+}

@@ -1,0 +1,378 @@
+//! The summary as text for terminals.
+
+use std::cmp::Reverse;
+use std::fmt::Write as _;
+
+use headway_core::units::{Bytes, Nanos};
+
+use crate::summary::{BlamedWait, JobName, Response, ServerSummary, StepSummary, Summary, grouped};
+
+/// Lines of who waited for whom that a terminal gets; the page and the JSON form have all.
+const BLAME_LINES: usize = 8;
+/// Steps that a terminal gets when there are more: those that exceeded the plan or came closest to it.
+const STEP_LINES: usize = 16;
+/// Names are cut to this at least.
+const NAME_MIN: usize = 8;
+
+/// A table whose columns know how much they matter.
+struct Table {
+    title: String,
+    columns: Vec<Column>,
+    rows: Vec<Vec<String>>,
+}
+
+struct Column {
+    head: String,
+    right: bool,
+    /// Columns with the largest number go first when the width does not suffice; zero = never.
+    drop: u8,
+}
+
+/// A unit shared by a column, so that its numbers line up.
+#[derive(Clone, Copy)]
+struct Unit {
+    name: &'static str,
+    nanos: u64,
+    decimals: usize,
+}
+
+impl Unit {
+    /// The largest unit in which the longest of `times` is at least one.
+    fn of(times: impl Iterator<Item = Nanos>) -> Self {
+        let (name, nanos, decimals) = match times.max().unwrap_or_default().0 {
+            0..1_000 => ("ns", 1, 0),
+            1_000..1_000_000 => ("us", 1_000, 2),
+            1_000_000..1_000_000_000 => ("ms", 1_000_000, 3),
+            _ => ("s", 1_000_000_000, 6),
+        };
+        Self { name, nanos, decimals }
+    }
+
+    fn text(self, ns: i128) -> String {
+        let nanos = i128::from(self.nanos);
+        let sign = if ns < 0 { "-" } else { "" };
+        let (whole, rest) = (ns.abs() / nanos, ns.abs() % nanos);
+        if self.decimals == 0 {
+            return format!("{sign}{whole}");
+        }
+        // Digits beyond the last one shown are cut, not rounded: 1.9996 must not read as a deadline of 2.000 reached.
+        let digits = rest * 10i128.pow(self.decimals as u32) / nanos;
+        format!("{sign}{whole}.{digits:0width$}", width = self.decimals)
+    }
+
+    fn time(self, time: Nanos) -> String {
+        self.text(i128::from(time.0))
+    }
+}
+
+impl Table {
+    fn new(title: String, columns: &[(&str, bool, u8)]) -> Self {
+        let columns =
+            columns.iter().map(|&(head, right, drop)| Column { head: head.to_owned(), right, drop }).collect();
+        Self { title, columns, rows: Vec::new() }
+    }
+
+    fn widths(&self) -> Vec<usize> {
+        let cell = |at: usize| self.rows.iter().map(move |row| row[at].chars().count());
+        let width = |(at, column): (usize, &Column)| cell(at).max().unwrap_or(0).max(column.head.chars().count());
+        self.columns.iter().enumerate().map(width).collect()
+    }
+
+    /// Cuts names, then leaves out columns, until a line has at most `width` characters.
+    fn fit(&mut self, width: usize) -> Vec<usize> {
+        loop {
+            let mut widths = self.widths();
+            let total = widths.iter().sum::<usize>() + 2 * widths.len();
+            let mut over = total.saturating_sub(width);
+            for (at, column) in self.columns.iter().enumerate().filter(|(_, column)| !column.right) {
+                let least = NAME_MIN.max(column.head.chars().count()).min(widths[at]);
+                let cut = over.min(widths[at] - least);
+                widths[at] -= cut;
+                over -= cut;
+            }
+            let least = self.columns.iter().enumerate().max_by_key(|(_, column)| column.drop);
+            match least {
+                Some((at, column)) if over > 0 && column.drop > 0 => {
+                    self.columns.remove(at);
+                    for row in &mut self.rows {
+                        row.remove(at);
+                    }
+                }
+                _ => return widths,
+            }
+        }
+    }
+
+    fn write(mut self, width: usize, out: &mut String) {
+        if self.rows.is_empty() {
+            return;
+        }
+        let widths = self.fit(width);
+        let heads: Vec<String> = self.columns.iter().map(|column| column.head.clone()).collect();
+        let _ = writeln!(out, "\n{}", self.title);
+        for row in std::iter::once(&heads).chain(&self.rows) {
+            let mut line = String::new();
+            for ((cell, column), &width) in row.iter().zip(&self.columns).zip(&widths) {
+                let cell = cut(cell, width);
+                let _ = if column.right { write!(line, "  {cell:>width$}") } else { write!(line, "  {cell:<width$}") };
+            }
+            let _ = writeln!(out, "{}", line.trim_end());
+        }
+    }
+}
+
+/// `text` in at most `width` characters.
+fn cut(text: &str, width: usize) -> String {
+    if text.chars().count() <= width {
+        return text.to_owned();
+    }
+    let mut cut: String = text.chars().take(width.saturating_sub(1)).collect();
+    cut.push('…');
+    cut
+}
+
+/// A name that cannot move the terminal's cursor or change its colours.
+fn plain(name: &str) -> String {
+    name.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
+}
+
+fn dash() -> String {
+    "-".to_owned()
+}
+
+fn percent(ppm: u64) -> String {
+    format!("{}.{} %", ppm / 10_000, ppm % 10_000 / 1_000)
+}
+
+impl Summary {
+    /// The summary as text, in lines of at most `width` characters where names and the least important columns allow it.
+    #[must_use]
+    pub fn table(&self, width: usize) -> String {
+        let mut out = String::new();
+        self.head(&mut out);
+        self.stream_table().write(width, &mut out);
+        self.engine_table().write(width, &mut out);
+        self.capacity_table().write(width, &mut out);
+        self.step_table().write(width, &mut out);
+        self.server_table().write(width, &mut out);
+        self.blame_lines(&mut out);
+        out
+    }
+
+    fn head(&self, out: &mut String) {
+        let (source, totals) = (self.source, &self.totals);
+        let _ = writeln!(out, "{} [{source}]", self.verdict.text);
+        let named = |named: &headway_core::plan::Named| format!("{} ({})", plain(&named.name), plain(&named.hash));
+        let _ = writeln!(out, "  workload {}, machine {}", named(&self.workload), named(&self.machine));
+        let devices: Vec<String> = self.devices.iter().map(|device| plain(device)).collect();
+        if !devices.is_empty() {
+            let _ = writeln!(out, "  devices {}", devices.join(", "));
+        }
+        let (version, commit) = (plain(&self.version), plain(&self.commit));
+        let _ = writeln!(out, "  headway {version}, commit {commit}, seed {}", self.seed);
+        let _ = writeln!(
+            out,
+            "  {} of {} packets, {}, in {}; {} operations, {} overruns, {} jobs late",
+            grouped(totals.delivered),
+            grouped(totals.packets),
+            totals.bytes,
+            self.span,
+            grouped(totals.operations),
+            grouped(totals.overruns),
+            grouped(totals.late),
+        );
+    }
+
+    fn title(&self, what: &str) -> String {
+        format!("{what} [{}]", self.source)
+    }
+
+    fn stream_table(&self) -> Table {
+        let times = self.streams.iter().flat_map(|stream| {
+            let longest = stream.response.map_or(Nanos::ZERO, |response| response.max);
+            [stream.deadline, longest]
+        });
+        let unit = Unit::of(times);
+        let title = self.title(&format!("Streams, response times in {}", unit.name));
+        let columns = [
+            ("stream", false, 0),
+            ("gpu", true, 5),
+            ("packets", true, 0),
+            ("delivered", true, 6),
+            ("lost", true, 1),
+            ("data", true, 2),
+            ("min", true, 3),
+            ("median", true, 2),
+            ("p99", true, 1),
+            ("max", true, 0),
+            ("deadline", true, 0),
+            ("slack", true, 4),
+            ("missed", true, 0),
+        ];
+        let mut table = Table::new(title, &columns);
+        for stream in &self.streams {
+            let time = |of: fn(&Response) -> Nanos| {
+                stream.response.as_ref().map_or_else(dash, |response| unit.time(of(response)))
+            };
+            table.rows.push(vec![
+                plain(&stream.id),
+                stream.gpu.to_string(),
+                grouped(stream.packets),
+                grouped(stream.delivered),
+                grouped(stream.lost),
+                stream.bytes.to_string(),
+                time(|response| response.min),
+                time(|response| response.median),
+                time(|response| response.p99),
+                time(|response| response.max),
+                unit.time(stream.deadline),
+                stream.worst_slack_ns.map_or_else(dash, |slack| unit.text(i128::from(slack))),
+                grouped(stream.misses),
+            ]);
+        }
+        table
+    }
+
+    fn engine_table(&self) -> Table {
+        let columns = [
+            ("engine", false, 0),
+            ("gpu", true, 3),
+            ("busy", true, 2),
+            ("utilisation", true, 0),
+            ("operations", true, 1),
+            ("data", true, 0),
+        ];
+        let mut table = Table::new(self.title("Engines used"), &columns);
+        let used = self.engines.iter().filter(|engine| engine.operations > 0);
+        for engine in used {
+            table.rows.push(vec![
+                plain(&engine.name),
+                engine.gpu.to_string(),
+                engine.busy.to_string(),
+                percent(engine.utilisation_ppm),
+                grouped(engine.operations),
+                engine.bytes.to_string(),
+            ]);
+        }
+        table
+    }
+
+    fn capacity_table(&self) -> Table {
+        let columns = [("link or limit", false, 0), ("rate", true, 1), ("utilisation", true, 0), ("data", true, 0)];
+        let mut table = Table::new(self.title("Links and limits used"), &columns);
+        for capacity in self.capacities.iter().filter(|capacity| capacity.bytes > Bytes(0)) {
+            table.rows.push(vec![
+                plain(&capacity.name),
+                capacity.rate.to_string(),
+                percent(capacity.utilisation_ppm),
+                capacity.bytes.to_string(),
+            ]);
+        }
+        table
+    }
+
+    fn step_table(&self) -> Table {
+        let unit = Unit::of(self.steps.iter().flat_map(|step| [step.cost, step.took_max]));
+        let mut steps: Vec<&StepSummary> = self.steps.iter().collect();
+        let mut title = format!("Steps, times of one job in {}", unit.name);
+        if steps.len() > STEP_LINES {
+            let used = |step: &StepSummary| u128::from(step.took_max.0) * 1_000_000 / u128::from(step.cost.0.max(1));
+            steps.sort_by_key(|step| Reverse((step.overruns + step.late, used(step))));
+            title = format!("{title}: the {STEP_LINES} of {} that came closest to the plan", steps.len());
+            steps.truncate(STEP_LINES);
+        }
+        let title = self.title(&title);
+        let columns = [
+            ("pipeline", false, 0),
+            ("step", false, 0),
+            ("server", false, 1),
+            ("jobs", true, 2),
+            ("planned", true, 0),
+            ("longest", true, 0),
+            ("overruns", true, 0),
+            ("late", true, 0),
+        ];
+        let mut table = Table::new(title, &columns);
+        for step in steps {
+            table.rows.push(vec![
+                plain(&step.pipeline),
+                plain(&step.step),
+                plain(&step.server),
+                grouped(step.jobs),
+                unit.time(step.cost),
+                unit.time(step.took_max),
+                grouped(step.overruns),
+                grouped(step.late),
+            ]);
+        }
+        table
+    }
+
+    fn server_table(&self) -> Table {
+        let wait = |server: &ServerSummary| server.longest.as_ref().map(|longest| longest.wait);
+        let unit = Unit::of(self.servers.iter().filter_map(wait));
+        let title = self.title(&format!("Queues, longest wait in {}", unit.name));
+        let columns = [
+            ("server", false, 0),
+            ("jobs", true, 3),
+            ("waited", true, 2),
+            ("longest", true, 0),
+            ("job", false, 0),
+            ("mostly for", false, 1),
+        ];
+        let mut table = Table::new(title, &columns);
+        for server in &self.servers {
+            let longest = server.longest.as_ref();
+            let job = |job: Option<&JobName>| job.map_or_else(dash, |job| plain(&job.to_string()));
+            table.rows.push(vec![
+                plain(&server.name),
+                grouped(server.jobs),
+                grouped(server.waited),
+                longest.map_or_else(dash, |longest| unit.time(longest.wait)),
+                job(longest.map(|longest| &longest.job)),
+                job(longest.and_then(|longest| longest.cause.as_ref())),
+            ]);
+        }
+        table
+    }
+
+    fn blame_lines(&self, out: &mut String) {
+        if self.blame.is_empty() {
+            return;
+        }
+        let _ = writeln!(out, "\n{}", self.title("Who waited for whom"));
+        for pair in self.blame.iter().take(BLAME_LINES) {
+            let cause = pair.cause_name.as_deref().map_or_else(|| "a free server".to_owned(), plain);
+            let waiting = plain(&pair.waiting_name);
+            let BlamedWait { wait, server, job, cause: longest, .. } = &pair.longest;
+            let longest = longest.as_ref().map_or(String::new(), |cause| format!(" for #{}", cause.cycle));
+            let (cycle, server) = (job.cycle, plain(server));
+            let total = pair.total;
+            let _ = writeln!(
+                out,
+                "  {waiting} waited {total} for {cause}; the longest was {wait}: #{cycle}{longest} at {server}"
+            );
+        }
+        if self.blame.len() > BLAME_LINES {
+            let _ = writeln!(out, "  and {} more pairs", self.blame.len() - BLAME_LINES);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_of_a_column_share_a_unit_and_are_cut_not_rounded() {
+        let unit = Unit::of([Nanos(1_999_999), Nanos(30)].into_iter());
+        assert_eq!(unit.time(Nanos(1_999_999)), "1.999");
+        assert_eq!(unit.text(-30_500), "-0.030");
+        assert_eq!(Unit::of([Nanos(999)].into_iter()).time(Nanos(999)), "999");
+    }
+
+    #[test]
+    fn names_with_control_characters_are_harmless() {
+        assert_eq!(plain("a\u{1b}[31mb\n"), "a\u{fffd}[31mb\u{fffd}");
+    }
+}

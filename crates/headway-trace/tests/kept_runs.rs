@@ -1,0 +1,42 @@
+//! The runs kept under `bench/runs`, those of GPUs included: each log replays byte for byte, and its summary page says what
+//! the log says.
+
+use std::fs;
+use std::io::BufReader;
+use std::path::{Path, PathBuf};
+
+use flate2::read::GzDecoder;
+use headway_trace::Log;
+use headway_trace::replay::replay;
+use headway_trace::summary::summarize;
+
+fn kept() -> Vec<PathBuf> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../bench/runs");
+    let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
+    let mut runs: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).filter(|p| p.is_dir()).collect();
+    runs.sort();
+    runs
+}
+
+#[test]
+fn kept_runs_replay_and_their_summaries_are_theirs() {
+    let runs = kept();
+    if runs.is_empty() {
+        eprintln!("skipped: no runs are kept under bench/runs");
+    }
+    for run in runs {
+        let name = run.display().to_string();
+        let packed = fs::read(run.join("run.jsonl.gz")).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let unpacked = BufReader::new(GzDecoder::new(packed.as_slice()));
+        let log = Log::read(unpacked, &name).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let replayed = replay(&log).unwrap_or_else(|error| panic!("{name}: {error}"));
+        assert!(replayed.finished, "{name}");
+        let page = fs::read_to_string(run.join("summary.md")).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let table = summarize(&log).table(140);
+        // The first lines: the verdict, what ran where, and the totals.
+        for line in table.lines().take_while(|line| !line.is_empty()) {
+            assert!(page.contains(line), "{name}/summary.md does not say: {line}");
+        }
+        assert!(run.join("SETUP.md").is_file(), "{name} has no SETUP.md");
+    }
+}
