@@ -1,0 +1,223 @@
+//! The commands: call the library, print what it says, turn it into an answer.
+
+use std::io::{self, IsTerminal, Write};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use clap::CommandFactory;
+use headway::core::machine;
+use headway::core::plan::{Outcome, Plan};
+use headway::core::planner::Options;
+use headway::run::Progress;
+use headway::{doctor as examine, files, report as reports, run as runs};
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+
+use crate::Answer;
+use crate::args::{Cli, Format, PlanArgs, RunArgs};
+use crate::show;
+
+/// Where and how to print.
+pub(crate) struct Out {
+    pub(crate) format: Format,
+    pub(crate) quiet: bool,
+}
+
+/// Progress is shown for what takes longer than this.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+impl Out {
+    fn print(&self, json: &impl Serialize, text: impl FnOnce() -> String) -> Result<()> {
+        let text = match self.format {
+            Format::Json => serde_json::to_string_pretty(json)? + "\n",
+            Format::Text => text(),
+        };
+        write_out(text.as_bytes())
+    }
+
+    fn warn(&self, warning: &str) {
+        if !self.quiet {
+            eprintln!("warning: {warning}");
+        }
+    }
+}
+
+fn write_out(text: &[u8]) -> Result<()> {
+    let mut out = io::stdout().lock();
+    match out.write_all(text).and_then(|()| out.flush()) {
+        // A reader that has seen enough closes the pipe: that is no failure, and the answer stays the answer.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        written => written.context("cannot write to the standard output"),
+    }
+}
+
+pub(crate) fn doctor(out: &Out) -> Result<Answer> {
+    let examination = examine::examine();
+    out.print(&examination, || show::examination(&examination))?;
+    Ok(Answer::Yes)
+}
+
+fn planned(args: &PlanArgs) -> Result<Plan> {
+    let workload = files::workload(&args.workload)?;
+    let mut machine = files::machine(args.machine.as_deref().unwrap_or("h200-x4"))?;
+    if let Some(gpus) = args.gpus {
+        machine = files::restrict(&machine, gpus)?;
+    }
+    Ok(files::plan(&machine, &workload, Options { strategy: args.strategy.map(Into::into) })?)
+}
+
+pub(crate) fn plan(out: &Out, args: &PlanArgs) -> Result<Answer> {
+    let plan = planned(args)?;
+    out.print(&plan, || show::plan(&plan))?;
+    Ok(match plan.verdict.outcome {
+        Outcome::Schedulable => Answer::Yes,
+        Outcome::NotSchedulable => Answer::No,
+        Outcome::Undecided => Answer::Undecided,
+    })
+}
+
+pub(crate) fn run(out: &Out, args: &RunArgs) -> Result<Answer> {
+    let workload = files::workload(&args.plan.workload)?;
+    let interrupt = Arc::new(AtomicBool::new(false));
+    let flag = Arc::clone(&interrupt);
+    let handler = move || {
+        // Whoever asks twice does not want to wait for the tidying up.
+        if flag.swap(true, Ordering::Relaxed) {
+            std::process::exit(2);
+        }
+    };
+    if let Err(error) = ctrlc::set_handler(handler) {
+        out.warn(&format!("an interrupt will leave a partial folder behind: {error}"));
+    }
+    let options = runs::Options {
+        backend: args.backend.into(),
+        machine: args.plan.machine.clone(),
+        gpus: args.plan.gpus,
+        strategy: args.plan.strategy.map(Into::into),
+        input: args.input.clone(),
+        duration: args.duration,
+        out: args.out.clone(),
+        seed: args.seed,
+        force: args.force,
+        verify: !args.no_verify,
+        interrupt,
+    };
+    let mut bar = Bar::new(!out.quiet && io::stderr().is_terminal());
+    let report = runs::run(&workload, &options, |progress| bar.show(progress));
+    bar.finish();
+    let report = report?;
+    for warning in &report.warnings {
+        out.warn(warning);
+    }
+    out.print(&report, || show::run(&report, args))?;
+    Ok(if report.summary.verdict.held { Answer::Yes } else { Answer::No })
+}
+
+pub(crate) fn replay(out: &Out, log: &Path) -> Result<Answer> {
+    let replayed = match reports::replay(log) {
+        Err(headway::Error::Replay(difference)) if out.format == Format::Json => {
+            let json = serde_json::json!({
+                "schema": 1,
+                "equal": false,
+                "line": difference.record + 2,
+                "log": difference.expected,
+                "replay": difference.got,
+            });
+            out.print(&json, String::new)?;
+            return Ok(Answer::No);
+        }
+        replayed => replayed?,
+    };
+    let json = serde_json::json!({ "schema": 1, "equal": true, "replayed": replayed });
+    out.print(&json, || {
+        format!(
+            "the same: {} inputs gave {} actions and {} events, byte for byte\n",
+            replayed.inputs, replayed.actions, replayed.events
+        )
+    })?;
+    Ok(Answer::Yes)
+}
+
+pub(crate) fn report(out: &Out, log: &Path, folder: Option<&Path>) -> Result<Answer> {
+    let (summary, folder) = reports::report(log, folder)?;
+    out.print(&summary, || {
+        let mut text = summary.table(show::width());
+        if let Some(folder) = &folder {
+            text.push_str(&format!(
+                "\npage   {}\ntrace  {}\n",
+                folder.join(reports::PAGE).display(),
+                folder.join(reports::TRACE).display()
+            ));
+        }
+        text
+    })?;
+    Ok(if summary.verdict.held { Answer::Yes } else { Answer::No })
+}
+
+pub(crate) fn machines(out: &Out, name: Option<&str>) -> Result<Answer> {
+    if let Some(name) = name {
+        let Some((_, text)) = machine::SHIPPED.iter().find(|(shipped, _)| *shipped == name) else {
+            // Names what is shipped.
+            files::machine(name)?;
+            anyhow::bail!("`{name}` is a file: read it directly");
+        };
+        let json = serde_json::json!({ "schema": 1, "name": name, "file": text });
+        out.print(&json, || (*text).to_owned())?;
+        return Ok(Answer::Yes);
+    }
+    let machines: Vec<machine::Machine> =
+        machine::SHIPPED.iter().filter_map(|(name, _)| machine::shipped(name)).collect();
+    let list: Vec<_> = machines
+        .iter()
+        .map(|m| serde_json::json!({ "name": m.name, "description": m.description, "gpus": m.gpus().count(), "calibrated": m.calibration.is_some() }))
+        .collect();
+    let json = serde_json::json!({ "schema": 1, "machines": list });
+    out.print(&json, || show::machines(&machines))?;
+    Ok(Answer::Yes)
+}
+
+pub(crate) fn completions(shell: clap_complete::Shell) -> Result<Answer> {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "headway", &mut script);
+    write_out(&script)?;
+    Ok(Answer::Yes)
+}
+
+/// A progress bar on stderr that appears only when something takes long.
+struct Bar {
+    enabled: bool,
+    started: Instant,
+    bar: Option<(&'static str, ProgressBar)>,
+}
+
+impl Bar {
+    fn new(enabled: bool) -> Self {
+        Self { enabled, started: Instant::now(), bar: None }
+    }
+
+    fn show(&mut self, progress: Progress) {
+        if !self.enabled || self.started.elapsed() < PATIENCE {
+            return;
+        }
+        if self.bar.as_ref().is_none_or(|(phase, _)| *phase != progress.phase) {
+            self.finish();
+            let bar = ProgressBar::new(progress.total);
+            let style = ProgressStyle::with_template("{prefix:>10} {bar:40} {percent:>3} %");
+            bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+            bar.set_prefix(progress.phase);
+            self.bar = Some((progress.phase, bar));
+        }
+        if let Some((_, bar)) = &self.bar {
+            bar.set_position(progress.done);
+        }
+    }
+
+    fn finish(&mut self) {
+        if let Some((_, bar)) = self.bar.take() {
+            bar.finish_and_clear();
+        }
+    }
+}

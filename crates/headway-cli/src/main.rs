@@ -1,0 +1,66 @@
+//! The command line of Headway.
+#![forbid(unsafe_code)]
+
+mod args;
+mod commands;
+mod show;
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use args::{Cli, Command};
+
+/// What a command answers; its exit status.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Answer {
+    /// Yes.
+    Yes,
+    /// A negative answer.
+    No,
+    /// Not known.
+    Undecided,
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let out = commands::Out { format: cli.format, quiet: cli.quiet };
+    let answer = match &cli.command {
+        Command::Doctor => commands::doctor(&out),
+        Command::Plan(plan) => commands::plan(&out, plan),
+        Command::Run(run) => commands::run(&out, run),
+        Command::Replay { log } => commands::replay(&out, log),
+        Command::Report { log, out: folder } => commands::report(&out, log, folder.as_deref()),
+        Command::Machines { name } => commands::machines(&out, name.as_deref()),
+        Command::Completions { shell } => commands::completions(*shell),
+    };
+    match answer {
+        Ok(Answer::Yes) => ExitCode::SUCCESS,
+        Ok(Answer::No) => ExitCode::from(1),
+        Ok(Answer::Undecided) => ExitCode::from(3),
+        Err(error) => fail(&error),
+    }
+}
+
+/// Prints the chain of causes once, and picks the exit status.
+fn fail(error: &anyhow::Error) -> ExitCode {
+    let mut lines = format!("error: {error}\n");
+    let mut last = error.to_string();
+    for cause in error.chain().skip(1) {
+        let text = cause.to_string();
+        // Transparent wrappers say the same as what they wrap.
+        if text != last {
+            lines.push_str(&format!("  cause: {text}\n"));
+        }
+        last = text;
+    }
+    let known = error.downcast_ref::<headway::Error>();
+    if let Some(help) = known.and_then(headway::Error::help) {
+        lines.push_str(&format!("  help: {help}\n"));
+    }
+    // Nowhere is left to report that stderr is closed.
+    let _ = io::stderr().write_all(lines.as_bytes());
+    let answer = known.is_some_and(headway::Error::is_answer);
+    ExitCode::from(if answer { 1 } else { 2 })
+}

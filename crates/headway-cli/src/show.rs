@@ -1,0 +1,268 @@
+//! Plans, findings and results as text for people.
+
+use std::ffi::OsStr;
+use std::fmt::Write;
+
+use headway::core::machine::Machine;
+use headway::core::plan::{
+    Outcome, Pipeline, Plan, PlannedBatch, Source, Strategy, Strength, Verdict, Violation, Work,
+};
+use headway::core::units::Nanos;
+use headway::doctor::{Examination, State};
+use headway::report::{PAGE, TRACE};
+use headway::run::Report;
+
+use crate::args::RunArgs;
+
+/// Columns of the terminal; 100 where there is none.
+pub(crate) fn width() -> usize {
+    std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok()).unwrap_or(100)
+}
+
+/// Parts per million as per cent with two decimals, rounded up: a utilisation above one never reads as 100.
+fn percent(ppm: u64) -> String {
+    let hundredths = ppm.div_ceil(100);
+    format!("{}.{:02} %", hundredths / 100, hundredths % 100)
+}
+
+pub(crate) fn examination(examination: &Examination) -> String {
+    let mut text = format!("headway {} ({})\n\n", examination.version, examination.commit);
+    for check in &examination.checks {
+        let mark = match check.state {
+            State::Ok => "ok",
+            State::Missing => "missing",
+            State::Limited => "limited",
+        };
+        let _ = writeln!(text, "{mark:<8} {:<15} {}", check.what, check.found);
+        if let Some(remedy) = &check.remedy {
+            let _ = writeln!(text, "{:<24} {remedy}", "");
+        }
+    }
+    text
+}
+
+pub(crate) fn machines(machines: &[Machine]) -> String {
+    let mut text = String::new();
+    for machine in machines {
+        let calibrated = if machine.calibration.is_some() { "calibrated" } else { "not calibrated" };
+        let _ = writeln!(
+            text,
+            "{:<20} {} GPUs, {calibrated}\n{:<20} {}",
+            machine.name,
+            machine.gpus().count(),
+            "",
+            machine.description
+        );
+    }
+    text
+}
+
+pub(crate) fn plan(plan: &Plan) -> String {
+    let strategy = match plan.strategy {
+        Strategy::Serial => "serial: one transfer at a time in the whole node",
+        Strategy::Partitioned => "partitioned: every engine by itself, at the rate it keeps whatever the others do",
+    };
+    let mut text = format!(
+        "workload  {} ({})\nmachine   {} ({})\nstrategy  {strategy}\n\n",
+        plan.workload.name, plan.workload.hash, plan.machine.name, plan.machine.hash
+    );
+    verdict(&mut text, &plan.verdict);
+    let _ = writeln!(text, "\n{:<24} {:>12} {:>12}  answer", "server", "utilisation", "margin");
+    for server in &plan.servers {
+        let margin = server.verdict.margin_ppm.map_or_else(|| "-".to_owned(), factor);
+        let outcome = outcome(server.verdict.outcome);
+        let _ = writeln!(
+            text,
+            "{:<24} {:>12} {margin:>12}  {outcome}",
+            server.name,
+            percent(server.verdict.utilisation_ppm)
+        );
+    }
+    let pipelines: Vec<&Pipeline> = plan.pipelines.iter().filter(|p| matches!(p.source, Source::Streams(_))).collect();
+    if !pipelines.is_empty() {
+        let _ = writeln!(
+            text,
+            "\n{:<24} {:>8} {:>10} {:>10} {:>11}  steps",
+            "pipeline", "streams", "period", "window", "block"
+        );
+        for pipeline in pipelines {
+            row(&mut text, plan, pipeline);
+        }
+    }
+    for batch in &plan.batches {
+        batched(&mut text, batch);
+    }
+    text
+}
+
+fn outcome(outcome: Outcome) -> &'static str {
+    match outcome {
+        Outcome::Schedulable => "schedulable",
+        Outcome::NotSchedulable => "NOT schedulable",
+        Outcome::Undecided => "undecided",
+    }
+}
+
+/// A margin as the factor on all costs: `1.25x`, rounded down.
+fn factor(ppm: u64) -> String {
+    if ppm >= 100_000_000 {
+        ">100x".to_owned()
+    } else {
+        format!("{}.{:02}x", ppm / 1_000_000, ppm % 1_000_000 / 10_000)
+    }
+}
+
+fn verdict(text: &mut String, verdict: &Verdict) {
+    let strength = match verdict.strength {
+        Strength::Exact => "exact: yes and no are both proofs",
+        Strength::Sufficient => "sufficient: yes is a proof, no may be pessimistic",
+    };
+    let _ = writeln!(text, "verdict   {}", outcome(verdict.outcome));
+    let _ = writeln!(text, "holds for {}", verdict.model);
+    let _ = writeln!(text, "strength  {strength}");
+    if let Some(margin) = verdict.margin_ppm {
+        let may = if verdict.outcome == Outcome::Schedulable { "may" } else { "would have to" };
+        let _ = writeln!(text, "margin    all costs {may} be {} what they are", factor(margin));
+    }
+    if let Some(violation) = &verdict.violation {
+        evidence(text, violation);
+    }
+    for note in &verdict.notes {
+        let _ = writeln!(text, "note      {note}");
+    }
+}
+
+fn evidence(text: &mut String, violation: &Violation) {
+    let Violation { server, blocker, blocking, interval, demand, parts } = violation;
+    if *interval == Nanos::ZERO {
+        let _ = writeln!(text, "because   the work on `{server}` is more than its time: utilisation is above 1");
+        return;
+    }
+    let _ = writeln!(
+        text,
+        "because   in an interval of {} ns on `{server}`, {} ns of work are due, {} ns too many:",
+        interval.0,
+        demand.0,
+        demand.0 - interval.0
+    );
+    if let Some(blocker) = blocker {
+        let _ = writeln!(
+            text,
+            "            {:>14} ns  `{blocker}`, begun just before and not to be interrupted",
+            blocking.0
+        );
+    }
+    for (name, jobs, time) in parts {
+        let plural = if *jobs == 1 { "" } else { "s" };
+        let _ = writeln!(text, "            {:>14} ns  `{name}`, {jobs} job{plural}", time.0);
+    }
+}
+
+fn row(text: &mut String, plan: &Plan, pipeline: &Pipeline) {
+    let streams = plan.streams.iter().filter(|s| plan.pipelines[s.pipeline as usize] == *pipeline).count();
+    let steps: Vec<String> = pipeline
+        .steps
+        .iter()
+        .map(|step| {
+            let chunk = if step.chunk.0 > 0 { format!(" in chunks of {}", step.chunk) } else { String::new() };
+            let name = match &step.operations[0].work {
+                Work::Copy { class, .. } => format!("{class:?}").to_lowercase(),
+                Work::Compute { kernel } => kernel.clone(),
+                Work::Hold => step.name.clone(),
+            };
+            format!("{name} {}{chunk}", step.cost)
+        })
+        .collect();
+    let _ = writeln!(
+        text,
+        "{:<24} {streams:>8} {:>10} {:>10} {:>11}  {}",
+        pipeline.name,
+        pipeline.period,
+        pipeline.window,
+        pipeline.reserve,
+        steps.join(", ")
+    );
+}
+
+fn batched(text: &mut String, batch: &PlannedBatch) {
+    let _ = writeln!(text, "\nbatch `{}`: predicted {}, worst case {}", batch.name, batch.predicted, batch.worst_case);
+    let bounds: Vec<String> = batch.bounds.iter().map(|(name, bound)| format!("{name} {bound}")).collect();
+    let _ = writeln!(text, "  bounds: {} (a prediction is not a bound)", bounds.join(", "));
+    for (name, end) in &batch.blocks {
+        let _ = writeln!(text, "  {name:<32} ends at {end}");
+    }
+    for interval in &batch.intervals {
+        for (at, (name, rate, limit)) in interval.rates.iter().enumerate() {
+            let span = if at == 0 { format!("{} - {}", interval.from, interval.to) } else { String::new() };
+            let _ = writeln!(text, "  {span:<24} {name:<32} {rate:>10}, limited by {limit}");
+        }
+    }
+}
+
+pub(crate) fn run(report: &Report, args: &RunArgs) -> String {
+    let mut text = report.summary.table(width());
+    let _ = writeln!(text);
+    if report.verified > 0 {
+        let _ = writeln!(text, "verified  {} streams equal what the CPU makes of the same input", report.verified);
+    }
+    let folder = &report.folder;
+    let _ = writeln!(text, "results   {}", folder.display());
+    let _ = writeln!(text, "page      {}", folder.join(PAGE).display());
+    let _ = writeln!(text, "trace     {} (open in https://ui.perfetto.dev)", folder.join(TRACE).display());
+    let _ = writeln!(text, "again     {}", again(report, args));
+    text
+}
+
+/// The command that repeats this run.
+fn again(report: &Report, args: &RunArgs) -> String {
+    let summary = &report.summary;
+    let mut command = format!("headway run {} --backend {}", quoted(&args.plan.workload), summary.source);
+    let mut option = |name: &str, value: Option<String>| {
+        if let Some(value) = value {
+            let _ = write!(command, " --{name} {value}");
+        }
+    };
+    option("machine", args.plan.machine.as_ref().map(quoted));
+    option("gpus", args.plan.gpus.map(|gpus| gpus.to_string()));
+    option("strategy", args.plan.strategy.map(|strategy| format!("{strategy:?}").to_lowercase()));
+    option("input", args.input.as_ref().map(quoted));
+    option("duration", args.duration.map(|duration| format!("'{} ns'", duration.0)));
+    option("seed", Some(summary.seed.to_string()));
+    option("out", args.out.as_ref().map(quoted));
+    for (name, given) in [("force", args.force), ("no-verify", args.no_verify)] {
+        if given {
+            let _ = write!(command, " --{name}");
+        }
+    }
+    command
+}
+
+/// `word` as a shell reads it back.
+fn quoted(word: impl AsRef<OsStr>) -> String {
+    let word = word.as_ref().to_string_lossy();
+    let plain = |c: char| c.is_alphanumeric() || "/._-+=:,@%".contains(c);
+    if !word.is_empty() && word.chars().all(plain) {
+        word.into_owned()
+    } else {
+        format!("'{}'", word.replace('\'', "'\\''"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_quoted_only_where_a_shell_would_take_them_apart() {
+        assert_eq!(quoted("workloads/encrypt.toml"), "workloads/encrypt.toml");
+        assert_eq!(quoted("my data"), "'my data'");
+        assert_eq!(quoted("it's"), "'it'\\''s'");
+        assert_eq!(quoted(""), "''");
+    }
+
+    #[test]
+    fn factors_are_rounded_down_and_shares_up() {
+        assert_eq!((factor(1_249_999), factor(999_999)), ("1.24x".to_owned(), "0.99x".to_owned()));
+        assert_eq!(percent(1_000_001), "100.01 %");
+    }
+}

@@ -1,0 +1,106 @@
+//! Runs the command in a folder of its own, with nothing of the machine it runs on showing through.
+#![allow(dead_code, reason = "every test program uses its own part")]
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// The root of the sources.
+pub(crate) fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// A folder with a copy of the workloads that are shipped.
+pub(crate) fn place() -> TempDir {
+    let place = tempfile::tempdir().unwrap();
+    let workloads = place.path().join("workloads");
+    fs::create_dir(&workloads).unwrap();
+    for entry in fs::read_dir(root().join("workloads")).unwrap() {
+        let path = entry.unwrap().path();
+        fs::copy(&path, workloads.join(path.file_name().unwrap())).unwrap();
+    }
+    place
+}
+
+/// The command, to be run in `folder`. It finds no GPU, whatever the machine has.
+pub(crate) fn command(folder: &Path) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_headway"));
+    command.current_dir(folder).env("COLUMNS", "100").env("HEADWAY_LIBCUDA", folder.join("no libcuda.so.1"));
+    command.stdin(Stdio::null());
+    command
+}
+
+/// What a command said.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    /// Its exit status; `None` if a signal ended it.
+    pub(crate) status: Option<i32>,
+    /// Its standard output.
+    pub(crate) out: String,
+    /// Its standard error.
+    pub(crate) err: String,
+}
+
+impl From<Output> for Answer {
+    fn from(output: Output) -> Self {
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        Self { status: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
+    }
+}
+
+impl Answer {
+    /// The standard output as JSON.
+    #[track_caller]
+    pub(crate) fn json(&self) -> Value {
+        serde_json::from_str(&self.out).unwrap_or_else(|error| panic!("{error}\n{self:?}"))
+    }
+
+    /// Checks the exit status.
+    #[track_caller]
+    pub(crate) fn exits(self, status: i32) -> Self {
+        assert_eq!(self.status, Some(status), "{self:#?}");
+        self
+    }
+}
+
+/// Runs `headway ARGS` in `folder`.
+pub(crate) fn headway(folder: &Path, args: &[&str]) -> Answer {
+    command(folder).args(args).output().unwrap().into()
+}
+
+/// `bytes` bytes that look random: a 64-bit linear congruential generator, upper byte.
+pub(crate) fn random(bytes: usize, mut seed: u64) -> Vec<u8> {
+    let mut next = || {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (seed >> 56) as u8
+    };
+    (0..bytes).map(|_| next()).collect()
+}
+
+/// Everything below `folder`.
+pub(crate) fn tree(folder: &Path) -> BTreeSet<PathBuf> {
+    let mut found = BTreeSet::new();
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() && !path.is_symlink() {
+            found.extend(tree(&path));
+        }
+        found.insert(path);
+    }
+    found
+}
+
+/// The subcommands, from the help.
+pub(crate) fn subcommands() -> Vec<String> {
+    let help = headway(&root(), &["--help"]).exits(0).out;
+    let list = help.lines().skip_while(|line| *line != "Commands:").skip(1).take_while(|line| !line.is_empty());
+    // Descriptions that continue on a second line are indented further.
+    let first = list.filter(|line| !line.starts_with("   ")).filter_map(|line| line.split_whitespace().next());
+    let found: Vec<_> = first.map(str::to_owned).collect();
+    assert!(found.len() >= 7, "{found:?}");
+    found
+}

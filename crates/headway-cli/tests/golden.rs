@@ -1,0 +1,124 @@
+//! What the commands print, compared with the committed texts in `golden/`. `SNAPSHOTS=overwrite` writes them anew.
+
+mod common;
+
+use std::path::Path;
+
+use common::{headway, place, root, subcommands};
+use serde_json::Value;
+use snapbox::data::{Data, DataFormat};
+
+/// Compares `text` with a committed file.
+#[track_caller]
+fn golden(name: &str, text: &str) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
+    let expected = Data::read_from(&path, Some(DataFormat::Text)).raw();
+    snapbox::Assert::new().action_env("SNAPSHOTS").eq(Data::text(without_hashes(text)).raw(), expected);
+}
+
+/// `text` without hashes of files: they change with every comment in a machine file.
+fn without_hashes(text: &str) -> String {
+    let hash = |word: &str| word.len() == 16 && word.chars().all(|c| c.is_ascii_hexdigit() && !c.is_uppercase());
+    let words = text.split_inclusive(|c: char| !c.is_alphanumeric());
+    let masked = words.map(|word| {
+        let bare = word.trim_end_matches(|c: char| !c.is_alphanumeric());
+        if hash(bare) { word.replace(bare, "[HASH]") } else { word.to_owned() }
+    });
+    masked.collect()
+}
+
+#[test]
+fn verner_fig2_1_ends_after_21_33_ms_in_text_and_after_21333334_ns_in_json() {
+    let place = place();
+    let args = ["plan", "workloads/verner-fig2.1.toml", "--machine", "tyan-ft72b7015"];
+    let text = headway(place.path(), &args).exits(0).out;
+    assert!(text.contains("predicted 21.33 ms, worst case 24 ms"), "{text}");
+    golden("plan-verner-fig2.1.txt", &text);
+    let answer = headway(place.path(), &[&args[..], &["--format", "json"]].concat()).exits(0);
+    golden("plan-verner-fig2.1.json", &answer.out);
+    assert_eq!(answer.json()["batches"][0]["predicted"], 21_333_334);
+}
+
+#[test]
+fn np_edf_miss_is_refused_with_its_interval_and_its_blocker() {
+    let place = place();
+    let args = ["plan", "workloads/np-edf-miss.toml", "--machine", "tyan-ft72b7015"];
+    let answer = headway(place.path(), &args).exits(1);
+    assert!(
+        answer.out.contains("interval of 2000001 ns") && answer.out.contains("`b`, begun just before"),
+        "{answer:?}"
+    );
+    assert_eq!(answer.err, "");
+    golden("plan-np-edf-miss.txt", &answer.out);
+    let json = headway(place.path(), &[&args[..], &["--format", "json"]].concat()).exits(1).json();
+    let violation = &json["verdict"]["violation"];
+    assert_eq!((&violation["interval"], &violation["blocker"]), (&2_000_001.into(), &"b".into()), "{violation}");
+}
+
+#[test]
+fn a_small_workload_on_h200_x1_has_the_committed_plan() {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/small.toml");
+    let args = ["plan", file.to_str().unwrap(), "--machine", "h200-x1"];
+    golden("plan-small.txt", &headway(&root(), &args).exits(0).out);
+}
+
+#[test]
+fn the_machines_shipped_are_listed_and_each_file_is_printed() {
+    let listed = headway(&root(), &["machines"]).exits(0).out;
+    golden("machines.txt", &listed);
+    let json = headway(&root(), &["machines", "--format", "json"]).exits(0).json();
+    let machines = json["machines"].as_array().unwrap();
+    assert!(machines.len() >= 5);
+    for machine in machines {
+        let name = machine["name"].as_str().unwrap();
+        let file = headway(&root(), &["machines", name]).exits(0).out;
+        let parsed: toml::Table = file.parse().unwrap();
+        assert_eq!(parsed["name"].as_str(), Some(name));
+    }
+}
+
+#[test]
+fn completions_name_every_subcommand() {
+    for shell in ["bash", "zsh", "fish"] {
+        let script = headway(&root(), &["completions", shell]).exits(0).out;
+        for command in subcommands() {
+            assert!(script.contains(&command), "`{command}` is missing for {shell}");
+        }
+    }
+}
+
+#[test]
+fn doctor_without_a_gpu_says_so_with_a_remedy_once_and_exits_0() {
+    let place = place();
+    let answer = headway(place.path(), &["doctor"]).exits(0);
+    assert!(
+        answer.out.contains("missing  CUDA driver") && answer.out.contains("`--backend sim` is used"),
+        "{answer:?}"
+    );
+    assert_eq!(answer.out.matches("install the NVIDIA driver, or name").count(), 1, "{answer:?}");
+    let json = headway(place.path(), &["doctor", "--format", "json"]).exits(0).json();
+    let check = &json["checks"][0];
+    assert_eq!((&check["what"], &check["state"]), (&"CUDA driver".into(), &"missing".into()));
+    assert!(check["remedy"].as_str().unwrap().contains("install the NVIDIA driver"), "{check}");
+}
+
+#[test]
+fn every_json_document_is_one_document_with_a_schema() {
+    let place = place();
+    let run =
+        ["run", "workloads/encrypt.toml", "--backend", "sim", "--duration", "20 ms", "--out", "results", "--force"];
+    let plan = ["plan", "workloads/encrypt.toml", "--machine", "h200-x1"];
+    let others: [&[&str]; 6] = [
+        &["replay", "results"],
+        &["report", "results"],
+        &["machines"],
+        &["machines", "h200-x1"],
+        &["doctor"],
+        &["report", "results", "--out", "report"],
+    ];
+    for args in [&run[..], &plan].into_iter().chain(others) {
+        let answer = headway(place.path(), &[args, &["--format", "json", "--quiet"]].concat());
+        assert_eq!(answer.json()["schema"], Value::from(1), "{args:?}");
+        assert_eq!(answer.err, "", "{args:?}");
+    }
+}

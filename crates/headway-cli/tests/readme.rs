@@ -1,0 +1,91 @@
+//! The commands that the README shows work as shown.
+
+mod common;
+
+use std::fs;
+use std::path::Path;
+
+use common::{Answer, command, place, random, root};
+
+/// Arguments of every command line for `headway` in the fenced `sh` blocks of `text`.
+fn commands(text: &str) -> Vec<Vec<String>> {
+    let mut found = Vec::new();
+    let mut shell = false;
+    for line in text.lines() {
+        if let Some(kind) = line.strip_prefix("```") {
+            shell = kind == "sh";
+            continue;
+        }
+        let line = line.split(" # ").next().unwrap().trim();
+        let arguments = ["cargo run --release -- ", "headway "].iter().find_map(|start| line.strip_prefix(start));
+        if let Some(arguments) = arguments.filter(|_| shell) {
+            found.push(words(arguments));
+        }
+    }
+    found
+}
+
+/// The words of a line, where a quoted part is one word.
+fn words(line: &str) -> Vec<String> {
+    let parts = line.split(['"', '\'']).enumerate();
+    let words = parts.flat_map(|(number, part)| match number % 2 {
+        0 => part.split_whitespace().map(str::to_owned).collect(),
+        _ => vec![part.to_owned()],
+    });
+    words.collect()
+}
+
+fn readme() -> Option<String> {
+    let text = fs::read_to_string(root().join("README.md"));
+    if text.is_err() {
+        eprintln!("skipped: there is no README.md at the root of the sources");
+    }
+    text.ok()
+}
+
+/// Runs a command of the README; runs last as short as can be.
+fn run(folder: &Path, args: &[String]) -> Answer {
+    let mut command = command(folder);
+    command.args(args);
+    if args[0] == "run" && !args.iter().any(|arg| arg == "--input" || arg == "--duration") {
+        command.args(["--duration", "100 ms"]);
+    }
+    command.output().unwrap().into()
+}
+
+#[test]
+fn the_main_job_runs_as_the_readme_says() {
+    let Some(text) = readme() else { return };
+    let main = commands(&text).into_iter().next().expect("the README starts with the main job");
+    assert_eq!(main[0], "run");
+    let place = place();
+    let answer = run(place.path(), &main).exits(0);
+    assert!(answer.out.starts_with("all ") && answer.out.contains("deadlines held [sim]"), "{}", answer.out);
+    for line in ["verified", "page", "trace", "again"] {
+        assert!(answer.out.lines().any(|said| said.starts_with(line)), "`{line}` is missing\n{}", answer.out);
+    }
+    let page = answer.out.lines().find_map(|line| line.strip_prefix("page      ")).unwrap();
+    assert!(place.path().join(page).is_file(), "{page}");
+}
+
+#[test]
+fn every_command_of_the_readme_works_in_the_order_shown() {
+    let Some(text) = readme() else { return };
+    let place = place();
+    for args in commands(&text) {
+        if let Some(at) = args.iter().position(|arg| arg == "--input") {
+            fs::write(place.path().join(&args[at + 1]), random(100_000, 5)).unwrap();
+        }
+        let answer = run(place.path(), &args);
+        // `plan` may answer no: that is what one of the examples is for.
+        let refused = args[0] == "plan" && answer.status == Some(1) && answer.out.contains("NOT schedulable");
+        assert!(answer.status == Some(0) || refused, "{args:?}: {answer:#?}");
+    }
+}
+
+#[test]
+fn commands_are_found_in_shell_blocks_only() {
+    let text = "headway plan a\n```toml\nheadway = 1\n```\n```sh\n$ ls\ncargo run --release -- run x --duration \"1 s\"\n\
+                headway plan y # why\n```\n";
+    assert_eq!(commands(text), [vec!["run", "x", "--duration", "1 s"], vec!["plan", "y"]]);
+}

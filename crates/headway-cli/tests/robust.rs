@@ -1,0 +1,323 @@
+//! What goes wrong is told once, with the object, the fact and a remedy, by an exit status, and leaves nothing behind.
+
+mod common;
+
+use std::fs;
+use std::io::{Read, pipe};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use common::{Answer, command, headway, place, tree};
+
+const ENCRYPT: &str = "workloads/encrypt.toml";
+
+/// Checks the form of an error, and that it says all of `words`.
+#[track_caller]
+fn is_one_error(answer: &Answer, status: i32, words: &[&str]) {
+    assert_eq!((answer.status, answer.out.as_str()), (Some(status), ""), "{answer:#?}");
+    assert!(answer.err.starts_with("error: "), "{answer:#?}");
+    assert_eq!(answer.err.matches("error:").count(), 1, "{answer:#?}");
+    assert!(!answer.err.contains("panicked") && !answer.err.contains(".partial"), "{answer:#?}");
+    let lines: Vec<&str> = answer.err.lines().map(|line| line.trim_start_matches("  cause: ")).collect();
+    for (number, line) in lines.iter().enumerate() {
+        let earlier = lines[..number].iter().any(|other| other.contains(line) && line.len() > 8);
+        assert!(!earlier, "said twice: {line}\n{answer:#?}");
+    }
+    for word in words {
+        assert!(answer.err.contains(word), "`{word}` is missing\n{answer:#?}");
+    }
+}
+
+/// Runs `headway ARGS` in `folder`; it must fail with exactly one error and change nothing there.
+#[track_caller]
+fn fails(folder: &Path, args: &[&str], status: i32, words: &[&str]) {
+    let before = tree(folder);
+    is_one_error(&headway(folder, args), status, words);
+    assert_eq!(tree(folder), before, "{args:?} left something behind");
+}
+
+/// `headway run encrypt.toml --backend sim` with more arguments.
+fn sim<'a>(more: &[&'a str]) -> Vec<&'a str> {
+    [&["run", ENCRYPT, "--backend", "sim"], more].concat()
+}
+
+/// Writes the shipped workload with one replacement.
+fn edited(folder: &Path, from: &str, to: &str) {
+    let text = fs::read_to_string(folder.join(ENCRYPT)).unwrap();
+    assert!(text.contains(from));
+    fs::write(folder.join("edited.toml"), text.replacen(from, to, 1)).unwrap();
+}
+
+#[test]
+fn without_libcuda_the_cuda_backend_names_the_library_and_what_works_instead() {
+    let place = place();
+    let args = ["run", ENCRYPT, "--backend", "cuda"];
+    fails(place.path(), &args, 2, &["cuda backend", "no libcuda.so.1", "install the NVIDIA driver", "--backend sim"]);
+}
+
+#[test]
+fn a_libcuda_that_is_no_library_is_an_error_for_cuda_and_a_warning_otherwise() {
+    let place = place();
+    let text = place.path().join("libcuda.txt");
+    fs::write(&text, "not a library\n").unwrap();
+    let before = tree(place.path());
+    let run = |backend: &str| -> Answer {
+        let mut command = command(place.path());
+        command.env("HEADWAY_LIBCUDA", &text).args(["run", ENCRYPT, "--backend", backend, "--duration", "10 ms"]);
+        command.output().unwrap().into()
+    };
+    is_one_error(&run("cuda"), 2, &["cuda backend", "libcuda.txt", "install the NVIDIA driver", "--backend sim"]);
+    assert_eq!(tree(place.path()), before);
+    let simulated = run("auto").exits(0);
+    assert!(simulated.err.starts_with("warning: simulating") && simulated.err.contains("libcuda.txt"), "{simulated:?}");
+}
+
+#[test]
+fn a_workload_that_cannot_be_read_is_named_with_the_reason() {
+    let place = place();
+    for command in ["plan", "run"] {
+        fails(place.path(), &[command, "missing.toml"], 2, &["`missing.toml`", "No such file", "help: check the path"]);
+        fails(place.path(), &[command, "workloads"], 2, &["`workloads`", "Is a directory", "help: give a file"]);
+    }
+    fs::write(place.path().join("binary.toml"), [0xFF, 0xFE, 0x00]).unwrap();
+    fails(place.path(), &["plan", "binary.toml"], 2, &["`binary.toml`", "UTF-8", "help: give a text file"]);
+}
+
+#[test]
+fn what_is_wrong_in_a_workload_is_shown_at_its_place() {
+    let place = place();
+    edited(place.path(), "packet = \"2432 B\"", "paket = \"2432 B\"");
+    let caret = "\n   | ^^^^^\nhelp: did you mean `packet`?";
+    fails(place.path(), &["run", "edited.toml"], 2, &["edited.toml:18:1: unknown key `paket`", caret]);
+    edited(place.path(), "\"aes128-cbc\"", "\"rot13\"");
+    fails(place.path(), &["run", "edited.toml"], 2, &["edited.toml:21:", "`rot13`", "help: write one of: aes128-cbc"]);
+    edited(place.path(), "id = \"s00\"", "id = \"s00\"\ngpu = \"gpu9\"");
+    fails(place.path(), &["run", "edited.toml"], 2, &["edited.toml:18:", "`gpu9`", "write one of: gpu0, gpu1", "^^^"]);
+    edited(place.path(), "period = \"4 ms\"", "period = 4");
+    fails(place.path(), &["plan", "edited.toml"], 2, &["edited.toml:19:10", "unit", "\"4 ms\""]);
+}
+
+#[test]
+fn an_unknown_machine_is_answered_with_those_that_are_shipped() {
+    let place = place();
+    let words = ["`h300`", "h200-x1, h200-x4", "help:"];
+    fails(place.path(), &["plan", ENCRYPT, "--machine", "h300"], 2, &words);
+    fails(place.path(), &sim(&["--machine", "h300"]), 2, &words);
+    fails(place.path(), &["machines", "h300"], 2, &words);
+    fails(place.path(), &sim(&["--machine", "workloads"]), 2, &["`workloads`", "Is a directory", "help:"]);
+    fails(place.path(), &sim(&["--machine", ENCRYPT]), 2, &["encrypt.toml:12:2: unknown key `run`", "known keys"]);
+}
+
+#[test]
+fn input_that_cannot_be_used_is_named_with_the_reason() {
+    let place = place();
+    let path = place.path();
+    fs::write(path.join("empty"), "").unwrap();
+    fs::create_dir(path.join("folder")).unwrap();
+    fs::write(path.join("short"), [7; 100]).unwrap();
+    let fails = |more: &[&str], words: &[&str]| fails(path, &sim(&[more, &["--out", "a/b/c"]].concat()), 2, words);
+    fails(&["--input", "missing"], &["input `missing`", "No such file", "help: check the path"]);
+    fails(&["--input", "empty"], &["input `empty` is empty", "leave out `--input`"]);
+    fails(&["--input", "folder"], &["input `folder` is empty", "leave out `--input`"]);
+    fails(&["--input", "/dev/null"], &["`/dev/null` is neither a file nor a folder", "save"]);
+    let words = ["`short` holds 100 bytes", "1 s of 64 streams need 31948512", "shorten `--duration`"];
+    fails(&["--input", "short", "--duration", "1 s"], &words);
+    fs::write(path.join("folder/one"), [7; 100]).unwrap();
+    let words = ["stream `s00` hold 100 bytes", "1 s of it need 608000", "shorten `--duration`"];
+    fails(&["--input", "folder", "--duration", "1 s"], &words);
+}
+
+#[test]
+fn absurd_durations_are_refused_before_they_fill_the_disk() {
+    let place = place();
+    for (duration, words) in [("0 s", "would have 0 bytes"), ("18446744073 s", "would have 589")] {
+        fails(place.path(), &sim(&["--duration", duration]), 2, &[words, "`--duration`", "`--input`"]);
+    }
+    fails(place.path(), &sim(&["--duration", "5"]), 2, &["'5'", "has no unit", "5 ms"]);
+}
+
+/// Runs `headway ARGS` where no file may grow beyond `kib` KiB, which fails as a full disk does.
+fn on_a_small_disk(folder: &Path, kib: u32, args: &[&str]) -> Answer {
+    let script = format!("trap '' XFSZ; ulimit -f {kib}; exec \"$0\" \"$@\"");
+    let mut bash = Command::new("bash");
+    bash.current_dir(folder).args(["-c", &script, env!("CARGO_BIN_EXE_headway")]).args(args);
+    bash.output().unwrap().into()
+}
+
+#[test]
+fn a_full_disk_ends_a_run_at_any_file_and_nothing_is_kept() {
+    let place = place();
+    fs::write(place.path().join("data"), [3; 100_000]).unwrap();
+    let before = tree(place.path());
+    let sample = sim(&["--duration", "50 ms", "--out", "a/results"]);
+    let log = sim(&["--input", "data", "--out", "a/results"]);
+    let one = ["run", "one.toml", "--backend", "sim", "--input", "data", "--out", "a/results"];
+    let text = fs::read_to_string(place.path().join(ENCRYPT)).unwrap();
+    let end = text.match_indices("[[stream]]").nth(1).unwrap().0;
+    fs::write(place.path().join("one.toml"), &text[..end]).unwrap();
+    for (kib, args, file) in [(64, &sample[..], "sample.bin"), (16, &log, "run.jsonl"), (32, &one, "streams/s00.bin")] {
+        let answer = on_a_small_disk(place.path(), kib, args);
+        let name = format!("cannot write `a/results/{file}`");
+        is_one_error(&answer, 2, &[&name, "File too large", "help: nothing was kept; free space"]);
+    }
+    fs::remove_file(place.path().join("one.toml")).unwrap();
+    assert_eq!(tree(place.path()), before);
+}
+
+#[test]
+fn results_go_nowhere_but_to_a_free_place_or_over_earlier_results() {
+    let place = place();
+    let path = place.path();
+    fs::write(path.join("file"), "").unwrap();
+    fs::create_dir(path.join("thesis")).unwrap();
+    fs::write(path.join("thesis/summary.json"), "{}").unwrap();
+    fs::write(path.join("thesis/thesis.tex"), "years of work").unwrap();
+    let to = |out: &'static str| sim(&["--duration", "10 ms", "--out", out]);
+    fails(path, &to("thesis"), 2, &["`thesis` exists and holds `thesis.tex`", "`--out`"]);
+    fails(path, &to("file"), 2, &["`file` exists and is not a folder", "`--out`"]);
+    fails(path, &to("file/x"), 2, &["`file/x`", "not a directory", "help: nothing was kept; choose another folder"]);
+    fails(path, &to("."), 2, &["`.` exists", "`--out`"]);
+    for _ in 0..2 {
+        headway(path, &to("results")).exits(0);
+    }
+    fs::write(path.join("results/notes"), "mine").unwrap();
+    fails(path, &to("results"), 2, &["holds `notes`, which Headway did not write", "`--out`"]);
+    fails(path, &["report", "results", "--out", "thesis"], 2, &["`thesis` exists"]);
+}
+
+#[test]
+fn more_gpus_than_there_are_and_none_at_all_are_refused() {
+    let place = place();
+    fails(place.path(), &sim(&["--gpus", "99"]), 2, &["`h200-x4` has 4 GPUs, not 99", "from 1 to 4"]);
+    fails(place.path(), &["plan", ENCRYPT, "--gpus", "0"], 2, &["`h200-x4` has 4 GPUs, not 0", "from 1 to 4"]);
+    let emulated = ["run", ENCRYPT, "--backend", "emu", "--gpus", "2"];
+    fails(place.path(), &emulated, 2, &["`h200-x1` has 1 GPU", "--machine"]);
+}
+
+#[test]
+fn a_plan_that_is_not_accepted_runs_only_when_forced_and_then_misses() {
+    let place = place();
+    let run = ["run", "workloads/np-edf-miss.toml", "--backend", "sim", "--duration", "20 ms", "--out", "results"];
+    fails(place.path(), &run, 1, &["not accepted", "`headway plan` says why", "`--force`"]);
+    let forced = headway(place.path(), &[&run[..], &["--force"]].concat()).exits(1);
+    assert!(forced.out.starts_with("3 of 16 deadlines missed [sim]"), "{}", forced.out);
+    assert_eq!(forced.err, "warning: running although deadlines can be missed\n");
+}
+
+#[test]
+fn a_miss_stops_a_run_that_asks_for_it_and_nothing_is_kept() {
+    let place = place();
+    // Encryption at 655 MB/s is more than one GPU does.
+    let text = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/small.toml")).unwrap();
+    let text = text.replacen("1 KiB", "64 KiB", 1).replacen("20 ms", "100 us", 1);
+    let text = text.replacen("deadline = \"200 ms\"", "deadline = \"1 ms\"\non_miss = \"stop\"", 1);
+    fs::write(place.path().join("overload.toml"), text).unwrap();
+    let run = ["run", "overload.toml", "--machine", "h200-x1", "--duration", "10 ms", "--backend", "sim", "--force"];
+    let words = ["stream `a` missed the deadline of packet", "`on_miss` is `stop`", "help: "];
+    fails(place.path(), &run, 1, &words);
+}
+
+#[test]
+fn messages_and_flows_run_only_in_the_simulation() {
+    let place = place();
+    let run = ["run", "workloads/verner-fig2.1.toml", "--machine", "tyan-ft72b7015", "--out", "results"];
+    let emulated = [&run[..], &["--backend", "emu"]].concat();
+    fails(place.path(), &emulated, 2, &["`fig2.1` cannot run on devices", "`--backend sim`"]);
+    fs::write(place.path().join("data"), "bytes for nobody").unwrap();
+    let input = [&run[..], &["--backend", "sim", "--input", "data"]].concat();
+    fails(place.path(), &input, 2, &["no streams", "`--input`"]);
+    headway(place.path(), &[&run[..], &["--backend", "sim"]].concat()).exits(0);
+    headway(place.path(), &["replay", "results"]).exits(0);
+}
+
+#[test]
+fn logs_that_are_none_are_named_with_the_reason() {
+    let place = place();
+    fs::create_dir(place.path().join("folder")).unwrap();
+    for command in ["replay", "report"] {
+        fails(place.path(), &[command, "missing"], 2, &["`missing`", "No such file", "help:"]);
+        fails(place.path(), &[command, "folder"], 2, &["`folder/run.jsonl`", "No such file", "help:"]);
+        fails(
+            place.path(),
+            &[command, ENCRYPT],
+            2,
+            &["line 1 is not a valid line of a log", "written by `headway run`"],
+        );
+    }
+}
+
+#[test]
+fn a_reader_that_closes_the_pipe_changes_neither_the_answer_nor_stderr() {
+    let place = place();
+    let run = ["run", ENCRYPT, "--backend", "sim", "--duration", "10 ms", "--out", "results"];
+    let plan = ["plan", ENCRYPT, "--machine", "h200-x4", "--format", "json"];
+    let cases: [(&[&str], i32); 6] = [
+        (&run, 0),
+        (&plan, 0),
+        (&["plan", "workloads/np-edf-miss.toml"], 1),
+        (&["machines"], 0),
+        (&["completions", "bash"], 0),
+        (&["--help"], 0),
+    ];
+    for (args, status) in cases {
+        let (reader, writer) = pipe().unwrap();
+        drop(reader);
+        let answer: Answer = command(place.path()).args(args).stdout(writer).output().unwrap().into();
+        assert_eq!((answer.status, answer.err.as_str()), (Some(status), ""), "{args:?}");
+    }
+    assert!(place.path().join("results/page.html").is_file());
+}
+
+#[test]
+fn a_standard_output_that_cannot_be_written_is_an_error() {
+    let Ok(full) = fs::File::options().write(true).open("/dev/full") else {
+        eprintln!("skipped: this system has no /dev/full");
+        return;
+    };
+    let mut command = command(Path::new("."));
+    let answer: Answer = command.arg("machines").stdout(full).output().unwrap().into();
+    is_one_error(&answer, 2, &["cannot write to the standard output", "No space left"]);
+}
+
+/// Waits until something whose name ends like a folder under construction is in `folder`.
+fn wait_for_partial(folder: &Path, child: &mut Child) {
+    let started = Instant::now();
+    let is_partial = |path: &std::path::PathBuf| path.is_dir() && path.to_string_lossy().contains(".partial-");
+    while !tree(folder).iter().any(is_partial) {
+        assert!(child.try_wait().unwrap().is_none(), "it ended by itself");
+        assert!(started.elapsed() < Duration::from_secs(60), "no folder under construction appeared");
+        std::thread::yield_now();
+    }
+}
+
+/// Starts `headway ARGS`, sends it SIGINT once it writes, and returns what it said.
+fn interrupted(folder: &Path, args: &[&str]) -> Answer {
+    let mut child = command(folder).args(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    wait_for_partial(folder, &mut child);
+    let kill = format!("kill -INT {}", child.id());
+    assert!(Command::new("sh").args(["-c", &kill]).status().unwrap().success());
+    let mut said = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    let mut out = String::new();
+    child.stdout.take().unwrap().read_to_string(&mut out).unwrap();
+    Answer { status: child.wait().unwrap().code(), out, err: said }
+}
+
+#[test]
+fn an_interrupt_ends_a_run_on_every_backend_and_leaves_nothing_behind() {
+    let place = place();
+    fs::copy(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/small.toml"), place.path().join("small.toml"))
+        .unwrap();
+    let before = tree(place.path());
+    // Each would take much longer than it takes to send a signal, and succeed.
+    let emulated = ["run", "small.toml", "--backend", "emu", "--duration", "100 s", "--out", "a/results"];
+    let tyan = "tyan-ft72b7015";
+    let fig = "workloads/verner-fig2.1.toml";
+    let simulated = ["run", fig, "--machine", tyan, "--backend", "sim", "--duration", "40000 s", "--out", "a/results"];
+    let sampling = sim(&["--duration", "60 s"]);
+    for args in [&emulated[..], &simulated, &sampling] {
+        is_one_error(&interrupted(place.path(), args), 2, &["interrupted; nothing was kept"]);
+        assert_eq!(tree(place.path()), before, "{args:?}");
+    }
+}

@@ -1,0 +1,168 @@
+//! What this machine can do, what it lacks, and what to do about it.
+
+use std::path::Path;
+
+use headway_device::DeviceError;
+use headway_os::{affinity, memory, sched, topology};
+use serde::Serialize;
+
+/// One thing looked at.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Check {
+    /// What was looked at.
+    pub what: &'static str,
+    /// How it stands.
+    pub state: State,
+    /// What was found.
+    pub found: String,
+    /// What to do about it, and what Headway does meanwhile.
+    pub remedy: Option<String>,
+}
+
+/// How a check came out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum State {
+    /// There and usable.
+    Ok,
+    /// Missing; a fallback is in use.
+    Missing,
+    /// There, and something about it limits what Headway can do.
+    Limited,
+}
+
+/// All checks.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Examination {
+    /// Version of the JSON form.
+    pub schema: u32,
+    /// Version of Headway.
+    pub version: &'static str,
+    /// Commit it was built from.
+    pub commit: &'static str,
+    /// The checks, in order.
+    pub checks: Vec<Check>,
+}
+
+/// Looks at everything. Never fails: what is absent is a finding.
+#[must_use]
+pub fn examine() -> Examination {
+    let mut checks = vec![cuda()];
+    checks.extend(devices());
+    checks.extend([nvml(), cpus(), numa(), locked(), realtime(), deadline()]);
+    Examination { schema: 1, version: crate::VERSION, commit: crate::COMMIT, checks }
+}
+
+const fn ok(what: &'static str, found: String) -> Check {
+    Check { what, state: State::Ok, found, remedy: None }
+}
+
+fn absent(what: &'static str, error: &impl ToString, remedy: &str) -> Check {
+    Check { what, state: State::Missing, found: error.to_string(), remedy: Some(remedy.to_owned()) }
+}
+
+/// A library that is not there; its own remedy comes before what happens meanwhile.
+fn unavailable(what: &'static str, error: &DeviceError, meanwhile: &str) -> Check {
+    match error {
+        DeviceError::Unavailable { what: object, reason, remedy } => {
+            absent(what, &format!("{object} is not available: {reason}"), &format!("{remedy}; {meanwhile}"))
+        }
+        error => absent(what, error, meanwhile),
+    }
+}
+
+fn cuda() -> Check {
+    match headway_cuda::probe() {
+        Ok(probe) if probe.devices.is_empty() => Check {
+            what: "CUDA driver",
+            state: State::Limited,
+            found: format!("CUDA {}.{}, no GPU", probe.cuda_version.0, probe.cuda_version.1),
+            remedy: Some("`--backend sim` is used".to_owned()),
+        },
+        Ok(probe) => {
+            let fake = if probe.fake { ", the test library, no GPU behind it" } else { "" };
+            ok("CUDA driver", format!("CUDA {}.{}{fake}", probe.cuda_version.0, probe.cuda_version.1))
+        }
+        Err(error) => unavailable("CUDA driver", &error, "until then `--backend sim` is used"),
+    }
+}
+
+fn devices() -> Vec<Check> {
+    let Ok(probe) = headway_cuda::probe() else { return Vec::new() };
+    let devices = probe.devices.iter();
+    devices
+        .map(|gpu| {
+            let (major, minor) = gpu.compute_capability;
+            let found = format!(
+                "{} ({}), {}, compute capability {major}.{minor}, {} copy engines, {} multiprocessors{}",
+                gpu.name,
+                gpu.pci.as_deref().unwrap_or("no PCI address"),
+                gpu.memory_bytes,
+                gpu.async_engines,
+                gpu.multiprocessors,
+                if gpu.kernel_time_limit { ", kernel time limit" } else { "" }
+            );
+            if (major, minor) < (7, 5) {
+                let remedy = "Headway's kernels need compute capability 7.5; copies work".to_owned();
+                Check { what: "GPU", state: State::Limited, found, remedy: Some(remedy) }
+            } else {
+                ok("GPU", found)
+            }
+        })
+        .collect()
+}
+
+fn nvml() -> Check {
+    match headway_cuda::Nvml::system().and_then(|nvml| nvml.report()) {
+        Ok(report) => {
+            let gpus: Vec<String> = report.gpus.iter().map(ToString::to_string).collect();
+            ok("NVML", format!("driver {}; {}", report.driver_version, gpus.join("; ")))
+        }
+        Err(error) => unavailable("NVML", &error, "until then PCIe and NVLink details are left out"),
+    }
+}
+
+fn cpus() -> Check {
+    match affinity::allowed() {
+        Ok(cpus) if cpus.len() < 4 => Check {
+            what: "CPUs",
+            state: State::Limited,
+            found: format!("{} allowed", cpus.len()),
+            remedy: Some(
+                "with fewer than 4, driver, feeder and sink share CPUs: expect late windows on GPUs".to_owned(),
+            ),
+        },
+        Ok(cpus) => ok("CPUs", format!("{} allowed", cpus.len())),
+        Err(error) => absent("CPUs", &error, "all CPUs are assumed to be allowed"),
+    }
+}
+
+fn numa() -> Check {
+    match topology::numa_nodes(Path::new("/sys")) {
+        Ok(nodes) => ok("NUMA", format!("{} nodes", nodes.len())),
+        Err(error) => absent("NUMA", &error, "one node is assumed"),
+    }
+}
+
+fn locked() -> Check {
+    match memory::lock_limit() {
+        Ok(limit) => ok("locked memory", limit.to_string()),
+        Err(error) => absent("locked memory", &error, "the driver's own limit applies"),
+    }
+}
+
+fn realtime() -> Check {
+    match sched::probe_realtime() {
+        Ok(()) => ok("SCHED_FIFO", "permitted".to_owned()),
+        Err(error) => {
+            absent("SCHED_FIFO", &error, "grant CAP_SYS_NICE or raise RLIMIT_RTPRIO; normal threads are used")
+        }
+    }
+}
+
+fn deadline() -> Check {
+    match sched::probe_deadline() {
+        Ok(()) => ok("SCHED_DEADLINE", "permitted".to_owned()),
+        Err(error) => absent("SCHED_DEADLINE", &error, "grant CAP_SYS_NICE; normal threads are used"),
+    }
+}

@@ -1,0 +1,226 @@
+//! The one error of the public API: what failed; causes follow as a chain, printed once, by the front end.
+
+use std::io::{self, ErrorKind};
+use std::path::PathBuf;
+
+use headway_core::error::FileError;
+use headway_core::planner::PlanError;
+use headway_core::units::Nanos;
+use headway_device::{DeviceError, KernelError};
+use headway_runtime::blocks::DataError;
+use headway_runtime::host::HostError;
+use headway_runtime::intake::InputError;
+use headway_runtime::kernels::UnknownKernel;
+use headway_runtime::outlet::OutputError;
+use headway_runtime::wall::RunError;
+use headway_sim::SimError;
+use headway_trace::LogError;
+use headway_trace::replay::Divergence;
+
+/// What failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A file could not be read.
+    #[error("cannot read `{path}`")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// A machine or workload file is wrong at a place that can be pointed at.
+    #[error("{0}")]
+    File(#[from] FileError),
+    /// A machine name that is neither shipped nor a file.
+    #[error("there is no machine `{name}`: it is neither a file nor shipped; shipped machines: {shipped}")]
+    NoMachine {
+        /// The name.
+        name: String,
+        /// The names of the machines shipped.
+        shipped: String,
+    },
+    /// Fewer GPUs than asked for.
+    #[error("machine `{machine}` has {available} GPUs, not {wanted}")]
+    TooFewGpus {
+        /// The machine.
+        machine: String,
+        /// GPUs asked for.
+        wanted: usize,
+        /// GPUs it has.
+        available: usize,
+    },
+    /// No plan can be made.
+    #[error("cannot plan")]
+    Plan(#[source] Box<PlanError>),
+    /// The plan says that deadlines can be missed, and nobody said to run nevertheless.
+    #[error("the plan is not accepted: {verdict}; `headway plan` says why, `--force` runs nevertheless")]
+    NotAccepted {
+        /// What the plan says.
+        verdict: String,
+    },
+    /// The input cannot be used.
+    #[error(transparent)]
+    Input(#[from] InputError),
+    /// A sample would be too large or empty.
+    #[error(
+        "a sample for {duration} of {streams} streams would have {bytes} bytes; choose a `--duration` for which it has \
+         between 1 and {max}, or process a file with `--input`"
+    )]
+    Sample {
+        /// Length of the run.
+        duration: Nanos,
+        /// Number of streams.
+        streams: usize,
+        /// Bytes of the sample.
+        bytes: u128,
+        /// Most that is written.
+        max: u64,
+    },
+    /// The output cannot be written.
+    #[error(transparent)]
+    Output(#[from] OutputError),
+    /// Packing or unpacking failed.
+    #[error(transparent)]
+    Data(DataError),
+    /// A kernel is not built.
+    #[error(transparent)]
+    UnknownKernel(#[from] UnknownKernel),
+    /// A kernel lacks a parameter, or refused a block.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+    /// The backend asked for is not there.
+    #[error("cannot use the {backend} backend")]
+    Backend {
+        /// Its name.
+        backend: &'static str,
+        /// Why.
+        source: DeviceError,
+    },
+    /// A simulated run failed.
+    #[error("the simulated run failed")]
+    Simulate(#[source] SimError<HostError>),
+    /// A run on devices failed.
+    #[error("the run failed")]
+    Run(#[source] RunError),
+    /// A stream that must stop at a miss missed.
+    #[error(
+        "stream `{stream}` missed the deadline of packet {packet} by {by}; its `on_miss` is `stop`: nothing was kept"
+    )]
+    Stopped {
+        /// The stream.
+        stream: String,
+        /// The packet.
+        packet: u64,
+        /// By how much.
+        by: Nanos,
+    },
+    /// Somebody asked the run to end.
+    #[error("interrupted; nothing was kept")]
+    Interrupted,
+    /// What came out differs from the reference.
+    #[error("stream `{stream}` is wrong: byte {at} of its output differs from the CPU's; nothing was kept")]
+    Wrong {
+        /// The stream.
+        stream: String,
+        /// First byte that differs, or the shorter length.
+        at: u64,
+    },
+    /// A log cannot be read.
+    #[error(transparent)]
+    Log(#[from] LogError),
+    /// A log replays differently.
+    #[error(transparent)]
+    Replay(#[from] Divergence),
+    /// The options contradict each other.
+    #[error("{0}")]
+    Options(&'static str),
+}
+
+impl Error {
+    /// Whether this is a negative answer (exit status 1) rather than a failure (2).
+    #[must_use]
+    pub const fn is_answer(&self) -> bool {
+        matches!(self, Self::NotAccepted { .. } | Self::Replay(_) | Self::Stopped { .. })
+    }
+
+    /// What to do about it, where the message itself does not say.
+    #[must_use]
+    pub fn help(&self) -> Option<String> {
+        let fixed = match self {
+            Self::Read { source, .. } | Self::Input(InputError::Open { source, .. }) => return reading(source),
+            Self::NoMachine { .. } => {
+                "`headway machines` describes them; for a machine of your own, give the path of its file"
+            }
+            Self::TooFewGpus { available, .. } => {
+                return Some(format!(
+                    "choose from 1 to {available} with `--gpus`, or another machine with `--machine`"
+                ));
+            }
+            Self::Backend { backend: "cuda", .. } => {
+                "`--backend sim` needs no GPU; `headway doctor` says what is missing"
+            }
+            Self::Output(
+                OutputError::Create { source, .. }
+                | OutputError::Write { source, .. }
+                | OutputError::Publish { source, .. },
+            ) => match source.kind() {
+                ErrorKind::StorageFull | ErrorKind::FileTooLarge | ErrorKind::QuotaExceeded => {
+                    "nothing was kept; free space, or choose a folder on another disk with `--out`"
+                }
+                _ => "nothing was kept; choose another folder with `--out`",
+            },
+            Self::Stopped { .. } => {
+                "lower the load or the times that the machine file gives, or write `on_miss = \"finish\"`"
+            }
+            _ => return None,
+        };
+        Some(fixed.to_owned())
+    }
+}
+
+/// What to do about a file that cannot be read.
+fn reading(source: &io::Error) -> Option<String> {
+    let help = match source.kind() {
+        ErrorKind::NotFound => "check the path; it is taken from the current folder",
+        ErrorKind::IsADirectory => "give a file, not a folder",
+        ErrorKind::InvalidData => "give a text file in UTF-8",
+        ErrorKind::PermissionDenied => "ask for the permission to read it, or copy it",
+        _ => return None,
+    };
+    Some(help.to_owned())
+}
+
+// What a user can do something about is told without the part of Headway that met it.
+
+impl From<DataError> for Error {
+    fn from(error: DataError) -> Self {
+        match error {
+            DataError::Input(error) => error.into(),
+            DataError::Output(error) => error.into(),
+            error => Self::Data(error),
+        }
+    }
+}
+
+impl From<RunError> for Error {
+    fn from(error: RunError) -> Self {
+        match error {
+            RunError::Interrupted => Self::Interrupted,
+            RunError::Stopped { stream, packet, by } => Self::Stopped { stream, packet, by },
+            RunError::Data(error) => error.into(),
+            error => Self::Run(error),
+        }
+    }
+}
+
+impl From<SimError<HostError>> for Error {
+    fn from(error: SimError<HostError>) -> Self {
+        match error {
+            SimError::Payload { source: HostError::Interrupted, .. } => Self::Interrupted,
+            SimError::Payload { source: HostError::Data(error), .. } => error.into(),
+            SimError::Stopped { stream, packet, by } => Self::Stopped { stream, packet, by },
+            error => Self::Simulate(error),
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! Reads logs again: replays them, sums them up, draws trace and page.
+
+use std::fs::File;
+use std::io::BufReader;
+use std::path::{Path, PathBuf};
+
+use headway_runtime::outlet::{MARK, Outlet, OutputError};
+use headway_trace::replay::{Replayed, replay as replay_log};
+use headway_trace::summary::{self, Summary};
+use headway_trace::{Log, page, perfetto};
+use serde::Serialize;
+
+use crate::Error;
+
+/// Name of the Perfetto trace inside the results.
+pub use headway_runtime::outlet::TRACE;
+/// Name of the page inside the results.
+pub const PAGE: &str = "page.html";
+
+/// Reads a log, or the log of a folder of results.
+///
+/// # Errors
+/// [`Error::Read`], [`Error::Log`].
+pub fn open(path: &Path) -> Result<Log, Error> {
+    let path = if path.is_dir() { path.join("run.jsonl") } else { path.to_owned() };
+    let file = File::open(&path).map_err(|source| Error::Read { path: path.clone(), source })?;
+    Ok(Log::read(BufReader::new(file), &path.display().to_string())?)
+}
+
+/// Feeds a log to a new dispatcher; it must do the same, byte for byte.
+///
+/// # Errors
+/// [`Error::Replay`] at the first difference, and what [`open`] gives.
+pub fn replay(path: &Path) -> Result<Replayed, Error> {
+    Ok(replay_log(&open(path)?)?)
+}
+
+/// Sums a log up; with a folder, writes summary, trace and page there.
+///
+/// # Errors
+/// [`Error::Output`], and what [`open`] gives.
+pub fn report(path: &Path, out: Option<&Path>) -> Result<(Summary, Option<PathBuf>), Error> {
+    let log = open(path)?;
+    let summary = summary::summarize(&log);
+    let folder = match out {
+        None => None,
+        Some(out) => {
+            let outlet = Outlet::create(out)?;
+            write(&outlet, &log, &summary)?;
+            outlet.write(MARK, &json(&summary))?;
+            Some(outlet.publish()?)
+        }
+    };
+    Ok((summary, folder))
+}
+
+/// Writes trace and page.
+pub(crate) fn write(outlet: &Outlet, log: &Log, summary: &Summary) -> Result<(), Error> {
+    for name in [TRACE, PAGE] {
+        let path = outlet.place().join(name);
+        let mut file = outlet.file(name)?;
+        let written =
+            if name == TRACE { perfetto::write(log, &mut file) } else { page::write(log, summary, &mut file) };
+        written.map_err(|source| OutputError::Write { path, source })?;
+        file.finish()?;
+    }
+    Ok(())
+}
+
+/// Pretty JSON with a newline at the end.
+pub(crate) fn json(value: &impl Serialize) -> Vec<u8> {
+    let mut text = serde_json::to_vec_pretty(value).expect("plans and summaries have only string keys");
+    text.push(b'\n');
+    text
+}

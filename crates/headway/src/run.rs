@@ -1,0 +1,435 @@
+//! Plans a workload and runs it: in virtual time, on the emulated device, or on GPUs.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use headway_core::dispatch::Limits;
+use headway_core::error::Loaded;
+use headway_core::log::{Header, Record, SCHEMA, Source};
+use headway_core::machine::Machine;
+use headway_core::plan::{Outcome, Plan, Strategy};
+use headway_core::planner::Options as PlanOptions;
+use headway_core::units::Nanos;
+use headway_core::workload::Workload;
+use headway_device::emu::{EmuSpec, Emulated};
+use headway_device::{Device, DeviceError};
+use headway_runtime::blocks::{Gatherer, Scatterer, output_name};
+use headway_runtime::host::HostPayload;
+use headway_runtime::intake::Intake;
+use headway_runtime::kernels::Kernels;
+use headway_runtime::outlet::{MARK, Outlet, OutputError};
+use headway_runtime::wall;
+use headway_sim::{Faults, Run, simulate};
+use headway_trace::summary::{self, Summary};
+use headway_trace::{Log, LogWriter};
+use serde::Serialize;
+
+use crate::{COMMIT, Error, VERSION, files, report, sample, verify};
+
+/// What runs the plan.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Backend {
+    /// GPUs if there are some, else the simulation.
+    #[default]
+    Auto,
+    /// Virtual time over the machine file.
+    Sim,
+    /// Threads and real memory, throttled to the machine file.
+    Emu,
+    /// GPUs.
+    Cuda,
+}
+
+/// What to run and how.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// What runs it.
+    pub backend: Backend,
+    /// Machine by name or file; `None` = `h200-x4` in simulation, else what fits the devices.
+    pub machine: Option<String>,
+    /// Use this many GPUs only.
+    pub gpus: Option<usize>,
+    /// Plan by this strategy only.
+    pub strategy: Option<Strategy>,
+    /// File or folder to process; `None` = a random sample.
+    pub input: Option<PathBuf>,
+    /// How long packets arrive; `None` = until the input ends, or what the workload says for a sample.
+    pub duration: Option<Nanos>,
+    /// Where the results go; `None` = `out/NAME-SOURCE`.
+    pub out: Option<PathBuf>,
+    /// Seed instead of the workload's.
+    pub seed: Option<u64>,
+    /// Run although the plan is not accepted.
+    pub force: bool,
+    /// Compare every stream with the CPU's result.
+    pub verify: bool,
+    /// Ends the run early when it becomes true.
+    pub interrupt: Arc<AtomicBool>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            backend: Backend::Auto,
+            machine: None,
+            gpus: None,
+            strategy: None,
+            input: None,
+            duration: None,
+            out: None,
+            seed: None,
+            force: false,
+            verify: true,
+            interrupt: Arc::new(AtomicBool::new(false)),
+        }
+    }
+}
+
+/// How far a phase is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// What is being done.
+    pub phase: &'static str,
+    /// How much of it is done.
+    pub done: u64,
+    /// How much there is.
+    pub total: u64,
+}
+
+/// What came of a run.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// Version of the JSON form.
+    pub schema: u32,
+    /// The figures.
+    pub summary: Summary,
+    /// Streams compared with the CPU's result and found equal.
+    pub verified: usize,
+    /// The folder with everything.
+    pub folder: PathBuf,
+    /// Log, trace, page and the streams' folder inside it.
+    pub files: Vec<PathBuf>,
+    /// What was done differently from what one might expect.
+    pub warnings: Vec<String>,
+}
+
+/// What a stream read and where its result is, for whoever wants to check it.
+#[derive(Serialize)]
+struct ManifestEntry<'a> {
+    stream: &'a str,
+    output: String,
+    segments: Vec<ManifestSegment>,
+    bytes: u64,
+    padding: u64,
+}
+
+#[derive(Serialize)]
+struct ManifestSegment {
+    file: PathBuf,
+    offset: u64,
+    bytes: u64,
+}
+
+/// The backend chosen, with its devices open.
+struct Chosen {
+    source: Source,
+    machine: Machine,
+    devices: Vec<Box<dyn Device>>,
+    warnings: Vec<String>,
+}
+
+/// The granule of every step that Headway ships: AES blocks.
+const GRANULE: u64 = 16;
+
+/// Runs `workload`. Results appear in the output folder only when all of them are whole.
+///
+/// # Errors
+/// [`Error`]; nothing is left behind then.
+pub fn run(
+    workload: &Loaded<Workload>,
+    options: &Options,
+    mut progress: impl FnMut(Progress),
+) -> Result<Report, Error> {
+    let Chosen { source, machine, mut devices, mut warnings } = choose(options)?;
+    let plan = files::plan(&machine, workload, PlanOptions { strategy: options.strategy })?;
+    accept(&plan, options, &mut warnings)?;
+    let plan = Arc::new(plan);
+    let kernels = Kernels::of(&plan, &workload.value)?;
+    let place =
+        options.out.clone().unwrap_or_else(|| Path::new("out").join(format!("{}-{source}", plan.workload.name)));
+    let outlet = Outlet::create(&place)?;
+    let seed = options.seed.unwrap_or(workload.value.seed);
+    let intake = Arc::new(intake(&plan, &workload.value, options, &outlet, seed)?);
+    let padded = intake.shares().iter().filter(|share| share.padding > 0).count();
+    if padded > 0 {
+        warnings.push(format!(
+            "the ends of {padded} streams were filled up with zeros to whole blocks of {GRANULE} bytes; manifest.json says how many"
+        ));
+    }
+    let gatherer = Gatherer::new(Arc::clone(&plan), Arc::clone(&intake));
+    let header = Header {
+        schema: SCHEMA,
+        source,
+        version: VERSION.to_owned(),
+        commit: COMMIT.to_owned(),
+        seed,
+        devices: devices.iter().map(|device| device.description().name.clone()).collect(),
+        plan: Plan::clone(&plan),
+        cycles: cycles(&plan, gatherer.cycles(), options.duration.unwrap_or(workload.value.duration)),
+        streams: gatherer.runs().to_vec(),
+    };
+    let scatterer = Scatterer::new(gatherer.clone(), &outlet)?;
+    let parts = Parts { plan: &plan, machine: &machine, header: &header, kernels: &kernels, gatherer, scatterer };
+    let records = parts.drive(&mut devices, options, &mut progress)?;
+    let mut verified = 0;
+    if options.verify {
+        verified = plan.streams.len();
+        verify::verify(&plan, &kernels, &intake, &outlet.path(""), &options.interrupt, |done| {
+            progress(Progress { phase: "verifying", done: done as u64, total: verified as u64 });
+        })?;
+    }
+    let log = Log::new(header, records, "this run")?;
+    let summary = summary::summarize(&log);
+    progress(Progress { phase: "writing", done: 0, total: 1 });
+    write_log(&outlet, &log)?;
+    report::write(&outlet, &log, &summary)?;
+    outlet.write("workload.toml", workload.source.text.as_bytes())?;
+    outlet.write("plan.json", &report::json(&*plan))?;
+    outlet.write("manifest.json", &report::json(&manifest(&plan, &intake, &outlet)))?;
+    outlet.write(MARK, &report::json(&summary))?;
+    let folder = outlet.publish()?;
+    let files = ["run.jsonl", report::TRACE, report::PAGE, "streams"].map(|name| folder.join(name)).to_vec();
+    Ok(Report { schema: 1, summary, verified, folder, files, warnings })
+}
+
+/// What a run consists of, whatever drives it.
+struct Parts<'a> {
+    plan: &'a Arc<Plan>,
+    machine: &'a Machine,
+    header: &'a Header,
+    kernels: &'a Kernels,
+    gatherer: Gatherer,
+    scatterer: Scatterer,
+}
+
+impl Parts<'_> {
+    /// Runs everything and returns the log's records.
+    fn drive(
+        self,
+        devices: &mut [Box<dyn Device>],
+        options: &Options,
+        progress: &mut impl FnMut(Progress),
+    ) -> Result<Vec<Record>, Error> {
+        if self.header.source == Source::Sim {
+            self.simulate(options, progress)
+        } else {
+            self.on_devices(devices, options, progress)
+        }
+    }
+
+    fn simulate(self, options: &Options, progress: &mut impl FnMut(Progress)) -> Result<Vec<Record>, Error> {
+        // A real start needs a lead of at least 10 ms; the simulation keeps it so that logs look alike.
+        let epoch = Nanos(10_000_000);
+        let run = Run {
+            epoch,
+            cycles: self.header.cycles.clone(),
+            packets: self.header.streams.iter().map(|run| run.packets).collect(),
+            seed: self.header.seed,
+            faults: Faults::default(),
+            limits: Limits::default(),
+        };
+        let total = span(self.plan, &self.header.cycles);
+        let interrupt = Arc::clone(&options.interrupt);
+        let mut payload =
+            HostPayload::new(Arc::clone(self.plan), self.kernels, self.gatherer, self.scatterer, interrupt)?;
+        let mut records = Vec::new();
+        let mut told = Nanos::ZERO;
+        simulate(self.plan, self.machine, &run, &mut payload, |record| {
+            records.push(record.clone());
+            if record.at > told {
+                told = record.at + Nanos(10_000_000);
+                let done = record.at.saturating_sub(epoch).0.min(total.0);
+                progress(Progress { phase: "simulating", done, total: total.0 });
+            }
+        })?;
+        payload.finish()?;
+        Ok(records)
+    }
+
+    fn on_devices(
+        self,
+        devices: &mut [Box<dyn Device>],
+        options: &Options,
+        progress: &mut impl FnMut(Progress),
+    ) -> Result<Vec<Record>, Error> {
+        let Self { plan, kernels, gatherer, scatterer, .. } = self;
+        let total = span(plan, &self.header.cycles).0;
+        // A GPU's windows are worth a busy CPU; the emulated device needs that CPU itself.
+        let spin = if self.header.source == Source::Cuda { Nanos(200_000) } else { Nanos::ZERO };
+        let habits = wall::Options { spin, interrupt: Arc::clone(&options.interrupt), ..wall::Options::default() };
+        let job = wall::Job { plan, kernels, gatherer: &gatherer, scatterer };
+        let mut records = Vec::new();
+        wall::run(
+            job,
+            devices,
+            &habits,
+            |record| records.push(record.clone()),
+            |at| {
+                progress(Progress { phase: "running", done: at.0.min(total), total });
+            },
+        )?;
+        Ok(records)
+    }
+}
+
+/// What the streams read: the input, a sample, or nothing when there are no streams.
+fn intake(plan: &Plan, workload: &Workload, options: &Options, outlet: &Outlet, seed: u64) -> Result<Intake, Error> {
+    if plan.streams.is_empty() {
+        return match options.input {
+            Some(_) => Err(Error::Options("the workload has no streams that could read `--input`")),
+            None => Ok(Intake::default()),
+        };
+    }
+    let (input, duration) = match &options.input {
+        Some(input) => (input.clone(), options.duration),
+        None => {
+            let duration = options.duration.unwrap_or(workload.duration);
+            (sample::write(outlet, &plan.streams, duration, seed, &options.interrupt)?, Some(duration))
+        }
+    };
+    Ok(Intake::open(&input, &plan.streams, duration, GRANULE)?)
+}
+
+/// Cycles of every pipeline: what the streams need, and for messages and flows as many as begin within that time.
+fn cycles(plan: &Plan, mut cycles: Vec<u64>, duration: Nanos) -> Vec<u64> {
+    let horizon = if plan.streams.is_empty() { duration } else { span(plan, &cycles) };
+    for (pipeline, count) in plan.pipelines.iter().zip(&mut cycles) {
+        if !matches!(pipeline.source, headway_core::plan::Source::Streams(_)) {
+            *count = horizon.saturating_sub(pipeline.start).0.div_ceil(pipeline.period.0);
+        }
+    }
+    cycles
+}
+
+/// Refuses plans that are not accepted, unless forced.
+fn accept(plan: &Plan, options: &Options, warnings: &mut Vec<String>) -> Result<(), Error> {
+    let verdict = match plan.verdict.outcome {
+        Outcome::Schedulable => return Ok(()),
+        Outcome::NotSchedulable => "deadlines can be missed",
+        Outcome::Undecided => "the tests could not decide",
+    };
+    if !options.force {
+        return Err(Error::NotAccepted { verdict: verdict.to_owned() });
+    }
+    warnings.push(format!("running although {verdict}"));
+    Ok(())
+}
+
+/// The time from the epoch to the last window's end.
+fn span(plan: &Plan, cycles: &[u64]) -> Nanos {
+    let ends = plan.pipelines.iter().zip(cycles).filter(|(_, cycles)| **cycles > 0);
+    ends.map(|(pipeline, cycles)| pipeline.deadline(cycles - 1, pipeline.steps.len() - 1)).max().unwrap_or_default()
+}
+
+fn write_log(outlet: &Outlet, log: &Log) -> Result<(), Error> {
+    let file = outlet.file("run.jsonl")?;
+    let path = outlet.place().join("run.jsonl");
+    let error = |source| OutputError::Write { path: path.clone(), source };
+    let mut writer = LogWriter::new(file, log.header()).map_err(error)?;
+    for record in log.records() {
+        writer.record(record).map_err(error)?;
+    }
+    writer.finish().map_err(error)?.finish()?;
+    Ok(())
+}
+
+fn manifest<'a>(plan: &'a Plan, intake: &Intake, outlet: &Outlet) -> Vec<ManifestEntry<'a>> {
+    let files: Vec<&Path> = intake.files().collect();
+    // A sample moves with the results: it is named from inside them.
+    let named = |file: &Path| file.strip_prefix(outlet.path("")).unwrap_or(file).to_owned();
+    let entries = plan.streams.iter().zip(intake.shares());
+    entries
+        .map(|(stream, share)| ManifestEntry {
+            stream: &stream.id,
+            output: output_name(&stream.id),
+            segments: share
+                .segments
+                .iter()
+                .map(|s| ManifestSegment { file: named(files[s.file]), offset: s.offset, bytes: s.bytes })
+                .collect(),
+            bytes: share.bytes,
+            padding: share.padding,
+        })
+        .collect()
+}
+
+/// Opens the devices of the backend, and finds the machine file that stands for them.
+fn choose(options: &Options) -> Result<Chosen, Error> {
+    match options.backend {
+        Backend::Sim => simulation(options, Vec::new()),
+        Backend::Emu => emulation(options),
+        Backend::Cuda => gpus(options),
+        Backend::Auto => match headway_cuda::probe() {
+            Ok(probe) if !probe.devices.is_empty() => gpus(options),
+            Ok(_) => simulation(options, Vec::new()),
+            // No driver is the ordinary case of a machine without GPUs; anything else is worth a word.
+            Err(DeviceError::Unavailable { .. }) if std::env::var_os("HEADWAY_LIBCUDA").is_none() => {
+                simulation(options, Vec::new())
+            }
+            Err(error) => simulation(options, vec![format!("simulating, since the driver reports no GPU: {error}")]),
+        },
+    }
+}
+
+fn named(options: &Options, default: &str) -> Result<Machine, Error> {
+    let machine = files::machine(options.machine.as_deref().unwrap_or(default))?;
+    match options.gpus {
+        Some(gpus) => files::restrict(&machine, gpus),
+        None => Ok(machine),
+    }
+}
+
+fn simulation(options: &Options, warnings: Vec<String>) -> Result<Chosen, Error> {
+    Ok(Chosen { source: Source::Sim, machine: named(options, "h200-x4")?, devices: Vec::new(), warnings })
+}
+
+fn emulation(options: &Options) -> Result<Chosen, Error> {
+    let machine = named(options, "h200-x1")?;
+    let mut devices: Vec<Box<dyn Device>> = Vec::new();
+    for gpu in machine.gpus() {
+        let device = Emulated::open(EmuSpec::of_machine(&machine, gpu));
+        devices.push(Box::new(device.map_err(|source| Error::Backend { backend: "emu", source })?));
+    }
+    let warnings = vec!["emulated: these times say nothing about any GPU".to_owned()];
+    Ok(Chosen { source: Source::Emu, machine, devices, warnings })
+}
+
+fn gpus(options: &Options) -> Result<Chosen, Error> {
+    let failed = |source| Error::Backend { backend: "cuda", source };
+    let probe = headway_cuda::probe().map_err(failed)?;
+    let there = probe.devices.len();
+    let mut warnings = Vec::new();
+    let machine = match &options.machine {
+        Some(name) => files::machine(name)?,
+        None => files::machine(if there == 1 || options.gpus == Some(1) { "h200-x1" } else { "h200-x4" })?,
+    };
+    if options.machine.is_none()
+        && let Some(other) = probe.devices.iter().find(|device| !device.name.contains("H200"))
+    {
+        warnings.push(format!(
+            "no machine file describes `{}`: planning with `{}`, so the plan's answer does not hold for this node",
+            other.name, machine.name
+        ));
+    }
+    let wanted = options.gpus.unwrap_or_else(|| there.min(machine.gpus().count()));
+    if wanted > there {
+        return Err(Error::TooFewGpus { machine: "this one".to_owned(), wanted, available: there });
+    }
+    let machine = files::restrict(&machine, wanted)?;
+    let mut devices: Vec<Box<dyn Device>> = Vec::new();
+    for index in 0..wanted as u32 {
+        devices.push(Box::new(headway_cuda::CudaDevice::open(index).map_err(failed)?));
+    }
+    Ok(Chosen { source: Source::Cuda, machine, devices, warnings })
+}

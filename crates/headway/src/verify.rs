@@ -1,0 +1,95 @@
+//! Compares what a run wrote with what the CPU forms of the kernels make of the same input in one go.
+//!
+//! A run cuts streams into packets, blocks and chunks, and on a GPU uses other code; the reference does neither. A lost,
+//! repeated or reordered packet changes everything behind it, since the kernels carry state.
+
+use std::fs::File;
+use std::io::{self, BufReader, Read};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use headway_core::block;
+use headway_core::plan::{Plan, Source};
+use headway_device::kernel::Kernel;
+use headway_runtime::blocks::output_name;
+use headway_runtime::intake::Intake;
+use headway_runtime::kernels::Kernels;
+
+use crate::Error;
+
+/// Bytes that the reference processes at a time.
+const STRIDE: u64 = 1 << 20;
+
+/// Checks every stream of a finished run in `folder`.
+pub(crate) fn verify(
+    plan: &Plan,
+    kernels: &Kernels,
+    intake: &Intake,
+    folder: &Path,
+    interrupt: &AtomicBool,
+    mut progress: impl FnMut(usize),
+) -> Result<(), Error> {
+    for (number, stream) in plan.streams.iter().enumerate() {
+        progress(number);
+        let Source::Streams(members) = &plan.pipelines[stream.pipeline as usize].source else { continue };
+        let lane = members.iter().position(|&member| member as usize == number).unwrap_or(0);
+        let lane = &kernels.lanes(stream.pipeline)[lane..=lane];
+        let mut stages = Vec::new();
+        for (pipeline, _, kernel) in kernels.stages() {
+            if pipeline == stream.pipeline {
+                let mut state = vec![0; kernel.state_bytes(1)];
+                kernel.init_state(lane, &mut state)?;
+                stages.push((Arc::clone(kernel), state));
+            }
+        }
+        let path = folder.join(output_name(&stream.id));
+        let error = |source| Error::Read { path: path.clone(), source };
+        let mut output = BufReader::new(File::open(&path).map_err(error)?);
+        let share = &intake.shares()[number];
+        let total = share.bytes + share.padding;
+        let mut offset = 0;
+        while offset < total {
+            if interrupt.load(Ordering::Relaxed) {
+                return Err(Error::Interrupted);
+            }
+            let expected = reference(intake, number, offset, STRIDE.min(total - offset), &mut stages)?;
+            let mut found = vec![0; expected.len()];
+            match output.read_exact(&mut found) {
+                Ok(()) => {}
+                Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => found.clear(),
+                Err(e) => return Err(error(e)),
+            }
+            if found != expected {
+                let differs = found.iter().zip(&expected).position(|(a, b)| a != b).unwrap_or(found.len());
+                return Err(Error::Wrong { stream: stream.id.clone(), at: offset + differs as u64 });
+            }
+            offset += expected.len() as u64;
+        }
+        if output.read(&mut [0]).map_err(error)? != 0 {
+            return Err(Error::Wrong { stream: stream.id.clone(), at: total });
+        }
+    }
+    Ok(())
+}
+
+/// What the kernels make of `bytes` bytes of a stream from `offset` on.
+fn reference(
+    intake: &Intake,
+    stream: usize,
+    offset: u64,
+    bytes: u64,
+    stages: &mut [(Arc<dyn Kernel>, Vec<u8>)],
+) -> Result<Vec<u8>, Error> {
+    let size = block::block_bytes([bytes]).0 as usize;
+    let mut data = vec![0; size];
+    block::write_header(&mut data, 0, &[bytes]).expect("a block of one stride fits its own size");
+    let lane = block::header_bytes(1)..block::header_bytes(1) + bytes as usize;
+    intake.read(stream, offset, &mut data[lane.clone()])?;
+    for (kernel, state) in stages {
+        let mut next = vec![0; size];
+        kernel.run(&data, &mut next, state)?;
+        data = next;
+    }
+    Ok(data[lane].to_vec())
+}

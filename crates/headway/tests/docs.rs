@@ -1,0 +1,41 @@
+//! The files shown in the documentation are accepted, and plan as the text says.
+
+use headway::core::error::Loaded;
+use headway::core::machine::{self, Machine};
+use headway::core::plan::Outcome;
+use headway::core::planner::Options;
+use headway::core::workload::{self, Workload};
+use headway::files;
+
+const PAGE: &str = include_str!("../../../docs/files.md");
+
+/// The code block whose info string is `toml KIND`.
+fn block(kind: &str) -> &'static str {
+    let fence = format!("```toml {kind}\n");
+    let from = PAGE.find(&fence).expect("the page has such a block") + fence.len();
+    let to = PAGE[from..].find("```").expect("the block ends");
+    &PAGE[from..from + to]
+}
+
+fn example() -> (Machine, Loaded<Workload>) {
+    let machine = machine::parse("machine", block("machine")).unwrap_or_else(|error| panic!("{error}"));
+    let workload = workload::parse("workload", block("workload")).unwrap_or_else(|error| panic!("{error}"));
+    (machine, workload)
+}
+
+#[test]
+fn the_example_files_are_accepted_and_schedulable() {
+    let (machine, workload) = example();
+    let plan = files::plan(&machine, &workload, Options::default()).unwrap();
+    assert_eq!(plan.verdict.outcome, Outcome::Schedulable);
+    assert_eq!((plan.streams.len(), plan.batches.len(), plan.pipelines.len()), (1, 1, 3));
+}
+
+#[test]
+fn every_name_that_a_workload_gives_to_the_machine_is_checked_at_its_place() {
+    let (machine, _) = example();
+    let text = block("workload").replace(r#"gpu = "auto""#, r#"gpu = "gpu7""#);
+    let workload = workload::parse("workload", &text).unwrap();
+    let error = files::plan(&machine, &workload, Options::default()).unwrap_err().to_string();
+    assert!(error.contains("workload:15:7:") && error.contains("gpu7") && error.contains("gpu0"), "{error}");
+}
