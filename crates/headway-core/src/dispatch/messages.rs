@@ -40,7 +40,7 @@ pub enum Input {
         /// Its number.
         operation: u64,
     },
-    /// The time that [`Dispatcher::poll_timeout`] asked for has come.
+    /// The time that [`super::Dispatcher::poll_timeout`] asked for has come.
     Timeout,
 }
 
