@@ -45,3 +45,44 @@ pub(crate) fn write(
     file.finish()?;
     Ok(outlet.path(NAME))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use headway_core::units::Bytes;
+    use headway_core::workload::OnMiss;
+
+    fn sample(packet: u64, duration: u64, interrupt: bool) -> Result<u64, Error> {
+        let stream = PlannedStream {
+            id: "a".to_owned(),
+            packet: Bytes(packet),
+            period: Nanos(1000),
+            deadline: Nanos(10_000),
+            start: Nanos(0),
+            on_miss: OnMiss::Finish,
+            gpu: 0,
+            pipeline: 0,
+            lane: 0,
+        };
+        let folder = tempfile::tempdir().unwrap();
+        let outlet = Outlet::create(&folder.path().join("results")).unwrap();
+        let path = write(&outlet, &[stream.clone(), stream], Nanos(duration), 1, &AtomicBool::new(interrupt))?;
+        Ok(path.metadata().unwrap().len())
+    }
+
+    #[test]
+    fn a_sample_has_the_bytes_that_arrive_in_its_duration() {
+        assert_eq!(sample(48, 10_000, false).unwrap(), 2 * 10 * 48);
+    }
+
+    #[test]
+    fn samples_that_are_empty_or_fill_disks_are_refused() {
+        assert!(matches!(sample(48, 0, false), Err(Error::Sample { bytes: 0, .. })));
+        assert!(matches!(sample(u64::MAX, 2000, false), Err(Error::Sample { bytes, .. }) if bytes > 1 << 64));
+    }
+
+    #[test]
+    fn an_interrupt_ends_the_writing_of_a_sample() {
+        assert!(matches!(sample(48, 10_000, true), Err(Error::Interrupted)));
+    }
+}
