@@ -126,6 +126,7 @@ struct Group {
 /// [`PlanError`] if a name leads nowhere or a window has no length. A set that is merely not schedulable is a plan whose
 /// verdict says so.
 pub fn plan(machine: &Machine, workload: &Workload, options: Options) -> Result<Plan, PlanError> {
+    check(workload)?;
     let strategies: &[Strategy] = match options.strategy {
         Some(Strategy::Serial) => &[Strategy::Serial],
         Some(Strategy::Partitioned) => &[Strategy::Partitioned],
@@ -149,6 +150,33 @@ pub fn plan(machine: &Machine, workload: &Workload, options: Options) -> Result<
         }
     }
     Ok(best.expect("at least one strategy and one cycle form are tried"))
+}
+
+/// Refuses what no workload file can say, so that the rest may divide.
+fn check(workload: &Workload) -> Result<(), PlanError> {
+    let impossible = |place: String, reason: &str| {
+        let object = if place.is_empty() { "the workload".to_owned() } else { format!("`{place}`") };
+        Err(PlanError::Impossible { place, object, reason: reason.to_owned() })
+    };
+    for stream in &workload.streams {
+        if stream.steps.is_empty() || stream.period == Nanos::ZERO {
+            return impossible(format!("stream.{}", stream.id), "it has no steps or no period");
+        }
+    }
+    for message in &workload.messages {
+        if message.blocks.is_empty() || message.period == Nanos::ZERO {
+            return impossible(format!("message.{}", message.id), "it has no blocks or no period");
+        }
+    }
+    for flow in &workload.flows {
+        if flow.period == Nanos::ZERO {
+            return impossible(format!("flow.{}", flow.id), "it has no period");
+        }
+    }
+    if workload.streams.is_empty() && workload.messages.is_empty() && workload.flows.is_empty() {
+        return impossible(String::new(), "it has no stream, message or flow");
+    }
+    Ok(())
 }
 
 /// Larger is better: accepted, then margin.
@@ -502,7 +530,8 @@ impl Planner<'_> {
     /// `ceil(time (1 + margin)) + jitter` of the machine's calibration (specification of messages, 1.6).
     fn with_margin(&self, time: Nanos) -> Nanos {
         let Some(calibration) = &self.machine.calibration else { return time };
-        let scaled = (u128::from(time.0) * u128::from(PPM + calibration.margin_ppm)).div_ceil(u128::from(PPM));
+        let scaled =
+            (u128::from(time.0) * (u128::from(PPM) + u128::from(calibration.margin_ppm))).div_ceil(u128::from(PPM));
         u64::try_from(scaled).map_or(Nanos::MAX, Nanos).saturating_add(calibration.jitter)
     }
 
@@ -523,7 +552,7 @@ impl Planner<'_> {
         }
         let worst = servers.iter().max_by_key(|s| (s.verdict.outcome, s.verdict.utilisation_ppm));
         let Some(worst) = worst else {
-            unreachable!("a workload file without streams, messages and flows is refused when it is read")
+            unreachable!("a workload without streams, messages and flows is refused at the start")
         };
         let exact = servers.iter().all(|s| s.verdict.strength == Strength::Exact);
         Verdict {

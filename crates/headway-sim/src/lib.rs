@@ -184,21 +184,23 @@ impl<P: Payload, L: FnMut(&Record)> Driver<'_, P, L> {
     fn start(&mut self) -> Result<(), SimError<P::Error>> {
         let run = self.run;
         let (epoch, cycles, packets) = (run.epoch, run.cycles.clone(), run.packets.clone());
-        for (number, pipeline) in (0u32..).zip(&self.plan.pipelines) {
-            let cycles = cycles.get(number as usize).copied().unwrap_or(0);
+        // Refused if some time of the run would not fit, so that the rest may add.
+        self.feed(Input::Start { epoch, cycles, packets })?;
+        for (number, (pipeline, &cycles)) in (0u32..).zip(self.plan.pipelines.iter().zip(&run.cycles)) {
             if matches!(pipeline.source, Source::Streams(_)) && cycles > 0 {
                 let at = self.data_at(number, 0);
                 self.arrivals.push(Reverse((at, number, 0)));
             }
         }
-        self.feed(Input::Start { epoch, cycles, packets })
+        Ok(())
     }
 
     /// When the data of a cycle is there: at the end of its gathering, or later by what the faults draw.
     fn data_at(&mut self, pipeline: u32, cycle: u64) -> Nanos {
         let late = self.run.faults.data_late_max.0;
-        let late = if late == 0 { 0 } else { self.random.next_u64() % (late + 1) };
-        self.run.epoch + self.plan.pipelines[pipeline as usize].release(cycle, 0) + Nanos(late)
+        let late = if late == 0 { 0 } else { self.random.next_u64() % late.saturating_add(1) };
+        let opens = self.run.epoch + self.plan.pipelines[pipeline as usize].release(cycle, 0);
+        opens.saturating_add(Nanos(late))
     }
 
     /// Advances to the next instant, feeds everything that happens then, and does what the dispatcher asks for.

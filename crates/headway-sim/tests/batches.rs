@@ -170,3 +170,16 @@ fn random_batches_on_small_machines_end_when_the_model_says() {
         }
     }
 }
+
+#[test]
+fn verner_figure_2_1_ends_after_13_and_21_ms() {
+    let machine = machine("tyan-ft72b7015");
+    let text = include_str!("../../../workloads/verner-fig2.1.toml");
+    let workload = headway_core::workload::parse("verner-fig2.1.toml", text).unwrap().value;
+    let plan = headway_core::planner::plan(&machine, &workload, Default::default()).unwrap();
+    let (outcome, log) = logged(&plan, &machine, &run_of(&plan, 1), &mut Null::full(&plan));
+    assert!(outcome.unwrap().finished);
+    let mut ends = ends(&log, 2);
+    ends.sort_unstable();
+    assert_eq!(ends, [Nanos(13_333_334), Nanos(21_333_334)]);
+}

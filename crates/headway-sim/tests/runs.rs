@@ -1,141 +1,252 @@
-//! Runs are determined by their seed, and what goes wrong in them is told.
+//! Runs as such: the same seed gives the same log, faults do what they say, and every run comes to an end.
 
-use std::convert::Infallible;
+mod support;
 
-use headway_core::dispatch::{Event, Limits};
+use headway_core::dispatch::{Action, Dispatcher, Event, Input, Limits};
 use headway_core::log::{Record, What};
-use headway_core::machine::{self, Machine};
-use headway_core::payload::{Gathered, Payload, Piece};
-use headway_core::plan::{Outcome, Pipeline, Plan, Source};
-use headway_core::planner::{self, Options};
+use headway_core::machine::Machine;
+use headway_core::plan::Plan;
+use headway_core::planner::{Options, plan};
 use headway_core::units::{Bytes, Nanos};
-use headway_sim::{Faults, Run, simulate};
-use rand_core::{Rng, SeedableRng};
-use rand_pcg::Pcg64Mcg;
+use headway_core::workload;
+use headway_sim::{Faults, Run, SimError};
+use support::{Null, events, is_fault, logged, machine, run_of};
 
-/// Blocks of random sizes up to the reserve, some of them empty, with lanes up to the largest planned.
-struct Random<'a> {
-    plan: &'a Plan,
-    random: Pcg64Mcg,
-    full: bool,
+/// Sixteen streams on four GPUs, a message and a flow.
+fn mixed() -> (Machine, Plan) {
+    let mut text = "name = \"mixed\"\n".to_owned();
+    for (number, deadline) in [16, 24, 40, 80].into_iter().cycle().take(16).enumerate() {
+        text += &format!(
+            "[[stream]]\nid = \"s{number}\"\npacket = \"4 KiB\"\nperiod = \"{} ms\"\ndeadline = \"{deadline} ms\"\n\
+             steps = [{{ copy = \"host -> gpu\" }}, {{ compute = \"spin\" }}, {{ copy = \"gpu -> host\" }}]\n",
+            1 + number % 5
+        );
+    }
+    text += "[[message]]\nid = \"m\"\nperiod = \"20 ms\"\nblocks = [{ from = \"host\", to = \"gpu0\", bytes = \"1 MB\" }, \
+             { from = \"gpu1\", to = \"host\", bytes = \"2 MB\" }]\n\
+             [[flow]]\nid = \"f\"\ncost = \"1 ms\"\nperiod = \"7 ms\"\n";
+    let machine = machine("h200-x4");
+    let workload = workload::parse("mixed.toml", &text).unwrap().value;
+    let plan = plan(&machine, &workload, Options::default()).unwrap();
+    (machine, plan)
 }
 
-impl Payload for Random<'_> {
-    type Error = Infallible;
+/// One stream, every packet a job: in, kernel, out.
+fn one_stream() -> (Machine, Plan) {
+    let text = "name = \"one\"\n[run]\ncycle = \"arrival\"\n[[stream]]\nid = \"s\"\npacket = \"4 KiB\"\nperiod = \"5 ms\"\n\
+                deadline = \"12 ms\"\nsteps = [{ copy = \"host -> gpu\" }, { compute = \"spin\" }, { copy = \"gpu -> host\" }]\n";
+    let machine = machine("h200-x1");
+    let workload = workload::parse("one.toml", text).unwrap().value;
+    let plan = plan(&machine, &workload, Options::default()).unwrap();
+    (machine, plan)
+}
 
-    fn gather(&mut self, pipeline: u32, _cycle: u64) -> Result<Gathered, Infallible> {
-        let planned = &self.plan.pipelines[pipeline as usize];
-        let longest_lane = longest_lane(self.plan, planned);
-        if self.full {
-            return Ok(Gathered { block: planned.reserve, longest_lane });
+fn seeded(plan: &Plan, seed: u64, faults: Faults) -> Run {
+    Run { seed, faults, ..run_of(plan, 12) }
+}
+
+fn log_of(machine: &Machine, plan: &Plan, run: &Run) -> Vec<Record> {
+    let (outcome, log) = logged(plan, machine, run, &mut Null::partial(plan, 7));
+    outcome.unwrap();
+    log
+}
+
+#[test]
+fn the_same_seed_gives_the_same_log_and_another_seed_another_one() {
+    let (machine, plan) = mixed();
+    let faults = Faults { kernel_ppm_min: Some(300_000), data_late_max: Nanos(50_000), fail_operation: None };
+    let first = log_of(&machine, &plan, &seeded(&plan, 1, faults));
+    assert!(first.len() > 1_000);
+    assert_eq!(first, log_of(&machine, &plan, &seeded(&plan, 1, faults)));
+    for faults in [Faults { data_late_max: Nanos::ZERO, ..faults }, Faults { kernel_ppm_min: None, ..faults }] {
+        let one = log_of(&machine, &plan, &seeded(&plan, 1, faults));
+        assert_ne!(one, log_of(&machine, &plan, &seeded(&plan, 2, faults)), "{faults:?}");
+    }
+    // Without faults nothing is drawn.
+    let none = Faults::default();
+    assert_eq!(log_of(&machine, &plan, &seeded(&plan, 1, none)), log_of(&machine, &plan, &seeded(&plan, 2, none)));
+}
+
+#[test]
+fn the_log_replays_record_by_record() {
+    let (machine, plan) = mixed();
+    let faults = Faults { kernel_ppm_min: Some(0), data_late_max: Nanos(3_000_000), fail_operation: None };
+    let log = log_of(&machine, &plan, &seeded(&plan, 3, faults));
+    let mut dispatcher = Dispatcher::new(plan, Limits::default()).unwrap();
+    for record in &log {
+        match &record.what {
+            What::Input(input) => dispatcher.handle(record.at, input).unwrap(),
+            What::Action(action) => assert_eq!(dispatcher.poll_action().as_ref(), Some(action)),
+            What::Event(event) => assert_eq!(dispatcher.poll_event().as_ref(), Some(event)),
         }
-        let mut draw = |most: u64| Bytes(self.random.next_u64() % (most + 1));
-        Ok(Gathered { block: draw(planned.reserve.0), longest_lane: draw(longest_lane.0) })
     }
+    assert!(dispatcher.is_finished());
+}
 
-    fn execute(&mut self, _piece: &Piece) -> Result<(), Infallible> {
-        Ok(())
-    }
+#[test]
+fn the_outcome_counts_what_the_log_holds_and_the_payload_sees_every_block() {
+    let (machine, plan) = mixed();
+    let mut null = Null::full(&plan);
+    let (outcome, log) = logged(&plan, &machine, &run_of(&plan, 9), &mut null);
+    let outcome = outcome.unwrap();
+    let count = |kind: fn(&What) -> bool| log.iter().filter(|record| kind(&record.what)).count() as u64;
+    assert_eq!(outcome.inputs, count(|what| matches!(what, What::Input(_))));
+    assert_eq!(outcome.actions, count(|what| matches!(what, What::Action(_))));
+    assert_eq!(outcome.events, count(|what| matches!(what, What::Event(_))));
+    assert_eq!(outcome.end, log.last().unwrap().at);
+    assert!(log.is_sorted_by_key(|record| record.at));
+    let pipelines = plan.pipelines.len() as u64;
+    assert_eq!((null.gathered, null.delivered), (9 * (pipelines - 2), 9 * pipelines));
+    assert_eq!(null.executed, count(|what| matches!(what, What::Action(Action::Submit { .. }))));
+    assert!(!events(&log).any(is_fault));
+}
 
-    fn deliver(&mut self, _pipeline: u32, _cycle: u64) -> Result<(), Infallible> {
-        Ok(())
+#[test]
+fn a_failing_operation_halts_the_run_and_nothing_is_submitted_after_it() {
+    let (machine, plan) = mixed();
+    for failing in [0, 1, 17, 100] {
+        let faults = Faults { fail_operation: Some(failing), ..Faults::default() };
+        let (outcome, log) = logged(&plan, &machine, &seeded(&plan, 1, faults), &mut Null::full(&plan));
+        assert!(!outcome.unwrap().finished);
+        let failed = What::Input(Input::Failed { operation: failing });
+        let at = log.iter().position(|record| record.what == failed).unwrap();
+        let after = &log[at..];
+        assert!(!after.iter().any(|record| matches!(record.what, What::Action(Action::Submit { .. }))));
+        assert_eq!(events(after).filter(|event| matches!(event, Event::Halted { .. })).count(), 1);
     }
 }
 
-fn longest_lane(plan: &Plan, pipeline: &Pipeline) -> Bytes {
-    let Source::Streams(streams) = &pipeline.source else { return Bytes(0) };
-    let lane = |&stream: &u32| {
-        let stream = &plan.streams[stream as usize];
-        let packets = if pipeline.gather == Nanos::ZERO { 1 } else { pipeline.window.0.div_ceil(stream.period.0) };
-        Bytes(packets * stream.packet.0)
-    };
-    streams.iter().map(lane).max().unwrap_or_default()
+#[test]
+fn late_data_is_told_by_how_much() {
+    let (machine, plan) = one_stream();
+    let late_max = Nanos(400_000);
+    let faults = Faults { data_late_max: late_max, ..Faults::default() };
+    let run = Run { faults, ..run_of(&plan, 40) };
+    let (outcome, log) = logged(&plan, &machine, &run, &mut Null::full(&plan));
+    assert!(outcome.unwrap().finished);
+    let mut late = 0;
+    for record in &log {
+        if let What::Event(Event::DataLate { cycle, by, .. }) = record.what {
+            assert_eq!(record.at, run.epoch + plan.pipelines[0].release(cycle, 0) + by);
+            assert!(by > Nanos::ZERO && by <= late_max);
+            late += 1;
+        }
+    }
+    assert!(late > 30, "{late}");
 }
 
-fn run(plan: &Plan, machine: &Machine, cycles: u64, seed: u64, full: bool) -> Vec<Record> {
-    let run = Run {
-        epoch: Nanos(10_000_000),
-        cycles: vec![cycles; plan.pipelines.len()],
-        packets: vec![u64::MAX; plan.streams.len()],
-        seed,
-        faults: Faults { kernel_ppm_min: if full { None } else { Some(100_000) }, ..Faults::default() },
-        limits: Limits::default(),
-    };
-    let mut payload = Random { plan, random: Pcg64Mcg::seed_from_u64(seed), full };
-    let mut records = Vec::new();
-    let outcome = simulate(plan, machine, &run, &mut payload, |record| records.push(record.clone())).unwrap();
+#[test]
+fn data_that_is_later_than_its_window_makes_packets_miss() {
+    let (machine, plan) = one_stream();
+    let faults = Faults { data_late_max: Nanos(20_000_000), ..Faults::default() };
+    let run = Run { faults, ..run_of(&plan, 40) };
+    let (outcome, log) = logged(&plan, &machine, &run, &mut Null::full(&plan));
+    assert!(outcome.unwrap().finished);
+    assert!(events(&log).any(|event| matches!(event, Event::Missed { .. })));
+}
+
+#[test]
+fn packets_beyond_the_last_one_do_not_miss() {
+    let (machine, plan) = one_stream();
+    let faults = Faults { data_late_max: Nanos(20_000_000), ..Faults::default() };
+    let run = Run { faults, packets: vec![5], ..run_of(&plan, 40) };
+    let (_, log) = logged(&plan, &machine, &run, &mut Null::full(&plan));
+    let missed = events(&log).filter_map(|event| match event {
+        Event::Missed { packet, .. } => Some(*packet),
+        _ => None,
+    });
+    assert!(missed.max().unwrap() < 5);
+}
+
+#[test]
+fn a_run_of_no_cycles_ends_at_once() {
+    let (machine, plan) = mixed();
+    let (outcome, log) = logged(&plan, &machine, &run_of(&plan, 0), &mut Null::full(&plan));
+    let outcome = outcome.unwrap();
     assert!(outcome.finished);
-    records
+    assert_eq!((outcome.inputs, outcome.actions, outcome.events, log.len()), (1, 0, 0, 1));
 }
 
-/// The first event that an accepted plan must never show.
-fn broken(records: &[Record]) -> Option<&Record> {
-    let bad = |event: &Event| {
-        matches!(event, Event::Late { .. } | Event::Missed { .. } | Event::Overrun { .. } | Event::ReleaseLate { .. })
-    };
-    records.iter().find(|record| matches!(&record.what, What::Event(event) if bad(event)))
-}
-
-/// On a node six times slower than its machine file says, an accepted plan misses, and the log says so.
 #[test]
-fn a_machine_slower_than_planned_is_noticed() {
-    let machine = machine::shipped("tyan-ft72b7015").unwrap();
-    let text = r#"
-        name = "tight"
-        [[stream]]
-        id = "a"
-        packet = "1 MB"
-        period = "1 ms"
-        deadline = "6 ms"
-        steps = [{ copy = "host -> gpu" }, { copy = "gpu -> host" }]
-    "#;
-    let workload = headway_core::workload::parse("tight.toml", text).unwrap().value;
-    let plan = planner::plan(&machine, &workload, Options::default()).unwrap();
-    assert_eq!(plan.verdict.outcome, Outcome::Schedulable);
-    assert!(broken(&run(&plan, &machine, 12, 1, true)).is_none());
-    let mut slow = machine.clone();
-    for capacity in &mut slow.capacities {
-        capacity.rate.0 /= 6;
-        capacity.rate_low.0 /= 6;
+fn a_run_of_one_cycle_delivers_one() {
+    let (machine, plan) = one_stream();
+    let (outcome, log) = logged(&plan, &machine, &run_of(&plan, 1), &mut Null::full(&plan));
+    assert!(outcome.unwrap().finished);
+    let delivered = log.iter().filter(|r| r.what == What::Action(Action::Deliver { pipeline: 0, cycle: 0 })).count();
+    assert_eq!(delivered, 1);
+}
+
+/// Nothing arrives.
+struct Silent;
+
+impl headway_core::payload::Payload for Silent {
+    type Error = std::convert::Infallible;
+
+    fn gather(&mut self, _: u32, _: u64) -> Result<headway_core::payload::Gathered, Self::Error> {
+        Ok(headway_core::payload::Gathered { block: Bytes(0), longest_lane: Bytes(0) })
     }
-    assert!(broken(&run(&plan, &slow, 12, 1, true)).is_some());
+
+    fn execute(&mut self, _: &headway_core::payload::Piece) -> Result<(), Self::Error> {
+        unreachable!("nothing to execute")
+    }
+
+    fn deliver(&mut self, _: u32, _: u64) -> Result<(), Self::Error> {
+        unreachable!("nothing to deliver")
+    }
 }
 
 #[test]
-fn the_same_seed_gives_the_same_records_and_another_seed_others() {
-    let machine = machine::shipped("h200-x4").unwrap();
-    let text = include_str!("../../../workloads/encrypt.toml");
-    let workload = headway_core::workload::parse("encrypt.toml", text).unwrap().value;
-    let plan = planner::plan(&machine, &workload, Options::default()).unwrap();
-    let first = run(&plan, &machine, 8, 7, false);
-    assert_eq!(first, run(&plan, &machine, 8, 7, false));
-    assert_ne!(first, run(&plan, &machine, 8, 8, false));
+fn empty_cycles_cost_nothing_and_are_told() {
+    let (machine, plan) = one_stream();
+    let mut log = Vec::new();
+    let outcome = headway_sim::simulate(&plan, &machine, &run_of(&plan, 5), &mut Silent, |r| log.push(r.clone()));
+    assert!(outcome.unwrap().finished);
+    let told: Vec<Event> = events(&log).cloned().collect();
+    assert_eq!(told, (0..5).map(|cycle| Event::Empty { pipeline: 0, cycle }).collect::<Vec<_>>());
 }
 
 #[test]
-fn a_failing_operation_halts_and_late_data_is_told() {
-    let machine = machine::shipped("h200-x1").unwrap();
-    let text = include_str!("../../../workloads/encrypt.toml");
-    let workload = headway_core::workload::parse("encrypt.toml", text).unwrap().value;
-    let plan = planner::plan(&machine, &workload, Options::default()).unwrap();
-    let mut run = Run {
-        epoch: Nanos(10_000_000),
-        cycles: vec![8; plan.pipelines.len()],
-        packets: vec![u64::MAX; plan.streams.len()],
-        seed: 1,
-        faults: Faults { fail_operation: Some(20), ..Faults::default() },
-        limits: Limits::default(),
-    };
-    let records = |run: &Run| {
-        let mut payload = Random { plan: &plan, random: Pcg64Mcg::seed_from_u64(1), full: true };
-        let mut records = Vec::new();
-        let outcome = simulate(&plan, &machine, run, &mut payload, |record| records.push(record.clone())).unwrap();
-        (outcome.finished, records)
-    };
-    let (finished, halted) = records(&run);
-    let at = halted.iter().position(|r| matches!(r.what, What::Event(Event::Halted { .. }))).unwrap();
-    assert!(!finished && halted[at..].iter().all(|r| !matches!(r.what, What::Action(_))));
-    run.faults = Faults { data_late_max: Nanos(1_000_000), ..Faults::default() };
-    let (finished, late) = records(&run);
-    assert!(finished && late.iter().any(|r| matches!(r.what, What::Event(Event::DataLate { .. }))));
+fn a_run_that_falls_behind_goes_on_within_the_limit_of_cycles_in_flight() {
+    let (machine, plan) = one_stream();
+    let mut slow = plan;
+    // Three packets arrive in the time that the kernel takes for one.
+    slow.streams[0].period = Nanos(10_000);
+    slow.pipelines[0].period = Nanos(10_000);
+    let limits = Limits { cycles_in_flight_max: 4, ..Limits::default() };
+    let run = Run { limits, ..run_of(&slow, 50) };
+    let mut null = Null::full(&slow);
+    let (outcome, log) = logged(&slow, &machine, &run, &mut null);
+    assert!(outcome.unwrap().finished);
+    assert_eq!((null.gathered, null.delivered), (50, 50));
+    let (mut open, mut most) = (0i32, 0);
+    for record in &log {
+        match record.what {
+            What::Input(Input::Data { .. }) => open += 1,
+            What::Action(Action::Deliver { .. }) => open -= 1,
+            _ => {}
+        }
+        most = most.max(open);
+    }
+    // A cycle's delivery is polled after the data that took its place.
+    assert!((4..=5).contains(&most), "{most}");
+    assert!(events(&log).any(|event| matches!(event, Event::DataLate { .. })));
+}
+
+#[test]
+fn a_plan_for_another_machine_is_refused() {
+    let (_, plan) = one_stream();
+    let (outcome, log) = logged(&plan, &machine("h200-x4"), &run_of(&plan, 1), &mut Null::full(&plan));
+    assert!(matches!(outcome, Err(SimError::OtherMachine { .. })));
+    assert!(log.is_empty());
+}
+
+#[test]
+fn times_that_do_not_fit_are_refused() {
+    let (machine, plan) = one_stream();
+    let (outcome, _) = logged(&plan, &machine, &run_of(&plan, u64::MAX), &mut Null::full(&plan));
+    assert!(matches!(outcome, Err(SimError::Dispatch(headway_core::dispatch::Refused::TooLong { .. }))));
+    let (machine, plan) = mixed();
+    let run = Run { epoch: Nanos::MAX, ..run_of(&plan, 1) };
+    let (outcome, _) = logged(&plan, &machine, &run, &mut Null::full(&plan));
+    assert!(matches!(outcome, Err(SimError::Dispatch(headway_core::dispatch::Refused::TooLong { .. }))));
 }

@@ -150,8 +150,8 @@ impl Planner<'_> {
             let Work::Copy { route, bytes, .. } = operation.work else { return false };
             let Ok((setup, rate)) = self.keeps(route, &used) else { return false };
             // The margin as a slower rate, the jitter as part of every chunk's set-up: each chunk is noticed by itself.
-            let margin = PPM + self.machine.calibration.as_ref().map_or(0, |c| c.margin_ppm);
-            let rate = Rate((u128::from(rate.0) * u128::from(PPM) / u128::from(margin)) as u64);
+            let margin = u128::from(PPM) + self.machine.calibration.as_ref().map_or(0, |c| u128::from(c.margin_ppm));
+            let rate = Rate((u128::from(rate.0) * u128::from(PPM) / margin) as u64);
             let setup = self.with_margin(setup);
             flows.push(ChunkFlow { bytes, setup, rate, period: pipeline.period, deadline: pipeline.window });
         }
