@@ -40,3 +40,24 @@ fn kept_runs_replay_and_their_summaries_are_theirs() {
         assert!(run.join("SETUP.md").is_file(), "{name} has no SETUP.md");
     }
 }
+
+#[test]
+fn figures_of_the_readme_are_those_of_the_runs_it_links_to() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let readme = fs::read_to_string(root.join("README.md")).unwrap();
+    let mut checked = 0;
+    for line in readme.lines() {
+        let Some((path, figures)) = line.split_once("](bench/runs/").and_then(|(_, rest)| rest.split_once(')')) else {
+            continue;
+        };
+        if !path.ends_with("summary.md") {
+            continue;
+        }
+        let summary = fs::read_to_string(root.join("bench/runs").join(path)).unwrap();
+        for cell in figures.split('|').map(|cell| cell.trim().trim_end_matches(" ms")).filter(|cell| !cell.is_empty()) {
+            assert!(summary.contains(&format!(" {cell}")), "{path} does not say {cell}");
+            checked += 1;
+        }
+    }
+    assert!(checked > 0, "the README links to no run");
+}
