@@ -164,7 +164,8 @@ pub fn run(
     let padded = intake.shares().iter().filter(|share| share.padding > 0).count();
     if padded > 0 {
         warnings.push(format!(
-            "the ends of {padded} streams were filled up with zeros to whole blocks of {GRANULE} bytes; manifest.json says how many"
+            "zeros fill up the last blocks of {GRANULE} bytes ({padded} of {} streams); manifest.json says how many",
+            plan.streams.len()
         ));
     }
     let gatherer = Gatherer::new(Arc::clone(&plan), Arc::clone(&intake));
