@@ -192,6 +192,7 @@ pub fn run(
         let (deliver, delivered) = mpsc::channel();
         let stop = Arc::new(AtomicBool::new(false));
         let feeder = feed::Feeder::new(plan, gatherer, &buffers, &cycles, inbox.clone(), freed, Arc::clone(&stop));
+        let feeder = feeder.within(options.limits.cycles_in_flight_max);
         scope.spawn(move || feeder.run());
         let sink = feed::Sink::new(scatterer, &buffers, inbox, delivered, free);
         let sink = scope.spawn(move || sink.run());

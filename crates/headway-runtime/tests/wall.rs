@@ -69,8 +69,12 @@ struct Bench {
 
 impl Bench {
     fn new() -> Self {
+        Self::of(WORKLOAD)
+    }
+
+    fn of(text: &str) -> Self {
         let machine = machine::shipped("h200-x1").unwrap();
-        let workload = workload::parse("small.toml", WORKLOAD).unwrap().value;
+        let workload = workload::parse("small.toml", text).unwrap().value;
         let plan = planner::plan(&machine, &workload, PlanOptions::default()).unwrap();
         Self { folder: tempfile::tempdir().unwrap(), machine, workload, plan: Arc::new(plan) }
     }
@@ -136,6 +140,18 @@ fn every_stream_comes_out_as_one_unbroken_chain() {
     }
     let halted = records.iter().any(|r| matches!(r.what, What::Event(Event::Halted { .. })));
     assert!(!halted && outcome.end > outcome.epoch);
+}
+
+/// Between two packets lie a hundred empty cycles, more than the dispatcher keeps open: the feeder must not run ahead.
+#[test]
+fn a_sparse_stream_in_short_cycles_runs_to_its_end() {
+    let last = WORKLOAD.rfind("[[stream]]").unwrap();
+    let sparse = WORKLOAD[last..].replace("period = \"30 ms\"", "period = \"600 ms\"");
+    let bench = Bench::of(&format!("name = \"sparse\"\n[run]\ncycle = \"paper\"\n{sparse}"));
+    assert_eq!(bench.plan.pipelines[0].window, Nanos(6_000_000));
+    let input = bench.input(3 * 64);
+    let (outcome, _) = bench.run(bench.open(&input), bench.spec(), &Options::default());
+    assert!(outcome.is_ok(), "{outcome:?}");
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! The threads before and behind the driver: one packs blocks ahead of their windows, one writes out what is delivered.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender};
@@ -32,14 +33,28 @@ pub(super) struct Feeder {
     inbox: Sender<Message>,
     freed: Receiver<u32>,
     stop: Arc<AtomicBool>,
+    /// Cycles of a pipeline that the dispatcher keeps open at a time.
+    cycles_max: usize,
     pipelines: Vec<Progress>,
 }
 
 struct Progress {
     cycles: u64,
     next: u64,
+    /// Blocks packed so far: the ring's slots are used in turn.
     packed: usize,
-    free: usize,
+    /// Cycles whose blocks hold a slot, oldest first.
+    under_way: VecDeque<u64>,
+    slots: usize,
+}
+
+impl Progress {
+    /// Whether the next cycle may be packed: a slot is free, and the dispatcher has room for it. Empty cycles hold no slot,
+    /// so that the slots alone would let a sparse stream run ahead without bound.
+    fn has_room(&self, cycles_max: usize) -> bool {
+        let ahead = self.under_way.front().map_or(0, |oldest| self.next - oldest);
+        self.under_way.len() < self.slots && ahead < cycles_max as u64
+    }
 }
 
 impl Feeder {
@@ -52,9 +67,11 @@ impl Feeder {
         freed: Receiver<u32>,
         stop: Arc<AtomicBool>,
     ) -> Self {
-        let pipelines = (0u32..).zip(cycles);
-        let pipelines =
-            pipelines.map(|(at, &cycles)| Progress { cycles, next: 0, packed: 0, free: buffers.slots(at) }).collect();
+        let progress = |(at, &cycles)| {
+            let slots = buffers.slots(at);
+            Progress { cycles, next: 0, packed: 0, under_way: VecDeque::with_capacity(slots), slots }
+        };
+        let pipelines = (0u32..).zip(cycles).map(progress).collect();
         Self {
             plan: Arc::clone(plan),
             gatherer: gatherer.clone(),
@@ -62,19 +79,25 @@ impl Feeder {
             inbox,
             freed,
             stop,
+            cycles_max: usize::MAX,
             pipelines,
         }
+    }
+
+    /// Stays less than `cycles_max` cycles ahead of the oldest unfinished one of each pipeline.
+    pub(super) fn within(self, cycles_max: usize) -> Self {
+        Self { cycles_max, ..self }
     }
 
     pub(super) fn run(mut self) {
         while !self.stop.load(Ordering::Relaxed) {
             while let Ok(pipeline) = self.freed.try_recv() {
-                self.pipelines[pipeline as usize].free += 1;
+                self.pipelines[pipeline as usize].under_way.pop_front();
             }
             let waiting = (0u32..).zip(&self.pipelines).filter(|(_, p)| p.next < p.cycles);
             let next = waiting
                 .clone()
-                .filter(|(_, p)| p.free > 0)
+                .filter(|(_, p)| p.has_room(self.cycles_max))
                 .min_by_key(|(at, p)| (self.plan.pipelines[*at as usize].release(p.next, 0), *at))
                 .map(|(at, _)| at);
             let any = waiting.count() > 0;
@@ -88,7 +111,7 @@ impl Feeder {
                     }
                 }
                 None if any => match self.freed.recv() {
-                    Ok(pipeline) => self.pipelines[pipeline as usize].free += 1,
+                    Ok(pipeline) => drop(self.pipelines[pipeline as usize].under_way.pop_front()),
                     Err(_) => return,
                 },
                 None => return,
@@ -109,7 +132,7 @@ impl Feeder {
         progress.next += 1;
         if gathered.block > Bytes(0) {
             progress.packed += 1;
-            progress.free -= 1;
+            progress.under_way.push_back(cycle);
         }
         Ok(Message::Data { pipeline, cycle, slot, block: gathered.block })
     }
