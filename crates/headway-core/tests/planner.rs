@@ -7,7 +7,7 @@ use headway_core::plan::{Outcome, Pipeline, Plan, PlannedStep, PlannedStream, So
 use headway_core::planner::{Options, PlanError, plan};
 use headway_core::schedulability::{self, Task, Verdict};
 use headway_core::units::{Bytes, Nanos, Rate};
-use headway_core::workload::{self, Cycle, Flow, Grouping, Message, Placement, Stream, Workload};
+use headway_core::workload::{self, Cycle, Flow, Grouping, Message, Placement, Step, Stream, Workload};
 
 const MS: u64 = 1_000_000;
 
@@ -415,6 +415,15 @@ fn a_large_copy_is_cut_exactly_when_it_would_block_a_short_window() {
     let (short, large) = (of("short"), of("large"));
     assert_eq!(short.chunk, Bytes(0));
     assert!(large.chunk > Bytes(0) && large.chunk.0.is_multiple_of(4096));
+    // Every chunk has its set-up with margin, is noticed by itself, and ends on a whole nanosecond.
+    let mut chunks = large.operations.iter().map(|o| match &o.work {
+        Work::Copy { bytes, .. } => (bytes.0.div_ceil(large.chunk.0), bytes.0),
+        Work::Compute { .. } | Work::Hold => unreachable!("a copy"),
+    });
+    let (count, bytes) = chunks.next().unwrap();
+    let moving = u128::from(bytes) * 1_050_000_000 / 55_500_000_000;
+    let least = count * (7_300 * 105 / 100 + 1_000) + u64::try_from(moving).unwrap();
+    assert!((least..least + 2 * count + 10).contains(&large.cost.0), "{} {least}", large.cost.0);
     assert!(large.piece < large.cost);
     // Neither whole, nor with chunks one page larger.
     let mut tasks = tasks_of(&cut, 0);
@@ -487,6 +496,20 @@ fn costs_are_those_of_the_model_with_margin_and_jitter() {
     let at_least = |rate: u64| (7_300 + 8_000_032_000 / rate) * 105 / 100 + 200_000;
     assert!((at_least(52_400)..at_least(52_400) + 100).contains(&into.cost.0), "{}", into.cost.0);
     assert!((at_least(50_650)..at_least(50_650) + 100).contains(&out.cost.0), "{}", out.cost.0);
+}
+
+#[test]
+fn a_kernel_costs_what_its_longest_lane_takes() {
+    let short = stream_text("short", "1600 B", "5 ms", "40 ms", &format!("{IN}, {SPIN}, {OUT}"));
+    let long = stream_text("long", "16 kB", "5 ms", "40 ms", &format!("{IN}, {SPIN}, {OUT}"));
+    let mut workload = parsed(&format!("name = \"w\"\n[run]\ncycle = \"paper\"\n{short}{long}"));
+    for stream in &mut workload.streams {
+        stream.steps[1] = Step::Compute { kernel: "aes128-cbc".to_owned() };
+    }
+    let plan = plan(&shipped("h200-x1"), &workload, Options::default()).unwrap();
+    let [pipeline] = plan.pipelines.as_slice() else { panic!("one pipeline for both") };
+    // Cycles of 10 ms: two packets of each; 12 us and 32 kB at 38 MB/s, times 1.05, plus 200 us.
+    assert_eq!(pipeline.steps[1].cost, Nanos(((12_000 + 842_106) * 105_u64).div_ceil(100) + 200_000));
 }
 
 #[test]

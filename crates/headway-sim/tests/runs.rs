@@ -250,3 +250,33 @@ fn times_that_do_not_fit_are_refused() {
     let (outcome, _) = logged(&plan, &machine, &run, &mut Null::full(&plan));
     assert!(matches!(outcome, Err(SimError::Dispatch(headway_core::dispatch::Refused::TooLong { .. }))));
 }
+
+#[test]
+fn operations_begin_when_submitted_to_idle_engines_and_take_what_the_model_says() {
+    let text = "name = \"one\"\n[run]\ncycle = \"arrival\"\n[[stream]]\nid = \"s\"\npacket = \"4 KiB\"\nperiod = \"5 ms\"\n\
+                deadline = \"12 ms\"\nsteps = [{ copy = \"host -> gpu\" }, { compute = \"spin\" }, { copy = \"gpu -> host\" }]\n";
+    let mut workload = workload::parse("one.toml", text).unwrap().value;
+    workload.streams[0].steps[1] = workload::Step::Compute { kernel: "aes128-cbc".to_owned() };
+    let machine = machine("h200-x1");
+    let plan = plan(&machine, &workload, Options::default()).unwrap();
+    let (outcome, log) = logged(&plan, &machine, &run_of(&plan, 3), &mut Null::full(&plan));
+    assert!(outcome.unwrap().finished);
+    let block = Bytes(32 + 4096);
+    let kernel = machine.kernels.iter().find(|kernel| kernel.id == "aes128-cbc").unwrap().cost(block, Bytes(4096));
+    // The longest lane is what takes the time, not all the data.
+    assert_eq!(kernel, Nanos(12_000 + (4096 * 1_000_u64).div_ceil(38)));
+    let copy = |rate: u64| Nanos(7_300 + (block.0 * 1_000).div_ceil(rate));
+    let mut submitted = Vec::new();
+    let mut took = Vec::new();
+    for record in &log {
+        match record.what {
+            What::Action(Action::Submit { .. }) => submitted.push(record.at),
+            What::Input(Input::Done { operation, started, finished }) => {
+                assert_eq!((started, finished), (submitted[operation as usize], record.at));
+                took.push(finished - started);
+            }
+            What::Input(_) | What::Action(_) | What::Event(_) => {}
+        }
+    }
+    assert_eq!(took, [copy(55_500), kernel, copy(55_400)].repeat(3));
+}
