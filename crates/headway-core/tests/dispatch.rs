@@ -273,7 +273,8 @@ proptest! {
         let Ok(mut dispatcher) = Dispatcher::new(plan, Limits::default()) else { return Ok(()) };
         // Many short cycles take long to run, but they fit or do not fit all the same.
         let runs = cycles.iter().all(|&cycles| cycles < 3);
-        let start = Input::Start { epoch: Nanos(epoch), cycles, packets: vec![u64::MAX] };
+        // Every packet that is late is told by an event of its own, so the run has few.
+        let start = Input::Start { epoch: Nanos(epoch), cycles, packets: vec![64] };
         if dispatcher.handle(Nanos::ZERO, &start).is_err() || !runs {
             return Ok(());
         }
