@@ -50,6 +50,8 @@ pub(crate) enum Command {
         #[arg(long)]
         out: Option<PathBuf>,
     },
+    /// Make an experiment of a paper again and compare
+    Reproduce(ReproduceArgs),
     /// List the machines that are shipped, or print the file of one
     Machines {
         /// Print this machine file
@@ -103,6 +105,24 @@ pub(crate) struct RunArgs {
     /// Do not compare the outputs with the CPU's result
     #[arg(long)]
     pub(crate) no_verify: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ReproduceArgs {
+    /// The experiment [default: list them]
+    pub(crate) experiment: Option<String>,
+    /// What runs it
+    #[arg(long, value_enum, default_value_t = BackendArg::Auto)]
+    pub(crate) backend: BackendArg,
+    /// Fewer and smaller points
+    #[arg(long)]
+    pub(crate) quick: bool,
+    /// Folder for raw figures, plots and summary [default: out/NAME-SOURCE]
+    #[arg(long)]
+    pub(crate) out: Option<PathBuf>,
+    /// Seed of everything drawn
+    #[arg(long, default_value_t = 1)]
+    pub(crate) seed: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

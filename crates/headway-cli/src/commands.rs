@@ -12,12 +12,12 @@ use headway::core::machine;
 use headway::core::plan::{Outcome, Plan};
 use headway::core::planner::Options;
 use headway::run::Progress;
-use headway::{doctor as examine, files, report as reports, run as runs};
+use headway::{doctor as examine, files, report as reports, reproduce as experiments, run as runs};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
 use crate::Answer;
-use crate::args::{Cli, Format, PlanArgs, RunArgs};
+use crate::args::{Cli, Format, PlanArgs, ReproduceArgs, RunArgs};
 use crate::show;
 
 /// Where and how to print.
@@ -155,6 +155,25 @@ pub(crate) fn report(out: &Out, log: &Path, folder: Option<&Path>) -> Result<Ans
         text
     })?;
     Ok(if summary.verdict.held { Answer::Yes } else { Answer::No })
+}
+
+pub(crate) fn reproduce(out: &Out, args: &ReproduceArgs) -> Result<Answer> {
+    let Some(name) = &args.experiment else {
+        let list: Vec<_> = experiments::EXPERIMENTS
+            .iter()
+            .map(|e| serde_json::json!({ "name": e.name, "about": e.about, "paper": e.paper }))
+            .collect();
+        out.print(&serde_json::json!({ "schema": 1, "experiments": list }), show::experiments)?;
+        return Ok(Answer::Yes);
+    };
+    let setting = experiments::Setting { backend: args.backend.into(), quick: args.quick, seed: args.seed };
+    let outcome = experiments::find(name)?.run(&setting)?;
+    let usual = || Path::new("out").join(format!("{}-{}", outcome.experiment, outcome.source));
+    let folder = args.out.clone().unwrap_or_else(usual);
+    outcome.write(&folder)?;
+    out.print(&outcome, || show::reproduced(&outcome, &folder))?;
+    let held = outcome.rows.iter().all(|row| row.verdict != experiments::Verdict::NotReproduced);
+    Ok(if held { Answer::Yes } else { Answer::No })
 }
 
 pub(crate) fn machines(out: &Out, name: Option<&str>) -> Result<Answer> {

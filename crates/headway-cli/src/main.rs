@@ -32,6 +32,7 @@ fn main() -> ExitCode {
         Command::Run(run) => commands::run(&out, run),
         Command::Replay { log } => commands::replay(&out, log),
         Command::Report { log, out: folder } => commands::report(&out, log, folder.as_deref()),
+        Command::Reproduce(args) => commands::reproduce(&out, args),
         Command::Machines { name } => commands::machines(&out, name.as_deref()),
         Command::Completions { shell } => commands::completions(*shell),
     };

@@ -2,6 +2,7 @@
 
 use std::ffi::OsStr;
 use std::fmt::Write;
+use std::path::Path;
 
 use headway::core::machine::Machine;
 use headway::core::plan::{
@@ -246,6 +247,28 @@ fn quoted(word: impl AsRef<OsStr>) -> String {
     } else {
         format!("'{}'", word.replace('\'', "'\\''"))
     }
+}
+
+pub(crate) fn experiments() -> String {
+    let mut text = String::new();
+    for experiment in headway::reproduce::EXPERIMENTS {
+        let _ = writeln!(text, "{:<18} {}\n{:<18} {}", experiment.name, experiment.about, "", experiment.paper);
+    }
+    text
+}
+
+pub(crate) fn reproduced(outcome: &headway::reproduce::Outcome, folder: &Path) -> String {
+    let mut text = format!("{}, source {}, machine {}\n\n", outcome.experiment, outcome.source, outcome.machine);
+    let what = outcome.rows.iter().map(|row| row.what.chars().count()).max().unwrap_or(0);
+    for row in &outcome.rows {
+        let _ = writeln!(text, "{:<what$}  {:<14}  paper: {}", row.what, row.verdict.label(), row.paper);
+        let _ = writeln!(text, "{:<what$}  {:<14}  ours:  {}", "", "", row.ours);
+    }
+    for note in &outcome.notes {
+        let _ = writeln!(text, "\n{note}");
+    }
+    let _ = writeln!(text, "\nsummary   {}", folder.join("summary.md").display());
+    text
 }
 
 #[cfg(test)]

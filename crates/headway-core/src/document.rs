@@ -17,8 +17,8 @@ use crate::units::{Bytes, NANOS_PER_SECOND, Nanos, PPM, Rate, UnitError};
 const NAME_MAX: usize = 64;
 /// Longest time, largest size and highest rate a file may say. Far beyond any use, and low enough that sums of thousands
 /// of times and sizes fit 64 bits, and products of rates, weights and uses fit 128.
-const TIME_MAX: Nanos = Nanos(366 * 86_400 * NANOS_PER_SECOND);
-const SIZE_MAX: Bytes = Bytes(1 << 50);
+pub(crate) const TIME_MAX: Nanos = Nanos(366 * 86_400 * NANOS_PER_SECOND);
+pub(crate) const SIZE_MAX: Bytes = Bytes(1 << 50);
 const RATE_MAX: Rate = Rate(1_000_000_000_000_000);
 
 /// The first 16 hexadecimal digits of the SHA-256 of `text`.
@@ -203,6 +203,14 @@ impl<'a> Field<'a> {
         }
     }
 
+    /// The value as true or false.
+    pub(crate) fn boolean(&self) -> Result<bool, FileError> {
+        match &self.value {
+            DeValue::Boolean(value) => Ok(*value),
+            _ => Err(self.mistyped("true or false", "true")),
+        }
+    }
+
     /// The value as a name: 1 to 64 letters, digits and `_ - . : /`.
     pub(crate) fn name(&self) -> Result<String, FileError> {
         let text = self.text("\"a-name\"")?;
@@ -372,7 +380,7 @@ fn ppm(text: &str) -> Option<u64> {
 }
 
 /// Parts per million as a decimal text.
-fn decimal(ppm: u64) -> String {
+pub(crate) fn decimal(ppm: u64) -> String {
     let text = format!("{}.{:06}", ppm / PPM, ppm % PPM);
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }

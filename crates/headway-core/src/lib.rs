@@ -16,6 +16,8 @@ pub mod payload;
 pub mod plan;
 pub mod planner;
 pub mod schedulability;
+pub mod staging;
+pub mod transfer;
 pub mod units;
 mod wide;
 pub mod workload;

@@ -4,13 +4,17 @@
 //! time, and capacities shared max-min. Everything is referred to by index; names are for people.
 
 mod file;
+mod profile_file;
 mod restrict;
 mod shipped;
+mod write;
 
 use serde::{Deserialize, Serialize};
 
 pub use self::file::parse;
 pub use self::shipped::{SHIPPED, shipped};
+pub use self::write::write;
+use crate::transfer::Profile;
 use crate::units::{Bytes, Nanos, Rate};
 
 macro_rules! index {
@@ -57,6 +61,8 @@ pub struct Machine {
     pub kernels: Vec<KernelCost>,
     /// How well the numbers were checked against the node; `None` = uncalibrated: only the `serial` bound is used.
     pub calibration: Option<Calibration>,
+    /// What copies cost by which method; empty = not measured.
+    pub profile: Profile,
     /// The first 16 hexadecimal digits of the SHA-256 of the file's text.
     pub hash: String,
 }
@@ -141,16 +147,28 @@ pub enum EngineClass {
     Ee,
 }
 
-/// A way to move bytes; the words of the transfer specification.
+/// A way to move bytes; the words of the transfer specification, in the order that breaks ties.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Method {
-    /// A copy engine from or to pinned memory.
-    Dma,
     /// The driver's own call on ordinary memory.
     Pageable,
+    /// A copy engine from or to pinned memory (Fujii 2013: standard DMA).
+    Dma,
+    /// Threads copy between ordinary memory and pinned buffers while the engine copies on (Cho 2018: double queuing).
+    Staged,
+    /// The CPU stores into and loads from mapped GPU memory (Fujii 2013: IORW).
+    Window,
+    /// The same through a small mapping that is moved over the GPU's memory (Fujii 2013: MEMWND).
+    PagedWindow,
+    /// A kernel that stays on the GPU copies on command (Fujii 2013: HUB, GPC, GPC4).
+    Resident,
+    /// A kernel launched for one copy reads or writes mapped host memory.
+    Kernel,
     /// A copy between two GPUs.
     Peer,
+    /// A large copy to or from one GPU over the links of several.
+    Multipath,
 }
 
 /// The fixed way from one endpoint to another (`verner-2014`, III: "the data route between each two endpoints is fixed").

@@ -250,6 +250,45 @@ impl FromStr for Rate {
     }
 }
 
+/// `value` in the largest of `units` that it reaches, with as many digits as it takes: reading the text gives the value.
+fn exact(value: u64, units: &[(&str, u64)]) -> String {
+    let (unit, scale) = units.iter().rfind(|(_, scale)| *scale <= value).unwrap_or(&units[0]);
+    let (whole, rest) = (value / scale, value % scale);
+    if rest == 0 {
+        return format!("{whole} {unit}");
+    }
+    let digits = format!("{rest:0width$}", width = scale.ilog10() as usize);
+    format!("{whole}.{} {unit}", digits.trim_end_matches('0'))
+}
+
+impl Nanos {
+    /// A text as files write it that gives exactly this time when it is read.
+    #[must_use]
+    pub fn exact(self) -> String {
+        exact(self.0, &[("ns", 1), ("us", 1_000), ("ms", 1_000_000), ("s", NANOS_PER_SECOND)])
+    }
+}
+
+impl Bytes {
+    /// A text as files write it that gives exactly this size when it is read: in binary units where it is a multiple.
+    #[must_use]
+    pub fn exact(self) -> String {
+        let binary = [("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
+        match binary.iter().find(|(_, scale)| self.0 > 0 && self.0.is_multiple_of(*scale)) {
+            Some((unit, scale)) => format!("{} {unit}", self.0 / scale),
+            None => exact(self.0, &[("B", 1), ("kB", 1_000), ("MB", 1_000_000), ("GB", 1_000_000_000)]),
+        }
+    }
+}
+
+impl Rate {
+    /// A text as files write it that gives exactly this rate when it is read.
+    #[must_use]
+    pub fn exact(self) -> String {
+        exact(self.0, &[("B/s", 1), ("kB/s", 1_000), ("MB/s", 1_000_000), ("GB/s", 1_000_000_000)])
+    }
+}
+
 /// Writes `value / scale` with at most `decimals` digits behind the point, rounded half up, without trailing zeros.
 fn write_scaled(f: &mut fmt::Formatter<'_>, value: u64, scale: u64, decimals: u32, unit: &str) -> fmt::Result {
     let steps = 10u128.pow(decimals);
@@ -330,5 +369,20 @@ mod tests {
         assert_eq!(Bytes(128_000_000).to_string(), "128 MB");
         assert_eq!(Rate(9_600_000_000).to_string(), "9.6 GB/s");
         assert_eq!(format!("{:>8}|", Nanos(5)), "    5 ns|");
+    }
+
+    #[test]
+    fn exact_texts_read_back_as_the_same_value() {
+        assert_eq!(
+            [Nanos(7_300).exact(), Nanos(0).exact(), Nanos(2_000_000_001).exact()],
+            ["7.3 us", "0 ns", "2.000000001 s"]
+        );
+        assert_eq!([Bytes(4 << 20).exact(), Bytes(1_500_000).exact(), Bytes(0).exact()], ["4 MiB", "1.5 MB", "0 B"]);
+        assert_eq!([Rate(55_500_000_000).exact(), Rate(999).exact()], ["55.5 GB/s", "999 B/s"]);
+        for n in (0..200).map(|i| (i * i * i * 7_919) << (i % 37)).chain([u64::MAX]) {
+            assert_eq!(Nanos(n).exact().parse(), Ok(Nanos(n)));
+            assert_eq!(Bytes(n).exact().parse(), Ok(Bytes(n)));
+            assert_eq!(Rate(n).exact().parse(), Ok(Rate(n)));
+        }
     }
 }

@@ -1,15 +1,16 @@
 //! Checked calls: the driver, loaded and initialised, and what every result code means.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ffi::{CStr, OsString, c_char, c_int};
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use headway_core::units::Bytes;
 use headway_device::DeviceError;
 use headway_device::buffer::{DeviceId, Domain};
 
+use crate::owned::Context;
 use crate::table::{self, Code, Ordinal, Table};
 
 /// Names another driver library than the loader's `libcuda.so.1`.
@@ -33,6 +34,8 @@ pub struct Driver {
     pub(crate) domain: Domain,
     path: PathBuf,
     ids: Mutex<BTreeMap<Ordinal, DeviceId>>,
+    /// What is open, so that memory names its context by its device.
+    pub(crate) contexts: Mutex<HashMap<DeviceId, Weak<Context>>>,
 }
 
 impl fmt::Debug for Driver {
@@ -66,7 +69,13 @@ impl Driver {
             return Ok(Arc::clone(driver));
         }
         let table = Table::load(path)?;
-        let driver = Self { table, domain: Domain::new(), path: path.to_owned(), ids: Mutex::default() };
+        let driver = Self {
+            table,
+            domain: Domain::new(),
+            path: path.to_owned(),
+            ids: Mutex::default(),
+            contexts: Mutex::default(),
+        };
         driver.init()?;
         let driver = Arc::new(driver);
         loaded.insert(path.to_owned(), Arc::clone(&driver));

@@ -1,12 +1,12 @@
 //! A GPU as a [`Device`].
 
-use std::any::Any;
 use std::collections::VecDeque;
+use std::ffi::c_void;
 use std::sync::Arc;
 
 use headway_core::machine::{EngineClass, Method};
 use headway_core::units::Nanos;
-use headway_device::buffer::{Budget, DeviceId, HeapMemory};
+use headway_device::buffer::{Budget, DeviceId, HeapMemory, Place};
 use headway_device::{
     Buffer, Completion, Description, Device, DeviceError, HostKind, Kernel, KernelId, Limits, Operation, Source, Span,
     Waker, check,
@@ -17,6 +17,7 @@ use crate::checked::{Driver, lock};
 use crate::owned::{Context, CopyKind, DeviceMemory, Event, Module, Stream};
 use crate::pageable::{Helper, Job, Shared};
 use crate::pool::Pool;
+use crate::table::Ordinal;
 use crate::timeline::Timeline;
 
 /// Kernels one device holds.
@@ -41,7 +42,7 @@ pub struct CudaDevice {
     pool: Pool,
     queues: [Queue; CLASSES.len()],
     spare_events: Vec<Event>,
-    modules: Vec<Module>,
+    modules: Vec<(Module, Arc<dyn Kernel>)>,
     timeline: Timeline,
     shared: Arc<Shared>,
 }
@@ -107,18 +108,9 @@ impl CudaDevice {
     /// [`DeviceError::Unavailable`], [`DeviceError::Driver`].
     pub fn open_with(driver: &Arc<Driver>, index: u32, limits: Limits) -> Result<Self, DeviceError> {
         let ordinal = driver.device(index)?;
-        let memory_bytes = driver.memory(ordinal)?;
-        let description = Description {
-            name: driver.name(ordinal)?,
-            uuid: Some(driver.uuid(ordinal)?),
-            pci: driver.pci(ordinal)?,
-            source: if driver.is_fake() { Source::Fake } else { Source::Cuda },
-            engines: CLASSES.into(),
-            memory_bytes,
-            limits,
-        };
+        let description = describe(driver, ordinal, limits)?;
         let context = Context::retain(driver, ordinal)?;
-        let budget = Budget::new(&limits, memory_bytes);
+        let budget = Budget::new(&limits, description.memory_bytes);
         let queue = |class| -> Result<Queue, DeviceError> {
             let (stream, last_finished) = (Stream::new(&context)?, Nanos::ZERO);
             Ok(Queue { class, stream, pending: VecDeque::new(), last_finished, helper: None, pageable: 0 })
@@ -194,16 +186,17 @@ impl CudaDevice {
         match operation {
             Operation::Copy { from, to, .. } => {
                 let own = &self.context;
+                let (source, target);
                 let kind = match class {
                     EngineClass::H2d => CopyKind::HostToDevice,
                     EngineClass::D2h => CopyKind::DeviceToHost,
                     EngineClass::Peer | EngineClass::Ee => {
-                        let (source, target) = (context_of(from)?, context_of(to)?);
-                        own.enable_peer(source)?;
-                        own.enable_peer(target)?;
+                        (source, target) = (context_of(&own.driver, from)?, context_of(&own.driver, to)?);
+                        own.enable_peer(&source)?;
+                        own.enable_peer(&target)?;
                         own.bind()?;
                         let within = source.ordinal == target.ordinal;
-                        if within { CopyKind::Within } else { CopyKind::Between(source, target) }
+                        if within { CopyKind::Within } else { CopyKind::Between(&source, &target) }
                     }
                 };
                 if from.is_empty() {
@@ -211,17 +204,28 @@ impl CudaDevice {
                 }
                 // SAFETY: equal lengths, places, pinning and the claim for writing were checked by `check::operation`; the
                 // spans live until the stop event is reached, or for ever.
-                unsafe { stream.copy(kind, from.as_ptr(), to.as_ptr(), from.len()) }
+                unsafe {
+                    let (source, target) = (from.as_ptr().expose_provenance(), to.as_ptr().expose_provenance());
+                    stream.copy(kind, source as u64, target as u64, from.len())
+                }
             }
-            Operation::Launch { kernel, input, output, state, lanes } => {
-                let Some(module) = self.modules.get(kernel.index_on(self.opening)?) else {
+            Operation::Launch { kernel: id, input, output, state, lanes } => {
+                let Some((module, kernel)) = self.modules.get(id.index_on(self.opening)?) else {
                     return Err(DeviceError::Invalid { what: "launch", reason: "no such kernel is loaded".into() });
                 };
                 let address = |span: &Span| span.as_ptr().addr() as u64;
-                let addresses = [address(input), address(output), state.as_ref().map_or(0, address)];
+                let (mut input, mut output) = (address(input), address(output));
+                let (mut state, mut count) = (state.as_ref().map_or(0, address), *lanes);
+                let mut arguments: [*mut c_void; 4] = [
+                    (&raw mut input).cast(),
+                    (&raw mut output).cast(),
+                    (&raw mut state).cast(),
+                    (&raw mut count).cast(),
+                ];
                 // SAFETY: the spans are memory of this device, claimed as needed (checked by `check::operation`), and live
-                // until the stop event is reached, or for ever. That the PTX stays within them is the promise of `Kernel`.
-                unsafe { stream.launch(module, module.kernel.grid(*lanes), addresses, *lanes) }
+                // until the stop event is reached, or for ever. That the PTX has these parameters and stays within the memory
+                // is the promise of `Kernel`.
+                unsafe { stream.launch(module, kernel.grid(*lanes), &mut arguments) }
             }
         }
     }
@@ -281,12 +285,24 @@ impl CudaDevice {
     }
 }
 
+/// What the driver says of the GPU `ordinal`.
+pub(crate) fn describe(driver: &Driver, ordinal: Ordinal, limits: Limits) -> Result<Description, DeviceError> {
+    Ok(Description {
+        name: driver.name(ordinal)?,
+        uuid: Some(driver.uuid(ordinal)?),
+        pci: driver.pci(ordinal)?,
+        source: if driver.is_fake() { Source::Fake } else { Source::Cuda },
+        engines: CLASSES.into(),
+        memory_bytes: driver.memory(ordinal)?,
+        limits,
+    })
+}
+
 /// The context that the memory of `span` belongs to.
-fn context_of(span: &Span) -> Result<&Context, DeviceError> {
-    let memory: &dyn Any = span.memory();
-    let reason = || "the span is not memory of a GPU".to_owned();
-    let memory = memory.downcast_ref::<DeviceMemory>();
-    memory.map(|memory| memory.context.as_ref()).ok_or_else(|| DeviceError::Invalid { what: "copy", reason: reason() })
+fn context_of(driver: &Driver, span: &Span) -> Result<Arc<Context>, DeviceError> {
+    let invalid = |reason: &str| DeviceError::Invalid { what: "copy", reason: reason.into() };
+    let Place::Device { id, .. } = span.place() else { return Err(invalid("the span is not memory of a GPU")) };
+    Context::of(driver, id).ok_or_else(|| invalid("the memory belongs to a device of another driver"))
 }
 
 impl Device for CudaDevice {
@@ -319,7 +335,8 @@ impl Device for CudaDevice {
         if self.modules.len() == KERNELS_MAX {
             return Err(DeviceError::Refused { limit: "kernels of one device", max: KERNELS_MAX as u64 });
         }
-        self.modules.push(Module::load(&self.context, kernel)?);
+        let module = Module::load(&self.context, kernel.id(), kernel.ptx(), kernel.entry())?;
+        self.modules.push((module, kernel));
         Ok(KernelId::new(self.opening, self.modules.len() - 1))
     }
 

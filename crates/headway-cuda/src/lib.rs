@@ -1,20 +1,28 @@
 //! GPUs through the CUDA driver API, and NVML, both loaded at run time.
 //!
 //! In layers: a table of the driver's functions, calls whose result is checked, types that own what the driver hands out,
-//! and on top of them [`CudaDevice`]. Whatever is missing is [`DeviceError::Unavailable`](headway_device::DeviceError) with
-//! its remedy, never a panic.
+//! and on top of them [`CudaDevice`], which serves plans, and [`CudaPort`], which serves copies. Whatever is missing is
+//! [`DeviceError::Unavailable`](headway_device::DeviceError) with its remedy, never a panic.
 
 mod checked;
 mod device;
+mod lane;
 mod nvml;
 mod owned;
 mod pageable;
+mod pieces;
+mod pinned;
 mod pool;
+mod port;
 mod probe;
+mod resident;
 mod table;
 mod timeline;
+pub mod window;
 
 pub use checked::Driver;
 pub use device::{CudaDevice, open_all};
 pub use nvml::{Nvml, NvmlGpu, NvmlReport, PcieLink};
+pub use port::CudaPort;
 pub use probe::{DeviceProbe, Probe, probe};
+pub use resident::CudaResident;

@@ -5,21 +5,25 @@
 
 use std::collections::BTreeSet;
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
-use std::ptr::{null_mut, without_provenance_mut};
+use std::path::Path;
+use std::ptr::{null_mut, with_exposed_provenance, with_exposed_provenance_mut, without_provenance_mut};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 
 use headway_core::units::Bytes;
 use headway_device::buffer::{DeviceId, Memory, Place};
-use headway_device::{DeviceError, Grid, Kernel};
+use headway_device::{DeviceError, Grid};
+use headway_os::topology;
 
-use crate::checked::{Driver, call, lock, text};
-use crate::table::{self, Address, Handle, Ordinal};
+use crate::checked::{self, Driver, call, lock};
+use crate::table::{self, Address, Handle, LaunchAttribute, LaunchConfig, Ordinal};
 
 /// Size of the log the driver's compiler may fill.
 const LOG_BYTES: usize = 8192;
 /// Dynamic shared memory that a kernel gets without asking for more.
 const SHARED_WITHOUT_ASKING: u32 = 48 << 10;
+/// Blocks that a cluster may have without asking for more.
+const PORTABLE_CLUSTER: u32 = 8;
 
 /// A handle of the driver. The driver API is thread safe: any thread may use any handle while its context is current.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -34,30 +38,55 @@ pub(crate) struct Context {
     pub(crate) driver: Arc<Driver>,
     pub(crate) ordinal: Ordinal,
     pub(crate) id: DeviceId,
+    /// NUMA node of the GPU, where the system says.
+    pub(crate) numa: Option<u32>,
     handle: Raw,
     lost: AtomicBool,
     peers: Mutex<BTreeSet<Ordinal>>,
 }
 
 impl Context {
+    /// The context of the GPU `ordinal`: one value for everything open on it, until it is lost.
     pub(crate) fn retain(driver: &Arc<Driver>, ordinal: Ordinal) -> Result<Arc<Self>, DeviceError> {
+        let id = driver.id(ordinal);
+        let mut contexts = lock(&driver.contexts);
+        if let Some(open) = contexts.get(&id).and_then(Weak::upgrade).filter(|context| !context.is_lost()) {
+            return Ok(open);
+        }
+        let pci = driver.pci(ordinal)?;
+        let numa = pci.and_then(|pci| topology::pci_numa(Path::new(topology::SYSFS), &pci).ok().flatten());
         let mut handle = null_mut();
         // SAFETY: `handle` is valid for the call to write.
         unsafe { call!(driver, cuDevicePrimaryCtxRetain(&raw mut handle, ordinal)) }?;
-        Ok(Arc::new(Self {
+        let context = Arc::new(Self {
             driver: Arc::clone(driver),
             ordinal,
-            id: driver.id(ordinal),
+            id,
+            numa,
             handle: Raw(handle),
             lost: AtomicBool::new(false),
             peers: Mutex::default(),
-        }))
+        });
+        contexts.insert(id, Arc::downgrade(&context));
+        Ok(context)
+    }
+
+    /// The open context of the GPU `id`, if there is one.
+    pub(crate) fn of(driver: &Driver, id: DeviceId) -> Option<Arc<Self>> {
+        lock(&driver.contexts).get(&id).and_then(Weak::upgrade)
     }
 
     /// Makes this the calling thread's current context; it stays so.
     pub(crate) fn bind(&self) -> Result<(), DeviceError> {
         if self.lost.load(Ordering::Acquire) {
             return Err(DeviceError::DeviceLost);
+        }
+        let mut current = null_mut();
+        // Others in this process may change what is current on this thread, so that it is asked for and not remembered.
+        // SAFETY: `current` is valid for the call to write.
+        unsafe { call!(self.driver, cuCtxGetCurrent(&raw mut current)) }?;
+        if current == self.handle.0 {
+            return Ok(());
         }
         // SAFETY: the context is retained while this value lives.
         self.note(unsafe { call!(self.driver, cuCtxSetCurrent(self.handle.0)) })
@@ -83,6 +112,12 @@ impl Context {
         self.lost.load(Ordering::Acquire)
     }
 
+    /// Whether this GPU and `peer` use each other's memory directly; asks for it at the first time.
+    pub(crate) fn reaches(&self, peer: DeviceId) -> bool {
+        Self::of(&self.driver, peer)
+            .is_some_and(|peer| self.enable_peer(&peer).is_ok() && peer.enable_peer(self).is_ok())
+    }
+
     /// Lets this context use the memory of `peer`; asked of the driver once.
     pub(crate) fn enable_peer(&self, peer: &Self) -> Result<(), DeviceError> {
         let mut peers = lock(&self.peers);
@@ -99,8 +134,16 @@ impl Context {
         self.bind()?;
         // SAFETY: both contexts are retained, this one is current, and the flags must be 0.
         let enabled = unsafe { call!(self.driver, cuCtxEnablePeerAccess(peer.handle.0, 0)) };
-        if !matches!(enabled, Err(DeviceError::Driver { code: table::PEER_ACCESS_ALREADY_ENABLED, .. })) {
-            self.note(enabled)?;
+        match enabled {
+            Err(DeviceError::Driver { code: table::PEER_ACCESS_ALREADY_ENABLED, .. }) => {}
+            Err(error @ DeviceError::Driver { code: table::TOO_MANY_PEERS, .. }) => {
+                return Err(DeviceError::Unavailable {
+                    what: format!("peer access from GPU {} to GPU {}", self.ordinal, peer.ordinal),
+                    reason: error.to_string(),
+                    remedy: "use fewer GPUs in one process".into(),
+                });
+            }
+            other => self.note(other)?,
         }
         peers.insert(peer.ordinal);
         Ok(())
@@ -129,6 +172,11 @@ impl Stream {
         Ok(Self { context: Arc::clone(context), handle: Raw(handle) })
     }
 
+    /// The driver's handle, for calls that take a stream while this value lives.
+    pub(crate) fn handle(&self) -> Handle {
+        self.handle.0
+    }
+
     /// Waits until everything in it is done.
     pub(crate) fn synchronize(&self) -> Result<(), DeviceError> {
         self.context.bind()?;
@@ -144,45 +192,74 @@ impl Stream {
     pub(crate) unsafe fn copy(
         &self,
         kind: CopyKind<'_>,
-        from: *mut u8,
-        to: *mut u8,
+        from: Address,
+        to: Address,
         bytes: usize,
     ) -> Result<(), DeviceError> {
         let (driver, stream) = (&self.context.driver, self.handle.0);
-        let (from_device, to_device) = (from.addr() as Address, to.addr() as Address);
+        let (from_host, to_host) = (with_exposed_provenance(from as usize), with_exposed_provenance_mut(to as usize));
         // SAFETY: the caller's promise; the stream lives as long as `self`.
         let queued = unsafe {
             match kind {
-                CopyKind::HostToDevice => call!(driver, cuMemcpyHtoDAsync_v2(to_device, from.cast(), bytes, stream)),
-                CopyKind::DeviceToHost => call!(driver, cuMemcpyDtoHAsync_v2(to.cast(), from_device, bytes, stream)),
-                CopyKind::Within => call!(driver, cuMemcpyDtoDAsync_v2(to_device, from_device, bytes, stream)),
+                CopyKind::HostToDevice => call!(driver, cuMemcpyHtoDAsync_v2(to, from_host, bytes, stream)),
+                CopyKind::DeviceToHost => call!(driver, cuMemcpyDtoHAsync_v2(to_host, from, bytes, stream)),
+                CopyKind::Within => call!(driver, cuMemcpyDtoDAsync_v2(to, from, bytes, stream)),
                 CopyKind::Between(from_context, to_context) => {
                     let (from_context, to_context) = (from_context.handle.0, to_context.handle.0);
-                    call!(driver, cuMemcpyPeerAsync(to_device, to_context, from_device, from_context, bytes, stream))
+                    call!(driver, cuMemcpyPeerAsync(to, to_context, from, from_context, bytes, stream))
                 }
             }
         };
         self.context.note(queued)
     }
 
-    /// Queues a launch of `function` with the arguments of the kernel interface; the context must be current.
+    /// Whether everything in it is done; the context must be current.
+    pub(crate) fn is_idle(&self) -> Result<bool, DeviceError> {
+        // SAFETY: the stream lives.
+        match unsafe { call!(self.context.driver, cuStreamQuery(self.handle.0)) } {
+            Ok(()) => Ok(true),
+            Err(DeviceError::Driver { code: table::NOT_READY, .. }) => Ok(false),
+            Err(error) => self.context.note(Err(error)),
+        }
+    }
+
+    /// Queues a launch of `module` in clusters of `cluster` blocks; the context must be current.
     ///
     /// # Safety
-    /// The three addresses must be device memory that the kernel may use, until the stream has passed this point.
+    /// As for [`Stream::launch`].
+    pub(crate) unsafe fn launch_clusters(
+        &self,
+        module: &Module,
+        grid: Grid,
+        cluster: u32,
+        arguments: &mut [*mut c_void],
+    ) -> Result<(), DeviceError> {
+        let Some(launch) = self.context.driver.table.cuLaunchKernelEx else { return Err(no_clusters()) };
+        module.allow_shared(grid.shared_bytes)?;
+        module.allow_clusters(cluster)?;
+        let attribute = cluster_attribute(cluster);
+        let config = launch_config(grid, self.handle, &attribute);
+        // SAFETY: as in `launch`; the driver reads configuration and attribute during the call.
+        let code = unsafe { launch(&raw const config, module.function.0, arguments.as_mut_ptr(), null_mut()) };
+        self.context.note(self.context.driver.check("cuLaunchKernelEx", code))
+    }
+
+    /// Queues a launch of `module`; the context must be current.
+    ///
+    /// # Safety
+    /// `arguments` point to what the entry's parameters are, in number, order and type; the addresses among them may be used
+    /// as the kernel uses them until the stream has passed this point.
     pub(crate) unsafe fn launch(
         &self,
         module: &Module,
         grid: Grid,
-        [mut input, mut output, mut state]: [Address; 3],
-        mut lanes: c_uint,
+        arguments: &mut [*mut c_void],
     ) -> Result<(), DeviceError> {
         module.allow_shared(grid.shared_bytes)?;
-        let mut arguments: [*mut c_void; 4] =
-            [(&raw mut input).cast(), (&raw mut output).cast(), (&raw mut state).cast(), (&raw mut lanes).cast()];
         let (function, stream, arguments) = (module.function.0, self.handle.0, arguments.as_mut_ptr());
         let Grid { blocks, threads, shared_bytes } = grid;
-        // SAFETY: the kernel's interface has these four parameters, which the driver copies during the call; function and
-        // stream belong to this context; the caller's promise covers the memory.
+        // SAFETY: the caller's promise; the driver copies the arguments during the call; function and stream belong to this
+        // context.
         self.context.note(unsafe {
             call!(
                 self.context.driver,
@@ -212,18 +289,28 @@ pub(crate) enum CopyKind<'a> {
     Between(&'a Context, &'a Context),
 }
 
-/// An event with a time stamp.
+/// An event.
 pub(crate) struct Event {
     context: Arc<Context>,
     handle: Raw,
 }
 
 impl Event {
+    /// An event with a time stamp.
     pub(crate) fn new(context: &Arc<Context>) -> Result<Self, DeviceError> {
+        Self::with(context, table::EVENT_DEFAULT)
+    }
+
+    /// An event without a time stamp, which costs the GPU less.
+    pub(crate) fn untimed(context: &Arc<Context>) -> Result<Self, DeviceError> {
+        Self::with(context, table::EVENT_DISABLE_TIMING)
+    }
+
+    fn with(context: &Arc<Context>, flags: c_uint) -> Result<Self, DeviceError> {
         context.bind()?;
         let mut handle = null_mut();
         // SAFETY: `handle` is valid for the call to write; the context is current.
-        context.note(unsafe { call!(context.driver, cuEventCreate(&raw mut handle, table::EVENT_DEFAULT)) })?;
+        context.note(unsafe { call!(context.driver, cuEventCreate(&raw mut handle, flags)) })?;
         Ok(Self { context: Arc::clone(context), handle: Raw(handle) })
     }
 
@@ -235,11 +322,12 @@ impl Event {
 
     /// Whether the stream has passed it; the context must be current.
     pub(crate) fn is_reached(&self) -> Result<bool, DeviceError> {
+        let driver = &self.context.driver;
         // SAFETY: the event lives.
-        match unsafe { call!(self.context.driver, cuEventQuery(self.handle.0)) } {
-            Ok(()) => Ok(true),
-            Err(DeviceError::Driver { code: table::NOT_READY, .. }) => Ok(false),
-            Err(error) => self.context.note(Err(error)),
+        match unsafe { (driver.table.cuEventQuery)(self.handle.0) } {
+            table::SUCCESS => Ok(true),
+            table::NOT_READY => Ok(false),
+            code => self.context.note(driver.check("cuEventQuery", code)).map(|()| false),
         }
     }
 
@@ -263,22 +351,22 @@ impl Drop for Event {
     }
 }
 
-/// A loaded kernel.
+/// A loaded module with one entry of it.
 pub(crate) struct Module {
     context: Arc<Context>,
     handle: Raw,
     function: Raw,
     /// Dynamic shared memory that the function may already use.
     shared: Mutex<u32>,
-    pub(crate) kernel: Arc<dyn Kernel>,
 }
 
 impl Module {
-    pub(crate) fn load(context: &Arc<Context>, kernel: Arc<dyn Kernel>) -> Result<Self, DeviceError> {
+    /// Loads `ptx` and finds `entry` in it; `id` is the name for messages.
+    pub(crate) fn load(context: &Arc<Context>, id: &str, ptx: &str, entry: &str) -> Result<Self, DeviceError> {
         context.bind()?;
         let invalid = |_| DeviceError::Invalid { what: "kernel", reason: "its PTX or entry holds a NUL".into() };
-        let ptx = CString::new(kernel.ptx()).map_err(invalid)?;
-        let entry = CString::new(kernel.entry()).map_err(invalid)?;
+        let text = CString::new(ptx).map_err(invalid)?;
+        let name = CString::new(entry).map_err(invalid)?;
         let mut log = vec![0 as c_char; LOG_BYTES];
         let mut options = [table::JIT_ERROR_LOG, table::JIT_ERROR_LOG_BYTES];
         let mut values: [*mut c_void; 2] = [log.as_mut_ptr().cast(), without_provenance_mut(LOG_BYTES)];
@@ -287,28 +375,32 @@ impl Module {
         // SAFETY: the text ends with NUL; options and values have `count` entries, whose buffer has the stated size; the
         // context is current.
         let loaded = unsafe {
-            call!(context.driver, cuModuleLoadDataEx(&raw mut handle, ptx.as_ptr().cast(), count, options, values))
+            call!(context.driver, cuModuleLoadDataEx(&raw mut handle, text.as_ptr().cast(), count, options, values))
         };
         let failed = |error: DeviceError, log: String| match error {
             DeviceError::Driver { code, .. } if table::ends_the_context(code) => error,
             DeviceError::Driver { call, name, .. } => {
-                DeviceError::KernelLoad { kernel: kernel.id().into(), reason: format!("{call}: {name}"), log }
+                DeviceError::KernelLoad { kernel: id.into(), reason: format!("{call}: {name}"), log }
             }
             other => other,
         };
-        context.note(loaded.map_err(|error| failed(error, text(&log))))?;
+        context.note(loaded.map_err(|error| failed(error, checked::text(&log))))?;
         let mut module = Self {
             context: Arc::clone(context),
             handle: Raw(handle),
             function: Raw(null_mut()),
             shared: Mutex::default(),
-            kernel: Arc::clone(&kernel),
         };
         let mut function = null_mut();
         // SAFETY: the module is loaded; the name ends with NUL.
-        let found = unsafe { call!(context.driver, cuModuleGetFunction(&raw mut function, handle, entry.as_ptr())) };
-        context.note(found.map_err(|error| failed(error, format!("entry `{}`", kernel.entry()))))?;
+        let found = unsafe { call!(context.driver, cuModuleGetFunction(&raw mut function, handle, name.as_ptr())) };
+        context.note(found.map_err(|error| failed(error, format!("entry `{entry}`"))))?;
         module.function = Raw(function);
+        if let Some(load) = context.driver.table.cuFuncLoad {
+            // Otherwise the first launch may load it, and wait for everything that runs in the context.
+            // SAFETY: the function belongs to the loaded module.
+            context.note(context.driver.check("cuFuncLoad", unsafe { load(function) }))?;
+        }
         Ok(module)
     }
 
@@ -326,6 +418,64 @@ impl Module {
         self.context.note(set)?;
         *allowed = bytes;
         Ok(())
+    }
+}
+
+impl Module {
+    /// How many clusters of `blocks` blocks the device holds at once, launched in the shape of `grid`.
+    pub(crate) fn clusters_max(&self, grid: Grid, blocks: u32) -> Result<u32, DeviceError> {
+        self.context.bind()?;
+        let driver = &self.context.driver;
+        let (Some(count), Some(_)) = (driver.table.cuOccupancyMaxActiveClusters, driver.table.cuLaunchKernelEx) else {
+            return Err(no_clusters());
+        };
+        self.allow_shared(grid.shared_bytes)?;
+        self.allow_clusters(blocks)?;
+        let attribute = cluster_attribute(blocks);
+        let config = launch_config(grid, Raw(null_mut()), &attribute);
+        let mut clusters: c_int = 0;
+        // SAFETY: `clusters` is valid for the call to write; configuration and attribute are read during the call.
+        let code = unsafe { count(&raw mut clusters, self.function.0, &raw const config) };
+        self.context.note(driver.check("cuOccupancyMaxActiveClusters", code))?;
+        Ok(clusters.unsigned_abs())
+    }
+
+    /// Allows clusters of more blocks than every device with clusters has.
+    fn allow_clusters(&self, blocks: u32) -> Result<(), DeviceError> {
+        if blocks <= PORTABLE_CLUSTER {
+            return Ok(());
+        }
+        // SAFETY: the function belongs to the loaded module.
+        let set = unsafe {
+            let attribute = table::FUNCTION_NON_PORTABLE_CLUSTERS;
+            call!(self.context.driver, cuFuncSetAttribute(self.function.0, attribute, 1))
+        };
+        self.context.note(set)
+    }
+}
+
+fn cluster_attribute(blocks: u32) -> LaunchAttribute {
+    let mut value = [0; 16];
+    value[..3].copy_from_slice(&[blocks, 1, 1]);
+    LaunchAttribute { id: table::LAUNCH_CLUSTER_DIMENSION, padding: 0, value }
+}
+
+fn launch_config(grid: Grid, stream: Raw, attribute: &LaunchAttribute) -> LaunchConfig {
+    LaunchConfig {
+        grid: [grid.blocks, 1, 1],
+        block: [grid.threads, 1, 1],
+        shared_bytes: grid.shared_bytes,
+        stream: stream.0,
+        attributes: attribute,
+        attribute_count: 1,
+    }
+}
+
+fn no_clusters() -> DeviceError {
+    DeviceError::Unavailable {
+        what: "a launch in clusters".into(),
+        reason: "the driver does not have cuLaunchKernelEx and cuOccupancyMaxActiveClusters".into(),
+        remedy: "update the NVIDIA driver (11.8 or later is needed)".into(),
     }
 }
 
@@ -394,44 +544,7 @@ unsafe impl Memory for DeviceMemory {
     }
 }
 
-/// Pinned host memory, reachable by every GPU of the driver.
-pub(crate) struct PinnedMemory {
-    context: Arc<Context>,
-    base: Raw,
-    pub(crate) bytes: usize,
-}
-
-impl PinnedMemory {
-    /// Allocates pages and pins them; not zeroed.
-    pub(crate) fn new(context: &Arc<Context>, bytes: usize) -> Result<Self, DeviceError> {
-        context.bind()?;
-        let mut base = null_mut();
-        let flags = table::HOST_ALLOC_PORTABLE | table::HOST_ALLOC_DEVICE_MAP;
-        // SAFETY: `base` is valid for the call to write; the context is current.
-        context.note(unsafe { call!(context.driver, cuMemHostAlloc(&raw mut base, bytes, flags)) })?;
-        Ok(Self { context: Arc::clone(context), base: Raw(base), bytes })
-    }
-
-    pub(crate) fn base(&self) -> *mut u8 {
-        self.base.0.cast()
-    }
-
-    pub(crate) fn place(&self) -> Place {
-        Place::Host { pinned: Some(self.context.driver.domain) }
-    }
-}
-
-impl Drop for PinnedMemory {
-    fn drop(&mut self) {
-        // In a lost context a copy may never have been seen to end: the pages are left to the driver.
-        if self.context.bind().is_ok() {
-            // SAFETY: allocated by `new`, freed once; no operation uses it, as operations own spans of it.
-            let _ = unsafe { call!(self.context.driver, cuMemFreeHost(self.base.0)) };
-        }
-    }
-}
-
-/// The driver's own synchronous copy between ordinary host memory and this device, complete when this returns.
+/// The driver's own synchronous copy between any host memory and this device, complete when this returns.
 ///
 /// # Safety
 /// Both ends must be valid for `bytes` bytes, the destination unused by others, and `kind` one of the two host directions.
@@ -456,7 +569,10 @@ pub(crate) unsafe fn copy_pageable(
         }
     };
     context.note(copied)?;
-    // SAFETY: null names the default stream, in which the call above runs: towards the device it may return when the bytes
-    // are staged only.
+    if matches!(kind, CopyKind::DeviceToHost) {
+        return Ok(());
+    }
+    // CUDA driver API, "API synchronization behavior": from pageable memory the call may return when the bytes are staged.
+    // SAFETY: null names the default stream, in which the call above runs.
     context.note(unsafe { call!(driver, cuStreamSynchronize(null_mut())) })
 }

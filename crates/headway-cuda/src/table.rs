@@ -10,6 +10,7 @@ use headway_device::DeviceError;
 use libloading::Library;
 
 use crate::checked::loader_text;
+use crate::window::{AccessDescription, AllocationProperties, ExternalBuffer, ExternalDescription};
 
 /// `CUresult`.
 pub(crate) type Code = c_int;
@@ -21,23 +22,40 @@ pub(crate) type Handle = *mut c_void;
 pub(crate) type Address = u64;
 
 pub(crate) const SUCCESS: Code = 0;
+pub(crate) const INVALID_VALUE: Code = 1;
 pub(crate) const OUT_OF_MEMORY: Code = 2;
 pub(crate) const STUB_LIBRARY: Code = 34;
 pub(crate) const NO_DEVICE: Code = 100;
 pub(crate) const NOT_READY: Code = 600;
 pub(crate) const PEER_ACCESS_ALREADY_ENABLED: Code = 704;
+pub(crate) const TOO_MANY_PEERS: Code = 711;
+pub(crate) const HOST_MEMORY_ALREADY_REGISTERED: Code = 712;
 pub(crate) const SYSTEM_DRIVER_MISMATCH: Code = 803;
 
 pub(crate) const STREAM_NON_BLOCKING: c_uint = 1;
 pub(crate) const EVENT_DEFAULT: c_uint = 0;
+pub(crate) const EVENT_DISABLE_TIMING: c_uint = 2;
 pub(crate) const HOST_ALLOC_PORTABLE: c_uint = 1;
 pub(crate) const HOST_ALLOC_DEVICE_MAP: c_uint = 2;
+pub(crate) const HOST_ALLOC_WRITE_COMBINED: c_uint = 4;
+pub(crate) const HOST_REGISTER_PORTABLE: c_uint = 1;
+pub(crate) const HOST_REGISTER_DEVICE_MAP: c_uint = 2;
+pub(crate) const POINTER_MEMORY_TYPE: c_int = 2;
+pub(crate) const POINTER_IS_MANAGED: c_int = 8;
+pub(crate) const MEMORY_TYPE_HOST: c_uint = 1;
+/// The source is read in the order of the stream; the other orders let it be read earlier.
+pub(crate) const SOURCE_ORDER_STREAM: c_uint = 1;
 pub(crate) const FUNCTION_MAX_DYNAMIC_SHARED_BYTES: c_int = 8;
+pub(crate) const FUNCTION_NON_PORTABLE_CLUSTERS: c_int = 14;
+/// `CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION`.
+pub(crate) const LAUNCH_CLUSTER_DIMENSION: c_uint = 4;
 pub(crate) const JIT_ERROR_LOG: c_int = 5;
 pub(crate) const JIT_ERROR_LOG_BYTES: c_int = 6;
 pub(crate) const ATTRIBUTE_MULTIPROCESSORS: c_int = 16;
 pub(crate) const ATTRIBUTE_KERNEL_TIME_LIMIT: c_int = 17;
 pub(crate) const ATTRIBUTE_ASYNC_ENGINES: c_int = 40;
+/// Whether a GPU reaches registered host memory at the addresses that the CPU uses.
+pub(crate) const ATTRIBUTE_REGISTERED_POINTERS: c_int = 91;
 pub(crate) const ATTRIBUTE_CAPABILITY_MAJOR: c_int = 75;
 pub(crate) const ATTRIBUTE_CAPABILITY_MINOR: c_int = 76;
 
@@ -53,11 +71,15 @@ pub(crate) const fn ends_the_context(code: Code) -> bool {
 const FAKE_MARK: &[u8] = b"headway_fake_driver\0";
 
 macro_rules! table {
-    ($($symbol:ident($($argument:ty),*);)*) => {
+    (
+        required { $($symbol:ident($($argument:ty),*);)* }
+        optional { $($newer:ident($($newer_argument:ty),*);)* }
+    ) => {
         /// The driver's functions.
         #[allow(non_snake_case, reason = "the driver's own names")]
         pub(crate) struct Table {
             $(pub(crate) $symbol: unsafe extern "C" fn($($argument),*) -> Code,)*
+            $(pub(crate) $newer: Option<unsafe extern "C" fn($($newer_argument),*) -> Code>,)*
             /// Whether this is the library of the tests.
             pub(crate) fake: bool,
         }
@@ -75,6 +97,14 @@ macro_rules! table {
                         };
                         *found.map_err(|_| missing(path, stringify!($symbol)))?
                     },)*
+                    $($newer: {
+                        let name = concat!(stringify!($newer), "\0");
+                        // SAFETY: as above.
+                        let found = unsafe {
+                            library.get::<unsafe extern "C" fn($($newer_argument),*) -> Code>(name.as_bytes())
+                        };
+                        found.ok().map(|symbol| *symbol)
+                    },)*
                     // SAFETY: the symbol is only looked for, never used.
                     fake: unsafe { library.get::<*const c_void>(FAKE_MARK) }.is_ok(),
                 };
@@ -87,48 +117,117 @@ macro_rules! table {
 }
 
 table! {
-    cuInit(c_uint);
-    cuDriverGetVersion(*mut c_int);
-    cuGetErrorName(Code, *mut *const c_char);
-    cuDeviceGetCount(*mut c_int);
-    cuDeviceGet(*mut Ordinal, c_int);
-    cuDeviceGetName(*mut c_char, c_int, Ordinal);
-    cuDeviceGetUuid_v2(*mut [u8; 16], Ordinal);
-    cuDeviceTotalMem_v2(*mut usize, Ordinal);
-    cuDeviceGetAttribute(*mut c_int, c_int, Ordinal);
-    cuDeviceGetPCIBusId(*mut c_char, c_int, Ordinal);
-    cuDeviceCanAccessPeer(*mut c_int, Ordinal, Ordinal);
-    cuDevicePrimaryCtxRetain(*mut Handle, Ordinal);
-    cuDevicePrimaryCtxRelease_v2(Ordinal);
-    cuCtxSetCurrent(Handle);
-    cuCtxEnablePeerAccess(Handle, c_uint);
-    cuStreamCreate(*mut Handle, c_uint);
-    cuStreamDestroy_v2(Handle);
-    cuStreamSynchronize(Handle);
-    cuEventCreate(*mut Handle, c_uint);
-    cuEventDestroy_v2(Handle);
-    cuEventRecord(Handle, Handle);
-    cuEventQuery(Handle);
-    cuEventElapsedTime(*mut f32, Handle, Handle);
-    cuModuleLoadDataEx(*mut Handle, *const c_void, c_uint, *mut c_int, *mut *mut c_void);
-    cuModuleUnload(Handle);
-    cuModuleGetFunction(*mut Handle, Handle, *const c_char);
-    cuFuncSetAttribute(Handle, c_int, c_int);
-    cuLaunchKernel(
-        Handle, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Handle, *mut *mut c_void, *mut *mut c_void
-    );
-    cuMemAlloc_v2(*mut Address, usize);
-    cuMemFree_v2(Address);
-    cuMemGetInfo_v2(*mut usize, *mut usize);
-    cuMemHostAlloc(*mut *mut c_void, usize, c_uint);
-    cuMemFreeHost(*mut c_void);
-    cuMemsetD8_v2(Address, u8, usize);
-    cuMemcpyHtoD_v2(Address, *const c_void, usize);
-    cuMemcpyDtoH_v2(*mut c_void, Address, usize);
-    cuMemcpyHtoDAsync_v2(Address, *const c_void, usize, Handle);
-    cuMemcpyDtoHAsync_v2(*mut c_void, Address, usize, Handle);
-    cuMemcpyDtoDAsync_v2(Address, Address, usize, Handle);
-    cuMemcpyPeerAsync(Address, Handle, Address, Handle, usize, Handle);
+    required {
+        cuInit(c_uint);
+        cuDriverGetVersion(*mut c_int);
+        cuGetErrorName(Code, *mut *const c_char);
+        cuDeviceGetCount(*mut c_int);
+        cuDeviceGet(*mut Ordinal, c_int);
+        cuDeviceGetName(*mut c_char, c_int, Ordinal);
+        cuDeviceGetUuid_v2(*mut [u8; 16], Ordinal);
+        cuDeviceTotalMem_v2(*mut usize, Ordinal);
+        cuDeviceGetAttribute(*mut c_int, c_int, Ordinal);
+        cuDeviceGetPCIBusId(*mut c_char, c_int, Ordinal);
+        cuDeviceCanAccessPeer(*mut c_int, Ordinal, Ordinal);
+        cuDevicePrimaryCtxRetain(*mut Handle, Ordinal);
+        cuDevicePrimaryCtxRelease_v2(Ordinal);
+        cuCtxGetCurrent(*mut Handle);
+        cuCtxSetCurrent(Handle);
+        cuCtxEnablePeerAccess(Handle, c_uint);
+        cuStreamCreate(*mut Handle, c_uint);
+        cuStreamDestroy_v2(Handle);
+        cuStreamSynchronize(Handle);
+        cuStreamQuery(Handle);
+        cuEventCreate(*mut Handle, c_uint);
+        cuEventDestroy_v2(Handle);
+        cuEventRecord(Handle, Handle);
+        cuEventQuery(Handle);
+        cuEventElapsedTime(*mut f32, Handle, Handle);
+        cuModuleLoadDataEx(*mut Handle, *const c_void, c_uint, *mut c_int, *mut *mut c_void);
+        cuModuleUnload(Handle);
+        cuModuleGetFunction(*mut Handle, Handle, *const c_char);
+        cuFuncSetAttribute(Handle, c_int, c_int);
+        cuLaunchKernel(
+            Handle, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Handle, *mut *mut c_void, *mut *mut c_void
+        );
+        cuMemAlloc_v2(*mut Address, usize);
+        cuMemFree_v2(Address);
+        cuMemGetInfo_v2(*mut usize, *mut usize);
+        cuMemHostAlloc(*mut *mut c_void, usize, c_uint);
+        cuMemFreeHost(*mut c_void);
+        cuMemsetD8_v2(Address, u8, usize);
+        cuMemcpyHtoD_v2(Address, *const c_void, usize);
+        cuMemcpyDtoH_v2(*mut c_void, Address, usize);
+        cuMemcpyHtoDAsync_v2(Address, *const c_void, usize, Handle);
+        cuMemcpyDtoHAsync_v2(*mut c_void, Address, usize, Handle);
+        cuMemcpyDtoDAsync_v2(Address, Address, usize, Handle);
+        cuMemcpyPeerAsync(Address, Handle, Address, Handle, usize, Handle);
+        cuMemHostRegister_v2(*mut c_void, usize, c_uint);
+        cuMemHostUnregister(*mut c_void);
+        cuPointerGetAttributes(c_uint, *mut c_int, *mut *mut c_void, Address);
+        cuMemGetAllocationGranularity(*mut usize, *const AllocationProperties, c_int);
+        cuMemCreate(*mut u64, usize, *const AllocationProperties, u64);
+        cuMemRelease(u64);
+        cuMemExportToShareableHandle(*mut c_void, u64, c_int, u64);
+        cuMemAddressReserve(*mut Address, usize, usize, Address, u64);
+        cuMemAddressFree(Address, usize);
+        cuMemMap(Address, usize, usize, u64, u64);
+        cuMemUnmap(Address, usize);
+        cuMemSetAccess(Address, usize, *const AccessDescription, usize);
+        cuImportExternalMemory(*mut Handle, *const ExternalDescription);
+        cuDestroyExternalMemory(Handle);
+        cuExternalMemoryGetMappedBuffer(*mut Address, Handle, *const ExternalBuffer);
+    }
+    // What older drivers do not have.
+    optional {
+        // CUDA 11.7.
+        cuMemGetHandleForAddressRange(*mut c_void, Address, usize, c_int, u64);
+        // CUDA 11.8.
+        cuLaunchKernelEx(*const LaunchConfig, Handle, *mut *mut c_void, *mut *mut c_void);
+        cuOccupancyMaxActiveClusters(*mut c_int, Handle, *const LaunchConfig);
+        // CUDA 12.4.
+        cuFuncLoad(Handle);
+        // CUDA 12.8; the last but one argument is the index of the copy that failed.
+        cuMemcpyBatchAsync(
+            *mut Address, *mut Address, *mut usize, usize, *mut CopyAttributes, *mut usize, usize, *mut usize, Handle
+        );
+        // CUDA 13.
+        cuMemcpyBatchAsync_v2(
+            *mut Address, *mut Address, *mut usize, usize, *mut CopyAttributes, *mut usize, usize, Handle
+        );
+    }
+}
+
+/// `CUlaunchConfig`.
+#[repr(C)]
+pub(crate) struct LaunchConfig {
+    pub(crate) grid: [c_uint; 3],
+    pub(crate) block: [c_uint; 3],
+    pub(crate) shared_bytes: c_uint,
+    pub(crate) stream: Handle,
+    pub(crate) attributes: *const LaunchAttribute,
+    pub(crate) attribute_count: c_uint,
+}
+
+/// `CUlaunchAttribute` with a value of three integers; the union of values has 64 bytes.
+#[repr(C, align(8))]
+pub(crate) struct LaunchAttribute {
+    pub(crate) id: c_uint,
+    pub(crate) padding: c_uint,
+    pub(crate) value: [c_uint; 16],
+}
+
+/// `CUmemcpyAttributes` of CUDA 12.8 and later.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CopyAttributes {
+    /// `CUmemcpySrcAccessOrder`.
+    pub(crate) source_order: c_uint,
+    /// `CUmemLocation` of the source, a hint for managed memory: type and number.
+    pub(crate) source_location: [c_int; 2],
+    /// As for the source.
+    pub(crate) destination_location: [c_int; 2],
+    pub(crate) flags: c_uint,
 }
 
 fn open(path: &Path) -> Result<Library, DeviceError> {

@@ -3,8 +3,9 @@
 //! The library is compiled by each test with the faults it needs. What passes here says that the calls are right in number,
 //! order and arguments; it says nothing about any GPU.
 
-use std::path::{Path, PathBuf};
-use std::process::Command;
+mod support;
+
+use std::path::Path;
 use std::sync::{Arc, LazyLock};
 
 use headway_core::machine::{EngineClass, Method};
@@ -13,56 +14,14 @@ use headway_cuda::{CudaDevice, Driver, Nvml, PcieLink};
 use headway_device::conformance::{self, SkipReason, Xor, wait_for};
 use headway_device::{Access, Buffer, Device, DeviceError, Grid, HostKind, Kernel, Lane, Limits, Operation, Source};
 use headway_os::clock;
-use tempfile::TempDir;
+use support::{Fake, failing};
 
-/// A compiled library; its folder is kept as long as the value.
-struct Fake {
-    _folder: TempDir,
-    path: PathBuf,
-}
-
-impl Fake {
-    fn build(options: &[&str]) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("libfake.so");
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fake/fake.c");
-        let status = Command::new("cc")
-            .args(["-shared", "-fPIC", "-O2", "-pthread", "-o"])
-            .arg(&path)
-            .args(options)
-            .arg(source)
-            .status()
-            .expect("a C compiler named `cc` is needed for these tests");
-        assert!(status.success());
-        Self { _folder: folder, path }
-    }
-
-    fn driver(&self) -> Arc<Driver> {
-        Driver::load(&self.path).unwrap()
-    }
-
-    fn open(&self) -> CudaDevice {
-        CudaDevice::open_with(&self.driver(), 0, limits()).unwrap()
-    }
-
-    /// Objects and allocations that the library has handed out and not got back.
-    fn live(&self) -> i32 {
-        // SAFETY: the library is loaded already, and this function of it takes nothing and returns an int.
-        unsafe {
-            let library = libloading::Library::new(&self.path).unwrap();
-            library.get::<unsafe extern "C" fn() -> i32>(b"headway_fake_live\0").unwrap()()
-        }
-    }
+fn open(fake: &Fake) -> CudaDevice {
+    CudaDevice::open_with(&fake.driver(), 0, limits()).unwrap()
 }
 
 fn limits() -> Limits {
     Limits { buffers_max: 64, host_bytes_max: Bytes(256 << 20), outstanding_per_engine_max: 16, ..Limits::default() }
-}
-
-fn failing(call: &str, code: i32, at: u32, more: &[&str]) -> Fake {
-    let fault = [format!("-DFAIL_CALL=\"{call}\""), format!("-DFAIL_CODE={code}"), format!("-DFAIL_AT={at}")];
-    let options: Vec<&str> = fault.iter().map(String::as_str).chain(more.iter().copied()).collect();
-    Fake::build(&options)
 }
 
 static PLAIN: LazyLock<Fake> = LazyLock::new(|| Fake::build(&[]));
@@ -88,7 +47,7 @@ fn copies(device: &mut CudaDevice, method: Method, count: u64) -> (Buffer, Buffe
 
 #[test]
 fn the_fake_never_passes_for_a_gpu() {
-    let device = PLAIN.open();
+    let device = open(&PLAIN);
     assert_eq!(device.description().source, Source::Fake);
     assert!(device.description().name.contains("no GPU"));
     assert!(PLAIN.driver().probe().unwrap().fake);
@@ -162,7 +121,7 @@ fn call_name(call: &str) -> &'static str {
 #[test]
 fn everything_is_given_back_in_the_end() {
     let fake = Fake::build(&[]);
-    let mut device = fake.open();
+    let mut device = open(&fake);
     let kernel: Arc<dyn Kernel> = Arc::new(Xor);
     device.load(kernel).unwrap();
     let memory = copies(&mut device, Method::Dma, 4);
@@ -180,7 +139,7 @@ fn everything_is_given_back_in_the_end() {
 fn event_times_are_mapped_to_the_host_clock() {
     const COPY: u64 = 3_000_000;
     let fake = Fake::build(&["-DCOPY_NANOS=3000000"]);
-    let mut device = fake.open();
+    let mut device = open(&fake);
     let before = clock::now();
     let _memory = copies(&mut device, Method::Dma, 2);
     let after = clock::now();
@@ -202,7 +161,7 @@ fn event_times_are_mapped_to_the_host_clock() {
 #[test]
 fn a_refused_copy_changes_nothing() {
     let fake = failing("cuMemcpyHtoDAsync_v2", 1, 1, &[]);
-    let mut device = fake.open();
+    let mut device = open(&fake);
     let (host, there) = (device.host_buffer(64, HostKind::Pinned).unwrap(), device.device_buffer(64).unwrap());
     let operation = || Operation::Copy {
         method: Method::Dma,
@@ -221,7 +180,7 @@ fn a_refused_copy_changes_nothing() {
 fn an_error_that_ends_the_context_loses_the_device_and_frees_nothing_in_use() {
     // Opening records and queries events itself; the copies' own queries come later.
     let fake = failing("cuEventQuery", 700, 60, &["-DFAIL_STICKY", "-DLAG=5"]);
-    let mut device = fake.open();
+    let mut device = open(&fake);
     let (host, _there) = copies(&mut device, Method::Dma, 10);
     let done = wait_for(&mut device, 10);
     let first = done.iter().position(|completion| completion.result.is_err()).unwrap();
@@ -239,7 +198,7 @@ fn an_error_that_ends_the_context_loses_the_device_and_frees_nothing_in_use() {
 fn a_failed_stop_event_keeps_the_bytes_claimed() {
     // Events 1 to 8 are recorded by opening, 9 is the copy's start.
     let fake = failing("cuEventRecord", 1, 10, &[]);
-    let mut device = fake.open();
+    let mut device = open(&fake);
     let (host, there) = (device.host_buffer(64, HostKind::Pinned).unwrap(), device.device_buffer(64).unwrap());
     let (from, to) = (host.claim(0..64, Access::Read).unwrap(), there.claim(0..64, Access::Write).unwrap());
     let error = device.submit(EngineClass::H2d, Operation::Copy { method: Method::Dma, from, to }, 5).unwrap_err();
@@ -251,7 +210,7 @@ fn a_failed_stop_event_keeps_the_bytes_claimed() {
 #[test]
 fn a_failed_pageable_copy_fails_alone() {
     let fake = failing("cuMemcpyHtoD_v2", 1, 2, &[]);
-    let mut device = fake.open();
+    let mut device = open(&fake);
     let (host, _there) = copies(&mut device, Method::Pageable, 3);
     let done = wait_for(&mut device, 3);
     assert_eq!(done.iter().map(|completion| completion.tag).collect::<Vec<_>>(), [0, 1, 2]);
@@ -263,11 +222,11 @@ fn a_failed_pageable_copy_fails_alone() {
 #[test]
 fn exhausted_memory_is_reported_with_figures() {
     let fake = failing("cuMemAlloc_v2", 2, 1, &[]);
-    let error = fake.open().device_buffer(1000).unwrap_err();
+    let error = open(&fake).device_buffer(1000).unwrap_err();
     let expected = DeviceError::OutOfMemory { what: "device memory", wanted: Bytes(1000), available: Bytes(12345) };
     assert_eq!(error, expected);
-    let fake = failing("cuMemHostAlloc", 2, 1, &[]);
-    let error = fake.open().host_buffer(1000, HostKind::Pinned).unwrap_err();
+    let fake = failing("cuMemHostAlloc", 2, 1, &["-DNO_REGISTER"]);
+    let error = open(&fake).host_buffer(1000, HostKind::Pinned).unwrap_err();
     assert!(matches!(error, DeviceError::OutOfMemory { wanted: Bytes(2_097_152), .. }), "{error}");
 }
 
@@ -325,7 +284,7 @@ impl Kernel for Other {
 
 #[test]
 fn ptx_that_does_not_compile_comes_back_with_the_log() {
-    let mut device = PLAIN.open();
+    let mut device = open(&PLAIN);
     let error = device.load(Arc::new(Other { ptx: "nonsense", entry: "x" })).unwrap_err();
     let text = error.to_string();
     assert!(matches!(error, DeviceError::KernelLoad { .. }), "{text}");
@@ -335,7 +294,7 @@ fn ptx_that_does_not_compile_comes_back_with_the_log() {
 #[test]
 fn a_missing_entry_is_named() {
     let fake = Fake::build(&[]);
-    let error = fake.open().load(Arc::new(Other { ptx: Xor.ptx(), entry: "nowhere" })).unwrap_err();
+    let error = open(&fake).load(Arc::new(Other { ptx: Xor.ptx(), entry: "nowhere" })).unwrap_err();
     assert!(error.to_string().contains("CUDA_ERROR_NOT_FOUND"), "{error}");
     assert!(error.to_string().contains("entry `nowhere`"), "{error}");
     assert_eq!(fake.live(), 0);
@@ -368,7 +327,7 @@ fn peers_without_access_are_refused_and_everything_else_works() {
 #[test]
 fn memory_of_another_driver_is_refused() {
     let other = Fake::build(&[]);
-    let (mut device, mut stranger) = (PLAIN.open(), other.open());
+    let (mut device, mut stranger) = (open(&PLAIN), open(&other));
     let (host, there) = (stranger.host_buffer(64, HostKind::Pinned).unwrap(), device.device_buffer(64).unwrap());
     let operation = Operation::Copy {
         method: Method::Dma,
@@ -381,7 +340,7 @@ fn memory_of_another_driver_is_refused() {
 
 #[test]
 fn two_openings_of_one_gpu_share_memory_but_not_kernels() {
-    let (mut first, mut second) = (PLAIN.open(), PLAIN.open());
+    let (mut first, mut second) = (open(&PLAIN), open(&PLAIN));
     let (host, there) = (first.host_buffer(64, HostKind::Pinned).unwrap(), second.device_buffer(256).unwrap());
     let operation = Operation::Copy {
         method: Method::Dma,

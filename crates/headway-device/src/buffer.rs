@@ -12,9 +12,11 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use headway_core::transfer::Via;
 use headway_core::units::Bytes;
 
 use crate::error::DeviceError;
+use crate::port::Window;
 
 /// Claims on one buffer at a time.
 const CLAIMS_MAX: usize = 4096;
@@ -110,6 +112,10 @@ pub unsafe trait Memory: Any + Send + Sync {
     fn bytes(&self) -> usize;
     /// Where it is.
     fn place(&self) -> Place;
+    /// The CPU's way into device memory, where there is one.
+    fn window(&self) -> Option<&dyn Window> {
+        None
+    }
 }
 
 /// Zeroed, page-aligned memory of this process, for pageable buffers and emulated devices.
@@ -259,7 +265,9 @@ struct Shared {
     // Freed before the reservation is given back: fields drop in this order.
     memory: Box<dyn Memory>,
     claims: Mutex<Claims>,
-    _reservation: Reservation,
+    _reservation: Option<Reservation>,
+    /// Whether claims for writing are given.
+    writable: bool,
 }
 
 #[derive(Default)]
@@ -278,7 +286,29 @@ impl Buffer {
     /// For implementations of [`Device`](crate::Device): a buffer over `memory`.
     #[must_use]
     pub fn new(memory: impl Memory, reservation: Reservation) -> Self {
-        let shared = Shared { memory: Box::new(memory), claims: Mutex::default(), _reservation: reservation };
+        Self::of(Box::new(memory), Some(reservation), true)
+    }
+
+    /// For implementations of [`Port::register`](crate::port::Port::register): a buffer over memory that `make` makes of a
+    /// claim on all of `buffer`, for writing, or for reading where `buffer` was lent for reading.
+    ///
+    /// `make`'s memory keeps the claim for as long as it lives.
+    ///
+    /// # Errors
+    /// As for [`Buffer::claim`], and those of `make`.
+    pub fn view<M: Memory>(
+        buffer: &Self,
+        reservation: Reservation,
+        make: impl FnOnce(Span) -> Result<M, DeviceError>,
+    ) -> Result<Self, DeviceError> {
+        let writable = buffer.shared.writable;
+        let access = if writable { Access::Write } else { Access::Read };
+        let span = buffer.claim(0..buffer.len(), access)?;
+        Ok(Self::of(Box::new(make(span)?), Some(reservation), writable))
+    }
+
+    fn of(memory: Box<dyn Memory>, reservation: Option<Reservation>, writable: bool) -> Self {
+        let shared = Shared { memory, claims: Mutex::default(), _reservation: reservation, writable };
         Self { shared: Arc::new(shared) }
     }
 
@@ -300,6 +330,12 @@ impl Buffer {
         self.shared.memory.place()
     }
 
+    /// The form of its window, if it is device memory that has one.
+    #[must_use]
+    pub fn window(&self) -> Option<Via> {
+        self.shared.memory.window().map(Window::via)
+    }
+
     /// Claims `range` until the span is dropped.
     ///
     /// # Errors
@@ -308,6 +344,9 @@ impl Buffer {
     pub fn claim(&self, range: Range<usize>, access: Access) -> Result<Span, DeviceError> {
         if range.start > range.end || range.end > self.len() {
             return Err(DeviceError::OutOfRange { range, len: self.len() });
+        }
+        if access == Access::Write && !self.shared.writable {
+            return Err(DeviceError::Invalid { what: "claim", reason: "the memory was lent for reading".into() });
         }
         let mut claims = lock(&self.shared.claims);
         let conflict = claims.held.iter().find(|held| {
@@ -328,6 +367,83 @@ impl Buffer {
         claims.held.push(Claim { id, range: range.clone(), access });
         drop(claims);
         Ok(Span { shared: Arc::clone(&self.shared), id, range, access })
+    }
+}
+
+/// Lends `memory` to `body` as a buffer that gives claims for reading; `pinned` names the domain it is pinned for.
+///
+/// Returns, or unwinds, only when the last claim and the last handle are gone, however long an operation holds them.
+pub fn lend<R>(memory: &[u8], pinned: Option<Domain>, body: impl FnOnce(&Buffer) -> R) -> R {
+    lend_raw(memory.as_ptr().cast_mut(), memory.len(), pinned, false, body)
+}
+
+/// Lends `memory` to `body` as a buffer that gives claims for reading and writing; else as [`lend`].
+pub fn lend_mut<R>(memory: &mut [u8], pinned: Option<Domain>, body: impl FnOnce(&Buffer) -> R) -> R {
+    lend_raw(memory.as_mut_ptr(), memory.len(), pinned, true, body)
+}
+
+fn lend_raw<R>(
+    base: *mut u8,
+    bytes: usize,
+    pinned: Option<Domain>,
+    writable: bool,
+    body: impl FnOnce(&Buffer) -> R,
+) -> R {
+    let lent = Lent { base: NonNull::new(base).unwrap_or(NonNull::dangling()), bytes, place: Place::Host { pinned } };
+    let mut loan = Loan(Buffer::of(Box::new(lent), None, writable));
+    let result = body(&loan.0);
+    loan.wait();
+    result
+}
+
+/// Memory of a caller that waits for [`Loan::wait`] before it uses it again.
+struct Lent {
+    base: NonNull<u8>,
+    bytes: usize,
+    place: Place,
+}
+
+// SAFETY: plain bytes that the lender leaves alone until the loan has ended.
+unsafe impl Send for Lent {}
+// SAFETY: as above.
+unsafe impl Sync for Lent {}
+
+// SAFETY: the caller's slice is initialised, and borrowed until `Loan::wait` has seen the last handle go; where the slice is
+// shared, claims for writing are refused.
+unsafe impl Memory for Lent {
+    fn base(&self) -> *mut u8 {
+        self.base.as_ptr()
+    }
+    fn bytes(&self) -> usize {
+        self.bytes
+    }
+    fn place(&self) -> Place {
+        self.place
+    }
+}
+
+/// Ends a loan on every way out.
+struct Loan(Buffer);
+
+impl Loan {
+    /// Waits until no other handle and no span is left.
+    fn wait(&mut self) {
+        let mut tries = 0u32;
+        // `get_mut` orders what other threads did with the memory before what the lender does next.
+        while Arc::get_mut(&mut self.0.shared).is_none() {
+            tries = tries.saturating_add(1);
+            if tries < 1_000 {
+                std::hint::spin_loop();
+            } else {
+                std::thread::yield_now();
+            }
+        }
+    }
+}
+
+impl Drop for Loan {
+    fn drop(&mut self) {
+        self.wait();
     }
 }
 
@@ -389,6 +505,39 @@ impl Span {
         self.shared.memory.base().wrapping_add(self.range.start)
     }
 
+    /// Stores `from` at offset `at` of a span of device memory through its window.
+    ///
+    /// # Errors
+    /// [`DeviceError::OutOfRange`], [`DeviceError::Invalid`] without a window or for spans claimed for reading.
+    pub fn store(&mut self, at: usize, from: &[u8]) -> Result<(), DeviceError> {
+        let window = self.windowed(at, from.len())?;
+        if self.access != Access::Write {
+            return Err(DeviceError::Invalid { what: "store", reason: "the span was claimed for reading".into() });
+        }
+        // SAFETY: the range was checked; this claim for writing and `&mut self` exclude every other use of these bytes.
+        unsafe { window.store(self.range.start + at, from) };
+        Ok(())
+    }
+
+    /// Loads into `to` from offset `at` of a span of device memory through its window.
+    ///
+    /// # Errors
+    /// As for [`Span::store`].
+    pub fn load(&self, at: usize, to: &mut [u8]) -> Result<(), DeviceError> {
+        let window = self.windowed(at, to.len())?;
+        // SAFETY: the range was checked; while this span lives nobody writes these bytes.
+        unsafe { window.load(self.range.start + at, to) };
+        Ok(())
+    }
+
+    fn windowed(&self, at: usize, len: usize) -> Result<&dyn Window, DeviceError> {
+        if at.checked_add(len).is_none_or(|end| end > self.len()) {
+            return Err(DeviceError::OutOfRange { range: at..at.saturating_add(len), len: self.len() });
+        }
+        let reason = || "the span has no window".to_owned();
+        self.shared.memory.window().ok_or_else(|| DeviceError::Invalid { what: "window access", reason: reason() })
+    }
+
     /// The bytes.
     ///
     /// # Errors
@@ -427,7 +576,11 @@ impl Span {
 
 impl Drop for Span {
     fn drop(&mut self) {
-        lock(&self.shared.claims).held.retain(|claim| claim.id != self.id);
+        let mut claims = lock(&self.shared.claims);
+        // From the newest on: most claims are short.
+        if let Some(at) = claims.held.iter().rposition(|claim| claim.id == self.id) {
+            claims.held.swap_remove(at);
+        }
     }
 }
 
@@ -489,6 +642,28 @@ mod tests {
         assert!(buffer.claim(0..4, Access::Read).unwrap().bytes_mut().is_err());
         buffer.claim(1..3, Access::Write).unwrap().bytes_mut().unwrap().fill(7);
         assert_eq!(buffer.claim(0..4, Access::Read).unwrap().bytes().unwrap(), [0, 7, 7, 0]);
+    }
+
+    #[test]
+    fn lent_memory_comes_back_when_the_last_claim_is_dropped() {
+        let mut memory = vec![1u8; 64];
+        let span = std::thread::scope(|threads| {
+            lend_mut(&mut memory, None, |buffer| {
+                let mut span = buffer.claim(8..16, Access::Write).unwrap();
+                threads.spawn(move || span.bytes_mut().unwrap().fill(9)).join().unwrap();
+                buffer.claim(0..64, Access::Read).unwrap().bytes().unwrap().to_vec()
+            })
+        });
+        assert_eq!(span, memory);
+        assert_eq!(memory.iter().filter(|byte| **byte == 9).count(), 8);
+    }
+
+    #[test]
+    fn memory_lent_for_reading_is_never_claimed_for_writing() {
+        lend(&[1, 2, 3], None, |buffer| {
+            assert!(matches!(buffer.claim(0..3, Access::Write), Err(DeviceError::Invalid { .. })));
+            assert_eq!(buffer.claim(1..3, Access::Read).unwrap().bytes().unwrap(), [2, 3]);
+        });
     }
 
     #[test]

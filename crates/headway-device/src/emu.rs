@@ -450,15 +450,15 @@ fn execute(work: &mut Work, bounce: &mut [Vec<u8>; 2]) -> Result<(), DeviceError
 }
 
 /// The bytes of a span of host or emulated device memory.
-fn device_bytes(span: &Span) -> &[u8] {
-    // SAFETY: `check::operation` admits only spans of host memory and of the domain of emulated devices; both are memory of
+pub(crate) fn device_bytes(span: &Span) -> &[u8] {
+    // SAFETY: `check::operation` and `check::movement` admit only spans of host memory and of the domain of emulated devices; both are memory of
     // this process, initialised and valid while the span lives. Nobody writes them: other claims on them only read.
     unsafe { std::slice::from_raw_parts(span.as_ptr(), span.len()) }
 }
 
 /// The same, to be written.
-fn device_bytes_mut(span: &mut Span) -> &mut [u8] {
-    // SAFETY: as in `device_bytes`; `check::operation` admits only spans claimed for writing as destination, output and
+pub(crate) fn device_bytes_mut(span: &mut Span) -> &mut [u8] {
+    // SAFETY: as in `device_bytes`; both checks admit only spans claimed for writing as destination, output and
     // state, so nobody else holds a claim on these bytes.
     unsafe { std::slice::from_raw_parts_mut(span.as_ptr(), span.len()) }
 }
@@ -606,6 +606,7 @@ mod tests {
                 chain_rate: Some(Rate(100_000_000)),
             }],
             calibration: None,
+            profile: headway_core::transfer::Profile::default(),
             hash: String::new(),
         };
         let spec = EmuSpec::of_machine(&machine, EndpointId(1));
@@ -616,6 +617,9 @@ mod tests {
                 serves: vec![service(EngineClass::H2d, 7, Some(Rate(5_000))), service(EngineClass::D2h, 0, None)]
             }]
         );
+        let port = crate::emu_port::EmuPortSpec::of_machine(&machine, EndpointId(1));
+        let pace = crate::emu_port::Pace { setup: Nanos(7), rate: Some(Rate(5_000)) };
+        assert_eq!((port.h2d, port.d2h, port.half_duplex), (pace, crate::emu_port::Pace::FREE, true));
         let mut input = vec![0; 112];
         block::write_header(&mut input, 0, &[32, 48]).unwrap();
         let time = spec.kernel_time.unwrap();

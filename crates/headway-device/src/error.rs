@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use headway_core::machine::EngineClass;
-use headway_core::units::Bytes;
+use headway_core::units::{Bytes, Nanos};
 
 use crate::buffer::Access;
 use crate::kernel::KernelError;
@@ -93,6 +93,14 @@ pub enum DeviceError {
     /// The device failed earlier in a way that it does not recover from.
     #[error("the device is lost after an earlier fault; close it and open it again")]
     DeviceLost,
+    /// Something did not answer within its bound.
+    #[error("{what} did not answer within {after}")]
+    Timeout {
+        /// What was waited for, with what is known of its state.
+        what: String,
+        /// The bound.
+        after: Nanos,
+    },
     /// The driver refused a kernel's PTX.
     #[error("kernel `{kernel}` cannot be loaded: {reason}\n{log}")]
     KernelLoad {

@@ -1,6 +1,6 @@
-//! The `Device` trait, the emulated device, and the conformance suite every device passes.
+//! The `Device` and `Port` traits, their emulated forms, and the conformance suites that every implementation passes.
 //!
-//! A device serves operations on engines. Memory is handed to it as [`Span`]s: claims on a range of a [`Buffer`] that
+//! A device serves operations on engines, a port serves copies. Memory is handed to it as [`Span`]s: claims on a range of a [`Buffer`] that
 //! exclude each other where one of them writes. So buffers can be shared by the threads that fill them, the thread that
 //! drives the device, and the device, and a data race cannot be written down.
 
@@ -8,8 +8,12 @@ pub mod buffer;
 pub mod check;
 pub mod conformance;
 pub mod emu;
+pub mod emu_port;
 mod error;
+pub mod faulty;
 pub mod kernel;
+pub mod port;
+pub mod port_conformance;
 
 use std::sync::Arc;
 

@@ -13,6 +13,7 @@
 mod aes128_cbc;
 mod lanes;
 mod spin;
+pub mod study;
 
 use std::sync::Arc;
 

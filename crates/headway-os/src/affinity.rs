@@ -1,4 +1,7 @@
-//! CPUs a thread may run on.
+//! CPUs a thread may run on, and how much of them.
+
+use std::fs;
+use std::path::Path;
 
 use crate::errno::{Errno, OsError};
 
@@ -53,9 +56,52 @@ pub fn restrict(cpus: &[u32]) -> Result<(), OsError> {
     if status == 0 { Ok(()) } else { Err(OsError::last(call)) }
 }
 
+/// CPU time a second that the cgroups of this process allow, in thousandths of a CPU, rounded down; `None` = no limit, or
+/// none that can be read. `root` is `/` on a real machine.
+///
+/// Reads `cpu.max` of the second cgroup version, from the group of the process up to the root that it sees.
+#[must_use]
+pub fn quota(root: &Path) -> Option<u64> {
+    let groups = fs::read_to_string(root.join("proc/self/cgroup")).ok()?;
+    let own = groups.lines().find_map(|line| line.strip_prefix("0::/"))?;
+    let base = root.join("sys/fs/cgroup");
+    // Joined by parts that are names, so that `/../` in the path of a group above the visible root leads nowhere.
+    let path =
+        own.split('/').filter(|part| !part.is_empty() && *part != "..").fold(base.clone(), |at, part| at.join(part));
+    let limits = path.ancestors().take_while(|at| at.starts_with(&base)).filter_map(|at| {
+        let text = fs::read_to_string(at.join("cpu.max")).ok()?;
+        let (quota, period) = text.trim().split_once(' ')?;
+        let (quota, period): (u64, u64) = (quota.parse().ok()?, period.parse().ok()?);
+        quota.checked_mul(1000)?.checked_div(period)
+    });
+    limits.min()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_narrowest_cpu_quota_on_the_way_up_counts() {
+        let root = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| {
+            let path = root.path().join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        assert_eq!(quota(root.path()), None);
+        write("proc/self/cgroup", "1:cpu:/x\n0::/a/b\n");
+        assert_eq!(quota(root.path()), None);
+        write("sys/fs/cgroup/a/b/cpu.max", "max 100000\n");
+        write("sys/fs/cgroup/a/cpu.max", "150000 100000\n");
+        assert_eq!(quota(root.path()), Some(1500));
+        write("sys/fs/cgroup/a/b/cpu.max", "5 0\n");
+        assert_eq!(quota(root.path()), Some(1500));
+        write("sys/fs/cgroup/a/b/cpu.max", "33333 100000\n");
+        assert_eq!(quota(root.path()), Some(333));
+        write("proc/self/cgroup", "0::/../../a\n");
+        assert_eq!(quota(root.path()), Some(1500));
+    }
 
     #[test]
     fn a_restricted_thread_sees_its_one_cpu() {

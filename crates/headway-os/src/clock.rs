@@ -5,10 +5,26 @@ use headway_core::units::{NANOS_PER_SECOND, Nanos};
 /// The time now; never decreases, and means nothing outside this boot.
 #[must_use]
 pub fn now() -> Nanos {
+    read(libc::CLOCK_MONOTONIC)
+}
+
+/// CPU time that this process has used, on all its threads.
+#[must_use]
+pub fn cpu_time() -> Nanos {
+    read(libc::CLOCK_PROCESS_CPUTIME_ID)
+}
+
+/// CPU time that the calling thread has used.
+#[must_use]
+pub fn thread_cpu_time() -> Nanos {
+    read(libc::CLOCK_THREAD_CPUTIME_ID)
+}
+
+fn read(clock: libc::clockid_t) -> Nanos {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `time` is a valid `timespec` for the call to write.
-    let status = unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
-    assert_eq!(status, 0, "Linux always has CLOCK_MONOTONIC");
+    let status = unsafe { libc::clock_gettime(clock, &raw mut time) };
+    assert_eq!(status, 0, "Linux always has these clocks");
     Nanos((time.tv_sec as u64).saturating_mul(NANOS_PER_SECOND).saturating_add(time.tv_nsec as u64))
 }
 
@@ -36,6 +52,15 @@ mod tests {
         let time = now().saturating_add(Nanos(200_000));
         sleep_until(time);
         assert!(now() >= time);
+    }
+
+    #[test]
+    fn cpu_time_grows_with_work_and_the_process_has_used_what_its_threads_have() {
+        let start = thread_cpu_time();
+        while thread_cpu_time() == start {}
+        assert!(cpu_time() >= thread_cpu_time().saturating_sub(start));
+        let process = cpu_time();
+        std::thread::spawn(move || while cpu_time() == process {}).join().unwrap();
     }
 
     #[test]

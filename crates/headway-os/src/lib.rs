@@ -1,10 +1,12 @@
-//! What Headway asks of the operating system (Linux): clock, scheduling classes, affinity, topology and memory limits.
+//! What Headway asks of the operating system (Linux) and the CPU: clock, scheduling classes, affinity, topology, memory and
+//! its limits, copy loops.
 //!
 //! Nothing here panics when the system refuses: every absence is an error value with the errno, what would allow the
 //! call, and what is used instead.
 
 pub mod affinity;
 pub mod clock;
+pub mod copy;
 mod errno;
 pub mod memory;
 pub mod sched;

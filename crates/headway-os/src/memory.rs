@@ -1,8 +1,13 @@
-//! How much memory there is and how much of it may be locked.
+//! How much memory there is, how much of it may be locked, and mappings.
+
+mod mapping;
+mod present;
 
 use headway_core::units::Bytes;
 
 use crate::errno::OsError;
+pub use mapping::{Mapping, MemoryFile, View, page_bytes, populate_read, touch, touch_read};
+pub use present::mostly_absent;
 
 /// What `RLIMIT_MEMLOCK` allows one process to lock (pin).
 ///

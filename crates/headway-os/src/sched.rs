@@ -113,6 +113,15 @@ pub fn probe_realtime() -> Result<(), SchedError> {
         .map_err(|errno| refusal("SCHED_FIFO", errno))
 }
 
+/// Puts the calling thread into `SCHED_DEADLINE`: `runtime` in every `period`, throttled beyond it. Threads that it starts are
+/// ordinary ones.
+///
+/// # Errors
+/// [`SchedError`] with the permission that is missing; the thread stays as it was.
+pub fn request_deadline(runtime: Nanos, period: Nanos) -> Result<SchedClass, SchedError> {
+    try_deadline(runtime, period).map(|()| SchedClass::Deadline).map_err(|errno| refusal("SCHED_DEADLINE", errno))
+}
+
 /// Whether a thread could get `SCHED_DEADLINE` here, tried with 0.1 ms in every 10 ms on a thread that then ends.
 ///
 /// Headway's workers do not use it: the kernel refuses it to threads whose affinity is narrower than their root domain,
@@ -121,7 +130,7 @@ pub fn probe_realtime() -> Result<(), SchedError> {
 /// # Errors
 /// [`SchedError`] when the kernel refuses.
 pub fn probe_deadline() -> Result<(), SchedError> {
-    on_a_thread(try_deadline).map_err(|errno| refusal("SCHED_DEADLINE", errno))
+    on_a_thread(|| try_deadline(Nanos(100_000), Nanos(10_000_000))).map_err(|errno| refusal("SCHED_DEADLINE", errno))
 }
 
 fn on_a_thread(attempt: fn() -> Result<(), Errno>) -> Result<(), Errno> {
@@ -133,7 +142,7 @@ fn on_a_thread(attempt: fn() -> Result<(), Errno>) -> Result<(), Errno> {
     }
 }
 
-fn try_deadline() -> Result<(), Errno> {
+fn try_deadline(runtime: Nanos, period: Nanos) -> Result<(), Errno> {
     /// `struct sched_attr` in its first published form (48 bytes), which every kernel accepts.
     #[repr(C)]
     struct Attributes {
@@ -149,12 +158,12 @@ fn try_deadline() -> Result<(), Errno> {
     let attributes = Attributes {
         size: size_of::<Attributes>() as u32,
         policy: libc::SCHED_DEADLINE as u32,
-        flags: 0,
+        flags: libc::SCHED_FLAG_RESET_ON_FORK as u64,
         nice: 0,
         priority: 0,
-        runtime: 100_000,
-        deadline: 10_000_000,
-        period: 10_000_000,
+        runtime: runtime.0,
+        deadline: period.0,
+        period: period.0,
     };
     // SAFETY: 0 names the calling thread; `attributes` is valid for reads of the size it states; flags must be 0.
     let status = unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0u32) };
@@ -225,6 +234,16 @@ mod tests {
             assert_eq!(error.wanted, "SCHED_DEADLINE");
         }
         assert_eq!(current().unwrap(), before);
+    }
+
+    #[test]
+    fn a_thread_in_the_deadline_class_says_so() {
+        std::thread::spawn(|| match request_deadline(Nanos(1_000_000), Nanos(100_000_000)) {
+            Ok(class) => assert_eq!(current().unwrap(), class),
+            Err(error) => assert_eq!(error.wanted, "SCHED_DEADLINE"),
+        })
+        .join()
+        .unwrap();
     }
 
     #[test]

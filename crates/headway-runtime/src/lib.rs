@@ -2,8 +2,10 @@
 #![forbid(unsafe_code)]
 
 pub mod blocks;
+pub mod copy;
 pub mod host;
 pub mod intake;
 pub mod kernels;
 pub mod outlet;
+pub mod staging;
 pub mod wall;

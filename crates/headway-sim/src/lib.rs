@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 mod engines;
+pub mod fujii;
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;

@@ -116,6 +116,7 @@ fn small_machine(draw: &mut Draw) -> Machine {
         routes: Vec::new(),
         kernels: Vec::new(),
         calibration: None,
+        profile: headway_core::transfer::Profile::default(),
         hash: "small".to_owned(),
     };
     for at in 0..capacities {

@@ -17,6 +17,8 @@ use headway_sim::SimError;
 use headway_trace::LogError;
 use headway_trace::replay::Divergence;
 
+use crate::plot::PlotError;
+
 /// What failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -132,6 +134,25 @@ pub enum Error {
     /// A log replays differently.
     #[error(transparent)]
     Replay(#[from] Divergence),
+    /// A file or folder cannot be written.
+    #[error("cannot write `{path}`")]
+    Write {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// A plot cannot be drawn.
+    #[error(transparent)]
+    Plot(#[from] PlotError),
+    /// There is no such experiment.
+    #[error("there is no experiment `{name}`; there are: {known}")]
+    NoExperiment {
+        /// The name.
+        name: String,
+        /// Those that exist.
+        known: String,
+    },
     /// The options contradict each other.
     #[error("{0}")]
     Options(&'static str),

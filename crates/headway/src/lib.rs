@@ -6,7 +6,9 @@
 pub mod doctor;
 mod error;
 pub mod files;
+pub mod plot;
 pub mod report;
+pub mod reproduce;
 pub mod run;
 mod sample;
 mod verify;

@@ -25,6 +25,7 @@ impl Builder {
             routes: Vec::new(),
             kernels: Vec::new(),
             calibration: None,
+            profile: crate::transfer::Profile::default(),
             hash: String::new(),
         });
         builder.endpoint("host", EndpointKind::Memory);

@@ -8,20 +8,34 @@ use super::{
 };
 use crate::document::{self, Field, Table, suggest};
 use crate::error::{FileError, Source};
+use crate::transfer::Profile;
 use crate::units::{PPM, Rate};
 
 /// Slowest link or limit; below it, rates in whole bytes per second would be too coarse for the sharing model.
 const RATE_MIN: Rate = Rate(1_000_000);
 /// Weight of a route that gives none, and the largest.
-const WEIGHT: u64 = 1_000;
+pub(super) const WEIGHT: u64 = 1_000;
 const WEIGHT_MAX: u64 = 1_000_000;
 /// Largest `use`: bytes of a limit per byte moved.
 const USE_MAX_PPM: u64 = 100 * PPM;
 /// Endpoint names that mean something else in a workload file.
 const RESERVED: [&str; 2] = ["auto", "gpu"];
 
-const TOP: &[&str] =
-    &["name", "description", "memory", "gpu", "link", "limit", "engine", "route", "kernel", "calibration"];
+const TOP: &[&str] = &[
+    "name",
+    "description",
+    "memory",
+    "gpu",
+    "link",
+    "limit",
+    "engine",
+    "route",
+    "kernel",
+    "calibration",
+    "profile",
+    "curve",
+    "staging",
+];
 const ENDPOINT: &[&str] = &["id", "numa", "pci", "uuid"];
 const LINK: &[&str] = &["id", "from", "to", "rate", "rate_low", "opposite", "rate_both"];
 const LIMIT: &[&str] = &["id", "rate", "rate_low", "use"];
@@ -53,6 +67,7 @@ pub fn parse(name: &str, text: &str) -> Result<Machine, FileError> {
     }
     reader.kernels(&mut top)?;
     reader.machine.calibration = calibration(&mut top)?;
+    reader.profile(&mut top)?;
     Ok(reader.machine)
 }
 
@@ -84,9 +99,9 @@ impl<T: Copy> Names<T> {
     }
 }
 
-struct Reader<'a> {
+pub(super) struct Reader<'a> {
     source: &'a Source,
-    machine: Machine,
+    pub(super) machine: Machine,
     endpoints: Names<EndpointId>,
     capacities: Names<CapacityId>,
     engines: Names<EngineId>,
@@ -103,6 +118,7 @@ impl<'a> Reader<'a> {
             routes: Vec::new(),
             kernels: Vec::new(),
             calibration: None,
+            profile: Profile::default(),
             hash: document::hash(text),
         };
         let (endpoints, capacities) = (Names::new("memories and GPUs"), Names::new("links and limits"));
@@ -221,7 +237,7 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    fn gpu(&self, field: &Field<'_>) -> Result<EndpointId, FileError> {
+    pub(super) fn gpu(&self, field: &Field<'_>) -> Result<EndpointId, FileError> {
         let found = self.endpoints.find(field)?;
         if self.machine.endpoints[found.at()].kind == EndpointKind::Gpu {
             return Ok(found);
@@ -489,7 +505,7 @@ fn method(table: &mut Table<'_>, class: EngineClass) -> Result<Method, FileError
     Err(field.error(format!("`{}` does not fit {}", field.excerpt(), word(class)), Some(help)))
 }
 
-fn word(class: EngineClass) -> &'static str {
+pub(super) fn word(class: EngineClass) -> &'static str {
     match class {
         EngineClass::H2d => "h2d",
         EngineClass::D2h => "d2h",
@@ -503,6 +519,6 @@ fn optional_text(table: &mut Table<'_>, key: &str) -> Result<Option<String>, Fil
 }
 
 /// A count or a checked value in the 32 bits that the model has for it.
-fn narrow<T: TryInto<u32, Error: std::fmt::Debug>>(value: T) -> u32 {
+pub(super) fn narrow<T: TryInto<u32, Error: std::fmt::Debug>>(value: T) -> u32 {
     value.try_into().expect("a file holds fewer than 2^32 tables, and values were checked to fit")
 }

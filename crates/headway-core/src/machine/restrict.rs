@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 
 use super::{Capacity, CapacityId, CapacityKind, EndpointId, Engine, EngineId, KernelCost, Machine, Route};
+use crate::transfer::{Curve, Key, Profile, Stamp, TuningKey};
 
 impl Machine {
     /// The same machine with only its first `count` GPUs; `None` if it has fewer, or `count` is zero.
     ///
     /// Routes of the other GPUs go, and with them the links and engines that only they used. Limits stay, as they belong to
-    /// the node. With all GPUs it is the machine itself; else `-g` and the count are appended to the hash.
+    /// the node. Figures of copies stay for the GPUs that stay. With all GPUs it is the machine itself; else `-g` and the count are appended to the hash.
     #[must_use]
     pub fn with_gpus(&self, count: usize) -> Option<Self> {
         let total = self.gpus().count();
@@ -30,7 +31,7 @@ impl Machine {
             let serves = |r: &&Route| r.engines.iter().any(|e| e.at() == i);
             stays(self.engines[i].gpu) && (kept.iter().any(serves) || !gone.iter().any(serves))
         });
-        let restricted = Restriction { endpoints, capacities, engines };
+        let restricted = Restriction { endpoints, capacities, engines, gpus_gone: total - count };
         Some(Self {
             name: self.name.clone(),
             description: self.description.clone(),
@@ -40,6 +41,7 @@ impl Machine {
             routes: kept.into_iter().map(|r| restricted.route(r)).collect(),
             kernels: self.kernels.iter().filter_map(|k| restricted.kernel(k)).collect(),
             calibration: self.calibration.clone(),
+            profile: restricted.profile(&self.profile, total),
             hash: format!("{}-g{count}", self.hash),
         })
     }
@@ -50,6 +52,7 @@ struct Restriction {
     endpoints: BTreeMap<usize, u32>,
     capacities: BTreeMap<usize, u32>,
     engines: BTreeMap<usize, u32>,
+    gpus_gone: usize,
 }
 
 impl Restriction {
@@ -78,6 +81,29 @@ impl Restriction {
             uses: old.uses.iter().map(|(c, ppm)| (CapacityId(self.capacities[&c.at()]), *ppm)).collect(),
             ..old.clone()
         }
+    }
+
+    /// The curves and tunings of the GPUs that stay; the stamp with as many GPUs.
+    fn profile(&self, old: &Profile, total: usize) -> Profile {
+        let stays = |end: &EndpointId| self.endpoints.contains_key(&end.at());
+        let curves = |curves: &BTreeMap<Key, Curve>| {
+            let kept = curves.iter().filter(|(key, _)| stays(&key.gpu) && key.peer.iter().all(stays));
+            let key = |key: &Key| Key { gpu: self.end(key.gpu), peer: key.peer.map(|p| self.end(p)), ..key.clone() };
+            kept.map(|(old, curve)| (key(old), curve.clone())).collect()
+        };
+        let count = |list: &[String]| {
+            // A list with an entry for each GPU; the first ones stay.
+            let gone = if list.len() == total { self.gpus_gone } else { 0 };
+            list[..list.len() - gone].to_vec()
+        };
+        let stamp = old.stamp.as_ref().map(|stamp| Stamp {
+            gpus: count(&stamp.gpus),
+            pcie: count(&stamp.pcie),
+            ..stamp.clone()
+        });
+        let tunings = old.tunings.iter().filter(|(key, _)| stays(&key.gpu));
+        let tunings = tunings.map(|(key, tuning)| (TuningKey { gpu: self.end(key.gpu), ..*key }, *tuning)).collect();
+        Profile { stamp, curves: curves(&old.curves), posted: curves(&old.posted), tunings }
     }
 
     /// The cost entry, unless it was for GPUs that are all gone.

@@ -1,0 +1,415 @@
+//! `staged`: the double-queue pipeline between ordinary host memory and a GPU (Cho 2018), over one link or several
+//! (`multipath`), as a state machine without threads, clock or memory.
+//!
+//! Workers copy between ordinary memory and pinned buffers, engines between pinned buffers and the GPU. On the way in a
+//! worker fills a buffer and the engine empties it; on the way out the engine fills and a worker drains. Whoever fills takes
+//! a free buffer first and then the next index, so that every claimed chunk owns a buffer and no order of events can block.
+//! Links share nothing but the counter of indices: one that is slow claims less.
+
+mod cuts;
+
+use std::ops::Range;
+
+pub use self::cuts::Cuts;
+
+/// Which way the bytes of a pipeline go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Flow {
+    /// Host to GPU: workers fill, engines drain.
+    In,
+    /// GPU to host: engines fill, workers drain.
+    Out,
+}
+
+/// In which order full buffers go to the engine on the way in. On the way out chunks are always submitted by index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Order {
+    /// As they become full.
+    Arrival,
+    /// By index: none before a lower one of the same link.
+    Index,
+}
+
+/// What one link has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct LinkShape {
+    /// Whether workers copy for it; `false` = the engine reaches the caller's memory itself, and buffers are mere slots.
+    pub workers: bool,
+    /// Pinned buffers (Cho 2018: twice the workers), or slots.
+    pub buffers: u32,
+    /// Chunks on the engine at a time, at least 1.
+    pub in_flight: u32,
+}
+
+/// A buffer and the chunk in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Task {
+    /// The buffer, counted within its link.
+    pub buffer: u32,
+    /// The chunk.
+    pub chunk: u64,
+}
+
+/// What a worker does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum WorkerStep {
+    /// Copy the chunk from the caller's memory into the buffer, then report.
+    Fill(Task),
+    /// Copy the buffer into the chunk of the caller's memory, then report.
+    Drain(Task),
+    /// Nothing now; ask again after another party's report.
+    Wait,
+    /// Nothing ever again on this link.
+    Done,
+}
+
+/// What an engine does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum EngineStep {
+    /// Submit the chunk, then report its end.
+    Submit(Task),
+    /// Nothing now; ask again after another party's report.
+    Wait,
+    /// Nothing ever again on this link.
+    Done,
+}
+
+/// How a pipeline ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Outcome {
+    /// Every chunk is in place.
+    Complete,
+    /// A chunk failed; it is the first one that was reported.
+    Failed {
+        /// The chunk.
+        chunk: u64,
+    },
+    /// It was cancelled before its end.
+    Cancelled,
+}
+
+/// Where a link's buffers are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Census {
+    /// Free.
+    pub empty: u32,
+    /// A worker copies into or out of them.
+    pub copying: u32,
+    /// They wait for the engine (in) or a worker (out).
+    pub full: u32,
+    /// On the engine.
+    pub flying: u32,
+}
+
+/// One buffer. All but `Empty` hold a chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum State {
+    Empty,
+    Copying(u64),
+    Full(u64),
+    Flying(u64),
+}
+
+impl State {
+    const fn chunk(self) -> Option<u64> {
+        match self {
+            Self::Empty => None,
+            Self::Copying(chunk) | Self::Full(chunk) | Self::Flying(chunk) => Some(chunk),
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Link {
+    workers: bool,
+    in_flight: u32,
+    flying: u32,
+    buffers: Vec<State>,
+    /// Free buffers. The one used last is taken first: it is the one most likely in the cache.
+    empty: Vec<u32>,
+    /// Full buffers in the order of their filling; at most as many as there are buffers.
+    full: Vec<u32>,
+}
+
+/// One transfer.
+///
+/// Every `*_next` that hands out a [`Task`] is answered by one `*_done` for its buffer.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Pipeline {
+    flow: Flow,
+    order: Order,
+    chunks: u64,
+    /// The index that is claimed next.
+    next: u64,
+    links: Vec<Link>,
+    stop: Option<Outcome>,
+    /// The lowest claimed chunk that never will be in place.
+    lost: u64,
+}
+
+impl Pipeline {
+    /// A transfer of `chunks` chunks over `links`. A link without buffers carries nothing.
+    #[must_use]
+    pub fn new(flow: Flow, order: Order, chunks: u64, links: &[LinkShape]) -> Self {
+        let link = |shape: &LinkShape| Link {
+            workers: shape.workers,
+            in_flight: shape.in_flight.max(1),
+            flying: 0,
+            buffers: vec![State::Empty; shape.buffers as usize],
+            empty: (0..shape.buffers).rev().collect(),
+            full: Vec::with_capacity(shape.buffers as usize),
+        };
+        Self { flow, order, chunks, next: 0, links: links.iter().map(link).collect(), stop: None, lost: u64::MAX }
+    }
+
+    /// What a free worker of `link` does.
+    pub fn worker_next(&mut self, link: usize) -> WorkerStep {
+        if self.worker_is_done(link) {
+            return WorkerStep::Done;
+        }
+        match self.flow {
+            Flow::In => self.claim(link, State::Copying).map_or(WorkerStep::Wait, WorkerStep::Fill),
+            Flow::Out => {
+                let link = &mut self.links[link];
+                if link.full.is_empty() {
+                    return WorkerStep::Wait;
+                }
+                let buffer = link.full.remove(0);
+                let chunk = link.chunk(buffer);
+                link.buffers[buffer as usize] = State::Copying(chunk);
+                WorkerStep::Drain(Task { buffer, chunk })
+            }
+        }
+    }
+
+    /// Whether workers of `link` have nothing to do any more, now and later.
+    #[must_use]
+    pub fn worker_is_done(&self, link: usize) -> bool {
+        let claimed = self.next == self.chunks;
+        let link = &self.links[link];
+        let more = match self.flow {
+            Flow::In => !claimed,
+            Flow::Out => !claimed || link.flying > 0 || !link.full.is_empty(),
+        };
+        !link.workers || self.stop.is_some() || !more
+    }
+
+    /// A worker has ended its copy; `ok = false` stops the transfer.
+    ///
+    /// # Panics
+    /// If no worker had that buffer.
+    pub fn worker_done(&mut self, link: usize, buffer: u32, ok: bool) {
+        let State::Copying(chunk) = self.links[link].buffers[buffer as usize] else {
+            panic!("buffer {buffer} of link {link} was not with a worker")
+        };
+        if !ok {
+            self.fail(chunk);
+        }
+        match self.flow {
+            // What is full after a stop goes nowhere.
+            Flow::In if self.stop.is_some() => self.lose(link, buffer, chunk),
+            Flow::In => self.links[link].fill(buffer, chunk),
+            Flow::Out if ok => self.links[link].free(buffer),
+            Flow::Out => self.lose(link, buffer, chunk),
+        }
+    }
+
+    /// Whether [`Pipeline::engine_next`] would hand out a chunk.
+    #[must_use]
+    pub fn engine_is_ready(&self, link: usize) -> bool {
+        let state = &self.links[link];
+        if self.stop.is_some() || state.flying >= state.in_flight {
+            return false;
+        }
+        if self.engine_claims(link) {
+            self.next < self.chunks && !state.empty.is_empty()
+        } else {
+            state.submittable(self.order).is_some()
+        }
+    }
+
+    /// What the engine of `link` does, as far as its bound on chunks in flight lets it.
+    pub fn engine_next(&mut self, link: usize) -> EngineStep {
+        if self.engine_is_ready(link) {
+            let claimed = if self.engine_claims(link) { self.claim(link, State::Flying) } else { self.take_full(link) };
+            if let Some(task) = claimed {
+                self.links[link].flying += 1;
+                return EngineStep::Submit(task);
+            }
+        }
+        let state = &self.links[link];
+        let claimed = self.next == self.chunks || self.stop.is_some();
+        let holds_work = match self.flow {
+            Flow::In => state.buffers.iter().any(|state| *state != State::Empty),
+            Flow::Out => false,
+        };
+        if claimed && !holds_work && state.flying == 0 { EngineStep::Done } else { EngineStep::Wait }
+    }
+
+    /// A submitted chunk has ended, or was refused; `ok = false` stops the transfer.
+    ///
+    /// # Panics
+    /// If that buffer was not on the engine.
+    pub fn engine_done(&mut self, link: usize, buffer: u32, ok: bool) {
+        let State::Flying(chunk) = self.links[link].buffers[buffer as usize] else {
+            panic!("buffer {buffer} of link {link} was not on the engine")
+        };
+        self.links[link].flying -= 1;
+        if !ok {
+            self.fail(chunk);
+        }
+        let to_worker = self.flow == Flow::Out && self.links[link].workers;
+        match ok {
+            true if !to_worker => self.links[link].free(buffer),
+            true if self.stop.is_none() => self.links[link].fill(buffer, chunk),
+            _ => self.lose(link, buffer, chunk),
+        }
+    }
+
+    /// Stops: no more chunks are claimed or submitted, those on an engine or with a worker end. Too late after the end.
+    pub fn cancel(&mut self) {
+        if self.outcome().is_none() {
+            self.halt(Outcome::Cancelled);
+        }
+    }
+
+    /// How it ended; `None` while a buffer is in use or chunks remain. Nothing changes after it.
+    #[must_use]
+    pub fn outcome(&self) -> Option<Outcome> {
+        let idle = self.links.iter().all(|link| link.empty.len() == link.buffers.len());
+        if !idle {
+            return None;
+        }
+        self.stop.or_else(|| (self.next == self.chunks).then_some(Outcome::Complete))
+    }
+
+    /// Whether it was stopped by a failure or by [`Pipeline::cancel`].
+    #[must_use]
+    pub const fn is_stopped(&self) -> bool {
+        self.stop.is_some()
+    }
+
+    /// Every chunk below it is in place; never decreases.
+    #[must_use]
+    pub fn completed_prefix(&self) -> u64 {
+        let held = self.links.iter().flat_map(|link| &link.buffers).filter_map(|state| state.chunk()).min();
+        self.next.min(self.lost).min(held.unwrap_or(u64::MAX))
+    }
+
+    /// Whether the caller's memory is no longer read: on the way in all chunks are in buffers or beyond, or will never be.
+    #[must_use]
+    pub fn source_released(&self) -> bool {
+        let reads = |link: &Link| {
+            link.buffers.iter().any(|state| match state {
+                State::Copying(_) => true,
+                State::Flying(_) => !link.workers,
+                State::Empty | State::Full(_) => false,
+            })
+        };
+        let claimed = self.next == self.chunks || self.stop.is_some();
+        claimed && (self.flow == Flow::Out || !self.links.iter().any(reads))
+    }
+
+    /// Where the buffers of `link` are.
+    #[must_use]
+    pub fn census(&self, link: usize) -> Census {
+        let mut census = Census::default();
+        for state in &self.links[link].buffers {
+            *match state {
+                State::Empty => &mut census.empty,
+                State::Copying(_) => &mut census.copying,
+                State::Full(_) => &mut census.full,
+                State::Flying(_) => &mut census.flying,
+            } += 1;
+        }
+        census
+    }
+
+    /// The chunks claimed so far, of how many.
+    #[must_use]
+    pub const fn claimed(&self) -> Range<u64> {
+        self.next..self.chunks
+    }
+
+    /// Free buffers of `link`, as far as there are unclaimed chunks for them: how many fillers would find work.
+    #[must_use]
+    pub fn fillable(&self, link: usize) -> u64 {
+        if self.stop.is_some() { 0 } else { (self.links[link].empty.len() as u64).min(self.chunks - self.next) }
+    }
+
+    /// Whether the engine of `link` claims indices itself.
+    fn engine_claims(&self, link: usize) -> bool {
+        self.flow == Flow::Out || !self.links[link].workers
+    }
+
+    fn claim(&mut self, link: usize, into: fn(u64) -> State) -> Option<Task> {
+        if self.next == self.chunks {
+            return None;
+        }
+        let link = &mut self.links[link];
+        let buffer = link.empty.pop()?;
+        let chunk = self.next;
+        self.next += 1;
+        link.buffers[buffer as usize] = into(chunk);
+        Some(Task { buffer, chunk })
+    }
+
+    fn take_full(&mut self, link: usize) -> Option<Task> {
+        let link = &mut self.links[link];
+        let buffer = link.full.remove(link.submittable(self.order)?);
+        let chunk = link.chunk(buffer);
+        link.buffers[buffer as usize] = State::Flying(chunk);
+        Some(Task { buffer, chunk })
+    }
+
+    fn fail(&mut self, chunk: u64) {
+        self.halt(Outcome::Failed { chunk });
+    }
+
+    fn halt(&mut self, why: Outcome) {
+        if self.stop.is_some() {
+            return;
+        }
+        self.stop = Some(why);
+        for link in 0..self.links.len() {
+            while let Some(buffer) = self.links[link].full.pop() {
+                let chunk = self.links[link].chunk(buffer);
+                self.lose(link, buffer, chunk);
+            }
+        }
+    }
+
+    fn lose(&mut self, link: usize, buffer: u32, chunk: u64) {
+        self.lost = self.lost.min(chunk);
+        self.links[link].free(buffer);
+    }
+}
+
+impl Link {
+    fn chunk(&self, buffer: u32) -> u64 {
+        self.buffers[buffer as usize].chunk().expect("only buffers that hold a chunk are in use")
+    }
+
+    fn free(&mut self, buffer: u32) {
+        self.buffers[buffer as usize] = State::Empty;
+        self.empty.push(buffer);
+    }
+
+    fn fill(&mut self, buffer: u32, chunk: u64) {
+        self.buffers[buffer as usize] = State::Full(chunk);
+        self.full.push(buffer);
+    }
+
+    /// The place in `full` of the buffer that the engine takes next.
+    fn submittable(&self, order: Order) -> Option<usize> {
+        match order {
+            Order::Arrival => (!self.full.is_empty()).then_some(0),
+            Order::Index => {
+                let (place, buffer) = self.full.iter().enumerate().min_by_key(|(_, buffer)| self.chunk(**buffer))?;
+                let lowest = self.chunk(*buffer);
+                let behind = |state: &State| matches!(state, State::Copying(chunk) if *chunk < lowest);
+                (!self.buffers.iter().any(behind)).then_some(place)
+            }
+        }
+    }
+}

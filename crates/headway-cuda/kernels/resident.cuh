@@ -1,0 +1,266 @@
+// A copier that stays on the device: it polls a mailbox, copies what a command names, and writes into host memory that it has.
+//
+// The grid is one or more units, each a block or a cluster. All units read the same commands, in order, and deal the pieces
+// of each one round robin; the threads of a unit share its piece. The first warp of a unit's first block, its leader, polls
+// for all of the unit; every block writes its own word when its share is complete.
+//
+// Three words bind host and device, each written by one side only:
+//   `completed` of a block: the last command of which it has done its share. A unit begins behind the word of its leader, so
+//                           that a later launch takes up what an earlier one left, and nothing is done twice.
+//   `leave` of the mailbox: launches up to this one must go. A leader reads it with every command and obeys it first.
+//   `started`, `left`:      the launch that has begun, before its leader reads anything; the launch that has gone, after
+//                           everything that its unit completed.
+//
+// The host may write a command at any time. If the unit goes (its lease has ended) before it sees the command, `left` is
+// written without `completed` having passed the command, the host sees both, and launches again: no command is lost.
+#pragma once
+
+typedef unsigned long long u64;
+
+#define THREADS 512u
+#define WARP 32u
+#define ALL_LANES 0xffffffffu
+// 16-byte loads that a thread has in flight.
+#define BATCH 8u
+#define RING 8u
+#define COMMAND_WORDS 4u
+#define UNITS_MAX 4u
+#define BLOCKS_MAX 16u
+// The time is read once in that many polls.
+#define POLLS_PER_LOOK 64u
+
+// Where the host writes. Each word of a command carries the low 16 bits of its sequence number on top of 48 of content: a
+// command is whole when all of them agree. Its place last held a command RING earlier, whose number differs in these bits, so
+// this needs no more than that 8-byte accesses are not torn.
+struct Mailbox {
+    u64 leave;
+    u64 unused[7];
+    u64 ring[RING][8];
+};
+
+// Host memory.
+struct Status {
+    u64 completed[UNITS_MAX][BLOCKS_MAX];
+    u64 multiprocessor[UNITS_MAX][BLOCKS_MAX];
+    u64 started[UNITS_MAX];
+    u64 left[UNITS_MAX];
+};
+
+// As the blocks of a unit are told; sequence 0 stands for going.
+struct Command {
+    u64 source;
+    u64 destination;
+    u64 bytes;
+    u64 sequence;
+};
+
+// A thread's place: its unit among all, itself among the unit's threads.
+struct Share {
+    unsigned unit, units, thread, threads;
+};
+
+__device__ __forceinline__ u64 load_acquire(const u64* from)
+{
+    u64 value;
+    asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(from) : "memory");
+    return value;
+}
+
+__device__ __forceinline__ void store_release(u64* to, u64 value)
+{
+    asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(to), "l"(value) : "memory");
+}
+
+__device__ __forceinline__ u64 nanos()
+{
+    u64 time;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(time));
+    return time;
+}
+
+// Loads of the data. They pass the first-level cache, which may hold what was there before the host or an engine wrote.
+__device__ __forceinline__ void load(const uint4* from, uint4& value)
+{
+    asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+                 : "l"(from));
+}
+__device__ __forceinline__ void load(const u64* from, u64& value)
+{
+    asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(from));
+}
+__device__ __forceinline__ void load(const unsigned* from, unsigned& value)
+{
+    asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(from));
+}
+__device__ __forceinline__ void load(const unsigned char* from, unsigned char& value)
+{
+    unsigned wide;
+    asm volatile("ld.relaxed.sys.global.u8 %0, [%1];" : "=r"(wide) : "l"(from));
+    value = static_cast<unsigned char>(wide);
+}
+
+// Copies the elements at `at`, `at + step` and so on below `end`, at most BATCH of them: all are loaded before any is stored.
+template <class T>
+__device__ __forceinline__ void copy_batch(const T* from, T* to, unsigned at, unsigned step, unsigned end)
+{
+    T held[BATCH];
+#pragma unroll
+    for (unsigned i = 0; i < BATCH; i++) {
+        if (at + i * step < end) {
+            load(from + at + i * step, held[i]);
+        }
+    }
+#pragma unroll
+    for (unsigned i = 0; i < BATCH; i++) {
+        if (at + i * step < end) {
+            to[at + i * step] = held[i];
+        }
+    }
+}
+
+// Copies this thread's share of `count` elements: of those pieces of `piece` bytes that are its unit's.
+template <class T>
+__device__ __forceinline__ void copy_pieces(u64 source, u64 destination, unsigned count, unsigned piece, Share share)
+{
+    const T* from = reinterpret_cast<const T*>(source);
+    T* to = reinterpret_cast<T*>(destination);
+    const unsigned step = piece / sizeof(T);
+    for (unsigned start = share.unit * step; start < count; start += share.units * step) {
+        const unsigned end = min(start + step, count);
+        for (unsigned at = start + share.thread; at < end; at += share.threads * BATCH) {
+            copy_batch(from, to, at, share.threads, end);
+        }
+    }
+}
+
+// This thread's part of a command. The widest accesses for which both ends agree; the bytes before the first and behind the
+// last of them go to single threads of the first unit, loaded first and stored last. A command is far below 4 GiB.
+__device__ __forceinline__ void copy_share(const Command& command, unsigned piece, Share share)
+{
+    const u64 apart = command.source ^ command.destination;
+    const unsigned width = apart % 16 == 0 ? 16 : apart % 8 == 0 ? 8 : apart % 4 == 0 ? 4 : 1;
+    const unsigned bytes = static_cast<unsigned>(command.bytes);
+    const unsigned head = min(static_cast<unsigned>(0 - command.destination) % width, bytes);
+    const unsigned count = (bytes - head) / width;
+
+    unsigned edge = bytes;
+    if (share.unit == 0 && share.thread < WARP) {
+        const unsigned half = share.thread % 16;
+        edge = share.thread >= 16 ? head + count * width + half : half < head ? half : bytes;
+    }
+    unsigned char held = 0;
+    if (edge < bytes) {
+        load(reinterpret_cast<const unsigned char*>(command.source + edge), held);
+    }
+    const u64 source = command.source + head, destination = command.destination + head;
+    switch (width) {
+    case 16:
+        copy_pieces<uint4>(source, destination, count, piece, share);
+        break;
+    case 8:
+        copy_pieces<u64>(source, destination, count, piece, share);
+        break;
+    case 4:
+        copy_pieces<unsigned>(source, destination, count, piece, share);
+        break;
+    default:
+        copy_pieces<unsigned char>(source, destination, count, piece, share);
+    }
+    if (edge < bytes) {
+        reinterpret_cast<unsigned char*>(command.destination)[edge] = held;
+    }
+}
+
+// The leader warp waits for command `sequence`: whether there is one, and not the time to go, and this lane's word of it.
+__device__ __forceinline__ bool await_command(
+    const Mailbox* mailbox, u64 sequence, u64 generation, u64 lease, u64& word)
+{
+    const unsigned lane = threadIdx.x;
+    const u64* at = lane < COMMAND_WORDS ? &mailbox->ring[sequence % RING][lane] : &mailbox->leave;
+    const u64 since = nanos();
+    for (unsigned polls = 1;; polls++) {
+        word = 0;
+        if (lane <= COMMAND_WORDS) {
+            word = load_acquire(at);
+        }
+        if (__any_sync(ALL_LANES, lane == COMMAND_WORDS && word >= generation)) {
+            return false;
+        }
+        if (__all_sync(ALL_LANES, lane >= COMMAND_WORDS || word >> 48 == (sequence & 0xffff))) {
+            return true;
+        }
+        if (polls % POLLS_PER_LOOK == 0 && __any_sync(ALL_LANES, lane == 0 && nanos() - since > lease)) {
+            return false;
+        }
+    }
+}
+
+// The command whose words the lanes hold.
+__device__ __forceinline__ Command decode(u64 word, u64 sequence)
+{
+    const u64 content = word & 0xffffffffffffull;
+    const u64 source = __shfl_sync(ALL_LANES, content, 0), destination = __shfl_sync(ALL_LANES, content, 1);
+    const u64 bytes = __shfl_sync(ALL_LANES, content, 2), tops = __shfl_sync(ALL_LANES, content, 3);
+    Command command;
+    command.source = source | tops << 48;
+    command.destination = destination | (tops >> 16) << 48;
+    command.bytes = bytes;
+    command.sequence = sequence;
+    return command;
+}
+
+// The whole kernel. `Unit` gives a block its place, and brings the blocks of a unit together. `workers` blocks of each unit
+// work, the others go at once: they only keep other units off the unit's GPC.
+template <class Unit>
+__device__ __forceinline__ void reside(
+    const Mailbox* mailbox, Status* status, u64 generation, u64 lease, unsigned piece, unsigned workers)
+{
+    // Two, in turn: the leader writes one only when all blocks of the unit have met after reading it.
+    __shared__ Command commands[2];
+    const unsigned unit = Unit::index(), rank = Unit::rank(), thread = threadIdx.x;
+    if (rank >= workers) {
+        return;
+    }
+    const bool leads = rank == 0 && thread < WARP;
+    const Share share = { unit, Unit::count(), rank * THREADS + thread, workers * THREADS };
+    if (thread == 0) {
+        unsigned multiprocessor;
+        asm("mov.u32 %0, %%smid;" : "=r"(multiprocessor));
+        store_release(&status->multiprocessor[unit][rank], multiprocessor);
+    }
+    u64 next = 0;
+    if (leads) {
+        if (thread == 0) {
+            store_release(&status->started[unit], generation);
+            // The host closes the mailbox, then reads `started`; here it is the other way round. One of the two sees the other.
+            asm volatile("fence.sc.sys;" ::: "memory");
+            next = load_acquire(&status->completed[unit][0]) + 1;
+        }
+        next = __shfl_sync(ALL_LANES, next, 0);
+    }
+    // No block's shared memory is written before the block has begun.
+    Unit::meet();
+    for (unsigned turn = 0;; turn ^= 1) {
+        if (leads) {
+            u64 word;
+            const bool wanted = await_command(mailbox, next, generation, lease, word);
+            const Command command = decode(word, wanted ? next : 0);
+            Unit::tell(&commands[turn], command, workers);
+            next++;
+        }
+        Unit::meet();
+        const Command command = commands[turn];
+        if (command.sequence == 0) {
+            break;
+        }
+        copy_share(command, piece, share);
+        __syncthreads();
+        if (thread == 0) {
+            store_release(&status->completed[unit][rank], command.sequence);
+        }
+    }
+    if (rank == 0 && thread == 0) {
+        store_release(&status->left[unit], generation);
+    }
+}

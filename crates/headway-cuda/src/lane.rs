@@ -1,0 +1,355 @@
+//! A CUDA stream as a [`Lane`].
+
+use std::collections::VecDeque;
+use std::ffi::c_void;
+use std::mem;
+use std::ptr::null_mut;
+use std::sync::{Arc, Mutex};
+
+use headway_core::units::Nanos;
+use headway_device::buffer::{Memory, Place};
+use headway_device::port::{Argument, Done, Lane, Move, Mover, Piece};
+use headway_device::{DeviceError, Grid, Span, check};
+
+use crate::checked::lock;
+use crate::owned::{Context, CopyKind, Event, Module, Stream};
+use crate::pieces::{self, Batch, Unit};
+use crate::pool::{self, Pool};
+use crate::table::Address;
+
+/// Programs that one port keeps loaded.
+const PROGRAMS_MAX: usize = 256;
+/// Arguments of one launch.
+const ARGUMENTS_MAX: usize = 16;
+/// Blocks of the copy kernel; more than any GPU runs at a time.
+const BLOCKS_MAX: u32 = 4096;
+/// Size of the smallest table.
+const TABLE_MIN: usize = 4096;
+
+/// Programs loaded for one port, by the addresses of their texts.
+#[derive(Default)]
+pub(crate) struct Modules {
+    loaded: Mutex<Vec<(*const u8, *const u8, Arc<Module>)>>,
+}
+
+// SAFETY: the addresses are only compared.
+unsafe impl Send for Modules {}
+// SAFETY: as above.
+unsafe impl Sync for Modules {}
+
+impl Modules {
+    /// The program of this name and text, loaded at its first use.
+    pub(crate) fn get(
+        &self,
+        context: &Arc<Context>,
+        (id, ptx, entry): (&str, &'static str, &'static str),
+    ) -> Result<Arc<Module>, DeviceError> {
+        let mut loaded = lock(&self.loaded);
+        let same =
+            |(text, name, _): &&(*const u8, *const u8, Arc<Module>)| *text == ptx.as_ptr() && *name == entry.as_ptr();
+        if let Some((_, _, module)) = loaded.iter().find(same) {
+            return Ok(Arc::clone(module));
+        }
+        if loaded.len() == PROGRAMS_MAX {
+            return Err(DeviceError::Refused { limit: "programs of one port", max: PROGRAMS_MAX as u64 });
+        }
+        let module = Arc::new(Module::load(context, id, ptx, entry)?);
+        loaded.push((ptx.as_ptr(), entry.as_ptr(), Arc::clone(&module)));
+        Ok(module)
+    }
+}
+
+/// A queue of moves on one GPU.
+///
+/// An event follows every move, and on lanes that keep time another goes before it. A move of which the driver refuses a
+/// part is waited for before the error is returned.
+pub(crate) struct CudaLane {
+    /// Of this GPU first, then of the peers met so far.
+    contexts: Vec<Arc<Context>>,
+    modules: Arc<Modules>,
+    pool: Arc<Pool>,
+    stream: Stream,
+    pending: VecDeque<Pending>,
+    outstanding_max: usize,
+    keeps_time: bool,
+    spare_events: Vec<Event>,
+    spare_tables: Vec<pool::Piece>,
+    batch: Batch,
+}
+
+struct Pending {
+    tag: u64,
+    what: Move,
+    /// What the copy kernel reads.
+    table: Option<pool::Piece>,
+    start: Option<Event>,
+    end: Event,
+}
+
+/// One end of a copy.
+#[derive(Clone, Copy)]
+enum End {
+    Host,
+    /// A GPU, by its position among the lane's contexts; 0 = this one.
+    Gpu(usize),
+}
+
+/// Source and destination.
+type Route = (End, End);
+
+/// A move that was checked.
+enum Plan {
+    Nothing,
+    Copy(Route),
+    Relay(Route, Route),
+    Each(Route),
+    Batch,
+    Kernel { module: Arc<Module>, table: pool::Piece, count: u32, blocks: u32 },
+    Launch(Arc<Module>),
+}
+
+impl CudaLane {
+    pub(crate) fn new(
+        context: &Arc<Context>,
+        modules: &Arc<Modules>,
+        pool: &Arc<Pool>,
+        outstanding_max: usize,
+        keeps_time: bool,
+    ) -> Result<Self, DeviceError> {
+        let stream = Stream::new(context)?;
+        // Loaded now: later it could wait for what runs on the GPU. Where it cannot be, the moves that need it say why.
+        let _ = modules.get(context, pieces::KERNEL);
+        Ok(Self {
+            contexts: vec![Arc::clone(context)],
+            modules: Arc::clone(modules),
+            pool: Arc::clone(pool),
+            stream,
+            pending: VecDeque::new(),
+            outstanding_max,
+            keeps_time,
+            spare_events: Vec::new(),
+            spare_tables: Vec::new(),
+            batch: Batch::default(),
+        })
+    }
+
+    fn event(&mut self) -> Result<Event, DeviceError> {
+        let context = &self.contexts[0];
+        match self.spare_events.pop() {
+            Some(event) => Ok(event),
+            None if self.keeps_time => Event::new(context),
+            None => Event::untimed(context),
+        }
+    }
+
+    /// Where `span` is, which may be used by this lane.
+    fn end(&mut self, span: &Span) -> Result<End, DeviceError> {
+        let Place::Device { id, .. } = span.place() else { return Ok(End::Host) };
+        if let Some(at) = self.contexts.iter().position(|context| context.id == id) {
+            return Ok(End::Gpu(at));
+        }
+        let Some(peer) = Context::of(&self.contexts[0].driver, id) else {
+            return Err(DeviceError::Invalid { what: "move", reason: "memory of a device that is closed".into() });
+        };
+        self.contexts.push(peer);
+        Ok(End::Gpu(self.contexts.len() - 1))
+    }
+
+    fn route(&mut self, from: &Span, to: &Span) -> Result<Route, DeviceError> {
+        Ok((self.end(from)?, self.end(to)?))
+    }
+
+    fn plan(&mut self, what: &Move) -> Result<Plan, DeviceError> {
+        let own = &self.contexts[0];
+        let known = |peer| self.contexts.iter().any(|context| context.id == peer);
+        check::movement((own.id, own.driver.domain), what, |peer| known(peer) || own.reaches(peer))?;
+        match what {
+            Move::Copy { from, .. } | Move::Relay { from, .. } if from.is_empty() => Ok(Plan::Nothing),
+            Move::Copy { from, to } => Ok(Plan::Copy(self.route(from, to)?)),
+            Move::Relay { from, through, to } => Ok(Plan::Relay(self.route(from, through)?, self.route(through, to)?)),
+            Move::Pieces { from, to, pieces, by } => match *by {
+                Mover::Loop => Ok(Plan::Each(self.route(from, to)?)),
+                Mover::Batch => pieces::check_batch(&own.driver).map(|()| Plan::Batch),
+                Mover::Kernel { blocks } => self.plan_kernel(address(from), address(to), pieces, blocks),
+            },
+            Move::Launch { program, arguments, .. } => {
+                if arguments.len() > ARGUMENTS_MAX {
+                    return Err(DeviceError::Refused { limit: "arguments of one launch", max: ARGUMENTS_MAX as u64 });
+                }
+                self.modules.get(own, (program.id(), program.ptx(), program.entry())).map(Plan::Launch)
+            }
+        }
+    }
+
+    fn plan_kernel(&mut self, from: Address, to: Address, pieces: &[Piece], blocks: u32) -> Result<Plan, DeviceError> {
+        if blocks > BLOCKS_MAX {
+            return Err(DeviceError::Refused { limit: "blocks of the copy kernel", max: BLOCKS_MAX.into() });
+        }
+        let total = pieces.iter().map(|piece| piece.len as u64).fold(0, u64::saturating_add);
+        let unit = pieces::unit_bytes(total, blocks);
+        // At most one entry a piece and 128 a block: it fits.
+        let count = pieces::unit_count(pieces, unit) as u32;
+        if count == 0 {
+            return Ok(Plan::Nothing);
+        }
+        let module = self.modules.get(&self.contexts[0], pieces::KERNEL)?;
+        let table = self.table(count)?;
+        for (index, entry) in pieces::units(from, to, pieces, unit).enumerate() {
+            // SAFETY: the table has room for `count` entries, which is how many `units` gives; its start is aligned to 256
+            // bytes, and nobody else uses it.
+            unsafe { table.base().cast::<Unit>().add(index).write(entry) };
+        }
+        Ok(Plan::Kernel { module, table, count, blocks })
+    }
+
+    /// Pinned memory for `count` entries.
+    fn table(&mut self, count: u32) -> Result<pool::Piece, DeviceError> {
+        let bytes = count as usize * size_of::<Unit>();
+        match self.spare_tables.iter().position(|table| table.bytes() >= bytes) {
+            Some(at) => Ok(self.spare_tables.swap_remove(at)),
+            None => self.pool.take(bytes.next_power_of_two().max(TABLE_MIN)),
+        }
+    }
+
+    /// Queues what was planned, between the events; the context is current.
+    fn queue(&mut self, what: &Move, plan: &Plan, start: Option<&Event>, end: &Event) -> Result<(), DeviceError> {
+        if let Some(start) = start {
+            start.record(&self.stream)?;
+        }
+        match (plan, what) {
+            (Plan::Copy(route), Move::Copy { from, to }) => {
+                self.copy(*route, address(from), address(to), from.len())?
+            }
+            (Plan::Relay(first, second), Move::Relay { from, through, to }) => {
+                self.copy(*first, address(from), address(through), from.len())?;
+                self.copy(*second, address(through), address(to), from.len())?;
+            }
+            (Plan::Each(route), Move::Pieces { from, to, pieces, .. }) => {
+                for &Piece { from: at, to: target, len } in pieces.iter().filter(|piece| piece.len > 0) {
+                    self.copy(*route, address(from) + at as u64, address(to) + target as u64, len)?;
+                }
+            }
+            (Plan::Batch, Move::Pieces { from, to, pieces, .. }) => {
+                let (own, ends) = (&self.contexts[0], (address(from), address(to)));
+                // SAFETY: the pieces lie within the spans, which live until the end event is reached, or for ever; the ends
+                // are memory of GPUs or pinned, and the destination is claimed for writing (`check::movement`).
+                own.note(unsafe { self.batch.queue(&own.driver, ends, pieces, &self.stream) })?;
+            }
+            (Plan::Kernel { module, table, count, blocks }, _) => {
+                let (mut table, mut count) = (table.base().expose_provenance() as Address, *count);
+                let grid = Grid { blocks: *blocks, threads: pieces::KERNEL_THREADS, shared_bytes: 0 };
+                let mut arguments: [*mut c_void; 2] = [(&raw mut table).cast(), (&raw mut count).cast()];
+                // SAFETY: the kernel takes a table and its length; the entries lie within the spans, of which this GPU
+                // reaches both (`check::movement`). Spans and table live until the end event is reached, or for ever.
+                unsafe { self.stream.launch(module, grid, &mut arguments) }?;
+            }
+            (Plan::Launch(module), Move::Launch { grid, arguments, .. }) => self.launch(module, *grid, arguments)?,
+            _ => {}
+        }
+        end.record(&self.stream)
+    }
+
+    fn copy(&self, (from, to): Route, source: Address, target: Address, bytes: usize) -> Result<(), DeviceError> {
+        let kind = match (from, to) {
+            (End::Host, _) => CopyKind::HostToDevice,
+            (_, End::Host) => CopyKind::DeviceToHost,
+            (End::Gpu(from), End::Gpu(to)) if from == to => CopyKind::Within,
+            (End::Gpu(from), End::Gpu(to)) => CopyKind::Between(&self.contexts[from], &self.contexts[to]),
+        };
+        // SAFETY: the range lies within spans whose places, access and lengths were checked (`check::movement`), and which live
+        // until the end event is reached, or for ever.
+        unsafe { self.stream.copy(kind, source, target, bytes) }
+    }
+
+    fn launch(&self, module: &Module, grid: Grid, arguments: &[Argument]) -> Result<(), DeviceError> {
+        // An integer lies in the low half of its place, which comes first on every machine that has the driver.
+        let mut values = [0u64; ARGUMENTS_MAX];
+        let mut places = [null_mut::<c_void>(); ARGUMENTS_MAX];
+        for ((value, place), argument) in values.iter_mut().zip(&mut places).zip(arguments) {
+            *value = match argument {
+                Argument::Memory(span) => address(span),
+                Argument::Int(int) => u64::from(int.cast_unsigned()),
+            };
+            *place = (&raw mut *value).cast();
+        }
+        // SAFETY: that the entry takes these arguments, and stays within the spans, is the promise of `Program`; the spans live
+        // until the end event is reached, or for ever.
+        unsafe { self.stream.launch(module, grid, &mut places[..arguments.len()]) }
+    }
+
+    fn keep(&mut self, table: Option<pool::Piece>, events: impl IntoIterator<Item = Event>) {
+        self.spare_tables.extend(table);
+        self.spare_events.extend(events);
+    }
+}
+
+impl Lane for CudaLane {
+    fn submit(&mut self, what: Move, tag: u64) -> Result<(), DeviceError> {
+        if self.pending.len() >= self.outstanding_max {
+            let max = self.outstanding_max as u64;
+            return Err(DeviceError::Refused { limit: "outstanding_per_engine_max", max });
+        }
+        let plan = self.plan(&what)?;
+        self.contexts[0].bind()?;
+        let start = if self.keeps_time { Some(self.event()?) } else { None };
+        let end = self.event()?;
+        let queued = self.queue(&what, &plan, start.as_ref(), &end);
+        let table = if let Plan::Kernel { table, .. } = plan { Some(table) } else { None };
+        match queued {
+            Ok(()) => {
+                self.pending.push_back(Pending { tag, what, table, start, end });
+                Ok(())
+            }
+            Err(error) => {
+                // A part of it may run: what it uses is released when that has ended.
+                if self.stream.synchronize().is_ok() {
+                    self.keep(table, start.into_iter().chain([end]));
+                } else {
+                    self.contexts[0].lose();
+                    mem::forget((what, table));
+                }
+                Err(error)
+            }
+        }
+    }
+
+    fn poll(&mut self) -> Option<Done> {
+        let oldest = self.pending.front()?;
+        let own = &self.contexts[0];
+        let reached = own.bind().and_then(|()| oldest.end.is_reached());
+        if reached == Ok(false) {
+            return None;
+        }
+        let Pending { tag, what, table, start, end } = self.pending.pop_front()?;
+        if let Err(error) = reached {
+            // Whether it still runs is unknown: its bytes stay claimed for ever, and nothing after it can be known either.
+            own.lose();
+            mem::forget((what, table));
+            return Some(Done { tag, result: Err(error), device_time: None });
+        }
+        drop(what);
+        let time = start.as_ref().and_then(|start| start.nanos_to(&end).ok());
+        self.keep(table, start.into_iter().chain([end]));
+        Some(Done { tag, result: Ok(()), device_time: time.map(|nanos| Nanos(nanos.max(0).cast_unsigned())) })
+    }
+
+    fn outstanding(&self) -> usize {
+        self.pending.len()
+    }
+}
+
+impl Drop for CudaLane {
+    fn drop(&mut self) {
+        if self.pending.is_empty() || self.stream.synchronize().is_ok() {
+            return;
+        }
+        for Pending { what, table, .. } in self.pending.drain(..) {
+            // Whether it still runs is unknown: its bytes stay claimed for ever.
+            mem::forget((what, table));
+        }
+    }
+}
+
+fn address(span: &Span) -> Address {
+    span.as_ptr().expose_provenance() as Address
+}

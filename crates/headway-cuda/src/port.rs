@@ -1,0 +1,191 @@
+//! A GPU as a [`Port`].
+
+use std::ffi::{c_int, c_uint, c_void};
+use std::sync::Arc;
+
+use headway_core::transfer::Via;
+use headway_device::buffer::{Budget, DeviceId, Domain};
+use headway_device::port::{Caching, Lane, Pager, Port, Reach, Resident, ResidentOptions};
+use headway_device::{Buffer, Description, DeviceError, HostKind, Limits, Span, check};
+
+use crate::checked::{Driver, call};
+use crate::device::describe;
+use crate::lane::{CudaLane, Modules};
+use crate::owned::{Context, CopyKind, DeviceMemory, copy_pageable};
+use crate::pinned::{InPlace, WholePinned};
+use crate::pool::Pool;
+use crate::resident::{self, CudaResident};
+use crate::{table, window};
+
+/// A GPU for transfers, in the GPU's primary context; usable from any thread.
+///
+/// A lane is a CUDA stream that does not wait for the default stream. Pinned memory comes from slabs on the GPU's NUMA node.
+/// The driver's own copies run in the default stream. Every call leaves the primary context current on the calling thread.
+/// After an error that ends the context every call is [`DeviceError::DeviceLost`], and the bytes of unfinished moves stay
+/// claimed.
+pub struct CudaPort {
+    description: Description,
+    context: Arc<Context>,
+    budget: Arc<Budget>,
+    pool: Arc<Pool>,
+    modules: Arc<Modules>,
+}
+
+impl CudaPort {
+    /// Opens GPU number `index` of `driver` with `limits`.
+    ///
+    /// # Errors
+    /// [`DeviceError::Unavailable`], [`DeviceError::Driver`].
+    pub fn open(driver: &Arc<Driver>, index: u32, limits: Limits) -> Result<Self, DeviceError> {
+        let ordinal = driver.device(index)?;
+        let description = describe(driver, ordinal, limits)?;
+        let context = Context::retain(driver, ordinal)?;
+        context.bind()?;
+        let budget = Budget::new(&limits, description.memory_bytes);
+        let pool = Arc::new(Pool::new(&context, &budget));
+        Ok(Self { description, context, budget, pool, modules: Arc::default() })
+    }
+
+    /// Opens every GPU of `driver`, each with `limits`, with peer access wherever the hardware has it.
+    ///
+    /// # Errors
+    /// [`DeviceError::Unavailable`], [`DeviceError::Driver`]: the first that fails.
+    pub fn open_all(driver: &Arc<Driver>, limits: Limits) -> Result<Vec<Self>, DeviceError> {
+        let count = driver.count()?.unsigned_abs();
+        let ports: Vec<Self> = (0..count).map(|index| Self::open(driver, index, limits)).collect::<Result<_, _>>()?;
+        for from in &ports {
+            for to in &ports {
+                match from.context.enable_peer(&to.context) {
+                    Ok(()) | Err(DeviceError::Unavailable { .. }) => {}
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+        Ok(ports)
+    }
+
+    /// As [`Port::resident`], with what only a GPU's copier can tell.
+    ///
+    /// # Errors
+    /// As for [`Port::resident`], and [`DeviceError::Timeout`] when the GPU is too busy to start it.
+    pub fn start_resident(&self, via: Via, options: ResidentOptions) -> Result<CudaResident, DeviceError> {
+        CudaResident::start(&self.context, via, options, &self.pool)
+    }
+
+    /// The driver's word on one address: `None` for memory that it does not know.
+    fn kind_at(&self, address: *const u8) -> Result<Option<HostKind>, DeviceError> {
+        let (mut kind, mut managed): (c_uint, c_uint) = (0, 0);
+        let mut attributes: [c_int; 2] = [table::POINTER_MEMORY_TYPE, table::POINTER_IS_MANAGED];
+        let mut answers: [*mut c_void; 2] = [(&raw mut kind).cast(), (&raw mut managed).cast()];
+        let (count, attributes, answers) = (attributes.len() as c_uint, attributes.as_mut_ptr(), answers.as_mut_ptr());
+        // SAFETY: two attributes with a place for each answer, 4 bytes and at most 4 bytes long; the address is only looked up.
+        self.context.note(unsafe {
+            call!(self.context.driver, cuPointerGetAttributes(count, attributes, answers, address.addr() as u64))
+        })?;
+        match (kind, managed) {
+            (0, 0) => Ok(None),
+            (table::MEMORY_TYPE_HOST, 0) => Ok(Some(HostKind::Pinned)),
+            _ => {
+                let reason = if managed == 0 { "it is not host memory" } else { "it is managed by the driver" };
+                Err(DeviceError::Invalid { what: "host memory", reason: reason.into() })
+            }
+        }
+    }
+}
+
+impl Port for CudaPort {
+    fn description(&self) -> &Description {
+        &self.description
+    }
+
+    fn id(&self) -> DeviceId {
+        self.context.id
+    }
+
+    fn domain(&self) -> Domain {
+        self.context.driver.domain
+    }
+
+    fn numa(&self) -> Option<u32> {
+        self.context.numa
+    }
+
+    fn reaches(&self, peer: DeviceId) -> bool {
+        self.context.reaches(peer)
+    }
+
+    fn device_buffer(&self, bytes: usize, reach: Reach) -> Result<Buffer, DeviceError> {
+        self.context.bind()?;
+        let reservation = self.budget.reserve(1, 0, bytes as u64)?;
+        match reach {
+            Reach::Device => Ok(Buffer::new(DeviceMemory::new(&self.context, bytes)?, reservation)),
+            Reach::Window(via) => Ok(Buffer::new(window::allocate(&self.context, via, bytes)?, reservation)),
+        }
+    }
+
+    fn pinned_buffer(&self, bytes: usize, caching: Caching) -> Result<Buffer, DeviceError> {
+        self.context.bind()?;
+        match caching {
+            Caching::Cached => {
+                // The bytes are reserved by the slabs.
+                let reservation = self.budget.reserve(1, 0, 0)?;
+                Ok(Buffer::new(self.pool.take_pages(bytes)?, reservation))
+            }
+            Caching::WriteCombined => {
+                let reservation = self.budget.reserve(1, bytes as u64, 0)?;
+                Ok(Buffer::new(WholePinned::write_combined(&self.context, bytes)?, reservation))
+            }
+        }
+    }
+
+    fn register(&self, buffer: &Buffer) -> Result<Buffer, DeviceError> {
+        self.context.bind()?;
+        let reservation = self.budget.reserve(1, 0, 0)?;
+        Buffer::view(buffer, reservation, |span| InPlace::new(&self.context, span))
+    }
+
+    fn host_kind(&self, memory: &[u8]) -> Result<HostKind, DeviceError> {
+        self.context.bind()?;
+        // Both ends: pinned ranges may begin or stop within it.
+        for byte in memory.first().into_iter().chain(memory.last()) {
+            if self.kind_at(byte)? != Some(HostKind::Pinned) {
+                return Ok(HostKind::Pageable);
+            }
+        }
+        Ok(if memory.is_empty() { HostKind::Pageable } else { HostKind::Pinned })
+    }
+
+    fn lane(&self, keeps_time: bool) -> Result<Box<dyn Lane>, DeviceError> {
+        let max = self.description.limits.outstanding_per_engine_max;
+        Ok(Box::new(CudaLane::new(&self.context, &self.modules, &self.pool, max, keeps_time)?))
+    }
+
+    fn copy_in(&self, to: &mut Span, from: &[u8]) -> Result<(), DeviceError> {
+        check::ordinary((self.context.id, self.context.driver.domain), to, from.len(), true)?;
+        let (kind, source) = (CopyKind::HostToDevice, from.as_ptr().cast_mut());
+        // SAFETY: the lengths are equal, the source is only read, and the span claims the destination for writing.
+        unsafe { copy_pageable(&self.context, kind, source, to.as_ptr(), from.len()) }
+    }
+
+    fn copy_out(&self, to: &mut [u8], from: &Span) -> Result<(), DeviceError> {
+        check::ordinary((self.context.id, self.context.driver.domain), from, to.len(), false)?;
+        // SAFETY: the lengths are equal, the span claims the source, and the destination is borrowed for writing.
+        unsafe { copy_pageable(&self.context, CopyKind::DeviceToHost, from.as_ptr(), to.as_mut_ptr(), to.len()) }
+    }
+
+    fn windows(&self) -> Vec<(Via, Result<(), DeviceError>)> {
+        window::probe(&self.context)
+    }
+
+    fn pager(&self, via: Via, buffer: &Buffer) -> Result<Box<dyn Pager>, DeviceError> {
+        window::pager(&self.context, via, buffer)
+    }
+
+    fn residents(&self) -> Vec<(Via, Result<(), DeviceError>)> {
+        resident::probe(&self.context)
+    }
+
+    fn resident(&self, via: Via, options: ResidentOptions) -> Result<Box<dyn Resident>, DeviceError> {
+        Ok(Box::new(self.start_resident(via, options)?))
+    }
+}

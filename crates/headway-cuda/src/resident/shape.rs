@@ -1,0 +1,95 @@
+//! How many blocks a resident copier has and where they land, and whether a GPU can hold it.
+
+use std::sync::Arc;
+
+use headway_core::transfer::Via;
+use headway_device::{DeviceError, Grid};
+
+use crate::owned::{Context, Module};
+use crate::table;
+
+/// Threads of a block, as in `kernels/resident.cuh`.
+const THREADS: u32 = 512;
+/// Dynamic shared memory of which no multiprocessor with clusters has room for two (227 KiB).
+const WHOLE_MULTIPROCESSOR: u32 = 116 << 10;
+/// Blocks of the one cluster of `gpc`, the most that every GPU with clusters allows.
+const GPC_BLOCKS: u32 = 8;
+/// Sizes of the clusters of `gpc4`, the first that fits: of no GPU with clusters (at most 18 multiprocessors in a GPC) two of
+/// them fit into one GPC at one block a multiprocessor.
+const GPC4_BLOCKS: [u32; 3] = [16, 12, 10];
+/// Blocks of each cluster of `gpc4` that copy.
+const GPC4_WORKERS: u32 = 2;
+const GPC4_UNITS: u32 = 4;
+
+/// The launch of one form.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Shape {
+    pub(super) units: u32,
+    /// Blocks of a unit that copy; the others leave when they have begun.
+    pub(super) workers: u32,
+    /// Blocks of a unit's cluster; none for a single block.
+    pub(super) cluster: Option<u32>,
+}
+
+impl Shape {
+    pub(super) fn grid(self) -> Grid {
+        let shared_bytes = if self.cluster.is_some() { WHOLE_MULTIPROCESSOR } else { 0 };
+        Grid { blocks: self.units * self.cluster.unwrap_or(1), threads: THREADS, shared_bytes }
+    }
+}
+
+/// Loads the kernel of the form `via` and finds its shape.
+pub(super) fn load(context: &Arc<Context>, via: Via) -> Result<(Module, Shape), DeviceError> {
+    let missing = |reason: String, remedy: &str| unavailable(context, via, reason, remedy);
+    let (driver, ordinal) = (&context.driver, context.ordinal);
+    if driver.attribute(table::ATTRIBUTE_KERNEL_TIME_LIMIT, ordinal)? != 0 {
+        let reason = "the driver ends kernels that run for long (a display hangs on this GPU)";
+        return Err(missing(reason.into(), "use `window` or `dma`, or a GPU without a display"));
+    }
+    if via == Via::Hub {
+        let module = Module::load(context, "resident", include_str!("../../ptx/resident.ptx"), "headway_resident")?;
+        return Ok((module, Shape { units: 1, workers: 1, cluster: None }));
+    }
+    if !matches!(via, Via::Gpc | Via::Gpc4) {
+        return Err(missing("no resident copier has this form".into(), "use `hub`, `gpc` or `gpc4`"));
+    }
+    let major = driver.attribute(table::ATTRIBUTE_CAPABILITY_MAJOR, ordinal)?;
+    let minor = driver.attribute(table::ATTRIBUTE_CAPABILITY_MINOR, ordinal)?;
+    if major < 9 {
+        let reason = format!("clusters need compute capability 9.0, this GPU has {major}.{minor}");
+        return Err(missing(reason, "use `hub`"));
+    }
+    let ptx = include_str!("../../ptx/resident_cluster_sm90.ptx");
+    let module = Module::load(context, "resident_cluster", ptx, "headway_resident_cluster")?;
+    let (sizes, units): (&[u32], u32) = if via == Via::Gpc { (&[GPC_BLOCKS], 1) } else { (&GPC4_BLOCKS, GPC4_UNITS) };
+    let mut tried = Vec::new();
+    for &blocks in sizes {
+        let workers = if via == Via::Gpc { blocks } else { GPC4_WORKERS };
+        let shape = Shape { units, workers, cluster: Some(blocks) };
+        match module.clusters_max(shape.grid(), blocks) {
+            Ok(held) if held >= units => return Ok((module, shape)),
+            Ok(held) => tried.push(format!("{held} of {blocks} blocks")),
+            Err(DeviceError::Driver { code, name, .. }) if !table::ends_the_context(code) => {
+                tried.push(format!("none of {blocks} blocks ({name})"));
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    let reason = format!("it holds fewer than {units} clusters at once: {}", tried.join(", "));
+    Err(missing(reason, if via == Via::Gpc { "use `hub`" } else { "use `gpc` or `hub`" }))
+}
+
+/// The word of the form.
+pub(super) const fn name(via: Via) -> &'static str {
+    match via {
+        Via::Hub => "hub",
+        Via::Gpc => "gpc",
+        Via::Gpc4 => "gpc4",
+        Via::Register | Via::Gdrdrv | Via::Vulkan | Via::DmaBuf => "of another method",
+    }
+}
+
+pub(super) fn unavailable(context: &Context, via: Via, reason: String, remedy: &str) -> DeviceError {
+    let what = format!("the resident copier `{}` on GPU {}", name(via), context.ordinal);
+    DeviceError::Unavailable { what, reason, remedy: remedy.into() }
+}

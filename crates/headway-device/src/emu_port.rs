@@ -1,0 +1,491 @@
+//! The emulated port: lanes as threads, device memory as memory of this process, paced engines.
+//!
+//! It exists so that transfer methods run, and are tested, without a GPU. Its figures are labelled `emu` and say nothing
+//! about any GPU. All emulated ports share [`Domain::EMULATED`].
+
+mod gate;
+mod lane;
+mod memory;
+mod pager;
+mod resident;
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+
+use headway_core::machine::{EndpointId, EngineClass, Machine};
+use headway_core::transfer::Via;
+use headway_core::units::{Bytes, Nanos};
+
+use gate::Gate;
+pub use gate::Pace;
+use lane::EmuLane;
+use memory::{PinnedMemory, Registered, WindowedMemory};
+use pager::EmuPager;
+use resident::{EmuResident, PIECE_MAX};
+
+use crate::buffer::{Budget, Buffer, DeviceId, Domain, HeapMemory, HostKind, Place, Span, lock};
+use crate::emu::{EmuSpec, device_bytes, device_bytes_mut};
+use crate::port::{Caching, Lane, Pager, Port, Reach, Resident, ResidentOptions};
+use crate::{Description, DeviceError, Limits, Source, check};
+
+/// Lanes alive on one port at a time.
+const LANES_MAX: usize = 256;
+/// Resident copiers alive on one port at a time.
+const RESIDENTS_MAX: usize = 8;
+/// The two buffers through which ordinary memory is copied have this size each (`cho-2018`, on CUDA's own pinned buffers).
+const BOUNCE_BYTES: usize = 1 << 20;
+/// Every window form, in the order of preference.
+const WINDOWS: [Via; 3] = [Via::Gdrdrv, Via::Vulkan, Via::DmaBuf];
+/// Every resident form.
+const RESIDENTS: [Via; 3] = [Via::Hub, Via::Gpc, Via::Gpc4];
+
+/// Emulated ports of this process, for copies between them.
+static PORTS: Mutex<Vec<(DeviceId, Weak<Shared>)>> = Mutex::new(Vec::new());
+
+/// What to build.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EmuPortSpec {
+    /// Name for people.
+    pub name: String,
+    /// Copies from the host.
+    pub h2d: Pace,
+    /// Copies to the host.
+    pub d2h: Pace,
+    /// Copies within the device and between devices; between two the slower counts. Outgoing and incoming ones are served
+    /// by an engine each.
+    pub peer: Pace,
+    /// One engine serves both directions to and from the host.
+    pub half_duplex: bool,
+    /// Pieces moved by a kernel.
+    pub kernel: Pace,
+    /// Launches, beyond what the CPU form takes; the rate is not used.
+    pub launch: Pace,
+    /// One piece of a resident copier.
+    pub piece: Pace,
+    /// What a load of 64 bytes through a window takes.
+    pub load_line: Nanos,
+    /// The window forms that it has.
+    pub windows: Vec<Via>,
+    /// The resident forms that it has.
+    pub residents: Vec<Via>,
+    /// Whether copies to and from other emulated ports go directly.
+    pub peers: bool,
+    /// NUMA node to report.
+    pub numa: Option<u32>,
+    /// Device memory.
+    pub memory_bytes: Bytes,
+    /// Limits.
+    pub limits: Limits,
+}
+
+impl EmuPortSpec {
+    /// Everything at the pace of the CPU, every form but `gdrdrv`, 8 GiB of memory.
+    #[must_use]
+    pub fn new(name: &str) -> Self {
+        Self {
+            name: name.to_owned(),
+            h2d: Pace::FREE,
+            d2h: Pace::FREE,
+            peer: Pace::FREE,
+            half_duplex: false,
+            kernel: Pace::FREE,
+            launch: Pace::FREE,
+            piece: Pace::FREE,
+            load_line: Nanos::ZERO,
+            windows: vec![Via::Vulkan, Via::DmaBuf],
+            residents: RESIDENTS.to_vec(),
+            peers: true,
+            numa: None,
+            memory_bytes: Bytes(8 << 30),
+            limits: Limits::default(),
+        }
+    }
+
+    /// The engines of `gpu` in `machine`, paced as in [`EmuSpec::of_machine`]; the rest as in [`EmuPortSpec::new`].
+    #[must_use]
+    pub fn of_machine(machine: &Machine, gpu: EndpointId) -> Self {
+        let emulated = EmuSpec::of_machine(machine, gpu);
+        let pace = |class| {
+            let mut services = emulated.engines.iter().flat_map(|engine| &engine.serves);
+            let service = services.find(|service| service.class == class);
+            service.map_or(Pace::FREE, |service| Pace { setup: service.setup, rate: service.rate })
+        };
+        let serves = |class| emulated.engines.iter().position(|e| e.serves.iter().any(|s| s.class == class));
+        Self {
+            h2d: pace(EngineClass::H2d),
+            d2h: pace(EngineClass::D2h),
+            peer: pace(EngineClass::Peer),
+            half_duplex: serves(EngineClass::H2d).is_some() && serves(EngineClass::H2d) == serves(EngineClass::D2h),
+            numa: machine.endpoints[gpu.at()].numa,
+            ..Self::new(&emulated.name)
+        }
+    }
+}
+
+/// An emulated port.
+pub struct EmuPort {
+    shared: Arc<Shared>,
+}
+
+/// What the port, its lanes, pagers and resident copiers share.
+struct Shared {
+    description: Description,
+    id: DeviceId,
+    budget: Arc<Budget>,
+    numa: Option<u32>,
+    peers: bool,
+    windows: Vec<Via>,
+    residents_forms: Vec<Via>,
+    load_line: Nanos,
+    pace_in: Pace,
+    pace_out: Pace,
+    pace_peer: Pace,
+    kernel: Pace,
+    launch: Pace,
+    piece: Pace,
+    h2d: Arc<Gate>,
+    d2h: Arc<Gate>,
+    peer_out: Gate,
+    peer_in: Gate,
+    ee: Gate,
+    /// The buffers of pageable copies in and out.
+    bounce: [Mutex<[Vec<u8>; 2]>; 2],
+    lost: AtomicBool,
+    lanes: AtomicUsize,
+    residents: AtomicUsize,
+    pager_open: AtomicBool,
+}
+
+impl Shared {
+    fn alive(&self) -> Result<(), DeviceError> {
+        if self.lost.load(Ordering::Acquire) { Err(DeviceError::DeviceLost) } else { Ok(()) }
+    }
+
+    fn here(&self) -> (DeviceId, Domain) {
+        (self.id, Domain::EMULATED)
+    }
+}
+
+/// The emulated port `id`, if it is open.
+fn find(id: DeviceId) -> Option<Arc<Shared>> {
+    lock(&PORTS).iter().find(|(other, _)| *other == id).and_then(|(_, port)| port.upgrade())
+}
+
+impl EmuPort {
+    /// A port; it starts no thread until a lane is asked for.
+    #[must_use]
+    pub fn open(spec: EmuPortSpec) -> Self {
+        let h2d = Arc::new(Gate::default());
+        let d2h = if spec.half_duplex { Arc::clone(&h2d) } else { Arc::default() };
+        let shared = Arc::new(Shared {
+            description: Description {
+                name: spec.name,
+                uuid: None,
+                pci: None,
+                source: Source::Emu,
+                engines: vec![EngineClass::H2d, EngineClass::D2h, EngineClass::Peer, EngineClass::Ee],
+                memory_bytes: spec.memory_bytes,
+                limits: spec.limits,
+            },
+            id: DeviceId::new(),
+            budget: Budget::new(&spec.limits, spec.memory_bytes),
+            numa: spec.numa,
+            peers: spec.peers,
+            windows: spec.windows,
+            residents_forms: spec.residents,
+            load_line: spec.load_line,
+            pace_in: spec.h2d,
+            pace_out: spec.d2h,
+            pace_peer: spec.peer,
+            kernel: spec.kernel,
+            launch: spec.launch,
+            piece: spec.piece,
+            h2d,
+            d2h,
+            peer_out: Gate::default(),
+            peer_in: Gate::default(),
+            ee: Gate::default(),
+            bounce: Default::default(),
+            lost: AtomicBool::new(false),
+            lanes: AtomicUsize::new(0),
+            residents: AtomicUsize::new(0),
+            pager_open: AtomicBool::new(false),
+        });
+        let mut ports = lock(&PORTS);
+        ports.retain(|(_, port)| port.strong_count() > 0);
+        ports.push((shared.id, Arc::downgrade(&shared)));
+        drop(ports);
+        Self { shared }
+    }
+
+    fn place(&self) -> Place {
+        Place::Device { id: self.shared.id, domain: Domain::EMULATED }
+    }
+
+    /// Whether `have` lists the form `via`.
+    fn form(&self, via: Via, have: &[Via]) -> Result<(), DeviceError> {
+        self.shared.alive()?;
+        if have.contains(&via) {
+            return Ok(());
+        }
+        Err(DeviceError::Unavailable {
+            what: format!("the form {via:?} on `{}`", self.shared.description.name),
+            reason: "this emulated port was built without it".into(),
+            remedy: "list it in the port's specification, or use another form".into(),
+        })
+    }
+}
+
+/// Counts one more of what may be alive `max` times.
+fn count(counter: &AtomicUsize, max: usize, limit: &'static str) -> Result<(), DeviceError> {
+    let more = |count: usize| (count < max).then_some(count + 1);
+    match counter.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more) {
+        Ok(_) => Ok(()),
+        Err(_) => Err(DeviceError::Refused { limit, max: max as u64 }),
+    }
+}
+
+impl Port for EmuPort {
+    fn description(&self) -> &Description {
+        &self.shared.description
+    }
+
+    fn id(&self) -> DeviceId {
+        self.shared.id
+    }
+
+    fn domain(&self) -> Domain {
+        Domain::EMULATED
+    }
+
+    fn numa(&self) -> Option<u32> {
+        self.shared.numa
+    }
+
+    fn reaches(&self, peer: DeviceId) -> bool {
+        self.shared.reaches(peer)
+    }
+
+    fn device_buffer(&self, bytes: usize, reach: Reach) -> Result<Buffer, DeviceError> {
+        self.shared.alive()?;
+        if let Reach::Window(via) = reach {
+            self.form(via, &self.shared.windows)?;
+        }
+        let reservation = self.shared.budget.reserve(1, 0, bytes as u64)?;
+        Ok(match reach {
+            Reach::Device => Buffer::new(HeapMemory::new(bytes, self.place())?, reservation),
+            Reach::Window(via) => {
+                Buffer::new(WindowedMemory::new(bytes, self.place(), via, self.shared.load_line)?, reservation)
+            }
+        })
+    }
+
+    fn pinned_buffer(&self, bytes: usize, _: Caching) -> Result<Buffer, DeviceError> {
+        self.shared.alive()?;
+        let reservation = self.shared.budget.reserve(1, bytes as u64, 0)?;
+        Ok(Buffer::new(PinnedMemory::new(bytes)?, reservation))
+    }
+
+    fn register(&self, buffer: &Buffer) -> Result<Buffer, DeviceError> {
+        self.shared.alive()?;
+        let reservation = self.shared.budget.reserve(1, 0, 0)?;
+        Buffer::view(buffer, reservation, Registered::new)
+    }
+
+    fn host_kind(&self, memory: &[u8]) -> Result<HostKind, DeviceError> {
+        Ok(if memory::is_pinned(memory) { HostKind::Pinned } else { HostKind::Pageable })
+    }
+
+    fn lane(&self, keeps_time: bool) -> Result<Box<dyn Lane>, DeviceError> {
+        self.shared.alive()?;
+        count(&self.shared.lanes, LANES_MAX, "lanes of one port")?;
+        Ok(Box::new(EmuLane::start(Arc::clone(&self.shared), keeps_time)?))
+    }
+
+    fn copy_in(&self, to: &mut Span, from: &[u8]) -> Result<(), DeviceError> {
+        self.shared.alive()?;
+        check::ordinary(self.shared.here(), to, from.len(), true)?;
+        let mut buffers = lock(&self.shared.bounce[0]);
+        let to = device_bytes_mut(to);
+        for (piece, (from, to)) in from.chunks(BOUNCE_BYTES).zip(to.chunks_mut(BOUNCE_BYTES)).enumerate() {
+            let buffer = bounce(&mut buffers[piece % 2], from.len());
+            buffer.copy_from_slice(from);
+            self.shared.bounce(true, from.len(), || to.copy_from_slice(buffer));
+        }
+        Ok(())
+    }
+
+    fn copy_out(&self, to: &mut [u8], from: &Span) -> Result<(), DeviceError> {
+        self.shared.alive()?;
+        check::ordinary(self.shared.here(), from, to.len(), false)?;
+        let mut buffers = lock(&self.shared.bounce[1]);
+        let from = device_bytes(from);
+        for (piece, (from, to)) in from.chunks(BOUNCE_BYTES).zip(to.chunks_mut(BOUNCE_BYTES)).enumerate() {
+            let buffer = bounce(&mut buffers[piece % 2], from.len());
+            self.shared.bounce(false, from.len(), || buffer.copy_from_slice(from));
+            to.copy_from_slice(buffer);
+        }
+        Ok(())
+    }
+
+    fn windows(&self) -> Vec<(Via, Result<(), DeviceError>)> {
+        WINDOWS.map(|via| (via, self.form(via, &self.shared.windows))).into()
+    }
+
+    fn pager(&self, via: Via, buffer: &Buffer) -> Result<Box<dyn Pager>, DeviceError> {
+        self.form(via, &self.shared.windows)?;
+        if self.shared.pager_open.swap(true, Ordering::AcqRel) {
+            return Err(DeviceError::Refused { limit: "paged windows of one device", max: 1 });
+        }
+        match EmuPager::open(Arc::clone(&self.shared), buffer) {
+            Ok(pager) => Ok(Box::new(pager)),
+            Err(error) => {
+                self.shared.pager_open.store(false, Ordering::Release);
+                Err(error)
+            }
+        }
+    }
+
+    fn residents(&self) -> Vec<(Via, Result<(), DeviceError>)> {
+        RESIDENTS.map(|via| (via, self.form(via, &self.shared.residents_forms))).into()
+    }
+
+    fn resident(&self, via: Via, options: ResidentOptions) -> Result<Box<dyn Resident>, DeviceError> {
+        self.form(via, &self.shared.residents_forms)?;
+        if !(1..=PIECE_MAX).contains(&options.piece) {
+            let reason = format!("pieces of {} bytes: 1 to {PIECE_MAX} can be had", options.piece);
+            return Err(DeviceError::Invalid { what: "resident copier", reason });
+        }
+        let stage = EmuResident::stage()?;
+        count(&self.shared.residents, RESIDENTS_MAX, "resident copiers of one port")?;
+        Ok(Box::new(EmuResident::start(Arc::clone(&self.shared), via, options, stage)?))
+    }
+}
+
+/// `len` bytes of `buffer`, made longer as needed.
+fn bounce(buffer: &mut Vec<u8>, len: usize) -> &mut [u8] {
+    if buffer.len() < len {
+        buffer.resize(len, 0);
+    }
+    &mut buffer[..len]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Access;
+    use crate::port::Move;
+    use crate::port_conformance::finish;
+    use headway_core::units::Rate;
+    use headway_os::clock;
+
+    const HOUR: Nanos = Nanos(3_600_000_000_000);
+
+    fn copy(from: &Buffer, to: &Buffer, at: usize) -> Move {
+        let claim = |buffer: &Buffer, access| buffer.claim(at..at + 64, access).unwrap();
+        Move::Copy { from: claim(from, Access::Read), to: claim(to, Access::Write) }
+    }
+
+    /// What two copies of 64 bytes on two lanes take together, if the second goes `inward`.
+    fn two_lanes(spec: EmuPortSpec, inward: bool) -> Nanos {
+        let port = EmuPort::open(spec);
+        let (host, there) =
+            (port.pinned_buffer(128, Caching::Cached).unwrap(), port.device_buffer(128, Reach::Device).unwrap());
+        let mut lanes = [port.lane(false).unwrap(), port.lane(false).unwrap()];
+        let started = clock::now();
+        lanes[0].submit(copy(&host, &there, 0), 0).unwrap();
+        lanes[1].submit(if inward { copy(&host, &there, 64) } else { copy(&there, &host, 64) }, 0).unwrap();
+        for lane in &mut lanes {
+            assert_eq!(finish(lane.as_mut(), 1)[0].result, Ok(()));
+        }
+        clock::now() - started
+    }
+
+    #[test]
+    fn lanes_take_turns_at_an_engine() {
+        let pace = Pace { setup: Nanos(300_000), rate: Some(Rate(64_000_000)) };
+        let spec = EmuPortSpec { h2d: pace, d2h: pace, ..EmuPortSpec::new("emu0") };
+        assert!(two_lanes(spec.clone(), true) >= Nanos(602_000), "two copies in, one after the other");
+        assert!(
+            two_lanes(EmuPortSpec { half_duplex: true, ..spec }, false) >= Nanos(602_000),
+            "one engine for both ways"
+        );
+    }
+
+    #[test]
+    fn ordinary_memory_takes_the_time_of_its_engine() {
+        let pace = Pace { setup: Nanos(200_000), rate: None };
+        let port = EmuPort::open(EmuPortSpec { h2d: pace, ..EmuPortSpec::new("emu0") });
+        let there = port.device_buffer((2 << 20) + 1, Reach::Device).unwrap();
+        let started = clock::now();
+        port.copy_in(&mut there.claim(0..there.len(), Access::Write).unwrap(), &vec![1; there.len()]).unwrap();
+        assert!(clock::now() - started >= Nanos(600_000), "three buffers full");
+    }
+
+    #[test]
+    fn a_slow_window_takes_its_time_for_every_line() {
+        let spec = EmuPortSpec { load_line: Nanos(100_000), ..EmuPortSpec::new("emu0") };
+        let there = EmuPort::open(spec).device_buffer(256, Reach::Window(Via::Vulkan)).unwrap();
+        let started = clock::now();
+        there.claim(0..256, Access::Read).unwrap().load(63, &mut [0; 66]).unwrap();
+        assert!(clock::now() - started >= Nanos(300_000), "66 bytes from byte 63 on lie in three lines");
+    }
+
+    #[test]
+    fn ports_without_peers_do_not_reach_others() {
+        let lonely = EmuPort::open(EmuPortSpec { peers: false, ..EmuPortSpec::new("emu0") });
+        let other = EmuPort::open(EmuPortSpec::new("emu1"));
+        assert!(!lonely.reaches(other.id()) && !other.reaches(lonely.id()) && lonely.reaches(lonely.id()));
+        let buffer = |port: &EmuPort| port.device_buffer(64, Reach::Device).unwrap();
+        let refused = other.lane(false).unwrap().submit(copy(&buffer(&lonely), &buffer(&other), 0), 0);
+        assert!(matches!(refused, Err(DeviceError::Invalid { .. })), "{refused:?}");
+    }
+
+    #[test]
+    fn a_resident_copier_that_does_not_answer_is_parked_and_leaves_memory_alone() {
+        let pace = Pace { setup: HOUR, rate: None };
+        let port = EmuPort::open(EmuPortSpec { piece: pace, ..EmuPortSpec::new("emu0") });
+        let there = port.device_buffer(4096, Reach::Device).unwrap();
+        for via in RESIDENTS {
+            let options = ResidentOptions { piece: 256, lease: HOUR, patience: Nanos(1_000_000) };
+            let mut resident = port.resident(via, options).unwrap();
+            for _ in 0..2 {
+                let mut span = there.claim(0..4096, Access::Write).unwrap();
+                let error = resident.copy_in(&mut span, &[1; 4096]).unwrap_err();
+                assert!(matches!(error, DeviceError::Timeout { after: Nanos(1_000_000), .. }), "{error}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_resident_copier_whose_lease_ends_at_once_copies_all_the_same() {
+        let port = EmuPort::open(EmuPortSpec::new("emu0"));
+        let there = port.device_buffer(1000, Reach::Device).unwrap();
+        for via in RESIDENTS {
+            let options = ResidentOptions { piece: 256, lease: Nanos::ZERO, patience: HOUR };
+            let mut resident = port.resident(via, options).unwrap();
+            for round in 0..50 {
+                let mut found = [0; 1000];
+                resident.copy_in(&mut there.claim(0..1000, Access::Write).unwrap(), &[round; 1000]).unwrap();
+                resident.copy_out(&mut found, &there.claim(0..1000, Access::Read).unwrap()).unwrap();
+                assert_eq!(found, [round; 1000]);
+            }
+        }
+    }
+
+    #[test]
+    fn lanes_and_resident_copiers_are_bounded() {
+        let port = EmuPort::open(EmuPortSpec::new("emu0"));
+        let lanes: Vec<_> = (0..LANES_MAX).map(|_| port.lane(false).unwrap()).collect();
+        assert!(matches!(port.lane(false).err(), Some(DeviceError::Refused { .. })));
+        drop(lanes);
+        port.lane(false).unwrap();
+        let options = ResidentOptions { piece: 256, lease: HOUR, patience: HOUR };
+        let residents: Vec<_> = (0..RESIDENTS_MAX).map(|_| port.resident(Via::Hub, options).unwrap()).collect();
+        assert!(matches!(port.resident(Via::Hub, options).err(), Some(DeviceError::Refused { .. })));
+        drop(residents);
+        port.resident(Via::Hub, options).unwrap();
+        let wrong = ResidentOptions { piece: PIECE_MAX + 1, ..options };
+        assert!(matches!(port.resident(Via::Hub, wrong).err(), Some(DeviceError::Invalid { .. })));
+    }
+}

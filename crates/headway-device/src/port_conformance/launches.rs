@@ -1,0 +1,80 @@
+//! Launches of programs.
+
+use std::sync::Arc;
+
+use super::ways::Ordinary;
+use super::{Noise, Way, claim, memory, perform, pinned, read, same, write};
+use crate::DeviceError;
+use crate::buffer::{Access, Place};
+use crate::kernel::Grid;
+use crate::port::{Argument, CpuArgument, Move, Port, Program};
+
+/// The suite's program: adds an integer to every byte.
+pub(super) struct Add;
+
+impl Program for Add {
+    fn id(&self) -> &'static str {
+        "conformance-add"
+    }
+
+    fn ptx(&self) -> &'static str {
+        include_str!("add.ptx")
+    }
+
+    fn entry(&self) -> &'static str {
+        "headway_conformance_add"
+    }
+
+    fn run(&self, _: Grid, arguments: &mut [CpuArgument<'_>]) -> Result<(), DeviceError> {
+        let [CpuArgument::Read(from), CpuArgument::Write(to), CpuArgument::Int(count), CpuArgument::Int(add)] =
+            arguments
+        else {
+            return Err(DeviceError::Invalid { what: "conformance-add", reason: "it takes other arguments".into() });
+        };
+        for (to, from) in to.iter_mut().zip(from.iter()).take(usize::try_from(*count).unwrap_or(0)) {
+            *to = from.wrapping_add(*add as u8);
+        }
+        Ok(())
+    }
+}
+
+/// Test of the suite: a program reads and writes device and pinned memory in any grid; integers arrive with their sign.
+pub fn launches_compute_what_their_cpu_form_does(port: &Arc<dyn Port>) {
+    const LEN: usize = 10_000;
+    let port = port.as_ref();
+    let mut lane = port.lane(true).expect("a lane");
+    let (host, target) = (pinned(port, LEN), pinned(port, LEN));
+    let (first, second) = (memory(port, LEN), memory(port, LEN));
+    let (mut sent, mut expected, mut found) = (vec![0; LEN], vec![0; LEN], vec![0; LEN]);
+    let mut noise = Noise(41);
+    let cases =
+        [(1, 1, 77, -3), (1, 1024, LEN - 5, 1), (7, 96, LEN - 5, i32::MIN + 9), (300, 256, LEN - 5, -1), (2, 64, 0, 5)];
+    for (from, to) in [(&first, &second), (&host, &first), (&first, &target)] {
+        for (blocks, threads, count, add) in cases {
+            noise.fill(&mut sent);
+            noise.fill(&mut expected);
+            for (buffer, bytes) in [(from, &sent), (to, &expected)] {
+                match buffer.place() {
+                    Place::Host { .. } => write(buffer, 0, bytes),
+                    Place::Device { .. } => Ordinary(port).put(bytes, 0, LEN, buffer, 0),
+                }
+            }
+            let arguments = vec![
+                Argument::Memory(claim(from, 5, LEN - 5, Access::Read)),
+                Argument::Memory(claim(to, 1, LEN - 1, Access::Write)),
+                Argument::Int(count as i32),
+                Argument::Int(add),
+            ];
+            let grid = Grid { blocks, threads, shared_bytes: 0 };
+            assert_eq!(perform(lane.as_mut(), Move::Launch { program: Arc::new(Add), grid, arguments }), Ok(()));
+            for at in 0..count {
+                expected[1 + at] = sent[5 + at].wrapping_add(add as u8);
+            }
+            match to.place() {
+                Place::Host { .. } => read(to, 0, &mut found),
+                Place::Device { .. } => Ordinary(port).take(to, 0, &mut found, 0, LEN),
+            }
+            same(&format!("{blocks} blocks of {threads} threads, {count} bytes plus {add}"), &found, &expected);
+        }
+    }
+}

@@ -1,0 +1,452 @@
+//! Copy loops: ordinary memory past the cache, and windows, whose every store and load is a transaction on the bus.
+//!
+//! The widest instructions of the CPU at hand are used: 64-byte lines by AVX-512, else AVX or SSE. Elsewhere than on x86-64
+//! the loops are words and correct, not fast.
+
+use headway_core::transfer::Stores;
+
+/// What the streaming instructions move to and from memory in one transaction.
+pub const LINE_BYTES: usize = 64;
+
+/// Copies `from` to `to`. Stores past the cache are visible to every other CPU and device when it returns.
+///
+/// # Panics
+/// When the lengths differ.
+pub fn copy(to: &mut [u8], from: &[u8], stores: Stores) {
+    assert_eq!(to.len(), from.len(), "a copy has one length");
+    match stores {
+        Stores::Plain => to.copy_from_slice(from),
+        // SAFETY: `to` is exclusively ours and as long as `from`.
+        Stores::NonTemporal => unsafe { window_store(to.as_mut_ptr(), from) },
+    }
+}
+
+/// Copies from memory that is slow to read through the cache (write-combined), by streaming loads.
+///
+/// # Panics
+/// When the lengths differ.
+pub fn copy_streaming(to: &mut [u8], from: &[u8]) {
+    assert_eq!(to.len(), from.len(), "a copy has two ends of one length");
+    // SAFETY: as many bytes are valid; two slices, one of them exclusive, do not overlap and nobody writes meanwhile.
+    unsafe { window_load(from.as_ptr(), to) };
+}
+
+/// Stores `from` at `to`: whole lines past the cache, the ends by plain stores of at most 16 bytes; every store is aligned
+/// to its size. Ends with a store fence. Touches no other byte.
+///
+/// # Safety
+/// `from.len()` bytes from `to` on are mapped for writing, do not overlap `from`, and nobody else uses them meanwhile.
+pub unsafe fn window_store(to: *mut u8, from: &[u8]) {
+    let head = (to.addr().wrapping_neg() % LINE_BYTES).min(from.len());
+    let lines = (from.len() - head) / LINE_BYTES;
+    let tail = head + lines * LINE_BYTES;
+    // SAFETY: the three ranges partition that of the caller, who vouches for it; the middle one starts at a line and has
+    // `lines` of them.
+    unsafe {
+        imp::store_ends(to, &from[..head]);
+        imp::store_lines(to.wrapping_add(head), from.as_ptr().wrapping_add(head), lines);
+        imp::store_ends(to.wrapping_add(tail), &from[tail..]);
+    }
+    imp::store_fence();
+}
+
+/// Loads `to.len()` bytes from `from`: whole lines by streaming loads, the ends by aligned loads of at most 16 bytes. Begins
+/// with a full fence, so that nothing is read that was there before what this thread has seen. Touches no other byte.
+///
+/// # Safety
+/// As many bytes from `from` on are mapped for reading, do not overlap `to`, and nobody writes them meanwhile.
+pub unsafe fn window_load(from: *const u8, to: &mut [u8]) {
+    let head = (from.addr().wrapping_neg() % LINE_BYTES).min(to.len());
+    let lines = (to.len() - head) / LINE_BYTES;
+    let tail = head + lines * LINE_BYTES;
+    imp::full_fence();
+    // SAFETY: as in `window_store`.
+    unsafe {
+        imp::load_ends(from, &mut to[..head]);
+        imp::load_lines(to.as_mut_ptr().wrapping_add(head), from.wrapping_add(head), lines);
+        imp::load_ends(from.wrapping_add(tail), &mut to[tail..]);
+    }
+}
+
+/// The largest power of two, up to 16, that `address` is aligned to and that is not above `left`; `left` is not 0.
+#[inline]
+fn step(address: usize, left: usize) -> usize {
+    1 << (address | 16).trailing_zeros().min(left.ilog2())
+}
+
+#[cfg(target_arch = "x86_64")]
+mod imp {
+    use std::arch::x86_64::{
+        __m128i, __m256i, _mm_loadu_si128, _mm_mfence, _mm_sfence, _mm_storeu_si128, _mm_stream_load_si128,
+        _mm_stream_si128, _mm256_loadu_si256, _mm256_storeu_si256, _mm256_stream_load_si256, _mm256_stream_si256,
+        _mm512_loadu_si512, _mm512_storeu_si512, _mm512_stream_load_si512, _mm512_stream_si512,
+    };
+
+    use super::{LINE_BYTES, step};
+
+    #[inline]
+    pub(super) fn store_fence() {
+        // SAFETY: every x86-64 CPU has SSE.
+        unsafe { _mm_sfence() };
+    }
+
+    #[inline]
+    pub(super) fn full_fence() {
+        // SAFETY: every x86-64 CPU has SSE2.
+        unsafe { _mm_mfence() };
+    }
+
+    /// # Safety
+    /// As for [`super::window_store`].
+    #[inline]
+    pub(super) unsafe fn store_ends(to: *mut u8, from: &[u8]) {
+        let mut at = 0;
+        while at < from.len() {
+            let step = step(to.addr() + at, from.len() - at);
+            let (target, source) = (to.wrapping_add(at), from[at..at + step].as_ptr());
+            // SAFETY: `step` bytes are left on both sides, and `target` is aligned to `step`. Volatile, so that each store
+            // stays one store.
+            unsafe {
+                match step {
+                    16 => target.cast::<__m128i>().write_volatile(source.cast::<__m128i>().read_unaligned()),
+                    8 => target.cast::<u64>().write_volatile(source.cast::<u64>().read_unaligned()),
+                    4 => target.cast::<u32>().write_volatile(source.cast::<u32>().read_unaligned()),
+                    2 => target.cast::<u16>().write_volatile(source.cast::<u16>().read_unaligned()),
+                    _ => target.write_volatile(*source),
+                }
+            }
+            at += step;
+        }
+    }
+
+    /// # Safety
+    /// As for [`super::window_load`].
+    #[inline]
+    pub(super) unsafe fn load_ends(from: *const u8, to: &mut [u8]) {
+        let streaming = is_x86_feature_detected!("sse4.1");
+        let mut at = 0;
+        while at < to.len() {
+            let step = step(from.addr() + at, to.len() - at);
+            let (source, target) = (from.wrapping_add(at), to[at..at + step].as_mut_ptr());
+            // SAFETY: `step` bytes are left on both sides, and `source` is aligned to `step`. Volatile, so that each load
+            // stays one load.
+            unsafe {
+                match step {
+                    16 if streaming => load_16(source, target),
+                    16 => target.cast::<__m128i>().write_unaligned(source.cast::<__m128i>().read_volatile()),
+                    8 => target.cast::<u64>().write_unaligned(source.cast::<u64>().read_volatile()),
+                    4 => target.cast::<u32>().write_unaligned(source.cast::<u32>().read_volatile()),
+                    2 => target.cast::<u16>().write_unaligned(source.cast::<u16>().read_volatile()),
+                    _ => *target = source.read_volatile(),
+                }
+            }
+            at += step;
+        }
+    }
+
+    /// # Safety
+    /// `from` is aligned to 16; 16 bytes on both sides are valid.
+    #[target_feature(enable = "sse4.1")]
+    unsafe fn load_16(from: *const u8, to: *mut u8) {
+        // SAFETY: the caller vouches for both pointers.
+        unsafe { _mm_storeu_si128(to.cast(), _mm_stream_load_si128(from.cast())) }
+    }
+
+    /// # Safety
+    /// `to` starts at a line; `lines` lines on both sides are valid. A store fence follows.
+    #[inline]
+    pub(super) unsafe fn store_lines(to: *mut u8, from: *const u8, lines: usize) {
+        if lines == 0 {
+            return;
+        }
+        // SAFETY: the caller vouches for the pointers, the CPU for the instructions.
+        unsafe {
+            if is_x86_feature_detected!("avx512f") {
+                store_lines_avx512(to, from, lines);
+            } else if is_x86_feature_detected!("avx") {
+                store_lines_avx(to, from, lines);
+            } else {
+                store_lines_sse2(to, from, lines);
+            }
+        }
+    }
+
+    /// # Safety
+    /// As for [`store_lines`], on a CPU with AVX-512.
+    #[target_feature(enable = "avx512f")]
+    pub(super) unsafe fn store_lines_avx512(mut to: *mut u8, mut from: *const u8, lines: usize) {
+        // SAFETY: `lines` lines from the pointers on are valid, and each turn takes as many as it moves on.
+        unsafe {
+            // Four loads before four stores: the loads overlap, and the lines leave in ascending order.
+            for _ in 0..lines / 4 {
+                let first = _mm512_loadu_si512(from.cast());
+                let second = _mm512_loadu_si512(from.add(LINE_BYTES).cast());
+                let third = _mm512_loadu_si512(from.add(2 * LINE_BYTES).cast());
+                let fourth = _mm512_loadu_si512(from.add(3 * LINE_BYTES).cast());
+                _mm512_stream_si512(to.cast(), first);
+                _mm512_stream_si512(to.add(LINE_BYTES).cast(), second);
+                _mm512_stream_si512(to.add(2 * LINE_BYTES).cast(), third);
+                _mm512_stream_si512(to.add(3 * LINE_BYTES).cast(), fourth);
+                (to, from) = (to.add(4 * LINE_BYTES), from.add(4 * LINE_BYTES));
+            }
+            for _ in 0..lines % 4 {
+                _mm512_stream_si512(to.cast(), _mm512_loadu_si512(from.cast()));
+                (to, from) = (to.add(LINE_BYTES), from.add(LINE_BYTES));
+            }
+        }
+    }
+
+    /// # Safety
+    /// As for [`store_lines`], on a CPU with AVX.
+    #[target_feature(enable = "avx")]
+    pub(super) unsafe fn store_lines_avx(mut to: *mut u8, mut from: *const u8, lines: usize) {
+        for _ in 0..lines {
+            // SAFETY: a line is left on both sides.
+            unsafe {
+                let halves = from.cast::<__m256i>();
+                let (low, high) = (_mm256_loadu_si256(halves), _mm256_loadu_si256(halves.add(1)));
+                _mm256_stream_si256(to.cast(), low);
+                _mm256_stream_si256(to.cast::<__m256i>().add(1), high);
+                (to, from) = (to.add(LINE_BYTES), from.add(LINE_BYTES));
+            }
+        }
+    }
+
+    /// # Safety
+    /// As for [`store_lines`].
+    pub(super) unsafe fn store_lines_sse2(mut to: *mut u8, mut from: *const u8, lines: usize) {
+        for _ in 0..lines {
+            // SAFETY: a line is left on both sides.
+            unsafe {
+                let parts: [__m128i; 4] = std::array::from_fn(|part| _mm_loadu_si128(from.cast::<__m128i>().add(part)));
+                for (part, value) in parts.into_iter().enumerate() {
+                    _mm_stream_si128(to.cast::<__m128i>().add(part), value);
+                }
+                (to, from) = (to.add(LINE_BYTES), from.add(LINE_BYTES));
+            }
+        }
+    }
+
+    /// # Safety
+    /// `from` starts at a line; `lines` lines on both sides are valid.
+    #[inline]
+    pub(super) unsafe fn load_lines(to: *mut u8, from: *const u8, lines: usize) {
+        if lines == 0 {
+            return;
+        }
+        // SAFETY: the caller vouches for the pointers, the CPU for the instructions.
+        unsafe {
+            if is_x86_feature_detected!("avx512f") {
+                load_lines_avx512(to, from, lines);
+            } else if is_x86_feature_detected!("avx2") {
+                load_lines_avx2(to, from, lines);
+            } else {
+                load_ends(from, std::slice::from_raw_parts_mut(to, lines * LINE_BYTES));
+            }
+        }
+    }
+
+    /// # Safety
+    /// As for [`load_lines`], on a CPU with AVX-512.
+    #[target_feature(enable = "avx512f")]
+    pub(super) unsafe fn load_lines_avx512(mut to: *mut u8, mut from: *const u8, lines: usize) {
+        // SAFETY: `lines` lines from the pointers on are valid, and each turn takes as many as it moves on.
+        unsafe {
+            // As many loads under way as the CPU keeps: a window answers each after a microsecond.
+            for _ in 0..lines / 4 {
+                let first = _mm512_stream_load_si512(from.cast());
+                let second = _mm512_stream_load_si512(from.add(LINE_BYTES).cast());
+                let third = _mm512_stream_load_si512(from.add(2 * LINE_BYTES).cast());
+                let fourth = _mm512_stream_load_si512(from.add(3 * LINE_BYTES).cast());
+                _mm512_storeu_si512(to.cast(), first);
+                _mm512_storeu_si512(to.add(LINE_BYTES).cast(), second);
+                _mm512_storeu_si512(to.add(2 * LINE_BYTES).cast(), third);
+                _mm512_storeu_si512(to.add(3 * LINE_BYTES).cast(), fourth);
+                (from, to) = (from.add(4 * LINE_BYTES), to.add(4 * LINE_BYTES));
+            }
+            for _ in 0..lines % 4 {
+                _mm512_storeu_si512(to.cast(), _mm512_stream_load_si512(from.cast()));
+                (from, to) = (from.add(LINE_BYTES), to.add(LINE_BYTES));
+            }
+        }
+    }
+
+    /// # Safety
+    /// As for [`load_lines`], on a CPU with AVX2.
+    #[target_feature(enable = "avx2")]
+    pub(super) unsafe fn load_lines_avx2(mut to: *mut u8, mut from: *const u8, lines: usize) {
+        for _ in 0..lines {
+            // SAFETY: a line is left on both sides.
+            unsafe {
+                // Both halves of a line in a row: the second comes out of the buffer that the first has filled.
+                let low = _mm256_stream_load_si256(from.cast());
+                let high = _mm256_stream_load_si256(from.cast::<__m256i>().add(1));
+                _mm256_storeu_si256(to.cast(), low);
+                _mm256_storeu_si256(to.cast::<__m256i>().add(1), high);
+                (from, to) = (from.add(LINE_BYTES), to.add(LINE_BYTES));
+            }
+        }
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+mod imp {
+    use std::sync::atomic::{Ordering, fence};
+
+    use super::{LINE_BYTES, step};
+
+    pub(super) fn store_fence() {
+        fence(Ordering::SeqCst);
+    }
+
+    pub(super) fn full_fence() {
+        fence(Ordering::SeqCst);
+    }
+
+    /// # Safety
+    /// As for [`super::window_store`].
+    pub(super) unsafe fn store_ends(to: *mut u8, from: &[u8]) {
+        let mut at = 0;
+        while at < from.len() {
+            let step = step(to.addr() + at, from.len() - at).min(8);
+            let (target, source) = (to.wrapping_add(at), from[at..at + step].as_ptr());
+            // SAFETY: `step` bytes are left on both sides, and `target` is aligned to `step`.
+            unsafe {
+                match step {
+                    8 => target.cast::<u64>().write_volatile(source.cast::<u64>().read_unaligned()),
+                    4 => target.cast::<u32>().write_volatile(source.cast::<u32>().read_unaligned()),
+                    2 => target.cast::<u16>().write_volatile(source.cast::<u16>().read_unaligned()),
+                    _ => target.write_volatile(*source),
+                }
+            }
+            at += step;
+        }
+    }
+
+    /// # Safety
+    /// As for [`super::window_load`].
+    pub(super) unsafe fn load_ends(from: *const u8, to: &mut [u8]) {
+        let mut at = 0;
+        while at < to.len() {
+            let step = step(from.addr() + at, to.len() - at).min(8);
+            let (source, target) = (from.wrapping_add(at), to[at..at + step].as_mut_ptr());
+            // SAFETY: `step` bytes are left on both sides, and `source` is aligned to `step`.
+            unsafe {
+                match step {
+                    8 => target.cast::<u64>().write_unaligned(source.cast::<u64>().read_volatile()),
+                    4 => target.cast::<u32>().write_unaligned(source.cast::<u32>().read_volatile()),
+                    2 => target.cast::<u16>().write_unaligned(source.cast::<u16>().read_volatile()),
+                    _ => *target = source.read_volatile(),
+                }
+            }
+            at += step;
+        }
+    }
+
+    /// # Safety
+    /// `lines` lines on both sides are valid.
+    pub(super) unsafe fn store_lines(to: *mut u8, from: *const u8, lines: usize) {
+        // SAFETY: the caller vouches for both ranges.
+        unsafe { store_ends(to, std::slice::from_raw_parts(from, lines * LINE_BYTES)) }
+    }
+
+    /// # Safety
+    /// `lines` lines on both sides are valid.
+    pub(super) unsafe fn load_lines(to: *mut u8, from: *const u8, lines: usize) {
+        // SAFETY: the caller vouches for both ranges.
+        unsafe { load_ends(from, std::slice::from_raw_parts_mut(to, lines * LINE_BYTES)) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ROOM: usize = 512;
+
+    /// Memory whose first byte starts a line.
+    #[repr(align(64))]
+    struct Lines([u8; ROOM]);
+
+    fn noise(seed: usize) -> [u8; ROOM] {
+        std::array::from_fn(|at| ((at + seed).wrapping_mul(0x9E37_79B1) >> 7) as u8 | 1)
+    }
+
+    /// Calls `body` with every size up to 300 at every place in a line, the other side moving along.
+    fn every_case(mut body: impl FnMut(usize, usize, usize)) {
+        for size in 0..=300 {
+            for at in 0..64 {
+                body(size, 64 + at, (size * 7 + at * 3) % 64);
+            }
+        }
+    }
+
+    #[test]
+    fn stores_write_their_bytes_and_no_other() {
+        every_case(|size, at, from| {
+            let source = noise(size);
+            for stores in [None, Some(Stores::Plain), Some(Stores::NonTemporal)] {
+                let mut memory = Lines([0xA5; ROOM]);
+                match stores {
+                    // SAFETY: `memory` has these bytes, and nobody else knows of it.
+                    None => unsafe { window_store(memory.0.as_mut_ptr().add(at), &source[from..from + size]) },
+                    Some(stores) => copy(&mut memory.0[at..at + size], &source[from..from + size], stores),
+                }
+                let mut expected = [0xA5; ROOM];
+                expected[at..at + size].copy_from_slice(&source[from..from + size]);
+                assert!(memory.0 == expected, "{size} bytes from {from} to {at}, {stores:?}");
+            }
+        });
+    }
+
+    #[test]
+    fn loads_give_their_bytes_and_write_no_other() {
+        every_case(|size, at, to| {
+            let memory = Lines(noise(size + at));
+            let mut target = [0xA5; ROOM];
+            // SAFETY: `memory` has these bytes, and nobody writes them.
+            unsafe { window_load(memory.0.as_ptr().add(at), &mut target[to..to + size]) };
+            let mut expected = [0xA5; ROOM];
+            expected[to..to + size].copy_from_slice(&memory.0[at..at + size]);
+            assert!(target == expected, "{size} bytes from {at} to {to}");
+        });
+    }
+
+    #[test]
+    fn steps_are_aligned_and_within_what_is_left() {
+        assert_eq!([step(64, 100), step(65, 100), step(66, 100), step(72, 100), step(64, 7)], [16, 1, 2, 8, 4]);
+    }
+
+    #[test]
+    #[should_panic(expected = "a copy has one length")]
+    fn a_copy_between_different_lengths_panics() {
+        copy(&mut [0; 2], &[0; 3], Stores::NonTemporal);
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[test]
+    fn every_width_the_cpu_has_moves_the_same_lines() {
+        type Loop = unsafe fn(*mut u8, *const u8, usize);
+        let mut loops: Vec<Loop> = vec![imp::store_lines_sse2];
+        if is_x86_feature_detected!("avx") {
+            loops.push(imp::store_lines_avx);
+        }
+        if is_x86_feature_detected!("avx2") {
+            loops.push(imp::load_lines_avx2);
+        }
+        if is_x86_feature_detected!("avx512f") {
+            loops.push(imp::store_lines_avx512);
+            loops.push(imp::load_lines_avx512);
+        }
+        for lines in 0..=7 {
+            for copy in &loops {
+                let (source, mut target) = (Lines(noise(lines)), Lines([0; ROOM]));
+                // SAFETY: both sides have eight lines, of which at most seven are used.
+                unsafe { copy(target.0.as_mut_ptr(), source.0.as_ptr(), lines) };
+                imp::store_fence();
+                assert!(target.0[..64 * lines] == source.0[..64 * lines]);
+                assert!(target.0[64 * lines..].iter().all(|byte| *byte == 0));
+            }
+        }
+    }
+}

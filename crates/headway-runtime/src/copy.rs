@@ -1,0 +1,386 @@
+//! `copy`: any host memory to or from GPU memory, by the way that the profile says is fastest, or by the one asked for.
+
+mod auto;
+mod bounce;
+mod crew;
+mod ends;
+mod engine;
+mod error;
+mod gate;
+mod gpu;
+mod many;
+mod peer;
+mod pieces;
+mod probe;
+mod run;
+mod wait;
+mod watch;
+mod ways;
+
+use std::sync::{Arc, OnceLock};
+
+use headway_core::machine::EndpointId;
+use headway_core::transfer::{Direction, Profile, Tuning, Way};
+use headway_core::units::{Bytes, NANOS_PER_SECOND, Nanos};
+use headway_device::buffer::Place;
+use headway_device::port::{Mover, Piece, Port};
+use headway_device::{Buffer, DeviceError};
+
+use self::auto::Auto;
+use self::crew::Crew;
+use self::ends::{Host, Transfer};
+use self::gpu::Gpu;
+use self::many::Many;
+use self::wait::Cancel;
+use self::watch::Watcher;
+
+pub use self::error::CopyError;
+
+/// How much of everything copies take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CopyLimits {
+    /// Pinned memory of each GPU's staging pool.
+    pub pinned_max: Bytes,
+    /// Staging threads of each GPU.
+    pub threads_max: u32,
+    /// Largest chunk of a long copy: what a small copy may have to wait for, twice.
+    pub chunk_max: Bytes,
+    /// A copy that makes no progress for this long is given up.
+    pub patience: Nanos,
+    /// Events kept until they are taken; older ones are counted and dropped.
+    pub events_max: usize,
+}
+
+impl Default for CopyLimits {
+    /// 128 MiB pinned and 16 threads a GPU, chunks up to 32 MiB, 10 s, 1024 events.
+    fn default() -> Self {
+        Self {
+            pinned_max: Bytes(128 << 20),
+            threads_max: 16,
+            chunk_max: Bytes(32 << 20),
+            patience: Nanos(10 * NANOS_PER_SECOND),
+            events_max: 1024,
+        }
+    }
+}
+
+/// What may be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CopyOptions {
+    /// Limits.
+    pub limits: CopyLimits,
+    /// Keep resident copiers on the GPUs for `auto`.
+    pub resident: bool,
+    /// Never use multiprocessors for copies.
+    pub no_sm: bool,
+    /// Never use threads of our own.
+    pub no_threads: bool,
+    /// Use the links of other GPUs for large copies.
+    pub multipath: bool,
+    /// Sources may be mapped files: `staged` reads their pages first, so that one that cannot be read is an error value.
+    pub mapped_files: bool,
+}
+
+impl Default for CopyOptions {
+    /// Everything but resident copiers and other GPUs' links.
+    fn default() -> Self {
+        Self {
+            limits: CopyLimits::default(),
+            resident: false,
+            no_sm: false,
+            no_threads: false,
+            multipath: false,
+            mapped_files: false,
+        }
+    }
+}
+
+/// How a copy is to be made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum How {
+    /// By the way with the least predicted median.
+    Auto,
+    /// By this way; an error if it cannot be used.
+    By(Way),
+    /// By `staged` or `multipath` with this tuning, whatever the profile says.
+    Tuned(Way, Tuning),
+}
+
+/// A range of a buffer of device memory.
+#[derive(Clone, Copy, Debug)]
+pub struct At<'a> {
+    /// The buffer.
+    pub buffer: &'a Buffer,
+    /// Offset of the first byte.
+    pub offset: usize,
+}
+
+/// What one copy did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Report {
+    /// How.
+    pub way: Way,
+    /// Bytes moved.
+    pub bytes: Bytes,
+    /// Operations of the engine, or pieces.
+    pub chunks: u64,
+    /// What the profile said.
+    pub predicted: Option<Nanos>,
+    /// What it took.
+    pub observed: Nanos,
+    /// Of that, waiting for engines that others used.
+    pub waited: Nanos,
+    /// Chunks of others that were ahead of the first one in the engine's queue.
+    pub ahead: u64,
+    /// The way that was asked for or chosen and could not be used, with the reason.
+    pub instead_of: Option<(Way, String)>,
+}
+
+/// One copy that has ended, for whoever keeps a log of them.
+#[derive(Clone, Copy, Debug)]
+pub struct Observation<'a> {
+    /// Position of the GPU; of a peer copy the source's.
+    pub gpu: usize,
+    /// Which way.
+    pub direction: Direction,
+    /// What it did, or why it failed.
+    pub result: Result<&'a Report, &'a CopyError>,
+}
+
+/// Called at the end of every copy, on the thread that asked for it. Must not block.
+pub type Observer = Arc<dyn Fn(&Observation<'_>) + Send + Sync>;
+
+/// Something a user should know.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Event {
+    /// When, on the host's clock.
+    pub at: Nanos,
+    /// What.
+    pub what: String,
+}
+
+/// Whether one way can be used on one GPU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Probe {
+    /// Position of the GPU.
+    pub gpu: usize,
+    /// The way.
+    pub way: Way,
+    /// `Err`: why not, with the remedy.
+    pub usable: Result<(), DeviceError>,
+    /// What `auto` uses instead.
+    pub fallback: Option<Way>,
+}
+
+/// Copies between host and GPU memory, from any thread.
+pub struct Copier {
+    gpus: Vec<Gpu>,
+    ports: Vec<Arc<dyn Port>>,
+    options: CopyOptions,
+    auto: Auto,
+    watcher: Watcher,
+    cancel: Cancel,
+    crew: OnceLock<Crew>,
+    observer: OnceLock<Observer>,
+}
+
+impl Copier {
+    /// A copier over `gpus`, each with the name under which `profile` knows it.
+    ///
+    /// # Errors
+    /// [`CopyError::Invalid`] for no GPU, or one given twice.
+    pub fn new(
+        gpus: Vec<(EndpointId, Arc<dyn Port>)>,
+        profile: Profile,
+        options: CopyOptions,
+    ) -> Result<Self, CopyError> {
+        Self::with_stale(gpus, profile, options, None)
+    }
+
+    /// The same; `stale` = what has changed since `profile` was measured, so that only the driver's own methods are chosen.
+    ///
+    /// # Errors
+    /// As for [`Copier::new`].
+    pub fn with_stale(
+        gpus: Vec<(EndpointId, Arc<dyn Port>)>,
+        profile: Profile,
+        options: CopyOptions,
+        stale: Option<String>,
+    ) -> Result<Self, CopyError> {
+        let invalid = |reason: &str| CopyError::Invalid { what: "GPUs", reason: reason.into() };
+        if gpus.is_empty() {
+            return Err(invalid("a copier needs one at least"));
+        }
+        let twice = |at: usize| gpus[..at].iter().any(|(id, port)| *id == gpus[at].0 || port.id() == gpus[at].1.id());
+        if (0..gpus.len()).any(twice) {
+            return Err(invalid("one is given twice"));
+        }
+        let ports = gpus.iter().map(|(_, port)| Arc::clone(port)).collect();
+        let gpus: Vec<Gpu> = gpus.into_iter().map(|(id, port)| Gpu::new(id, port, options.limits)).collect();
+        let warning = stale.as_ref().map(|what| {
+            format!(
+                "the profile is stale ({what}): the driver's own methods are used; `headway measure` writes a new one"
+            )
+        });
+        let auto = Auto::new(profile, options, stale, gpus.len());
+        if let Some(warning) = warning {
+            auto.tell(warning);
+        }
+        let (cancel, crew, observer) = (Cancel::default(), OnceLock::new(), OnceLock::new());
+        let watcher = Watcher::new(options.limits.events_max);
+        Ok(Self { gpus, ports, options, auto, watcher, cancel, crew, observer })
+    }
+
+    /// Calls `observer` at the end of every copy; `false` if there is one already.
+    pub fn observe(&self, observer: Observer) -> bool {
+        self.observer.set(observer).is_ok()
+    }
+
+    /// Ends the copies that are under way at their next chunk, with [`CopyError::Cancelled`]. Later ones are not touched.
+    pub fn cancel(&self) {
+        self.cancel.raise();
+    }
+
+    /// Lets resident copiers leave their GPUs and closes paged windows, until a copy needs them again.
+    ///
+    /// # Errors
+    /// What a resident copier answers.
+    pub fn park(&self) -> Result<(), CopyError> {
+        let resident = Way::of(headway_core::machine::Method::Resident);
+        self.gpus.iter().try_for_each(|gpu| gpu.park()).map_err(|error| CopyError::device(resident, error, 0, 0))
+    }
+
+    /// The ports.
+    #[must_use]
+    pub fn ports(&self) -> &[Arc<dyn Port>] {
+        &self.ports
+    }
+
+    /// Copies `from` to the device; the bytes are there when it returns.
+    ///
+    /// # Errors
+    /// [`CopyError`].
+    pub fn copy_in(&self, to: At<'_>, from: &[u8], how: How) -> Result<Report, CopyError> {
+        let (gpu, direction, len) = (self.gpu_of(to.buffer)?, Direction::H2d, from.len());
+        self.copy(Transfer { gpu, direction, device: to, host: Host::In(from), len, pinned: false }, how)
+    }
+
+    /// Copies from the device to `to`.
+    ///
+    /// # Errors
+    /// [`CopyError`].
+    pub fn copy_out(&self, to: &mut [u8], from: At<'_>, how: How) -> Result<Report, CopyError> {
+        let (gpu, direction, len) = (self.gpu_of(from.buffer)?, Direction::D2h, to.len());
+        self.copy(Transfer { gpu, direction, device: from, host: Host::Out(to), len, pinned: false }, how)
+    }
+
+    /// Copies between host memory that is a pinned [`Buffer`] and the device.
+    ///
+    /// # Errors
+    /// [`CopyError`]; [`CopyError::Invalid`] for host memory that is not pinned for this GPU's driver.
+    pub fn copy_pinned(
+        &self,
+        direction: Direction,
+        device: At<'_>,
+        host: At<'_>,
+        len: usize,
+        how: How,
+    ) -> Result<Report, CopyError> {
+        let gpu = self.gpu_of(device.buffer)?;
+        let wrong = |what, reason: &str| Err(CopyError::Invalid { what, reason: reason.into() });
+        if direction == Direction::Peer {
+            return wrong("direction", "`copy_peer` copies between GPUs");
+        }
+        if host.buffer.place() != (Place::Host { pinned: Some(self.gpus[gpu].port.domain()) }) {
+            return wrong("host memory", "it is not pinned for this GPU; use `copy_in` or `copy_out` on its bytes");
+        }
+        self.copy(Transfer { gpu, direction, device, host: Host::Held(host), len, pinned: false }, how)
+    }
+
+    /// Copies between two devices.
+    ///
+    /// # Errors
+    /// [`CopyError`].
+    pub fn copy_peer(&self, to: At<'_>, from: At<'_>, len: usize) -> Result<Report, CopyError> {
+        self.peer(to, from, len)
+    }
+
+    /// Copies many pieces of `from` to the device in one request, their destinations counted from `to`; `None` = the best
+    /// mover as far as known.
+    ///
+    /// # Errors
+    /// [`CopyError`]; [`CopyError::Overlap`] where destinations overlap. After an error any piece may be in place or not.
+    pub fn copy_many_in(
+        &self,
+        to: At<'_>,
+        from: &[u8],
+        pieces: &[Piece],
+        by: Option<ManyBy>,
+    ) -> Result<Report, CopyError> {
+        let many = Many { gpu: self.gpu_of(to.buffer)?, direction: Direction::H2d, device: to, host: Host::In(from) };
+        self.many(many, pieces, by)
+    }
+
+    /// Copies many pieces from the device in one request, their sources counted from `from`.
+    ///
+    /// # Errors
+    /// As for [`Copier::copy_many_in`].
+    pub fn copy_many_out(
+        &self,
+        to: &mut [u8],
+        from: At<'_>,
+        pieces: &[Piece],
+        by: Option<ManyBy>,
+    ) -> Result<Report, CopyError> {
+        let many =
+            Many { gpu: self.gpu_of(from.buffer)?, direction: Direction::D2h, device: from, host: Host::Out(to) };
+        self.many(many, pieces, by)
+    }
+
+    /// Whether each way can be used on each GPU, each tried with random bytes and compared through another way.
+    #[must_use]
+    pub fn probe(&self) -> Vec<Probe> {
+        self.probe_all()
+    }
+
+    /// Takes what has happened since the last call.
+    #[must_use]
+    pub fn events(&self) -> Vec<Event> {
+        self.auto.told()
+    }
+
+    /// The position of the GPU whose memory `buffer` is.
+    fn gpu_of(&self, buffer: &Buffer) -> Result<usize, CopyError> {
+        let position = match buffer.place() {
+            Place::Device { id, .. } => self.gpus.iter().position(|gpu| gpu.id == id),
+            Place::Host { .. } => None,
+        };
+        position.ok_or_else(|| CopyError::Invalid {
+            what: "device memory",
+            reason: "the buffer is not memory of a GPU of this copier".into(),
+        })
+    }
+
+    /// The threads that gather and scatter, started on first use.
+    fn crew(&self) -> &Crew {
+        self.crew.get_or_init(|| {
+            let cpus = headway_os::affinity::allowed().map_or(2, |cpus| cpus.len());
+            let limit = self.options.limits.threads_max as usize;
+            Crew::start(cpus.saturating_sub(1).clamp(1, many::THREADS_MAX).min(limit))
+        })
+    }
+}
+
+/// How many pieces are copied (specification of transfers, 1.7).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ManyBy {
+    /// A mover of the lane, from memory that is pinned already; ordinary memory goes through pinned buffers piece by piece.
+    Lane(Mover),
+    /// The CPU gathers into a pinned buffer (or scatters from it), one copy, and a kernel on the device's side if its pieces
+    /// are scattered.
+    Gather,
+    /// Window stores or loads.
+    Window,
+    /// One command each to a resident copier.
+    Resident,
+}

@@ -1,0 +1,358 @@
+//! Copies by the copy engines: chunks over lanes, each chunk through the gate of its engine.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use headway_core::transfer::Way;
+use headway_core::units::{Bytes, Nanos};
+use headway_device::port::{Lane, Move, Port};
+use headway_device::{Access, DeviceError, Span};
+use headway_os::clock;
+
+use super::gate::{Gate, IN_FLIGHT, Ticket};
+use super::wait::Patience;
+use super::{At, CopyError};
+
+/// Lanes kept of those that copies gave back.
+const LANES_KEPT: usize = 16;
+/// From this size on chunks are as large as allowed; below, half of that keeps two of them busy.
+const LARGE: usize = 256 << 20;
+/// Claims that one request makes on a buffer at most: chunks grow beyond it.
+const CHUNKS_MAX: usize = 1024;
+
+/// One copy engine of one GPU, as copies share it.
+#[derive(Default)]
+pub(super) struct Engine {
+    /// The line in front of it.
+    pub(super) gate: Gate,
+    lanes: Mutex<Vec<Box<dyn Lane>>>,
+}
+
+/// What bounds one copy.
+#[derive(Clone, Copy)]
+pub(super) struct Bounds<'a> {
+    /// No progress for this long ends it.
+    pub(super) patience: Nanos,
+    /// So does this.
+    pub(super) cancel: &'a AtomicBool,
+}
+
+/// What a way did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Moved {
+    /// Operations.
+    pub(super) chunks: u64,
+    /// Waiting for others' chunks.
+    pub(super) waited: Nanos,
+    /// Others' chunks ahead of the first one.
+    pub(super) ahead: u64,
+}
+
+impl Moved {
+    /// One operation that waited for nobody.
+    pub(super) const ONE: Self = Self { chunks: 1, waited: Nanos::ZERO, ahead: 0 };
+}
+
+/// A copy that ended early.
+#[derive(Debug)]
+pub(super) struct Stopped {
+    /// At which operation.
+    pub(super) chunk: u64,
+    /// Every byte below is in place.
+    pub(super) prefix: u64,
+    /// Why.
+    pub(super) why: Why,
+}
+
+/// Why a copy ended early.
+#[derive(Debug)]
+pub(super) enum Why {
+    /// The device.
+    Device(DeviceError),
+    /// Something that the way needs is not there.
+    Absent(DeviceError),
+    /// No progress.
+    Timeout,
+    /// Somebody asked for it.
+    Cancelled,
+}
+
+impl Stopped {
+    /// By the device, before anything moved.
+    pub(super) const fn early(error: DeviceError) -> Self {
+        Self { chunk: 0, prefix: 0, why: Why::Device(error) }
+    }
+
+    /// Because memory cannot be pinned, whatever the reason.
+    pub(super) const fn unpinned(error: DeviceError) -> Self {
+        Self { chunk: 0, prefix: 0, why: Why::Absent(error) }
+    }
+
+    /// As the error of a copy by `way`.
+    pub(super) fn error(self, way: Way, bounds: Bounds<'_>) -> CopyError {
+        match self.why {
+            Why::Device(error) => CopyError::device(way, error, self.chunk, self.prefix),
+            Why::Absent(source) => CopyError::Unavailable { way, source },
+            Why::Timeout => CopyError::Timeout {
+                what: format!("chunk {} of the copy", self.chunk),
+                after: bounds.patience,
+                completed_prefix: self.prefix,
+            },
+            Why::Cancelled => CopyError::Cancelled { completed_prefix: self.prefix },
+        }
+    }
+}
+
+/// The chunk length for a copy of `len` bytes: all of it while that is at most half of `max`, so that small copies of others
+/// wait little and the set-up of each is hidden behind the one before.
+pub(super) const fn chunk_bytes(len: usize, max: Bytes) -> usize {
+    let max = if max.0 == 0 { 1 } else { max.0 as usize };
+    let step = if len >= LARGE { max } else { max.div_ceil(2) };
+    let least = len.div_ceil(CHUNKS_MAX);
+    if step > least { step } else { least }
+}
+
+/// A piece of work for a lane: one operation, and the bytes it is about.
+pub(super) struct Step {
+    /// What.
+    pub(super) what: Move,
+    /// Bytes.
+    pub(super) len: u64,
+}
+
+/// Claims the bytes of a copy from `from` to `to` in chunks, all before the first one moves.
+pub(super) fn steps(from: At<'_>, to: At<'_>, len: usize, chunk: usize) -> Result<Vec<Step>, DeviceError> {
+    let claim = |at: At<'_>, start: usize, len: usize, access| -> Result<Span, DeviceError> {
+        let outside =
+            || DeviceError::OutOfRange { range: at.offset..at.offset.saturating_add(len), len: at.buffer.len() };
+        let begin = at.offset.checked_add(start).ok_or_else(outside)?;
+        let end = begin.checked_add(len).ok_or_else(outside)?;
+        at.buffer.claim(begin..end, access)
+    };
+    let mut steps = Vec::with_capacity(len.div_ceil(chunk));
+    let mut start = 0;
+    while start < len {
+        let here = chunk.min(len - start);
+        let (from, to) = (claim(from, start, here, Access::Read)?, claim(to, start, here, Access::Write)?);
+        steps.push(Step { what: Move::Copy { from, to }, len: here as u64 });
+        start += here;
+    }
+    Ok(steps)
+}
+
+impl Engine {
+    /// Runs `steps` in order on one lane, each through the line of this engine and, for copies between GPUs, of `second`.
+    ///
+    /// Returns when nothing of it is on the device any more.
+    pub(super) fn run(
+        &self,
+        port: &dyn Port,
+        second: Option<&Gate>,
+        steps: Vec<Step>,
+        bounds: Bounds<'_>,
+    ) -> Result<Moved, Stopped> {
+        let mut run = self.open(port, second, bounds)?;
+        for step in steps {
+            run.submit(step)?;
+        }
+        run.finish()
+    }
+
+    /// A lane of this engine for one copy.
+    pub(super) fn open<'a>(
+        &'a self,
+        port: &dyn Port,
+        second: Option<&'a Gate>,
+        bounds: Bounds<'a>,
+    ) -> Result<Run<'a>, Stopped> {
+        let lane = self.lanes.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let lane = lane.map_or_else(|| port.lane(false), Ok).map_err(Stopped::early)?;
+        let patience = Patience::new(bounds.patience);
+        Ok(Run {
+            engine: self,
+            second,
+            lane: Some(lane),
+            bounds,
+            patience,
+            flying: VecDeque::with_capacity(IN_FLIGHT as usize),
+            asked: None,
+            moved: Moved::default(),
+            submitted: 0,
+            prefix: 0,
+        })
+    }
+}
+
+/// One copy on its lane. Dropping it waits for what is on the lane.
+pub(super) struct Run<'a> {
+    engine: &'a Engine,
+    second: Option<&'a Gate>,
+    lane: Option<Box<dyn Lane>>,
+    bounds: Bounds<'a>,
+    patience: Patience,
+    /// Length and permits of each operation on the lane.
+    flying: VecDeque<(u64, Permit<'a>)>,
+    /// A place in the line for the next operation.
+    asked: Option<Permit<'a>>,
+    moved: Moved,
+    submitted: u64,
+    prefix: u64,
+}
+
+/// Places in one or two lines.
+struct Permit<'a> {
+    first: Ticket<'a>,
+    second: Option<Ticket<'a>>,
+}
+
+impl Permit<'_> {
+    fn granted(&self) -> bool {
+        self.first.granted() && self.second.as_ref().is_none_or(Ticket::granted)
+    }
+
+    fn ahead(&self) -> u64 {
+        self.first.ahead().max(self.second.as_ref().map_or(0, Ticket::ahead))
+    }
+}
+
+impl<'a> Run<'a> {
+    /// Takes the last place in the line, or in both.
+    fn ask(&mut self) -> Permit<'a> {
+        let permit = match self.second {
+            None => Permit { first: self.engine.gate.ask(), second: None },
+            Some(second) => {
+                let (first, second) = self.engine.gate.ask_both(second);
+                Permit { first, second: Some(second) }
+            }
+        };
+        if self.submitted == 0 {
+            self.moved.ahead = permit.ahead();
+        }
+        permit
+    }
+
+    /// Operations on the lane.
+    pub(super) fn flying(&self) -> usize {
+        self.flying.len()
+    }
+
+    /// Whether [`Run::submit`] would not wait; the place in the line is taken by asking. Who drives two runs must not wait in
+    /// one of them while operations of the other are to be polled.
+    pub(super) fn turn(&mut self) -> bool {
+        let permit = match self.asked.take() {
+            Some(permit) => permit,
+            None => self.ask(),
+        };
+        let granted = permit.granted();
+        self.asked = Some(permit);
+        granted
+    }
+
+    fn stopped(&self, why: Why) -> Stopped {
+        Stopped { chunk: self.moved.chunks, prefix: self.prefix, why }
+    }
+
+    /// Waits for this copy's turn and submits `step`; operations that end meanwhile are taken.
+    pub(super) fn submit(&mut self, step: Step) -> Result<(), Stopped> {
+        let permit = match self.asked.take() {
+            Some(permit) => permit,
+            None => self.ask(),
+        };
+        if !permit.granted() {
+            self.wait_for(&permit)?;
+        }
+        if self.bounds.cancel.load(Ordering::Relaxed) {
+            return Err(self.stopped(Why::Cancelled));
+        }
+        let lane = self.lane.as_mut().expect("the lane is there until the end");
+        if let Err(error) = lane.submit(step.what, self.submitted) {
+            drop(permit);
+            self.drain();
+            return Err(self.stopped(Why::Device(error)));
+        }
+        self.flying.push_back((step.len, permit));
+        self.submitted += 1;
+        Ok(())
+    }
+
+    fn wait_for(&mut self, permit: &Permit<'_>) -> Result<(), Stopped> {
+        let mut alone_since = None;
+        while !permit.granted() {
+            if !self.flying.is_empty() {
+                self.poll()?;
+                continue;
+            }
+            // Only now does this copy wait for others and not for itself.
+            alone_since.get_or_insert_with(clock::now);
+            if !self.patience.pause() {
+                return Err(self.stopped(Why::Timeout));
+            }
+            if self.bounds.cancel.load(Ordering::Relaxed) {
+                return Err(self.stopped(Why::Cancelled));
+            }
+        }
+        self.patience.progress();
+        if let Some(since) = alone_since {
+            self.moved.waited = self.moved.waited.saturating_add(clock::now().saturating_sub(since));
+        }
+        Ok(())
+    }
+
+    /// Takes the oldest operation if it has ended, else lets a moment pass.
+    pub(super) fn poll(&mut self) -> Result<(), Stopped> {
+        let lane = self.lane.as_mut().expect("the lane is there until the end");
+        let Some(done) = lane.poll() else { return self.pause() };
+        self.patience.progress();
+        let (len, permit) = self.flying.pop_front().expect("the lane gives back what was submitted, once");
+        drop(permit);
+        if let Err(error) = done.result {
+            self.drain();
+            return Err(self.stopped(Why::Device(error)));
+        }
+        self.moved.chunks += 1;
+        self.prefix += len;
+        Ok(())
+    }
+
+    /// Lets a moment pass.
+    pub(super) fn pause(&mut self) -> Result<(), Stopped> {
+        if self.patience.pause() { Ok(()) } else { Err(self.stopped(Why::Timeout)) }
+    }
+
+    /// Waits for all operations and gives the lane back.
+    pub(super) fn finish(mut self) -> Result<Moved, Stopped> {
+        while !self.flying.is_empty() {
+            self.poll()?;
+        }
+        if let Some(lane) = self.lane.take() {
+            let mut lanes = self.engine.lanes.lock().unwrap_or_else(PoisonError::into_inner);
+            if lanes.len() < LANES_KEPT {
+                lanes.push(lane);
+            }
+        }
+        Ok(self.moved)
+    }
+
+    /// Waits for what is on the lane after a failure; how it ends changes nothing any more.
+    fn drain(&mut self) {
+        let Some(lane) = &mut self.lane else { return };
+        while !self.flying.is_empty() {
+            if lane.poll().is_some() {
+                self.patience.progress();
+                self.flying.pop_front();
+            } else if !self.patience.pause() {
+                return;
+            }
+        }
+    }
+}
+
+impl Drop for Run<'_> {
+    fn drop(&mut self) {
+        // The lane waits for what is still on it, whose memory may be the caller's; only then may others have the engine.
+        self.lane = None;
+        self.flying.clear();
+        self.asked = None;
+    }
+}

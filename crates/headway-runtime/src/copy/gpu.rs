@@ -1,0 +1,189 @@
+//! One GPU as copies share it: its engines, and what is opened on first use and kept.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use headway_core::machine::EndpointId;
+use headway_core::transfer::{Direction, Via};
+use headway_core::units::Nanos;
+use headway_device::buffer::DeviceId;
+use headway_device::port::{Pager, Port, Resident, ResidentOptions};
+use headway_device::{Buffer, DeviceError, Span};
+
+use super::CopyLimits;
+use super::bounce::Bounce;
+use super::engine::Engine;
+use super::gate::Gate;
+use crate::staging::{Pool, PoolOptions};
+
+/// Bytes of one piece of a resident copier: below 256 KiB larger pieces than 4 KiB gain nothing, above it copies are not
+/// chosen for a resident copier.
+const RESIDENT_PIECE: usize = 4096;
+/// How long an idle resident copier stays: longer than the gaps in a burst of copies, shorter than what a user who waits for
+/// the whole device would notice.
+const RESIDENT_LEASE: Nanos = Nanos(50_000_000);
+
+type Form<T> = Vec<(Via, Result<T, DeviceError>)>;
+type SharedResident = Arc<Mutex<Box<dyn Resident>>>;
+
+/// A paged window with the buffer that it is open on.
+struct OpenPager {
+    via: Via,
+    buffer: (usize, usize),
+    pager: Box<dyn Pager>,
+}
+
+/// One GPU.
+pub(super) struct Gpu {
+    /// Its name in the profile.
+    pub(super) endpoint: EndpointId,
+    /// The GPU itself.
+    pub(super) port: Arc<dyn Port>,
+    /// Whose memory it is.
+    pub(super) id: DeviceId,
+    /// Host to GPU.
+    pub(super) h2d: Engine,
+    /// GPU to host.
+    pub(super) d2h: Engine,
+    /// To other GPUs.
+    pub(super) peer: Engine,
+    /// The line of copies from other GPUs.
+    pub(super) peer_in: Gate,
+    /// Copies by multiprocessors.
+    pub(super) kernels: Engine,
+    /// Pinned slots for requests of many pieces.
+    pub(super) bounce: Bounce,
+    /// Threads and pinned memory of `staged` and `multipath`.
+    pub(super) pool: Pool,
+    patience: Nanos,
+    lost: AtomicBool,
+    windows: OnceLock<Form<()>>,
+    resident_forms: OnceLock<Form<()>>,
+    residents: Mutex<BTreeMap<Via, SharedResident>>,
+    pager: Mutex<Option<OpenPager>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Gpu {
+    pub(super) fn new(endpoint: EndpointId, port: Arc<dyn Port>, limits: CopyLimits) -> Self {
+        let options = PoolOptions {
+            pinned_max: limits.pinned_max,
+            threads_max: limits.threads_max,
+            patience: limits.patience,
+            ..PoolOptions::default()
+        };
+        Self {
+            bounce: Bounce::default(),
+            pool: Pool::new(Arc::clone(&port), options),
+            endpoint,
+            id: port.id(),
+            port,
+            h2d: Engine::default(),
+            d2h: Engine::default(),
+            peer: Engine::default(),
+            peer_in: Gate::default(),
+            kernels: Engine::default(),
+            patience: limits.patience,
+            lost: AtomicBool::new(false),
+            windows: OnceLock::new(),
+            resident_forms: OnceLock::new(),
+            residents: Mutex::default(),
+            pager: Mutex::default(),
+        }
+    }
+
+    /// The engine for copies between it and the host.
+    pub(super) const fn engine(&self, direction: Direction) -> &Engine {
+        match direction {
+            Direction::H2d => &self.h2d,
+            Direction::D2h => &self.d2h,
+            Direction::Peer => &self.peer,
+        }
+    }
+
+    /// Whether it failed for good.
+    pub(super) fn is_lost(&self) -> bool {
+        self.lost.load(Ordering::Relaxed)
+    }
+
+    /// Notes that it failed for good: later copies are refused at once.
+    pub(super) fn lose(&self) {
+        self.lost.store(true, Ordering::Relaxed);
+    }
+
+    /// The forms of windows with why they cannot be used.
+    pub(super) fn windows(&self) -> &[(Via, Result<(), DeviceError>)] {
+        self.windows.get_or_init(|| self.port.windows())
+    }
+
+    /// The forms of resident copiers with why they cannot be used.
+    pub(super) fn resident_forms(&self) -> &[(Via, Result<(), DeviceError>)] {
+        self.resident_forms.get_or_init(|| self.port.residents())
+    }
+
+    /// The resident copier of the form `via`, started if it is not there; `None` = the first form that is usable.
+    pub(super) fn resident(&self, via: Option<Via>) -> Result<SharedResident, DeviceError> {
+        let via = usable("resident copier", self.resident_forms(), via)?;
+        let mut residents = lock(&self.residents);
+        if let Some(there) = residents.get(&via) {
+            return Ok(Arc::clone(there));
+        }
+        let options = ResidentOptions { piece: RESIDENT_PIECE, lease: RESIDENT_LEASE, patience: self.patience };
+        let started = Arc::new(Mutex::new(self.port.resident(via, options)?));
+        residents.insert(via, Arc::clone(&started));
+        Ok(started)
+    }
+
+    /// `body` with the paged window of this GPU, open on `buffer`.
+    pub(super) fn with_pager<R>(
+        &self,
+        via: Option<Via>,
+        buffer: &Buffer,
+        span: &Span,
+        body: impl FnOnce(&mut dyn Pager) -> R,
+    ) -> Result<R, DeviceError> {
+        let via = usable("paged window", self.windows(), via)?;
+        let identity = (span.memory().base() as usize, buffer.len());
+        let mut slot = lock(&self.pager);
+        if slot.as_ref().is_none_or(|open| open.via != via || open.buffer != identity) {
+            // One may be open at a time: the old one goes first.
+            *slot = None;
+            *slot = Some(OpenPager { via, buffer: identity, pager: self.port.pager(via, buffer)? });
+        }
+        let open = slot.as_mut().expect("opened above");
+        Ok(body(open.pager.as_mut()))
+    }
+
+    /// Resident copiers leave the device, the paged window is closed.
+    pub(super) fn park(&self) -> Result<(), DeviceError> {
+        *lock(&self.pager) = None;
+        let residents: Vec<SharedResident> = lock(&self.residents).values().cloned().collect();
+        residents.iter().try_for_each(|resident| lock(resident).park())
+    }
+}
+
+/// The form asked for, or the first that can be used.
+fn usable(what: &str, forms: &[(Via, Result<(), DeviceError>)], asked: Option<Via>) -> Result<Via, DeviceError> {
+    let absent = |reason: &str| DeviceError::Unavailable {
+        what: what.to_owned(),
+        reason: reason.to_owned(),
+        remedy: "`headway doctor` lists what this GPU has".to_owned(),
+    };
+    match asked {
+        Some(via) => match forms.iter().find(|(form, _)| *form == via) {
+            Some((_, usable)) => usable.clone().map(|()| via),
+            None => Err(absent(&format!("this GPU knows no form {via:?}"))),
+        },
+        None => match forms.iter().find(|(_, usable)| usable.is_ok()) {
+            Some((via, _)) => Ok(*via),
+            None => Err(match forms.first() {
+                Some((_, Err(error))) => error.clone(),
+                _ => absent("this GPU has none"),
+            }),
+        },
+    }
+}

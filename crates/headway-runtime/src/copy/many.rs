@@ -1,0 +1,566 @@
+//! Many pieces in one request (specification of transfers, 1.7).
+//!
+//! Pieces of ordinary memory are gathered into pinned slots, or scattered from them, by a few threads, one block of pieces
+//! at a time, while the device moves other blocks: by one copy where its end is continuous, else by a kernel or the mover
+//! asked for.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+use headway_core::machine::Method;
+use headway_core::transfer::{Direction, Way};
+use headway_core::units::Bytes;
+use headway_device::port::{Move, Mover, Piece};
+use headway_device::{Access, Buffer, DeviceError, Span};
+use headway_os::clock;
+
+use super::bounce::{SLOT, take_slots};
+use super::ends::{Host, Transfer, claim};
+use super::engine::{Moved, Run, Step, Stopped};
+use super::error::chain;
+use super::gpu::Gpu;
+use super::pieces::{Blocks, arrange, blocks, continuous, destinations, sources};
+use super::ways::{excluded, has_window, kernel_blocks};
+use super::{At, Copier, CopyError, How, ManyBy, Report};
+
+/// Threads that gather at most: one moves some 11 GB/s, and the link takes 55.
+pub(super) const THREADS_MAX: usize = 6;
+/// Below this, waking threads costs more than they save: half of what one thread moves in 100 us.
+const INLINE_MAX: usize = 512 << 10;
+/// Pieces this long on average go one by one: each hides its own set-up.
+const LONG: usize = 8 << 20;
+/// Through a window, stores win for a request of up to this size (specification of transfers, 3.3), loads for up to that.
+const WINDOW_IN_MAX: usize = 256 << 10;
+const WINDOW_OUT_MAX: usize = 2 << 10;
+
+impl ManyBy {
+    /// The way under which reports and profiles name it; [`Mover::Batch`] is the driver's own way for many pieces.
+    #[must_use]
+    pub const fn way(self) -> Way {
+        Way::of(match self {
+            Self::Lane(Mover::Loop) => Method::Dma,
+            Self::Lane(Mover::Batch) => Method::Pageable,
+            Self::Lane(Mover::Kernel { .. }) => Method::Kernel,
+            Self::Gather => Method::Staged,
+            Self::Window => Method::Window,
+            Self::Resident => Method::Resident,
+        })
+    }
+}
+
+/// One request.
+pub(super) struct Many<'a> {
+    pub(super) gpu: usize,
+    pub(super) direction: Direction,
+    pub(super) device: At<'a>,
+    pub(super) host: Host<'a>,
+}
+
+/// Ordered and checked pieces, and what the memory at both ends is like.
+struct Request {
+    pieces: Vec<Piece>,
+    bytes: usize,
+    pinned: bool,
+}
+
+/// Where the host's and the device's pieces are; the other way round for copies out.
+struct Ends<'a> {
+    direction: Direction,
+    host: &'a Buffer,
+    device: At<'a>,
+}
+
+impl Copier {
+    /// Makes `many` by `by`, or by the mover that is best as far as known.
+    pub(super) fn many(&self, many: Many<'_>, pieces: &[Piece], by: Option<ManyBy>) -> Result<Report, CopyError> {
+        let (gpu, direction) = (many.gpu, many.direction);
+        let result = self.many_report(many, pieces, by);
+        if let Err(CopyError::DeviceLost) = result {
+            self.gpus[gpu].lose();
+        }
+        self.tell_observer(gpu, direction, &result);
+        result
+    }
+
+    fn many_report(&self, mut many: Many<'_>, pieces: &[Piece], by: Option<ManyBy>) -> Result<Report, CopyError> {
+        let started = clock::now();
+        let gpu = &self.gpus[many.gpu];
+        if gpu.is_lost() {
+            return Err(CopyError::DeviceLost);
+        }
+        let request = many.arrange(gpu, pieces)?;
+        let chosen = by.map_or_else(|| self.mover(&many, &request), Some);
+        let mut instead_of = None;
+        let (way, moved) = match chosen {
+            _ if request.bytes == 0 => (chosen.map_or(Way::of(Method::Pageable), ManyBy::way), Moved::default()),
+            None => self.one_by_one(&mut many, &request)?,
+            Some(mover) => match self.many_by(&mut many, &request, mover) {
+                Err(error) if by.is_none() && error.absence().is_some() => {
+                    instead_of = Some((mover.way(), chain(&error)));
+                    self.one_by_one(&mut many, &request)?
+                }
+                moved => (mover.way(), moved?),
+            },
+        };
+        if let Some((absent, reason)) = &instead_of {
+            self.auto.tell_absence(many.gpu, &gpu.port.description().name, *absent, reason, way);
+        }
+        let chosen = chosen.filter(|_| instead_of.is_none());
+        let predicted = |by| self.auto.predicted_many(gpu.endpoint, many.direction, by, &request.pieces);
+        Ok(Report {
+            way,
+            bytes: Bytes(request.bytes as u64),
+            chunks: moved.chunks,
+            predicted: chosen.and_then(predicted),
+            observed: clock::now().saturating_sub(started),
+            waited: moved.waited,
+            ahead: moved.ahead,
+            instead_of,
+        })
+    }
+
+    /// The mover for `request`; `None` = its pieces one by one, as single copies.
+    fn mover(&self, many: &Many<'_>, request: &Request) -> Option<ManyBy> {
+        let kernel = ManyBy::Lane(Mover::Kernel { blocks: kernel_blocks(many.direction) });
+        let pieces = request.pieces.len();
+        if pieces <= 1 || request.bytes / pieces >= LONG {
+            return None;
+        }
+        let windowed = many.device.buffer.window().is_some();
+        let window_max = if many.direction == Direction::D2h { WINDOW_OUT_MAX } else { WINDOW_IN_MAX };
+        Some(match request.pinned {
+            _ if windowed && request.bytes <= window_max => ManyBy::Window,
+            true if self.options.no_sm => ManyBy::Lane(Mover::Batch),
+            true => kernel,
+            false => ManyBy::Gather,
+        })
+    }
+
+    fn many_by(&self, many: &mut Many<'_>, request: &Request, by: ManyBy) -> Result<Moved, CopyError> {
+        let way = by.way();
+        let sm = matches!(by, ManyBy::Lane(Mover::Kernel { .. }) | ManyBy::Resident);
+        if sm && self.options.no_sm {
+            return Err(excluded(way, "no_sm"));
+        }
+        let refuse = |error| CopyError::device(way, error, 0, 0);
+        match by {
+            ManyBy::Window => many.window(request).map_err(refuse),
+            ManyBy::Resident => {
+                let copier = self.gpus[many.gpu].resident(None).map_err(refuse)?;
+                let mut copier = copier.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+                many.each(request, |mut span, host| match host {
+                    Host::In(from) => copier.copy_in(&mut span, from),
+                    Host::Out(to) => copier.copy_out(to, &span),
+                    Host::Held(_) => unreachable!("requests of many pieces name slices"),
+                })
+                .map_err(refuse)
+            }
+            ManyBy::Lane(mover) if request.pinned => self.direct(many, request, mover, way),
+            ManyBy::Lane(mover) => self.gathered(many, request, Some(mover), way),
+            ManyBy::Gather => self.gathered(many, request, None, way),
+        }
+    }
+
+    fn one_by_one(&self, many: &mut Many<'_>, request: &Request) -> Result<(Way, Moved), CopyError> {
+        let mut total = Moved::default();
+        let mut way = Way::of(Method::Pageable);
+        let gpu = many.gpu;
+        let direction = many.direction;
+        for piece in &request.pieces {
+            let (device, host) = many.one(piece);
+            let mut copy = Transfer { gpu, direction, device, host, len: piece.len, pinned: false };
+            let outcome = self.attempt(&mut copy, How::Auto)?;
+            total.chunks += outcome.moved.chunks;
+            total.waited = total.waited.saturating_add(outcome.moved.waited);
+            way = outcome.way;
+        }
+        Ok((way, total))
+    }
+
+    /// Pinned memory: the mover reaches both ends.
+    fn direct(&self, many: &mut Many<'_>, request: &Request, by: Mover, way: Way) -> Result<Moved, CopyError> {
+        let gpu = &self.gpus[many.gpu];
+        let cancel = self.cancel.watch();
+        let bounds = self.bounds(&cancel);
+        let size = usize::try_from(self.options.limits.chunk_max.0).unwrap_or(usize::MAX).max(1);
+        let blocks = blocks(&request.pieces, size);
+        many.lend(Some(gpu), |ends| {
+            let mut run = ends.engine(gpu, Some(by)).open(gpu.port.as_ref(), None, bounds)?;
+            for block in &blocks.blocks {
+                let pieces = blocks.of(block);
+                let host = if ends.direction == Direction::D2h { destinations(pieces) } else { sources(pieces) };
+                let host = At { buffer: ends.host, offset: host.start }
+                    .over(host.len(), ends.direction == Direction::D2h)
+                    .map_err(Stopped::early)?;
+                run.submit(ends.step(pieces, host, None, Some(by), block.bytes).map_err(Stopped::early)?)?;
+            }
+            run.finish()
+        })
+        .map_err(|stopped| stopped.error(way, bounds))
+    }
+
+    /// Ordinary memory: through pinned slots; `None` = the best mover on the device's side.
+    fn gathered(
+        &self,
+        many: &mut Many<'_>,
+        request: &Request,
+        by: Option<Mover>,
+        way: Way,
+    ) -> Result<Moved, CopyError> {
+        let gpu = &self.gpus[many.gpu];
+        let cancel = self.cancel.watch();
+        let bounds = self.bounds(&cancel);
+        let crew = (!self.options.no_threads && request.bytes > INLINE_MAX).then(|| self.crew());
+        let crew = crew.filter(|crew| crew.threads() > 0);
+        let threads = crew.map_or(0, |crew| crew.threads());
+        // Every thread has something to do in requests that are not large, too.
+        let size = request.bytes.div_ceil(threads.max(1) * 2).clamp(64 << 10, SLOT);
+        let blocks = Arc::new(blocks(&request.pieces, size));
+        let device_start: fn(&Piece) -> usize =
+            if many.direction == Direction::D2h { |piece| piece.from } else { |piece| piece.to };
+        let whole = blocks.blocks.iter().all(|block| continuous(blocks.of(block), device_start));
+        let by = match by {
+            Some(by) => Some(by),
+            None if whole => None,
+            None if self.options.no_sm => Some(Mover::Batch),
+            None => Some(Mover::Kernel { blocks: kernel_blocks(many.direction) }),
+        };
+        let wanted = (2 * threads).max(3).min(blocks.blocks.len());
+        let slots = take_slots(gpu, wanted, self.options.limits.pinned_max, bounds)
+            .map_err(|stopped| stopped.error(way, bounds))?;
+        many.lend(None, |ends| {
+            let run = ends.engine(gpu, by).open(gpu.port.as_ref(), None, bounds)?;
+            let (sender, receiver) = channel();
+            let flow = Flow {
+                ends,
+                blocks: &blocks,
+                by,
+                slots: slots.buffer.clone(),
+                free: slots.offsets.clone(),
+                crew,
+                sender,
+                receiver,
+                with_crew: 0,
+                next: 0,
+                ready: VecDeque::new(),
+                flying: VecDeque::new(),
+                finished: 0,
+            };
+            flow.drive(run)
+        })
+        .map_err(|stopped| stopped.error(way, bounds))
+    }
+}
+
+impl At<'_> {
+    /// Claims `len` bytes from here on.
+    fn over(self, len: usize, write: bool) -> Result<Span, DeviceError> {
+        claim(self, len, if write { Access::Write } else { Access::Read })
+    }
+}
+
+impl Many<'_> {
+    fn arrange(&self, gpu: &Gpu, pieces: &[Piece]) -> Result<Request, CopyError> {
+        let device = self.device.buffer.len().checked_sub(self.device.offset).ok_or_else(|| CopyError::Invalid {
+            what: "range",
+            reason: format!("offset {} of a buffer of {} bytes", self.device.offset, self.device.buffer.len()),
+        })?;
+        let (pieces, host) = match &self.host {
+            Host::In(from) => (arrange(pieces, from.len(), device)?, &**from),
+            Host::Out(to) => (arrange(pieces, device, to.len())?, &**to),
+            Host::Held(_) => unreachable!("requests of many pieces name slices"),
+        };
+        let bytes = pieces.iter().map(|piece| piece.len).sum();
+        let kind = if bytes == 0 { Ok(headway_device::HostKind::Pageable) } else { gpu.port.host_kind(host) };
+        Ok(Request { pieces, bytes, pinned: kind == Ok(headway_device::HostKind::Pinned) })
+    }
+
+    /// `body` with both ends as buffers; the host's said to be pinned for `pinned`'s domain.
+    fn lend<R>(&mut self, pinned: Option<&Gpu>, body: impl FnOnce(Ends<'_>) -> R) -> R {
+        let (direction, device) = (self.direction, self.device);
+        let domain = pinned.map(|gpu| gpu.port.domain());
+        match &mut self.host {
+            Host::In(from) => headway_device::buffer::lend(from, domain, |host| body(Ends { direction, host, device })),
+            Host::Out(to) => {
+                headway_device::buffer::lend_mut(to, domain, |host| body(Ends { direction, host, device }))
+            }
+            Host::Held(_) => unreachable!("requests of many pieces name slices"),
+        }
+    }
+
+    /// Both ends of `piece` alone.
+    fn one(&mut self, piece: &Piece) -> (At<'_>, Host<'_>) {
+        let start = if self.direction == Direction::D2h { piece.from } else { piece.to };
+        let device = At { buffer: self.device.buffer, offset: self.device.offset + start };
+        let host = match &mut self.host {
+            Host::In(from) => Host::In(&from[piece.from..piece.from + piece.len]),
+            Host::Out(to) => Host::Out(&mut to[piece.to..piece.to + piece.len]),
+            Host::Held(_) => unreachable!("requests of many pieces name slices"),
+        };
+        (device, host)
+    }
+
+    /// `body` for each piece, with its device end claimed.
+    fn each(
+        &mut self,
+        request: &Request,
+        mut body: impl FnMut(Span, Host<'_>) -> Result<(), DeviceError>,
+    ) -> Result<Moved, DeviceError> {
+        let write = self.direction != Direction::D2h;
+        for piece in &request.pieces {
+            let (device, host) = self.one(piece);
+            let span = device.over(piece.len, write)?;
+            body(span, host)?;
+        }
+        Ok(Moved { chunks: request.pieces.len() as u64, ..Moved::default() })
+    }
+
+    /// Stores or loads of the CPU, all under one claim.
+    fn window(&mut self, request: &Request) -> Result<Moved, DeviceError> {
+        let pieces = &request.pieces;
+        let out = self.direction == Direction::D2h;
+        let range = if out { sources(pieces) } else { destinations(pieces) };
+        let at = At { buffer: self.device.buffer, offset: self.device.offset + range.start };
+        has_window(at.buffer, None)?;
+        let mut span = at.over(range.len(), !out)?;
+        for piece in pieces {
+            match &mut self.host {
+                Host::In(from) => span.store(piece.to - range.start, &from[piece.from..piece.from + piece.len])?,
+                Host::Out(to) => span.load(piece.from - range.start, &mut to[piece.to..piece.to + piece.len])?,
+                Host::Held(_) => unreachable!("requests of many pieces name slices"),
+            }
+        }
+        Ok(Moved { chunks: pieces.len() as u64, ..Moved::default() })
+    }
+}
+
+impl Ends<'_> {
+    /// The engine that `by` uses; `None` = the copy engine.
+    fn engine<'g>(&self, gpu: &'g Gpu, by: Option<Mover>) -> &'g super::engine::Engine {
+        if matches!(by, Some(Mover::Kernel { .. })) { &gpu.kernels } else { gpu.engine(self.direction) }
+    }
+
+    /// The operation for `pieces`, whose host end is `host`: packed from its start on in their order if `packed` says so, else
+    /// as the pieces say.
+    fn step(
+        &self,
+        pieces: &[Piece],
+        host: Span,
+        packed: Option<()>,
+        by: Option<Mover>,
+        bytes: usize,
+    ) -> Result<Step, DeviceError> {
+        let out = self.direction == Direction::D2h;
+        let range = if out { sources(pieces) } else { destinations(pieces) };
+        let device = At { buffer: self.device.buffer, offset: self.device.offset + range.start };
+        let device = device.over(range.len(), !out)?;
+        let host_range = if out { destinations(pieces) } else { sources(pieces) };
+        let (from, to) = if out { (device, host) } else { (host, device) };
+        let len = bytes as u64;
+        let Some(by) = by else { return Ok(Step { what: Move::Copy { from, to }, len }) };
+        let mut at = 0;
+        let relative = pieces.iter().map(|piece| {
+            let (device_start, host_start) = if out { (piece.from, piece.to) } else { (piece.to, piece.from) };
+            let device_start = device_start - range.start;
+            let host_start = if packed.is_some() { at } else { host_start - host_range.start };
+            at += piece.len;
+            let (from, to) = if out { (device_start, host_start) } else { (host_start, device_start) };
+            Piece { from, to, len: piece.len }
+        });
+        let pieces = relative.collect();
+        Ok(Step { what: Move::Pieces { from, to, pieces, by }, len })
+    }
+}
+
+/// A block with the slot that it is in.
+#[derive(Clone, Copy)]
+struct Placed {
+    block: usize,
+    slot: usize,
+}
+
+/// A request on its way through the slots.
+struct Flow<'a> {
+    ends: Ends<'a>,
+    blocks: &'a Arc<Blocks>,
+    by: Option<Mover>,
+    slots: Buffer,
+    free: Vec<usize>,
+    crew: Option<&'a super::crew::Crew>,
+    sender: Sender<(Placed, Result<(), DeviceError>)>,
+    receiver: Receiver<(Placed, Result<(), DeviceError>)>,
+    /// Blocks that threads work on.
+    with_crew: usize,
+    /// The first block that nobody has.
+    next: usize,
+    /// Blocks for the lane (in), or for the CPU (out).
+    ready: VecDeque<Placed>,
+    /// Blocks on the lane.
+    flying: VecDeque<Placed>,
+    finished: usize,
+}
+
+impl Flow<'_> {
+    /// Moves all blocks.
+    fn drive(mut self, mut run: Run<'_>) -> Result<Moved, Stopped> {
+        let result = self.turns(&mut run);
+        // Slots go to others only when nobody works in them any more.
+        let ended = if result.is_ok() {
+            run.finish()
+        } else {
+            drop(run);
+            Ok(Moved::default())
+        };
+        while self.with_crew > 0 && self.receiver.recv().is_ok() {
+            self.with_crew -= 1;
+        }
+        result.and(ended)
+    }
+
+    fn turns(&mut self, run: &mut Run<'_>) -> Result<(), Stopped> {
+        let out = self.ends.direction == Direction::D2h;
+        let total = self.blocks.blocks.len();
+        while self.finished < total {
+            let before = (self.next, self.finished, self.ready.len(), self.flying.len());
+            if out {
+                self.start_out(run)?
+            } else {
+                self.start_in(run)?
+            }
+            self.collect()?;
+            if run.flying() > 0 {
+                run.poll()?;
+            } else if before == (self.next, self.finished, self.ready.len(), self.flying.len()) {
+                run.pause()?;
+            }
+            self.landed(run, out);
+        }
+        Ok(())
+    }
+
+    /// Copies in: the CPU fills free slots, full ones go to the lane.
+    fn start_in(&mut self, run: &mut Run<'_>) -> Result<(), Stopped> {
+        while self.next < self.blocks.blocks.len() && self.ready.len() < 2 {
+            let Some(slot) = self.free.pop() else { break };
+            let placed = Placed { block: self.next, slot };
+            self.next += 1;
+            if self.work(placed)? {
+                break; // this thread did it; the lane may have had something to say meanwhile
+            }
+        }
+        if run.flying() < 2
+            && let Some(placed) = self.ready.pop_front()
+        {
+            self.launch(run, placed)?;
+        }
+        Ok(())
+    }
+
+    /// Copies out: the lane fills free slots, the CPU empties full ones.
+    fn start_out(&mut self, run: &mut Run<'_>) -> Result<(), Stopped> {
+        while self.next < self.blocks.blocks.len() && run.flying() < 2 {
+            let Some(slot) = self.free.pop() else { break };
+            let placed = Placed { block: self.next, slot };
+            self.next += 1;
+            self.launch(run, placed)?;
+        }
+        while let Some(placed) = self.ready.pop_front() {
+            if self.work(placed)? {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn launch(&mut self, run: &mut Run<'_>, placed: Placed) -> Result<(), Stopped> {
+        let block = &self.blocks.blocks[placed.block];
+        let out = self.ends.direction == Direction::D2h;
+        let host = At { buffer: &self.slots, offset: placed.slot }.over(block.bytes, out).map_err(Stopped::early)?;
+        let step = self.ends.step(self.blocks.of(block), host, Some(()), self.by, block.bytes);
+        self.flying.push_back(placed);
+        run.submit(step.map_err(Stopped::early)?)
+    }
+
+    /// What the lane has ended.
+    fn landed(&mut self, run: &Run<'_>, out: bool) {
+        while self.flying.len() > run.flying() {
+            let placed = self.flying.pop_front().expect("longer than the lane's");
+            if out {
+                self.ready.push_back(placed);
+            } else {
+                self.free.push(placed.slot);
+                self.finished += 1;
+            }
+        }
+    }
+
+    /// Has the CPU gather or scatter a block; true if this thread did it itself.
+    fn work(&mut self, placed: Placed) -> Result<bool, Stopped> {
+        let job = self.job(placed).map_err(Stopped::early)?;
+        match self.crew {
+            Some(crew) => {
+                let sender = self.sender.clone();
+                crew.submit(Box::new(move || {
+                    let result = job();
+                    // Nobody listens only if the request is gone, which waits for all its jobs.
+                    let _ = sender.send((placed, result));
+                }));
+                self.with_crew += 1;
+                Ok(false)
+            }
+            None => {
+                job().map_err(Stopped::early)?;
+                self.worked(placed);
+                Ok(true)
+            }
+        }
+    }
+
+    fn worked(&mut self, placed: Placed) {
+        if self.ends.direction == Direction::D2h {
+            self.free.push(placed.slot);
+            self.finished += 1;
+        } else {
+            self.ready.push_back(placed);
+        }
+    }
+
+    /// What the threads have done.
+    fn collect(&mut self) -> Result<(), Stopped> {
+        while let Ok((placed, result)) = self.receiver.try_recv() {
+            self.with_crew -= 1;
+            result.map_err(Stopped::early)?;
+            self.worked(placed);
+        }
+        Ok(())
+    }
+
+    /// The CPU's part of one block.
+    fn job(&self, placed: Placed) -> Result<impl FnOnce() -> Result<(), DeviceError> + Send + 'static, DeviceError> {
+        let blocks = Arc::clone(self.blocks);
+        let block = blocks.blocks[placed.block].clone();
+        let out = self.ends.direction == Direction::D2h;
+        let pieces = blocks.of(&block);
+        let range: Range<usize> = if out { destinations(pieces) } else { sources(pieces) };
+        let start = range.start;
+        let mut host = At { buffer: self.ends.host, offset: start }.over(range.len(), out)?;
+        let mut slot = At { buffer: &self.slots, offset: placed.slot }.over(block.bytes, !out)?;
+        Ok(move || {
+            let mut at = 0;
+            for piece in blocks.of(&block) {
+                let packed = at..at + piece.len;
+                at += piece.len;
+                if out {
+                    let place = piece.to - start;
+                    host.bytes_mut()?[place..place + piece.len].copy_from_slice(&slot.bytes()?[packed]);
+                } else {
+                    let place = piece.from - start;
+                    slot.bytes_mut()?[packed].copy_from_slice(&host.bytes()?[place..place + piece.len]);
+                }
+            }
+            Ok(())
+        })
+    }
+}

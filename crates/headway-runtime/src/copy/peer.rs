@@ -1,0 +1,159 @@
+//! Copies between two GPUs.
+
+use std::collections::VecDeque;
+
+use headway_core::machine::Method;
+use headway_core::transfer::{Direction, HostMemory, Way};
+use headway_core::units::{Bytes, Nanos};
+use headway_device::port::Move;
+use headway_device::{Access, DeviceError};
+use headway_os::clock;
+
+use super::bounce::{SLOT, take_slots};
+use super::ends::claim;
+use super::engine::{Bounds, Moved, Step, Stopped, chunk_bytes, steps};
+use super::gpu::Gpu;
+use super::{At, Copier, CopyError, Report};
+
+/// Chunks are this many times those between host and GPU: the link is seven times as fast.
+const CHUNKS: u64 = 8;
+/// Slots that a copy through the host uses: two on each lane, and one between them.
+const SLOTS: usize = 5;
+
+impl Copier {
+    /// Copies `len` bytes, through the lines of both GPUs.
+    pub(super) fn peer(&self, to: At<'_>, from: At<'_>, len: usize) -> Result<Report, CopyError> {
+        let (source, target) = (self.gpu_of(from.buffer)?, self.gpu_of(to.buffer)?);
+        let started = clock::now();
+        let result = self.peer_copy(source, target, to, from, len).map(|(moved, instead_of)| {
+            let way = Way::of(Method::Peer);
+            let (gpu, peer) = (self.gpus[source].endpoint, self.gpus[target].endpoint);
+            let bytes = Bytes(len as u64);
+            Report {
+                way,
+                bytes,
+                chunks: moved.chunks,
+                predicted: match len {
+                    0 => Some(Nanos::ZERO),
+                    _ => self.auto.predicted(gpu, Some(peer), way, Direction::Peer, HostMemory::Pinned, bytes),
+                },
+                observed: clock::now().saturating_sub(started),
+                waited: moved.waited,
+                ahead: moved.ahead,
+                instead_of,
+            }
+        });
+        self.tell_observer(source, Direction::Peer, &result);
+        result
+    }
+
+    fn peer_copy(
+        &self,
+        source: usize,
+        target: usize,
+        to: At<'_>,
+        from: At<'_>,
+        len: usize,
+    ) -> Result<(Moved, Option<(Way, String)>), CopyError> {
+        let way = Way::of(Method::Peer);
+        let (source, target) = (&self.gpus[source], &self.gpus[target]);
+        if len == 0 {
+            return Ok((Moved::default(), None));
+        }
+        if source.is_lost() || target.is_lost() {
+            return Err(CopyError::DeviceLost);
+        }
+        let direct = source.id == target.id || source.port.reaches(target.id);
+        let instead_of = (!direct).then(|| {
+            let reason = "the GPUs do not reach each other: the copy goes through the host".to_owned();
+            (way, reason)
+        });
+        if let Some((_, reason)) = &instead_of {
+            let names = [source, target].map(|gpu| gpu.port.description().name.as_str()).join(" -> ");
+            self.auto.tell_denied(source.endpoint, target.endpoint, &format!("{names}: {reason}"));
+        }
+        let cancel = self.cancel.watch();
+        let bounds = self.bounds(&cancel);
+        let moved = if direct {
+            let chunk = chunk_bytes(len, Bytes(self.options.limits.chunk_max.0.saturating_mul(CHUNKS)));
+            let second = (source.id != target.id).then_some(&target.peer_in);
+            steps(from, to, len, chunk)
+                .map_err(Stopped::early)
+                .and_then(|steps| source.peer.run(source.port.as_ref(), second, steps, bounds))
+        } else {
+            self.through_host(source, target, to, from, len, bounds)
+        };
+        let moved = moved.map_err(|stopped| stopped.error(way, bounds));
+        if let Err(CopyError::DeviceLost) = moved {
+            source.lose();
+        }
+        Ok((moved?, instead_of))
+    }
+
+    /// Out to pinned slots and in from them, both at a time.
+    fn through_host(
+        &self,
+        source: &Gpu,
+        target: &Gpu,
+        to: At<'_>,
+        from: At<'_>,
+        len: usize,
+        bounds: Bounds<'_>,
+    ) -> Result<Moved, Stopped> {
+        if source.port.domain() != target.port.domain() {
+            return Err(Stopped::early(DeviceError::Unavailable {
+                what: "a copy between these GPUs".into(),
+                reason: "they belong to different drivers".into(),
+                remedy: "copy out of one and into the other".into(),
+            }));
+        }
+        let slots = take_slots(source, SLOTS, self.options.limits.pinned_max, bounds)?;
+        let (mut free, mut full) = (slots.offsets.clone(), VecDeque::new());
+        let mut emptying = VecDeque::new();
+        let mut reading = VecDeque::new();
+        let mut outward = source.d2h.open(source.port.as_ref(), None, bounds)?;
+        let mut inward = target.h2d.open(target.port.as_ref(), None, bounds)?;
+        let (mut read, mut written) = (0, 0);
+        while written < len {
+            if read < len && !free.is_empty() && outward.turn() {
+                let (here, slot) = (SLOT.min(len - read), free.pop().expect("checked above"));
+                outward.submit(one_step(from.plus(read), At { buffer: &slots.buffer, offset: slot }, here)?)?;
+                reading.push_back((read, here, slot));
+                read += here;
+            }
+            if !full.is_empty() && inward.turn() {
+                let (start, here, slot) = full.pop_front().expect("checked above");
+                inward.submit(one_step(At { buffer: &slots.buffer, offset: slot }, to.plus(start), here)?)?;
+                emptying.push_back((here, slot));
+            }
+            for run in [&mut outward, &mut inward] {
+                if run.flying() > 0 { run.poll()? } else { run.pause()? }
+            }
+            while reading.len() > outward.flying() {
+                full.extend(reading.pop_front());
+            }
+            while emptying.len() > inward.flying() {
+                let (here, slot) = emptying.pop_front().expect("longer than the lane's");
+                written += here;
+                free.push(slot);
+            }
+        }
+        let (first, second) = (outward.finish()?, inward.finish()?);
+        let waited = first.waited.saturating_add(second.waited);
+        Ok(Moved { chunks: second.chunks, waited, ahead: first.ahead })
+    }
+}
+
+/// One copy of `len` bytes.
+fn one_step(from: At<'_>, to: At<'_>, len: usize) -> Result<Step, Stopped> {
+    let claim = |at, access| claim(at, len, access).map_err(Stopped::early);
+    let (from, to) = (claim(from, Access::Read)?, claim(to, Access::Write)?);
+    Ok(Step { what: Move::Copy { from, to }, len: len as u64 })
+}
+
+impl At<'_> {
+    /// `bytes` further on.
+    const fn plus(self, bytes: usize) -> Self {
+        Self { buffer: self.buffer, offset: self.offset.saturating_add(bytes) }
+    }
+}

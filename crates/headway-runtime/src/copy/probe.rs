@@ -1,0 +1,275 @@
+//! Whether each way works: not what the driver says, but what arrives (specification of transfers, 1.2).
+
+use headway_core::machine::Method;
+use headway_core::transfer::{Direction, Via, Way};
+use headway_device::port::{Caching, Reach};
+use headway_device::{Access, Buffer, DeviceError};
+
+use super::ends::{Host, Transfer, claim};
+use super::error::chain;
+use super::gpu::Gpu;
+use super::{At, Copier, CopyError, Probe};
+
+/// Sizes around lines and pages, and one of several chunks with a tail.
+const SIZES: [usize; 6] = [1, 63, 64, 65, 4096, (1 << 20) + 3];
+/// Bytes on each side that must stay as they are; odd, so that nothing is aligned.
+const GUARD: usize = 67;
+/// What guards hold.
+const FILL: u8 = 0xA5;
+
+impl Copier {
+    /// Every way on every GPU.
+    pub(super) fn probe_all(&self) -> Vec<Probe> {
+        (0..self.gpus.len()).flat_map(|gpu| self.probe_gpu(gpu)).collect()
+    }
+
+    fn probe_gpu(&self, at: usize) -> Vec<Probe> {
+        let gpu = &self.gpus[at];
+        let mut ways: Vec<(Way, Result<(), DeviceError>)> =
+            [Method::Pageable, Method::Dma].map(|method| (Way::of(method), Ok(()))).into();
+        ways.push((Way::via(Method::Dma, Via::Register), Ok(())));
+        ways.push((Way::of(Method::Staged), Ok(())));
+        for method in [Method::Window, Method::PagedWindow] {
+            ways.extend(gpu.windows().iter().map(|(via, usable)| (Way::via(method, *via), usable.clone())));
+        }
+        let residents = gpu.resident_forms().iter();
+        ways.extend(residents.map(|(via, usable)| (Way::via(Method::Resident, *via), usable.clone())));
+        ways.push((Way::of(Method::Kernel), Ok(())));
+        if self.gpus.len() > 1 {
+            ways.extend([Method::Peer, Method::Multipath].map(|method| (Way::of(method), Ok(()))));
+        }
+        let tried: Vec<(Way, Result<(), DeviceError>)> = ways
+            .into_iter()
+            .map(|(way, stated)| {
+                (way, stated.and_then(|()| self.try_way(at, way).map_err(|error| refusal(way, error))))
+            })
+            .collect();
+        let usable = |wanted: Way| tried.iter().any(|(way, usable)| *way == wanted && usable.is_ok());
+        for (way, _) in tried.iter().filter(|(_, usable)| usable.is_err()) {
+            self.auto.leave_out(at, *way);
+        }
+        let fallback = |way: Way| match way.method {
+            Method::Pageable | Method::Peer => None,
+            Method::Window => {
+                let mut residents = gpu.resident_forms().iter().map(|(via, _)| Way::via(Method::Resident, *via));
+                residents.find(|way| self.options.resident && usable(*way)).or(Some(Way::of(Method::Dma)))
+            }
+            Method::PagedWindow | Method::Resident | Method::Multipath => Some(Way::of(Method::Dma)),
+            Method::Kernel => Some(Way::of(Method::Staged)),
+            Method::Dma if way.via.is_some() => Some(Way::of(Method::Staged)),
+            Method::Dma | Method::Staged => Some(Way::of(Method::Pageable)),
+        };
+        let pageable = Way::of(Method::Pageable);
+        let instead = |way| fallback(way).map(|next| if usable(next) { next } else { pageable });
+        tried
+            .iter()
+            .map(|(way, usable)| Probe {
+                gpu: at,
+                way: *way,
+                usable: usable.clone(),
+                fallback: if usable.is_err() { instead(*way).filter(|next| next != way) } else { None },
+            })
+            .collect()
+    }
+
+    /// Random bytes of every size, both ways, compared through another method.
+    fn try_way(&self, at: usize, way: Way) -> Result<(), CopyError> {
+        let gpu = &self.gpus[at];
+        let reach = match (way.method, way.via) {
+            (Method::Window | Method::PagedWindow, Some(via)) => Reach::Window(via),
+            _ => Reach::Device,
+        };
+        let refuse = |error| CopyError::device(way, error, 0, 0);
+        let largest = SIZES[SIZES.len() - 1] + 2 * GUARD;
+        let device = gpu.port.device_buffer(largest, reach).map_err(refuse)?;
+        if way.method == Method::Peer {
+            return self.try_peer(at, &device);
+        }
+        let pinned = gpu.port.pinned_buffer(largest, Caching::Cached).map_err(refuse)?;
+        let bench = Bench { copier: self, gpu: at, way, device, pinned };
+        let mut random = Random(0x9E37_79B9_7F4A_7C15);
+        for size in SIZES {
+            bench.round_in(size, &mut random)?;
+            bench.round_out(size, &mut random)?;
+        }
+        Ok(())
+    }
+
+    /// To the next GPU and back.
+    fn try_peer(&self, at: usize, here: &Buffer) -> Result<(), CopyError> {
+        let way = Way::of(Method::Peer);
+        let other = (at + 1) % self.gpus.len();
+        let refuse = |error| CopyError::device(way, error, 0, 0);
+        let there = self.gpus[other].port.device_buffer(here.len(), Reach::Device).map_err(refuse)?;
+        let mut random = Random(0xD1B5_4A32_D192_ED03);
+        for size in SIZES {
+            let data = random.bytes(size);
+            let (mut inside, mut arrived) = (guarded(size), guarded(size));
+            write(&self.gpus[at], here, &guarded_with(&data)).map_err(refuse)?;
+            write(&self.gpus[other], &there, &inside).map_err(refuse)?;
+            let ends = |buffer| At { buffer, offset: GUARD };
+            self.peer(ends(&there), ends(here), size)?;
+            read(&self.gpus[other], &there, &mut arrived).map_err(refuse)?;
+            inside[GUARD..GUARD + size].copy_from_slice(&data);
+            compare(way, "to the next GPU", size, &arrived, &inside)?;
+        }
+        Ok(())
+    }
+}
+
+/// One way under test.
+struct Bench<'a> {
+    copier: &'a Copier,
+    gpu: usize,
+    way: Way,
+    device: Buffer,
+    pinned: Buffer,
+}
+
+impl Bench<'_> {
+    fn gpu(&self) -> &Gpu {
+        &self.copier.gpus[self.gpu]
+    }
+
+    /// Pinned memory for ways that need it, or that stand in for the reference.
+    fn held(&self) -> bool {
+        matches!(self.way.method, Method::Dma | Method::Kernel) && self.way.via.is_none()
+    }
+
+    fn copy(&self, direction: Direction, host: Host<'_>, len: usize) -> Result<(), CopyError> {
+        let device = At { buffer: &self.device, offset: GUARD };
+        let mut copy = Transfer { gpu: self.gpu, direction, device, host, len, pinned: false };
+        self.copier.by(&mut copy, self.way, None, true).map(|_| ())
+    }
+
+    fn refuse(&self, error: DeviceError) -> CopyError {
+        CopyError::device(self.way, error, 0, 0)
+    }
+
+    fn round_in(&self, size: usize, random: &mut Random) -> Result<(), CopyError> {
+        let data = random.bytes(size);
+        self.set_device(&guarded(size))?;
+        if self.held() {
+            self.fill_pinned(&guarded_with(&data)).map_err(|error| self.refuse(error))?;
+            self.copy(Direction::H2d, Host::Held(At { buffer: &self.pinned, offset: GUARD }), size)?;
+        } else {
+            self.copy(Direction::H2d, Host::In(&data), size)?;
+        }
+        let mut arrived = vec![0; size + 2 * GUARD];
+        self.see_device(&mut arrived)?;
+        compare(self.way, "to the device", size, &arrived, &guarded_with(&data))
+    }
+
+    fn round_out(&self, size: usize, random: &mut Random) -> Result<(), CopyError> {
+        let data = random.bytes(size);
+        self.set_device(&guarded_with(&data))?;
+        let mut arrived = guarded(size);
+        if self.held() {
+            self.fill_pinned(&arrived).map_err(|error| self.refuse(error))?;
+            self.copy(Direction::D2h, Host::Held(At { buffer: &self.pinned, offset: GUARD }), size)?;
+            let span = claim(At { buffer: &self.pinned, offset: 0 }, arrived.len(), Access::Read);
+            let span = span.map_err(|error| self.refuse(error))?;
+            arrived.copy_from_slice(span.bytes().map_err(|error| self.refuse(error))?);
+        } else {
+            self.copy(Direction::D2h, Host::Out(&mut arrived[GUARD..GUARD + size]), size)?;
+        }
+        compare(self.way, "from the device", size, &arrived, &guarded_with(&data))
+    }
+
+    fn fill_pinned(&self, bytes: &[u8]) -> Result<(), DeviceError> {
+        let mut span = claim(At { buffer: &self.pinned, offset: 0 }, bytes.len(), Access::Write)?;
+        span.bytes_mut()?.copy_from_slice(bytes);
+        Ok(())
+    }
+
+    /// Writes the device's bytes by another method than the one under test.
+    fn set_device(&self, bytes: &[u8]) -> Result<(), CopyError> {
+        if self.way.method != Method::Pageable {
+            return write(self.gpu(), &self.device, bytes).map_err(|error| self.refuse(error));
+        }
+        self.fill_pinned(bytes).map_err(|error| self.refuse(error))?;
+        self.by_engine(Direction::H2d, bytes.len())
+    }
+
+    /// Reads them likewise.
+    fn see_device(&self, bytes: &mut [u8]) -> Result<(), CopyError> {
+        if self.way.method != Method::Pageable {
+            return read(self.gpu(), &self.device, bytes).map_err(|error| self.refuse(error));
+        }
+        self.by_engine(Direction::D2h, bytes.len())?;
+        let span = claim(At { buffer: &self.pinned, offset: 0 }, bytes.len(), Access::Read);
+        let span = span.map_err(|error| self.refuse(error))?;
+        bytes.copy_from_slice(span.bytes().map_err(|error| self.refuse(error))?);
+        Ok(())
+    }
+
+    fn by_engine(&self, direction: Direction, len: usize) -> Result<(), CopyError> {
+        let (device, host) = (At { buffer: &self.device, offset: 0 }, At { buffer: &self.pinned, offset: 0 });
+        let mut copy = Transfer { gpu: self.gpu, direction, device, host: Host::Held(host), len, pinned: false };
+        self.copier.by(&mut copy, Way::of(Method::Dma), None, true).map(|_| ())
+    }
+}
+
+fn write(gpu: &Gpu, device: &Buffer, bytes: &[u8]) -> Result<(), DeviceError> {
+    let mut span = claim(At { buffer: device, offset: 0 }, bytes.len(), Access::Write)?;
+    gpu.port.copy_in(&mut span, bytes)
+}
+
+fn read(gpu: &Gpu, device: &Buffer, bytes: &mut [u8]) -> Result<(), DeviceError> {
+    let span = claim(At { buffer: device, offset: 0 }, bytes.len(), Access::Read)?;
+    gpu.port.copy_out(bytes, &span)
+}
+
+fn guarded(size: usize) -> Vec<u8> {
+    vec![FILL; size + 2 * GUARD]
+}
+
+fn guarded_with(data: &[u8]) -> Vec<u8> {
+    let mut bytes = guarded(data.len());
+    bytes[GUARD..GUARD + data.len()].copy_from_slice(data);
+    bytes
+}
+
+fn compare(way: Way, where_to: &str, size: usize, is: &[u8], should: &[u8]) -> Result<(), CopyError> {
+    let Some(at) = is.iter().zip(should).position(|(is, should)| is != should) else { return Ok(()) };
+    let place = match at.checked_sub(GUARD) {
+        Some(byte) if byte < size => format!("byte {byte} of {size}"),
+        _ => format!("a byte outside the {size} copied"),
+    };
+    Err(CopyError::Unavailable {
+        way,
+        source: DeviceError::Unavailable {
+            what: format!("`{way}`"),
+            reason: format!("its self-test failed: {place} {where_to} is wrong"),
+            remedy: "report this; until then another method is used".into(),
+        },
+    })
+}
+
+/// The reason why a way that was tried cannot be used.
+fn refusal(way: Way, error: CopyError) -> DeviceError {
+    match error {
+        CopyError::Unavailable { source, .. } | CopyError::Failed { source, .. } => source,
+        CopyError::DeviceLost => DeviceError::DeviceLost,
+        error => DeviceError::Unavailable {
+            what: format!("`{way}`"),
+            reason: format!("its self-test failed: {}", chain(&error)),
+            remedy: "report this; until then another method is used".into(),
+        },
+    }
+}
+
+/// Random enough that no byte is right by chance twice (xorshift).
+struct Random(u64);
+
+impl Random {
+    fn bytes(&mut self, len: usize) -> Vec<u8> {
+        let mut next = || {
+            self.0 ^= self.0 << 13;
+            self.0 ^= self.0 >> 7;
+            self.0 ^= self.0 << 17;
+            (self.0 >> 32) as u8
+        };
+        (0..len).map(|_| next()).collect()
+    }
+}

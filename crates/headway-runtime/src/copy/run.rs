@@ -1,0 +1,237 @@
+//! One copy from the call to its report: chosen or asked for, tried, replaced where a way is absent, observed.
+
+use headway_core::machine::Method;
+use headway_core::transfer::policy::{Bucket, Decision};
+use headway_core::transfer::{Direction, HostMemory, Load, Tuning, Way};
+use headway_core::units::{Bytes, Nanos};
+use headway_device::HostKind;
+use headway_os::{clock, memory};
+
+use super::auto::{Pick, Situation};
+use super::ends::{Host, Transfer};
+use super::engine::Moved;
+use super::error::{Absence, chain};
+use super::{Copier, CopyError, How, Observation, Report};
+
+/// From this size on a copy is bulk: it keeps an engine busy for longer than a small copy takes altogether.
+const BULK: usize = 1 << 20;
+/// From this size on the driver is asked whether memory is pinned, which takes some 0.3 us; the driver's own call, which is
+/// chosen for smaller copies of ordinary memory, is as fast from pinned memory without being told.
+const ASK: usize = 64 << 10;
+/// From this size on it matters whether pages are there, and looking takes less than 1 %.
+const LOOK: usize = 4 << 20;
+/// Pages looked at.
+const SAMPLES: usize = 8;
+
+/// What came of a copy, and what was chosen first.
+pub(super) struct Outcome {
+    pub(super) way: Way,
+    predicted: Option<Nanos>,
+    pub(super) moved: Moved,
+    instead_of: Option<(Way, String)>,
+    judged: Option<Bucket>,
+}
+
+impl Copier {
+    /// Makes `copy` as asked for.
+    pub(super) fn copy(&self, mut copy: Transfer<'_>, how: How) -> Result<Report, CopyError> {
+        let started = clock::now();
+        let result = self.attempt(&mut copy, how).map(|outcome| {
+            let report = Report {
+                way: outcome.way,
+                bytes: Bytes(copy.len as u64),
+                chunks: outcome.moved.chunks,
+                predicted: outcome.predicted,
+                observed: clock::now().saturating_sub(started),
+                waited: outcome.moved.waited,
+                ahead: outcome.moved.ahead,
+                instead_of: outcome.instead_of,
+            };
+            if let Some(bucket) = outcome.judged {
+                self.judge(bucket, &report);
+            }
+            report
+        });
+        self.tell_observer(copy.gpu, copy.direction, &result);
+        result
+    }
+
+    /// Calls the observer.
+    pub(super) fn tell_observer(&self, gpu: usize, direction: Direction, result: &Result<Report, CopyError>) {
+        if let Some(observer) = self.observer.get() {
+            observer(&Observation { gpu, direction, result: result.as_ref() });
+        }
+    }
+
+    /// The same, without clock and observer.
+    pub(super) fn attempt(&self, copy: &mut Transfer<'_>, how: How) -> Result<Outcome, CopyError> {
+        let gpu = &self.gpus[copy.gpu];
+        if copy.len == 0 {
+            let way = match how {
+                How::Auto => Way::of(Method::Pageable),
+                How::By(way) | How::Tuned(way, _) => way,
+            };
+            return Ok(Outcome {
+                way,
+                predicted: Some(Nanos::ZERO),
+                moved: Moved::default(),
+                instead_of: None,
+                judged: None,
+            });
+        }
+        if gpu.is_lost() {
+            return Err(CopyError::DeviceLost);
+        }
+        copy.within_range()?;
+        match how {
+            How::Auto => self.chosen(copy),
+            How::By(way) => self.named(copy, way, None),
+            How::Tuned(way, tuning) => self.named(copy, way, Some(tuning)),
+        }
+    }
+
+    fn named(&self, copy: &mut Transfer<'_>, way: Way, tuning: Option<Tuning>) -> Result<Outcome, CopyError> {
+        let gpu = &self.gpus[copy.gpu];
+        let _bulk = (copy.len >= BULK && uses_engine(way)).then(|| gpu.engine(copy.direction).gate.bulk());
+        let measured = || self.situation(copy).and_then(|at| self.auto.tuning(gpu.endpoint, at));
+        let tuning = match way.method {
+            Method::Staged | Method::Multipath => tuning.or_else(measured),
+            _ => None,
+        };
+        let moved = self.by(copy, way, tuning, true)?;
+        let memory = if matches!(copy.host, Host::Held(_)) { HostMemory::Pinned } else { HostMemory::Warm };
+        let bytes = Bytes(copy.len as u64);
+        let predicted = self.auto.predicted(gpu.endpoint, None, way, copy.direction, memory, bytes);
+        Ok(Outcome { way, predicted, moved, instead_of: None, judged: None })
+    }
+
+    /// By the best way; by the next best while ways turn out to be absent.
+    fn chosen(&self, copy: &mut Transfer<'_>) -> Result<Outcome, CopyError> {
+        let gpu = &self.gpus[copy.gpu];
+        let pageable = Pick { way: Way::of(Method::Pageable), tuning: None, predicted: None };
+        let bytes = Bytes(copy.len as u64);
+        let situation = self.situation(copy);
+        let mut pick = situation.map_or(pageable, |at| self.auto.pick(&self.gpus, at, bytes));
+        copy.pinned = situation.is_some_and(|at| at.memory == HostMemory::Pinned);
+        let mut instead_of: Option<(Way, String)> = None;
+        let judged = situation.and_then(|at| self.judged(at, pick, bytes));
+        if let Some(bucket) = judged
+            && self.watcher.decide(|| bucket) == Decision::Driver
+        {
+            instead_of = Some((pick.way, "it was slower than the driver the last times".to_owned()));
+            pick = Pick { way: driver_way(bucket.memory), tuning: None, predicted: None };
+        }
+        let _bulk = (copy.len >= BULK && uses_engine(pick.way)).then(|| gpu.engine(copy.direction).gate.bulk());
+        loop {
+            let error = match self.by(copy, pick.way, pick.tuning, false) {
+                Ok(moved) => {
+                    let judged = judged.filter(|bucket| bucket.way == pick.way);
+                    return Ok(Outcome { way: pick.way, predicted: pick.predicted, moved, instead_of, judged });
+                }
+                Err(error) => error,
+            };
+            let Some(absence) = error.absence().filter(|_| pick.way != pageable.way) else { return Err(error) };
+            let reason = chain(&error);
+            let next = match (absence, situation) {
+                (Absence::Lasting, Some(at)) => {
+                    self.auto.leave_out(copy.gpu, pick.way);
+                    self.auto.pick(&self.gpus, at, bytes)
+                }
+                _ => pageable,
+            };
+            // A choice that does not change would be tried for ever.
+            let next = if next.way == pick.way { pageable } else { next };
+            self.auto.tell_absence(copy.gpu, &gpu.port.description().name, pick.way, &reason, next.way);
+            instead_of.get_or_insert((pick.way, reason));
+            pick = next;
+        }
+    }
+
+    /// The bucket in which the watch judges this choice: those against which the driver's curve can be held.
+    fn judged(&self, at: Situation, pick: Pick, bytes: Bytes) -> Option<Bucket> {
+        let comparable = at.load == Load::Alone && at.active == 1 && !self.auto.is_stale();
+        let gpu = self.gpus[at.gpu].endpoint;
+        (comparable && pick.way != driver_way(at.memory))
+            .then(|| Bucket::of(gpu, at.direction, at.memory, pick.way, bytes))
+    }
+
+    /// Tells the watch what a judged copy took.
+    fn judge(&self, bucket: Bucket, report: &Report) {
+        if !self.watcher.judges(report.observed) {
+            return;
+        }
+        let curve = |way| self.auto.predicted(bucket.gpu, None, way, bucket.direction, bucket.memory, report.bytes);
+        let Some(driver) = curve(driver_way(bucket.memory)) else { return };
+        let observed = report.observed.saturating_sub(report.waited);
+        for event in self.watcher.observe(bucket, observed, curve(bucket.way), Some(driver)) {
+            self.auto.tell(event);
+        }
+    }
+
+    /// What decides beside the size; `None` = memory that only the driver knows how to handle.
+    fn situation(&self, copy: &Transfer<'_>) -> Option<Situation> {
+        let memory = match &copy.host {
+            Host::Held(_) => HostMemory::Pinned,
+            _ if copy.len < ASK => HostMemory::Warm,
+            Host::In(from) => match self.gpus[copy.gpu].port.host_kind(from).ok()? {
+                HostKind::Pinned => HostMemory::Pinned,
+                HostKind::Pageable if self.options.mapped_files => HostMemory::File,
+                HostKind::Pageable => HostMemory::Warm,
+            },
+            Host::Out(to) => match self.gpus[copy.gpu].port.host_kind(to).ok()? {
+                HostKind::Pinned => HostMemory::Pinned,
+                HostKind::Pageable if to.len() >= LOOK && memory::mostly_absent(to, SAMPLES) => HostMemory::Fresh,
+                HostKind::Pageable => HostMemory::Warm,
+            },
+        };
+        Some(Situation {
+            gpu: copy.gpu,
+            direction: copy.direction,
+            memory,
+            load: self.load(copy),
+            active: self.active(copy),
+            window: copy.device.buffer.window(),
+        })
+    }
+
+    /// What bulk the GPU carries besides this copy.
+    fn load(&self, copy: &Transfer<'_>) -> Load {
+        let gpu = &self.gpus[copy.gpu];
+        let (same, opposite) = match copy.direction {
+            Direction::D2h => (&gpu.d2h, &gpu.h2d),
+            Direction::H2d | Direction::Peer => (&gpu.h2d, &gpu.d2h),
+        };
+        match (same.gate.bulk_copies() > 0, opposite.gate.bulk_copies() > 0) {
+            (false, false) => Load::Alone,
+            (true, false) => Load::BulkSame,
+            (false, true) => Load::BulkOpposite,
+            (true, true) => Load::BulkBoth,
+        }
+    }
+
+    /// GPUs that carry bulk this way, this one included; what is small does not notice them.
+    fn active(&self, copy: &Transfer<'_>) -> u32 {
+        if copy.len < BULK {
+            return 1;
+        }
+        let others = self.gpus.iter().enumerate().filter(|(at, _)| *at != copy.gpu);
+        let busy = others.filter(|(_, gpu)| gpu.engine(copy.direction).gate.bulk_copies() > 0).count();
+        1 + u32::try_from(busy).unwrap_or(u32::MAX - 1)
+    }
+}
+
+/// The driver's own way for memory of this kind, with which others are compared.
+const fn driver_way(memory: HostMemory) -> Way {
+    Way::of(match memory {
+        HostMemory::Pinned => Method::Dma,
+        HostMemory::Warm | HostMemory::Fresh | HostMemory::File => Method::Pageable,
+    })
+}
+
+/// Whether a copy by this way keeps a copy engine busy.
+const fn uses_engine(way: Way) -> bool {
+    match way.method {
+        Method::Pageable | Method::Dma | Method::Staged | Method::Multipath => true,
+        Method::Window | Method::PagedWindow | Method::Resident | Method::Kernel | Method::Peer => false,
+    }
+}

@@ -1,0 +1,380 @@
+//! One copy by one way.
+
+use std::sync::atomic::AtomicBool;
+
+use headway_core::machine::Method;
+use headway_core::staging::Flow;
+use headway_core::transfer::{Direction, Tuning, Via, Way, default_tuning};
+use headway_device::port::{Move, Mover, Piece};
+use headway_device::{Buffer, DeviceError, HostKind};
+
+use super::ends::{Host, HostBytes, Transfer};
+use super::engine::{Bounds, Moved, Step, Stopped, chunk_bytes, steps};
+use super::gpu::Gpu;
+use super::wait::Patience;
+use super::{At, Copier, CopyError};
+use crate::staging::{self, Pool, Staged, StagingError};
+
+/// Bytes that the CPU moves through a window before it looks whether the copy is cancelled.
+const WINDOW_STEP: usize = 4 << 20;
+/// Thread blocks of a copy kernel: 8 in and 4 out reach what a copy engine does on an H200, 1 in reaches 12 GB/s.
+const KERNEL_BLOCKS_IN: u32 = 8;
+const KERNEL_BLOCKS_OUT: u32 = 4;
+/// GPUs whose links `multipath` uses besides the target's own: with a fourth link memory was the limit on an H200 node.
+const RELAYS_MAX: usize = 3;
+
+/// Thread blocks of a copy kernel.
+pub(super) const fn kernel_blocks(direction: Direction) -> u32 {
+    match direction {
+        Direction::D2h => KERNEL_BLOCKS_OUT,
+        Direction::H2d | Direction::Peer => KERNEL_BLOCKS_IN,
+    }
+}
+
+impl Copier {
+    /// Makes `copy` by `way`; `tuning` for ways through pinned buffers, which `set_up` waits for.
+    pub(super) fn by(
+        &self,
+        copy: &mut Transfer<'_>,
+        way: Way,
+        tuning: Option<Tuning>,
+        set_up: bool,
+    ) -> Result<Moved, CopyError> {
+        let gpu = &self.gpus[copy.gpu];
+        self.forbidden(way)?;
+        let result = match way.method {
+            Method::Pageable => pageable(gpu, copy).map_err(|error| CopyError::device(way, error, 0, 0)),
+            Method::Dma if way.via == Some(Via::Register) => self.register(gpu, copy, way),
+            Method::Dma => self.dma(gpu, copy, way),
+            Method::Kernel => self.kernel(gpu, copy, way),
+            Method::Window => self.window(copy, way),
+            Method::PagedWindow => {
+                paged_window(gpu, copy, way.via).map_err(|error| CopyError::device(way, error, 0, 0))
+            }
+            Method::Resident => resident(gpu, copy, way.via).map_err(|error| CopyError::device(way, error, 0, 0)),
+            Method::Staged | Method::Multipath => self.staged(copy, way, tuning, set_up),
+            Method::Peer => {
+                Err(CopyError::Invalid { what: "method", reason: "`peer` copies between GPUs; use `copy_peer`".into() })
+            }
+        };
+        if let Err(CopyError::DeviceLost) = result {
+            gpu.lose();
+        }
+        result
+    }
+
+    /// What the options exclude, whoever asks.
+    fn forbidden(&self, way: Way) -> Result<(), CopyError> {
+        let option = match way.method {
+            Method::Kernel | Method::Resident if self.options.no_sm => "no_sm",
+            _ => return Ok(()),
+        };
+        Err(excluded(way, option))
+    }
+
+    /// Checks that the host end is pinned.
+    fn pinned(&self, gpu: &Gpu, copy: &Transfer<'_>, what: &'static str) -> Result<(), CopyError> {
+        let kind = match &copy.host {
+            _ if copy.pinned => return Ok(()),
+            Host::In(memory) => gpu.port.host_kind(memory),
+            Host::Out(memory) => gpu.port.host_kind(memory),
+            Host::Held(_) => return Ok(()), // checked where it came in
+        };
+        match kind.map_err(|error| CopyError::device(Way::of(Method::Dma), error, 0, 0))? {
+            HostKind::Pinned => Ok(()),
+            HostKind::Pageable => Err(CopyError::Invalid {
+                what,
+                reason: "the host memory is not pinned; use `staged` or `pageable`, or pin it".into(),
+            }),
+        }
+    }
+
+    fn dma(&self, gpu: &Gpu, copy: &mut Transfer<'_>, way: Way) -> Result<Moved, CopyError> {
+        self.pinned(gpu, copy, "dma")?;
+        let cancel = self.cancel.watch();
+        let (direction, len) = (copy.direction, copy.len);
+        copy.with_buffers(Some(gpu.port.domain()), |from, to| self.engine_copy(gpu, direction, from, to, len, &cancel))
+            .map_err(|stopped| stopped.error(way, self.bounds(&cancel)))
+    }
+
+    /// Pins the caller's pages in place for this one copy.
+    fn register(&self, gpu: &Gpu, copy: &mut Transfer<'_>, way: Way) -> Result<Moved, CopyError> {
+        if self.pinned(gpu, copy, "register").is_ok() {
+            return self.dma(gpu, copy, way);
+        }
+        let cancel = self.cancel.watch();
+        let (direction, len) = (copy.direction, copy.len);
+        copy.with_buffers(None, |from, to| {
+            let host = if direction == Direction::D2h { to } else { from };
+            let view = gpu.port.register(host.buffer).map_err(Stopped::unpinned)?;
+            let pinned = At { buffer: &view, offset: host.offset };
+            let (from, to) = if direction == Direction::D2h { (from, pinned) } else { (pinned, to) };
+            self.engine_copy(gpu, direction, from, to, len, &cancel)
+        })
+        .map_err(|stopped| stopped.error(way, self.bounds(&cancel)))
+    }
+
+    fn engine_copy(
+        &self,
+        gpu: &Gpu,
+        direction: Direction,
+        from: At<'_>,
+        to: At<'_>,
+        len: usize,
+        cancel: &AtomicBool,
+    ) -> Result<Moved, Stopped> {
+        let chunk = chunk_bytes(len, self.options.limits.chunk_max);
+        let steps = steps(from, to, len, chunk).map_err(Stopped::early)?;
+        gpu.engine(direction).run(gpu.port.as_ref(), None, steps, self.bounds(cancel))
+    }
+
+    fn kernel(&self, gpu: &Gpu, copy: &mut Transfer<'_>, way: Way) -> Result<Moved, CopyError> {
+        self.pinned(gpu, copy, "kernel")?;
+        let cancel = self.cancel.watch();
+        let (direction, len) = (copy.direction, copy.len);
+        let by = Mover::Kernel { blocks: kernel_blocks(direction) };
+        copy.with_buffers(Some(gpu.port.domain()), |from, to| {
+            let chunk = chunk_bytes(len, self.options.limits.chunk_max);
+            let steps = steps(from, to, len, chunk).map_err(Stopped::early)?;
+            let steps = steps.into_iter().map(|step| as_pieces(step, by)).collect();
+            gpu.kernels.run(gpu.port.as_ref(), None, steps, self.bounds(&cancel))
+        })
+        .map_err(|stopped| stopped.error(way, self.bounds(&cancel)))
+    }
+
+    /// Stores or loads through the buffer's own window.
+    fn window(&self, copy: &mut Transfer<'_>, way: Way) -> Result<Moved, CopyError> {
+        let refuse = |error| CopyError::device(way, error, 0, 0);
+        has_window(copy.device.buffer, way.via).map_err(refuse)?;
+        let mut span = copy.device_span().map_err(refuse)?;
+        let cancelled = |prefix: usize| CopyError::Cancelled { completed_prefix: prefix as u64 };
+        let cancel = (copy.len > WINDOW_STEP).then(|| self.cancel.watch());
+        let stop = || cancel.as_ref().is_some_and(|cancel| cancel.load(std::sync::atomic::Ordering::Relaxed));
+        let mut at = 0;
+        copy.with_bytes(|host| {
+            match host {
+                HostBytes::In(from) => {
+                    for part in from.chunks(WINDOW_STEP) {
+                        if stop() {
+                            return Err(cancelled(at));
+                        }
+                        span.store(at, part).map_err(refuse)?;
+                        at += part.len();
+                    }
+                }
+                HostBytes::Out(to) => {
+                    for part in to.chunks_mut(WINDOW_STEP) {
+                        if stop() {
+                            return Err(cancelled(at));
+                        }
+                        span.load(at, part).map_err(refuse)?;
+                        at += part.len();
+                    }
+                }
+            }
+            Ok(Moved::ONE)
+        })
+        .map_err(refuse)?
+    }
+
+    /// Through pinned buffers, over one link or several.
+    fn staged(
+        &self,
+        copy: &mut Transfer<'_>,
+        way: Way,
+        tuning: Option<Tuning>,
+        set_up: bool,
+    ) -> Result<Moved, CopyError> {
+        let relays = if way.method == Method::Multipath { self.relays(copy, way)? } else { Vec::new() };
+        let mut links: Vec<&Pool> = vec![&self.gpus[copy.gpu].pool];
+        links.extend(relays.into_iter().map(|gpu| &gpu.pool));
+        let tuning = tuning.unwrap_or_else(|| default_tuning(copy.direction));
+        let cancel = self.cancel.watch();
+        let populate = self.options.mapped_files;
+        let how = Staged { cancel: Some(&cancel), populate, ..Staged::new(tuning) };
+        let pinned = links.len() > 1 && self.pinned(&self.gpus[copy.gpu], copy, "multipath").is_ok();
+        if self.options.no_threads && !pinned {
+            return Err(excluded(way, "no_threads"));
+        }
+        let mut patience = Patience::new(self.options.limits.patience);
+        let moved = loop {
+            match self.staged_once(copy, &links, pinned, &how) {
+                Err(StagingError::NotReady { .. }) if set_up => {
+                    for (at, link) in links.iter().enumerate() {
+                        let relay = (at > 0).then_some(tuning.in_flight);
+                        link.prepare(tuning.threads, tuning.buffer, relay)
+                            .map_err(|error| staging_error(way, error))?;
+                    }
+                }
+                Err(StagingError::Busy { .. }) if set_up && patience.pause() => {}
+                result => break result,
+            }
+        };
+        let moved = moved.map_err(|error| staging_error(way, error))?;
+        Ok(Moved { chunks: moved.chunks, waited: moved.waited, ahead: 0 })
+    }
+
+    fn staged_once(
+        &self,
+        copy: &mut Transfer<'_>,
+        links: &[&Pool],
+        pinned: bool,
+        how: &Staged<'_>,
+    ) -> Result<staging::Moved, StagingError> {
+        let flow = if copy.direction == Direction::D2h { Flow::Out } else { Flow::In };
+        let (device, len) = (copy.device, copy.len);
+        match &mut copy.host {
+            Host::Held(host) => staging::copy_pinned(links, flow, device, *host, len, how),
+            Host::In(_) | Host::Out(_) if pinned => {
+                copy.with_buffers(Some(self.gpus[copy.gpu].port.domain()), |from, to| {
+                    let host = if flow == Flow::In { from } else { to };
+                    staging::copy_pinned(links, flow, device, host, len, how)
+                })
+            }
+            Host::In(from) => staging::copy_in(links, device, from, how),
+            Host::Out(to) => staging::copy_out(links, to, device, how),
+        }
+    }
+
+    /// The GPUs whose links help: those that reach this one and carry the least in this direction.
+    fn relays(&self, copy: &Transfer<'_>, way: Way) -> Result<Vec<&Gpu>, CopyError> {
+        let target = &self.gpus[copy.gpu];
+        let others = self.gpus.iter().filter(|gpu| gpu.id != target.id && !gpu.is_lost());
+        let mut relays: Vec<&Gpu> =
+            others.filter(|gpu| gpu.port.domain() == target.port.domain() && gpu.port.reaches(target.id)).collect();
+        relays.sort_by_key(|gpu| gpu.engine(copy.direction).gate.bulk_copies());
+        relays.truncate(RELAYS_MAX);
+        if relays.is_empty() {
+            return Err(CopyError::Unavailable {
+                way,
+                source: DeviceError::Unavailable {
+                    what: "a second link".into(),
+                    reason: "no other GPU reaches this one directly".into(),
+                    remedy: "use `staged` or `dma`".into(),
+                },
+            });
+        }
+        Ok(relays)
+    }
+
+    /// What bounds a copy that `cancel` ends.
+    pub(super) const fn bounds<'a>(&self, cancel: &'a AtomicBool) -> Bounds<'a> {
+        Bounds { patience: self.options.limits.patience, cancel }
+    }
+}
+
+/// What `option` rules out.
+pub(super) fn excluded(way: Way, option: &str) -> CopyError {
+    CopyError::Unavailable {
+        way,
+        source: DeviceError::Unavailable {
+            what: "this method".into(),
+            reason: format!("the option `{option}` excludes it"),
+            remedy: format!("open the copier without `{option}`, or use another method"),
+        },
+    }
+}
+
+/// Checks that the memory has a window, of the form asked for.
+pub(super) fn has_window(buffer: &Buffer, via: Option<Via>) -> Result<(), DeviceError> {
+    let absent = |reason: String| DeviceError::Unavailable {
+        what: "a window on this buffer".into(),
+        reason,
+        remedy: "make the buffer with a window, as far as `headway doctor` lists one".into(),
+    };
+    match (buffer.window(), via) {
+        (None, _) => Err(absent("it was made without one".into())),
+        (Some(there), Some(asked)) if there != asked => Err(absent(format!("its window is {there}, not {asked}"))),
+        (Some(_), _) => Ok(()),
+    }
+}
+
+/// The same copy as one piece for `by`.
+pub(super) fn as_pieces(step: Step, by: Mover) -> Step {
+    match step.what {
+        Move::Copy { from, to } => {
+            let pieces = std::sync::Arc::from([Piece { from: 0, to: 0, len: from.len() }]);
+            Step { what: Move::Pieces { from, to, pieces, by }, len: step.len }
+        }
+        what => Step { what, len: step.len },
+    }
+}
+
+/// The driver's own call.
+fn pageable(gpu: &Gpu, copy: &mut Transfer<'_>) -> Result<Moved, DeviceError> {
+    let mut span = copy.device_span()?;
+    copy.with_bytes(|host| match host {
+        HostBytes::In(from) => gpu.port.copy_in(&mut span, from),
+        HostBytes::Out(to) => gpu.port.copy_out(to, &span),
+    })??;
+    Ok(Moved::ONE)
+}
+
+fn paged_window(gpu: &Gpu, copy: &mut Transfer<'_>, via: Option<Via>) -> Result<Moved, DeviceError> {
+    // The window claims the bytes itself; this empty claim only names the memory.
+    let name = super::ends::claim(copy.device, 0, headway_device::Access::Read)?;
+    let at = copy.device;
+    let moves = gpu.with_pager(via, at.buffer, &name, |pager| {
+        let before = pager.moves();
+        copy.with_bytes(|host| match host {
+            HostBytes::In(from) => pager.store(at.offset, from),
+            HostBytes::Out(to) => pager.load(at.offset, to),
+        })??;
+        Ok::<u64, DeviceError>(pager.moves() - before)
+    })??;
+    Ok(Moved { chunks: moves.max(1), ..Moved::ONE })
+}
+
+fn resident(gpu: &Gpu, copy: &mut Transfer<'_>, via: Option<Via>) -> Result<Moved, DeviceError> {
+    let copier = gpu.resident(via)?;
+    let mut copier = copier.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let mut span = copy.device_span()?;
+    if let Host::Held(host) = copy.host {
+        if copy.direction == Direction::D2h {
+            let mut to = super::ends::claim(host, copy.len, headway_device::Access::Write)?;
+            copier.copy(&span, &mut to)?;
+        } else {
+            let from = super::ends::claim(host, copy.len, headway_device::Access::Read)?;
+            copier.copy(&from, &mut span)?;
+        }
+        return Ok(Moved::ONE);
+    }
+    copy.with_bytes(|host| match host {
+        HostBytes::In(from) => copier.copy_in(&mut span, from),
+        HostBytes::Out(to) => copier.copy_out(to, &span),
+    })??;
+    Ok(Moved::ONE)
+}
+
+/// What a staging error means for a copy by `way`.
+fn staging_error(way: Way, error: StagingError) -> CopyError {
+    let absent = |source| CopyError::Unavailable { way, source };
+    match error {
+        StagingError::NotReady { .. } | StagingError::Busy { .. } => {
+            CopyError::NotReady { way, reason: error.to_string() }
+        }
+        StagingError::SetUp { source, .. } => absent(source),
+        StagingError::NoRelay { .. } | StagingError::Forked => absent(DeviceError::Unavailable {
+            what: "staging".into(),
+            reason: error.to_string(),
+            remedy: "the driver's own call always copies".into(),
+        }),
+        StagingError::Request(error) => CopyError::device(way, error, 0, 0),
+        StagingError::Chunk { chunk, completed_prefix, source } => {
+            CopyError::device(way, source, chunk, completed_prefix)
+        }
+        StagingError::Timeout { after, state, completed_prefix } => {
+            CopyError::Timeout { what: state, after, completed_prefix }
+        }
+        StagingError::Cancelled { completed_prefix } => CopyError::Cancelled { completed_prefix },
+        error => CopyError::Failed {
+            chunk: 0,
+            completed_prefix: 0,
+            source: DeviceError::Unavailable {
+                what: "staging".into(),
+                reason: error.to_string(),
+                remedy: "repeat the copy".into(),
+            },
+        },
+    }
+}

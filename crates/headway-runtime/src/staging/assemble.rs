@@ -1,0 +1,188 @@
+//! What one transfer takes of its links' pools: workers, pinned buffers, lanes.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use headway_core::staging::{Cuts, Flow, LinkShape, Pipeline};
+use headway_core::units::Bytes;
+use headway_device::{Buffer, DeviceError};
+
+use super::crew::Signal;
+use super::drive::{Drive, Link};
+use super::exchange::Exchange;
+use super::pool::Shared;
+use super::worker::{Job, Pinned};
+use super::{Pool, Staged, StagingError};
+use crate::copy::At;
+
+/// Boundary of buffers within a slab: no line is shared by two.
+const LINE: u64 = 64;
+/// Pinned memory that is short is cut into smaller buffers down to this size, before there are fewer of them.
+const BUFFER_MIN: u64 = 64 << 10;
+
+/// A copy to be assembled.
+pub(super) struct Request<'a> {
+    pub(super) flow: Flow,
+    pub(super) device: At<'a>,
+    pub(super) host: &'a Buffer,
+    pub(super) host_at: usize,
+    /// Where the copy begins in the caller's memory: what its chunks are aligned to.
+    pub(super) address: u64,
+    pub(super) bytes: u64,
+    pub(super) how: &'a Staged<'a>,
+    /// Whether workers copy; else the engines reach the host memory themselves.
+    pub(super) workers: bool,
+}
+
+impl<'a> Request<'a> {
+    /// Takes everything the copy needs. A relay that has nothing free is left out; the target must have some of everything.
+    pub(super) fn assemble(&self, pools: &[&Pool]) -> Result<Drive<'a>, StagingError> {
+        let target = &pools[0].shared;
+        let tuning = &self.how.tuning;
+        let signal = Signal::here();
+        let mut buffer = tuning.buffer.0.max(1);
+        if self.workers {
+            buffer = buffer.min(pools.iter().map(|pool| pool.shared.slab_bytes()).min().unwrap_or(1));
+        }
+        let mut links = Vec::with_capacity(pools.len());
+        for (index, pool) in pools.iter().enumerate() {
+            let mut link = Link::new(&pool.shared);
+            // On a relay first what decides whether it takes part.
+            if index > 0 {
+                link.slots = pool.shared.take_relays(tuning.in_flight.max(1) as usize, buffer as usize);
+            }
+            if self.workers && (index == 0 || !link.slots.is_empty()) {
+                self.take_pinned(&mut link, buffer);
+            }
+            links.push(link);
+        }
+        if self.workers && links[0].workers.is_empty() {
+            return Err(StagingError::Busy { gpu: target.name(), what: "threads" });
+        }
+        if self.workers && links[0].slabs.is_empty() {
+            return Err(StagingError::Busy { gpu: target.name(), what: "pinned memory" });
+        }
+        links[0].slots.push(target.take_lane().map_err(StagingError::Request)?);
+
+        let cuts = self.cut(&links, buffer);
+        let (shapes, pinned) = self.shape(&mut links, &cuts);
+        for (link, shape) in links.iter_mut().zip(&shapes) {
+            link.place = Some(link.shared.place(self.flow, shape.in_flight, &signal));
+        }
+        let workers: Vec<usize> = links.iter().map(|link| link.shared.crew.len()).collect();
+        let pipeline = Pipeline::new(self.flow, self.how.order, cuts.count(), &shapes);
+        let job = Arc::new(Job {
+            exchange: Exchange::new(self.flow, pipeline, &workers, &signal),
+            flow: self.flow,
+            cuts,
+            host: self.host.clone(),
+            host_at: self.host_at,
+            pinned,
+            stores: tuning.stores,
+            populate: self.how.populate && self.flow == Flow::In,
+            copy_loop: Arc::clone(&target.copy_loop),
+            cpu: AtomicU64::new(0),
+        });
+        let patience = target.options.patience;
+        Ok(Drive { links, job, signal, device: self.device, cancel: self.how.cancel, patience })
+    }
+
+    /// Takes workers, and pinned memory for two buffers each of those that there should be.
+    fn take_pinned(&self, link: &mut Link, buffer: u64) {
+        let chunks = self.bytes.div_ceil(buffer.min(BUFFER_MIN)).max(1);
+        let threads = u64::from(self.how.tuning.threads.max(1)).min(chunks) as usize;
+        link.workers = link.shared.crew.reserve(threads);
+        if link.workers.is_empty() {
+            return;
+        }
+        link.wanted = threads.min(link.shared.crew.len());
+        link.slabs = link.shared.take_slabs((2 * link.wanted as u64).div_ceil(fitting(&link.shared, buffer)) as usize);
+        if link.slabs.is_empty() {
+            link.workers.drain(..).for_each(|worker| link.shared.crew.release(worker));
+            link.wanted = 0;
+        }
+    }
+
+    /// The chunks, as large as asked for or as pinned memory allows with two buffers a worker.
+    fn cut(&self, links: &[Link], mut buffer: u64) -> Cuts {
+        let enough = |buffer| {
+            links.iter().all(|link| link.slabs.len() as u64 * fitting(&link.shared, buffer) >= 2 * link.wanted as u64)
+        };
+        while buffer > BUFFER_MIN && !enough(buffer) {
+            buffer = (buffer / 2).max(BUFFER_MIN);
+        }
+        let (address, total, buffer) = (self.address, Bytes(self.bytes), Bytes(buffer));
+        if self.workers && self.how.ramp {
+            let workers = links.iter().map(|link| link.wanted).sum::<usize>();
+            Cuts::ramped(self.flow, address, total, buffer, workers as u32)
+        } else {
+            Cuts::even(self.flow, address, total, buffer)
+        }
+    }
+
+    /// The links' shapes and buffers; gives back what they do not need.
+    fn shape(&self, links: &mut [Link], cuts: &Cuts) -> (Vec<LinkShape>, Vec<Vec<Pinned>>) {
+        let (bound, mut chunks) = (cuts.bound().0, cuts.count());
+        let in_flight = self.how.tuning.in_flight.max(1);
+        let mut shapes = Vec::with_capacity(links.len());
+        let mut pinned = Vec::with_capacity(links.len());
+        for (index, link) in links.iter_mut().enumerate() {
+            let slots = if index == 0 { in_flight } else { in_flight.min(link.slots.len() as u32) };
+            if !self.workers {
+                shapes.push(LinkShape { workers: false, buffers: slots, in_flight: slots });
+                pinned.push(Vec::new());
+                continue;
+            }
+            // Only as many workers wake as there are chunks.
+            link.wanted = (link.wanted as u64).min(chunks) as usize;
+            chunks -= link.wanted as u64;
+            let most = link.workers.len().min(link.wanted);
+            link.workers.drain(most..).for_each(|worker| link.shared.crew.release(worker));
+            let each = fitting(&link.shared, bound);
+            let buffers = (2 * link.wanted as u64).min(link.slabs.len() as u64 * each).min(cuts.count());
+            let slabs = link.slabs.split_off(buffers.div_ceil(each) as usize);
+            link.shared.put(Vec::new(), slabs, None);
+            let stride = bound.next_multiple_of(LINE);
+            let place = |at: u64| Pinned {
+                memory: link.slabs[(at / each) as usize].clone(),
+                at: (at % each * stride) as usize,
+            };
+            pinned.push((0..buffers).map(place).collect());
+            let in_flight = slots.min(link.wanted.max(1) as u32);
+            shapes.push(LinkShape { workers: true, buffers: buffers as u32, in_flight });
+        }
+        (shapes, pinned)
+    }
+}
+
+/// Buffers of `buffer` bytes in one slab of `shared`; at least 1.
+fn fitting(shared: &Shared, buffer: u64) -> u64 {
+    (shared.slab_bytes() / buffer.max(1).next_multiple_of(LINE)).max(1)
+}
+
+/// Whether the pools can serve one copy together: the first is the target's, the others reach it.
+pub(super) fn check_links(pools: &[&Pool]) -> Result<(), StagingError> {
+    let Some(target) = pools.first() else {
+        let reason = "there is no link".into();
+        return Err(StagingError::Request(DeviceError::Invalid { what: "copy", reason }));
+    };
+    if pools.iter().any(|pool| !pool.shared.is_ours()) {
+        return Err(StagingError::Forked);
+    }
+    if pools.iter().any(|pool| pool.shared.is_lost()) {
+        return Err(StagingError::Request(DeviceError::DeviceLost));
+    }
+    for relay in &pools[1..] {
+        let (own, to) = (relay.port(), target.port());
+        let reason = if own.id() == to.id() {
+            "it is the target itself"
+        } else if own.domain() != to.domain() || !own.reaches(to.id()) {
+            "they have no peer access"
+        } else {
+            continue;
+        };
+        let (relay, target) = (relay.shared.name(), target.shared.name());
+        return Err(StagingError::NoRelay { relay, target, reason });
+    }
+    Ok(())
+}

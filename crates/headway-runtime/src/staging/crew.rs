@@ -1,0 +1,195 @@
+//! Threads that wait for jobs.
+//!
+//! A member is in one place at a time: idle here, with a job in its mailbox, at work, or lent to a transfer that calls it
+//! back. Only who has it may give it a job.
+
+use std::sync::PoisonError;
+use std::time::Duration;
+
+use super::sync::{Arc, AtomicBool, Mutex, MutexGuard, Ordering, Thread, current, park, spin_until};
+
+/// A flag that one thread waits for; raised before the wait, it is not lost.
+pub(super) struct Signal {
+    raised: AtomicBool,
+    thread: Thread,
+}
+
+impl Signal {
+    /// A signal of the calling thread.
+    pub(super) fn here() -> Arc<Self> {
+        Arc::new(Self { raised: AtomicBool::new(false), thread: current() })
+    }
+
+    pub(super) fn raise(&self) {
+        self.raised.store(true, Ordering::Release);
+        // No system call unless the thread is parked.
+        self.thread.unpark();
+    }
+
+    /// Lowers the flag; whether it was raised.
+    pub(super) fn take(&self) -> bool {
+        // Looking first keeps the line shared while nothing happens.
+        self.raised.load(Ordering::Acquire) && self.raised.swap(false, Ordering::Acquire)
+    }
+
+    /// Waits until it is raised, and lowers it; spins first, then parks.
+    pub(super) fn wait(&self) {
+        if spin_until(|| self.take()) {
+            return;
+        }
+        while !self.take() {
+            park(None);
+        }
+    }
+
+    /// Sleeps until it is raised or something else wakes the thread, for about `bound` at most.
+    pub(super) fn nap(&self, bound: Duration) {
+        if !self.raised.load(Ordering::Acquire) {
+            park(Some(bound));
+        }
+    }
+}
+
+/// A thread of a crew.
+pub(super) struct Member<J> {
+    pub(super) index: usize,
+    mailbox: Mutex<Option<J>>,
+    signal: Arc<Signal>,
+}
+
+/// A job that may have more members.
+struct Open<J> {
+    job: J,
+    wanted: usize,
+}
+
+struct Inner<J> {
+    members: Vec<Arc<Member<J>>>,
+    /// The last to come is the first to go: it may still be spinning.
+    idle: Vec<usize>,
+    open: Vec<Open<J>>,
+    closed: bool,
+}
+
+/// The threads of one pool.
+pub(super) struct Crew<J> {
+    inner: Mutex<Inner<J>>,
+}
+
+impl<J: Clone> Crew<J> {
+    pub(super) fn new() -> Self {
+        Self { inner: Mutex::new(Inner { members: Vec::new(), idle: Vec::new(), open: Vec::new(), closed: false }) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner<J>> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes the calling thread a member.
+    pub(super) fn enlist(&self) -> Arc<Member<J>> {
+        let mut inner = self.lock();
+        let index = inner.members.len();
+        let member = Arc::new(Member { index, mailbox: Mutex::new(None), signal: Signal::here() });
+        inner.members.push(Arc::clone(&member));
+        self.place(inner, index);
+        member
+    }
+
+    /// How many there are.
+    pub(super) fn len(&self) -> usize {
+        self.lock().members.len()
+    }
+
+    /// Takes `wanted` idle members, or as many as there are. The caller has them.
+    pub(super) fn reserve(&self, wanted: usize) -> Vec<usize> {
+        let mut inner = self.lock();
+        let at = inner.idle.len() - wanted.min(inner.idle.len());
+        inner.idle.drain(at..).collect()
+    }
+
+    /// Lets `wanted` of those who become idle later join `job`.
+    pub(super) fn offer(&self, job: J, wanted: usize) {
+        if wanted > 0 {
+            self.lock().open.push(Open { job, wanted });
+        }
+    }
+
+    /// Gives `job` to the member `index`, whom the caller has.
+    pub(super) fn call(&self, index: usize, job: J) {
+        let member = Arc::clone(&self.lock().members[index]);
+        member.give(job);
+    }
+
+    /// The member `index` is free again.
+    pub(super) fn release(&self, index: usize) {
+        self.place(self.lock(), index);
+    }
+
+    fn place(&self, mut inner: MutexGuard<'_, Inner<J>>, index: usize) {
+        let Some(open) = inner.open.first_mut() else {
+            inner.idle.push(index);
+            return;
+        };
+        let job = open.job.clone();
+        open.wanted -= 1;
+        if open.wanted == 0 {
+            inner.open.remove(0);
+        }
+        let member = Arc::clone(&inner.members[index]);
+        drop(inner);
+        member.give(job);
+    }
+
+    /// Nobody begins the jobs that `is` names any more; those who were about to are idle again.
+    pub(super) fn recall(&self, is: impl Fn(&J) -> bool) {
+        let mut inner = self.lock();
+        inner.open.retain(|open| !is(&open.job));
+        let mut free = Vec::new();
+        for member in &inner.members {
+            let mut mailbox = member.mailbox();
+            if mailbox.as_ref().is_some_and(&is) {
+                *mailbox = None;
+                free.push(member.index);
+            }
+        }
+        drop(inner);
+        free.into_iter().for_each(|index| self.release(index));
+    }
+
+    /// The life of member `me`: its jobs, until the crew is closed. `work` says whether the member is free afterwards, rather
+    /// than lent to who calls it back.
+    pub(super) fn live(&self, me: &Member<J>, mut work: impl FnMut(&J) -> bool) {
+        loop {
+            let job = me.mailbox().take();
+            if let Some(job) = job {
+                if work(&job) {
+                    self.release(me.index);
+                }
+                // Last: who waits until nobody holds the job finds its members free.
+                drop(job);
+            } else if self.lock().closed {
+                return;
+            } else {
+                me.signal.wait();
+            }
+        }
+    }
+
+    /// Sends everybody home who has no job.
+    pub(super) fn close(&self) {
+        let mut inner = self.lock();
+        inner.closed = true;
+        inner.members.iter().for_each(|member| member.signal.raise());
+    }
+}
+
+impl<J> Member<J> {
+    fn mailbox(&self) -> MutexGuard<'_, Option<J>> {
+        self.mailbox.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn give(&self, job: J) {
+        *self.mailbox() = Some(job);
+        self.signal.raise();
+    }
+}

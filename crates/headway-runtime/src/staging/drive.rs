@@ -1,0 +1,266 @@
+//! The engine's side of a transfer: the calling thread submits what is full, polls lanes, and calls workers back.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use headway_core::staging::{Flow, Outcome, Task};
+use headway_core::units::Nanos;
+use headway_device::port::Move;
+use headway_device::{Access, Buffer, DeviceError};
+
+use super::crew::Signal;
+use super::exchange::{Ended, Fault, Round};
+use super::gate::Place;
+use super::pool::Shared;
+use super::stock::Slot;
+use super::worker::Job;
+use crate::copy::At;
+
+/// Polls before the CPU is offered to others, and before parking where nothing is on an engine.
+const SPINS: u32 = 256;
+/// Polls between two looks at the clock.
+const CLOCK_EVERY: u32 = 64;
+/// Longest sleep; a bound on how late a cancellation is seen.
+const NAP: Duration = Duration::from_millis(1);
+
+/// One link of a transfer, with what it has of its pool; gives it back when dropped.
+pub(super) struct Link {
+    pub(super) shared: Arc<Shared>,
+    /// One lane that takes all chunks in flight; on a relay one a chunk.
+    pub(super) slots: Vec<Slot>,
+    pub(super) slabs: Vec<Buffer>,
+    /// Workers taken and not yet called.
+    pub(super) workers: Vec<usize>,
+    /// How many there should be; others join when they have nothing else to do.
+    pub(super) wanted: usize,
+    pub(super) place: Option<Place>,
+    /// Since when the engine has been wanted and not granted.
+    pub(super) blocked: Option<Instant>,
+    pub(super) waited: Duration,
+    /// Chunks submitted.
+    pub(super) chunks: u64,
+}
+
+impl Link {
+    pub(super) fn new(shared: &Arc<Shared>) -> Self {
+        Self {
+            shared: Arc::clone(shared),
+            slots: Vec::new(),
+            slabs: Vec::new(),
+            workers: Vec::new(),
+            wanted: 0,
+            place: None,
+            blocked: None,
+            waited: Duration::ZERO,
+            chunks: 0,
+        }
+    }
+
+    fn flying(&self) -> bool {
+        self.slots.iter().any(|slot| slot.lane.outstanding() > 0)
+    }
+
+    /// Asks for the engine, or no longer.
+    fn permit(&mut self, wanted: bool) -> bool {
+        let Some(place) = &mut self.place else { return false };
+        if !wanted {
+            place.leave();
+            self.blocked = None;
+            return false;
+        }
+        let granted = place.take();
+        match (granted, self.blocked) {
+            (true, Some(since)) => {
+                self.waited += since.elapsed();
+                self.blocked = None;
+            }
+            (false, None) => self.blocked = Some(Instant::now()),
+            (true, None) | (false, Some(_)) => {}
+        }
+        granted
+    }
+
+    fn release(&mut self) {
+        if let Some(place) = &mut self.place {
+            place.release();
+        }
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        self.workers.drain(..).for_each(|worker| self.shared.crew.release(worker));
+        let (slots, slabs) = (std::mem::take(&mut self.slots), std::mem::take(&mut self.slabs));
+        self.shared.put(slots, slabs, self.place.take());
+    }
+}
+
+/// How driving ended.
+pub(super) enum Ending {
+    Over(Outcome),
+    /// Nothing moved for the bound; what the links' buffers did then.
+    Stuck(String),
+}
+
+/// One transfer in progress. When dropped nobody but the caller has a hold on `job` any more.
+pub(super) struct Drive<'a> {
+    pub(super) links: Vec<Link>,
+    pub(super) job: Arc<Job>,
+    pub(super) signal: Arc<Signal>,
+    pub(super) device: At<'a>,
+    pub(super) cancel: Option<&'a AtomicBool>,
+    pub(super) patience: Nanos,
+}
+
+impl Drive<'_> {
+    /// Calls the workers, and moves everything.
+    pub(super) fn run(&mut self) -> Ending {
+        for (index, link) in self.links.iter_mut().enumerate() {
+            link.shared.crew.offer((Arc::clone(&self.job), index), link.wanted - link.workers.len());
+            for worker in link.workers.drain(..) {
+                link.shared.crew.call(worker, (Arc::clone(&self.job), index));
+            }
+        }
+        let mut ended = Vec::new();
+        let mut round = Round::default();
+        let (mut first, mut quiet, mut since) = (true, 0u32, None);
+        loop {
+            if self.cancel.is_some_and(|cancel| cancel.load(Ordering::Relaxed)) {
+                self.cancel = None;
+                self.job.exchange.cancel();
+            }
+            self.poll(&mut ended);
+            if first || self.signal.take() || !ended.is_empty() {
+                (first, quiet, since) = (false, 0, None);
+                if let Some(outcome) = self.round(&mut ended, &mut round) {
+                    return Ending::Over(outcome);
+                }
+                continue;
+            }
+            quiet = quiet.saturating_add(1);
+            let slept = self.pause(quiet);
+            if (slept || quiet.is_multiple_of(CLOCK_EVERY)) && self.is_stuck(&mut since) {
+                return Ending::Stuck(self.give_up());
+            }
+        }
+    }
+
+    /// Collects what has ended on the lanes.
+    fn poll(&mut self, ended: &mut Vec<Ended>) {
+        for (index, link) in self.links.iter_mut().enumerate() {
+            for slot in 0..link.slots.len() {
+                while let Some(done) = link.slots[slot].lane.poll() {
+                    link.release();
+                    if let Err(error) = &done.result {
+                        link.slots[slot].clean = false;
+                        if *error == DeviceError::DeviceLost {
+                            link.shared.lose();
+                        }
+                    }
+                    let result = done.result.map_err(Fault::Device);
+                    ended.push(Ended { link: index, buffer: done.tag as u32, result });
+                }
+            }
+        }
+    }
+
+    fn round(&mut self, ended: &mut Vec<Ended>, round: &mut Round) -> Option<Outcome> {
+        let links = &mut self.links;
+        let outcome = self.job.exchange.round(ended, |link, wanted| links[link].permit(wanted), round);
+        // The engine first: calling a worker may take a system call.
+        for (index, task) in round.tasks.drain(..) {
+            if let Err(error) = self.submit(index, task) {
+                let link = &mut self.links[index];
+                link.release();
+                if error == DeviceError::DeviceLost {
+                    link.shared.lose();
+                }
+                ended.push(Ended { link: index, buffer: task.buffer, result: Err(Fault::Device(error)) });
+            }
+        }
+        for (index, worker) in round.called.drain(..) {
+            self.links[index].shared.crew.call(worker, (Arc::clone(&self.job), index));
+        }
+        outcome
+    }
+
+    fn submit(&mut self, index: usize, task: Task) -> Result<(), DeviceError> {
+        let link = &mut self.links[index];
+        let range = self.job.cuts.chunk(task.chunk);
+        let range = self.device.offset + range.start as usize..self.device.offset + range.end as usize;
+        let bytes = range.len();
+        let (from, to) = match self.job.flow {
+            Flow::In => (self.job.staged(index, task, Access::Read)?, self.device.buffer.claim(range, Access::Write)?),
+            Flow::Out => (self.device.buffer.claim(range, Access::Read)?, self.job.staged(index, task, Access::Write)?),
+        };
+        let slot = link.slots.iter_mut().min_by_key(|slot| slot.lane.outstanding()).expect("a link in use has a lane");
+        let what = match &slot.through {
+            None => Move::Copy { from, to },
+            Some(memory) => Move::Relay { from, through: memory.claim(0..bytes, Access::Write)?, to },
+        };
+        slot.lane.submit(what, u64::from(task.buffer))?;
+        link.chunks += 1;
+        Ok(())
+    }
+
+    /// Passes a little time; whether it slept.
+    fn pause(&self, quiet: u32) -> bool {
+        if quiet < SPINS {
+            std::hint::spin_loop();
+        } else if self.links.iter().any(Link::flying) {
+            std::thread::yield_now();
+        } else {
+            self.signal.nap(NAP);
+            return true;
+        }
+        false
+    }
+
+    fn is_stuck(&self, since: &mut Option<Instant>) -> bool {
+        let since = *since.get_or_insert_with(Instant::now);
+        since.elapsed() >= Duration::from_nanos(self.patience.0)
+    }
+
+    /// Stops, and waits for the workers: their copies end, and they use the caller's memory.
+    fn give_up(&mut self) -> String {
+        let mut state = String::new();
+        for (index, (census, waiting)) in self.job.exchange.census().into_iter().enumerate() {
+            let separator = if index == 0 { "" } else { "; " };
+            state += &format!(
+                "{separator}link {index}: {} buffers free, {} full, {} with threads, {} on the engine, {waiting} threads \
+                 without work",
+                census.empty, census.full, census.copying, census.flying
+            );
+            state += if self.links[index].blocked.is_some() { ", waiting for others on the engine" } else { "" };
+        }
+        self.job.exchange.cancel();
+        while self.job.exchange.census().iter().any(|(census, _)| census.copying > 0) {
+            std::thread::yield_now();
+        }
+        state
+    }
+
+    /// Lets go of all workers; afterwards nobody else has the job.
+    pub(super) fn dismiss(&mut self) {
+        for link in &self.links {
+            link.shared.crew.recall(|(job, _)| Arc::ptr_eq(job, &self.job));
+        }
+        for (link, worker) in self.job.exchange.dismiss() {
+            self.links[link].shared.crew.release(worker);
+        }
+        let mut tries = 0u32;
+        while Arc::get_mut(&mut self.job).is_none() {
+            tries = tries.saturating_add(1);
+            if tries < SPINS { std::hint::spin_loop() } else { std::thread::yield_now() }
+        }
+    }
+}
+
+impl Drop for Drive<'_> {
+    fn drop(&mut self) {
+        // Only after a panic is there anything left to stop.
+        self.job.exchange.cancel();
+        self.dismiss();
+    }
+}

@@ -1,0 +1,190 @@
+//! Where threads meet, under a scheduler that tries many interleavings: a crew of two, three chunks, both directions, a
+//! failure at each step. The same sources as in the product, over primitives of the model checker.
+
+#[path = "crew.rs"]
+#[expect(dead_code, reason = "the model does without time")]
+#[expect(clippy::duplicate_mod, reason = "compiled over other primitives")]
+mod crew;
+#[path = "exchange.rs"]
+#[expect(dead_code, reason = "the model has no timeouts")]
+#[expect(clippy::duplicate_mod, reason = "compiled over other primitives")]
+mod exchange;
+
+mod sync {
+    use std::time::Duration;
+
+    pub(super) use shuttle::sync::atomic::{AtomicBool, Ordering};
+    pub(super) use shuttle::sync::{Arc, Mutex, MutexGuard};
+    pub(super) use shuttle::thread::{Thread, current};
+
+    pub(super) fn spin_until(mut ready: impl FnMut() -> bool) -> bool {
+        ready()
+    }
+
+    /// Without a bound, so that a lost wake-up is a deadlock.
+    pub(super) fn park(_: Option<Duration>) {
+        shuttle::thread::park();
+    }
+}
+
+use headway_core::staging::{Flow, LinkShape, Order, Outcome, Pipeline, Task};
+use headway_device::DeviceError;
+
+use self::crew::{Crew, Signal};
+use self::exchange::{Ended, Exchange, Fault, Round};
+use self::sync::{Arc, Mutex};
+
+const CHUNKS: u64 = 3;
+const WORKERS: usize = 2;
+
+/// What goes wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Failing {
+    Nothing,
+    Worker(u64),
+    Engine(u64),
+    Cancel(u64),
+}
+
+struct Job {
+    exchange: Exchange,
+    /// The chunk in each buffer; locked while it is used, by one at a time.
+    buffers: Vec<Mutex<Option<u64>>>,
+    /// How often a worker copied each chunk.
+    copied: Mutex<[u32; CHUNKS as usize]>,
+    failing: Failing,
+    flow: Flow,
+}
+
+impl Job {
+    fn copy(&self, task: Task) -> Result<(), Fault> {
+        let mut buffer = self.buffers[task.buffer as usize].try_lock().expect("a buffer has one user at a time");
+        self.copied.lock().unwrap()[task.chunk as usize] += 1;
+        match self.flow {
+            Flow::In => *buffer = Some(task.chunk),
+            Flow::Out => assert_eq!(buffer.take(), Some(task.chunk)),
+        }
+        shuttle::thread::yield_now();
+        if self.failing == Failing::Worker(task.chunk) { Err(Fault::Panic) } else { Ok(()) }
+    }
+
+    fn fly(&self, task: Task) -> Result<(), Fault> {
+        let mut buffer = self.buffers[task.buffer as usize].try_lock().expect("a buffer has one user at a time");
+        match self.flow {
+            Flow::In => assert_eq!(buffer.take(), Some(task.chunk)),
+            Flow::Out => *buffer = Some(task.chunk),
+        }
+        if self.failing == Failing::Engine(task.chunk) {
+            return Err(Fault::Device(DeviceError::DeviceLost));
+        }
+        Ok(())
+    }
+}
+
+/// The driver, as [`super::drive`] does it; the engine ends what it has when there is nothing else to do.
+fn transfer(crew: &Crew<Arc<Job>>, flow: Flow, buffers: u32, failing: Failing) -> (Outcome, u64) {
+    let driver = Signal::here();
+    let shape = LinkShape { workers: true, buffers, in_flight: 2 };
+    let pipeline = Pipeline::new(flow, Order::Arrival, CHUNKS, &[shape]);
+    let mut job = Arc::new(Job {
+        exchange: Exchange::new(flow, pipeline, &[WORKERS], &driver),
+        buffers: (0..buffers).map(|_| Mutex::new(None)).collect(),
+        copied: Mutex::new([0; CHUNKS as usize]),
+        failing,
+        flow,
+    });
+    let hired = crew.reserve(WORKERS);
+    assert_eq!(hired.len(), WORKERS, "a member is late");
+    crew.offer(Arc::clone(&job), WORKERS - hired.len());
+    hired.into_iter().for_each(|worker| crew.call(worker, Arc::clone(&job)));
+    let (mut round, mut ended, mut flying) = (Round::default(), Vec::new(), Vec::new());
+    let mut flights = 0;
+    let outcome = loop {
+        let outcome = job.exchange.round(&mut ended, |_, wanted| wanted, &mut round);
+        for (_, task) in round.tasks.drain(..) {
+            flights += 1;
+            if failing == Failing::Cancel(flights) {
+                job.exchange.cancel();
+            }
+            flying.push(task);
+        }
+        round.called.drain(..).for_each(|(_, worker)| crew.call(worker, Arc::clone(&job)));
+        if let Some(outcome) = outcome {
+            break outcome;
+        }
+        if driver.take() {
+            continue;
+        }
+        if flying.is_empty() {
+            driver.wait();
+        } else {
+            let task: Task = flying.remove(0);
+            ended.push(Ended { link: 0, buffer: task.buffer, result: job.fly(task) });
+        }
+    };
+    crew.recall(|other| Arc::ptr_eq(other, &job));
+    job.exchange.dismiss().into_iter().for_each(|(_, worker)| crew.release(worker));
+    while Arc::get_mut(&mut job).is_none() {
+        shuttle::thread::yield_now();
+    }
+    let copied = *job.copied.lock().unwrap();
+    assert!(copied.iter().all(|times| *times <= 1));
+    let (prefix, _) = job.exchange.remains();
+    if outcome == Outcome::Complete {
+        assert_eq!((copied, prefix), ([1; CHUNKS as usize], CHUNKS));
+    }
+    (outcome, prefix)
+}
+
+/// Two transfers in a row by one crew, the second without a fault.
+fn scenario(flow: Flow, buffers: u32, failing: Failing) {
+    let crew: Arc<Crew<Arc<Job>>> = Arc::new(Crew::new());
+    let threads: Vec<_> = (0..WORKERS)
+        .map(|_| {
+            let crew = Arc::clone(&crew);
+            shuttle::thread::spawn(move || {
+                let me = crew.enlist();
+                crew.live(&me, |job| job.exchange.serve(0, me.index, |task| job.copy(task)));
+            })
+        })
+        .collect();
+    while crew.len() < WORKERS {
+        shuttle::thread::yield_now();
+    }
+    let (outcome, prefix) = transfer(&crew, flow, buffers, failing);
+    match failing {
+        Failing::Nothing => assert_eq!(outcome, Outcome::Complete),
+        Failing::Worker(chunk) | Failing::Engine(chunk) => {
+            assert_eq!(outcome, Outcome::Failed { chunk });
+            assert!(prefix <= chunk);
+        }
+        Failing::Cancel(_) => assert!(matches!(outcome, Outcome::Cancelled | Outcome::Complete)),
+    }
+    assert_eq!(transfer(&crew, flow, buffers, Failing::Nothing).0, Outcome::Complete);
+    crew.close();
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+    // Nobody is lost: both are idle again.
+    assert_eq!(crew.reserve(WORKERS + 1).len(), WORKERS);
+}
+
+fn explore(flow: Flow) {
+    let faults = (0..CHUNKS)
+        .flat_map(|at| [Failing::Worker(at), Failing::Engine(at), Failing::Cancel(at + 1)])
+        .chain([Failing::Nothing]);
+    for failing in faults {
+        for buffers in [1, 2, 4] {
+            shuttle::check_random(move || scenario(flow, buffers, failing), 60);
+            shuttle::check_pct(move || scenario(flow, buffers, failing), 60, 3);
+        }
+    }
+}
+
+#[test]
+fn no_interleaving_of_two_workers_on_the_way_in_deadlocks_or_moves_a_chunk_twice() {
+    explore(Flow::In);
+}
+
+#[test]
+fn no_interleaving_of_two_workers_on_the_way_out_deadlocks_or_moves_a_chunk_twice() {
+    explore(Flow::Out);
+}

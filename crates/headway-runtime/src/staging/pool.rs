@@ -1,0 +1,496 @@
+//! What staged copies of one GPU share: threads, pinned memory, lanes, engine gates.
+//!
+//! Everything slow (threads, pinning, lanes, memory on a relay) is made by a keeper thread, never on a caller's path: a copy
+//! that finds too little makes do with what is there, and has the keeper make more.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{Builder, JoinHandle};
+use std::time::{Duration, Instant};
+
+use headway_core::staging::Flow;
+use headway_core::units::{Bytes, Nanos};
+use headway_device::port::{Caching, Port, Reach};
+use headway_device::{Buffer, DeviceError};
+use headway_os::{affinity, topology};
+
+use super::StagingError;
+use super::crew::Crew;
+use super::gate::{Gate, Place};
+use super::stock::{Retired, Slot, Stock};
+use super::worker::{CopyLoop, Work, live};
+
+/// Pinned memory is made in pieces of this size; a transfer has whole ones.
+const SLAB_BYTES: u64 = 16 << 20;
+/// Slabs made at the start.
+const SLABS_AT_START: usize = 4;
+/// Lanes made at the start: one a direction.
+const LANES_AT_START: usize = 2;
+/// Lanes kept.
+const LANES_MAX: usize = 16;
+/// Chunks that may be on their way through one relay.
+const RELAYS_MAX: usize = 16;
+
+/// How much a pool takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PoolOptions {
+    /// Pinned memory.
+    pub pinned_max: Bytes,
+    /// Threads; never more than the CPUs near the GPU less one, but at least one.
+    pub threads_max: u32,
+    /// Start `threads_max` threads however few CPUs there are.
+    pub oversubscribe: bool,
+    /// A copy that makes no progress for this long is given up.
+    pub patience: Nanos,
+    /// How pinned memory is cached: write-combined as in Cho 2018, or not.
+    pub caching: Caching,
+}
+
+impl Default for PoolOptions {
+    fn default() -> Self {
+        Self {
+            pinned_max: Bytes(128 << 20),
+            threads_max: 16,
+            oversubscribe: false,
+            patience: Nanos(10_000_000_000),
+            caching: Caching::Cached,
+        }
+    }
+}
+
+/// Threads, pinned buffers, lanes and engine gates of one GPU.
+pub struct Pool {
+    pub(super) shared: Arc<Shared>,
+}
+
+pub(super) struct Shared {
+    pub(super) port: Arc<dyn Port>,
+    pub(super) options: PoolOptions,
+    pub(super) crew: Crew<Work>,
+    pub(super) copy_loop: CopyLoop,
+    /// Into the GPU, and out of it.
+    gates: [Arc<Gate>; 2],
+    /// The process that has the threads.
+    process: u32,
+    /// The device's context is gone; its memory is not used again.
+    lost: AtomicBool,
+    stock: Mutex<Stock>,
+    orders: Mutex<Orders>,
+    /// Something in `orders` has changed.
+    news: Condvar,
+}
+
+/// What the keeper is to make, and what came of it.
+#[derive(Default)]
+struct Orders {
+    started: bool,
+    closed: bool,
+    /// Slabs wanted in total.
+    slabs: usize,
+    /// Places on the GPU wanted in total, and their size.
+    relays: (usize, usize),
+    /// Threads that there will be; known once started.
+    threads: Option<usize>,
+    /// Why there is no more pinned memory.
+    pinning: Option<DeviceError>,
+    /// Why there are no more places on the GPU.
+    relaying: Option<DeviceError>,
+    keeper: Option<JoinHandle<()>>,
+}
+
+impl Pool {
+    /// A pool for `port`, not started: no thread, no pinned memory.
+    #[must_use]
+    pub fn new(port: Arc<dyn Port>, options: PoolOptions) -> Self {
+        Self::with_copy_loop(port, options, Arc::new(headway_os::copy::copy))
+    }
+
+    /// As [`Pool::new`], with another way to copy bytes, for tests of faults. `copy_loop` makes its first argument equal to
+    /// its second, visible to every thread and device when it returns.
+    #[must_use]
+    pub fn with_copy_loop(port: Arc<dyn Port>, options: PoolOptions, copy_loop: CopyLoop) -> Self {
+        let shared = Shared {
+            port,
+            options,
+            crew: Crew::new(),
+            copy_loop,
+            gates: [Arc::default(), Arc::default()],
+            process: std::process::id(),
+            lost: AtomicBool::new(false),
+            stock: Mutex::default(),
+            orders: Mutex::default(),
+            news: Condvar::new(),
+        };
+        Self { shared: Arc::new(shared) }
+    }
+
+    /// Starts threads and pins memory on a thread of its own; returns at once. A copy that finds the pool not started does
+    /// this too, and fails with [`StagingError::NotReady`].
+    ///
+    /// Threads run on the CPUs near the GPU, in the scheduling class of the thread that starts them.
+    pub fn start(&self) {
+        if self.shared.is_ours() {
+            self.shared.start(&mut self.shared.orders());
+        }
+    }
+
+    /// Starts, and waits until there is all that one copy with `threads` threads and buffers of `buffer` bytes may have;
+    /// `relay`: also what it takes as a relay with that many chunks in flight. For measurements and tests.
+    ///
+    /// # Errors
+    /// [`StagingError::SetUp`], [`StagingError::NotReady`] after the pool's patience, [`StagingError::Forked`].
+    pub fn prepare(&self, threads: u32, buffer: Bytes, relay: Option<u32>) -> Result<(), StagingError> {
+        let shared = &self.shared;
+        if !shared.is_ours() {
+            return Err(StagingError::Forked);
+        }
+        let until = Instant::now() + Duration::from_nanos(shared.options.patience.0);
+        let mut orders = shared.orders();
+        let each = (shared.slab_bytes() / buffer.0.max(1)).max(1);
+        let slabs = (u64::from(threads) * 2).div_ceil(each) as usize;
+        orders.slabs = orders.slabs.max(slabs.min(shared.slabs_max()));
+        if let Some(slots) = relay {
+            orders.want_relays(slots as usize, buffer.0 as usize);
+        }
+        shared.start(&mut orders);
+        shared.news.notify_all();
+        loop {
+            if let Some(source) = shared.failure(&orders) {
+                return Err(shared.set_up(source));
+            }
+            if relay.is_some()
+                && let Some(source) = orders.relaying.clone()
+            {
+                return Err(shared.set_up(source));
+            }
+            if shared.is_done(&orders) {
+                return Ok(());
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(StagingError::NotReady { gpu: shared.name() });
+            }
+            orders = shared.news.wait_timeout(orders, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// The GPU.
+    #[must_use]
+    pub fn port(&self) -> &Arc<dyn Port> {
+        &self.shared.port
+    }
+
+    /// Threads, once they have been started.
+    #[must_use]
+    pub fn threads(&self) -> usize {
+        self.shared.crew.len()
+    }
+
+    /// Pinned memory that exists.
+    #[must_use]
+    pub fn pinned(&self) -> Bytes {
+        Bytes(self.shared.stock().slabs_made as u64 * self.shared.slab_bytes())
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        let shared = &self.shared;
+        if !shared.is_ours() {
+            // Threads, and whoever held a lock, stayed in the parent: nothing here can be taken down.
+            std::mem::forget(Arc::clone(shared));
+            return;
+        }
+        let keeper = {
+            let mut orders = shared.orders();
+            orders.closed = true;
+            shared.news.notify_all();
+            orders.keeper.take()
+        };
+        shared.crew.close();
+        if let Some(keeper) = keeper {
+            // A panic of it has been reported where it happened.
+            let _ = keeper.join();
+        }
+    }
+}
+
+impl Orders {
+    fn want_relays(&mut self, slots: usize, bytes: usize) {
+        self.relays = (self.relays.0.max(slots.min(RELAYS_MAX)), self.relays.1.max(bytes));
+    }
+}
+
+impl Shared {
+    pub(super) fn stock(&self) -> MutexGuard<'_, Stock> {
+        self.stock.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn orders(&self) -> MutexGuard<'_, Orders> {
+        self.orders.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn name(&self) -> String {
+        self.port.description().name.clone()
+    }
+
+    pub(super) fn is_ours(&self) -> bool {
+        self.process == std::process::id()
+    }
+
+    pub(super) fn lose(&self) {
+        self.lost.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_lost(&self) -> bool {
+        self.lost.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn place(&self, flow: Flow, limit: u32, signal: &Arc<super::crew::Signal>) -> Place {
+        Place::new(&self.gates[usize::from(flow == Flow::Out)], limit, signal)
+    }
+
+    /// Size of a slab.
+    pub(super) fn slab_bytes(&self) -> u64 {
+        SLAB_BYTES.min(self.options.pinned_max.0)
+    }
+
+    fn slabs_max(&self) -> usize {
+        self.options.pinned_max.0.checked_div(self.slab_bytes()).unwrap_or(0) as usize
+    }
+
+    fn set_up(&self, source: DeviceError) -> StagingError {
+        StagingError::SetUp { gpu: self.name(), source }
+    }
+
+    /// Why nothing can be staged, ever.
+    fn failure(&self, orders: &Orders) -> Option<DeviceError> {
+        if self.slabs_max() == 0 {
+            return Some(DeviceError::Refused { limit: "pinned_max", max: self.options.pinned_max.0 });
+        }
+        orders.pinning.clone().filter(|_| self.stock().slabs_made == 0)
+    }
+
+    /// Whether the keeper has made everything it can.
+    fn is_done(&self, orders: &Orders) -> bool {
+        let stock = self.stock();
+        let pinned = stock.slabs_made >= orders.slabs || orders.pinning.is_some();
+        let relays = stock.relays_made >= orders.relays.0 && stock.relay_bytes >= orders.relays.1;
+        pinned && (relays || orders.relaying.is_some()) && orders.threads.is_some_and(|all| self.crew.len() >= all)
+    }
+
+    fn start(self: &Arc<Self>, orders: &mut Orders) {
+        if orders.started || self.slabs_max() == 0 {
+            return;
+        }
+        orders.started = true;
+        orders.slabs = orders.slabs.max(SLABS_AT_START.min(self.slabs_max()));
+        let shared = Arc::clone(self);
+        match Builder::new().name("headway-keeper".into()).spawn(move || shared.keep()) {
+            Ok(keeper) => orders.keeper = Some(keeper),
+            Err(error) => orders.pinning = Some(no_thread(&error)),
+        }
+    }
+
+    /// Whether a copy can be staged now; starts the pool if it must.
+    pub(super) fn check_ready(self: &Arc<Self>) -> Result<(), StagingError> {
+        let mut orders = self.orders();
+        self.start(&mut orders);
+        if let Some(source) = self.failure(&orders) {
+            return Err(self.set_up(source));
+        }
+        let ready = self.stock().slabs_made > 0 && orders.threads.is_some_and(|all| self.crew.len() >= all.min(1));
+        if ready { Ok(()) } else { Err(StagingError::NotReady { gpu: self.name() }) }
+    }
+
+    /// Takes `wanted` slabs, or as many as are free; has more made for the next time.
+    pub(super) fn take_slabs(&self, wanted: usize) -> Vec<Buffer> {
+        let mut stock = self.stock();
+        stock.reclaim();
+        let at = stock.slabs.len() - wanted.min(stock.slabs.len());
+        let taken = stock.slabs.split_off(at);
+        let more = stock.slabs_made + (wanted - taken.len());
+        drop(stock);
+        if taken.len() < wanted {
+            let mut orders = self.orders();
+            orders.slabs = orders.slabs.max(more.min(self.slabs_max()));
+            self.news.notify_all();
+        }
+        taken
+    }
+
+    /// Takes a lane; makes one if there is none.
+    pub(super) fn take_lane(&self) -> Result<Slot, DeviceError> {
+        if let Some(slot) = self.stock().lanes.pop() {
+            return Ok(slot);
+        }
+        Ok(Slot { lane: self.port.lane(false)?, through: None, clean: true })
+    }
+
+    /// Takes `wanted` places for chunks of `bytes` bytes on this GPU, or as many as are free; has more made for the next time.
+    pub(super) fn take_relays(self: &Arc<Self>, wanted: usize, bytes: usize) -> Vec<Slot> {
+        let mut stock = self.stock();
+        stock.reclaim();
+        let fits = stock.relay_bytes >= bytes;
+        let at = if fits { stock.relays.len() - wanted.min(stock.relays.len()) } else { stock.relays.len() };
+        let taken = stock.relays.split_off(at);
+        drop(stock);
+        if taken.len() < wanted {
+            let mut orders = self.orders();
+            orders.want_relays(wanted, bytes);
+            self.start(&mut orders);
+            self.news.notify_all();
+        }
+        taken
+    }
+
+    /// Takes back what a transfer had; `place` if copies are still on the engine.
+    pub(super) fn put(&self, slots: Vec<Slot>, slabs: Vec<Buffer>, place: Option<Place>) {
+        // The context's memory is gone, and what is on its lanes never ends.
+        if self.is_lost() {
+            std::mem::forget((slots, slabs));
+            return;
+        }
+        let mut stock = self.stock();
+        if slots.iter().all(|slot| slot.lane.outstanding() == 0) {
+            stock.put(slots, slabs);
+            stock.lanes.truncate(LANES_MAX);
+        } else {
+            stock.retired.push(Retired { slots, slabs, place });
+        }
+    }
+
+    /// The keeper's life: the workers', and everything slow.
+    fn keep(self: &Arc<Self>) {
+        let workers = self.start_workers();
+        for _ in 0..LANES_AT_START {
+            if let Ok(lane) = self.port.lane(false) {
+                self.stock().lanes.push(Slot { lane, through: None, clean: true });
+            }
+        }
+        let mut orders = self.orders();
+        while !orders.closed {
+            let (made, relays, relay_bytes) = {
+                let stock = self.stock();
+                (stock.slabs_made, stock.relays_made, stock.relay_bytes)
+            };
+            let (wanted, bytes) = orders.relays;
+            if made < orders.slabs && orders.pinning.is_none() {
+                drop(orders);
+                let slab = self.port.pinned_buffer(self.slab_bytes() as usize, self.options.caching);
+                orders = self.orders();
+                match slab {
+                    Ok(slab) => self.stock().add_slab(slab),
+                    Err(error) => orders.pinning = Some(error),
+                }
+            } else if (relays < wanted || relay_bytes < bytes) && orders.relaying.is_none() {
+                drop(orders);
+                let slot = self.make_relay(bytes);
+                // Freed here, where nobody waits for a lock.
+                let refused = slot.map(|slot| drop(self.add_relay(slot, bytes))).err();
+                orders = self.orders();
+                orders.relaying = refused;
+            } else {
+                self.news.notify_all();
+                orders = self.news.wait(orders).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            }
+            self.news.notify_all();
+        }
+        drop(orders);
+        // Those without a job have been sent home, the others follow when they have done theirs.
+        workers.into_iter().for_each(|worker| drop(worker.join()));
+    }
+
+    fn add_relay(&self, slot: Slot, bytes: usize) -> Vec<Slot> {
+        self.stock().add_relay(slot, bytes)
+    }
+
+    fn make_relay(&self, bytes: usize) -> Result<Slot, DeviceError> {
+        let through = self.port.device_buffer(bytes, Reach::Device)?;
+        Ok(Slot { lane: self.port.lane(false)?, through: Some(through), clean: true })
+    }
+
+    fn start_workers(self: &Arc<Self>) -> Vec<JoinHandle<()>> {
+        let cpus = self.cpus();
+        let quota = affinity::quota(Path::new("/")).map(|thousandths| (thousandths / 1000) as usize);
+        let usable = cpus.len().min(quota.unwrap_or(usize::MAX)).saturating_sub(1).max(1);
+        let limit = self.options.threads_max.max(1) as usize;
+        let count = if self.options.oversubscribe { limit } else { limit.min(usable) };
+        let mut workers = Vec::with_capacity(count);
+        for _ in 0..count {
+            let (shared, cpus) = (Arc::clone(self), cpus.clone());
+            let spawned = Builder::new().name("headway-stage".into()).spawn(move || {
+                if !cpus.is_empty() {
+                    // Refused, it runs where it may: slower across NUMA nodes, and right.
+                    let _ = affinity::restrict(&cpus);
+                }
+                let me = shared.crew.enlist();
+                // Under the lock of those who wait for it.
+                drop(shared.orders());
+                shared.news.notify_all();
+                live(&shared.crew, &me);
+            });
+            match spawned {
+                Ok(worker) => workers.push(worker),
+                Err(error) => {
+                    if workers.is_empty() {
+                        self.orders().pinning = Some(no_thread(&error));
+                    }
+                    break;
+                }
+            }
+        }
+        self.orders().threads = Some(workers.len());
+        workers
+    }
+
+    /// The CPUs for workers: those near the GPU, as far as this process may use them; all it may use where none are.
+    fn cpus(&self) -> Vec<u32> {
+        let allowed = affinity::allowed().unwrap_or_default();
+        let near = self.port.numa().and_then(|id| {
+            let nodes = topology::numa_nodes(Path::new(topology::SYSFS)).ok()?;
+            nodes.into_iter().find(|node| node.id == id).map(|node| node.cpus)
+        });
+        let both: Vec<u32> =
+            allowed.iter().copied().filter(|cpu| near.as_ref().is_none_or(|near| near.contains(cpu))).collect();
+        if both.is_empty() { allowed } else { both }
+    }
+}
+
+fn no_thread(error: &std::io::Error) -> DeviceError {
+    DeviceError::Unavailable {
+        what: "a staging thread".into(),
+        reason: error.to_string(),
+        remedy: "raise the limit on processes (`ulimit -u`)".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use headway_core::transfer::Tuning;
+    use headway_device::emu_port::{EmuPort, EmuPortSpec};
+
+    use super::*;
+    use crate::copy::At;
+    use crate::staging::{Staged, copy_in, copy_out};
+
+    #[test]
+    fn in_a_forked_child_every_call_is_unavailable() {
+        let port = Arc::new(EmuPort::open(EmuPortSpec::new("emu0")));
+        let mut pool = Pool::new(port.clone(), PoolOptions::default());
+        // As a child sees it: made by another process.
+        Arc::get_mut(&mut pool.shared).unwrap().process = 0;
+        let there = port.device_buffer(10, Reach::Device).unwrap();
+        let at = At { buffer: &there, offset: 0 };
+        let tuning =
+            Tuning { threads: 1, buffer: Bytes(4096), stores: headway_core::transfer::Stores::Plain, in_flight: 1 };
+        let how = Staged::new(tuning);
+        pool.start();
+        assert_eq!(pool.prepare(1, Bytes(1), None), Err(StagingError::Forked));
+        assert_eq!(copy_in(&[&pool], at, &[1; 10], &how), Err(StagingError::Forked));
+        assert_eq!(copy_out(&[&pool], &mut [1; 10], at, &how), Err(StagingError::Forked));
+        assert!(!pool.shared.orders().started);
+    }
+}

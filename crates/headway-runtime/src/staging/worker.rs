@@ -1,0 +1,83 @@
+//! What staging threads do: each waits for a transfer, copies chunks for it until it has nothing for it, and goes back.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use headway_core::staging::{Cuts, Flow, Task};
+use headway_core::transfer::Stores;
+use headway_device::{Access, Buffer, DeviceError, Span};
+use headway_os::{clock, memory};
+
+use super::crew::{Crew, Member};
+use super::exchange::{Exchange, Fault};
+
+/// How workers copy.
+pub type CopyLoop = Arc<dyn Fn(&mut [u8], &[u8], Stores) + Send + Sync>;
+
+/// A transfer, and the link that a worker serves in it.
+pub(super) type Work = (Arc<Job>, usize);
+
+/// A place in pinned memory.
+pub(super) struct Pinned {
+    pub(super) memory: Buffer,
+    pub(super) at: usize,
+}
+
+/// One transfer.
+pub(super) struct Job {
+    pub(super) exchange: Exchange,
+    pub(super) flow: Flow,
+    pub(super) cuts: Cuts,
+    /// The caller's memory.
+    pub(super) host: Buffer,
+    /// Where the copy begins in it.
+    pub(super) host_at: usize,
+    /// Of each link, its buffers; of links without workers none.
+    pub(super) pinned: Vec<Vec<Pinned>>,
+    pub(super) stores: Stores,
+    pub(super) populate: bool,
+    pub(super) copy_loop: CopyLoop,
+    /// CPU time of the workers in nanoseconds.
+    pub(super) cpu: AtomicU64,
+}
+
+impl Job {
+    /// Claims what chunk `index` is in the caller's memory.
+    fn own(&self, index: u64, access: Access) -> Result<Span, DeviceError> {
+        let range = self.cuts.chunk(index);
+        self.host.claim(self.host_at + range.start as usize..self.host_at + range.end as usize, access)
+    }
+
+    /// Claims the part of a buffer that holds its chunk; on links without workers that is the caller's memory itself.
+    pub(super) fn staged(&self, link: usize, task: Task, access: Access) -> Result<Span, DeviceError> {
+        let Some(pinned) = self.pinned[link].get(task.buffer as usize) else { return self.own(task.chunk, access) };
+        let range = self.cuts.chunk(task.chunk);
+        pinned.memory.claim(pinned.at..pinned.at + (range.end - range.start) as usize, access)
+    }
+
+    fn copy(&self, link: usize, task: Task) -> Result<(), Fault> {
+        let (from, to) = match self.flow {
+            Flow::In => (self.own(task.chunk, Access::Read), self.staged(link, task, Access::Write)),
+            Flow::Out => (self.staged(link, task, Access::Read), self.own(task.chunk, Access::Write)),
+        };
+        let (from, mut to) = (from.map_err(Fault::Device)?, to.map_err(Fault::Device)?);
+        let from = from.bytes().map_err(Fault::Device)?;
+        if self.populate {
+            memory::populate_read(from).map_err(Fault::Page)?;
+        }
+        let to = to.bytes_mut().map_err(Fault::Device)?;
+        // A panic leaves nothing behind but the spans, which release their claims.
+        catch_unwind(AssertUnwindSafe(|| (self.copy_loop)(to, from, self.stores))).map_err(|_| Fault::Panic)
+    }
+}
+
+/// The life of a worker.
+pub(super) fn live(crew: &Crew<Work>, me: &Member<Work>) {
+    crew.live(me, |(job, link)| {
+        let started = clock::thread_cpu_time();
+        let free = job.exchange.serve(*link, me.index, |task| job.copy(*link, task));
+        job.cpu.fetch_add(clock::thread_cpu_time().saturating_sub(started).0, Ordering::Relaxed);
+        free
+    });
+}

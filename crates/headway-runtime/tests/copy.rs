@@ -1,0 +1,633 @@
+//! Copies on emulated ports: every way, direction, size and alignment on random bytes, compared through another way.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use headway_core::machine::{EndpointId, Method};
+use headway_core::transfer::{
+    Available, Curve, Direction, HostMemory, Key, Load, Point, Profile, Request, Tuning, Via, Way, choose,
+    default_tuning,
+};
+use headway_core::units::{Bytes, Nanos};
+use headway_device::Buffer;
+use headway_device::emu_port::{EmuPort, EmuPortSpec};
+use headway_device::port::{Caching, Mover, Piece, Port, Reach};
+use headway_device::{Access, Limits};
+use headway_runtime::copy::{At, Copier, CopyError, CopyLimits, CopyOptions, How, ManyBy};
+
+const MIB: usize = 1 << 20;
+const LARGE: usize = 100 * MIB + 7;
+
+/// xorshift: random enough that no byte is right by chance twice.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    fn below(&mut self, bound: usize) -> usize {
+        (self.next() % bound as u64) as usize
+    }
+
+    fn fill(&mut self, bytes: &mut [u8]) {
+        for part in bytes.chunks_mut(8) {
+            let word = self.next().to_le_bytes();
+            part.copy_from_slice(&word[..part.len()]);
+        }
+    }
+
+    fn bytes(&mut self, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        self.fill(&mut bytes);
+        bytes
+    }
+}
+
+fn port(name: &str) -> Arc<dyn Port> {
+    let limits = Limits { host_bytes_max: Bytes(4 << 30), ..Limits::default() };
+    Arc::new(EmuPort::open(EmuPortSpec { limits, ..EmuPortSpec::new(name) }))
+}
+
+fn gpus(count: u32) -> Vec<(EndpointId, Arc<dyn Port>)> {
+    (0..count).map(|gpu| (EndpointId(gpu + 1), port(&format!("gpu{gpu}")))).collect()
+}
+
+fn copier(count: u32, options: CopyOptions) -> Copier {
+    Copier::new(gpus(count), Profile::default(), options).unwrap()
+}
+
+/// Small chunks, so that copies of some megabytes have many.
+fn options() -> CopyOptions {
+    let limits = CopyLimits { chunk_max: Bytes(512 << 10), pinned_max: Bytes(32 << 20), ..CopyLimits::default() };
+    CopyOptions { limits, multipath: true, ..CopyOptions::default() }
+}
+
+fn small_tuning() -> Tuning {
+    Tuning { threads: 2, buffer: Bytes(256 << 10), ..default_tuning(Direction::H2d) }
+}
+
+/// The bytes of device memory, by the driver's own call.
+fn seen(port: &dyn Port, buffer: &Buffer) -> Vec<u8> {
+    let mut bytes = vec![0; buffer.len()];
+    port.copy_out(&mut bytes, &buffer.claim(0..buffer.len(), Access::Read).unwrap()).unwrap();
+    bytes
+}
+
+fn set(port: &dyn Port, buffer: &Buffer, bytes: &[u8]) {
+    port.copy_in(&mut buffer.claim(0..bytes.len(), Access::Write).unwrap(), bytes).unwrap();
+}
+
+/// What must arrive and nothing else: `data` at `offset`, zeros around.
+fn only(data: &[u8], offset: usize, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    bytes[offset..offset + data.len()].copy_from_slice(data);
+    bytes
+}
+
+/// Copies `len` bytes both ways by `how` between ordinary memory and a fresh buffer, at these offsets, and compares.
+fn round_trip(copier: &Copier, how: How, reach: Reach, len: usize, host: usize, device: usize) {
+    let port = copier.ports()[0].as_ref();
+    let mut random = Random(0x1234_5678_9ABC_DEF1 ^ len as u64);
+    let buffer = port.device_buffer(len + 8, reach).unwrap();
+    let at = At { buffer: &buffer, offset: device };
+    let what = format!("{how:?} of {len} bytes, host + {host}, device + {device}");
+
+    let source = random.bytes(len + 8);
+    let data = &source[host..host + len];
+    let report = copier.copy_in(at, data, how).unwrap_or_else(|error| panic!("{what}: {error:?}"));
+    assert_eq!(report.bytes, Bytes(len as u64), "{what}");
+    assert_eq!(report.instead_of, None, "{what}");
+    assert!(seen(port, &buffer) == only(data, device, len + 8), "{what}: in");
+
+    let inside = random.bytes(len + 8);
+    set(port, &buffer, &inside);
+    let mut to = vec![0; len + 8];
+    copier.copy_out(&mut to[host..host + len], at, how).unwrap_or_else(|error| panic!("{what}: {error:?}"));
+    assert!(to == only(&inside[device..device + len], host, len + 8), "{what}: out");
+}
+
+/// The same from and to pinned memory.
+fn pinned_round_trip(copier: &Copier, how: How, len: usize, host: usize, device: usize) {
+    let port = copier.ports()[0].as_ref();
+    let mut random = Random(0x0FED_CBA9_8765_4321 ^ len as u64);
+    let buffer = port.device_buffer(len + 8, Reach::Device).unwrap();
+    let pinned = port.pinned_buffer(len + 8, Caching::Cached).unwrap();
+    let (to, from) = (At { buffer: &buffer, offset: device }, At { buffer: &pinned, offset: host });
+    let what = format!("{how:?} of {len} pinned bytes, host + {host}, device + {device}");
+
+    let source = random.bytes(len + 8);
+    pinned.claim(0..len + 8, Access::Write).unwrap().bytes_mut().unwrap().copy_from_slice(&source);
+    let copy = |direction| copier.copy_pinned(direction, to, from, len, how);
+    copy(Direction::H2d).unwrap_or_else(|error| panic!("{what}: {error:?}"));
+    assert!(seen(port, &buffer) == only(&source[host..host + len], device, len + 8), "{what}: in");
+
+    let inside = random.bytes(len + 8);
+    set(port, &buffer, &inside);
+    pinned.claim(0..len + 8, Access::Write).unwrap().bytes_mut().unwrap().fill(0);
+    copy(Direction::D2h).unwrap_or_else(|error| panic!("{what}: {error:?}"));
+    let span = pinned.claim(0..len + 8, Access::Read).unwrap();
+    assert!(span.bytes().unwrap() == only(&inside[device..device + len], host, len + 8), "{what}: out");
+}
+
+const SIZES: [usize; 8] = [0, 1, 3, 64, 4095, 4096, 4097, MIB - 1];
+const ALIGNMENTS: [(usize, usize); 4] = [(0, 0), (1, 3), (7, 0), (0, 3)];
+
+fn every_size(try_one: impl Fn(usize, usize, usize)) {
+    for len in SIZES {
+        for (host, device) in ALIGNMENTS {
+            try_one(len, host, device);
+        }
+    }
+}
+
+#[test]
+fn the_drivers_call_moves_ordinary_memory_of_every_size_and_alignment() {
+    let copier = copier(1, options());
+    let how = How::By(Way::of(Method::Pageable));
+    every_size(|len, host, device| round_trip(&copier, how, Reach::Device, len, host, device));
+    every_size(|len, host, device| pinned_round_trip(&copier, how, len, host, device));
+    round_trip(&copier, how, Reach::Device, LARGE, 1, 3);
+}
+
+#[test]
+fn engines_move_pinned_memory_of_every_size_and_alignment_in_chunks() {
+    let copier = copier(1, options());
+    let how = How::By(Way::of(Method::Dma));
+    every_size(|len, host, device| pinned_round_trip(&copier, how, len, host, device));
+    pinned_round_trip(&copier, how, LARGE, 1, 3);
+}
+
+#[test]
+fn memory_pinned_for_one_copy_moves_at_every_size_and_alignment() {
+    let copier = copier(1, options());
+    let how = How::By(Way::via(Method::Dma, Via::Register));
+    every_size(|len, host, device| round_trip(&copier, how, Reach::Device, len, host, device));
+    pinned_round_trip(&copier, how, MIB, 0, 0);
+    round_trip(&copier, how, Reach::Device, LARGE, 1, 3);
+}
+
+#[test]
+fn kernels_move_pinned_memory_of_every_size_and_alignment() {
+    let copier = copier(1, options());
+    let how = How::By(Way::of(Method::Kernel));
+    every_size(|len, host, device| pinned_round_trip(&copier, how, len, host, device));
+    pinned_round_trip(&copier, how, LARGE, 1, 3);
+}
+
+#[test]
+fn windows_move_any_memory_of_every_size_and_alignment() {
+    let copier = copier(1, options());
+    for (how, reach) in [
+        (How::By(Way::of(Method::Window)), Reach::Window(Via::Vulkan)),
+        (How::By(Way::via(Method::Window, Via::DmaBuf)), Reach::Window(Via::DmaBuf)),
+        (How::By(Way::of(Method::PagedWindow)), Reach::Window(Via::Vulkan)),
+        (How::By(Way::via(Method::PagedWindow, Via::DmaBuf)), Reach::Window(Via::DmaBuf)),
+    ] {
+        every_size(|len, host, device| round_trip(&copier, how, reach, len, host, device));
+    }
+    round_trip(&copier, How::By(Way::of(Method::Window)), Reach::Window(Via::Vulkan), 9 * MIB + 1, 1, 3);
+}
+
+#[test]
+fn resident_copiers_move_any_memory_of_every_size_and_alignment_and_come_back_after_parking() {
+    let copier = copier(1, options());
+    for via in [None, Some(Via::Gpc), Some(Via::Gpc4)] {
+        let how = How::By(Way { method: Method::Resident, via });
+        every_size(|len, host, device| round_trip(&copier, how, Reach::Device, len, host, device));
+        every_size(|len, host, device| pinned_round_trip(&copier, how, len, host, device));
+        copier.park().unwrap();
+    }
+}
+
+#[test]
+fn staging_moves_ordinary_memory_of_every_size_and_alignment() {
+    let copier = copier(1, options());
+    let how = How::Tuned(Way::of(Method::Staged), small_tuning());
+    every_size(|len, host, device| round_trip(&copier, how, Reach::Device, len, host, device));
+    round_trip(&copier, how, Reach::Device, LARGE, 1, 3);
+    round_trip(&copier, How::By(Way::of(Method::Staged)), Reach::Device, LARGE, 7, 0);
+}
+
+#[test]
+fn links_of_several_gpus_move_any_memory() {
+    let copier = copier(3, options());
+    let how = How::Tuned(Way::of(Method::Multipath), small_tuning());
+    every_size(|len, host, device| round_trip(&copier, how, Reach::Device, len, host, device));
+    every_size(|len, host, device| pinned_round_trip(&copier, how, len, host, device));
+    round_trip(&copier, how, Reach::Device, LARGE, 1, 3);
+    pinned_round_trip(&copier, how, LARGE, 1, 3);
+}
+
+#[test]
+fn the_automatic_choice_moves_any_memory_of_every_size_and_alignment() {
+    let copier = copier(2, CopyOptions { multipath: false, ..options() });
+    for reach in [Reach::Device, Reach::Window(Via::Vulkan)] {
+        every_size(|len, host, device| round_trip(&copier, How::Auto, reach, len, host, device));
+    }
+    every_size(|len, host, device| pinned_round_trip(&copier, How::Auto, len, host, device));
+    pinned_round_trip(&copier, How::Auto, LARGE, 1, 3);
+}
+
+#[test]
+fn peers_exchange_bytes_of_every_size_and_alignment() {
+    let copier = copier(2, options());
+    let mut random = Random(77);
+    for len in SIZES.into_iter().chain([20 * MIB + 7]) {
+        for (from_offset, to_offset) in ALIGNMENTS {
+            let [from, to] = [0, 1].map(|gpu| copier.ports()[gpu].device_buffer(len + 8, Reach::Device).unwrap());
+            let data = random.bytes(len + 8);
+            set(copier.ports()[0].as_ref(), &from, &data);
+            let ends = (At { buffer: &to, offset: to_offset }, At { buffer: &from, offset: from_offset });
+            let report = copier.copy_peer(ends.0, ends.1, len).unwrap();
+            assert_eq!((report.way, report.instead_of), (Way::of(Method::Peer), None));
+            let arrived = seen(copier.ports()[1].as_ref(), &to);
+            assert!(arrived == only(&data[from_offset..from_offset + len], to_offset, len + 8), "{len} bytes");
+        }
+    }
+}
+
+#[test]
+fn peers_without_a_direct_way_are_reported_once() {
+    let spec = |name: &str| EmuPortSpec { peers: false, ..EmuPortSpec::new(name) };
+    let open = |gpu: u32| -> (EndpointId, Arc<dyn Port>) {
+        (EndpointId(gpu), Arc::new(EmuPort::open(spec(&format!("gpu{gpu}")))))
+    };
+    let copier = Copier::new(vec![open(0), open(1)], Profile::default(), options()).unwrap();
+    let [from, to] = [0, 1].map(|gpu| copier.ports()[gpu].device_buffer(100, Reach::Device).unwrap());
+    set(copier.ports()[0].as_ref(), &from, &[9; 100]);
+    for _ in 0..2 {
+        let report = copier.copy_peer(At { buffer: &to, offset: 0 }, At { buffer: &from, offset: 0 }, 100).unwrap();
+        assert_eq!(report.instead_of.unwrap().0, Way::of(Method::Peer));
+    }
+    assert_eq!(seen(copier.ports()[1].as_ref(), &to), [9; 100]);
+    assert_eq!(copier.events().len(), 1);
+    let multipath = copier.copy_in(At { buffer: &to, offset: 0 }, &[1; 64], How::By(Way::of(Method::Multipath)));
+    assert!(matches!(multipath, Err(CopyError::Unavailable { .. })));
+}
+
+#[test]
+fn nothing_is_copied_without_a_call_of_the_device() {
+    let copier = copier(1, options());
+    let buffer = copier.ports()[0].device_buffer(10, Reach::Device).unwrap();
+    // A claim on everything: any claim for writing would be refused.
+    let _claimed = buffer.claim(0..10, Access::Write).unwrap();
+    let report = copier.copy_in(At { buffer: &buffer, offset: 0 }, &[], How::Auto).unwrap();
+    assert_eq!((report.bytes, report.chunks), (Bytes(0), 0));
+}
+
+#[test]
+fn mistakes_are_named_and_change_nothing() {
+    let copier = copier(1, options());
+    let port = copier.ports()[0].as_ref();
+    let buffer = port.device_buffer(100, Reach::Device).unwrap();
+    let at = |offset| At { buffer: &buffer, offset };
+    let by = |method| How::By(Way::of(method));
+    let data = [7u8; 64];
+    let refused = |error: Result<_, CopyError>| error.map(|_: headway_runtime::copy::Report| ()).unwrap_err();
+
+    for method in [Method::Dma, Method::Kernel] {
+        assert!(matches!(refused(copier.copy_in(at(0), &data, by(method))), CopyError::Invalid { .. }), "{method}");
+    }
+    for method in [Method::Pageable, Method::Staged, Method::Resident, Method::PagedWindow] {
+        for offset in [37, usize::MAX] {
+            let error = refused(copier.copy_in(at(offset), &data, by(method)));
+            assert!(matches!(error, CopyError::Invalid { .. }), "{method} + {offset}: {error:?}");
+        }
+    }
+    let window = refused(copier.copy_in(at(0), &data, by(Method::Window)));
+    assert!(matches!(window, CopyError::Unavailable { .. }), "{window:?}");
+    assert!(matches!(refused(copier.copy_in(at(0), &data, by(Method::Peer))), CopyError::Invalid { .. }));
+    let other = self::port("other").device_buffer(64, Reach::Device).unwrap();
+    let stranger = refused(copier.copy_in(At { buffer: &other, offset: 0 }, &data, How::Auto));
+    assert!(matches!(stranger, CopyError::Invalid { what: "device memory", .. }));
+    let claimed = buffer.claim(10..20, Access::Read).unwrap();
+    assert!(matches!(refused(copier.copy_in(at(0), &data, How::Auto)), CopyError::Overlap { .. }));
+    drop(claimed);
+    assert_eq!(seen(port, &buffer), [0; 100]);
+}
+
+#[test]
+fn options_exclude_what_they_say_whoever_asks() {
+    let copier = copier(1, CopyOptions { no_sm: true, no_threads: true, ..options() });
+    let buffer = copier.ports()[0].device_buffer(MIB, Reach::Device).unwrap();
+    let at = At { buffer: &buffer, offset: 0 };
+    for method in [Method::Kernel, Method::Resident, Method::Staged] {
+        let error = copier.copy_in(at, &[1; 64], How::By(Way::of(method))).unwrap_err();
+        assert!(matches!(error, CopyError::Unavailable { .. }), "{method}: {error:?}");
+    }
+    let pieces = [Piece { from: 0, to: 10, len: 5 }, Piece { from: 20, to: 0, len: 5 }];
+    let by = ManyBy::Lane(Mover::Kernel { blocks: 1 });
+    assert!(matches!(copier.copy_many_in(at, &[1; 64], &pieces, Some(by)), Err(CopyError::Unavailable { .. })));
+    copier.copy_many_in(at, &[1; 64], &pieces, None).unwrap();
+}
+
+/// A curve of `setup` ns + 1 ns for `rate` bytes.
+fn line(setup: u64, rate: u64) -> Curve {
+    let point = |bytes: u64| {
+        let time = Nanos(setup + bytes / rate);
+        Point { bytes: Bytes(bytes), n: 100, median: time, p99: time, max: time }
+    };
+    Curve::new((0..=30).map(|exponent| point(1 << exponent)).collect()).unwrap()
+}
+
+fn profile(gpu: EndpointId) -> Profile {
+    let mut curves = BTreeMap::new();
+    let window = Way::via(Method::Window, Via::Vulkan);
+    for direction in [Direction::H2d, Direction::D2h] {
+        for (memory, way, curve) in [
+            (HostMemory::Warm, Way::of(Method::Pageable), line(5_000, 10)),
+            (HostMemory::Warm, window, line(100, 2)),
+            (HostMemory::Warm, Way::of(Method::Staged), line(50_000, 40)),
+            (HostMemory::Warm, Way::via(Method::Resident, Via::Hub), line(2_000, 3)),
+            (HostMemory::Pinned, Way::of(Method::Pageable), line(5_000, 20)),
+            (HostMemory::Pinned, Way::of(Method::Dma), line(4_000, 50)),
+            (HostMemory::Pinned, Way::of(Method::Kernel), line(3_000, 30)),
+        ] {
+            let key = Key { gpu, peer: None, way, direction, memory, load: Load::Alone, active: 1, pieces: 1 };
+            curves.insert(key, curve);
+        }
+    }
+    Profile { curves, ..Profile::default() }
+}
+
+#[test]
+fn auto_is_what_choose_says() {
+    let gpus = gpus(1);
+    let gpu = gpus[0].0;
+    let profile = profile(gpu);
+    let copier = Copier::new(gpus, profile.clone(), CopyOptions { resident: true, ..options() }).unwrap();
+    let port = copier.ports()[0].as_ref();
+    // Staging is not set up while a copy could be asked to wait for it.
+    let prepared = port.device_buffer(4 * MIB, Reach::Device).unwrap();
+    let staged = How::By(Way::of(Method::Staged));
+    copier.copy_in(At { buffer: &prepared, offset: 0 }, &vec![1; 4 * MIB], staged).unwrap();
+
+    let (mut seen, residents) = (std::collections::BTreeSet::new(), [Via::Hub, Via::Gpc, Via::Gpc4]);
+    for exponent in 0..=22 {
+        let len = 1usize << exponent;
+        for (window, pinned) in [(false, false), (true, false), (false, true)] {
+            let reach = if window { Reach::Window(Via::Vulkan) } else { Reach::Device };
+            let buffer = port.device_buffer(len, reach).unwrap();
+            let at = At { buffer: &buffer, offset: 0 };
+            let memory = if pinned { HostMemory::Pinned } else { HostMemory::Warm };
+            let mut ways: std::collections::BTreeSet<Way> =
+                [Method::Pageable, Method::Dma, Method::Staged, Method::Kernel].map(Way::of).into();
+            ways.extend(residents.map(|via| Way::via(Method::Resident, via)));
+            if window {
+                ways.insert(Way::via(Method::Window, Via::Vulkan));
+            }
+            let available = Available { ways, ..Available::default() };
+            let request = Request::new(gpu, Direction::H2d, memory, Bytes(len as u64));
+            let wanted = choose(&profile, &request, &available);
+            let report = if pinned {
+                let host = port.pinned_buffer(len, Caching::Cached).unwrap();
+                let host = At { buffer: &host, offset: 0 };
+                copier.copy_pinned(Direction::H2d, at, host, len, How::Auto).unwrap()
+            } else {
+                copier.copy_in(at, &vec![3; len], How::Auto).unwrap()
+            };
+            assert_eq!((report.way, report.predicted), (wanted.way, wanted.predicted), "{len} {memory} {window}");
+            assert_eq!(report.instead_of, None);
+            seen.insert(report.way.method);
+        }
+    }
+    // The profile was made so that each of them wins somewhere.
+    for method in [Method::Pageable, Method::Window, Method::Staged, Method::Resident, Method::Dma] {
+        assert!(seen.contains(&method), "{method} was never chosen");
+    }
+}
+
+#[test]
+fn a_stale_profile_leaves_the_driver_and_one_warning() {
+    let gpus = gpus(1);
+    let profile = profile(gpus[0].0);
+    let copier = Copier::with_stale(gpus, profile, options(), Some("driver 1, now 2".into())).unwrap();
+    let buffer = copier.ports()[0].device_buffer(MIB, Reach::Window(Via::Vulkan)).unwrap();
+    for len in [64, MIB] {
+        let report = copier.copy_in(At { buffer: &buffer, offset: 0 }, &vec![1; len], How::Auto).unwrap();
+        assert_eq!(report.way, Way::of(Method::Pageable));
+    }
+    let events = copier.events();
+    assert_eq!(events.len(), 1);
+    assert!(events[0].what.contains("driver 1, now 2"), "{}", events[0].what);
+}
+
+/// Pieces in random order over both ends, neither overlapping; every third continues the one before.
+fn scattered(random: &mut Random, count: usize, len: usize, space: usize) -> Vec<Piece> {
+    let places = space / (len + 3);
+    assert!(places >= count);
+    let mut order: Vec<usize> = (0..places).collect();
+    for at in (1..places).rev() {
+        order.swap(at, random.below(at + 1));
+    }
+    let piece = |at: usize| {
+        let len = 1 + random.below(len);
+        Piece {
+            from: order[at] * (len.max(1) + 3).min(space / places),
+            to: order[count - 1 - at] * (space / places),
+            len,
+        }
+    };
+    (0..count).map(piece).collect()
+}
+
+fn movers() -> Vec<Option<ManyBy>> {
+    let kernel = Mover::Kernel { blocks: 3 };
+    let lanes = [Mover::Loop, Mover::Batch, kernel].map(|mover| Some(ManyBy::Lane(mover)));
+    let mut movers = vec![None, Some(ManyBy::Gather), Some(ManyBy::Window), Some(ManyBy::Resident)];
+    movers.extend(lanes);
+    movers
+}
+
+fn many_round_trip(copier: &Copier, by: Option<ManyBy>, pieces: &[Piece], space: usize) {
+    let port = copier.ports()[0].as_ref();
+    let mut random = Random(0xABCD_EF01);
+    let what = format!("{by:?}, {} pieces", pieces.len());
+    let buffer = port.device_buffer(space + 5, Reach::Window(Via::Vulkan)).unwrap();
+    let at = At { buffer: &buffer, offset: 5 };
+    let bytes: usize = pieces.iter().map(|piece| piece.len).sum();
+
+    let source = random.bytes(space);
+    let report = copier.copy_many_in(at, &source, pieces, by).unwrap_or_else(|error| panic!("{what}: {error:?}"));
+    assert_eq!(report.bytes, Bytes(bytes as u64));
+    let mut wanted = vec![0; space + 5];
+    for piece in pieces {
+        wanted[5 + piece.to..][..piece.len].copy_from_slice(&source[piece.from..][..piece.len]);
+    }
+    assert!(seen(port, &buffer) == wanted, "{what}: in");
+
+    let inside = random.bytes(space + 5);
+    set(port, &buffer, &inside);
+    let mut to = vec![0; space];
+    copier.copy_many_out(&mut to, at, pieces, by).unwrap_or_else(|error| panic!("{what}: {error:?}"));
+    let mut wanted = vec![0; space];
+    for piece in pieces {
+        wanted[piece.to..][..piece.len].copy_from_slice(&inside[5 + piece.from..][..piece.len]);
+    }
+    assert!(to == wanted, "{what}: out");
+}
+
+#[test]
+fn many_scattered_pieces_arrive_by_every_mover() {
+    let copier = copier(1, options());
+    let mut random = Random(5);
+    for (count, len) in [(1, 5), (7, 64), (100, 300), (300, 9000)] {
+        let space = 2 * count * (len + 3);
+        let pieces = scattered(&mut random, count, len, space);
+        for by in movers() {
+            many_round_trip(&copier, by, &pieces, space);
+        }
+    }
+}
+
+#[test]
+fn many_pieces_arrive_with_and_without_threads_and_multiprocessors() {
+    let mut random = Random(6);
+    let pieces = scattered(&mut random, 2048, 4096, 12 * MIB);
+    for (no_threads, no_sm) in [(false, false), (true, false), (false, true), (true, true)] {
+        let copier = copier(1, CopyOptions { no_threads, no_sm, ..options() });
+        many_round_trip(&copier, None, &pieces, 12 * MIB);
+    }
+}
+
+#[test]
+fn pieces_that_are_packed_at_the_device_need_one_copy_a_block() {
+    let copier = copier(1, options());
+    let mut at = 0;
+    let pieces: Vec<Piece> = (0..1000)
+        .map(|i| {
+            let piece = Piece { from: (i * 7919 % 1000) * 2000, to: at, len: 500 + i };
+            at += piece.len;
+            piece
+        })
+        .collect();
+    many_round_trip(&copier, None, &pieces, 2 * MIB);
+    many_round_trip(&copier, Some(ManyBy::Gather), &pieces, 2 * MIB);
+}
+
+#[test]
+fn a_few_long_pieces_go_one_by_one() {
+    let copier = copier(1, options());
+    let pieces = [Piece { from: 0, to: 20 * MIB, len: 9 * MIB }, Piece { from: 10 * MIB, to: 1, len: 9 * MIB }];
+    many_round_trip(&copier, None, &pieces, 30 * MIB);
+    many_round_trip(&copier, None, &[], 10);
+}
+
+#[test]
+fn pinned_memory_named_as_ordinary_is_found_out() {
+    let copier = copier(1, options());
+    let port = copier.ports()[0].as_ref();
+    let buffer = port.device_buffer(MIB, Reach::Device).unwrap();
+    let pinned = port.pinned_buffer(MIB, Caching::Cached).unwrap();
+    let data = Random(3).bytes(MIB);
+    pinned.claim(0..MIB, Access::Write).unwrap().bytes_mut().unwrap().copy_from_slice(&data);
+    let span = pinned.claim(0..MIB, Access::Read).unwrap();
+    for how in [How::By(Way::of(Method::Dma)), How::By(Way::of(Method::Kernel)), How::Auto] {
+        let report = copier.copy_in(At { buffer: &buffer, offset: 0 }, span.bytes().unwrap(), how).unwrap();
+        assert!(matches!(report.way.method, Method::Dma | Method::Kernel), "{report:?}");
+        assert!(seen(port, &buffer) == data);
+    }
+    let pieces = [Piece { from: 5, to: 0, len: 100 }, Piece { from: 1000, to: 500, len: 100 }];
+    let report = copier.copy_many_in(At { buffer: &buffer, offset: 0 }, span.bytes().unwrap(), &pieces, None).unwrap();
+    assert_eq!(report.way.method, Method::Kernel);
+    assert!(seen(port, &buffer)[500..600] == data[1000..1100]);
+}
+
+#[test]
+fn a_probe_finds_what_a_port_has_and_names_what_is_used_instead() {
+    let with_all = port("all");
+    let spec = EmuPortSpec { windows: vec![Via::DmaBuf], residents: vec![], ..EmuPortSpec::new("less") };
+    let with_less: Arc<dyn Port> = Arc::new(EmuPort::open(spec));
+    let gpus = vec![(EndpointId(0), with_all), (EndpointId(1), with_less)];
+    let copier = Copier::new(gpus, Profile::default(), options()).unwrap();
+    let probes = copier.probe();
+    let find = |gpu, way| probes.iter().find(|probe| probe.gpu == gpu && probe.way == way).unwrap();
+    for way in [
+        Way::of(Method::Pageable),
+        Way::of(Method::Dma),
+        Way::via(Method::Dma, Via::Register),
+        Way::of(Method::Staged),
+        Way::of(Method::Kernel),
+        Way::of(Method::Peer),
+        Way::of(Method::Multipath),
+        Way::via(Method::Window, Via::DmaBuf),
+        Way::via(Method::PagedWindow, Via::DmaBuf),
+    ] {
+        for gpu in [0, 1] {
+            assert_eq!(find(gpu, way).usable, Ok(()), "{way} on {gpu}");
+            assert_eq!(find(gpu, way).fallback, None);
+        }
+    }
+    for way in [Way::via(Method::Window, Via::Vulkan), Way::via(Method::Resident, Via::Gpc4)] {
+        assert_eq!(find(0, way).usable, Ok(()));
+        assert!(find(1, way).usable.is_err());
+        assert_eq!(find(1, way).fallback, Some(Way::of(Method::Dma)));
+    }
+}
+
+#[test]
+fn an_observer_sees_every_copy_once() {
+    let copier = copier(1, options());
+    let (count, failed) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+    let (counted, errors) = (Arc::clone(&count), Arc::clone(&failed));
+    assert!(copier.observe(Arc::new(move |seen| {
+        match seen.result {
+            Ok(report) => counted.fetch_add(report.bytes.0, Ordering::Relaxed),
+            Err(_) => errors.fetch_add(1, Ordering::Relaxed),
+        };
+    })));
+    assert!(!copier.observe(Arc::new(|_| ())));
+    let buffer = copier.ports()[0].device_buffer(64, Reach::Device).unwrap();
+    let at = At { buffer: &buffer, offset: 0 };
+    copier.copy_in(at, &[1; 60], How::Auto).unwrap();
+    copier.copy_out(&mut [0; 4], at, How::Auto).unwrap();
+    copier.copy_in(at, &[1; 65], How::Auto).unwrap_err();
+    let pieces = [Piece { from: 0, to: 0, len: 6 }, Piece { from: 30, to: 20, len: 30 }];
+    copier.copy_many_in(at, &[1; 60], &pieces, None).unwrap();
+    assert_eq!((count.load(Ordering::Relaxed), failed.load(Ordering::Relaxed)), (100, 1));
+}
+
+#[test]
+fn threads_copy_on_several_gpus_at_once_and_every_byte_is_right() {
+    let copier = copier(4, CopyOptions { resident: true, ..options() });
+    let ways = [
+        How::Auto,
+        How::By(Way::of(Method::Pageable)),
+        How::By(Way::via(Method::Dma, Via::Register)),
+        How::By(Way::of(Method::Window)),
+        How::By(Way::of(Method::Resident)),
+        How::Tuned(Way::of(Method::Staged), small_tuning()),
+    ];
+    std::thread::scope(|threads| {
+        for thread in 0..8u64 {
+            let (copier, ways) = (&copier, &ways);
+            threads.spawn(move || {
+                let mut random = Random(0x5EED + thread * 7919);
+                let reach = Reach::Window(Via::Vulkan);
+                let buffers: Vec<Buffer> =
+                    copier.ports().iter().map(|p| p.device_buffer(MIB, reach).unwrap()).collect();
+                let (mut data, mut back) = (random.bytes(MIB), vec![0; MIB]);
+                for round in 0..40 {
+                    let gpu = random.below(4);
+                    let len = 1 + random.below(if round % 8 == 0 { MIB - 64 } else { 20_000 });
+                    let offset = random.below(64);
+                    random.fill(&mut data[..len]);
+                    let at = At { buffer: &buffers[gpu], offset };
+                    let (there, home) = (ways[random.below(6)], ways[random.below(6)]);
+                    let what = format!("thread {thread}, round {round}: {len} bytes by {there:?} and {home:?}");
+                    copier.copy_in(at, &data[..len], there).unwrap_or_else(|error| panic!("{what}: {error:?}"));
+                    let peer = (gpu + 1 + random.below(3)) % 4;
+                    let next = At { buffer: &buffers[peer], offset };
+                    copier.copy_peer(next, at, len).unwrap_or_else(|error| panic!("{what}: {error:?}"));
+                    copier.copy_out(&mut back[..len], next, home).unwrap_or_else(|error| panic!("{what}: {error:?}"));
+                    assert!(back[..len] == data[..len], "{what}");
+                }
+            });
+        }
+    });
+}

@@ -1,0 +1,261 @@
+//! Copies on emulated ports on which things go wrong: nothing silent, nothing leaked, what arrived is right.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use headway_core::machine::{EndpointId, Method};
+use headway_core::transfer::{Curve, Direction, HostMemory, Key, Load, Point, Profile, Via, Way};
+use headway_core::units::{Bytes, Nanos};
+use headway_device::emu_port::{EmuPort, EmuPortSpec};
+use headway_device::faulty::{FaultyPort, PortFaults};
+use headway_device::port::{Caching, Piece, Port, Reach};
+use headway_device::{Access, Buffer, DeviceError};
+use headway_runtime::copy::{At, Copier, CopyError, CopyLimits, CopyOptions, How, ManyBy, Report};
+
+const CHUNK: usize = 64 << 10;
+const DMA: How = How::By(Way::of(Method::Dma));
+
+struct Rig {
+    copier: Copier,
+    faults: Arc<FaultyPort>,
+    device: Buffer,
+    pinned: Buffer,
+}
+
+/// Chunks of 64 KiB: copies are below the size from which they are twice as long.
+fn limits() -> CopyLimits {
+    CopyLimits { chunk_max: Bytes(2 * CHUNK as u64), pinned_max: Bytes(8 << 20), ..CopyLimits::default() }
+}
+
+fn rig(limits: CopyLimits, profile: Profile, options: CopyOptions) -> Rig {
+    let inner: Arc<dyn Port> = Arc::new(EmuPort::open(EmuPortSpec::new("gpu0")));
+    let faults = Arc::new(FaultyPort::new(inner, PortFaults::default()));
+    let port: Arc<dyn Port> = Arc::<FaultyPort>::clone(&faults);
+    let device = port.device_buffer(64 * CHUNK, Reach::Window(Via::Vulkan)).unwrap();
+    let pinned = port.pinned_buffer(64 * CHUNK, Caching::Cached).unwrap();
+    let options = CopyOptions { limits, ..options };
+    let copier = Copier::new(vec![(EndpointId(3), port)], profile, options).unwrap();
+    Rig { copier, faults, device, pinned }
+}
+
+fn plain() -> Rig {
+    rig(limits(), Profile::default(), CopyOptions::default())
+}
+
+impl Rig {
+    fn at(&self) -> At<'_> {
+        At { buffer: &self.device, offset: 0 }
+    }
+
+    fn dma(&self, len: usize) -> Result<Report, CopyError> {
+        let host = At { buffer: &self.pinned, offset: 0 };
+        self.copier.copy_pinned(Direction::H2d, self.at(), host, len, DMA)
+    }
+
+    /// A copy both ways by `how`, compared.
+    fn works(&self, how: How, len: usize) {
+        let data: Vec<u8> = (0..len).map(|i| (i * 7 + i / 251) as u8).collect();
+        self.copier.copy_in(self.at(), &data, how).unwrap();
+        let mut back = vec![0; len];
+        self.copier.copy_out(&mut back, self.at(), how).unwrap();
+        assert!(back == data, "{how:?}");
+    }
+}
+
+#[test]
+fn a_chunk_that_fails_says_which_and_what_is_in_place_and_the_next_copy_works() {
+    let rig = plain();
+    rig.pinned.claim(0..64 * CHUNK, Access::Write).unwrap().bytes_mut().unwrap().fill(0xEE);
+    for (first, refuse) in [(false, true), (false, false), (true, true)] {
+        let at = rig.faults.submitted() + if first { 0 } else { 5 };
+        let positions = BTreeSet::from([at]);
+        rig.faults.set(if refuse {
+            PortFaults { refuse: positions, ..PortFaults::default() }
+        } else {
+            PortFaults { fail: positions, ..PortFaults::default() }
+        });
+        let error = rig.dma(20 * CHUNK).unwrap_err();
+        let CopyError::Failed { chunk, completed_prefix, source } = error else { panic!("{error:?}") };
+        assert!(matches!(source, DeviceError::Driver { code: -1, .. }));
+        // A refusal is seen while chunks before it are still on their way.
+        assert!(chunk <= 5 && completed_prefix == chunk * CHUNK as u64, "{chunk}, {completed_prefix}");
+        let mut there = vec![0; completed_prefix as usize];
+        rig.copier.copy_out(&mut there, rig.at(), How::By(Way::of(Method::Pageable))).unwrap();
+        assert!(there.iter().all(|byte| *byte == 0xEE));
+        rig.faults.set(PortFaults::default());
+        assert_eq!(rig.dma(20 * CHUNK).unwrap().chunks, 20);
+    }
+}
+
+#[test]
+fn a_lost_device_refuses_this_copy_and_every_later_one_at_once() {
+    let rig = plain();
+    rig.faults.set(PortFaults { lose: Some(rig.faults.submitted() + 3), ..PortFaults::default() });
+    assert_eq!(rig.dma(20 * CHUNK).unwrap_err(), CopyError::DeviceLost);
+    let submitted = rig.faults.submitted();
+    assert_eq!(rig.dma(CHUNK).unwrap_err(), CopyError::DeviceLost);
+    assert_eq!(rig.copier.copy_in(rig.at(), &[1; 9], How::Auto).unwrap_err(), CopyError::DeviceLost);
+    let pieces = [Piece { from: 0, to: 0, len: 1 }];
+    assert_eq!(rig.copier.copy_many_in(rig.at(), &[1; 9], &pieces, None).unwrap_err(), CopyError::DeviceLost);
+    assert_eq!(rig.faults.submitted(), submitted);
+}
+
+#[test]
+fn a_copy_without_progress_is_given_up_and_leaves_the_engine_to_others() {
+    let patience = Nanos(250_000_000);
+    let rig = rig(CopyLimits { patience, ..limits() }, Profile::default(), CopyOptions::default());
+    let held = BTreeMap::from([(rig.faults.submitted() + 1, Nanos(20_000_000_000))]);
+    rig.faults.set(PortFaults { delay: held, ..PortFaults::default() });
+    let error = rig.dma(20 * CHUNK).unwrap_err();
+    let CopyError::Timeout { after, completed_prefix, .. } = error else { panic!("{error:?}") };
+    assert_eq!((after, completed_prefix), (patience, CHUNK as u64));
+    rig.faults.set(PortFaults::default());
+    assert_eq!(rig.dma(20 * CHUNK).unwrap().ahead, 0);
+}
+
+#[test]
+fn cancelling_ends_what_is_under_way_and_nothing_else() {
+    let rig = plain();
+    let start = rig.faults.submitted();
+    let held = BTreeMap::from([(start, Nanos(100_000_000))]);
+    rig.faults.set(PortFaults { delay: held, ..PortFaults::default() });
+    let error = std::thread::scope(|threads| {
+        let copy = threads.spawn(|| rig.dma(64 * CHUNK));
+        while rig.faults.submitted() == start {
+            std::thread::yield_now();
+        }
+        rig.copier.cancel();
+        copy.join().unwrap().unwrap_err()
+    });
+    assert!(
+        matches!(error, CopyError::Cancelled { completed_prefix } if completed_prefix < 64 * CHUNK as u64),
+        "{error:?}"
+    );
+    assert_eq!(rig.dma(64 * CHUNK).unwrap().chunks, 64);
+}
+
+#[test]
+fn a_small_copy_waits_for_no_more_than_the_chunks_in_flight() {
+    let rig = plain();
+    let start = rig.faults.submitted();
+    // The first chunk is kept back so that the bulk copy is under way for sure when the small one comes.
+    let held = BTreeMap::from([(start, Nanos(100_000_000))]);
+    rig.faults.set(PortFaults { delay: held, ..PortFaults::default() });
+    let small = rig.copier.ports()[0].device_buffer(64, Reach::Device).unwrap();
+    let host = rig.copier.ports()[0].pinned_buffer(64, Caching::Cached).unwrap();
+    std::thread::scope(|threads| {
+        let bulk = threads.spawn(|| rig.dma(64 * CHUNK));
+        while rig.faults.submitted() < start + 2 {
+            std::thread::yield_now();
+        }
+        let (to, from) = (At { buffer: &small, offset: 0 }, At { buffer: &host, offset: 0 });
+        let report = rig.copier.copy_pinned(Direction::H2d, to, from, 64, DMA).unwrap();
+        // The bulk copy may be in the line for its third chunk already.
+        assert!((1..=3).contains(&report.ahead), "{report:?}");
+        assert!(report.waited > Nanos::ZERO, "{report:?}");
+        assert_eq!(bulk.join().unwrap().unwrap().chunks, 64);
+    });
+}
+
+#[test]
+fn without_pinned_memory_auto_uses_the_driver_and_says_so_once() {
+    let rig = plain();
+    rig.faults.set(PortFaults { refuse_pinning: true, ..PortFaults::default() });
+    for way in [Way::of(Method::Staged), Way::via(Method::Dma, Via::Register)] {
+        let error = rig.copier.copy_in(rig.at(), &[1; 9000], How::By(way)).unwrap_err();
+        assert!(matches!(error, CopyError::Unavailable { way: named, .. } if named == way), "{error:?}");
+    }
+    let error = rig.copier.copy_many_in(
+        rig.at(),
+        &[1; 100],
+        &[Piece { from: 0, to: 5, len: 4 }, Piece { from: 50, to: 1, len: 3 }],
+        Some(ManyBy::Gather),
+    );
+    assert!(matches!(error, Err(CopyError::Unavailable { .. })), "{error:?}");
+    let pieces: Vec<Piece> = (0..64).map(|i| Piece { from: i * 9000, to: (63 - i) * 9000, len: 8000 }).collect();
+    let source: Vec<u8> = (0..64 * 9000).map(|i| (i / 77) as u8).collect();
+    for _ in 0..2 {
+        let report = rig.copier.copy_many_in(rig.at(), &source, &pieces, None).unwrap();
+        assert_eq!(report.instead_of.map(|(way, _)| way), Some(Way::of(Method::Staged)));
+    }
+    let mut back = vec![0; 64 * 9000];
+    rig.copier.copy_out(&mut back, rig.at(), How::Auto).unwrap();
+    assert!(pieces.iter().all(|p| back[p.to..p.to + p.len] == source[p.from..p.from + p.len]));
+    assert_eq!(rig.copier.events().len(), 1);
+}
+
+#[test]
+fn a_request_of_many_pieces_that_fails_gives_everything_back() {
+    let rig = plain();
+    let pieces: Vec<Piece> = (0..400).map(|i| Piece { from: i * 9000, to: (399 - i) * 9000, len: 8000 }).collect();
+    let source = vec![5; 400 * 9000];
+    let mut target = vec![0; 400 * 9000];
+    for round in 0..12 {
+        let at = rig.faults.submitted() + round % 3;
+        rig.faults.set(PortFaults { fail: BTreeSet::from([at]), ..PortFaults::default() });
+        let result = match round % 2 {
+            0 => rig.copier.copy_many_in(rig.at(), &source, &pieces, Some(ManyBy::Gather)),
+            _ => rig.copier.copy_many_out(&mut target, rig.at(), &pieces, Some(ManyBy::Gather)),
+        };
+        assert!(matches!(result, Err(CopyError::Failed { .. })), "{result:?}");
+    }
+    rig.faults.set(PortFaults::default());
+    rig.copier.copy_many_in(rig.at(), &source, &pieces, Some(ManyBy::Gather)).unwrap();
+    rig.copier.copy_many_out(&mut target, rig.at(), &pieces, Some(ManyBy::Gather)).unwrap();
+    assert!(pieces.iter().all(|p| target[p.to..p.to + p.len].iter().all(|byte| *byte == 0 || *byte == 5)));
+}
+
+#[test]
+fn a_silent_resident_copier_is_a_timeout_by_name() {
+    let rig = plain();
+    let by = How::By(Way::of(Method::Resident));
+    rig.works(by, 1000);
+    rig.faults.set(PortFaults { resident_timeout: true, ..PortFaults::default() });
+    let error = rig.copier.copy_in(rig.at(), &[1; 9], by).unwrap_err();
+    assert!(matches!(error, CopyError::Timeout { .. }), "{error:?}");
+    rig.faults.set(PortFaults::default());
+    rig.works(by, 1000);
+}
+
+/// Every copy takes 1 ns by the window and 2 ns by the driver: no real copy does.
+fn promises() -> Profile {
+    let mut curves = BTreeMap::new();
+    for (way, nanos) in [(Way::of(Method::Pageable), 2), (Way::via(Method::Window, Via::Vulkan), 1)] {
+        let direction = Direction::H2d;
+        let (gpu, memory) = (EndpointId(3), HostMemory::Warm);
+        let key = Key { gpu, peer: None, way, direction, memory, load: Load::Alone, active: 1, pieces: 1 };
+        let time = Nanos(nanos);
+        let point = Point { bytes: Bytes(1), n: 100, median: time, p99: time, max: time };
+        curves.insert(key, Curve::new(vec![point]).unwrap());
+    }
+    Profile { curves, ..Profile::default() }
+}
+
+#[test]
+fn a_way_that_stays_slower_than_the_driver_is_left_for_it() {
+    let rig = rig(limits(), promises(), CopyOptions::default());
+    let window = Way::via(Method::Window, Via::Vulkan);
+    let first = rig.copier.copy_in(rig.at(), &[1; 64], How::Auto).unwrap();
+    assert_eq!((first.way, first.instead_of), (window, None));
+    let copies = (0..10_000).map(|_| rig.copier.copy_in(rig.at(), &[1; 64], How::Auto).unwrap());
+    let left = copies.filter(|report| report.instead_of.is_some()).take(1).collect::<Vec<_>>();
+    assert_eq!(left[0].way, Way::of(Method::Pageable));
+    assert_eq!(left[0].instead_of.as_ref().unwrap().0, window);
+    assert!(rig.copier.events().iter().any(|event| event.what.contains("slower than the driver")));
+}
+
+#[test]
+fn events_beyond_the_limit_are_counted() {
+    let rig = rig(CopyLimits { events_max: 1, ..limits() }, promises(), CopyOptions::default());
+    for len in [64, 4096] {
+        for _ in 0..10_000 {
+            if rig.copier.copy_in(rig.at(), &vec![1; len], How::Auto).unwrap().instead_of.is_some() {
+                break;
+            }
+        }
+    }
+    let events = rig.copier.events();
+    assert_eq!(events.len(), 2, "{events:?}");
+    assert!(events[0].what.contains("earlier events were dropped"));
+    assert_eq!(rig.copier.events(), []);
+}

@@ -1,0 +1,555 @@
+//! `staged`, `multipath` and chunked `dma` on emulated ports: sizes, edges and faults, every byte compared.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Barrier};
+
+use headway_core::staging::{Flow, Order};
+use headway_core::transfer::{Stores, Tuning};
+use headway_core::units::{Bytes, Nanos};
+use headway_device::emu_port::{EmuPort, EmuPortSpec, Pace};
+use headway_device::faulty::{FaultyPort, PortFaults};
+use headway_device::port::{Caching, Port, Reach};
+use headway_device::{Access, Buffer, DeviceError};
+use headway_runtime::copy::At;
+use headway_runtime::staging::{Moved, Pool, PoolOptions, Staged, StagingError, copy_in, copy_out, copy_pinned};
+
+const SECOND: u64 = 1_000_000_000;
+const GUARD: usize = 100;
+
+fn options(threads: u32) -> PoolOptions {
+    PoolOptions {
+        threads_max: threads,
+        oversubscribe: true,
+        pinned_max: Bytes(32 << 20),
+        patience: Nanos(60 * SECOND),
+        ..PoolOptions::default()
+    }
+}
+
+const fn tuning(threads: u32, buffer: u64) -> Tuning {
+    Tuning { threads, buffer: Bytes(buffer), stores: Stores::Plain, in_flight: 2 }
+}
+
+/// `len` bytes that are not twice the same in a row.
+fn noise(len: usize, seed: u64) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    let mut bytes = Vec::with_capacity(len + 8);
+    while bytes.len() < len {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        bytes.extend_from_slice(&state.wrapping_mul(0x2545_F491_4F6C_DD1D).to_le_bytes());
+    }
+    bytes.truncate(len);
+    bytes
+}
+
+/// A port with faults, and its pool, ready.
+struct Rig {
+    port: Arc<FaultyPort>,
+    pool: Pool,
+}
+
+impl Rig {
+    fn new(threads: u32) -> Self {
+        Self::of(EmuPortSpec::new("emu0"), options(threads))
+    }
+
+    fn of(spec: EmuPortSpec, options: PoolOptions) -> Self {
+        let port = Arc::new(FaultyPort::new(Arc::new(EmuPort::open(spec)), PortFaults::default()));
+        let pool = Pool::new(port.clone(), options);
+        // Longer than the patience of some pools here.
+        while let Err(error) = pool.prepare(options.threads_max, Bytes(1), None) {
+            assert!(matches!(error, StagingError::NotReady { .. }), "{error}");
+        }
+        Self { port, pool }
+    }
+
+    /// Device memory with `content`, written by the driver's own copy.
+    fn there(&self, content: &[u8]) -> Buffer {
+        let buffer = self.port.device_buffer(content.len().max(1), Reach::Device).unwrap();
+        self.write(&buffer, content);
+        buffer
+    }
+
+    fn write(&self, buffer: &Buffer, content: &[u8]) {
+        let mut span = buffer.claim(0..content.len(), Access::Write).unwrap();
+        self.port.copy_in(&mut span, content).unwrap();
+    }
+
+    /// What device memory holds, read by the driver's own copy.
+    fn read(&self, buffer: &Buffer) -> Vec<u8> {
+        let mut content = vec![0; buffer.len()];
+        let span = buffer.claim(0..buffer.len(), Access::Read).unwrap();
+        self.port.copy_out(&mut content, &span).unwrap();
+        content
+    }
+
+    fn pinned(&self, content: &[u8]) -> Buffer {
+        let buffer = self.port.pinned_buffer(content.len(), Caching::Cached).unwrap();
+        buffer.claim(0..content.len(), Access::Write).unwrap().bytes_mut().unwrap().copy_from_slice(content);
+        buffer
+    }
+
+    /// Copies `len` bytes in and out by `how`, from and to host memory at `host` and device memory at `device` behind guard
+    /// bytes, and compares everything.
+    fn check(&self, links: &[&Pool], len: usize, host: usize, device: usize, how: &Staged<'_>) -> [Moved; 2] {
+        let seed = (len * 64 + host * 4 + device) as u64;
+        let (data, before) = (noise(len, seed), noise(len + 2 * GUARD, seed + 1));
+        let (mut memory, offset) = aligned(len, host);
+        memory[offset..offset + len].copy_from_slice(&data);
+        let there = self.there(&before);
+        let at = At { buffer: &there, offset: GUARD + device - device % 4 };
+        let moved_in = copy_in(links, at, &memory[offset..offset + len], how).unwrap();
+        let mut expected = before.clone();
+        expected[at.offset..at.offset + len].copy_from_slice(&data);
+        assert!(self.read(&there) == expected, "in: {len} bytes at {host}, {device}: {how:?}");
+
+        memory.fill(0xA5);
+        let moved_out = copy_out(links, &mut memory[offset..offset + len], at, how).unwrap();
+        assert!(memory[offset..offset + len] == data, "out: {len} bytes at {host}, {device}: {how:?}");
+        let guards = memory[..offset].iter().chain(&memory[offset + len..]);
+        assert!(guards.into_iter().all(|byte| *byte == 0xA5), "out: a byte beside the destination was written");
+        [moved_in, moved_out]
+    }
+
+    /// The pool is as it was: it does the largest copy that its memory allows.
+    fn still_works(&self) {
+        self.port.set(PortFaults::default());
+        let threads = self.pool.threads() as u32;
+        let tuning = tuning(threads, 1 << 20);
+        let [moved, _] = self.check(&[&self.pool], 3 << 20, 0, 0, &Staged { ramp: false, ..Staged::new(tuning) });
+        assert_eq!((moved.chunks, moved.threads, moved.buffer), (3, threads.min(3), Bytes(1 << 20)));
+    }
+}
+
+/// Memory with `len` bytes at the given offset from a multiple of 64, and guards around.
+fn aligned(len: usize, phase: usize) -> (Vec<u8>, usize) {
+    let memory = vec![0u8; len + 2 * GUARD + 64];
+    let base = memory.as_ptr() as usize + GUARD;
+    let offset = GUARD + (base.wrapping_neg() % 64) + phase;
+    (memory, offset.min(GUARD + 64))
+}
+
+fn sizes(buffer: usize, threads: usize) -> Vec<usize> {
+    let all = 2 * threads * buffer;
+    vec![0, 1, 3, 63, 64, 65, 4095, 4096, 4097, buffer - 1, buffer, buffer + 1, all - 1, all, all + 1]
+}
+
+#[test]
+fn every_size_and_alignment_arrives_and_nothing_beside_it_changes() {
+    let rig = Rig::new(3);
+    let buffer = 16 << 10;
+    for len in sizes(buffer, 3) {
+        for host in [0, 1, 7, 63] {
+            for device in [0, 3] {
+                let how = Staged::new(tuning(3, buffer as u64));
+                let [moved_in, moved_out] = rig.check(&[&rig.pool], len, host, device, &how);
+                assert!(u64::from(moved_in.threads) <= moved_in.chunks && moved_in.threads <= 3);
+                assert!(moved_out.chunks >= (len as u64).div_ceil(buffer as u64));
+            }
+        }
+    }
+}
+
+#[test]
+fn both_orders_both_stores_with_and_without_a_ramp_move_the_same_bytes() {
+    let rig = Rig::new(4);
+    for order in [Order::Arrival, Order::Index] {
+        for stores in [Stores::Plain, Stores::NonTemporal] {
+            for ramp in [false, true] {
+                for in_flight in [0, 1, 2, 9] {
+                    let tuning = Tuning { stores, in_flight, ..tuning(2, 1 << 20) };
+                    let how = Staged { order, ramp, populate: true, ..Staged::new(tuning) };
+                    let [moved, _] = rig.check(&[&rig.pool], (5 << 20) + 77, 7, 3, &how);
+                    assert_eq!(moved.chunks, if ramp { 2 + 2 + 8 } else { 6 }, "{how:?}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_hundred_mebibytes_and_seven_bytes_arrive() {
+    let rig = Rig::new(4);
+    let how = Staged::new(tuning(4, 2 << 20));
+    let [moved_in, moved_out] = rig.check(&[&rig.pool], (100 << 20) + 7, 1, 3, &how);
+    assert!(moved_in.chunks > 50 && moved_out.chunks > 50);
+    assert!(moved_in.cpu > Nanos(0) && moved_out.cpu > Nanos(0));
+}
+
+#[test]
+fn no_bytes_take_no_thread_no_device_and_no_pool() {
+    let port = Arc::new(FaultyPort::new(Arc::new(EmuPort::open(EmuPortSpec::new("emu0"))), PortFaults::default()));
+    let pool = Pool::new(port.clone(), options(2));
+    let there = port.device_buffer(1, Reach::Device).unwrap();
+    let how = Staged::new(tuning(2, 4096));
+    let at = At { buffer: &there, offset: 1 };
+    assert_eq!(copy_in(&[&pool], at, &[], &how).unwrap(), Moved::default());
+    assert_eq!(copy_out(&[&pool], &mut [], at, &how).unwrap(), Moved::default());
+    assert_eq!((port.submitted(), pool.threads()), (0, 0));
+}
+
+#[test]
+fn a_pool_that_is_not_ready_says_so_and_gets_ready() {
+    let port = Arc::new(EmuPort::open(EmuPortSpec::new("emu0")));
+    let pool = Pool::new(port.clone(), options(2));
+    let there = port.device_buffer(10, Reach::Device).unwrap();
+    let how = Staged::new(tuning(2, 4096));
+    let at = At { buffer: &there, offset: 0 };
+    let error = copy_in(&[&pool], at, &[1; 10], &how).unwrap_err();
+    assert!(matches!(error, StagingError::NotReady { .. }) && error.is_unavailable(), "{error}");
+    pool.prepare(2, Bytes(4096), None).unwrap();
+    assert_eq!(pool.threads(), 2);
+    copy_in(&[&pool], at, &[1; 10], &how).unwrap();
+}
+
+#[test]
+fn pinning_that_is_refused_is_an_error_value() {
+    let faults = PortFaults { refuse_pinning: true, ..PortFaults::default() };
+    let port = Arc::new(FaultyPort::new(Arc::new(EmuPort::open(EmuPortSpec::new("emu0"))), faults));
+    let pool = Pool::new(port.clone(), options(2));
+    let error = pool.prepare(2, Bytes(4096), None).unwrap_err();
+    assert!(matches!(error, StagingError::SetUp { .. }), "{error}");
+    let there = port.device_buffer(10, Reach::Device).unwrap();
+    let error =
+        copy_in(&[&pool], At { buffer: &there, offset: 0 }, &[1; 10], &Staged::new(tuning(2, 4096))).unwrap_err();
+    assert!(matches!(error, StagingError::SetUp { .. }) && error.is_unavailable(), "{error}");
+}
+
+#[test]
+fn a_pool_without_memory_is_an_error_value() {
+    let port = Arc::new(EmuPort::open(EmuPortSpec::new("emu0")));
+    let pool = Pool::new(port, PoolOptions { pinned_max: Bytes(0), ..options(2) });
+    let error = pool.prepare(2, Bytes(4096), None).unwrap_err();
+    let refused = DeviceError::Refused { limit: "pinned_max", max: 0 };
+    assert_eq!(error, StagingError::SetUp { gpu: "emu0".into(), source: refused });
+}
+
+#[test]
+fn short_pinned_memory_means_smaller_buffers() {
+    let rig = Rig::of(EmuPortSpec::new("emu0"), PoolOptions { pinned_max: Bytes(1 << 20), ..options(4) });
+    let how = Staged { ramp: false, ..Staged::new(tuning(4, 4 << 20)) };
+    let [moved, _] = rig.check(&[&rig.pool], 3 << 20, 0, 0, &how);
+    assert_eq!((moved.buffer, moved.threads), (Bytes(128 << 10), 4));
+    assert_eq!(rig.pool.pinned(), Bytes(1 << 20));
+}
+
+#[test]
+fn the_pool_grows_to_what_copies_ask_for_and_no_further() {
+    let rig = Rig::of(EmuPortSpec::new("emu0"), PoolOptions { pinned_max: Bytes(100 << 20), ..options(4) });
+    rig.pool.prepare(4, Bytes(16 << 20), None).unwrap();
+    assert_eq!(rig.pool.pinned(), Bytes(96 << 20));
+}
+
+/// Faults at chunk `k`: what the caller is told and what is in place.
+fn fails_at(rig: &Rig, k: u64, faults: PortFaults) {
+    let chunk = 4096;
+    let how = Staged { order: Order::Index, ..Staged::new(tuning(2, chunk as u64)) };
+    let data = noise(9 * chunk, k);
+    let there = rig.there(&vec![0; data.len()]);
+    rig.port.set(faults.clone());
+    let at = At { buffer: &there, offset: 0 };
+    let error = copy_in(&[&rig.pool], at, &data, &how).unwrap_err();
+    rig.port.set(PortFaults::default());
+    let StagingError::Chunk { chunk: failed, completed_prefix, source } = error else { panic!("{error}") };
+    assert!(matches!(source, DeviceError::Driver { .. }));
+    // The host is aligned to less than a line at worst, so chunk k ends at most a line early.
+    assert_eq!(failed, k);
+    let in_place = completed_prefix as usize;
+    assert!(in_place <= k as usize * chunk, "{in_place}");
+    assert!(rig.read(&there)[..in_place] == data[..in_place]);
+}
+
+#[test]
+fn a_refused_or_failed_chunk_is_named_with_the_bytes_in_place_and_the_pool_lives_on() {
+    let rig = Rig::new(2);
+    for k in 0..9 {
+        let next = rig.port.submitted();
+        fails_at(&rig, k, PortFaults { refuse: [next + k].into(), ..PortFaults::default() });
+        let next = rig.port.submitted();
+        fails_at(&rig, k, PortFaults { fail: [next + k].into(), ..PortFaults::default() });
+        rig.still_works();
+    }
+}
+
+#[test]
+fn a_chunk_that_fails_on_the_way_out_leaves_its_prefix() {
+    let rig = Rig::new(2);
+    let data = noise(40 << 10, 5);
+    let there = rig.there(&data);
+    for k in 0..10 {
+        let next = rig.port.submitted();
+        rig.port.set(PortFaults { fail: [next + k].into(), ..PortFaults::default() });
+        let mut memory = vec![0; data.len()];
+        let how = Staged::new(tuning(2, 4096));
+        let error = copy_out(&[&rig.pool], &mut memory, At { buffer: &there, offset: 0 }, &how).unwrap_err();
+        let StagingError::Chunk { chunk, completed_prefix, .. } = error else { panic!("{error}") };
+        assert_eq!(chunk, k);
+        assert!(completed_prefix <= k * 4096);
+        assert!(memory[..completed_prefix as usize] == data[..completed_prefix as usize]);
+    }
+    rig.still_works();
+}
+
+/// A pool whose copy loop asks `before` first, with the number of the call.
+fn with_loop(threads: u32, before: impl Fn(u64) + Send + Sync + 'static) -> Rig {
+    let port = Arc::new(FaultyPort::new(Arc::new(EmuPort::open(EmuPortSpec::new("emu0"))), PortFaults::default()));
+    let calls = AtomicU64::new(0);
+    let copy_loop = move |to: &mut [u8], from: &[u8], _| {
+        before(calls.fetch_add(1, Ordering::Relaxed));
+        to.copy_from_slice(from);
+    };
+    let pool = Pool::with_copy_loop(port.clone(), options(threads), Arc::new(copy_loop));
+    pool.prepare(threads, Bytes(1), None).unwrap();
+    Rig { port, pool }
+}
+
+#[test]
+fn a_panicking_worker_fails_its_copy_only() {
+    for at in 0..5 {
+        let rig = with_loop(2, move |call| assert!(call != at, "injected"));
+        let there = rig.there(&[0; 20_000]);
+        let error =
+            copy_in(&[&rig.pool], At { buffer: &there, offset: 0 }, &[7; 20_000], &Staged::new(tuning(2, 4096)))
+                .unwrap_err();
+        assert!(
+            matches!(error, StagingError::Panicked { chunk, completed_prefix } if completed_prefix <= chunk * 4096)
+        );
+        assert_eq!(rig.pool.threads(), 2);
+        rig.still_works();
+    }
+}
+
+#[test]
+fn a_lost_device_fails_this_copy_and_every_later_one_at_once() {
+    let rig = Rig::new(2);
+    let there = rig.there(&[0; 40_000]);
+    let next = rig.port.submitted();
+    rig.port.set(PortFaults { lose: Some(next + 3), ..PortFaults::default() });
+    let (at, how) = (At { buffer: &there, offset: 0 }, Staged::new(tuning(2, 4096)));
+    let error = copy_in(&[&rig.pool], at, &[7; 40_000], &how).unwrap_err();
+    assert!(matches!(error, StagingError::Chunk { source: DeviceError::DeviceLost, .. }), "{error}");
+    let submitted = rig.port.submitted();
+    let error = copy_out(&[&rig.pool], &mut [0; 10], at, &how).unwrap_err();
+    assert_eq!(error, StagingError::Request(DeviceError::DeviceLost));
+    assert!(!error.is_unavailable());
+    assert_eq!(rig.port.submitted(), submitted);
+}
+
+#[test]
+fn a_cancelled_copy_ends_and_says_what_is_in_place() {
+    for at in 0..4 {
+        let cancel = Arc::new(AtomicBool::new(false));
+        let flag = Arc::clone(&cancel);
+        let rig = with_loop(1, move |call| {
+            if call == at {
+                flag.store(true, Ordering::Relaxed);
+            }
+        });
+        let data = noise(32 << 20, at);
+        let there = rig.there(&vec![0; data.len()]);
+        let how = Staged { cancel: Some(&cancel), ..Staged::new(tuning(1, 4096)) };
+        let error = copy_in(&[&rig.pool], At { buffer: &there, offset: 0 }, &data, &how).unwrap_err();
+        let StagingError::Cancelled { completed_prefix } = error else { panic!("{error}") };
+        let in_place = completed_prefix as usize;
+        assert!(in_place < data.len());
+        assert!(rig.read(&there)[..in_place] == data[..in_place]);
+        rig.still_works();
+    }
+}
+
+#[test]
+fn an_engine_that_never_answers_is_a_timeout_that_names_the_queues() {
+    let rig = Rig::of(EmuPortSpec::new("emu0"), PoolOptions { patience: Nanos(SECOND), ..options(2) });
+    let there = rig.there(&[0; 40_000]);
+    let next = rig.port.submitted();
+    rig.port.set(PortFaults { delay: [(next + 1, Nanos(u64::MAX / 2))].into(), ..PortFaults::default() });
+    let (at, how) = (At { buffer: &there, offset: 0 }, Staged::new(tuning(2, 4096)));
+    let error = copy_in(&[&rig.pool], at, &[7; 40_000], &how).unwrap_err();
+    let StagingError::Timeout { after, state, completed_prefix } = &error else { panic!("{error}") };
+    assert_eq!((*after, *completed_prefix > 40_000), (Nanos(SECOND), false));
+    assert!(state.contains("2 on the engine") && state.contains("free"), "{state}");
+    // The engine stays taken until the copies that were given up end; nothing is reused before.
+    let error = copy_in(&[&rig.pool], at, &[7; 40_000], &how).unwrap_err();
+    let StagingError::Timeout { state, completed_prefix: 0, .. } = &error else { panic!("{error}") };
+    assert!(state.contains("4 full") && state.contains("waiting for others on the engine"), "{state}");
+}
+
+#[test]
+fn a_destination_in_use_is_refused_and_one_beyond_the_end_too() {
+    let rig = Rig::new(2);
+    let there = rig.there(&[0; 1000]);
+    let how = Staged::new(tuning(2, 4096));
+    let held = there.claim(999..1000, Access::Read).unwrap();
+    let error = copy_in(&[&rig.pool], At { buffer: &there, offset: 0 }, &[1; 1000], &how).unwrap_err();
+    assert!(matches!(error, StagingError::Request(DeviceError::Overlap { .. })));
+    copy_out(&[&rig.pool], &mut [0; 1000], At { buffer: &there, offset: 0 }, &how).unwrap();
+    drop(held);
+    for offset in [1, usize::MAX] {
+        let error = copy_in(&[&rig.pool], At { buffer: &there, offset }, &[1; 1000], &how).unwrap_err();
+        assert!(matches!(error, StagingError::Request(DeviceError::OutOfRange { .. })), "{error}");
+    }
+    assert!(matches!(copy_in(&[], At { buffer: &there, offset: 0 }, &[1], &how), Err(StagingError::Request(_))));
+}
+
+#[test]
+fn copies_of_many_threads_at_once_all_arrive() {
+    let rig = Rig::of(EmuPortSpec::new("emu0"), PoolOptions { pinned_max: Bytes(128 << 20), ..options(6) });
+    rig.pool.prepare(6, Bytes(8 << 20), None).unwrap();
+    let start = Barrier::new(4);
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            let (rig, start) = (&rig, &start);
+            scope.spawn(move || {
+                start.wait();
+                for turn in 0..10 {
+                    let len = (3 << 20) + thread * 4097 + turn;
+                    let (data, there) = (noise(len, turn as u64), rig.there(&vec![0; len]));
+                    let (at, how) = (At { buffer: &there, offset: 0 }, Staged::new(tuning(3, 256 << 10)));
+                    retry(|| copy_in(&[&rig.pool], at, &data, &how));
+                    let mut back = vec![0; len];
+                    retry(|| copy_out(&[&rig.pool], &mut back, at, &how));
+                    assert!(back == data, "thread {thread}, turn {turn}");
+                }
+            });
+        }
+    });
+    rig.still_works();
+}
+
+/// Until a copy finds a thread.
+fn retry(mut copy: impl FnMut() -> Result<Moved, StagingError>) {
+    loop {
+        match copy() {
+            Ok(_) => return,
+            Err(StagingError::Busy { .. }) => std::thread::yield_now(),
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+/// A target and relays, prepared to be relays.
+fn node(relays: usize, threads: u32, in_flight: u32, piece: u64) -> Vec<Rig> {
+    (0..=relays)
+        .map(|gpu| {
+            let rig = Rig::of(EmuPortSpec::new(&format!("emu{gpu}")), options(threads));
+            rig.pool.prepare(threads, Bytes(piece), (gpu > 0).then_some(in_flight)).unwrap();
+            rig
+        })
+        .collect()
+}
+
+fn pools(rigs: &[Rig]) -> Vec<&Pool> {
+    rigs.iter().map(|rig| &rig.pool).collect()
+}
+
+#[test]
+fn several_links_share_the_chunks_of_ordinary_memory() {
+    let rigs = node(2, 2, 4, 64 << 10);
+    let how = Staged::new(Tuning { in_flight: 4, ..tuning(2, 64 << 10) });
+    for len in [1, 100, 64 << 10, (9 << 20) + 13] {
+        for moved in rigs[0].check(&pools(&rigs), len, 7, 3, &how) {
+            assert_eq!(moved.links.iter().sum::<u64>(), moved.chunks);
+            if len > 1 << 20 {
+                assert!(moved.links.iter().all(|chunks| *chunks > 0), "{moved:?}");
+            }
+        }
+    }
+    for rig in &rigs {
+        rig.still_works();
+    }
+}
+
+#[test]
+fn several_links_share_the_chunks_of_pinned_memory() {
+    let rigs = node(3, 1, 4, 64 << 10);
+    let how = Staged::new(Tuning { in_flight: 4, ..tuning(1, 64 << 10) });
+    for len in [1, 64 << 10, (9 << 20) + 13] {
+        let data = noise(len + 5, len as u64);
+        let (host, there) = (rigs[0].pinned(&data), rigs[0].there(&vec![0; len + 9]));
+        let (from, to) = (At { buffer: &host, offset: 5 }, At { buffer: &there, offset: 9 });
+        let moved = copy_pinned(&pools(&rigs), Flow::In, to, from, len, &how).unwrap();
+        assert!(rigs[0].read(&there)[9..] == data[5..]);
+        assert_eq!((moved.links.iter().sum::<u64>(), moved.threads), (moved.chunks, 0));
+        assert!(len < 1 << 20 || moved.links.iter().all(|chunks| *chunks > 0), "{moved:?}");
+        host.claim(0..len + 5, Access::Write).unwrap().bytes_mut().unwrap().fill(0);
+        copy_pinned(&pools(&rigs), Flow::Out, to, from, len, &how).unwrap();
+        let back = host.claim(0..len + 5, Access::Read).unwrap();
+        assert!(back.bytes().unwrap()[..5] == [0; 5] && back.bytes().unwrap()[5..] == data[5..]);
+    }
+}
+
+#[test]
+fn pinned_memory_over_its_own_link_needs_no_pool() {
+    let port = Arc::new(EmuPort::open(EmuPortSpec::new("emu0")));
+    let rig = Rig::new(1);
+    let pool = Pool::new(port.clone(), options(1));
+    let host = rig.pinned(&noise(1 << 20, 1));
+    let there = port.device_buffer(1 << 20, Reach::Device).unwrap();
+    let at = |buffer| At { buffer, offset: 0 };
+    let how = Staged::new(tuning(1, 100_000));
+    let moved = copy_pinned(&[&pool], Flow::In, at(&there), at(&host), 1 << 20, &how).unwrap();
+    assert_eq!((moved.chunks, pool.threads()), (11, 0));
+    let data = host.claim(0..1 << 20, Access::Read).unwrap().bytes().unwrap().to_vec();
+    let mut back = vec![0; 1 << 20];
+    port.copy_out(&mut back, &there.claim(0..1 << 20, Access::Read).unwrap()).unwrap();
+    assert!(back == data);
+}
+
+#[test]
+fn a_failing_relay_fails_the_copy_and_everything_comes_back() {
+    let rigs = node(1, 2, 2, 64 << 10);
+    let data = noise(4 << 20, 3);
+    let there = rigs[0].there(&vec![0; data.len()]);
+    let how = Staged::new(tuning(2, 64 << 10));
+    let next = rigs[1].port.submitted();
+    rigs[1].port.set(PortFaults { fail: [next + 2].into(), ..PortFaults::default() });
+    let error = copy_in(&pools(&rigs), At { buffer: &there, offset: 0 }, &data, &how).unwrap_err();
+    let StagingError::Chunk { completed_prefix, .. } = error else { panic!("{error}") };
+    let in_place = completed_prefix as usize;
+    assert!(rigs[0].read(&there)[..in_place] == data[..in_place]);
+    rigs[1].port.set(PortFaults::default());
+    // The lane that failed is made again.
+    rigs[1].pool.prepare(2, Bytes(64 << 10), Some(2)).unwrap();
+    let [moved, _] = rigs[0].check(&pools(&rigs), 4 << 20, 0, 0, &how);
+    assert!(moved.links[1] > 0);
+}
+
+#[test]
+fn a_gpu_without_peer_access_is_no_relay_and_neither_is_the_target() {
+    let lonely = Rig::of(EmuPortSpec { peers: false, ..EmuPortSpec::new("lonely") }, options(1));
+    let rig = Rig::new(1);
+    let there = rig.there(&[0; 100]);
+    let how = Staged::new(tuning(1, 4096));
+    for relay in [&lonely, &rig] {
+        let error = copy_in(&[&rig.pool, &relay.pool], At { buffer: &there, offset: 0 }, &[1; 100], &how).unwrap_err();
+        assert!(matches!(error, StagingError::NoRelay { .. }) && error.is_unavailable(), "{error}");
+    }
+}
+
+#[test]
+fn a_relay_that_is_not_prepared_is_left_out_until_it_is() {
+    let rigs = [Rig::new(2), Rig::new(2)];
+    let how = Staged::new(tuning(2, 64 << 10));
+    let [moved, _] = rigs[0].check(&pools(&rigs), 1 << 20, 0, 0, &how);
+    assert_eq!(moved.links[1], 0);
+    rigs[1].pool.prepare(2, Bytes(64 << 10), Some(2)).unwrap();
+    let [moved, _] = rigs[0].check(&pools(&rigs), 4 << 20, 0, 0, &how);
+    assert!(moved.links[1] > 0);
+}
+
+#[test]
+fn a_slow_link_takes_less() {
+    let slow = Pace { setup: Nanos(SECOND / 50), rate: None };
+    let spec = EmuPortSpec { h2d: slow, ..EmuPortSpec::new("slow") };
+    let rigs = [Rig::new(1), Rig::of(spec, options(1))];
+    rigs[1].pool.prepare(1, Bytes(64 << 10), Some(1)).unwrap();
+    let data = noise(16 << 20, 1);
+    let (host, there) = (rigs[0].pinned(&data), rigs[0].there(&vec![0; data.len()]));
+    let at = |buffer| At { buffer, offset: 0 };
+    let how = Staged::new(tuning(1, 64 << 10));
+    let moved = copy_pinned(&pools(&rigs), Flow::In, at(&there), at(&host), data.len(), &how).unwrap();
+    assert!(rigs[0].read(&there) == data);
+    assert!(moved.links[1] < moved.links[0], "{moved:?}");
+}

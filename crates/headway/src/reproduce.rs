@@ -1,0 +1,221 @@
+//! The experiments of the papers: run, compared with what the papers say, written down.
+
+mod fujii;
+
+use std::path::{Path, PathBuf};
+use std::{fs, io};
+
+use serde::Serialize;
+
+use crate::Error;
+use crate::plot::Figure;
+use crate::run::Backend;
+
+/// One experiment.
+#[derive(Clone, Copy, Debug)]
+pub struct Experiment {
+    /// What the command line calls it.
+    pub name: &'static str,
+    /// What it does.
+    pub about: &'static str,
+    /// The paper and where in it.
+    pub paper: &'static str,
+    run: fn(&Setting) -> Result<Outcome, Error>,
+}
+
+/// Every experiment, in the order of the papers.
+pub const EXPERIMENTS: &[Experiment] = &[Experiment {
+    name: "fujii",
+    about: "every transfer method alone, under CPU load, memory pressure and pipes, and two at a time",
+    paper: "Fujii, Azumi, Nishio 2013, III to VI",
+    run: fujii::run,
+}];
+
+/// How an experiment is made.
+#[derive(Clone, Debug)]
+pub struct Setting {
+    /// What it runs on.
+    pub backend: Backend,
+    /// Fewer and smaller points.
+    pub quick: bool,
+    /// Seed of everything drawn.
+    pub seed: u64,
+}
+
+/// What came out of one statement of the paper.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Verdict {
+    /// It holds here too.
+    Reproduced,
+    /// It does not hold here.
+    NotReproduced,
+    /// It cannot be asked here: hardware, permission or a figure of the paper is missing.
+    NotComparable,
+}
+
+impl Verdict {
+    /// As the tables write it.
+    #[must_use]
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Reproduced => "reproduced",
+            Self::NotReproduced => "not reproduced",
+            Self::NotComparable => "not comparable",
+        }
+    }
+}
+
+/// One line of the table of paper and ours.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Row {
+    /// What is compared.
+    pub what: String,
+    /// What the paper says.
+    pub paper: String,
+    /// What was found.
+    pub ours: String,
+    /// How the two compare.
+    pub verdict: Verdict,
+}
+
+/// Raw figures: a header and lines of equal length.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Table {
+    /// Name of the file, without its ending.
+    pub name: String,
+    /// Names of the columns, units last.
+    pub columns: Vec<&'static str>,
+    /// The lines.
+    pub lines: Vec<Vec<String>>,
+}
+
+impl Table {
+    /// As comma-separated values; cells with commas or quotes are quoted.
+    #[must_use]
+    pub fn csv(&self) -> String {
+        let quoted = |cell: &str| {
+            if cell.contains([',', '"', '\n']) { format!("\"{}\"", cell.replace('"', "\"\"")) } else { cell.to_owned() }
+        };
+        let mut text = self.columns.join(",") + "\n";
+        for line in &self.lines {
+            text.push_str(&line.iter().map(|cell| quoted(cell)).collect::<Vec<_>>().join(","));
+            text.push('\n');
+        }
+        text
+    }
+}
+
+/// Everything that one experiment gave.
+#[derive(Clone, Debug, Serialize)]
+pub struct Outcome {
+    /// Version of the JSON form.
+    pub schema: u32,
+    /// The experiment.
+    pub experiment: &'static str,
+    /// What the figures stand for: `sim`, `emu` or `cuda`.
+    pub source: &'static str,
+    /// What it ran on.
+    pub machine: String,
+    /// Commit of the program.
+    pub commit: &'static str,
+    /// Seed.
+    pub seed: u64,
+    /// Paper and ours.
+    pub rows: Vec<Row>,
+    /// What a reader must know.
+    pub notes: Vec<String>,
+    /// Raw figures.
+    #[serde(skip)]
+    pub tables: Vec<Table>,
+    /// Plots, each with the name of its file.
+    #[serde(skip)]
+    pub figures: Vec<(String, Figure)>,
+}
+
+impl Outcome {
+    /// The outcome as a page of text.
+    #[must_use]
+    pub fn markdown(&self) -> String {
+        let mut text = format!(
+            "# {}\n\nSource `{}`, machine {}, commit {}, seed {}.\n\n| what | paper | ours | verdict |\n|---|---|---|---|\n",
+            self.experiment, self.source, self.machine, self.commit, self.seed
+        );
+        let cell = |text: &str| text.replace('|', "\\|").replace('\n', " ");
+        for row in &self.rows {
+            let verdict = row.verdict.label();
+            text.push_str(&format!(
+                "| {} | {} | {} | {verdict} |\n",
+                cell(&row.what),
+                cell(&row.paper),
+                cell(&row.ours)
+            ));
+        }
+        for note in &self.notes {
+            text.push_str(&format!("\n{note}\n"));
+        }
+        for (name, figure) in &self.figures {
+            text.push_str(&format!("\n![{}]({name}.svg)\n", figure.title));
+        }
+        text
+    }
+
+    /// Writes the page, the raw figures and the plots into `folder`, which is made if it is not there.
+    ///
+    /// # Errors
+    /// [`Error::Write`], [`Error::Plot`].
+    pub fn write(&self, folder: &Path) -> Result<(), Error> {
+        let failed = |path: PathBuf| move |source: io::Error| Error::Write { path, source };
+        fs::create_dir_all(folder).map_err(failed(folder.to_owned()))?;
+        let put = |name: String, text: String| {
+            let path = folder.join(name);
+            fs::write(&path, text).map_err(failed(path))
+        };
+        for table in &self.tables {
+            put(format!("{}.csv", table.name), table.csv())?;
+        }
+        for (name, figure) in &self.figures {
+            put(format!("{name}.svg"), figure.svg()?)?;
+        }
+        put("summary.md".to_owned(), self.markdown())
+    }
+}
+
+/// The experiment called `name`.
+///
+/// # Errors
+/// [`Error::NoExperiment`] with the names that exist.
+pub fn find(name: &str) -> Result<&'static Experiment, Error> {
+    EXPERIMENTS.iter().find(|experiment| experiment.name == name).ok_or_else(|| Error::NoExperiment {
+        name: name.to_owned(),
+        known: EXPERIMENTS.iter().map(|experiment| experiment.name).collect::<Vec<_>>().join(", "),
+    })
+}
+
+impl Experiment {
+    /// Makes it.
+    ///
+    /// # Errors
+    /// What the backend refuses.
+    pub fn run(&self, setting: &Setting) -> Result<Outcome, Error> {
+        (self.run)(setting)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cells_with_commas_are_quoted() {
+        let lines = vec![vec!["a,b".to_owned(), "say \"x\"".to_owned()]];
+        let table = Table { name: "t".into(), columns: vec!["c", "d"], lines };
+        assert_eq!(table.csv(), "c,d\n\"a,b\",\"say \"\"x\"\"\"\n");
+    }
+
+    #[test]
+    fn an_unknown_experiment_is_refused_with_the_known_ones() {
+        let error = find("fuji").unwrap_err();
+        assert!(error.to_string().contains("fujii"), "{error}");
+    }
+}
