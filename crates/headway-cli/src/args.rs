@@ -2,9 +2,13 @@
 
 use std::path::PathBuf;
 
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use headway::core::machine::Method;
 use headway::core::plan::Strategy;
-use headway::core::units::Nanos;
+use headway::core::transfer::{Direction, HostMemory, Load, Statistic};
+use headway::core::units::{Bytes, Nanos, UnitError};
+use headway::measure::Step;
 
 /// Moves data between host and GPU memory on time: plans periodic transfers, runs them, shows what happened.
 #[derive(Debug, Parser)]
@@ -32,7 +36,11 @@ pub(crate) enum Format {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Say what this machine can do, what is missing, and what to do about it
-    Doctor,
+    Doctor {
+        /// On what every way of copying is tried
+        #[arg(long, value_enum, default_value_t = PortArg::Auto)]
+        backend: PortArg,
+    },
     /// Say whether every deadline of a workload holds, why, and with what margin
     Plan(PlanArgs),
     /// Plan a workload and run it: on GPUs where there are some, else on a simulated node
@@ -52,6 +60,15 @@ pub(crate) enum Command {
     },
     /// Make an experiment of a paper again and compare
     Reproduce(ReproduceArgs),
+    /// Measure this node and write its machine file: links, kernels, and what every way of copying takes
+    Measure(MeasureArgs),
+    /// Compare ways of doing something, in one run
+    Bench {
+        #[command(subcommand)]
+        what: BenchCommand,
+    },
+    /// Say which way a copy would go, and why
+    Explain(ExplainArgs),
     /// List the machines that are shipped, or print the file of one
     Machines {
         /// Print this machine file
@@ -117,12 +134,214 @@ pub(crate) struct ReproduceArgs {
     /// Fewer and smaller points
     #[arg(long)]
     pub(crate) quick: bool,
+    /// Machine whose profile `copy` chooses by [default: the built-in rules]
+    #[arg(long)]
+    pub(crate) machine: Option<String>,
     /// Folder for raw figures, plots and summary [default: out/NAME-SOURCE]
     #[arg(long)]
     pub(crate) out: Option<PathBuf>,
     /// Seed of everything drawn
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct MeasureArgs {
+    /// What is measured
+    #[arg(long, value_enum, default_value_t = PortArg::Auto)]
+    pub(crate) backend: PortArg,
+    /// Machine that `--backend emu` imitates [default: h200-x1]
+    #[arg(long, value_name = "MACHINE")]
+    pub(crate) model: Option<String>,
+    /// Measure only the first so many GPUs
+    #[arg(long, value_name = "N")]
+    pub(crate) gpus: Option<usize>,
+    /// Machine file to write; beside it, FILE.partial.jsonl keeps what is done until all is
+    #[arg(long, value_name = "FILE", default_value = "machine.toml")]
+    pub(crate) out: PathBuf,
+    /// Name of the machine [default: that of the file]
+    #[arg(long)]
+    pub(crate) name: Option<String>,
+    /// Fewer sizes and samples: about a minute for one GPU
+    #[arg(long, conflicts_with = "full")]
+    pub(crate) quick: bool,
+    /// At least 1000 samples of copies up to 64 KiB, and more of all others
+    #[arg(long)]
+    pub(crate) full: bool,
+    /// Replace a file that exists
+    #[arg(long)]
+    pub(crate) force: bool,
+    /// Measure only these parts; the rest stays as in the file that exists
+    #[arg(long, value_name = "STEP", value_delimiter = ',', value_parser = step())]
+    pub(crate) only: Vec<Step>,
+    /// Sizes of copies instead of powers of two up to 1 GiB, for example "64 B,4 KiB"
+    #[arg(long, value_name = "SIZE", value_delimiter = ',', value_parser = str::parse::<Bytes>)]
+    pub(crate) sizes: Option<Vec<Bytes>>,
+    /// Measure every GPU by itself, not one of each model
+    #[arg(long)]
+    pub(crate) each: bool,
+    /// File for every sample (JSON, one series a line, gzip)
+    #[arg(long, value_name = "FILE")]
+    pub(crate) raw: Option<PathBuf>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum BenchCommand {
+    /// Compare every way of copying with the driver's call, with pinned memory and with `auto`
+    Transfers(BenchArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct BenchArgs {
+    /// What is measured
+    #[arg(long, value_enum, default_value_t = PortArg::Auto)]
+    pub(crate) backend: PortArg,
+    /// Machine that `--backend emu` imitates [default: h200-x1]
+    #[arg(long, value_name = "MACHINE")]
+    pub(crate) model: Option<String>,
+    /// Machine file with the profile that `auto` uses, from `headway measure` [default: built-in figures]
+    #[arg(long)]
+    pub(crate) machine: Option<String>,
+    /// Use only the first so many GPUs
+    #[arg(long, value_name = "N")]
+    pub(crate) gpus: Option<usize>,
+    /// Sizes to compare instead of 64 B to 1 GiB
+    #[arg(long, value_name = "SIZE", value_delimiter = ',', value_parser = str::parse::<Bytes>)]
+    pub(crate) sizes: Option<Vec<Bytes>>,
+    /// Methods to compare, beside `pageable` and `dma` [default: all]
+    #[arg(long, value_name = "METHOD", value_delimiter = ',', value_parser = word(Method::WORDS))]
+    pub(crate) ways: Vec<Method>,
+    /// Folder for figures, plots and summary
+    #[arg(long, default_value = "out/transfers")]
+    pub(crate) out: PathBuf,
+    /// Fewer and smaller points: about a minute for one GPU
+    #[arg(long)]
+    pub(crate) quick: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ExplainArgs {
+    /// Size of the copy, for example "4 KiB"; a number alone is bytes
+    #[arg(long, value_parser = bytes)]
+    pub(crate) bytes: Bytes,
+    /// Which way it goes
+    #[arg(long, value_parser = word(Direction::WORDS))]
+    pub(crate) direction: Direction,
+    /// What the host end is
+    #[arg(long, value_enum, default_value_t = HostArg::Pageable)]
+    pub(crate) host: HostArg,
+    /// Machine: a shipped name or a file
+    #[arg(long, default_value = "h200-x4")]
+    pub(crate) machine: String,
+    /// The GPU [default: the first]
+    #[arg(long)]
+    pub(crate) gpu: Option<String>,
+    /// Target of a copy between GPUs
+    #[arg(long, value_name = "GPU")]
+    pub(crate) peer: Option<String>,
+    /// What else the GPU carries
+    #[arg(long, default_value = "alone", value_parser = word(Load::WORDS))]
+    pub(crate) load: Load,
+    /// GPUs that copy the same way at the same time
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) active: u32,
+    /// Pieces that the copy consists of
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) pieces: u32,
+    /// What is to be least
+    #[arg(long, default_value = "median", value_parser = word(Statistic::WORDS))]
+    pub(crate) objective: Statistic,
+    /// What may not be used
+    #[arg(long, value_enum, value_delimiter = ',')]
+    pub(crate) exclude: Vec<ExcludeArg>,
+    /// Show how many samples are behind each figure
+    #[arg(long)]
+    pub(crate) long: bool,
+}
+
+/// Host memory as users call it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum HostArg {
+    /// Ordinary memory in use
+    Pageable,
+    /// Memory pinned for the GPU
+    Pinned,
+    /// Ordinary memory never touched
+    Fresh,
+    /// A mapped file
+    File,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ExcludeArg {
+    /// Multiprocessors of the GPU
+    #[value(name = "no-sm")]
+    Sm,
+    /// Threads beside the caller's
+    #[value(name = "no-threads")]
+    Threads,
+    /// Links of other GPUs
+    #[value(name = "no-multipath")]
+    Multipath,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum PortArg {
+    /// GPUs
+    Auto,
+    /// Threads and real memory, throttled to a machine file
+    Emu,
+    /// GPUs
+    Cuda,
+}
+
+/// Parses one of `words`, and lists them in help and errors.
+fn word<T: Copy + Send + Sync + 'static>(words: &'static [(&'static str, T)]) -> impl TypedValueParser<Value = T> {
+    let known = words.iter().map(|(word, _)| *word);
+    PossibleValuesParser::new(known).map(move |text| {
+        let found = words.iter().find(|(word, _)| *word == text);
+        found.expect("the parser before lets only known words through").1
+    })
+}
+
+fn step() -> impl TypedValueParser<Value = Step> {
+    word(&Step::WORDS)
+}
+
+/// A size with a unit, or a number of bytes.
+fn bytes(text: &str) -> Result<Bytes, UnitError> {
+    text.parse::<u64>().map_or_else(|_| text.parse(), |bytes| Ok(Bytes(bytes)))
+}
+
+impl From<PortArg> for headway::ports::Backend {
+    fn from(backend: PortArg) -> Self {
+        match backend {
+            PortArg::Auto => Self::Auto,
+            PortArg::Emu => Self::Emu,
+            PortArg::Cuda => Self::Cuda,
+        }
+    }
+}
+
+impl From<HostArg> for HostMemory {
+    fn from(host: HostArg) -> Self {
+        match host {
+            HostArg::Pageable => Self::Warm,
+            HostArg::Pinned => Self::Pinned,
+            HostArg::Fresh => Self::Fresh,
+            HostArg::File => Self::File,
+        }
+    }
+}
+
+impl From<ExcludeArg> for headway::explain::Exclusion {
+    fn from(exclude: ExcludeArg) -> Self {
+        match exclude {
+            ExcludeArg::Sm => Self::Sm,
+            ExcludeArg::Threads => Self::Threads,
+            ExcludeArg::Multipath => Self::Multipath,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

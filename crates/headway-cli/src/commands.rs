@@ -17,7 +17,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
 use crate::Answer;
-use crate::args::{Cli, Format, PlanArgs, ReproduceArgs, RunArgs};
+use crate::args::{Cli, Format, PlanArgs, PortArg, ReproduceArgs, RunArgs};
 use crate::show;
 
 /// Where and how to print.
@@ -30,7 +30,7 @@ pub(crate) struct Out {
 const PATIENCE: Duration = Duration::from_secs(1);
 
 impl Out {
-    fn print(&self, json: &impl Serialize, text: impl FnOnce() -> String) -> Result<()> {
+    pub(crate) fn print(&self, json: &impl Serialize, text: impl FnOnce() -> String) -> Result<()> {
         let text = match self.format {
             Format::Json => serde_json::to_string_pretty(json)? + "\n",
             Format::Text => text(),
@@ -38,7 +38,7 @@ impl Out {
         write_out(text.as_bytes())
     }
 
-    fn warn(&self, warning: &str) {
+    pub(crate) fn warn(&self, warning: &str) {
         if !self.quiet {
             eprintln!("warning: {warning}");
         }
@@ -54,8 +54,8 @@ fn write_out(text: &[u8]) -> Result<()> {
     }
 }
 
-pub(crate) fn doctor(out: &Out) -> Result<Answer> {
-    let examination = examine::examine();
+pub(crate) fn doctor(out: &Out, backend: PortArg) -> Result<Answer> {
+    let examination = examine::examine(backend.into());
     out.print(&examination, || show::examination(&examination))?;
     Ok(Answer::Yes)
 }
@@ -79,8 +79,8 @@ pub(crate) fn plan(out: &Out, args: &PlanArgs) -> Result<Answer> {
     })
 }
 
-pub(crate) fn run(out: &Out, args: &RunArgs) -> Result<Answer> {
-    let workload = files::workload(&args.plan.workload)?;
+/// A flag that becomes true when the user asks for the end; `left` is what stays behind where that cannot be had.
+pub(crate) fn interrupt(out: &Out, left: &str) -> Arc<AtomicBool> {
     let interrupt = Arc::new(AtomicBool::new(false));
     let flag = Arc::clone(&interrupt);
     let handler = move || {
@@ -90,8 +90,14 @@ pub(crate) fn run(out: &Out, args: &RunArgs) -> Result<Answer> {
         }
     };
     if let Err(error) = ctrlc::set_handler(handler) {
-        out.warn(&format!("an interrupt will leave a partial folder behind: {error}"));
+        out.warn(&format!("an interrupt will leave {left} behind: {error}"));
     }
+    interrupt
+}
+
+pub(crate) fn run(out: &Out, args: &RunArgs) -> Result<Answer> {
+    let workload = files::workload(&args.plan.workload)?;
+    let interrupt = interrupt(out, "a partial folder");
     let options = runs::Options {
         backend: args.backend.into(),
         machine: args.plan.machine.clone(),
@@ -166,7 +172,8 @@ pub(crate) fn reproduce(out: &Out, args: &ReproduceArgs) -> Result<Answer> {
         out.print(&serde_json::json!({ "schema": 1, "experiments": list }), show::experiments)?;
         return Ok(Answer::Yes);
     };
-    let setting = experiments::Setting { backend: args.backend.into(), quick: args.quick, seed: args.seed };
+    let (backend, machine) = (args.backend.into(), args.machine.clone());
+    let setting = experiments::Setting { backend, quick: args.quick, seed: args.seed, machine };
     let outcome = experiments::find(name)?.run(&setting)?;
     let usual = || Path::new("out").join(format!("{}-{}", outcome.experiment, outcome.source));
     let folder = args.out.clone().unwrap_or_else(usual);
@@ -206,23 +213,27 @@ pub(crate) fn completions(shell: clap_complete::Shell) -> Result<Answer> {
 }
 
 /// A progress bar on stderr that appears only when something takes long.
-struct Bar {
+pub(crate) struct Bar {
     enabled: bool,
     started: Instant,
     bar: Option<(&'static str, ProgressBar)>,
 }
 
 impl Bar {
-    fn new(enabled: bool) -> Self {
+    pub(crate) fn new(enabled: bool) -> Self {
         Self { enabled, started: Instant::now(), bar: None }
     }
 
-    fn show(&mut self, progress: Progress) {
-        if !self.enabled || self.started.elapsed() < PATIENCE {
+    pub(crate) fn show(&mut self, progress: Progress) {
+        if !self.enabled || (self.started.elapsed() < PATIENCE && io::stderr().is_terminal()) {
             return;
         }
         if self.bar.as_ref().is_none_or(|(phase, _)| *phase != progress.phase) {
             self.finish();
+            if !io::stderr().is_terminal() {
+                // A log gets a line for each phase.
+                eprintln!("{:>6.1} s  {}", self.started.elapsed().as_secs_f64(), progress.phase);
+            }
             let bar = ProgressBar::new(progress.total);
             let style = ProgressStyle::with_template("{prefix:>10} {bar:40} {percent:>3} %");
             bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
@@ -234,7 +245,7 @@ impl Bar {
         }
     }
 
-    fn finish(&mut self) {
+    pub(crate) fn finish(&mut self) {
         if let Some((_, bar)) = self.bar.take() {
             bar.finish_and_clear();
         }

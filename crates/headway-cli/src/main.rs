@@ -4,13 +4,14 @@
 mod args;
 mod commands;
 mod show;
+mod transfers;
 
 use std::io::{self, Write};
 use std::process::ExitCode;
 
 use clap::Parser;
 
-use args::{Cli, Command};
+use args::{BenchCommand, Cli, Command};
 
 /// What a command answers; its exit status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,15 +25,19 @@ pub(crate) enum Answer {
 }
 
 fn main() -> ExitCode {
+    headway::reproduce::serve_load();
     let cli = Cli::parse();
     let out = commands::Out { format: cli.format, quiet: cli.quiet };
     let answer = match &cli.command {
-        Command::Doctor => commands::doctor(&out),
+        Command::Doctor { backend } => commands::doctor(&out, *backend),
         Command::Plan(plan) => commands::plan(&out, plan),
         Command::Run(run) => commands::run(&out, run),
         Command::Replay { log } => commands::replay(&out, log),
         Command::Report { log, out: folder } => commands::report(&out, log, folder.as_deref()),
         Command::Reproduce(args) => commands::reproduce(&out, args),
+        Command::Measure(args) => transfers::measure(&out, args),
+        Command::Bench { what: BenchCommand::Transfers(args) } => transfers::bench(&out, args),
+        Command::Explain(args) => transfers::explain(&out, args),
         Command::Machines { name } => commands::machines(&out, name.as_deref()),
         Command::Completions { shell } => commands::completions(*shell),
     };

@@ -239,7 +239,7 @@ fn again(report: &Report, args: &RunArgs) -> String {
 }
 
 /// `word` as a shell reads it back.
-fn quoted(word: impl AsRef<OsStr>) -> String {
+pub(crate) fn quoted(word: impl AsRef<OsStr>) -> String {
     let word = word.as_ref().to_string_lossy();
     let plain = |c: char| c.is_alphanumeric() || "/._-+=:,@%".contains(c);
     if !word.is_empty() && word.chars().all(plain) {

@@ -122,3 +122,61 @@ fn every_json_document_is_one_document_with_a_schema() {
         assert_eq!(answer.err, "", "{args:?}");
     }
 }
+
+#[test]
+fn explain_lays_out_every_way_with_its_reason() {
+    let ask = |args: &[&str]| headway(&root(), &[&["explain", "--direction", "d2h"], args].concat()).exits(0);
+    golden("explain-large.txt", &ask(&["--bytes", "1 GiB", "--long"]).out);
+    golden("explain-small-pinned.txt", &ask(&["--bytes", "4096", "--host", "pinned"]).out);
+    let json = ask(&["--bytes", "1 GiB", "--exclude", "no-threads", "--format", "json"]).json();
+    assert_eq!(json["schema"], 1);
+    let chosen = &json["rows"][0];
+    assert_eq!((&chosen["method"], &chosen["verdict"]), (&"pageable".into(), &"chosen".into()), "{json}");
+    let staged = json["rows"].as_array().unwrap().iter().find(|row| row["method"] == "staged").unwrap();
+    assert!(staged["verdict"].as_str().unwrap().contains("no threads"), "{staged}");
+}
+
+#[test]
+fn explain_names_the_gpus_that_there_are() {
+    let answer = headway(&root(), &["explain", "--bytes", "1 KiB", "--direction", "h2d", "--gpu", "gpu9"]).exits(2);
+    assert!(answer.err.contains("gpu9") && answer.err.contains("gpu0, gpu1, gpu2, gpu3"), "{answer:?}");
+    let answer = headway(&root(), &["explain", "--bytes", "1 KB/s", "--direction", "h2d"]).exits(2);
+    assert!(answer.err.contains("unknown unit `KB/s`"), "{answer:?}");
+}
+
+#[test]
+fn measuring_without_a_gpu_says_what_is_missing_and_leaves_nothing() {
+    let place = place();
+    let before = common::tree(place.path());
+    for args in [&["measure"][..], &["bench", "transfers"]] {
+        let answer = headway(place.path(), args).exits(2);
+        assert!(answer.err.contains("cannot use the cuda backend"), "{answer:?}");
+    }
+    assert_eq!(common::tree(place.path()), before);
+}
+
+#[test]
+fn measure_refuses_to_replace_a_file_and_its_file_explains() {
+    let place = place();
+    let args = ["measure", "--backend", "emu", "--quick", "--sizes", "64 B,4 KiB", "--out", "node.toml"];
+    let report = headway(place.path(), &args).exits(0);
+    assert!(report.out.contains("source emu") && report.out.contains("h2d warm"), "{report:?}");
+    let again = headway(place.path(), &args).exits(2);
+    assert!(again.err.contains("`node.toml` exists") && again.err.contains("--force"), "{again:?}");
+    let ask = ["explain", "--bytes", "64", "--direction", "h2d", "--machine", "node.toml", "--long"];
+    let answer = headway(place.path(), &ask).exits(0);
+    assert!(answer.out.contains("source emu of ") && answer.out.contains("chosen"), "{answer:?}");
+    let json = headway(place.path(), &[&args[..], &["--force", "--format", "json", "--quiet"]].concat()).exits(0);
+    assert_eq!((json.json()["schema"].clone(), json.err.as_str()), (1.into(), ""));
+}
+
+#[test]
+fn doctor_tries_every_way_of_copying_where_there_is_a_gpu_or_an_emulated_one() {
+    let place = place();
+    let answer = headway(place.path(), &["doctor", "--backend", "emu"]).exits(0);
+    for way in ["pageable", "dma", "staged", "window vulkan", "resident hub", "kernel"] {
+        assert!(answer.out.contains(&format!("gpu0 {way}: tried, copies rightly")), "{way}: {answer:?}");
+    }
+    assert!(answer.out.contains("gpu0 window gdrdrv: "), "{answer:?}");
+    assert!(!headway(place.path(), &["doctor"]).exits(0).out.contains("copies rightly"));
+}

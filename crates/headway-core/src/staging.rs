@@ -4,13 +4,20 @@
 //! Workers copy between ordinary memory and pinned buffers, engines between pinned buffers and the GPU. On the way in a
 //! worker fills a buffer and the engine empties it; on the way out the engine fills and a worker drains. Whoever fills takes
 //! a free buffer first and then the next index, so that every claimed chunk owns a buffer and no order of events can block.
+//!
+//! Workers may also share each chunk, a part each. The first chunk is then ready after the n-th part of the time, and a few
+//! buffers that stay in the cache serve any number of workers.
 //! Links share nothing but the counter of indices: one that is slow claims less.
 
 mod cuts;
 
 use std::ops::Range;
 
-pub use self::cuts::Cuts;
+pub use self::cuts::{Cuts, Ramp};
+
+/// Buffers beyond those on the engine where workers share each chunk: one is full, one is being filled (or emptied), and one
+/// is still with the last of the workers when the others begin the next.
+pub const SPARE_BUFFERS: u32 = 3;
 
 /// Which way the bytes of a pipeline go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -33,8 +40,9 @@ pub enum Order {
 /// What one link has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LinkShape {
-    /// Whether workers copy for it; `false` = the engine reaches the caller's memory itself, and buffers are mere slots.
-    pub workers: bool,
+    /// Parts in which workers copy each chunk, one part a worker at a time (Cho 2018: 1); 0 = no workers: the engine reaches
+    /// the caller's memory itself, and buffers are mere slots.
+    pub parts: u32,
     /// Pinned buffers (Cho 2018: twice the workers), or slots.
     pub buffers: u32,
     /// Chunks on the engine at a time, at least 1.
@@ -53,10 +61,10 @@ pub struct Task {
 /// What a worker does next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum WorkerStep {
-    /// Copy the chunk from the caller's memory into the buffer, then report.
-    Fill(Task),
-    /// Copy the buffer into the chunk of the caller's memory, then report.
-    Drain(Task),
+    /// Copy this part of the chunk from the caller's memory into the buffer, then report.
+    Fill(Task, u32),
+    /// Copy this part of the buffer into the chunk of the caller's memory, then report.
+    Drain(Task, u32),
     /// Nothing now; ask again after another party's report.
     Wait,
     /// Nothing ever again on this link.
@@ -93,7 +101,7 @@ pub enum Outcome {
 pub struct Census {
     /// Free.
     pub empty: u32,
-    /// A worker copies into or out of them.
+    /// Workers copy into or out of them.
     pub copying: u32,
     /// They wait for the engine (in) or a worker (out).
     pub full: u32,
@@ -105,7 +113,12 @@ pub struct Census {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum State {
     Empty,
-    Copying(u64),
+    /// `done` of the `claimed` first parts of the chunk have been copied.
+    Copying {
+        chunk: u64,
+        claimed: u32,
+        done: u32,
+    },
     Full(u64),
     Flying(u64),
 }
@@ -114,14 +127,16 @@ impl State {
     const fn chunk(self) -> Option<u64> {
         match self {
             Self::Empty => None,
-            Self::Copying(chunk) | Self::Full(chunk) | Self::Flying(chunk) => Some(chunk),
+            Self::Copying { chunk, .. } | Self::Full(chunk) | Self::Flying(chunk) => Some(chunk),
         }
     }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Link {
-    workers: bool,
+    parts: u32,
+    /// The buffer of which parts are still to be claimed.
+    open: Option<u32>,
     in_flight: u32,
     flying: u32,
     buffers: Vec<State>,
@@ -152,7 +167,8 @@ impl Pipeline {
     #[must_use]
     pub fn new(flow: Flow, order: Order, chunks: u64, links: &[LinkShape]) -> Self {
         let link = |shape: &LinkShape| Link {
-            workers: shape.workers,
+            parts: shape.parts,
+            open: None,
             in_flight: shape.in_flight.max(1),
             flying: 0,
             buffers: vec![State::Empty; shape.buffers as usize],
@@ -167,18 +183,17 @@ impl Pipeline {
         if self.worker_is_done(link) {
             return WorkerStep::Done;
         }
-        match self.flow {
-            Flow::In => self.claim(link, State::Copying).map_or(WorkerStep::Wait, WorkerStep::Fill),
-            Flow::Out => {
-                let link = &mut self.links[link];
-                if link.full.is_empty() {
-                    return WorkerStep::Wait;
-                }
-                let buffer = link.full.remove(0);
-                let chunk = link.chunk(buffer);
-                link.buffers[buffer as usize] = State::Copying(chunk);
-                WorkerStep::Drain(Task { buffer, chunk })
-            }
+        if self.links[link].open.is_none() {
+            let begun = match self.flow {
+                Flow::In => self.claim(link, State::begun).map(|task| task.buffer),
+                Flow::Out => self.links[link].begin_full(),
+            };
+            self.links[link].open = begun;
+        }
+        match (self.links[link].claim_part(), self.flow) {
+            (None, _) => WorkerStep::Wait,
+            (Some((task, part)), Flow::In) => WorkerStep::Fill(task, part),
+            (Some((task, part)), Flow::Out) => WorkerStep::Drain(task, part),
         }
     }
 
@@ -191,26 +206,33 @@ impl Pipeline {
             Flow::In => !claimed,
             Flow::Out => !claimed || link.flying > 0 || !link.full.is_empty(),
         };
-        !link.workers || self.stop.is_some() || !more
+        link.parts == 0 || self.stop.is_some() || !(more || link.open.is_some())
     }
 
-    /// A worker has ended its copy; `ok = false` stops the transfer.
+    /// A worker has copied its part; `ok = false` stops the transfer.
     ///
     /// # Panics
     /// If no worker had that buffer.
     pub fn worker_done(&mut self, link: usize, buffer: u32, ok: bool) {
-        let State::Copying(chunk) = self.links[link].buffers[buffer as usize] else {
+        let State::Copying { chunk, done, .. } = &mut self.links[link].buffers[buffer as usize] else {
             panic!("buffer {buffer} of link {link} was not with a worker")
         };
+        *done += 1;
+        let chunk = *chunk;
         if !ok {
             self.fail(chunk);
         }
+        let State::Copying { claimed, done, .. } = self.links[link].buffers[buffer as usize] else { return };
+        let whole = done == self.links[link].parts;
+        if done < claimed || !(whole || self.stop.is_some()) {
+            return;
+        }
         match self.flow {
+            Flow::In if self.stop.is_none() => self.links[link].fill(buffer, chunk),
+            // One that failed is lost already.
+            Flow::Out if whole => self.links[link].free(buffer),
             // What is full after a stop goes nowhere.
-            Flow::In if self.stop.is_some() => self.lose(link, buffer, chunk),
-            Flow::In => self.links[link].fill(buffer, chunk),
-            Flow::Out if ok => self.links[link].free(buffer),
-            Flow::Out => self.lose(link, buffer, chunk),
+            _ => self.lose(link, buffer, chunk),
         }
     }
 
@@ -258,7 +280,7 @@ impl Pipeline {
         if !ok {
             self.fail(chunk);
         }
-        let to_worker = self.flow == Flow::Out && self.links[link].workers;
+        let to_worker = self.flow == Flow::Out && self.links[link].parts > 0;
         match ok {
             true if !to_worker => self.links[link].free(buffer),
             true if self.stop.is_none() => self.links[link].fill(buffer, chunk),
@@ -301,8 +323,8 @@ impl Pipeline {
     pub fn source_released(&self) -> bool {
         let reads = |link: &Link| {
             link.buffers.iter().any(|state| match state {
-                State::Copying(_) => true,
-                State::Flying(_) => !link.workers,
+                State::Copying { .. } => true,
+                State::Flying(_) => link.parts == 0,
                 State::Empty | State::Full(_) => false,
             })
         };
@@ -317,7 +339,7 @@ impl Pipeline {
         for state in &self.links[link].buffers {
             *match state {
                 State::Empty => &mut census.empty,
-                State::Copying(_) => &mut census.copying,
+                State::Copying { .. } => &mut census.copying,
                 State::Full(_) => &mut census.full,
                 State::Flying(_) => &mut census.flying,
             } += 1;
@@ -331,15 +353,25 @@ impl Pipeline {
         self.next..self.chunks
     }
 
-    /// Free buffers of `link`, as far as there are unclaimed chunks for them: how many fillers would find work.
+    /// Parts that [`Pipeline::worker_next`] would hand out for `link` one after the other: how many workers would find work.
     #[must_use]
-    pub fn fillable(&self, link: usize) -> u64 {
-        if self.stop.is_some() { 0 } else { (self.links[link].empty.len() as u64).min(self.chunks - self.next) }
+    pub fn work(&self, link: usize) -> u64 {
+        let link = &self.links[link];
+        let whole = match self.flow {
+            _ if self.stop.is_some() => 0,
+            Flow::In => (link.empty.len() as u64).min(self.chunks - self.next),
+            Flow::Out => link.full.len() as u64,
+        };
+        let open = link.open.map_or(0, |buffer| match link.buffers[buffer as usize] {
+            State::Copying { claimed, .. } => link.parts - claimed,
+            _ => 0,
+        });
+        whole.saturating_mul(u64::from(link.parts)).saturating_add(u64::from(open))
     }
 
     /// Whether the engine of `link` claims indices itself.
     fn engine_claims(&self, link: usize) -> bool {
-        self.flow == Flow::Out || !self.links[link].workers
+        self.flow == Flow::Out || self.links[link].parts == 0
     }
 
     fn claim(&mut self, link: usize, into: fn(u64) -> State) -> Option<Task> {
@@ -363,6 +395,7 @@ impl Pipeline {
     }
 
     fn fail(&mut self, chunk: u64) {
+        self.lost = self.lost.min(chunk);
         self.halt(Outcome::Failed { chunk });
     }
 
@@ -372,6 +405,13 @@ impl Pipeline {
         }
         self.stop = Some(why);
         for link in 0..self.links.len() {
+            // Its other parts will not be copied; who copies one now gives it back.
+            if let Some(buffer) = self.links[link].open.take()
+                && let State::Copying { chunk, claimed, done } = self.links[link].buffers[buffer as usize]
+                && claimed == done
+            {
+                self.lose(link, buffer, chunk);
+            }
             while let Some(buffer) = self.links[link].full.pop() {
                 let chunk = self.links[link].chunk(buffer);
                 self.lose(link, buffer, chunk);
@@ -385,7 +425,37 @@ impl Pipeline {
     }
 }
 
+impl State {
+    const fn begun(chunk: u64) -> Self {
+        Self::Copying { chunk, claimed: 0, done: 0 }
+    }
+}
+
 impl Link {
+    /// Begins to empty the buffer that has been full for longest.
+    fn begin_full(&mut self) -> Option<u32> {
+        if self.full.is_empty() {
+            return None;
+        }
+        let buffer = self.full.remove(0);
+        self.buffers[buffer as usize] = State::begun(self.chunk(buffer));
+        Some(buffer)
+    }
+
+    /// The next part of the open buffer, which is not open any more after its last one.
+    fn claim_part(&mut self) -> Option<(Task, u32)> {
+        let buffer = self.open?;
+        let State::Copying { chunk, claimed, .. } = &mut self.buffers[buffer as usize] else {
+            unreachable!("an open buffer is being copied")
+        };
+        let (task, part) = (Task { buffer, chunk: *chunk }, *claimed);
+        *claimed += 1;
+        if *claimed == self.parts {
+            self.open = None;
+        }
+        Some((task, part))
+    }
+
     fn chunk(&self, buffer: u32) -> u64 {
         self.buffers[buffer as usize].chunk().expect("only buffers that hold a chunk are in use")
     }
@@ -407,7 +477,7 @@ impl Link {
             Order::Index => {
                 let (place, buffer) = self.full.iter().enumerate().min_by_key(|(_, buffer)| self.chunk(**buffer))?;
                 let lowest = self.chunk(*buffer);
-                let behind = |state: &State| matches!(state, State::Copying(chunk) if *chunk < lowest);
+                let behind = |state: &State| matches!(state, State::Copying { chunk, .. } if *chunk < lowest);
                 (!self.buffers.iter().any(behind)).then_some(place)
             }
         }

@@ -164,7 +164,7 @@ pub struct TuningKey {
     pub active: u32,
 }
 
-/// What a profile was measured on; a different stamp makes it stale.
+/// What a profile was measured on, and by what. A profile whose stamp differs is stale; commit and date are only recorded.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stamp {
     /// What the figures stand for: `sim`, `emu` or `cuda`.
@@ -184,13 +184,14 @@ pub struct Stamp {
 }
 
 impl Stamp {
-    /// Whether figures measured under this stamp still hold under `now`; the date does not count.
+    /// Whether figures measured under this stamp still hold under `now`; commit and date do not count.
     #[must_use]
     pub fn matches(&self, now: &Self) -> bool {
         self.difference(now).is_none()
     }
 
-    /// The first thing in which this stamp differs from `now`, as `driver 580.1, now 590.2`; the date does not count.
+    /// The first thing in which this stamp differs from `now`, as `driver 580.1, now 590.2`. Commit and date do not count:
+    /// they say where figures come from, and a new build leaves the node as it was.
     #[must_use]
     pub fn difference(&self, now: &Self) -> Option<String> {
         let list = |items: &[String]| items.join(", ");
@@ -200,7 +201,6 @@ impl Stamp {
             ("GPUs", list(&self.gpus), list(&now.gpus)),
             ("PCIe", list(&self.pcie), list(&now.pcie)),
             ("CPUs", self.cpus.clone(), now.cpus.clone()),
-            ("commit", self.commit.clone(), now.commit.clone()),
         ];
         parts.into_iter().find(|(_, was, is)| was != is).map(|(what, was, is)| format!("{what} {was}, now {is}"))
     }

@@ -6,10 +6,13 @@ use std::collections::HashSet;
 
 use headway_core::staging::{EngineStep, Flow, LinkShape, Order, Outcome, Pipeline, Task, WorkerStep};
 
+/// Most parts of a chunk.
+const PARTS_MAX: u64 = 4;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Worker {
     Idle,
-    Holds(Task),
+    Holds(Task, u32),
     Ended,
 }
 
@@ -60,6 +63,10 @@ impl World {
         }
     }
 
+    fn is_copied(&self, case: &Case, link: usize, chunk: u64) -> bool {
+        (0..u64::from(case.shapes[link].parts)).all(|part| self.copied & 1 << (chunk * PARTS_MAX + part) != 0)
+    }
+
     fn fail(&mut self, chunk: u64) {
         self.failures -= 1;
         self.first_failure = Some(chunk);
@@ -72,8 +79,9 @@ impl World {
             match state {
                 Worker::Ended => {}
                 Worker::Idle => all.extend(self.worker_asks(case, worker, *link)),
-                Worker::Holds(task) => {
-                    all.extend((0..=self.failures).map(|fails| self.worker_ends(case, worker, *task, fails == 1)));
+                Worker::Holds(task, part) => {
+                    let ends = |fails| self.worker_ends(case, worker, (*task, *part), fails == 1);
+                    all.extend((0..=self.failures).map(ends));
                 }
             }
         }
@@ -94,37 +102,38 @@ impl World {
 
     fn worker_asks(&self, case: &Case, worker: usize, link: usize) -> Option<Self> {
         let mut next = self.clone();
-        let fillable = self.pipeline.fillable(link);
+        let work = self.pipeline.work(link);
         next.workers[worker].1 = match next.pipeline.worker_next(link) {
             WorkerStep::Wait => {
-                assert_eq!(next, *self, "waiting changes nothing");
+                assert_eq!((&next, work), (self, 0), "waiting changes nothing");
                 return None;
             }
             WorkerStep::Done => {
-                assert!(self.pipeline.worker_is_done(link));
+                assert!(self.pipeline.worker_is_done(link) && work == 0);
                 Worker::Ended
             }
-            WorkerStep::Fill(task) => {
-                assert!(case.flow == Flow::In && fillable > 0 && !self.pipeline.source_released());
-                Worker::Holds(task)
+            WorkerStep::Fill(task, part) => {
+                assert!(case.flow == Flow::In && !self.pipeline.source_released());
+                assert_eq!(next.pipeline.work(link), work - 1);
+                Worker::Holds(task, part)
             }
-            WorkerStep::Drain(task) => {
-                assert_eq!(case.flow, Flow::Out);
-                Worker::Holds(task)
+            WorkerStep::Drain(task, part) => {
+                assert_eq!((case.flow, next.pipeline.work(link)), (Flow::Out, work - 1));
+                Worker::Holds(task, part)
             }
         };
         Some(next)
     }
 
-    fn worker_ends(&self, case: &Case, worker: usize, task: Task, fails: bool) -> Self {
+    fn worker_ends(&self, case: &Case, worker: usize, (task, part): (Task, u32), fails: bool) -> Self {
         let mut next = self.clone();
         let link = next.workers[worker].0;
         next.workers[worker].1 = Worker::Idle;
         if fails {
             next.fail(task.chunk);
         } else {
-            once(&mut next.copied, task.chunk, "copied");
-            if case.flow == Flow::Out {
+            once(&mut next.copied, task.chunk * PARTS_MAX + u64::from(part), "copied");
+            if case.flow == Flow::Out && next.is_copied(case, link, task.chunk) {
                 once(&mut next.placed, task.chunk, "placed");
             }
         }
@@ -141,8 +150,8 @@ impl World {
             assert_eq!(next, *self, "waiting changes nothing");
             return None;
         };
-        if case.flow == Flow::In && case.shapes[link].workers {
-            assert_ne!(self.copied & 1 << task.chunk, 0, "an empty buffer was submitted");
+        if case.flow == Flow::In && case.shapes[link].parts > 0 {
+            assert!(self.is_copied(case, link, task.chunk), "a buffer was submitted before it was full");
         }
         let lower = (1 << task.chunk) - 1;
         let behind = (lower & !self.submitted).count_ones();
@@ -163,7 +172,7 @@ impl World {
         let (link, task) = next.engine.remove(flight);
         if fails {
             next.fail(task.chunk);
-        } else if case.flow == Flow::In || !case.shapes[link].workers {
+        } else if case.flow == Flow::In || case.shapes[link].parts == 0 {
             once(&mut next.placed, task.chunk, "placed");
         }
         next.pipeline.engine_done(link, task.buffer, !fails);
@@ -174,8 +183,11 @@ impl World {
         for (link, shape) in case.shapes.iter().enumerate() {
             let census = self.pipeline.census(link);
             assert_eq!(census.empty + census.copying + census.full + census.flying, shape.buffers);
-            let held = |(of, worker): &&(usize, Worker)| *of == link && matches!(worker, Worker::Holds(_));
-            assert_eq!(census.copying as usize, self.workers.iter().filter(held).count());
+            let held = |(of, worker): &&(usize, Worker)| *of == link && matches!(worker, Worker::Holds(..));
+            let held = self.workers.iter().filter(held).count();
+            // A chunk of which some parts are copied and the others are not claimed is with nobody.
+            let open = usize::from(shape.parts > 1);
+            assert!((held.div_ceil(shape.parts.max(1) as usize)..=held + open).contains(&(census.copying as usize)));
             assert_eq!(census.flying as usize, self.engine.iter().filter(|(of, _)| *of == link).count());
         }
         let prefix = self.pipeline.completed_prefix();
@@ -184,7 +196,7 @@ impl World {
             assert_eq!((self.placed, prefix), ((1 << case.chunks) - 1, case.chunks));
         }
         if self.pipeline.source_released() && case.flow == Flow::In {
-            assert!(!self.workers.iter().any(|(_, worker)| matches!(worker, Worker::Holds(_))));
+            assert!(!self.workers.iter().any(|(_, worker)| matches!(worker, Worker::Holds(..))));
         }
     }
 
@@ -243,7 +255,11 @@ fn explore(case: &Case, failures: u32, cancels: u32) -> (usize, Vec<Outcome>) {
 }
 
 const fn shape(workers: bool, buffers: u32, in_flight: u32) -> LinkShape {
-    LinkShape { workers, buffers, in_flight }
+    shared(if workers { 1 } else { 0 }, buffers, in_flight)
+}
+
+const fn shared(parts: u32, buffers: u32, in_flight: u32) -> LinkShape {
+    LinkShape { parts, buffers, in_flight }
 }
 
 /// One link or two, with workers or without, with as many buffers as the paper has, and with fewer.
@@ -260,6 +276,10 @@ fn cases() -> Vec<Case> {
                         add(&[shape(true, buffers, in_flight)], &[0, 0]);
                     }
                 }
+                add(&[shared(2, 1, 1)], &[0, 0]);
+                add(&[shared(2, 3, 2)], &[0, 0]);
+                add(&[shared(3, 2, 2)], &[0, 0]);
+                add(&[shared(2, 2, 1), shape(true, 2, 1)], &[0, 1]);
                 add(&[shape(true, 2, 1), shape(true, 2, 2)], &[0, 1]);
                 add(&[shape(true, 2, 1), shape(true, 0, 1)], &[0, 1]);
                 add(&[shape(false, 2, 2)], &[]);
@@ -312,7 +332,7 @@ fn a_failure_and_a_cancellation_together_end_too() {
 fn a_link_without_buffers_carries_nothing() {
     let mut pipeline = Pipeline::new(Flow::In, Order::Arrival, 1, &[shape(true, 0, 1), shape(true, 1, 1)]);
     assert_eq!(pipeline.worker_next(0), WorkerStep::Wait);
-    assert_eq!(pipeline.worker_next(1), WorkerStep::Fill(Task { buffer: 0, chunk: 0 }));
+    assert_eq!(pipeline.worker_next(1), WorkerStep::Fill(Task { buffer: 0, chunk: 0 }, 0));
     assert_eq!(pipeline.worker_next(0), WorkerStep::Done);
 }
 

@@ -257,13 +257,23 @@ enum Bulk {
     Same,
 }
 
+/// Ends the bulk copies on every way out, so that a failed check does not wait for them for ever.
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
 /// Runs `body` while a thread keeps two copies of 64 MiB under way in the direction `class`; returns the bulk rate in GB/s.
 fn under_bulk(driver: &Arc<Driver>, class: EngineClass, body: impl FnOnce()) -> f64 {
     const BYTES: usize = 64 << 20;
     let (going, stop, copied) = (AtomicBool::new(false), AtomicBool::new(false), AtomicU64::new(0));
     let mut rate = 0.0;
     std::thread::scope(|threads| {
-        threads.spawn(|| {
+        let _stop = Stop(&stop);
+        let bulk = threads.spawn(|| {
             let mut device = CudaDevice::open_with(driver, 0, limits()).unwrap();
             let host = device.host_buffer(2 * BYTES, HostKind::Pinned).unwrap();
             let there = device.device_buffer(2 * BYTES).unwrap();
@@ -289,13 +299,14 @@ fn under_bulk(driver: &Arc<Driver>, class: EngineClass, body: impl FnOnce()) -> 
             }
         });
         while !going.load(Ordering::Acquire) {
+            assert!(!bulk.is_finished(), "the bulk copies do not start");
             std::thread::yield_now();
         }
         let begin = (clock::now(), copied.load(Ordering::Relaxed));
         body();
         let spent = clock::now().saturating_sub(begin.0).0.max(1);
         rate = (copied.load(Ordering::Relaxed) - begin.1) as f64 / spent as f64;
-        stop.store(true, Ordering::Release);
+        assert!(!bulk.is_finished(), "the bulk copies ended before they were told to");
     });
     rate
 }

@@ -496,6 +496,31 @@ fn many_pieces_arrive_with_and_without_threads_and_multiprocessors() {
 }
 
 #[test]
+fn the_mover_of_many_pieces_is_the_one_that_was_measured_fastest() {
+    let gpus = gpus(1);
+    let mut profile = profile(gpus[0].0);
+    let window = Way::via(Method::Window, Via::Vulkan);
+    for (way, memory, setup) in [
+        (ManyBy::Gather.way(), HostMemory::Warm, 9_000),
+        (window, HostMemory::Warm, 40_000),
+        // Says nothing about requests from ordinary memory.
+        (window, HostMemory::Pinned, 1),
+    ] {
+        let (gpu, direction) = (gpus[0].0, Direction::H2d);
+        let key = Key { gpu, peer: None, way, direction, memory, load: Load::Alone, active: 1, pieces: 64 };
+        profile.curves.insert(key, line(setup, 10));
+    }
+    let copier = Copier::new(gpus, profile, options()).unwrap();
+    let buffer = copier.ports()[0].device_buffer(MIB, Reach::Window(Via::Vulkan)).unwrap();
+    let pieces: Vec<Piece> = (0..128).map(|i| Piece { from: i * 100, to: i * 200, len: 10 }).collect();
+    let report = copier.copy_many_in(At { buffer: &buffer, offset: 0 }, &vec![1; MIB], &pieces, None).unwrap();
+    // Two requests of the measured 64 pieces, each with half of the bytes.
+    assert_eq!((report.way.method, report.predicted), (Method::Staged, Some(Nanos(2 * (9_000 + 64)))));
+    let back = copier.copy_many_out(&mut vec![0; MIB], At { buffer: &buffer, offset: 0 }, &pieces[..8], None).unwrap();
+    assert_eq!(back.way.method, Method::Window, "nothing was measured for this direction");
+}
+
+#[test]
 fn pieces_that_are_packed_at_the_device_need_one_copy_a_block() {
     let copier = copier(1, options());
     let mut at = 0;

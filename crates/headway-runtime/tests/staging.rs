@@ -59,7 +59,7 @@ impl Rig {
         let port = Arc::new(FaultyPort::new(Arc::new(EmuPort::open(spec)), PortFaults::default()));
         let pool = Pool::new(port.clone(), options);
         // Longer than the patience of some pools here.
-        while let Err(error) = pool.prepare(options.threads_max, Bytes(1), None) {
+        while let Err(error) = pool.prepare(Bytes(1), None) {
             assert!(matches!(error, StagingError::NotReady { .. }), "{error}");
         }
         Self { port, pool }
@@ -119,7 +119,7 @@ impl Rig {
         let threads = self.pool.threads() as u32;
         let tuning = tuning(threads, 1 << 20);
         let [moved, _] = self.check(&[&self.pool], 3 << 20, 0, 0, &Staged { ramp: false, ..Staged::new(tuning) });
-        assert_eq!((moved.chunks, moved.threads, moved.buffer), (3, threads.min(3), Bytes(1 << 20)));
+        assert_eq!((moved.chunks, moved.threads, moved.buffer), (3, threads, Bytes(1 << 20)));
     }
 }
 
@@ -145,7 +145,7 @@ fn every_size_and_alignment_arrives_and_nothing_beside_it_changes() {
             for device in [0, 3] {
                 let how = Staged::new(tuning(3, buffer as u64));
                 let [moved_in, moved_out] = rig.check(&[&rig.pool], len, host, device, &how);
-                assert!(u64::from(moved_in.threads) <= moved_in.chunks && moved_in.threads <= 3);
+                assert!(moved_in.threads <= 3 && (moved_in.threads == 0) == (len == 0));
                 assert!(moved_out.chunks >= (len as u64).div_ceil(buffer as u64));
             }
         }
@@ -162,7 +162,8 @@ fn both_orders_both_stores_with_and_without_a_ramp_move_the_same_bytes() {
                     let tuning = Tuning { stores, in_flight, ..tuning(2, 1 << 20) };
                     let how = Staged { order, ramp, populate: true, ..Staged::new(tuning) };
                     let [moved, _] = rig.check(&[&rig.pool], (5 << 20) + 77, 7, 3, &how);
-                    assert_eq!(moved.chunks, if ramp { 2 + 2 + 8 } else { 6 }, "{how:?}");
+                    // 256, 320, 448, 576, 768 and 960 KiB, then whole ones.
+                    assert_eq!(moved.chunks, if ramp { 6 + 2 } else { 6 }, "{how:?}");
                 }
             }
         }
@@ -199,7 +200,7 @@ fn a_pool_that_is_not_ready_says_so_and_gets_ready() {
     let at = At { buffer: &there, offset: 0 };
     let error = copy_in(&[&pool], at, &[1; 10], &how).unwrap_err();
     assert!(matches!(error, StagingError::NotReady { .. }) && error.is_unavailable(), "{error}");
-    pool.prepare(2, Bytes(4096), None).unwrap();
+    pool.prepare(Bytes(4096), None).unwrap();
     assert_eq!(pool.threads(), 2);
     copy_in(&[&pool], at, &[1; 10], &how).unwrap();
 }
@@ -209,7 +210,7 @@ fn pinning_that_is_refused_is_an_error_value() {
     let faults = PortFaults { refuse_pinning: true, ..PortFaults::default() };
     let port = Arc::new(FaultyPort::new(Arc::new(EmuPort::open(EmuPortSpec::new("emu0"))), faults));
     let pool = Pool::new(port.clone(), options(2));
-    let error = pool.prepare(2, Bytes(4096), None).unwrap_err();
+    let error = pool.prepare(Bytes(4096), None).unwrap_err();
     assert!(matches!(error, StagingError::SetUp { .. }), "{error}");
     let there = port.device_buffer(10, Reach::Device).unwrap();
     let error =
@@ -221,7 +222,7 @@ fn pinning_that_is_refused_is_an_error_value() {
 fn a_pool_without_memory_is_an_error_value() {
     let port = Arc::new(EmuPort::open(EmuPortSpec::new("emu0")));
     let pool = Pool::new(port, PoolOptions { pinned_max: Bytes(0), ..options(2) });
-    let error = pool.prepare(2, Bytes(4096), None).unwrap_err();
+    let error = pool.prepare(Bytes(4096), None).unwrap_err();
     let refused = DeviceError::Refused { limit: "pinned_max", max: 0 };
     assert_eq!(error, StagingError::SetUp { gpu: "emu0".into(), source: refused });
 }
@@ -238,7 +239,7 @@ fn short_pinned_memory_means_smaller_buffers() {
 #[test]
 fn the_pool_grows_to_what_copies_ask_for_and_no_further() {
     let rig = Rig::of(EmuPortSpec::new("emu0"), PoolOptions { pinned_max: Bytes(100 << 20), ..options(4) });
-    rig.pool.prepare(4, Bytes(16 << 20), None).unwrap();
+    rig.pool.prepare(Bytes(16 << 20), None).unwrap();
     assert_eq!(rig.pool.pinned(), Bytes(96 << 20));
 }
 
@@ -301,7 +302,7 @@ fn with_loop(threads: u32, before: impl Fn(u64) + Send + Sync + 'static) -> Rig 
         to.copy_from_slice(from);
     };
     let pool = Pool::with_copy_loop(port.clone(), options(threads), Arc::new(copy_loop));
-    pool.prepare(threads, Bytes(1), None).unwrap();
+    pool.prepare(Bytes(1), None).unwrap();
     Rig { port, pool }
 }
 
@@ -373,7 +374,7 @@ fn an_engine_that_never_answers_is_a_timeout_that_names_the_queues() {
     // The engine stays taken until the copies that were given up end; nothing is reused before.
     let error = copy_in(&[&rig.pool], at, &[7; 40_000], &how).unwrap_err();
     let StagingError::Timeout { state, completed_prefix: 0, .. } = &error else { panic!("{error}") };
-    assert!(state.contains("4 full") && state.contains("waiting for others on the engine"), "{state}");
+    assert!(state.contains("5 full") && state.contains("waiting for others on the engine"), "{state}");
 }
 
 #[test]
@@ -396,7 +397,7 @@ fn a_destination_in_use_is_refused_and_one_beyond_the_end_too() {
 #[test]
 fn copies_of_many_threads_at_once_all_arrive() {
     let rig = Rig::of(EmuPortSpec::new("emu0"), PoolOptions { pinned_max: Bytes(128 << 20), ..options(6) });
-    rig.pool.prepare(6, Bytes(8 << 20), None).unwrap();
+    rig.pool.prepare(Bytes(8 << 20), None).unwrap();
     let start = Barrier::new(4);
     std::thread::scope(|scope| {
         for thread in 0..4 {
@@ -434,7 +435,7 @@ fn node(relays: usize, threads: u32, in_flight: u32, piece: u64) -> Vec<Rig> {
     (0..=relays)
         .map(|gpu| {
             let rig = Rig::of(EmuPortSpec::new(&format!("emu{gpu}")), options(threads));
-            rig.pool.prepare(threads, Bytes(piece), (gpu > 0).then_some(in_flight)).unwrap();
+            rig.pool.prepare(Bytes(piece), (gpu > 0).then_some(in_flight)).unwrap();
             rig
         })
         .collect()
@@ -450,10 +451,8 @@ fn several_links_share_the_chunks_of_ordinary_memory() {
     let how = Staged::new(Tuning { in_flight: 4, ..tuning(2, 64 << 10) });
     for len in [1, 100, 64 << 10, (9 << 20) + 13] {
         for moved in rigs[0].check(&pools(&rigs), len, 7, 3, &how) {
+            // Which link gets how many is a matter of time.
             assert_eq!(moved.links.iter().sum::<u64>(), moved.chunks);
-            if len > 1 << 20 {
-                assert!(moved.links.iter().all(|chunks| *chunks > 0), "{moved:?}");
-            }
         }
     }
     for rig in &rigs {
@@ -511,7 +510,7 @@ fn a_failing_relay_fails_the_copy_and_everything_comes_back() {
     assert!(rigs[0].read(&there)[..in_place] == data[..in_place]);
     rigs[1].port.set(PortFaults::default());
     // The lane that failed is made again.
-    rigs[1].pool.prepare(2, Bytes(64 << 10), Some(2)).unwrap();
+    rigs[1].pool.prepare(Bytes(64 << 10), Some(2)).unwrap();
     let [moved, _] = rigs[0].check(&pools(&rigs), 4 << 20, 0, 0, &how);
     assert!(moved.links[1] > 0);
 }
@@ -534,7 +533,7 @@ fn a_relay_that_is_not_prepared_is_left_out_until_it_is() {
     let how = Staged::new(tuning(2, 64 << 10));
     let [moved, _] = rigs[0].check(&pools(&rigs), 1 << 20, 0, 0, &how);
     assert_eq!(moved.links[1], 0);
-    rigs[1].pool.prepare(2, Bytes(64 << 10), Some(2)).unwrap();
+    rigs[1].pool.prepare(Bytes(64 << 10), Some(2)).unwrap();
     let [moved, _] = rigs[0].check(&pools(&rigs), 4 << 20, 0, 0, &how);
     assert!(moved.links[1] > 0);
 }
@@ -544,7 +543,7 @@ fn a_slow_link_takes_less() {
     let slow = Pace { setup: Nanos(SECOND / 50), rate: None };
     let spec = EmuPortSpec { h2d: slow, ..EmuPortSpec::new("slow") };
     let rigs = [Rig::new(1), Rig::of(spec, options(1))];
-    rigs[1].pool.prepare(1, Bytes(64 << 10), Some(1)).unwrap();
+    rigs[1].pool.prepare(Bytes(64 << 10), Some(1)).unwrap();
     let data = noise(16 << 20, 1);
     let (host, there) = (rigs[0].pinned(&data), rigs[0].there(&vec![0; data.len()]));
     let at = |buffer| At { buffer, offset: 0 };

@@ -2,9 +2,14 @@
 
 use std::path::Path;
 
+use headway_core::machine::EndpointId;
+use headway_core::transfer::{Profile, Way};
 use headway_device::DeviceError;
 use headway_os::{affinity, memory, sched, topology};
+use headway_runtime::copy::{Copier, CopyOptions};
 use serde::Serialize;
+
+use crate::ports::{self, Backend};
 
 /// One thing looked at.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -44,12 +49,13 @@ pub struct Examination {
     pub checks: Vec<Check>,
 }
 
-/// Looks at everything. Never fails: what is absent is a finding.
+/// Looks at everything, and tries every way of copying on the GPUs of `backend`. Never fails: what is absent is a finding.
 #[must_use]
-pub fn examine() -> Examination {
+pub fn examine(backend: Backend) -> Examination {
     let mut checks = vec![cuda()];
     checks.extend(devices());
     checks.extend([nvml(), cpus(), numa(), locked(), realtime(), deadline()]);
+    checks.extend(ways(backend));
     Examination { schema: 1, version: crate::VERSION, commit: crate::COMMIT, checks }
 }
 
@@ -110,6 +116,41 @@ fn devices() -> Vec<Check> {
             }
         })
         .collect()
+}
+
+/// Every way of copying on every GPU, each tried with random bytes; nothing where there are no GPUs.
+fn ways(backend: Backend) -> Vec<Check> {
+    let gpus = headway_cuda::probe().is_ok_and(|probe| !probe.devices.is_empty());
+    if backend != Backend::Emu && !gpus {
+        return Vec::new();
+    }
+    let opened = ports::open(backend, None, None).and_then(|ports| {
+        let ends = (0..).map(EndpointId).zip(ports).collect();
+        Ok(Copier::new(
+            ends,
+            Profile::default(),
+            CopyOptions { resident: true, multipath: true, ..Default::default() },
+        )?)
+    });
+    let copier = match opened {
+        Ok(copier) => copier,
+        Err(error) => return vec![absent("ways of copying", &error, "the driver's own copies are used")],
+    };
+    let meanwhile = |fallback: Option<Way>| match fallback {
+        Some(way) => format!("until then `{way}` is used"),
+        None => "nothing stands in for it".to_owned(),
+    };
+    let probes = copier.probe().into_iter().map(|probe| {
+        let found = format!("gpu{} {}", probe.gpu, probe.way);
+        match probe.usable {
+            Ok(()) => ok("way", format!("{found}: tried, copies rightly")),
+            Err(error) => {
+                let check = unavailable("way", &error, &meanwhile(probe.fallback));
+                Check { found: format!("{found}: {}", check.found), ..check }
+            }
+        }
+    });
+    probes.collect()
 }
 
 fn nvml() -> Check {

@@ -5,9 +5,12 @@ use std::path::PathBuf;
 
 use headway_core::error::FileError;
 use headway_core::planner::PlanError;
+use headway_core::transfer::fit::FitError;
 use headway_core::units::Nanos;
 use headway_device::{DeviceError, KernelError};
+use headway_os::OsError;
 use headway_runtime::blocks::DataError;
+use headway_runtime::copy::CopyError;
 use headway_runtime::host::HostError;
 use headway_runtime::intake::InputError;
 use headway_runtime::kernels::UnknownKernel;
@@ -120,6 +123,12 @@ pub enum Error {
     /// Somebody asked the run to end.
     #[error("interrupted; nothing was kept")]
     Interrupted,
+    /// Somebody asked the measurement to end.
+    #[error("interrupted; `{journal}` keeps what was measured")]
+    Paused {
+        /// The journal.
+        journal: PathBuf,
+    },
     /// What came out differs from the reference.
     #[error("stream `{stream}` is wrong: byte {at} of its output differs from the CPU's; nothing was kept")]
     Wrong {
@@ -145,12 +154,69 @@ pub enum Error {
     /// A plot cannot be drawn.
     #[error(transparent)]
     Plot(#[from] PlotError),
+    /// A process that loads the machine could not be started.
+    #[error("cannot load the machine with a process of its own")]
+    Load {
+        /// Why.
+        source: io::Error,
+    },
     /// There is no such experiment.
     #[error("there is no experiment `{name}`; there are: {known}")]
     NoExperiment {
         /// The name.
         name: String,
         /// Those that exist.
+        known: String,
+    },
+    /// A device refused or failed in a measurement.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// A copy failed.
+    #[error(transparent)]
+    Copy(#[from] CopyError),
+    /// The system refused something.
+    #[error(transparent)]
+    System(#[from] OsError),
+    /// A copy brought other bytes than it should have.
+    #[error("a copy of gpu{gpu} is wrong: {copy}: byte {at} differs")]
+    WrongCopy {
+        /// Which copy.
+        copy: String,
+        /// Position of the GPU.
+        gpu: usize,
+        /// First byte that differs.
+        at: u64,
+    },
+    /// No machine fits what was measured.
+    #[error("no machine fits what was measured")]
+    Fit(#[from] FitError),
+    /// What has been measured cannot be kept.
+    #[error("cannot keep what has been measured")]
+    Journal(#[source] io::Error),
+    /// A file that would be replaced.
+    #[error("`{path}` exists")]
+    Exists {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The file that is to be completed describes another node.
+    #[error("`{path}` has {file} GPUs, and {here} are here")]
+    OtherNode {
+        /// The file.
+        path: PathBuf,
+        /// GPUs in it.
+        file: usize,
+        /// GPUs here.
+        here: usize,
+    },
+    /// A machine has no GPU of that name.
+    #[error("machine `{machine}` has no GPU `{name}`; its GPUs: {known}")]
+    NoGpu {
+        /// The machine.
+        machine: String,
+        /// The name.
+        name: String,
+        /// The names it has.
         known: String,
     },
     /// The options contradict each other.
@@ -173,6 +239,9 @@ impl Error {
             Self::NoMachine { .. } => {
                 "`headway machines` describes them; for a machine of your own, give the path of its file"
             }
+            Self::Exists { .. } => "`--force` replaces it; or choose another file with `--out`",
+            Self::Paused { .. } => "the same command goes on with it",
+            Self::OtherNode { .. } => "measure everything, without `--only`",
             Self::TooFewGpus { available, .. } => {
                 return Some(format!(
                     "choose from 1 to {available} with `--gpus`, or another machine with `--machine`"

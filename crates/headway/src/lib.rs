@@ -3,10 +3,15 @@
 //! The one public API: the verbs of the command line as functions, and the crates below under their own names.
 #![forbid(unsafe_code)]
 
+pub mod bench;
+pub mod copy;
 pub mod doctor;
 mod error;
+pub mod explain;
 pub mod files;
+pub mod measure;
 pub mod plot;
+pub mod ports;
 pub mod report;
 pub mod reproduce;
 pub mod run;

@@ -1,12 +1,17 @@
 //! The experiments of the papers: run, compared with what the papers say, written down.
 
+mod bench;
+mod cho;
 mod fujii;
+mod loads;
+mod patil;
 
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
 use serde::Serialize;
 
+pub use self::loads::serve_load;
 use crate::Error;
 use crate::plot::Figure;
 use crate::run::Backend;
@@ -24,12 +29,50 @@ pub struct Experiment {
 }
 
 /// Every experiment, in the order of the papers.
-pub const EXPERIMENTS: &[Experiment] = &[Experiment {
-    name: "fujii",
-    about: "every transfer method alone, under CPU load, memory pressure and pipes, and two at a time",
-    paper: "Fujii, Azumi, Nishio 2013, III to VI",
-    run: fujii::run,
-}];
+pub const EXPERIMENTS: &[Experiment] = &[
+    Experiment {
+        name: "fujii",
+        about: "every transfer method alone, under CPU load, memory pressure and pipes, and two at a time",
+        paper: "Fujii, Azumi, Nishio 2013, III to VI",
+        run: fujii::run,
+    },
+    Experiment {
+        name: "patil-table1",
+        about: "pageable against pinned memory",
+        paper: "Patil 2021, Table I",
+        run: patil::table_1,
+    },
+    Experiment {
+        name: "patil-table2",
+        about: "copies and kernels at the same time",
+        paper: "Patil 2021, Table II",
+        run: patil::table_2,
+    },
+    Experiment {
+        name: "patil-batch",
+        about: "many small copies as one",
+        paper: "Patil 2021, batching of small transfers",
+        run: patil::batch,
+    },
+    Experiment {
+        name: "cho-bfs",
+        about: "breadth-first search with double queues, and the ratio of transfers to kernels",
+        paper: "Cho, Kang, Yoon 2018, BFS",
+        run: cho::bfs,
+    },
+    Experiment {
+        name: "cho-pathfinder",
+        about: "Pathfinder with double queues, and the ratio of transfers to kernels",
+        paper: "Cho, Kang, Yoon 2018, Pathfinder",
+        run: cho::pathfinder,
+    },
+    Experiment {
+        name: "cho-queues",
+        about: "the paper's double queues by threads and buffers",
+        paper: "Cho, Kang, Yoon 2018, double queuing",
+        run: cho::queues,
+    },
+];
 
 /// How an experiment is made.
 #[derive(Clone, Debug)]
@@ -40,6 +83,8 @@ pub struct Setting {
     pub quick: bool,
     /// Seed of everything drawn.
     pub seed: u64,
+    /// Machine whose profile `copy` chooses by; the built-in defaults without one.
+    pub machine: Option<String>,
 }
 
 /// What came out of one statement of the paper.

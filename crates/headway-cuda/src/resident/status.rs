@@ -80,7 +80,7 @@ impl Status {
 
     /// Whether a unit of launch `generation` has gone without having completed `command`: it never will.
     pub(super) fn is_abandoned(&self, command: u64, generation: u64) -> bool {
-        // The order matters: `left` was written after the last `completed`.
+        // In this order, as `left` was written after the last `completed`: else a launch could be made for nothing.
         (0..self.units).any(|unit| {
             self.has_left(unit, generation) && self.words().completed[unit][0].load(Ordering::Acquire) < command
         })

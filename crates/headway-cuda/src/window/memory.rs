@@ -1,7 +1,7 @@
 //! Device memory that something else can share: its CUDA side.
 
 use std::ffi::{c_int, c_uint, c_void};
-use std::os::fd::{AsRawFd as _, FromRawFd as _, IntoRawFd as _, OwnedFd};
+use std::os::fd::{FromRawFd as _, IntoRawFd as _, OwnedFd};
 use std::ptr::null_mut;
 use std::sync::Arc;
 
@@ -96,6 +96,19 @@ fn allocated(context: &Context, bytes: usize, result: Result<(), DeviceError>) -
     unsafe { call!(context.driver, cuMemGetInfo_v2(&raw mut free, &raw mut total)) }?;
     let (wanted, available) = (Bytes(bytes as u64), Bytes(free as u64));
     Err(DeviceError::OutOfMemory { what: "device memory", wanted, available })
+}
+
+/// Imports `fd` by `import`, which owns it if it succeeds.
+pub(super) fn consume<T>(fd: OwnedFd, import: impl FnOnce(c_int) -> Result<T, DeviceError>) -> Result<T, DeviceError> {
+    let fd = fd.into_raw_fd();
+    let imported = import(fd);
+    if imported.is_err() {
+        // It is still ours, say both interfaces; but there are drivers that have closed it, so this must be allowed to fail,
+        // which it is not for an `OwnedFd`.
+        // SAFETY: a number; it was ours until the import.
+        let _ = unsafe { libc::close(fd) };
+    }
+    imported
 }
 
 /// Whether handles of `context` may be given back: it is this process's and not lost.
@@ -286,18 +299,18 @@ impl External {
     /// Imports all of an allocation of `bytes` bytes.
     pub(crate) fn new(context: &Arc<Context>, fd: OwnedFd, bytes: usize) -> Result<Self, DeviceError> {
         context.bind()?;
-        let description = ExternalDescription {
-            kind: EXTERNAL_OPAQUE_FD,
-            handle: ExternalHandle { fd: fd.as_raw_fd(), unused: [0; 3] },
-            size: bytes as u64,
-            flags: 0,
-            reserved: [0; 16],
-        };
         let (driver, mut handle) = (&context.driver, null_mut());
-        // SAFETY: `handle` is valid for the call to write, the description for it to read.
-        context.note(unsafe { call!(driver, cuImportExternalMemory(&raw mut handle, &raw const description)) })?;
-        // The driver owns it from now on.
-        let _ = fd.into_raw_fd();
+        consume(fd, |fd| {
+            let description = ExternalDescription {
+                kind: EXTERNAL_OPAQUE_FD,
+                handle: ExternalHandle { fd, unused: [0; 3] },
+                size: bytes as u64,
+                flags: 0,
+                reserved: [0; 16],
+            };
+            // SAFETY: `handle` is valid for the call to write, the description for it to read.
+            context.note(unsafe { call!(driver, cuImportExternalMemory(&raw mut handle, &raw const description)) })
+        })?;
         let handle = ExternalMemory(handle);
         let mut external = Self { context: Arc::clone(context), home: Home::here(), handle, address: 0 };
         let buffer = ExternalBuffer { offset: 0, size: bytes as u64, flags: 0, reserved: [0; 16] };

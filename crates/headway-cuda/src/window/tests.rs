@@ -9,7 +9,7 @@ use headway_device::buffer::Reservation;
 use tempfile::{NamedTempFile, TempDir};
 
 use super::gdrdrv::Parts;
-use super::memory::{External, Mapped, Physical};
+use super::memory::{External, Mapped, Physical, consume};
 use super::pager::SPAN_BYTES;
 use super::*;
 
@@ -257,6 +257,37 @@ fn memory_handed_out_as_a_file_is_the_same_memory_after_its_import() {
     assert_eq!(to, from);
     drop((mapped, physical, external));
     assert_eq!(fake.live(), 1, "the library refuses a wrong order, and counts");
+}
+
+#[test]
+fn a_file_is_closed_once_after_a_refused_import_and_not_at_all_after_one_that_took_it() {
+    use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
+    let fresh = || OwnedFd::from(tempfile::tempfile().unwrap());
+    // A number high above those that other tests get meanwhile.
+    let moved = |fd: OwnedFd| {
+        // SAFETY: a new descriptor of an open file.
+        unsafe { OwnedFd::from_raw_fd(libc::fcntl(fd.as_raw_fd(), libc::F_DUPFD_CLOEXEC, 700)) }
+    };
+    // SAFETY: asks about a number.
+    let open = |fd| unsafe { libc::fcntl(fd, libc::F_GETFD) } >= 0;
+    let taken = consume(moved(fresh()), Ok).unwrap();
+    assert!(open(taken));
+    // SAFETY: it was taken over above.
+    drop(unsafe { OwnedFd::from_raw_fd(taken) });
+    let mut refused = -1;
+    let refuse = |fd| {
+        refused = fd;
+        Err::<(), _>(DeviceError::DeviceLost)
+    };
+    consume(moved(fresh()), refuse).unwrap_err();
+    assert!(refused >= 700 && !open(refused));
+    // A driver that closes what it refuses.
+    consume(moved(fresh()), |fd| {
+        // SAFETY: open, and ours.
+        drop(unsafe { OwnedFd::from_raw_fd(fd) });
+        Err::<(), _>(DeviceError::DeviceLost)
+    })
+    .unwrap_err();
 }
 
 #[test]

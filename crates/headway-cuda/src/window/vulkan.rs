@@ -8,7 +8,7 @@ mod loader;
 
 use std::collections::BTreeMap;
 use std::ffi::CStr;
-use std::os::fd::{AsRawFd as _, FromRawFd as _, IntoRawFd as _, OwnedFd};
+use std::os::fd::{FromRawFd as _, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex};
 
@@ -19,7 +19,7 @@ use headway_device::DeviceError;
 use self::choice::Seen;
 use self::loader::{SOURCES, Source};
 use super::home::{Home, keep_from_children};
-use super::memory::{External, Mapped, Physical};
+use super::memory::{External, Mapped, Physical, consume};
 use super::pager::{Base, Mover};
 use super::{Missing, Refusal};
 use crate::checked::{call, lock};
@@ -273,13 +273,13 @@ pub(crate) struct Allocation {
 impl Allocation {
     /// The memory behind `fd`, all `bytes` bytes of it.
     fn import(gpu: &Arc<Gpu>, fd: OwnedFd, bytes: usize, kind: u32) -> Result<Self, DeviceError> {
-        let mut source = vk::ImportMemoryFdInfoKHR::default().handle_type(FD).fd(fd.as_raw_fd());
-        let wanted = vk::MemoryAllocateInfo::default().allocation_size(bytes as u64).memory_type_index(kind);
-        // SAFETY: the device is alive; the descriptor is open and stands for memory of this size of the same GPU.
-        let memory = unsafe { gpu.device.allocate_memory(&wanted.push_next(&mut source), None) };
-        let memory = check("vkAllocateMemory (import)", memory)?;
-        // Vulkan owns it from now on.
-        let _ = fd.into_raw_fd();
+        let memory = consume(fd, |fd| {
+            let mut source = vk::ImportMemoryFdInfoKHR::default().handle_type(FD).fd(fd);
+            let wanted = vk::MemoryAllocateInfo::default().allocation_size(bytes as u64).memory_type_index(kind);
+            // SAFETY: the device is alive; the descriptor is open and stands for memory of this size of the same GPU.
+            let memory = unsafe { gpu.device.allocate_memory(&wanted.push_next(&mut source), None) };
+            check("vkAllocateMemory (import)", memory)
+        })?;
         Ok(Self { gpu: Arc::clone(gpu), memory, bytes, kind, mapped: false })
     }
 

@@ -8,7 +8,6 @@ use headway_core::transfer::{
     Available, Direction, HostMemory, Key, Load, Profile, Request, Selector, Statistic, Tuning, Via, Way,
 };
 use headway_core::units::{Bytes, Nanos};
-use headway_device::port::Piece;
 use headway_os::clock;
 
 use super::gpu::Gpu;
@@ -197,19 +196,27 @@ impl Auto {
         curve.map(|curve| curve.at(bytes, Statistic::Median))
     }
 
-    /// The same of a request of many pieces.
+    /// The same of a request of many pieces, from the nearest number of pieces that was measured.
     pub(super) fn predicted_many(
         &self,
         gpu: EndpointId,
         direction: Direction,
         by: ManyBy,
-        pieces: &[Piece],
+        memory: HostMemory,
+        pieces: usize,
+        bytes: Bytes,
     ) -> Option<Nanos> {
-        let bytes = Bytes(pieces.iter().map(|piece| piece.len as u64).sum());
-        let pieces = u32::try_from(pieces.len()).ok()?;
-        let mut curves = self.profile.curves.iter().filter(|(key, _)| key.pieces == pieces);
-        let fits = |key: &Key| key.gpu == gpu && key.direction == direction && key.way == by.way();
-        curves.find(|(key, _)| fits(key)).map(|(_, curve)| curve.at(bytes, Statistic::Median))
+        let pieces = u64::try_from(pieces).ok()?.max(1);
+        // Windows and resident copiers have forms; pieces go by the first that can be used, which is the one measured.
+        let fits = |key: &Key| {
+            (key.gpu, key.direction, key.way.method, key.memory) == (gpu, direction, by.way().method, memory)
+                && key.pieces > 1
+        };
+        let curves = self.profile.curves.iter().filter(|(key, _)| fits(key));
+        // As many requests of the measured number as it takes, each with its share of the bytes.
+        let (key, curve) = curves.min_by_key(|(key, _)| u64::from(key.pieces).abs_diff(pieces))?;
+        let requests = pieces.div_ceil(u64::from(key.pieces));
+        Some(Nanos(curve.at(Bytes(bytes.0.div_ceil(requests)), Statistic::Median).0.saturating_mul(requests)))
     }
 
     /// Tells, once for each way of each GPU, that another is used.

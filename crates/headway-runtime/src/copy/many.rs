@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use headway_core::machine::Method;
-use headway_core::transfer::{Direction, Way};
+use headway_core::transfer::{Direction, HostMemory, Way};
 use headway_core::units::Bytes;
 use headway_device::port::{Move, Mover, Piece};
 use headway_device::{Access, Buffer, DeviceError, Span};
@@ -36,6 +36,12 @@ const WINDOW_IN_MAX: usize = 256 << 10;
 const WINDOW_OUT_MAX: usize = 2 << 10;
 
 impl ManyBy {
+    /// By a kernel with as many blocks as the copier launches where it chooses.
+    #[must_use]
+    pub const fn kernel(direction: Direction) -> Self {
+        Self::Lane(Mover::Kernel { blocks: kernel_blocks(direction) })
+    }
+
     /// The way under which reports and profiles name it; [`Mover::Batch`] is the driver's own way for many pieces.
     #[must_use]
     pub const fn way(self) -> Way {
@@ -63,6 +69,13 @@ struct Request {
     pieces: Vec<Piece>,
     bytes: usize,
     pinned: bool,
+}
+
+impl Request {
+    /// The host memory whose curves it goes by.
+    const fn memory(&self) -> HostMemory {
+        if self.pinned { HostMemory::Pinned } else { HostMemory::Warm }
+    }
 }
 
 /// Where the host's and the device's pieces are; the other way round for copies out.
@@ -108,10 +121,14 @@ impl Copier {
             self.auto.tell_absence(many.gpu, &gpu.port.description().name, *absent, reason, way);
         }
         let chosen = chosen.filter(|_| instead_of.is_none());
-        let predicted = |by| self.auto.predicted_many(gpu.endpoint, many.direction, by, &request.pieces);
+        let bytes = Bytes(request.bytes as u64);
+        let predicted = |by| {
+            let (endpoint, direction, pieces) = (gpu.endpoint, many.direction, request.pieces.len());
+            self.auto.predicted_many(endpoint, direction, by, request.memory(), pieces, bytes)
+        };
         Ok(Report {
             way,
-            bytes: Bytes(request.bytes as u64),
+            bytes,
             chunks: moved.chunks,
             predicted: chosen.and_then(predicted),
             observed: clock::now().saturating_sub(started),
@@ -123,19 +140,40 @@ impl Copier {
 
     /// The mover for `request`; `None` = its pieces one by one, as single copies.
     fn mover(&self, many: &Many<'_>, request: &Request) -> Option<ManyBy> {
-        let kernel = ManyBy::Lane(Mover::Kernel { blocks: kernel_blocks(many.direction) });
+        let kernel = ManyBy::kernel(many.direction);
         let pieces = request.pieces.len();
         if pieces <= 1 || request.bytes / pieces >= LONG {
             return None;
         }
         let windowed = many.device.buffer.window().is_some();
         let window_max = if many.direction == Direction::D2h { WINDOW_OUT_MAX } else { WINDOW_IN_MAX };
+        let measured = self.measured_mover(many, request, kernel, windowed);
         Some(match request.pinned {
+            _ if measured.is_some() => measured?,
             _ if windowed && request.bytes <= window_max => ManyBy::Window,
             true if self.options.no_sm => ManyBy::Lane(Mover::Batch),
             true => kernel,
             false => ManyBy::Gather,
         })
+    }
+
+    /// The mover that the profile says is fastest, if it has two to compare.
+    fn measured_mover(&self, many: &Many<'_>, request: &Request, kernel: ManyBy, windowed: bool) -> Option<ManyBy> {
+        let sm = !self.options.no_sm;
+        let movers = [
+            (ManyBy::Lane(Mover::Loop), request.pinned),
+            (ManyBy::Lane(Mover::Batch), request.pinned),
+            (kernel, request.pinned && sm),
+            (ManyBy::Gather, !request.pinned),
+            (ManyBy::Window, windowed),
+            (ManyBy::Resident, sm && self.options.resident),
+        ];
+        let (gpu, bytes) = (self.gpus[many.gpu].endpoint, Bytes(request.bytes as u64));
+        let (direction, memory, pieces) = (many.direction, request.memory(), request.pieces.len());
+        let cost = |by| self.auto.predicted_many(gpu, direction, by, memory, pieces, bytes);
+        let movers = movers.into_iter().filter(|(_, usable)| *usable);
+        let costs: Vec<_> = movers.filter_map(|(by, _)| cost(by).map(|cost| (cost, by))).collect();
+        if costs.len() < 2 { None } else { costs.into_iter().min_by_key(|(cost, _)| *cost).map(|(_, by)| by) }
     }
 
     fn many_by(&self, many: &mut Many<'_>, request: &Request, by: ManyBy) -> Result<Moved, CopyError> {

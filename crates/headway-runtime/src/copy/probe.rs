@@ -95,11 +95,18 @@ impl Copier {
         Ok(())
     }
 
-    /// To the next GPU and back.
+    /// To the first GPU that is reached directly.
     fn try_peer(&self, at: usize, here: &Buffer) -> Result<(), CopyError> {
         let way = Way::of(Method::Peer);
-        let other = (at + 1) % self.gpus.len();
         let refuse = |error| CopyError::device(way, error, 0, 0);
+        let reached = |other: &usize| *other != at && self.gpus[at].port.reaches(self.gpus[*other].id);
+        let other = (0..self.gpus.len()).find(reached).ok_or_else(|| {
+            refuse(DeviceError::Unavailable {
+                what: "a direct way to another GPU".into(),
+                reason: "none is reached".into(),
+                remedy: "copies between GPUs go through the host".into(),
+            })
+        })?;
         let there = self.gpus[other].port.device_buffer(here.len(), Reach::Device).map_err(refuse)?;
         let mut random = Random(0xD1B5_4A32_D192_ED03);
         for size in SIZES {
@@ -111,7 +118,7 @@ impl Copier {
             self.peer(ends(&there), ends(here), size)?;
             read(&self.gpus[other], &there, &mut arrived).map_err(refuse)?;
             inside[GUARD..GUARD + size].copy_from_slice(&data);
-            compare(way, "to the next GPU", size, &arrived, &inside)?;
+            compare(way, "on the other GPU", size, &arrived, &inside)?;
         }
         Ok(())
     }

@@ -202,8 +202,7 @@ impl Copier {
                 Err(StagingError::NotReady { .. }) if set_up => {
                     for (at, link) in links.iter().enumerate() {
                         let relay = (at > 0).then_some(tuning.in_flight);
-                        link.prepare(tuning.threads, tuning.buffer, relay)
-                            .map_err(|error| staging_error(way, error))?;
+                        link.prepare(tuning.buffer, relay).map_err(|error| staging_error(way, error))?;
                     }
                 }
                 Err(StagingError::Busy { .. }) if set_up && patience.pause() => {}

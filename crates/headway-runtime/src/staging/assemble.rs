@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use headway_core::staging::{Cuts, Flow, LinkShape, Pipeline};
+use headway_core::staging::{Cuts, Flow, LinkShape, Pipeline, Ramp, SPARE_BUFFERS};
 use headway_core::units::Bytes;
 use headway_device::{Buffer, DeviceError};
 
@@ -72,9 +72,10 @@ impl<'a> Request<'a> {
         let workers: Vec<usize> = links.iter().map(|link| link.shared.crew.len()).collect();
         let pipeline = Pipeline::new(self.flow, self.how.order, cuts.count(), &shapes);
         let job = Arc::new(Job {
-            exchange: Exchange::new(self.flow, pipeline, &workers, &signal),
+            exchange: Exchange::new(pipeline, &workers, &signal),
             flow: self.flow,
             cuts,
+            parts: shapes.iter().map(|shape| shape.parts).collect(),
             host: self.host.clone(),
             host_at: self.host_at,
             pinned,
@@ -87,7 +88,12 @@ impl<'a> Request<'a> {
         Ok(Drive { links, job, signal, device: self.device, cancel: self.how.cancel, patience })
     }
 
-    /// Takes workers, and pinned memory for two buffers each of those that there should be.
+    /// Pinned buffers of one link.
+    fn buffers(&self) -> u64 {
+        u64::from(self.how.tuning.in_flight.max(1)) + u64::from(SPARE_BUFFERS)
+    }
+
+    /// Takes workers, and pinned memory for them.
     fn take_pinned(&self, link: &mut Link, buffer: u64) {
         let chunks = self.bytes.div_ceil(buffer.min(BUFFER_MIN)).max(1);
         let threads = u64::from(self.how.tuning.threads.max(1)).min(chunks) as usize;
@@ -96,25 +102,26 @@ impl<'a> Request<'a> {
             return;
         }
         link.wanted = threads.min(link.shared.crew.len());
-        link.slabs = link.shared.take_slabs((2 * link.wanted as u64).div_ceil(fitting(&link.shared, buffer)) as usize);
+        link.slabs = link.shared.take_slabs(self.buffers().div_ceil(fitting(&link.shared, buffer)) as usize);
         if link.slabs.is_empty() {
             link.workers.drain(..).for_each(|worker| link.shared.crew.release(worker));
             link.wanted = 0;
         }
     }
 
-    /// The chunks, as large as asked for or as pinned memory allows with two buffers a worker.
+    /// The chunks, as large as asked for or as pinned memory allows with all buffers.
     fn cut(&self, links: &[Link], mut buffer: u64) -> Cuts {
         let enough = |buffer| {
-            links.iter().all(|link| link.slabs.len() as u64 * fitting(&link.shared, buffer) >= 2 * link.wanted as u64)
+            let all = |link: &Link| link.slabs.len() as u64 * fitting(&link.shared, buffer) >= self.buffers();
+            links.iter().all(|link| link.wanted == 0 || all(link))
         };
         while buffer > BUFFER_MIN && !enough(buffer) {
             buffer = (buffer / 2).max(BUFFER_MIN);
         }
         let (address, total, buffer) = (self.address, Bytes(self.bytes), Bytes(buffer));
         if self.workers && self.how.ramp {
-            let workers = links.iter().map(|link| link.wanted).sum::<usize>();
-            Cuts::ramped(self.flow, address, total, buffer, workers as u32)
+            let sharing = links.iter().filter(|link| link.wanted > 0).count();
+            Cuts::ramped(self.flow, address, total, buffer, Ramp::shared(sharing as u32))
         } else {
             Cuts::even(self.flow, address, total, buffer)
         }
@@ -129,17 +136,17 @@ impl<'a> Request<'a> {
         for (index, link) in links.iter_mut().enumerate() {
             let slots = if index == 0 { in_flight } else { in_flight.min(link.slots.len() as u32) };
             if !self.workers {
-                shapes.push(LinkShape { workers: false, buffers: slots, in_flight: slots });
+                shapes.push(LinkShape { parts: 0, buffers: slots, in_flight: slots });
                 pinned.push(Vec::new());
                 continue;
             }
-            // Only as many workers wake as there are chunks.
-            link.wanted = (link.wanted as u64).min(chunks) as usize;
-            chunks -= link.wanted as u64;
+            // Nobody wakes for a link that gets no chunk.
+            link.wanted = if chunks == 0 { 0 } else { link.wanted };
             let most = link.workers.len().min(link.wanted);
             link.workers.drain(most..).for_each(|worker| link.shared.crew.release(worker));
             let each = fitting(&link.shared, bound);
-            let buffers = (2 * link.wanted as u64).min(link.slabs.len() as u64 * each).min(cuts.count());
+            let buffers = self.buffers().min(link.slabs.len() as u64 * each).min(chunks);
+            chunks -= buffers;
             let slabs = link.slabs.split_off(buffers.div_ceil(each) as usize);
             link.shared.put(Vec::new(), slabs, None);
             let stride = bound.next_multiple_of(LINE);
@@ -148,8 +155,7 @@ impl<'a> Request<'a> {
                 at: (at % each * stride) as usize,
             };
             pinned.push((0..buffers).map(place).collect());
-            let in_flight = slots.min(link.wanted.max(1) as u32);
-            shapes.push(LinkShape { workers: true, buffers: buffers as u32, in_flight });
+            shapes.push(LinkShape { parts: link.wanted.max(1) as u32, buffers: buffers as u32, in_flight: slots });
         }
         (shapes, pinned)
     }

@@ -5,7 +5,7 @@
 
 use std::sync::PoisonError;
 
-use headway_core::staging::{Census, EngineStep, Flow, Outcome, Pipeline, Task, WorkerStep};
+use headway_core::staging::{Census, EngineStep, Outcome, Pipeline, Task, WorkerStep};
 use headway_device::DeviceError;
 use headway_os::OsError;
 
@@ -57,7 +57,6 @@ impl Inner {
 
 /// One transfer's meeting place.
 pub(super) struct Exchange {
-    flow: Flow,
     inner: Mutex<Inner>,
     /// Of the thread that drives the engines.
     driver: Arc<Signal>,
@@ -65,9 +64,9 @@ pub(super) struct Exchange {
 
 impl Exchange {
     /// `workers`: of each link, as many as may come.
-    pub(super) fn new(flow: Flow, pipeline: Pipeline, workers: &[usize], driver: &Arc<Signal>) -> Self {
+    pub(super) fn new(pipeline: Pipeline, workers: &[usize], driver: &Arc<Signal>) -> Self {
         let waiting = workers.iter().map(|count| Vec::with_capacity(*count)).collect();
-        Self { flow, inner: Mutex::new(Inner { pipeline, waiting, fault: None }), driver: Arc::clone(driver) }
+        Self { inner: Mutex::new(Inner { pipeline, waiting, fault: None }), driver: Arc::clone(driver) }
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -98,11 +97,11 @@ impl Exchange {
 
     /// The part of worker `me`, as far as there is something to `copy` now; whether the worker is free afterwards, rather than
     /// waiting to be called back.
-    pub(super) fn serve(&self, link: usize, me: usize, mut copy: impl FnMut(Task) -> Result<(), Fault>) -> bool {
+    pub(super) fn serve(&self, link: usize, me: usize, mut copy: impl FnMut(Task, u32) -> Result<(), Fault>) -> bool {
         let mut last = None;
         loop {
             match self.work(link, me, last.take()) {
-                WorkerStep::Fill(task) | WorkerStep::Drain(task) => last = Some((task, copy(task))),
+                WorkerStep::Fill(task, part) | WorkerStep::Drain(task, part) => last = Some((task, copy(task, part))),
                 WorkerStep::Wait => return false,
                 WorkerStep::Done => return true,
             }
@@ -124,12 +123,13 @@ impl Exchange {
             if let Err(fault) = result {
                 inner.keep(fault);
             }
+            let before = inner.pipeline.work(link);
             inner.pipeline.engine_done(link, buffer, ok);
-            // A free buffer (in) or a full one (out): work for one.
-            let work = self.flow == Flow::Out || inner.pipeline.fillable(link) > 0;
-            if work && let Some(worker) = inner.waiting[link].pop() {
-                round.called.push((link, worker));
-            }
+            // A free buffer (in) or a full one (out): work for as many as share a chunk.
+            let more = inner.pipeline.work(link).saturating_sub(before);
+            let left = inner.waiting[link].len().saturating_sub(usize::try_from(more).unwrap_or(usize::MAX));
+            // After a stop nothing is handed out, but on the way out somebody must see the end of it.
+            round.called.extend(inner.waiting[link].drain(left..).map(|worker| (link, worker)));
         }
         for link in 0..inner.waiting.len() {
             loop {

@@ -1,5 +1,5 @@
-//! Where threads meet, under a scheduler that tries many interleavings: a crew of two, three chunks, both directions, a
-//! failure at each step. The same sources as in the product, over primitives of the model checker.
+//! Where threads meet, under a scheduler that tries many interleavings: a crew of two, three chunks, whole or shared, both
+//! directions, a failure at each step. The same sources as in the product, over primitives of the model checker.
 
 #[path = "crew.rs"]
 #[expect(dead_code, reason = "the model does without time")]
@@ -48,31 +48,34 @@ enum Failing {
 
 struct Job {
     exchange: Exchange,
-    /// The chunk in each buffer; locked while it is used, by one at a time.
-    buffers: Vec<Mutex<Option<u64>>>,
-    /// How often a worker copied each chunk.
-    copied: Mutex<[u32; CHUNKS as usize]>,
+    /// The chunk in each part of each buffer; locked while it is used, by one at a time.
+    buffers: Vec<Vec<Mutex<Option<u64>>>>,
+    /// How often a worker copied each part of each chunk.
+    copied: Mutex<[Vec<u32>; CHUNKS as usize]>,
     failing: Failing,
     flow: Flow,
 }
 
 impl Job {
-    fn copy(&self, task: Task) -> Result<(), Fault> {
-        let mut buffer = self.buffers[task.buffer as usize].try_lock().expect("a buffer has one user at a time");
-        self.copied.lock().unwrap()[task.chunk as usize] += 1;
+    fn copy(&self, task: Task, part: u32) -> Result<(), Fault> {
+        let mut place =
+            self.buffers[task.buffer as usize][part as usize].try_lock().expect("a part has one user at a time");
+        self.copied.lock().unwrap()[task.chunk as usize][part as usize] += 1;
         match self.flow {
-            Flow::In => *buffer = Some(task.chunk),
-            Flow::Out => assert_eq!(buffer.take(), Some(task.chunk)),
+            Flow::In => *place = Some(task.chunk),
+            Flow::Out => assert_eq!(place.take(), Some(task.chunk)),
         }
         shuttle::thread::yield_now();
         if self.failing == Failing::Worker(task.chunk) { Err(Fault::Panic) } else { Ok(()) }
     }
 
     fn fly(&self, task: Task) -> Result<(), Fault> {
-        let mut buffer = self.buffers[task.buffer as usize].try_lock().expect("a buffer has one user at a time");
-        match self.flow {
-            Flow::In => assert_eq!(buffer.take(), Some(task.chunk)),
-            Flow::Out => *buffer = Some(task.chunk),
+        for place in &self.buffers[task.buffer as usize] {
+            let mut place = place.try_lock().expect("the engine has a buffer to itself");
+            match self.flow {
+                Flow::In => assert_eq!(place.take(), Some(task.chunk)),
+                Flow::Out => *place = Some(task.chunk),
+            }
         }
         if self.failing == Failing::Engine(task.chunk) {
             return Err(Fault::Device(DeviceError::DeviceLost));
@@ -82,14 +85,14 @@ impl Job {
 }
 
 /// The driver, as [`super::drive`] does it; the engine ends what it has when there is nothing else to do.
-fn transfer(crew: &Crew<Arc<Job>>, flow: Flow, buffers: u32, failing: Failing) -> (Outcome, u64) {
+fn transfer(crew: &Crew<Arc<Job>>, flow: Flow, (buffers, parts): (u32, u32), failing: Failing) -> (Outcome, u64) {
     let driver = Signal::here();
-    let shape = LinkShape { workers: true, buffers, in_flight: 2 };
+    let shape = LinkShape { parts, buffers, in_flight: 2 };
     let pipeline = Pipeline::new(flow, Order::Arrival, CHUNKS, &[shape]);
     let mut job = Arc::new(Job {
-        exchange: Exchange::new(flow, pipeline, &[WORKERS], &driver),
-        buffers: (0..buffers).map(|_| Mutex::new(None)).collect(),
-        copied: Mutex::new([0; CHUNKS as usize]),
+        exchange: Exchange::new(pipeline, &[WORKERS], &driver),
+        buffers: (0..buffers).map(|_| (0..parts).map(|_| Mutex::new(None)).collect()).collect(),
+        copied: Mutex::new([(); CHUNKS as usize].map(|()| vec![0; parts as usize])),
         failing,
         flow,
     });
@@ -127,31 +130,31 @@ fn transfer(crew: &Crew<Arc<Job>>, flow: Flow, buffers: u32, failing: Failing) -
     while Arc::get_mut(&mut job).is_none() {
         shuttle::thread::yield_now();
     }
-    let copied = *job.copied.lock().unwrap();
-    assert!(copied.iter().all(|times| *times <= 1));
+    let copied = job.copied.lock().unwrap().clone();
+    assert!(copied.iter().flatten().all(|times| *times <= 1));
     let (prefix, _) = job.exchange.remains();
     if outcome == Outcome::Complete {
-        assert_eq!((copied, prefix), ([1; CHUNKS as usize], CHUNKS));
+        assert!(prefix == CHUNKS && copied.iter().flatten().all(|times| *times == 1));
     }
     (outcome, prefix)
 }
 
 /// Two transfers in a row by one crew, the second without a fault.
-fn scenario(flow: Flow, buffers: u32, failing: Failing) {
+fn scenario(flow: Flow, shape: (u32, u32), failing: Failing) {
     let crew: Arc<Crew<Arc<Job>>> = Arc::new(Crew::new());
     let threads: Vec<_> = (0..WORKERS)
         .map(|_| {
             let crew = Arc::clone(&crew);
             shuttle::thread::spawn(move || {
                 let me = crew.enlist();
-                crew.live(&me, |job| job.exchange.serve(0, me.index, |task| job.copy(task)));
+                crew.live(&me, |job| job.exchange.serve(0, me.index, |task, part| job.copy(task, part)));
             })
         })
         .collect();
     while crew.len() < WORKERS {
         shuttle::thread::yield_now();
     }
-    let (outcome, prefix) = transfer(&crew, flow, buffers, failing);
+    let (outcome, prefix) = transfer(&crew, flow, shape, failing);
     match failing {
         Failing::Nothing => assert_eq!(outcome, Outcome::Complete),
         Failing::Worker(chunk) | Failing::Engine(chunk) => {
@@ -160,7 +163,7 @@ fn scenario(flow: Flow, buffers: u32, failing: Failing) {
         }
         Failing::Cancel(_) => assert!(matches!(outcome, Outcome::Cancelled | Outcome::Complete)),
     }
-    assert_eq!(transfer(&crew, flow, buffers, Failing::Nothing).0, Outcome::Complete);
+    assert_eq!(transfer(&crew, flow, shape, Failing::Nothing).0, Outcome::Complete);
     crew.close();
     threads.into_iter().for_each(|thread| thread.join().unwrap());
     // Nobody is lost: both are idle again.
@@ -172,9 +175,9 @@ fn explore(flow: Flow) {
         .flat_map(|at| [Failing::Worker(at), Failing::Engine(at), Failing::Cancel(at + 1)])
         .chain([Failing::Nothing]);
     for failing in faults {
-        for buffers in [1, 2, 4] {
-            shuttle::check_random(move || scenario(flow, buffers, failing), 60);
-            shuttle::check_pct(move || scenario(flow, buffers, failing), 60, 3);
+        for shape in [(1, 1), (2, 1), (4, 1), (1, 2), (3, 2)] {
+            shuttle::check_random(move || scenario(flow, shape, failing), 40);
+            shuttle::check_pct(move || scenario(flow, shape, failing), 40, 3);
         }
     }
 }

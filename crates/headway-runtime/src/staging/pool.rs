@@ -9,7 +9,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
-use headway_core::staging::Flow;
+use headway_core::staging::{Flow, SPARE_BUFFERS};
 use headway_core::units::{Bytes, Nanos};
 use headway_device::port::{Caching, Port, Reach};
 use headway_device::{Buffer, DeviceError};
@@ -29,6 +29,8 @@ const SLABS_AT_START: usize = 4;
 const LANES_AT_START: usize = 2;
 /// Lanes kept.
 const LANES_MAX: usize = 16;
+/// Most chunks on the engine that pinned memory is prepared for.
+const IN_FLIGHT_MAX: u32 = 4;
 /// Chunks that may be on their way through one relay.
 const RELAYS_MAX: usize = 16;
 
@@ -135,12 +137,11 @@ impl Pool {
         }
     }
 
-    /// Starts, and waits until there is all that one copy with `threads` threads and buffers of `buffer` bytes may have;
-    /// `relay`: also what it takes as a relay with that many chunks in flight. For measurements and tests.
+    /// Starts, and waits until there are all threads, and all that one copy with buffers of `buffer` bytes may have; `relay`: also what it takes as a relay with that many chunks in flight. For measurements and tests.
     ///
     /// # Errors
     /// [`StagingError::SetUp`], [`StagingError::NotReady`] after the pool's patience, [`StagingError::Forked`].
-    pub fn prepare(&self, threads: u32, buffer: Bytes, relay: Option<u32>) -> Result<(), StagingError> {
+    pub fn prepare(&self, buffer: Bytes, relay: Option<u32>) -> Result<(), StagingError> {
         let shared = &self.shared;
         if !shared.is_ours() {
             return Err(StagingError::Forked);
@@ -148,7 +149,7 @@ impl Pool {
         let until = Instant::now() + Duration::from_nanos(shared.options.patience.0);
         let mut orders = shared.orders();
         let each = (shared.slab_bytes() / buffer.0.max(1)).max(1);
-        let slabs = (u64::from(threads) * 2).div_ceil(each) as usize;
+        let slabs = u64::from(IN_FLIGHT_MAX + SPARE_BUFFERS).div_ceil(each) as usize;
         orders.slabs = orders.slabs.max(slabs.min(shared.slabs_max()));
         if let Some(slots) = relay {
             orders.want_relays(slots as usize, buffer.0 as usize);
@@ -488,7 +489,7 @@ mod tests {
             Tuning { threads: 1, buffer: Bytes(4096), stores: headway_core::transfer::Stores::Plain, in_flight: 1 };
         let how = Staged::new(tuning);
         pool.start();
-        assert_eq!(pool.prepare(1, Bytes(1), None), Err(StagingError::Forked));
+        assert_eq!(pool.prepare(Bytes(1), None), Err(StagingError::Forked));
         assert_eq!(copy_in(&[&pool], at, &[1; 10], &how), Err(StagingError::Forked));
         assert_eq!(copy_out(&[&pool], &mut [1; 10], at, &how), Err(StagingError::Forked));
         assert!(!pool.shared.orders().started);

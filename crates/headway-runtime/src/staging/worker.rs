@@ -1,5 +1,6 @@
 //! What staging threads do: each waits for a transfer, copies chunks for it until it has nothing for it, and goes back.
 
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -24,11 +25,21 @@ pub(super) struct Pinned {
     pub(super) at: usize,
 }
 
+impl Pinned {
+    /// Claims the part `range` of `chunk`, which lies here.
+    fn claim(&self, chunk: &Range<u64>, range: &Range<u64>, access: Access) -> Result<Span, DeviceError> {
+        let at = |offset: u64| self.at + (offset - chunk.start) as usize;
+        self.memory.claim(at(range.start)..at(range.end), access)
+    }
+}
+
 /// One transfer.
 pub(super) struct Job {
     pub(super) exchange: Exchange,
     pub(super) flow: Flow,
     pub(super) cuts: Cuts,
+    /// Parts in which the workers of each link copy a chunk.
+    pub(super) parts: Vec<u32>,
     /// The caller's memory.
     pub(super) host: Buffer,
     /// Where the copy begins in it.
@@ -43,23 +54,29 @@ pub(super) struct Job {
 }
 
 impl Job {
-    /// Claims what chunk `index` is in the caller's memory.
-    fn own(&self, index: u64, access: Access) -> Result<Span, DeviceError> {
-        let range = self.cuts.chunk(index);
+    /// Claims what `range` of the copy is in the caller's memory.
+    fn own(&self, range: Range<u64>, access: Access) -> Result<Span, DeviceError> {
         self.host.claim(self.host_at + range.start as usize..self.host_at + range.end as usize, access)
     }
 
     /// Claims the part of a buffer that holds its chunk; on links without workers that is the caller's memory itself.
     pub(super) fn staged(&self, link: usize, task: Task, access: Access) -> Result<Span, DeviceError> {
-        let Some(pinned) = self.pinned[link].get(task.buffer as usize) else { return self.own(task.chunk, access) };
-        let range = self.cuts.chunk(task.chunk);
-        pinned.memory.claim(pinned.at..pinned.at + (range.end - range.start) as usize, access)
+        let chunk = self.cuts.chunk(task.chunk);
+        match self.pinned[link].get(task.buffer as usize) {
+            None => self.own(chunk, access),
+            Some(pinned) => pinned.claim(&chunk, &chunk, access),
+        }
     }
 
-    fn copy(&self, link: usize, task: Task) -> Result<(), Fault> {
+    fn copy(&self, link: usize, task: Task, part: u32) -> Result<(), Fault> {
+        let (chunk, range) = (self.cuts.chunk(task.chunk), self.cuts.part(task.chunk, part, self.parts[link]));
+        if range.is_empty() {
+            return Ok(());
+        }
+        let pinned = &self.pinned[link][task.buffer as usize];
         let (from, to) = match self.flow {
-            Flow::In => (self.own(task.chunk, Access::Read), self.staged(link, task, Access::Write)),
-            Flow::Out => (self.staged(link, task, Access::Read), self.own(task.chunk, Access::Write)),
+            Flow::In => (self.own(range.clone(), Access::Read), pinned.claim(&chunk, &range, Access::Write)),
+            Flow::Out => (pinned.claim(&chunk, &range, Access::Read), self.own(range, Access::Write)),
         };
         let (from, mut to) = (from.map_err(Fault::Device)?, to.map_err(Fault::Device)?);
         let from = from.bytes().map_err(Fault::Device)?;
@@ -76,7 +93,7 @@ impl Job {
 pub(super) fn live(crew: &Crew<Work>, me: &Member<Work>) {
     crew.live(me, |(job, link)| {
         let started = clock::thread_cpu_time();
-        let free = job.exchange.serve(*link, me.index, |task| job.copy(*link, task));
+        let free = job.exchange.serve(*link, me.index, |task, part| job.copy(*link, task, part));
         job.cpu.fetch_add(clock::thread_cpu_time().saturating_sub(started).0, Ordering::Relaxed);
         free
     });

@@ -1,5 +1,7 @@
 //! Fujii 2013: which method when, alone, under load, and two at a time.
 
+mod hardware;
+
 use headway_core::transfer::Direction;
 use headway_sim::fujii::{self, Class, Constants, Finding, Stress, Study};
 
@@ -15,8 +17,12 @@ const SLACK_PERCENT: u64 = 5;
 
 pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
     match setting.backend {
-        Backend::Sim | Backend::Auto => Ok(simulated(setting)),
-        Backend::Emu | Backend::Cuda => Err(Error::Options("`fujii` runs with `--backend sim`")),
+        Backend::Sim => Ok(simulated(setting)),
+        Backend::Emu | Backend::Cuda => hardware::run(setting),
+        Backend::Auto => match headway_cuda::probe() {
+            Ok(probe) if !probe.devices.is_empty() => hardware::run(setting),
+            _ => Ok(simulated(setting)),
+        },
     }
 }
 
@@ -138,7 +144,7 @@ mod tests {
 
     #[test]
     fn every_statement_of_the_paper_is_reproduced_in_simulation() {
-        let setting = Setting { backend: Backend::Sim, quick: false, seed: 1 };
+        let setting = Setting { backend: Backend::Sim, quick: false, seed: 1, machine: None };
         let outcome = run(&setting).unwrap();
         assert_eq!(outcome.rows.len(), 21);
         let broken: Vec<_> = outcome.rows.iter().filter(|row| row.verdict != Verdict::Reproduced).collect();

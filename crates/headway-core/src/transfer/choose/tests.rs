@@ -202,8 +202,8 @@ fn a_stale_profile_means_the_driver_and_names_the_remedy() {
         choice.why[1],
         "the profile is stale (driver , now 590): the driver only; `headway measure` writes a new one"
     );
-    let same = Stamp { driver: String::new(), ..now };
-    assert!(profile.stamp.is_some_and(|stamp| stamp.matches(&same)), "the date does not count");
+    let same = Stamp { driver: String::new(), commit: "fedcba9".into(), ..now };
+    assert!(profile.stamp.is_some_and(|stamp| stamp.matches(&same)), "commit and date do not count");
 }
 
 #[test]

@@ -1,0 +1,170 @@
+//! The commands on copies: `measure`, `bench transfers`, `explain`.
+
+use std::fmt::Write;
+
+use anyhow::Result;
+use headway::bench::{self, Outcome};
+use headway::core::transfer::{Explanation, Figures};
+use headway::core::units::Nanos;
+use headway::explain::{self as explaining, Question};
+use headway::measure::{self as measuring, Depth};
+
+use crate::Answer;
+use crate::args::{BenchArgs, ExplainArgs, MeasureArgs};
+use crate::commands::{Bar, Out, interrupt};
+use crate::show::quoted;
+
+pub(crate) fn measure(out: &Out, args: &MeasureArgs) -> Result<Answer> {
+    let depth = match (args.quick, args.full) {
+        (true, _) => Depth::Quick,
+        (_, true) => Depth::Full,
+        _ => Depth::Normal,
+    };
+    let options = measuring::Options {
+        backend: args.backend.into(),
+        model: args.model.clone(),
+        gpus: args.gpus,
+        out: args.out.clone(),
+        name: args.name.clone(),
+        depth,
+        force: args.force,
+        only: args.only.clone(),
+        sizes: args.sizes.clone(),
+        each: args.each,
+        raw: args.raw.clone(),
+        interrupt: interrupt(out, "nothing but the journal"),
+    };
+    let mut bar = Bar::new(!out.quiet);
+    let report = measuring::measure(&options, |progress| bar.show(progress));
+    bar.finish();
+    let report = report?;
+    for warning in &report.warnings {
+        out.warn(warning);
+    }
+    out.print(&report, || measured(&report))?;
+    Ok(Answer::Yes)
+}
+
+fn measured(report: &measuring::Report) -> String {
+    let mut text = format!(
+        "machine   {} (source {}), {} curves with {} points\nfile      {}\n",
+        report.machine,
+        report.source,
+        report.curves,
+        report.points,
+        report.file.display()
+    );
+    if let Some((median, max)) = report.calibration {
+        let _ = writeln!(text, "model     off by {} ppm (median), {} ppm (at most)", median, max);
+    }
+    let _ = writeln!(text, "\nlink or limit                    rate");
+    for (name, rate) in &report.rates {
+        let _ = writeln!(text, "{name:<24} {rate:>12}");
+    }
+    if !report.tunings.is_empty() {
+        let _ = writeln!(text, "\nstaged works best with");
+    }
+    for (situation, tuning) in &report.tunings {
+        let _ = writeln!(
+            text,
+            "{situation:<28} {:>2} threads, buffers of {}, {} stores, {} in flight",
+            tuning.threads, tuning.buffer, tuning.stores, tuning.in_flight
+        );
+    }
+    let _ = writeln!(text, "\nfirst GPU, idle: the fastest way from each size on");
+    for (situation, thresholds) in &report.thresholds {
+        let steps: Vec<String> = thresholds.iter().map(|(from, way)| format!("{from}: {way}")).collect();
+        let _ = writeln!(text, "{situation:<12} {}", steps.join(", "));
+    }
+    let file = quoted(&report.file);
+    let _ = writeln!(text, "\nwhy      headway explain --bytes '4 KiB' --direction d2h --machine {file}");
+    let _ = writeln!(text, "check    headway bench transfers --machine {file}");
+    text
+}
+
+pub(crate) fn bench(out: &Out, args: &BenchArgs) -> Result<Answer> {
+    let options = bench::Options {
+        backend: args.backend.into(),
+        model: args.model.clone(),
+        machine: args.machine.clone(),
+        gpus: args.gpus,
+        sizes: args.sizes.clone(),
+        ways: args.ways.clone(),
+        out: args.out.clone(),
+        quick: args.quick,
+        interrupt: interrupt(out, "nothing"),
+    };
+    let mut bar = Bar::new(!out.quiet);
+    let report = bench::transfers(&options, |progress| bar.show(progress));
+    bar.finish();
+    let report = report?;
+    for warning in &report.warnings {
+        out.warn(warning);
+    }
+    out.print(&report, || benched(&report))?;
+    let missed = report.targets.iter().any(|target| target.outcome == Outcome::NotMet);
+    // Targets are for GPUs: what is emulated neither meets nor misses them.
+    Ok(if missed && report.source == "cuda" { Answer::No } else { Answer::Yes })
+}
+
+fn benched(report: &bench::Report) -> String {
+    let mut text = format!("source    {}, profile {}\n\n", report.source, report.profile);
+    for target in &report.targets {
+        let _ = writeln!(text, "{:<12} {}\n{:<12} {}", target.outcome.label(), target.target, "", target.measured);
+    }
+    if let Some(prediction) = &report.prediction {
+        let _ = writeln!(text, "\npredicted    {prediction}");
+    }
+    let _ = writeln!(text, "\nrows      {} in {}", report.rows.len(), report.folder.join("rows.csv").display());
+    let _ = writeln!(text, "summary   {}", report.folder.join("summary.md").display());
+    text
+}
+
+pub(crate) fn explain(out: &Out, args: &ExplainArgs) -> Result<Answer> {
+    let question = Question {
+        machine: args.machine.clone(),
+        gpu: args.gpu.clone(),
+        peer: args.peer.clone(),
+        direction: args.direction,
+        bytes: args.bytes,
+        pieces: args.pieces,
+        memory: args.host.into(),
+        load: args.load,
+        active: args.active,
+        objective: args.objective,
+        excluded: args.exclude.iter().copied().map(Into::into).collect(),
+    };
+    let explanation = explaining::explain(&question)?;
+    let mut json = serde_json::to_value(&explanation)?;
+    json["schema"] = 1.into();
+    out.print(&json, || explained(&explanation, args.long))?;
+    Ok(Answer::Yes)
+}
+
+fn explained(explanation: &Explanation, long: bool) -> String {
+    let mut text = format!("{}\nprofile {}\n\n", explanation.question, explanation.profile);
+    for row in &explanation.rows {
+        let Figures { median, p99, max, n } = row.figures;
+        let _ = write!(
+            text,
+            "{:<13} {:<9} median {:<9}  p99 {:<9}  max {:<9} ",
+            row.method,
+            row.via,
+            shown(median),
+            shown(p99),
+            shown(max)
+        );
+        if long {
+            let _ = write!(text, " n {n:<6}");
+        }
+        let _ = writeln!(text, " {}", row.verdict);
+    }
+    for line in &explanation.why {
+        let _ = writeln!(text, "\n{line}");
+    }
+    text
+}
+
+fn shown(time: Option<Nanos>) -> String {
+    time.map_or_else(|| "-".to_owned(), |time| time.to_string())
+}

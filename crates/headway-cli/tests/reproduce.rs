@@ -1,0 +1,169 @@
+//! Every experiment in its quick form on the emulated backend: the results are whole and the bytes are right.
+//!
+//! Verdicts depend on how fast things are and are not looked at. An experiment that finds a wrong byte ends with an error,
+//! thus with status 2.
+
+mod common;
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+
+use common::headway;
+use headway::reproduce::EXPERIMENTS;
+use serde_json::Value;
+
+/// What an experiment leaves.
+struct Expected {
+    name: &'static str,
+    /// Files of raw figures, each with a column and what must be in it.
+    tables: &'static [(&'static str, &'static str, &'static [&'static str])],
+    /// Plots that have points.
+    plots: &'static [&'static str],
+    /// Lines of the table of paper and ours.
+    rows: usize,
+}
+
+const FIGURES: &str = "n,first_ns,median_ns,p99_ns,max_ns";
+
+const EXPECTED: [Expected; 7] = [
+    Expected {
+        name: "fujii",
+        tables: &[
+            ("single", "method", &["DMA", "IORW", "MEMWND", "HUB", "GPC", "GPC4"]),
+            ("single", "stress", &["alone", "cpu-load", "memory-pressure", "pipes"]),
+            ("pairs", "first", &["DMA", "IORW", "HUB"]),
+            ("methods", "ours", &["dma", "resident hub", "resident gpc", "resident gpc4"]),
+        ],
+        // Not every user may have real-time threads.
+        plots: &["h2d-normal-cpu-load", "d2h-normal-cpu-load"],
+        rows: 20,
+    },
+    Expected {
+        name: "patil-table1",
+        tables: &[("table1", "way", &["pageable", "dma", "dma-register", "staged"])],
+        plots: &["table1-h2d", "table1-d2h"],
+        rows: 4,
+    },
+    Expected {
+        name: "patil-table2",
+        tables: &[("table2", "version", &["sequential", "version 1", "version 2", "chunked"])],
+        plots: &["table2"],
+        rows: 2,
+    },
+    Expected {
+        name: "patil-batch",
+        tables: &[("batch", "way", &["loop", "batch", "kernel", "gather"])],
+        plots: &["batch-h2d-64", "batch-h2d-4096", "batch-d2h-64", "batch-d2h-4096"],
+        rows: 8,
+    },
+    Expected {
+        name: "cho-bfs",
+        tables: &[("sweep", "mode", &["pageable", "fidelity", "headway"])],
+        plots: &["gain-h2d", "gain-d2h", "ratio"],
+        rows: 3,
+    },
+    Expected {
+        name: "cho-pathfinder",
+        tables: &[("sweep", "mode", &["pageable", "fidelity", "headway"])],
+        plots: &["gain-h2d", "gain-d2h", "ratio"],
+        rows: 3,
+    },
+    Expected {
+        name: "cho-queues",
+        tables: &[("queues", "mode", &["pageable", "fidelity", "headway"])],
+        plots: &["queues-h2d", "queues-d2h"],
+        rows: 2,
+    },
+];
+
+/// Header and lines of comma-separated values without quotes.
+fn table(text: &str) -> (Vec<&str>, Vec<Vec<&str>>) {
+    let mut lines = text.lines().map(|line| line.split(',').collect::<Vec<_>>());
+    (lines.next().unwrap(), lines.collect())
+}
+
+fn read(folder: &Path, name: &str) -> String {
+    let path = folder.join(name);
+    fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// Raw figures are whole: lines as long as the header, times above zero, and everything that `column` must hold.
+fn check_table(folder: &Path, (name, column, values): (&str, &str, &[&str])) {
+    let text = read(folder, &format!("{name}.csv"));
+    let (header, lines) = table(&text);
+    let at = header.iter().position(|found| *found == column).unwrap_or_else(|| panic!("{name}: {header:?}"));
+    assert!(lines.iter().all(|line| line.len() == header.len()), "{name}:\n{text}");
+    let found: BTreeSet<&str> = lines.iter().map(|line| line[at]).collect();
+    let missing: Vec<_> = values.iter().filter(|value| !found.contains(*value)).collect();
+    assert!(missing.is_empty(), "{name}: {missing:?} are missing in {found:?}");
+    for (at, column) in header.iter().enumerate().filter(|(_, column)| column.ends_with("median_ns")) {
+        assert!(lines.iter().all(|line| line[at].parse::<u64>().is_ok_and(|ns| ns > 0)), "{name} {column}:\n{text}");
+    }
+    if text.contains(FIGURES) {
+        // Samples of one point are in order.
+        for line in &lines {
+            let figures: Vec<u64> = line[line.len() - 3..].iter().map(|figure| figure.parse().unwrap()).collect();
+            assert!(figures.is_sorted(), "{name}: {line:?}");
+        }
+    }
+}
+
+fn check(expected: &Expected) {
+    let place = tempfile::tempdir().unwrap();
+    let args = ["reproduce", expected.name, "--backend", "emu", "--quick", "--out", "results", "--format", "json"];
+    let answer = headway(place.path(), &args);
+    assert!(matches!(answer.status, Some(0 | 1)), "{answer:#?}");
+    let json = answer.json();
+    assert_eq!((&json["experiment"], &json["source"]), (&Value::from(expected.name), &Value::from("emu")));
+    assert_eq!(json["schema"], 1);
+    let rows = json["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), expected.rows, "{rows:#?}");
+
+    let folder = place.path().join("results");
+    for one in expected.tables {
+        check_table(&folder, *one);
+    }
+    let summary = read(&folder, "summary.md");
+    for plot in expected.plots {
+        let svg = read(&folder, &format!("{plot}.svg"));
+        assert!(svg.contains("(emu)") && svg.contains("<circle"), "{plot} has no points");
+        assert!(summary.contains(&format!("({plot}.svg)")), "{plot} is not in the summary");
+    }
+    for named in summary.split("](").skip(1).filter_map(|rest| rest.split_once(')')).map(|(name, _)| name) {
+        let svg = read(&folder, named);
+        assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"), "{named}");
+    }
+    let labels = ["| reproduced |", "| not reproduced |", "| not comparable |"];
+    let lines = summary.lines().filter(|line| labels.iter().any(|label| line.ends_with(label)));
+    assert_eq!(lines.count(), expected.rows, "{summary}");
+    assert!(summary.contains("Source `emu`"), "{summary}");
+}
+
+#[test]
+fn every_experiment_is_expected_here() {
+    let known: Vec<_> = EXPERIMENTS.iter().map(|experiment| experiment.name).collect();
+    assert_eq!(known, EXPECTED.map(|expected| expected.name));
+}
+
+#[test]
+fn the_studies_of_fujii_leave_whole_results() {
+    check(&EXPECTED[0]);
+}
+
+#[test]
+fn the_tables_of_patil_leave_whole_results() {
+    EXPECTED[1..4].iter().for_each(check);
+}
+
+#[test]
+fn the_programs_of_cho_leave_whole_results() {
+    EXPECTED[4..].iter().for_each(check);
+}
+
+#[test]
+fn an_experiment_that_needs_memory_is_refused_in_virtual_time() {
+    let place = tempfile::tempdir().unwrap();
+    let answer = headway(place.path(), &["reproduce", "patil-batch", "--backend", "sim"]).exits(2);
+    assert!(answer.err.contains("--backend emu"), "{answer:#?}");
+}

@@ -1,0 +1,172 @@
+//! Predicted against measured: random ways and sizes, each timed and looked up in the profile.
+
+use std::fmt;
+
+use headway_core::transfer::{Direction, Load, Statistic, Way};
+use headway_core::units::{Bytes, Nanos, PPM};
+use headway_runtime::copy::How;
+use rand_core::{Rng, SeedableRng};
+use rand_pcg::Pcg64Mcg;
+use serde::Serialize;
+
+use super::Bench;
+use crate::Error;
+use crate::measure::curves::{COMPARED_MAX, measures, needs_window, window_of};
+use crate::measure::rig::{Rig, Shot};
+use crate::measure::sample::Effort;
+
+/// Points that are looked at.
+const POINTS: usize = 200;
+const POINTS_QUICK: usize = 60;
+/// Larger copies would take most of the time and say little: rates do not change any more.
+const BYTES_MAX: u64 = 64 << 20;
+
+/// How far predictions were off.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Prediction {
+    /// Points looked at.
+    pub points: Vec<Compared>,
+    /// Median of |measured - predicted| / measured, parts per million.
+    pub median_ppm: u64,
+    /// 95th percentile of the same.
+    pub p95_ppm: u64,
+}
+
+/// One point.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Compared {
+    /// Way, direction and memory.
+    pub what: String,
+    /// Size.
+    pub bytes: Bytes,
+    /// The profile's median.
+    pub predicted: Nanos,
+    /// The median found.
+    pub measured: Nanos,
+}
+
+impl Compared {
+    fn error_ppm(&self) -> u64 {
+        let error = u128::from(self.measured.0.abs_diff(self.predicted.0)) * u128::from(PPM);
+        u64::try_from(error / u128::from(self.measured.0.max(1))).unwrap_or(u64::MAX)
+    }
+}
+
+impl Prediction {
+    fn of(points: Vec<Compared>) -> Option<Self> {
+        let mut errors: Vec<u64> = points.iter().map(Compared::error_ppm).collect();
+        errors.sort_unstable();
+        let rank = |percent: usize| errors.get((errors.len() * percent).div_ceil(100).max(1) - 1).copied();
+        let (median_ppm, p95_ppm) = (rank(50)?, rank(95)?);
+        Some(Self { points, median_ppm, p95_ppm })
+    }
+
+    /// The points as comma-separated values.
+    #[must_use]
+    pub fn csv(&self) -> String {
+        let mut text = "what,bytes,predicted_ns,measured_ns,error_ppm\n".to_owned();
+        for point in &self.points {
+            let Compared { what, bytes, predicted, measured } = point;
+            text.push_str(&format!("{what},{},{},{},{}\n", bytes.0, predicted.0, measured.0, point.error_ppm()));
+        }
+        text
+    }
+}
+
+impl fmt::Display for Prediction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let percent = |ppm: u64| format!("{}.{:01} %", ppm / 10_000, ppm % 10_000 / 1_000);
+        write!(
+            f,
+            "{} random ways and sizes: error of the predicted median {} (median), {} (95th percentile)",
+            self.points.len(),
+            percent(self.median_ppm),
+            percent(self.p95_ppm)
+        )
+    }
+}
+
+impl Bench<'_, '_> {
+    /// Compares as many random points as the time allows; `None` without a profile.
+    pub(super) fn predict(&mut self, rig: &mut Rig, ways: &[Way]) -> Result<Option<Prediction>, Error> {
+        let gpu = self.ids[0];
+        let usable = |way: &Way| ways.contains(way);
+        let curves: Vec<_> = self
+            .profile
+            .curves
+            .iter()
+            .filter(|(key, _)| {
+                key.gpu == gpu
+                    && (key.load, key.active, key.pieces) == (Load::Alone, 1, 1)
+                    && key.direction != Direction::Peer
+                    && usable(&key.way)
+            })
+            .map(|(key, curve)| (key.clone(), curve.clone()))
+            .collect();
+        if curves.is_empty() {
+            return Ok(None);
+        }
+        let count = if self.options.quick { POINTS_QUICK } else { POINTS };
+        let largest = BYTES_MAX.min(rig.bytes_max() as u64);
+        self.session.phase("predict", count);
+        let mut random = Pcg64Mcg::seed_from_u64(3);
+        let mut points = Vec::new();
+        let effort = Effort { warm_up: 1, n_min: 5, n_max: 100, time: Nanos(10_000_000) };
+        for _ in 0..count {
+            let (key, curve) = &curves[(random.next_u64() % curves.len() as u64) as usize];
+            // Uniform in the exponent, and between powers of two.
+            let exponent = random.next_u64() % (u64::from(largest.ilog2()) + 1);
+            let bytes = ((1 << exponent) + random.next_u64() % (1 << exponent)).min(largest);
+            self.session.advance()?;
+            if !measures(key.way, key.direction, bytes)
+                || (needs_window(key.way) && rig.window(bytes as usize).is_none())
+            {
+                continue;
+            }
+            let how = How::By(key.way);
+            let shot = Shot {
+                how,
+                direction: key.direction,
+                memory: key.memory,
+                bytes: bytes as usize,
+                window: window_of(key.way),
+            };
+            let figures = self.session.series("predict", effort, |turn| {
+                let timing = rig.shoot(&shot, turn)?;
+                if turn == 0 || shot.bytes <= COMPARED_MAX {
+                    rig.compare()?;
+                }
+                Ok(timing.done)
+            })?;
+            points.push(Compared {
+                what: format!("{} {} {}", key.way, key.direction, key.memory),
+                bytes: Bytes(bytes),
+                predicted: curve.at(Bytes(bytes), Statistic::Median),
+                measured: figures.median,
+            });
+        }
+        Ok(Prediction::of(points))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_are_relative_to_what_was_measured() {
+        let point = |predicted, measured| Compared {
+            what: "dma h2d pinned".to_owned(),
+            bytes: Bytes(1),
+            predicted: Nanos(predicted),
+            measured: Nanos(measured),
+        };
+        let prediction = Prediction::of(vec![point(90, 100), point(100, 100), point(130, 100)]).unwrap();
+        assert_eq!((prediction.median_ppm, prediction.p95_ppm), (100_000, 300_000));
+        assert!(
+            prediction.to_string().contains("3 random ways and sizes") && prediction.to_string().contains("10.0 %")
+        );
+        assert_eq!(prediction.csv().lines().nth(1), Some("dma h2d pinned,1,90,100,100000"));
+        assert_eq!(Prediction::of(Vec::new()), None);
+    }
+}

@@ -1,0 +1,252 @@
+//! The targets, and the rows that say whether they are met.
+
+use headway_core::transfer::{Direction, HostMemory, Load};
+use headway_core::units::{Bytes, Nanos};
+
+use super::results::{Outcome, Row, Target, quotient, size};
+
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+const GB: u64 = 1_000_000_000;
+/// `copy` may take this much longer than the best single way: 3 %, or 300 ns.
+const BEHIND_PERCENT: u64 = 3;
+const BEHIND: Nanos = Nanos(300);
+
+/// Parts of the benchmark.
+pub(super) const WAYS: &str = "ways";
+pub(super) const AUTO: &str = "auto";
+pub(super) const TOGETHER: &str = "together";
+pub(super) const TOGETHER_HUGE: &str = "together-huge-pages";
+pub(super) const MULTIPATH: &str = "multipath";
+pub(super) const MANY: &str = "many";
+pub(super) const WINDOW: &str = "window";
+pub(super) const RESIDENT: &str = "resident";
+
+/// Everything that is to be reached, each with what `rows` say.
+pub(super) fn judge(rows: &[Row]) -> Vec<Target> {
+    let mut targets = Vec::new();
+    for direction in [Direction::H2d, Direction::D2h] {
+        staged(rows, direction, &mut targets);
+    }
+    targets.push(automatic(rows));
+    for (direction, least) in [(Direction::H2d, 155), (Direction::D2h, 165)] {
+        together(rows, direction, least, &mut targets);
+    }
+    for (direction, pinned) in [(Direction::H2d, 195), (Direction::D2h, 150)] {
+        for (memory, least) in [(HostMemory::Pinned, pinned), (HostMemory::Warm, 120)] {
+            let row = longest(rows, |row| {
+                row.part == MULTIPATH && row.way == "multipath" && (row.direction, row.memory) == (direction, memory)
+            });
+            let target = format!("one GPU over four links, {memory} memory, {direction}: at least {least} GB/s");
+            targets.push(at_least(target, row.filter(|row| row.gpus >= 4), least * GB));
+        }
+    }
+    small(rows, &mut targets);
+    targets.push(many(rows));
+    targets
+}
+
+/// `staged` against pinned memory and against the driver's call.
+fn staged(rows: &[Row], direction: Direction, targets: &mut Vec<Target>) {
+    let row = |way: &str, bytes, memory| {
+        rows.iter().find(|row| {
+            row.part == WAYS
+                && row.way == way
+                && (row.direction, row.bytes, row.memory) == (direction, Bytes(bytes), memory)
+        })
+    };
+    for bytes in [256 * MIB, GIB] {
+        let (ours, pinned) = (row("staged", bytes, HostMemory::Warm), row("dma", bytes, HostMemory::Pinned));
+        let target = format!("staged {direction} {}: at least 0.94 of pinned dma", size(Bytes(bytes)));
+        targets.push(ratio(target, ours.zip(pinned), 94));
+    }
+    let least = if direction == Direction::H2d { 450 } else { 250 };
+    let pair = row("staged", GIB, HostMemory::Warm).zip(row("pageable", GIB, HostMemory::Warm));
+    let target = format!("staged {direction} 1 GiB: at least {} x the driver's call", quotient(least, 100));
+    targets.push(ratio(target, pair, least));
+    if direction == Direction::D2h {
+        let pair = row("staged", GIB, HostMemory::Fresh).zip(row("pageable", GIB, HostMemory::Fresh));
+        let target = "staged d2h 1 GiB into fresh pages: faster than the driver's call".to_owned();
+        targets.push(ratio(target, pair, 100));
+    }
+}
+
+/// `auto` against the best single way and against the driver, at every size.
+fn automatic(rows: &[Row]) -> Target {
+    let target = "`copy` at every size: at most 3 % or 0.3 us behind the best single way".to_owned();
+    let autos: Vec<&Row> = rows.iter().filter(|row| row.part == AUTO && row.way == "auto").collect();
+    let mut worst: Option<(u128, String)> = None;
+    let mut behind = 0;
+    for auto in &autos {
+        let same = |row: &&Row| {
+            row.part == AUTO
+                && row.way != "auto"
+                && (row.direction, row.memory, row.bytes) == (auto.direction, auto.memory, auto.bytes)
+        };
+        let Some(best) = rows.iter().filter(same).min_by_key(|row| row.median) else { continue };
+        let allowed = (best.median.0.saturating_mul(100 + BEHIND_PERCENT) / 100).max(best.median.0 + BEHIND.0);
+        behind += usize::from(auto.median.0 > allowed);
+        let lag = u128::from(auto.median.0) * 1_000_000 / u128::from(allowed.max(1));
+        if worst.as_ref().is_none_or(|(known, _)| lag > *known) {
+            let took = auto.took.as_deref().unwrap_or("?");
+            let text = format!(
+                "{} {} {}: {} by {took}, best {} by {}",
+                auto.direction,
+                auto.memory,
+                size(auto.bytes),
+                auto.median,
+                best.median,
+                best.way
+            );
+            worst = Some((lag, text));
+        }
+    }
+    let Some((_, worst)) = worst else { return missing(target) };
+    let outcome = if behind == 0 { Outcome::Met } else { Outcome::NotMet };
+    Target { target, measured: format!("{behind} of {} points behind; worst: {worst}", autos.len()), outcome }
+}
+
+/// Several GPUs at once, ordinary memory.
+fn together(rows: &[Row], direction: Direction, least: u64, targets: &mut Vec<Target>) {
+    for (part, pages) in [(TOGETHER, "small pages"), (TOGETHER_HUGE, "huge pages")] {
+        let row = longest(rows, |row| {
+            row.part == part && row.way == "auto" && (row.direction, row.memory) == (direction, HostMemory::Warm)
+        });
+        let target = format!("four GPUs at once, ordinary memory of {pages}, {direction}: at least {least} GB/s");
+        targets.push(at_least(target, row.filter(|row| row.gpus >= 4), least * GB));
+    }
+}
+
+/// Windows and resident copiers.
+fn small(rows: &[Row], targets: &mut Vec<Target>) {
+    let find = |part: &str, way: &str, bytes: u64, direction, load| {
+        rows.iter().find(|row| {
+            row.part == part
+                && row.way.starts_with(way)
+                && (row.bytes, row.direction, row.load) == (Bytes(bytes), direction, load)
+        })
+    };
+    for bytes in [64, 4096] {
+        let row = find(WINDOW, "store", bytes, Direction::H2d, Load::Alone);
+        targets.push(at_most(format!("window store of {bytes} B: at most 0.2 us"), row.map(|row| row.median), 200));
+    }
+    let load = find(WINDOW, "load", 64, Direction::D2h, Load::Alone);
+    targets.push(at_most("window load of 64 B: at most 1.2 us".to_owned(), load.map(|row| row.median), 1_200));
+    let trip = find(WINDOW, "round trip", 64, Direction::H2d, Load::Alone);
+    targets.push(at_most("CPU to GPU to CPU round trip: at most 2 us".to_owned(), trip.map(|row| row.median), 2_000));
+    let idle = find(RESIDENT, "resident", 4096, Direction::D2h, Load::Alone);
+    targets.push(at_most("resident 4 KiB d2h, idle: at most 3.5 us".to_owned(), idle.map(|row| row.median), 3_500));
+    let busy = find(RESIDENT, "resident", 4096, Direction::D2h, Load::BulkSame);
+    let median = busy.map(|row| row.median);
+    targets.push(at_most("resident 4 KiB d2h under bulk d2h: median at most 5 us".to_owned(), median, 5_000));
+    let target = "resident 4 KiB d2h under bulk d2h: longest of 10^4 at most 20 us".to_owned();
+    let enough = busy.filter(|row| row.n >= 10_000);
+    targets.push(match (busy, enough) {
+        (Some(row), None) => {
+            Target { target, measured: format!("{} in {} copies only", row.max, row.n), outcome: Outcome::NotMeasured }
+        }
+        _ => at_most(target, enough.map(|row| row.max), 20_000),
+    });
+}
+
+/// Many pieces in one request against one copy queued per piece.
+fn many(rows: &[Row]) -> Target {
+    let target = "8192 pieces of 4 KiB: at least 10 x a loop of copies".to_owned();
+    let of = |chosen: &dyn Fn(&str) -> bool| {
+        let rows = rows.iter().filter(|row| row.part == MANY && row.direction == Direction::H2d && chosen(&row.way));
+        rows.min_by_key(|row| row.median)
+    };
+    let (Some(looped), Some(best)) = (of(&|way| way == "loop"), of(&|way| way != "loop")) else {
+        return missing(target);
+    };
+    let outcome = met(best.median.0.saturating_mul(10) <= looped.median.0);
+    let times = quotient(looped.median.0, best.median.0);
+    Target { target, measured: format!("{times} x by {} ({}; loop {})", best.way, best.median, looped.median), outcome }
+}
+
+/// Of the rows that fit, the one with most bytes.
+fn longest(rows: &[Row], fits: impl Fn(&Row) -> bool) -> Option<&Row> {
+    rows.iter().filter(|row| fits(row)).max_by_key(|row| row.bytes)
+}
+
+fn ratio(target: String, pair: Option<(&Row, &Row)>, least_percent: u64) -> Target {
+    let Some((ours, theirs)) = pair else { return missing(target) };
+    let enough = u128::from(ours.rate()) * 100 >= u128::from(theirs.rate()) * u128::from(least_percent);
+    let rates = format!("{} against {} GB/s", quotient(ours.rate(), GB), quotient(theirs.rate(), GB));
+    Target { target, measured: format!("{} ({rates})", quotient(ours.rate(), theirs.rate())), outcome: met(enough) }
+}
+
+fn at_least(target: String, row: Option<&Row>, least: u64) -> Target {
+    let Some(row) = row else { return missing(target) };
+    let measured = format!("{} GB/s with {}", quotient(row.rate(), GB), size(row.bytes));
+    Target { target, measured, outcome: met(row.rate() >= least) }
+}
+
+fn at_most(target: String, time: Option<Nanos>, most: u64) -> Target {
+    let Some(time) = time else { return missing(target) };
+    Target { target, measured: time.to_string(), outcome: met(time <= Nanos(most)) }
+}
+
+const fn met(reached: bool) -> Outcome {
+    if reached { Outcome::Met } else { Outcome::NotMet }
+}
+
+fn missing(target: String) -> Target {
+    Target { target, measured: "-".to_owned(), outcome: Outcome::NotMeasured }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::results::tests::row;
+    use super::*;
+
+    fn outcome_of(rows: &[Row], start: &str) -> Outcome {
+        let targets = judge(rows);
+        targets.iter().find(|target| target.target.starts_with(start)).unwrap_or_else(|| panic!("{targets:?}")).outcome
+    }
+
+    #[test]
+    fn without_rows_nothing_is_met_and_nothing_missed() {
+        assert!(judge(&[]).iter().all(|target| target.outcome == Outcome::NotMeasured));
+    }
+
+    #[test]
+    fn staging_is_held_against_pinned_memory_and_the_driver_of_the_same_run() {
+        let (at, by) = (GIB, |ns| ns);
+        let mut rows = vec![
+            row(WAYS, "dma", Direction::H2d, at, by(94)),
+            row(WAYS, "staged", Direction::H2d, at, by(100)),
+            row(WAYS, "pageable", Direction::H2d, at, by(450)),
+        ];
+        assert_eq!(outcome_of(&rows, "staged h2d 1 GiB: at least 0.94"), Outcome::Met);
+        assert_eq!(outcome_of(&rows, "staged h2d 1 GiB: at least 4.50"), Outcome::Met);
+        rows[1].median = Nanos(101);
+        assert_eq!(outcome_of(&rows, "staged h2d 1 GiB: at least 0.94"), Outcome::NotMet);
+        assert_eq!(outcome_of(&rows, "staged h2d 1 GiB: at least 4.50"), Outcome::NotMet);
+        assert_eq!(outcome_of(&rows, "staged h2d 256 MiB"), Outcome::NotMeasured);
+    }
+
+    #[test]
+    fn auto_may_be_3_percent_or_300_ns_behind() {
+        let rows = |auto: u64, best: u64| {
+            [row(AUTO, "auto", Direction::D2h, 64, auto), row(AUTO, "resident hub", Direction::D2h, 64, best)]
+        };
+        let outcome = |auto, best| outcome_of(&rows(auto, best), "`copy` at every size");
+        assert_eq!((outcome(1_300, 1_000), outcome(1_301, 1_000)), (Outcome::Met, Outcome::NotMet));
+        assert_eq!((outcome(103_000, 100_000), outcome(103_001, 100_000)), (Outcome::Met, Outcome::NotMet));
+    }
+
+    #[test]
+    fn a_loop_of_copies_must_be_beaten_tenfold() {
+        let rows = |ns| [row(MANY, "loop", Direction::H2d, 1, 1_000), row(MANY, "gather", Direction::H2d, 1, ns)];
+        assert_eq!(outcome_of(&rows(100), "8192"), Outcome::Met);
+        assert_eq!(outcome_of(&rows(101), "8192"), Outcome::NotMet);
+    }
+
+    #[test]
+    fn fewer_samples_than_a_maximum_needs_are_no_proof() {
+        let busy = |n| Row { load: Load::BulkSame, n, ..row(RESIDENT, "resident hub", Direction::D2h, 4096, 4_000) };
+        assert_eq!(outcome_of(&[busy(9_999)], "resident 4 KiB d2h under bulk d2h: longest"), Outcome::NotMeasured);
+        assert_eq!(outcome_of(&[busy(10_000)], "resident 4 KiB d2h under bulk d2h: longest"), Outcome::Met);
+    }
+}

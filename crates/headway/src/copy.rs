@@ -1,0 +1,123 @@
+//! Copies between host and GPU memory: a [`Copier`] over the GPUs of a backend, with the profile of a machine file.
+
+use std::sync::Arc;
+
+use headway_core::machine::{EndpointId, Machine};
+use headway_core::transfer::{Profile, Stamp};
+use headway_device::port::Port;
+
+pub use headway_runtime::copy::{
+    At, Copier, CopyError, CopyLimits, CopyOptions, Event, How, ManyBy, Observation, Observer, Probe, Report,
+};
+
+use crate::measure::node;
+use crate::ports::{self, Backend};
+use crate::{Error, files};
+
+/// What to open.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Options {
+    /// On what.
+    pub backend: Backend,
+    /// Machine by name or file, whose profile says what copies cost; `None` = built-in figures.
+    pub machine: Option<String>,
+    /// Machine that emulated GPUs are built after.
+    pub model: Option<String>,
+    /// Use this many GPUs only.
+    pub gpus: Option<usize>,
+    /// What copies may use.
+    pub copies: CopyOptions,
+}
+
+/// Opens the GPUs of a backend for copies.
+///
+/// A profile that was measured on something else is stale: only the driver's own methods are chosen then, and one event says
+/// so.
+///
+/// # Errors
+/// [`Error::Backend`], [`Error::TooFewGpus`], [`Error::Copy`], and what reading the machine gives.
+pub fn open(options: &Options) -> Result<Copier, Error> {
+    let machine = options.machine.as_deref().map(files::machine).transpose()?;
+    let ports = ports::open(options.backend, options.model.as_deref(), options.gpus)?;
+    let ids = names(machine.as_ref(), &ports)?;
+    let profile = machine.as_ref().map_or_else(Profile::default, |machine| machine.profile.clone());
+    let stale = profile.stamp.as_ref().and_then(|was| difference(was, &node::stamp(&ports, String::new())));
+    let gpus = ids.into_iter().zip(ports).collect();
+    Copier::with_stale(gpus, profile, options.copies, stale).map_err(Error::Copy)
+}
+
+/// The name of each port in the machine file: by UUID where the file has them, else in order.
+fn names(machine: Option<&Machine>, ports: &[Arc<dyn Port>]) -> Result<Vec<EndpointId>, Error> {
+    let Some(machine) = machine else { return Ok((0..ports.len() as u32).map(EndpointId).collect()) };
+    let gpus: Vec<EndpointId> = machine.gpus().collect();
+    let by_uuid = |port: &Arc<dyn Port>| {
+        let uuid = port.description().uuid.as_ref()?;
+        gpus.iter().copied().find(|gpu| machine.endpoints[gpu.at()].uuid.as_ref() == Some(uuid))
+    };
+    if let Some(named) = ports.iter().map(by_uuid).collect() {
+        return Ok(named);
+    }
+    if gpus.len() < ports.len() {
+        let (machine, wanted) = (machine.name.clone(), ports.len());
+        return Err(Error::TooFewGpus { machine, wanted, available: gpus.len() });
+    }
+    Ok(gpus.into_iter().take(ports.len()).collect())
+}
+
+/// What has changed since `was`; GPUs that are not used now do not count.
+fn difference(was: &Stamp, now: &Stamp) -> Option<String> {
+    let kept: Vec<usize> = (0..was.gpus.len()).filter(|at| now.gpus.contains(&was.gpus[*at])).collect();
+    if kept.len() < now.gpus.len() {
+        return was.difference(now);
+    }
+    let of = |list: &[String]| kept.iter().filter_map(|at| list.get(*at).cloned()).collect();
+    Stamp { gpus: of(&was.gpus), pcie: of(&was.pcie), ..was.clone() }.difference(now)
+}
+
+#[cfg(test)]
+mod tests {
+    use headway_core::machine::Method;
+    use headway_core::transfer::Way;
+    use headway_device::port::Reach;
+
+    use super::*;
+
+    fn emulated(machine: Option<&str>, gpus: usize) -> Options {
+        let model = Some("h200-x4".to_owned());
+        let machine = machine.map(str::to_owned);
+        Options { backend: Backend::Emu, machine, model, gpus: Some(gpus), copies: CopyOptions::default() }
+    }
+
+    #[test]
+    fn an_emulated_gpu_copies_by_the_facade() {
+        let copier = open(&emulated(Some("h200-x4"), 2)).unwrap();
+        let buffer = copier.ports()[1].device_buffer(1000, Reach::Device).unwrap();
+        let at = At { buffer: &buffer, offset: 100 };
+        let data: Vec<u8> = (0..900).map(|i| (i % 251) as u8).collect();
+        copier.copy_in(at, &data, How::Auto).unwrap();
+        let mut back = vec![0; 900];
+        let report = copier.copy_out(&mut back, at, How::By(Way::of(Method::Pageable))).unwrap();
+        assert_eq!((back, report.instead_of), (data, None));
+    }
+
+    #[test]
+    fn a_machine_with_fewer_gpus_than_used_is_refused() {
+        let error = open(&emulated(Some("h200-x1"), 2)).err().unwrap();
+        assert!(matches!(error, Error::TooFewGpus { wanted: 2, available: 1, .. }), "{error:?}");
+    }
+
+    #[test]
+    fn unused_gpus_do_not_make_a_profile_stale_and_other_ones_do() {
+        let stamp = |gpus: &[&str], driver: &str| Stamp {
+            driver: driver.to_owned(),
+            gpus: gpus.iter().map(|gpu| (*gpu).to_owned()).collect(),
+            pcie: gpus.iter().map(|gpu| format!("5.0 x16 of {gpu}")).collect(),
+            ..Stamp::default()
+        };
+        let was = stamp(&["a", "b", "c"], "1");
+        assert_eq!(difference(&was, &stamp(&["a", "c"], "1")), None);
+        assert_eq!(difference(&was, &stamp(&["a", "b", "c"], "1")), None);
+        assert!(difference(&was, &stamp(&["a", "d"], "1")).unwrap().starts_with("GPUs"));
+        assert_eq!(difference(&was, &stamp(&["a"], "2")).unwrap(), "driver 1, now 2");
+    }
+}

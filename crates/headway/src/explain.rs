@@ -1,0 +1,138 @@
+//! Which way a copy would go, and why (specification of transfers, 3.2): answered from a machine file, without a GPU.
+
+use headway_core::machine::Machine;
+use headway_core::transfer::{
+    self, Available, Direction, Explanation, HostMemory, Load, Request, Statistic, choose, defaults,
+};
+use headway_core::units::Bytes;
+
+use crate::measure::measured_ways;
+use crate::{Error, files};
+
+/// A copy that somebody thinks of making.
+#[derive(Clone, Debug)]
+pub struct Question {
+    /// Machine by name or file.
+    pub machine: String,
+    /// Name of the GPU; `None` = the first.
+    pub gpu: Option<String>,
+    /// Name of the target of a peer copy.
+    pub peer: Option<String>,
+    /// Direction.
+    pub direction: Direction,
+    /// Size of all pieces together.
+    pub bytes: Bytes,
+    /// Pieces.
+    pub pieces: u32,
+    /// The host end.
+    pub memory: HostMemory,
+    /// What else the GPU carries.
+    pub load: Load,
+    /// GPUs that copy the same way at the same time.
+    pub active: u32,
+    /// What is to be least.
+    pub objective: Statistic,
+    /// What may not be used.
+    pub excluded: Vec<Exclusion>,
+}
+
+/// Something that may not be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exclusion {
+    /// Multiprocessors.
+    Sm,
+    /// Threads of our own.
+    Threads,
+    /// Links of other GPUs.
+    Multipath,
+}
+
+/// All ways of making the copy, each with its cost and what became of it.
+///
+/// # Errors
+/// What reading the machine gives; [`Error::NoGpu`].
+pub fn explain(question: &Question) -> Result<Explanation, Error> {
+    let machine = files::machine(&question.machine)?;
+    let find = |name: &str| {
+        let found = machine.endpoint(name).filter(|id| machine.gpus().any(|gpu| gpu == *id));
+        found.ok_or_else(|| no_gpu(&machine, name))
+    };
+    let gpu = match &question.gpu {
+        Some(name) => find(name)?,
+        None => machine.gpus().next().ok_or_else(|| no_gpu(&machine, "gpu0"))?,
+    };
+    let peer = question.peer.as_deref().map(find).transpose()?;
+    if (question.direction == Direction::Peer) != peer.is_some() {
+        return Err(Error::Options("`--direction peer` and `--peer` need each other"));
+    }
+    let request = Request {
+        peer,
+        pieces: question.pieces.max(1),
+        load: question.load,
+        active: question.active.max(1),
+        objective: question.objective,
+        ..Request::new(gpu, question.direction, question.memory, question.bytes)
+    };
+    // Without curves the built-in figures decide.
+    let known = if machine.profile.curves.is_empty() { defaults() } else { machine.profile.clone() };
+    let excluded = |what| question.excluded.contains(&what);
+    let available = Available {
+        no_sm: excluded(Exclusion::Sm),
+        no_threads: excluded(Exclusion::Threads),
+        multipath: !excluded(Exclusion::Multipath),
+        ..measured_ways(&known)
+    };
+    Ok(transfer::explain(&machine, &request, &choose(&machine.profile, &request, &available)))
+}
+
+fn no_gpu(machine: &Machine, name: &str) -> Error {
+    let known: Vec<&str> = machine.gpus().map(|gpu| machine.endpoints[gpu.at()].id.as_str()).collect();
+    Error::NoGpu { machine: machine.name.clone(), name: name.to_owned(), known: known.join(", ") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn question() -> Question {
+        Question {
+            machine: "h200-x4".to_owned(),
+            gpu: None,
+            peer: None,
+            direction: Direction::D2h,
+            bytes: Bytes(1 << 30),
+            pieces: 1,
+            memory: HostMemory::Warm,
+            load: Load::Alone,
+            active: 1,
+            objective: Statistic::Median,
+            excluded: Vec::new(),
+        }
+    }
+
+    fn chosen(question: &Question) -> String {
+        let explanation = explain(question).unwrap();
+        assert_eq!(explanation.rows[0].verdict, "chosen", "{explanation:?}");
+        explanation.rows[0].method.to_owned()
+    }
+
+    #[test]
+    fn an_exclusion_changes_the_answer() {
+        assert_eq!(chosen(&question()), "staged");
+        assert_eq!(chosen(&Question { excluded: vec![Exclusion::Threads], ..question() }), "pageable");
+    }
+
+    #[test]
+    fn a_gpu_that_is_not_there_is_named_with_those_that_are() {
+        let error = explain(&Question { gpu: Some("gpu7".to_owned()), ..question() }).unwrap_err();
+        assert!(error.to_string().contains("gpu7") && error.to_string().contains("gpu3"), "{error}");
+        assert!(explain(&Question { gpu: Some("host".to_owned()), ..question() }).is_err());
+    }
+
+    #[test]
+    fn a_peer_copy_has_a_target_and_nothing_else_has() {
+        let peer = Question { direction: Direction::Peer, peer: Some("gpu1".to_owned()), ..question() };
+        assert_eq!(chosen(&peer), "peer");
+        assert!(explain(&Question { peer: None, ..peer }).is_err());
+    }
+}

@@ -1,0 +1,448 @@
+//! Cost curves: what every way takes for copies of each size, alone and beside bulk copies.
+
+mod many;
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Barrier};
+
+use headway_core::machine::{EndpointId, Method};
+use headway_core::transfer::{Curve, Direction, HostMemory, Key, Load, Point, Profile, Via, Way};
+use headway_core::units::{Bytes, Nanos};
+use headway_device::DeviceError;
+use headway_device::buffer::Access;
+use headway_device::port::Reach;
+use headway_os::clock;
+use headway_runtime::copy::{At, Copier, CopyError, How};
+use rand_core::{Rng, SeedableRng};
+use rand_pcg::Pcg64Mcg;
+use serde::{Deserialize, Serialize};
+
+use super::load::Bulk;
+use super::rig::{Rig, Shot, Timing};
+use super::sample::{Effort, Figures};
+use super::session::Session;
+use crate::Error;
+
+/// Copies up to this size are compared every time, larger ones at the beginning and the end of a series.
+pub(crate) const COMPARED_MAX: usize = 64 << 10;
+/// Largest copy through a window: stores, and the much slower loads.
+const STORES_MAX: u64 = 16 << 20;
+const LOADS_MAX: u64 = 256 << 10;
+/// Largest copy by a resident copier.
+const RESIDENT_MAX: u64 = 16 << 20;
+/// Smallest copies by the ways that are only for long ones.
+const STAGED_MIN: u64 = 64 << 10;
+const MULTIPATH_MIN: u64 = 4 << 20;
+/// Sizes measured beside bulk copies.
+const LOADED: std::ops::RangeInclusive<u64> = 64..=64 << 10;
+/// One copy of the bulk in the background.
+const BULK_CHUNK: usize = 64 << 20;
+/// A winner's change is narrowed down to sizes this close: 5 %, and never more than this often.
+const BISECT_PERCENT: u64 = 105;
+const BISECT_MAX: u32 = 8;
+
+/// How much is spent on a point, by its size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Thrift {
+    /// Up to 64 KiB.
+    pub(crate) small: Effort,
+    /// Up to 1 MiB.
+    pub(crate) middle: Effort,
+    /// Above.
+    pub(crate) large: Effort,
+}
+
+impl Thrift {
+    /// The effort for a copy of `bytes` bytes.
+    pub(crate) const fn of(&self, bytes: u64) -> Effort {
+        if bytes <= COMPARED_MAX as u64 {
+            self.small
+        } else if bytes <= 1 << 20 {
+            self.middle
+        } else {
+            self.large
+        }
+    }
+}
+
+/// Points of one key: until done, and until the call returned for copies that are posted.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Line {
+    pub(crate) points: BTreeMap<u64, Figures>,
+    pub(crate) posted: BTreeMap<u64, Figures>,
+}
+
+/// Figures of one point as the journal keeps them.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+struct Taken {
+    done: Figures,
+    posted: Option<Figures>,
+}
+
+/// Host memory that `way` is measured with. CPUs reach pinned memory like any other, so that `window` needs no curve of its
+/// own for it.
+pub(crate) fn memories(way: Way, direction: Direction) -> Vec<HostMemory> {
+    let mut memories = match way.method {
+        Method::Dma if way.via.is_none() => vec![HostMemory::Pinned],
+        Method::Kernel => vec![HostMemory::Pinned],
+        Method::Resident | Method::Multipath => vec![HostMemory::Pinned, HostMemory::Warm],
+        Method::Peer => Vec::new(),
+        _ => vec![HostMemory::Warm],
+    };
+    // Only what is written can be fresh.
+    if direction == Direction::D2h && memories.contains(&HostMemory::Warm) {
+        memories.push(HostMemory::Fresh);
+    }
+    memories
+}
+
+/// Whether `way` is measured with `bytes` bytes.
+pub(crate) fn measures(way: Way, direction: Direction, bytes: u64) -> bool {
+    match way.method {
+        Method::Window | Method::PagedWindow => {
+            bytes <= if direction == Direction::H2d { STORES_MAX } else { LOADS_MAX }
+        }
+        Method::Resident => bytes <= RESIDENT_MAX,
+        Method::Staged => bytes >= STAGED_MIN,
+        Method::Dma if way.via.is_some() => bytes >= STAGED_MIN,
+        Method::Multipath => bytes >= MULTIPATH_MIN,
+        Method::Pageable | Method::Dma | Method::Kernel | Method::Peer => true,
+    }
+}
+
+/// Whether copies by `way` need device memory with a window.
+pub(crate) const fn needs_window(way: Way) -> bool {
+    matches!(way.method, Method::Window | Method::PagedWindow)
+}
+
+/// The window that copies by `way` need.
+pub(crate) fn window_of(way: Way) -> Option<Via> {
+    way.via.filter(|_| needs_window(way))
+}
+
+/// Takes curves on one GPU.
+pub(crate) struct Taker<'s, 'a> {
+    pub(crate) session: &'s mut Session<'a>,
+    /// The GPU's name in the machine file.
+    pub(crate) gpu: EndpointId,
+    pub(crate) sizes: Vec<u64>,
+    pub(crate) thrift: Thrift,
+    pub(crate) lines: BTreeMap<Key, Line>,
+    /// Ways that failed, which are left out.
+    pub(crate) dropped: Vec<(Way, String)>,
+}
+
+impl Taker<'_, '_> {
+    /// Measures `ways` in both directions with nothing else going on, more closely where the fastest one changes.
+    pub(crate) fn alone(&mut self, rig: &mut Rig, ways: &[Way]) -> Result<(), Error> {
+        let directions = [Direction::H2d, Direction::D2h];
+        let lines = directions.iter().flat_map(|&d| ways.iter().flat_map(move |&w| memories(w, d)));
+        self.session.phase("alone", lines.count() * self.sizes.len());
+        for direction in directions {
+            for &way in ways {
+                for memory in memories(way, direction) {
+                    self.line(rig, way, direction, memory, Load::Alone)?;
+                }
+            }
+            for memory in [HostMemory::Pinned, HostMemory::Warm, HostMemory::Fresh] {
+                self.bisect(rig, direction, memory)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Measures small copies by those of `ways` that are for such, beside each of `loads`.
+    pub(crate) fn beside(&mut self, rig: &mut Rig, ways: &[Way], loads: &[Load]) -> Result<(), Error> {
+        let ways: Vec<Way> = ways.iter().copied().filter(|way| is_for_small(*way)).collect();
+        let small = self.sizes.iter().copied().filter(|size| LOADED.contains(size)).collect();
+        let all = std::mem::replace(&mut self.sizes, small);
+        self.session.phase("beside", 2 * loads.len() * ways.len() * self.sizes.len());
+        if self.sizes.is_empty() {
+            self.sizes = all;
+            return Ok(());
+        }
+        for &load in loads {
+            for direction in [Direction::H2d, Direction::D2h] {
+                let bulk = Bulk::start(rig.port(), direction, load, BULK_CHUNK.min(rig.bytes_max()))?;
+                for &way in &ways {
+                    self.line(rig, way, direction, memories(way, direction)[0], load)?;
+                }
+                bulk.stop()?;
+            }
+        }
+        self.sizes = all;
+        Ok(())
+    }
+
+    /// One curve; a way that fails is dropped with all its curves.
+    fn line(
+        &mut self,
+        rig: &mut Rig,
+        way: Way,
+        direction: Direction,
+        memory: HostMemory,
+        load: Load,
+    ) -> Result<(), Error> {
+        for bytes in self.sizes.clone() {
+            if measures(way, direction, bytes) && !self.dropped.iter().any(|(dropped, _)| *dropped == way) {
+                self.point(rig, (way, direction, memory, load), bytes)?;
+            }
+            self.session.advance()?;
+        }
+        Ok(())
+    }
+
+    fn point(
+        &mut self,
+        rig: &mut Rig,
+        (way, direction, memory, load): (Way, Direction, HostMemory, Load),
+        bytes: u64,
+    ) -> Result<(), Error> {
+        let key = Key { gpu: self.gpu, peer: None, way, direction, memory, load, active: 1, pieces: 1 };
+        let shot = Shot { how: How::By(way), direction, memory, bytes: bytes as usize, window: window_of(way) };
+        let name = format!("gpu{} {way} {direction} {memory} {load} {bytes}", rig.gpu());
+        let effort = self.thrift.of(bytes);
+        let taken = self.session.step(&name, |session| {
+            let mut calls = Vec::new();
+            let done = session.series(&name, effort, |turn| {
+                let timing = rig.shoot(&shot, turn)?;
+                if turn == 0 || shot.bytes <= COMPARED_MAX {
+                    rig.compare()?;
+                }
+                calls.push(timing.call);
+                Ok(timing.done)
+            })?;
+            rig.compare()?;
+            let counted = &calls[calls.len() - done.n as usize..];
+            let posted = is_posted(way, direction).then(|| Figures::of(counted)).flatten();
+            Ok(Taken { done, posted })
+        });
+        match taken {
+            Ok(Taken { done, posted }) => {
+                let line = self.lines.entry(key).or_default();
+                line.points.insert(bytes, done);
+                line.posted.extend(posted.map(|posted| (bytes, posted)));
+                Ok(())
+            }
+            Err(error) if is_fatal(&error) => Err(error),
+            Err(error) => {
+                let why = format!("{way} is left out: {}", chain(&error));
+                self.session.warnings.push(why.clone());
+                self.dropped.push((way, why));
+                self.lines.retain(|key, _| key.way != way);
+                Ok(())
+            }
+        }
+    }
+
+    /// Where the fastest way changes between two sizes, measures both ways in between, to 5 %.
+    fn bisect(&mut self, rig: &mut Rig, direction: Direction, memory: HostMemory) -> Result<(), Error> {
+        let sizes = self.sizes.clone();
+        for pair in sizes.windows(2) {
+            let (mut low, mut high) = (pair[0], pair[1]);
+            let (Some(first), Some(second)) =
+                (self.winner(direction, memory, low), self.winner(direction, memory, high))
+            else {
+                continue;
+            };
+            if first == second || !measures(first, direction, high) || !measures(second, direction, low) {
+                continue;
+            }
+            for _ in 0..BISECT_MAX {
+                // Beyond small sizes, on a multiple of 64 bytes: the step of the copy loops.
+                let grain = if low >= 1024 { 64 } else { 1 };
+                let middle = (low + (high - low) / 2) / grain * grain;
+                if high * 100 <= low * BISECT_PERCENT || middle <= low || middle >= high {
+                    break;
+                }
+                for way in [first, second] {
+                    self.point(rig, (way, direction, memory, Load::Alone), middle)?;
+                }
+                match self.winner(direction, memory, middle) {
+                    Some(winner) if winner == first => low = middle,
+                    _ => high = middle,
+                }
+                self.session.go_on()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The way with the least median at `bytes`, of those measured there.
+    fn winner(&self, direction: Direction, memory: HostMemory, bytes: u64) -> Option<Way> {
+        let lines = self.lines.iter().filter(|(key, _)| {
+            (key.direction, key.memory, key.load, key.gpu, key.pieces) == (direction, memory, Load::Alone, self.gpu, 1)
+        });
+        let at = lines.filter_map(|(key, line)| line.points.get(&bytes).map(|figures| (figures.median, key.way)));
+        at.min().map(|(_, way)| way)
+    }
+}
+
+/// Ways whose small copies are measured beside bulk ones.
+fn is_for_small(way: Way) -> bool {
+    let plain_dma = way.method == Method::Dma && way.via.is_none();
+    plain_dma || matches!(way.method, Method::Pageable | Method::Window | Method::Resident)
+}
+
+pub(crate) const fn is_posted(way: Way, direction: Direction) -> bool {
+    needs_window(way) && matches!(direction, Direction::H2d)
+}
+
+/// Whether measuring cannot go on after `error` with other ways.
+fn is_fatal(error: &Error) -> bool {
+    match error {
+        Error::Copy(CopyError::Failed { source, .. } | CopyError::Unavailable { source, .. })
+        | Error::Device(source) => matches!(source, DeviceError::DeviceLost),
+        Error::Copy(_) | Error::WrongCopy { .. } => false,
+        _ => true,
+    }
+}
+
+/// An error with its causes in one line.
+fn chain(error: &Error) -> String {
+    let mut text = error.to_string();
+    let mut source = std::error::Error::source(error);
+    while let Some(cause) = source {
+        let cause_text = cause.to_string();
+        if !text.ends_with(&cause_text) {
+            text = format!("{text}: {cause_text}");
+        }
+        source = cause.source();
+    }
+    text
+}
+
+/// Puts `lines` into `profile`.
+pub(crate) fn keep(profile: &mut Profile, lines: &BTreeMap<Key, Line>) {
+    let curve = |points: &BTreeMap<u64, Figures>| {
+        let points: Vec<Point> = points.iter().map(|(bytes, figures)| figures.point(Bytes(*bytes))).collect();
+        Curve::new(points)
+    };
+    for (key, line) in lines {
+        // CPUs reach pinned memory like any other.
+        let pinned = (needs_window(key.way) && key.memory == HostMemory::Warm)
+            .then(|| Key { memory: HostMemory::Pinned, ..key.clone() });
+        for key in pinned.iter().chain([key]) {
+            if let Some(found) = curve(&line.points) {
+                profile.curves.insert(key.clone(), found);
+            }
+            if let Some(found) = curve(&line.posted) {
+                profile.posted.insert(key.clone(), found);
+            }
+        }
+    }
+}
+
+/// One copy on each of `rigs` at the same time; all begin together.
+pub(crate) fn volley(rigs: &mut [Rig], shot: &Shot, turn: u32) -> Result<Vec<Timing>, Error> {
+    let barrier = Barrier::new(rigs.len());
+    std::thread::scope(|scope| {
+        let shoot = |rig| {
+            let barrier = &barrier;
+            scope.spawn(move || {
+                barrier.wait();
+                Rig::shoot(rig, shot, turn)
+            })
+        };
+        let threads: Vec<_> = rigs.iter_mut().map(shoot).collect();
+        let joined = threads.into_iter().map(|thread| match thread.join() {
+            Ok(timing) => timing,
+            Err(panic) => std::panic::resume_unwind(panic),
+        });
+        joined.collect()
+    })
+}
+
+/// Curves of copies on all GPUs at once. `hows` names the ways, each as it is to be used with so many GPUs.
+pub(crate) fn together(
+    session: &mut Session<'_>,
+    gpus: &[EndpointId],
+    rigs: &mut [Rig],
+    hows: &[(Way, Direction, HostMemory, How)],
+    (sizes, thrift): (&[u64], Thrift),
+) -> Result<BTreeMap<Key, Line>, Error> {
+    let mut lines: BTreeMap<Key, Line> = BTreeMap::new();
+    let active = u32::try_from(rigs.len()).unwrap_or(u32::MAX);
+    session.phase("together", hows.len() * sizes.len());
+    for &(way, direction, memory, how) in hows {
+        for &bytes in sizes {
+            if measures(way, direction, bytes) {
+                let name = format!("all {way} {direction} {memory} {bytes}");
+                let shot = Shot { how, direction, memory, bytes: bytes as usize, window: None };
+                let all: Vec<Figures> = session.step(&name, |session| {
+                    let mut each: Vec<Vec<Nanos>> = vec![Vec::new(); rigs.len()];
+                    session.series(&name, thrift.of(bytes), |turn| {
+                        let timings = volley(rigs, &shot, turn)?;
+                        each.iter_mut().zip(&timings).for_each(|(times, timing)| times.push(timing.done));
+                        if turn == 0 || shot.bytes <= COMPARED_MAX {
+                            rigs.iter_mut().try_for_each(Rig::compare)?;
+                        }
+                        Ok(timings.iter().map(|timing| timing.done).max().unwrap_or_default())
+                    })?;
+                    rigs.iter_mut().try_for_each(Rig::compare)?;
+                    Ok(each.iter().filter_map(|times| Figures::of(times)).collect())
+                })?;
+                for (&gpu, figures) in gpus.iter().zip(all) {
+                    let key = Key { gpu, peer: None, way, direction, memory, load: Load::Alone, active, pieces: 1 };
+                    lines.entry(key).or_default().points.insert(bytes, figures);
+                }
+            }
+            session.advance()?;
+        }
+    }
+    Ok(lines)
+}
+
+/// The key of copies from `gpu` to `peer`.
+pub(crate) fn peer_key(gpu: EndpointId, peer: EndpointId) -> Key {
+    Key {
+        gpu,
+        peer: Some(peer),
+        way: Way::of(Method::Peer),
+        direction: Direction::Peer,
+        memory: HostMemory::Pinned,
+        load: Load::Alone,
+        active: 1,
+        pieces: 1,
+    }
+}
+
+/// The curve of copies from GPU `from` to GPU `to`, positions in `gpus`.
+pub(crate) fn peer(
+    session: &mut Session<'_>,
+    copier: &Arc<Copier>,
+    gpus: &[EndpointId],
+    (from, to): (usize, usize),
+    (sizes, thrift): (&[u64], Thrift),
+) -> Result<(Key, Line), Error> {
+    let key = peer_key(gpus[from], gpus[to]);
+    let most = sizes.iter().max().map_or(1, |size| *size as usize);
+    let (source, target) = (&copier.ports()[from], &copier.ports()[to]);
+    let mut random = vec![0; most];
+    Pcg64Mcg::seed_from_u64((from * 64 + to) as u64).fill_bytes(&mut random);
+    let home = source.device_buffer(most, Reach::Device)?;
+    source.copy_in(&mut home.claim(0..most, Access::Write)?, &random)?;
+    let place = target.device_buffer(most, Reach::Device)?;
+    let mut landing = vec![0; most];
+    let mut line = Line::default();
+    for &bytes in sizes {
+        let (name, len) = (format!("gpu{from} gpu{to} {bytes}"), bytes as usize);
+        let figures = session.step(&name, |session| {
+            // Zeros first, so that what is found afterwards was copied.
+            target.copy_in(&mut place.claim(0..len, Access::Write)?, &vec![0; len])?;
+            let figures = session.series(&name, thrift.of(bytes), |_| {
+                let begun = clock::now();
+                copier.copy_peer(At { buffer: &place, offset: 0 }, At { buffer: &home, offset: 0 }, len)?;
+                Ok(clock::now() - begun)
+            })?;
+            target.copy_out(&mut landing[..len], &place.claim(0..len, Access::Read)?)?;
+            match landing[..len].iter().zip(&random).position(|(a, b)| a != b) {
+                Some(at) => Err(Error::WrongCopy { copy: name.clone(), gpu: to, at: at as u64 }),
+                None => Ok(figures),
+            }
+        })?;
+        line.points.insert(bytes, figures);
+        session.advance()?;
+    }
+    Ok((key, line))
+}

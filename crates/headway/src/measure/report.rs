@@ -1,0 +1,78 @@
+//! What a measurement says at its end.
+
+use std::path::{Path, PathBuf};
+
+use headway_core::machine::Machine;
+use headway_core::transfer::{Direction, HostMemory, Request, Selector, Tuning};
+use headway_core::units::{Bytes, Rate};
+use serde::Serialize;
+
+/// What came of a measurement.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// Version of the JSON form.
+    pub schema: u32,
+    /// The machine file.
+    pub file: PathBuf,
+    /// The machine's name.
+    pub machine: String,
+    /// What the figures stand for: `emu` or `cuda`.
+    pub source: String,
+    /// Curves and their points.
+    pub curves: usize,
+    /// Points of all curves.
+    pub points: usize,
+    /// Links and limits with their rates.
+    pub rates: Vec<(String, Rate)>,
+    /// How `staged` works best, per situation.
+    pub tunings: Vec<(String, Tuning)>,
+    /// Which way is used from which size on, per direction and memory of the first GPU.
+    pub thresholds: Vec<(String, Vec<(Bytes, String)>)>,
+    /// Distance of the model from what was measured: median and largest, parts per million.
+    pub calibration: Option<(u64, u64)>,
+    /// What the user should know.
+    pub warnings: Vec<String>,
+}
+
+impl Report {
+    pub(super) fn of(machine: &Machine, file: &Path, warnings: Vec<String>) -> Self {
+        let profile = &machine.profile;
+        let name = |id: headway_core::machine::EndpointId| machine.endpoints[id.at()].id.as_str();
+        let tunings = profile.tunings.iter().map(|(key, tuning)| {
+            let plural = if key.active == 1 { "GPU" } else { "GPUs" };
+            (format!("{} {} {} {} {plural}", name(key.gpu), key.direction, key.memory, key.active), *tuning)
+        });
+        Self {
+            schema: 1,
+            file: file.to_owned(),
+            machine: machine.name.clone(),
+            source: profile.stamp.as_ref().map_or_else(String::new, |stamp| stamp.source.clone()),
+            curves: profile.curves.len(),
+            points: profile.curves.values().map(|curve| curve.points().len()).sum(),
+            rates: machine.capacities.iter().map(|capacity| (capacity.id.clone(), capacity.rate)).collect(),
+            tunings: tunings.collect(),
+            thresholds: thresholds(machine),
+            calibration: machine.calibration.as_ref().map(|found| (found.median_ppm, found.max_ppm)),
+            warnings,
+        }
+    }
+}
+
+/// Which way the first GPU's copies go from which size on, when every way that was measured may be used.
+fn thresholds(machine: &Machine) -> Vec<(String, Vec<(Bytes, String)>)> {
+    let Some(gpu) = machine.gpus().next() else { return Vec::new() };
+    let available = super::measured_ways(&machine.profile);
+    let situations = [
+        (Direction::H2d, HostMemory::Warm),
+        (Direction::D2h, HostMemory::Warm),
+        (Direction::D2h, HostMemory::Fresh),
+        (Direction::H2d, HostMemory::Pinned),
+        (Direction::D2h, HostMemory::Pinned),
+    ];
+    let rows = situations.into_iter().map(|(direction, memory)| {
+        let request = Request::new(gpu, direction, memory, Bytes(0));
+        let selector = Selector::new(&machine.profile, &request, &available);
+        (format!("{direction} {memory}"), selector.thresholds().map(|(from, way)| (from, way.to_string())).collect())
+    });
+    rows.collect()
+}

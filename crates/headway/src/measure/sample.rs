@@ -1,0 +1,145 @@
+//! How often something is timed, and what the times come to.
+
+use headway_core::transfer::Point;
+use headway_core::units::{Bytes, Nanos};
+use serde::{Deserialize, Serialize};
+
+/// How often one thing is timed: at least `n_min` times, then until `n_max` times or `time`, whichever comes first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Effort {
+    /// Runs before the first that counts.
+    pub(crate) warm_up: u32,
+    /// Least samples, whatever they take.
+    pub(crate) n_min: u32,
+    /// Most samples.
+    pub(crate) n_max: u32,
+    /// Time after which no further sample is begun; runs for warm-up count too.
+    pub(crate) time: Nanos,
+}
+
+/// What a series of times comes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Figures {
+    /// Samples.
+    pub(crate) n: u32,
+    /// Half of them took at most this long.
+    pub(crate) median: Nanos,
+    /// 99 % of them took at most this long.
+    pub(crate) p99: Nanos,
+    /// The slowest.
+    pub(crate) max: Nanos,
+}
+
+impl Figures {
+    /// The figures of `samples`; `None` without any.
+    pub(crate) fn of(samples: &[Nanos]) -> Option<Self> {
+        let mut sorted = samples.to_vec();
+        sorted.sort_unstable();
+        let max = *sorted.last()?;
+        // The nearest rank: the smallest sample that at least this share of all does not exceed.
+        let rank = |percent: usize| sorted[(sorted.len() * percent).div_ceil(100).max(1) - 1];
+        Some(Self { n: u32::try_from(sorted.len()).unwrap_or(u32::MAX), median: rank(50), p99: rank(99), max })
+    }
+
+    /// As a point of a curve.
+    pub(crate) const fn point(self, bytes: Bytes) -> Point {
+        Point { bytes, n: self.n, median: self.median, p99: self.p99, max: self.max }
+    }
+}
+
+/// Times `once` as `effort` says. `once` is told its number, counting from 0 with the runs for warm-up, and returns the time
+/// it took; `clock` only ends the series.
+pub(crate) fn series<E>(
+    effort: Effort,
+    clock: impl Fn() -> Nanos,
+    mut once: impl FnMut(u32) -> Result<Nanos, E>,
+) -> Result<Vec<Nanos>, E> {
+    let until = clock().saturating_add(effort.time);
+    let mut samples = Vec::with_capacity(effort.n_max.min(1 << 16) as usize);
+    let mut number = 0;
+    for _ in 0..effort.warm_up {
+        // A slow thing is not warmed up for ever; the first run always is, since it may set things up.
+        if number > 0 && clock() >= until {
+            break;
+        }
+        once(number)?;
+        number += 1;
+    }
+    while samples.len() < effort.n_max as usize {
+        if samples.len() >= effort.n_min as usize && clock() >= until {
+            break;
+        }
+        samples.push(once(number)?);
+        number += 1;
+    }
+    Ok(samples)
+}
+
+/// The rate of `bytes` in `time`, in bytes per second, rounded down.
+pub(crate) fn rate(bytes: Bytes, time: Nanos) -> u64 {
+    let per_second = u128::from(bytes.0) * u128::from(headway_core::units::NANOS_PER_SECOND);
+    u64::try_from(per_second / u128::from(time.0.max(1))).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::convert::Infallible;
+
+    use super::*;
+
+    /// Runs a series on a clock that each run moves on by `cost`; returns the samples and how many runs there were.
+    fn virtual_series(effort: Effort, cost: impl Fn(u32) -> u64) -> (Vec<u64>, u32) {
+        let (now, runs) = (Cell::new(1_000), Cell::new(0));
+        let samples = series(
+            effort,
+            || Nanos(now.get()),
+            |number| {
+                assert_eq!(number, runs.get());
+                runs.set(number + 1);
+                now.set(now.get() + cost(number));
+                Ok::<_, Infallible>(Nanos(cost(number)))
+            },
+        );
+        let Ok(samples) = samples;
+        (samples.into_iter().map(|sample| sample.0).collect(), runs.get())
+    }
+
+    #[test]
+    fn a_series_ends_at_its_largest_number() {
+        let effort = Effort { warm_up: 3, n_min: 5, n_max: 10, time: Nanos(1_000_000) };
+        let (samples, runs) = virtual_series(effort, u64::from);
+        assert_eq!((samples, runs), ((3..13).collect(), 13));
+    }
+
+    #[test]
+    fn time_ends_a_series_but_not_before_its_least_number() {
+        let effort = Effort { warm_up: 0, n_min: 5, n_max: 1_000, time: Nanos(100) };
+        assert_eq!(virtual_series(effort, |_| 1_000), (vec![1_000; 5], 5));
+        assert_eq!(virtual_series(effort, |_| 10), (vec![10; 10], 10));
+    }
+
+    #[test]
+    fn warming_up_something_slow_is_done_once() {
+        let effort = Effort { warm_up: 50, n_min: 2, n_max: 1_000, time: Nanos(100) };
+        assert_eq!(virtual_series(effort, |_| 1_000).1, 3);
+    }
+
+    #[test]
+    fn figures_are_samples_by_the_nearest_rank() {
+        let nanos = |times: &[u64]| Figures::of(&times.iter().copied().map(Nanos).collect::<Vec<_>>());
+        assert_eq!(nanos(&[]), None);
+        let one = Figures { n: 1, median: Nanos(7), p99: Nanos(7), max: Nanos(7) };
+        assert_eq!(nanos(&[7]), Some(one));
+        let hundred: Vec<u64> = (1..=100).rev().collect();
+        assert_eq!(nanos(&hundred), Some(Figures { n: 100, median: Nanos(50), p99: Nanos(99), max: Nanos(100) }));
+        assert_eq!(nanos(&[4, 1, 2, 3]).map(|f| f.median), Some(Nanos(2)));
+    }
+
+    #[test]
+    fn rates_are_rounded_down_and_no_time_is_no_division_by_zero() {
+        assert_eq!(rate(Bytes(10), Nanos(3)), 3_333_333_333);
+        assert_eq!(rate(Bytes(1), Nanos(0)), 1_000_000_000);
+        assert_eq!(rate(Bytes(u64::MAX), Nanos(1)), u64::MAX);
+    }
+}

@@ -1,0 +1,155 @@
+//! The search for how `staged` works best: threads, buffer, stores and chunks in flight (specification of transfers, 2.5).
+
+use headway_core::staging::SPARE_BUFFERS;
+use headway_core::transfer::{Stores, Tuning};
+use headway_core::units::{Bytes, Nanos, PPM};
+
+/// Threads that are tried.
+const THREADS: [u32; 10] = [1, 2, 3, 4, 5, 6, 8, 10, 12, 16];
+/// Buffers that are tried: all, and those of the first, coarse round.
+const BUFFERS: [u64; 7] = [256 << 10, 512 << 10, 1 << 20, 2 << 20, 4 << 20, 8 << 20, 16 << 20];
+const COARSE: [u64; 2] = [4 << 20, 8 << 20];
+/// Chunks in flight that are tried first.
+const IN_FLIGHT: u32 = 3;
+/// Tunings this close to the best count as equal to it: 1 %.
+const EQUAL_PPM: u64 = 10_000;
+
+/// What may be tried.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Space {
+    /// Most threads.
+    pub(crate) threads_max: u32,
+    /// Most pinned memory.
+    pub(crate) pinned_max: Bytes,
+    /// Length of the copies that are timed.
+    pub(crate) bytes: Bytes,
+}
+
+impl Space {
+    fn allows(&self, tuning: Tuning) -> bool {
+        let pinned = u64::from(tuning.in_flight + SPARE_BUFFERS) * tuning.buffer.0;
+        // With fewer chunks than buffers, some would never be used; the smallest buffer is always tried.
+        let fits = pinned <= self.pinned_max.0 && (pinned <= self.bytes.0 || tuning.buffer.0 == BUFFERS[0]);
+        tuning.threads <= self.threads_max.max(1) && fits
+    }
+}
+
+/// Times tunings by `time` and returns the best, or `None` if none is allowed: among those within 1 % of the least time, the
+/// one with the fewest threads, then with the smallest buffer.
+///
+/// First every number of threads with both kinds of stores and two buffers, three chunks in flight; then around the best of
+/// those every buffer, the numbers of threads next to it, and one and two chunks in flight.
+pub(crate) fn search<E>(
+    space: Space,
+    mut time: impl FnMut(Tuning) -> Result<Nanos, E>,
+) -> Result<Option<(Tuning, Nanos)>, E> {
+    let mut tried: Vec<(Tuning, Nanos)> = Vec::new();
+    let mut attempt = |tuning: Tuning, tried: &mut Vec<(Tuning, Nanos)>| -> Result<(), E> {
+        if space.allows(tuning) && !tried.iter().any(|(known, _)| *known == tuning) {
+            tried.push((tuning, time(tuning)?));
+        }
+        Ok(())
+    };
+    let tuning =
+        |threads: u32, buffer, stores, in_flight: u32| Tuning { threads, buffer: Bytes(buffer), stores, in_flight };
+    let allowed = |buffer: &u64| space.allows(tuning(1, *buffer, Stores::Plain, IN_FLIGHT));
+    let coarse = COARSE.into_iter().filter(allowed);
+    let coarse: Vec<u64> = match BUFFERS.into_iter().rfind(allowed) {
+        Some(largest) if largest < COARSE[0] => vec![largest],
+        _ => coarse.collect(),
+    };
+    for threads in THREADS {
+        for stores in [Stores::Plain, Stores::NonTemporal] {
+            for &buffer in &coarse {
+                attempt(tuning(threads, buffer, stores, IN_FLIGHT), &mut tried)?;
+            }
+        }
+    }
+    let best = |tried: &[(Tuning, Nanos)]| tried.iter().min_by_key(|(_, time)| *time).map(|(tuning, _)| *tuning);
+    let Some(centre) = best(&tried) else { return Ok(None) };
+    for buffer in BUFFERS {
+        attempt(tuning(centre.threads, buffer, centre.stores, IN_FLIGHT), &mut tried)?;
+    }
+    let centre = best(&tried).unwrap_or(centre);
+    let at = THREADS.iter().position(|threads| *threads == centre.threads).unwrap_or(0);
+    for threads in &THREADS[at.saturating_sub(2)..(at + 2).min(THREADS.len())] {
+        attempt(tuning(*threads, centre.buffer.0, centre.stores, IN_FLIGHT), &mut tried)?;
+    }
+    let centre = best(&tried).unwrap_or(centre);
+    for in_flight in [1, 2] {
+        attempt(tuning(centre.threads, centre.buffer.0, centre.stores, in_flight), &mut tried)?;
+    }
+    Ok(pick(&tried))
+}
+
+/// The cheapest of the tunings that are nearly the best.
+fn pick(tried: &[(Tuning, Nanos)]) -> Option<(Tuning, Nanos)> {
+    let least = tried.iter().map(|(_, time)| *time).min()?;
+    let limit = Nanos(least.0.saturating_add((u128::from(least.0) * u128::from(EQUAL_PPM) / u128::from(PPM)) as u64));
+    let near = tried.iter().filter(|(_, time)| *time <= limit);
+    near.min_by_key(|(tuning, time)| (tuning.threads, tuning.buffer, *time)).copied()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+
+    use super::*;
+
+    const SPACE: Space = Space { threads_max: 16, pinned_max: Bytes(128 << 20), bytes: Bytes(256 << 20) };
+
+    /// Searches with a cost given by a formula; returns the choice and what was tried.
+    fn search_with(space: Space, cost: impl Fn(Tuning) -> u64) -> (Option<Tuning>, Vec<Tuning>) {
+        let mut tried = Vec::new();
+        let Ok(found) = search(space, |tuning| {
+            tried.push(tuning);
+            Ok::<_, Infallible>(Nanos(cost(tuning)))
+        });
+        (found.map(|(tuning, _)| tuning), tried)
+    }
+
+    /// As on one H200, host to device: more threads help up to 5, then no more; 4 MiB is best; non-temporal stores are slow.
+    fn h200(tuning: Tuning) -> u64 {
+        let rate = (11 * tuning.threads.min(5)).min(52);
+        let slow = u64::from(tuning.stores == Stores::NonTemporal) + 1;
+        let buffer = 10_000 / u64::from(rate) + 20 * (tuning.buffer.0.max(4 << 20) / (4 << 20));
+        buffer * slow + (4 << 20) / tuning.buffer.0.min(4 << 20)
+    }
+
+    #[test]
+    fn the_fewest_threads_and_the_smallest_buffer_near_the_best_are_taken() {
+        let (found, tried) = search_with(SPACE, h200);
+        let found = found.unwrap();
+        assert_eq!((found.threads, found.stores), (5, Stores::Plain));
+        assert!(found.buffer <= Bytes(4 << 20), "{found:?}");
+        assert!(tried.len() < 60, "{}", tried.len());
+    }
+
+    #[test]
+    fn what_exceeds_the_pinned_memory_or_the_cpus_is_not_tried() {
+        let space = Space { threads_max: 3, pinned_max: Bytes(16 << 20), ..SPACE };
+        let (found, tried) = search_with(space, |tuning| 1_000 / u64::from(tuning.threads));
+        assert_eq!(found.unwrap().threads, 3);
+        for tuning in tried {
+            let pinned = u64::from(tuning.in_flight + SPARE_BUFFERS) * tuning.buffer.0;
+            assert!(tuning.threads <= 3 && pinned <= 16 << 20, "{tuning:?}");
+        }
+    }
+
+    #[test]
+    fn nothing_is_tried_twice() {
+        let (_, tried) = search_with(SPACE, h200);
+        for (at, tuning) in tried.iter().enumerate() {
+            assert!(!tried[..at].contains(tuning), "{tuning:?}");
+        }
+        assert!(tried.iter().any(|tuning| tuning.in_flight == 1 && tuning.threads > 1));
+    }
+
+    #[test]
+    fn small_copies_can_be_searched_too_and_no_memory_gives_none() {
+        let small = Space { bytes: Bytes(64 << 10), ..SPACE };
+        assert!(search_with(small, |_| 1).0.is_some());
+        let none = Space { pinned_max: Bytes(0), ..SPACE };
+        assert_eq!(search_with(none, |_| 1).0, None);
+    }
+}

@@ -1,0 +1,81 @@
+//! The GPUs of a backend, or what stands in for them, opened for transfers and for kernels.
+
+use std::sync::Arc;
+
+use headway_core::machine::{EndpointId, Machine};
+use headway_core::units::Bytes;
+use headway_cuda::{CudaDevice, CudaPort, Driver};
+use headway_device::emu::{EmuSpec, Emulated};
+use headway_device::emu_port::{EmuPort, EmuPortSpec};
+use headway_device::port::Port;
+use headway_device::{Device, Limits};
+
+use crate::{Error, files};
+
+/// What copies are made on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Backend {
+    /// GPUs; an error if there are none.
+    #[default]
+    Auto,
+    /// Threads and real memory, throttled to a machine file.
+    Emu,
+    /// GPUs.
+    Cuda,
+}
+
+/// Host memory that one port may hold: both ends of the largest copies, and staging.
+const HOST_BYTES_MAX: Bytes = Bytes(32 << 30);
+
+/// The first `gpus` GPUs of `backend`, or all of them. The emulated ones are those of `model`, a machine's name or file, by
+/// default `h200-x1`.
+///
+/// # Errors
+/// [`Error::Backend`], [`Error::TooFewGpus`], and what reading `model` gives.
+pub fn open(backend: Backend, model: Option<&str>, gpus: Option<usize>) -> Result<Vec<Arc<dyn Port>>, Error> {
+    let limits = Limits { host_bytes_max: HOST_BYTES_MAX, ..Limits::default() };
+    match backend {
+        Backend::Emu => {
+            let machine = emulated(model, gpus)?;
+            let spec = |gpu: EndpointId| EmuPortSpec { limits, ..EmuPortSpec::of_machine(&machine, gpu) };
+            Ok(machine.gpus().map(|gpu| Arc::new(EmuPort::open(spec(gpu))) as Arc<dyn Port>).collect())
+        }
+        Backend::Cuda | Backend::Auto => {
+            let failed = |source| Error::Backend { backend: "cuda", source };
+            let ports = Driver::system().and_then(|driver| CudaPort::open_all(&driver, limits)).map_err(failed)?;
+            let there = ports.len();
+            let wanted = gpus.unwrap_or(there).max(1);
+            if wanted > there {
+                return Err(Error::TooFewGpus { machine: "this one".to_owned(), wanted, available: there });
+            }
+            Ok(ports.into_iter().take(wanted).map(|port| Arc::new(port) as Arc<dyn Port>).collect())
+        }
+    }
+}
+
+/// The first GPU of `backend` as a device, for kernels.
+///
+/// # Errors
+/// As for [`open`].
+pub(crate) fn device(backend: Backend, model: Option<&str>) -> Result<Box<dyn Device>, Error> {
+    match backend {
+        Backend::Emu => {
+            let machine = emulated(model, Some(1))?;
+            let gpu = machine.gpus().next().expect("a machine restricted to one GPU has one");
+            let device = Emulated::open(EmuSpec::of_machine(&machine, gpu));
+            Ok(Box::new(device.map_err(|source| Error::Backend { backend: "emu", source })?))
+        }
+        Backend::Cuda | Backend::Auto => {
+            let device = CudaDevice::open(0).map_err(|source| Error::Backend { backend: "cuda", source })?;
+            Ok(Box::new(device))
+        }
+    }
+}
+
+fn emulated(model: Option<&str>, gpus: Option<usize>) -> Result<Machine, Error> {
+    let machine = files::machine(model.unwrap_or("h200-x1"))?;
+    match gpus {
+        Some(gpus) => files::restrict(&machine, gpus),
+        None => Ok(machine),
+    }
+}

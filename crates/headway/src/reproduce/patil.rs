@@ -1,0 +1,45 @@
+//! Patil 2021: pageable against pinned memory, overlap of copies and kernels, many small copies in one.
+
+mod batch;
+mod table_1;
+mod table_2;
+
+use headway_core::transfer::Direction;
+use headway_core::units::Nanos;
+
+pub(super) use self::batch::batch;
+pub(super) use self::table_1::table_1;
+pub(super) use self::table_2::table_2;
+use super::bench::{Bench, Shots};
+use super::{Outcome, Setting};
+use crate::COMMIT;
+
+const MIB: usize = 1 << 20;
+const DIRECTIONS: [(Direction, &str); 2] = [(Direction::H2d, "h2d"), (Direction::D2h, "d2h")];
+
+fn outcome(experiment: &'static str, bench: Bench, setting: &Setting) -> Outcome {
+    Outcome {
+        schema: 1,
+        experiment,
+        source: bench.source,
+        machine: bench.machine,
+        commit: COMMIT,
+        seed: setting.seed,
+        rows: Vec::new(),
+        notes: Vec::new(),
+        tables: Vec::new(),
+        figures: Vec::new(),
+    }
+}
+
+/// Least samples of a point, and the time after which no further one is begun.
+fn effort(setting: &Setting) -> (u32, Nanos) {
+    if setting.quick { (3, Nanos(20_000_000)) } else { (30, Nanos(400_000_000)) }
+}
+
+/// A line of a table: what was timed, then the figures.
+fn line<const N: usize>(situation: [String; N], shots: Shots) -> Vec<String> {
+    let f = shots.figures;
+    let figures = [u64::from(f.n), shots.first.0, f.median.0, f.p99.0, f.max.0];
+    situation.into_iter().chain(figures.map(|figure| figure.to_string())).collect()
+}
