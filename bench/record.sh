@@ -6,29 +6,15 @@ set -euo pipefail
 headway=$1
 results=$2
 shift 2
-line() { printf '%s\t%s\n' "$1" "$2"; }
 setup=$(mktemp)
-{
-    line date "$(date -u +%Y-%m-%d)"
-    line command "headway $*"
-    line binary "$("$headway" --version)"
-    line kernel "$(uname -sr | cut -d- -f1)"
-    line cpu "$(lscpu | sed -n 's/^Model name: *//p' | head -n 1), $(nproc) CPUs"
-    line numa "$(lscpu | sed -n 's/^NUMA node(s): *//p') nodes visible"
-    line hugepages "$(cat /sys/kernel/mm/transparent_hugepage/enabled 2>/dev/null || echo unknown)"
-    if command -v nvidia-smi >/dev/null; then
-        nvidia-smi --query-gpu=index,name,driver_version,pci.bus_id,clocks.sm,clocks.mem,clocks.max.sm,power.limit \
-            --format=csv,noheader | while read -r gpu; do line gpu "$gpu"; done
-        line links "$(nvidia-smi topo -m 2>/dev/null | sed -n 's/\x1b\[[0-9;]*m//g; s/[[:space:]]\+/ /g; /^GPU[0-9]/p' | paste -sd ';')"
-    fi
-} >"$setup"
+bash "$(dirname "$0")/setup.sh" "$headway" "$@" >"$setup"
 status=0
 said=$(mktemp)
 "$headway" "$@" --out "$results" >"$said" || status=$?
 cat "$said"
 if [ -d "$results" ]; then
-    line 'exit status' "$status" >>"$setup"
-    line bytes "$(sed -n 's/^verified *//p' "$said")" >>"$setup"
+    printf 'exit status\t%s\n' "$status" >>"$setup"
+    printf 'bytes\t%s\n' "$(sed -n 's/^verified *//p' "$said")" >>"$setup"
     mv "$setup" "$results/setup.tsv"
     gzip -9 -c "$results/run.jsonl" >"$results/run.jsonl.gz"
     # What a run reads and writes is large and can be made again; the log has all times.

@@ -68,7 +68,7 @@ fn options() -> CopyOptions {
 }
 
 fn small_tuning() -> Tuning {
-    Tuning { threads: 2, buffer: Bytes(256 << 10), ..default_tuning(Direction::H2d) }
+    Tuning { threads: 2, buffer: Bytes(256 << 10), ..default_tuning(Direction::H2d, HostMemory::Warm) }
 }
 
 /// The bytes of device memory, by the driver's own call.

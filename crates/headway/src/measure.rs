@@ -41,7 +41,7 @@ use crate::run::Progress;
 use crate::{Error, files};
 
 /// Copies that `staged` is tuned with: so long that starting them counts little.
-const STAGED_BYTES: usize = 1 << 30;
+const STAGED_BYTES: usize = 512 << 20;
 const STAGED_BYTES_FRESH: usize = 128 << 20;
 
 /// A part of the measurement.
@@ -495,9 +495,6 @@ fn search(
             format!("tuning gpu{} {direction} {memory} {threads} {} {stores} {in_flight}", names.join("+"), buffer.0);
         let figures = session.series(&key, effort, |turn| {
             let timings = curves::volley(rigs, &shot, turn)?;
-            if turn == 0 {
-                rigs.iter_mut().try_for_each(Rig::compare)?;
-            }
             Ok(timings.iter().map(|timing| timing.done).max().unwrap_or_default())
         })?;
         rigs.iter_mut().try_for_each(Rig::compare)?;

@@ -47,14 +47,17 @@ const WINDOW_OUT: &[(u64, u64)] = &[(64, 2_500), (KIB, 3_500), (4 * KIB, 10_000)
 const STAGED_START: Nanos = Nanos(500_000);
 const STAGED_RATE: Rate = Rate(30_000_000_000);
 
-/// How staging works where no tuning was measured.
+/// How `staged` and `multipath` work where no tuning was measured. Of pinned memory only buffer and chunks in flight count.
 #[must_use]
-pub const fn default_tuning(direction: Direction) -> Tuning {
-    let (threads, stores) = match direction {
-        Direction::H2d | Direction::Peer => (4, Stores::Plain),
-        Direction::D2h => (3, Stores::NonTemporal),
+pub const fn default_tuning(direction: Direction, memory: HostMemory) -> Tuning {
+    let (threads, buffer, stores) = match direction {
+        Direction::H2d | Direction::Peer => (8, 4 * MIB, Stores::Plain),
+        Direction::D2h => (4, 8 * MIB, Stores::NonTemporal),
     };
-    Tuning { threads, buffer: Bytes(4 * MIB), stores, in_flight: 2 }
+    match memory {
+        HostMemory::Pinned => Tuning { threads, buffer: Bytes(8 * MIB), stores, in_flight: 4 },
+        _ => Tuning { threads, buffer: Bytes(buffer), stores, in_flight: 3 },
+    }
 }
 
 /// The built-in profile: of GPU 0 with pinned and warm memory, and from GPU 0 to GPU 1. No tails, so nothing that needs a

@@ -161,7 +161,7 @@ impl Auto {
             fitting.sort_by_key(|(active, _)| (*active > at.active, active.abs_diff(at.active)));
             fitting.first().map(|(_, tuning)| *tuning)
         };
-        of(at.memory).or_else(|| of(HostMemory::Warm))
+        of(at.memory).or_else(|| if at.memory == HostMemory::Pinned { None } else { of(HostMemory::Warm) })
     }
 
     /// Leaves `way` out on `gpu` from now on.

@@ -4,7 +4,7 @@ use std::sync::atomic::AtomicBool;
 
 use headway_core::machine::Method;
 use headway_core::staging::Flow;
-use headway_core::transfer::{Direction, Tuning, Via, Way, default_tuning};
+use headway_core::transfer::{Direction, HostMemory, Tuning, Via, Way, default_tuning};
 use headway_device::port::{Move, Mover, Piece};
 use headway_device::{Buffer, DeviceError, HostKind};
 
@@ -188,11 +188,12 @@ impl Copier {
         let relays = if way.method == Method::Multipath { self.relays(copy, way)? } else { Vec::new() };
         let mut links: Vec<&Pool> = vec![&self.gpus[copy.gpu].pool];
         links.extend(relays.into_iter().map(|gpu| &gpu.pool));
-        let tuning = tuning.unwrap_or_else(|| default_tuning(copy.direction));
+        let pinned = links.len() > 1 && self.pinned(&self.gpus[copy.gpu], copy, "multipath").is_ok();
+        let memory = if pinned { HostMemory::Pinned } else { HostMemory::Warm };
+        let tuning = tuning.unwrap_or_else(|| default_tuning(copy.direction, memory));
         let cancel = self.cancel.watch();
         let populate = self.options.mapped_files;
         let how = Staged { cancel: Some(&cancel), populate, ..Staged::new(tuning) };
-        let pinned = links.len() > 1 && self.pinned(&self.gpus[copy.gpu], copy, "multipath").is_ok();
         if self.options.no_threads && !pinned {
             return Err(excluded(way, "no_threads"));
         }

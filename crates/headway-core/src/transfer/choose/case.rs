@@ -406,5 +406,5 @@ fn tuning(profile: &Profile, request: &Request, gpu: EndpointId) -> Tuning {
     };
     let near = |k: &&TuningKey| (k.memory != request.memory, k.active.abs_diff(request.active), k.active);
     let found = profile.tunings.keys().filter(fits).min_by_key(near);
-    found.map_or_else(|| default_tuning(request.direction), |key| profile.tunings[key])
+    found.map_or_else(|| default_tuning(request.direction, request.memory), |key| profile.tunings[key])
 }

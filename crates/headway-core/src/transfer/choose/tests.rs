@@ -116,7 +116,7 @@ fn staging_must_lead_at_the_measured_sizes_around_and_have_no_worse_tail() {
     };
     let leads = [(100, 970, 970, 970), (200, 1_900, 1_900, 1_900), (300, 2_900, 2_900, 2_900)];
     assert_eq!(choice(200, &leads).way, STAGED);
-    assert_eq!(choice(200, &leads).tuning, Some(crate::transfer::default_tuning(Direction::H2d)));
+    assert_eq!(choice(200, &leads).tuning, Some(crate::transfer::default_tuning(Direction::H2d, HostMemory::Warm)));
     let mut low = leads;
     low[0] = (100, 971, 971, 971);
     assert_eq!(verdict(&choice(200, &low), STAGED), Verdict::Rejected(Reason::StagingLead(Bytes(100))));
