@@ -3,8 +3,10 @@
 
 #ifdef __CUDACC__
 #define UNROLL _Pragma("unroll")
+#define NO_UNROLL _Pragma("unroll 1")
 #else
 #define UNROLL
+#define NO_UNROLL
 #endif
 
 // The byte of `word` at position `INDEX`, 0 being the lowest, times `scale` (at most 255).

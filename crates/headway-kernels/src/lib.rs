@@ -8,12 +8,18 @@
 //! Both forms write the header, every lane, and zeros from a lane's end to the next multiple of 16; bytes elsewhere stay as
 //! they were. The state they leave is the same too, byte for byte.
 //!
+//! Experiments launch programs of their own: [`klt`] (a feature tracker), [`inspect`] (wafer inspection), [`study`] (the papers'
+//! small kernels). Their forms agree byte for byte too.
+//!
 //! The PTX is generated from `kernels/*.cu` by `cargo xtask ptx` and committed, so that no CUDA toolkit is needed to build.
 
 mod aes128_cbc;
+pub mod inspect;
+pub mod klt;
 mod lanes;
 mod spin;
 pub mod study;
+mod words;
 
 use std::sync::Arc;
 

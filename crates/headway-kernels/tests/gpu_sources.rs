@@ -5,11 +5,11 @@
 
 mod common;
 
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::{env, fs};
 
-use common::{below, bytes, cipher, lane, pack, random, run, state};
+use common::{below, bytes, cipher, host_program, lane, pack, random, run, state};
 use headway_device::kernel::{Kernel, Lane};
 use headway_kernels::find;
 use tempfile::TempDir;
@@ -23,26 +23,10 @@ struct HostForm {
 impl HostForm {
     /// Builds it without any warning, or says why there is no compiler.
     fn build(kernel: &dyn Kernel) -> Option<Self> {
-        let compiler = env::var_os("CXX").unwrap_or_else(|| "c++".into());
-        if let Err(error) = Command::new(&compiler).arg("--version").output() {
-            println!("skipped: cannot start {}: {error}", compiler.display());
-            return None;
-        }
         let folder = tempfile::tempdir().unwrap();
-        let program = folder.path().join("program");
-        let package = Path::new(env!("CARGO_MANIFEST_DIR"));
-        let source = package.join("kernels").join(format!("{}.cu", kernel.entry()));
-        let done = Command::new(&compiler)
-            .args(["-std=c++17", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread"])
-            .args(["-fsanitize=address,undefined", "-fno-sanitize-recover=all"])
-            .arg(format!("-DSOURCE=\"{}\"", source.display()))
-            .arg(format!("-DENTRY={}", kernel.entry()))
-            .arg(package.join("tests/host/run.cpp"))
-            .arg("-o")
-            .arg(&program)
-            .output()
-            .unwrap();
-        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels").join(format!("{}.cu", kernel.entry()));
+        let defines = [format!("-DSOURCE=\"{}\"", source.display()), format!("-DENTRY={}", kernel.entry())];
+        let program = host_program("run.cpp", &defines, folder.path())?;
         Some(Self { folder, program })
     }
 

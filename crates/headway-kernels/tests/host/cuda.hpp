@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cassert>
+#include <cmath>
 #include <cstddef>
 #include <thread>
 #include <vector>
@@ -38,11 +39,19 @@ inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w)
 static thread_local Index threadIdx;
 static Index blockIdx;
 static Index gridDim;
+static Index blockDim;
 static pthread_barrier_t warp_barrier;
 
+using std::max;
 using std::min;
 
 inline void __syncwarp()
+{
+    pthread_barrier_wait(&warp_barrier);
+}
+
+// Of the whole block, which `launch` makes as large as the barrier.
+inline void __syncthreads()
 {
     pthread_barrier_wait(&warp_barrier);
 }
@@ -62,6 +71,25 @@ inline unsigned __shfl_sync(unsigned mask, unsigned value, unsigned source, unsi
     return slot[(threadIdx.x & ~(width - 1)) + (source & (width - 1))];
 }
 
+template <typename T>
+T atomicAdd(T* word, T value)
+{
+    return __atomic_fetch_add(word, value, __ATOMIC_RELAXED);
+}
+template <typename T>
+T atomicMin(T* word, T value)
+{
+    T old = __atomic_load_n(word, __ATOMIC_RELAXED);
+    while (value < old && !__atomic_compare_exchange_n(word, &old, value, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) { }
+    return old;
+}
+template <typename T>
+T atomicMax(T* word, T value)
+{
+    T old = __atomic_load_n(word, __ATOMIC_RELAXED);
+    while (value > old && !__atomic_compare_exchange_n(word, &old, value, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) { }
+    return old;
+}
 inline unsigned atomicXor(unsigned* word, unsigned value)
 {
     return __atomic_fetch_xor(word, value, __ATOMIC_RELAXED);
@@ -72,19 +100,39 @@ template <typename Kernel>
 void launch(unsigned blocks, unsigned threads, Kernel kernel)
 {
     gridDim.x = blocks;
+    blockDim.x = threads;
     pthread_barrier_init(&warp_barrier, nullptr, threads);
-    for (unsigned block = 0; block < blocks; block++) {
-        blockIdx.x = block;
-        std::vector<std::thread> warp;
-        for (unsigned thread = 0; thread < threads; thread++) {
-            warp.emplace_back([thread, &kernel] {
-                threadIdx.x = thread;
+    std::vector<std::thread> warp;
+    for (unsigned thread = 0; thread < threads; thread++) {
+        warp.emplace_back([thread, blocks, &kernel] {
+            threadIdx.x = thread;
+            for (unsigned block = 0; block < blocks; block++) {
+                if (thread == 0) {
+                    blockIdx.x = block;
+                }
+                pthread_barrier_wait(&warp_barrier);
                 kernel();
-            });
-        }
-        for (std::thread& thread : warp) {
-            thread.join();
-        }
+                pthread_barrier_wait(&warp_barrier);
+            }
+        });
+    }
+    for (std::thread& thread : warp) {
+        thread.join();
     }
     pthread_barrier_destroy(&warp_barrier);
+}
+
+// The same for a kernel whose threads do not wait for each other: they run one after another.
+template <typename Kernel>
+void launch_in_turn(unsigned blocks, unsigned threads, Kernel kernel)
+{
+    gridDim.x = blocks;
+    blockDim.x = threads;
+    for (unsigned block = 0; block < blocks; block++) {
+        blockIdx.x = block;
+        for (unsigned thread = 0; thread < threads; thread++) {
+            threadIdx.x = thread;
+            kernel();
+        }
+    }
 }

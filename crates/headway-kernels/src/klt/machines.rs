@@ -1,0 +1,178 @@
+//! Where a tracker runs: on the CPU, or on a device through its port.
+
+use std::collections::BTreeMap;
+use std::mem;
+use std::sync::Arc;
+
+use headway_device::port::{Argument, Caching, CpuArgument, Lane, Move, Port, Program, Reach};
+use headway_device::{Access, Buffer, DeviceError};
+
+use super::{Launch, Operand, Region, Shape};
+use crate::words::{bytes, bytes_mut};
+
+/// Memory for every region, and what executes launches on it, in order.
+pub trait Machine {
+    /// Writes the start of a region.
+    ///
+    /// # Errors
+    /// [`DeviceError`] of a copy.
+    fn put(&mut self, region: Region, from: &[u8]) -> Result<(), DeviceError>;
+
+    /// Reads the start of a region, when the launches before have ended.
+    ///
+    /// # Errors
+    /// [`DeviceError`] of a copy, or of a launch before.
+    fn take(&mut self, region: Region, to: &mut [u8]) -> Result<(), DeviceError>;
+
+    /// Executes launches one after another.
+    ///
+    /// # Errors
+    /// [`DeviceError`] of a launch.
+    fn launch(&mut self, launches: &[Launch]) -> Result<(), DeviceError>;
+}
+
+/// The CPU forms, in the calling thread.
+#[derive(Debug)]
+pub struct CpuMachine(BTreeMap<Region, Vec<u32>>);
+
+impl CpuMachine {
+    /// Zeroed memory for `shape`.
+    #[must_use]
+    pub fn new(shape: &Shape) -> Self {
+        Self(Region::ALL.into_iter().map(|region| (region, vec![0; shape.bytes(region) / 4])).collect())
+    }
+
+    fn words(&mut self, region: Region) -> Result<&mut Vec<u32>, DeviceError> {
+        self.0.get_mut(&region).ok_or_else(|| no_region(region))
+    }
+}
+
+fn no_region(region: Region) -> DeviceError {
+    DeviceError::Invalid { what: "launch", reason: format!("there is no region {region:?}") }
+}
+
+fn too_long(len: usize, max: usize) -> Result<(), DeviceError> {
+    if len > max { Err(DeviceError::OutOfRange { range: 0..len, len: max }) } else { Ok(()) }
+}
+
+impl Machine for CpuMachine {
+    fn put(&mut self, region: Region, from: &[u8]) -> Result<(), DeviceError> {
+        let to = bytes_mut(self.words(region)?);
+        too_long(from.len(), to.len())?;
+        to[..from.len()].copy_from_slice(from);
+        Ok(())
+    }
+
+    fn take(&mut self, region: Region, to: &mut [u8]) -> Result<(), DeviceError> {
+        let from = bytes(self.words(region)?);
+        too_long(to.len(), from.len())?;
+        to.copy_from_slice(&from[..to.len()]);
+        Ok(())
+    }
+
+    fn launch(&mut self, launches: &[Launch]) -> Result<(), DeviceError> {
+        for launch in launches {
+            // Out of the map while they are lent; a region that is named twice is empty the second time, and refused.
+            let mut lent = Vec::new();
+            for operand in &launch.operands {
+                lent.push(match operand {
+                    Operand::Read(region) | Operand::Write(region) => mem::take(self.words(*region)?),
+                    Operand::Int(_) => Vec::new(),
+                });
+            }
+            let operands = launch.operands.iter().zip(&mut lent);
+            let mut arguments: Vec<_> = operands
+                .map(|(operand, words)| match operand {
+                    Operand::Read(_) => CpuArgument::Read(bytes(words)),
+                    Operand::Write(_) => CpuArgument::Write(bytes_mut(words)),
+                    Operand::Int(int) => CpuArgument::Int(*int),
+                })
+                .collect();
+            let result = launch.stage.run(launch.grid, &mut arguments);
+            for (operand, words) in launch.operands.iter().zip(lent) {
+                if let Operand::Read(region) | Operand::Write(region) = operand {
+                    *self.words(*region)? = words;
+                }
+            }
+            result?;
+        }
+        Ok(())
+    }
+}
+
+/// A device: memory of its own, pinned memory for the copies, and one lane.
+pub struct PortMachine {
+    lane: Box<dyn Lane>,
+    regions: BTreeMap<Region, Buffer>,
+    pinned: Buffer,
+}
+
+impl PortMachine {
+    /// Zeroed memory for `shape` on `port`.
+    ///
+    /// # Errors
+    /// [`DeviceError`] for memory or a lane that the port refuses.
+    pub fn open(port: &dyn Port, shape: &Shape) -> Result<Self, DeviceError> {
+        let mut regions = BTreeMap::new();
+        for region in Region::ALL {
+            regions.insert(region, port.device_buffer(shape.bytes(region), Reach::Device)?);
+        }
+        let largest = regions.values().map(Buffer::len).max().unwrap_or(0);
+        let pinned = port.pinned_buffer(largest, Caching::Cached)?;
+        Ok(Self { lane: port.lane(false)?, regions, pinned })
+    }
+
+    fn buffer(&self, region: Region) -> Result<&Buffer, DeviceError> {
+        self.regions.get(&region).ok_or_else(|| no_region(region))
+    }
+
+    /// Waits until it has ended: the claims of moves in a row would be in each other's way.
+    fn run(&mut self, what: Move) -> Result<(), DeviceError> {
+        self.lane.submit(what, 0)?;
+        loop {
+            match self.lane.poll() {
+                Some(done) => return done.result,
+                None => std::thread::yield_now(),
+            }
+        }
+    }
+}
+
+impl Machine for PortMachine {
+    fn put(&mut self, region: Region, from: &[u8]) -> Result<(), DeviceError> {
+        self.pinned.claim(0..from.len(), Access::Write)?.bytes_mut()?.copy_from_slice(from);
+        let (source, to) = (
+            self.pinned.claim(0..from.len(), Access::Read)?,
+            self.buffer(region)?.claim(0..from.len(), Access::Write)?,
+        );
+        self.run(Move::Copy { from: source, to })
+    }
+
+    fn take(&mut self, region: Region, to: &mut [u8]) -> Result<(), DeviceError> {
+        let (from, target) =
+            (self.buffer(region)?.claim(0..to.len(), Access::Read)?, self.pinned.claim(0..to.len(), Access::Write)?);
+        self.run(Move::Copy { from, to: target })?;
+        to.copy_from_slice(self.pinned.claim(0..to.len(), Access::Read)?.bytes()?);
+        Ok(())
+    }
+
+    fn launch(&mut self, launches: &[Launch]) -> Result<(), DeviceError> {
+        for launch in launches {
+            let claim = |region, access| {
+                let buffer = self.buffer(region)?;
+                Ok::<_, DeviceError>(Argument::Memory(buffer.claim(0..buffer.len(), access)?))
+            };
+            let mut arguments = Vec::new();
+            for operand in &launch.operands {
+                arguments.push(match operand {
+                    Operand::Read(region) => claim(*region, Access::Read)?,
+                    Operand::Write(region) => claim(*region, Access::Write)?,
+                    Operand::Int(int) => Argument::Int(*int),
+                });
+            }
+            let program: Arc<dyn Program> = Arc::new(launch.stage);
+            self.run(Move::Launch { program, grid: launch.grid, arguments })?;
+        }
+        Ok(())
+    }
+}
