@@ -1,18 +1,20 @@
 //! `cargo xtask keep-run`: keeps a recorded run under `bench/runs/` with its set-up and a generated summary.
 
 use std::fs::{self, File};
-use std::io::Read;
-use std::path::PathBuf;
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, ensure};
+use flate2::Compression;
 use flate2::read::GzDecoder;
+use flate2::write::GzEncoder;
 
 use crate::ci::cargo_command;
 
 /// Arguments of the command.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Folder that `bench/record.sh` wrote
+    /// Folder that `bench/record.sh` wrote, or one with `setup.tsv` of `bench/setup.sh` and `bench` of `headway bench`
     results: PathBuf,
     /// Name of the run: date, GPU and what was run, for example 2026-11-21-h200-x1-encrypt
     name: String,
@@ -21,6 +23,9 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let folder = crate::root().join("bench/runs").join(&args.name);
     ensure!(!folder.exists(), "{} exists; runs are never replaced: choose another name", folder.display());
+    if args.results.join("bench/rows.csv").is_file() {
+        return keep_bench(args, &folder);
+    }
     let packed = args.results.join("run.jsonl.gz");
     let mut log = Vec::new();
     let file = File::open(&packed).with_context(|| format!("open {}", packed.display()))?;
@@ -38,6 +43,27 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     fs::copy(&packed, folder.join("run.jsonl.gz")).context("copy the log")?;
     fs::write(folder.join("SETUP.md"), setup_page(&args.name, &setup)).context("write SETUP.md")?;
     fs::write(folder.join("summary.md"), summary_page(&args.name, &replayed.1, &report)).context("write summary.md")?;
+    println!("kept {}", folder.display());
+    Ok(())
+}
+
+/// Keeps the results of `headway bench`: a folder with `setup.tsv` and `bench/` as it was written.
+fn keep_bench(args: &Args, folder: &Path) -> anyhow::Result<()> {
+    let setup = fs::read_to_string(args.results.join("setup.tsv")).context("read setup.tsv")?;
+    fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
+    for entry in fs::read_dir(args.results.join("bench")).context("read bench/")? {
+        let from = entry?.path();
+        let name = from.file_name().context("a file without a name")?.to_owned();
+        if name == "rows.csv" {
+            let file = File::create(folder.join("rows.csv.gz")).context("create rows.csv.gz")?;
+            let mut packed = GzEncoder::new(file, Compression::best());
+            packed.write_all(&fs::read(&from).context("read rows.csv")?).context("pack rows.csv")?;
+            packed.finish().context("pack rows.csv")?;
+        } else {
+            fs::copy(&from, folder.join(name)).with_context(|| format!("copy {}", from.display()))?;
+        }
+    }
+    fs::write(folder.join("SETUP.md"), setup_page(&args.name, &setup)).context("write SETUP.md")?;
     println!("kept {}", folder.display());
     Ok(())
 }

@@ -2,7 +2,7 @@
 //! the log says.
 
 use std::fs;
-use std::io::BufReader;
+use std::io::{BufReader, Read};
 use std::path::{Path, PathBuf};
 
 use flate2::read::GzDecoder;
@@ -26,6 +26,11 @@ fn kept_runs_replay_and_their_summaries_are_theirs() {
     }
     for run in runs {
         let name = run.display().to_string();
+        assert!(run.join("SETUP.md").is_file(), "{name} has no SETUP.md");
+        if run.join("rows.csv.gz").is_file() {
+            benchmark(&run, &name);
+            continue;
+        }
         let packed = fs::read(run.join("run.jsonl.gz")).unwrap_or_else(|error| panic!("{name}: {error}"));
         let unpacked = BufReader::new(GzDecoder::new(packed.as_slice()));
         let log = Log::read(unpacked, &name).unwrap_or_else(|error| panic!("{name}: {error}"));
@@ -37,8 +42,30 @@ fn kept_runs_replay_and_their_summaries_are_theirs() {
         for line in table.lines().take_while(|line| !line.is_empty()) {
             assert!(page.contains(line), "{name}/summary.md does not say: {line}");
         }
-        assert!(run.join("SETUP.md").is_file(), "{name} has no SETUP.md");
     }
+}
+
+/// The figures that a benchmark's page lists as targets are in its rows, as far as they are medians in nanoseconds.
+fn benchmark(run: &Path, name: &str) {
+    let mut rows = String::new();
+    let packed = fs::read(run.join("rows.csv.gz")).unwrap_or_else(|error| panic!("{name}: {error}"));
+    GzDecoder::new(packed.as_slice()).read_to_string(&mut rows).unwrap_or_else(|error| panic!("{name}: {error}"));
+    let rates: Vec<f64> = rows
+        .lines()
+        .skip(1)
+        .filter_map(|row| row.split(',').nth(13)?.parse::<f64>().ok())
+        .map(|bytes_per_s| bytes_per_s / 1e9)
+        .collect();
+    assert!(rows.starts_with("source,") && !rates.is_empty(), "{name}: rows without rates");
+    let page = fs::read_to_string(run.join("summary.md")).unwrap_or_else(|error| panic!("{name}: {error}"));
+    let mut checked = 0;
+    for line in page.lines().skip_while(|line| *line != "## Targets").take_while(|line| !line.starts_with("## ways")) {
+        let Some((figure, _)) = line.split_once(" GB/s with ") else { continue };
+        let Some(figure) = figure.rsplit(' ').next().and_then(|figure| figure.parse::<f64>().ok()) else { continue };
+        assert!(rates.iter().any(|rate| (rate - figure).abs() < 0.011), "{name}: no row has {figure} GB/s");
+        checked += 1;
+    }
+    assert!(checked > 0 || !page.contains(" GB/s with "), "{name}: no target was checked");
 }
 
 #[test]

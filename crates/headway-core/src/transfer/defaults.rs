@@ -56,6 +56,8 @@ pub const fn default_tuning(direction: Direction, memory: HostMemory) -> Tuning 
     };
     match memory {
         HostMemory::Pinned => Tuning { threads, buffer: Bytes(8 * MIB), stores, in_flight: 4 },
+        // It is the first touch of pages that takes long, and threads share it.
+        HostMemory::Fresh => Tuning { threads: 12, buffer: Bytes(16 * MIB), stores: Stores::Plain, in_flight: 2 },
         _ => Tuning { threads, buffer: Bytes(buffer), stores, in_flight: 3 },
     }
 }

@@ -169,7 +169,7 @@ impl Copier {
     }
 
     /// What decides beside the size; `None` = memory that only the driver knows how to handle.
-    fn situation(&self, copy: &Transfer<'_>) -> Option<Situation> {
+    pub(super) fn situation(&self, copy: &Transfer<'_>) -> Option<Situation> {
         let memory = match &copy.host {
             Host::Held(_) => HostMemory::Pinned,
             _ if copy.len < ASK => HostMemory::Warm,

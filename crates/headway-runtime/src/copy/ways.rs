@@ -189,8 +189,10 @@ impl Copier {
         let mut links: Vec<&Pool> = vec![&self.gpus[copy.gpu].pool];
         links.extend(relays.into_iter().map(|gpu| &gpu.pool));
         let pinned = links.len() > 1 && self.pinned(&self.gpus[copy.gpu], copy, "multipath").is_ok();
-        let memory = if pinned { HostMemory::Pinned } else { HostMemory::Warm };
-        let tuning = tuning.unwrap_or_else(|| default_tuning(copy.direction, memory));
+        let tuning = tuning.unwrap_or_else(|| {
+            let ordinary = || self.situation(copy).map_or(HostMemory::Warm, |at| at.memory);
+            default_tuning(copy.direction, if pinned { HostMemory::Pinned } else { ordinary() })
+        });
         let cancel = self.cancel.watch();
         let populate = self.options.mapped_files;
         let how = Staged { cancel: Some(&cancel), populate, ..Staged::new(tuning) };
