@@ -8,6 +8,7 @@ use headway::core::machine::Method;
 use headway::core::plan::Strategy;
 use headway::core::transfer::{Direction, HostMemory, Load, Statistic};
 use headway::core::units::{Bytes, Nanos, UnitError};
+use headway::formats::Format as Foreign;
 use headway::measure::Step;
 
 /// Moves data between host and GPU memory on time: plans periodic transfers, runs them, shows what happened.
@@ -69,6 +70,10 @@ pub(crate) enum Command {
     },
     /// Say which way a copy would go, and why
     Explain(ExplainArgs),
+    /// Make a workload file from a task set of another tool
+    Import(ImportArgs),
+    /// Write the flows of a workload for another tool
+    Export(ExportArgs),
     /// List the machines that are shipped, or print the file of one
     Machines {
         /// Print this machine file
@@ -95,6 +100,60 @@ pub(crate) struct PlanArgs {
     /// Use only this strategy [default: the accepted one with the greatest margin]
     #[arg(long, value_enum)]
     pub(crate) strategy: Option<StrategyArg>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ImportArgs {
+    /// File of the other tool
+    pub(crate) file: PathBuf,
+    /// Its format
+    #[arg(long, value_parser = word(Foreign::WORDS))]
+    pub(crate) from: Foreign,
+    /// Workload file to write [default: the standard output]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) out: Option<PathBuf>,
+    /// Replace a file that exists
+    #[arg(long)]
+    pub(crate) force: bool,
+    /// One unit of time in the file, for example "1 us" [default for jobs: 1 ns]
+    #[arg(long, value_name = "TIME", value_parser = str::parse::<Nanos>)]
+    pub(crate) unit: Option<Nanos>,
+    /// After what time the jobs of the file repeat, for tasks with one job
+    #[arg(long, value_name = "TIME", value_parser = str::parse::<Nanos>)]
+    pub(crate) window: Option<Nanos>,
+    /// What a query costs, for mlperf
+    #[arg(long, value_name = "TIME", value_parser = str::parse::<Nanos>)]
+    pub(crate) cost: Option<Nanos>,
+    /// Precedences that belong to a job set
+    #[arg(long, value_name = "FILE")]
+    pub(crate) precedence: Option<PathBuf>,
+    /// Server that the tasks compete for [default: engine]
+    #[arg(long)]
+    pub(crate) server: Option<String>,
+    /// Name of the workload [default: that of the file]
+    #[arg(long)]
+    pub(crate) name: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ExportArgs {
+    /// Workload file
+    pub(crate) file: PathBuf,
+    /// Format to write
+    #[arg(long, value_parser = word(Foreign::EXPORTS))]
+    pub(crate) to: Foreign,
+    /// File to write [default: the standard output]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) out: Option<PathBuf>,
+    /// Replace a file that exists
+    #[arg(long)]
+    pub(crate) force: bool,
+    /// One unit of time in the file, for example "1 us" [default: 1 ns]
+    #[arg(long, value_name = "TIME", value_parser = str::parse::<Nanos>)]
+    pub(crate) unit: Option<Nanos>,
+    /// Server whose flows are written [default: the only one]
+    #[arg(long)]
+    pub(crate) server: Option<String>,
 }
 
 #[derive(Debug, Args)]

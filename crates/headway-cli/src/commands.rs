@@ -38,6 +38,12 @@ impl Out {
         write_out(text.as_bytes())
     }
 
+    pub(crate) fn note(&self, note: &str) {
+        if !self.quiet {
+            eprintln!("note: {note}");
+        }
+    }
+
     pub(crate) fn warn(&self, warning: &str) {
         if !self.quiet {
             eprintln!("warning: {warning}");

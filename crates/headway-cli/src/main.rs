@@ -3,6 +3,7 @@
 
 mod args;
 mod commands;
+mod formats;
 mod show;
 mod transfers;
 
@@ -38,6 +39,8 @@ fn main() -> ExitCode {
         Command::Measure(args) => transfers::measure(&out, args),
         Command::Bench { what: BenchCommand::Transfers(args) } => transfers::bench(&out, args),
         Command::Explain(args) => transfers::explain(&out, args),
+        Command::Import(args) => formats::import(&out, args),
+        Command::Export(args) => formats::export(&out, args),
         Command::Machines { name } => commands::machines(&out, name.as_deref()),
         Command::Completions { shell } => commands::completions(*shell),
     };

@@ -5,9 +5,15 @@
 //! Sporadic Tasks" (RTSS 1991) is the one that `verner-2014`, IV builds on; the form with chunks adds constrained and
 //! arbitrary deadlines, limited preemption, and several operations in flight.
 //!
+//! [`concrete`] asks the same of periodic tasks whose offsets are known; [`side_by_side`] shows how far the answers are
+//! apart.
+//!
 //! Every verdict carries its model, its strength and, for a "no", the first interval that asks for too much.
 
 mod chunks;
+mod concrete;
+#[cfg(test)]
+mod concrete_tests;
 mod exact;
 #[cfg(test)]
 mod tests;
@@ -20,7 +26,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::units::{Nanos, PPM};
 
-pub use chunks::{ChunkFlow, ChunkPlan, ChunkRefusal, chunk_sizes};
+pub use chunks::{ChunkFlow, ChunkPlan, ChunkRefusal, FlowChunkPlan, chunk_sizes, flow_chunk_sizes};
+pub use concrete::{
+    ConcreteTask, Costs, Exploration, SideBySide, Stated, Ties, Window, concrete, side_by_side, sporadic,
+};
 use exact::Utilisation;
 use walk::{Demand, Segment};
 
@@ -117,7 +126,8 @@ pub enum Strength {
     Necessary,
 }
 
-/// What a verdict holds for. All models: one engine, sporadic tasks with any offsets, costs from zero to the worst case.
+/// What a verdict holds for, on one engine. Unless it says otherwise: sporadic tasks with any offsets, costs from zero to
+/// the worst case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Model {
@@ -128,6 +138,11 @@ pub enum Model {
         /// Operations queued on the engine at most.
         in_flight: u32,
     },
+    /// Periodic tasks with exactly these offsets and jitters; none may join.
+    Concrete {
+        /// The costs that jobs may have.
+        costs: Costs,
+    },
 }
 
 impl fmt::Display for Model {
@@ -136,6 +151,11 @@ impl fmt::Display for Model {
             Self::NonPreemptive => f.write_str("sporadic tasks, non-preemptive EDF, deadline = period"),
             Self::Chunks { in_flight: 1 } => f.write_str("sporadic tasks in chunks, EDF, one chunk in flight"),
             Self::Chunks { in_flight } => write!(f, "sporadic tasks in chunks, EDF, {in_flight} chunks in flight"),
+            Self::Concrete { costs } => {
+                let costs =
+                    if *costs == Costs::Exact { "exactly the worst-case costs" } else { "costs up to the worst case" };
+                write!(f, "periodic tasks with these offsets, non-preemptive EDF, {costs}, no joins")
+            }
         }
     }
 }
@@ -162,6 +182,24 @@ pub enum Reason {
     Hyperperiod {
         /// Largest one examined.
         max: Nanos,
+    },
+    /// The periods repeat together too late to be followed.
+    #[error("the periods have no common multiple up to {max}; use harmonic periods, or the test for any offsets")]
+    HyperperiodBound {
+        /// Largest one followed.
+        max: Nanos,
+    },
+    /// A flow without deadline has no releases to follow.
+    #[error("task {task} is a bulk flow; only the test for any offsets counts those")]
+    Bulk {
+        /// Position in the input.
+        task: usize,
+    },
+    /// Releases of one task could change their order.
+    #[error("the jitter of task {task} is not below its period; use the test for any offsets")]
+    Jitter {
+        /// Position in the input.
+        task: usize,
     },
     /// Too many points in time would have to be examined.
     #[error("more than {max} steps are needed; lower the utilisation or use fewer distinct periods")]
@@ -190,6 +228,19 @@ pub enum Violation {
         blocking: Nanos,
         /// What each task with deadlines in the interval asks for.
         contributions: Vec<Contribution>,
+    },
+    /// With known offsets, some costs make this job miss its deadline. All times count from the start.
+    Late {
+        /// Its task.
+        task: usize,
+        /// Its number, from 0.
+        job: u64,
+        /// Its nominal release.
+        release: Nanos,
+        /// Its absolute deadline.
+        deadline: Nanos,
+        /// The latest time at which it, or a chunk of it, may end.
+        finish: Nanos,
     },
 }
 
@@ -376,26 +427,31 @@ pub const MARGIN_PPM_STEP: u64 = 100;
 /// given, at most [`MARGIN_PPM_MAX`], a multiple of [`MARGIN_PPM_STEP`].
 pub fn margin_ppm(tasks: &[Task], test: impl Fn(&[Task]) -> Verdict) -> u64 {
     // Demand and blocking grow with every cost and nothing else depends on costs, so that a set which passes with a factor
-    // passes with all smaller ones: bisection finds the border. "Undecided" counts as not passing; should it stand below a
-    // "yes", the result is smaller than need be, but still a factor that passes.
-    let scale = |time: Nanos, factor: u64| {
+    // passes with all smaller ones. "Undecided" counts as not passing; should it stand below a "yes", the result is smaller
+    // than need be, but still a factor that passes.
+    largest_factor(|factor| test(&tasks.iter().map(|t| scaled(t, factor)).collect::<Vec<_>>()).is_schedulable())
+}
+
+/// The task with cost and chunk times `factor` ppm, rounded up.
+fn scaled(task: &Task, factor: u64) -> Task {
+    let scale = |time: Nanos| {
         if time == Nanos::MAX {
             return time;
         }
         saturated((u128::from(time.0) * u128::from(factor)).div_ceil(u128::from(PPM)))
     };
-    let passes = |steps: u64| {
-        let factor = steps * MARGIN_PPM_STEP;
-        let one = |t: &Task| Task { cost: scale(t.cost, factor), chunk: scale(t.chunk, factor), ..*t };
-        test(&tasks.iter().map(one).collect::<Vec<_>>()).is_schedulable()
-    };
+    Task { cost: scale(task.cost), chunk: scale(task.chunk), ..*task }
+}
+
+/// The largest multiple of [`MARGIN_PPM_STEP`] that passes, at most [`MARGIN_PPM_MAX`], by bisection.
+fn largest_factor(passes: impl Fn(u64) -> bool) -> u64 {
     let (mut low, mut high) = (0, MARGIN_PPM_MAX / MARGIN_PPM_STEP);
-    if passes(high) {
+    if passes(MARGIN_PPM_MAX) {
         return MARGIN_PPM_MAX;
     }
     while high - low > 1 {
         let middle = low + (high - low) / 2;
-        if passes(middle) {
+        if passes(middle * MARGIN_PPM_STEP) {
             low = middle;
         } else {
             high = middle;

@@ -175,6 +175,8 @@ pub struct Flow {
     pub id: String,
     /// Flows with the same server compete; any name.
     pub server: String,
+    /// First release, counted from the start of the run. Verdicts for any offsets do not look at it.
+    pub start: Nanos,
     /// Worst-case cost.
     pub cost: Nanos,
     /// Period or least distance between releases.

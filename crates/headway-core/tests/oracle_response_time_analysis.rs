@@ -1,64 +1,38 @@
 //! Our tests against the response-time bounds of the crate `response-time-analysis` (MPI-SWS, analyses verified in Coq):
 //! a set is schedulable exactly if every bound is at most its deadline. Integer time; blocking is the longest piece less 1.
 
-use headway_core::schedulability::{Outcome, Task, Verdict, Violation, chunked, jeffay};
+#[path = "support/rival.rs"]
+mod rival;
+
+use headway_core::schedulability::{
+    ConcreteTask, Costs, Outcome, Task, Ties, Verdict, Violation, chunked, concrete, jeffay,
+};
 use headway_core::units::Nanos;
 use proptest::prelude::*;
 use proptest::test_runner::FileFailurePersistence;
-use response_time_analysis::arrival::Sporadic;
-use response_time_analysis::edf::{fully_nonpreemptive as whole, limited_preemptive as pieces};
-use response_time_analysis::time::{Duration, Service};
-use response_time_analysis::{demand, wcet};
 
 /// Where the searches for a bound end.
 const LIMIT: u64 = 1_000_000;
 const CASES: u32 = 3_000;
 
-fn arrivals(tasks: &[Task]) -> Vec<Sporadic> {
-    tasks.iter().map(|t| Sporadic::new_zero_jitter(Duration::from(t.period.0))).collect()
-}
-
-fn cost(task: &Task) -> wcet::Scalar {
-    wcet::Scalar::new(Service::from(task.cost.0))
-}
-
 /// Response-time bounds under NP-EDF; `None` where the search finds none.
 fn bounds_whole(tasks: &[Task]) -> Vec<Option<u64>> {
-    let arrivals = arrivals(tasks);
-    let of = |n: usize| whole::Task {
-        wcet: cost(&tasks[n]),
-        arrivals: &arrivals[n],
-        deadline: Duration::from(tasks[n].deadline.0),
-    };
-    let bound = |n: usize| {
-        let others: Vec<_> = (0..tasks.len()).filter(|&m| m != n).map(of).collect();
-        whole::dedicated_uniproc_rta(&of(n), &others, Duration::from(LIMIT)).ok().map(u64::from)
-    };
-    (0..tasks.len()).map(bound).collect()
+    let mut bounds = Vec::new();
+    rival::bounds_whole(tasks, LIMIT, |_, bound| {
+        bounds.push(bound);
+        true
+    });
+    bounds
 }
 
 /// The same with jobs cut into chunks, the last one the rest.
 fn bounds_in_chunks(tasks: &[Task]) -> Vec<Option<u64>> {
-    let arrivals = arrivals(tasks);
-    let demands: Vec<_> = tasks.iter().zip(&arrivals).map(|(t, a)| demand::RBF::new(a, cost(t))).collect();
-    let bound = |n: usize| {
-        let task = &tasks[n];
-        let last = (task.cost.0 - 1) % task.chunk.0 + 1;
-        let under_analysis = pieces::TaskUnderAnalysis {
-            wcet: cost(task),
-            arrivals: &arrivals[n],
-            deadline: Duration::from(task.deadline.0),
-            last_np_segment: Service::from(last),
-        };
-        let other = |m: usize| pieces::InterferingTask {
-            rbf: &demands[m],
-            deadline: Duration::from(tasks[m].deadline.0),
-            max_np_segment: Service::from(tasks[m].chunk.0),
-        };
-        let others: Vec<_> = (0..tasks.len()).filter(|&m| m != n).map(other).collect();
-        pieces::dedicated_uniproc_rta(&under_analysis, &others, Duration::from(LIMIT)).ok().map(u64::from)
-    };
-    (0..tasks.len()).map(bound).collect()
+    let mut bounds = Vec::new();
+    rival::bounds_in_chunks(tasks, LIMIT, |_, bound| {
+        bounds.push(bound);
+        true
+    });
+    bounds
 }
 
 fn agrees(tasks: &[Task], verdict: &Verdict, bounds: fn(&[Task]) -> Vec<Option<u64>>) -> bool {
@@ -102,6 +76,94 @@ fn set(period_max: u64) -> impl Strategy<Value = Vec<(u64, u64)>> {
 fn fits(tasks: &[Task]) -> bool {
     let product: u128 = tasks.iter().map(|t| u128::from(t.period.0)).product();
     tasks.iter().map(|t| product / u128::from(t.period.0) * u128::from(t.cost.0)).sum::<u128>() <= product
+}
+
+/// Sets of 2 to 12 tasks with periods from 1 to 1000 ms in nanoseconds.
+fn in_nanoseconds(draw: &mut rival::Draw) -> Vec<Task> {
+    let count = draw.between(2, 12);
+    let percent = draw.between(20, 110);
+    let chunk_max = if draw.between(0, 1) == 0 { u64::MAX } else { draw.between(100_000, 2_000_000) };
+    let cost_max = if draw.between(0, 1) == 0 { u64::MAX } else { draw.between(300_000, 900_000) };
+    let task = |_| {
+        let period = draw.period(1_000_000, 1_000_000_000);
+        let cost = (period / 100 * percent / count * draw.between(500, 1_500) / 1_000).clamp(1, cost_max);
+        Task { chunk: Nanos(cost.min(chunk_max)), ..Task::whole(Nanos(cost), Nanos(period), Nanos(period)) }
+    };
+    (0..count).map(task).collect()
+}
+
+/// 100,000 sets, in an hour at most:
+/// `HEADWAY_CASES=100000 cargo test --release -p headway-core --test oracle_response_time_analysis nanoseconds`.
+#[test]
+fn sets_in_nanoseconds_have_the_verdict_of_the_bounds() {
+    // The rival checks itself by brute force in debug builds.
+    let usual = if cfg!(debug_assertions) { 60 } else { 3_000 };
+    let cases: u64 = std::env::var("HEADWAY_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(usual);
+    let (mut yes, mut no) = (0, 0);
+    for seed in 0..cases {
+        let tasks = in_nanoseconds(&mut rival::Draw(seed));
+        let whole = tasks.iter().all(|t| t.chunk == t.cost);
+        let verdict = if whole { jeffay(&tasks) } else { chunked(&tasks, 1) };
+        let utilisation = verdict.outcome == Outcome::NotSchedulable(Violation::Utilisation);
+        let share: f64 = tasks.iter().map(|t| t.cost.0 as f64 / t.period.0 as f64).sum();
+        assert_eq!(utilisation, share > 1.0, "seed {seed}: {share}");
+        if !utilisation {
+            let theirs = if whole { rival::whole(&tasks) } else { rival::in_chunks(&tasks) };
+            assert_eq!(verdict.is_schedulable(), theirs, "seed {seed}: {tasks:?}");
+            *(if theirs { &mut yes } else { &mut no }) += 1;
+        }
+    }
+    println!("{yes} schedulable, {no} not");
+    assert!(yes > cases / 5 && no > cases / 10, "{yes} schedulable, {no} not: the sets must be mixed");
+}
+
+/// The longest response of each task in one run with random costs and the rule that the earlier task wins ties.
+fn simulated(tasks: &[ConcreteTask], draw: &mut rival::Draw, until: u64) -> Vec<u64> {
+    let mut next: Vec<u64> = tasks.iter().map(|t| t.offset.0).collect();
+    let (mut free, mut longest) = (0, vec![0; tasks.len()]);
+    while free < until {
+        let now = free.max(*next.iter().min().unwrap());
+        let ready = (0..tasks.len()).filter(|&n| next[n] <= now);
+        let first = ready.min_by_key(|&n| (next[n] + tasks[n].task.deadline.0, n)).unwrap();
+        let most = tasks[first].task.cost.0;
+        free = now + if draw.between(0, 2) == 0 { draw.between(0, most) } else { most };
+        longest[first] = longest[first].max(free - next[first]);
+        next[first] += tasks[first].task.period.0;
+    }
+    longest
+}
+
+#[test]
+fn simulations_stay_within_the_bounds_of_known_offsets_and_those_within_the_bounds_of_any() {
+    let (mut compared, mut below, mut attained) = (0, 0, 0);
+    for seed in 0..1_500 {
+        let draw = &mut rival::Draw(seed);
+        let count = draw.between(2, 5);
+        let one = |_| {
+            let period = [4, 6, 8, 12, 24][draw.between(0, 4) as usize];
+            let cost = draw.between(1, (2 * period / count).min(period));
+            ConcreteTask::at(Nanos(draw.between(0, period)), Task::whole(Nanos(cost), Nanos(period), Nanos(period)))
+        };
+        let tasks: Vec<ConcreteTask> = (0..count).map(one).collect();
+        let known = concrete(&tasks, Costs::UpToWorst, Ties::ByPosition);
+        if !known.verdict.is_schedulable() {
+            continue;
+        }
+        let plain: Vec<Task> = tasks.iter().map(|t| t.task).collect();
+        let any = bounds_whole(&plain);
+        let mut longest = vec![0; tasks.len()];
+        for _ in 0..20 {
+            let run = simulated(&tasks, draw, 24 * 20);
+            longest = longest.iter().zip(run).map(|(&a, b)| a.max(b)).collect();
+        }
+        for ((&run, bound), any) in longest.iter().zip(&known.bounds).zip(any) {
+            assert!(run <= bound.0 && any.is_none_or(|any| bound.0 <= any), "seed {seed}: {tasks:?}");
+            compared += 1;
+            below += u32::from(any.is_none_or(|any| bound.0 < any));
+            attained += u32::from(run == bound.0);
+        }
+    }
+    assert!(compared > 1_000 && below > 500 && attained > 500, "{compared}, {below} below, {attained} attained");
 }
 
 proptest! {

@@ -662,7 +662,8 @@ fn extreme_times_and_sizes_give_a_plan_or_an_error() {
                 blocks: vec![block.clone(), block],
             };
             let (cost, period, deadline) = (Nanos(any(10)), Nanos(any(MS)), Nanos(any(MS)));
-            let flow = Flow { id: "f".to_owned(), server: "cpu".to_owned(), cost, period, deadline };
+            let flow =
+                Flow { id: "f".to_owned(), server: "cpu".to_owned(), start: Nanos::ZERO, cost, period, deadline };
             let workload =
                 Workload { streams: vec![stream], messages: vec![message], flows: vec![flow], ..good.clone() };
             match plan(&machine, &workload, Options::default()) {

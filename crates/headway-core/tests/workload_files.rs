@@ -80,9 +80,16 @@ fn a_file_becomes_streams_messages_and_flows() {
 }
 
 #[test]
+fn a_flow_may_start_later() {
+    let text = "name = \"w\"\n[[flow]]\nid = \"a\"\nstart = \"3 us\"\ncost = \"1 ns\"\nperiod = \"1 ns\"\n";
+    assert_eq!(parse("w", text).expect("complete").value.flows[0].start, Nanos(3_000));
+}
+
+#[test]
 fn what_is_not_written_has_a_default() {
     let w =
         parse("w", "name = \"w\"\n[[flow]]\nid = \"a\"\ncost = \"1 ns\"\nperiod = \"1 ns\"\n").expect("complete").value;
+    assert_eq!(w.flows[0].start, Nanos::ZERO);
     assert_eq!((w.duration, w.seed, w.cycle, w.grouping), (Nanos(1_000_000_000), 1, Cycle::Auto, Grouping::Class));
 }
 

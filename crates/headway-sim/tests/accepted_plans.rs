@@ -86,7 +86,14 @@ fn workload(machine: &Machine, draw: &mut Draw) -> Workload {
         let period = draw.within(MS, 10 * MS);
         let deadline = draw.within(period / 2, 2 * period);
         let (cost, server) = (Nanos(draw.within(1, deadline / 3)), "cpu".to_owned());
-        Flow { id: format!("f{number}"), server, cost, period: Nanos(period), deadline: Nanos(deadline) }
+        Flow {
+            id: format!("f{number}"),
+            server,
+            start: Nanos::ZERO,
+            cost,
+            period: Nanos(period),
+            deadline: Nanos(deadline),
+        }
     };
     Workload {
         cycle: *draw.pick(&[Cycle::Auto, Cycle::Paper, Cycle::Arrival]),

@@ -20,6 +20,7 @@ use headway_sim::SimError;
 use headway_trace::LogError;
 use headway_trace::replay::Divergence;
 
+use crate::formats::FormatError;
 use crate::plot::PlotError;
 
 /// What failed.
@@ -37,6 +38,22 @@ pub enum Error {
     /// A machine or workload file is wrong at a place that can be pointed at.
     #[error("{0}")]
     File(#[from] FileError),
+    /// A file of another tool cannot become a workload.
+    #[error("cannot import `{path}`")]
+    Import {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: Box<FormatError>,
+    },
+    /// A workload cannot be said in the format of another tool.
+    #[error("cannot export `{path}`")]
+    Export {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: Box<FormatError>,
+    },
     /// A machine name that is neither shipped nor a file.
     #[error("there is no machine `{name}`: it is neither a file nor shipped; shipped machines: {shipped}")]
     NoMachine {

@@ -66,6 +66,6 @@ pub fn plan(machine: &Machine, workload: &Loaded<Workload>, options: Options) ->
     })
 }
 
-fn read(path: &Path) -> Result<String, Error> {
+pub(crate) fn read(path: &Path) -> Result<String, Error> {
     fs::read_to_string(path).map_err(|source| Error::Read { path: path.to_owned(), source })
 }

@@ -9,6 +9,7 @@ pub mod doctor;
 mod error;
 pub mod explain;
 pub mod files;
+pub mod formats;
 pub mod measure;
 pub mod plot;
 pub mod ports;

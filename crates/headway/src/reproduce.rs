@@ -4,6 +4,7 @@ mod bench;
 mod cho;
 mod fujii;
 mod loads;
+mod np_edf;
 mod patil;
 
 use std::path::{Path, PathBuf};
@@ -71,6 +72,12 @@ pub const EXPERIMENTS: &[Experiment] = &[
         about: "the paper's double queues by threads and buffers",
         paper: "Cho, Kang, Yoon 2018, double queuing",
         run: cho::queues,
+    },
+    Experiment {
+        name: "np-edf",
+        about: "which share of random sets passes as sporadic tasks, with known offsets, with exact costs, and in chunks",
+        paper: "Verner, Mendelson, Schuster 2014, IV (the test of Jeffay, Stanat, Martel 1991)",
+        run: np_edf::run,
     },
 ];
 

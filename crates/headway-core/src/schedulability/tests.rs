@@ -430,6 +430,100 @@ fn chunk_sizes_are_the_largest_of_all_that_pass() {
     assert!(cut > 300 && whole > 300 && refused > 300, "{cut} cut, {whole} whole, {refused} refused");
 }
 
+/// The sizes of all choices that pass, by trying them all.
+fn flow_chunks_by_scanning(flows: &[ChunkFlow], granule: u64) -> Vec<Vec<u64>> {
+    let most: Vec<u64> = flows.iter().map(|f| f.bytes.0.div_ceil(granule)).collect();
+    let mut passing = Vec::new();
+    for mut number in 0..most.iter().product::<u64>() {
+        let one = |&most: &u64| {
+            let multiples = number % most + 1;
+            number /= most;
+            multiples * granule
+        };
+        let sizes: Vec<u64> = most.iter().map(one).collect();
+        let tasks: Vec<_> = flows.iter().zip(&sizes).map(|(f, &size)| f.task(Bytes(size))).collect();
+        if chunked(&tasks, 1).is_schedulable() {
+            passing.push(sizes);
+        }
+    }
+    passing
+}
+
+fn chunk_flows(draw: &mut Draw, periods: (u64, u64)) -> Vec<ChunkFlow> {
+    let count = draw.between(2, 3);
+    let setup = Nanos(draw.between(0, 3));
+    let mut flows: Vec<_> = (0..count)
+        .map(|_| {
+            let period = draw.between(periods.0, periods.1);
+            let bytes = Bytes(draw.between(1, (period * 11 / 10 / count).max(1)));
+            let deadline = if draw.chance(60) { period } else { draw.between(period / 2, period) };
+            let rate = Rate(draw.pick(&[1_000_000_000, 1_500_000_000]));
+            ChunkFlow { bytes, setup, rate, period: Nanos(period), deadline: Nanos(deadline) }
+        })
+        .collect();
+    if draw.chance(20) {
+        flows[0].deadline = Nanos::MAX;
+    }
+    flows
+}
+
+#[test]
+fn chunk_sizes_per_flow_are_the_largest_of_all_choices_that_pass() {
+    let mut draw = Draw(49);
+    let (mut cut, mut whole, mut refused, mut better) = (0, 0, 0, 0);
+    // 10,000 sets: HEADWAY_CASES=10000 cargo test -p headway-core chunk_sizes_per_flow
+    let cases = std::env::var("HEADWAY_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(1_200);
+    for _ in 0..cases {
+        let flows = chunk_flows(&mut draw, (8, 60));
+        let granule = draw.pick(&[1, 1, 4]);
+        let passing = flow_chunks_by_scanning(&flows, granule);
+        match flow_chunk_sizes(&flows, Bytes(granule)) {
+            Ok(plan) => {
+                let found: Vec<u64> = plan.bytes.iter().map(|b| b.0).collect();
+                assert!(passing.contains(&found), "{found:?} {flows:?}");
+                let exceeds = |other: &Vec<u64>| other.iter().zip(&found).any(|(o, f)| o > f);
+                assert!(!passing.iter().any(exceeds), "{found:?} {flows:?}");
+                assert_eq!(plan.verdict, chunked(&plan.tasks, 1));
+                let is_whole = found.iter().zip(&flows).all(|(size, f)| *size >= f.bytes.0);
+                *(if is_whole { &mut whole } else { &mut cut }) += 1;
+                let tightest = flows.iter().map(|f| f.deadline).min().unwrap();
+                for (size, flow) in found.iter().zip(&flows) {
+                    assert!(flow.deadline > tightest || *size >= flow.bytes.0, "{found:?} {flows:?}");
+                }
+                match chunk_sizes(&flows, 1, Bytes(granule)) {
+                    Ok(one) => assert!(found.iter().zip(&flows).all(|(&size, f)| size >= one.bytes.0.min(f.bytes.0))),
+                    Err(_) => better += 1,
+                }
+            }
+            Err(refusal) => {
+                assert!(passing.is_empty(), "{refusal}: {flows:?}");
+                assert!(!matches!(refusal, ChunkRefusal::Undecided(_)));
+                assert!(chunk_sizes(&flows, 1, Bytes(granule)).is_err(), "{flows:?}");
+                refused += 1;
+            }
+        }
+    }
+    assert!(cut > 100 && whole > 100 && refused > 100, "{cut} cut, {whole} whole, {refused} refused");
+    assert!(better > 5, "{better} sets pass with a size per flow only");
+}
+
+#[test]
+fn only_flows_due_later_than_the_tightest_are_cut() {
+    let flow = |x, p| ChunkFlow {
+        bytes: Bytes(x),
+        setup: Nanos(2),
+        rate: Rate(1_000_000_000),
+        period: Nanos(p),
+        deadline: Nanos(p),
+    };
+    // 72 every 100 leave 28: a chunk of 29 - 1, of which 2 are set-up. One size for both would cut the first flow too.
+    let flows = [flow(70, 100), flow(200, 2_000)];
+    let plan = flow_chunk_sizes(&flows, Bytes(1)).unwrap();
+    assert_eq!(plan.bytes, [Bytes(70), Bytes(27)]);
+    assert_eq!(plan.tasks[0].cost, Nanos(72));
+    assert!(chunk_sizes(&flows, 1, Bytes(1)).unwrap().bytes < Bytes(27));
+}
+
 #[test]
 fn a_refused_chunk_says_whether_the_load_or_the_blocking_is_too_much() {
     let flow = |x, p, d| ChunkFlow {

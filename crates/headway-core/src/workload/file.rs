@@ -22,7 +22,7 @@ const STREAM: &[&str] = &["id", "packet", "period", "deadline", "start", "gpu", 
 const STEP: &[&str] = &["copy", "compute"];
 const MESSAGE: &[&str] = &["id", "period", "start", "blocks"];
 const BLOCK: &[&str] = &["from", "to", "bytes"];
-const FLOW: &[&str] = &["id", "server", "cost", "period", "deadline"];
+const FLOW: &[&str] = &["id", "server", "start", "cost", "period", "deadline"];
 const CYCLES: &[(&str, Cycle)] = &[("auto", Cycle::Auto), ("paper", Cycle::Paper), ("arrival", Cycle::Arrival)];
 const GROUPINGS: &[(&str, Grouping)] = &[("class", Grouping::Class), ("each", Grouping::Each)];
 const ON_MISS: &[(&str, OnMiss)] = &[("finish", OnMiss::Finish), ("stop", OnMiss::Stop)];
@@ -255,6 +255,7 @@ impl Reader {
     fn flow(&mut self, mut table: Table<'_>) -> Result<Flow, FileError> {
         let (id, part) = self.identify(&mut table, "flow")?;
         let server = self.take(&mut table, &part, "server").map_or_else(|| Ok("engine".to_owned()), |f| f.name())?;
+        let start = self.take(&mut table, &part, "start").map_or(Ok(Nanos::ZERO), |f| f.time())?;
         let cost_field = self.require(&mut table, &part, "cost", "\"1 ms\"")?;
         let cost = cost_field.time_above_zero("1 ms")?;
         let period = self.require(&mut table, &part, "period", "\"2 ms\"")?.time_above_zero("2 ms")?;
@@ -264,7 +265,7 @@ impl Reader {
             let help = format!("lower the cost to at most {deadline}, or raise the deadline of flow `{id}`");
             return Err(cost_field.error(message, Some(help)));
         }
-        Ok(Flow { id, server, cost, period, deadline })
+        Ok(Flow { id, server, start, cost, period, deadline })
     }
 }
 

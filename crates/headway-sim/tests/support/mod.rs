@@ -166,6 +166,7 @@ pub(crate) fn flows(tasks: &[(u64, u64, u64)]) -> Workload {
     let flow = |(number, &(cost, period, deadline)): (usize, &(u64, u64, u64))| Flow {
         id: number.to_string(),
         server: "engine".to_owned(),
+        start: Nanos::ZERO,
         cost: Nanos(cost),
         period: Nanos(period),
         deadline: Nanos(deadline),

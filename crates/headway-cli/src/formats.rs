@@ -1,0 +1,52 @@
+//! Task sets of other tools: `import` and `export`.
+
+use std::path::Path;
+
+use anyhow::Result;
+use headway::formats::{self, Export, Import};
+use serde::Serialize;
+
+use crate::Answer;
+use crate::args::{ExportArgs, ImportArgs};
+use crate::commands::Out;
+
+pub(crate) fn import(out: &Out, args: &ImportArgs) -> Result<Answer> {
+    let name = args.out.as_ref().unwrap_or(&args.file).file_stem().map(|name| name.to_string_lossy().into_owned());
+    let options = Import {
+        unit: args.unit,
+        window: args.window,
+        cost: args.cost,
+        server: args.server.clone(),
+        name: args.name.clone().or(name),
+        precedence: None,
+    };
+    let imported = formats::import_file(&args.file, args.from, args.precedence.as_deref(), &options)?;
+    finish(out, args.out.as_deref(), args.force, &imported, &imported.workload, &imported.notes)
+}
+
+pub(crate) fn export(out: &Out, args: &ExportArgs) -> Result<Answer> {
+    let options = Export { unit: args.unit, server: args.server.clone() };
+    let exported = formats::export_file(&args.file, args.to, &options)?;
+    finish(out, args.out.as_deref(), args.force, &exported, &exported.text, &exported.notes)
+}
+
+/// Writes the text where it belongs and says what there is to know on stderr.
+fn finish(
+    out: &Out,
+    path: Option<&Path>,
+    force: bool,
+    json: &impl Serialize,
+    text: &str,
+    notes: &[String],
+) -> Result<Answer> {
+    for note in notes {
+        out.note(note);
+    }
+    if let Some(path) = path {
+        formats::save(path, text, force)?;
+        out.print(json, || format!("wrote {}\n", path.display()))?;
+    } else {
+        out.print(json, || text.to_owned())?;
+    }
+    Ok(Answer::Yes)
+}

@@ -1,0 +1,420 @@
+//! Periodic tasks whose offsets are known: every schedule of non-preemptive EDF, explored as far as it does not repeat.
+//!
+//! A state is how far every task has come and the interval of times at which the engine may become free. States of the
+//! same progress whose intervals meet are one. Nasri, Brandenburg, "An Exact and Sustainable Analysis of Non-Preemptive
+//! Scheduling" (RTSS 2017), with two changes: the chunks of a job are dispatched one by one, and sets with offsets are
+//! followed until all states at a multiple of the hyperperiod were met at an earlier one.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::exact::{Utilisation, gcd};
+use super::{
+    LIMITS, Model, Outcome, Reason, Strength, Task, Verdict, Violation, chunked, jeffay, largest_factor, scaled,
+};
+use crate::units::Nanos;
+
+/// A task with known releases.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ConcreteTask {
+    /// Costs, period and deadline. Chunks are of `task.chunk`, the last one of a job is the rest.
+    pub task: Task,
+    /// Nominal release of the first job; job k follows after k periods.
+    pub offset: Nanos,
+    /// How much later than nominal a job may be released, below the period. Deadlines count from the nominal release.
+    pub jitter: Nanos,
+}
+
+impl ConcreteTask {
+    /// A task that is released exactly at `offset`, `offset + period`, and so on.
+    #[must_use]
+    pub const fn at(offset: Nanos, task: Task) -> Self {
+        Self { task, offset, jitter: Nanos::ZERO }
+    }
+}
+
+/// Which costs jobs may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Costs {
+    /// Anything from zero to the worst case, chunk by chunk: what real operations do.
+    UpToWorst,
+    /// The worst case, always. A "yes" says nothing about shorter jobs: ending early may let a long one in.
+    Exact,
+}
+
+/// Which of two jobs with the same absolute deadline goes first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Ties {
+    /// Either: the verdict holds for every rule.
+    Any,
+    /// The task listed first.
+    ByPosition,
+}
+
+/// What was explored.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Window {
+    /// Least common multiple of the periods; zero where it was not computed.
+    pub hyperperiod: Nanos,
+    /// Multiples of it after which all states had been met before.
+    pub hyperperiods: u64,
+    /// Jobs with a nominal release before this time make up the window.
+    pub until: Nanos,
+    /// States looked at.
+    pub states: u64,
+}
+
+/// A verdict on concrete tasks with what it was found in.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Exploration {
+    /// Yes, no or not known.
+    pub verdict: Verdict,
+    /// What was explored.
+    pub window: Window,
+    /// The longest time from nominal release to completion of each task, attained by some costs; empty unless the
+    /// verdict is a "yes".
+    pub bounds: Vec<Nanos>,
+}
+
+/// Whether non-preemptive EDF meets every deadline of periodic tasks with exactly these offsets and jitters.
+///
+/// Exact with [`Costs::UpToWorst`], up to the rule for ties; necessary with [`Costs::Exact`], where a "no" is proof and a
+/// "yes" only holds for jobs that never end early. Undecided for bulk flows, jitters of a period or more, hyperperiods
+/// beyond [`LIMITS`], and when more than [`LIMITS`]`.steps_max` steps are needed. Nothing may join a set accepted by it.
+#[must_use]
+pub fn concrete(tasks: &[ConcreteTask], costs: Costs, ties: Ties) -> Exploration {
+    let plain: Vec<Task> = tasks.iter().map(|t| t.task).collect();
+    let strength = if costs == Costs::UpToWorst { Strength::Exact } else { Strength::Necessary };
+    let model = Model::Concrete { costs };
+    let answer = |utilisation_ppm, outcome, window, bounds| Exploration {
+        verdict: Verdict { outcome, utilisation_ppm, strength, model },
+        window,
+        bounds,
+    };
+    if let Some(reason) = unsuitable(tasks) {
+        return answer(0, Outcome::Undecided(reason), Window::default(), Vec::new());
+    }
+    let utilisation = Utilisation::of(&plain);
+    if utilisation.is_above_one() {
+        let outcome = Outcome::NotSchedulable(Violation::Utilisation);
+        return answer(utilisation.ppm, outcome, Window::default(), Vec::new());
+    }
+    let mut search = match Search::new(tasks, costs, ties) {
+        Ok(search) => search,
+        Err(reason) => return answer(utilisation.ppm, Outcome::Undecided(reason), Window::default(), Vec::new()),
+    };
+    let outcome = match search.explore() {
+        Ok(()) => Outcome::Schedulable,
+        Err(Stop::Late(violation)) => Outcome::NotSchedulable(violation),
+        Err(Stop::Steps) => Outcome::Undecided(Reason::Steps { max: LIMITS.steps_max }),
+    };
+    let bounds = if outcome == Outcome::Schedulable { search.bounds() } else { Vec::new() };
+    answer(utilisation.ppm, outcome, search.window(), bounds)
+}
+
+fn unsuitable(tasks: &[ConcreteTask]) -> Option<Reason> {
+    (0..).zip(tasks).find_map(|(task, of)| match of {
+        _ if of.task.is_bulk() => Some(Reason::Bulk { task }),
+        _ if of.task.period.0 == 0 => Some(Reason::PeriodZero { task }),
+        _ if of.jitter >= of.task.period => Some(Reason::Jitter { task }),
+        _ => None,
+    })
+}
+
+/// One task as the search sees it. Times are i128: offsets, deadlines and multiples of periods may each fill 64 bits.
+struct Item {
+    period: i128,
+    offset: i128,
+    deadline: i128,
+    jitter: i128,
+    /// Chunks of a job, at least one.
+    chunks: i64,
+    chunk: i128,
+    last_chunk: i128,
+    /// Chunks in a hyperperiod.
+    round: i64,
+}
+
+/// The next chunk of a task.
+struct Next {
+    nominal: i128,
+    released_max: i128,
+    deadline: i128,
+    cost: i128,
+}
+
+impl Item {
+    fn new(of: &ConcreteTask, hyperperiod: u64) -> Option<Self> {
+        let (cost, chunk) = (of.task.cost.0, of.task.chunk.0.clamp(1, of.task.cost.0.max(1)));
+        let chunks = i64::try_from(cost.div_ceil(chunk).max(1)).ok()?;
+        let jobs = i64::try_from(hyperperiod / of.task.period.0).ok()?;
+        Some(Self {
+            period: of.task.period.0.into(),
+            offset: of.offset.0.into(),
+            deadline: of.task.deadline.0.into(),
+            jitter: of.jitter.0.into(),
+            chunks,
+            chunk: chunk.into(),
+            last_chunk: i128::from(cost) - i128::from(chunks - 1) * i128::from(chunk),
+            round: chunks.checked_mul(jobs)?,
+        })
+    }
+
+    /// The chunk with this number, counted over all jobs from the nominal release of the first.
+    fn next(&self, number: i64) -> Next {
+        let (job, chunk) = (number.div_euclid(self.chunks), number.rem_euclid(self.chunks));
+        let nominal = self.offset + i128::from(job) * self.period;
+        // A job that has begun is there; its nominal release is before any time at which the engine may be free.
+        let released_max = if chunk == 0 { nominal + self.jitter } else { nominal };
+        let cost = if chunk + 1 == self.chunks { self.last_chunk } else { self.chunk };
+        Next { nominal, released_max, deadline: nominal + self.deadline, cost }
+    }
+}
+
+/// When the engine may become free, both ends included.
+pub(super) type Free = (i128, i128);
+/// States by the number of the next chunk of every task; intervals ascend and do not meet.
+type States = BTreeMap<Box<[i64]>, Vec<Free>>;
+
+enum Stop {
+    Late(Violation),
+    Steps,
+}
+
+struct Search {
+    items: Vec<Item>,
+    costs: Costs,
+    ties: Ties,
+    hyperperiod: u64,
+    /// Chunks of all tasks in a hyperperiod.
+    round: i64,
+    responses: Vec<i128>,
+    hyperperiods: u64,
+    until: i128,
+    states: u64,
+    budget: u64,
+}
+
+impl Search {
+    fn new(tasks: &[ConcreteTask], costs: Costs, ties: Ties) -> Result<Self, Reason> {
+        let max = LIMITS.hyperperiod_max;
+        let mut hyperperiod = 1u64;
+        for of in tasks {
+            let factor = of.task.period.0 / gcd(hyperperiod, of.task.period.0);
+            let longer = hyperperiod.checked_mul(factor).filter(|&h| h <= max.0);
+            hyperperiod = longer.ok_or(Reason::HyperperiodBound { max })?;
+        }
+        let steps = || Reason::Steps { max: LIMITS.steps_max };
+        let items: Option<Vec<Item>> = tasks.iter().map(|of| Item::new(of, hyperperiod)).collect();
+        let items = items.ok_or_else(steps)?;
+        let mut round = 0i64;
+        for item in &items {
+            let sum = round.checked_add(item.round);
+            // One state per chunk is the least that the search takes.
+            round = sum.filter(|&r| r.unsigned_abs() <= LIMITS.steps_max).ok_or_else(steps)?;
+        }
+        let responses = vec![0; items.len()];
+        let budget = LIMITS.steps_max;
+        Ok(Self { items, costs, ties, hyperperiod, round, responses, hyperperiods: 0, until: 0, states: 0, budget })
+    }
+
+    fn window(&self) -> Window {
+        let until = Nanos(u64::try_from(self.until).unwrap_or(u64::MAX));
+        Window { hyperperiod: Nanos(self.hyperperiod), hyperperiods: self.hyperperiods, until, states: self.states }
+    }
+
+    fn bounds(&self) -> Vec<Nanos> {
+        self.responses.iter().map(|&r| Nanos(u64::try_from(r).unwrap_or(u64::MAX))).collect()
+    }
+
+    fn explore(&mut self) -> Result<(), Stop> {
+        if self.items.is_empty() {
+            return Ok(());
+        }
+        let start = vec![0; self.items.len()].into_boxed_slice();
+        let free = self.widened(&start, (0, 0));
+        let mut states = States::from([(start, vec![free])]);
+        // What was met at multiples of the hyperperiod, shifted to the first one.
+        let mut met = states.clone();
+        loop {
+            for _ in 0..self.round {
+                states = self.dispatched(&states)?;
+            }
+            self.hyperperiods += 1;
+            states = self.unmet(states, &mut met);
+            if states.is_empty() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// All states after one more chunk.
+    fn dispatched(&mut self, states: &States) -> Result<States, Stop> {
+        let mut after = States::new();
+        let mut next: Vec<Next> = Vec::with_capacity(self.items.len());
+        for (numbers, frees) in states {
+            next.clear();
+            next.extend(self.items.iter().zip(numbers).map(|(item, &number)| item.next(number)));
+            for &free in frees {
+                self.states += 1;
+                let cost = self.items.len() as u64;
+                self.budget = self.budget.checked_sub(cost).ok_or(Stop::Steps)?;
+                self.branch(numbers, free, &next, &mut after)?;
+            }
+        }
+        Ok(after)
+    }
+
+    /// Adds every state that may follow one.
+    fn branch(&mut self, numbers: &[i64], free: Free, next: &[Next], after: &mut States) -> Result<(), Stop> {
+        let all_idle_until = next.iter().map(|n| n.released_max).min().unwrap_or(0);
+        for (task, one) in next.iter().enumerate() {
+            let earliest = free.0.max(one.nominal);
+            let goes_first = |(other, n): (usize, &Next)| match self.ties {
+                Ties::Any => n.deadline < one.deadline,
+                Ties::ByPosition => (n.deadline, other) < (one.deadline, task),
+            };
+            let before = (0..).zip(next).filter(|&of| goes_first(of)).map(|(_, n)| n.released_max - 1).min();
+            let latest = free.1.max(all_idle_until).min(before.unwrap_or(i128::MAX));
+            if earliest > latest {
+                continue;
+            }
+            let least = if self.costs == Costs::Exact { one.cost } else { 0 };
+            let (first, last) = (earliest + least, latest + one.cost);
+            self.until = self.until.max(one.nominal.saturating_add(1) + self.shift());
+            if last > one.deadline {
+                return Err(Stop::Late(self.late(task, numbers[task], last)));
+            }
+            self.responses[task] = self.responses[task].max(last - one.nominal);
+            let mut numbers: Box<[i64]> = numbers.into();
+            numbers[task] += 1;
+            let free = self.widened(&numbers, (first, last));
+            merge(after.entry(numbers).or_default(), free);
+        }
+        Ok(())
+    }
+
+    /// What times of this round are short of by counting from its start.
+    fn shift(&self) -> i128 {
+        i128::from(self.hyperperiods) * i128::from(self.hyperperiod)
+    }
+
+    fn late(&self, task: usize, number: i64, finish: i128) -> Violation {
+        let item = &self.items[task];
+        let next = item.next(number);
+        let nanos = |time: i128| Nanos(u64::try_from(time + self.shift()).unwrap_or(u64::MAX));
+        let job = i128::from(number.div_euclid(item.chunks)) + self.shift() / item.period;
+        Violation::Late {
+            task,
+            job: u64::try_from(job).unwrap_or(u64::MAX),
+            release: nanos(next.nominal),
+            deadline: nanos(next.deadline),
+            finish: nanos(finish),
+        }
+    }
+
+    /// The widest interval with the same future: before the first possible release nothing starts, and with nothing
+    /// released the engine stays free until the first release that is certain.
+    fn widened(&self, numbers: &[i64], free: Free) -> Free {
+        let next = || self.items.iter().zip(numbers).map(|(item, &number)| item.next(number));
+        let first = next().map(|n| n.nominal).min().unwrap_or(0);
+        let certain = next().map(|n| n.released_max).min().unwrap_or(0);
+        (free.0.max(first), free.1.max(certain))
+    }
+
+    /// The states that were not met at an earlier multiple of the hyperperiod, shifted back by one; they count as met now.
+    fn unmet(&self, states: States, met: &mut States) -> States {
+        let mut left = States::new();
+        let shift = i128::from(self.hyperperiod);
+        for (mut numbers, frees) in states {
+            for (number, item) in numbers.iter_mut().zip(&self.items) {
+                *number -= item.round;
+            }
+            let known = met.entry(numbers.clone()).or_default();
+            for (first, last) in frees {
+                let free = (first - shift, last - shift);
+                if !known.iter().any(|k| k.0 <= free.0 && free.1 <= k.1) {
+                    left.entry(numbers.clone()).or_default().push(free);
+                    merge(known, free);
+                }
+            }
+        }
+        left
+    }
+}
+
+/// Adds an interval to disjoint ascending ones; integers next to each other meet.
+pub(super) fn merge(frees: &mut Vec<Free>, free: Free) {
+    let mut joined = free;
+    let mut at = 0;
+    frees.retain(|&other| {
+        if other.1 + 1 < joined.0 {
+            at += 1;
+            return true;
+        }
+        if joined.1 + 1 < other.0 {
+            return true;
+        }
+        joined = (joined.0.min(other.0), joined.1.max(other.1));
+        false
+    });
+    frees.insert(at, joined);
+}
+
+/// A verdict with its margin.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stated {
+    /// Outcome, model, strength, evidence.
+    pub verdict: Verdict,
+    /// The largest factor on all costs with which the answer is "yes", as [`margin_ppm`](super::margin_ppm) gives it;
+    /// `None` for exact costs, where lower costs may be worse and no factor means anything.
+    pub margin_ppm: Option<u64>,
+}
+
+/// What three models say of one set.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SideBySide {
+    /// Any offsets, sporadic or periodic, costs from zero to the worst case; others may join later.
+    pub sporadic: Stated,
+    /// Exactly these offsets and jitters, costs from zero to the worst case, no joins.
+    pub concrete: Stated,
+    /// Exactly these offsets, jitters and costs: one run.
+    pub exact: Stated,
+}
+
+/// The set as sporadic tasks. Sufficient with jitter, else exact.
+#[must_use]
+pub fn sporadic(tasks: &[ConcreteTask]) -> Verdict {
+    let plain: Vec<Task> = tasks.iter().map(|t| t.task).collect();
+    if tasks.iter().all(|t| t.jitter == Nanos::ZERO) {
+        let whole = plain.iter().all(|t| t.deadline == t.period && t.chunk >= t.cost);
+        return if whole { jeffay(&plain) } else { chunked(&plain, 1) };
+    }
+    // A job released late has less time left; as a blocker it still has its whole deadline.
+    let tight = tasks.iter().map(|t| Task { deadline: t.task.deadline.saturating_sub(t.jitter), ..t.task });
+    let blocking = plain.iter().map(|t| Task { cost: Nanos::ZERO, ..*t });
+    let all: Vec<Task> = tight.chain(blocking).collect();
+    Verdict { strength: Strength::Sufficient, ..chunked(&all, 1) }
+}
+
+/// The three verdicts of one set, with their margins: each "yes" implies those after it.
+#[must_use]
+pub fn side_by_side(tasks: &[ConcreteTask], ties: Ties) -> SideBySide {
+    let by = |factor: u64| -> Vec<ConcreteTask> {
+        tasks.iter().map(|t| ConcreteTask { task: scaled(&t.task, factor), ..*t }).collect()
+    };
+    let decided = |verdict: &Verdict| !matches!(verdict.outcome, Outcome::Undecided(_));
+    let stated = |test: &dyn Fn(&[ConcreteTask]) -> Verdict| {
+        let verdict = test(tasks);
+        let margin = decided(&verdict).then(|| largest_factor(|factor| test(&by(factor)).is_schedulable()));
+        Stated { verdict, margin_ppm: margin }
+    };
+    SideBySide {
+        sporadic: stated(&sporadic),
+        concrete: stated(&|tasks| concrete(tasks, Costs::UpToWorst, ties).verdict),
+        exact: Stated { verdict: concrete(tasks, Costs::Exact, ties).verdict, margin_ppm: None },
+    }
+}

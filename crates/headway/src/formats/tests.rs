@@ -1,0 +1,304 @@
+//! Files of other tools: what comes in, what goes out, what is refused, and that nothing panics.
+
+use headway_core::schedulability::Task;
+use proptest::prelude::*;
+
+use super::*;
+
+const JOBS: &str = "Task ID, Job ID, Arrival min, Arrival max, Cost min, Cost max, Deadline, Priority\n\
+    1, 1, 0, 0, 1, 1, 3, 3\n1, 2, 3, 3, 1, 1, 6, 6\n2, 1, 1, 1, 0, 2, 7, 7\n2, 2, 7, 7, 0, 2, 13, 13\n";
+
+fn of(format: Format, text: &str, options: &Import) -> Result<Vec<Flow>, FormatError> {
+    let imported = import(format, text, options)?;
+    Ok(workload::parse("w", &imported.workload).unwrap().value.flows)
+}
+
+/// (start, period, cost, deadline) in nanoseconds.
+fn times(flows: &[Flow]) -> Vec<[u64; 4]> {
+    flows.iter().map(|f| [f.start.0, f.period.0, f.cost.0, f.deadline.0]).collect()
+}
+
+fn refusal(format: Format, text: &str, options: &Import) -> String {
+    let error = import(format, text, options).unwrap_err();
+    let source = std::error::Error::source(&error).map(|s| format!(": {s}")).unwrap_or_default();
+    format!("{error}{source}")
+}
+
+fn workload_of(text: &str) -> Workload {
+    workload::parse("w", &format!("name = \"w\"\n{text}")).unwrap().value
+}
+
+fn flow(id: &str, start: u64, period: u64, cost: u64) -> String {
+    format!("[[flow]]\nid = \"{id}\"\nstart = \"{start} ns\"\nperiod = \"{period} ns\"\ncost = \"{cost} ns\"\n")
+}
+
+#[test]
+fn a_job_set_becomes_the_flows_that_release_its_jobs() {
+    let plain = Import::default();
+    let flows = of(Format::Jobs, JOBS, &plain).unwrap();
+    assert_eq!(times(&flows), [[0, 3, 1, 3], [1, 6, 2, 6]]);
+    let micro = Import { unit: Some(Nanos(1_000)), server: Some("dma".into()), ..plain.clone() };
+    let flows = of(Format::Jobs, JOBS, &micro).unwrap();
+    assert_eq!((times(&flows)[1], flows[1].server.as_str()), ([1_000, 6_000, 2_000, 6_000], "dma"));
+    let one = "Task ID,Job ID,Arrival min,Arrival max,Cost min,Cost max,Deadline,Priority\n7,1,0,0,0,2,6,6\n";
+    assert!(refusal(Format::Jobs, one, &plain).contains("`--window`"));
+    let window = Import { window: Some(Nanos(12)), ..plain };
+    assert_eq!(times(&of(Format::Jobs, one, &window).unwrap()), [[0, 12, 2, 6]]);
+}
+
+#[test]
+fn what_a_workload_cannot_say_is_refused_with_its_place() {
+    let edited = |from: &str, to: &str| {
+        assert!(JOBS.contains(from));
+        refusal(Format::Jobs, &JOBS.replacen(from, to, 1), &Import::default())
+    };
+    assert!(edited("1, 2, 3, 3,", "1, 2, 3, 4,").contains("task 1: release jitter cannot be said there"));
+    assert!(edited("6, 6\n2", "6, 1\n2").contains("task 1: a priority other than the deadline"));
+    assert!(edited("1, 2, 3, 3, 1, 1", "1, 2, 3, 3, 1, 2").contains("jobs of different costs"));
+    assert!(edited("7, 7\n2", "8, 8\n2").contains("task 2: jobs of different relative deadlines"));
+    assert!(edited("2, 2, 7, 7,", "2, 1, 7, 7,").contains("job 1 of task 2 is there twice"));
+    assert!(edited("0, 2, 7", "3, 2, 7").contains("line 4: `3 to 2` is not an interval"));
+    assert!(edited("Cost min", "Cost").contains("the columns are `Task ID, Job ID, Arrival min, Arrival max, Cost,"));
+    assert!(edited("1, 1, 0", "1, 1, -1").contains("line 2: `-1` is not a whole number"));
+    assert!(
+        edited("1, 2, 3, 3, 1, 1, 6, 6\n", "1, 2, 3, 3, 1, 1, 6, 6\n1, 3, 7, 7, 1, 1, 10, 10\n")
+            .contains("one period apart")
+    );
+    let precedence = Some("From TID,From JID,To TID,To JID\n1,1,2,1\n".to_owned());
+    let with = Import { precedence, ..Import::default() };
+    assert!(refusal(Format::Jobs, JOBS, &with).contains("job 1 of task 2: a precedence between jobs"));
+    let costly = JOBS.replace("1, 1, 3, 3", "1, 5, 3, 3").replace("1, 1, 6, 6", "1, 5, 6, 6");
+    assert!(refusal(Format::Jobs, &costly, &Import::default()).contains("more than the deadline"));
+}
+
+#[test]
+fn jobs_go_out_for_the_window_that_decides_and_come_back() {
+    let text = flow("a", 0, 3, 1) + &flow("b", 0, 6, 2) + &flow("c", 0, 12, 4);
+    let workload = workload_of(&text);
+    let exported = export(Format::Jobs, &workload, &Export::PLAIN).unwrap();
+    assert!(exported.notes.iter().any(|n| n.contains("finds a missed deadline")), "{:?}", exported.notes);
+    let workload = workload_of(&(flow("a", 0, 4, 1) + &flow("b", 1, 6, 2)));
+    for (format, edges) in [(Format::Jobs, 0), (Format::JobsYaml, 0)] {
+        let exported = export(format, &workload, &Export::PLAIN).unwrap();
+        assert!(exported.notes.iter().any(|n| n.starts_with("window: all jobs released before")));
+        let set = if format == Format::Jobs {
+            JobSet { jobs: read_jobs(&exported.text).unwrap(), edges: Vec::new() }
+        } else {
+            read_yaml(&exported.text).unwrap()
+        };
+        assert_eq!(set.edges.len(), edges);
+        assert_eq!(set.jobs[0], Job { task: 1, job: 1, cost: (0, 1), deadline: 4, priority: 4, ..Job::default() });
+        let back = of(format, &exported.text, &Import::default()).unwrap();
+        assert_eq!(times(&back), times(&workload.flows));
+    }
+}
+
+#[test]
+fn chunks_become_jobs_that_follow_each_other() {
+    let task = Task { chunk: Nanos(4), ..Task::whole(Nanos(10), Nanos(30), Nanos(30)) };
+    let tasks = [headway_core::schedulability::ConcreteTask { task, offset: Nanos(5), jitter: Nanos(2) }];
+    let set = unfold(&tasks, Nanos(40)).unwrap();
+    assert_eq!(set.jobs.len(), 6);
+    assert_eq!((set.jobs[2].cost, set.jobs[3].arrival, set.jobs[3].deadline), ((0, 2), (35, 37), 65));
+    let edges = [((1, 1), (1, 2)), ((1, 2), (1, 3)), ((1, 4), (1, 5)), ((1, 5), (1, 6))];
+    assert_eq!(set.edges.iter().map(|e| (e.from, e.to)).collect::<Vec<_>>(), edges);
+    assert_eq!(read_edges(&write_edges(&set.edges)).unwrap(), set.edges);
+    let delayed = [Edge { delay: Some((1, 4)), ..set.edges[0] }];
+    assert_eq!(read_edges(&write_edges(&delayed)).unwrap(), delayed);
+    assert_eq!(read_yaml(&write_yaml(&set)).unwrap(), set);
+    assert_eq!(read_jobs(&write_jobs(&set.jobs)).unwrap(), set.jobs);
+    let endless = unfold(&[ConcreteTaskOf(1).into()], Nanos(u64::MAX));
+    assert!(matches!(endless, Err(FormatError::Jobs { max: JOBS_MAX })));
+}
+
+/// A task of this period.
+struct ConcreteTaskOf(u64);
+
+impl From<ConcreteTaskOf> for headway_core::schedulability::ConcreteTask {
+    fn from(of: ConcreteTaskOf) -> Self {
+        Self::at(Nanos(0), Task::whole(Nanos(1), Nanos(of.0), Nanos(of.0)))
+    }
+}
+
+#[test]
+fn rows_after_the_first_miss_of_an_analysis_are_void() {
+    let jobs = read_jobs(JOBS).unwrap();
+    let text = "Task ID, Job ID, BCCT, WCCT, BCRT, WCRT\n1, 1, 1, 3, 1, 3\n1, 2, 4, 7, 1, 4\n2, 1, 0, 0, 0, 0\n";
+    let results = read_results(text, &jobs).unwrap();
+    assert_eq!(results.first_miss, Some((1, 2)));
+    assert_eq!(results.responses.into_iter().collect::<Vec<_>>(), [((1, 1), (1, 3))]);
+    assert!(read_results("Task ID, Job ID, BCCT, WCCT, BCRT, WCRT\n9, 1, 0, 0, 0, 0\n", &jobs).is_err());
+}
+
+#[test]
+fn successors_are_read_in_both_forms_and_deep_nesting_is_refused() {
+    let text = "jobset:\n  - {Task ID: 1, Job ID: 1, Arrival min: 0, Arrival max: 0, Cost min: 1, Cost max: 2,\n     \
+                Deadline: 9, Priority: 9, Successors: [[1, 2], {Task ID: 2, Job ID: 1}]}\n";
+    let set = read_yaml(text).unwrap();
+    assert_eq!(set.edges.iter().map(|e| e.to).collect::<Vec<_>>(), [(1, 2), (2, 1)]);
+    assert!(read_yaml(&text.replace("Job ID: 1, A", "Job: 1, A")).unwrap_err().to_string().contains("`Job`"));
+    assert!(read_yaml(&text.replace("Deadline: 9, ", "")).unwrap_err().to_string().contains("no Deadline"));
+    assert!(read_yaml(&"[".repeat(100_000)).is_err());
+    assert!(read_yaml("").is_err() && read_yaml("jobset: 3").is_err());
+}
+
+#[test]
+fn schedcat_comes_in_with_a_unit_and_goes_out_without_offsets() {
+    let text = "<taskset><properties utilization='0.5'/><task id='3' period='10' wcet='2' partition='0'/>\
+                <task period='20' wcet='5' deadline='15'/></taskset>";
+    assert!(refusal(Format::Schedcat, text, &Import::default()).contains("`--unit`"));
+    let micro = Import { unit: Some(Nanos(1_000)), ..Import::default() };
+    let flows = of(Format::Schedcat, text, &micro).unwrap();
+    assert_eq!(times(&flows), [[0, 10_000, 2_000, 10_000], [0, 20_000, 5_000, 15_000]]);
+    assert_eq!((flows[0].id.as_str(), flows[1].id.as_str()), ("task3", "task2"));
+    let resources = text.replace("wcet='2' partition='0'/>", "wcet='2'><resources/></task>");
+    assert!(refusal(Format::Schedcat, &resources, &micro).contains("task 3: elements inside a task"));
+    let workload = Workload { flows, ..workload_of(&flow("x", 0, 9, 1)) };
+    let out = export(Format::Schedcat, &workload, &Export { unit: Some(Nanos(1_000)), server: None }).unwrap();
+    assert!(out.text.contains("<task id=\"2\" period=\"20\" wcet=\"5\" deadline=\"15\"/>"), "{}", out.text);
+    let odd = export(Format::Schedcat, &workload, &Export { unit: Some(Nanos(3_000)), server: None });
+    assert!(odd.unwrap_err().to_string().contains("choose a smaller `--unit`"));
+    let late = export(Format::Schedcat, &workload_of(&flow("x", 4, 9, 1)), &Export::PLAIN);
+    assert!(late.unwrap_err().to_string().contains("flow `x`: a first release cannot be said there"));
+}
+
+#[test]
+fn simso_keeps_its_decimal_milliseconds_both_ways() {
+    let text = "<simulation duration='1'><processors><processor id='1'/></processors><tasks>\
+        <task name='T 1' id='1' task_type='Periodic' abort_on_miss='yes' period='7.5' activationDate='0.25' deadline='7' \
+        WCET='3.000001' list_activation_dates='' followed_by=''/></tasks></simulation>";
+    let flows = of(Format::Simso, text, &Import::default()).unwrap();
+    assert_eq!(times(&flows), [[250_000, 7_500_000, 3_000_001, 7_000_000]]);
+    assert_eq!(flows[0].id, "T_1");
+    let edited = |from: &str, to: &str| refusal(Format::Simso, &text.replacen(from, to, 1), &Import::default());
+    assert!(edited("'Periodic'", "'Sporadic'").contains("task `T 1`, type `Sporadic`"));
+    assert!(edited("followed_by=''", "followed_by='2'").contains("a task that follows another"));
+    assert!(edited("<processor id='1'/>", "<processor/><processor/>").contains("more than one processor"));
+    assert!(edited("3.000001", "1e9").contains("`WCET`: the time cannot be read: unknown unit"));
+    assert!(edited("3.000001", "0.0000001").contains("not a whole number of nanoseconds"));
+    let workload = Workload { flows: flows.clone(), ..workload_of(&flow("x", 0, 9, 1)) };
+    let out = export(Format::Simso, &workload, &Export::PLAIN).unwrap();
+    assert_eq!(times(&of(Format::Simso, &out.text, &Import::default()).unwrap()), times(&flows));
+}
+
+#[test]
+fn lines_of_tasks_and_latency_targets_become_flows() {
+    let milli = Import { unit: Some(Nanos(1_000_000)), ..Import::default() };
+    let flows = of(Format::Tasks, "taskid,workload,period,wcet\n1,vgg 16,40,5\n2,klt,30,4\n", &milli).unwrap();
+    assert_eq!(times(&flows), [[0, 40_000_000, 5_000_000, 40_000_000], [0, 30_000_000, 4_000_000, 30_000_000]]);
+    assert_eq!(flows[0].id, "1:vgg_16");
+    let text = "# all times in ms\nresnet50.Server.target_latency = 15\n*.Server.target_qps = 2000.5 # mean\n\
+                gpt-6.7.Server.target_latency = 20.5\ngpt-6.7.Server.target_qps = 10\nbert.Offline.target_qps = 1\n";
+    assert!(refusal(Format::Mlperf, text, &Import::default()).contains("`--cost`"));
+    let cost = Import { cost: Some(Nanos(300_000)), ..Import::default() };
+    let flows = of(Format::Mlperf, text, &cost).unwrap();
+    assert_eq!(times(&flows), [[0, 100_000_000, 300_000, 20_500_000], [0, 499_875, 300_000, 15_000_000]]);
+    assert_eq!(flows[0].id, "gpt-6.7");
+    assert!(refusal(Format::Mlperf, "a.Server.target_latency = 3\n", &cost).contains("model `a` has no target_qps"));
+    assert!(refusal(Format::Mlperf, "a.SingleStream.target_latency = 3\n", &cost).contains("MODEL.Server"));
+    assert!(refusal(Format::Mlperf, "a.Server\n", &cost).contains("line 1: `a.Server` is not of the form"));
+}
+
+#[test]
+fn streams_and_several_servers_are_refused_on_the_way_out() {
+    let other = flow("b", 0, 9, 1).replace("[[flow]]\n", "[[flow]]\nserver = \"two\"\n");
+    let both = workload_of(&(flow("a", 0, 9, 1) + &other));
+    let message = export(Format::Jobs, &both, &Export::PLAIN).unwrap_err().to_string();
+    assert!(message.contains("engine, two") && message.contains("`--server`"), "{message}");
+    let two = Export { server: Some("two".into()), ..Export::PLAIN };
+    assert!(export(Format::Jobs, &both, &two).unwrap().notes[0].contains("1 = b"));
+    let none = Export { server: Some("three".into()), ..Export::PLAIN };
+    assert!(export(Format::Jobs, &both, &none).unwrap_err().to_string().contains("engine, two"));
+    let stream = workload_of(
+        "[[stream]]\nid = \"s\"\npacket = \"1 B\"\nperiod = \"9 ns\"\ndeadline = \"9 ns\"\nsteps = [{ copy = \"host -> gpu\" }]\n",
+    );
+    assert!(export(Format::Jobs, &stream, &Export::PLAIN).unwrap_err().to_string().contains("stream `s`"));
+    let overload = workload_of(&(flow("a", 0, 9, 9) + &flow("b", 0, 9, 1)));
+    assert!(matches!(export(Format::Jobs, &overload, &Export::PLAIN), Err(FormatError::Overload)));
+    let primes = workload_of(&(flow("a", 0, 31_000_000_000_000_001, 1) + &flow("b", 0, 1 << 50, 1)));
+    assert!(matches!(export(Format::Jobs, &primes, &Export::PLAIN), Err(FormatError::Window(_))));
+}
+
+/// A sound file of each format, to be spoilt.
+fn sound() -> Vec<(Format, String)> {
+    let workload = workload_of(&(flow("a", 0, 4, 1) + &flow("b", 1, 6, 2)));
+    let text = |format| export(format, &workload, &Export::PLAIN).unwrap().text;
+    let plain = workload_of(&(flow("a", 0, 4, 1) + &flow("b", 0, 6, 2)));
+    vec![
+        (Format::Jobs, text(Format::Jobs)),
+        (Format::JobsYaml, text(Format::JobsYaml)),
+        (Format::Simso, text(Format::Simso)),
+        (Format::Schedcat, export(Format::Schedcat, &plain, &Export::PLAIN).unwrap().text),
+        (Format::Tasks, "taskid,workload,period,wcet\n1,a,4,1\n2,b,6,2\n".to_owned()),
+        (Format::Mlperf, "a.Server.target_latency = 15\na.Server.target_qps = 20.5\n".to_owned()),
+    ]
+}
+
+fn any_options() -> impl Strategy<Value = Import> {
+    let time = || prop::option::of(prop::sample::select(vec![0, 1, 1_000, 1 << 40, u64::MAX]).prop_map(Nanos));
+    (time(), time(), time(), prop::option::of("\\PC{0,20}")).prop_map(|(unit, window, cost, text)| Import {
+        unit,
+        window,
+        cost,
+        server: text.clone(),
+        name: text.clone(),
+        precedence: text,
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 512, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn no_text_makes_an_import_panic(text in "\\PC{0,200}|[\\[{<:,\\-\n 0-9a-z\"'&!*]{0,200}", options in any_options()) {
+        for (_, format) in Format::WORDS {
+            let _ = import(*format, &text, &options);
+        }
+    }
+
+    #[test]
+    fn no_spoilt_file_makes_an_import_panic_and_all_results_are_read(
+        choice in 0..6usize,
+        cuts in prop::collection::vec((any::<prop::sample::Index>(), "\\PC{0,3}|[0-9]{1,22}|[\\[\\]{}<>/&;:,\n-]"), 1..4),
+        options in any_options(),
+    ) {
+        let (format, mut text) = sound().swap_remove(choice);
+        for (at, new) in cuts {
+            let mut at = at.index(text.len().max(1)).min(text.len());
+            while !text.is_char_boundary(at) {
+                at -= 1;
+            }
+            let end = text[at..].chars().next().map_or(at, |c| at + c.len_utf8());
+            text.replace_range(at..end, &new);
+        }
+        for options in [options, Import { unit: Some(Nanos(7)), cost: Some(Nanos(1)), ..Import::default() }] {
+            if let Ok(imported) = import(format, &text, &options) {
+                prop_assert_eq!(workload::parse("w", &imported.workload).unwrap().value.flows.len(), imported.flows);
+            }
+        }
+    }
+
+    #[test]
+    fn flows_that_go_out_come_back_the_same(
+        flows in prop::collection::vec((0..4u64, prop::sample::select(vec![4u64, 6, 12, 24]), 1..3u64), 1..5),
+    ) {
+        let text: String = flows.iter().enumerate().map(|(n, &(start, period, cost))| flow(&format!("f{n}"), start, period, cost)).collect();
+        let workload = workload_of(&text);
+        // A task with one job in the window has the hyperperiod as its period: 24, or 12 without a task of 24.
+        let longest = flows.iter().map(|f| f.1).max().unwrap_or(1);
+        let window = if flows.iter().any(|f| f.1 == 4) && flows.iter().any(|f| f.1 == 6) { longest.max(12) } else { longest };
+        let options = Import { unit: Some(Nanos(1)), window: Some(Nanos(window)), ..Import::default() };
+        for format in [Format::Jobs, Format::JobsYaml, Format::Simso, Format::Schedcat] {
+            let Ok(exported) = export(format, &workload, &Export::PLAIN) else { continue };
+            let options = if format == Format::Simso { Import::default() } else { options.clone() };
+            let Ok(back) = of(format, &exported.text, &options) else {
+                // Only a window that ends at a miss may hold one job of a task of a shorter period.
+                prop_assert!(exported.notes.iter().any(|note| note.contains("finds a missed")), "{:?}", exported.text);
+                continue;
+            };
+            if !exported.notes.iter().any(|note| note.contains("finds a missed")) {
+                prop_assert_eq!(times(&back), times(&workload.flows));
+            }
+        }
+    }
+}

@@ -1,0 +1,161 @@
+//! Job sets of the schedule-abstraction analysis as YAML: a list `jobset` of maps.
+
+use std::collections::BTreeMap;
+
+use saphyr_parser::{Event, Parser};
+
+use super::jobs::{checked, unique};
+use super::{Edge, FormatError, Job, JobSet, excerpt, integer};
+
+/// A document as far as job sets need it.
+enum Node {
+    Scalar(String),
+    List(Vec<Self>),
+    Map(Vec<(Self, Self)>),
+}
+
+/// Lists and maps inside each other; a job set has four.
+const DEPTH_MAX: usize = 16;
+const KEYS: [&str; 8] =
+    ["Task ID", "Job ID", "Arrival min", "Arrival max", "Cost min", "Cost max", "Deadline", "Priority"];
+
+/// What is open while events are read.
+enum Open {
+    List(Vec<Node>),
+    Map(Vec<(Node, Node)>, Option<Node>),
+}
+
+fn refused<T>(what: &'static str) -> Result<T, FormatError> {
+    let (place, instead) = ("the document".to_owned(), "write one plain list `jobset` of maps");
+    Err(FormatError::CannotSay { place, what, instead })
+}
+
+/// The first document.
+fn document(text: &str) -> Result<Node, FormatError> {
+    let mut open: Vec<Open> = Vec::new();
+    for event in Parser::new_from_str(text) {
+        let done = match event?.0 {
+            Event::SequenceStart(..) | Event::MappingStart(..) if open.len() == DEPTH_MAX => {
+                return refused("such nesting");
+            }
+            Event::SequenceStart(..) => {
+                open.push(Open::List(Vec::new()));
+                continue;
+            }
+            Event::MappingStart(..) => {
+                open.push(Open::Map(Vec::new(), None));
+                continue;
+            }
+            Event::Scalar(text, ..) => Node::Scalar(text.into_owned()),
+            Event::Alias(_) => return refused("an alias"),
+            Event::SequenceEnd | Event::MappingEnd => match open.pop() {
+                Some(Open::List(list)) => Node::List(list),
+                Some(Open::Map(map, _)) => Node::Map(map),
+                None => return refused("an end without a begin"),
+            },
+            Event::Nothing | Event::StreamStart | Event::StreamEnd | Event::DocumentStart(_) | Event::DocumentEnd => {
+                continue;
+            }
+        };
+        match open.last_mut() {
+            None => return Ok(done),
+            Some(Open::List(list)) => list.push(done),
+            Some(Open::Map(map, key)) => match key.take() {
+                Some(name) => map.push((name, done)),
+                None => *key = Some(done),
+            },
+        }
+    }
+    refused("nothing")
+}
+
+impl Node {
+    fn field(&self, name: &str) -> Option<&Self> {
+        let Self::Map(map) = self else { return None };
+        map.iter().find(|(key, _)| matches!(key, Self::Scalar(key) if key == name)).map(|(_, value)| value)
+    }
+
+    fn number(&self, place: &str) -> Result<u64, FormatError> {
+        match self {
+            Self::Scalar(text) => integer(place, text),
+            Self::List(_) | Self::Map(_) => {
+                let (value, expected) = ("a list or map".to_owned(), "a whole number");
+                Err(FormatError::Value { place: place.to_owned(), value, expected })
+            }
+        }
+    }
+}
+
+/// Reads a job set with its `Successors`, each written `[task, job]` or as a map with `Task ID` and `Job ID`.
+///
+/// # Errors
+/// [`FormatError`] for what is not YAML or not of this form.
+pub fn read(text: &str) -> Result<JobSet, FormatError> {
+    let document = document(text)?;
+    let Some(Node::List(list)) = document.field("jobset") else {
+        return Err(FormatError::Missing { place: "the document".to_owned(), what: "list `jobset`" });
+    };
+    let mut set = JobSet::default();
+    for (number, node) in list.iter().enumerate() {
+        let place = format!("job {} of the list", number + 1);
+        let Node::Map(map) = node else { return Err(FormatError::Missing { place, what: "keys" }) };
+        for (key, _) in map {
+            let known = matches!(key, Node::Scalar(key) if KEYS.contains(&key.as_str()) || key == "Successors");
+            if !known {
+                let value = if let Node::Scalar(key) = key { excerpt(key) } else { "a list or map".to_owned() };
+                return Err(FormatError::Value { place, value, expected: "a key of a job" });
+            }
+        }
+        let mut values = [0; 8];
+        for (value, key) in values.iter_mut().zip(KEYS) {
+            let node = node.field(key).ok_or_else(|| FormatError::Missing { place: place.clone(), what: key })?;
+            *value = node.number(&format!("{place}, `{key}`"))?;
+        }
+        let [task, job, first, last, least, most, deadline, priority] = values;
+        let job = Job { task, job, arrival: (first, last), cost: (least, most), deadline, priority };
+        set.jobs.push(checked(job, &place)?);
+        if let Some(successors) = node.field("Successors") {
+            edges(&place, (job.task, job.job), successors, &mut set.edges)?;
+        }
+    }
+    unique(&set.jobs)?;
+    Ok(set)
+}
+
+fn edges(place: &str, from: (u64, u64), successors: &Node, edges: &mut Vec<Edge>) -> Result<(), FormatError> {
+    let missing = || FormatError::Missing { place: format!("{place}, `Successors`"), what: "`[task, job]`" };
+    let list = match successors {
+        Node::List(list) => list,
+        Node::Scalar(text) if text.is_empty() || text == "~" => return Ok(()),
+        Node::Scalar(_) | Node::Map(_) => return Err(missing()),
+    };
+    for one in list {
+        let (task, job) = match one {
+            Node::List(pair) if pair.len() == 2 => (&pair[0], &pair[1]),
+            other => (other.field("Task ID").ok_or_else(missing)?, other.field("Job ID").ok_or_else(missing)?),
+        };
+        edges.push(Edge { from, to: (task.number(place)?, job.number(place)?), delay: None });
+    }
+    Ok(())
+}
+
+/// Writes a job set; delays between jobs are not part of this form and are left out.
+#[must_use]
+pub fn write(set: &JobSet) -> String {
+    let mut text = "jobset:\n".to_owned();
+    let mut successors: BTreeMap<(u64, u64), Vec<String>> = BTreeMap::new();
+    for Edge { from, to, .. } in &set.edges {
+        successors.entry(*from).or_default().push(format!("[{}, {}]", to.0, to.1));
+    }
+    for job in &set.jobs {
+        let values =
+            [job.task, job.job, job.arrival.0, job.arrival.1, job.cost.0, job.cost.1, job.deadline, job.priority];
+        for (n, (key, value)) in KEYS.iter().zip(values).enumerate() {
+            text.push_str(&format!("{}{key}: {value}\n", if n == 0 { "  - " } else { "    " }));
+        }
+        if let Some(after) = successors.get(&(job.task, job.job)) {
+            text.push_str(&format!("    Successors: [{}]\n", after.join(", ")));
+        }
+    }
+    text
+}
