@@ -88,42 +88,38 @@ impl Scope {
 
     /// The state up to the names of jobs; those from `fixed` on may be exchanged.
     fn canonical(self, state: &State, fixed: u32) -> Vec<u8> {
-        let mut orders = vec![Vec::new()];
-        for _ in fixed..self.jobs {
-            let free = |order: &Vec<u32>| (fixed..self.jobs).filter(|task| !order.contains(task)).collect::<Vec<_>>();
-            orders = orders
-                .into_iter()
-                .flat_map(|order: Vec<u32>| {
-                    free(&order).into_iter().map(move |task| [order.clone(), vec![task]].concat())
-                })
-                .collect();
+        // Jobs are named as they appear in the locks; those that do not appear are idle and alike.
+        let locks = state.locks.locks.values();
+        let appearing = locks.flat_map(|lock| lock.holder.iter().chain(&lock.waiting)).map(|task| task.0);
+        let mut order: Vec<u32> = Vec::new();
+        for task in appearing.chain(0..self.jobs) {
+            if task >= fixed && !order.contains(&task) {
+                order.push(task);
+            }
         }
-        let encode = |order: &Vec<u32>| {
-            let name = |task: TaskId| {
-                let place = order.iter().position(|other| *other == task.0).map(|place| place as u32 + fixed);
-                place.unwrap_or(task.0) as u8 + 1
-            };
-            let mut bytes = Vec::new();
-            for lock in state.locks.locks.values() {
-                bytes.push(lock.holder.map_or(0, name));
-                bytes.extend(lock.waiting.iter().map(|task| name(*task)));
-                bytes.push(255);
-            }
-            for task in (0..fixed).chain(order.iter().copied()) {
-                let (code, locks) = match state.locks.jobs[&TaskId(task)].state {
-                    super::super::State::Idle => (0, [None, None]),
-                    super::super::State::Waiting { locks, obtained, .. } => (1 + u8::from(obtained.is_some()), locks),
-                    super::super::State::Obtained { locks, .. } => (3, locks),
-                    super::super::State::Running { locks, backfill, .. } => {
-                        (4 + u8::from(state.done[task as usize]) + 2 * u8::from(backfill), locks)
-                    }
-                };
-                bytes.push(code);
-                bytes.extend(locks.iter().map(|lock| lock.map_or(9, |lock| lock.gpu.0 as u8)));
-            }
-            bytes
+        let name = |task: TaskId| {
+            let place = order.iter().position(|other| *other == task.0).map(|place| place as u32 + fixed);
+            place.unwrap_or(task.0) as u8 + 1
         };
-        orders.iter().map(encode).min().unwrap()
+        let mut bytes = Vec::new();
+        for lock in state.locks.locks.values() {
+            bytes.push(lock.holder.map_or(0, name));
+            bytes.extend(lock.waiting.iter().map(|task| name(*task)));
+            bytes.push(255);
+        }
+        for task in (0..fixed).chain(order.iter().copied()) {
+            let (code, locks) = match state.locks.jobs[&TaskId(task)].state {
+                super::super::State::Idle => (0, [None, None]),
+                super::super::State::Waiting { locks, obtained, .. } => (1 + u8::from(obtained.is_some()), locks),
+                super::super::State::Obtained { locks, .. } => (3, locks),
+                super::super::State::Running { locks, backfill, .. } => {
+                    (4 + u8::from(state.done[task as usize]) + 2 * u8::from(backfill), locks)
+                }
+            };
+            bytes.push(code);
+            bytes.extend(locks.iter().map(|lock| lock.map_or(9, |lock| lock.gpu.0 as u8)));
+        }
+        bytes
     }
 
     /// Every state; each is checked.
