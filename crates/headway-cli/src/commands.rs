@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use clap::CommandFactory;
-use headway::core::machine;
-use headway::core::plan::{Outcome, Plan};
+use headway::core::machine::{self, Machine};
+use headway::core::plan::Outcome;
 use headway::core::planner::Options;
 use headway::run::Progress;
 use headway::{doctor as examine, files, report as reports, reproduce as experiments, run as runs};
@@ -18,7 +18,7 @@ use serde::Serialize;
 
 use crate::Answer;
 use crate::args::{Cli, Format, PlanArgs, PortArg, ReproduceArgs, RunArgs};
-use crate::show;
+use crate::{sharing, show};
 
 /// Where and how to print.
 pub(crate) struct Out {
@@ -66,17 +66,20 @@ pub(crate) fn doctor(out: &Out, backend: PortArg) -> Result<Answer> {
     Ok(Answer::Yes)
 }
 
-fn planned(args: &PlanArgs) -> Result<Plan> {
-    let workload = files::workload(&args.workload)?;
-    let mut machine = files::machine(args.machine.as_deref().unwrap_or("h200-x4"))?;
-    if let Some(gpus) = args.gpus {
-        machine = files::restrict(&machine, gpus)?;
-    }
-    Ok(files::plan(&machine, &workload, Options { strategy: args.strategy.map(Into::into) })?)
+fn machine(args: &PlanArgs) -> Result<Machine> {
+    let machine = files::machine(args.machine.as_deref().unwrap_or("h200-x4"))?;
+    Ok(match args.gpus {
+        Some(gpus) => files::restrict(&machine, gpus)?,
+        None => machine,
+    })
 }
 
 pub(crate) fn plan(out: &Out, args: &PlanArgs) -> Result<Answer> {
-    let plan = planned(args)?;
+    let workload = files::workload(&args.workload)?;
+    if workload.value.sharing.is_some() {
+        return sharing::plan(out, &machine(args)?, &workload);
+    }
+    let plan = files::plan(&machine(args)?, &workload, Options { strategy: args.strategy.map(Into::into) })?;
     out.print(&plan, || show::plan(&plan))?;
     Ok(match plan.verdict.outcome {
         Outcome::Schedulable => Answer::Yes,
@@ -200,8 +203,7 @@ pub(crate) fn machines(out: &Out, name: Option<&str>) -> Result<Answer> {
         out.print(&json, || (*text).to_owned())?;
         return Ok(Answer::Yes);
     }
-    let machines: Vec<machine::Machine> =
-        machine::SHIPPED.iter().filter_map(|(name, _)| machine::shipped(name)).collect();
+    let machines: Vec<Machine> = machine::SHIPPED.iter().filter_map(|(name, _)| machine::shipped(name)).collect();
     let list: Vec<_> = machines
         .iter()
         .map(|m| serde_json::json!({ "name": m.name, "description": m.description, "gpus": m.gpus().count(), "calibrated": m.calibration.is_some() }))

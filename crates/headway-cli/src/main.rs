@@ -4,6 +4,7 @@
 mod args;
 mod commands;
 mod formats;
+mod sharing;
 mod show;
 mod transfers;
 

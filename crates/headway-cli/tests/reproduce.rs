@@ -140,10 +140,25 @@ fn check(expected: &Expected) {
     assert!(summary.contains("Source `emu`"), "{summary}");
 }
 
+/// Experiments of policies, which move no bytes.
+const SIMULATED: [&str; 2] = ["np-edf", "gpusync-sim"];
+
 #[test]
 fn every_experiment_is_expected_here() {
     let known: Vec<_> = EXPERIMENTS.iter().map(|experiment| experiment.name).collect();
-    assert_eq!(known, EXPECTED.map(|expected| expected.name));
+    let expected: Vec<_> = EXPECTED.iter().map(|expected| expected.name).chain(SIMULATED).collect();
+    assert_eq!(known, expected);
+}
+
+#[test]
+fn simulated_experiments_leave_whole_results() {
+    for name in SIMULATED {
+        let place = tempfile::tempdir().unwrap();
+        let answer = headway(place.path(), &["reproduce", name, "--quick", "--out", "r"]);
+        assert!(answer.status.is_some_and(|status| status < 2), "{name}: {answer:#?}");
+        let summary = fs::read_to_string(place.path().join("r/summary.md")).unwrap();
+        assert!(summary.contains("Source `sim`") && summary.contains("| what | paper | ours | verdict |"), "{summary}");
+    }
 }
 
 #[test]

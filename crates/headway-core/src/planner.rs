@@ -158,6 +158,12 @@ fn check(workload: &Workload) -> Result<(), PlanError> {
         let object = if place.is_empty() { "the workload".to_owned() } else { format!("`{place}`") };
         Err(PlanError::Impossible { place, object, reason: reason.to_owned() })
     };
+    if let Some(task) = workload.tasks.first() {
+        return impossible(
+            format!("task.{}", task.id),
+            "tasks are given GPUs as they run, so there is no plan to run; `headway plan` bounds what they can suffer",
+        );
+    }
     for stream in &workload.streams {
         if stream.steps.is_empty() || stream.period == Nanos::ZERO {
             return impossible(format!("stream.{}", stream.id), "it has no steps or no period");

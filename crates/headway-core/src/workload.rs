@@ -1,10 +1,13 @@
-//! What is asked for: streams, messages and flows. Read from a *workload file*.
+//! What is asked for: streams, messages, flows and tasks. Read from a *workload file*.
 
 mod file;
+mod task;
+mod task_file;
 
 use serde::{Deserialize, Serialize};
 
 pub use self::file::parse;
+pub use self::task::{Sharing, Task};
 use crate::units::{Bytes, Nanos};
 
 /// A whole workload file.
@@ -28,6 +31,10 @@ pub struct Workload {
     pub messages: Vec<Message>,
     /// Abstract demands on a named server, for schedulability questions without a machine.
     pub flows: Vec<Flow>,
+    /// Recurrent jobs that share GPUs.
+    pub tasks: Vec<Task>,
+    /// How they do; there if and only if there are tasks.
+    pub sharing: Option<Sharing>,
     /// The first 16 hexadecimal digits of the SHA-256 of the file's text.
     pub hash: String,
 }

@@ -268,7 +268,7 @@ fn deadlines_that_no_machine_can_meet_are_refused() {
 
 #[test]
 fn ids_are_names_and_unique_over_the_file() {
-    let help = "give each stream, message and flow its own id";
+    let help = "give each stream, message, flow and task its own id";
     check("id = \"log\"", "id = \"cam\"", (19, 6, 5), "a stream is already called `cam`", help);
     check("id = \"fig2.1\"", "id = \"log\"", (25, 6, 5), "a stream is already called `log`", help);
     check("id = \"a\"", "id = \"fig2.1\"", (29, 6, 8), "a message is already called `fig2.1`", help);
@@ -422,7 +422,7 @@ fn messages_need_blocks_that_move() {
 fn a_workload_that_asks_for_nothing_is_refused() {
     let error = parse("w", "name = \"w\"\n[run]\nseed = 1\n").expect_err("empty");
     assert_eq!(error.message, "the workload is empty");
-    assert_eq!(error.help.as_deref(), Some("add at least one `[[stream]]`, `[[message]]` or `[[flow]]`"));
+    assert_eq!(error.help.as_deref(), Some("add at least one `[[stream]]`, `[[message]]`, `[[flow]]` or `[[task]]`"));
 }
 
 fn shipped(name: &str, text: &str) -> Workload {

@@ -5,6 +5,7 @@
 
 mod engines;
 pub mod fujii;
+pub mod sharing;
 pub mod transfer;
 
 use std::cmp::Reverse;

@@ -17,6 +17,7 @@ use headway_runtime::kernels::UnknownKernel;
 use headway_runtime::outlet::OutputError;
 use headway_runtime::wall::RunError;
 use headway_sim::SimError;
+use headway_sim::sharing::SharingError;
 use headway_trace::LogError;
 use headway_trace::replay::Divergence;
 
@@ -122,6 +123,9 @@ pub enum Error {
     /// A simulated run failed.
     #[error("the simulated run failed")]
     Simulate(#[source] SimError<HostError>),
+    /// A simulation of shared GPUs failed.
+    #[error("the simulation of shared GPUs failed")]
+    Sharing(#[source] SharingError),
     /// A run on devices failed.
     #[error("the run failed")]
     Run(#[source] RunError),

@@ -17,6 +17,7 @@ pub mod report;
 pub mod reproduce;
 pub mod run;
 mod sample;
+pub mod share;
 mod verify;
 
 pub use error::Error;

@@ -3,6 +3,7 @@
 mod bench;
 mod cho;
 mod fujii;
+mod gpusync;
 mod loads;
 mod np_edf;
 mod patil;
@@ -78,6 +79,12 @@ pub const EXPERIMENTS: &[Experiment] = &[
         about: "which share of random sets passes as sporadic tasks, with known offsets, with exact costs, and in chunks",
         paper: "Verner, Mendelson, Schuster 2014, IV (the test of Jeffay, Stanat, Martel 1991)",
         run: np_edf::run,
+    },
+    Experiment {
+        name: "gpusync-sim",
+        about: "feature trackers on shared GPUs: every scenario of the evaluation in simulation, seven checks of its shape",
+        paper: "Elliott, Ward, Anderson 2013, 5",
+        run: gpusync::run,
     },
 ];
 

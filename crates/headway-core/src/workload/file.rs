@@ -16,7 +16,7 @@ const SEED: u64 = 1;
 const CIPHER: &str = "aes128-cbc";
 const CIPHER_BLOCK: u64 = 16;
 
-const TOP: &[&str] = &["name", "description", "run", "stream", "message", "flow"];
+const TOP: &[&str] = &["name", "description", "run", "stream", "message", "flow", "task", "sharing"];
 const RUN: &[&str] = &["duration", "seed", "cycle", "grouping"];
 const STREAM: &[&str] = &["id", "packet", "period", "deadline", "start", "gpu", "on_miss", "steps", "key", "iv"];
 const STEP: &[&str] = &["copy", "compute"];
@@ -30,7 +30,8 @@ const ON_MISS: &[(&str, OnMiss)] = &[("finish", OnMiss::Finish), ("stop", OnMiss
 /// Reads a workload file.
 ///
 /// The places are called `run.KEY`, `stream.ID`, `stream.ID.KEY`, `stream.ID.steps.N`, `message.ID`, `message.ID.KEY`,
-/// `message.ID.blocks.N`, `flow.ID` and `flow.ID.KEY`, with N counted from 0.
+/// `message.ID.blocks.N`, `flow.ID`, `flow.ID.KEY`, `task.ID`, `task.ID.KEY`, `task.ID.segments.N`, `sharing` and
+/// `sharing.KEY`, with N counted from 0.
 ///
 /// # Errors
 /// At the first thing that is not TOML, not a known key or not a value of its kind, or that no machine can do.
@@ -56,6 +57,8 @@ fn read(source: &Source) -> Result<(Workload, BTreeMap<String, Range<usize>>), F
         streams: Vec::new(),
         messages: Vec::new(),
         flows: Vec::new(),
+        tasks: Vec::new(),
+        sharing: None,
         hash: document::hash(&source.text),
     };
     reader.run(&mut top, &mut workload)?;
@@ -68,15 +71,20 @@ fn read(source: &Source) -> Result<(Workload, BTreeMap<String, Range<usize>>), F
     for table in top.tables("flow", FLOW)? {
         workload.flows.push(reader.flow(table)?);
     }
-    if workload.streams.is_empty() && workload.messages.is_empty() && workload.flows.is_empty() {
-        let help = "add at least one `[[stream]]`, `[[message]]` or `[[flow]]`";
+    reader.tasks(&mut top, &mut workload)?;
+    if workload.streams.is_empty()
+        && workload.messages.is_empty()
+        && workload.flows.is_empty()
+        && workload.tasks.is_empty()
+    {
+        let help = "add at least one `[[stream]]`, `[[message]]`, `[[flow]]` or `[[task]]`";
         return Err(source.error(0..0, "the workload is empty", Some(help.to_owned())));
     }
     Ok((workload, reader.spans))
 }
 
 #[derive(Default)]
-struct Reader {
+pub(super) struct Reader {
     spans: BTreeMap<String, Range<usize>>,
     /// What each id stands for.
     ids: BTreeMap<String, &'static str>,
@@ -85,18 +93,18 @@ struct Reader {
 }
 
 impl Reader {
-    fn note(&mut self, part: String, span: &Range<usize>) {
+    pub(super) fn note(&mut self, part: String, span: &Range<usize>) {
         self.spans.entry(part).or_insert_with(|| span.clone());
     }
 
     /// The field called `key`, if it is written; its place is kept as `PART.KEY`.
-    fn take<'a>(&mut self, table: &mut Table<'a>, part: &str, key: &str) -> Option<Field<'a>> {
+    pub(super) fn take<'a>(&mut self, table: &mut Table<'a>, part: &str, key: &str) -> Option<Field<'a>> {
         let field = table.take(key)?;
         self.note(format!("{part}.{key}"), &field.span);
         Some(field)
     }
 
-    fn require<'a>(
+    pub(super) fn require<'a>(
         &mut self,
         table: &mut Table<'a>,
         part: &str,
@@ -109,16 +117,45 @@ impl Reader {
     }
 
     /// Reads the id of a table and returns it with the name of the part.
-    fn identify(&mut self, table: &mut Table<'_>, kind: &'static str) -> Result<(String, String), FileError> {
+    pub(super) fn identify(
+        &mut self,
+        table: &mut Table<'_>,
+        kind: &'static str,
+    ) -> Result<(String, String), FileError> {
         let field = table.require("id", "\"a\"")?;
         let id = field.name()?;
         if let Some(other) = self.ids.insert(id.clone(), kind) {
-            let help = "give each stream, message and flow its own id".to_owned();
+            let help = "give each stream, message, flow and task its own id".to_owned();
             return Err(field.error(format!("a {other} is already called `{id}`"), Some(help)));
         }
         let part = format!("{kind}.{id}");
         self.note(part.clone(), &field.span);
         Ok((id, part))
+    }
+
+    /// Reads the tasks and how they share GPUs. A file has tasks or other parts: a task is given a GPU when it runs, so no
+    /// plan made before can leave room for the others.
+    fn tasks(&mut self, top: &mut Table<'_>, workload: &mut Workload) -> Result<(), FileError> {
+        let sharing = top.take("sharing");
+        for table in top.tables("task", super::task_file::TASK)? {
+            let others = !(workload.streams.is_empty() && workload.messages.is_empty() && workload.flows.is_empty());
+            if others {
+                let help = "put the tasks into a workload file of their own";
+                return Err(table.error("tasks and other parts are planned in different ways", help));
+            }
+            if sharing.is_none() {
+                let help = "add a table `[sharing]` with `cpus`, the number of CPUs that the tasks may use";
+                return Err(table.error("nothing says how the tasks share the GPUs", help));
+            }
+            workload.tasks.push(self.task(table)?);
+        }
+        let Some(field) = sharing else { return Ok(()) };
+        if workload.tasks.is_empty() {
+            let help = "add a `[[task]]`, or leave `[sharing]` out".to_owned();
+            return Err(field.key_error("there is no task that shares GPUs", Some(help)));
+        }
+        workload.sharing = Some(self.sharing(field)?);
+        Ok(())
     }
 
     fn run(&mut self, top: &mut Table<'_>, workload: &mut Workload) -> Result<(), FileError> {

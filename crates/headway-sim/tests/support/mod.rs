@@ -185,6 +185,8 @@ pub(crate) fn empty() -> Workload {
         streams: Vec::new(),
         messages: Vec::new(),
         flows: Vec::new(),
+        tasks: Vec::new(),
+        sharing: None,
         hash: "test".to_owned(),
     }
 }

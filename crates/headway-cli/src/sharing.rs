@@ -1,0 +1,123 @@
+//! `plan` for workloads whose tasks share GPUs.
+
+use std::fmt::Write;
+
+use anyhow::Result;
+use headway::core::error::Loaded;
+use headway::core::machine::Machine;
+use headway::core::sharing_analysis::{Resource, Unknown, Verdict};
+use headway::core::token::Mode;
+use headway::core::workload::Workload;
+use headway::share::{self, Report};
+
+use crate::Answer;
+use crate::commands::Out;
+
+pub(crate) fn plan(out: &Out, machine: &Machine, workload: &Loaded<Workload>) -> Result<Answer> {
+    let report = share::bounds(machine, workload)?;
+    out.print(&report, || text(&report))?;
+    Ok(match report.verdict {
+        Verdict::Yes => Answer::Yes,
+        Verdict::No(_) => Answer::No,
+        Verdict::DontKnow(_) => Answer::Undecided,
+    })
+}
+
+fn text(report: &Report) -> String {
+    let mut text = format!(
+        "workload  {} ({})\nmachine   {} ({})\nsharing   {} GPUs, {} tokens each, {} CPUs, mode {}\n\n",
+        report.workload.name,
+        report.workload.hash,
+        report.machine.name,
+        report.machine.hash,
+        report.gpus.len(),
+        report.tokens_per_gpu,
+        report.cpus,
+        mode(report.mode)
+    );
+    let _ = writeln!(text, "verdict   {}", verdict(report));
+    let _ = writeln!(text, "holds for sporadic tasks; strength: sufficient, \"don't know\" is not \"no\"");
+    for note in &report.notes {
+        let _ = writeln!(text, "note      {note}");
+    }
+    if let Some(blockers) = report.blockers {
+        let _ = writeln!(
+            text,
+            "\nahead     of a kernel {} x {}, of a chunk {} x {}, of a token request {} hold times; {} tokens held at most",
+            blockers.execute,
+            report.longest_execute,
+            blockers.copy,
+            report.longest_copy,
+            blockers.token,
+            blockers.holders
+        );
+    }
+    if !report.tasks.is_empty() {
+        let _ = writeln!(
+            text,
+            "\n{:<16} {:>10} {:>12} {:>12} {:>12} {:>12} {:>12} {:>12}",
+            "task", "period", "hold", "token wait", "engine wait", "blocking", "with own", "tardiness"
+        );
+    }
+    for task in &report.tasks {
+        let tardiness = task.tardiness.map_or_else(|| "-".to_owned(), |time| time.to_string());
+        let _ = writeln!(
+            text,
+            "{:<16} {:>10} {:>12} {:>12} {:>12} {:>12} {:>12} {tardiness:>12}",
+            task.id,
+            task.period.to_string(),
+            task.token_hold.to_string(),
+            task.token_wait.to_string(),
+            task.engine_wait.to_string(),
+            task.blocking.to_string(),
+            task.inflated.to_string()
+        );
+    }
+    text
+}
+
+fn mode(mode: Mode) -> String {
+    match mode {
+        Mode::Optimal => "optimal".to_owned(),
+        Mode::WorkConserving => "work-conserving".to_owned(),
+        Mode::Relaxed(queue) => format!("relaxed, queues of {queue}"),
+        Mode::Fifo => "fifo".to_owned(),
+        Mode::Priority => "priority".to_owned(),
+    }
+}
+
+fn verdict(report: &Report) -> String {
+    let name = |at: u32| report.tasks.get(at as usize).map_or_else(|| format!("number {at}"), |task| task.id.clone());
+    match report.verdict {
+        Verdict::Yes => "tardiness is bounded".to_owned(),
+        Verdict::No(resource) => {
+            let what = match resource {
+                Resource::Cpu => "CPUs".to_owned(),
+                Resource::Execute => "execution engines".to_owned(),
+                Resource::Copy => "copy engines".to_owned(),
+                Resource::Sequence(task) => {
+                    format!("time of task {}, whose jobs take longer than its period", name(task.0))
+                }
+            };
+            format!("NOT bounded: the longest jobs need more than there is of the {what}")
+        }
+        Verdict::DontKnow(why) => {
+            let why = match why {
+                Unknown::Parameters => "these tokens leave a request without room".to_owned(),
+                Unknown::Mode => "this mode has no bound on the wait for a token".to_owned(),
+                Unknown::EnginesUnlocked => {
+                    "without engine locks the driver decides: use one token per GPU and migration through the system"
+                        .to_owned()
+                }
+                Unknown::LockOptions => "locks are kept over chunks, or small copies take none".to_owned(),
+                Unknown::CpuNotGuaranteed => "nothing makes a token holder run".to_owned(),
+                Unknown::Overflow => "a figure does not fit 64 bits".to_owned(),
+                Unknown::LongerThanPeriod(task) => {
+                    format!("with blocking a job of task {} takes longer than its period", name(task.0))
+                }
+                Unknown::Overload => "with blocking the tasks need more than the CPUs".to_owned(),
+            };
+            format!("don't know: {why}")
+        }
+    }
+}

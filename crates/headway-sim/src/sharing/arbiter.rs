@@ -1,0 +1,79 @@
+//! The arbiter of a scenario: the state machines of `headway-core` with the parameters that its code stands for.
+
+use headway_core::engine_lock::{EngineParameters, PeerLocks};
+use headway_core::predictor::PredictorParameters;
+use headway_core::sharing::{
+    Arbiter, ArbiterParameters, ClientId, ClusterId, ClusterParameters, GpuId, Input, Limits, ModelId, TaskId,
+    TaskParameters,
+};
+use headway_core::token::TokenParameters;
+use headway_core::units::{Bytes, Nanos};
+
+use super::SharingError;
+use super::model::{Cluster, CopyEngines, Setting, Task};
+use super::scenario::{Arbitration, Taking};
+
+/// How tokens are given; `None` where the driver arbitrates.
+pub(super) fn tokens(cluster: &Cluster, setting: &Setting) -> Option<TokenParameters> {
+    let per_gpu = setting.scenario.tokens_per_gpu()?;
+    let (mode, affinity) = (setting.mode, setting.scenario.affinity);
+    Some(TokenParameters { cpus: cluster.cpus, per_gpu, mode, affinity, discount_holder: false })
+}
+
+/// The engine locks; `None` without.
+pub(super) fn engines(cluster: &Cluster, setting: &Setting) -> Option<EngineParameters> {
+    let scenario = setting.scenario;
+    (scenario.arbitration == Arbitration::EngineLocks).then_some(EngineParameters {
+        copy_engines: match cluster.copy_engines {
+            CopyEngines::One => 1,
+            CopyEngines::Two => 2,
+        },
+        peer: match scenario.taking {
+            Taking::Group => PeerLocks::Group,
+            Taking::Nested => PeerLocks::Nested,
+        },
+        chunk_bytes: scenario.chunk,
+        keep_bytes: Bytes(0),
+        unlocked_below: Bytes(0),
+        watchdog: Nanos::ZERO,
+    })
+}
+
+/// A task as the arbiter knows it.
+pub(super) fn registered(number: u32, task: &Task) -> TaskParameters {
+    TaskParameters {
+        id: TaskId(number),
+        client: ClientId(u64::from(number)),
+        cluster: ClusterId(0),
+        period: task.period,
+        deadline: task.deadline,
+        state: task.state,
+        segments: task.segments.clone(),
+    }
+}
+
+/// The arbiter with all tasks registered; `None` where the driver arbitrates.
+pub(super) fn build(cluster: &Cluster, setting: &Setting) -> Result<Option<Arbiter>, SharingError> {
+    let Some(tokens) = tokens(cluster, setting) else { return Ok(None) };
+    let parameters = ArbiterParameters {
+        clusters: vec![ClusterParameters {
+            id: ClusterId(0),
+            gpus: (0..cluster.gpus()).map(GpuId).collect(),
+            models: vec![ModelId(0); cluster.gpus() as usize],
+            distances: cluster.distances.clone(),
+            tokens,
+        }],
+        engines: engines(cluster, setting),
+        predictor: PredictorParameters {
+            form: setting.predictor,
+            speeds: Vec::new(),
+            estimators_max: Limits::default().tasks_max * headway_core::sharing::CLASSES,
+        },
+        limits: Limits::default(),
+    };
+    let mut arbiter = Arbiter::new(parameters)?;
+    for (number, task) in (0..).zip(&cluster.tasks) {
+        arbiter.handle(Nanos::ZERO, &Input::Register(registered(number, task)))?;
+    }
+    Ok(Some(arbiter))
+}

@@ -1,0 +1,162 @@
+//! What a simulation tells while it runs: a log of every step, and every job when it is complete.
+
+use headway_core::engine_lock::LockId;
+use headway_core::sharing::JobId;
+use headway_core::units::Nanos;
+
+use super::blame::{Blame, SHARES, Share};
+use super::job::OpKind;
+
+/// One line of the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Record {
+    /// When.
+    pub at: Nanos,
+    /// Which job.
+    pub job: JobId,
+    /// What happened.
+    pub what: What,
+}
+
+/// What a job did or what was done with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum What {
+    /// It is released and its predecessor is complete.
+    Started,
+    /// It has a CPU.
+    OnCpu,
+    /// A more urgent job took its CPU.
+    Preempted,
+    /// It wants a token.
+    Asked,
+    /// It has a token, or the load balancer's choice.
+    Granted {
+        /// Position of the GPU.
+        gpu: u32,
+        /// Where its state is, if elsewhere.
+        from: Option<u32>,
+    },
+    /// It wants the locks of an operation.
+    Acquiring {
+        /// What for.
+        kind: OpKind,
+    },
+    /// It has the first of two locks.
+    Obtained {
+        /// Which.
+        lock: LockId,
+    },
+    /// Its operation begins.
+    Running {
+        /// What.
+        kind: OpKind,
+        /// On which engine; a peer copy also runs on the source's.
+        engine: LockId,
+    },
+    /// Its operation is complete.
+    Ran {
+        /// What.
+        kind: OpKind,
+    },
+    /// It gave its token back.
+    Released,
+    /// It is complete.
+    Completed,
+}
+
+/// Blocking while the job was among the `m` most urgent: what the analysis bounds (`elliott-2013`, appendix).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Blocked {
+    /// Waiting for the token.
+    pub token: Nanos,
+    /// Longest wait of one copy for its locks.
+    pub copy_max: Nanos,
+    /// Longest wait of one kernel segment for its lock.
+    pub execute_max: Nanos,
+    /// All waits for engines.
+    pub engines: Nanos,
+}
+
+impl Blocked {
+    /// Token and engines together.
+    #[must_use]
+    pub fn total(&self) -> Nanos {
+        self.token + self.engines
+    }
+}
+
+/// A complete job.
+#[derive(Clone, Copy, Debug)]
+pub struct Finished<'a> {
+    /// Which.
+    pub job: JobId,
+    /// Release.
+    pub release: Nanos,
+    /// The later of its release and its predecessor's completion.
+    pub start: Nanos,
+    /// Absolute deadline.
+    pub deadline: Nanos,
+    /// Completion.
+    pub done: Nanos,
+    /// Position of its GPU.
+    pub gpu: u32,
+    /// Where its state was, if elsewhere.
+    pub from: Option<u32>,
+    /// Time per share, in the order of [`SHARES`]; their sum is the response time.
+    pub shares: &'a [Nanos; SHARES.len()],
+    /// The same with culprits; empty unless the observer asks for it.
+    pub blame: &'a Blame,
+    /// Blocking that the analysis bounds.
+    pub blocked: Blocked,
+}
+
+impl Finished<'_> {
+    /// Completion minus start (`elliott-2013`, 5, "Experimental Setup").
+    #[must_use]
+    pub fn response(&self) -> Nanos {
+        self.done - self.start
+    }
+
+    /// By how much it missed its deadline.
+    #[must_use]
+    pub fn tardiness(&self) -> Nanos {
+        self.done.saturating_sub(self.deadline)
+    }
+
+    /// Time of one share.
+    #[must_use]
+    pub fn share(&self, share: Share) -> Nanos {
+        self.shares[share as usize]
+    }
+}
+
+/// Who is told.
+pub trait Observer {
+    /// Whether every wait is attributed to a culprit. It takes time.
+    const BLAMES: bool = false;
+
+    /// A line of the log, in order.
+    fn record(&mut self, record: &Record) {
+        let _ = record;
+    }
+
+    /// A complete job, in order of completion.
+    fn job(&mut self, finished: &Finished<'_>) {
+        let _ = finished;
+    }
+}
+
+/// Totals of a simulation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Totals {
+    /// Jobs completed.
+    pub jobs: u64,
+    /// Of them, those whose state was on another GPU.
+    pub migrations: u64,
+    /// Time the CPUs ran jobs, all together.
+    pub cpu: Nanos,
+    /// Time each engine ran: `ee`, `h2d`, `d2h` of the first GPU, then of the next; a single copy engine is `h2d`.
+    pub engines: Vec<Nanos>,
+    /// Instants at which something happened.
+    pub instants: u64,
+}

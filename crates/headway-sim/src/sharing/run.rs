@@ -1,0 +1,470 @@
+//! The event loop: releases, CPUs under EDF, engines; and what is accounted to whom as time passes.
+
+use std::collections::VecDeque;
+
+use headway_core::sharing::{Arbiter, JobId, Key, TaskId};
+use headway_core::token::Event as TokenEvent;
+use headway_core::units::Nanos;
+use rand_core::{Rng, SeedableRng};
+use rand_pcg::Pcg64Mcg;
+
+use super::blame::{Blame, SHARES, Share};
+use super::hardware::Hardware;
+use super::job::{Draw, Op, OpKind, Step, UNITS, begin, index};
+use super::model::{Cluster, Setting};
+use super::observe::{Blocked, Finished, Observer, Record, Totals, What};
+use super::{SharingError, arbiter};
+
+/// What a job is in the middle of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// Between two jobs.
+    Idle,
+    /// Wants a CPU for `left`.
+    Ready { left: Nanos },
+    /// Has one since `since`, when `left` was left.
+    Running { left: Nanos, since: Nanos },
+    /// Waits for a token.
+    Token,
+    /// Is being told of a grant.
+    Delay { until: Nanos },
+    /// Waits for engine locks.
+    Lock,
+    /// Its operation waits in the driver.
+    Queued,
+    /// Its operation runs.
+    Device { until: Nanos },
+}
+
+/// How far the present step has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stage {
+    Begin,
+    Asked,
+    /// Holds the first of two locks.
+    First,
+    /// Has what it asked for.
+    Granted,
+    /// Has spent the CPU time of the step.
+    Called,
+    /// The operation is in the driver.
+    Submitted,
+}
+
+/// Where a token request stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    Queue,
+    Donor(usize),
+    Fifo(usize),
+}
+
+/// A task and its present job.
+pub(super) struct Job {
+    pub(super) id: JobId,
+    pub(super) key: Key,
+    pub(super) effective: Key,
+    pub(super) start: Nanos,
+    pub(super) draw: Draw,
+    pub(super) steps: Vec<Step>,
+    pub(super) next: usize,
+    pub(super) stage: Stage,
+    pub(super) phase: Phase,
+    pub(super) gpu: u32,
+    pub(super) from: Option<u32>,
+    pub(super) last: Option<u32>,
+    pub(super) holds: bool,
+    pub(super) place: Option<Place>,
+    /// Time that the predictor counts.
+    pub(super) own: Nanos,
+    /// Operations begun, so that culprits' operations can be counted.
+    operations: u32,
+    in_top: bool,
+    mark: Nanos,
+    /// Present wait for engines, as far as it is blocking.
+    wait: Nanos,
+    shares: [Nanos; SHARES.len()],
+    blame: Blame,
+    blocked: Blocked,
+    pub(super) random: Pcg64Mcg,
+}
+
+pub(super) struct Simulation<'a, O> {
+    pub(super) cluster: &'a Cluster,
+    pub(super) setting: &'a Setting,
+    pub(super) observer: &'a mut O,
+    pub(super) now: Nanos,
+    pub(super) jobs: Vec<Job>,
+    /// `None` where the driver arbitrates.
+    pub(super) arbiter: Option<Arbiter>,
+    pub(super) hardware: Hardware,
+    /// Jobs whose phase has ended.
+    pub(super) ready: VecDeque<usize>,
+    /// Who holds each token.
+    pub(super) tokens: Vec<Option<usize>>,
+    /// Who holds each engine's lock.
+    pub(super) locks: Vec<Option<usize>>,
+    /// Jobs on each GPU, for the load balancer.
+    pub(super) users: Vec<u32>,
+    /// Whether who runs on the CPUs must be decided anew.
+    pub(super) cpus_changed: bool,
+    order: Vec<(Key, usize)>,
+    totals: Totals,
+}
+
+/// Simulates one cluster; clusters of a node share nothing, so each is a simulation of its own.
+///
+/// # Errors
+/// [`SharingError`].
+pub fn simulate<O: Observer>(cluster: &Cluster, setting: &Setting, observer: &mut O) -> Result<Totals, SharingError> {
+    super::check(cluster)?;
+    let engines = cluster.gpus() as usize * UNITS;
+    let mut simulation = Simulation {
+        cluster,
+        setting,
+        observer,
+        now: Nanos::ZERO,
+        jobs: (0..cluster.tasks.len()).map(|task| Job::first(cluster, setting, task)).collect(),
+        arbiter: arbiter::build(cluster, setting)?,
+        hardware: Hardware::new(cluster.gpus()),
+        ready: VecDeque::new(),
+        tokens: vec![None; cluster.gpus() as usize * setting.scenario.tokens_per_gpu().unwrap_or(0) as usize],
+        locks: vec![None; engines],
+        users: vec![0; cluster.gpus() as usize],
+        cpus_changed: false,
+        order: Vec::new(),
+        totals: Totals { jobs: 0, migrations: 0, cpu: Nanos::ZERO, engines: Vec::new(), instants: 0 },
+    };
+    while simulation.step()? {}
+    simulation.totals.engines = simulation.hardware.busy().to_vec();
+    Ok(simulation.totals)
+}
+
+impl Job {
+    fn first(cluster: &Cluster, setting: &Setting, task: usize) -> Self {
+        let id = JobId { task: TaskId(task as u32), job: 0 };
+        let start = cluster.tasks[task].start;
+        let key = Key { deadline: start, release: start, job: id };
+        Self {
+            id,
+            key,
+            effective: key,
+            start,
+            draw: Draw::new(0, [0; 2]),
+            steps: Vec::new(),
+            next: 0,
+            stage: Stage::Begin,
+            phase: Phase::Idle,
+            gpu: 0,
+            from: None,
+            last: None,
+            holds: false,
+            place: None,
+            own: Nanos::ZERO,
+            operations: 0,
+            in_top: false,
+            mark: Nanos::ZERO,
+            wait: Nanos::ZERO,
+            shares: [Nanos::ZERO; SHARES.len()],
+            blame: Blame::default(),
+            blocked: Blocked::default(),
+            random: Pcg64Mcg::seed_from_u64(setting.seed.rotate_left(32) ^ task as u64),
+        }
+    }
+
+    /// The operation of the present step.
+    pub(super) fn op(&self) -> Option<Op> {
+        match self.steps.get(self.next) {
+            Some(Step::Op(op)) => Some(*op),
+            _ => None,
+        }
+    }
+
+    /// When the present phase ends by itself.
+    fn ends(&self) -> Nanos {
+        match self.phase {
+            Phase::Running { left, since } => since.saturating_add(left),
+            Phase::Delay { until } | Phase::Device { until } => until,
+            // The release of the next job, or its predecessor's completion.
+            Phase::Idle => self.key.release.max(self.mark),
+            Phase::Ready { .. } | Phase::Token | Phase::Lock | Phase::Queued => Nanos::MAX,
+        }
+    }
+
+    fn share(&self) -> Share {
+        match (self.phase, self.place) {
+            (Phase::Ready { .. }, _) => Share::CpuWait,
+            (Phase::Running { .. }, _) => Share::CpuRun,
+            (Phase::Token, Some(Place::Fifo(_))) => Share::TokenFifo,
+            (Phase::Token, Some(Place::Donor(_))) => Share::TokenDonor,
+            (Phase::Token, _) => Share::TokenQueue,
+            (Phase::Delay { .. }, _) => Share::HandOver,
+            (Phase::Lock | Phase::Queued, _) => Share::EngineWait,
+            (Phase::Device { .. } | Phase::Idle, _) => self.op().map_or(Share::Execute, |op| op.share()),
+        }
+    }
+}
+
+impl<O: Observer> Simulation<'_, O> {
+    /// Advances to the next instant at which something happens; `false` when the time is over.
+    fn step(&mut self) -> Result<bool, SharingError> {
+        let Some(next) = self.jobs.iter().map(Job::ends).min() else { return Ok(false) };
+        if next > self.setting.until || next == Nanos::MAX {
+            return Ok(false);
+        }
+        self.now = next;
+        self.totals.instants += 1;
+        // Completions free engines before delays end, CPU time is used up and new jobs start.
+        for class in [|p| matches!(p, Phase::Device { .. }), |p| !matches!(p, Phase::Device { .. } | Phase::Idle)] {
+            let class: fn(Phase) -> bool = class;
+            for task in 0..self.jobs.len() {
+                if class(self.jobs[task].phase) && self.jobs[task].ends() == next {
+                    self.ready.push_back(task);
+                    self.run_ready()?;
+                }
+            }
+        }
+        for task in 0..self.jobs.len() {
+            if self.jobs[task].phase == Phase::Idle && self.jobs[task].ends() == next {
+                self.start(task);
+                self.run_ready()?;
+            }
+        }
+        if self.cpus_changed {
+            self.dispatch();
+        }
+        Ok(true)
+    }
+
+    fn run_ready(&mut self) -> Result<(), SharingError> {
+        while let Some(task) = self.ready.pop_front() {
+            self.proceed(task)?;
+        }
+        Ok(())
+    }
+
+    fn start(&mut self, task: usize) {
+        let parameters = &self.cluster.tasks[task];
+        let now = self.now;
+        let job = &mut self.jobs[task];
+        let deadline = job.key.release.saturating_add(parameters.deadline);
+        job.key = Key { deadline, release: job.key.release, job: job.id };
+        job.effective = job.key;
+        (job.start, job.mark) = (now, now);
+        (job.next, job.stage) = (0, Stage::Begin);
+        job.draw = Draw::new(parameters.jitter_ppm, [job.random.next_u64(), job.random.next_u64()]);
+        begin(parameters, job.draw, &mut job.steps);
+        job.own = Nanos::ZERO;
+        job.shares = [Nanos::ZERO; SHARES.len()];
+        job.blame.clear();
+        job.blocked = Blocked::default();
+        job.phase = Phase::Ready { left: Nanos::ZERO };
+        self.record(task, What::Started);
+        self.rank();
+        self.ready.push_back(task);
+    }
+
+    /// The job is complete: tells the observer and gets its successor ready to be released.
+    pub(super) fn finish(&mut self, task: usize) {
+        self.charge(task);
+        self.record(task, What::Completed);
+        let job = &self.jobs[task];
+        self.totals.jobs += 1;
+        self.totals.migrations += u64::from(job.from.is_some());
+        self.observer.job(&Finished {
+            job: job.id,
+            release: job.key.release,
+            start: job.start,
+            deadline: job.key.deadline,
+            done: self.now,
+            gpu: job.gpu,
+            from: job.from,
+            shares: &job.shares,
+            blame: &job.blame,
+            blocked: job.blocked,
+        });
+        let period = self.cluster.tasks[task].period;
+        let job = &mut self.jobs[task];
+        job.id.job += 1;
+        job.key.release = job.key.release.saturating_add(period);
+        job.mark = self.now;
+        job.phase = Phase::Idle;
+        self.rank();
+    }
+
+    /// Decides which jobs are among the `m` most urgent: the waits of those are blocking.
+    fn rank(&mut self) {
+        self.order.clear();
+        let active = self.jobs.iter().enumerate().filter(|(_, job)| job.phase != Phase::Idle);
+        self.order.extend(active.map(|(task, job)| (job.key, task)));
+        self.order.sort_unstable();
+        for rank in 0..self.order.len() {
+            let (task, in_top) = (self.order[rank].1, rank < self.cluster.cpus as usize);
+            if self.jobs[task].in_top != in_top {
+                self.charge(task);
+                self.jobs[task].in_top = in_top;
+            }
+        }
+    }
+
+    /// Gives the CPUs to the jobs with the most urgent effective keys.
+    fn dispatch(&mut self) {
+        self.cpus_changed = false;
+        self.order.clear();
+        let wants = |job: &Job| matches!(job.phase, Phase::Ready { .. } | Phase::Running { .. });
+        let wanting = self.jobs.iter().enumerate().filter(|(_, job)| wants(job));
+        self.order.extend(wanting.map(|(task, job)| (job.effective, task)));
+        let cpus = self.cluster.cpus as usize;
+        if self.order.len() > cpus {
+            self.order.sort_unstable();
+        }
+        for place in 0..self.order.len() {
+            let task = self.order[place].1;
+            match self.jobs[task].phase {
+                Phase::Ready { left } if place < cpus => {
+                    self.enter(task, Phase::Running { left, since: self.now });
+                    self.record(task, What::OnCpu);
+                }
+                Phase::Running { left, since } if place >= cpus => {
+                    let left = left.saturating_sub(self.now.saturating_sub(since));
+                    self.enter(task, Phase::Ready { left });
+                    self.record(task, What::Preempted);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Accounts the time until now to the present phase and begins another one.
+    pub(super) fn enter(&mut self, task: usize, phase: Phase) {
+        self.charge(task);
+        let cpu = |phase| matches!(phase, Phase::Ready { .. } | Phase::Running { .. });
+        self.cpus_changed |= cpu(phase) || cpu(self.jobs[task].phase);
+        self.jobs[task].phase = phase;
+    }
+
+    /// Accounts the time since the last change to what the job was doing. Called before anything changes.
+    fn charge(&mut self, task: usize) {
+        let time = self.now.saturating_sub(self.jobs[task].mark);
+        if time == Nanos::ZERO || self.jobs[task].phase == Phase::Idle {
+            return;
+        }
+        let share = self.jobs[task].share();
+        if O::BLAMES {
+            let (engine, ahead) = self.ahead(task);
+            self.jobs[task].blame.add(share, engine, ahead, time);
+        }
+        let job = &mut self.jobs[task];
+        job.mark = self.now;
+        job.shares[share as usize] = job.shares[share as usize] + time;
+        match job.phase {
+            Phase::Token if job.in_top => job.blocked.token = job.blocked.token + time,
+            Phase::Lock | Phase::Queued if job.in_top => job.wait = job.wait + time,
+            Phase::Running { .. } => self.totals.cpu = self.totals.cpu + time,
+            _ => {}
+        }
+        let own = matches!(share, Share::CpuRun | Share::HandOver | Share::Copy | Share::Execute);
+        if job.holds && (own || job.phase == Phase::Queued) {
+            job.own = job.own + time;
+        }
+    }
+
+    /// Who is ahead of a waiting job, with what, and on which engine; the engine alone while its operation runs.
+    fn ahead(&self, task: usize) -> (Option<headway_core::engine_lock::LockId>, Ahead) {
+        let job = &self.jobs[task];
+        match job.phase {
+            Phase::Token => {
+                let holder = match job.place {
+                    Some(Place::Fifo(token)) => self.tokens[token],
+                    Some(Place::Donor(donee)) => match self.jobs[donee].place {
+                        Some(Place::Fifo(token)) => self.tokens[token],
+                        _ => None,
+                    },
+                    _ => None,
+                };
+                (None, holder.filter(|holder| *holder != task).map(|holder| (self.jobs[holder].id, None)))
+            }
+            Phase::Lock | Phase::Queued => {
+                let Some(op) = job.op() else { return (None, None) };
+                for engine in op.engines() {
+                    let at = index(engine);
+                    let holder = self.locks[at].or_else(|| self.hardware.first(at)).filter(|holder| *holder != task);
+                    if let Some(holder) = holder {
+                        let other = &self.jobs[holder];
+                        let doing = other.op().map(|op| (op.kind, other.operations));
+                        return (Some(engine), Some((other.id, doing)));
+                    }
+                }
+                (Some(op.engine), None)
+            }
+            Phase::Device { .. } => (job.op().map(|op| op.engine), None),
+            _ => (None, None),
+        }
+    }
+
+    /// Accounts the waits of all jobs that wait for an engine of `op`, whose holder is about to change.
+    pub(super) fn charge_waiters(&mut self, op: &Op) {
+        if !O::BLAMES {
+            return;
+        }
+        for task in 0..self.jobs.len() {
+            let waits = matches!(self.jobs[task].phase, Phase::Lock | Phase::Queued);
+            let shares = |other: Op| other.engines().any(|engine| op.engines().any(|own| own == engine));
+            if waits && self.jobs[task].op().is_some_and(shares) {
+                self.charge(task);
+            }
+        }
+    }
+
+    /// Accounts the waits of all jobs that wait for a token: places or holders are about to change.
+    pub(super) fn charge_token_waiters(&mut self) {
+        for task in 0..self.jobs.len() {
+            if self.jobs[task].phase == Phase::Token {
+                self.charge(task);
+            }
+        }
+    }
+
+    /// A wait for engines is over.
+    pub(super) fn end_wait(&mut self, task: usize, kind: OpKind) {
+        self.charge(task);
+        let job = &mut self.jobs[task];
+        let wait = std::mem::take(&mut job.wait);
+        let longest = match kind {
+            OpKind::Execute => &mut job.blocked.execute_max,
+            _ => &mut job.blocked.copy_max,
+        };
+        *longest = (*longest).max(wait);
+        job.blocked.engines = job.blocked.engines + wait;
+    }
+
+    /// An operation begins on its engines.
+    pub(super) fn begin_operation(&mut self, task: usize, op: &Op) {
+        self.end_wait(task, op.kind);
+        self.jobs[task].operations = self.jobs[task].operations.wrapping_add(1);
+        self.enter(task, Phase::Device { until: self.now.saturating_add(op.time) });
+        self.record(task, What::Running { kind: op.kind, engine: op.engine });
+    }
+
+    pub(super) fn record(&mut self, task: usize, what: What) {
+        self.observer.record(&Record { at: self.now, job: self.jobs[task].id, what });
+    }
+
+    /// Notes where a token request stands now.
+    pub(super) fn place(&mut self, event: &TokenEvent) {
+        let (job, place) = match *event {
+            TokenEvent::Queued { job, token } | TokenEvent::Stolen { job, to: token, .. } => {
+                (job, Place::Fifo(token.0 as usize))
+            }
+            TokenEvent::Deferred { job } | TokenEvent::Evicted { job, .. } => (job, Place::Queue),
+            TokenEvent::Donating { job, donee } => (job, Place::Donor(donee.task.0 as usize)),
+            TokenEvent::HandedOver { .. } | TokenEvent::VirtuallyReleased { .. } | TokenEvent::Reconfigured { .. } => {
+                return;
+            }
+        };
+        self.jobs[job.task.0 as usize].place = Some(place);
+    }
+}
+
+/// Who is ahead: a job and, on an engine, the operation and its number.
+type Ahead = Option<(JobId, Option<(OpKind, u32)>)>;

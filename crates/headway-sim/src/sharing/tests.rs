@@ -1,0 +1,260 @@
+//! Whole runs: conservation of time, mutual exclusion, aliases, who is blamed.
+
+use headway_core::predictor::Form;
+use headway_core::sharing::{Distances, JobId, Segment, TaskId};
+use headway_core::token::Mode;
+use headway_core::units::{Bytes, Rate};
+
+use super::klt::Assumptions;
+use super::*;
+
+const MS: u64 = 1_000_000;
+const MODES: [Mode; 3] = [Mode::Optimal, Mode::WorkConserving, Mode::Relaxed(2)];
+
+/// Keeps everything.
+#[derive(Default)]
+struct Keep {
+    log: Vec<Record>,
+    jobs: Vec<Kept>,
+}
+
+#[derive(Clone, Debug)]
+struct Kept {
+    job: JobId,
+    start: Nanos,
+    done: Nanos,
+    from: Option<u32>,
+    shares: [Nanos; SHARES.len()],
+    blame: Blame,
+    blocked: Blocked,
+}
+
+impl Observer for Keep {
+    const BLAMES: bool = true;
+
+    fn record(&mut self, record: &Record) {
+        self.log.push(*record);
+    }
+
+    fn job(&mut self, finished: &Finished<'_>) {
+        self.jobs.push(Kept {
+            job: finished.job,
+            start: finished.start,
+            done: finished.done,
+            from: finished.from,
+            shares: *finished.shares,
+            blame: finished.blame.clone(),
+            blocked: finished.blocked,
+        });
+    }
+}
+
+fn setting(code: &str, mode: Mode, seed: u64, until: Nanos) -> Setting {
+    Setting { scenario: code.parse().unwrap(), mode, predictor: Form::WINDOW, seed, until }
+}
+
+fn run(cluster: &Cluster, setting: &Setting) -> (Keep, Totals) {
+    let mut keep = Keep::default();
+    let totals = simulate(cluster, setting, &mut keep).unwrap();
+    (keep, totals)
+}
+
+#[test]
+fn every_nanosecond_of_every_job_is_accounted_for_in_every_scenario() {
+    let cluster = Assumptions::MIDDLE.cluster(0, 3);
+    for scenario in Scenario::distinct() {
+        for mode in MODES {
+            let setting = setting(&scenario.to_string(), mode, 3, Nanos(700 * MS));
+            let (keep, totals) = run(&cluster, &setting);
+            assert!(keep.jobs.len() > 30, "{scenario}: {}", keep.jobs.len());
+            assert_eq!(totals.jobs, keep.jobs.len() as u64);
+            for job in &keep.jobs {
+                let response = job.done - job.start;
+                let sum = job.shares.iter().fold(Nanos::ZERO, |sum, time| sum + *time);
+                assert_eq!((sum, job.blame.total()), (response, response), "{scenario} {job:?}");
+                for share in SHARES {
+                    assert_eq!(job.blame.of(share), job.shares[share as usize], "{scenario} {job:?}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn codes_that_mean_the_same_log_the_same_and_the_others_do_not() {
+    let cluster = Assumptions::MIDDLE.cluster(1, 5);
+    let log =
+        |scenario: Scenario| run(&cluster, &setting(&scenario.to_string(), Mode::Relaxed(2), 5, Nanos(900 * MS))).0.log;
+    let canonical: Vec<_> = Scenario::distinct().into_iter().map(|scenario| (scenario, log(scenario))).collect();
+    for scenario in Scenario::all() {
+        let (_, expected) = canonical.iter().find(|(own, _)| *own == scenario.canonical()).unwrap();
+        assert_eq!(&log(scenario), expected, "{scenario}");
+    }
+    let distinct = |log: &Vec<Record>| canonical.iter().filter(|(_, other)| other == log).count();
+    assert!(canonical.iter().all(|(_, log)| distinct(log) == 1));
+}
+
+/// A rate at which 2 MiB take 1 ms.
+const RATE: Rate = Rate((2 << 20) * 1_000);
+
+fn cluster(cpus: u32, gpus: usize, tasks: Vec<Task>) -> Cluster {
+    Cluster {
+        cpus,
+        copy_engines: CopyEngines::One,
+        distances: Distances::uniform(gpus),
+        costs: Costs {
+            to_gpu: RATE,
+            from_gpu: RATE,
+            peer: vec![RATE],
+            copy_setup: Nanos::ZERO,
+            call: Nanos::ZERO,
+            grant: Nanos::ZERO,
+            handover: Nanos::ZERO,
+        },
+        tasks,
+    }
+}
+
+fn task(name: &str, start: u64, deadline: u64, segments: Vec<Segment>) -> Task {
+    Task {
+        name: name.to_owned(),
+        period: Nanos(100 * MS),
+        deadline: Nanos(deadline * MS),
+        start: Nanos(start * MS),
+        state: Bytes(0),
+        before: Nanos::ZERO,
+        segments,
+        after: Nanos::ZERO,
+        jitter_ppm: 0,
+    }
+}
+
+fn execute(ms: u64) -> Segment {
+    Segment::Execute { kernel: "k".to_owned(), time: Nanos(ms * MS) }
+}
+
+/// Completion of the first job of each task, ms.
+fn first_done(keep: &Keep, tasks: u32) -> Vec<u64> {
+    let first = |task| JobId { task: TaskId(task), job: 0 };
+    let done = |task| keep.jobs.iter().find(|kept| kept.job == first(task)).unwrap().done.0;
+    (0..tasks).map(|task| done(task) / MS).collect()
+}
+
+#[test]
+fn the_job_with_the_earlier_deadline_takes_the_cpu_and_gives_it_back() {
+    let late = Task { before: Nanos(30 * MS), ..task("late", 0, 100, vec![execute(1)]) };
+    let early = Task { before: Nanos(10 * MS), ..task("early", 10, 40, vec![execute(1)]) };
+    let set = setting("AEdG,X", Mode::Optimal, 1, Nanos(99 * MS));
+    let (keep, totals) = run(&cluster(1, 1, vec![late.clone(), early.clone()]), &set);
+    assert_eq!(first_done(&keep, 2), [41, 21]);
+    let on_cpu: Vec<_> = keep.log.iter().filter(|r| matches!(r.what, What::OnCpu | What::Preempted)).collect();
+    let seen: Vec<_> = on_cpu.iter().map(|r| (r.at.0 / MS, r.job.task.0, r.what == What::OnCpu)).collect();
+    assert_eq!(
+        seen,
+        [(0, 0, true), (10, 1, true), (10, 0, false), (20, 0, true)].map(|(a, t, on)| (a, t, on)).to_vec()
+    );
+    assert_eq!((totals.cpu, totals.engines[0]), (Nanos(40 * MS), Nanos(2 * MS)));
+    let (keep, _) = run(&cluster(2, 1, vec![late, early]), &set);
+    assert_eq!(first_done(&keep, 2), [31, 21], "with two CPUs nobody waits");
+}
+
+#[test]
+fn a_holder_of_the_token_runs_at_the_priority_of_the_job_that_waits_for_it() {
+    let low = task("low", 0, 90, vec![Segment::Cpu(Nanos(10 * MS)), execute(1)]);
+    let mid = Task { before: Nanos(20 * MS), ..task("mid", 1, 60, vec![execute(1)]) };
+    let high = task("high", 2, 30, vec![execute(1)]);
+    for code in ["AedG,X", "aedg,2MB"] {
+        let set = setting(code, Mode::Optimal, 1, Nanos(95 * MS));
+        let (keep, _) = run(&cluster(1, 1, vec![low.clone(), mid.clone(), high.clone()]), &set);
+        // low: 0 to 1, then from 2 to 11 in place of mid, whose 20 ms would otherwise come first; mid: 1 to 2, 11 to 30.
+        assert_eq!(first_done(&keep, 3), [12, 31, 13], "{code}");
+    }
+}
+
+#[test]
+fn state_follows_the_job_chunk_by_chunk_and_is_saved_after_every_job_without_peer_copies() {
+    // Another task holds a token of the GPU that `t` used last whenever `t` asks; 5 MiB of state take 2.5 ms.
+    let t = Task { state: Bytes(5 << 20), ..task("t", 0, 100, vec![execute(1)]) };
+    let other = task("other", 99, 100, vec![execute(30)]);
+    let both = cluster(2, 2, vec![t.clone(), other]);
+    let of = |code: &str| {
+        let (mut keep, totals) = run(&both, &setting(code, Mode::WorkConserving, 1, Nanos(250 * MS)));
+        keep.jobs.retain(|job| job.job.task == TaskId(0));
+        let tenths: Vec<_> = keep.jobs.iter().map(|job| (job.done - job.start).0 / (MS / 10)).collect();
+        let migrated = keep.jobs.iter().filter(|job| job.from.is_some()).count();
+        (tenths, migrated, keep, totals)
+    };
+    let (tenths, migrated, keep, totals) = of("aEdG,2MB");
+    assert_eq!((tenths, migrated), (vec![10, 35, 35], 2));
+    let chunks = keep.log.iter().filter(|r| matches!(r.what, What::Running { kind: OpKind::Peer, .. })).count();
+    assert_eq!(chunks, 6);
+    let copies: u64 = [1, 4].map(|engine| totals.engines[engine].0).iter().sum();
+    assert_eq!(copies, 2 * 2 * 5 * MS / 2, "a peer copy keeps both engines");
+    let (tenths, migrated, ..) = of("aEdg,2MB");
+    assert_eq!((tenths, migrated), (vec![35, 60, 60], 2));
+    let (tenths, migrated, ..) = of("aEdG,X");
+    assert_eq!((tenths, migrated), (vec![10, 35, 35], 2));
+    let (tenths, migrated, ..) = of("AEdG,2MB");
+    assert_eq!((tenths, migrated), (vec![10, 10, 10], 0), "with affinity the other goes where nobody has state");
+}
+
+#[test]
+fn the_load_balancer_of_the_driver_stays_at_the_last_gpu_unless_another_has_fewer_users() {
+    let t = Task { state: Bytes(2 << 20), ..task("t", 0, 100, vec![execute(1)]) };
+    let set = setting("TG,2MB", Mode::Optimal, 1, Nanos(250 * MS));
+    let (keep, totals) = run(&cluster(2, 2, vec![t.clone()]), &set);
+    assert_eq!((keep.jobs.len(), totals.migrations), (3, 0));
+    // Three others with long kernels: each GPU has one before the second gets two.
+    let long = |name| task(name, 0, 100, vec![execute(40)]);
+    let (keep, _) = run(&cluster(4, 2, vec![long("a"), long("b"), long("c"), long("d")]), &set);
+    let mut done = first_done(&keep, 4);
+    done.sort_unstable();
+    assert_eq!(done, [40, 40, 80, 80]);
+}
+
+#[test]
+fn a_wait_is_blamed_on_the_job_that_held_what_was_waited_for() {
+    let slow = task("slow", 0, 90, vec![execute(10)]);
+    let quick = task("quick", 3, 90, vec![execute(2)]);
+    for (code, share, doing) in [
+        ("AEdG,X", Share::EngineWait, Some(OpKind::Execute)),
+        ("AedG,X", Share::TokenFifo, None),
+        ("TG,X", Share::EngineWait, Some(OpKind::Execute)),
+    ] {
+        let both = cluster(2, 1, vec![slow.clone(), quick.clone()]);
+        let set = setting(code, Mode::Relaxed(2), 1, Nanos(80 * MS));
+        let (keep, _) = run(&both, &set);
+        let job = &keep.jobs[1];
+        let culprit = Culprit { job: JobId { task: TaskId(0), job: 0 }, doing };
+        let waits: Vec<_> = job.blame.parts().iter().filter(|part| part.share == share).collect();
+        let [wait] = waits[..] else { panic!("{code}: {job:?}") };
+        assert_eq!((wait.behind, wait.time), (Some(culprit), Nanos(7 * MS)), "{code}");
+        assert_eq!(wait.operations, u32::from(doing.is_some()));
+        assert_eq!((job.done - job.start, job.blocked.total()), (Nanos(9 * MS), Nanos(7 * MS)));
+        // Without the one blamed, the job is done earlier by what was blamed on it.
+        let (alone, _) = run(&cluster(2, 1, vec![quick.clone()]), &set);
+        assert_eq!(alone.jobs[0].done - alone.jobs[0].start, Nanos(2 * MS));
+        let name = |job: JobId| both.tasks[job.task.0 as usize].name.clone();
+        let text = job.blame.sentence(job.job, Nanos(MS), 3, &name);
+        assert!(text.starts_with("job 0 of quick: late by 1 ms; it spent 7 ms"), "{text}");
+        assert!(text.contains("behind slow"), "{text}");
+        assert_eq!(text.contains("(kernel, 1 operation) on gpu0 ee"), doing.is_some(), "{text}");
+    }
+}
+
+#[test]
+fn a_cluster_that_cannot_run_is_refused() {
+    let one = || cluster(1, 1, vec![task("t", 0, 1, vec![execute(1)])]);
+    let refused = |cluster: &Cluster| {
+        simulate(cluster, &setting("AEdG,X", Mode::Optimal, 1, Nanos(MS)), &mut Keep::default()).unwrap_err()
+    };
+    assert_eq!(refused(&Cluster { cpus: 0, ..one() }), SharingError::Empty { cpus: 0, gpus: 1 });
+    let mut still = one();
+    still.tasks[0].period = Nanos::ZERO;
+    assert_eq!(refused(&still), SharingError::NoPeriod { task: "t".into() });
+    let mut stuck = one();
+    stuck.costs.peer = vec![Rate(0)];
+    assert_eq!(refused(&stuck), SharingError::NoRate);
+    stuck.costs.peer.clear();
+    assert_eq!(refused(&stuck), SharingError::NoRate);
+}

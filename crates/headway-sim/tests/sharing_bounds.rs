@@ -1,0 +1,162 @@
+//! Simulated blocking against the analysis: token wait, every wait for an engine, and their sum stay within their bounds.
+
+use headway_core::predictor::Form;
+use headway_core::sharing::{Direction, Distances, Segment};
+use headway_core::sharing_analysis::{Analysis, System, analyse};
+use headway_core::token::Mode;
+use headway_core::units::{Bytes, Nanos, Rate};
+use headway_sim::sharing::{
+    Arbitration, Cluster, CopyEngines, Costs, Finished, Observer, Scenario, Setting, Task, analysis_of, simulate,
+};
+use rand_core::{Rng, SeedableRng};
+use rand_pcg::Pcg64Mcg;
+
+const MS: u64 = 1_000_000;
+
+/// The largest of each kind of blocking, per task.
+#[derive(Clone, Copy, Debug, Default)]
+struct Most {
+    token: Nanos,
+    copy: Nanos,
+    execute: Nanos,
+    engines: Nanos,
+    total: Nanos,
+}
+
+struct Watch(Vec<Most>, u64);
+
+impl Observer for Watch {
+    fn job(&mut self, finished: &Finished<'_>) {
+        let most = &mut self.0[finished.job.task.0 as usize];
+        let blocked = finished.blocked;
+        most.token = most.token.max(blocked.token);
+        most.copy = most.copy.max(blocked.copy_max);
+        most.execute = most.execute.max(blocked.execute_max);
+        most.engines = most.engines.max(blocked.engines);
+        most.total = most.total.max(blocked.total());
+        self.1 += 1;
+    }
+}
+
+struct Draw(Pcg64Mcg);
+
+impl Draw {
+    fn within(&mut self, low: u64, high: u64) -> u64 {
+        low + self.0.next_u64() % (high - low + 1)
+    }
+
+    fn time(&mut self, low: u64, high: u64) -> Nanos {
+        Nanos(self.within(low, high))
+    }
+}
+
+fn task(draw: &mut Draw, number: u64) -> Task {
+    let period = draw.time(10 * MS, 60 * MS);
+    let mut segments = vec![Segment::Execute { kernel: "k".into(), time: draw.time(MS / 10, 4 * MS) }];
+    for _ in 0..draw.within(0, 6) {
+        let direction = if draw.within(0, 1) == 0 { Direction::ToGpu } else { Direction::FromGpu };
+        segments.push(match draw.within(0, 2) {
+            0 => Segment::Cpu(draw.time(MS / 10, 3 * MS)),
+            1 => Segment::Execute { kernel: "k".into(), time: draw.time(MS / 10, 4 * MS) },
+            _ => Segment::Copy { direction, bytes: Bytes(draw.within(1, 5 << 20)) },
+        });
+    }
+    let outside = |draw: &mut Draw| if draw.within(0, 1) == 0 { Nanos::ZERO } else { draw.time(1, 3 * MS) };
+    Task {
+        name: format!("t{number}"),
+        period,
+        deadline: Nanos(draw.within(period.0 / 2, period.0 * 2)),
+        start: draw.time(0, period.0),
+        state: Bytes(if draw.within(0, 2) == 0 { 0 } else { draw.within(1, 9 << 20) }),
+        before: outside(draw),
+        segments,
+        after: outside(draw),
+        jitter_ppm: draw.within(0, 500_000) as u32,
+    }
+}
+
+fn cluster(draw: &mut Draw) -> Cluster {
+    let rate = |draw: &mut Draw| Rate(draw.within(500_000_000, 6_000_000_000));
+    let gpus = draw.within(1, 4) as usize;
+    let tasks = draw.within(1, 8);
+    Cluster {
+        cpus: draw.within(1, 4) as u32,
+        copy_engines: if draw.within(0, 1) == 0 { CopyEngines::One } else { CopyEngines::Two },
+        distances: Distances::switched(gpus, 2),
+        costs: Costs {
+            to_gpu: rate(draw),
+            from_gpu: rate(draw),
+            peer: vec![rate(draw), rate(draw)],
+            copy_setup: draw.time(0, MS / 20),
+            call: Nanos::ZERO,
+            grant: draw.time(0, MS / 50),
+            handover: draw.time(0, MS / 50),
+        },
+        tasks: (0..tasks).map(|number| task(draw, number)).collect(),
+    }
+}
+
+/// Runs one random cluster in one random scenario and mode; the largest share of a bound that was reached, in percent, for
+/// tokens, copies and kernels. `None` where nothing is bounded.
+fn compare(seed: u64) -> Option<[u64; 3]> {
+    let mut draw = Draw(Pcg64Mcg::seed_from_u64(seed));
+    let cluster = cluster(&mut draw);
+    let codes = Scenario::distinct();
+    let scenario = codes[draw.within(0, codes.len() as u64 - 1) as usize];
+    let modes = [Mode::Optimal, Mode::WorkConserving, Mode::Relaxed(cluster.cpus), Mode::Fifo];
+    let mode = modes[draw.within(0, 3) as usize];
+    let setting = Setting { scenario, mode, predictor: Form::WINDOW, seed, until: Nanos(600 * MS) };
+    let mut watch = Watch(vec![Most::default(); cluster.tasks.len()], 0);
+    simulate(&cluster, &setting, &mut watch).unwrap_or_else(|error| panic!("seed {seed}: {error:?}"));
+    assert!(watch.1 > 0, "seed {seed}: no job was complete");
+    let (system, demands) = analysis_of(&cluster, &setting)?;
+    let analysis = analyse(&system, &demands);
+    if analysis.tasks.is_empty() {
+        let known = scenario.arbitration == Arbitration::EngineLocks;
+        assert!(!known, "seed {seed}: {scenario} {mode:?} has no bound: {:?}", analysis.verdict);
+        return None;
+    }
+    let mut reached = [0; 3];
+    for (task, most) in watch.0.iter().enumerate() {
+        let what = format!("seed {seed}: {scenario} {mode:?} task {task}");
+        let shares = within(&what, &system, &analysis, task, most);
+        reached = std::array::from_fn(|kind| reached[kind].max(shares[kind]));
+    }
+    Some(reached)
+}
+
+fn within(what: &str, system: &System, analysis: &Analysis, task: usize, most: &Most) -> [u64; 3] {
+    let (bound, blockers) = (&analysis.tasks[task], analysis.blockers.unwrap());
+    let each = |longest: Nanos, blockers: u64| Nanos(longest.0 * blockers);
+    let (copy, execute) = (each(system.longest_copy, blockers.copy), each(system.longest_execute, blockers.execute));
+    assert!(most.copy <= copy, "{what}: a copy waited {} of at most {copy}", most.copy);
+    assert!(most.execute <= execute, "{what}: a kernel waited {} of at most {execute}", most.execute);
+    assert!(most.engines <= bound.engine_wait, "{what}: engines {} of {}", most.engines, bound.engine_wait);
+    assert!(most.token <= bound.token_wait, "{what}: token {} of {}", most.token, bound.token_wait);
+    assert!(most.total <= bound.blocking, "{what}: in all {} of {}", most.total, bound.blocking);
+    let percent = |part: Nanos, whole: Nanos| (part.0 * 100).checked_div(whole.0).unwrap_or(0);
+    [percent(most.token, bound.token_wait), percent(most.copy, copy), percent(most.execute, execute)]
+}
+
+/// How many seeds had bounds, and the largest share of each kind that any reached.
+fn compared(seeds: std::ops::Range<u64>) -> (usize, [u64; 3]) {
+    seeds.filter_map(compare).fold((0, [0; 3]), |(count, most), reached| {
+        (count + 1, std::array::from_fn(|kind| most[kind].max(reached[kind])))
+    })
+}
+
+#[test]
+fn simulated_blocking_stays_within_its_bounds_and_comes_near_them() {
+    let (count, [token, copy, execute]) = compared(0..400);
+    assert!(count > 150, "{count}");
+    // Random sets seldom meet the worst case of tokens; a bound that nothing comes near would prove nothing.
+    assert!(token > 30 && copy > 80 && execute > 90, "{token} {copy} {execute}");
+}
+
+/// More of the same: `cargo test --release -p headway-sim --test sharing_bounds -- --ignored`.
+#[test]
+#[ignore = "takes minutes"]
+fn simulated_blocking_stays_within_its_bounds_for_many_seeds() {
+    let (count, reached) = compared(1_000..11_000);
+    assert!(count > 4_000, "{count} {reached:?}");
+}
