@@ -79,6 +79,14 @@ pub(crate) enum Command {
         /// Print this machine file
         name: Option<String>,
     },
+    /// Arbitrate GPUs between processes until interrupted
+    Broker(BrokerArgs),
+    /// Say who holds and who waits at a broker
+    Status {
+        /// Socket of the broker [default: the user's, else the machine's]
+        #[arg(long, value_name = "PATH")]
+        socket: Option<PathBuf>,
+    },
     /// Print a completion script for a shell
     Completions {
         /// The shell
@@ -316,6 +324,67 @@ pub(crate) struct ExplainArgs {
     /// Show how many samples are behind each figure
     #[arg(long)]
     pub(crate) long: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct BrokerArgs {
+    /// Where to listen [default: $HEADWAY_BROKER, else a private folder of the user's]
+    #[arg(long, value_name = "PATH")]
+    pub(crate) socket: Option<PathBuf>,
+    /// Let every user connect who may enter the socket's folder
+    #[arg(long)]
+    pub(crate) group: bool,
+    /// Machine whose GPUs are shared: a shipped name or a file
+    #[arg(long, default_value = "h200-x4")]
+    pub(crate) machine: String,
+    /// Share only the first so many GPUs
+    #[arg(long, value_name = "N")]
+    pub(crate) gpus: Option<usize>,
+    /// CPUs that the tasks of a cluster may use [default: those allowed here]
+    #[arg(long, value_name = "N")]
+    pub(crate) cpus: Option<u32>,
+    /// Tokens of each GPU
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    pub(crate) tokens: u32,
+    /// How tokens are given [default: work-conserving if there are more tokens than CPUs, else optimal]
+    #[arg(long, value_enum)]
+    pub(crate) mode: Option<ModeArg>,
+    /// A token is the right to every engine of its GPU
+    #[arg(long)]
+    pub(crate) no_engine_locks: bool,
+    /// Copy engines of each GPU that have a lock: 1 for both ways, or 2
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    pub(crate) copy_engines: u32,
+    /// Longest copy under one lock
+    #[arg(long, value_name = "SIZE", default_value = "2 MiB", value_parser = str::parse::<Bytes>)]
+    pub(crate) chunk: Bytes,
+    /// How long a GPU may still work for a process that has ended
+    #[arg(long, value_name = "TIME", default_value = "20 ms", value_parser = str::parse::<Nanos>)]
+    pub(crate) drain: Nanos,
+    /// Cut off a client that holds a token or an engine for longer
+    #[arg(long, value_name = "TIME", default_value = "10 s", value_parser = str::parse::<Nanos>)]
+    pub(crate) watchdog: Nanos,
+    /// Wait so long for clients of an earlier broker
+    #[arg(long, value_name = "TIME", default_value = "500 ms", value_parser = str::parse::<Nanos>)]
+    pub(crate) recover: Nanos,
+    /// Leave the priority of holders as it is
+    #[arg(long)]
+    pub(crate) no_boost: bool,
+    /// File for every input and every client cut off (JSON, one document a line)
+    #[arg(long, value_name = "FILE")]
+    pub(crate) log: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ModeArg {
+    /// The least worst wait
+    Optimal,
+    /// No token idles while somebody waits
+    WorkConserving,
+    /// First come, first served
+    Fifo,
+    /// The most urgent first, without a bound
+    Priority,
 }
 
 /// Host memory as users call it.

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod broker;
 mod commands;
 mod formats;
 mod sharing;
@@ -43,6 +44,8 @@ fn main() -> ExitCode {
         Command::Import(args) => formats::import(&out, args),
         Command::Export(args) => formats::export(&out, args),
         Command::Machines { name } => commands::machines(&out, name.as_deref()),
+        Command::Broker(args) => broker::broker(&out, args),
+        Command::Status { socket } => broker::status(&out, socket.as_deref()),
         Command::Completions { shell } => commands::completions(*shell),
     };
     match answer {

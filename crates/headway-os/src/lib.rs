@@ -1,5 +1,5 @@
 //! What Headway asks of the operating system (Linux) and the CPU: clock, scheduling classes, affinity, topology, memory and
-//! its limits, copy loops.
+//! its limits, copy loops, and what processes meet in: shared words, futexes, local sockets.
 //!
 //! Nothing here panics when the system refuses: every absence is an error value with the errno, what would allow the
 //! call, and what is used instead.
@@ -8,6 +8,7 @@ pub mod affinity;
 pub mod clock;
 pub mod copy;
 mod errno;
+pub mod ipc;
 pub mod memory;
 pub mod sched;
 pub mod topology;

@@ -104,6 +104,32 @@ pub fn request_realtime() -> Result<SchedClass, SchedError> {
     Err(refusal("SCHED_FIFO", Errno::last()))
 }
 
+/// Puts the thread `tid` of any process into `SCHED_FIFO` at `priority` (1 to 99).
+///
+/// # Errors
+/// [`SchedError`]; the thread stays as it was. `ESRCH` if it has ended.
+pub fn make_fifo(tid: u32, priority: i32) -> Result<(), SchedError> {
+    set_class(tid, libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK, priority)
+}
+
+/// Puts the thread `tid` of any process into the ordinary class.
+///
+/// # Errors
+/// [`SchedError`]; the thread stays as it was. `ESRCH` if it has ended.
+pub fn make_ordinary(tid: u32) -> Result<(), SchedError> {
+    set_class(tid, libc::SCHED_OTHER, 0)
+}
+
+fn set_class(tid: u32, class: libc::c_int, priority: i32) -> Result<(), SchedError> {
+    // 0 would be the calling thread.
+    let tid = libc::pid_t::try_from(tid).ok().filter(|tid| *tid > 0);
+    let tid = tid.ok_or_else(|| refusal("SCHED_FIFO", Errno(libc::ESRCH)))?;
+    let parameter = libc::sched_param { sched_priority: priority };
+    // SAFETY: `parameter` is valid for reads; a number that is no thread's is refused by the kernel.
+    let status = unsafe { libc::sched_setscheduler(tid, class, &raw const parameter) };
+    if status == 0 { Ok(()) } else { Err(refusal("SCHED_FIFO", Errno::last())) }
+}
+
 /// Whether a thread could get `SCHED_FIFO` here, tried on a thread that then ends.
 ///
 /// # Errors
@@ -244,6 +270,26 @@ mod tests {
         })
         .join()
         .unwrap();
+    }
+
+    #[test]
+    fn another_thread_is_put_into_a_class_or_the_refusal_says_why() {
+        let (tell, told) = std::sync::mpsc::channel();
+        let (end, ended) = std::sync::mpsc::channel::<()>();
+        let thread = std::thread::spawn(move || {
+            tell.send(crate::ipc::this_thread()).unwrap();
+            let _ = ended.recv();
+            current().unwrap()
+        });
+        let tid = told.recv().unwrap();
+        let raised = make_fifo(tid, 12);
+        drop(end);
+        let class = thread.join().unwrap();
+        match raised {
+            Ok(()) => assert_eq!(class, SchedClass::Fifo { priority: 12 }),
+            Err(error) => assert_eq!((error.wanted, class), ("SCHED_FIFO", SchedClass::Other)),
+        }
+        assert_eq!(make_ordinary(0).unwrap_err().errno.0, libc::ESRCH);
     }
 
     #[test]

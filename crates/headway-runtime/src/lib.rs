@@ -7,5 +7,6 @@ pub mod host;
 pub mod intake;
 pub mod kernels;
 pub mod outlet;
+pub mod sharing;
 pub mod staging;
 pub mod wall;

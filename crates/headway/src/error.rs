@@ -3,6 +3,7 @@
 use std::io::{self, ErrorKind};
 use std::path::PathBuf;
 
+use headway_broker::{ClientError, ServerError};
 use headway_core::error::FileError;
 use headway_core::planner::PlanError;
 use headway_core::transfer::fit::FitError;
@@ -240,6 +241,12 @@ pub enum Error {
         /// The names it has.
         known: String,
     },
+    /// The broker cannot start or go on.
+    #[error(transparent)]
+    Broker(ServerError),
+    /// A broker did not answer, or said no.
+    #[error(transparent)]
+    Client(ClientError),
     /// The options contradict each other.
     #[error("{0}")]
     Options(&'static str),

@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 pub mod bench;
+pub mod broker;
 pub mod copy;
 pub mod doctor;
 mod error;

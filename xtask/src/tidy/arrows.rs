@@ -37,7 +37,7 @@ const TABLE: [Row; 15] = [
     row(
         "headway-runtime",
         "crates/headway-runtime",
-        May::Only(&["headway-core", "headway-os", "headway-device", "headway-kernels"]),
+        May::Only(&["headway-core", "headway-os", "headway-device", "headway-kernels", "headway-broker"]),
     ),
     row("headway-broker", "crates/headway-broker", May::Only(&["headway-core", "headway-os"])),
     row("headway-trace", "crates/headway-trace", May::Only(&["headway-core"])),

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::{
     Action, ArbiterParameters, ClientId, ClusterId, ClusterParameters, Event, GpuId, Input, JobId, Key, Limits,
-    Outcome, Refused, TaskId, TaskParameters,
+    Outcome, Refused, TaskId, TaskParameters, TokenId,
 };
 use crate::engine_lock::{self, EngineLocks};
 use crate::predictor::{Predictor, Subject};
@@ -97,6 +97,7 @@ impl Arbiter {
             Input::Register(task) => self.register(task),
             Input::Withdraw { task } => self.withdraw(*task),
             Input::Request { key, acquisition } => self.request(now, *key, *acquisition),
+            Input::Adopt { key, token } => self.adopt(now, *key, *token),
             Input::Release { job, outcome } => self.release(now, *job, *outcome),
             Input::Abort { job } => self.abort(now, *job),
             Input::Exhausted { job, deadline } => {
@@ -234,6 +235,17 @@ impl Arbiter {
         let estimates = self.estimates(cluster, task, acquisition);
         self.tokens_of(task)?.handle_request(now, TokenRequest { key, client, estimates })?;
         self.set_open(task, Some(Open { key, acquisition, granted: None }));
+        Ok(())
+    }
+
+    fn adopt(&mut self, now: Nanos, key: Key, token: TokenId) -> Result<(), Refused> {
+        let task = key.job.task;
+        let known = self.tasks.get(&task).ok_or(Refused::UnknownTask { task })?;
+        let (client, cluster) = (known.parameters.client, known.parameters.cluster);
+        let cluster = self.clusters.get(&cluster).ok_or(Refused::UnknownCluster { cluster })?;
+        let estimates = self.estimates(cluster, task, 0);
+        self.tokens_of(task)?.handle_adopt(now, TokenRequest { key, client, estimates }, token)?;
+        self.set_open(task, Some(Open { key, acquisition: 0, granted: None }));
         Ok(())
     }
 

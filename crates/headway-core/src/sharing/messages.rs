@@ -79,6 +79,14 @@ pub enum Input {
         /// Which of the job's requests, from 0.
         acquisition: u32,
     },
+    /// A job holds this token from before the arbiter was there: it is granted that, not another. To be told before any
+    /// request.
+    Adopt {
+        /// Which.
+        key: Key,
+        /// The token of the task's cluster.
+        token: TokenId,
+    },
     /// A job gives its token back.
     Release {
         /// Which.

@@ -167,6 +167,12 @@ pub enum Refused {
         /// Which.
         gpu: GpuId,
     },
+    /// The token that a job holds from before is another's, or there is none of that number.
+    #[error("token {} is taken or not there", .token.0)]
+    NoToken {
+        /// Which.
+        token: TokenId,
+    },
     /// A reconfiguration is under way.
     #[error("the last reconfiguration has not ended; wait until its event")]
     Reconfiguring,

@@ -1,6 +1,6 @@
 //! What happens at a request and at a removal: rules L1-L3 and U0-U5 (specification of sharing, 3.2 and 3.3).
 
-use super::{Action, Event, Fifo, Place, Request, TokenAllocator};
+use super::{Action, Event, Fifo, Place, Refused, Request, TokenAllocator, TokenRequest};
 use crate::sharing::{Key, TaskId, TokenId};
 use crate::units::Nanos;
 
@@ -391,5 +391,49 @@ impl TokenAllocator {
             }
         }
         self.last_choice = 0;
+    }
+}
+
+impl TokenAllocator {
+    /// A job that holds `token` from before this allocator was there. Holders are adopted before anybody asks.
+    ///
+    /// # Errors
+    /// [`Refused::TaskBusy`], [`Refused::Estimates`], [`Refused::TooManyRequests`] without a free slot, [`Refused::NoToken`]
+    /// if it is taken or there is none.
+    pub fn handle_adopt(&mut self, now: Nanos, request: TokenRequest, token: TokenId) -> Result<(), Refused> {
+        let TokenRequest { key, client, estimates } = request;
+        let task = key.job.task;
+        if self.requests.contains_key(&task) {
+            return Err(Refused::TaskBusy { task });
+        }
+        if estimates.len() != self.gpus.len() {
+            return Err(Refused::Estimates { given: estimates.len(), gpus: self.gpus.len() });
+        }
+        if self.requests.len() >= self.requests_max || self.pending.is_some() || !self.has_slot() {
+            return Err(Refused::TooManyRequests { requests_max: self.requests_max });
+        }
+        let x = self.fifos.iter().position(|fifo| fifo.token == token).ok_or(Refused::NoToken { token })?;
+        if !self.fifos[x].members.is_empty() {
+            return Err(Refused::NoToken { token });
+        }
+        self.now = self.now.max(now);
+        let place = Place::Fifo(x);
+        let request = Request {
+            key,
+            client,
+            estimates,
+            place,
+            donor: None,
+            granted: None,
+            boost: key,
+            virtually_released: false,
+        };
+        self.requests.insert(task, request);
+        self.order.insert(key);
+        self.fifos[x].members.push_back(task);
+        self.events.push_back(Event::Queued { job: key.job, token: self.fifos[x].token });
+        self.grant_head(x);
+        self.update_boosts();
+        Ok(())
     }
 }

@@ -1,0 +1,194 @@
+//! One connection to one broker: its pages, its bell, its socket.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use headway_core::engine_lock::EngineParameters;
+use headway_core::sharing::GpuId;
+use headway_core::units::Nanos;
+use headway_os::clock;
+use headway_os::ipc::{Bell, Socket, Words, WordsView};
+
+use super::receive;
+use crate::error::{ClientError, Reason};
+use crate::layout::{
+    self, ANSWER_LONGS, ASLEEP, BROKER_LONGS, BROKER_WORDS, CLIENT_LONGS, CLIENT_WORDS, Code, Entry, GPUS_MAX, HEAD,
+    NOTICE_LONGS, NOTICE_WORDS, RING_ENTRIES, TAIL,
+};
+use crate::message::{FromBroker, FromClient, ResumedTask, VERSION};
+use crate::protocol::handshake;
+
+/// Sleeps at most this long before it looks whether the broker is still there.
+const SLICE: Duration = Duration::from_millis(100);
+/// Looks between two readings of the clock.
+const LOOKS: u32 = 64;
+
+pub(super) struct Link {
+    pub(super) socket: Socket,
+    page: Words,
+    answers: WordsView,
+    notice: WordsView,
+    bell: Bell,
+    pub(super) gpus: Vec<GpuId>,
+    pub(super) engines: Option<EngineParameters>,
+    lost: AtomicBool,
+    /// Entries written; whoever writes holds it.
+    tail: Mutex<u64>,
+}
+
+/// Why a wait has ended without an answer.
+pub(super) enum Unanswered {
+    /// The time is over.
+    TimedOut,
+    /// The broker is gone.
+    Lost,
+    /// It was refused.
+    Refused(Reason),
+    /// It was granted and taken away.
+    Revoked,
+}
+
+impl Link {
+    pub(super) fn open(path: &Path, name: &str, resumed: Vec<ResumedTask>) -> Result<Self, ClientError> {
+        let connect = |source| ClientError::Connect { path: path.to_owned(), source };
+        let socket = Socket::connect(path).map_err(connect)?;
+        let hello = FromClient::Hello { version: VERSION, name: name.to_owned(), resumed };
+        let hello = serde_json::to_vec(&hello).map_err(|_| ClientError::Protocol { what: "a greeting too long" })?;
+        // A broker that refuses closes at once; what it said is still there.
+        let sent = socket.send(&hello, &[]);
+        let (answer, descriptors) = match (receive(&socket), sent) {
+            (Err(ClientError::Lost), Err(source)) => return Err(connect(source)),
+            (received, _) => received?,
+        };
+        let welcome = match answer {
+            FromBroker::Welcome(welcome) => welcome,
+            FromBroker::Refused { reason } => return Err(ClientError::Refused { reason }),
+            _ => return Err(ClientError::Protocol { what: "no welcome" }),
+        };
+        let descriptors = <[_; 4]>::try_from(descriptors);
+        let [page, answers, notice, bell] =
+            descriptors.map_err(|_| ClientError::Protocol { what: "a welcome without its pages" })?;
+        if welcome.gpus.len() > GPUS_MAX {
+            return Err(ClientError::Protocol { what: "more GPUs than pages have room for" });
+        }
+        Ok(Self {
+            socket,
+            page: Words::open(page, CLIENT_LONGS, CLIENT_WORDS)?,
+            answers: WordsView::open(&answers, BROKER_LONGS, BROKER_WORDS)?,
+            notice: WordsView::open(&notice, NOTICE_LONGS, NOTICE_WORDS)?,
+            bell: Bell::open(bell),
+            gpus: welcome.gpus,
+            engines: welcome.engines,
+            lost: AtomicBool::new(false),
+            tail: Mutex::new(0),
+        })
+    }
+
+    pub(super) fn is_lost(&self) -> bool {
+        self.lost.load(Ordering::SeqCst)
+    }
+
+    pub(super) fn lose(&self) {
+        self.lost.store(true, Ordering::SeqCst);
+    }
+
+    /// Ends the connection from this side; the watcher sees it.
+    pub(super) fn hang_up(&self) {
+        self.lose();
+        self.socket.shut_down();
+    }
+
+    pub(super) fn send(&self, message: &FromClient) -> Result<(), ClientError> {
+        let text = serde_json::to_vec(message).map_err(|_| ClientError::Protocol { what: "a question too long" })?;
+        self.socket.send(&text, &[]).map_err(|_| ClientError::Lost)
+    }
+
+    /// Lease word of a lock.
+    pub(super) fn lease(&self, lock: usize) -> &AtomicU64 {
+        self.page.long(layout::lease(lock))
+    }
+
+    /// Wakes the broker if it sleeps, after something was published.
+    pub(super) fn ring(&self) {
+        if handshake::must_wake(|| self.notice.word(ASLEEP) != 0) {
+            self.bell.ring();
+        }
+    }
+
+    /// Puts an entry into the ring; waits while the broker is so far behind that there is no room.
+    pub(super) fn push(&self, entry: Entry) -> Result<(), Unanswered> {
+        let mut tail = self.tail.lock().unwrap_or_else(PoisonError::into_inner);
+        while tail.wrapping_sub(self.answers.long(HEAD)) >= RING_ENTRIES {
+            if self.is_lost() {
+                return Err(Unanswered::Lost);
+            }
+            self.ring();
+            std::thread::yield_now();
+        }
+        let first = layout::entry(*tail);
+        for (at, long) in entry.encode().into_iter().enumerate() {
+            self.page.long(first + at).store(long, Ordering::Relaxed);
+        }
+        *tail = tail.wrapping_add(1);
+        self.page.long(TAIL).store(*tail, Ordering::Release);
+        drop(tail);
+        self.ring();
+        Ok(())
+    }
+
+    /// The answer in a slot to the question of this generation, waited for until `until`.
+    pub(super) fn wait(
+        &self,
+        slot: usize,
+        generation: u32,
+        spin: Nanos,
+        until: Option<Nanos>,
+    ) -> Result<[u64; ANSWER_LONGS], Unanswered> {
+        let mut spinning = Some(clock::now().saturating_add(spin));
+        loop {
+            for _ in 0..if spinning.is_some() { LOOKS } else { 1 } {
+                if let Some(answer) = self.look(slot, generation) {
+                    return answer;
+                }
+                std::hint::spin_loop();
+            }
+            if self.is_lost() {
+                return Err(Unanswered::Lost);
+            }
+            let now = clock::now();
+            if until.is_some_and(|until| until <= now) {
+                return Err(Unanswered::TimedOut);
+            }
+            if spinning.is_some_and(|end| now < end) {
+                continue;
+            }
+            spinning = None;
+            self.sleep(slot, generation, until.map(|until| until.saturating_sub(now)));
+        }
+    }
+
+    fn sleep(&self, slot: usize, generation: u32, rest: Option<Nanos>) {
+        let sleeping = self.page.word(slot);
+        let seen = self.answers.word(slot);
+        let announce = || sleeping.store(1, Ordering::Relaxed);
+        let open = || self.answers.word(slot) == seen && layout::code(seen, generation) == Code::Open;
+        if handshake::may_sleep(announce, open) {
+            let bound = rest.map_or(SLICE, |rest| SLICE.min(Duration::from_nanos(rest.0)));
+            let _ = self.answers.wait(slot, seen, Some(bound));
+        }
+        sleeping.store(0, Ordering::Relaxed);
+    }
+
+    /// What is in a slot; `None` = nothing for this generation.
+    pub(super) fn look(&self, slot: usize, generation: u32) -> Option<Result<[u64; ANSWER_LONGS], Unanswered>> {
+        let first = layout::answer(slot);
+        match layout::code(self.answers.word(slot), generation) {
+            Code::Open => None,
+            Code::Granted => Some(Ok(std::array::from_fn(|at| self.answers.long(first + at)))),
+            Code::Refused => Some(Err(Unanswered::Refused(Reason::of(self.answers.long(first))))),
+            Code::Revoked => Some(Err(Unanswered::Revoked)),
+        }
+    }
+}

@@ -1,0 +1,334 @@
+//! Tasks, the tokens of their jobs, and the engines that a token is the right to ask for.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use headway_core::engine_lock::{EngineParameters, Operation, Work};
+use headway_core::sharing::{GpuId, JobId, Outcome, TaskId, TokenId};
+use headway_core::units::Nanos;
+use headway_os::clock;
+
+use super::link::{Link, Unanswered};
+use super::{Client, Held};
+use crate::error::{ClientError, Reason};
+use crate::layout::{ANSWER_LONGS, ENGINES, Entry, GENERATIONS};
+use crate::protocol::lease::{self, Released};
+
+/// A registered task; its jobs ask for GPUs one after the other.
+pub struct Task<'client> {
+    client: &'client Client,
+    id: TaskId,
+    index: usize,
+    jobs: u64,
+    generation: u32,
+}
+
+impl<'client> Task<'client> {
+    pub(super) fn new(client: &'client Client, id: TaskId, index: usize) -> Self {
+        // A slot may have been another task's: generations of one client never come again soon.
+        let generation = (id.0 << 8) & GENERATIONS;
+        Self { client, id, index, jobs: 0, generation }
+    }
+
+    /// Its number, unique among all clients.
+    #[must_use]
+    pub fn id(&self) -> TaskId {
+        self.id
+    }
+
+    fn next_generation(&mut self) -> u32 {
+        self.generation = (self.generation + 1) & GENERATIONS;
+        // 0 is what an empty slot says.
+        self.generation = self.generation.max(1);
+        self.generation
+    }
+
+    fn slot(&self) -> usize {
+        2 * self.index
+    }
+
+    /// Waits for a token, for at most `bound`: the job released at `release` (see [`clock::now`]) asks for its GPU number
+    /// `acquisition`, counted from 0 for each job.
+    ///
+    /// # Errors
+    /// [`ClientError::TimedOut`], [`ClientError::Request`], [`ClientError::Lost`], [`ClientError::Revoked`] when the GPUs are
+    /// lost.
+    pub fn acquire(
+        &mut self,
+        release: Nanos,
+        acquisition: u32,
+        bound: Option<Duration>,
+    ) -> Result<Token<'_, 'client>, ClientError> {
+        let until =
+            bound.map(|bound| clock::now().saturating_add(Nanos(u64::try_from(bound.as_nanos()).unwrap_or(u64::MAX))));
+        if acquisition == 0 {
+            self.jobs += 1;
+        }
+        let job = JobId { task: self.id, job: self.jobs };
+        loop {
+            let link = self.client.shared.live()?;
+            let generation = self.next_generation();
+            let slot = self.slot();
+            let entry = Entry::Request { slot: slot as u32, generation, job, release, acquisition };
+            let answered = link.push(entry).and_then(|()| link.wait(slot, generation, self.client.shared.spin, until));
+            match answered {
+                Ok(answer) => {
+                    let [gpu, token, from, _] = answer;
+                    let (gpu, token) = (GpuId(gpu as u32), TokenId(token as u32));
+                    if self.note(&link, Held { job: job.job, release, gpu, token, generation }) {
+                        let from = from.checked_sub(1).map(|from| GpuId(from as u32));
+                        let position = link.gpus.iter().position(|known| *known == gpu);
+                        let position = position.ok_or(ClientError::Protocol { what: "a GPU that is not there" })?;
+                        return Ok(Token { task: self, link, job, gpu, token, from, position, generation, open: true });
+                    }
+                }
+                Err(Unanswered::Lost) => {}
+                Err(Unanswered::TimedOut) => {
+                    // A token granted meanwhile is released by it.
+                    let _ = link.push(Entry::Abort { job });
+                    return Err(ClientError::TimedOut);
+                }
+                Err(Unanswered::Refused(reason)) => return Err(ClientError::Request(reason)),
+                Err(Unanswered::Revoked) => return Err(ClientError::Revoked),
+            }
+        }
+    }
+
+    /// Notes the token for the next broker; `false` if the one that granted it is gone and nobody was told in time.
+    fn note(&self, link: &Link, held: Held) -> bool {
+        let mut state = self.client.shared.lock();
+        if link.is_lost() {
+            return false;
+        }
+        if let Some(record) = state.records.iter_mut().find(|record| record.id == self.id) {
+            record.held = Some(held);
+        }
+        true
+    }
+}
+
+impl Drop for Task<'_> {
+    fn drop(&mut self) {
+        self.client.withdraw(self.id);
+    }
+}
+
+/// The right to use a GPU. Given back when dropped, and then nothing is learnt from how it was used.
+pub struct Token<'task, 'client> {
+    task: &'task mut Task<'client>,
+    link: Arc<Link>,
+    job: JobId,
+    gpu: GpuId,
+    token: TokenId,
+    from: Option<GpuId>,
+    position: usize,
+    /// Generation of the token's request.
+    generation: u32,
+    open: bool,
+}
+
+impl<'client> Token<'_, 'client> {
+    /// The GPU.
+    #[must_use]
+    pub fn gpu(&self) -> GpuId {
+        self.gpu
+    }
+
+    /// Which of its tokens.
+    #[must_use]
+    pub fn token(&self) -> TokenId {
+        self.token
+    }
+
+    /// Where the task's state is, if it is on another GPU.
+    #[must_use]
+    pub fn from(&self) -> Option<GpuId> {
+        self.from
+    }
+
+    /// Whether it was taken away: the GPU is lost, or the broker has given this client up.
+    #[must_use]
+    pub fn is_revoked(&self) -> bool {
+        let shared = &self.task.client.shared;
+        let link = Arc::clone(&shared.lock().link);
+        matches!(link.look(self.task.slot(), self.generation), Some(Err(Unanswered::Revoked))) || shared.lock().failed
+    }
+
+    /// Waits for the engines of one operation. Give them back when it *has completed on the device*.
+    ///
+    /// # Errors
+    /// [`ClientError::Request`] if the operation is not allowed, [`ClientError::Revoked`], [`ClientError::Lost`].
+    pub fn engine(&mut self, operation: Operation) -> Result<Engine<'_>, ClientError> {
+        if let Some(engines) = self.link.engines {
+            if engines.chunk_bytes.is_some_and(|most| operation.work != Work::Execute && operation.bytes > most) {
+                return Err(ClientError::Request(Reason::Operation));
+            }
+            if let Some(lock) = self.lease(engines, operation)
+                && !self.link.is_lost()
+                && let Some(mine) = lease::acquire(self.link.lease(lock), self.task.id.0)
+            {
+                return Ok(Engine { token: self, locks: [Some((lock, mine)), None] });
+            }
+            if operation.work == Work::CopyIn && operation.bytes <= engines.unlocked_below {
+                return Ok(Engine { token: self, locks: [None; 2] });
+            }
+            return self.engine_by_broker(engines, operation);
+        }
+        Ok(Engine { token: self, locks: [None; 2] })
+    }
+
+    /// The lock that a lease may cover.
+    fn lease(&self, engines: EngineParameters, operation: Operation) -> Option<usize> {
+        let out = if engines.copy_engines == 1 { 1 } else { 2 };
+        match operation.work {
+            Work::Execute => Some(self.position * ENGINES),
+            Work::CopyIn if operation.bytes <= engines.unlocked_below => None,
+            Work::CopyIn => Some(self.position * ENGINES + 1),
+            Work::CopyOut => Some(self.position * ENGINES + out),
+            Work::Peer => None,
+        }
+    }
+
+    #[cold]
+    fn engine_by_broker(&mut self, engines: EngineParameters, operation: Operation) -> Result<Engine<'_>, ClientError> {
+        let slot = self.task.slot() + 1;
+        let answer = loop {
+            if self.link.is_lost() {
+                self.link = self.task.client.shared.live()?;
+                let position = self.link.gpus.iter().position(|gpu| *gpu == self.gpu);
+                self.position = position.ok_or(ClientError::Revoked)?;
+                // What the old broker had granted when it ended, the new one has taken over.
+                if let Some(lock) = self.lease(engines, operation)
+                    && let Some(mine) = lease::granted(self.link.lease(lock), self.task.id.0)
+                {
+                    return Ok(Engine { token: self, locks: [Some((lock, mine)), None] });
+                }
+            }
+            let generation = self.task.next_generation();
+            let entry = Entry::Acquire { slot: slot as u32, generation, job: self.job, operation };
+            let link = &self.link;
+            match link.push(entry).and_then(|()| link.wait(slot, generation, self.task.client.shared.spin, None)) {
+                Ok(answer) if self.link.is_lost() => {
+                    // The watcher has noted these locks as in use, or will not: for a peer copy they are given back and asked
+                    // for again; a single one is found again above.
+                    if operation.work == Work::Peer {
+                        for (lock, mine) in self.granted(engines, operation, answer)?.into_iter().flatten() {
+                            self.give_back(lock, mine);
+                        }
+                    }
+                }
+                Ok(answer) => break answer,
+                Err(Unanswered::Refused(reason)) => return Err(ClientError::Request(reason)),
+                Err(Unanswered::Revoked) => return Err(ClientError::Revoked),
+                Err(Unanswered::Lost | Unanswered::TimedOut) => {}
+            }
+        };
+        let locks = self.granted(engines, operation, answer)?;
+        Ok(Engine { token: self, locks })
+    }
+
+    /// The locks of an operation with the words that the broker gave.
+    fn granted(
+        &self,
+        engines: EngineParameters,
+        operation: Operation,
+        answer: [u64; ANSWER_LONGS],
+    ) -> Result<[Option<(usize, u64)>; 2], ClientError> {
+        if operation.work != Work::Peer {
+            return Ok([self.lease(engines, operation).map(|lock| (lock, answer[0])), None]);
+        }
+        let source = self.from.and_then(|from| self.link.gpus.iter().position(|gpu| *gpu == from));
+        let source = source.ok_or(ClientError::Protocol { what: "a peer copy from nowhere" })?;
+        let out = if engines.copy_engines == 1 { 1 } else { 2 };
+        Ok([Some((source * ENGINES + out, answer[0])), Some((self.position * ENGINES + 1, answer[1]))])
+    }
+
+    /// Gives the token back; `used` is the CPU time of the job and the time of its operations, without waiting for engines.
+    pub fn release(mut self, used: Nanos) {
+        self.close(Outcome::Complete(used));
+    }
+
+    fn close(&mut self, outcome: Outcome) {
+        if !std::mem::take(&mut self.open) {
+            return;
+        }
+        let mut state = self.task.client.shared.lock();
+        if let Some(record) = state.records.iter_mut().find(|record| record.id == self.job.task) {
+            record.held = None;
+        }
+        let link = Arc::clone(&state.link);
+        // While no broker is there, the watcher tells the next one. Nobody gets the lock while this entry is under way, so
+        // that the watcher sees the token either held or given back.
+        if !link.is_lost() {
+            let _ = link.push(Entry::Release { job: self.job, outcome });
+        }
+    }
+
+    /// Gives back a lock that the old broker knew, where the new one looks.
+    #[cold]
+    fn return_to_next(&self, lock: usize) {
+        let state = self.task.client.shared.lock();
+        if Arc::ptr_eq(&state.link, &self.link) {
+            // The watcher finds it given back on the old page.
+            return;
+        }
+        if let Some(mine) = lease::granted(state.link.lease(lock), self.job.task.0) {
+            lease::release(state.link.lease(lock), mine);
+            state.link.ring();
+        }
+    }
+}
+
+impl Drop for Token<'_, '_> {
+    fn drop(&mut self) {
+        self.close(Outcome::Aborted);
+    }
+}
+
+/// The engines of one operation. Given back when dropped.
+pub struct Engine<'token> {
+    token: &'token dyn Return,
+    locks: [Option<(usize, u64)>; 2],
+}
+
+/// Where locks are given back; hides the lifetimes of the token.
+trait Return {
+    fn give_back(&self, lock: usize, mine: u64);
+}
+
+impl Return for Token<'_, '_> {
+    fn give_back(&self, lock: usize, mine: u64) {
+        match lease::release(self.link.lease(lock), mine) {
+            Released::Kept => {}
+            Released::Returned if self.link.is_lost() => self.return_to_next(lock),
+            Released::Returned => {
+                self.link.ring();
+                // Between the two the broker may have gone.
+                if self.link.is_lost() {
+                    self.return_to_next(lock);
+                }
+            }
+            // Taken away: there is nothing left to give.
+            Released::Lost => {}
+        }
+    }
+}
+
+impl Engine<'_> {
+    /// Whether the operation needs and has locks; small copies may need none.
+    #[must_use]
+    pub fn is_locked(&self) -> bool {
+        self.locks[0].is_some()
+    }
+
+    /// Gives the engines back: the operation has completed.
+    pub fn release(self) {}
+}
+
+impl Drop for Engine<'_> {
+    fn drop(&mut self) {
+        for (lock, mine) in self.locks.into_iter().flatten().rev() {
+            self.token.give_back(lock, mine);
+        }
+    }
+}

@@ -1,0 +1,556 @@
+//! What the broker knows and decides: clients, tasks, open requests, and the arbiter that they are put before.
+
+use std::collections::BTreeMap;
+
+use headway_core::engine_lock::{self, Operation};
+use headway_core::sharing::{
+    Action, Arbiter, ClientId, ClusterParameters, Event, GpuId, Input, JobId, Key, Outcome, Refused, TaskId, TokenId,
+};
+use headway_core::units::Nanos;
+use headway_os::ipc::{Bell, Socket};
+
+use super::leases::Leases;
+use super::pages::Next;
+use super::predecessor::{Recovery, Register};
+use super::priority::Priority;
+use super::session::{Gone, Session};
+use super::{BrokerLimits, Log, Options};
+use crate::error::{Reason, ServerError};
+use crate::layout::{Code, Entry};
+use crate::message::TaskShape;
+use crate::status::Counts;
+
+/// Where an answer goes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Slot {
+    pub(super) number: u32,
+    pub(super) generation: u32,
+}
+
+/// An engine request of a job.
+#[derive(Clone, Debug)]
+pub(super) struct Engines {
+    /// `None` for one that began under a lease: the client does not wait for an answer.
+    pub(super) slot: Option<Slot>,
+    /// Locks it needs.
+    pub(super) locks: Vec<usize>,
+    /// The lease words as they are until the locks are given back; `None` = still waits.
+    pub(super) held: Option<Vec<(usize, u64)>>,
+}
+
+/// A token request of a task.
+#[derive(Clone, Debug)]
+pub(super) struct Open {
+    pub(super) key: Key,
+    pub(super) slot: Slot,
+    pub(super) since: Nanos,
+    /// GPU and token once it is granted.
+    pub(super) granted: Option<(GpuId, TokenId)>,
+    /// Where the state comes from.
+    pub(super) from: Option<GpuId>,
+    pub(super) engines: Option<Engines>,
+}
+
+pub(super) struct Task {
+    pub(super) client: ClientId,
+    pub(super) shape: TaskShape,
+    pub(super) last_release: Option<Nanos>,
+    pub(super) open: Option<Open>,
+}
+
+pub(super) struct Desk {
+    pub(super) arbiter: Arbiter,
+    pub(super) clusters: Vec<ClusterParameters>,
+    pub(super) engines: Option<engine_lock::EngineParameters>,
+    pub(super) gpus: Vec<GpuId>,
+    pub(super) sessions: BTreeMap<ClientId, Session>,
+    pub(super) tasks: BTreeMap<TaskId, Task>,
+    pub(super) leases: Leases,
+    pub(super) priority: Priority,
+    pub(super) counts: Counts,
+    pub(super) limits: BrokerLimits,
+    pub(super) epoch: u64,
+    pub(super) started: Nanos,
+    /// Whom nothing is granted before, after a start that others survived.
+    pub(super) recovering: Option<Recovery>,
+    register: Register,
+    /// Whom the next broker must wait for has changed.
+    pub(super) roster_changed: bool,
+    drain: Nanos,
+    pub(super) watchdog: Nanos,
+    next_client: u64,
+    pub(super) next_task: u32,
+    removed: Vec<ClientId>,
+    log: Option<Log>,
+}
+
+impl Desk {
+    pub(super) fn new(options: &Options, epoch: u64, now: Nanos) -> Result<Self, ServerError> {
+        let parameters = options.arbiter.clone();
+        let arbiter = Arbiter::new(parameters.clone()).map_err(ServerError::Parameters)?;
+        let log = options.log.as_deref().map(|path| Log::open(path, epoch, &parameters)).transpose()?;
+        let gpus: Vec<GpuId> = parameters.clusters.iter().flat_map(|cluster| cluster.gpus.clone()).collect();
+        // Numbers of earlier brokers are not given again soon: their tasks may come back.
+        let (next_client, next_task) = (epoch << 32, (epoch as u32 & 0xfff) << 20);
+        Ok(Self {
+            arbiter,
+            clusters: parameters.clusters,
+            engines: parameters.engines,
+            leases: Leases::new(gpus.len()),
+            gpus,
+            sessions: BTreeMap::new(),
+            tasks: BTreeMap::new(),
+            priority: Priority::new(options.boost),
+            counts: Counts::default(),
+            limits: options.limits,
+            epoch,
+            started: now,
+            recovering: Recovery::begin(&options.socket, now.saturating_add(options.recover)),
+            register: Register::new(&options.socket),
+            roster_changed: true,
+            drain: options.drain,
+            watchdog: options.watchdog,
+            next_client,
+            next_task,
+            removed: Vec::new(),
+            log,
+        })
+    }
+
+    // Connections.
+
+    pub(super) fn next_client(&mut self) -> ClientId {
+        self.next_client += 1;
+        ClientId(self.next_client)
+    }
+
+    pub(super) fn admit(&mut self, client: ClientId, session: Session) {
+        self.sessions.insert(client, session);
+    }
+
+    pub(super) fn connections_of(&self, uid: u32) -> usize {
+        self.sessions.values().filter(|session| session.peer.uid == uid).count()
+    }
+
+    pub(super) fn socket(&self, client: ClientId) -> Option<&Socket> {
+        self.sessions.get(&client)?.socket.as_ref()
+    }
+
+    pub(super) fn bell(&self, client: ClientId) -> Option<&Bell> {
+        Some(&self.sessions.get(&client)?.pages.as_ref()?.bell)
+    }
+
+    pub(super) fn is_greeted(&self, client: ClientId) -> bool {
+        self.bell(client).is_some()
+    }
+
+    pub(super) fn silence(&self, client: ClientId) {
+        if let Some(bell) = self.bell(client) {
+            bell.silence();
+        }
+    }
+
+    /// Sessions that have ended, to be taken out of the poller and then removed.
+    pub(super) fn take_removed(&mut self) -> Vec<ClientId> {
+        std::mem::take(&mut self.removed)
+    }
+
+    pub(super) fn remove(&mut self, client: ClientId) -> Option<Session> {
+        self.sessions.remove(&client)
+    }
+
+    // Turns.
+
+    /// Whether nothing was written to any page since the last turn.
+    pub(super) fn is_idle(&self) -> bool {
+        let quiet = |session: &Session| session.pages.as_ref().is_none_or(|pages| pages.is_empty());
+        (self.recovering.is_some() || self.sessions.values().all(quiet)) && self.returned().is_none()
+    }
+
+    /// One look at everything; whether there was anything to do.
+    pub(super) fn turn(&mut self, now: Nanos, share: usize) -> bool {
+        let mut busy = self.collect_returns(now);
+        if self.recovering.as_ref().is_none_or(|recovery| recovery.is_over(now)) {
+            self.roster_changed |= self.recovering.take().is_some();
+            busy |= self.read_rings(now, share);
+        }
+        busy |= self.keep_time(now);
+        if busy {
+            self.settle_leases(now);
+            self.priority.apply();
+        }
+        busy
+    }
+
+    fn read_rings(&mut self, now: Nanos, share: usize) -> bool {
+        let mut entries = Vec::new();
+        let mut liars = Vec::new();
+        for (client, session) in &mut self.sessions {
+            let Some(pages) = &mut session.pages else { continue };
+            for _ in 0..share {
+                match pages.next() {
+                    Next::Entry(entry) => entries.push((*client, entry)),
+                    Next::Nothing => break,
+                    Next::Nonsense => {
+                        liars.push(*client);
+                        break;
+                    }
+                }
+            }
+        }
+        let busy = !entries.is_empty() || !liars.is_empty();
+        for (client, entry) in entries {
+            match entry {
+                Entry::Request { slot, generation, job, release, acquisition } => {
+                    self.request(now, client, Slot { number: slot, generation }, job, release, acquisition);
+                }
+                Entry::Release { job, outcome } => self.release(now, client, job, outcome),
+                Entry::Abort { job } => self.abort(now, client, job),
+                Entry::Acquire { slot, generation, job, operation } => {
+                    self.acquire(now, client, Slot { number: slot, generation }, job, operation);
+                }
+            }
+        }
+        liars.into_iter().for_each(|client| self.cut(now, client, false));
+        busy
+    }
+
+    /// When [`Desk::turn`] is due although nobody rings.
+    pub(super) fn wake_time(&self) -> Option<Nanos> {
+        let drained = self.sessions.values().filter_map(|session| self.drained_at(session.gone?));
+        let watched = self.tasks.values().filter_map(|task| self.overdue_at(task));
+        drained
+            .chain(watched)
+            .chain(self.arbiter.poll_timeout())
+            .chain(self.recovering.as_ref().map(|recovery| recovery.next_look(self.started)))
+            .min()
+    }
+
+    fn overdue_at(&self, task: &Task) -> Option<Nanos> {
+        let open = task.open.as_ref().filter(|open| open.granted.is_some())?;
+        let is_served = self.sessions.get(&task.client)?.gone.is_none();
+        is_served.then(|| open.since.saturating_add(self.watchdog))
+    }
+
+    /// When the GPU work of a client that is gone has ended.
+    fn drained_at(&self, gone: Gone) -> Option<Nanos> {
+        let end = match (gone.ended, gone.hung) {
+            (Some(ended), _) => ended.max(gone.since),
+            (None, true) => gone.since,
+            // A process that closes its connection and goes on is waited for as long as one that hangs.
+            (None, false) => gone.since.saturating_add(self.watchdog),
+        };
+        Some(end.saturating_add(self.drain))
+    }
+
+    fn keep_time(&mut self, now: Nanos) -> bool {
+        let due = self.wake_time().is_some_and(|time| time <= now);
+        if !due {
+            return false;
+        }
+        let is_drained =
+            |session: &Session| session.gone.and_then(|gone| self.drained_at(gone)).is_some_and(|at| at <= now);
+        let drained: Vec<_> =
+            self.sessions.iter().filter(|(_, session)| is_drained(session)).map(|(client, _)| *client).collect();
+        drained.into_iter().for_each(|client| self.drained(now, client));
+        let mut hung: Vec<_> = self
+            .tasks
+            .values()
+            .filter(|task| self.overdue_at(task).is_some_and(|at| at <= now))
+            .map(|task| task.client)
+            .collect();
+        hung.dedup();
+        hung.into_iter().for_each(|client| self.cut(now, client, true));
+        if self.arbiter.poll_timeout().is_some_and(|time| time <= now) {
+            let _ = self.feed(now, Input::Timeout);
+        }
+        true
+    }
+
+    // The arbiter.
+
+    /// Puts an input before the arbiter and does what it says.
+    pub(super) fn feed(&mut self, now: Nanos, input: Input) -> Result<(), Refused> {
+        if let Some(log) = &mut self.log {
+            log.write(&serde_json::json!({ "now": now, "input": &input }));
+        }
+        let result = self.arbiter.handle(now, &input);
+        self.drain_outputs(now);
+        result
+    }
+
+    fn drain_outputs(&mut self, now: Nanos) {
+        while let Some(action) = self.arbiter.poll_action() {
+            self.act(now, action);
+        }
+        let mut overrun = Vec::new();
+        while let Some(event) = self.arbiter.poll_event() {
+            if let Event::Engine(engine_lock::Event::Overrun { job, .. }) = event {
+                overrun.push(job);
+            }
+        }
+        for job in overrun {
+            if let Some(client) = self.tasks.get(&job.task).map(|task| task.client) {
+                self.cut(now, client, true);
+            }
+        }
+    }
+
+    fn act(&mut self, now: Nanos, action: Action) {
+        match action {
+            Action::Grant { job, gpu, token, from } => {
+                let Some(open) = self.open_mut(job) else { return };
+                (open.granted, open.from, open.since) = (Some((gpu, token)), from, now);
+                let (slot, key) = (open.slot, open.key);
+                let from = from.map_or(0, |from| u64::from(from.0) + 1);
+                self.counts.tokens += 1;
+                self.answer(
+                    job.task,
+                    slot,
+                    Code::Granted,
+                    [u64::from(gpu.0), u64::from(token.0), from, key.deadline.0],
+                );
+                let effective = self.arbiter.effective_key(job.task).unwrap_or(key);
+                self.priority.set(job.task, Some(effective));
+            }
+            Action::Run { job, .. } => self.run(job),
+            Action::Obtained { job, .. } => {
+                // The second lock is always wanted at once.
+                let _ = self.feed(now, Input::Next { job });
+            }
+            Action::SetBoost { job, key } => {
+                if self.open_mut(job).is_some_and(|open| open.granted.is_some()) {
+                    self.priority.set(job.task, Some(key));
+                }
+            }
+            Action::Revoke { job, .. } => self.revoke(job),
+        }
+    }
+
+    fn revoke(&mut self, job: JobId) {
+        let Some(task) = self.tasks.get_mut(&job.task) else { return };
+        let Some(open) = task.open.take_if(|open| open.key.job == job) else { return };
+        let slot = open.slot;
+        for (lock, _) in open.engines.and_then(|engines| engines.held).unwrap_or_default() {
+            self.take_back(job.task, lock);
+        }
+        self.priority.set(job.task, None);
+        self.answer(job.task, slot, Code::Revoked, [0; 4]);
+    }
+
+    pub(super) fn answer(&self, task: TaskId, slot: Slot, code: Code, answer: [u64; 4]) {
+        let session = self.tasks.get(&task).and_then(|task| self.sessions.get(&task.client));
+        if let Some(pages) = session.and_then(|session| session.pages.as_ref()) {
+            pages.answer(slot.number, slot.generation, code, answer);
+        }
+    }
+
+    fn refuse(&mut self, client: ClientId, slot: Slot, reason: Reason) {
+        self.counts.refused += 1;
+        if let Some(pages) = self.sessions.get(&client).and_then(|session| session.pages.as_ref()) {
+            pages.answer(slot.number, slot.generation, Code::Refused, [reason as u64, 0, 0, 0]);
+        }
+    }
+
+    pub(super) fn open_mut(&mut self, job: JobId) -> Option<&mut Open> {
+        self.tasks.get_mut(&job.task)?.open.as_mut().filter(|open| open.key.job == job)
+    }
+
+    /// The open request, if the task is the client's.
+    fn own_open(&mut self, client: ClientId, job: JobId) -> Option<&mut Open> {
+        self.tasks.get(&job.task).filter(|task| task.client == client)?;
+        self.open_mut(job)
+    }
+
+    // What clients ask for.
+
+    fn request(&mut self, now: Nanos, client: ClientId, slot: Slot, job: JobId, release: Nanos, acquisition: u32) {
+        let Some(task) = self.tasks.get_mut(&job.task).filter(|task| task.client == client) else {
+            return self.refuse(client, slot, Reason::NotYours);
+        };
+        if task.open.is_some() {
+            return self.refuse(client, slot, Reason::Busy);
+        }
+        // A task that releases jobs faster than it declared gets the priority that it declared, and none from before it
+        // was there.
+        let earliest = match (task.last_release, acquisition) {
+            (Some(last), 0) => last.saturating_add(task.shape.period),
+            (Some(last), _) => last,
+            (None, _) => now.saturating_sub(task.shape.deadline),
+        };
+        let clamped = release.max(earliest);
+        self.counts.clamped += u64::from(clamped != release);
+        task.last_release = Some(clamped);
+        let key = Key { deadline: clamped.saturating_add(task.shape.deadline), release: clamped, job };
+        task.open = Some(Open { key, slot, since: now, granted: None, from: None, engines: None });
+        if let Err(refused) = self.feed(now, Input::Request { key, acquisition }) {
+            if let Some(task) = self.tasks.get_mut(&job.task) {
+                task.open = None;
+            }
+            self.refuse(client, slot, reason(&refused));
+        }
+    }
+
+    fn release(&mut self, now: Nanos, client: ClientId, job: JobId, outcome: Outcome) {
+        let Some(open) = self.own_open(client, job).filter(|open| open.granted.is_some()) else { return };
+        match open.engines.take() {
+            // It has given up what it did not give back: the word says otherwise only if it lies.
+            Some(Engines { held: Some(held), .. }) => {
+                held.into_iter().for_each(|(lock, _)| self.take_back(job.task, lock));
+                let _ = self.feed(now, Input::Complete { job });
+            }
+            // A job cannot wait and go at once: the watchdog sees to it.
+            waiting @ Some(_) => {
+                open.engines = waiting;
+                return;
+            }
+            None => {}
+        }
+        if self.feed(now, Input::Release { job, outcome }).is_ok() {
+            self.close(job);
+        }
+    }
+
+    fn abort(&mut self, now: Nanos, client: ClientId, job: JobId) {
+        let Some(open) = self.own_open(client, job) else { return };
+        if open.granted.is_some() {
+            return self.release(now, client, job, Outcome::Aborted);
+        }
+        if self.feed(now, Input::Abort { job }).is_ok() {
+            self.close(job);
+        }
+    }
+
+    fn close(&mut self, job: JobId) {
+        if let Some(task) = self.tasks.get_mut(&job.task) {
+            task.open = None;
+        }
+        self.priority.set(job.task, None);
+    }
+
+    fn acquire(&mut self, now: Nanos, client: ClientId, slot: Slot, job: JobId, operation: Operation) {
+        // The job may have given back its last engine just before it asked for this one.
+        self.collect_returns(now);
+        let locks = match self.own_open(client, job) {
+            None => return self.refuse(client, slot, Reason::NotYours),
+            Some(open) if open.engines.is_some() => return self.refuse(client, slot, Reason::Busy),
+            Some(Open { granted: Some((gpu, _)), from, .. }) => {
+                let (gpu, from) = (*gpu, *from);
+                self.locks_of(gpu, from, operation)
+            }
+            Some(_) => None,
+        };
+        let Some(locks) = locks else { return self.refuse(client, slot, Reason::Operation) };
+        for lock in &locks {
+            self.end_lease(now, *lock);
+        }
+        // Ending the lease of another thread of this client may have shown that the task is not free.
+        let Some(open) = self.open_mut(job).filter(|open| open.engines.is_none()) else {
+            return self.refuse(client, slot, Reason::Busy);
+        };
+        open.engines = Some(Engines { slot: Some(slot), locks, held: None });
+        if let Err(refused) = self.feed(now, Input::Acquire { job, operation }) {
+            if let Some(open) = self.open_mut(job) {
+                open.engines = None;
+            }
+            self.refuse(client, slot, reason(&refused));
+        }
+    }
+
+    // Ends.
+
+    /// A client has closed its connection.
+    pub(super) fn leave(&mut self, now: Nanos, client: ClientId) {
+        self.counts.gone += 1;
+        self.let_go(now, client, false);
+    }
+
+    /// Serves a client no longer that does not keep to the protocol, or hangs.
+    pub(super) fn cut(&mut self, now: Nanos, client: ClientId, hung: bool) {
+        if self.sessions.get(&client).is_some_and(|session| session.gone.is_none()) {
+            self.counts.cut += 1;
+            if let (Some(log), Some(session)) = (&mut self.log, self.sessions.get(&client)) {
+                log.write(&serde_json::json!({ "now": now, "cut": client, "pid": session.peer.pid, "hung": hung }));
+            }
+            self.let_go(now, client, hung);
+        }
+    }
+
+    pub(super) fn process_ended(&mut self, now: Nanos, client: ClientId) {
+        let Some(session) = self.sessions.get_mut(&client) else { return };
+        match &mut session.gone {
+            Some(gone) => {
+                gone.ended.get_or_insert(now);
+            }
+            None => {
+                self.counts.gone += 1;
+                self.let_go(now, client, false);
+                if let Some(Session { gone: Some(gone), .. }) = self.sessions.get_mut(&client) {
+                    gone.ended = Some(now);
+                }
+            }
+        }
+    }
+
+    /// Drops what a client waits for; what it holds stays until its GPU work has ended.
+    fn let_go(&mut self, now: Nanos, client: ClientId, hung: bool) {
+        let Some(session) = self.sessions.get_mut(&client).filter(|session| session.gone.is_none()) else { return };
+        self.roster_changed = true;
+        session.gone = Some(Gone { since: now, ended: session.process.has_ended().then_some(now), hung });
+        self.end_leases_of(now, client);
+        let tasks = self.sessions.get(&client).map(|session| session.tasks.clone()).unwrap_or_default();
+        let mut holds = false;
+        for task in &tasks {
+            let Some(task) = self.tasks.get_mut(task) else { continue };
+            task.open = task.open.take().filter(|open| open.granted.is_some());
+            if let Some(open) = &mut task.open {
+                open.engines = open.engines.take().filter(|engines| engines.held.is_some());
+                holds = true;
+            }
+        }
+        let _ = self.feed(now, Input::ClientGone { client });
+        if let Some(session) = self.sessions.get_mut(&client) {
+            // The end of the connection tells the client; the descriptors leave the poller with the session.
+            session.pages = session.pages.take().filter(|_| holds);
+        }
+        if !holds {
+            self.drained(now, client);
+        }
+    }
+
+    /// The GPU work of a client that is gone has ended: what it held is free.
+    fn drained(&mut self, now: Nanos, client: ClientId) {
+        let Some(session) = self.sessions.get_mut(&client) else { return };
+        for task in std::mem::take(&mut session.tasks) {
+            self.priority.forget(task);
+            self.leases.forget(task);
+            self.tasks.remove(&task);
+        }
+        let _ = self.feed(now, Input::Drained { client });
+        self.removed.push(client);
+    }
+
+    /// Has the next broker know whom to wait for.
+    pub(super) fn write_down(&mut self) -> Result<(), ServerError> {
+        if !std::mem::take(&mut self.roster_changed) {
+            return Ok(());
+        }
+        let served = self.sessions.values().filter(|session| session.pages.is_some() && session.gone.is_none());
+        let missing = self.recovering.iter().flat_map(Recovery::missing);
+        self.register.write(served.map(|session| session.peer.pid).chain(missing).collect())
+    }
+
+    pub(super) fn flush(&mut self) -> Result<(), ServerError> {
+        self.log.as_mut().map_or(Ok(()), Log::flush)
+    }
+}
+
+/// A refusal of the arbiter as a client is told it.
+fn reason(refused: &Refused) -> Reason {
+    match refused {
+        Refused::Token(headway_core::token::Refused::TooManyRequests { .. }) => Reason::Limit,
+        Refused::Token(_) => Reason::Busy,
+        Refused::UnknownTask { .. } => Reason::NotYours,
+        _ => Reason::Operation,
+    }
+}

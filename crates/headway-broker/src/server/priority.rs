@@ -1,0 +1,103 @@
+//! The priority of the threads that hold tokens, in the order of their keys, where the kernel permits.
+
+use std::collections::BTreeMap;
+
+use headway_core::sharing::{Key, TaskId};
+use headway_os::ipc::has_thread;
+use headway_os::sched::{self, SchedError};
+
+/// Priorities given: above ordinary threads, below interrupt threads (50).
+const LEVEL_MIN: i32 = 11;
+const LEVEL_MAX: i32 = 40;
+
+/// A thread that is managed.
+#[derive(Clone, Copy, Debug)]
+struct Managed {
+    pid: u32,
+    tid: u32,
+    key: Option<Key>,
+    level: Option<i32>,
+}
+
+pub(super) struct Priority {
+    threads: BTreeMap<TaskId, Managed>,
+    /// Why priorities are not changed.
+    off: Option<String>,
+    changed: bool,
+}
+
+impl Priority {
+    pub(super) fn new(wanted: bool) -> Self {
+        let off = if wanted {
+            sched::probe_realtime().err().map(|error| why(&error))
+        } else {
+            Some("off: not asked for".to_owned())
+        };
+        Self { threads: BTreeMap::new(), off, changed: false }
+    }
+
+    pub(super) fn describe(&self) -> String {
+        match &self.off {
+            Some(reason) => reason.clone(),
+            None => format!("SCHED_FIFO, priorities {LEVEL_MIN} to {LEVEL_MAX} in the order of keys"),
+        }
+    }
+
+    /// A task whose thread `tid` of process `pid` is to follow its jobs. A thread of another process is not managed.
+    pub(super) fn manage(&mut self, task: TaskId, pid: u32, tid: u32) {
+        if self.off.is_none() && has_thread(pid, tid) {
+            self.threads.insert(task, Managed { pid, tid, key: None, level: None });
+        }
+    }
+
+    pub(super) fn forget(&mut self, task: TaskId) {
+        self.set(task, None);
+        self.apply();
+        self.threads.remove(&task);
+    }
+
+    /// The key at which the task's job holds a token; `None` = it holds none.
+    pub(super) fn set(&mut self, task: TaskId, key: Option<Key>) {
+        if let Some(thread) = self.threads.get_mut(&task)
+            && thread.key != key
+        {
+            thread.key = key;
+            self.changed = true;
+        }
+    }
+
+    /// Tells the kernel what has changed.
+    pub(super) fn apply(&mut self) {
+        if !std::mem::take(&mut self.changed) || self.off.is_some() {
+            return;
+        }
+        let mut holders: Vec<(Key, TaskId)> =
+            self.threads.iter().filter_map(|(task, thread)| Some((thread.key?, *task))).collect();
+        holders.sort_unstable();
+        let level_of = |task: &TaskId| {
+            let rank = holders.iter().position(|(_, holder)| holder == task)?;
+            Some((LEVEL_MAX - rank.min(100) as i32).max(LEVEL_MIN))
+        };
+        for (task, thread) in &mut self.threads {
+            let level = level_of(task);
+            if level == thread.level {
+                continue;
+            }
+            thread.level = level;
+            // A thread that has ended has no priority; its number may be another's by now.
+            if !has_thread(thread.pid, thread.tid) {
+                continue;
+            }
+            let done =
+                level.map_or_else(|| sched::make_ordinary(thread.tid), |level| sched::make_fifo(thread.tid, level));
+            if let Err(error) = done {
+                self.off = Some(why(&error));
+                return;
+            }
+        }
+    }
+}
+
+fn why(error: &SchedError) -> String {
+    format!("off: {error}; verdicts that need the CPU are \"don't know\"")
+}

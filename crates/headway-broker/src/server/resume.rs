@@ -1,0 +1,225 @@
+//! Control messages: who a client is, what it registers, and what it held before the broker was started again.
+
+use std::os::fd::AsFd;
+
+use headway_core::engine_lock::{Operation, Work};
+use headway_core::sharing::{ClientId, Input, JobId, Key, Segment, TaskId, TaskParameters};
+use headway_core::units::{Bytes, Nanos, PPM, Rate};
+use headway_os::ipc::Words;
+
+use super::desk::{Desk, Engines, Open, Slot, Task};
+use super::pages::Pages;
+use crate::layout::{ENGINES, GENERATIONS, SLOTS, TASKS_MAX};
+use crate::message::{FromBroker, FromClient, HeldToken, ResumedTask, TaskShape, VERSION, Welcome};
+
+/// Longest name that is kept.
+const NAME_MAX: usize = 64;
+/// Parts of a task at most.
+const SEGMENTS_MAX: usize = 1_024;
+/// Rate at which the utilisation of copies is counted: what every link in use today exceeds.
+const NOMINAL_RATE: Rate = Rate(10_000_000_000);
+
+impl Desk {
+    /// Answers one message; `false` if the client must be cut off.
+    pub(super) fn message(&mut self, now: Nanos, client: ClientId, text: &[u8], notice: &Words) -> bool {
+        let Ok(message) = serde_json::from_slice::<FromClient>(text) else { return false };
+        let greeted = self.is_greeted(client);
+        let answer = match message {
+            FromClient::Hello { version, name, resumed } if !greeted => {
+                return self.hello(now, client, version, &name, resumed, notice);
+            }
+            FromClient::Status => FromBroker::Status(Box::new(self.status(now, client))),
+            FromClient::Register(shape) if greeted => match self.register(now, client, shape, None) {
+                Ok(task) => FromBroker::Registered { task },
+                Err(reason) => FromBroker::Refused { reason },
+            },
+            FromClient::Withdraw { task } if greeted => self.withdraw(now, client, task),
+            FromClient::Reconfigure { cluster, tokens } if greeted => {
+                if self.is_owner(client) {
+                    self.feed(now, Input::Reconfigure { cluster, tokens }).map_or_else(refused, |()| FromBroker::Done)
+                } else {
+                    FromBroker::Refused { reason: "only the user who runs the broker reconfigures it".to_owned() }
+                }
+            }
+            _ => return false,
+        };
+        // A client that does not read its answers is cut off: nobody waits for it.
+        self.sessions.get(&client).is_some_and(|session| session.send(&answer))
+    }
+
+    pub(super) fn is_owner(&self, client: ClientId) -> bool {
+        let uid = self.sessions.get(&client).map(|session| session.peer.uid);
+        uid == Some(headway_os::ipc::user()) || uid == Some(0)
+    }
+
+    fn hello(
+        &mut self,
+        now: Nanos,
+        client: ClientId,
+        version: u32,
+        name: &str,
+        resumed: Vec<ResumedTask>,
+        notice: &Words,
+    ) -> bool {
+        let Some(session) = self.sessions.get_mut(&client) else { return false };
+        if version != VERSION {
+            let reason = format!("this broker speaks version {VERSION}, the client {version}; use the same of both");
+            session.send(&FromBroker::Refused { reason });
+            return false;
+        }
+        let Ok(pages) = Pages::new() else {
+            session.send(&FromBroker::Refused { reason: "no memory or descriptors are left".to_owned() });
+            return false;
+        };
+        session.pages = Some(pages);
+        session.name = name.chars().filter(|letter| !letter.is_control()).take(NAME_MAX).collect();
+        for task in resumed {
+            if let Err(reason) = self.resume(now, client, task) {
+                if let Some(session) = self.sessions.get(&client) {
+                    session.send(&FromBroker::Refused { reason });
+                }
+                return false;
+            }
+        }
+        let Some(session) = self.sessions.get(&client) else { return false };
+        self.roster_changed = true;
+        if let Some(recovery) = &mut self.recovering {
+            recovery.is_back(session.peer.pid);
+        }
+        let welcome = Welcome { client, epoch: self.epoch, gpus: self.gpus.clone(), engines: self.engines };
+        let (Some(socket), Some(pages)) = (&session.socket, &session.pages) else { return false };
+        let Ok(text) = serde_json::to_vec(&FromBroker::Welcome(welcome)) else { return false };
+        let [page, answers, bell] = pages.descriptors();
+        socket.send(&text, &[page, answers, notice.as_fd(), bell]).is_ok()
+    }
+
+    fn register(
+        &mut self,
+        now: Nanos,
+        client: ClientId,
+        shape: TaskShape,
+        id: Option<TaskId>,
+    ) -> Result<TaskId, String> {
+        let session = self.sessions.get(&client).ok_or("the client is gone")?;
+        let (uid, pid) = (session.peer.uid, session.peer.pid);
+        if session.tasks.len() >= TASKS_MAX || shape.segments.len() > SEGMENTS_MAX {
+            return Err(format!("at most {TASKS_MAX} tasks a client and {SEGMENTS_MAX} segments a task"));
+        }
+        if shape.period == Nanos::ZERO || shape.deadline == Nanos::ZERO {
+            return Err("period and deadline must be above zero".to_owned());
+        }
+        self.admit_user(uid, &shape)?;
+        let id = id.unwrap_or_else(|| {
+            self.next_task = self.next_task.wrapping_add(1);
+            TaskId(self.next_task)
+        });
+        let input = Input::Register(TaskParameters {
+            id,
+            client,
+            cluster: shape.cluster,
+            period: shape.period,
+            deadline: shape.deadline,
+            state: shape.state,
+            segments: shape.segments.clone(),
+        });
+        self.feed(now, input).map_err(|error| error.to_string())?;
+        if let Some(thread) = shape.thread {
+            self.priority.manage(id, pid, thread);
+        }
+        let mut shape = shape;
+        shape.name = shape.name.chars().filter(|letter| !letter.is_control()).take(NAME_MAX).collect();
+        self.tasks.insert(id, Task { client, shape, last_release: None, open: None });
+        if let Some(session) = self.sessions.get_mut(&client) {
+            session.tasks.push(id);
+        }
+        Ok(id)
+    }
+
+    /// Whether another task of this user's stays within its limits.
+    fn admit_user(&self, uid: u32, shape: &TaskShape) -> Result<(), String> {
+        let is_theirs = |task: &&Task| self.sessions.get(&task.client).is_some_and(|session| session.peer.uid == uid);
+        let theirs: Vec<&Task> = self.tasks.values().filter(is_theirs).collect();
+        if theirs.len() >= self.limits.tasks_per_user {
+            return Err(format!("this user has {} tasks, the most allowed", theirs.len()));
+        }
+        let used =
+            theirs.iter().fold(utilisation_ppm(shape), |sum, task| sum.saturating_add(utilisation_ppm(&task.shape)));
+        let most = self.limits.utilisation_ppm_per_user;
+        if used > most {
+            return Err(format!(
+                "this user's tasks would use {used} ppm of a GPU's time, above the {most} ppm allowed"
+            ));
+        }
+        Ok(())
+    }
+
+    fn withdraw(&mut self, now: Nanos, client: ClientId, task: TaskId) -> FromBroker {
+        if self.tasks.get(&task).is_none_or(|known| known.client != client) {
+            return FromBroker::Refused { reason: format!("task {} is not this client's", task.0) };
+        }
+        if let Err(error) = self.feed(now, Input::Withdraw { task }) {
+            return refused(error);
+        }
+        self.priority.forget(task);
+        self.tasks.remove(&task);
+        if let Some(session) = self.sessions.get_mut(&client) {
+            session.tasks.retain(|known| *known != task);
+        }
+        FromBroker::Done
+    }
+
+    /// A task from before the broker was started again, with the token that it holds.
+    fn resume(&mut self, now: Nanos, client: ClientId, resumed: ResumedTask) -> Result<(), String> {
+        if self.recovering.is_none() {
+            return Err("too late: the broker no longer waits for the clients of its predecessor".to_owned());
+        }
+        let ResumedTask { id, shape, held } = resumed;
+        let deadline = shape.deadline;
+        self.register(now, client, shape, Some(id))?;
+        held.map_or(Ok(()), |held| self.adopt(now, id, deadline, held))
+    }
+
+    fn adopt(&mut self, now: Nanos, id: TaskId, deadline: Nanos, held: HeldToken) -> Result<(), String> {
+        if held.slot as usize >= SLOTS || held.generation > GENERATIONS {
+            return Err("a slot that is not there".to_owned());
+        }
+        let job = JobId { task: id, job: held.job };
+        let key = Key { deadline: held.release.saturating_add(deadline), release: held.release, job };
+        let slot = Slot { number: held.slot, generation: held.generation };
+        if let Some(task) = self.tasks.get_mut(&id) {
+            task.last_release = Some(held.release);
+            task.open = Some(Open { key, slot, since: now, granted: None, from: None, engines: None });
+        }
+        self.feed(now, Input::Adopt { key, token: held.token }).map_err(|error| error.to_string())?;
+        let works = [Work::Execute, Work::CopyIn, Work::CopyOut];
+        let first = self.gpus.iter().position(|gpu| *gpu == held.gpu).unwrap_or(0) * ENGINES;
+        for ((engine, used), work) in held.locks.iter().enumerate().zip(works) {
+            if !used {
+                continue;
+            }
+            if let Some(open) = self.open_mut(job).filter(|open| open.engines.is_none()) {
+                open.engines = Some(Engines { slot: None, locks: vec![first + engine], held: None });
+            }
+            let bytes = self.engines.and_then(|engines| engines.chunk_bytes).unwrap_or(Bytes(u64::MAX));
+            let bytes = if work == Work::Execute { Bytes(0) } else { bytes };
+            let operation = Operation { work, bytes, predicted: Nanos::ZERO, budget: Nanos::ZERO };
+            self.feed(now, Input::Acquire { job, operation }).map_err(|error| error.to_string())?;
+        }
+        Ok(())
+    }
+}
+
+fn refused(error: impl std::fmt::Display) -> FromBroker {
+    FromBroker::Refused { reason: error.to_string() }
+}
+
+/// Share of one GPU's time that a task declares.
+fn utilisation_ppm(shape: &TaskShape) -> u64 {
+    let time = |segment: &Segment| match segment {
+        Segment::Cpu(time) | Segment::Execute { time, .. } => *time,
+        Segment::Copy { bytes, .. } => NOMINAL_RATE.time_for(*bytes),
+    };
+    let sum = shape.segments.iter().map(time).fold(Nanos::ZERO, Nanos::saturating_add);
+    let ppm = u128::from(sum.0) * u128::from(PPM) / u128::from(shape.period.0.max(1));
+    u64::try_from(ppm).unwrap_or(u64::MAX)
+}

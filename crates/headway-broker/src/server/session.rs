@@ -1,0 +1,53 @@
+//! One connection.
+
+use headway_core::sharing::TaskId;
+use headway_core::units::Nanos;
+use headway_os::ipc::{Peer, Process, Socket};
+
+use super::pages::Pages;
+use crate::message::FromBroker;
+
+pub(super) struct Session {
+    /// `None` once the client is cut off or gone.
+    pub(super) socket: Option<Socket>,
+    pub(super) process: Process,
+    pub(super) peer: Peer,
+    pub(super) name: String,
+    /// `None` before it has said who it is, and after it is gone.
+    pub(super) pages: Option<Pages>,
+    pub(super) tasks: Vec<TaskId>,
+    pub(super) gone: Option<Gone>,
+}
+
+/// A client that is no longer served.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Gone {
+    /// Since when.
+    pub(super) since: Nanos,
+    /// When its process ended; `None` = not yet.
+    pub(super) ended: Option<Nanos>,
+    /// Nobody waits for the end of its process: it has held something for too long already.
+    pub(super) hung: bool,
+}
+
+impl Session {
+    pub(super) fn new(socket: Socket, process: Process, peer: Peer) -> Self {
+        let socket = Some(socket);
+        Self { socket, process, peer, name: String::new(), pages: None, tasks: Vec::new(), gone: None }
+    }
+
+    /// Sends an answer; whether the client takes it.
+    pub(super) fn send(&self, message: &FromBroker) -> bool {
+        let Some(socket) = &self.socket else { return false };
+        let Ok(text) = serde_json::to_vec(message) else { return false };
+        socket.send(&text, &[]).is_ok()
+    }
+}
+
+/// Says no to somebody who is not admitted.
+pub(super) fn refuse(socket: &Socket, reason: &str) {
+    if let Ok(text) = serde_json::to_vec(&FromBroker::Refused { reason: reason.to_owned() }) {
+        // Who does not read it sees the end of the connection.
+        let _ = socket.send(&text, &[]);
+    }
+}

@@ -1,0 +1,123 @@
+//! Who holds and waits: what `headway status` shows.
+
+use headway_core::engine_lock::LockId;
+use headway_core::sharing::{ClientId, GpuId, TaskId, TokenId};
+use headway_core::units::Nanos;
+use serde::{Deserialize, Serialize};
+
+/// A broker at one moment.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Status {
+    /// Format of this document.
+    pub schema: u32,
+    /// How often the broker of this socket was started.
+    pub epoch: u64,
+    /// Process of the broker.
+    pub pid: u32,
+    /// Since when it runs.
+    pub uptime: Nanos,
+    /// Whether it still waits for the clients of its predecessor; nothing is granted meanwhile.
+    pub recovering: bool,
+    /// How the priority of holders follows their jobs, and why not where it does not.
+    pub priority: String,
+    /// GPUs, and what is in use of them.
+    pub gpus: Vec<GpuStatus>,
+    /// Clients, those that are gone and not yet drained too.
+    pub clients: Vec<ClientStatus>,
+    /// Tasks without an open request are counted only.
+    pub jobs: Vec<JobStatus>,
+    /// What happened since the start.
+    pub counts: Counts,
+}
+
+/// One GPU.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GpuStatus {
+    /// Which.
+    pub gpu: GpuId,
+    /// Tokens it has.
+    pub tokens: u32,
+    /// Tasks that hold one.
+    pub holders: Vec<TaskId>,
+    /// The client that takes its engines without asking, as nobody else holds a token of it.
+    pub leased_to: Option<ClientId>,
+}
+
+/// One client.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ClientStatus {
+    /// Which.
+    pub client: ClientId,
+    /// The name it gave.
+    pub name: String,
+    /// Its process.
+    pub pid: u32,
+    /// Its user.
+    pub uid: u32,
+    /// Its tasks.
+    pub tasks: usize,
+    /// Whether it is gone and its GPU work is waited for.
+    pub draining: bool,
+}
+
+/// What a job does.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub enum Phase {
+    /// Waits for a token.
+    WaitsForToken,
+    /// Holds a token.
+    Holds {
+        /// On which GPU.
+        gpu: GpuId,
+        /// Which.
+        token: TokenId,
+        /// Locks it waits for.
+        waits_for: Vec<LockId>,
+        /// Locks it holds, known to the broker; those it takes by lease are not.
+        runs_on: Vec<LockId>,
+    },
+}
+
+/// One open request.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct JobStatus {
+    /// Its task.
+    pub task: TaskId,
+    /// Name of the task.
+    pub name: String,
+    /// Its client.
+    pub client: ClientId,
+    /// Its number.
+    pub job: u64,
+    /// Time to its deadline; negative when it is late.
+    pub slack_ns: i64,
+    /// How long this phase lasts.
+    pub since: Nanos,
+    /// What it does.
+    pub phase: Phase,
+}
+
+/// Events since the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Counts {
+    /// Tokens granted.
+    pub tokens: u64,
+    /// Engine requests granted one by one; those by lease are not seen.
+    pub engines: u64,
+    /// Leases begun.
+    pub leases: u64,
+    /// Requests refused.
+    pub refused: u64,
+    /// Releases clamped to the task's period.
+    pub clamped: u64,
+    /// Clients that ended or died.
+    pub gone: u64,
+    /// Clients cut off because they held something for too long, or broke the protocol.
+    pub cut: u64,
+}

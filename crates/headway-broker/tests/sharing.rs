@@ -1,0 +1,284 @@
+//! Clients and a broker in one process: tokens, leases, refusals, loss, restart.
+
+mod support;
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+use headway_broker::{Access, Client, ClientError, OnLoss, Options, Phase, Reason, Server, ServerError, client};
+use headway_core::engine_lock::{Operation, Work};
+use headway_core::sharing::GpuId;
+use headway_core::units::{Bytes, Nanos};
+use headway_os::clock;
+use headway_os::ipc::{Packet, Socket};
+use support::{Broker, LIMIT, operation, parameters, shape, wait_until};
+
+const WORKS: [Work; 3] = [Work::Execute, Work::CopyIn, Work::CopyOut];
+
+fn connect(broker: &Broker, name: &str) -> Client {
+    Client::connect(&broker.socket, name, OnLoss::Wait).unwrap()
+}
+
+fn one_gpu(per_gpu: u32) -> impl FnOnce(&mut Options) {
+    move |options| options.arbiter = parameters(1, per_gpu, Nanos(0))
+}
+
+#[test]
+fn a_token_is_granted_used_and_given_back_again_and_again() {
+    let broker = Broker::start(|_| {});
+    let client = connect(&broker, "one");
+    let mut task = client.register(shape("a")).unwrap();
+    for _ in 0..200 {
+        let mut token = task.acquire(clock::now(), 0, Some(LIMIT)).unwrap();
+        for work in WORKS {
+            assert!(token.engine(operation(work)).unwrap().is_locked());
+        }
+        token.release(Nanos(1_000));
+    }
+    let status = client.status().unwrap();
+    assert_eq!(status.counts.tokens, 200);
+    assert_eq!((status.counts.refused, status.counts.cut), (0, 0));
+}
+
+#[test]
+fn a_client_alone_on_a_gpu_takes_its_engines_without_the_broker() {
+    let broker = Broker::start(|_| {});
+    let client = connect(&broker, "one");
+    let mut task = client.register(shape("a")).unwrap();
+    let mut token = task.acquire(clock::now(), 0, Some(LIMIT)).unwrap();
+    wait_until("the lease", || client.status().unwrap().gpus.iter().any(|gpu| gpu.leased_to.is_some()));
+    let before = client.status().unwrap().counts.engines;
+    for _ in 0..10_000 {
+        for work in WORKS {
+            token.engine(operation(work)).unwrap().release();
+        }
+    }
+    assert_eq!(client.status().unwrap().counts.engines, before);
+}
+
+#[test]
+fn no_more_tokens_than_there_are_and_never_two_on_an_engine() {
+    let broker = Broker::start(one_gpu(2));
+    let (holders, most) = (AtomicU32::new(0), AtomicU32::new(0));
+    let engines = [AtomicU32::new(0), AtomicU32::new(0), AtomicU32::new(0)];
+    let granted = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        for number in 0..4 {
+            let (broker, holders, most, engines, granted) = (&broker, &holders, &most, &engines, &granted);
+            scope.spawn(move || {
+                let client = connect(broker, "many");
+                let mut task = client.register(shape("a")).unwrap();
+                for round in 0..100 {
+                    let mut token = task.acquire(clock::now(), 0, Some(LIMIT)).unwrap();
+                    let now = holders.fetch_add(1, Ordering::SeqCst) + 1;
+                    assert!(now <= 2, "{now} hold a token");
+                    most.fetch_max(now, Ordering::SeqCst);
+                    for at in [number, round, number + round].map(|at| at % 3) {
+                        let engine = token.engine(operation(WORKS[at])).unwrap();
+                        assert_eq!(engines[at].fetch_add(1, Ordering::SeqCst), 0, "two on one engine");
+                        std::thread::yield_now();
+                        engines[at].fetch_sub(1, Ordering::SeqCst);
+                        engine.release();
+                    }
+                    holders.fetch_sub(1, Ordering::SeqCst);
+                    token.release(Nanos(1_000));
+                    granted.fetch_add(1, Ordering::SeqCst);
+                }
+            });
+        }
+    });
+    assert_eq!(granted.load(Ordering::SeqCst), 400);
+}
+
+#[test]
+fn threads_of_one_client_exclude_each_other_too() {
+    let broker = Broker::start(one_gpu(3));
+    let client = connect(&broker, "threads");
+    let engines = [AtomicU32::new(0), AtomicU32::new(0), AtomicU32::new(0)];
+    std::thread::scope(|scope| {
+        for number in 0..4 {
+            let (client, engines) = (&client, &engines);
+            scope.spawn(move || {
+                let mut task = client.register(shape("a")).unwrap();
+                for round in 0..200 {
+                    let mut token = task.acquire(clock::now(), 0, Some(LIMIT)).unwrap();
+                    for at in [number, round, number + round].map(|at| at % 3) {
+                        let engine = token.engine(operation(WORKS[at])).unwrap();
+                        assert_eq!(engines[at].fetch_add(1, Ordering::SeqCst), 0, "two on one engine");
+                        if round % 3 == 0 {
+                            std::thread::yield_now();
+                        }
+                        engines[at].fetch_sub(1, Ordering::SeqCst);
+                        engine.release();
+                    }
+                    token.release(Nanos(1_000));
+                }
+            });
+        }
+    });
+    assert_eq!(client.status().unwrap().counts.refused, 0);
+}
+
+#[test]
+fn a_lease_ends_when_another_client_gets_a_token_of_the_gpu() {
+    let broker = Broker::start(one_gpu(2));
+    let (one, two) = (connect(&broker, "one"), connect(&broker, "two"));
+    let (mut a, mut b) = (one.register(shape("a")).unwrap(), two.register(shape("b")).unwrap());
+    let mut first = a.acquire(clock::now(), 0, Some(LIMIT)).unwrap();
+    wait_until("the lease", || one.status().unwrap().gpus[0].leased_to.is_some());
+    let engine = first.engine(operation(Work::Execute)).unwrap();
+    let mut second = b.acquire(clock::now(), 0, Some(LIMIT)).unwrap();
+    let done = AtomicU32::new(0);
+    std::thread::scope(|scope| {
+        let waiter = scope.spawn(|| {
+            let engine = second.engine(operation(Work::Execute)).unwrap();
+            assert_eq!(done.load(Ordering::SeqCst), 1, "the engine was in use");
+            drop(engine);
+        });
+        wait_until("somebody waits for the engine", || {
+            let jobs = one.status().unwrap().jobs;
+            jobs.iter().any(|job| matches!(&job.phase, Phase::Holds { waits_for, .. } if !waits_for.is_empty()))
+        });
+        assert_eq!(one.status().unwrap().gpus[0].leased_to, None);
+        done.store(1, Ordering::SeqCst);
+        drop(engine);
+        waiter.join().unwrap();
+    });
+}
+
+#[test]
+fn waiting_can_be_bounded_and_what_is_granted_meanwhile_is_not_lost() {
+    let broker = Broker::start(one_gpu(1));
+    let client = connect(&broker, "one");
+    let (mut a, mut b) = (client.register(shape("a")).unwrap(), client.register(shape("b")).unwrap());
+    for _ in 0..50 {
+        let token = a.acquire(clock::now(), 0, Some(LIMIT)).unwrap();
+        let refused = b.acquire(clock::now(), 0, Some(Duration::ZERO)).map(drop);
+        assert!(matches!(refused, Err(ClientError::TimedOut)), "{refused:?}");
+        token.release(Nanos(1));
+        b.acquire(clock::now(), 0, Some(LIMIT)).unwrap().release(Nanos(1));
+    }
+}
+
+#[test]
+fn what_the_arbiter_does_not_allow_is_refused_with_a_reason() {
+    let broker = Broker::start(|_| {});
+    let client = connect(&broker, "one");
+    let mut task = client.register(shape("a")).unwrap();
+    let mut token = task.acquire(clock::now(), 0, Some(LIMIT)).unwrap();
+    let large = Operation { bytes: Bytes(3 << 20), ..operation(Work::CopyOut) };
+    assert!(matches!(token.engine(large).map(drop), Err(ClientError::Request(Reason::Operation))));
+    // Nothing to migrate: the task has no state elsewhere.
+    assert!(matches!(token.engine(operation(Work::Peer)).map(drop), Err(ClientError::Request(Reason::Operation))));
+    let small = Operation { bytes: Bytes(64), ..operation(Work::CopyIn) };
+    assert!(!token.engine(small).unwrap().is_locked());
+    let none = headway_broker::TaskShape { period: Nanos(0), ..shape("b") };
+    assert!(matches!(client.register(none).map(drop), Err(ClientError::Refused { .. })));
+}
+
+#[test]
+fn limits_of_a_user_are_refusals() {
+    let broker = Broker::start(|options| {
+        options.limits.clients_per_user = 2;
+        options.limits.tasks_per_user = 3;
+    });
+    let (one, two) = (connect(&broker, "one"), connect(&broker, "two"));
+    let third = Client::connect(&broker.socket, "three", OnLoss::Fail).map(drop);
+    assert!(matches!(third, Err(ClientError::Refused { .. })), "{third:?}");
+    let kept: Vec<_> = [&one, &two, &one].map(|client| client.register(shape("a")).unwrap()).into();
+    assert!(matches!(two.register(shape("b")).map(drop), Err(ClientError::Refused { .. })));
+    drop(kept);
+    two.register(shape("b")).unwrap();
+    drop(one);
+    wait_until("room for another client", || Client::connect(&broker.socket, "three", OnLoss::Fail).is_ok());
+}
+
+#[test]
+fn who_sends_what_is_no_message_is_cut_off_and_nobody_else_notices() {
+    let broker = Broker::start(|_| {});
+    let client = connect(&broker, "good");
+    let mut task = client.register(shape("a")).unwrap();
+    for text in [&b"{"[..], b"null", b"{\"hello\":{}}", b"\"withdraw\"", &[0xff; 100]] {
+        let bad = Socket::connect(&broker.socket).unwrap();
+        bad.send(text, &[]).unwrap();
+        wait_until("the end of the connection", || {
+            bad.wait(Duration::from_millis(1)) && matches!(bad.receive(&mut [0; 512]), Ok(Packet::End))
+        });
+        task.acquire(clock::now(), 0, Some(LIMIT)).unwrap().release(Nanos(1));
+    }
+    assert_eq!(client.status().unwrap().counts.cut, 5);
+}
+
+#[test]
+fn a_second_broker_at_the_same_socket_is_refused() {
+    let broker = Broker::start(|_| {});
+    let error = Server::bind(Options::new(broker.socket.clone(), parameters(1, 1, Nanos(0)))).map(drop).unwrap_err();
+    assert!(matches!(error, ServerError::Running { .. }), "{error}");
+    assert_eq!(Options::new(broker.socket.clone(), parameters(1, 1, Nanos(0))).access, Access::Private);
+}
+
+#[test]
+fn a_client_that_holds_a_token_for_too_long_is_cut_off_and_the_next_one_goes_on() {
+    let broker = Broker::start(|options| {
+        one_gpu(1)(options);
+        options.watchdog = Nanos(1_000_000);
+    });
+    let (one, two) = (connect(&broker, "slow"), connect(&broker, "next"));
+    let (mut a, mut b) = (one.register(shape("a")).unwrap(), two.register(shape("b")).unwrap());
+    let mut slow = a.acquire(clock::now(), 0, Some(LIMIT)).unwrap();
+    let next = b.acquire(clock::now(), 0, Some(LIMIT)).unwrap();
+    assert_eq!(next.gpu(), GpuId(0));
+    next.release(Nanos(1));
+    wait_until("the slow one notices", || slow.is_revoked());
+    assert!(slow.engine(operation(Work::Execute)).is_err());
+    drop(slow);
+    assert!(matches!(a.acquire(clock::now(), 0, Some(LIMIT)).map(drop), Err(ClientError::Lost)));
+    assert!(two.status().unwrap().counts.cut >= 1);
+}
+
+#[test]
+fn a_broker_started_again_takes_over_who_holds_what() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("broker");
+    let change = |options: &mut Options| {
+        one_gpu(2)(options);
+        options.recover = Nanos(300_000_000);
+    };
+    let mut broker = Broker::at(&socket, change);
+    let (one, two) = (connect(&broker, "one"), connect(&broker, "two"));
+    let (mut a, mut b) = (one.register(shape("a")).unwrap(), two.register(shape("b")).unwrap());
+    let mut c = two.register(shape("c")).unwrap();
+    for round in 1..4 {
+        let mut first = a.acquire(clock::now(), 0, Some(LIMIT)).unwrap();
+        let second = b.acquire(clock::now(), 0, Some(LIMIT)).unwrap();
+        let engine = first.engine(operation(Work::Execute)).unwrap();
+        broker.stop();
+        broker = Broker::at(&socket, change);
+        wait_until("both are back", || client::status(&socket).is_ok_and(|status| !status.recovering));
+        let status = client::status(&socket).unwrap();
+        assert_eq!(status.epoch, round + 1);
+        assert_eq!(status.gpus[0].holders.len(), 2, "{status:?}");
+        // Both tokens are taken, and so is the engine.
+        assert!(matches!(c.acquire(clock::now(), 0, Some(Duration::ZERO)).map(drop), Err(ClientError::TimedOut)));
+        let runs_on = |phase: &Phase| matches!(phase, Phase::Holds { runs_on, .. } if runs_on.len() == 1);
+        assert_eq!(status.jobs.iter().filter(|job| runs_on(&job.phase)).count(), 1, "{status:?}");
+        drop(engine);
+        second.release(Nanos(1));
+        c.acquire(clock::now(), 0, Some(LIMIT)).unwrap().engine(operation(Work::Execute)).unwrap().release();
+        first.engine(operation(Work::CopyIn)).unwrap().release();
+        first.release(Nanos(1));
+    }
+}
+
+#[test]
+fn a_client_that_does_not_wait_for_the_next_broker_fails() {
+    let mut broker = Broker::start(|_| {});
+    let client = Client::connect(&broker.socket, "one", OnLoss::Fail).unwrap();
+    let mut task = client.register(shape("a")).unwrap();
+    let token = task.acquire(clock::now(), 0, Some(LIMIT)).unwrap();
+    broker.stop();
+    wait_until("the client notices", || client.status().is_err());
+    drop(token);
+    assert!(matches!(task.acquire(clock::now(), 0, Some(LIMIT)).map(drop), Err(ClientError::Lost)));
+    assert!(matches!(client::status(&broker.socket), Err(ClientError::Connect { .. })));
+}

@@ -1,0 +1,122 @@
+//! The commands of GPU sharing: the broker, and who holds and waits.
+
+use std::fmt::Write;
+use std::path::Path;
+
+use anyhow::Result;
+use headway::broker::{self, Access, Options, Phase, Status};
+use headway::core::engine_lock::{Engine, LockId};
+use headway::core::units::Nanos;
+
+use crate::Answer;
+use crate::args::{BrokerArgs, ModeArg};
+use crate::commands::{Out, interrupt};
+
+pub(crate) fn broker(out: &Out, args: &BrokerArgs) -> Result<Answer> {
+    let stop = interrupt(out, "a socket");
+    let mode = args.mode.map(|mode| match mode {
+        ModeArg::Optimal => headway::core::token::Mode::Optimal,
+        ModeArg::WorkConserving => headway::core::token::Mode::WorkConserving,
+        ModeArg::Fifo => headway::core::token::Mode::Fifo,
+        ModeArg::Priority => headway::core::token::Mode::Priority,
+    });
+    let options = Options {
+        socket: args.socket.clone(),
+        access: if args.group { Access::Group } else { Access::Private },
+        machine: args.machine.clone(),
+        gpus: args.gpus,
+        cpus: args.cpus,
+        per_gpu: args.tokens,
+        mode,
+        engine_locks: !args.no_engine_locks,
+        copy_engines: args.copy_engines,
+        chunk: Some(args.chunk),
+        drain: args.drain,
+        watchdog: args.watchdog,
+        recover: args.recover,
+        boost: !args.no_boost,
+        log: args.log.clone(),
+        ..Options::default()
+    };
+    broker::serve(&options, &stop, |socket| {
+        if !out.quiet {
+            eprintln!("listening at {}", socket.display());
+        }
+    })?;
+    Ok(Answer::Yes)
+}
+
+pub(crate) fn status(out: &Out, socket: Option<&Path>) -> Result<Answer> {
+    let status = broker::status(socket)?;
+    out.print(&status, || text(&status))?;
+    Ok(Answer::Yes)
+}
+
+fn lock(lock: &LockId) -> String {
+    let engine = match lock.engine {
+        Engine::Execute => "ee",
+        Engine::In => "h2d",
+        Engine::Out => "d2h",
+    };
+    format!("gpu{}.{engine}", lock.gpu.0)
+}
+
+fn list(words: impl IntoIterator<Item = String>) -> String {
+    words.into_iter().collect::<Vec<_>>().join(", ")
+}
+
+fn text(status: &Status) -> String {
+    let mut text = format!("broker    process {}, start {}, up {}\n", status.pid, status.epoch, status.uptime);
+    if status.recovering {
+        text.push_str("          waits for the clients of its predecessor; nothing is granted meanwhile\n");
+    }
+    let _ = writeln!(text, "priority  {}", status.priority);
+    let counts = &status.counts;
+    let _ = writeln!(
+        text,
+        "granted   {} tokens, {} engine requests, {} leases; {} refused, {} clients cut off",
+        counts.tokens, counts.engines, counts.leases, counts.refused, counts.cut
+    );
+    for gpu in &status.gpus {
+        let held = list(gpu.holders.iter().map(|task| format!("task {}", task.0)));
+        let held = if held.is_empty() { "free".to_owned() } else { held };
+        let leased =
+            gpu.leased_to.map_or_else(String::new, |client| format!("; engines leased to client {}", client.0));
+        let name = format!("gpu{}", gpu.gpu.0);
+        let _ = writeln!(text, "{name:<9} {} of {} tokens in use: {held}{leased}", gpu.holders.len(), gpu.tokens);
+    }
+    for client in &status.clients {
+        let state = if client.draining { ", gone; its GPU work is waited for" } else { "" };
+        let _ = writeln!(
+            text,
+            "client    {} `{}`, process {} of user {}, {} tasks{state}",
+            client.client.0, client.name, client.pid, client.uid, client.tasks
+        );
+    }
+    for job in &status.jobs {
+        let phase = match &job.phase {
+            Phase::WaitsForToken => "waits for a token".to_owned(),
+            Phase::Holds { gpu, waits_for, runs_on, .. } => {
+                let waits = if waits_for.is_empty() {
+                    String::new()
+                } else {
+                    format!(", waits for {}", list(waits_for.iter().map(lock)))
+                };
+                let runs = if runs_on.is_empty() {
+                    String::new()
+                } else {
+                    format!(", runs on {}", list(runs_on.iter().map(lock)))
+                };
+                format!("holds gpu{}{waits}{runs}", gpu.0)
+            }
+        };
+        let slack = Nanos(job.slack_ns.unsigned_abs());
+        let deadline = if job.slack_ns < 0 { format!("late by {slack}") } else { format!("{slack} to its deadline") };
+        let _ = writeln!(
+            text,
+            "task {:<4} `{}` job {}: {phase} for {}, {deadline}",
+            job.task.0, job.name, job.job, job.since
+        );
+    }
+    text
+}

@@ -1,0 +1,13 @@
+//! What two processes meet in: words in shared memory, futexes, local sockets that carry descriptors, and the process itself.
+
+mod bell;
+mod futex;
+mod process;
+mod socket;
+mod words;
+
+pub use bell::{Bell, Poller};
+pub use futex::{Woken, wait, wake};
+pub use process::{Process, Signal, has_thread, this_thread, user};
+pub use socket::{Listener, Packet, Peer, Socket};
+pub use words::{Words, WordsView};

@@ -1,0 +1,120 @@
+//! A process by a descriptor, which stays its own when its number is used again.
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::path::Path;
+
+use crate::errno::{Errno, OsError};
+
+/// What can be told to a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Signal {
+    /// `SIGKILL`.
+    Kill,
+    /// `SIGSTOP`.
+    Stop,
+    /// `SIGCONT`.
+    Continue,
+}
+
+/// A process (`pidfd`); readable, for a [`Poller`](super::Poller), once it has ended.
+pub struct Process(OwnedFd);
+
+impl Process {
+    /// The process that has the number `pid` now.
+    ///
+    /// # Errors
+    /// [`OsError`]: `ESRCH` if there is none, `ENOSYS` before Linux 5.3.
+    pub fn open(pid: u32) -> Result<Self, OsError> {
+        let refused = OsError { call: "pidfd_open", errno: Errno(libc::EINVAL) };
+        let pid = libc::pid_t::try_from(pid).map_err(|_| refused)?;
+        // SAFETY: the call touches no memory.
+        let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
+        let fd = RawFd::try_from(fd).unwrap_or(-1);
+        if fd < 0 {
+            return Err(OsError::last("pidfd_open"));
+        }
+        // SAFETY: the call has given this descriptor to us alone.
+        Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
+    }
+
+    pub(super) fn of(fd: OwnedFd) -> Self {
+        Self(fd)
+    }
+
+    /// Whether it has ended.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        let mut poll = libc::pollfd { fd: self.0.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        // SAFETY: `poll` is one structure, valid for the call to write.
+        unsafe { libc::poll(&raw mut poll, 1, 0) > 0 }
+    }
+
+    /// Sends a signal.
+    ///
+    /// # Errors
+    /// [`OsError`]: `ESRCH` if it has ended, `EPERM` if it is another user's.
+    pub fn tell(&self, signal: Signal) -> Result<(), OsError> {
+        let number = match signal {
+            Signal::Kill => libc::SIGKILL,
+            Signal::Stop => libc::SIGSTOP,
+            Signal::Continue => libc::SIGCONT,
+        };
+        let none = std::ptr::null::<libc::siginfo_t>();
+        // SAFETY: no further information is passed.
+        let status = unsafe { libc::syscall(libc::SYS_pidfd_send_signal, self.0.as_raw_fd(), number, none, 0) };
+        if status == 0 { Ok(()) } else { Err(OsError::last("pidfd_send_signal")) }
+    }
+}
+
+impl AsFd for Process {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// Number of the calling thread.
+#[must_use]
+pub fn this_thread() -> u32 {
+    // SAFETY: the call has no argument.
+    u32::try_from(unsafe { libc::gettid() }).unwrap_or(0)
+}
+
+/// The user whose rights this process has.
+#[must_use]
+pub fn user() -> u32 {
+    // SAFETY: the call has no argument.
+    unsafe { libc::geteuid() }
+}
+
+/// Whether the process `pid` has a thread with the number `tid` now.
+#[must_use]
+pub fn has_thread(pid: u32, tid: u32) -> bool {
+    Path::new(&format!("/proc/{pid}/task/{tid}")).exists()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    #[test]
+    fn a_process_has_not_ended_until_it_is_killed() {
+        let mut child = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+        let process = Process::open(child.id()).unwrap();
+        assert!(!process.has_ended());
+        process.tell(Signal::Stop).unwrap();
+        process.tell(Signal::Continue).unwrap();
+        process.tell(Signal::Kill).unwrap();
+        child.wait().unwrap();
+        assert!(process.has_ended());
+        assert_eq!(process.tell(Signal::Kill).unwrap_err().errno.0, libc::ESRCH);
+    }
+
+    #[test]
+    fn this_thread_is_one_of_this_process() {
+        assert!(has_thread(std::process::id(), this_thread()));
+        assert!(!has_thread(std::process::id(), u32::MAX));
+        assert!(Process::open(u32::MAX).is_err());
+    }
+}

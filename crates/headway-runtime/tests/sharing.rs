@@ -1,0 +1,145 @@
+//! The same tasks with an arbiter of their own and with a broker's.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Duration;
+
+use headway_broker::{Client, OnLoss, Options, Server};
+use headway_core::engine_lock::{EngineParameters, Operation, PeerLocks, Work};
+use headway_core::predictor::PredictorParameters;
+use headway_core::sharing::{ArbiterParameters, ClusterId, ClusterParameters, Distances, GpuId, Limits, ModelId};
+use headway_core::token::{Mode, TokenParameters};
+use headway_core::units::{Bytes, Nanos};
+use headway_os::clock;
+use headway_runtime::sharing::{Sharing, SharingError, TaskShape};
+
+const LIMIT: Option<Duration> = Some(Duration::from_secs(60));
+
+fn parameters(gpus: u32, per_gpu: u32, engine_locks: bool) -> ArbiterParameters {
+    let tokens =
+        TokenParameters { cpus: 16, per_gpu, mode: Mode::WorkConserving, affinity: true, discount_holder: false };
+    let cluster = ClusterParameters {
+        id: ClusterId(0),
+        gpus: (0..gpus).map(GpuId).collect(),
+        models: vec![ModelId(0); gpus as usize],
+        distances: Distances::uniform(gpus as usize),
+        tokens,
+    };
+    let engines = EngineParameters {
+        copy_engines: 2,
+        peer: PeerLocks::Group,
+        chunk_bytes: None,
+        keep_bytes: Bytes(0),
+        unlocked_below: Bytes(0),
+        watchdog: Nanos(0),
+    };
+    ArbiterParameters {
+        clusters: vec![cluster],
+        engines: engine_locks.then_some(engines),
+        predictor: PredictorParameters::default(),
+        limits: Limits::default(),
+    }
+}
+
+/// Runs `body` over both.
+fn both(parameters: &ArbiterParameters, body: impl Fn(&Sharing)) {
+    body(&Sharing::local(parameters.clone()).unwrap());
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("broker");
+    let options = Options { boost: false, ..Options::new(socket.clone(), parameters.clone()) };
+    let mut server = Server::bind(Options { watchdog: Nanos(u64::MAX / 2), ..options }).unwrap();
+    let stop = Arc::new(AtomicBool::new(false));
+    let thread = {
+        let stop = Arc::clone(&stop);
+        std::thread::spawn(move || server.run(&stop).unwrap())
+    };
+    body(&Sharing::by_broker(Client::connect(&socket, "test", OnLoss::Fail).unwrap()));
+    stop.store(true, Ordering::Relaxed);
+    thread.join().unwrap();
+}
+
+fn shape() -> TaskShape {
+    TaskShape {
+        name: "task".to_owned(),
+        cluster: ClusterId(0),
+        period: Nanos(1_000),
+        deadline: Nanos(1_000_000),
+        state: Bytes(0),
+        segments: Vec::new(),
+        thread: None,
+    }
+}
+
+fn operation(work: Work) -> Operation {
+    Operation { work, bytes: Bytes(4096), predicted: Nanos(0), budget: Nanos(0) }
+}
+
+#[test]
+fn tokens_and_engines_exclude_each_other_with_and_without_a_broker() {
+    both(&parameters(1, 2, true), |sharing| {
+        let holders = AtomicU32::new(0);
+        let engines = [AtomicU32::new(0), AtomicU32::new(0), AtomicU32::new(0)];
+        std::thread::scope(|scope| {
+            for number in 0..4 {
+                let (holders, engines) = (&holders, &engines);
+                scope.spawn(move || {
+                    let mut task = sharing.register(shape()).unwrap();
+                    for round in 0..50 {
+                        let mut job = task.job(clock::now());
+                        let mut gpu = job.acquire(LIMIT).unwrap();
+                        assert!(holders.fetch_add(1, Ordering::SeqCst) < 2);
+                        let at = (number + round) % 3;
+                        let engine = gpu.engine(operation([Work::Execute, Work::CopyIn, Work::CopyOut][at])).unwrap();
+                        assert_eq!(engines[at].fetch_add(1, Ordering::SeqCst), 0);
+                        std::thread::yield_now();
+                        engines[at].fetch_sub(1, Ordering::SeqCst);
+                        engine.release();
+                        holders.fetch_sub(1, Ordering::SeqCst);
+                        gpu.release(Nanos(1_000));
+                    }
+                });
+            }
+        });
+    });
+}
+
+#[test]
+fn a_job_that_gets_another_gpu_is_told_where_its_state_is_and_can_copy_it() {
+    both(&parameters(2, 1, true), |sharing| {
+        let (mut a, mut b) = (sharing.register(shape()).unwrap(), sharing.register(shape()).unwrap());
+        let first = {
+            let mut job = a.job(clock::now());
+            let gpu = job.acquire(LIMIT).unwrap();
+            assert_eq!(gpu.from(), None);
+            gpu.id()
+        };
+        // Others hold tokens until the one of the first GPU is among them.
+        let mut other = b.job(clock::now());
+        let held = other.acquire(LIMIT).unwrap();
+        let mut job = a.job(clock::now());
+        let mut gpu = job.acquire(LIMIT).unwrap();
+        if held.id() == first {
+            assert_eq!(gpu.from(), Some(first));
+            gpu.engine(operation(Work::Peer)).unwrap().release();
+        } else {
+            assert_eq!((gpu.id(), gpu.from()), (first, None));
+        }
+    });
+}
+
+#[test]
+fn a_job_may_use_gpus_several_times_and_waiting_has_a_bound() {
+    both(&parameters(1, 1, false), |sharing| {
+        let (mut a, mut b) = (sharing.register(shape()).unwrap(), sharing.register(shape()).unwrap());
+        assert_ne!(a.id(), b.id());
+        let mut job = a.job(clock::now());
+        for _ in 0..3 {
+            let mut gpu = job.acquire(LIMIT).unwrap();
+            gpu.engine(operation(Work::Execute)).unwrap().release();
+            let mut other = b.job(clock::now());
+            assert!(matches!(other.acquire(Some(Duration::ZERO)).map(drop), Err(SharingError::TimedOut)));
+            gpu.release(Nanos(1));
+            other.acquire(LIMIT).unwrap().release(Nanos(1));
+        }
+    });
+}
