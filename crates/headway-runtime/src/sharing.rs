@@ -58,7 +58,7 @@ pub enum SharingError {
 pub struct Sharing(Arbiter);
 
 enum Arbiter {
-    Local(Local),
+    Local(Box<Local>),
     Broker(Client),
 }
 
@@ -68,7 +68,7 @@ impl Sharing {
     /// # Errors
     /// [`SharingError::Arbiter`] if the parameters cannot work.
     pub fn local(parameters: ArbiterParameters) -> Result<Self, SharingError> {
-        Ok(Self(Arbiter::Local(Local::new(parameters)?)))
+        Ok(Self(Arbiter::Local(Box::new(Local::new(parameters)?))))
     }
 
     /// The broker that `client` is connected to, for this process among others.
