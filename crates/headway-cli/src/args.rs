@@ -488,6 +488,8 @@ pub(crate) enum BackendArg {
 pub(crate) enum StrategyArg {
     /// One transfer at a time in the whole node
     Serial,
+    /// The same per group of transfers that share something, with messages combined into batches
+    Combined,
     /// Every engine by itself, at the rate it keeps whatever the others do
     Partitioned,
 }
@@ -496,6 +498,7 @@ impl From<StrategyArg> for Strategy {
     fn from(strategy: StrategyArg) -> Self {
         match strategy {
             StrategyArg::Serial => Self::Serial,
+            StrategyArg::Combined => Self::Combined,
             StrategyArg::Partitioned => Self::Partitioned,
         }
     }

@@ -59,15 +59,17 @@ pub(crate) fn machines(machines: &[Machine]) -> String {
 }
 
 pub(crate) fn plan(plan: &Plan) -> String {
-    let strategy = match plan.strategy {
-        Strategy::Serial => "serial: one transfer at a time in the whole node",
-        Strategy::Partitioned => "partitioned: every engine by itself, at the rate it keeps whatever the others do",
-    };
     let mut text = format!(
-        "workload  {} ({})\nmachine   {} ({})\nstrategy  {strategy}\n\n",
-        plan.workload.name, plan.workload.hash, plan.machine.name, plan.machine.hash
+        "workload  {} ({})\nmachine   {} ({})\nstrategy  {}: {}\n\n",
+        plan.workload.name,
+        plan.workload.hash,
+        plan.machine.name,
+        plan.machine.hash,
+        word(plan.strategy),
+        meaning(plan.strategy)
     );
     verdict(&mut text, &plan.verdict);
+    alternatives(&mut text, plan);
     let _ = writeln!(text, "\n{:<24} {:>12} {:>12}  answer", "server", "utilisation", "margin");
     for server in &plan.servers {
         let margin = server.verdict.margin_ppm.map_or_else(|| "-".to_owned(), factor);
@@ -94,6 +96,36 @@ pub(crate) fn plan(plan: &Plan) -> String {
         batched(&mut text, batch);
     }
     text
+}
+
+fn word(strategy: Strategy) -> &'static str {
+    match strategy {
+        Strategy::Serial => "serial",
+        Strategy::Combined => "combined",
+        Strategy::Partitioned => "partitioned",
+    }
+}
+
+fn meaning(strategy: Strategy) -> &'static str {
+    match strategy {
+        Strategy::Serial => "one transfer at a time in the whole node",
+        Strategy::Combined => "messages combined into batches, one batch at a time where transfers share something",
+        Strategy::Partitioned => "every engine by itself, at the rate it keeps whatever the others do",
+    }
+}
+
+/// What the strategies would give, where messages leave a choice of three.
+fn alternatives(text: &mut String, plan: &Plan) {
+    if !plan.alternatives.iter().any(|other| other.strategy == Strategy::Combined) {
+        return;
+    }
+    let _ = writeln!(text, "\n{:<24} {:>12} {:>12}  answer", "strategy", "utilisation", "margin");
+    for other in &plan.alternatives {
+        let kept = if other.strategy == plan.strategy { ", kept" } else { "" };
+        let margin = other.margin_ppm.map_or_else(|| "-".to_owned(), factor);
+        let (name, used, outcome) = (word(other.strategy), percent(other.utilisation_ppm), outcome(other.outcome));
+        let _ = writeln!(text, "{name:<24} {used:>12} {margin:>12}  {outcome}{kept}");
+    }
 }
 
 fn outcome(outcome: Outcome) -> &'static str {
@@ -225,7 +257,7 @@ fn again(report: &Report, args: &RunArgs) -> String {
     };
     option("machine", args.plan.machine.as_ref().map(quoted));
     option("gpus", args.plan.gpus.map(|gpus| gpus.to_string()));
-    option("strategy", args.plan.strategy.map(|strategy| format!("{strategy:?}").to_lowercase()));
+    option("strategy", args.plan.strategy.map(|strategy| word(strategy.into()).to_owned()));
     option("input", args.input.as_ref().map(quoted));
     option("duration", args.duration.map(|duration| format!("'{} ns'", duration.0)));
     option("seed", Some(summary.seed.to_string()));

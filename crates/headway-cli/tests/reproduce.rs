@@ -141,7 +141,7 @@ fn check(expected: &Expected) {
 }
 
 /// Experiments of policies, which move no bytes.
-const SIMULATED: [&str; 2] = ["np-edf", "gpusync-sim"];
+const SIMULATED: [&str; 3] = ["np-edf", "gpusync-sim", "verner-combine"];
 
 #[test]
 fn every_experiment_is_expected_here() {

@@ -12,7 +12,7 @@ mod messages;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 
-use crate::plan::{Plan, PlannedOperation, PlannedStep, Source, Work};
+use crate::plan::{Pipeline, Plan, PlannedOperation, PlannedStep, Source, Work};
 use crate::units::{Bytes, Nanos};
 
 use check::{check, fits};
@@ -254,7 +254,13 @@ impl Dispatcher {
             }
             let at = match progress.open.binary_search_by_key(&cycle, |state| state.cycle) {
                 Ok(at) => at,
-                Err(_) if automatic && step == 0 => self.open_cycle(index, cycle, pipeline.reserve),
+                Err(_) if automatic && step == 0 => match carried(pipeline, cycle) {
+                    Bytes(0) => {
+                        self.skip(index, cycle);
+                        continue;
+                    }
+                    bytes => self.open_cycle(index, cycle, bytes),
+                },
                 // Its data is not there yet, or it is delivered already.
                 Err(_) => continue,
             };
@@ -305,13 +311,26 @@ impl Dispatcher {
             self.events.push_back(Event::DataLate { pipeline, cycle, by: self.now - due });
         }
         if bytes == Bytes(0) {
-            self.events.push_back(Event::Empty { pipeline, cycle });
-            self.pipelines[pipeline as usize].open[at].complete = planned_steps(&self.plan, pipeline);
-            self.retire(pipeline);
+            self.leave_empty(pipeline, at);
         } else {
             self.enqueue_if_ready(pipeline, at);
         }
         Ok(())
+    }
+
+    /// A cycle that carries nothing: its jobs cost nothing.
+    fn skip(&mut self, pipeline: u32, cycle: u64) {
+        let at = self.open_cycle(pipeline, cycle, Bytes(0));
+        self.leave_empty(pipeline, at);
+    }
+
+    fn leave_empty(&mut self, pipeline: u32, at: usize) {
+        let steps = planned_steps(&self.plan, pipeline);
+        let state = &mut self.pipelines[pipeline as usize].open[at];
+        state.complete = steps;
+        let cycle = state.cycle;
+        self.events.push_back(Event::Empty { pipeline, cycle });
+        self.retire(pipeline);
     }
 
     /// Puts the next step of an open cycle in front of its server when its window is open.
@@ -361,8 +380,18 @@ impl Dispatcher {
             self.unit_count += 1;
             let unit = self.unit_count;
             let mut outstanding = 0;
+            let source = &self.plan.pipelines[job.pipeline as usize].source;
             for (index, operation) in (0u32..).zip(&planned.operations) {
-                let (offset, bytes) = whole(planned, operation, offset, bytes, block);
+                let (offset, bytes) = match source {
+                    Source::Batch(parts) => match parts[index as usize].in_cycle(job.cycle) {
+                        Some((_, part)) if planned.operations.len() > 1 => {
+                            (Bytes(part.start), Bytes(part.end - part.start))
+                        }
+                        Some((_, part)) => (Bytes(part.start + offset.0), bytes),
+                        None => continue,
+                    },
+                    _ => whole(planned, operation, offset, bytes, block),
+                };
                 let number = self.operation_count;
                 self.operation_count += 1;
                 self.operations.insert(number, unit);
@@ -500,6 +529,17 @@ impl Dispatcher {
 
 fn planned_steps(plan: &Plan, pipeline: u32) -> u32 {
     plan.pipelines[pipeline as usize].steps.len() as u32
+}
+
+/// What a cycle of a message or flow moves.
+fn carried(pipeline: &Pipeline, cycle: u64) -> Bytes {
+    match &pipeline.source {
+        Source::Batch(parts) => {
+            let bytes = parts.iter().filter_map(|part| part.in_cycle(cycle)).map(|(_, bytes)| bytes.end - bytes.start);
+            Bytes(bytes.fold(0, u64::saturating_add))
+        }
+        Source::Streams(_) | Source::Message | Source::Flow => pipeline.reserve,
+    }
 }
 
 /// The next piece of a waiting job: a chunk of a copy, or everything.

@@ -24,7 +24,7 @@ use crate::machine::{CapacityId, CapacityKind, Machine, RouteId};
 use crate::units::{Nanos, PPM, Rate};
 use crate::wide;
 
-pub use bounds::{Bound, Wcet};
+pub use bounds::{Bound, Floor, Loads, Shape, Total, Wcet};
 pub use completion::{BatchBlock, Completion, Interval};
 
 /// Bounds on the searches of this module.

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 pub mod block;
+pub mod combine;
 pub mod dispatch;
 mod document;
 pub mod engine_lock;
@@ -13,6 +14,7 @@ pub mod error;
 pub mod interconnect;
 pub mod log;
 pub mod machine;
+pub mod message;
 pub mod payload;
 pub mod plan;
 pub mod planner;

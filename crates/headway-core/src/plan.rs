@@ -5,6 +5,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::machine::{CapacityId, EngineClass, EngineId, Method, RouteId};
+use crate::message::{Elementary, Member};
 use crate::units::{Bytes, Nanos, Rate};
 use crate::workload::OnMiss;
 
@@ -47,6 +48,22 @@ pub struct Plan {
     pub batches: Vec<PlannedBatch>,
     /// Whether every deadline holds, for which model, and why.
     pub verdict: Verdict,
+    /// The best answer of every strategy that was tried, this one's included.
+    #[serde(default)]
+    pub alternatives: Vec<Alternative>,
+}
+
+/// What a strategy would give.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Alternative {
+    /// The strategy.
+    pub strategy: Strategy,
+    /// Yes, no, or not known.
+    pub outcome: Outcome,
+    /// Largest sum of cost / period over its servers, parts per million.
+    pub utilisation_ppm: u64,
+    /// The largest factor on all costs for which the answer is yes.
+    pub margin_ppm: Option<u64>,
 }
 
 /// How transfers are kept apart (specification of messages, 3.4 and 6).
@@ -55,6 +72,8 @@ pub struct Plan {
 pub enum Strategy {
     /// One transfer at a time in the whole node: Verner's "classic scheduling".
     Serial,
+    /// The same per domain, with messages combined into batches whose blocks move in parallel (`verner-2014`, IV).
+    Combined,
     /// Every engine its own server, costs at the rate it keeps whatever the other engines do.
     Partitioned,
 }
@@ -149,8 +168,27 @@ pub enum Source {
     Streams(Vec<u32>),
     /// A message of the workload: every cycle carries its full blocks.
     Message,
+    /// Messages of the workload, combined: a cycle carries what falls into its slot, per operation of its one step.
+    Batch(Vec<Carried>),
     /// A flow of the workload: no data, only cost.
     Flow,
+}
+
+/// A message of the workload inside a batch.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Carried {
+    /// The message, or one block of it.
+    pub message: Elementary,
+    /// Which of its bytes go into which cycle.
+    pub member: Member,
+}
+
+impl Carried {
+    /// The job of the message, and bytes of its block, that `cycle` carries.
+    #[must_use]
+    pub fn in_cycle(&self, cycle: u64) -> Option<(u64, std::ops::Range<u64>)> {
+        self.member.carried(&self.message, cycle)
+    }
 }
 
 /// One step of a pipeline.

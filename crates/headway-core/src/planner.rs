@@ -8,17 +8,21 @@
 use std::collections::BTreeMap;
 
 use crate::block::block_bytes;
+use crate::combine::CombineError;
 use crate::interconnect::{BatchBlock, Network, Starved};
 use crate::machine::{EndpointId, EngineId, Machine, RouteId};
 use crate::plan::{
-    Named, Outcome, Pipeline, Plan, PlannedBatch, PlannedCapacity, PlannedEngine, PlannedOperation, PlannedStep,
-    PlannedStream, SCHEMA, Server, Source, Strategy, Strength, Verdict, Work,
+    Alternative, Carried, Named, Outcome, Pipeline, Plan, PlannedBatch, PlannedCapacity, PlannedEngine,
+    PlannedOperation, PlannedStep, PlannedStream, SCHEMA, Server, Source, Strategy, Strength, Verdict, Work,
 };
 use crate::units::{Bytes, Nanos, PPM};
 use crate::workload::{Cycle, Grouping, Message, Place, Placement, Step, Stream, Workload};
 
 mod batches;
+mod combined;
 mod servers;
+
+use combined::Domains;
 
 /// What the user may decide.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -72,6 +76,9 @@ pub enum PlanError {
     /// The machine gives a route no rate.
     #[error("a route has no rate")]
     Network(#[from] Starved),
+    /// Messages cannot be combined.
+    #[error("the messages cannot be combined")]
+    Combine(#[from] CombineError),
     /// There is nothing to run transfers on.
     #[error("machine `{machine}` has no GPU, and {object} needs one")]
     NoGpu {
@@ -93,7 +100,7 @@ impl PlanError {
             | Self::NoRoute { place, .. }
             | Self::Impossible { place, .. }
             | Self::NoGpu { place, .. } => place,
-            Self::Network(_) => "",
+            Self::Network(_) | Self::Combine(_) => "",
         }
     }
 }
@@ -129,10 +136,13 @@ pub fn plan(machine: &Machine, workload: &Workload, options: Options) -> Result<
     check(workload)?;
     let strategies: &[Strategy] = match options.strategy {
         Some(Strategy::Serial) => &[Strategy::Serial],
+        Some(Strategy::Combined) => &[Strategy::Combined],
         Some(Strategy::Partitioned) => &[Strategy::Partitioned],
         // Without a calibration nothing says how far transfers that run together keep to the model.
         None if machine.calibration.is_none() => &[Strategy::Serial],
-        None => &[Strategy::Serial, Strategy::Partitioned],
+        // Only messages are combined.
+        None if workload.messages.is_empty() => &[Strategy::Serial, Strategy::Partitioned],
+        None => &[Strategy::Serial, Strategy::Combined, Strategy::Partitioned],
     };
     let cycles: &[Cycle] = match workload.cycle {
         Cycle::Auto => &[Cycle::Paper, Cycle::Arrival],
@@ -140,16 +150,31 @@ pub fn plan(machine: &Machine, workload: &Workload, options: Options) -> Result<
         Cycle::Arrival => &[Cycle::Arrival],
     };
     let network = Network::new(machine);
-    let mut best: Option<Plan> = None;
+    let mut tried: Vec<Plan> = Vec::new();
     for &strategy in strategies {
+        let mut best: Option<Plan> = None;
         for &cycle in cycles {
-            let candidate = Planner { machine, workload, network: &network, strategy, cycle }.plan()?;
+            let candidate = match (Planner { machine, workload, network: &network, strategy, cycle }.plan()) {
+                // What is too long to be combined can still be carried as it is.
+                Err(PlanError::Combine(_)) if strategies.len() > 1 => continue,
+                candidate => candidate?,
+            };
             if best.as_ref().is_none_or(|best| rank(&candidate.verdict) > rank(&best.verdict)) {
                 best = Some(candidate);
             }
         }
+        tried.extend(best);
     }
-    Ok(best.expect("at least one strategy and one cycle form are tried"))
+    let alternatives: Vec<Alternative> = tried.iter().map(alternative).collect();
+    let first_best =
+        tried.into_iter().reduce(|best, other| if rank(&other.verdict) > rank(&best.verdict) { other } else { best });
+    let best = first_best.expect("at least one strategy and one cycle form are tried");
+    Ok(Plan { alternatives, ..best })
+}
+
+fn alternative(plan: &Plan) -> Alternative {
+    let Verdict { outcome, utilisation_ppm, margin_ppm, .. } = plan.verdict;
+    Alternative { strategy: plan.strategy, outcome, utilisation_ppm, margin_ppm }
 }
 
 /// Refuses what no workload file can say, so that the rest may divide.
@@ -217,16 +242,22 @@ impl Planner<'_> {
             pipelines.push(self.pipeline(group)?);
         }
         let mut batches: Vec<PlannedBatch> = Vec::new();
-        for message in &self.workload.messages {
-            let (pipeline, batch) = self.message(message)?;
-            pipelines.push(pipeline);
-            batches.push(batch);
+        let mut notes = Vec::new();
+        let domains = match self.strategy {
+            Strategy::Combined => self.domains(&pipelines)?,
+            Strategy::Serial | Strategy::Partitioned => Domains::whole(self.network),
+        };
+        match self.strategy {
+            Strategy::Combined => self.combined(&mut pipelines, &mut batches, &domains, &mut notes)?,
+            Strategy::Serial => self.messages(&mut pipelines, &mut batches)?,
+            Strategy::Partitioned => self.single_blocks(&mut pipelines, &mut batches)?,
         }
         for flow in &self.workload.flows {
             pipelines.push(Self::flow(flow));
         }
-        let servers = self.serve(&mut pipelines)?;
-        let verdict = self.verdict(&servers);
+        let servers = self.serve(&mut pipelines, &domains)?;
+        let mut verdict = self.verdict(&servers);
+        verdict.notes.extend(notes);
         Ok(Plan {
             schema: SCHEMA,
             workload: Named { name: self.workload.name.clone(), hash: self.workload.hash.clone() },
@@ -245,6 +276,7 @@ impl Planner<'_> {
             pipelines,
             batches,
             verdict,
+            alternatives: Vec::new(),
         })
     }
 

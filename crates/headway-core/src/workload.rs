@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 pub use self::file::parse;
 pub use self::task::{Sharing, Task};
+use crate::combine::Mode;
 use crate::units::{Bytes, Nanos};
 
 /// A whole workload file.
@@ -25,6 +26,8 @@ pub struct Workload {
     pub cycle: Cycle,
     /// How streams share pipelines.
     pub grouping: Grouping,
+    /// How hard the planner looks for messages to combine.
+    pub transform: Mode,
     /// Periodic packets with a deadline and processing steps.
     pub streams: Vec<Stream>,
     /// Periodic sets of blocks (batch messages, `verner-2014` Definitions IV.1 and IV.2).

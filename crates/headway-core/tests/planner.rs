@@ -106,7 +106,8 @@ fn for_random_plans(cases: u64, mut check: impl FnMut(&Machine, &Workload, &Plan
         let machine = shipped(name);
         for _ in 0..cases {
             let workload = random_workload(&machine, &mut draw);
-            for strategy in [None, Some(Strategy::Serial), Some(Strategy::Partitioned)] {
+            let all = [Strategy::Serial, Strategy::Combined, Strategy::Partitioned];
+            for strategy in all.map(Some).into_iter().chain([None]) {
                 let plan = plan(&machine, &workload, Options { strategy }).unwrap();
                 check(&machine, &workload, &plan);
             }
@@ -145,9 +146,14 @@ fn every_stream_has_exactly_one_lane_of_one_pipeline_on_its_gpu() {
                 assert_eq!(machine.endpoints[gpu.at()].id, *name);
             }
         }
-        let others = workload.messages.len() + workload.flows.len();
-        let fed = plan.pipelines.iter().filter(|p| matches!(p.source, Source::Streams(_))).count();
-        assert_eq!(plan.pipelines.len(), fed + others);
+        let blocks: usize = workload.messages.iter().map(|message| message.blocks.len()).sum();
+        let of = |kind: fn(&Source) -> bool| plan.pipelines.iter().filter(|p| kind(&p.source)).count();
+        let carried = plan.pipelines.iter().map(|p| match &p.source {
+            Source::Batch(parts) => parts.len(),
+            Source::Message => p.steps[0].operations.len(),
+            Source::Streams(_) | Source::Flow => 0,
+        });
+        assert_eq!((carried.sum::<usize>(), of(|s| *s == Source::Flow)), (blocks, workload.flows.len()));
     });
 }
 
@@ -293,6 +299,7 @@ fn every_engine_belongs_to_one_server_and_every_operation_stays_on_its_servers_e
         });
         match plan.strategy {
             Strategy::Serial => assert!(copying.count() <= 1),
+            Strategy::Combined => assert!(plan.pipelines.iter().all(|p| p.source != Source::Message)),
             Strategy::Partitioned => {
                 let batched = |engine: &EngineId| {
                     let batches = plan.pipelines.iter().filter(|p| p.source == Source::Message);
@@ -365,16 +372,21 @@ fn the_plan_kept_is_accepted_if_any_is_and_has_the_greatest_margin() {
     });
     let machine = shipped("h200-x4");
     let mut draw = Draw(12);
-    let mut won = [0, 0];
+    let mut won = [0, 0, 0];
     for _ in 0..60 {
         let workload = random_workload(&machine, &mut draw);
         let kept = plan(&machine, &workload, Options::default()).unwrap();
-        let [serial, partitioned] =
-            [Strategy::Serial, Strategy::Partitioned].map(|s| plan(&machine, &workload, with(s)).unwrap());
-        assert_eq!(rank(&kept), rank(&serial).max(rank(&partitioned)));
-        won[usize::from(kept.strategy == Strategy::Partitioned)] += 1;
+        let all = [Strategy::Serial, Strategy::Combined, Strategy::Partitioned];
+        let plans = all.map(|s| plan(&machine, &workload, with(s)).unwrap());
+        let tried: Vec<&Plan> =
+            plans.iter().filter(|p| p.strategy != Strategy::Combined || !workload.messages.is_empty()).collect();
+        assert_eq!(rank(&kept), tried.iter().map(|p| rank(p)).max().unwrap());
+        let of = |p: &&Plan| (p.strategy, p.verdict.outcome, p.verdict.utilisation_ppm, p.verdict.margin_ppm);
+        let shown = kept.alternatives.iter().map(|a| (a.strategy, a.outcome, a.utilisation_ppm, a.margin_ppm));
+        assert_eq!(shown.collect::<Vec<_>>(), tried.iter().map(of).collect::<Vec<_>>());
+        won[all.iter().position(|s| *s == kept.strategy).unwrap()] += 1;
     }
-    assert!(won[0] > 0 && won[1] > 0, "{won:?}");
+    assert!(won[0] > 0 && won[2] > 0, "{won:?}");
 }
 
 #[test]
@@ -442,7 +454,12 @@ fn batches_and_kernels_are_never_cut() {
         "name = \"w\"\n{short}[[message]]\nid = \"m\"\nperiod = \"100 ms\"\nblocks = [\
          {{ from = \"host\", to = \"gpu0\", bytes = \"200 MB\" }}, {{ from = \"gpu0\", to = \"host\", bytes = \"1 MB\" }}]\n"
     );
-    let plan = plan(&shipped("h200-x1"), &parsed(&text), Options::default()).unwrap();
+    let [kept, plan] =
+        [Options::default(), with(Strategy::Serial)].map(|o| plan(&shipped("h200-x1"), &parsed(&text), o).unwrap());
+    // By itself on its engine, the large block is a copy like any other.
+    assert_ne!(kept.strategy, Strategy::Serial);
+    assert_eq!(kept.verdict.outcome, Outcome::Schedulable);
+    assert!(kept.pipelines.iter().any(|p| !matches!(p.source, Source::Streams(_)) && p.steps[0].chunk > Bytes(0)));
     assert_eq!(plan.verdict.outcome, Outcome::NotSchedulable);
     assert!(plan.pipelines.iter().flat_map(|p| &p.steps).all(|s| s.chunk == Bytes(0)));
     let violation = plan.verdict.violation.unwrap();
@@ -699,4 +716,85 @@ fn the_same_workload_gives_the_same_plan_and_its_json_gives_it_back() {
         let json = serde_json::to_string(planned).unwrap();
         assert_eq!(serde_json::from_str::<Plan>(&json).unwrap(), *planned);
     });
+}
+
+/// Eight messages of several periods and directions: too much for one transfer at a time.
+const BUSY: &str = r#"
+name = "busy"
+[run]
+transform = "optimal"
+[[message]]
+id = "pair"
+period = "15 ms"
+blocks = [{ from = "host", to = "gpu0", bytes = "250 MB" }, { from = "gpu1", to = "host", bytes = "250 MB" }]
+[[message]]
+id = "slow"
+period = "60 ms"
+start = "7 ms"
+blocks = [{ from = "host", to = "gpu2", bytes = "600 MB" }]
+[[message]]
+id = "other"
+period = "30 ms"
+blocks = [{ from = "gpu3", to = "host", bytes = "300 MB" }]
+[[message]]
+id = "more"
+period = "30 ms"
+blocks = [{ from = "host", to = "gpu3", bytes = "300 MB" }, { from = "host", to = "gpu1", bytes = "300 MB" }]
+"#;
+
+#[test]
+fn combined_messages_carry_every_block_and_cost_less_than_one_after_the_other() {
+    let machine = shipped("h200-x4");
+    let workload = parsed(BUSY);
+    let [serial, combined] =
+        [Strategy::Serial, Strategy::Combined].map(|s| plan(&machine, &workload, with(s)).unwrap());
+    assert_eq!((serial.verdict.outcome, combined.verdict.outcome), (Outcome::NotSchedulable, Outcome::Schedulable));
+    assert!(combined.verdict.utilisation_ppm * 5 < serial.verdict.utilisation_ppm * 4);
+    let mut names: Vec<&str> = Vec::new();
+    for (pipeline, batch) in combined.pipelines.iter().zip(&combined.batches) {
+        let Source::Batch(parts) = &pipeline.source else { panic!("all messages are combined") };
+        assert_eq!(pipeline.steps[0].operations.len(), parts.len());
+        assert_eq!(pipeline.steps[0].cost, batch.worst_case);
+        for (part, operation) in parts.iter().zip(&pipeline.steps[0].operations) {
+            let Work::Copy { bytes, route, .. } = &operation.work else { panic!("a copy") };
+            assert_eq!((*bytes, *route), (part.member.reserve, part.message.route));
+        }
+        names.extend(parts.iter().map(|part| part.message.name.as_str()));
+    }
+    names.sort_unstable();
+    assert_eq!(names, ["more.0", "more.1", "other", "pair.0", "pair.1", "slow"]);
+    assert!(
+        combined.verdict.notes.iter().any(|note| note.contains("6 blocks of messages in")),
+        "{:?}",
+        combined.verdict
+    );
+}
+
+#[test]
+fn transfers_that_share_nothing_are_domains_of_their_own() {
+    let text = |count: usize, from: &str, to: &str| {
+        let message = |n: usize| {
+            let [from, to] = [from, to].map(|end| end.replace('#', &n.to_string()));
+            format!(
+                "[[message]]\nid = \"m{n}\"\nperiod = \"10 ms\"\nblocks = [{{ from = \"{from}\", to = \"{to}\", bytes = \
+                 \"10 MB\" }}]\n"
+            )
+        };
+        format!("name = \"w\"\n{}", (0..count).map(message).collect::<String>())
+    };
+    let machine = exact_h200();
+    let servers = |text: &str| plan(&machine, &parsed(text), with(Strategy::Combined)).unwrap().servers.len();
+    assert_eq!(servers(&text(3, "host", "gpu#")), 3, "three copies in stay below what the node takes in");
+    assert_eq!(servers(&text(4, "host", "gpu#")), 1, "four do not");
+    assert_eq!(servers(&text(2, "gpu#", "host")), 2);
+    assert_eq!(servers(&text(3, "gpu#", "host")), 1, "three copies out fill the way into memory");
+}
+
+/// Four H200 without any margin for rates above the measured ones.
+fn exact_h200() -> Machine {
+    let mut machine = shipped("h200-x4");
+    if let Some(calibration) = &mut machine.calibration {
+        calibration.sigma_ppm = 1_000_000;
+    }
+    machine
 }

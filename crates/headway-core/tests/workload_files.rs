@@ -143,7 +143,7 @@ help: did you mean `paper`?";
   |
 3 | colour = 1
   | ^^^^^^
-help: known keys: `duration`, `seed`, `cycle`, `grouping`";
+help: known keys: `duration`, `seed`, `cycle`, `grouping`, `transform`";
     assert_eq!(refused("duration = \"2 s\"", "colour = 1").to_string(), expected);
 }
 

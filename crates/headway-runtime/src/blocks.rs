@@ -79,7 +79,7 @@ impl Gatherer {
                     })
                     .max()
                     .unwrap_or(0),
-                Source::Message | Source::Flow => 0,
+                Source::Message | Source::Batch(_) | Source::Flow => 0,
             })
             .collect()
     }
@@ -97,7 +97,7 @@ impl Gatherer {
     fn lens(&self, pipeline: u32, cycle: u64) -> Vec<u64> {
         match &self.plan.pipelines[pipeline as usize].source {
             Source::Streams(streams) => streams.iter().map(|&stream| self.part(pipeline, cycle, stream).1).collect(),
-            Source::Message | Source::Flow => Vec::new(),
+            Source::Message | Source::Batch(_) | Source::Flow => Vec::new(),
         }
     }
 

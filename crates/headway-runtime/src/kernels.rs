@@ -49,7 +49,7 @@ impl Kernels {
                         Lane { stream: stream.id.clone(), cipher: stream.cipher }
                     })
                     .collect(),
-                Source::Message | Source::Flow => Vec::new(),
+                Source::Message | Source::Batch(_) | Source::Flow => Vec::new(),
             });
         }
         Ok(Self { stages, lanes })

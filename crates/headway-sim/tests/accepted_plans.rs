@@ -169,6 +169,7 @@ struct Seen {
     chunked: u32,
     by_arrival: u32,
     serial: u32,
+    combined: u32,
     partitioned: u32,
 }
 
@@ -183,6 +184,7 @@ impl Seen {
         self.by_arrival += u32::from(plan.pipelines.iter().any(arrives));
         match plan.strategy {
             Strategy::Serial => self.serial += 1,
+            Strategy::Combined => self.combined += 1,
             Strategy::Partitioned => self.partitioned += 1,
         }
     }
@@ -193,7 +195,8 @@ fn accepted_plans_hold(machine: &Machine, seed: u64, cases: u32) -> Seen {
     let mut seen = Seen::default();
     for case in 0..cases {
         let workload = if case % 3 == 0 { contrast(machine, &mut draw) } else { workload(machine, &mut draw) };
-        let strategy = *draw.pick(&[None, Some(Strategy::Serial), Some(Strategy::Partitioned)]);
+        let strategy =
+            *draw.pick(&[None, Some(Strategy::Serial), Some(Strategy::Partitioned), Some(Strategy::Combined)]);
         let Some(plan) = largest_accepted(machine, &workload, Options { strategy }) else { continue };
         seen.count(&plan);
         for partial in [false, true] {

@@ -7,6 +7,7 @@ mod gpusync;
 mod loads;
 mod np_edf;
 mod patil;
+mod verner_combine;
 
 use std::path::{Path, PathBuf};
 use std::{fs, io};
@@ -85,6 +86,12 @@ pub const EXPERIMENTS: &[Experiment] = &[
         about: "feature trackers on shared GPUs: every scenario of the evaluation in simulation, seven checks of its shape",
         paper: "Elliott, Ward, Anderson 2013, 5",
         run: gpusync::run,
+    },
+    Experiment {
+        name: "verner-combine",
+        about: "message combining: the paper's examples, and the greedy algorithm against the optimum",
+        paper: "Verner, Mendelson, Schuster 2014, IV",
+        run: verner_combine::run,
     },
 ];
 

@@ -54,6 +54,16 @@ pub(super) fn check(plan: &Plan, limits: &Limits) -> Result<(), Refused> {
                 return Err(Refused::TooManyOperations { step: step.name.clone(), operations, limit });
             }
         }
+        if let Source::Batch(parts) = &pipeline.source {
+            let known = parts.iter().all(|part| {
+                let grids = part.member.levels.iter().map(|level| level.grid.period);
+                let parts = part.member.levels.iter().all(|level| level.parts > 0);
+                part.message.check().is_ok() && parts && grids.min() > Some(Nanos::ZERO)
+            });
+            if steps.len() != 1 || steps[0].operations.len() != parts.len() || !known {
+                return broken(format!("batch `{name}` does not say what its operations carry"));
+            }
+        }
         if let Source::Streams(streams) = &pipeline.source {
             for &stream in streams {
                 match plan.streams.get(stream as usize) {

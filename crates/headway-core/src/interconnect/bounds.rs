@@ -4,12 +4,19 @@
 //! All of them contain the rounding of [`Network::allocate`] and [`Network::completion`]: a shared capacity is taken to be
 //! a few bytes per second smaller, and every block may lose a nanosecond at its end.
 
+mod domains;
+mod floor;
+mod shape;
+
 use serde::{Deserialize, Serialize};
 
 use super::completion::{Fifos, floor_rate};
 use super::{BatchBlock, Crossing, Network, Pipe, Scratch, Starved, Way};
 use crate::machine::{Calibration, RouteId};
 use crate::units::{Bytes, NANOS_PER_SECOND, Nanos, PPM, Rate};
+
+pub use floor::{Floor, Loads};
+pub use shape::{Shape, Total};
 
 /// Which formula bounds a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

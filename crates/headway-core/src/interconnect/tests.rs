@@ -659,3 +659,43 @@ proptest! {
         prop_assert!(ends(&order) <= ends(&longest));
     }
 }
+
+/// Bytes and blocks of each route of a batch.
+fn totals(blocks: &[BatchBlock]) -> (Vec<RouteId>, Vec<Total>) {
+    let mut by_route: BTreeMap<RouteId, Total> = BTreeMap::new();
+    for block in blocks {
+        let total = by_route.entry(block.route).or_default();
+        total.bytes += block.bytes.0;
+        total.blocks += 1;
+    }
+    by_route.into_iter().unzip()
+}
+
+#[test]
+fn totals_by_route_cost_what_the_blocks_cost_one_by_one() {
+    let mut draw = Draw(11);
+    let mut by_bound: BTreeMap<String, usize> = BTreeMap::new();
+    for case in 0..6_000 {
+        let machine = any_machine(&mut draw);
+        let network = Network::new(&machine);
+        let calibration = calibration(draw.pick(&[PPM, PPM, 1_050_000]));
+        for _ in 0..3 {
+            let mut blocks = any_batch(&mut draw, &machine, 9);
+            blocks.sort_unstable();
+            let (routes, totals) = totals(&blocks);
+            let exact = network.wcet(&blocks, Some(&calibration)).unwrap();
+            let mut shape = network.shape(&routes, Some(&calibration)).unwrap();
+            let found = shape.wcet(&totals).unwrap();
+            let slack = 2 * blocks.len() as u64 * 2;
+            assert!((exact.value.0..=exact.value.0 + slack).contains(&found.0), "case {case}: {found} for {exact:?}");
+            if totals.iter().all(|total| total.blocks == 1) {
+                assert_eq!(found, exact.value, "case {case}: {exact:?}");
+            }
+            assert_eq!(shape.wcet(&totals).unwrap(), found, "a second time");
+            *by_bound.entry(format!("{:?}", exact.bound_used)).or_default() += 1;
+            let serial = network.shape(&routes, None).unwrap().wcet(&totals).unwrap();
+            assert!((exact.serial.0..=exact.serial.0 + slack).contains(&serial.0));
+        }
+    }
+    assert!(by_bound.len() == 4 && by_bound.values().all(|&n| n > 100), "{by_bound:?}");
+}

@@ -1,58 +1,122 @@
 //! Messages: batches whose blocks move in parallel, in the order that ends first.
 
-use super::{BatchBlock, Bytes, Message, Nanos, Pipeline, PlanError, PlannedBatch, PlannedStep, Planner, Source};
+use super::{
+    BatchBlock, Bytes, Message, Nanos, Network, Pipeline, PlanError, PlannedBatch, PlannedStep, Planner, Source,
+};
 use crate::interconnect::Completion;
 use crate::plan::RateInterval;
-use crate::workload::Flow;
+use crate::workload::{Block, Flow};
+
+/// Batches of at most this many blocks have their order sought; larger ones keep that of their routes.
+const ORDERED_MAX: usize = 64;
 
 impl Planner<'_> {
-    /// A message as a pipeline of one step, with the prediction for its batch.
-    pub(super) fn message(&self, message: &Message) -> Result<(Pipeline, PlannedBatch), PlanError> {
-        let blocks = self.blocks(message)?;
-        let order = self.network.best_order(&blocks)?;
-        let ordered: Vec<BatchBlock> = order.iter().map(|&at| blocks[at]).collect();
-        let names: Vec<String> = order
-            .iter()
-            .map(|&at| {
-                format!("{} -> {} ({})", message.blocks[at].from, message.blocks[at].to, message.blocks[at].bytes)
-            })
-            .collect();
-        let completion = self.network.completion(&ordered)?;
-        let wcet = self.network.wcet(&ordered, self.machine.calibration.as_ref())?;
-        let total = Bytes(blocks.iter().fold(0, |sum: u64, block| sum.saturating_add(block.bytes.0)));
-        let step = PlannedStep {
-            name: message.id.clone(),
-            server: 0,
-            cost: wcet.value,
-            chunk: Bytes(0),
-            piece: Nanos::ZERO,
-            operations: ordered.iter().map(|block| self.copy(block.route, block.bytes)).collect(),
-        };
+    /// Every message as a batch of its own.
+    pub(super) fn messages(
+        &self,
+        pipelines: &mut Vec<Pipeline>,
+        batches: &mut Vec<PlannedBatch>,
+    ) -> Result<(), PlanError> {
+        for message in &self.workload.messages {
+            let names = message.blocks.iter().map(block_name).collect();
+            let (pipeline, batch) = self.message(message, &message.id, self.blocks(message)?, names)?;
+            pipelines.push(pipeline);
+            batches.push(batch);
+        }
+        Ok(())
+    }
+
+    /// Every block of every message by itself.
+    pub(super) fn single_blocks(
+        &self,
+        pipelines: &mut Vec<Pipeline>,
+        batches: &mut Vec<PlannedBatch>,
+    ) -> Result<(), PlanError> {
+        for message in &self.workload.messages {
+            for (number, block) in self.blocks(message)?.into_iter().enumerate() {
+                let names = vec![block_name(&message.blocks[number])];
+                let (pipeline, batch) = self.message(message, &part_name(message, number), vec![block], names)?;
+                pipelines.push(pipeline);
+                batches.push(batch);
+            }
+        }
+        Ok(())
+    }
+
+    /// A message, or a part of it, as a pipeline of one step, with the prediction for its batch.
+    fn message(
+        &self,
+        message: &Message,
+        name: &str,
+        blocks: Vec<BatchBlock>,
+        names: Vec<String>,
+    ) -> Result<(Pipeline, PlannedBatch), PlanError> {
+        let (order, batch) = self.batch(self.network, name, &blocks, &names)?;
+        let step = self.batch_step(name, batch.worst_case, order.iter().map(|&at| blocks[at]));
         let pipeline = Pipeline {
-            name: message.id.clone(),
+            name: name.to_owned(),
             source: Source::Message,
             gpu: None,
             period: message.period,
             start: message.start,
             gather: Nanos::ZERO,
             window: message.period,
-            reserve: total,
+            reserve: total(&blocks),
             steps: vec![step],
         };
+        Ok((pipeline, batch))
+    }
+
+    /// The one step of a batch, whose blocks are given in their order.
+    pub(super) fn batch_step(&self, name: &str, cost: Nanos, ordered: impl Iterator<Item = BatchBlock>) -> PlannedStep {
+        PlannedStep {
+            name: name.to_owned(),
+            server: 0,
+            cost,
+            chunk: Bytes(0),
+            piece: cost,
+            operations: ordered.map(|block| self.copy(block.route, block.bytes)).collect(),
+        }
+    }
+
+    /// The order in which the blocks of a batch are submitted, and what is known of it then.
+    pub(super) fn batch(
+        &self,
+        network: &Network,
+        name: &str,
+        blocks: &[BatchBlock],
+        names: &[String],
+    ) -> Result<(Vec<usize>, PlannedBatch), PlanError> {
+        let calibration = self.machine.calibration.as_ref();
+        let in_order = |order: &[usize]| order.iter().map(|&at| blocks[at]).collect::<Vec<BatchBlock>>();
+        let mut order: Vec<usize> = (0..blocks.len()).collect();
+        order.sort_by_key(|&at| (blocks[at], at));
+        if blocks.len() <= ORDERED_MAX {
+            // The order that ends first by prediction, unless the other one has the lower bound.
+            let first = network.best_order(blocks)?;
+            let [sorted, best] = [&order, &first].map(|order| network.wcet(&in_order(order), calibration));
+            if best?.value <= sorted?.value {
+                order = first;
+            }
+        }
+        let ordered = in_order(&order);
+        let names: Vec<String> = order.iter().map(|&at| names[at].clone()).collect();
+        let completion = network.completion(&ordered)?;
+        let wcet = network.wcet(&ordered, calibration)?;
         let bounds = [("serial", Some(wcet.serial)), ("load", wcet.load), ("share", wcet.share), ("twin", wcet.twin)];
         let bounds = bounds.into_iter().filter_map(|(name, bound)| Some((name.to_owned(), bound?))).collect();
         let batch = PlannedBatch {
-            name: message.id.clone(),
+            name: name.to_owned(),
             predicted: completion.finish,
             worst_case: wcet.value,
             bounds,
             blocks: names.iter().cloned().zip(completion.blocks.iter().copied()).collect(),
             intervals: self.intervals(&names, &completion),
         };
-        Ok((pipeline, batch))
+        Ok((order, batch))
     }
 
-    fn blocks(&self, message: &Message) -> Result<Vec<BatchBlock>, PlanError> {
+    pub(super) fn blocks(&self, message: &Message) -> Result<Vec<BatchBlock>, PlanError> {
         let mut blocks = Vec::new();
         for (number, block) in message.blocks.iter().enumerate() {
             let place = format!("message.{}.blocks.{number}", message.id);
@@ -119,4 +183,18 @@ impl Planner<'_> {
             }],
         }
     }
+}
+
+/// The bytes of all blocks.
+pub(super) fn total(blocks: &[BatchBlock]) -> Bytes {
+    Bytes(blocks.iter().fold(0, |sum: u64, block| sum.saturating_add(block.bytes.0)))
+}
+
+pub(super) fn block_name(block: &Block) -> String {
+    format!("{} -> {} ({})", block.from, block.to, block.bytes)
+}
+
+/// What a block of a message is called where it is by itself.
+pub(super) fn part_name(message: &Message, number: usize) -> String {
+    if message.blocks.len() == 1 { message.id.clone() } else { format!("{}.{number}", message.id) }
 }

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use super::{
-    Bytes, EngineId, Nanos, Outcome, PPM, Pipeline, PlanError, PlannedStep, Planner, RouteId, Server, Source, Strategy,
-    Strength, Verdict, Work,
+    Bytes, Domains, EngineId, Nanos, Outcome, PPM, Pipeline, PlanError, PlannedStep, Planner, RouteId, Server, Source,
+    Strategy, Strength, Verdict, Work,
 };
 use crate::plan::Violation;
 use crate::schedulability::{self, ChunkFlow, Task};
@@ -21,9 +21,9 @@ enum Key {
 
 impl Planner<'_> {
     /// Gives every step its server and every copy its cost, and tests each server.
-    pub(super) fn serve(&self, pipelines: &mut [Pipeline]) -> Result<Vec<Server>, PlanError> {
-        let leader = self.arbitrated_together(pipelines);
-        self.price(pipelines)?;
+    pub(super) fn serve(&self, pipelines: &mut [Pipeline], domains: &Domains) -> Result<Vec<Server>, PlanError> {
+        let leader = self.arbitrated_together(pipelines, domains);
+        self.price(pipelines, domains)?;
         let mut keys: Vec<Key> = Vec::new();
         for pipeline in pipelines.iter_mut() {
             for step in &mut pipeline.steps {
@@ -40,7 +40,7 @@ impl Planner<'_> {
         }
         let mut servers = Vec::new();
         for (at, key) in keys.iter().enumerate() {
-            servers.push(self.server(at as u32, key, &leader, pipelines));
+            servers.push(self.server(at as u32, key, &leader, pipelines, domains));
         }
         Ok(servers)
     }
@@ -48,8 +48,8 @@ impl Planner<'_> {
     /// For every engine the lowest engine that is arbitrated together with it.
     ///
     /// An operation that holds two engines, and a batch that holds several, ties them; the serial strategy ties all
-    /// engines that any copy uses.
-    fn arbitrated_together(&self, pipelines: &[Pipeline]) -> Vec<EngineId> {
+    /// engines that any copy uses, the combined one those of each domain.
+    fn arbitrated_together(&self, pipelines: &[Pipeline], domains: &Domains) -> Vec<EngineId> {
         let mut leader: Vec<EngineId> = (0..self.machine.engines.len() as u32).map(EngineId).collect();
         let mut tie = |engines: &[EngineId]| {
             let Some(lowest) = engines.iter().map(|e| leader[e.at()]).min() else { return };
@@ -71,16 +71,21 @@ impl Planner<'_> {
         if self.strategy == Strategy::Serial {
             tie(&copying);
         }
+        for routes in domains.routes() {
+            let engines: Vec<EngineId> =
+                routes.iter().flat_map(|route| self.machine.routes[route.at()].engines.iter().copied()).collect();
+            tie(&engines);
+        }
         leader
     }
 
     /// Sets the worst-case cost of every copy step of a stream.
-    fn price(&self, pipelines: &mut [Pipeline]) -> Result<(), PlanError> {
+    fn price(&self, pipelines: &mut [Pipeline], domains: &Domains) -> Result<(), PlanError> {
         let used = routes_of(pipelines);
         for pipeline in pipelines {
-            let batch = pipeline.source == Source::Message;
-            if batch && self.strategy == Strategy::Serial {
-                // The batch has all copy engines to itself: its own bound holds.
+            let batch = matches!(pipeline.source, Source::Message | Source::Batch(_));
+            if batch && self.strategy != Strategy::Partitioned {
+                // The batch has all copy engines of its domain to itself: its own bound holds.
                 pipeline.steps.iter_mut().for_each(|step| step.piece = step.cost);
                 continue;
             }
@@ -89,7 +94,7 @@ impl Planner<'_> {
                 for operation in &step.operations {
                     let Work::Copy { route, bytes, .. } = operation.work else { continue };
                     let time = per_engines.entry(operation.engines.clone()).or_default();
-                    *time = time.saturating_add(self.copy_time(route, bytes, &used)?);
+                    *time = time.saturating_add(self.copy_time(route, bytes, &used, domains)?);
                 }
                 if let Some(cost) = longest(&per_engines) {
                     step.cost = self.with_margin(cost);
@@ -101,21 +106,27 @@ impl Planner<'_> {
     }
 
     /// Set-up and bytes at the rate that the route keeps whatever the rest of the plan does.
-    fn copy_time(&self, route: RouteId, bytes: Bytes, used: &[RouteId]) -> Result<Nanos, PlanError> {
-        let (setup, rate) = self.keeps(route, used)?;
+    pub(super) fn copy_time(
+        &self,
+        route: RouteId,
+        bytes: Bytes,
+        used: &[RouteId],
+        domains: &Domains,
+    ) -> Result<Nanos, PlanError> {
+        let (setup, rate) = self.keeps(route, used, domains)?;
         Ok(setup.saturating_add(rate.time_for(bytes)))
     }
 
     /// The set-up time and the rate of a route that hold whatever the rest of the plan does.
-    fn keeps(&self, route: RouteId, used: &[RouteId]) -> Result<(Nanos, Rate), PlanError> {
+    fn keeps(&self, route: RouteId, used: &[RouteId], domains: &Domains) -> Result<(Nanos, Rate), PlanError> {
         let alone = [route];
-        let beside = if self.strategy == Strategy::Serial { &alone[..] } else { used };
-        let rate = self.network.guaranteed_rate(route, beside)?;
+        let beside = if self.strategy == Strategy::Partitioned { used } else { &alone[..] };
+        let rate = domains.network(route).guaranteed_rate(route, beside)?;
         let planned = &self.machine.routes[route.at()];
         Ok((planned.setup.max(planned.setup_queued), rate))
     }
 
-    fn server(&self, at: u32, key: &Key, leader: &[EngineId], pipelines: &mut [Pipeline]) -> Server {
+    fn server(&self, at: u32, key: &Key, leader: &[EngineId], pipelines: &mut [Pipeline], domains: &Domains) -> Server {
         let (name, engines) = match key {
             Key::Named(name) => (name.clone(), Vec::new()),
             Key::Engines(lowest) => {
@@ -133,7 +144,7 @@ impl Planner<'_> {
             }
         };
         let mut verdict = verdict_of(&name, &steps_on(at, pipelines));
-        if verdict.outcome != Outcome::Schedulable && self.cut(at, pipelines) {
+        if verdict.outcome != Outcome::Schedulable && self.cut(at, pipelines, domains) {
             verdict = verdict_of(&name, &steps_on(at, pipelines));
         }
         Server { name, engines, in_flight: 1, verdict }
@@ -142,13 +153,13 @@ impl Planner<'_> {
     /// Cuts the copies of a server into the largest chunks with which every window holds; whether there are any.
     ///
     /// Only where every job is one copy: a kernel and a batch run whole.
-    fn cut(&self, at: u32, pipelines: &mut [Pipeline]) -> bool {
+    fn cut(&self, at: u32, pipelines: &mut [Pipeline], domains: &Domains) -> bool {
         let used = routes_of(pipelines);
         let mut flows = Vec::new();
         for (pipeline, step) in steps_on(at, pipelines) {
             let [operation] = step.operations.as_slice() else { return false };
             let Work::Copy { route, bytes, .. } = operation.work else { return false };
-            let Ok((setup, rate)) = self.keeps(route, &used) else { return false };
+            let Ok((setup, rate)) = self.keeps(route, &used, domains) else { return false };
             // The margin as a slower rate, the jitter as part of every chunk's set-up: each chunk is noticed by itself.
             let margin = u128::from(PPM) + self.machine.calibration.as_ref().map_or(0, |c| u128::from(c.margin_ppm));
             let rate = Rate((u128::from(rate.0) * u128::from(PPM) / margin) as u64);
@@ -175,7 +186,7 @@ fn steps_on(server: u32, pipelines: &[Pipeline]) -> Vec<(&Pipeline, &PlannedStep
 }
 
 /// The routes that any copy of the plan uses, ascending.
-fn routes_of(pipelines: &[Pipeline]) -> Vec<RouteId> {
+pub(super) fn routes_of(pipelines: &[Pipeline]) -> Vec<RouteId> {
     let mut used: Vec<RouteId> = Vec::new();
     for operation in pipelines.iter().flat_map(|p| &p.steps).flat_map(|s| &s.operations) {
         if let Work::Copy { route, .. } = operation.work

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use super::{Block, Cipher, Cycle, Flow, Grouping, Message, OnMiss, Place, Placement, Step, Stream, Workload};
+use crate::combine::Mode;
 use crate::document::{self, Field, Table};
 use crate::error::{FileError, Loaded, Source};
 use crate::units::{Bytes, NANOS_PER_SECOND, Nanos};
@@ -17,7 +18,7 @@ const CIPHER: &str = "aes128-cbc";
 const CIPHER_BLOCK: u64 = 16;
 
 const TOP: &[&str] = &["name", "description", "run", "stream", "message", "flow", "task", "sharing"];
-const RUN: &[&str] = &["duration", "seed", "cycle", "grouping"];
+const RUN: &[&str] = &["duration", "seed", "cycle", "grouping", "transform"];
 const STREAM: &[&str] = &["id", "packet", "period", "deadline", "start", "gpu", "on_miss", "steps", "key", "iv"];
 const STEP: &[&str] = &["copy", "compute"];
 const MESSAGE: &[&str] = &["id", "period", "start", "blocks"];
@@ -25,6 +26,8 @@ const BLOCK: &[&str] = &["from", "to", "bytes"];
 const FLOW: &[&str] = &["id", "server", "start", "cost", "period", "deadline"];
 const CYCLES: &[(&str, Cycle)] = &[("auto", Cycle::Auto), ("paper", Cycle::Paper), ("arrival", Cycle::Arrival)];
 const GROUPINGS: &[(&str, Grouping)] = &[("class", Grouping::Class), ("each", Grouping::Each)];
+const TRANSFORMS: &[(&str, Mode)] =
+    &[("fast", Mode::Fast), ("greedy", Mode::Greedy), ("search", Mode::Search), ("optimal", Mode::Optimal)];
 const ON_MISS: &[(&str, OnMiss)] = &[("finish", OnMiss::Finish), ("stop", OnMiss::Stop)];
 
 /// Reads a workload file.
@@ -54,6 +57,7 @@ fn read(source: &Source) -> Result<(Workload, BTreeMap<String, Range<usize>>), F
         seed: SEED,
         cycle: Cycle::default(),
         grouping: Grouping::default(),
+        transform: Mode::default(),
         streams: Vec::new(),
         messages: Vec::new(),
         flows: Vec::new(),
@@ -173,6 +177,9 @@ impl Reader {
         }
         if let Some(field) = self.take(&mut table, "run", "grouping") {
             workload.grouping = field.word(GROUPINGS)?;
+        }
+        if let Some(field) = self.take(&mut table, "run", "transform") {
+            workload.transform = field.word(TRANSFORMS)?;
         }
         Ok(())
     }

@@ -129,6 +129,7 @@ pub(crate) fn plan(servers: Vec<Server>, pipelines: Vec<Pipeline>, streams: Vec<
         pipelines,
         batches: Vec::new(),
         verdict: verdict(),
+        alternatives: Vec::new(),
     }
 }
 

@@ -4,6 +4,7 @@
 
 use std::convert::Infallible;
 
+use headway_core::combine::Mode;
 use headway_core::dispatch::{Event, Limits};
 use headway_core::log::{Record, What};
 use headway_core::machine::{Machine, shipped};
@@ -182,6 +183,7 @@ pub(crate) fn empty() -> Workload {
         seed: 1,
         cycle: Cycle::Auto,
         grouping: Grouping::Class,
+        transform: Mode::Search,
         streams: Vec::new(),
         messages: Vec::new(),
         flows: Vec::new(),
@@ -220,5 +222,6 @@ pub(crate) fn by_hand(machine: &Machine, pipelines: Vec<Pipeline>) -> Plan {
         pipelines,
         batches: Vec::new(),
         verdict: verdict(),
+        alternatives: Vec::new(),
     }
 }

@@ -63,6 +63,7 @@ pub(crate) fn plan(streams: u32) -> Plan {
         pipelines,
         batches: vec![],
         verdict: verdict(),
+        alternatives: vec![],
     }
 }
 
