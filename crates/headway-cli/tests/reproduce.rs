@@ -141,7 +141,8 @@ fn check(expected: &Expected) {
 }
 
 /// Experiments of policies, which move no bytes.
-const SIMULATED: [&str; 3] = ["np-edf", "gpusync-sim", "verner-combine"];
+const SIMULATED: [&str; 7] =
+    ["np-edf", "gpusync-sim", "verner-combine", "verner-fig2.1", "verner-aes", "verner-sweep", "join-leave"];
 
 #[test]
 fn every_experiment_is_expected_here() {

@@ -203,6 +203,13 @@ impl Network {
         &self.ways[route.at()]
     }
 
+    /// The engine time of one operation over `route` with no byte moving, at most.
+    #[must_use]
+    pub fn setup(&self, route: RouteId) -> Nanos {
+        let way = self.way(route);
+        way.setup.max(way.setup_queued)
+    }
+
     fn crossings(&self, route: RouteId) -> &[Crossing] {
         let range = &self.ways[route.at()].crossings;
         &self.crossings[range.start as usize..range.end as usize]

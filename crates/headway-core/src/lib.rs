@@ -23,6 +23,7 @@ pub mod schedulability;
 pub mod sharing;
 pub mod sharing_analysis;
 pub mod staging;
+pub mod stream;
 pub mod token;
 pub mod transfer;
 pub mod units;

@@ -15,7 +15,7 @@ pub use self::file::parse;
 pub use self::shipped::{SHIPPED, shipped};
 pub use self::write::write;
 use crate::transfer::Profile;
-use crate::units::{Bytes, Nanos, Rate};
+use crate::units::{Bytes, Nanos, PPM, Rate};
 
 macro_rules! index {
     ($(#[$doc:meta])* $name:ident) => {
@@ -240,6 +240,16 @@ pub struct Calibration {
     pub date: String,
     /// Driver version it was measured with.
     pub driver: String,
+}
+
+impl Calibration {
+    /// The worst case that stands for `time` of the model: more by the margin, and the jitter.
+    #[must_use]
+    pub fn with_margin(&self, time: Nanos) -> Nanos {
+        let factor = u128::from(PPM) + u128::from(self.margin_ppm);
+        let larger = (u128::from(time.0) * factor).div_ceil(u128::from(PPM));
+        Nanos(u64::try_from(larger).unwrap_or(u64::MAX)).saturating_add(self.jitter)
+    }
 }
 
 impl Machine {

@@ -7,6 +7,7 @@ mod engines;
 pub mod fujii;
 pub mod sharing;
 pub mod transfer;
+pub mod verner;
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;

@@ -7,6 +7,7 @@ mod gpusync;
 mod loads;
 mod np_edf;
 mod patil;
+mod verner;
 mod verner_combine;
 
 use std::path::{Path, PathBuf};
@@ -92,6 +93,30 @@ pub const EXPERIMENTS: &[Experiment] = &[
         about: "message combining: the paper's examples, and the greedy algorithm against the optimum",
         paper: "Verner, Mendelson, Schuster 2014, IV",
         run: verner_combine::run,
+    },
+    Experiment {
+        name: "verner-fig2.1",
+        about: "two blocks that share the processor interconnect (sim)",
+        paper: "Verner, Mendelson, Schuster 2014, Figure II.1",
+        run: verner::figure_2_1,
+    },
+    Experiment {
+        name: "verner-aes",
+        about: "how many streams two nodes encrypt under each policy, twelve workloads (sim)",
+        paper: "Verner, Mendelson, Schuster 2014, V-B",
+        run: verner::aes,
+    },
+    Experiment {
+        name: "verner-sweep",
+        about: "how much the interconnect must carry for the paper's gains (sim)",
+        paper: "Verner, Mendelson, Schuster 2014, V-B",
+        run: verner::sweep,
+    },
+    Experiment {
+        name: "join-leave",
+        about: "random joins and leaves of flows on a running node: no deadline is missed (sim)",
+        paper: "beyond Verner, Mendelson, Schuster 2014",
+        run: verner::join_leave,
     },
 ];
 

@@ -9,6 +9,8 @@ pub const SHIPPED: &[(&str, &str)] = &[
     ("h200-x1", include_str!("../../machines/h200-x1.toml")),
     ("h200-x4", include_str!("../../machines/h200-x4.toml")),
     ("tyan-ft72b7015", include_str!("../../machines/tyan-ft72b7015.toml")),
+    ("verner-r1", include_str!("../../machines/verner-r1.toml")),
+    ("verner-r2", include_str!("../../machines/verner-r2.toml")),
 ];
 
 /// The shipped machine called `name`.

@@ -1,0 +1,16 @@
+//! The stream framework of `verner-2014`, V-B: many streams known by rate and deadline, divided between the CPU and the
+//! GPUs so that both sides meet every deadline.
+//!
+//! Streams of the GPUs are gathered into blocks, one per GPU and class of cycles, copied in, processed, and copied out,
+//! each step in a window of one cycle: with the gather step a stream of deadline `l` has cycles of `l / 4`. How the copies
+//! are kept apart is the [`Policy`]; [`Site`] tests a [`Load`] under it, [`longest_prefix`] and [`best_split`] search the
+//! division. [`admission`] lets streams join and leave while others run.
+
+pub mod admission;
+mod load;
+mod site;
+mod split;
+
+pub use load::{Fluid, GRANULE, Load, class_window, gathered_bytes};
+pub use site::{Policy, Site, SiteError};
+pub use split::{Border, Pool, Split, best_split, longest_prefix};

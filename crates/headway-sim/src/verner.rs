@@ -1,0 +1,10 @@
+//! The stream experiments of `verner-2014`, V-B, by prediction as in the paper: pools of streams, and how many of them a
+//! node carries under each policy.
+
+mod border;
+pub mod histories;
+mod lower;
+pub mod pools;
+
+pub use border::{CPU, Curve, KERNEL, Point, Study, scaled, site, with_limit, with_setup};
+pub use lower::workload;

@@ -1,0 +1,222 @@
+//! Random joins and leaves on one node in virtual time: whether any accepted flow misses a deadline.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
+
+use headway_core::interconnect::{BatchBlock, Network};
+use headway_core::machine::{Machine, RouteId};
+use headway_core::stream::admission::{Admission, LIMITS, Refused, Request, Way};
+use headway_core::units::{Bytes, Nanos};
+use rand_core::{Rng, SeedableRng};
+use rand_pcg::Pcg64Mcg;
+
+/// What happened in some histories.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Histories.
+    pub histories: u64,
+    /// Joins accepted: by growing a block, as a message of their own, by combining.
+    pub joins: [u64; 3],
+    /// Joins refused.
+    pub refused: u64,
+    /// Leaves.
+    pub leaves: u64,
+    /// Joins accepted while a leaver's capacity was not yet back.
+    pub joins_beside_leavers: u64,
+    /// Jobs run.
+    pub jobs: u64,
+    /// Jobs that ended after their deadline.
+    pub misses: u64,
+    /// Least slack of any job, nanoseconds.
+    pub slack_min: Option<i64>,
+    /// Time that the server was busy, and time in all.
+    pub busy: (u128, u128),
+}
+
+impl Tally {
+    /// Adds another tally.
+    pub fn add(&mut self, other: &Self) {
+        self.histories += other.histories;
+        for (sum, more) in self.joins.iter_mut().zip(other.joins) {
+            *sum += more;
+        }
+        self.refused += other.refused;
+        self.leaves += other.leaves;
+        self.joins_beside_leavers += other.joins_beside_leavers;
+        self.jobs += other.jobs;
+        self.misses += other.misses;
+        self.slack_min = [self.slack_min, other.slack_min].into_iter().flatten().min();
+        self.busy = (self.busy.0 + other.busy.0, self.busy.1 + other.busy.1);
+    }
+}
+
+/// A released job: deadline, release order, message, cost.
+type Job = Reverse<(Nanos, u64, u64, Nanos)>;
+
+struct History<'a> {
+    routes: &'a [RouteId],
+    domain: Admission,
+    random: Pcg64Mcg,
+    now: Nanos,
+    /// The next release of every message.
+    releases: BTreeMap<u64, Nanos>,
+    ready: BinaryHeap<Job>,
+    /// End and deadline of the job on the server.
+    running: Option<(Nanos, Nanos)>,
+    sequence: u64,
+    names: u64,
+    tally: Tally,
+}
+
+/// One history of `changes` joins and leaves on `machine`, whose transfers form one domain.
+#[must_use]
+pub fn history(machine: &Machine, seed: u64, changes: u32) -> Tally {
+    let routes: Vec<RouteId> = (0..machine.routes.len() as u32).map(RouteId).collect();
+    let mut history = History {
+        routes: &routes,
+        domain: Admission::new(Network::new(machine), machine.calibration.clone(), LIMITS),
+        random: Pcg64Mcg::seed_from_u64(seed),
+        now: Nanos::ZERO,
+        releases: BTreeMap::new(),
+        ready: BinaryHeap::new(),
+        running: None,
+        sequence: 0,
+        names: 0,
+        tally: Tally { histories: 1, ..Tally::default() },
+    };
+    for change in 0..changes {
+        // The first changes come at once: that is where sets are built up.
+        let pause = if change < changes / 3 { 0 } else { history.below(4_000_000) };
+        history.run_until(history.now + Nanos(pause));
+        history.change();
+    }
+    history.run_until(history.now + Nanos(40_000_000));
+    history.tally
+}
+
+impl History<'_> {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.random.next_u64() % bound
+    }
+
+    fn change(&mut self) {
+        let staying: Vec<String> =
+            self.domain.flows().filter(|(_, leaving)| !leaving).map(|(id, _)| id.to_owned()).collect();
+        if !staying.is_empty() && self.below(3) == 0 {
+            let id = &staying[self.below(staying.len() as u64) as usize];
+            self.domain.leave(self.now, id).expect("it is there and stays");
+            self.tally.leaves += 1;
+            return;
+        }
+        let request = self.request();
+        let beside = self.domain.flows().any(|(_, leaving)| leaving);
+        match self.domain.join(self.now, &request) {
+            Ok(admitted) => {
+                let way = match admitted.way {
+                    Way::Grown => 0,
+                    Way::Alone => 1,
+                    Way::Combined { .. } => 2,
+                };
+                self.tally.joins[way] += 1;
+                self.tally.joins_beside_leavers += u64::from(beside);
+                self.releases.entry(admitted.message).or_insert(admitted.effective);
+            }
+            Err(Refused::Overload { .. }) => self.tally.refused += 1,
+            Err(error) => unreachable!("requests are well formed: {error}"),
+        }
+    }
+
+    /// Large against its window as often as small; windows harmonic as often as not.
+    fn request(&mut self) -> Request {
+        self.names += 1;
+        let window = match self.below(2) {
+            0 => 500_000 << self.below(6),
+            _ => 300_000 + self.below(12_000_000),
+        };
+        let most = if self.below(2) == 0 { 60 } else { 600 };
+        let share = 1 + self.below(most);
+        let period = if self.below(4) == 0 { window / 3 + 1 } else { window };
+        let mut blocks = Vec::new();
+        for _ in 0..=self.below(2) {
+            let route = self.routes[self.below(self.routes.len() as u64) as usize];
+            if blocks.iter().all(|block: &BatchBlock| block.route != route) {
+                blocks.push(BatchBlock { route, bytes: Bytes(period * share / 125) });
+            }
+        }
+        Request { id: format!("f{}", self.names), blocks, period: Nanos(period), window: Nanos(window) }
+    }
+
+    fn run_until(&mut self, end: Nanos) {
+        loop {
+            // All releases of an instant count before the server decides.
+            while let Some((&message, &at)) = self.releases.iter().min_by_key(|(number, at)| (**at, **number))
+                && at <= self.now
+            {
+                self.release(message, at);
+            }
+            if let Some((ends, deadline)) = self.running.filter(|(ends, _)| *ends <= self.now) {
+                let slack = deadline.0 as i64 - ends.0 as i64;
+                self.tally.slack_min = Some(self.tally.slack_min.map_or(slack, |least| least.min(slack)));
+                self.tally.misses += u64::from(slack < 0);
+                self.running = None;
+            }
+            if self.running.is_none() {
+                if let Some(Reverse((deadline, _, _, cost))) = self.ready.pop() {
+                    self.tally.jobs += 1;
+                    self.tally.busy.0 += u128::from(cost.0);
+                    self.running = Some((self.now + cost, deadline));
+                    continue;
+                }
+                if !self.domain.idle(self.now).is_empty() {
+                    let (releases, messages) = (&mut self.releases, self.domain.messages());
+                    releases.retain(|number, _| messages.contains_key(number));
+                }
+            }
+            let next = self.releases.values().copied().chain(self.running.map(|(ends, _)| ends));
+            // A leaver's deadline may pass while the server is idle.
+            let next = next.chain(self.domain.poll_timeout().filter(|at| *at > self.now)).min();
+            let Some(next) = next.filter(|next| *next <= end) else { break };
+            self.tally.busy.1 += u128::from(next.0 - self.now.0);
+            self.now = next;
+        }
+        self.now = end;
+    }
+
+    fn release(&mut self, message: u64, at: Nanos) {
+        let running = &self.domain.messages()[&message];
+        let (period, worst) = (running.period, running.cost);
+        // Costs lie between nothing and the worst case; the ends are the dangerous ones.
+        let cost = match self.below(4) {
+            0 => Nanos(self.below(worst.0 + 1)),
+            1 if self.below(4) == 0 => Nanos::ZERO,
+            _ => worst,
+        };
+        self.sequence += 1;
+        self.ready.push(Reverse((at + period, self.sequence, message, cost)));
+        self.releases.insert(message, at + period);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use headway_core::machine::shipped;
+
+    use super::*;
+
+    /// More with `HEADWAY_HISTORIES=100000 cargo test --release -p headway-sim histories`.
+    #[test]
+    fn no_accepted_flow_misses_whatever_joins_and_leaves() {
+        let count = std::env::var("HEADWAY_HISTORIES").map_or(300, |text| text.parse().expect("a number"));
+        let machines = ["verner-r1", "verner-r2"].map(|name| shipped(name).unwrap());
+        let mut total = Tally::default();
+        for seed in 0..count {
+            let tally = history(&machines[(seed % 2) as usize], seed, 24);
+            assert_eq!(tally.misses, 0, "history(&shipped(\"verner-r{}\"), {seed}, 24): {tally:?}", seed % 2 + 1);
+            total.add(&tally);
+        }
+        println!("{total:?}");
+        assert!(total.joins.iter().all(|joins| *joins * 10 > count), "every way is taken: {total:?}");
+        assert!(total.refused > count && total.leaves > count && total.joins_beside_leavers > count, "{total:?}");
+        assert!(total.busy.0 * 3 > total.busy.1, "the server has work: {total:?}");
+    }
+}
