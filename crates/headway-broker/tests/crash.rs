@@ -53,8 +53,9 @@ fn enter(words: &Words, at: usize, me: u32) {
         return;
     }
     let worker = (found & 7) as usize;
-    let lives = words.word(LIVES + worker).load(Ordering::SeqCst) == found;
+    // In this order: a life that is replaced between the two is excused before and over after.
     let excused = words.word(EXCUSED + worker).load(Ordering::SeqCst) != 0;
+    let lives = words.word(LIVES + worker).load(Ordering::SeqCst) == found;
     if lives && !excused {
         let number = words.word(FOUND).fetch_add(1, Ordering::SeqCst) as usize;
         words.word(FOUND + 1 + number % FOUND_MAX).store(found, Ordering::SeqCst);
