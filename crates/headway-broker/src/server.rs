@@ -92,7 +92,7 @@ impl Options {
             limits: BrokerLimits::default(),
             drain: Nanos(20_000_000),
             watchdog: Nanos(10_000_000_000),
-            recover: Nanos(500_000_000),
+            recover: Nanos(5_000_000_000),
             spin: Nanos(20_000),
             boost: true,
             log: None,

@@ -242,7 +242,8 @@ fn a_broker_started_again_takes_over_who_holds_what() {
     let socket = folder.path().join("broker");
     let change = |options: &mut Options| {
         one_gpu(2)(options);
-        options.recover = Nanos(300_000_000);
+        // As long as it takes: both come back.
+        options.recover = Nanos(600_000_000_000);
     };
     let mut broker = Broker::at(&socket, change);
     let (one, two) = (connect(&broker, "one"), connect(&broker, "two"));

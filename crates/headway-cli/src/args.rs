@@ -365,7 +365,7 @@ pub(crate) struct BrokerArgs {
     #[arg(long, value_name = "TIME", default_value = "10 s", value_parser = str::parse::<Nanos>)]
     pub(crate) watchdog: Nanos,
     /// Wait so long for clients of an earlier broker
-    #[arg(long, value_name = "TIME", default_value = "500 ms", value_parser = str::parse::<Nanos>)]
+    #[arg(long, value_name = "TIME", default_value = "5 s", value_parser = str::parse::<Nanos>)]
     pub(crate) recover: Nanos,
     /// Leave the priority of holders as it is
     #[arg(long)]

@@ -163,7 +163,8 @@ impl Desk {
 
     /// Whether nothing was written to any page since the last turn.
     pub(super) fn is_idle(&self) -> bool {
-        let quiet = |session: &Session| session.pages.as_ref().is_none_or(|pages| pages.is_empty());
+        let quiet =
+            |session: &Session| session.gone.is_some() || session.pages.as_ref().is_none_or(|pages| pages.is_empty());
         (self.recovering.is_some() || self.sessions.values().all(quiet)) && self.returned().is_none()
     }
 
@@ -185,7 +186,8 @@ impl Desk {
     fn read_rings(&mut self, now: Nanos, share: usize) -> bool {
         let mut entries = Vec::new();
         let mut liars = Vec::new();
-        for (client, session) in &mut self.sessions {
+        // What a client that is gone has left in its ring no longer counts: all that it holds ends with its drain.
+        for (client, session) in self.sessions.iter_mut().filter(|(_, session)| session.gone.is_none()) {
             let Some(pages) = &mut session.pages else { continue };
             for _ in 0..share {
                 match pages.next() {
