@@ -7,12 +7,12 @@
 //! # use headway_core::predictor::PredictorParameters;
 //! # use headway_core::sharing::{ArbiterParameters, ClusterId, ClusterParameters, Distances, GpuId, Limits, ModelId};
 //! # use headway_core::token::{Mode, TokenParameters};
+//! # fn main() -> Result<(), headway_runtime::sharing::SharingError> {
 //! # let tokens = TokenParameters { cpus: 4, per_gpu: 2, mode: Mode::Optimal, affinity: true, discount_holder: false };
 //! # let cluster = ClusterParameters { id: ClusterId(0), gpus: vec![GpuId(0)], models: vec![ModelId(0)],
 //! #                                   distances: Distances::uniform(1), tokens };
 //! # let parameters = ArbiterParameters { clusters: vec![cluster], engines: None,
 //! #                                      predictor: PredictorParameters::default(), limits: Limits::default() };
-//! # fn main() -> Result<(), headway_runtime::sharing::SharingError> {
 //! let sharing = Sharing::local(parameters)?;
 //! # let shape = TaskShape { name: "klt".into(), cluster: ClusterId(0), period: Nanos(50_000_000),
 //! #     deadline: Nanos(50_000_000), state: Bytes(0), segments: Vec::new(), thread: None };
