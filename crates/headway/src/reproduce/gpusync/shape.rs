@@ -228,7 +228,7 @@ mod tests {
         assert_eq!(broken("AedG,X", 99.0), [1]);
         assert_eq!(broken("AEdG,4MB", 75.0), [2, 5]);
         assert_eq!(broken("aEDG,4MB", 80.0), [5]);
-        assert_eq!(broken("aedg,X", 140.0), [6]);
+        assert_eq!(broken("aedg,X", 140.0), [2, 6]);
         assert_eq!(broken("TG,2MB", 82.0), [7]);
         let mut means = ideal();
         for (_, mean) in means.iter_mut().filter(|(code, _)| code.starts_with("ae")) {
