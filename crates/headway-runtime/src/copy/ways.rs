@@ -106,6 +106,8 @@ impl Copier {
         let (direction, len) = (copy.direction, copy.len);
         copy.with_buffers(None, |from, to| {
             let host = if direction == Direction::D2h { to } else { from };
+            // Pinning waits until no kernel runs, and resident copiers run on until their leases end.
+            self.gpus.iter().try_for_each(Gpu::park).map_err(Stopped::early)?;
             let view = gpu.port.register(host.buffer).map_err(Stopped::unpinned)?;
             let pinned = At { buffer: &view, offset: host.offset };
             let (from, to) = if direction == Direction::D2h { (from, pinned) } else { (pinned, to) };
