@@ -303,7 +303,7 @@ impl Measurement<'_> {
         ];
         let groups = groups(&self.ports, self.options.each);
         self.session.phase("staging", situations.len() * (groups.len() + usize::from(gpus.len() > 1)));
-        let shots = self.options.by_depth(2, 4, 8);
+        let shots = self.options.by_depth(4, 6, 10);
         for (direction, memory) in situations {
             // Pages touched for the first time take so long that shorter copies tell enough.
             let bytes_max = if memory == HostMemory::Fresh { bytes_max.min(STAGED_BYTES_FRESH) } else { bytes_max };
@@ -497,9 +497,10 @@ fn search(
             let timings = curves::volley(rigs, &shot, turn)?;
             Ok(timings.iter().map(|timing| timing.done).max().unwrap_or_default())
         })?;
-        rigs.iter_mut().try_for_each(Rig::compare)?;
         Ok::<_, Error>(figures.median)
     })?;
+    // Comparing takes several times as long as copying: of a search, only the last copies.
+    rigs.iter_mut().try_for_each(Rig::compare)?;
     Ok(found.map(|(tuning, _)| tuning))
 }
 
