@@ -18,10 +18,11 @@ const BULK: usize = 1 << 20;
 /// From this size on the driver is asked whether memory is pinned, which takes some 0.3 us; the driver's own call, which is
 /// chosen for smaller copies of ordinary memory, is as fast from pinned memory without being told.
 const ASK: usize = 64 << 10;
-/// From this size on it matters whether pages are there, and looking takes less than 1 %.
-const LOOK: usize = 4 << 20;
-/// Pages looked at.
-const SAMPLES: usize = 8;
+/// From this size on it matters whether pages are there, and looking at two takes less than 2 %.
+const LOOK: usize = 512 << 10;
+/// Pages looked at, the second number from this size on.
+const SAMPLES: (usize, usize) = (2, 8);
+const LOOK_CLOSELY: usize = 4 << 20;
 
 /// What came of a copy, and what was chosen first.
 pub(super) struct Outcome {
@@ -180,7 +181,9 @@ impl Copier {
             },
             Host::Out(to) => match self.gpus[copy.gpu].port.host_kind(to).ok()? {
                 HostKind::Pinned => HostMemory::Pinned,
-                HostKind::Pageable if to.len() >= LOOK && memory::mostly_absent(to, SAMPLES) => HostMemory::Fresh,
+                HostKind::Pageable if to.len() >= LOOK && memory::mostly_absent(to, samples(to.len())) => {
+                    HostMemory::Fresh
+                }
                 HostKind::Pageable => HostMemory::Warm,
             },
         };
@@ -218,6 +221,11 @@ impl Copier {
         let busy = others.filter(|(_, gpu)| gpu.engine(copy.direction).gate.bulk_copies() > 0).count();
         1 + u32::try_from(busy).unwrap_or(u32::MAX - 1)
     }
+}
+
+/// Pages to look at in a copy of `bytes` bytes.
+const fn samples(bytes: usize) -> usize {
+    if bytes < LOOK_CLOSELY { SAMPLES.0 } else { SAMPLES.1 }
 }
 
 /// The driver's own way for memory of this kind, with which others are compared.

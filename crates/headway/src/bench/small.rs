@@ -204,7 +204,7 @@ impl Bench<'_, '_> {
         direction: Direction,
         memory: HostMemory,
         count: usize,
-        figures: Result<crate::measure::sample::Figures, Error>,
+        figures: Result<Figures, Error>,
         wrong: impl FnOnce() -> Option<usize>,
     ) -> Result<(), Error> {
         match figures {
