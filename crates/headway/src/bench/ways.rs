@@ -141,10 +141,13 @@ impl Bench<'_, '_> {
             }
             // A slow thing is not warmed up for ever.
             let counts = turn >= effort.warm_up || (turn > 0 && clock::now() >= until);
-            for (at, entrant) in entrants.iter_mut().enumerate() {
+            // Each begins a turn as often as the others: who comes first, or behind a certain other, may have it harder.
+            let count = entrants.len();
+            for at in (0..count).map(|place| (place + turn as usize) % count) {
                 if failed.contains(&at) {
                     continue;
                 }
+                let entrant = &mut entrants[at];
                 let compares = turn == 0 || entrant.shot.bytes <= COMPARED_MAX;
                 let made = rig
                     .shoot(&entrant.shot, turn)
