@@ -32,8 +32,13 @@ impl Draw {
     }
 }
 
+/// A shipped machine; of the H200 nodes those with round figures.
 fn shipped(name: &str) -> Machine {
-    machine::shipped(name).expect("shipped")
+    match name {
+        "h200-x1" => machine::parse(name, include_str!("machines/h200-x1.toml")).expect("it parses"),
+        "h200-x4" => machine::parse(name, include_str!("machines/h200-x4.toml")).expect("it parses"),
+        _ => machine::shipped(name).expect("shipped"),
+    }
 }
 
 fn loaded(text: &str) -> Loaded<Workload> {
