@@ -42,6 +42,8 @@ pub struct Setup {
     pub idle: Nanos,
     /// Behind another copy.
     pub queued: Nanos,
+    /// Time of the thread that submits it.
+    pub submit: Nanos,
 }
 
 /// What is known of the node beside the samples.
@@ -263,6 +265,7 @@ fn build(node: &Node, links: &Links, shared: &Shared) -> Result<Machine, FitErro
             weight: shared.weight(direction),
             setup: setup.idle,
             setup_queued: setup.queued,
+            submit: setup.submit,
         });
         let classes = match direction {
             Direction::H2d => &[EngineClass::H2d][..],
@@ -370,6 +373,7 @@ fn calibrate(node: &Node, machine: &Machine, sets: &[Set]) -> Result<Calibration
     Ok(Calibration {
         sets: u32::try_from(sets.len()).unwrap_or(u32::MAX),
         repeats: u32::try_from(repeats).unwrap_or(u32::MAX),
+        batches: 0,
         sigma_ppm: sigma_ppm.min(LARGEST_PPM),
         margin_ppm: excess.saturating_add(excess.div_ceil(4)).clamp(MARGIN_MIN_PPM, LARGEST_PPM),
         jitter: node.jitter,

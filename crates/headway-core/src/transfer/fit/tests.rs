@@ -4,7 +4,7 @@ use super::*;
 use crate::machine::{parse, shipped, write};
 
 fn node(machine: &Machine) -> Node {
-    let setup = Setup { idle: Nanos(7_300), queued: Nanos(2_600) };
+    let setup = Setup { idle: Nanos(7_300), queued: Nanos(2_600), submit: Nanos(1_500) };
     let directions = [Direction::H2d, Direction::D2h];
     Node {
         name: "fitted".into(),
