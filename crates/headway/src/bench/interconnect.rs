@@ -22,9 +22,9 @@ use self::results::Case;
 pub use self::results::{Errors, Group};
 pub use self::variants::Variant;
 use super::results::Target;
-use crate::measure::batches::{Block, Draw, Lazy, Mix, Routes, Took, gpus_of};
+use crate::measure::batches::{Bed, Block, Draw, Mix, Routes, Took, gpus_of};
 use crate::measure::fit::Observed;
-use crate::measure::interconnect::{Scope, calibrate, run as run_batch};
+use crate::measure::interconnect::{Scope, calibrate};
 use crate::measure::node;
 use crate::measure::session::Session;
 use crate::measure::sets::Room;
@@ -127,23 +127,42 @@ pub fn run(options: &Options, mut progress: impl FnMut(Progress)) -> Result<Repo
         return Err(Error::Options("at least one batch and one repetition are needed"));
     }
     let mut session = Session::new(None, None, &options.interrupt, &mut progress);
-    let mut ran = Vec::new();
-    let found = match options.backend {
-        Backend::Sim => simulated::run(options, &mut session, &mut ran),
-        Backend::Auto | Backend::Emu | Backend::Cuda => on_ports(options, &mut session, &mut ran),
+    let mut node = match options.backend {
+        Backend::Sim => simulated::node(options)?,
+        Backend::Auto | Backend::Emu | Backend::Cuda => on_ports(options, &mut session)?,
     };
-    let (source, gpus, known, failed) = found?;
-    let mut report = Report::of(options, (source, gpus), &known, ran)?;
+    session.phase("batches", options.batches);
+    let (mut ran, mut failed) = (Vec::new(), None);
+    for number in 0..options.batches {
+        if number % SAVED_EVERY == 0 {
+            Report::of(options, &node, &ran)?.write(&options.out)?;
+        }
+        let done = (node.next)().map(|batch| ran.push(batch)).and_then(|()| session.advance());
+        if let Err(error) = done {
+            failed = Some(error);
+            break;
+        }
+    }
+    let mut report = Report::of(options, &node, &ran)?;
     report.warnings.extend(session.finish()?);
     report.warnings.extend(failed.iter().map(|error| format!("ended early: {error}")));
     report.write(&options.out)?;
     failed.map_or(Ok(report), Err)
 }
 
-/// Source, names of the GPUs, machine, and what ended the batches early.
-type Found = (&'static str, Vec<String>, Known, Option<Error>);
+/// Results are written down each time that so many batches were run: whoever ends the program has them.
+const SAVED_EVERY: usize = 50;
 
-fn on_ports(options: &Options, session: &mut Session<'_>, ran: &mut Vec<Ran>) -> Result<Found, Error> {
+/// What runs batches.
+struct Node {
+    source: &'static str,
+    gpus: Vec<String>,
+    known: Known,
+    /// Draws a batch and runs it.
+    next: Box<dyn FnMut() -> Result<Ran, Error>>,
+}
+
+fn on_ports(options: &Options, session: &mut Session<'_>) -> Result<Node, Error> {
     let backend = if options.backend == Backend::Emu { ports::Backend::Emu } else { ports::Backend::Cuda };
     let ports = ports::open(backend, options.model.as_deref(), options.gpus)?;
     let source = ports.first().map_or("emu", |port| port.description().source.label());
@@ -155,16 +174,13 @@ fn on_ports(options: &Options, session: &mut Session<'_>, ran: &mut Vec<Ran>) ->
     };
     let reaches = |from: usize, to: usize| ports[from].reaches(ports[to].id());
     let mut draw = Draw::new(options.seed, ports.len(), reaches, room);
-    let mut bed = Lazy::new(&ports, room);
-    session.phase("batches", options.batches);
-    let mut one = |number: usize| {
+    let (mut bed, repeats) = (Bed::new(&ports, room)?, options.repeats);
+    let next = move || {
         let blocks = draw.batch();
-        let took = run_batch(session, &mut bed, &format!("batch {number}"), &blocks, options.repeats)?;
-        ran.push(Ran { blocks, took });
-        session.advance()
+        let took = bed.repeat(&blocks, repeats)?;
+        Ok(Ran { blocks, took })
     };
-    let failed = (0..options.batches).try_for_each(&mut one).err();
-    Ok((source, gpus, known, failed))
+    Ok(Node { source, gpus, known, next: Box::new(next) })
 }
 
 /// The machine of a file.
@@ -208,20 +224,15 @@ fn judge(machine: &Machine, ran: &[Ran]) -> Result<Vec<Judged>, Error> {
 }
 
 impl Report {
-    fn of(
-        options: &Options,
-        (source, gpus): (&'static str, Vec<String>),
-        known: &Known,
-        ran: Vec<Ran>,
-    ) -> Result<Self, Error> {
-        let judged = judge(&known.machine, &ran)?;
-        let variants = variants::compare(&known.machine, &ran, &judged)?;
+    fn of(options: &Options, Node { source, gpus, known, .. }: &Node, ran: &[Ran]) -> Result<Self, Error> {
+        let judged = judge(&known.machine, ran)?;
+        let variants = variants::compare(&known.machine, ran, &judged)?;
         let cases: Vec<Case> = ran
-            .into_iter()
+            .iter()
             .zip(judged)
             .map(|(ran, judged)| {
                 let (gpus, mix) = (gpus_of(&ran.blocks), Mix::of(&ran.blocks));
-                Case { gpus, mix, blocks: ran.blocks, judged }
+                Case { gpus, mix, blocks: ran.blocks.clone(), took: ran.took.clone(), judged }
             })
             .collect();
         let sets = known.observed.as_ref().map(|observed| results::sets(observed, &known.machine)).transpose()?;
@@ -229,7 +240,7 @@ impl Report {
         Ok(Self {
             schema: 1,
             source,
-            gpus,
+            gpus: gpus.clone(),
             machine: known.said.clone(),
             commit: COMMIT,
             seed: options.seed,

@@ -22,7 +22,7 @@ use crate::Error;
 /// Smallest block of a random batch.
 const SMALLEST: usize = 64 << 10;
 /// A batch that has not ended after this long is given up.
-const PATIENCE: Nanos = Nanos(30 * NANOS_PER_SECOND);
+const PATIENCE: Nanos = Nanos(10 * NANOS_PER_SECOND);
 /// Blocks up to this size are compared whole, of longer ones this much at both ends and in the middle.
 const COMPARED: usize = 256 << 10;
 

@@ -52,6 +52,7 @@ pub(crate) fn calibrate(
     let rates = sets::measure(session, &mut bed, &sets, scope.pace)?;
     let setups = links::setups(session, &mut bed, (&sets, &rates), SETUP_REPEATS)?;
     let jitter = kernels::jitter(session, device, scope.jitter)?;
+    let (sets, rates) = sets.into_iter().zip(rates).filter(|(_, rates)| !rates.0.is_empty()).unzip();
     let observed = Observed { sets, rates, setups, jitter };
     let mut machine = observed.machine(name, ports, stamp)?;
     session.phase("check", scope.batches);

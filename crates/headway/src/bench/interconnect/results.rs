@@ -11,7 +11,7 @@ use serde::Serialize;
 use super::{Report, Target, Variant};
 use crate::Error;
 use crate::bench::results::Outcome;
-use crate::measure::batches::{Block, Mix, Routes};
+use crate::measure::batches::{Block, Mix, Routes, Took};
 use crate::measure::fit::Observed;
 use crate::measure::sets::Member;
 use crate::plot::{Figure, Line};
@@ -26,6 +26,7 @@ pub(super) struct Case {
     pub(super) gpus: usize,
     pub(super) mix: Mix,
     pub(super) blocks: Vec<Block>,
+    pub(super) took: Vec<Took>,
     pub(super) judged: Judged,
 }
 
@@ -165,7 +166,7 @@ fn what(member: Member) -> String {
 pub(super) fn batches_csv(cases: &[Case], source: &str) -> String {
     let mut text = "source,batch,gpus,mix,blocks,bytes,predicted_ns,worst_case_ns,bound,n,median_ns,min_ns,max_ns,error_ppm,exceeded\n".to_owned();
     for (number, case) in cases.iter().enumerate() {
-        let Case { gpus, mix, blocks, judged } = case;
+        let Case { gpus, mix, blocks, judged, .. } = case;
         let (min, max) =
             (judged.took.first().copied().unwrap_or_default(), judged.took.last().copied().unwrap_or_default());
         let _ = writeln!(
@@ -188,13 +189,23 @@ pub(super) fn batches_csv(cases: &[Case], source: &str) -> String {
     text
 }
 
+/// A time of each repetition, divided by semicolons.
+fn each(took: &[Took], of: impl Fn(&Took) -> Nanos) -> String {
+    took.iter().map(|took| of(took).0.to_string()).collect::<Vec<_>>().join(";")
+}
+
 pub(super) fn blocks_csv(cases: &[Case], source: &str) -> String {
-    let mut text = "source,batch,block,transfer,bytes,predicted_ns,median_ns,error_ppm\n".to_owned();
-    for (number, Case { blocks, judged, .. }) in cases.iter().enumerate() {
+    let mut text = "source,batch,block,transfer,bytes,predicted_ns,median_ns,error_ppm,calls_ns,ends_ns\n".to_owned();
+    for (number, Case { blocks, took, judged, .. }) in cases.iter().enumerate() {
         let ends = judged.blocks_predicted.iter().zip(&judged.blocks).zip(judged.block_errors_ppm());
         for (at, (block, ((predicted, median), error))) in blocks.iter().zip(ends).enumerate() {
-            let (transfer, bytes) = (what(block.member), block.bytes);
-            let _ = writeln!(text, "{source},{number},{at},{transfer},{bytes},{},{},{error}", predicted.0, median.0);
+            let (transfer, bytes, calls) = (what(block.member), block.bytes, each(took, |took| took.calls[at]));
+            let ends = each(took, |took| took.ends[at]);
+            let _ = writeln!(
+                text,
+                "{source},{number},{at},{transfer},{bytes},{},{},{error},{calls},{ends}",
+                predicted.0, median.0
+            );
         }
     }
     text

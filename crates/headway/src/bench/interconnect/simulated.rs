@@ -8,12 +8,11 @@ use headway_core::units::{Nanos, PPM, Rate};
 use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 
-use super::{Found, Known, Options, Ran, fresh, given};
+use super::{Known, Options, Ran, fresh, given};
 use crate::Error;
 use crate::measure::batches::{Block, Draw, Routes, Took};
 use crate::measure::fit::Observed;
 use crate::measure::links::Setup;
-use crate::measure::session::Session;
 use crate::measure::sets::{self, Member, Rates, Room};
 
 /// How far the node is from its description, in ppm: every capacity and set-up.
@@ -113,7 +112,8 @@ fn scale(machine: &mut Machine, at: usize, ppm: u64) {
     }
 }
 
-pub(super) fn run(options: &Options, session: &mut Session<'_>, ran: &mut Vec<Ran>) -> Result<Found, Error> {
+/// The node that `options` describe.
+pub(super) fn node(options: &Options) -> Result<super::Node, Error> {
     let name = options.model.as_deref().unwrap_or("h200-x4");
     let described = given(name, options.gpus.map_or_else(|| gpus_of(name), Ok)?)?.machine;
     let count = described.gpus().count();
@@ -147,17 +147,15 @@ pub(super) fn run(options: &Options, session: &mut Session<'_>, ran: &mut Vec<Ra
         }
     };
     let mut draw = Draw::new(options.seed, count, reaches, room);
-    session.phase("batches", options.batches);
-    let mut one = |_| {
+    let repeats = options.repeats;
+    let next = move || {
         let blocks = draw.batch();
-        let took = node.run(&blocks, options.repeats)?;
-        ran.push(Ran { blocks, took });
-        session.advance()
+        let took = node.run(&blocks, repeats)?;
+        Ok(Ran { blocks, took })
     };
-    let failed = (0..options.batches).try_for_each(&mut one).err();
     let known = Known { sets: known_sets(&described)?, ..known };
     let gpus = described.gpus().map(|gpu| described.endpoints[gpu.at()].id.clone()).collect();
-    Ok(("sim", gpus, known, failed))
+    Ok(super::Node { source: "sim", gpus, known, next: Box::new(next) })
 }
 
 /// Sets of the H200 node with their totals in GB/s, single runs of 2026-11-21 by other programs: GPUs in, out.

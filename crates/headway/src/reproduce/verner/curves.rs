@@ -1,6 +1,6 @@
 //! Figure II.1 on devices: unequal blocks at once over something that they share, in chunks whose ends show their rates.
 //!
-//! The node is measured first. Then every set of transfers that, by what was measured, takes more than a shared link or limit
+//! The node is measured first, unless a machine file is given. Then every set of transfers that, by what was measured, takes more than a shared link or limit
 //! carries is run: both directions of one GPU, and as many GPUs in, out and both ways as are needed to fill a limit.
 
 use std::sync::Arc;
@@ -14,16 +14,15 @@ use headway_core::units::{Bytes, Nanos};
 use headway_device::port::Port;
 
 use super::{held, outcome};
-use crate::Error;
 use crate::measure::batches::{Bed, Block, Routes, Took};
 use crate::measure::interconnect::{Scope, calibrate};
 use crate::measure::node;
 use crate::measure::session::Session;
 use crate::measure::sets::{Member, Room};
 use crate::plot::{Figure, Line};
-use crate::ports;
 use crate::reproduce::{Outcome, Row, Setting, Table, Verdict};
 use crate::run::Backend;
+use crate::{Error, files, ports};
 
 /// Chunks of the longest block, and bytes of one; queues take 64 at a time.
 const CHUNKS: usize = 48;
@@ -61,7 +60,10 @@ pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
     let chunk = if setting.quick { CHUNK_QUICK } else { CHUNK };
     // Chunks of one block lie behind each other in the arena, which holds three times the largest copy.
     let room = Room::of(chunk * CHUNKS / 3 + chunk);
-    let machine = measured(setting, backend, &ports, room)?;
+    let machine = match setting.machine.as_deref().filter(|_| backend == ports::Backend::Cuda) {
+        Some(name) => files::restrict(&files::machine(name)?, ports.len())?,
+        None => measured(setting, backend, &ports, room)?,
+    };
     let mut bed = Bed::new(&ports, room)?;
     let (mut rows, mut notes, mut tables, mut figures) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     let mut lines = Vec::new();
@@ -80,10 +82,11 @@ pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
     let described = ports.iter().map(|port| port.description().name.clone()).collect::<Vec<_>>().join(", ");
     let mut outcome = outcome("verner-fig2.1", described, setting, rows);
     notes.push(format!(
-        "Blocks of {} and less, in chunks of {}, all submitted at once by one thread; rates over {WINDOW} chunks. The machine was \
-         measured in the same run; the figure's own values are not available.",
+        "Blocks of {} and less, in chunks of {}, all submitted at once by one thread; rates over {WINDOW} chunks. Predicted with \
+         {}; the figure's own values are not available.",
         Bytes((chunk * CHUNKS) as u64),
-        Bytes(chunk as u64)
+        Bytes(chunk as u64),
+        machine.description
     ));
     (outcome.source, outcome.notes, outcome.tables, outcome.figures) = (source, notes, tables, figures);
     Ok(outcome)
