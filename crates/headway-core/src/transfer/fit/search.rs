@@ -145,13 +145,14 @@ fn with_groups(sets: &[Set], model: Model<'_>, mut best: (Shared, u128)) -> Resu
         }
         let mut better: Option<(Shared, u128)> = None;
         for groups in candidates(sets) {
-            let mut start = best.0.clone();
-            if groups.iter().any(|group| start.groups.iter().any(|known| known.is_like(group))) {
+            if groups.iter().any(|group| best.0.groups.iter().any(|known| known.is_like(group))) {
                 continue;
             }
-            start.groups.extend(groups);
-            let found = descend(sets, model, start)?;
-            better = Some(better.filter(|better| better.1 <= found.1).unwrap_or(found));
+            for mut start in starts(sets, &best.0) {
+                start.groups.extend(groups.iter().cloned());
+                let found = descend(sets, model, start)?;
+                better = Some(better.filter(|better| better.1 <= found.1).unwrap_or(found));
+            }
         }
         match better {
             Some(found) if found.1.saturating_mul(KEPT.1) <= best.1.saturating_mul(KEPT.0) => best = found,
@@ -159,6 +160,19 @@ fn with_groups(sets: &[Set], model: Model<'_>, mut best: (Shared, u128)) -> Resu
         }
     }
     Ok(best.0)
+}
+
+/// `known` as it is, and with its numbers as guessed at first: what was fitted without another limit may be far from where it
+/// belongs with it.
+fn starts(sets: &[Set], known: &Shared) -> [Shared; 2] {
+    let guess = first_guess(sets);
+    let anew = Shared {
+        io: known.io.and(guess.io),
+        write: known.write.and(guess.write),
+        weight_in_ppm: if known.io.is_some() { guess.weight_in_ppm } else { 0 },
+        groups: known.groups.clone(),
+    };
+    [known.clone(), anew]
 }
 
 /// The best of several starts: what a byte out takes of `io` is as guessed, next to nothing, or as much as a byte in.
