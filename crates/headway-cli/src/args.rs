@@ -256,6 +256,39 @@ pub(crate) struct MeasureArgs {
 pub(crate) enum BenchCommand {
     /// Compare every way of copying with the driver's call, with pinned memory and with `auto`
     Transfers(BenchArgs),
+    /// Compare predicted ends of random batches of concurrent copies, and their worst-case bounds, with measured ones
+    Interconnect(InterconnectArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct InterconnectArgs {
+    /// What runs the batches
+    #[arg(long, value_enum, default_value_t = BackendArg::Auto)]
+    pub(crate) backend: BackendArg,
+    /// Machine that `--backend emu` imitates or `--backend sim` simulates [default: h200-x1, h200-x4]
+    #[arg(long, value_name = "MACHINE")]
+    pub(crate) model: Option<String>,
+    /// Machine file to predict with [default: measure the links first, 10 to 20 s]
+    #[arg(long)]
+    pub(crate) machine: Option<String>,
+    /// Use only the first so many GPUs
+    #[arg(long, value_name = "N")]
+    pub(crate) gpus: Option<usize>,
+    /// Random batches
+    #[arg(long, value_name = "N", default_value_t = 300)]
+    pub(crate) batches: usize,
+    /// Repetitions of each; their median is compared with the prediction, each of them with the bound
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    pub(crate) repeats: usize,
+    /// Largest block; sizes are uniform in their logarithm from 64 KiB on
+    #[arg(long, value_name = "SIZE", default_value = "256 MiB", value_parser = str::parse::<Bytes>)]
+    pub(crate) largest: Bytes,
+    /// Seed of the batches
+    #[arg(long, default_value_t = 1)]
+    pub(crate) seed: u64,
+    /// Folder for figures, plots, machine file and summary
+    #[arg(long, default_value = "out/interconnect")]
+    pub(crate) out: PathBuf,
 }
 
 #[derive(Debug, Args)]

@@ -5,6 +5,7 @@ mod args;
 mod broker;
 mod commands;
 mod formats;
+mod interconnect;
 mod sharing;
 mod show;
 mod transfers;
@@ -40,6 +41,7 @@ fn main() -> ExitCode {
         Command::Reproduce(args) => commands::reproduce(&out, args),
         Command::Measure(args) => transfers::measure(&out, args),
         Command::Bench { what: BenchCommand::Transfers(args) } => transfers::bench(&out, args),
+        Command::Bench { what: BenchCommand::Interconnect(args) } => interconnect::bench(&out, args),
         Command::Explain(args) => transfers::explain(&out, args),
         Command::Import(args) => formats::import(&out, args),
         Command::Export(args) => formats::export(&out, args),

@@ -77,6 +77,14 @@ const EXPECTED: [Expected; 7] = [
     },
 ];
 
+/// An experiment of policies that devices can make too.
+const FIGURE_II_1: Expected = Expected {
+    name: "verner-fig2.1",
+    tables: &[("chunks", "transfer", &["into gpu0", "out of gpu0"])],
+    plots: &["in-and-out-of-one-GPU"],
+    rows: 2,
+};
+
 /// Header and lines of comma-separated values without quotes.
 fn table(text: &str) -> (Vec<&str>, Vec<Vec<&str>>) {
     let mut lines = text.lines().map(|line| line.split(',').collect::<Vec<_>>());
@@ -175,6 +183,11 @@ fn the_tables_of_patil_leave_whole_results() {
 #[test]
 fn the_programs_of_cho_leave_whole_results() {
     EXPECTED[4..].iter().for_each(check);
+}
+
+#[test]
+fn unequal_blocks_at_once_leave_curves() {
+    check(&FIGURE_II_1);
 }
 
 #[test]

@@ -61,6 +61,7 @@ to = "host"
 engines = ["e0"]
 links = ["out0"]
 setup = "5 us"
+submit = "1.5 us"
 [[route]]
 from = "gpu0"
 to = "gpu1"
@@ -123,6 +124,7 @@ fn a_file_becomes_indices_integers_and_defaults() {
     let [h2d, d2h, peer] = [&m.routes[0], &m.routes[1], &m.routes[2]];
     assert_eq!((h2d.weight, h2d.setup, h2d.setup_queued), (645, Nanos(7_300), Nanos(2_600)));
     assert_eq!((d2h.weight, d2h.setup_queued, d2h.method), (1_000, Nanos(5_000), Method::Dma));
+    assert_eq!((h2d.submit, d2h.submit), (Nanos(0), Nanos(1_500)));
     assert_eq!(peer.method, Method::Peer);
     assert_eq!(h2d.uses, [(CapacityId(0), 1_000_000), (CapacityId(3), 1_057_000)]);
     assert_eq!(d2h.uses, [(CapacityId(1), 1_000_000), (CapacityId(3), 2_000_000)], "a route's own key beats `host`");

@@ -155,6 +155,7 @@ fn small_machine(draw: &mut Draw) -> Machine {
             weight: draw.within(1, 1_000) as u32,
             setup: Nanos(draw.below(3) * draw.within(1, 9_000)),
             setup_queued: Nanos(draw.below(3) * draw.within(1, 3_000)),
+            submit: Nanos::ZERO,
         });
     }
     of

@@ -96,7 +96,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
     },
     Experiment {
         name: "verner-fig2.1",
-        about: "two blocks that share the processor interconnect (sim)",
+        about: "two blocks that share the processor interconnect; on devices, unequal blocks over what they share",
         paper: "Verner, Mendelson, Schuster 2014, Figure II.1",
         run: verner::figure_2_1,
     },

@@ -1,6 +1,7 @@
 //! Verner, Mendelson, Schuster 2014: two blocks on one interconnect, streams on two nodes, flows that join and leave.
 
 mod aes;
+mod curves;
 mod sweep;
 
 use headway_core::interconnect::{BatchBlock, Network};
@@ -12,6 +13,7 @@ pub(super) use self::aes::run as aes;
 pub(super) use self::sweep::run as sweep;
 use super::{Outcome, Row, Setting, Table, Verdict};
 use crate::plot::{Figure, Line};
+use crate::run::Backend;
 use crate::{COMMIT, Error};
 
 /// A machine that is part of the program.
@@ -31,6 +33,13 @@ const fn held(holds: bool) -> Verdict {
 
 /// Figure II.1: 128 MB CPU -> GPU0 and 64 MB CPU0 -> GPU2 at once.
 pub(super) fn figure_2_1(setting: &Setting) -> Result<Outcome, Error> {
+    match setting.backend {
+        Backend::Emu | Backend::Cuda => curves::run(setting),
+        Backend::Auto | Backend::Sim => figure_2_1_simulated(setting),
+    }
+}
+
+fn figure_2_1_simulated(setting: &Setting) -> Result<Outcome, Error> {
     const NAMES: [&str; 2] = ["128 MB to gpu0", "64 MB to gpu2"];
     let machine = shipped("tyan-ft72b7015");
     let network = Network::new(&machine);
@@ -160,7 +169,6 @@ pub(super) fn join_leave(setting: &Setting) -> Result<Outcome, Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::run::Backend;
 
     fn quick() -> Setting {
         Setting { backend: Backend::Sim, quick: true, seed: 1, machine: None }

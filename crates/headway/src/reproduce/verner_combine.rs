@@ -332,6 +332,7 @@ fn exact() -> Calibration {
     Calibration {
         sets: 0,
         repeats: 0,
+        batches: 0,
         sigma_ppm: 1_000_000,
         margin_ppm: 0,
         jitter: Nanos::ZERO,

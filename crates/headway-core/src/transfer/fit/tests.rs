@@ -4,7 +4,7 @@ use super::*;
 use crate::machine::{parse, write};
 
 fn node(machine: &Machine) -> Node {
-    let setup = Setup { idle: Nanos(7_300), queued: Nanos(2_600) };
+    let setup = Setup { idle: Nanos(7_300), queued: Nanos(2_600), submit: Nanos(1_500) };
     let directions = [Direction::H2d, Direction::D2h];
     Node {
         name: "fitted".into(),
@@ -181,6 +181,28 @@ fn links_that_add_up_need_no_limit_and_one_limit_is_no_two() {
         assert_eq!(limits.iter().map(|c| c.id.as_str()).collect::<Vec<_>>(), ["write"]);
         close(limits[0].rate.0, 154_800_000_000);
     }
+}
+
+#[test]
+fn a_limit_that_two_gpus_share_is_found_with_the_gpus_it_is_for() {
+    let mut truth = shipped("h200-x4").expect("shipped");
+    let gpus: Vec<_> = truth.gpus().collect();
+    for (name, pair, rate) in [("near", [0, 2], 80), ("far", [1, 3], 70)] {
+        let id = CapacityId(truth.capacities.len() as u32);
+        let rate = Rate(rate * 1_000_000_000);
+        truth.capacities.push(Capacity { id: name.into(), rate, rate_low: rate, kind: CapacityKind::Limit });
+        for route in truth.routes.iter_mut().filter(|route| pair.iter().any(|at| gpus[*at] == route.to)) {
+            route.uses.extend((route.from.0 == 0).then_some((id, PPM as u32)));
+        }
+    }
+    let fitted = fit(&node(&truth), &samples(&truth, 1, || PPM)).expect("all sets are there");
+    close(limit(&fitted, "read.gpu0-gpu2").rate.0, 80_000_000_000);
+    close(limit(&fitted, "read.gpu1-gpu3").rate.0, 70_000_000_000);
+    assert_eq!(uses(&fitted, "read.gpu0-gpu2"), [Some(PPM as u32), None]);
+    let calibration = fitted.calibration.as_ref().expect("it was fitted");
+    assert!(calibration.max_ppm <= 15_000, "{calibration:?}");
+    let written = write(&fitted, &["fitted"]);
+    assert_eq!(parse("f", &written).map(|read| read.capacities), Ok(fitted.capacities));
 }
 
 #[test]
