@@ -241,6 +241,7 @@ fn classes_are_the_shortest_window_of_a_gpu_times_a_power_of_two_and_no_longer_t
                 let window = pipeline_of(plan, &plan.streams[at]).window.0;
                 match workload.grouping {
                     Grouping::Each => assert_eq!(window, own(at)),
+                    Grouping::Gpu => assert!(window <= shortest),
                     Grouping::Class => {
                         assert!(window.is_multiple_of(shortest) && (window / shortest).is_power_of_two());
                         assert!(window <= own(at) && own(at) < 2 * window);
