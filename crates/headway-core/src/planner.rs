@@ -374,7 +374,7 @@ impl Planner<'_> {
             let window = match self.workload.grouping {
                 _ if !gathered => window,
                 Grouping::Each => window,
-                Grouping::Gpu => shortest.values().copied().min().unwrap_or(window),
+                Grouping::Gpu | Grouping::Lockstep => shortest.values().copied().min().unwrap_or(window),
                 Grouping::Class => {
                     // Classes T_min 2^j, rounded down: harmonic, so that all of them start together again and again.
                     let least = shortest[&gpu];

@@ -241,7 +241,7 @@ fn classes_are_the_shortest_window_of_a_gpu_times_a_power_of_two_and_no_longer_t
                 let window = pipeline_of(plan, &plan.streams[at]).window.0;
                 match workload.grouping {
                     Grouping::Each => assert_eq!(window, own(at)),
-                    Grouping::Gpu => assert!(window <= shortest),
+                    Grouping::Gpu | Grouping::Lockstep => assert!(window <= shortest),
                     Grouping::Class => {
                         assert!(window.is_multiple_of(shortest) && (window / shortest).is_power_of_two());
                         assert!(window <= own(at) && own(at) < 2 * window);
@@ -319,7 +319,18 @@ fn tasks_of(plan: &Plan, server: usize) -> Vec<Task> {
     let task =
         |(p, s): (&Pipeline, &PlannedStep)| Task { cost: s.cost, period: p.period, deadline: p.window, chunk: s.piece };
     let steps = plan.pipelines.iter().flat_map(|p| p.steps.iter().map(move |s| (p, s)));
-    steps.filter(|(_, s)| s.server as usize == server).map(task).collect()
+    // The steps of a batch are one job.
+    let mut batches = Vec::new();
+    let first = |step: &PlannedStep| match step.batch {
+        Some(place) if batches.contains(&place.number) => false,
+        Some(place) => {
+            batches.push(place.number);
+            true
+        }
+        None => true,
+    };
+    let mut first = first;
+    steps.filter(|(_, s)| s.server as usize == server && first(s)).map(task).collect()
 }
 
 fn test_of(tasks: &[Task]) -> Verdict {

@@ -1,6 +1,7 @@
 //! Verner, Mendelson, Schuster 2014: two blocks on one interconnect, streams on two nodes, flows that join and leave.
 
 mod aes;
+mod streams;
 mod sweep;
 
 use headway_core::interconnect::{BatchBlock, Network};
@@ -8,11 +9,19 @@ use headway_core::machine::{self, Machine};
 use headway_core::units::Bytes;
 use headway_sim::verner::histories::{Tally, history};
 
-pub(super) use self::aes::run as aes;
 pub(super) use self::sweep::run as sweep;
 use super::{Outcome, Row, Setting, Table, Verdict};
 use crate::plot::{Figure, Line};
+use crate::run::Backend;
 use crate::{COMMIT, Error};
+
+/// Application 2: in simulation both stand-ins and twelve workloads, on devices one workload with real bytes.
+pub(super) fn aes(setting: &Setting) -> Result<Outcome, Error> {
+    match setting.backend {
+        Backend::Emu | Backend::Cuda => streams::run(setting),
+        Backend::Sim | Backend::Auto => aes::run(setting),
+    }
+}
 
 /// A machine that is part of the program.
 fn shipped(name: &str) -> Machine {
@@ -163,7 +172,7 @@ mod tests {
     use crate::run::Backend;
 
     fn quick() -> Setting {
-        Setting { backend: Backend::Sim, quick: true, seed: 1, machine: None }
+        Setting { backend: Backend::Sim, quick: true, ..Setting::default() }
     }
 
     fn all_but_the_incomparable_are_reproduced(outcome: &Outcome) {
