@@ -7,6 +7,7 @@ mod gpusync;
 mod loads;
 mod np_edf;
 mod patil;
+mod site;
 mod verner;
 mod verner_combine;
 
@@ -119,7 +120,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
     },
     Experiment {
         name: "join-leave",
-        about: "random joins and leaves of flows on a running node: no deadline is missed (sim)",
+        about: "random joins and leaves of flows on a running node: no deadline is missed (sim, emu, cuda)",
         paper: "beyond Verner, Mendelson, Schuster 2014",
         run: verner::join_leave,
     },

@@ -46,9 +46,17 @@ pub struct Domain {
 impl Domain {
     /// A domain at rest.
     #[must_use]
-    pub const fn new(admission: Admission) -> Self {
-        let (releases, waiting, ready) = (BTreeMap::new(), BTreeMap::new(), BinaryHeap::new());
-        Self { admission, now: Nanos::ZERO, releases, ready, waiting, busy: false, held: false, sequence: 0 }
+    pub fn new(admission: Admission) -> Self {
+        Self {
+            admission,
+            now: Nanos::ZERO,
+            releases: BTreeMap::new(),
+            ready: BinaryHeap::new(),
+            waiting: BTreeMap::new(),
+            busy: false,
+            held: false,
+            sequence: 0,
+        }
     }
 
     /// Who is here.
@@ -76,6 +84,9 @@ impl Domain {
     }
 
     /// Takes back the copy on which a join was computed, with its answer; after a refusal nothing has changed.
+    ///
+    /// # Errors
+    /// The [`Refused`] that is handed in.
     pub fn resume(&mut self, now: Nanos, joined: Result<(Admission, Admitted), Refused>) -> Result<Admitted, Refused> {
         self.advance(now);
         self.held = false;
@@ -142,5 +153,71 @@ impl Domain {
             self.ready.push(Reverse((deadline, self.sequence)));
             self.releases.insert(message, deadline);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::interconnect::Network;
+    use crate::machine::{RouteId, shipped};
+    use crate::stream::admission::LIMITS;
+    use crate::units::Bytes;
+
+    const MS: u64 = 1_000_000;
+
+    fn domain() -> Domain {
+        let machine = shipped("verner-r2").unwrap();
+        Domain::new(Admission::new(Network::new(&machine), machine.calibration, LIMITS))
+    }
+
+    fn request(id: &str, window: u64, bytes: u64) -> Request {
+        let blocks = vec![BatchBlock { route: RouteId(0), bytes: Bytes(bytes) }];
+        Request { id: id.to_owned(), blocks, period: Nanos(window), window: Nanos(window) }
+    }
+
+    #[test]
+    fn the_earlier_deadline_goes_first_and_one_job_at_a_time() {
+        let mut domain = domain();
+        domain.join(Nanos(0), &request("long", 10 * MS, 1_000)).unwrap();
+        domain.join(Nanos(0), &request("short", 3 * MS, 1_000_000)).unwrap();
+        let first = domain.poll_start(Nanos(0)).unwrap();
+        assert_eq!((first.deadline, domain.poll_start(Nanos(0))), (Nanos(3 * MS), None));
+        domain.ended(Nanos(MS));
+        assert_eq!(domain.poll_start(Nanos(MS)).unwrap().deadline, Nanos(10 * MS));
+        assert_eq!(domain.poll_timeout(), Some(Nanos(3 * MS)));
+    }
+
+    #[test]
+    fn a_join_computed_elsewhere_begins_with_a_cycle_that_has_not_begun() {
+        let mut domain = domain();
+        let mut copy = domain.suspend();
+        let asked = request("late", 3 * MS, 1_000);
+        let joined = copy.join(Nanos(MS), &asked).map(|admitted| (copy, admitted));
+        domain.resume(Nanos(2 * MS), joined).unwrap();
+        assert_eq!(domain.poll_start(Nanos(2 * MS)), None);
+        assert_eq!(domain.poll_timeout(), Some(Nanos(4 * MS)));
+        assert_eq!(domain.poll_start(Nanos(4 * MS)).unwrap().release, Nanos(4 * MS));
+    }
+
+    #[test]
+    fn while_a_join_is_computed_no_capacity_returns() {
+        let mut domain = domain();
+        domain.join(Nanos(0), &request("a", MS, 1_000)).unwrap();
+        let last = domain.leave(Nanos(1), "a").unwrap();
+        let mut now = Nanos(0);
+        let _copy = domain.suspend();
+        while now <= last {
+            while domain.poll_start(now).is_some() {
+                domain.ended(now);
+            }
+            now = now + Nanos(MS / 2);
+        }
+        assert_eq!(domain.admission().flows().count(), 1);
+        assert!(domain.resume(now, Err(Refused::Unknown { flow: "b".to_owned() })).is_err());
+        while domain.poll_start(now).is_some() {
+            domain.ended(now);
+        }
+        assert_eq!(domain.admission().flows().count(), 0);
     }
 }

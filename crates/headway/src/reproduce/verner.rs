@@ -1,6 +1,7 @@
 //! Verner, Mendelson, Schuster 2014: two blocks on one interconnect, streams on two nodes, flows that join and leave.
 
 mod aes;
+mod joins;
 mod streams;
 mod sweep;
 
@@ -115,6 +116,9 @@ const CHANGES: u32 = 24;
 
 /// Random joins and leaves: no accepted flow misses.
 pub(super) fn join_leave(setting: &Setting) -> Result<Outcome, Error> {
+    if matches!(setting.backend, Backend::Emu | Backend::Cuda) {
+        return joins::run(setting);
+    }
     let count = if setting.quick { HISTORIES.1 } else { HISTORIES.0 };
     let machines = [shipped("verner-r1"), shipped("verner-r2")];
     let mut totals = [Tally::default(); 2];

@@ -4,10 +4,11 @@ use headway_core::stream::Policy;
 use headway_core::units::Nanos;
 
 use super::demand::Demand;
-use super::trial::{Trial, chain, cycle_bytes};
-use super::{Found, Setting, Site, Try, cycle_of};
+use super::trial::{Trial, cycle_bytes};
+use super::{Found, Setting, Try, cycle_of};
 use crate::COMMIT;
 use crate::measure::sample::Figures;
+use crate::reproduce::site::{Site, told};
 use crate::reproduce::{Outcome, Row, Table, Verdict};
 
 /// Times as many streams as `serial`, at least.
@@ -31,12 +32,11 @@ pub(super) fn outcome(setting: &Setting, site: &Site, demand: &Demand, results: 
     rows.extend(results.found.iter().map(|found| planned(found, results.duration)));
     rows.extend(results.found.iter().map(verified));
     rows.push(border(results, demand));
-    let names: Vec<&str> = site.devices.iter().map(|device| device.description().name.as_str()).collect();
     Outcome {
         schema: 1,
         experiment: "verner-aes",
         source: site.source,
-        machine: format!("{} {} on {}", site.machine.name, site.machine.hash, names.join(", ")),
+        machine: site.named(),
         commit: COMMIT,
         seed: setting.seed,
         rows,
@@ -113,7 +113,7 @@ fn planned(found: &Found, duration: Nanos) -> Row {
             (text, held(trial.is_clean()))
         }
         Err(error) => {
-            let text = format!("{} streams planned; it did not start: {}", plan.streams.len(), chain(error));
+            let text = format!("{} streams planned; it did not start: {}", plan.streams.len(), told(error));
             (text, Verdict::NotComparable)
         }
     };
@@ -157,7 +157,7 @@ fn border(results: &Results, demand: &Demand) -> Row {
     let held: Vec<&Try> = results.tries.iter().filter(|one| one.holds()).collect();
     let missed = results.tries.iter().filter(|one| one.trial.as_ref().is_ok_and(|trial| trial.misses > 0));
     let first = missed.map(|one| one.streams).min();
-    let failed = results.tries.iter().find_map(|one| one.trial.as_ref().err().map(|error| (one.streams, chain(error))));
+    let failed = results.tries.iter().find_map(|one| one.trial.as_ref().err().map(|error| (one.streams, told(error))));
     let most = held.iter().map(|one| one.streams).max();
     let ours = match (most, first, failed, results.tries.is_empty()) {
         (.., true) => "not tried: no policy ran without a miss".to_owned(),

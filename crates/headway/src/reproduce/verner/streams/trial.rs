@@ -12,9 +12,10 @@ use headway_runtime::kernels::Kernels;
 use headway_runtime::ring::{Checker, Ring, Sampling, Verified};
 use headway_runtime::wall::{self, RunError, Work};
 
+use super::cycle_of;
 use super::search::Case;
-use super::{Site, cycle_of};
 use crate::Error;
+use crate::reproduce::site::{Site, told};
 
 /// Streams of each GPU that are compared with the CPU byte by byte, and those that have their turn in each block.
 const SAMPLING: Sampling = Sampling { streams: 32, turns: 32 };
@@ -95,12 +96,12 @@ impl Watch<'_> {
                 self.trial.responses.push((*pipeline, *cycle, record.at.saturating_sub(arrived)));
                 self.trial.took = record.at.saturating_sub(self.epoch);
             }
-            What::Event(event) => self.told(event),
+            What::Event(event) => self.event(event),
             What::Input(_) => {}
         }
     }
 
-    fn told(&mut self, event: &Event) {
+    fn event(&mut self, event: &Event) {
         match event {
             Event::Missed { .. } => {
                 self.trial.misses += 1;
@@ -153,16 +154,10 @@ pub(super) fn run(site: &mut Site, case: &Case, duration: Nanos, until: Until) -
         Err(error @ (RunError::Prepare { .. } | RunError::State(_) | RunError::Unsupported { .. })) => {
             return Err(error.into());
         }
-        Err(error) => trial.failure = Some(chain(&error)),
+        Err(error) => trial.failure = Some(told(&error)),
     }
     trial.verified = found.lock().unwrap_or_else(PoisonError::into_inner).clone();
     Ok(trial)
-}
-
-/// An error with its causes.
-pub(super) fn chain(error: &dyn std::error::Error) -> String {
-    let causes = std::iter::successors(error.source(), |cause| cause.source());
-    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }
 
 /// Bytes of all lanes of one cycle.
