@@ -6,6 +6,7 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use headway::core::machine::Method;
 use headway::core::plan::Strategy;
+use headway::core::stream::Policy;
 use headway::core::transfer::{Direction, HostMemory, Load, Statistic};
 use headway::core::units::{Bytes, Nanos, UnitError};
 use headway::formats::Format as Foreign;
@@ -210,7 +211,37 @@ pub(crate) struct ReproduceArgs {
     /// Seed of everything drawn
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,
+    /// Use this many GPUs, where an experiment can use several [default: all]
+    #[arg(long, value_name = "N")]
+    pub(crate) gpus: Option<usize>,
+    /// How long each run on devices lasts [default: 60 s on GPUs]
+    #[arg(long, value_name = "TIME", value_parser = str::parse::<Nanos>)]
+    pub(crate) duration: Option<Nanos>,
+    /// verner-aes: the paper's workload
+    #[arg(long, value_name = "NUMBER", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=12))]
+    pub(crate) workload: u32,
+    /// verner-aes: leave out streams with shorter deadlines
+    #[arg(long, value_name = "TIME", default_value = "20 ms", value_parser = str::parse::<Nanos>)]
+    pub(crate) deadline_min: Nanos,
+    /// verner-aes: multiply the rates of all streams
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1000))]
+    pub(crate) rate_scale: u64,
+    /// verner-aes: plan for a machine so many times slower [default: 1; 400 with `--backend emu`]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    pub(crate) slower: Option<u64>,
+    /// verner-aes: policies that run
+    #[arg(long, value_name = "POLICY", value_delimiter = ',', default_value = "serial,lockstep,combined,partitioned",
+        value_parser = word(POLICIES))]
+    pub(crate) policies: Vec<Policy>,
 }
+
+/// Policies that run on devices.
+const POLICIES: &[(&str, Policy)] = &[
+    ("serial", Policy::Serial),
+    ("lockstep", Policy::Lockstep),
+    ("combined", Policy::Combined),
+    ("partitioned", Policy::Partitioned),
+];
 
 #[derive(Debug, Args)]
 pub(crate) struct MeasureArgs {

@@ -182,7 +182,15 @@ pub(crate) fn reproduce(out: &Out, args: &ReproduceArgs) -> Result<Answer> {
         return Ok(Answer::Yes);
     };
     let (backend, machine) = (args.backend.into(), args.machine.clone());
-    let setting = experiments::Setting { backend, quick: args.quick, seed: args.seed, machine };
+    let streams = experiments::StreamSetting {
+        workload: args.workload,
+        deadline_min: args.deadline_min,
+        rate_scale: args.rate_scale,
+        slower: args.slower,
+        policies: args.policies.clone(),
+    };
+    let (quick, seed, gpus, duration) = (args.quick, args.seed, args.gpus, args.duration);
+    let setting = experiments::Setting { backend, quick, seed, machine, gpus, duration, streams };
     let outcome = experiments::find(name)?.run(&setting)?;
     let usual = || Path::new("out").join(format!("{}-{}", outcome.experiment, outcome.source));
     let folder = args.out.clone().unwrap_or_else(usual);

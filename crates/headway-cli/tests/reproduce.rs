@@ -170,6 +170,39 @@ fn simulated_experiments_leave_whole_results() {
     }
 }
 
+/// Simulated experiments that have a form on devices: what they leave there.
+#[test]
+fn experiments_on_streams_leave_whole_results_on_emulated_devices() {
+    for (name, more, tables) in [
+        (
+            "verner-aes",
+            &["--policies", "serial,combined", "--gpus", "2"][..],
+            &["plans", "runs", "steps", "blocks"][..],
+        ),
+        ("np-edf", &[], &["flows"]),
+        ("join-leave", &[], &["jobs"]),
+    ] {
+        let place = tempfile::tempdir().unwrap();
+        let args = ["reproduce", name, "--backend", "emu", "--quick", "--duration", "200 ms", "--out", "r"];
+        let all: Vec<&str> = args.into_iter().chain(more.iter().copied()).chain(["--format", "json"]).collect();
+        let answer = headway(place.path(), &all);
+        assert!(matches!(answer.status, Some(0 | 1)), "{name}: {answer:#?}");
+        let json = answer.json();
+        assert_eq!((&json["experiment"], &json["source"]), (&Value::from(name), &Value::from("emu")));
+        for row in json["rows"].as_array().unwrap() {
+            // Bytes do not depend on how fast anything is.
+            let what = row["what"].as_str().unwrap();
+            if what.contains("ciphertexts") || what.contains("bytes that") {
+                assert_eq!(row["verdict"], "reproduced", "{name}: {row:#}");
+            }
+        }
+        for table in tables {
+            assert!(read(&place.path().join("r"), &format!("{table}.csv")).lines().count() > 1, "{name}: {table}");
+        }
+        assert!(read(&place.path().join("r"), "summary.md").contains("Source `emu`"));
+    }
+}
+
 #[test]
 fn the_studies_of_fujii_leave_whole_results() {
     check(&EXPECTED[0]);

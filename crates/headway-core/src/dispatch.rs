@@ -85,6 +85,8 @@ pub struct Dispatcher {
     now: Nanos,
     epoch: Option<Nanos>,
     packets: Vec<u64>,
+    /// The shortest deadline of each pipeline's streams.
+    shortest: Vec<Nanos>,
     halted: bool,
     timers: BinaryHeap<Reverse<(Nanos, u32, u32, u64)>>,
     pipelines: Vec<Progress>,
@@ -120,6 +122,7 @@ impl Dispatcher {
             now: Nanos::ZERO,
             epoch: None,
             packets: Vec::new(),
+            shortest: plan.pipelines.iter().map(|pipeline| shortest(&plan, pipeline)).collect(),
             halted: false,
             timers: BinaryHeap::new(),
             pipelines,
@@ -369,6 +372,13 @@ impl Dispatcher {
                 self.dirty[server] = true;
                 return;
             }
+            if let Some(place) = planned.batch {
+                let deadline = first.key().0;
+                if !self.submit_batch(server, deadline, place.number) {
+                    return;
+                }
+                continue;
+            }
             let (offset, bytes) = piece(planned, waiting);
             waiting.next = offset + bytes;
             let last_of_job = planned.operations.len() > 1 || waiting.next >= waiting.bytes;
@@ -376,43 +386,77 @@ impl Dispatcher {
             if last_of_job {
                 first.remove();
             }
-            self.servers[server].in_flight += 1;
-            self.unit_count += 1;
-            let unit = self.unit_count;
-            let mut outstanding = 0;
-            let source = &self.plan.pipelines[job.pipeline as usize].source;
-            for (index, operation) in (0u32..).zip(&planned.operations) {
-                let (offset, bytes) = match source {
-                    Source::Batch(parts) => match parts[index as usize].in_cycle(job.cycle) {
-                        Some((_, part)) if planned.operations.len() > 1 => {
-                            (Bytes(part.start), Bytes(part.end - part.start))
-                        }
-                        Some((_, part)) => (Bytes(part.start + offset.0), bytes),
-                        None => continue,
-                    },
-                    _ => whole(planned, operation, offset, bytes, block),
-                };
-                let number = self.operation_count;
-                self.operation_count += 1;
-                self.operations.insert(number, unit);
-                outstanding += 1;
-                self.actions.push_back(Action::Submit {
-                    operation: number,
-                    pipeline: job.pipeline,
-                    cycle: job.cycle,
-                    step: job.step,
-                    index,
-                    offset,
-                    bytes,
-                });
+            self.submit_unit(server, job, (offset, bytes), block, last_of_job);
+        }
+    }
+
+    /// Submits all jobs of batch `number` whose windows close at `deadline`, in their order. Whether it did: `false` = there
+    /// is no room for their operations now.
+    fn submit_batch(&mut self, server: usize, deadline: Nanos, number: u32) -> bool {
+        let step = |job: Job| &self.plan.pipelines[job.pipeline as usize].steps[job.step as usize];
+        let mut mates: Vec<(u32, (Nanos, u64), Job, Bytes)> = Vec::new();
+        let mut operations = 0;
+        for (key, waiting) in self.servers[server].waiting.range((deadline, 0)..=(deadline, u64::MAX)) {
+            let step = step(waiting.job);
+            if let Some(place) = step.batch
+                && place.number == number
+            {
+                operations += step.operations.len();
+                mates.push((place.order, *key, waiting.job, waiting.bytes));
             }
-            let (first_start, last_finish) = (Nanos::MAX, Nanos::ZERO);
-            let entry = Unit { server: server as u32, job, outstanding, first_start, last_finish };
-            self.units.insert(unit, entry);
-            if let Some(state) = self.state(job) {
-                state.units += 1;
-                state.submitted_all |= last_of_job;
-            }
+        }
+        if self.operations.len() + operations > self.limits.operations_max && !self.operations.is_empty() {
+            self.dirty[server] = true;
+            return false;
+        }
+        mates.sort_unstable_by_key(|(order, key, ..)| (*order, *key));
+        for (_, key, job, bytes) in mates {
+            self.servers[server].waiting.remove(&key);
+            self.submit_unit(server, job, (Bytes(0), bytes), bytes, true);
+        }
+        true
+    }
+
+    /// Submits the operations of one unit: `range` (first byte and number) of a job whose block has `block` bytes.
+    fn submit_unit(&mut self, server: usize, job: Job, range: (Bytes, Bytes), block: Bytes, last_of_job: bool) {
+        let (offset, bytes) = range;
+        let planned = &self.plan.pipelines[job.pipeline as usize].steps[job.step as usize];
+        self.servers[server].in_flight += 1;
+        self.unit_count += 1;
+        let unit = self.unit_count;
+        let mut outstanding = 0;
+        let source = &self.plan.pipelines[job.pipeline as usize].source;
+        for (index, operation) in (0u32..).zip(&planned.operations) {
+            let (offset, bytes) = match source {
+                Source::Batch(parts) => match parts[index as usize].in_cycle(job.cycle) {
+                    Some((_, part)) if planned.operations.len() > 1 => {
+                        (Bytes(part.start), Bytes(part.end - part.start))
+                    }
+                    Some((_, part)) => (Bytes(part.start + offset.0), bytes),
+                    None => continue,
+                },
+                _ => whole(planned, operation, offset, bytes, block),
+            };
+            let number = self.operation_count;
+            self.operation_count += 1;
+            self.operations.insert(number, unit);
+            outstanding += 1;
+            self.actions.push_back(Action::Submit {
+                operation: number,
+                pipeline: job.pipeline,
+                cycle: job.cycle,
+                step: job.step,
+                index,
+                offset,
+                bytes,
+            });
+        }
+        let (first_start, last_finish) = (Nanos::MAX, Nanos::ZERO);
+        let entry = Unit { server: server as u32, job, outstanding, first_start, last_finish };
+        self.units.insert(unit, entry);
+        if let Some(state) = self.state(job) {
+            state.units += 1;
+            state.submitted_all |= last_of_job;
         }
     }
 
@@ -475,7 +519,12 @@ impl Dispatcher {
     fn deliver(&mut self, index: u32, cycle: u64, epoch: Nanos) {
         self.actions.push_back(Action::Deliver { pipeline: index, cycle });
         let pipeline = &self.plan.pipelines[index as usize];
-        if let Source::Streams(streams) = &pipeline.source {
+        // No packet of a cycle arrives before the cycle starts: then nothing can be late, and thousands of streams cost nothing.
+        let start = epoch + pipeline.start + pipeline.period * cycle;
+        let none_late = self.now <= start.saturating_add(self.shortest[index as usize]);
+        if let Source::Streams(streams) = &pipeline.source
+            && !none_late
+        {
             for &stream in streams {
                 let planned = &self.plan.streams[stream as usize];
                 let carried = planned.packets_in(pipeline, cycle);
@@ -529,6 +578,17 @@ impl Dispatcher {
 
 fn planned_steps(plan: &Plan, pipeline: u32) -> u32 {
     plan.pipelines[pipeline as usize].steps.len() as u32
+}
+
+/// The shortest deadline of a pipeline's streams; zero, which decides nothing, where packets arrive by a clock of their own.
+fn shortest(plan: &Plan, pipeline: &Pipeline) -> Nanos {
+    match &pipeline.source {
+        Source::Streams(streams) if pipeline.gather > Nanos::ZERO => {
+            let deadlines = streams.iter().map(|&stream| plan.streams[stream as usize].deadline);
+            deadlines.min().unwrap_or_default()
+        }
+        _ => Nanos::ZERO,
+    }
 }
 
 /// What a cycle of a message or flow moves.

@@ -21,6 +21,7 @@ use crate::workload::{Cycle, Grouping, Message, Place, Placement, Step, Stream, 
 mod batches;
 mod combined;
 mod servers;
+mod together;
 
 use combined::Domains;
 
@@ -255,7 +256,7 @@ impl Planner<'_> {
         for flow in &self.workload.flows {
             pipelines.push(Self::flow(flow));
         }
-        let servers = self.serve(&mut pipelines, &domains)?;
+        let servers = self.serve(&mut pipelines, &domains, &mut batches)?;
         let mut verdict = self.verdict(&servers);
         verdict.notes.extend(notes);
         Ok(Plan {
@@ -369,13 +370,16 @@ impl Planner<'_> {
         }
         let mut groups: BTreeMap<_, Group> = BTreeMap::new();
         for (index, (gpu, steps, gathered, window)) in formed.into_iter().enumerate() {
-            let shared = gathered && self.workload.grouping == Grouping::Class;
-            let window = if shared {
-                // Classes T_min 2^j, rounded down: harmonic, so that all of them start together again and again.
-                let least = shortest[&gpu];
-                Nanos(least.0 << (window.0 / least.0).ilog2())
-            } else {
-                window
+            let shared = gathered && self.workload.grouping != Grouping::Each;
+            let window = match self.workload.grouping {
+                _ if !gathered => window,
+                Grouping::Each => window,
+                Grouping::Gpu | Grouping::Lockstep => shortest.values().copied().min().unwrap_or(window),
+                Grouping::Class => {
+                    // Classes T_min 2^j, rounded down: harmonic, so that all of them start together again and again.
+                    let least = shortest[&gpu];
+                    Nanos(least.0 << (window.0 / least.0).ilog2())
+                }
             };
             let alone = if shared { None } else { Some(index) };
             let key = (gpu, !gathered, window, steps.clone(), alone);
@@ -520,6 +524,7 @@ impl Planner<'_> {
                     chunk: Bytes(0),
                     piece: Nanos::ZERO,
                     operations: vec![operation],
+                    batch: None,
                 }
             }
             Resolved::Compute(kernel) => {
@@ -543,6 +548,7 @@ impl Planner<'_> {
                     chunk: Bytes(0),
                     piece: Nanos::ZERO,
                     operations: vec![operation],
+                    batch: None,
                 }
             }
         })

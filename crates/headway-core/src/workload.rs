@@ -64,6 +64,12 @@ pub enum Grouping {
     Class,
     /// Every stream has its own pipeline.
     Each,
+    /// All streams of a GPU share one pipeline, and all GPUs have the cycles of the shortest stream on the node, so that
+    /// their copies can move in one batch.
+    Gpu,
+    /// The same, and copies to the GPUs move in one batch, those from them in another: all GPUs as one (the authors' earlier
+    /// framework, `verner-2014`, II-C). Only the combined strategy has batches.
+    Lockstep,
 }
 
 /// An endless sequence of packets of one size, one every `period`, each to be processed by all steps within `deadline`

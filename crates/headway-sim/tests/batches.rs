@@ -45,6 +45,7 @@ fn message(machine: &Machine, blocks: &[BatchBlock]) -> Pipeline {
             chunk: Bytes(0),
             piece: long,
             operations: blocks.iter().map(operation).collect(),
+            batch: None,
         }],
     }
 }

@@ -76,6 +76,7 @@ impl Planner<'_> {
             chunk: Bytes(0),
             piece: cost,
             operations: ordered.map(|block| self.copy(block.route, block.bytes)).collect(),
+            batch: None,
         }
     }
 
@@ -180,6 +181,7 @@ impl Planner<'_> {
                 chunk: Bytes(0),
                 piece: Nanos::ZERO,
                 operations: vec![super::PlannedOperation { engines: Vec::new(), work: super::Work::Hold }],
+                batch: None,
             }],
         }
     }

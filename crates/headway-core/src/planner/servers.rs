@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use super::{
-    Bytes, Domains, EngineId, Nanos, Outcome, PPM, Pipeline, PlanError, PlannedStep, Planner, RouteId, Server, Source,
-    Strategy, Strength, Verdict, Work,
+    Bytes, Domains, EngineId, Nanos, Outcome, PPM, Pipeline, PlanError, PlannedBatch, PlannedStep, Planner, RouteId,
+    Server, Source, Strategy, Strength, Verdict, Work,
 };
 use crate::plan::Violation;
 use crate::schedulability::{self, ChunkFlow, Task};
@@ -21,7 +21,12 @@ enum Key {
 
 impl Planner<'_> {
     /// Gives every step its server and every copy its cost, and tests each server.
-    pub(super) fn serve(&self, pipelines: &mut [Pipeline], domains: &Domains) -> Result<Vec<Server>, PlanError> {
+    pub(super) fn serve(
+        &self,
+        pipelines: &mut [Pipeline],
+        domains: &Domains,
+        batches: &mut Vec<PlannedBatch>,
+    ) -> Result<Vec<Server>, PlanError> {
         let leader = self.arbitrated_together(pipelines, domains);
         self.price(pipelines, domains)?;
         let mut keys: Vec<Key> = Vec::new();
@@ -37,6 +42,9 @@ impl Planner<'_> {
                 });
                 step.server = at as u32;
             }
+        }
+        if self.strategy == Strategy::Combined {
+            self.together(pipelines, domains, batches)?;
         }
         let mut servers = Vec::new();
         for (at, key) in keys.iter().enumerate() {
@@ -169,6 +177,7 @@ impl Planner<'_> {
         let Ok(plan) = schedulability::chunk_sizes(&flows, 1, CHUNK_GRANULE) else { return false };
         let steps = pipelines.iter_mut().flat_map(|p| &mut p.steps).filter(|step| step.server == at);
         for ((step, task), flow) in steps.zip(&plan.tasks).zip(&flows) {
+            step.batch = None;
             step.cost = task.cost;
             step.piece = task.chunk;
             step.chunk = if flow.bytes > plan.bytes { plan.bytes } else { Bytes(0) };
@@ -208,6 +217,15 @@ fn longest(per_engines: &BTreeMap<Vec<EngineId>, Nanos>) -> Option<Nanos> {
 /// Tests one server: by Jeffay, Stanat and Martel where jobs run whole and every window is as long as its period, else by
 /// the demand of all intervals.
 fn verdict_of(server: &str, steps: &[(&Pipeline, &PlannedStep)]) -> Verdict {
+    // The steps of a batch are one job: the first stands for all.
+    let mut known: Vec<u32> = Vec::new();
+    let first = |(_, step): &&(&Pipeline, &PlannedStep)| {
+        let Some(place) = step.batch else { return true };
+        let new = !known.contains(&place.number);
+        known.push(place.number);
+        new
+    };
+    let steps: Vec<_> = steps.iter().filter(first).copied().collect();
     let tasks: Vec<Task> = steps
         .iter()
         .map(|(pipeline, step)| Task {
@@ -222,6 +240,9 @@ fn verdict_of(server: &str, steps: &[(&Pipeline, &PlannedStep)]) -> Verdict {
     let found = test(&tasks);
     let name = |at: usize| {
         let (pipeline, step) = steps[at];
+        if step.batch.is_some() {
+            return format!("batch of {}", step.name);
+        }
         if pipeline.steps.len() == 1 { pipeline.name.clone() } else { format!("{}: {}", pipeline.name, step.name) }
     };
     let mut notes = Vec::new();

@@ -25,7 +25,8 @@ const MESSAGE: &[&str] = &["id", "period", "start", "blocks"];
 const BLOCK: &[&str] = &["from", "to", "bytes"];
 const FLOW: &[&str] = &["id", "server", "start", "cost", "period", "deadline"];
 const CYCLES: &[(&str, Cycle)] = &[("auto", Cycle::Auto), ("paper", Cycle::Paper), ("arrival", Cycle::Arrival)];
-const GROUPINGS: &[(&str, Grouping)] = &[("class", Grouping::Class), ("each", Grouping::Each)];
+const GROUPINGS: &[(&str, Grouping)] =
+    &[("class", Grouping::Class), ("each", Grouping::Each), ("gpu", Grouping::Gpu), ("lockstep", Grouping::Lockstep)];
 const TRANSFORMS: &[(&str, Mode)] =
     &[("fast", Mode::Fast), ("greedy", Mode::Greedy), ("search", Mode::Search), ("optimal", Mode::Optimal)];
 const ON_MISS: &[(&str, OnMiss)] = &[("finish", OnMiss::Finish), ("stop", OnMiss::Stop)];

@@ -11,7 +11,7 @@ use headway_device::{Access, DeviceError};
 
 use super::Message;
 use super::buffers::Buffers;
-use crate::blocks::{DataError, Gatherer, Scatterer};
+use crate::blocks::{Collect, DataError, Supply};
 use crate::outlet::OutputError;
 
 /// A cycle whose result lies in its last buffer.
@@ -28,7 +28,7 @@ pub(super) struct Delivery {
 /// packets' arrival times; the dispatcher does not release a block before its window opens.
 pub(super) struct Feeder {
     plan: Arc<Plan>,
-    gatherer: Gatherer,
+    supply: Box<dyn Supply>,
     buffers: Arc<Buffers>,
     inbox: Sender<Message>,
     freed: Receiver<u32>,
@@ -60,7 +60,7 @@ impl Progress {
 impl Feeder {
     pub(super) fn new(
         plan: &Arc<Plan>,
-        gatherer: &Gatherer,
+        supply: Box<dyn Supply>,
         buffers: &Arc<Buffers>,
         cycles: &[u64],
         inbox: Sender<Message>,
@@ -74,7 +74,7 @@ impl Feeder {
         let pipelines = (0u32..).zip(cycles).map(progress).collect();
         Self {
             plan: Arc::clone(plan),
-            gatherer: gatherer.clone(),
+            supply,
             buffers: Arc::clone(buffers),
             inbox,
             freed,
@@ -126,7 +126,7 @@ impl Feeder {
         let buffer = self.buffers.first(pipeline, slot);
         let mut span = buffer.claim(0..buffer.len(), Access::Write).map_err(|e| self.claimed(pipeline, cycle, &e))?;
         let bytes = span.bytes_mut().map_err(|e| self.claimed(pipeline, cycle, &e))?;
-        let gathered = self.gatherer.gather(pipeline, cycle, bytes)?;
+        let gathered = self.supply.supply(pipeline, cycle, slot, bytes)?;
         drop(span);
         let progress = &mut self.pipelines[pipeline as usize];
         progress.next += 1;
@@ -145,7 +145,7 @@ impl Feeder {
 
 /// Writes out delivered blocks and gives their buffers back to the feeder.
 pub(super) struct Sink {
-    scatterer: Scatterer,
+    collect: Box<dyn Collect>,
     buffers: Arc<Buffers>,
     inbox: Sender<Message>,
     delivered: Receiver<Delivery>,
@@ -154,13 +154,13 @@ pub(super) struct Sink {
 
 impl Sink {
     pub(super) fn new(
-        scatterer: Scatterer,
+        collect: Box<dyn Collect>,
         buffers: &Arc<Buffers>,
         inbox: Sender<Message>,
         delivered: Receiver<Delivery>,
         free: Sender<u32>,
     ) -> Self {
-        Self { scatterer, buffers: Arc::clone(buffers), inbox, delivered, free }
+        Self { collect, buffers: Arc::clone(buffers), inbox, delivered, free }
     }
 
     pub(super) fn run(mut self) -> Result<Vec<u64>, OutputError> {
@@ -173,7 +173,7 @@ impl Sink {
             // A feeder that has packed everything no longer listens.
             let _ = self.free.send(delivery.pipeline);
         }
-        self.scatterer.finish()
+        self.collect.finish()
     }
 
     fn unpack(&mut self, delivery: &Delivery) -> Result<(), DataError> {
@@ -184,6 +184,6 @@ impl Sink {
             what: error.to_string(),
         };
         let span = self.buffers.last(pipeline, slot).claim(0..block.0 as usize, Access::Read).map_err(claimed)?;
-        self.scatterer.scatter(pipeline, cycle, span.bytes().map_err(claimed)?)
+        self.collect.collect(pipeline, cycle, slot, span.bytes().map_err(claimed)?)
     }
 }

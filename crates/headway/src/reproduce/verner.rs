@@ -2,6 +2,8 @@
 
 mod aes;
 mod curves;
+mod joins;
+mod streams;
 mod sweep;
 
 use headway_core::interconnect::{BatchBlock, Network};
@@ -9,12 +11,19 @@ use headway_core::machine::{self, Machine};
 use headway_core::units::Bytes;
 use headway_sim::verner::histories::{Tally, history};
 
-pub(super) use self::aes::run as aes;
 pub(super) use self::sweep::run as sweep;
 use super::{Outcome, Row, Setting, Table, Verdict};
 use crate::plot::{Figure, Line};
 use crate::run::Backend;
 use crate::{COMMIT, Error};
+
+/// Application 2: in simulation both stand-ins and twelve workloads, on devices one workload with real bytes.
+pub(super) fn aes(setting: &Setting) -> Result<Outcome, Error> {
+    match setting.backend {
+        Backend::Emu | Backend::Cuda => streams::run(setting),
+        Backend::Sim | Backend::Auto => aes::run(setting),
+    }
+}
 
 /// A machine that is part of the program.
 fn shipped(name: &str) -> Machine {
@@ -115,6 +124,9 @@ const CHANGES: u32 = 24;
 
 /// Random joins and leaves: no accepted flow misses.
 pub(super) fn join_leave(setting: &Setting) -> Result<Outcome, Error> {
+    if matches!(setting.backend, Backend::Emu | Backend::Cuda) {
+        return joins::run(setting);
+    }
     let count = if setting.quick { HISTORIES.1 } else { HISTORIES.0 };
     let machines = [shipped("verner-r1"), shipped("verner-r2")];
     let mut totals = [Tally::default(); 2];
@@ -171,7 +183,7 @@ mod tests {
     use super::*;
 
     fn quick() -> Setting {
-        Setting { backend: Backend::Sim, quick: true, seed: 1, machine: None }
+        Setting { backend: Backend::Sim, quick: true, ..Setting::default() }
     }
 
     fn all_but_the_incomparable_are_reproduced(outcome: &Outcome) {
