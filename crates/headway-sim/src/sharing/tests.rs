@@ -159,6 +159,17 @@ fn the_job_with_the_earlier_deadline_takes_the_cpu_and_gives_it_back() {
 }
 
 #[test]
+fn a_job_that_ends_on_a_cpu_leaves_it_to_the_one_that_waits() {
+    // One CPU: early's 1 ms of kernel and 10 ms after it come first, then late's 5 ms, 1 ms of kernel and 2 ms after it.
+    let early = Task { after: Nanos(10 * MS), ..task("early", 0, 50, vec![execute(1)]) };
+    let late = Task { before: Nanos(5 * MS), after: Nanos(2 * MS), ..task("late", 2, 90, vec![execute(1)]) };
+    let set = setting("AEdG,X", Mode::Optimal, 1, Nanos(99 * MS));
+    let (keep, totals) = run(&cluster(1, 2, vec![early, late]), &set);
+    assert_eq!(first_done(&keep, 2), [11, 19]);
+    assert_eq!(totals.cpu, Nanos(17 * MS));
+}
+
+#[test]
 fn a_holder_of_the_token_runs_at_the_priority_of_the_job_that_waits_for_it() {
     let low = task("low", 0, 90, vec![Segment::Cpu(Nanos(10 * MS)), execute(1)]);
     let mid = Task { before: Nanos(20 * MS), ..task("mid", 1, 60, vec![execute(1)]) };
