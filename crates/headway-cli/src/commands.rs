@@ -182,7 +182,21 @@ pub(crate) fn reproduce(out: &Out, args: &ReproduceArgs) -> Result<Answer> {
         return Ok(Answer::Yes);
     };
     let (backend, machine) = (args.backend.into(), args.machine.clone());
-    let setting = experiments::Setting { backend, quick: args.quick, seed: args.seed, machine };
+    let special = &args.sharing;
+    let sharing = experiments::SharingOptions {
+        gpus: special.gpus,
+        duration: special.duration,
+        repetitions: special.repetitions,
+        all: special.all,
+        cameras: special.cameras,
+        cpus: special.cpus,
+        busy_ppm: u64::from(special.busy) * 10_000,
+        speedup: special.speedup,
+        segments: special.segments,
+        video: special.video.clone(),
+        out: args.out.clone(),
+    };
+    let setting = experiments::Setting { backend, quick: args.quick, seed: args.seed, machine, sharing };
     let outcome = experiments::find(name)?.run(&setting)?;
     let usual = || Path::new("out").join(format!("{}-{}", outcome.experiment, outcome.source));
     let folder = args.out.clone().unwrap_or_else(usual);

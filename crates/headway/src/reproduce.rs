@@ -4,6 +4,7 @@ mod bench;
 mod cho;
 mod fujii;
 mod gpusync;
+mod gpusync_gpu;
 mod loads;
 mod np_edf;
 mod patil;
@@ -15,6 +16,7 @@ use std::{fs, io};
 
 use serde::Serialize;
 
+pub use self::gpusync_gpu::{Options as SharingOptions, serve_camera};
 pub use self::loads::serve_load;
 use crate::Error;
 use crate::plot::Figure;
@@ -118,6 +120,12 @@ pub const EXPERIMENTS: &[Experiment] = &[
         paper: "beyond Verner, Mendelson, Schuster 2014",
         run: verner::join_leave,
     },
+    Experiment {
+        name: "gpusync-gpu",
+        about: "feature trackers as processes that share GPUs through a broker, beside the same program without one",
+        paper: "Elliott, Ward, Anderson 2013, 5",
+        run: gpusync_gpu::run,
+    },
 ];
 
 /// How an experiment is made.
@@ -131,6 +139,8 @@ pub struct Setting {
     pub seed: u64,
     /// Machine whose profile `copy` chooses by; the built-in defaults without one.
     pub machine: Option<String>,
+    /// What only `gpusync-gpu` asks.
+    pub sharing: SharingOptions,
 }
 
 /// What came out of one statement of the paper.
