@@ -120,6 +120,9 @@ pub(crate) fn run(out: &Out, args: &RunArgs) -> Result<Answer> {
         verify: !args.no_verify,
         interrupt,
     };
+    if workload.value.sharing.is_some() {
+        return sharing::run(out, &workload, &options);
+    }
     let mut bar = Bar::new(!out.quiet && io::stderr().is_terminal());
     let report = runs::run(&workload, &options, |progress| bar.show(progress));
     bar.finish();
@@ -132,6 +135,9 @@ pub(crate) fn run(out: &Out, args: &RunArgs) -> Result<Answer> {
 }
 
 pub(crate) fn replay(out: &Out, log: &Path) -> Result<Answer> {
+    if reports::open_sharing(log)?.is_some() {
+        anyhow::bail!("a run of tasks has no inputs in its log that could be fed again; `headway report` sums it up");
+    }
     let replayed = match reports::replay(log) {
         Err(headway::Error::Replay(difference)) if out.format == Format::Json => {
             let json = serde_json::json!({
@@ -157,6 +163,9 @@ pub(crate) fn replay(out: &Out, log: &Path) -> Result<Answer> {
 }
 
 pub(crate) fn report(out: &Out, log: &Path, folder: Option<&Path>) -> Result<Answer> {
+    if let Some(log) = reports::open_sharing(log)? {
+        return sharing::report(out, &log, folder);
+    }
     let (summary, folder) = reports::report(log, folder)?;
     out.print(&summary, || {
         let mut text = summary.table(show::width());

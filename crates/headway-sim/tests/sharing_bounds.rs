@@ -105,7 +105,8 @@ fn compare(seed: u64) -> Option<[u64; 3]> {
     let scenario = codes[draw.within(0, codes.len() as u64 - 1) as usize];
     let modes = [Mode::Optimal, Mode::WorkConserving, Mode::Relaxed(cluster.cpus), Mode::Fifo];
     let mode = modes[draw.within(0, 3) as usize];
-    let setting = Setting { scenario, mode, predictor: Form::WINDOW, seed, until: Nanos(600 * MS) };
+    let setting =
+        Setting { scenario, tokens_per_gpu: None, mode, predictor: Form::WINDOW, seed, until: Nanos(600 * MS) };
     let mut watch = Watch(vec![Most::default(); cluster.tasks.len()], 0);
     simulate(&cluster, &setting, &mut watch).unwrap_or_else(|error| panic!("seed {seed}: {error:?}"));
     assert!(watch.1 > 0, "seed {seed}: no job was complete");
@@ -168,7 +169,8 @@ fn no_job_waits_for_a_cpu_while_one_is_idle() {
         let scenario = Scenario::distinct()[draw.within(0, 35) as usize];
         let modes = [Mode::Optimal, Mode::WorkConserving, Mode::Relaxed(cluster.cpus), Mode::Fifo];
         let mode = modes[draw.within(0, 3) as usize];
-        let setting = Setting { scenario, mode, predictor: Form::WINDOW, seed, until: Nanos(300 * MS) };
+        let setting =
+            Setting { scenario, tokens_per_gpu: None, mode, predictor: Form::WINDOW, seed, until: Nanos(300 * MS) };
         let mut watch = Conserving { cpus: cluster.cpus as usize, seed, full: 0 };
         simulate(&cluster, &setting, &mut watch).unwrap_or_else(|error| panic!("seed {seed}: {error:?}"));
         full += watch.full;

@@ -4,12 +4,14 @@
 //! look for new corners. Beside the tracker's own work a frame can carry a [`Load`], since one frame is far too small for a
 //! GPU of today.
 
+mod bounds;
 mod camera;
 mod frame;
 mod memory;
 mod pictures;
 
-pub(crate) use self::camera::{Arbitration, Camera, Course, Frame};
-pub(crate) use self::frame::Moving;
+pub(crate) use self::bounds::{HAND_OVER, Seen, observed};
+pub(crate) use self::camera::{Arbitration, Camera, Course, Frame, Tracked};
+pub(crate) use self::frame::{Moving, Operated};
 pub(crate) use self::memory::Load;
 pub(crate) use self::pictures::Video;

@@ -128,7 +128,7 @@ pub fn simulate<O: Observer>(cluster: &Cluster, setting: &Setting, observer: &mu
         arbiter: arbiter::build(cluster, setting)?,
         hardware: Hardware::new(cluster.gpus()),
         ready: VecDeque::new(),
-        tokens: vec![None; cluster.gpus() as usize * setting.scenario.tokens_per_gpu().unwrap_or(0) as usize],
+        tokens: vec![None; cluster.gpus() as usize * setting.tokens_per_gpu().unwrap_or(0) as usize],
         locks: vec![None; engines],
         users: vec![0; cluster.gpus() as usize],
         cpus_changed: false,

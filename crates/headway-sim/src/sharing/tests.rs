@@ -50,7 +50,7 @@ impl Observer for Keep {
 }
 
 fn setting(code: &str, mode: Mode, seed: u64, until: Nanos) -> Setting {
-    Setting { scenario: code.parse().unwrap(), mode, predictor: Form::WINDOW, seed, until }
+    Setting { scenario: code.parse().unwrap(), tokens_per_gpu: None, mode, predictor: Form::WINDOW, seed, until }
 }
 
 fn run(cluster: &Cluster, setting: &Setting) -> (Keep, Totals) {

@@ -23,12 +23,12 @@ use headway_os::{affinity, clock};
 pub use self::child::serve_camera;
 
 use self::child::{Crew, How, Open, Order, USERS};
-use self::results::{Files, Measured, Run, Seen};
+use self::results::{Files, Measured, Run};
 use self::setup::{Alone, Configuration, Kind, alone, configurations, frame_kernels, load, periods, state_bytes};
 use super::{Outcome, Row, Setting, Verdict};
 use crate::plot::{Figure, Line};
 use crate::run::Backend;
-use crate::trackers::{Course, Frame, Load, Moving};
+use crate::trackers::{Course, Frame, HAND_OVER, Load, Moving, Seen};
 use crate::{COMMIT, Error, ports};
 
 /// What only this experiment asks.
@@ -453,7 +453,7 @@ fn outcome(
         "Response: end minus the later of release and predecessor's end, in percent of the period. Blocking: waits for the \
          token and for engines of one frame together, beside its bound from the longest operations seen in the same run and \
          {} for each hand-over; the bound assumes that holders get a CPU ({} CPUs for {} cameras).",
-        setup::HAND_OVER,
+        HAND_OVER,
         bench.cpus,
         bench.periods.len()
     ));

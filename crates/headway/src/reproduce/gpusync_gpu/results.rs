@@ -10,46 +10,7 @@ use headway_core::units::Nanos;
 use serde::Serialize;
 
 use crate::Error;
-use crate::trackers::Frame;
-
-/// The longest that was seen of one camera.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Seen {
-    pub(super) copies_max: u32,
-    pub(super) executes_max: u32,
-    pub(super) cpu_max: Nanos,
-    pub(super) copy_max: Nanos,
-    pub(super) execute_max: Nanos,
-    pub(super) copy_held_max: Nanos,
-    pub(super) execute_held_max: Nanos,
-    /// Wait for the token and for engines, and their sum in one frame.
-    pub(super) token_wait_max: Nanos,
-    pub(super) engine_wait_max: Nanos,
-    pub(super) blocking_max: Nanos,
-}
-
-impl Seen {
-    pub(super) fn of(frames: &[Frame]) -> Self {
-        let mut seen = Self::default();
-        for frame in frames {
-            let account = &frame.account;
-            let held = frame.released.saturating_sub(frame.granted);
-            let own = account.engine_wait + account.copy + account.execute;
-            let (token, engines) = (frame.token_wait(), Nanos(account.engine_wait));
-            seen.copies_max = seen.copies_max.max(account.copies);
-            seen.executes_max = seen.executes_max.max(account.executes);
-            seen.cpu_max = seen.cpu_max.max(Nanos(held.saturating_sub(own)));
-            seen.copy_max = seen.copy_max.max(Nanos(account.copy));
-            seen.execute_max = seen.execute_max.max(Nanos(account.execute));
-            seen.copy_held_max = seen.copy_held_max.max(Nanos(account.copy_held_max));
-            seen.execute_held_max = seen.execute_held_max.max(Nanos(account.execute_held_max));
-            seen.token_wait_max = seen.token_wait_max.max(token);
-            seen.engine_wait_max = seen.engine_wait_max.max(engines);
-            seen.blocking_max = seen.blocking_max.max(token.saturating_add(engines));
-        }
-        seen
-    }
-}
+use crate::trackers::{Frame, Seen};
 
 /// One configuration, one repetition, all its cameras. Responses in percent of the period.
 #[derive(Clone, Debug, PartialEq, Serialize)]

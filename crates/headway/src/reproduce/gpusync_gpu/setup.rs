@@ -3,13 +3,12 @@
 use headway_core::engine_lock::{EngineParameters, PeerLocks};
 use headway_core::predictor::PredictorParameters;
 use headway_core::sharing::{ArbiterParameters, ClusterId, ClusterParameters, Distances, GpuId, Limits, ModelId};
-use headway_core::sharing_analysis::{Acquisition, Analysis, CpuGuarantee, System, TaskDemand, analyse};
+use headway_core::sharing_analysis::Analysis;
 use headway_core::token::{Mode, TokenParameters};
 use headway_core::units::{Bytes, Nanos};
 use headway_sim::sharing::{Arbitration, Migration, Scenario, Taking};
 
-use super::results::Seen;
-use crate::trackers::{Frame, Load};
+use crate::trackers::{Frame, Load, Seen, observed};
 
 /// Periods of five cameras, two at 20 frames/s and three at 10: the paper's mix of 8 and 12.
 const PERIODS: [u64; 5] = [50_000_000, 50_000_000, 100_000_000, 100_000_000, 100_000_000];
@@ -18,10 +17,6 @@ const PERIODS: [u64; 5] = [50_000_000, 50_000_000, 100_000_000, 100_000_000, 100
 const SIMULATED_KERNELS_NS: f64 = 21_600_000.0;
 const SIMULATED_COPIES_NS: f64 = 970_788.0;
 const SIMULATED_STATE_NS: f64 = 6_856_704.0;
-/// From a token's or a lock's release to its next holder going on: an allowance that bounds include, several times what the
-/// broker takes.
-pub(super) const HAND_OVER: Nanos = Nanos(200_000);
-
 /// One way of running the cameras.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Configuration {
@@ -108,34 +103,7 @@ impl Configuration {
     /// The bounds that follow from the longest operations seen, hand-over included; `None` without arbitration.
     pub(super) fn bounds(&self, gpus: u32, cpus: u32, cameras: &[(Nanos, Seen)]) -> Option<Analysis> {
         let arbiter = self.arbiter(gpus, cpus)?;
-        let longest = |of: fn(&Seen) -> Nanos| {
-            cameras.iter().map(|(_, seen)| of(seen)).max().unwrap_or_default().saturating_add(HAND_OVER)
-        };
-        let system = System {
-            gpus,
-            tokens: self.tokens(gpus, cpus)?,
-            engines: arbiter.engines,
-            peer_copies: self.peer && gpus > 1,
-            virtual_releases: false,
-            longest_copy: longest(|seen| seen.copy_held_max),
-            longest_execute: longest(|seen| seen.execute_held_max),
-            grant_latency: HAND_OVER,
-            cpu: CpuGuarantee::Priorities,
-        };
-        let demand = |(task, (period, seen)): (u32, &(Nanos, Seen))| TaskDemand {
-            task: headway_core::sharing::TaskId(task),
-            period: *period,
-            cpu_outside: Nanos::ZERO,
-            acquisitions: vec![Acquisition {
-                copies: u64::from(seen.copies_max),
-                executes: u64::from(seen.executes_max),
-                cpu: seen.cpu_max,
-                copy_time: seen.copy_max,
-                execute_time: seen.execute_max,
-            }],
-        };
-        let demands: Vec<_> = (0..).zip(cameras).map(demand).collect();
-        Some(analyse(&system, &demands))
+        Some(observed(gpus, self.tokens(gpus, cpus)?, arbiter.engines, self.peer, cameras))
     }
 }
 
