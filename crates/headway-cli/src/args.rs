@@ -214,7 +214,7 @@ pub(crate) struct ReproduceArgs {
     /// Use this many GPUs, where an experiment can use several [default: all]
     #[arg(long, value_name = "N")]
     pub(crate) gpus: Option<usize>,
-    /// How long each run on devices lasts [default: 60 s on GPUs]
+    /// How long each run on devices lasts [default: what suits it on GPUs]
     #[arg(long, value_name = "TIME", value_parser = str::parse::<Nanos>)]
     pub(crate) duration: Option<Nanos>,
     /// verner-aes: the paper's workload
@@ -233,6 +233,38 @@ pub(crate) struct ReproduceArgs {
     #[arg(long, value_name = "POLICY", value_delimiter = ',', default_value = "serial,lockstep,combined,partitioned",
         value_parser = word(POLICIES))]
     pub(crate) policies: Vec<Policy>,
+    #[command(flatten)]
+    pub(crate) sharing: ExperimentSharingArgs,
+}
+
+/// What only `gpusync-gpu` asks.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Options of gpusync-gpu")]
+pub(crate) struct ExperimentSharingArgs {
+    /// How often each configuration is run
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    pub(crate) repetitions: u32,
+    /// Every scenario of the paper instead of a few
+    #[arg(long)]
+    pub(crate) all: bool,
+    /// Cameras, each a process [default: 5 for each GPU]
+    #[arg(long, value_name = "N")]
+    pub(crate) cameras: Option<usize>,
+    /// CPUs that tokens are given for [default: those allowed here, at most one for each camera]
+    #[arg(long, value_name = "N")]
+    pub(crate) cpus: Option<u32>,
+    /// Share of each GPU's time that kernels take if nobody is in the way, percent
+    #[arg(long, value_name = "PERCENT", default_value_t = 60)]
+    pub(crate) busy: u32,
+    /// Divide the paper's periods by this
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) speedup: u32,
+    /// Kernel segments of a frame beside the tracker's
+    #[arg(long, value_name = "N", default_value_t = 9)]
+    pub(crate) segments: u32,
+    /// Video of 8-bit grey levels, 320 x 240 pixels, picture after picture [default: computed pictures]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) video: Option<PathBuf>,
 }
 
 /// Policies that run on devices.

@@ -30,6 +30,7 @@ pub(crate) enum Answer {
 
 fn main() -> ExitCode {
     headway::reproduce::serve_load();
+    headway::reproduce::serve_camera();
     let cli = Cli::parse();
     let out = commands::Out { format: cli.format, quiet: cli.quiet };
     let answer = match &cli.command {

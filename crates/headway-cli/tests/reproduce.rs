@@ -152,10 +152,14 @@ fn check(expected: &Expected) {
 const SIMULATED: [&str; 7] =
     ["np-edf", "gpusync-sim", "verner-combine", "verner-fig2.1", "verner-aes", "verner-sweep", "join-leave"];
 
+/// Experiments whose work is done by processes of their own.
+const WITH_PROCESSES: [&str; 1] = ["gpusync-gpu"];
+
 #[test]
 fn every_experiment_is_expected_here() {
     let known: Vec<_> = EXPERIMENTS.iter().map(|experiment| experiment.name).collect();
-    let expected: Vec<_> = EXPECTED.iter().map(|expected| expected.name).chain(SIMULATED).collect();
+    let expected: Vec<_> =
+        EXPECTED.iter().map(|expected| expected.name).chain(SIMULATED).chain(WITH_PROCESSES).collect();
     assert_eq!(known, expected);
 }
 
@@ -201,6 +205,29 @@ fn experiments_on_streams_leave_whole_results_on_emulated_devices() {
         }
         assert!(read(&place.path().join("r"), "summary.md").contains("Source `emu`"));
     }
+}
+
+#[test]
+fn cameras_that_share_gpus_track_the_same_under_every_rule() {
+    let place = tempfile::tempdir().unwrap();
+    let args = ["reproduce", "gpusync-gpu", "--backend", "emu", "--quick", "--out", "r", "--format", "json"];
+    let answer = headway(place.path(), &args);
+    assert!(matches!(answer.status, Some(0 | 1)), "{answer:#?}");
+    let json = answer.json();
+    let verdict = |what: &str| {
+        let rows = json["rows"].as_array().unwrap();
+        rows.iter().find(|row| row["what"] == what).unwrap_or_else(|| panic!("{rows:#?}"))["verdict"].clone()
+    };
+    // Everything but response times, which depend on how fast things are.
+    for what in ["results", "frames", "blocking"] {
+        assert_eq!(verdict(what), "reproduced", "{json:#?}");
+    }
+    let folder = place.path().join("r");
+    let results = read(&folder, "results.csv");
+    assert_eq!(results.lines().count(), 1 + 5, "{results}");
+    let digests: BTreeSet<_> = results.lines().skip(1).filter_map(|line| line.rsplit(',').next()).collect();
+    assert_eq!(digests.len(), 1, "{results}");
+    assert!(folder.join("frames.csv.gz").is_file() && read(&folder, "summary.md").contains("Source `emu`"));
 }
 
 #[test]

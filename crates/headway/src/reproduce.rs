@@ -4,6 +4,7 @@ mod bench;
 mod cho;
 mod fujii;
 mod gpusync;
+mod gpusync_gpu;
 mod loads;
 mod np_edf;
 mod patil;
@@ -21,6 +22,7 @@ use headway_core::stream::Policy;
 use headway_core::units::Nanos;
 use serde::Serialize;
 
+pub use self::gpusync_gpu::{Options as SharingOptions, serve_camera};
 pub use self::loads::serve_load;
 use crate::Error;
 use crate::plot::Figure;
@@ -124,6 +126,12 @@ pub const EXPERIMENTS: &[Experiment] = &[
         paper: "beyond Verner, Mendelson, Schuster 2014",
         run: verner::join_leave,
     },
+    Experiment {
+        name: "gpusync-gpu",
+        about: "feature trackers as processes that share GPUs through a broker, beside the same program without one",
+        paper: "Elliott, Ward, Anderson 2013, 5",
+        run: gpusync_gpu::run,
+    },
 ];
 
 /// How an experiment is made.
@@ -143,12 +151,15 @@ pub struct Setting {
     pub duration: Option<Nanos>,
     /// What `verner-aes` encrypts on devices.
     pub streams: StreamSetting,
+    /// What only `gpusync-gpu` asks.
+    pub sharing: SharingOptions,
 }
 
 impl Default for Setting {
     fn default() -> Self {
         let (machine, gpus, duration, streams) = (None, None, None, StreamSetting::default());
-        Self { backend: Backend::Sim, quick: false, seed: 1, machine, gpus, duration, streams }
+        let sharing = SharingOptions::default();
+        Self { backend: Backend::Sim, quick: false, seed: 1, machine, gpus, duration, streams, sharing }
     }
 }
 

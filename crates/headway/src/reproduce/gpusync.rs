@@ -202,8 +202,14 @@ fn aliases(seed: u64, effort: Effort) -> Result<Row, SharingError> {
     let cluster = Assumptions::MIDDLE.cluster(0, seed);
     for scenario in Scenario::all() {
         let until = effort.warm_up;
-        let setting =
-            headway_sim::sharing::Setting { scenario, mode: Mode::Relaxed(2), predictor: Form::WINDOW, seed, until };
+        let setting = headway_sim::sharing::Setting {
+            scenario,
+            tokens_per_gpu: None,
+            mode: Mode::Relaxed(2),
+            predictor: Form::WINDOW,
+            seed,
+            until,
+        };
         let mut digest = Digest::default();
         simulate(&cluster, &setting, &mut digest)?;
         let digest = digest.0.finish();
