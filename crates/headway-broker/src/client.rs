@@ -92,8 +92,6 @@ struct Shared {
     state: Mutex<State>,
     /// The link has changed, or will not.
     relinked: Condvar,
-    /// How long a request is looked at before the thread sleeps.
-    spin: Nanos,
 }
 
 impl Shared {
@@ -115,9 +113,6 @@ impl Shared {
         }
     }
 }
-
-/// Time for which a thread looks for an answer before it sleeps: about what being woken takes.
-const SPIN: Nanos = Nanos(20_000);
 
 /// A connection to a broker. Its tasks must go before it does.
 pub struct Client {
@@ -144,7 +139,6 @@ impl Client {
             on_loss,
             state: Mutex::new(state),
             relinked: Condvar::new(),
-            spin: SPIN,
         });
         let (tell, answers): (Sender<FromBroker>, _) = channel();
         let stop = Arc::new(AtomicBool::new(false));

@@ -1,6 +1,7 @@
 //! The broker: one thread that decides, over sockets for control and shared pages for everything frequent.
 
 mod desk;
+mod heirs;
 mod leases;
 mod pages;
 mod predecessor;
@@ -75,6 +76,8 @@ pub struct Options {
     pub recover: Nanos,
     /// How long it looks for new requests before it sleeps.
     pub spin: Nanos,
+    /// Whether an engine lock may go from one client to another of the same user without the broker between.
+    pub direct: bool,
     /// Whether the priority of holders follows their jobs, where the kernel permits.
     pub boost: bool,
     /// File for every input of the arbiter and every client cut off, one JSON document a line; continued if it exists.
@@ -94,6 +97,7 @@ impl Options {
             watchdog: Nanos(10_000_000_000),
             recover: Nanos(5_000_000_000),
             spin: Nanos(20_000),
+            direct: true,
             boost: true,
             log: None,
         }

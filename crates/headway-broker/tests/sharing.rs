@@ -221,7 +221,8 @@ fn a_second_broker_at_the_same_socket_is_refused() {
 fn a_client_that_holds_a_token_for_too_long_is_cut_off_and_the_next_one_goes_on() {
     let broker = Broker::start(|options| {
         one_gpu(1)(options);
-        options.watchdog = Nanos(1_000_000);
+        // Longer than it takes the next one to give its token back.
+        options.watchdog = Nanos(300_000_000);
     });
     let (one, two) = (connect(&broker, "slow"), connect(&broker, "next"));
     let (mut a, mut b) = (one.register(shape("a")).unwrap(), two.register(shape("b")).unwrap());

@@ -256,6 +256,18 @@ pub(crate) struct MeasureArgs {
 pub(crate) enum BenchCommand {
     /// Compare every way of copying with the driver's call, with pinned memory and with `auto`
     Transfers(BenchArgs),
+    /// Time arbitration between processes: leased engine locks, tokens, engines handed over
+    Broker(BenchBrokerArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct BenchBrokerArgs {
+    /// Folder for figures and summary
+    #[arg(long, default_value = "out/broker")]
+    pub(crate) out: PathBuf,
+    /// Fewer samples: a few seconds instead of half a minute
+    #[arg(long)]
+    pub(crate) quick: bool,
 }
 
 #[derive(Debug, Args)]

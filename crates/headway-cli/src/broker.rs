@@ -4,13 +4,14 @@ use std::fmt::Write;
 use std::path::Path;
 
 use anyhow::Result;
+use headway::bench::broker as bench;
 use headway::broker::{self, Access, Options, Phase, Status};
 use headway::core::engine_lock::{Engine, LockId};
 use headway::core::units::Nanos;
 
 use crate::Answer;
-use crate::args::{BrokerArgs, ModeArg};
-use crate::commands::{Out, interrupt};
+use crate::args::{BenchBrokerArgs, BrokerArgs, ModeArg};
+use crate::commands::{Bar, Out, interrupt};
 
 pub(crate) fn broker(out: &Out, args: &BrokerArgs) -> Result<Answer> {
     let stop = interrupt(out, "a socket");
@@ -50,6 +51,40 @@ pub(crate) fn status(out: &Out, socket: Option<&Path>) -> Result<Answer> {
     let status = broker::status(socket)?;
     out.print(&status, || text(&status))?;
     Ok(Answer::Yes)
+}
+
+pub(crate) fn bench(out: &Out, args: &BenchBrokerArgs) -> Result<Answer> {
+    let options = bench::Options { out: args.out.clone(), quick: args.quick, interrupt: interrupt(out, "processes") };
+    let mut bar = Bar::new(!out.quiet);
+    let report = bench::measure(&options, |progress| bar.show(progress));
+    bar.finish();
+    let report = report?;
+    for warning in &report.warnings {
+        out.warn(warning);
+    }
+    out.print(&report, || benched(&report))?;
+    Ok(if report.is_behind() { Answer::No } else { Answer::Yes })
+}
+
+fn benched(report: &bench::Report) -> String {
+    let mut text = format!("machine   {}, {} CPUs, {}\n\n", report.machine.cpu, report.machine.cpus, report.machine.kernel);
+    for row in &report.rows {
+        let _ = writeln!(
+            text,
+            "{:<54} n {:>7}  median {:>9}  p99 {:>9}  max {:>9}",
+            row.what,
+            row.n,
+            row.median.to_string(),
+            row.p99.to_string(),
+            row.max.to_string()
+        );
+    }
+    text.push('\n');
+    for target in &report.targets {
+        let _ = writeln!(text, "{:<12} {}: {}", target.outcome.label(), target.target, target.measured);
+    }
+    let _ = writeln!(text, "\nsummary   {}", report.folder.join("summary.md").display());
+    text
 }
 
 fn lock(lock: &LockId) -> String {

@@ -29,6 +29,7 @@ pub(crate) enum Answer {
 
 fn main() -> ExitCode {
     headway::reproduce::serve_load();
+    headway::bench::broker::serve();
     let cli = Cli::parse();
     let out = commands::Out { format: cli.format, quiet: cli.quiet };
     let answer = match &cli.command {
@@ -40,6 +41,7 @@ fn main() -> ExitCode {
         Command::Reproduce(args) => commands::reproduce(&out, args),
         Command::Measure(args) => transfers::measure(&out, args),
         Command::Bench { what: BenchCommand::Transfers(args) } => transfers::bench(&out, args),
+        Command::Bench { what: BenchCommand::Broker(args) } => broker::bench(&out, args),
         Command::Explain(args) => transfers::explain(&out, args),
         Command::Import(args) => formats::import(&out, args),
         Command::Export(args) => formats::export(&out, args),

@@ -8,11 +8,16 @@ use headway_core::sharing::{GpuId, JobId, Outcome, TaskId, TokenId};
 use headway_core::units::Nanos;
 use headway_os::clock;
 
-use super::link::{Link, Unanswered};
+use super::link::{Link, Patience, Unanswered};
 use super::{Client, Held};
 use crate::error::{ClientError, Reason};
-use crate::layout::{ANSWER_LONGS, ENGINES, Entry, GENERATIONS};
+use crate::layout::{self, ANSWER_LONGS, ENGINES, Entry, GENERATIONS};
 use crate::protocol::lease::{self, Released};
+
+/// How long a thread looks for an engine before it sleeps: about what being woken takes.
+const SPIN_ENGINE: Nanos = Nanos(50_000);
+/// The same for a token, once a job: longer than it takes to wake the broker.
+const SPIN_TOKEN: Nanos = Nanos(100_000);
 
 /// A registered task; its jobs ask for GPUs one after the other.
 pub struct Task<'client> {
@@ -44,7 +49,7 @@ impl<'client> Task<'client> {
     }
 
     fn slot(&self) -> usize {
-        2 * self.index
+        layout::token_slot(self.index)
     }
 
     /// Waits for a token, for at most `bound`: the job released at `release` (see [`clock::now`]) asks for its GPU number
@@ -65,12 +70,13 @@ impl<'client> Task<'client> {
             self.jobs += 1;
         }
         let job = JobId { task: self.id, job: self.jobs };
+        let patience = Patience { spin: SPIN_TOKEN, until, passed: &|| None };
         loop {
             let link = self.client.shared.live()?;
             let generation = self.next_generation();
             let slot = self.slot();
             let entry = Entry::Request { slot: slot as u32, generation, job, release, acquisition };
-            let answered = link.push(entry).and_then(|()| link.wait(slot, generation, self.client.shared.spin, until));
+            let answered = link.push(entry).and_then(|()| link.wait(slot, generation, &patience));
             match answered {
                 Ok(answer) => {
                     let [gpu, token, from, _] = answer;
@@ -191,7 +197,7 @@ impl<'client> Token<'_, 'client> {
 
     #[cold]
     fn engine_by_broker(&mut self, engines: EngineParameters, operation: Operation) -> Result<Engine<'_>, ClientError> {
-        let slot = self.task.slot() + 1;
+        let slot = layout::engine_slot(self.task.index);
         let answer = loop {
             if self.link.is_lost() {
                 self.link = self.task.client.shared.live()?;
@@ -207,7 +213,12 @@ impl<'client> Token<'_, 'client> {
             let generation = self.task.next_generation();
             let entry = Entry::Acquire { slot: slot as u32, generation, job: self.job, operation };
             let link = &self.link;
-            match link.push(entry).and_then(|()| link.wait(slot, generation, self.task.client.shared.spin, None)) {
+            let passed = || {
+                let lock = self.lease(engines, operation)?;
+                Some([link.take_passed(self.task.index, lock, self.task.id.0)?, 0, 0, 0])
+            };
+            let patience = Patience { spin: SPIN_ENGINE, until: None, passed: &passed };
+            match link.push(entry).and_then(|()| link.wait(slot, generation, &patience)) {
                 Ok(answer) if self.link.is_lost() => {
                     // The watcher has noted these locks as in use, or will not: for a peer copy they are given back and asked
                     // for again; a single one is found again above.
@@ -300,6 +311,9 @@ impl Return for Token<'_, '_> {
     fn give_back(&self, lock: usize, mine: u64) {
         match lease::release(self.link.lease(lock), mine) {
             Released::Kept => {}
+            Released::Named if self.link.pass(lock, mine) => self.link.ring(),
+            // It was called off; nobody is named twice.
+            Released::Named => self.give_back(lock, mine),
             Released::Returned if self.link.is_lost() => self.return_to_next(lock),
             Released::Returned => {
                 self.link.ring();
