@@ -3,6 +3,7 @@
 mod desk;
 mod heirs;
 mod leases;
+mod pace;
 mod pages;
 mod predecessor;
 mod priority;
@@ -24,6 +25,7 @@ use headway_os::clock;
 use headway_os::ipc::{Listener, Packet, Poller, Socket, Words, user};
 
 use self::desk::Desk;
+use self::pace::Pace;
 use self::session::Session;
 use crate::error::ServerError;
 use crate::layout::{ASLEEP, GPUS_MAX, NOTICE_LONGS, NOTICE_WORDS};
@@ -74,8 +76,12 @@ pub struct Options {
     pub watchdog: Nanos,
     /// How long a broker that is started again waits for its predecessor's clients.
     pub recover: Nanos,
-    /// How long it looks for new requests before it sleeps.
+    /// How long it looks for new requests before it sleeps, at most.
     pub spin: Nanos,
+    /// Most of the time that it spends so, in parts per million of one CPU; at once at most 20 ms.
+    pub spin_share_ppm: u64,
+    /// Whether the broker's thread goes before others: the class above all holders, or a nice value, where the kernel permits.
+    pub urgent: bool,
     /// Whether an engine lock may go from one client to another of the same user without the broker between.
     pub direct: bool,
     /// Whether the priority of holders follows their jobs, where the kernel permits.
@@ -96,7 +102,9 @@ impl Options {
             drain: Nanos(20_000_000),
             watchdog: Nanos(10_000_000_000),
             recover: Nanos(5_000_000_000),
-            spin: Nanos(20_000),
+            spin: Nanos(200_000),
+            spin_share_ppm: 250_000,
+            urgent: true,
             direct: true,
             boost: true,
             log: None,
@@ -157,11 +165,14 @@ impl Server {
     /// # Errors
     /// [`ServerError`] when the system or the log fails; never because of what a client does.
     pub fn run(&mut self, stop: &AtomicBool) -> Result<(), ServerError> {
-        let mut active = clock::now();
+        if self.options.urgent {
+            self.desk.scheduling = priority::hurry(self.options.spin_share_ppm);
+        }
+        let mut pace = Pace::new(self.options.spin, self.options.spin_share_ppm, clock::now());
         let mut turns = 0u32;
         while !stop.load(Ordering::Relaxed) {
             if self.turn()? {
-                active = clock::now();
+                pace.found(clock::now());
                 turns = turns.wrapping_add(1);
                 // However busy the pages are, control messages and deaths are seen.
                 if turns.is_multiple_of(SHARE as u32) {
@@ -169,12 +180,13 @@ impl Server {
                 }
                 continue;
             }
-            if clock::now().saturating_sub(active) < self.options.spin {
+            let now = clock::now();
+            if pace.looks_on(now) {
                 std::hint::spin_loop();
                 continue;
             }
             self.sleep()?;
-            active = clock::now();
+            pace.slept(now, clock::now());
         }
         Ok(())
     }

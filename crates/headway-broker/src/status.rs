@@ -21,6 +21,8 @@ pub struct Status {
     pub recovering: bool,
     /// How the priority of holders follows their jobs, and why not where it does not.
     pub priority: String,
+    /// How the broker's own thread is scheduled.
+    pub scheduling: String,
     /// GPUs, and what is in use of them.
     pub gpus: Vec<GpuStatus>,
     /// Clients, those that are gone and not yet drained too.
@@ -110,6 +112,8 @@ pub struct Counts {
     pub tokens: u64,
     /// Engine requests granted one by one; those by lease are not seen.
     pub engines: u64,
+    /// Of those, passed from client to client without the broker between.
+    pub passed: u64,
     /// Leases begun.
     pub leases: u64,
     /// Requests refused.

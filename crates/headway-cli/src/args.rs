@@ -379,7 +379,16 @@ pub(crate) struct BrokerArgs {
     /// Wait so long for clients of an earlier broker
     #[arg(long, value_name = "TIME", default_value = "5 s", value_parser = str::parse::<Nanos>)]
     pub(crate) recover: Nanos,
-    /// Leave the priority of holders as it is
+    /// Look for requests for up to this long before sleeping
+    #[arg(long, value_name = "TIME", default_value = "200 us", value_parser = str::parse::<Nanos>)]
+    pub(crate) spin: Nanos,
+    /// Most CPU time spent so, in percent of one CPU
+    #[arg(long, value_name = "PERCENT", default_value_t = 25, value_parser = clap::value_parser!(u8).range(0..=100))]
+    pub(crate) spin_share: u8,
+    /// Hand engines over only through the broker, never from client to client
+    #[arg(long)]
+    pub(crate) no_direct: bool,
+    /// Leave the priority of holders and of the broker as it is
     #[arg(long)]
     pub(crate) no_boost: bool,
     /// File for every input and every client cut off (JSON, one document a line)

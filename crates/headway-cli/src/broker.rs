@@ -35,6 +35,9 @@ pub(crate) fn broker(out: &Out, args: &BrokerArgs) -> Result<Answer> {
         drain: args.drain,
         watchdog: args.watchdog,
         recover: args.recover,
+        spin: args.spin,
+        spin_share_ppm: u64::from(args.spin_share) * 10_000,
+        direct: !args.no_direct,
         boost: !args.no_boost,
         log: args.log.clone(),
         ..Options::default()
@@ -71,7 +74,7 @@ fn benched(report: &bench::Report) -> String {
     for row in &report.rows {
         let _ = writeln!(
             text,
-            "{:<54} n {:>7}  median {:>9}  p99 {:>9}  max {:>9}",
+            "{:<66} n {:>7}  median {:>9}  p99 {:>9}  max {:>9}",
             row.what,
             row.n,
             row.median.to_string(),
@@ -106,11 +109,12 @@ fn text(status: &Status) -> String {
         text.push_str("          waits for the clients of its predecessor; nothing is granted meanwhile\n");
     }
     let _ = writeln!(text, "priority  {}", status.priority);
+    let _ = writeln!(text, "thread    {}", status.scheduling);
     let counts = &status.counts;
     let _ = writeln!(
         text,
-        "granted   {} tokens, {} engine requests, {} leases; {} refused, {} clients cut off",
-        counts.tokens, counts.engines, counts.leases, counts.refused, counts.cut
+        "granted   {} tokens, {} engine requests ({} passed on), {} leases; {} refused, {} clients cut off",
+        counts.tokens, counts.engines, counts.passed, counts.leases, counts.refused, counts.cut
     );
     for gpu in &status.gpus {
         let held = list(gpu.holders.iter().map(|task| format!("task {}", task.0)));

@@ -120,6 +120,19 @@ pub fn make_ordinary(tid: u32) -> Result<(), SchedError> {
     set_class(tid, libc::SCHED_OTHER, 0)
 }
 
+/// Gives the thread `tid` of any process a nice value, -20 (first) to 19.
+///
+/// # Errors
+/// [`OsError`]: `EACCES` or `EPERM` without the capability `CAP_SYS_NICE` or a limit that allows it (`ulimit -e`), `ESRCH` if
+/// the thread has ended.
+pub fn make_nice(tid: u32, nice: i32) -> Result<(), OsError> {
+    // 0 would be the calling process.
+    let tid = Some(tid).filter(|tid| *tid > 0).ok_or(OsError { call: "setpriority", errno: Errno(libc::ESRCH) })?;
+    // SAFETY: the call touches no memory; a number that is no thread's is refused by the kernel.
+    let status = unsafe { libc::setpriority(libc::PRIO_PROCESS, tid, nice) };
+    if status == 0 { Ok(()) } else { Err(OsError::last("setpriority")) }
+}
+
 fn set_class(tid: u32, class: libc::c_int, priority: i32) -> Result<(), SchedError> {
     // 0 would be the calling thread.
     let tid = libc::pid_t::try_from(tid).ok().filter(|tid| *tid > 0);
@@ -290,6 +303,12 @@ mod tests {
             Err(error) => assert_eq!((error.wanted, class), ("SCHED_FIFO", SchedClass::Other)),
         }
         assert_eq!(make_ordinary(0).unwrap_err().errno.0, libc::ESRCH);
+    }
+
+    #[test]
+    fn a_thread_may_always_be_nicer_than_it_is() {
+        std::thread::spawn(|| make_nice(crate::ipc::this_thread(), 19).unwrap()).join().unwrap();
+        assert_eq!(make_nice(0, 19).unwrap_err().errno.0, libc::ESRCH);
     }
 
     #[test]

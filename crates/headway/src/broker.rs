@@ -48,8 +48,12 @@ pub struct Options {
     pub watchdog: Nanos,
     /// How long a broker that is started again waits for its predecessor's clients.
     pub recover: Nanos,
-    /// How long it looks for requests before it sleeps.
+    /// How long it looks for requests before it sleeps, at most.
     pub spin: Nanos,
+    /// Most of the time that it spends so, in parts per million of one CPU.
+    pub spin_share_ppm: u64,
+    /// Whether an engine lock may go from one client to another of the same user without the broker between.
+    pub direct: bool,
     /// Whether the priority of holders follows their jobs, where the kernel permits.
     pub boost: bool,
     /// File for every input.
@@ -83,6 +87,8 @@ impl Default for Options {
             watchdog: usual.watchdog,
             recover: usual.recover,
             spin: usual.spin,
+            spin_share_ppm: usual.spin_share_ppm,
+            direct: usual.direct,
             boost: usual.boost,
             log: None,
         }
@@ -114,6 +120,9 @@ pub fn serve(options: &Options, stop: &AtomicBool, started: impl FnOnce(&Path)) 
         watchdog: options.watchdog,
         recover: options.recover,
         spin: options.spin,
+        spin_share_ppm: options.spin_share_ppm,
+        urgent: options.boost,
+        direct: options.direct,
         boost: options.boost,
         log: options.log.clone(),
     })

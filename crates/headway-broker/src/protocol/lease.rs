@@ -159,6 +159,11 @@ pub(crate) fn is_returned(word: &AtomicU64, held: u64) -> bool {
     seen != held && seen != with(held, NAMED)
 }
 
+/// Whether the holder of `held` has passed the lock on.
+pub(crate) fn was_passed(word: &AtomicU64, held: u64) -> bool {
+    word.load(Ordering::Acquire) == with(held & LOWER, PASSED)
+}
+
 /// Promises a lock that another client holds to a task; the word, as it is from when it holds the lock.
 pub(crate) fn promise(word: &AtomicU64, generation: u32, owner: u32) -> u64 {
     let held = begun(generation, HELD, owner);

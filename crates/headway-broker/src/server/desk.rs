@@ -103,6 +103,8 @@ pub(super) struct Desk {
     pub(super) tasks: BTreeMap<TaskId, Task>,
     pub(super) leases: Leases,
     pub(super) priority: Priority,
+    /// How the broker's own thread is scheduled.
+    pub(super) scheduling: String,
     pub(super) counts: Counts,
     pub(super) limits: BrokerLimits,
     pub(super) epoch: u64,
@@ -141,6 +143,7 @@ impl Desk {
             sessions: BTreeMap::new(),
             tasks: BTreeMap::new(),
             priority: Priority::new(options.boost),
+            scheduling: "as it was started".to_owned(),
             counts: Counts::default(),
             limits: options.limits,
             epoch,

@@ -115,6 +115,7 @@ impl Desk {
         let mut any = false;
         while let Some(job) = self.returned() {
             any = true;
+            self.counts.passed += u64::from(self.was_passed(job.task));
             self.leases.running.retain(|task| *task != job.task);
             if let Some(open) = self.open_mut(job) {
                 open.engines = None;
@@ -122,6 +123,17 @@ impl Desk {
             let _ = self.feed(now, Input::Complete { job });
         }
         any
+    }
+
+    /// Whether what a task held was passed on.
+    fn was_passed(&self, task: TaskId) -> bool {
+        let find = || {
+            let task = self.tasks.get(&task)?;
+            let pages = self.sessions.get(&task.client)?.pages.as_ref()?;
+            let (lock, word) = task.open.as_ref()?.engines.as_ref()?.held.as_ref()?.first()?;
+            Some(lease::was_passed(pages.lease(*lock), *word))
+        };
+        find().unwrap_or(false)
     }
 
     /// Takes a granted lock away from the task's client.

@@ -35,6 +35,7 @@ impl Desk {
             uptime: now.saturating_sub(self.started),
             recovering: self.recovering.is_some(),
             priority: self.priority.describe(),
+            scheduling: self.scheduling.clone(),
             gpus: self.gpu_status(&sees),
             clients: clients.collect(),
             jobs: jobs.take(JOBS_MAX).collect(),

@@ -22,7 +22,7 @@ use headway_core::units::{Bytes, Nanos};
 use headway_os::{affinity, clock, ipc, sched};
 use serde::Serialize;
 
-use self::crew::Crew;
+use self::crew::{Crew, Habits};
 use super::results::{Outcome, Target};
 use crate::measure::sample::{Effort, Figures, series};
 use crate::run::Progress;
@@ -95,6 +95,9 @@ const TOKEN_BUSY: &str = "token, request to grant, one after the other";
 const TOKEN_PACED: &str = "token, request to grant, every millisecond";
 const SPINS: &str = "engine hand-over, next holder spins";
 const SLEEPS: &str = "engine hand-over, next holder sleeps";
+const TOKEN_POLLED: &str = "for comparison: token every millisecond, a broker that never sleeps";
+const SPINS_BROKER: &str = "for comparison: next holder spins, the broker between";
+const SLEEPS_BROKER: &str = "for comparison: next holder sleeps, the broker between";
 const WAKE: &str = "for comparison: futex wake-up of a thread that sleeps";
 const CLOCK: &str = "for comparison: two readings of the clock";
 
@@ -111,29 +114,33 @@ const EXECUTE: Operation = Operation { work: Work::Execute, bytes: Bytes(0), pre
 /// Measures as `options` say, in at most a minute. A part that fails becomes a warning; the others are written.
 ///
 /// # Errors
-/// [`Error::Load`] if the broker's process cannot be started, [`Error::Write`].
+/// [`Error::Write`].
 pub fn measure(options: &Options, mut progress: impl FnMut(Progress)) -> Result<Report, Error> {
-    let crew = Crew::start(&[])?;
     let mut bench = Bench { options, samples: Vec::new(), warnings: Vec::new() };
+    let never_sleeps = Habits { sleeps: false, ..Habits::USUAL };
+    let between = Habits { direct: false, ..Habits::USUAL };
     type Part = fn(&mut Bench<'_>, &Crew) -> Result<(), Error>;
-    let parts: [(&'static str, Part); 5] = [
-        ("comparison", |bench, crew| bench.comparison(crew)),
-        ("lease", |bench, crew| bench.lease(crew)),
-        ("tokens", |bench, crew| bench.tokens(crew)),
-        ("spinning", |bench, crew| bench.hand_over(crew, SPINS, HOLD_SHORT)),
-        ("sleeping", |bench, crew| bench.hand_over(crew, SLEEPS, HOLD_LONG)),
+    let parts: [(&'static str, Habits, Part); 8] = [
+        ("comparison", Habits::USUAL, |bench, _| bench.comparison()),
+        ("lease", Habits::USUAL, |bench, crew| bench.lease(crew)),
+        ("tokens", Habits::USUAL, |bench, crew| bench.tokens(crew, [(TOKEN_BUSY, None), (TOKEN_PACED, Some(PACE))])),
+        ("spinning", Habits::USUAL, |bench, crew| bench.hand_over(crew, SPINS, HOLD_SHORT)),
+        ("sleeping", Habits::USUAL, |bench, crew| bench.hand_over(crew, SLEEPS, HOLD_LONG)),
+        ("polling", never_sleeps, |bench, crew| bench.tokens(crew, [(TOKEN_POLLED, Some(PACE))])),
+        ("indirect", between, |bench, crew| bench.hand_over(crew, SPINS_BROKER, HOLD_SHORT)),
+        ("indirect", between, |bench, crew| bench.hand_over(crew, SLEEPS_BROKER, HOLD_LONG)),
     ];
-    for ((phase, part), done) in parts.into_iter().zip(0..) {
+    let total = parts.len() as u64;
+    for ((phase, habits, part), done) in parts.into_iter().zip(0..) {
         if options.interrupt.load(Ordering::Relaxed) {
             bench.warnings.push(format!("interrupted before: {phase}"));
             break;
         }
-        progress(Progress { phase, done, total: 5 });
-        if let Err(error) = part(&mut bench, &crew) {
-            bench.warnings.push(format!("{phase}: {error}"));
+        progress(Progress { phase, done, total });
+        if let Err(error) = Crew::start(habits).and_then(|crew| part(&mut bench, &crew)) {
+            bench.warnings.push(format!("{phase}: {}", chain(&error)));
         }
     }
-    drop(crew);
     let row = |(what, samples): &(&'static str, Vec<Nanos>)| {
         let Figures { n, median, p99, max } = Figures::of(samples)?;
         Some(Row { what, n, median, p99, max })
@@ -161,11 +168,11 @@ struct Bench<'a> {
 impl Bench<'_> {
     /// At most `n` samples within a time that keeps the whole below a minute.
     fn effort(&self, n: u32) -> Effort {
-        let (n_max, time) = if self.options.quick { (n / 10, 500_000_000) } else { (n, 4_000_000_000) };
+        let (n_max, time) = if self.options.quick { (n / 10, 500_000_000) } else { (n, 5_000_000_000) };
         Effort { warm_up: 20, n_min: 1, n_max, time: Nanos(time) }
     }
 
-    fn comparison(&mut self, _: &Crew) -> Result<(), Error> {
+    fn comparison(&mut self) -> Result<(), Error> {
         let clock = series(self.effort(100_000), clock::now, |_| Ok::<_, Error>(timed(|| ())))?;
         self.samples.push((CLOCK, clock));
         let wake = wake(self.effort(2_000))?;
@@ -192,10 +199,11 @@ impl Bench<'_> {
         Ok(())
     }
 
-    fn tokens(&mut self, crew: &Crew) -> Result<(), Error> {
+    fn tokens<const N: usize>(&mut self, crew: &Crew, rows: [(&'static str, Option<Nanos>); N]) -> Result<(), Error> {
         let client = crew.connect()?;
         let mut task = task(&client)?;
-        for (what, n, pace) in [(TOKEN_BUSY, 100_000, None), (TOKEN_PACED, 3_000, Some(PACE))] {
+        for (what, pace) in rows {
+            let n = if pace.is_some() { 3_000 } else { 100_000 };
             let samples = series(self.effort(n), clock::now, |_| {
                 if let Some(pace) = pace {
                     clock::sleep_until(clock::now().saturating_add(pace));
@@ -220,6 +228,17 @@ impl Bench<'_> {
         self.samples.push((what, samples));
         Ok(())
     }
+}
+
+/// An error with its causes.
+fn chain(error: &Error) -> String {
+    let mut text = error.to_string();
+    let mut source = std::error::Error::source(error);
+    while let Some(cause) = source {
+        let _ = write!(text, ": {cause}");
+        source = cause.source();
+    }
+    text
 }
 
 /// A task that may ask as often as it likes.

@@ -13,7 +13,7 @@ use headway_core::engine_lock::{EngineParameters, PeerLocks};
 use headway_core::predictor::PredictorParameters;
 use headway_core::sharing::{ArbiterParameters, ClusterId, ClusterParameters, Distances, GpuId, Limits, ModelId};
 use headway_core::token::{Mode, TokenParameters};
-use headway_core::units::{Bytes, Nanos};
+use headway_core::units::{Bytes, Nanos, PPM};
 use headway_os::clock;
 use headway_os::ipc::{Listener, Packet, Socket, Words};
 
@@ -25,6 +25,31 @@ use crate::Error;
 const VARIABLE: &str = "HEADWAY_BENCH_ROLE";
 /// Nothing takes that long, however slow the machine is.
 pub(super) const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A broker with this for its longest look never sleeps.
+const FOREVER: Nanos = Nanos(1_000_000_000_000);
+
+/// What of a broker is other than usual.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Habits {
+    /// Whether locks go from client to client without it.
+    pub(super) direct: bool,
+    /// Whether it sleeps when nothing comes.
+    pub(super) sleeps: bool,
+}
+
+impl Habits {
+    pub(super) const USUAL: Self = Self { direct: true, sleeps: true };
+
+    fn text(self) -> String {
+        format!("{}\n{}", self.direct, self.sleeps)
+    }
+
+    fn parse(lines: &[&str]) -> Option<Self> {
+        let [direct, sleeps] = lines else { return None };
+        Some(Self { direct: direct.parse().ok()?, sleeps: sleeps.parse().ok()? })
+    }
+}
 
 /// A broker in a process of its own, and the folder in which it listens. Both go when this is dropped.
 pub(super) struct Crew {
@@ -43,14 +68,14 @@ fn spawn(role: &str) -> Result<Child, Error> {
 }
 
 impl Crew {
-    /// Starts the broker, with options for it.
-    pub(super) fn start(options: &[&str]) -> Result<Self, Error> {
+    /// Starts the broker.
+    pub(super) fn start(habits: Habits) -> Result<Self, Error> {
         let folder = env::temp_dir().join(format!("headway-bench-{}-{}", std::process::id(), clock::now().0));
         let write = |source| Error::Write { path: folder.clone(), source };
         fs::create_dir(&folder).map_err(write)?;
         let words = Words::create("headway bench", WORDS, 1)?;
         let listener = Listener::bind(&folder.join("words"), 0o600)?;
-        let mut broker = spawn(&format!("broker\n{}\n{}", folder.display(), options.join("\n")))?;
+        let mut broker = spawn(&format!("broker\n{}\n{}", folder.display(), habits.text()))?;
         // It says a byte when it listens.
         let heard = broker.stdout.take().map(|mut said| said.read_exact(&mut [0]));
         let crew = Self { folder, broker, words, listener };
@@ -108,14 +133,17 @@ pub fn serve() {
     let (role, folder) = (lines.next().unwrap_or_default(), PathBuf::from(lines.next().unwrap_or_default()));
     let orders: Vec<&str> = lines.collect();
     let done = match role {
-        "broker" => broker(&folder),
+        "broker" => broker(&folder, &orders),
         _ => client(&folder, &orders),
     };
     std::process::exit(i32::from(done.is_none()));
 }
 
-fn broker(folder: &Path) -> Option<()> {
-    let options = headway_broker::Options::new(folder.join("broker"), arbiter());
+fn broker(folder: &Path, orders: &[&str]) -> Option<()> {
+    let usual = headway_broker::Options::new(folder.join("broker"), arbiter());
+    let Habits { direct, sleeps } = Habits::parse(orders)?;
+    let (spin, spin_share_ppm) = if sleeps { (usual.spin, usual.spin_share_ppm) } else { (FOREVER, PPM) };
+    let options = headway_broker::Options { direct, spin, spin_share_ppm, ..usual };
     let mut server = Server::bind(options).ok()?;
     io::stdout().write_all(b".").and_then(|()| io::stdout().flush()).ok()?;
     server.run(&AtomicBool::new(false)).ok()
@@ -170,5 +198,18 @@ pub(super) fn shape() -> TaskShape {
         state: Bytes(0),
         segments: Vec::new(),
         thread: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn habits_read_back_as_they_were_written() {
+        for habits in [Habits::USUAL, Habits { direct: false, sleeps: true }, Habits { direct: true, sleeps: false }] {
+            assert_eq!(Habits::parse(&habits.text().lines().collect::<Vec<_>>()), Some(habits));
+        }
+        assert_eq!(Habits::parse(&["true"]), None);
     }
 }
