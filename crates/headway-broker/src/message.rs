@@ -63,6 +63,14 @@ pub(crate) enum FromClient {
     Register(TaskShape),
     Withdraw { task: TaskId },
     Status,
+    /// A client has met an error that a lost GPU gives.
+    Fault {
+        gpu: GpuId,
+    },
+    /// The owner says that a GPU is lost.
+    Lost {
+        gpu: GpuId,
+    },
     Reconfigure { cluster: ClusterId, tokens: TokenParameters },
 }
 

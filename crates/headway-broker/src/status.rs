@@ -29,6 +29,8 @@ pub struct Status {
     pub clients: Vec<ClientStatus>,
     /// Tasks without an open request are counted only.
     pub jobs: Vec<JobStatus>,
+    /// Tasks for which there is no room on the GPUs that are left, by what they declare.
+    pub without_room: Vec<TaskId>,
     /// What happened since the start.
     pub counts: Counts,
 }
@@ -45,6 +47,10 @@ pub struct GpuStatus {
     pub holders: Vec<TaskId>,
     /// The client that takes its engines without asking, as nobody else holds a token of it.
     pub leased_to: Option<ClientId>,
+    /// Whether it is lost: nobody gets it any more.
+    pub lost: bool,
+    /// How often clients told of an error that a lost GPU gives.
+    pub faults: u64,
 }
 
 /// One client.

@@ -83,6 +83,9 @@ pub(crate) enum Command {
     Broker(BrokerArgs),
     /// Say who holds and who waits at a broker
     Status {
+        /// Give up this GPU for everybody, as it is lost; only for the user who runs the broker
+        #[arg(long, value_name = "GPU")]
+        lost: Option<u32>,
         /// Socket of the broker [default: the user's, else the machine's]
         #[arg(long, value_name = "PATH")]
         socket: Option<PathBuf>,
@@ -379,12 +382,12 @@ pub(crate) struct BrokerArgs {
     /// Wait so long for clients of an earlier broker
     #[arg(long, value_name = "TIME", default_value = "5 s", value_parser = str::parse::<Nanos>)]
     pub(crate) recover: Nanos,
-    /// Look for requests for up to this long before sleeping
-    #[arg(long, value_name = "TIME", default_value = "200 us", value_parser = str::parse::<Nanos>)]
-    pub(crate) spin: Nanos,
-    /// Most CPU time spent so, in percent of one CPU
-    #[arg(long, value_name = "PERCENT", default_value_t = 25, value_parser = clap::value_parser!(u8).range(0..=100))]
-    pub(crate) spin_share: u8,
+    /// Look for requests for up to this long before sleeping [default: 10 ms with 8 CPUs or more, else 200 us]
+    #[arg(long, value_name = "TIME", value_parser = str::parse::<Nanos>)]
+    pub(crate) spin: Option<Nanos>,
+    /// Most CPU time spent so, in percent of one CPU [default: 100 with 8 CPUs or more, else 25]
+    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(0..=100))]
+    pub(crate) spin_share: Option<u8>,
     /// Hand engines over only through the broker, never from client to client
     #[arg(long)]
     pub(crate) no_direct: bool,

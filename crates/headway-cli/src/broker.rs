@@ -21,6 +21,7 @@ pub(crate) fn broker(out: &Out, args: &BrokerArgs) -> Result<Answer> {
         ModeArg::Fifo => headway::core::token::Mode::Fifo,
         ModeArg::Priority => headway::core::token::Mode::Priority,
     });
+    let usual = Options::default();
     let options = Options {
         socket: args.socket.clone(),
         access: if args.group { Access::Group } else { Access::Private },
@@ -35,12 +36,12 @@ pub(crate) fn broker(out: &Out, args: &BrokerArgs) -> Result<Answer> {
         drain: args.drain,
         watchdog: args.watchdog,
         recover: args.recover,
-        spin: args.spin,
-        spin_share_ppm: u64::from(args.spin_share) * 10_000,
+        spin: args.spin.unwrap_or(usual.spin),
+        spin_share_ppm: args.spin_share.map_or(usual.spin_share_ppm, |percent| u64::from(percent) * 10_000),
         direct: !args.no_direct,
         boost: !args.no_boost,
         log: args.log.clone(),
-        ..Options::default()
+        ..usual
     };
     broker::serve(&options, &stop, |socket| {
         if !out.quiet {
@@ -50,7 +51,10 @@ pub(crate) fn broker(out: &Out, args: &BrokerArgs) -> Result<Answer> {
     Ok(Answer::Yes)
 }
 
-pub(crate) fn status(out: &Out, socket: Option<&Path>) -> Result<Answer> {
+pub(crate) fn status(out: &Out, socket: Option<&Path>, lost: Option<u32>) -> Result<Answer> {
+    if let Some(gpu) = lost {
+        broker::declare_lost(socket, gpu)?;
+    }
     let status = broker::status(socket)?;
     out.print(&status, || text(&status))?;
     Ok(Answer::Yes)
@@ -122,7 +126,13 @@ fn text(status: &Status) -> String {
         let leased =
             gpu.leased_to.map_or_else(String::new, |client| format!("; engines leased to client {}", client.0));
         let name = format!("gpu{}", gpu.gpu.0);
-        let _ = writeln!(text, "{name:<9} {} of {} tokens in use: {held}{leased}", gpu.holders.len(), gpu.tokens);
+        if gpu.lost {
+            let _ = writeln!(text, "{name:<9} lost");
+            continue;
+        }
+        let faults = if gpu.faults > 0 { format!("; {} reports of a fault", gpu.faults) } else { String::new() };
+        let (used, tokens) = (gpu.holders.len(), gpu.tokens);
+        let _ = writeln!(text, "{name:<9} {used} of {tokens} tokens in use: {held}{leased}{faults}");
     }
     for client in &status.clients {
         let state = if client.draining { ", gone; its GPU work is waited for" } else { "" };
@@ -131,6 +141,10 @@ fn text(status: &Status) -> String {
             "client    {} `{}`, process {} of user {}, {} tasks{state}",
             client.client.0, client.name, client.pid, client.uid, client.tasks
         );
+    }
+    if !status.without_room.is_empty() {
+        let tasks = list(status.without_room.iter().map(|task| format!("task {}", task.0)));
+        let _ = writeln!(text, "no room   on the GPUs that are left, by what they declare: {tasks}");
     }
     for job in &status.jobs {
         let phase = match &job.phase {

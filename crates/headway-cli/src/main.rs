@@ -47,7 +47,7 @@ fn main() -> ExitCode {
         Command::Export(args) => formats::export(&out, args),
         Command::Machines { name } => commands::machines(&out, name.as_deref()),
         Command::Broker(args) => broker::broker(&out, args),
-        Command::Status { socket } => broker::status(&out, socket.as_deref()),
+        Command::Status { socket, lost } => broker::status(&out, socket.as_deref(), *lost),
         Command::Completions { shell } => commands::completions(*shell),
     };
     match answer {

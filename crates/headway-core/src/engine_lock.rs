@@ -213,6 +213,13 @@ impl EngineLocks {
         Ok(())
     }
 
+    /// A GPU is lost: the state of the jobs that were to leave it is nowhere.
+    pub fn handle_gpu_lost(&mut self, gpu: GpuId) {
+        for job in self.jobs.values_mut().filter(|job| job.from == Some(gpu)) {
+            job.from = None;
+        }
+    }
+
     /// A job's client died: if it waits and holds nothing, it leaves every queue at once. What it holds stays held until
     /// [`EngineLocks::handle_gone`].
     pub fn handle_cancel(&mut self, now: Nanos, job: JobId) {

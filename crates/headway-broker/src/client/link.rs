@@ -63,8 +63,8 @@ pub(super) enum Unanswered {
     Lost,
     /// It was refused.
     Refused(Reason),
-    /// It was granted and taken away.
-    Revoked,
+    /// It was granted and taken away, as this GPU is lost.
+    Revoked(Option<GpuId>),
 }
 
 impl Link {
@@ -265,7 +265,10 @@ impl Link {
             Code::Open => None,
             Code::Granted => Some(Ok(std::array::from_fn(|at| self.answers.long(first + at)))),
             Code::Refused => Some(Err(Unanswered::Refused(Reason::of(self.answers.long(first))))),
-            Code::Revoked => Some(Err(Unanswered::Revoked)),
+            Code::Revoked => {
+                let gpu = self.answers.long(first).checked_sub(1).map(|gpu| GpuId(gpu as u32));
+                Some(Err(Unanswered::Revoked(gpu)))
+            }
         }
     }
 }

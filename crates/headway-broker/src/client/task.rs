@@ -1,6 +1,7 @@
 //! Tasks, the tokens of their jobs, and the engines that a token is the right to ask for.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use headway_core::engine_lock::{EngineParameters, Operation, Work};
@@ -14,9 +15,7 @@ use crate::error::{ClientError, Reason};
 use crate::layout::{self, ANSWER_LONGS, ENGINES, Entry, GENERATIONS};
 use crate::protocol::lease::{self, Released};
 
-/// How long a thread looks for an engine before it sleeps: about what being woken takes.
-const SPIN_ENGINE: Nanos = Nanos(50_000);
-/// The same for a token, once a job: longer than it takes to wake the broker.
+/// How long a thread looks for a token before it sleeps, once a job: longer than it takes to wake the broker.
 const SPIN_TOKEN: Nanos = Nanos(100_000);
 
 /// A registered task; its jobs ask for GPUs one after the other.
@@ -56,8 +55,8 @@ impl<'client> Task<'client> {
     /// `acquisition`, counted from 0 for each job.
     ///
     /// # Errors
-    /// [`ClientError::TimedOut`], [`ClientError::Request`], [`ClientError::Lost`], [`ClientError::Revoked`] when the GPUs are
-    /// lost.
+    /// [`ClientError::TimedOut`], [`ClientError::Request`], [`ClientError::Lost`], [`ClientError::GpuLost`] when the GPUs are
+    /// lost while it waits.
     pub fn acquire(
         &mut self,
         release: Nanos,
@@ -95,7 +94,7 @@ impl<'client> Task<'client> {
                     return Err(ClientError::TimedOut);
                 }
                 Err(Unanswered::Refused(reason)) => return Err(ClientError::Request(reason)),
-                Err(Unanswered::Revoked) => return Err(ClientError::Revoked),
+                Err(Unanswered::Revoked(gpu)) => return Err(revoked(gpu)),
             }
         }
     }
@@ -117,6 +116,10 @@ impl Drop for Task<'_> {
     fn drop(&mut self) {
         self.client.withdraw(self.id);
     }
+}
+
+fn revoked(gpu: Option<GpuId>) -> ClientError {
+    gpu.map_or(ClientError::Revoked, |gpu| ClientError::GpuLost { gpu })
 }
 
 /// The right to use a GPU. Given back when dropped, and then nothing is learnt from how it was used.
@@ -157,13 +160,13 @@ impl<'client> Token<'_, 'client> {
     pub fn is_revoked(&self) -> bool {
         let shared = &self.task.client.shared;
         let link = Arc::clone(&shared.lock().link);
-        matches!(link.look(self.task.slot(), self.generation), Some(Err(Unanswered::Revoked))) || shared.lock().failed
+        matches!(link.look(self.task.slot(), self.generation), Some(Err(Unanswered::Revoked(_)))) || shared.lock().failed
     }
 
     /// Waits for the engines of one operation. Give them back when it *has completed on the device*.
     ///
     /// # Errors
-    /// [`ClientError::Request`] if the operation is not allowed, [`ClientError::Revoked`], [`ClientError::Lost`].
+    /// [`ClientError::Request`] if the operation is not allowed, [`ClientError::GpuLost`], [`ClientError::Lost`].
     pub fn engine(&mut self, operation: Operation) -> Result<Engine<'_>, ClientError> {
         if let Some(engines) = self.link.engines {
             if engines.chunk_bytes.is_some_and(|most| operation.work != Work::Execute && operation.bytes > most) {
@@ -217,7 +220,8 @@ impl<'client> Token<'_, 'client> {
                 let lock = self.lease(engines, operation)?;
                 Some([link.take_passed(self.task.index, lock, self.task.id.0)?, 0, 0, 0])
             };
-            let patience = Patience { spin: SPIN_ENGINE, until: None, passed: &passed };
+            let spin = Nanos(self.task.client.shared.spin.load(Ordering::Relaxed));
+            let patience = Patience { spin, until: None, passed: &passed };
             match link.push(entry).and_then(|()| link.wait(slot, generation, &patience)) {
                 Ok(answer) if self.link.is_lost() => {
                     // The watcher has noted these locks as in use, or will not: for a peer copy they are given back and asked
@@ -229,8 +233,14 @@ impl<'client> Token<'_, 'client> {
                     }
                 }
                 Ok(answer) => break answer,
-                Err(Unanswered::Refused(reason)) => return Err(ClientError::Request(reason)),
-                Err(Unanswered::Revoked) => return Err(ClientError::Revoked),
+                Err(Unanswered::Refused(reason)) => {
+                    // Who has no token any more has none because its GPU is lost.
+                    return Err(match link.look(self.task.slot(), self.generation) {
+                        Some(Err(Unanswered::Revoked(gpu))) => revoked(gpu),
+                        _ => ClientError::Request(reason),
+                    });
+                }
+                Err(Unanswered::Revoked(gpu)) => return Err(revoked(gpu)),
                 Err(Unanswered::Lost | Unanswered::TimedOut) => {}
             }
         };

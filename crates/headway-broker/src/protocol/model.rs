@@ -232,8 +232,9 @@ fn an_engine_passed_on_is_used_by_one_at_a_time_and_comes_back_to_the_broker() {
         await_return(&lock.heir, promised, heir);
         // The next one's turn.
         lock.engine.with_mut(|_| ());
-        let passed = holder.map(|holder| holder.join().unwrap());
-        assert!(named || passed != Some(true));
+        let was_passed = lease::was_passed(&lock.holder, held);
+        assert!(named || !was_passed);
+        assert!(holder.is_none_or(|holder| holder.join().unwrap() == was_passed));
     });
 }
 

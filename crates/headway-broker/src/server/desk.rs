@@ -1,6 +1,6 @@
 //! What the broker knows and decides: clients, tasks, open requests, and the arbiter that they are put before.
 
-use std::collections::{BTreeMap, btree_map};
+use std::collections::{BTreeMap, BTreeSet, btree_map};
 
 use headway_core::engine_lock::{self, Operation};
 use headway_core::sharing::{
@@ -14,6 +14,7 @@ use super::leases::Leases;
 use super::pages::{Cells, Next, UserCells};
 use super::predecessor::{Recovery, Register};
 use super::priority::Priority;
+use super::replay::Replayed;
 use super::session::{Gone, Session};
 use super::{BrokerLimits, Log, Options};
 use crate::error::{Reason, ServerError};
@@ -123,14 +124,32 @@ pub(super) struct Desk {
     next_client: u64,
     pub(super) next_task: u32,
     removed: Vec<ClientId>,
+    /// GPUs of which clients told errors since the last look.
+    hints: Vec<GpuId>,
+    /// How many such reports there were of each GPU.
+    pub(super) faults: BTreeMap<GpuId, u64>,
+    pub(super) lost: BTreeSet<GpuId>,
+    /// Tasks for which there is no room since a GPU was lost.
+    pub(super) without_room: BTreeSet<TaskId>,
+    /// What the log of the broker before says; `None` = nothing, or nobody is waited for.
+    pub(super) before: Option<Replayed>,
     log: Option<Log>,
 }
 
 impl Desk {
     pub(super) fn new(options: &Options, epoch: u64, now: Nanos) -> Result<Self, ServerError> {
         let parameters = options.arbiter.clone();
-        let arbiter = Arbiter::new(parameters.clone()).map_err(ServerError::Parameters)?;
-        let log = options.log.as_deref().map(|path| Log::open(path, epoch, &parameters)).transpose()?;
+        let mut arbiter = Arbiter::new(parameters.clone()).map_err(ServerError::Parameters)?;
+        let recovering = Recovery::begin(&options.socket, now.saturating_add(options.recover));
+        // Without anybody from before there is nobody whom it concerns, and lost GPUs may be back.
+        let before = options.log.as_deref().filter(|_| recovering.is_some());
+        let before = before.and_then(|path| Replayed::read(path, &parameters, now));
+        if let Some(before) = &before {
+            arbiter.recall(now, &before.memory);
+        }
+        let lost = before.iter().flat_map(|before| before.memory.lost.iter().copied()).collect();
+        let memory = before.as_ref().map(|before| &before.memory);
+        let log = options.log.as_deref().map(|path| Log::open(path, epoch, &parameters, memory)).transpose()?;
         let gpus: Vec<GpuId> = parameters.clusters.iter().flat_map(|cluster| cluster.gpus.clone()).collect();
         // Numbers of earlier brokers are not given again soon: their tasks may come back.
         let (next_client, next_task) = (epoch << 32, (epoch as u32 & 0xfff) << 20);
@@ -148,7 +167,7 @@ impl Desk {
             limits: options.limits,
             epoch,
             started: now,
-            recovering: Recovery::begin(&options.socket, now.saturating_add(options.recover)),
+            recovering,
             register: Register::new(&options.socket),
             roster_changed: true,
             drain: options.drain,
@@ -159,6 +178,11 @@ impl Desk {
             next_client,
             next_task,
             removed: Vec::new(),
+            hints: Vec::new(),
+            faults: BTreeMap::new(),
+            lost,
+            without_room: BTreeSet::new(),
+            before,
             log,
         })
     }
@@ -233,7 +257,11 @@ impl Desk {
     pub(super) fn turn(&mut self, now: Nanos, share: usize) -> bool {
         let mut busy = self.collect_returns(now);
         if self.recovering.as_ref().is_none_or(|recovery| recovery.is_over(now)) {
-            self.roster_changed |= self.recovering.take().is_some();
+            if self.recovering.take().is_some() {
+                self.roster_changed = true;
+                self.before = None;
+                let _ = self.feed(now, Input::Recovered);
+            }
             busy |= self.read_rings(now, share);
         }
         busy |= self.keep_time(now);
@@ -337,6 +365,8 @@ impl Desk {
     pub(super) fn feed(&mut self, now: Nanos, input: Input) -> Result<(), Refused> {
         if let Some(log) = &mut self.log {
             log.write(&serde_json::json!({ "now": now, "input": &input }));
+            // What comes of it is in the log before anybody is told: the next broker never knows less than the clients.
+            log.write_out();
         }
         let result = self.arbiter.handle(now, &input);
         self.drain_outputs(now);
@@ -349,8 +379,15 @@ impl Desk {
         }
         let mut overrun = Vec::new();
         while let Some(event) = self.arbiter.poll_event() {
-            if let Event::Engine(engine_lock::Event::Overrun { job, .. }) = event {
-                overrun.push(job);
+            match event {
+                Event::Engine(engine_lock::Event::Overrun { job, .. }) => overrun.push(job),
+                Event::Inadmissible { task, .. } => {
+                    self.without_room.insert(task);
+                    if let Some(log) = &mut self.log {
+                        log.write(&serde_json::json!({ "now": now, "without-room": task }));
+                    }
+                }
+                Event::Token { .. } | Event::Engine(_) => {}
             }
         }
         for job in overrun {
@@ -387,22 +424,57 @@ impl Desk {
                     self.priority.set(job.task, Some(key));
                 }
             }
-            Action::Revoke { job, .. } => self.revoke(job),
+            Action::Revoke { job, gpu } => self.revoke(job, gpu),
         }
     }
 
-    fn revoke(&mut self, job: JobId) {
+    /// A client has met an error of a GPU: a hint, to be looked at.
+    pub(super) fn fault(&mut self, client: ClientId, gpu: GpuId) {
+        if !self.gpus.contains(&gpu) || self.lost.contains(&gpu) {
+            return;
+        }
+        *self.faults.entry(gpu).or_insert(0) += 1;
+        // One of each at a time, and those that are asked for are answered soon.
+        if !self.hints.contains(&gpu) {
+            self.hints.push(gpu);
+        }
+        if let (Some(log), Some(session)) = (&mut self.log, self.sessions.get(&client)) {
+            log.write(&serde_json::json!({ "fault": gpu, "client": client, "pid": session.peer.pid }));
+        }
+    }
+
+    /// GPUs to look at.
+    pub(super) fn take_hints(&mut self) -> Vec<GpuId> {
+        std::mem::take(&mut self.hints)
+    }
+
+    /// A GPU is lost: who holds it is told, and the others share what is left. `false` if it is not here or lost already.
+    pub(super) fn lose(&mut self, now: Nanos, gpu: GpuId) -> bool {
+        let is_new = self.feed(now, Input::GpuLost { gpu }).is_ok();
+        if is_new {
+            self.lost.insert(gpu);
+            self.settle_leases(now);
+            self.priority.apply();
+        }
+        is_new
+    }
+
+    fn revoke(&mut self, job: JobId, gpu: GpuId) {
         let Some(task) = self.tasks.get_mut(&job.task) else { return };
         let Some(open) = task.open.take_if(|open| open.key.job == job) else { return };
         let slot = open.slot;
+        let why = [u64::from(gpu.0) + 1, 0, 0, 0];
         if let Some(engines) = open.engines {
+            if let Some(waiting) = engines.slot.filter(|_| engines.held.is_none()) {
+                self.answer(job.task, waiting, Code::Revoked, why);
+            }
             self.break_promise(job.task, engines.promise);
             for (lock, _) in engines.held.unwrap_or_default() {
                 self.take_back(job.task, lock);
             }
         }
         self.priority.set(job.task, None);
-        self.answer(job.task, slot, Code::Revoked, [0; 4]);
+        self.answer(job.task, slot, Code::Revoked, why);
     }
 
     pub(super) fn answer(&self, task: TaskId, slot: Slot, code: Code, answer: [u64; 4]) {
@@ -599,6 +671,7 @@ impl Desk {
         for task in std::mem::take(&mut session.tasks) {
             self.priority.forget(task);
             self.leases.forget(task);
+            self.without_room.remove(&task);
             self.tasks.remove(&task);
         }
         let _ = self.feed(now, Input::Drained { client });
@@ -624,6 +697,7 @@ impl Desk {
 fn reason(refused: &Refused) -> Reason {
     match refused {
         Refused::Token(headway_core::token::Refused::TooManyRequests { .. }) => Reason::Limit,
+        Refused::Token(headway_core::token::Refused::NoGpu { .. }) => Reason::NoGpu,
         Refused::Token(_) => Reason::Busy,
         Refused::UnknownTask { .. } => Reason::NotYours,
         _ => Reason::Operation,

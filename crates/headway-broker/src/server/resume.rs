@@ -34,6 +34,15 @@ impl Desk {
                 Err(reason) => FromBroker::Refused { reason },
             },
             FromClient::Withdraw { task } if greeted => self.withdraw(now, client, task),
+            FromClient::Fault { gpu } if greeted => {
+                self.fault(client, gpu);
+                FromBroker::Done
+            }
+            FromClient::Lost { gpu } if greeted => match self.is_owner(client) {
+                true if self.lose(now, gpu) => FromBroker::Done,
+                true => FromBroker::Refused { reason: format!("GPU {} is not shared here, or lost already", gpu.0) },
+                false => FromBroker::Refused { reason: "only the user who runs the broker gives GPUs up".to_owned() },
+            },
             FromClient::Reconfigure { cluster, tokens } if greeted => {
                 if self.is_owner(client) {
                     self.feed(now, Input::Reconfigure { cluster, tokens }).map_or_else(refused, |()| FromBroker::Done)
@@ -195,6 +204,7 @@ impl Desk {
             task.last_release = Some(held.release);
             task.open = Some(Open { key, slot, since: now, granted: None, from: None, engines: None });
         }
+        self.agrees_with_log(id, &held)?;
         self.feed(now, Input::Adopt { key, token: held.token }).map_err(|error| error.to_string())?;
         let works = [Work::Execute, Work::CopyIn, Work::CopyOut];
         let first = self.gpus.iter().position(|gpu| *gpu == held.gpu).unwrap_or(0) * ENGINES;

@@ -22,7 +22,7 @@ use headway_core::units::{Bytes, Nanos};
 use headway_os::{affinity, clock, ipc, sched};
 use serde::Serialize;
 
-use self::crew::{Crew, Habits};
+use self::crew::{Crew, Habits, Rest};
 use super::results::{Outcome, Target};
 use crate::measure::sample::{Effort, Figures, series};
 use crate::run::Progress;
@@ -95,7 +95,9 @@ const TOKEN_BUSY: &str = "token, request to grant, one after the other";
 const TOKEN_PACED: &str = "token, request to grant, every millisecond";
 const SPINS: &str = "engine hand-over, next holder spins";
 const SLEEPS: &str = "engine hand-over, next holder sleeps";
+const PATIENT: &str = "for comparison: next holder spins for a millisecond";
 const TOKEN_POLLED: &str = "for comparison: token every millisecond, a broker that never sleeps";
+const TOKEN_THRIFTY: &str = "for comparison: token every millisecond, a broker that sleeps soon";
 const SPINS_BROKER: &str = "for comparison: next holder spins, the broker between";
 const SLEEPS_BROKER: &str = "for comparison: next holder sleeps, the broker between";
 const WAKE: &str = "for comparison: futex wake-up of a thread that sleeps";
@@ -103,6 +105,11 @@ const CLOCK: &str = "for comparison: two readings of the clock";
 
 /// A waiter that asked at least this long ago sleeps: several times as long as it spins.
 const ASLEEP: Nanos = Nanos(150_000);
+/// One that asked at most this long ago looks still.
+const AWAKE: Nanos = Nanos(40_000);
+/// How long a waiter looks before it sleeps.
+const USUAL_LOOK: Nanos = Nanos(50_000);
+const LONG_LOOK: Nanos = Nanos(1_000_000);
 /// How long an engine is held where the waiter is to spin, and where it is to sleep.
 const HOLD_SHORT: Nanos = Nanos(10_000);
 const HOLD_LONG: Nanos = Nanos(300_000);
@@ -117,18 +124,21 @@ const EXECUTE: Operation = Operation { work: Work::Execute, bytes: Bytes(0), pre
 /// [`Error::Write`].
 pub fn measure(options: &Options, mut progress: impl FnMut(Progress)) -> Result<Report, Error> {
     let mut bench = Bench { options, samples: Vec::new(), warnings: Vec::new() };
-    let never_sleeps = Habits { sleeps: false, ..Habits::USUAL };
+    let never_sleeps = Habits { rest: Rest::Never, ..Habits::USUAL };
+    let thrifty = Habits { rest: Rest::Soon, ..Habits::USUAL };
     let between = Habits { direct: false, ..Habits::USUAL };
     type Part = fn(&mut Bench<'_>, &Crew) -> Result<(), Error>;
-    let parts: [(&'static str, Habits, Part); 8] = [
+    let parts: [(&'static str, Habits, Part); 10] = [
         ("comparison", Habits::USUAL, |bench, _| bench.comparison()),
         ("lease", Habits::USUAL, |bench, crew| bench.lease(crew)),
         ("tokens", Habits::USUAL, |bench, crew| bench.tokens(crew, [(TOKEN_BUSY, None), (TOKEN_PACED, Some(PACE))])),
-        ("spinning", Habits::USUAL, |bench, crew| bench.hand_over(crew, SPINS, HOLD_SHORT)),
-        ("sleeping", Habits::USUAL, |bench, crew| bench.hand_over(crew, SLEEPS, HOLD_LONG)),
+        ("spinning", Habits::USUAL, |bench, crew| bench.hand_over(crew, SPINS, HOLD_SHORT, USUAL_LOOK)),
+        ("sleeping", Habits::USUAL, |bench, crew| bench.hand_over(crew, SLEEPS, HOLD_LONG, USUAL_LOOK)),
+        ("patient", Habits::USUAL, |bench, crew| bench.hand_over(crew, PATIENT, HOLD_LONG, LONG_LOOK)),
+        ("thrifty", thrifty, |bench, crew| bench.tokens(crew, [(TOKEN_THRIFTY, Some(PACE))])),
         ("polling", never_sleeps, |bench, crew| bench.tokens(crew, [(TOKEN_POLLED, Some(PACE))])),
-        ("indirect", between, |bench, crew| bench.hand_over(crew, SPINS_BROKER, HOLD_SHORT)),
-        ("indirect", between, |bench, crew| bench.hand_over(crew, SLEEPS_BROKER, HOLD_LONG)),
+        ("indirect", between, |bench, crew| bench.hand_over(crew, SPINS_BROKER, HOLD_SHORT, USUAL_LOOK)),
+        ("indirect", between, |bench, crew| bench.hand_over(crew, SLEEPS_BROKER, HOLD_LONG, USUAL_LOOK)),
     ];
     let total = parts.len() as u64;
     for ((phase, habits, part), done) in parts.into_iter().zip(0..) {
@@ -220,10 +230,10 @@ impl Bench<'_> {
     }
 
     /// This process and another one take one engine in turns, each as soon as it can.
-    fn hand_over(&mut self, crew: &Crew, what: &'static str, hold: Nanos) -> Result<(), Error> {
+    fn hand_over(&mut self, crew: &Crew, what: &'static str, hold: Nanos, look: Nanos) -> Result<(), Error> {
         let effort = self.effort(20_000);
-        let waits = contend::both(crew, hold, effort)?;
-        let fits = |waited: Nanos| if hold == HOLD_LONG { waited >= ASLEEP } else { waited < HOLD_SHORT };
+        let waits = contend::both(crew, hold, look, effort)?;
+        let fits = |waited: Nanos| if hold == HOLD_LONG { waited >= ASLEEP } else { waited < AWAKE };
         let samples = waits.into_iter().filter(|wait| fits(wait.waited)).map(|wait| wait.handed).collect();
         self.samples.push((what, samples));
         Ok(())

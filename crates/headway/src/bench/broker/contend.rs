@@ -36,6 +36,8 @@ pub(super) struct Wait {
 pub(super) struct Orders {
     /// How long it holds the engine.
     hold: Nanos,
+    /// How long it looks for it before it sleeps.
+    look: Nanos,
     /// Most waits.
     n_max: u32,
     /// Longest time.
@@ -45,17 +47,18 @@ pub(super) struct Orders {
 impl Orders {
     pub(super) fn parse(lines: &[&str]) -> Option<Self> {
         let number = |at: usize| lines.get(at)?.parse::<u64>().ok();
-        Some(Self { hold: Nanos(number(0)?), n_max: u32::try_from(number(1)?).ok()?, time: Nanos(number(2)?) })
+        let n_max = u32::try_from(number(2)?).ok()?;
+        Some(Self { hold: Nanos(number(0)?), look: Nanos(number(1)?), n_max, time: Nanos(number(3)?) })
     }
 
     fn text(self) -> String {
-        format!("{}\n{}\n{}", self.hold.0, self.n_max, self.time.0)
+        format!("{}\n{}\n{}\n{}", self.hold.0, self.look.0, self.n_max, self.time.0)
     }
 }
 
 /// The waits of both processes.
-pub(super) fn both(crew: &Crew, hold: Nanos, effort: Effort) -> Result<Vec<Wait>, Error> {
-    let orders = Orders { hold, n_max: effort.n_max / 2, time: effort.time };
+pub(super) fn both(crew: &Crew, hold: Nanos, look: Nanos, effort: Effort) -> Result<Vec<Wait>, Error> {
+    let orders = Orders { hold, look, n_max: effort.n_max / 2, time: effort.time };
     let words = crew.words();
     (0..WORDS).for_each(|at| words.long(at).store(0, Ordering::SeqCst));
     let client = crew.connect()?;
@@ -84,6 +87,7 @@ pub(super) fn both(crew: &Crew, hold: Nanos, effort: Effort) -> Result<Vec<Wait>
 
 /// Takes the engine again and again; notes what it waited for the other process.
 pub(super) fn contend(client: &Client, words: &Words, orders: &Orders) -> Result<Vec<Wait>, Error> {
+    client.look_for(orders.look);
     let mut task = task(client)?;
     let mut token = task.acquire(clock::now(), 0, Some(crew::PATIENCE)).map_err(Error::Client)?;
     let [released, ready, stop] = [RELEASED, READY, STOP].map(|at| words.long(at));
@@ -121,10 +125,10 @@ mod tests {
 
     #[test]
     fn orders_read_back_as_they_were_written() {
-        let orders = Orders { hold: Nanos(u64::MAX), n_max: 7, time: Nanos(0) };
+        let orders = Orders { hold: Nanos(u64::MAX), look: Nanos(3), n_max: 7, time: Nanos(0) };
         let text = orders.text();
         assert_eq!(Orders::parse(&text.lines().collect::<Vec<_>>()), Some(orders));
-        assert_eq!(Orders::parse(&["1", "2"]), None);
-        assert_eq!(Orders::parse(&["1", "4294967296", "3"]), None);
+        assert_eq!(Orders::parse(&["1", "2", "3"]), None);
+        assert_eq!(Orders::parse(&["1", "2", "4294967296", "3"]), None);
     }
 }

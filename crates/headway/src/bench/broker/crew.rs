@@ -34,20 +34,37 @@ const FOREVER: Nanos = Nanos(1_000_000_000_000);
 pub(super) struct Habits {
     /// Whether locks go from client to client without it.
     pub(super) direct: bool,
-    /// Whether it sleeps when nothing comes.
-    pub(super) sleeps: bool,
+    /// When it sleeps.
+    pub(super) rest: Rest,
+}
+
+/// When a broker sleeps that nobody asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Rest {
+    /// As is usual on this machine.
+    Usual,
+    /// After 200 us, and so that looking costs a quarter of a CPU: usual where CPUs are few.
+    Soon,
+    /// Never.
+    Never,
+}
+
+impl Rest {
+    const WORDS: [(&'static str, Self); 3] = [("usual", Self::Usual), ("soon", Self::Soon), ("never", Self::Never)];
 }
 
 impl Habits {
-    pub(super) const USUAL: Self = Self { direct: true, sleeps: true };
+    pub(super) const USUAL: Self = Self { direct: true, rest: Rest::Usual };
 
     fn text(self) -> String {
-        format!("{}\n{}", self.direct, self.sleeps)
+        let word = Rest::WORDS.iter().find(|(_, rest)| *rest == self.rest).map_or("usual", |(word, _)| *word);
+        format!("{}\n{word}", self.direct)
     }
 
     fn parse(lines: &[&str]) -> Option<Self> {
-        let [direct, sleeps] = lines else { return None };
-        Some(Self { direct: direct.parse().ok()?, sleeps: sleeps.parse().ok()? })
+        let [direct, word] = lines else { return None };
+        let (_, rest) = Rest::WORDS.iter().find(|(known, _)| known == word)?;
+        Some(Self { direct: direct.parse().ok()?, rest: *rest })
     }
 }
 
@@ -141,8 +158,12 @@ pub fn serve() {
 
 fn broker(folder: &Path, orders: &[&str]) -> Option<()> {
     let usual = headway_broker::Options::new(folder.join("broker"), arbiter());
-    let Habits { direct, sleeps } = Habits::parse(orders)?;
-    let (spin, spin_share_ppm) = if sleeps { (usual.spin, usual.spin_share_ppm) } else { (FOREVER, PPM) };
+    let Habits { direct, rest } = Habits::parse(orders)?;
+    let (spin, spin_share_ppm) = match rest {
+        Rest::Usual => (usual.spin, usual.spin_share_ppm),
+        Rest::Soon => (Nanos(200_000), PPM / 4),
+        Rest::Never => (FOREVER, PPM),
+    };
     let options = headway_broker::Options { direct, spin, spin_share_ppm, ..usual };
     let mut server = Server::bind(options).ok()?;
     io::stdout().write_all(b".").and_then(|()| io::stdout().flush()).ok()?;
@@ -207,7 +228,7 @@ mod tests {
 
     #[test]
     fn habits_read_back_as_they_were_written() {
-        for habits in [Habits::USUAL, Habits { direct: false, sleeps: true }, Habits { direct: true, sleeps: false }] {
+        for habits in [Habits::USUAL, Habits { direct: false, rest: Rest::Soon }, Habits { direct: true, rest: Rest::Never }] {
             assert_eq!(Habits::parse(&habits.text().lines().collect::<Vec<_>>()), Some(habits));
         }
         assert_eq!(Habits::parse(&["true"]), None);
