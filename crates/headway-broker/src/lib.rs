@@ -34,5 +34,5 @@ pub use client::{Client, OnLoss};
 pub use error::{ClientError, Reason, ServerError};
 pub use layout::{GPUS_MAX, TASKS_MAX};
 pub use message::TaskShape;
-pub use server::{Access, BrokerLimits, Options, Server};
+pub use server::{Access, BrokerLimits, Health, Options, Probe, Server};
 pub use status::{ClientStatus, Counts, GpuStatus, JobStatus, Phase, Status};

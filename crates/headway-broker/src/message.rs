@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::status::Status;
 
 /// Version of everything that client and broker share: messages and pages.
-pub(crate) const VERSION: u32 = 1;
+pub(crate) const VERSION: u32 = 2;
 /// Longest message.
 pub(crate) const BYTES_MAX: usize = 128 << 10;
 
@@ -63,6 +63,14 @@ pub(crate) enum FromClient {
     Register(TaskShape),
     Withdraw { task: TaskId },
     Status,
+    /// A client has met an error that a lost GPU gives.
+    Fault {
+        gpu: GpuId,
+    },
+    /// The owner says that a GPU is lost.
+    Lost {
+        gpu: GpuId,
+    },
     Reconfigure { cluster: ClusterId, tokens: TokenParameters },
 }
 
@@ -74,12 +82,15 @@ pub(crate) struct Welcome {
     pub(crate) epoch: u64,
     pub(crate) gpus: Vec<GpuId>,
     pub(crate) engines: Option<EngineParameters>,
+    /// Cells in the page that the clients of this user share, and the first of this client's.
+    pub(crate) cells: usize,
+    pub(crate) first_cell: usize,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub(crate) enum FromBroker {
-    /// With three pages and a bell.
+    /// With three pages, a bell and the cells.
     Welcome(Welcome),
     Registered {
         task: TaskId,

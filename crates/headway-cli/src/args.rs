@@ -84,6 +84,9 @@ pub(crate) enum Command {
     Broker(BrokerArgs),
     /// Say who holds and who waits at a broker
     Status {
+        /// Give up this GPU for everybody, as it is lost; only for the user who runs the broker
+        #[arg(long, value_name = "GPU")]
+        lost: Option<u32>,
         /// Socket of the broker [default: the user's, else the machine's]
         #[arg(long, value_name = "PATH")]
         socket: Option<PathBuf>,
@@ -321,6 +324,8 @@ pub(crate) enum BenchCommand {
     Transfers(BenchArgs),
     /// Compare predicted ends of random batches of concurrent copies, and their worst-case bounds, with measured ones
     Interconnect(InterconnectArgs),
+    /// Time arbitration between processes: leased engine locks, tokens, engines handed over
+    Broker(BenchBrokerArgs),
 }
 
 #[derive(Debug, Args)]
@@ -352,6 +357,16 @@ pub(crate) struct InterconnectArgs {
     /// Folder for figures, plots, machine file and summary
     #[arg(long, default_value = "out/interconnect")]
     pub(crate) out: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct BenchBrokerArgs {
+    /// Folder for figures and summary
+    #[arg(long, default_value = "out/broker")]
+    pub(crate) out: PathBuf,
+    /// Fewer samples: a few seconds instead of half a minute
+    #[arg(long)]
+    pub(crate) quick: bool,
 }
 
 #[derive(Debug, Args)]
@@ -463,7 +478,16 @@ pub(crate) struct BrokerArgs {
     /// Wait so long for clients of an earlier broker
     #[arg(long, value_name = "TIME", default_value = "5 s", value_parser = str::parse::<Nanos>)]
     pub(crate) recover: Nanos,
-    /// Leave the priority of holders as it is
+    /// Look for requests for up to this long before sleeping [default: 10 ms with 8 CPUs or more, else 200 us]
+    #[arg(long, value_name = "TIME", value_parser = str::parse::<Nanos>)]
+    pub(crate) spin: Option<Nanos>,
+    /// Most CPU time spent so, in percent of one CPU [default: 100 with 8 CPUs or more, else 25]
+    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(0..=100))]
+    pub(crate) spin_share: Option<u8>,
+    /// Hand engines over only through the broker, never from client to client
+    #[arg(long)]
+    pub(crate) no_direct: bool,
+    /// Leave the priority of holders and of the broker as it is
     #[arg(long)]
     pub(crate) no_boost: bool,
     /// File for every input and every client cut off (JSON, one document a line)

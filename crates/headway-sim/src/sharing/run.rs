@@ -464,7 +464,10 @@ impl<O: Observer> Simulation<'_, O> {
             }
             TokenEvent::Deferred { job } | TokenEvent::Evicted { job, .. } => (job, Place::Queue),
             TokenEvent::Donating { job, donee } => (job, Place::Donor(donee.task.0 as usize)),
-            TokenEvent::HandedOver { .. } | TokenEvent::VirtuallyReleased { .. } | TokenEvent::Reconfigured { .. } => {
+            TokenEvent::HandedOver { .. }
+            | TokenEvent::VirtuallyReleased { .. }
+            | TokenEvent::GpuLost { .. }
+            | TokenEvent::Reconfigured { .. } => {
                 return;
             }
         };
