@@ -492,6 +492,10 @@ pub(crate) enum StrategyArg {
     Combined,
     /// Every engine by itself, at the rate it keeps whatever the others do
     Partitioned,
+    /// A baseline: all GPUs as one, one batch in and one batch out per cycle of the shortest deadline
+    Lockstep,
+    /// A baseline: one generation of blocks at a time, all in, all kernels, all out
+    Generation,
 }
 
 impl From<StrategyArg> for Strategy {
@@ -500,6 +504,8 @@ impl From<StrategyArg> for Strategy {
             StrategyArg::Serial => Self::Serial,
             StrategyArg::Combined => Self::Combined,
             StrategyArg::Partitioned => Self::Partitioned,
+            StrategyArg::Lockstep => Self::Lockstep,
+            StrategyArg::Generation => Self::Generation,
         }
     }
 }

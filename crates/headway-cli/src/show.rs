@@ -65,7 +65,7 @@ pub(crate) fn plan(plan: &Plan) -> String {
         plan.workload.hash,
         plan.machine.name,
         plan.machine.hash,
-        word(plan.strategy),
+        plan.strategy.name(),
         meaning(plan.strategy)
     );
     verdict(&mut text, &plan.verdict);
@@ -98,19 +98,13 @@ pub(crate) fn plan(plan: &Plan) -> String {
     text
 }
 
-fn word(strategy: Strategy) -> &'static str {
-    match strategy {
-        Strategy::Serial => "serial",
-        Strategy::Combined => "combined",
-        Strategy::Partitioned => "partitioned",
-    }
-}
-
 fn meaning(strategy: Strategy) -> &'static str {
     match strategy {
         Strategy::Serial => "one transfer at a time in the whole node",
         Strategy::Combined => "messages combined into batches, one batch at a time where transfers share something",
         Strategy::Partitioned => "every engine by itself, at the rate it keeps whatever the others do",
+        Strategy::Lockstep => "all GPUs as one: one batch in and one batch out per cycle of the shortest deadline",
+        Strategy::Generation => "one generation of blocks at a time: all in, all kernels, all out",
     }
 }
 
@@ -123,7 +117,7 @@ fn alternatives(text: &mut String, plan: &Plan) {
     for other in &plan.alternatives {
         let kept = if other.strategy == plan.strategy { ", kept" } else { "" };
         let margin = other.margin_ppm.map_or_else(|| "-".to_owned(), factor);
-        let (name, used, outcome) = (word(other.strategy), percent(other.utilisation_ppm), outcome(other.outcome));
+        let (name, used, outcome) = (other.strategy.name(), percent(other.utilisation_ppm), outcome(other.outcome));
         let _ = writeln!(text, "{name:<24} {used:>12} {margin:>12}  {outcome}{kept}");
     }
 }
@@ -257,7 +251,7 @@ fn again(report: &Report, args: &RunArgs) -> String {
     };
     option("machine", args.plan.machine.as_ref().map(quoted));
     option("gpus", args.plan.gpus.map(|gpus| gpus.to_string()));
-    option("strategy", args.plan.strategy.map(|strategy| word(strategy.into()).to_owned()));
+    option("strategy", args.plan.strategy.map(|strategy| Strategy::from(strategy).name().to_owned()));
     option("input", args.input.as_ref().map(quoted));
     option("duration", args.duration.map(|duration| format!("'{} ns'", duration.0)));
     option("seed", Some(summary.seed.to_string()));

@@ -34,11 +34,11 @@ struct Waiting {
     next: Bytes,
 }
 
-/// A unit of non-preemptive work on a server: a chunk, or all blocks of a batch.
+/// A unit of non-preemptive work on a server: a chunk, all blocks of a batch, or jobs of a gang.
 #[derive(Clone, Debug)]
 struct Unit {
     server: u32,
-    job: Job,
+    jobs: Vec<Job>,
     outstanding: u32,
     first_start: Nanos,
     last_finish: Nanos,
@@ -360,60 +360,92 @@ impl Dispatcher {
     fn decide(&mut self, server: usize) {
         let room = self.plan.servers[server].in_flight;
         while self.servers[server].in_flight < room {
-            let Some(mut first) = self.servers[server].waiting.first_entry() else { return };
-            let waiting = first.get_mut();
-            let job = waiting.job;
-            let planned = &self.plan.pipelines[job.pipeline as usize].steps[job.step as usize];
-            if self.operations.len() + planned.operations.len() > self.limits.operations_max {
+            let together = self.most_urgent(server);
+            let operations = together.iter().map(|key| self.planned_step(server, key).operations.len()).sum::<usize>();
+            if operations == 0 {
+                return;
+            }
+            if self.operations.len() + operations > self.limits.operations_max {
                 // Whichever server's operation ends next, this one must be looked at again.
                 self.dirty[server] = true;
                 return;
             }
-            let (offset, bytes) = piece(planned, waiting);
-            waiting.next = offset + bytes;
-            let last_of_job = planned.operations.len() > 1 || waiting.next >= waiting.bytes;
-            let block = waiting.bytes;
-            if last_of_job {
-                first.remove();
-            }
             self.servers[server].in_flight += 1;
             self.unit_count += 1;
-            let unit = self.unit_count;
-            let mut outstanding = 0;
-            let source = &self.plan.pipelines[job.pipeline as usize].source;
-            for (index, operation) in (0u32..).zip(&planned.operations) {
-                let (offset, bytes) = match source {
-                    Source::Batch(parts) => match parts[index as usize].in_cycle(job.cycle) {
-                        Some((_, part)) if planned.operations.len() > 1 => {
-                            (Bytes(part.start), Bytes(part.end - part.start))
-                        }
-                        Some((_, part)) => (Bytes(part.start + offset.0), bytes),
-                        None => continue,
-                    },
-                    _ => whole(planned, operation, offset, bytes, block),
-                };
-                let number = self.operation_count;
-                self.operation_count += 1;
-                self.operations.insert(number, unit);
-                outstanding += 1;
-                self.actions.push_back(Action::Submit {
-                    operation: number,
-                    pipeline: job.pipeline,
-                    cycle: job.cycle,
-                    step: job.step,
-                    index,
-                    offset,
-                    bytes,
-                });
-            }
             let (first_start, last_finish) = (Nanos::MAX, Nanos::ZERO);
-            let entry = Unit { server: server as u32, job, outstanding, first_start, last_finish };
-            self.units.insert(unit, entry);
-            if let Some(state) = self.state(job) {
-                state.units += 1;
-                state.submitted_all |= last_of_job;
+            let mut unit = Unit { server: server as u32, jobs: Vec::new(), outstanding: 0, first_start, last_finish };
+            for key in together {
+                let (job, last_of_job) = self.submit(server, key, &mut unit.outstanding);
+                unit.jobs.push(job);
+                if let Some(state) = self.state(job) {
+                    state.units += 1;
+                    state.submitted_all |= last_of_job;
+                }
             }
+            self.units.insert(self.unit_count, unit);
         }
+    }
+
+    /// The waiting job with the earliest deadline and, if its pipeline is in a gang, the jobs that go with it, in the order
+    /// of their pipelines.
+    fn most_urgent(&self, server: usize) -> Vec<(Nanos, u64)> {
+        let waiting = &self.servers[server].waiting;
+        let Some((&first, Waiting { job, .. })) = waiting.first_key_value() else { return Vec::new() };
+        let gang = |job: &Job| self.plan.pipelines[job.pipeline as usize].gang;
+        if gang(job).is_none() {
+            return vec![first];
+        }
+        let same_time = waiting.range((first.0, 0)..=(first.0, u64::MAX));
+        let with = same_time.filter(|(_, other)| (gang(&other.job), other.job.step) == (gang(job), job.step));
+        let mut together: Vec<(u32, (Nanos, u64))> = with.map(|(&key, other)| (other.job.pipeline, key)).collect();
+        together.sort_unstable();
+        together.into_iter().map(|(_, key)| key).collect()
+    }
+
+    fn planned_step(&self, server: usize, key: &(Nanos, u64)) -> &PlannedStep {
+        let job = self.servers[server].waiting[key].job;
+        &self.plan.pipelines[job.pipeline as usize].steps[job.step as usize]
+    }
+
+    /// Submits the next piece of a waiting job as part of the newest unit; says which job it is and whether that was all.
+    fn submit(&mut self, server: usize, key: (Nanos, u64), outstanding: &mut u32) -> (Job, bool) {
+        let waiting = self.servers[server].waiting.get_mut(&key).expect("the key was found in the queue");
+        let job = waiting.job;
+        let pipeline = &self.plan.pipelines[job.pipeline as usize];
+        let planned = &pipeline.steps[job.step as usize];
+        let (offset, bytes) = piece(planned, waiting);
+        waiting.next = offset + bytes;
+        let last_of_job = planned.operations.len() > 1 || waiting.next >= waiting.bytes;
+        let block = waiting.bytes;
+        if last_of_job {
+            self.servers[server].waiting.remove(&key);
+        }
+        for (index, operation) in (0u32..).zip(&planned.operations) {
+            let (offset, bytes) = match &pipeline.source {
+                Source::Batch(parts) => match parts[index as usize].in_cycle(job.cycle) {
+                    Some((_, part)) if planned.operations.len() > 1 => {
+                        (Bytes(part.start), Bytes(part.end - part.start))
+                    }
+                    Some((_, part)) => (Bytes(part.start + offset.0), bytes),
+                    None => continue,
+                },
+                _ => whole(planned, operation, offset, bytes, block),
+            };
+            let number = self.operation_count;
+            self.operation_count += 1;
+            self.operations.insert(number, self.unit_count);
+            *outstanding += 1;
+            self.actions.push_back(Action::Submit {
+                operation: number,
+                pipeline: job.pipeline,
+                cycle: job.cycle,
+                step: job.step,
+                index,
+                offset,
+                bytes,
+            });
+        }
+        (job, last_of_job)
     }
 
     fn state(&mut self, job: Job) -> Option<&mut Cycle> {
@@ -436,11 +468,13 @@ impl Dispatcher {
         self.servers[unit.server as usize].in_flight -= 1;
         self.dirty[unit.server as usize] = true;
         let took = unit.last_finish.saturating_sub(unit.first_start);
-        let state = self.state(unit.job).expect("a job under way keeps its cycle open");
-        state.took = state.took.saturating_add(took);
-        state.units -= 1;
-        if state.submitted_all && state.units == 0 {
-            self.complete(unit.job);
+        for job in unit.jobs {
+            let state = self.state(job).expect("a job under way keeps its cycle open");
+            state.took = state.took.saturating_add(took);
+            state.units -= 1;
+            if state.submitted_all && state.units == 0 {
+                self.complete(job);
+            }
         }
         Ok(())
     }
@@ -513,7 +547,7 @@ impl Dispatcher {
         let unexpected = Refused::Unexpected { what: "failure of operation", number: operation };
         let Some(number) = self.operations.remove(&operation) else { return Err(unexpected) };
         // The unit keeps counting it as outstanding: a job of which a part has failed never completes.
-        let Job { pipeline, cycle, step } = self.units[&number].job;
+        let Job { pipeline, cycle, step } = self.units[&number].jobs[0];
         if !self.halted {
             self.halted = true;
             let operations = &mut self.operations;

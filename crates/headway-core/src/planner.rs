@@ -20,6 +20,7 @@ use crate::workload::{Cycle, Grouping, Message, Place, Placement, Step, Stream, 
 
 mod batches;
 mod combined;
+mod gangs;
 mod servers;
 
 use combined::Domains;
@@ -138,6 +139,9 @@ pub fn plan(machine: &Machine, workload: &Workload, options: Options) -> Result<
         Some(Strategy::Serial) => &[Strategy::Serial],
         Some(Strategy::Combined) => &[Strategy::Combined],
         Some(Strategy::Partitioned) => &[Strategy::Partitioned],
+        // Baselines: only when asked for.
+        Some(Strategy::Lockstep) => &[Strategy::Lockstep],
+        Some(Strategy::Generation) => &[Strategy::Generation],
         // Without a calibration nothing says how far transfers that run together keep to the model.
         None if machine.calibration.is_none() => &[Strategy::Serial],
         // Only messages are combined.
@@ -241,15 +245,21 @@ impl Planner<'_> {
             }
             pipelines.push(self.pipeline(group)?);
         }
+        if self.in_gangs() {
+            gangs::form(&mut pipelines, self.strategy == Strategy::Generation);
+        }
         let mut batches: Vec<PlannedBatch> = Vec::new();
         let mut notes = Vec::new();
         let domains = match self.strategy {
             Strategy::Combined => self.domains(&pipelines)?,
-            Strategy::Serial | Strategy::Partitioned => Domains::whole(self.network),
+            _ => Domains::whole(self.network),
         };
         match self.strategy {
             Strategy::Combined => self.combined(&mut pipelines, &mut batches, &domains, &mut notes)?,
-            Strategy::Serial => self.messages(&mut pipelines, &mut batches)?,
+            // Beside a gang, a message is a batch as any other: one at a time.
+            Strategy::Serial | Strategy::Lockstep | Strategy::Generation => {
+                self.messages(&mut pipelines, &mut batches)?;
+            }
             Strategy::Partitioned => self.single_blocks(&mut pipelines, &mut batches)?,
         }
         for flow in &self.workload.flows {
@@ -367,10 +377,14 @@ impl Planner<'_> {
             }
             formed.push((gpu, steps, gathered, window));
         }
+        let shortest_of_all = shortest.values().copied().min();
         let mut groups: BTreeMap<_, Group> = BTreeMap::new();
         for (index, (gpu, steps, gathered, window)) in formed.into_iter().enumerate() {
             let shared = gathered && self.workload.grouping == Grouping::Class;
-            let window = if shared {
+            let window = if gathered && self.in_gangs() {
+                // One cycle for all GPUs, that of the shortest deadline.
+                shortest_of_all.unwrap_or(window)
+            } else if shared {
                 // Classes T_min 2^j, rounded down: harmonic, so that all of them start together again and again.
                 let least = shortest[&gpu];
                 Nanos(least.0 << (window.0 / least.0).ilog2())
@@ -387,8 +401,13 @@ impl Planner<'_> {
 
     /// Whether the packets of a stream are gathered in cycles, and the window of each of its steps.
     fn window(&self, stream: &Stream) -> Result<(bool, Nanos), PlanError> {
-        let steps = stream.steps.len() as u64;
+        // A generation makes all steps in one window.
+        let steps = if self.strategy == Strategy::Generation { 1 } else { stream.steps.len() as u64 };
         let by_arrival = Nanos(stream.deadline.0 / steps);
+        if self.cycle == Cycle::Arrival && self.strategy == Strategy::Generation {
+            // Done before the next packet comes.
+            return Ok((false, by_arrival.min(stream.period)));
+        }
         if self.cycle == Cycle::Arrival && stream.period >= by_arrival && by_arrival > Nanos::ZERO {
             return Ok((false, by_arrival));
         }
@@ -502,6 +521,7 @@ impl Planner<'_> {
             window: group.window,
             reserve,
             steps,
+            gang: None,
         })
     }
 

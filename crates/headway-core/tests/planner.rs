@@ -309,6 +309,7 @@ fn every_engine_belongs_to_one_server_and_every_operation_stays_on_its_servers_e
                     assert!(server.engines.len() == 1 || server.engines.iter().all(batched));
                 }
             }
+            Strategy::Lockstep | Strategy::Generation => panic!("baselines are planned only when asked for"),
         }
     });
 }

@@ -171,6 +171,7 @@ struct Seen {
     serial: u32,
     combined: u32,
     partitioned: u32,
+    in_gangs: u32,
 }
 
 impl Seen {
@@ -186,6 +187,7 @@ impl Seen {
             Strategy::Serial => self.serial += 1,
             Strategy::Combined => self.combined += 1,
             Strategy::Partitioned => self.partitioned += 1,
+            Strategy::Lockstep | Strategy::Generation => self.in_gangs += 1,
         }
     }
 }
@@ -195,8 +197,14 @@ fn accepted_plans_hold(machine: &Machine, seed: u64, cases: u32) -> Seen {
     let mut seen = Seen::default();
     for case in 0..cases {
         let workload = if case % 3 == 0 { contrast(machine, &mut draw) } else { workload(machine, &mut draw) };
-        let strategy =
-            *draw.pick(&[None, Some(Strategy::Serial), Some(Strategy::Partitioned), Some(Strategy::Combined)]);
+        let strategy = *draw.pick(&[
+            None,
+            Some(Strategy::Serial),
+            Some(Strategy::Partitioned),
+            Some(Strategy::Combined),
+            Some(Strategy::Lockstep),
+            Some(Strategy::Generation),
+        ]);
         let Some(plan) = largest_accepted(machine, &workload, Options { strategy }) else { continue };
         seen.count(&plan);
         for partial in [false, true] {
@@ -214,8 +222,8 @@ fn accepted_plans_hold(machine: &Machine, seed: u64, cases: u32) -> Seen {
 
 #[test]
 fn on_one_h200() {
-    let seen = accepted_plans_hold(&machine("h200-x1"), 1, 300);
-    assert!(seen.accepted > 80 && seen.partitioned > 20);
+    let seen = accepted_plans_hold(&machine("h200-x1"), 1, 450);
+    assert!(seen.accepted > 80 && seen.partitioned > 20 && seen.in_gangs > 20);
 }
 
 #[test]
@@ -227,8 +235,8 @@ fn on_one_h200_with_nothing_to_spare() {
 
 #[test]
 fn on_four_h200() {
-    let seen = accepted_plans_hold(&machine("h200-x4"), 3, 300);
-    assert!(seen.accepted > 80 && seen.partitioned > 20);
+    let seen = accepted_plans_hold(&machine("h200-x4"), 3, 450);
+    assert!(seen.accepted > 80 && seen.partitioned > 20 && seen.in_gangs > 20);
 }
 
 #[test]

@@ -46,6 +46,7 @@ fn message(machine: &Machine, blocks: &[BatchBlock]) -> Pipeline {
             piece: long,
             operations: blocks.iter().map(operation).collect(),
         }],
+        gang: None,
     }
 }
 

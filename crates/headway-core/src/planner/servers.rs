@@ -38,6 +38,7 @@ impl Planner<'_> {
                 step.server = at as u32;
             }
         }
+        self.price_gangs(pipelines)?;
         let mut servers = Vec::new();
         for (at, key) in keys.iter().enumerate() {
             servers.push(self.server(at as u32, key, &leader, pipelines, domains));
@@ -47,8 +48,8 @@ impl Planner<'_> {
 
     /// For every engine the lowest engine that is arbitrated together with it.
     ///
-    /// An operation that holds two engines, and a batch that holds several, ties them; the serial strategy ties all
-    /// engines that any copy uses, the combined one those of each domain.
+    /// An operation that holds two engines, and a batch that holds several, ties them; the serial strategy and lockstep
+    /// tie all engines that any copy uses, generations those of kernels too, the combined strategy those of each domain.
     fn arbitrated_together(&self, pipelines: &[Pipeline], domains: &Domains) -> Vec<EngineId> {
         let mut leader: Vec<EngineId> = (0..self.machine.engines.len() as u32).map(EngineId).collect();
         let mut tie = |engines: &[EngineId]| {
@@ -61,15 +62,20 @@ impl Planner<'_> {
             }
         };
         let mut copying: Vec<EngineId> = Vec::new();
+        let mut computing: Vec<EngineId> = Vec::new();
         for step in pipelines.iter().flat_map(|p| &p.steps) {
             let engines: Vec<EngineId> = step.operations.iter().flat_map(|o| o.engines.iter().copied()).collect();
             tie(&engines);
             if step.operations.iter().any(|o| matches!(o.work, Work::Copy { .. })) {
                 copying.extend(engines);
+            } else {
+                computing.extend(engines);
             }
         }
-        if self.strategy == Strategy::Serial {
-            tie(&copying);
+        match self.strategy {
+            Strategy::Serial | Strategy::Lockstep => tie(&copying),
+            Strategy::Generation => tie(&[copying, computing].concat()),
+            Strategy::Combined | Strategy::Partitioned => {}
         }
         for routes in domains.routes() {
             let engines: Vec<EngineId> =
@@ -138,14 +144,15 @@ impl Planner<'_> {
                     (0..leader.len() as u32).map(EngineId).filter(|engine| used(engine)).collect();
                 let name = match engines.as_slice() {
                     [one] => self.machine.engines[one.at()].id.clone(),
+                    _ if self.strategy == Strategy::Generation => "node".to_owned(),
                     _ => "transfers".to_owned(),
                 };
                 (name, engines)
             }
         };
-        let mut verdict = verdict_of(&name, &steps_on(at, pipelines));
+        let mut verdict = verdict_of(&name, &demands(&steps_on(at, pipelines)));
         if verdict.outcome != Outcome::Schedulable && self.cut(at, pipelines, domains) {
-            verdict = verdict_of(&name, &steps_on(at, pipelines));
+            verdict = verdict_of(&name, &demands(&steps_on(at, pipelines)));
         }
         Server { name, engines, in_flight: 1, verdict }
     }
@@ -157,6 +164,9 @@ impl Planner<'_> {
         let used = routes_of(pipelines);
         let mut flows = Vec::new();
         for (pipeline, step) in steps_on(at, pipelines) {
+            if pipeline.gang.is_some() {
+                return false;
+            }
             let [operation] = step.operations.as_slice() else { return false };
             let Work::Copy { route, bytes, .. } = operation.work else { return false };
             let Ok((setup, rate)) = self.keeps(route, &used, domains) else { return false };
@@ -205,25 +215,55 @@ fn longest(per_engines: &BTreeMap<Vec<EngineId>, Nanos>) -> Option<Nanos> {
     if per_engines.keys().any(|engines| engines.len() > 1) { times.reduce(Nanos::saturating_add) } else { times.max() }
 }
 
+/// What recurs on a server.
+struct Demand {
+    name: String,
+    task: Task,
+}
+
+/// The demands of the steps on a server: each its own, but those of a gang's step, which are served together, are one,
+/// and so are the steps of a chained gang, which follow each other as the pieces of one job do.
+fn demands(steps: &[(&Pipeline, &PlannedStep)]) -> Vec<Demand> {
+    let mut demands: Vec<Demand> = Vec::new();
+    // The position of a gang's demand, and of the step that it has counted last.
+    let mut counted: BTreeMap<(u32, Option<usize>), (usize, Vec<usize>)> = BTreeMap::new();
+    for &(pipeline, step) in steps {
+        let task = Task { cost: step.cost, period: pipeline.period, deadline: pipeline.window, chunk: step.piece };
+        let Some(gang) = pipeline.gang else {
+            let name = if pipeline.steps.len() == 1 {
+                pipeline.name.clone()
+            } else {
+                format!("{}: {}", pipeline.name, step.name)
+            };
+            demands.push(Demand { name, task });
+            continue;
+        };
+        let at = pipeline.steps.iter().position(|other| std::ptr::eq(other, step)).unwrap_or(0);
+        let key = (gang.number, (!gang.chained).then_some(at));
+        let (demand, seen) = counted.entry(key).or_insert_with(|| {
+            let name = if gang.chained { pipeline.name.clone() } else { format!("{}: {}", pipeline.name, step.name) };
+            let task = Task { cost: Nanos::ZERO, chunk: Nanos::ZERO, ..task };
+            demands.push(Demand { name: format!("{name}, all at once"), task });
+            (demands.len() - 1, Vec::new())
+        });
+        if !seen.contains(&at) {
+            seen.push(at);
+            let sum = &mut demands[*demand].task;
+            sum.cost = sum.cost.saturating_add(task.cost);
+            sum.chunk = sum.chunk.max(task.chunk);
+        }
+    }
+    demands
+}
+
 /// Tests one server: by Jeffay, Stanat and Martel where jobs run whole and every window is as long as its period, else by
 /// the demand of all intervals.
-fn verdict_of(server: &str, steps: &[(&Pipeline, &PlannedStep)]) -> Verdict {
-    let tasks: Vec<Task> = steps
-        .iter()
-        .map(|(pipeline, step)| Task {
-            cost: step.cost,
-            period: pipeline.period,
-            deadline: pipeline.window,
-            chunk: step.piece,
-        })
-        .collect();
+fn verdict_of(server: &str, demands: &[Demand]) -> Verdict {
+    let tasks: Vec<Task> = demands.iter().map(|demand| demand.task).collect();
     let whole = tasks.iter().all(|task| task.deadline == task.period && task.chunk == task.cost);
     let test = |tasks: &[Task]| if whole { schedulability::jeffay(tasks) } else { schedulability::chunked(tasks, 1) };
     let found = test(&tasks);
-    let name = |at: usize| {
-        let (pipeline, step) = steps[at];
-        if pipeline.steps.len() == 1 { pipeline.name.clone() } else { format!("{}: {}", pipeline.name, step.name) }
-    };
+    let name = |at: usize| demands[at].name.clone();
     let mut notes = Vec::new();
     let (outcome, violation) = match &found.outcome {
         schedulability::Outcome::Schedulable => (Outcome::Schedulable, None),
