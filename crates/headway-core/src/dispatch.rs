@@ -8,6 +8,7 @@
 
 mod check;
 mod messages;
+mod overload;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
@@ -17,6 +18,7 @@ use crate::units::{Bytes, Nanos};
 
 use check::{check, fits};
 pub use messages::{Action, Event, Input, Limits, Refused, TIME_MAX};
+use overload::Overload;
 
 /// A job: one step of one cycle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,6 +101,7 @@ pub struct Dispatcher {
     sequence: u64,
     actions: VecDeque<Action>,
     events: VecDeque<Event>,
+    overload: Overload,
 }
 
 impl Dispatcher {
@@ -133,6 +136,7 @@ impl Dispatcher {
             sequence: 0,
             actions: VecDeque::new(),
             events: VecDeque::new(),
+            overload: Overload::of(&plan),
             plan,
         })
     }
@@ -359,6 +363,9 @@ impl Dispatcher {
     /// Submits the most urgent work while the server has room.
     fn decide(&mut self, server: usize) {
         let room = self.plan.servers[server].in_flight;
+        if self.overload.is_possible() && self.servers[server].in_flight < room {
+            self.give_up(server);
+        }
         while self.servers[server].in_flight < room {
             let together = self.most_urgent(server);
             let operations = together.iter().map(|key| self.planned_step(server, key).operations.len()).sum::<usize>();
@@ -390,7 +397,10 @@ impl Dispatcher {
     /// of their pipelines.
     fn most_urgent(&self, server: usize) -> Vec<(Nanos, u64)> {
         let waiting = &self.servers[server].waiting;
-        let Some((&first, Waiting { job, .. })) = waiting.first_key_value() else { return Vec::new() };
+        // Who is paused goes behind all others.
+        let takes_part = |of: &(&(Nanos, u64), &Waiting)| !self.overload.is_paused(of.1.job.pipeline);
+        let most_urgent = waiting.iter().find(takes_part).or_else(|| waiting.first_key_value());
+        let Some((&first, Waiting { job, .. })) = most_urgent else { return Vec::new() };
         let gang = |job: &Job| self.plan.pipelines[job.pipeline as usize].gang;
         if gang(job).is_none() {
             return vec![first];
@@ -476,6 +486,9 @@ impl Dispatcher {
                 self.complete(job);
             }
         }
+        if self.overload.is_possible() {
+            self.catch_up();
+        }
         Ok(())
     }
 
@@ -488,7 +501,7 @@ impl Dispatcher {
         let planned = &self.plan.pipelines[pipeline as usize];
         let epoch = self.epoch.expect("jobs exist only after the start");
         let deadline = epoch + planned.deadline(cycle, step as usize);
-        let cost = planned.steps[step as usize].cost;
+        let PlannedStep { cost, server, .. } = planned.steps[step as usize];
         let steps = planned.steps.len() as u32;
         self.events.push_back(Event::Complete { pipeline, cycle, step });
         if took > cost {
@@ -496,6 +509,11 @@ impl Dispatcher {
         }
         if self.now > deadline {
             self.events.push_back(Event::Late { pipeline, cycle, step, by: self.now - deadline });
+        }
+        if (took > cost || self.now > deadline)
+            && let Some(pipeline) = self.overload.pause(&self.plan, server)
+        {
+            self.events.push_back(Event::Paused { pipeline });
         }
         if step + 1 < steps {
             let open = &self.pipelines[pipeline as usize].open;
@@ -543,6 +561,58 @@ impl Dispatcher {
         }
     }
 
+    /// Gives up the waiting jobs that streams which skip do not want any more: their cycle is due, or they are paused.
+    fn give_up(&mut self, server: usize) {
+        let epoch = self.epoch.expect("jobs exist only after the start");
+        let unwanted = |waiting: &Waiting| {
+            let Job { pipeline, cycle, .. } = waiting.job;
+            let planned = &self.plan.pipelines[pipeline as usize];
+            let due = epoch + planned.deadline(cycle, planned.steps.len() - 1);
+            self.overload.skips(pipeline) && (self.now >= due || self.overload.is_paused(pipeline))
+        };
+        let waiting = &self.servers[server].waiting;
+        let unwanted: Vec<((Nanos, u64), Job)> =
+            waiting.iter().filter(|(_, waiting)| unwanted(waiting)).map(|(&key, waiting)| (key, waiting.job)).collect();
+        for (key, job) in unwanted {
+            let state = self.state(job).expect("a waiting job keeps its cycle open");
+            if state.units > 0 {
+                continue; // a chunk is under way: at the next boundary
+            }
+            self.servers[server].waiting.remove(&key);
+            self.lose(job);
+        }
+        self.catch_up();
+    }
+
+    fn lose(&mut self, job: Job) {
+        let Job { pipeline, cycle, .. } = job;
+        let steps = planned_steps(&self.plan, pipeline);
+        self.state(job).expect("a job that is given up keeps its cycle open").complete = steps;
+        self.actions.push_back(Action::Drop { pipeline, cycle });
+        let planned = &self.plan.pipelines[pipeline as usize];
+        if let Source::Streams(streams) = &planned.source {
+            for &stream in streams {
+                let carried = self.plan.streams[stream as usize].packets_in(planned, cycle);
+                for packet in carried.start..carried.end.min(self.packets[stream as usize]) {
+                    self.events.push_back(Event::Lost { stream, packet });
+                }
+            }
+        }
+        self.retire(pipeline);
+    }
+
+    /// Lets pipelines take part again that were paused for servers which have nothing left to do.
+    fn catch_up(&mut self) {
+        let servers = &self.servers;
+        let idle = |server: u32| {
+            let Server { waiting, in_flight } = &servers[server as usize];
+            waiting.is_empty() && *in_flight == 0
+        };
+        for pipeline in self.overload.resume(idle) {
+            self.events.push_back(Event::Resumed { pipeline });
+        }
+    }
+
     fn failed(&mut self, operation: u64) -> Result<(), Refused> {
         let unexpected = Refused::Unexpected { what: "failure of operation", number: operation };
         let Some(number) = self.operations.remove(&operation) else { return Err(unexpected) };
@@ -553,7 +623,7 @@ impl Dispatcher {
             let operations = &mut self.operations;
             self.actions.retain(|action| match action {
                 Action::Submit { operation, .. } => operations.remove(operation).is_none(),
-                Action::Deliver { .. } => true,
+                Action::Deliver { .. } | Action::Drop { .. } => true,
             });
             self.events.push_back(Event::Halted { pipeline, cycle, step });
         }

@@ -16,7 +16,7 @@ use crate::plan::{
     PlannedOperation, PlannedStep, PlannedStream, SCHEMA, Server, Source, Strategy, Strength, Verdict, Work,
 };
 use crate::units::{Bytes, Nanos, PPM};
-use crate::workload::{Cycle, Grouping, Message, Place, Placement, Step, Stream, Workload};
+use crate::workload::{Cycle, Grouping, Message, OnMiss, Place, Placement, Step, Stream, Workload};
 
 mod batches;
 mod combined;
@@ -392,7 +392,9 @@ impl Planner<'_> {
                 window
             };
             let alone = if shared { None } else { Some(index) };
-            let key = (gpu, !gathered, window, steps.clone(), alone);
+            // Only whole blocks can be given up: streams that skip share none with others.
+            let skips = self.workload.streams[index].on_miss == OnMiss::Skip;
+            let key = (gpu, !gathered, window, steps.clone(), alone, skips);
             let group = groups.entry(key).or_insert(Group { gpu, steps, gathered, window, streams: Vec::new() });
             group.streams.push(index);
         }

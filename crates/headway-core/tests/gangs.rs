@@ -48,7 +48,7 @@ impl Bench {
     fn submitted(&mut self) -> Vec<(u64, u32, u64, u32)> {
         let of = |action| match action {
             Action::Submit { operation, pipeline, cycle, step, .. } => Some((operation, pipeline, cycle, step)),
-            Action::Deliver { .. } => None,
+            Action::Deliver { .. } | Action::Drop { .. } => None,
         };
         std::iter::from_fn(|| self.0.poll_action()).filter_map(of).collect()
     }

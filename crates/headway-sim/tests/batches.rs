@@ -59,7 +59,7 @@ fn ends(log: &[Record], blocks: usize) -> Vec<Nanos> {
             What::Input(Input::Done { operation, finished, .. }) => {
                 ends[index_of[operation as usize]] = finished - EPOCH;
             }
-            What::Input(_) | What::Action(Action::Deliver { .. }) | What::Event(_) => {}
+            What::Input(_) | What::Action(Action::Deliver { .. } | Action::Drop { .. }) | What::Event(_) => {}
         }
     }
     ends
