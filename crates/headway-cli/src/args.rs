@@ -256,6 +256,8 @@ pub(crate) struct MeasureArgs {
 pub(crate) enum BenchCommand {
     /// Compare every way of copying with the driver's call, with pinned memory and with `auto`
     Transfers(BenchArgs),
+    /// Time message combining on one core, and say how far its results are from the best there are
+    Combine(BenchCombineArgs),
 }
 
 #[derive(Debug, Args)]
@@ -282,6 +284,19 @@ pub(crate) struct BenchArgs {
     #[arg(long, default_value = "out/transfers")]
     pub(crate) out: PathBuf,
     /// Fewer and smaller points: about a minute for one GPU
+    #[arg(long)]
+    pub(crate) quick: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct BenchCombineArgs {
+    /// Folder for figures and summary
+    #[arg(long, default_value = "out/combine")]
+    pub(crate) out: PathBuf,
+    /// Seed of all message sets
+    #[arg(long, default_value_t = 1)]
+    pub(crate) seed: u64,
+    /// 1,000 messages only and fewer sets: some seconds [default: up to 10,000 messages, some minutes]
     #[arg(long)]
     pub(crate) quick: bool,
 }

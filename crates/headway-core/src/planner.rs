@@ -21,9 +21,11 @@ use crate::workload::{Cycle, Grouping, Message, OnMiss, Place, Placement, Step, 
 mod batches;
 mod combined;
 mod gangs;
+mod models;
 mod servers;
 
 use combined::Domains;
+pub use models::{Evidence, ModelAnswer, models};
 
 /// What the user may decide.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

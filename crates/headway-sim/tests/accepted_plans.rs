@@ -167,6 +167,7 @@ struct Seen {
     accepted: u32,
     busy: u32,
     chunked: u32,
+    own_sizes: u32,
     by_arrival: u32,
     serial: u32,
     combined: u32,
@@ -180,6 +181,14 @@ impl Seen {
         self.busy += u32::from(plan.verdict.utilisation_ppm > 500_000);
         let steps = || plan.pipelines.iter().flat_map(|p| &p.steps);
         self.chunked += u32::from(steps().any(|step| step.chunk > Bytes(0)));
+        let sizes_differ = |server: usize| {
+            let mut chunks: Vec<Bytes> =
+                steps().filter(|s| s.server as usize == server && s.chunk > Bytes(0)).map(|s| s.chunk).collect();
+            chunks.sort_unstable();
+            chunks.dedup();
+            chunks.len() > 1
+        };
+        self.own_sizes += u32::from((0..plan.servers.len()).any(sizes_differ));
         let arrives =
             |p: &headway_core::plan::Pipeline| matches!(p.source, Source::Streams(_)) && p.gather == Nanos::ZERO;
         self.by_arrival += u32::from(plan.pipelines.iter().any(arrives));
@@ -230,7 +239,7 @@ fn on_one_h200() {
 fn on_one_h200_with_nothing_to_spare() {
     let seen = accepted_plans_hold(&exact(machine("h200-x1")), 2, 600);
     assert!(seen.accepted > 200 && seen.busy > 100 && seen.chunked > 50 && seen.by_arrival > 80);
-    assert!(seen.serial > 50 && seen.partitioned > 50);
+    assert!(seen.own_sizes > 5 && seen.serial > 50 && seen.partitioned > 50);
 }
 
 #[test]
@@ -243,7 +252,7 @@ fn on_four_h200() {
 fn on_four_h200_with_nothing_to_spare() {
     let seen = accepted_plans_hold(&exact(machine("h200-x4")), 4, 600);
     assert!(seen.accepted > 200 && seen.busy > 100 && seen.chunked > 50 && seen.by_arrival > 80);
-    assert!(seen.serial > 50 && seen.partitioned > 50);
+    assert!(seen.own_sizes > 5 && seen.serial > 50 && seen.partitioned > 50);
 }
 
 #[test]

@@ -157,9 +157,10 @@ impl Planner<'_> {
         Server { name, engines, in_flight: 1, verdict }
     }
 
-    /// Cuts the copies of a server into the largest chunks with which every window holds; whether there are any.
+    /// Cuts each copy of a server into the largest chunks with which every window holds; whether there are any.
     ///
-    /// Only where every job is one copy: a kernel and a batch run whole.
+    /// Only where every job is one copy: a kernel and a batch run whole. Each has a size of its own: what is due first
+    /// blocks nothing that is due earlier and stays whole, where one size for all would cut it too and cost its set-ups.
     fn cut(&self, at: u32, pipelines: &mut [Pipeline], domains: &Domains) -> bool {
         let used = routes_of(pipelines);
         let mut flows = Vec::new();
@@ -176,12 +177,12 @@ impl Planner<'_> {
             let setup = self.with_margin(setup);
             flows.push(ChunkFlow { bytes, setup, rate, period: pipeline.period, deadline: pipeline.window });
         }
-        let Ok(plan) = schedulability::chunk_sizes(&flows, 1, CHUNK_GRANULE) else { return false };
+        let Ok(plan) = schedulability::flow_chunk_sizes(&flows, CHUNK_GRANULE) else { return false };
         let steps = pipelines.iter_mut().flat_map(|p| &mut p.steps).filter(|step| step.server == at);
-        for ((step, task), flow) in steps.zip(&plan.tasks).zip(&flows) {
+        for (((step, task), flow), &bytes) in steps.zip(&plan.tasks).zip(&flows).zip(&plan.bytes) {
             step.cost = task.cost;
             step.piece = task.chunk;
-            step.chunk = if flow.bytes > plan.bytes { plan.bytes } else { Bytes(0) };
+            step.chunk = if flow.bytes > bytes { bytes } else { Bytes(0) };
         }
         true
     }
@@ -190,7 +191,7 @@ impl Planner<'_> {
 /// Chunks are whole pages of host memory.
 const CHUNK_GRANULE: Bytes = Bytes(4096);
 
-fn steps_on(server: u32, pipelines: &[Pipeline]) -> Vec<(&Pipeline, &PlannedStep)> {
+pub(super) fn steps_on(server: u32, pipelines: &[Pipeline]) -> Vec<(&Pipeline, &PlannedStep)> {
     let steps = pipelines.iter().flat_map(|p| p.steps.iter().map(move |s| (p, s)));
     steps.filter(|(_, s)| s.server == server).collect()
 }
@@ -216,41 +217,47 @@ fn longest(per_engines: &BTreeMap<Vec<EngineId>, Nanos>) -> Option<Nanos> {
 }
 
 /// What recurs on a server.
-struct Demand {
-    name: String,
-    task: Task,
+pub(super) struct Demand {
+    pub(super) name: String,
+    pub(super) task: Task,
+    /// First release after the epoch.
+    pub(super) offset: Nanos,
+    /// Whether its pieces, but for the last, all take as long as its chunk.
+    pub(super) even: bool,
 }
 
 /// The demands of the steps on a server: each its own, but those of a gang's step, which are served together, are one,
 /// and so are the steps of a chained gang, which follow each other as the pieces of one job do.
-fn demands(steps: &[(&Pipeline, &PlannedStep)]) -> Vec<Demand> {
+pub(super) fn demands(steps: &[(&Pipeline, &PlannedStep)]) -> Vec<Demand> {
     let mut demands: Vec<Demand> = Vec::new();
     // The position of a gang's demand, and of the step that it has counted last.
     let mut counted: BTreeMap<(u32, Option<usize>), (usize, Vec<usize>)> = BTreeMap::new();
     for &(pipeline, step) in steps {
         let task = Task { cost: step.cost, period: pipeline.period, deadline: pipeline.window, chunk: step.piece };
+        let at = pipeline.steps.iter().position(|other| std::ptr::eq(other, step)).unwrap_or(0);
+        let offset = pipeline.release(0, at);
         let Some(gang) = pipeline.gang else {
             let name = if pipeline.steps.len() == 1 {
                 pipeline.name.clone()
             } else {
                 format!("{}: {}", pipeline.name, step.name)
             };
-            demands.push(Demand { name, task });
+            demands.push(Demand { name, task, offset, even: true });
             continue;
         };
-        let at = pipeline.steps.iter().position(|other| std::ptr::eq(other, step)).unwrap_or(0);
         let key = (gang.number, (!gang.chained).then_some(at));
         let (demand, seen) = counted.entry(key).or_insert_with(|| {
             let name = if gang.chained { pipeline.name.clone() } else { format!("{}: {}", pipeline.name, step.name) };
             let task = Task { cost: Nanos::ZERO, chunk: Nanos::ZERO, ..task };
-            demands.push(Demand { name: format!("{name}, all at once"), task });
+            demands.push(Demand { name: format!("{name}, all at once"), task, offset, even: true });
             (demands.len() - 1, Vec::new())
         });
         if !seen.contains(&at) {
             seen.push(at);
-            let sum = &mut demands[*demand].task;
-            sum.cost = sum.cost.saturating_add(task.cost);
-            sum.chunk = sum.chunk.max(task.chunk);
+            let of_gang = &mut demands[*demand];
+            of_gang.even = seen.len() == 1;
+            of_gang.task.cost = of_gang.task.cost.saturating_add(task.cost);
+            of_gang.task.chunk = of_gang.task.chunk.max(task.chunk);
         }
     }
     demands
