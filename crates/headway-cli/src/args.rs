@@ -326,6 +326,8 @@ pub(crate) enum BenchCommand {
     Interconnect(InterconnectArgs),
     /// Time arbitration between processes: leased engine locks, tokens, engines handed over
     Broker(BenchBrokerArgs),
+    /// Time message combining on one core, and say how far its results are from the best there are
+    Combine(BenchCombineArgs),
 }
 
 #[derive(Debug, Args)]
@@ -393,6 +395,19 @@ pub(crate) struct BenchArgs {
     #[arg(long, default_value = "out/transfers")]
     pub(crate) out: PathBuf,
     /// Fewer and smaller points: about a minute for one GPU
+    #[arg(long)]
+    pub(crate) quick: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct BenchCombineArgs {
+    /// Folder for figures and summary
+    #[arg(long, default_value = "out/combine")]
+    pub(crate) out: PathBuf,
+    /// Seed of all message sets
+    #[arg(long, default_value_t = 1)]
+    pub(crate) seed: u64,
+    /// 1,000 messages only and fewer sets: some seconds [default: up to 10,000 messages, some minutes]
     #[arg(long)]
     pub(crate) quick: bool,
 }
@@ -612,6 +627,10 @@ pub(crate) enum StrategyArg {
     Combined,
     /// Every engine by itself, at the rate it keeps whatever the others do
     Partitioned,
+    /// A baseline: all GPUs as one, one batch in and one batch out per cycle of the shortest deadline
+    Lockstep,
+    /// A baseline: one generation of blocks at a time, all in, all kernels, all out
+    Generation,
 }
 
 impl From<StrategyArg> for Strategy {
@@ -620,6 +639,8 @@ impl From<StrategyArg> for Strategy {
             StrategyArg::Serial => Self::Serial,
             StrategyArg::Combined => Self::Combined,
             StrategyArg::Partitioned => Self::Partitioned,
+            StrategyArg::Lockstep => Self::Lockstep,
+            StrategyArg::Generation => Self::Generation,
         }
     }
 }

@@ -16,14 +16,17 @@ use crate::plan::{
     PlannedOperation, PlannedStep, PlannedStream, SCHEMA, Server, Source, Strategy, Strength, Verdict, Work,
 };
 use crate::units::{Bytes, Nanos, PPM};
-use crate::workload::{Cycle, Grouping, Message, Place, Placement, Step, Stream, Workload};
+use crate::workload::{Cycle, Grouping, Message, OnMiss, Place, Placement, Step, Stream, Workload};
 
 mod batches;
 mod combined;
+mod gangs;
+mod models;
 mod servers;
 mod together;
 
 use combined::Domains;
+pub use models::{Evidence, ModelAnswer, models};
 
 /// What the user may decide.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -139,6 +142,9 @@ pub fn plan(machine: &Machine, workload: &Workload, options: Options) -> Result<
         Some(Strategy::Serial) => &[Strategy::Serial],
         Some(Strategy::Combined) => &[Strategy::Combined],
         Some(Strategy::Partitioned) => &[Strategy::Partitioned],
+        // Baselines: only when asked for.
+        Some(Strategy::Lockstep) => &[Strategy::Lockstep],
+        Some(Strategy::Generation) => &[Strategy::Generation],
         // Without a calibration nothing says how far transfers that run together keep to the model.
         None if machine.calibration.is_none() => &[Strategy::Serial],
         // Only messages are combined.
@@ -242,15 +248,21 @@ impl Planner<'_> {
             }
             pipelines.push(self.pipeline(group)?);
         }
+        if self.in_gangs() {
+            gangs::form(&mut pipelines, self.strategy == Strategy::Generation);
+        }
         let mut batches: Vec<PlannedBatch> = Vec::new();
         let mut notes = Vec::new();
         let domains = match self.strategy {
             Strategy::Combined => self.domains(&pipelines)?,
-            Strategy::Serial | Strategy::Partitioned => Domains::whole(self.network),
+            _ => Domains::whole(self.network),
         };
         match self.strategy {
             Strategy::Combined => self.combined(&mut pipelines, &mut batches, &domains, &mut notes)?,
-            Strategy::Serial => self.messages(&mut pipelines, &mut batches)?,
+            // Beside a gang, a message is a batch as any other: one at a time.
+            Strategy::Serial | Strategy::Lockstep | Strategy::Generation => {
+                self.messages(&mut pipelines, &mut batches)?;
+            }
             Strategy::Partitioned => self.single_blocks(&mut pipelines, &mut batches)?,
         }
         for flow in &self.workload.flows {
@@ -368,13 +380,16 @@ impl Planner<'_> {
             }
             formed.push((gpu, steps, gathered, window));
         }
+        let shortest_of_all = shortest.values().copied().min();
         let mut groups: BTreeMap<_, Group> = BTreeMap::new();
         for (index, (gpu, steps, gathered, window)) in formed.into_iter().enumerate() {
             let shared = gathered && self.workload.grouping != Grouping::Each;
             let window = match self.workload.grouping {
                 _ if !gathered => window,
+                // One cycle for all GPUs, that of the shortest deadline.
+                _ if self.in_gangs() => shortest_of_all.unwrap_or(window),
                 Grouping::Each => window,
-                Grouping::Gpu | Grouping::Lockstep => shortest.values().copied().min().unwrap_or(window),
+                Grouping::Gpu => shortest_of_all.unwrap_or(window),
                 Grouping::Class => {
                     // Classes T_min 2^j, rounded down: harmonic, so that all of them start together again and again.
                     let least = shortest[&gpu];
@@ -382,7 +397,9 @@ impl Planner<'_> {
                 }
             };
             let alone = if shared { None } else { Some(index) };
-            let key = (gpu, !gathered, window, steps.clone(), alone);
+            // Only whole blocks can be given up: streams that skip share none with others.
+            let skips = self.workload.streams[index].on_miss == OnMiss::Skip;
+            let key = (gpu, !gathered, window, steps.clone(), alone, skips);
             let group = groups.entry(key).or_insert(Group { gpu, steps, gathered, window, streams: Vec::new() });
             group.streams.push(index);
         }
@@ -391,8 +408,13 @@ impl Planner<'_> {
 
     /// Whether the packets of a stream are gathered in cycles, and the window of each of its steps.
     fn window(&self, stream: &Stream) -> Result<(bool, Nanos), PlanError> {
-        let steps = stream.steps.len() as u64;
+        // A generation makes all steps in one window.
+        let steps = if self.strategy == Strategy::Generation { 1 } else { stream.steps.len() as u64 };
         let by_arrival = Nanos(stream.deadline.0 / steps);
+        if self.cycle == Cycle::Arrival && self.strategy == Strategy::Generation {
+            // Done before the next packet comes.
+            return Ok((false, by_arrival.min(stream.period)));
+        }
         if self.cycle == Cycle::Arrival && stream.period >= by_arrival && by_arrival > Nanos::ZERO {
             return Ok((false, by_arrival));
         }
@@ -506,6 +528,7 @@ impl Planner<'_> {
             window: group.window,
             reserve,
             steps,
+            gang: None,
         })
     }
 

@@ -67,9 +67,6 @@ pub enum Grouping {
     /// All streams of a GPU share one pipeline, and all GPUs have the cycles of the shortest stream on the node, so that
     /// their copies can move in one batch.
     Gpu,
-    /// The same, and copies to the GPUs move in one batch, those from them in another: all GPUs as one (the authors' earlier
-    /// framework, `verner-2014`, II-C). Only the combined strategy has batches.
-    Lockstep,
 }
 
 /// An endless sequence of packets of one size, one every `period`, each to be processed by all steps within `deadline`
@@ -156,6 +153,9 @@ pub enum OnMiss {
     /// Complete the packet and count the miss.
     #[default]
     Finish,
+    /// Drop what is left of it and count it as lost; the next one starts clean. Under overload such streams are given up
+    /// before others are delayed. Not for streams whose kernel carries state from packet to packet.
+    Skip,
     /// Stop the run with exit status 1.
     Stop,
 }

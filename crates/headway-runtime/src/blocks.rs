@@ -68,6 +68,15 @@ pub trait Collect: Send {
     /// [`DataError`] if it is not the block expected.
     fn collect(&mut self, pipeline: u32, cycle: u64, slot: usize, block: &[u8]) -> Result<(), DataError>;
 
+    /// Learns that `cycle` was given up: none of its bytes come.
+    ///
+    /// # Errors
+    /// As for `collect`.
+    fn lose(&mut self, pipeline: u32, cycle: u64) -> Result<(), DataError> {
+        let _ = (pipeline, cycle);
+        Ok(())
+    }
+
     /// Ends the run and returns the bytes of each stream.
     ///
     /// # Errors
@@ -84,6 +93,10 @@ impl Supply for Gatherer {
 impl Collect for Scatterer {
     fn collect(&mut self, pipeline: u32, cycle: u64, _slot: usize, block: &[u8]) -> Result<(), DataError> {
         self.scatter(pipeline, cycle, block)
+    }
+
+    fn lose(&mut self, pipeline: u32, cycle: u64) -> Result<(), DataError> {
+        Self::lose(self, pipeline, cycle)
     }
 
     fn finish(self: Box<Self>) -> Result<Vec<u64>, OutputError> {
@@ -226,6 +239,24 @@ impl Scatterer {
         let Source::Streams(streams) = &planned.source else { return Ok(()) };
         for (&stream, lane) in streams.iter().zip(header.lanes) {
             self.files[stream as usize].write(&block[lane])?;
+        }
+        Ok(())
+    }
+
+    /// Appends zeros for the lanes of a cycle that was given up, so that what follows stays in its place.
+    ///
+    /// # Errors
+    /// [`DataError`]; a cycle out of order is refused.
+    pub fn lose(&mut self, pipeline: u32, cycle: u64) -> Result<(), DataError> {
+        let planned = &self.gatherer.plan.pipelines[pipeline as usize];
+        if cycle < self.next[pipeline as usize] {
+            let what = format!("cycle {} came back before it was given up", self.next[pipeline as usize] - 1);
+            return Err(DataError::Sequence { pipeline: planned.name.clone(), cycle, what });
+        }
+        self.next[pipeline as usize] = cycle + 1;
+        let Source::Streams(streams) = &planned.source else { return Ok(()) };
+        for (&stream, len) in streams.iter().zip(self.gatherer.lens(pipeline, cycle)) {
+            self.files[stream as usize].write(&vec![0; len as usize])?;
         }
         Ok(())
     }

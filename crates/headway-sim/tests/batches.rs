@@ -47,6 +47,7 @@ fn message(machine: &Machine, blocks: &[BatchBlock]) -> Pipeline {
             operations: blocks.iter().map(operation).collect(),
             batch: None,
         }],
+        gang: None,
     }
 }
 
@@ -59,7 +60,7 @@ fn ends(log: &[Record], blocks: usize) -> Vec<Nanos> {
             What::Input(Input::Done { operation, finished, .. }) => {
                 ends[index_of[operation as usize]] = finished - EPOCH;
             }
-            What::Input(_) | What::Action(Action::Deliver { .. }) | What::Event(_) => {}
+            What::Input(_) | What::Action(Action::Deliver { .. } | Action::Drop { .. }) | What::Event(_) => {}
         }
     }
     ends

@@ -2,6 +2,7 @@
 //! of them, several GPUs, small copies beside bulk ones, and what the profile predicted.
 
 pub mod broker;
+pub mod combine;
 mod crowd;
 pub mod interconnect;
 mod predict;

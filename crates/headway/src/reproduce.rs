@@ -10,7 +10,7 @@ mod np_edf;
 mod patil;
 mod site;
 mod verner;
-mod verner_combine;
+pub(crate) mod verner_combine;
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};

@@ -3,6 +3,7 @@
 //! A run cuts streams into packets, blocks and chunks, and on a GPU uses other code; the reference does neither. A lost,
 //! repeated or reordered packet changes everything behind it, since the kernels carry state.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{self, BufReader, Read};
 use std::path::Path;
@@ -21,17 +22,21 @@ use crate::Error;
 /// Bytes that the reference processes at a time.
 const STRIDE: u64 = 1 << 20;
 
-/// Checks every stream of a finished run in `folder`.
+/// Checks every stream of a finished run in `folder`, but for those that have `lost` packets.
 pub(crate) fn verify(
     plan: &Plan,
     kernels: &Kernels,
     intake: &Intake,
     folder: &Path,
+    lost: &BTreeSet<u32>,
     interrupt: &AtomicBool,
     mut progress: impl FnMut(usize),
 ) -> Result<(), Error> {
     for (number, stream) in plan.streams.iter().enumerate() {
         progress(number);
+        if lost.contains(&(number as u32)) {
+            continue;
+        }
         let Source::Streams(members) = &plan.pipelines[stream.pipeline as usize].source else { continue };
         let lane = members.iter().position(|&member| member as usize == number).unwrap_or(0);
         let lane = &kernels.lanes(stream.pipeline)[lane..=lane];

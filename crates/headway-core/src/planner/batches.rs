@@ -63,6 +63,7 @@ impl Planner<'_> {
             window: message.period,
             reserve: total(&blocks),
             steps: vec![step],
+            gang: None,
         };
         Ok((pipeline, batch))
     }
@@ -183,6 +184,7 @@ impl Planner<'_> {
                 operations: vec![super::PlannedOperation { engines: Vec::new(), work: super::Work::Hold }],
                 batch: None,
             }],
+            gang: None,
         }
     }
 }

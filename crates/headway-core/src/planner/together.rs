@@ -6,9 +6,7 @@
 use std::collections::BTreeMap;
 
 use super::{BatchBlock, Domains, Nanos, Pipeline, PlanError, PlannedBatch, Planner, Source, Work};
-use crate::machine::EngineClass;
 use crate::plan::BatchPlace;
-use crate::workload::Grouping;
 
 /// Windows of a pipeline on one server: period, start of the first window, length, server. Starts are the same for all steps
 /// modulo the period where the window is as long as the period.
@@ -37,7 +35,7 @@ impl Planner<'_> {
             let found = self.division(pipelines, &members, domains, period)?;
             let alone = members.iter().map(|&(pipeline, step)| pipelines[pipeline].steps[step].cost);
             let alone = alone.fold(Nanos::ZERO, Nanos::saturating_add);
-            if found.cost >= alone && self.workload.grouping != Grouping::Lockstep {
+            if found.cost >= alone {
                 continue;
             }
             for (order, batch) in found.sets {
@@ -81,13 +79,6 @@ impl Planner<'_> {
             Ok((order.into_iter().map(|at| positions[at]).collect(), batch))
         };
         let class = |at: usize| self.machine.class(blocks[at].route);
-        if self.workload.grouping == Grouping::Lockstep {
-            let (into, out) = (0..blocks.len()).partition(|&at| class(at) == EngineClass::H2d);
-            let sets =
-                [set(format!("copies in every {period}"), into)?, set(format!("copies out every {period}"), out)?];
-            let cost = sets[0].1.worst_case.saturating_add(sets[1].1.worst_case);
-            return Ok(Division { sets: sets.into(), cost });
-        }
         let all = set(format!("copies every {period}"), (0..blocks.len()).collect())?;
         // The first block of each GPU in the best order says which directions meet best.
         let mut leading: BTreeMap<u32, usize> = BTreeMap::new();

@@ -185,7 +185,7 @@ fn links_that_add_up_need_no_limit_and_one_limit_is_no_two() {
 
 #[test]
 fn a_limit_that_two_gpus_share_is_found_with_the_gpus_it_is_for() {
-    let mut truth = shipped("h200-x4").expect("shipped");
+    let mut truth = by_hand("h200-x4");
     let gpus: Vec<_> = truth.gpus().collect();
     for (name, pair, rate) in [("near", [0, 2], 80), ("far", [1, 3], 70)] {
         let id = CapacityId(truth.capacities.len() as u32);

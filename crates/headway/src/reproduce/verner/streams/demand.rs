@@ -79,7 +79,7 @@ impl Demand {
 
     /// The first `count` streams, at least one, as a workload: a packet of each stream is what its rate brings in a cycle,
     /// in whole blocks of the cipher, and counts from the arrival of its first byte.
-    pub(super) fn workload(&self, count: usize, lockstep: bool) -> Workload {
+    pub(super) fn workload(&self, count: usize) -> Workload {
         let cycle = Nanos(self.shortest[count - 1].0 / CYCLES);
         let stream = |(at, fluid): (usize, &Fluid)| Stream {
             id: format!("s{at}"),
@@ -104,7 +104,7 @@ impl Demand {
             duration: Nanos::ZERO,
             seed: self.seed,
             cycle: Cycle::Paper,
-            grouping: if lockstep { Grouping::Lockstep } else { Grouping::Gpu },
+            grouping: Grouping::Gpu,
             transform: headway_core::combine::Mode::default(),
             streams: self.streams[..count].iter().enumerate().map(stream).collect(),
             messages: Vec::new(),

@@ -32,14 +32,16 @@ pub(super) struct Planned {
 const fn strategy(policy: Policy) -> Strategy {
     match policy {
         Policy::Partitioned => Strategy::Partitioned,
-        Policy::Combined | Policy::Lockstep => Strategy::Combined,
-        Policy::Serial | Policy::Generation => Strategy::Serial,
+        Policy::Combined => Strategy::Combined,
+        Policy::Lockstep => Strategy::Lockstep,
+        Policy::Generation => Strategy::Generation,
+        Policy::Serial => Strategy::Serial,
     }
 }
 
 /// The first `count` streams with their plan, accepted or not.
 pub(super) fn forced(machine: &Machine, demand: &Demand, policy: Policy, count: usize) -> Result<Case, Error> {
-    let workload = demand.workload(count, policy == Policy::Lockstep);
+    let workload = demand.workload(count);
     let plan = planner::plan(machine, &workload, Options { strategy: Some(strategy(policy)) });
     Ok(Case { workload, plan: Arc::new(plan.map_err(|error| Error::Plan(Box::new(error)))?) })
 }

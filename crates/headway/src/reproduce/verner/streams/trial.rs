@@ -97,7 +97,7 @@ impl Watch<'_> {
                 self.trial.took = record.at.saturating_sub(self.epoch);
             }
             What::Event(event) => self.event(event),
-            What::Input(_) => {}
+            What::Input(_) | What::Action(Action::Drop { .. }) => {}
         }
     }
 
