@@ -256,9 +256,12 @@ pub(crate) struct ExperimentSharingArgs {
     /// CPUs that tokens are given for [default: those allowed here, at most one for each camera]
     #[arg(long, value_name = "N")]
     pub(crate) cpus: Option<u32>,
-    /// Share of each GPU's time that kernels take if nobody is in the way, percent
-    #[arg(long, value_name = "PERCENT", default_value_t = 60)]
-    pub(crate) busy: u32,
+    /// Loads: share of each GPU's time that kernels take if nobody is in the way, percent [default: 76, as simulated]
+    #[arg(long, value_name = "PERCENT", value_delimiter = ',')]
+    pub(crate) busy: Vec<u32>,
+    /// Only this configuration, by its name or the name's first word; may be given several times
+    #[arg(long, value_name = "NAME")]
+    pub(crate) only: Vec<String>,
     /// Divide the paper's periods by this
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) speedup: u32,

@@ -19,12 +19,16 @@ use headway_broker::Server;
 use headway_core::units::Nanos;
 use headway_os::ipc::Words;
 use headway_os::{affinity, clock};
+use rand_core::{Rng, SeedableRng};
+use rand_pcg::Pcg64Mcg;
 
 pub use self::child::serve_camera;
 
 use self::child::{Crew, How, Open, Order, USERS};
 use self::results::{Files, Measured, Run};
-use self::setup::{Alone, Configuration, Kind, alone, configurations, frame_kernels, load, periods, state_bytes};
+use self::setup::{
+    Alone, Configuration, Kind, SIMULATED_BUSY_PPM, alone, configurations, frame_kernels, load, periods, state_bytes,
+};
 use super::{Outcome, Row, Setting, Verdict};
 use crate::plot::{Figure, Line};
 use crate::run::Backend;
@@ -46,8 +50,10 @@ pub struct Options {
     pub cameras: Option<usize>,
     /// CPUs `m` that tokens are given for; `None` = those allowed here, at most one for each camera.
     pub cpus: Option<u32>,
-    /// The share of each GPU's time that kernels take, parts per million, as measured with one camera alone.
-    pub busy_ppm: u64,
+    /// Loads: what kernels take of each GPU's time if nobody is in the way, percent. Empty = as in the calibrated simulation.
+    pub busy: Vec<u32>,
+    /// Only these configurations, by name or its first word; empty = all that would be run.
+    pub only: Vec<String>,
     /// Periods are the paper's divided by this.
     pub speedup: u32,
     /// Kernel segments of a frame beside the tracker's three.
@@ -62,12 +68,13 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             gpus: None,
-            duration: Nanos(7_000_000_000),
+            duration: Nanos(6_000_000_000),
             repetitions: 2,
             all: false,
             cameras: None,
             cpus: None,
-            busy_ppm: 600_000,
+            busy: Vec::new(),
+            only: Vec::new(),
             speedup: 1,
             segments: 9,
             video: None,
@@ -77,7 +84,7 @@ impl Default for Options {
 }
 
 /// The cameras' processes get ready within this after an order to run.
-const LEAD: Nanos = Nanos(400_000_000);
+const LEAD: Nanos = Nanos(250_000_000);
 /// Frames of a run that measures what a camera takes alone.
 const ALONE_FRAMES: u64 = 14;
 /// Passes in the second one.
@@ -106,6 +113,8 @@ struct Bench {
     cpus: u32,
     periods: Vec<Nanos>,
     frames: Vec<u64>,
+    scale: Scale,
+    busy_ppm: u64,
     load: Load,
     alone: Alone,
     users: Words,
@@ -124,33 +133,43 @@ pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
     let mut bench = Bench::open(setting, cuda, gpus)?;
     let folder = options.out.clone().unwrap_or_else(|| Path::new("out").join(format!("gpusync-gpu-{source}")));
     let mut files = Files::create(&folder)?;
-    let configurations = configurations(gpus, options.all, quick);
+    let configurations = chosen(options, gpus, quick)?;
     let repetitions = if quick { 1 } else { options.repetitions.max(1) };
     let mut all = Vec::new();
     let mut failed = None;
-    'runs: for repetition in 1..=repetitions {
-        for at in 0..configurations.len() {
-            // Interleaved, and each repetition begins with another one.
-            let configuration = &configurations[(at + repetition as usize - 1) % configurations.len()];
-            match bench.measure(configuration, repetition) {
-                Ok((measured, frames)) => {
-                    files.add(&measured, &frames)?;
-                    all.push(measured);
-                }
-                Err(error) => {
-                    failed = Some(format!("{}, repetition {repetition}: {}", configuration.name(), chain(&error)));
-                    break 'runs;
+    'runs: for busy in loads(options, cuda) {
+        let loaded = bench.load(busy, options.segments, cuda);
+        for repetition in 1..=repetitions {
+            for at in 0..configurations.len() {
+                // Interleaved, and each repetition begins with another one.
+                let configuration = &configurations[(at + repetition as usize - 1) % configurations.len()];
+                let measured = if let Err(error) = &loaded {
+                    Err(chain(error))
+                } else {
+                    bench.measure(configuration, repetition, setting.seed).map_err(|error| chain(&error))
+                };
+                match measured {
+                    Ok((measured, frames)) => {
+                        files.add(&measured, &frames)?;
+                        all.push(measured);
+                    }
+                    Err(reason) => {
+                        let name = configuration.name();
+                        failed = Some(format!("{name}, load {} %, repetition {repetition}: {reason}", busy / 10_000));
+                        break 'runs;
+                    }
                 }
             }
         }
     }
+    let expected = configurations.len() * repetitions as usize * loads(options, cuda).len();
     drop(files);
     if all.is_empty()
         && let Some(what) = failed
     {
         return Err(Error::Camera { camera: 0, reason: what });
     }
-    Ok(outcome(setting, source, machine, &bench, &all, failed))
+    Ok(outcome(setting, source, machine, &bench, (&all, expected), failed))
 }
 
 fn chain(error: &dyn std::error::Error) -> String {
@@ -161,6 +180,29 @@ fn chain(error: &dyn std::error::Error) -> String {
         next = cause.source();
     }
     text
+}
+
+/// The configurations that were asked for.
+fn chosen(options: &Options, gpus: usize, quick: bool) -> Result<Vec<Configuration>, Error> {
+    let mut configurations = configurations(gpus, options.all, quick);
+    if !options.only.is_empty() {
+        configurations.retain(|one| options.only.iter().any(|word| one.is_called(word)));
+    }
+    if configurations.is_empty() {
+        return Err(Error::Options(
+            "no configuration is called that; leave `--only` out to see their names in results.csv",
+        ));
+    }
+    Ok(configurations)
+}
+
+/// Loads in parts per million. Emulated GPUs are CPUs, which could not keep up.
+fn loads(options: &Options, cuda: bool) -> Vec<u64> {
+    if !cuda {
+        return vec![150_000];
+    }
+    let asked: Vec<u64> = options.busy.iter().map(|percent| u64::from(*percent) * 10_000).collect();
+    if asked.is_empty() { vec![SIMULATED_BUSY_PPM] } else { asked }
 }
 
 /// What the GPUs are called, and how many are used.
@@ -177,7 +219,7 @@ fn node(cuda: bool, setting: &Setting) -> Result<(String, usize), Error> {
 }
 
 impl Bench {
-    /// Starts the cameras, measures what one takes alone, and gives all of them their load.
+    /// Starts the cameras.
     fn open(setting: &Setting, cuda: bool, gpus: usize) -> Result<Self, Error> {
         let (options, quick) = (&setting.sharing, setting.quick);
         let cameras = options.cameras.unwrap_or(if quick { 3 } else { 5 * gpus }).clamp(1, 64);
@@ -199,19 +241,26 @@ impl Bench {
         };
         crew.order(&(0..cameras).map(|camera| (camera, Order::Open(open(camera)))).collect::<Vec<_>>())?;
         let users = Words::create("headway users", 0, USERS)?;
-        let busy = if cuda { options.busy_ppm } else { options.busy_ppm.min(150_000) };
-        // The rate of copies says how large the state is, and only with that state it is seen what a pass takes.
-        let first = measure_alone(&mut crew, &scale, scale.first_state)?;
-        let kernels = frame_kernels(&periods, gpus, busy);
-        let state = state_bytes(kernels, first.bytes_per_s).clamp(Load::UNIT, if cuda { 1 << 30 } else { 1 << 20 });
-        let alone = measure_alone(&mut crew, &scale, state)?;
-        let load = load(&periods, gpus, busy, options.segments, &alone, state);
-        let load =
-            if cuda { load } else { Load { input: load.input.min(1 << 20), output: load.output.min(1 << 20), ..load } };
-        crew.order(&(0..cameras).map(|camera| (camera, Order::Load(load))).collect::<Vec<_>>())?;
         let frames = periods.iter().map(|period| (duration.0 / period.0).max(2)).collect();
         let folder = std::env::temp_dir().join(format!("headway-gpusync-{}", std::process::id()));
-        Ok(Self { crew, gpus, cpus, periods, frames, load, alone, users, folder })
+        let (load, alone) = (Load::default(), Alone::default());
+        Ok(Self { crew, gpus, cpus, periods, frames, scale, busy_ppm: 0, load, alone, users, folder })
+    }
+
+    /// Measures what a camera takes alone, and gives all of them the load at which kernels take so much of each GPU.
+    fn load(&mut self, busy_ppm: u64, segments: u32, cuda: bool) -> Result<(), Error> {
+        // The rate of copies says how large the state is, and only with that state it is seen what a pass takes.
+        let first = measure_alone(&mut self.crew, &self.scale, self.scale.first_state)?;
+        let kernels = frame_kernels(&self.periods, self.gpus, busy_ppm);
+        let state = state_bytes(kernels, first.bytes_per_s).clamp(Load::UNIT, if cuda { 1 << 30 } else { 1 << 20 });
+        self.alone = measure_alone(&mut self.crew, &self.scale, state)?;
+        let load = load(&self.periods, self.gpus, busy_ppm, segments, &self.alone, state);
+        let most = if cuda { u64::MAX } else { 1 << 20 };
+        self.load = Load { input: load.input.min(most), output: load.output.min(most), ..load };
+        self.busy_ppm = busy_ppm;
+        let cameras = 0..self.periods.len();
+        self.crew.order(&cameras.map(|camera| (camera, Order::Load(self.load))).collect::<Vec<_>>())?;
+        Ok(())
     }
 
     /// One run.
@@ -219,10 +268,12 @@ impl Bench {
         &mut self,
         configuration: &Configuration,
         repetition: u32,
+        seed: u64,
     ) -> Result<(Measured, Vec<Vec<Frame>>), Error> {
+        let phases = phases(&self.periods, seed.wrapping_add(u64::from(repetition)));
         let frames = match configuration.arbiter(self.gpus as u32, self.cpus) {
-            Some(arbiter) => self.under_broker(configuration, arbiter)?,
-            None => self.order(configuration, |camera, this| match configuration.kind {
+            Some(arbiter) => self.under_broker(configuration, arbiter, &phases)?,
+            None => self.order(configuration, &phases, |camera, this| match configuration.kind {
                 Kind::Fixed => How::Fixed((camera % this.gpus) as u32),
                 _ => {
                     let file = this.users.as_fd().as_raw_fd();
@@ -234,6 +285,7 @@ impl Bench {
             name: &configuration.name(),
             managed: configuration.is_managed(),
             repetition,
+            busy: self.busy_ppm / 10_000,
             gpus: self.gpus,
             expected: self.frames.iter().sum(),
             periods: &self.periods,
@@ -255,6 +307,7 @@ impl Bench {
         &mut self,
         configuration: &Configuration,
         arbiter: headway_core::sharing::ArbiterParameters,
+        phases: &[u64],
     ) -> Result<Vec<Vec<Frame>>, Error> {
         let socket = self.folder.join("broker");
         // What an earlier broker of this experiment left would make the next one wait for its clients.
@@ -274,7 +327,7 @@ impl Bench {
                 drop(server);
                 let _ = tell.send(ended);
             });
-            let frames = self.order(configuration, |_, _| How::Broker(socket.clone()));
+            let frames = self.order(configuration, phases, |_, _| How::Broker(socket.clone()));
             stop.store(true, Ordering::Relaxed);
             match told.recv() {
                 Ok(Err(error)) => Err(Error::Broker(error)),
@@ -288,15 +341,14 @@ impl Bench {
     fn order(
         &mut self,
         configuration: &Configuration,
+        phases: &[u64],
         how: impl Fn(usize, &Self) -> How,
     ) -> Result<Vec<Vec<Frame>>, Error> {
         (0..self.gpus).for_each(|gpu| self.users.word(gpu).store(0, Ordering::Relaxed));
         let begin = clock::now().saturating_add(LEAD);
         let moving = Moving { chunk: configuration.chunk.map(|chunk| chunk.0), peer: configuration.peer };
-        let cameras = self.periods.len() as u64;
         let course = |(camera, period): (usize, &Nanos)| Course {
-            // Phases are spread over the period, the same in every run.
-            begin: begin.0 + period.0 * (camera as u64 * 7 % cameras) / cameras,
+            begin: begin.0 + phases[camera],
             period: period.0,
             frames: self.frames[camera],
             moving,
@@ -323,6 +375,12 @@ impl Scale {
     }
 }
 
+/// When each camera's first frame is released: drawn within its period, for each repetition anew, as in the simulation.
+fn phases(periods: &[Nanos], seed: u64) -> Vec<u64> {
+    let mut random = Pcg64Mcg::seed_from_u64(seed);
+    periods.iter().map(|period| random.next_u64() % period.0.max(1)).collect()
+}
+
 /// Two short runs of the first camera on the first GPU, with nobody else there.
 fn measure_alone(crew: &mut Crew, scale: &Scale, state: u64) -> Result<Alone, Error> {
     let load =
@@ -338,13 +396,14 @@ fn measure_alone(crew: &mut Crew, scale: &Scale, state: u64) -> Result<Alone, Er
     Ok(alone(one, many, ALONE_PASSES, &load(1)))
 }
 
-/// Mean over repetitions of each configuration, in the order of the first repetition.
-fn by_name(all: &[Measured]) -> Vec<(String, Vec<&Measured>)> {
-    let mut order: Vec<(String, Vec<&Measured>)> = Vec::new();
+/// The repetitions of each configuration at each load, in the order of the first.
+fn grouped(all: &[Measured]) -> Vec<Vec<&Measured>> {
+    let mut order: Vec<Vec<&Measured>> = Vec::new();
     for measured in all {
-        match order.iter_mut().find(|(name, _)| *name == measured.name) {
-            Some((_, runs)) => runs.push(measured),
-            None => order.push((measured.name.clone(), vec![measured])),
+        let same = |runs: &&mut Vec<&Measured>| runs[0].name == measured.name && runs[0].busy == measured.busy;
+        match order.iter_mut().find(same) {
+            Some(runs) => runs.push(measured),
+            None => order.push(vec![measured]),
         }
     }
     order
@@ -406,32 +465,47 @@ fn rows(all: &[Measured], expected: usize) -> Vec<Row> {
             verdict: Verdict::NotComparable,
         },
     });
-    rows.extend(comparison(all));
+    let mut loads: Vec<u64> = all.iter().map(|run| run.busy).collect();
+    loads.dedup();
+    rows.extend(loads.into_iter().flat_map(|busy| comparison(all, busy)));
     rows
 }
 
-/// Headway's best configuration beside the best without it.
-fn comparison(all: &[Measured]) -> Vec<Row> {
-    let named = by_name(all);
-    let least = |managed: bool| {
-        let of = named.iter().filter(|(_, runs)| runs[0].managed == managed);
-        of.min_by(|a, b| worst_of(&a.1).total_cmp(&worst_of(&b.1)))
+/// Headway's best configuration beside every one without it, at one load.
+fn comparison(all: &[Measured], busy: u64) -> Vec<Row> {
+    let groups: Vec<_> = grouped(all).into_iter().filter(|runs| runs[0].busy == busy).collect();
+    let (managed, others): (Vec<_>, Vec<_>) = groups.iter().partition(|runs| runs[0].managed);
+    let Some(ours) = managed.iter().min_by(|a, b| worst_of(a).total_cmp(&worst_of(b))) else { return Vec::new() };
+    if others.is_empty() {
+        return Vec::new();
+    }
+    let mean = |runs: &[&Measured]| mean_of(runs, |run| run.mean);
+    let (our_worst, our_mean) = (worst_of(ours), mean(ours));
+    let list = |text: &dyn Fn(&[&Measured]) -> String| {
+        let each = |runs: &&&Vec<&Measured>| format!("{} {}", runs[0].name, text(runs));
+        others.iter().map(|runs| each(&runs)).collect::<Vec<_>>().join("; ")
     };
-    let (Some((ours, our_runs)), Some((other, other_runs))) = (least(true), least(false)) else { return Vec::new() };
-    let gain = worst_of(other_runs) / worst_of(our_runs);
-    let means = (mean_of(our_runs, |run| run.mean), mean_of(other_runs, |run| run.mean));
+    let least = |of: &dyn Fn(&[&Measured]) -> f64| others.iter().map(|runs| of(runs)).fold(f64::INFINITY, f64::min);
     vec![
         row(
-            "worst response",
-            "ours to be at least 2 times better than without arbitration",
-            format!("{ours} {:.1} %, {other} {:.1} %: {gain:.2} times", worst_of(our_runs), worst_of(other_runs)),
-            gain >= WORST_GAIN,
+            &format!("worst response, load {busy} %"),
+            "ours at least 2 times better than every way without arbitration",
+            format!(
+                "{} {our_worst:.1} %; {}",
+                ours[0].name,
+                list(&|runs| format!("{:.1} % ({:.2} times)", worst_of(runs), worst_of(runs) / our_worst))
+            ),
+            least(&worst_of) >= our_worst * WORST_GAIN,
         ),
         row(
-            "mean response",
-            "ours to be within 5 % of that without arbitration (2 % in the paper)",
-            format!("{ours} {:.2} %, {other} {:.2} %: {:.3} times", means.0, means.1, means.0 / means.1),
-            means.0 <= means.1 * MEAN_LOSS,
+            &format!("mean response, load {busy} %"),
+            "ours within 5 % of every way without arbitration (2 % in the paper)",
+            format!(
+                "{} {our_mean:.2} %; {}",
+                ours[0].name,
+                list(&|runs| format!("{:.2} % ({:.3} times)", mean(runs), our_mean / mean(runs)))
+            ),
+            our_mean <= least(&mean) * MEAN_LOSS,
         ),
     ]
 }
@@ -441,13 +515,10 @@ fn outcome(
     source: &'static str,
     machine: String,
     bench: &Bench,
-    all: &[Measured],
+    (all, expected): (&[Measured], usize),
     failed: Option<String>,
 ) -> Outcome {
     let options = &setting.sharing;
-    let quick = setting.quick;
-    let repetitions = if quick { 1 } else { options.repetitions.max(1) } as usize;
-    let expected = configurations(bench.gpus, options.all, quick).len() * repetitions;
     let mut notes = vec![table(all, source), scaling(bench, options, source)];
     notes.push(format!(
         "Response: end minus the later of release and predecessor's end, in percent of the period. Blocking: waits for the \
@@ -464,10 +535,12 @@ fn outcome(
         notes
             .push("Emulated: every process has GPUs of its own, so that these times say nothing about any GPU.".into());
     }
-    let points: BTreeMap<bool, Vec<(f64, f64)>> = by_name(all).iter().fold(BTreeMap::new(), |mut points, (_, runs)| {
-        points.entry(runs[0].managed).or_insert_with(Vec::new).push((mean_of(runs, |run| run.mean), worst_of(runs)));
-        points
-    });
+    let mut points: BTreeMap<bool, Vec<(f64, f64)>> = BTreeMap::new();
+    for runs in grouped(all) {
+        let point = (mean_of(&runs, |run| run.mean), worst_of(&runs));
+        points.entry(runs[0].managed).or_default().push(point);
+    }
+    points.values_mut().for_each(|points| points.sort_by(|a, b| a.0.total_cmp(&b.0)));
     let name = |managed: bool| if managed { "Headway" } else { "without" }.to_owned();
     let lines = points.into_iter().map(|(managed, points)| Line { name: name(managed), points }).collect();
     let figure = Figure {
@@ -495,16 +568,18 @@ fn outcome(
 fn table(all: &[Measured], source: &str) -> String {
     let mut text = format!(
         "Responses in percent of the period ({source}), mean over repetitions, max of all:\n\n\
-         | configuration | runs | frames | mean | p50 | p99 | max | misses | migrations | kernels busy | copies busy | blocking | of its bound |\n\
-         |---|---|---|---|---|---|---|---|---|---|---|---|---|\n"
+         | configuration | load | runs | frames | mean | p50 | p99 | max | misses | migrations | kernels busy | copies busy | blocking | of its bound |\n\
+         |---|---|---|---|---|---|---|---|---|---|---|---|---|---|\n"
     );
-    for (name, runs) in by_name(all) {
+    for runs in grouped(all) {
         let sum = |of: fn(&Measured) -> u64| runs.iter().map(|run| of(run)).sum::<u64>();
         let blocking = runs.iter().map(|run| run.blocking_max_ns).max().unwrap_or(0);
         let bound = runs.iter().filter_map(|run| run.of_bound).fold(f64::NAN, f64::max);
         let bound = if bound.is_nan() { "-".to_owned() } else { format!("{bound:.1} %") };
         text.push_str(&format!(
-            "| {name} | {} | {} | {:.2} | {:.2} | {:.2} | {:.2} | {} | {} | {:.1} % | {:.1} % | {} | {bound} |\n",
+            "| {} | {} % | {} | {} | {:.2} | {:.2} | {:.2} | {:.2} | {} | {} | {:.1} % | {:.1} % | {} | {bound} |\n",
+            runs[0].name,
+            runs[0].busy,
             runs.len(),
             sum(|run| run.frames),
             mean_of(&runs, |run| run.mean),
@@ -525,13 +600,13 @@ fn table(all: &[Measured], source: &str) -> String {
 fn scaling(bench: &Bench, options: &Options, source: &str) -> String {
     let load = &bench.load;
     format!(
-        "Scaled load ({source}): periods are the paper's divided by {}; work is scaled so that with one camera alone kernels \
-         would take {:.0} % of each GPU. A frame is the tracker's (its kernels {} alone), {} more kernel segments of {} \
+        "Scaled load ({source}): periods are the paper's divided by {}; work is scaled so that kernels would take the load's \
+         share of each GPU if nobody were in the way; 76 % is that of the calibrated simulation. Phases are drawn for each \
+         repetition, the same for every configuration. At the last load a frame is the tracker's (its kernels {} alone), {} more kernel segments of {} \
          passes over {} B of state ({} a pass), {} of CPU time, {} B more in and {} B more out: kernels, CPU and copies have \
          the ratios of the calibrated simulation. {} cameras, each a process, on {} GPUs. Kernels of a process that were kept \
          waiting by another one's on the GPU count as busy.",
         options.speedup,
-        options.busy_ppm as f64 / 1e4,
         bench.alone.tracker,
         load.segments,
         load.passes,

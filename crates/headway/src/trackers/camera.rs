@@ -166,36 +166,7 @@ impl Camera {
                 digest,
             };
             let mut operations = keep.then(Vec::new);
-            tracker = match arbitration {
-                Arbitration::Managed(task) => {
-                    let mut job = task.job(Nanos(release));
-                    let mut gpu = job.acquire(None).map_err(Error::Shared)?;
-                    one.granted = clock::now().0;
-                    (one.gpu, one.from) = (gpu.id().0, gpu.from().map(|from| from.0));
-                    let tracker = self.frame(tracker, &mut gpu, course.moving, &mut one, operations.as_mut())?;
-                    one.released = clock::now().0;
-                    let used = (one.released - one.granted).saturating_sub(one.account.engine_wait);
-                    gpu.release(Nanos(used));
-                    tracker
-                }
-                Arbitration::Fewest(users) => {
-                    one.gpu = fewest(users, self.ports.len(), last);
-                    one.granted = clock::now().0;
-                    one.from = last.filter(|last| *last != one.gpu);
-                    let word = users.word(one.gpu as usize);
-                    word.fetch_add(1, Ordering::Relaxed);
-                    let tracked = self.frame(tracker, &mut Unmanaged, course.moving, &mut one, operations.as_mut());
-                    word.fetch_sub(1, Ordering::Relaxed);
-                    one.released = clock::now().0;
-                    tracked?
-                }
-                Arbitration::Fixed(gpu) => {
-                    (one.gpu, one.granted) = (*gpu, clock::now().0);
-                    let tracker = self.frame(tracker, &mut Unmanaged, course.moving, &mut one, operations.as_mut())?;
-                    one.released = clock::now().0;
-                    tracker
-                }
-            };
+            tracker = self.arbitrated(tracker, arbitration, course.moving, last, &mut one, operations.as_mut())?;
             one.done = clock::now().0;
             (digest, before, last) = (one.digest, one.done, Some(one.gpu));
             if self.expected.get(frame as usize).is_some_and(|expected| *expected != digest) {
@@ -210,6 +181,47 @@ impl Camera {
             return Err(Error::WrongTrack { frame: course.frames.saturating_sub(1) });
         }
         Ok(tracked)
+    }
+
+    /// One frame on the GPU that `arbitration` gives; `last` is the one of the frame before.
+    fn arbitrated(
+        &mut self,
+        tracker: Tracker<()>,
+        arbitration: &mut Arbitration<'_>,
+        moving: Moving,
+        last: Option<u32>,
+        one: &mut Frame,
+        operations: Option<&mut Vec<Operated>>,
+    ) -> Result<Tracker<()>, Error> {
+        let tracker = match arbitration {
+            Arbitration::Managed(task) => {
+                let mut job = task.job(Nanos(one.release));
+                let mut gpu = job.acquire(None).map_err(Error::Shared)?;
+                one.granted = clock::now().0;
+                (one.gpu, one.from) = (gpu.id().0, gpu.from().map(|from| from.0));
+                let tracker = self.frame(tracker, &mut gpu, moving, one, operations)?;
+                one.released = clock::now().0;
+                let used = (one.released - one.granted).saturating_sub(one.account.engine_wait);
+                gpu.release(Nanos(used));
+                return Ok(tracker);
+            }
+            Arbitration::Fewest(users) => {
+                one.gpu = fewest(users, self.ports.len(), last);
+                one.granted = clock::now().0;
+                one.from = last.filter(|last| *last != one.gpu);
+                let word = users.word(one.gpu as usize);
+                word.fetch_add(1, Ordering::Relaxed);
+                let tracker = self.frame(tracker, &mut Unmanaged, moving, one, operations);
+                word.fetch_sub(1, Ordering::Relaxed);
+                tracker?
+            }
+            Arbitration::Fixed(gpu) => {
+                (one.gpu, one.granted) = (*gpu, clock::now().0);
+                self.frame(tracker, &mut Unmanaged, moving, one, operations)?
+            }
+        };
+        one.released = clock::now().0;
+        Ok(tracker)
     }
 
     /// Puts the state back to that of a tracker without features. Before [`Camera::run`], as it takes time.

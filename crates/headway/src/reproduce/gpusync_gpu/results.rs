@@ -18,6 +18,8 @@ pub(super) struct Measured {
     pub(super) name: String,
     pub(super) managed: bool,
     pub(super) repetition: u32,
+    /// The load: what kernels would take of each GPU with one camera alone, percent.
+    pub(super) busy: u64,
     pub(super) frames: u64,
     pub(super) lost: u64,
     pub(super) mean: f64,
@@ -41,7 +43,7 @@ pub(super) struct Measured {
 }
 
 /// The columns of `results.csv`, in the order of [`Measured::line`].
-const COLUMNS: &str = "configuration,repetition,frames,lost,mean_percent,p50_percent,p99_percent,max_percent,misses,\
+const COLUMNS: &str = "configuration,repetition,load_percent,frames,lost,mean_percent,p50_percent,p99_percent,max_percent,misses,\
                        tardiness_max_ns,migrations,kernels_busy_percent,copies_busy_percent,token_wait_max_ns,\
                        engine_wait_max_ns,blocking_max_ns,bound_ns,of_bound_percent,digest\n";
 
@@ -50,6 +52,7 @@ pub(super) struct Run<'a> {
     pub(super) name: &'a str,
     pub(super) managed: bool,
     pub(super) repetition: u32,
+    pub(super) busy: u64,
     pub(super) gpus: usize,
     pub(super) expected: u64,
     pub(super) periods: &'a [Nanos],
@@ -93,6 +96,7 @@ impl Measured {
             name: run.name.to_owned(),
             managed: run.managed,
             repetition: run.repetition,
+            busy: run.busy,
             frames,
             lost: run.expected.saturating_sub(frames),
             mean: responses.iter().sum::<f64>() / responses.len() as f64,
@@ -116,10 +120,11 @@ impl Measured {
     fn line(&self) -> String {
         let optional = |value: Option<String>| value.unwrap_or_default();
         format!(
-            "{},{},{},{},{:.3},{:.3},{:.3},{:.3},{},{},{},{:.2},{:.2},{},{},{},{},{},{:016x}\n",
+            "{},{},{},{},{},{:.3},{:.3},{:.3},{:.3},{},{},{},{:.2},{:.2},{},{},{},{},{},{:016x}\n",
             // Codes have a comma.
             format_args!("\"{}\"", self.name),
             self.repetition,
+            self.busy,
             self.frames,
             self.lost,
             self.mean,
@@ -161,7 +166,7 @@ impl Files {
         let path = folder.join("frames.csv.gz");
         let file = File::create(&path).map_err(failed(&path))?;
         let mut frames = GzEncoder::new(BufWriter::new(file), Compression::fast());
-        let columns = "configuration,repetition,camera,frame,release_ns,start_ns,granted_ns,done_ns,gpu,from,copies,\
+        let columns = "configuration,load_percent,repetition,camera,frame,release_ns,start_ns,granted_ns,done_ns,gpu,from,copies,\
                        executes,copy_ns,execute_ns,engine_wait_ns,copy_held_max_ns,execute_held_max_ns\n";
         frames.write_all(columns.as_bytes()).map_err(failed(&path))?;
         Ok(Self { folder: folder.to_owned(), results, frames })
@@ -179,8 +184,9 @@ impl Files {
                 let account = &frame.account;
                 writeln!(
                     self.frames,
-                    "\"{}\",{},{camera},{},{},{},{},{},{},{},{},{},{},{},{},{},{}",
+                    "\"{}\",{},{},{camera},{},{},{},{},{},{},{},{},{},{},{},{},{},{}",
                     measured.name,
+                    measured.busy,
                     measured.repetition,
                     frame.frame,
                     frame.release,
@@ -229,8 +235,16 @@ mod tests {
         };
         let frames = vec![vec![frame(0, 50), frame(1, 150)], vec![frame(0, 40)]];
         let periods = [Nanos(100), Nanos(200)];
-        let run =
-            Run { name: "x,y", managed: true, repetition: 1, gpus: 2, expected: 4, periods: &periods, frames: &frames };
+        let run = Run {
+            name: "x,y",
+            managed: true,
+            repetition: 1,
+            busy: 50,
+            gpus: 2,
+            expected: 4,
+            periods: &periods,
+            frames: &frames,
+        };
         let measured = Measured::of(&run);
         assert_eq!((measured.frames, measured.lost, measured.misses, measured.migrations), (3, 1, 1, 1));
         assert_eq!((measured.mean, measured.p50, measured.max), (220.0 / 3.0, 50.0, 150.0));
