@@ -59,9 +59,15 @@ pub(crate) struct ResumedTask {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub(crate) enum FromClient {
-    Hello { version: u32, name: String, resumed: Vec<ResumedTask> },
+    Hello {
+        version: u32,
+        name: String,
+        resumed: Vec<ResumedTask>,
+    },
     Register(TaskShape),
-    Withdraw { task: TaskId },
+    Withdraw {
+        task: TaskId,
+    },
     Status,
     /// A client has met an error that a lost GPU gives.
     Fault {
@@ -71,7 +77,10 @@ pub(crate) enum FromClient {
     Lost {
         gpu: GpuId,
     },
-    Reconfigure { cluster: ClusterId, tokens: TokenParameters },
+    Reconfigure {
+        cluster: ClusterId,
+        tokens: TokenParameters,
+    },
 }
 
 /// What a client must know about the node.

@@ -171,7 +171,11 @@ fn pass_once(change: impl FnOnce(&mut Options)) -> u64 {
             waiter.join().unwrap();
         });
         wait_until("the broker has heard of it", || {
-            one.status().unwrap().jobs.iter().all(|job| matches!(&job.phase, Phase::Holds { runs_on, .. } if runs_on.is_empty()))
+            one.status()
+                .unwrap()
+                .jobs
+                .iter()
+                .all(|job| matches!(&job.phase, Phase::Holds { runs_on, .. } if runs_on.is_empty()))
         });
         assert!(one.status().unwrap().counts.passed <= round + 1);
     }

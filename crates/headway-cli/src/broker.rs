@@ -74,7 +74,8 @@ pub(crate) fn bench(out: &Out, args: &BenchBrokerArgs) -> Result<Answer> {
 }
 
 fn benched(report: &bench::Report) -> String {
-    let mut text = format!("machine   {}, {} CPUs, {}\n\n", report.machine.cpu, report.machine.cpus, report.machine.kernel);
+    let mut text =
+        format!("machine   {}, {} CPUs, {}\n\n", report.machine.cpu, report.machine.cpus, report.machine.kernel);
     for row in &report.rows {
         let _ = writeln!(
             text,

@@ -255,7 +255,8 @@ fn moving(machine: &Machine, from: EndpointId, to: EndpointId) -> Option<Nanos> 
     let along = |from, to| {
         let route = &machine.routes[machine.route(from, to)?.at()];
         let rates = route.uses.iter().map(|(capacity, ppm)| {
-            let rate = u128::from(machine.capacities[capacity.at()].rate.0) * u128::from(PPM) / u128::from((*ppm).max(1));
+            let rate =
+                u128::from(machine.capacities[capacity.at()].rate.0) * u128::from(PPM) / u128::from((*ppm).max(1));
             Rate(u64::try_from(rate).unwrap_or(u64::MAX).max(1))
         });
         Some(route.setup.saturating_add(rates.min()?.time_for(MOVED)))

@@ -192,9 +192,8 @@ impl Link {
                 continue;
             }
             spinning = None;
-            let bound = patience.until.map_or(SLICE, |until| {
-                SLICE.min(Duration::from_nanos(until.saturating_sub(now).0))
-            });
+            let bound =
+                patience.until.map_or(SLICE, |until| SLICE.min(Duration::from_nanos(until.saturating_sub(now).0)));
             match layout::engine_of(slot) {
                 Some(task) => self.sleep_in_cell(slot, task, generation, bound),
                 None => self.sleep(slot, generation, bound),
@@ -217,8 +216,7 @@ impl Link {
     fn sleep_in_cell(&self, slot: usize, task: usize, generation: u32, bound: Duration) {
         let sleeping = self.cells.word(layout::cell_sleep(self.first_cell + task));
         let announce = || sleeping.store(1, Ordering::Relaxed);
-        let open =
-            || layout::code(self.answers.word(slot), generation) == Code::Open && !self.is_passed(task);
+        let open = || layout::code(self.answers.word(slot), generation) == Code::Open && !self.is_passed(task);
         if handshake::may_sleep(announce, open) {
             let _ = ipc::wait(sleeping, 1, Some(bound));
         }

@@ -160,7 +160,8 @@ impl<'client> Token<'_, 'client> {
     pub fn is_revoked(&self) -> bool {
         let shared = &self.task.client.shared;
         let link = Arc::clone(&shared.lock().link);
-        matches!(link.look(self.task.slot(), self.generation), Some(Err(Unanswered::Revoked(_)))) || shared.lock().failed
+        matches!(link.look(self.task.slot(), self.generation), Some(Err(Unanswered::Revoked(_))))
+            || shared.lock().failed
     }
 
     /// Waits for the engines of one operation. Give them back when it *has completed on the device*.

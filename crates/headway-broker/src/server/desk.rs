@@ -125,7 +125,7 @@ pub(super) struct Desk {
     pub(super) next_task: u32,
     removed: Vec<ClientId>,
     /// GPUs of which clients told errors since the last look.
-    hints: Vec<GpuId>,
+    pub(super) hints: Vec<GpuId>,
     /// How many such reports there were of each GPU.
     pub(super) faults: BTreeMap<GpuId, u64>,
     pub(super) lost: BTreeSet<GpuId>,
@@ -133,7 +133,7 @@ pub(super) struct Desk {
     pub(super) without_room: BTreeSet<TaskId>,
     /// What the log of the broker before says; `None` = nothing, or nobody is waited for.
     pub(super) before: Option<Replayed>,
-    log: Option<Log>,
+    pub(super) log: Option<Log>,
 }
 
 impl Desk {
@@ -426,37 +426,6 @@ impl Desk {
             }
             Action::Revoke { job, gpu } => self.revoke(job, gpu),
         }
-    }
-
-    /// A client has met an error of a GPU: a hint, to be looked at.
-    pub(super) fn fault(&mut self, client: ClientId, gpu: GpuId) {
-        if !self.gpus.contains(&gpu) || self.lost.contains(&gpu) {
-            return;
-        }
-        *self.faults.entry(gpu).or_insert(0) += 1;
-        // One of each at a time, and those that are asked for are answered soon.
-        if !self.hints.contains(&gpu) {
-            self.hints.push(gpu);
-        }
-        if let (Some(log), Some(session)) = (&mut self.log, self.sessions.get(&client)) {
-            log.write(&serde_json::json!({ "fault": gpu, "client": client, "pid": session.peer.pid }));
-        }
-    }
-
-    /// GPUs to look at.
-    pub(super) fn take_hints(&mut self) -> Vec<GpuId> {
-        std::mem::take(&mut self.hints)
-    }
-
-    /// A GPU is lost: who holds it is told, and the others share what is left. `false` if it is not here or lost already.
-    pub(super) fn lose(&mut self, now: Nanos, gpu: GpuId) -> bool {
-        let is_new = self.feed(now, Input::GpuLost { gpu }).is_ok();
-        if is_new {
-            self.lost.insert(gpu);
-            self.settle_leases(now);
-            self.priority.apply();
-        }
-        is_new
     }
 
     fn revoke(&mut self, job: JobId, gpu: GpuId) {

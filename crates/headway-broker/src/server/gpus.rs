@@ -11,9 +11,12 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, s
 use std::thread;
 use std::time::Duration;
 
-use headway_core::sharing::GpuId;
+use headway_core::sharing::{ClientId, GpuId, Input};
+use headway_core::units::Nanos;
 use headway_os::ipc::Bell;
 use headway_os::{Errno, OsError};
+
+use super::desk::Desk;
 
 /// What is known of a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,5 +105,38 @@ fn look(probe: &Probe, gpus: &[GpuId], hinted: &Receiver<GpuId>, tell: &Sender<G
                 bell.ring();
             }
         }
+    }
+}
+
+impl Desk {
+    /// A client has met an error of a GPU: a hint, to be looked at.
+    pub(super) fn fault(&mut self, client: ClientId, gpu: GpuId) {
+        if !self.gpus.contains(&gpu) || self.lost.contains(&gpu) {
+            return;
+        }
+        *self.faults.entry(gpu).or_insert(0) += 1;
+        // One of each at a time, and those that are asked for are answered soon.
+        if !self.hints.contains(&gpu) {
+            self.hints.push(gpu);
+        }
+        if let (Some(log), Some(session)) = (&mut self.log, self.sessions.get(&client)) {
+            log.write(&serde_json::json!({ "fault": gpu, "client": client, "pid": session.peer.pid }));
+        }
+    }
+
+    /// GPUs to look at.
+    pub(super) fn take_hints(&mut self) -> Vec<GpuId> {
+        std::mem::take(&mut self.hints)
+    }
+
+    /// A GPU is lost: who holds it is told, and the others share what is left. `false` if it is not here or lost already.
+    pub(super) fn lose(&mut self, now: Nanos, gpu: GpuId) -> bool {
+        let is_new = self.feed(now, Input::GpuLost { gpu }).is_ok();
+        if is_new {
+            self.lost.insert(gpu);
+            self.settle_leases(now);
+            self.priority.apply();
+        }
+        is_new
     }
 }

@@ -108,8 +108,7 @@ impl Desk {
             self.collect_returns(now);
             return;
         }
-        if let Some(engines) =
-            self.tasks.get_mut(&promise.holder).and_then(|task| task.open.as_mut()?.engines.as_mut())
+        if let Some(engines) = self.tasks.get_mut(&promise.holder).and_then(|task| task.open.as_mut()?.engines.as_mut())
         {
             engines.heir = Heir::Over;
         }

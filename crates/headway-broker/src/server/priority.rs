@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use headway_core::sharing::{Key, TaskId};
+use headway_core::units::Nanos;
 use headway_os::ipc::{has_thread, this_thread};
 use headway_os::sched::{self, SchedError};
 
@@ -15,6 +16,9 @@ const LEVEL_BROKER: i32 = 45;
 const NICE: i32 = -15;
 /// A thread that looks for requests for more of the time stays an ordinary one: it could keep a CPU from others.
 const SHARE_MAX_PPM: u64 = 500_000;
+
+/// How often setting a priority is tried to see what it takes.
+const TRIALS: u32 = 20;
 
 /// Has the calling thread, the broker's, go before others as far as the kernel permits; how it is scheduled then.
 pub(super) fn hurry(spin_share_ppm: u64) -> String {
@@ -40,23 +44,28 @@ pub(super) struct Priority {
     threads: BTreeMap<TaskId, Managed>,
     /// Why priorities are not changed.
     off: Option<String>,
+    /// The longest that changing one has taken here, of a few trials.
+    latency: Nanos,
     changed: bool,
 }
 
 impl Priority {
     pub(super) fn new(wanted: bool) -> Self {
-        let off = if wanted {
-            sched::probe_realtime().err().map(|error| why(&error))
-        } else {
-            Some("off: not asked for".to_owned())
+        let (latency, off) = match wanted.then(|| sched::boost_latency(TRIALS)) {
+            Some(Ok(latency)) => (latency, None),
+            Some(Err(error)) => (Nanos::ZERO, Some(why(&error))),
+            None => (Nanos::ZERO, Some("off: not asked for".to_owned())),
         };
-        Self { threads: BTreeMap::new(), off, changed: false }
+        Self { threads: BTreeMap::new(), off, latency, changed: false }
     }
 
     pub(super) fn describe(&self) -> String {
         match &self.off {
             Some(reason) => reason.clone(),
-            None => format!("SCHED_FIFO, priorities {LEVEL_MIN} to {LEVEL_MAX} in the order of keys"),
+            None => format!(
+                "SCHED_FIFO, priorities {LEVEL_MIN} to {LEVEL_MAX} in the order of keys, set in at most {}",
+                self.latency
+            ),
         }
     }
 

@@ -86,7 +86,8 @@ impl Desk {
     /// Whether a task may have held this token: not if the log says that another task did.
     pub(super) fn agrees_with_log(&self, id: TaskId, held: &HeldToken) -> Result<(), String> {
         let cluster = self.tasks.get(&id).map(|task| task.shape.cluster);
-        let holder = self.before.as_ref().zip(cluster).and_then(|(log, cluster)| log.holders.get(&(cluster, held.token)));
+        let holder =
+            self.before.as_ref().zip(cluster).and_then(|(log, cluster)| log.holders.get(&(cluster, held.token)));
         match holder {
             Some(job) if job.task != id => {
                 let (token, other) = (held.token.0, job.task.0);

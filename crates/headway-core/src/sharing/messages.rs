@@ -138,7 +138,7 @@ pub enum Input {
         /// Whose.
         client: ClientId,
     },
-    /// A GPU is lost: its tokens are withdrawn.
+    /// A GPU is lost: its tokens are withdrawn, and who waits queues anew. [`Event::Inadmissible`] tells who no longer fits.
     GpuLost {
         /// Which.
         gpu: GpuId,

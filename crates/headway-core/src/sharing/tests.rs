@@ -224,7 +224,8 @@ fn a_lost_gpu_takes_its_holders_engines_and_state_with_it_and_leaves_who_has_no_
     assert_eq!(events.iter().filter(lost).count(), 1, "{events:?}");
     // They may ask again, and wait for the GPU that is left; what was on the lost one is nowhere.
     let actions = feed(&mut arbiter, &[request(first, 1), Input::Complete { job: job(other) }, release(other, 1)]);
-    let is_first = |action: &Action| matches!(action, Action::Grant { job, gpu: GpuId(1), from: None, .. } if job.task.0 == first);
+    let is_first =
+        |action: &Action| matches!(action, Action::Grant { job, gpu: GpuId(1), from: None, .. } if job.task.0 == first);
     assert!(actions.iter().any(is_first), "{actions:?}");
     assert!(arbiter.handle(Nanos(0), &acquire(first, Work::Peer)).is_err());
     let actions = feed(&mut arbiter, &[Input::GpuLost { gpu: GpuId(1) }]);

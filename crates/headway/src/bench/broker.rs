@@ -306,7 +306,8 @@ fn machine() -> Machine {
         cpus: affinity::allowed().map_or(0, |cpus| cpus.len()),
         kernel: format!("Linux {}", read("/proc/sys/kernel/osrelease").trim()),
         is_virtual: line("flags").is_some_and(|flags| flags.split_whitespace().any(|flag| flag == "hypervisor")),
-        realtime: sched::probe_realtime().map_or_else(|error| error.to_string(), |()| "SCHED_FIFO permitted".to_owned()),
+        realtime: sched::probe_realtime()
+            .map_or_else(|error| error.to_string(), |()| "SCHED_FIFO permitted".to_owned()),
     }
 }
 

@@ -228,7 +228,9 @@ mod tests {
 
     #[test]
     fn habits_read_back_as_they_were_written() {
-        for habits in [Habits::USUAL, Habits { direct: false, rest: Rest::Soon }, Habits { direct: true, rest: Rest::Never }] {
+        for habits in
+            [Habits::USUAL, Habits { direct: false, rest: Rest::Soon }, Habits { direct: true, rest: Rest::Never }]
+        {
             assert_eq!(Habits::parse(&habits.text().lines().collect::<Vec<_>>()), Some(habits));
         }
         assert_eq!(Habits::parse(&["true"]), None);
