@@ -243,6 +243,9 @@ pub fn run_work(
             last_progress: clock::now(),
         };
         let driven = driver.drive(cycles.clone(), packets, &mut log, &mut progress);
+        if driven.is_err() {
+            driver.settle();
+        }
         stop.store(true, Ordering::Relaxed);
         // Closing the channels ends the sink after what was delivered, and the feeder at its next message.
         drop(driver);
@@ -372,10 +375,8 @@ impl Driver<'_> {
 
     fn completed(&mut self, now: Nanos, completion: Completion, log: &mut impl FnMut(&Record)) -> Result<(), RunError> {
         let operation = completion.tag;
-        let (pipeline, cycle, step) = self
-            .under_way
-            .remove(&operation)
-            .expect("devices return each tag exactly once, and only tags given to them");
+        // Others are of a run before that was given up while the device did not answer.
+        let Some((pipeline, cycle, step)) = self.under_way.remove(&operation) else { return Ok(()) };
         if let Err(source) = completion.result {
             self.feed(now, Input::Failed { operation }, log)?;
             return Err(self.failed(pipeline, cycle, step, source));
@@ -384,6 +385,20 @@ impl Driver<'_> {
         let finished = completion.finished.min(now);
         let started = completion.started.min(finished);
         self.feed(now, Input::Done { operation, started, finished }, log)
+    }
+
+    /// Waits for what is under way after the end of a run that failed, so that the devices can be used again.
+    fn settle(&mut self) {
+        let since = clock::now();
+        while !self.under_way.is_empty() && clock::now().saturating_sub(since) <= self.options.stall_max {
+            for device in self.devices.iter_mut() {
+                device.poll(&mut self.done);
+            }
+            for completion in self.done.drain(..) {
+                self.under_way.remove(&completion.tag);
+            }
+            std::thread::yield_now();
+        }
     }
 
     fn failed(&self, pipeline: u32, cycle: u64, step: u32, source: DeviceError) -> RunError {

@@ -3,9 +3,9 @@
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use headway_core::dispatch::Event;
+use headway_core::dispatch::{Action, Event};
 use headway_core::log::{Record, What};
 use headway_core::machine::{self, Machine};
 use headway_core::plan::Plan;
@@ -87,18 +87,29 @@ impl Bench {
     }
 
     fn run(&self, intake: Intake, spec: EmuSpec, options: &Options) -> (Result<WallOutcome, RunError>, Vec<Record>) {
+        let mut devices: Vec<Box<dyn Device>> = vec![Box::new(Emulated::open(spec).unwrap())];
+        let mut records = Vec::new();
+        let outcome = self.run_on(&mut devices, intake, options, |record| records.push(record.clone()));
+        (outcome, records)
+    }
+
+    fn run_on(
+        &self,
+        devices: &mut [Box<dyn Device>],
+        intake: Intake,
+        options: &Options,
+        log: impl FnMut(&Record),
+    ) -> Result<WallOutcome, RunError> {
         let kernels = Kernels::of(&self.plan, &self.workload).unwrap();
         let gatherer = Gatherer::new(Arc::clone(&self.plan), Arc::new(intake));
         let outlet = Outlet::create(&self.place()).unwrap();
         let scatterer = Scatterer::new(gatherer.clone(), &outlet).unwrap();
-        let mut devices: Vec<Box<dyn Device>> = vec![Box::new(Emulated::open(spec).unwrap())];
-        let mut records = Vec::new();
         let job = Job { plan: &self.plan, kernels: &kernels, gatherer: &gatherer, scatterer };
-        let outcome = wall::run(job, &mut devices, options, |record| records.push(record.clone()), |_| {});
+        let outcome = wall::run(job, devices, options, log, |_| {});
         if outcome.is_ok() {
             outlet.publish().unwrap();
         }
-        (outcome, records)
+        outcome
     }
 
     fn place(&self) -> std::path::PathBuf {
@@ -205,6 +216,24 @@ fn an_interrupt_ends_the_run() {
     let options = Options { interrupt: Arc::new(AtomicBool::new(true)), ..Options::default() };
     let (outcome, _) = bench.run(bench.open(&input), bench.spec(), &options);
     assert!(matches!(outcome.unwrap_err(), RunError::Interrupted));
+}
+
+#[test]
+fn devices_can_be_used_again_after_a_run_that_was_interrupted_with_operations_under_way() {
+    let bench = Bench::new();
+    let input = bench.input(100_000);
+    let mut devices: Vec<Box<dyn Device>> = vec![Box::new(Emulated::open(bench.spec()).unwrap())];
+    for first in 1..4 {
+        let interrupt = Arc::new(AtomicBool::new(false));
+        let options = Options { interrupt: Arc::clone(&interrupt), ..Options::default() };
+        let mut submitted = 0;
+        let outcome = bench.run_on(&mut devices, bench.open(&input), &options, |record| {
+            submitted += u32::from(matches!(record.what, What::Action(Action::Submit { .. })));
+            interrupt.store(submitted >= first, Ordering::Relaxed);
+        });
+        assert!(matches!(outcome.unwrap_err(), RunError::Interrupted));
+    }
+    bench.run_on(&mut devices, bench.open(&input), &Options::default(), |_| {}).unwrap();
 }
 
 #[test]
