@@ -1,7 +1,8 @@
 //! Figure II.1 on devices: unequal blocks at once over something that they share, in chunks whose ends show their rates.
 //!
-//! The node is measured first, unless a machine file is given. Then every set of transfers that, by what was measured, takes more than a shared link or limit
-//! carries is run: both directions of one GPU, and as many GPUs in, out and both ways as are needed to fill a limit.
+//! The node is measured first, unless a machine file is given. Then every set of transfers that, by what was measured, takes
+//! more than a shared link or limit carries is run: both directions of one GPU, and as many GPUs in, out and both ways as are
+//! needed to fill a limit.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
