@@ -72,9 +72,6 @@ impl Planner<'_> {
             }
         }
         let set = |name: String, positions: Vec<usize>| -> Result<(Vec<usize>, PlannedBatch), PlanError> {
-            if positions.is_empty() {
-                return Ok((positions, self.batch(domains.network(blocks[0].route), &name, &[], &[])?.1));
-            }
             let chosen: Vec<BatchBlock> = positions.iter().map(|&at| blocks[at]).collect();
             let labels: Vec<String> = positions.iter().map(|&at| names[at].clone()).collect();
             let (order, batch) = self.batch(domains.network(chosen[0].route), &name, &chosen, &labels)?;
@@ -82,11 +79,13 @@ impl Planner<'_> {
         };
         let class = |at: usize| self.machine.class(blocks[at].route);
         if self.workload.grouping == Grouping::Lockstep {
-            let (into, out) = (0..blocks.len()).partition(|&at| class(at) == EngineClass::H2d);
-            let sets =
-                [set(format!("copies in every {period}"), into)?, set(format!("copies out every {period}"), out)?];
-            let cost = sets[0].1.worst_case.saturating_add(sets[1].1.worst_case);
-            return Ok(Division { sets: sets.into(), cost });
+            let (into, out): (Vec<usize>, Vec<usize>) =
+                (0..blocks.len()).partition(|&at| class(at) == EngineClass::H2d);
+            let both = [(format!("copies in every {period}"), into), (format!("copies out every {period}"), out)];
+            let there = both.into_iter().filter(|(_, positions)| !positions.is_empty());
+            let sets = there.map(|(name, positions)| set(name, positions)).collect::<Result<Vec<_>, _>>()?;
+            let cost = sets.iter().map(|(_, batch)| batch.worst_case).fold(Nanos::ZERO, Nanos::saturating_add);
+            return Ok(Division { sets, cost });
         }
         let all = set(format!("copies every {period}"), (0..blocks.len()).collect())?;
         // The first block of each GPU in the best order says which directions meet best.
