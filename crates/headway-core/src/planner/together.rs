@@ -70,9 +70,6 @@ impl Planner<'_> {
             }
         }
         let set = |name: String, positions: Vec<usize>| -> Result<(Vec<usize>, PlannedBatch), PlanError> {
-            if positions.is_empty() {
-                return Ok((positions, self.batch(domains.network(blocks[0].route), &name, &[], &[])?.1));
-            }
             let chosen: Vec<BatchBlock> = positions.iter().map(|&at| blocks[at]).collect();
             let labels: Vec<String> = positions.iter().map(|&at| names[at].clone()).collect();
             let (order, batch) = self.batch(domains.network(chosen[0].route), &name, &chosen, &labels)?;

@@ -43,9 +43,9 @@ mod tests {
         let row = |n, p99| Row { what: SPINS, n, median: Nanos(4_000), p99: Nanos(p99), max: Nanos(p99) };
         let outcomes = |row: Row| {
             let targets = judge(&[row]);
-            targets.iter().filter(|target| target.target.starts_with(SPINS)).map(|target| target.outcome).collect()
+            targets.iter().filter(|t| t.target.starts_with(SPINS)).map(|t| t.outcome).collect::<Vec<_>>()
         };
-        let expect = |row, expected: [Outcome; 2]| assert_eq!(outcomes(row) as Vec<_>, expected);
+        let expect = |row, expected: [Outcome; 2]| assert_eq!(outcomes(row), expected);
         expect(row(100, 15_000), [Outcome::Met, Outcome::Met]);
         expect(row(100, 15_001), [Outcome::Met, Outcome::NotMet]);
         expect(row(99, 1), [Outcome::NotMeasured, Outcome::NotMeasured]);

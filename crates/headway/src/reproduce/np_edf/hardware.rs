@@ -241,6 +241,26 @@ fn outcome(
             verdict: held(verified.blocks > 0 && failure.is_none()),
         },
     ];
+    Outcome {
+        schema: 1,
+        experiment: "np-edf",
+        source: site.source,
+        machine: site.named(),
+        commit: COMMIT,
+        seed: setting.seed,
+        rows,
+        notes: vec![
+            "Each flow is copied in within one period and out within the next. Bounds are the longest responses in all \
+             schedules with these offsets and costs from nothing to the plan's worst case, which includes margin and jitter; \
+             responses run from the nominal release to the moment the driver noticed the end. Nothing is excluded."
+                .into(),
+        ],
+        tables: vec![table(lines)],
+        figures: Vec::new(),
+    }
+}
+
+fn table(lines: &[Line]) -> Table {
     let line = |line: &Line| -> Vec<String> {
         let figures = Figures::of(&line.responses);
         let [n, median, p99, max] =
@@ -260,21 +280,5 @@ fn outcome(
         "response_p99_ns",
         "response_max_ns",
     ];
-    Outcome {
-        schema: 1,
-        experiment: "np-edf",
-        source: site.source,
-        machine: site.named(),
-        commit: COMMIT,
-        seed: setting.seed,
-        rows,
-        notes: vec![
-            "Each flow is copied in within one period and out within the next. Bounds are the longest responses in all \
-             schedules with these offsets and costs from nothing to the plan's worst case, which includes margin and jitter; \
-             responses run from the nominal release to the moment the driver noticed the end. Nothing is excluded."
-                .into(),
-        ],
-        tables: vec![Table { name: "flows".into(), columns, lines: lines.iter().map(line).collect() }],
-        figures: Vec::new(),
-    }
+    Table { name: "flows".into(), columns, lines: lines.iter().map(line).collect() }
 }

@@ -74,7 +74,7 @@ fn border(site: &mut Site, demand: &Demand, found: &[Found], duration: Nanos) ->
     let Some(best) = found.iter().filter(held).max_by_key(|found| found.planned.case.plan.streams.len()) else {
         return Vec::new();
     };
-    let short = Nanos((duration.0 / 6).min(3 * NANOS_PER_SECOND).max(1));
+    let short = Nanos((duration.0 / 6).clamp(1, 3 * NANOS_PER_SECOND));
     let (mut low, mut high) = (best.planned.case.plan.streams.len(), None);
     let mut tries = Vec::new();
     for number in 0..RAISED_MAX + HALVED {
