@@ -237,8 +237,11 @@ fn what(log: &Log, engine: Option<Engine>) -> String {
     engine.map_or_else(|| "a token".to_owned(), |engine| log.header.engine(engine))
 }
 
+/// Positions of the task that waited and of the one that was ahead, and the engine.
+type Pair = (u32, u32, Option<Engine>);
+
 fn wait_figures(log: &Log) -> Vec<WaitFigures> {
-    let mut sums: BTreeMap<(u32, u32, Option<Engine>), (u64, Nanos, Nanos)> = BTreeMap::new();
+    let mut sums: BTreeMap<Pair, (u64, Nanos, Nanos)> = BTreeMap::new();
     for wait in waits(log) {
         let key = (log.jobs[wait.job].task, log.jobs[wait.behind].task, wait.engine);
         let (count, total, max) = sums.entry(key).or_default();
