@@ -256,7 +256,7 @@ pub(crate) struct MeasureArgs {
 pub(crate) enum BenchCommand {
     /// Compare every way of copying with the driver's call, with pinned memory and with `auto`
     Transfers(BenchArgs),
-    /// Time message combining on one core, and say how far its results are from the best there are
+    /// Time message combining on one core, and compare its results with the best there are
     Combine(BenchCombineArgs),
 }
 
