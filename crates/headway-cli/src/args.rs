@@ -329,7 +329,7 @@ pub(crate) enum BenchCommand {
     Interconnect(InterconnectArgs),
     /// Time arbitration between processes: leased engine locks, tokens, engines handed over
     Broker(BenchBrokerArgs),
-    /// Time message combining on one core, and say how far its results are from the best there are
+    /// Time message combining on one core, and compare its results with the best there are
     Combine(BenchCombineArgs),
 }
 

@@ -25,6 +25,9 @@ fn plan(of: &[(u64, u64, OnMiss)]) -> Plan {
     case::plan(vec![server(1)], (0..).zip(of).map(pipeline).collect(), (0..).zip(of).map(stream).collect())
 }
 
+/// Operation, pipeline, cycle.
+type Submitted = (u64, u32, u64);
+
 struct Bench(Dispatcher);
 
 impl Bench {
@@ -45,8 +48,8 @@ impl Bench {
         self.0.handle(Nanos(now), &Input::Done { operation, started, finished }).unwrap();
     }
 
-    /// Submissions as (operation, pipeline, cycle), then dropped cycles.
-    fn actions(&mut self) -> (Vec<(u64, u32, u64)>, Vec<(u32, u64)>) {
+    /// Submissions and dropped cycles.
+    fn actions(&mut self) -> (Vec<Submitted>, Vec<(u32, u64)>) {
         let (mut submitted, mut dropped) = (Vec::new(), Vec::new());
         while let Some(action) = self.0.poll_action() {
             match action {
