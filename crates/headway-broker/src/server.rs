@@ -173,13 +173,14 @@ impl Server {
             Access::Private => 0o600,
             Access::Group => 0o660,
         };
+        // Whoever comes before the log is read finds nobody, and tries again.
+        let desk = Desk::new(&options, epoch, clock::now())?;
         let listener = Listener::bind(&options.socket, mode)
             .map_err(|source| ServerError::Listen { path: options.socket.clone(), source })?;
         let poller = Poller::new()?;
         poller.add(listener.as_fd(), LISTENER)?;
         let notice = Words::create("headway notice", NOTICE_LONGS, NOTICE_WORDS)?;
         notice.forbid_other_writers()?;
-        let desk = Desk::new(&options, epoch, clock::now())?;
         let watch = Watch::begin(options.probe.clone(), desk.gpus.clone())?;
         poller.add(watch.bell.as_fd(), GPUS)?;
         Ok(Self { options, listener, poller, notice, desk, watch, ready: Vec::new() })
@@ -402,7 +403,9 @@ impl Log {
         memory: Option<&Memory>,
     ) -> Result<Self, ServerError> {
         let failed = |source| ServerError::Log { path: path.to_owned(), source };
-        let mut file = BufWriter::new(File::options().create(true).append(true).open(path).map_err(failed)?);
+        let file = File::options().create(true).append(true).open(path).map_err(failed)?;
+        replay::note_start(path, file.metadata().map_err(failed)?.len()).map_err(failed)?;
+        let mut file = BufWriter::new(file);
         let header = serde_json::json!({ "schema": 1, "epoch": epoch, "arbiter": parameters, "memory": memory });
         // A broker that was killed may have left half a line.
         writeln!(file, "\n{header}").map_err(failed)?;

@@ -153,7 +153,7 @@ fn probe(machine: &Machine) -> Option<Probe> {
     let find = |at: usize| {
         let end = ends[at];
         let same = |gpu: &NvmlGpu| end.uuid.as_ref() == Some(&gpu.uuid) || (end.pci.is_some() && end.pci == gpu.pci);
-        known.iter().position(same).or((known.len() == ends.len()).then_some(at))
+        known.iter().position(same).or_else(|| (known.len() == ends.len()).then_some(at))
     };
     let indices: Option<Vec<u32>> = (0..ends.len()).map(|at| u32::try_from(find(at)?).ok()).collect();
     let indices = indices?;

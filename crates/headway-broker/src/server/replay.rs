@@ -5,19 +5,29 @@
 //! before anybody is told what comes of it, so that the log never knows less than the processes.
 
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::{BufRead, BufReader};
+use std::fs::{self, File};
+use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
 use std::path::Path;
 
 use headway_core::sharing::{Arbiter, ArbiterParameters, ClusterId, Input, JobId, Memory, TaskId, TokenId};
 use headway_core::units::Nanos;
 use serde::Deserialize;
 
+use super::beside;
 use super::desk::Desk;
 use crate::message::HeldToken;
 
 /// Longest line that is read: a start with the memory of many tasks.
 const LINE_MAX: usize = 64 << 20;
+/// Most that is read of a log since its last start: a few seconds. After a longer run nothing is remembered.
+const LOG_MAX: u64 = 256 << 20;
+/// How a line begins that a start has written.
+const START: &[u8] = b"{\"arbiter\"";
+
+/// Notes where the log of this start begins, in a file beside it.
+pub(super) fn note_start(log: &Path, at: u64) -> io::Result<()> {
+    fs::write(beside(log, ".start"), format!("{at}\n"))
+}
 
 /// The state at the end of a log.
 pub(super) struct Replayed {
@@ -39,20 +49,26 @@ struct Record {
 }
 
 impl Replayed {
-    /// `None` if there is no log, or it is of other GPUs, of another way of sharing them, or of before the system was
+    /// `None` if there is no log, or too long a one, or it is of other GPUs, of another way of sharing them, or of before the system was
     /// started, whose clock began anew.
     pub(super) fn read(path: &Path, parameters: &ArbiterParameters, now: Nanos) -> Option<Self> {
-        let mut file = BufReader::new(File::open(path).ok()?);
+        let mut file = File::open(path).ok()?;
+        let start: u64 = fs::read_to_string(beside(path, ".start")).ok()?.trim().parse().ok()?;
+        if file.metadata().ok()?.len().checked_sub(start)? > LOG_MAX {
+            return None;
+        }
+        file.seek(SeekFrom::Start(start)).ok()?;
+        let mut file = BufReader::new(file);
         let mut arbiter: Option<Arbiter> = None;
         let mut line = Vec::new();
         loop {
             line.clear();
-            let read = std::io::Read::take(&mut file, LINE_MAX as u64).read_until(b'\n', &mut line).ok()?;
+            let read = Read::take(&mut file, LINE_MAX as u64).read_until(b'\n', &mut line).ok()?;
             if read == 0 {
                 break;
             }
-            if let Ok(start) = serde_json::from_slice::<Start>(&line) {
-                arbiter = begin(start, parameters);
+            if line.starts_with(START) {
+                arbiter = begin(serde_json::from_slice(&line).ok()?, parameters);
             } else if let Ok(Record { now: at, input }) = serde_json::from_slice(&line) {
                 if at > now {
                     return None;

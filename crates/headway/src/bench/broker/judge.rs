@@ -41,11 +41,11 @@ mod tests {
     #[test]
     fn a_target_is_met_at_its_figure_and_missed_above_and_few_samples_are_no_proof() {
         let row = |n, p99| Row { what: SPINS, n, median: Nanos(4_000), p99: Nanos(p99), max: Nanos(p99) };
-        let outcomes = |row: Row| {
+        let expect = |row: Row, expected: [Outcome; 2]| {
             let targets = judge(&[row]);
-            targets.iter().filter(|t| t.target.starts_with(SPINS)).map(|t| t.outcome).collect::<Vec<_>>()
+            let ours = targets.iter().filter(|target| target.target.starts_with(SPINS));
+            assert_eq!(ours.map(|target| target.outcome).collect::<Vec<_>>(), expected);
         };
-        let expect = |row, expected: [Outcome; 2]| assert_eq!(outcomes(row), expected);
         expect(row(100, 15_000), [Outcome::Met, Outcome::Met]);
         expect(row(100, 15_001), [Outcome::Met, Outcome::NotMet]);
         expect(row(99, 1), [Outcome::NotMeasured, Outcome::NotMeasured]);
