@@ -204,6 +204,12 @@ pub(crate) struct ReproduceArgs {
     /// Machine whose profile `copy` chooses by [default: the built-in rules]
     #[arg(long)]
     pub(crate) machine: Option<String>,
+    /// Use only the first so many GPUs, where an experiment takes several
+    #[arg(long, value_name = "N")]
+    pub(crate) gpus: Option<usize>,
+    /// How long each run of a plan lasts [default: what the experiment says]
+    #[arg(long, value_name = "TIME", value_parser = str::parse::<Nanos>)]
+    pub(crate) duration: Option<Nanos>,
     /// Folder for raw figures, plots and summary [default: out/NAME-SOURCE]
     #[arg(long)]
     pub(crate) out: Option<PathBuf>,
@@ -492,6 +498,8 @@ pub(crate) enum StrategyArg {
     Combined,
     /// Every engine by itself, at the rate it keeps whatever the others do
     Partitioned,
+    /// One generation of images of a wafer at a time
+    Generation,
 }
 
 impl From<StrategyArg> for Strategy {
@@ -500,6 +508,7 @@ impl From<StrategyArg> for Strategy {
             StrategyArg::Serial => Self::Serial,
             StrategyArg::Combined => Self::Combined,
             StrategyArg::Partitioned => Self::Partitioned,
+            StrategyArg::Generation => Self::Generation,
         }
     }
 }

@@ -182,7 +182,14 @@ pub(crate) fn reproduce(out: &Out, args: &ReproduceArgs) -> Result<Answer> {
         return Ok(Answer::Yes);
     };
     let (backend, machine) = (args.backend.into(), args.machine.clone());
-    let setting = experiments::Setting { backend, quick: args.quick, seed: args.seed, machine };
+    let setting = experiments::Setting {
+        backend,
+        quick: args.quick,
+        seed: args.seed,
+        machine,
+        gpus: args.gpus,
+        duration: args.duration,
+    };
     let outcome = experiments::find(name)?.run(&setting)?;
     let usual = || Path::new("out").join(format!("{}-{}", outcome.experiment, outcome.source));
     let folder = args.out.clone().unwrap_or_else(usual);

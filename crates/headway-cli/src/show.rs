@@ -81,7 +81,7 @@ pub(crate) fn plan(plan: &Plan) -> String {
             percent(server.verdict.utilisation_ppm)
         );
     }
-    let pipelines: Vec<&Pipeline> = plan.pipelines.iter().filter(|p| matches!(p.source, Source::Streams(_))).collect();
+    let pipelines: Vec<&Pipeline> = plan.pipelines.iter().filter(|p| p.source.is_fed()).collect();
     if !pipelines.is_empty() {
         let _ = writeln!(
             text,
@@ -103,6 +103,7 @@ fn word(strategy: Strategy) -> &'static str {
         Strategy::Serial => "serial",
         Strategy::Combined => "combined",
         Strategy::Partitioned => "partitioned",
+        Strategy::Generation => "generation",
     }
 }
 
@@ -111,6 +112,7 @@ fn meaning(strategy: Strategy) -> &'static str {
         Strategy::Serial => "one transfer at a time in the whole node",
         Strategy::Combined => "messages combined into batches, one batch at a time where transfers share something",
         Strategy::Partitioned => "every engine by itself, at the rate it keeps whatever the others do",
+        Strategy::Generation => "one generation of images at a time, no pipeline",
     }
 }
 

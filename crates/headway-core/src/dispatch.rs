@@ -241,7 +241,7 @@ impl Dispatcher {
             self.timers.pop();
             let progress = &mut self.pipelines[index as usize];
             let pipeline = &self.plan.pipelines[index as usize];
-            let automatic = !matches!(pipeline.source, Source::Streams(_));
+            let automatic = !pipeline.source.is_fed();
             if automatic && step == 0 && progress.open.len() >= self.limits.cycles_in_flight_max {
                 progress.held = Some((time, cycle));
                 continue;
@@ -297,7 +297,7 @@ impl Dispatcher {
         let Some(progress) = self.pipelines.get(pipeline as usize) else { return Err(unexpected) };
         let planned = &self.plan.pipelines[pipeline as usize];
         let known = progress.open.binary_search_by_key(&cycle, |state| state.cycle).is_ok();
-        let carries = matches!(planned.source, Source::Streams(_)) && bytes <= planned.reserve;
+        let carries = planned.source.is_fed() && bytes <= planned.reserve;
         if !carries || known || !(progress.finished..progress.cycles).contains(&cycle) {
             return Err(unexpected);
         }
@@ -370,8 +370,14 @@ impl Dispatcher {
                 return;
             }
             let (offset, bytes) = piece(planned, waiting);
-            waiting.next = offset + bytes;
-            let last_of_job = planned.operations.len() > 1 || waiting.next >= waiting.bytes;
+            let source = &self.plan.pipelines[job.pipeline as usize].source;
+            // Where copies go one after the other, what is next is one of them.
+            let only = source.one_by_one(planned).then_some(waiting.next.0);
+            waiting.next = if only.is_some() { waiting.next + Bytes(1) } else { offset + bytes };
+            let last_of_job = match only {
+                Some(at) => at + 1 == planned.operations.len() as u64,
+                None => planned.operations.len() > 1 || waiting.next >= waiting.bytes,
+            };
             let block = waiting.bytes;
             if last_of_job {
                 first.remove();
@@ -380,9 +386,10 @@ impl Dispatcher {
             self.unit_count += 1;
             let unit = self.unit_count;
             let mut outstanding = 0;
-            let source = &self.plan.pipelines[job.pipeline as usize].source;
             for (index, operation) in (0u32..).zip(&planned.operations) {
                 let (offset, bytes) = match source {
+                    Source::Wafer(_) if only.is_some_and(|only| only != u64::from(index)) => continue,
+                    Source::Wafer(wafer) => (Bytes(0), wafer.bytes(&operation.work, index)),
                     Source::Batch(parts) => match parts[index as usize].in_cycle(job.cycle) {
                         Some((_, part)) if planned.operations.len() > 1 => {
                             (Bytes(part.start), Bytes(part.end - part.start))
@@ -475,17 +482,15 @@ impl Dispatcher {
     fn deliver(&mut self, index: u32, cycle: u64, epoch: Nanos) {
         self.actions.push_back(Action::Deliver { pipeline: index, cycle });
         let pipeline = &self.plan.pipelines[index as usize];
-        if let Source::Streams(streams) = &pipeline.source {
-            for &stream in streams {
-                let planned = &self.plan.streams[stream as usize];
-                let carried = planned.packets_in(pipeline, cycle);
-                for packet in carried.start..carried.end.min(self.packets[stream as usize]) {
-                    let due = epoch + planned.arrival(packet) + planned.deadline;
-                    if self.now <= due {
-                        break; // later packets are due later
-                    }
-                    self.events.push_back(Event::Missed { stream, packet, by: self.now - due });
+        for &stream in pipeline.source.streams() {
+            let planned = &self.plan.streams[stream as usize];
+            let carried = planned.packets_in(pipeline, cycle);
+            for packet in carried.start..carried.end.min(self.packets[stream as usize]) {
+                let due = epoch + planned.arrival(packet) + planned.deadline;
+                if self.now <= due {
+                    break; // later packets are due later
                 }
+                self.events.push_back(Event::Missed { stream, packet, by: self.now - due });
             }
         }
         self.retire(index);
@@ -538,7 +543,7 @@ fn carried(pipeline: &Pipeline, cycle: u64) -> Bytes {
             let bytes = parts.iter().filter_map(|part| part.in_cycle(cycle)).map(|(_, bytes)| bytes.end - bytes.start);
             Bytes(bytes.fold(0, u64::saturating_add))
         }
-        Source::Streams(_) | Source::Message | Source::Flow => pipeline.reserve,
+        Source::Streams(_) | Source::Wafer(_) | Source::Message | Source::Flow => pipeline.reserve,
     }
 }
 

@@ -21,6 +21,7 @@ use crate::workload::{Cycle, Grouping, Message, Place, Placement, Step, Stream, 
 mod batches;
 mod combined;
 mod servers;
+mod wafers;
 
 use combined::Domains;
 
@@ -133,15 +134,19 @@ struct Group {
 /// [`PlanError`] if a name leads nowhere or a window has no length. A set that is merely not schedulable is a plan whose
 /// verdict says so.
 pub fn plan(machine: &Machine, workload: &Workload, options: Options) -> Result<Plan, PlanError> {
-    check(workload)?;
+    check(workload, options)?;
     let strategies: &[Strategy] = match options.strategy {
         Some(Strategy::Serial) => &[Strategy::Serial],
         Some(Strategy::Combined) => &[Strategy::Combined],
         Some(Strategy::Partitioned) => &[Strategy::Partitioned],
+        // A baseline: only when asked for.
+        Some(Strategy::Generation) => &[Strategy::Generation],
         // Without a calibration nothing says how far transfers that run together keep to the model.
         None if machine.calibration.is_none() => &[Strategy::Serial],
-        // Only messages are combined.
-        None if workload.messages.is_empty() => &[Strategy::Serial, Strategy::Partitioned],
+        // Only messages, and the images of a wafer, are combined.
+        None if workload.messages.is_empty() && workload.streams.iter().all(|stream| stream.wafer.is_none()) => {
+            &[Strategy::Serial, Strategy::Partitioned]
+        }
         None => &[Strategy::Serial, Strategy::Combined, Strategy::Partitioned],
     };
     let cycles: &[Cycle] = match workload.cycle {
@@ -178,7 +183,7 @@ fn alternative(plan: &Plan) -> Alternative {
 }
 
 /// Refuses what no workload file can say, so that the rest may divide.
-fn check(workload: &Workload) -> Result<(), PlanError> {
+fn check(workload: &Workload, options: Options) -> Result<(), PlanError> {
     let impossible = |place: String, reason: &str| {
         let object = if place.is_empty() { "the workload".to_owned() } else { format!("`{place}`") };
         Err(PlanError::Impossible { place, object, reason: reason.to_owned() })
@@ -190,6 +195,13 @@ fn check(workload: &Workload) -> Result<(), PlanError> {
         );
     }
     for stream in &workload.streams {
+        if options.strategy == Some(Strategy::Generation) && stream.wafer.is_none() {
+            let reason = "only the images of a wafer come in generations; use another strategy";
+            return impossible(format!("stream.{}", stream.id), reason);
+        }
+        if stream.wafer.is_none() && stream.steps.contains(&Step::Exchange) {
+            return impossible(format!("stream.{}", stream.id), "only GPUs that share a wafer exchange what they made of it");
+        }
         if stream.steps.is_empty() || stream.period == Nanos::ZERO {
             return impossible(format!("stream.{}", stream.id), "it has no steps or no period");
         }
@@ -241,15 +253,16 @@ impl Planner<'_> {
             }
             pipelines.push(self.pipeline(group)?);
         }
-        let mut batches: Vec<PlannedBatch> = Vec::new();
         let mut notes = Vec::new();
+        self.wafers(&mut pipelines, &mut streams, &mut notes)?;
+        let mut batches: Vec<PlannedBatch> = Vec::new();
         let domains = match self.strategy {
             Strategy::Combined => self.domains(&pipelines)?,
-            Strategy::Serial | Strategy::Partitioned => Domains::whole(self.network),
+            Strategy::Serial | Strategy::Partitioned | Strategy::Generation => Domains::whole(self.network),
         };
         match self.strategy {
             Strategy::Combined => self.combined(&mut pipelines, &mut batches, &domains, &mut notes)?,
-            Strategy::Serial => self.messages(&mut pipelines, &mut batches)?,
+            Strategy::Serial | Strategy::Generation => self.messages(&mut pipelines, &mut batches)?,
             Strategy::Partitioned => self.single_blocks(&mut pipelines, &mut batches)?,
         }
         for flow in &self.workload.flows {
@@ -358,17 +371,20 @@ impl Planner<'_> {
     fn group(&self, gpus: &[EndpointId]) -> Result<Vec<Group>, PlanError> {
         let mut shortest: BTreeMap<EndpointId, Nanos> = BTreeMap::new();
         let mut formed = Vec::new();
-        for (stream, &gpu) in self.workload.streams.iter().zip(gpus) {
+        for (index, (stream, &gpu)) in self.workload.streams.iter().zip(gpus).enumerate() {
+            if self.is_wafer(index) {
+                continue;
+            }
             let steps = self.resolve(stream, gpu)?;
             let (gathered, window) = self.window(stream)?;
             if gathered {
                 let least = shortest.entry(gpu).or_insert(window);
                 *least = window.min(*least);
             }
-            formed.push((gpu, steps, gathered, window));
+            formed.push((index, gpu, steps, gathered, window));
         }
         let mut groups: BTreeMap<_, Group> = BTreeMap::new();
-        for (index, (gpu, steps, gathered, window)) in formed.into_iter().enumerate() {
+        for (index, gpu, steps, gathered, window) in formed {
             let shared = gathered && self.workload.grouping == Grouping::Class;
             let window = if shared {
                 // Classes T_min 2^j, rounded down: harmonic, so that all of them start together again and again.
@@ -409,29 +425,17 @@ impl Planner<'_> {
             steps.push(match step {
                 Step::Compute { kernel } => {
                     if self.machine.kernel(kernel, gpu).is_none() || self.machine.execution_engine(gpu).is_none() {
-                        let known: Vec<&str> = self.machine.kernels.iter().map(|k| k.id.as_str()).collect();
-                        return Err(PlanError::UnknownName {
-                            place: format!("stream.{}.steps.{number}", stream.id),
-                            object: format!("stream `{}`", stream.id),
-                            name: kernel.clone(),
-                            machine: self.machine.name.clone(),
-                            known: known.join(", "),
-                        });
+                        return Err(self.unknown_kernel(stream, number, kernel));
                     }
                     Resolved::Compute(kernel.clone())
                 }
                 Step::Copy { from, to } => {
                     let key = format!("steps.{number}");
                     let (from, to) = (self.end(stream, &key, from, gpu)?, self.end(stream, &key, to, gpu)?);
-                    let route = self.route(from, to).ok_or_else(|| PlanError::NoRoute {
-                        place: format!("stream.{}.{key}", stream.id),
-                        object: format!("stream `{}`", stream.id),
-                        from: self.machine.endpoints[from.at()].id.clone(),
-                        to: self.machine.endpoints[to.at()].id.clone(),
-                        machine: self.machine.name.clone(),
-                    })?;
-                    Resolved::Copy(route)
+                    let route = self.route(from, to);
+                    Resolved::Copy(route.ok_or_else(|| self.no_route(stream, &key, (from, to)))?)
                 }
+                Step::Exchange => unreachable!("a stream without a wafer that exchanges is refused at the start"),
             });
         }
         Ok(steps)

@@ -151,7 +151,7 @@ fn every_stream_has_exactly_one_lane_of_one_pipeline_on_its_gpu() {
         let carried = plan.pipelines.iter().map(|p| match &p.source {
             Source::Batch(parts) => parts.len(),
             Source::Message => p.steps[0].operations.len(),
-            Source::Streams(_) | Source::Flow => 0,
+            Source::Streams(_) | Source::Wafer(_) | Source::Flow => 0,
         });
         assert_eq!((carried.sum::<usize>(), of(|s| *s == Source::Flow)), (blocks, workload.flows.len()));
     });
@@ -299,6 +299,7 @@ fn every_engine_belongs_to_one_server_and_every_operation_stays_on_its_servers_e
         });
         match plan.strategy {
             Strategy::Serial => assert!(copying.count() <= 1),
+            Strategy::Generation => unreachable!("no workload here has a wafer"),
             Strategy::Combined => assert!(plan.pipelines.iter().all(|p| p.source != Source::Message)),
             Strategy::Partitioned => {
                 let batched = |engine: &EngineId| {

@@ -9,4 +9,5 @@ pub mod kernels;
 pub mod outlet;
 pub mod sharing;
 pub mod staging;
+pub mod wafer;
 pub mod wall;

@@ -62,6 +62,7 @@ fn stream(machine: &Machine, draw: &mut Draw, number: usize) -> Stream {
         steps,
         on_miss: OnMiss::Finish,
         cipher: None,
+        wafer: None,
     }
 }
 
@@ -186,6 +187,7 @@ impl Seen {
             Strategy::Serial => self.serial += 1,
             Strategy::Combined => self.combined += 1,
             Strategy::Partitioned => self.partitioned += 1,
+            Strategy::Generation => unreachable!("no workload here has a wafer"),
         }
     }
 }

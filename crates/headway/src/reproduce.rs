@@ -9,10 +9,12 @@ mod np_edf;
 mod patil;
 mod verner;
 mod verner_combine;
+mod verner_wafer;
 
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
+use headway_core::units::Nanos;
 use serde::Serialize;
 
 pub use self::loads::serve_load;
@@ -101,6 +103,12 @@ pub const EXPERIMENTS: &[Experiment] = &[
         run: verner::figure_2_1,
     },
     Experiment {
+        name: "verner-wafer",
+        about: "how many cameras a node inspects under each policy, planned and run, every planted defect found",
+        paper: "Verner, Mendelson, Schuster 2014, V-A",
+        run: verner_wafer::run,
+    },
+    Experiment {
         name: "verner-aes",
         about: "how many streams two nodes encrypt under each policy, twelve workloads (sim)",
         paper: "Verner, Mendelson, Schuster 2014, V-B",
@@ -121,7 +129,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
 ];
 
 /// How an experiment is made.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Setting {
     /// What it runs on.
     pub backend: Backend,
@@ -131,6 +139,10 @@ pub struct Setting {
     pub seed: u64,
     /// Machine whose profile `copy` chooses by; the built-in defaults without one.
     pub machine: Option<String>,
+    /// Use this many GPUs only, where an experiment takes several.
+    pub gpus: Option<usize>,
+    /// How long each run of a plan lasts; `None` = what the experiment says.
+    pub duration: Option<Nanos>,
 }
 
 /// What came out of one statement of the paper.

@@ -6,6 +6,7 @@ use super::{
     Bytes, Domains, EngineId, Nanos, Outcome, PPM, Pipeline, PlanError, PlannedStep, Planner, RouteId, Server, Source,
     Strategy, Strength, Verdict, Work,
 };
+use crate::machine::EngineClass;
 use crate::plan::Violation;
 use crate::schedulability::{self, ChunkFlow, Task};
 use crate::units::Rate;
@@ -71,6 +72,11 @@ impl Planner<'_> {
         if self.strategy == Strategy::Serial {
             tie(&copying);
         }
+        if self.strategy == Strategy::Generation {
+            let engines = pipelines.iter().flat_map(|p| &p.steps).flat_map(|s| &s.operations);
+            let engines: Vec<EngineId> = engines.flat_map(|o| o.engines.iter().copied()).collect();
+            tie(&engines);
+        }
         for routes in domains.routes() {
             let engines: Vec<EngineId> =
                 routes.iter().flat_map(|route| self.machine.routes[route.at()].engines.iter().copied()).collect();
@@ -87,6 +93,14 @@ impl Planner<'_> {
             if batch && self.strategy != Strategy::Partitioned {
                 // The batch has all copy engines of its domain to itself: its own bound holds.
                 pipeline.steps.iter_mut().for_each(|step| step.piece = step.cost);
+                continue;
+            }
+            if let Source::Wafer(planned) = &pipeline.source
+                && self.strategy != Strategy::Partitioned
+            {
+                for step in &mut pipeline.steps {
+                    self.price_spread(planned, step, &used, domains)?;
+                }
                 continue;
             }
             for step in &mut pipeline.steps {
@@ -138,6 +152,9 @@ impl Planner<'_> {
                     (0..leader.len() as u32).map(EngineId).filter(|engine| used(engine)).collect();
                 let name = match engines.as_slice() {
                     [one] => self.machine.engines[one.at()].id.clone(),
+                    several if pipelines.iter().any(|p| matches!(p.source, Source::Wafer(_))) => {
+                        self.common_name(several).to_owned()
+                    }
                     _ => "transfers".to_owned(),
                 };
                 (name, engines)
@@ -150,6 +167,21 @@ impl Planner<'_> {
         Server { name, engines, in_flight: 1, verdict }
     }
 
+    /// What engines on several GPUs have in common.
+    fn common_name(&self, engines: &[EngineId]) -> &'static str {
+        let all = |class| engines.iter().all(|engine| self.machine.engines[engine.at()].serves == [class]);
+        match () {
+            () if all(EngineClass::H2d) => "h2d engines",
+            () if all(EngineClass::D2h) => "d2h engines",
+            () if all(EngineClass::Peer) => "peer engines",
+            () if all(EngineClass::Ee) => "execution engines",
+            () if engines.iter().any(|engine| self.machine.engines[engine.at()].serves.contains(&EngineClass::Ee)) => {
+                "all engines"
+            }
+            () => "transfers",
+        }
+    }
+
     /// Cuts the copies of a server into the largest chunks with which every window holds; whether there are any.
     ///
     /// Only where every job is one copy: a kernel and a batch run whole.
@@ -157,6 +189,9 @@ impl Planner<'_> {
         let used = routes_of(pipelines);
         let mut flows = Vec::new();
         for (pipeline, step) in steps_on(at, pipelines) {
+            if matches!(pipeline.source, Source::Wafer(_)) {
+                return false;
+            }
             let [operation] = step.operations.as_slice() else { return false };
             let Work::Copy { route, bytes, .. } = operation.work else { return false };
             let Ok((setup, rate)) = self.keeps(route, &used, domains) else { return false };

@@ -10,7 +10,7 @@ use headway_core::units::Bytes;
 use headway_device::{Access, DeviceError};
 
 use super::Message;
-use super::buffers::Buffers;
+use super::buffers::{Buffers, Ends};
 use crate::blocks::{DataError, Gatherer, Scatterer};
 use crate::outlet::OutputError;
 
@@ -123,18 +123,21 @@ impl Feeder {
         let progress = &mut self.pipelines[pipeline as usize];
         let slot = progress.packed % self.buffers.slots(pipeline);
         let cycle = progress.next;
-        let buffer = self.buffers.first(pipeline, slot);
-        let mut span = buffer.claim(0..buffer.len(), Access::Write).map_err(|e| self.claimed(pipeline, cycle, &e))?;
-        let bytes = span.bytes_mut().map_err(|e| self.claimed(pipeline, cycle, &e))?;
-        let gathered = self.gatherer.gather(pipeline, cycle, bytes)?;
-        drop(span);
+        let block = match self.buffers.first(pipeline, slot) {
+            Ends::Block(buffer) => {
+                let claimed = |error: DeviceError| self.claimed(pipeline, cycle, &error);
+                let mut span = buffer.claim(0..buffer.len(), Access::Write).map_err(claimed)?;
+                self.gatherer.gather(pipeline, cycle, span.bytes_mut().map_err(claimed)?)?.block
+            }
+            Ends::Wafer(lane) => lane.number(slot, cycle)?,
+        };
         let progress = &mut self.pipelines[pipeline as usize];
         progress.next += 1;
-        if gathered.block > Bytes(0) {
+        if block > Bytes(0) {
             progress.packed += 1;
             progress.under_way.push_back(cycle);
         }
-        Ok(Message::Data { pipeline, cycle, slot, block: gathered.block })
+        Ok(Message::Data { pipeline, cycle, slot, block })
     }
 
     fn claimed(&self, pipeline: u32, cycle: u64, error: &DeviceError) -> DataError {
@@ -183,7 +186,12 @@ impl Sink {
             cycle,
             what: error.to_string(),
         };
-        let span = self.buffers.last(pipeline, slot).claim(0..block.0 as usize, Access::Read).map_err(claimed)?;
-        self.scatterer.scatter(pipeline, cycle, span.bytes().map_err(claimed)?)
+        match self.buffers.last(pipeline, slot) {
+            Ends::Block(buffer) => {
+                let span = buffer.claim(0..block.0 as usize, Access::Read).map_err(claimed)?;
+                self.scatterer.scatter(pipeline, cycle, span.bytes().map_err(claimed)?)
+            }
+            Ends::Wafer(lane) => lane.deliver(slot, (pipeline, cycle), &mut self.scatterer),
+        }
     }
 }

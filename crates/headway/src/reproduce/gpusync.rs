@@ -415,7 +415,7 @@ mod tests {
 
     #[test]
     fn the_quick_experiment_calibrates_and_reports_every_published_mean_and_check() {
-        let setting = Setting { backend: Backend::Sim, quick: true, seed: 1, machine: None };
+        let setting = Setting { backend: Backend::Sim, quick: true, seed: 1, ..Setting::default() };
         let outcome = run(&setting).unwrap();
         let find = |what: &str| outcome.rows.iter().find(|row| row.what == what).expect(what);
         assert_eq!(find("codes").verdict, Verdict::Reproduced, "{:?}", find("codes"));
@@ -436,7 +436,7 @@ mod tests {
 
     #[test]
     fn a_gpu_backend_is_refused() {
-        let setting = Setting { backend: Backend::Cuda, quick: true, seed: 1, machine: None };
+        let setting = Setting { backend: Backend::Cuda, quick: true, seed: 1, ..Setting::default() };
         assert!(run(&setting).unwrap_err().to_string().contains("simulation"));
     }
 }

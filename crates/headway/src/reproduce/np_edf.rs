@@ -337,7 +337,7 @@ mod tests {
 
     #[test]
     fn every_statement_holds_in_simulation_and_the_same_seed_gives_the_same_figures() {
-        let setting = Setting { backend: Backend::Sim, quick: true, seed: 1, machine: None };
+        let setting = Setting { backend: Backend::Sim, quick: true, seed: 1, ..Setting::default() };
         let outcome = run(&setting).unwrap();
         let broken: Vec<_> = outcome.rows.iter().filter(|row| row.verdict == Verdict::NotReproduced).collect();
         assert!(broken.is_empty(), "{broken:?}");

@@ -163,7 +163,7 @@ mod tests {
     use crate::run::Backend;
 
     fn quick() -> Setting {
-        Setting { backend: Backend::Sim, quick: true, seed: 1, machine: None }
+        Setting { backend: Backend::Sim, quick: true, seed: 1, ..Setting::default() }
     }
 
     fn all_but_the_incomparable_are_reproduced(outcome: &Outcome) {

@@ -350,7 +350,7 @@ mod tests {
 
     #[test]
     fn every_row_holds_and_the_raw_figures_are_complete() {
-        let setting = Setting { backend: Backend::Sim, quick: true, seed: 1, machine: None };
+        let setting = Setting { backend: Backend::Sim, quick: true, seed: 1, ..Setting::default() };
         let outcome = run(&setting).unwrap();
         let broken: Vec<_> = outcome.rows.iter().filter(|row| row.verdict != Verdict::Reproduced).collect();
         assert!(broken.is_empty(), "{broken:#?}");
