@@ -200,7 +200,10 @@ fn check(workload: &Workload, options: Options) -> Result<(), PlanError> {
             return impossible(format!("stream.{}", stream.id), reason);
         }
         if stream.wafer.is_none() && stream.steps.contains(&Step::Exchange) {
-            return impossible(format!("stream.{}", stream.id), "only GPUs that share a wafer exchange what they made of it");
+            return impossible(
+                format!("stream.{}", stream.id),
+                "only GPUs that share a wafer exchange what they made of it",
+            );
         }
         if stream.steps.is_empty() || stream.period == Nanos::ZERO {
             return impossible(format!("stream.{}", stream.id), "it has no steps or no period");

@@ -33,8 +33,10 @@ pub use spin::Spin;
 type Make = fn() -> Arc<dyn Kernel>;
 
 /// Kernels of one application: no other stream can use them.
-const INSPECTION: [(&str, Make); 2] =
-    [(inspect::blocks::INSPECT, || Arc::new(inspect::blocks::InspectBlock)), (inspect::blocks::MERGE, || Arc::new(inspect::blocks::MergeBlock))];
+const INSPECTION: [(&str, Make); 2] = [
+    (inspect::blocks::INSPECT, || Arc::new(inspect::blocks::InspectBlock)),
+    (inspect::blocks::MERGE, || Arc::new(inspect::blocks::MergeBlock)),
+];
 
 const REGISTRY: [(&str, Make); 2] = [(aes128_cbc::ID, || Arc::new(Aes128Cbc)), (spin::ID, || Arc::new(Spin))];
 

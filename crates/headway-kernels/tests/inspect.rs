@@ -9,8 +9,8 @@ use std::sync::Arc;
 use common::{host_program, pack, state};
 use headway_core::workload;
 use headway_device::emu_port::{EmuPort, EmuPortSpec};
-use headway_device::port::{Argument, CpuArgument, Move, Port, Program, Reach};
 use headway_device::kernel::{Camera, Kernel};
+use headway_device::port::{Argument, CpuArgument, Move, Port, Program, Reach};
 use headway_device::{Access, Buffer, DeviceError, Lane};
 use headway_kernels::inspect::blocks::{self, InspectBlock, MergeBlock};
 use headway_kernels::inspect::wafer::Wafer;
@@ -378,7 +378,8 @@ fn the_cuda_source_lists_many_defects_as_the_cpu_form_does() {
         assert_eq!(defects[0].x, if cameras == 400 { 398 * 200 } else { 0 });
         fs::write(file("synopses"), synopses.bytes()).unwrap();
         fs::write(file("output"), vec![7; MergeBlock::output(cameras)]).unwrap();
-        fs::write(file("launches"), format!("inspect_merge_block 1 512 @synopses @output @synopses {cameras}\n")).unwrap();
+        fs::write(file("launches"), format!("inspect_merge_block 1 512 @synopses @output @synopses {cameras}\n"))
+            .unwrap();
         let done = Command::new(&program).arg(folder.path()).output().unwrap();
         assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
         assert!(&fs::read(file("output")).unwrap()[..SYNOPSIS_BYTES] == list, "{cameras} cameras");

@@ -87,8 +87,7 @@ pub fn sequence(list: &[u8]) -> Option<u32> {
 /// [`DeviceError::Invalid`] for bytes that are no list.
 pub fn listed(list: &[u8]) -> Result<Vec<[u32; 5]>, DeviceError> {
     let (defects, _) = read_list(list)?;
-    let mut boxes: Vec<[u32; 5]> =
-        defects.iter().map(|it| [it.x, it.y, it.width, it.height, it.pixels]).collect();
+    let mut boxes: Vec<[u32; 5]> = defects.iter().map(|it| [it.x, it.y, it.width, it.height, it.pixels]).collect();
     boxes.sort_unstable();
     Ok(boxes)
 }

@@ -41,7 +41,8 @@ impl Planner<'_> {
                 one_by_one: self.strategy == Strategy::Serial,
             };
             if planned.shares.len() == 1 {
-                notes.push(format!("stream `{}` runs on one GPU: there is nobody to exchange synopses with", stream.id));
+                notes
+                    .push(format!("stream `{}` runs on one GPU: there is nobody to exchange synopses with", stream.id));
             }
             pipelines.push(self.inspection(stream, planned, &gpus)?);
         }

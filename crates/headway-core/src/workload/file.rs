@@ -19,7 +19,8 @@ const CIPHER_BLOCK: u64 = 16;
 
 const TOP: &[&str] = &["name", "description", "run", "stream", "message", "flow", "task", "sharing"];
 const RUN: &[&str] = &["duration", "seed", "cycle", "grouping", "transform"];
-const STREAM: &[&str] = &["id", "packet", "period", "deadline", "start", "gpu", "on_miss", "steps", "key", "iv", "wafer"];
+const STREAM: &[&str] =
+    &["id", "packet", "period", "deadline", "start", "gpu", "on_miss", "steps", "key", "iv", "wafer"];
 const STEP: &[&str] = &["copy", "compute", "exchange"];
 const MESSAGE: &[&str] = &["id", "period", "start", "blocks"];
 const BLOCK: &[&str] = &["from", "to", "bytes"];

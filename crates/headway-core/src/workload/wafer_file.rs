@@ -7,8 +7,7 @@ use crate::error::{FileError, Source};
 use crate::plan::{INSPECT, MERGE};
 use crate::units::Bytes;
 
-pub(super) const WAFER: &[&str] =
-    &["cameras", "width", "height", "pitch", "defects", "operations", "ring"];
+pub(super) const WAFER: &[&str] = &["cameras", "width", "height", "pitch", "defects", "operations", "ring"];
 /// The steps of such a stream, in this order.
 const STEPS: &str = "[{ copy = \"host -> gpu\" }, { compute = \"inspect\" }, { exchange = \"gpus\" }, { compute = \
                      \"inspect-merge\" }, { copy = \"gpu -> host\" }]";
@@ -93,12 +92,20 @@ impl Reader {
     }
 
     /// Whether the steps are those of an inspection; of others, that none is a part of one.
-    pub(super) fn inspection(steps: &[Step], wafer: bool, [other, only_wafers]: [FileError; 2]) -> Result<(), FileError> {
+    pub(super) fn inspection(
+        steps: &[Step],
+        wafer: bool,
+        [other, only_wafers]: [FileError; 2],
+    ) -> Result<(), FileError> {
         let kernel = |step: &Step, name: &str| matches!(step, Step::Compute { kernel } if kernel == name);
         let fits = match steps {
-            [Step::Copy { to: Place::OwnGpu, .. }, inspect, Step::Exchange, merge, Step::Copy { from: Place::OwnGpu, .. }] => {
-                kernel(inspect, INSPECT) && kernel(merge, MERGE)
-            }
+            [
+                Step::Copy { to: Place::OwnGpu, .. },
+                inspect,
+                Step::Exchange,
+                merge,
+                Step::Copy { from: Place::OwnGpu, .. },
+            ] => kernel(inspect, INSPECT) && kernel(merge, MERGE),
             _ => false,
         };
         let only = |step: &Step| *step == Step::Exchange || kernel(step, INSPECT) || kernel(step, MERGE);

@@ -94,7 +94,9 @@ impl Kernel for InspectBlock {
         for ((lane, synopsis), camera) in header.lanes.into_iter().zip(synopses).zip(state.chunks_exact(CAMERA_BYTES)) {
             let words = camera.as_chunks::<4>().0;
             let numbers = words.iter().take(CAMERA_WORDS).map(|word| u32::from_le_bytes(*word));
-            let numbers = numbers.chain([header.cycle as u32 & (u32::MAX >> 1)]).map(|number| CpuArgument::Int(number.cast_signed()));
+            let numbers = numbers
+                .chain([header.cycle as u32 & (u32::MAX >> 1)])
+                .map(|number| CpuArgument::Int(number.cast_signed()));
             let mut arguments = vec![CpuArgument::Read(&input[lane]), CpuArgument::Write(synopsis)];
             arguments.extend(numbers);
             let grid = self.grid(1);

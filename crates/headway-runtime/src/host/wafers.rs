@@ -43,11 +43,7 @@ pub(super) struct WaferHost {
 
 impl WaferHost {
     /// `None` for plans that no planner makes: without both kernels, or with images that cannot be inspected.
-    pub(super) fn new(
-        planned: &PlannedWafer,
-        kernels: &Kernels,
-        number: u32,
-    ) -> Result<Option<Self>, KernelError> {
+    pub(super) fn new(planned: &PlannedWafer, kernels: &Kernels, number: u32) -> Result<Option<Self>, KernelError> {
         let stage = |merge| {
             let mut stages = kernels.stages();
             let found = stages.find(|(pipeline, _, kernel)| *pipeline == number && (kernel.id() == MERGE) == merge);
@@ -86,7 +82,8 @@ impl WaferHost {
         for (share, images) in planned.shares.iter().zip(rows) {
             ring.number(share, cycle, images).map_err(damaged)?;
         }
-        let held = self.spare.pop().unwrap_or_else(|| planned.shares.iter().map(|share| held(planned, share)).collect());
+        let held =
+            self.spare.pop().unwrap_or_else(|| planned.shares.iter().map(|share| held(planned, share)).collect());
         self.open.insert(cycle, held);
         Ok(Gathered { block: pipeline.reserve, longest_lane: planned.wafer.image() })
     }

@@ -205,7 +205,8 @@ impl WaferLane {
             Stage::Exchange => {
                 let range = synopses(&part.share);
                 let target = &self.parts[to].slots[piece.slot].synopses;
-                let (from, to) = (slot.synopses.claim(range.clone(), Access::Read)?, target.claim(range, Access::Write)?);
+                let (from, to) =
+                    (slot.synopses.claim(range.clone(), Access::Read)?, target.claim(range, Access::Write)?);
                 (EngineClass::Peer, Operation::Copy { method: Method::Peer, from, to })
             }
             Stage::Merge => {

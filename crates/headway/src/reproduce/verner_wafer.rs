@@ -156,8 +156,7 @@ mod tests {
 
     #[test]
     fn the_emulated_node_loses_no_image_and_finds_every_defect() {
-        let setting =
-            Setting { backend: Backend::Emu, quick: true, seed: 3, gpus: Some(2), ..Setting::default() };
+        let setting = Setting { backend: Backend::Emu, quick: true, seed: 3, gpus: Some(2), ..Setting::default() };
         let outcome = run(&setting).unwrap();
         assert_eq!(outcome.source, "emu");
         let runs = outcome.tables.iter().find(|table| table.name == "runs").unwrap();

@@ -81,11 +81,7 @@ struct Rig<'a> {
 }
 
 /// Measures on all `devices` at once.
-pub(super) fn calibrate(
-    devices: Vec<Box<dyn Device>>,
-    study: &Study,
-    size: Size,
-) -> Result<Calibration, Error> {
+pub(super) fn calibrate(devices: Vec<Box<dyn Device>>, study: &Study, size: Size) -> Result<Calibration, Error> {
     let mut rig = Rig { study, size, parts: Vec::new(), lines: Vec::new() };
     let all = size.images * 2 * devices.len() as u32;
     for device in devices {
@@ -128,7 +124,8 @@ fn image_bytes(study: &Study, images: u32) -> Bytes {
 
 /// A cost that is not below the 99th percentile of either point.
 fn fit(id: &str, points: &[(Bytes, Figures)]) -> KernelCost {
-    let rate = |bytes: u64, time: u64| (u128::from(bytes) * u128::from(NANOS_PER_SECOND) / u128::from(time.max(1))) as u64;
+    let rate =
+        |bytes: u64, time: u64| (u128::from(bytes) * u128::from(NANOS_PER_SECOND) / u128::from(time.max(1))) as u64;
     let [(few, short), (many, long)] = [points[0], points[points.len() - 1]];
     let grown = long.p99.saturating_sub(short.p99).0;
     let mut cost = rate(many.0.saturating_sub(few.0), grown.max(1)).max(RATE_MIN);
@@ -199,7 +196,8 @@ impl Rig<'_> {
 
     fn copy(&mut self, block: usize) -> Result<Nanos, Error> {
         self.each(|part| {
-            let (from, to) = (part.images.claim(0..block, Access::Read)?, part.on_device.claim(0..block, Access::Write)?);
+            let (from, to) =
+                (part.images.claim(0..block, Access::Read)?, part.on_device.claim(0..block, Access::Write)?);
             Ok((EngineClass::H2d, Operation::Copy { method: Method::Dma, from, to }))
         })
     }

@@ -103,7 +103,8 @@ fn rows(most: &[Most], runs: &[Vec<String>], clean: bool) -> Vec<Row> {
     let before = cameras.first().copied().unwrap_or(0);
     let after = cameras.iter().skip(1).copied().max().unwrap_or(0);
     let gain = f64::from(after) / f64::from(before.max(1));
-    let each: Vec<String> = POLICIES[1..].iter().zip(&cameras[1..]).map(|((_, name), n)| format!("{name} {n}")).collect();
+    let each: Vec<String> =
+        POLICIES[1..].iter().zip(&cameras[1..]).map(|((_, name), n)| format!("{name} {n}")).collect();
     vec![
         Row {
             what: "cameras, one generation at a time".into(),
@@ -129,7 +130,11 @@ fn rows(most: &[Most], runs: &[Vec<String>], clean: bool) -> Vec<Row> {
             ours: format!(
                 "{} plans in virtual time on real images: {}",
                 runs.len(),
-                if clean { "no deadline missed, no image lost, every planted defect found and nothing else" } else { "NOT clean, see runs.csv" }
+                if clean {
+                    "no deadline missed, no image lost, every planted defect found and nothing else"
+                } else {
+                    "NOT clean, see runs.csv"
+                }
             ),
             verdict: held(clean && runs.len() == POLICIES.len()),
         },
@@ -165,4 +170,3 @@ fn notes(most: &[Most], sweep: &[(u64, [u32; 4])]) -> Vec<String> {
         format!("Time of an image on a GPU: {range}."),
     ]
 }
-
