@@ -73,9 +73,10 @@ impl Planner<'_> {
             tie(&copying);
         }
         if self.strategy == Strategy::Generation {
-            let engines = pipelines.iter().flat_map(|p| &p.steps).flat_map(|s| &s.operations);
-            let engines: Vec<EngineId> = engines.flat_map(|o| o.engines.iter().copied()).collect();
-            tie(&engines);
+            for pipeline in pipelines.iter().filter(|p| matches!(p.source, Source::Wafer(_))) {
+                let operations = pipeline.steps.iter().flat_map(|s| &s.operations);
+                tie(&operations.flat_map(|o| o.engines.iter().copied()).collect::<Vec<EngineId>>());
+            }
         }
         for routes in domains.routes() {
             let engines: Vec<EngineId> =

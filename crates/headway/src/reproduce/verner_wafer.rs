@@ -151,7 +151,39 @@ mod tests {
         assert!(broken.is_empty(), "{broken:?}");
         assert!(outcome.notes.iter().any(|note| note.contains("overlap")));
         let sweep = outcome.tables.iter().find(|table| table.name == "sweep").unwrap();
-        assert!(sweep.lines.len() > 20);
+        assert_eq!(sweep.lines.len(), 11);
+        let column = |at: usize| sweep.lines.iter().map(|line| line[at].parse::<u32>().unwrap()).collect::<Vec<_>>();
+        // Longer images, fewer cameras; and the pipeline is never worse.
+        assert!(column(1).is_sorted_by(|more, less| more >= less) && column(3).is_sorted_by(|more, less| more >= less));
+        assert!(column(1).iter().zip(column(3)).all(|(before, after)| *before < after));
+    }
+
+    #[test]
+    fn the_shipped_workload_runs_on_the_simulated_node_and_its_lists_are_compared() {
+        let text = include_str!("../../../../workloads/wafer.toml");
+        let workload = workload::parse("wafer.toml", text).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let options = crate::run::Options {
+            backend: Backend::Sim,
+            duration: Some(Nanos(15 * PERIOD.0)),
+            out: Some(folder.path().join("results")),
+            ..crate::run::Options::default()
+        };
+        let report = crate::run::run(&workload, &options, |_| ()).unwrap();
+        assert!(report.summary.verdict.held, "{}", report.summary.verdict.text);
+        assert_eq!((report.verified, report.summary.totals.packets), (1, 15));
+        let lists = std::fs::metadata(report.folder.join("streams/wafer.bin")).unwrap().len();
+        assert_eq!(lists, 15 * 4096);
+        // A list that says something else than what was planted is found out.
+        let plan: Plan = serde_json::from_slice(&std::fs::read(report.folder.join("plan.json")).unwrap()).unwrap();
+        let headway_core::plan::Source::Wafer(planned) = &plan.pipelines[0].source else { panic!("no wafer") };
+        let path = report.folder.join("streams/wafer.bin");
+        let mut bytes = std::fs::read(&path).unwrap();
+        bytes[3 * 4096 + 16] ^= 1;
+        std::fs::write(&path, bytes).unwrap();
+        let counted = crate::verify::lists(planned, &path, &std::sync::atomic::AtomicBool::new(false)).unwrap();
+        assert_eq!((counted.lists, counted.first_wrong, counted.false_alarms), (15, Some(3), 1));
+        assert_eq!(counted.found + 1, counted.planted);
     }
 
     #[test]

@@ -14,8 +14,9 @@ use crate::{COMMIT, Error};
 const NODE: &str = "wafer-k20m";
 /// Cameras that are asked for at most: far more than any policy reaches.
 const LIMIT: u32 = 48;
-/// Times for an image in the sweep.
-const TAUS: (u64, u64, u64) = (100_000, 300_000, 5_000);
+/// Times for an image in the sweep, from and to, and the steps, in the quick form too.
+const TAUS: (u64, u64) = (100_000, 300_000);
+const TAU_STEPS: (u64, u64) = (5_000, 20_000);
 /// Generations that are run of each plan, and in the quick form.
 const GENERATIONS: (u64, u64) = (90, 12);
 
@@ -43,7 +44,8 @@ pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
         }
         most.push(found);
     }
-    let sweep = sweep(&machine, &study)?;
+    let step = if setting.quick { TAU_STEPS.1 } else { TAU_STEPS.0 };
+    let sweep = sweep(&machine, &study, step)?;
     let rows = rows(&most, &runs, clean);
     let mut outcome = Outcome {
         schema: 1,
@@ -80,8 +82,8 @@ pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
 }
 
 /// Cameras of every policy for every time that an image may take.
-fn sweep(machine: &Machine, study: &Study) -> Result<Vec<(u64, [u32; 4])>, Error> {
-    let (from, to, step) = TAUS;
+fn sweep(machine: &Machine, study: &Study, step: u64) -> Result<Vec<(u64, [u32; 4])>, Error> {
+    let (from, to) = TAUS;
     let image = u64::from(study.width) * u64::from(study.height) * 2;
     let mut points = Vec::new();
     for tau in (from..=to).step_by(step as usize) {
