@@ -262,6 +262,8 @@ pub(crate) struct MeasureArgs {
 pub(crate) enum BenchCommand {
     /// Compare every way of copying with the driver's call, with pinned memory and with `auto`
     Transfers(BenchArgs),
+    /// Time message combining on one core, and say how far its results are from the best there are
+    Combine(BenchCombineArgs),
 }
 
 #[derive(Debug, Args)]
@@ -288,6 +290,19 @@ pub(crate) struct BenchArgs {
     #[arg(long, default_value = "out/transfers")]
     pub(crate) out: PathBuf,
     /// Fewer and smaller points: about a minute for one GPU
+    #[arg(long)]
+    pub(crate) quick: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct BenchCombineArgs {
+    /// Folder for figures and summary
+    #[arg(long, default_value = "out/combine")]
+    pub(crate) out: PathBuf,
+    /// Seed of all message sets
+    #[arg(long, default_value_t = 1)]
+    pub(crate) seed: u64,
+    /// 1,000 messages only and fewer sets: some seconds [default: up to 10,000 messages, some minutes]
     #[arg(long)]
     pub(crate) quick: bool,
 }
@@ -498,7 +513,9 @@ pub(crate) enum StrategyArg {
     Combined,
     /// Every engine by itself, at the rate it keeps whatever the others do
     Partitioned,
-    /// One generation of images of a wafer at a time
+    /// A baseline: all GPUs as one, one batch in and one batch out per cycle of the shortest deadline
+    Lockstep,
+    /// A baseline: one generation of blocks at a time, all in, all kernels, all out
     Generation,
 }
 
@@ -508,6 +525,7 @@ impl From<StrategyArg> for Strategy {
             StrategyArg::Serial => Self::Serial,
             StrategyArg::Combined => Self::Combined,
             StrategyArg::Partitioned => Self::Partitioned,
+            StrategyArg::Lockstep => Self::Lockstep,
             StrategyArg::Generation => Self::Generation,
         }
     }

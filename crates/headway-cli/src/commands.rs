@@ -8,16 +8,17 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use clap::CommandFactory;
+use headway::bench::{self, combine};
 use headway::core::machine::{self, Machine};
-use headway::core::plan::Outcome;
-use headway::core::planner::Options;
+use headway::core::plan::{Outcome, Plan};
+use headway::core::planner::{self, ModelAnswer, Options};
 use headway::run::Progress;
 use headway::{doctor as examine, files, report as reports, reproduce as experiments, run as runs};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
 use crate::Answer;
-use crate::args::{Cli, Format, PlanArgs, PortArg, ReproduceArgs, RunArgs};
+use crate::args::{BenchCombineArgs, Cli, Format, PlanArgs, PortArg, ReproduceArgs, RunArgs};
 use crate::{sharing, show};
 
 /// Where and how to print.
@@ -74,18 +75,39 @@ fn machine(args: &PlanArgs) -> Result<Machine> {
     })
 }
 
+/// A plan with what other models say of it.
+#[derive(Serialize)]
+struct Planned<'a> {
+    #[serde(flatten)]
+    plan: &'a Plan,
+    models: Vec<ModelAnswer>,
+}
+
 pub(crate) fn plan(out: &Out, args: &PlanArgs) -> Result<Answer> {
     let workload = files::workload(&args.workload)?;
     if workload.value.sharing.is_some() {
         return sharing::plan(out, &machine(args)?, &workload);
     }
     let plan = files::plan(&machine(args)?, &workload, Options { strategy: args.strategy.map(Into::into) })?;
-    out.print(&plan, || show::plan(&plan))?;
+    let planned = Planned { models: planner::models(&plan), plan: &plan };
+    out.print(&planned, || show::plan(&plan, &planned.models))?;
     Ok(match plan.verdict.outcome {
         Outcome::Schedulable => Answer::Yes,
         Outcome::NotSchedulable => Answer::No,
         Outcome::Undecided => Answer::Undecided,
     })
+}
+
+pub(crate) fn bench_combine(out: &Out, args: &BenchCombineArgs) -> Result<Answer> {
+    let interrupt = interrupt(out, "nothing");
+    let options = combine::Options { out: args.out.clone(), seed: args.seed, quick: args.quick, interrupt };
+    let mut bar = Bar::new(!out.quiet);
+    let report = combine::run(&options, |progress| bar.show(progress));
+    bar.finish();
+    let report = report?;
+    out.print(&report, || show::targets(&report.targets, &report.folder))?;
+    let missed = report.targets.iter().any(|target| target.outcome == bench::Outcome::NotMet);
+    Ok(if missed && report.optimised { Answer::No } else { Answer::Yes })
 }
 
 /// A flag that becomes true when the user asks for the end; `left` is what stays behind where that cannot be had.

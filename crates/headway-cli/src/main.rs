@@ -40,6 +40,7 @@ fn main() -> ExitCode {
         Command::Reproduce(args) => commands::reproduce(&out, args),
         Command::Measure(args) => transfers::measure(&out, args),
         Command::Bench { what: BenchCommand::Transfers(args) } => transfers::bench(&out, args),
+        Command::Bench { what: BenchCommand::Combine(args) } => commands::bench_combine(&out, args),
         Command::Explain(args) => transfers::explain(&out, args),
         Command::Import(args) => formats::import(&out, args),
         Command::Export(args) => formats::export(&out, args),

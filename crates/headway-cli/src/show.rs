@@ -4,10 +4,11 @@ use std::ffi::OsStr;
 use std::fmt::Write;
 use std::path::Path;
 
+use headway::bench::Target;
 use headway::core::machine::Machine;
-use headway::core::plan::{
-    Outcome, Pipeline, Plan, PlannedBatch, Source, Strategy, Strength, Verdict, Violation, Work,
-};
+use headway::core::plan::{Outcome, Pipeline, Plan, PlannedBatch, Strategy, Strength, Verdict, Violation, Work};
+use headway::core::planner::{Evidence, ModelAnswer};
+use headway::core::schedulability::Strength as Proof;
 use headway::core::units::Nanos;
 use headway::doctor::{Examination, State};
 use headway::report::{PAGE, TRACE};
@@ -58,17 +59,18 @@ pub(crate) fn machines(machines: &[Machine]) -> String {
     text
 }
 
-pub(crate) fn plan(plan: &Plan) -> String {
+pub(crate) fn plan(plan: &Plan, models: &[ModelAnswer]) -> String {
     let mut text = format!(
         "workload  {} ({})\nmachine   {} ({})\nstrategy  {}: {}\n\n",
         plan.workload.name,
         plan.workload.hash,
         plan.machine.name,
         plan.machine.hash,
-        word(plan.strategy),
+        plan.strategy.name(),
         meaning(plan.strategy)
     );
     verdict(&mut text, &plan.verdict);
+    model_answers(&mut text, models);
     alternatives(&mut text, plan);
     let _ = writeln!(text, "\n{:<24} {:>12} {:>12}  answer", "server", "utilisation", "margin");
     for server in &plan.servers {
@@ -98,21 +100,47 @@ pub(crate) fn plan(plan: &Plan) -> String {
     text
 }
 
-fn word(strategy: Strategy) -> &'static str {
-    match strategy {
-        Strategy::Serial => "serial",
-        Strategy::Combined => "combined",
-        Strategy::Partitioned => "partitioned",
-        Strategy::Generation => "generation",
-    }
-}
-
 fn meaning(strategy: Strategy) -> &'static str {
     match strategy {
         Strategy::Serial => "one transfer at a time in the whole node",
         Strategy::Combined => "messages combined into batches, one batch at a time where transfers share something",
         Strategy::Partitioned => "every engine by itself, at the rate it keeps whatever the others do",
-        Strategy::Generation => "one generation of images at a time, no pipeline",
+        Strategy::Lockstep => "all GPUs as one: one batch in and one batch out per cycle of the shortest deadline",
+        Strategy::Generation => "one generation of blocks at a time: all in, all kernels, all out",
+    }
+}
+
+/// What every model says, side by side: the first is the verdict.
+fn model_answers(text: &mut String, models: &[ModelAnswer]) {
+    let width = models.iter().map(|answer| answer.model.chars().count()).max().unwrap_or(0);
+    let _ = writeln!(text, "\n{:<width$} {:>9}  answer", "model", "margin");
+    for answer in models {
+        let margin = answer.margin_ppm.map_or_else(|| "-".to_owned(), factor);
+        let proof = match answer.strength {
+            Proof::Exact => "exact",
+            Proof::Sufficient => "sufficient",
+            Proof::Necessary => "necessary",
+        };
+        let _ = writeln!(text, "{:<width$} {margin:>9}  {}, {proof}", answer.model, outcome(answer.outcome));
+    }
+    for (answer, which) in models.iter().skip(1).zip(["with these offsets", "with exact costs"]) {
+        match &answer.evidence {
+            None | Some(Evidence::Demand(_)) => {}
+            Some(Evidence::Utilisation { server }) => {
+                let _ = writeln!(text, "{which}: the work on `{server}` is more than its time");
+            }
+            Some(Evidence::Unknown { server, reason }) => {
+                let _ = writeln!(text, "{which}: not known for `{server}`: {reason}");
+            }
+            Some(Evidence::Late { server, name, job, release, deadline, finish }) => {
+                let _ = writeln!(
+                    text,
+                    "{which}: job {job} of `{name}` on `{server}`, released at {} ns and due at {} ns, can be on it until \
+                     {} ns",
+                    release.0, deadline.0, finish.0
+                );
+            }
+        }
     }
 }
 
@@ -125,7 +153,7 @@ fn alternatives(text: &mut String, plan: &Plan) {
     for other in &plan.alternatives {
         let kept = if other.strategy == plan.strategy { ", kept" } else { "" };
         let margin = other.margin_ppm.map_or_else(|| "-".to_owned(), factor);
-        let (name, used, outcome) = (word(other.strategy), percent(other.utilisation_ppm), outcome(other.outcome));
+        let (name, used, outcome) = (other.strategy.name(), percent(other.utilisation_ppm), outcome(other.outcome));
         let _ = writeln!(text, "{name:<24} {used:>12} {margin:>12}  {outcome}{kept}");
     }
 }
@@ -259,7 +287,7 @@ fn again(report: &Report, args: &RunArgs) -> String {
     };
     option("machine", args.plan.machine.as_ref().map(quoted));
     option("gpus", args.plan.gpus.map(|gpus| gpus.to_string()));
-    option("strategy", args.plan.strategy.map(|strategy| word(strategy.into()).to_owned()));
+    option("strategy", args.plan.strategy.map(|strategy| Strategy::from(strategy).name().to_owned()));
     option("input", args.input.as_ref().map(quoted));
     option("duration", args.duration.map(|duration| format!("'{} ns'", duration.0)));
     option("seed", Some(summary.seed.to_string()));
@@ -281,6 +309,16 @@ pub(crate) fn quoted(word: impl AsRef<OsStr>) -> String {
     } else {
         format!("'{}'", word.replace('\'', "'\\''"))
     }
+}
+
+/// Targets of a benchmark and where its figures are.
+pub(crate) fn targets(targets: &[Target], folder: &Path) -> String {
+    let mut text = String::new();
+    for Target { target, measured, outcome } in targets {
+        let _ = writeln!(text, "{:<12} {target}\n{:<12} {measured}", outcome.label(), "");
+    }
+    let _ = writeln!(text, "\nsummary   {}", folder.join("summary.md").display());
+    text
 }
 
 pub(crate) fn experiments() -> String {

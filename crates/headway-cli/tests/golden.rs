@@ -56,6 +56,33 @@ fn np_edf_miss_is_refused_with_its_interval_and_its_blocker() {
 }
 
 #[test]
+fn three_models_stand_side_by_side_where_known_offsets_or_costs_change_the_answer() {
+    let place = place();
+    let answers = |name: &str| {
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(format!("{name}.toml"));
+        let args = ["plan", file.to_str().unwrap(), "--machine", "tyan-ft72b7015"];
+        golden(&format!("plan-{name}.txt"), &headway(place.path(), &args).exits(1).out);
+        let json = headway(place.path(), &[&args[..], &["--format", "json"]].concat()).exits(1).json();
+        json["models"].clone()
+    };
+    let outcomes = |models: &Value| -> Vec<String> {
+        models.as_array().unwrap().iter().map(|m| m["outcome"].as_str().unwrap().to_owned()).collect()
+    };
+    // A long job released just after a short one never comes between two of them.
+    let offsets = answers("offsets");
+    assert_eq!(outcomes(&offsets), ["not-schedulable", "schedulable", "schedulable"]);
+    assert_eq!((&offsets[1]["strength"], &offsets[2]["strength"]), (&"exact".into(), &"necessary".into()));
+    // The synchronous set of Nasri and Brandenburg's kind: a job that ends early lets a long one in.
+    let exact = answers("exact-costs");
+    assert_eq!(outcomes(&exact), ["not-schedulable", "not-schedulable", "schedulable"]);
+    let late = &exact[1]["evidence"]["late"];
+    assert_eq!(
+        (&late["name"], &late["deadline"], &late["finish"]),
+        (&"a".into(), &6_000_000.into(), &7_999_999.into())
+    );
+}
+
+#[test]
 fn a_small_workload_on_h200_x1_has_the_committed_plan() {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/small.toml");
     let args = ["plan", file.to_str().unwrap(), "--machine", "h200-x1"];

@@ -8,6 +8,7 @@
 
 mod check;
 mod messages;
+mod overload;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
@@ -17,6 +18,7 @@ use crate::units::{Bytes, Nanos};
 
 use check::{check, fits};
 pub use messages::{Action, Event, Input, Limits, Refused, TIME_MAX};
+use overload::Overload;
 
 /// A job: one step of one cycle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,11 +36,11 @@ struct Waiting {
     next: Bytes,
 }
 
-/// A unit of non-preemptive work on a server: a chunk, or all blocks of a batch.
+/// A unit of non-preemptive work on a server: a chunk, all blocks of a batch, or jobs of a gang.
 #[derive(Clone, Debug)]
 struct Unit {
     server: u32,
-    job: Job,
+    jobs: Vec<Job>,
     outstanding: u32,
     first_start: Nanos,
     last_finish: Nanos,
@@ -99,6 +101,7 @@ pub struct Dispatcher {
     sequence: u64,
     actions: VecDeque<Action>,
     events: VecDeque<Event>,
+    overload: Overload,
 }
 
 impl Dispatcher {
@@ -133,6 +136,7 @@ impl Dispatcher {
             sequence: 0,
             actions: VecDeque::new(),
             events: VecDeque::new(),
+            overload: Overload::of(&plan),
             plan,
         })
     }
@@ -359,68 +363,106 @@ impl Dispatcher {
     /// Submits the most urgent work while the server has room.
     fn decide(&mut self, server: usize) {
         let room = self.plan.servers[server].in_flight;
+        if self.overload.is_possible() && self.servers[server].in_flight < room {
+            self.give_up(server);
+        }
         while self.servers[server].in_flight < room {
-            let Some(mut first) = self.servers[server].waiting.first_entry() else { return };
-            let waiting = first.get_mut();
-            let job = waiting.job;
-            let planned = &self.plan.pipelines[job.pipeline as usize].steps[job.step as usize];
-            if self.operations.len() + planned.operations.len() > self.limits.operations_max {
+            let together = self.most_urgent(server);
+            let operations = together.iter().map(|key| self.planned_step(server, key).operations.len()).sum::<usize>();
+            if operations == 0 {
+                return;
+            }
+            if self.operations.len() + operations > self.limits.operations_max {
                 // Whichever server's operation ends next, this one must be looked at again.
                 self.dirty[server] = true;
                 return;
             }
-            let (offset, bytes) = piece(planned, waiting);
-            let source = &self.plan.pipelines[job.pipeline as usize].source;
-            // Where copies go one after the other, what is next is one of them.
-            let only = source.one_by_one(planned).then_some(waiting.next.0);
-            waiting.next = if only.is_some() { waiting.next + Bytes(1) } else { offset + bytes };
-            let last_of_job = match only {
-                Some(at) => at + 1 == planned.operations.len() as u64,
-                None => planned.operations.len() > 1 || waiting.next >= waiting.bytes,
-            };
-            let block = waiting.bytes;
-            if last_of_job {
-                first.remove();
-            }
             self.servers[server].in_flight += 1;
             self.unit_count += 1;
-            let unit = self.unit_count;
-            let mut outstanding = 0;
-            for (index, operation) in (0u32..).zip(&planned.operations) {
-                let (offset, bytes) = match source {
-                    Source::Wafer(_) if only.is_some_and(|only| only != u64::from(index)) => continue,
-                    Source::Wafer(wafer) => (Bytes(0), wafer.bytes(&operation.work, index)),
-                    Source::Batch(parts) => match parts[index as usize].in_cycle(job.cycle) {
-                        Some((_, part)) if planned.operations.len() > 1 => {
-                            (Bytes(part.start), Bytes(part.end - part.start))
-                        }
-                        Some((_, part)) => (Bytes(part.start + offset.0), bytes),
-                        None => continue,
-                    },
-                    _ => whole(planned, operation, offset, bytes, block),
-                };
-                let number = self.operation_count;
-                self.operation_count += 1;
-                self.operations.insert(number, unit);
-                outstanding += 1;
-                self.actions.push_back(Action::Submit {
-                    operation: number,
-                    pipeline: job.pipeline,
-                    cycle: job.cycle,
-                    step: job.step,
-                    index,
-                    offset,
-                    bytes,
-                });
-            }
             let (first_start, last_finish) = (Nanos::MAX, Nanos::ZERO);
-            let entry = Unit { server: server as u32, job, outstanding, first_start, last_finish };
-            self.units.insert(unit, entry);
-            if let Some(state) = self.state(job) {
-                state.units += 1;
-                state.submitted_all |= last_of_job;
+            let mut unit = Unit { server: server as u32, jobs: Vec::new(), outstanding: 0, first_start, last_finish };
+            for key in together {
+                let (job, last_of_job) = self.submit(server, key, &mut unit.outstanding);
+                unit.jobs.push(job);
+                if let Some(state) = self.state(job) {
+                    state.units += 1;
+                    state.submitted_all |= last_of_job;
+                }
             }
+            self.units.insert(self.unit_count, unit);
         }
+    }
+
+    /// The waiting job with the earliest deadline and, if its pipeline is in a gang, the jobs that go with it, in the order
+    /// of their pipelines.
+    fn most_urgent(&self, server: usize) -> Vec<(Nanos, u64)> {
+        let waiting = &self.servers[server].waiting;
+        // Who is paused goes behind all others.
+        let takes_part = |of: &(&(Nanos, u64), &Waiting)| !self.overload.is_paused(of.1.job.pipeline);
+        let most_urgent = waiting.iter().find(takes_part).or_else(|| waiting.first_key_value());
+        let Some((&first, Waiting { job, .. })) = most_urgent else { return Vec::new() };
+        let gang = |job: &Job| self.plan.pipelines[job.pipeline as usize].gang;
+        if gang(job).is_none() {
+            return vec![first];
+        }
+        let same_time = waiting.range((first.0, 0)..=(first.0, u64::MAX));
+        let with = same_time.filter(|(_, other)| (gang(&other.job), other.job.step) == (gang(job), job.step));
+        let mut together: Vec<(u32, (Nanos, u64))> = with.map(|(&key, other)| (other.job.pipeline, key)).collect();
+        together.sort_unstable();
+        together.into_iter().map(|(_, key)| key).collect()
+    }
+
+    fn planned_step(&self, server: usize, key: &(Nanos, u64)) -> &PlannedStep {
+        let job = self.servers[server].waiting[key].job;
+        &self.plan.pipelines[job.pipeline as usize].steps[job.step as usize]
+    }
+
+    /// Submits the next piece of a waiting job as part of the newest unit; says which job it is and whether that was all.
+    fn submit(&mut self, server: usize, key: (Nanos, u64), outstanding: &mut u32) -> (Job, bool) {
+        let waiting = self.servers[server].waiting.get_mut(&key).expect("the key was found in the queue");
+        let job = waiting.job;
+        let pipeline = &self.plan.pipelines[job.pipeline as usize];
+        let planned = &pipeline.steps[job.step as usize];
+        let (offset, bytes) = piece(planned, waiting);
+        // Where copies go one after the other, what is next is one of them.
+        let only = pipeline.source.one_by_one(planned).then_some(waiting.next.0);
+        waiting.next = if only.is_some() { waiting.next + Bytes(1) } else { offset + bytes };
+        let last_of_job = match only {
+            Some(at) => at + 1 == planned.operations.len() as u64,
+            None => planned.operations.len() > 1 || waiting.next >= waiting.bytes,
+        };
+        let block = waiting.bytes;
+        if last_of_job {
+            self.servers[server].waiting.remove(&key);
+        }
+        for (index, operation) in (0u32..).zip(&planned.operations) {
+            let (offset, bytes) = match &pipeline.source {
+                Source::Wafer(_) if only.is_some_and(|only| only != u64::from(index)) => continue,
+                Source::Wafer(wafer) => (Bytes(0), wafer.bytes(&operation.work, index)),
+                Source::Batch(parts) => match parts[index as usize].in_cycle(job.cycle) {
+                    Some((_, part)) if planned.operations.len() > 1 => {
+                        (Bytes(part.start), Bytes(part.end - part.start))
+                    }
+                    Some((_, part)) => (Bytes(part.start + offset.0), bytes),
+                    None => continue,
+                },
+                _ => whole(planned, operation, offset, bytes, block),
+            };
+            let number = self.operation_count;
+            self.operation_count += 1;
+            self.operations.insert(number, self.unit_count);
+            *outstanding += 1;
+            self.actions.push_back(Action::Submit {
+                operation: number,
+                pipeline: job.pipeline,
+                cycle: job.cycle,
+                step: job.step,
+                index,
+                offset,
+                bytes,
+            });
+        }
+        (job, last_of_job)
     }
 
     fn state(&mut self, job: Job) -> Option<&mut Cycle> {
@@ -443,11 +485,16 @@ impl Dispatcher {
         self.servers[unit.server as usize].in_flight -= 1;
         self.dirty[unit.server as usize] = true;
         let took = unit.last_finish.saturating_sub(unit.first_start);
-        let state = self.state(unit.job).expect("a job under way keeps its cycle open");
-        state.took = state.took.saturating_add(took);
-        state.units -= 1;
-        if state.submitted_all && state.units == 0 {
-            self.complete(unit.job);
+        for job in unit.jobs {
+            let state = self.state(job).expect("a job under way keeps its cycle open");
+            state.took = state.took.saturating_add(took);
+            state.units -= 1;
+            if state.submitted_all && state.units == 0 {
+                self.complete(job);
+            }
+        }
+        if self.overload.is_possible() {
+            self.catch_up();
         }
         Ok(())
     }
@@ -461,7 +508,7 @@ impl Dispatcher {
         let planned = &self.plan.pipelines[pipeline as usize];
         let epoch = self.epoch.expect("jobs exist only after the start");
         let deadline = epoch + planned.deadline(cycle, step as usize);
-        let cost = planned.steps[step as usize].cost;
+        let PlannedStep { cost, server, .. } = planned.steps[step as usize];
         let steps = planned.steps.len() as u32;
         self.events.push_back(Event::Complete { pipeline, cycle, step });
         if took > cost {
@@ -469,6 +516,11 @@ impl Dispatcher {
         }
         if self.now > deadline {
             self.events.push_back(Event::Late { pipeline, cycle, step, by: self.now - deadline });
+        }
+        if (took > cost || self.now > deadline)
+            && let Some(pipeline) = self.overload.pause(&self.plan, server)
+        {
+            self.events.push_back(Event::Paused { pipeline });
         }
         if step + 1 < steps {
             let open = &self.pipelines[pipeline as usize].open;
@@ -514,17 +566,69 @@ impl Dispatcher {
         }
     }
 
+    /// Gives up the waiting jobs that streams which skip do not want any more: their cycle is due, or they are paused.
+    fn give_up(&mut self, server: usize) {
+        let epoch = self.epoch.expect("jobs exist only after the start");
+        let unwanted = |waiting: &Waiting| {
+            let Job { pipeline, cycle, .. } = waiting.job;
+            let planned = &self.plan.pipelines[pipeline as usize];
+            let due = epoch + planned.deadline(cycle, planned.steps.len() - 1);
+            self.overload.skips(pipeline) && (self.now >= due || self.overload.is_paused(pipeline))
+        };
+        let waiting = &self.servers[server].waiting;
+        let unwanted: Vec<((Nanos, u64), Job)> =
+            waiting.iter().filter(|(_, waiting)| unwanted(waiting)).map(|(&key, waiting)| (key, waiting.job)).collect();
+        for (key, job) in unwanted {
+            let state = self.state(job).expect("a waiting job keeps its cycle open");
+            if state.units > 0 {
+                continue; // a chunk is under way: at the next boundary
+            }
+            self.servers[server].waiting.remove(&key);
+            self.lose(job);
+        }
+        self.catch_up();
+    }
+
+    fn lose(&mut self, job: Job) {
+        let Job { pipeline, cycle, .. } = job;
+        let steps = planned_steps(&self.plan, pipeline);
+        self.state(job).expect("a job that is given up keeps its cycle open").complete = steps;
+        self.actions.push_back(Action::Drop { pipeline, cycle });
+        let planned = &self.plan.pipelines[pipeline as usize];
+        if let Source::Streams(streams) = &planned.source {
+            for &stream in streams {
+                let carried = self.plan.streams[stream as usize].packets_in(planned, cycle);
+                for packet in carried.start..carried.end.min(self.packets[stream as usize]) {
+                    self.events.push_back(Event::Lost { stream, packet });
+                }
+            }
+        }
+        self.retire(pipeline);
+    }
+
+    /// Lets pipelines take part again that were paused for servers which have nothing left to do.
+    fn catch_up(&mut self) {
+        let servers = &self.servers;
+        let idle = |server: u32| {
+            let Server { waiting, in_flight } = &servers[server as usize];
+            waiting.is_empty() && *in_flight == 0
+        };
+        for pipeline in self.overload.resume(idle) {
+            self.events.push_back(Event::Resumed { pipeline });
+        }
+    }
+
     fn failed(&mut self, operation: u64) -> Result<(), Refused> {
         let unexpected = Refused::Unexpected { what: "failure of operation", number: operation };
         let Some(number) = self.operations.remove(&operation) else { return Err(unexpected) };
         // The unit keeps counting it as outstanding: a job of which a part has failed never completes.
-        let Job { pipeline, cycle, step } = self.units[&number].job;
+        let Job { pipeline, cycle, step } = self.units[&number].jobs[0];
         if !self.halted {
             self.halted = true;
             let operations = &mut self.operations;
             self.actions.retain(|action| match action {
                 Action::Submit { operation, .. } => operations.remove(operation).is_none(),
-                Action::Deliver { .. } => true,
+                Action::Deliver { .. } | Action::Drop { .. } => true,
             });
             self.events.push_back(Event::Halted { pipeline, cycle, step });
         }

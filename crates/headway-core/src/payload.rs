@@ -50,4 +50,13 @@ pub trait Payload {
     /// # Errors
     /// When the output cannot be written.
     fn deliver(&mut self, pipeline: u32, cycle: u64) -> Result<(), Self::Error>;
+
+    /// Takes back the buffers of a cycle that is given up. Does nothing unless there is something to take back.
+    ///
+    /// # Errors
+    /// When what stands for the lost bytes cannot be written.
+    fn give_up(&mut self, pipeline: u32, cycle: u64) -> Result<(), Self::Error> {
+        let _ = (pipeline, cycle);
+        Ok(())
+    }
 }

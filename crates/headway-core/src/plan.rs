@@ -77,8 +77,28 @@ pub enum Strategy {
     Combined,
     /// Every engine its own server, costs at the rate it keeps whatever the other engines do.
     Partitioned,
-    /// One generation of images at a time, no pipeline: how wafers were inspected before. Only where it is asked for.
+    /// All GPUs as one, in cycles of the shortest deadline: one batch in and one batch out per cycle, one after the other,
+    /// beside one step of kernels. The authors' earlier framework (`verner-2014`, II-C), a baseline.
+    Lockstep,
+    /// One generation of blocks at a time: all in, all kernels, all out, and only then the next. No pipeline, a baseline.
     Generation,
+}
+
+impl Strategy {
+    /// Every strategy, in order.
+    pub const ALL: [Self; 5] = [Self::Serial, Self::Combined, Self::Partitioned, Self::Lockstep, Self::Generation];
+
+    /// As tables and command lines write it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Serial => "serial",
+            Self::Combined => "combined",
+            Self::Partitioned => "partitioned",
+            Self::Lockstep => "lockstep",
+            Self::Generation => "generation",
+        }
+    }
 }
 
 /// An engine of the machine file.
@@ -140,7 +160,8 @@ pub struct PlannedStream {
 /// Releases one job per step and cycle.
 ///
 /// Step `i` of cycle `k` has the window `[start + k period + gather + i window, the same + window)`: it is released when
-/// the window opens and its data is there, and must be complete when the window closes (`verner-2014`, III).
+/// the window opens and its data is there, and must be complete when the window closes (`verner-2014`, III). In a chained
+/// [`Gang`] all steps have the window of the first.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pipeline {
     /// Name.
@@ -161,6 +182,19 @@ pub struct Pipeline {
     pub reserve: Bytes,
     /// Steps in order.
     pub steps: Vec<PlannedStep>,
+    /// The pipelines that advance together with it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gang: Option<Gang>,
+}
+
+/// Pipelines whose cycles advance together: jobs of the same cycle and step that wait for one server are submitted at once,
+/// and end when the last of them does. All have the same period, start, gathering and window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Gang {
+    /// Pipelines with the same number are in one gang.
+    pub number: u32,
+    /// Whether all steps share one window, each released when the one before it has ended; else each has its own.
+    pub chained: bool,
 }
 
 /// What feeds a pipeline.
@@ -215,8 +249,6 @@ pub struct PlannedWafer {
     pub wafer: Wafer,
     /// The cameras of each GPU that has some.
     pub shares: Vec<Share>,
-    /// Each step begins when the one before is complete, and all end within one window: no generation meets another.
-    pub chained: bool,
     /// The copies of a step go one after the other.
     pub one_by_one: bool,
 }
@@ -448,10 +480,14 @@ impl Pipeline {
     /// When the window of `step` in `cycle` opens, counted from the epoch.
     #[must_use]
     pub fn release(&self, cycle: u64, step: usize) -> Nanos {
-        // The steps of a generation that is alone share one window.
-        let alone = matches!(&self.source, Source::Wafer(wafer) if wafer.chained);
-        let step = if alone { 0 } else { step as u64 };
-        self.start + self.period * cycle + self.gather + self.window * step
+        let windows_before = if self.is_chained() { 0 } else { step as u64 };
+        self.start + self.period * cycle + self.gather + self.window * windows_before
+    }
+
+    /// Whether all steps share one window.
+    #[must_use]
+    pub fn is_chained(&self) -> bool {
+        self.gang.is_some_and(|gang| gang.chained)
     }
 
     /// When the window of `step` in `cycle` closes.

@@ -16,14 +16,17 @@ use crate::plan::{
     PlannedOperation, PlannedStep, PlannedStream, SCHEMA, Server, Source, Strategy, Strength, Verdict, Work,
 };
 use crate::units::{Bytes, Nanos, PPM};
-use crate::workload::{Cycle, Grouping, Message, Place, Placement, Step, Stream, Workload};
+use crate::workload::{Cycle, Grouping, Message, OnMiss, Place, Placement, Step, Stream, Workload};
 
 mod batches;
 mod combined;
+mod gangs;
+mod models;
 mod servers;
 mod wafers;
 
 use combined::Domains;
+pub use models::{Evidence, ModelAnswer, models};
 
 /// What the user may decide.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -134,12 +137,13 @@ struct Group {
 /// [`PlanError`] if a name leads nowhere or a window has no length. A set that is merely not schedulable is a plan whose
 /// verdict says so.
 pub fn plan(machine: &Machine, workload: &Workload, options: Options) -> Result<Plan, PlanError> {
-    check(workload, options)?;
+    check(workload)?;
     let strategies: &[Strategy] = match options.strategy {
         Some(Strategy::Serial) => &[Strategy::Serial],
         Some(Strategy::Combined) => &[Strategy::Combined],
         Some(Strategy::Partitioned) => &[Strategy::Partitioned],
-        // A baseline: only when asked for.
+        // Baselines: only when asked for.
+        Some(Strategy::Lockstep) => &[Strategy::Lockstep],
         Some(Strategy::Generation) => &[Strategy::Generation],
         // Without a calibration nothing says how far transfers that run together keep to the model.
         None if machine.calibration.is_none() => &[Strategy::Serial],
@@ -183,7 +187,7 @@ fn alternative(plan: &Plan) -> Alternative {
 }
 
 /// Refuses what no workload file can say, so that the rest may divide.
-fn check(workload: &Workload, options: Options) -> Result<(), PlanError> {
+fn check(workload: &Workload) -> Result<(), PlanError> {
     let impossible = |place: String, reason: &str| {
         let object = if place.is_empty() { "the workload".to_owned() } else { format!("`{place}`") };
         Err(PlanError::Impossible { place, object, reason: reason.to_owned() })
@@ -195,10 +199,6 @@ fn check(workload: &Workload, options: Options) -> Result<(), PlanError> {
         );
     }
     for stream in &workload.streams {
-        if options.strategy == Some(Strategy::Generation) && stream.wafer.is_none() {
-            let reason = "only the images of a wafer come in generations; use another strategy";
-            return impossible(format!("stream.{}", stream.id), reason);
-        }
         if stream.wafer.is_none() && stream.steps.contains(&Step::Exchange) {
             return impossible(
                 format!("stream.{}", stream.id),
@@ -256,16 +256,22 @@ impl Planner<'_> {
             }
             pipelines.push(self.pipeline(group)?);
         }
+        if self.in_gangs() {
+            gangs::form(&mut pipelines, self.strategy == Strategy::Generation);
+        }
         let mut notes = Vec::new();
         self.wafers(&mut pipelines, &mut streams, &mut notes)?;
         let mut batches: Vec<PlannedBatch> = Vec::new();
         let domains = match self.strategy {
             Strategy::Combined => self.domains(&pipelines)?,
-            Strategy::Serial | Strategy::Partitioned | Strategy::Generation => Domains::whole(self.network),
+            _ => Domains::whole(self.network),
         };
         match self.strategy {
             Strategy::Combined => self.combined(&mut pipelines, &mut batches, &domains, &mut notes)?,
-            Strategy::Serial | Strategy::Generation => self.messages(&mut pipelines, &mut batches)?,
+            // Beside a gang, a message is a batch as any other: one at a time.
+            Strategy::Serial | Strategy::Lockstep | Strategy::Generation => {
+                self.messages(&mut pipelines, &mut batches)?;
+            }
             Strategy::Partitioned => self.single_blocks(&mut pipelines, &mut batches)?,
         }
         for flow in &self.workload.flows {
@@ -386,10 +392,14 @@ impl Planner<'_> {
             }
             formed.push((index, gpu, steps, gathered, window));
         }
+        let shortest_of_all = shortest.values().copied().min();
         let mut groups: BTreeMap<_, Group> = BTreeMap::new();
         for (index, gpu, steps, gathered, window) in formed {
             let shared = gathered && self.workload.grouping == Grouping::Class;
-            let window = if shared {
+            let window = if gathered && self.in_gangs() {
+                // One cycle for all GPUs, that of the shortest deadline.
+                shortest_of_all.unwrap_or(window)
+            } else if shared {
                 // Classes T_min 2^j, rounded down: harmonic, so that all of them start together again and again.
                 let least = shortest[&gpu];
                 Nanos(least.0 << (window.0 / least.0).ilog2())
@@ -397,7 +407,9 @@ impl Planner<'_> {
                 window
             };
             let alone = if shared { None } else { Some(index) };
-            let key = (gpu, !gathered, window, steps.clone(), alone);
+            // Only whole blocks can be given up: streams that skip share none with others.
+            let skips = self.workload.streams[index].on_miss == OnMiss::Skip;
+            let key = (gpu, !gathered, window, steps.clone(), alone, skips);
             let group = groups.entry(key).or_insert(Group { gpu, steps, gathered, window, streams: Vec::new() });
             group.streams.push(index);
         }
@@ -406,8 +418,13 @@ impl Planner<'_> {
 
     /// Whether the packets of a stream are gathered in cycles, and the window of each of its steps.
     fn window(&self, stream: &Stream) -> Result<(bool, Nanos), PlanError> {
-        let steps = stream.steps.len() as u64;
+        // A generation makes all steps in one window.
+        let steps = if self.strategy == Strategy::Generation { 1 } else { stream.steps.len() as u64 };
         let by_arrival = Nanos(stream.deadline.0 / steps);
+        if self.cycle == Cycle::Arrival && self.strategy == Strategy::Generation {
+            // Done before the next packet comes.
+            return Ok((false, by_arrival.min(stream.period)));
+        }
         if self.cycle == Cycle::Arrival && stream.period >= by_arrival && by_arrival > Nanos::ZERO {
             return Ok((false, by_arrival));
         }
@@ -509,6 +526,7 @@ impl Planner<'_> {
             window: group.window,
             reserve,
             steps,
+            gang: None,
         })
     }
 

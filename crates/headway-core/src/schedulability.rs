@@ -28,7 +28,8 @@ use crate::units::{Nanos, PPM};
 
 pub use chunks::{ChunkFlow, ChunkPlan, ChunkRefusal, FlowChunkPlan, chunk_sizes, flow_chunk_sizes};
 pub use concrete::{
-    ConcreteTask, Costs, Exploration, SideBySide, Stated, Ties, Window, concrete, side_by_side, sporadic,
+    ConcreteTask, Costs, Exploration, SideBySide, Stated, Ties, Window, concrete, concrete_within, side_by_side,
+    sporadic,
 };
 use exact::Utilisation;
 use walk::{Demand, Segment};
@@ -433,7 +434,7 @@ pub fn margin_ppm(tasks: &[Task], test: impl Fn(&[Task]) -> Verdict) -> u64 {
 }
 
 /// The task with cost and chunk times `factor` ppm, rounded up.
-fn scaled(task: &Task, factor: u64) -> Task {
+pub(crate) fn scaled(task: &Task, factor: u64) -> Task {
     let scale = |time: Nanos| {
         if time == Nanos::MAX {
             return time;
@@ -444,7 +445,7 @@ fn scaled(task: &Task, factor: u64) -> Task {
 }
 
 /// The largest multiple of [`MARGIN_PPM_STEP`] that passes, at most [`MARGIN_PPM_MAX`], by bisection.
-fn largest_factor(passes: impl Fn(u64) -> bool) -> u64 {
+pub(crate) fn largest_factor(passes: impl Fn(u64) -> bool) -> u64 {
     let (mut low, mut high) = (0, MARGIN_PPM_MAX / MARGIN_PPM_STEP);
     if passes(MARGIN_PPM_MAX) {
         return MARGIN_PPM_MAX;

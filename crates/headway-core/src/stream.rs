@@ -4,10 +4,11 @@
 //! Streams of the GPUs are gathered into blocks, one per GPU and class of cycles, copied in, processed, and copied out,
 //! each step in a window of one cycle: with the gather step a stream of deadline `l` has cycles of `l / 4`. How the copies
 //! are kept apart is the [`Policy`]; [`Site`] tests a [`Load`] under it, [`longest_prefix`] and [`best_split`] search the
-//! division. [`admission`] lets streams join and leave while others run.
+//! division. [`admission`] lets streams join and leave one domain while others run, [`node`] all servers of a node.
 
 pub mod admission;
 mod load;
+pub mod node;
 mod site;
 mod split;
 

@@ -188,6 +188,9 @@ pub enum OnMiss {
     /// Complete the packet and count the miss.
     #[default]
     Finish,
+    /// Drop what is left of it and count it as lost; the next one starts clean. Under overload such streams are given up
+    /// before others are delayed. Not for streams whose kernel carries state from packet to packet.
+    Skip,
     /// Stop the run with exit status 1.
     Stop,
 }

@@ -332,7 +332,7 @@ fn events(dispatcher: &mut Dispatcher) -> Vec<Event> {
 fn submitted(dispatcher: &mut Dispatcher) -> Vec<(u64, u32)> {
     let number = |action| match action {
         Action::Submit { operation, pipeline, .. } => Some((operation, pipeline)),
-        Action::Deliver { .. } => None,
+        Action::Deliver { .. } | Action::Drop { .. } => None,
     };
     actions(dispatcher).into_iter().filter_map(number).collect()
 }

@@ -214,6 +214,24 @@ impl Scatterer {
         Ok(())
     }
 
+    /// Appends zeros for the lanes of a cycle that was given up, so that what follows stays in its place.
+    ///
+    /// # Errors
+    /// [`DataError`]; a cycle out of order is refused.
+    pub fn lose(&mut self, pipeline: u32, cycle: u64) -> Result<(), DataError> {
+        let planned = &self.gatherer.plan.pipelines[pipeline as usize];
+        if cycle < self.next[pipeline as usize] {
+            let what = format!("cycle {} came back before it was given up", self.next[pipeline as usize] - 1);
+            return Err(DataError::Sequence { pipeline: planned.name.clone(), cycle, what });
+        }
+        self.next[pipeline as usize] = cycle + 1;
+        let Source::Streams(streams) = &planned.source else { return Ok(()) };
+        for (&stream, len) in streams.iter().zip(self.gatherer.lens(pipeline, cycle)) {
+            self.files[stream as usize].write(&vec![0; len as usize])?;
+        }
+        Ok(())
+    }
+
     /// Writes everything out and returns the bytes of each stream.
     ///
     /// # Errors

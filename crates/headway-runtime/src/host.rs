@@ -156,4 +156,12 @@ impl Payload for HostPayload {
         }
         Ok(())
     }
+
+    fn give_up(&mut self, pipeline: u32, cycle: u64) -> Result<(), HostError> {
+        if let Some(open) = self.open.remove(&(pipeline, cycle)) {
+            self.scatterer.lose(pipeline, cycle)?;
+            self.spare[pipeline as usize].push(open.buffers);
+        }
+        Ok(())
+    }
 }

@@ -370,11 +370,12 @@ impl Driver<'_> {
                     let submitted = self.buffers.submit(self.devices, &piece, operation);
                     submitted.map_err(|source| self.failed(pipeline, cycle, step, source))?;
                 }
-                Action::Deliver { pipeline, cycle } => {
-                    let open = self.open.remove(&(pipeline, cycle)).expect("a delivered cycle had data");
+                Action::Deliver { pipeline, cycle } | Action::Drop { pipeline, cycle } => {
+                    let open = self.open.remove(&(pipeline, cycle)).expect("a delivered or dropped cycle had data");
                     let Open { slot, block } = open;
+                    let lost = matches!(action, Action::Drop { .. });
                     // A sink that has ended has sent its error already; it is in the inbox.
-                    let _ = self.deliver.send(feed::Delivery { pipeline, cycle, slot, block });
+                    let _ = self.deliver.send(feed::Delivery { pipeline, cycle, slot, block, lost });
                 }
             }
         }

@@ -304,6 +304,12 @@ impl<P: Payload, L: FnMut(&Record)> Driver<'_, P, L> {
                         SimError::Payload { step: "delivering", pipeline, cycle, source }
                     })?;
                 }
+                Action::Drop { pipeline, cycle } => {
+                    self.payload.give_up(pipeline, cycle).map_err(|source| {
+                        let pipeline = self.plan.pipelines[pipeline as usize].name.clone();
+                        SimError::Payload { step: "giving up", pipeline, cycle, source }
+                    })?;
+                }
             }
             (self.log)(&Record { at: self.now, what: What::Action(action) });
         }

@@ -168,10 +168,12 @@ struct Seen {
     accepted: u32,
     busy: u32,
     chunked: u32,
+    own_sizes: u32,
     by_arrival: u32,
     serial: u32,
     combined: u32,
     partitioned: u32,
+    in_gangs: u32,
 }
 
 impl Seen {
@@ -180,6 +182,14 @@ impl Seen {
         self.busy += u32::from(plan.verdict.utilisation_ppm > 500_000);
         let steps = || plan.pipelines.iter().flat_map(|p| &p.steps);
         self.chunked += u32::from(steps().any(|step| step.chunk > Bytes(0)));
+        let sizes_differ = |server: usize| {
+            let mut chunks: Vec<Bytes> =
+                steps().filter(|s| s.server as usize == server && s.chunk > Bytes(0)).map(|s| s.chunk).collect();
+            chunks.sort_unstable();
+            chunks.dedup();
+            chunks.len() > 1
+        };
+        self.own_sizes += u32::from((0..plan.servers.len()).any(sizes_differ));
         let arrives =
             |p: &headway_core::plan::Pipeline| matches!(p.source, Source::Streams(_)) && p.gather == Nanos::ZERO;
         self.by_arrival += u32::from(plan.pipelines.iter().any(arrives));
@@ -187,7 +197,7 @@ impl Seen {
             Strategy::Serial => self.serial += 1,
             Strategy::Combined => self.combined += 1,
             Strategy::Partitioned => self.partitioned += 1,
-            Strategy::Generation => unreachable!("no workload here has a wafer"),
+            Strategy::Lockstep | Strategy::Generation => self.in_gangs += 1,
         }
     }
 }
@@ -197,8 +207,14 @@ fn accepted_plans_hold(machine: &Machine, seed: u64, cases: u32) -> Seen {
     let mut seen = Seen::default();
     for case in 0..cases {
         let workload = if case % 3 == 0 { contrast(machine, &mut draw) } else { workload(machine, &mut draw) };
-        let strategy =
-            *draw.pick(&[None, Some(Strategy::Serial), Some(Strategy::Partitioned), Some(Strategy::Combined)]);
+        let strategy = *draw.pick(&[
+            None,
+            Some(Strategy::Serial),
+            Some(Strategy::Partitioned),
+            Some(Strategy::Combined),
+            Some(Strategy::Lockstep),
+            Some(Strategy::Generation),
+        ]);
         let Some(plan) = largest_accepted(machine, &workload, Options { strategy }) else { continue };
         seen.count(&plan);
         for partial in [false, true] {
@@ -216,28 +232,28 @@ fn accepted_plans_hold(machine: &Machine, seed: u64, cases: u32) -> Seen {
 
 #[test]
 fn on_one_h200() {
-    let seen = accepted_plans_hold(&machine("h200-x1"), 1, 300);
-    assert!(seen.accepted > 80 && seen.partitioned > 20);
+    let seen = accepted_plans_hold(&machine("h200-x1"), 1, 450);
+    assert!(seen.accepted > 80 && seen.partitioned > 20 && seen.in_gangs > 20);
 }
 
 #[test]
 fn on_one_h200_with_nothing_to_spare() {
     let seen = accepted_plans_hold(&exact(machine("h200-x1")), 2, 600);
     assert!(seen.accepted > 200 && seen.busy > 100 && seen.chunked > 50 && seen.by_arrival > 80);
-    assert!(seen.serial > 50 && seen.partitioned > 50);
+    assert!(seen.own_sizes > 5 && seen.serial > 50 && seen.partitioned > 50);
 }
 
 #[test]
 fn on_four_h200() {
-    let seen = accepted_plans_hold(&machine("h200-x4"), 3, 300);
-    assert!(seen.accepted > 80 && seen.partitioned > 20);
+    let seen = accepted_plans_hold(&machine("h200-x4"), 3, 450);
+    assert!(seen.accepted > 80 && seen.partitioned > 20 && seen.in_gangs > 20);
 }
 
 #[test]
 fn on_four_h200_with_nothing_to_spare() {
     let seen = accepted_plans_hold(&exact(machine("h200-x4")), 4, 600);
     assert!(seen.accepted > 200 && seen.busy > 100 && seen.chunked > 50 && seen.by_arrival > 80);
-    assert!(seen.serial > 50 && seen.partitioned > 50);
+    assert!(seen.own_sizes > 5 && seen.serial > 50 && seen.partitioned > 50);
 }
 
 #[test]

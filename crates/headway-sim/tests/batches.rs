@@ -46,6 +46,7 @@ fn message(machine: &Machine, blocks: &[BatchBlock]) -> Pipeline {
             piece: long,
             operations: blocks.iter().map(operation).collect(),
         }],
+        gang: None,
     }
 }
 
@@ -58,7 +59,7 @@ fn ends(log: &[Record], blocks: usize) -> Vec<Nanos> {
             What::Input(Input::Done { operation, finished, .. }) => {
                 ends[index_of[operation as usize]] = finished - EPOCH;
             }
-            What::Input(_) | What::Action(Action::Deliver { .. }) | What::Event(_) => {}
+            What::Input(_) | What::Action(Action::Deliver { .. } | Action::Drop { .. }) | What::Event(_) => {}
         }
     }
     ends

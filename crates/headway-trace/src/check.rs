@@ -68,7 +68,9 @@ pub(crate) fn record(header: &Header, record: &Record) -> Result<(), String> {
             let known = step.operations.get(*index as usize).is_some();
             if known { Ok(()) } else { Err(format!("step `{}` has no operation {index}", step.name)) }
         }
-        What::Action(Action::Deliver { pipeline, cycle }) => job(header, *pipeline, *cycle, 0).map(drop),
+        What::Action(Action::Deliver { pipeline, cycle } | Action::Drop { pipeline, cycle }) => {
+            job(header, *pipeline, *cycle, 0).map(drop)
+        }
         What::Event(event) => of_event(header, event),
     }
 }
@@ -101,10 +103,18 @@ fn of_event(header: &Header, event: &Event) -> Result<(), String> {
         Event::Empty { pipeline, cycle } | Event::DataLate { pipeline, cycle, .. } => {
             job(header, pipeline, cycle, 0).map(drop)
         }
-        Event::Missed { stream, packet, .. } => match header.streams.get(stream as usize) {
-            Some(run) if packet < run.packets => Ok(()),
-            _ => Err(format!("packet {packet} of stream {stream} was not expected")),
-        },
+        Event::Paused { pipeline } | Event::Resumed { pipeline } => {
+            match header.plan.pipelines.get(pipeline as usize) {
+                Some(_) => Ok(()),
+                None => Err(format!("pipeline {pipeline} is not planned")),
+            }
+        }
+        Event::Missed { stream, packet, .. } | Event::Lost { stream, packet } => {
+            match header.streams.get(stream as usize) {
+                Some(run) if packet < run.packets => Ok(()),
+                _ => Err(format!("packet {packet} of stream {stream} was not expected")),
+            }
+        }
     }
 }
 

@@ -317,6 +317,7 @@ impl Builder {
             What::Action(Action::Deliver { pipeline, cycle }) => {
                 self.timeline.deliveries.push(Delivery { pipeline: *pipeline, cycle: *cycle, at });
             }
+            What::Action(Action::Drop { .. }) => {}
             What::Event(event) => self.event(at, event),
         }
     }
@@ -334,6 +335,9 @@ impl Builder {
             | Event::DataLate { .. }
             | Event::ReleaseLate { .. }
             | Event::Missed { .. }
+            | Event::Lost { .. }
+            | Event::Paused { .. }
+            | Event::Resumed { .. }
             | Event::Halted { .. } => {}
         }
     }

@@ -1,6 +1,7 @@
 //! Benchmarks of copies: every way beside the driver's own call and pinned memory in the same run, `auto` against the best
 //! of them, several GPUs, small copies beside bulk ones, and what the profile predicted.
 
+pub mod combine;
 mod crowd;
 mod predict;
 mod results;

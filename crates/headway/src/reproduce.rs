@@ -8,7 +8,7 @@ mod loads;
 mod np_edf;
 mod patil;
 mod verner;
-mod verner_combine;
+pub(crate) mod verner_combine;
 mod verner_wafer;
 
 use std::path::{Path, PathBuf};

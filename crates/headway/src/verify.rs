@@ -3,6 +3,7 @@
 //! A run cuts streams into packets, blocks and chunks, and on a GPU uses other code; the reference does neither. A lost,
 //! repeated or reordered packet changes everything behind it, since the kernels carry state.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{self, BufReader, Read};
 use std::path::Path;
@@ -23,12 +24,13 @@ use crate::Error;
 /// Bytes that the reference processes at a time.
 const STRIDE: u64 = 1 << 20;
 
-/// Checks every stream of a finished run in `folder`.
+/// Checks every stream of a finished run in `folder`, but for those that have `lost` packets.
 pub(crate) fn verify(
     plan: &Plan,
     kernels: &Kernels,
     intake: &Intake,
     folder: &Path,
+    lost: &BTreeSet<u32>,
     interrupt: &AtomicBool,
     mut progress: impl FnMut(usize),
 ) -> Result<(), Error> {
@@ -39,6 +41,9 @@ pub(crate) fn verify(
             if let Some(first) = counted.first_wrong {
                 return Err(Error::Wrong { stream: stream.id.clone(), at: first * Wafer::SYNOPSIS.0 });
             }
+            continue;
+        }
+        if lost.contains(&(number as u32)) {
             continue;
         }
         let Source::Streams(members) = &plan.pipelines[stream.pipeline as usize].source else { continue };

@@ -1,5 +1,6 @@
 //! Goldens of the paper, a naive Algorithm 1, and random cases.
 
+mod rules_left_open;
 mod slots;
 
 use super::greedy::greedy;

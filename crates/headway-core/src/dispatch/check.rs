@@ -1,9 +1,11 @@
 //! What must hold before anything is dispatched, so that the dispatcher may index and add.
 
+use std::collections::BTreeMap;
+
 use super::{Limits, Refused, TIME_MAX};
 use crate::machine::EngineClass;
 use crate::plan::{Pipeline, Plan, PlannedOperation, PlannedStep, PlannedWafer, Source, Work};
-use crate::units::Nanos;
+use crate::units::{Bytes, Nanos};
 
 /// Refuses runs in which some time would be later than [`TIME_MAX`], so that the rest of this module may add.
 pub(super) fn fits(plan: &Plan, epoch: Nanos, cycles: &[u64]) -> Result<(), Refused> {
@@ -46,6 +48,35 @@ fn is_whole(wafer: &PlannedWafer, steps: &[PlannedStep]) -> bool {
         false => step.operations.len() == wafer.shares.len(),
     };
     next == wafer.wafer.cameras && next > 0 && wafer.wafer.ring > 0 && steps.iter().all(fits)
+}
+
+/// Refuses gangs whose pipelines do not have the same cycles, or whose jobs could never be submitted at once.
+fn gangs(plan: &Plan, limits: &Limits) -> Result<(), Refused> {
+    let phase = |p: &Pipeline| (p.period, p.start, p.gather, p.window);
+    let mut first: BTreeMap<u32, &Pipeline> = BTreeMap::new();
+    let mut together: BTreeMap<(u32, usize, u32), usize> = BTreeMap::new();
+    for pipeline in &plan.pipelines {
+        let Some(gang) = pipeline.gang else { continue };
+        let leader = first.entry(gang.number).or_insert(pipeline);
+        if phase(leader) != phase(pipeline) || leader.gang != pipeline.gang {
+            return Err(Refused::Plan(format!(
+                "pipelines `{}` and `{}` are in one gang but do not advance together",
+                leader.name, pipeline.name
+            )));
+        }
+        for (at, step) in pipeline.steps.iter().enumerate() {
+            if step.chunk > Bytes(0) {
+                return Err(Refused::Plan(format!("step `{}` of a gang is cut into chunks", step.name)));
+            }
+            let operations = together.entry((gang.number, at, step.server)).or_default();
+            *operations += step.operations.len();
+            if *operations > limits.operations_max {
+                let (operations, limit) = (*operations, limits.operations_max);
+                return Err(Refused::TooManyOperations { step: step.name.clone(), operations, limit });
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Refuses plans whose indices lead nowhere, so that the rest of this module may index.
@@ -93,6 +124,7 @@ pub(super) fn check(plan: &Plan, limits: &Limits) -> Result<(), Refused> {
             return broken(format!("`{name}` does not say which GPU inspects which images"));
         }
     }
+    gangs(plan, limits)?;
     if plan.servers.iter().any(|server| server.in_flight == 0) {
         return broken("a server admits no operation".to_owned());
     }

@@ -72,6 +72,13 @@ pub enum Action {
         /// The cycle.
         cycle: u64,
     },
+    /// The cycle is given up: its block is not needed any more and goes to nobody.
+    Drop {
+        /// The pipeline.
+        pipeline: u32,
+        /// The cycle.
+        cycle: u64,
+    },
 }
 
 /// What the user is told.
@@ -157,6 +164,23 @@ pub enum Event {
         packet: u64,
         /// By how much.
         by: Nanos,
+    },
+    /// A packet was given up with its cycle: it was late or its pipeline is paused, and its stream skips.
+    Lost {
+        /// The stream.
+        stream: u32,
+        /// The packet.
+        packet: u64,
+    },
+    /// More work than planned: this pipeline waits behind all others, or is given up if its streams skip.
+    Paused {
+        /// The pipeline.
+        pipeline: u32,
+    },
+    /// The servers of a paused pipeline have caught up: it takes part again.
+    Resumed {
+        /// The pipeline.
+        pipeline: u32,
     },
     /// An operation failed; nothing more is submitted.
     Halted {

@@ -63,6 +63,7 @@ impl Planner<'_> {
             window: message.period,
             reserve: total(&blocks),
             steps: vec![step],
+            gang: None,
         };
         Ok((pipeline, batch))
     }
@@ -181,6 +182,7 @@ impl Planner<'_> {
                 piece: Nanos::ZERO,
                 operations: vec![super::PlannedOperation { engines: Vec::new(), work: super::Work::Hold }],
             }],
+            gang: None,
         }
     }
 }

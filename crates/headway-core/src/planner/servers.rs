@@ -39,6 +39,7 @@ impl Planner<'_> {
                 step.server = at as u32;
             }
         }
+        self.price_gangs(pipelines)?;
         let mut servers = Vec::new();
         for (at, key) in keys.iter().enumerate() {
             servers.push(self.server(at as u32, key, &leader, pipelines, domains));
@@ -48,8 +49,8 @@ impl Planner<'_> {
 
     /// For every engine the lowest engine that is arbitrated together with it.
     ///
-    /// An operation that holds two engines, and a batch that holds several, ties them; the serial strategy ties all
-    /// engines that any copy uses, the combined one those of each domain.
+    /// An operation that holds two engines, and a batch that holds several, ties them; the serial strategy and lockstep
+    /// tie all engines that any copy uses, generations those of kernels too, the combined strategy those of each domain.
     fn arbitrated_together(&self, pipelines: &[Pipeline], domains: &Domains) -> Vec<EngineId> {
         let mut leader: Vec<EngineId> = (0..self.machine.engines.len() as u32).map(EngineId).collect();
         let mut tie = |engines: &[EngineId]| {
@@ -62,21 +63,20 @@ impl Planner<'_> {
             }
         };
         let mut copying: Vec<EngineId> = Vec::new();
+        let mut computing: Vec<EngineId> = Vec::new();
         for step in pipelines.iter().flat_map(|p| &p.steps) {
             let engines: Vec<EngineId> = step.operations.iter().flat_map(|o| o.engines.iter().copied()).collect();
             tie(&engines);
             if step.operations.iter().any(|o| matches!(o.work, Work::Copy { .. })) {
                 copying.extend(engines);
+            } else {
+                computing.extend(engines);
             }
         }
-        if self.strategy == Strategy::Serial {
-            tie(&copying);
-        }
-        if self.strategy == Strategy::Generation {
-            for pipeline in pipelines.iter().filter(|p| matches!(p.source, Source::Wafer(_))) {
-                let operations = pipeline.steps.iter().flat_map(|s| &s.operations);
-                tie(&operations.flat_map(|o| o.engines.iter().copied()).collect::<Vec<EngineId>>());
-            }
+        match self.strategy {
+            Strategy::Serial | Strategy::Lockstep => tie(&copying),
+            Strategy::Generation => tie(&[copying, computing].concat()),
+            Strategy::Combined | Strategy::Partitioned => {}
         }
         for routes in domains.routes() {
             let engines: Vec<EngineId> =
@@ -153,6 +153,7 @@ impl Planner<'_> {
                     (0..leader.len() as u32).map(EngineId).filter(|engine| used(engine)).collect();
                 let name = match engines.as_slice() {
                     [one] => self.machine.engines[one.at()].id.clone(),
+                    _ if self.strategy == Strategy::Generation => "node".to_owned(),
                     several if pipelines.iter().any(|p| matches!(p.source, Source::Wafer(_))) => {
                         self.common_name(several).to_owned()
                     }
@@ -161,9 +162,9 @@ impl Planner<'_> {
                 (name, engines)
             }
         };
-        let mut verdict = verdict_of(&name, &steps_on(at, pipelines));
+        let mut verdict = verdict_of(&name, &demands(&steps_on(at, pipelines)));
         if verdict.outcome != Outcome::Schedulable && self.cut(at, pipelines, domains) {
-            verdict = verdict_of(&name, &steps_on(at, pipelines));
+            verdict = verdict_of(&name, &demands(&steps_on(at, pipelines)));
         }
         Server { name, engines, in_flight: 1, verdict }
     }
@@ -176,21 +177,19 @@ impl Planner<'_> {
             () if all(EngineClass::D2h) => "d2h engines",
             () if all(EngineClass::Peer) => "peer engines",
             () if all(EngineClass::Ee) => "execution engines",
-            () if engines.iter().any(|engine| self.machine.engines[engine.at()].serves.contains(&EngineClass::Ee)) => {
-                "all engines"
-            }
             () => "transfers",
         }
     }
 
-    /// Cuts the copies of a server into the largest chunks with which every window holds; whether there are any.
+    /// Cuts each copy of a server into the largest chunks with which every window holds; whether there are any.
     ///
-    /// Only where every job is one copy: a kernel and a batch run whole.
+    /// Only where every job is one copy: a kernel and a batch run whole. Each has a size of its own: what is due first
+    /// blocks nothing that is due earlier and stays whole, where one size for all would cut it too and cost its set-ups.
     fn cut(&self, at: u32, pipelines: &mut [Pipeline], domains: &Domains) -> bool {
         let used = routes_of(pipelines);
         let mut flows = Vec::new();
         for (pipeline, step) in steps_on(at, pipelines) {
-            if matches!(pipeline.source, Source::Wafer(_)) {
+            if pipeline.gang.is_some() || matches!(pipeline.source, Source::Wafer(_)) {
                 return false;
             }
             let [operation] = step.operations.as_slice() else { return false };
@@ -202,12 +201,12 @@ impl Planner<'_> {
             let setup = self.with_margin(setup);
             flows.push(ChunkFlow { bytes, setup, rate, period: pipeline.period, deadline: pipeline.window });
         }
-        let Ok(plan) = schedulability::chunk_sizes(&flows, 1, CHUNK_GRANULE) else { return false };
+        let Ok(plan) = schedulability::flow_chunk_sizes(&flows, CHUNK_GRANULE) else { return false };
         let steps = pipelines.iter_mut().flat_map(|p| &mut p.steps).filter(|step| step.server == at);
-        for ((step, task), flow) in steps.zip(&plan.tasks).zip(&flows) {
+        for (((step, task), flow), &bytes) in steps.zip(&plan.tasks).zip(&flows).zip(&plan.bytes) {
             step.cost = task.cost;
             step.piece = task.chunk;
-            step.chunk = if flow.bytes > plan.bytes { plan.bytes } else { Bytes(0) };
+            step.chunk = if flow.bytes > bytes { bytes } else { Bytes(0) };
         }
         true
     }
@@ -216,7 +215,7 @@ impl Planner<'_> {
 /// Chunks are whole pages of host memory.
 const CHUNK_GRANULE: Bytes = Bytes(4096);
 
-fn steps_on(server: u32, pipelines: &[Pipeline]) -> Vec<(&Pipeline, &PlannedStep)> {
+pub(super) fn steps_on(server: u32, pipelines: &[Pipeline]) -> Vec<(&Pipeline, &PlannedStep)> {
     let steps = pipelines.iter().flat_map(|p| p.steps.iter().map(move |s| (p, s)));
     steps.filter(|(_, s)| s.server == server).collect()
 }
@@ -241,25 +240,61 @@ fn longest(per_engines: &BTreeMap<Vec<EngineId>, Nanos>) -> Option<Nanos> {
     if per_engines.keys().any(|engines| engines.len() > 1) { times.reduce(Nanos::saturating_add) } else { times.max() }
 }
 
+/// What recurs on a server.
+pub(super) struct Demand {
+    pub(super) name: String,
+    pub(super) task: Task,
+    /// First release after the epoch.
+    pub(super) offset: Nanos,
+    /// Whether its pieces, but for the last, all take as long as its chunk.
+    pub(super) even: bool,
+}
+
+/// The demands of the steps on a server: each its own, but those of a gang's step, which are served together, are one,
+/// and so are the steps of a chained gang, which follow each other as the pieces of one job do.
+pub(super) fn demands(steps: &[(&Pipeline, &PlannedStep)]) -> Vec<Demand> {
+    let mut demands: Vec<Demand> = Vec::new();
+    // The position of a gang's demand, and of the step that it has counted last.
+    let mut counted: BTreeMap<(u32, Option<usize>), (usize, Vec<usize>)> = BTreeMap::new();
+    for &(pipeline, step) in steps {
+        let task = Task { cost: step.cost, period: pipeline.period, deadline: pipeline.window, chunk: step.piece };
+        let at = pipeline.steps.iter().position(|other| std::ptr::eq(other, step)).unwrap_or(0);
+        let offset = pipeline.release(0, at);
+        let Some(gang) = pipeline.gang else {
+            let name = if pipeline.steps.len() == 1 {
+                pipeline.name.clone()
+            } else {
+                format!("{}: {}", pipeline.name, step.name)
+            };
+            demands.push(Demand { name, task, offset, even: true });
+            continue;
+        };
+        let key = (gang.number, (!gang.chained).then_some(at));
+        let (demand, seen) = counted.entry(key).or_insert_with(|| {
+            let name = if gang.chained { pipeline.name.clone() } else { format!("{}: {}", pipeline.name, step.name) };
+            let task = Task { cost: Nanos::ZERO, chunk: Nanos::ZERO, ..task };
+            demands.push(Demand { name: format!("{name}, all at once"), task, offset, even: true });
+            (demands.len() - 1, Vec::new())
+        });
+        if !seen.contains(&at) {
+            seen.push(at);
+            let of_gang = &mut demands[*demand];
+            of_gang.even = seen.len() == 1;
+            of_gang.task.cost = of_gang.task.cost.saturating_add(task.cost);
+            of_gang.task.chunk = of_gang.task.chunk.max(task.chunk);
+        }
+    }
+    demands
+}
+
 /// Tests one server: by Jeffay, Stanat and Martel where jobs run whole and every window is as long as its period, else by
 /// the demand of all intervals.
-fn verdict_of(server: &str, steps: &[(&Pipeline, &PlannedStep)]) -> Verdict {
-    let tasks: Vec<Task> = steps
-        .iter()
-        .map(|(pipeline, step)| Task {
-            cost: step.cost,
-            period: pipeline.period,
-            deadline: pipeline.window,
-            chunk: step.piece,
-        })
-        .collect();
+fn verdict_of(server: &str, demands: &[Demand]) -> Verdict {
+    let tasks: Vec<Task> = demands.iter().map(|demand| demand.task).collect();
     let whole = tasks.iter().all(|task| task.deadline == task.period && task.chunk == task.cost);
     let test = |tasks: &[Task]| if whole { schedulability::jeffay(tasks) } else { schedulability::chunked(tasks, 1) };
     let found = test(&tasks);
-    let name = |at: usize| {
-        let (pipeline, step) = steps[at];
-        if pipeline.steps.len() == 1 { pipeline.name.clone() } else { format!("{}: {}", pipeline.name, step.name) }
-    };
+    let name = |at: usize| demands[at].name.clone();
     let mut notes = Vec::new();
     let (outcome, violation) = match &found.outcome {
         schedulability::Outcome::Schedulable => (Outcome::Schedulable, None),

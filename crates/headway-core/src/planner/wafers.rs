@@ -6,7 +6,7 @@ use super::{
     BatchBlock, Bytes, Domains, EndpointId, Nanos, Pipeline, Place, PlanError, PlannedOperation, PlannedStep,
     PlannedStream, Planner, RouteId, Source, Step, Strategy, Stream, Work,
 };
-use crate::plan::{PlannedWafer, Share};
+use crate::plan::{Gang, PlannedWafer, Share};
 use crate::workload::Wafer;
 
 impl Planner<'_> {
@@ -37,7 +37,6 @@ impl Planner<'_> {
                 stream: index as u32,
                 wafer,
                 shares: PlannedWafer::deal(wafer.cameras, gpus.len() as u32),
-                chained: self.strategy == Strategy::Generation,
                 one_by_one: self.strategy == Strategy::Serial,
             };
             if planned.shares.len() == 1 {
@@ -53,7 +52,8 @@ impl Planner<'_> {
     /// part of the deadline where that is shorter.
     fn inspection(&self, stream: &Stream, planned: PlannedWafer, gpus: &[EndpointId]) -> Result<Pipeline, PlanError> {
         let steps = self.inspection_steps(stream, &planned, gpus)?;
-        let windows = if planned.chained { 1 } else { steps.len() as u64 };
+        let chained = self.strategy == Strategy::Generation;
+        let windows = if chained { 1 } else { steps.len() as u64 };
         let window = Nanos(stream.deadline.0 / windows).min(stream.period);
         let largest = planned.shares.iter().map(|share| planned.block(share)).max().unwrap_or_default();
         if largest.0 > u64::from(u32::MAX) || window == Nanos::ZERO {
@@ -76,6 +76,7 @@ impl Planner<'_> {
             window,
             reserve: Bytes(reserve),
             steps,
+            gang: self.in_gangs().then_some(Gang { number: 0, chained }),
         })
     }
 

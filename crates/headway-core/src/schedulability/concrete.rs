@@ -86,6 +86,12 @@ pub struct Exploration {
 /// beyond [`LIMITS`], and when more than [`LIMITS`]`.steps_max` steps are needed. Nothing may join a set accepted by it.
 #[must_use]
 pub fn concrete(tasks: &[ConcreteTask], costs: Costs, ties: Ties) -> Exploration {
+    concrete_within(tasks, costs, ties, LIMITS.steps_max)
+}
+
+/// The same as [`concrete`], undecided when more than `steps_max` steps are needed: a step is a task looked at in a state.
+#[must_use]
+pub fn concrete_within(tasks: &[ConcreteTask], costs: Costs, ties: Ties, steps_max: u64) -> Exploration {
     let plain: Vec<Task> = tasks.iter().map(|t| t.task).collect();
     let strength = if costs == Costs::UpToWorst { Strength::Exact } else { Strength::Necessary };
     let model = Model::Concrete { costs };
@@ -102,14 +108,14 @@ pub fn concrete(tasks: &[ConcreteTask], costs: Costs, ties: Ties) -> Exploration
         let outcome = Outcome::NotSchedulable(Violation::Utilisation);
         return answer(utilisation.ppm, outcome, Window::default(), Vec::new());
     }
-    let mut search = match Search::new(tasks, costs, ties) {
+    let mut search = match Search::new(tasks, costs, ties, steps_max) {
         Ok(search) => search,
         Err(reason) => return answer(utilisation.ppm, Outcome::Undecided(reason), Window::default(), Vec::new()),
     };
     let outcome = match search.explore() {
         Ok(()) => Outcome::Schedulable,
         Err(Stop::Late(violation)) => Outcome::NotSchedulable(violation),
-        Err(Stop::Steps) => Outcome::Undecided(Reason::Steps { max: LIMITS.steps_max }),
+        Err(Stop::Steps) => Outcome::Undecided(Reason::Steps { max: steps_max }),
     };
     let bounds = if outcome == Outcome::Schedulable { search.bounds() } else { Vec::new() };
     answer(utilisation.ppm, outcome, search.window(), bounds)
@@ -199,7 +205,7 @@ struct Search {
 }
 
 impl Search {
-    fn new(tasks: &[ConcreteTask], costs: Costs, ties: Ties) -> Result<Self, Reason> {
+    fn new(tasks: &[ConcreteTask], costs: Costs, ties: Ties, steps_max: u64) -> Result<Self, Reason> {
         let max = LIMITS.hyperperiod_max;
         let mut hyperperiod = 1u64;
         for of in tasks {
@@ -207,17 +213,17 @@ impl Search {
             let longer = hyperperiod.checked_mul(factor).filter(|&h| h <= max.0);
             hyperperiod = longer.ok_or(Reason::HyperperiodBound { max })?;
         }
-        let steps = || Reason::Steps { max: LIMITS.steps_max };
+        let steps = || Reason::Steps { max: steps_max };
         let items: Option<Vec<Item>> = tasks.iter().map(|of| Item::new(of, hyperperiod)).collect();
         let items = items.ok_or_else(steps)?;
         let mut round = 0i64;
         for item in &items {
             let sum = round.checked_add(item.round);
             // One state per chunk is the least that the search takes.
-            round = sum.filter(|&r| r.unsigned_abs() <= LIMITS.steps_max).ok_or_else(steps)?;
+            round = sum.filter(|&r| r.unsigned_abs() <= steps_max).ok_or_else(steps)?;
         }
         let responses = vec![0; items.len()];
-        let budget = LIMITS.steps_max;
+        let budget = steps_max;
         Ok(Self { items, costs, ties, hyperperiod, round, responses, hyperperiods: 0, until: 0, states: 0, budget })
     }
 

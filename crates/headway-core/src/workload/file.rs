@@ -29,7 +29,7 @@ const CYCLES: &[(&str, Cycle)] = &[("auto", Cycle::Auto), ("paper", Cycle::Paper
 const GROUPINGS: &[(&str, Grouping)] = &[("class", Grouping::Class), ("each", Grouping::Each)];
 const TRANSFORMS: &[(&str, Mode)] =
     &[("fast", Mode::Fast), ("greedy", Mode::Greedy), ("search", Mode::Search), ("optimal", Mode::Optimal)];
-const ON_MISS: &[(&str, OnMiss)] = &[("finish", OnMiss::Finish), ("stop", OnMiss::Stop)];
+const ON_MISS: &[(&str, OnMiss)] = &[("finish", OnMiss::Finish), ("skip", OnMiss::Skip), ("stop", OnMiss::Stop)];
 
 /// Reads a workload file.
 ///
@@ -210,11 +210,20 @@ impl Reader {
             }
             field => field.map_or(Ok(Placement::Auto), |f| placement(&f))?,
         };
-        let on_miss = self.take(&mut table, &part, "on_miss").map_or(Ok(OnMiss::Finish), |f| f.word(ON_MISS))?;
+        let on_miss_field = self.take(&mut table, &part, "on_miss");
+        let on_miss = on_miss_field.as_ref().map_or(Ok(OnMiss::Finish), |f| f.word(ON_MISS))?;
         let steps_field = self.require(&mut table, &part, "steps", "[{ copy = \"host -> gpu\" }]")?;
         let misplaced = Self::misplaced(&steps_field);
         let (steps, encrypts) = self.steps(steps_field, &part, &gpu)?;
         Self::inspection(&steps, wafer.is_some(), misplaced)?;
+        if let (Some(field), OnMiss::Skip, Some(_)) = (&on_miss_field, on_miss, &encrypts) {
+            let message = format!("stream `{id}` encrypts in a chain, in which no packet can be left out");
+            return Err(field.error(message, Some("write `on_miss = \"finish\"` or `on_miss = \"stop\"`".to_owned())));
+        }
+        if let (Some(field), OnMiss::Skip, Some(_)) = (&on_miss_field, on_miss, &wafer) {
+            let message = "no image of a wafer is left out";
+            return Err(field.error(message, Some("write `on_miss = \"finish\"` or `on_miss = \"stop\"`".to_owned())));
+        }
         // The cycle is deadline / (steps + 1): one step more than is written, as packets are gathered first.
         let shortest = steps.len() as u64 + 1;
         if deadline.0 < shortest {

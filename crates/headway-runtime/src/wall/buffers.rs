@@ -233,6 +233,11 @@ pub(super) fn upload(device: &mut dyn Device, bytes: &[u8]) -> Result<Buffer, De
     host.claim(0..bytes.len(), Access::Write)?.bytes_mut()?.copy_from_slice(bytes);
     let (from, to) = (host.claim(0..bytes.len(), Access::Read)?, memory.claim(0..bytes.len(), Access::Write)?);
     device.submit(EngineClass::H2d, Operation::Copy { method: Method::Dma, from, to }, u64::MAX)?;
+    settle(device).map(|()| memory)
+}
+
+/// Waits for the end of the only operation of a device.
+pub(super) fn settle(device: &mut dyn Device) -> Result<(), DeviceError> {
     let deadline = clock::now() + PREPARE_MAX;
     let mut done = Vec::new();
     while done.is_empty() {
@@ -242,5 +247,5 @@ pub(super) fn upload(device: &mut dyn Device, bytes: &[u8]) -> Result<Buffer, De
         }
         std::thread::yield_now();
     }
-    done.remove(0).result.map(|()| memory)
+    done.remove(0).result
 }

@@ -20,6 +20,8 @@ pub(super) struct Delivery {
     pub(super) cycle: u64,
     pub(super) slot: usize,
     pub(super) block: Bytes,
+    /// Given up: nothing in it is to be written.
+    pub(super) lost: bool,
 }
 
 /// Packs blocks in the order of their windows, as far ahead as buffers are free.
@@ -180,7 +182,10 @@ impl Sink {
     }
 
     fn unpack(&mut self, delivery: &Delivery) -> Result<(), DataError> {
-        let Delivery { pipeline, cycle, slot, block } = *delivery;
+        let Delivery { pipeline, cycle, slot, block, lost } = *delivery;
+        if lost {
+            return self.scatterer.lose(pipeline, cycle);
+        }
         let claimed = |error: DeviceError| DataError::Sequence {
             pipeline: format!("number {pipeline}"),
             cycle,

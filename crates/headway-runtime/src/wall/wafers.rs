@@ -11,7 +11,7 @@ use headway_device::{Access, Buffer, Device, DeviceError, HostKind, KernelId, Op
 use headway_kernels::inspect::blocks::MergeBlock;
 
 use super::RunError;
-use super::buffers::{Piece, upload};
+use super::buffers::{Piece, settle, upload};
 use crate::blocks::{DataError, Scatterer};
 use crate::kernels::Kernels;
 use crate::wafer::{Ring, synopses};
@@ -99,7 +99,24 @@ impl WaferLane {
             parts,
         };
         lane.fill()?;
+        lane.meet(devices).map_err(|source| RunError::Prepare { what: "copies between GPUs".to_owned(), source })?;
         Ok(lane)
+    }
+
+    /// Lets every pair that exchanges copy something before the run: a GPU maps the memory of another one at the first copy,
+    /// which takes milliseconds.
+    fn meet(&self, devices: &mut [Box<dyn Device>]) -> Result<(), DeviceError> {
+        for &(from, to) in &self.peers {
+            let [source, target] = [from, to].map(|part| &self.parts[part].slots[0].synopses);
+            let range = synopses(&self.parts[from].share);
+            let (from_span, to_span) =
+                (source.claim(range.clone(), Access::Read)?, target.claim(range, Access::Write)?);
+            let device = devices[self.parts[from].share.gpu as usize].as_mut();
+            let copy = Operation::Copy { method: Method::Peer, from: from_span, to: to_span };
+            device.submit(EngineClass::Peer, copy, u64::MAX)?;
+            settle(device)?;
+        }
+        Ok(())
     }
 
     pub(super) fn slots(&self) -> usize {

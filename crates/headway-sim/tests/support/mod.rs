@@ -150,6 +150,9 @@ pub(crate) fn is_fault(event: &Event) -> bool {
         | Event::Late { .. }
         | Event::Overrun { .. }
         | Event::Missed { .. }
+        | Event::Lost { .. }
+        | Event::Paused { .. }
+        | Event::Resumed { .. }
         | Event::Halted { .. } => true,
     }
 }

@@ -132,6 +132,7 @@ fn stream(index: u32, streams: u32) -> (PlannedStream, Pipeline) {
         window: Nanos(cycle),
         reserve,
         steps: vec![copy(true), compute, copy(false)],
+        gang: None,
     };
     let planned = PlannedStream {
         id: pipeline.name.clone(),

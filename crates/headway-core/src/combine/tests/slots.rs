@@ -7,7 +7,7 @@ use super::*;
 use crate::interconnect::BatchBlock;
 use crate::message::{Grid, Level, Member, cut};
 
-fn cases(default: u64) -> u64 {
+pub(super) fn cases(default: u64) -> u64 {
     std::env::var("HEADWAY_CASES").ok().and_then(|text| text.parse().ok()).unwrap_or(default)
 }
 

@@ -1,0 +1,106 @@
+//! Chunks of a size per flow, as the planner cuts copies.
+
+use headway_core::interconnect::Network;
+use headway_core::machine::{Machine, shipped};
+use headway_core::plan::{Outcome, Plan, PlannedStep, Strategy, Work};
+use headway_core::planner::{Options, plan};
+use headway_core::schedulability::{ChunkFlow, chunk_sizes};
+use headway_core::units::{Bytes, Nanos};
+use headway_core::workload::parse;
+
+const PAGE: Bytes = Bytes(4096);
+
+/// One H200 as measured, with nothing added to costs.
+fn exact() -> Machine {
+    let mut machine = shipped("h200-x1").unwrap();
+    let calibration = machine.calibration.as_mut().unwrap();
+    (calibration.margin_ppm, calibration.jitter) = (0, Nanos::ZERO);
+    machine
+}
+
+/// Streams to the GPU: (kilobytes of a packet, microseconds between packets). Each has windows as long as that.
+fn planned(machine: &Machine, streams: &[(u64, u64)]) -> Plan {
+    let stream = |(number, (kilobytes, micros)): (usize, &(u64, u64))| {
+        format!(
+            "[[stream]]\nid = \"s{number}\"\npacket = \"{kilobytes} kB\"\nperiod = \"{micros} us\"\ndeadline = \"{} us\"\n\
+             steps = [{{ copy = \"host -> gpu\" }}]\n",
+            2 * micros
+        )
+    };
+    let text: String = streams.iter().enumerate().map(stream).collect();
+    let text = format!("name = \"w\"\n[run]\ncycle = \"paper\"\ngrouping = \"each\"\n{text}");
+    let workload = parse("w.toml", &text).unwrap_or_else(|error| panic!("{error}")).value;
+    plan(machine, &workload, Options { strategy: Some(Strategy::Partitioned) }).unwrap()
+}
+
+fn steps(plan: &Plan) -> Vec<&PlannedStep> {
+    plan.pipelines.iter().flat_map(|pipeline| &pipeline.steps).collect()
+}
+
+/// The same copies as the search for one common size sees them.
+fn flows(machine: &Machine, plan: &Plan) -> Vec<ChunkFlow> {
+    let network = Network::new(machine);
+    let flow = |pipeline: &headway_core::plan::Pipeline| {
+        let Work::Copy { route, bytes, .. } = pipeline.steps[0].operations[0].work else {
+            panic!("all steps are copies")
+        };
+        let of = &machine.routes[route.at()];
+        ChunkFlow {
+            bytes,
+            setup: of.setup.max(of.setup_queued),
+            rate: network.guaranteed_rate(route, &[route]).unwrap(),
+            period: pipeline.period,
+            deadline: pipeline.window,
+        }
+    };
+    plan.pipelines.iter().map(flow).collect()
+}
+
+#[test]
+fn sizes_per_flow_hold_where_no_common_size_does() {
+    let machine = exact();
+    // 6 MB every 200 us leave a third of the engine, and 85 us for others' chunks: 4 MB. In chunks of 4 MB or less, the
+    // short copies pay two set-ups or more and there is no room for the long ones.
+    let plan = planned(&machine, &[(6_600, 200), (330_000, 20_000)]);
+    assert_eq!(plan.verdict.outcome, Outcome::Schedulable, "{:?}", plan.verdict);
+    let steps = steps(&plan);
+    assert_eq!(steps[0].chunk, Bytes(0), "what is due first blocks nobody and stays whole");
+    assert!(steps[1].chunk > Bytes(0) && steps[1].chunk < Bytes(6_600_000));
+    let common = chunk_sizes(&flows(&machine, &plan), 1, PAGE);
+    assert!(common.is_err(), "{common:?}");
+}
+
+#[test]
+fn sizes_per_flow_never_cost_more_than_a_common_one_and_often_less() {
+    let machine = exact();
+    let (mut both, mut less, mut only_own) = (0, 0, 0);
+    let mut seed = 7u64;
+    let mut below = |end: u64| {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (seed >> 33) % end
+    };
+    for _ in 0..300 {
+        // A short window half full and more, beside long copies: 55 kB take a microsecond.
+        let micros = 100 << below(3);
+        let mut streams: Vec<(u64, u64)> = vec![(micros * 55 * (16 + below(14)) / 40, micros)];
+        for _ in 0..1 + below(3) {
+            let micros = 1_000 << below(6);
+            streams.push((micros * 55 * (2 + below(6)) / 40, micros));
+        }
+        let plan = planned(&machine, &streams);
+        let common = chunk_sizes(&flows(&machine, &plan), 1, PAGE);
+        let accepted = plan.verdict.outcome == Outcome::Schedulable;
+        assert!(accepted || common.is_err(), "a common size is one choice of sizes: {streams:?}");
+        let (true, true) = (accepted, steps(&plan).iter().any(|step| step.chunk > Bytes(0))) else { continue };
+        let Ok(common) = common else {
+            only_own += 1;
+            continue;
+        };
+        both += 1;
+        let costs = || steps(&plan).into_iter().map(|step| step.cost).zip(common.tasks.iter().map(|task| task.cost));
+        assert!(costs().all(|(own, common)| own <= common), "{streams:?}");
+        less += u32::from(costs().any(|(own, common)| own < common));
+    }
+    println!("both {both}, cheaper {less}, only with sizes of their own {only_own}");
+    assert!(both > 30 && less > 20 && only_own > 3, "{both} {less} {only_own}");
+}
