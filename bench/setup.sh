@@ -6,7 +6,8 @@ shift
 line() { printf '%s\t%s\n' "$1" "$2"; }
 line date "$(date -u +%Y-%m-%d)"
 line command "headway $*"
-line binary "$("$headway" --version --verbose 2>/dev/null || "$headway" --version)"
+# Version and commit are the first line of the report; it ends with status 1 where something is missing.
+line binary "$({ "$headway" doctor 2>/dev/null || true; } | head -n 1)"
 line kernel "$(uname -sr | cut -d- -f1)"
 line cpu "$(lscpu | sed -n 's/^Model name: *//p' | head -n 1), $(nproc) CPUs"
 line numa "$(lscpu | sed -n 's/^NUMA node(s): *//p') nodes visible"

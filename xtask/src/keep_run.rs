@@ -11,10 +11,14 @@ use flate2::write::GzEncoder;
 
 use crate::ci::cargo_command;
 
+/// Tables larger than this are kept packed.
+const PLAIN_MAX: usize = 64 << 10;
+
 /// Arguments of the command.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Folder that `bench/record.sh` wrote, or one with `setup.tsv` of `bench/setup.sh` and `bench` of `headway bench`
+    /// Folder that `bench/record.sh` wrote, or one with `setup.tsv` of `bench/setup.sh` and `bench` of `headway bench` or
+    /// `reproduce` of `headway reproduce`
     results: PathBuf,
     /// Name of the run: date, GPU and what was run, for example 2026-11-21-h200-x1-encrypt
     name: String,
@@ -24,7 +28,10 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let folder = crate::root().join("bench/runs").join(&args.name);
     ensure!(!folder.exists(), "{} exists; runs are never replaced: choose another name", folder.display());
     if args.results.join("bench/rows.csv").is_file() {
-        return keep_bench(args, &folder);
+        return keep_figures(args, &folder, "bench");
+    }
+    if args.results.join("reproduce/summary.md").is_file() {
+        return keep_figures(args, &folder, "reproduce");
     }
     let packed = args.results.join("run.jsonl.gz");
     let mut log = Vec::new();
@@ -47,20 +54,21 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Keeps the results of `headway bench`: a folder with `setup.tsv` and `bench/` as it was written.
-fn keep_bench(args: &Args, folder: &Path) -> anyhow::Result<()> {
+/// Keeps a folder of figures as it was written, beside `setup.tsv`; large tables are packed.
+fn keep_figures(args: &Args, folder: &Path, what: &str) -> anyhow::Result<()> {
     let setup = fs::read_to_string(args.results.join("setup.tsv")).context("read setup.tsv")?;
     fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
-    for entry in fs::read_dir(args.results.join("bench")).context("read bench/")? {
+    for entry in fs::read_dir(args.results.join(what)).with_context(|| format!("read {what}/"))? {
         let from = entry?.path();
-        let name = from.file_name().context("a file without a name")?.to_owned();
-        if name == "rows.csv" {
-            let file = File::create(folder.join("rows.csv.gz")).context("create rows.csv.gz")?;
+        let name = from.file_name().context("a file without a name")?.to_string_lossy().into_owned();
+        let content = fs::read(&from).with_context(|| format!("read {}", from.display()))?;
+        if name == "rows.csv" || (name.ends_with(".csv") && content.len() > PLAIN_MAX) {
+            let file = File::create(folder.join(format!("{name}.gz"))).with_context(|| format!("create {name}.gz"))?;
             let mut packed = GzEncoder::new(file, Compression::best());
-            packed.write_all(&fs::read(&from).context("read rows.csv")?).context("pack rows.csv")?;
-            packed.finish().context("pack rows.csv")?;
+            packed.write_all(&content).with_context(|| format!("pack {name}"))?;
+            packed.finish().with_context(|| format!("pack {name}"))?;
         } else {
-            fs::copy(&from, folder.join(name)).with_context(|| format!("copy {}", from.display()))?;
+            fs::write(folder.join(&name), content).with_context(|| format!("write {name}"))?;
         }
     }
     fs::write(folder.join("SETUP.md"), setup_page(&args.name, &setup)).context("write SETUP.md")?;

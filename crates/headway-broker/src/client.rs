@@ -26,7 +26,7 @@ mod task;
 mod watch;
 
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -92,8 +92,8 @@ struct Shared {
     state: Mutex<State>,
     /// The link has changed, or will not.
     relinked: Condvar,
-    /// How long a request is looked at before the thread sleeps.
-    spin: Nanos,
+    /// How long a thread looks for an engine before it sleeps, in nanoseconds.
+    spin: AtomicU64,
 }
 
 impl Shared {
@@ -116,8 +116,8 @@ impl Shared {
     }
 }
 
-/// Time for which a thread looks for an answer before it sleeps: about what being woken takes.
-const SPIN: Nanos = Nanos(20_000);
+/// How long a thread usually looks for an engine before it sleeps: about what being woken takes.
+const SPIN_ENGINE: Nanos = Nanos(50_000);
 
 /// A connection to a broker. Its tasks must go before it does.
 pub struct Client {
@@ -144,7 +144,7 @@ impl Client {
             on_loss,
             state: Mutex::new(state),
             relinked: Condvar::new(),
-            spin: SPIN,
+            spin: AtomicU64::new(SPIN_ENGINE.0),
         });
         let (tell, answers): (Sender<FromBroker>, _) = channel();
         let stop = Arc::new(AtomicBool::new(false));
@@ -176,6 +176,12 @@ impl Client {
         Ok(Task::new(self, id, index))
     }
 
+    /// Has threads that wait for an engine look for it for `time` before they sleep, 50 us if this is never called: about
+    /// what being woken takes. Longer pays where CPUs are idle and slow to wake, as in virtual machines.
+    pub fn look_for(&self, time: Nanos) {
+        self.shared.spin.store(time.0, Ordering::Relaxed);
+    }
+
     /// Who holds and waits.
     ///
     /// # Errors
@@ -196,6 +202,22 @@ impl Client {
         self.ask(&FromClient::Reconfigure { cluster, tokens }).map(drop)
     }
 
+    /// Tells the broker of an error that a lost GPU gives. A hint: the broker looks, and only then takes the GPU away.
+    ///
+    /// # Errors
+    /// [`ClientError::Lost`].
+    pub fn report_fault(&self, gpu: GpuId) -> Result<(), ClientError> {
+        self.ask(&FromClient::Fault { gpu }).map(drop)
+    }
+
+    /// Gives a GPU up for everybody, until the broker and all its clients have ended. Only for the user who runs the broker.
+    ///
+    /// # Errors
+    /// [`ClientError::Refused`], [`ClientError::Lost`].
+    pub fn declare_lost(&self, gpu: GpuId) -> Result<(), ClientError> {
+        self.ask(&FromClient::Lost { gpu }).map(drop)
+    }
+
     /// How engines are locked; `None` = not at all, a token is the right to every engine.
     ///
     /// # Errors
@@ -208,6 +230,10 @@ impl Client {
         let answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
         while answers.try_recv().is_ok() {}
         self.shared.live()?.send(question)?;
+        Self::answer(&answers)
+    }
+
+    fn answer(answers: &Receiver<FromBroker>) -> Result<FromBroker, ClientError> {
         match answers.recv_timeout(ANSWER_MAX) {
             Ok(FromBroker::Refused { reason }) => Err(ClientError::Refused { reason }),
             Ok(answer) => Ok(answer),
@@ -217,8 +243,13 @@ impl Client {
 
     fn withdraw(&self, task: TaskId) {
         self.shared.lock().records.retain(|record| record.id != task);
-        // A broker that is gone has forgotten it.
-        let _ = self.ask(&FromClient::Withdraw { task });
+        let answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
+        while answers.try_recv().is_ok() {}
+        let link = Arc::clone(&self.shared.lock().link);
+        // A broker that is gone has forgotten it, and the next one is not told of it: nobody waits for that.
+        if !link.is_lost() && link.send(&FromClient::Withdraw { task }).is_ok() {
+            let _ = Self::answer(&answers);
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use headway_core::sharing::Refused;
+use headway_core::sharing::{GpuId, Refused};
 use headway_os::OsError;
 
 /// Why a request through the ring was refused; a number in shared memory.
@@ -18,6 +18,8 @@ pub enum Reason {
     Limit = 3,
     /// The arbiter refuses such an operation: too large, not migrating, no token, no engine locks.
     Operation = 4,
+    /// Every GPU of the task's cluster is lost.
+    NoGpu = 6,
     /// A reason of a broker newer than this client.
     Other = 5,
 }
@@ -29,6 +31,7 @@ impl Reason {
             2 => Self::Busy,
             3 => Self::Limit,
             4 => Self::Operation,
+            6 => Self::NoGpu,
             _ => Self::Other,
         }
     }
@@ -43,6 +46,7 @@ impl std::fmt::Display for Reason {
             Self::Operation => {
                 "the operation is not allowed here: check its size, its token and whether engine locks are on"
             }
+            Self::NoGpu => "every GPU of the task's cluster is lost",
             Self::Other => "for a reason that this version does not know",
         })
     }
@@ -122,9 +126,15 @@ pub enum ClientError {
     /// A request through the ring was refused.
     #[error("the request is refused: {0}")]
     Request(Reason),
-    /// What was held has been taken away: the GPU was lost, or the broker has given this client up.
+    /// What was held has been taken away.
     #[error("the GPU was taken away")]
     Revoked,
+    /// The GPU is lost, and what was held or waited for with it.
+    #[error("GPU {} is lost: the token and everything on the GPU are gone; ask for another one, and begin the job anew", .gpu.0)]
+    GpuLost {
+        /// Which.
+        gpu: GpuId,
+    },
     /// Nothing was granted in the time given.
     #[error("nothing was granted in the time given; the request is withdrawn")]
     TimedOut,

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::status::Status;
 
 /// Version of everything that client and broker share: messages and pages.
-pub(crate) const VERSION: u32 = 1;
+pub(crate) const VERSION: u32 = 2;
 /// Longest message.
 pub(crate) const BYTES_MAX: usize = 128 << 10;
 
@@ -59,11 +59,28 @@ pub(crate) struct ResumedTask {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub(crate) enum FromClient {
-    Hello { version: u32, name: String, resumed: Vec<ResumedTask> },
+    Hello {
+        version: u32,
+        name: String,
+        resumed: Vec<ResumedTask>,
+    },
     Register(TaskShape),
-    Withdraw { task: TaskId },
+    Withdraw {
+        task: TaskId,
+    },
     Status,
-    Reconfigure { cluster: ClusterId, tokens: TokenParameters },
+    /// A client has met an error that a lost GPU gives.
+    Fault {
+        gpu: GpuId,
+    },
+    /// The owner says that a GPU is lost.
+    Lost {
+        gpu: GpuId,
+    },
+    Reconfigure {
+        cluster: ClusterId,
+        tokens: TokenParameters,
+    },
 }
 
 /// What a client must know about the node.
@@ -74,12 +91,15 @@ pub(crate) struct Welcome {
     pub(crate) epoch: u64,
     pub(crate) gpus: Vec<GpuId>,
     pub(crate) engines: Option<EngineParameters>,
+    /// Cells in the page that the clients of this user share, and the first of this client's.
+    pub(crate) cells: usize,
+    pub(crate) first_cell: usize,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub(crate) enum FromBroker {
-    /// With three pages and a bell.
+    /// With three pages, a bell and the cells.
     Welcome(Welcome),
     Registered {
         task: TaskId,

@@ -1,10 +1,14 @@
 //! The broker: one thread that decides, over sockets for control and shared pages for everything frequent.
 
 mod desk;
+mod gpus;
+mod heirs;
 mod leases;
+mod pace;
 mod pages;
 mod predecessor;
 mod priority;
+mod replay;
 mod resume;
 mod session;
 mod status;
@@ -17,12 +21,15 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use headway_core::sharing::{ArbiterParameters, ClientId};
-use headway_core::units::Nanos;
+use headway_core::sharing::{ArbiterParameters, ClientId, Memory};
+use headway_core::units::{Nanos, PPM};
 use headway_os::clock;
 use headway_os::ipc::{Listener, Packet, Poller, Socket, Words, user};
 
 use self::desk::Desk;
+use self::gpus::Watch;
+pub use self::gpus::{Health, Probe};
+use self::pace::Pace;
 use self::session::Session;
 use crate::error::ServerError;
 use crate::layout::{ASLEEP, GPUS_MAX, NOTICE_LONGS, NOTICE_WORDS};
@@ -73,16 +80,25 @@ pub struct Options {
     pub watchdog: Nanos,
     /// How long a broker that is started again waits for its predecessor's clients.
     pub recover: Nanos,
-    /// How long it looks for new requests before it sleeps.
+    /// How long it looks for new requests before it sleeps, at most.
     pub spin: Nanos,
+    /// Most of the time that it spends so, in parts per million of one CPU; at once at most 20 ms.
+    pub spin_share_ppm: u64,
+    /// Whether the broker's thread goes before others: the class above all holders, or a nice value, where the kernel permits.
+    pub urgent: bool,
+    /// Whether an engine lock may go from one client to another of the same user without the broker between.
+    pub direct: bool,
     /// Whether the priority of holders follows their jobs, where the kernel permits.
     pub boost: bool,
-    /// File for every input of the arbiter and every client cut off, one JSON document a line; continued if it exists.
+    /// Tells whether a GPU is still there; `None` = the owner alone says so.
+    pub probe: Option<Probe>,
+    /// File for every input of the arbiter and every client cut off, one JSON document a line; continued if it exists. A
+    /// broker that is started again remembers from it what the clients that are left cannot tell: see the crate's page.
     pub log: Option<PathBuf>,
 }
 
 impl Options {
-    /// The usual times, for a private broker.
+    /// The usual times, for a private broker. How long it stays awake depends on how many CPUs it may use.
     #[must_use]
     pub fn new(socket: PathBuf, arbiter: ArbiterParameters) -> Self {
         Self {
@@ -93,11 +109,27 @@ impl Options {
             drain: Nanos(20_000_000),
             watchdog: Nanos(10_000_000_000),
             recover: Nanos(5_000_000_000),
-            spin: Nanos(20_000),
+            spin: if is_roomy() { SPIN_ROOMY } else { SPIN },
+            spin_share_ppm: if is_roomy() { PPM } else { SPIN_SHARE_PPM },
+            urgent: true,
+            direct: true,
             boost: true,
+            probe: None,
             log: None,
         }
     }
+}
+
+/// How long a broker looks for requests where CPUs are few: a little longer than waking it takes, and for a quarter of one.
+const SPIN: Nanos = Nanos(200_000);
+const SPIN_SHARE_PPM: u64 = 250_000;
+/// Where there are many, it stays awake as long as it is asked at least every ten milliseconds; in virtual machines, a CPU
+/// that has gone idle takes 50 to 600 us to wake. The price is one CPU while GPUs are in use.
+const SPIN_ROOMY: Nanos = Nanos(10_000_000);
+const CPUS_ROOMY: usize = 8;
+
+fn is_roomy() -> bool {
+    std::thread::available_parallelism().is_ok_and(|cpus| cpus.get() >= CPUS_ROOMY)
 }
 
 /// Messages and entries of one client handled before the next client's turn.
@@ -112,6 +144,7 @@ pub struct Server {
     poller: Poller,
     notice: Words,
     desk: Desk,
+    watch: Watch,
     ready: Vec<u64>,
 }
 
@@ -121,6 +154,8 @@ const LISTENER: u64 = 0;
 const SOCKET: u64 = 1;
 const BELL: u64 = 2;
 const PROCESS: u64 = 3;
+/// The bell of the thread that looks after GPUs: no client has the number 0.
+const GPUS: u64 = 1;
 
 impl Server {
     /// Listens.
@@ -145,7 +180,9 @@ impl Server {
         let notice = Words::create("headway notice", NOTICE_LONGS, NOTICE_WORDS)?;
         notice.forbid_other_writers()?;
         let desk = Desk::new(&options, epoch, clock::now())?;
-        Ok(Self { options, listener, poller, notice, desk, ready: Vec::new() })
+        let watch = Watch::begin(options.probe.clone(), desk.gpus.clone())?;
+        poller.add(watch.bell.as_fd(), GPUS)?;
+        Ok(Self { options, listener, poller, notice, desk, watch, ready: Vec::new() })
     }
 
     /// Arbitrates until `stop` is set.
@@ -153,11 +190,14 @@ impl Server {
     /// # Errors
     /// [`ServerError`] when the system or the log fails; never because of what a client does.
     pub fn run(&mut self, stop: &AtomicBool) -> Result<(), ServerError> {
-        let mut active = clock::now();
+        if self.options.urgent {
+            self.desk.scheduling = priority::hurry(self.options.spin_share_ppm);
+        }
+        let mut pace = Pace::new(self.options.spin, self.options.spin_share_ppm, clock::now());
         let mut turns = 0u32;
         while !stop.load(Ordering::Relaxed) {
             if self.turn()? {
-                active = clock::now();
+                pace.found(clock::now());
                 turns = turns.wrapping_add(1);
                 // However busy the pages are, control messages and deaths are seen.
                 if turns.is_multiple_of(SHARE as u32) {
@@ -165,12 +205,13 @@ impl Server {
                 }
                 continue;
             }
-            if clock::now().saturating_sub(active) < self.options.spin {
+            let now = clock::now();
+            if pace.looks_on(now) {
                 std::hint::spin_loop();
                 continue;
             }
             self.sleep()?;
-            active = clock::now();
+            pace.slept(now, clock::now());
         }
         Ok(())
     }
@@ -206,6 +247,12 @@ impl Server {
         let waited = self.poller.wait(Some(bound), &mut ready);
         self.notice.word(ASLEEP).store(0, Ordering::Relaxed);
         for number in &ready {
+            if *number == GPUS {
+                for gpu in self.watch.take_lost() {
+                    self.desk.lose(clock::now(), gpu);
+                }
+                continue;
+            }
             let client = ClientId(number / KINDS);
             match number % KINDS {
                 LISTENER => self.accept()?,
@@ -265,6 +312,7 @@ impl Server {
                         self.desk.cut(now, client, false);
                         return;
                     }
+                    self.desk.take_hints().into_iter().for_each(|gpu| self.watch.hint(gpu));
                     if !greeted && let Some(bell) = self.desk.bell(client) {
                         // Without its bell the client would never be heard: it is told by the end of its connection.
                         if self.poller.add(bell.as_fd(), client.0 * KINDS + BELL).is_err() {
@@ -347,11 +395,17 @@ struct Log {
 
 impl Log {
     /// Continues a file of earlier brokers; every start writes a line with the parameters.
-    fn open(path: &Path, epoch: u64, parameters: &ArbiterParameters) -> Result<Self, ServerError> {
+    fn open(
+        path: &Path,
+        epoch: u64,
+        parameters: &ArbiterParameters,
+        memory: Option<&Memory>,
+    ) -> Result<Self, ServerError> {
         let failed = |source| ServerError::Log { path: path.to_owned(), source };
         let mut file = BufWriter::new(File::options().create(true).append(true).open(path).map_err(failed)?);
-        let header = serde_json::json!({ "schema": 1, "epoch": epoch, "arbiter": parameters });
-        writeln!(file, "{header}").map_err(failed)?;
+        let header = serde_json::json!({ "schema": 1, "epoch": epoch, "arbiter": parameters, "memory": memory });
+        // A broker that was killed may have left half a line.
+        writeln!(file, "\n{header}").map_err(failed)?;
         Ok(Self { path: path.to_owned(), file, failed: None })
     }
 
@@ -361,10 +415,15 @@ impl Log {
         }
     }
 
-    fn flush(&mut self) -> Result<(), ServerError> {
+    /// Has the system know all that was written.
+    fn write_out(&mut self) {
         if let Err(error) = self.file.flush() {
             self.failed.get_or_insert(error);
         }
+    }
+
+    fn flush(&mut self) -> Result<(), ServerError> {
+        self.write_out();
         match self.failed.take() {
             Some(source) => Err(ServerError::Log { path: self.path.clone(), source }),
             None => Ok(()),

@@ -21,12 +21,16 @@ pub struct Status {
     pub recovering: bool,
     /// How the priority of holders follows their jobs, and why not where it does not.
     pub priority: String,
+    /// How the broker's own thread is scheduled.
+    pub scheduling: String,
     /// GPUs, and what is in use of them.
     pub gpus: Vec<GpuStatus>,
     /// Clients, those that are gone and not yet drained too.
     pub clients: Vec<ClientStatus>,
     /// Tasks without an open request are counted only.
     pub jobs: Vec<JobStatus>,
+    /// Tasks for which there is no room on the GPUs that are left, by what they declare.
+    pub without_room: Vec<TaskId>,
     /// What happened since the start.
     pub counts: Counts,
 }
@@ -43,6 +47,10 @@ pub struct GpuStatus {
     pub holders: Vec<TaskId>,
     /// The client that takes its engines without asking, as nobody else holds a token of it.
     pub leased_to: Option<ClientId>,
+    /// Whether it is lost: nobody gets it any more.
+    pub lost: bool,
+    /// How often clients told of an error that a lost GPU gives.
+    pub faults: u64,
 }
 
 /// One client.
@@ -110,6 +118,8 @@ pub struct Counts {
     pub tokens: u64,
     /// Engine requests granted one by one; those by lease are not seen.
     pub engines: u64,
+    /// Of those, passed from client to client without the broker between.
+    pub passed: u64,
     /// Leases begun.
     pub leases: u64,
     /// Requests refused.

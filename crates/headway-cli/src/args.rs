@@ -6,6 +6,7 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use headway::core::machine::Method;
 use headway::core::plan::Strategy;
+use headway::core::stream::Policy;
 use headway::core::transfer::{Direction, HostMemory, Load, Statistic};
 use headway::core::units::{Bytes, Nanos, UnitError};
 use headway::formats::Format as Foreign;
@@ -83,6 +84,9 @@ pub(crate) enum Command {
     Broker(BrokerArgs),
     /// Say who holds and who waits at a broker
     Status {
+        /// Give up this GPU for everybody, as it is lost; only for the user who runs the broker
+        #[arg(long, value_name = "GPU")]
+        lost: Option<u32>,
         /// Socket of the broker [default: the user's, else the machine's]
         #[arg(long, value_name = "PATH")]
         socket: Option<PathBuf>,
@@ -204,19 +208,78 @@ pub(crate) struct ReproduceArgs {
     /// Machine whose profile `copy` chooses by [default: the built-in rules]
     #[arg(long)]
     pub(crate) machine: Option<String>,
-    /// Use only the first so many GPUs, where an experiment takes several
-    #[arg(long, value_name = "N")]
-    pub(crate) gpus: Option<usize>,
-    /// How long each run of a plan lasts [default: what the experiment says]
-    #[arg(long, value_name = "TIME", value_parser = str::parse::<Nanos>)]
-    pub(crate) duration: Option<Nanos>,
     /// Folder for raw figures, plots and summary [default: out/NAME-SOURCE]
     #[arg(long)]
     pub(crate) out: Option<PathBuf>,
     /// Seed of everything drawn
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,
+    /// Use this many GPUs, where an experiment can use several [default: all]
+    #[arg(long, value_name = "N")]
+    pub(crate) gpus: Option<usize>,
+    /// How long each run on devices lasts [default: what suits it on GPUs]
+    #[arg(long, value_name = "TIME", value_parser = str::parse::<Nanos>)]
+    pub(crate) duration: Option<Nanos>,
+    /// verner-aes: the paper's workload
+    #[arg(long, value_name = "NUMBER", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=12))]
+    pub(crate) workload: u32,
+    /// verner-aes: leave out streams with shorter deadlines
+    #[arg(long, value_name = "TIME", default_value = "20 ms", value_parser = str::parse::<Nanos>)]
+    pub(crate) deadline_min: Nanos,
+    /// verner-aes: multiply the rates of all streams
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1000))]
+    pub(crate) rate_scale: u64,
+    /// verner-aes: plan for a machine so many times slower [default: 1; 400 with `--backend emu`]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    pub(crate) slower: Option<u64>,
+    /// verner-aes: policies that run
+    #[arg(long, value_name = "POLICY", value_delimiter = ',', default_value = "serial,lockstep,combined,partitioned",
+        value_parser = word(POLICIES))]
+    pub(crate) policies: Vec<Policy>,
+    #[command(flatten)]
+    pub(crate) sharing: ExperimentSharingArgs,
 }
+
+/// What only `gpusync-gpu` asks.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Options of gpusync-gpu")]
+pub(crate) struct ExperimentSharingArgs {
+    /// How often each configuration is run
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    pub(crate) repetitions: u32,
+    /// Every scenario of the paper instead of a few
+    #[arg(long)]
+    pub(crate) all: bool,
+    /// Cameras, each a process [default: 5 for each GPU]
+    #[arg(long, value_name = "N")]
+    pub(crate) cameras: Option<usize>,
+    /// CPUs that tokens are given for [default: those allowed here, at most one for each camera]
+    #[arg(long, value_name = "N")]
+    pub(crate) cpus: Option<u32>,
+    /// Loads: share of each GPU's time that kernels take if nobody is in the way, percent [default: 76, as simulated]
+    #[arg(long, value_name = "PERCENT", value_delimiter = ',')]
+    pub(crate) busy: Vec<u32>,
+    /// Only this configuration, by its name or the name's first word; may be given several times
+    #[arg(long, value_name = "NAME")]
+    pub(crate) only: Vec<String>,
+    /// Divide the paper's periods by this
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) speedup: u32,
+    /// Kernel segments of a frame beside the tracker's
+    #[arg(long, value_name = "N", default_value_t = 9)]
+    pub(crate) segments: u32,
+    /// Video of 8-bit grey levels, 320 x 240 pixels, picture after picture [default: computed pictures]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) video: Option<PathBuf>,
+}
+
+/// Policies that run on devices.
+const POLICIES: &[(&str, Policy)] = &[
+    ("serial", Policy::Serial),
+    ("lockstep", Policy::Lockstep),
+    ("combined", Policy::Combined),
+    ("partitioned", Policy::Partitioned),
+];
 
 #[derive(Debug, Args)]
 pub(crate) struct MeasureArgs {
@@ -262,8 +325,53 @@ pub(crate) struct MeasureArgs {
 pub(crate) enum BenchCommand {
     /// Compare every way of copying with the driver's call, with pinned memory and with `auto`
     Transfers(BenchArgs),
+    /// Compare predicted ends of random batches of concurrent copies, and their worst-case bounds, with measured ones
+    Interconnect(InterconnectArgs),
+    /// Time arbitration between processes: leased engine locks, tokens, engines handed over
+    Broker(BenchBrokerArgs),
     /// Time message combining on one core, and say how far its results are from the best there are
     Combine(BenchCombineArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct InterconnectArgs {
+    /// What runs the batches
+    #[arg(long, value_enum, default_value_t = BackendArg::Auto)]
+    pub(crate) backend: BackendArg,
+    /// Machine that `--backend emu` imitates or `--backend sim` simulates [default: h200-x1, h200-x4]
+    #[arg(long, value_name = "MACHINE")]
+    pub(crate) model: Option<String>,
+    /// Machine file to predict with [default: measure the links first, 10 to 20 s]
+    #[arg(long)]
+    pub(crate) machine: Option<String>,
+    /// Use only the first so many GPUs
+    #[arg(long, value_name = "N")]
+    pub(crate) gpus: Option<usize>,
+    /// Random batches
+    #[arg(long, value_name = "N", default_value_t = 300)]
+    pub(crate) batches: usize,
+    /// Repetitions of each; their median is compared with the prediction, each of them with the bound
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    pub(crate) repeats: usize,
+    /// Largest block; sizes are uniform in their logarithm from 64 KiB on
+    #[arg(long, value_name = "SIZE", default_value = "256 MiB", value_parser = str::parse::<Bytes>)]
+    pub(crate) largest: Bytes,
+    /// Seed of the batches
+    #[arg(long, default_value_t = 1)]
+    pub(crate) seed: u64,
+    /// Folder for figures, plots, machine file and summary
+    #[arg(long, default_value = "out/interconnect")]
+    pub(crate) out: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct BenchBrokerArgs {
+    /// Folder for figures and summary
+    #[arg(long, default_value = "out/broker")]
+    pub(crate) out: PathBuf,
+    /// Fewer samples: a few seconds instead of half a minute
+    #[arg(long)]
+    pub(crate) quick: bool,
 }
 
 #[derive(Debug, Args)]
@@ -388,7 +496,16 @@ pub(crate) struct BrokerArgs {
     /// Wait so long for clients of an earlier broker
     #[arg(long, value_name = "TIME", default_value = "5 s", value_parser = str::parse::<Nanos>)]
     pub(crate) recover: Nanos,
-    /// Leave the priority of holders as it is
+    /// Look for requests for up to this long before sleeping [default: 10 ms with 8 CPUs or more, else 200 us]
+    #[arg(long, value_name = "TIME", value_parser = str::parse::<Nanos>)]
+    pub(crate) spin: Option<Nanos>,
+    /// Most CPU time spent so, in percent of one CPU [default: 100 with 8 CPUs or more, else 25]
+    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(0..=100))]
+    pub(crate) spin_share: Option<u8>,
+    /// Hand engines over only through the broker, never from client to client
+    #[arg(long)]
+    pub(crate) no_direct: bool,
+    /// Leave the priority of holders and of the broker as it is
     #[arg(long)]
     pub(crate) no_boost: bool,
     /// File for every input and every client cut off (JSON, one document a line)

@@ -4,13 +4,14 @@ use std::fmt::Write;
 use std::path::Path;
 
 use anyhow::Result;
+use headway::bench::broker as bench;
 use headway::broker::{self, Access, Options, Phase, Status};
 use headway::core::engine_lock::{Engine, LockId};
 use headway::core::units::Nanos;
 
 use crate::Answer;
-use crate::args::{BrokerArgs, ModeArg};
-use crate::commands::{Out, interrupt};
+use crate::args::{BenchBrokerArgs, BrokerArgs, ModeArg};
+use crate::commands::{Bar, Out, interrupt};
 
 pub(crate) fn broker(out: &Out, args: &BrokerArgs) -> Result<Answer> {
     let stop = interrupt(out, "a socket");
@@ -20,6 +21,7 @@ pub(crate) fn broker(out: &Out, args: &BrokerArgs) -> Result<Answer> {
         ModeArg::Fifo => headway::core::token::Mode::Fifo,
         ModeArg::Priority => headway::core::token::Mode::Priority,
     });
+    let usual = Options::default();
     let options = Options {
         socket: args.socket.clone(),
         access: if args.group { Access::Group } else { Access::Private },
@@ -34,9 +36,12 @@ pub(crate) fn broker(out: &Out, args: &BrokerArgs) -> Result<Answer> {
         drain: args.drain,
         watchdog: args.watchdog,
         recover: args.recover,
+        spin: args.spin.unwrap_or(usual.spin),
+        spin_share_ppm: args.spin_share.map_or(usual.spin_share_ppm, |percent| u64::from(percent) * 10_000),
+        direct: !args.no_direct,
         boost: !args.no_boost,
         log: args.log.clone(),
-        ..Options::default()
+        ..usual
     };
     broker::serve(&options, &stop, |socket| {
         if !out.quiet {
@@ -46,10 +51,48 @@ pub(crate) fn broker(out: &Out, args: &BrokerArgs) -> Result<Answer> {
     Ok(Answer::Yes)
 }
 
-pub(crate) fn status(out: &Out, socket: Option<&Path>) -> Result<Answer> {
+pub(crate) fn status(out: &Out, socket: Option<&Path>, lost: Option<u32>) -> Result<Answer> {
+    if let Some(gpu) = lost {
+        broker::declare_lost(socket, gpu)?;
+    }
     let status = broker::status(socket)?;
     out.print(&status, || text(&status))?;
     Ok(Answer::Yes)
+}
+
+pub(crate) fn bench(out: &Out, args: &BenchBrokerArgs) -> Result<Answer> {
+    let options = bench::Options { out: args.out.clone(), quick: args.quick, interrupt: interrupt(out, "processes") };
+    let mut bar = Bar::new(!out.quiet);
+    let report = bench::measure(&options, |progress| bar.show(progress));
+    bar.finish();
+    let report = report?;
+    for warning in &report.warnings {
+        out.warn(warning);
+    }
+    out.print(&report, || benched(&report))?;
+    Ok(if report.is_behind() { Answer::No } else { Answer::Yes })
+}
+
+fn benched(report: &bench::Report) -> String {
+    let mut text =
+        format!("machine   {}, {} CPUs, {}\n\n", report.machine.cpu, report.machine.cpus, report.machine.kernel);
+    for row in &report.rows {
+        let _ = writeln!(
+            text,
+            "{:<66} n {:>7}  median {:>9}  p99 {:>9}  max {:>9}",
+            row.what,
+            row.n,
+            row.median.to_string(),
+            row.p99.to_string(),
+            row.max.to_string()
+        );
+    }
+    text.push('\n');
+    for target in &report.targets {
+        let _ = writeln!(text, "{:<12} {}: {}", target.outcome.label(), target.target, target.measured);
+    }
+    let _ = writeln!(text, "\nsummary   {}", report.folder.join("summary.md").display());
+    text
 }
 
 fn lock(lock: &LockId) -> String {
@@ -71,11 +114,12 @@ fn text(status: &Status) -> String {
         text.push_str("          waits for the clients of its predecessor; nothing is granted meanwhile\n");
     }
     let _ = writeln!(text, "priority  {}", status.priority);
+    let _ = writeln!(text, "thread    {}", status.scheduling);
     let counts = &status.counts;
     let _ = writeln!(
         text,
-        "granted   {} tokens, {} engine requests, {} leases; {} refused, {} clients cut off",
-        counts.tokens, counts.engines, counts.leases, counts.refused, counts.cut
+        "granted   {} tokens, {} engine requests ({} passed on), {} leases; {} refused, {} clients cut off",
+        counts.tokens, counts.engines, counts.passed, counts.leases, counts.refused, counts.cut
     );
     for gpu in &status.gpus {
         let held = list(gpu.holders.iter().map(|task| format!("task {}", task.0)));
@@ -83,7 +127,13 @@ fn text(status: &Status) -> String {
         let leased =
             gpu.leased_to.map_or_else(String::new, |client| format!("; engines leased to client {}", client.0));
         let name = format!("gpu{}", gpu.gpu.0);
-        let _ = writeln!(text, "{name:<9} {} of {} tokens in use: {held}{leased}", gpu.holders.len(), gpu.tokens);
+        if gpu.lost {
+            let _ = writeln!(text, "{name:<9} lost");
+            continue;
+        }
+        let faults = if gpu.faults > 0 { format!("; {} reports of a fault", gpu.faults) } else { String::new() };
+        let (used, tokens) = (gpu.holders.len(), gpu.tokens);
+        let _ = writeln!(text, "{name:<9} {used} of {tokens} tokens in use: {held}{leased}{faults}");
     }
     for client in &status.clients {
         let state = if client.draining { ", gone; its GPU work is waited for" } else { "" };
@@ -92,6 +142,10 @@ fn text(status: &Status) -> String {
             "client    {} `{}`, process {} of user {}, {} tasks{state}",
             client.client.0, client.name, client.pid, client.uid, client.tasks
         );
+    }
+    if !status.without_room.is_empty() {
+        let tasks = list(status.without_room.iter().map(|task| format!("task {}", task.0)));
+        let _ = writeln!(text, "no room   on the GPUs that are left, by what they declare: {tasks}");
     }
     for job in &status.jobs {
         let phase = match &job.phase {

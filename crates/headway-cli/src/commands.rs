@@ -142,6 +142,9 @@ pub(crate) fn run(out: &Out, args: &RunArgs) -> Result<Answer> {
         verify: !args.no_verify,
         interrupt,
     };
+    if workload.value.sharing.is_some() {
+        return sharing::run(out, &workload, &options);
+    }
     let mut bar = Bar::new(!out.quiet && io::stderr().is_terminal());
     let report = runs::run(&workload, &options, |progress| bar.show(progress));
     bar.finish();
@@ -154,6 +157,9 @@ pub(crate) fn run(out: &Out, args: &RunArgs) -> Result<Answer> {
 }
 
 pub(crate) fn replay(out: &Out, log: &Path) -> Result<Answer> {
+    if reports::open_sharing(log)?.is_some() {
+        anyhow::bail!("a run of tasks has no inputs in its log that could be fed again; `headway report` sums it up");
+    }
     let replayed = match reports::replay(log) {
         Err(headway::Error::Replay(difference)) if out.format == Format::Json => {
             let json = serde_json::json!({
@@ -179,6 +185,9 @@ pub(crate) fn replay(out: &Out, log: &Path) -> Result<Answer> {
 }
 
 pub(crate) fn report(out: &Out, log: &Path, folder: Option<&Path>) -> Result<Answer> {
+    if let Some(log) = reports::open_sharing(log)? {
+        return sharing::report(out, &log, folder);
+    }
     let (summary, folder) = reports::report(log, folder)?;
     out.print(&summary, || {
         let mut text = summary.table(show::width());
@@ -204,14 +213,30 @@ pub(crate) fn reproduce(out: &Out, args: &ReproduceArgs) -> Result<Answer> {
         return Ok(Answer::Yes);
     };
     let (backend, machine) = (args.backend.into(), args.machine.clone());
-    let setting = experiments::Setting {
-        backend,
-        quick: args.quick,
-        seed: args.seed,
-        machine,
-        gpus: args.gpus,
-        duration: args.duration,
+    let streams = experiments::StreamSetting {
+        workload: args.workload,
+        deadline_min: args.deadline_min,
+        rate_scale: args.rate_scale,
+        slower: args.slower,
+        policies: args.policies.clone(),
     };
+    let special = &args.sharing;
+    let sharing = experiments::SharingOptions {
+        gpus: args.gpus,
+        duration: args.duration.unwrap_or(experiments::SharingOptions::default().duration),
+        repetitions: special.repetitions,
+        all: special.all,
+        cameras: special.cameras,
+        cpus: special.cpus,
+        busy: special.busy.clone(),
+        only: special.only.clone(),
+        speedup: special.speedup,
+        segments: special.segments,
+        video: special.video.clone(),
+        out: args.out.clone(),
+    };
+    let (quick, seed, gpus, duration) = (args.quick, args.seed, args.gpus, args.duration);
+    let setting = experiments::Setting { backend, quick, seed, machine, gpus, duration, streams, sharing };
     let outcome = experiments::find(name)?.run(&setting)?;
     let usual = || Path::new("out").join(format!("{}-{}", outcome.experiment, outcome.source));
     let folder = args.out.clone().unwrap_or_else(usual);

@@ -5,6 +5,7 @@ mod args;
 mod broker;
 mod commands;
 mod formats;
+mod interconnect;
 mod sharing;
 mod show;
 mod transfers;
@@ -29,6 +30,8 @@ pub(crate) enum Answer {
 
 fn main() -> ExitCode {
     headway::reproduce::serve_load();
+    headway::reproduce::serve_camera();
+    headway::bench::broker::serve();
     let cli = Cli::parse();
     let out = commands::Out { format: cli.format, quiet: cli.quiet };
     let answer = match &cli.command {
@@ -40,13 +43,15 @@ fn main() -> ExitCode {
         Command::Reproduce(args) => commands::reproduce(&out, args),
         Command::Measure(args) => transfers::measure(&out, args),
         Command::Bench { what: BenchCommand::Transfers(args) } => transfers::bench(&out, args),
+        Command::Bench { what: BenchCommand::Interconnect(args) } => interconnect::bench(&out, args),
+        Command::Bench { what: BenchCommand::Broker(args) } => broker::bench(&out, args),
         Command::Bench { what: BenchCommand::Combine(args) } => commands::bench_combine(&out, args),
         Command::Explain(args) => transfers::explain(&out, args),
         Command::Import(args) => formats::import(&out, args),
         Command::Export(args) => formats::export(&out, args),
         Command::Machines { name } => commands::machines(&out, name.as_deref()),
         Command::Broker(args) => broker::broker(&out, args),
-        Command::Status { socket } => broker::status(&out, socket.as_deref()),
+        Command::Status { socket, lost } => broker::status(&out, socket.as_deref(), *lost),
         Command::Completions { shell } => commands::completions(*shell),
     };
     match answer {

@@ -1,6 +1,8 @@
-//! `plan` for workloads whose tasks share GPUs.
+//! `plan`, `run` and `report` for workloads whose tasks share GPUs.
 
 use std::fmt::Write;
+use std::io::{self, IsTerminal};
+use std::path::Path;
 
 use anyhow::Result;
 use headway::core::error::Loaded;
@@ -8,10 +10,13 @@ use headway::core::machine::Machine;
 use headway::core::sharing_analysis::{Resource, Unknown, Verdict};
 use headway::core::token::Mode;
 use headway::core::workload::Workload;
+use headway::report as reports;
+use headway::run::{Options, tasks};
 use headway::share::{self, Report};
+use headway::trace::sharing::Log;
 
 use crate::Answer;
-use crate::commands::Out;
+use crate::commands::{Bar, Out};
 
 pub(crate) fn plan(out: &Out, machine: &Machine, workload: &Loaded<Workload>) -> Result<Answer> {
     let report = share::bounds(machine, workload)?;
@@ -21,6 +26,38 @@ pub(crate) fn plan(out: &Out, machine: &Machine, workload: &Loaded<Workload>) ->
         Verdict::No(_) => Answer::No,
         Verdict::DontKnow(_) => Answer::Undecided,
     })
+}
+
+pub(crate) fn run(out: &Out, workload: &Loaded<Workload>, options: &Options) -> Result<Answer> {
+    let mut bar = Bar::new(!out.quiet && io::stderr().is_terminal());
+    let report = tasks::run(workload, options, |progress| bar.show(progress));
+    bar.finish();
+    let report = report?;
+    for warning in &report.warnings {
+        out.warn(warning);
+    }
+    out.print(&report, || {
+        let mut text = report.summary.table();
+        if report.verified > 0 {
+            let _ = writeln!(text, "verified  {} frames are those that the CPU tracks", report.verified);
+        }
+        text + &places(&report.folder)
+    })?;
+    Ok(if report.summary.verdict.held { Answer::Yes } else { Answer::No })
+}
+
+pub(crate) fn report(out: &Out, log: &Log, folder: Option<&Path>) -> Result<Answer> {
+    let (summary, folder) = reports::report_sharing(log, folder)?;
+    out.print(&summary, || summary.table() + &folder.as_deref().map_or_else(String::new, places))?;
+    Ok(if summary.verdict.held { Answer::Yes } else { Answer::No })
+}
+
+fn places(folder: &Path) -> String {
+    format!(
+        "\npage      {}\ntrace     {}\n",
+        folder.join(reports::PAGE).display(),
+        folder.join(reports::TRACE).display()
+    )
 }
 
 fn text(report: &Report) -> String {

@@ -77,6 +77,14 @@ const EXPECTED: [Expected; 7] = [
     },
 ];
 
+/// An experiment of policies that devices can make too.
+const FIGURE_II_1: Expected = Expected {
+    name: "verner-fig2.1",
+    tables: &[("chunks", "transfer", &["into gpu0", "out of gpu0"])],
+    plots: &["in-and-out-of-one-GPU"],
+    rows: 2,
+};
+
 /// Header and lines of comma-separated values without quotes.
 fn table(text: &str) -> (Vec<&str>, Vec<Vec<&str>>) {
     let mut lines = text.lines().map(|line| line.split(',').collect::<Vec<_>>());
@@ -152,10 +160,14 @@ const SIMULATED: [&str; 8] = [
     "join-leave",
 ];
 
+/// Experiments whose work is done by processes of their own.
+const WITH_PROCESSES: [&str; 1] = ["gpusync-gpu"];
+
 #[test]
 fn every_experiment_is_expected_here() {
     let known: Vec<_> = EXPERIMENTS.iter().map(|experiment| experiment.name).collect();
-    let expected: Vec<_> = EXPECTED.iter().map(|expected| expected.name).chain(SIMULATED).collect();
+    let expected: Vec<_> =
+        EXPECTED.iter().map(|expected| expected.name).chain(SIMULATED).chain(WITH_PROCESSES).collect();
     assert_eq!(known, expected);
 }
 
@@ -168,6 +180,62 @@ fn simulated_experiments_leave_whole_results() {
         let summary = fs::read_to_string(place.path().join("r/summary.md")).unwrap();
         assert!(summary.contains("Source `sim`") && summary.contains("| what | paper | ours | verdict |"), "{summary}");
     }
+}
+
+/// Simulated experiments that have a form on devices: what they leave there.
+#[test]
+fn experiments_on_streams_leave_whole_results_on_emulated_devices() {
+    for (name, more, tables) in [
+        (
+            "verner-aes",
+            &["--policies", "serial,combined", "--gpus", "2"][..],
+            &["plans", "runs", "steps", "blocks"][..],
+        ),
+        ("np-edf", &[], &["flows"]),
+        ("join-leave", &[], &["jobs"]),
+    ] {
+        let place = tempfile::tempdir().unwrap();
+        let args = ["reproduce", name, "--backend", "emu", "--quick", "--duration", "200 ms", "--out", "r"];
+        let all: Vec<&str> = args.into_iter().chain(more.iter().copied()).chain(["--format", "json"]).collect();
+        let answer = headway(place.path(), &all);
+        assert!(matches!(answer.status, Some(0 | 1)), "{name}: {answer:#?}");
+        let json = answer.json();
+        assert_eq!((&json["experiment"], &json["source"]), (&Value::from(name), &Value::from("emu")));
+        for row in json["rows"].as_array().unwrap() {
+            // Bytes do not depend on how fast anything is.
+            let what = row["what"].as_str().unwrap();
+            if what.contains("ciphertexts") || what.contains("bytes that") {
+                assert_eq!(row["verdict"], "reproduced", "{name}: {row:#}");
+            }
+        }
+        for table in tables {
+            assert!(read(&place.path().join("r"), &format!("{table}.csv")).lines().count() > 1, "{name}: {table}");
+        }
+        assert!(read(&place.path().join("r"), "summary.md").contains("Source `emu`"));
+    }
+}
+
+#[test]
+fn cameras_that_share_gpus_track_the_same_under_every_rule() {
+    let place = tempfile::tempdir().unwrap();
+    let args = ["reproduce", "gpusync-gpu", "--backend", "emu", "--quick", "--out", "r", "--format", "json"];
+    let answer = headway(place.path(), &args);
+    assert!(matches!(answer.status, Some(0 | 1)), "{answer:#?}");
+    let json = answer.json();
+    let verdict = |what: &str| {
+        let rows = json["rows"].as_array().unwrap();
+        rows.iter().find(|row| row["what"] == what).unwrap_or_else(|| panic!("{rows:#?}"))["verdict"].clone()
+    };
+    // Everything but response times, which depend on how fast things are.
+    for what in ["results", "frames", "blocking"] {
+        assert_eq!(verdict(what), "reproduced", "{json:#?}");
+    }
+    let folder = place.path().join("r");
+    let results = read(&folder, "results.csv");
+    assert_eq!(results.lines().count(), 1 + 6, "{results}");
+    let digests: BTreeSet<_> = results.lines().skip(1).filter_map(|line| line.rsplit(',').next()).collect();
+    assert_eq!(digests.len(), 1, "{results}");
+    assert!(folder.join("frames.csv.gz").is_file() && read(&folder, "summary.md").contains("Source `emu`"));
 }
 
 #[test]
@@ -183,6 +251,11 @@ fn the_tables_of_patil_leave_whole_results() {
 #[test]
 fn the_programs_of_cho_leave_whole_results() {
     EXPECTED[4..].iter().for_each(check);
+}
+
+#[test]
+fn unequal_blocks_at_once_leave_curves() {
+    check(&FIGURE_II_1);
 }
 
 #[test]

@@ -87,6 +87,8 @@ pub struct Dispatcher {
     now: Nanos,
     epoch: Option<Nanos>,
     packets: Vec<u64>,
+    /// The shortest deadline of each pipeline's streams.
+    shortest: Vec<Nanos>,
     halted: bool,
     timers: BinaryHeap<Reverse<(Nanos, u32, u32, u64)>>,
     pipelines: Vec<Progress>,
@@ -123,6 +125,7 @@ impl Dispatcher {
             now: Nanos::ZERO,
             epoch: None,
             packets: Vec::new(),
+            shortest: plan.pipelines.iter().map(|pipeline| shortest(&plan, pipeline)).collect(),
             halted: false,
             timers: BinaryHeap::new(),
             pipelines,
@@ -372,7 +375,7 @@ impl Dispatcher {
             if operations == 0 {
                 return;
             }
-            if self.operations.len() + operations > self.limits.operations_max {
+            if self.operations.len() + operations > self.limits.operations_max && !self.operations.is_empty() {
                 // Whichever server's operation ends next, this one must be looked at again.
                 self.dirty[server] = true;
                 return;
@@ -393,19 +396,27 @@ impl Dispatcher {
         }
     }
 
-    /// The waiting job with the earliest deadline and, if its pipeline is in a gang, the jobs that go with it, in the order
-    /// of their pipelines.
+    /// The waiting job with the earliest deadline and the jobs that go with it: those of its batch, in the batch's order, or
+    /// of its gang, in the order of pipelines.
     fn most_urgent(&self, server: usize) -> Vec<(Nanos, u64)> {
         let waiting = &self.servers[server].waiting;
         // Who is paused goes behind all others.
         let takes_part = |of: &(&(Nanos, u64), &Waiting)| !self.overload.is_paused(of.1.job.pipeline);
         let most_urgent = waiting.iter().find(takes_part).or_else(|| waiting.first_key_value());
         let Some((&first, Waiting { job, .. })) = most_urgent else { return Vec::new() };
+        let same_time = waiting.range((first.0, 0)..=(first.0, u64::MAX));
+        let batch = |job: &Job| self.plan.pipelines[job.pipeline as usize].steps[job.step as usize].batch;
+        if let Some(of_batch) = batch(job) {
+            let mates = same_time.filter_map(|(&key, mate)| batch(&mate.job).map(|place| (place, key)));
+            let mates = mates.filter(|(place, _)| place.number == of_batch.number);
+            let mut together: Vec<(u32, (Nanos, u64))> = mates.map(|(place, key)| (place.order, key)).collect();
+            together.sort_unstable();
+            return together.into_iter().map(|(_, key)| key).collect();
+        }
         let gang = |job: &Job| self.plan.pipelines[job.pipeline as usize].gang;
         if gang(job).is_none() {
             return vec![first];
         }
-        let same_time = waiting.range((first.0, 0)..=(first.0, u64::MAX));
         let with = same_time.filter(|(_, other)| (gang(&other.job), other.job.step) == (gang(job), job.step));
         let mut together: Vec<(u32, (Nanos, u64))> = with.map(|(&key, other)| (other.job.pipeline, key)).collect();
         together.sort_unstable();
@@ -426,11 +437,9 @@ impl Dispatcher {
         let (offset, bytes) = piece(planned, waiting);
         // Where copies go one after the other, what is next is one of them.
         let only = pipeline.source.one_by_one(planned).then_some(waiting.next.0);
-        waiting.next = if only.is_some() { waiting.next + Bytes(1) } else { offset + bytes };
-        let last_of_job = match only {
-            Some(at) => at + 1 == planned.operations.len() as u64,
-            None => planned.operations.len() > 1 || waiting.next >= waiting.bytes,
-        };
+        let count = planned.operations.len() as u64;
+        waiting.next = only.map_or(offset + bytes, |only| Bytes(only + 1));
+        let last_of_job = only.map_or(count > 1 || waiting.next >= waiting.bytes, |only| only + 1 == count);
         let block = waiting.bytes;
         if last_of_job {
             self.servers[server].waiting.remove(&key);
@@ -534,15 +543,20 @@ impl Dispatcher {
     fn deliver(&mut self, index: u32, cycle: u64, epoch: Nanos) {
         self.actions.push_back(Action::Deliver { pipeline: index, cycle });
         let pipeline = &self.plan.pipelines[index as usize];
-        for &stream in pipeline.source.streams() {
-            let planned = &self.plan.streams[stream as usize];
-            let carried = planned.packets_in(pipeline, cycle);
-            for packet in carried.start..carried.end.min(self.packets[stream as usize]) {
-                let due = epoch + planned.arrival(packet) + planned.deadline;
-                if self.now <= due {
-                    break; // later packets are due later
+        // No packet of a cycle arrives before the cycle starts: then nothing can be late, and thousands of streams cost nothing.
+        let start = epoch + pipeline.start + pipeline.period * cycle;
+        let none_late = self.now <= start.saturating_add(self.shortest[index as usize]);
+        if !none_late {
+            for &stream in pipeline.source.streams() {
+                let planned = &self.plan.streams[stream as usize];
+                let carried = planned.packets_in(pipeline, cycle);
+                for packet in carried.start..carried.end.min(self.packets[stream as usize]) {
+                    let due = epoch + planned.arrival(packet) + planned.deadline;
+                    if self.now <= due {
+                        break; // later packets are due later
+                    }
+                    self.events.push_back(Event::Missed { stream, packet, by: self.now - due });
                 }
-                self.events.push_back(Event::Missed { stream, packet, by: self.now - due });
             }
         }
         self.retire(index);
@@ -638,6 +652,17 @@ impl Dispatcher {
 
 fn planned_steps(plan: &Plan, pipeline: u32) -> u32 {
     plan.pipelines[pipeline as usize].steps.len() as u32
+}
+
+/// The shortest deadline of a pipeline's streams; zero, which decides nothing, where packets arrive by a clock of their own.
+fn shortest(plan: &Plan, pipeline: &Pipeline) -> Nanos {
+    match &pipeline.source {
+        Source::Streams(streams) if pipeline.gather > Nanos::ZERO => {
+            let deadlines = streams.iter().map(|&stream| plan.streams[stream as usize].deadline);
+            deadlines.min().unwrap_or_default()
+        }
+        _ => Nanos::ZERO,
+    }
 }
 
 /// What a cycle of a message or flow moves.

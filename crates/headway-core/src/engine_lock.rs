@@ -213,6 +213,13 @@ impl EngineLocks {
         Ok(())
     }
 
+    /// A GPU is lost: the state of the jobs that were to leave it is nowhere.
+    pub fn handle_gpu_lost(&mut self, gpu: GpuId) {
+        for job in self.jobs.values_mut().filter(|job| job.from == Some(gpu)) {
+            job.from = None;
+        }
+    }
+
     /// A job's client died: if it waits and holds nothing, it leaves every queue at once. What it holds stays held until
     /// [`EngineLocks::handle_gone`].
     pub fn handle_cancel(&mut self, now: Nanos, job: JobId) {
@@ -300,6 +307,15 @@ impl EngineLocks {
         });
         let ahead: std::collections::BTreeSet<JobId> = ahead.map(|other| self.jobs[&other].id).collect();
         ahead.into_iter().collect()
+    }
+
+    /// The job that starts as soon as `job` completes, where that is known already: both need one and the same lock, and no
+    /// other. It stays so until `job` completes or either of them is gone: nobody overtakes in a FIFO.
+    #[must_use]
+    pub fn heir(&self, job: JobId) -> Option<JobId> {
+        let State::Running { locks: [Some(lock), None], .. } = self.known(job).ok()?.state else { return None };
+        let heir = &self.jobs[self.locks[&lock].waiting.front()?];
+        matches!(heir.state, State::Waiting { locks: [Some(only), None], .. } if only == lock).then_some(heir.id)
     }
 
     fn known(&self, job: JobId) -> Result<&Job, Refused> {

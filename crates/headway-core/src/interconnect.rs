@@ -14,6 +14,7 @@ mod completion;
 pub(crate) mod fixtures;
 #[cfg(test)]
 mod tests;
+mod trial;
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
@@ -26,6 +27,7 @@ use crate::wide;
 
 pub use bounds::{Bound, Floor, Loads, Shape, Total, Wcet};
 pub use completion::{BatchBlock, Completion, Interval};
+pub use trial::{Accuracy, Judged, Trial, validate};
 
 /// Bounds on the searches of this module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,6 +90,7 @@ struct Way {
     weight: u32,
     setup: Nanos,
     setup_queued: Nanos,
+    submit: Nanos,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -192,6 +195,7 @@ impl Network {
                 weight: route.weight,
                 setup: route.setup,
                 setup_queued: route.setup_queued,
+                submit: route.submit,
             });
             let name = |end: crate::machine::EndpointId| machine.endpoints.get(end.at()).map_or("?", |e| &e.id);
             network.route_names.push(format!("{} -> {}", name(route.from), name(route.to)));

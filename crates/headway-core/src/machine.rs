@@ -191,6 +191,9 @@ pub struct Route {
     pub setup: Nanos,
     /// The same when another operation was already queued behind the one before.
     pub setup_queued: Nanos,
+    /// Time of the submitting thread per operation: each further operation of a batch begins at least this much later. The
+    /// first one's is part of `setup`.
+    pub submit: Nanos,
 }
 
 /// The cost of a kernel: `setup + max(bytes / rate, longest chain / chain_rate)`, rounded up.
@@ -224,6 +227,8 @@ pub struct Calibration {
     pub sets: u32,
     /// Repetitions of each.
     pub repeats: u32,
+    /// Random batches that the machine was checked with and not fitted to; 0 = the errors are those of the sets.
+    pub batches: u32,
     /// Largest quotient fastest / slowest of any rate seen, in parts per million, at least one million.
     pub sigma_ppm: u64,
     /// Added to every worst-case time, parts per million.
@@ -247,7 +252,7 @@ impl Calibration {
     #[must_use]
     pub fn with_margin(&self, time: Nanos) -> Nanos {
         let factor = u128::from(PPM) + u128::from(self.margin_ppm);
-        let larger = (u128::from(time.0) * factor).div_ceil(u128::from(PPM));
+        let larger = u128::from(time.0).saturating_mul(factor).div_ceil(u128::from(PPM));
         Nanos(u64::try_from(larger).unwrap_or(u64::MAX)).saturating_add(self.jitter)
     }
 }

@@ -349,6 +349,19 @@ pub struct PlannedStep {
     pub piece: Nanos,
     /// What is submitted: one operation, or all blocks of a batch.
     pub operations: Vec<PlannedOperation>,
+    /// The batch that it moves in, with steps of other pipelines; `None` = by itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub batch: Option<BatchPlace>,
+}
+
+/// The place of a step among those whose jobs are submitted together: jobs on one server with the same deadline and the
+/// same batch number are one job of that server (`verner-2014`, IV: synchronous messages of one period).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BatchPlace {
+    /// Number of the batch, unique on its server.
+    pub number: u32,
+    /// Position in the order of submission.
+    pub order: u32,
 }
 
 /// One operation on one engine, or on both engines of a peer copy.

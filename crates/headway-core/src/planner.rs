@@ -23,6 +23,7 @@ mod combined;
 mod gangs;
 mod models;
 mod servers;
+mod together;
 mod wafers;
 
 use combined::Domains;
@@ -277,7 +278,7 @@ impl Planner<'_> {
         for flow in &self.workload.flows {
             pipelines.push(Self::flow(flow));
         }
-        let servers = self.serve(&mut pipelines, &domains)?;
+        let servers = self.serve(&mut pipelines, &domains, &mut batches)?;
         let mut verdict = self.verdict(&servers);
         verdict.notes.extend(notes);
         Ok(Plan {
@@ -395,16 +396,18 @@ impl Planner<'_> {
         let shortest_of_all = shortest.values().copied().min();
         let mut groups: BTreeMap<_, Group> = BTreeMap::new();
         for (index, gpu, steps, gathered, window) in formed {
-            let shared = gathered && self.workload.grouping == Grouping::Class;
-            let window = if gathered && self.in_gangs() {
+            let shared = gathered && self.workload.grouping != Grouping::Each;
+            let window = match self.workload.grouping {
+                _ if !gathered => window,
                 // One cycle for all GPUs, that of the shortest deadline.
-                shortest_of_all.unwrap_or(window)
-            } else if shared {
-                // Classes T_min 2^j, rounded down: harmonic, so that all of them start together again and again.
-                let least = shortest[&gpu];
-                Nanos(least.0 << (window.0 / least.0).ilog2())
-            } else {
-                window
+                _ if self.in_gangs() => shortest_of_all.unwrap_or(window),
+                Grouping::Each => window,
+                Grouping::Gpu => shortest_of_all.unwrap_or(window),
+                Grouping::Class => {
+                    // Classes T_min 2^j, rounded down: harmonic, so that all of them start together again and again.
+                    let least = shortest[&gpu];
+                    Nanos(least.0 << (window.0 / least.0).ilog2())
+                }
             };
             let alone = if shared { None } else { Some(index) };
             // Only whole blocks can be given up: streams that skip share none with others.
@@ -545,6 +548,7 @@ impl Planner<'_> {
                     chunk: Bytes(0),
                     piece: Nanos::ZERO,
                     operations: vec![operation],
+                    batch: None,
                 }
             }
             Resolved::Compute(kernel) => {
@@ -568,6 +572,7 @@ impl Planner<'_> {
                     chunk: Bytes(0),
                     piece: Nanos::ZERO,
                     operations: vec![operation],
+                    batch: None,
                 }
             }
         })

@@ -111,6 +111,28 @@ impl Predictor {
         scaled.unwrap_or_else(|| Nanos(u64::from(class.0) + 1))
     }
 
+    /// Everything that is known, to be given to [`Predictor::handle_recall`] of another one.
+    pub fn estimators(&self) -> impl Iterator<Item = (Subject, Class, &Estimator)> {
+        let all = self.estimators.iter();
+        all.flat_map(|(subject, classes)| classes.iter().map(|(class, estimator)| (*subject, *class, estimator)))
+    }
+
+    /// Takes over what another predictor of the same form knew; what exceeds the room for it is dropped.
+    pub fn handle_recall(&mut self, subject: Subject, class: Class, estimator: Estimator) {
+        let known = self.estimators.get(&subject).is_some_and(|classes| classes.contains_key(&class));
+        if known || self.count >= self.parameters.estimators_max {
+            return;
+        }
+        self.count += 1;
+        self.estimators.entry(subject).or_default().insert(class, estimator);
+    }
+
+    /// Drops what is known of tasks that `keep` does not want.
+    pub fn retain(&mut self, keep: impl Fn(TaskId) -> bool) {
+        self.estimators.retain(|subject, _| keep(subject.task));
+        self.count = self.estimators.values().map(BTreeMap::len).sum();
+    }
+
     /// Drops what is known of a task.
     pub fn forget(&mut self, task: TaskId) {
         let from = Subject { task, acquisition: 0, model: ModelId(0) };

@@ -4,7 +4,9 @@
 //! ([`crate::engine_lock`]) the right to use one engine for one operation or chunk; [`crate::predictor`] says how long a
 //! job will hold a token. [`Arbiter`] is all of them together, for every cluster of a node: what a driver talks to.
 
+mod admission;
 mod arbiter;
+mod memory;
 mod messages;
 #[cfg(test)]
 mod tests;
@@ -12,6 +14,7 @@ mod tests;
 use serde::{Deserialize, Serialize};
 
 pub use self::arbiter::Arbiter;
+pub use self::memory::Memory;
 pub use self::messages::{Action, ArbiterParameters, ClusterParameters, Event, Input, Limits, Outcome, Refused};
 use crate::units::{Bytes, Nanos};
 

@@ -139,6 +139,8 @@ struct Link {
     open: Option<u32>,
     in_flight: u32,
     flying: u32,
+    /// It claims no more chunks.
+    retired: bool,
     buffers: Vec<State>,
     /// Free buffers. The one used last is taken first: it is the one most likely in the cache.
     empty: Vec<u32>,
@@ -171,6 +173,7 @@ impl Pipeline {
             open: None,
             in_flight: shape.in_flight.max(1),
             flying: 0,
+            retired: false,
             buffers: vec![State::Empty; shape.buffers as usize],
             empty: (0..shape.buffers).rev().collect(),
             full: Vec::with_capacity(shape.buffers as usize),
@@ -200,8 +203,8 @@ impl Pipeline {
     /// Whether workers of `link` have nothing to do any more, now and later.
     #[must_use]
     pub fn worker_is_done(&self, link: usize) -> bool {
-        let claimed = self.next == self.chunks;
         let link = &self.links[link];
+        let claimed = self.next == self.chunks || link.retired;
         let more = match self.flow {
             Flow::In => !claimed,
             Flow::Out => !claimed || link.flying > 0 || !link.full.is_empty(),
@@ -244,7 +247,7 @@ impl Pipeline {
             return false;
         }
         if self.engine_claims(link) {
-            self.next < self.chunks && !state.empty.is_empty()
+            self.next < self.chunks && !state.retired && !state.empty.is_empty()
         } else {
             state.submittable(self.order).is_some()
         }
@@ -260,7 +263,7 @@ impl Pipeline {
             }
         }
         let state = &self.links[link];
-        let claimed = self.next == self.chunks || self.stop.is_some();
+        let claimed = self.next == self.chunks || self.stop.is_some() || state.retired;
         let holds_work = match self.flow {
             Flow::In => state.buffers.iter().any(|state| *state != State::Empty),
             Flow::Out => false,
@@ -293,6 +296,23 @@ impl Pipeline {
         if self.outcome().is_none() {
             self.halt(Outcome::Cancelled);
         }
+    }
+
+    /// `link` claims no more chunks; those it has go on. The others move the rest.
+    ///
+    /// # Panics
+    /// If it is the first link, which stays to the end.
+    pub fn retire(&mut self, link: usize) {
+        assert!(link > 0, "the first link stays");
+        if self.outcome().is_none() {
+            self.links[link].retired = true;
+        }
+    }
+
+    /// Whether `link` was retired.
+    #[must_use]
+    pub fn is_retired(&self, link: usize) -> bool {
+        self.links[link].retired
     }
 
     /// How it ended; `None` while a buffer is in use or chunks remain. Nothing changes after it.
@@ -359,6 +379,7 @@ impl Pipeline {
         let link = &self.links[link];
         let whole = match self.flow {
             _ if self.stop.is_some() => 0,
+            Flow::In if link.retired => 0,
             Flow::In => (link.empty.len() as u64).min(self.chunks - self.next),
             Flow::Out => link.full.len() as u64,
         };
@@ -379,6 +400,9 @@ impl Pipeline {
             return None;
         }
         let link = &mut self.links[link];
+        if link.retired {
+            return None;
+        }
         let buffer = link.empty.pop()?;
         let chunk = self.next;
         self.next += 1;

@@ -4,11 +4,13 @@
 //! Streams of the GPUs are gathered into blocks, one per GPU and class of cycles, copied in, processed, and copied out,
 //! each step in a window of one cycle: with the gather step a stream of deadline `l` has cycles of `l / 4`. How the copies
 //! are kept apart is the [`Policy`]; [`Site`] tests a [`Load`] under it, [`longest_prefix`] and [`best_split`] search the
-//! division. [`admission`] lets streams join and leave one domain while others run, [`node`] all servers of a node.
+//! division. [`admission`] lets streams join and leave one domain while others run, [`node`] all servers of a node;
+//! [`running`] runs them meanwhile.
 
 pub mod admission;
 mod load;
 pub mod node;
+pub mod running;
 mod site;
 mod split;
 

@@ -263,6 +263,36 @@ impl TokenAllocator {
         Ok(())
     }
 
+    /// A task's state is on the GPU at `position`, from before this allocator was there.
+    pub fn handle_home(&mut self, task: TaskId, position: usize) {
+        if self.lost.get(position) == Some(&false) {
+            self.homes.insert(task, position);
+        }
+    }
+
+    /// Positions of the GPUs that tasks used last.
+    pub fn homes(&self) -> impl Iterator<Item = (TaskId, usize)> {
+        self.homes.iter().map(|(task, position)| (*task, *position))
+    }
+
+    /// Whether the GPU at `position` is lost.
+    #[must_use]
+    pub fn is_lost(&self, position: usize) -> bool {
+        self.lost.get(position).copied().unwrap_or(false)
+    }
+
+    /// The parameters in force, or those that will be when a reconfiguration has ended.
+    #[must_use]
+    pub fn parameters(&self) -> TokenParameters {
+        self.pending.unwrap_or(self.parameters)
+    }
+
+    /// Every token with the job that holds it.
+    pub fn holders(&self) -> impl Iterator<Item = (TokenId, JobId)> {
+        let heads = self.fifos.iter().filter_map(|fifo| Some((fifo.token, self.requests.get(fifo.members.front()?)?)));
+        heads.filter(|(_, request)| request.granted.is_some()).map(|(token, request)| (token, request.key.job))
+    }
+
     /// Forgets which GPU a task used last.
     pub fn handle_forget(&mut self, task: TaskId) {
         self.homes.remove(&task);

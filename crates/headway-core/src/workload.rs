@@ -65,6 +65,9 @@ pub enum Grouping {
     Class,
     /// Every stream has its own pipeline.
     Each,
+    /// All streams of a GPU share one pipeline, and all GPUs have the cycles of the shortest stream on the node, so that
+    /// their copies can move in one batch.
+    Gpu,
 }
 
 /// An endless sequence of packets of one size, one every `period`, each to be processed by all steps within `deadline`

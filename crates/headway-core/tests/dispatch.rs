@@ -11,7 +11,7 @@ use case::{Case, any_case, compute, copy, flow, hold, plan, server, step, stream
 use engines::Engines;
 use headway_core::dispatch::{Action, Dispatcher, Event, Input, Limits, Refused, TIME_MAX};
 use headway_core::log::What;
-use headway_core::plan::{Pipeline, Plan, Source};
+use headway_core::plan::{BatchPlace, Pipeline, Plan, PlannedStep, Source};
 use headway_core::units::{Bytes, Nanos};
 use proptest::prelude::*;
 use proptest::test_runner::FileFailurePersistence;
@@ -297,7 +297,7 @@ proptest! {
     }
 }
 
-fn steps(cost: u64) -> Vec<headway_core::plan::PlannedStep> {
+fn steps(cost: u64) -> Vec<PlannedStep> {
     vec![step(0, cost, vec![copy(1)]), step(0, cost, vec![compute()])]
 }
 
@@ -437,6 +437,23 @@ fn a_batch_waits_until_all_of_it_fits_the_limit_of_operations() {
     assert_eq!(submitted(&mut tight), [(1, 1), (2, 1), (3, 1)]);
     let refused = Refused::TooManyOperations { step: "step".to_owned(), operations: 3, limit: 2 };
     assert_eq!(Dispatcher::new(plan(servers(), flows(), vec![]), limit(2)).unwrap_err(), refused);
+}
+
+#[test]
+fn jobs_of_one_batch_are_submitted_together_in_their_order_and_keep_their_server_until_all_have_ended() {
+    let member = |order| {
+        let place = BatchPlace { number: 0, order };
+        flow(100, 100, vec![PlannedStep { batch: Some(place), ..step(0, 50, vec![copy(1)]) }])
+    };
+    let urgent = flow(100, 120, vec![step(0, 9, vec![hold()])]);
+    let pipelines = vec![member(1), urgent, member(0)];
+    let mut dispatcher = started(plan(vec![server(1)], pipelines, vec![]), Limits::default(), 1);
+    let pipelines: Vec<u32> = submitted(&mut dispatcher).into_iter().map(|(_, pipeline)| pipeline).collect();
+    assert_eq!(pipelines, [2, 0]);
+    dispatcher.handle(Nanos(10), &done(0, 0, 10)).unwrap();
+    assert_eq!(submitted(&mut dispatcher), []);
+    dispatcher.handle(Nanos(20), &done(1, 0, 20)).unwrap();
+    assert_eq!(submitted(&mut dispatcher), [(2, 1)]);
 }
 
 #[test]

@@ -31,6 +31,8 @@ struct World {
     /// Failures and cancellations that may still happen.
     failures: u32,
     cancels: u32,
+    /// Whether the second link may still retire.
+    retires: bool,
     first_failure: Option<u64>,
 }
 
@@ -59,6 +61,7 @@ impl World {
             placed: 0,
             failures,
             cancels,
+            retires: false,
             first_failure: None,
         }
     }
@@ -90,6 +93,12 @@ impl World {
         }
         for flight in 0..self.engine.len() {
             all.extend((0..=self.failures).map(|fails| self.engine_ends(case, flight, fails == 1)));
+        }
+        if self.retires {
+            let mut next = self.clone();
+            next.retires = false;
+            next.pipeline.retire(1);
+            all.push(next);
         }
         if self.cancels > 0 {
             let mut next = self.clone();
@@ -229,15 +238,18 @@ impl World {
 
 /// Visits every reachable world; gives the number of worlds and the outcomes seen.
 fn explore(case: &Case, failures: u32, cancels: u32) -> (usize, Vec<Outcome>) {
-    let start = World::new(case, failures, cancels);
+    visit(case, World::new(case, failures, cancels))
+}
+
+fn visit(case: &Case, start: World) -> (usize, Vec<Outcome>) {
     let mut seen = HashSet::from([start.clone()]);
     let mut open = vec![start];
     let mut outcomes = Vec::new();
     while let Some(world) = open.pop() {
         world.check(case);
         let successors = world.successors(case);
-        // A cancellation may always come, but nothing may depend on it.
-        if successors.iter().all(|next| next.cancels < world.cancels) {
+        // A cancellation, or the end of a link, may always come, but nothing may depend on it.
+        if successors.iter().all(|next| next.cancels < world.cancels || next.retires != world.retires) {
             world.check_last(case);
             let outcome = world.pipeline.outcome().unwrap();
             if !outcomes.contains(&outcome) {
@@ -316,6 +328,23 @@ fn a_cancellation_at_any_step_ends_with_all_buffers_back_and_the_prefix_in_place
         let (_, outcomes) = explore(&case, 0, 1);
         assert_eq!(outcomes.contains(&Outcome::Cancelled), case.chunks > 0);
     }
+}
+
+#[test]
+fn a_link_that_retires_at_any_step_leaves_the_rest_to_the_other() {
+    let mut claimed_after = false;
+    for case in cases().into_iter().filter(|case| case.shapes.len() > 1 && case.chunks > 0) {
+        for failures in [0, 1] {
+            let (_, outcomes) = visit(&case, World { retires: true, ..World::new(&case, failures, 0) });
+            assert!(outcomes.contains(&Outcome::Complete));
+            assert_eq!(outcomes.len() as u64, 1 + u64::from(failures) * case.chunks);
+        }
+        let mut pipeline = Pipeline::new(case.flow, case.order, case.chunks, &case.shapes);
+        pipeline.retire(1);
+        assert!(pipeline.is_retired(1) && pipeline.worker_is_done(1));
+        claimed_after |= matches!(pipeline.engine_next(1), EngineStep::Submit(_));
+    }
+    assert!(!claimed_after);
 }
 
 #[test]

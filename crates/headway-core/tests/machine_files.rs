@@ -4,6 +4,7 @@ use headway_core::error::FileError;
 use headway_core::machine::{
     CapacityId, CapacityKind, EndpointId, EngineClass, Machine, Method, RouteId, SHIPPED, parse, shipped,
 };
+use headway_core::transfer::Direction;
 use headway_core::units::{Nanos, Rate};
 use proptest::prelude::*;
 
@@ -60,6 +61,7 @@ to = "host"
 engines = ["e0"]
 links = ["out0"]
 setup = "5 us"
+submit = "1.5 us"
 [[route]]
 from = "gpu0"
 to = "gpu1"
@@ -122,6 +124,7 @@ fn a_file_becomes_indices_integers_and_defaults() {
     let [h2d, d2h, peer] = [&m.routes[0], &m.routes[1], &m.routes[2]];
     assert_eq!((h2d.weight, h2d.setup, h2d.setup_queued), (645, Nanos(7_300), Nanos(2_600)));
     assert_eq!((d2h.weight, d2h.setup_queued, d2h.method), (1_000, Nanos(5_000), Method::Dma));
+    assert_eq!((h2d.submit, d2h.submit), (Nanos(0), Nanos(1_500)));
     assert_eq!(peer.method, Method::Peer);
     assert_eq!(h2d.uses, [(CapacityId(0), 1_000_000), (CapacityId(3), 1_057_000)]);
     assert_eq!(d2h.uses, [(CapacityId(1), 1_000_000), (CapacityId(3), 2_000_000)], "a route's own key beats `host`");
@@ -560,16 +563,25 @@ fn gpusync_platform_copies_between_gpus_only_under_one_hub() {
 }
 
 #[test]
-fn h200_x1_equals_h200_x4_restricted_to_one_gpu() {
-    let (one, four) = (shipped("h200-x1").expect("shipped"), shipped("h200-x4").expect("shipped"));
-    let restricted = four.with_gpus(1).expect("it has four");
-    assert_eq!(restricted.hash, format!("{}-g1", four.hash));
-    let Machine { endpoints, capacities, engines, routes, kernels, .. } = restricted;
-    assert_eq!(endpoints, one.endpoints);
-    assert_eq!(capacities, one.capacities);
-    assert_eq!(engines, one.engines);
-    assert_eq!(routes, one.routes);
-    assert_eq!(kernels, one.kernels);
+fn the_files_of_h200_nodes_are_measured_ones() {
+    for (name, gpus) in [("h200-x1", 1), ("h200-x4", 4)] {
+        let machine = shipped(name).expect("shipped");
+        assert_eq!(machine.gpus().count(), gpus);
+        for gpu in machine.gpus() {
+            for direction in [Direction::H2d, Direction::D2h] {
+                let has = |method: Method| {
+                    let mut keys = machine.profile.curves.keys();
+                    keys.any(|key| (key.gpu, key.direction, key.way.method) == (gpu, direction, method))
+                };
+                let methods = [Method::Pageable, Method::Dma, Method::Staged, Method::Window, Method::Resident];
+                assert!(methods.into_iter().all(has), "{name}, {direction}");
+                let mut tunings = machine.profile.tunings.keys();
+                assert!(tunings.any(|key| (key.gpu, key.direction) == (gpu, direction)), "{name}, {direction}");
+            }
+        }
+        let calibration = machine.calibration.as_ref().expect("it is calibrated");
+        assert!(calibration.jitter > Nanos::ZERO);
+    }
 }
 
 #[test]
@@ -580,10 +592,10 @@ fn h200_x4_pairs_peers_both_ways_on_different_engines() {
         assert_eq!(engines(from, to).len(), 2);
         assert!(engines(from, to).iter().all(|e| !engines(to, from).contains(e)));
     }
+    // PCIe 5.0 x16 carries no more; all four together are held back by what they share.
     let capacity = |id: &str| m.capacities.iter().find(|c| c.id == id).expect("it is there").rate;
-    assert_eq!(capacity("gpu2.in"), Rate(55_500_000_000));
-    assert_eq!(capacity("io"), Rate(189_200_000_000));
-    assert_eq!(capacity("write"), Rate(154_800_000_000));
+    assert!((Rate(50_000_000_000)..Rate(60_000_000_000)).contains(&capacity("gpu2.in")));
+    assert!((Rate(110_000_000_000)..Rate(4 * 56_000_000_000)).contains(&capacity("io")));
 }
 
 #[test]

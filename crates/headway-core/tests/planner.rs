@@ -32,8 +32,13 @@ impl Draw {
     }
 }
 
+/// A shipped machine; of the H200 nodes those with round figures.
 fn shipped(name: &str) -> Machine {
-    machine::shipped(name).expect("shipped")
+    match name {
+        "h200-x1" => machine::parse(name, include_str!("machines/h200-x1.toml")).expect("it parses"),
+        "h200-x4" => machine::parse(name, include_str!("machines/h200-x4.toml")).expect("it parses"),
+        _ => machine::shipped(name).expect("shipped"),
+    }
 }
 
 fn loaded(text: &str) -> Loaded<Workload> {
@@ -241,6 +246,7 @@ fn classes_are_the_shortest_window_of_a_gpu_times_a_power_of_two_and_no_longer_t
                 let window = pipeline_of(plan, &plan.streams[at]).window.0;
                 match workload.grouping {
                     Grouping::Each => assert_eq!(window, own(at)),
+                    Grouping::Gpu => assert!(window <= shortest),
                     Grouping::Class => {
                         assert!(window.is_multiple_of(shortest) && (window / shortest).is_power_of_two());
                         assert!(window <= own(at) && own(at) < 2 * window);
@@ -319,7 +325,18 @@ fn tasks_of(plan: &Plan, server: usize) -> Vec<Task> {
     let task =
         |(p, s): (&Pipeline, &PlannedStep)| Task { cost: s.cost, period: p.period, deadline: p.window, chunk: s.piece };
     let steps = plan.pipelines.iter().flat_map(|p| p.steps.iter().map(move |s| (p, s)));
-    steps.filter(|(_, s)| s.server as usize == server).map(task).collect()
+    // The steps of a batch are one job.
+    let mut batches = Vec::new();
+    let first = |step: &PlannedStep| match step.batch {
+        Some(place) if batches.contains(&place.number) => false,
+        Some(place) => {
+            batches.push(place.number);
+            true
+        }
+        None => true,
+    };
+    let mut first = first;
+    steps.filter(|(_, s)| s.server as usize == server && first(s)).map(task).collect()
 }
 
 fn test_of(tasks: &[Task]) -> Verdict {
@@ -789,6 +806,39 @@ fn transfers_that_share_nothing_are_domains_of_their_own() {
     assert_eq!(servers(&text(4, "host", "gpu#")), 1, "four do not");
     assert_eq!(servers(&text(2, "gpu#", "host")), 2);
     assert_eq!(servers(&text(3, "gpu#", "host")), 1, "three copies out fill the way into memory");
+}
+
+#[test]
+fn copies_of_streams_that_open_their_windows_together_move_in_one_batch_where_they_share_something() {
+    let streams = |grouping: &str| {
+        let stream = |n: u32| stream_text(&format!("s{n}"), "8 MB", "5 ms", "20 ms", &format!("{IN}, {SPIN}, {OUT}"));
+        parsed(&format!("name = \"w\"\n[run]\ngrouping = \"{grouping}\"\n{}", (0..4).map(stream).collect::<String>()))
+    };
+    let machine = shipped("h200-x4");
+    let copies = |plan: &Plan| -> Vec<(Option<u32>, bool, Nanos)> {
+        let steps = plan.pipelines.iter().flat_map(|pipeline| &pipeline.steps);
+        let copy = |step: &PlannedStep| match step.operations[0].work {
+            Work::Copy { class, .. } => {
+                Some((step.batch.map(|place| place.number), class == EngineClass::H2d, step.cost))
+            }
+            _ => None,
+        };
+        steps.filter_map(copy).collect()
+    };
+    let serial = copies(&plan(&machine, &streams("gpu"), with(Strategy::Serial)).unwrap());
+    let together = plan(&machine, &streams("gpu"), with(Strategy::Combined)).unwrap();
+    let alone: u64 = serial.iter().map(|(.., cost)| cost.0).sum();
+    let batches: u64 = together.batches.iter().map(|batch| batch.worst_case.0).sum();
+    assert_eq!((serial.len(), copies(&together).len(), together.batches.is_empty()), (8, 8, false));
+    assert!(batches * 2 < alone, "{batches} {alone}");
+    for (number, _, cost) in copies(&together) {
+        assert_eq!(together.batches[number.expect("all are in batches") as usize].worst_case, cost);
+    }
+    let one = plan(&shipped("h200-x1"), &streams("gpu"), with(Strategy::Combined)).unwrap();
+    assert!(
+        copies(&one).iter().all(|(number, ..)| number.is_none()),
+        "one GPU's directions share nothing that is full"
+    );
 }
 
 /// Four H200 without any margin for rates above the measured ones.

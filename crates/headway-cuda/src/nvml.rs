@@ -16,6 +16,8 @@ type Handle = *mut c_void;
 const NVLINKS_MAX: c_uint = 18;
 const NOT_SUPPORTED: Code = 3;
 const INVALID_ARGUMENT: Code = 2;
+const GPU_IS_LOST: Code = 15;
+const RESET_REQUIRED: Code = 16;
 
 /// `nvmlPciInfo_t` of the `_v3` and `_v2` functions below.
 #[repr(C)]
@@ -190,6 +192,29 @@ impl Nvml {
         self.check("nvmlDeviceGetCount_v2", unsafe { (table.nvmlDeviceGetCount_v2)(&raw mut count) })?;
         let gpus = (0..count).map(|index| self.gpu(index)).collect::<Result<_, _>>()?;
         Ok(NvmlReport { driver_version, gpus })
+    }
+
+    /// Whether the GPU at `index` no longer answers until it, or the node, is reset.
+    ///
+    /// # Errors
+    /// [`DeviceError::Driver`] if the question failed for another reason.
+    pub fn is_lost(&self, index: u32) -> Result<bool, DeviceError> {
+        let lost = |code: Code| code == GPU_IS_LOST || code == RESET_REQUIRED;
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: `handle` is valid for the call to write.
+        let code = unsafe { (self.table.nvmlDeviceGetHandleByIndex_v2)(index, &raw mut handle) };
+        if lost(code) {
+            return Ok(true);
+        }
+        self.check("nvmlDeviceGetHandleByIndex_v2", code)?;
+        let mut generation = 0;
+        // SAFETY: the handle is NVML's; the number is valid for the call to write. What it says is read from the GPU.
+        let code = unsafe { (self.table.nvmlDeviceGetCurrPcieLinkGeneration)(handle, &raw mut generation) };
+        match code {
+            NOT_SUPPORTED => Ok(false),
+            code if lost(code) => Ok(true),
+            code => self.check("nvmlDeviceGetCurrPcieLinkGeneration", code).map(|()| false),
+        }
     }
 
     fn gpu(&self, index: c_uint) -> Result<NvmlGpu, DeviceError> {

@@ -4,6 +4,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::sync::Arc;
 
 use headway_core::transfer::Via;
+use headway_core::units::Nanos;
 use headway_device::buffer::{Budget, DeviceId, Domain};
 use headway_device::port::{Caching, Lane, Pager, Port, Reach, Resident, ResidentOptions};
 use headway_device::{Buffer, Description, DeviceError, HostKind, Limits, Span, check};
@@ -175,6 +176,10 @@ impl Port for CudaPort {
 
     fn windows(&self) -> Vec<(Via, Result<(), DeviceError>)> {
         window::probe(&self.context)
+    }
+
+    fn round_trips(&self, via: Via, rounds: u32) -> Result<Vec<Nanos>, DeviceError> {
+        window::round_trips_of_form(&self.context, via, rounds)
     }
 
     fn pager(&self, via: Via, buffer: &Buffer) -> Result<Box<dyn Pager>, DeviceError> {

@@ -586,6 +586,7 @@ mod tests {
             weight: 1,
             setup: Nanos(7),
             setup_queued: Nanos(3),
+            submit: Nanos(0),
         };
         let machine = Machine {
             name: "test".into(),

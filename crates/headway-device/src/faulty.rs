@@ -145,6 +145,10 @@ impl Port for FaultyPort {
     fn windows(&self) -> Vec<(Via, Result<(), DeviceError>)> {
         self.inner.windows()
     }
+    fn round_trips(&self, via: Via, rounds: u32) -> Result<Vec<Nanos>, DeviceError> {
+        self.state.alive()?;
+        self.inner.round_trips(via, rounds)
+    }
     fn pager(&self, via: Via, buffer: &Buffer) -> Result<Box<dyn Pager>, DeviceError> {
         self.state.alive()?;
         self.inner.pager(via, buffer)

@@ -296,6 +296,20 @@ pub trait Port: Send + Sync {
     /// Every window form with why it cannot be used, if it cannot. In the order of preference.
     fn windows(&self) -> Vec<(Via, Result<(), DeviceError>)>;
 
+    /// Times from a store of four bytes through a window of the form `via` to the answer of a running kernel in host memory,
+    /// as the CPU sees both: `rounds` of them, in order.
+    ///
+    /// # Errors
+    /// [`DeviceError::Unavailable`] where no kernel can look at such a window; [`DeviceError::Timeout`].
+    fn round_trips(&self, via: Via, rounds: u32) -> Result<Vec<Nanos>, DeviceError> {
+        let _ = rounds;
+        Err(DeviceError::Unavailable {
+            what: format!("the round trip through the window `{via}`"),
+            reason: "this device runs no kernel that waits for stores".into(),
+            remedy: "measure it on a GPU".into(),
+        })
+    }
+
     /// A small mapping moved over `buffer`, by the form `via`.
     ///
     /// # Errors

@@ -120,6 +120,49 @@ pub fn make_ordinary(tid: u32) -> Result<(), SchedError> {
     set_class(tid, libc::SCHED_OTHER, 0)
 }
 
+/// Gives the thread `tid` of any process a nice value, -20 (first) to 19.
+///
+/// # Errors
+/// [`OsError`]: `EACCES` or `EPERM` without the capability `CAP_SYS_NICE` or a limit that allows it (`ulimit -e`), `ESRCH` if
+/// the thread has ended.
+pub fn make_nice(tid: u32, nice: i32) -> Result<(), OsError> {
+    // 0 would be the calling process.
+    let tid = Some(tid).filter(|tid| *tid > 0).ok_or(OsError { call: "setpriority", errno: Errno(libc::ESRCH) })?;
+    // SAFETY: the call touches no memory; a number that is no thread's is refused by the kernel.
+    let status = unsafe { libc::setpriority(libc::PRIO_PROCESS, tid, nice) };
+    if status == 0 { Ok(()) } else { Err(OsError::last("setpriority")) }
+}
+
+/// How long it takes to raise another thread into `SCHED_FIFO`, or to lower it again: the longest of `times` calls, on a
+/// thread that then ends.
+///
+/// # Errors
+/// [`SchedError`] when the kernel refuses.
+pub fn boost_latency(times: u32) -> Result<Nanos, SchedError> {
+    let (tell, told) = std::sync::mpsc::channel();
+    let (end, ended) = std::sync::mpsc::channel::<()>();
+    let thread = std::thread::Builder::new().name("headway-probe".into()).spawn(move || {
+        let _ = tell.send(crate::ipc::this_thread());
+        let _ = ended.recv();
+    });
+    let thread = thread.map_err(|error| refusal("SCHED_FIFO", Errno(error.raw_os_error().unwrap_or(libc::EAGAIN))))?;
+    let measure = |tid: u32| {
+        let mut longest = Nanos::ZERO;
+        for _ in 0..times {
+            for raise in [true, false] {
+                let start = crate::clock::now();
+                if raise { make_fifo(tid, FIFO_PRIORITY) } else { make_ordinary(tid) }?;
+                longest = longest.max(crate::clock::now().saturating_sub(start));
+            }
+        }
+        Ok(longest)
+    };
+    let measured = told.recv().map_err(|_| refusal("SCHED_FIFO", Errno(libc::ESRCH))).and_then(measure);
+    drop(end);
+    let _ = thread.join();
+    measured
+}
+
 fn set_class(tid: u32, class: libc::c_int, priority: i32) -> Result<(), SchedError> {
     // 0 would be the calling thread.
     let tid = libc::pid_t::try_from(tid).ok().filter(|tid| *tid > 0);
@@ -290,6 +333,20 @@ mod tests {
             Err(error) => assert_eq!((error.wanted, class), ("SCHED_FIFO", SchedClass::Other)),
         }
         assert_eq!(make_ordinary(0).unwrap_err().errno.0, libc::ESRCH);
+    }
+
+    #[test]
+    fn raising_a_thread_takes_some_time_or_is_refused() {
+        match boost_latency(10) {
+            Ok(time) => assert!(time > Nanos::ZERO),
+            Err(error) => assert_eq!(error.wanted, "SCHED_FIFO"),
+        }
+    }
+
+    #[test]
+    fn a_thread_may_always_be_nicer_than_it_is() {
+        std::thread::spawn(|| make_nice(crate::ipc::this_thread(), 19).unwrap()).join().unwrap();
+        assert_eq!(make_nice(0, 19).unwrap_err().errno.0, libc::ESRCH);
     }
 
     #[test]

@@ -44,6 +44,80 @@ pub enum DataError {
     },
 }
 
+/// What puts blocks into the first buffers of pipelines.
+pub trait Supply: Send {
+    /// Called once for every buffer of a pipeline's ring, before the run begins.
+    ///
+    /// # Errors
+    /// [`DataError`].
+    fn prepare(&mut self, _pipeline: u32, _slot: usize, _buffer: &mut [u8]) -> Result<(), DataError> {
+        Ok(())
+    }
+
+    /// Puts the block of `cycle` into the start of `buffer`, number `slot` of the pipeline's ring.
+    ///
+    /// # Errors
+    /// [`DataError`]; the buffer is then unspecified.
+    fn supply(&mut self, pipeline: u32, cycle: u64, slot: usize, buffer: &mut [u8]) -> Result<Gathered, DataError>;
+}
+
+/// What takes blocks from the last buffers of pipelines.
+pub trait Collect: Send {
+    /// Takes the block of `cycle`, which went through the buffers of `slot`.
+    ///
+    /// # Errors
+    /// [`DataError`] if it is not the block expected.
+    fn collect(&mut self, pipeline: u32, cycle: u64, slot: usize, block: &[u8]) -> Result<(), DataError>;
+
+    /// Takes the lists of a wafer's generation, one from every GPU that inspected some of it.
+    ///
+    /// # Errors
+    /// As for `collect`; unless it is overridden, every list is refused.
+    fn collect_lists(&mut self, pipeline: u32, cycle: u64, lists: &[&[u8]]) -> Result<(), DataError> {
+        let what = format!("{} lists that nobody collects", lists.len());
+        Err(DataError::Sequence { pipeline: format!("number {pipeline}"), cycle, what })
+    }
+
+    /// Learns that `cycle` was given up: none of its bytes come.
+    ///
+    /// # Errors
+    /// As for `collect`.
+    fn lose(&mut self, pipeline: u32, cycle: u64) -> Result<(), DataError> {
+        let _ = (pipeline, cycle);
+        Ok(())
+    }
+
+    /// Ends the run and returns the bytes of each stream.
+    ///
+    /// # Errors
+    /// [`OutputError`].
+    fn finish(self: Box<Self>) -> Result<Vec<u64>, OutputError>;
+}
+
+impl Supply for Gatherer {
+    fn supply(&mut self, pipeline: u32, cycle: u64, _slot: usize, buffer: &mut [u8]) -> Result<Gathered, DataError> {
+        self.gather(pipeline, cycle, buffer)
+    }
+}
+
+impl Collect for Scatterer {
+    fn collect_lists(&mut self, pipeline: u32, cycle: u64, lists: &[&[u8]]) -> Result<(), DataError> {
+        self.scatter_lists(pipeline, cycle, lists)
+    }
+
+    fn collect(&mut self, pipeline: u32, cycle: u64, _slot: usize, block: &[u8]) -> Result<(), DataError> {
+        self.scatter(pipeline, cycle, block)
+    }
+
+    fn lose(&mut self, pipeline: u32, cycle: u64) -> Result<(), DataError> {
+        Self::lose(self, pipeline, cycle)
+    }
+
+    fn finish(self: Box<Self>) -> Result<Vec<u64>, OutputError> {
+        Self::finish(*self)
+    }
+}
+
 /// Packs blocks. Cheap to clone; any thread may use it.
 #[derive(Clone, Debug)]
 pub struct Gatherer {

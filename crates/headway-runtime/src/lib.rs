@@ -7,6 +7,7 @@ pub mod host;
 pub mod intake;
 pub mod kernels;
 pub mod outlet;
+pub mod ring;
 pub mod sharing;
 pub mod staging;
 pub mod wafer;

@@ -19,7 +19,7 @@ mod stock;
 mod sync;
 mod worker;
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use headway_core::staging::{Flow, Order, Outcome};
 use headway_core::transfer::Tuning;
@@ -49,13 +49,16 @@ pub struct Staged<'a> {
     pub populate: bool,
     /// The copy is given up soon after this becomes true.
     pub cancel: Option<&'a AtomicBool>,
+    /// Of each link from the second on, the bulk copies that its GPU has of its own: while there are any, the link is not
+    /// used. Links without one are used to the end.
+    pub own: &'a [&'a AtomicU32],
 }
 
 impl Staged<'_> {
     /// With `tuning`, in order of arrival, with a ramp.
     #[must_use]
     pub const fn new(tuning: Tuning) -> Self {
-        Self { tuning, order: Order::Arrival, ramp: true, populate: false, cancel: None }
+        Self { tuning, order: Order::Arrival, ramp: true, populate: false, cancel: None, own: &[] }
     }
 }
 

@@ -20,10 +20,10 @@ use headway_core::log::{Record, What};
 use headway_core::plan::Plan;
 use headway_core::units::{Bytes, Nanos};
 use headway_core::workload::OnMiss;
-use headway_device::{Completion, Device, DeviceError, KernelError};
+use headway_device::{Access, Completion, Device, DeviceError, KernelError};
 use headway_os::clock;
 
-use crate::blocks::{DataError, Gatherer, Scatterer};
+use crate::blocks::{Collect, DataError, Gatherer, Scatterer, Supply};
 use crate::kernels::Kernels;
 use crate::outlet::OutputError;
 use buffers::Buffers;
@@ -154,6 +154,22 @@ pub struct Job<'a> {
     pub scatterer: Scatterer,
 }
 
+/// The same with whatever brings and takes the blocks.
+pub struct Work<'a> {
+    /// The plan.
+    pub plan: &'a Arc<Plan>,
+    /// The kernels of its compute steps.
+    pub kernels: &'a Kernels,
+    /// Cycles per pipeline.
+    pub cycles: Vec<u64>,
+    /// Packets per stream.
+    pub packets: Vec<u64>,
+    /// What fills the first buffers.
+    pub supply: Box<dyn Supply>,
+    /// What empties the last ones.
+    pub collect: Box<dyn Collect>,
+}
+
 /// What came of a run.
 #[derive(Debug)]
 pub struct WallOutcome {
@@ -175,27 +191,44 @@ pub fn run(
     job: Job<'_>,
     devices: &mut [Box<dyn Device>],
     options: &Options,
+    log: impl FnMut(&Record),
+    progress: impl FnMut(Nanos),
+) -> Result<WallOutcome, RunError> {
+    let Job { plan, kernels, gatherer, scatterer } = job;
+    let cycles = gatherer.cycles();
+    let packets = gatherer.runs().iter().map(|run| run.packets).collect();
+    let (supply, collect) = (Box::new(gatherer.clone()), Box::new(scatterer));
+    run_work(Work { plan, kernels, cycles, packets, supply, collect }, devices, options, log, progress)
+}
+
+/// As [`run`], with whatever brings and takes the blocks.
+///
+/// # Errors
+/// [`RunError`]. All threads have ended and all operations are complete or discarded by then.
+pub fn run_work(
+    work: Work<'_>,
+    devices: &mut [Box<dyn Device>],
+    options: &Options,
     mut log: impl FnMut(&Record),
     mut progress: impl FnMut(Nanos),
 ) -> Result<WallOutcome, RunError> {
-    let Job { plan, kernels, gatherer, scatterer } = job;
+    let Work { plan, kernels, cycles, packets, mut supply, collect } = work;
     let buffers = Arc::new(Buffers::new(plan, devices, kernels, options.spare_cycles)?);
+    prepare(plan, &buffers, supply.as_mut())?;
     let (inbox, messages) = mpsc::channel();
     for device in devices.iter_mut() {
         let inbox = inbox.clone();
         // A driver that has ended no longer listens, and need not.
         device.set_waker(Arc::new(move || drop(inbox.send(Message::Wake))));
     }
-    let cycles = gatherer.cycles();
-    let packets = gatherer.runs().iter().map(|run| run.packets).collect();
     std::thread::scope(|scope| {
         let (free, freed) = mpsc::channel();
         let (deliver, delivered) = mpsc::channel();
         let stop = Arc::new(AtomicBool::new(false));
-        let feeder = feed::Feeder::new(plan, gatherer, &buffers, &cycles, inbox.clone(), freed, Arc::clone(&stop));
+        let feeder = feed::Feeder::new(plan, supply, &buffers, &cycles, inbox.clone(), freed, Arc::clone(&stop));
         let feeder = feeder.within(options.limits.cycles_in_flight_max);
         scope.spawn(move || feeder.run());
-        let sink = feed::Sink::new(scatterer, &buffers, inbox, delivered, free);
+        let sink = feed::Sink::new(collect, &buffers, inbox, delivered, free);
         let sink = scope.spawn(move || sink.run());
         let mut driver = Driver {
             plan,
@@ -218,6 +251,23 @@ pub fn run(
         let (epoch, end) = driven?;
         Ok(WallOutcome { written: written?, epoch, end })
     })
+}
+
+/// Lets `supply` see every buffer once before the run.
+fn prepare(plan: &Plan, buffers: &Buffers, supply: &mut dyn Supply) -> Result<(), RunError> {
+    for (number, pipeline) in (0u32..).zip(&plan.pipelines) {
+        for slot in 0..buffers.slots(number) {
+            // A wafer's ring is filled with its buffers.
+            let buffers::Ends::Block(buffer) = buffers.first(number, slot) else { continue };
+            let what = || format!("buffers of pipeline `{}`", pipeline.name);
+            let mut span = buffer
+                .claim(0..buffer.len(), Access::Write)
+                .map_err(|source| RunError::Prepare { what: what(), source })?;
+            let bytes = span.bytes_mut().map_err(|source| RunError::Prepare { what: what(), source })?;
+            supply.prepare(number, slot, bytes)?;
+        }
+    }
+    Ok(())
 }
 
 /// Buffers of a cycle under way.

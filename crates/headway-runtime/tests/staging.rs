@@ -1,6 +1,6 @@
 //! `staged`, `multipath` and chunked `dma` on emulated ports: sizes, edges and faults, every byte compared.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Barrier};
 
 use headway_core::staging::{Flow, Order};
@@ -293,6 +293,30 @@ fn a_chunk_that_fails_on_the_way_out_leaves_its_prefix() {
     rig.still_works();
 }
 
+#[test]
+fn only_the_last_32_mib_of_a_copy_into_a_gpu_are_stored_past_the_caches() {
+    const TAIL: u64 = 32 << 20;
+    let len = (TAIL as usize) + (3 << 20) + 5;
+    let by: Arc<[AtomicU64; 2]> = Arc::default();
+    let counts = Arc::clone(&by);
+    let copy_loop = move |to: &mut [u8], from: &[u8], stores: Stores| {
+        counts[usize::from(stores == Stores::NonTemporal)].fetch_add(to.len() as u64, Ordering::Relaxed);
+        to.copy_from_slice(from);
+    };
+    let port: Arc<dyn Port> = Arc::new(EmuPort::open(EmuPortSpec::new("emu0")));
+    let pool = Pool::with_copy_loop(Arc::clone(&port), options(2), Arc::new(copy_loop));
+    pool.prepare(Bytes(1 << 20), None).unwrap();
+    let (device, how) = (port.device_buffer(len, Reach::Device).unwrap(), Staged::new(tuning(2, 1 << 20)));
+    let at = At { buffer: &device, offset: 0 };
+    let mut memory = noise(len, 77);
+    copy_in(&[&pool], at, &memory, &how).unwrap();
+    let [plain, past] = [0, 1].map(|kind| by[kind].swap(0, Ordering::Relaxed));
+    assert_eq!(plain + past, len as u64);
+    assert!((TAIL..TAIL + (1 << 20)).contains(&past), "whole chunks: {past}");
+    copy_out(&[&pool], &mut memory, at, &how).unwrap();
+    assert_eq!(by[0].load(Ordering::Relaxed), len as u64, "on the way out nothing changes");
+}
+
 /// A pool whose copy loop asks `before` first, with the number of the call.
 fn with_loop(threads: u32, before: impl Fn(u64) + Send + Sync + 'static) -> Rig {
     let port = Arc::new(FaultyPort::new(Arc::new(EmuPort::open(EmuPortSpec::new("emu0"))), PortFaults::default()));
@@ -454,6 +478,38 @@ fn several_links_share_the_chunks_of_ordinary_memory() {
             // Which link gets how many is a matter of time.
             assert_eq!(moved.links.iter().sum::<u64>(), moved.chunks);
         }
+    }
+    for rig in &rigs {
+        rig.still_works();
+    }
+}
+
+#[test]
+fn a_relay_whose_gpu_has_copies_of_its_own_is_let_go() {
+    let rigs = node(1, 2, 4, 64 << 10);
+    let busy = AtomicU32::new(1);
+    let own = [&busy];
+    let tuning = Tuning { in_flight: 4, ..tuning(2, 64 << 10) };
+    let how = Staged { own: &own, ..Staged::new(tuning) };
+    for moved in rigs[0].check(&pools(&rigs), 9 << 20, 7, 3, &how) {
+        assert_eq!(moved.links, [moved.chunks, 0], "it never took part");
+    }
+    for _ in 0..20 {
+        busy.store(0, Ordering::Relaxed);
+        let before = rigs[1].port.submitted();
+        let over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while rigs[1].port.submitted() == before && !over.load(Ordering::Relaxed) {
+                    std::thread::yield_now();
+                }
+                busy.store(1, Ordering::Relaxed);
+            });
+            for moved in rigs[0].check(&pools(&rigs), 9 << 20, 7, 3, &how) {
+                assert_eq!(moved.links.iter().sum::<u64>(), moved.chunks);
+            }
+            over.store(true, Ordering::Relaxed);
+        });
     }
     for rig in &rigs {
         rig.still_works();

@@ -98,7 +98,7 @@ fn workload(machine: &Machine, draw: &mut Draw) -> Workload {
     };
     Workload {
         cycle: *draw.pick(&[Cycle::Auto, Cycle::Paper, Cycle::Arrival]),
-        grouping: *draw.pick(&[Grouping::Class, Grouping::Each]),
+        grouping: *draw.pick(&[Grouping::Class, Grouping::Each, Grouping::Gpu]),
         streams: (0..streams).map(|n| stream(machine, draw, n as usize)).collect(),
         messages: (0..messages).map(|n| message(machine, draw, n as usize)).collect(),
         flows: (0..flows).map(|n| flow(draw, n)).collect(),

@@ -45,6 +45,7 @@ fn message(machine: &Machine, blocks: &[BatchBlock]) -> Pipeline {
             chunk: Bytes(0),
             piece: long,
             operations: blocks.iter().map(operation).collect(),
+            batch: None,
         }],
         gang: None,
     }
@@ -156,6 +157,7 @@ fn small_machine(draw: &mut Draw) -> Machine {
             weight: draw.within(1, 1_000) as u32,
             setup: Nanos(draw.below(3) * draw.within(1, 9_000)),
             setup_queued: Nanos(draw.below(3) * draw.within(1, 3_000)),
+            submit: Nanos::ZERO,
         });
     }
     of

@@ -258,7 +258,9 @@ fn operations_begin_when_submitted_to_idle_engines_and_take_what_the_model_says(
                 deadline = \"12 ms\"\nsteps = [{ copy = \"host -> gpu\" }, { compute = \"spin\" }, { copy = \"gpu -> host\" }]\n";
     let mut workload = workload::parse("one.toml", text).unwrap().value;
     workload.streams[0].steps[1] = workload::Step::Compute { kernel: "aes128-cbc".to_owned() };
-    let machine = machine("h200-x1");
+    // A node of round figures.
+    let text = include_str!("../../headway-core/tests/machines/h200-x1.toml");
+    let machine = headway_core::machine::parse("h200-x1", text).unwrap();
     let plan = plan(&machine, &workload, Options::default()).unwrap();
     let (outcome, log) = logged(&plan, &machine, &run_of(&plan, 3), &mut Null::full(&plan));
     assert!(outcome.unwrap().finished);

@@ -105,7 +105,8 @@ fn compare(seed: u64) -> Option<[u64; 3]> {
     let scenario = codes[draw.within(0, codes.len() as u64 - 1) as usize];
     let modes = [Mode::Optimal, Mode::WorkConserving, Mode::Relaxed(cluster.cpus), Mode::Fifo];
     let mode = modes[draw.within(0, 3) as usize];
-    let setting = Setting { scenario, mode, predictor: Form::WINDOW, seed, until: Nanos(600 * MS) };
+    let setting =
+        Setting { scenario, tokens_per_gpu: None, mode, predictor: Form::WINDOW, seed, until: Nanos(600 * MS) };
     let mut watch = Watch(vec![Most::default(); cluster.tasks.len()], 0);
     simulate(&cluster, &setting, &mut watch).unwrap_or_else(|error| panic!("seed {seed}: {error:?}"));
     assert!(watch.1 > 0, "seed {seed}: no job was complete");
@@ -138,6 +139,45 @@ fn within(what: &str, system: &System, analysis: &Analysis, task: usize, most: &
     [percent(most.token, bound.token_wait), percent(most.copy, copy), percent(most.execute, execute)]
 }
 
+/// Sees that no job waits for a CPU while one is idle.
+struct Conserving {
+    cpus: usize,
+    seed: u64,
+    full: u64,
+}
+
+impl Observer for Conserving {
+    const WATCHES_CPUS: bool = true;
+
+    fn cpus(&mut self, now: Nanos, running: usize, waiting: usize) {
+        let (cpus, seed) = (self.cpus, self.seed);
+        assert!(running <= cpus, "seed {seed}, {now}: {running} jobs on {cpus} CPUs");
+        assert!(waiting == 0 || running == cpus, "seed {seed}, {now}: {waiting} wait, {running} of {cpus} CPUs run");
+        self.full += u64::from(waiting > 0);
+    }
+}
+
+#[test]
+fn no_job_waits_for_a_cpu_while_one_is_idle() {
+    let mut full = 0;
+    for seed in 0..400 {
+        let mut draw = Draw(Pcg64Mcg::seed_from_u64(seed));
+        let mut cluster = cluster(&mut draw);
+        if draw.within(0, 1) == 0 {
+            cluster.costs.call = draw.time(1, MS / 10);
+        }
+        let scenario = Scenario::distinct()[draw.within(0, 35) as usize];
+        let modes = [Mode::Optimal, Mode::WorkConserving, Mode::Relaxed(cluster.cpus), Mode::Fifo];
+        let mode = modes[draw.within(0, 3) as usize];
+        let setting =
+            Setting { scenario, tokens_per_gpu: None, mode, predictor: Form::WINDOW, seed, until: Nanos(300 * MS) };
+        let mut watch = Conserving { cpus: cluster.cpus as usize, seed, full: 0 };
+        simulate(&cluster, &setting, &mut watch).unwrap_or_else(|error| panic!("seed {seed}: {error:?}"));
+        full += watch.full;
+    }
+    assert!(full > 10_000, "jobs hardly ever wait for a CPU: {full}");
+}
+
 /// How many seeds had bounds, and the largest share of each kind that any reached.
 fn compared(seeds: std::ops::Range<u64>) -> (usize, [u64; 3]) {
     seeds.filter_map(compare).fold((0, [0; 3]), |(count, most), reached| {
@@ -155,7 +195,7 @@ fn simulated_blocking_stays_within_its_bounds_and_comes_near_them() {
 
 /// More of the same: `cargo test --release -p headway-sim --test sharing_bounds -- --ignored`.
 #[test]
-#[ignore = "takes minutes"]
+#[ignore = "takes ten seconds or more"]
 fn simulated_blocking_stays_within_its_bounds_for_many_seeds() {
     let (count, reached) = compared(1_000..11_000);
     assert!(count > 4_000, "{count} {reached:?}");

@@ -10,6 +10,7 @@ pub mod perfetto;
 mod proto;
 pub mod reader;
 pub mod replay;
+pub mod sharing;
 pub mod summary;
 mod table;
 pub mod timeline;

@@ -108,7 +108,7 @@ pub fn write(log: &Log, summary: &Summary, out: impl Write) -> io::Result<()> {
 }
 
 /// Text as HTML, for elements and attribute values in quotes.
-fn escape(text: &str) -> String {
+pub(crate) fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for c in text.chars() {
         match c {

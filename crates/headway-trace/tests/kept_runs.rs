@@ -31,6 +31,10 @@ fn kept_runs_replay_and_their_summaries_are_theirs() {
             benchmark(&run, &name);
             continue;
         }
+        if !run.join("run.jsonl.gz").is_file() {
+            experiment(&run, &name);
+            continue;
+        }
         let packed = fs::read(run.join("run.jsonl.gz")).unwrap_or_else(|error| panic!("{name}: {error}"));
         let unpacked = BufReader::new(GzDecoder::new(packed.as_slice()));
         let log = Log::read(unpacked, &name).unwrap_or_else(|error| panic!("{name}: {error}"));
@@ -43,6 +47,29 @@ fn kept_runs_replay_and_their_summaries_are_theirs() {
             assert!(page.contains(line), "{name}/summary.md does not say: {line}");
         }
     }
+}
+
+/// An experiment's page says where it comes from and what came out, and its tables are whole.
+fn experiment(run: &Path, name: &str) {
+    let page = fs::read_to_string(run.join("summary.md")).unwrap_or_else(|error| panic!("{name}: {error}"));
+    assert!(page.contains("\nSource `") && page.contains(", commit ") && page.contains(", seed "), "{name}");
+    assert!(page.contains("| what | paper | ours | verdict |"), "{name}");
+    let mut tables = 0;
+    for entry in fs::read_dir(run).unwrap() {
+        let path = entry.unwrap().path();
+        let packed = fs::read(&path).unwrap();
+        let mut text = String::new();
+        match path.to_string_lossy() {
+            file if file.ends_with(".csv.gz") => {
+                GzDecoder::new(packed.as_slice()).read_to_string(&mut text).unwrap();
+            }
+            file if file.ends_with(".csv") => text = String::from_utf8(packed).unwrap(),
+            _ => continue,
+        }
+        tables += 1;
+        assert!(text.lines().count() > 1 && text.ends_with('\n'), "{}", path.display());
+    }
+    assert!(tables > 0, "{name} has no raw figures");
 }
 
 /// The figures that a benchmark's page lists as targets are in its rows, as far as they are medians in nanoseconds.

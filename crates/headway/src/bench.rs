@@ -1,8 +1,10 @@
 //! Benchmarks of copies: every way beside the driver's own call and pinned memory in the same run, `auto` against the best
 //! of them, several GPUs, small copies beside bulk ones, and what the profile predicted.
 
+pub mod broker;
 pub mod combine;
 mod crowd;
+pub mod interconnect;
 mod predict;
 mod results;
 mod small;

@@ -4,13 +4,16 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
-use headway_broker::{BrokerLimits, Server, place};
+use headway_broker::{BrokerLimits, Health, Probe, Server, place};
 use headway_core::engine_lock::{EngineParameters, PeerLocks};
-use headway_core::machine::Machine;
+use headway_core::machine::{EndpointId, Machine};
 use headway_core::predictor::PredictorParameters;
-use headway_core::sharing::{ArbiterParameters, ClusterId, ClusterParameters, Distances, GpuId, Limits, ModelId};
+use headway_core::sharing::{
+    ArbiterParameters, CLASSES, Class, ClusterId, ClusterParameters, Distances, GpuId, Limits, ModelId,
+};
 use headway_core::token::{Mode, TokenParameters};
-use headway_core::units::{Bytes, Nanos};
+use headway_core::units::{Bytes, Nanos, PPM, Rate};
+use headway_cuda::{Nvml, NvmlGpu};
 use headway_os::affinity;
 
 pub use headway_broker::{Access, Client, OnLoss, Phase, Status, TaskShape};
@@ -48,8 +51,12 @@ pub struct Options {
     pub watchdog: Nanos,
     /// How long a broker that is started again waits for its predecessor's clients.
     pub recover: Nanos,
-    /// How long it looks for requests before it sleeps.
+    /// How long it looks for requests before it sleeps, at most.
     pub spin: Nanos,
+    /// Most of the time that it spends so, in parts per million of one CPU.
+    pub spin_share_ppm: u64,
+    /// Whether an engine lock may go from one client to another of the same user without the broker between.
+    pub direct: bool,
     /// Whether the priority of holders follows their jobs, where the kernel permits.
     pub boost: bool,
     /// File for every input.
@@ -83,6 +90,8 @@ impl Default for Options {
             watchdog: usual.watchdog,
             recover: usual.recover,
             spin: usual.spin,
+            spin_share_ppm: usual.spin_share_ppm,
+            direct: usual.direct,
             boost: usual.boost,
             log: None,
         }
@@ -114,7 +123,11 @@ pub fn serve(options: &Options, stop: &AtomicBool, started: impl FnOnce(&Path)) 
         watchdog: options.watchdog,
         recover: options.recover,
         spin: options.spin,
+        spin_share_ppm: options.spin_share_ppm,
+        urgent: options.boost,
+        direct: options.direct,
         boost: options.boost,
+        probe: probe(&machine),
         log: options.log.clone(),
     })
     .map_err(Error::Broker)?;
@@ -131,9 +144,40 @@ pub fn status(socket: Option<&Path>) -> Result<Status, Error> {
     headway_broker::client::status(socket.unwrap_or(&usual)).map_err(Error::Client)
 }
 
+/// Asks NVML whether GPUs are still there, where it is and knows the machine's GPUs: by UUID or PCI address, or in their
+/// order if there are as many.
+fn probe(machine: &Machine) -> Option<Probe> {
+    let nvml = Nvml::system().ok()?;
+    let known = nvml.report().ok()?.gpus;
+    let ends: Vec<_> = machine.gpus().map(|gpu| &machine.endpoints[gpu.at()]).collect();
+    let find = |at: usize| {
+        let end = ends[at];
+        let same = |gpu: &NvmlGpu| end.uuid.as_ref() == Some(&gpu.uuid) || (end.pci.is_some() && end.pci == gpu.pci);
+        known.iter().position(same).or((known.len() == ends.len()).then_some(at))
+    };
+    let indices: Option<Vec<u32>> = (0..ends.len()).map(|at| u32::try_from(find(at)?).ok()).collect();
+    let indices = indices?;
+    Some(Probe::new(move |gpu| match indices.get(gpu.0 as usize).map(|index| nvml.is_lost(*index)) {
+        Some(Ok(true)) => Health::Lost,
+        Some(Ok(false)) => Health::There,
+        Some(Err(_)) | None => Health::Unknown,
+    }))
+}
+
+/// Gives a GPU up at the broker of `socket`, or of the usual place. Only for the user who runs it.
+///
+/// # Errors
+/// [`Error::Client`].
+pub fn declare_lost(socket: Option<&Path>, gpu: u32) -> Result<(), Error> {
+    let usual = place::usual();
+    let client = Client::connect(socket.unwrap_or(&usual), "headway status", OnLoss::Fail).map_err(Error::Client)?;
+    client.declare_lost(GpuId(gpu)).map_err(Error::Client)
+}
+
 /// The GPUs of a machine as an arbiter takes them: one cluster for each NUMA node that the file names, one for the rest.
 ///
-/// All GPUs count as one model, and as equally far from each other: a machine file does not say otherwise yet.
+/// All GPUs count as one model. How far apart they are follows from what moving a state of 8 MiB between them takes by the
+/// machine file: by the route between them, else through a memory.
 ///
 /// # Errors
 /// [`Error::System`] if the system does not tell the CPUs.
@@ -154,7 +198,7 @@ pub fn parameters(machine: &Machine, options: &Options) -> Result<ArbiterParamet
         ClusterParameters {
             id: ClusterId(number),
             models: vec![ModelId(0); gpus.len()],
-            distances: Distances::uniform(gpus.len()),
+            distances: distances(machine, &gpus),
             tokens: TokenParameters { cpus, per_gpu: options.per_gpu, mode, affinity: true, discount_holder: false },
             gpus,
         }
@@ -175,6 +219,52 @@ pub fn parameters(machine: &Machine, options: &Options) -> Result<ArbiterParamet
     })
 }
 
+/// State whose move between two GPUs is priced: about that of the papers' tasks.
+const MOVED: Bytes = Bytes(8 << 20);
+/// Prices that differ by less than this, in parts per hundred, are the same distance.
+const SAME_PERCENT: u64 = 10;
+
+/// Classes of distance between GPUs, in the order of their prices.
+fn distances(machine: &Machine, gpus: &[GpuId]) -> Distances {
+    let ends: Vec<EndpointId> = machine.gpus().collect();
+    let end = |gpu: &GpuId| ends.get(gpu.0 as usize).copied();
+    let price = |from: &GpuId, to: &GpuId| moving(machine, end(from)?, end(to)?);
+    let pairs = || gpus.iter().flat_map(|from| gpus.iter().map(move |to| (from, to))).filter(|(from, to)| from != to);
+    let mut prices: Vec<Nanos> = pairs().filter_map(|(from, to)| price(from, to)).collect();
+    prices.sort_unstable();
+    // The first price of each class.
+    let mut classes: Vec<Nanos> = Vec::new();
+    for price in prices {
+        let is_new = |last: &Nanos| price.0 > last.0.saturating_add(last.0 / 100 * SAME_PERCENT);
+        if classes.last().is_none_or(is_new) {
+            classes.push(price);
+        }
+    }
+    let farthest = CLASSES - 1;
+    let class = |from: &GpuId, to: &GpuId| {
+        // Where there is no way, it is as far as can be.
+        let known = price(from, to).map_or(farthest, |price| classes.iter().filter(|first| **first <= price).count());
+        Class(u8::try_from(known.clamp(1, farthest)).unwrap_or(1))
+    };
+    let row = |from: &GpuId| gpus.iter().map(|to| if from == to { Class(0) } else { class(from, to) }).collect();
+    Distances::new(gpus.iter().map(row).collect()).unwrap_or_else(|_| Distances::uniform(gpus.len()))
+}
+
+/// What moving a state takes; `None` if there is no way.
+fn moving(machine: &Machine, from: EndpointId, to: EndpointId) -> Option<Nanos> {
+    let along = |from, to| {
+        let route = &machine.routes[machine.route(from, to)?.at()];
+        let rates = route.uses.iter().map(|(capacity, ppm)| {
+            let rate =
+                u128::from(machine.capacities[capacity.at()].rate.0) * u128::from(PPM) / u128::from((*ppm).max(1));
+            Rate(u64::try_from(rate).unwrap_or(u64::MAX).max(1))
+        });
+        Some(route.setup.saturating_add(rates.min()?.time_for(MOVED)))
+    };
+    let through = |memory| Some(along(from, memory)?.saturating_add(along(memory, to)?));
+    along(from, to).or_else(|| machine.memories().filter_map(through).min())
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::Ordering;
@@ -189,6 +279,24 @@ mod tests {
             parameters.clusters.iter().flat_map(|cluster| &cluster.gpus).map(|gpu| gpu.0).collect();
         gpus.sort_unstable();
         assert_eq!(gpus, [0, 1, 2, 3]);
+    }
+
+    #[test]
+    fn distances_follow_from_what_moving_a_state_takes() {
+        let classes = |name: &str| {
+            let machine = files::machine(name).unwrap();
+            let gpus: Vec<GpuId> = (0..machine.gpus().count() as u32).map(GpuId).collect();
+            let distances = distances(&machine, &gpus);
+            let row = |from: usize| (0..gpus.len()).map(|to| distances.class(from, to).0).collect::<Vec<_>>();
+            (0..gpus.len()).map(row).collect::<Vec<_>>()
+        };
+        // NVLink between all: one distance.
+        assert!(classes("h200-x4").iter().flatten().all(|class| *class <= 1));
+        for machine in ["h200-x4", "gpusync-8xgtx470"] {
+            for (from, row) in classes(machine).iter().enumerate() {
+                assert!(row.iter().enumerate().all(|(to, class)| (*class == 0) == (from == to)), "{machine}: {row:?}");
+            }
+        }
     }
 
     #[test]

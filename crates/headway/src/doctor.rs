@@ -54,7 +54,7 @@ pub struct Examination {
 pub fn examine(backend: Backend) -> Examination {
     let mut checks = vec![cuda()];
     checks.extend(devices());
-    checks.extend([nvml(), cpus(), numa(), locked(), realtime(), deadline()]);
+    checks.extend([nvml(), cpus(), numa(), locked(), realtime(), deadline(), rung()]);
     checks.extend(ways(backend));
     Examination { schema: 1, version: crate::VERSION, commit: crate::COMMIT, checks }
 }
@@ -198,6 +198,38 @@ fn realtime() -> Check {
         Err(error) => {
             absent("SCHED_FIFO", &error, "grant CAP_SYS_NICE or raise RLIMIT_RTPRIO; normal threads are used")
         }
+    }
+}
+
+/// Which of the three ways of 7.4 of the specification of sharing makes the holder of a token run when it is ready.
+fn rung() -> Check {
+    let what = "CPU for holders";
+    let raised = sched::boost_latency(100);
+    match (raised, sched::probe_deadline()) {
+        (Ok(longest), _) => ok(
+            what,
+            format!("priorities in the order of keys (SCHED_FIFO), set by the broker in at most {longest} (100 times)"),
+        ),
+        (Err(_), Ok(())) => Check {
+            what,
+            state: State::Limited,
+            found: "reservations (SCHED_DEADLINE) per thread, no priorities that follow the keys".to_owned(),
+            remedy: Some(
+                "verdicts for shared GPUs hold only with CPU times that are as much longer; `headway broker` leaves \
+                 priorities as they are"
+                    .to_owned(),
+            ),
+        },
+        (Err(error), Err(_)) => Check {
+            what,
+            state: State::Missing,
+            found: format!("nice values and CPU sets only: {error}"),
+            remedy: Some(
+                "verdicts for shared GPUs are \"don't know\" in practice: nothing makes a holder run; tokens, engine locks \
+                 and figures still work"
+                    .to_owned(),
+            ),
+        },
     }
 }
 

@@ -127,6 +127,23 @@ pub enum Error {
     /// A simulation of shared GPUs failed.
     #[error("the simulation of shared GPUs failed")]
     Sharing(#[source] SharingError),
+    /// No GPU, or none of its engines, is to be had from whoever arbitrates them.
+    #[error("cannot share GPUs")]
+    Shared(#[source] headway_runtime::sharing::SharingError),
+    /// A tracker's result differs from that of its CPU form.
+    #[error("frame {frame} is wrong: what was tracked, or the state that moved, differs from what the CPU computes")]
+    WrongTrack {
+        /// First frame that was found wrong.
+        frame: u64,
+    },
+    /// A process with a camera failed.
+    #[error("camera {camera} failed: {reason}")]
+    Camera {
+        /// Which.
+        camera: usize,
+        /// What it said.
+        reason: String,
+    },
     /// A run on devices failed.
     #[error("the run failed")]
     Run(#[source] RunError),

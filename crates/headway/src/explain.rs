@@ -118,8 +118,10 @@ mod tests {
 
     #[test]
     fn an_exclusion_changes_the_answer() {
-        assert_eq!(chosen(&question()), "staged");
-        assert_eq!(chosen(&Question { excluded: vec![Exclusion::Threads], ..question() }), "pageable");
+        assert_eq!(chosen(&question()), "multipath");
+        let without = |excluded: &[Exclusion]| chosen(&Question { excluded: excluded.to_vec(), ..question() });
+        assert_eq!(without(&[Exclusion::Multipath]), "staged");
+        assert_eq!(without(&[Exclusion::Threads]), "pageable");
     }
 
     #[test]

@@ -19,6 +19,7 @@ pub mod reproduce;
 pub mod run;
 mod sample;
 pub mod share;
+mod trackers;
 mod verify;
 
 pub use error::Error;

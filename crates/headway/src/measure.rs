@@ -1,18 +1,20 @@
 //! Measures a node and writes its machine file: what it is, what its links carry alone and together, what kernels cost, and
 //! what every way of copying takes for every size (specification of transfers, 2.5 and 3.1).
 
+pub(crate) mod batches;
 pub(crate) mod curves;
-mod fit;
+pub(crate) mod fit;
+pub(crate) mod interconnect;
 mod journal;
 mod kernels;
-mod links;
+pub(crate) mod links;
 pub(crate) mod load;
 pub(crate) mod node;
 mod report;
 pub(crate) mod rig;
 pub(crate) mod sample;
 pub(crate) mod session;
-mod sets;
+pub(crate) mod sets;
 mod staging;
 
 use std::collections::BTreeMap;
@@ -30,12 +32,13 @@ use headway_os::affinity;
 use headway_runtime::copy::{Copier, CopyLimits, CopyOptions, How};
 
 use self::curves::{Line, Taker, Thrift};
+use self::interconnect::{Scope, calibrate};
 use self::journal::{Head, Journal};
 pub use self::report::Report;
 use self::rig::{Rig, Shot, Wish};
 use self::sample::Effort;
 use self::session::{Raw, Session};
-use self::sets::Pace;
+use self::sets::{Pace, Room};
 use crate::ports::{self, Backend};
 use crate::run::Progress;
 use crate::{Error, files};
@@ -156,8 +159,9 @@ fn run(options: &Options, progress: &mut dyn FnMut(Progress)) -> Result<Report, 
     let mut machine = match old {
         Some(old) if !options.does(Step::Links) => old,
         old => {
-            let observed = observe(options, &ports, &mut session)?;
-            let machine = observed.machine(&name, &ports, &stamp)?;
+            let mut device = ports::device(options.backend, options.model.as_deref())?;
+            let scope = options.scope(ports.len());
+            let (machine, _) = calibrate(&mut session, &ports, device.as_mut(), &scope, (&name, &stamp))?;
             let (kernels, profile) = old.map(|old| (old.kernels, old.profile)).unwrap_or_default();
             Machine { kernels, profile, ..machine }
         }
@@ -208,27 +212,27 @@ impl Options {
         )
     }
 
-    fn pace(&self) -> Pace {
-        let chunk = self.size_max().clamp(4 << 10, 16 << 20);
+    fn scope(&self, gpus: usize) -> Scope {
+        let chunk = self.size_max().clamp(4 << 10, 64 << 20);
         // Without large copies to measure, nobody waits for precise rates either.
         let small = chunk < 16 << 20;
-        let time = if small { Nanos(1_000_000) } else { Nanos(self.by_depth(40, 60, 200u64) * 1_000_000) };
-        Pace { chunk, in_flight: 2, time, repeats: if small { 1 } else { self.by_depth(3, 5, 10) } }
+        // Nodes with more GPUs have more sets.
+        let time = self.by_depth(25, if gpus > 2 { 35 } else { 60 }, 100u64);
+        let time = if small { Nanos(1_000_000) } else { Nanos(time * 1_000_000) };
+        let repeats = if small { 1 } else { self.by_depth(3, 4, 7) };
+        let jitter = Effort {
+            warm_up: 10,
+            n_min: 50,
+            n_max: self.by_depth(1_000, 2_500, 10_000),
+            time: Nanos(self.by_depth(200, 500, 2000) * 1_000_000),
+        };
+        Scope {
+            pace: Pace { chunk, in_flight: 2, time, repeats },
+            room: Room::of(self.size_max().clamp(4 << 10, 256 << 20)),
+            jitter,
+            batches: self.by_depth(30, 60, 300),
+        }
     }
-}
-
-/// Rates of links alone and together, set-up times, and how late the host learns that something is done.
-fn observe(options: &Options, ports: &[Arc<dyn Port>], session: &mut Session<'_>) -> Result<fit::Observed, Error> {
-    let ids: Vec<_> = ports.iter().map(|port| port.id()).collect();
-    let sets = sets::sets(ports.len(), |from, to| ports[from].reaches(ids[to]));
-    let pace = options.pace();
-    let rates = sets::measure(session, ports, &sets, pace)?;
-    let setups = links::setups(session, ports, pace)?;
-    let mut device = ports::device(options.backend, options.model.as_deref())?;
-    let time = Nanos(options.by_depth(200, 500, 2000) * 1_000_000);
-    let effort = Effort { warm_up: 10, n_min: 50, n_max: options.by_depth(1_000, 2_500, 10_000), time };
-    let jitter = kernels::jitter(session, device.as_mut(), effort)?;
-    Ok(fit::Observed { sets, rates, setups, jitter })
 }
 
 /// What distinguishes one request from another, for the journal.
@@ -303,7 +307,7 @@ impl Measurement<'_> {
         ];
         let groups = groups(&self.ports, self.options.each);
         self.session.phase("staging", situations.len() * (groups.len() + usize::from(gpus.len() > 1)));
-        let shots = self.options.by_depth(2, 4, 8);
+        let shots = self.options.by_depth(4, 6, 10);
         for (direction, memory) in situations {
             // Pages touched for the first time take so long that shorter copies tell enough.
             let bytes_max = if memory == HostMemory::Fresh { bytes_max.min(STAGED_BYTES_FRESH) } else { bytes_max };
@@ -497,9 +501,10 @@ fn search(
             let timings = curves::volley(rigs, &shot, turn)?;
             Ok(timings.iter().map(|timing| timing.done).max().unwrap_or_default())
         })?;
-        rigs.iter_mut().try_for_each(Rig::compare)?;
         Ok::<_, Error>(figures.median)
     })?;
+    // Comparing takes several times as long as copying: of a search, only the last copies.
+    rigs.iter_mut().try_for_each(Rig::compare)?;
     Ok(found.map(|(tuning, _)| tuning))
 }
 

@@ -1,13 +1,13 @@
 //! Reads logs again: replays them, sums them up, draws trace and page.
 
 use std::fs::File;
-use std::io::BufReader;
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
 use headway_runtime::outlet::{MARK, Outlet, OutputError};
 use headway_trace::replay::{Replayed, replay as replay_log};
 use headway_trace::summary::{self, Summary};
-use headway_trace::{Log, page, perfetto};
+use headway_trace::{Log, page, perfetto, sharing};
 use serde::Serialize;
 
 use crate::Error;
@@ -65,6 +65,56 @@ pub(crate) fn write(outlet: &Outlet, log: &Log, summary: &Summary) -> Result<(),
         file.finish()?;
     }
     Ok(())
+}
+
+/// Writes trace and page of tasks that share GPUs.
+pub(crate) fn write_sharing(outlet: &Outlet, log: &sharing::Log, summary: &sharing::Summary) -> Result<(), Error> {
+    for name in [TRACE, PAGE] {
+        let path = outlet.place().join(name);
+        let mut file = outlet.file(name)?;
+        let written = if name == TRACE {
+            sharing::write_trace(log, &mut file)
+        } else {
+            sharing::write_page(log, summary, &mut file)
+        };
+        written.map_err(|source| OutputError::Write { path, source })?;
+        file.finish()?;
+    }
+    Ok(())
+}
+
+/// The log of tasks that share GPUs at `path`, or in a folder of results; `None` if it is another log.
+///
+/// # Errors
+/// [`Error::Read`], [`Error::Log`].
+pub fn open_sharing(path: &Path) -> Result<Option<sharing::Log>, Error> {
+    let path = if path.is_dir() { path.join("run.jsonl") } else { path.to_owned() };
+    let open = || File::open(&path).map_err(|source| Error::Read { path: path.clone(), source });
+    let mut first = String::new();
+    let read = BufReader::new(open()?).read_line(&mut first);
+    // What is no text is no log of any kind; whoever reads it as one says so.
+    if read.is_err() || !sharing::Log::begins(&first) {
+        return Ok(None);
+    }
+    Ok(Some(sharing::Log::read(BufReader::new(open()?), &path.display().to_string())?))
+}
+
+/// Sums a log of tasks up; with a folder, writes summary, trace and page there.
+///
+/// # Errors
+/// [`Error::Output`].
+pub fn report_sharing(log: &sharing::Log, out: Option<&Path>) -> Result<(sharing::Summary, Option<PathBuf>), Error> {
+    let summary = sharing::summarize(log);
+    let folder = match out {
+        None => None,
+        Some(out) => {
+            let outlet = Outlet::create(out)?;
+            write_sharing(&outlet, log, &summary)?;
+            outlet.write(MARK, &json(&summary))?;
+            Some(outlet.publish()?)
+        }
+    };
+    Ok((summary, folder))
 }
 
 /// Pretty JSON with a newline at the end.

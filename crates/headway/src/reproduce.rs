@@ -4,19 +4,26 @@ mod bench;
 mod cho;
 mod fujii;
 mod gpusync;
+mod gpusync_gpu;
 mod loads;
 mod np_edf;
 mod patil;
+mod site;
 mod verner;
 pub(crate) mod verner_combine;
 mod verner_wafer;
 
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use headway_core::stream::Policy;
 use headway_core::units::Nanos;
 use serde::Serialize;
 
+pub use self::gpusync_gpu::{Options as SharingOptions, serve_camera};
 pub use self::loads::serve_load;
 use crate::Error;
 use crate::plot::Figure;
@@ -98,7 +105,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
     },
     Experiment {
         name: "verner-fig2.1",
-        about: "two blocks that share the processor interconnect (sim)",
+        about: "two blocks that share the processor interconnect; on devices, unequal blocks over what they share",
         paper: "Verner, Mendelson, Schuster 2014, Figure II.1",
         run: verner::figure_2_1,
     },
@@ -110,7 +117,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
     },
     Experiment {
         name: "verner-aes",
-        about: "how many streams two nodes encrypt under each policy, twelve workloads (sim)",
+        about: "how many streams a node encrypts under each policy: twelve workloads on two nodes (sim), one for real (emu, cuda)",
         paper: "Verner, Mendelson, Schuster 2014, V-B",
         run: verner::aes,
     },
@@ -122,14 +129,20 @@ pub const EXPERIMENTS: &[Experiment] = &[
     },
     Experiment {
         name: "join-leave",
-        about: "random joins and leaves of flows on a running node: no deadline is missed (sim)",
+        about: "random joins and leaves of flows on a running node: no deadline is missed (sim, emu, cuda)",
         paper: "beyond Verner, Mendelson, Schuster 2014",
         run: verner::join_leave,
+    },
+    Experiment {
+        name: "gpusync-gpu",
+        about: "feature trackers as processes that share GPUs through a broker, beside the same program without one",
+        paper: "Elliott, Ward, Anderson 2013, 5",
+        run: gpusync_gpu::run,
     },
 ];
 
 /// How an experiment is made.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Setting {
     /// What it runs on.
     pub backend: Backend,
@@ -137,12 +150,51 @@ pub struct Setting {
     pub quick: bool,
     /// Seed of everything drawn.
     pub seed: u64,
-    /// Machine whose profile `copy` chooses by; the built-in defaults without one.
+    /// Machine whose profile `copy` chooses by; the built-in defaults without one. Experiments that plan plan for it.
     pub machine: Option<String>,
-    /// Use this many GPUs only, where an experiment takes several.
+    /// Use this many GPUs, where an experiment can use several.
     pub gpus: Option<usize>,
-    /// How long each run of a plan lasts; `None` = what the experiment says.
+    /// How long each run on devices lasts, where an experiment has a choice.
     pub duration: Option<Nanos>,
+    /// What `verner-aes` encrypts on devices.
+    pub streams: StreamSetting,
+    /// What only `gpusync-gpu` asks.
+    pub sharing: SharingOptions,
+}
+
+impl Default for Setting {
+    fn default() -> Self {
+        let (machine, gpus, duration, streams) = (None, None, None, StreamSetting::default());
+        let sharing = SharingOptions::default();
+        Self { backend: Backend::Sim, quick: false, seed: 1, machine, gpus, duration, streams, sharing }
+    }
+}
+
+/// What `verner-aes` encrypts on devices.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StreamSetting {
+    /// Number of the paper's workload, 1 to 12.
+    pub workload: u32,
+    /// Streams with shorter deadlines are left out, whatever the policy.
+    pub deadline_min: Nanos,
+    /// Rates of the streams are the paper's times this.
+    pub rate_scale: u64,
+    /// Plan for a machine so many times slower; `None` = 1 on GPUs, 400 on emulated devices.
+    pub slower: Option<u64>,
+    /// Policies to compare.
+    pub policies: Vec<Policy>,
+}
+
+impl Default for StreamSetting {
+    fn default() -> Self {
+        Self {
+            workload: 3,
+            deadline_min: Nanos(20_000_000),
+            rate_scale: 1,
+            slower: None,
+            policies: vec![Policy::Serial, Policy::Lockstep, Policy::Combined, Policy::Partitioned],
+        }
+    }
 }
 
 /// What came out of one statement of the paper.
@@ -275,7 +327,17 @@ impl Outcome {
             fs::write(&path, text).map_err(failed(path))
         };
         for table in &self.tables {
-            put(format!("{}.csv", table.name), table.csv())?;
+            if table.lines.len() <= LINES_PLAIN {
+                put(format!("{}.csv", table.name), table.csv())?;
+                continue;
+            }
+            let path = folder.join(format!("{}.csv.gz", table.name));
+            let compressed = || {
+                let mut file = GzEncoder::new(fs::File::create(&path)?, Compression::fast());
+                file.write_all(table.csv().as_bytes())?;
+                file.finish().map(drop)
+            };
+            compressed().map_err(failed(path.clone()))?;
         }
         for (name, figure) in &self.figures {
             put(format!("{name}.svg"), figure.svg()?)?;
@@ -283,6 +345,9 @@ impl Outcome {
         put("summary.md".to_owned(), self.markdown())
     }
 }
+
+/// Tables with more lines are compressed.
+const LINES_PLAIN: usize = 20_000;
 
 /// The experiment called `name`.
 ///

@@ -1,5 +1,7 @@
 //! Plans a workload and runs it: in virtual time, on the emulated device, or on GPUs.
 
+pub mod tasks;
+
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

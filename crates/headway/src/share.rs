@@ -88,11 +88,27 @@ pub fn bounds(machine: &Machine, workload: &Loaded<Workload>) -> Result<Report, 
         let help = Some("add a `[[task]]` and a `[sharing]` table".to_owned());
         return Err(Error::File(workload.error_at("", "the workload has no tasks that share GPUs", help)));
     };
+    Ok(model(machine, workload, sharing)?.report)
+}
+
+/// What [`bounds`] rests on, for whoever runs the tasks.
+pub(crate) struct Model {
+    pub(crate) report: Report,
+    /// The rate that every route keeps whatever the others do, and the longest time before a copy's first byte.
+    pub(crate) rate: Rate,
+    pub(crate) setup: Nanos,
+    /// Whether state goes from GPU to GPU.
+    pub(crate) peer: bool,
+}
+
+/// As [`bounds`], for tasks that share as `sharing` says.
+pub(crate) fn model(machine: &Machine, workload: &Loaded<Workload>, sharing: &Sharing) -> Result<Model, Error> {
     let used = used(machine, workload, sharing)?;
-    let system = system(machine, &workload.value.tasks, sharing, &used)?;
+    let (rate, setup) = pace(machine, &used)?;
+    let system = system(machine, &workload.value.tasks, sharing, &used, (rate, setup));
     let demands: Vec<_> = (0..).zip(&workload.value.tasks).map(|(at, task)| demand(at, task, &system)).collect();
     let analysis = analyse(&system, &demands);
-    Ok(report(machine, &workload.value, &used, &system, analysis))
+    Ok(Model { report: report(machine, &workload.value, &used, &system, analysis), rate, setup, peer: used.peer })
 }
 
 /// The GPUs and the routes between them and their host memory.
@@ -146,7 +162,8 @@ fn used(machine: &Machine, workload: &Loaded<Workload>, sharing: &Sharing) -> Re
     Ok(Used { gpus, routes, peer })
 }
 
-fn system(machine: &Machine, tasks: &[Task], sharing: &Sharing, used: &Used) -> Result<System, Error> {
+/// The rate that every route keeps whatever the others do, and the longest time before a copy's first byte.
+fn pace(machine: &Machine, used: &Used) -> Result<(Rate, Nanos), Error> {
     let network = Network::new(machine);
     let mut rate = Rate(u64::MAX);
     let mut setup = Nanos::ZERO;
@@ -155,6 +172,10 @@ fn system(machine: &Machine, tasks: &[Task], sharing: &Sharing, used: &Used) -> 
         rate = rate.min(kept.map_err(|starved| Error::Plan(Box::new(PlanError::Network(starved))))?);
         setup = setup.max(machine.routes[route.at()].setup);
     }
+    Ok((rate, setup))
+}
+
+fn system(machine: &Machine, tasks: &[Task], sharing: &Sharing, used: &Used, (rate, setup): (Rate, Nanos)) -> System {
     let copied = |segment: &Segment| match segment {
         Segment::Copy { bytes, .. } => *bytes,
         Segment::Cpu(_) | Segment::Execute { .. } => Bytes(0),
@@ -168,7 +189,7 @@ fn system(machine: &Machine, tasks: &[Task], sharing: &Sharing, used: &Used) -> 
         Segment::Cpu(_) | Segment::Copy { .. } => Nanos::ZERO,
     };
     let gpus = used.gpus.len() as u32;
-    Ok(System {
+    System {
         gpus,
         tokens: TokenParameters {
             cpus: sharing.cpus,
@@ -191,7 +212,7 @@ fn system(machine: &Machine, tasks: &[Task], sharing: &Sharing, used: &Used) -> 
         longest_execute: tasks.iter().flat_map(|task| &task.segments).map(executed).max().unwrap_or_default(),
         grant_latency: Nanos::ZERO,
         cpu: CpuGuarantee::Priorities,
-    })
+    }
 }
 
 /// A copy's time with what the calibration adds, rounded up.

@@ -1,6 +1,7 @@
 //! Tasks, the tokens of their jobs, and the engines that a token is the right to ask for.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use headway_core::engine_lock::{EngineParameters, Operation, Work};
@@ -8,11 +9,14 @@ use headway_core::sharing::{GpuId, JobId, Outcome, TaskId, TokenId};
 use headway_core::units::Nanos;
 use headway_os::clock;
 
-use super::link::{Link, Unanswered};
+use super::link::{Link, Patience, Unanswered};
 use super::{Client, Held};
 use crate::error::{ClientError, Reason};
-use crate::layout::{ANSWER_LONGS, ENGINES, Entry, GENERATIONS};
+use crate::layout::{self, ANSWER_LONGS, ENGINES, Entry, GENERATIONS};
 use crate::protocol::lease::{self, Released};
+
+/// How long a thread looks for a token before it sleeps, once a job: longer than it takes to wake the broker.
+const SPIN_TOKEN: Nanos = Nanos(100_000);
 
 /// A registered task; its jobs ask for GPUs one after the other.
 pub struct Task<'client> {
@@ -44,15 +48,15 @@ impl<'client> Task<'client> {
     }
 
     fn slot(&self) -> usize {
-        2 * self.index
+        layout::token_slot(self.index)
     }
 
     /// Waits for a token, for at most `bound`: the job released at `release` (see [`clock::now`]) asks for its GPU number
     /// `acquisition`, counted from 0 for each job.
     ///
     /// # Errors
-    /// [`ClientError::TimedOut`], [`ClientError::Request`], [`ClientError::Lost`], [`ClientError::Revoked`] when the GPUs are
-    /// lost.
+    /// [`ClientError::TimedOut`], [`ClientError::Request`], [`ClientError::Lost`], [`ClientError::GpuLost`] when the GPUs are
+    /// lost while it waits.
     pub fn acquire(
         &mut self,
         release: Nanos,
@@ -65,12 +69,13 @@ impl<'client> Task<'client> {
             self.jobs += 1;
         }
         let job = JobId { task: self.id, job: self.jobs };
+        let patience = Patience { spin: SPIN_TOKEN, until, passed: &|| None };
         loop {
             let link = self.client.shared.live()?;
             let generation = self.next_generation();
             let slot = self.slot();
             let entry = Entry::Request { slot: slot as u32, generation, job, release, acquisition };
-            let answered = link.push(entry).and_then(|()| link.wait(slot, generation, self.client.shared.spin, until));
+            let answered = link.push(entry).and_then(|()| link.wait(slot, generation, &patience));
             match answered {
                 Ok(answer) => {
                     let [gpu, token, from, _] = answer;
@@ -89,7 +94,7 @@ impl<'client> Task<'client> {
                     return Err(ClientError::TimedOut);
                 }
                 Err(Unanswered::Refused(reason)) => return Err(ClientError::Request(reason)),
-                Err(Unanswered::Revoked) => return Err(ClientError::Revoked),
+                Err(Unanswered::Revoked(gpu)) => return Err(revoked(gpu)),
             }
         }
     }
@@ -111,6 +116,10 @@ impl Drop for Task<'_> {
     fn drop(&mut self) {
         self.client.withdraw(self.id);
     }
+}
+
+fn revoked(gpu: Option<GpuId>) -> ClientError {
+    gpu.map_or(ClientError::Revoked, |gpu| ClientError::GpuLost { gpu })
 }
 
 /// The right to use a GPU. Given back when dropped, and then nothing is learnt from how it was used.
@@ -151,13 +160,14 @@ impl<'client> Token<'_, 'client> {
     pub fn is_revoked(&self) -> bool {
         let shared = &self.task.client.shared;
         let link = Arc::clone(&shared.lock().link);
-        matches!(link.look(self.task.slot(), self.generation), Some(Err(Unanswered::Revoked))) || shared.lock().failed
+        matches!(link.look(self.task.slot(), self.generation), Some(Err(Unanswered::Revoked(_))))
+            || shared.lock().failed
     }
 
     /// Waits for the engines of one operation. Give them back when it *has completed on the device*.
     ///
     /// # Errors
-    /// [`ClientError::Request`] if the operation is not allowed, [`ClientError::Revoked`], [`ClientError::Lost`].
+    /// [`ClientError::Request`] if the operation is not allowed, [`ClientError::GpuLost`], [`ClientError::Lost`].
     pub fn engine(&mut self, operation: Operation) -> Result<Engine<'_>, ClientError> {
         if let Some(engines) = self.link.engines {
             if engines.chunk_bytes.is_some_and(|most| operation.work != Work::Execute && operation.bytes > most) {
@@ -191,7 +201,7 @@ impl<'client> Token<'_, 'client> {
 
     #[cold]
     fn engine_by_broker(&mut self, engines: EngineParameters, operation: Operation) -> Result<Engine<'_>, ClientError> {
-        let slot = self.task.slot() + 1;
+        let slot = layout::engine_slot(self.task.index);
         let answer = loop {
             if self.link.is_lost() {
                 self.link = self.task.client.shared.live()?;
@@ -207,7 +217,13 @@ impl<'client> Token<'_, 'client> {
             let generation = self.task.next_generation();
             let entry = Entry::Acquire { slot: slot as u32, generation, job: self.job, operation };
             let link = &self.link;
-            match link.push(entry).and_then(|()| link.wait(slot, generation, self.task.client.shared.spin, None)) {
+            let passed = || {
+                let lock = self.lease(engines, operation)?;
+                Some([link.take_passed(self.task.index, lock, self.task.id.0)?, 0, 0, 0])
+            };
+            let spin = Nanos(self.task.client.shared.spin.load(Ordering::Relaxed));
+            let patience = Patience { spin, until: None, passed: &passed };
+            match link.push(entry).and_then(|()| link.wait(slot, generation, &patience)) {
                 Ok(answer) if self.link.is_lost() => {
                     // The watcher has noted these locks as in use, or will not: for a peer copy they are given back and asked
                     // for again; a single one is found again above.
@@ -218,8 +234,14 @@ impl<'client> Token<'_, 'client> {
                     }
                 }
                 Ok(answer) => break answer,
-                Err(Unanswered::Refused(reason)) => return Err(ClientError::Request(reason)),
-                Err(Unanswered::Revoked) => return Err(ClientError::Revoked),
+                Err(Unanswered::Refused(reason)) => {
+                    // Who has no token any more has none because its GPU is lost.
+                    return Err(match link.look(self.task.slot(), self.generation) {
+                        Some(Err(Unanswered::Revoked(gpu))) => revoked(gpu),
+                        _ => ClientError::Request(reason),
+                    });
+                }
+                Err(Unanswered::Revoked(gpu)) => return Err(revoked(gpu)),
                 Err(Unanswered::Lost | Unanswered::TimedOut) => {}
             }
         };
@@ -300,6 +322,9 @@ impl Return for Token<'_, '_> {
     fn give_back(&self, lock: usize, mine: u64) {
         match lease::release(self.link.lease(lock), mine) {
             Released::Kept => {}
+            Released::Named if self.link.pass(lock, mine) => self.link.ring(),
+            // It was called off; nobody is named twice.
+            Released::Named => self.give_back(lock, mine),
             Released::Returned if self.link.is_lost() => self.return_to_next(lock),
             Released::Returned => {
                 self.link.ring();

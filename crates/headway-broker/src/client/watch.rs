@@ -11,7 +11,7 @@ use headway_os::ipc::Packet;
 use super::link::Link;
 use super::{Held, OnLoss, Shared, State};
 use crate::error::ClientError;
-use crate::layout::{ENGINES, Entry};
+use crate::layout::{ENGINES, Entry, token_slot};
 use crate::message::{BYTES_MAX, FromBroker, HeldToken, ResumedTask};
 use crate::protocol::lease::{self, Revoked};
 
@@ -127,7 +127,7 @@ fn resumed(state: &State, frozen: &[Frozen]) -> Vec<ResumedTask> {
             let on_it = frozen.locks.iter().filter(|(lock, _)| Some(lock / ENGINES) == here);
             on_it.for_each(|(lock, _)| locks[lock % ENGINES] = true);
             let Held { job, release, gpu, token, generation } = frozen.held;
-            HeldToken { job, release, gpu, token, slot: 2 * frozen.index as u32, generation, locks }
+            HeldToken { job, release, gpu, token, slot: token_slot(frozen.index) as u32, generation, locks }
         });
         ResumedTask { id: record.id, shape: record.shape.clone(), held }
     };

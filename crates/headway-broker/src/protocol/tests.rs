@@ -46,13 +46,58 @@ fn who_was_away_too_long_gives_back_nothing_of_a_later_generation() {
 
 #[test]
 fn no_value_that_a_client_writes_keeps_the_broker_from_taking_the_lock() {
-    for written in [0, 1, 2, 3, u64::MAX, 0xdead_beef_0000_0001] {
+    for written in [0, 1, 2, 3, 4, 5, 6, 7, u64::MAX, 0xdead_beef_0000_0001] {
         let word = AtomicU64::new(written);
         if let Revoked::Busy { word: held, .. } = revoke(&word) {
-            word.store(written ^ 5, Ordering::Relaxed);
+            word.store(written ^ 9, Ordering::Relaxed);
             assert!(is_returned(&word, held));
         }
         take_back(&word, 9);
         assert_eq!(acquire(&word, 1), None);
     }
+}
+
+#[test]
+fn a_lock_is_passed_to_who_was_named_and_only_once() {
+    let (holder, heir) = (AtomicU64::new(0), AtomicU64::new(0));
+    let held = grant(&holder, 1, 7);
+    assert!(!pass(&holder, held), "nobody is named");
+    let promised = promise(&heir, 1, 8);
+    assert_eq!(take(&heir, 9), None, "another task's");
+    assert!(name(&holder, held));
+    assert!(!is_returned(&holder, held));
+    assert_eq!(release(&holder, held), Released::Named);
+    assert!(pass(&holder, held) && !pass(&holder, held));
+    assert!(is_returned(&holder, held));
+    assert_eq!(take(&heir, 8), Some(promised));
+    assert_eq!(take(&heir, 8), None);
+    fulfil(&heir, promised);
+    assert!(!is_returned(&heir, promised));
+    assert_eq!(release(&heir, promised), Released::Returned);
+    fulfil(&heir, promised);
+    assert!(is_returned(&heir, promised), "given back before the broker had heard of it");
+}
+
+#[test]
+fn what_is_called_off_is_given_back_to_the_broker() {
+    let (holder, heir) = (AtomicU64::new(0), AtomicU64::new(0));
+    let held = grant(&holder, 1, 7);
+    promise(&heir, 1, 8);
+    assert!(name(&holder, held) && call_off(&holder, held) && !call_off(&holder, held));
+    take_back(&heir, 2);
+    assert!(!pass(&holder, held));
+    assert_eq!(release(&holder, held), Released::Returned);
+    assert!(!name(&holder, held), "it has given the lock back");
+    assert_eq!(take(&heir, 8), None);
+}
+
+#[test]
+fn a_client_that_loses_its_broker_keeps_what_it_holds_and_no_promise() {
+    let word = AtomicU64::new(0);
+    let held = grant(&word, 1, 7);
+    assert!(name(&word, held));
+    assert_eq!(revoke(&word), Revoked::Busy { owner: 7, word: held });
+    promise(&word, 2, 7);
+    assert_eq!(revoke(&word), Revoked::Free);
+    assert_eq!(take(&word, 7), None);
 }

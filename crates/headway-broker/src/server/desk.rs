@@ -1,6 +1,6 @@
 //! What the broker knows and decides: clients, tasks, open requests, and the arbiter that they are put before.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, btree_map};
 
 use headway_core::engine_lock::{self, Operation};
 use headway_core::sharing::{
@@ -9,16 +9,21 @@ use headway_core::sharing::{
 use headway_core::units::Nanos;
 use headway_os::ipc::{Bell, Socket};
 
+use super::heirs::Values;
 use super::leases::Leases;
-use super::pages::Next;
+use super::pages::{Cells, Next, UserCells};
 use super::predecessor::{Recovery, Register};
 use super::priority::Priority;
+use super::replay::Replayed;
 use super::session::{Gone, Session};
 use super::{BrokerLimits, Log, Options};
 use crate::error::{Reason, ServerError};
 use crate::layout::{Code, Entry};
 use crate::message::TaskShape;
 use crate::status::Counts;
+
+/// Clients of one user that get cells at most.
+const CLIENTS_WITH_CELLS: usize = 1_024;
 
 /// Where an answer goes.
 #[derive(Clone, Copy, Debug)]
@@ -36,6 +41,38 @@ pub(super) struct Engines {
     pub(super) locks: Vec<usize>,
     /// The lease words as they are until the locks are given back; `None` = still waits.
     pub(super) held: Option<Vec<(usize, u64)>>,
+    /// Whom its holder may pass the lock to.
+    pub(super) heir: Heir,
+    /// What it is promised while it waits.
+    pub(super) promise: Option<Promise>,
+}
+
+/// To whom a lock may be passed without the broker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Heir {
+    /// Nobody yet.
+    Nobody,
+    /// This task.
+    Named(TaskId),
+    /// Nobody any more: the one who was named is gone.
+    Over,
+}
+
+/// A lock that its holder may pass to the one who waits.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Promise {
+    pub(super) holder: TaskId,
+    pub(super) lock: usize,
+    /// The lease word from when it is held.
+    pub(super) word: u64,
+    /// The task's place among its client's.
+    pub(super) place: usize,
+}
+
+impl Engines {
+    pub(super) fn new(slot: Option<Slot>, locks: Vec<usize>) -> Self {
+        Self { slot, locks, held: None, heir: Heir::Nobody, promise: None }
+    }
 }
 
 /// A token request of a task.
@@ -67,6 +104,8 @@ pub(super) struct Desk {
     pub(super) tasks: BTreeMap<TaskId, Task>,
     pub(super) leases: Leases,
     pub(super) priority: Priority,
+    /// How the broker's own thread is scheduled.
+    pub(super) scheduling: String,
     pub(super) counts: Counts,
     pub(super) limits: BrokerLimits,
     pub(super) epoch: u64,
@@ -78,17 +117,39 @@ pub(super) struct Desk {
     pub(super) roster_changed: bool,
     drain: Nanos,
     pub(super) watchdog: Nanos,
+    /// Whether a lock may go from client to client without the broker between.
+    pub(super) direct: bool,
+    pub(super) values: Values,
+    cells: BTreeMap<u32, UserCells>,
     next_client: u64,
     pub(super) next_task: u32,
     removed: Vec<ClientId>,
-    log: Option<Log>,
+    /// GPUs of which clients told errors since the last look.
+    pub(super) hints: Vec<GpuId>,
+    /// How many such reports there were of each GPU.
+    pub(super) faults: BTreeMap<GpuId, u64>,
+    pub(super) lost: BTreeSet<GpuId>,
+    /// Tasks for which there is no room since a GPU was lost.
+    pub(super) without_room: BTreeSet<TaskId>,
+    /// What the log of the broker before says; `None` = nothing, or nobody is waited for.
+    pub(super) before: Option<Replayed>,
+    pub(super) log: Option<Log>,
 }
 
 impl Desk {
     pub(super) fn new(options: &Options, epoch: u64, now: Nanos) -> Result<Self, ServerError> {
         let parameters = options.arbiter.clone();
-        let arbiter = Arbiter::new(parameters.clone()).map_err(ServerError::Parameters)?;
-        let log = options.log.as_deref().map(|path| Log::open(path, epoch, &parameters)).transpose()?;
+        let mut arbiter = Arbiter::new(parameters.clone()).map_err(ServerError::Parameters)?;
+        let recovering = Recovery::begin(&options.socket, now.saturating_add(options.recover));
+        // Without anybody from before there is nobody whom it concerns, and lost GPUs may be back.
+        let before = options.log.as_deref().filter(|_| recovering.is_some());
+        let before = before.and_then(|path| Replayed::read(path, &parameters, now));
+        if let Some(before) = &before {
+            arbiter.recall(now, &before.memory);
+        }
+        let lost = before.iter().flat_map(|before| before.memory.lost.iter().copied()).collect();
+        let memory = before.as_ref().map(|before| &before.memory);
+        let log = options.log.as_deref().map(|path| Log::open(path, epoch, &parameters, memory)).transpose()?;
         let gpus: Vec<GpuId> = parameters.clusters.iter().flat_map(|cluster| cluster.gpus.clone()).collect();
         // Numbers of earlier brokers are not given again soon: their tasks may come back.
         let (next_client, next_task) = (epoch << 32, (epoch as u32 & 0xfff) << 20);
@@ -101,18 +162,27 @@ impl Desk {
             sessions: BTreeMap::new(),
             tasks: BTreeMap::new(),
             priority: Priority::new(options.boost),
+            scheduling: "as it was started".to_owned(),
             counts: Counts::default(),
             limits: options.limits,
             epoch,
             started: now,
-            recovering: Recovery::begin(&options.socket, now.saturating_add(options.recover)),
+            recovering,
             register: Register::new(&options.socket),
             roster_changed: true,
             drain: options.drain,
             watchdog: options.watchdog,
+            direct: options.direct,
+            values: Values::new(),
+            cells: BTreeMap::new(),
             next_client,
             next_task,
             removed: Vec::new(),
+            hints: Vec::new(),
+            faults: BTreeMap::new(),
+            lost,
+            without_room: BTreeSet::new(),
+            before,
             log,
         })
     }
@@ -156,7 +226,22 @@ impl Desk {
     }
 
     pub(super) fn remove(&mut self, client: ClientId) -> Option<Session> {
-        self.sessions.remove(&client)
+        let session = self.sessions.remove(&client)?;
+        if let (Some(place), Some(cells)) = (session.cells, self.cells.get_mut(&session.peer.uid))
+            && cells.free(place)
+        {
+            self.cells.remove(&session.peer.uid);
+        }
+        Some(session)
+    }
+
+    /// Cells for another client of a user; `None` without memory or room.
+    pub(super) fn cells_for(&mut self, uid: u32) -> Option<Cells> {
+        let clients = self.limits.clients_per_user.clamp(1, CLIENTS_WITH_CELLS);
+        if let btree_map::Entry::Vacant(place) = self.cells.entry(uid) {
+            place.insert(UserCells::new(clients).ok()?);
+        }
+        self.cells.get_mut(&uid)?.take()
     }
 
     // Turns.
@@ -172,12 +257,17 @@ impl Desk {
     pub(super) fn turn(&mut self, now: Nanos, share: usize) -> bool {
         let mut busy = self.collect_returns(now);
         if self.recovering.as_ref().is_none_or(|recovery| recovery.is_over(now)) {
-            self.roster_changed |= self.recovering.take().is_some();
+            if self.recovering.take().is_some() {
+                self.roster_changed = true;
+                self.before = None;
+                let _ = self.feed(now, Input::Recovered);
+            }
             busy |= self.read_rings(now, share);
         }
         busy |= self.keep_time(now);
         if busy {
             self.settle_leases(now);
+            self.name_heirs();
             self.priority.apply();
         }
         busy
@@ -275,6 +365,8 @@ impl Desk {
     pub(super) fn feed(&mut self, now: Nanos, input: Input) -> Result<(), Refused> {
         if let Some(log) = &mut self.log {
             log.write(&serde_json::json!({ "now": now, "input": &input }));
+            // What comes of it is in the log before anybody is told: the next broker never knows less than the clients.
+            log.write_out();
         }
         let result = self.arbiter.handle(now, &input);
         self.drain_outputs(now);
@@ -287,8 +379,15 @@ impl Desk {
         }
         let mut overrun = Vec::new();
         while let Some(event) = self.arbiter.poll_event() {
-            if let Event::Engine(engine_lock::Event::Overrun { job, .. }) = event {
-                overrun.push(job);
+            match event {
+                Event::Engine(engine_lock::Event::Overrun { job, .. }) => overrun.push(job),
+                Event::Inadmissible { task, .. } => {
+                    self.without_room.insert(task);
+                    if let Some(log) = &mut self.log {
+                        log.write(&serde_json::json!({ "now": now, "without-room": task }));
+                    }
+                }
+                Event::Token { .. } | Event::Engine(_) => {}
             }
         }
         for job in overrun {
@@ -325,19 +424,26 @@ impl Desk {
                     self.priority.set(job.task, Some(key));
                 }
             }
-            Action::Revoke { job, .. } => self.revoke(job),
+            Action::Revoke { job, gpu } => self.revoke(job, gpu),
         }
     }
 
-    fn revoke(&mut self, job: JobId) {
+    fn revoke(&mut self, job: JobId, gpu: GpuId) {
         let Some(task) = self.tasks.get_mut(&job.task) else { return };
         let Some(open) = task.open.take_if(|open| open.key.job == job) else { return };
         let slot = open.slot;
-        for (lock, _) in open.engines.and_then(|engines| engines.held).unwrap_or_default() {
-            self.take_back(job.task, lock);
+        let why = [u64::from(gpu.0) + 1, 0, 0, 0];
+        if let Some(engines) = open.engines {
+            if let Some(waiting) = engines.slot.filter(|_| engines.held.is_none()) {
+                self.answer(job.task, waiting, Code::Revoked, why);
+            }
+            self.break_promise(job.task, engines.promise);
+            for (lock, _) in engines.held.unwrap_or_default() {
+                self.take_back(job.task, lock);
+            }
         }
         self.priority.set(job.task, None);
-        self.answer(job.task, slot, Code::Revoked, [0; 4]);
+        self.answer(job.task, slot, Code::Revoked, why);
     }
 
     pub(super) fn answer(&self, task: TaskId, slot: Slot, code: Code, answer: [u64; 4]) {
@@ -394,6 +500,9 @@ impl Desk {
     }
 
     fn release(&mut self, now: Nanos, client: ClientId, job: JobId, outcome: Outcome) {
+        // It may have given back its last engine just before, one that was passed to it too.
+        self.collect_returns(now);
+        self.call_off_heir(now, job.task);
         let Some(open) = self.own_open(client, job).filter(|open| open.granted.is_some()) else { return };
         match open.engines.take() {
             // It has given up what it did not give back: the word says otherwise only if it lies.
@@ -450,7 +559,7 @@ impl Desk {
         let Some(open) = self.open_mut(job).filter(|open| open.engines.is_none()) else {
             return self.refuse(client, slot, Reason::Busy);
         };
-        open.engines = Some(Engines { slot: Some(slot), locks, held: None });
+        open.engines = Some(Engines::new(Some(slot), locks));
         if let Err(refused) = self.feed(now, Input::Acquire { job, operation }) {
             if let Some(open) = self.open_mut(job) {
                 open.engines = None;
@@ -496,11 +605,16 @@ impl Desk {
 
     /// Drops what a client waits for; what it holds stays until its GPU work has ended.
     fn let_go(&mut self, now: Nanos, client: ClientId, hung: bool) {
+        let tasks = self.sessions.get(&client).map(|session| session.tasks.clone()).unwrap_or_default();
+        for task in &tasks {
+            // What was passed to it, or by it, is known from here on.
+            self.call_off_promise(now, *task);
+            self.call_off_heir(now, *task);
+        }
         let Some(session) = self.sessions.get_mut(&client).filter(|session| session.gone.is_none()) else { return };
         self.roster_changed = true;
         session.gone = Some(Gone { since: now, ended: session.process.has_ended().then_some(now), hung });
         self.end_leases_of(now, client);
-        let tasks = self.sessions.get(&client).map(|session| session.tasks.clone()).unwrap_or_default();
         let mut holds = false;
         for task in &tasks {
             let Some(task) = self.tasks.get_mut(task) else { continue };
@@ -526,6 +640,7 @@ impl Desk {
         for task in std::mem::take(&mut session.tasks) {
             self.priority.forget(task);
             self.leases.forget(task);
+            self.without_room.remove(&task);
             self.tasks.remove(&task);
         }
         let _ = self.feed(now, Input::Drained { client });
@@ -551,6 +666,7 @@ impl Desk {
 fn reason(refused: &Refused) -> Reason {
     match refused {
         Refused::Token(headway_core::token::Refused::TooManyRequests { .. }) => Reason::Limit,
+        Refused::Token(headway_core::token::Refused::NoGpu { .. }) => Reason::NoGpu,
         Refused::Token(_) => Reason::Busy,
         Refused::UnknownTask { .. } => Reason::NotYours,
         _ => Reason::Operation,

@@ -3,12 +3,33 @@
 use std::collections::BTreeMap;
 
 use headway_core::sharing::{Key, TaskId};
-use headway_os::ipc::has_thread;
+use headway_core::units::Nanos;
+use headway_os::ipc::{has_thread, this_thread};
 use headway_os::sched::{self, SchedError};
 
 /// Priorities given: above ordinary threads, below interrupt threads (50).
 const LEVEL_MIN: i32 = 11;
 const LEVEL_MAX: i32 = 40;
+/// The broker's: above all that it gives.
+const LEVEL_BROKER: i32 = 45;
+/// The broker's nice value where real-time priorities are refused.
+const NICE: i32 = -15;
+/// A thread that looks for requests for more of the time stays an ordinary one: it could keep a CPU from others.
+const SHARE_MAX_PPM: u64 = 500_000;
+
+/// How often setting a priority is tried to see what it takes.
+const TRIALS: u32 = 20;
+
+/// Has the calling thread, the broker's, go before others as far as the kernel permits; how it is scheduled then.
+pub(super) fn hurry(spin_share_ppm: u64) -> String {
+    if spin_share_ppm <= SHARE_MAX_PPM && sched::make_fifo(this_thread(), LEVEL_BROKER).is_ok() {
+        return format!("SCHED_FIFO priority {LEVEL_BROKER}");
+    }
+    match sched::make_nice(this_thread(), NICE) {
+        Ok(()) => format!("SCHED_OTHER, nice value {NICE}"),
+        Err(error) => format!("SCHED_OTHER, as it was started: {error}"),
+    }
+}
 
 /// A thread that is managed.
 #[derive(Clone, Copy, Debug)]
@@ -23,23 +44,28 @@ pub(super) struct Priority {
     threads: BTreeMap<TaskId, Managed>,
     /// Why priorities are not changed.
     off: Option<String>,
+    /// The longest that changing one has taken here, of a few trials.
+    latency: Nanos,
     changed: bool,
 }
 
 impl Priority {
     pub(super) fn new(wanted: bool) -> Self {
-        let off = if wanted {
-            sched::probe_realtime().err().map(|error| why(&error))
-        } else {
-            Some("off: not asked for".to_owned())
+        let (latency, off) = match wanted.then(|| sched::boost_latency(TRIALS)) {
+            Some(Ok(latency)) => (latency, None),
+            Some(Err(error)) => (Nanos::ZERO, Some(why(&error))),
+            None => (Nanos::ZERO, Some("off: not asked for".to_owned())),
         };
-        Self { threads: BTreeMap::new(), off, changed: false }
+        Self { threads: BTreeMap::new(), off, latency, changed: false }
     }
 
     pub(super) fn describe(&self) -> String {
         match &self.off {
             Some(reason) => reason.clone(),
-            None => format!("SCHED_FIFO, priorities {LEVEL_MIN} to {LEVEL_MAX} in the order of keys"),
+            None => format!(
+                "SCHED_FIFO, priorities {LEVEL_MIN} to {LEVEL_MAX} in the order of keys, set in at most {}",
+                self.latency
+            ),
         }
     }
 

@@ -34,6 +34,15 @@ impl Desk {
                 Err(reason) => FromBroker::Refused { reason },
             },
             FromClient::Withdraw { task } if greeted => self.withdraw(now, client, task),
+            FromClient::Fault { gpu } if greeted => {
+                self.fault(client, gpu);
+                FromBroker::Done
+            }
+            FromClient::Lost { gpu } if greeted => match self.is_owner(client) {
+                true if self.lose(now, gpu) => FromBroker::Done,
+                true => FromBroker::Refused { reason: format!("GPU {} is not shared here, or lost already", gpu.0) },
+                false => FromBroker::Refused { reason: "only the user who runs the broker gives GPUs up".to_owned() },
+            },
             FromClient::Reconfigure { cluster, tokens } if greeted => {
                 if self.is_owner(client) {
                     self.feed(now, Input::Reconfigure { cluster, tokens }).map_or_else(refused, |()| FromBroker::Done)
@@ -61,16 +70,19 @@ impl Desk {
         resumed: Vec<ResumedTask>,
         notice: &Words,
     ) -> bool {
-        let Some(session) = self.sessions.get_mut(&client) else { return false };
+        let Some(session) = self.sessions.get(&client) else { return false };
         if version != VERSION {
             let reason = format!("this broker speaks version {VERSION}, the client {version}; use the same of both");
             session.send(&FromBroker::Refused { reason });
             return false;
         }
-        let Ok(pages) = Pages::new() else {
+        let cells = self.cells_for(session.peer.uid);
+        let Some(session) = self.sessions.get_mut(&client) else { return false };
+        let Some(pages) = cells.and_then(|cells| Pages::new(cells).ok()) else {
             session.send(&FromBroker::Refused { reason: "no memory or descriptors are left".to_owned() });
             return false;
         };
+        session.cells = Some(pages.cells.place());
         session.pages = Some(pages);
         session.name = name.chars().filter(|letter| !letter.is_control()).take(NAME_MAX).collect();
         for task in resumed {
@@ -86,11 +98,13 @@ impl Desk {
         if let Some(recovery) = &mut self.recovering {
             recovery.is_back(session.peer.pid);
         }
-        let welcome = Welcome { client, epoch: self.epoch, gpus: self.gpus.clone(), engines: self.engines };
         let (Some(socket), Some(pages)) = (&session.socket, &session.pages) else { return false };
+        let (cells, first_cell) = (pages.cells.count, pages.cells.first());
+        let (epoch, gpus, engines) = (self.epoch, self.gpus.clone(), self.engines);
+        let welcome = Welcome { client, epoch, gpus, engines, cells, first_cell };
         let Ok(text) = serde_json::to_vec(&FromBroker::Welcome(welcome)) else { return false };
-        let [page, answers, bell] = pages.descriptors();
-        socket.send(&text, &[page, answers, notice.as_fd(), bell]).is_ok()
+        let [page, answers, bell, cells] = pages.descriptors();
+        socket.send(&text, &[page, answers, notice.as_fd(), bell, cells]).is_ok()
     }
 
     fn register(
@@ -190,6 +204,7 @@ impl Desk {
             task.last_release = Some(held.release);
             task.open = Some(Open { key, slot, since: now, granted: None, from: None, engines: None });
         }
+        self.agrees_with_log(id, &held)?;
         self.feed(now, Input::Adopt { key, token: held.token }).map_err(|error| error.to_string())?;
         let works = [Work::Execute, Work::CopyIn, Work::CopyOut];
         let first = self.gpus.iter().position(|gpu| *gpu == held.gpu).unwrap_or(0) * ENGINES;
@@ -198,7 +213,7 @@ impl Desk {
                 continue;
             }
             if let Some(open) = self.open_mut(job).filter(|open| open.engines.is_none()) {
-                open.engines = Some(Engines { slot: None, locks: vec![first + engine], held: None });
+                open.engines = Some(Engines::new(None, vec![first + engine]));
             }
             let bytes = self.engines.and_then(|engines| engines.chunk_bytes).unwrap_or(Bytes(u64::MAX));
             let bytes = if work == Work::Execute { Bytes(0) } else { bytes };

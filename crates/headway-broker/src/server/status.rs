@@ -26,6 +26,7 @@ impl Desk {
             tasks: session.tasks.len(),
             draining: session.gone.is_some(),
         });
+        let sees_task = |id: &TaskId| self.tasks.get(id).is_some_and(|task| sees(task.client));
         let open = self.tasks.iter().filter(|(_, task)| sees(task.client));
         let jobs = open.filter_map(|(id, task)| Some(self.job_status(now, *id, task, task.open.as_ref()?)));
         Status {
@@ -35,9 +36,11 @@ impl Desk {
             uptime: now.saturating_sub(self.started),
             recovering: self.recovering.is_some(),
             priority: self.priority.describe(),
+            scheduling: self.scheduling.clone(),
             gpus: self.gpu_status(&sees),
             clients: clients.collect(),
             jobs: jobs.take(JOBS_MAX).collect(),
+            without_room: self.without_room.iter().filter(|id| sees_task(id)).copied().take(JOBS_MAX).collect(),
             counts: self.counts,
         }
     }
@@ -54,6 +57,8 @@ impl Desk {
                 tokens: cluster.map_or(0, |cluster| cluster.tokens.per_gpu),
                 holders: self.tasks.iter().filter(|(_, task)| holds(task)).map(|(id, _)| *id).collect(),
                 leased_to: self.leases.client(position).filter(|client| sees(*client)),
+                lost: self.lost.contains(gpu),
+                faults: self.faults.get(gpu).copied().unwrap_or(0),
             }
         };
         self.gpus.iter().enumerate().map(status).collect()

@@ -89,6 +89,7 @@ impl Broker {
     pub(crate) fn at(socket: &Path, change: impl FnOnce(&mut Options)) -> Self {
         let mut options = Options::new(socket.to_owned(), parameters(2, 2, Nanos(0)));
         options.boost = false;
+        options.urgent = false;
         options.drain = Nanos(1_000_000);
         options.watchdog = Nanos(600_000_000_000);
         change(&mut options);

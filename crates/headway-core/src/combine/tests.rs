@@ -19,6 +19,7 @@ fn calibration(margin_ppm: u64, jitter: u64) -> Calibration {
     Calibration {
         sets: 1,
         repeats: 1,
+        batches: 0,
         sigma_ppm: 1_000_000,
         margin_ppm,
         jitter: Nanos(jitter),

@@ -47,7 +47,7 @@ pub struct Wcet {
     pub prediction: Nanos,
     /// The bound that `value` is made from.
     pub bound_used: Bound,
-    /// The worst-case time: the bound with the calibration's margin and jitter.
+    /// The worst-case time: the bound and the time of submission, with the calibration's margin and jitter.
     pub value: Nanos,
 }
 
@@ -242,8 +242,9 @@ impl Network {
         Ok(queued.min(larger.into_iter().max().unwrap_or_default()))
     }
 
-    /// The worst-case time of a batch whose blocks are submitted in this order: the least bound that applies, with the
-    /// calibration's margin and jitter. Without a calibration only `serial` is used, and nothing is added.
+    /// The worst-case time of a batch whose blocks are submitted in this order: the time to submit all blocks but the first,
+    /// and the least bound that applies, which counts from when all are submitted; with the calibration's margin and
+    /// jitter. Without a calibration only `serial` is used, and nothing is added.
     ///
     /// Not guaranteed: anything about traffic that the plan does not know, or about a node outside its calibration.
     ///
@@ -257,8 +258,10 @@ impl Network {
         let twin = calibration.map(|c| self.twin(order, c.sigma_ppm)).transpose()?.flatten();
         let prediction = self.run(order, &mut Fifos::default(), &mut Scratch::new(), None)?;
         let mut best = (serial, Bound::Serial);
+        let submissions = self.submissions(order);
         let Some(calibration) = calibration else {
-            return Ok(Wcet { serial, load, share, twin, prediction, bound_used: best.1, value: serial });
+            let value = serial.saturating_add(submissions);
+            return Ok(Wcet { serial, load, share, twin, prediction, bound_used: best.1, value });
         };
         for (value, bound) in [(load, Bound::Load), (share, Bound::Share), (twin, Bound::Twin)] {
             if let Some(value) = value
@@ -267,10 +270,15 @@ impl Network {
                 best = (value, bound);
             }
         }
-        let factor = u128::from(PPM) + u128::from(calibration.margin_ppm);
-        let with_margin = u128::from(best.0.0).saturating_mul(factor).div_ceil(u128::from(PPM));
-        let value = Nanos(u64::try_from(with_margin).unwrap_or(u64::MAX)).saturating_add(calibration.jitter);
+        let value = calibration.with_margin(best.0.saturating_add(submissions));
         Ok(Wcet { serial, load, share, twin, prediction, bound_used: best.1, value })
+    }
+
+    /// The time from the submission of the first block to that of the last.
+    #[must_use]
+    pub fn submissions(&self, order: &[BatchBlock]) -> Nanos {
+        let before_last = &order[..order.len().saturating_sub(1)];
+        before_last.iter().fold(Nanos::ZERO, |sum, block| sum.saturating_add(self.way(block.route).submit))
     }
 
     /// What the first block on each engine can pay beyond `setup_queued`, whichever block that is.
@@ -410,8 +418,8 @@ impl Network {
                 network.crossings.push(Crossing { capacity, use_ppm, product });
             }
             let crossings = first..network.crossings.len() as u32;
-            let (setup, setup_queued) = (Nanos::ZERO, Nanos::ZERO);
-            network.ways.push(Way { crossings, engines: at..at + 1, weight: member.weight, setup, setup_queued });
+            let (engines, weight, none) = (at..at + 1, member.weight, Nanos::ZERO);
+            network.ways.push(Way { crossings, engines, weight, setup: none, setup_queued: none, submit: none });
         }
         network
     }

@@ -47,6 +47,8 @@ const NANO_BYTES: u128 = NANOS_PER_SECOND as u128;
 pub(super) struct Fifos {
     /// Blocks of each engine in submission order, and how many of them have ended.
     queues: Vec<(Vec<usize>, usize)>,
+    /// When the thread that submits the batch has come to each block.
+    submitted: Vec<Nanos>,
     setup_left: Vec<u64>,
     nano_bytes_left: Vec<u128>,
     /// Blocks that head all their engines, in ascending order.
@@ -63,12 +65,16 @@ impl Fifos {
             queue.1 = 0;
         });
         self.queues.resize_with(network.engines.max(self.queues.len()), Default::default);
+        self.submitted.clear();
         self.setup_left.clear();
         self.nano_bytes_left.clear();
         self.heads.clear();
+        let mut submitted = Nanos::ZERO;
         for (at, block) in order.iter().enumerate() {
             let engines = network.engines(block.route);
             let way = network.way(block.route);
+            self.submitted.push(submitted);
+            submitted = submitted.saturating_add(way.submit);
             // An engine that was idle pays the whole setup, whatever the other end of a peer copy does.
             let behind_on_all = engines.iter().all(|&e| !self.queues[e as usize].0.is_empty());
             let setup = if behind_on_all && !engines.is_empty() { way.setup_queued } else { way.setup };
@@ -96,7 +102,10 @@ impl Fifos {
 
     /// Removes the heads that are done at `now`, and lets their successors in; again until none is done.
     fn pop(&mut self, network: &Network, order: &[BatchBlock], now: Nanos) {
-        while let Some(n) = self.heads.iter().position(|&b| self.setup_left[b] == 0 && self.nano_bytes_left[b] == 0) {
+        let done = |fifos: &Self, b: usize| {
+            fifos.setup_left[b] == 0 && fifos.nano_bytes_left[b] == 0 && fifos.submitted[b] <= now
+        };
+        while let Some(n) = self.heads.iter().position(|&b| done(self, b)) {
             let block = self.heads.remove(n);
             self.ends[block] = now;
             let engines = network.engines(order[block].route);
@@ -120,7 +129,8 @@ impl Network {
     /// Completion times of the blocks of `order`, submitted together in that order to idle engines.
     ///
     /// Engines are first-in first-out and serve one block at a time; a block that needs two engines moves when it heads
-    /// both. The first block of an engine pays its route's `setup`, the others `setup_queued`. Times are rounded up at the
+    /// both. The first block of an engine pays its route's `setup`, the others `setup_queued`; no block begins before all
+    /// those ahead of it in the order were submitted, which takes `submit` each. Times are rounded up at the
     /// end of each block, by less than 1 ns, and nowhere else. A time beyond [`Nanos::MAX`] is [`Nanos::MAX`].
     ///
     /// # Errors
@@ -150,8 +160,10 @@ impl Network {
             fifos.routes.clear();
             let mut step = u128::MAX;
             for &block in &fifos.heads {
-                let setup = fifos.setup_left[block];
-                if setup == 0 {
+                let (setup, submitted) = (fifos.setup_left[block], fifos.submitted[block]);
+                if submitted > now {
+                    step = step.min(u128::from((submitted - now).0));
+                } else if setup == 0 {
                     fifos.moving.push(block);
                     fifos.routes.push(order[block].route);
                 } else {
@@ -174,7 +186,7 @@ impl Network {
                 fifos.nano_bytes_left[block] = fifos.nano_bytes_left[block].saturating_sub(moved);
             }
             for &block in &fifos.heads {
-                if fifos.setup_left[block] > 0 {
+                if fifos.setup_left[block] > 0 && fifos.submitted[block] <= now {
                     fifos.setup_left[block] -= u64::try_from(step).unwrap_or(u64::MAX).min(fifos.setup_left[block]);
                 }
             }
@@ -185,7 +197,8 @@ impl Network {
     /// The order in which `blocks` end first, as positions in `blocks`.
     ///
     /// Up to [`LIMITS`]`.blocks_exhaustive_max` blocks: the best of all orders. More: longest first, then pairwise swaps
-    /// as long as they help and at most `orders_max` tries. Of equally good orders the first by block position wins.
+    /// as long as they help and at most `orders_max` tries. Of equally good orders the first by block position wins. Neighbours
+    /// that share no engine are not exchanged: that could win the time of a submission, no more.
     ///
     /// # Errors
     /// [`Starved`] when some block would get no rate.

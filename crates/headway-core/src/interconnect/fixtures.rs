@@ -75,6 +75,7 @@ impl Builder {
             weight,
             setup: Nanos::ZERO,
             setup_queued: Nanos::ZERO,
+            submit: Nanos::ZERO,
         });
         RouteId(self.0.routes.len() as u32 - 1)
     }

@@ -40,10 +40,21 @@ const ENDPOINT: &[&str] = &["id", "numa", "pci", "uuid"];
 const LINK: &[&str] = &["id", "from", "to", "rate", "rate_low", "opposite", "rate_both"];
 const LIMIT: &[&str] = &["id", "rate", "rate_low", "use"];
 const ENGINE: &[&str] = &["id", "gpu", "serves", "lanes"];
-const ROUTE: &[&str] = &["from", "to", "method", "engines", "links", "weight", "setup", "setup_queued"];
+const ROUTE: &[&str] = &["from", "to", "method", "engines", "links", "weight", "setup", "setup_queued", "submit"];
 const KERNEL: &[&str] = &["id", "gpus", "setup", "rate", "chain_rate"];
-const CALIBRATION: &[&str] =
-    &["sets", "repeats", "sigma", "margin_ppm", "jitter", "median_ppm", "p95_ppm", "max_ppm", "date", "driver"];
+const CALIBRATION: &[&str] = &[
+    "sets",
+    "repeats",
+    "batches",
+    "sigma",
+    "margin_ppm",
+    "jitter",
+    "median_ppm",
+    "p95_ppm",
+    "max_ppm",
+    "date",
+    "driver",
+];
 const CLASSES: &[(&str, EngineClass)] =
     &[("h2d", EngineClass::H2d), ("d2h", EngineClass::D2h), ("peer", EngineClass::Peer), ("ee", EngineClass::Ee)];
 const METHODS: &[(&str, Method)] = &[("dma", Method::Dma), ("pageable", Method::Pageable), ("peer", Method::Peer)];
@@ -264,8 +275,9 @@ impl<'a> Reader<'a> {
             let weight = table.take("weight").map_or(Ok(WEIGHT), |f| f.integer(1, WEIGHT_MAX))?;
             let setup = table.require("setup", "\"7 us\"")?.time()?;
             let setup_queued = table.take("setup_queued").map_or(Ok(setup), |f| f.time())?;
+            let submit = table.take("submit").map_or(Ok(crate::units::Nanos::ZERO), |f| f.time())?;
             let weight = narrow(weight);
-            self.machine.routes.push(Route { from, to, method, engines, uses, weight, setup, setup_queued });
+            self.machine.routes.push(Route { from, to, method, engines, uses, weight, setup, setup_queued, submit });
         }
         Ok(())
     }
@@ -456,6 +468,7 @@ fn calibration(top: &mut Table<'_>) -> Result<Option<Calibration>, FileError> {
     Ok(Some(Calibration {
         sets: narrow(counts.0),
         repeats: narrow(counts.1),
+        batches: narrow(table.take("batches").map_or(Ok(0), |f| f.integer(0, u64::from(u32::MAX)))?),
         sigma_ppm: table.require("sigma", "\"1.02\"")?.decimal_ppm(PPM, 100 * PPM)?,
         margin_ppm,
         jitter: table.require("jitter", "\"200 us\"")?.time()?,

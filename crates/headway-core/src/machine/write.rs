@@ -187,6 +187,7 @@ impl Text<'_> {
             self.unusual("weight", route.weight, super::file::WEIGHT as u32, |weight| weight.to_string());
             self.field("setup", quoted(&route.setup.exact()));
             self.unusual("setup_queued", route.setup_queued, route.setup, |time| quoted(&time.exact()));
+            self.unusual("submit", route.submit, Nanos::ZERO, |time| quoted(&time.exact()));
         }
     }
 
@@ -209,6 +210,7 @@ impl Text<'_> {
         self.table("[calibration]");
         self.field("sets", of.sets);
         self.field("repeats", of.repeats);
+        self.unusual("batches", of.batches, 0, |count| count.to_string());
         self.field("sigma", quoted(&decimal(of.sigma_ppm)));
         self.field("margin_ppm", of.margin_ppm);
         self.field("jitter", quoted(&of.jitter.exact()));

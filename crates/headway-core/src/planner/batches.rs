@@ -77,6 +77,7 @@ impl Planner<'_> {
             chunk: Bytes(0),
             piece: cost,
             operations: ordered.map(|block| self.copy(block.route, block.bytes)).collect(),
+            batch: None,
         }
     }
 
@@ -181,6 +182,7 @@ impl Planner<'_> {
                 chunk: Bytes(0),
                 piece: Nanos::ZERO,
                 operations: vec![super::PlannedOperation { engines: Vec::new(), work: super::Work::Hold }],
+                batch: None,
             }],
             gang: None,
         }

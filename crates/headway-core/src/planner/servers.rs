@@ -1,10 +1,10 @@
 //! Servers: which engines are arbitrated as one, what a copy costs there, and whether every window holds.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
-    Bytes, Domains, EngineId, Nanos, Outcome, PPM, Pipeline, PlanError, PlannedStep, Planner, RouteId, Server, Source,
-    Strategy, Strength, Verdict, Work,
+    Bytes, Domains, EngineId, Nanos, Outcome, PPM, Pipeline, PlanError, PlannedBatch, PlannedStep, Planner, RouteId,
+    Server, Source, Strategy, Strength, Verdict, Work,
 };
 use crate::machine::EngineClass;
 use crate::plan::Violation;
@@ -22,7 +22,12 @@ enum Key {
 
 impl Planner<'_> {
     /// Gives every step its server and every copy its cost, and tests each server.
-    pub(super) fn serve(&self, pipelines: &mut [Pipeline], domains: &Domains) -> Result<Vec<Server>, PlanError> {
+    pub(super) fn serve(
+        &self,
+        pipelines: &mut [Pipeline],
+        domains: &Domains,
+        batches: &mut Vec<PlannedBatch>,
+    ) -> Result<Vec<Server>, PlanError> {
         let leader = self.arbitrated_together(pipelines, domains);
         self.price(pipelines, domains)?;
         let mut keys: Vec<Key> = Vec::new();
@@ -38,6 +43,9 @@ impl Planner<'_> {
                 });
                 step.server = at as u32;
             }
+        }
+        if self.strategy == Strategy::Combined {
+            self.together(pipelines, domains, batches)?;
         }
         self.price_gangs(pipelines)?;
         let mut servers = Vec::new();
@@ -204,6 +212,7 @@ impl Planner<'_> {
         let Ok(plan) = schedulability::flow_chunk_sizes(&flows, CHUNK_GRANULE) else { return false };
         let steps = pipelines.iter_mut().flat_map(|p| &mut p.steps).filter(|step| step.server == at);
         for (((step, task), flow), &bytes) in steps.zip(&plan.tasks).zip(&flows).zip(&plan.bytes) {
+            step.batch = None;
             step.cost = task.cost;
             step.piece = task.chunk;
             step.chunk = if flow.bytes > bytes { bytes } else { Bytes(0) };
@@ -256,10 +265,18 @@ pub(super) fn demands(steps: &[(&Pipeline, &PlannedStep)]) -> Vec<Demand> {
     let mut demands: Vec<Demand> = Vec::new();
     // The position of a gang's demand, and of the step that it has counted last.
     let mut counted: BTreeMap<(u32, Option<usize>), (usize, Vec<usize>)> = BTreeMap::new();
+    let mut batches: BTreeSet<u32> = BTreeSet::new();
     for &(pipeline, step) in steps {
         let task = Task { cost: step.cost, period: pipeline.period, deadline: pipeline.window, chunk: step.piece };
         let at = pipeline.steps.iter().position(|other| std::ptr::eq(other, step)).unwrap_or(0);
         let offset = pipeline.release(0, at);
+        if let Some(place) = step.batch {
+            // The steps of a batch are one job: the first stands for all.
+            if batches.insert(place.number) {
+                demands.push(Demand { name: format!("batch of {}", step.name), task, offset, even: true });
+            }
+            continue;
+        }
         let Some(gang) = pipeline.gang else {
             let name = if pipeline.steps.len() == 1 {
                 pipeline.name.clone()

@@ -164,7 +164,7 @@ impl Planner<'_> {
             Some(self.with_margin(self.machine.kernel(kernel, gpus[share.gpu as usize])?.cost(bytes, bytes)))
         });
         let cost = costs.max().unwrap_or_default();
-        PlannedStep { name, server: 0, cost, chunk: Bytes(0), piece: cost, operations }
+        PlannedStep { name, server: 0, cost, chunk: Bytes(0), piece: cost, batch: None, operations }
     }
 
     fn route_of(

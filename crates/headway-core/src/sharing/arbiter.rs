@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use super::admission::without_room;
 use super::{
     Action, ArbiterParameters, ClientId, ClusterId, ClusterParameters, Event, GpuId, Input, JobId, Key, Limits,
     Outcome, Refused, TaskId, TaskParameters, TokenId,
@@ -13,9 +14,9 @@ use crate::token::{self, Standing, TokenAllocator, TokenRequest};
 use crate::units::Nanos;
 
 #[derive(Clone, Debug)]
-struct Cluster {
-    parameters: ClusterParameters,
-    tokens: TokenAllocator,
+pub(super) struct Cluster {
+    pub(super) parameters: ClusterParameters,
+    pub(super) tokens: TokenAllocator,
 }
 
 /// What the predictor needs to know of an open request.
@@ -42,9 +43,9 @@ struct Task {
 /// nothing. A log of inputs replays to the same actions and events.
 #[derive(Clone, Debug)]
 pub struct Arbiter {
-    clusters: BTreeMap<ClusterId, Cluster>,
+    pub(super) clusters: BTreeMap<ClusterId, Cluster>,
     engines: Option<EngineLocks>,
-    predictor: Predictor,
+    pub(super) predictor: Predictor,
     limits: Limits,
     tasks: BTreeMap<TaskId, Task>,
     now: Nanos,
@@ -121,6 +122,10 @@ impl Arbiter {
             Input::Reconfigure { cluster, tokens } => {
                 let found = self.clusters.get_mut(cluster).ok_or(Refused::UnknownCluster { cluster: *cluster })?;
                 Ok(found.tokens.handle_reconfigure(now, *tokens)?)
+            }
+            Input::Recovered => {
+                self.forget_strangers();
+                Ok(())
             }
             Input::Timeout => {
                 if let Some(engines) = &mut self.engines {
@@ -344,7 +349,31 @@ impl Arbiter {
 
     fn gpu_lost(&mut self, now: Nanos, gpu: GpuId) -> Result<(), Refused> {
         let cluster = self.clusters.values_mut().find(|cluster| cluster.parameters.gpus.contains(&gpu));
-        Ok(cluster.ok_or(Refused::UnknownGpu { gpu })?.tokens.handle_gpu_lost(now, gpu)?)
+        let cluster = cluster.ok_or(Refused::UnknownGpu { gpu })?;
+        cluster.tokens.handle_gpu_lost(now, gpu)?;
+        if let Some(engines) = &mut self.engines {
+            engines.handle_gpu_lost(gpu);
+        }
+        let (id, sizes) = (cluster.parameters.id, cluster.tokens.sizes());
+        let positions = 0..cluster.parameters.gpus.len();
+        let left = positions.filter(|position| !cluster.tokens.is_lost(*position)).count();
+        let gpus = u32::try_from(left).unwrap_or(u32::MAX);
+        let theirs = self.tasks.values().filter(|task| task.parameters.cluster == id && !task.draining);
+        for task in without_room(theirs.map(|task| &task.parameters), gpus, sizes.tokens) {
+            self.events.push_back(Event::Inadmissible { task, gpus });
+        }
+        Ok(())
+    }
+
+    /// Forgets tasks of an earlier arbiter that nobody has registered here.
+    fn forget_strangers(&mut self) {
+        let tasks = &self.tasks;
+        self.predictor.retain(|task| tasks.contains_key(&task));
+        for cluster in self.clusters.values_mut() {
+            let strangers: Vec<TaskId> =
+                cluster.tokens.homes().map(|(task, _)| task).filter(|task| !tasks.contains_key(task)).collect();
+            strangers.into_iter().for_each(|task| cluster.tokens.handle_forget(task));
+        }
     }
 
     fn postpone(&mut self, job: JobId, deadline: Nanos) {
@@ -382,6 +411,13 @@ impl Arbiter {
                 }
             }
             while let Some(action) = self.engines.as_mut().and_then(EngineLocks::poll_action) {
+                // Where a GPU is lost, locks go on to jobs whose tokens are void too.
+                let (engine_lock::Action::Run { job, .. }
+                | engine_lock::Action::Obtained { job, .. }
+                | engine_lock::Action::SetBoost { job, .. }) = action;
+                if self.engines.as_ref().is_some_and(|engines| engines.effective_key(job.task).is_none()) {
+                    continue;
+                }
                 self.actions.push_back(match action {
                     engine_lock::Action::Run { job, first, second } => {
                         Action::Run { job, locks: first.into_iter().chain(second).collect() }

@@ -138,7 +138,7 @@ pub enum Input {
         /// Whose.
         client: ClientId,
     },
-    /// A GPU is lost: its tokens are withdrawn.
+    /// A GPU is lost: its tokens are withdrawn, and who waits queues anew. [`Event::Inadmissible`] tells who no longer fits.
     GpuLost {
         /// Which.
         gpu: GpuId,
@@ -150,6 +150,8 @@ pub enum Input {
         /// The new ones.
         tokens: TokenParameters,
     },
+    /// Whoever was there before this arbiter and has not come back is gone: what is remembered of the tasks is forgotten.
+    Recovered,
     /// Time passes.
     Timeout,
 }
@@ -212,6 +214,13 @@ pub enum Event {
     },
     /// From the engine locks.
     Engine(engine_lock::Event),
+    /// A GPU is lost, and what the tasks declare no longer fits: this one has no room.
+    Inadmissible {
+        /// Which.
+        task: TaskId,
+        /// GPUs of its cluster that are left.
+        gpus: u32,
+    },
 }
 
 /// An input that cannot be accepted; nothing has changed.

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::engine_lock::{Engine, EngineParameters, LockId, Operation, PeerLocks, Work};
 use crate::predictor::PredictorParameters;
-use crate::token::{Mode, Standing, TokenParameters};
+use crate::token::{self, Mode, Standing, TokenParameters};
 
 fn tokens(cpus: u32, per_gpu: u32) -> TokenParameters {
     TokenParameters { cpus, per_gpu, mode: Mode::Optimal, affinity: true, discount_holder: false }
@@ -201,6 +201,60 @@ fn a_dead_client_leaves_the_queues_at_once_and_its_token_when_drained() {
 }
 
 #[test]
+fn a_lost_gpu_takes_its_holders_engines_and_state_with_it_and_leaves_who_has_no_room() {
+    let mut arbiter = arbiter(vec![cluster(0, 0..2, tokens(4, 2))], Some(engines(PeerLocks::Group))).unwrap();
+    feed(&mut arbiter, &[task(1, 0), task(2, 0), task(3, 0), task(4, 0)]);
+    let actions = feed(&mut arbiter, &[request(1, 5), request(2, 6), request(3, 7), request(4, 8)]);
+    let on = |gpu: u32| {
+        let granted = actions.iter().filter_map(move |action| match action {
+            Action::Grant { job, gpu: GpuId(on), .. } if *on == gpu => Some(job.task.0),
+            _ => None,
+        });
+        granted.collect::<Vec<u32>>()
+    };
+    let ([first, second], [other, _]) = (on(0)[..].try_into().unwrap(), on(1)[..].try_into().unwrap());
+    // The second waits for the first one's engine; neither runs on it ever after.
+    feed(&mut arbiter, &[acquire(first, Work::Execute), acquire(second, Work::Execute), acquire(other, Work::CopyIn)]);
+    while arbiter.poll_event().is_some() {}
+    let actions = feed(&mut arbiter, &[Input::GpuLost { gpu: GpuId(0) }]);
+    let revoke = |task: u32| Action::Revoke { job: job(task), gpu: GpuId(0) };
+    assert_eq!(actions, [revoke(first), revoke(second)]);
+    let events: Vec<Event> = std::iter::from_fn(|| arbiter.poll_event()).collect();
+    let lost = |event: &&Event| matches!(event, Event::Token { event: token::Event::GpuLost { sizes: Some(sizes), .. }, .. } if sizes.tokens == 2);
+    assert_eq!(events.iter().filter(lost).count(), 1, "{events:?}");
+    // They may ask again, and wait for the GPU that is left; what was on the lost one is nowhere.
+    let actions = feed(&mut arbiter, &[request(first, 1), Input::Complete { job: job(other) }, release(other, 1)]);
+    let is_first =
+        |action: &Action| matches!(action, Action::Grant { job, gpu: GpuId(1), from: None, .. } if job.task.0 == first);
+    assert!(actions.iter().any(is_first), "{actions:?}");
+    assert!(arbiter.handle(Nanos(0), &acquire(first, Work::Peer)).is_err());
+    let actions = feed(&mut arbiter, &[Input::GpuLost { gpu: GpuId(1) }]);
+    assert!(!actions.is_empty() && actions.iter().all(|action| matches!(action, Action::Revoke { .. })), "{actions:?}");
+    let none = Input::Request { key: Key { deadline: Nanos(9), release: Nanos(0), job: job(2) }, acquisition: 0 };
+    assert!(matches!(arbiter.handle(Nanos(0), &none), Err(Refused::Token(token::Refused::NoGpu { .. }))));
+    let events: Vec<Event> = std::iter::from_fn(|| arbiter.poll_event()).collect();
+    let without_room = events.iter().filter(|event| matches!(event, Event::Inadmissible { gpus: 0, .. })).count();
+    assert_eq!(without_room, 4, "{events:?}");
+}
+
+#[test]
+fn what_an_arbiter_remembers_serves_the_next_one_until_the_tasks_are_known_to_be_gone() {
+    let make = || arbiter(vec![cluster(0, 0..3, tokens(3, 1))], None).unwrap();
+    let mut before = make();
+    feed(&mut before, &[task(1, 0), task(2, 0), request(1, 5), request(2, 5), release(1, 400), release(2, 300)]);
+    feed(&mut before, &[request(1, 5), release(1, 500), Input::GpuLost { gpu: GpuId(2) }]);
+    let memory = before.memory();
+    assert_eq!(memory.lost, [GpuId(2)]);
+    let text = serde_json::to_string(&memory).unwrap();
+    let mut after = make();
+    after.recall(Nanos(0), &serde_json::from_str(&text).unwrap());
+    assert_eq!(after.memory(), memory);
+    feed(&mut after, &[task(1, 0), Input::Recovered]);
+    assert_eq!(after.estimate(TaskId(1), 0, GpuId(0)), before.estimate(TaskId(1), 0, GpuId(0)));
+    assert!(after.memory().homes.iter().all(|(task, _)| *task == TaskId(1)) && after.memory().homes.len() == 1);
+}
+
+#[test]
 fn distances_are_square_with_zeros_on_the_diagonal_only() {
     let row = |classes: &[u8]| classes.iter().map(|class| Class(*class)).collect::<Vec<_>>();
     assert!(Distances::new(vec![row(&[0, 1]), row(&[7, 0])]).is_ok());
@@ -244,6 +298,8 @@ struct Driver {
     boosts: BTreeMap<JobId, Key>,
     running: Vec<JobId>,
     obtained: Vec<JobId>,
+    /// Who was said to follow whom on an engine.
+    heirs: BTreeMap<JobId, JobId>,
     log: Vec<Action>,
 }
 
@@ -253,7 +309,8 @@ impl Driver {
         let clusters = vec![cluster(0, 0..3, tokens), cluster(1, 3..4, tokens)];
         let mut arbiter = arbiter(clusters, Some(engines(peer))).unwrap();
         feed(&mut arbiter, &(0..10).map(|id| task(id, u32::from(id >= 7))).collect::<Vec<_>>());
-        Self { arbiter, now: 0, boosts: BTreeMap::new(), running: Vec::new(), obtained: Vec::new(), log: Vec::new() }
+        let (boosts, heirs) = (BTreeMap::new(), BTreeMap::new());
+        Self { arbiter, now: 0, boosts, running: Vec::new(), obtained: Vec::new(), heirs, log: Vec::new() }
     }
 
     fn feed(&mut self, input: &Input) -> bool {
@@ -277,6 +334,7 @@ impl Driver {
             self.log.push(action);
         }
         while self.arbiter.poll_event().is_some() {}
+        self.check_heirs(input);
         self.arbiter.engine_locks().unwrap().check().unwrap();
         for id in [0, 1] {
             self.arbiter.tokens(ClusterId(id)).unwrap().check().unwrap();
@@ -292,6 +350,22 @@ impl Driver {
             }
         }
         accepted
+    }
+
+    /// An heir runs as soon as its predecessor completes, and stays the heir until then unless one of them goes.
+    fn check_heirs(&mut self, input: &Input) {
+        let engines = self.arbiter.engine_locks().unwrap();
+        if let Input::Complete { job } = input
+            && let Some(heir) = self.heirs.get(job)
+        {
+            assert!(self.running.contains(heir), "{heir:?} does not follow {job:?}");
+        }
+        let gone = |job: &JobId| matches!(input, Input::ClientGone { client } | Input::Drained { client } if client.0 == u64::from(job.task.0));
+        for (job, heir) in &self.heirs {
+            let over = gone(job) || gone(heir) || matches!(input, Input::Complete { job: done } if done == job);
+            assert!(over || engines.heir(*job) == Some(*heir), "{heir:?} no longer follows {job:?} after {input:?}");
+        }
+        self.heirs = self.running.iter().filter_map(|job| Some((*job, engines.heir(*job)?))).collect();
     }
 
     fn job(&self, task: u32) -> Option<JobId> {

@@ -103,6 +103,13 @@ pub enum Event {
         /// Which.
         token: TokenId,
     },
+    /// A GPU is lost; its tokens are gone.
+    GpuLost {
+        /// Which.
+        gpu: GpuId,
+        /// The queue sizes of the GPUs that are left; `None` = there are none.
+        sizes: Option<Sizes>,
+    },
     /// New parameters apply from now on.
     Reconfigured {
         /// The new queue sizes.

@@ -144,6 +144,7 @@ impl TokenAllocator {
             }
             self.pending = None;
             self.fifos.clear();
+            self.events.push_back(Event::GpuLost { gpu, sizes: None });
             return;
         }
         let alive = self.alive();
@@ -153,6 +154,7 @@ impl TokenAllocator {
             self.sizes = sizes;
         }
         self.remove_fifos(position);
+        self.events.push_back(Event::GpuLost { gpu, sizes: Some(self.sizes) });
         if self.pending.is_some() {
             self.finish_reconfiguration();
         } else {

@@ -81,13 +81,14 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
-    use crate::machine::{Method, shipped};
+    use crate::machine::{Method, parse};
     use crate::transfer::{Available, Direction, HostMemory, Request, Via, Way, choose};
     use crate::units::Bytes;
 
     #[test]
     fn a_choice_becomes_a_question_a_source_and_a_row_for_each_way() {
-        let machine = shipped("h200-x1").expect("shipped");
+        let text = include_str!("../../tests/machines/h200-x1.toml");
+        let machine = parse("h200-x1", text).expect("it parses");
         let gpu = machine.gpus().next().expect("it has one");
         let ways = BTreeSet::from([Way::via(Method::Window, Via::Vulkan), Way::via(Method::Resident, Via::Hub)]);
         let available = Available { ways, ..Available::default() };

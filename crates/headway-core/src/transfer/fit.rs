@@ -3,8 +3,9 @@
 //!
 //! The model has, for each GPU and direction, a link with its rate alone and the rate while the other direction runs; what
 //! all GPUs share on the way to host memory, `io`, of which a byte out takes a fitted share; what writes to host memory share,
-//! `write`; and the weights by which directions divide a full limit. Limits that only some GPUs share (a switch, a socket) are
-//! not looked for: they show as residuals, and the margin grows with them.
+//! `write`; and the weights by which directions divide a full limit. Where sets still fall short, limits of one direction or of
+//! some GPUs (a switch, a socket) are tried and kept if they explain it; what stays shows as residuals, and the margin grows
+//! with it.
 
 mod search;
 
@@ -42,6 +43,8 @@ pub struct Setup {
     pub idle: Nanos,
     /// Behind another copy.
     pub queued: Nanos,
+    /// Time of the thread that submits it.
+    pub submit: Nanos,
 }
 
 /// What is known of the node beside the samples.
@@ -263,6 +266,7 @@ fn build(node: &Node, links: &Links, shared: &Shared) -> Result<Machine, FitErro
             weight: shared.weight(direction),
             setup: setup.idle,
             setup_queued: setup.queued,
+            submit: setup.submit,
         });
         let classes = match direction {
             Direction::H2d => &[EngineClass::H2d][..],
@@ -270,12 +274,16 @@ fn build(node: &Node, links: &Links, shared: &Shared) -> Result<Machine, FitErro
         };
         machine.engines.extend(classes.iter().map(|class| engine(id(gpu), gpu, *class)));
     }
-    for (name, rate, uses) in shared.limits() {
+    for shared in shared.limits() {
+        let (name, gpus, rate) = (shared.name, shared.gpus, shared.rate);
         let limit = CapacityId(machine.capacities.len() as u32);
-        let (id, kind) = (name.to_owned(), CapacityKind::Limit);
-        machine.capacities.push(Capacity { id, rate, rate_low: rate, kind });
-        for (route, (_, direction)) in machine.routes.iter_mut().zip(links.keys()) {
-            let use_ppm = uses(*direction);
+        let all = node.endpoints.iter().filter(|end| end.kind == EndpointKind::Gpu).count();
+        let some = gpus.filter(|gpus| gpus.len() < all).into_iter().flatten();
+        let names: Vec<&str> = some.map(|gpu| node.endpoints[gpu.at()].id.as_str()).collect();
+        let id = if names.is_empty() { name.to_owned() } else { format!("{name}.{}", names.join("-")) };
+        machine.capacities.push(Capacity { id, rate, rate_low: rate, kind: CapacityKind::Limit });
+        for (route, (gpu, direction)) in machine.routes.iter_mut().zip(links.keys()) {
+            let use_ppm = shared.uses(*gpu, *direction);
             route.uses.extend((use_ppm > 0).then_some((limit, use_ppm)));
         }
     }
@@ -370,6 +378,7 @@ fn calibrate(node: &Node, machine: &Machine, sets: &[Set]) -> Result<Calibration
     Ok(Calibration {
         sets: u32::try_from(sets.len()).unwrap_or(u32::MAX),
         repeats: u32::try_from(repeats).unwrap_or(u32::MAX),
+        batches: 0,
         sigma_ppm: sigma_ppm.min(LARGEST_PPM),
         margin_ppm: excess.saturating_add(excess.div_ceil(4)).clamp(MARGIN_MIN_PPM, LARGEST_PPM),
         jitter: node.jitter,

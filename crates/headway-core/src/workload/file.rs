@@ -26,7 +26,7 @@ const MESSAGE: &[&str] = &["id", "period", "start", "blocks"];
 const BLOCK: &[&str] = &["from", "to", "bytes"];
 const FLOW: &[&str] = &["id", "server", "start", "cost", "period", "deadline"];
 const CYCLES: &[(&str, Cycle)] = &[("auto", Cycle::Auto), ("paper", Cycle::Paper), ("arrival", Cycle::Arrival)];
-const GROUPINGS: &[(&str, Grouping)] = &[("class", Grouping::Class), ("each", Grouping::Each)];
+const GROUPINGS: &[(&str, Grouping)] = &[("class", Grouping::Class), ("each", Grouping::Each), ("gpu", Grouping::Gpu)];
 const TRANSFORMS: &[(&str, Mode)] =
     &[("fast", Mode::Fast), ("greedy", Mode::Greedy), ("search", Mode::Search), ("optimal", Mode::Optimal)];
 const ON_MISS: &[(&str, OnMiss)] = &[("finish", OnMiss::Finish), ("skip", OnMiss::Skip), ("stop", OnMiss::Stop)];

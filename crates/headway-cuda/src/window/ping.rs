@@ -5,6 +5,7 @@ use std::hint::spin_loop;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use headway_core::transfer::Via;
 use headway_core::units::Nanos;
 use headway_device::buffer::Memory as _;
 use headway_device::port::Window as _;
@@ -31,15 +32,34 @@ const FLAG_BYTES: usize = 64;
 /// [`DeviceError::Unavailable`] with the route's reason, [`DeviceError::KernelLoad`], [`DeviceError::Driver`];
 /// [`DeviceError::Timeout`] when a round takes more than a second.
 pub fn round_trips(driver: &Arc<Driver>, index: u32, route: Route, rounds: u32) -> Result<Vec<Nanos>, DeviceError> {
-    let context = Context::retain(driver, driver.device(index)?)?;
-    let flag = open(&context, route, FLAG_BYTES).map_err(|refusal| refusal.error(format!("the route {route}")))?;
-    let pinned = PinnedMemory::new(&context, FLAG_BYTES)?;
+    of_context(&Context::retain(driver, driver.device(index)?)?, route, rounds)
+}
+
+/// The same by the first usable route of the form `via`.
+pub(crate) fn of_form(context: &Arc<Context>, via: Via, rounds: u32) -> Result<Vec<Nanos>, DeviceError> {
+    let mut refusal = None;
+    for route in Route::ALL.into_iter().filter(|route| route.via() == via) {
+        match of_context(context, route, rounds) {
+            Err(error @ DeviceError::Unavailable { .. }) => refusal = Some(error),
+            done => return done,
+        }
+    }
+    Err(refusal.unwrap_or_else(|| DeviceError::Unavailable {
+        what: format!("the window {via:?}"),
+        reason: "no route leads to it".into(),
+        remedy: "`headway doctor` lists the windows there are".into(),
+    }))
+}
+
+fn of_context(context: &Arc<Context>, route: Route, rounds: u32) -> Result<Vec<Nanos>, DeviceError> {
+    let flag = open(context, route, FLAG_BYTES).map_err(|refusal| refusal.error(format!("the route {route}")))?;
+    let pinned = PinnedMemory::new(context, FLAG_BYTES)?;
     // SAFETY: fresh pinned memory of at least 4 bytes, aligned to a page; CPU and kernel use it by atomic accesses only.
     let answer = unsafe { AtomicU32::from_ptr(pinned.base().cast()) };
     answer.store(0, Ordering::Release);
-    let module = Module::load(&context, "ping", PTX, "ping")?;
+    let module = Module::load(context, "ping", PTX, "ping")?;
     // Dropped first: dropping waits for the kernel.
-    let stream = Stream::new(&context)?;
+    let stream = Stream::new(context)?;
     let (mut from, mut to) = (flag.base(), pinned.base());
     let (mut count, mut looks) = (rounds, LOOKS);
     let mut arguments: [*mut c_void; 4] =

@@ -42,6 +42,19 @@ pub struct Tracker<M> {
     at: Vec<[f32; 2]>,
 }
 
+impl<M> Tracker<M> {
+    /// The same features on another machine, which must have the state; and the machine of before.
+    pub fn on<N>(self, machine: N) -> (Tracker<N>, M) {
+        let Self { shape, machine: before, slots, features, at } = self;
+        (Tracker { shape, machine, slots, features, at }, before)
+    }
+
+    /// Where its state is.
+    pub fn machine(&mut self) -> &mut M {
+        &mut self.machine
+    }
+}
+
 impl<M: Machine> Tracker<M> {
     /// A tracker without features.
     ///
@@ -51,11 +64,6 @@ impl<M: Machine> Tracker<M> {
         machine.put(Region::State(0), bytes(&shape.empty_state()))?;
         let (slots, at) = (vec![None; shape.slots()], vec![[0.0; 2]; shape.slots()]);
         Ok(Self { shape, machine, slots, features: 0, at })
-    }
-
-    /// Where its state is.
-    pub fn machine(&mut self) -> &mut M {
-        &mut self.machine
     }
 
     /// Finds every feature in `image`, rows of grey levels. `prediction` is the homography that is known to have moved the

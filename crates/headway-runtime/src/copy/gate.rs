@@ -47,6 +47,11 @@ impl Gate {
         Bulk(self)
     }
 
+    /// Where bulk copies are counted, for who waits for the first.
+    pub(super) const fn bulk_count(&self) -> &AtomicU32 {
+        &self.bulk
+    }
+
     /// Bulk copies under way.
     pub(super) fn bulk_copies(&self) -> u32 {
         self.bulk.load(Ordering::Relaxed)

@@ -18,10 +18,8 @@ const BULK: usize = 1 << 20;
 /// From this size on the driver is asked whether memory is pinned, which takes some 0.3 us; the driver's own call, which is
 /// chosen for smaller copies of ordinary memory, is as fast from pinned memory without being told.
 const ASK: usize = 64 << 10;
-/// From this size on it matters whether pages are there, and looking takes less than 1 %.
-const LOOK: usize = 4 << 20;
-/// Pages looked at.
-const SAMPLES: usize = 8;
+/// From this size on it matters whether pages are there.
+const LOOK: usize = 128 << 10;
 
 /// What came of a copy, and what was chosen first.
 pub(super) struct Outcome {
@@ -180,7 +178,9 @@ impl Copier {
             },
             Host::Out(to) => match self.gpus[copy.gpu].port.host_kind(to).ok()? {
                 HostKind::Pinned => HostMemory::Pinned,
-                HostKind::Pageable if to.len() >= LOOK && memory::mostly_absent(to, SAMPLES) => HostMemory::Fresh,
+                HostKind::Pageable if to.len() >= LOOK && memory::mostly_absent(to, samples(to.len())) => {
+                    HostMemory::Fresh
+                }
                 HostKind::Pageable => HostMemory::Warm,
             },
         };
@@ -217,6 +217,15 @@ impl Copier {
         let others = self.gpus.iter().enumerate().filter(|(at, _)| *at != copy.gpu);
         let busy = others.filter(|(_, gpu)| gpu.engine(copy.direction).gate.bulk_copies() > 0).count();
         1 + u32::try_from(busy).unwrap_or(u32::MAX - 1)
+    }
+}
+
+/// Pages to look at in a copy of `bytes` bytes: each takes some 0.3 us, which is to be little of the copy.
+const fn samples(bytes: usize) -> usize {
+    match bytes {
+        ..0x8_0000 => 1,
+        ..0x40_0000 => 2,
+        _ => 8,
     }
 }
 

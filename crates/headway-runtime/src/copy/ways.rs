@@ -106,6 +106,8 @@ impl Copier {
         let (direction, len) = (copy.direction, copy.len);
         copy.with_buffers(None, |from, to| {
             let host = if direction == Direction::D2h { to } else { from };
+            // Pinning waits until no kernel runs, and resident copiers run on until their leases end.
+            self.gpus.iter().try_for_each(Gpu::park).map_err(Stopped::early)?;
             let view = gpu.port.register(host.buffer).map_err(Stopped::unpinned)?;
             let pinned = At { buffer: &view, offset: host.offset };
             let (from, to) = if direction == Direction::D2h { (from, pinned) } else { (pinned, to) };
@@ -186,6 +188,8 @@ impl Copier {
         set_up: bool,
     ) -> Result<Moved, CopyError> {
         let relays = if way.method == Method::Multipath { self.relays(copy, way)? } else { Vec::new() };
+        // Relays let go as soon as their GPUs have copies of their own.
+        let own: Vec<_> = relays.iter().map(|gpu| gpu.engine(copy.direction).gate.bulk_count()).collect();
         let mut links: Vec<&Pool> = vec![&self.gpus[copy.gpu].pool];
         links.extend(relays.into_iter().map(|gpu| &gpu.pool));
         let pinned = links.len() > 1 && self.pinned(&self.gpus[copy.gpu], copy, "multipath").is_ok();
@@ -195,7 +199,7 @@ impl Copier {
         });
         let cancel = self.cancel.watch();
         let populate = self.options.mapped_files;
-        let how = Staged { cancel: Some(&cancel), populate, ..Staged::new(tuning) };
+        let how = Staged { cancel: Some(&cancel), populate, own: &own, ..Staged::new(tuning) };
         if self.options.no_threads && !pinned {
             return Err(excluded(way, "no_threads"));
         }

@@ -1,7 +1,7 @@
 //! What one transfer takes of its links' pools: workers, pinned buffers, lanes.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use headway_core::staging::{Cuts, Flow, LinkShape, Pipeline, Ramp, SPARE_BUFFERS};
 use headway_core::units::Bytes;
@@ -48,7 +48,8 @@ impl<'a> Request<'a> {
         for (index, pool) in pools.iter().enumerate() {
             let mut link = Link::new(&pool.shared);
             // On a relay first what decides whether it takes part.
-            if index > 0 {
+            let own = index.checked_sub(1).and_then(|relay| self.how.own.get(relay));
+            if index > 0 && own.is_none_or(|own| own.load(Ordering::Relaxed) == 0) {
                 link.slots = pool.shared.take_relays(tuning.in_flight.max(1) as usize, buffer as usize);
             }
             if self.workers && (index == 0 || !link.slots.is_empty()) {
@@ -85,7 +86,8 @@ impl<'a> Request<'a> {
             cpu: AtomicU64::new(0),
         });
         let patience = target.options.patience;
-        Ok(Drive { links, job, signal, device: self.device, cancel: self.how.cancel, patience })
+        let (cancel, own) = (self.how.cancel, self.how.own);
+        Ok(Drive { links, job, signal, device: self.device, cancel, own, patience })
     }
 
     /// Pinned buffers of one link.

@@ -1,7 +1,7 @@
 //! The engine's side of a transfer: the calling thread submits what is full, polls lanes, and calls workers back.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use headway_core::staging::{Flow, Outcome, Task};
@@ -40,6 +40,8 @@ pub(super) struct Link {
     pub(super) waited: Duration,
     /// Chunks submitted.
     pub(super) chunks: u64,
+    /// It is a relay that was let go.
+    pub(super) retired: bool,
 }
 
 impl Link {
@@ -54,6 +56,7 @@ impl Link {
             blocked: None,
             waited: Duration::ZERO,
             chunks: 0,
+            retired: false,
         }
     }
 
@@ -110,6 +113,8 @@ pub(super) struct Drive<'a> {
     pub(super) signal: Arc<Signal>,
     pub(super) device: At<'a>,
     pub(super) cancel: Option<&'a AtomicBool>,
+    /// Of each relay, the bulk copies of its own GPU.
+    pub(super) own: &'a [&'a AtomicU32],
     pub(super) patience: Nanos,
 }
 
@@ -130,6 +135,7 @@ impl Drive<'_> {
                 self.cancel = None;
                 self.job.exchange.cancel();
             }
+            self.retire(&mut round);
             self.poll(&mut ended);
             if first || self.signal.take() || !ended.is_empty() {
                 (first, quiet, since) = (false, 0, None);
@@ -144,6 +150,18 @@ impl Drive<'_> {
                 return Ending::Stuck(self.give_up());
             }
         }
+    }
+
+    /// Lets go of relays whose GPUs have copies of their own.
+    fn retire(&mut self, round: &mut Round) {
+        let relays = self.links.iter_mut().enumerate().skip(1);
+        for ((index, link), own) in relays.zip(self.own) {
+            if !link.retired && own.load(Ordering::Relaxed) > 0 {
+                link.retired = true;
+                self.job.exchange.retire(index, &mut round.called);
+            }
+        }
+        self.call(round);
     }
 
     /// Collects what has ended on the lanes.
@@ -179,10 +197,15 @@ impl Drive<'_> {
                 ended.push(Ended { link: index, buffer: task.buffer, result: Err(Fault::Device(error)) });
             }
         }
+        self.call(round);
+        outcome
+    }
+
+    /// Calls workers back.
+    fn call(&self, round: &mut Round) {
         for (index, worker) in round.called.drain(..) {
             self.links[index].shared.crew.call(worker, (Arc::clone(&self.job), index));
         }
-        outcome
     }
 
     fn submit(&mut self, index: usize, task: Task) -> Result<(), DeviceError> {

@@ -145,6 +145,13 @@ impl Exchange {
         inner.pipeline.outcome()
     }
 
+    /// `link` begins no more chunks; who waits for one is called, and finds that there is nothing.
+    pub(super) fn retire(&self, link: usize, called: &mut Vec<(usize, usize)>) {
+        let mut inner = self.lock();
+        inner.pipeline.retire(link);
+        called.extend(inner.waiting[link].drain(..).map(|worker| (link, worker)));
+    }
+
     /// No chunk is begun any more.
     pub(super) fn cancel(&self) {
         self.lock().pipeline.cancel();

@@ -13,6 +13,10 @@ use headway_os::{clock, memory};
 use super::crew::{Crew, Member};
 use super::exchange::{Exchange, Fault};
 
+/// Of a copy into a GPU, so much at its end is stored past the caches. What is in a core's own cache is read by the engine at a
+/// fifth of the rate once that core sleeps, and cores sleep when there is nothing left for them.
+const TAIL_BYTES: u64 = 32 << 20;
+
 /// How workers copy.
 pub type CopyLoop = Arc<dyn Fn(&mut [u8], &[u8], Stores) + Send + Sync>;
 
@@ -84,8 +88,15 @@ impl Job {
             memory::populate_read(from).map_err(Fault::Page)?;
         }
         let to = to.bytes_mut().map_err(Fault::Device)?;
+        let stores = self.stores_of(&chunk);
         // A panic leaves nothing behind but the spans, which release their claims.
-        catch_unwind(AssertUnwindSafe(|| (self.copy_loop)(to, from, self.stores))).map_err(|_| Fault::Panic)
+        catch_unwind(AssertUnwindSafe(|| (self.copy_loop)(to, from, stores))).map_err(|_| Fault::Panic)
+    }
+
+    /// How `chunk` is stored.
+    fn stores_of(&self, chunk: &Range<u64>) -> Stores {
+        let is_tail = chunk.end + TAIL_BYTES > self.cuts.total().0;
+        if self.flow == Flow::In && is_tail { Stores::NonTemporal } else { self.stores }
     }
 }
 

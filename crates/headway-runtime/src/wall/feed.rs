@@ -11,7 +11,7 @@ use headway_device::{Access, DeviceError};
 
 use super::Message;
 use super::buffers::{Buffers, Ends};
-use crate::blocks::{DataError, Gatherer, Scatterer};
+use crate::blocks::{Collect, DataError, Supply};
 use crate::outlet::OutputError;
 
 /// A cycle whose result lies in its last buffer.
@@ -30,7 +30,7 @@ pub(super) struct Delivery {
 /// packets' arrival times; the dispatcher does not release a block before its window opens.
 pub(super) struct Feeder {
     plan: Arc<Plan>,
-    gatherer: Gatherer,
+    supply: Box<dyn Supply>,
     buffers: Arc<Buffers>,
     inbox: Sender<Message>,
     freed: Receiver<u32>,
@@ -62,7 +62,7 @@ impl Progress {
 impl Feeder {
     pub(super) fn new(
         plan: &Arc<Plan>,
-        gatherer: &Gatherer,
+        supply: Box<dyn Supply>,
         buffers: &Arc<Buffers>,
         cycles: &[u64],
         inbox: Sender<Message>,
@@ -76,7 +76,7 @@ impl Feeder {
         let pipelines = (0u32..).zip(cycles).map(progress).collect();
         Self {
             plan: Arc::clone(plan),
-            gatherer: gatherer.clone(),
+            supply,
             buffers: Arc::clone(buffers),
             inbox,
             freed,
@@ -127,9 +127,13 @@ impl Feeder {
         let cycle = progress.next;
         let block = match self.buffers.first(pipeline, slot) {
             Ends::Block(buffer) => {
-                let claimed = |error: DeviceError| self.claimed(pipeline, cycle, &error);
+                let plan = &self.plan;
+                let claimed = |error: DeviceError| {
+                    let pipeline = plan.pipelines[pipeline as usize].name.clone();
+                    DataError::Sequence { pipeline, cycle, what: error.to_string() }
+                };
                 let mut span = buffer.claim(0..buffer.len(), Access::Write).map_err(claimed)?;
-                self.gatherer.gather(pipeline, cycle, span.bytes_mut().map_err(claimed)?)?.block
+                self.supply.supply(pipeline, cycle, slot, span.bytes_mut().map_err(claimed)?)?.block
             }
             Ends::Wafer(lane) => lane.number(slot, cycle)?,
         };
@@ -141,16 +145,11 @@ impl Feeder {
         }
         Ok(Message::Data { pipeline, cycle, slot, block })
     }
-
-    fn claimed(&self, pipeline: u32, cycle: u64, error: &DeviceError) -> DataError {
-        let pipeline = self.plan.pipelines[pipeline as usize].name.clone();
-        DataError::Sequence { pipeline, cycle, what: error.to_string() }
-    }
 }
 
 /// Writes out delivered blocks and gives their buffers back to the feeder.
 pub(super) struct Sink {
-    scatterer: Scatterer,
+    collect: Box<dyn Collect>,
     buffers: Arc<Buffers>,
     inbox: Sender<Message>,
     delivered: Receiver<Delivery>,
@@ -159,13 +158,13 @@ pub(super) struct Sink {
 
 impl Sink {
     pub(super) fn new(
-        scatterer: Scatterer,
+        collect: Box<dyn Collect>,
         buffers: &Arc<Buffers>,
         inbox: Sender<Message>,
         delivered: Receiver<Delivery>,
         free: Sender<u32>,
     ) -> Self {
-        Self { scatterer, buffers: Arc::clone(buffers), inbox, delivered, free }
+        Self { collect, buffers: Arc::clone(buffers), inbox, delivered, free }
     }
 
     pub(super) fn run(mut self) -> Result<Vec<u64>, OutputError> {
@@ -178,13 +177,13 @@ impl Sink {
             // A feeder that has packed everything no longer listens.
             let _ = self.free.send(delivery.pipeline);
         }
-        self.scatterer.finish()
+        self.collect.finish()
     }
 
     fn unpack(&mut self, delivery: &Delivery) -> Result<(), DataError> {
         let Delivery { pipeline, cycle, slot, block, lost } = *delivery;
         if lost {
-            return self.scatterer.lose(pipeline, cycle);
+            return self.collect.lose(pipeline, cycle);
         }
         let claimed = |error: DeviceError| DataError::Sequence {
             pipeline: format!("number {pipeline}"),
@@ -194,9 +193,9 @@ impl Sink {
         match self.buffers.last(pipeline, slot) {
             Ends::Block(buffer) => {
                 let span = buffer.claim(0..block.0 as usize, Access::Read).map_err(claimed)?;
-                self.scatterer.scatter(pipeline, cycle, span.bytes().map_err(claimed)?)
+                self.collect.collect(pipeline, cycle, slot, span.bytes().map_err(claimed)?)
             }
-            Ends::Wafer(lane) => lane.deliver(slot, (pipeline, cycle), &mut self.scatterer),
+            Ends::Wafer(lane) => lane.deliver(slot, (pipeline, cycle), self.collect.as_mut()),
         }
     }
 }

@@ -12,7 +12,7 @@ use headway_kernels::inspect::blocks::MergeBlock;
 
 use super::RunError;
 use super::buffers::{Piece, settle, upload};
-use crate::blocks::{DataError, Scatterer};
+use crate::blocks::{Collect, DataError};
 use crate::kernels::Kernels;
 use crate::wafer::{Ring, synopses};
 
@@ -182,13 +182,13 @@ impl WaferLane {
         &self,
         slot: usize,
         (pipeline, cycle): (u32, u64),
-        scatterer: &mut Scatterer,
+        collect: &mut dyn Collect,
     ) -> Result<(), DataError> {
         let claim = |part: &Part| part.slots[slot].list.claim(0..LIST, Access::Read);
         let spans: Result<Vec<_>, DeviceError> = self.parts.iter().map(claim).collect();
         let spans = spans.map_err(|error| self.claimed(cycle, &error))?;
         let lists: Result<Vec<&[u8]>, DeviceError> = spans.iter().map(|span| span.bytes()).collect();
-        scatterer.scatter_lists(pipeline, cycle, &lists.map_err(|error| self.claimed(cycle, &error))?)
+        collect.collect_lists(pipeline, cycle, &lists.map_err(|error| self.claimed(cycle, &error))?)
     }
 
     /// Submits one operation of a step.

@@ -15,7 +15,7 @@ use super::scenario::{Arbitration, Taking};
 
 /// How tokens are given; `None` where the driver arbitrates.
 pub(super) fn tokens(cluster: &Cluster, setting: &Setting) -> Option<TokenParameters> {
-    let per_gpu = setting.scenario.tokens_per_gpu()?;
+    let per_gpu = setting.tokens_per_gpu()?;
     let (mode, affinity) = (setting.mode, setting.scenario.affinity);
     Some(TokenParameters { cpus: cluster.cpus, per_gpu, mode, affinity, discount_holder: false })
 }

@@ -78,6 +78,8 @@ pub struct Task {
 pub struct Setting {
     /// Which configuration.
     pub scenario: Scenario,
+    /// Tokens per GPU instead of the scenario's; not used where the driver arbitrates.
+    pub tokens_per_gpu: Option<u32>,
     /// Queue discipline of the tokens.
     pub mode: Mode,
     /// Cost predictor.
@@ -86,6 +88,14 @@ pub struct Setting {
     pub seed: u64,
     /// When the simulation ends; jobs that are not complete then are not told of.
     pub until: Nanos,
+}
+
+impl Setting {
+    /// Tokens of each GPU; `None` where the driver arbitrates.
+    #[must_use]
+    pub fn tokens_per_gpu(&self) -> Option<u32> {
+        self.scenario.tokens_per_gpu().map(|usual| self.tokens_per_gpu.unwrap_or(usual))
+    }
 }
 
 impl Cluster {

@@ -134,10 +134,18 @@ impl Finished<'_> {
 pub trait Observer {
     /// Whether every wait is attributed to a culprit. It takes time.
     const BLAMES: bool = false;
+    /// Whether it is told of the CPUs at every instant.
+    const WATCHES_CPUS: bool = false;
 
     /// A line of the log, in order.
     fn record(&mut self, record: &Record) {
         let _ = record;
+    }
+
+    /// Jobs on a CPU and jobs that wait for one, once everything that happens at `now` is done. An instant may be told in
+    /// several parts.
+    fn cpus(&mut self, now: Nanos, running: usize, waiting: usize) {
+        let _ = (now, running, waiting);
     }
 
     /// A complete job, in order of completion.

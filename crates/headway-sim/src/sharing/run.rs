@@ -128,7 +128,7 @@ pub fn simulate<O: Observer>(cluster: &Cluster, setting: &Setting, observer: &mu
         arbiter: arbiter::build(cluster, setting)?,
         hardware: Hardware::new(cluster.gpus()),
         ready: VecDeque::new(),
-        tokens: vec![None; cluster.gpus() as usize * setting.scenario.tokens_per_gpu().unwrap_or(0) as usize],
+        tokens: vec![None; cluster.gpus() as usize * setting.tokens_per_gpu().unwrap_or(0) as usize],
         locks: vec![None; engines],
         users: vec![0; cluster.gpus() as usize],
         cpus_changed: false,
@@ -233,6 +233,11 @@ impl<O: Observer> Simulation<'_, O> {
         if self.cpus_changed {
             self.dispatch();
         }
+        if O::WATCHES_CPUS {
+            let count = |of: fn(Phase) -> bool| self.jobs.iter().filter(|job| of(job.phase)).count();
+            let running = count(|phase| matches!(phase, Phase::Running { .. }));
+            self.observer.cpus(next, running, count(|phase| matches!(phase, Phase::Ready { .. })));
+        }
         Ok(true)
     }
 
@@ -288,7 +293,8 @@ impl<O: Observer> Simulation<'_, O> {
         job.id.job += 1;
         job.key.release = job.key.release.saturating_add(period);
         job.mark = self.now;
-        job.phase = Phase::Idle;
+        // A job that ends with CPU time leaves a CPU to whoever waits for one.
+        self.enter(task, Phase::Idle);
         self.rank();
     }
 
@@ -458,7 +464,10 @@ impl<O: Observer> Simulation<'_, O> {
             }
             TokenEvent::Deferred { job } | TokenEvent::Evicted { job, .. } => (job, Place::Queue),
             TokenEvent::Donating { job, donee } => (job, Place::Donor(donee.task.0 as usize)),
-            TokenEvent::HandedOver { .. } | TokenEvent::VirtuallyReleased { .. } | TokenEvent::Reconfigured { .. } => {
+            TokenEvent::HandedOver { .. }
+            | TokenEvent::VirtuallyReleased { .. }
+            | TokenEvent::GpuLost { .. }
+            | TokenEvent::Reconfigured { .. } => {
                 return;
             }
         };

@@ -50,7 +50,7 @@ impl Observer for Keep {
 }
 
 fn setting(code: &str, mode: Mode, seed: u64, until: Nanos) -> Setting {
-    Setting { scenario: code.parse().unwrap(), mode, predictor: Form::WINDOW, seed, until }
+    Setting { scenario: code.parse().unwrap(), tokens_per_gpu: None, mode, predictor: Form::WINDOW, seed, until }
 }
 
 fn run(cluster: &Cluster, setting: &Setting) -> (Keep, Totals) {
@@ -156,6 +156,17 @@ fn the_job_with_the_earlier_deadline_takes_the_cpu_and_gives_it_back() {
     assert_eq!((totals.cpu, totals.engines[0]), (Nanos(40 * MS), Nanos(2 * MS)));
     let (keep, _) = run(&cluster(2, 1, vec![late, early]), &set);
     assert_eq!(first_done(&keep, 2), [31, 21], "with two CPUs nobody waits");
+}
+
+#[test]
+fn a_job_that_ends_on_a_cpu_leaves_it_to_the_one_that_waits() {
+    // One CPU: early's 1 ms of kernel and 10 ms after it come first, then late's 5 ms, 1 ms of kernel and 2 ms after it.
+    let early = Task { after: Nanos(10 * MS), ..task("early", 0, 50, vec![execute(1)]) };
+    let late = Task { before: Nanos(5 * MS), after: Nanos(2 * MS), ..task("late", 2, 90, vec![execute(1)]) };
+    let set = setting("AEdG,X", Mode::Optimal, 1, Nanos(99 * MS));
+    let (keep, totals) = run(&cluster(1, 2, vec![early, late]), &set);
+    assert_eq!(first_done(&keep, 2), [11, 19]);
+    assert_eq!(totals.cpu, Nanos(17 * MS));
 }
 
 #[test]

@@ -1,11 +1,9 @@
 //! Random joins and leaves on one node in virtual time: whether any accepted flow misses a deadline.
 
-use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap};
-
 use headway_core::interconnect::{BatchBlock, Network};
 use headway_core::machine::{Machine, RouteId};
 use headway_core::stream::admission::{Admission, LIMITS, Refused, Request, Way};
+use headway_core::stream::running::Domain;
 use headway_core::units::{Bytes, Nanos};
 use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
@@ -50,20 +48,13 @@ impl Tally {
     }
 }
 
-/// A released job: deadline, release order, message, cost.
-type Job = Reverse<(Nanos, u64, u64, Nanos)>;
-
 struct History<'a> {
     routes: &'a [RouteId],
-    domain: Admission,
+    domain: Domain,
     random: Pcg64Mcg,
     now: Nanos,
-    /// The next release of every message.
-    releases: BTreeMap<u64, Nanos>,
-    ready: BinaryHeap<Job>,
     /// End and deadline of the job on the server.
     running: Option<(Nanos, Nanos)>,
-    sequence: u64,
     names: u64,
     tally: Tally,
 }
@@ -74,13 +65,10 @@ pub fn history(machine: &Machine, seed: u64, changes: u32) -> Tally {
     let routes: Vec<RouteId> = (0..machine.routes.len() as u32).map(RouteId).collect();
     let mut history = History {
         routes: &routes,
-        domain: Admission::new(Network::new(machine), machine.calibration.clone(), LIMITS),
+        domain: Domain::new(Admission::new(Network::new(machine), machine.calibration.clone(), LIMITS)),
         random: Pcg64Mcg::seed_from_u64(seed),
         now: Nanos::ZERO,
-        releases: BTreeMap::new(),
-        ready: BinaryHeap::new(),
         running: None,
-        sequence: 0,
         names: 0,
         tally: Tally { histories: 1, ..Tally::default() },
     };
@@ -101,7 +89,7 @@ impl History<'_> {
 
     fn change(&mut self) {
         let staying: Vec<String> =
-            self.domain.flows().filter(|(_, leaving)| !leaving).map(|(id, _)| id.to_owned()).collect();
+            self.domain.admission().flows().filter(|(_, leaving)| !leaving).map(|(id, _)| id.to_owned()).collect();
         if !staying.is_empty() && self.below(3) == 0 {
             let id = &staying[self.below(staying.len() as u64) as usize];
             self.domain.leave(self.now, id).expect("it is there and stays");
@@ -109,7 +97,7 @@ impl History<'_> {
             return;
         }
         let request = self.request();
-        let beside = self.domain.flows().any(|(_, leaving)| leaving);
+        let beside = self.domain.admission().flows().any(|(_, leaving)| leaving);
         match self.domain.join(self.now, &request) {
             Ok(admitted) => {
                 let way = match admitted.way {
@@ -119,7 +107,6 @@ impl History<'_> {
                 };
                 self.tally.joins[way] += 1;
                 self.tally.joins_beside_leavers += u64::from(beside);
-                self.releases.entry(admitted.message).or_insert(admitted.effective);
             }
             Err(Refused::Overload { .. }) => self.tally.refused += 1,
             Err(error) => unreachable!("requests are well formed: {error}"),
@@ -148,52 +135,35 @@ impl History<'_> {
 
     fn run_until(&mut self, end: Nanos) {
         loop {
-            // All releases of an instant count before the server decides.
-            while let Some((&message, &at)) = self.releases.iter().min_by_key(|(number, at)| (**at, **number))
-                && at <= self.now
-            {
-                self.release(message, at);
-            }
             if let Some((ends, deadline)) = self.running.filter(|(ends, _)| *ends <= self.now) {
                 let slack = deadline.0 as i64 - ends.0 as i64;
                 self.tally.slack_min = Some(self.tally.slack_min.map_or(slack, |least| least.min(slack)));
                 self.tally.misses += u64::from(slack < 0);
                 self.running = None;
+                self.domain.ended(self.now);
             }
-            if self.running.is_none() {
-                if let Some(Reverse((deadline, _, _, cost))) = self.ready.pop() {
-                    self.tally.jobs += 1;
-                    self.tally.busy.0 += u128::from(cost.0);
-                    self.running = Some((self.now + cost, deadline));
-                    continue;
-                }
-                if !self.domain.idle(self.now).is_empty() {
-                    let (releases, messages) = (&mut self.releases, self.domain.messages());
-                    releases.retain(|number, _| messages.contains_key(number));
-                }
+            if let Some(job) = self.domain.poll_start(self.now) {
+                let cost = self.cost(job.worst_case);
+                self.tally.jobs += 1;
+                self.tally.busy.0 += u128::from(cost.0);
+                self.running = Some((self.now + cost, job.deadline));
+                continue;
             }
-            let next = self.releases.values().copied().chain(self.running.map(|(ends, _)| ends));
-            // A leaver's deadline may pass while the server is idle.
-            let next = next.chain(self.domain.poll_timeout().filter(|at| *at > self.now)).min();
+            let next = [self.domain.poll_timeout(), self.running.map(|(ends, _)| ends)].into_iter().flatten().min();
             let Some(next) = next.filter(|next| *next <= end) else { break };
-            self.tally.busy.1 += u128::from(next.0 - self.now.0);
-            self.now = next;
+            self.tally.busy.1 += u128::from(next.0.saturating_sub(self.now.0));
+            self.now = next.max(self.now);
         }
         self.now = end;
     }
 
-    fn release(&mut self, message: u64, at: Nanos) {
-        let running = &self.domain.messages()[&message];
-        let (period, worst) = (running.period, running.cost);
-        // Costs lie between nothing and the worst case; the ends are the dangerous ones.
-        let cost = match self.below(4) {
+    /// Costs lie between nothing and the worst case; the ends are the dangerous ones.
+    fn cost(&mut self, worst: Nanos) -> Nanos {
+        match self.below(4) {
             0 => Nanos(self.below(worst.0 + 1)),
             1 if self.below(4) == 0 => Nanos::ZERO,
             _ => worst,
-        };
-        self.sequence += 1;
-        self.ready.push(Reverse((at + period, self.sequence, message, cost)));
-        self.releases.insert(message, at + period);
+        }
     }
 }
 

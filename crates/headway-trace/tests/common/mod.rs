@@ -109,6 +109,7 @@ fn stream(index: u32, streams: u32) -> (PlannedStream, Pipeline) {
                     uses: vec![(CapacityId(capacity), 1_000_000), (CapacityId(4), 1_000_000)],
                 },
             }],
+            batch: None,
         }
     };
     let compute = PlannedStep {
@@ -121,6 +122,7 @@ fn stream(index: u32, streams: u32) -> (PlannedStream, Pipeline) {
             engines: vec![EngineId(3 * gpu + 1)],
             work: Work::Compute { kernel: "aes128-cbc".to_owned() },
         }],
+        batch: None,
     };
     let pipeline = Pipeline {
         name: if heavy { "bulk".to_owned() } else { format!("voice-{index}") },

@@ -3,6 +3,7 @@
 use headway_core::machine::Method;
 use headway_core::transfer::{Direction, HostMemory, Load, Via, Way};
 use headway_core::units::Nanos;
+use headway_device::DeviceError;
 use headway_device::buffer::Access;
 use headway_device::port::{Caching, Mover, Piece, Reach};
 use headway_os::clock;
@@ -16,7 +17,7 @@ use super::ways::row;
 use crate::Error;
 use crate::measure::load::Bulk;
 use crate::measure::rig::{Rig, Shot};
-use crate::measure::sample::Effort;
+use crate::measure::sample::{Effort, Figures};
 
 /// Pieces of the request of many, and their length.
 const PIECES: usize = 8192;
@@ -31,6 +32,7 @@ impl Bench<'_, '_> {
         for (via, _) in rig.port().windows().into_iter().filter(|(_, usable)| usable.is_ok()) {
             if ways.contains(&Way::via(Method::Window, via)) {
                 self.window(rig, via)?;
+                self.round_trip(rig, via)?;
             }
         }
         self.session.advance()?;
@@ -72,6 +74,24 @@ impl Bench<'_, '_> {
         Ok(())
     }
 
+    /// Stores that a running kernel answers, through the window `via`.
+    fn round_trip(&mut self, rig: &Rig, via: Via) -> Result<(), Error> {
+        let rounds = if self.options.quick { 1_000 } else { 10_000 };
+        match rig.port().round_trips(via, rounds) {
+            Ok(times) => {
+                let way = Way::via(Method::Window, via);
+                let (direction, memory) = (Direction::H2d, HostMemory::Warm);
+                let shot = Shot { how: How::By(way), direction, memory, bytes: 4, window: Some(via) };
+                let figures = Figures::of(&times).ok_or(Error::Interrupted)?;
+                let name = format!("round trip {via}");
+                self.rows.push(row(WINDOW, &name, &shot, Load::Alone, None, None).with(figures));
+            }
+            Err(error @ DeviceError::Unavailable { .. }) => self.session.warnings.push(error.to_string()),
+            Err(error) => return Err(error.into()),
+        }
+        Ok(())
+    }
+
     /// Stores and loads by the CPU itself, without the copier around them.
     fn window(&mut self, rig: &Rig, via: Via) -> Result<(), Error> {
         let most = 4096;
@@ -80,6 +100,12 @@ impl Bench<'_, '_> {
         Pcg64Mcg::seed_from_u64(1).fill_bytes(&mut bytes);
         let mut span = buffer.claim(0..most, Access::Write)?;
         let effort = Effort { warm_up: 100, n_min: 100, n_max: 10_000, time: Nanos(100_000_000) };
+        // A look at the clock takes as long as a short store; what two looks with nothing between them show is taken off.
+        let pair = |_| {
+            let begun = clock::now();
+            Ok(clock::now() - begun)
+        };
+        let own = self.session.series("clock", effort, pair)?.median;
         for len in [64, 1024, 4096] {
             let shot = |direction| Shot {
                 how: How::By(Way::via(Method::Window, via)),
@@ -92,7 +118,7 @@ impl Bench<'_, '_> {
                 bytes[..4].copy_from_slice(&turn.to_le_bytes());
                 let begun = clock::now();
                 span.store(0, &bytes[..len])?;
-                Ok(clock::now() - begun)
+                Ok((clock::now() - begun).saturating_sub(own))
             })?;
             let name = format!("store {via}");
             self.rows.push(row(WINDOW, &name, &shot(Direction::H2d), Load::Alone, None, None).with(figures));
@@ -100,7 +126,7 @@ impl Bench<'_, '_> {
             let figures = self.session.series(WINDOW, effort, |_| {
                 let begun = clock::now();
                 span.load(0, &mut back)?;
-                Ok(clock::now() - begun)
+                Ok((clock::now() - begun).saturating_sub(own))
             })?;
             if let Some(at) = back.iter().zip(&bytes).position(|(a, b)| a != b) {
                 return Err(Error::WrongCopy { copy: format!("window {via}"), gpu: rig.gpu(), at: at as u64 });
@@ -178,7 +204,7 @@ impl Bench<'_, '_> {
         direction: Direction,
         memory: HostMemory,
         count: usize,
-        figures: Result<crate::measure::sample::Figures, Error>,
+        figures: Result<Figures, Error>,
         wrong: impl FnOnce() -> Option<usize>,
     ) -> Result<(), Error> {
         match figures {

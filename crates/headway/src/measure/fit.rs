@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use headway_core::machine::{CapacityKind, EndpointId, EndpointKind, Machine};
+use headway_core::machine::{CapacityKind, Endpoint, EndpointId, EndpointKind, Machine, Method};
 use headway_core::transfer::fit::{self, Node, Sample};
 use headway_core::transfer::{Direction, Stamp};
 use headway_core::units::{Nanos, Rate};
@@ -27,7 +27,7 @@ pub(crate) struct Observed {
     pub(crate) sets: Vec<Set>,
     /// Their rates.
     pub(crate) rates: Vec<Rates>,
-    /// Set-up times of each GPU and direction.
+    /// Set-up times of every transfer.
     pub(crate) setups: Vec<Setup>,
     /// The longest time between submission and start plus end and notice.
     pub(crate) jitter: Nanos,
@@ -43,10 +43,6 @@ impl Observed {
             .filter(|(_, e)| e.kind == EndpointKind::Gpu)
             .map(|(id, _)| id)
             .collect();
-        let setup = |setup: &Setup| {
-            let found = fit::Setup { idle: setup.idle, queued: setup.queued };
-            ((gpus[setup.gpu], setup.direction), found)
-        };
         let models: BTreeMap<&str, usize> = ports.iter().fold(BTreeMap::new(), |mut models, port| {
             *models.entry(port.description().name.as_str()).or_default() += 1;
             models
@@ -56,16 +52,37 @@ impl Observed {
             name: name.to_owned(),
             description: format!("{}, measured on {} with driver {}", models.join(", "), stamp.date, stamp.driver),
             endpoints,
-            setups: self.setups.iter().map(setup).collect(),
+            setups: self.host_setups(&gpus),
             jitter: Nanos(self.jitter.0.saturating_add(self.jitter.0 / 4)).max(JITTER_MIN),
             date: stamp.date.clone(),
             driver: stamp.driver.clone(),
         };
-        let fitted = fit::fit(&node, &self.samples(&gpus))?;
-        let reaches = |from: usize, to: usize| from != to && ports[from].reaches(ports[to].id());
+        self.fitted(&node, |from, to| from != to && ports[from].reaches(ports[to].id()))
+    }
+
+    /// The machine that fits, for a node whose GPUs reach each other as `reaches` says.
+    pub(crate) fn fitted(&self, node: &Node, reaches: impl Fn(usize, usize) -> bool) -> Result<Machine, Error> {
+        let is_gpu = |(_, end): &(EndpointId, &Endpoint)| end.kind == EndpointKind::Gpu;
+        let gpus: Vec<EndpointId> =
+            (0..).map(EndpointId).zip(&node.endpoints).filter(is_gpu).map(|(id, _)| id).collect();
+        let fitted = fit::fit(node, &self.samples(&gpus))?;
         let mut machine = node::complete(fitted, reaches);
         self.put_peers(&mut machine);
+        self.put_peer_setups(&mut machine, &gpus);
         Ok(machine)
+    }
+
+    /// Set-ups of copies between host and GPUs.
+    pub(crate) fn host_setups(&self, gpus: &[EndpointId]) -> BTreeMap<(EndpointId, Direction), fit::Setup> {
+        let setup = |setup: &Setup| {
+            let found = fit::Setup { idle: setup.idle, queued: setup.queued, submit: setup.submit };
+            match setup.member {
+                Member::H2d(gpu) => Some(((gpus[gpu], Direction::H2d), found)),
+                Member::D2h(gpu) => Some(((gpus[gpu], Direction::D2h), found)),
+                Member::Peer(..) => None,
+            }
+        };
+        self.setups.iter().filter_map(setup).collect()
     }
 
     /// The sets between host and GPUs, as the fit takes them.
@@ -85,6 +102,18 @@ impl Observed {
             }));
         }
         samples
+    }
+
+    /// Set-ups of copies between GPUs.
+    fn put_peer_setups(&self, machine: &mut Machine, gpus: &[EndpointId]) {
+        for setup in &self.setups {
+            let Member::Peer(from, to) = setup.member else { continue };
+            let ends = (gpus[from], gpus[to]);
+            let routes = machine.routes.iter_mut().filter(|r| r.method == Method::Peer && (r.from, r.to) == ends);
+            for route in routes {
+                (route.setup, route.setup_queued, route.submit) = (setup.idle, setup.queued, setup.submit);
+            }
+        }
     }
 
     /// Rates of the links between GPUs: of a GPU's port the fastest pair's median, the slowest repetition of any pair, and

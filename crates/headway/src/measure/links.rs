@@ -1,73 +1,111 @@
-//! Rates and set-up times of a node, from measured sets, chunk series and curves, put into its machine.
-
-use std::sync::Arc;
+//! Rates and set-up times of a node, from measured sets, small batches and curves, put into its machine.
 
 use headway_core::machine::{Machine, Method};
 use headway_core::transfer::{Direction, HostMemory, Key, Load, Profile, Way};
 use headway_core::units::{Bytes, Nanos, Rate};
-use headway_device::port::Port;
 
+use super::batches::{Bed, Block, Lazy};
 use super::node::part;
 use super::sample::rate;
 use super::session::Session;
-use super::sets::{self, Member, Pace, Set};
+use super::sets::{Member, PAGE, Rates, Room, Set};
 use crate::Error;
 
-/// Sizes of the chunks whose times give the set-up.
-const CHUNKS: [usize; 4] = [256 << 10, 1 << 20, 2 << 20, 4 << 20];
+/// Sizes of the copies whose times give the set-up.
+const SIZES: [usize; 4] = [64 << 10, 256 << 10, 1 << 20, 4 << 20];
+/// Copies that are submitted together, of which all but the first wait behind another.
+const BURST: usize = 6;
 /// Slowest rate that a machine file can hold.
 const RATE_MIN: u64 = 1_000_000;
 
-/// Set-up times of one GPU and direction: on an idle engine, and behind another operation.
+/// Set-up times of one transfer: on an idle engine and behind another operation, and of the thread that submits it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Setup {
-    pub(crate) gpu: usize,
-    pub(crate) direction: Direction,
+    pub(crate) member: Member,
     pub(crate) idle: Nanos,
     pub(crate) queued: Nanos,
+    pub(crate) submit: Nanos,
 }
 
-/// Measures series of chunks with one and with two in flight, against the rate of `pace`'s large copies: what a chunk takes
-/// longer is its set-up; the largest of all sizes counts.
-pub(crate) fn setups(session: &mut Session<'_>, ports: &[Arc<dyn Port>], pace: Pace) -> Result<Vec<Setup>, Error> {
+/// Measures, for every transfer, what one copy and what several in a row take beyond their bytes at the transfer's rate
+/// alone: the median over several sizes, each the median of `repeats` times.
+pub(crate) fn setups(
+    session: &mut Session<'_>,
+    bed: &mut Lazy<'_>,
+    (sets, rates): (&[Set], &[Rates]),
+    repeats: usize,
+) -> Result<Vec<Setup>, Error> {
+    let alone: Vec<(Member, Rate)> = sets.iter().zip(rates).filter_map(alone).collect();
+    session.phase("set-up", alone.len());
+    let Room { largest, arena } = bed.room();
+    let fits = |bytes: &usize| *bytes <= largest && bytes * BURST <= arena;
+    let mut sizes: Vec<usize> = SIZES.into_iter().filter(fits).collect();
+    if sizes.is_empty() {
+        sizes.push(largest.min(PAGE));
+    }
+    let calls = session.step("submissions", |_| bed.get().and_then(|bed| submissions(bed, sizes[0], repeats)))?;
     let mut found = Vec::new();
-    let chunks: Vec<usize> = CHUNKS.into_iter().filter(|chunk| *chunk < pace.chunk).collect();
-    session.phase("set-up", ports.len() * 2);
-    for (gpu, port) in ports.iter().enumerate() {
-        for (direction, member) in [(Direction::H2d, Member::H2d(0)), (Direction::D2h, Member::D2h(0))] {
-            let set = Set { name: format!("gpu{gpu} {direction} chunks"), members: vec![member] };
-            let port = std::slice::from_ref(port);
-            let full = session.step(&format!("rate gpu{gpu} {direction}"), |_| median(port, &set, pace))?;
-            let mut longest = [Nanos::ZERO; 2];
-            for &chunk in &chunks {
-                for (at, in_flight) in [1, 2].into_iter().enumerate() {
-                    let pace = Pace { chunk, in_flight, ..pace };
-                    let key = format!("chunks gpu{gpu} {direction} {chunk} {in_flight}");
-                    let found = session.step(&key, |_| median(port, &set, pace))?;
-                    let (bytes, full) = (Bytes(chunk as u64), Rate(full));
-                    let more = Rate(found).time_for(bytes).saturating_sub(full.time_for(bytes));
-                    longest[at] = longest[at].max(more);
-                }
-            }
-            let [idle, queued] = longest;
-            found.push(Setup { gpu, direction, idle, queued: queued.min(idle) });
-            session.advance()?;
+    for (member, rate) in alone {
+        let mut all = [Vec::new(), Vec::new(), Vec::new()];
+        for &bytes in &sizes {
+            let key = format!("set-up {member:?} {bytes}");
+            let [one, burst, call] =
+                session.step(&key, |_| bed.get().and_then(|bed| times(bed, Block { member, bytes }, repeats)))?;
+            let moving = rate.time_for(Bytes(bytes as u64));
+            let each = Nanos(burst.saturating_sub(one).0 / (BURST as u64 - 1));
+            all[0].push(one.saturating_sub(moving));
+            all[1].push(each.saturating_sub(moving));
+            all[2].push(call);
         }
+        // To an engine of its own a copy takes longer to submit than behind one that was just submitted.
+        all[2].extend(calls.iter().filter(|(other, _)| *other == member).map(|(_, call)| *call));
+        let [idle, queued] = [median(all[0].clone()), median(all[1].clone())];
+        let submit = all[2].iter().copied().max().unwrap_or_default();
+        found.push(Setup { member, idle, queued: queued.min(idle), submit: submit.min(idle) });
+        session.advance()?;
     }
     Ok(found)
 }
 
-/// The median rate of the only member of `set` over the repetitions of `pace`.
-fn median(ports: &[Arc<dyn Port>], set: &Set, pace: Pace) -> Result<u64, Error> {
-    let mut rates = Vec::new();
-    for _ in 0..pace.repeats {
-        rates.extend(sets::alone(ports, set, pace)?);
-    }
-    rates.sort_unstable();
-    Ok(rates[rates.len() / 2].max(RATE_MIN))
+/// The transfer of a set that has only one, with its median rate.
+fn alone((set, rates): (&Set, &Rates)) -> Option<(Member, Rate)> {
+    let [member] = set.members[..] else { return None };
+    let mut found: Vec<u64> = rates.0.iter().filter_map(|rates| rates.first().copied()).collect();
+    found.sort_unstable();
+    Some((member, Rate(found.get(found.len().saturating_sub(1) / 2).copied()?.max(RATE_MIN))))
 }
 
-/// Puts what the curves say of the driver's copies of ordinary memory, and of small peer copies, into links and routes.
+/// Medians: one copy, several in a row, one call that submits behind another copy.
+fn times(bed: &mut Bed, block: Block, repeats: usize) -> Result<[Nanos; 3], Error> {
+    let ends = |took: &super::batches::Took| took.ends.iter().copied().max().unwrap_or_default();
+    let one = bed.repeat(&[block], repeats)?;
+    let burst = bed.repeat(&[block; BURST], repeats)?;
+    let calls = burst.iter().flat_map(|took| took.calls[1..].iter().copied()).collect();
+    Ok([median(one.iter().map(ends).collect()), median(burst.iter().map(ends).collect()), median(calls)])
+}
+
+/// The median time to submit each transfer when every engine is given one copy, the first call not counted.
+fn submissions(bed: &mut Bed, bytes: usize, repeats: usize) -> Result<Vec<(Member, Nanos)>, Error> {
+    let host = (0..bed.ports.len()).flat_map(|gpu| [Member::H2d(gpu), Member::D2h(gpu)]);
+    let mut order: Vec<Block> = host.map(|member| Block { member, bytes }).collect();
+    let mut calls = vec![Vec::new(); order.len()];
+    for turn in 0..2 {
+        for took in bed.repeat(&order, repeats)? {
+            for (at, call) in took.calls.into_iter().enumerate().skip(1) {
+                calls[if turn == 0 { at } else { order.len() - 1 - at }].push(call);
+            }
+        }
+        order.reverse();
+    }
+    Ok(order.iter().map(|block| block.member).zip(calls.into_iter().map(median)).collect())
+}
+
+fn median(mut times: Vec<Nanos>) -> Nanos {
+    times.sort_unstable();
+    times.get(times.len().saturating_sub(1) / 2).copied().unwrap_or_default()
+}
+
+/// Puts what the curves say of the driver's copies of ordinary memory into links and routes.
 pub(crate) fn put_curves(machine: &mut Machine, profile: &Profile) {
     let gpus: Vec<_> = machine.gpus().collect();
     let count = u32::try_from(gpus.len()).unwrap_or(u32::MAX);
@@ -109,16 +147,6 @@ pub(crate) fn put_curves(machine: &mut Machine, profile: &Profile) {
     }
     if total_in > 0 {
         put_rate(machine, "driver.in", total_in, total_in);
-    }
-    for route in machine.routes.iter_mut().filter(|route| route.method == Method::Peer) {
-        let curve = profile.curves.iter().find(|(key, _)| (key.gpu, key.peer) == (route.from, Some(route.to)));
-        let Some((_, curve)) = curve else { continue };
-        let link = route.uses.iter().map(|(id, _)| machine.capacities[id.at()].rate).min();
-        let Some(link) = link else { continue };
-        let small = curve.points().iter().filter(|point| point.bytes.0 <= 1 << 20);
-        let setup =
-            small.map(|point| point.median.saturating_sub(link.time_for(point.bytes))).max().unwrap_or_default();
-        (route.setup, route.setup_queued) = (setup, setup);
     }
 }
 

@@ -154,6 +154,7 @@ impl Builder {
                     weight: WEIGHT,
                     setup: Nanos::ZERO,
                     setup_queued: Nanos::ZERO,
+                    submit: Nanos::ZERO,
                 });
             }
         }

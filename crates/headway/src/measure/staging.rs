@@ -11,8 +11,8 @@ const BUFFERS: [u64; 7] = [256 << 10, 512 << 10, 1 << 20, 2 << 20, 4 << 20, 8 <<
 const COARSE: [u64; 2] = [4 << 20, 8 << 20];
 /// Chunks in flight that are tried first.
 const IN_FLIGHT: u32 = 3;
-/// Tunings this close to the best count as equal to it: 1 %.
-const EQUAL_PPM: u64 = 10_000;
+/// Tunings this close to the best count as equal to it: 0.3 %.
+const EQUAL_PPM: u64 = 3_000;
 
 /// What may be tried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,7 +34,7 @@ impl Space {
     }
 }
 
-/// Times tunings by `time` and returns the best, or `None` if none is allowed: among those within 1 % of the least time, the
+/// Times tunings by `time` and returns the best, or `None` if none is allowed: among those within 0.3 % of the least time, the
 /// one with the fewest threads, then with the smallest buffer.
 ///
 /// First every number of threads with both kinds of stores and two buffers, three chunks in flight; then around the best of

@@ -159,7 +159,7 @@ mod tests {
 
     #[test]
     fn a_byte_that_is_wrong_on_the_device_ends_an_experiment_with_its_place() {
-        let setting = Setting { backend: Backend::Emu, quick: true, seed: 1, ..Setting::default() };
+        let setting = Setting { backend: Backend::Emu, quick: true, ..Setting::default() };
         let bench = Bench::open(&setting).unwrap();
         let there = bench.device(1000).unwrap();
         let mut data = random(1, 1000);

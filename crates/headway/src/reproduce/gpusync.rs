@@ -202,8 +202,14 @@ fn aliases(seed: u64, effort: Effort) -> Result<Row, SharingError> {
     let cluster = Assumptions::MIDDLE.cluster(0, seed);
     for scenario in Scenario::all() {
         let until = effort.warm_up;
-        let setting =
-            headway_sim::sharing::Setting { scenario, mode: Mode::Relaxed(2), predictor: Form::WINDOW, seed, until };
+        let setting = headway_sim::sharing::Setting {
+            scenario,
+            tokens_per_gpu: None,
+            mode: Mode::Relaxed(2),
+            predictor: Form::WINDOW,
+            seed,
+            until,
+        };
         let mut digest = Digest::default();
         simulate(&cluster, &setting, &mut digest)?;
         let digest = digest.0.finish();
@@ -415,7 +421,7 @@ mod tests {
 
     #[test]
     fn the_quick_experiment_calibrates_and_reports_every_published_mean_and_check() {
-        let setting = Setting { backend: Backend::Sim, quick: true, seed: 1, ..Setting::default() };
+        let setting = Setting { backend: Backend::Sim, quick: true, ..Setting::default() };
         let outcome = run(&setting).unwrap();
         let find = |what: &str| outcome.rows.iter().find(|row| row.what == what).expect(what);
         assert_eq!(find("codes").verdict, Verdict::Reproduced, "{:?}", find("codes"));
@@ -436,7 +442,7 @@ mod tests {
 
     #[test]
     fn a_gpu_backend_is_refused() {
-        let setting = Setting { backend: Backend::Cuda, quick: true, seed: 1, ..Setting::default() };
+        let setting = Setting { backend: Backend::Cuda, quick: true, ..Setting::default() };
         assert!(run(&setting).unwrap_err().to_string().contains("simulation"));
     }
 }

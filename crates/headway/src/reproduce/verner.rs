@@ -1,6 +1,9 @@
 //! Verner, Mendelson, Schuster 2014: two blocks on one interconnect, streams on two nodes, flows that join and leave.
 
 mod aes;
+mod curves;
+mod joins;
+mod streams;
 mod sweep;
 
 use headway_core::interconnect::{BatchBlock, Network};
@@ -8,11 +11,19 @@ use headway_core::machine::{self, Machine};
 use headway_core::units::Bytes;
 use headway_sim::verner::histories::{Tally, history};
 
-pub(super) use self::aes::run as aes;
 pub(super) use self::sweep::run as sweep;
 use super::{Outcome, Row, Setting, Table, Verdict};
 use crate::plot::{Figure, Line};
+use crate::run::Backend;
 use crate::{COMMIT, Error};
+
+/// Application 2: in simulation both stand-ins and twelve workloads, on devices one workload with real bytes.
+pub(super) fn aes(setting: &Setting) -> Result<Outcome, Error> {
+    match setting.backend {
+        Backend::Emu | Backend::Cuda => streams::run(setting),
+        Backend::Sim | Backend::Auto => aes::run(setting),
+    }
+}
 
 /// A machine that is part of the program.
 fn shipped(name: &str) -> Machine {
@@ -31,6 +42,13 @@ const fn held(holds: bool) -> Verdict {
 
 /// Figure II.1: 128 MB CPU -> GPU0 and 64 MB CPU0 -> GPU2 at once.
 pub(super) fn figure_2_1(setting: &Setting) -> Result<Outcome, Error> {
+    match setting.backend {
+        Backend::Emu | Backend::Cuda => curves::run(setting),
+        Backend::Auto | Backend::Sim => figure_2_1_simulated(setting),
+    }
+}
+
+fn figure_2_1_simulated(setting: &Setting) -> Result<Outcome, Error> {
     const NAMES: [&str; 2] = ["128 MB to gpu0", "64 MB to gpu2"];
     let machine = shipped("tyan-ft72b7015");
     let network = Network::new(&machine);
@@ -106,6 +124,9 @@ const CHANGES: u32 = 24;
 
 /// Random joins and leaves: no accepted flow misses.
 pub(super) fn join_leave(setting: &Setting) -> Result<Outcome, Error> {
+    if matches!(setting.backend, Backend::Emu | Backend::Cuda) {
+        return joins::run(setting);
+    }
     let count = if setting.quick { HISTORIES.1 } else { HISTORIES.0 };
     let machines = [shipped("verner-r1"), shipped("verner-r2")];
     let mut totals = [Tally::default(); 2];
@@ -160,10 +181,9 @@ pub(super) fn join_leave(setting: &Setting) -> Result<Outcome, Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::run::Backend;
 
     fn quick() -> Setting {
-        Setting { backend: Backend::Sim, quick: true, seed: 1, ..Setting::default() }
+        Setting { backend: Backend::Sim, quick: true, ..Setting::default() }
     }
 
     fn all_but_the_incomparable_are_reproduced(outcome: &Outcome) {

@@ -24,6 +24,7 @@ struct Lane {
     engines: [usize; 2],
     setup_queued: Nanos,
     setup_larger: Nanos,
+    submit: Nanos,
     /// The lowest rate alone, less the rounding.
     alone: Rate,
     /// No bound takes it to be faster.
@@ -124,6 +125,7 @@ impl Network {
             engines: ends,
             setup_queued: way.setup_queued,
             setup_larger: way.setup_queued.max(way.setup),
+            submit: way.submit,
             alone: load.alone(route)?,
             fastest: Rate(fastest.min().unwrap_or(u64::MAX)),
             guaranteed: load.guaranteed(route).ok(),
@@ -157,7 +159,8 @@ impl Shape {
         let blocks = totals.iter().fold(0, |sum: u64, total| sum.saturating_add(total.blocks));
         let rounding = Nanos(blocks.saturating_sub(1));
         let mut best = self.serial(totals).saturating_add(rounding);
-        let Some((margin_ppm, jitter)) = self.calibration else { return Ok(best) };
+        let submissions = self.submissions(totals);
+        let Some((margin_ppm, jitter)) = self.calibration else { return Ok(best.saturating_add(submissions)) };
         if let Some(load) = self.load(totals) {
             best = best.min(load.saturating_add(rounding));
         }
@@ -169,6 +172,7 @@ impl Shape {
             best = best.min(self.finish_of_twin(totals)?.saturating_add(Nanos(blocks)));
         }
         let factor = u128::from(PPM) + u128::from(margin_ppm);
+        let best = best.saturating_add(submissions);
         let with_margin = u128::from(best.0).saturating_mul(factor).div_ceil(u128::from(PPM));
         Ok(Nanos(u64::try_from(with_margin).unwrap_or(u64::MAX)).saturating_add(jitter))
     }
@@ -177,6 +181,14 @@ impl Shape {
     fn time(total: &Total, setup: Nanos, rate: Rate) -> Nanos {
         let setups = Nanos(setup.0.saturating_mul(total.blocks));
         setups.saturating_add(rate.time_for(Bytes(total.bytes))).saturating_add(Nanos(total.blocks.saturating_sub(1)))
+    }
+
+    /// The time to submit all blocks but the last.
+    fn submissions(&self, totals: &[Total]) -> Nanos {
+        let pairs = || self.lanes.iter().zip(totals).filter(|(_, total)| total.blocks > 0);
+        let all =
+            pairs().fold(0u64, |sum, (lane, total)| sum.saturating_add(lane.submit.0.saturating_mul(total.blocks)));
+        Nanos(all.saturating_sub(pairs().next_back().map_or(0, |(lane, _)| lane.submit.0)))
     }
 
     fn serial(&self, totals: &[Total]) -> Nanos {

@@ -65,6 +65,11 @@ fn donees_are_those_outside_top(allocator: &TokenAllocator) -> bool {
 
 /// States and steps within the scope; panics with the state and step that break an invariant.
 fn explore(scope: Scope, removals: Removals) -> (usize, usize) {
+    explore_and(scope, removals, |_| ())
+}
+
+/// The same; every state is shown to `visit`.
+fn explore_and(scope: Scope, removals: Removals, mut visit: impl FnMut(&TokenAllocator)) -> (usize, usize) {
     let (start, _) = Snapshot::of(&scope.allocator(), |_| None);
     let mut seen = BTreeSet::from([start.clone()]);
     let mut frontier = vec![start];
@@ -73,6 +78,7 @@ fn explore(scope: Scope, removals: Removals) -> (usize, usize) {
         let mut next = Vec::new();
         for state in frontier {
             let (before, _) = state.rebuild(scope, false);
+            visit(&before);
             for step in steps(&before, scope, removals) {
                 for forced in 0..scope.k as usize {
                     let mut after = before.clone();
@@ -140,4 +146,70 @@ fn every_state_with_overruns_keeps_the_invariants() {
 fn every_state_without_donation_keeps_the_invariants() {
     let open = if large() { 7 } else { 5 };
     explore_all(&[Scope::new(4, 2, 1, 2, open), Scope::new(3, 2, 0, 0, open)], Removals::AbortsAndOverruns);
+}
+
+/// Loses a GPU: its holders are told and go, everybody else stays and is granted in the end.
+fn lose(before: &TokenAllocator, position: usize) {
+    let mut after = before.clone();
+    while after.poll_action().is_some() {}
+    if after.sizes.queued_max.is_some_and(|most| most > after.parameters.cpus) {
+        // The mode whose sizes these are.
+        after.parameters.mode = Mode::WorkConserving;
+    }
+    let gpu = after.gpus[position];
+    let context = || format!("losing GPU {position} of\n{before:#?}");
+    after.handle_gpu_lost(Nanos::ZERO, gpu).unwrap();
+    after.check().unwrap_or_else(|violation| panic!("{violation}: {}", context()));
+    assert_eq!(after.handle_gpu_lost(Nanos::ZERO, gpu), Err(Refused::NoGpu { gpu }));
+    let was_there = |request: &&Request| match request.place {
+        Place::Fifo(x) => before.fifos[x].position == position && request.granted.is_some(),
+        _ => false,
+    };
+    let mut gone: BTreeSet<JobId> = before.requests.values().filter(was_there).map(|request| request.key.job).collect();
+    if after.alive() == 0 {
+        gone.extend(before.requests.values().map(|request| request.key.job));
+    }
+    let mut granted: BTreeSet<JobId> = BTreeSet::new();
+    let mut take_actions = |after: &mut TokenAllocator, revoked: &BTreeSet<JobId>| {
+        while let Some(action) = after.poll_action() {
+            match action {
+                Action::Revoke { job, .. } => assert!(revoked.contains(&job), "{job:?} is told, {}", context()),
+                Action::Grant { job, gpu: other, .. } => {
+                    assert!(other != gpu && granted.insert(job), "{job:?} is granted, {}", context());
+                }
+                Action::SetBoost { .. } => {}
+            }
+        }
+    };
+    take_actions(&mut after, &gone);
+    let stay = before.requests.values().filter(|request| !gone.contains(&request.key.job));
+    let stay: BTreeSet<JobId> = stay.map(|request| request.key.job).collect();
+    assert!(stay.iter().all(|job| after.job(job.task) == Some(*job)), "lost a request: {}", context());
+    assert_eq!(after.requests.len(), stay.len(), "{}", context());
+    loop {
+        let Some((_, job)) = after.holders().next() else { break };
+        after.handle_release(Nanos::ZERO, job).unwrap();
+        after.check().unwrap_or_else(|violation| panic!("{violation}: {}", context()));
+        take_actions(&mut after, &BTreeSet::new());
+    }
+    assert!(after.requests.is_empty(), "left behind: {}", context());
+    let held = |job: &&JobId| before.requests[&job.task].granted.is_none();
+    assert!(stay.iter().filter(held).all(|job| granted.contains(job)), "never granted: {}", context());
+}
+
+#[test]
+fn a_gpu_lost_in_any_state_takes_its_holders_and_nobody_else() {
+    let open = if large() { 7 } else { 5 };
+    for (m, k, length, queued) in [(2, 1, 2, 2), (3, 2, 2, 3), (4, 3, 2, 4), (4, 6, 1, 6), (3, 2, 2, 4), (3, 2, 0, 0)] {
+        let scope = Scope::new(m, k, length, queued, open);
+        let mut losses = 0;
+        explore_and(scope, Removals::AbortsAndOverruns, |state| {
+            for position in 0..k as usize {
+                lose(state, position);
+                losses += 1;
+            }
+        });
+        println!("{scope:?}: {losses} losses");
+        assert!(losses > open);
+    }
 }

@@ -1,6 +1,9 @@
-//! The shared limits that explain rates best: a pattern search over at most four integers.
+//! The shared limits that explain rates best: a pattern search over a few integers.
 
-use super::{Direction, FitError, PPM, Rate, Set, WEIGHT, off_ppm};
+mod groups;
+
+use self::groups::{Group, candidates};
+use super::{Direction, EndpointId, FitError, PPM, Rate, Set, WEIGHT, off_ppm};
 
 /// Steps of the search, as a part of the value: from one in 2^5, which does not leap over a limit that binds weakly, down to
 /// one in 2^15.
@@ -14,8 +17,11 @@ const SHORT_PPM: u64 = 20_000;
 /// Least and most that a byte out may take of `io`; below the least nothing.
 const USE_PPM: (u64, u64) = (10_000, 10 * PPM);
 
-/// What all GPUs share.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// Limits of groups of GPUs are looked for this often, each time for one more way to group them.
+const GROUPINGS_MAX: usize = 2;
+
+/// What GPUs share.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Shared {
     /// Rate of `io`, and how much of it a byte out takes, in ppm; a byte in takes one.
     io: Option<(u64, u64)>,
@@ -23,6 +29,31 @@ pub(super) struct Shared {
     write: Option<u64>,
     /// Weight of copies in relative to copies out, in ppm; 0 = alike.
     weight_in_ppm: u64,
+    /// Limits of one direction, or of some GPUs.
+    groups: Vec<Group>,
+}
+
+/// One limit of those that GPUs share.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limit<'a> {
+    pub(super) name: &'static str,
+    /// The GPUs that it is for; `None` = all.
+    pub(super) gpus: Option<&'a [EndpointId]>,
+    pub(super) rate: Rate,
+    /// Use by a byte in and by a byte out, in ppm.
+    uses: [u64; 2],
+}
+
+impl Limit<'_> {
+    /// What a copy uses of it, in ppm.
+    pub(super) fn uses(&self, gpu: EndpointId, direction: Direction) -> u32 {
+        match direction {
+            _ if self.gpus.is_some_and(|gpus| !gpus.contains(&gpu)) => 0,
+            Direction::H2d => self.uses[0] as u32,
+            Direction::D2h => self.uses[1] as u32,
+            Direction::Peer => 0,
+        }
+    }
 }
 
 impl Shared {
@@ -37,37 +68,46 @@ impl Shared {
         }
     }
 
-    /// Name, rate, and use by direction in ppm.
-    pub(super) fn limits(&self) -> Vec<(&'static str, Rate, impl Fn(Direction) -> u32 + use<>)> {
-        let uses = |inward: u64, outward: u64| {
-            move |direction| match direction {
-                Direction::H2d => inward as u32,
-                Direction::D2h => outward as u32,
-                Direction::Peer => 0,
-            }
-        };
+    /// The limits that there are.
+    pub(super) fn limits(&self) -> Vec<Limit<'_>> {
         let io = self.io.map(|(rate, out)| {
             let out = if out < USE_PPM.0 { 0 } else { out };
-            ("io", Rate(rate), uses(PPM, out))
+            Limit { name: "io", gpus: None, rate: Rate(rate), uses: [PPM, out] }
         });
-        let write = self.write.map(|rate| ("write", Rate(rate), uses(0, PPM)));
-        io.into_iter().chain(write).collect()
+        let write = self.write.map(|rate| Limit { name: "write", gpus: None, rate: Rate(rate), uses: [0, PPM] });
+        let groups = self.groups.iter().map(|group| Limit {
+            name: group.class.name(),
+            gpus: Some(&group.gpus),
+            rate: Rate(group.rate),
+            uses: group.class.uses(),
+        });
+        io.into_iter().chain(write).chain(groups).collect()
+    }
+
+    /// How many numbers it has, present or not.
+    fn numbers(&self) -> usize {
+        4 + self.groups.len()
     }
 
     /// Moves one of the numbers by one part in `2^step`, up or down; `None` if it has none or would leave its range.
-    fn moved(mut self, number: usize, up: bool, step: u32) -> Option<Self> {
+    fn moved(&self, number: usize, up: bool, step: u32) -> Option<Self> {
+        let mut moved = self.clone();
         let shift = |value: u64| {
             let by = (value >> step).max(1);
             if up { value.saturating_add(by) } else { value - by.min(value) }
         };
         match number {
-            0 => self.io.as_mut()?.0 = shift(self.io?.0).max(super::RATE_MIN.0),
-            1 => self.io.as_mut()?.1 = shift(self.io?.1).clamp(USE_PPM.0 / 2, USE_PPM.1),
-            2 => self.write = Some(shift(self.write?).max(super::RATE_MIN.0)),
+            0 => moved.io.as_mut()?.0 = shift(self.io?.0).max(super::RATE_MIN.0),
+            1 => moved.io.as_mut()?.1 = shift(self.io?.1).clamp(USE_PPM.0 / 2, USE_PPM.1),
+            2 => moved.write = Some(shift(self.write?).max(super::RATE_MIN.0)),
             // Without a limit that both directions use, weights decide nothing.
-            _ => self.weight_in_ppm = self.io.map(|_| shift(self.weight_in_ppm).clamp(PPM / 1_000, PPM * 1_000))?,
+            3 => moved.weight_in_ppm = self.io.map(|_| shift(self.weight_in_ppm).clamp(PPM / 1_000, PPM * 1_000))?,
+            _ => {
+                let group = moved.groups.get_mut(number - 4)?;
+                group.rate = shift(group.rate).max(super::RATE_MIN.0);
+            }
         }
-        Some(self)
+        Some(moved)
     }
 }
 
@@ -87,21 +127,59 @@ pub(super) fn search(
     let mut best = (free, free_error);
     // Alone first: a limit counts against the best that has fewer.
     for (io, write) in [(true, false), (false, true), (true, true)] {
-        let (found, error) = from_all_starts(sets, &model, first, io, write)?;
+        let (found, error) = from_all_starts(sets, &model, &first, io, write)?;
         let both = io && write;
         let needed = if both { best.1 } else { free_error };
         if error < best.1 && error.saturating_mul(KEPT.1) <= needed.saturating_mul(KEPT.0) {
             best = (found, error);
         }
     }
+    with_groups(sets, &model, best)
+}
+
+/// Adds limits of one direction, or of groups of GPUs, as long as sets fall short and the error falls by a fifth.
+fn with_groups(sets: &[Set], model: Model<'_>, mut best: (Shared, u128)) -> Result<Shared, FitError> {
+    for _ in 0..GROUPINGS_MAX {
+        if !is_short(sets, &model(&best.0)?) {
+            break;
+        }
+        let mut better: Option<(Shared, u128)> = None;
+        for groups in candidates(sets) {
+            if groups.iter().any(|group| best.0.groups.iter().any(|known| known.is_like(group))) {
+                continue;
+            }
+            for mut start in starts(sets, &best.0) {
+                start.groups.extend(groups.iter().cloned());
+                let found = descend(sets, model, start)?;
+                better = Some(better.filter(|better| better.1 <= found.1).unwrap_or(found));
+            }
+        }
+        match better {
+            Some(found) if found.1.saturating_mul(KEPT.1) <= best.1.saturating_mul(KEPT.0) => best = found,
+            _ => break,
+        }
+    }
     Ok(best.0)
+}
+
+/// `known` as it is, and with its numbers as guessed at first: what was fitted without another limit may be far from where it
+/// belongs with it.
+fn starts(sets: &[Set], known: &Shared) -> [Shared; 2] {
+    let guess = first_guess(sets);
+    let anew = Shared {
+        io: known.io.and(guess.io),
+        write: known.write.and(guess.write),
+        weight_in_ppm: if known.io.is_some() { guess.weight_in_ppm } else { 0 },
+        groups: known.groups.clone(),
+    };
+    [known.clone(), anew]
 }
 
 /// The best of several starts: what a byte out takes of `io` is as guessed, next to nothing, or as much as a byte in.
 fn from_all_starts(
     sets: &[Set],
     model: Model<'_>,
-    first: Shared,
+    first: &Shared,
     io: bool,
     write: bool,
 ) -> Result<(Shared, u128), FitError> {
@@ -113,6 +191,7 @@ fn from_all_starts(
             io: first.io.filter(|_| io).map(|(rate, _)| (rate, *out)),
             write: first.write.filter(|_| write),
             weight_in_ppm: if io { first.weight_in_ppm } else { 0 },
+            groups: Vec::new(),
         };
         let found = descend(sets, model, start)?;
         best = Some(best.filter(|best| best.1 <= found.1).unwrap_or(found));
@@ -157,16 +236,18 @@ fn first_guess(sets: &[Set]) -> Shared {
             (io, use_ppm) = (inward.saturating_add(outward), PPM);
         }
     }
-    Shared { io: Some((io, use_ppm)), write: Some(write.max(super::RATE_MIN.0)), weight_in_ppm }
+    let write = Some(write.max(super::RATE_MIN.0));
+    Shared { io: Some((io, use_ppm)), write, weight_in_ppm, groups: Vec::new() }
 }
 
 /// Walks from `start` to where no single step lowers the error any more.
 fn descend(sets: &[Set], model: Model<'_>, start: Shared) -> Result<(Shared, u128), FitError> {
-    let mut best = (start, error(sets, &model(&start)?));
+    let before = error(sets, &model(&start)?);
+    let mut best = (start, before);
     for step in STEPS {
         for _ in 0..ROUNDS_MAX {
             let before = best.1;
-            for number in 0..4 {
+            for number in 0..best.0.numbers() {
                 for up in [true, false] {
                     let Some(next) = best.0.moved(number, up, step) else { continue };
                     let next_error = error(sets, &model(&next)?);

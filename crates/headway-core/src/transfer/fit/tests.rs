@@ -1,10 +1,10 @@
 //! Fits of rates that a known machine gives.
 
 use super::*;
-use crate::machine::{parse, shipped, write};
+use crate::machine::{parse, write};
 
 fn node(machine: &Machine) -> Node {
-    let setup = Setup { idle: Nanos(7_300), queued: Nanos(2_600) };
+    let setup = Setup { idle: Nanos(7_300), queued: Nanos(2_600), submit: Nanos(1_500) };
     let directions = [Direction::H2d, Direction::D2h];
     Node {
         name: "fitted".into(),
@@ -49,6 +49,15 @@ fn close(found: u64, expected: u64) {
     assert!(found.abs_diff(expected) * 100 <= expected, "{found} is not within 1 % of {expected}");
 }
 
+/// A node of round figures.
+fn by_hand(name: &str) -> Machine {
+    let text = match name {
+        "h200-x1" => include_str!("../../../tests/machines/h200-x1.toml"),
+        _ => include_str!("../../../tests/machines/h200-x4.toml"),
+    };
+    parse(name, text).expect("it parses")
+}
+
 /// Uses of the limit by the first GPU: in, out.
 fn uses(machine: &Machine, id: &str) -> [Option<u32>; 2] {
     let at = machine.capacities.iter().position(|c| c.id == id).expect("it is there");
@@ -56,8 +65,8 @@ fn uses(machine: &Machine, id: &str) -> [Option<u32>; 2] {
 }
 
 #[test]
-fn the_shipped_model_of_four_h200_is_recovered_from_its_own_rates() {
-    let truth = shipped("h200-x4").expect("shipped");
+fn a_model_of_four_h200_is_recovered_from_its_own_rates() {
+    let truth = by_hand("h200-x4");
     let fitted = fit(&node(&truth), &samples(&truth, 1, || PPM)).expect("all sets are there");
     for gpu in 0..4 {
         for (name, rate, both) in [("in", 55_500_000_000, 52_400_000_000), ("out", 55_400_000_000, 50_650_000_000)] {
@@ -98,7 +107,7 @@ fn scatter() -> impl FnMut() -> u64 {
 
 #[test]
 fn few_measured_sets_of_four_h200_are_explained_as_well_as_by_hand() {
-    let truth = shipped("h200-x4").expect("shipped");
+    let truth = by_hand("h200-x4");
     let gpus: Vec<_> = truth.gpus().collect();
     let set = |count: usize, inward: Option<u64>, outward: Option<u64>| {
         let rates = [(Direction::H2d, inward), (Direction::D2h, outward)];
@@ -130,7 +139,7 @@ fn few_measured_sets_of_four_h200_are_explained_as_well_as_by_hand() {
 
 #[test]
 fn scattered_rates_give_low_rates_a_sigma_and_a_margin() {
-    let truth = shipped("h200-x4").expect("shipped");
+    let truth = by_hand("h200-x4");
     let fitted = fit(&node(&truth), &samples(&truth, 5, scatter())).expect("all sets are there");
     close(limit(&fitted, "write").rate.0, 154_800_000_000);
     let link = limit(&fitted, "gpu2.in");
@@ -147,7 +156,7 @@ fn scattered_rates_give_low_rates_a_sigma_and_a_margin() {
 
 #[test]
 fn links_that_add_up_need_no_limit_and_one_limit_is_no_two() {
-    let mut truth = shipped("h200-x4").expect("shipped").with_gpus(2).expect("it has four");
+    let mut truth = by_hand("h200-x4").with_gpus(2).expect("it has four");
     truth.capacities.retain(|c| c.kind != CapacityKind::Limit);
     for route in &mut truth.routes {
         route.uses.retain(|(id, _)| id.at() < truth.capacities.len());
@@ -155,7 +164,7 @@ fn links_that_add_up_need_no_limit_and_one_limit_is_no_two() {
     let fitted = fit(&node(&truth), &samples(&truth, 1, || PPM)).expect("all sets are there");
     assert!(fitted.capacities.iter().all(|c| c.kind != CapacityKind::Limit), "{:?}", fitted.capacities);
 
-    let mut truth = shipped("h200-x4").expect("shipped");
+    let mut truth = by_hand("h200-x4");
     let io = truth.capacities.iter().position(|c| c.id == "io").expect("it is there");
     for route in &mut truth.routes {
         route.uses.retain(|(id, _)| id.at() != io);
@@ -175,8 +184,30 @@ fn links_that_add_up_need_no_limit_and_one_limit_is_no_two() {
 }
 
 #[test]
+fn a_limit_that_two_gpus_share_is_found_with_the_gpus_it_is_for() {
+    let mut truth = by_hand("h200-x4");
+    let gpus: Vec<_> = truth.gpus().collect();
+    for (name, pair, rate) in [("near", [0, 2], 80), ("far", [1, 3], 70)] {
+        let id = CapacityId(truth.capacities.len() as u32);
+        let rate = Rate(rate * 1_000_000_000);
+        truth.capacities.push(Capacity { id: name.into(), rate, rate_low: rate, kind: CapacityKind::Limit });
+        for route in truth.routes.iter_mut().filter(|route| pair.iter().any(|at| gpus[*at] == route.to)) {
+            route.uses.extend((route.from.0 == 0).then_some((id, PPM as u32)));
+        }
+    }
+    let fitted = fit(&node(&truth), &samples(&truth, 1, || PPM)).expect("all sets are there");
+    close(limit(&fitted, "read.gpu0-gpu2").rate.0, 80_000_000_000);
+    close(limit(&fitted, "read.gpu1-gpu3").rate.0, 70_000_000_000);
+    assert_eq!(uses(&fitted, "read.gpu0-gpu2"), [Some(PPM as u32), None]);
+    let calibration = fitted.calibration.as_ref().expect("it was fitted");
+    assert!(calibration.max_ppm <= 15_000, "{calibration:?}");
+    let written = write(&fitted, &["fitted"]);
+    assert_eq!(parse("f", &written).map(|read| read.capacities), Ok(fitted.capacities));
+}
+
+#[test]
 fn samples_that_cannot_be_used_are_refused_by_name() {
-    let truth = shipped("h200-x1").expect("shipped");
+    let truth = by_hand("h200-x1");
     let (node, all) = (node(&truth), samples(&truth, 1, || PPM));
     let gpu = truth.gpus().next().expect("one");
     let with = |change: &dyn Fn(&mut Vec<Sample>)| {

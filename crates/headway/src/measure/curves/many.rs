@@ -17,7 +17,7 @@ use crate::measure::rig::{Rig, flush};
 use crate::measure::sample::Figures;
 
 /// Pieces of one request.
-const COUNTS: [usize; 2] = [256, 8192];
+const COUNTS: [usize; 3] = [16, 256, 8192];
 /// Lengths of the pieces.
 const SIZES: [usize; 2] = [64, 4096];
 

@@ -106,6 +106,7 @@ pub(super) fn run(set: &Set, work: Nanos, scenario: Scenario, seed: u64, effort:
         run.tasks.resize(first + periods.len(), (0.0, 0));
         let setting = headway_sim::sharing::Setting {
             scenario,
+            tokens_per_gpu: None,
             mode: set.mode,
             predictor: set.predictor,
             seed: seed.wrapping_mul(CLUSTERS).wrapping_add(number),

@@ -1,0 +1,223 @@
+//! The transfers of one domain at run time, with flows that join and leave: admission and non-preemptive EDF as one object.
+//!
+//! Sans-IO, like the dispatcher of plans, which runs a set that never changes: the driver says what time it is and when a job
+//! has ended, and asks what to start. The simulator and real devices run this same object.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
+
+use super::admission::{Admission, Admitted, Refused, Request};
+use crate::interconnect::BatchBlock;
+use crate::units::Nanos;
+
+/// A job that the server begins: all blocks move at once, in this order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Job {
+    /// Number of its message.
+    pub message: u64,
+    /// When it was released.
+    pub release: Nanos,
+    /// When its last block must have arrived.
+    pub deadline: Nanos,
+    /// What the admission test counts with.
+    pub worst_case: Nanos,
+    /// The blocks, as large as they were at the release.
+    pub blocks: Vec<BatchBlock>,
+}
+
+/// Deadline and order of release of a waiting job.
+type Key = Reverse<(Nanos, u64)>;
+
+/// The flows of one domain with the jobs that carry them.
+#[derive(Debug)]
+pub struct Domain {
+    admission: Admission,
+    now: Nanos,
+    /// The next release of every message.
+    releases: BTreeMap<u64, Nanos>,
+    ready: BinaryHeap<Key>,
+    waiting: BTreeMap<u64, Job>,
+    busy: bool,
+    /// Somebody computes a join on a copy of the admission: it must not change meanwhile.
+    held: bool,
+    sequence: u64,
+}
+
+impl Domain {
+    /// A domain at rest.
+    #[must_use]
+    pub fn new(admission: Admission) -> Self {
+        Self {
+            admission,
+            now: Nanos::ZERO,
+            releases: BTreeMap::new(),
+            ready: BinaryHeap::new(),
+            waiting: BTreeMap::new(),
+            busy: false,
+            held: false,
+            sequence: 0,
+        }
+    }
+
+    /// Who is here.
+    #[must_use]
+    pub const fn admission(&self) -> &Admission {
+        &self.admission
+    }
+
+    /// Takes a flow in.
+    ///
+    /// # Errors
+    /// [`Refused`]; nothing has changed then.
+    pub fn join(&mut self, now: Nanos, request: &Request) -> Result<Admitted, Refused> {
+        self.advance(now);
+        let admitted = self.admission.join(self.now, request)?;
+        self.releases.entry(admitted.message).or_insert(admitted.effective);
+        Ok(admitted)
+    }
+
+    /// Gives out a copy of the admission, on which a join can be computed elsewhere while jobs go on. Until
+    /// [`Domain::resume`] no capacity of leavers returns, and nobody else joins or leaves.
+    pub fn suspend(&mut self) -> Admission {
+        self.held = true;
+        self.admission.clone()
+    }
+
+    /// Takes back the copy on which a join was computed, with its answer; after a refusal nothing has changed.
+    ///
+    /// # Errors
+    /// The [`Refused`] that is handed in.
+    pub fn resume(&mut self, now: Nanos, joined: Result<(Admission, Admitted), Refused>) -> Result<Admitted, Refused> {
+        self.advance(now);
+        self.held = false;
+        let (admission, admitted) = joined?;
+        self.admission = admission;
+        // The first cycle that has not begun, should the computation have taken longer than its lead.
+        let first = self.admission.messages()[&admitted.message].next_cycle(self.now.max(admitted.effective));
+        self.releases.entry(admitted.message).or_insert(first);
+        Ok(admitted)
+    }
+
+    /// Lets a flow leave; its last job's deadline.
+    ///
+    /// # Errors
+    /// [`Refused::Unknown`].
+    pub fn leave(&mut self, now: Nanos, id: &str) -> Result<Nanos, Refused> {
+        self.advance(now);
+        self.admission.leave(self.now, id)
+    }
+
+    /// The job that was begun last has ended.
+    pub fn ended(&mut self, now: Nanos) {
+        self.advance(now);
+        self.busy = false;
+    }
+
+    /// The job to begin now, if the server is free and work waits.
+    pub fn poll_start(&mut self, now: Nanos) -> Option<Job> {
+        self.advance(now);
+        if self.busy {
+            return None;
+        }
+        if let Some(Reverse((_, sequence))) = self.ready.pop() {
+            self.busy = true;
+            return self.waiting.remove(&sequence);
+        }
+        if !self.held && !self.admission.idle(self.now).is_empty() {
+            let messages = self.admission.messages();
+            self.releases.retain(|number, _| messages.contains_key(number));
+        }
+        None
+    }
+
+    /// When something happens by itself.
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<Nanos> {
+        let release = self.releases.values().copied().min();
+        // A leaver's deadline may pass while the server is idle.
+        let leaver = self.admission.poll_timeout().filter(|at| !self.busy && !self.held && *at > self.now);
+        [release, leaver].into_iter().flatten().min()
+    }
+
+    /// Releases every job whose time has come.
+    fn advance(&mut self, now: Nanos) {
+        self.now = now.max(self.now);
+        while let Some((&message, &at)) = self.releases.iter().min_by_key(|(number, at)| (**at, **number))
+            && at <= self.now
+        {
+            let running = &self.admission.messages()[&message];
+            let deadline = at + running.period;
+            self.sequence += 1;
+            let (worst_case, blocks) = (running.cost, running.blocks.clone());
+            self.waiting.insert(self.sequence, Job { message, release: at, deadline, worst_case, blocks });
+            self.ready.push(Reverse((deadline, self.sequence)));
+            self.releases.insert(message, deadline);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::interconnect::Network;
+    use crate::machine::{RouteId, shipped};
+    use crate::stream::admission::LIMITS;
+    use crate::units::Bytes;
+
+    const MS: u64 = 1_000_000;
+
+    fn domain() -> Domain {
+        let machine = shipped("verner-r2").unwrap();
+        Domain::new(Admission::new(Network::new(&machine), machine.calibration, LIMITS))
+    }
+
+    fn request(id: &str, window: u64, bytes: u64) -> Request {
+        let blocks = vec![BatchBlock { route: RouteId(0), bytes: Bytes(bytes) }];
+        Request { id: id.to_owned(), blocks, period: Nanos(window), window: Nanos(window) }
+    }
+
+    #[test]
+    fn the_earlier_deadline_goes_first_and_one_job_at_a_time() {
+        let mut domain = domain();
+        domain.join(Nanos(0), &request("long", 10 * MS, 1_000)).unwrap();
+        domain.join(Nanos(0), &request("short", 3 * MS, 1_000_000)).unwrap();
+        let first = domain.poll_start(Nanos(0)).unwrap();
+        assert_eq!((first.deadline, domain.poll_start(Nanos(0))), (Nanos(3 * MS), None));
+        domain.ended(Nanos(MS));
+        assert_eq!(domain.poll_start(Nanos(MS)).unwrap().deadline, Nanos(10 * MS));
+        assert_eq!(domain.poll_timeout(), Some(Nanos(3 * MS)));
+    }
+
+    #[test]
+    fn a_join_computed_elsewhere_begins_with_a_cycle_that_has_not_begun() {
+        let mut domain = domain();
+        let mut copy = domain.suspend();
+        let asked = request("late", 3 * MS, 1_000);
+        let joined = copy.join(Nanos(MS), &asked).map(|admitted| (copy, admitted));
+        domain.resume(Nanos(2 * MS), joined).unwrap();
+        assert_eq!(domain.poll_start(Nanos(2 * MS)), None);
+        assert_eq!(domain.poll_timeout(), Some(Nanos(4 * MS)));
+        assert_eq!(domain.poll_start(Nanos(4 * MS)).unwrap().release, Nanos(4 * MS));
+    }
+
+    #[test]
+    fn while_a_join_is_computed_no_capacity_returns() {
+        let mut domain = domain();
+        domain.join(Nanos(0), &request("a", MS, 1_000)).unwrap();
+        let last = domain.leave(Nanos(1), "a").unwrap();
+        let mut now = Nanos(0);
+        let _copy = domain.suspend();
+        while now <= last {
+            while domain.poll_start(now).is_some() {
+                domain.ended(now);
+            }
+            now = now + Nanos(MS / 2);
+        }
+        assert_eq!(domain.admission().flows().count(), 1);
+        assert!(domain.resume(now, Err(Refused::Unknown { flow: "b".to_owned() })).is_err());
+        while domain.poll_start(now).is_some() {
+            domain.ended(now);
+        }
+        assert_eq!(domain.admission().flows().count(), 0);
+    }
+}

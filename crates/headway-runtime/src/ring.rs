@@ -1,0 +1,392 @@
+//! Blocks that lie in pinned memory before a run begins, as a network card would leave them there, and their check.
+//!
+//! Every buffer of a pipeline's ring is filled once with bytes of a seed; each cycle only its number is written into the
+//! block's header. So no byte of payload passes the CPU on its way to a GPU, and a run can be as fast as the links. A buffer
+//! comes again after as many cycles as the ring has buffers, but a cipher in CBC mode goes on with its chain: no ciphertext
+//! comes twice.
+//!
+//! What comes back is compared with what the CPU form of the kernel makes:
+//!
+//! | what | how much |
+//! |---|---|
+//! | order of the blocks, and their whole headers: cycle, lanes, offsets, sizes | every block |
+//! | all bytes of some streams, drawn from the seed, as one chain from the first IV on | every block |
+//! | pipelines without a kernel: another piece of the block's bytes each time | every block |
+//! | all bytes of some other streams, which follow the chaining value that the block before ended with | every block, each block other streams, until all had their turn, and again |
+
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use headway_core::block::{self, Header};
+use headway_core::payload::Gathered;
+use headway_core::plan::{Plan, Source};
+use headway_core::units::Bytes;
+use headway_device::kernel::{Kernel, KernelError, Lane};
+
+use crate::blocks::{Collect, DataError, Supply};
+use crate::kernels::Kernels;
+use crate::outlet::OutputError;
+
+/// Bytes of the cycle number in a block's header.
+const CYCLE: Range<usize> = 8..16;
+/// Bytes of a chaining value.
+const CHAIN: usize = 16;
+
+/// How much is compared with the CPU's result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sampling {
+    /// Streams of each pipeline whose every byte is compared.
+    pub streams: usize,
+    /// Streams of each pipeline that have their turn in a block.
+    pub turns: usize,
+}
+
+/// What was compared and found equal.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Verified {
+    /// Blocks delivered in order with the header that was sent.
+    pub blocks: u64,
+    /// Bytes of all lanes of these blocks.
+    pub bytes: u64,
+    /// Streams whose every byte was compared.
+    pub streams: u64,
+    /// Their bytes.
+    pub stream_bytes: u64,
+    /// Turns of other streams.
+    pub turns: u64,
+    /// Their bytes.
+    pub turn_bytes: u64,
+    /// Streams that had a turn or were compared as a whole.
+    pub reached: u64,
+}
+
+/// The layout of one pipeline's blocks, the same in every cycle.
+#[derive(Debug)]
+struct Layout {
+    streams: Vec<u32>,
+    lens: Vec<u64>,
+    /// The header with cycle 0.
+    header: Vec<u8>,
+    lanes: Vec<Range<usize>>,
+    block: Bytes,
+}
+
+/// Blocks of streams that send one packet in every cycle.
+#[derive(Clone, Debug)]
+pub struct Ring {
+    layouts: Arc<Vec<Layout>>,
+    seed: u64,
+}
+
+/// A plan that a ring cannot feed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("stream `{stream}` does not send exactly one packet in every cycle of its pipeline")]
+pub struct Uneven {
+    /// The stream.
+    pub stream: String,
+}
+
+impl Ring {
+    /// A ring for the pipelines of `plan`, whose bytes follow from `seed`.
+    ///
+    /// # Errors
+    /// [`Uneven`] if blocks would differ in layout.
+    pub fn new(plan: &Plan, seed: u64) -> Result<Self, Uneven> {
+        let mut layouts = Vec::new();
+        for pipeline in &plan.pipelines {
+            let (mut lens, mut members) = (Vec::new(), Vec::new());
+            if let Source::Streams(streams) = &pipeline.source {
+                members.clone_from(streams);
+                for stream in streams.iter().map(|&stream| &plan.streams[stream as usize]) {
+                    if stream.period != pipeline.period || stream.start != pipeline.start {
+                        return Err(Uneven { stream: stream.id.clone() });
+                    }
+                    lens.push(stream.packet.0);
+                }
+            }
+            let block = block::block_bytes(lens.iter().copied());
+            let mut header = vec![0; block.0 as usize];
+            block::write_header(&mut header, 0, &lens).expect("the buffer has `block_bytes` for these lanes");
+            let lanes = Header::read(&header).expect("a header just written is whole").lanes;
+            header.truncate(block::header_bytes(lens.len()));
+            layouts.push(Layout { streams: members, lens, header, lanes, block });
+        }
+        Ok(Self { layouts: Arc::new(layouts), seed })
+    }
+
+    /// Writes what the ring's buffer holds from offset `from` of the block on; `from` is a multiple of 8.
+    fn fill(&self, pipeline: u32, slot: usize, from: usize, into: &mut [u8]) {
+        let base = mixed(self.seed ^ mixed(u64::from(pipeline) << 32 | slot as u64));
+        for (word, bytes) in (from as u64 / 8..).zip(into.chunks_mut(8)) {
+            let value = mixed(base.wrapping_add(word.wrapping_mul(GOLDEN))).to_le_bytes();
+            bytes.copy_from_slice(&value[..bytes.len()]);
+        }
+    }
+}
+
+const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// A permutation of 64 bits whose values look random: the output function of SplitMix64.
+const fn mixed(value: u64) -> u64 {
+    let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    value ^ (value >> 31)
+}
+
+impl Supply for Ring {
+    fn prepare(&mut self, pipeline: u32, slot: usize, buffer: &mut [u8]) -> Result<(), DataError> {
+        let layout = &self.layouts[pipeline as usize];
+        let header = layout.header.len();
+        buffer[..header].copy_from_slice(&layout.header);
+        self.fill(pipeline, slot, header, &mut buffer[header..layout.block.0 as usize]);
+        for lane in &layout.lanes {
+            let padded = lane.end.next_multiple_of(block::ALIGN).min(layout.block.0 as usize);
+            buffer[lane.end..padded].fill(0);
+        }
+        Ok(())
+    }
+
+    fn supply(&mut self, pipeline: u32, cycle: u64, _slot: usize, buffer: &mut [u8]) -> Result<Gathered, DataError> {
+        let layout = &self.layouts[pipeline as usize];
+        buffer[CYCLE].copy_from_slice(&cycle.to_le_bytes());
+        let longest_lane = Bytes(layout.lens.iter().copied().max().unwrap_or(0));
+        Ok(Gathered { block: layout.block, longest_lane })
+    }
+}
+
+/// Bytes that are compared of each block that no kernel works on.
+const PIECE: usize = 64 << 10;
+
+/// One pipeline's streams under check.
+struct Checked {
+    name: String,
+    /// `None` = blocks come back as they were sent.
+    kernel: Option<Arc<dyn Kernel>>,
+    lanes: Vec<Lane>,
+    /// Lanes whose every byte is compared, ascending, with the CPU's state of them.
+    whole: Vec<usize>,
+    state: Vec<u8>,
+    /// The next lane that has its turn, and those that have it in the next block with their chaining values.
+    next: usize,
+    turns: Vec<(usize, [u8; CHAIN])>,
+    reached: Vec<bool>,
+    cycle: u64,
+}
+
+/// Compares what comes back with what the CPU makes of a [`Ring`]'s blocks.
+pub struct Checker {
+    ring: Ring,
+    pipelines: Vec<Checked>,
+    sampling: Sampling,
+    found: Arc<Mutex<Verified>>,
+    own: Verified,
+    streams: usize,
+}
+
+impl Checker {
+    /// A checker for the blocks of `ring` in `plan`, and where its findings will be when the run has ended.
+    ///
+    /// # Errors
+    /// [`DataError`] if a kernel lacks a parameter.
+    pub fn new(
+        ring: &Ring,
+        plan: &Plan,
+        kernels: &Kernels,
+        sampling: Sampling,
+    ) -> Result<(Self, Arc<Mutex<Verified>>), DataError> {
+        let mut own = Verified::default();
+        let mut pipelines = Vec::new();
+        for (number, pipeline) in (0u32..).zip(&plan.pipelines) {
+            let mut stages = kernels.stages().filter(|(of, ..)| *of == number);
+            let kernel = stages.next().map(|(_, _, kernel)| Arc::clone(kernel));
+            let lanes = kernels.lanes(number).to_vec();
+            let most = if kernel.is_some() { sampling.streams } else { 0 };
+            let (count, draws) = (lanes.len() as u64, most.min(lanes.len()) as u64);
+            // One of each `count / draws` neighbours.
+            let draw = |at: u64| (at * count + mixed(ring.seed ^ at ^ u64::from(number) << 40) % count) / draws.max(1);
+            let mut whole: Vec<usize> = (0..draws).map(|at| draw(at) as usize).collect();
+            whole.dedup();
+            let chosen: Vec<Lane> = whole.iter().map(|&lane| lanes[lane].clone()).collect();
+            let sequence = |what: String| DataError::Sequence { pipeline: pipeline.name.clone(), cycle: 0, what };
+            if stages.next().is_some() {
+                return Err(sequence("several kernels work on one block".to_owned()));
+            }
+            let state = match &kernel {
+                Some(kernel) => fresh(kernel.as_ref(), &chosen).map_err(|error| sequence(error.to_string()))?,
+                None => Vec::new(),
+            };
+            own.streams += whole.len() as u64;
+            let mut reached = vec![false; lanes.len()];
+            whole.iter().for_each(|&lane| reached[lane] = true);
+            pipelines.push(Checked {
+                name: pipeline.name.clone(),
+                kernel,
+                lanes,
+                whole,
+                state,
+                next: 0,
+                turns: Vec::new(),
+                reached,
+                cycle: 0,
+            });
+        }
+        let found = Arc::new(Mutex::new(Verified::default()));
+        let checker = Self {
+            ring: ring.clone(),
+            pipelines,
+            sampling,
+            found: Arc::clone(&found),
+            own,
+            streams: plan.streams.len(),
+        };
+        Ok((checker, found))
+    }
+}
+
+/// The first state of `lanes`.
+fn fresh(kernel: &dyn Kernel, lanes: &[Lane]) -> Result<Vec<u8>, KernelError> {
+    let mut state = vec![0; kernel.state_bytes(lanes.len())];
+    kernel.init_state(lanes, &mut state)?;
+    Ok(state)
+}
+
+impl Checked {
+    fn wrong(&self, cycle: u64, what: String) -> DataError {
+        DataError::Sequence { pipeline: self.name.clone(), cycle, what }
+    }
+
+    /// Compares `lanes` of a block with what the kernel makes of the ring's bytes from `state` on.
+    fn compare(
+        &self,
+        ring: &Ring,
+        place: (u32, u64, usize),
+        lanes: &[usize],
+        state: &mut [u8],
+        block: &[u8],
+    ) -> Result<u64, DataError> {
+        let (pipeline, cycle, slot) = place;
+        let Some(kernel) = &self.kernel else { return Ok(0) };
+        let layout = &ring.layouts[pipeline as usize];
+        let lens: Vec<u64> = lanes.iter().map(|&lane| layout.lens[lane]).collect();
+        let size = block::block_bytes(lens.iter().copied()).0 as usize;
+        let (mut input, mut output) = (vec![0; size], vec![0; size]);
+        let damaged = |source| DataError::Block { pipeline: self.name.clone(), cycle, source };
+        block::write_header(&mut input, cycle, &lens).map_err(damaged)?;
+        let header = Header::read(&input).map_err(damaged)?;
+        for (&lane, range) in lanes.iter().zip(&header.lanes) {
+            ring.fill(pipeline, slot, layout.lanes[lane].start, &mut input[range.clone()]);
+        }
+        kernel.run(&input, &mut output, state).map_err(|error| self.wrong(cycle, error.to_string()))?;
+        for (&lane, range) in lanes.iter().zip(&header.lanes) {
+            if block[layout.lanes[lane].clone()] != output[range.clone()] {
+                let stream = &self.lanes[lane].stream;
+                return Err(self.wrong(cycle, format!("bytes of stream `{stream}` are not what the CPU makes of them")));
+            }
+        }
+        Ok(lens.iter().sum())
+    }
+
+    /// Compares a piece of a block that comes back as it was sent, each time another one.
+    fn piece(&self, ring: &Ring, (pipeline, cycle, slot): (u32, u64, usize), block: &[u8]) -> Result<u64, DataError> {
+        let layout = &ring.layouts[pipeline as usize];
+        let (first, end) = (layout.header.len(), layout.lanes.last().map_or(0, |lane| lane.end));
+        let pieces = (end - first).div_ceil(PIECE).max(1) as u64;
+        let from = first + (cycle % pieces) as usize * PIECE;
+        let mut expected = vec![0; end.min(from + PIECE) - from];
+        ring.fill(pipeline, slot, from, &mut expected);
+        // Between lanes there may be zeros, which the ring's words do not say: such blocks have one lane.
+        if layout.lanes.len() == 1 && block[from..from + expected.len()] != expected[..] {
+            return Err(self.wrong(cycle, format!("bytes from {from} on are not those that were sent")));
+        }
+        Ok(if layout.lanes.len() == 1 { expected.len() as u64 } else { 0 })
+    }
+
+    /// Compares the streams that have their turn, and remembers the chaining values of those that are next.
+    fn turn(
+        &mut self,
+        ring: &Ring,
+        place: (u32, u64, usize),
+        count: usize,
+        block: &[u8],
+    ) -> Result<(u64, u64), DataError> {
+        let (pipeline, cycle, _) = place;
+        let turns = std::mem::take(&mut self.turns);
+        let lanes: Vec<usize> = turns.iter().map(|(lane, _)| *lane).collect();
+        let mut bytes = 0;
+        if !lanes.is_empty() {
+            let continued = |(lane, chain): &(usize, [u8; CHAIN])| {
+                let mut continued = self.lanes[*lane].clone();
+                if let Some(cipher) = &mut continued.cipher {
+                    cipher.iv = *chain;
+                }
+                continued
+            };
+            let chosen: Vec<Lane> = turns.iter().map(continued).collect();
+            let Some(kernel) = &self.kernel else { return Ok((0, 0)) };
+            let state = fresh(kernel.as_ref(), &chosen);
+            let mut state = state.map_err(|error| self.wrong(cycle, error.to_string()))?;
+            bytes = self.compare(ring, place, &lanes, &mut state, block)?;
+            lanes.iter().for_each(|&lane| self.reached[lane] = true);
+        }
+        let layout = &ring.layouts[pipeline as usize];
+        for _ in 0..count.min(self.lanes.len()) {
+            let lane = self.next;
+            self.next = (self.next + 1) % self.lanes.len();
+            let range = layout.lanes[lane].clone();
+            // Only ciphers chain by their last block.
+            if self.lanes[lane].cipher.is_some() && range.len() >= CHAIN {
+                let mut chain = [0; CHAIN];
+                chain.copy_from_slice(&block[range.end - CHAIN..range.end]);
+                self.turns.push((lane, chain));
+            }
+        }
+        Ok((lanes.len() as u64, bytes))
+    }
+}
+
+impl Collect for Checker {
+    fn collect(&mut self, pipeline: u32, cycle: u64, slot: usize, block: &[u8]) -> Result<(), DataError> {
+        let layout = &self.ring.layouts[pipeline as usize];
+        let checked = &mut self.pipelines[pipeline as usize];
+        if cycle != checked.cycle {
+            return Err(checked.wrong(cycle, format!("cycle {} was expected", checked.cycle)));
+        }
+        checked.cycle += 1;
+        let header = &layout.header;
+        let same = block.len() as u64 == layout.block.0
+            && block[..CYCLE.start] == header[..CYCLE.start]
+            && block[CYCLE] == cycle.to_le_bytes()
+            && block[CYCLE.end..header.len()] == header[CYCLE.end..];
+        if !same {
+            return Err(checked.wrong(cycle, "another header came back than was sent".to_owned()));
+        }
+        let place = (pipeline, cycle, slot);
+        if checked.kernel.is_none() {
+            self.own.turn_bytes += checked.piece(&self.ring, place, block)?;
+        }
+        let mut state = std::mem::take(&mut checked.state);
+        let compared = checked.compare(&self.ring, place, &checked.whole, &mut state, block);
+        checked.state = state;
+        self.own.stream_bytes += compared?;
+        let (turns, bytes) = checked.turn(&self.ring, place, self.sampling.turns, block)?;
+        self.own.turns += turns;
+        self.own.turn_bytes += bytes;
+        self.own.blocks += 1;
+        self.own.bytes += layout.lens.iter().sum::<u64>();
+        Ok(())
+    }
+
+    fn finish(mut self: Box<Self>) -> Result<Vec<u64>, OutputError> {
+        let reached = self.pipelines.iter().flat_map(|checked| &checked.reached);
+        self.own.reached = reached.filter(|reached| **reached).count() as u64;
+        let mut bytes = vec![0; self.streams];
+        for (layout, checked) in self.ring.layouts.iter().zip(&self.pipelines) {
+            let cycles = checked.cycle;
+            for (&stream, len) in layout.streams.iter().zip(&layout.lens) {
+                bytes[stream as usize] = len * cycles;
+            }
+        }
+        *self.found.lock().unwrap_or_else(PoisonError::into_inner) = self.own;
+        Ok(bytes)
+    }
+}

@@ -1,0 +1,109 @@
+//! Blocks from a ring through the wall-clock driver on the emulated device: what is compared, and that a wrong byte is found.
+
+use std::sync::{Arc, PoisonError};
+
+use headway_core::machine::{self, Machine};
+use headway_core::plan::Plan;
+use headway_core::planner::{self, Options as PlanOptions};
+use headway_core::workload::{self, Workload};
+use headway_device::Device;
+use headway_device::emu::{EmuSpec, Emulated};
+use headway_runtime::blocks::DataError;
+use headway_runtime::kernels::Kernels;
+use headway_runtime::ring::{Checker, Ring, Sampling, Verified};
+use headway_runtime::wall::{self, Options, RunError, Work};
+
+const CYCLES: u64 = 12;
+
+fn text(compute: &str, packets: [u32; 3]) -> String {
+    let stream = |at: usize, packet: u32| {
+        format!(
+            "[[stream]]\nid = \"s{at}\"\npacket = \"{packet} B\"\nperiod = \"10 ms\"\ndeadline = \"40 ms\"\n\
+             steps = [{{ copy = \"host -> gpu\" }}, {compute}{{ copy = \"gpu -> host\" }}]\n\
+             key = \"000102030405060708090a0b0c0d0e0{at}\"\niv = \"101112131415161718191a1b1c1d1e1f\"\n"
+        )
+    };
+    let streams: String = packets.into_iter().enumerate().map(|(at, packet)| stream(at, packet)).collect();
+    format!("name = \"ring\"\n[run]\ncycle = \"paper\"\ngrouping = \"gpu\"\n{streams}")
+}
+
+const AES: &str = "{ compute = \"aes128-cbc\" }, ";
+
+struct Bench {
+    machine: Machine,
+    workload: Workload,
+    plan: Arc<Plan>,
+}
+
+impl Bench {
+    fn new(text: &str) -> Self {
+        let machine = machine::shipped("h200-x1").unwrap();
+        let workload = workload::parse("ring.toml", text).unwrap().value;
+        let plan = planner::plan(&machine, &workload, PlanOptions::default()).unwrap();
+        Self { machine, workload, plan: Arc::new(plan) }
+    }
+
+    /// Runs the plan, checking with the parameters of `believed`.
+    fn run(&self, believed: &Workload, sampling: Sampling) -> (Result<Vec<u64>, RunError>, Verified) {
+        let kernels = Kernels::of(&self.plan, &self.workload).unwrap();
+        let believed = Kernels::of(&self.plan, believed).unwrap();
+        let ring = Ring::new(&self.plan, 7).unwrap();
+        let (checker, found) = Checker::new(&ring, &self.plan, &believed, sampling).unwrap();
+        let work = Work {
+            plan: &self.plan,
+            kernels: &kernels,
+            cycles: vec![CYCLES; self.plan.pipelines.len()],
+            packets: vec![CYCLES; self.plan.streams.len()],
+            supply: Box::new(ring),
+            collect: Box::new(checker),
+        };
+        let gpu = self.machine.gpus().next().unwrap();
+        let device = Emulated::open(EmuSpec::of_machine(&self.machine, gpu)).unwrap();
+        let mut devices: Vec<Box<dyn Device>> = vec![Box::new(device)];
+        let outcome = wall::run_work(work, &mut devices, &Options::default(), |_| {}, |_| {});
+        let found = found.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        (outcome.map(|outcome| outcome.written), found)
+    }
+}
+
+#[test]
+fn every_block_comes_back_and_every_stream_has_its_turn() {
+    let bench = Bench::new(&text(AES, [160, 48, 4096]));
+    let (written, found) = bench.run(&bench.workload, Sampling { streams: 1, turns: 1 });
+    assert_eq!(written.unwrap(), [160 * CYCLES, 48 * CYCLES, 4096 * CYCLES]);
+    assert_eq!((found.blocks, found.bytes, found.streams), (CYCLES, 4304 * CYCLES, 1));
+    // The first block only says with which chaining value the second one goes on.
+    assert_eq!((found.turns, found.reached), (CYCLES - 1, 3));
+}
+
+#[test]
+fn another_key_than_the_cpu_s_is_found_in_whole_streams_and_in_turns() {
+    let bench = Bench::new(&text(AES, [160, 48, 4096]));
+    let mut other = bench.workload.clone();
+    other.streams[1].cipher.as_mut().unwrap().key[0] ^= 1;
+    for sampling in [Sampling { streams: 3, turns: 0 }, Sampling { streams: 0, turns: 3 }] {
+        let (outcome, found) = bench.run(&other, sampling);
+        let Err(RunError::Data(DataError::Sequence { what, .. })) = outcome else { panic!("{outcome:?}") };
+        assert!(what.contains("`s1`"), "{what}");
+        assert_eq!(found.blocks, 0);
+    }
+}
+
+#[test]
+fn blocks_without_a_kernel_come_back_as_they_were_sent() {
+    let bench = Bench::new(&text("", [65_536 + 4_096, 0, 0].map(|bytes: u32| bytes.max(16))));
+    let mut alone = bench.workload.clone();
+    alone.streams.truncate(1);
+    let plan = Arc::new(planner::plan(&bench.machine, &alone, PlanOptions::default()).unwrap());
+    let bench = Bench { plan, workload: alone.clone(), ..bench };
+    let (written, found) = bench.run(&alone, Sampling { streams: 1, turns: 1 });
+    assert_eq!(written.unwrap(), [69_632 * CYCLES]);
+    assert_eq!(found.turn_bytes, (65_536 + 4_096) * CYCLES / 2, "one of two pieces of each block");
+}
+
+#[test]
+fn a_plan_whose_blocks_differ_in_layout_is_refused() {
+    let other = text(AES, [160, 48, 64]).replacen("period = \"10 ms\"", "period = \"4 ms\"", 1);
+    let bench = Bench::new(&other);
+    assert_eq!(Ring::new(&bench.plan, 1).unwrap_err().stream, "s0");
+}

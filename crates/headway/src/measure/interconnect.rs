@@ -1,0 +1,93 @@
+//! Links and limits of a node: sets of copies measured, a machine fitted to them, and checked with random batches that it was
+//! not fitted to (specification of messages, 1.5).
+
+use std::sync::Arc;
+
+use headway_core::interconnect::{Trial, validate};
+use headway_core::machine::Machine;
+use headway_core::transfer::Stamp;
+use headway_core::units::Nanos;
+use headway_device::Device;
+use headway_device::port::Port;
+
+use super::batches::{Block, Draw, Lazy, Routes, Took};
+use super::fit::Observed;
+use super::sample::Effort;
+use super::session::Session;
+use super::sets::{Pace, Room};
+use super::{kernels, links, sets};
+use crate::Error;
+
+/// Repetitions of each random batch.
+const REPEATS: usize = 3;
+/// Repetitions of each small batch whose time gives set-ups.
+const SETUP_REPEATS: usize = 15;
+/// Seed of the batches that a machine is checked with.
+const SEED: u64 = 0x6261_7463_6865_7321;
+
+/// How much is measured.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Scope {
+    /// How long sets run.
+    pub(crate) pace: Pace,
+    /// Memory for the copies of one GPU.
+    pub(crate) room: Room,
+    /// How often it is looked how late the host learns of an end.
+    pub(crate) jitter: Effort,
+    /// Random batches that the machine is checked with.
+    pub(crate) batches: usize,
+}
+
+/// The machine called `name` that explains what was measured on `ports`, with what was measured.
+pub(crate) fn calibrate(
+    session: &mut Session<'_>,
+    ports: &[Arc<dyn Port>],
+    device: &mut dyn Device,
+    scope: &Scope,
+    (name, stamp): (&str, &Stamp),
+) -> Result<(Machine, Observed), Error> {
+    let mut bed = Lazy::new(ports, scope.room);
+    let reaches = |from: usize, to: usize| from != to && ports[from].reaches(ports[to].id());
+    let sets = sets::sets(ports.len(), reaches);
+    let rates = sets::measure(session, &mut bed, &sets, scope.pace)?;
+    let setups = links::setups(session, &mut bed, (&sets, &rates), SETUP_REPEATS)?;
+    let jitter = kernels::jitter(session, device, scope.jitter)?;
+    let (sets, rates) = sets.into_iter().zip(rates).filter(|(_, rates)| !rates.0.is_empty()).unzip();
+    let observed = Observed { sets, rates, setups, jitter };
+    let mut machine = observed.machine(name, ports, stamp)?;
+    session.phase("check", scope.batches);
+    let mut draw = Draw::new(SEED, ports.len(), reaches, scope.room);
+    let mut trials: Vec<Trial> = Vec::new();
+    for number in 0..scope.batches {
+        let batch = draw.batch();
+        let took = run(session, &mut bed, &format!("batch {number}"), &batch, REPEATS)?;
+        trials.push(Routes::of(&machine).trial(&batch, &took)?);
+        session.advance()?;
+    }
+    validate(&mut machine, &trials).map_err(headway_core::transfer::fit::FitError::from)?;
+    Ok((machine, observed))
+}
+
+/// Runs one batch several times, or recalls that.
+pub(crate) fn run(
+    session: &mut Session<'_>,
+    bed: &mut Lazy<'_>,
+    key: &str,
+    batch: &[Block],
+    repeats: usize,
+) -> Result<Vec<Took>, Error> {
+    session.step(key, |_| bed.get().and_then(|bed| bed.repeat(batch, repeats)))
+}
+
+impl Scope {
+    /// What a benchmark measures before it predicts: sets of copies of 64 MiB, 40 ms each, fewer with many GPUs; `largest`
+    /// bounds the copies.
+    pub(crate) fn brief(gpus: usize, largest: usize) -> Self {
+        let time = if gpus > 2 { 30 } else { 60 };
+        let chunk = largest.min(64 << 20);
+        let time = if chunk < 16 << 20 { Nanos(2_000_000) } else { Nanos(time * 1_000_000) };
+        let jitter = Effort { warm_up: 10, n_min: 50, n_max: 2_500, time: Nanos(500_000_000) };
+        let room = Room::of(largest);
+        Self { pace: Pace { chunk, in_flight: 2, time, repeats: 4 }, room, jitter, batches: 30 }
+    }
+}

@@ -1,0 +1,128 @@
+//! The streams that ask to be encrypted: the paper's pool, as streams of packets.
+
+use headway_core::machine::Machine;
+use headway_core::stream::{Fluid, gathered_bytes};
+use headway_core::units::Nanos;
+use headway_core::workload::{Cipher, Cycle, Grouping, OnMiss, Place, Placement, Step, Stream, Workload};
+use headway_sim::verner::pools::{KINDS, Kind, Reading};
+
+use super::Setting;
+use crate::Error;
+
+/// The kernel of the streams.
+pub(super) const KERNEL: &str = "aes128-cbc";
+/// Cycles from the arrival of a byte to the end of its last step: gather, in, encrypt, out.
+const CYCLES: u64 = 4;
+/// The pool has as many streams as kernels could encrypt if they were so many times as fast as the machine file says.
+const BEYOND: u64 = 4;
+
+/// A sequence of streams.
+pub(super) struct Demand {
+    kind: Kind,
+    seed: u64,
+    scale: u64,
+    deadline_min: Nanos,
+    streams: Vec<Fluid>,
+    /// The shortest deadline of every prefix, and the sum of its rates.
+    shortest: Vec<Nanos>,
+    rates: Vec<u64>,
+    /// Streams of the pool that were left out on the way.
+    pub(super) left_out: usize,
+}
+
+impl Demand {
+    /// The pool that `setting` asks for, with more streams than `machine` can carry.
+    pub(super) fn new(setting: &Setting, machine: &Machine) -> Result<Self, Error> {
+        let options = &setting.streams;
+        let kind = KINDS.iter().find(|kind| kind.number == options.workload);
+        let kind = *kind.ok_or(Error::Options("the paper's workloads have the numbers 1 to 12"))?;
+        let kernel = |gpu| machine.kernel(KERNEL, gpu).map_or(0, |kernel| kernel.rate.0);
+        let most: u64 = machine.gpus().map(kernel).sum();
+        let bits = most.saturating_mul(8).saturating_mul(BEYOND) / options.rate_scale.max(1);
+        let pool = kind.pool(Reading::Truncate, setting.seed, bits);
+        let all = pool.len();
+        let scaled = |stream: Fluid| Fluid { bits_per_second: stream.bits_per_second * options.rate_scale, ..stream };
+        let streams: Vec<Fluid> =
+            pool.into_iter().filter(|stream| stream.deadline >= options.deadline_min).map(scaled).collect();
+        if streams.is_empty() {
+            return Err(Error::Options("no stream of the workload has a deadline that long; lower `--deadline-min`"));
+        }
+        let (mut shortest, mut rates) = (Vec::with_capacity(streams.len()), Vec::with_capacity(streams.len()));
+        let (mut least, mut sum) = (Nanos::MAX, 0);
+        for stream in &streams {
+            least = least.min(stream.deadline);
+            sum += stream.bits_per_second;
+            shortest.push(least);
+            rates.push(sum);
+        }
+        let left_out = all - streams.len();
+        let (seed, scale, deadline_min) = (setting.seed, options.rate_scale, options.deadline_min);
+        Ok(Self { kind, seed, scale, deadline_min, streams, shortest, rates, left_out })
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.streams.len()
+    }
+
+    pub(super) fn text(&self) -> String {
+        let scale = if self.scale == 1 { String::new() } else { format!(", rates x{}", self.scale) };
+        format!(
+            "workload {} ({}){scale}, reading A, seed {}, deadlines of at least {}",
+            self.kind.number, self.kind.text, self.seed, self.deadline_min
+        )
+    }
+
+    /// The sum of the rates of the first `count` streams.
+    pub(super) fn bits_per_second(&self, count: usize) -> u64 {
+        count.checked_sub(1).map_or(0, |last| self.rates[last])
+    }
+
+    /// The first `count` streams, at least one, as a workload: a packet of each stream is what its rate brings in a cycle,
+    /// in whole blocks of the cipher, and counts from the arrival of its first byte.
+    pub(super) fn workload(&self, count: usize) -> Workload {
+        let cycle = Nanos(self.shortest[count - 1].0 / CYCLES);
+        let stream = |(at, fluid): (usize, &Fluid)| Stream {
+            id: format!("s{at}"),
+            packet: gathered_bytes(fluid.bits_per_second, cycle),
+            period: cycle,
+            deadline: fluid.deadline,
+            start: Nanos::ZERO,
+            gpu: Placement::Auto,
+            steps: vec![
+                Step::Copy { from: Place::Host, to: Place::OwnGpu },
+                Step::Compute { kernel: KERNEL.to_owned() },
+                Step::Copy { from: Place::OwnGpu, to: Place::Host },
+            ],
+            on_miss: OnMiss::Finish,
+            cipher: Some(Cipher { key: secret(self.seed, 2 * at as u64), iv: secret(self.seed, 2 * at as u64 + 1) }),
+            wafer: None,
+        };
+        let name = format!("aes-{}-seed{}-x{}-{count}", self.kind.number, self.seed, self.scale);
+        Workload {
+            hash: name.clone(),
+            name,
+            description: self.text(),
+            duration: Nanos::ZERO,
+            seed: self.seed,
+            cycle: Cycle::Paper,
+            grouping: Grouping::Gpu,
+            transform: headway_core::combine::Mode::default(),
+            streams: self.streams[..count].iter().enumerate().map(stream).collect(),
+            messages: Vec::new(),
+            flows: Vec::new(),
+            tasks: Vec::new(),
+            sharing: None,
+        }
+    }
+}
+
+/// Sixteen bytes that differ for every seed and number.
+fn secret(seed: u64, number: u64) -> [u8; 16] {
+    let mixed = |value: u64| {
+        let value = value.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let value = (value ^ (value >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        (value ^ (value >> 32)).to_le_bytes()
+    };
+    let (first, second) = (mixed(number ^ seed.rotate_left(32)), mixed(!number ^ seed.rotate_left(17)));
+    std::array::from_fn(|at| if at < 8 { first[at] } else { second[at - 8] })
+}

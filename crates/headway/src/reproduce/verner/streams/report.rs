@@ -1,0 +1,307 @@
+//! What the runs say: against `serial`, against the plan, against the CPU's bytes.
+
+use headway_core::stream::Policy;
+use headway_core::units::Nanos;
+
+use super::demand::Demand;
+use super::trial::{Trial, cycle_bytes};
+use super::{Found, Setting, Try, cycle_of};
+use crate::COMMIT;
+use crate::measure::sample::Figures;
+use crate::reproduce::site::{Site, told};
+use crate::reproduce::{Outcome, Row, Table, Verdict};
+
+/// Times as many streams as `serial`, at least.
+const TARGET: f64 = 1.7;
+
+/// Everything that was found.
+pub(super) struct Results {
+    pub(super) found: Vec<Found>,
+    pub(super) tries: Vec<Try>,
+    pub(super) refused: Vec<String>,
+    pub(super) planning: Nanos,
+    pub(super) duration: Nanos,
+}
+
+const fn held(holds: bool) -> Verdict {
+    if holds { Verdict::Reproduced } else { Verdict::NotReproduced }
+}
+
+pub(super) fn outcome(setting: &Setting, site: &Site, demand: &Demand, results: &Results) -> Outcome {
+    let mut rows = vec![against_serial(results)];
+    rows.extend(results.found.iter().map(|found| planned(found, results.duration)));
+    rows.extend(results.found.iter().map(verified));
+    rows.push(border(results, demand));
+    Outcome {
+        schema: 1,
+        experiment: "verner-aes",
+        source: site.source,
+        machine: site.named(),
+        commit: COMMIT,
+        seed: setting.seed,
+        rows,
+        notes: notes(site, demand, results),
+        tables: vec![plans(results), runs(results, demand), steps(results), blocks(results)],
+        figures: Vec::new(),
+    }
+}
+
+fn streams(found: &Found) -> usize {
+    found.planned.case.plan.streams.len()
+}
+
+fn rate(found: &Found) -> f64 {
+    let plan = &found.planned.case.plan;
+    cycle_bytes(plan).0 as f64 / cycle_of(plan).0.max(1) as f64
+}
+
+fn against_serial(results: &Results) -> Row {
+    let of = |policy| results.found.iter().find(|found| found.policy == policy);
+    let clean = |found: &&Found| found.trial.as_ref().is_ok_and(Trial::is_clean);
+    let best =
+        results.found.iter().filter(|found| found.policy != Policy::Serial).filter(clean).max_by_key(|f| streams(f));
+    let (ours, verdict) = match (of(Policy::Serial).filter(clean), best) {
+        (Some(serial), Some(best)) => {
+            let ratio = streams(best) as f64 / streams(serial).max(1) as f64;
+            let text = format!(
+                "`{}` {} streams ({:.2} GB/s), `serial` {} ({:.2} GB/s): {ratio:.2} times; both without a miss",
+                best.policy.name(),
+                streams(best),
+                rate(best),
+                streams(serial),
+                rate(serial)
+            );
+            (text, held(ratio >= TARGET))
+        }
+        _ => ("`serial` or every other policy did not run without a miss".to_owned(), Verdict::NotComparable),
+    };
+    Row {
+        what: format!("streams against one transfer at a time (target {TARGET})"),
+        paper: "+74 % and +31 % on average, on two systems of two GPUs".into(),
+        ours,
+        verdict,
+    }
+}
+
+fn planned(found: &Found, duration: Nanos) -> Row {
+    let plan = &found.planned.case.plan;
+    let (ours, verdict) = match &found.trial {
+        Ok(trial) => {
+            let all: Vec<Nanos> = trial.responses.iter().map(|(.., response)| *response).collect();
+            let times = Figures::of(&all).map_or_else(String::new, |figures| {
+                format!(
+                    "; from a block's oldest byte to its delivery n = {}, median {}, p99 {}, max {} of {}",
+                    figures.n,
+                    figures.median,
+                    figures.p99,
+                    figures.max,
+                    cycle_of(plan) * 4
+                )
+            });
+            let failure = trial.failure.as_ref().map_or_else(String::new, |why| format!("; it failed: {why}"));
+            let text = format!(
+                "{} streams, {:.2} GB/s in cycles of {}, utilisation {:.1} %: {} misses, {} jobs late, {} above their worst \
+                 case{times}{failure}",
+                plan.streams.len(),
+                rate(found),
+                cycle_of(plan),
+                plan.verdict.utilisation_ppm as f64 / 1e4,
+                trial.misses,
+                trial.late,
+                trial.overruns
+            );
+            (text, held(trial.is_clean()))
+        }
+        Err(error) => {
+            let text = format!("{} streams planned; it did not start: {}", plan.streams.len(), told(error));
+            (text, Verdict::NotComparable)
+        }
+    };
+    Row {
+        what: format!("`{}`: planned, then run for {duration}", found.policy.name()),
+        paper: "predicted only; no deadline missed by construction".into(),
+        ours,
+        verdict,
+    }
+}
+
+fn verified(found: &Found) -> Row {
+    let (ours, verdict) = match &found.trial {
+        Ok(trial) => {
+            let v = &trial.verified;
+            let share = (v.stream_bytes + v.turn_bytes) as f64 * 100.0 / v.bytes.max(1) as f64;
+            let text = format!(
+                "{} blocks in order with the header that was sent; every byte of {} streams and {} blocks' worth of {} more, \
+                 {share:.3} % of {:.1} GB, equal the CPU's; {} of {} streams reached",
+                v.blocks,
+                v.streams,
+                v.turns,
+                v.reached.saturating_sub(v.streams),
+                v.bytes as f64 / 1e9,
+                v.reached,
+                streams(found)
+            );
+            (text, held(trial.failure.is_none() && v.blocks > 0))
+        }
+        Err(_) => ("it did not start".to_owned(), Verdict::NotComparable),
+    };
+    Row {
+        what: format!("`{}`: ciphertexts equal those of the CPU", found.policy.name()),
+        paper: "not treated".into(),
+        ours,
+        verdict,
+    }
+}
+
+fn border(results: &Results, demand: &Demand) -> Row {
+    let held: Vec<&Try> = results.tries.iter().filter(|one| one.holds()).collect();
+    let missed = results.tries.iter().filter(|one| one.trial.as_ref().is_ok_and(|trial| trial.misses > 0));
+    let first = missed.map(|one| one.streams).min();
+    let failed = results.tries.iter().find_map(|one| one.trial.as_ref().err().map(|error| (one.streams, told(error))));
+    let most = held.iter().map(|one| one.streams).max();
+    let ours = match (most, first, failed, results.tries.is_empty()) {
+        (.., true) => "not tried: no policy ran without a miss".to_owned(),
+        (Some(most), Some(first), ..) => format!("none with {most} streams, some with {first}"),
+        (None, Some(first), ..) => format!("some with {first} streams, the first count tried"),
+        (_, None, Some((streams, why)), _) => format!("none up to {}; {streams} did not run: {why}", most.unwrap_or(0)),
+        (Some(most), None, None, _) => format!("none with {most} streams, of {} in the pool", demand.len()),
+        (None, None, None, _) => "runs failed before any deadline was missed".to_owned(),
+    };
+    Row {
+        what: "where misses begin for the best policy, beyond what the plan accepts".into(),
+        paper: "not stated".into(),
+        ours,
+        verdict: Verdict::NotComparable,
+    }
+}
+
+fn notes(site: &Site, demand: &Demand, results: &Results) -> Vec<String> {
+    let mut notes = vec![
+        format!(
+            "Streams: {}; {} streams of the pool with shorter deadlines were left out for every policy (the paper's CPU \
+             takes such streams; here no stream is on the CPU). A packet is what a stream's rate brings in a cycle, in whole \
+             blocks of 16 bytes; all streams of a GPU share one pipeline in cycles of a quarter of the shortest deadline.",
+            demand.text(),
+            demand.left_out
+        ),
+        "Packets lie in a ring of pinned blocks, as a network card would leave them: payload is written once, before the run; \
+         in each cycle only the block's number is written. Chains of the cipher go on over all cycles, so that no ciphertext \
+         comes twice. Response times begin with the cycle in which a byte arrives and end when the driver has noticed that \
+         the block is in host memory; comparing bytes with the CPU's comes after that. Start-up is excluded; no sample is \
+         dropped."
+            .to_owned(),
+        format!(
+            "Counts are the longest prefixes that the planner accepts, to one part in 200, by bisection with the plans that \
+             were run; planning took {} in all. Kernel costs and rates are those of the machine file{}.",
+            results.planning,
+            if site.slower > 1 { format!(", all rates divided by {}", site.slower) } else { String::new() }
+        ),
+    ];
+    if site.source == "emu" {
+        notes.push("Emulated devices: the figures say nothing about any GPU.".to_owned());
+    }
+    notes.extend(results.refused.iter().cloned());
+    notes
+}
+
+fn plans(results: &Results) -> Table {
+    let line = |found: &Found| -> Vec<String> {
+        let (plan, planned) = (&found.planned.case.plan, &found.planned);
+        let batches: Vec<String> =
+            plan.batches.iter().map(|batch| format!("{} {}", batch.name, batch.worst_case)).collect();
+        vec![
+            found.policy.name().to_owned(),
+            plan.streams.len().to_string(),
+            planned.refused.map_or_else(|| "none: the whole pool passes".to_owned(), |count| count.to_string()),
+            planned.plans.to_string(),
+            cycle_of(plan).0.to_string(),
+            cycle_bytes(plan).0.to_string(),
+            plan.verdict.utilisation_ppm.to_string(),
+            batches.join("; "),
+        ]
+    };
+    Table {
+        name: "plans".into(),
+        columns: vec![
+            "policy",
+            "streams",
+            "refused",
+            "plans_made",
+            "cycle_ns",
+            "bytes_per_cycle",
+            "utilisation_ppm",
+            "batches",
+        ],
+        lines: results.found.iter().map(line).collect(),
+    }
+}
+
+fn runs(results: &Results, demand: &Demand) -> Table {
+    let line = |policy: Policy, part: &str, streams: usize, bits: u64, trial: &Trial| -> Vec<String> {
+        let all: Vec<Nanos> = trial.responses.iter().map(|(.., response)| *response).collect();
+        let figures = Figures::of(&all);
+        let [median, p99, max] = [|f: Figures| f.median, |f: Figures| f.p99, |f: Figures| f.max]
+            .map(|of| figures.map_or(String::new(), |figures| of(figures).0.to_string()));
+        let counts = [trial.cycles, trial.took.0, trial.misses, trial.late, trial.overruns, trial.data_late];
+        let words = [policy.name().to_owned(), part.to_owned(), streams.to_string(), bits.to_string()];
+        let counts = counts.into_iter().chain([trial.release_late, all.len() as u64]).map(|count| count.to_string());
+        words.into_iter().chain(counts).chain([median, p99, max]).collect()
+    };
+    let mut lines = Vec::new();
+    for found in &results.found {
+        if let Ok(trial) = &found.trial {
+            lines.push(line(found.policy, "planned", streams(found), demand.bits_per_second(streams(found)), trial));
+        }
+    }
+    let best = results.found.iter().max_by_key(|found| streams(found)).map_or(Policy::Combined, |found| found.policy);
+    for one in &results.tries {
+        if let Ok(trial) = &one.trial {
+            lines.push(line(best, "raised", one.streams, one.bits_per_second, trial));
+        }
+    }
+    let columns = vec![
+        "policy",
+        "part",
+        "streams",
+        "bits_per_s",
+        "cycles",
+        "took_ns",
+        "misses",
+        "jobs_late",
+        "overruns",
+        "data_late",
+        "release_late",
+        "n",
+        "response_median_ns",
+        "response_p99_ns",
+        "response_max_ns",
+    ];
+    Table { name: "runs".into(), columns, lines }
+}
+
+fn steps(results: &Results) -> Table {
+    let mut lines = Vec::new();
+    for found in &results.found {
+        let Ok(trial) = &found.trial else { continue };
+        for (name, (cost, times)) in &trial.steps {
+            let Some(figures) = Figures::of(times) else { continue };
+            let numbers = [cost.0, u64::from(figures.n), figures.median.0, figures.p99.0, figures.max.0];
+            let words = [found.policy.name().to_owned(), name.clone()];
+            lines.push(words.into_iter().chain(numbers.map(|number| number.to_string())).collect());
+        }
+    }
+    let columns = vec!["policy", "step", "worst_case_ns", "n", "median_ns", "p99_ns", "max_ns"];
+    Table { name: "steps".into(), columns, lines }
+}
+
+fn blocks(results: &Results) -> Table {
+    let mut lines = Vec::new();
+    for found in &results.found {
+        let Ok(trial) = &found.trial else { continue };
+        for (pipeline, cycle, response) in &trial.responses {
+            let numbers = [u64::from(*pipeline), *cycle, response.0].map(|number| number.to_string());
+            lines.push([found.policy.name().to_owned()].into_iter().chain(numbers).collect());
+        }
+    }
+    Table { name: "blocks".into(), columns: vec!["policy", "pipeline", "cycle", "response_ns"], lines }
+}

@@ -1,0 +1,166 @@
+//! One run of a plan on devices, and what is kept of it.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, PoisonError};
+
+use headway_core::dispatch::{Action, Event, Input};
+use headway_core::log::{Record, What};
+use headway_core::plan::Plan;
+use headway_core::units::{Bytes, Nanos};
+use headway_runtime::kernels::Kernels;
+use headway_runtime::ring::{Checker, Ring, Sampling, Verified};
+use headway_runtime::wall::{self, RunError, Work};
+
+use super::cycle_of;
+use super::search::Case;
+use crate::Error;
+use crate::reproduce::site::{Site, told};
+
+/// Streams of each GPU that are compared with the CPU byte by byte, and those that have their turn in each block.
+const SAMPLING: Sampling = Sampling { streams: 32, turns: 32 };
+/// Cycles that can hold buffers beyond one per step.
+const SPARE_CYCLES: usize = 2;
+/// A deadline missed in so many blocks ends a run that was to end at a miss.
+const MISSES_MAX: u64 = 1;
+
+/// When a run ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Until {
+    /// When its time is over.
+    End,
+    /// At the first missed deadline.
+    Miss,
+}
+
+/// What is kept of a run.
+#[derive(Default)]
+pub(super) struct Trial {
+    pub(super) cycles: u64,
+    /// From the epoch to the last delivery.
+    pub(super) took: Nanos,
+    /// Per block delivered: pipeline, cycle, and time from the arrival of its oldest byte.
+    pub(super) responses: Vec<(u32, u64, Nanos)>,
+    /// Per step's name: cost in the plan, and how long each job's operation took on its engine.
+    pub(super) steps: BTreeMap<String, (Nanos, Vec<Nanos>)>,
+    /// Packets after their deadline.
+    pub(super) misses: u64,
+    /// Jobs after their window.
+    pub(super) late: u64,
+    /// Jobs longer than the plan's worst case.
+    pub(super) overruns: u64,
+    /// Blocks not there when their first window opened.
+    pub(super) data_late: u64,
+    /// Windows opened later than the plan's jitter allows.
+    pub(super) release_late: u64,
+    pub(super) verified: Verified,
+    /// Why it ended before its time.
+    pub(super) failure: Option<String>,
+}
+
+impl Trial {
+    /// Whether it went to its end without a miss.
+    pub(super) fn is_clean(&self) -> bool {
+        self.misses == 0 && self.failure.is_none()
+    }
+}
+
+/// Watches a run.
+struct Watch<'a> {
+    plan: &'a Plan,
+    trial: Trial,
+    epoch: Nanos,
+    /// Pipeline and step of operations under way.
+    under_way: BTreeMap<u64, (u32, u32)>,
+    until: Until,
+    stop: Arc<AtomicBool>,
+}
+
+impl Watch<'_> {
+    fn see(&mut self, record: &Record) {
+        match &record.what {
+            What::Input(Input::Start { epoch, .. }) => self.epoch = *epoch,
+            What::Action(Action::Submit { operation, pipeline, step, .. }) => {
+                self.under_way.insert(*operation, (*pipeline, *step));
+            }
+            What::Input(Input::Done { operation, started, finished }) => {
+                if let Some((pipeline, step)) = self.under_way.remove(operation) {
+                    let planned = &self.plan.pipelines[pipeline as usize].steps[step as usize];
+                    let entry = self.trial.steps.get_mut(&planned.name).expect("steps were entered before the run");
+                    entry.1.push(finished.saturating_sub(*started));
+                }
+            }
+            What::Action(Action::Deliver { pipeline, cycle }) => {
+                let planned = &self.plan.pipelines[*pipeline as usize];
+                let arrived = self.epoch + planned.start + planned.period * *cycle;
+                self.trial.responses.push((*pipeline, *cycle, record.at.saturating_sub(arrived)));
+                self.trial.took = record.at.saturating_sub(self.epoch);
+            }
+            What::Event(event) => self.event(event),
+            What::Input(_) | What::Action(Action::Drop { .. }) => {}
+        }
+    }
+
+    fn event(&mut self, event: &Event) {
+        match event {
+            Event::Missed { .. } => {
+                self.trial.misses += 1;
+                if self.until == Until::Miss && self.trial.misses >= MISSES_MAX {
+                    self.stop.store(true, Ordering::Relaxed);
+                }
+            }
+            Event::Late { .. } => self.trial.late += 1,
+            Event::Overrun { .. } => self.trial.overruns += 1,
+            Event::DataLate { .. } => self.trial.data_late += 1,
+            Event::ReleaseLate { .. } => self.trial.release_late += 1,
+            _ => {}
+        }
+    }
+}
+
+/// Runs a plan for `duration`. What goes wrong once it runs is part of the trial.
+pub(super) fn run(site: &mut Site, case: &Case, duration: Nanos, until: Until) -> Result<Trial, Error> {
+    let plan = &case.plan;
+    let kernels = Kernels::of(plan, &case.workload)?;
+    let cycles = duration.0.div_ceil(cycle_of(plan).0.max(1)).max(1);
+    let ring = Ring::new(plan, case.workload.seed).expect("every stream sends one packet in every cycle");
+    let (checker, found) = Checker::new(&ring, plan, &kernels, SAMPLING).map_err(Error::Data)?;
+    let stop = Arc::new(AtomicBool::new(false));
+    // A GPU's windows are worth a busy CPU; the emulated device needs that CPU itself.
+    let spin = if site.source == "cuda" { Nanos(200_000) } else { Nanos::ZERO };
+    let options =
+        wall::Options { spin, spare_cycles: SPARE_CYCLES, interrupt: Arc::clone(&stop), ..wall::Options::default() };
+    let work = Work {
+        plan,
+        kernels: &kernels,
+        cycles: vec![cycles; plan.pipelines.len()],
+        packets: vec![cycles; plan.streams.len()],
+        supply: Box::new(ring),
+        collect: Box::new(checker),
+    };
+    let mut trial = Trial { cycles, ..Trial::default() };
+    trial.responses.reserve(cycles as usize * plan.pipelines.len());
+    for step in plan.pipelines.iter().flat_map(|pipeline| &pipeline.steps) {
+        let entry = trial.steps.entry(step.name.clone()).or_default();
+        entry.0 = entry.0.max(step.cost);
+        entry.1.reserve(cycles as usize);
+    }
+    let mut watch = Watch { plan, trial, epoch: Nanos::ZERO, under_way: BTreeMap::new(), until, stop };
+    let outcome = wall::run_work(work, &mut site.devices, &options, |record| watch.see(record), |_| {});
+    let mut trial = watch.trial;
+    match outcome {
+        Ok(_) => {}
+        Err(RunError::Interrupted) if trial.misses > 0 => {}
+        Err(error @ (RunError::Prepare { .. } | RunError::State(_) | RunError::Unsupported { .. })) => {
+            return Err(error.into());
+        }
+        Err(error) => trial.failure = Some(told(&error)),
+    }
+    trial.verified = found.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    Ok(trial)
+}
+
+/// Bytes of all lanes of one cycle.
+pub(super) fn cycle_bytes(plan: &Plan) -> Bytes {
+    Bytes(plan.streams.iter().map(|stream| stream.packet.0).sum())
+}

@@ -1,0 +1,188 @@
+//! Runs a workload whose tasks share GPUs: in virtual time, or as threads of this process with real kernels.
+
+mod devices;
+mod simulated;
+
+use std::path::{Path, PathBuf};
+
+use headway_core::error::Loaded;
+use headway_core::log::Source;
+use headway_core::machine::Machine;
+use headway_core::plan::Named;
+use headway_core::sharing_analysis::Verdict;
+use headway_core::token::Mode;
+use headway_core::workload::{Sharing, Workload};
+use headway_device::DeviceError;
+use headway_runtime::outlet::{MARK, Outlet, OutputError};
+use headway_trace::sharing::{Bound, Header, Job, KIND, Log, SCHEMA, Summary, TaskHead, summarize};
+use serde::Serialize;
+
+use super::{Backend, Options, Progress, named};
+use crate::share::{self, Model};
+use crate::{COMMIT, Error, VERSION, files, report};
+
+/// What came of a run.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// Version of the JSON form.
+    pub schema: u32,
+    /// The figures.
+    pub summary: Summary,
+    /// Frames compared with the CPU's result and found equal.
+    pub verified: u64,
+    /// The folder with everything.
+    pub folder: PathBuf,
+    /// Log, trace and page inside it.
+    pub files: Vec<PathBuf>,
+    /// What was done differently from what one might expect.
+    pub warnings: Vec<String>,
+}
+
+/// What was run, whatever ran it.
+struct Ran {
+    jobs: Vec<Job>,
+    /// Bounds of each task.
+    bounds: Vec<Option<Bound>>,
+    verified: u64,
+    notes: Vec<String>,
+}
+
+/// Runs the tasks of `workload`. Results appear in the output folder only when all of them are whole.
+///
+/// # Errors
+/// [`Error`]; nothing is left behind then. [`Error::Options`] for a workload without tasks, and for options that tasks do not
+/// have.
+pub fn run(
+    workload: &Loaded<Workload>,
+    options: &Options,
+    mut progress: impl FnMut(Progress),
+) -> Result<Report, Error> {
+    let Some(sharing) = &workload.value.sharing else {
+        return Err(Error::Options("the workload has no tasks that share GPUs"));
+    };
+    if options.strategy.is_some() {
+        return Err(Error::Options("tasks that share GPUs have no `--strategy`: `[sharing]` says how they do it"));
+    }
+    let (source, machine, mut warnings) = choose(options)?;
+    let model = share::model(&machine, workload, sharing)?;
+    accept(&model, options, &mut warnings)?;
+    let place =
+        options.out.clone().unwrap_or_else(|| Path::new("out").join(format!("{}-{source}", workload.value.name)));
+    let outlet = Outlet::create(&place)?;
+    let seed = options.seed.unwrap_or(workload.value.seed);
+    let ran = match source {
+        Source::Sim => simulated::run(&model, workload, sharing, options, seed, &mut progress)?,
+        _ => devices::run(source, &machine, &model, workload, sharing, options, seed, &mut progress)?,
+    };
+    let header = header(source, seed, &model, workload, sharing, &ran);
+    let log = Log { header, jobs: ran.jobs };
+    let summary = summarize(&log);
+    progress(Progress { phase: "writing", done: 0, total: 1 });
+    let name = outlet.file("run.jsonl")?;
+    write(name, &outlet, "run.jsonl", |file| log.write(file))?;
+    report::write_sharing(&outlet, &log, &summary)?;
+    outlet.write("workload.toml", workload.source.text.as_bytes())?;
+    outlet.write(MARK, &report::json(&summary))?;
+    let folder = outlet.publish()?;
+    let files = ["run.jsonl", report::TRACE, report::PAGE].map(|name| folder.join(name)).to_vec();
+    Ok(Report { schema: 1, summary, verified: ran.verified, folder, files, warnings })
+}
+
+fn write(
+    mut file: headway_runtime::outlet::OutFile,
+    outlet: &Outlet,
+    name: &str,
+    body: impl FnOnce(&mut headway_runtime::outlet::OutFile) -> std::io::Result<()>,
+) -> Result<(), Error> {
+    let path = outlet.place().join(name);
+    body(&mut file).map_err(|source| OutputError::Write { path, source })?;
+    file.finish()?;
+    Ok(())
+}
+
+/// Where it runs, and the machine file that stands for that.
+fn choose(options: &Options) -> Result<(Source, Machine, Vec<String>), Error> {
+    let failed = |source| Error::Backend { backend: "cuda", source };
+    let simulation = |warnings| Ok((Source::Sim, named(options, "h200-x4")?, warnings));
+    let gpus = |there: usize| {
+        let usual = if there == 1 || options.gpus == Some(1) { "h200-x1" } else { "h200-x4" };
+        let machine = files::machine(options.machine.as_deref().unwrap_or(usual))?;
+        let wanted = options.gpus.unwrap_or_else(|| there.min(machine.gpus().count()));
+        if wanted > there {
+            return Err(Error::TooFewGpus { machine: "this one".to_owned(), wanted, available: there });
+        }
+        Ok((Source::Cuda, files::restrict(&machine, wanted)?, Vec::new()))
+    };
+    match options.backend {
+        Backend::Sim => simulation(Vec::new()),
+        Backend::Emu => {
+            let warnings = vec!["emulated: these times say nothing about any GPU".to_owned()];
+            Ok((Source::Emu, named(options, "h200-x1")?, warnings))
+        }
+        Backend::Cuda => gpus(headway_cuda::probe().map_err(failed)?.devices.len()),
+        Backend::Auto => match headway_cuda::probe() {
+            Ok(probe) if !probe.devices.is_empty() => gpus(probe.devices.len()),
+            Ok(_) => simulation(Vec::new()),
+            Err(DeviceError::Unavailable { .. }) if std::env::var_os("HEADWAY_LIBCUDA").is_none() => {
+                simulation(Vec::new())
+            }
+            Err(error) => simulation(vec![format!("simulating, since the driver reports no GPU: {error}")]),
+        },
+    }
+}
+
+/// Refuses tasks that need more than there is, unless forced; tells where tardiness may have no bound.
+fn accept(model: &Model, options: &Options, warnings: &mut Vec<String>) -> Result<(), Error> {
+    match model.report.verdict {
+        Verdict::Yes => {}
+        Verdict::No(_) if !options.force => {
+            return Err(Error::NotAccepted { verdict: "the tasks need more than there is".to_owned() });
+        }
+        Verdict::No(_) => warnings.push("running although the tasks need more than there is".to_owned()),
+        Verdict::DontKnow(_) => {
+            warnings.push("nothing says that tardiness is bounded: `headway plan` says why".to_owned())
+        }
+    }
+    Ok(())
+}
+
+/// A mode as people call it.
+fn word(mode: Mode) -> String {
+    match mode {
+        Mode::Optimal => "optimal".to_owned(),
+        Mode::WorkConserving => "work-conserving".to_owned(),
+        Mode::Relaxed(queue) => format!("relaxed, queues of {queue}"),
+        Mode::Fifo => "fifo".to_owned(),
+        Mode::Priority => "priority".to_owned(),
+    }
+}
+
+fn header(
+    source: Source,
+    seed: u64,
+    model: &Model,
+    workload: &Loaded<Workload>,
+    sharing: &Sharing,
+    ran: &Ran,
+) -> Header {
+    let tasks = workload.value.tasks.iter().zip(&ran.bounds);
+    Header {
+        schema: SCHEMA,
+        kind: KIND.to_owned(),
+        source,
+        version: VERSION.to_owned(),
+        commit: COMMIT.to_owned(),
+        seed,
+        workload: Named { name: workload.value.name.clone(), hash: workload.value.hash.clone() },
+        machine: model.report.machine.clone(),
+        gpus: model.report.gpus.clone(),
+        cpus: sharing.cpus,
+        tokens_per_gpu: sharing.tokens_per_gpu,
+        mode: word(model.report.mode),
+        engine_locks: sharing.engine_locks,
+        tasks: tasks
+            .map(|(task, bound)| TaskHead { id: task.id.clone(), period: task.period, bound: *bound })
+            .collect(),
+        notes: ran.notes.clone(),
+    }
+}

@@ -1,0 +1,295 @@
+//! Tasks as threads of this process that share GPUs through its own arbiter: feature trackers on real pictures.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use headway_core::engine_lock::{EngineParameters, Work};
+use headway_core::error::Loaded;
+use headway_core::log::Source;
+use headway_core::machine::Machine;
+use headway_core::predictor::PredictorParameters;
+use headway_core::sharing::{
+    ArbiterParameters, ClusterId, ClusterParameters, Distances, GpuId, Limits, ModelId, Segment,
+};
+use headway_core::token::TokenParameters;
+use headway_core::units::{Bytes, Nanos};
+use headway_core::workload::{Sharing as Rules, Task, Workload};
+use headway_device::port::Port;
+use headway_kernels::klt::Shape;
+use headway_os::clock;
+use headway_runtime::sharing::{Sharing, TaskShape};
+use headway_trace::sharing::{Bound, Doing, Engine, Job, Span, Unit};
+
+use super::super::{Options, Progress};
+use super::Ran;
+use crate::share::Model;
+use crate::trackers::{
+    Arbitration, Camera, Course, Frame, HAND_OVER, Load, Moving, Operated, Seen, Tracked, Video, observed,
+};
+use crate::{Error, ports};
+
+/// The kernel that tasks run on devices.
+const KERNEL: &str = "klt";
+/// Pictures of a video that is computed, and frames that the CPU tracks too.
+const PICTURES: usize = 40;
+const CHECK: u64 = 24;
+/// Time for threads to get ready.
+const LEAD: Nanos = Nanos(100_000_000);
+/// Waits shorter than this are not drawn.
+const SHORT: Nanos = Nanos(1_000);
+
+#[expect(clippy::too_many_arguments, reason = "called once, by the function that has all of it")]
+pub(super) fn run(
+    source: Source,
+    machine: &Machine,
+    model: &Model,
+    workload: &Loaded<Workload>,
+    rules: &Rules,
+    options: &Options,
+    seed: u64,
+    progress: &mut impl FnMut(Progress),
+) -> Result<Ran, Error> {
+    let tasks = &workload.value.tasks;
+    for (at, task) in tasks.iter().enumerate() {
+        known(workload, at, task)?;
+    }
+    let ports = open(source, machine, model, options)?;
+    let cuda = source == Source::Cuda;
+    let shape = if cuda { Shape::default() } else { Shape::new(160, 120, 64).unwrap_or_default() };
+    let check = match (options.verify, cuda) {
+        (false, _) => 0,
+        (true, true) => CHECK,
+        (true, false) => 4,
+    };
+    let mut cameras = Vec::new();
+    for (at, _) in tasks.iter().enumerate() {
+        progress(Progress { phase: "preparing", done: at as u64, total: tasks.len() as u64 });
+        let own = seed.wrapping_add(at as u64);
+        let pictures = if cuda { PICTURES } else { 6 };
+        let video = match &options.input {
+            Some(path) => Video::read(&shape, path, own.wrapping_mul(1_000), pictures)?,
+            None => Video::synthetic(&shape, own, pictures),
+        };
+        let mut camera = Camera::open(ports.clone(), shape, video, Load::default(), check)?;
+        camera.warm_up()?;
+        cameras.push(camera);
+    }
+    let arbiter = parameters(model, rules);
+    let (tokens, engines) = (arbiter.clusters.first().map(|cluster| cluster.tokens), arbiter.engines);
+    let sharing = Sharing::local(arbiter).map_err(|refused| Error::Shared(refused.into()))?;
+    let duration = options.duration.unwrap_or(workload.value.duration);
+    let tracked = track(&sharing, model, rules, tasks, cameras, duration, options, progress)?;
+    let first = tracked.iter().flat_map(|one| &one.frames).map(|frame| frame.release).min().unwrap_or(0);
+    let seen: Vec<_> = tasks.iter().zip(&tracked).map(|(task, one)| (task.period, Seen::of(&one.frames))).collect();
+    let gpus = ports.len() as u32;
+    let analysis = tokens.map(|tokens| observed(gpus, tokens, engines, model.peer, &seen));
+    let bound = |bound: &headway_core::sharing_analysis::TaskBound| {
+        Some(Bound { token: bound.token_wait, engines: bound.engine_wait, blocking: bound.blocking })
+    };
+    let mut bounds: Vec<_> = analysis.iter().flat_map(|analysis| &analysis.tasks).map(bound).collect();
+    bounds.resize(tasks.len(), None);
+    let two = rules.copy_engines == 2;
+    let mut jobs = Vec::new();
+    let mut verified = 0;
+    for (at, (task, one)) in tasks.iter().zip(&tracked).enumerate() {
+        verified += check.min(one.frames.len() as u64);
+        for (frame, operations) in one.frames.iter().zip(&one.operations) {
+            jobs.push(job(at as u32, task, frame, operations, two, first));
+        }
+    }
+    jobs.sort_by_key(|job| (job.done, job.task));
+    let notes = vec![format!(
+        "jobs are frames of the tracker, with its own copies and kernels; bounds rest on the longest of them seen in this run and \
+         {HAND_OVER} for each hand-over, and hold if holders get a CPU"
+    )];
+    Ok(Ran { jobs, bounds, verified, notes })
+}
+
+/// Refuses what has no kernel for devices.
+fn known(workload: &Loaded<Workload>, at: usize, task: &Task) -> Result<(), Error> {
+    let computes = task.segments.iter().filter_map(|segment| match segment {
+        Segment::Execute { kernel, .. } => Some(kernel),
+        Segment::Cpu(_) | Segment::Copy { .. } => None,
+    });
+    let mut kernels = 0;
+    for kernel in computes {
+        kernels += 1;
+        if kernel != KERNEL {
+            let message = format!("task `{}` computes `{kernel}`, which is not built for tasks on devices", task.id);
+            let help =
+                "tasks on devices are trackers (`compute = \"klt\"`); others run with `--backend sim`".to_owned();
+            return Err(Error::File(workload.error_at(&format!("task.{at}"), message, Some(help))));
+        }
+    }
+    if kernels == 0 {
+        let message = format!("task `{}` computes nothing", task.id);
+        let help = "tasks on devices are trackers (`compute = \"klt\"`); others run with `--backend sim`".to_owned();
+        return Err(Error::File(workload.error_at(&format!("task.{at}"), message, Some(help))));
+    }
+    Ok(())
+}
+
+/// The GPUs that the tasks share, in the order of the model.
+fn open(source: Source, machine: &Machine, model: &Model, options: &Options) -> Result<Vec<Arc<dyn Port>>, Error> {
+    let (backend, name) = match source {
+        Source::Cuda => (ports::Backend::Cuda, None),
+        _ => (ports::Backend::Emu, Some(options.machine.as_deref().unwrap_or("h200-x1"))),
+    };
+    let all = ports::open(backend, name, Some(machine.gpus().count()))?;
+    let named = machine.gpus().map(|gpu| machine.endpoints[gpu.at()].id.as_str());
+    let wanted = named.zip(all).filter(|(name, _)| model.report.gpus.iter().any(|gpu| gpu == name));
+    Ok(wanted.map(|(_, port)| port).collect())
+}
+
+fn parameters(model: &Model, rules: &Rules) -> ArbiterParameters {
+    let gpus = model.report.gpus.len();
+    let cluster = ClusterParameters {
+        id: ClusterId(0),
+        gpus: (0..gpus as u32).map(GpuId).collect(),
+        models: vec![ModelId(0); gpus],
+        distances: Distances::uniform(gpus),
+        tokens: TokenParameters {
+            cpus: rules.cpus,
+            per_gpu: rules.tokens_per_gpu,
+            mode: model.report.mode,
+            affinity: rules.affinity,
+            discount_holder: false,
+        },
+    };
+    let engines = EngineParameters {
+        copy_engines: rules.copy_engines,
+        peer: rules.peer_locks,
+        chunk_bytes: rules.chunk,
+        keep_bytes: Bytes(0),
+        unlocked_below: Bytes(0),
+        watchdog: Nanos::ZERO,
+    };
+    ArbiterParameters {
+        clusters: vec![cluster],
+        engines: rules.engine_locks.then_some(engines),
+        predictor: PredictorParameters::default(),
+        limits: Limits::default(),
+    }
+}
+
+#[expect(clippy::too_many_arguments, reason = "called once, by the function that has all of it")]
+fn track(
+    sharing: &Sharing,
+    model: &Model,
+    rules: &Rules,
+    tasks: &[Task],
+    cameras: Vec<Camera>,
+    duration: Nanos,
+    options: &Options,
+    progress: &mut impl FnMut(Progress),
+) -> Result<Vec<Tracked>, Error> {
+    let (stop, ended) = (AtomicBool::new(false), AtomicUsize::new(0));
+    let begin = clock::now().saturating_add(LEAD);
+    let moving = Moving { chunk: rules.chunk.map(|chunk| chunk.0), peer: model.peer || model.report.gpus.len() == 1 };
+    let mut registered = Vec::new();
+    for task in tasks {
+        let shape = TaskShape {
+            name: task.id.clone(),
+            cluster: ClusterId(0),
+            period: task.period,
+            deadline: task.deadline,
+            state: task.state,
+            segments: task.held().to_vec(),
+            thread: None,
+        };
+        registered.push(sharing.register(shape).map_err(Error::Shared)?);
+    }
+    let results: Vec<Result<Tracked, Error>> = thread::scope(|scope| {
+        let (stop, ended) = (&stop, &ended);
+        let work = |((task, mut camera), registered): ((&Task, Camera), headway_runtime::sharing::Task<'_>)| {
+            let course = Course {
+                begin: begin.saturating_add(task.start).0,
+                period: task.period.0,
+                frames: (duration.0 / task.period.0.max(1)).max(1),
+                moving,
+            };
+            let result = camera.run(&course, &mut Arbitration::Managed(registered), true, stop);
+            // Nobody is waited for after a failure.
+            if result.is_err() {
+                stop.store(true, Ordering::Relaxed);
+            }
+            ended.fetch_add(1, Ordering::Relaxed);
+            result
+        };
+        let threads: Vec<_> =
+            tasks.iter().zip(cameras).zip(registered).map(|one| scope.spawn(move || work(one))).collect();
+        while ended.load(Ordering::Relaxed) < threads.len() {
+            thread::sleep(Duration::from_millis(20));
+            if options.interrupt.load(Ordering::Relaxed) {
+                stop.store(true, Ordering::Relaxed);
+            }
+            let done = clock::now().saturating_sub(begin).0.min(duration.0);
+            progress(Progress { phase: "running", done, total: duration.0 });
+        }
+        threads.into_iter().map(|thread| thread.join().unwrap_or(Err(Error::Interrupted))).collect()
+    });
+    // The first failure that is not the others' stop.
+    let mut tracked = Vec::new();
+    let mut failed = None;
+    for result in results {
+        match result {
+            Ok(one) => tracked.push(one),
+            Err(Error::Interrupted) => failed = failed.or(Some(Error::Interrupted)),
+            Err(error) => return Err(error),
+        }
+    }
+    failed.map_or(Ok(tracked), Err)
+}
+
+/// A frame as the log has it; times count from the first release.
+fn job(task: u32, about: &Task, frame: &Frame, operations: &[Operated], two: bool, first: u64) -> Job {
+    let time = |at: u64| Nanos(at.saturating_sub(first));
+    let mut spans = Vec::new();
+    let mut until = time(frame.start);
+    let mut add = |doing, end: Nanos, engines, bytes| {
+        if end > until {
+            let span = Span { doing, begin: until, end, engines, bytes: Bytes(bytes) };
+            // A short wait is part of what comes before it.
+            if doing != Doing::EngineWait || span.time() >= SHORT {
+                spans.push(span);
+            }
+            until = end;
+        }
+    };
+    add(Doing::TokenWait, time(frame.granted), [None; 2], 0);
+    for operated in operations {
+        let engines = engines(operated.work, frame, two);
+        let doing = if operated.work == Work::Execute { Doing::Execute } else { Doing::Copy };
+        add(Doing::Cpu, time(operated.asked.0), [None; 2], 0);
+        add(Doing::EngineWait, time(operated.begun.0), engines, 0);
+        add(doing, time(operated.ended.0), engines, operated.bytes);
+    }
+    add(Doing::Cpu, time(frame.done), [None; 2], 0);
+    let release = time(frame.release);
+    Job {
+        task,
+        job: frame.frame,
+        release,
+        start: time(frame.start),
+        deadline: release.saturating_add(about.deadline),
+        done: time(frame.done),
+        held: [time(frame.granted), time(frame.released)],
+        gpu: frame.gpu,
+        from: frame.from,
+        blocked: [frame.token_wait(), Nanos(frame.account.engine_wait)],
+        spans,
+    }
+}
+
+fn engines(work: Work, frame: &Frame, two: bool) -> [Option<Engine>; 2] {
+    let outbound = if two { Unit::D2h } else { Unit::H2d };
+    let here = |unit| Some(Engine { gpu: frame.gpu, unit });
+    match work {
+        Work::Execute => [here(Unit::Ee), None],
+        Work::CopyIn => [here(Unit::H2d), None],
+        Work::CopyOut => [here(outbound), None],
+        Work::Peer => [here(Unit::H2d), frame.from.map(|gpu| Engine { gpu, unit: outbound })],
+    }
+}

@@ -1,0 +1,193 @@
+//! Tasks in virtual time: every job takes as long as the workload says, copies go at the rate that routes keep.
+
+use headway_core::error::Loaded;
+use headway_core::predictor::Form;
+use headway_core::sharing::Distances;
+use headway_core::units::{Bytes, Nanos};
+use headway_core::workload::{Sharing, Task, Workload};
+use headway_sim::sharing::{
+    Arbitration, Cluster, CopyEngines, Costs, Finished, Migration, Observer, OpKind, Record, Scenario, Setting, Taking,
+    What, simulate,
+};
+use headway_trace::sharing::{Bound, Doing, Engine, Job, Span, Unit};
+
+use headway_core::engine_lock::PeerLocks;
+
+use super::super::{Options, Progress};
+use super::Ran;
+use crate::Error;
+use crate::share::Model;
+
+pub(super) fn run(
+    model: &Model,
+    workload: &Loaded<Workload>,
+    sharing: &Sharing,
+    options: &Options,
+    seed: u64,
+    progress: &mut impl FnMut(Progress),
+) -> Result<Ran, Error> {
+    let scenario = scenario(model, sharing)?;
+    let gpus = model.report.gpus.len();
+    let cluster = Cluster {
+        cpus: sharing.cpus,
+        copy_engines: if sharing.copy_engines == 1 { CopyEngines::One } else { CopyEngines::Two },
+        distances: Distances::uniform(gpus),
+        costs: Costs {
+            to_gpu: model.rate,
+            from_gpu: model.rate,
+            peer: vec![model.rate],
+            copy_setup: model.setup,
+            call: Nanos::ZERO,
+            grant: Nanos::ZERO,
+            handover: Nanos::ZERO,
+        },
+        tasks: workload.value.tasks.iter().map(|task| simulated(task, gpus)).collect(),
+    };
+    let setting = Setting {
+        scenario,
+        tokens_per_gpu: Some(sharing.tokens_per_gpu),
+        mode: model.report.mode,
+        predictor: Form::WINDOW,
+        seed,
+        until: options.duration.unwrap_or(workload.value.duration),
+    };
+    progress(Progress { phase: "simulating", done: 0, total: 1 });
+    let tasks = cluster.tasks.len();
+    let mut watch = Watch { open: vec![Open::default(); tasks], two: sharing.copy_engines == 2, jobs: Vec::new() };
+    simulate(&cluster, &setting, &mut watch).map_err(Error::Sharing)?;
+    let bound = |task: &crate::share::TaskReport| {
+        Some(Bound { token: task.token_wait, engines: task.engine_wait, blocking: task.blocking })
+    };
+    let mut bounds: Vec<_> = model.report.tasks.iter().map(bound).collect();
+    bounds.resize(tasks, None);
+    let notes = vec![
+        "simulated: every job takes the longest times that the workload says, and copies the rate that every route keeps"
+            .to_owned(),
+    ];
+    Ok(Ran { jobs: watch.jobs, bounds, verified: 0, notes })
+}
+
+fn scenario(model: &Model, sharing: &Sharing) -> Result<Scenario, Error> {
+    let taking = match sharing.peer_locks {
+        PeerLocks::Group => Taking::Group,
+        PeerLocks::Nested => Taking::Nested,
+        PeerLocks::GroupBackfill => {
+            return Err(Error::Options("`group-backfill` is not simulated: use `group`, or run on GPUs"));
+        }
+    };
+    Ok(Scenario {
+        affinity: sharing.affinity,
+        arbitration: if sharing.engine_locks { Arbitration::EngineLocks } else { Arbitration::TokenOnly },
+        taking,
+        migration: if model.peer || model.report.gpus.len() == 1 { Migration::Peer } else { Migration::System },
+        chunk: sharing.chunk,
+    })
+}
+
+fn simulated(task: &Task, gpus: usize) -> headway_sim::sharing::Task {
+    headway_sim::sharing::Task {
+        name: task.id.clone(),
+        period: task.period,
+        deadline: task.deadline,
+        start: task.start,
+        state: if gpus > 1 { task.state } else { Bytes(0) },
+        before: task.before(),
+        segments: task.held().to_vec(),
+        after: task.after(),
+        jitter_ppm: 0,
+    }
+}
+
+/// The present job of a task.
+#[derive(Clone, Debug, Default)]
+struct Open {
+    spans: Vec<Span>,
+    doing: Option<(Doing, Nanos, [Option<Engine>; 2])>,
+    held: [Nanos; 2],
+    gpu: u32,
+    from: Option<u32>,
+}
+
+/// Writes down what jobs do.
+struct Watch {
+    open: Vec<Open>,
+    /// Two copy engines per GPU.
+    two: bool,
+    jobs: Vec<Job>,
+}
+
+impl Open {
+    /// What was done until `at` is over.
+    fn turn(&mut self, at: Nanos, next: Option<(Doing, [Option<Engine>; 2])>) {
+        if let Some((doing, begin, engines)) = self.doing.take()
+            && at > begin
+        {
+            self.spans.push(Span { doing, begin, end: at, engines, bytes: Bytes(0) });
+        }
+        self.doing = next.map(|(doing, engines)| (doing, at, engines));
+    }
+
+    fn engines(&self, kind: OpKind, two: bool) -> [Option<Engine>; 2] {
+        let outbound = if two { Unit::D2h } else { Unit::H2d };
+        let here = |unit| Some(Engine { gpu: self.gpu, unit });
+        match kind {
+            OpKind::Execute => [here(Unit::Ee), None],
+            OpKind::Input | OpKind::StateIn => [here(Unit::H2d), None],
+            OpKind::Output | OpKind::StateOut => [here(outbound), None],
+            OpKind::Peer => [here(Unit::H2d), self.from.map(|gpu| Engine { gpu, unit: outbound })],
+        }
+    }
+}
+
+impl Observer for Watch {
+    fn record(&mut self, record: &Record) {
+        let (at, two) = (record.at, self.two);
+        let Some(open) = self.open.get_mut(record.job.task.0 as usize) else { return };
+        let plain = |doing| Some((doing, [None; 2]));
+        match record.what {
+            What::Started => {
+                *open = Open::default();
+                open.turn(at, plain(Doing::CpuWait));
+            }
+            What::OnCpu => open.turn(at, plain(Doing::Cpu)),
+            What::Preempted | What::Ran { .. } => open.turn(at, plain(Doing::CpuWait)),
+            What::Asked => open.turn(at, plain(Doing::TokenWait)),
+            What::Granted { gpu, from } => {
+                (open.held[0], open.gpu, open.from) = (at, gpu, from);
+                open.turn(at, plain(Doing::HandOver));
+            }
+            What::Acquiring { kind } => {
+                let engines = open.engines(kind, two);
+                open.turn(at, Some((Doing::EngineWait, engines)));
+            }
+            What::Obtained { .. } => {}
+            What::Running { kind, .. } => {
+                let engines = open.engines(kind, two);
+                let doing = if kind == OpKind::Execute { Doing::Execute } else { Doing::Copy };
+                open.turn(at, Some((doing, engines)));
+            }
+            What::Released => {
+                open.held[1] = at;
+                open.turn(at, plain(Doing::CpuWait));
+            }
+            What::Completed => open.turn(at, None),
+        }
+    }
+
+    fn job(&mut self, finished: &Finished<'_>) {
+        let Some(open) = self.open.get_mut(finished.job.task.0 as usize) else { return };
+        self.jobs.push(Job {
+            task: finished.job.task.0,
+            job: finished.job.job,
+            release: finished.release,
+            start: finished.start,
+            deadline: finished.deadline,
+            done: finished.done,
+            held: open.held,
+            gpu: finished.gpu,
+            from: finished.from,
+            blocked: [finished.blocked.token, finished.blocked.engines],
+            spans: std::mem::take(&mut open.spans),
+        });
+    }
+}

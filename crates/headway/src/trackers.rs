@@ -1,0 +1,17 @@
+//! Feature trackers as tasks that share GPUs: real kernels on pictures, every wait timed (Elliott 2013, 5).
+//!
+//! A [`Camera`] is one task. Its jobs are frames: they get a GPU from whoever arbitrates, bring their state there, track, and
+//! look for new corners. Beside the tracker's own work a frame can carry a [`Load`], since one frame is far too small for a
+//! GPU of today.
+
+mod bounds;
+mod camera;
+mod frame;
+mod memory;
+mod pictures;
+
+pub(crate) use self::bounds::{HAND_OVER, Seen, observed};
+pub(crate) use self::camera::{Arbitration, Camera, Course, Frame, Tracked};
+pub(crate) use self::frame::{Moving, Operated};
+pub(crate) use self::memory::Load;
+pub(crate) use self::pictures::Video;

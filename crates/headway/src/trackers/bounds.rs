@@ -1,0 +1,90 @@
+//! Bounds on waits from the longest operations that were seen.
+
+use headway_core::engine_lock::EngineParameters;
+use headway_core::sharing::TaskId;
+use headway_core::sharing_analysis::{Acquisition, Analysis, CpuGuarantee, System, TaskDemand, analyse};
+use headway_core::token::TokenParameters;
+use headway_core::units::Nanos;
+
+use super::Frame;
+
+/// From a token's or a lock's release to its next holder going on: an allowance that bounds include, several times what
+/// arbiters take.
+pub(crate) const HAND_OVER: Nanos = Nanos(200_000);
+
+/// The longest that was seen of one camera.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Seen {
+    pub(crate) copies_max: u32,
+    pub(crate) executes_max: u32,
+    pub(crate) cpu_max: Nanos,
+    pub(crate) copy_max: Nanos,
+    pub(crate) execute_max: Nanos,
+    pub(crate) copy_held_max: Nanos,
+    pub(crate) execute_held_max: Nanos,
+    /// Wait for the token and for engines, and their sum in one frame.
+    pub(crate) token_wait_max: Nanos,
+    pub(crate) engine_wait_max: Nanos,
+    pub(crate) blocking_max: Nanos,
+}
+
+impl Seen {
+    pub(crate) fn of(frames: &[Frame]) -> Self {
+        let mut seen = Self::default();
+        for frame in frames {
+            let account = &frame.account;
+            let held = frame.released.saturating_sub(frame.granted);
+            let own = account.engine_wait + account.copy + account.execute;
+            let (token, engines) = (frame.token_wait(), Nanos(account.engine_wait));
+            seen.copies_max = seen.copies_max.max(account.copies);
+            seen.executes_max = seen.executes_max.max(account.executes);
+            seen.cpu_max = seen.cpu_max.max(Nanos(held.saturating_sub(own)));
+            seen.copy_max = seen.copy_max.max(Nanos(account.copy));
+            seen.execute_max = seen.execute_max.max(Nanos(account.execute));
+            seen.copy_held_max = seen.copy_held_max.max(Nanos(account.copy_held_max));
+            seen.execute_held_max = seen.execute_held_max.max(Nanos(account.execute_held_max));
+            seen.token_wait_max = seen.token_wait_max.max(token);
+            seen.engine_wait_max = seen.engine_wait_max.max(engines);
+            seen.blocking_max = seen.blocking_max.max(token.saturating_add(engines));
+        }
+        seen
+    }
+}
+
+/// The bounds that follow from what was seen of each camera, given with its period; hand-over included.
+pub(crate) fn observed(
+    gpus: u32,
+    tokens: TokenParameters,
+    engines: Option<EngineParameters>,
+    peer: bool,
+    cameras: &[(Nanos, Seen)],
+) -> Analysis {
+    let longest = |of: fn(&Seen) -> Nanos| {
+        cameras.iter().map(|(_, seen)| of(seen)).max().unwrap_or_default().saturating_add(HAND_OVER)
+    };
+    let system = System {
+        gpus,
+        tokens,
+        engines,
+        peer_copies: peer && gpus > 1,
+        virtual_releases: false,
+        longest_copy: longest(|seen| seen.copy_held_max),
+        longest_execute: longest(|seen| seen.execute_held_max),
+        grant_latency: HAND_OVER,
+        cpu: CpuGuarantee::Priorities,
+    };
+    let demand = |(task, (period, seen)): (u32, &(Nanos, Seen))| TaskDemand {
+        task: TaskId(task),
+        period: *period,
+        cpu_outside: Nanos::ZERO,
+        acquisitions: vec![Acquisition {
+            copies: u64::from(seen.copies_max),
+            executes: u64::from(seen.executes_max),
+            cpu: seen.cpu_max,
+            copy_time: seen.copy_max,
+            execute_time: seen.execute_max,
+        }],
+    };
+    let demands: Vec<_> = (0..).zip(cameras).map(demand).collect();
+    analyse(&system, &demands)
+}

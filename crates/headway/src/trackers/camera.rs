@@ -1,0 +1,303 @@
+//! A camera: one task whose jobs track its frames, released one period after another.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use headway_core::units::Nanos;
+use headway_device::port::Port;
+use headway_kernels::klt::{Choice, CpuMachine, Machine, Report, Shape, Tracker};
+use headway_os::clock;
+use headway_os::ipc::Words;
+use headway_runtime::sharing::Task;
+use serde::{Deserialize, Serialize};
+
+use super::frame::{Account, Moving, OnShared, Operated, Rights, Unmanaged};
+use super::memory::{Load, Memory};
+use super::pictures::Video;
+use crate::Error;
+
+/// One frame that was tracked. Times are those of the clock, in nanoseconds.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Frame {
+    pub(crate) frame: u64,
+    pub(crate) release: u64,
+    /// The later of its release and its predecessor's end.
+    pub(crate) start: u64,
+    pub(crate) granted: u64,
+    /// When the token was given back.
+    pub(crate) released: u64,
+    pub(crate) done: u64,
+    pub(crate) gpu: u32,
+    pub(crate) from: Option<u32>,
+    pub(crate) account: Account,
+    /// Digest of what was tracked up to and with this frame.
+    pub(crate) digest: u64,
+}
+
+impl Frame {
+    pub(crate) fn response(&self) -> Nanos {
+        Nanos(self.done.saturating_sub(self.start))
+    }
+
+    pub(crate) fn token_wait(&self) -> Nanos {
+        Nanos(self.granted.saturating_sub(self.start))
+    }
+}
+
+/// How frames are released and what moves how.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Course {
+    /// When the first frame is released.
+    pub(crate) begin: u64,
+    pub(crate) period: u64,
+    pub(crate) frames: u64,
+    pub(crate) moving: Moving,
+}
+
+/// Who says which GPU a frame gets.
+pub(crate) enum Arbitration<'a> {
+    /// Tokens and engine locks of an arbiter.
+    Managed(Task<'a>),
+    /// Nobody: the GPU with the fewest users, from the last one on; the words count users.
+    Fewest(&'a Words),
+    /// Nobody: always this one.
+    Fixed(u32),
+}
+
+/// A tracker with its video and its memory on every GPU.
+pub(crate) struct Camera {
+    shape: Shape,
+    video: Video,
+    ports: Vec<Arc<dyn Port>>,
+    memory: Memory,
+    /// Digests of the first frames by the CPU form.
+    expected: Vec<u64>,
+}
+
+/// What a camera did.
+#[derive(Debug, Default)]
+pub(crate) struct Tracked {
+    pub(crate) frames: Vec<Frame>,
+    /// Operations of each frame, where they were asked for.
+    pub(crate) operations: Vec<Vec<Operated>>,
+}
+
+impl Camera {
+    /// A camera on `ports`; the first `check` frames are tracked on the CPU to compare with.
+    ///
+    /// # Errors
+    /// [`Error::Device`].
+    pub(crate) fn open(
+        ports: Vec<Arc<dyn Port>>,
+        shape: Shape,
+        video: Video,
+        load: Load,
+        check: u64,
+    ) -> Result<Self, Error> {
+        let memory = Memory::open(&ports, shape, load).map_err(Error::Device)?;
+        let mut tracker = Tracker::new(shape, CpuMachine::new(&shape)).map_err(Error::Device)?;
+        let mut digest = 0;
+        let mut expected = Vec::new();
+        for frame in 0..check {
+            digest = track(&mut tracker, video.picture(frame), digest).map_err(Error::Device)?;
+            expected.push(digest);
+        }
+        Ok(Self { shape, video, ports, memory, expected })
+    }
+
+    /// Another load; the state begins anew.
+    ///
+    /// # Errors
+    /// [`Error::Device`].
+    pub(crate) fn set_load(&mut self, load: Load) -> Result<(), Error> {
+        if *self.memory.load() != load {
+            self.memory = Memory::open(&self.ports, self.shape, load).map_err(Error::Device)?;
+        }
+        Ok(())
+    }
+
+    /// Tracks on every GPU once, so that nothing is loaded or compiled later; the state begins anew.
+    ///
+    /// # Errors
+    /// As for [`Camera::run`].
+    pub(crate) fn warm_up(&mut self) -> Result<(), Error> {
+        let never = AtomicBool::new(false);
+        for gpu in 0..self.ports.len() as u32 {
+            self.reset()?;
+            let moving = Moving { chunk: None, peer: false };
+            let course = Course { begin: clock::now().0, period: 1, frames: 3, moving };
+            self.run(&course, &mut Arbitration::Fixed(gpu), false, &never)?;
+        }
+        self.reset()
+    }
+
+    /// Tracks the frames of `course` from a fresh state on, and checks what came of them. `keep` keeps every operation.
+    ///
+    /// # Errors
+    /// [`Error::Device`], [`Error::Shared`] when no GPU is granted, [`Error::WrongTrack`] where the result is not the CPU
+    /// form's, [`Error::Interrupted`].
+    pub(crate) fn run(
+        &mut self,
+        course: &Course,
+        arbitration: &mut Arbitration<'_>,
+        keep: bool,
+        interrupt: &AtomicBool,
+    ) -> Result<Tracked, Error> {
+        let fresh = Tracker::new(self.shape, CpuMachine::new(&self.shape)).map_err(Error::Device)?;
+        let mut tracker = fresh.on(()).0;
+        let mut tracked = Tracked::default();
+        let (mut digest, mut before, mut last) = (0, 0, None);
+        for frame in 0..course.frames {
+            let release = course.begin + frame * course.period;
+            clock::sleep_until(Nanos(release));
+            if interrupt.load(Ordering::Relaxed) {
+                return Err(Error::Interrupted);
+            }
+            let mut one = Frame {
+                frame,
+                release,
+                start: release.max(before),
+                granted: 0,
+                released: 0,
+                done: 0,
+                gpu: 0,
+                from: None,
+                account: Account::default(),
+                digest,
+            };
+            let mut operations = keep.then(Vec::new);
+            tracker = self.arbitrated(tracker, arbitration, course.moving, last, &mut one, operations.as_mut())?;
+            one.done = clock::now().0;
+            (digest, before, last) = (one.digest, one.done, Some(one.gpu));
+            if self.expected.get(frame as usize).is_some_and(|expected| *expected != digest) {
+                return Err(Error::WrongTrack { frame });
+            }
+            tracked.operations.extend(operations);
+            tracked.frames.push(one);
+        }
+        if let Some(last) = last
+            && !self.memory.verify(last as usize).map_err(Error::Device)?
+        {
+            return Err(Error::WrongTrack { frame: course.frames.saturating_sub(1) });
+        }
+        Ok(tracked)
+    }
+
+    /// One frame on the GPU that `arbitration` gives; `last` is the one of the frame before.
+    fn arbitrated(
+        &mut self,
+        tracker: Tracker<()>,
+        arbitration: &mut Arbitration<'_>,
+        moving: Moving,
+        last: Option<u32>,
+        one: &mut Frame,
+        operations: Option<&mut Vec<Operated>>,
+    ) -> Result<Tracker<()>, Error> {
+        let tracker = match arbitration {
+            Arbitration::Managed(task) => {
+                let mut job = task.job(Nanos(one.release));
+                let mut gpu = job.acquire(None).map_err(Error::Shared)?;
+                one.granted = clock::now().0;
+                (one.gpu, one.from) = (gpu.id().0, gpu.from().map(|from| from.0));
+                let tracker = self.frame(tracker, &mut gpu, moving, one, operations)?;
+                one.released = clock::now().0;
+                let used = (one.released - one.granted).saturating_sub(one.account.engine_wait);
+                gpu.release(Nanos(used));
+                return Ok(tracker);
+            }
+            Arbitration::Fewest(users) => {
+                one.gpu = fewest(users, self.ports.len(), last);
+                one.granted = clock::now().0;
+                one.from = last.filter(|last| *last != one.gpu);
+                let word = users.word(one.gpu as usize);
+                word.fetch_add(1, Ordering::Relaxed);
+                let tracker = self.frame(tracker, &mut Unmanaged, moving, one, operations);
+                word.fetch_sub(1, Ordering::Relaxed);
+                tracker?
+            }
+            Arbitration::Fixed(gpu) => {
+                (one.gpu, one.granted) = (*gpu, clock::now().0);
+                self.frame(tracker, &mut Unmanaged, moving, one, operations)?
+            }
+        };
+        one.released = clock::now().0;
+        Ok(tracker)
+    }
+
+    /// Puts the state back to that of a tracker without features. Before [`Camera::run`], as it takes time.
+    ///
+    /// # Errors
+    /// [`Error::Device`].
+    pub(crate) fn reset(&mut self) -> Result<(), Error> {
+        self.memory.reset().map_err(Error::Device)
+    }
+
+    /// One frame on the GPU that was given.
+    fn frame(
+        &mut self,
+        tracker: Tracker<()>,
+        rights: &mut dyn Rights,
+        moving: Moving,
+        one: &mut Frame,
+        operations: Option<&mut Vec<Operated>>,
+    ) -> Result<Tracker<()>, Error> {
+        let picture = self.video.picture(one.frame);
+        let shared = OnShared {
+            memory: &mut self.memory,
+            rights,
+            gpu: one.gpu as usize,
+            moving,
+            account: &mut one.account,
+            operations,
+            loaded: true,
+        };
+        let (mut tracker, ()) = tracker.on(shared);
+        let body = |tracker: &mut Tracker<OnShared<'_>>| {
+            if let Some(from) = one.from {
+                tracker.machine().bring(from as usize)?;
+            }
+            let digest = track(tracker, picture, one.digest)?;
+            tracker.machine().leave()?;
+            Ok(digest)
+        };
+        let digest = body(&mut tracker).map_err(Error::Device)?;
+        let tracker = tracker.on(()).0;
+        one.digest = digest;
+        Ok(tracker)
+    }
+}
+
+/// Follows the features into `picture` and fills the free slots; the digest of everything tracked so far.
+fn track<M: Machine>(
+    tracker: &mut Tracker<M>,
+    picture: &[f32],
+    digest: u64,
+) -> Result<u64, headway_device::DeviceError> {
+    let report = tracker.track(picture, None)?;
+    tracker.refill(picture, &Choice::default())?;
+    Ok(digested(&report, digest))
+}
+
+/// FNV-1a, 64 bits, over every figure of a report.
+fn digested(report: &Report, digest: u64) -> u64 {
+    let mut hash = digest ^ 0xcbf2_9ce4_8422_2325;
+    let mut add = |word: u64| hash = (hash ^ word).wrapping_mul(0x0100_0000_01b3);
+    for feature in &report.tracked {
+        add(feature.id);
+        add(feature.slot as u64);
+        feature.at.iter().for_each(|at| add(u64::from(at.to_bits())));
+        add(u64::from(feature.difference.to_bits()));
+    }
+    for (id, fate) in &report.lost {
+        add(*id);
+        add(u64::from(fate.code().to_bits()));
+    }
+    hash
+}
+
+/// The GPU with the fewest users, looking from the last one on (the load balancer of GPUSync's comparison).
+fn fewest(users: &Words, gpus: usize, last: Option<u32>) -> u32 {
+    let first = last.unwrap_or(0) as usize;
+    let order = (0..gpus).map(|offset| (first + offset) % gpus);
+    order.min_by_key(|gpu| users.word(*gpu).load(Ordering::Relaxed)).map_or(0, |gpu| gpu as u32)
+}

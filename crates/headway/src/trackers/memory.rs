@@ -1,0 +1,290 @@
+//! A task's memory on every GPU that it may use, and the operations on it.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use headway_device::port::{Argument, Caching, Done, Lane, Move, Port, Program, Reach};
+use headway_device::{Access, Buffer, DeviceError};
+use headway_kernels::klt::{Launch, Operand, Region, Shape};
+use headway_kernels::study::Elementwise;
+use serde::{Deserialize, Serialize};
+
+/// What a frame does beside the tracker's own work.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Load {
+    /// Kernel segments, each after its share of the CPU time.
+    pub(crate) segments: u32,
+    /// CPU time of all segments together, in nanoseconds.
+    pub(crate) cpu_ns: u64,
+    /// How often each segment's kernels pass over the additional state.
+    pub(crate) passes: u32,
+    /// Bytes copied in beside the tracker's.
+    pub(crate) input: u64,
+    /// Bytes copied out beside the tracker's.
+    pub(crate) output: u64,
+    /// State beside the tracker's; a multiple of [`Load::UNIT`]. The kernels work on it in place.
+    pub(crate) state: u64,
+}
+
+impl Load {
+    /// The additional state is worked on in four parts, so that a launch is queued while another runs.
+    pub(crate) const PARTS: usize = 4;
+    /// Granule of the additional state.
+    pub(crate) const UNIT: u64 = 4096;
+}
+
+/// The regions that are the tracker's state.
+pub(crate) const STATE: [Region; 3] = [Region::State(0), Region::State(1), Region::State(2)];
+
+/// A part of the state: one of the tracker's regions, or what was added to them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    Tracker(Region),
+    Added,
+}
+
+/// Parts of the state in the order in which they are saved.
+pub(crate) const PARTS: [Part; 4] =
+    [Part::Tracker(STATE[0]), Part::Tracker(STATE[1]), Part::Tracker(STATE[2]), Part::Added];
+
+/// Memory of one task on one GPU, and its queue there.
+struct OnGpu {
+    lane: Box<dyn Lane>,
+    regions: BTreeMap<Region, Buffer>,
+    added: Buffer,
+    io: Buffer,
+}
+
+/// Memory of one task.
+pub(crate) struct Memory {
+    shape: Shape,
+    load: Load,
+    gpus: Vec<OnGpu>,
+    /// Pinned ends of the frame's copies.
+    ends: Buffer,
+    /// The state in system memory, pinned.
+    saved: Buffer,
+    /// Passes over the additional state so far.
+    passes: u64,
+}
+
+impl Memory {
+    /// Memory for `shape` and `load` on every GPU of `ports`.
+    ///
+    /// # Errors
+    /// [`DeviceError`] for memory or a lane that a port refuses.
+    pub(crate) fn open(ports: &[Arc<dyn Port>], shape: Shape, load: Load) -> Result<Self, DeviceError> {
+        let none = DeviceError::Invalid { what: "ports", reason: "there is none".into() };
+        let first = ports.first().ok_or(none)?;
+        let io = load.input.max(load.output).max(1) as usize;
+        let mut gpus = Vec::new();
+        for port in ports {
+            let mut regions = BTreeMap::new();
+            for region in Region::ALL {
+                regions.insert(region, port.device_buffer(shape.bytes(region), Reach::Device)?);
+            }
+            let added = port.device_buffer((load.state as usize).max(1), Reach::Device)?;
+            gpus.push(OnGpu { lane: port.lane(false)?, regions, added, io: port.device_buffer(io, Reach::Device)? });
+        }
+        let largest = Region::ALL.iter().map(|region| shape.bytes(*region)).max().unwrap_or(0).max(io);
+        let ends = first.pinned_buffer(largest, Caching::Cached)?;
+        let saved = first.pinned_buffer(shape.state_bytes() + load.state as usize, Caching::Cached)?;
+        Ok(Self { shape, load, gpus, ends, saved, passes: 0 })
+    }
+
+    pub(crate) fn load(&self) -> &Load {
+        &self.load
+    }
+
+    /// Bytes of a part of the state.
+    pub(crate) fn bytes(&self, part: Part) -> usize {
+        match part {
+            Part::Tracker(region) => self.shape.bytes(region),
+            Part::Added => self.load.state as usize,
+        }
+    }
+
+    fn buffer(&self, gpu: usize, part: Part) -> Result<&Buffer, DeviceError> {
+        let gpu = self.gpus.get(gpu).ok_or_else(no_gpu)?;
+        match part {
+            Part::Tracker(region) => gpu.regions.get(&region).ok_or_else(no_gpu),
+            Part::Added => Ok(&gpu.added),
+        }
+    }
+
+    /// Where a part lies in the saved state.
+    fn saved_at(&self, part: Part) -> usize {
+        PARTS.iter().take_while(|other| **other != part).map(|before| self.bytes(*before)).sum()
+    }
+
+    /// The state of a tracker without features, and the additional state's first content, on every GPU.
+    pub(crate) fn reset(&mut self) -> Result<(), DeviceError> {
+        self.passes = 0;
+        {
+            let mut saved = self.saved.claim(0..self.saved.len(), Access::Write)?;
+            let bytes = saved.bytes_mut()?;
+            bytes.fill(0);
+            let empty = self.shape.empty_state();
+            for (to, from) in bytes.chunks_exact_mut(4).zip(&empty) {
+                to.copy_from_slice(&from.to_le_bytes());
+            }
+            let words = bytes[self.shape.state_bytes()..].chunks_exact_mut(4);
+            words.enumerate().for_each(|(at, to)| to.copy_from_slice(&first_word(at).to_le_bytes()));
+        }
+        for gpu in 0..self.gpus.len() {
+            for part in PARTS {
+                self.restore(gpu, part, 0..self.bytes(part))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn run(&mut self, gpu: usize, what: Move) -> Result<(), DeviceError> {
+        let lane = &mut self.gpus.get_mut(gpu).ok_or_else(no_gpu)?.lane;
+        lane.submit(what, 0)?;
+        wait(lane.as_mut()).result
+    }
+
+    /// Copies a range of a part of the state from system memory.
+    pub(crate) fn restore(&mut self, gpu: usize, part: Part, range: Range<usize>) -> Result<(), DeviceError> {
+        let at = self.saved_at(part);
+        let from = self.saved.claim(at + range.start..at + range.end, Access::Read)?;
+        let to = self.buffer(gpu, part)?.claim(range, Access::Write)?;
+        self.run(gpu, Move::Copy { from, to })
+    }
+
+    /// Copies a range of a part of the state to system memory.
+    pub(crate) fn save(&mut self, gpu: usize, part: Part, range: Range<usize>) -> Result<(), DeviceError> {
+        let at = self.saved_at(part);
+        let to = self.saved.claim(at + range.start..at + range.end, Access::Write)?;
+        let from = self.buffer(gpu, part)?.claim(range, Access::Read)?;
+        self.run(gpu, Move::Copy { from, to })
+    }
+
+    /// Copies a range of a part of the state from GPU to GPU.
+    pub(crate) fn migrate(
+        &mut self,
+        (from, to): (usize, usize),
+        part: Part,
+        range: Range<usize>,
+    ) -> Result<(), DeviceError> {
+        let source = self.buffer(from, part)?.claim(range.clone(), Access::Read)?;
+        let target = self.buffer(to, part)?.claim(range, Access::Write)?;
+        self.run(to, Move::Copy { from: source, to: target })
+    }
+
+    /// Writes what comes next into a region, into its pinned end only.
+    pub(crate) fn stage(&mut self, from: &[u8]) -> Result<(), DeviceError> {
+        self.ends.claim(0..from.len(), Access::Write)?.bytes_mut()?.copy_from_slice(from);
+        Ok(())
+    }
+
+    /// Reads what was copied out last.
+    pub(crate) fn unstage(&mut self, to: &mut [u8]) -> Result<(), DeviceError> {
+        to.copy_from_slice(self.ends.claim(0..to.len(), Access::Read)?.bytes()?);
+        Ok(())
+    }
+
+    /// Copies a range of the pinned end into a region, or into the additional input where there is none.
+    pub(crate) fn push(&mut self, gpu: usize, region: Option<Region>, range: Range<usize>) -> Result<(), DeviceError> {
+        let from = self.ends.claim(range.clone(), Access::Read)?;
+        let to = self.end(gpu, region)?.claim(range, Access::Write)?;
+        self.run(gpu, Move::Copy { from, to })
+    }
+
+    /// Copies a range of a region, or of the additional output, to its pinned end.
+    pub(crate) fn pull(&mut self, gpu: usize, region: Option<Region>, range: Range<usize>) -> Result<(), DeviceError> {
+        let from = self.end(gpu, region)?.claim(range.clone(), Access::Read)?;
+        let to = self.ends.claim(range, Access::Write)?;
+        self.run(gpu, Move::Copy { from, to })
+    }
+
+    fn end(&self, gpu: usize, region: Option<Region>) -> Result<&Buffer, DeviceError> {
+        match region {
+            Some(region) => self.buffer(gpu, Part::Tracker(region)),
+            None => Ok(&self.gpus.get(gpu).ok_or_else(no_gpu)?.io),
+        }
+    }
+
+    /// Executes launches of the tracker one after another; complete when it returns.
+    pub(crate) fn launch(&mut self, gpu: usize, launches: &[Launch]) -> Result<(), DeviceError> {
+        for launch in launches {
+            let claim = |region, access| {
+                let buffer = self.buffer(gpu, Part::Tracker(region))?;
+                Ok::<_, DeviceError>(Argument::Memory(buffer.claim(0..buffer.len(), access)?))
+            };
+            let mut arguments = Vec::with_capacity(launch.operands.len());
+            for operand in &launch.operands {
+                arguments.push(match operand {
+                    Operand::Read(region) => claim(*region, Access::Read)?,
+                    Operand::Write(region) => claim(*region, Access::Write)?,
+                    Operand::Int(int) => Argument::Int(*int),
+                });
+            }
+            let program: Arc<dyn Program> = Arc::new(launch.stage);
+            self.run(gpu, Move::Launch { program, grid: launch.grid, arguments })?;
+        }
+        Ok(())
+    }
+
+    /// Passes over the additional state; complete when it returns.
+    pub(crate) fn pass(&mut self, gpu: usize, passes: u32) -> Result<(), DeviceError> {
+        let part = self.load.state as usize / Load::PARTS;
+        if part < 4 {
+            return Ok(());
+        }
+        let OnGpu { lane, added, .. } = self.gpus.get_mut(gpu).ok_or_else(no_gpu)?;
+        let count = (part / 4) as u32;
+        for _ in 0..passes {
+            for at in 0..Load::PARTS {
+                // The claim on a part is free again when its launch before has been taken.
+                if lane.outstanding() == Load::PARTS {
+                    wait(lane.as_mut()).result?;
+                }
+                let words = added.claim(at * part..(at + 1) * part, Access::Write)?;
+                let arguments = vec![Argument::Memory(words), Argument::Int(count.cast_signed())];
+                let program: Arc<dyn Program> = Arc::new(Elementwise);
+                lane.submit(Move::Launch { program, grid: Elementwise::grid(count), arguments }, 0)?;
+            }
+        }
+        while lane.outstanding() > 0 {
+            wait(lane.as_mut()).result?;
+        }
+        self.passes += u64::from(passes);
+        Ok(())
+    }
+
+    /// Whether the additional state on `gpu` is what all passes since [`Memory::reset`] make of its first content.
+    pub(crate) fn verify(&mut self, gpu: usize) -> Result<bool, DeviceError> {
+        self.save(gpu, Part::Added, 0..self.bytes(Part::Added))?;
+        // y = 3 x + 1 so many times is one affine map.
+        let (mut factor, mut sum) = (1u32, 0u32);
+        for _ in 0..self.passes {
+            (factor, sum) = (factor.wrapping_mul(3), sum.wrapping_mul(3).wrapping_add(1));
+        }
+        let at = self.saved_at(Part::Added);
+        let saved = self.saved.claim(at..at + self.bytes(Part::Added), Access::Read)?;
+        let words = saved.bytes()?.chunks_exact(4).map(|word| u32::from_le_bytes([word[0], word[1], word[2], word[3]]));
+        Ok(words.enumerate().all(|(at, word)| word == factor.wrapping_mul(first_word(at)).wrapping_add(sum)))
+    }
+}
+
+/// First content of word `at` of the additional state.
+fn first_word(at: usize) -> u32 {
+    (at as u32).wrapping_mul(0x9e37_79b9)
+}
+
+fn no_gpu() -> DeviceError {
+    DeviceError::Invalid { what: "GPU", reason: "the task has no memory there".into() }
+}
+
+/// Waits for the oldest move of a lane that has one.
+fn wait(lane: &mut dyn Lane) -> Done {
+    loop {
+        match lane.poll() {
+            Some(done) => return done,
+            None => std::thread::yield_now(),
+        }
+    }
+}
