@@ -435,7 +435,6 @@ impl Dispatcher {
         let pipeline = &self.plan.pipelines[job.pipeline as usize];
         let planned = &pipeline.steps[job.step as usize];
         let (offset, bytes) = piece(planned, waiting);
-        // Where copies go one after the other, what is next is one of them.
         let only = pipeline.source.one_by_one(planned).then_some(waiting.next.0);
         let count = planned.operations.len() as u64;
         waiting.next = only.map_or(offset + bytes, |only| Bytes(only + 1));
