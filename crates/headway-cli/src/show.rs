@@ -6,9 +6,7 @@ use std::path::Path;
 
 use headway::bench::Target;
 use headway::core::machine::Machine;
-use headway::core::plan::{
-    Outcome, Pipeline, Plan, PlannedBatch, Source, Strategy, Strength, Verdict, Violation, Work,
-};
+use headway::core::plan::{Outcome, Pipeline, Plan, PlannedBatch, Strategy, Strength, Verdict, Violation, Work};
 use headway::core::planner::{Evidence, ModelAnswer};
 use headway::core::schedulability::Strength as Proof;
 use headway::core::units::Nanos;
@@ -85,7 +83,7 @@ pub(crate) fn plan(plan: &Plan, models: &[ModelAnswer]) -> String {
             percent(server.verdict.utilisation_ppm)
         );
     }
-    let pipelines: Vec<&Pipeline> = plan.pipelines.iter().filter(|p| matches!(p.source, Source::Streams(_))).collect();
+    let pipelines: Vec<&Pipeline> = plan.pipelines.iter().filter(|p| p.source.is_fed()).collect();
     if !pipelines.is_empty() {
         let _ = writeln!(
             text,

@@ -148,9 +148,17 @@ fn check(expected: &Expected) {
     assert!(summary.contains("Source `emu`"), "{summary}");
 }
 
-/// Experiments of policies, which move no bytes.
-const SIMULATED: [&str; 7] =
-    ["np-edf", "gpusync-sim", "verner-combine", "verner-fig2.1", "verner-aes", "verner-sweep", "join-leave"];
+/// Experiments of policies, which need no device.
+const SIMULATED: [&str; 8] = [
+    "np-edf",
+    "gpusync-sim",
+    "verner-combine",
+    "verner-fig2.1",
+    "verner-wafer",
+    "verner-aes",
+    "verner-sweep",
+    "join-leave",
+];
 
 /// Experiments whose work is done by processes of their own.
 const WITH_PROCESSES: [&str; 1] = ["gpusync-gpu"];

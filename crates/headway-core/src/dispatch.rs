@@ -248,7 +248,7 @@ impl Dispatcher {
             self.timers.pop();
             let progress = &mut self.pipelines[index as usize];
             let pipeline = &self.plan.pipelines[index as usize];
-            let automatic = !matches!(pipeline.source, Source::Streams(_));
+            let automatic = !pipeline.source.is_fed();
             if automatic && step == 0 && progress.open.len() >= self.limits.cycles_in_flight_max {
                 progress.held = Some((time, cycle));
                 continue;
@@ -304,7 +304,7 @@ impl Dispatcher {
         let Some(progress) = self.pipelines.get(pipeline as usize) else { return Err(unexpected) };
         let planned = &self.plan.pipelines[pipeline as usize];
         let known = progress.open.binary_search_by_key(&cycle, |state| state.cycle).is_ok();
-        let carries = matches!(planned.source, Source::Streams(_)) && bytes <= planned.reserve;
+        let carries = planned.source.is_fed() && bytes <= planned.reserve;
         if !carries || known || !(progress.finished..progress.cycles).contains(&cycle) {
             return Err(unexpected);
         }
@@ -435,14 +435,18 @@ impl Dispatcher {
         let pipeline = &self.plan.pipelines[job.pipeline as usize];
         let planned = &pipeline.steps[job.step as usize];
         let (offset, bytes) = piece(planned, waiting);
-        waiting.next = offset + bytes;
-        let last_of_job = planned.operations.len() > 1 || waiting.next >= waiting.bytes;
+        let only = pipeline.source.one_by_one(planned).then_some(waiting.next.0);
+        let count = planned.operations.len() as u64;
+        waiting.next = only.map_or(offset + bytes, |only| Bytes(only + 1));
+        let last_of_job = only.map_or(count > 1 || waiting.next >= waiting.bytes, |only| only + 1 == count);
         let block = waiting.bytes;
         if last_of_job {
             self.servers[server].waiting.remove(&key);
         }
         for (index, operation) in (0u32..).zip(&planned.operations) {
             let (offset, bytes) = match &pipeline.source {
+                Source::Wafer(_) if only.is_some_and(|only| only != u64::from(index)) => continue,
+                Source::Wafer(wafer) => (Bytes(0), wafer.bytes(&operation.work, index)),
                 Source::Batch(parts) => match parts[index as usize].in_cycle(job.cycle) {
                     Some((_, part)) if planned.operations.len() > 1 => {
                         (Bytes(part.start), Bytes(part.end - part.start))
@@ -541,10 +545,8 @@ impl Dispatcher {
         // No packet of a cycle arrives before the cycle starts: then nothing can be late, and thousands of streams cost nothing.
         let start = epoch + pipeline.start + pipeline.period * cycle;
         let none_late = self.now <= start.saturating_add(self.shortest[index as usize]);
-        if let Source::Streams(streams) = &pipeline.source
-            && !none_late
-        {
-            for &stream in streams {
+        if !none_late {
+            for &stream in pipeline.source.streams() {
                 let planned = &self.plan.streams[stream as usize];
                 let carried = planned.packets_in(pipeline, cycle);
                 for packet in carried.start..carried.end.min(self.packets[stream as usize]) {
@@ -669,7 +671,7 @@ fn carried(pipeline: &Pipeline, cycle: u64) -> Bytes {
             let bytes = parts.iter().filter_map(|part| part.in_cycle(cycle)).map(|(_, bytes)| bytes.end - bytes.start);
             Bytes(bytes.fold(0, u64::saturating_add))
         }
-        Source::Streams(_) | Source::Message | Source::Flow => pipeline.reserve,
+        Source::Streams(_) | Source::Wafer(_) | Source::Message | Source::Flow => pipeline.reserve,
     }
 }
 

@@ -4,10 +4,11 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::block::block_bytes;
 use crate::machine::{CapacityId, EngineClass, EngineId, Method, RouteId};
 use crate::message::{Elementary, Member};
 use crate::units::{Bytes, Nanos, Rate};
-use crate::workload::OnMiss;
+use crate::workload::{OnMiss, Wafer};
 
 /// Version of the JSON form of [`Plan`].
 pub const SCHEMA: u32 = 1;
@@ -208,7 +209,113 @@ pub enum Source {
     Batch(Vec<Carried>),
     /// A flow of the workload: no data, only cost.
     Flow,
+    /// The images of a wafer.
+    Wafer(PlannedWafer),
 }
+
+impl Source {
+    /// The streams that feed it.
+    #[must_use]
+    pub fn streams(&self) -> &[u32] {
+        match self {
+            Self::Streams(streams) => streams,
+            Self::Wafer(wafer) => std::slice::from_ref(&wafer.stream),
+            Self::Message | Self::Batch(_) | Self::Flow => &[],
+        }
+    }
+
+    /// Whether the operations of `step` are submitted one after the other.
+    #[must_use]
+    pub fn one_by_one(&self, step: &PlannedStep) -> bool {
+        let copies = step.operations.iter().all(|operation| matches!(operation.work, Work::Copy { .. }));
+        matches!(self, Self::Wafer(wafer) if wafer.one_by_one && copies)
+    }
+
+    /// Whether its cycles begin with data that comes from outside.
+    #[must_use]
+    pub const fn is_fed(&self) -> bool {
+        matches!(self, Self::Streams(_) | Self::Wafer(_))
+    }
+}
+
+/// A pipeline whose steps work on all GPUs at once.
+///
+/// Copies, kernels and lists have one operation for each share, in their order; the exchange has [`PlannedWafer::peers`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlannedWafer {
+    /// The stream, by position in [`Plan::streams`].
+    pub stream: u32,
+    /// What the cameras see.
+    pub wafer: Wafer,
+    /// The cameras of each GPU that has some.
+    pub shares: Vec<Share>,
+    /// The copies of a step go one after the other.
+    pub one_by_one: bool,
+}
+
+/// The images that one GPU inspects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Share {
+    /// Ordinal of the GPU.
+    pub gpu: u32,
+    /// Its first camera.
+    pub first: u32,
+    /// How many follow each other.
+    pub cameras: u32,
+}
+
+impl PlannedWafer {
+    /// Shares of `cameras` among `gpus`, as equal as can be, the larger ones first.
+    #[must_use]
+    pub fn deal(cameras: u32, gpus: u32) -> Vec<Share> {
+        let parts = gpus.min(cameras);
+        let mut first = 0;
+        let share = |gpu| {
+            let cameras = cameras / parts + u32::from(gpu < cameras % parts);
+            let share = Share { gpu, first, cameras };
+            first += cameras;
+            share
+        };
+        (0..parts).map(share).collect()
+    }
+
+    /// Source and target of every copy of the exchange, by position in [`PlannedWafer::shares`]: in each round every GPU sends
+    /// to another one.
+    pub fn peers(&self) -> impl Iterator<Item = (usize, usize)> + use<> {
+        let count = self.shares.len();
+        (1..count).flat_map(move |round| (0..count).map(move |from| (from, (from + round) % count)))
+    }
+
+    /// Size of the packed block that carries the images of `share`.
+    #[must_use]
+    pub fn block(&self, share: &Share) -> Bytes {
+        block_bytes((0..share.cameras).map(|_| self.wafer.image().0))
+    }
+
+    /// Size of the synopses of `cameras` images.
+    #[must_use]
+    pub fn synopses(cameras: u32) -> Bytes {
+        Bytes(Wafer::SYNOPSIS.0 * u64::from(cameras))
+    }
+
+    /// What operation `index` of `work` works on.
+    #[must_use]
+    pub fn bytes(&self, work: &Work, index: u32) -> Bytes {
+        match work {
+            Work::Copy { bytes, .. } => *bytes,
+            Work::Compute { kernel } if kernel == INSPECT => {
+                let cameras = self.shares.get(index as usize).map_or(0, |share| share.cameras);
+                Bytes(self.wafer.image().0.saturating_mul(u64::from(cameras)))
+            }
+            Work::Compute { .. } | Work::Hold => Self::synopses(self.wafer.cameras),
+        }
+    }
+}
+
+/// The kernel that makes a synopsis of every image.
+pub const INSPECT: &str = "inspect";
+/// The kernel that makes the list of defects from the synopses of a generation.
+pub const MERGE: &str = "inspect-merge";
 
 /// A message of the workload inside a batch.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -24,6 +24,7 @@ mod gangs;
 mod models;
 mod servers;
 mod together;
+mod wafers;
 
 use combined::Domains;
 pub use models::{Evidence, ModelAnswer, models};
@@ -147,8 +148,10 @@ pub fn plan(machine: &Machine, workload: &Workload, options: Options) -> Result<
         Some(Strategy::Generation) => &[Strategy::Generation],
         // Without a calibration nothing says how far transfers that run together keep to the model.
         None if machine.calibration.is_none() => &[Strategy::Serial],
-        // Only messages are combined.
-        None if workload.messages.is_empty() => &[Strategy::Serial, Strategy::Partitioned],
+        // Only messages, and the images of a wafer, are combined.
+        None if workload.messages.is_empty() && workload.streams.iter().all(|stream| stream.wafer.is_none()) => {
+            &[Strategy::Serial, Strategy::Partitioned]
+        }
         None => &[Strategy::Serial, Strategy::Combined, Strategy::Partitioned],
     };
     let cycles: &[Cycle] = match workload.cycle {
@@ -197,6 +200,12 @@ fn check(workload: &Workload) -> Result<(), PlanError> {
         );
     }
     for stream in &workload.streams {
+        if stream.wafer.is_none() && stream.steps.contains(&Step::Exchange) {
+            return impossible(
+                format!("stream.{}", stream.id),
+                "only GPUs that share a wafer exchange what they made of it",
+            );
+        }
         if stream.steps.is_empty() || stream.period == Nanos::ZERO {
             return impossible(format!("stream.{}", stream.id), "it has no steps or no period");
         }
@@ -251,8 +260,9 @@ impl Planner<'_> {
         if self.in_gangs() {
             gangs::form(&mut pipelines, self.strategy == Strategy::Generation);
         }
-        let mut batches: Vec<PlannedBatch> = Vec::new();
         let mut notes = Vec::new();
+        self.wafers(&mut pipelines, &mut streams, &mut notes)?;
+        let mut batches: Vec<PlannedBatch> = Vec::new();
         let domains = match self.strategy {
             Strategy::Combined => self.domains(&pipelines)?,
             _ => Domains::whole(self.network),
@@ -371,18 +381,21 @@ impl Planner<'_> {
     fn group(&self, gpus: &[EndpointId]) -> Result<Vec<Group>, PlanError> {
         let mut shortest: BTreeMap<EndpointId, Nanos> = BTreeMap::new();
         let mut formed = Vec::new();
-        for (stream, &gpu) in self.workload.streams.iter().zip(gpus) {
+        for (index, (stream, &gpu)) in self.workload.streams.iter().zip(gpus).enumerate() {
+            if self.is_wafer(index) {
+                continue;
+            }
             let steps = self.resolve(stream, gpu)?;
             let (gathered, window) = self.window(stream)?;
             if gathered {
                 let least = shortest.entry(gpu).or_insert(window);
                 *least = window.min(*least);
             }
-            formed.push((gpu, steps, gathered, window));
+            formed.push((index, gpu, steps, gathered, window));
         }
         let shortest_of_all = shortest.values().copied().min();
         let mut groups: BTreeMap<_, Group> = BTreeMap::new();
-        for (index, (gpu, steps, gathered, window)) in formed.into_iter().enumerate() {
+        for (index, gpu, steps, gathered, window) in formed {
             let shared = gathered && self.workload.grouping != Grouping::Each;
             let window = match self.workload.grouping {
                 _ if !gathered => window,
@@ -435,29 +448,17 @@ impl Planner<'_> {
             steps.push(match step {
                 Step::Compute { kernel } => {
                     if self.machine.kernel(kernel, gpu).is_none() || self.machine.execution_engine(gpu).is_none() {
-                        let known: Vec<&str> = self.machine.kernels.iter().map(|k| k.id.as_str()).collect();
-                        return Err(PlanError::UnknownName {
-                            place: format!("stream.{}.steps.{number}", stream.id),
-                            object: format!("stream `{}`", stream.id),
-                            name: kernel.clone(),
-                            machine: self.machine.name.clone(),
-                            known: known.join(", "),
-                        });
+                        return Err(self.unknown_kernel(stream, number, kernel));
                     }
                     Resolved::Compute(kernel.clone())
                 }
                 Step::Copy { from, to } => {
                     let key = format!("steps.{number}");
                     let (from, to) = (self.end(stream, &key, from, gpu)?, self.end(stream, &key, to, gpu)?);
-                    let route = self.route(from, to).ok_or_else(|| PlanError::NoRoute {
-                        place: format!("stream.{}.{key}", stream.id),
-                        object: format!("stream `{}`", stream.id),
-                        from: self.machine.endpoints[from.at()].id.clone(),
-                        to: self.machine.endpoints[to.at()].id.clone(),
-                        machine: self.machine.name.clone(),
-                    })?;
-                    Resolved::Copy(route)
+                    let route = self.route(from, to);
+                    Resolved::Copy(route.ok_or_else(|| self.no_route(stream, &key, (from, to)))?)
                 }
+                Step::Exchange => unreachable!("a stream without a wafer that exchanges is refused at the start"),
             });
         }
         Ok(steps)

@@ -3,6 +3,7 @@
 mod file;
 mod task;
 mod task_file;
+mod wafer_file;
 
 use serde::{Deserialize, Serialize};
 
@@ -91,6 +92,41 @@ pub struct Stream {
     pub on_miss: OnMiss,
     /// AES-128 key and first initialisation vector, for steps that encrypt.
     pub cipher: Option<Cipher>,
+    /// The cameras, if its packets are generations of images of a wafer.
+    pub wafer: Option<Wafer>,
+}
+
+/// Cameras that see one wafer at the same time (Verner 2012; specification of messages, 7.1): a packet is a generation, one
+/// image from each camera, dealt to the GPUs. The wafer is synthetic and its defects are known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Wafer {
+    /// Images of a generation.
+    pub cameras: u32,
+    /// Pixels of 16 bits in a row of an image.
+    pub width: u32,
+    /// Rows.
+    pub height: u32,
+    /// Rows after which the pattern repeats: the height of a die.
+    pub pitch: u32,
+    /// Defects in a generation.
+    pub defects: u32,
+    /// Operations for each pixel.
+    pub operations: u32,
+    /// Generations after which the images repeat: what the grabber's ring of buffers holds.
+    pub ring: u32,
+    /// What the images and defects follow from.
+    pub seed: u64,
+}
+
+impl Wafer {
+    /// What a GPU keeps of an image for the others, and the list of defects: 4 KiB each.
+    pub const SYNOPSIS: Bytes = Bytes(4096);
+
+    /// Bytes of an image.
+    #[must_use]
+    pub fn image(&self) -> Bytes {
+        Bytes(2 * u64::from(self.width) * u64::from(self.height))
+    }
 }
 
 /// Key and initialisation vector of a stream.
@@ -133,6 +169,8 @@ pub enum Step {
         /// Kernel name, for example `aes128-cbc`.
         kernel: String,
     },
+    /// Moves what every GPU has made of its images to all others. Only for wafers.
+    Exchange,
 }
 
 /// An end of a copy step.

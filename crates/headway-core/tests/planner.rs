@@ -156,7 +156,7 @@ fn every_stream_has_exactly_one_lane_of_one_pipeline_on_its_gpu() {
         let carried = plan.pipelines.iter().map(|p| match &p.source {
             Source::Batch(parts) => parts.len(),
             Source::Message => p.steps[0].operations.len(),
-            Source::Streams(_) | Source::Flow => 0,
+            Source::Streams(_) | Source::Wafer(_) | Source::Flow => 0,
         });
         assert_eq!((carried.sum::<usize>(), of(|s| *s == Source::Flow)), (blocks, workload.flows.len()));
     });

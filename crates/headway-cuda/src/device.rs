@@ -213,6 +213,7 @@ impl CudaDevice {
                 let Some((module, kernel)) = self.modules.get(id.index_on(self.opening)?) else {
                     return Err(DeviceError::Invalid { what: "launch", reason: "no such kernel is loaded".into() });
                 };
+                check::room(kernel.as_ref(), input, output, *lanes)?;
                 let address = |span: &Span| span.as_ptr().addr() as u64;
                 let (mut input, mut output) = (address(input), address(output));
                 let (mut state, mut count) = (state.as_ref().map_or(0, address), *lanes);

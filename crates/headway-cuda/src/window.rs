@@ -39,8 +39,8 @@ use crate::checked::{Driver, call, lock};
 use crate::owned::{Context, CopyKind, copy_pageable};
 use crate::table::{self, Address, Ordinal};
 
-pub use self::ping::round_trips;
 pub(crate) use self::ping::of_form as round_trips_of_form;
+pub use self::ping::round_trips;
 
 /// A way to memory with a window: a form, and for Vulkan who allocates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

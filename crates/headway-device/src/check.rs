@@ -3,7 +3,7 @@
 use headway_core::machine::{EngineClass, Method};
 
 use crate::buffer::{Access, DeviceId, Domain, Place, Span};
-use crate::kernel::Grid;
+use crate::kernel::{Grid, Kernel};
 use crate::port::{Argument, Move, Mover, Piece};
 use crate::{Description, DeviceError, Operation};
 
@@ -13,8 +13,8 @@ pub const LAUNCH_ALIGN: usize = 256;
 /// Pieces of one move at most.
 pub const PIECES_MAX: usize = 1 << 20;
 
-/// Checks that `operation` is one for an engine of class `engine` of the device `id`; whether its kernel is loaded is left
-/// to the device.
+/// Checks that `operation` is one for an engine of class `engine` of the device `id`; whether its kernel is loaded and has room
+/// for its output is left to the device.
 ///
 /// # Errors
 /// [`DeviceError::NoEngine`], [`DeviceError::Invalid`].
@@ -92,9 +92,6 @@ fn launch(
     if engine != EngineClass::Ee {
         return refuse("kernels run on the execution engine only".into());
     }
-    if output.len() < input.len() {
-        return refuse(format!("the output of {} bytes is shorter than the input of {}", output.len(), input.len()));
-    }
     if output.access() != Access::Write || state.is_some_and(|state| state.access() != Access::Write) {
         return refuse("output and state must be claimed for writing".into());
     }
@@ -107,6 +104,19 @@ fn launch(
         }
     }
     Ok(())
+}
+
+/// Checks that a launch of `kernel` has room for its output.
+///
+/// # Errors
+/// [`DeviceError::Invalid`].
+pub fn room(kernel: &dyn Kernel, input: &Span, output: &Span, lanes: u32) -> Result<(), DeviceError> {
+    let needed = kernel.output_bytes(input.len(), lanes);
+    if output.len() >= needed {
+        return Ok(());
+    }
+    let reason = format!("the output of {} bytes is shorter than the {needed} of `{}`", output.len(), kernel.id());
+    Err(DeviceError::Invalid { what: "launch", reason })
 }
 
 /// Checks that `what` is a move for a lane of the device `here`, and that pieces and arguments lie where they must;

@@ -298,10 +298,11 @@ impl Device for Emulated {
         }
         let work = match operation {
             Operation::Copy { method, from, to } => Work::Copy { method, from, to },
-            Operation::Launch { kernel, input, output, state, lanes: _ } => {
+            Operation::Launch { kernel, input, output, state, lanes } => {
                 let Some(kernel) = self.kernels.get(kernel.index_on(self.id)?) else {
                     return Err(DeviceError::Invalid { what: "launch", reason: "no such kernel is loaded".into() });
                 };
+                check::room(kernel.as_ref(), &input, &output, lanes)?;
                 Work::Launch { kernel: Arc::clone(kernel), input, output, state }
             }
         };

@@ -3,7 +3,7 @@
 //! Both forms get the packed block of a cycle ([`headway_core::block`]), an output block of the same layout, and a *state*
 //! that stays on the device from cycle to cycle (keys and chaining values, say). They must write the same bytes.
 
-use headway_core::workload::Cipher;
+use headway_core::workload::{Cipher, Wafer};
 
 /// What a kernel must know of one lane, fixed for a whole run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -12,6 +12,17 @@ pub struct Lane {
     pub stream: String,
     /// Key and first IV, for kernels that encrypt.
     pub cipher: Option<Cipher>,
+    /// What it sees, for kernels that inspect images.
+    pub camera: Option<Camera>,
+}
+
+/// One of the cameras that see a wafer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Camera {
+    /// All of them.
+    pub wafer: Wafer,
+    /// Which one: its images are the columns from `number` times the width on.
+    pub number: u32,
 }
 
 /// Launch shape of the PTX form: a one-dimensional grid.
@@ -55,13 +66,19 @@ pub enum KernelError {
 /// device memory, each aligned to 256 bytes. It must treat lanes as independent.
 ///
 /// Both forms write the header, each lane, and zeros from a lane's end to the next multiple of 16. Other bytes, which belong
-/// to no lane, are unspecified in the output.
+/// to no lane, are unspecified in the output. A kernel that says its own [`Kernel::output_bytes`] writes what it documents.
 pub trait Kernel: Send + Sync {
     /// The name workloads use.
     fn id(&self) -> &'static str;
 
     /// Size of the state for `lanes` lanes; may be zero.
     fn state_bytes(&self, lanes: usize) -> usize;
+
+    /// The least size of an output for `input` bytes in `lanes` lanes: the size of the input, unless the output is no block.
+    fn output_bytes(&self, input: usize, lanes: u32) -> usize {
+        let _ = lanes;
+        input
+    }
 
     /// Fills a state for a new run.
     ///

@@ -147,7 +147,7 @@ pub enum Operation {
         kernel: KernelId,
         /// The packed block to read.
         input: Span,
-        /// Where the result goes, claimed for writing, at least as long as `input`.
+        /// Where the result goes, claimed for writing, at least of [`Kernel::output_bytes`].
         output: Span,
         /// The state, claimed for writing; `None` for kernels without state.
         state: Option<Span>,

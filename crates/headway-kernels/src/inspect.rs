@@ -7,6 +7,7 @@
 //! How much is computed for a pixel can be chosen: [`steps`] of a chain that finds nothing, but whose result is part of the
 //! synopsis, follow the comparison. Both forms write the same bytes.
 
+pub mod blocks;
 pub mod wafer;
 
 use headway_device::port::{CpuArgument, Program};
@@ -29,7 +30,7 @@ const SYNOPSIS: usize = SYNOPSIS_BYTES / 4;
 const MAGIC_SYNOPSIS: u32 = u32::from_le_bytes(*b"HWI1");
 const MAGIC_LIST: u32 = u32::from_le_bytes(*b"HWL1");
 const THREADS: u32 = 128;
-const MERGE_THREADS: u32 = 256;
+const MERGE_THREADS: u32 = 512;
 /// Words that merging needs for each cell.
 const SCRATCH: usize = 8;
 /// Operations of the comparison of one pixel, counted in the source: loads, differences, minima and tests.
@@ -200,12 +201,12 @@ pub fn read_list(list: &[u8]) -> Result<(Vec<Defect>, usize), DeviceError> {
     let entries = entries.as_chunks::<4>().0.get(..*listed as usize).ok_or_else(|| bad("it ends too early"))?;
     let (low, high) = (|word: u32| word & 0xffff, |word: u32| word >> 16);
     let read = |&[place, size, pixels, largest]: &[u32; 4]| Defect {
-        x: low(place),
+        x: low(place) | largest & 0xffff_0000,
         y: high(place),
         width: low(size),
         height: high(size),
         pixels,
-        largest,
+        largest: low(largest),
     };
     Ok((entries.iter().map(read).collect(), *total as usize))
 }
@@ -346,7 +347,9 @@ fn merge(arguments: &mut [CpuArgument<'_>]) -> Option<()> {
         }
         if let Some(entry) = list[4..].as_chunks_mut::<4>().0.get_mut(total) {
             let [left, top, right, bottom] = edges.map(|edge| edge as u32);
-            *entry = [left | top << 16, (right - left + 1) | (bottom - top + 1) << 16, pixels, largest];
+            let size = (right - left + 1) | (bottom - top + 1) << 16;
+            // The upper half of the left edge has its place behind the largest difference.
+            *entry = [left & 0xffff | top << 16, size, pixels, largest | left & 0xffff_0000];
         }
         total += 1;
     }

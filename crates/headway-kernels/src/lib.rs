@@ -5,7 +5,9 @@
 //! | `aes128-cbc` | encrypts each lane, chained from block to block | round keys and chaining value, 192 bytes |
 //! | `spin` | copies each lane and computes for a time proportional to its bytes | iterations and a sum, 8 bytes |
 //!
-//! Both forms write the header, every lane, and zeros from a lane's end to the next multiple of 16; bytes elsewhere stay as
+//! | `inspect`, `inspect-merge` | only for wafers: [`inspect::blocks`] | what is known of a camera, 32 bytes; none |
+//!
+//! The first two write in both forms the header, every lane, and zeros from a lane's end to the next multiple of 16; bytes elsewhere stay as
 //! they were. The state they leave is the same too, byte for byte.
 //!
 //! Experiments launch programs of their own: [`klt`] (a feature tracker), [`inspect`] (wafer inspection), [`study`] (the papers'
@@ -30,15 +32,21 @@ pub use spin::Spin;
 
 type Make = fn() -> Arc<dyn Kernel>;
 
+/// Kernels of one application: no other stream can use them.
+const INSPECTION: [(&str, Make); 2] = [
+    (inspect::blocks::INSPECT, || Arc::new(inspect::blocks::InspectBlock)),
+    (inspect::blocks::MERGE, || Arc::new(inspect::blocks::MergeBlock)),
+];
+
 const REGISTRY: [(&str, Make); 2] = [(aes128_cbc::ID, || Arc::new(Aes128Cbc)), (spin::ID, || Arc::new(Spin))];
 
 /// The kernel that workloads call `id`.
 #[must_use]
 pub fn find(id: &str) -> Option<Arc<dyn Kernel>> {
-    REGISTRY.iter().find(|(known, _)| *known == id).map(|(_, make)| make())
+    REGISTRY.iter().chain(&INSPECTION).find(|(known, _)| *known == id).map(|(_, make)| make())
 }
 
-/// Every kernel's id, in alphabetical order.
+/// The id of every kernel that any stream can name, in alphabetical order.
 pub fn ids() -> impl Iterator<Item = &'static str> {
     REGISTRY.iter().map(|(id, _)| *id)
 }

@@ -114,7 +114,7 @@ fn a_lane_that_is_no_multiple_of_16_is_refused_by_number() {
 
 #[test]
 fn a_stream_without_a_key_is_named() {
-    let lanes = [Lane { stream: "lidar".into(), cipher: None }];
+    let lanes = [Lane { stream: "lidar".into(), ..Lane::default() }];
     let error = Aes128Cbc.init_state(&lanes, &mut [0; 192]).unwrap_err();
     assert!(matches!(error, KernelError::MissingParameter { stream, .. } if stream == "lidar"));
 }

@@ -6,10 +6,13 @@ use std::fs;
 use std::process::Command;
 use std::sync::Arc;
 
-use common::host_program;
+use common::{host_program, pack, state};
+use headway_core::workload;
 use headway_device::emu_port::{EmuPort, EmuPortSpec};
+use headway_device::kernel::{Camera, Kernel};
 use headway_device::port::{Argument, CpuArgument, Move, Port, Program, Reach};
-use headway_device::{Access, Buffer, DeviceError};
+use headway_device::{Access, Buffer, DeviceError, Lane};
+use headway_kernels::inspect::blocks::{self, InspectBlock, MergeBlock};
 use headway_kernels::inspect::wafer::Wafer;
 use headway_kernels::inspect::{Defect, Inspect, Layout, Merge, SYNOPSIS_BYTES, read_list, steps};
 
@@ -275,4 +278,110 @@ fn the_cuda_source_writes_the_same_bytes_as_the_cpu_forms() {
     fs::write(file("list"), [7; SYNOPSIS_BYTES]).unwrap();
     run(&line("inspect_merge", Merge::grid(), "@synopses @scratch @list", numbers(&wafer, 100, 0, 1).1));
     assert!(fs::read(file("list")).unwrap() == list);
+}
+
+/// The images of a row as lanes of one block, with what a stream knows of its cameras.
+fn as_block(wafer: &Wafer, images: &[Words], operations: u32, sequence: u32) -> (Vec<u8>, Vec<Lane>) {
+    let images: Vec<&[u8]> = images.iter().map(|image| &image.bytes()[..wafer.layout.image_bytes()]).collect();
+    let (width, height, pitch) = (wafer.layout.width(), wafer.layout.height(), wafer.layout.pitch());
+    let cameras = workload::Wafer {
+        cameras: wafer.cameras as u32,
+        width: width as u32,
+        height: height as u32,
+        pitch: pitch as u32,
+        defects: wafer.defects as u32,
+        operations,
+        ring: 1,
+        seed: wafer.seed,
+    };
+    assert_eq!(blocks::wafer(&cameras), Ok(*wafer));
+    let lane = |number| Lane { camera: Some(Camera { wafer: cameras, number }), ..Lane::default() };
+    (pack(u64::from(sequence), &images), (0..cameras.cameras).map(lane).collect())
+}
+
+#[test]
+fn a_block_of_images_gives_the_synopses_and_the_list_of_its_images() {
+    let wafer = wafer_for_devices();
+    let images = images(&wafer, 1);
+    let (synopses, list) = on_cpu(&wafer, &images, 100, 1);
+    let (block, lanes) = as_block(&wafer, &images, 100, 1);
+    let (block, mut state) = (Words::of(&block), state(&InspectBlock, &lanes));
+    let mut found = Words::zeroed(3 * SYNOPSIS_BYTES);
+    InspectBlock.run(block.bytes(), found.bytes_mut(), &mut state).unwrap();
+    assert!(found.bytes() == synopses);
+    let mut output = Words::zeroed(MergeBlock::output(3));
+    MergeBlock.run(found.bytes(), output.bytes_mut(), &mut []).unwrap();
+    assert!(output.bytes()[..SYNOPSIS_BYTES] == list);
+    // A synopsis that is left from an earlier generation.
+    found.bytes_mut()[SYNOPSIS_BYTES + 8] ^= 1;
+    MergeBlock.run(found.bytes(), output.bytes_mut(), &mut []).unwrap();
+    assert!(read_list(&output.bytes()[..SYNOPSIS_BYTES]).is_err());
+}
+
+#[test]
+fn the_cuda_source_treats_blocks_as_the_cpu_forms_do() {
+    let wafer = wafer_for_devices();
+    let folder = tempfile::tempdir().unwrap();
+    let Some(program) = host_program("inspect.cpp", &[], folder.path()) else { return };
+    let images = images(&wafer, 1);
+    let (synopses, list) = on_cpu(&wafer, &images, 100, 1);
+    let (block, lanes) = as_block(&wafer, &images, 100, 1);
+    let file = |name: &str| folder.path().join(name);
+    let run = |lines: &str| {
+        fs::write(file("launches"), lines).unwrap();
+        let done = Command::new(&program).arg(folder.path()).output().unwrap();
+        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    };
+    fs::write(file("block"), &block).unwrap();
+    fs::write(file("state"), state(&InspectBlock, &lanes)).unwrap();
+    fs::write(file("synopses"), vec![7; 3 * SYNOPSIS_BYTES]).unwrap();
+    fs::write(file("output"), vec![7; MergeBlock::output(3)]).unwrap();
+    let inspect = InspectBlock.grid(3);
+    run(&format!("inspect_block {} {} @block @synopses @state 3\n", inspect.blocks, inspect.threads));
+    assert!(fs::read(file("synopses")).unwrap() == synopses);
+    let merge = MergeBlock.grid(3);
+    let line = format!("inspect_merge_block {} {} @synopses @output @state 3\n", merge.blocks, merge.threads);
+    run(&line);
+    assert!(fs::read(file("output")).unwrap()[..SYNOPSIS_BYTES] == list);
+    let mut stale = synopses;
+    stale[SYNOPSIS_BYTES + 8] ^= 1;
+    fs::write(file("synopses"), &stale).unwrap();
+    run(&line);
+    assert!(fs::read(file("output")).unwrap()[..SYNOPSIS_BYTES] == [0; SYNOPSIS_BYTES]);
+}
+
+#[test]
+fn the_cuda_source_lists_many_defects_as_the_cpu_form_does() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(program) = host_program("inspect.cpp", &[], folder.path()) else { return };
+    let file = |name: &str| folder.path().join(name);
+    // Synopses by hand: one pixel in the corner of every second cell of every second row; more than fit a list, and more
+    // than are put in order at once.
+    for cameras in [3, 10, 400] {
+        let mut synopses = Words::zeroed(cameras * SYNOPSIS_BYTES);
+        for (camera, synopsis) in synopses.bytes_mut().chunks_exact_mut(SYNOPSIS_BYTES).enumerate() {
+            let head = [u32::from_le_bytes(*b"HWI1"), camera as u32, 9, 200, 1000];
+            // Of 400, the last ones only, whose columns need more than 16 bits.
+            let some = cameras < 400 || camera > 397;
+            let cells = (0..500).map(|cell| u32::from(some && cell / 10 % 2 == 0 && cell % 2 == 0));
+            let cells = cells.flat_map(|pixels| [pixels, 700 * pixels]);
+            for (at, word) in head.into_iter().enumerate().chain((24..).zip(cells)) {
+                synopsis[4 * at..4 * at + 4].copy_from_slice(&word.to_le_bytes());
+            }
+        }
+        let mut output = Words::zeroed(MergeBlock::output(cameras));
+        MergeBlock.run(synopses.bytes(), output.bytes_mut(), &mut []).unwrap();
+        let list = &output.bytes()[..SYNOPSIS_BYTES];
+        let (defects, total) = read_list(list).unwrap();
+        let filled = if cameras == 400 { 2 } else { cameras };
+        assert_eq!(total, filled * 125);
+        assert_eq!(defects[0].x, if cameras == 400 { 398 * 200 } else { 0 });
+        fs::write(file("synopses"), synopses.bytes()).unwrap();
+        fs::write(file("output"), vec![7; MergeBlock::output(cameras)]).unwrap();
+        fs::write(file("launches"), format!("inspect_merge_block 1 512 @synopses @output @synopses {cameras}\n"))
+            .unwrap();
+        let done = Command::new(&program).arg(folder.path()).output().unwrap();
+        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+        assert!(&fs::read(file("output")).unwrap()[..SYNOPSIS_BYTES] == list, "{cameras} cameras");
+    }
 }

@@ -5,11 +5,12 @@ use std::sync::Arc;
 use headway_core::block::{self, BlockError, Header};
 use headway_core::log::StreamRun;
 use headway_core::payload::Gathered;
-use headway_core::plan::{Plan, Source};
+use headway_core::plan::{Plan, PlannedStream, Source};
 use headway_core::units::Bytes;
 
 use crate::intake::{InputError, Intake};
 use crate::outlet::{OutFile, Outlet, OutputError};
+use crate::wafer;
 
 /// A block that cannot be packed, or that comes back different from what was sent.
 #[derive(Debug, thiserror::Error)]
@@ -68,6 +69,15 @@ pub trait Collect: Send {
     /// [`DataError`] if it is not the block expected.
     fn collect(&mut self, pipeline: u32, cycle: u64, slot: usize, block: &[u8]) -> Result<(), DataError>;
 
+    /// Takes the lists of a wafer's generation, one from every GPU that inspected some of it.
+    ///
+    /// # Errors
+    /// As for `collect`; unless it is overridden, every list is refused.
+    fn collect_lists(&mut self, pipeline: u32, cycle: u64, lists: &[&[u8]]) -> Result<(), DataError> {
+        let what = format!("{} lists that nobody collects", lists.len());
+        Err(DataError::Sequence { pipeline: format!("number {pipeline}"), cycle, what })
+    }
+
     /// Learns that `cycle` was given up: none of its bytes come.
     ///
     /// # Errors
@@ -91,6 +101,10 @@ impl Supply for Gatherer {
 }
 
 impl Collect for Scatterer {
+    fn collect_lists(&mut self, pipeline: u32, cycle: u64, lists: &[&[u8]]) -> Result<(), DataError> {
+        self.scatter_lists(pipeline, cycle, lists)
+    }
+
     fn collect(&mut self, pipeline: u32, cycle: u64, _slot: usize, block: &[u8]) -> Result<(), DataError> {
         self.scatter(pipeline, cycle, block)
     }
@@ -120,6 +134,14 @@ impl Gatherer {
         Self { plan, intake, runs }
     }
 
+    /// A gatherer for a plan whose only stream is that of a wafer, of which `packets` generations arrive.
+    #[must_use]
+    pub fn of_wafer(plan: Arc<Plan>, packets: u64) -> Self {
+        let run = |stream: &PlannedStream| StreamRun { packets, bytes: Bytes(packets.saturating_mul(stream.packet.0)) };
+        let runs = plan.streams.iter().map(run).collect();
+        Self { plan, intake: Arc::default(), runs }
+    }
+
     /// Packets and bytes of each stream.
     #[must_use]
     pub fn runs(&self) -> &[StreamRun] {
@@ -131,16 +153,12 @@ impl Gatherer {
     pub fn cycles(&self) -> Vec<u64> {
         let pipelines = self.plan.pipelines.iter();
         pipelines
-            .map(|pipeline| match &pipeline.source {
-                Source::Streams(streams) => streams
-                    .iter()
-                    .map(|&stream| match self.runs[stream as usize].packets {
-                        0 => 0,
-                        packets => self.plan.streams[stream as usize].cycle_of(pipeline, packets - 1) + 1,
-                    })
-                    .max()
-                    .unwrap_or(0),
-                Source::Message | Source::Batch(_) | Source::Flow => 0,
+            .map(|pipeline| {
+                let needed = pipeline.source.streams().iter().map(|&stream| match self.runs[stream as usize].packets {
+                    0 => 0,
+                    packets => self.plan.streams[stream as usize].cycle_of(pipeline, packets - 1) + 1,
+                });
+                needed.max().unwrap_or(0)
             })
             .collect()
     }
@@ -158,7 +176,7 @@ impl Gatherer {
     fn lens(&self, pipeline: u32, cycle: u64) -> Vec<u64> {
         match &self.plan.pipelines[pipeline as usize].source {
             Source::Streams(streams) => streams.iter().map(|&stream| self.part(pipeline, cycle, stream).1).collect(),
-            Source::Message | Source::Batch(_) | Source::Flow => Vec::new(),
+            Source::Wafer(_) | Source::Message | Source::Batch(_) | Source::Flow => Vec::new(),
         }
     }
 
@@ -240,6 +258,33 @@ impl Scatterer {
         for (&stream, lane) in streams.iter().zip(header.lanes) {
             self.files[stream as usize].write(&block[lane])?;
         }
+        Ok(())
+    }
+
+    /// Appends the list of defects of the generation of `cycle`, which every GPU has made.
+    ///
+    /// # Errors
+    /// [`DataError`]; lists that differ, that are of another generation or of several, or come out of order are refused.
+    pub fn scatter_lists(&mut self, pipeline: u32, cycle: u64, lists: &[&[u8]]) -> Result<(), DataError> {
+        let planned = &self.gatherer.plan.pipelines[pipeline as usize];
+        let wrong = |what: String| Err(DataError::Sequence { pipeline: planned.name.clone(), cycle, what });
+        let Source::Wafer(wafer) = &planned.source else { return Ok(()) };
+        let Some(first) = lists.first() else { return wrong("no list came back".to_owned()) };
+        if cycle != self.next[pipeline as usize] {
+            return wrong(format!("cycle {} was expected", self.next[pipeline as usize]));
+        }
+        if let Some(other) = lists.iter().position(|list| list != first) {
+            return wrong(format!("GPU {} lists other defects than GPU 0", wafer.shares[other].gpu));
+        }
+        match wafer::sequence(first) {
+            None => return wrong("synopses of different generations were merged".to_owned()),
+            Some(sequence) if u64::from(sequence) != cycle & u64::from(wafer::SEQUENCE_MAX) => {
+                return wrong(format!("the list of generation {sequence} came back"));
+            }
+            Some(_) => {}
+        }
+        self.next[pipeline as usize] = cycle + 1;
+        self.files[wafer.stream as usize].write(first)?;
         Ok(())
     }
 

@@ -1,5 +1,7 @@
 //! The payload of a simulated run: ordinary memory, copies by the CPU, kernels in their CPU form.
 
+mod wafers;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,6 +12,7 @@ use headway_device::kernel::{Kernel, KernelError};
 
 use crate::blocks::{DataError, Gatherer, Scatterer};
 use crate::kernels::Kernels;
+use wafers::WaferHost;
 
 /// A payload that cannot go on.
 #[derive(Debug, thiserror::Error)]
@@ -45,6 +48,8 @@ pub struct HostPayload {
     scatterer: Scatterer,
     stages: BTreeMap<(u32, u32), Stage>,
     open: BTreeMap<(u32, u64), Open>,
+    /// Pipelines of wafers, by number.
+    wafers: BTreeMap<u32, WaferHost>,
     /// Buffers of delivered cycles, by pipeline: a cycle takes them over instead of allocating.
     spare: Vec<Vec<Vec<Vec<u8>>>>,
     interrupt: Arc<AtomicBool>,
@@ -64,14 +69,22 @@ impl HostPayload {
         interrupt: Arc<AtomicBool>,
     ) -> Result<Self, KernelError> {
         let mut stages = BTreeMap::new();
-        for (pipeline, step, kernel) in kernels.stages() {
+        let mut wafers = BTreeMap::new();
+        for (number, pipeline) in (0u32..).zip(&plan.pipelines) {
+            if let Source::Wafer(planned) = &pipeline.source
+                && let Some(wafer) = WaferHost::new(planned, kernels, number)?
+            {
+                wafers.insert(number, wafer);
+            }
+        }
+        for (pipeline, step, kernel) in kernels.stages().filter(|(pipeline, ..)| !wafers.contains_key(pipeline)) {
             let lanes = kernels.lanes(pipeline);
             let mut state = vec![0; kernel.state_bytes(lanes.len())];
             kernel.init_state(lanes, &mut state)?;
             stages.insert((pipeline, step), Stage { kernel: Arc::clone(kernel), state });
         }
         let spare = plan.pipelines.iter().map(|_| Vec::new()).collect();
-        Ok(Self { plan, gatherer, scatterer, stages, open: BTreeMap::new(), spare, interrupt })
+        Ok(Self { plan, gatherer, scatterer, stages, open: BTreeMap::new(), wafers, spare, interrupt })
     }
 
     /// Ends the run: writes everything out and returns the bytes of each stream.
@@ -88,6 +101,9 @@ impl Payload for HostPayload {
 
     fn gather(&mut self, pipeline: u32, cycle: u64) -> Result<Gathered, HostError> {
         let planned = &self.plan.pipelines[pipeline as usize];
+        if let Some(wafer) = self.wafers.get_mut(&pipeline) {
+            return wafer.gather(planned, cycle);
+        }
         let mut buffers = self.spare[pipeline as usize]
             .pop()
             .unwrap_or_else(|| vec![vec![0; planned.reserve.0 as usize]; planned.steps.len() + 1]);
@@ -105,6 +121,9 @@ impl Payload for HostPayload {
             return Err(HostError::Interrupted);
         }
         let planned = &self.plan.pipelines[piece.pipeline as usize];
+        if let Some(wafer) = self.wafers.get_mut(&piece.pipeline) {
+            return wafer.execute(planned, piece);
+        }
         if !matches!(planned.source, Source::Streams(_)) {
             return Ok(()); // Messages and flows carry no user's bytes.
         }
@@ -127,6 +146,9 @@ impl Payload for HostPayload {
     }
 
     fn deliver(&mut self, pipeline: u32, cycle: u64) -> Result<(), HostError> {
+        if let Some(wafer) = self.wafers.get_mut(&pipeline) {
+            return wafer.deliver(pipeline, cycle, &mut self.scatterer);
+        }
         if let Some(open) = self.open.remove(&(pipeline, cycle)) {
             let last = open.buffers.last().expect("there is a buffer before the first step");
             self.scatterer.scatter(pipeline, cycle, &last[..open.block])?;

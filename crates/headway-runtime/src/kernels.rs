@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use headway_core::plan::{Plan, Source, Work};
+use headway_core::plan::{Plan, PlannedWafer, Source, Work};
 use headway_core::workload::Workload;
-use headway_device::kernel::{Kernel, Lane};
+use headway_device::kernel::{Camera, Kernel, Lane};
 
 /// A kernel that nobody wrote.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -46,7 +46,14 @@ impl Kernels {
                     .iter()
                     .map(|&stream| {
                         let stream = &workload.streams[stream as usize];
-                        Lane { stream: stream.id.clone(), cipher: stream.cipher }
+                        Lane { stream: stream.id.clone(), cipher: stream.cipher, camera: None }
+                    })
+                    .collect(),
+                Source::Wafer(PlannedWafer { stream, wafer, .. }) => (0..wafer.cameras)
+                    .map(|number| Lane {
+                        stream: workload.streams[*stream as usize].id.clone(),
+                        cipher: None,
+                        camera: Some(Camera { wafer: *wafer, number }),
                     })
                     .collect(),
                 Source::Message | Source::Batch(_) | Source::Flow => Vec::new(),

@@ -10,4 +10,5 @@ pub mod outlet;
 pub mod ring;
 pub mod sharing;
 pub mod staging;
+pub mod wafer;
 pub mod wall;

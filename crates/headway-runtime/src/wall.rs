@@ -7,6 +7,7 @@
 
 mod buffers;
 mod feed;
+mod wafers;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -259,7 +260,8 @@ pub fn run_work(
 fn prepare(plan: &Plan, buffers: &Buffers, supply: &mut dyn Supply) -> Result<(), RunError> {
     for (number, pipeline) in (0u32..).zip(&plan.pipelines) {
         for slot in 0..buffers.slots(number) {
-            let buffer = buffers.first(number, slot);
+            // A wafer's ring is filled with its buffers.
+            let buffers::Ends::Block(buffer) = buffers.first(number, slot) else { continue };
             let what = || format!("buffers of pipeline `{}`", pipeline.name);
             let mut span = buffer
                 .claim(0..buffer.len(), Access::Write)
@@ -425,9 +427,10 @@ impl Driver<'_> {
         while let Some(action) = self.dispatcher.poll_action() {
             log(&Record { at: now, what: What::Action(action.clone()) });
             match action {
-                Action::Submit { operation, pipeline, cycle, step, index: _, offset, bytes } => {
+                Action::Submit { operation, pipeline, cycle, step, index, offset, bytes } => {
                     let open = self.open[&(pipeline, cycle)];
-                    let piece = buffers::Piece { pipeline, step, slot: open.slot, block: open.block, offset, bytes };
+                    let Open { slot, block } = open;
+                    let piece = buffers::Piece { pipeline, step, index, slot, block, offset, bytes };
                     self.under_way.insert(operation, (pipeline, cycle, step));
                     let submitted = self.buffers.submit(self.devices, &piece, operation);
                     submitted.map_err(|source| self.failed(pipeline, cycle, step, source))?;

@@ -141,7 +141,7 @@ fn every_stream_comes_out_as_one_unbroken_chain() {
         headway_core::block::write_header(&mut block, 0, &[bytes]).unwrap();
         let data = headway_core::block::header_bytes(1)..headway_core::block::header_bytes(1) + bytes as usize;
         intake.read(number, 0, &mut block[data.clone()]).unwrap();
-        let lane = headway_device::Lane { stream: stream.id.clone(), cipher: stream.cipher };
+        let lane = headway_device::Lane { stream: stream.id.clone(), cipher: stream.cipher, camera: None };
         let mut state = vec![0; kernel.state_bytes(1)];
         kernel.init_state(&[lane], &mut state).unwrap();
         let mut expected = vec![0; block.len()];

@@ -17,7 +17,7 @@ use headway_core::interconnect::Starved;
 use headway_core::log::{Record, What};
 use headway_core::machine::Machine;
 use headway_core::payload::{Gathered, Payload};
-use headway_core::plan::{Plan, Source};
+use headway_core::plan::Plan;
 use headway_core::units::{Bytes, Nanos};
 use headway_core::workload::OnMiss;
 use rand_core::{Rng, SeedableRng};
@@ -191,7 +191,7 @@ impl<P: Payload, L: FnMut(&Record)> Driver<'_, P, L> {
         // Refused if some time of the run would not fit, so that the rest may add.
         self.feed(Input::Start { epoch, cycles, packets })?;
         for (number, (pipeline, &cycles)) in (0u32..).zip(self.plan.pipelines.iter().zip(&run.cycles)) {
-            if matches!(pipeline.source, Source::Streams(_)) && cycles > 0 {
+            if pipeline.source.is_fed() && cycles > 0 {
                 let at = self.data_at(number, 0);
                 self.arrivals.push(Reverse((at, number, 0)));
             }

@@ -62,6 +62,7 @@ fn stream(machine: &Machine, draw: &mut Draw, number: usize) -> Stream {
         steps,
         on_miss: OnMiss::Finish,
         cipher: None,
+        wafer: None,
     }
 }
 

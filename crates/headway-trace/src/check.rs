@@ -2,7 +2,7 @@
 
 use headway_core::dispatch::{Action, Event, Input};
 use headway_core::log::{Header, Record, What};
-use headway_core::plan::{Pipeline, Plan, PlannedStep, Source, Work};
+use headway_core::plan::{Pipeline, Plan, PlannedStep, Work};
 use headway_core::units::Nanos;
 
 /// Times must stay below this, so that a sum of two fits 64 bits.
@@ -25,9 +25,7 @@ pub(crate) fn header(header: &Header) -> Result<(), String> {
         if pipeline.period == Nanos::ZERO || pipeline.steps.is_empty() || last >= LATEST {
             return Err(format!("pipeline `{}` has no period, no steps or too many cycles", pipeline.name));
         }
-        if let Source::Streams(streams) = &pipeline.source
-            && streams.iter().any(|&stream| stream as usize >= plan.streams.len())
-        {
+        if pipeline.source.streams().iter().any(|&stream| stream as usize >= plan.streams.len()) {
             return Err(format!("pipeline `{}` carries a stream that is not planned", pipeline.name));
         }
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use headway_core::dispatch::Event;
 use headway_core::log::{Source, What};
-use headway_core::plan::{Named, Outcome, PlannedCapacity, Server, Source as Fed, Strategy, Work};
+use headway_core::plan::{Named, Outcome, PlannedCapacity, Server, Strategy, Work};
 use headway_core::units::{Bytes, NANOS_PER_SECOND, Nanos, PPM, Rate};
 use serde::Serialize;
 
@@ -314,7 +314,7 @@ fn verdict(log: &Log, timeline: &Timeline, streams: &[StreamSummary]) -> Verdict
     let mut misses = streams.iter().map(|stream| stream.misses).sum();
     let mut lost = streams.iter().fold(0, |sum: u64, stream| sum.saturating_add(stream.lost));
     for (index, pipeline) in (0u32..).zip(&log.header().plan.pipelines) {
-        if matches!(pipeline.source, Fed::Streams(_)) {
+        if pipeline.source.is_fed() {
             continue;
         }
         let cycles = log.header().cycles[index as usize];

@@ -202,11 +202,7 @@ impl Timeline {
         let plan = &header.plan;
         let of_delivery = move |delivery: &'a Delivery| {
             let pipeline = &plan.pipelines[delivery.pipeline as usize];
-            let streams = match &pipeline.source {
-                headway_core::plan::Source::Streams(streams) => streams.as_slice(),
-                _ => &[],
-            };
-            streams.iter().flat_map(move |&stream| {
+            pipeline.source.streams().iter().flat_map(move |&stream| {
                 let planned = &plan.streams[stream as usize];
                 let run = header.streams[stream as usize];
                 let carried = planned.packets_in(pipeline, delivery.cycle);

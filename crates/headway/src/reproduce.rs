@@ -11,6 +11,7 @@ mod patil;
 mod site;
 mod verner;
 pub(crate) mod verner_combine;
+mod verner_wafer;
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -107,6 +108,12 @@ pub const EXPERIMENTS: &[Experiment] = &[
         about: "two blocks that share the processor interconnect; on devices, unequal blocks over what they share",
         paper: "Verner, Mendelson, Schuster 2014, Figure II.1",
         run: verner::figure_2_1,
+    },
+    Experiment {
+        name: "verner-wafer",
+        about: "how many cameras a node inspects under each policy, planned and run, every planted defect found",
+        paper: "Verner, Mendelson, Schuster 2014, V-A",
+        run: verner_wafer::run,
     },
     Experiment {
         name: "verner-aes",

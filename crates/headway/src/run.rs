@@ -11,7 +11,7 @@ use headway_core::dispatch::{Event, Limits};
 use headway_core::error::Loaded;
 use headway_core::log::{Header, Record, SCHEMA, Source, What};
 use headway_core::machine::Machine;
-use headway_core::plan::{Outcome, Plan, Strategy};
+use headway_core::plan::{Outcome, Plan, PlannedStream, Strategy};
 use headway_core::planner::Options as PlanOptions;
 use headway_core::units::Nanos;
 use headway_core::workload::Workload;
@@ -135,11 +135,18 @@ struct ManifestSegment {
 }
 
 /// The backend chosen, with its devices open.
-struct Chosen {
-    source: Source,
-    machine: Machine,
-    devices: Vec<Box<dyn Device>>,
-    warnings: Vec<String>,
+pub(crate) struct Chosen {
+    pub(crate) source: Source,
+    pub(crate) machine: Machine,
+    pub(crate) devices: Vec<Box<dyn Device>>,
+    pub(crate) warnings: Vec<String>,
+}
+
+/// A run that has ended, with its streams' results in the outlet.
+pub(crate) struct Ran {
+    pub(crate) log: Log,
+    pub(crate) kernels: Kernels,
+    pub(crate) intake: Arc<Intake>,
 }
 
 /// The granule of every step that Headway ships: AES blocks.
@@ -154,16 +161,18 @@ pub fn run(
     options: &Options,
     mut progress: impl FnMut(Progress),
 ) -> Result<Report, Error> {
-    let Chosen { source, machine, mut devices, mut warnings } = choose(options)?;
-    let plan = files::plan(&machine, workload, PlanOptions { strategy: options.strategy })?;
+    let mut chosen = choose(options)?;
+    let mut warnings = std::mem::take(&mut chosen.warnings);
+    let mut plan = files::plan(&chosen.machine, workload, PlanOptions { strategy: options.strategy })?;
     accept(&plan, options, &mut warnings)?;
+    let seed = options.seed.unwrap_or(workload.value.seed);
+    sow(&mut plan, seed);
     let plan = Arc::new(plan);
-    let kernels = Kernels::of(&plan, &workload.value)?;
+    let source = chosen.source;
     let place =
         options.out.clone().unwrap_or_else(|| Path::new("out").join(format!("{}-{source}", plan.workload.name)));
     let outlet = Outlet::create(&place)?;
-    let seed = options.seed.unwrap_or(workload.value.seed);
-    let intake = Arc::new(intake(&plan, &workload.value, options, &outlet, seed)?);
+    let Ran { log, kernels, intake } = execute(&mut chosen, &plan, &workload.value, options, &outlet, &mut progress)?;
     let padded = intake.shares().iter().filter(|share| share.padding > 0).count();
     if padded > 0 {
         warnings.push(format!(
@@ -171,24 +180,9 @@ pub fn run(
             plan.streams.len()
         ));
     }
-    let gatherer = Gatherer::new(Arc::clone(&plan), Arc::clone(&intake));
-    let header = Header {
-        schema: SCHEMA,
-        source,
-        version: VERSION.to_owned(),
-        commit: COMMIT.to_owned(),
-        seed,
-        devices: devices.iter().map(|device| device.description().name.clone()).collect(),
-        plan: Plan::clone(&plan),
-        cycles: cycles(&plan, gatherer.cycles(), options.duration.unwrap_or(workload.value.duration)),
-        streams: gatherer.runs().to_vec(),
-    };
-    let scatterer = Scatterer::new(gatherer.clone(), &outlet)?;
-    let parts = Parts { plan: &plan, machine: &machine, header: &header, kernels: &kernels, gatherer, scatterer };
-    let records = parts.drive(&mut devices, options, &mut progress)?;
     let mut verified = 0;
     if options.verify {
-        let lost: BTreeSet<u32> = records.iter().filter_map(lost_packet).collect();
+        let lost: BTreeSet<u32> = log.records().iter().filter_map(lost_packet).collect();
         verified = plan.streams.len() - lost.len();
         if !lost.is_empty() {
             warnings.push(format!("{} streams lost packets and were not compared with the CPU's result", lost.len()));
@@ -197,7 +191,6 @@ pub fn run(
             progress(Progress { phase: "verifying", done: done as u64, total: verified as u64 });
         })?;
     }
-    let log = Log::new(header, records, "this run")?;
     let summary = summary::summarize(&log);
     progress(Progress { phase: "writing", done: 0, total: 1 });
     write_log(&outlet, &log)?;
@@ -209,6 +202,73 @@ pub fn run(
     let folder = outlet.publish()?;
     let files = ["run.jsonl", report::TRACE, report::PAGE, "streams"].map(|name| folder.join(name)).to_vec();
     Ok(Report { schema: 1, summary, verified, folder, files, warnings })
+}
+
+/// Gives the run's seed to what is drawn in the plan.
+fn sow(plan: &mut Plan, seed: u64) {
+    for pipeline in &mut plan.pipelines {
+        if let headway_core::plan::Source::Wafer(planned) = &mut pipeline.source {
+            planned.wafer.seed = seed;
+        }
+    }
+}
+
+/// Runs `plan` on what was chosen; the results of its streams go into `outlet`.
+///
+/// # Errors
+/// [`Error`].
+pub(crate) fn execute(
+    chosen: &mut Chosen,
+    plan: &Arc<Plan>,
+    workload: &Workload,
+    options: &Options,
+    outlet: &Outlet,
+    progress: &mut impl FnMut(Progress),
+) -> Result<Ran, Error> {
+    let Chosen { source, machine, devices, .. } = chosen;
+    let source = *source;
+    let kernels = Kernels::of(plan, workload)?;
+    let seed = options.seed.unwrap_or(workload.seed);
+    let duration = options.duration.unwrap_or(workload.duration);
+    let (intake, gatherer) = match wafer_of(plan) {
+        Some(stream) => (Arc::default(), Gatherer::of_wafer(Arc::clone(plan), generations(stream, duration, options)?)),
+        None => {
+            let intake = Arc::new(intake(plan, workload, options, outlet, seed)?);
+            (Arc::clone(&intake), Gatherer::new(Arc::clone(plan), intake))
+        }
+    };
+    let header = Header {
+        schema: SCHEMA,
+        source,
+        version: VERSION.to_owned(),
+        commit: COMMIT.to_owned(),
+        seed,
+        devices: devices.iter().map(|device| device.description().name.clone()).collect(),
+        plan: Plan::clone(plan),
+        cycles: cycles(plan, gatherer.cycles(), duration),
+        streams: gatherer.runs().to_vec(),
+    };
+    let scatterer = Scatterer::new(gatherer.clone(), outlet)?;
+    let parts = Parts { plan, machine, header: &header, kernels: &kernels, gatherer, scatterer };
+    let records = parts.drive(devices, options, progress)?;
+    Ok(Ran { log: Log::new(header, records, "this run")?, kernels, intake })
+}
+
+/// The stream of the plan's wafer, if it has one.
+fn wafer_of(plan: &Plan) -> Option<&PlannedStream> {
+    let wafers = plan.pipelines.iter().filter(|p| matches!(p.source, headway_core::plan::Source::Wafer(_)));
+    wafers.flat_map(|p| p.source.streams()).map(|&stream| &plan.streams[stream as usize]).next()
+}
+
+/// Generations that arrive in `duration`.
+fn generations(stream: &PlannedStream, duration: Nanos, options: &Options) -> Result<u64, Error> {
+    if options.input.is_some() {
+        return Err(Error::Options("the images of a wafer are synthetic: leave out `--input`"));
+    }
+    match duration.0 / stream.period.0 {
+        0 => Err(Error::Options("no generation of images arrives in that time; choose a longer `--duration`")),
+        generations => Ok(generations),
+    }
 }
 
 /// The stream of which a record says that a packet was given up.
@@ -321,7 +381,7 @@ fn intake(plan: &Plan, workload: &Workload, options: &Options, outlet: &Outlet, 
 fn cycles(plan: &Plan, mut cycles: Vec<u64>, duration: Nanos) -> Vec<u64> {
     let horizon = if plan.streams.is_empty() { duration } else { span(plan, &cycles) };
     for (pipeline, count) in plan.pipelines.iter().zip(&mut cycles) {
-        if !matches!(pipeline.source, headway_core::plan::Source::Streams(_)) {
+        if !pipeline.source.is_fed() {
             *count = horizon.saturating_sub(pipeline.start).0.div_ceil(pipeline.period.0);
         }
     }
@@ -381,7 +441,7 @@ fn manifest<'a>(plan: &'a Plan, intake: &Intake, outlet: &Outlet) -> Vec<Manifes
 }
 
 /// Opens the devices of the backend, and finds the machine file that stands for them.
-fn choose(options: &Options) -> Result<Chosen, Error> {
+pub(crate) fn choose(options: &Options) -> Result<Chosen, Error> {
     match options.backend {
         Backend::Sim => simulation(options, Vec::new()),
         Backend::Emu => emulation(options),

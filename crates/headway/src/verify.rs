@@ -11,11 +11,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use headway_core::block;
-use headway_core::plan::{Plan, Source};
+use headway_core::plan::{Plan, PlannedWafer, Source};
+use headway_core::workload::Wafer;
 use headway_device::kernel::Kernel;
 use headway_runtime::blocks::output_name;
 use headway_runtime::intake::Intake;
 use headway_runtime::kernels::Kernels;
+use headway_runtime::wafer::{self, Ring};
 
 use crate::Error;
 
@@ -34,6 +36,13 @@ pub(crate) fn verify(
 ) -> Result<(), Error> {
     for (number, stream) in plan.streams.iter().enumerate() {
         progress(number);
+        if let Source::Wafer(planned) = &plan.pipelines[stream.pipeline as usize].source {
+            let counted = lists(planned, &folder.join(output_name(&stream.id)), interrupt)?;
+            if let Some(first) = counted.first_wrong {
+                return Err(Error::Wrong { stream: stream.id.clone(), at: first * Wafer::SYNOPSIS.0 });
+            }
+            continue;
+        }
         if lost.contains(&(number as u32)) {
             continue;
         }
@@ -76,6 +85,54 @@ pub(crate) fn verify(
         }
     }
     Ok(())
+}
+
+/// What the lists of a wafer say.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Counted {
+    /// Lists: generations that came through.
+    pub(crate) lists: u64,
+    /// Defects planted in them.
+    pub(crate) planted: u64,
+    /// Of these, listed with exactly their place and size.
+    pub(crate) found: u64,
+    /// Listed although nothing was planted there.
+    pub(crate) false_alarms: u64,
+    /// The first list that differs from what was planted.
+    pub(crate) first_wrong: Option<u64>,
+}
+
+/// Compares the lists in the file at `path` with what was planted.
+///
+/// # Errors
+/// [`Error::Read`], [`Error::Interrupted`], [`Error::Device`] for bytes that are no list.
+pub(crate) fn lists(planned: &PlannedWafer, path: &Path, interrupt: &AtomicBool) -> Result<Counted, Error> {
+    let error = |source| Error::Read { path: path.to_owned(), source };
+    let ring = Ring::new(&planned.wafer).expect("a wafer that was run can be inspected");
+    let rows: Vec<Vec<[u32; 5]>> = (0..planned.wafer.ring).map(|row| ring.planted(u64::from(row))).collect();
+    let mut file = BufReader::new(File::open(path).map_err(error)?);
+    let mut counted = Counted::default();
+    let mut list = vec![0; Wafer::SYNOPSIS.0 as usize];
+    loop {
+        match file.read_exact(&mut list) {
+            Ok(()) => {}
+            Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => return Ok(counted),
+            Err(e) => return Err(error(e)),
+        }
+        if interrupt.load(Ordering::Relaxed) {
+            return Err(Error::Interrupted);
+        }
+        let planted = &rows[ring.row(counted.lists) as usize];
+        let listed = wafer::listed(&list).map_err(Error::Device)?;
+        let found = planted.iter().filter(|defect| listed.binary_search(defect).is_ok()).count();
+        counted.planted += planted.len() as u64;
+        counted.found += found as u64;
+        counted.false_alarms += (listed.len() - found.min(listed.len())) as u64;
+        if listed != *planted && counted.first_wrong.is_none() {
+            counted.first_wrong = Some(counted.lists);
+        }
+        counted.lists += 1;
+    }
 }
 
 /// What the kernels make of `bytes` bytes of a stream from `offset` on.

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use super::{Limits, Refused, TIME_MAX};
-use crate::plan::{Pipeline, Plan, Source};
+use crate::machine::EngineClass;
+use crate::plan::{Pipeline, Plan, PlannedOperation, PlannedStep, PlannedWafer, Source, Work};
 use crate::units::{Bytes, Nanos};
 
 /// Refuses runs in which some time would be later than [`TIME_MAX`], so that the rest of this module may add.
@@ -20,8 +21,7 @@ pub(super) fn fits(plan: &Plan, epoch: Nanos, cycles: &[u64]) -> Result<(), Refu
         if last.saturating_add(windows) > wide(limit) {
             return Err(Refused::TooLong { what: format!("pipeline `{}`", pipeline.name), limit });
         }
-        let Source::Streams(streams) = &pipeline.source else { continue };
-        for stream in streams.iter().map(|&stream| &plan.streams[stream as usize]) {
+        for stream in pipeline.source.streams().iter().map(|&stream| &plan.streams[stream as usize]) {
             // Gathered packets arrive before the cycle ends that gathers them.
             let arrival =
                 if pipeline.gather == Nanos::ZERO { after(stream.start, stream.period, cycles) } else { last };
@@ -31,6 +31,23 @@ pub(super) fn fits(plan: &Plan, epoch: Nanos, cycles: &[u64]) -> Result<(), Refu
         }
     }
     Ok(())
+}
+
+/// Whether the shares of a wafer follow each other, and every step has an operation for each of them.
+fn is_whole(wafer: &PlannedWafer, steps: &[PlannedStep]) -> bool {
+    let mut next = 0;
+    for share in &wafer.shares {
+        if share.first != next || share.cameras == 0 || share.cameras > wafer.wafer.cameras - next {
+            return false;
+        }
+        next += share.cameras;
+    }
+    let peer = |operation: &PlannedOperation| matches!(operation.work, Work::Copy { class: EngineClass::Peer, .. });
+    let fits = |step: &PlannedStep| match step.operations.iter().any(peer) {
+        true => step.operations.len() == wafer.peers().count(),
+        false => step.operations.len() == wafer.shares.len(),
+    };
+    next == wafer.wafer.cameras && next > 0 && wafer.wafer.ring > 0 && steps.iter().all(fits)
 }
 
 /// Refuses gangs whose pipelines do not have the same cycles, or whose jobs could never be submitted at once.
@@ -95,13 +112,16 @@ pub(super) fn check(plan: &Plan, limits: &Limits) -> Result<(), Refused> {
                 return broken(format!("batch `{name}` does not say what its operations carry"));
             }
         }
-        if let Source::Streams(streams) = &pipeline.source {
-            for &stream in streams {
-                match plan.streams.get(stream as usize) {
-                    Some(s) if s.pipeline as usize == index && s.period > Nanos::ZERO => {}
-                    _ => return broken(format!("stream {stream} does not belong to pipeline `{name}`")),
-                }
+        for &stream in pipeline.source.streams() {
+            match plan.streams.get(stream as usize) {
+                Some(s) if s.pipeline as usize == index && s.period > Nanos::ZERO => {}
+                _ => return broken(format!("stream {stream} does not belong to pipeline `{name}`")),
             }
+        }
+        if let Source::Wafer(wafer) = &pipeline.source
+            && !is_whole(wafer, steps)
+        {
+            return broken(format!("`{name}` does not say which GPU inspects which images"));
         }
     }
     gangs(plan, limits)?;

@@ -24,7 +24,7 @@ impl Overload {
             Source::Streams(streams) => {
                 !streams.is_empty() && streams.iter().all(|&s| plan.streams[s as usize].on_miss == OnMiss::Skip)
             }
-            Source::Message | Source::Batch(_) | Source::Flow => false,
+            Source::Wafer(_) | Source::Message | Source::Batch(_) | Source::Flow => false,
         };
         let skips: Vec<bool> = plan.pipelines.iter().map(|pipeline| skips(&pipeline.source)).collect();
         Self { skips, paused: Vec::new() }

@@ -11,6 +11,7 @@ pub const SHIPPED: &[(&str, &str)] = &[
     ("tyan-ft72b7015", include_str!("../../machines/tyan-ft72b7015.toml")),
     ("verner-r1", include_str!("../../machines/verner-r1.toml")),
     ("verner-r2", include_str!("../../machines/verner-r2.toml")),
+    ("wafer-k20m", include_str!("../../machines/wafer-k20m.toml")),
 ];
 
 /// The shipped machine called `name`.

@@ -24,7 +24,7 @@ impl Domains {
         self.parts.iter().map(|(routes, _)| routes.as_slice())
     }
 
-    fn of(&self, route: RouteId) -> Option<usize> {
+    pub(super) fn of(&self, route: RouteId) -> Option<usize> {
         self.parts.iter().position(|(routes, _)| routes.contains(&route))
     }
 
@@ -109,7 +109,7 @@ impl Planner<'_> {
     /// What the streams ask of a domain's server.
     fn fixed(&self, pipelines: &[Pipeline], domain: usize, domains: &Domains) -> Result<Vec<Task>, PlanError> {
         let mut tasks = Vec::new();
-        for pipeline in pipelines.iter().filter(|p| matches!(p.source, Source::Streams(_))) {
+        for pipeline in pipelines.iter().filter(|p| p.source.is_fed()) {
             for step in &pipeline.steps {
                 let mut cost = Nanos::ZERO;
                 for operation in &step.operations {

@@ -6,6 +6,7 @@ use super::{
     Bytes, Domains, EngineId, Nanos, Outcome, PPM, Pipeline, PlanError, PlannedBatch, PlannedStep, Planner, RouteId,
     Server, Source, Strategy, Strength, Verdict, Work,
 };
+use crate::machine::EngineClass;
 use crate::plan::Violation;
 use crate::schedulability::{self, ChunkFlow, Task};
 use crate::units::Rate;
@@ -103,6 +104,14 @@ impl Planner<'_> {
                 pipeline.steps.iter_mut().for_each(|step| step.piece = step.cost);
                 continue;
             }
+            if let Source::Wafer(planned) = &pipeline.source
+                && self.strategy != Strategy::Partitioned
+            {
+                for step in &mut pipeline.steps {
+                    self.price_spread(planned, step, &used, domains)?;
+                }
+                continue;
+            }
             for step in &mut pipeline.steps {
                 let mut per_engines: BTreeMap<Vec<EngineId>, Nanos> = BTreeMap::new();
                 for operation in &step.operations {
@@ -153,6 +162,9 @@ impl Planner<'_> {
                 let name = match engines.as_slice() {
                     [one] => self.machine.engines[one.at()].id.clone(),
                     _ if self.strategy == Strategy::Generation => "node".to_owned(),
+                    several if pipelines.iter().any(|p| matches!(p.source, Source::Wafer(_))) => {
+                        self.common_name(several).to_owned()
+                    }
                     _ => "transfers".to_owned(),
                 };
                 (name, engines)
@@ -165,6 +177,18 @@ impl Planner<'_> {
         Server { name, engines, in_flight: 1, verdict }
     }
 
+    /// What engines on several GPUs have in common.
+    fn common_name(&self, engines: &[EngineId]) -> &'static str {
+        let all = |class| engines.iter().all(|engine| self.machine.engines[engine.at()].serves == [class]);
+        match () {
+            () if all(EngineClass::H2d) => "h2d engines",
+            () if all(EngineClass::D2h) => "d2h engines",
+            () if all(EngineClass::Peer) => "peer engines",
+            () if all(EngineClass::Ee) => "execution engines",
+            () => "transfers",
+        }
+    }
+
     /// Cuts each copy of a server into the largest chunks with which every window holds; whether there are any.
     ///
     /// Only where every job is one copy: a kernel and a batch run whole. Each has a size of its own: what is due first
@@ -173,7 +197,7 @@ impl Planner<'_> {
         let used = routes_of(pipelines);
         let mut flows = Vec::new();
         for (pipeline, step) in steps_on(at, pipelines) {
-            if pipeline.gang.is_some() {
+            if pipeline.gang.is_some() || matches!(pipeline.source, Source::Wafer(_)) {
                 return false;
             }
             let [operation] = step.operations.as_slice() else { return false };

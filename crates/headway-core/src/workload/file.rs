@@ -19,14 +19,14 @@ const CIPHER_BLOCK: u64 = 16;
 
 const TOP: &[&str] = &["name", "description", "run", "stream", "message", "flow", "task", "sharing"];
 const RUN: &[&str] = &["duration", "seed", "cycle", "grouping", "transform"];
-const STREAM: &[&str] = &["id", "packet", "period", "deadline", "start", "gpu", "on_miss", "steps", "key", "iv"];
-const STEP: &[&str] = &["copy", "compute"];
+const STREAM: &[&str] =
+    &["id", "packet", "period", "deadline", "start", "gpu", "on_miss", "steps", "key", "iv", "wafer"];
+const STEP: &[&str] = &["copy", "compute", "exchange"];
 const MESSAGE: &[&str] = &["id", "period", "start", "blocks"];
 const BLOCK: &[&str] = &["from", "to", "bytes"];
 const FLOW: &[&str] = &["id", "server", "start", "cost", "period", "deadline"];
 const CYCLES: &[(&str, Cycle)] = &[("auto", Cycle::Auto), ("paper", Cycle::Paper), ("arrival", Cycle::Arrival)];
-const GROUPINGS: &[(&str, Grouping)] =
-    &[("class", Grouping::Class), ("each", Grouping::Each), ("gpu", Grouping::Gpu)];
+const GROUPINGS: &[(&str, Grouping)] = &[("class", Grouping::Class), ("each", Grouping::Each), ("gpu", Grouping::Gpu)];
 const TRANSFORMS: &[(&str, Mode)] =
     &[("fast", Mode::Fast), ("greedy", Mode::Greedy), ("search", Mode::Search), ("optimal", Mode::Optimal)];
 const ON_MISS: &[(&str, OnMiss)] = &[("finish", OnMiss::Finish), ("skip", OnMiss::Skip), ("stop", OnMiss::Stop)];
@@ -68,7 +68,8 @@ fn read(source: &Source) -> Result<(Workload, BTreeMap<String, Range<usize>>), F
     };
     reader.run(&mut top, &mut workload)?;
     for table in top.tables("stream", STREAM)? {
-        workload.streams.push(reader.stream(table)?);
+        let stream = reader.stream(table, workload.seed)?;
+        workload.streams.push(stream);
     }
     for table in top.tables("message", MESSAGE)? {
         workload.messages.push(reader.message(table)?);
@@ -77,6 +78,7 @@ fn read(source: &Source) -> Result<(Workload, BTreeMap<String, Range<usize>>), F
         workload.flows.push(reader.flow(table)?);
     }
     reader.tasks(&mut top, &mut workload)?;
+    super::wafer_file::alone(source, &workload)?;
     if workload.streams.is_empty()
         && workload.messages.is_empty()
         && workload.flows.is_empty()
@@ -185,21 +187,41 @@ impl Reader {
         Ok(())
     }
 
-    fn stream(&mut self, mut table: Table<'_>) -> Result<Stream, FileError> {
+    fn stream(&mut self, mut table: Table<'_>, seed: u64) -> Result<Stream, FileError> {
         let (id, part) = self.identify(&mut table, "stream")?;
-        let packet_field = self.require(&mut table, &part, "packet", "\"16 KiB\"")?;
-        let packet = packet_field.size_above_zero("16 KiB")?;
+        let wafer = self.take(&mut table, &part, "wafer").map(|field| Self::wafer(field, seed)).transpose()?;
+        let packet_field = match wafer {
+            Some(_) => self.take(&mut table, &part, "packet"),
+            None => Some(self.require(&mut table, &part, "packet", "\"16 KiB\"")?),
+        };
+        let packet = match (&wafer, &packet_field) {
+            (None, Some(field)) => field.size_above_zero("16 KiB")?,
+            (Some(wafer), field) => Self::generation(field.as_ref(), wafer)?,
+            (None, None) => unreachable!("a packet was required"),
+        };
         let period = self.require(&mut table, &part, "period", "\"4 ms\"")?.time_above_zero("4 ms")?;
         let deadline_field = self.require(&mut table, &part, "deadline", "\"40 ms\"")?;
         let deadline = deadline_field.time_above_zero("40 ms")?;
         let start = self.take(&mut table, &part, "start").map_or(Ok(Nanos::ZERO), |f| f.time())?;
-        let gpu = self.take(&mut table, &part, "gpu").map_or(Ok(Placement::Auto), |f| placement(&f))?;
+        let gpu = match self.take(&mut table, &part, "gpu") {
+            Some(field) if wafer.is_some() => {
+                let help = "leave `gpu` out".to_owned();
+                return Err(field.key_error("the images of a wafer are dealt to all GPUs", Some(help)));
+            }
+            field => field.map_or(Ok(Placement::Auto), |f| placement(&f))?,
+        };
         let on_miss_field = self.take(&mut table, &part, "on_miss");
         let on_miss = on_miss_field.as_ref().map_or(Ok(OnMiss::Finish), |f| f.word(ON_MISS))?;
         let steps_field = self.require(&mut table, &part, "steps", "[{ copy = \"host -> gpu\" }]")?;
+        let misplaced = Self::misplaced(&steps_field);
         let (steps, encrypts) = self.steps(steps_field, &part, &gpu)?;
+        Self::inspection(&steps, wafer.is_some(), misplaced)?;
         if let (Some(field), OnMiss::Skip, Some(_)) = (&on_miss_field, on_miss, &encrypts) {
             let message = format!("stream `{id}` encrypts in a chain, in which no packet can be left out");
+            return Err(field.error(message, Some("write `on_miss = \"finish\"` or `on_miss = \"stop\"`".to_owned())));
+        }
+        if let (Some(field), OnMiss::Skip, Some(_)) = (&on_miss_field, on_miss, &wafer) {
+            let message = "no image of a wafer is left out";
             return Err(field.error(message, Some("write `on_miss = \"finish\"` or `on_miss = \"stop\"`".to_owned())));
         }
         // The cycle is deadline / (steps + 1): one step more than is written, as packets are gathered first.
@@ -210,7 +232,10 @@ impl Reader {
                 format!("write at least `deadline = \"{shortest} ns\"`: a nanosecond for gathering and each step");
             return Err(deadline_field.error(message, Some(help)));
         }
-        if encrypts.is_some() && !packet.0.is_multiple_of(CIPHER_BLOCK) {
+        if let Some(packet_field) = &packet_field
+            && encrypts.is_some()
+            && !packet.0.is_multiple_of(CIPHER_BLOCK)
+        {
             let message =
                 format!("`{}` is not a multiple of {CIPHER_BLOCK} bytes as `{CIPHER}` needs", packet_field.excerpt());
             let help = format!("write for example `packet = \"{} B\"`", packet.0.next_multiple_of(CIPHER_BLOCK));
@@ -221,7 +246,7 @@ impl Reader {
             let help = "add `key` and `iv`, 32 hexadecimal digits each, to the stream".to_owned();
             return Err(step.error(format!("stream `{id}` encrypts but has no key"), Some(help)));
         }
-        Ok(Stream { id, packet, period, deadline, start, gpu, steps, on_miss, cipher })
+        Ok(Stream { id, packet, period, deadline, start, gpu, steps, on_miss, cipher, wafer })
     }
 
     /// Reads the steps; returns also the first one that encrypts.
@@ -237,9 +262,13 @@ impl Reader {
         for (i, element) in list.elements("[{ copy = \"host -> gpu\" }]")?.into_iter().enumerate() {
             self.note(format!("{part}.steps.{i}"), &element.span);
             let mut table = element.table("a step", STEP)?;
-            match (table.take("copy"), table.take("compute")) {
-                (Some(copy), None) => steps.push(copy_step(&copy, &mut at, gpu)?),
-                (None, Some(compute)) => {
+            match (table.take("copy"), table.take("compute"), table.take("exchange")) {
+                (Some(copy), None, None) => steps.push(copy_step(&copy, &mut at, gpu)?),
+                (None, None, Some(exchange)) => {
+                    exchange.word(&[("gpus", ())])?;
+                    steps.push(Step::Exchange);
+                }
+                (None, Some(compute), None) => {
                     let kernel = compute.name()?;
                     on_own_gpu(&compute, at.as_ref(), gpu)?;
                     let cipher = kernel == CIPHER;

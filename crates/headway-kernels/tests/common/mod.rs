@@ -35,7 +35,7 @@ pub(crate) fn cipher(random: &mut impl Rng) -> Cipher {
 }
 
 pub(crate) fn lane(cipher: Cipher) -> Lane {
-    Lane { stream: "camera".into(), cipher: Some(cipher) }
+    Lane { stream: "camera".into(), cipher: Some(cipher), camera: None }
 }
 
 /// A block of these lanes. Its padding is not zero, as in a buffer that was used before.

@@ -13,6 +13,8 @@ int main(int count, char** arguments)
     }
     return run_all(arguments[1], {
         { "inspect", program(true, inspect) },
+        { "inspect_block", program(true, inspect_block) },
         { "inspect_merge", program(true, inspect_merge) },
+        { "inspect_merge_block", program(true, inspect_merge_block) },
     });
 }

@@ -9,6 +9,7 @@ use headway_device::{Access, Buffer, Device, DeviceError, HostKind, Kernel, Kern
 use headway_os::clock;
 
 use super::RunError;
+use super::wafers::WaferLane;
 use crate::kernels::Kernels;
 
 /// How long setting up one state may take before the device counts as hanging.
@@ -18,6 +19,7 @@ const PREPARE_MAX: Nanos = Nanos(30_000_000_000);
 pub(super) struct Piece {
     pub(super) pipeline: u32,
     pub(super) step: u32,
+    pub(super) index: u32,
     pub(super) slot: usize,
     pub(super) block: Bytes,
     pub(super) offset: Bytes,
@@ -37,7 +39,12 @@ enum Stepped {
     Compute(Stage),
 }
 
-struct Lane {
+enum Lane {
+    Block(BlockLane),
+    Wafer(WaferLane),
+}
+
+struct BlockLane {
     gpu: usize,
     steps: Vec<Stepped>,
     /// Per slot: one buffer before the first step and one after each.
@@ -61,6 +68,10 @@ impl Buffers {
         let mut loaded: Vec<Vec<(&'static str, KernelId)>> = vec![Vec::new(); count];
         let mut pipelines = Vec::new();
         for (number, pipeline) in (0u32..).zip(&plan.pipelines) {
+            if let Source::Wafer(planned) = &pipeline.source {
+                pipelines.push(Lane::Wafer(WaferLane::new(planned, pipeline, devices, kernels, number)?));
+                continue;
+            }
             if !matches!(pipeline.source, Source::Streams(_)) {
                 let object = format!("`{}`", pipeline.name);
                 let reason = "messages and flows have no data; plan them, or run them with `--backend sim`";
@@ -95,24 +106,35 @@ impl Buffers {
                     what: format!("buffers of pipeline `{}`", pipeline.name),
                     source,
                 })?;
-            pipelines.push(Lane { gpu: gpu as usize, steps, slots });
+            pipelines.push(Lane::Block(BlockLane { gpu: gpu as usize, steps, slots }));
         }
         Ok(Self { pipelines })
     }
 
     /// How many cycles of a pipeline can hold buffers at a time.
     pub(super) fn slots(&self, pipeline: u32) -> usize {
-        self.pipelines[pipeline as usize].slots.len()
+        match &self.pipelines[pipeline as usize] {
+            Lane::Block(lane) => lane.slots.len(),
+            Lane::Wafer(lane) => lane.slots(),
+        }
     }
 
-    /// The buffer that a cycle's block is packed into.
-    pub(super) fn first(&self, pipeline: u32, slot: usize) -> &Buffer {
-        &self.pipelines[pipeline as usize].slots[slot][0]
+    /// The buffers of a slot that a cycle's data is put into.
+    pub(super) fn first(&self, pipeline: u32, slot: usize) -> Ends<'_> {
+        match &self.pipelines[pipeline as usize] {
+            Lane::Block(lane) => Ends::Block(&lane.slots[slot][0]),
+            Lane::Wafer(lane) => Ends::Wafer(lane),
+        }
     }
 
-    /// The buffer that a cycle's result is in.
-    pub(super) fn last(&self, pipeline: u32, slot: usize) -> &Buffer {
-        self.pipelines[pipeline as usize].slots[slot].last().expect("a slot has a buffer before the first step")
+    /// The buffers of a slot that a cycle's result is in.
+    pub(super) fn last(&self, pipeline: u32, slot: usize) -> Ends<'_> {
+        match &self.pipelines[pipeline as usize] {
+            Lane::Block(lane) => {
+                Ends::Block(lane.slots[slot].last().expect("a slot has a buffer before the first step"))
+            }
+            Lane::Wafer(lane) => Ends::Wafer(lane),
+        }
     }
 
     /// Submits a piece to its engine.
@@ -122,7 +144,10 @@ impl Buffers {
         piece: &Piece,
         operation: u64,
     ) -> Result<(), DeviceError> {
-        let lane = &self.pipelines[piece.pipeline as usize];
+        let lane = match &self.pipelines[piece.pipeline as usize] {
+            Lane::Block(lane) => lane,
+            Lane::Wafer(lane) => return lane.submit(devices, piece, operation),
+        };
         let slot = &lane.slots[piece.slot];
         let (input, output) = (&slot[piece.step as usize], &slot[piece.step as usize + 1]);
         let device = &mut devices[lane.gpu];
@@ -146,6 +171,14 @@ impl Buffers {
             }
         }
     }
+}
+
+/// Where the host puts or finds the data of a cycle.
+pub(super) enum Ends<'a> {
+    /// One packed block.
+    Block(&'a Buffer),
+    /// Images, or lists, of every GPU.
+    Wafer(&'a WaferLane),
 }
 
 /// One buffer before the first step and one after each, where its data lies then.
@@ -194,12 +227,17 @@ fn stage(
 }
 
 /// Copies `bytes` to a new buffer of device memory and waits for it.
-fn upload(device: &mut dyn Device, bytes: &[u8]) -> Result<Buffer, DeviceError> {
+pub(super) fn upload(device: &mut dyn Device, bytes: &[u8]) -> Result<Buffer, DeviceError> {
     let host = device.host_buffer(bytes.len(), HostKind::Pinned)?;
     let memory = device.device_buffer(bytes.len())?;
     host.claim(0..bytes.len(), Access::Write)?.bytes_mut()?.copy_from_slice(bytes);
     let (from, to) = (host.claim(0..bytes.len(), Access::Read)?, memory.claim(0..bytes.len(), Access::Write)?);
     device.submit(EngineClass::H2d, Operation::Copy { method: Method::Dma, from, to }, u64::MAX)?;
+    settle(device).map(|()| memory)
+}
+
+/// Waits for the end of the only operation of a device.
+pub(super) fn settle(device: &mut dyn Device) -> Result<(), DeviceError> {
     let deadline = clock::now() + PREPARE_MAX;
     let mut done = Vec::new();
     while done.is_empty() {
@@ -209,5 +247,5 @@ fn upload(device: &mut dyn Device, bytes: &[u8]) -> Result<Buffer, DeviceError> 
         }
         std::thread::yield_now();
     }
-    done.remove(0).result.map(|()| memory)
+    done.remove(0).result
 }

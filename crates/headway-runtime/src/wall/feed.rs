@@ -10,7 +10,7 @@ use headway_core::units::Bytes;
 use headway_device::{Access, DeviceError};
 
 use super::Message;
-use super::buffers::Buffers;
+use super::buffers::{Buffers, Ends};
 use crate::blocks::{Collect, DataError, Supply};
 use crate::outlet::OutputError;
 
@@ -125,23 +125,25 @@ impl Feeder {
         let progress = &mut self.pipelines[pipeline as usize];
         let slot = progress.packed % self.buffers.slots(pipeline);
         let cycle = progress.next;
-        let buffer = self.buffers.first(pipeline, slot);
-        let mut span = buffer.claim(0..buffer.len(), Access::Write).map_err(|e| self.claimed(pipeline, cycle, &e))?;
-        let bytes = span.bytes_mut().map_err(|e| self.claimed(pipeline, cycle, &e))?;
-        let gathered = self.supply.supply(pipeline, cycle, slot, bytes)?;
-        drop(span);
+        let block = match self.buffers.first(pipeline, slot) {
+            Ends::Block(buffer) => {
+                let plan = &self.plan;
+                let claimed = |error: DeviceError| {
+                    let pipeline = plan.pipelines[pipeline as usize].name.clone();
+                    DataError::Sequence { pipeline, cycle, what: error.to_string() }
+                };
+                let mut span = buffer.claim(0..buffer.len(), Access::Write).map_err(claimed)?;
+                self.supply.supply(pipeline, cycle, slot, span.bytes_mut().map_err(claimed)?)?.block
+            }
+            Ends::Wafer(lane) => lane.number(slot, cycle)?,
+        };
         let progress = &mut self.pipelines[pipeline as usize];
         progress.next += 1;
-        if gathered.block > Bytes(0) {
+        if block > Bytes(0) {
             progress.packed += 1;
             progress.under_way.push_back(cycle);
         }
-        Ok(Message::Data { pipeline, cycle, slot, block: gathered.block })
-    }
-
-    fn claimed(&self, pipeline: u32, cycle: u64, error: &DeviceError) -> DataError {
-        let pipeline = self.plan.pipelines[pipeline as usize].name.clone();
-        DataError::Sequence { pipeline, cycle, what: error.to_string() }
+        Ok(Message::Data { pipeline, cycle, slot, block })
     }
 }
 
@@ -188,7 +190,12 @@ impl Sink {
             cycle,
             what: error.to_string(),
         };
-        let span = self.buffers.last(pipeline, slot).claim(0..block.0 as usize, Access::Read).map_err(claimed)?;
-        self.collect.collect(pipeline, cycle, slot, span.bytes().map_err(claimed)?)
+        match self.buffers.last(pipeline, slot) {
+            Ends::Block(buffer) => {
+                let span = buffer.claim(0..block.0 as usize, Access::Read).map_err(claimed)?;
+                self.collect.collect(pipeline, cycle, slot, span.bytes().map_err(claimed)?)
+            }
+            Ends::Wafer(lane) => lane.deliver(slot, (pipeline, cycle), self.collect.as_mut()),
+        }
     }
 }

@@ -132,7 +132,11 @@ fn small(rows: &[Row], targets: &mut Vec<Target>) {
         targets.push(at_most(target, row.map(|row| row.median), 200));
     }
     let load = find(WINDOW, "load", 64, Direction::D2h, Load::Alone);
-    targets.push(at_most("window load of 64 B, the clock's own time taken off: at most 1.2 us".to_owned(), load.map(|row| row.median), 1_200));
+    targets.push(at_most(
+        "window load of 64 B, the clock's own time taken off: at most 1.2 us".to_owned(),
+        load.map(|row| row.median),
+        1_200,
+    ));
     let trip = find(WINDOW, "round trip", 4, Direction::H2d, Load::Alone);
     targets.push(at_most("CPU to GPU to CPU round trip: at most 2 us".to_owned(), trip.map(|row| row.median), 2_000));
     let idle = find(RESIDENT, "resident", 4096, Direction::D2h, Load::Alone);

@@ -95,7 +95,11 @@ fn launches(device: &mut dyn Device, id: &str, lanes: u32, bytes: u64, effort: E
     let lens = vec![bytes; lanes as usize];
     let size = block::block_bytes(lens.iter().copied()).0 as usize;
     let described: Vec<Lane> = (0..lanes)
-        .map(|lane| Lane { stream: format!("probe {lane}"), cipher: Some(Cipher { key: [7; 16], iv: [9; 16] }) })
+        .map(|lane| Lane {
+            stream: format!("probe {lane}"),
+            cipher: Some(Cipher { key: [7; 16], iv: [9; 16] }),
+            camera: None,
+        })
         .collect();
     let state_bytes = kernel.state_bytes(lanes as usize);
     let host = device.host_buffer(size.max(state_bytes).max(1), HostKind::Pinned)?;

@@ -156,6 +156,7 @@ fn workload(machine: &Machine, draw: &mut Draw, percent: u64, seed: u64) -> Work
             ],
             on_miss: OnMiss::Finish,
             cipher: None,
+            wafer: None,
         }
     };
     Workload {

@@ -95,6 +95,7 @@ impl Demand {
             ],
             on_miss: OnMiss::Finish,
             cipher: Some(Cipher { key: secret(self.seed, 2 * at as u64), iv: secret(self.seed, 2 * at as u64 + 1) }),
+            wafer: None,
         };
         let name = format!("aes-{}-seed{}-x{}-{count}", self.kind.number, self.seed, self.scale);
         Workload {

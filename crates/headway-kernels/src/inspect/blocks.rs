@@ -1,0 +1,175 @@
+//! Inspection as steps of a stream: a GPU's images come in one packed block, and leave their synopses for all GPUs to merge.
+
+use headway_core::block::Header;
+use headway_core::workload::Wafer as Cameras;
+use headway_device::kernel::{Grid, Kernel, KernelError, Lane};
+use headway_device::port::{CpuArgument, Program};
+
+use super::wafer::Wafer;
+use super::{
+    CELLS_MAX, Inspect, Layout, LayoutError, MAGIC_SYNOPSIS, MERGE_THREADS, Merge, SCRATCH, SYNOPSIS_BYTES, THREADS,
+    steps,
+};
+use crate::lanes::bad_block;
+
+pub(crate) use headway_core::plan::{INSPECT, MERGE};
+
+/// What is known of a camera: width, height, pitch, threshold, steps of the chain, number, little-endian words.
+const CAMERA_BYTES: usize = 32;
+const CAMERA_WORDS: usize = 6;
+
+/// The synopsis of every image of a block.
+///
+/// A lane is an image, the block's cycle its sequence number. The output is no block: the synopsis of lane `i` begins at
+/// `i` times [`SYNOPSIS_BYTES`].
+#[derive(Clone, Copy, Debug, Default)]
+pub struct InspectBlock;
+
+/// The list of defects of a row of images.
+///
+/// The input is the synopses of cameras 0, 1, 2, ...; the output begins with the list, and scratch memory follows. Synopses of
+/// different images, or in another order, give a list of zeros, which [`read_list`](super::read_list) refuses.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct MergeBlock;
+
+impl MergeBlock {
+    /// Bytes of the output for `cameras` images of any size.
+    #[must_use]
+    pub const fn output(cameras: usize) -> usize {
+        SYNOPSIS_BYTES + 4 * SCRATCH * CELLS_MAX * cameras
+    }
+}
+
+/// The images of a workload.
+///
+/// # Errors
+/// [`LayoutError`].
+pub fn wafer(cameras: &Cameras) -> Result<Wafer, LayoutError> {
+    let layout = Layout::new(cameras.width as usize, cameras.height as usize, cameras.pitch as usize)?;
+    Ok(Wafer { layout, cameras: cameras.cameras as usize, defects: cameras.defects as usize, seed: cameras.seed })
+}
+
+fn camera_words(lane: &Lane) -> Result<[u32; CAMERA_WORDS], KernelError> {
+    let missing = || KernelError::MissingParameter {
+        kernel: INSPECT,
+        stream: lane.stream.clone(),
+        missing: "cameras (`wafer` of the stream)",
+    };
+    let camera = lane.camera.ok_or_else(missing)?;
+    let Cameras { width, height, pitch, operations, .. } = camera.wafer;
+    Ok([width, height, pitch, Wafer::THRESHOLD as u32, steps(operations), camera.number])
+}
+
+impl Kernel for InspectBlock {
+    fn id(&self) -> &'static str {
+        INSPECT
+    }
+
+    fn state_bytes(&self, lanes: usize) -> usize {
+        lanes.saturating_mul(CAMERA_BYTES)
+    }
+
+    fn output_bytes(&self, _input: usize, lanes: u32) -> usize {
+        lanes as usize * SYNOPSIS_BYTES
+    }
+
+    fn init_state(&self, lanes: &[Lane], state: &mut [u8]) -> Result<(), KernelError> {
+        assert!(state.len() >= self.state_bytes(lanes.len()), "the state has `state_bytes` for these lanes");
+        for (lane, state) in lanes.iter().zip(state.chunks_exact_mut(CAMERA_BYTES)) {
+            state.fill(0);
+            for (word, bytes) in camera_words(lane)?.iter().zip(state.chunks_exact_mut(4)) {
+                bytes.copy_from_slice(&word.to_le_bytes());
+            }
+        }
+        Ok(())
+    }
+
+    fn run(&self, input: &[u8], output: &mut [u8], state: &mut [u8]) -> Result<(), KernelError> {
+        let header = Header::read(input).map_err(|error| bad_block(INSPECT, error.to_string()))?;
+        let count = header.lanes.len();
+        if output.len() < count * SYNOPSIS_BYTES || state.len() < self.state_bytes(count) {
+            return Err(bad_block(INSPECT, format!("output or state is too small for {count} images")));
+        }
+        let synopses = output.chunks_exact_mut(SYNOPSIS_BYTES);
+        for ((lane, synopsis), camera) in header.lanes.into_iter().zip(synopses).zip(state.chunks_exact(CAMERA_BYTES)) {
+            let words = camera.as_chunks::<4>().0;
+            let numbers = words.iter().take(CAMERA_WORDS).map(|word| u32::from_le_bytes(*word));
+            let numbers = numbers
+                .chain([header.cycle as u32 & (u32::MAX >> 1)])
+                .map(|number| CpuArgument::Int(number.cast_signed()));
+            let mut arguments = vec![CpuArgument::Read(&input[lane]), CpuArgument::Write(synopsis)];
+            arguments.extend(numbers);
+            let grid = self.grid(1);
+            Inspect.run(grid, &mut arguments).map_err(|error| bad_block(INSPECT, error.to_string()))?;
+        }
+        Ok(())
+    }
+
+    fn ptx(&self) -> &'static str {
+        Inspect.ptx()
+    }
+
+    fn entry(&self) -> &'static str {
+        "inspect_block"
+    }
+
+    fn grid(&self, lanes: u32) -> Grid {
+        Grid { blocks: lanes.max(1).saturating_mul(CELLS_MAX as u32), threads: THREADS, shared_bytes: 0 }
+    }
+}
+
+impl Kernel for MergeBlock {
+    fn id(&self) -> &'static str {
+        MERGE
+    }
+
+    fn state_bytes(&self, _lanes: usize) -> usize {
+        0
+    }
+
+    fn output_bytes(&self, _input: usize, lanes: u32) -> usize {
+        Self::output(lanes as usize)
+    }
+
+    fn init_state(&self, _lanes: &[Lane], _state: &mut [u8]) -> Result<(), KernelError> {
+        Ok(())
+    }
+
+    fn run(&self, input: &[u8], output: &mut [u8], _state: &mut [u8]) -> Result<(), KernelError> {
+        let synopses = input.chunks_exact(SYNOPSIS_BYTES);
+        let images = synopses.len();
+        if images == 0 || output.len() < Self::output(images) {
+            return Err(bad_block(MERGE, format!("there is no room for a list of {images} images")));
+        }
+        let (list, scratch) = output.split_at_mut(SYNOPSIS_BYTES);
+        let heads: Vec<[u32; 5]> = synopses.map(head).collect();
+        let [_, _, sequence, width, height] = heads[0];
+        let expected = |image: usize| [MAGIC_SYNOPSIS, image as u32, sequence, width, height];
+        if heads.iter().enumerate().any(|(image, head)| *head != expected(image)) {
+            list.fill(0);
+            return Ok(());
+        }
+        let numbers = [images as u32, width, height, sequence].map(|number| CpuArgument::Int(number.cast_signed()));
+        let mut arguments = vec![CpuArgument::Read(input), CpuArgument::Write(scratch), CpuArgument::Write(list)];
+        arguments.extend(numbers);
+        Merge.run(Merge::grid(), &mut arguments).map_err(|error| bad_block(MERGE, error.to_string()))
+    }
+
+    fn ptx(&self) -> &'static str {
+        Merge.ptx()
+    }
+
+    fn entry(&self) -> &'static str {
+        "inspect_merge_block"
+    }
+
+    fn grid(&self, _lanes: u32) -> Grid {
+        Grid { blocks: 1, threads: MERGE_THREADS, shared_bytes: 0 }
+    }
+}
+
+/// Magic number, camera, sequence number, width and height of a synopsis.
+fn head(synopsis: &[u8]) -> [u32; 5] {
+    let words = synopsis.as_chunks::<4>().0;
+    std::array::from_fn(|at| words.get(at).map_or(0, |word| u32::from_le_bytes(*word)))
+}
