@@ -184,7 +184,11 @@ fn pass_once(change: impl FnOnce(&mut Options)) -> u64 {
 
 #[test]
 fn an_engine_that_somebody_waits_for_goes_to_him_without_the_broker() {
-    assert_eq!(pass_once(one_gpu(2)), 20);
+    let change = |options: &mut Options| {
+        one_gpu(2)(options);
+        options.direct = true;
+    };
+    assert_eq!(pass_once(change), 20);
 }
 
 #[test]

@@ -38,7 +38,7 @@ pub(crate) fn broker(out: &Out, args: &BrokerArgs) -> Result<Answer> {
         recover: args.recover,
         spin: args.spin.unwrap_or(usual.spin),
         spin_share_ppm: args.spin_share.map_or(usual.spin_share_ppm, |percent| u64::from(percent) * 10_000),
-        direct: !args.no_direct,
+        direct: args.direct,
         boost: !args.no_boost,
         log: args.log.clone(),
         ..usual

@@ -19,6 +19,7 @@ use crate::layout::{
     NOTICE_LONGS, NOTICE_WORDS, RING_ENTRIES, TAIL, TASKS_MAX,
 };
 use crate::message::{FromBroker, FromClient, ResumedTask, VERSION};
+use crate::protocol::lease::{self, Released};
 use crate::protocol::{handover, handshake};
 
 /// Sleeps at most this long before it looks whether the broker is still there.
@@ -227,6 +228,14 @@ impl Link {
     fn is_passed(&self, task: usize) -> bool {
         let cell = self.cells.long(layout::cell(self.first_cell + task));
         handover::is_passed(cell, || self.answers.long(layout::expected(task)))
+    }
+
+    /// Gives a lock back, to its heir where one is named.
+    pub(super) fn give_back(&self, lock: usize, mine: u64) {
+        if lease::release(self.lease(lock), mine) == Released::Named && !self.pass(lock, mine) {
+            // It was called off; nobody is named twice.
+            let _ = lease::release(self.lease(lock), mine);
+        }
     }
 
     /// Takes an engine that was passed to the task at this place.

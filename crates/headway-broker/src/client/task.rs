@@ -295,7 +295,7 @@ impl<'client> Token<'_, 'client> {
             return;
         }
         if let Some(mine) = lease::granted(state.link.lease(lock), self.job.task.0) {
-            lease::release(state.link.lease(lock), mine);
+            state.link.give_back(lock, mine);
             state.link.ring();
         }
     }

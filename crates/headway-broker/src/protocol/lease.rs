@@ -119,7 +119,8 @@ pub(crate) fn take(word: &AtomicU64, owner: u32) -> Option<u64> {
 /// Client: what the broker has granted to this task, if the word says so.
 pub(crate) fn granted(word: &AtomicU64, owner: u32) -> Option<u64> {
     let seen = word.load(Ordering::Acquire);
-    (seen & STATE == HELD && seen >> 32 == u64::from(owner)).then_some(seen)
+    let is_held = matches!(seen & STATE, HELD | NAMED);
+    (is_held && seen >> 32 == u64::from(owner)).then_some(with(seen, HELD))
 }
 
 /// Begins a lease. Only for a lock that nobody holds and no other client is leased.
