@@ -78,7 +78,7 @@ pub(super) fn run(
     }
     let arbiter = parameters(model, rules);
     let (tokens, engines) = (arbiter.clusters.first().map(|cluster| cluster.tokens), arbiter.engines);
-    let sharing = Sharing::local(arbiter).map_err(|refused| Error::Shared(refused.into()))?;
+    let sharing = Sharing::local(arbiter).map_err(Error::Shared)?;
     let duration = options.duration.unwrap_or(workload.value.duration);
     let tracked = track(&sharing, model, rules, tasks, cameras, duration, options, progress)?;
     let first = tracked.iter().flat_map(|one| &one.frames).map(|frame| frame.release).min().unwrap_or(0);
