@@ -60,7 +60,7 @@ fn what_no_inspection_can_be_is_refused_where_it_stands() {
         ("cameras = 15", "cameras = 15, defects = 201", "201"),
         ("cameras = 15", "cameras = 15, ring = 0", "0"),
         ("cameras = 15", "cameras = 15, colour = 1", "colour"),
-        ("id = \"wafer\"", "id = \"wafer\"\npacket = \"6 kB\"", "is not 15 images of 400000 B"),
+        ("id = \"wafer\"", "id = \"wafer\"\npacket = \"6 kB\"", "is not 15 images of 400 kB"),
         ("id = \"wafer\"", "id = \"wafer\"\ngpu = \"gpu0\"", "dealt to all GPUs"),
         ("id = \"wafer\"", "id = \"wafer\"\non_miss = \"skip\"", "no image of a wafer is left out"),
         ("{ exchange = \"gpus\" }, ", "", "not the steps of an inspection"),
