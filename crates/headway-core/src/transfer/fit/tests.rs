@@ -200,7 +200,7 @@ fn a_limit_that_two_gpus_share_is_found_with_the_gpus_it_is_for() {
     close(limit(&fitted, "read.gpu1-gpu3").rate.0, 70_000_000_000);
     assert_eq!(uses(&fitted, "read.gpu0-gpu2"), [Some(PPM as u32), None]);
     let calibration = fitted.calibration.as_ref().expect("it was fitted");
-    assert!(calibration.p95_ppm <= 15_000, "{calibration:?}");
+    assert!(calibration.max_ppm <= 15_000, "{calibration:?}");
     let written = write(&fitted, &["fitted"]);
     assert_eq!(parse("f", &written).map(|read| read.capacities), Ok(fitted.capacities));
 }
