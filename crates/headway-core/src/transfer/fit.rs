@@ -13,19 +13,17 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use self::search::{Shared, search};
 use super::Direction;
-use crate::interconnect::{BatchBlock, Network, Scratch, Starved};
+use crate::interconnect::{Network, Scratch, Starved};
 use crate::machine::{
     Calibration, Capacity, CapacityId, CapacityKind, Endpoint, EndpointId, EndpointKind, Engine, EngineClass, EngineId,
     Machine, Method, Route, RouteId,
 };
-use crate::units::{Bytes, Nanos, PPM, Rate};
+use crate::units::{Nanos, PPM, Rate};
 
 /// Slowest rate that machine files have.
 const RATE_MIN: Rate = Rate(1_000_000);
 /// Margin below which none goes: statistics of few sets.
-const MARGIN_MIN_PPM: u64 = 20_000;
-/// Errors and excesses are counted up to a hundredfold.
-const LARGEST_PPM: u64 = 100 * PPM;
+const MARGIN_MIN_PPM: u64 = 10_000;
 /// Weight of the direction that gets more of a full limit.
 const WEIGHT: u32 = 1_000;
 
@@ -160,7 +158,7 @@ type Links = BTreeMap<(EndpointId, Direction), Own>;
 /// calibration. Its hash is empty; copies between GPUs, kernels and the profile are left to the caller.
 ///
 /// Several samples of the same copies are repetitions. A limit is kept only if the squared error falls by a fifth with it.
-/// `margin_ppm` is 1.25 times the largest excess of a set's time over its worst case at the lowest rates, at least 2 %.
+/// `margin_ppm` is 1.25 times the largest excess of the model's rate over a measured one, at least 1 %.
 ///
 /// # Errors
 /// [`FitError`] names the sample or the GPU.
@@ -362,50 +360,34 @@ fn off_ppm(a: Rate, b: Rate) -> u64 {
 }
 
 fn calibrate(node: &Node, machine: &Machine, sets: &[Set]) -> Result<Calibration, FitError> {
-    let (mut off, mut sigma_ppm) = (Vec::new(), PPM);
+    const LARGEST_PPM: u64 = 100 * PPM;
+    let (mut off, mut sigma_ppm, mut excess) = (Vec::new(), PPM, 0);
     for (set, model) in sets.iter().zip(predict(machine, sets)?) {
-        off.push((0..model.len()).map(|at| off_ppm(set.median(at), model[at])).max().unwrap_or(0));
-        for rates in &set.rates {
-            sigma_ppm = sigma_ppm.max(off_ppm(rates[rates.len() - 1], rates[0]).saturating_add(PPM));
+        let members = || set.rates.iter().zip(&model).enumerate();
+        off.push(members().map(|(at, (_, model))| off_ppm(set.median(at), *model)).max().unwrap_or(0));
+        for (_, (rates, model)) in members() {
+            let (slowest, fastest) = (rates[0], rates[rates.len() - 1]);
+            sigma_ppm = sigma_ppm.max(off_ppm(fastest, slowest).saturating_add(PPM));
+            excess = excess.max(if *model > slowest { off_ppm(*model, slowest) } else { 0 });
         }
     }
     off.sort_unstable();
     let quantile =
         |percent: usize| off.get((off.len() * percent).div_ceil(100).saturating_sub(1)).copied().unwrap_or(0);
     let repeats = sets.iter().map(|set| set.repeats.len()).min().unwrap_or(0);
-    let bare = Calibration {
+    Ok(Calibration {
         sets: u32::try_from(sets.len()).unwrap_or(u32::MAX),
         repeats: u32::try_from(repeats).unwrap_or(u32::MAX),
         batches: 0,
         sigma_ppm: sigma_ppm.min(LARGEST_PPM),
-        margin_ppm: 0,
-        jitter: Nanos::ZERO,
+        margin_ppm: excess.saturating_add(excess.div_ceil(4)).clamp(MARGIN_MIN_PPM, LARGEST_PPM),
+        jitter: node.jitter,
         median_ppm: quantile(50).min(LARGEST_PPM),
         p95_ppm: quantile(95).min(LARGEST_PPM),
         max_ppm: quantile(100).min(LARGEST_PPM),
         date: node.date.clone(),
         driver: node.driver.clone(),
-    };
-    let excess = excess_ppm(machine, sets, &bare)?;
-    let margin_ppm = excess.saturating_add(excess.div_ceil(4)).clamp(MARGIN_MIN_PPM, LARGEST_PPM);
-    Ok(Calibration { margin_ppm, jitter: node.jitter, ..bare })
-}
-
-/// The most by which a set of equal copies can have taken longer than its bound: if its slowest copy gained nothing when the
-/// others ended.
-fn excess_ppm(machine: &Machine, sets: &[Set], bare: &Calibration) -> Result<u64, FitError> {
-    const EACH: Bytes = Bytes(256 << 20);
-    let (network, mut excess) = (Network::new(machine), 0);
-    for set in sets {
-        let order: Vec<BatchBlock> =
-            routes_of(machine, set).into_iter().map(|route| BatchBlock { route, bytes: EACH }).collect();
-        let bound = network.wcet(&order, Some(bare))?.value;
-        let slowest = set.rates.iter().map(|rates| rates[0]).min().unwrap_or(RATE_MIN);
-        let over = slowest.time_for(EACH).saturating_sub(bound);
-        let ppm = u128::from(over.0) * u128::from(PPM) / u128::from(bound.0.max(1));
-        excess = excess.max(u64::try_from(ppm).unwrap_or(LARGEST_PPM).min(LARGEST_PPM));
-    }
-    Ok(excess)
+    })
 }
 
 #[cfg(test)]

@@ -21,7 +21,7 @@ use crate::Error;
 /// Repetitions of each random batch.
 const REPEATS: usize = 3;
 /// Repetitions of each small batch whose time gives set-ups.
-const SETUP_REPEATS: usize = 41;
+const SETUP_REPEATS: usize = 15;
 /// Seed of the batches that a machine is checked with.
 const SEED: u64 = 0x6261_7463_6865_7321;
 

@@ -44,12 +44,6 @@ pub(crate) fn setups(
         sizes.push(largest.min(PAGE));
     }
     let calls = session.step("submissions", |_| bed.get().and_then(|bed| submissions(bed, sizes[0], repeats)))?;
-    if let Some(&(member, _)) = alone.first() {
-        // The first small copies after large ones took 1.5 us longer.
-        session.step("set-up warm-up", |_| {
-            bed.get().and_then(|bed| times(bed, Block { member, bytes: sizes[0] }, repeats))
-        })?;
-    }
     let mut found = Vec::new();
     for (member, rate) in alone {
         let mut all = [Vec::new(), Vec::new(), Vec::new()];

@@ -91,7 +91,7 @@ fn a_model_of_four_h200_is_recovered_from_its_own_rates() {
     let calibration = fitted.calibration.as_ref().expect("it was fitted");
     assert_eq!((calibration.sets, calibration.repeats, calibration.sigma_ppm), (255, 1, PPM));
     assert!(calibration.max_ppm <= 10_000, "{calibration:?}");
-    assert_eq!((calibration.margin_ppm, calibration.jitter), (20_000, Nanos(200_000)));
+    assert_eq!((calibration.margin_ppm, calibration.jitter), (10_000, Nanos(200_000)));
     let written = write(&fitted, &["fitted"]);
     assert_eq!(Machine { hash: String::new(), ..parse("f", &written).unwrap_or_else(|e| panic!("{e}")) }, fitted);
 }
@@ -149,7 +149,7 @@ fn scattered_rates_give_low_rates_a_sigma_and_a_margin() {
     let calibration = fitted.calibration.expect("it was fitted");
     assert_eq!(calibration.repeats, 5);
     assert!((1_015_000..1_021_000).contains(&calibration.sigma_ppm), "{calibration:?}");
-    assert_eq!(calibration.margin_ppm, 20_000, "no set takes longer than at the lowest rates: {calibration:?}");
+    assert!((10_001..40_000).contains(&calibration.margin_ppm), "{calibration:?}");
     assert!(calibration.median_ppm <= calibration.p95_ppm && calibration.p95_ppm <= calibration.max_ppm);
     assert!(calibration.p95_ppm < 15_000, "{calibration:?}");
 }
