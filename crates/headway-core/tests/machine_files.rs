@@ -61,7 +61,6 @@ to = "host"
 engines = ["e0"]
 links = ["out0"]
 setup = "5 us"
-submit = "1.5 us"
 [[route]]
 from = "gpu0"
 to = "gpu1"
@@ -124,7 +123,9 @@ fn a_file_becomes_indices_integers_and_defaults() {
     let [h2d, d2h, peer] = [&m.routes[0], &m.routes[1], &m.routes[2]];
     assert_eq!((h2d.weight, h2d.setup, h2d.setup_queued), (645, Nanos(7_300), Nanos(2_600)));
     assert_eq!((d2h.weight, d2h.setup_queued, d2h.method), (1_000, Nanos(5_000), Method::Dma));
-    assert_eq!((h2d.submit, d2h.submit), (Nanos(0), Nanos(1_500)));
+    assert_eq!((h2d.submit, d2h.submit), (Nanos(0), Nanos(0)));
+    let text = BASE.replacen("setup = \"5 us\"\n", "setup = \"5 us\"\nsubmit = \"1.5 us\"\n", 1);
+    assert_eq!(parse("node.toml", &text).unwrap().routes[1].submit, Nanos(1_500));
     assert_eq!(peer.method, Method::Peer);
     assert_eq!(h2d.uses, [(CapacityId(0), 1_000_000), (CapacityId(3), 1_057_000)]);
     assert_eq!(d2h.uses, [(CapacityId(1), 1_000_000), (CapacityId(3), 2_000_000)], "a route's own key beats `host`");

@@ -339,7 +339,7 @@ fn steps_that_do_not_connect_are_refused() {
         "move = \"gpu->host\"",
         (15, 66, 4),
         "unknown key `move` in a step",
-        "known keys: `copy`, `compute`",
+        "known keys: `copy`, `compute`, `exchange`",
     );
     check(
         "gpu = \"gpu1\"",

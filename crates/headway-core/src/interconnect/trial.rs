@@ -142,13 +142,13 @@ fn median(mut times: Vec<Nanos>) -> Nanos {
 mod tests {
     use super::*;
     use crate::interconnect::fixtures::{block, figure_ii_1};
-    use crate::machine::shipped;
 
     #[test]
     fn a_trial_is_judged_by_the_median_and_each_repetition_against_the_bound() {
         let (machine, order) = figure_ii_1();
         let network = Network::new(&machine);
-        let calibration = shipped("h200-x4").and_then(|m| m.calibration).expect("it has one");
+        let text = include_str!("../../tests/machines/h200-x4.toml");
+        let calibration = crate::machine::parse("h200-x4", text).expect("it parses").calibration.expect("it has one");
         let ms = |long: u64, short: u64| vec![Nanos(long * 1_000_000), Nanos(short * 1_000_000)];
         let trial = Trial { order: order.to_vec(), took: vec![ms(22, 14), ms(99, 15), ms(21, 13)] };
         let judged = trial.judge(&network, Some(&calibration)).expect("all have rates");
@@ -168,7 +168,8 @@ mod tests {
 
     #[test]
     fn validation_stores_errors_and_raises_the_margin_by_what_exceeds_the_bound() {
-        let machine = shipped("h200-x1").expect("shipped");
+        let text = include_str!("../../tests/machines/h200-x1.toml");
+        let machine = crate::machine::parse("h200-x1", text).expect("it parses");
         let route = machine.route(machine.memories().next().expect("one"), machine.gpus().next().expect("one"));
         let order = vec![block(route.expect("in"), 1 << 28)];
         let known = machine.calibration.clone().expect("it has one");

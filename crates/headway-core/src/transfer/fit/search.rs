@@ -18,7 +18,7 @@ const SHORT_PPM: u64 = 20_000;
 const USE_PPM: (u64, u64) = (10_000, 10 * PPM);
 
 /// Limits of groups of GPUs are looked for this often, each time for one more way to group them.
-const GROUPINGS_MAX: usize = 2;
+const GROUPINGS_MAX: usize = 3;
 
 /// What GPUs share.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -144,7 +144,7 @@ fn with_groups(sets: &[Set], model: Model<'_>, mut best: (Shared, u128)) -> Resu
             break;
         }
         let mut better: Option<(Shared, u128)> = None;
-        for groups in candidates(sets) {
+        for groups in candidates(sets, best.0.write.is_some()) {
             if groups.iter().any(|group| best.0.groups.iter().any(|known| known.is_like(group))) {
                 continue;
             }

@@ -51,15 +51,16 @@ impl Group {
 }
 
 /// Ways to group the GPUs of `sets`, each as the limits that it means: all together, halves, neighbours. Rates are what sets
-/// inside a group reached at most.
-pub(super) fn candidates(sets: &[Set]) -> Vec<Vec<Group>> {
+/// inside a group reached at most. `has_write` = a limit of all copies out is known.
+pub(super) fn candidates(sets: &[Set], has_write: bool) -> Vec<Vec<Group>> {
     let mut gpus: Vec<EndpointId> = sets.iter().flat_map(|set| &set.transfers).map(|(gpu, _)| *gpu).collect();
     gpus.sort_unstable();
     gpus.dedup();
     let mut found = Vec::new();
     for class in Class::ALL {
-        // What all GPUs share is looked for in other ways but for copies in.
-        for partition in partitions(&gpus).into_iter().filter(|parts| parts.len() > 1 || class == Class::In) {
+        // What both directions of all GPUs share was looked for already.
+        let whole = class == Class::In || class == Class::Out && !has_write;
+        for partition in partitions(&gpus).into_iter().filter(|parts| parts.len() > 1 || whole) {
             found.push(partition.into_iter().map(|gpus| group(sets, class, gpus)).collect());
         }
     }
