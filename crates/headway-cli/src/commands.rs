@@ -223,7 +223,7 @@ pub(crate) fn reproduce(out: &Out, args: &ReproduceArgs) -> Result<Answer> {
     let special = &args.sharing;
     let sharing = experiments::SharingOptions {
         gpus: args.gpus,
-        duration: args.duration.unwrap_or(experiments::SharingOptions::default().duration),
+        duration: args.duration.unwrap_or_else(|| experiments::SharingOptions::default().duration),
         repetitions: special.repetitions,
         all: special.all,
         cameras: special.cameras,

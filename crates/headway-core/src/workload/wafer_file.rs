@@ -34,7 +34,7 @@ impl Reader {
         let mut table = field.table("a wafer", WAFER)?;
         let cameras = table.require("cameras", "15")?.integer(1, CAMERAS_MAX)?;
         let mut number = |key: &str, usual: u32, least: u64, most: u64| {
-            let read = table.take(key).map_or(Ok(u64::from(usual)), |field| field.integer(least, most));
+            let read = table.take(key).map_or_else(|| Ok(u64::from(usual)), |field| field.integer(least, most));
             read.map(|value| value as u32)
         };
         let wafer = Wafer {

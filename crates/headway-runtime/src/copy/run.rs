@@ -224,7 +224,7 @@ impl Copier {
 const fn samples(bytes: usize) -> usize {
     match bytes {
         ..0x8_0000 => 1,
-        ..0x40_0000 => 2,
+        0x8_0000..0x40_0000 => 2,
         _ => 8,
     }
 }

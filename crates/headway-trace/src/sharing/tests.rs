@@ -1,3 +1,5 @@
+//! Logs of shared GPUs: read back, summed up, drawn.
+
 use super::*;
 
 const MS: u64 = 1_000_000;

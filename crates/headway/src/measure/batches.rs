@@ -402,7 +402,7 @@ mod tests {
         for _ in 0..2_000 {
             let batch = draw.batch();
             assert!((2..=12).contains(&batch.len()), "{batch:?}");
-            let mut used = vec![[0; 3]; 3];
+            let mut used = [[0; 3]; 3];
             for block in &batch {
                 assert!((1..=ROOM.largest).contains(&block.bytes), "{batch:?}");
                 let (gpu, place) = block.member.target();

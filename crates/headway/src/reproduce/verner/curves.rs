@@ -105,11 +105,14 @@ fn measured(setting: &Setting, backend: ports::Backend, ports: &[Arc<dyn Port>],
     Ok(calibrate(&mut session, ports, device.as_mut(), &scope, ("node", &stamp))?.0)
 }
 
+/// Members of a scene for a number of GPUs.
+type Members = fn(usize) -> Vec<Member>;
+
 /// Both directions of the first GPU, then for each kind the fewest GPUs that fill a limit which several share.
 fn scenes(machine: &Machine, gpus: usize) -> Result<Vec<Scene>, Error> {
     let both = |gpu: usize| [Member::H2d(gpu), Member::D2h(gpu)];
     let mut scenes = vec![scene("in and out of one GPU".to_owned(), both(0).to_vec())];
-    let kinds: [(&str, fn(usize) -> Vec<Member>); 3] = [
+    let kinds: [(&str, Members); 3] = [
         ("into", |gpus| (0..gpus).map(Member::H2d).collect()),
         ("out of", |gpus| (0..gpus).map(Member::D2h).collect()),
         ("in and out of", |gpus| (0..gpus).flat_map(|gpu| [Member::H2d(gpu), Member::D2h(gpu)]).collect()),
