@@ -27,7 +27,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let folder = crate::root().join("bench/runs").join(&args.name);
     ensure!(!folder.exists(), "{} exists; runs are never replaced: choose another name", folder.display());
-    if args.results.join("bench/rows.csv").is_file() {
+    if args.results.join("bench/summary.md").is_file() {
         return keep_figures(args, &folder, "bench");
     }
     if args.results.join("reproduce/summary.md").is_file() {

@@ -87,7 +87,7 @@ pub struct Options {
     /// Whether the broker's thread goes before others: the class above all holders, or a nice value, where the kernel permits.
     pub urgent: bool,
     /// Whether an engine lock may go from one client to another of the same user without the broker between. Off unless asked
-    /// for: long runs of the crash test with it are not yet without a finding.
+    /// for, and not safe: a long run of the crash test with it found two holders of one engine.
     pub direct: bool,
     /// Whether the priority of holders follows their jobs, where the kernel permits.
     pub boost: bool,
