@@ -15,7 +15,7 @@ use headway_broker::client::Task;
 use headway_broker::{Client, OnLoss, Options, Server, TaskShape};
 use headway_core::engine_lock::{EngineParameters, Operation, PeerLocks, Work};
 use headway_core::predictor::PredictorParameters;
-use headway_core::sharing::{ArbiterParameters, ClusterId, ClusterParameters, Distances, GpuId, Limits, ModelId};
+use headway_core::sharing::{ArbiterParameters, ClusterId, ClusterParameters, Limits};
 use headway_core::token::{Mode, TokenParameters};
 use headway_core::units::{Bytes, Nanos};
 use headway_os::clock;
@@ -26,13 +26,6 @@ const ROLE: &str = "HEADWAY_BENCH_BROKER";
 fn options(socket: &Path, spin: Nanos) -> Options {
     let tokens =
         TokenParameters { cpus: 16, per_gpu: 2, mode: Mode::WorkConserving, affinity: true, discount_holder: false };
-    let cluster = ClusterParameters {
-        id: ClusterId(0),
-        gpus: vec![GpuId(0)],
-        models: vec![ModelId(0)],
-        distances: Distances::uniform(1),
-        tokens,
-    };
     let engines = EngineParameters {
         copy_engines: 2,
         peer: PeerLocks::Group,
@@ -42,7 +35,7 @@ fn options(socket: &Path, spin: Nanos) -> Options {
         watchdog: Nanos(0),
     };
     let arbiter = ArbiterParameters {
-        clusters: vec![cluster],
+        clusters: vec![ClusterParameters::equal(1, tokens)],
         engines: Some(engines),
         predictor: PredictorParameters::default(),
         limits: Limits::default(),

@@ -8,7 +8,6 @@ use anyhow::Result;
 use headway::core::error::Loaded;
 use headway::core::machine::Machine;
 use headway::core::sharing_analysis::{Resource, Unknown, Verdict};
-use headway::core::token::Mode;
 use headway::core::workload::Workload;
 use headway::report as reports;
 use headway::run::{Options, tasks};
@@ -70,7 +69,7 @@ fn text(report: &Report) -> String {
         report.gpus.len(),
         report.tokens_per_gpu,
         report.cpus,
-        mode(report.mode)
+        report.mode
     );
     let _ = writeln!(text, "verdict   {}", verdict(report));
     let _ = writeln!(text, "holds for sporadic tasks; strength: sufficient, \"don't know\" is not \"no\"");
@@ -111,16 +110,6 @@ fn text(report: &Report) -> String {
         );
     }
     text
-}
-
-fn mode(mode: Mode) -> String {
-    match mode {
-        Mode::Optimal => "optimal".to_owned(),
-        Mode::WorkConserving => "work-conserving".to_owned(),
-        Mode::Relaxed(queue) => format!("relaxed, queues of {queue}"),
-        Mode::Fifo => "fifo".to_owned(),
-        Mode::Priority => "priority".to_owned(),
-    }
 }
 
 fn verdict(report: &Report) -> String {

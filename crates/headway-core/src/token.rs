@@ -51,6 +51,12 @@ struct Request {
     virtually_released: bool,
 }
 
+impl Request {
+    const fn new(key: Key, client: ClientId, estimates: Vec<Nanos>, place: Place) -> Self {
+        Self { key, client, estimates, place, donor: None, granted: None, boost: key, virtually_released: false }
+    }
+}
+
 /// The queue in front of one token. Its head holds the token, unless it is about to be granted.
 #[derive(Clone, Debug)]
 struct Fifo {
@@ -151,17 +157,7 @@ impl TokenAllocator {
         }
         self.advance(now);
         let place = if self.pending.is_some() { Place::Stopped } else { Place::Queue };
-        let request = Request {
-            key,
-            client,
-            estimates,
-            place,
-            donor: None,
-            granted: None,
-            boost: key,
-            virtually_released: false,
-        };
-        self.requests.insert(task, request);
+        self.requests.insert(task, Request::new(key, client, estimates, place));
         if place != Place::Stopped {
             self.place(task);
         }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use headway_broker::{Client, OnLoss, Options, Server};
 use headway_core::engine_lock::{EngineParameters, Operation, PeerLocks, Work};
 use headway_core::predictor::PredictorParameters;
-use headway_core::sharing::{ArbiterParameters, ClusterId, ClusterParameters, Distances, GpuId, Limits, ModelId};
+use headway_core::sharing::{ArbiterParameters, ClusterId, ClusterParameters, Limits};
 use headway_core::token::{Mode, TokenParameters};
 use headway_core::units::{Bytes, Nanos};
 use headway_os::clock;
@@ -18,13 +18,6 @@ const LIMIT: Option<Duration> = Some(Duration::from_secs(60));
 fn parameters(gpus: u32, per_gpu: u32, engine_locks: bool) -> ArbiterParameters {
     let tokens =
         TokenParameters { cpus: 16, per_gpu, mode: Mode::WorkConserving, affinity: true, discount_holder: false };
-    let cluster = ClusterParameters {
-        id: ClusterId(0),
-        gpus: (0..gpus).map(GpuId).collect(),
-        models: vec![ModelId(0); gpus as usize],
-        distances: Distances::uniform(gpus as usize),
-        tokens,
-    };
     let engines = EngineParameters {
         copy_engines: 2,
         peer: PeerLocks::Group,
@@ -34,7 +27,7 @@ fn parameters(gpus: u32, per_gpu: u32, engine_locks: bool) -> ArbiterParameters 
         watchdog: Nanos(0),
     };
     ArbiterParameters {
-        clusters: vec![cluster],
+        clusters: vec![ClusterParameters::equal(gpus, tokens)],
         engines: engine_locks.then_some(engines),
         predictor: PredictorParameters::default(),
         limits: Limits::default(),

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use headway_broker::{Options, Server, TaskShape};
 use headway_core::engine_lock::{EngineParameters, Operation, PeerLocks, Work};
 use headway_core::predictor::PredictorParameters;
-use headway_core::sharing::{ArbiterParameters, ClusterId, ClusterParameters, Distances, GpuId, Limits, ModelId};
+use headway_core::sharing::{ArbiterParameters, ClusterId, ClusterParameters, Limits};
 use headway_core::token::{Mode, TokenParameters};
 use headway_core::units::{Bytes, Nanos};
 
@@ -20,13 +20,6 @@ pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 pub(crate) fn parameters(gpus: u32, per_gpu: u32, watchdog: Nanos) -> ArbiterParameters {
     let tokens =
         TokenParameters { cpus: 64, per_gpu, mode: Mode::WorkConserving, affinity: true, discount_holder: false };
-    let cluster = ClusterParameters {
-        id: ClusterId(0),
-        gpus: (0..gpus).map(GpuId).collect(),
-        models: vec![ModelId(0); gpus as usize],
-        distances: Distances::uniform(gpus as usize),
-        tokens,
-    };
     let engines = EngineParameters {
         copy_engines: 2,
         peer: PeerLocks::Group,
@@ -36,7 +29,7 @@ pub(crate) fn parameters(gpus: u32, per_gpu: u32, watchdog: Nanos) -> ArbiterPar
         watchdog,
     };
     ArbiterParameters {
-        clusters: vec![cluster],
+        clusters: vec![ClusterParameters::equal(gpus, tokens)],
         engines: Some(engines),
         predictor: PredictorParameters::default(),
         limits: Limits::default(),

@@ -23,6 +23,20 @@ pub struct ClusterParameters {
     pub tokens: TokenParameters,
 }
 
+impl ClusterParameters {
+    /// Cluster 0 of the first `gpus` GPUs, all of one model and equally far from each other.
+    #[must_use]
+    pub fn equal(gpus: u32, tokens: TokenParameters) -> Self {
+        Self {
+            id: ClusterId(0),
+            gpus: (0..gpus).map(GpuId).collect(),
+            models: vec![ModelId(0); gpus as usize],
+            distances: Distances::uniform(gpus as usize),
+            tokens,
+        }
+    }
+}
+
 /// What an [`super::Arbiter`] is made from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ArbiterParameters {

@@ -1,5 +1,7 @@
 //! How tokens are given: modes, their queue lengths and their bounds.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 use super::Refused;
@@ -18,6 +20,18 @@ pub enum Mode {
     Fifo,
     /// `F = k`, `L = 1`: a priority queue in front of the tokens.
     Priority,
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Optimal => f.write_str("optimal"),
+            Self::WorkConserving => f.write_str("work-conserving"),
+            Self::Relaxed(queue) => write!(f, "relaxed, queues of {queue}"),
+            Self::Fifo => f.write_str("fifo"),
+            Self::Priority => f.write_str("priority"),
+        }
+    }
 }
 
 /// Parameters of a [`super::TokenAllocator`].

@@ -420,17 +420,7 @@ impl TokenAllocator {
         }
         self.now = self.now.max(now);
         let place = Place::Fifo(x);
-        let request = Request {
-            key,
-            client,
-            estimates,
-            place,
-            donor: None,
-            granted: None,
-            boost: key,
-            virtually_released: false,
-        };
-        self.requests.insert(task, request);
+        self.requests.insert(task, Request::new(key, client, estimates, place));
         self.order.insert(key);
         self.fifos[x].members.push_back(task);
         self.events.push_back(Event::Queued { job: key.job, token: self.fifos[x].token });

@@ -10,6 +10,29 @@ use headway_device::{Access, Buffer, DeviceError};
 use super::{Launch, Operand, Region, Shape};
 use crate::words::{bytes, bytes_mut};
 
+impl Launch {
+    /// The launch over the memory that `buffer` gives for each region, whole regions claimed.
+    ///
+    /// # Errors
+    /// What `buffer` gives; [`DeviceError::Overlap`].
+    pub fn over<'b>(&self, buffer: impl Fn(Region) -> Result<&'b Buffer, DeviceError>) -> Result<Move, DeviceError> {
+        let claim = |region, access| {
+            let buffer = buffer(region)?;
+            Ok::<_, DeviceError>(Argument::Memory(buffer.claim(0..buffer.len(), access)?))
+        };
+        let mut arguments = Vec::with_capacity(self.operands.len());
+        for operand in &self.operands {
+            arguments.push(match operand {
+                Operand::Read(region) => claim(*region, Access::Read)?,
+                Operand::Write(region) => claim(*region, Access::Write)?,
+                Operand::Int(int) => Argument::Int(*int),
+            });
+        }
+        let program: Arc<dyn Program> = Arc::new(self.stage);
+        Ok(Move::Launch { program, grid: self.grid, arguments })
+    }
+}
+
 /// Memory for every region, and what executes launches on it, in order.
 pub trait Machine {
     /// Writes the start of a region.
@@ -158,20 +181,8 @@ impl Machine for PortMachine {
 
     fn launch(&mut self, launches: &[Launch]) -> Result<(), DeviceError> {
         for launch in launches {
-            let claim = |region, access| {
-                let buffer = self.buffer(region)?;
-                Ok::<_, DeviceError>(Argument::Memory(buffer.claim(0..buffer.len(), access)?))
-            };
-            let mut arguments = Vec::new();
-            for operand in &launch.operands {
-                arguments.push(match operand {
-                    Operand::Read(region) => claim(*region, Access::Read)?,
-                    Operand::Write(region) => claim(*region, Access::Write)?,
-                    Operand::Int(int) => Argument::Int(*int),
-                });
-            }
-            let program: Arc<dyn Program> = Arc::new(launch.stage);
-            self.run(Move::Launch { program, grid: launch.grid, arguments })?;
+            let what = launch.over(|region| self.buffer(region))?;
+            self.run(what)?;
         }
         Ok(())
     }

@@ -3,8 +3,7 @@
 use headway_core::engine_lock::{EngineParameters, PeerLocks};
 use headway_core::predictor::PredictorParameters;
 use headway_core::sharing::{
-    Arbiter, ArbiterParameters, ClientId, ClusterId, ClusterParameters, GpuId, Input, Limits, ModelId, TaskId,
-    TaskParameters,
+    Arbiter, ArbiterParameters, ClientId, ClusterId, ClusterParameters, Input, Limits, TaskId, TaskParameters,
 };
 use headway_core::token::TokenParameters;
 use headway_core::units::{Bytes, Nanos};
@@ -57,11 +56,8 @@ pub(super) fn build(cluster: &Cluster, setting: &Setting) -> Result<Option<Arbit
     let Some(tokens) = tokens(cluster, setting) else { return Ok(None) };
     let parameters = ArbiterParameters {
         clusters: vec![ClusterParameters {
-            id: ClusterId(0),
-            gpus: (0..cluster.gpus()).map(GpuId).collect(),
-            models: vec![ModelId(0); cluster.gpus() as usize],
             distances: cluster.distances.clone(),
-            tokens,
+            ..ClusterParameters::equal(cluster.gpus(), tokens)
         }],
         engines: engines(cluster, setting),
         predictor: PredictorParameters {

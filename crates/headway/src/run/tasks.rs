@@ -10,7 +10,6 @@ use headway_core::log::Source;
 use headway_core::machine::Machine;
 use headway_core::plan::Named;
 use headway_core::sharing_analysis::Verdict;
-use headway_core::token::Mode;
 use headway_core::workload::{Sharing, Workload};
 use headway_device::DeviceError;
 use headway_runtime::outlet::{MARK, Outlet, OutputError};
@@ -146,17 +145,6 @@ fn accept(model: &Model, options: &Options, warnings: &mut Vec<String>) -> Resul
     Ok(())
 }
 
-/// A mode as people call it.
-fn word(mode: Mode) -> String {
-    match mode {
-        Mode::Optimal => "optimal".to_owned(),
-        Mode::WorkConserving => "work-conserving".to_owned(),
-        Mode::Relaxed(queue) => format!("relaxed, queues of {queue}"),
-        Mode::Fifo => "fifo".to_owned(),
-        Mode::Priority => "priority".to_owned(),
-    }
-}
-
 fn header(
     source: Source,
     seed: u64,
@@ -178,7 +166,7 @@ fn header(
         gpus: model.report.gpus.clone(),
         cpus: sharing.cpus,
         tokens_per_gpu: sharing.tokens_per_gpu,
-        mode: word(model.report.mode),
+        mode: model.report.mode.to_string(),
         engine_locks: sharing.engine_locks,
         tasks: tasks
             .map(|(task, bound)| TaskHead { id: task.id.clone(), period: task.period, bound: *bound })

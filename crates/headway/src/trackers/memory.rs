@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use headway_device::port::{Argument, Caching, Done, Lane, Move, Port, Program, Reach};
 use headway_device::{Access, Buffer, DeviceError};
-use headway_kernels::klt::{Launch, Operand, Region, Shape};
+use headway_kernels::klt::{Launch, Region, Shape};
 use headway_kernels::study::Elementwise;
 use serde::{Deserialize, Serialize};
 
@@ -210,20 +210,8 @@ impl Memory {
     /// Executes launches of the tracker one after another; complete when it returns.
     pub(crate) fn launch(&mut self, gpu: usize, launches: &[Launch]) -> Result<(), DeviceError> {
         for launch in launches {
-            let claim = |region, access| {
-                let buffer = self.buffer(gpu, Part::Tracker(region))?;
-                Ok::<_, DeviceError>(Argument::Memory(buffer.claim(0..buffer.len(), access)?))
-            };
-            let mut arguments = Vec::with_capacity(launch.operands.len());
-            for operand in &launch.operands {
-                arguments.push(match operand {
-                    Operand::Read(region) => claim(*region, Access::Read)?,
-                    Operand::Write(region) => claim(*region, Access::Write)?,
-                    Operand::Int(int) => Argument::Int(*int),
-                });
-            }
-            let program: Arc<dyn Program> = Arc::new(launch.stage);
-            self.run(gpu, Move::Launch { program, grid: launch.grid, arguments })?;
+            let what = launch.over(|region| self.buffer(gpu, Part::Tracker(region)))?;
+            self.run(gpu, what)?;
         }
         Ok(())
     }

@@ -11,7 +11,7 @@ use std::{env, fs, io, thread};
 use headway_broker::{Client, OnLoss, Server, TaskShape};
 use headway_core::engine_lock::{EngineParameters, PeerLocks};
 use headway_core::predictor::PredictorParameters;
-use headway_core::sharing::{ArbiterParameters, ClusterId, ClusterParameters, Distances, GpuId, Limits, ModelId};
+use headway_core::sharing::{ArbiterParameters, ClusterId, ClusterParameters, Limits};
 use headway_core::token::{Mode, TokenParameters};
 use headway_core::units::{Bytes, Nanos, PPM};
 use headway_os::clock;
@@ -187,13 +187,6 @@ fn client(folder: &Path, orders: &[&str]) -> Option<()> {
 fn arbiter() -> ArbiterParameters {
     let tokens =
         TokenParameters { cpus: 16, per_gpu: 2, mode: Mode::WorkConserving, affinity: true, discount_holder: false };
-    let cluster = ClusterParameters {
-        id: ClusterId(0),
-        gpus: vec![GpuId(0)],
-        models: vec![ModelId(0)],
-        distances: Distances::uniform(1),
-        tokens,
-    };
     let engines = EngineParameters {
         copy_engines: 2,
         peer: PeerLocks::Group,
@@ -203,7 +196,7 @@ fn arbiter() -> ArbiterParameters {
         watchdog: Nanos(0),
     };
     ArbiterParameters {
-        clusters: vec![cluster],
+        clusters: vec![ClusterParameters::equal(1, tokens)],
         engines: Some(engines),
         predictor: PredictorParameters::default(),
         limits: Limits::default(),

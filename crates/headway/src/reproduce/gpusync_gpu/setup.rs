@@ -2,7 +2,7 @@
 
 use headway_core::engine_lock::{EngineParameters, PeerLocks};
 use headway_core::predictor::PredictorParameters;
-use headway_core::sharing::{ArbiterParameters, ClusterId, ClusterParameters, Distances, GpuId, Limits, ModelId};
+use headway_core::sharing::{ArbiterParameters, ClusterParameters, Limits};
 use headway_core::sharing_analysis::Analysis;
 use headway_core::token::{Mode, TokenParameters};
 use headway_core::units::{Bytes, Nanos};
@@ -73,16 +73,9 @@ impl Configuration {
     pub(super) fn arbiter(&self, gpus: u32, cpus: u32) -> Option<ArbiterParameters> {
         let Kind::Headway { scenario, .. } = self.kind else { return None };
         let tokens = self.tokens(gpus, cpus)?;
-        let cluster = ClusterParameters {
-            id: ClusterId(0),
-            gpus: (0..gpus).map(GpuId).collect(),
-            models: vec![ModelId(0); gpus as usize],
-            distances: Distances::uniform(gpus as usize),
-            tokens,
-        };
         let locked = scenario.arbitration == Arbitration::EngineLocks;
         Some(ArbiterParameters {
-            clusters: vec![cluster],
+            clusters: vec![ClusterParameters::equal(gpus, tokens)],
             engines: if locked { self.engines() } else { None },
             predictor: PredictorParameters::default(),
             limits: Limits::default(),

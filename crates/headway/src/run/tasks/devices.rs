@@ -10,9 +10,7 @@ use headway_core::error::Loaded;
 use headway_core::log::Source;
 use headway_core::machine::Machine;
 use headway_core::predictor::PredictorParameters;
-use headway_core::sharing::{
-    ArbiterParameters, ClusterId, ClusterParameters, Distances, GpuId, Limits, ModelId, Segment,
-};
+use headway_core::sharing::{ArbiterParameters, ClusterId, ClusterParameters, Limits, Segment};
 use headway_core::token::TokenParameters;
 use headway_core::units::{Bytes, Nanos};
 use headway_core::workload::{Sharing as Rules, Task, Workload};
@@ -144,19 +142,12 @@ fn open(source: Source, machine: &Machine, model: &Model, options: &Options) -> 
 }
 
 fn parameters(model: &Model, rules: &Rules) -> ArbiterParameters {
-    let gpus = model.report.gpus.len();
-    let cluster = ClusterParameters {
-        id: ClusterId(0),
-        gpus: (0..gpus as u32).map(GpuId).collect(),
-        models: vec![ModelId(0); gpus],
-        distances: Distances::uniform(gpus),
-        tokens: TokenParameters {
-            cpus: rules.cpus,
-            per_gpu: rules.tokens_per_gpu,
-            mode: model.report.mode,
-            affinity: rules.affinity,
-            discount_holder: false,
-        },
+    let tokens = TokenParameters {
+        cpus: rules.cpus,
+        per_gpu: rules.tokens_per_gpu,
+        mode: model.report.mode,
+        affinity: rules.affinity,
+        discount_holder: false,
     };
     let engines = EngineParameters {
         copy_engines: rules.copy_engines,
@@ -167,7 +158,7 @@ fn parameters(model: &Model, rules: &Rules) -> ArbiterParameters {
         watchdog: Nanos::ZERO,
     };
     ArbiterParameters {
-        clusters: vec![cluster],
+        clusters: vec![ClusterParameters::equal(model.report.gpus.len() as u32, tokens)],
         engines: rules.engine_locks.then_some(engines),
         predictor: PredictorParameters::default(),
         limits: Limits::default(),
