@@ -30,6 +30,7 @@ use self::chains::Chains;
 use crate::blocks::{Collect, DataError, Supply};
 use crate::kernels::Kernels;
 use crate::outlet::OutputError;
+use crate::pattern::{self, mixed};
 
 /// Bytes of the cycle number in a block's header.
 const CYCLE: Range<usize> = 8..16;
@@ -125,23 +126,10 @@ impl Ring {
         Ok(Self { layouts: Arc::new(layouts), seed })
     }
 
-    /// Writes what the ring's buffer holds from offset `from` of the block on; `from` is a multiple of 8.
+    /// Writes what the ring's buffer holds from offset `from` of the block on.
     fn fill(&self, pipeline: u32, slot: usize, from: usize, into: &mut [u8]) {
-        let base = mixed(self.seed ^ mixed(u64::from(pipeline) << 32 | slot as u64));
-        for (word, bytes) in (from as u64 / 8..).zip(into.chunks_mut(8)) {
-            let value = mixed(base.wrapping_add(word.wrapping_mul(GOLDEN))).to_le_bytes();
-            bytes.copy_from_slice(&value[..bytes.len()]);
-        }
+        pattern::fill(self.seed ^ mixed(u64::from(pipeline) << 32 | slot as u64), from, into);
     }
-}
-
-const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
-
-/// A permutation of 64 bits whose values look random: the output function of SplitMix64.
-const fn mixed(value: u64) -> u64 {
-    let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    value ^ (value >> 31)
 }
 
 impl Supply for Ring {
