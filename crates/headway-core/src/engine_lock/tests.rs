@@ -8,6 +8,7 @@ fn parameters(peer: PeerLocks, copy_engines: u32) -> EngineParameters {
     EngineParameters {
         copy_engines,
         peer,
+        order: Order::Arrival,
         chunk_bytes: Some(Bytes(2 << 20)),
         keep_bytes: Bytes(0),
         unlocked_below: Bytes(0),

@@ -2,7 +2,7 @@
 
 use super::paper::Letters;
 use super::*;
-use crate::engine_lock::{Action, EngineLocks, Operation, Work};
+use crate::engine_lock::{Action, EngineLocks, Operation, Order, Work};
 use crate::sharing::{ClientId, ClusterId, Direction, Segment, TaskParameters};
 use crate::sharing::{GpuId, JobId, Key};
 use crate::token::Mode;
@@ -16,6 +16,7 @@ fn example(rho: u32, peer: Option<PeerLocks>) -> System {
     let engines = EngineParameters {
         copy_engines: 1,
         peer: peer.unwrap_or(PeerLocks::Group),
+        order: Order::Arrival,
         chunk_bytes: Some(Bytes(2 * MIB)),
         keep_bytes: Bytes(0),
         unlocked_below: Bytes(0),

@@ -35,7 +35,7 @@ impl Rights for Unmanaged {
 }
 
 /// One operation of a frame.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Operated {
     pub(crate) work: Work,
     pub(crate) bytes: u64,
