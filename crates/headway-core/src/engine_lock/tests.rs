@@ -1,6 +1,7 @@
-//! Rules by example; all interleavings of small cases and the most blockers they reach (`explore`).
+//! Rules by example, those of urgency in `urgency`; all interleavings of small cases and the most blockers they reach (`explore`).
 
 mod explore;
+mod urgency;
 
 use super::*;
 

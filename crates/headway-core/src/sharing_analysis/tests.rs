@@ -211,6 +211,8 @@ fn the_verdict_knows_its_limits() {
     assert_eq!(verdict(&base, &demands(&base, 60)), Verdict::DontKnow(Unknown::Overload));
     let kept = base.engines.map(|engines| EngineParameters { keep_bytes: Bytes(1), ..engines });
     assert_eq!(verdict(&System { engines: kept, ..base }, &tasks), Verdict::DontKnow(Unknown::LockOptions));
+    let by_urgency = base.engines.map(|engines| EngineParameters { order: Order::Urgency, ..engines });
+    assert_eq!(verdict(&System { engines: by_urgency, ..base }, &tasks), Verdict::DontKnow(Unknown::Overtaking));
     let whole = System { engines: None, tokens: TokenParameters { per_gpu: 1, ..base.tokens }, ..base };
     assert_eq!(verdict(&whole, &tasks), Verdict::Yes);
 }

@@ -71,8 +71,8 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             gpus: None,
-            duration: Nanos(6_000_000_000),
-            repetitions: 2,
+            duration: Nanos(2_000_000_000),
+            repetitions: 5,
             all: false,
             cameras: None,
             cpus: None,

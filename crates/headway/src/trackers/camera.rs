@@ -250,6 +250,7 @@ impl Camera {
             account: &mut one.account,
             operations,
             loaded: true,
+            small: Vec::new(),
         };
         let (mut tracker, ()) = tracker.on(shared);
         let body = |tracker: &mut Tracker<OnShared<'_>>| {

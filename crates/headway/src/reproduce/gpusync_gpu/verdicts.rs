@@ -105,9 +105,10 @@ fn comparison(all: &[Measured], busy: u64) -> Vec<Row> {
             &format!("worst response, load {busy} %"),
             "ours at least 2 times better than every way without arbitration",
             format!(
-                "{} {our_worst:.1} %; {}",
+                "{} {our_worst:.1} %; {}; {}",
                 ours[0].name,
-                list(&|runs| format!("{:.1} % ({:.2} times)", worst_of(runs), worst_of(runs) / our_worst))
+                list(&|runs| format!("{:.1} % ({:.2} times)", worst_of(runs), worst_of(runs) / our_worst)),
+                each_repetition(ours, &others)
             ),
             least(&worst_of) >= our_worst * WORST_GAIN,
         ),
@@ -124,20 +125,47 @@ fn comparison(all: &[Measured], busy: u64) -> Vec<Row> {
     ]
 }
 
+/// How many times the least worst response of the `others` is ours, repetition by repetition: the phases are the same in one.
+fn ratios(ours: &[&Measured], others: &[&Vec<&Measured>]) -> Vec<f64> {
+    let in_repetition = |run: &&Measured| {
+        let others = others.iter().filter_map(|runs| runs.iter().find(|other| other.repetition == run.repetition));
+        let least = others.map(|other| other.max).fold(f64::INFINITY, f64::min);
+        (least.is_finite() && run.max > 0.0).then_some(least / run.max)
+    };
+    let mut ratios: Vec<f64> = ours.iter().filter_map(in_repetition).collect();
+    ratios.sort_by(f64::total_cmp);
+    ratios
+}
+
+fn each_repetition(ours: &[&Measured], others: &[&Vec<&Measured>]) -> String {
+    let ratios = ratios(ours, others);
+    let (Some(least), Some(most)) = (ratios.first(), ratios.last()) else { return "no repetition has both".to_owned() };
+    let enough = ratios.iter().filter(|ratio| **ratio >= WORST_GAIN).count();
+    format!(
+        "the better one in each repetition: {least:.2} to {most:.2} times, median {:.2}, {enough} of {} at least {WORST_GAIN}",
+        ratios[ratios.len() / 2],
+        ratios.len()
+    )
+}
+
 /// Every configuration: means over its repetitions, worst of all.
 pub(super) fn table(all: &[Measured], source: &str) -> String {
     let mut text = format!(
         "Responses in percent of the period ({source}), mean over repetitions, max of all:\n\n\
-         | configuration | load | runs | frames | mean | p50 | p99 | max | misses | migrations | kernels busy | copies busy | blocking | of its bound |\n\
-         |---|---|---|---|---|---|---|---|---|---|---|---|---|---|\n"
+         | configuration | load | runs | frames | mean | p50 | p99 | max | misses | migrations | kernels busy | copies busy | hand-over p50 | p99 | blocking | of its bound |\n\
+         |---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|\n"
     );
     for runs in grouped(all) {
         let sum = |of: fn(&Measured) -> u64| runs.iter().map(|run| of(run)).sum::<u64>();
+        let longest = |of: fn(&Measured) -> Option<u64>| {
+            let most = runs.iter().filter_map(|run| of(run)).max();
+            most.map_or_else(|| "-".to_owned(), |time| Nanos(time).to_string())
+        };
         let blocking = runs.iter().map(|run| run.blocking_max_ns).max().unwrap_or(0);
         let bound = runs.iter().filter_map(|run| run.of_bound).fold(f64::NAN, f64::max);
         let bound = if bound.is_nan() { "-".to_owned() } else { format!("{bound:.1} %") };
         text.push_str(&format!(
-            "| {} | {} % | {} | {} | {:.2} | {:.2} | {:.2} | {:.2} | {} | {} | {:.1} % | {:.1} % | {} | {bound} |\n",
+            "| {} | {} % | {} | {} | {:.2} | {:.2} | {:.2} | {:.2} | {} | {} | {:.1} % | {:.1} % | {} | {} | {} | {bound} |\n",
             runs[0].name,
             runs[0].busy,
             runs.len(),
@@ -150,6 +178,8 @@ pub(super) fn table(all: &[Measured], source: &str) -> String {
             sum(|run| run.migrations),
             mean_of(&runs, |run| run.kernels_busy),
             mean_of(&runs, |run| run.copies_busy),
+            longest(|run| run.hand_over_p50_ns),
+            longest(|run| run.hand_over_p99_ns),
             Nanos(blocking),
         ));
     }
