@@ -13,7 +13,7 @@ use std::time::Duration;
 use criterion::{Criterion, criterion_group};
 use headway_broker::client::Task;
 use headway_broker::{Client, OnLoss, Options, Server, TaskShape};
-use headway_core::engine_lock::{EngineParameters, Operation, PeerLocks, Work};
+use headway_core::engine_lock::{EngineParameters, Operation, Order, PeerLocks, Work};
 use headway_core::predictor::PredictorParameters;
 use headway_core::sharing::{ArbiterParameters, ClusterId, ClusterParameters, Limits};
 use headway_core::token::{Mode, TokenParameters};
@@ -29,6 +29,7 @@ fn options(socket: &Path, spin: Nanos) -> Options {
     let engines = EngineParameters {
         copy_engines: 2,
         peer: PeerLocks::Group,
+        order: Order::Arrival,
         chunk_bytes: None,
         keep_bytes: Bytes(0),
         unlocked_below: Bytes(0),

@@ -245,7 +245,7 @@ pub(crate) struct ReproduceArgs {
 #[command(next_help_heading = "Options of gpusync-gpu")]
 pub(crate) struct ExperimentSharingArgs {
     /// How often each configuration is run
-    #[arg(long, value_name = "N", default_value_t = 2)]
+    #[arg(long, value_name = "N", default_value_t = 5)]
     pub(crate) repetitions: u32,
     /// Every scenario of the paper instead of a few
     #[arg(long)]

@@ -136,6 +136,9 @@ fn verdict(report: &Report) -> String {
                         .to_owned()
                 }
                 Unknown::LockOptions => "locks are kept over chunks, or small copies take none".to_owned(),
+                Unknown::Overtaking => {
+                    "engines serve the most urgent first, so that others can wait without end".to_owned()
+                }
                 Unknown::CpuNotGuaranteed => "nothing makes a token holder run".to_owned(),
                 Unknown::Overflow => "a figure does not fit 64 bits".to_owned(),
                 Unknown::LongerThanPeriod(task) => {

@@ -1,9 +1,10 @@
-//! Engine locks: which of a GPU's token holders runs on which engine. FIFO locks with inheritance, as a sans-IO state machine.
+//! Engine locks: which of a GPU's token holders runs on which engine. Queues with inheritance, as a sans-IO state machine.
 //!
 //! Elliott 2013, 4.2 and 4.3; the specification of sharing, 4. A job has one operation at a time: one lock, or for a chunk
 //! of a peer copy the outbound lock of the source and the inbound lock of the destination. A peer copy enqueues on both at
 //! once (group), or takes the second after the first (nested). No deadlock: groups stand in the same order in every queue,
-//! and nested requests ascend.
+//! and nested requests ascend. The paper's queues are FIFOs; [`Order::Urgency`] serves the most urgent first (specification of
+//! sharing, 9, item 4).
 //!
 //! The driver feeds inputs with `handle_*`, after each drains [`EngineLocks::poll_action`], then
 //! [`EngineLocks::poll_event`], and calls [`EngineLocks::handle_timeout`] at [`EngineLocks::poll_timeout`].
@@ -17,7 +18,7 @@ mod tests;
 use std::collections::{BTreeMap, VecDeque};
 
 pub use self::check::Violation;
-pub use self::messages::{Action, Engine, EngineParameters, Event, LockId, Operation, PeerLocks, Refused, Work};
+pub use self::messages::{Action, Engine, EngineParameters, Event, LockId, Operation, Order, PeerLocks, Refused, Work};
 use crate::sharing::{GpuId, JobId, Key, TaskId};
 use crate::units::{Bytes, Nanos};
 
@@ -80,13 +81,17 @@ impl EngineLocks {
     /// The locks of `gpus`.
     ///
     /// # Errors
-    /// [`Refused::CopyEngines`] if there are not one or two copy engines per GPU.
+    /// [`Refused::CopyEngines`] if there are not one or two copy engines per GPU; [`Refused::Order`] where urgency is to order
+    /// the queues and peer copies are no groups.
     pub fn new(parameters: EngineParameters, gpus: &[GpuId]) -> Result<Self, Refused> {
         let engines: &[Engine] = match parameters.copy_engines {
             1 => &[Engine::Execute, Engine::In],
             2 => &[Engine::Execute, Engine::In, Engine::Out],
             copy_engines => return Err(Refused::CopyEngines { copy_engines }),
         };
+        if parameters.order == Order::Urgency && parameters.peer != PeerLocks::Group {
+            return Err(Refused::Order);
+        }
         let ids = gpus.iter().flat_map(|gpu| engines.iter().map(|engine| LockId { gpu: *gpu, engine: *engine }));
         Ok(Self {
             parameters,
@@ -125,7 +130,13 @@ impl EngineLocks {
         self.known(job)?;
         self.advance(now);
         self.job_mut(job.task).base = key;
-        self.update_boosts();
+        if self.parameters.order == Order::Urgency {
+            self.replace(job.task);
+            // A group that is less urgent now may have kept a lock from others.
+            self.settle();
+        } else {
+            self.update_boosts();
+        }
         Ok(())
     }
 

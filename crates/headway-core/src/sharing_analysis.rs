@@ -13,7 +13,7 @@ mod tests;
 use serde::{Deserialize, Serialize};
 
 pub use self::demand::{Acquisition, TaskDemand};
-use crate::engine_lock::{EngineParameters, PeerLocks};
+use crate::engine_lock::{EngineParameters, Order, PeerLocks};
 use crate::sharing::TaskId;
 use crate::token::{Mode, TokenParameters};
 use crate::units::Nanos;
@@ -71,6 +71,8 @@ pub enum Unknown {
     EnginesUnlocked,
     /// Locks are kept over several chunks, or small copies take none.
     LockOptions,
+    /// Engines serve the most urgent first: an operation can be overtaken without end.
+    Overtaking,
     /// Nothing makes a holder run.
     CpuNotGuaranteed,
     /// A figure does not fit 64 bits.
@@ -206,6 +208,9 @@ pub fn blockers(system: &System, tasks: usize) -> Result<Blockers, Unknown> {
     };
     if engines.keep_bytes.0 > 0 || engines.unlocked_below.0 > 0 {
         return Err(Unknown::LockOptions);
+    }
+    if engines.order == Order::Urgency {
+        return Err(Unknown::Overtaking);
     }
     let peers = system.peer_copies && system.gpus > 1;
     let copy = match engines.peer {

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use headway_broker::{Client, OnLoss, Options, Server};
-use headway_core::engine_lock::{EngineParameters, Operation, PeerLocks, Work};
+use headway_core::engine_lock::{EngineParameters, Operation, Order, PeerLocks, Work};
 use headway_core::predictor::PredictorParameters;
 use headway_core::sharing::{ArbiterParameters, ClusterId, ClusterParameters, Limits};
 use headway_core::token::{Mode, TokenParameters};
@@ -21,6 +21,7 @@ fn parameters(gpus: u32, per_gpu: u32, engine_locks: bool) -> ArbiterParameters 
     let engines = EngineParameters {
         copy_engines: 2,
         peer: PeerLocks::Group,
+        order: Order::Arrival,
         chunk_bytes: None,
         keep_bytes: Bytes(0),
         unlocked_below: Bytes(0),

@@ -1,5 +1,6 @@
 //! Simulated blocking against the analysis: token wait, every wait for an engine, and their sum stay within their bounds.
 
+use headway_core::engine_lock::Order;
 use headway_core::predictor::Form;
 use headway_core::sharing::{Direction, Distances, Segment};
 use headway_core::sharing_analysis::{Analysis, System, analyse};
@@ -105,8 +106,9 @@ fn compare(seed: u64) -> Option<[u64; 3]> {
     let scenario = codes[draw.within(0, codes.len() as u64 - 1) as usize];
     let modes = [Mode::Optimal, Mode::WorkConserving, Mode::Relaxed(cluster.cpus), Mode::Fifo];
     let mode = modes[draw.within(0, 3) as usize];
+    let order = Order::Arrival;
     let setting =
-        Setting { scenario, tokens_per_gpu: None, mode, predictor: Form::WINDOW, seed, until: Nanos(600 * MS) };
+        Setting { scenario, tokens_per_gpu: None, order, mode, predictor: Form::WINDOW, seed, until: Nanos(600 * MS) };
     let mut watch = Watch(vec![Most::default(); cluster.tasks.len()], 0);
     simulate(&cluster, &setting, &mut watch).unwrap_or_else(|error| panic!("seed {seed}: {error:?}"));
     assert!(watch.1 > 0, "seed {seed}: no job was complete");
@@ -169,8 +171,16 @@ fn no_job_waits_for_a_cpu_while_one_is_idle() {
         let scenario = Scenario::distinct()[draw.within(0, 35) as usize];
         let modes = [Mode::Optimal, Mode::WorkConserving, Mode::Relaxed(cluster.cpus), Mode::Fifo];
         let mode = modes[draw.within(0, 3) as usize];
-        let setting =
-            Setting { scenario, tokens_per_gpu: None, mode, predictor: Form::WINDOW, seed, until: Nanos(300 * MS) };
+        let order = Order::Arrival;
+        let setting = Setting {
+            scenario,
+            tokens_per_gpu: None,
+            order,
+            mode,
+            predictor: Form::WINDOW,
+            seed,
+            until: Nanos(300 * MS),
+        };
         let mut watch = Conserving { cpus: cluster.cpus as usize, seed, full: 0 };
         simulate(&cluster, &setting, &mut watch).unwrap_or_else(|error| panic!("seed {seed}: {error:?}"));
         full += watch.full;

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
 use headway_broker::{BrokerLimits, Health, Probe, Server, place};
-use headway_core::engine_lock::{EngineParameters, PeerLocks};
+use headway_core::engine_lock::{EngineParameters, Order, PeerLocks};
 use headway_core::machine::{EndpointId, Machine};
 use headway_core::predictor::PredictorParameters;
 use headway_core::sharing::{
@@ -202,6 +202,7 @@ pub fn parameters(machine: &Machine, options: &Options) -> Result<ArbiterParamet
     let engines = EngineParameters {
         copy_engines: options.copy_engines,
         peer: options.peer,
+        order: Order::Arrival,
         chunk_bytes: options.chunk,
         keep_bytes: Bytes(0),
         unlocked_below: Bytes(0),

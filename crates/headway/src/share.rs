@@ -1,6 +1,6 @@
 //! Tasks that share GPUs: what a job can be kept waiting, and whether tardiness is bounded, on a machine.
 
-use headway_core::engine_lock::EngineParameters;
+use headway_core::engine_lock::{EngineParameters, Order};
 use headway_core::error::Loaded;
 use headway_core::interconnect::Network;
 use headway_core::machine::{EndpointId, EndpointKind, Machine, RouteId};
@@ -201,6 +201,7 @@ fn system(machine: &Machine, tasks: &[Task], sharing: &Sharing, used: &Used, (ra
         engines: sharing.engine_locks.then_some(EngineParameters {
             copy_engines: sharing.copy_engines,
             peer: sharing.peer_locks,
+            order: Order::Arrival,
             chunk_bytes: sharing.chunk,
             keep_bytes: Bytes(0),
             unlocked_below: Bytes(0),

@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use headway_broker::{Options, Server, TaskShape};
-use headway_core::engine_lock::{EngineParameters, Operation, PeerLocks, Work};
+use headway_core::engine_lock::{EngineParameters, Operation, Order, PeerLocks, Work};
 use headway_core::predictor::PredictorParameters;
 use headway_core::sharing::{ArbiterParameters, ClusterId, ClusterParameters, Limits};
 use headway_core::token::{Mode, TokenParameters};
@@ -23,6 +23,7 @@ pub(crate) fn parameters(gpus: u32, per_gpu: u32, watchdog: Nanos) -> ArbiterPar
     let engines = EngineParameters {
         copy_engines: 2,
         peer: PeerLocks::Group,
+        order: Order::Arrival,
         chunk_bytes: Some(Bytes(2 << 20)),
         keep_bytes: Bytes(0),
         unlocked_below: Bytes(64),

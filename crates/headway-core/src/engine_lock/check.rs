@@ -1,6 +1,6 @@
 //! What holds after every input, for tests of this machine and of its drivers.
 
-use super::{EngineLocks, LockId, State};
+use super::{EngineLocks, Lock, LockId, Order, State};
 use crate::sharing::TaskId;
 
 /// An invariant that does not hold.
@@ -16,6 +16,12 @@ pub enum Violation {
     /// A lock is free and its first waiter could start.
     #[error("{lock:?} is free, and its first waiter has not started")]
     Idle {
+        /// Which.
+        lock: LockId,
+    },
+    /// A queue in the order of urgency is not.
+    #[error("the queue of {lock:?} is not in the order of urgency")]
+    Order {
         /// Which.
         lock: LockId,
     },
@@ -67,6 +73,12 @@ impl EngineLocks {
                 return Err(Violation::Idle { lock: *lock });
             }
         }
+        if self.parameters.order == Order::Urgency {
+            let sorted = |lock: &Lock| lock.waiting.iter().is_sorted_by_key(|task| self.rank(*task));
+            if let Some((lock, _)) = self.locks.iter().find(|(_, lock)| !sorted(lock)) {
+                return Err(Violation::Order { lock: *lock });
+            }
+        }
         let waits = |state: &State| matches!(state, State::Waiting { .. });
         let acts = |state: &State| matches!(state, State::Running { .. } | State::Obtained { .. });
         if self.jobs.values().any(|job| waits(&job.state)) && !self.jobs.values().any(|job| acts(&job.state)) {
@@ -78,7 +90,7 @@ impl EngineLocks {
         }
     }
 
-    fn locks_where(&self, is: impl Fn(&super::Lock) -> bool) -> Vec<LockId> {
+    fn locks_where(&self, is: impl Fn(&Lock) -> bool) -> Vec<LockId> {
         self.locks.iter().filter(|(_, lock)| is(lock)).map(|(id, _)| *id).collect()
     }
 }

@@ -65,6 +65,19 @@ pub enum PeerLocks {
     GroupBackfill,
 }
 
+/// In which order the operations that wait for an engine are served.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Order {
+    /// First come, first served, as the paper has it.
+    #[default]
+    Arrival,
+    /// The most urgent first, by the keys that jobs have or inherit through tokens (EDF over chunks and kernel segments); what
+    /// runs is never interrupted. Only with [`PeerLocks::Group`]: a group keeps its locks free for itself, from all that are
+    /// less urgent. A less urgent operation may be overtaken without end.
+    Urgency,
+}
+
 /// Parameters of [`super::EngineLocks`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EngineParameters {
@@ -72,6 +85,9 @@ pub struct EngineParameters {
     pub copy_engines: u32,
     /// Rule for peer copies.
     pub peer: PeerLocks,
+    /// Who is served first.
+    #[serde(default)]
+    pub order: Order,
     /// Longest chunk; a larger copy is refused. `None` = whole copies (`X` in the paper).
     pub chunk_bytes: Option<Bytes>,
     /// Bytes for which a job may keep its locks while nobody waits for them; zero = give them back after every chunk, as
@@ -116,11 +132,11 @@ pub enum Action {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Event {
-    /// The operation waits in one or two FIFOs.
+    /// The operation waits in one or two queues.
     Waiting {
         /// Whose.
         job: JobId,
-        /// Requests ahead of it in the longer FIFO, holder included.
+        /// Requests ahead of it in the longer queue, holder included.
         ahead: u32,
     },
     /// The operation was served out of order on a lock held idle.
@@ -156,6 +172,9 @@ pub enum Refused {
         /// What was given.
         copy_engines: u32,
     },
+    /// A lock obtained early would be kept from more urgent operations.
+    #[error("operations in the order of urgency need peer copies that take both locks at once; give `group`")]
+    Order,
     /// Engines belong to holders of tokens.
     #[error("job {} of task {} holds no token; request one first", .job.job, .job.task.0)]
     NoToken {

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use super::{
-    Action, Engine, EngineLocks, Event, Job, Lock, LockId, Locks, Operation, PeerLocks, Refused, State, Told, Work,
+    Action, Engine, EngineLocks, Event, Job, Lock, LockId, Locks, Operation, Order, PeerLocks, Refused, State, Told,
+    Work,
 };
 use crate::sharing::{JobId, Key, TaskId};
 use crate::units::{Bytes, Nanos};
@@ -33,15 +34,14 @@ impl EngineLocks {
         })
     }
 
-    /// Puts an operation into its FIFOs; in nested mode only into that of the lower lock.
+    /// Puts an operation into its queues; in nested mode only into that of the lower lock.
     pub(super) fn enqueue(&mut self, task: TaskId, operation: Operation, locks: Locks) {
         let nested = self.parameters.peer == PeerLocks::Nested;
         let queues = if nested { [locks[0], None] } else { locks };
         let mut ahead = 0;
         for lock in queues.into_iter().flatten() {
-            let lock = self.lock_mut(lock);
-            ahead = ahead.max(lock.waiting.len() + usize::from(lock.holder.is_some()));
-            lock.waiting.push_back(task);
+            let at = self.insert(lock, task);
+            ahead = ahead.max(at + usize::from(self.locks[&lock].holder.is_some()));
         }
         if locks == [None, None] {
             self.run(task, operation, locks, Bytes(0));
@@ -52,6 +52,32 @@ impl EngineLocks {
         let job = job.id;
         if ahead > 0 {
             self.events.push_back(Event::Waiting { job, ahead: u32::try_from(ahead).unwrap_or(u32::MAX) });
+        }
+    }
+
+    /// Puts a job into a lock's queue; how many are ahead of it there.
+    pub(super) fn insert(&mut self, lock: LockId, task: TaskId) -> usize {
+        let waiting = &self.locks[&lock].waiting;
+        let at = match self.parameters.order {
+            Order::Arrival => waiting.len(),
+            Order::Urgency => waiting.partition_point(|other| self.rank(*other) < self.rank(task)),
+        };
+        self.lock_mut(lock).waiting.insert(at, task);
+        at
+    }
+
+    /// Its place in every queue in the order of urgency. Total, so that groups stand in the same order in each; two holders can
+    /// inherit one key.
+    pub(super) fn rank(&self, task: TaskId) -> (Key, TaskId) {
+        (self.jobs[&task].base, task)
+    }
+
+    /// Moves a job to where its key belongs, in every queue it is in.
+    pub(super) fn replace(&mut self, task: TaskId) {
+        let State::Waiting { locks, .. } = self.jobs[&task].state else { return };
+        for lock in locks.into_iter().flatten() {
+            self.lock_mut(lock).waiting.retain(|other| *other != task);
+            self.insert(lock, task);
         }
     }
 

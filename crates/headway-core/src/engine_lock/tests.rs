@@ -1,6 +1,7 @@
-//! Rules by example; all interleavings of small cases and the most blockers they reach (`explore`).
+//! Rules by example, those of urgency in `urgency`; all interleavings of small cases and the most blockers they reach (`explore`).
 
 mod explore;
+mod urgency;
 
 use super::*;
 
@@ -8,6 +9,7 @@ fn parameters(peer: PeerLocks, copy_engines: u32) -> EngineParameters {
     EngineParameters {
         copy_engines,
         peer,
+        order: Order::Arrival,
         chunk_bytes: Some(Bytes(2 << 20)),
         keep_bytes: Bytes(0),
         unlocked_below: Bytes(0),

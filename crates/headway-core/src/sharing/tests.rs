@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 
 use super::*;
-use crate::engine_lock::{Engine, EngineParameters, LockId, Operation, PeerLocks, Work};
+use crate::engine_lock::{Engine, EngineParameters, LockId, Operation, Order, PeerLocks, Work};
 use crate::predictor::PredictorParameters;
 use crate::token::{self, Mode, Standing, TokenParameters};
 
@@ -17,6 +17,7 @@ fn engines(peer: PeerLocks) -> EngineParameters {
     EngineParameters {
         copy_engines: 1,
         peer,
+        order: Order::Arrival,
         chunk_bytes: None,
         keep_bytes: Bytes(0),
         unlocked_below: Bytes(0),

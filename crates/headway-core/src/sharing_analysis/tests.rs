@@ -2,7 +2,7 @@
 
 use super::paper::Letters;
 use super::*;
-use crate::engine_lock::{Action, EngineLocks, Operation, Work};
+use crate::engine_lock::{Action, EngineLocks, Operation, Order, Work};
 use crate::sharing::{ClientId, ClusterId, Direction, Segment, TaskParameters};
 use crate::sharing::{GpuId, JobId, Key};
 use crate::token::Mode;
@@ -16,6 +16,7 @@ fn example(rho: u32, peer: Option<PeerLocks>) -> System {
     let engines = EngineParameters {
         copy_engines: 1,
         peer: peer.unwrap_or(PeerLocks::Group),
+        order: Order::Arrival,
         chunk_bytes: Some(Bytes(2 * MIB)),
         keep_bytes: Bytes(0),
         unlocked_below: Bytes(0),
@@ -210,6 +211,8 @@ fn the_verdict_knows_its_limits() {
     assert_eq!(verdict(&base, &demands(&base, 60)), Verdict::DontKnow(Unknown::Overload));
     let kept = base.engines.map(|engines| EngineParameters { keep_bytes: Bytes(1), ..engines });
     assert_eq!(verdict(&System { engines: kept, ..base }, &tasks), Verdict::DontKnow(Unknown::LockOptions));
+    let by_urgency = base.engines.map(|engines| EngineParameters { order: Order::Urgency, ..engines });
+    assert_eq!(verdict(&System { engines: by_urgency, ..base }, &tasks), Verdict::DontKnow(Unknown::Overtaking));
     let whole = System { engines: None, tokens: TokenParameters { per_gpu: 1, ..base.tokens }, ..base };
     assert_eq!(verdict(&whole, &tasks), Verdict::Yes);
 }

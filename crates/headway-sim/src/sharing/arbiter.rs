@@ -31,6 +31,7 @@ pub(super) fn engines(cluster: &Cluster, setting: &Setting) -> Option<EnginePara
             Taking::Group => PeerLocks::Group,
             Taking::Nested => PeerLocks::Nested,
         },
+        order: setting.order,
         chunk_bytes: scenario.chunk,
         keep_bytes: Bytes(0),
         unlocked_below: Bytes(0),

@@ -1,5 +1,6 @@
 //! What is simulated: a cluster of CPUs and GPUs, its costs, and the tasks that share it.
 
+use headway_core::engine_lock::Order;
 use headway_core::predictor::Form;
 use headway_core::sharing::{Distances, Segment};
 use headway_core::token::Mode;
@@ -80,6 +81,8 @@ pub struct Setting {
     pub scenario: Scenario,
     /// Tokens per GPU instead of the scenario's; not used where the driver arbitrates.
     pub tokens_per_gpu: Option<u32>,
+    /// Who is served first by the engines, where they have locks.
+    pub order: Order,
     /// Queue discipline of the tokens.
     pub mode: Mode,
     /// Cost predictor.

@@ -121,7 +121,10 @@ impl fmt::Display for Scenario {
         }
         match CHUNKS.iter().find(|(_, chunk)| *chunk == self.chunk) {
             Some((text, _)) => f.write_str(text),
-            None => write!(f, "{}B", self.chunk.unwrap_or_default().0),
+            None => match self.chunk.unwrap_or_default().0 {
+                bytes if bytes.is_multiple_of(1 << 20) => write!(f, "{}MB", bytes >> 20),
+                bytes => write!(f, "{bytes}B"),
+            },
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Whole runs: conservation of time, mutual exclusion, aliases, who is blamed.
 
+use headway_core::engine_lock::Order;
 use headway_core::predictor::Form;
 use headway_core::sharing::{Distances, JobId, Segment, TaskId};
 use headway_core::token::Mode;
@@ -50,7 +51,8 @@ impl Observer for Keep {
 }
 
 fn setting(code: &str, mode: Mode, seed: u64, until: Nanos) -> Setting {
-    Setting { scenario: code.parse().unwrap(), tokens_per_gpu: None, mode, predictor: Form::WINDOW, seed, until }
+    let (scenario, order) = (code.parse().unwrap(), Order::Arrival);
+    Setting { scenario, tokens_per_gpu: None, order, mode, predictor: Form::WINDOW, seed, until }
 }
 
 fn run(cluster: &Cluster, setting: &Setting) -> (Keep, Totals) {

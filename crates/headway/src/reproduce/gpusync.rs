@@ -6,6 +6,7 @@ mod study;
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
+use headway_core::engine_lock::Order;
 use headway_core::predictor::Form;
 use headway_core::token::Mode;
 use headway_core::units::{Nanos, Rate};
@@ -205,6 +206,7 @@ fn aliases(seed: u64, effort: Effort) -> Result<Row, SharingError> {
         let setting = headway_sim::sharing::Setting {
             scenario,
             tokens_per_gpu: None,
+            order: Order::Arrival,
             mode: Mode::Relaxed(2),
             predictor: Form::WINDOW,
             seed,

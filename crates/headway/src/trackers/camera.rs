@@ -75,7 +75,7 @@ pub(crate) struct Camera {
 }
 
 /// What a camera did.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Tracked {
     pub(crate) frames: Vec<Frame>,
     /// Operations of each frame, where they were asked for.
@@ -250,6 +250,7 @@ impl Camera {
             account: &mut one.account,
             operations,
             loaded: true,
+            small: Vec::new(),
         };
         let (mut tracker, ()) = tracker.on(shared);
         let body = |tracker: &mut Tracker<OnShared<'_>>| {

@@ -35,7 +35,7 @@ impl Rights for Unmanaged {
 }
 
 /// One operation of a frame.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Operated {
     pub(crate) work: Work,
     pub(crate) bytes: u64,
@@ -98,7 +98,14 @@ pub(crate) struct OnShared<'a> {
     pub(crate) operations: Option<&'a mut Vec<Operated>>,
     /// Whether the load of this frame is still to be done.
     pub(crate) loaded: bool,
+    /// Small inputs that go with the next kernels.
+    pub(crate) small: Vec<(Region, Vec<u8>)>,
 }
+
+/// Inputs up to this size are copied together with the kernels that read them, under the same lock. On an H200 the driver moves
+/// copies to the GPU of less than 4 KiB as kernels are: from a process that does not have the GPU they took 0.3 ms, 1.3 ms in
+/// one of ten cases, and took the GPU from the kernels of the one that had it. Larger ones take 11 us on their own engine.
+const SMALL: usize = 8 << 10;
 
 impl OnShared<'_> {
     /// One operation under its lock.
@@ -158,6 +165,7 @@ impl OnShared<'_> {
     /// Leaves the state in system memory, where it does not go from GPU to GPU.
     pub(crate) fn leave(&mut self) -> Result<(), DeviceError> {
         let gpu = self.gpu;
+        debug_assert!(self.small.is_empty(), "an input that no kernel reads");
         if self.moving.peer {
             return Ok(());
         }
@@ -202,6 +210,10 @@ fn refused(error: &SharingError) -> DeviceError {
 impl Machine for OnShared<'_> {
     fn put(&mut self, region: Region, from: &[u8]) -> Result<(), DeviceError> {
         let gpu = self.gpu;
+        if from.len() <= SMALL {
+            self.small.push((region, from.to_vec()));
+            return Ok(());
+        }
         self.memory.stage(from)?;
         self.copy(Work::CopyIn, from.len(), |memory, range| memory.push(gpu, Some(region), range))
     }
@@ -214,7 +226,14 @@ impl Machine for OnShared<'_> {
 
     fn launch(&mut self, launches: &[Launch]) -> Result<(), DeviceError> {
         let gpu = self.gpu;
-        self.operate(Work::Execute, 0, |memory| memory.launch(gpu, launches))?;
+        let small = std::mem::take(&mut self.small);
+        self.operate(Work::Execute, 0, |memory| {
+            for (region, bytes) in &small {
+                memory.stage(bytes)?;
+                memory.push(gpu, Some(*region), 0..bytes.len())?;
+            }
+            memory.launch(gpu, launches)
+        })?;
         if std::mem::take(&mut self.loaded) {
             self.work()?;
         }

@@ -9,6 +9,9 @@ use crate::sharing_analysis::{nested_blockers, paper};
 #[derive(Clone, Copy, Debug)]
 struct Scope {
     peer: PeerLocks,
+    order: Order,
+    /// Whether the last job becomes the most urgent of all at any time, and again what it was.
+    keys_change: bool,
     gpus: u32,
     jobs: u32,
 }
@@ -23,7 +26,8 @@ struct State {
 impl Scope {
     fn start(self) -> State {
         let jobs = vec![(0, None); self.jobs as usize];
-        State { locks: locks(parameters(self.peer, 1), self.gpus, &jobs), done: vec![false; self.jobs as usize] }
+        let parameters = EngineParameters { order: self.order, ..parameters(self.peer, 1) };
+        State { locks: locks(parameters, self.gpus, &jobs), done: vec![false; self.jobs as usize] }
     }
 
     /// What a job may ask for: the GPU of its token, and the one it leaves for a peer copy.
@@ -64,11 +68,23 @@ impl Scope {
                 super::super::State::Waiting { .. } => {}
             }
         }
+        if self.keys_change {
+            next.push(self.change_key(state));
+        }
         for state in &mut next {
             state.locks.actions.clear();
             state.locks.events.clear();
             state.locks.check().unwrap_or_else(|violation| panic!("{violation} in {self:?}: {:#?}", state.locks));
         }
+        next
+    }
+
+    fn change_key(self, state: &State) -> State {
+        let mut next = state.clone();
+        let last = self.jobs - 1;
+        let own = key(last, 10 + u64::from(last));
+        let other = if state.locks.jobs[&TaskId(last)].base == own { key(last, 1) } else { own };
+        next.locks.handle_key(Nanos(0), job(last), other).unwrap();
         next
     }
 
@@ -92,6 +108,8 @@ impl Scope {
         let locks = state.locks.locks.values();
         let appearing = locks.flat_map(|lock| lock.holder.iter().chain(&lock.waiting)).map(|task| task.0);
         let mut order: Vec<u32> = Vec::new();
+        // In the order of urgency no two are alike.
+        let appearing = appearing.filter(|_| self.order == Order::Arrival);
         for task in appearing.chain(0..self.jobs) {
             if task >= fixed && !order.contains(&task) {
                 order.push(task);
@@ -116,7 +134,8 @@ impl Scope {
                     (4 + u8::from(state.done[task as usize]) + 2 * u8::from(backfill), locks)
                 }
             };
-            bytes.push(code);
+            let changed = self.keys_change && state.locks.jobs[&TaskId(task)].base.deadline == Nanos(1);
+            bytes.push(code + 16 * u8::from(changed));
             bytes.extend(locks.iter().map(|lock| lock.map_or(9, |lock| lock.gpu.0 as u8)));
         }
         bytes
@@ -187,7 +206,11 @@ impl Scope {
 }
 
 fn scope(peer: PeerLocks, gpus: u32, jobs: u32) -> Scope {
-    Scope { peer, gpus, jobs }
+    Scope { peer, order: Order::Arrival, keys_change: false, gpus, jobs }
+}
+
+fn by_urgency(gpus: u32, jobs: u32) -> Scope {
+    Scope { order: Order::Urgency, ..scope(PeerLocks::Group, gpus, jobs) }
 }
 
 const RULES: [PeerLocks; 3] = [PeerLocks::Group, PeerLocks::Nested, PeerLocks::GroupBackfill];
@@ -252,5 +275,22 @@ fn four_jobs_meet_no_more_blockers_than_the_analysis_counts() {
         assert_eq!(most_blockers(PeerLocks::Group, gpus, 4), 3);
         assert_eq!(most_blockers(PeerLocks::Nested, gpus, 4), nested_blockers(4, u64::from(gpus)).unwrap());
         assert!(most_blockers(PeerLocks::GroupBackfill, gpus, 4) < 8);
+    }
+}
+
+#[test]
+fn in_the_order_of_urgency_no_interleaving_deadlocks_even_if_keys_change() {
+    for (gpus, jobs) in [(2, 3), (3, 3), (2, 4)] {
+        let scope = Scope { keys_change: true, ..by_urgency(gpus, jobs) };
+        println!("{gpus} GPUs, {jobs} jobs: {} states", scope.explore());
+    }
+}
+
+#[test]
+fn the_most_urgent_job_waits_for_one_operation_at_most_whatever_its_group() {
+    for (gpus, jobs) in [(1, 2), (2, 2), (2, 3), (3, 3)] {
+        let (worst, states) = by_urgency(gpus, jobs).worst(60);
+        println!("{gpus} GPUs, {jobs} jobs: {states} states, at most {worst} blockers");
+        assert_eq!(worst, 1);
     }
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use std::{env, fs, io, thread};
 
 use headway_broker::{Client, OnLoss, Server, TaskShape};
-use headway_core::engine_lock::{EngineParameters, PeerLocks};
+use headway_core::engine_lock::{EngineParameters, Order, PeerLocks};
 use headway_core::predictor::PredictorParameters;
 use headway_core::sharing::{ArbiterParameters, ClusterId, ClusterParameters, Limits};
 use headway_core::token::{Mode, TokenParameters};
@@ -174,6 +174,7 @@ fn arbiter() -> ArbiterParameters {
     let engines = EngineParameters {
         copy_engines: 2,
         peer: PeerLocks::Group,
+        order: Order::Arrival,
         chunk_bytes: None,
         keep_bytes: Bytes(0),
         unlocked_below: Bytes(0),

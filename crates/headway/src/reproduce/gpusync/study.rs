@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
+use headway_core::engine_lock;
 use headway_core::predictor::Form;
 use headway_core::token::Mode;
 use headway_core::units::Nanos;
@@ -107,6 +108,7 @@ pub(super) fn run(set: &Set, work: Nanos, scenario: Scenario, seed: u64, effort:
         let setting = headway_sim::sharing::Setting {
             scenario,
             tokens_per_gpu: None,
+            order: engine_lock::Order::Arrival,
             mode: set.mode,
             predictor: set.predictor,
             seed: seed.wrapping_mul(CLUSTERS).wrapping_add(number),

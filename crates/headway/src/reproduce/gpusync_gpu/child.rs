@@ -17,7 +17,7 @@ use headway_os::ipc::Words;
 use headway_runtime::sharing::Sharing;
 use serde::{Deserialize, Serialize};
 
-use crate::trackers::{Arbitration, Camera, Course, Frame, Load, Video};
+use crate::trackers::{Arbitration, Camera, Course, Load, Tracked, Video};
 use crate::{Error, ports};
 
 /// The environment variable that makes a process of this program a camera.
@@ -41,8 +41,8 @@ pub(super) struct Open {
 /// Who arbitrates.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum How {
-    /// A broker at this socket.
-    Broker(PathBuf),
+    /// A broker at this socket, and how long to look for an engine before sleeping.
+    Broker { socket: PathBuf, look: Nanos },
     /// Nobody; the users of each GPU are counted in this memory file.
     Fewest(PathBuf),
     /// Nobody; this GPU.
@@ -59,7 +59,7 @@ pub(super) enum Order {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Reply {
     Done,
-    Tracked(Vec<Frame>),
+    Tracked(Tracked),
     Failed(String),
 }
 
@@ -114,9 +114,9 @@ fn obey(camera: &mut Option<Camera>, order: Order) -> Result<Reply, Error> {
         }
         Order::Run { course, how } => {
             let camera = camera.as_mut().ok_or(Error::Options("a camera is opened first"))?;
-            let frames = run(camera, &course, &how)?;
+            let tracked = run(camera, &course, &how)?;
             camera.reset()?;
-            Ok(Reply::Tracked(frames))
+            Ok(Reply::Tracked(tracked))
         }
     }
 }
@@ -134,12 +134,15 @@ fn open(open: &Open) -> Result<Camera, Error> {
     Camera::open(ports, shape, video, Load::default(), open.check)
 }
 
-fn run(camera: &mut Camera, course: &Course, how: &How) -> Result<Vec<Frame>, Error> {
+fn run(camera: &mut Camera, course: &Course, how: &How) -> Result<Tracked, Error> {
     let never = AtomicBool::new(false);
-    let mut with = |arbitration: &mut Arbitration<'_>| camera.run(course, arbitration, false, &never);
-    let tracked = match how {
-        How::Broker(socket) => {
+    // Operations tell how long engines took to change hands: there is nothing to tell without arbitration.
+    let keep = matches!(how, How::Broker { .. });
+    let mut with = |arbitration: &mut Arbitration<'_>| camera.run(course, arbitration, keep, &never);
+    match how {
+        How::Broker { socket, look } => {
             let client = Client::connect(socket, "camera", OnLoss::Fail).map_err(Error::Client)?;
+            client.look_for(*look);
             let sharing = Sharing::by_broker(client);
             let shape = TaskShape {
                 name: format!("camera {}", std::process::id()),
@@ -160,8 +163,7 @@ fn run(camera: &mut Camera, course: &Course, how: &How) -> Result<Vec<Frame>, Er
             with(&mut Arbitration::Fewest(&words))
         }
         How::Fixed(gpu) => with(&mut Arbitration::Fixed(*gpu)),
-    };
-    Ok(tracked?.frames)
+    }
 }
 
 /// Words that count users, one for each GPU.
@@ -196,7 +198,7 @@ impl Crew {
     }
 
     /// Gives each camera among `of` its order, then waits for all of them.
-    pub(super) fn order(&mut self, orders: &[(usize, Order)]) -> Result<Vec<Vec<Frame>>, Error> {
+    pub(super) fn order(&mut self, orders: &[(usize, Order)]) -> Result<Vec<Tracked>, Error> {
         for (camera, order) in orders {
             let lost = |reason: &dyn std::fmt::Display| Error::Camera { camera: *camera, reason: reason.to_string() };
             let mut text = serde_json::to_vec(order).map_err(|error| lost(&error))?;
@@ -207,16 +209,16 @@ impl Crew {
         }
         // All are heard before any failure is told: nobody is left in the middle of an order.
         let replies: Vec<_> = orders.iter().map(|(camera, _)| (*camera, self.0[*camera].reply())).collect();
-        let mut frames = Vec::new();
+        let mut tracked = Vec::new();
         for (camera, reply) in replies {
-            frames.push(match reply {
-                Ok(Reply::Done) => Vec::new(),
-                Ok(Reply::Tracked(frames)) => frames,
+            tracked.push(match reply {
+                Ok(Reply::Done) => Tracked::default(),
+                Ok(Reply::Tracked(tracked)) => tracked,
                 Ok(Reply::Failed(reason)) => return Err(Error::Camera { camera, reason }),
                 Err(error) => return Err(Error::Camera { camera, reason: error.to_string() }),
             });
         }
-        Ok(frames)
+        Ok(tracked)
     }
 }
 

@@ -9,8 +9,9 @@ use flate2::write::GzEncoder;
 use headway_core::units::Nanos;
 use serde::Serialize;
 
+use super::hand_over::hand_overs;
 use crate::Error;
-use crate::trackers::{Frame, Seen};
+use crate::trackers::{Seen, Tracked};
 
 /// One configuration, one repetition, all its cameras. Responses in percent of the period.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -38,6 +39,10 @@ pub(super) struct Measured {
     /// The bound that came nearest to being reached, and what share of it was; `None` where nothing is bounded.
     pub(super) bound_ns: Option<u64>,
     pub(super) of_bound: Option<f64>,
+    /// From an operation's end to the beginning of the one that waited for it: median and 99th percentile, where engines have
+    /// locks.
+    pub(super) hand_over_p50_ns: Option<u64>,
+    pub(super) hand_over_p99_ns: Option<u64>,
     /// Digests of all cameras' last frames.
     pub(super) digest: u64,
 }
@@ -45,7 +50,7 @@ pub(super) struct Measured {
 /// The columns of `results.csv`, in the order of [`Measured::line`].
 const COLUMNS: &str = "configuration,repetition,load_percent,frames,lost,mean_percent,p50_percent,p99_percent,max_percent,misses,\
                        tardiness_max_ns,migrations,kernels_busy_percent,copies_busy_percent,token_wait_max_ns,\
-                       engine_wait_max_ns,blocking_max_ns,bound_ns,of_bound_percent,digest\n";
+                       engine_wait_max_ns,blocking_max_ns,bound_ns,of_bound_percent,hand_over_p50_ns,hand_over_p99_ns,digest\n";
 
 /// Whose frames, with what they are compared to.
 pub(super) struct Run<'a> {
@@ -56,7 +61,9 @@ pub(super) struct Run<'a> {
     pub(super) gpus: usize,
     pub(super) expected: u64,
     pub(super) periods: &'a [Nanos],
-    pub(super) frames: &'a [Vec<Frame>],
+    pub(super) tracked: &'a [Tracked],
+    /// Copy-engine locks of a GPU.
+    pub(super) copy_engines: u32,
 }
 
 impl Measured {
@@ -65,8 +72,8 @@ impl Measured {
         let mut responses = Vec::new();
         let (mut misses, mut tardiness, mut migrations, mut digest) = (0, 0, 0, 0u64);
         let (mut kernels, mut copies, mut first, mut last) = (0, 0, u64::MAX, 0);
-        for (frames, period) in run.frames.iter().zip(run.periods) {
-            for frame in frames {
+        for (tracked, period) in run.tracked.iter().zip(run.periods) {
+            for frame in &tracked.frames {
                 responses.push(frame.response().0 as f64 / period.0 as f64 * 100.0);
                 let late = frame.done.saturating_sub(frame.release + period.0);
                 misses += u64::from(late > 0);
@@ -76,16 +83,18 @@ impl Measured {
                 copies += frame.account.copy;
                 (first, last) = (first.min(frame.release), last.max(frame.done));
             }
-            digest = digest.rotate_left(7) ^ frames.last().map_or(0, |frame| frame.digest);
+            digest = digest.rotate_left(7) ^ tracked.frames.last().map_or(0, |frame| frame.digest);
         }
         responses.sort_by(f64::total_cmp);
+        let hand_overs = hand_overs(run.tracked, run.copy_engines);
+        let hand_over = |percent: usize| hand_overs.get((hand_overs.len() * percent / 100).saturating_sub(1)).copied();
         let rank = |share: f64| {
             let at = (share * responses.len() as f64).ceil() as usize;
             responses.get(at.saturating_sub(1)).or_else(|| responses.last()).copied().unwrap_or(f64::NAN)
         };
         let mut seen = Seen::default();
-        for frames in run.frames {
-            let own = Seen::of(frames);
+        for tracked in run.tracked {
+            let own = Seen::of(&tracked.frames);
             seen.token_wait_max = seen.token_wait_max.max(own.token_wait_max);
             seen.engine_wait_max = seen.engine_wait_max.max(own.engine_wait_max);
             seen.blocking_max = seen.blocking_max.max(own.blocking_max);
@@ -113,6 +122,8 @@ impl Measured {
             blocking_max_ns: seen.blocking_max.0,
             bound_ns: None,
             of_bound: None,
+            hand_over_p50_ns: hand_over(50),
+            hand_over_p99_ns: hand_over(99),
             digest,
         }
     }
@@ -120,7 +131,7 @@ impl Measured {
     fn line(&self) -> String {
         let optional = |value: Option<String>| value.unwrap_or_default();
         format!(
-            "{},{},{},{},{},{:.3},{:.3},{:.3},{:.3},{},{},{},{:.2},{:.2},{},{},{},{},{},{:016x}\n",
+            "{},{},{},{},{},{:.3},{:.3},{:.3},{:.3},{},{},{},{:.2},{:.2},{},{},{},{},{},{},{},{:016x}\n",
             // Codes have a comma.
             format_args!("\"{}\"", self.name),
             self.repetition,
@@ -141,6 +152,8 @@ impl Measured {
             self.blocking_max_ns,
             optional(self.bound_ns.map(|bound| bound.to_string())),
             optional(self.of_bound.map(|share| format!("{share:.1}"))),
+            optional(self.hand_over_p50_ns.map(|time| time.to_string())),
+            optional(self.hand_over_p99_ns.map(|time| time.to_string())),
             self.digest
         )
     }
@@ -173,14 +186,14 @@ impl Files {
     }
 
     /// Adds a run; on disk when this returns.
-    pub(super) fn add(&mut self, measured: &Measured, frames: &[Vec<Frame>]) -> Result<(), Error> {
+    pub(super) fn add(&mut self, measured: &Measured, tracked: &[Tracked]) -> Result<(), Error> {
         let folder = self.folder.clone();
-        self.write(measured, frames).map_err(|source| Error::Write { path: folder, source })
+        self.write(measured, tracked).map_err(|source| Error::Write { path: folder, source })
     }
 
-    fn write(&mut self, measured: &Measured, frames: &[Vec<Frame>]) -> std::io::Result<()> {
-        for (camera, frames) in frames.iter().enumerate() {
-            for frame in frames {
+    fn write(&mut self, measured: &Measured, tracked: &[Tracked]) -> std::io::Result<()> {
+        for (camera, tracked) in tracked.iter().enumerate() {
+            for frame in &tracked.frames {
                 let account = &frame.account;
                 writeln!(
                     self.frames,
@@ -214,6 +227,7 @@ impl Files {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::trackers::Frame;
 
     #[test]
     fn a_run_is_summed_up_per_period_and_gpu() {
@@ -234,6 +248,7 @@ mod tests {
             digest: 7,
         };
         let frames = vec![vec![frame(0, 50), frame(1, 150)], vec![frame(0, 40)]];
+        let tracked: Vec<_> = frames.into_iter().map(|frames| Tracked { frames, operations: Vec::new() }).collect();
         let periods = [Nanos(100), Nanos(200)];
         let run = Run {
             name: "x,y",
@@ -243,7 +258,8 @@ mod tests {
             gpus: 2,
             expected: 4,
             periods: &periods,
-            frames: &frames,
+            tracked: &tracked,
+            copy_engines: 1,
         };
         let measured = Measured::of(&run);
         assert_eq!((measured.frames, measured.lost, measured.misses, measured.migrations), (3, 1, 1, 1));

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use headway_core::engine_lock::{EngineParameters, Work};
+use headway_core::engine_lock::{EngineParameters, Order, Work};
 use headway_core::error::Loaded;
 use headway_core::log::Source;
 use headway_core::machine::Machine;
@@ -152,6 +152,7 @@ fn parameters(model: &Model, rules: &Rules) -> ArbiterParameters {
     let engines = EngineParameters {
         copy_engines: rules.copy_engines,
         peer: rules.peer_locks,
+        order: Order::Arrival,
         chunk_bytes: rules.chunk,
         keep_bytes: Bytes(0),
         unlocked_below: Bytes(0),

@@ -11,7 +11,7 @@ use headway_sim::sharing::{
 };
 use headway_trace::sharing::{Bound, Doing, Engine, Job, Span, Unit};
 
-use headway_core::engine_lock::PeerLocks;
+use headway_core::engine_lock::{Order, PeerLocks};
 
 use super::super::{Options, Progress};
 use super::Ran;
@@ -46,6 +46,7 @@ pub(super) fn run(
     let setting = Setting {
         scenario,
         tokens_per_gpu: Some(sharing.tokens_per_gpu),
+        order: Order::Arrival,
         mode: model.report.mode,
         predictor: Form::WINDOW,
         seed,
