@@ -55,8 +55,10 @@ const LIVES: usize = ROUNDS + WORKERS;
 const EXCUSED: usize = LIVES + WORKERS;
 /// Whether a worker is to stay in its next chunk until it is hit.
 const LINGER: usize = EXCUSED + WORKERS;
+/// Which life of each worker stays so: it may have been cut off meanwhile, and another one have come.
+const INSIDE: usize = LINGER + WORKERS;
 /// Microseconds that each worker has waited at most, for a token or an engine, while nothing befell it or the broker.
-const WAITED: usize = LINGER + WORKERS;
+const WAITED: usize = INSIDE + WORKERS;
 /// How often a wait was longer than one hanging client may cost.
 const LONG_WAITS: usize = WAITED + WORKERS;
 /// How often a broker was killed.
@@ -188,6 +190,7 @@ fn worker() {
                 std::hint::spin_loop();
             }
             while words.word(LINGER + told.number).load(Ordering::SeqCst) == me {
+                words.word(INSIDE + told.number).store(me, Ordering::SeqCst);
                 std::thread::yield_now();
             }
             leave(words, ENGINES + gpu * 3 + engine, me);
@@ -338,7 +341,7 @@ impl Node {
         loop {
             let me = self.get(LIVES + worker);
             self.set(LINGER + worker, me);
-            if (ENGINES..TOKENS).any(|at| self.get(at) == me) {
+            if self.get(INSIDE + worker) == me {
                 return;
             }
             self.revive(worker, &mut 0);
@@ -520,7 +523,12 @@ fn whoever_crashes_hangs_or_lies_wherever_the_others_go_on_and_nothing_is_lost()
     let folder = tempfile::tempdir().unwrap();
     let mut node = Node::start(&folder.path().join("broker"));
     let mut random = Pcg64Mcg::seed_from_u64(seed);
-    (0..crashes).for_each(|_| node.hit(&mut random));
+    for crash in 0..crashes {
+        node.hit(&mut random);
+        if crash % 500 == 499 {
+            println!("{} after {} s", crash + 1, start.elapsed().as_secs());
+        }
+    }
     (0..WORKERS).for_each(|worker| node.await_rounds(worker, 3));
     for worker in 0..WORKERS {
         node.set(EXCUSED + worker, 1);
