@@ -29,7 +29,8 @@
 //! # When the broker ends
 //! Clients finish what they hold a lock for and wait, or fail, as they choose ([`OnLoss`]). A broker that is started again
 //! at the same socket waits [`Options::recover`] for them, takes over the tokens and engines that they say they hold, and
-//! grants to others only then. Who does not come back within that time counts as ended.
+//! grants to others only then. A task comes back only with the process that had it. Who does not come back within that time
+//! counts as ended.
 //! With a log ([`Options::log`]) it also remembers what those processes cannot tell: what jobs cost, where state is, which GPUs
 //! are lost, what was reconfigured; and it refuses who claims a token that by the log another one holds. An input is in the
 //! log before anybody is told what comes of it.

@@ -400,11 +400,13 @@ impl Log {
     ) -> Result<Self, ServerError> {
         let failed = |source| ServerError::Log { path: path.to_owned(), source };
         let file = File::options().create(true).append(true).open(path).map_err(failed)?;
-        replay::note_start(path, file.metadata().map_err(failed)?.len()).map_err(failed)?;
+        let start = file.metadata().map_err(failed)?.len();
         let mut file = BufWriter::new(file);
         let header = serde_json::json!({ "schema": 1, "epoch": epoch, "arbiter": parameters, "memory": memory });
         // A broker that was killed may have left half a line.
-        writeln!(file, "\n{header}").map_err(failed)?;
+        writeln!(file, "\n{header}").and_then(|()| file.flush()).map_err(failed)?;
+        // Only now: a broker that is killed before this leaves the start before it to the next one.
+        replay::note_start(path, start).map_err(failed)?;
         Ok(Self { path: path.to_owned(), file, failed: None })
     }
 

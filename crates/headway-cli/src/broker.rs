@@ -112,7 +112,7 @@ fn text(status: &Status) -> String {
     if status.recovering {
         text.push_str("          waits for the clients of its predecessor; nothing is granted meanwhile\n");
     }
-    let _ = writeln!(text, "priority  {}", status.priority);
+    let _ = writeln!(text, "priority  of holders {}", status.priority);
     let _ = writeln!(text, "thread    {}", status.scheduling);
     let counts = &status.counts;
     let _ = writeln!(

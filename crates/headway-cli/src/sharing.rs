@@ -139,7 +139,10 @@ fn verdict(report: &Report) -> String {
                 Unknown::Overtaking => {
                     "engines serve the most urgent first, so that others can wait without end".to_owned()
                 }
-                Unknown::CpuNotGuaranteed => "nothing makes a token holder run".to_owned(),
+                Unknown::CpuNotGuaranteed => {
+                    "the CPU time of token holders is not guaranteed: permit SCHED_FIFO (`headway doctor` says how)"
+                        .to_owned()
+                }
                 Unknown::Overflow => "a figure does not fit 64 bits".to_owned(),
                 Unknown::LongerThanPeriod(task) => {
                     format!("with blocking a job of task {} takes longer than its period", name(task.0))

@@ -215,8 +215,8 @@ fn rung() -> Check {
             state: State::Limited,
             found: "reservations (SCHED_DEADLINE) per thread, no priorities that follow the keys".to_owned(),
             remedy: Some(
-                "verdicts for shared GPUs hold only with CPU times that are as much longer; `headway broker` leaves \
-                 priorities as they are"
+                "grant CAP_SYS_NICE and real-time bandwidth, so that `headway broker` can set priorities; until then verdicts \
+                 for shared GPUs hold only for CPU times within the reservations"
                     .to_owned(),
             ),
         },
@@ -225,8 +225,8 @@ fn rung() -> Check {
             state: State::Missing,
             found: format!("nice values and CPU sets only: {error}"),
             remedy: Some(
-                "verdicts for shared GPUs are \"don't know\" in practice: nothing makes a holder run; tokens, engine locks \
-                 and figures still work"
+                "grant what is missing; until then bounds of waits for shared GPUs may not hold, as a holder can be kept from \
+                 its CPU; tokens and engine locks work"
                     .to_owned(),
             ),
         },

@@ -259,8 +259,8 @@ fn report(machine: &Machine, workload: &Workload, used: &Used, system: &System, 
         tardiness: bound.tardiness(task.deadline),
     };
     let mut notes = vec![
-        "holds if every token holder among the CPUs' most urgent jobs runs when it is ready: `headway doctor` says what \
-         priority there is"
+        "CPU priority of token holders: assumed, the most urgent run as soon as they are ready; `headway doctor` says whether \
+         this host does that, and what it lacks"
             .to_owned(),
         "times of kernels and CPU segments are those of the workload file; hand-over between jobs is not included".to_owned(),
     ];

@@ -586,7 +586,7 @@ impl Desk {
         }
         let served = self.sessions.values().filter(|session| session.pages.is_some() && session.gone.is_none());
         let missing = self.recovering.iter().flat_map(Recovery::missing);
-        self.register.write(served.map(|session| session.peer.pid).chain(missing).collect())
+        self.register.write(served.map(|session| (session.peer.pid, session.tasks.clone())).chain(missing))
     }
 
     pub(super) fn flush(&mut self) -> Result<(), ServerError> {

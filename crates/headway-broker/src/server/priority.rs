@@ -54,7 +54,7 @@ impl Priority {
         let (latency, off) = match wanted.then(|| sched::boost_latency(TRIALS)) {
             Some(Ok(latency)) => (latency, None),
             Some(Err(error)) => (Nanos::ZERO, Some(why(&error))),
-            None => (Nanos::ZERO, Some("off: not asked for".to_owned())),
+            None => (Nanos::ZERO, Some("stays as it is: to change it was not asked for".to_owned())),
         };
         Self { threads: BTreeMap::new(), off, latency, changed: false }
     }
@@ -63,7 +63,7 @@ impl Priority {
         match &self.off {
             Some(reason) => reason.clone(),
             None => format!(
-                "SCHED_FIFO, priorities {LEVEL_MIN} to {LEVEL_MAX} in the order of keys, set in at most {}",
+                "follows their jobs: SCHED_FIFO {LEVEL_MIN} to {LEVEL_MAX} by urgency, set in at most {}",
                 self.latency
             ),
         }
@@ -125,5 +125,5 @@ impl Priority {
 }
 
 fn why(error: &SchedError) -> String {
-    format!("off: {error}; verdicts that need the CPU are \"don't know\"")
+    format!("stays as it is, so that bounds on their waits may not hold: {error}")
 }

@@ -24,9 +24,11 @@ const LOG_MAX: u64 = 256 << 20;
 /// How a line begins that a start has written.
 const START: &[u8] = b"{\"arbiter\"";
 
-/// Notes where the log of this start begins, in a file beside it.
+/// Notes where the log of this start begins, in a file beside it that is never half there.
 pub(super) fn note_start(log: &Path, at: u64) -> io::Result<()> {
-    fs::write(beside(log, ".start"), format!("{at}\n"))
+    let (path, new) = (beside(log, ".start"), beside(log, ".start.new"));
+    fs::write(&new, format!("{at}\n"))?;
+    fs::rename(new, path)
 }
 
 /// The state at the end of a log.

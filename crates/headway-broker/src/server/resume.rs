@@ -141,6 +141,7 @@ impl Desk {
         if let Some(session) = self.sessions.get_mut(&client) {
             session.tasks.push(id);
         }
+        self.roster_changed = true;
         Ok(id)
     }
 
@@ -174,15 +175,20 @@ impl Desk {
         if let Some(session) = self.sessions.get_mut(&client) {
             session.tasks.retain(|known| *known != task);
         }
+        self.roster_changed = true;
         FromBroker::Done
     }
 
     /// A task from before the broker was started again, with the token that it holds.
     fn resume(&mut self, now: Nanos, client: ClientId, resumed: ResumedTask) -> Result<(), String> {
-        if self.recovering.is_none() {
+        let Some(recovery) = &self.recovering else {
             return Err("too late: the broker no longer waits for the clients of its predecessor".to_owned());
-        }
+        };
         let ResumedTask { id, shape, held } = resumed;
+        let pid = self.sessions.get(&client).map_or(0, |session| session.peer.pid);
+        if !recovery.may_have(pid, id) {
+            return Err(format!("task {} was another process's when the broker before ended", id.0));
+        }
         let deadline = shape.deadline;
         self.register(now, client, shape, Some(id))?;
         held.map_or(Ok(()), |held| self.adopt(now, id, deadline, held))
