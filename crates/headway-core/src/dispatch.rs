@@ -7,6 +7,7 @@
 //! inputs of an instant count; polling when there is nothing to decide changes nothing, and a spurious timeout does nothing.
 
 mod check;
+mod lateness;
 mod messages;
 mod overload;
 
@@ -17,6 +18,7 @@ use crate::plan::{Pipeline, Plan, PlannedOperation, PlannedStep, Source, Work};
 use crate::units::{Bytes, Nanos};
 
 use check::{check, fits};
+use lateness::Lateness;
 pub use messages::{Action, Event, Input, Limits, Refused, TIME_MAX};
 use overload::Overload;
 
@@ -104,6 +106,7 @@ pub struct Dispatcher {
     actions: VecDeque<Action>,
     events: VecDeque<Event>,
     overload: Overload,
+    lateness: Lateness,
 }
 
 impl Dispatcher {
@@ -140,6 +143,7 @@ impl Dispatcher {
             actions: VecDeque::new(),
             events: VecDeque::new(),
             overload: Overload::of(&plan),
+            lateness: Lateness::of(&plan),
             plan,
         })
     }
@@ -192,7 +196,8 @@ impl Dispatcher {
     /// When to call [`Dispatcher::handle`] with [`Input::Timeout`] at the latest; `None` = only completions matter.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Nanos> {
-        self.timers.peek().map(|Reverse((time, ..))| *time)
+        let window = self.timers.peek().map(|Reverse((time, ..))| *time);
+        [window, self.lateness.poll_timeout()].into_iter().flatten().min()
     }
 
     /// Whether every cycle of every pipeline is delivered.
@@ -239,8 +244,11 @@ impl Dispatcher {
         Ok(())
     }
 
-    /// Opens every window whose time has come, in the order of time, pipeline, step.
+    /// Opens every window whose time has come, in the order of time, pipeline, step, after the jobs that were kept back.
     fn open_windows(&mut self) {
+        while let Some((job, release)) = self.lateness.due(self.now) {
+            self.wait(job, release);
+        }
         while let Some(&Reverse((time, index, step, cycle))) = self.timers.peek() {
             if time > self.now {
                 break;
@@ -344,7 +352,6 @@ impl Dispatcher {
     fn enqueue_if_ready(&mut self, pipeline: u32, at: usize) {
         let state = &mut self.pipelines[pipeline as usize].open[at];
         let step = state.complete;
-        let bytes = state.bytes;
         if step != state.queued || state.released <= step {
             return;
         }
@@ -355,17 +362,36 @@ impl Dispatcher {
         let planned = &self.plan.pipelines[pipeline as usize];
         let epoch = self.epoch.expect("windows open only after the start");
         let deadline = epoch + planned.deadline(cycle, step as usize);
-        let server = planned.steps[step as usize].server as usize;
         let job = Job { pipeline, cycle, step };
-        self.sequence += 1;
-        self.servers[server].waiting.insert((deadline, self.sequence), Waiting { job, bytes, next: Bytes(0) });
-        self.dirty[server] = true;
+        let nominal = epoch + planned.release(cycle, step as usize);
+        let release = self.lateness.release(&self.plan, job, nominal, self.now);
         self.events.push_back(Event::Ready { pipeline, cycle, step, deadline });
+        if release <= self.now {
+            self.wait(job, release);
+        }
+    }
+
+    /// Puts a job in front of its server, a window before its place in the queue.
+    fn wait(&mut self, job: Job, release: Nanos) {
+        let planned = &self.plan.pipelines[job.pipeline as usize];
+        let place = release.saturating_add(planned.window);
+        let server = planned.steps[job.step as usize].server as usize;
+        let bytes = self.state(job).expect("a job that is ready keeps its cycle open").bytes;
+        self.sequence += 1;
+        self.servers[server].waiting.insert((place, self.sequence), Waiting { job, bytes, next: Bytes(0) });
+        self.dirty[server] = true;
     }
 
     /// Submits the most urgent work while the server has room.
     fn decide(&mut self, server: usize) {
         let room = self.plan.servers[server].in_flight;
+        let Server { waiting, in_flight } = &self.servers[server];
+        if waiting.is_empty()
+            && *in_flight == 0
+            && let Some((job, release)) = self.lateness.rest(&self.plan, server, self.now)
+        {
+            self.wait(job, release);
+        }
         if self.overload.is_possible() && self.servers[server].in_flight < room {
             self.give_up(server);
         }

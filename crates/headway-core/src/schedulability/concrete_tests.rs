@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use super::tests::cases;
 use super::*;
 use crate::interconnect::fixtures::Draw;
 
@@ -225,8 +226,7 @@ fn small_set(draw: &mut Draw) -> Vec<ConcreteTask> {
 #[test]
 fn known_offsets_are_exact_against_all_integer_costs_and_releases() {
     let (mut draw, mut yes, mut no) = (Draw(61), 0, 0);
-    // 4,500 sets: HEADWAY_CASES=4500 cargo test -p headway-core known_offsets_are_exact
-    let cases = std::env::var("HEADWAY_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(600);
+    let cases = cases(600);
     for _ in 0..cases {
         let tasks = small_set(&mut draw);
         for (costs, ties) in [

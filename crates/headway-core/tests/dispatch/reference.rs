@@ -26,6 +26,14 @@ struct Job {
     deadline: u64,
     /// Place in the order of joining, once it has joined.
     joined: Option<u64>,
+    /// When it counts as released, once it is ready: what the order of the queue follows from.
+    counts: u64,
+    /// Kept back until it counts as released.
+    held: bool,
+    /// Place in the order of becoming ready.
+    ready: Option<u64>,
+    /// When it joined.
+    entered: u64,
     /// Bytes handed out.
     given: u64,
     all_given: bool,
@@ -48,9 +56,12 @@ pub(crate) struct Reference<'a> {
     pieces: Vec<Piece>,
     engines: Engines,
     joins: u64,
+    readies: u64,
     operations: u64,
     now: u64,
     trace: Trace,
+    /// The last instant at which each server had nothing to do.
+    rested: Vec<Option<u64>>,
 }
 
 impl<'a> Reference<'a> {
@@ -69,6 +80,10 @@ impl<'a> Reference<'a> {
                         release: opens,
                         deadline: opens + of.window.0,
                         joined: None,
+                        counts: 0,
+                        held: false,
+                        ready: None,
+                        entered: 0,
                         given: 0,
                         all_given: false,
                         pieces_left: 0,
@@ -79,7 +94,9 @@ impl<'a> Reference<'a> {
             }
         }
         let (pieces, engines, trace) = (Vec::new(), Engines::default(), Trace::default());
-        let mut reference = Reference { case, jobs, pieces, engines, joins: 0, operations: 0, now: 0, trace };
+        let rested = vec![None; case.plan.servers.len()];
+        let mut reference =
+            Reference { case, jobs, pieces, engines, joins: 0, readies: 0, operations: 0, now: 0, trace, rested };
         while !reference.is_over() {
             reference.tick();
             reference.now += 1;
@@ -117,12 +134,42 @@ impl<'a> Reference<'a> {
         self.jobs[at].step == 0 || self.jobs[at - 1].complete.is_some()
     }
 
+    /// A job is ready. Beyond the jitter it counts from now on, and in any case a period after the one before it that is ready,
+    /// unless its server has rested since that was.
     fn join(&mut self, at: usize) {
+        let Job { pipeline, cycle, step, deadline, release, .. } = self.jobs[at];
+        self.tell(Event::Ready { pipeline, cycle, step, deadline: Nanos(deadline) });
+        let late = self.now > release + self.case.plan.jitter.0;
+        let mut counts = if late { self.now } else { release };
+        let server = self.server_of(&self.jobs[at]) as usize;
+        let before = |job: &&Job| (job.pipeline, job.step) == (pipeline, step) && job.ready.is_some();
+        let last = self.jobs.iter().filter(before).max_by_key(|job| job.ready);
+        let some_held = self.jobs.iter().any(|job| (job.pipeline, job.step) == (pipeline, step) && job.held);
+        if let Some(last) = last
+            && (some_held || self.rested[server].is_none_or(|rested| rested < last.entered))
+        {
+            counts = counts.max(last.counts + self.case.plan.pipelines[pipeline as usize].period.0);
+        }
+        let ready = self.readies;
+        self.readies += 1;
+        let now = self.now;
         let job = &mut self.jobs[at];
-        job.joined = Some(self.joins);
+        (job.counts, job.held, job.ready) = (counts, counts > now, Some(ready));
+        if !job.held {
+            self.enter(at);
+        }
+    }
+
+    fn enter(&mut self, at: usize) {
+        let job = &mut self.jobs[at];
+        (job.joined, job.held, job.entered) = (Some(self.joins), false, self.now);
         self.joins += 1;
-        let (pipeline, cycle, step, deadline) = (job.pipeline, job.cycle, job.step, Nanos(job.deadline));
-        self.tell(Event::Ready { pipeline, cycle, step, deadline });
+    }
+
+    /// The job that was kept back from a server and counts first.
+    fn kept_back(&self, server: u32) -> Option<usize> {
+        let held = (0..self.jobs.len()).filter(|&at| self.jobs[at].held && self.server_of(&self.jobs[at]) == server);
+        held.min_by_key(|&at| (self.jobs[at].counts, self.jobs[at].pipeline, self.jobs[at].cycle, self.jobs[at].step))
     }
 
     fn tell(&mut self, event: Event) {
@@ -130,6 +177,13 @@ impl<'a> Reference<'a> {
     }
 
     fn tick(&mut self) {
+        for server in 0..self.case.plan.servers.len() as u32 {
+            while let Some(at) = self.kept_back(server)
+                && self.jobs[at].counts <= self.now
+            {
+                self.enter(at);
+            }
+        }
         let mut opening: Vec<usize> = (0..self.jobs.len()).filter(|&at| self.jobs[at].release == self.now).collect();
         opening.sort_by_key(|&at| (self.jobs[at].pipeline, self.jobs[at].step, self.jobs[at].cycle));
         for at in opening {
@@ -156,12 +210,33 @@ impl<'a> Reference<'a> {
             }
         }
         for server in 0..self.case.plan.servers.len() {
+            self.rest(server as u32);
             while self.start_most_urgent(server as u32) {}
+        }
+    }
+
+    /// A server without work takes a job that was kept back from it, and what was before no longer counts.
+    fn rest(&mut self, server: u32) {
+        let here = |job: &Job| self.server_of(job) == server;
+        let waiting = self.jobs.iter().any(|job| here(job) && job.joined.is_some() && job.complete.is_none());
+        if waiting {
+            return;
+        }
+        self.rested[server as usize] = Some(self.now);
+        if let Some(at) = self.kept_back(server) {
+            self.jobs[at].counts = self.now;
+            self.enter(at);
+            // The next one follows a period after it, or after those that are kept back still.
+            self.jobs[at].entered = self.now + 1;
         }
     }
 
     fn server_of(&self, job: &Job) -> u32 {
         self.case.plan.pipelines[job.pipeline as usize].steps[job.step as usize].server
+    }
+
+    fn place(&self, job: &Job) -> u64 {
+        job.counts + self.case.plan.pipelines[job.pipeline as usize].window.0
     }
 
     fn start_most_urgent(&mut self, server: u32) -> bool {
@@ -171,7 +246,7 @@ impl<'a> Reference<'a> {
             job.joined.is_some() && !job.all_given && self.server_of(job) == server
         };
         let urgent =
-            (0..self.jobs.len()).filter(waits).min_by_key(|&at| (self.jobs[at].deadline, self.jobs[at].joined));
+            (0..self.jobs.len()).filter(waits).min_by_key(|&at| (self.place(&self.jobs[at]), self.jobs[at].joined));
         let Some(at) = urgent else { return false };
         let job = self.jobs[at].clone();
         let step = &self.case.plan.pipelines[job.pipeline as usize].steps[job.step as usize];

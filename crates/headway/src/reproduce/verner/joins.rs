@@ -14,6 +14,7 @@ use headway_core::stream::running::{Domain, Job};
 use headway_core::units::{Bytes, Nanos};
 use headway_device::{Access, Buffer, Completion, Device, DeviceError, HostKind, Operation};
 use headway_os::clock;
+use headway_runtime::pattern;
 use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 
@@ -174,16 +175,14 @@ fn memory(site: &mut Site, routes: &[RouteId]) -> Result<BTreeMap<RouteId, Path>
     Ok(ways)
 }
 
-/// The byte that stands at offset `at` of a route's source.
-fn byte(route: RouteId, at: usize) -> u8 {
-    ((at as u64 ^ u64::from(route.0) << 40).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8
+/// What the bytes of a route's source follow from.
+fn key(route: RouteId) -> u64 {
+    u64::from(route.0) << 40
 }
 
 fn fill(buffer: &Buffer, route: RouteId) -> Result<(), DeviceError> {
     let mut span = buffer.claim(0..buffer.len(), Access::Write)?;
-    for (at, to) in span.bytes_mut()?.iter_mut().enumerate() {
-        *to = byte(route, at);
-    }
+    pattern::fill(key(route), 0, span.bytes_mut()?);
     Ok(())
 }
 
@@ -323,8 +322,8 @@ impl Driver<'_> {
         let from = end.saturating_sub(CHECKED);
         let mut span = way.host.claim(from..end, Access::Write)?;
         let bytes = span.bytes_mut()?;
-        if let Some(at) = (from..end).zip(bytes.iter()).find(|(at, found)| byte(block.route, *at) != **found) {
-            let reason = format!("byte {} that came from a GPU is wrong", at.0);
+        if let Some(at) = pattern::first_difference(key(block.route), from, bytes) {
+            let reason = format!("byte {at} that came from a GPU is wrong");
             return Err(DeviceError::Invalid { what: "copy", reason });
         }
         bytes.fill(0);
