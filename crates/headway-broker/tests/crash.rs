@@ -108,6 +108,11 @@ fn options(socket: &Path) -> Options {
     options
 }
 
+/// Leaves the CPU to the others between two looks.
+fn pause() {
+    std::thread::park_timeout(Duration::from_micros(100));
+}
+
 fn log_of(socket: &Path) -> PathBuf {
     socket.with_extension("log")
 }
@@ -191,7 +196,7 @@ fn worker() {
             }
             while words.word(LINGER + told.number).load(Ordering::SeqCst) == me {
                 words.word(INSIDE + told.number).store(me, Ordering::SeqCst);
-                std::thread::yield_now();
+                pause();
             }
             leave(words, ENGINES + gpu * 3 + engine, me);
             held.release();
@@ -324,7 +329,7 @@ impl Node {
             if start.elapsed() >= LIMIT {
                 panic!("worker {worker} is stuck: {:?}", client::status(&self.socket));
             }
-            std::thread::yield_now();
+            pause();
         }
     }
 
@@ -348,7 +353,7 @@ impl Node {
             if start.elapsed() >= LIMIT {
                 panic!("worker {worker} gets no engine: {:?}", client::status(&self.socket));
             }
-            std::thread::yield_now();
+            pause();
         }
     }
 

@@ -16,7 +16,7 @@ use rand_core::Rng;
 use rand_pcg::Pcg64Mcg;
 
 use self::layout::{BROKER_LONGS, BROKER_WORDS, CLIENT_LONGS, CLIENT_WORDS, Code, Entry, GPUS_MAX, TAIL};
-use super::support::{LIMIT, operation, shape};
+use super::support::{operation, shape};
 use headway_core::engine_lock::Work;
 
 /// A way to lie.
@@ -82,6 +82,8 @@ impl Lie {
     }
 }
 
+/// How long a liar waits for an answer: it is not to outlast the test's patience.
+const LIMIT: Duration = Duration::from_secs(100);
 /// The version that is spoken, which a refused greeting shows to be another.
 const VERSION: u32 = 3;
 const LEASE_WORDS: usize = GPUS_MAX * layout::ENGINES;
