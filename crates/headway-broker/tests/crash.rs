@@ -17,6 +17,7 @@ use std::collections::BTreeMap;
 use std::env;
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -417,7 +418,8 @@ impl Node {
         self.await_lie(&mut child, 3);
         self.await_rounds(worker, 3);
         let _ = child.kill();
-        child.wait().unwrap();
+        let status = child.wait().unwrap();
+        assert!(status.success() || status.signal().is_some(), "{:?}: {status}", Lie::ALL[number]);
     }
 
     fn await_lie(&self, child: &mut Child, step: u32) {
