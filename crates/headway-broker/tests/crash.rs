@@ -17,6 +17,7 @@ use std::collections::BTreeMap;
 use std::env;
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -108,6 +109,11 @@ fn options(socket: &Path) -> Options {
     options
 }
 
+/// Leaves the CPU to the others between two looks.
+fn pause() {
+    std::thread::park_timeout(Duration::from_micros(100));
+}
+
 fn log_of(socket: &Path) -> PathBuf {
     socket.with_extension("log")
 }
@@ -191,7 +197,7 @@ fn worker() {
             }
             while words.word(LINGER + told.number).load(Ordering::SeqCst) == me {
                 words.word(INSIDE + told.number).store(me, Ordering::SeqCst);
-                std::thread::yield_now();
+                pause();
             }
             leave(words, ENGINES + gpu * 3 + engine, me);
             held.release();
@@ -324,7 +330,7 @@ impl Node {
             if start.elapsed() >= LIMIT {
                 panic!("worker {worker} is stuck: {:?}", client::status(&self.socket));
             }
-            std::thread::yield_now();
+            pause();
         }
     }
 
@@ -348,7 +354,7 @@ impl Node {
             if start.elapsed() >= LIMIT {
                 panic!("worker {worker} gets no engine: {:?}", client::status(&self.socket));
             }
-            std::thread::yield_now();
+            pause();
         }
     }
 
@@ -412,7 +418,8 @@ impl Node {
         self.await_lie(&mut child, 3);
         self.await_rounds(worker, 3);
         let _ = child.kill();
-        child.wait().unwrap();
+        let status = child.wait().unwrap();
+        assert!(status.success() || status.signal().is_some(), "{:?}: {status}", Lie::ALL[number]);
     }
 
     fn await_lie(&self, child: &mut Child, step: u32) {

@@ -16,7 +16,7 @@ use rand_core::Rng;
 use rand_pcg::Pcg64Mcg;
 
 use self::layout::{BROKER_LONGS, BROKER_WORDS, CLIENT_LONGS, CLIENT_WORDS, Code, Entry, GPUS_MAX, TAIL};
-use super::support::{LIMIT, operation, shape};
+use super::support::{operation, shape};
 use headway_core::engine_lock::Work;
 
 /// A way to lie.
@@ -82,6 +82,8 @@ impl Lie {
     }
 }
 
+/// How long a liar waits for an answer: it is not to outlast the test's patience.
+const LIMIT: Duration = Duration::from_secs(100);
 /// The version that is spoken, which a refused greeting shows to be another.
 const VERSION: u32 = 3;
 const LEASE_WORDS: usize = GPUS_MAX * layout::ENGINES;
@@ -98,9 +100,7 @@ pub(crate) struct Raw {
 /// A message from the broker as text, with what came with it.
 fn hear(socket: &Socket) -> Option<(serde_json::Value, Vec<std::os::fd::OwnedFd>)> {
     let mut buffer = vec![0; 128 << 10];
-    if !socket.wait(LIMIT) {
-        return None;
-    }
+    assert!(socket.wait(LIMIT), "the broker neither answers nor ends the connection");
     match socket.receive(&mut buffer) {
         Ok(Packet::Message(length, descriptors)) => {
             Some((serde_json::from_slice(&buffer[..length]).ok()?, descriptors))
@@ -158,7 +158,10 @@ impl Raw {
         loop {
             match layout::code(self.answers.word(slot), generation) {
                 Code::Granted => return true,
-                Code::Open if start.elapsed() < LIMIT && !self.socket.is_cut() => std::thread::yield_now(),
+                Code::Open if !self.socket.is_cut() => {
+                    assert!(start.elapsed() < LIMIT, "a request is not answered: {:?}", self.status());
+                    std::thread::park_timeout(Duration::from_micros(100));
+                }
                 _ => return false,
             }
         }
@@ -171,6 +174,10 @@ impl Raw {
 
     fn acquire(&mut self, job: JobId, slot: usize, work: Work) {
         self.push(Entry::Acquire { slot: slot as u32, generation: 1, job, operation: operation(work) }.encode());
+    }
+
+    fn status(&self) -> Option<serde_json::Value> {
+        self.ask(&serde_json::json!("status"))
     }
 
     /// A token, honestly asked for.
