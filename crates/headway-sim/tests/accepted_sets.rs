@@ -16,7 +16,7 @@ use headway_sim::{Faults, Run, simulate};
 use support::{Draw, EPOCH, Null, empty, flows, is_late, machine, run_of};
 
 /// Jobs of one run, about.
-const JOBS: u64 = 300;
+const JOBS: u64 = 100;
 
 /// Two to eight flows as (cost, period, deadline): deadlines equal to periods in every other set, else between the cost and
 /// twice the period.
@@ -160,9 +160,10 @@ fn a_late_producer_makes_nobody_late_but_itself() {
         harmed += u64::from(with_late_data(&plan, &cycles, late, most, &mut Draw(seed)).0 > 0);
     }
     println!(
-        "{accepted} accepted sets of streams, a late producer in each: {own} times it was late itself, nobody else ever"
+        "{accepted} accepted sets of streams, a late producer in each: late itself in {own}, nobody else in any; in {harmed} \
+         somebody else would be if late jobs kept their places"
     );
-    assert!(own * 2 > cases, "{own}");
+    assert!(own * 2 > cases && harmed > cases / 20, "{own} {harmed}");
 }
 
 /// Late jobs of all other pipelines, and of `late`, when its data comes up to `most` after its windows open.
