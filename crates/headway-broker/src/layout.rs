@@ -3,9 +3,8 @@
 //! | page | written by | words |
 //! |---|---|---|
 //! | client page | client; lease words by both | tail of the ring, lease words, ring of entries; one "sleeping" word a slot |
-//! | broker page | broker; sealed against other writers | head of the ring, what was answered in each slot, who may be passed each lock, by which value a lock is passed here; one state word a slot |
+//! | broker page | broker; sealed against other writers | head of the ring, what was answered in each slot; one state word a slot |
 //! | notice page | broker; sealed, the same for all | epoch; "broker asleep" |
-//! | cells | all clients of one user, and the broker | for each task that waits for an engine: by which value it was passed; one "sleeping" word |
 
 use headway_core::engine_lock::{Operation, Work};
 use headway_core::sharing::{JobId, Outcome, TaskId};
@@ -39,36 +38,13 @@ pub(crate) const HEAD: usize = 0;
 const ANSWERS: usize = 8;
 /// Words of an answer.
 pub(crate) const ANSWER_LONGS: usize = 4;
-const HEIRS: usize = ANSWERS + SLOTS * ANSWER_LONGS;
-/// Words of the record of an heir: its cell, and the value to write there.
-pub(crate) const HEIR_LONGS: usize = 2;
-const EXPECTED: usize = HEIRS + GPUS_MAX * ENGINES * HEIR_LONGS;
-pub(crate) const BROKER_LONGS: usize = EXPECTED + TASKS_MAX;
+pub(crate) const BROKER_LONGS: usize = ANSWERS + SLOTS * ANSWER_LONGS;
 pub(crate) const BROKER_WORDS: usize = SLOTS;
 
 /// Notice page.
 pub(crate) const ASLEEP: usize = 0;
 pub(crate) const NOTICE_LONGS: usize = 1;
 pub(crate) const NOTICE_WORDS: usize = 1;
-
-/// A cache line for each cell, in each half of the page.
-const CELL_LONGS: usize = 8;
-const CELL_WORDS: usize = 16;
-
-/// Words of a page with so many cells.
-pub(crate) const fn cell_page(cells: usize) -> (usize, usize) {
-    (cells * CELL_LONGS, cells * CELL_WORDS)
-}
-
-/// The word of a cell that says by which value a lock was passed.
-pub(crate) const fn cell(number: usize) -> usize {
-    number * CELL_LONGS
-}
-
-/// The word of a cell on which its task sleeps: 1 = it does.
-pub(crate) const fn cell_sleep(number: usize) -> usize {
-    number * CELL_WORDS
-}
 
 /// Generations of a slot: what a state word holds beside the code.
 pub(crate) const GENERATIONS: u32 = (1 << 30) - 1;
@@ -88,16 +64,6 @@ pub(crate) const fn answer(slot: usize) -> usize {
     ANSWERS + slot * ANSWER_LONGS
 }
 
-/// First word of the record of who may be passed a lock.
-pub(crate) const fn heir(lock: usize) -> usize {
-    HEIRS + lock * HEIR_LONGS
-}
-
-/// The value by which an engine is passed to the task at this place; 0 = none.
-pub(crate) const fn expected(task: usize) -> usize {
-    EXPECTED + task
-}
-
 /// Slot of a task's token request, by its place among the client's tasks.
 pub(crate) const fn token_slot(task: usize) -> usize {
     2 * task
@@ -106,11 +72,6 @@ pub(crate) const fn token_slot(task: usize) -> usize {
 /// Slot of a task's engine request.
 pub(crate) const fn engine_slot(task: usize) -> usize {
     2 * task + 1
-}
-
-/// The place of the task whose engine request is in a slot; `None` if it is of a token request.
-pub(crate) const fn engine_of(slot: usize) -> Option<usize> {
-    if slot % 2 == 1 { Some(slot / 2) } else { None }
 }
 
 /// State of a slot.

@@ -9,9 +9,6 @@
 //! * while one client alone holds tokens of a GPU it is **leased** that GPU's engines: taking and giving back one of them is
 //!   a compare-and-swap each, without a system call and without the broker.
 //!
-//! * where several clients hold tokens of a GPU, an engine that somebody waits for goes from its holder straight to the one
-//!   who is next: the broker has named him to the holder beforehand, and hears of it afterwards ([`Options::direct`]).
-//!
 //! # What it costs
 //! A broker that sleeps must be woken first, which takes longer than all else: a few microseconds on a bare machine, 50 to
 //! 600 in virtual ones. So it looks for requests for [`Options::spin`] before it sleeps, and for at most
@@ -19,9 +16,7 @@
 //! at the price of one CPU; with fewer CPUs: it looks for up to 200 us, at the price of a quarter of one.
 //!
 //! # What others can do to you
-//! No two clients share a page, except in which cell of a page of their user's they are told that an engine was passed on:
-//! what is written there counts only with a value that the broker has told the two for this one time. Who wipes it out
-//! delays the other until the broker answers, or, if he is asleep, for up to 100 ms; clients of other users cannot. Everything that the broker reads from a page is copied once and checked; its own book, not
+//! No two clients share a page. Everything that the broker reads from a page is copied once and checked; its own book, not
 //! the page, says who holds what. So a client that lies harms itself. A client that ends, however it ends, gives back what
 //! it held after [`Options::drain`]; one that hangs with a token after [`Options::watchdog`], and is cut off. Those two
 //! times bound what a client can cost the others beside its regular use. What is in flight on a GPU cannot be recalled.

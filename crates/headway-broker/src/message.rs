@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::status::Status;
 
 /// Version of everything that client and broker share: messages and pages.
-pub(crate) const VERSION: u32 = 2;
+pub(crate) const VERSION: u32 = 3;
 /// Longest message.
 pub(crate) const BYTES_MAX: usize = 128 << 10;
 
@@ -91,15 +91,12 @@ pub(crate) struct Welcome {
     pub(crate) epoch: u64,
     pub(crate) gpus: Vec<GpuId>,
     pub(crate) engines: Option<EngineParameters>,
-    /// Cells in the page that the clients of this user share, and the first of this client's.
-    pub(crate) cells: usize,
-    pub(crate) first_cell: usize,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub(crate) enum FromBroker {
-    /// With three pages, a bell and the cells.
+    /// With three pages and a bell.
     Welcome(Welcome),
     Registered {
         task: TaskId,

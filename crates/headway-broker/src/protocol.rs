@@ -1,7 +1,6 @@
 //! What happens on shared words, in functions over single words and their orders. The model checker runs the same sources
 //! over its own primitives.
 
-pub(crate) mod handover;
 pub(crate) mod handshake;
 pub(crate) mod lease;
 #[cfg(test)]

@@ -2,7 +2,6 @@
 
 mod desk;
 mod gpus;
-mod heirs;
 mod leases;
 mod pace;
 mod pages;
@@ -86,9 +85,6 @@ pub struct Options {
     pub spin_share_ppm: u64,
     /// Whether the broker's thread goes before others: the class above all holders, or a nice value, where the kernel permits.
     pub urgent: bool,
-    /// Whether an engine lock may go from one client to another of the same user without the broker between. Off unless asked
-    /// for, and not safe: a long run of the crash test with it found two holders of one engine.
-    pub direct: bool,
     /// Whether the priority of holders follows their jobs, where the kernel permits.
     pub boost: bool,
     /// Tells whether a GPU is still there; `None` = the owner alone says so.
@@ -113,7 +109,6 @@ impl Options {
             spin: if is_roomy() { SPIN_ROOMY } else { SPIN },
             spin_share_ppm: if is_roomy() { PPM } else { SPIN_SHARE_PPM },
             urgent: true,
-            direct: false,
             boost: true,
             probe: None,
             log: None,

@@ -118,8 +118,6 @@ pub struct Counts {
     pub tokens: u64,
     /// Engine requests granted one by one; those by lease are not seen.
     pub engines: u64,
-    /// Of those, passed from client to client without the broker between.
-    pub passed: u64,
     /// Leases begun.
     pub leases: u64,
     /// Requests refused.

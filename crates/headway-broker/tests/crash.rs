@@ -71,7 +71,6 @@ fn options(socket: &Path) -> Options {
     let mut options = Options::new(socket.to_owned(), parameters(GPUS as u32, PER_GPU as u32, Nanos(300_000_000)));
     options.boost = false;
     options.urgent = false;
-    options.direct = var("HEADWAY_DIRECT").is_some();
     options.drain = Nanos(200_000);
     options.watchdog = Nanos(300_000_000);
     // Who is alive comes back, however slow the machine is.

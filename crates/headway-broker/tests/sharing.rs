@@ -146,14 +146,14 @@ fn a_lease_ends_when_another_client_gets_a_token_of_the_gpu() {
     });
 }
 
-/// Two clients on one GPU; the second waits for the engine that the first holds, and gets it. Locks passed on by then.
-fn pass_once(change: impl FnOnce(&mut Options)) -> u64 {
-    let broker = Broker::start(change);
+#[test]
+fn an_engine_goes_from_client_to_client_again_and_again() {
+    let broker = Broker::start(one_gpu(2));
     let (one, two) = (connect(&broker, "one"), connect(&broker, "two"));
     let (mut a, mut b) = (one.register(shape("a")).unwrap(), two.register(shape("b")).unwrap());
     let mut first = a.acquire(clock::now(), 0, Some(LIMIT)).unwrap();
     let mut second = b.acquire(clock::now(), 0, Some(LIMIT)).unwrap();
-    for round in 0..20 {
+    for _ in 0..20 {
         let engine = first.engine(operation(Work::Execute)).unwrap();
         let done = AtomicU32::new(0);
         std::thread::scope(|scope| {
@@ -170,34 +170,9 @@ fn pass_once(change: impl FnOnce(&mut Options)) -> u64 {
             drop(engine);
             waiter.join().unwrap();
         });
-        wait_until("the broker has heard of it", || {
-            one.status()
-                .unwrap()
-                .jobs
-                .iter()
-                .all(|job| matches!(&job.phase, Phase::Holds { runs_on, .. } if runs_on.is_empty()))
-        });
-        assert!(one.status().unwrap().counts.passed <= round + 1);
     }
-    one.status().unwrap().counts.passed
-}
-
-#[test]
-fn an_engine_that_somebody_waits_for_goes_to_him_without_the_broker() {
-    let change = |options: &mut Options| {
-        one_gpu(2)(options);
-        options.direct = true;
-    };
-    assert_eq!(pass_once(change), 20);
-}
-
-#[test]
-fn where_that_is_not_wanted_every_engine_goes_through_the_broker() {
-    let change = |options: &mut Options| {
-        one_gpu(2)(options);
-        options.direct = false;
-    };
-    assert_eq!(pass_once(change), 0);
+    // Whether leased in between or not, every wait ended with a grant.
+    assert!(one.status().unwrap().counts.engines >= 20);
 }
 
 #[test]
@@ -388,7 +363,7 @@ fn who_claims_a_token_that_is_another_s_by_the_log_is_refused() {
     );
     let shape_text = serde_json::to_string(&shape("liar")).unwrap();
     let hello = format!(
-        "{{\"hello\":{{\"version\":2,\"name\":\"liar\",\"resumed\":[{{\"id\":77,\"shape\":{shape_text},\"held\":{held}}}]}}}}"
+        "{{\"hello\":{{\"version\":3,\"name\":\"liar\",\"resumed\":[{{\"id\":77,\"shape\":{shape_text},\"held\":{held}}}]}}}}"
     );
     liar.send(hello.as_bytes(), &[]).unwrap();
     assert!(liar.wait(LIMIT));

@@ -505,9 +505,6 @@ pub(crate) struct BrokerArgs {
     /// Most CPU time spent so, in percent of one CPU [default: 100 with 8 CPUs or more, else 25]
     #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(0..=100))]
     pub(crate) spin_share: Option<u8>,
-    /// Experimental, not safe yet: engines go from client to client without the broker between
-    #[arg(long)]
-    pub(crate) direct: bool,
     /// Leave the priority of holders and of the broker as it is
     #[arg(long)]
     pub(crate) no_boost: bool,

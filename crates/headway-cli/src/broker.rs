@@ -39,7 +39,6 @@ pub(crate) fn broker(out: &Out, args: &BrokerArgs) -> Result<Answer> {
         recover: args.recover,
         spin: args.spin.unwrap_or(usual.spin),
         spin_share_ppm: args.spin_share.map_or(usual.spin_share_ppm, |percent| u64::from(percent) * 10_000),
-        direct: args.direct,
         boost: !args.no_boost,
         log: args.log.clone(),
         ..usual
@@ -119,8 +118,8 @@ fn text(status: &Status) -> String {
     let counts = &status.counts;
     let _ = writeln!(
         text,
-        "granted   {} tokens, {} engine requests ({} passed on), {} leases; {} refused, {} clients cut off",
-        counts.tokens, counts.engines, counts.passed, counts.leases, counts.refused, counts.cut
+        "granted   {} tokens, {} engine requests, {} leases; {} refused, {} clients cut off",
+        counts.tokens, counts.engines, counts.leases, counts.refused, counts.cut
     );
     for gpu in &status.gpus {
         let held = list(gpu.holders.iter().map(|task| format!("task {}", task.0)));

@@ -9,7 +9,7 @@ use headway::core::machine::Machine;
 use headway::core::plan::{Outcome, Pipeline, Plan, PlannedBatch, Strategy, Strength, Verdict, Violation, Work};
 use headway::core::planner::{Evidence, ModelAnswer};
 use headway::core::schedulability::Strength as Proof;
-use headway::core::units::Nanos;
+use headway::core::units::{Bytes, Nanos};
 use headway::doctor::{Examination, State};
 use headway::report::{PAGE, TRACE};
 use headway::run::Report;
@@ -267,6 +267,16 @@ pub(crate) fn run(report: &Report, args: &RunArgs) -> String {
     let _ = writeln!(text);
     if report.verified > 0 {
         let _ = writeln!(text, "verified  {} streams equal what the CPU makes of the same input", report.verified);
+    }
+    let messages = &report.messages;
+    if messages.moved > 0 {
+        let _ = writeln!(
+            text,
+            "compared  {} of {} that messages moved in {} blocks, all as they were sent",
+            Bytes(messages.equal),
+            Bytes(messages.moved),
+            messages.blocks
+        );
     }
     let folder = &report.folder;
     let _ = writeln!(text, "results   {}", folder.display());

@@ -320,19 +320,6 @@ impl EngineLocks {
         ahead.into_iter().collect()
     }
 
-    /// The job that starts as soon as `job` completes, where that is known already: both need one and the same lock, and no
-    /// other. It stays so until `job` completes or either of them is gone: nobody overtakes in a FIFO. Never known in the order
-    /// of urgency.
-    #[must_use]
-    pub fn heir(&self, job: JobId) -> Option<JobId> {
-        if self.parameters.order == Order::Urgency {
-            return None;
-        }
-        let State::Running { locks: [Some(lock), None], .. } = self.known(job).ok()?.state else { return None };
-        let heir = &self.jobs[self.locks[&lock].waiting.front()?];
-        matches!(heir.state, State::Waiting { locks: [Some(only), None], .. } if only == lock).then_some(heir.id)
-    }
-
     fn known(&self, job: JobId) -> Result<&Job, Refused> {
         self.jobs.get(&job.task).filter(|known| known.id == job).ok_or(Refused::NoToken { job })
     }

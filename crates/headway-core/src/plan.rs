@@ -367,7 +367,7 @@ pub struct BatchPlace {
 /// One operation on one engine, or on both engines of a peer copy.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlannedOperation {
-    /// Engines it holds; empty on an abstract server.
+    /// Engines it holds, of a peer copy its source's first; empty on an abstract server.
     pub engines: Vec<EngineId>,
     /// What it does.
     pub work: Work,

@@ -581,8 +581,10 @@ impl Planner<'_> {
     fn copy(&self, route: RouteId, bytes: Bytes) -> PlannedOperation {
         let planned = &self.machine.routes[route.at()];
         let name = |end: EndpointId| self.machine.endpoints[end.at()].id.clone();
+        let mut engines = planned.engines.clone();
+        engines.sort_by_key(|engine| self.machine.engines[engine.at()].gpu != planned.from);
         PlannedOperation {
-            engines: planned.engines.clone(),
+            engines,
             work: Work::Copy {
                 from: name(planned.from),
                 to: name(planned.to),

@@ -3,7 +3,11 @@
 use std::hint::black_box;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use headway_core::block::{block_bytes, write_header};
+use headway_core::workload::Cipher;
+use headway_device::kernel::{Kernel as _, Lane};
 use headway_device::port::{CpuArgument, Program as _};
+use headway_kernels::Aes128Cbc;
 use headway_kernels::inspect::wafer::Wafer;
 use headway_kernels::inspect::{Inspect, Layout, Merge, SYNOPSIS_BYTES, steps};
 use headway_kernels::klt::{Choice, CpuMachine, Machine as _, Shape, Tracker, Warp, select};
@@ -84,5 +88,25 @@ fn wafers(criterion: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, frames, wafers);
+/// Packets of 2 KiB of many streams, one after the other and eight at a time.
+fn ciphers(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("aes128-cbc, lanes of 2 KiB");
+    group.sample_size(10);
+    for count in [1, 8, 32] {
+        let lens = vec![2048; count];
+        let mut input = vec![0; block_bytes(lens.iter().copied()).0 as usize];
+        write_header(&mut input, 0, &lens).expect("the buffer has `block_bytes` for these lanes");
+        let cipher = Some(Cipher { key: [7; 16], iv: [0; 16] });
+        let lanes = vec![Lane { stream: String::new(), cipher, camera: None }; count];
+        let (mut output, mut state) = (vec![0; input.len()], vec![0; Aes128Cbc.state_bytes(count)]);
+        Aes128Cbc.init_state(&lanes, &mut state).expect("every lane has a key");
+        group.throughput(Throughput::Bytes(2048 * count as u64));
+        group.bench_function(format!("{count} lanes"), |bencher| {
+            bencher.iter(|| Aes128Cbc.run(black_box(&input), &mut output, &mut state).expect("whole blocks"));
+        });
+    }
+    group.finish();
+}
+
+criterion_group!(benches, ciphers, frames, wafers);
 criterion_main!(benches);

@@ -1,8 +1,9 @@
 //! AES-128 in CBC mode: FIPS 197; NIST SP 800-38A, section 6.2.
 
+use std::ops::Range;
+
 use aes::Aes128;
-use aes::cipher::inout::InOutBuf;
-use aes::cipher::{BlockEncryptMut, KeyIvInit};
+use aes::cipher::{BlockEncrypt, KeyInit};
 use headway_device::kernel::{Grid, Kernel, KernelError, Lane};
 
 use crate::lanes::{WARP, bad_block, begin};
@@ -16,6 +17,8 @@ const ROUND_KEYS: usize = 11;
 /// key itself, then the chaining value.
 const LANE_STATE: usize = (ROUND_KEYS + 1) * BLOCK;
 const CHAIN: usize = ROUND_KEYS * BLOCK;
+/// Lanes that the CPU encrypts in turns: a block waits for the one before it in its chain, not for those of other chains.
+const CHAINS: usize = 8;
 
 /// Encrypts each lane with its stream's key, as one CBC message over all blocks of a run.
 ///
@@ -50,12 +53,12 @@ impl Kernel for Aes128Cbc {
 
     fn run(&self, input: &[u8], output: &mut [u8], state: &mut [u8]) -> Result<(), KernelError> {
         let lanes = begin(ID, input, output, state, LANE_STATE)?;
-        for (at, (lane, state)) in lanes.iter().zip(state.chunks_exact_mut(LANE_STATE)).enumerate() {
-            if lane.len() % BLOCK != 0 {
-                let reason = format!("lane {at} has {} bytes, which is no multiple of {BLOCK}", lane.len());
-                return Err(bad_block(ID, reason));
-            }
-            encrypt(&input[lane.clone()], &mut output[lane.clone()], state);
+        if let Some(at) = lanes.iter().position(|lane| lane.len() % BLOCK != 0) {
+            let reason = format!("lane {at} has {} bytes, which is no multiple of {BLOCK}", lanes[at].len());
+            return Err(bad_block(ID, reason));
+        }
+        for (lanes, states) in lanes.chunks(CHAINS).zip(state.chunks_mut(CHAINS * LANE_STATE)) {
+            encrypt(input, output, lanes, states);
         }
         Ok(())
     }
@@ -73,16 +76,27 @@ impl Kernel for Aes128Cbc {
     }
 }
 
-/// Continues the lane's chain over `plain`, whose length is a multiple of [`BLOCK`].
-fn encrypt(plain: &[u8], cipher: &mut [u8], state: &mut [u8]) {
-    let (keys, chain) = state.split_at_mut(CHAIN);
-    let mut encryptor = cbc::Encryptor::<Aes128>::new((&keys[..BLOCK]).into(), (&*chain).into());
-    let blocks = InOutBuf::new(plain, &mut *cipher).expect("a lane is as long in the output as in the input");
-    let (blocks, rest) = blocks.into_chunks();
-    assert!(rest.is_empty(), "the caller checked that the lane is a multiple of {BLOCK} bytes");
-    encryptor.encrypt_blocks_inout_mut(blocks);
-    if let Some(last) = cipher.chunks_exact(BLOCK).next_back() {
-        chain.copy_from_slice(last);
+/// Continues the chains of some lanes, whose lengths are multiples of [`BLOCK`].
+fn encrypt(input: &[u8], output: &mut [u8], lanes: &[Range<usize>], states: &mut [u8]) {
+    let ciphers: Vec<_> = states.chunks_exact(LANE_STATE).map(|state| Aes128::new((&state[..BLOCK]).into())).collect();
+    let mut chains: [aes::Block; CHAINS] = Default::default();
+    for (chain, state) in chains.iter_mut().zip(states.chunks_exact(LANE_STATE)) {
+        chain.copy_from_slice(&state[CHAIN..]);
+    }
+    let longest = lanes.iter().map(Range::len).max().unwrap_or(0);
+    for at in (0..longest).step_by(BLOCK) {
+        for ((lane, cipher), chain) in lanes.iter().zip(&ciphers).zip(&mut chains) {
+            if at >= lane.len() {
+                continue;
+            }
+            let place = lane.start + at..lane.start + at + BLOCK;
+            chain.iter_mut().zip(&input[place.clone()]).for_each(|(chain, plain)| *chain ^= plain);
+            cipher.encrypt_block(chain);
+            output[place].copy_from_slice(chain);
+        }
+    }
+    for (chain, state) in chains.iter().zip(states.chunks_exact_mut(LANE_STATE)) {
+        state[CHAIN..].copy_from_slice(chain);
     }
 }
 

@@ -3,10 +3,12 @@
 
 pub mod blocks;
 pub mod copy;
+pub mod endpoints;
 pub mod host;
 pub mod intake;
 pub mod kernels;
 pub mod outlet;
+pub mod pattern;
 pub mod ring;
 pub mod sharing;
 pub mod staging;

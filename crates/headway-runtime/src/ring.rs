@@ -13,6 +13,9 @@
 //! | all bytes of some streams, drawn from the seed, as one chain from the first IV on | every block |
 //! | pipelines without a kernel: another piece of the block's bytes each time | every block |
 //! | all bytes of some other streams, which follow the chaining value that the block before ended with | every block, each block other streams, until all had their turn, and again |
+//! | the last packet of every stream with a cipher, as the end of one chain over the whole run | once, after the last block |
+
+mod chains;
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -23,9 +26,11 @@ use headway_core::plan::{Plan, Source};
 use headway_core::units::Bytes;
 use headway_device::kernel::{Kernel, KernelError, Lane};
 
+use self::chains::Chains;
 use crate::blocks::{Collect, DataError, Supply};
 use crate::kernels::Kernels;
 use crate::outlet::OutputError;
+use crate::pattern::{self, mixed};
 
 /// Bytes of the cycle number in a block's header.
 const CYCLE: Range<usize> = 8..16;
@@ -39,6 +44,9 @@ pub struct Sampling {
     pub streams: usize,
     /// Streams of each pipeline that have their turn in a block.
     pub turns: usize,
+    /// After so many cycles of every pipeline the chains of all streams are compared, which costs CPU time for every byte of the
+    /// run.
+    pub chains: Option<u64>,
 }
 
 /// What was compared and found equal.
@@ -58,6 +66,10 @@ pub struct Verified {
     pub turn_bytes: u64,
     /// Streams that had a turn or were compared as a whole.
     pub reached: u64,
+    /// Streams whose chains over the whole run were compared at their end.
+    pub chains: u64,
+    /// Bytes that the CPU encrypted for that.
+    pub chain_bytes: u64,
 }
 
 /// The layout of one pipeline's blocks, the same in every cycle.
@@ -114,23 +126,10 @@ impl Ring {
         Ok(Self { layouts: Arc::new(layouts), seed })
     }
 
-    /// Writes what the ring's buffer holds from offset `from` of the block on; `from` is a multiple of 8.
+    /// Writes what the ring's buffer holds from offset `from` of the block on.
     fn fill(&self, pipeline: u32, slot: usize, from: usize, into: &mut [u8]) {
-        let base = mixed(self.seed ^ mixed(u64::from(pipeline) << 32 | slot as u64));
-        for (word, bytes) in (from as u64 / 8..).zip(into.chunks_mut(8)) {
-            let value = mixed(base.wrapping_add(word.wrapping_mul(GOLDEN))).to_le_bytes();
-            bytes.copy_from_slice(&value[..bytes.len()]);
-        }
+        pattern::fill(self.seed ^ mixed(u64::from(pipeline) << 32 | slot as u64), from, into);
     }
-}
-
-const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
-
-/// A permutation of 64 bits whose values look random: the output function of SplitMix64.
-const fn mixed(value: u64) -> u64 {
-    let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    value ^ (value >> 31)
 }
 
 impl Supply for Ring {
@@ -178,6 +177,7 @@ pub struct Checker {
     ring: Ring,
     pipelines: Vec<Checked>,
     sampling: Sampling,
+    chains: Option<Chains>,
     found: Arc<Mutex<Verified>>,
     own: Verified,
     streams: usize,
@@ -233,6 +233,7 @@ impl Checker {
         let found = Arc::new(Mutex::new(Verified::default()));
         let checker = Self {
             ring: ring.clone(),
+            chains: sampling.chains.map(|cycles| Chains::new(cycles, pipelines.len())),
             pipelines,
             sampling,
             found: Arc::clone(&found),
@@ -255,6 +256,25 @@ impl Checked {
         DataError::Sequence { pipeline: self.name.clone(), cycle, what }
     }
 
+    /// A block of `lanes` only, as the ring's buffer holds them, and where they are in it.
+    fn excerpt(
+        &self,
+        ring: &Ring,
+        (pipeline, cycle, slot): (u32, u64, usize),
+        lanes: &[usize],
+    ) -> Result<(Vec<u8>, Vec<Range<usize>>), DataError> {
+        let layout = &ring.layouts[pipeline as usize];
+        let lens: Vec<u64> = lanes.iter().map(|&lane| layout.lens[lane]).collect();
+        let mut input = vec![0; block::block_bytes(lens.iter().copied()).0 as usize];
+        let damaged = |source| DataError::Block { pipeline: self.name.clone(), cycle, source };
+        block::write_header(&mut input, cycle, &lens).map_err(damaged)?;
+        let ranges = Header::read(&input).map_err(damaged)?.lanes;
+        for (&lane, range) in lanes.iter().zip(&ranges) {
+            ring.fill(pipeline, slot, layout.lanes[lane].start, &mut input[range.clone()]);
+        }
+        Ok((input, ranges))
+    }
+
     /// Compares `lanes` of a block with what the kernel makes of the ring's bytes from `state` on.
     fn compare(
         &self,
@@ -264,26 +284,19 @@ impl Checked {
         state: &mut [u8],
         block: &[u8],
     ) -> Result<u64, DataError> {
-        let (pipeline, cycle, slot) = place;
+        let (pipeline, cycle, _) = place;
         let Some(kernel) = &self.kernel else { return Ok(0) };
         let layout = &ring.layouts[pipeline as usize];
-        let lens: Vec<u64> = lanes.iter().map(|&lane| layout.lens[lane]).collect();
-        let size = block::block_bytes(lens.iter().copied()).0 as usize;
-        let (mut input, mut output) = (vec![0; size], vec![0; size]);
-        let damaged = |source| DataError::Block { pipeline: self.name.clone(), cycle, source };
-        block::write_header(&mut input, cycle, &lens).map_err(damaged)?;
-        let header = Header::read(&input).map_err(damaged)?;
-        for (&lane, range) in lanes.iter().zip(&header.lanes) {
-            ring.fill(pipeline, slot, layout.lanes[lane].start, &mut input[range.clone()]);
-        }
+        let (input, ranges) = self.excerpt(ring, place, lanes)?;
+        let mut output = vec![0; input.len()];
         kernel.run(&input, &mut output, state).map_err(|error| self.wrong(cycle, error.to_string()))?;
-        for (&lane, range) in lanes.iter().zip(&header.lanes) {
+        for (&lane, range) in lanes.iter().zip(&ranges) {
             if block[layout.lanes[lane].clone()] != output[range.clone()] {
                 let stream = &self.lanes[lane].stream;
                 return Err(self.wrong(cycle, format!("bytes of stream `{stream}` are not what the CPU makes of them")));
             }
         }
-        Ok(lens.iter().sum())
+        Ok(ranges.iter().map(|range| range.len() as u64).sum())
     }
 
     /// Compares a piece of a block that comes back as it was sent, each time another one.
@@ -373,6 +386,11 @@ impl Collect for Checker {
         self.own.turn_bytes += bytes;
         self.own.blocks += 1;
         self.own.bytes += layout.lens.iter().sum::<u64>();
+        if let Some(chains) = &mut self.chains
+            && chains.note(place, block)
+        {
+            (self.own.chains, self.own.chain_bytes) = chains.compare(&self.ring, &self.pipelines)?;
+        }
         Ok(())
     }
 

@@ -7,9 +7,11 @@
 
 mod buffers;
 mod feed;
+mod messages;
 mod wafers;
 
-use std::collections::BTreeMap;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -17,7 +19,7 @@ use std::time::Duration;
 
 use headway_core::dispatch::{Action, Dispatcher, Event, Input, Limits, Refused};
 use headway_core::log::{Record, What};
-use headway_core::plan::Plan;
+use headway_core::plan::{Plan, Source};
 use headway_core::units::{Bytes, Nanos};
 use headway_core::workload::OnMiss;
 use headway_device::{Access, Completion, Device, DeviceError, KernelError};
@@ -27,6 +29,8 @@ use crate::blocks::{Collect, DataError, Gatherer, Scatterer, Supply};
 use crate::kernels::Kernels;
 use crate::outlet::OutputError;
 use buffers::Buffers;
+pub(crate) use buffers::settle;
+pub use messages::Compared;
 
 /// A run that could not be completed. Nothing it wrote is kept.
 #[derive(Debug, thiserror::Error)]
@@ -179,6 +183,8 @@ pub struct WallOutcome {
     pub epoch: Nanos,
     /// When the last cycle was delivered.
     pub end: Nanos,
+    /// What messages moved and what of it was compared.
+    pub compared: Compared,
 }
 
 /// Runs `plan` on `devices`, the one with ordinal `i` being the plan's GPU `i`.
@@ -213,7 +219,7 @@ pub fn run_work(
     mut progress: impl FnMut(Nanos),
 ) -> Result<WallOutcome, RunError> {
     let Work { plan, kernels, cycles, packets, mut supply, collect } = work;
-    let buffers = Arc::new(Buffers::new(plan, devices, kernels, options.spare_cycles)?);
+    let buffers = Arc::new(Buffers::new(plan, devices, kernels, &cycles, options.spare_cycles)?);
     prepare(plan, &buffers, supply.as_mut())?;
     let (inbox, messages) = mpsc::channel();
     for device in devices.iter_mut() {
@@ -221,7 +227,7 @@ pub fn run_work(
         // A driver that has ended no longer listens, and need not.
         device.set_waker(Arc::new(move || drop(inbox.send(Message::Wake))));
     }
-    std::thread::scope(|scope| {
+    let (written, (epoch, end)) = std::thread::scope(|scope| -> Result<_, RunError> {
         let (free, freed) = mpsc::channel();
         let (deliver, delivered) = mpsc::channel();
         let stop = Arc::new(AtomicBool::new(false));
@@ -233,13 +239,14 @@ pub fn run_work(
         let mut driver = Driver {
             plan,
             dispatcher: Dispatcher::new(Plan::clone(plan), options.limits)?,
-            devices,
+            devices: &mut *devices,
             buffers: &buffers,
             messages,
             deliver,
             options,
             open: BTreeMap::new(),
             under_way: BTreeMap::new(),
+            holding: BinaryHeap::new(),
             done: Vec::new(),
             last_progress: clock::now(),
         };
@@ -251,9 +258,11 @@ pub fn run_work(
         // Closing the channels ends the sink after what was delivered, and the feeder at its next message.
         drop(driver);
         let written = sink.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        let (epoch, end) = driven?;
-        Ok(WallOutcome { written: written?, epoch, end })
-    })
+        let times = driven?;
+        Ok((written?, times))
+    })?;
+    let compared = buffers.compare_rest(devices)?;
+    Ok(WallOutcome { written, epoch, end, compared })
 }
 
 /// Lets `supply` see every buffer once before the run.
@@ -274,7 +283,7 @@ fn prepare(plan: &Plan, buffers: &Buffers, supply: &mut dyn Supply) -> Result<()
 }
 
 /// Buffers of a cycle under way.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 struct Open {
     slot: usize,
     block: Bytes,
@@ -291,6 +300,8 @@ struct Driver<'a> {
     open: BTreeMap<(u32, u64), Open>,
     /// Pipeline, cycle and step of each operation under way.
     under_way: BTreeMap<u64, (u32, u64, u32)>,
+    /// Flows that hold their servers: until when, since when, and the number of their operation.
+    holding: BinaryHeap<Reverse<(Nanos, Nanos, u64)>>,
     done: Vec<Completion>,
     last_progress: Nanos,
 }
@@ -323,6 +334,7 @@ impl Driver<'_> {
                 last_end = now;
                 self.completed(now, completion, log)?;
             }
+            fed |= self.release(now, log)?;
             let mut next = message;
             while let Some(message) = next {
                 fed |= self.receive(now, message, log)?;
@@ -359,7 +371,8 @@ impl Driver<'_> {
             return None;
         }
         let now = clock::now();
-        let next = self.dispatcher.poll_timeout().unwrap_or(Nanos::MAX);
+        let held = self.holding.peek().map_or(Nanos::MAX, |Reverse((end, ..))| *end);
+        let next = self.dispatcher.poll_timeout().unwrap_or(Nanos::MAX).min(held);
         let sleep = next.saturating_sub(now).saturating_sub(self.options.spin).min(Nanos(100_000_000));
         if sleep == Nanos::ZERO {
             std::hint::spin_loop();
@@ -387,6 +400,19 @@ impl Driver<'_> {
         let finished = completion.finished.min(now);
         let started = completion.started.min(finished);
         self.feed(now, Input::Done { operation, started, finished }, log)
+    }
+
+    /// Ends the flows whose time is over; whether there were any.
+    fn release(&mut self, now: Nanos, log: &mut impl FnMut(&Record)) -> Result<bool, RunError> {
+        let mut any = false;
+        while let Some(&Reverse((finished, started, operation))) = self.holding.peek()
+            && finished <= now
+        {
+            self.holding.pop();
+            self.feed(now, Input::Done { operation, started, finished }, log)?;
+            any = true;
+        }
+        Ok(any)
     }
 
     /// Waits for what is under way after the end of a run that failed, so that the devices can be used again.
@@ -428,16 +454,22 @@ impl Driver<'_> {
             log(&Record { at: now, what: What::Action(action.clone()) });
             match action {
                 Action::Submit { operation, pipeline, cycle, step, index, offset, bytes } => {
-                    let open = self.open[&(pipeline, cycle)];
-                    let Open { slot, block } = open;
-                    let piece = buffers::Piece { pipeline, step, index, slot, block, offset, bytes };
+                    let planned = &self.plan.pipelines[pipeline as usize];
+                    if planned.source == Source::Flow {
+                        // No engine has its server: nothing but time passes.
+                        let end = now.saturating_add(planned.steps[step as usize].cost);
+                        self.holding.push(Reverse((end, now, operation)));
+                        continue;
+                    }
+                    // Messages have their memory elsewhere.
+                    let Open { slot, block } = self.open.get(&(pipeline, cycle)).copied().unwrap_or_default();
+                    let piece = buffers::Piece { pipeline, cycle, step, index, slot, block, offset, bytes };
                     self.under_way.insert(operation, (pipeline, cycle, step));
                     let submitted = self.buffers.submit(self.devices, &piece, operation);
                     submitted.map_err(|source| self.failed(pipeline, cycle, step, source))?;
                 }
                 Action::Deliver { pipeline, cycle } | Action::Drop { pipeline, cycle } => {
-                    let open = self.open.remove(&(pipeline, cycle)).expect("a delivered or dropped cycle had data");
-                    let Open { slot, block } = open;
+                    let Open { slot, block } = self.open.remove(&(pipeline, cycle)).unwrap_or_default();
                     let lost = matches!(action, Action::Drop { .. });
                     // A sink that has ended has sent its error already; it is in the inbox.
                     let _ = self.deliver.send(feed::Delivery { pipeline, cycle, slot, block, lost });

@@ -8,7 +8,7 @@ use headway_core::planner::{self, Options as PlanOptions};
 use headway_core::workload::{self, Workload};
 use headway_device::Device;
 use headway_device::emu::{EmuSpec, Emulated};
-use headway_runtime::blocks::DataError;
+use headway_runtime::blocks::{Collect, DataError, Supply};
 use headway_runtime::kernels::Kernels;
 use headway_runtime::ring::{Checker, Ring, Sampling, Verified};
 use headway_runtime::wall::{self, Options, RunError, Work};
@@ -70,7 +70,7 @@ impl Bench {
 #[test]
 fn every_block_comes_back_and_every_stream_has_its_turn() {
     let bench = Bench::new(&text(AES, &[160, 48, 4096]));
-    let (written, found) = bench.run(&bench.workload, Sampling { streams: 1, turns: 1 });
+    let (written, found) = bench.run(&bench.workload, Sampling { streams: 1, turns: 1, chains: None });
     assert_eq!(written.unwrap(), [160 * CYCLES, 48 * CYCLES, 4096 * CYCLES]);
     assert_eq!((found.blocks, found.bytes, found.streams), (CYCLES, 4304 * CYCLES, 1));
     // The first block only says with which chaining value the second one goes on.
@@ -82,7 +82,8 @@ fn another_key_than_the_cpu_s_is_found_in_whole_streams_and_in_turns() {
     let bench = Bench::new(&text(AES, &[160, 48, 4096]));
     let mut other = bench.workload.clone();
     other.streams[1].cipher.as_mut().unwrap().key[0] ^= 1;
-    for sampling in [Sampling { streams: 3, turns: 0 }, Sampling { streams: 0, turns: 3 }] {
+    for (streams, turns) in [(3, 0), (0, 3)] {
+        let sampling = Sampling { streams, turns, chains: None };
         let (outcome, found) = bench.run(&other, sampling);
         let Err(RunError::Data(DataError::Sequence { what, .. })) = outcome else { panic!("{outcome:?}") };
         assert!(what.contains("`s1`"), "{what}");
@@ -91,11 +92,59 @@ fn another_key_than_the_cpu_s_is_found_in_whole_streams_and_in_turns() {
 }
 
 #[test]
+fn the_chains_of_all_streams_are_those_of_the_whole_run() {
+    let bench = Bench::new(&text(AES, &[160, 48, 4096]));
+    let sampling = Sampling { streams: 0, turns: 0, chains: Some(CYCLES) };
+    let (written, found) = bench.run(&bench.workload, sampling);
+    written.unwrap();
+    assert_eq!((found.chains, found.chain_bytes), (3, 4304 * CYCLES));
+    assert_eq!((found.stream_bytes, found.turn_bytes), (0, 0));
+}
+
+/// Blocks that the CPU form makes of a ring with three buffers; in cycle `wrong` it sees another byte of the second stream.
+fn rehearse(wrong: Option<u64>) -> Result<Verified, DataError> {
+    let bench = Bench::new(&text(AES, &[160, 48, 4096]));
+    let kernels = Kernels::of(&bench.plan, &bench.workload).unwrap();
+    let (_, _, kernel) = kernels.stages().next().unwrap();
+    let mut ring = Ring::new(&bench.plan, 7).unwrap();
+    let sampling = Sampling { streams: 0, turns: 0, chains: Some(CYCLES) };
+    let (mut checker, found) = Checker::new(&ring, &bench.plan, &kernels, sampling).unwrap();
+    let mut state = vec![0; kernel.state_bytes(3)];
+    kernel.init_state(kernels.lanes(0), &mut state).unwrap();
+    let size = headway_core::block::block_bytes([160, 48, 4096]).0 as usize;
+    let mut slots = vec![vec![0; size]; 3];
+    for (slot, buffer) in slots.iter_mut().enumerate() {
+        ring.prepare(0, slot, buffer).unwrap();
+    }
+    for cycle in 0..CYCLES {
+        let slot = (cycle * 2 % 3) as usize;
+        let filled = ring.supply(0, cycle, slot, &mut slots[slot]).unwrap().block.0 as usize;
+        let mut sent = slots[slot][..filled].to_vec();
+        let second = headway_core::block::Header::read(&sent).unwrap().lanes[1].start;
+        sent[second] ^= u8::from(wrong == Some(cycle));
+        let mut block = vec![0; filled];
+        kernel.run(&sent, &mut block, &mut state).unwrap();
+        checker.collect(0, cycle, slot, &block)?;
+    }
+    Box::new(checker).finish().unwrap();
+    Ok(found.lock().unwrap_or_else(PoisonError::into_inner).clone())
+}
+
+#[test]
+fn one_wrong_byte_anywhere_in_a_run_is_found_at_the_end_of_its_chain() {
+    assert_eq!(rehearse(None).unwrap().chains, 3);
+    for wrong in [0, 5, CYCLES - 1] {
+        let Err(DataError::Sequence { what, .. }) = rehearse(Some(wrong)) else { panic!("cycle {wrong} passed") };
+        assert!(what.contains("chain of stream `s1`"), "{what}");
+    }
+}
+
+#[test]
 fn blocks_without_a_kernel_come_back_as_they_were_sent() {
     // Two steps and the gathering in cycles of one period.
     let text = text("", &[65_536 + 4_096]).replace("40 ms", "30 ms");
     let bench = Bench::new(&text);
-    let (written, found) = bench.run(&bench.workload, Sampling { streams: 1, turns: 1 });
+    let (written, found) = bench.run(&bench.workload, Sampling { streams: 1, turns: 1, chains: None });
     assert_eq!(written.unwrap(), [69_632 * CYCLES]);
     assert_eq!(found.turn_bytes, (65_536 + 4_096) * CYCLES / 2, "one of two pieces of each block");
 }

@@ -57,8 +57,6 @@ pub struct Options {
     pub spin: Nanos,
     /// Most of the time that it spends so, in parts per million of one CPU.
     pub spin_share_ppm: u64,
-    /// Whether an engine lock may go from one client to another of the same user without the broker between.
-    pub direct: bool,
     /// Whether the priority of holders follows their jobs, where the kernel permits.
     pub boost: bool,
     /// File for every input.
@@ -94,7 +92,6 @@ impl Default for Options {
             recover: usual.recover,
             spin: usual.spin,
             spin_share_ppm: usual.spin_share_ppm,
-            direct: usual.direct,
             boost: usual.boost,
             log: None,
         }
@@ -128,7 +125,6 @@ pub fn serve(options: &Options, stop: &AtomicBool, started: impl FnOnce(&Path)) 
         spin: options.spin,
         spin_share_ppm: options.spin_share_ppm,
         urgent: options.boost,
-        direct: options.direct,
         boost: options.boost,
         probe: probe(&machine),
         log: options.log.clone(),

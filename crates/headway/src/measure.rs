@@ -281,7 +281,7 @@ impl Measurement<'_> {
         if !self.options.does(Step::Kernels) {
             return Ok(());
         }
-        let mut device = ports::device(self.options.backend, self.options.model.as_deref())?;
+        let device = ports::device(self.options.backend, self.options.model.as_deref())?;
         let n = self.options.by_depth(20, 50, 200);
         let effort =
             Effort { warm_up: 2, n_min: 5, n_max: n, time: Nanos(self.options.by_depth(200, 500, 2000) * 1_000_000) };
@@ -289,7 +289,7 @@ impl Measurement<'_> {
             headway_device::Source::Cuda => kernels::Size::full(effort),
             _ => kernels::Size::small(Effort { warm_up: 1, n_min: 2, n_max: 5, ..effort }),
         };
-        self.machine.kernels = kernels::costs(&mut self.session, device.as_mut(), size)?;
+        self.machine.kernels = kernels::costs(&mut self.session, device, size)?;
         Ok(())
     }
 

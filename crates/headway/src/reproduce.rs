@@ -11,7 +11,7 @@ mod patil;
 mod site;
 mod verner;
 pub(crate) mod verner_combine;
-mod verner_wafer;
+pub(crate) mod verner_wafer;
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};

@@ -22,7 +22,7 @@ use headway_runtime::host::HostPayload;
 use headway_runtime::intake::Intake;
 use headway_runtime::kernels::Kernels;
 use headway_runtime::outlet::{MARK, Outlet, OutputError};
-use headway_runtime::wall;
+use headway_runtime::wall::{self, Compared};
 use headway_sim::{Faults, Run, simulate};
 use headway_trace::summary::{self, Summary};
 use headway_trace::{Log, LogWriter};
@@ -109,6 +109,8 @@ pub struct Report {
     pub summary: Summary,
     /// Streams compared with the CPU's result and found equal.
     pub verified: usize,
+    /// What messages moved on devices, and what of it was compared with what was sent and found equal.
+    pub messages: Compared,
     /// The folder with everything.
     pub folder: PathBuf,
     /// Log, trace, page and the streams' folder inside it.
@@ -147,6 +149,7 @@ pub(crate) struct Ran {
     pub(crate) log: Log,
     pub(crate) kernels: Kernels,
     pub(crate) intake: Arc<Intake>,
+    pub(crate) compared: Compared,
 }
 
 /// The granule of every step that Headway ships: AES blocks.
@@ -172,7 +175,8 @@ pub fn run(
     let place =
         options.out.clone().unwrap_or_else(|| Path::new("out").join(format!("{}-{source}", plan.workload.name)));
     let outlet = Outlet::create(&place)?;
-    let Ran { log, kernels, intake } = execute(&mut chosen, &plan, &workload.value, options, &outlet, &mut progress)?;
+    let Ran { log, kernels, intake, compared } =
+        execute(&mut chosen, &plan, &workload.value, options, &outlet, &mut progress)?;
     let padded = intake.shares().iter().filter(|share| share.padding > 0).count();
     if padded > 0 {
         warnings.push(format!(
@@ -201,7 +205,7 @@ pub fn run(
     outlet.write(MARK, &report::json(&summary))?;
     let folder = outlet.publish()?;
     let files = ["run.jsonl", report::TRACE, report::PAGE, "streams"].map(|name| folder.join(name)).to_vec();
-    Ok(Report { schema: 1, summary, verified, folder, files, warnings })
+    Ok(Report { schema: 1, summary, verified, messages: compared, folder, files, warnings })
 }
 
 /// Gives the run's seed to what is drawn in the plan.
@@ -250,8 +254,8 @@ pub(crate) fn execute(
     };
     let scatterer = Scatterer::new(gatherer.clone(), outlet)?;
     let parts = Parts { plan, machine, header: &header, kernels: &kernels, gatherer, scatterer };
-    let records = parts.drive(devices, options, progress)?;
-    Ok(Ran { log: Log::new(header, records, "this run")?, kernels, intake })
+    let (records, compared) = parts.drive(devices, options, progress)?;
+    Ok(Ran { log: Log::new(header, records, "this run")?, kernels, intake, compared })
 }
 
 /// The stream of the plan's wafer, if it has one.
@@ -296,9 +300,9 @@ impl Parts<'_> {
         devices: &mut [Box<dyn Device>],
         options: &Options,
         progress: &mut impl FnMut(Progress),
-    ) -> Result<Vec<Record>, Error> {
+    ) -> Result<(Vec<Record>, Compared), Error> {
         if self.header.source == Source::Sim {
-            self.simulate(options, progress)
+            Ok((self.simulate(options, progress)?, Compared::default()))
         } else {
             self.on_devices(devices, options, progress)
         }
@@ -338,16 +342,18 @@ impl Parts<'_> {
         devices: &mut [Box<dyn Device>],
         options: &Options,
         progress: &mut impl FnMut(Progress),
-    ) -> Result<Vec<Record>, Error> {
+    ) -> Result<(Vec<Record>, Compared), Error> {
         let Self { plan, kernels, gatherer, scatterer, .. } = self;
         let total = span(plan, &self.header.cycles).0;
         // A GPU's windows are worth a busy CPU; the emulated device needs that CPU itself.
         let spin = if self.header.source == Source::Cuda { Nanos(200_000) } else { Nanos::ZERO };
         let habits = wall::Options { spin, interrupt: Arc::clone(&options.interrupt), ..wall::Options::default() };
-        let job = wall::Job { plan, kernels, gatherer: &gatherer, scatterer };
+        let cycles = self.header.cycles.clone();
+        let packets = self.header.streams.iter().map(|run| run.packets).collect();
+        let (supply, collect) = (Box::new(gatherer), Box::new(scatterer));
         let mut records = Vec::new();
-        wall::run(
-            job,
+        let outcome = wall::run_work(
+            wall::Work { plan, kernels, cycles, packets, supply, collect },
             devices,
             &habits,
             |record| records.push(record.clone()),
@@ -355,7 +361,7 @@ impl Parts<'_> {
                 progress(Progress { phase: "running", done: at.0.min(total), total });
             },
         )?;
-        Ok(records)
+        Ok((records, outcome.compared))
     }
 }
 

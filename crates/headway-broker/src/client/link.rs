@@ -1,6 +1,5 @@
 //! One connection to one broker: its pages, its bell, its socket.
 
-use std::cell::Cell;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -10,22 +9,19 @@ use headway_core::engine_lock::EngineParameters;
 use headway_core::sharing::GpuId;
 use headway_core::units::Nanos;
 use headway_os::clock;
-use headway_os::ipc::{self, Bell, Socket, Words, WordsView};
+use headway_os::ipc::{Bell, Socket, Words, WordsView};
 
 use super::receive;
 use crate::error::{ClientError, Reason};
 use crate::layout::{
     self, ANSWER_LONGS, ASLEEP, BROKER_LONGS, BROKER_WORDS, CLIENT_LONGS, CLIENT_WORDS, Code, Entry, GPUS_MAX, HEAD,
-    NOTICE_LONGS, NOTICE_WORDS, RING_ENTRIES, TAIL, TASKS_MAX,
+    NOTICE_LONGS, NOTICE_WORDS, RING_ENTRIES, TAIL,
 };
 use crate::message::{FromBroker, FromClient, ResumedTask, VERSION};
-use crate::protocol::lease::{self, Released};
-use crate::protocol::{handover, handshake};
+use crate::protocol::handshake;
 
 /// Sleeps at most this long before it looks whether the broker is still there.
 const SLICE: Duration = Duration::from_millis(100);
-/// Cells of one user at most.
-const CELLS_MAX: usize = 1 << 20;
 /// Looks between two readings of the clock.
 const LOOKS: u32 = 64;
 
@@ -35,25 +31,11 @@ pub(super) struct Link {
     answers: WordsView,
     notice: WordsView,
     bell: Bell,
-    /// The page that all clients of this user share, and where this one's part begins.
-    cells: Words,
-    cell_count: usize,
-    first_cell: usize,
     pub(super) gpus: Vec<GpuId>,
     pub(super) engines: Option<EngineParameters>,
     lost: AtomicBool,
     /// Entries written; whoever writes holds it.
     tail: Mutex<u64>,
-}
-
-/// How long to wait, and for what else than an answer.
-pub(super) struct Patience<'a> {
-    /// How long to look before sleeping.
-    pub(super) spin: Nanos,
-    /// When to give up.
-    pub(super) until: Option<Nanos>,
-    /// What came without the broker: asked between two looks at the answer.
-    pub(super) passed: &'a dyn Fn() -> Option<[u64; ANSWER_LONGS]>,
 }
 
 /// Why a wait has ended without an answer.
@@ -85,26 +67,18 @@ impl Link {
             FromBroker::Refused { reason } => return Err(ClientError::Refused { reason }),
             _ => return Err(ClientError::Protocol { what: "no welcome" }),
         };
-        let descriptors = <[_; 5]>::try_from(descriptors);
-        let [page, answers, notice, bell, cells] =
+        let descriptors = <[_; 4]>::try_from(descriptors);
+        let [page, answers, notice, bell] =
             descriptors.map_err(|_| ClientError::Protocol { what: "a welcome without its pages" })?;
         if welcome.gpus.len() > GPUS_MAX {
             return Err(ClientError::Protocol { what: "more GPUs than pages have room for" });
         }
-        let (cell_count, first_cell) = (welcome.cells, welcome.first_cell);
-        if cell_count > CELLS_MAX || first_cell.saturating_add(TASKS_MAX) > cell_count {
-            return Err(ClientError::Protocol { what: "cells that are not there" });
-        }
-        let (longs, words) = layout::cell_page(cell_count);
         Ok(Self {
             socket,
             page: Words::open(page, CLIENT_LONGS, CLIENT_WORDS)?,
             answers: WordsView::open(&answers, BROKER_LONGS, BROKER_WORDS)?,
             notice: WordsView::open(&notice, NOTICE_LONGS, NOTICE_WORDS)?,
             bell: Bell::open(bell),
-            cells: Words::open(cells, longs, words)?,
-            cell_count,
-            first_cell,
             gpus: welcome.gpus,
             engines: welcome.engines,
             lost: AtomicBool::new(false),
@@ -164,21 +138,19 @@ impl Link {
         Ok(())
     }
 
-    /// The answer in a slot to the question of this generation, waited for with `patience`.
+    /// The answer in a slot to the question of this generation: looked for during `spin`, then slept for, until `until`.
     pub(super) fn wait(
         &self,
         slot: usize,
         generation: u32,
-        patience: &Patience<'_>,
+        spin: Nanos,
+        until: Option<Nanos>,
     ) -> Result<[u64; ANSWER_LONGS], Unanswered> {
-        let mut spinning = Some(clock::now().saturating_add(patience.spin));
+        let mut spinning = Some(clock::now().saturating_add(spin));
         loop {
             for _ in 0..if spinning.is_some() { LOOKS } else { 1 } {
                 if let Some(answer) = self.look(slot, generation) {
                     return answer;
-                }
-                if let Some(passed) = (patience.passed)() {
-                    return Ok(passed);
                 }
                 std::hint::spin_loop();
             }
@@ -186,19 +158,15 @@ impl Link {
                 return Err(Unanswered::Lost);
             }
             let now = clock::now();
-            if patience.until.is_some_and(|until| until <= now) {
+            if until.is_some_and(|until| until <= now) {
                 return Err(Unanswered::TimedOut);
             }
             if spinning.is_some_and(|end| now < end) {
                 continue;
             }
             spinning = None;
-            let bound =
-                patience.until.map_or(SLICE, |until| SLICE.min(Duration::from_nanos(until.saturating_sub(now).0)));
-            match layout::engine_of(slot) {
-                Some(task) => self.sleep_in_cell(slot, task, generation, bound),
-                None => self.sleep(slot, generation, bound),
-            }
+            let bound = until.map_or(SLICE, |until| SLICE.min(Duration::from_nanos(until.saturating_sub(now).0)));
+            self.sleep(slot, generation, bound);
         }
     }
 
@@ -211,58 +179,6 @@ impl Link {
             let _ = self.answers.wait(slot, seen, Some(bound));
         }
         sleeping.store(0, Ordering::Relaxed);
-    }
-
-    /// Sleeps where the broker and whoever passes a lock on can wake.
-    fn sleep_in_cell(&self, slot: usize, task: usize, generation: u32, bound: Duration) {
-        let sleeping = self.cells.word(layout::cell_sleep(self.first_cell + task));
-        let announce = || sleeping.store(1, Ordering::Relaxed);
-        let open = || layout::code(self.answers.word(slot), generation) == Code::Open && !self.is_passed(task);
-        if handshake::may_sleep(announce, open) {
-            let _ = ipc::wait(sleeping, 1, Some(bound));
-        }
-        sleeping.store(0, Ordering::Relaxed);
-    }
-
-    /// Whether an engine was passed to the task at this place.
-    fn is_passed(&self, task: usize) -> bool {
-        let cell = self.cells.long(layout::cell(self.first_cell + task));
-        handover::is_passed(cell, || self.answers.long(layout::expected(task)))
-    }
-
-    /// Gives a lock back, to its heir where one is named.
-    pub(super) fn give_back(&self, lock: usize, mine: u64) {
-        if lease::release(self.lease(lock), mine) == Released::Named && !self.pass(lock, mine) {
-            // It was called off; nobody is named twice.
-            let _ = lease::release(self.lease(lock), mine);
-        }
-    }
-
-    /// Takes an engine that was passed to the task at this place.
-    pub(super) fn take_passed(&self, task: usize, lock: usize, owner: u32) -> Option<u64> {
-        let cell = self.cells.long(layout::cell(self.first_cell + task));
-        handover::take(cell, || self.answers.long(layout::expected(task)), self.lease(lock), owner)
-    }
-
-    /// Passes a lock to its heir, if one is named.
-    #[cold]
-    pub(super) fn pass(&self, lock: usize, mine: u64) -> bool {
-        let first = layout::heir(lock);
-        let record = || (self.answers.long(first), self.answers.long(first + 1));
-        let cell = Cell::new(None);
-        let tell = |number: u64| {
-            let number = usize::try_from(number).ok().filter(|number| *number < self.cell_count)?;
-            cell.set(Some(number));
-            Some(self.cells.long(layout::cell(number)))
-        };
-        let passed = handover::pass(self.lease(lock), mine, record, tell);
-        if let Some(cell) = cell.get() {
-            let sleep = self.cells.word(layout::cell_sleep(cell));
-            if handshake::must_wake(|| sleep.swap(0, Ordering::Relaxed) != 0) {
-                ipc::wake(sleep, u32::MAX);
-            }
-        }
-        passed
     }
 
     /// What is in a slot; `None` = nothing for this generation.

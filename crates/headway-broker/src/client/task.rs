@@ -9,7 +9,7 @@ use headway_core::sharing::{GpuId, JobId, Outcome, TaskId, TokenId};
 use headway_core::units::Nanos;
 use headway_os::clock;
 
-use super::link::{Link, Patience, Unanswered};
+use super::link::{Link, Unanswered};
 use super::{Client, Held};
 use crate::error::{ClientError, Reason};
 use crate::layout::{self, ANSWER_LONGS, ENGINES, Entry, GENERATIONS};
@@ -69,13 +69,12 @@ impl<'client> Task<'client> {
             self.jobs += 1;
         }
         let job = JobId { task: self.id, job: self.jobs };
-        let patience = Patience { spin: SPIN_TOKEN, until, passed: &|| None };
         loop {
             let link = self.client.shared.live()?;
             let generation = self.next_generation();
             let slot = self.slot();
             let entry = Entry::Request { slot: slot as u32, generation, job, release, acquisition };
-            let answered = link.push(entry).and_then(|()| link.wait(slot, generation, &patience));
+            let answered = link.push(entry).and_then(|()| link.wait(slot, generation, SPIN_TOKEN, until));
             match answered {
                 Ok(answer) => {
                     let [gpu, token, from, _] = answer;
@@ -217,13 +216,8 @@ impl<'client> Token<'_, 'client> {
             let generation = self.task.next_generation();
             let entry = Entry::Acquire { slot: slot as u32, generation, job: self.job, operation };
             let link = &self.link;
-            let passed = || {
-                let lock = self.lease(engines, operation)?;
-                Some([link.take_passed(self.task.index, lock, self.task.id.0)?, 0, 0, 0])
-            };
             let spin = Nanos(self.task.client.shared.spin.load(Ordering::Relaxed));
-            let patience = Patience { spin, until: None, passed: &passed };
-            match link.push(entry).and_then(|()| link.wait(slot, generation, &patience)) {
+            match link.push(entry).and_then(|()| link.wait(slot, generation, spin, None)) {
                 Ok(answer) if self.link.is_lost() => {
                     // The watcher has noted these locks as in use, or will not: for a peer copy they are given back and asked
                     // for again; a single one is found again above.
@@ -295,7 +289,7 @@ impl<'client> Token<'_, 'client> {
             return;
         }
         if let Some(mine) = lease::granted(state.link.lease(lock), self.job.task.0) {
-            state.link.give_back(lock, mine);
+            lease::release(state.link.lease(lock), mine);
             state.link.ring();
         }
     }
@@ -322,9 +316,6 @@ impl Return for Token<'_, '_> {
     fn give_back(&self, lock: usize, mine: u64) {
         match lease::release(self.link.lease(lock), mine) {
             Released::Kept => {}
-            Released::Named if self.link.pass(lock, mine) => self.link.ring(),
-            // It was called off; nobody is named twice.
-            Released::Named => self.give_back(lock, mine),
             Released::Returned if self.link.is_lost() => self.return_to_next(lock),
             Released::Returned => {
                 self.link.ring();

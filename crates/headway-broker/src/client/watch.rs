@@ -143,7 +143,7 @@ fn settle(state: &State, old: &Link, link: &Link, frozen: &[Frozen]) {
             if lease::is_returned(old.lease(*lock), *word)
                 && let Some(mine) = lease::granted(link.lease(*lock), frozen.task.0)
             {
-                link.give_back(*lock, mine);
+                lease::release(link.lease(*lock), mine);
                 returned = true;
             }
         }

@@ -1,6 +1,6 @@
 //! What the broker knows and decides: clients, tasks, open requests, and the arbiter that they are put before.
 
-use std::collections::{BTreeMap, BTreeSet, btree_map};
+use std::collections::{BTreeMap, BTreeSet};
 
 use headway_core::engine_lock::{self, Operation};
 use headway_core::sharing::{
@@ -9,9 +9,8 @@ use headway_core::sharing::{
 use headway_core::units::Nanos;
 use headway_os::ipc::{Bell, Socket};
 
-use super::heirs::Values;
 use super::leases::Leases;
-use super::pages::{Cells, Next, UserCells};
+use super::pages::Next;
 use super::predecessor::{Recovery, Register};
 use super::priority::Priority;
 use super::replay::Replayed;
@@ -21,9 +20,6 @@ use crate::error::{Reason, ServerError};
 use crate::layout::{Code, Entry};
 use crate::message::TaskShape;
 use crate::status::Counts;
-
-/// Clients of one user that get cells at most.
-const CLIENTS_WITH_CELLS: usize = 1_024;
 
 /// Where an answer goes.
 #[derive(Clone, Copy, Debug)]
@@ -41,38 +37,6 @@ pub(super) struct Engines {
     pub(super) locks: Vec<usize>,
     /// The lease words as they are until the locks are given back; `None` = still waits.
     pub(super) held: Option<Vec<(usize, u64)>>,
-    /// Whom its holder may pass the lock to.
-    pub(super) heir: Heir,
-    /// What it is promised while it waits.
-    pub(super) promise: Option<Promise>,
-}
-
-/// To whom a lock may be passed without the broker.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Heir {
-    /// Nobody yet.
-    Nobody,
-    /// This task.
-    Named(TaskId),
-    /// Nobody any more: the one who was named is gone.
-    Over,
-}
-
-/// A lock that its holder may pass to the one who waits.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Promise {
-    pub(super) holder: TaskId,
-    pub(super) lock: usize,
-    /// The lease word from when it is held.
-    pub(super) word: u64,
-    /// The task's place among its client's.
-    pub(super) place: usize,
-}
-
-impl Engines {
-    pub(super) fn new(slot: Option<Slot>, locks: Vec<usize>) -> Self {
-        Self { slot, locks, held: None, heir: Heir::Nobody, promise: None }
-    }
 }
 
 /// A token request of a task.
@@ -117,10 +81,6 @@ pub(super) struct Desk {
     pub(super) roster_changed: bool,
     drain: Nanos,
     pub(super) watchdog: Nanos,
-    /// Whether a lock may go from client to client without the broker between.
-    pub(super) direct: bool,
-    pub(super) values: Values,
-    cells: BTreeMap<u32, UserCells>,
     next_client: u64,
     pub(super) next_task: u32,
     removed: Vec<ClientId>,
@@ -172,9 +132,6 @@ impl Desk {
             roster_changed: true,
             drain: options.drain,
             watchdog: options.watchdog,
-            direct: options.direct,
-            values: Values::new(),
-            cells: BTreeMap::new(),
             next_client,
             next_task,
             removed: Vec::new(),
@@ -226,22 +183,7 @@ impl Desk {
     }
 
     pub(super) fn remove(&mut self, client: ClientId) -> Option<Session> {
-        let session = self.sessions.remove(&client)?;
-        if let (Some(place), Some(cells)) = (session.cells, self.cells.get_mut(&session.peer.uid))
-            && cells.free(place)
-        {
-            self.cells.remove(&session.peer.uid);
-        }
-        Some(session)
-    }
-
-    /// Cells for another client of a user; `None` without memory or room.
-    pub(super) fn cells_for(&mut self, uid: u32) -> Option<Cells> {
-        let clients = self.limits.clients_per_user.clamp(1, CLIENTS_WITH_CELLS);
-        if let btree_map::Entry::Vacant(place) = self.cells.entry(uid) {
-            place.insert(UserCells::new(clients).ok()?);
-        }
-        self.cells.get_mut(&uid)?.take()
+        self.sessions.remove(&client)
     }
 
     // Turns.
@@ -267,7 +209,6 @@ impl Desk {
         busy |= self.keep_time(now);
         if busy {
             self.settle_leases(now);
-            self.name_heirs();
             self.priority.apply();
         }
         busy
@@ -437,7 +378,6 @@ impl Desk {
             if let Some(waiting) = engines.slot.filter(|_| engines.held.is_none()) {
                 self.answer(job.task, waiting, Code::Revoked, why);
             }
-            self.break_promise(job.task, engines.promise);
             for (lock, _) in engines.held.unwrap_or_default() {
                 self.take_back(job.task, lock);
             }
@@ -500,9 +440,6 @@ impl Desk {
     }
 
     fn release(&mut self, now: Nanos, client: ClientId, job: JobId, outcome: Outcome) {
-        // It may have given back its last engine just before, one that was passed to it too.
-        self.collect_returns(now);
-        self.call_off_heir(now, job.task);
         let Some(open) = self.own_open(client, job).filter(|open| open.granted.is_some()) else { return };
         match open.engines.take() {
             // It has given up what it did not give back: the word says otherwise only if it lies.
@@ -559,7 +496,7 @@ impl Desk {
         let Some(open) = self.open_mut(job).filter(|open| open.engines.is_none()) else {
             return self.refuse(client, slot, Reason::Busy);
         };
-        open.engines = Some(Engines::new(Some(slot), locks));
+        open.engines = Some(Engines { slot: Some(slot), locks, held: None });
         if let Err(refused) = self.feed(now, Input::Acquire { job, operation }) {
             if let Some(open) = self.open_mut(job) {
                 open.engines = None;
@@ -605,15 +542,10 @@ impl Desk {
 
     /// Drops what a client waits for; what it holds stays until its GPU work has ended.
     fn let_go(&mut self, now: Nanos, client: ClientId, hung: bool) {
-        let tasks = self.sessions.get(&client).map(|session| session.tasks.clone()).unwrap_or_default();
-        for task in &tasks {
-            // What was passed to it, or by it, is known from here on.
-            self.call_off_promise(now, *task);
-            self.call_off_heir(now, *task);
-        }
         let Some(session) = self.sessions.get_mut(&client).filter(|session| session.gone.is_none()) else { return };
         self.roster_changed = true;
         session.gone = Some(Gone { since: now, ended: session.process.has_ended().then_some(now), hung });
+        let tasks = session.tasks.clone();
         self.end_leases_of(now, client);
         let mut holds = false;
         for task in &tasks {

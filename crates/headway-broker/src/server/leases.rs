@@ -4,7 +4,7 @@ use headway_core::engine_lock::{Operation, Work};
 use headway_core::sharing::{ClientId, GpuId, Input, JobId, TaskId};
 use headway_core::units::{Bytes, Nanos};
 
-use super::desk::{Desk, Engines, Promise};
+use super::desk::{Desk, Engines};
 use crate::layout::{Code, ENGINES};
 use crate::protocol::lease::{self, Revoked};
 
@@ -21,14 +21,9 @@ impl Leases {
         Self { of: vec![None; gpus * ENGINES], generation: 0, running: Vec::new() }
     }
 
-    pub(super) fn next_generation(&mut self) -> u32 {
+    fn next_generation(&mut self) -> u32 {
         self.generation = self.generation.wrapping_add(1);
         self.generation
-    }
-
-    /// Tasks with locks granted.
-    pub(super) fn running(&self) -> &[TaskId] {
-        &self.running
     }
 
     pub(super) fn forget(&mut self, task: TaskId) {
@@ -64,7 +59,7 @@ impl Desk {
     pub(super) fn run(&mut self, job: JobId) {
         let Some(open) = self.open_mut(job) else { return };
         let Some(engines) = open.engines.as_mut().filter(|engines| engines.held.is_none()) else { return };
-        let (slot, locks, promise) = (engines.slot, engines.locks.clone(), engines.promise.take());
+        let (slot, locks) = (engines.slot, engines.locks.clone());
         let client = self.tasks.get(&job.task).map(|task| task.client);
         let session = client.and_then(|client| self.sessions.get(&client));
         // A client that is gone gets nothing; what it was granted is freed when it is drained.
@@ -73,18 +68,8 @@ impl Desk {
             return;
         };
         let mut held = Vec::with_capacity(locks.len());
-        match promise {
-            Some(Promise { lock, word, place, .. }) => {
-                // What it was to be told says nothing of its next request.
-                pages.expect(place, 0);
-                lease::fulfil(pages.lease(lock), word);
-                held.push((lock, word));
-            }
-            None => {
-                for lock in locks {
-                    held.push((lock, lease::grant(pages.lease(lock), self.leases.next_generation(), job.task.0)));
-                }
-            }
+        for lock in locks {
+            held.push((lock, lease::grant(pages.lease(lock), self.leases.next_generation(), job.task.0)));
         }
         let mut words = [0; 4];
         held.iter().zip(&mut words).for_each(|((_, word), place)| *place = *word);
@@ -115,7 +100,6 @@ impl Desk {
         let mut any = false;
         while let Some(job) = self.returned() {
             any = true;
-            self.counts.passed += u64::from(self.was_passed(job.task));
             self.leases.running.retain(|task| *task != job.task);
             if let Some(open) = self.open_mut(job) {
                 open.engines = None;
@@ -123,17 +107,6 @@ impl Desk {
             let _ = self.feed(now, Input::Complete { job });
         }
         any
-    }
-
-    /// Whether what a task held was passed on.
-    fn was_passed(&self, task: TaskId) -> bool {
-        let find = || {
-            let task = self.tasks.get(&task)?;
-            let pages = self.sessions.get(&task.client)?.pages.as_ref()?;
-            let (lock, word) = task.open.as_ref()?.engines.as_ref()?.held.as_ref()?.first()?;
-            Some(lease::was_passed(pages.lease(*lock), *word))
-        };
-        find().unwrap_or(false)
     }
 
     /// Takes a granted lock away from the task's client.
@@ -167,7 +140,7 @@ impl Desk {
             }
             return;
         };
-        open.engines = Some(Engines { held: Some(vec![(lock, word)]), ..Engines::new(None, vec![lock]) });
+        open.engines = Some(Engines { slot: None, locks: vec![lock], held: Some(vec![(lock, word)]) });
         let job = open.key.job;
         self.leases.running.push(owner);
         let work = match lock % ENGINES {

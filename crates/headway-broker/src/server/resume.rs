@@ -70,19 +70,16 @@ impl Desk {
         resumed: Vec<ResumedTask>,
         notice: &Words,
     ) -> bool {
-        let Some(session) = self.sessions.get(&client) else { return false };
+        let Some(session) = self.sessions.get_mut(&client) else { return false };
         if version != VERSION {
             let reason = format!("this broker speaks version {VERSION}, the client {version}; use the same of both");
             session.send(&FromBroker::Refused { reason });
             return false;
         }
-        let cells = self.cells_for(session.peer.uid);
-        let Some(session) = self.sessions.get_mut(&client) else { return false };
-        let Some(pages) = cells.and_then(|cells| Pages::new(cells).ok()) else {
+        let Ok(pages) = Pages::new() else {
             session.send(&FromBroker::Refused { reason: "no memory or descriptors are left".to_owned() });
             return false;
         };
-        session.cells = Some(pages.cells.place());
         session.pages = Some(pages);
         session.name = name.chars().filter(|letter| !letter.is_control()).take(NAME_MAX).collect();
         for task in resumed {
@@ -99,12 +96,10 @@ impl Desk {
             recovery.is_back(session.peer.pid);
         }
         let (Some(socket), Some(pages)) = (&session.socket, &session.pages) else { return false };
-        let (cells, first_cell) = (pages.cells.count, pages.cells.first());
-        let (epoch, gpus, engines) = (self.epoch, self.gpus.clone(), self.engines);
-        let welcome = Welcome { client, epoch, gpus, engines, cells, first_cell };
+        let welcome = Welcome { client, epoch: self.epoch, gpus: self.gpus.clone(), engines: self.engines };
         let Ok(text) = serde_json::to_vec(&FromBroker::Welcome(welcome)) else { return false };
-        let [page, answers, bell, cells] = pages.descriptors();
-        socket.send(&text, &[page, answers, notice.as_fd(), bell, cells]).is_ok()
+        let [page, answers, bell] = pages.descriptors();
+        socket.send(&text, &[page, answers, notice.as_fd(), bell]).is_ok()
     }
 
     fn register(
@@ -213,7 +208,7 @@ impl Desk {
                 continue;
             }
             if let Some(open) = self.open_mut(job).filter(|open| open.engines.is_none()) {
-                open.engines = Some(Engines::new(None, vec![first + engine]));
+                open.engines = Some(Engines { slot: None, locks: vec![first + engine], held: None });
             }
             let bytes = self.engines.and_then(|engines| engines.chunk_bytes).unwrap_or(Bytes(u64::MAX));
             let bytes = if work == Work::Execute { Bytes(0) } else { bytes };

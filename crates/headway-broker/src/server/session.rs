@@ -15,8 +15,6 @@ pub(super) struct Session {
     pub(super) name: String,
     /// `None` before it has said who it is, and after it is gone.
     pub(super) pages: Option<Pages>,
-    /// Its place among its user's clients in their common page, from when it has said who it is.
-    pub(super) cells: Option<usize>,
     pub(super) tasks: Vec<TaskId>,
     pub(super) gone: Option<Gone>,
 }
@@ -35,7 +33,7 @@ pub(super) struct Gone {
 impl Session {
     pub(super) fn new(socket: Socket, process: Process, peer: Peer) -> Self {
         let socket = Some(socket);
-        Self { socket, process, peer, name: String::new(), pages: None, cells: None, tasks: Vec::new(), gone: None }
+        Self { socket, process, peer, name: String::new(), pages: None, tasks: Vec::new(), gone: None }
     }
 
     /// Sends an answer; whether the client takes it.

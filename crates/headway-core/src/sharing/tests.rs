@@ -299,8 +299,6 @@ struct Driver {
     boosts: BTreeMap<JobId, Key>,
     running: Vec<JobId>,
     obtained: Vec<JobId>,
-    /// Who was said to follow whom on an engine.
-    heirs: BTreeMap<JobId, JobId>,
     log: Vec<Action>,
 }
 
@@ -310,8 +308,7 @@ impl Driver {
         let clusters = vec![cluster(0, 0..3, tokens), cluster(1, 3..4, tokens)];
         let mut arbiter = arbiter(clusters, Some(engines(peer))).unwrap();
         feed(&mut arbiter, &(0..10).map(|id| task(id, u32::from(id >= 7))).collect::<Vec<_>>());
-        let (boosts, heirs) = (BTreeMap::new(), BTreeMap::new());
-        Self { arbiter, now: 0, boosts, running: Vec::new(), obtained: Vec::new(), heirs, log: Vec::new() }
+        Self { arbiter, now: 0, boosts: BTreeMap::new(), running: Vec::new(), obtained: Vec::new(), log: Vec::new() }
     }
 
     fn feed(&mut self, input: &Input) -> bool {
@@ -335,7 +332,6 @@ impl Driver {
             self.log.push(action);
         }
         while self.arbiter.poll_event().is_some() {}
-        self.check_heirs(input);
         self.arbiter.engine_locks().unwrap().check().unwrap();
         for id in [0, 1] {
             self.arbiter.tokens(ClusterId(id)).unwrap().check().unwrap();
@@ -351,22 +347,6 @@ impl Driver {
             }
         }
         accepted
-    }
-
-    /// An heir runs as soon as its predecessor completes, and stays the heir until then unless one of them goes.
-    fn check_heirs(&mut self, input: &Input) {
-        let engines = self.arbiter.engine_locks().unwrap();
-        if let Input::Complete { job } = input
-            && let Some(heir) = self.heirs.get(job)
-        {
-            assert!(self.running.contains(heir), "{heir:?} does not follow {job:?}");
-        }
-        let gone = |job: &JobId| matches!(input, Input::ClientGone { client } | Input::Drained { client } if client.0 == u64::from(job.task.0));
-        for (job, heir) in &self.heirs {
-            let over = gone(job) || gone(heir) || matches!(input, Input::Complete { job: done } if done == job);
-            assert!(over || engines.heir(*job) == Some(*heir), "{heir:?} no longer follows {job:?} after {input:?}");
-        }
-        self.heirs = self.running.iter().filter_map(|job| Some((*job, engines.heir(*job)?))).collect();
     }
 
     fn job(&self, task: u32) -> Option<JobId> {

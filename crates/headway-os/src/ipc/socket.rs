@@ -12,7 +12,7 @@ use super::process::Process;
 use crate::errno::{Errno, OsError};
 
 /// Descriptors of one message at most.
-const FDS_MAX: usize = 6;
+const FDS_MAX: usize = 4;
 /// Connections that wait to be accepted.
 const BACKLOG: libc::c_int = 128;
 /// `SO_PEERPIDFD` of `asm-generic/socket.h`, since Linux 6.5.
@@ -188,7 +188,7 @@ impl Socket {
         Process::open(self.peer()?.pid)
     }
 
-    /// Sends one message with at most six descriptors.
+    /// Sends one message with at most four descriptors.
     ///
     /// # Errors
     /// [`OsError`]: `EAGAIN` if the other end does not read, `EPIPE` or `ECONNRESET` if it is gone, `EMSGSIZE`.

@@ -9,6 +9,7 @@ use headway_device::{Access, Buffer, Device, DeviceError, HostKind, Kernel, Kern
 use headway_os::clock;
 
 use super::RunError;
+use super::messages::{self, Compared, MessageLane};
 use super::wafers::WaferLane;
 use crate::kernels::Kernels;
 
@@ -18,6 +19,7 @@ const PREPARE_MAX: Nanos = Nanos(30_000_000_000);
 /// A piece of a step, with the buffers of its cycle.
 pub(super) struct Piece {
     pub(super) pipeline: u32,
+    pub(super) cycle: u64,
     pub(super) step: u32,
     pub(super) index: u32,
     pub(super) slot: usize,
@@ -42,6 +44,9 @@ enum Stepped {
 enum Lane {
     Block(BlockLane),
     Wafer(WaferLane),
+    Messages(MessageLane),
+    /// Only time passes.
+    Flow,
 }
 
 struct BlockLane {
@@ -62,20 +67,27 @@ impl Buffers {
         plan: &Plan,
         devices: &mut [Box<dyn Device>],
         kernels: &Kernels,
+        cycles: &[u64],
         spare_cycles: usize,
     ) -> Result<Self, RunError> {
         let count = devices.len();
         let mut loaded: Vec<Vec<(&'static str, KernelId)>> = vec![Vec::new(); count];
         let mut pipelines = Vec::new();
         for (number, pipeline) in (0u32..).zip(&plan.pipelines) {
-            if let Source::Wafer(planned) = &pipeline.source {
-                pipelines.push(Lane::Wafer(WaferLane::new(planned, pipeline, devices, kernels, number)?));
-                continue;
-            }
-            if !matches!(pipeline.source, Source::Streams(_)) {
-                let object = format!("`{}`", pipeline.name);
-                let reason = "messages and flows have no data; plan them, or run them with `--backend sim`";
-                return Err(RunError::Unsupported { object, reason });
+            match &pipeline.source {
+                Source::Wafer(planned) => {
+                    pipelines.push(Lane::Wafer(WaferLane::new(planned, pipeline, devices, kernels, number)?));
+                    continue;
+                }
+                Source::Message | Source::Batch(_) => {
+                    pipelines.push(Lane::Messages(MessageLane::new(plan, number, devices, cycles)?));
+                    continue;
+                }
+                Source::Flow => {
+                    pipelines.push(Lane::Flow);
+                    continue;
+                }
+                Source::Streams(_) => {}
             }
             let gpu = pipeline.gpu.unwrap_or(0);
             let known = loaded.get_mut(gpu as usize).ok_or(RunError::NoDevice { gpu, devices: count })?;
@@ -116,6 +128,7 @@ impl Buffers {
         match &self.pipelines[pipeline as usize] {
             Lane::Block(lane) => lane.slots.len(),
             Lane::Wafer(lane) => lane.slots(),
+            Lane::Messages(_) | Lane::Flow => 0,
         }
     }
 
@@ -124,6 +137,8 @@ impl Buffers {
         match &self.pipelines[pipeline as usize] {
             Lane::Block(lane) => Ends::Block(&lane.slots[slot][0]),
             Lane::Wafer(lane) => Ends::Wafer(lane),
+            Lane::Messages(lane) => Ends::Messages(lane),
+            Lane::Flow => Ends::Nowhere,
         }
     }
 
@@ -134,7 +149,18 @@ impl Buffers {
                 Ends::Block(lane.slots[slot].last().expect("a slot has a buffer before the first step"))
             }
             Lane::Wafer(lane) => Ends::Wafer(lane),
+            Lane::Messages(lane) => Ends::Messages(lane),
+            Lane::Flow => Ends::Nowhere,
         }
+    }
+
+    /// Compares what messages brought and nobody has compared yet.
+    pub(super) fn compare_rest(&self, devices: &mut [Box<dyn Device>]) -> Result<Compared, RunError> {
+        let lanes = self.pipelines.iter().filter_map(|lane| match lane {
+            Lane::Messages(lane) => Some(lane),
+            Lane::Block(_) | Lane::Wafer(_) | Lane::Flow => None,
+        });
+        messages::compare_rest(lanes, devices)
     }
 
     /// Submits a piece to its engine.
@@ -147,6 +173,8 @@ impl Buffers {
         let lane = match &self.pipelines[piece.pipeline as usize] {
             Lane::Block(lane) => lane,
             Lane::Wafer(lane) => return lane.submit(devices, piece, operation),
+            Lane::Messages(lane) => return lane.submit(devices, piece, operation),
+            Lane::Flow => return Ok(()),
         };
         let slot = &lane.slots[piece.slot];
         let (input, output) = (&slot[piece.step as usize], &slot[piece.step as usize + 1]);
@@ -179,6 +207,10 @@ pub(super) enum Ends<'a> {
     Block(&'a Buffer),
     /// Images, or lists, of every GPU.
     Wafer(&'a WaferLane),
+    /// The ends of messages' blocks.
+    Messages(&'a MessageLane),
+    /// A flow has no data.
+    Nowhere,
 }
 
 /// One buffer before the first step and one after each, where its data lies then.
@@ -237,7 +269,7 @@ pub(super) fn upload(device: &mut dyn Device, bytes: &[u8]) -> Result<Buffer, De
 }
 
 /// Waits for the end of the only operation of a device.
-pub(super) fn settle(device: &mut dyn Device) -> Result<(), DeviceError> {
+pub(crate) fn settle(device: &mut dyn Device) -> Result<(), DeviceError> {
     let deadline = clock::now() + PREPARE_MAX;
     let mut done = Vec::new();
     while done.is_empty() {

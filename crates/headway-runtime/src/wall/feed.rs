@@ -71,6 +71,8 @@ impl Feeder {
     ) -> Self {
         let progress = |(at, &cycles)| {
             let slots = buffers.slots(at);
+            // Messages and flows need nobody to feed them.
+            let cycles = if plan.pipelines[at as usize].source.is_fed() { cycles } else { 0 };
             Progress { cycles, next: 0, packed: 0, under_way: VecDeque::with_capacity(slots), slots }
         };
         let pipelines = (0u32..).zip(cycles).map(progress).collect();
@@ -136,6 +138,7 @@ impl Feeder {
                 self.supply.supply(pipeline, cycle, slot, span.bytes_mut().map_err(claimed)?)?.block
             }
             Ends::Wafer(lane) => lane.number(slot, cycle)?,
+            Ends::Messages(_) | Ends::Nowhere => unreachable!("only pipelines that are fed have cycles here"),
         };
         let progress = &mut self.pipelines[pipeline as usize];
         progress.next += 1;
@@ -196,6 +199,8 @@ impl Sink {
                 self.collect.collect(pipeline, cycle, slot, span.bytes().map_err(claimed)?)
             }
             Ends::Wafer(lane) => lane.deliver(slot, (pipeline, cycle), self.collect.as_mut()),
+            Ends::Messages(lane) => lane.landed(cycle),
+            Ends::Nowhere => Ok(()),
         }
     }
 }

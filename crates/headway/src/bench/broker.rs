@@ -22,7 +22,7 @@ use headway_core::units::{Bytes, Nanos};
 use headway_os::{affinity, clock, ipc, sched};
 use serde::Serialize;
 
-use self::crew::{Crew, Habits, Rest};
+use self::crew::{Crew, Rest};
 use super::results::{Outcome, Target};
 use crate::measure::sample::{Effort, Figures, series};
 use crate::run::Progress;
@@ -96,10 +96,12 @@ const TOKEN_PACED: &str = "token, request to grant, every millisecond";
 const SPINS: &str = "engine hand-over, next holder spins";
 const SLEEPS: &str = "engine hand-over, next holder sleeps";
 const PATIENT: &str = "for comparison: next holder spins for a millisecond";
-const TOKEN_POLLED: &str = "for comparison: token every millisecond, a broker that never sleeps";
-const TOKEN_THRIFTY: &str = "for comparison: token every millisecond, a broker that sleeps soon";
-const SPINS_BROKER: &str = "for comparison: next holder spins, the broker between";
-const SLEEPS_BROKER: &str = "for comparison: next holder sleeps, the broker between";
+const TOKEN_SOON: &str = "a broker that sleeps soon: token every millisecond";
+const SPINS_SOON: &str = "a broker that sleeps soon: next holder spins";
+const SLEEPS_SOON: &str = "a broker that sleeps soon: next holder sleeps";
+const TOKEN_NEVER: &str = "a broker that never sleeps: token every millisecond";
+const SPINS_NEVER: &str = "a broker that never sleeps: next holder spins";
+const SLEEPS_NEVER: &str = "a broker that never sleeps: next holder sleeps";
 const WAKE: &str = "for comparison: futex wake-up of a thread that sleeps";
 const CLOCK: &str = "for comparison: two readings of the clock";
 
@@ -124,30 +126,29 @@ const EXECUTE: Operation = Operation { work: Work::Execute, bytes: Bytes(0), pre
 /// [`Error::Write`].
 pub fn measure(options: &Options, mut progress: impl FnMut(Progress)) -> Result<Report, Error> {
     let mut bench = Bench { options, samples: Vec::new(), warnings: Vec::new() };
-    let never_sleeps = Habits { rest: Rest::Never, ..Habits::USUAL };
-    let thrifty = Habits { rest: Rest::Soon, ..Habits::USUAL };
-    let between = Habits { direct: false, ..Habits::USUAL };
     type Part = fn(&mut Bench<'_>, &Crew) -> Result<(), Error>;
-    let parts: [(&'static str, Habits, Part); 10] = [
-        ("comparison", Habits::USUAL, |bench, _| bench.comparison()),
-        ("lease", Habits::USUAL, |bench, crew| bench.lease(crew)),
-        ("tokens", Habits::USUAL, |bench, crew| bench.tokens(crew, [(TOKEN_BUSY, None), (TOKEN_PACED, Some(PACE))])),
-        ("spinning", Habits::USUAL, |bench, crew| bench.hand_over(crew, SPINS, HOLD_SHORT, USUAL_LOOK)),
-        ("sleeping", Habits::USUAL, |bench, crew| bench.hand_over(crew, SLEEPS, HOLD_LONG, USUAL_LOOK)),
-        ("patient", Habits::USUAL, |bench, crew| bench.hand_over(crew, PATIENT, HOLD_LONG, LONG_LOOK)),
-        ("thrifty", thrifty, |bench, crew| bench.tokens(crew, [(TOKEN_THRIFTY, Some(PACE))])),
-        ("polling", never_sleeps, |bench, crew| bench.tokens(crew, [(TOKEN_POLLED, Some(PACE))])),
-        ("indirect", between, |bench, crew| bench.hand_over(crew, SPINS_BROKER, HOLD_SHORT, USUAL_LOOK)),
-        ("indirect", between, |bench, crew| bench.hand_over(crew, SLEEPS_BROKER, HOLD_LONG, USUAL_LOOK)),
+    let parts: [(&'static str, Rest, Part); 12] = [
+        ("comparison", Rest::Usual, |bench, _| bench.comparison()),
+        ("lease", Rest::Usual, |bench, crew| bench.lease(crew)),
+        ("tokens", Rest::Usual, |bench, crew| bench.tokens(crew, [(TOKEN_BUSY, None), (TOKEN_PACED, Some(PACE))])),
+        ("spinning", Rest::Usual, |bench, crew| bench.hand_over(crew, SPINS, HOLD_SHORT, USUAL_LOOK)),
+        ("sleeping", Rest::Usual, |bench, crew| bench.hand_over(crew, SLEEPS, HOLD_LONG, USUAL_LOOK)),
+        ("patient", Rest::Usual, |bench, crew| bench.hand_over(crew, PATIENT, HOLD_LONG, LONG_LOOK)),
+        ("sleeps soon", Rest::Soon, |bench, crew| bench.tokens(crew, [(TOKEN_SOON, Some(PACE))])),
+        ("sleeps soon", Rest::Soon, |bench, crew| bench.hand_over(crew, SPINS_SOON, HOLD_SHORT, USUAL_LOOK)),
+        ("sleeps soon", Rest::Soon, |bench, crew| bench.hand_over(crew, SLEEPS_SOON, HOLD_LONG, USUAL_LOOK)),
+        ("never sleeps", Rest::Never, |bench, crew| bench.tokens(crew, [(TOKEN_NEVER, Some(PACE))])),
+        ("never sleeps", Rest::Never, |bench, crew| bench.hand_over(crew, SPINS_NEVER, HOLD_SHORT, USUAL_LOOK)),
+        ("never sleeps", Rest::Never, |bench, crew| bench.hand_over(crew, SLEEPS_NEVER, HOLD_LONG, USUAL_LOOK)),
     ];
     let total = parts.len() as u64;
-    for ((phase, habits, part), done) in parts.into_iter().zip(0..) {
+    for ((phase, rest, part), done) in parts.into_iter().zip(0..) {
         if options.interrupt.load(Ordering::Relaxed) {
             bench.warnings.push(format!("interrupted before: {phase}"));
             break;
         }
         progress(Progress { phase, done, total });
-        if let Err(error) = Crew::start(habits).and_then(|crew| part(&mut bench, &crew)) {
+        if let Err(error) = Crew::start(rest).and_then(|crew| part(&mut bench, &crew)) {
             bench.warnings.push(format!("{phase}: {}", chain(&error)));
         }
     }
@@ -178,7 +179,7 @@ struct Bench<'a> {
 impl Bench<'_> {
     /// At most `n` samples within a time that keeps the whole below a minute.
     fn effort(&self, n: u32) -> Effort {
-        let (n_max, time) = if self.options.quick { (n / 10, 500_000_000) } else { (n, 5_000_000_000) };
+        let (n_max, time) = if self.options.quick { (n / 10, 500_000_000) } else { (n, 4_000_000_000) };
         Effort { warm_up: 20, n_min: 1, n_max, time: Nanos(time) }
     }
 

@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use super::sample::{Effort, Figures, rate, series};
 use super::session::Session;
 use crate::Error;
+use crate::reproduce::verner_wafer;
 
 /// Lanes that fill a GPU: eight for each of the 132 multiprocessors of the largest one known.
 const LANES_MANY: u32 = 1_056;
@@ -50,24 +51,34 @@ impl Size {
 struct Cost {
     setup: Nanos,
     rate: u64,
-    chain_rate: u64,
+    chain_rate: Option<u64>,
+}
+
+impl Cost {
+    fn of(self, id: &str) -> KernelCost {
+        let Self { setup, rate, chain_rate } = self;
+        KernelCost { id: id.to_owned(), gpus: Vec::new(), setup, rate: Rate(rate), chain_rate: chain_rate.map(Rate) }
+    }
 }
 
 /// Costs of every kernel that is shipped, on `device`. Each probe counts with its 99th percentile, since plans rely on them.
-pub(crate) fn costs(session: &mut Session<'_>, device: &mut dyn Device, size: Size) -> Result<Vec<KernelCost>, Error> {
-    session.phase("kernels", kernels::ids().count());
+pub(crate) fn costs(session: &mut Session<'_>, device: Box<dyn Device>, size: Size) -> Result<Vec<KernelCost>, Error> {
+    let mut device = device;
+    session.phase("kernels", kernels::ids().count() + 1);
     let mut costs = Vec::new();
     for id in kernels::ids() {
-        let cost = session.step(&format!("kernel {id}"), |_| cost(device, id, size))?;
-        costs.push(KernelCost {
-            id: id.to_owned(),
-            gpus: Vec::new(),
-            setup: cost.setup,
-            rate: Rate(cost.rate),
-            chain_rate: Some(Rate(cost.chain_rate)),
-        });
+        let cost = session.step(&format!("kernel {id}"), |_| cost(device.as_mut(), id, size))?;
+        costs.push(cost.of(id));
         session.advance()?;
     }
+    let small = size.lanes < LANES_MANY;
+    let of_wafers = session.step("kernels of wafers", |_| {
+        let found = verner_wafer::kernel_costs(device, size.effort, small)?;
+        Ok(found.map(|KernelCost { id, setup, rate, .. }| (id, Cost { setup, rate: rate.0, chain_rate: None })))
+    })?;
+    costs.extend(of_wafers.map(|(id, cost)| cost.of(&id)));
+    costs.sort_by(|a, b| a.id.cmp(&b.id));
+    session.advance()?;
     Ok(costs)
 }
 
@@ -82,7 +93,7 @@ fn cost(device: &mut dyn Device, id: &str, size: Size) -> Result<Cost, Error> {
         |bytes: u64, with: Figures| rate(Bytes(bytes), with.p99.saturating_sub(setup).max(Nanos(bytes >> 10)));
     let chain_rate = slowest(size.lane_bytes, chain);
     let total = u64::from(size.lanes) * size.lane_bytes;
-    Ok(Cost { setup, rate: slowest(total, filled).max(chain_rate).max(MIN), chain_rate: chain_rate.max(MIN) })
+    Ok(Cost { setup, rate: slowest(total, filled).max(chain_rate).max(MIN), chain_rate: Some(chain_rate.max(MIN)) })
 }
 
 /// The slowest rate that a machine file can hold.
@@ -185,11 +196,13 @@ mod tests {
         let (stop, mut ignore) = (AtomicBool::new(false), |_| ());
         let mut session = Session::new(None, None, &stop, &mut ignore);
         let effort = Effort { warm_up: 1, n_min: 2, n_max: 2, time: Nanos(1) };
-        let found = costs(&mut session, &mut device, Size::small(effort)).unwrap();
-        assert_eq!(found.iter().map(|cost| cost.id.as_str()).collect::<Vec<_>>(), ["aes128-cbc", "spin"]);
-        for cost in found {
-            assert!(cost.rate >= Rate(MIN) && cost.chain_rate.is_some_and(|chain| chain <= cost.rate), "{cost:?}");
-        }
         assert!(jitter(&mut session, &mut device, effort).unwrap() < PATIENCE);
+        let found = costs(&mut session, Box::new(device), Size::small(effort)).unwrap();
+        let ids: Vec<&str> = found.iter().map(|cost| cost.id.as_str()).collect();
+        assert_eq!(ids, ["aes128-cbc", "inspect", "inspect-merge", "spin"]);
+        for cost in found {
+            let chained = cost.chain_rate.is_some_and(|chain| chain <= cost.rate);
+            assert!(cost.rate >= Rate(MIN) && chained != cost.id.starts_with("inspect"), "{cost:?}");
+        }
     }
 }

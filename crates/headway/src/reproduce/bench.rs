@@ -67,6 +67,13 @@ impl Bench {
         self.port()?.device_buffer(bytes, Reach::Device).map_err(Error::Device)
     }
 
+    /// Device memory that the CPU maps, or without windows such that it does not.
+    pub(super) fn mapped(&self, bytes: usize) -> Result<Buffer, Error> {
+        let port = self.port()?;
+        let window = port.windows().into_iter().find_map(|(via, usable)| usable.ok().map(|()| via));
+        port.device_buffer(bytes, window.map_or(Reach::Device, Reach::Window)).map_err(Error::Device)
+    }
+
     pub(super) fn pinned(&self, bytes: usize) -> Result<Buffer, Error> {
         self.port()?.pinned_buffer(bytes, Caching::Cached).map_err(Error::Device)
     }

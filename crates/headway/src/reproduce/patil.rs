@@ -34,7 +34,7 @@ fn outcome(experiment: &'static str, bench: Bench, setting: &Setting) -> Outcome
 
 /// Least samples of a point, and the time after which no further one is begun.
 fn effort(setting: &Setting) -> (u32, Nanos) {
-    if setting.quick { (3, Nanos(20_000_000)) } else { (10, Nanos(100_000_000)) }
+    if setting.quick { (3, Nanos(20_000_000)) } else { (5, Nanos(100_000_000)) }
 }
 
 /// A line of a table: what was timed, then the figures.

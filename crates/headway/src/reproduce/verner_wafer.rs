@@ -10,13 +10,15 @@ mod run;
 mod sim;
 
 use headway_core::error::Loaded;
-use headway_core::machine::Machine;
+use headway_core::machine::{KernelCost, Machine};
 use headway_core::plan::{Outcome as Answer, Plan, Strategy};
 use headway_core::planner::Options as PlanOptions;
 use headway_core::units::Nanos;
 use headway_core::workload::{self, Workload};
+use headway_device::Device;
 
 use super::{Outcome, Setting, Verdict};
+use crate::measure::sample::Effort;
 use crate::run::Backend;
 use crate::{Error, files};
 
@@ -119,6 +121,15 @@ impl Most {
 
 const fn held(holds: bool) -> Verdict {
     if holds { Verdict::Reproduced } else { Verdict::NotReproduced }
+}
+
+/// What inspecting the paper's images costs on `device`, with a thousand operations for each pixel, and merging their synopses.
+/// `small` is for devices whose kernels run on the CPU.
+pub(crate) fn kernel_costs(device: Box<dyn Device>, effort: Effort, small: bool) -> Result<[KernelCost; 2], Error> {
+    let of_paper = Study::of_paper("host", 1);
+    let (study, images) = if small { (Study { height: 200, ..of_paper }, 1) } else { (of_paper, 40) };
+    let calibration = calibrate::calibrate(vec![device], &study, calibrate::Size { images, effort, fixed: true })?;
+    Ok(calibration.kernels())
 }
 
 pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {

@@ -96,14 +96,7 @@ fn two_that_inherit_one_key_stand_in_one_order_in_every_queue() {
 }
 
 #[test]
-fn nobody_is_named_as_heir_and_only_groups_are_allowed() {
-    let mut of_urgency = locks(by_urgency(1), 1, &[(0, None), (0, None)]);
-    let mut of_arrival = locks(parameters(PeerLocks::Group, 1), 1, &[(0, None), (0, None)]);
-    for locks in [&mut of_urgency, &mut of_arrival] {
-        acquire(locks, 1, Work::Execute);
-        acquire(locks, 0, Work::Execute);
-    }
-    assert_eq!((of_urgency.heir(job(1)), of_arrival.heir(job(1))), (None, Some(job(0))));
+fn only_groups_are_allowed() {
     for peer in [PeerLocks::Nested, PeerLocks::GroupBackfill] {
         let parameters = EngineParameters { order: Order::Urgency, ..parameters(peer, 2) };
         assert_eq!(EngineLocks::new(parameters, &[GpuId(0)]).err(), Some(Refused::Order));

@@ -29,15 +29,6 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(20);
 /// A broker with this for its longest look never sleeps.
 const FOREVER: Nanos = Nanos(1_000_000_000_000);
 
-/// What of a broker is other than usual.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Habits {
-    /// Whether locks go from client to client without it.
-    pub(super) direct: bool,
-    /// When it sleeps.
-    pub(super) rest: Rest,
-}
-
 /// When a broker sleeps that nobody asks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Rest {
@@ -51,20 +42,14 @@ pub(super) enum Rest {
 
 impl Rest {
     const WORDS: [(&'static str, Self); 3] = [("usual", Self::Usual), ("soon", Self::Soon), ("never", Self::Never)];
-}
 
-impl Habits {
-    pub(super) const USUAL: Self = Self { direct: true, rest: Rest::Usual };
-
-    fn text(self) -> String {
-        let word = Rest::WORDS.iter().find(|(_, rest)| *rest == self.rest).map_or("usual", |(word, _)| *word);
-        format!("{}\n{word}", self.direct)
+    fn text(self) -> &'static str {
+        Self::WORDS.iter().find(|(_, rest)| *rest == self).map_or("usual", |(word, _)| word)
     }
 
     fn parse(lines: &[&str]) -> Option<Self> {
-        let [direct, word] = lines else { return None };
-        let (_, rest) = Rest::WORDS.iter().find(|(known, _)| known == word)?;
-        Some(Self { direct: direct.parse().ok()?, rest: *rest })
+        let [word] = lines else { return None };
+        Self::WORDS.iter().find(|(known, _)| known == word).map(|(_, rest)| *rest)
     }
 }
 
@@ -86,13 +71,13 @@ fn spawn(role: &str) -> Result<Child, Error> {
 
 impl Crew {
     /// Starts the broker.
-    pub(super) fn start(habits: Habits) -> Result<Self, Error> {
+    pub(super) fn start(rest: Rest) -> Result<Self, Error> {
         let folder = env::temp_dir().join(format!("headway-bench-{}-{}", std::process::id(), clock::now().0));
         let write = |source| Error::Write { path: folder.clone(), source };
         fs::create_dir(&folder).map_err(write)?;
         let words = Words::create("headway bench", WORDS, 1)?;
         let listener = Listener::bind(&folder.join("words"), 0o600)?;
-        let mut broker = spawn(&format!("broker\n{}\n{}", folder.display(), habits.text()))?;
+        let mut broker = spawn(&format!("broker\n{}\n{}", folder.display(), rest.text()))?;
         // It says a byte when it listens.
         let heard = broker.stdout.take().map(|mut said| said.read_exact(&mut [0]));
         let crew = Self { folder, broker, words, listener };
@@ -158,13 +143,12 @@ pub fn serve() {
 
 fn broker(folder: &Path, orders: &[&str]) -> Option<()> {
     let usual = headway_broker::Options::new(folder.join("broker"), arbiter());
-    let Habits { direct, rest } = Habits::parse(orders)?;
-    let (spin, spin_share_ppm) = match rest {
+    let (spin, spin_share_ppm) = match Rest::parse(orders)? {
         Rest::Usual => (usual.spin, usual.spin_share_ppm),
         Rest::Soon => (Nanos(200_000), PPM / 4),
         Rest::Never => (FOREVER, PPM),
     };
-    let options = headway_broker::Options { direct, spin, spin_share_ppm, ..usual };
+    let options = headway_broker::Options { spin, spin_share_ppm, ..usual };
     let mut server = Server::bind(options).ok()?;
     io::stdout().write_all(b".").and_then(|()| io::stdout().flush()).ok()?;
     server.run(&AtomicBool::new(false)).ok()
@@ -221,12 +205,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn habits_read_back_as_they_were_written() {
-        for habits in
-            [Habits::USUAL, Habits { direct: false, rest: Rest::Soon }, Habits { direct: true, rest: Rest::Never }]
-        {
-            assert_eq!(Habits::parse(&habits.text().lines().collect::<Vec<_>>()), Some(habits));
+    fn when_a_broker_sleeps_reads_back_as_it_was_written() {
+        for rest in [Rest::Usual, Rest::Soon, Rest::Never] {
+            assert_eq!(Rest::parse(&[rest.text()]), Some(rest));
         }
-        assert_eq!(Habits::parse(&["true"]), None);
+        assert_eq!(Rest::parse(&["often"]), None);
+        assert_eq!(Rest::parse(&[]), None);
     }
 }

@@ -65,9 +65,9 @@ pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
         bench: &bench,
         there: port.device_buffer(2 * most, reach).map_err(Error::Device)?,
         sizes: fujii::grid().filter(|b| b.0 <= most as u64).step_by(if setting.quick { 4 } else { 1 }).collect(),
-        time: if setting.quick { Nanos(200_000) } else { Nanos(8_000_000) },
+        time: if setting.quick { Nanos(200_000) } else { Nanos(4_000_000) },
         samples: if setting.quick { 3 } else { 1_000 },
-        patience: if setting.quick { Nanos(20_000_000) } else { Nanos(1_000_000_000) },
+        patience: if setting.quick { Nanos(20_000_000) } else { Nanos(200_000_000) },
         data: random(setting.seed, most),
         ways,
     };

@@ -36,6 +36,14 @@ fn row(what: &str, paper: &str, ours: String, holds: bool) -> Row {
     Row { what: what.to_owned(), paper: paper.to_owned(), ours, verdict }
 }
 
+/// What the tracks of all runs, as one digest of each, say of each other.
+fn same_results(runs: usize, digests: usize) -> String {
+    match digests {
+        1 => format!("all {runs} runs found the same tracks, and in the first frames those of the CPU form"),
+        _ => format!("the tracks of {runs} runs are of {digests} kinds; they should all be the same"),
+    }
+}
+
 pub(super) fn rows(all: &[Measured], expected: usize) -> Vec<Row> {
     let lost: u64 = all.iter().map(|run| run.lost).sum();
     let frames: u64 = all.iter().map(|run| run.frames).sum();
@@ -44,11 +52,7 @@ pub(super) fn rows(all: &[Measured], expected: usize) -> Vec<Row> {
         row(
             "results",
             "a migration never changes a result",
-            format!(
-                "{} runs, {} different results; the first frames are those of the CPU form",
-                all.len(),
-                digests.len()
-            ),
+            same_results(all.len(), digests.len()),
             digests.len() == 1,
         ),
         row(

@@ -75,7 +75,7 @@ pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
     let kernels = Kernels::of(&plan, &workload)?;
     let ring = Ring::new(&plan, setting.seed).expect("every flow has a pipeline of its own");
     let (checker, found) =
-        Checker::new(&ring, &plan, &kernels, Sampling { streams: 0, turns: 0 }).map_err(Error::Data)?;
+        Checker::new(&ring, &plan, &kernels, Sampling { streams: 0, turns: 0, chains: None }).map_err(Error::Data)?;
     let cycles: Vec<u64> = plan.pipelines.iter().map(|p| duration.0.div_ceil(p.period.0)).collect();
     let packets = plan.streams.iter().map(|stream| cycles[stream.pipeline as usize]).collect();
     let spin = if site.source == "cuda" { Nanos(200_000) } else { Nanos::ZERO };

@@ -27,7 +27,7 @@ const MANY: [(&str, ManyBy); 6] = [
 ];
 
 /// Room for the pieces at most.
-const ROOM_MAX: usize = 1 << 30;
+const ROOM_MAX: usize = 256 << 20;
 
 /// So many pieces of one size, one direction.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -41,6 +41,8 @@ struct Point {
 /// The memory of a point.
 struct Memory {
     data: Vec<u8>,
+    /// Zeros with the pieces in place.
+    expected: Vec<u8>,
     there: Buffer,
     pieces: Vec<Piece>,
 }
@@ -50,16 +52,12 @@ impl Memory {
     fn new(bench: &Bench, seed: u64, Point { size, count, .. }: Point) -> Result<Self, Error> {
         let room = 2 * size * count;
         let piece = |at| Piece { from: 2 * size * at, to: 2 * size * (count - 1 - at), len: size };
-        Ok(Self { data: random(seed, room), there: bench.device(room)?, pieces: (0..count).map(piece).collect() })
-    }
-
-    /// Zeros with the pieces in place.
-    fn expected(&self) -> Vec<u8> {
-        let mut expected = vec![0; self.data.len()];
-        for Piece { from, to, len } in &self.pieces {
-            expected[*to..to + len].copy_from_slice(&self.data[*from..from + len]);
+        let pieces: Vec<_> = (0..count).map(piece).collect();
+        let (data, mut expected) = (random(seed, room), vec![0; room]);
+        for Piece { from, to, len } in &pieces {
+            expected[*to..to + len].copy_from_slice(&data[*from..from + len]);
         }
-        expected
+        Ok(Self { data, expected, there: bench.mapped(room)?, pieces })
     }
 }
 
@@ -116,11 +114,10 @@ impl Study {
             }
             Err(error) => return Err(error),
         };
-        let expected = memory.expected();
         if inwards {
-            bench.verify(name, &memory.there, &expected)?;
+            bench.verify(name, &memory.there, &memory.expected)?;
         } else {
-            same(name, &host, &expected)?;
+            same(name, &host, &memory.expected)?;
         }
         self.timed.push(Timed { point, name, shots });
         Ok(())

@@ -53,6 +53,11 @@ pub(super) struct Calibration {
 }
 
 impl Calibration {
+    /// What the two kernels cost.
+    pub(super) fn kernels(self) -> [KernelCost; 2] {
+        self.kernels
+    }
+
     /// `machine` with these costs in place of its own.
     pub(super) fn apply(&self, machine: &mut Machine) {
         machine.kernels.retain(|kernel| self.kernels.iter().all(|own| own.id != kernel.id));

@@ -18,7 +18,7 @@ use crate::Error;
 use crate::reproduce::site::{Site, told};
 
 /// Streams of each GPU that are compared with the CPU byte by byte, and those that have their turn in each block.
-const SAMPLING: Sampling = Sampling { streams: 32, turns: 32 };
+const SAMPLING: Sampling = Sampling { streams: 32, turns: 32, chains: None };
 /// Cycles that can hold buffers beyond one per step.
 const SPARE_CYCLES: usize = 2;
 /// A deadline missed in so many blocks ends a run that was to end at a miss.
@@ -124,7 +124,9 @@ pub(super) fn run(site: &mut Site, case: &Case, duration: Nanos, until: Until) -
     let kernels = Kernels::of(plan, &case.workload)?;
     let cycles = duration.0.div_ceil(cycle_of(plan).0.max(1)).max(1);
     let ring = Ring::new(plan, case.workload.seed).expect("every stream sends one packet in every cycle");
-    let (checker, found) = Checker::new(&ring, plan, &kernels, SAMPLING).map_err(Error::Data)?;
+    // Runs beyond what the plan accepts only ask for misses.
+    let sampling = Sampling { chains: (until == Until::End).then_some(cycles), ..SAMPLING };
+    let (checker, found) = Checker::new(&ring, plan, &kernels, sampling).map_err(Error::Data)?;
     let stop = Arc::new(AtomicBool::new(false));
     // A GPU's windows are worth a busy CPU; the emulated device needs that CPU itself.
     let spin = if site.source == "cuda" { Nanos(200_000) } else { Nanos::ZERO };

@@ -1,0 +1,119 @@
+//! The chain of every stream over a whole run, computed again by the CPU when the last block has come back.
+//!
+//! A ciphertext of a chaining cipher depends on all plaintext before it: if each stream's last packet is what the CPU makes of all
+//! that was sent, no block before it was lost, repeated or changed on its way to the kernel. That costs CPU time for every byte
+//! of the run, so all CPUs work on it, and only after the run.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+
+use headway_core::block;
+use headway_device::kernel::Kernel;
+
+use super::{Checked, Ring, fresh};
+use crate::blocks::DataError;
+
+/// Lanes that one thread works on at a time: their blocks of a whole ring fit into its cache.
+const GROUP: usize = 32;
+
+/// What is kept of one pipeline until its last block is there.
+#[derive(Clone, Default)]
+struct Track {
+    /// The ring's buffer of each cycle.
+    slots: Vec<u32>,
+    /// The block of the last cycle.
+    end: Vec<u8>,
+}
+
+/// The blocks of a run, by their buffers in the ring.
+pub(super) struct Chains {
+    cycles: u64,
+    tracks: Vec<Track>,
+    /// Pipelines whose last block is missing.
+    missing: usize,
+}
+
+impl Chains {
+    pub(super) fn new(cycles: u64, pipelines: usize) -> Self {
+        Self { cycles, tracks: vec![Track::default(); pipelines], missing: pipelines }
+    }
+
+    /// Takes note of a block; whether it was the last of all pipelines.
+    pub(super) fn note(&mut self, (pipeline, cycle, slot): (u32, u64, usize), block: &[u8]) -> bool {
+        let track = &mut self.tracks[pipeline as usize];
+        track.slots.push(slot as u32);
+        let last = cycle + 1 == self.cycles;
+        if last {
+            track.end = block.to_vec();
+            self.missing -= 1;
+        }
+        last && self.missing == 0
+    }
+
+    /// Compares the last packet of every stream with a cipher with what the CPU makes of the whole run.
+    ///
+    /// Returns the streams and the bytes that the CPU worked on.
+    pub(super) fn compare(&self, ring: &Ring, pipelines: &[Checked]) -> Result<(u64, u64), DataError> {
+        let mut groups = Vec::new();
+        for (number, checked) in pipelines.iter().enumerate() {
+            let Some(kernel) = &checked.kernel else { continue };
+            let ciphers: Vec<usize> =
+                (0..checked.lanes.len()).filter(|&at| checked.lanes[at].cipher.is_some()).collect();
+            groups.extend(ciphers.chunks(GROUP).map(|lanes| (number, kernel.as_ref(), lanes.to_vec())));
+        }
+        let next = AtomicUsize::new(0);
+        let work = || {
+            let (mut streams, mut bytes) = (0, 0);
+            while let Some((pipeline, kernel, lanes)) = groups.get(next.fetch_add(1, Ordering::Relaxed)) {
+                bytes += self.group(ring, (*pipeline, &pipelines[*pipeline]), *kernel, lanes)?;
+                streams += lanes.len() as u64;
+            }
+            Ok((streams, bytes))
+        };
+        let threads = thread::available_parallelism().map_or(1, usize::from).min(groups.len()).max(1);
+        thread::scope(|scope| {
+            let others: Vec<_> = (1..threads).map(|_| scope.spawn(work)).collect();
+            let mut sum = work();
+            for other in others {
+                let (streams, bytes) = other.join().expect("comparing does not panic")?;
+                sum = sum.map(|own: (u64, u64)| (own.0 + streams, own.1 + bytes));
+            }
+            sum
+        })
+    }
+
+    /// Runs the kernel's CPU form over all cycles of some lanes.
+    fn group(
+        &self,
+        ring: &Ring,
+        (number, checked): (usize, &Checked),
+        kernel: &dyn Kernel,
+        lanes: &[usize],
+    ) -> Result<u64, DataError> {
+        let (track, layout) = (&self.tracks[number], &ring.layouts[number]);
+        let mut inputs: BTreeMap<u32, Vec<u8>> = BTreeMap::new();
+        for &slot in &track.slots {
+            if let Entry::Vacant(empty) = inputs.entry(slot) {
+                empty.insert(checked.excerpt(ring, (number as u32, 0, slot as usize), lanes)?.0);
+            }
+        }
+        let ranges = checked.excerpt(ring, (number as u32, 0, 0), lanes)?.1;
+        let chosen: Vec<_> = lanes.iter().map(|&lane| checked.lanes[lane].clone()).collect();
+        let failed = |error: headway_device::kernel::KernelError| checked.wrong(self.cycles, error.to_string());
+        let mut state = fresh(kernel, &chosen).map_err(failed)?;
+        let lens: Vec<u64> = lanes.iter().map(|&lane| layout.lens[lane]).collect();
+        let mut output = vec![0; block::block_bytes(lens.iter().copied()).0 as usize];
+        for slot in &track.slots {
+            kernel.run(&inputs[slot], &mut output, &mut state).map_err(failed)?;
+        }
+        for (&lane, range) in lanes.iter().zip(ranges) {
+            if track.end[layout.lanes[lane].clone()] != output[range] {
+                let stream = &checked.lanes[lane].stream;
+                return Err(checked.wrong(self.cycles - 1, format!("the chain of stream `{stream}` is not the CPU's")));
+            }
+        }
+        Ok(lens.iter().sum::<u64>() * track.slots.len() as u64)
+    }
+}

@@ -1,0 +1,256 @@
+//! The blocks of messages on devices: where they lie, which part of them a cycle moves, and whether every byte arrived.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use headway_core::plan::{Carried, Pipeline, Plan, Source, Work};
+use headway_core::units::Nanos;
+use headway_device::{Device, DeviceError};
+use headway_os::clock;
+
+use super::RunError;
+use super::buffers::Piece;
+use crate::blocks::DataError;
+use crate::endpoints::{ALIGN, Endpoints, Room, Way};
+
+/// What the destinations on one device take together at most; a quarter of a GPU's memory is more.
+const DEVICE_MAX: u64 = 4 << 30;
+/// As much of a device's memory as they take at most: one part in this many.
+const DEVICE_PART: u64 = 4;
+/// What the blocks of one message take on the host, unless two of them are more: they are compared as they arrive.
+const HOST_MAX: u64 = 64 << 20;
+/// Bytes that are compared under one claim, so that a copy never waits long for it.
+const COMPARED: usize = 1 << 20;
+/// How long a copy waits for the end of a comparison.
+const PATIENCE: Nanos = Nanos(1_000_000_000);
+
+/// What came of the bytes of messages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct Compared {
+    /// Blocks that arrived whole.
+    pub blocks: u64,
+    /// Bytes that arrived.
+    pub moved: u64,
+    /// Bytes that were compared with what was sent; all were equal, or the run would have failed.
+    pub equal: u64,
+}
+
+/// The newest job that landed in a place of a destination.
+#[derive(Clone, Copy, Debug, Default)]
+struct Landed {
+    job: u64,
+    /// Bytes of it that are there.
+    until: usize,
+    compared: bool,
+}
+
+/// What is known of the destination, by the thread behind the driver.
+#[derive(Debug, Default)]
+struct Book {
+    places: Vec<Landed>,
+    /// The job whose bytes come next, and how many of them have.
+    next: (u64, usize),
+    counted: Compared,
+}
+
+/// One block of a message.
+struct Line {
+    ends: Endpoints,
+    /// Which part of which job a cycle carries; `None` = its own job, whole.
+    carried: Option<Carried>,
+    /// The newest job of which something was submitted, plus one.
+    begun: AtomicU64,
+    book: Mutex<Book>,
+}
+
+/// A pipeline of messages.
+pub(super) struct MessageLane {
+    name: String,
+    lines: Vec<Line>,
+}
+
+impl MessageLane {
+    /// Allocates and fills the memory of the blocks of `pipeline`, where pipelines run `cycles` cycles.
+    pub(super) fn new(
+        plan: &Plan,
+        number: u32,
+        devices: &mut [Box<dyn Device>],
+        cycles: &[u64],
+    ) -> Result<Self, RunError> {
+        let pipeline = &plan.pipelines[number as usize];
+        let wanted_by_all = wanted_by_all(plan, cycles).max(1);
+        let mut lines = Vec::new();
+        for (index, operation) in pipeline.steps[0].operations.iter().enumerate() {
+            let object = || format!("block {index} of `{}`", pipeline.name);
+            let Some(way) = Way::of(plan, operation) else {
+                let reason = "no engine of a GPU moves it";
+                return Err(RunError::Unsupported { object: object(), reason });
+            };
+            let count = devices.len();
+            let Some(device) = devices.get(way.last_device()) else {
+                return Err(RunError::NoDevice { gpu: way.last_device() as u32, devices: count });
+            };
+            let (block, jobs) = needs(pipeline, index, cycles.get(number as usize).copied().unwrap_or(0));
+            let memory = (device.description().memory_bytes.0 / DEVICE_PART).min(DEVICE_MAX);
+            let share =
+                u128::from(memory) * u128::from(block.next_multiple_of(ALIGN)) * u128::from(jobs) / wanted_by_all;
+            let bytes = if way.to.is_some() { u64::try_from(share).unwrap_or(memory) } else { HOST_MAX };
+            let key = u64::from(number) << 20 | index as u64;
+            let ends = Endpoints::new(devices, way, block, Room { jobs, bytes }, key)
+                .map_err(|source| RunError::Prepare { what: object(), source })?;
+            let book = Book { places: vec![Landed::default(); ends.targets()], ..Book::default() };
+            let carried = carried(pipeline).get(index).cloned();
+            lines.push(Line { ends, carried, begun: AtomicU64::new(0), book: Mutex::new(book) });
+        }
+        Ok(Self { name: pipeline.name.clone(), lines })
+    }
+
+    /// Submits a piece of a block.
+    pub(super) fn submit(
+        &self,
+        devices: &mut [Box<dyn Device>],
+        piece: &Piece,
+        operation: u64,
+    ) -> Result<(), DeviceError> {
+        let line = &self.lines[piece.index as usize];
+        let job = line.part(piece.cycle).map_or(piece.cycle, |(job, _)| job);
+        line.begun.store(job + 1, Ordering::SeqCst);
+        let range = piece.offset.0 as usize..(piece.offset.0 + piece.bytes.0) as usize;
+        let since = clock::now();
+        loop {
+            match line.ends.submit(devices, job, range.clone(), operation) {
+                // Someone still compares what lies there.
+                Err(DeviceError::Overlap { .. }) if clock::now().saturating_sub(since) < PATIENCE => {
+                    std::thread::sleep(Duration::from_micros(10));
+                }
+                submitted => return submitted,
+            }
+        }
+    }
+
+    /// Takes note of what `cycle` has brought, and compares the blocks that are whole and lie on the host.
+    pub(super) fn landed(&self, cycle: u64) -> Result<(), DataError> {
+        for (index, line) in self.lines.iter().enumerate() {
+            let Some((job, range)) = line.part(cycle) else { continue };
+            let wrong = |what: String| self.wrong(index, job, cycle, &what);
+            let mut book = line.book.lock().unwrap_or_else(PoisonError::into_inner);
+            if (job, range.start) != book.next {
+                let (job, byte) = book.next;
+                return Err(wrong(format!("byte {} came, and byte {byte} of job {job} was next", range.start)));
+            }
+            let whole = range.end == line.ends.block();
+            book.next = if whole { (job + 1, 0) } else { (job, range.end) };
+            book.counted.moved += range.len() as u64;
+            book.counted.blocks += u64::from(whole);
+            let place = (job % line.ends.targets() as u64) as usize;
+            book.places[place] = Landed { job, until: range.end, compared: false };
+            if whole && line.ends.ends_on_host() && line.compare(job).map_err(wrong)? {
+                book.places[place].compared = true;
+                book.counted.equal += line.ends.block() as u64;
+            }
+        }
+        Ok(())
+    }
+
+    /// Compares what still lies there and was not compared.
+    fn compare_rest(&self, devices: &mut [Box<dyn Device>]) -> Result<Compared, RunError> {
+        let mut total = Compared::default();
+        for (index, line) in self.lines.iter().enumerate() {
+            let mut book = line.book.lock().unwrap_or_else(PoisonError::into_inner);
+            let Book { places, counted, .. } = &mut *book;
+            for place in places.iter_mut().filter(|place| !place.compared && place.until > 0) {
+                let found = line.ends.read_back(devices, place.job, 0..place.until).map_err(|source| {
+                    RunError::Prepare { what: format!("the comparison of block {index} of `{}`", self.name), source }
+                })?;
+                if let Some(byte) = found {
+                    return Err(self.wrong(index, place.job, place.job, &other(byte)).into());
+                }
+                place.compared = true;
+                counted.equal += place.until as u64;
+            }
+            total.blocks += counted.blocks;
+            total.moved += counted.moved;
+            total.equal += counted.equal;
+        }
+        Ok(total)
+    }
+
+    fn wrong(&self, index: usize, job: u64, cycle: u64, what: &str) -> DataError {
+        DataError::Sequence { pipeline: self.name.clone(), cycle, what: format!("block {index} of job {job}: {what}") }
+    }
+}
+
+fn other(byte: usize) -> String {
+    format!("byte {byte} is not the one that was sent")
+}
+
+impl Line {
+    /// The job and its bytes that `cycle` carries.
+    fn part(&self, cycle: u64) -> Option<(u64, Range<usize>)> {
+        match &self.carried {
+            None => Some((cycle, 0..self.ends.block())),
+            Some(carried) => {
+                let (job, bytes) = carried.in_cycle(cycle)?;
+                Some((job, bytes.start as usize..bytes.end as usize))
+            }
+        }
+    }
+
+    /// Compares a block on the host; whether it could be done before the next job but `targets` begins.
+    fn compare(&self, job: u64) -> Result<bool, String> {
+        let block = self.ends.block();
+        for from in (0..block).step_by(COMPARED) {
+            if self.begun.load(Ordering::SeqCst) + 1 >= job + 1 + self.ends.targets() as u64 {
+                return Ok(false);
+            }
+            match self.ends.compare(job, from..block.min(from + COMPARED)) {
+                Ok(None) => {}
+                Ok(Some(byte)) => return Err(other(byte)),
+                Err(DeviceError::Overlap { .. }) => return Ok(false),
+                Err(error) => return Err(error.to_string()),
+            }
+        }
+        Ok(true)
+    }
+}
+
+/// The messages in a batch, in the order of its operations; none where a cycle's job is the message's own.
+fn carried(pipeline: &Pipeline) -> &[Carried] {
+    if let Source::Batch(parts) = &pipeline.source { parts } else { &[] }
+}
+
+/// Size of a block, and of how many jobs something moves in `cycles` cycles.
+fn needs(pipeline: &Pipeline, index: usize, cycles: u64) -> (u64, u64) {
+    let Some(carried) = carried(pipeline).get(index) else {
+        let Work::Copy { bytes, .. } = pipeline.steps[0].operations[index].work else { return (0, 0) };
+        return (bytes.0, cycles);
+    };
+    let time = u128::from(cycles) * u128::from(pipeline.period.0);
+    let jobs = time / u128::from(carried.message.period.0.max(1)) + 2;
+    (carried.message.bytes.0, u64::try_from(jobs).unwrap_or(u64::MAX).min(cycles))
+}
+
+/// Bytes of all jobs of all messages: the memory that holds some of them is shared in proportion.
+fn wanted_by_all(plan: &Plan, cycles: &[u64]) -> u128 {
+    let messages = plan.pipelines.iter().zip(cycles);
+    let messages = messages.filter(|(pipeline, _)| matches!(pipeline.source, Source::Message | Source::Batch(_)));
+    let wanted = messages.flat_map(|(pipeline, &cycles)| {
+        (0..pipeline.steps[0].operations.len()).map(move |index| needs(pipeline, index, cycles))
+    });
+    wanted.map(|(block, jobs)| u128::from(block.next_multiple_of(ALIGN)) * u128::from(jobs)).sum()
+}
+
+/// The end of a run: everything that was not compared yet and is still there.
+pub(super) fn compare_rest<'a>(
+    lanes: impl Iterator<Item = &'a MessageLane>,
+    devices: &mut [Box<dyn Device>],
+) -> Result<Compared, RunError> {
+    let mut total = Compared::default();
+    for lane in lanes {
+        let Compared { blocks, moved, equal } = lane.compare_rest(devices)?;
+        total = Compared { blocks: total.blocks + blocks, moved: total.moved + moved, equal: total.equal + equal };
+    }
+    Ok(total)
+}

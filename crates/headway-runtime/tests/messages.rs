@@ -1,0 +1,280 @@
+//! Messages and flows on the emulated device: every strategy brings every byte, and a byte that is lost, doubled or in the
+//! wrong place ends the run.
+
+use std::sync::Arc;
+
+use headway_core::dispatch::{Action, Event};
+use headway_core::log::{Record, What};
+use headway_core::machine::{EngineClass, Machine, shipped};
+use headway_core::plan::{Plan, Source, Strategy, Work as Planned};
+use headway_core::planner::{self, Options as PlanOptions};
+use headway_core::units::{Bytes, Nanos};
+use headway_core::workload::{self, Workload};
+use headway_device::emu::{EmuSpec, Emulated};
+use headway_device::{
+    Buffer, Completion, Description, Device, DeviceError, HostKind, Kernel, KernelId, Operation, Waker,
+};
+use headway_os::clock;
+use headway_runtime::blocks::{DataError, Gatherer, Scatterer};
+use headway_runtime::intake::Intake;
+use headway_runtime::kernels::Kernels;
+use headway_runtime::outlet::Outlet;
+use headway_runtime::wall::{self, Options, RunError, WallOutcome, Work};
+
+/// Blocks into and out of two GPUs and between them, one that combining splits over seven slots or more, and one that is cut
+/// into chunks where it stays alone.
+const WORKLOAD: &str = r#"
+name = "blocks"
+[[message]]
+id = "frame"
+period = "5 ms"
+blocks = [
+  { from = "host", to = "gpu0", bytes = "100001 B" },
+  { from = "gpu1", to = "host", bytes = "70000 B" },
+]
+[[message]]
+id = "across"
+period = "10 ms"
+blocks = [{ from = "gpu0", to = "gpu1", bytes = "50 kB" }]
+[[message]]
+id = "slow"
+period = "37 ms"
+start = "3 ms"
+blocks = [{ from = "host", to = "gpu0", bytes = "333333 B" }]
+"#;
+
+const CYCLES_MS: u64 = 80;
+
+fn machine() -> Machine {
+    shipped("h200-x4").unwrap().with_gpus(2).unwrap()
+}
+
+fn planned(text: &str, strategy: Strategy) -> (Workload, Arc<Plan>) {
+    let workload = workload::parse("blocks.toml", text).unwrap().value;
+    let plan = planner::plan(&machine(), &workload, PlanOptions { strategy: Some(strategy) }).unwrap();
+    (workload, Arc::new(plan))
+}
+
+/// Runs what begins within 80 ms.
+fn run(
+    (workload, plan): &(Workload, Arc<Plan>),
+    devices: &mut [Box<dyn Device>],
+) -> (Result<WallOutcome, RunError>, Vec<Record>) {
+    let kernels = Kernels::of(plan, workload).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let outlet = Outlet::create(&folder.path().join("out")).unwrap();
+    let gatherer = Gatherer::new(Arc::clone(plan), Arc::new(Intake::default()));
+    let scatterer = Scatterer::new(gatherer.clone(), &outlet).unwrap();
+    let cycles = plan.pipelines.iter().map(|p| (CYCLES_MS * 1_000_000).saturating_sub(p.start.0).div_ceil(p.period.0));
+    let work = Work {
+        plan,
+        kernels: &kernels,
+        cycles: cycles.collect(),
+        packets: Vec::new(),
+        supply: Box::new(gatherer),
+        collect: Box::new(scatterer),
+    };
+    let mut records = Vec::new();
+    let outcome = wall::run_work(work, devices, &Options::default(), |record| records.push(record.clone()), |_| {});
+    (outcome, records)
+}
+
+fn open(machine: &Machine) -> Vec<Box<dyn Device>> {
+    let device = |gpu| Box::new(Emulated::open(EmuSpec::of_machine(machine, gpu)).unwrap()) as Box<dyn Device>;
+    machine.gpus().map(device).collect()
+}
+
+const STRATEGIES: [Strategy; 3] = [Strategy::Serial, Strategy::Combined, Strategy::Partitioned];
+
+#[test]
+fn every_strategy_brings_every_byte_of_every_job() {
+    for strategy in STRATEGIES {
+        let plan = planned(WORKLOAD, strategy);
+        let (outcome, records) = run(&plan, &mut open(&machine()));
+        let found = outcome.unwrap().compared;
+        let submitted = records.iter().filter_map(|record| match record.what {
+            What::Action(Action::Submit { bytes, .. }) => Some(bytes.0),
+            _ => None,
+        });
+        assert_eq!(found.moved, submitted.sum::<u64>(), "{strategy:?}");
+        // All of it is still there at the end, or was compared as it came.
+        assert_eq!(found.equal, found.moved, "{strategy:?}");
+        // 16 frames of two blocks, 8 across; the third slow block begins at 77 ms.
+        let slow = if strategy == Strategy::Combined { 2 } else { 3 };
+        assert_eq!(found.blocks, 16 * 2 + 8 + slow, "{strategy:?}");
+        let least = 16 * 170_001 + 8 * 50_000 + slow * 333_333;
+        assert!((least..least + 333_333).contains(&found.moved), "{strategy:?}: {found:?}");
+        let split = plan.1.pipelines.iter().any(|pipeline| match &pipeline.source {
+            Source::Batch(parts) => parts.iter().any(|part| part.member.parts_max() > 1),
+            _ => false,
+        });
+        assert_eq!(split, strategy == Strategy::Combined);
+    }
+}
+
+#[test]
+fn a_copy_that_goes_in_chunks_arrives_whole() {
+    for strategy in [Strategy::Serial, Strategy::Partitioned] {
+        let (workload, plan) = planned(WORKLOAD, strategy);
+        // As a planner cuts what others cannot wait for, but small enough for a test.
+        let mut cut = Plan::clone(&plan);
+        cut.pipelines.last_mut().unwrap().steps[0].chunk = Bytes(4096);
+        let (outcome, records) = run(&(workload, Arc::new(cut)), &mut open(&machine()));
+        let found = outcome.unwrap().compared;
+        assert_eq!((found.equal, found.blocks), (found.moved, 16 * 2 + 8 + 3), "{strategy:?}");
+        let last = plan.pipelines.len() as u32 - 1;
+        let pieces = records.iter().filter(|record| {
+            matches!(record.what, What::Action(Action::Submit { pipeline, bytes, .. }) if pipeline == last && bytes.0 <= 4096)
+        });
+        assert_eq!(pieces.count(), 3 * 333_333usize.div_ceil(4096), "{strategy:?}");
+    }
+}
+
+#[test]
+fn flows_hold_their_server_for_their_cost() {
+    let text = "name = \"flows\"\n\
+                [[flow]]\nid = \"a\"\nperiod = \"10 ms\"\ncost = \"1 ms\"\n\
+                [[flow]]\nid = \"b\"\nperiod = \"20 ms\"\ncost = \"2 ms\"\n";
+    let (outcome, records) = run(&planned(text, Strategy::Serial), &mut []);
+    let outcome = outcome.unwrap();
+    assert_eq!(outcome.compared, wall::Compared::default());
+    let complete = |record: &&Record| matches!(record.what, What::Event(Event::Complete { .. }));
+    assert_eq!(records.iter().filter(complete).count(), 8 + 4);
+    let overrun = |record: &&Record| matches!(record.what, What::Event(Event::Overrun { .. }));
+    assert_eq!(records.iter().filter(overrun).count(), 0);
+    assert!(outcome.end - outcome.epoch >= Nanos(71_000_000));
+}
+
+/// What goes wrong with copies of one class, at the one with this number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Slip {
+    /// It is not made, and ends as if it had been.
+    Lost,
+    /// It and the next one of its size change destinations.
+    Misplaced,
+}
+
+/// A device that makes one mistake and does not say so.
+struct Careless {
+    inner: Box<dyn Device>,
+    class: EngineClass,
+    slip: Slip,
+    after: usize,
+    held: Option<(Operation, u64)>,
+    made_up: Vec<u64>,
+    done: bool,
+}
+
+impl Careless {
+    fn exchange(&mut self, first: (Operation, u64), second: (Operation, u64)) -> Result<(), DeviceError> {
+        let (Operation::Copy { method, from: a, to: x }, Operation::Copy { from: b, to: y, .. }) = (first.0, second.0)
+        else {
+            panic!("only copies are held back")
+        };
+        assert_eq!(a.len(), y.len());
+        self.inner.submit(self.class, Operation::Copy { method, from: a, to: y }, first.1)?;
+        self.inner.submit(self.class, Operation::Copy { method, from: b, to: x }, second.1)
+    }
+}
+
+impl Device for Careless {
+    fn description(&self) -> &Description {
+        self.inner.description()
+    }
+    fn host_buffer(&mut self, bytes: usize, kind: HostKind) -> Result<Buffer, DeviceError> {
+        self.inner.host_buffer(bytes, kind)
+    }
+    fn device_buffer(&mut self, bytes: usize) -> Result<Buffer, DeviceError> {
+        self.inner.device_buffer(bytes)
+    }
+    fn load(&mut self, kernel: Arc<dyn Kernel>) -> Result<KernelId, DeviceError> {
+        self.inner.load(kernel)
+    }
+    fn submit(&mut self, engine: EngineClass, operation: Operation, tag: u64) -> Result<(), DeviceError> {
+        // Copies with the greatest tag fill memory before the run and read it back after.
+        if engine != self.class || tag == u64::MAX || self.done {
+            return self.inner.submit(engine, operation, tag);
+        }
+        if let Some(first) = self.held.take() {
+            self.done = true;
+            return self.exchange(first, (operation, tag));
+        }
+        if self.after > 0 {
+            self.after -= 1;
+            return self.inner.submit(engine, operation, tag);
+        }
+        match self.slip {
+            Slip::Lost => {
+                self.done = true;
+                self.made_up.push(tag);
+            }
+            Slip::Misplaced => self.held = Some((operation, tag)),
+        }
+        Ok(())
+    }
+    fn poll(&mut self, done: &mut Vec<Completion>) {
+        let now = clock::now();
+        let made_up = self.made_up.drain(..);
+        done.extend(made_up.map(|tag| Completion { tag, result: Ok(()), started: now, finished: now, noticed: now }));
+        self.inner.poll(done);
+    }
+    fn must_poll(&self) -> bool {
+        !self.made_up.is_empty() || self.inner.must_poll()
+    }
+    fn set_waker(&mut self, waker: Waker) {
+        self.inner.set_waker(waker);
+    }
+}
+
+/// Two blocks of one size at one time on every engine, and one that combining splits into parts of that size.
+const ALIKE: &str = r#"
+name = "alike"
+[[message]]
+id = "twins"
+period = "5 ms"
+blocks = [
+  { from = "host", to = "gpu0", bytes = "9999 B" },
+  { from = "host", to = "gpu0", bytes = "9999 B" },
+  { from = "gpu0", to = "host", bytes = "9999 B" },
+  { from = "gpu0", to = "host", bytes = "9999 B" },
+  { from = "gpu0", to = "gpu1", bytes = "9999 B" },
+  { from = "gpu0", to = "gpu1", bytes = "9999 B" },
+]
+[[message]]
+id = "slow"
+period = "40 ms"
+blocks = [{ from = "host", to = "gpu0", bytes = "79992 B" }]
+"#;
+
+#[test]
+fn bytes_that_are_lost_or_misplaced_are_found_in_every_direction() {
+    let machine = machine();
+    for class in [EngineClass::H2d, EngineClass::D2h, EngineClass::Peer] {
+        for (slip, strategy) in
+            [(Slip::Lost, Strategy::Combined), (Slip::Lost, Strategy::Serial), (Slip::Misplaced, Strategy::Combined)]
+        {
+            let mut devices = open(&machine);
+            let inner = devices.remove(0);
+            // Both blocks of one job, whichever order the plan has for a batch.
+            let after = 6;
+            let careless = Careless { inner, class, slip, after, held: None, made_up: Vec::new(), done: false };
+            devices.insert(0, Box::new(careless));
+            let (outcome, _) = run(&planned(ALIKE, strategy), &mut devices);
+            let said = format!("{class:?}, {slip:?}, {strategy:?}: {outcome:?}");
+            let Err(RunError::Data(DataError::Sequence { what, .. })) = outcome else { panic!("{said}") };
+            assert!(what.contains("is not the one that was sent"), "{said}");
+        }
+    }
+}
+
+#[test]
+fn what_no_engine_moves_is_refused() {
+    let (workload, plan) = planned(WORKLOAD, Strategy::Serial);
+    let mut odd = Plan::clone(&plan);
+    let Planned::Copy { class, .. } = &mut odd.pipelines[0].steps[0].operations[0].work else { panic!("no copy") };
+    *class = EngineClass::Ee;
+    let (outcome, _) = run(&(workload, Arc::new(odd)), &mut open(&machine()));
+    assert!(matches!(outcome, Err(RunError::Unsupported { .. })), "{outcome:?}");
+    let (outcome, _) = run(&planned(WORKLOAD, Strategy::Serial), &mut []);
+    assert!(matches!(outcome, Err(RunError::NoDevice { .. })), "{outcome:?}");
+}
