@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::Result;
 use headway::bench::broker as bench;
 use headway::broker::{self, Access, Options, Phase, Status};
-use headway::core::engine_lock::{Engine, LockId};
+use headway::core::engine_lock::{Engine, LockId, Order};
 use headway::core::units::Nanos;
 
 use crate::Answer;
@@ -32,6 +32,7 @@ pub(crate) fn broker(out: &Out, args: &BrokerArgs) -> Result<Answer> {
         mode,
         engine_locks: !args.no_engine_locks,
         copy_engines: args.copy_engines,
+        order: if args.urgent_first { Order::Urgency } else { Order::Arrival },
         chunk: Some(args.chunk),
         drain: args.drain,
         watchdog: args.watchdog,

@@ -9,10 +9,12 @@ mod demand;
 pub mod paper;
 #[cfg(test)]
 mod tests;
+mod urgency;
 
 use serde::{Deserialize, Serialize};
 
 pub use self::demand::{Acquisition, TaskDemand};
+pub use self::urgency::timely;
 use crate::engine_lock::{EngineParameters, Order, PeerLocks};
 use crate::sharing::TaskId;
 use crate::token::{Mode, TokenParameters};
@@ -71,7 +73,8 @@ pub enum Unknown {
     EnginesUnlocked,
     /// Locks are kept over several chunks, or small copies take none.
     LockOptions,
-    /// Engines serve the most urgent first: an operation can be overtaken without end.
+    /// Engines serve the most urgent first, so that an operation can be overtaken without end, and jobs may be late by
+    /// [`timely`], or it says nothing.
     Overtaking,
     /// Nothing makes a holder run.
     CpuNotGuaranteed,
@@ -177,6 +180,7 @@ pub fn analyse(system: &System, tasks: &[TaskDemand]) -> Analysis {
     };
     let blockers = match blockers(system, tasks.len()) {
         Ok(blockers) => blockers,
+        Err(Unknown::Overtaking) => return by_urgency(system, tasks).unwrap_or_else(|why| unknown(None, why)),
         Err(why) => return unknown(None, why),
     };
     let Some((longest, bounds)) = bounds(system, &blockers, tasks) else {
@@ -184,6 +188,20 @@ pub fn analyse(system: &System, tasks: &[TaskDemand]) -> Analysis {
     };
     let verdict = verdict(system, tasks, &bounds);
     Analysis { blockers: Some(blockers), token_hold_max: Some(longest), tasks: bounds, verdict }
+}
+
+/// Where engines serve the most urgent first, there are bounds if by them nobody is ever late.
+fn by_urgency(system: &System, tasks: &[TaskDemand]) -> Result<Analysis, Unknown> {
+    let bounds = timely(system, tasks).map_err(|_| Unknown::Overtaking)?;
+    if system.cpu == CpuGuarantee::Nothing {
+        return Err(Unknown::CpuNotGuaranteed);
+    }
+    if tasks.iter().zip(&bounds).any(|(task, bound)| bound.inflated > task.period) {
+        return Err(Unknown::Overtaking);
+    }
+    let verdict = overload(system, tasks).map_or(Verdict::Yes, Verdict::No);
+    let token_hold_max = bounds.iter().map(|bound| bound.token_hold).max();
+    Ok(Analysis { blockers: None, token_hold_max, tasks: bounds, verdict })
 }
 
 /// Lemmas 1 to 4, and `beta` of the token mode.

@@ -3,7 +3,7 @@
 use headway_core::engine_lock::Order;
 use headway_core::predictor::Form;
 use headway_core::sharing::{Direction, Distances, Segment};
-use headway_core::sharing_analysis::{Analysis, System, analyse};
+use headway_core::sharing_analysis::{Analysis, System, Verdict, analyse, timely};
 use headway_core::token::Mode;
 use headway_core::units::{Bytes, Nanos, Rate};
 use headway_sim::sharing::{
@@ -139,6 +139,103 @@ fn within(what: &str, system: &System, analysis: &Analysis, task: usize, most: &
     assert!(most.total <= bound.blocking, "{what}: in all {} of {}", most.total, bound.blocking);
     let percent = |part: Nanos, whole: Nanos| (part.0 * 100).checked_div(whole.0).unwrap_or(0);
     [percent(most.token, bound.token_wait), percent(most.copy, copy), percent(most.execute, execute)]
+}
+
+/// Also sees whether every job was on time, as far as the run goes.
+struct OnTime {
+    watch: Watch,
+    /// Jobs of each task that were complete by their deadlines.
+    done: Vec<u64>,
+    late: bool,
+}
+
+impl Observer for OnTime {
+    fn job(&mut self, finished: &Finished<'_>) {
+        self.watch.job(finished);
+        self.done[finished.job.task.0 as usize] += 1;
+        self.late |= finished.done > finished.deadline;
+    }
+}
+
+/// Runs one random cluster with a token for every task whose engines serve the most urgent first; the largest share of a
+/// bound on a job's waits for engines, in percent. `None` where a job was late: then nothing is bounded.
+fn compare_by_urgency(seed: u64) -> Option<u64> {
+    let mut draw = Draw(Pcg64Mcg::seed_from_u64(seed));
+    let mut cluster = cluster(&mut draw);
+    let slower = draw.within(1, 4);
+    for task in &mut cluster.tasks {
+        task.period = Nanos(task.period.0 * slower);
+    }
+    let code = ["AEDG,2MB", "aEDG,X", "AEDg,4MB", "aEDg,2MB"][draw.within(0, 3) as usize];
+    by_urgency(cluster, code, seed)
+}
+
+fn by_urgency(mut cluster: Cluster, code: &str, seed: u64) -> Option<u64> {
+    let count = cluster.tasks.len();
+    cluster.cpus = count as u32;
+    cluster.tasks.iter_mut().for_each(|task| task.deadline = task.period);
+    let setting = Setting {
+        scenario: code.parse().unwrap(),
+        tokens_per_gpu: Some(count as u32),
+        order: Order::Urgency,
+        mode: Mode::Priority,
+        predictor: Form::WINDOW,
+        seed,
+        until: Nanos(900 * MS),
+    };
+    let watch = Watch(vec![Most::default(); count], 0);
+    let mut watch = OnTime { watch, done: vec![0; count], late: false };
+    simulate(&cluster, &setting, &mut watch).unwrap_or_else(|error| panic!("seed {seed}: {error:?}"));
+    let due = |task: &Task| setting.until.saturating_sub(task.start).0 / task.period.0;
+    let late = watch.late || cluster.tasks.iter().zip(&watch.done).any(|(task, done)| *done < due(task));
+    let (system, demands) = analysis_of(&cluster, &setting)?;
+    let bounds = timely(&system, &demands).unwrap_or_else(|why| panic!("seed {seed}: {why:?}"));
+    let verdict = analyse(&system, &demands).verdict;
+    assert!(!late || verdict != Verdict::Yes, "seed {seed}: {code}: a job was late against the verdict");
+    if late {
+        return None;
+    }
+    let mut reached = 0;
+    for (most, bound) in watch.watch.0.iter().zip(&bounds) {
+        let (waited, longest) = (most.engines, bound.engine_wait);
+        assert!(waited <= longest, "seed {seed}: {code} {:?}: engines {waited} of {longest}", bound.task);
+        assert_eq!(most.token, Nanos::ZERO, "seed {seed}: {code}: there is a token for everybody");
+        reached = reached.max((waited.0 * 100).checked_div(longest.0).unwrap_or(0));
+    }
+    Some(reached)
+}
+
+#[test]
+fn engines_that_serve_the_most_urgent_first_keep_within_the_bound_of_jobs_on_time() {
+    let seeds = std::env::var("HEADWAY_SEEDS").ok().and_then(|text| text.parse().ok()).unwrap_or(400);
+    let reached: Vec<u64> = (0..seeds).filter_map(compare_by_urgency).collect();
+    let most = reached.iter().max().copied().unwrap_or(0);
+    println!("{} of {seeds} runs on time, at most {most} % of a bound", reached.len());
+    assert!(reached.len() > seeds as usize / 4, "hardly any run is on time: {}", reached.len());
+    assert!(most > 20, "no run comes near its bound: {most} %");
+}
+
+#[test]
+fn a_kernel_behind_seven_more_urgent_ones_comes_near_the_bound_of_jobs_on_time() {
+    let mut draw = Draw(Pcg64Mcg::seed_from_u64(1));
+    let costs =
+        Costs { copy_setup: Nanos::ZERO, grant: Nanos::ZERO, handover: Nanos::ZERO, ..cluster(&mut draw).costs };
+    let task = |number| Task {
+        name: format!("t{number}"),
+        period: Nanos(100 * MS),
+        deadline: Nanos(100 * MS),
+        start: Nanos(number * MS / 10),
+        state: Bytes(0),
+        before: Nanos::ZERO,
+        segments: vec![Segment::Execute { kernel: "k".into(), time: Nanos(10 * MS) }],
+        after: Nanos::ZERO,
+        jitter_ppm: 0,
+    };
+    let tasks = (0..8).map(task).collect();
+    let distances = Distances::uniform(1);
+    let cluster = Cluster { cpus: 8, copy_engines: CopyEngines::One, distances, costs, tasks };
+    // The last waits for seven kernels of 10 ms less 0.7 ms; the bound has one more, as a less urgent one could run.
+    assert_eq!(by_urgency(cluster, "aEDG,X", 1), Some(6_930 / 80));
 }
 
 /// Sees that no job waits for a CPU while one is idle.

@@ -43,6 +43,8 @@ pub struct Options {
     pub copy_engines: u32,
     /// How peer copies take their two locks.
     pub peer: PeerLocks,
+    /// Who an engine serves first.
+    pub order: Order,
     /// Longest chunk; `None` = whole copies.
     pub chunk: Option<Bytes>,
     /// How long a GPU may still work for a process that has ended.
@@ -83,6 +85,7 @@ impl Default for Options {
             engine_locks: true,
             copy_engines: 2,
             peer: PeerLocks::Group,
+            order: Order::Arrival,
             chunk: Some(Bytes(2 << 20)),
             drain: usual.drain,
             watchdog: usual.watchdog,
@@ -202,7 +205,7 @@ pub fn parameters(machine: &Machine, options: &Options) -> Result<ArbiterParamet
     let engines = EngineParameters {
         copy_engines: options.copy_engines,
         peer: options.peer,
-        order: Order::Arrival,
+        order: options.order,
         chunk_bytes: options.chunk,
         keep_bytes: Bytes(0),
         unlocked_below: Bytes(0),

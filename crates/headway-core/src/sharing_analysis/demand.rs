@@ -15,9 +15,9 @@ pub struct Acquisition {
     pub executes: u64,
     /// `LP`: CPU time while the token is held.
     pub cpu: Nanos,
-    /// Time of its own copies together.
+    /// Time of its own copies together, hand-overs included.
     pub copy_time: Nanos,
-    /// Time of its own kernels together.
+    /// Time of its own kernels together, hand-overs included.
     pub execute_time: Nanos,
 }
 

@@ -212,9 +212,59 @@ fn the_verdict_knows_its_limits() {
     let kept = base.engines.map(|engines| EngineParameters { keep_bytes: Bytes(1), ..engines });
     assert_eq!(verdict(&System { engines: kept, ..base }, &tasks), Verdict::DontKnow(Unknown::LockOptions));
     let by_urgency = base.engines.map(|engines| EngineParameters { order: Order::Urgency, ..engines });
-    assert_eq!(verdict(&System { engines: by_urgency, ..base }, &tasks), Verdict::DontKnow(Unknown::Overtaking));
+    let late = System { engines: by_urgency, longest_execute: Nanos(20_000 * US), ..base };
+    assert_eq!(verdict(&late, &tasks), Verdict::DontKnow(Unknown::Overtaking));
     let whole = System { engines: None, tokens: TokenParameters { per_gpu: 1, ..base.tokens }, ..base };
     assert_eq!(verdict(&whole, &tasks), Verdict::Yes);
+}
+
+#[test]
+fn engines_that_serve_the_most_urgent_first_have_bounds_if_by_them_nobody_is_late() {
+    let base = example(2, None);
+    let engines = base.engines.map(|engines| EngineParameters { order: Order::Urgency, ..engines });
+    let tokens = TokenParameters { per_gpu: 2, mode: Mode::Priority, ..base.tokens };
+    let system = System { engines, tokens, ..base };
+    // 17 copies of 46 us and three kernels of 2 ms: one less urgent operation before each, and five others' operations once.
+    let (each, cpu) = ((17 * 46 + 3 * 2_000) * US, 1_500 * US);
+    let analysis = analyse(&system, &demands(&system, 6));
+    let bound = analysis.tasks[0];
+    assert_eq!((analysis.verdict, bound.engine_wait), (Verdict::Yes, Nanos(6 * each)));
+    assert_eq!((bound.token_wait, bound.response), (Nanos::ZERO, Some(Nanos(7 * each + cpu))));
+    // A task of half the period is twice in the others' way, and they once in its own.
+    let mut two = demands(&system, 2);
+    two[1].period = Nanos(50_000 * US);
+    let waits =
+        |tasks: &[TaskDemand]| timely(&system, tasks).unwrap().iter().map(|b| b.engine_wait.0).collect::<Vec<_>>();
+    assert_eq!(waits(&two), [3 * each, 2 * each]);
+    // Where jobs may be late by the bound, it holds only as long as they are not.
+    let late = |tasks: &mut Vec<TaskDemand>| tasks.iter_mut().for_each(|task| task.period = Nanos(48_000 * US));
+    let mut busy = demands(&system, 6);
+    late(&mut busy);
+    assert_eq!(analyse(&system, &busy).verdict, Verdict::DontKnow(Unknown::Overtaking));
+    assert_eq!(timely(&system, &busy).unwrap()[0].response, None);
+    // Peer copies keep an engine idle while one operation ends on the other.
+    let peers = System { peer_copies: true, ..system };
+    let between = timely(&peers, &demands(&peers, 2)).unwrap()[0].engine_wait;
+    let (chunks, all) = (13 * 46 * US, (13 * 46 + 6_000) * US);
+    assert_eq!(between, Nanos(2 * all + chunks));
+}
+
+#[test]
+fn nothing_is_bounded_where_jobs_on_time_could_wait_for_tokens_or_cpus() {
+    let base = example(2, None);
+    let engines = base.engines.map(|engines| EngineParameters { order: Order::Urgency, ..engines });
+    let tokens = TokenParameters { mode: Mode::Priority, cpus: 9, ..base.tokens };
+    let system = System { engines, tokens, ..base };
+    let why = |system: &System, count| timely(system, &demands(system, count)).err();
+    assert_eq!((why(&system, 8), why(&system, 9)), (None, Some(Unknown::Mode)));
+    let few = System { tokens: TokenParameters { cpus: 7, ..tokens }, ..system };
+    assert_eq!(why(&few, 8), Some(Unknown::Overload));
+    let queues = System { tokens: TokenParameters { mode: Mode::Relaxed(2), cpus: 8, ..tokens }, ..system };
+    assert_eq!(why(&queues, 8), Some(Unknown::Mode), "with affinity a task may wait for its own GPU");
+    let shortest = System { tokens: TokenParameters { affinity: false, ..queues.tokens }, ..queues };
+    assert_eq!(why(&shortest, 8), None);
+    assert_eq!(why(&System { virtual_releases: true, ..system }, 8), Some(Unknown::Mode));
+    assert_eq!(why(&base, 6), Some(Unknown::Overtaking), "engines serve in order of arrival");
 }
 
 #[test]

@@ -300,7 +300,8 @@ impl Bench {
         });
         let cameras: Vec<_> =
             self.periods.iter().copied().zip(tracked.iter().map(|tracked| Seen::of(&tracked.frames))).collect();
-        if let Some(analysis) = configuration.bounds(self.gpus as u32, self.cpus, &cameras) {
+        let on_time = measured.misses == 0 && measured.lost == 0;
+        if let Some(analysis) = configuration.bounds(self.gpus as u32, self.cpus, &cameras, on_time) {
             let shares = analysis.tasks.iter().zip(&cameras).map(|(bound, (_, seen))| {
                 (seen.blocking_max.0 as f64 / bound.blocking.0.max(1) as f64 * 100.0, bound.blocking.0)
             });
@@ -414,7 +415,11 @@ fn outcome(
     notes.push(format!(
         "Response: end minus the later of release and predecessor's end, in percent of the period. Blocking: waits for the \
          token and for engines of one frame together, beside its bound from the longest operations seen in the same run and \
-         {} for each hand-over; the bound assumes that holders get a CPU ({} CPUs for {} cameras).",
+         {} for each hand-over; the bound assumes that holders get a CPU ({} CPUs for {} cameras). Where engines serve the most \
+         urgent first (edf), there is one only with a token for every camera, and only for runs in which no frame was late. \
+         Hand-over: from an operation's end to the beginning of the one of another camera that waited for its engine. The tracker \
+         waits for each of its launches before the next, as the public tracker's host waits several times an iteration; without \
+         arbitration each such wait gives the GPU to whoever else is there.",
         HAND_OVER,
         bench.cpus,
         bench.periods.len()

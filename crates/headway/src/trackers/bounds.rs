@@ -2,7 +2,7 @@
 
 use headway_core::engine_lock::EngineParameters;
 use headway_core::sharing::TaskId;
-use headway_core::sharing_analysis::{Acquisition, Analysis, CpuGuarantee, System, TaskDemand, analyse};
+use headway_core::sharing_analysis::{Acquisition, Analysis, CpuGuarantee, System, TaskDemand, analyse, timely};
 use headway_core::token::TokenParameters;
 use headway_core::units::Nanos;
 
@@ -51,13 +51,15 @@ impl Seen {
     }
 }
 
-/// The bounds that follow from what was seen of each camera, given with its period; hand-over included.
+/// The bounds that follow from what was seen of each camera, given with its period; hand-over included. Where nobody was late,
+/// `on_time`, also those that hold as long as nobody is.
 pub(crate) fn observed(
     gpus: u32,
     tokens: TokenParameters,
     engines: Option<EngineParameters>,
     peer: bool,
     cameras: &[(Nanos, Seen)],
+    on_time: bool,
 ) -> Analysis {
     let longest = |of: fn(&Seen) -> Nanos| {
         cameras.iter().map(|(_, seen)| of(seen)).max().unwrap_or_default().saturating_add(HAND_OVER)
@@ -73,6 +75,8 @@ pub(crate) fn observed(
         grant_latency: HAND_OVER,
         cpu: CpuGuarantee::Priorities,
     };
+    let with_hand_overs =
+        |time: Nanos, count: u32| time.saturating_add(Nanos(HAND_OVER.0.saturating_mul(u64::from(count))));
     let demand = |(task, (period, seen)): (u32, &(Nanos, Seen))| TaskDemand {
         task: TaskId(task),
         period: *period,
@@ -81,10 +85,14 @@ pub(crate) fn observed(
             copies: u64::from(seen.copies_max),
             executes: u64::from(seen.executes_max),
             cpu: seen.cpu_max,
-            copy_time: seen.copy_max,
-            execute_time: seen.execute_max,
+            copy_time: with_hand_overs(seen.copy_max, seen.copies_max),
+            execute_time: with_hand_overs(seen.execute_max, seen.executes_max),
         }],
     };
     let demands: Vec<_> = (0..).zip(cameras).map(demand).collect();
-    analyse(&system, &demands)
+    let mut analysis = analyse(&system, &demands);
+    if analysis.tasks.is_empty() && on_time {
+        analysis.tasks = timely(&system, &demands).unwrap_or_default();
+    }
+    analysis
 }

@@ -127,10 +127,11 @@ impl Configuration {
         })
     }
 
-    /// The bounds that follow from the longest operations seen, hand-over included; `None` without arbitration.
-    pub(super) fn bounds(&self, gpus: u32, cpus: u32, cameras: &[(Nanos, Seen)]) -> Option<Analysis> {
+    /// The bounds that follow from the longest operations seen, hand-over included; `None` without arbitration. `on_time`:
+    /// nobody was late.
+    pub(super) fn bounds(&self, gpus: u32, cpus: u32, cameras: &[(Nanos, Seen)], on_time: bool) -> Option<Analysis> {
         let arbiter = self.arbiter(gpus, cpus)?;
-        Some(observed(gpus, self.tokens(gpus, cpus)?, arbiter.engines, self.peer, cameras))
+        Some(observed(gpus, self.tokens(gpus, cpus)?, arbiter.engines, self.peer, cameras, on_time))
     }
 }
 

@@ -82,7 +82,7 @@ pub(super) fn run(
     let first = tracked.iter().flat_map(|one| &one.frames).map(|frame| frame.release).min().unwrap_or(0);
     let seen: Vec<_> = tasks.iter().zip(&tracked).map(|(task, one)| (task.period, Seen::of(&one.frames))).collect();
     let gpus = ports.len() as u32;
-    let analysis = tokens.map(|tokens| observed(gpus, tokens, engines, model.peer, &seen));
+    let analysis = tokens.map(|tokens| observed(gpus, tokens, engines, model.peer, &seen, false));
     let bound = |bound: &headway_core::sharing_analysis::TaskBound| {
         Some(Bound { token: bound.token_wait, engines: bound.engine_wait, blocking: bound.blocking })
     };
