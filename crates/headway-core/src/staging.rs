@@ -19,6 +19,9 @@ pub use self::cuts::{Cuts, Ramp};
 /// is still with the last of the workers when the others begin the next.
 pub const SPARE_BUFFERS: u32 = 3;
 
+/// Most parts of one chunk.
+pub const PARTS_MAX: u32 = u64::BITS;
+
 /// Which way the bytes of a pipeline go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Flow {
@@ -40,8 +43,8 @@ pub enum Order {
 /// What one link has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LinkShape {
-    /// Parts in which workers copy each chunk, one part a worker at a time (Cho 2018: 1); 0 = no workers: the engine reaches
-    /// the caller's memory itself, and buffers are mere slots.
+    /// Parts in which workers copy each chunk, one part a worker at a time (Cho 2018: 1), [`PARTS_MAX`] at most; 0 = no
+    /// workers: the engine reaches the caller's memory itself, and buffers are mere slots.
     pub parts: u32,
     /// Pinned buffers (Cho 2018: twice the workers), or slots.
     pub buffers: u32,
@@ -113,10 +116,10 @@ pub struct Census {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum State {
     Empty,
-    /// `done` of the `claimed` first parts of the chunk have been copied.
+    /// Of the chunk's parts, those `claimed` (a bit each), of which `done` have been copied.
     Copying {
         chunk: u64,
-        claimed: u32,
+        claimed: u64,
         done: u32,
     },
     Full(u64),
@@ -169,7 +172,7 @@ impl Pipeline {
     #[must_use]
     pub fn new(flow: Flow, order: Order, chunks: u64, links: &[LinkShape]) -> Self {
         let link = |shape: &LinkShape| Link {
-            parts: shape.parts,
+            parts: shape.parts.min(PARTS_MAX),
             open: None,
             in_flight: shape.in_flight.max(1),
             flying: 0,
@@ -181,8 +184,9 @@ impl Pipeline {
         Self { flow, order, chunks, next: 0, links: links.iter().map(link).collect(), stop: None, lost: u64::MAX }
     }
 
-    /// What a free worker of `link` does.
-    pub fn worker_next(&mut self, link: usize) -> WorkerStep {
+    /// What a free worker of `link` does, if possible in place `wish` of the chunk: a worker that always has the same place finds
+    /// it in its own cache.
+    pub fn worker_next(&mut self, link: usize, wish: u32) -> WorkerStep {
         if self.worker_is_done(link) {
             return WorkerStep::Done;
         }
@@ -193,7 +197,7 @@ impl Pipeline {
             };
             self.links[link].open = begun;
         }
-        match (self.links[link].claim_part(), self.flow) {
+        match (self.links[link].claim_part(wish), self.flow) {
             (None, _) => WorkerStep::Wait,
             (Some((task, part)), Flow::In) => WorkerStep::Fill(task, part),
             (Some((task, part)), Flow::Out) => WorkerStep::Drain(task, part),
@@ -212,11 +216,12 @@ impl Pipeline {
         link.parts == 0 || self.stop.is_some() || !(more || link.open.is_some())
     }
 
-    /// A worker has copied its part; `ok = false` stops the transfer.
+    /// A worker has copied its part; `ok = false` stops the transfer. Whether that was the last part that anybody had: the
+    /// engine may have something to do now.
     ///
     /// # Panics
     /// If no worker had that buffer.
-    pub fn worker_done(&mut self, link: usize, buffer: u32, ok: bool) {
+    pub fn worker_done(&mut self, link: usize, buffer: u32, ok: bool) -> bool {
         let State::Copying { chunk, done, .. } = &mut self.links[link].buffers[buffer as usize] else {
             panic!("buffer {buffer} of link {link} was not with a worker")
         };
@@ -225,10 +230,10 @@ impl Pipeline {
         if !ok {
             self.fail(chunk);
         }
-        let State::Copying { claimed, done, .. } = self.links[link].buffers[buffer as usize] else { return };
+        let State::Copying { claimed, done, .. } = self.links[link].buffers[buffer as usize] else { return true };
         let whole = done == self.links[link].parts;
-        if done < claimed || !(whole || self.stop.is_some()) {
-            return;
+        if done < claimed.count_ones() || !(whole || self.stop.is_some()) {
+            return false;
         }
         match self.flow {
             Flow::In if self.stop.is_none() => self.links[link].fill(buffer, chunk),
@@ -237,6 +242,7 @@ impl Pipeline {
             // What is full after a stop goes nowhere.
             _ => self.lose(link, buffer, chunk),
         }
+        true
     }
 
     /// Whether [`Pipeline::engine_next`] would hand out a chunk.
@@ -384,7 +390,7 @@ impl Pipeline {
             Flow::Out => link.full.len() as u64,
         };
         let open = link.open.map_or(0, |buffer| match link.buffers[buffer as usize] {
-            State::Copying { claimed, .. } => link.parts - claimed,
+            State::Copying { claimed, .. } => link.parts - claimed.count_ones(),
             _ => 0,
         });
         whole.saturating_mul(u64::from(link.parts)).saturating_add(u64::from(open))
@@ -432,7 +438,7 @@ impl Pipeline {
             // Its other parts will not be copied; who copies one now gives it back.
             if let Some(buffer) = self.links[link].open.take()
                 && let State::Copying { chunk, claimed, done } = self.links[link].buffers[buffer as usize]
-                && claimed == done
+                && claimed.count_ones() == done
             {
                 self.lose(link, buffer, chunk);
             }
@@ -466,15 +472,17 @@ impl Link {
         Some(buffer)
     }
 
-    /// The next part of the open buffer, which is not open any more after its last one.
-    fn claim_part(&mut self) -> Option<(Task, u32)> {
+    /// A part of the open buffer, which is not open any more after its last one: `wish`, or the first that is left.
+    fn claim_part(&mut self, wish: u32) -> Option<(Task, u32)> {
         let buffer = self.open?;
         let State::Copying { chunk, claimed, .. } = &mut self.buffers[buffer as usize] else {
             unreachable!("an open buffer is being copied")
         };
-        let (task, part) = (Task { buffer, chunk: *chunk }, *claimed);
-        *claimed += 1;
-        if *claimed == self.parts {
+        let wish = wish % self.parts;
+        let part = if *claimed >> wish & 1 == 0 { wish } else { claimed.trailing_ones() };
+        *claimed |= 1 << part;
+        let task = Task { buffer, chunk: *chunk };
+        if claimed.count_ones() == self.parts {
             self.open = None;
         }
         Some((task, part))

@@ -112,7 +112,7 @@ impl World {
     fn worker_asks(&self, case: &Case, worker: usize, link: usize) -> Option<Self> {
         let mut next = self.clone();
         let work = self.pipeline.work(link);
-        next.workers[worker].1 = match next.pipeline.worker_next(link) {
+        next.workers[worker].1 = match next.pipeline.worker_next(link, worker as u32) {
             WorkerStep::Wait => {
                 assert_eq!((&next, work), (self, 0), "waiting changes nothing");
                 return None;
@@ -146,7 +146,9 @@ impl World {
                 once(&mut next.placed, task.chunk, "placed");
             }
         }
-        next.pipeline.worker_done(link, task.buffer, !fails);
+        let told = next.pipeline.worker_done(link, task.buffer, !fails);
+        let wakes = next.pipeline.engine_is_ready(link) && !self.pipeline.engine_is_ready(link);
+        assert!(told || !(wakes || next.pipeline.outcome().is_some()), "the engine would not hear of it");
         next
     }
 
@@ -360,9 +362,20 @@ fn a_failure_and_a_cancellation_together_end_too() {
 #[test]
 fn a_link_without_buffers_carries_nothing() {
     let mut pipeline = Pipeline::new(Flow::In, Order::Arrival, 1, &[shape(true, 0, 1), shape(true, 1, 1)]);
-    assert_eq!(pipeline.worker_next(0), WorkerStep::Wait);
-    assert_eq!(pipeline.worker_next(1), WorkerStep::Fill(Task { buffer: 0, chunk: 0 }, 0));
-    assert_eq!(pipeline.worker_next(0), WorkerStep::Done);
+    assert_eq!(pipeline.worker_next(0, 0), WorkerStep::Wait);
+    assert_eq!(pipeline.worker_next(1, 0), WorkerStep::Fill(Task { buffer: 0, chunk: 0 }, 0));
+    assert_eq!(pipeline.worker_next(0, 0), WorkerStep::Done);
+}
+
+#[test]
+fn a_worker_gets_its_own_place_in_every_chunk_while_it_is_free() {
+    let mut pipeline = Pipeline::new(Flow::In, Order::Arrival, 2, &[shared(3, 2, 1)]);
+    let mut part = |wish| match pipeline.worker_next(0, wish) {
+        WorkerStep::Fill(task, part) => (task.chunk, part),
+        step => panic!("{step:?}"),
+    };
+    assert_eq!([part(2), part(0), part(5)], [(0, 2), (0, 0), (0, 1)]);
+    assert_eq!([part(2), part(2), part(2)], [(1, 2), (1, 0), (1, 1)]);
 }
 
 #[test]

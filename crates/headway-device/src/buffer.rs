@@ -366,7 +366,8 @@ impl Buffer {
         claims.next += 1;
         claims.held.push(Claim { id, range: range.clone(), access });
         drop(claims);
-        Ok(Span { shared: Arc::clone(&self.shared), id, range, access })
+        let hold = Hold::Whole(Entry { shared: Arc::clone(&self.shared), id });
+        Ok(Span { hold, range, access })
     }
 }
 
@@ -453,15 +454,67 @@ impl fmt::Debug for Buffer {
     }
 }
 
-/// A claim on a range of a buffer; dropping it releases the range.
+/// A claim on a range of a buffer, or a part of one; dropping it, and all other parts, releases the range.
 pub struct Span {
-    shared: Arc<Shared>,
-    id: u64,
+    hold: Hold,
     range: Range<usize>,
     access: Access,
 }
 
+/// A claim's entry with its buffer.
+struct Entry {
+    shared: Arc<Shared>,
+    id: u64,
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        let mut claims = lock(&self.shared.claims);
+        // From the newest on: most claims are short.
+        if let Some(at) = claims.held.iter().rposition(|claim| claim.id == self.id) {
+            claims.held.swap_remove(at);
+        }
+    }
+}
+
+/// What keeps a claim: one span, or all parts of it.
+enum Hold {
+    Whole(Entry),
+    Part(Arc<Entry>),
+}
+
+impl Hold {
+    fn shared(&self) -> &Shared {
+        match self {
+            Self::Whole(entry) => &entry.shared,
+            Self::Part(entry) => &entry.shared,
+        }
+    }
+}
+
 impl Span {
+    /// Cuts the claim at `edges`, which ascend within it, offsets from its start; gives one span more than there are edges.
+    /// Takes no lock: the buffer knows one claim, which ends with the last of them.
+    ///
+    /// # Panics
+    /// If the edges do not ascend within the span.
+    pub fn cut(self, edges: impl IntoIterator<Item = usize>) -> Vec<Self> {
+        let Self { hold, range, access } = self;
+        let hold = match hold {
+            Hold::Whole(entry) => Arc::new(entry),
+            Hold::Part(entry) => entry,
+        };
+        let mut start = range.start;
+        let mut spans = Vec::new();
+        let ends = edges.into_iter().map(|edge| range.start.saturating_add(edge)).chain([range.end]);
+        for end in ends {
+            assert!(start <= end && end <= range.end, "edges ascend within the span");
+            spans.push(Self { hold: Hold::Part(Arc::clone(&hold)), range: start..end, access });
+            start = end;
+        }
+        spans
+    }
+
     /// Length in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -489,20 +542,20 @@ impl Span {
     /// Where it is.
     #[must_use]
     pub fn place(&self) -> Place {
-        self.shared.memory.place()
+        self.hold.shared().memory.place()
     }
 
     /// The memory behind it, for implementations of [`Device`](crate::Device) that look for their own.
     #[must_use]
     pub fn memory(&self) -> &dyn Memory {
-        self.shared.memory.as_ref()
+        self.hold.shared().memory.as_ref()
     }
 
     /// The first byte. For implementations of [`Device`](crate::Device): it may be read, and written if this claims for
     /// writing, while the span lives.
     #[must_use]
     pub fn as_ptr(&self) -> *mut u8 {
-        self.shared.memory.base().wrapping_add(self.range.start)
+        self.hold.shared().memory.base().wrapping_add(self.range.start)
     }
 
     /// Stores `from` at offset `at` of a span of device memory through its window.
@@ -535,7 +588,11 @@ impl Span {
             return Err(DeviceError::OutOfRange { range: at..at.saturating_add(len), len: self.len() });
         }
         let reason = || "the span has no window".to_owned();
-        self.shared.memory.window().ok_or_else(|| DeviceError::Invalid { what: "window access", reason: reason() })
+        self.hold
+            .shared()
+            .memory
+            .window()
+            .ok_or_else(|| DeviceError::Invalid { what: "window access", reason: reason() })
     }
 
     /// The bytes.
@@ -574,16 +631,6 @@ impl Span {
     }
 }
 
-impl Drop for Span {
-    fn drop(&mut self) {
-        let mut claims = lock(&self.shared.claims);
-        // From the newest on: most claims are short.
-        if let Some(at) = claims.held.iter().rposition(|claim| claim.id == self.id) {
-            claims.held.swap_remove(at);
-        }
-    }
-}
-
 impl fmt::Debug for Span {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Span")
@@ -617,6 +664,27 @@ mod tests {
         );
         drop(written);
         buffer.claim(99..100, Access::Read).unwrap();
+    }
+
+    #[test]
+    fn the_parts_of_a_claim_are_disjoint_and_end_it_together() {
+        let buffer = buffer(100);
+        let parts = buffer.claim(10..90, Access::Write).unwrap().cut([0, 30]);
+        let [none, first, second] = <[Span; 3]>::try_from(parts).unwrap();
+        assert_eq!((none.range(), first.range(), second.range()), (10..10, 10..40, 40..90));
+        drop((none, first));
+        let mut halves = second.cut([25]);
+        halves[1].bytes_mut().unwrap().fill(7);
+        assert_eq!(halves.remove(0).bytes().unwrap(), [0; 25]);
+        assert!(matches!(buffer.claim(10..11, Access::Read), Err(DeviceError::Overlap { .. })), "one part is left");
+        drop(halves);
+        assert_eq!(buffer.claim(0..100, Access::Read).unwrap().bytes().unwrap()[64..66], [0, 7]);
+    }
+
+    #[test]
+    #[should_panic(expected = "edges ascend within the span")]
+    fn a_claim_is_not_cut_beyond_its_end() {
+        buffer(100).claim(10..20, Access::Write).unwrap().cut([11]);
     }
 
     #[test]

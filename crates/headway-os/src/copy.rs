@@ -50,8 +50,9 @@ pub unsafe fn window_store(to: *mut u8, from: &[u8]) {
     imp::store_fence();
 }
 
-/// Loads `to.len()` bytes from `from`: whole lines by streaming loads, the ends by aligned loads of at most 16 bytes. Begins
-/// with a full fence, so that nothing is read that was there before what this thread has seen. Touches no other byte.
+/// Loads `to.len()` bytes from `from`: whole lines by streaming loads, the ends by one masked load each where the CPU has such
+/// (AVX-512), else by aligned loads of at most 16 bytes. Begins with a full fence, so that nothing is read that was there before
+/// what this thread has seen. Touches no other byte.
 ///
 /// # Safety
 /// As many bytes from `from` on are mapped for reading, do not overlap `to`, and nobody writes them meanwhile.
@@ -76,6 +77,7 @@ fn step(address: usize, left: usize) -> usize {
 
 #[cfg(target_arch = "x86_64")]
 mod imp {
+    use std::arch::asm;
     use std::arch::x86_64::{
         __m128i, __m256i, _mm_loadu_si128, _mm_mfence, _mm_sfence, _mm_storeu_si128, _mm_stream_load_si128,
         _mm_stream_si128, _mm256_loadu_si256, _mm256_storeu_si256, _mm256_stream_load_si256, _mm256_stream_si256,
@@ -123,6 +125,49 @@ mod imp {
     /// As for [`super::window_load`].
     #[inline]
     pub(super) unsafe fn load_ends(from: *const u8, to: &mut [u8]) {
+        if is_x86_feature_detected!("avx512bw") {
+            // SAFETY: the caller vouches for the bytes, the CPU for the instructions.
+            unsafe { load_ends_avx512(from, to) };
+        } else {
+            // SAFETY: as above.
+            unsafe { load_ends_sse(from, to) };
+        }
+    }
+
+    /// Part of a line by one load, whatever its length and place: a window answers each load after a microsecond.
+    ///
+    /// # Safety
+    /// As for [`super::window_load`], on a CPU with AVX-512 for bytes.
+    #[target_feature(enable = "avx512f,avx512bw")]
+    pub(super) unsafe fn load_ends_avx512(from: *const u8, to: &mut [u8]) {
+        let mut at = 0;
+        while at < to.len() {
+            let before = (from.addr() + at) % LINE_BYTES;
+            let step = (LINE_BYTES - before).min(to.len() - at);
+            let mask = (u64::MAX >> (LINE_BYTES - step)) << before;
+            let line = from.wrapping_add(at).wrapping_sub(before);
+            let target = to[at..at + step].as_mut_ptr();
+            // SAFETY: only bytes whose bit is set are touched: `step` of them, which both sides have. The target's line begins
+            // `before` bytes ahead of it. Not `pure`, so that each load stays one load.
+            unsafe {
+                asm!(
+                    "vmovdqu8 {value}{{{mask}}}{{z}}, [{line}]",
+                    "vmovdqu8 [{target}]{{{mask}}}, {value}",
+                    value = out(zmm_reg) _,
+                    mask = in(kreg) mask,
+                    line = in(reg) line,
+                    target = in(reg) target.wrapping_sub(before),
+                    options(nostack, preserves_flags)
+                );
+            }
+            at += step;
+        }
+    }
+
+    /// # Safety
+    /// As for [`super::window_load`].
+    #[inline]
+    pub(super) unsafe fn load_ends_sse(from: *const u8, to: &mut [u8]) {
         let streaming = is_x86_feature_detected!("sse4.1");
         let mut at = 0;
         while at < to.len() {
@@ -409,6 +454,24 @@ mod tests {
             let mut expected = [0xA5; ROOM];
             expected[to..to + size].copy_from_slice(&memory.0[at..at + size]);
             assert!(target == expected, "{size} bytes from {at} to {to}");
+        });
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[test]
+    fn ends_are_the_same_with_and_without_masks() {
+        if !is_x86_feature_detected!("avx512bw") {
+            return;
+        }
+        every_case(|size, at, to| {
+            let memory = Lines(noise(size + at));
+            let (mut masked, mut stepped) = ([0xA5; ROOM], [0xA5; ROOM]);
+            // SAFETY: `memory` has these bytes, and nobody writes them; the CPU was asked.
+            unsafe {
+                imp::load_ends_avx512(memory.0.as_ptr().add(at), &mut masked[to..to + size]);
+                imp::load_ends_sse(memory.0.as_ptr().add(at), &mut stepped[to..to + size]);
+            }
+            assert!(masked == stepped, "{size} bytes from {at} to {to}");
         });
     }
 

@@ -11,6 +11,7 @@ use super::auto::{Pick, Situation};
 use super::ends::{Host, Transfer};
 use super::engine::Moved;
 use super::error::{Absence, chain};
+use super::ways::LINKS_MAX;
 use super::{Copier, CopyError, How, Observation, Report};
 
 /// From this size on a copy is bulk: it keeps an engine busy for longer than a small copy takes altogether.
@@ -91,9 +92,9 @@ impl Copier {
     fn named(&self, copy: &mut Transfer<'_>, way: Way, tuning: Option<Tuning>) -> Result<Outcome, CopyError> {
         let gpu = &self.gpus[copy.gpu];
         let _bulk = (copy.len >= BULK && uses_engine(way)).then(|| gpu.engine(copy.direction).gate.bulk());
-        let measured = || self.situation(copy).and_then(|at| self.auto.tuning(gpu.endpoint, at));
         let tuning = match way.method {
-            Method::Staged | Method::Multipath => tuning.or_else(measured),
+            Method::Staged => tuning.or_else(|| self.auto.tuning(gpu.endpoint, self.situation(copy)?)),
+            Method::Multipath => tuning.or_else(|| self.tuning_of_links(self.situation(copy)?)),
             _ => None,
         };
         let moved = self.by(copy, way, tuning, true)?;
@@ -121,7 +122,11 @@ impl Copier {
         }
         let _bulk = (copy.len >= BULK && uses_engine(pick.way)).then(|| gpu.engine(copy.direction).gate.bulk());
         loop {
-            let error = match self.by(copy, pick.way, pick.tuning, false) {
+            let tuning = match (pick.way.method, situation) {
+                (Method::Multipath, Some(at)) => self.tuning_of_links(at),
+                _ => pick.tuning,
+            };
+            let error = match self.by(copy, pick.way, tuning, false) {
                 Ok(moved) => {
                     let judged = judged.filter(|bucket| bucket.way == pick.way);
                     return Ok(Outcome { way: pick.way, predicted: pick.predicted, moved, instead_of, judged });
@@ -143,6 +148,16 @@ impl Copier {
             instead_of.get_or_insert((pick.way, reason));
             pick = next;
         }
+    }
+
+    /// How a copy over several links is staged: as copies of as many GPUs at once are, for they share the memory and the caches
+    /// as its links do. What goes through another GPU takes two steps, so that as many chunks are on their way as of one copy.
+    fn tuning_of_links(&self, at: Situation) -> Option<Tuning> {
+        let gpu = self.gpus[at.gpu].endpoint;
+        let alone = self.auto.tuning(gpu, at)?;
+        let links = u32::try_from(self.gpus.len()).unwrap_or(u32::MAX).min(LINKS_MAX);
+        let shared = self.auto.tuning(gpu, Situation { active: at.active.max(links), ..at })?;
+        Some(Tuning { in_flight: shared.in_flight.max(alone.in_flight), ..shared })
     }
 
     /// The bucket in which the watch judges this choice: those against which the driver's curve can be held.

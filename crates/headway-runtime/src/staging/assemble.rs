@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use headway_core::staging::{Cuts, Flow, LinkShape, Pipeline, Ramp, SPARE_BUFFERS};
+use headway_core::staging::{Cuts, Flow, LinkShape, PARTS_MAX, Pipeline, Ramp, SPARE_BUFFERS};
 use headway_core::units::Bytes;
 use headway_device::{Buffer, DeviceError};
 
@@ -157,7 +157,8 @@ impl<'a> Request<'a> {
                 at: (at % each * stride) as usize,
             };
             pinned.push((0..buffers).map(place).collect());
-            shapes.push(LinkShape { parts: link.wanted.max(1) as u32, buffers: buffers as u32, in_flight: slots });
+            let parts = (link.wanted.max(1) as u32).min(PARTS_MAX);
+            shapes.push(LinkShape { parts, buffers: buffers as u32, in_flight: slots });
         }
         (shapes, pinned)
     }

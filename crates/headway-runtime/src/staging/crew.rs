@@ -3,10 +3,9 @@
 //! A member is in one place at a time: idle here, with a job in its mailbox, at work, or lent to a transfer that calls it
 //! back. Only who has it may give it a job.
 
-use std::sync::PoisonError;
 use std::time::Duration;
 
-use super::sync::{Arc, AtomicBool, Mutex, MutexGuard, Ordering, Thread, current, park, spin_until};
+use super::sync::{Arc, AtomicBool, Mutex, MutexGuard, Ordering, Thread, current, lock, park, spin_until};
 
 /// A flag that one thread waits for; raised before the wait, it is not lost.
 pub(super) struct Signal {
@@ -82,7 +81,7 @@ impl<J: Clone> Crew<J> {
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner<J>> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.inner)
     }
 
     /// Makes the calling thread a member.
@@ -185,7 +184,7 @@ impl<J: Clone> Crew<J> {
 
 impl<J> Member<J> {
     fn mailbox(&self) -> MutexGuard<'_, Option<J>> {
-        self.mailbox.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.mailbox)
     }
 
     fn give(&self, job: J) {

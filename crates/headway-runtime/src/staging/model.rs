@@ -13,12 +13,16 @@ mod exchange;
 mod sync {
     use std::time::Duration;
 
-    pub(super) use shuttle::sync::atomic::{AtomicBool, Ordering};
+    pub(super) use shuttle::sync::atomic::{AtomicBool, AtomicU32, Ordering};
     pub(super) use shuttle::sync::{Arc, Mutex, MutexGuard};
     pub(super) use shuttle::thread::{Thread, current};
 
     pub(super) fn spin_until(mut ready: impl FnMut() -> bool) -> bool {
         ready()
+    }
+
+    pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+        mutex.lock().unwrap()
     }
 
     /// Without a bound, so that a lost wake-up is a deadlock.
@@ -41,13 +45,14 @@ const WORKERS: usize = 2;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Failing {
     Nothing,
+    Open(u64),
     Worker(u64),
     Engine(u64),
     Cancel(u64),
 }
 
 struct Job {
-    exchange: Exchange,
+    exchange: Exchange<u32>,
     /// The chunk in each part of each buffer; locked while it is used, by one at a time.
     buffers: Vec<Vec<Mutex<Option<u64>>>>,
     /// How often a worker copied each part of each chunk.
@@ -57,6 +62,17 @@ struct Job {
 }
 
 impl Job {
+    /// The parts of a chunk; nobody has the buffer.
+    fn open(&self, task: Task) -> Result<Vec<u32>, Fault> {
+        let parts = &self.buffers[task.buffer as usize];
+        parts.iter().for_each(|part| drop(part.try_lock().expect("nobody has a chunk that is begun")));
+        if self.failing == Failing::Open(task.chunk) {
+            Err(Fault::Panic)
+        } else {
+            Ok((0..parts.len() as u32).collect())
+        }
+    }
+
     fn copy(&self, task: Task, part: u32) -> Result<(), Fault> {
         let mut place =
             self.buffers[task.buffer as usize][part as usize].try_lock().expect("a part has one user at a time");
@@ -147,7 +163,9 @@ fn scenario(flow: Flow, shape: (u32, u32), failing: Failing) {
             let crew = Arc::clone(&crew);
             shuttle::thread::spawn(move || {
                 let me = crew.enlist();
-                crew.live(&me, |job| job.exchange.serve(0, me.index, |task, part| job.copy(task, part)));
+                crew.live(&me, |job| {
+                    job.exchange.serve(0, me.index, |task| job.open(task), |task, part| job.copy(task, part))
+                });
             })
         })
         .collect();
@@ -157,7 +175,7 @@ fn scenario(flow: Flow, shape: (u32, u32), failing: Failing) {
     let (outcome, prefix) = transfer(&crew, flow, shape, failing);
     match failing {
         Failing::Nothing => assert_eq!(outcome, Outcome::Complete),
-        Failing::Worker(chunk) | Failing::Engine(chunk) => {
+        Failing::Open(chunk) | Failing::Worker(chunk) | Failing::Engine(chunk) => {
             assert_eq!(outcome, Outcome::Failed { chunk });
             assert!(prefix <= chunk);
         }
@@ -172,7 +190,7 @@ fn scenario(flow: Flow, shape: (u32, u32), failing: Failing) {
 
 fn explore(flow: Flow) {
     let faults = (0..CHUNKS)
-        .flat_map(|at| [Failing::Worker(at), Failing::Engine(at), Failing::Cancel(at + 1)])
+        .flat_map(|at| [Failing::Open(at), Failing::Worker(at), Failing::Engine(at), Failing::Cancel(at + 1)])
         .chain([Failing::Nothing]);
     for failing in faults {
         for shape in [(1, 1), (2, 1), (4, 1), (1, 2), (3, 2)] {

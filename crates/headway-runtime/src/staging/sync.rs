@@ -1,8 +1,8 @@
 //! The primitives that [`exchange`](super::exchange) is built on; its model check brings others of the same names.
 
-use std::sync::OnceLock;
-pub(super) use std::sync::atomic::{AtomicBool, Ordering};
+pub(super) use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 pub(super) use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{OnceLock, PoisonError, TryLockError};
 pub(super) use std::thread::{Thread, current};
 use std::time::Duration;
 
@@ -31,6 +31,21 @@ pub(super) fn spin_until(mut ready: impl FnMut() -> bool) -> bool {
         std::hint::spin_loop();
     }
     false
+}
+
+/// Locks `mutex`. What it guards is held for a microsecond at most: who slept for it would wake up long after, on a virtual
+/// machine after a hundred.
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    let mut held = None;
+    spin_until(|| {
+        held = match mutex.try_lock() {
+            Ok(guard) => Some(guard),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        };
+        held.is_some()
+    });
+    held.unwrap_or_else(|| mutex.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
 /// Parks the calling thread, for at most `bound` if there is one.

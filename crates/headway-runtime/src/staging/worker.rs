@@ -23,6 +23,12 @@ pub type CopyLoop = Arc<dyn Fn(&mut [u8], &[u8], Stores) + Send + Sync>;
 /// A transfer, and the link that a worker serves in it.
 pub(super) type Work = (Arc<Job>, usize);
 
+/// What one part of a chunk is copied from and to.
+pub(super) struct Ends {
+    from: Span,
+    to: Span,
+}
+
 /// A place in pinned memory.
 pub(super) struct Pinned {
     pub(super) memory: Buffer,
@@ -30,16 +36,15 @@ pub(super) struct Pinned {
 }
 
 impl Pinned {
-    /// Claims the part `range` of `chunk`, which lies here.
-    fn claim(&self, chunk: &Range<u64>, range: &Range<u64>, access: Access) -> Result<Span, DeviceError> {
-        let at = |offset: u64| self.at + (offset - chunk.start) as usize;
-        self.memory.claim(at(range.start)..at(range.end), access)
+    /// Claims `bytes` bytes from here on.
+    fn claim(&self, bytes: usize, access: Access) -> Result<Span, DeviceError> {
+        self.memory.claim(self.at..self.at + bytes, access)
     }
 }
 
 /// One transfer.
 pub(super) struct Job {
-    pub(super) exchange: Exchange,
+    pub(super) exchange: Exchange<Ends>,
     pub(super) flow: Flow,
     pub(super) cuts: Cuts,
     /// Parts in which the workers of each link copy a chunk.
@@ -68,27 +73,34 @@ impl Job {
         let chunk = self.cuts.chunk(task.chunk);
         match self.pinned[link].get(task.buffer as usize) {
             None => self.own(chunk, access),
-            Some(pinned) => pinned.claim(&chunk, &chunk, access),
+            Some(pinned) => pinned.claim((chunk.end - chunk.start) as usize, access),
         }
     }
 
-    fn copy(&self, link: usize, task: Task, part: u32) -> Result<(), Fault> {
-        let (chunk, range) = (self.cuts.chunk(task.chunk), self.cuts.part(task.chunk, part, self.parts[link]));
-        if range.is_empty() {
+    /// Claims both ends of a chunk, and cuts them into its parts.
+    fn open(&self, link: usize, task: Task) -> Result<Vec<Ends>, DeviceError> {
+        let (chunk, parts) = (self.cuts.chunk(task.chunk), self.parts[link]);
+        let pinned = &self.pinned[link][task.buffer as usize];
+        let bytes = (chunk.end - chunk.start) as usize;
+        let (from, to) = match self.flow {
+            Flow::In => (self.own(chunk.clone(), Access::Read)?, pinned.claim(bytes, Access::Write)?),
+            Flow::Out => (pinned.claim(bytes, Access::Read)?, self.own(chunk.clone(), Access::Write)?),
+        };
+        let edges = || (1..parts).map(|part| (self.cuts.part(task.chunk, part, parts).start - chunk.start) as usize);
+        Ok(from.cut(edges()).into_iter().zip(to.cut(edges())).map(|(from, to)| Ends { from, to }).collect())
+    }
+
+    fn copy(&self, task: Task, ends: Ends) -> Result<(), Fault> {
+        let Ends { from, mut to } = ends;
+        if from.is_empty() {
             return Ok(());
         }
-        let pinned = &self.pinned[link][task.buffer as usize];
-        let (from, to) = match self.flow {
-            Flow::In => (self.own(range.clone(), Access::Read), pinned.claim(&chunk, &range, Access::Write)),
-            Flow::Out => (pinned.claim(&chunk, &range, Access::Read), self.own(range, Access::Write)),
-        };
-        let (from, mut to) = (from.map_err(Fault::Device)?, to.map_err(Fault::Device)?);
         let from = from.bytes().map_err(Fault::Device)?;
         if self.populate {
             memory::populate_read(from).map_err(Fault::Page)?;
         }
         let to = to.bytes_mut().map_err(Fault::Device)?;
-        let stores = self.stores_of(&chunk);
+        let stores = self.stores_of(&self.cuts.chunk(task.chunk));
         // A panic leaves nothing behind but the spans, which release their claims.
         catch_unwind(AssertUnwindSafe(|| (self.copy_loop)(to, from, stores))).map_err(|_| Fault::Panic)
     }
@@ -104,7 +116,8 @@ impl Job {
 pub(super) fn live(crew: &Crew<Work>, me: &Member<Work>) {
     crew.live(me, |(job, link)| {
         let started = clock::thread_cpu_time();
-        let free = job.exchange.serve(*link, me.index, |task, part| job.copy(*link, task, part));
+        let open = |task| job.open(*link, task).map_err(Fault::Device);
+        let free = job.exchange.serve(*link, me.index, open, |task, ends| job.copy(task, ends));
         job.cpu.fetch_add(clock::thread_cpu_time().saturating_sub(started).0, Ordering::Relaxed);
         free
     });

@@ -176,8 +176,8 @@ impl<L: FnMut(Nanos, usize, u64, StagedEvent)> Run<'_, L> {
                 self.submit(link, task);
             }
             while let Some(worker) = self.free[link].pop() {
-                let (WorkerStep::Fill(task, part) | WorkerStep::Drain(task, part)) = self.pipeline.worker_next(link)
-                else {
+                let step = self.pipeline.worker_next(link, 0);
+                let (WorkerStep::Fill(task, part) | WorkerStep::Drain(task, part)) = step else {
                     self.free[link].push(worker);
                     break;
                 };

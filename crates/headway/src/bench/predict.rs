@@ -131,6 +131,9 @@ impl Bench<'_, '_> {
                 bytes: bytes as usize,
                 window: window_of(key.way),
             };
+            // The curves are of ways by themselves: a resident copier of the point before delays the driver's calls by a
+            // microsecond or two.
+            rig.copier().park().map_err(Error::Copy)?;
             let figures = self.session.series("predict", effort, |turn| {
                 let timing = rig.shoot(&shot, turn)?;
                 if turn == 0 || shot.bytes <= COMPARED_MAX {

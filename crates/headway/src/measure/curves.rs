@@ -183,6 +183,8 @@ impl Taker<'_, '_> {
         memory: HostMemory,
         load: Load,
     ) -> Result<(), Error> {
+        // A resident copier of the curve before would be a load.
+        rig.copier().park().map_err(Error::Copy)?;
         for bytes in self.sizes.clone() {
             if measures(way, direction, bytes) && !self.dropped.iter().any(|(dropped, _)| *dropped == way) {
                 self.point(rig, (way, direction, memory, load), bytes)?;
