@@ -10,17 +10,19 @@ mod check;
 mod lateness;
 mod messages;
 mod overload;
+mod pieces;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 
-use crate::plan::{Pipeline, Plan, PlannedOperation, PlannedStep, Source, Work};
+use crate::plan::{Pipeline, Plan, PlannedStep, Source};
 use crate::units::{Bytes, Nanos};
 
 use check::{check, fits};
 use lateness::Lateness;
 pub use messages::{Action, Event, Input, Limits, Refused, TIME_MAX};
 use overload::Overload;
+use pieces::{carried, piece, whole};
 
 /// A job: one step of one cycle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -687,40 +689,5 @@ fn shortest(plan: &Plan, pipeline: &Pipeline) -> Nanos {
             deadlines.min().unwrap_or_default()
         }
         _ => Nanos::ZERO,
-    }
-}
-
-/// What a cycle of a message or flow moves.
-fn carried(pipeline: &Pipeline, cycle: u64) -> Bytes {
-    match &pipeline.source {
-        Source::Batch(parts) => {
-            let bytes = parts.iter().filter_map(|part| part.in_cycle(cycle)).map(|(_, bytes)| bytes.end - bytes.start);
-            Bytes(bytes.fold(0, u64::saturating_add))
-        }
-        Source::Streams(_) | Source::Wafer(_) | Source::Message | Source::Flow => pipeline.reserve,
-    }
-}
-
-/// The next piece of a waiting job: a chunk of a copy, or everything.
-fn piece(step: &PlannedStep, waiting: &Waiting) -> (Bytes, Bytes) {
-    let left = waiting.bytes.0 - waiting.next.0;
-    let chunked =
-        step.operations.len() == 1 && step.chunk.0 > 0 && matches!(step.operations[0].work, Work::Copy { .. });
-    let bytes = if chunked { left.min(step.chunk.0) } else { left };
-    (waiting.next, Bytes(bytes))
-}
-
-/// The piece as one operation of the step sees it: blocks of a batch have their own sizes.
-fn whole(
-    step: &PlannedStep,
-    operation: &PlannedOperation,
-    offset: Bytes,
-    bytes: Bytes,
-    block: Bytes,
-) -> (Bytes, Bytes) {
-    match operation.work {
-        Work::Copy { bytes: own, .. } if step.operations.len() > 1 => (Bytes(0), own),
-        Work::Copy { .. } => (offset, bytes),
-        Work::Compute { .. } | Work::Hold => (Bytes(0), block),
     }
 }
