@@ -159,11 +159,11 @@ fn both_orders_both_stores_with_and_without_a_ramp_move_the_same_bytes() {
         for stores in [Stores::Plain, Stores::NonTemporal] {
             for ramp in [false, true] {
                 for in_flight in [0, 1, 2, 9] {
-                    let tuning = Tuning { stores, in_flight, ..tuning(2, 1 << 20) };
+                    let tuning = Tuning { stores, in_flight, ..tuning(2, 2 << 20) };
                     let how = Staged { order, ramp, populate: true, ..Staged::new(tuning) };
                     let [moved, _] = rig.check(&[&rig.pool], (5 << 20) + 77, 7, 3, &how);
-                    // 256 and 512 KiB, then whole ones.
-                    assert_eq!(moved.chunks, if ramp { 2 + 5 } else { 6 }, "{how:?}");
+                    // 512 KiB, then whole mebibytes: for two buffers of the largest size there is too little.
+                    assert_eq!(moved.chunks, if ramp { 1 + 5 } else { 3 }, "{how:?}");
                 }
             }
         }

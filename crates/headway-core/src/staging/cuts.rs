@@ -7,8 +7,10 @@ use crate::transfer::Direction;
 use crate::transfer::Geometry;
 use crate::units::Bytes;
 
-/// The smallest chunk of a ramp: below it an engine's set-up weighs more than the wait it saves.
+/// The smallest chunk of a ramp: below it an engine's set-up weighs more than the wait it saves. The second is for workers
+/// that share it.
 const RAMP_FROM: u64 = 256 << 10;
+const RAMP_FROM_SHARED: u64 = 512 << 10;
 /// Sizes of a ramp are multiples of it.
 const RAMP_GRAIN: u64 = 64 << 10;
 /// Boundary in the caller's memory on the way in.
@@ -23,6 +25,8 @@ pub struct Ramp {
     round: u32,
     /// The next size in percent of one.
     growth: u32,
+    /// The first size.
+    from: u64,
 }
 
 impl Ramp {
@@ -30,22 +34,22 @@ impl Ramp {
     /// the size.
     #[must_use]
     pub const fn own(workers: u32) -> Self {
-        Self { round: workers, growth: 200 }
+        Self { round: workers, growth: 200, from: RAMP_FROM }
     }
 
     /// For workers that share the chunks of each of `links` links: each of twice the size. Steps by a quarter kept the engine
     /// no busier, for each chunk costs it some microseconds.
     #[must_use]
     pub const fn shared(links: u32) -> Self {
-        Self { round: links, growth: 200 }
+        Self { round: links, growth: 200, from: RAMP_FROM_SHARED }
     }
 }
 
 /// How one staged copy is cut.
 ///
-/// With a ramp, chunks grow from 256 KiB up to the buffer: on the way in at the start, where the engine waits for the first
-/// chunks; on the way out at the end, where the caller waits for the last ones. A copy too short for the largest size stays
-/// at a smaller one. A ramp on the way out keeps to pages, not to huge pages.
+/// With a ramp, chunks grow from 256 or 512 KiB up to the buffer: on the way in at the start, where the engine waits for the
+/// first chunks; on the way out at the end, where the caller waits for the last ones. A copy too short for the largest size
+/// stays at a smaller one. A ramp on the way out keeps to pages, not to huge pages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cuts {
     flow: Flow,
@@ -169,7 +173,7 @@ impl Ramp {
     /// Sizes of the ramp's chunks from the small end, and of the even ones.
     fn sizes(self, total: u64, buffer: u64) -> (Vec<u64>, u64) {
         let round = u64::from(self.round.max(1));
-        let mut size = RAMP_FROM.min(buffer.max(1));
+        let mut size = self.from.min(buffer.max(1));
         let mut rest = total;
         let mut sizes: Vec<u64> = Vec::new();
         while size < buffer && rest / size >= 3 * round {
@@ -220,8 +224,8 @@ mod tests {
     #[test]
     fn shared_chunks_double_one_by_one() {
         let into = sizes(&Cuts::ramped(Flow::In, 0, Bytes(64 * MIB), Bytes(4 * MIB), Ramp::shared(1)));
-        let kib: Vec<u64> = into.iter().take(6).map(|size| size >> 10).collect();
-        assert_eq!(kib, [256, 512, 1024, 2048, 4096, 4096]);
+        let kib: Vec<u64> = into.iter().take(5).map(|size| size >> 10).collect();
+        assert_eq!(kib, [512, 1024, 2048, 4096, 4096]);
     }
 
     #[test]
