@@ -232,7 +232,7 @@ fn cameras_that_share_gpus_track_the_same_under_every_rule() {
     }
     let folder = place.path().join("r");
     let results = read(&folder, "results.csv");
-    assert_eq!(results.lines().count(), 1 + 6, "{results}");
+    assert_eq!(results.lines().count(), 1 + 8, "{results}");
     let digests: BTreeSet<_> = results.lines().skip(1).filter_map(|line| line.rsplit(',').next()).collect();
     assert_eq!(digests.len(), 1, "{results}");
     assert!(folder.join("frames.csv.gz").is_file() && read(&folder, "summary.md").contains("Source `emu`"));

@@ -219,11 +219,12 @@ fn a_miss_stops_a_run_that_asks_for_it_and_nothing_is_kept() {
 }
 
 #[test]
-fn messages_and_flows_run_only_in_the_simulation() {
+fn messages_and_flows_bring_their_own_bytes() {
     let place = place();
     let run = ["run", "workloads/verner-fig2.1.toml", "--machine", "tyan-ft72b7015", "--out", "results"];
-    let emulated = [&run[..], &["--backend", "emu"]].concat();
-    fails(place.path(), &emulated, 2, &["`fig2.1` cannot run on devices", "`--backend sim`"]);
+    let emulated = headway(place.path(), &[&run[..], &["--backend", "emu"]].concat());
+    // Deadlines depend on how fast this machine is, bytes do not.
+    assert!(matches!(emulated.status, Some(0 | 1)) && emulated.out.contains("all as they were sent"), "{emulated:#?}");
     fs::write(place.path().join("data"), "bytes for nobody").unwrap();
     let input = [&run[..], &["--backend", "sim", "--input", "data"]].concat();
     fails(place.path(), &input, 2, &["no streams", "`--input`"]);

@@ -127,7 +127,7 @@ const fn held(holds: bool) -> Verdict {
 /// `small` is for devices whose kernels run on the CPU.
 pub(crate) fn kernel_costs(device: Box<dyn Device>, effort: Effort, small: bool) -> Result<[KernelCost; 2], Error> {
     let of_paper = Study::of_paper("host", 1);
-    let (study, images) = if small { (Study { height: 200, ..of_paper }, 1) } else { (of_paper, 40) };
+    let (study, images) = if small { (Study { height: 300, ..of_paper }, 1) } else { (of_paper, 40) };
     let calibration = calibrate::calibrate(vec![device], &study, calibrate::Size { images, effort, fixed: true })?;
     Ok(calibration.kernels())
 }
