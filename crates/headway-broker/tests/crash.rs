@@ -328,7 +328,7 @@ impl Node {
         while self.get(ROUNDS + worker).wrapping_sub(from) < more {
             self.revive(worker, &mut from);
             if start.elapsed() >= LIMIT {
-                panic!("worker {worker} is stuck: {:?}", client::status(&self.socket));
+                panic!("worker {worker} is stuck: {}", self.describe());
             }
             pause();
         }
@@ -352,10 +352,30 @@ impl Node {
             }
             self.revive(worker, &mut 0);
             if start.elapsed() >= LIMIT {
-                panic!("worker {worker} gets no engine: {:?}", client::status(&self.socket));
+                panic!("worker {worker} gets no engine: {}", self.describe());
             }
             pause();
         }
+    }
+
+    /// Who is where, for whoever looks for the cause.
+    fn describe(&mut self) -> String {
+        let mut text = format!("{:?}\n", client::status(&self.socket));
+        let mut roster = self.socket.as_os_str().to_owned();
+        roster.push(".clients");
+        text += &format!("roster: {:?}\n", std::fs::read_to_string(&roster));
+        for worker in 0..WORKERS {
+            let pid = self.workers[worker].id();
+            let ended = self.workers[worker].try_wait();
+            text += &format!("worker {worker}: process {pid}, {ended:?}, lingers {:#x}\n", self.get(LINGER + worker));
+            for task in std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten() {
+                let read = |name: &str| std::fs::read_to_string(task.path().join(name)).unwrap_or_default();
+                let stat = read("stat");
+                let state = stat.rsplit(") ").next().and_then(|rest| rest.chars().next());
+                text += &format!("  {}: {state:?} {} {}\n", read("comm").trim(), read("wchan"), read("syscall").trim());
+            }
+        }
+        text
     }
 
     fn kill_broker(&mut self) {

@@ -103,8 +103,9 @@ fn relink(shared: &Shared, old: &Arc<Link>, stop: &AtomicBool) -> Option<Arc<Lin
 
 /// Ends all leases of the lost connection, as the broker would, and notes what is in use.
 fn freeze(shared: &Shared, old: &Link) -> Vec<Frozen> {
-    let state = shared.lock();
+    // First: whoever gives a token back holds the state, and may wait for room in a ring that nobody reads any more.
     old.lose();
+    let state = shared.lock();
     let busy: Vec<(usize, u32, u64)> = (0..old.gpus.len() * ENGINES)
         .filter_map(|lock| match lease::revoke(old.lease(lock)) {
             Revoked::Busy { owner, word } => Some((lock, owner, word)),
