@@ -484,7 +484,8 @@ impl Node {
 
     fn hit(&mut self, random: &mut Pcg64Mcg) {
         let worker = (random.next_u32() as usize) % WORKERS;
-        self.await_rounds(worker, 1 + random.next_u32() % 3);
+        // A round may end without the broker; after the second, a new one has taken over.
+        self.await_rounds(worker, 2 + random.next_u32() % 2);
         let (kind, inside) = (random.next_u32() % 40, random.next_u32().is_multiple_of(3));
         if inside && kind >= 8 {
             self.await_chunk(worker);

@@ -202,6 +202,8 @@ impl Desk {
             if self.recovering.take().is_some() {
                 self.roster_changed = true;
                 self.before = None;
+                // Nobody's requests were read until now.
+                self.tasks.values_mut().filter_map(|task| task.open.as_mut()).for_each(|open| open.since = now);
                 let _ = self.feed(now, Input::Recovered);
             }
             busy |= self.read_rings(now, share);
@@ -259,7 +261,11 @@ impl Desk {
             .min()
     }
 
+    /// When a job with a token has been silent for too long. Nobody is overdue while requests are not read.
     fn overdue_at(&self, task: &Task) -> Option<Nanos> {
+        if self.recovering.is_some() {
+            return None;
+        }
         let open = task.open.as_ref().filter(|open| open.granted.is_some())?;
         let is_served = self.sessions.get(&task.client)?.gone.is_none();
         is_served.then(|| open.since.saturating_add(self.watchdog))
