@@ -91,6 +91,30 @@ fn no_more_tokens_than_there_are_and_never_two_on_an_engine() {
 }
 
 #[test]
+fn who_gives_everything_back_and_goes_at_once_leaves_nothing_behind() {
+    let broker = Broker::start(one_gpu(2));
+    let over = AtomicU32::new(0);
+    std::thread::scope(|scope| {
+        // Keeps the broker at its pages, so that it comes to sockets at any time.
+        scope.spawn(|| {
+            let client = connect(&broker, "busy");
+            let mut task = client.register(shape("a")).unwrap();
+            while over.load(Ordering::SeqCst) == 0 {
+                drop(task.acquire(clock::now(), 0, Some(LIMIT)).unwrap());
+            }
+        });
+        for _ in 0..500 {
+            let client = connect(&broker, "short");
+            let mut task = client.register(shape("b")).unwrap();
+            task.acquire(clock::now(), 0, Some(LIMIT)).unwrap().release(Nanos(1_000));
+        }
+        over.store(1, Ordering::SeqCst);
+    });
+    // Their process goes on, and nobody waits for its end: no token is held.
+    wait_until("all are gone", || client::status(&broker.socket).is_ok_and(|status| status.clients.is_empty()));
+}
+
+#[test]
 fn threads_of_one_client_exclude_each_other_too() {
     let broker = Broker::start(one_gpu(3));
     let client = connect(&broker, "threads");

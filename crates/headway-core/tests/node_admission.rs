@@ -238,7 +238,8 @@ fn history(machine: &Machine, rate: u64, seed: u64, tally: &mut Tally) -> Result
         for (&server, queue) in &mut queues {
             queue.run(now, end, &mut node, server, &mut draw)?;
         }
-        now = end;
+        // What joins now is not there for what was decided at `end`.
+        now = end + Nanos(1);
         let there: Vec<String> = node.flows().map(str::to_owned).collect();
         if !there.is_empty() && draw.below(3) == 0 {
             let id = &there[draw.below(there.len() as u64) as usize];

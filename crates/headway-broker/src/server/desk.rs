@@ -17,7 +17,7 @@ use super::replay::Replayed;
 use super::session::{Gone, Session};
 use super::{BrokerLimits, Log, Options};
 use crate::error::{Reason, ServerError};
-use crate::layout::{Code, Entry};
+use crate::layout::{Code, Entry, RING_ENTRIES};
 use crate::message::TaskShape;
 use crate::status::Counts;
 
@@ -217,37 +217,60 @@ impl Desk {
     }
 
     fn read_rings(&mut self, now: Nanos, share: usize) -> bool {
-        let mut entries = Vec::new();
-        let mut liars = Vec::new();
+        let clients: Vec<ClientId> = self.sessions.keys().copied().collect();
+        let mut busy = false;
+        for client in clients {
+            busy |= self.read_ring(now, client, share, true);
+        }
+        busy
+    }
+
+    /// Handles entries of one client; of one that is going only what gives back (`asks` is false). Whether there were any.
+    fn read_ring(&mut self, now: Nanos, client: ClientId, share: usize, asks: bool) -> bool {
         // What a client that is gone has left in its ring no longer counts: all that it holds ends with its drain.
-        for (client, session) in self.sessions.iter_mut().filter(|(_, session)| session.gone.is_none()) {
-            let Some(pages) = &mut session.pages else { continue };
-            for _ in 0..share {
-                match pages.next() {
-                    Next::Entry(entry) => entries.push((*client, entry)),
-                    Next::Nothing => break,
-                    Next::Nonsense => {
-                        liars.push(*client);
-                        break;
-                    }
+        let session = self.sessions.get_mut(&client).filter(|session| session.gone.is_none());
+        let Some(pages) = session.and_then(|session| session.pages.as_mut()) else { return false };
+        let (mut entries, mut lies) = (Vec::new(), false);
+        for _ in 0..share {
+            match pages.next() {
+                Next::Entry(entry) => entries.push(entry),
+                Next::Nothing => break,
+                Next::Nonsense => {
+                    lies = true;
+                    break;
                 }
             }
         }
-        let busy = !entries.is_empty() || !liars.is_empty();
-        for (client, entry) in entries {
+        let busy = lies || !entries.is_empty();
+        for entry in entries {
             match entry {
+                Entry::Release { job, outcome } => self.release(now, client, job, outcome),
+                Entry::Abort { job } => self.abort(now, client, job),
+                Entry::Request { .. } | Entry::Acquire { .. } if !asks => {}
                 Entry::Request { slot, generation, job, release, acquisition } => {
                     self.request(now, client, Slot { number: slot, generation }, job, release, acquisition);
                 }
-                Entry::Release { job, outcome } => self.release(now, client, job, outcome),
-                Entry::Abort { job } => self.abort(now, client, job),
                 Entry::Acquire { slot, generation, job, operation } => {
                     self.acquire(now, client, Slot { number: slot, generation }, job, operation);
                 }
             }
         }
-        liars.into_iter().for_each(|client| self.cut(now, client, false));
+        if lies {
+            self.cut(now, client, false);
+        }
         busy
+    }
+
+    /// What a client published in memory comes before what it says, or does, at its socket afterwards.
+    pub(super) fn catch_up(&mut self, now: Nanos, client: ClientId, asks: bool) {
+        if self.recovering.is_some() {
+            return;
+        }
+        let returned = self.collect_returns(now);
+        if self.read_ring(now, client, RING_ENTRIES as usize, asks) || returned {
+            self.settle_leases(now);
+            self.priority.apply();
+        }
     }
 
     /// When [`Desk::turn`] is due although nobody rings.
@@ -515,6 +538,7 @@ impl Desk {
 
     /// A client has closed its connection.
     pub(super) fn leave(&mut self, now: Nanos, client: ClientId) {
+        self.catch_up(now, client, false);
         self.counts.gone += 1;
         self.let_go(now, client, false);
     }
@@ -531,6 +555,7 @@ impl Desk {
     }
 
     pub(super) fn process_ended(&mut self, now: Nanos, client: ClientId) {
+        self.catch_up(now, client, false);
         let Some(session) = self.sessions.get_mut(&client) else { return };
         match &mut session.gone {
             Some(gone) => {

@@ -33,7 +33,10 @@ impl Desk {
                 Ok(task) => FromBroker::Registered { task },
                 Err(reason) => FromBroker::Refused { reason },
             },
-            FromClient::Withdraw { task } if greeted => self.withdraw(now, client, task),
+            FromClient::Withdraw { task } if greeted => {
+                self.catch_up(now, client, true);
+                self.withdraw(now, client, task)
+            }
             FromClient::Fault { gpu } if greeted => {
                 self.fault(client, gpu);
                 FromBroker::Done

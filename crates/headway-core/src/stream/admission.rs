@@ -202,7 +202,8 @@ impl Admission {
     }
 
     /// Takes a flow in at `now`: grows a message on the same routes, or makes a new one, or combines it into one with a
-    /// shorter or equal period, whichever comes first and passes.
+    /// shorter or equal period, whichever comes first and passes. `now` is after whatever the domain has begun, as
+    /// [`Node::join`](super::node::Node::join) explains.
     ///
     /// # Errors
     /// [`Refused`]; nothing has changed then.

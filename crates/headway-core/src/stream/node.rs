@@ -211,6 +211,9 @@ impl Node {
 
     /// Takes a flow in at `now`, on all servers of its steps or on none, and says where its parts go.
     ///
+    /// A server that has begun a job at `now` did so without the flow, whose first job may be released at once: ask a nanosecond
+    /// later then. The tests count with blockers that begin before what they block, not at the same time.
+    ///
     /// # Errors
     /// [`Refused`]; nothing has changed then.
     pub fn join(&mut self, now: Nanos, flow: &Flow) -> Result<Vec<Part>, Refused> {
