@@ -19,7 +19,9 @@
 //! No two clients share a page. Everything that the broker reads from a page is copied once and checked; its own book, not
 //! the page, says who holds what. So a client that lies harms itself. A client that ends, however it ends, gives back what
 //! it held after [`Options::drain`]; one that hangs with a token after [`Options::watchdog`], and is cut off. Those two
-//! times bound what a client can cost the others beside its regular use. What is in flight on a GPU cannot be recalled.
+//! times bound what a client can cost the others beside its regular use. What is in flight on a GPU cannot be recalled, and a
+//! process that was stopped for longer than that, between a grant and its use, goes on as if it still held it until it asks or
+//! looks ([`client::Token::is_revoked`]): no program outside the kernel can keep it from the GPU.
 //!
 //! # When a GPU is lost
 //! The broker believes its [`Probe`] or its owner, no client: what a client meets ([`Client::report_fault`]) has the probe

@@ -1,9 +1,12 @@
 //! Pipelines that advance together: the baselines `lockstep` and `generation`, planned and dispatched.
 
+#[path = "dispatch/bench.rs"]
+mod bench;
 #[path = "dispatch/case.rs"]
 #[allow(dead_code, reason = "every test file uses its own part")]
 mod case;
 
+use bench::Bench;
 use case::{compute, copy, flow, server, step, stream};
 use headway_core::dispatch::{Action, Dispatcher, Event, Input, Limits, Refused};
 use headway_core::interconnect::{BatchBlock, Network};
@@ -24,26 +27,7 @@ fn pair(chained: bool, steps: &[bool]) -> Plan {
     case::plan(vec![server(1)], vec![pipeline(0), pipeline(1)], vec![stream(0, 10, 90), stream(1, 10, 90)])
 }
 
-struct Bench(Dispatcher);
-
 impl Bench {
-    fn started(plan: Plan, cycles: u64) -> Self {
-        let (pipelines, streams) = (plan.pipelines.len(), plan.streams.len());
-        let mut dispatcher = Dispatcher::new(plan, Limits::default()).unwrap();
-        let (cycles, packets) = (vec![cycles; pipelines], vec![cycles; streams]);
-        dispatcher.handle(Nanos(0), &Input::Start { epoch: Nanos(0), cycles, packets }).unwrap();
-        Self(dispatcher)
-    }
-
-    fn data(&mut self, now: u64, pipeline: u32, cycle: u64) {
-        self.0.handle(Nanos(now), &Input::Data { pipeline, cycle, bytes: Bytes(8) }).unwrap();
-    }
-
-    fn done(&mut self, operation: u64, started: u64, now: u64) {
-        let (started, finished) = (Nanos(started), Nanos(now));
-        self.0.handle(Nanos(now), &Input::Done { operation, started, finished }).unwrap();
-    }
-
     /// What is submitted now: (operation, pipeline, cycle, step).
     fn submitted(&mut self) -> Vec<(u64, u32, u64, u32)> {
         let of = |action| match action {
@@ -51,10 +35,6 @@ impl Bench {
             Action::Deliver { .. } | Action::Drop { .. } => None,
         };
         std::iter::from_fn(|| self.0.poll_action()).filter_map(of).collect()
-    }
-
-    fn events(&mut self) -> Vec<Event> {
-        std::iter::from_fn(|| self.0.poll_event()).collect()
     }
 }
 

@@ -1,11 +1,14 @@
 //! What the dispatcher does with work that is late or more than planned: `on_miss`, and who is paused.
 
+#[path = "dispatch/bench.rs"]
+mod bench;
 #[path = "dispatch/case.rs"]
 #[allow(dead_code, reason = "every test file uses its own part")]
 mod case;
 
+use bench::Bench;
 use case::{copy, flow, server, step, stream};
-use headway_core::dispatch::{Action, Dispatcher, Event, Input, Limits};
+use headway_core::dispatch::{Action, Event, Input};
 use headway_core::plan::{Pipeline, Plan, Source};
 use headway_core::units::{Bytes, Nanos};
 use headway_core::workload::{OnMiss, parse};
@@ -28,26 +31,7 @@ fn plan(of: &[(u64, u64, OnMiss)]) -> Plan {
 /// Operation, pipeline, cycle.
 type Submitted = (u64, u32, u64);
 
-struct Bench(Dispatcher);
-
 impl Bench {
-    fn started(plan: Plan, cycles: u64) -> Self {
-        let count = plan.pipelines.len();
-        let mut dispatcher = Dispatcher::new(plan, Limits::default()).unwrap();
-        let start = Input::Start { epoch: Nanos(0), cycles: vec![cycles; count], packets: vec![cycles; count] };
-        dispatcher.handle(Nanos(0), &start).unwrap();
-        Self(dispatcher)
-    }
-
-    fn data(&mut self, now: u64, pipeline: u32, cycle: u64) {
-        self.0.handle(Nanos(now), &Input::Data { pipeline, cycle, bytes: Bytes(8) }).unwrap();
-    }
-
-    fn done(&mut self, operation: u64, started: u64, now: u64) {
-        let (started, finished) = (Nanos(started), Nanos(now));
-        self.0.handle(Nanos(now), &Input::Done { operation, started, finished }).unwrap();
-    }
-
     /// Submissions and dropped cycles.
     fn actions(&mut self) -> (Vec<Submitted>, Vec<(u32, u64)>) {
         let (mut submitted, mut dropped) = (Vec::new(), Vec::new());
@@ -59,10 +43,6 @@ impl Bench {
             }
         }
         (submitted, dropped)
-    }
-
-    fn events(&mut self) -> Vec<Event> {
-        std::iter::from_fn(|| self.0.poll_event()).collect()
     }
 
     /// Pipelines that were paused and resumed since the last time: (which, whether paused).

@@ -25,9 +25,9 @@ use serde::Serialize;
 
 pub use self::gpusync_gpu::{Options as SharingOptions, serve_camera};
 pub use self::loads::serve_load;
-use crate::Error;
 use crate::plot::Figure;
 use crate::run::Backend;
+use crate::{COMMIT, Error};
 
 /// One experiment.
 #[derive(Clone, Copy, Debug)]
@@ -210,6 +210,12 @@ pub enum Verdict {
 }
 
 impl Verdict {
+    /// Of a statement that can be asked here.
+    #[must_use]
+    pub const fn of(holds: bool) -> Self {
+        if holds { Self::Reproduced } else { Self::NotReproduced }
+    }
+
     /// As the tables write it.
     #[must_use]
     pub const fn label(self) -> &'static str {
@@ -289,6 +295,23 @@ pub struct Outcome {
 }
 
 impl Outcome {
+    /// An outcome of this program, still without rows and figures.
+    #[must_use]
+    pub const fn new(experiment: &'static str, source: &'static str, machine: String, seed: u64) -> Self {
+        Self {
+            schema: 1,
+            experiment,
+            source,
+            machine,
+            commit: COMMIT,
+            seed,
+            rows: Vec::new(),
+            notes: Vec::new(),
+            tables: Vec::new(),
+            figures: Vec::new(),
+        }
+    }
+
     /// The outcome as a page of text.
     #[must_use]
     pub fn markdown(&self) -> String {

@@ -190,9 +190,7 @@ impl Desk {
 
     /// Whether nothing was written to any page since the last turn.
     pub(super) fn is_idle(&self) -> bool {
-        let quiet =
-            |session: &Session| session.gone.is_some() || session.pages.as_ref().is_none_or(|pages| pages.is_empty());
-        (self.recovering.is_some() || self.sessions.values().all(quiet)) && self.returned().is_none()
+        (self.recovering.is_some() || !self.sessions.values().any(Session::has_entries)) && self.returned().is_none()
     }
 
     /// One look at everything; whether there was anything to do.
@@ -217,7 +215,8 @@ impl Desk {
     }
 
     fn read_rings(&mut self, now: Nanos, share: usize) -> bool {
-        let clients: Vec<ClientId> = self.sessions.keys().copied().collect();
+        let asking = self.sessions.iter().filter(|(_, session)| session.has_entries());
+        let clients: Vec<ClientId> = asking.map(|(client, _)| *client).collect();
         let mut busy = false;
         for client in clients {
             busy |= self.read_ring(now, client, share, true);

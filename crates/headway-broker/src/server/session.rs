@@ -36,6 +36,11 @@ impl Session {
         Self { socket, process, peer, name: String::new(), pages: None, tasks: Vec::new(), gone: None }
     }
 
+    /// Whether it is served and has published something that was not read.
+    pub(super) fn has_entries(&self) -> bool {
+        self.gone.is_none() && self.pages.as_ref().is_some_and(|pages| !pages.is_empty())
+    }
+
     /// Sends an answer; whether the client takes it.
     pub(super) fn send(&self, message: &FromBroker) -> bool {
         let Some(socket) = &self.socket else { return false };

@@ -9,7 +9,6 @@ use std::collections::btree_map::Entry;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-use headway_core::block;
 use headway_device::kernel::Kernel;
 
 use super::{Checked, Ring, fresh};
@@ -93,27 +92,27 @@ impl Chains {
         lanes: &[usize],
     ) -> Result<u64, DataError> {
         let (track, layout) = (&self.tracks[number], &ring.layouts[number]);
-        let mut inputs: BTreeMap<u32, Vec<u8>> = BTreeMap::new();
+        let mut inputs = BTreeMap::new();
         for &slot in &track.slots {
             if let Entry::Vacant(empty) = inputs.entry(slot) {
-                empty.insert(checked.excerpt(ring, (number as u32, 0, slot as usize), lanes)?.0);
+                empty.insert(checked.excerpt(ring, (number as u32, 0, slot as usize), lanes)?);
             }
         }
-        let ranges = checked.excerpt(ring, (number as u32, 0, 0), lanes)?.1;
+        // Blocks of all buffers have the same layout.
+        let Some((first, ranges)) = inputs.values().next() else { return Ok(0) };
         let chosen: Vec<_> = lanes.iter().map(|&lane| checked.lanes[lane].clone()).collect();
         let failed = |error: headway_device::kernel::KernelError| checked.wrong(self.cycles, error.to_string());
         let mut state = fresh(kernel, &chosen).map_err(failed)?;
-        let lens: Vec<u64> = lanes.iter().map(|&lane| layout.lens[lane]).collect();
-        let mut output = vec![0; block::block_bytes(lens.iter().copied()).0 as usize];
+        let mut output = vec![0; first.len()];
         for slot in &track.slots {
-            kernel.run(&inputs[slot], &mut output, &mut state).map_err(failed)?;
+            kernel.run(&inputs[slot].0, &mut output, &mut state).map_err(failed)?;
         }
         for (&lane, range) in lanes.iter().zip(ranges) {
-            if track.end[layout.lanes[lane].clone()] != output[range] {
+            if track.end[layout.lanes[lane].clone()] != output[range.clone()] {
                 let stream = &checked.lanes[lane].stream;
                 return Err(checked.wrong(self.cycles - 1, format!("the chain of stream `{stream}` is not the CPU's")));
             }
         }
-        Ok(lens.iter().sum::<u64>() * track.slots.len() as u64)
+        Ok(lanes.iter().map(|&lane| layout.lens[lane]).sum::<u64>() * track.slots.len() as u64)
     }
 }

@@ -15,8 +15,8 @@ use self::programs::{Costs, Graph, Grid};
 pub(super) use self::queues::queues;
 use super::bench::{Bench, same};
 use super::{Outcome, Row, Setting, Table, Verdict};
+use crate::Error;
 use crate::plot::{Figure, Line};
-use crate::{COMMIT, Error};
 
 const MIB: u64 = 1 << 20;
 
@@ -54,22 +54,11 @@ impl Copies<'_> {
 }
 
 fn outcome(experiment: &'static str, bench: &Bench, setting: &Setting) -> Outcome {
-    Outcome {
-        schema: 1,
-        experiment,
-        source: bench.source,
-        machine: bench.machine.clone(),
-        commit: COMMIT,
-        seed: setting.seed,
-        rows: Vec::new(),
-        notes: vec![
+    Outcome { notes: vec![
             "Paper: 2 Xeon Silver 4110, Titan V, CUDA 9.0, Rodinia 3.1. The programs here are our own with the same inputs, \
              copies and kernels; results are compared with the CPU's. Gain: time of the driver's copies over ours."
                 .into(),
-        ],
-        tables: Vec::new(),
-        figures: Vec::new(),
-    }
+        ], ..Outcome::new(experiment, bench.source, bench.machine.clone(), setting.seed) }
 }
 
 /// Runs `once` in every mode, `repeats` times; the costs with the median sum of copies.
@@ -113,7 +102,7 @@ fn finished(mut outcome: Outcome, sweep: &Sweep, x: &str, claims: [(&str, &str);
             ours.push_str(&format!("{name}: above 1.5 times {from}, at most {most:.2} times; "));
         }
         let found = threshold(sweep, part, 2).is_some();
-        let verdict = if found { Verdict::Reproduced } else { Verdict::NotReproduced };
+        let verdict = Verdict::of(found);
         outcome.rows.push(Row {
             what: format!("{direction} gain"),
             paper: format!("{claim}; {expected}"),
@@ -127,7 +116,7 @@ fn finished(mut outcome: Outcome, sweep: &Sweep, x: &str, claims: [(&str, &str);
         what: "transfer/kernel ratio".into(),
         paper: "falls by more than half above a certain size (not stated)".into(),
         ours: format!("falls at best to {:.0} % of that with the driver's copies", 100.0 * least),
-        verdict: if least < 0.5 { Verdict::Reproduced } else { Verdict::NotReproduced },
+        verdict: Verdict::of(least < 0.5),
     });
     let columns = vec![x_column(x), "mode", "h2d_ns", "d2h_ns", "flags_ns", "kernels_ns", "h2d_bytes", "d2h_bytes"];
     let mut lines = Vec::new();

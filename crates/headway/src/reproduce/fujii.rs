@@ -6,9 +6,9 @@ use headway_core::transfer::Direction;
 use headway_sim::fujii::{self, Class, Constants, Finding, Stress, Study};
 
 use super::{Outcome, Row, Setting, Table, Verdict};
+use crate::Error;
 use crate::plot::{Figure, Line};
 use crate::run::Backend;
-use crate::{COMMIT, Error};
 
 /// Samples of each simulated point.
 const SAMPLES: usize = 1_000;
@@ -31,12 +31,6 @@ fn simulated(setting: &Setting) -> Outcome {
     let mut rows: Vec<Row> = fujii::statements(&study, SLACK_PERCENT).into_iter().map(row).collect();
     rows.push(preemption());
     Outcome {
-        schema: 1,
-        experiment: "fujii",
-        source: "sim",
-        machine: "fujii-gtx480 (a reconstruction from the paper's text)".to_owned(),
-        commit: COMMIT,
-        seed: setting.seed,
         rows,
         notes: vec![format!(
             "The values of the paper's figures are not available; the constants were chosen so that the text holds and \
@@ -44,6 +38,7 @@ fn simulated(setting: &Setting) -> Outcome {
         )],
         tables: tables(&study),
         figures: figures(&study, "sim"),
+        ..Outcome::new("fujii", "sim", "fujii-gtx480 (a reconstruction from the paper's text)".to_owned(), setting.seed)
     }
 }
 
@@ -70,7 +65,7 @@ fn preemption() -> Row {
         what: "D1".to_owned(),
         paper: "a started DMA is never preempted, IORW anywhere, a microcontroller between pieces of 256 B".to_owned(),
         ours: format!("behind 16 MiB D2H an urgent transfer waits {dma} (DMA), {iorw} (IORW), {hub} (HUB)"),
-        verdict: if held { Verdict::Reproduced } else { Verdict::NotReproduced },
+        verdict: Verdict::of(held),
     }
 }
 

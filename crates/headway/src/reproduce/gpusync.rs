@@ -16,9 +16,9 @@ use headway_sim::sharing::{Observer, Record, Scenario, SharingError, simulate};
 use self::shape::{Check, Means, affinity_ratios, checks, chunking_ratios};
 use self::study::{Effort, Run, Set, TARGET, TOLERANCE, calibrate, on_all_cores, run as simulated};
 use super::{Outcome, Row, Setting, Table, Verdict};
+use crate::Error;
 use crate::plot::{Figure, Line};
 use crate::run::Backend;
-use crate::{COMMIT, Error};
 
 /// What the paper gives as numbers: mean response, percent of the period (Section 5, Fig. 6).
 const PUBLISHED: [(&str, f64); 9] = [
@@ -86,17 +86,16 @@ fn reproduce(setting: &Setting) -> Result<Outcome, SharingError> {
     }
     rows.extend(sweep_rows(swept));
     Ok(Outcome {
-        schema: 1,
-        experiment: "gpusync-sim",
-        source: "sim",
-        machine: "two clusters of 6 CPUs and 4 GPUs with one copy engine, after the paper; costs are assumptions"
-            .to_owned(),
-        commit: COMMIT,
-        seed: setting.seed,
         rows,
         notes: notes(setting.quick, base),
         tables: vec![scenario_table(&studied), shape_table(&studied)],
         figures: figures(middle),
+        ..Outcome::new(
+            "gpusync-sim",
+            "sim",
+            "two clusters of 6 CPUs and 4 GPUs with one copy engine, after the paper; costs are assumptions".to_owned(),
+            setting.seed,
+        )
     })
 }
 
@@ -228,7 +227,7 @@ fn aliases(seed: u64, effort: Effort) -> Result<Row, SharingError> {
 }
 
 fn row(what: impl Into<String>, paper: impl Into<String>, ours: impl Into<String>, holds: bool) -> Row {
-    let verdict = if holds { Verdict::Reproduced } else { Verdict::NotReproduced };
+    let verdict = Verdict::of(holds);
     Row { what: what.into(), paper: paper.into(), ours: ours.into(), verdict }
 }
 
@@ -262,7 +261,7 @@ fn necessary(studied: &Studied) -> Row {
         what: format!("{}: necessary conditions", studied.mode()),
         paper: "per frame: kernels below 28.6 ms, CPU below 42.9 ms, held under `e` above 28.6 ms".to_owned(),
         ours: format!("kernels {kernels:.1} ms, CPU {cpu:.1} ms, held at least {work:.1} ms"),
-        verdict: if holds { Verdict::Reproduced } else { Verdict::NotReproduced },
+        verdict: Verdict::of(holds),
     }
 }
 

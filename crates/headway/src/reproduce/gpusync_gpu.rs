@@ -36,7 +36,7 @@ use super::{Outcome, Setting};
 use crate::plot::{Figure, Line};
 use crate::run::Backend;
 use crate::trackers::{Course, HAND_OVER, Load, Moving, Seen, Tracked};
-use crate::{COMMIT, Error, ports};
+use crate::{Error, ports};
 
 /// What only this experiment asks.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -447,16 +447,10 @@ fn outcome(
         lines,
     };
     Outcome {
-        schema: 1,
-        experiment: "gpusync-gpu",
-        source,
-        machine,
-        commit: COMMIT,
-        seed: setting.seed,
         rows: rows(all, expected),
         notes,
-        tables: Vec::new(),
         figures: vec![("responses".to_owned(), figure)],
+        ..Outcome::new("gpusync-gpu", source, machine, setting.seed)
     }
 }
 

@@ -11,9 +11,9 @@ use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64;
 
 use super::{Outcome, Row, Setting, Table, Verdict};
+use crate::Error;
 use crate::plot::{Figure, Line};
 use crate::run::Backend;
-use crate::{COMMIT, Error};
 
 /// Divisors of 60 ms: hyperperiods stay short.
 const PERIODS_MS: [u64; 11] = [2, 3, 4, 5, 6, 10, 12, 15, 20, 30, 60];
@@ -42,12 +42,6 @@ pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
     let models: Vec<Models> = points.iter().map(|&percent| Models::of(&mut draw, percent, sets)).collect();
     let chunks: Vec<Chunks> = points.iter().map(|&percent| Chunks::of(&mut draw, percent, sets)).collect();
     Ok(Outcome {
-        schema: 1,
-        experiment: "np-edf",
-        source: "sim",
-        machine: "one server; copies as on an engine of the shipped h200-x4".to_owned(),
-        commit: COMMIT,
-        seed: setting.seed,
         rows: rows(&models, &chunks),
         notes: vec![
             format!(
@@ -61,6 +55,12 @@ pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
         ],
         tables: tables(&models, &chunks),
         figures: figures(&models, &chunks),
+        ..Outcome::new(
+            "np-edf",
+            "sim",
+            "one server; copies as on an engine of the shipped h200-x4".to_owned(),
+            setting.seed,
+        )
     })
 }
 
@@ -194,7 +194,7 @@ fn rows(models: &[Models], chunks: &[Chunks]) -> Vec<Row> {
         what: what.to_owned(),
         paper: paper.to_owned(),
         ours,
-        verdict: if held { Verdict::Reproduced } else { Verdict::NotReproduced },
+        verdict: Verdict::of(held),
     };
     let sum = |of: fn(&Models) -> usize| models.iter().map(of).sum::<usize>();
     let (sets, a, b, c) = (sum(|m| m.sets), sum(|m| m.sporadic), sum(|m| m.concrete), sum(|m| m.exact));
@@ -252,7 +252,7 @@ fn conditions() -> Row {
         other => (format!("{other:?}"), false),
     };
     let paper = "L >= c_i + sum of floor((L - 1) / p_j) c_j for every i > 1 and p_1 < L < p_i".to_owned();
-    let verdict = if held { Verdict::Reproduced } else { Verdict::NotReproduced };
+    let verdict = Verdict::of(held);
     Row { what: "Jeffay's conditions".to_owned(), paper, ours, verdict }
 }
 
@@ -273,7 +273,7 @@ fn anomaly() -> Row {
         what: "one run is not enough".to_owned(),
         paper: "not stated; a consequence of non-preemption".to_owned(),
         ours: format!("(3,1), (6,2), (12,4) together: exact costs pass: {exact}; with shorter ones {late}"),
-        verdict: if held { Verdict::Reproduced } else { Verdict::NotReproduced },
+        verdict: Verdict::of(held),
     }
 }
 

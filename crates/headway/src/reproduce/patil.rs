@@ -12,24 +12,12 @@ pub(super) use self::table_1::table_1;
 pub(super) use self::table_2::table_2;
 use super::bench::{Bench, Shots};
 use super::{Outcome, Setting};
-use crate::COMMIT;
 
 const MIB: usize = 1 << 20;
 const DIRECTIONS: [(Direction, &str); 2] = [(Direction::H2d, "h2d"), (Direction::D2h, "d2h")];
 
 fn outcome(experiment: &'static str, bench: Bench, setting: &Setting) -> Outcome {
-    Outcome {
-        schema: 1,
-        experiment,
-        source: bench.source,
-        machine: bench.machine,
-        commit: COMMIT,
-        seed: setting.seed,
-        rows: Vec::new(),
-        notes: Vec::new(),
-        tables: Vec::new(),
-        figures: Vec::new(),
-    }
+    Outcome::new(experiment, bench.source, bench.machine, setting.seed)
 }
 
 /// Least samples of a point, and the time after which no further one is begun.

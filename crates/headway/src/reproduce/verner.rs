@@ -13,9 +13,9 @@ use headway_sim::verner::histories::{Tally, history};
 
 pub(super) use self::sweep::run as sweep;
 use super::{Outcome, Row, Setting, Table, Verdict};
+use crate::Error;
 use crate::plot::{Figure, Line};
 use crate::run::Backend;
-use crate::{COMMIT, Error};
 
 /// Application 2: in simulation both stand-ins and twelve workloads, on devices one workload with real bytes.
 pub(super) fn aes(setting: &Setting) -> Result<Outcome, Error> {
@@ -31,13 +31,7 @@ fn shipped(name: &str) -> Machine {
 }
 
 fn outcome(experiment: &'static str, machine: String, setting: &Setting, rows: Vec<Row>) -> Outcome {
-    let (source, commit, seed) = ("sim", COMMIT, setting.seed);
-    let (notes, tables, figures) = (Vec::new(), Vec::new(), Vec::new());
-    Outcome { schema: 1, experiment, source, machine, commit, seed, rows, notes, tables, figures }
-}
-
-const fn held(holds: bool) -> Verdict {
-    if holds { Verdict::Reproduced } else { Verdict::NotReproduced }
+    Outcome { rows, ..Outcome::new(experiment, "sim", machine, setting.seed) }
 }
 
 /// Figure II.1: 128 MB CPU -> GPU0 and 64 MB CPU0 -> GPU2 at once.
@@ -86,13 +80,13 @@ fn figure_2_1_simulated(setting: &Setting) -> Result<Outcome, Error> {
             what: "both blocks share the processor interconnect".into(),
             paper: "when two GPUs on different PCIe buses are fed, the bottleneck is the processor interconnect".into(),
             ours: format!("{:.1} + {:.1} GB/s, limited by its 9.6", rate(0, 0), rate(1, 0)),
-            verdict: held((rate(0, 0) - 4.8).abs() < 0.01 && (rate(1, 0) - 4.8).abs() < 0.01),
+            verdict: Verdict::of((rate(0, 0) - 4.8).abs() < 0.01 && (rate(1, 0) - 4.8).abs() < 0.01),
         },
         Row {
             what: "the shorter block ends".into(),
             paper: "the aggregate bandwidth decreases when the shorter transfer completes".into(),
             ours: format!("{:.1} GB/s together, {:.1} afterwards", aggregate.0, aggregate.1),
-            verdict: held(aggregate.1 < aggregate.0),
+            verdict: Verdict::of(aggregate.1 < aggregate.0),
         },
         Row {
             what: "time of both blocks".into(),
@@ -101,7 +95,7 @@ fn figure_2_1_simulated(setting: &Setting) -> Result<Outcome, Error> {
                 "{} at once ({} for the shorter), {serial} one after the other",
                 together.finish, together.blocks[1]
             ),
-            verdict: held(together.finish.0.abs_diff(21_333_334) <= 2 && serial.0.abs_diff(24_000_000) <= 2),
+            verdict: Verdict::of(together.finish.0.abs_diff(21_333_334) <= 2 && serial.0.abs_diff(24_000_000) <= 2),
         },
     ];
     let mut outcome = outcome("verner-fig2.1", format!("{} {}", machine.name, machine.hash), setting, rows);
@@ -155,7 +149,7 @@ pub(super) fn join_leave(setting: &Setting) -> Result<Outcome, Error> {
             total.misses,
             total.slack_min.unwrap_or(0),
         ),
-        verdict: held(total.misses == 0 && joined > 0),
+        verdict: Verdict::of(total.misses == 0 && joined > 0),
     }];
     let line = |(machine, tally): (&Machine, &Tally)| {
         let [grown, alone, combined] = tally.joins;

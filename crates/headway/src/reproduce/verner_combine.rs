@@ -11,8 +11,8 @@ use rand_pcg::Pcg64Mcg;
 use serde::Serialize;
 
 use super::{Outcome, Row, Setting, Table, Verdict};
+use crate::Error;
 use crate::plot::{Figure, Line};
-use crate::{COMMIT, Error};
 
 const MS: u64 = 1_000_000;
 /// Sets per generator, and when the user is in a hurry.
@@ -147,12 +147,6 @@ pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
         lines: figure_lines,
     };
     Ok(Outcome {
-        schema: 1,
-        experiment: "verner-combine",
-        source: "sim",
-        machine: format!("{} {}, margin and jitter 0", machine.name, machine.hash),
-        commit: COMMIT,
-        seed: setting.seed,
         rows,
         notes: notes(count),
         tables: vec![Table {
@@ -170,6 +164,12 @@ pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
             lines,
         }],
         figures: vec![("excess".into(), figure)],
+        ..Outcome::new(
+            "verner-combine",
+            "sim",
+            format!("{} {}, margin and jitter 0", machine.name, machine.hash),
+            setting.seed,
+        )
     })
 }
 
@@ -282,12 +282,12 @@ fn row(generator: &Generator, sums: &[Sums]) -> Row {
             text(excess(sums, |sums| sums.paper)),
             (1.0 - greedy / given) * 100.0
         ),
-        verdict: if held { Verdict::Reproduced } else { Verdict::NotReproduced },
+        verdict: Verdict::of(held),
     }
 }
 
 fn reproduced(held: bool) -> Verdict {
-    if held { Verdict::Reproduced } else { Verdict::NotReproduced }
+    Verdict::of(held)
 }
 
 /// IV-D.2: 80 MB that overlaps four full periods of 10 ms.

@@ -119,10 +119,6 @@ impl Most {
     }
 }
 
-const fn held(holds: bool) -> Verdict {
-    if holds { Verdict::Reproduced } else { Verdict::NotReproduced }
-}
-
 /// What inspecting the paper's images costs on `device`, with a thousand operations for each pixel, and merging their synopses.
 /// `small` is for devices whose kernels run on the CPU.
 pub(crate) fn kernel_costs(device: Box<dyn Device>, effort: Effort, small: bool) -> Result<[KernelCost; 2], Error> {

@@ -103,7 +103,7 @@ impl Study {
                 best.1,
                 best.2 >> 10
             ),
-            verdict: if best.0 >= 2.0 * driver { Verdict::Reproduced } else { Verdict::NotReproduced },
+            verdict: Verdict::of(best.0 >= 2.0 * driver),
         };
         let title = format!("{mib} MiB {word}, median ({})", self.bench.source);
         let figure = Figure { title, x: "threads".into(), y: "GB/s".into(), log_y: false, lines };

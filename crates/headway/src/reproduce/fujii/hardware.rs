@@ -17,7 +17,7 @@ use super::super::bench::{Bench, random, same};
 use super::super::loads::Loads;
 use super::super::{Outcome, Setting, Table};
 use super::{figures, row, tables};
-use crate::{COMMIT, Error};
+use crate::Error;
 
 /// What samples of real hardware may blur in a comparison, in percent.
 const SLACK_PERCENT: u64 = 5;
@@ -97,16 +97,11 @@ pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
     let mut tables = tables(&study);
     tables.push(rig.mapping());
     Ok(Outcome {
-        schema: 1,
-        experiment: "fujii",
-        source: bench.source,
-        machine: bench.machine.clone(),
-        commit: COMMIT,
-        seed: setting.seed,
         rows: statements(&study, SLACK_PERCENT).into_iter().map(row).collect(),
         notes,
         tables,
         figures: figures(&study, bench.source),
+        ..Outcome::new("fujii", bench.source, bench.machine.clone(), setting.seed)
     })
 }
 

@@ -19,10 +19,10 @@ use rand_core::SeedableRng;
 use rand_pcg::Pcg64;
 
 use super::{Draw, PERIODS_MS, Verdict};
+use crate::Error;
 use crate::measure::sample::Figures;
 use crate::reproduce::site::{Site, told};
 use crate::reproduce::{Outcome, Row, Setting, Table};
-use crate::{COMMIT, Error};
 
 /// Flows, each in through one engine and out through the other.
 const FLOWS: usize = 6;
@@ -217,7 +217,6 @@ fn outcome(
     let above = lines.iter().filter(|line| longest(line) > line.bound).count();
     let nearest = lines.iter().map(|line| longest(line).0 as f64 / line.bound.0.max(1) as f64).fold(0.0, f64::max);
     let failed = failure.map_or_else(String::new, |why| format!("; it failed: {why}"));
-    let held = |holds| if holds { Verdict::Reproduced } else { Verdict::NotReproduced };
     let rows = vec![
         Row {
             what: format!("{FLOWS} flows through both copy engines of one device for {duration}"),
@@ -228,7 +227,7 @@ fn outcome(
                 lines.len(),
                 nearest * 100.0
             ),
-            verdict: held(above == 0 && late == 0 && failure.is_none() && jobs > 0),
+            verdict: Verdict::of(above == 0 && late == 0 && failure.is_none() && jobs > 0),
         },
         Row {
             what: "bytes that came back".into(),
@@ -239,26 +238,15 @@ fn outcome(
                 verified.turn_bytes as f64 / 1e6,
                 verified.bytes as f64 / 1e9
             ),
-            verdict: held(verified.blocks > 0 && failure.is_none()),
+            verdict: Verdict::of(verified.blocks > 0 && failure.is_none()),
         },
     ];
-    Outcome {
-        schema: 1,
-        experiment: "np-edf",
-        source: site.source,
-        machine: site.named(),
-        commit: COMMIT,
-        seed: setting.seed,
-        rows,
-        notes: vec![
+    Outcome { rows, notes: vec![
             "Each flow is copied in within one period and out within the next. Bounds are the longest responses in all \
              schedules with these offsets and costs from nothing to the plan's worst case, which includes margin and jitter; \
              responses run from the nominal release to the moment the driver noticed the end. Nothing is excluded."
                 .into(),
-        ],
-        tables: vec![table(lines)],
-        figures: Vec::new(),
-    }
+        ], tables: vec![table(lines)], ..Outcome::new("np-edf", site.source, site.named(), setting.seed) }
 }
 
 fn table(lines: &[Line]) -> Table {

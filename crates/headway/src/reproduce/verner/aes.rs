@@ -7,7 +7,7 @@ use headway_core::units::{Bytes, Nanos};
 use headway_sim::verner::pools::{KINDS, Reading};
 use headway_sim::verner::{Curve, Point, Study, with_setup};
 
-use super::{Outcome, Row, Setting, Table, Verdict, held, outcome, shipped};
+use super::{Outcome, Row, Setting, Table, Verdict, outcome, shipped};
 use crate::Error;
 
 /// Overhead of an operation in the second half of the table: none is stated.
@@ -76,7 +76,7 @@ fn bracket(points: &[Point]) -> Row {
             gain(1, Reading::Clip),
             gain(0, Reading::Clip)
         ),
-        verdict: held(Reading::ALL.into_iter().all(inside)),
+        verdict: Verdict::of(Reading::ALL.into_iter().all(inside)),
     }
 }
 
@@ -163,7 +163,7 @@ fn pairs() -> Row {
             text(split),
             text(shared)
         ),
-        verdict: held(split[2] > split[0] && split[2] > split[1] && split[3] <= split[2] + 0.01),
+        verdict: Verdict::of(split[2] > split[0] && split[2] > split[1] && split[3] <= split[2] + 0.01),
     }
 }
 

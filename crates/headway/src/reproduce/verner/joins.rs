@@ -18,11 +18,11 @@ use headway_runtime::pattern;
 use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 
-use super::{Setting, held};
+use super::{Setting, Verdict};
+use crate::Error;
 use crate::measure::sample::Figures;
 use crate::reproduce::site::{Site, told};
 use crate::reproduce::{Outcome, Row, Table};
-use crate::{COMMIT, Error};
 
 /// Windows are this, times powers of two up to eight, or anything between.
 const WINDOW: u64 = 4_000_000;
@@ -416,7 +416,7 @@ fn outcome(setting: &Setting, site: &Site, count: &Count, duration: Nanos, failu
                 count.overruns,
                 busy as f64 * 100.0 / duration.0.max(1) as f64
             ),
-            verdict: held(count.misses == 0 && joined > 0 && failure.is_none()),
+            verdict: Verdict::of(count.misses == 0 && joined > 0 && failure.is_none()),
         },
         Row {
             what: "bytes that came from the GPUs".into(),
@@ -427,33 +427,22 @@ fn outcome(setting: &Setting, site: &Site, count: &Count, duration: Nanos, failu
                 count.bytes as f64 / 1e9,
                 count.checked as f64 / 1e6
             ),
-            verdict: held(count.checked > 0 && failure.is_none()),
+            verdict: Verdict::of(count.checked > 0 && failure.is_none()),
         },
     ];
     let line = |job: &Ended| -> Vec<String> {
         let numbers = [job.message, job.release.0, job.window.0, job.response.0, job.worst_case.0, job.took.0];
         numbers.map(|number| number.to_string()).into()
     };
-    Outcome {
-        schema: 1,
-        experiment: "join-leave",
-        source: site.source,
-        machine: site.named(),
-        commit: COMMIT,
-        seed: setting.seed,
-        rows,
-        notes: vec![
+    Outcome { rows, notes: vec![
             "All copies of the node are one domain: one batch at a time. A response runs from a job's release to the moment the \
              driver noticed its last block. Joins are computed on another thread and take effect at the first cycle that \
              begins 20 ms after they were asked for or later; a leaver's capacity returns at the first idle instant after its \
              last deadline. Jobs that wait when the time is over are not run; nothing else is excluded."
                 .into(),
-        ],
-        tables: vec![Table {
+        ], tables: vec![Table {
             name: "jobs".into(),
             columns: vec!["message", "release_ns", "window_ns", "response_ns", "worst_case_ns", "took_ns"],
             lines: jobs.iter().map(line).collect(),
-        }],
-        figures: Vec::new(),
-    }
+        }], ..Outcome::new("join-leave", site.source, site.named(), setting.seed) }
 }

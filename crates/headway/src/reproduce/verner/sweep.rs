@@ -5,7 +5,7 @@ use headway_core::units::{Nanos, Rate};
 use headway_sim::verner::pools::{Reading, SEEDS};
 use headway_sim::verner::{Curve, Point, Study, with_limit, with_setup};
 
-use super::{Outcome, Row, Setting, Table, Verdict, held, outcome, shipped};
+use super::{Outcome, Row, Setting, Table, Verdict, outcome, shipped};
 use crate::Error;
 use crate::plot::{Figure, Line};
 
@@ -110,7 +110,7 @@ fn crossing_row(sweep: &Sweep, gain: f64) -> Row {
     );
     // The paper's policy must be able to gain what the paper gains.
     let paper_s = sweep.name.starts_with(Policy::Combined.name());
-    let verdict = if paper_s { held(found.is_some()) } else { Verdict::NotComparable };
+    let verdict = if paper_s { Verdict::of(found.is_some()) } else { Verdict::NotComparable };
     let (what, paper) = (format!("+{gain} % with {}", sweep.name), format!("+{gain} % on a node whose rates we lack"));
     Row { what, paper, ours, verdict }
 }

@@ -5,11 +5,11 @@ use headway_core::units::Nanos;
 
 use super::calibrate::{Calibration, SHAPE, Size, calibrate};
 use super::run::{Figures, RUNS_COLUMNS, STEPS_COLUMNS, Site, folder};
-use super::{CAMERAS_MAX, GAIN, Most, PERIOD, POLICIES, Study, held};
+use super::{CAMERAS_MAX, GAIN, Most, PERIOD, POLICIES, Study};
+use crate::Error;
 use crate::measure::sample::Effort;
 use crate::reproduce::{Outcome, Row, Setting, Table, Verdict};
 use crate::run::{self, Backend, Chosen, Options};
-use crate::{COMMIT, Error};
 
 /// How long each plan runs, and a run of the search for the limit.
 const DURATION: Nanos = Nanos(20_000_000_000);
@@ -195,16 +195,15 @@ fn outcome(
     ];
     tables.extend(ran.iter().map(|(name, figures)| figures.raw(name)));
     Outcome {
-        schema: 1,
-        experiment: "verner-wafer",
-        source: if cuda { "cuda" } else { "emu" },
-        machine: format!("{} with {gpus} GPUs and measured kernels ({described})", machine.name),
-        commit: COMMIT,
-        seed: setting.seed,
         rows: rows(policies, &ran, cuda),
         notes,
         tables,
-        figures: Vec::new(),
+        ..Outcome::new(
+            "verner-wafer",
+            if cuda { "cuda" } else { "emu" },
+            format!("{} with {gpus} GPUs and measured kernels ({described})", machine.name),
+            setting.seed,
+        )
     }
 }
 
@@ -271,7 +270,7 @@ fn each(policies: &[Policy], of: impl Fn(&Policy) -> Option<u32>) -> String {
 
 fn rows(policies: &[Policy], ran: &[(&str, &Figures)], cuda: bool) -> Vec<Row> {
     // What depends on how fast things are says nothing on an emulated node.
-    let timed = |holds: bool| if cuda { held(holds) } else { Verdict::NotComparable };
+    let timed = |holds: bool| if cuda { Verdict::of(holds) } else { Verdict::NotComparable };
     let compared = |holds: Option<bool>| holds.map_or(Verdict::NotComparable, timed);
     let planned = |policy: &Policy| policy.most.cameras();
     // What was accepted must have run, and something must have been.
@@ -348,7 +347,7 @@ fn content(ran: &[(&str, &Figures)], all_ran: bool) -> [Row; 2] {
                 sum(&|f| f.summary.totals.packets * u64::from(f.cameras)),
                 sum(&|f| f.counted.lists * u64::from(f.cameras))
             ),
-            verdict: held(all_ran && ran.iter().all(|(_, f)| f.counted.lists == f.summary.totals.packets)),
+            verdict: Verdict::of(all_ran && ran.iter().all(|(_, f)| f.counted.lists == f.summary.totals.packets)),
         },
         Row {
             what: "defects".into(),
@@ -359,7 +358,7 @@ fn content(ran: &[(&str, &Figures)], all_ran: bool) -> [Row; 2] {
                 sum(&|f| f.counted.found),
                 sum(&|f| f.counted.false_alarms)
             ),
-            verdict: held(all_ran && ran.iter().all(|(_, figures)| figures.whole())),
+            verdict: Verdict::of(all_ran && ran.iter().all(|(_, figures)| figures.whole())),
         },
     ]
 }

@@ -5,11 +5,11 @@ use headway_core::plan::INSPECT;
 use headway_core::units::{NANOS_PER_SECOND, Nanos, Rate};
 
 use super::run::{RUNS_COLUMNS, STEPS_COLUMNS, Site};
-use super::{GAIN, Most, POLICIES, Study, held};
+use super::{GAIN, Most, POLICIES, Study, Verdict};
+use crate::Error;
 use crate::plot::{Figure, Line};
 use crate::reproduce::{Outcome, Row, Setting, Table};
 use crate::run::Backend;
-use crate::{COMMIT, Error};
 
 const NODE: &str = "wafer-k20m";
 /// Cameras that are asked for at most: far more than any policy reaches.
@@ -48,16 +48,9 @@ pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
     let sweep = sweep(&machine, &study, step)?;
     let rows = rows(&most, &runs, clean);
     let mut outcome = Outcome {
-        schema: 1,
-        experiment: "verner-wafer",
-        source: "sim",
-        machine: format!("{} {}", machine.name, machine.hash),
-        commit: COMMIT,
-        seed: setting.seed,
         rows,
         notes: notes(&most, &sweep),
-        tables: Vec::new(),
-        figures: Vec::new(),
+        ..Outcome::new("verner-wafer", "sim", format!("{} {}", machine.name, machine.hash), setting.seed)
     };
     let lines = POLICIES.iter().enumerate().map(|(at, (_, policy))| Line {
         name: (*policy).to_owned(),
@@ -112,19 +105,19 @@ fn rows(most: &[Most], runs: &[Vec<String>], clean: bool) -> Vec<Row> {
             what: "cameras, one generation at a time".into(),
             paper: "9: 15 are 67 % more".into(),
             ours: format!("{before}; with one more, {}", most[0].reason()),
-            verdict: held(before == 9),
+            verdict: Verdict::of(before == 9),
         },
         Row {
             what: "cameras, pipelined".into(),
             paper: "up to 15".into(),
             ours: format!("{}; with one more, {}", each.join(", "), most[2].reason()),
-            verdict: held(after == 15),
+            verdict: Verdict::of(after == 15),
         },
         Row {
             what: "gain".into(),
             paper: "+67 %".into(),
             ours: format!("{:+.0} %", (gain - 1.0) * 100.0),
-            verdict: held((gain - GAIN).abs() < 0.01),
+            verdict: Verdict::of((gain - GAIN).abs() < 0.01),
         },
         Row {
             what: "the plans with the most cameras, run".into(),
@@ -138,7 +131,7 @@ fn rows(most: &[Most], runs: &[Vec<String>], clean: bool) -> Vec<Row> {
                     "NOT clean, see runs.csv"
                 }
             ),
-            verdict: held(clean && runs.len() == POLICIES.len()),
+            verdict: Verdict::of(clean && runs.len() == POLICIES.len()),
         },
     ]
 }

@@ -6,7 +6,6 @@ use headway_core::units::Nanos;
 use super::demand::Demand;
 use super::trial::{Trial, cycle_bytes};
 use super::{Found, Setting, Try, cycle_of};
-use crate::COMMIT;
 use crate::measure::sample::Figures;
 use crate::reproduce::site::{Site, told};
 use crate::reproduce::{Outcome, Row, Table, Verdict};
@@ -23,26 +22,16 @@ pub(super) struct Results {
     pub(super) duration: Nanos,
 }
 
-const fn held(holds: bool) -> Verdict {
-    if holds { Verdict::Reproduced } else { Verdict::NotReproduced }
-}
-
 pub(super) fn outcome(setting: &Setting, site: &Site, demand: &Demand, results: &Results) -> Outcome {
     let mut rows = vec![against_serial(results)];
     rows.extend(results.found.iter().map(|found| planned(found, results.duration)));
     rows.extend(results.found.iter().map(verified));
     rows.push(border(results, demand));
     Outcome {
-        schema: 1,
-        experiment: "verner-aes",
-        source: site.source,
-        machine: site.named(),
-        commit: COMMIT,
-        seed: setting.seed,
         rows,
         notes: notes(site, demand, results),
         tables: vec![plans(results), runs(results, demand), steps(results), blocks(results)],
-        figures: Vec::new(),
+        ..Outcome::new("verner-aes", site.source, site.named(), setting.seed)
     }
 }
 
@@ -71,7 +60,7 @@ fn against_serial(results: &Results) -> Row {
                 streams(serial),
                 rate(serial)
             );
-            (text, held(ratio >= TARGET))
+            (text, Verdict::of(ratio >= TARGET))
         }
         _ => ("`serial` or every other policy did not run without a miss".to_owned(), Verdict::NotComparable),
     };
@@ -110,7 +99,7 @@ fn planned(found: &Found, duration: Nanos) -> Row {
                 trial.late,
                 trial.overruns
             );
-            (text, held(trial.is_clean()))
+            (text, Verdict::of(trial.is_clean()))
         }
         Err(error) => {
             let text = format!("{} streams planned; it did not start: {}", plan.streams.len(), told(error));
@@ -144,7 +133,7 @@ fn verified(found: &Found) -> Row {
                 v.chains,
                 v.chain_bytes as f64 / 1e9,
             );
-            (text, held(trial.failure.is_none() && v.blocks > 0 && v.chains == streams(found) as u64))
+            (text, Verdict::of(trial.failure.is_none() && v.blocks > 0 && v.chains == streams(found) as u64))
         }
         Err(_) => ("it did not start".to_owned(), Verdict::NotComparable),
     };

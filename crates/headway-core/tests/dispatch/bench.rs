@@ -1,0 +1,31 @@
+//! A dispatcher under test, fed by hand.
+
+use headway_core::dispatch::{Dispatcher, Event, Input, Limits};
+use headway_core::plan::Plan;
+use headway_core::units::{Bytes, Nanos};
+
+pub(crate) struct Bench(pub(crate) Dispatcher);
+
+impl Bench {
+    /// Started at 0, with so many cycles of every pipeline and as many packets of every stream.
+    pub(crate) fn started(plan: Plan, cycles: u64) -> Self {
+        let (pipelines, streams) = (plan.pipelines.len(), plan.streams.len());
+        let mut dispatcher = Dispatcher::new(plan, Limits::default()).unwrap();
+        let (cycles, packets) = (vec![cycles; pipelines], vec![cycles; streams]);
+        dispatcher.handle(Nanos(0), &Input::Start { epoch: Nanos(0), cycles, packets }).unwrap();
+        Self(dispatcher)
+    }
+
+    pub(crate) fn data(&mut self, now: u64, pipeline: u32, cycle: u64) {
+        self.0.handle(Nanos(now), &Input::Data { pipeline, cycle, bytes: Bytes(8) }).unwrap();
+    }
+
+    pub(crate) fn done(&mut self, operation: u64, started: u64, now: u64) {
+        let (started, finished) = (Nanos(started), Nanos(now));
+        self.0.handle(Nanos(now), &Input::Done { operation, started, finished }).unwrap();
+    }
+
+    pub(crate) fn events(&mut self) -> Vec<Event> {
+        std::iter::from_fn(|| self.0.poll_event()).collect()
+    }
+}
