@@ -1,6 +1,5 @@
 //! The broker's log, read by the test: the state that it tells of is checked after every input.
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -23,11 +22,20 @@ struct Record {
 /// Inputs of one start that are checked at most: the others take too long.
 const INPUTS_MAX: u64 = 20_000;
 
+/// A client that a broker cut off.
+#[derive(Clone, Copy, Deserialize)]
+pub(crate) struct Cut {
+    pub(crate) now: Nanos,
+    /// The kernel gives numbers of processes again: only with the time it says who that was.
+    pub(crate) pid: u32,
+    /// Whether it had held something for too long.
+    pub(crate) hung: bool,
+}
+
 /// What was read of a log so far.
 pub(crate) struct Book {
     log: PathBuf,
-    /// Processes that a broker has cut off, and whether first as they held something for too long.
-    cut: BTreeMap<u32, bool>,
+    pub(crate) cuts: Vec<Cut>,
     /// Inputs checked.
     pub(crate) inputs: u64,
     /// Starts of brokers.
@@ -36,16 +44,7 @@ pub(crate) struct Book {
 
 impl Book {
     pub(crate) fn of(log: PathBuf) -> Self {
-        Self { log, cut: BTreeMap::new(), inputs: 0, starts: 0 }
-    }
-
-    pub(crate) fn is_cut(&self, pid: u32) -> bool {
-        self.cut.contains_key(&pid)
-    }
-
-    /// Whether a process was cut off although it did not hang. One that did hang is refused when it comes again.
-    pub(crate) fn was_turned_away(&self, pid: u32) -> bool {
-        self.cut.get(&pid) == Some(&false)
+        Self { log, cuts: Vec::new(), inputs: 0, starts: 0 }
     }
 
     /// Reads the part that the broker that has just ended wrote, checks the state after every input, and leaves nothing
@@ -70,10 +69,7 @@ impl Book {
                 arbiter = Some((begun, parameters));
                 self.starts += 1;
             } else if line.starts_with(b"{\"cut\"") {
-                let cut: serde_json::Value = serde_json::from_slice(line).unwrap_or_default();
-                if let (Some(pid), Some(hung)) = (cut["pid"].as_u64(), cut["hung"].as_bool()) {
-                    self.cut.entry(pid as u32).or_insert(hung);
-                }
+                self.cuts.extend(serde_json::from_slice::<Cut>(line));
             } else if checked < INPUTS_MAX
                 && let Some((arbiter, parameters)) = &mut arbiter
                 && let Ok(Record { now, input }) = serde_json::from_slice(line)
