@@ -11,6 +11,7 @@
 
 mod cuts;
 
+use std::collections::VecDeque;
 use std::ops::Range;
 
 pub use self::cuts::{Cuts, Ramp};
@@ -145,8 +146,8 @@ struct Link {
     /// It claims no more chunks.
     retired: bool,
     buffers: Vec<State>,
-    /// Free buffers. The one used last is taken first: it is the one most likely in the cache.
-    empty: Vec<u32>,
+    /// Free buffers, in the order in which they became free.
+    empty: VecDeque<u32>,
     /// Full buffers in the order of their filling; at most as many as there are buffers.
     full: Vec<u32>,
 }
@@ -409,7 +410,12 @@ impl Pipeline {
         if link.retired {
             return None;
         }
-        let buffer = link.empty.pop()?;
+        // In: the buffer used last is the one most likely in a cache, where it is filled fastest. Out: the one used longest ago;
+        // what is still in the own caches of the cores that emptied it, the engine fills at half its rate.
+        let buffer = match self.flow {
+            Flow::In => link.empty.pop_back(),
+            Flow::Out => link.empty.pop_front(),
+        }?;
         let chunk = self.next;
         self.next += 1;
         link.buffers[buffer as usize] = into(chunk);
@@ -494,7 +500,7 @@ impl Link {
 
     fn free(&mut self, buffer: u32) {
         self.buffers[buffer as usize] = State::Empty;
-        self.empty.push(buffer);
+        self.empty.push_back(buffer);
     }
 
     fn fill(&mut self, buffer: u32, chunk: u64) {
