@@ -48,6 +48,7 @@ pub(crate) fn run() -> anyhow::Result<()> {
     findings.extend(layout::check(&tree, &packages));
     findings.extend(rust::check(&tree));
     findings.extend(layout::check_text(&tree));
+    findings.extend(layout::check_places(&tree));
     findings.extend(pages::check_links(&tree));
     findings.extend(numbers::check(&tree));
     match pages::documented_flags(&tree) {

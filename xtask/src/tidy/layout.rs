@@ -9,6 +9,33 @@ const OTHER_LANGUAGES: [&str; 6] = [".c", ".cu", ".h", ".py", ".sh", ".toml"];
 /// First folders of the machines this is developed on. In two halves, so that this file does not name them.
 const MACHINE_FOLDERS: [&str; 3] = [concat!("/wo", "rk"), concat!("/ro", "ot"), concat!("/tmp/", "bash")];
 
+/// What the root has; what else lies there is a result that somebody left.
+const PLACES: [&str; 15] = [
+    ".cargo",
+    ".ci",
+    ".gitignore",
+    "ARCHITECTURE.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "Cargo.lock",
+    "Cargo.toml",
+    "README.md",
+    "bench",
+    "crates",
+    "docs",
+    "rustfmt.toml",
+    "workloads",
+    "xtask",
+];
+
+/// Files at the root, or in folders there, that are not known.
+pub(crate) fn check_places(tree: &Tree) -> Vec<Finding> {
+    let place = |path: &str| path.split('/').next().unwrap_or(path).to_owned();
+    let is_known = |path: &str| PLACES.contains(&place(path).as_str()) || path.starts_with("LICENSE-");
+    let unknown = tree.paths().filter(|path| !is_known(path));
+    unknown.map(|path| Finding::new(path, 1, format!("`{}` is no place of this tree, use one", place(path)))).collect()
+}
+
 /// A page and the shared lints for every crate.
 pub(crate) fn check(tree: &Tree, packages: &[Package]) -> Vec<Finding> {
     let mut findings = Vec::new();
@@ -80,6 +107,13 @@ mod tests {
         ] {
             assert!(check_text(&Tree::of([("a.md", &line)])).is_empty(), "{line}");
         }
+    }
+
+    #[test]
+    fn results_left_at_the_root_are_found() {
+        let found =
+            check_places(&Tree::of([("gpu/run.log", ""), ("note", ""), ("crates/a/b.rs", ""), ("LICENSE-MIT", "")]));
+        assert_eq!(found.iter().map(|finding| finding.path.as_str()).collect::<Vec<_>>(), ["gpu/run.log", "note"]);
     }
 
     #[test]
