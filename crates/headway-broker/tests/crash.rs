@@ -60,12 +60,14 @@ const LINGER: usize = EXCUSED + WORKERS;
 const INSIDE: usize = LINGER + WORKERS;
 /// Microseconds that each worker has waited at most, for a token or an engine, while nothing befell it or the broker.
 const WAITED: usize = INSIDE + WORKERS;
-/// How often a wait was longer than one hanging client may cost.
+/// How often a wait was longer than the clients that hang meanwhile may cost.
 const LONG_WAITS: usize = WAITED + WORKERS;
-/// How often a broker was killed.
+/// How often a broker was killed, or its successor has taken over.
 const BROKERS: usize = LONG_WAITS + 1;
+/// How often somebody was hit, or made to stay in a chunk.
+const HITS: usize = BROKERS + 1;
 /// How far the liar is: 1 = waits for the next broker, 2 = which may come, 3 = has lied.
-const TOLD: usize = BROKERS + 1;
+const TOLD: usize = HITS + 1;
 /// Pairs of the life that was found and the one that came, where the first was not known to be dead or excused; first how
 /// many.
 const FOUND: usize = TOLD + 1;
@@ -161,12 +163,14 @@ fn told() -> Option<Told> {
 /// Waits for what `wait` gives, and notes how long that was if nothing befell this worker or the broker meanwhile.
 fn timed<T>(told: &Told, wait: impl FnOnce() -> T) -> T {
     let word = |at: usize| told.words.word(at).load(Ordering::SeqCst);
-    let (brokers, start) = (word(BROKERS), Instant::now());
+    let (brokers, hits, start) = (word(BROKERS), word(HITS), Instant::now());
     let value = wait();
     let waited = u32::try_from(start.elapsed().as_micros()).unwrap_or(u32::MAX);
     if word(EXCUSED + told.number) == 0 && word(BROKERS) == brokers {
         told.words.word(WAITED + told.number).fetch_max(waited, Ordering::SeqCst);
-        let is_long = u64::from(waited) * 1_000 > WATCHDOG.0 + DRAIN.0;
+        // The one under way at the start, and those since.
+        let hanging = u64::from(word(HITS).wrapping_sub(hits)) + 1;
+        let is_long = u64::from(waited) * 1_000 > hanging * (WATCHDOG.0 + DRAIN.0);
         told.words.word(LONG_WAITS).fetch_add(u32::from(is_long), Ordering::SeqCst);
     }
     value
@@ -247,6 +251,8 @@ struct Node {
     starts: [u32; WORKERS],
     /// Number, time of its start and life of every process ever started; a liar's life is 0.
     lives: Vec<(u32, Nanos, u32)>,
+    /// A broker was killed, and the next one may still wait for the clients.
+    recovering: bool,
     counts: BTreeMap<&'static str, u32>,
 }
 
@@ -271,6 +277,7 @@ impl Node {
             workers: Vec::new(),
             starts: [0; WORKERS],
             lives: Vec::new(),
+            recovering: false,
             counts: BTreeMap::new(),
         };
         for worker in 0..WORKERS {
@@ -405,6 +412,7 @@ impl Node {
         self.broker.kill().unwrap();
         self.broker.wait().unwrap();
         self.words.word(BROKERS).fetch_add(1, Ordering::SeqCst);
+        self.recovering = true;
         self.book.close();
         self.count("brokers killed");
     }
@@ -510,6 +518,9 @@ impl Node {
         let worker = (random.next_u32() as usize) % WORKERS;
         // A round may end without the broker; after the second, a new one has taken over.
         self.await_rounds(worker, 2 + random.next_u32() % 2);
+        let taken_over = std::mem::take(&mut self.recovering);
+        self.words.word(BROKERS).fetch_add(u32::from(taken_over), Ordering::SeqCst);
+        self.words.word(HITS).fetch_add(1, Ordering::SeqCst);
         let (kind, inside) = (random.next_u32() % 40, random.next_u32().is_multiple_of(3));
         if inside && kind >= 8 {
             self.await_chunk(worker);
@@ -550,7 +561,7 @@ impl Node {
             self.book.inputs, self.book.starts
         );
         println!(
-            "longest wait {longest} us; {} were above the {} us that one hanging client may cost",
+            "longest wait {longest} us; {} were above the {} us that each client hit meanwhile may cost",
             self.get(LONG_WAITS),
             (WATCHDOG.0 + DRAIN.0) / 1_000
         );
