@@ -30,7 +30,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use headway_core::engine_lock::EngineParameters;
 use headway_core::sharing::{ClusterId, GpuId, TaskId, TokenId};
@@ -47,6 +47,14 @@ use crate::status::Status;
 
 /// How long a broker may take to answer a control message.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
+
+/// What the watcher passes on of a connection.
+enum Heard {
+    /// An answer.
+    Message(FromBroker),
+    /// The broker of this number is gone: it answers nothing any more.
+    End { epoch: u64 },
+}
 
 /// What a client does when its broker ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,7 +131,7 @@ const SPIN_ENGINE: Nanos = Nanos(50_000);
 pub struct Client {
     shared: Arc<Shared>,
     /// Answers to control messages; one question at a time.
-    answers: Mutex<Receiver<FromBroker>>,
+    answers: Mutex<Receiver<Heard>>,
     /// Held from the choice of a task's place until it is noted.
     registering: Mutex<()>,
     watcher: Option<JoinHandle<()>>,
@@ -146,7 +154,7 @@ impl Client {
             relinked: Condvar::new(),
             spin: AtomicU64::new(SPIN_ENGINE.0),
         });
-        let (tell, answers): (Sender<FromBroker>, _) = channel();
+        let (tell, answers): (Sender<Heard>, _) = channel();
         let stop = Arc::new(AtomicBool::new(false));
         let watcher = {
             let (shared, stop) = (Arc::clone(&shared), Arc::clone(&stop));
@@ -226,30 +234,44 @@ impl Client {
         Ok(self.shared.live()?.engines)
     }
 
+    /// Asks the broker, or the next one if it ends before it answers. No question does harm when it is asked twice.
     fn ask(&self, question: &FromClient) -> Result<FromBroker, ClientError> {
         let answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
-        while answers.try_recv().is_ok() {}
-        self.shared.live()?.send(question)?;
-        Self::answer(&answers)
+        loop {
+            let link = self.shared.live()?;
+            match Self::ask_at(&link, &answers, question) {
+                Err(ClientError::Lost) if link.is_lost() => {}
+                Ok(FromBroker::Refused { reason }) => return Err(ClientError::Refused { reason }),
+                answered => return answered,
+            }
+        }
     }
 
-    fn answer(answers: &Receiver<FromBroker>) -> Result<FromBroker, ClientError> {
-        match answers.recv_timeout(ANSWER_MAX) {
-            Ok(FromBroker::Refused { reason }) => Err(ClientError::Refused { reason }),
-            Ok(answer) => Ok(answer),
-            Err(_) => Err(ClientError::Lost),
+    /// Asks one broker; [`ClientError::Lost`] if it ends or does not answer.
+    fn ask_at(link: &Link, answers: &Receiver<Heard>, question: &FromClient) -> Result<FromBroker, ClientError> {
+        while answers.try_recv().is_ok() {}
+        // Its end may have been among these; if not, it is heard below.
+        if link.is_lost() {
+            return Err(ClientError::Lost);
+        }
+        // What cannot be sent is not answered: the watcher hears the end.
+        let _ = link.send(question);
+        let until = Instant::now() + ANSWER_MAX;
+        loop {
+            match answers.recv_timeout(until.saturating_duration_since(Instant::now())) {
+                Ok(Heard::Message(message)) => return Ok(message),
+                Ok(Heard::End { epoch }) if epoch != link.epoch => {}
+                Ok(Heard::End { .. }) | Err(_) => return Err(ClientError::Lost),
+            }
         }
     }
 
     fn withdraw(&self, task: TaskId) {
         self.shared.lock().records.retain(|record| record.id != task);
         let answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
-        while answers.try_recv().is_ok() {}
         let link = Arc::clone(&self.shared.lock().link);
         // A broker that is gone has forgotten it, and the next one is not told of it: nobody waits for that.
-        if !link.is_lost() && link.send(&FromClient::Withdraw { task }).is_ok() {
-            let _ = Self::answer(&answers);
-        }
+        let _ = Self::ask_at(&link, &answers, &FromClient::Withdraw { task });
     }
 }
 

@@ -62,7 +62,7 @@ const INSIDE: usize = LINGER + WORKERS;
 const WAITED: usize = INSIDE + WORKERS;
 /// How often a wait was longer than the clients that hang meanwhile may cost.
 const LONG_WAITS: usize = WAITED + WORKERS;
-/// How often a broker was killed, or its successor has taken over.
+/// Counts up when a broker is killed and when its successor has taken over: odd between the two.
 const BROKERS: usize = LONG_WAITS + 1;
 /// How often somebody was hit, or made to stay in a chunk.
 const HITS: usize = BROKERS + 1;
@@ -166,7 +166,7 @@ fn timed<T>(told: &Told, wait: impl FnOnce() -> T) -> T {
     let (brokers, hits, start) = (word(BROKERS), word(HITS), Instant::now());
     let value = wait();
     let waited = u32::try_from(start.elapsed().as_micros()).unwrap_or(u32::MAX);
-    if word(EXCUSED + told.number) == 0 && word(BROKERS) == brokers {
+    if word(EXCUSED + told.number) == 0 && word(BROKERS) == brokers && brokers.is_multiple_of(2) {
         told.words.word(WAITED + told.number).fetch_max(waited, Ordering::SeqCst);
         // The one under way at the start, and those since.
         let hanging = u64::from(word(HITS).wrapping_sub(hits)) + 1;
@@ -251,8 +251,6 @@ struct Node {
     starts: [u32; WORKERS],
     /// Number, time of its start and life of every process ever started; a liar's life is 0.
     lives: Vec<(u32, Nanos, u32)>,
-    /// A broker was killed, and the next one may still wait for the clients.
-    recovering: bool,
     counts: BTreeMap<&'static str, u32>,
 }
 
@@ -277,7 +275,6 @@ impl Node {
             workers: Vec::new(),
             starts: [0; WORKERS],
             lives: Vec::new(),
-            recovering: false,
             counts: BTreeMap::new(),
         };
         for worker in 0..WORKERS {
@@ -411,8 +408,7 @@ impl Node {
     fn kill_broker(&mut self) {
         self.broker.kill().unwrap();
         self.broker.wait().unwrap();
-        self.words.word(BROKERS).fetch_add(1, Ordering::SeqCst);
-        self.recovering = true;
+        self.set(BROKERS, (self.get(BROKERS) + 1) | 1);
         self.book.close();
         self.count("brokers killed");
     }
@@ -518,8 +514,7 @@ impl Node {
         let worker = (random.next_u32() as usize) % WORKERS;
         // A round may end without the broker; after the second, a new one has taken over.
         self.await_rounds(worker, 2 + random.next_u32() % 2);
-        let taken_over = std::mem::take(&mut self.recovering);
-        self.words.word(BROKERS).fetch_add(u32::from(taken_over), Ordering::SeqCst);
+        self.set(BROKERS, self.get(BROKERS).next_multiple_of(2));
         self.words.word(HITS).fetch_add(1, Ordering::SeqCst);
         let (kind, inside) = (random.next_u32() % 40, random.next_u32().is_multiple_of(3));
         if inside && kind >= 8 {

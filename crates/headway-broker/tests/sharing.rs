@@ -2,7 +2,7 @@
 
 mod support;
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use headway_broker::{Access, Client, ClientError, OnLoss, Options, Phase, Reason, Server, ServerError, client};
@@ -323,6 +323,33 @@ fn a_broker_started_again_takes_over_who_holds_what() {
         first.engine(operation(Work::CopyIn)).unwrap().release();
         first.release(Nanos(1));
     }
+}
+
+#[test]
+fn a_question_that_a_broker_ends_under_is_asked_of_the_next_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("broker");
+    let mut broker = Broker::at(&socket, one_gpu(1));
+    let (over, asked) = (AtomicBool::new(false), AtomicU32::new(0));
+    std::thread::scope(|scope| {
+        for name in ["one", "two"] {
+            let (over, asked) = (&over, &asked);
+            let client = connect(&broker, name);
+            scope.spawn(move || {
+                while !over.load(Ordering::Relaxed) {
+                    client.register(shape(name)).unwrap();
+                    asked.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+        for _ in 0..20 {
+            let before = asked.load(Ordering::Relaxed);
+            wait_until("both go on", || asked.load(Ordering::Relaxed).wrapping_sub(before) > 20);
+            broker.stop();
+            broker = Broker::at(&socket, one_gpu(1));
+        }
+        over.store(true, Ordering::Relaxed);
+    });
 }
 
 #[test]

@@ -27,6 +27,8 @@ const LOOKS: u32 = 64;
 
 pub(super) struct Link {
     pub(super) socket: Socket,
+    /// Of the broker, among those that were at this socket.
+    pub(super) epoch: u64,
     page: Words,
     answers: WordsView,
     notice: WordsView,
@@ -75,6 +77,7 @@ impl Link {
         }
         Ok(Self {
             socket,
+            epoch: welcome.epoch,
             page: Words::open(page, CLIENT_LONGS, CLIENT_WORDS)?,
             answers: WordsView::open(&answers, BROKER_LONGS, BROKER_WORDS)?,
             notice: WordsView::open(&notice, NOTICE_LONGS, NOTICE_WORDS)?,

@@ -9,10 +9,10 @@ use headway_core::sharing::{JobId, Outcome, TaskId};
 use headway_os::ipc::Packet;
 
 use super::link::Link;
-use super::{Held, OnLoss, Shared, State};
+use super::{Heard, Held, OnLoss, Shared, State};
 use crate::error::ClientError;
 use crate::layout::{ENGINES, Entry, token_slot};
-use crate::message::{BYTES_MAX, FromBroker, HeldToken, ResumedTask};
+use crate::message::{BYTES_MAX, HeldToken, ResumedTask};
 use crate::protocol::lease::{self, Revoked};
 
 /// Waits for messages at most this long before it looks whether it shall end; the end of the connection ends it at once.
@@ -20,12 +20,15 @@ const SLICE: Duration = Duration::from_secs(1);
 /// Between two attempts to reach the next broker.
 const RETRY: Duration = Duration::from_millis(5);
 
-pub(super) fn watch(shared: &Shared, tell: &Sender<FromBroker>, stop: &AtomicBool) {
+pub(super) fn watch(shared: &Shared, tell: &Sender<Heard>, stop: &AtomicBool) {
     let mut link = Arc::clone(&shared.lock().link);
     while !stop.load(Ordering::Acquire) {
         if hear(&link, tell) {
             continue;
         }
+        // In this order: who asks looks whether it is lost after it has dropped what was said before.
+        link.lose();
+        let _ = tell.send(Heard::End { epoch: link.epoch });
         match relink(shared, &link, stop) {
             Some(next) => link = next,
             None => return,
@@ -34,7 +37,7 @@ pub(super) fn watch(shared: &Shared, tell: &Sender<FromBroker>, stop: &AtomicBoo
 }
 
 /// Takes what the broker sends; `false` once it is gone.
-fn hear(link: &Link, tell: &Sender<FromBroker>) -> bool {
+fn hear(link: &Link, tell: &Sender<Heard>) -> bool {
     if !link.socket.wait(SLICE) {
         return true;
     }
@@ -43,7 +46,7 @@ fn hear(link: &Link, tell: &Sender<FromBroker>) -> bool {
         Ok(Packet::Message(length, _)) => {
             // What makes no sense is no answer; whoever asked gives up by itself.
             if let Ok(message) = serde_json::from_slice(&buffer[..length]) {
-                let _ = tell.send(message);
+                let _ = tell.send(Heard::Message(message));
             }
             true
         }
@@ -103,8 +106,6 @@ fn relink(shared: &Shared, old: &Arc<Link>, stop: &AtomicBool) -> Option<Arc<Lin
 
 /// Ends all leases of the lost connection, as the broker would, and notes what is in use.
 fn freeze(shared: &Shared, old: &Link) -> Vec<Frozen> {
-    // First: whoever gives a token back holds the state, and may wait for room in a ring that nobody reads any more.
-    old.lose();
     let state = shared.lock();
     let busy: Vec<(usize, u32, u64)> = (0..old.gpus.len() * ENGINES)
         .filter_map(|lock| match lease::revoke(old.lease(lock)) {
