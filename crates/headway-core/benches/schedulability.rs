@@ -1,12 +1,14 @@
 //! Our tests of non-preemptive EDF beside the response-time bounds of the crate `response-time-analysis`, on the same sets:
 //! 100 tasks, periods from 1 to 1000 ms, in nanoseconds.
 //!
-//! `cargo bench -p headway-core --bench schedulability`. Every set is decided by both before anything is timed, and the
+//! `cargo bench -p headway-core --bench schedulability`; with `HEADWAY_OUT=DIR` every time is written there too. Every set is decided by both before anything is timed, and the
 //! verdicts must be equal. The rival stops at the first bound beyond its deadline; ours also finds the interval that fails.
 
 use std::hint::black_box;
+use std::path::Path;
+use std::time::Instant;
+use std::{env, fs, io};
 
-use criterion::{Criterion, criterion_group, criterion_main};
 use headway_core::schedulability::{Task, chunked, jeffay};
 use headway_core::units::Nanos;
 
@@ -27,28 +29,55 @@ fn sets(count: u64, percent: u64, cost_max: u64, chunk_max: u64) -> Vec<Vec<Task
     (0..count).map(one).collect()
 }
 
-fn compare(c: &mut Criterion) {
+#[expect(clippy::disallowed_methods, reason = "a benchmark times what it runs")]
+/// Nanoseconds that each of `n` calls took, in order of length.
+fn times(n: usize, mut call: impl FnMut() -> usize) -> Vec<u128> {
+    black_box(call());
+    let one = |_| {
+        let start = Instant::now();
+        black_box(call());
+        start.elapsed().as_nanos()
+    };
+    let mut times: Vec<u128> = (0..n).map(one).collect();
+    times.sort_unstable();
+    times
+}
+
+fn main() -> io::Result<()> {
     let groups: [(&str, Vec<Vec<Task>>, bool); 3] = [
-        ("whole jobs", sets(10, 90, 500_000, u64::MAX), true),
+        ("whole jobs of at most 0.5 ms", sets(10, 90, 500_000, u64::MAX), true),
         ("whole jobs", sets(10, 90, u64::MAX, u64::MAX), true),
         // The rival needs seconds for each of these.
-        ("chunks", sets(2, 90, u64::MAX, 200_000), false),
+        ("chunks of 0.2 ms", sets(2, 90, u64::MAX, 200_000), false),
     ];
+    let mut rows = String::from("sets,test,run,ns\n");
+    let mut table = String::from(
+        "# schedulability\n\nSets of 100 tasks, periods 1 to 1000 ms, in nanoseconds; times are those of all sets of a row.\n\n\
+         | sets | schedulable | headway, median / max (n) | response-time-analysis, median / max (n) | ratio of medians |\n\
+         |---|---|---|---|---|\n",
+    );
     for (name, sets, whole) in groups {
         let ours = |set: &[Task]| if whole { jeffay(set) } else { chunked(set, 1) }.is_schedulable();
         let theirs = |set: &[Task]| if whole { rival::whole(set) } else { rival::in_chunks(set) };
         let yes = sets.iter().filter(|set| ours(set)).count();
         assert!(sets.iter().all(|set| ours(set) == theirs(set)), "{name}: the verdicts differ");
-        let mut group = c.benchmark_group(format!("{name}: {yes} of {} sets schedulable", sets.len()));
-        group.sample_size(20);
-        group.bench_function("headway", |b| b.iter(|| sets.iter().filter(|s| ours(black_box(s))).count()));
-        group.sample_size(10);
-        group.bench_function("response-time-analysis", |b| {
-            b.iter(|| sets.iter().filter(|s| theirs(black_box(s))).count());
-        });
-        group.finish();
+        let mut cell = |test: &str, times: &[u128]| {
+            times.iter().enumerate().for_each(|(run, ns)| rows += &format!("{name},{test},{run},{ns}\n"));
+            let ms = |ns: u128| ns as f64 / 1e6;
+            (
+                times[times.len() / 2],
+                format!("{:.3} / {:.3} ms ({})", ms(times[times.len() / 2]), ms(times[times.len() - 1]), times.len()),
+            )
+        };
+        let (fast, ours) = cell("headway", &times(1_001, || sets.iter().filter(|set| ours(black_box(set))).count()));
+        let (slow, theirs) = cell("rival", &times(5, || sets.iter().filter(|set| theirs(black_box(set))).count()));
+        table += &format!("| {name} | {yes} of {} | {ours} | {theirs} | {} |\n", sets.len(), slow / fast.max(1));
     }
+    println!("{table}");
+    if let Some(folder) = env::var_os("HEADWAY_OUT") {
+        fs::create_dir_all(&folder)?;
+        fs::write(Path::new(&folder).join("rows.csv"), rows)?;
+        fs::write(Path::new(&folder).join("summary.md"), table)?;
+    }
+    Ok(())
 }
-
-criterion_group!(benches, compare);
-criterion_main!(benches);
