@@ -23,7 +23,7 @@ use headway_core::units::Nanos;
 use headway_device::buffer::{Memory as _, Place};
 use headway_device::port::{Resident, ResidentOptions};
 use headway_device::{Access, DeviceError, Span};
-use headway_os::clock;
+use headway_os::{clock, copy};
 
 use self::mailbox::{Command, Mailbox};
 use self::shape::Shape;
@@ -406,6 +406,8 @@ impl Resident for CudaResident {
                 let bytes = (from.len() as u64 - next * chunk_bytes as u64).min(chunk_bytes as u64);
                 self.post(Command { source, destination, bytes })?;
             }
+            // Meanwhile pages that were never touched can appear.
+            copy::present(chunk);
             self.wait(first + index + 1, self.patience)?;
             let at = place_in_box(index, device + index * chunk_bytes as u64);
             // SAFETY: the command that wrote these bytes of the outbox is complete, and the next one that does is posted later;

@@ -390,7 +390,7 @@ unsafe impl Memory for WindowMemory {
     }
 }
 
-// SAFETY: `window_store` and `window_load` touch no byte outside the range, and a store ends with a fence.
+// SAFETY: `window_store` touches no byte outside the range, `window_load` none outside its lines, and a store ends with a fence.
 unsafe impl Window for View {
     fn via(&self) -> Via {
         self.via

@@ -162,8 +162,9 @@ pub trait Lane: Send {
 /// Mapped device memory. Offsets count from the start of the buffer.
 ///
 /// # Safety
-/// Implementations touch no byte outside the range they are given, and make stores visible to later work of the device
-/// before `store` returns (for posted stores: before any later doorbell or flag store of the same thread).
+/// Implementations write no byte outside the range they are given, read none outside the 64-byte lines that it lies in, and make
+/// stores visible to later work of the device before `store` returns (for posted stores: before any later doorbell or flag
+/// store of the same thread).
 pub unsafe trait Window: Send + Sync {
     /// The form.
     fn via(&self) -> Via;

@@ -7,6 +7,8 @@ use headway_core::transfer::Stores;
 
 /// What the streaming instructions move to and from memory in one transaction.
 pub const LINE_BYTES: usize = 64;
+/// The smallest page of the supported systems.
+const PAGE_BYTES: usize = 4096;
 
 /// Copies `from` to `to`. Stores past the cache are visible to every other CPU and device when it returns.
 ///
@@ -50,13 +52,16 @@ pub unsafe fn window_store(to: *mut u8, from: &[u8]) {
     imp::store_fence();
 }
 
-/// Loads `to.len()` bytes from `from`: whole lines by streaming loads, the ends by one masked load each where the CPU has such
-/// (AVX-512), else by aligned loads of at most 16 bytes. Begins with a full fence, so that nothing is read that was there before
-/// what this thread has seen. Touches no other byte.
+/// Loads `to.len()` bytes from `from` by streaming loads of whole lines, of the lines at both ends what is asked for; where the
+/// CPU has no masked stores (AVX-512), the ends by aligned loads of at most 16 bytes. Begins with a full fence, so that nothing is
+/// read that was there before what this thread has seen. Writes no other byte of `to`'s memory, and what it reads of others'
+/// bytes in the lines at the ends goes nowhere.
 ///
 /// # Safety
 /// As many bytes from `from` on are mapped for reading, do not overlap `to`, and nobody writes them meanwhile.
 pub unsafe fn window_load(from: *const u8, to: &mut [u8]) {
+    // A page that appears only when the first bytes of a load are stored has the loads behind them made again.
+    present(to);
     let head = (from.addr().wrapping_neg() % LINE_BYTES).min(to.len());
     let lines = (to.len() - head) / LINE_BYTES;
     let tail = head + lines * LINE_BYTES;
@@ -66,6 +71,15 @@ pub unsafe fn window_load(from: *const u8, to: &mut [u8]) {
         imp::load_ends(from, &mut to[..head]);
         imp::load_lines(to.as_mut_ptr().wrapping_add(head), from.wrapping_add(head), lines);
         imp::load_ends(from.wrapping_add(tail), &mut to[tail..]);
+    }
+}
+
+/// Has the pages of `memory` appear, writable, one by one: a few nanoseconds for a page that is there. The content stays.
+#[inline]
+pub fn present(memory: &mut [u8]) {
+    let first = memory.as_ptr().addr().wrapping_neg() % PAGE_BYTES;
+    for at in (first..memory.len()).step_by(PAGE_BYTES).chain((first > 0 && !memory.is_empty()).then_some(0)) {
+        imp::rewrite(&mut memory[at]);
     }
 }
 
@@ -96,6 +110,13 @@ mod imp {
     pub(super) fn full_fence() {
         // SAFETY: every x86-64 CPU has SSE2.
         unsafe { _mm_mfence() };
+    }
+
+    /// Writes a byte as it is. One instruction: a load first would have a page of zeros appear, and the store another.
+    #[inline]
+    pub(super) fn rewrite(byte: &mut u8) {
+        // SAFETY: the byte is ours and keeps its value.
+        unsafe { asm!("or byte ptr [{byte}], 0", byte = in(reg) &raw mut *byte, options(nostack)) };
     }
 
     /// # Safety
@@ -134,7 +155,8 @@ mod imp {
         }
     }
 
-    /// Part of a line by one load, whatever its length and place: a window answers each load after a microsecond.
+    /// Part of a line by one streaming load of all of it, whatever the part's length and place: a window answers each load
+    /// after a microsecond, masked ones after two or three, and only streaming ones overlap.
     ///
     /// # Safety
     /// As for [`super::window_load`], on a CPU with AVX-512 for bytes.
@@ -147,11 +169,13 @@ mod imp {
             let mask = (u64::MAX >> (LINE_BYTES - step)) << before;
             let line = from.wrapping_add(at).wrapping_sub(before);
             let target = to[at..at + step].as_mut_ptr();
-            // SAFETY: only bytes whose bit is set are touched: `step` of them, which both sides have. The target's line begins
-            // `before` bytes ahead of it. Not `pure`, so that each load stays one load.
+            // SAFETY: the line holds a byte that is mapped, so that all of it is, as pages are whole lines; who writes the other
+            // bytes meanwhile is not disturbed, and what is read of them is dropped. Only bytes whose bit is set are written:
+            // `step` of them, which the target has; its line begins `before` bytes ahead of it. Not `pure`, so that each
+            // load stays one load.
             unsafe {
                 asm!(
-                    "vmovdqu8 {value}{{{mask}}}{{z}}, [{line}]",
+                    "vmovntdqa {value}, [{line}]",
                     "vmovdqu8 [{target}]{{{mask}}}, {value}",
                     value = out(zmm_reg) _,
                     mask = in(kreg) mask,
@@ -348,6 +372,13 @@ mod imp {
         fence(Ordering::SeqCst);
     }
 
+    /// Writes a byte as it is.
+    pub(super) fn rewrite(byte: &mut u8) {
+        let byte: *mut u8 = byte;
+        // SAFETY: the byte is ours; volatile, so that it is written although it stays the same.
+        unsafe { byte.write_volatile(byte.read_volatile()) };
+    }
+
     /// # Safety
     /// As for [`super::window_store`].
     pub(super) unsafe fn store_ends(to: *mut u8, from: &[u8]) {
@@ -473,6 +504,20 @@ mod tests {
             }
             assert!(masked == stepped, "{size} bytes from {at} to {to}");
         });
+    }
+
+    #[test]
+    fn pages_appear_with_their_content() {
+        let page = crate::memory::page_bytes();
+        let mut mapping = crate::memory::Mapping::anonymous(16 * page).unwrap();
+        mapping[3 * page] = 7;
+        // From the middle of the second page to the middle of the fourteenth.
+        present(&mut mapping[page + 100..13 * page + 100]);
+        assert_eq!(mapping[3 * page], 7);
+        let there = |at: usize| !crate::memory::mostly_absent(&mapping[at * page..(at + 1) * page], 1);
+        let pages: Vec<usize> = (0..16).filter(|at| there(*at)).collect();
+        assert_eq!(pages, (1..=13).collect::<Vec<_>>());
+        present(&mut []);
     }
 
     #[test]

@@ -8,6 +8,7 @@ mod engine;
 mod error;
 mod gate;
 mod gpu;
+mod kinds;
 mod many;
 mod peer;
 mod pieces;

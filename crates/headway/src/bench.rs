@@ -9,6 +9,7 @@ mod predict;
 mod results;
 mod small;
 mod targets;
+mod turns;
 mod ways;
 
 use std::fmt::Write;
@@ -25,6 +26,7 @@ use serde::Serialize;
 
 pub use self::predict::{Compared, Prediction};
 pub use self::results::{Outcome, Row, Target};
+use crate::measure::place::Place;
 use crate::measure::rig::{Rig, Wish};
 use crate::measure::sample::Effort;
 use crate::measure::session::Session;
@@ -69,6 +71,8 @@ pub struct Report {
     pub profile: String,
     /// Commit of the program.
     pub commit: &'static str,
+    /// Which CPU copies were asked for from, and what others would have cost; `None` where that was left open.
+    pub place: Option<String>,
     /// Every row.
     pub rows: Vec<Row>,
     /// Every target.
@@ -104,7 +108,8 @@ pub fn transfers(options: &Options, mut progress: impl FnMut(Progress)) -> Resul
         let hint = "no profile: `auto` uses built-in figures; `headway measure` writes a machine file for `--machine`";
         session.warnings.push(hint.to_owned());
     }
-    let (rows, prediction) = Bench { options, copier, ids, profile, session: &mut session, rows: Vec::new() }.make()?;
+    let bench = Bench { options, copier, ids, profile, session: &mut session, rows: Vec::new(), place: None };
+    let (rows, prediction, place) = bench.make()?;
     let warnings = session.finish()?;
     let report = Report {
         schema: 1,
@@ -113,6 +118,7 @@ pub fn transfers(options: &Options, mut progress: impl FnMut(Progress)) -> Resul
         profile: machine
             .map_or_else(|| "built-in".to_owned(), |machine| format!("{} ({})", machine.name, machine.hash)),
         commit: COMMIT,
+        place,
         targets: targets::judge(&rows),
         rows,
         prediction,
@@ -141,24 +147,31 @@ struct Bench<'b, 'a> {
     profile: Profile,
     session: &'b mut Session<'a>,
     rows: Vec<Row>,
+    place: Option<String>,
 }
 
 impl Bench<'_, '_> {
-    fn make(mut self) -> Result<(Vec<Row>, Option<Prediction>), Error> {
+    fn make(mut self) -> Result<(Vec<Row>, Option<Prediction>, Option<String>), Error> {
         let ways = self.usable();
         let most = self.bytes_max();
         let mut rig = Rig::new(&self.copier, 0, Wish { bytes_max: most, pinned: true, huge_pages: false })?;
+        let place = Place::settle(&mut rig)?;
+        self.place = place.as_ref().map(|place| place.found().to_string());
         self.table(&mut rig, &ways)?;
         self.automatic(&mut rig, &ways)?;
+        // Threads of bulk copies may run anywhere.
+        drop(place);
         self.small(&mut rig, &ways)?;
         self.many(&mut rig)?;
+        let place = Place::settle(&mut rig)?;
         let prediction = self.predict(&mut rig, &ways)?;
+        drop(place);
         if self.copier.ports().len() > 1 {
             self.multipath(&mut rig, &ways)?;
             drop(rig);
             self.together()?;
         }
-        Ok((self.rows, prediction))
+        Ok((self.rows, prediction, self.place))
     }
 
     /// Ways of the first GPU that were asked for and can be used.
@@ -200,7 +213,7 @@ impl Bench<'_, '_> {
         }
     }
 
-    /// How often a copy of `bytes` bytes is made.
+    /// How often a copy of `bytes` bytes is made, those in turns a little more often where they take long.
     fn effort(&self, bytes: u64) -> Effort {
         let (n_min, n_max, ms) = match (bytes, self.options.quick) {
             (..=0x1_0000, true) => (10, 300, 10),
@@ -220,11 +233,12 @@ impl Report {
     pub fn markdown(&self) -> String {
         let mut text = format!(
             "# Copies\n\nSource `{}`, GPUs: {}; profile {}; commit {}. GB = 10^9 bytes; times are until the bytes are in \
-             place; random data, compared.\n\n## Targets\n\n| target | measured | |\n|---|---|---|\n",
+             place; random data, compared.\n\n{}## Targets\n\n| target | measured | |\n|---|---|---|\n",
             self.source,
             self.gpus.join(", "),
             self.profile,
-            self.commit
+            self.commit,
+            self.place.as_ref().map_or_else(String::new, |place| format!("{place}\n\n")),
         );
         for Target { target, measured, outcome } in &self.targets {
             let _ = writeln!(text, "| {target} | {measured} | {} |", outcome.label());

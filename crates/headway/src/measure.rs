@@ -10,6 +10,7 @@ mod kernels;
 pub(crate) mod links;
 pub(crate) mod load;
 pub(crate) mod node;
+pub(crate) mod place;
 mod report;
 pub(crate) mod rig;
 pub(crate) mod sample;
@@ -34,6 +35,7 @@ use headway_runtime::copy::{Copier, CopyLimits, CopyOptions, How};
 use self::curves::{Line, Taker, Thrift};
 use self::interconnect::{Scope, calibrate};
 use self::journal::{Head, Journal};
+use self::place::Place;
 pub use self::report::Report;
 use self::rig::{Rig, Shot, Wish};
 use self::sample::Effort;
@@ -79,7 +81,7 @@ impl Step {
 /// How much is measured.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Depth {
-    /// Powers of four, few samples: about a minute for one GPU.
+    /// Powers of four, of two from 128 KiB to 32 MiB, few samples: about a minute for one GPU.
     Quick,
     /// Powers of two.
     #[default]
@@ -188,7 +190,8 @@ impl Options {
         let step = self.by_depth(2, 1, 1);
         let mut sizes: Vec<u64> = match &self.sizes {
             Some(sizes) => sizes.iter().map(|bytes| bytes.0.max(1)).collect(),
-            None => (0..=30).step_by(step).map(|exponent| 1 << exponent).collect(),
+            // Copies of middle size bend where caches end.
+            None => (0..=30).filter(|at| at % step == 0 || (17..=25).contains(at)).map(|at| 1 << at).collect(),
         };
         sizes.sort_unstable();
         sizes.dedup();
@@ -202,12 +205,23 @@ impl Options {
     fn thrift(&self) -> Thrift {
         let effort = |warm_up, n_min, n_max, ms: u64| Effort { warm_up, n_min, n_max, time: Nanos(ms * 1_000_000) };
         self.by_depth(
-            Thrift { small: effort(5, 10, 200, 10), middle: effort(3, 5, 100, 15), large: effort(1, 3, 20, 25) },
-            Thrift { small: effort(20, 20, 500, 50), middle: effort(5, 10, 200, 50), large: effort(1, 5, 20, 100) },
+            Thrift {
+                small: effort(5, 10, 200, 10),
+                middle: effort(5, 5, 100, 15),
+                large: effort(2, 3, 40, 20),
+                patience: Nanos(60_000_000),
+            },
+            Thrift {
+                small: effort(20, 20, 500, 50),
+                middle: effort(5, 10, 200, 50),
+                large: effort(2, 5, 40, 100),
+                patience: Nanos::MAX,
+            },
             Thrift {
                 small: effort(50, 100, 1000, 500),
                 middle: effort(10, 30, 300, 300),
-                large: effort(2, 7, 30, 600),
+                large: effort(2, 7, 60, 600),
+                patience: Nanos::MAX,
             },
         )
     }
@@ -363,7 +377,10 @@ impl Measurement<'_> {
                 dropped: Vec::new(),
             };
             if does_curves {
+                let place = Place::settle(&mut rig)?;
                 taker.alone(&mut rig, &ways[first])?;
+                // Threads that gather and copy in bulk may run anywhere.
+                drop(place);
                 taker.many(&rig, &ways[first])?;
             }
             if does_beside {

@@ -62,6 +62,18 @@ impl Selector {
         &self.steps[self.steps.partition_point(|step| step.from <= bytes) - 1]
     }
 
+    /// All that is known of a copy of `bytes`, by one search: [`Selector::way`], [`Selector::tuning`],
+    /// [`Selector::predicted`].
+    #[must_use]
+    pub fn pick(&self, bytes: Bytes) -> (Way, Option<Tuning>, Option<Nanos>) {
+        let step = self.step(bytes);
+        (step.way, step.tuning, self.predicted_by(step, bytes))
+    }
+
+    fn predicted_by(&self, step: &Step, bytes: Bytes) -> Option<Nanos> {
+        Some(step.curve.as_ref()?.at(bytes, self.objective)).filter(|time| *time != Nanos::MAX)
+    }
+
     /// The way of a copy of `bytes`.
     #[must_use]
     pub fn way(&self, bytes: Bytes) -> Way {
@@ -77,8 +89,7 @@ impl Selector {
     /// The objective's figure for it; `None` = not known.
     #[must_use]
     pub fn predicted(&self, bytes: Bytes) -> Option<Nanos> {
-        let curve = self.step(bytes).curve.as_ref()?;
-        Some(curve.at(bytes, self.objective)).filter(|time| *time != Nanos::MAX)
+        self.predicted_by(self.step(bytes), bytes)
     }
 
     /// From which size on which way is used, ascending from 0.

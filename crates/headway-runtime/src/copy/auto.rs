@@ -5,7 +5,7 @@ use std::sync::{Mutex, OnceLock, PoisonError, RwLock};
 
 use headway_core::machine::{EndpointId, Method};
 use headway_core::transfer::{
-    Available, Direction, HostMemory, Key, Load, Profile, Request, Selector, Statistic, Tuning, Via, Way,
+    Available, Curve, Direction, HostMemory, Key, Load, Profile, Request, Selector, Statistic, Tuning, Via, Way,
 };
 use headway_core::units::{Bytes, Nanos};
 use headway_os::clock;
@@ -41,11 +41,43 @@ pub(super) struct Pick {
 /// Choices of all situations, compiled as they are met.
 pub(super) struct Auto {
     profile: Profile,
+    plain: Plain,
     options: CopyOptions,
     stale: Option<String>,
     gpus: usize,
     table: RwLock<Table>,
     events: Mutex<Events>,
+}
+
+/// What callers wait for each way in the plainest situation, by [`Plain::name`], ascending: looked up in every copy by a
+/// named way, which may take 2 us altogether.
+struct Plain(Vec<(u128, Curve)>);
+
+impl Plain {
+    fn new(profile: &Profile) -> Self {
+        let plain = |key: &&Key| (key.load, key.active, key.pieces) == (Load::Alone, 1, 1);
+        // A posted store returns before it can be seen: what the caller waits for is the other curve.
+        let curve = |key: &Key| profile.posted.get(key).or_else(|| profile.curves.get(key)).cloned();
+        let names = profile.curves.keys().filter(plain).filter_map(|key| {
+            Some((Self::name(key.gpu, key.peer, key.way, key.direction, key.memory), curve(key)?))
+        });
+        let mut curves: Vec<_> = names.collect();
+        curves.sort_by_key(|(name, _)| *name);
+        Self(curves)
+    }
+
+    /// A number of its own for each key.
+    fn name(gpu: EndpointId, peer: Option<EndpointId>, way: Way, direction: Direction, memory: HostMemory) -> u128 {
+        let peer = peer.map_or(0, |peer| u64::from(peer.0) + 1);
+        let via = way.via.map_or(0, |via| via as u8 + 1);
+        let small = u32::from_be_bytes([way.method as u8, via, direction as u8, memory as u8]);
+        u128::from(gpu.0) << 96 | u128::from(peer) << 32 | u128::from(small)
+    }
+
+    fn get(&self, name: u128) -> Option<&Curve> {
+        let at = self.0.binary_search_by_key(&name, |(name, _)| *name).ok()?;
+        Some(&self.0[at].1)
+    }
 }
 
 struct Table {
@@ -73,7 +105,8 @@ impl Auto {
         let slots = gpus * gpus.max(1) * 2 * WINDOWS * MEMORIES * LOADS;
         let slots = (0..slots).map(|_| OnceLock::new()).collect();
         let table = Table { absent: vec![BTreeSet::new(); gpus], slots };
-        Self { profile, options, stale, gpus, table: RwLock::new(table), events: Mutex::default() }
+        let plain = Plain::new(&profile);
+        Self { profile, plain, options, stale, gpus, table: RwLock::new(table), events: Mutex::default() }
     }
 
     fn slot(&self, at: Situation) -> usize {
@@ -98,7 +131,8 @@ impl Auto {
     pub(super) fn pick(&self, gpus: &[Gpu], at: Situation, bytes: Bytes) -> Pick {
         let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
         let selector = table.slots[self.slot(at)].get_or_init(|| self.compile(gpus, at, &table.absent[at.gpu]));
-        Pick { way: selector.way(bytes), tuning: selector.tuning(bytes), predicted: selector.predicted(bytes) }
+        let (way, tuning, predicted) = selector.pick(bytes);
+        Pick { way, tuning, predicted }
     }
 
     fn compile(&self, gpus: &[Gpu], at: Situation, absent: &BTreeSet<Way>) -> Selector {
@@ -138,10 +172,11 @@ impl Auto {
             forms.iter().filter(|(_, usable)| usable.is_ok()).map(|(via, _)| Way::via(method, *via)).collect()
         };
         // Asking a GPU for its forms takes long: only for what could be chosen.
-        if known(Method::PagedWindow) {
-            // Only `gdrdrv` maps parts of memory that was made without a window.
+        // Memory with a window needs no paged one, which costs the same until it has to be moved; of memory without, only
+        // `gdrdrv` maps parts.
+        if known(Method::PagedWindow) && at.window.is_none() {
             let forms = usable(gpu.windows(), Method::PagedWindow).into_iter();
-            ways.extend(forms.filter(|way| way.via == at.window || way.via == Some(Via::Gdrdrv)));
+            ways.extend(forms.filter(|way| way.via == Some(Via::Gdrdrv)));
         }
         if self.options.resident && !self.options.no_sm && known(Method::Resident) {
             ways.extend(usable(gpu.resident_forms(), Method::Resident));
@@ -187,13 +222,8 @@ impl Auto {
         memory: HostMemory,
         bytes: Bytes,
     ) -> Option<Nanos> {
-        if self.profile.curves.is_empty() {
-            return None;
-        }
-        let key = Key { gpu, peer, way, direction, memory, load: Load::Alone, active: 1, pieces: 1 };
-        // A posted store returns before it can be seen: what the caller waits for is the other curve.
-        let curve = self.profile.posted.get(&key).or_else(|| self.profile.curves.get(&key));
-        curve.map(|curve| curve.at(bytes, Statistic::Median))
+        let curve = self.plain.get(Plain::name(gpu, peer, way, direction, memory))?;
+        Some(curve.at(bytes, Statistic::Median))
     }
 
     /// The same of a request of many pieces, from the nearest number of pieces that was measured.

@@ -15,6 +15,7 @@ use super::CopyLimits;
 use super::bounce::Bounce;
 use super::engine::Engine;
 use super::gate::Gate;
+use super::kinds::Kinds;
 use crate::staging::{Pool, PoolOptions};
 
 /// Bytes of one piece of a resident copier: what it is chosen for is mostly one piece, and a request less is a round trip
@@ -52,6 +53,8 @@ pub(super) struct Gpu {
     pub(super) peer_in: Gate,
     /// Copies by multiprocessors.
     pub(super) kernels: Engine,
+    /// Host memory that its driver was asked about.
+    pub(super) kinds: Kinds,
     /// Pinned slots for requests of many pieces.
     pub(super) bounce: Bounce,
     /// Threads and pinned memory of `staged` and `multipath`.
@@ -77,6 +80,7 @@ impl Gpu {
             ..PoolOptions::default()
         };
         Self {
+            kinds: Kinds::default(),
             bounce: Bounce::default(),
             pool: Pool::new(Arc::clone(&port), options),
             endpoint,

@@ -16,7 +16,7 @@ use super::{Copier, CopyError, How, Observation, Report};
 
 /// From this size on a copy is bulk: it keeps an engine busy for longer than a small copy takes altogether.
 const BULK: usize = 1 << 20;
-/// From this size on the driver is asked whether memory is pinned, which takes some 0.3 us; the driver's own call, which is
+/// From this size on the driver is asked now and then whether memory is pinned, which takes up to 0.6 us; the driver's own call, which is
 /// chosen for smaller copies of ordinary memory, is as fast from pinned memory without being told.
 const ASK: usize = 64 << 10;
 /// From this size on it matters whether pages are there.
@@ -183,15 +183,17 @@ impl Copier {
 
     /// What decides beside the size; `None` = memory that only the driver knows how to handle.
     pub(super) fn situation(&self, copy: &Transfer<'_>) -> Option<Situation> {
+        let gpu = &self.gpus[copy.gpu];
+        let kind = |memory: &[u8]| gpu.kinds.of(memory, || gpu.port.host_kind(memory)).ok();
         let memory = match &copy.host {
             Host::Held(_) => HostMemory::Pinned,
             _ if copy.len < ASK => HostMemory::Warm,
-            Host::In(from) => match self.gpus[copy.gpu].port.host_kind(from).ok()? {
+            Host::In(from) => match kind(from)? {
                 HostKind::Pinned => HostMemory::Pinned,
                 HostKind::Pageable if self.options.mapped_files => HostMemory::File,
                 HostKind::Pageable => HostMemory::Warm,
             },
-            Host::Out(to) => match self.gpus[copy.gpu].port.host_kind(to).ok()? {
+            Host::Out(to) => match kind(to)? {
                 HostKind::Pinned => HostMemory::Pinned,
                 HostKind::Pageable if to.len() >= LOOK && memory::mostly_absent(to, samples(to.len())) => {
                     HostMemory::Fresh

@@ -153,7 +153,7 @@ pub fn measure(options: &Options, mut progress: impl FnMut(Progress)) -> Result<
         }
     }
     let row = |(what, samples): &(&'static str, Vec<Nanos>)| {
-        let Figures { n, median, p99, max } = Figures::of(samples)?;
+        let Figures { n, median, p99, max, .. } = Figures::of(samples)?;
         Some(Row { what, n, median, p99, max })
     };
     let rows: Vec<Row> = bench.samples.iter().filter_map(row).collect();

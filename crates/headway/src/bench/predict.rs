@@ -43,6 +43,10 @@ pub struct Compared {
     pub predicted: Nanos,
     /// The median found.
     pub measured: Nanos,
+    /// Copies behind it.
+    pub n: u32,
+    /// Of a quarter and of three quarters of them.
+    pub quartiles: (Nanos, Nanos),
 }
 
 impl Compared {
@@ -64,10 +68,11 @@ impl Prediction {
     /// The points as comma-separated values.
     #[must_use]
     pub fn csv(&self) -> String {
-        let mut text = "what,bytes,predicted_ns,measured_ns,error_ppm\n".to_owned();
+        let mut text = "what,bytes,predicted_ns,measured_ns,error_ppm,n,p25_ns,p75_ns\n".to_owned();
         for point in &self.points {
-            let Compared { what, bytes, predicted, measured } = point;
-            text.push_str(&format!("{what},{},{},{},{}\n", bytes.0, predicted.0, measured.0, point.error_ppm()));
+            let Compared { what, bytes, predicted, measured, n, quartiles: (p25, p75) } = point;
+            let (predicted, measured, error) = (predicted.0, measured.0, point.error_ppm());
+            text.push_str(&format!("{what},{},{predicted},{measured},{error},{n},{},{}\n", bytes.0, p25.0, p75.0));
         }
         text
     }
@@ -111,7 +116,7 @@ impl Bench<'_, '_> {
         self.session.phase("predict", count);
         let mut random = Pcg64Mcg::seed_from_u64(3);
         let mut points = Vec::new();
-        let effort = Effort { warm_up: 1, n_min: 5, n_max: 100, time: Nanos(10_000_000) };
+        let effort = Effort { warm_up: 5, n_min: 7, n_max: 200, time: Nanos(20_000_000) };
         for _ in 0..count {
             let (key, curve) = &curves[(random.next_u64() % curves.len() as u64) as usize];
             // Uniform in the exponent, and between powers of two.
@@ -146,6 +151,8 @@ impl Bench<'_, '_> {
                 bytes: Bytes(bytes),
                 predicted: curve.at(Bytes(bytes), Statistic::Median),
                 measured: figures.median,
+                n: figures.n,
+                quartiles: (figures.p25, figures.p75),
             });
         }
         Ok(Prediction::of(points))
@@ -163,13 +170,15 @@ mod tests {
             bytes: Bytes(1),
             predicted: Nanos(predicted),
             measured: Nanos(measured),
+            n: 5,
+            quartiles: (Nanos(7), Nanos(9)),
         };
         let prediction = Prediction::of(vec![point(90, 100), point(100, 100), point(130, 100)]).unwrap();
         assert_eq!((prediction.median_ppm, prediction.p95_ppm), (100_000, 300_000));
         assert!(
             prediction.to_string().contains("3 random ways and sizes") && prediction.to_string().contains("10.0 %")
         );
-        assert_eq!(prediction.csv().lines().nth(1), Some("dma h2d pinned,1,90,100,100000"));
+        assert_eq!(prediction.csv().lines().nth(1), Some("dma h2d pinned,1,90,100,100000,5,7,9"));
         assert_eq!(Prediction::of(Vec::new()), None);
     }
 }

@@ -27,8 +27,14 @@ pub struct Row {
     pub bytes: Bytes,
     /// Samples.
     pub n: u32,
+    /// Of the fastest copy.
+    pub min: Nanos,
+    /// Of a quarter of the copies.
+    pub p25: Nanos,
     /// Time until the bytes were in place.
     pub median: Nanos,
+    /// Of three quarters of the copies.
+    pub p75: Nanos,
     /// Of 99 % of the copies.
     pub p99: Nanos,
     /// Of the slowest.
@@ -56,6 +62,7 @@ impl Row {
 
     pub(super) const fn with(mut self, figures: Figures) -> Self {
         (self.n, self.median, self.p99, self.max) = (figures.n, figures.median, figures.p99, figures.max);
+        (self.min, self.p25, self.p75) = (figures.min, figures.p25, figures.p75);
         self
     }
 }
@@ -99,14 +106,14 @@ pub struct Target {
 pub(super) fn csv(rows: &[Row], source: &str) -> String {
     let mut text = String::from(
         "source,part,gpus,way,took,direction,memory,load,bytes,n,median_ns,p99_ns,max_ns,bytes_per_s,cpu_ns,\
-         vs_pageable,vs_dma\n",
+         vs_pageable,vs_dma,min_ns,p25_ns,p75_ns\n",
     );
     for row in rows {
         let ratio = |other: Option<&Row>| other.map_or_else(String::new, |other| quotient(row.rate(), other.rate()));
         let cpu = row.cpu.map_or_else(String::new, |cpu| cpu.0.to_string());
         let _ = writeln!(
             text,
-            "{source},{},{},{},{},{},{},{},{},{},{},{},{},{},{cpu},{},{}",
+            "{source},{},{},{},{},{},{},{},{},{},{},{},{},{},{cpu},{},{},{},{},{}",
             row.part,
             row.gpus,
             row.way,
@@ -122,6 +129,9 @@ pub(super) fn csv(rows: &[Row], source: &str) -> String {
             row.rate(),
             ratio(beside(rows, row, "pageable")),
             ratio(beside(rows, row, "dma")),
+            row.min.0,
+            row.p25.0,
+            row.p75.0,
         );
     }
     text
@@ -146,8 +156,8 @@ pub(super) fn quotient(above: u64, below: u64) -> String {
 /// The table of one part in Markdown, with rates and ratios.
 pub(super) fn table(rows: &[Row], part: &str) -> String {
     let mut text = String::from(
-        "| GPUs | direction | memory | size | way | median | p99 | GB/s | CPU s/GB | x pageable | x dma | n |\n\
-         |---|---|---|---|---|---|---|---|---|---|---|---|\n",
+        "| GPUs | direction | memory | size | way | min | p25 | median | p75 | p99 | GB/s | CPU s/GB | \
+         x pageable | x dma | n |\n|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|\n",
     );
     for row in rows.iter().filter(|row| row.part == part) {
         let ratio = |way| beside(rows, row, way).map_or_else(|| "-".to_owned(), |o| quotient(row.rate(), o.rate()));
@@ -156,12 +166,15 @@ pub(super) fn table(rows: &[Row], part: &str) -> String {
         let way = row.took.as_ref().map_or_else(|| row.way.clone(), |took| format!("{} ({took})", row.way));
         let _ = writeln!(
             text,
-            "| {} | {} | {} | {} | {way} | {} | {} | {} | {cpu} | {} | {} | {} |",
+            "| {} | {} | {} | {} | {way} | {} | {} | {} | {} | {} | {} | {cpu} | {} | {} | {} |",
             row.gpus,
             row.direction,
             row.memory,
             size(row.bytes),
+            row.min,
+            row.p25,
             row.median,
+            row.p75,
             row.p99,
             quotient(row.rate(), 1_000_000_000),
             ratio("pageable"),
@@ -197,7 +210,10 @@ pub(super) mod tests {
             load: Load::Alone,
             bytes: Bytes(bytes),
             n: 10,
+            min: Nanos(median),
+            p25: Nanos(median),
             median: Nanos(median),
+            p75: Nanos(median),
             p99: Nanos(median),
             max: Nanos(median),
             cpu: None,
@@ -216,10 +232,10 @@ pub(super) mod tests {
         let text = csv(&rows, "emu");
         let staged = text.lines().nth(3).unwrap();
         assert!(
-            staged.starts_with("emu,ways,1,staged,,h2d,warm,alone,1048576,10,200,") && staged.ends_with(",2.00,0.50"),
+            staged.starts_with("emu,ways,1,staged,,h2d,warm,alone,1048576,10,200,") && staged.ends_with(",2.00,0.50,200,200,200"),
             "{staged}"
         );
-        assert!(table(&rows, "ways").contains("| 1 MiB | staged | 200 ns | 200 ns | 5242.88 | - | 2.00 | 0.50 | 10 |"));
+        assert!(table(&rows, "ways").contains("| 200 ns | 200 ns | 5242.88 | - | 2.00 | 0.50 | 10 |"));
     }
 
     #[test]

@@ -1,37 +1,20 @@
-//! Every way at every size, one after the other and in turns.
+//! Every way at every size, and `auto` among them.
 
 use headway_core::transfer::{Direction, HostMemory, Load, Way};
 use headway_core::units::{Bytes, Nanos};
-use headway_os::clock;
 use headway_runtime::copy::How;
 
 use super::Bench;
 use super::results::Row;
 use super::targets::{AUTO, WAYS};
+use super::turns::Entrant;
 use crate::Error;
-use crate::measure::curves::{COMPARED_MAX, measures, memories, needs_window, window_of};
+use crate::measure::curves::{measures, memories, needs_window, window_of};
 use crate::measure::rig::{Rig, Shot};
-use crate::measure::sample::{Effort, Figures};
+use crate::measure::sample::Effort;
 
 /// Fresh pages take long: this size ends their comparison.
 const FRESH_MAX: u64 = 1 << 30;
-
-/// One of several kinds of copies that are made in turns, and what they took.
-struct Entrant {
-    name: String,
-    shot: Shot,
-    times: Vec<Nanos>,
-    cpu: Vec<Nanos>,
-    took: Option<Way>,
-}
-
-impl Entrant {
-    fn row(&self, part: &'static str, load: Load) -> Option<Row> {
-        let cpu = Figures::of(&self.cpu).map(|figures| figures.median);
-        let took = self.took.filter(|_| self.shot.how == How::Auto).map(|way| way.to_string());
-        Figures::of(&self.times).map(|figures| row(part, &self.name, &self.shot, load, cpu, took).with(figures))
-    }
-}
 
 /// A row of one GPU, its figures still to be filled in.
 pub(super) fn row(
@@ -51,7 +34,10 @@ pub(super) fn row(
         load,
         bytes: Bytes(shot.bytes as u64),
         n: 0,
+        min: Nanos::ZERO,
+        p25: Nanos::ZERO,
         median: Nanos::ZERO,
+        p75: Nanos::ZERO,
         p99: Nanos::ZERO,
         max: Nanos::ZERO,
         cpu,
@@ -122,58 +108,6 @@ impl Bench<'_, '_> {
         }
         Ok(())
     }
-
-    /// Makes the copies in turns, so that what changes with time changes all of them, and adds their rows. A way that fails
-    /// is left out with a warning.
-    fn turns(
-        &mut self,
-        rig: &mut Rig,
-        mut entrants: Vec<Entrant>,
-        part: &'static str,
-        load: Load,
-        effort: Effort,
-    ) -> Result<(), Error> {
-        let until = clock::now().saturating_add(Nanos(effort.time.0.saturating_mul(entrants.len() as u64)));
-        let mut failed: Vec<usize> = Vec::new();
-        for turn in 0..effort.warm_up + effort.n_max {
-            if turn >= effort.warm_up.min(1) + effort.n_min && clock::now() >= until {
-                break;
-            }
-            // A slow thing is not warmed up for ever.
-            let counts = turn >= effort.warm_up || (turn > 0 && clock::now() >= until);
-            // Each begins a turn as often as the others: who comes first, or behind a certain other, may have it harder.
-            let count = entrants.len();
-            for at in (0..count).map(|place| (place + turn as usize) % count) {
-                if failed.contains(&at) {
-                    continue;
-                }
-                let entrant = &mut entrants[at];
-                let compares = turn == 0 || entrant.shot.bytes <= COMPARED_MAX;
-                let made = rig
-                    .shoot(&entrant.shot, turn)
-                    .and_then(|timing| if compares { rig.compare().map(|()| timing) } else { Ok(timing) });
-                match made {
-                    Ok(timing) if counts => {
-                        entrant.times.push(timing.done);
-                        entrant.cpu.extend(timing.cpu);
-                        entrant.took = Some(timing.way);
-                    }
-                    Ok(_) => {}
-                    Err(error @ (Error::Copy(_) | Error::WrongCopy { .. })) => {
-                        let size = entrant.shot.bytes;
-                        self.session.warnings.push(format!("{} is left out at {size} bytes: {error}", entrant.name));
-                        failed.push(at);
-                    }
-                    Err(error) => return Err(error),
-                }
-            }
-            self.session.go_on()?;
-        }
-        rig.compare()?;
-        let kept = entrants.iter().enumerate().filter(|(at, _)| !failed.contains(at));
-        self.rows.extend(kept.filter_map(|(_, entrant)| entrant.row(part, load)));
-        Ok(())
-    }
 }
 
 /// One kind of copy. With `windowed`, device memory has a window wherever there is one for this size, so that every way can
@@ -193,5 +127,5 @@ fn entrant(
         _ => None,
     };
     let shot = Shot { how, direction, memory, bytes, window };
-    Entrant { name: name.to_owned(), shot, times: Vec::new(), cpu: Vec::new(), took: None }
+    Entrant::new(name.to_owned(), shot)
 }

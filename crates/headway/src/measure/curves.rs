@@ -50,6 +50,8 @@ pub(crate) struct Thrift {
     pub(crate) middle: Effort,
     /// Above.
     pub(crate) large: Effort,
+    /// A way whose copies take longer is not measured with larger ones: its last slope goes on.
+    pub(crate) patience: Nanos,
 }
 
 impl Thrift {
@@ -185,24 +187,29 @@ impl Taker<'_, '_> {
     ) -> Result<(), Error> {
         // A resident copier of the curve before would be a load.
         rig.copier().park().map_err(Error::Copy)?;
+        let mut last = Nanos::ZERO;
         for bytes in self.sizes.clone() {
-            if measures(way, direction, bytes) && !self.dropped.iter().any(|(dropped, _)| *dropped == way) {
-                self.point(rig, (way, direction, memory, load), bytes)?;
+            let dropped = self.dropped.iter().any(|(dropped, _)| *dropped == way);
+            if measures(way, direction, bytes) && !dropped && last <= self.thrift.patience {
+                let taken = self.point(rig, (way, direction, memory, load), bytes, "")?;
+                last = taken.map_or(last, |figures| figures.median);
             }
             self.session.advance()?;
         }
         Ok(())
     }
 
+    /// One point; `note` tells it from others of this size in the journal. `None` for a way that failed.
     fn point(
         &mut self,
         rig: &mut Rig,
         (way, direction, memory, load): (Way, Direction, HostMemory, Load),
         bytes: u64,
-    ) -> Result<(), Error> {
+        note: &str,
+    ) -> Result<Option<Figures>, Error> {
         let key = Key { gpu: self.gpu, peer: None, way, direction, memory, load, active: 1, pieces: 1 };
         let shot = Shot { how: How::By(way), direction, memory, bytes: bytes as usize, window: window_of(way) };
-        let name = format!("gpu{} {way} {direction} {memory} {load} {bytes}", rig.gpu());
+        let name = format!("gpu{} {way} {direction} {memory} {load} {bytes}{note}", rig.gpu());
         let effort = self.thrift.of(bytes);
         let taken = self.session.step(&name, |session| {
             let mut calls = Vec::new();
@@ -224,7 +231,7 @@ impl Taker<'_, '_> {
                 let line = self.lines.entry(key).or_default();
                 line.points.insert(bytes, done);
                 line.posted.extend(posted.map(|posted| (bytes, posted)));
-                Ok(())
+                Ok(Some(done))
             }
             Err(error) if is_fatal(&error) => Err(error),
             Err(error) => {
@@ -232,7 +239,7 @@ impl Taker<'_, '_> {
                 self.session.warnings.push(why.clone());
                 self.dropped.push((way, why));
                 self.lines.retain(|key, _| key.way != way);
-                Ok(())
+                Ok(None)
             }
         }
     }
@@ -250,6 +257,15 @@ impl Taker<'_, '_> {
             if first == second || !measures(first, direction, high) || !measures(second, direction, low) {
                 continue;
             }
+            // Once more, one right behind the other: the two curves were taken seconds apart.
+            for bytes in pair {
+                for way in [first, second] {
+                    self.point(rig, (way, direction, memory, Load::Alone), *bytes, " again")?;
+                }
+            }
+            if self.winner(direction, memory, low) != Some(first) || self.winner(direction, memory, high) != Some(second) {
+                continue;
+            }
             for _ in 0..BISECT_MAX {
                 // Beyond small sizes, on a multiple of 64 bytes: the step of the copy loops.
                 let grain = if low >= 1024 { 64 } else { 1 };
@@ -258,7 +274,7 @@ impl Taker<'_, '_> {
                     break;
                 }
                 for way in [first, second] {
-                    self.point(rig, (way, direction, memory, Load::Alone), middle)?;
+                    self.point(rig, (way, direction, memory, Load::Alone), middle, "")?;
                 }
                 match self.winner(direction, memory, middle) {
                     Some(winner) if winner == first => low = middle,

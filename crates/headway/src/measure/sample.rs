@@ -22,8 +22,14 @@ pub(crate) struct Effort {
 pub(crate) struct Figures {
     /// Samples.
     pub(crate) n: u32,
+    /// The fastest.
+    pub(crate) min: Nanos,
+    /// A quarter of them took at most this long.
+    pub(crate) p25: Nanos,
     /// Half of them took at most this long.
     pub(crate) median: Nanos,
+    /// Three quarters of them took at most this long.
+    pub(crate) p75: Nanos,
     /// 99 % of them took at most this long.
     pub(crate) p99: Nanos,
     /// The slowest.
@@ -38,7 +44,8 @@ impl Figures {
         let max = *sorted.last()?;
         // The nearest rank: the smallest sample that at least this share of all does not exceed.
         let rank = |percent: usize| sorted[(sorted.len() * percent).div_ceil(100).max(1) - 1];
-        Some(Self { n: u32::try_from(sorted.len()).unwrap_or(u32::MAX), median: rank(50), p99: rank(99), max })
+        let n = u32::try_from(sorted.len()).unwrap_or(u32::MAX);
+        Some(Self { n, min: rank(0), p25: rank(25), median: rank(50), p75: rank(75), p99: rank(99), max })
     }
 
     /// As a point of a curve.
@@ -129,10 +136,14 @@ mod tests {
     fn figures_are_samples_by_the_nearest_rank() {
         let nanos = |times: &[u64]| Figures::of(&times.iter().copied().map(Nanos).collect::<Vec<_>>());
         assert_eq!(nanos(&[]), None);
-        let one = Figures { n: 1, median: Nanos(7), p99: Nanos(7), max: Nanos(7) };
+        let figures = |n, [min, p25, median, p75, p99, max]: [u64; 6]| {
+            let [min, p25, median, p75, p99, max] = [min, p25, median, p75, p99, max].map(Nanos);
+            Figures { n, min, p25, median, p75, p99, max }
+        };
+        let one = figures(1, [7; 6]);
         assert_eq!(nanos(&[7]), Some(one));
         let hundred: Vec<u64> = (1..=100).rev().collect();
-        assert_eq!(nanos(&hundred), Some(Figures { n: 100, median: Nanos(50), p99: Nanos(99), max: Nanos(100) }));
+        assert_eq!(nanos(&hundred), Some(figures(100, [1, 25, 50, 75, 99, 100])));
         assert_eq!(nanos(&[4, 1, 2, 3]).map(|f| f.median), Some(Nanos(2)));
     }
 

@@ -371,6 +371,7 @@ proptest! {
             prop_assert_eq!(selector.way(request.bytes), choice.way, "at {}", bytes);
             prop_assert_eq!(selector.tuning(request.bytes), choice.tuning);
             prop_assert_eq!(selector.predicted(request.bytes), choice.predicted);
+            prop_assert_eq!(selector.pick(request.bytes), (choice.way, choice.tuning, choice.predicted));
         }
     }
 
