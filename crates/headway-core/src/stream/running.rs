@@ -38,6 +38,8 @@ pub struct Domain {
     ready: BinaryHeap<Key>,
     waiting: BTreeMap<u64, Job>,
     busy: bool,
+    /// When a job was begun last.
+    began: Option<Nanos>,
     /// Somebody computes a join on a copy of the admission: it must not change meanwhile.
     held: bool,
     sequence: u64,
@@ -54,6 +56,7 @@ impl Domain {
             ready: BinaryHeap::new(),
             waiting: BTreeMap::new(),
             busy: false,
+            began: None,
             held: false,
             sequence: 0,
         }
@@ -65,13 +68,13 @@ impl Domain {
         &self.admission
     }
 
-    /// Takes a flow in.
+    /// Takes a flow in, with effect after what was begun until now.
     ///
     /// # Errors
     /// [`Refused`]; nothing has changed then.
     pub fn join(&mut self, now: Nanos, request: &Request) -> Result<Admitted, Refused> {
         self.advance(now);
-        let admitted = self.admission.join(self.now, request)?;
+        let admitted = self.admission.join(self.undecided(), request)?;
         self.releases.entry(admitted.message).or_insert(admitted.effective);
         Ok(admitted)
     }
@@ -93,7 +96,7 @@ impl Domain {
         let (admission, admitted) = joined?;
         self.admission = admission;
         // The first cycle that has not begun, should the computation have taken longer than its lead.
-        let first = self.admission.messages()[&admitted.message].next_cycle(self.now.max(admitted.effective));
+        let first = self.admission.messages()[&admitted.message].next_cycle(self.undecided().max(admitted.effective));
         self.releases.entry(admitted.message).or_insert(first);
         Ok(admitted)
     }
@@ -120,7 +123,7 @@ impl Domain {
             return None;
         }
         if let Some(Reverse((_, sequence))) = self.ready.pop() {
-            self.busy = true;
+            (self.busy, self.began) = (true, Some(self.now));
             return self.waiting.remove(&sequence);
         }
         if !self.held && !self.admission.idle(self.now).is_empty() {
@@ -137,6 +140,12 @@ impl Domain {
         // A leaver's deadline may pass while the server is idle.
         let leaver = self.admission.poll_timeout().filter(|at| !self.busy && !self.held && *at > self.now);
         [release, leaver].into_iter().flatten().min()
+    }
+
+    /// The first instant that nothing was decided at. The test counts with blockers that begin before the jobs that they
+    /// block are released: beside one that began at the same instant, a newcomer could be late by a nanosecond.
+    fn undecided(&self) -> Nanos {
+        self.now.saturating_add(Nanos(u64::from(self.began == Some(self.now))))
     }
 
     /// Releases every job whose time has come.
@@ -186,6 +195,16 @@ mod tests {
         domain.ended(Nanos(MS));
         assert_eq!(domain.poll_start(Nanos(MS)).unwrap().deadline, Nanos(10 * MS));
         assert_eq!(domain.poll_timeout(), Some(Nanos(3 * MS)));
+    }
+
+    #[test]
+    fn who_joins_when_a_job_has_just_begun_is_released_after_it() {
+        let mut domain = domain();
+        let first = domain.join(Nanos(0), &request("first", 9 * MS, 1_000_000)).unwrap();
+        assert_eq!(domain.join(Nanos(0), &request("same", 7 * MS, 1_000)).unwrap().effective, first.effective);
+        domain.poll_start(Nanos(0)).unwrap();
+        let late = domain.join(Nanos(0), &request("late", 4 * MS, 1_000)).unwrap();
+        assert!(late.effective > Nanos(0), "{late:?}");
     }
 
     #[test]
