@@ -58,9 +58,10 @@ impl Plain {
         let plain = |key: &&Key| (key.load, key.active, key.pieces) == (Load::Alone, 1, 1);
         // A posted store returns before it can be seen: what the caller waits for is the other curve.
         let curve = |key: &Key| profile.posted.get(key).or_else(|| profile.curves.get(key)).cloned();
-        let names = profile.curves.keys().filter(plain).filter_map(|key| {
-            Some((Self::name(key.gpu, key.peer, key.way, key.direction, key.memory), curve(key)?))
-        });
+        let names =
+            profile.curves.keys().filter(plain).filter_map(|key| {
+                Some((Self::name(key.gpu, key.peer, key.way, key.direction, key.memory), curve(key)?))
+            });
         let mut curves: Vec<_> = names.collect();
         curves.sort_by_key(|(name, _)| *name);
         Self(curves)

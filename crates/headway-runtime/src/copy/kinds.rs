@@ -103,7 +103,9 @@ mod tests {
         let (kinds, memory) = (Kinds::default(), [0; 100]);
         assert!(asked(&kinds, &memory[..40], HostKind::Pageable) && asked(&kinds, &memory[30..60], HostKind::Pageable));
         assert!(!asked(&kinds, &memory[10..60], HostKind::Pageable));
-        assert!(asked(&kinds, &memory[70..80], HostKind::Pageable) && asked(&kinds, &memory[50..80], HostKind::Pageable));
+        assert!(
+            asked(&kinds, &memory[70..80], HostKind::Pageable) && asked(&kinds, &memory[50..80], HostKind::Pageable)
+        );
     }
 
     #[test]
