@@ -232,7 +232,8 @@ pub(super) mod tests {
         let text = csv(&rows, "emu");
         let staged = text.lines().nth(3).unwrap();
         assert!(
-            staged.starts_with("emu,ways,1,staged,,h2d,warm,alone,1048576,10,200,") && staged.ends_with(",2.00,0.50,200,200,200"),
+            staged.starts_with("emu,ways,1,staged,,h2d,warm,alone,1048576,10,200,")
+                && staged.ends_with(",2.00,0.50,200,200,200"),
             "{staged}"
         );
         assert!(table(&rows, "ways").contains("| 200 ns | 200 ns | 5242.88 | - | 2.00 | 0.50 | 10 |"));

@@ -112,7 +112,8 @@ impl Bench<'_, '_> {
         let mut order: Vec<usize> = (0..entrants.len()).collect();
         loop {
             let over = clock::now() >= until;
-            let medians = entrants.iter().filter_map(|entrant| Figures::of(&entrant.times)).map(|figures| figures.median);
+            let medians =
+                entrants.iter().filter_map(|entrant| Figures::of(&entrant.times)).map(|figures| figures.median);
             let best = medians.min().unwrap_or(Nanos::MAX);
             if !entrants.iter().any(|entrant| wants(entrant, best, effort, over)) {
                 break;

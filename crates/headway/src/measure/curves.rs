@@ -263,7 +263,9 @@ impl Taker<'_, '_> {
                     self.point(rig, (way, direction, memory, Load::Alone), *bytes, " again")?;
                 }
             }
-            if self.winner(direction, memory, low) != Some(first) || self.winner(direction, memory, high) != Some(second) {
+            if self.winner(direction, memory, low) != Some(first)
+                || self.winner(direction, memory, high) != Some(second)
+            {
                 continue;
             }
             for _ in 0..BISECT_MAX {
