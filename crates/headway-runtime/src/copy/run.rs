@@ -23,6 +23,8 @@ const BULK: usize = 1 << 20;
 const ASK: usize = 64 << 10;
 /// From this size on it matters whether pages are there.
 const LOOK: usize = 128 << 10;
+/// From this size on pages that appear may take as long as the lead over the driver's call.
+const FAULTS: usize = 8 << 10;
 /// From this size on pages are looked at in every copy; below, where the choice does not hang on it, in one of so many.
 const LOOK_ALWAYS: usize = 2 << 20;
 const LOOK_EVERY: u32 = 16;
@@ -186,15 +188,20 @@ impl Copier {
         }
     }
 
-    /// The situation as far as it decides, and whether it is fully known: pages are mostly not looked at where the choice is the
-    /// same whether they are there or not, as in copies of 20 us that takes more than the choice may cost.
+    /// The situation as far as it decides, and whether the copy can be judged by it: pages are mostly not looked at where the
+    /// choice is the same whether they are there or not, as in copies of 20 us that takes more than the choice may cost; and a
+    /// copy whose pages appear meanwhile is no slower than the driver for taking longer than into pages that are there.
     fn situation_of_choice(&self, copy: &Transfer<'_>) -> (Option<Situation>, bool) {
-        let bytes = Bytes(copy.len as u64);
-        let looks = matches!(copy.host, Host::Out(_)) && (LOOK..LOOK_ALWAYS).contains(&copy.len);
-        if looks
-            && !self.gpus[copy.gpu].looks.fetch_add(1, Ordering::Relaxed).is_multiple_of(LOOK_EVERY)
-            && let Some(warm) = self.situation_with(copy, false)
-        {
+        let (bytes, len) = (Bytes(copy.len as u64), copy.len);
+        let Host::Out(to) = &copy.host else { return (self.situation(copy), true) };
+        if !(FAULTS..LOOK_ALWAYS).contains(&len) {
+            return (self.situation(copy), true);
+        }
+        let looks = self.gpus[copy.gpu].looks.fetch_add(1, Ordering::Relaxed).is_multiple_of(LOOK_EVERY);
+        if len < LOOK {
+            return (self.situation(copy), looks && !memory::mostly_absent(to, samples(len)));
+        }
+        if !looks && let Some(warm) = self.situation_with(copy, false) {
             let pick = |memory| self.auto.pick(&self.gpus, Situation { memory, ..warm }, bytes);
             let (there, absent) = (pick(HostMemory::Warm), pick(HostMemory::Fresh));
             let same = there.way.method == absent.way.method && there.tuning == absent.tuning;
