@@ -53,7 +53,7 @@ pub unsafe fn window_store(to: *mut u8, from: &[u8]) {
 }
 
 /// Loads `to.len()` bytes from `from` by streaming loads of whole lines, of the lines at both ends what is asked for; where the
-/// CPU has no masked stores (AVX-512), the ends by aligned loads of at most 16 bytes. Begins with a full fence, so that nothing is
+/// CPU has no such for 32 bytes (AVX2), the ends by aligned loads of at most 16 bytes. Begins with a full fence, so that nothing is
 /// read that was there before what this thread has seen. Writes no other byte of `to`'s memory, and what it reads of others'
 /// bytes in the lines at the ends goes nowhere.
 ///
@@ -142,51 +142,33 @@ mod imp {
         }
     }
 
+    /// Parts of lines: each line is loaded as whole ones are, as a window answers every load after a microsecond, and several only
+    /// for streaming loads at a time; a masked load or store of a part took two answers.
+    ///
     /// # Safety
     /// As for [`super::window_load`].
     #[inline]
     pub(super) unsafe fn load_ends(from: *const u8, to: &mut [u8]) {
-        if is_x86_feature_detected!("avx512bw") {
-            // SAFETY: the caller vouches for the bytes, the CPU for the instructions.
-            unsafe { load_ends_avx512(from, to) };
-        } else {
-            // SAFETY: as above.
-            unsafe { load_ends_sse(from, to) };
+        if !is_x86_feature_detected!("avx2") {
+            // SAFETY: the caller vouches for the bytes.
+            return unsafe { load_ends_sse(from, to) };
         }
-    }
-
-    /// Part of a line by one streaming load of all of it, whatever the part's length and place: a window answers each load
-    /// after a microsecond, masked ones after two or three, and only streaming ones overlap.
-    ///
-    /// # Safety
-    /// As for [`super::window_load`], on a CPU with AVX-512 for bytes.
-    #[target_feature(enable = "avx512f,avx512bw")]
-    pub(super) unsafe fn load_ends_avx512(from: *const u8, to: &mut [u8]) {
         let mut at = 0;
         while at < to.len() {
             let before = (from.addr() + at) % LINE_BYTES;
             let step = (LINE_BYTES - before).min(to.len() - at);
-            let mask = (u64::MAX >> (LINE_BYTES - step)) << before;
-            let line = from.wrapping_add(at).wrapping_sub(before);
-            let target = to[at..at + step].as_mut_ptr();
+            let mut line = Line([0; LINE_BYTES]);
             // SAFETY: the line holds a byte that is mapped, so that all of it is, as pages are whole lines; who writes the other
-            // bytes meanwhile is not disturbed, and what is read of them is dropped. Only bytes whose bit is set are written:
-            // `step` of them, which the target has; its line begins `before` bytes ahead of it. Not `pure`, so that each
-            // load stays one load.
-            unsafe {
-                asm!(
-                    "vmovntdqa {value}, [{line}]",
-                    "vmovdqu8 [{target}]{{{mask}}}, {value}",
-                    value = out(zmm_reg) _,
-                    mask = in(kreg) mask,
-                    line = in(reg) line,
-                    target = in(reg) target.wrapping_sub(before),
-                    options(nostack, preserves_flags)
-                );
-            }
+            // bytes meanwhile is not disturbed, and what is read of them is dropped.
+            unsafe { load_lines(line.0.as_mut_ptr(), from.wrapping_add(at).wrapping_sub(before), 1) };
+            to[at..at + step].copy_from_slice(&line.0[before..before + step]);
             at += step;
         }
     }
+
+    /// A line in the cache.
+    #[repr(align(64))]
+    struct Line([u8; LINE_BYTES]);
 
     /// # Safety
     /// As for [`super::window_load`].
@@ -310,7 +292,7 @@ mod imp {
             } else if is_x86_feature_detected!("avx2") {
                 load_lines_avx2(to, from, lines);
             } else {
-                load_ends(from, std::slice::from_raw_parts_mut(to, lines * LINE_BYTES));
+                load_ends_sse(from, std::slice::from_raw_parts_mut(to, lines * LINE_BYTES));
             }
         }
     }
@@ -490,19 +472,16 @@ mod tests {
 
     #[cfg(target_arch = "x86_64")]
     #[test]
-    fn ends_are_the_same_with_and_without_masks() {
-        if !is_x86_feature_detected!("avx512bw") {
-            return;
-        }
+    fn ends_are_the_same_by_lines_and_by_steps() {
         every_case(|size, at, to| {
             let memory = Lines(noise(size + at));
-            let (mut masked, mut stepped) = ([0xA5; ROOM], [0xA5; ROOM]);
-            // SAFETY: `memory` has these bytes, and nobody writes them; the CPU was asked.
+            let (mut lines, mut stepped) = ([0xA5; ROOM], [0xA5; ROOM]);
+            // SAFETY: `memory` has these bytes, and nobody writes them.
             unsafe {
-                imp::load_ends_avx512(memory.0.as_ptr().add(at), &mut masked[to..to + size]);
+                imp::load_ends(memory.0.as_ptr().add(at), &mut lines[to..to + size]);
                 imp::load_ends_sse(memory.0.as_ptr().add(at), &mut stepped[to..to + size]);
             }
-            assert!(masked == stepped, "{size} bytes from {at} to {to}");
+            assert!(lines == stepped, "{size} bytes from {at} to {to}");
         });
     }
 

@@ -109,7 +109,7 @@ pub fn transfers(options: &Options, mut progress: impl FnMut(Progress)) -> Resul
         session.warnings.push(hint.to_owned());
     }
     let bench = Bench { options, copier, ids, profile, session: &mut session, rows: Vec::new(), place: None };
-    let (rows, prediction, place) = bench.make()?;
+    let (Bench { rows, place, .. }, prediction) = bench.make()?;
     let warnings = session.finish()?;
     let report = Report {
         schema: 1,
@@ -151,19 +151,20 @@ struct Bench<'b, 'a> {
 }
 
 impl Bench<'_, '_> {
-    fn make(mut self) -> Result<(Vec<Row>, Option<Prediction>, Option<String>), Error> {
+    fn make(mut self) -> Result<(Self, Option<Prediction>), Error> {
         let ways = self.usable();
         let most = self.bytes_max();
         let mut rig = Rig::new(&self.copier, 0, Wish { bytes_max: most, pinned: true, huge_pages: false })?;
         let place = Place::settle(&mut rig)?;
-        self.place = place.as_ref().map(|place| place.found().to_string());
+        let found = place.as_ref().map(|place| place.found().clone());
+        self.place = found.as_ref().map(ToString::to_string);
         self.table(&mut rig, &ways)?;
         self.automatic(&mut rig, &ways)?;
         // Threads of bulk copies may run anywhere.
         drop(place);
         self.small(&mut rig, &ways)?;
         self.many(&mut rig)?;
-        let place = Place::settle(&mut rig)?;
+        let place = found.as_ref().and_then(Place::again);
         let prediction = self.predict(&mut rig, &ways)?;
         drop(place);
         if self.copier.ports().len() > 1 {
@@ -171,7 +172,7 @@ impl Bench<'_, '_> {
             drop(rig);
             self.together()?;
         }
-        Ok((self.rows, prediction, self.place))
+        Ok((self, prediction))
     }
 
     /// Ways of the first GPU that were asked for and can be used.

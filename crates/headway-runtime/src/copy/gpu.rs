@@ -1,7 +1,7 @@
 //! One GPU as copies share it: its engines, and what is opened on first use and kept.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use headway_core::machine::EndpointId;
@@ -55,6 +55,8 @@ pub(super) struct Gpu {
     pub(super) kernels: Engine,
     /// Host memory that its driver was asked about.
     pub(super) kinds: Kinds,
+    /// Copies whose pages could have been looked at.
+    pub(super) looks: AtomicU32,
     /// Pinned slots for requests of many pieces.
     pub(super) bounce: Bounce,
     /// Threads and pinned memory of `staged` and `multipath`.
@@ -81,6 +83,7 @@ impl Gpu {
         };
         Self {
             kinds: Kinds::default(),
+            looks: AtomicU32::new(0),
             bounce: Bounce::default(),
             pool: Pool::new(Arc::clone(&port), options),
             endpoint,

@@ -1,5 +1,7 @@
 //! One copy from the call to its report: chosen or asked for, tried, replaced where a way is absent, observed.
 
+use std::sync::atomic::Ordering;
+
 use headway_core::machine::Method;
 use headway_core::transfer::policy::{Bucket, Decision};
 use headway_core::transfer::{Direction, HostMemory, Load, Tuning, Way};
@@ -21,6 +23,11 @@ const BULK: usize = 1 << 20;
 const ASK: usize = 64 << 10;
 /// From this size on it matters whether pages are there.
 const LOOK: usize = 128 << 10;
+/// From this size on pages that appear may take as long as the lead over the driver's call.
+const FAULTS: usize = 8 << 10;
+/// From this size on pages are looked at in every copy; below, where the choice does not hang on it, in one of so many.
+const LOOK_ALWAYS: usize = 2 << 20;
+const LOOK_EVERY: u32 = 16;
 
 /// What came of a copy, and what was chosen first.
 pub(super) struct Outcome {
@@ -109,11 +116,11 @@ impl Copier {
         let gpu = &self.gpus[copy.gpu];
         let pageable = Pick { way: Way::of(Method::Pageable), tuning: None, predicted: None };
         let bytes = Bytes(copy.len as u64);
-        let situation = self.situation(copy);
+        let (situation, known) = self.situation_of_choice(copy);
         let mut pick = situation.map_or(pageable, |at| self.auto.pick(&self.gpus, at, bytes));
         copy.pinned = situation.is_some_and(|at| at.memory == HostMemory::Pinned);
         let mut instead_of: Option<(Way, String)> = None;
-        let judged = situation.and_then(|at| self.judged(at, pick, bytes));
+        let judged = situation.filter(|_| known).and_then(|at| self.judged(at, pick, bytes));
         if let Some(bucket) = judged
             && self.watcher.decide(|| bucket) == Decision::Driver
         {
@@ -181,8 +188,37 @@ impl Copier {
         }
     }
 
+    /// The situation as far as it decides, and whether the copy can be judged by it: pages are mostly not looked at where the
+    /// choice is the same whether they are there or not, as in copies of 20 us that takes more than the choice may cost; and a
+    /// copy whose pages appear meanwhile is no slower than the driver for taking longer than into pages that are there.
+    fn situation_of_choice(&self, copy: &Transfer<'_>) -> (Option<Situation>, bool) {
+        let (bytes, len) = (Bytes(copy.len as u64), copy.len);
+        let Host::Out(to) = &copy.host else { return (self.situation(copy), true) };
+        if !(FAULTS..LOOK_ALWAYS).contains(&len) {
+            return (self.situation(copy), true);
+        }
+        let looks = self.gpus[copy.gpu].looks.fetch_add(1, Ordering::Relaxed).is_multiple_of(LOOK_EVERY);
+        if len < LOOK {
+            return (self.situation(copy), looks && !memory::mostly_absent(to, samples(len)));
+        }
+        if !looks && let Some(warm) = self.situation_with(copy, false) {
+            let pick = |memory| self.auto.pick(&self.gpus, Situation { memory, ..warm }, bytes);
+            let (there, absent) = (pick(HostMemory::Warm), pick(HostMemory::Fresh));
+            let same = there.way.method == absent.way.method && there.tuning == absent.tuning;
+            if warm.memory != HostMemory::Warm || same {
+                return (Some(warm), warm.memory != HostMemory::Warm);
+            }
+        }
+        (self.situation(copy), true)
+    }
+
     /// What decides beside the size; `None` = memory that only the driver knows how to handle.
     pub(super) fn situation(&self, copy: &Transfer<'_>) -> Option<Situation> {
+        self.situation_with(copy, true)
+    }
+
+    /// The same; unless `look`, pages count as there.
+    fn situation_with(&self, copy: &Transfer<'_>, look: bool) -> Option<Situation> {
         let gpu = &self.gpus[copy.gpu];
         let kind = |memory: &[u8]| gpu.kinds.of(memory, || gpu.port.host_kind(memory)).ok();
         let memory = match &copy.host {
@@ -195,7 +231,7 @@ impl Copier {
             },
             Host::Out(to) => match kind(to)? {
                 HostKind::Pinned => HostMemory::Pinned,
-                HostKind::Pageable if to.len() >= LOOK && memory::mostly_absent(to, samples(to.len())) => {
+                HostKind::Pageable if look && to.len() >= LOOK && memory::mostly_absent(to, samples(to.len())) => {
                     HostMemory::Fresh
                 }
                 HostKind::Pageable => HostMemory::Warm,
@@ -237,11 +273,11 @@ impl Copier {
     }
 }
 
-/// Pages to look at in a copy of `bytes` bytes: each takes some 0.3 us, which is to be little of the copy.
+/// Pages to look at in a copy of `bytes` bytes: each takes up to 0.9 us, which is to be little of the copy.
 const fn samples(bytes: usize) -> usize {
     match bytes {
-        ..0x8_0000 => 1,
-        0x8_0000..0x40_0000 => 2,
+        ..0x20_0000 => 1,
+        0x20_0000..0x100_0000 => 3,
         _ => 8,
     }
 }

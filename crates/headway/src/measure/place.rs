@@ -61,6 +61,14 @@ impl Place {
         Ok(affinity::restrict(&[*best]).is_ok().then_some(place))
     }
 
+    /// Where it was `found` to be best before; `None` where the thread may not go there.
+    pub(crate) fn again(found: &Found) -> Option<Self> {
+        let all = affinity::allowed().ok()?;
+        let (_, best) = found.0.first()?;
+        affinity::restrict(&[*best]).ok()?;
+        Some(Self { all, found: found.clone() })
+    }
+
     /// What was found.
     pub(crate) const fn found(&self) -> &Found {
         &self.found
@@ -99,8 +107,10 @@ impl fmt::Display for Found {
         write!(
             f,
             "Copies are asked for from CPU {best}, from where the driver takes {least} for {BYTES} B in and {BYTES} B out; from \
-             CPU {worst} it takes {most}."
-        )
+             CPU {worst} it takes {most} (all, in order:"
+        )?;
+        self.0.iter().try_for_each(|(time, cpu)| write!(f, " {cpu}: {time};"))?;
+        f.write_str(").")
     }
 }
 
@@ -112,7 +122,7 @@ mod tests {
     fn the_best_and_the_worst_place_are_told() {
         let found = Found(vec![(Nanos(14_000), 3), (Nanos(15_000), 0), (Nanos(16_500), 7)]);
         let expected = "Copies are asked for from CPU 3, from where the driver takes 14 us for 64 B in and 64 B out; from CPU 7 \
-                        it takes 16.5 us.";
+                        it takes 16.5 us (all, in order: 3: 14 us; 0: 15 us; 7: 16.5 us;).";
         assert_eq!(found.to_string(), expected);
     }
 }
