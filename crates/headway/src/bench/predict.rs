@@ -21,10 +21,6 @@ const POINTS_QUICK: usize = 60;
 /// Larger copies would take most of the time and say little: rates do not change any more.
 const BYTES_MAX: u64 = 64 << 20;
 
-/// From this size on sizes are multiples of it, as those of arrays mostly are, and those that figures are measured with: the bytes
-/// behind the last multiple take a resident copier some 5 % more.
-const GRAIN: u64 = 16;
-
 /// How far predictions were off.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Prediction {
@@ -87,7 +83,7 @@ impl fmt::Display for Prediction {
         let percent = |ppm: u64| format!("{}.{:01} %", ppm / 10_000, ppm % 10_000 / 1_000);
         write!(
             f,
-            "{} random ways and sizes, from {GRAIN} B on multiples of it: error of the predicted median {} (median), {} (95th percentile)",
+            "{} random ways and sizes: error of the predicted median {} (median), {} (95th percentile)",
             self.points.len(),
             percent(self.median_ppm),
             percent(self.p95_ppm)
@@ -125,8 +121,7 @@ impl Bench<'_, '_> {
             let (key, curve) = &curves[(random.next_u64() % curves.len() as u64) as usize];
             // Uniform in the exponent, and between powers of two.
             let exponent = random.next_u64() % (u64::from(largest.ilog2()) + 1);
-            let bytes = (1 << exponent) + random.next_u64() % (1 << exponent);
-            let bytes = (bytes / GRAIN * GRAIN).max(bytes.min(GRAIN)).min(largest);
+            let bytes = ((1 << exponent) + random.next_u64() % (1 << exponent)).min(largest);
             self.session.advance()?;
             if !measures(key.way, key.direction, bytes)
                 || (needs_window(key.way) && rig.window(bytes as usize).is_none())
@@ -181,7 +176,7 @@ mod tests {
         let prediction = Prediction::of(vec![point(90, 100), point(100, 100), point(130, 100)]).unwrap();
         assert_eq!((prediction.median_ppm, prediction.p95_ppm), (100_000, 300_000));
         assert!(
-            prediction.to_string().contains("3 random ways and sizes, ") && prediction.to_string().contains("10.0 %")
+            prediction.to_string().contains("3 random ways and sizes") && prediction.to_string().contains("10.0 %")
         );
         assert_eq!(prediction.csv().lines().nth(1), Some("dma h2d pinned,1,90,100,100000,5,7,9"));
         assert_eq!(Prediction::of(Vec::new()), None);
