@@ -113,8 +113,8 @@ fn equal_deadlines_are_ordered_by_class() {
 fn a_request_that_does_not_fit_is_refused_with_the_interval_that_is_too_full() {
     let mut bench = Bench::started(plan(vec![planned(6, 10, 10), urgent(5, 1)]), 9);
     bench.submitted();
-    // 6 of the flow, 5 of the request.
-    let refused = Answer::Refused(Unfit::Overload { interval: Nanos(10), demand: Nanos(11) });
+    // 5 of the request behind 6 of the flow, of which a nanosecond has passed.
+    let refused = Answer::Refused(Unfit::Overload { interval: Nanos(9), demand: Nanos(10) });
     assert_eq!(bench.ask(0, 1, 5, 10, Otherwise::Refuse), refused);
     assert_eq!(bench.ask(0, 1, 4, 10, Otherwise::Refuse), Answer::Guaranteed { deadline: Nanos(10) });
     // What was admitted counts until there is nothing to do.
