@@ -6,10 +6,12 @@ use std::path::Path;
 
 use headway::bench::Target;
 use headway::core::machine::Machine;
-use headway::core::plan::{Outcome, Pipeline, Plan, PlannedBatch, Strategy, Strength, Verdict, Violation, Work};
-use headway::core::planner::{Evidence, ModelAnswer};
+use headway::core::plan::{
+    Outcome, Pipeline, Plan, PlannedBatch, Source, Strategy, Strength, Verdict, Violation, Work,
+};
+use headway::core::planner::{Evidence, ModelAnswer, rate_alone};
 use headway::core::schedulability::Strength as Proof;
-use headway::core::units::{Bytes, Nanos};
+use headway::core::units::{Bytes, Nanos, Rate};
 use headway::doctor::{Examination, State};
 use headway::report::{PAGE, TRACE};
 use headway::run::Report;
@@ -94,10 +96,40 @@ pub(crate) fn plan(plan: &Plan, models: &[ModelAnswer]) -> String {
             row(&mut text, plan, pipeline);
         }
     }
+    unplanned(&mut text, plan);
     for batch in &plan.batches {
         batched(&mut text, batch);
     }
     text
+}
+
+/// Transfers without windows: the pieces they move in, and what they get where nobody else asks for the server.
+fn unplanned(text: &mut String, plan: &Plan) {
+    let all: Vec<&Pipeline> = plan.pipelines.iter().filter(|p| !p.source.is_planned()).collect();
+    if all.is_empty() {
+        return;
+    }
+    let _ = writeln!(
+        text,
+        "\n{:<24} {:>8} {:>11} {:>11} {:>12} {:>13}  way",
+        "without windows", "class", "size", "pieces of", "blocks for", "alone"
+    );
+    for pipeline in all {
+        let step = &pipeline.steps[0];
+        let (class, size) = match pipeline.source {
+            Source::Bulk(bytes) => ("bulk", bytes.map_or_else(|| "endless".to_owned(), |bytes| bytes.to_string())),
+            _ => ("urgent", pipeline.reserve.to_string()),
+        };
+        let piece = if step.chunk == Bytes(0) { pipeline.reserve } else { step.chunk };
+        let (piece, alone) = (piece.to_string(), Rate(rate_alone(pipeline)).to_string());
+        let _ = writeln!(
+            text,
+            "{:<24} {class:>8} {size:>11} {piece:>11} {:>12} {alone:>13}  {}",
+            pipeline.name,
+            step.piece.to_string(),
+            step.name
+        );
+    }
 }
 
 fn meaning(strategy: Strategy) -> &'static str {

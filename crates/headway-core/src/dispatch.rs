@@ -6,23 +6,29 @@
 //! [`Dispatcher::poll_timeout`] or the next completion. A server decides only when the first action is polled, so all
 //! inputs of an instant count; polling when there is nothing to decide changes nothing, and a spurious timeout does nothing.
 
+mod announced;
 mod check;
 mod lateness;
 mod messages;
+mod order;
 mod overload;
 mod pieces;
+mod unplanned;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 
-use crate::plan::{Pipeline, Plan, PlannedStep, Source};
+use crate::plan::{Class, Pipeline, Plan, PlannedStep, Source};
 use crate::units::{Bytes, Nanos};
 
+use announced::{Contents, Producers};
 use check::{check, fits};
 use lateness::Lateness;
-pub use messages::{Action, Event, Input, Limits, Refused, TIME_MAX};
+pub use messages::{Action, Answer, Event, Input, Limits, Refused, TIME_MAX, Unfit};
+use order::Key;
 use overload::Overload;
 use pieces::{carried, piece, whole};
+use unplanned::Requests;
 
 /// A job: one step of one cycle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,6 +52,8 @@ struct Unit {
     server: u32,
     jobs: Vec<Job>,
     outstanding: u32,
+    /// Whether nothing is guaranteed to it.
+    rest: bool,
     first_start: Nanos,
     last_finish: Nanos,
 }
@@ -65,13 +73,16 @@ struct Cycle {
     took: Nanos,
     units: u32,
     submitted_all: bool,
+    /// What it carries of each part of a batch, where that is not as planned.
+    contents: Option<Contents>,
 }
 
 #[derive(Debug, Default)]
 struct Server {
-    /// Ordered by (deadline, sequence).
-    waiting: BTreeMap<(Nanos, u64), Waiting>,
+    waiting: BTreeMap<Key, Waiting>,
     in_flight: u32,
+    /// Units in flight that nothing is guaranteed.
+    in_rest: u32,
 }
 
 #[derive(Debug)]
@@ -109,6 +120,8 @@ pub struct Dispatcher {
     events: VecDeque<Event>,
     overload: Overload,
     lateness: Lateness,
+    requests: Requests,
+    producers: Producers,
 }
 
 impl Dispatcher {
@@ -134,7 +147,7 @@ impl Dispatcher {
             halted: false,
             timers: BinaryHeap::new(),
             pipelines,
-            unfinished: plan.pipelines.len(),
+            unfinished: plan.pipelines.iter().filter(|pipeline| pipeline.source.is_planned()).count(),
             dirty: vec![false; servers.len()],
             servers,
             units: BTreeMap::new(),
@@ -146,6 +159,8 @@ impl Dispatcher {
             events: VecDeque::new(),
             overload: Overload::of(&plan),
             lateness: Lateness::of(&plan),
+            requests: Requests::of(&plan),
+            producers: Producers::of(&plan),
             plan,
         })
     }
@@ -165,13 +180,21 @@ impl Dispatcher {
             return Err(Refused::TimeWentBack { from: self.now, to: now });
         }
         self.now = now;
+        if let Input::Ready { pipeline, part, job } = *input {
+            // Windows that open now open with the next input, so that they find all there that is ready now.
+            self.ready(pipeline, part, job)?;
+            return self.open_ready(pipeline);
+        }
         self.open_windows();
         match *input {
             Input::Start { epoch, ref cycles, ref packets } => self.start(epoch, cycles, packets)?,
             Input::Data { pipeline, cycle, bytes } => self.data(pipeline, cycle, bytes)?,
             Input::Done { operation, started, finished } => self.done(operation, started, finished)?,
             Input::Failed { operation } => self.failed(operation)?,
-            Input::Timeout => {}
+            Input::Urgent { pipeline, bytes, deadline, otherwise } => {
+                self.request(pipeline, bytes, deadline, otherwise)?;
+            }
+            Input::Ready { .. } | Input::Timeout => {}
         }
         // The start may have put the epoch into the past, and a cycle that ended may have made room for a window.
         self.open_windows();
@@ -202,10 +225,10 @@ impl Dispatcher {
         [window, self.lateness.poll_timeout()].into_iter().flatten().min()
     }
 
-    /// Whether every cycle of every pipeline is delivered.
+    /// Whether every cycle that has windows is delivered, and every urgent request; nothing else is under way then.
     #[must_use]
     pub fn is_finished(&self) -> bool {
-        self.epoch.is_some() && self.unfinished == 0
+        self.epoch.is_some() && self.unfinished == 0 && self.operations.is_empty()
     }
 
     /// Whether a failure has ended the run early.
@@ -234,11 +257,17 @@ impl Dispatcher {
         self.epoch = Some(epoch);
         for (index, &cycles) in (0u32..).zip(cycles) {
             self.pipelines[index as usize].cycles = cycles;
+            let pipeline = &self.plan.pipelines[index as usize];
+            if !pipeline.source.is_planned() {
+                if pipeline.source.class() == Class::Bulk && cycles > 0 {
+                    self.timers.push(Reverse((epoch + pipeline.start, index, 0, 0)));
+                }
+                continue;
+            }
             if cycles == 0 {
                 self.unfinished -= 1;
                 continue;
             }
-            let pipeline = &self.plan.pipelines[index as usize];
             for step in 0..pipeline.steps.len() {
                 self.timers.push(Reverse((epoch + pipeline.release(0, step), index, step as u32, 0)));
             }
@@ -258,7 +287,12 @@ impl Dispatcher {
             self.timers.pop();
             let progress = &mut self.pipelines[index as usize];
             let pipeline = &self.plan.pipelines[index as usize];
-            let automatic = !pipeline.source.is_fed();
+            if !pipeline.source.is_planned() {
+                self.next_piece(index, cycle);
+                continue;
+            }
+            let alone = pipeline.source == Source::Message && self.producers.speak(index);
+            let automatic = !pipeline.source.is_fed() && !alone;
             if automatic && step == 0 && progress.open.len() >= self.limits.cycles_in_flight_max {
                 progress.held = Some((time, cycle));
                 continue;
@@ -271,13 +305,17 @@ impl Dispatcher {
             }
             let at = match progress.open.binary_search_by_key(&cycle, |state| state.cycle) {
                 Ok(at) => at,
-                Err(_) if automatic && step == 0 => match carried(pipeline, cycle) {
-                    Bytes(0) => {
+                Err(_) if automatic && step == 0 => {
+                    let contents = self.contents(index, cycle);
+                    let bytes = carried(&self.plan.pipelines[index as usize], cycle, contents.as_deref());
+                    if bytes == Bytes(0) {
                         self.skip(index, cycle);
                         continue;
                     }
-                    bytes => self.open_cycle(index, cycle, bytes),
-                },
+                    let at = self.open_cycle(index, cycle, bytes);
+                    self.pipelines[index as usize].open[at].contents = contents;
+                    at
+                }
                 // Its data is not there yet, or it is delivered already.
                 Err(_) => continue,
             };
@@ -301,6 +339,7 @@ impl Dispatcher {
             took: Nanos::ZERO,
             units: 0,
             submitted_all: false,
+            contents: None,
         };
         let open = &mut self.pipelines[index as usize].open;
         let at = open.partition_point(|other| other.cycle < cycle);
@@ -314,7 +353,8 @@ impl Dispatcher {
         let Some(progress) = self.pipelines.get(pipeline as usize) else { return Err(unexpected) };
         let planned = &self.plan.pipelines[pipeline as usize];
         let known = progress.open.binary_search_by_key(&cycle, |state| state.cycle).is_ok();
-        let carries = planned.source.is_fed() && bytes <= planned.reserve;
+        let alone = planned.source == Source::Message && self.producers.speak(pipeline);
+        let carries = (planned.source.is_fed() || alone) && bytes <= planned.reserve;
         if !carries || known || !(progress.finished..progress.cycles).contains(&cycle) {
             return Err(unexpected);
         }
@@ -377,22 +417,33 @@ impl Dispatcher {
     fn wait(&mut self, job: Job, release: Nanos) {
         let planned = &self.plan.pipelines[job.pipeline as usize];
         let place = release.saturating_add(planned.window);
+        self.enqueue(job, place, Class::Guaranteed);
+    }
+
+    /// Puts a job in front of its server, before all that are due later.
+    fn enqueue(&mut self, job: Job, place: Nanos, class: Class) {
+        let planned = &self.plan.pipelines[job.pipeline as usize];
         let server = planned.steps[job.step as usize].server as usize;
         let bytes = self.state(job).expect("a job that is ready keeps its cycle open").bytes;
         self.sequence += 1;
-        self.servers[server].waiting.insert((place, self.sequence), Waiting { job, bytes, next: Bytes(0) });
+        let key = Key { place, class, sequence: self.sequence };
+        if key.is_guaranteed() && self.servers[server].is_idle() {
+            self.overload.begin(server);
+        }
+        self.servers[server].waiting.insert(key, Waiting { job, bytes, next: Bytes(0) });
         self.dirty[server] = true;
     }
 
     /// Submits the most urgent work while the server has room.
     fn decide(&mut self, server: usize) {
         let room = self.plan.servers[server].in_flight;
-        let Server { waiting, in_flight } = &self.servers[server];
-        if waiting.is_empty()
-            && *in_flight == 0
-            && let Some((job, release)) = self.lateness.rest(&self.plan, server, self.now)
-        {
-            self.wait(job, release);
+        if self.servers[server].is_idle() {
+            self.requests.rest(server);
+            if self.servers[server].in_flight == 0
+                && let Some((job, release)) = self.lateness.rest(&self.plan, server, self.now)
+            {
+                self.wait(job, release);
+            }
         }
         if self.overload.is_possible() && self.servers[server].in_flight < room {
             self.give_up(server);
@@ -411,7 +462,10 @@ impl Dispatcher {
             self.servers[server].in_flight += 1;
             self.unit_count += 1;
             let (first_start, last_finish) = (Nanos::MAX, Nanos::ZERO);
-            let mut unit = Unit { server: server as u32, jobs: Vec::new(), outstanding: 0, first_start, last_finish };
+            let rest = together.iter().all(|key| !key.is_guaranteed());
+            self.servers[server].in_rest += u32::from(rest);
+            let jobs = Vec::new();
+            let mut unit = Unit { server: server as u32, jobs, outstanding: 0, rest, first_start, last_finish };
             for key in together {
                 let (job, last_of_job) = self.submit(server, key, &mut unit.outstanding);
                 unit.jobs.push(job);
@@ -424,40 +478,8 @@ impl Dispatcher {
         }
     }
 
-    /// The waiting job with the earliest deadline and the jobs that go with it: those of its batch, in the batch's order, or
-    /// of its gang, in the order of pipelines.
-    fn most_urgent(&self, server: usize) -> Vec<(Nanos, u64)> {
-        let waiting = &self.servers[server].waiting;
-        // Who is paused goes behind all others.
-        let takes_part = |of: &(&(Nanos, u64), &Waiting)| !self.overload.is_paused(of.1.job.pipeline);
-        let most_urgent = waiting.iter().find(takes_part).or_else(|| waiting.first_key_value());
-        let Some((&first, Waiting { job, .. })) = most_urgent else { return Vec::new() };
-        let same_time = waiting.range((first.0, 0)..=(first.0, u64::MAX));
-        let batch = |job: &Job| self.plan.pipelines[job.pipeline as usize].steps[job.step as usize].batch;
-        if let Some(of_batch) = batch(job) {
-            let mates = same_time.filter_map(|(&key, mate)| batch(&mate.job).map(|place| (place, key)));
-            let mates = mates.filter(|(place, _)| place.number == of_batch.number);
-            let mut together: Vec<(u32, (Nanos, u64))> = mates.map(|(place, key)| (place.order, key)).collect();
-            together.sort_unstable();
-            return together.into_iter().map(|(_, key)| key).collect();
-        }
-        let gang = |job: &Job| self.plan.pipelines[job.pipeline as usize].gang;
-        if gang(job).is_none() {
-            return vec![first];
-        }
-        let with = same_time.filter(|(_, other)| (gang(&other.job), other.job.step) == (gang(job), job.step));
-        let mut together: Vec<(u32, (Nanos, u64))> = with.map(|(&key, other)| (other.job.pipeline, key)).collect();
-        together.sort_unstable();
-        together.into_iter().map(|(_, key)| key).collect()
-    }
-
-    fn planned_step(&self, server: usize, key: &(Nanos, u64)) -> &PlannedStep {
-        let job = self.servers[server].waiting[key].job;
-        &self.plan.pipelines[job.pipeline as usize].steps[job.step as usize]
-    }
-
     /// Submits the next piece of a waiting job as part of the newest unit; says which job it is and whether that was all.
-    fn submit(&mut self, server: usize, key: (Nanos, u64), outstanding: &mut u32) -> (Job, bool) {
+    fn submit(&mut self, server: usize, key: Key, outstanding: &mut u32) -> (Job, bool) {
         let waiting = self.servers[server].waiting.get_mut(&key).expect("the key was found in the queue");
         let job = waiting.job;
         let pipeline = &self.plan.pipelines[job.pipeline as usize];
@@ -471,17 +493,24 @@ impl Dispatcher {
         if last_of_job {
             self.servers[server].waiting.remove(&key);
         }
+        let contents = self.state(job).and_then(|state| state.contents.clone());
+        let pipeline = &self.plan.pipelines[job.pipeline as usize];
+        let planned = &pipeline.steps[job.step as usize];
         for (index, operation) in (0u32..).zip(&planned.operations) {
             let (offset, bytes) = match &pipeline.source {
                 Source::Wafer(_) if only.is_some_and(|only| only != u64::from(index)) => continue,
                 Source::Wafer(wafer) => (Bytes(0), wafer.bytes(&operation.work, index)),
-                Source::Batch(parts) => match parts[index as usize].in_cycle(job.cycle) {
-                    Some((_, part)) if planned.operations.len() > 1 => {
-                        (Bytes(part.start), Bytes(part.end - part.start))
+                Source::Batch(parts) => {
+                    let part = match &contents {
+                        Some(contents) => contents[index as usize].clone(),
+                        None => parts[index as usize].in_cycle(job.cycle).map(|(_, part)| part),
+                    };
+                    match part {
+                        Some(part) if planned.operations.len() > 1 => (Bytes(part.start), Bytes(part.end - part.start)),
+                        Some(part) => (Bytes(part.start + offset.0), bytes),
+                        None => continue,
                     }
-                    Some((_, part)) => (Bytes(part.start + offset.0), bytes),
-                    None => continue,
-                },
+                }
                 _ => whole(planned, operation, offset, bytes, block),
             };
             let number = self.operation_count;
@@ -518,7 +547,9 @@ impl Dispatcher {
             return Ok(());
         }
         let unit = self.units.remove(&number).expect("it was there a line above");
-        self.servers[unit.server as usize].in_flight -= 1;
+        let server = &mut self.servers[unit.server as usize];
+        server.in_flight -= 1;
+        server.in_rest -= u32::from(unit.rest);
         self.dirty[unit.server as usize] = true;
         let took = unit.last_finish.saturating_sub(unit.first_start);
         for job in unit.jobs {
@@ -543,7 +574,10 @@ impl Dispatcher {
         let took = state.took;
         let planned = &self.plan.pipelines[pipeline as usize];
         let epoch = self.epoch.expect("jobs exist only after the start");
-        let deadline = epoch + planned.deadline(cycle, step as usize);
+        let deadline = match planned.source.is_planned() {
+            true => epoch + planned.deadline(cycle, step as usize),
+            false => self.requests.due(pipeline, cycle),
+        };
         let PlannedStep { cost, server, .. } = planned.steps[step as usize];
         let steps = planned.steps.len() as u32;
         self.events.push_back(Event::Complete { pipeline, cycle, step });
@@ -587,6 +621,9 @@ impl Dispatcher {
             }
         }
         self.retire(index);
+        if !self.plan.pipelines[index as usize].source.is_planned() {
+            self.goes_on(index, cycle);
+        }
     }
 
     /// Forgets the complete cycles at the front, so that cycles leave in order.
@@ -596,7 +633,7 @@ impl Dispatcher {
         while progress.open.front().is_some_and(|first| first.cycle == progress.finished && first.complete == steps) {
             progress.open.pop_front();
             progress.finished += 1;
-            if progress.finished == progress.cycles {
+            if progress.finished == progress.cycles && self.plan.pipelines[pipeline as usize].source.is_planned() {
                 self.unfinished -= 1;
             }
         }
@@ -605,57 +642,8 @@ impl Dispatcher {
         {
             self.timers.push(Reverse((time, pipeline, 0, cycle)));
         }
-    }
-
-    /// Gives up the waiting jobs that streams which skip do not want any more: their cycle is due, or they are paused.
-    fn give_up(&mut self, server: usize) {
-        let epoch = self.epoch.expect("jobs exist only after the start");
-        let unwanted = |waiting: &Waiting| {
-            let Job { pipeline, cycle, .. } = waiting.job;
-            let planned = &self.plan.pipelines[pipeline as usize];
-            let due = epoch + planned.deadline(cycle, planned.steps.len() - 1);
-            self.overload.skips(pipeline) && (self.now >= due || self.overload.is_paused(pipeline))
-        };
-        let waiting = &self.servers[server].waiting;
-        let unwanted: Vec<((Nanos, u64), Job)> =
-            waiting.iter().filter(|(_, waiting)| unwanted(waiting)).map(|(&key, waiting)| (key, waiting.job)).collect();
-        for (key, job) in unwanted {
-            let state = self.state(job).expect("a waiting job keeps its cycle open");
-            if state.units > 0 {
-                continue; // a chunk is under way: at the next boundary
-            }
-            self.servers[server].waiting.remove(&key);
-            self.lose(job);
-        }
-        self.catch_up();
-    }
-
-    fn lose(&mut self, job: Job) {
-        let Job { pipeline, cycle, .. } = job;
-        let steps = planned_steps(&self.plan, pipeline);
-        self.state(job).expect("a job that is given up keeps its cycle open").complete = steps;
-        self.actions.push_back(Action::Drop { pipeline, cycle });
-        let planned = &self.plan.pipelines[pipeline as usize];
-        if let Source::Streams(streams) = &planned.source {
-            for &stream in streams {
-                let carried = self.plan.streams[stream as usize].packets_in(planned, cycle);
-                for packet in carried.start..carried.end.min(self.packets[stream as usize]) {
-                    self.events.push_back(Event::Lost { stream, packet });
-                }
-            }
-        }
-        self.retire(pipeline);
-    }
-
-    /// Lets pipelines take part again that were paused for servers which have nothing left to do.
-    fn catch_up(&mut self) {
-        let servers = &self.servers;
-        let idle = |server: u32| {
-            let Server { waiting, in_flight } = &servers[server as usize];
-            waiting.is_empty() && *in_flight == 0
-        };
-        for pipeline in self.overload.resume(idle) {
-            self.events.push_back(Event::Resumed { pipeline });
+        if self.producers.speak(pipeline) {
+            self.open_ready(pipeline).expect("what is ready is expected, and there is room");
         }
     }
 

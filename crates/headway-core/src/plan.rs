@@ -8,7 +8,7 @@ use crate::block::block_bytes;
 use crate::machine::{CapacityId, EngineClass, EngineId, Method, RouteId};
 use crate::message::{Elementary, Member};
 use crate::units::{Bytes, Nanos, Rate};
-use crate::workload::{OnMiss, Wafer};
+use crate::workload::{OnMiss, Urgent, Wafer};
 
 /// Version of the JSON form of [`Plan`].
 pub const SCHEMA: u32 = 1;
@@ -45,6 +45,9 @@ pub struct Plan {
     pub streams: Vec<PlannedStream>,
     /// Everything that releases jobs.
     pub pipelines: Vec<Pipeline>,
+    /// The blocks of messages whose producers say when they are there.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub announced: Vec<Announced>,
     /// Predicted and bounding times of the workload's batches.
     pub batches: Vec<PlannedBatch>,
     /// Whether every deadline holds, for which model, and why.
@@ -52,6 +55,19 @@ pub struct Plan {
     /// The best answer of every strategy that was tried, this one's included.
     #[serde(default)]
     pub alternatives: Vec<Alternative>,
+}
+
+/// Blocks of a message whose producer says when they are there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Announced {
+    /// Position of the message in the workload.
+    pub message: u32,
+    /// The pipeline that moves them.
+    pub pipeline: u32,
+    /// Which of a batch's operations moves them; 0 in a pipeline of the message alone, for all its blocks.
+    pub part: u32,
+    /// How late they may be where a run stands in for the producer.
+    pub late: Nanos,
 }
 
 /// What a strategy would give.
@@ -211,6 +227,23 @@ pub enum Source {
     Flow,
     /// The images of a wafer.
     Wafer(PlannedWafer),
+    /// A bulk transfer of so many bytes, or endless. A cycle is one piece of it, of [`Pipeline::reserve`] bytes but for the
+    /// last: the next begins when one is complete, so that period and window mean nothing.
+    Bulk(Option<Bytes>),
+    /// Urgent requests: a cycle is one of them, of at most [`Pipeline::reserve`] bytes; period and window mean nothing.
+    Urgent(Urgent),
+}
+
+/// Who goes first of those that are due at the same time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Class {
+    /// What the plan has windows for.
+    Guaranteed,
+    /// Single copies that are asked for while others run.
+    Urgent,
+    /// What has no deadline.
+    Bulk,
 }
 
 impl Source {
@@ -220,7 +253,7 @@ impl Source {
         match self {
             Self::Streams(streams) => streams,
             Self::Wafer(wafer) => std::slice::from_ref(&wafer.stream),
-            Self::Message | Self::Batch(_) | Self::Flow => &[],
+            Self::Message | Self::Batch(_) | Self::Flow | Self::Bulk(_) | Self::Urgent(_) => &[],
         }
     }
 
@@ -229,6 +262,22 @@ impl Source {
     pub fn one_by_one(&self, step: &PlannedStep) -> bool {
         let copies = step.operations.iter().all(|operation| matches!(operation.work, Work::Copy { .. }));
         matches!(self, Self::Wafer(wafer) if wafer.one_by_one && copies)
+    }
+
+    /// Who its jobs go before.
+    #[must_use]
+    pub const fn class(&self) -> Class {
+        match self {
+            Self::Bulk(_) => Class::Bulk,
+            Self::Urgent(_) => Class::Urgent,
+            Self::Streams(_) | Self::Message | Self::Batch(_) | Self::Flow | Self::Wafer(_) => Class::Guaranteed,
+        }
+    }
+
+    /// Whether the plan has windows for it.
+    #[must_use]
+    pub fn is_planned(&self) -> bool {
+        self.class() == Class::Guaranteed
     }
 
     /// Whether its cycles begin with data that comes from outside.

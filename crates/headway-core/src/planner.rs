@@ -12,7 +12,7 @@ use crate::combine::CombineError;
 use crate::interconnect::{BatchBlock, Network, Starved};
 use crate::machine::{EndpointId, EngineId, Machine, RouteId};
 use crate::plan::{
-    Alternative, Carried, Named, Outcome, Pipeline, Plan, PlannedBatch, PlannedCapacity, PlannedEngine,
+    Alternative, Announced, Carried, Named, Outcome, Pipeline, Plan, PlannedBatch, PlannedCapacity, PlannedEngine,
     PlannedOperation, PlannedStep, PlannedStream, SCHEMA, Server, Source, Strategy, Strength, Verdict, Work,
 };
 use crate::units::{Bytes, Nanos, PPM};
@@ -24,10 +24,13 @@ mod gangs;
 mod models;
 mod servers;
 mod together;
+mod unplanned;
 mod wafers;
 
 use combined::Domains;
 pub use models::{Evidence, ModelAnswer, models};
+pub(crate) use servers::{demands, steps_on};
+pub use unplanned::rate_alone;
 
 /// What the user may decide.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -137,8 +140,24 @@ struct Group {
 /// # Errors
 /// [`PlanError`] if a name leads nowhere or a window has no length. A set that is merely not schedulable is a plan whose
 /// verdict says so.
+///
+/// Transfers without windows never keep others out: where their mere traffic would, they are left out and a note says so.
 pub fn plan(machine: &Machine, workload: &Workload, options: Options) -> Result<Plan, PlanError> {
     check(workload)?;
+    let best = best(machine, workload, options)?;
+    if best.verdict.outcome == Outcome::Schedulable || workload.unplanned.is_empty() {
+        return Ok(best);
+    }
+    let mut bare = self::best(machine, &Workload { unplanned: Vec::new(), ..workload.clone() }, options)?;
+    if bare.verdict.outcome == Outcome::Schedulable {
+        let names: Vec<String> = workload.unplanned.iter().map(|of| format!("`{}`", of.id)).collect();
+        bare.verdict.notes.push(format!("{} left out: they would slow others down too much", names.join(", ")));
+    }
+    Ok(bare)
+}
+
+/// The best plan of those that the options leave open.
+fn best(machine: &Machine, workload: &Workload, options: Options) -> Result<Plan, PlanError> {
     let strategies: &[Strategy] = match options.strategy {
         Some(Strategy::Serial) => &[Strategy::Serial],
         Some(Strategy::Combined) => &[Strategy::Combined],
@@ -221,6 +240,7 @@ fn check(workload: &Workload) -> Result<(), PlanError> {
         }
     }
     if workload.streams.is_empty() && workload.messages.is_empty() && workload.flows.is_empty() {
+        // Transfers without windows live on what these leave over.
         return impossible(String::new(), "it has no stream, message or flow");
     }
     Ok(())
@@ -278,8 +298,13 @@ impl Planner<'_> {
         for flow in &self.workload.flows {
             pipelines.push(Self::flow(flow));
         }
+        // The last ones, so that others keep their places when some of them are left out.
+        self.unplanned(&mut pipelines)?;
         let servers = self.serve(&mut pipelines, &domains, &mut batches)?;
         let mut verdict = self.verdict(&servers);
+        if verdict.outcome == Outcome::Schedulable {
+            unplanned::leave_out(&mut pipelines, &mut notes);
+        }
         verdict.notes.extend(notes);
         Ok(Plan {
             schema: SCHEMA,
@@ -296,6 +321,7 @@ impl Planner<'_> {
                 .collect(),
             servers,
             streams: streams.into_iter().map(|s| s.expect("every stream is in one group")).collect(),
+            announced: self.announced(&pipelines),
             pipelines,
             batches,
             verdict,

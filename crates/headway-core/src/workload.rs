@@ -1,14 +1,17 @@
-//! What is asked for: streams, messages, flows and tasks. Read from a *workload file*.
+//! What is asked for: streams, messages, flows, transfers without windows, and tasks. Read from a *workload file*.
 
 mod file;
 mod task;
 mod task_file;
+mod unplanned;
+mod unplanned_file;
 mod wafer_file;
 
 use serde::{Deserialize, Serialize};
 
 pub use self::file::parse;
 pub use self::task::{Sharing, Task};
+pub use self::unplanned::{Kind, Otherwise, Unplanned, Urgent};
 use crate::combine::Mode;
 use crate::units::{Bytes, Nanos};
 
@@ -35,6 +38,8 @@ pub struct Workload {
     pub messages: Vec<Message>,
     /// Abstract demands on a named server, for schedulability questions without a machine.
     pub flows: Vec<Flow>,
+    /// Transfers without windows of their own: bulk and urgent ones.
+    pub unplanned: Vec<Unplanned>,
     /// Recurrent jobs that share GPUs.
     pub tasks: Vec<Task>,
     /// How they do; there if and only if there are tasks.
@@ -207,6 +212,9 @@ pub struct Message {
     pub period: Nanos,
     /// First release.
     pub start: Nanos,
+    /// Its producer says when each job is there; where a run stands in for it, up to so much after the release. `None` = every
+    /// job is there when it is released.
+    pub late: Option<Nanos>,
     /// The blocks.
     pub blocks: Vec<Block>,
 }

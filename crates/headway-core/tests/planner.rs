@@ -156,7 +156,7 @@ fn every_stream_has_exactly_one_lane_of_one_pipeline_on_its_gpu() {
         let carried = plan.pipelines.iter().map(|p| match &p.source {
             Source::Batch(parts) => parts.len(),
             Source::Message => p.steps[0].operations.len(),
-            Source::Streams(_) | Source::Wafer(_) | Source::Flow => 0,
+            _ => 0,
         });
         assert_eq!((carried.sum::<usize>(), of(|s| *s == Source::Flow)), (blocks, workload.flows.len()));
     });
@@ -694,6 +694,7 @@ fn extreme_times_and_sizes_give_a_plan_or_an_error() {
                 id: "m".to_owned(),
                 period: Nanos(any(MS)),
                 start: Nanos(any(0)),
+                late: None,
                 blocks: vec![block.clone(), block],
             };
             let (cost, period, deadline) = (Nanos(any(10)), Nanos(any(MS)), Nanos(any(MS)));

@@ -4,7 +4,9 @@ use std::collections::BTreeSet;
 
 use headway_core::error::{FileError, Loaded};
 use headway_core::units::{Bytes, Nanos};
-use headway_core::workload::{Cycle, Grouping, OnMiss, Place, Placement, Step, Workload, parse};
+use headway_core::workload::{
+    Cycle, Grouping, Kind, OnMiss, Otherwise, Place, Placement, Step, Urgent, Workload, parse,
+};
 use proptest::prelude::*;
 
 const BASE: &str = r#"name = "w"
@@ -83,6 +85,41 @@ fn a_file_becomes_streams_messages_and_flows() {
 fn a_flow_may_start_later() {
     let text = "name = \"w\"\n[[flow]]\nid = \"a\"\nstart = \"3 us\"\ncost = \"1 ns\"\nperiod = \"1 ns\"\n";
     assert_eq!(parse("w", text).expect("complete").value.flows[0].start, Nanos(3_000));
+}
+
+/// A flow, since a run ends with its last window, and what follows it.
+fn beside_a_flow(text: &str) -> String {
+    format!("name = \"w\"\n[[flow]]\nid = \"a\"\ncost = \"1 ns\"\nperiod = \"1 ns\"\n{text}")
+}
+
+#[test]
+fn transfers_without_windows_and_late_producers() {
+    let bulk = "[[bulk]]\nid = \"b\"\nfrom = \"host\"\nto = \"gpu0\"\n";
+    let urgent = "[[urgent]]\nid = \"u\"\nfrom = \"gpu0\"\nto = \"host\"\nbytes = \"1 kB\"\ndeadline = \"2 ms\"\n";
+    let late = "[[message]]\nid = \"m\"\nperiod = \"1 ms\"\nlate = \"3 us\"\nblocks = [{ from = \"host\", to = \"gpu0\", bytes = \"1 B\" }]\n";
+    let all = beside_a_flow(&format!("{bulk}bytes = \"5 MB\"\nstart = \"1 ms\"\n{urgent}{late}"));
+    let w = parse("w", &all).expect("complete").value;
+    assert_eq!((w.unplanned[0].kind, w.unplanned[0].start), (Kind::Bulk(Some(Bytes(5_000_000))), Nanos(1_000_000)));
+    let of = Urgent { bytes: Bytes(1_000), deadline: Nanos(2_000_000), every: None, otherwise: Otherwise::Refuse };
+    assert_eq!((w.unplanned[1].kind, w.unplanned[1].to.as_str()), (Kind::Urgent(of), "host"));
+    assert_eq!(w.messages[0].late, Some(Nanos(3_000)));
+    let more = format!("{urgent}every = \"3 ms\"\notherwise = \"best-effort\"\n");
+    let w = parse("w", &beside_a_flow(&format!("{bulk}{more}"))).expect("complete").value;
+    assert_eq!(w.unplanned[0].kind, Kind::Bulk(None));
+    let of = Urgent { every: Some(Nanos(3_000_000)), otherwise: Otherwise::BestEffort, ..of };
+    assert_eq!(w.unplanned[1].kind, Kind::Urgent(of));
+}
+
+#[test]
+fn transfers_without_windows_need_somebody_who_has_some() {
+    for (text, expected) in [
+        ("name = \"w\"\n[[bulk]]\nid = \"b\"\nfrom = \"host\"\nto = \"gpu0\"\n".to_owned(), "this workload has none"),
+        (beside_a_flow("[[bulk]]\nid = \"b\"\nfrom = \"host\"\nto = \"host\"\n"), "`b` stays at `host`"),
+        (beside_a_flow("[[urgent]]\nid = \"b\"\nfrom = \"host\"\nto = \"gpu0\"\n"), "bytes"),
+    ] {
+        let error = parse("w", &text).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
 }
 
 #[test]

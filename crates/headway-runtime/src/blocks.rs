@@ -176,7 +176,12 @@ impl Gatherer {
     fn lens(&self, pipeline: u32, cycle: u64) -> Vec<u64> {
         match &self.plan.pipelines[pipeline as usize].source {
             Source::Streams(streams) => streams.iter().map(|&stream| self.part(pipeline, cycle, stream).1).collect(),
-            Source::Wafer(_) | Source::Message | Source::Batch(_) | Source::Flow => Vec::new(),
+            Source::Wafer(_)
+            | Source::Message
+            | Source::Batch(_)
+            | Source::Flow
+            | Source::Bulk(_)
+            | Source::Urgent(_) => Vec::new(),
         }
     }
 

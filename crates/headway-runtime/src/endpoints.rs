@@ -49,7 +49,7 @@ impl Way {
     }
 
     /// The device that copies this way: the source's, where there are two.
-    fn device(&self) -> usize {
+    pub(crate) fn device(&self) -> usize {
         self.from.or(self.to).unwrap_or(0)
     }
 

@@ -56,7 +56,7 @@ impl Kernels {
                         camera: Some(Camera { wafer: *wafer, number }),
                     })
                     .collect(),
-                Source::Message | Source::Batch(_) | Source::Flow => Vec::new(),
+                Source::Message | Source::Batch(_) | Source::Flow | Source::Bulk(_) | Source::Urgent(_) => Vec::new(),
             });
         }
         Ok(Self { stages, lanes })

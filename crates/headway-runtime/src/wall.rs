@@ -8,10 +8,11 @@
 mod buffers;
 mod feed;
 mod messages;
+mod requests;
 mod wafers;
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap};
+use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -31,6 +32,8 @@ use crate::outlet::OutputError;
 use buffers::Buffers;
 pub(crate) use buffers::settle;
 pub use messages::Compared;
+use requests::Asked;
+pub use requests::{Ends, NotTaken, Request, Requests, Told};
 
 /// A run that could not be completed. Nothing it wrote is kept.
 #[derive(Debug, thiserror::Error)]
@@ -144,6 +147,8 @@ enum Message {
     Failed(DataError),
     /// A device may have completions.
     Wake,
+    /// Somebody asks for one urgent copy.
+    Ask(Box<(Request, Sender<Told>)>),
 }
 
 /// What is to be run.
@@ -172,6 +177,10 @@ pub struct Work<'a> {
     pub supply: Box<dyn Supply>,
     /// What empties the last ones.
     pub collect: Box<dyn Collect>,
+    /// What is told at which time after the epoch, in the order of time.
+    pub told: Vec<(Nanos, Input)>,
+    /// Where other threads ask for urgent copies.
+    pub requests: Requests,
 }
 
 /// What came of a run.
@@ -204,7 +213,9 @@ pub fn run(
     let cycles = gatherer.cycles();
     let packets = gatherer.runs().iter().map(|run| run.packets).collect();
     let (supply, collect) = (Box::new(gatherer.clone()), Box::new(scatterer));
-    run_work(Work { plan, kernels, cycles, packets, supply, collect }, devices, options, log, progress)
+    let (told, requests) = (Vec::new(), Requests::default());
+    let work = Work { plan, kernels, cycles, packets, supply, collect, told, requests };
+    run_work(work, devices, options, log, progress)
 }
 
 /// As [`run`], with whatever brings and takes the blocks.
@@ -218,7 +229,7 @@ pub fn run_work(
     mut log: impl FnMut(&Record),
     mut progress: impl FnMut(Nanos),
 ) -> Result<WallOutcome, RunError> {
-    let Work { plan, kernels, cycles, packets, mut supply, collect } = work;
+    let Work { plan, kernels, cycles, packets, mut supply, collect, told, requests } = work;
     let buffers = Arc::new(Buffers::new(plan, devices, kernels, &cycles, options.spare_cycles)?);
     prepare(plan, &buffers, supply.as_mut())?;
     let (inbox, messages) = mpsc::channel();
@@ -231,6 +242,7 @@ pub fn run_work(
         let (free, freed) = mpsc::channel();
         let (deliver, delivered) = mpsc::channel();
         let stop = Arc::new(AtomicBool::new(false));
+        requests.open(inbox.clone());
         let feeder = feed::Feeder::new(plan, supply, &buffers, &cycles, inbox.clone(), freed, Arc::clone(&stop));
         let feeder = feeder.within(options.limits.cycles_in_flight_max);
         scope.spawn(move || feeder.run());
@@ -247,6 +259,10 @@ pub fn run_work(
             open: BTreeMap::new(),
             under_way: BTreeMap::new(),
             holding: BinaryHeap::new(),
+            told: told.into_iter().collect(),
+            epoch: Nanos::MAX,
+            asked: Asked::default(),
+            events: VecDeque::new(),
             done: Vec::new(),
             last_progress: clock::now(),
         };
@@ -254,6 +270,7 @@ pub fn run_work(
         if driven.is_err() {
             driver.settle();
         }
+        requests.close();
         stop.store(true, Ordering::Relaxed);
         // Closing the channels ends the sink after what was delivered, and the feeder at its next message.
         drop(driver);
@@ -302,6 +319,12 @@ struct Driver<'a> {
     under_way: BTreeMap<u64, (u32, u64, u32)>,
     /// Flows that hold their servers: until when, since when, and the number of their operation.
     holding: BinaryHeap<Reverse<(Nanos, Nanos, u64)>>,
+    /// What is still to be told, by time after the epoch.
+    told: VecDeque<(Nanos, Input)>,
+    epoch: Nanos,
+    asked: Asked,
+    /// Taken from the dispatcher, and not told yet.
+    events: VecDeque<Event>,
     done: Vec<Completion>,
     last_progress: Nanos,
 }
@@ -316,6 +339,7 @@ impl Driver<'_> {
     ) -> Result<(Nanos, Nanos), RunError> {
         let epoch = clock::now() + self.options.lead;
         let mut now = clock::now();
+        self.epoch = epoch;
         self.feed(now, Input::Start { epoch, cycles, packets }, log)?;
         self.drain(now, log)?;
         let mut last_end = now;
@@ -328,7 +352,8 @@ impl Driver<'_> {
                 device.poll(&mut self.done);
             }
             now = clock::now().max(now);
-            let mut fed = false;
+            // First, so that windows which open now find what is ready now.
+            let mut fed = self.tell(now, log)?;
             for completion in std::mem::take(&mut self.done) {
                 fed = true;
                 last_end = now;
@@ -372,7 +397,8 @@ impl Driver<'_> {
         }
         let now = clock::now();
         let held = self.holding.peek().map_or(Nanos::MAX, |Reverse((end, ..))| *end);
-        let next = self.dispatcher.poll_timeout().unwrap_or(Nanos::MAX).min(held);
+        let told = self.told.front().map_or(Nanos::MAX, |(at, _)| self.epoch.saturating_add(*at));
+        let next = self.dispatcher.poll_timeout().unwrap_or(Nanos::MAX).min(held).min(told);
         let sleep = next.saturating_sub(now).saturating_sub(self.options.spin).min(Nanos(100_000_000));
         if sleep == Nanos::ZERO {
             std::hint::spin_loop();
@@ -438,6 +464,7 @@ impl Driver<'_> {
     fn receive(&mut self, now: Nanos, message: Message, log: &mut impl FnMut(&Record)) -> Result<bool, RunError> {
         match message {
             Message::Wake => Ok(false),
+            Message::Ask(asked) => self.ask(now, *asked, log),
             Message::Failed(error) => Err(error.into()),
             Message::Data { pipeline, cycle, slot, block } => {
                 if block > Bytes(0) {
@@ -465,18 +492,24 @@ impl Driver<'_> {
                     let Open { slot, block } = self.open.get(&(pipeline, cycle)).copied().unwrap_or_default();
                     let piece = buffers::Piece { pipeline, cycle, step, index, slot, block, offset, bytes };
                     self.under_way.insert(operation, (pipeline, cycle, step));
-                    let submitted = self.buffers.submit(self.devices, &piece, operation);
+                    let submitted = match self.asked.under_way(pipeline, cycle) {
+                        Some(request) => request.submit(self.plan, self.devices, &piece, operation),
+                        None => self.buffers.submit(self.devices, &piece, operation),
+                    };
                     submitted.map_err(|source| self.failed(pipeline, cycle, step, source))?;
                 }
                 Action::Deliver { pipeline, cycle } | Action::Drop { pipeline, cycle } => {
                     let Open { slot, block } = self.open.remove(&(pipeline, cycle)).unwrap_or_default();
                     let lost = matches!(action, Action::Drop { .. });
+                    if self.asked.arrived(pipeline, cycle, now) {
+                        continue;
+                    }
                     // A sink that has ended has sent its error already; it is in the inbox.
                     let _ = self.deliver.send(feed::Delivery { pipeline, cycle, slot, block, lost });
                 }
             }
         }
-        while let Some(event) = self.dispatcher.poll_event() {
+        while let Some(event) = self.events.pop_front().or_else(|| self.dispatcher.poll_event()) {
             log(&Record { at: now, what: What::Event(event.clone()) });
             if let Event::Missed { stream, packet, by } = event {
                 let planned = &self.plan.streams[stream as usize];

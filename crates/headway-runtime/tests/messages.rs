@@ -73,6 +73,8 @@ fn run(
         packets: Vec::new(),
         supply: Box::new(gatherer),
         collect: Box::new(scatterer),
+        told: Vec::new(),
+        requests: wall::Requests::default(),
     };
     let mut records = Vec::new();
     let outcome = wall::run_work(work, devices, &Options::default(), |record| records.push(record.clone()), |_| {});

@@ -57,6 +57,8 @@ impl Bench {
             packets: vec![CYCLES; self.plan.streams.len()],
             supply: Box::new(ring),
             collect: Box::new(checker),
+            told: Vec::new(),
+            requests: Default::default(),
         };
         let gpu = self.machine.gpus().next().unwrap();
         let device = Emulated::open(EmuSpec::of_machine(&self.machine, gpu)).unwrap();

@@ -44,12 +44,13 @@ fn events(criterion: &mut Criterion) {
     let seconds = 20;
     let cycles = plan.pipelines.iter().map(|p| match p.source {
         Source::Streams(_) => seconds * 1_000_000_000 / p.period.0,
-        Source::Message | Source::Batch(_) | Source::Flow | Source::Wafer(_) => 0,
+        _ => 0,
     });
     let run = Run {
         epoch: Nanos(10_000_000),
         cycles: cycles.collect(),
         packets: plan.streams.iter().map(|s| seconds * 1_000_000_000 / s.period.0).collect(),
+        told: Vec::new(),
         seed: 1,
         faults: Faults::default(),
         limits: Limits::default(),

@@ -34,6 +34,9 @@ pub struct Run {
     pub cycles: Vec<u64>,
     /// Packets per stream.
     pub packets: Vec<u64>,
+    /// What is told at which time after the epoch, in the order of time: urgent requests, and jobs of
+    /// messages that are there.
+    pub told: Vec<(Nanos, Input)>,
     /// Seed of everything drawn.
     pub seed: u64,
     /// What goes wrong.
@@ -136,6 +139,8 @@ struct Driver<'a, P, L> {
     now: Nanos,
     /// Longest lane of each pipeline's open cycles, by cycle modulo its length.
     longest_lane: Vec<Vec<Bytes>>,
+    /// How much of what the run tells was told.
+    told: usize,
     /// What a pipeline has gathered and the dispatcher had no room for.
     held: Vec<Option<(u64, Gathered)>>,
 }
@@ -171,6 +176,7 @@ pub fn simulate<P: Payload, L: FnMut(&Record)>(
         outcome: Outcome { end: Nanos::ZERO, inputs: 0, actions: 0, events: 0, finished: false },
         now: Nanos::ZERO,
         longest_lane: vec![vec![Bytes(0); run.limits.cycles_in_flight_max.max(1)]; plan.pipelines.len()],
+        told: 0,
         held: vec![None; plan.pipelines.len()],
     };
     driver.start()?;
@@ -215,10 +221,12 @@ impl<P: Payload, L: FnMut(&Record)> Driver<'_, P, L> {
         let window = self.dispatcher.poll_timeout();
         let data = self.arrivals.peek().map(|Reverse((at, ..))| *at);
         let engine = self.engines.next_event()?;
-        let Some(next) = [window, data, engine].into_iter().flatten().min() else { return Ok(false) };
+        let told = self.run.told.get(self.told).map(|(at, _)| self.run.epoch.saturating_add(*at));
+        let Some(next) = [window, data, engine, told].into_iter().flatten().min() else { return Ok(false) };
         self.now = self.now.max(next);
         self.engines.advance(self.now);
-        let mut any = false;
+        // First, so that windows which open now find what is ready now.
+        let mut any = self.tell()?;
         while let Some(ended) = self.engines.pop_ended(self.now) {
             any = true;
             if self.run.faults.fail_operation == Some(ended.operation) {
@@ -248,6 +256,23 @@ impl<P: Payload, L: FnMut(&Record)> Driver<'_, P, L> {
         }
         self.drain()?;
         Ok(true)
+    }
+
+    /// Tells what is to be told by now; whether there was anything.
+    fn tell(&mut self) -> Result<bool, SimError<P::Error>> {
+        let run = self.run;
+        let before = self.told;
+        while let Some((at, input)) = run.told.get(self.told)
+            && run.epoch.saturating_add(*at) <= self.now
+        {
+            self.told += 1;
+            match self.feed(input.clone()) {
+                // Who asks too often, or too late, is not served: nothing has changed.
+                Err(SimError::Dispatch(Refused::TooManyCycles { .. } | Refused::Order(_))) => {}
+                fed => fed?,
+            }
+        }
+        Ok(self.told > before)
     }
 
     fn gather(&mut self, pipeline: u32, cycle: u64) -> Result<(), SimError<P::Error>> {

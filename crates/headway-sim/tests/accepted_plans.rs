@@ -2,11 +2,15 @@
 
 mod support;
 
+use headway_core::dispatch::{Answer as Told, Event, Input};
 use headway_core::machine::{Machine, Method};
-use headway_core::plan::{Outcome as Answer, Plan, Source, Strategy};
+use headway_core::plan::{Class, Outcome as Answer, Plan, Source, Strategy};
 use headway_core::planner::{Options, plan};
 use headway_core::units::{Bytes, Nanos, Rate};
-use headway_core::workload::{Block, Cycle, Flow, Grouping, Message, OnMiss, Place, Placement, Step, Stream, Workload};
+use headway_core::workload::{
+    Block, Cycle, Flow, Grouping, Kind, Message, OnMiss, Otherwise, Place, Placement, Step, Stream, Unplanned, Urgent,
+    Workload,
+};
 use headway_sim::{Faults, Run};
 use support::{Draw, EPOCH, Null, empty, events, is_fault, logged, machine, run_of};
 
@@ -77,8 +81,43 @@ fn message(machine: &Machine, draw: &mut Draw, number: usize) -> Message {
         id: format!("m{number}"),
         period: Nanos(draw.within(MS, 20 * MS)),
         start: Nanos(draw.below(2) * draw.below(5 * MS)),
+        late: None,
         blocks: (0..draw.within(1, 5)).map(|_| block(draw)).collect(),
     }
+}
+
+/// A bulk transfer or urgent requests.
+fn unplanned(machine: &Machine, draw: &mut Draw, number: usize) -> Unplanned {
+    let usable: Vec<_> = machine.routes.iter().filter(|r| r.method != Method::Pageable).collect();
+    let route = draw.pick(&usable);
+    let name = |end: headway_core::machine::EndpointId| machine.endpoints[end.at()].id.clone();
+    let bytes = Bytes(draw.size(26));
+    let kind = match draw.below(3) {
+        0 => Kind::Bulk(None),
+        1 => Kind::Bulk(Some(bytes)),
+        _ => {
+            let (deadline, every) = (Nanos(draw.within(MS / 10, 20 * MS)), Some(Nanos(draw.within(MS, 20 * MS))));
+            Kind::Urgent(Urgent { bytes, deadline, every, otherwise: Otherwise::Refuse })
+        }
+    };
+    let start = Nanos(draw.below(2) * draw.below(5 * MS));
+    Unplanned { id: format!("u{number}"), from: name(route.from), to: name(route.to), start, kind }
+}
+
+/// Requests at any time, of any size.
+fn requests(plan: &Plan, draw: &mut Draw, span: u64) -> Vec<(Nanos, Input)> {
+    let mut told = Vec::new();
+    for (pipeline, of) in (0u32..).zip(&plan.pipelines) {
+        let Source::Urgent(urgent) = of.source else { continue };
+        for _ in 0..draw.below(20) {
+            let otherwise = *draw.pick(&[Otherwise::Refuse, Otherwise::BestEffort]);
+            let bytes = Bytes(draw.within(1, urgent.bytes.0));
+            let deadline = Nanos(draw.within(1, 2 * urgent.deadline.0));
+            told.push((Nanos(draw.below(span)), Input::Urgent { pipeline, bytes, deadline, otherwise }));
+        }
+    }
+    told.sort_by_key(|(at, _)| *at);
+    told
 }
 
 fn workload(machine: &Machine, draw: &mut Draw) -> Workload {
@@ -102,6 +141,7 @@ fn workload(machine: &Machine, draw: &mut Draw) -> Workload {
         streams: (0..streams).map(|n| stream(machine, draw, n as usize)).collect(),
         messages: (0..messages).map(|n| message(machine, draw, n as usize)).collect(),
         flows: (0..flows).map(|n| flow(draw, n)).collect(),
+        unplanned: (0..draw.below(4)).map(|n| unplanned(machine, draw, n as usize)).collect(),
         ..empty()
     }
 }
@@ -124,7 +164,9 @@ fn contrast(machine: &Machine, draw: &mut Draw) -> Workload {
         }
         stream
     });
-    Workload { cycle, streams: streams.collect(), ..empty() }
+    let streams = streams.collect();
+    let unplanned = (0..draw.below(3)).map(|n| unplanned(machine, draw, n as usize)).collect();
+    Workload { cycle, streams, unplanned, ..empty() }
 }
 
 /// The workload with all sizes times `factor` / 8.
@@ -153,14 +195,18 @@ fn largest_accepted(machine: &Machine, workload: &Workload, options: Options) ->
 
 /// As many cycles of each pipeline as fit one span of time.
 fn run(plan: &Plan, draw: &mut Draw) -> Run {
-    let cycles = |span: u64| plan.pipelines.iter().map(move |p| span / p.period.0 + 1);
+    let planned = || plan.pipelines.iter().filter(|p| p.source.is_planned());
+    let cycles = |span: u64| planned().map(move |p| span / p.period.0 + 1);
     let mut span = 100 * MS;
     while cycles(span).sum::<u64>() > CYCLES_MAX {
         span /= 2;
     }
     let kernel_ppm_min = *draw.pick(&[None, Some(0), Some(500_000), Some(999_000)]);
     let faults = Faults { kernel_ppm_min, ..Faults::default() };
-    Run { epoch: EPOCH, cycles: cycles(span).collect(), seed: draw.below(1 << 40), faults, ..run_of(plan, 0) }
+    let told = requests(plan, draw, span);
+    let unplanned = std::iter::repeat_n(u64::from(u32::MAX), plan.pipelines.len() - planned().count());
+    let cycles = cycles(span).chain(unplanned).collect();
+    Run { epoch: EPOCH, cycles, told, seed: draw.below(1 << 40), faults, ..run_of(plan, 0) }
 }
 
 #[derive(Debug, Default)]
@@ -174,9 +220,26 @@ struct Seen {
     combined: u32,
     partitioned: u32,
     in_gangs: u32,
+    pieces_of_bulk: u64,
+    admitted: u32,
+    best_effort: u32,
+    refused: u32,
 }
 
 impl Seen {
+    fn observe(&mut self, plan: &Plan, event: &Event) {
+        match event {
+            Event::Complete { pipeline, .. } => {
+                let class = plan.pipelines[*pipeline as usize].source.class();
+                self.pieces_of_bulk += u64::from(class == Class::Bulk);
+            }
+            Event::Answered { answer: Told::Guaranteed { .. }, .. } => self.admitted += 1,
+            Event::Answered { answer: Told::BestEffort(_), .. } => self.best_effort += 1,
+            Event::Answered { answer: Told::Refused(_), .. } => self.refused += 1,
+            _ => {}
+        }
+    }
+
     fn count(&mut self, plan: &Plan) {
         self.accepted += 1;
         self.busy += u32::from(plan.verdict.utilisation_ppm > 500_000);
@@ -224,6 +287,7 @@ fn accepted_plans_hold(machine: &Machine, seed: u64, cases: u32) -> Seen {
             assert!(outcome.unwrap().finished, "seed {seed}, case {case}");
             let fault = events(&log).find(|event| is_fault(event));
             assert_eq!(fault, None, "seed {seed}, case {case}, partial {partial}: {plan:#?}");
+            events(&log).for_each(|event| seen.observe(&plan, event));
         }
     }
     println!("{} {seed}: {cases} cases, {seen:?}", machine.name);
@@ -234,6 +298,7 @@ fn accepted_plans_hold(machine: &Machine, seed: u64, cases: u32) -> Seen {
 fn on_one_h200() {
     let seen = accepted_plans_hold(&machine("h200-x1"), 1, 450);
     assert!(seen.accepted > 80 && seen.partitioned > 20 && seen.in_gangs > 20);
+    assert!(seen.pieces_of_bulk > 1_000 && seen.admitted > 100 && seen.best_effort > 20 && seen.refused > 20);
 }
 
 #[test]

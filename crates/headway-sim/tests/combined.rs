@@ -72,6 +72,7 @@ fn messages(machine: &Machine, draw: &mut Draw) -> Workload {
             id: format!("m{number}"),
             period: Nanos(period),
             start: Nanos(draw.below(2) * draw.below(20 * MS)),
+            late: None,
             blocks,
         }
     };

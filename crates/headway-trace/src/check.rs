@@ -1,6 +1,6 @@
 //! Refuses logs whose indices lead nowhere or whose times do not fit, so that the rest of the crate may index and add.
 
-use headway_core::dispatch::{Action, Event, Input};
+use headway_core::dispatch::{Action, Answer, Event, Input};
 use headway_core::log::{Header, Record, What};
 use headway_core::plan::{Pipeline, Plan, PlannedStep, Work};
 use headway_core::units::Nanos;
@@ -36,6 +36,9 @@ pub(crate) fn header(header: &Header) -> Result<(), String> {
         if stream.period == Nanos::ZERO || stream.pipeline as usize >= plan.pipelines.len() || last >= LATEST {
             return Err(format!("stream `{}` has no period, no pipeline or too many packets", stream.id));
         }
+    }
+    if plan.announced.iter().any(|of| of.pipeline as usize >= plan.pipelines.len()) {
+        return Err("a producer speaks for a pipeline that is not planned".to_owned());
     }
     if plan.servers.iter().flat_map(|server| &server.engines).any(|engine| engine.at() >= plan.engines.len()) {
         return Err("a server has an engine that is not planned".to_owned());
@@ -86,6 +89,8 @@ fn of_input(header: &Header, input: &Input) -> Result<(), String> {
         }
         Input::Data { pipeline, cycle, .. } => job(header, *pipeline, *cycle, 0).map(drop),
         Input::Done { started, finished, .. } => time(*started).and_then(|()| time(*finished)),
+        Input::Ready { pipeline, part, .. } => part_of(header, *pipeline, *part),
+        Input::Urgent { pipeline, deadline, .. } => job(header, *pipeline, 0, 0).and_then(|_| time(*deadline)),
         Input::Failed { .. } | Input::Timeout => Ok(()),
     }
 }
@@ -100,6 +105,11 @@ fn of_event(header: &Header, event: &Event) -> Result<(), String> {
         | Event::Late { pipeline, cycle, step, .. }
         | Event::Overrun { pipeline, cycle, step, .. }
         | Event::Halted { pipeline, cycle, step } => job(header, pipeline, cycle, step).map(drop),
+        Event::Answered { pipeline, cycle, answer, .. } => {
+            let Answer::Guaranteed { deadline } = answer else { return job(header, pipeline, cycle, 0).map(drop) };
+            job(header, pipeline, cycle, 0).and_then(|_| time(deadline))
+        }
+        Event::Unready { pipeline, part, .. } => part_of(header, pipeline, part),
         Event::Empty { pipeline, cycle } | Event::DataLate { pipeline, cycle, .. } => {
             job(header, pipeline, cycle, 0).map(drop)
         }
@@ -116,6 +126,12 @@ fn of_event(header: &Header, event: &Event) -> Result<(), String> {
             }
         }
     }
+}
+
+fn part_of(header: &Header, pipeline: u32, part: u32) -> Result<(), String> {
+    let announced = header.plan.announced.iter().any(|of| (of.pipeline, of.part) == (pipeline, part));
+    let unknown = || format!("nobody speaks for part {part} of pipeline {pipeline}");
+    if announced { Ok(()) } else { Err(unknown()) }
 }
 
 fn job(header: &Header, pipeline: u32, cycle: u64, step: u32) -> Result<&PlannedStep, String> {

@@ -14,6 +14,7 @@ pub mod sharing;
 pub mod summary;
 mod table;
 pub mod timeline;
+pub mod unplanned;
 pub mod writer;
 
 pub use reader::{Log, LogError};

@@ -10,6 +10,7 @@ use serde::Serialize;
 
 use crate::Log;
 use crate::timeline::{Job, Timeline};
+use crate::unplanned::{self, BulkSummary, UrgentSummary};
 
 /// Version of the JSON form of [`Summary`].
 pub const SCHEMA: u32 = 1;
@@ -53,16 +54,23 @@ pub struct Summary {
     pub servers: Vec<ServerSummary>,
     /// The steps of all pipelines, in the plan's order.
     pub steps: Vec<StepSummary>,
+    /// The bulk transfers, in the plan's order.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub bulk: Vec<BulkSummary>,
+    /// The urgent requests by what they are for, in the plan's order.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub urgent: Vec<UrgentSummary>,
     /// Who waited for whom, longest total first.
     pub blame: Vec<Blame>,
 }
 
-/// Whether the deadlines held: those of all packets, and the ends of all cycles of pipelines without streams.
+/// Whether the deadlines held: those of all packets and admitted requests, and the ends of all cycles of pipelines without
+/// streams.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Verdict {
     /// Everything expected was delivered at or before its deadline, and no operation failed.
     pub held: bool,
-    /// Deadlines there were: expected packets, and cycles of pipelines without streams.
+    /// Deadlines there were: expected packets, admitted requests, and cycles of pipelines without streams.
     pub deadlines: u64,
     /// Of these, delivered late.
     pub misses: u64,
@@ -285,6 +293,7 @@ pub fn summarize_with(log: &Log, timeline: &Timeline) -> Summary {
     let plan = &header.plan;
     let streams = streams(log, timeline);
     let totals = totals(log, timeline, &streams);
+    let urgent = unplanned::urgent(log, timeline);
     Summary {
         schema: SCHEMA,
         source: header.source,
@@ -297,24 +306,30 @@ pub fn summarize_with(log: &Log, timeline: &Timeline) -> Summary {
         strategy: plan.strategy,
         planned: plan.verdict.outcome,
         span: timeline.span(),
-        verdict: verdict(log, timeline, &streams),
+        verdict: verdict(log, timeline, &streams, &urgent),
         totals,
         streams,
         engines: engines(log, timeline),
         capacities: capacities(log, timeline),
         servers: servers(log, timeline),
         steps: steps(log, timeline),
+        bulk: unplanned::bulk(log, timeline),
+        urgent,
         blame: blame(log, timeline),
     }
 }
 
-fn verdict(log: &Log, timeline: &Timeline, streams: &[StreamSummary]) -> Verdict {
+fn verdict(log: &Log, timeline: &Timeline, streams: &[StreamSummary], urgent: &[UrgentSummary]) -> Verdict {
     let halted = log.records().iter().any(|record| matches!(record.what, What::Event(Event::Halted { .. })));
     let mut deadlines: u64 = streams.iter().fold(0, |sum, stream| sum.saturating_add(stream.packets));
     let mut misses = streams.iter().map(|stream| stream.misses).sum();
+    for of in urgent {
+        deadlines = deadlines.saturating_add(of.guaranteed);
+        misses += of.misses;
+    }
     let mut lost = streams.iter().fold(0, |sum: u64, stream| sum.saturating_add(stream.lost));
     for (index, pipeline) in (0u32..).zip(&log.header().plan.pipelines) {
-        if pipeline.source.is_fed() {
+        if pipeline.source.is_fed() || !pipeline.source.is_planned() {
             continue;
         }
         let cycles = log.header().cycles[index as usize];
@@ -325,6 +340,9 @@ fn verdict(log: &Log, timeline: &Timeline, streams: &[StreamSummary]) -> Verdict
         misses += timeline.jobs.iter().filter(late).count() as u64;
         lost = lost.saturating_add(cycles.saturating_sub(delivered));
     }
+    // Of a batch's messages only the producers can miss.
+    let unready = log.records().iter().filter(|record| matches!(record.what, What::Event(Event::Unready { .. })));
+    misses += unready.count() as u64;
     let held = misses == 0 && lost == 0 && !halted;
     let noun = if deadlines == 1 { "deadline" } else { "deadlines" };
     let text = if held {
@@ -421,7 +439,7 @@ fn streams(log: &Log, timeline: &Timeline) -> Vec<StreamSummary> {
 }
 
 /// Nearest-rank order statistics of sorted times.
-fn order_statistics(sorted: &[Nanos]) -> Option<Response> {
+pub(crate) fn order_statistics(sorted: &[Nanos]) -> Option<Response> {
     let (Some(&min), Some(&max)) = (sorted.first(), sorted.last()) else { return None };
     let rank = |hundredths: usize| sorted[(sorted.len() * hundredths).div_ceil(100) - 1];
     Some(Response { min, median: rank(50), p99: rank(99), max })

@@ -151,6 +151,8 @@ impl Summary {
         let mut out = String::new();
         self.head(&mut out);
         self.stream_table().write(width, &mut out);
+        self.bulk_table().write(width, &mut out);
+        self.urgent_table().write(width, &mut out);
         self.engine_table().write(width, &mut out);
         self.capacity_table().write(width, &mut out);
         self.step_table().write(width, &mut out);
@@ -228,6 +230,53 @@ impl Summary {
                 unit.time(stream.deadline),
                 stream.worst_slack_ns.map_or_else(dash, |slack| unit.text(i128::from(slack))),
                 grouped(stream.misses),
+            ]);
+        }
+        table
+    }
+
+    fn bulk_table(&self) -> Table {
+        let columns = [("bulk", false, 0), ("data", true, 0), ("of", true, 1), ("pieces", true, 2), ("rate", true, 0)];
+        let mut table = Table::new(self.title("Bulk transfers, in what others left over"), &columns);
+        for bulk in &self.bulk {
+            table.rows.push(vec![
+                plain(&bulk.id),
+                bulk.bytes.to_string(),
+                bulk.of.map_or_else(dash, |of| of.to_string()),
+                grouped(bulk.pieces),
+                bulk.rate.to_string(),
+            ]);
+        }
+        table
+    }
+
+    fn urgent_table(&self) -> Table {
+        let longest = |response: Option<Response>| response.map(|response| response.max);
+        let times = self.urgent.iter().flat_map(|of| [longest(of.response), longest(of.response_behind)]);
+        let unit = Unit::of(times.flatten());
+        let columns = [
+            ("urgent", false, 0),
+            ("requests", true, 0),
+            ("admitted", true, 0),
+            ("longest", true, 0),
+            ("missed", true, 0),
+            ("behind", true, 1),
+            ("longest behind", true, 2),
+            ("refused", true, 0),
+        ];
+        let title = self.title(&format!("Urgent requests, times from request to arrival in {}", unit.name));
+        let mut table = Table::new(title, &columns);
+        for of in &self.urgent {
+            let time = |response| longest(response).map_or_else(dash, |time| unit.time(time));
+            table.rows.push(vec![
+                plain(&of.id),
+                grouped(of.requests),
+                grouped(of.guaranteed),
+                time(of.response),
+                grouped(of.misses),
+                grouped(of.best_effort),
+                time(of.response_behind),
+                grouped(of.refused),
             ]);
         }
         table

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use headway_core::dispatch::{Action, Event, Input};
+use headway_core::dispatch::{Action, Answer, Event, Input};
 use headway_core::log::{Record, What};
 use headway_core::plan::{PlannedOperation, PlannedStep};
 use headway_core::units::{Bytes, Nanos};
@@ -305,7 +305,8 @@ impl Builder {
                     self.timeline.operations[position].ended = Some(ended);
                 }
             }
-            What::Input(Input::Data { .. } | Input::Failed { .. } | Input::Timeout) => {}
+            What::Input(Input::Data { .. } | Input::Failed { .. } | Input::Ready { .. } | Input::Urgent { .. }) => {}
+            What::Input(Input::Timeout) => {}
             What::Action(Action::Submit { operation, pipeline, cycle, step, index, offset, bytes }) => {
                 let job = self.job(*pipeline, *cycle, *step);
                 self.timeline.jobs[job].submitted.get_or_insert(at);
@@ -328,10 +329,19 @@ impl Builder {
                 let job = self.named(pipeline, cycle, step);
                 (job.ready, job.deadline) = (Some(at), Some(deadline));
             }
+            Event::Answered { answer: Answer::Refused(_), .. } => {}
+            Event::Answered { pipeline, cycle, answer, .. } => {
+                let job = self.named(pipeline, cycle, 0);
+                job.ready = Some(at);
+                if let Answer::Guaranteed { deadline } = answer {
+                    job.deadline = Some(deadline);
+                }
+            }
             Event::Complete { pipeline, cycle, step } => self.named(pipeline, cycle, step).completed = Some(at),
             Event::Overrun { pipeline, cycle, step, .. } => self.named(pipeline, cycle, step).overrun = true,
             Event::Late { pipeline, cycle, step, by } => self.named(pipeline, cycle, step).late = Some(by),
             Event::Empty { .. }
+            | Event::Unready { .. }
             | Event::DataLate { .. }
             | Event::ReleaseLate { .. }
             | Event::Missed { .. }

@@ -1,6 +1,7 @@
 //! Plans a workload and runs it: in virtual time, on the emulated device, or on GPUs.
 
 pub mod tasks;
+mod told;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -314,6 +315,7 @@ impl Parts<'_> {
         let run = Run {
             epoch,
             cycles: self.header.cycles.clone(),
+            told: told::told(self.plan, &self.header.cycles, span(self.plan, &self.header.cycles), self.header.seed),
             packets: self.header.streams.iter().map(|run| run.packets).collect(),
             seed: self.header.seed,
             faults: Faults::default(),
@@ -351,9 +353,10 @@ impl Parts<'_> {
         let cycles = self.header.cycles.clone();
         let packets = self.header.streams.iter().map(|run| run.packets).collect();
         let (supply, collect) = (Box::new(gatherer), Box::new(scatterer));
+        let told = told::told(plan, &self.header.cycles, Nanos(total), self.header.seed);
         let mut records = Vec::new();
         let outcome = wall::run_work(
-            wall::Work { plan, kernels, cycles, packets, supply, collect },
+            wall::Work { plan, kernels, cycles, packets, supply, collect, told, requests: wall::Requests::default() },
             devices,
             &habits,
             |record| records.push(record.clone()),
@@ -383,11 +386,16 @@ fn intake(plan: &Plan, workload: &Workload, options: &Options, outlet: &Outlet, 
     Ok(Intake::open(&input, &plan.streams, duration, GRANULE)?)
 }
 
-/// Cycles of every pipeline: what the streams need, and for messages and flows as many as begin within that time.
+/// Cycles of every pipeline: what the streams need, for messages and flows as many as begin within that time, and the pieces of
+/// bulk transfers. Of what has no end as many as a log can number.
 fn cycles(plan: &Plan, mut cycles: Vec<u64>, duration: Nanos) -> Vec<u64> {
     let horizon = if plan.streams.is_empty() { duration } else { span(plan, &cycles) };
     for (pipeline, count) in plan.pipelines.iter().zip(&mut cycles) {
-        if !pipeline.source.is_fed() {
+        if let headway_core::plan::Source::Bulk(Some(bytes)) = pipeline.source {
+            *count = bytes.0.div_ceil(pipeline.reserve.0);
+        } else if !pipeline.source.is_planned() {
+            *count = u64::from(u32::MAX);
+        } else if !pipeline.source.is_fed() {
             *count = horizon.saturating_sub(pipeline.start).0.div_ceil(pipeline.period.0);
         }
     }
@@ -410,7 +418,7 @@ fn accept(plan: &Plan, options: &Options, warnings: &mut Vec<String>) -> Result<
 
 /// The time from the epoch to the last window's end.
 fn span(plan: &Plan, cycles: &[u64]) -> Nanos {
-    let ends = plan.pipelines.iter().zip(cycles).filter(|(_, cycles)| **cycles > 0);
+    let ends = plan.pipelines.iter().zip(cycles).filter(|(of, cycles)| **cycles > 0 && of.source.is_planned());
     ends.map(|(pipeline, cycles)| pipeline.deadline(cycles - 1, pipeline.steps.len() - 1)).max().unwrap_or_default()
 }
 

@@ -28,7 +28,7 @@ fn the_example_files_are_accepted_and_schedulable() {
     let (machine, workload) = example();
     let plan = files::plan(&machine, &workload, Options::default()).unwrap();
     assert_eq!(plan.verdict.outcome, Outcome::Schedulable);
-    assert_eq!((plan.streams.len(), plan.batches.len(), plan.pipelines.len()), (1, 1, 3));
+    assert_eq!((plan.streams.len(), plan.batches.len(), plan.pipelines.len()), (1, 2, 5));
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::{Limits, Refused, TIME_MAX};
 use crate::machine::EngineClass;
-use crate::plan::{Pipeline, Plan, PlannedOperation, PlannedStep, PlannedWafer, Source, Work};
+use crate::plan::{Announced, Pipeline, Plan, PlannedOperation, PlannedStep, PlannedWafer, Source, Work};
 use crate::units::{Bytes, Nanos};
 
 /// Refuses runs in which some time would be later than [`TIME_MAX`], so that the rest of this module may add.
@@ -102,6 +102,11 @@ pub(super) fn check(plan: &Plan, limits: &Limits) -> Result<(), Refused> {
                 return Err(Refused::TooManyOperations { step: step.name.clone(), operations, limit });
             }
         }
+        let copies = |step: &PlannedStep| matches!(&*step.operations, [one] if matches!(one.work, Work::Copy { .. }));
+        let one_copy = steps.len() == 1 && copies(&steps[0]) && pipeline.reserve > Bytes(0) && pipeline.gang.is_none();
+        if !pipeline.source.is_planned() && !one_copy {
+            return broken(format!("`{name}` has no windows and is more than one copy"));
+        }
         if let Source::Batch(parts) = &pipeline.source {
             let known = parts.iter().all(|part| {
                 let grids = part.member.levels.iter().map(|level| level.grid.period);
@@ -123,6 +128,14 @@ pub(super) fn check(plan: &Plan, limits: &Limits) -> Result<(), Refused> {
         {
             return broken(format!("`{name}` does not say which GPU inspects which images"));
         }
+    }
+    let speaks = |of: &Announced| match plan.pipelines.get(of.pipeline as usize).map(|pipeline| &pipeline.source) {
+        Some(Source::Message) => of.part == 0,
+        Some(Source::Batch(parts)) => (of.part as usize) < parts.len(),
+        _ => false,
+    };
+    if !plan.announced.iter().all(speaks) {
+        return broken("a producer speaks for what is no message".to_owned());
     }
     gangs(plan, limits)?;
     if plan.servers.iter().any(|server| server.in_flight == 0) {

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::units::{Bytes, Nanos};
+use crate::workload::Otherwise;
 
 /// What happened outside.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -39,6 +40,27 @@ pub enum Input {
     Failed {
         /// Its number.
         operation: u64,
+    },
+    /// A producer says that the blocks of a job are there. Those of a part come in the order of jobs. What is said at an
+    /// instant counts for the windows that open at it if it is fed before everything else of that instant.
+    Ready {
+        /// The pipeline.
+        pipeline: u32,
+        /// Which of the batch's operations; 0 where the pipeline is of the message alone.
+        part: u32,
+        /// The job of the message.
+        job: u64,
+    },
+    /// Somebody asks for one urgent copy. It is the next cycle of its pipeline.
+    Urgent {
+        /// The pipeline, which is for such requests.
+        pipeline: u32,
+        /// Size, at most the pipeline's reserve.
+        bytes: Bytes,
+        /// Relative deadline.
+        deadline: Nanos,
+        /// What becomes of it if it does not fit.
+        otherwise: Otherwise,
     },
     /// The time that [`super::Dispatcher::poll_timeout`] asked for has come.
     Timeout,
@@ -121,6 +143,18 @@ pub enum Event {
         /// By how much.
         by: Nanos,
     },
+    /// Bytes of a message were not there when the last slot of its window opened, or came too late for the slots that were
+    /// left to take them: the job is given up, and its producer missed it. What moved of it stays.
+    Unready {
+        /// The pipeline.
+        pipeline: u32,
+        /// Which of its operations.
+        part: u32,
+        /// The job of the message.
+        job: u64,
+        /// Bytes that did not move.
+        left: Bytes,
+    },
     /// A window opened later than the plan's jitter allows, because the driver woke late.
     ReleaseLate {
         /// The pipeline.
@@ -182,6 +216,17 @@ pub enum Event {
         /// The pipeline.
         pipeline: u32,
     },
+    /// What becomes of an urgent request.
+    Answered {
+        /// The pipeline.
+        pipeline: u32,
+        /// The cycle that the request is.
+        cycle: u64,
+        /// Its size.
+        bytes: Bytes,
+        /// The answer.
+        answer: Answer,
+    },
     /// An operation failed; nothing more is submitted.
     Halted {
         /// The pipeline.
@@ -190,6 +235,45 @@ pub enum Event {
         cycle: u64,
         /// The step.
         step: u32,
+    },
+}
+
+/// What becomes of an urgent request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Answer {
+    /// It fits: it arrives by this time, and nobody misses a deadline for it.
+    Guaranteed {
+        /// When it is due.
+        deadline: Nanos,
+    },
+    /// It does not fit, and goes behind everything that is guaranteed.
+    BestEffort(Unfit),
+    /// It does not fit, and never goes.
+    Refused(Unfit),
+}
+
+/// Why an urgent request does not fit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum Unfit {
+    /// Some deadline could be missed.
+    #[error("within {interval}, {demand} of work could be due")]
+    Overload {
+        /// Length of an interval.
+        interval: Nanos,
+        /// What could have to be done in it.
+        demand: Nanos,
+    },
+    /// No test could tell, or there is no time left at all.
+    #[error("nothing is left over, or no test could tell")]
+    Unknown,
+    /// Its server counts with too many others.
+    #[error("{limit} requests since the last idle instant are the limit")]
+    Full {
+        /// The limit.
+        limit: usize,
     },
 }
 

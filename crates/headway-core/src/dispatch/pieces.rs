@@ -1,17 +1,27 @@
 //! What of a cycle and of a job one operation moves.
 
+use std::ops::Range;
+
 use super::Waiting;
 use crate::plan::{Pipeline, PlannedOperation, PlannedStep, Source, Work};
 use crate::units::Bytes;
 
-/// What a cycle of a message or flow moves.
-pub(super) fn carried(pipeline: &Pipeline, cycle: u64) -> Bytes {
+/// What a cycle of a message or flow moves; `contents` say otherwise than the plan.
+pub(super) fn carried(pipeline: &Pipeline, cycle: u64, contents: Option<&[Option<Range<u64>>]>) -> Bytes {
+    if let Some(contents) = contents {
+        return Bytes(contents.iter().flatten().map(|bytes| bytes.end - bytes.start).fold(0, u64::saturating_add));
+    }
     match &pipeline.source {
         Source::Batch(parts) => {
             let bytes = parts.iter().filter_map(|part| part.in_cycle(cycle)).map(|(_, bytes)| bytes.end - bytes.start);
             Bytes(bytes.fold(0, u64::saturating_add))
         }
-        Source::Streams(_) | Source::Wafer(_) | Source::Message | Source::Flow => pipeline.reserve,
+        Source::Streams(_)
+        | Source::Wafer(_)
+        | Source::Message
+        | Source::Flow
+        | Source::Bulk(_)
+        | Source::Urgent(_) => pipeline.reserve,
     }
 }
 

@@ -1,7 +1,10 @@
 //! Messages: batches whose blocks move in parallel, in the order that ends first.
 
+use std::collections::BTreeMap;
+
 use super::{
-    BatchBlock, Bytes, Message, Nanos, Network, Pipeline, PlanError, PlannedBatch, PlannedStep, Planner, Source,
+    Announced, BatchBlock, Bytes, Message, Nanos, Network, Pipeline, PlanError, PlannedBatch, PlannedStep, Planner,
+    Source,
 };
 use crate::interconnect::Completion;
 use crate::plan::RateInterval;
@@ -162,6 +165,29 @@ impl Planner<'_> {
                     .collect(),
             })
             .collect()
+    }
+
+    /// The blocks whose producers say when they are there, in the order of pipelines.
+    pub(super) fn announced(&self, pipelines: &[Pipeline]) -> Vec<Announced> {
+        let mut late: BTreeMap<String, (u32, Nanos)> = BTreeMap::new();
+        for (at, message) in (0u32..).zip(&self.workload.messages) {
+            let Some(most) = message.late else { continue };
+            late.insert(message.id.clone(), (at, most));
+            late.extend((0..message.blocks.len()).map(|block| (part_name(message, block), (at, most))));
+        }
+        let mut all = Vec::new();
+        for (pipeline, of) in (0u32..).zip(pipelines) {
+            let names: Vec<&str> = match &of.source {
+                Source::Message => vec![&of.name],
+                Source::Batch(parts) => parts.iter().map(|part| part.message.name.as_str()).collect(),
+                _ => continue,
+            };
+            for (part, name) in (0u32..).zip(names) {
+                let Some(&(message, late)) = late.get(name) else { continue };
+                all.push(Announced { message, pipeline, part, late });
+            }
+        }
+        all
     }
 
     /// A flow as a pipeline of one step that only holds its server.

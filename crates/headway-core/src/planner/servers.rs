@@ -97,7 +97,7 @@ impl Planner<'_> {
     /// Sets the worst-case cost of every copy step of a stream.
     fn price(&self, pipelines: &mut [Pipeline], domains: &Domains) -> Result<(), PlanError> {
         let used = routes_of(pipelines);
-        for pipeline in pipelines {
+        for pipeline in pipelines.iter_mut().filter(|pipeline| pipeline.source.is_planned()) {
             let batch = matches!(pipeline.source, Source::Message | Source::Batch(_));
             if batch && self.strategy != Strategy::Partitioned {
                 // The batch has all copy engines of its domain to itself: its own bound holds.
@@ -174,6 +174,9 @@ impl Planner<'_> {
         if verdict.outcome != Outcome::Schedulable && self.cut(at, pipelines, domains) {
             verdict = verdict_of(&name, &demands(&steps_on(at, pipelines)));
         }
+        if verdict.outcome == Outcome::Schedulable && self.fit(at, pipelines, domains, verdict.margin_ppm) {
+            verdict = verdict_of(&name, &demands(&steps_on(at, pipelines)));
+        }
         Server { name, engines, in_flight: 1, verdict }
     }
 
@@ -189,6 +192,21 @@ impl Planner<'_> {
         }
     }
 
+    /// A copy in chunks, without deadline: the margin as a slower rate, the jitter as part of every chunk's set-up, since each
+    /// chunk is noticed by itself.
+    pub(super) fn in_chunks(
+        &self,
+        route: RouteId,
+        bytes: Bytes,
+        used: &[RouteId],
+        domains: &Domains,
+    ) -> Result<ChunkFlow, PlanError> {
+        let (setup, rate) = self.keeps(route, used, domains)?;
+        let margin = u128::from(PPM) + self.machine.calibration.as_ref().map_or(0, |c| u128::from(c.margin_ppm));
+        let rate = Rate((u128::from(rate.0) * u128::from(PPM) / margin) as u64);
+        Ok(ChunkFlow { bytes, setup: self.with_margin(setup), rate, period: Nanos::MAX, deadline: Nanos::MAX })
+    }
+
     /// Cuts each copy of a server into the largest chunks with which every window holds; whether there are any.
     ///
     /// Only where every job is one copy: a kernel and a batch run whole. Each has a size of its own: what is due first
@@ -197,17 +215,16 @@ impl Planner<'_> {
         let used = routes_of(pipelines);
         let mut flows = Vec::new();
         for (pipeline, step) in steps_on(at, pipelines) {
+            if !pipeline.source.is_planned() {
+                break; // they come last
+            }
             if pipeline.gang.is_some() || matches!(pipeline.source, Source::Wafer(_)) {
                 return false;
             }
             let [operation] = step.operations.as_slice() else { return false };
             let Work::Copy { route, bytes, .. } = operation.work else { return false };
-            let Ok((setup, rate)) = self.keeps(route, &used, domains) else { return false };
-            // The margin as a slower rate, the jitter as part of every chunk's set-up: each chunk is noticed by itself.
-            let margin = u128::from(PPM) + self.machine.calibration.as_ref().map_or(0, |c| u128::from(c.margin_ppm));
-            let rate = Rate((u128::from(rate.0) * u128::from(PPM) / margin) as u64);
-            let setup = self.with_margin(setup);
-            flows.push(ChunkFlow { bytes, setup, rate, period: pipeline.period, deadline: pipeline.window });
+            let Ok(flow) = self.in_chunks(route, bytes, &used, domains) else { return false };
+            flows.push(ChunkFlow { period: pipeline.period, deadline: pipeline.window, ..flow });
         }
         let Ok(plan) = schedulability::flow_chunk_sizes(&flows, CHUNK_GRANULE) else { return false };
         let steps = pipelines.iter_mut().flat_map(|p| &mut p.steps).filter(|step| step.server == at);
@@ -222,9 +239,9 @@ impl Planner<'_> {
 }
 
 /// Chunks are whole pages of host memory.
-const CHUNK_GRANULE: Bytes = Bytes(4096);
+pub(super) const CHUNK_GRANULE: Bytes = Bytes(4096);
 
-pub(super) fn steps_on(server: u32, pipelines: &[Pipeline]) -> Vec<(&Pipeline, &PlannedStep)> {
+pub(crate) fn steps_on(server: u32, pipelines: &[Pipeline]) -> Vec<(&Pipeline, &PlannedStep)> {
     let steps = pipelines.iter().flat_map(|p| p.steps.iter().map(move |s| (p, s)));
     steps.filter(|(_, s)| s.server == server).collect()
 }
@@ -250,9 +267,9 @@ fn longest(per_engines: &BTreeMap<Vec<EngineId>, Nanos>) -> Option<Nanos> {
 }
 
 /// What recurs on a server.
-pub(super) struct Demand {
+pub(crate) struct Demand {
     pub(super) name: String,
-    pub(super) task: Task,
+    pub(crate) task: Task,
     /// First release after the epoch.
     pub(super) offset: Nanos,
     /// Whether its pieces, but for the last, all take as long as its chunk.
@@ -260,13 +277,19 @@ pub(super) struct Demand {
 }
 
 /// The demands of the steps on a server: each its own, but those of a gang's step, which are served together, are one,
-/// and so are the steps of a chained gang, which follow each other as the pieces of one job do.
-pub(super) fn demands(steps: &[(&Pipeline, &PlannedStep)]) -> Vec<Demand> {
+/// and so are the steps of a chained gang, which follow each other as the pieces of one job do. What has no windows only
+/// blocks, for a piece.
+pub(crate) fn demands(steps: &[(&Pipeline, &PlannedStep)]) -> Vec<Demand> {
     let mut demands: Vec<Demand> = Vec::new();
     // The position of a gang's demand, and of the step that it has counted last.
     let mut counted: BTreeMap<(u32, Option<usize>), (usize, Vec<usize>)> = BTreeMap::new();
     let mut batches: BTreeSet<u32> = BTreeSet::new();
     for &(pipeline, step) in steps {
+        if !pipeline.source.is_planned() {
+            let task = Task::bulk(step.piece);
+            demands.push(Demand { name: pipeline.name.clone(), task, offset: pipeline.start, even: true });
+            continue;
+        }
         let task = Task { cost: step.cost, period: pipeline.period, deadline: pipeline.window, chunk: step.piece };
         let at = pipeline.steps.iter().position(|other| std::ptr::eq(other, step)).unwrap_or(0);
         let offset = pipeline.release(0, at);

@@ -17,12 +17,12 @@ const SEED: u64 = 1;
 const CIPHER: &str = "aes128-cbc";
 const CIPHER_BLOCK: u64 = 16;
 
-const TOP: &[&str] = &["name", "description", "run", "stream", "message", "flow", "task", "sharing"];
+const TOP: &[&str] = &["name", "description", "run", "stream", "message", "flow", "bulk", "urgent", "task", "sharing"];
 const RUN: &[&str] = &["duration", "seed", "cycle", "grouping", "transform"];
 const STREAM: &[&str] =
     &["id", "packet", "period", "deadline", "start", "gpu", "on_miss", "steps", "key", "iv", "wafer"];
 const STEP: &[&str] = &["copy", "compute", "exchange"];
-const MESSAGE: &[&str] = &["id", "period", "start", "blocks"];
+const MESSAGE: &[&str] = &["id", "period", "start", "late", "blocks"];
 const BLOCK: &[&str] = &["from", "to", "bytes"];
 const FLOW: &[&str] = &["id", "server", "start", "cost", "period", "deadline"];
 const CYCLES: &[(&str, Cycle)] = &[("auto", Cycle::Auto), ("paper", Cycle::Paper), ("arrival", Cycle::Arrival)];
@@ -34,8 +34,8 @@ const ON_MISS: &[(&str, OnMiss)] = &[("finish", OnMiss::Finish), ("skip", OnMiss
 /// Reads a workload file.
 ///
 /// The places are called `run.KEY`, `stream.ID`, `stream.ID.KEY`, `stream.ID.steps.N`, `message.ID`, `message.ID.KEY`,
-/// `message.ID.blocks.N`, `flow.ID`, `flow.ID.KEY`, `task.ID`, `task.ID.KEY`, `task.ID.segments.N`, `sharing` and
-/// `sharing.KEY`, with N counted from 0.
+/// `message.ID.blocks.N`, `flow.ID`, `flow.ID.KEY`, `bulk.ID`, `bulk.ID.KEY`, `urgent.ID`, `urgent.ID.KEY`, `task.ID`,
+/// `task.ID.KEY`, `task.ID.segments.N`, `sharing` and `sharing.KEY`, with N counted from 0.
 ///
 /// # Errors
 /// At the first thing that is not TOML, not a known key or not a value of its kind, or that no machine can do.
@@ -62,6 +62,7 @@ fn read(source: &Source) -> Result<(Workload, BTreeMap<String, Range<usize>>), F
         streams: Vec::new(),
         messages: Vec::new(),
         flows: Vec::new(),
+        unplanned: Vec::new(),
         tasks: Vec::new(),
         sharing: None,
         hash: document::hash(&source.text),
@@ -77,6 +78,7 @@ fn read(source: &Source) -> Result<(Workload, BTreeMap<String, Range<usize>>), F
     for table in top.tables("flow", FLOW)? {
         workload.flows.push(reader.flow(table)?);
     }
+    reader.unplanned(&mut top, &mut workload)?;
     reader.tasks(&mut top, &mut workload)?;
     super::wafer_file::alone(source, &workload)?;
     if workload.streams.is_empty()
@@ -138,6 +140,24 @@ impl Reader {
         let part = format!("{kind}.{id}");
         self.note(part.clone(), &field.span);
         Ok((id, part))
+    }
+
+    /// Reads the transfers without windows, which live on what others leave over.
+    fn unplanned(&mut self, top: &mut Table<'_>, workload: &mut Workload) -> Result<(), FileError> {
+        let alone = workload.streams.is_empty() && workload.messages.is_empty() && workload.flows.is_empty();
+        let bulk = top.tables("bulk", super::unplanned_file::BULK)?;
+        let urgent = top.tables("urgent", super::unplanned_file::URGENT)?;
+        if let (true, Some(first)) = (alone, bulk.first().or_else(|| urgent.first())) {
+            let help = "add a stream, message or flow; a copy alone is made by `headway copy`";
+            return Err(first.error("a run ends with its last window, and this workload has none", help));
+        }
+        for table in bulk {
+            workload.unplanned.push(self.bulk(table)?);
+        }
+        for table in urgent {
+            workload.unplanned.push(self.urgent(table)?);
+        }
+        Ok(())
     }
 
     /// Reads the tasks and how they share GPUs. A file has tasks or other parts: a task is given a GPU when it runs, so no
@@ -310,6 +330,7 @@ impl Reader {
         let (id, part) = self.identify(&mut table, "message")?;
         let period = self.require(&mut table, &part, "period", "\"30 ms\"")?.time_above_zero("30 ms")?;
         let start = self.take(&mut table, &part, "start").map_or(Ok(Nanos::ZERO), |f| f.time())?;
+        let late = self.take(&mut table, &part, "late").map(|f| f.time()).transpose()?;
         let example = "[{ from = \"host\", to = \"gpu0\", bytes = \"1 MB\" }]";
         let list = self.require(&mut table, &part, "blocks", example)?;
         let none = list
@@ -328,7 +349,7 @@ impl Reader {
             let bytes: Bytes = table.require("bytes", "\"1 MB\"")?.size_above_zero("1 MB")?;
             blocks.push(Block { from, to, bytes });
         }
-        if blocks.is_empty() { Err(none) } else { Ok(Message { id, period, start, blocks }) }
+        if blocks.is_empty() { Err(none) } else { Ok(Message { id, period, start, late, blocks }) }
     }
 
     fn flow(&mut self, mut table: Table<'_>) -> Result<Flow, FileError> {

@@ -128,6 +128,7 @@ pub(crate) fn plan(servers: Vec<Server>, pipelines: Vec<Pipeline>, streams: Vec<
         servers,
         streams,
         pipelines,
+        announced: Vec::new(),
         batches: Vec::new(),
         verdict: verdict(),
         alternatives: Vec::new(),

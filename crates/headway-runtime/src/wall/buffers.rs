@@ -79,7 +79,7 @@ impl Buffers {
                     pipelines.push(Lane::Wafer(WaferLane::new(planned, pipeline, devices, kernels, number)?));
                     continue;
                 }
-                Source::Message | Source::Batch(_) => {
+                Source::Message | Source::Batch(_) | Source::Bulk(_) | Source::Urgent(_) => {
                     pipelines.push(Lane::Messages(MessageLane::new(plan, number, devices, cycles)?));
                     continue;
                 }

@@ -1,5 +1,6 @@
 //! The blocks of messages on devices: where they lie, which part of them a cycle moves, and whether every byte arrived.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -55,11 +56,18 @@ struct Book {
     counted: Compared,
 }
 
+/// What cycles under way were given: by cycle, the job and bytes of its block.
+type Given = BTreeMap<u64, (u64, Range<usize>)>;
+
 /// One block of a message.
 struct Line {
     ends: Endpoints,
     /// Which part of which job a cycle carries; `None` = its own job, whole.
     carried: Option<Carried>,
+    /// A cycle may bring something else than planned: what each that is under way was given.
+    varies: Option<Mutex<Given>>,
+    /// A job may bring less than a block.
+    shorter: bool,
     /// The newest job of which something was submitted, plus one.
     begun: AtomicU64,
     book: Mutex<Book>,
@@ -96,13 +104,17 @@ impl MessageLane {
             let memory = (device.description().memory_bytes.0 / DEVICE_PART).min(DEVICE_MAX);
             let share =
                 u128::from(memory) * u128::from(block.next_multiple_of(ALIGN)) * u128::from(jobs) / wanted_by_all;
+            let shorter = !pipeline.source.is_planned();
+            let speaks = plan.announced.iter().any(|of| (of.pipeline, of.part as usize) == (number, index));
+            let varies = (shorter || speaks).then(Mutex::default);
+            let share = if shorter { u128::from(block) * 4 } else { share };
             let bytes = if way.to.is_some() { u64::try_from(share).unwrap_or(memory) } else { HOST_MAX };
             let key = u64::from(number) << 20 | index as u64;
             let ends = Endpoints::new(devices, way, block, Room { jobs, bytes }, key)
                 .map_err(|source| RunError::Prepare { what: object(), source })?;
             let book = Book { places: vec![Landed::default(); ends.targets()], ..Book::default() };
             let carried = carried(pipeline).get(index).cloned();
-            lines.push(Line { ends, carried, begun: AtomicU64::new(0), book: Mutex::new(book) });
+            lines.push(Line { ends, carried, varies, shorter, begun: AtomicU64::new(0), book: Mutex::new(book) });
         }
         Ok(Self { name: pipeline.name.clone(), lines })
     }
@@ -115,9 +127,13 @@ impl MessageLane {
         operation: u64,
     ) -> Result<(), DeviceError> {
         let line = &self.lines[piece.index as usize];
-        let job = line.part(piece.cycle).map_or(piece.cycle, |(job, _)| job);
+        let job = line.job(piece.cycle);
         line.begun.store(job + 1, Ordering::SeqCst);
         let range = piece.offset.0 as usize..(piece.offset.0 + piece.bytes.0) as usize;
+        if let Some(given) = &line.varies {
+            let mut given = given.lock().unwrap_or_else(PoisonError::into_inner);
+            given.entry(piece.cycle).or_insert_with(|| (job, range.clone())).1.end = range.end;
+        }
         let since = clock::now();
         loop {
             match line.ends.submit(devices, job, range.clone(), operation) {
@@ -133,22 +149,28 @@ impl MessageLane {
     /// Takes note of what `cycle` has brought, and compares the blocks that are whole and lie on the host.
     pub(super) fn landed(&self, cycle: u64) -> Result<(), DataError> {
         for (index, line) in self.lines.iter().enumerate() {
-            let Some((job, range)) = line.part(cycle) else { continue };
+            let given = match &line.varies {
+                Some(given) => given.lock().unwrap_or_else(PoisonError::into_inner).remove(&cycle),
+                None => line.part(cycle),
+            };
+            let Some((job, range)) = given else { continue };
             let wrong = |what: String| self.wrong(index, job, cycle, &what);
             let mut book = line.book.lock().unwrap_or_else(PoisonError::into_inner);
-            if (job, range.start) != book.next {
+            // The rest of a job may have been given up.
+            let begins = line.varies.is_some() && range.start == 0 && job >= book.next.0;
+            if (job, range.start) != book.next && !begins {
                 let (job, byte) = book.next;
                 return Err(wrong(format!("byte {} came, and byte {byte} of job {job} was next", range.start)));
             }
-            let whole = range.end == line.ends.block();
+            let whole = line.shorter || range.end == line.ends.block();
             book.next = if whole { (job + 1, 0) } else { (job, range.end) };
             book.counted.moved += range.len() as u64;
             book.counted.blocks += u64::from(whole);
             let place = (job % line.ends.targets() as u64) as usize;
             book.places[place] = Landed { job, until: range.end, compared: false };
-            if whole && line.ends.ends_on_host() && line.compare(job).map_err(wrong)? {
+            if whole && line.ends.ends_on_host() && line.compare(job, range.end).map_err(wrong)? {
                 book.places[place].compared = true;
-                book.counted.equal += line.ends.block() as u64;
+                book.counted.equal += range.end as u64;
             }
         }
         Ok(())
@@ -187,6 +209,17 @@ fn other(byte: usize) -> String {
 }
 
 impl Line {
+    /// The job that `cycle` carries something of.
+    fn job(&self, cycle: u64) -> u64 {
+        let Some(Carried { message, member }) = &self.carried else { return cycle };
+        if let Some((job, _)) = member.carried(message, cycle) {
+            return job;
+        }
+        // What came late goes with a later slot of its window.
+        let slot = member.levels.last().and_then(|level| message.grid().last_until(level.grid.slot(cycle).0));
+        slot.unwrap_or(cycle)
+    }
+
     /// The job and its bytes that `cycle` carries.
     fn part(&self, cycle: u64) -> Option<(u64, Range<usize>)> {
         match &self.carried {
@@ -199,8 +232,7 @@ impl Line {
     }
 
     /// Compares a block on the host; whether it could be done before the next job but `targets` begins.
-    fn compare(&self, job: u64) -> Result<bool, String> {
-        let block = self.ends.block();
+    fn compare(&self, job: u64, block: usize) -> Result<bool, String> {
         for from in (0..block).step_by(COMPARED) {
             if self.begun.load(Ordering::SeqCst) + 1 >= job + 1 + self.ends.targets() as u64 {
                 return Ok(false);

@@ -116,6 +116,7 @@ pub(crate) fn run_of(plan: &Plan, cycles: u64) -> Run {
         epoch: EPOCH,
         cycles: vec![cycles; plan.pipelines.len()],
         packets: vec![u64::MAX; plan.streams.len()],
+        told: Vec::new(),
         seed: 1,
         faults: Faults::default(),
         limits: Limits::default(),
@@ -144,8 +145,9 @@ pub(crate) fn events(log: &[Record]) -> impl Iterator<Item = &Event> {
 /// Whether something happened that a plan which holds rules out.
 pub(crate) fn is_fault(event: &Event) -> bool {
     match event {
-        Event::Ready { .. } | Event::Complete { .. } | Event::Empty { .. } => false,
+        Event::Ready { .. } | Event::Complete { .. } | Event::Empty { .. } | Event::Answered { .. } => false,
         Event::DataLate { .. }
+        | Event::Unready { .. }
         | Event::ReleaseLate { .. }
         | Event::Late { .. }
         | Event::Overrun { .. }
@@ -190,6 +192,7 @@ pub(crate) fn empty() -> Workload {
         streams: Vec::new(),
         messages: Vec::new(),
         flows: Vec::new(),
+        unplanned: Vec::new(),
         tasks: Vec::new(),
         sharing: None,
         hash: "test".to_owned(),
@@ -223,6 +226,7 @@ pub(crate) fn by_hand(machine: &Machine, pipelines: Vec<Pipeline>) -> Plan {
         servers: vec![Server { name: "all".to_owned(), engines: Vec::new(), in_flight: 1, verdict: verdict() }],
         streams: Vec::new(),
         pipelines,
+        announced: Vec::new(),
         batches: Vec::new(),
         verdict: verdict(),
         alternatives: Vec::new(),

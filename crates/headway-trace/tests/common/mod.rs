@@ -61,6 +61,7 @@ pub(crate) fn plan(streams: u32) -> Plan {
         servers,
         streams: planned,
         pipelines,
+        announced: vec![],
         batches: vec![],
         verdict: verdict(),
         alternatives: vec![],

@@ -80,8 +80,16 @@ pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
     let packets = plan.streams.iter().map(|stream| cycles[stream.pipeline as usize]).collect();
     let spin = if site.source == "cuda" { Nanos(200_000) } else { Nanos::ZERO };
     let options = wall::Options { spin, ..wall::Options::default() };
-    let work =
-        Run { plan: &plan, kernels: &kernels, cycles, packets, supply: Box::new(ring), collect: Box::new(checker) };
+    let work = Run {
+        plan: &plan,
+        kernels: &kernels,
+        cycles,
+        packets,
+        supply: Box::new(ring),
+        collect: Box::new(checker),
+        told: Vec::new(),
+        requests: Default::default(),
+    };
     let mut watch = Watch { plan: &plan, epoch: Nanos::ZERO, responses: BTreeMap::new(), misses: 0, overruns: 0 };
     let ended = wall::run_work(work, &mut site.devices, &options, |record| watch.see(record), |_| {});
     let verified = found.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -170,6 +178,7 @@ fn workload(machine: &Machine, draw: &mut Draw, percent: u64, seed: u64) -> Work
         streams: shares.into_iter().enumerate().map(|flow| stream(flow, draw)).collect(),
         messages: Vec::new(),
         flows: Vec::new(),
+        unplanned: Vec::new(),
         tasks: Vec::new(),
         sharing: None,
         hash: format!("np-edf-{seed}-{percent}"),

@@ -110,6 +110,7 @@ impl Demand {
             streams: self.streams[..count].iter().enumerate().map(stream).collect(),
             messages: Vec::new(),
             flows: Vec::new(),
+            unplanned: Vec::new(),
             tasks: Vec::new(),
             sharing: None,
         }

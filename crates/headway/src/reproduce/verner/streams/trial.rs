@@ -139,6 +139,8 @@ pub(super) fn run(site: &mut Site, case: &Case, duration: Nanos, until: Until) -
         packets: vec![cycles; plan.streams.len()],
         supply: Box::new(ring),
         collect: Box::new(checker),
+        told: Vec::new(),
+        requests: Default::default(),
     };
     let mut trial = Trial { cycles, ..Trial::default() };
     trial.responses.reserve(cycles as usize * plan.pipelines.len());

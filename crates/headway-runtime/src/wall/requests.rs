@@ -1,0 +1,202 @@
+//! Urgent copies that other threads ask for while a plan runs.
+
+use std::collections::BTreeMap;
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use headway_core::dispatch::{Answer, Event, Input, Refused};
+use headway_core::log::Record;
+use headway_core::plan::Plan;
+use headway_core::units::{Bytes, Nanos};
+use headway_core::workload::Otherwise;
+use headway_device::{Access, Buffer, Device, DeviceError, Operation};
+
+use super::buffers::Piece;
+use super::{Driver, Message, RunError};
+use crate::endpoints::Way;
+
+/// One end of an urgent copy.
+#[derive(Clone, Debug)]
+pub struct Ends {
+    /// Where it begins.
+    pub from: Buffer,
+    /// First byte there.
+    pub from_offset: usize,
+    /// Where it ends.
+    pub to: Buffer,
+    /// First byte there.
+    pub to_offset: usize,
+}
+
+/// An urgent copy. Its bytes are claimed piece by piece as they move: a buffer that somebody holds then fails the run.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// The plan's pipeline for such requests.
+    pub pipeline: u32,
+    /// Size, at most the pipeline's reserve.
+    pub bytes: Bytes,
+    /// Relative deadline, counted from when the driver takes the request.
+    pub deadline: Nanos,
+    /// What becomes of it if it does not fit.
+    pub otherwise: Otherwise,
+    /// Where it leads, on the devices of the run; `None` = bytes of the driver's own, which it compares.
+    pub ends: Option<Ends>,
+}
+
+/// What is told of a request, in this order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Told {
+    /// Whether it goes.
+    Answer(Answer),
+    /// It is complete since this time on the host's monotonic clock.
+    Arrived(Nanos),
+    /// It came too late, asks for too much, or too many are under way: it is as if nobody had asked.
+    NotTaken,
+}
+
+/// No run takes requests now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no run takes requests now; ask between its start and its end")]
+pub struct NotTaken;
+
+/// Where threads ask a run for urgent copies. Clones ask the same run.
+#[derive(Clone, Debug, Default)]
+pub struct Requests(Arc<Mutex<Option<Inbox>>>);
+
+#[derive(Clone)]
+struct Inbox(Sender<Message>);
+
+impl std::fmt::Debug for Inbox {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Inbox")
+    }
+}
+
+impl Requests {
+    /// Asks for an urgent copy. The channel brings what becomes of it, and ends early only if the run fails.
+    ///
+    /// # Errors
+    /// [`NotTaken`] while no run is under way.
+    pub fn ask(&self, request: Request) -> Result<Receiver<Told>, NotTaken> {
+        let (tell, told) = mpsc::channel();
+        let inbox = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let Inbox(inbox) = inbox.as_ref().ok_or(NotTaken)?;
+        inbox.send(Message::Ask(Box::new((request, tell)))).map_err(|_| NotTaken)?;
+        Ok(told)
+    }
+
+    pub(super) fn open(&self, inbox: Sender<Message>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Inbox(inbox));
+    }
+
+    pub(super) fn close(&self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+}
+
+impl Request {
+    /// Submits a piece to the engine of its way.
+    pub(super) fn submit(
+        &self,
+        plan: &Plan,
+        devices: &mut [Box<dyn Device>],
+        piece: &Piece,
+        operation: u64,
+    ) -> Result<(), DeviceError> {
+        let planned = &plan.pipelines[piece.pipeline as usize].steps[piece.step as usize];
+        let unknown = || DeviceError::Invalid { what: "urgent copy", reason: "no engine of a GPU moves it".to_owned() };
+        let way = Way::of(plan, &planned.operations[0]).ok_or_else(unknown)?;
+        let ends = self.ends.as_ref().ok_or_else(unknown)?;
+        let (offset, len) = (piece.offset.0 as usize, piece.bytes.0 as usize);
+        let (from, to) = (ends.from_offset + offset, ends.to_offset + offset);
+        let from = ends.from.claim(from..from + len, Access::Read)?;
+        let to = ends.to.claim(to..to + len, Access::Write)?;
+        devices[way.device()].submit(way.class, Operation::Copy { method: way.method, from, to }, operation)
+    }
+}
+
+/// The requests of other threads that are under way.
+#[derive(Default)]
+pub(super) struct Asked(BTreeMap<(u32, u64), (Request, Sender<Told>)>);
+
+impl Asked {
+    /// The request of a cycle, if it has ends of its own.
+    pub(super) fn under_way(&self, pipeline: u32, cycle: u64) -> Option<&Request> {
+        self.0.get(&(pipeline, cycle)).map(|(request, _)| request).filter(|request| request.ends.is_some())
+    }
+
+    /// Tells who asked that all is there; whether the bytes are theirs, so that nobody else looks at them.
+    pub(super) fn arrived(&mut self, pipeline: u32, cycle: u64, now: Nanos) -> bool {
+        let Some((request, tell)) = self.0.remove(&(pipeline, cycle)) else { return false };
+        let _ = tell.send(Told::Arrived(now));
+        request.ends.is_some()
+    }
+}
+
+impl Driver<'_> {
+    /// Tells the dispatcher what the run is to tell by now; whether there was anything.
+    pub(super) fn tell(&mut self, now: Nanos, log: &mut impl FnMut(&Record)) -> Result<bool, RunError> {
+        let mut any = false;
+        while let Some((at, _)) = self.told.front()
+            && self.epoch.saturating_add(*at) <= now
+        {
+            let Some((_, input)) = self.told.pop_front() else { break };
+            any |= self.offer(now, input, None, log)?;
+        }
+        Ok(any)
+    }
+
+    /// Takes the request of another thread; whether the dispatcher was told something.
+    pub(super) fn ask(
+        &mut self,
+        now: Nanos,
+        (request, tell): (Request, Sender<Told>),
+        log: &mut impl FnMut(&Record),
+    ) -> Result<bool, RunError> {
+        let Request { pipeline, bytes, deadline, otherwise, ref ends } = request;
+        let fits = |ends: &Ends| {
+            let len = bytes.0 as usize;
+            let inside =
+                |buffer: &Buffer, offset: usize| offset.checked_add(len).is_some_and(|end| end <= buffer.len());
+            inside(&ends.from, ends.from_offset) && inside(&ends.to, ends.to_offset)
+        };
+        if ends.as_ref().is_some_and(|ends| !fits(ends)) {
+            let _ = tell.send(Told::NotTaken);
+            return Ok(false);
+        }
+        self.offer(now, Input::Urgent { pipeline, bytes, deadline, otherwise }, Some((request, tell)), log)
+    }
+
+    /// Feeds what may be refused without harm.
+    fn offer(
+        &mut self,
+        now: Nanos,
+        input: Input,
+        asked: Option<(Request, Sender<Told>)>,
+        log: &mut impl FnMut(&Record),
+    ) -> Result<bool, RunError> {
+        match self.feed(now, input, log) {
+            Ok(()) => {
+                // Its first piece may be submitted before the events are told.
+                while let Some(event) = self.dispatcher.poll_event() {
+                    if let (Event::Answered { pipeline, cycle, answer, .. }, Some((request, tell))) = (&event, &asked) {
+                        // Who asked need not listen.
+                        let _ = tell.send(Told::Answer(*answer));
+                        if !matches!(answer, Answer::Refused(_)) {
+                            self.asked.0.insert((*pipeline, *cycle), (request.clone(), tell.clone()));
+                        }
+                    }
+                    self.events.push_back(event);
+                }
+                Ok(true)
+            }
+            Err(RunError::Dispatch(Refused::TooManyCycles { .. } | Refused::Order(_) | Refused::Unexpected { .. })) => {
+                if let Some((_, tell)) = asked {
+                    let _ = tell.send(Told::NotTaken);
+                }
+                Ok(false)
+            }
+            Err(error) => Err(error),
+        }
+    }
+}

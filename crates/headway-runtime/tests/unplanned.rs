@@ -1,0 +1,208 @@
+//! Bulk transfers, urgent requests and late producers on the emulated device: every byte arrives where it belongs.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use headway_core::dispatch::{Answer, Event, Input};
+use headway_core::log::{Record, What};
+use headway_core::machine::{Machine, shipped};
+use headway_core::plan::{Class, Plan, Source, Strategy};
+use headway_core::planner::{self, Options as PlanOptions};
+use headway_core::units::{Bytes, Nanos};
+use headway_core::workload::{self, Otherwise, Workload};
+use headway_device::emu::{EmuSpec, Emulated};
+use headway_device::{Access, Device, HostKind};
+use headway_runtime::blocks::{Gatherer, Scatterer};
+use headway_runtime::intake::Intake;
+use headway_runtime::kernels::Kernels;
+use headway_runtime::outlet::Outlet;
+use headway_runtime::wall::{self, Ends, Options, Request, Requests, RunError, Told, WallOutcome, Work};
+
+const MS: u64 = 1_000_000;
+
+/// A frame now and then, and everything that has no window. Windows are long: threads of an emulation are late now and then.
+const WORKLOAD: &str = r#"
+name = "unplanned"
+[[message]]
+id = "frame"
+period = "20 ms"
+blocks = [{ from = "host", to = "gpu0", bytes = "100001 B" }]
+[[bulk]]
+id = "load"
+from = "host"
+to = "gpu0"
+bytes = "40000003 B"
+[[bulk]]
+id = "save"
+from = "gpu0"
+to = "host"
+[[urgent]]
+id = "order"
+from = "host"
+to = "gpu0"
+bytes = "70 kB"
+deadline = "15 ms"
+"#;
+
+fn machine() -> Machine {
+    shipped("h200-x1").unwrap()
+}
+
+fn planned(text: &str, strategy: Strategy) -> (Workload, Arc<Plan>) {
+    let workload = workload::parse("unplanned.toml", text).unwrap().value;
+    let plan = planner::plan(&machine(), &workload, PlanOptions { strategy: Some(strategy) }).unwrap();
+    (workload, Arc::new(plan))
+}
+
+fn devices() -> Vec<Box<dyn Device>> {
+    let machine = machine();
+    let gpu = machine.gpus().next().unwrap();
+    vec![Box::new(Emulated::open(EmuSpec::of_machine(&machine, gpu)).unwrap())]
+}
+
+fn run(
+    (workload, plan): &(Workload, Arc<Plan>),
+    devices: &mut [Box<dyn Device>],
+    span: u64,
+    told: Vec<(Nanos, Input)>,
+    requests: Requests,
+) -> (Result<WallOutcome, RunError>, Vec<Record>) {
+    let kernels = Kernels::of(plan, workload).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let outlet = Outlet::create(&folder.path().join("out")).unwrap();
+    let gatherer = Gatherer::new(Arc::clone(plan), Arc::new(Intake::default()));
+    let scatterer = Scatterer::new(gatherer.clone(), &outlet).unwrap();
+    let cycles = plan.pipelines.iter().map(|p| match p.source {
+        Source::Bulk(Some(bytes)) => bytes.0.div_ceil(p.reserve.0),
+        Source::Bulk(None) | Source::Urgent(_) => u64::from(u32::MAX),
+        _ => (span * MS).saturating_sub(p.start.0).div_ceil(p.period.0),
+    });
+    let work = Work {
+        plan,
+        kernels: &kernels,
+        cycles: cycles.collect(),
+        packets: Vec::new(),
+        supply: Box::new(gatherer),
+        collect: Box::new(scatterer),
+        told,
+        requests,
+    };
+    let mut records = Vec::new();
+    let outcome = wall::run_work(work, devices, &Options::default(), |record| records.push(record.clone()), |_| {});
+    (outcome, records)
+}
+
+fn events(records: &[Record]) -> impl Iterator<Item = &Event> {
+    records.iter().filter_map(|record| if let What::Event(event) = &record.what { Some(event) } else { None })
+}
+
+#[test]
+fn bulk_and_requests_move_beside_frames_and_every_byte_is_compared() {
+    let plan = planned(WORKLOAD, Strategy::Partitioned);
+    assert_eq!(plan.1.pipelines.len(), 4, "{:?}", plan.1.verdict.notes);
+    let ask = |otherwise, deadline| Input::Urgent { pipeline: 3, bytes: Bytes(69_999), deadline, otherwise };
+    let told = vec![
+        (Nanos(MS), ask(Otherwise::Refuse, Nanos(15 * MS))),
+        (Nanos(2 * MS), ask(Otherwise::BestEffort, Nanos(1))),
+        (Nanos(3 * MS), ask(Otherwise::Refuse, Nanos(1))),
+    ];
+    let (outcome, records) = run(&plan, &mut devices(), 200, told, Requests::default());
+    let compared = outcome.unwrap().compared;
+    // What still lies there at the end, and what came to the host as far as a thread kept pace.
+    assert!(compared.equal >= 10 * 100_001 + 2 * 69_999 && compared.moved >= compared.equal, "{compared:?}");
+    let answers: Vec<&Answer> = events(&records)
+        .filter_map(|event| if let Event::Answered { answer, .. } = event { Some(answer) } else { None })
+        .collect();
+    assert!(matches!(*answers, [Answer::Guaranteed { .. }, Answer::BestEffort(_), Answer::Refused(_)]), "{answers:?}");
+    let pieces = |class: Class| {
+        let of = |p: &u32| plan.1.pipelines[*p as usize].source.class() == class;
+        events(&records).filter(move |e| matches!(e, Event::Complete { pipeline, .. } if of(pipeline))).count()
+    };
+    assert_eq!((pieces(Class::Guaranteed), pieces(Class::Urgent)), (10, 2));
+    assert!(pieces(Class::Bulk) > 0, "nobody else needs the engine of `save`");
+}
+
+#[test]
+fn another_thread_asks_for_copies_of_its_own_bytes() {
+    let plan = planned(WORKLOAD, Strategy::Partitioned);
+    let mut devices = devices();
+    let (from, to) =
+        (devices[0].host_buffer(100_000, HostKind::Pinned).unwrap(), devices[0].host_buffer(100_000, HostKind::Pinned));
+    let (memory, back) = (devices[0].device_buffer(100_000).unwrap(), to.unwrap());
+    let bytes: Vec<u8> = (0..100_000u32).map(|at| (at * 7 >> 3) as u8).collect();
+    from.claim(0..100_000, Access::Write).unwrap().bytes_mut().unwrap().copy_from_slice(&bytes);
+    let requests = Requests::default();
+    let request = Request {
+        pipeline: 3,
+        bytes: Bytes(70_000),
+        deadline: Nanos(15 * MS),
+        otherwise: Otherwise::BestEffort,
+        ends: Some(Ends { from: from.clone(), from_offset: 30_000, to: memory.clone(), to_offset: 10_000 }),
+    };
+    assert!(requests.ask(request.clone()).is_err(), "nothing runs yet");
+    let asked = requests.clone();
+    let other = std::thread::spawn(move || {
+        let since = Instant::now();
+        let told = loop {
+            match asked.ask(request.clone()) {
+                Ok(told) => break told,
+                Err(_) if since.elapsed() < Duration::from_secs(60) => std::thread::yield_now(),
+                Err(error) => panic!("{error}"),
+            }
+        };
+        let outside = Ends { from, from_offset: 30_001, to: memory.clone(), to_offset: 0 };
+        let refused = asked.ask(Request { ends: Some(outside), ..request }).unwrap();
+        (told.iter().collect::<Vec<Told>>(), refused.recv().unwrap(), memory)
+    });
+    let (outcome, _) = run(&plan, &mut devices, 200, Vec::new(), requests);
+    outcome.unwrap();
+    let (told, refused, memory) = other.join().unwrap();
+    assert!(matches!(*told, [Told::Answer(_), Told::Arrived(_)]), "{told:?}");
+    assert_eq!(refused, Told::NotTaken);
+    let copy = headway_device::Operation::Copy {
+        method: headway_core::machine::Method::Dma,
+        from: memory.claim(10_000..80_000, Access::Read).unwrap(),
+        to: back.claim(0..70_000, Access::Write).unwrap(),
+    };
+    devices[0].submit(headway_core::machine::EngineClass::D2h, copy, 1).unwrap();
+    let (mut done, since) = (Vec::new(), Instant::now());
+    while done.is_empty() && since.elapsed() < Duration::from_secs(60) {
+        devices[0].poll(&mut done);
+    }
+    let span = back.claim(0..70_000, Access::Read).unwrap();
+    let found = span.bytes().unwrap();
+    assert_eq!(done.len(), 1, "{done:?}");
+    assert_eq!(found.iter().zip(&bytes[30_000..]).position(|(found, sent)| found != sent), None);
+}
+
+/// Two messages of which combining splits the slow one, whose producer speaks.
+const LATE: &str = r#"
+name = "late"
+[[message]]
+id = "fast"
+period = "10 ms"
+blocks = [{ from = "host", to = "gpu0", bytes = "100 kB" }]
+[[message]]
+id = "slow"
+period = "40 ms"
+late = "0 ms"
+blocks = [{ from = "gpu0", to = "host", bytes = "333332 B" }]
+"#;
+
+#[test]
+fn what_a_late_producer_left_out_goes_with_later_slots_or_is_its_own_miss() {
+    let plan = planned(LATE, Strategy::Combined);
+    assert_eq!(plan.1.announced.len(), 1, "{:?}", plan.1.announced);
+    let headway_core::plan::Announced { pipeline, part, .. } = plan.1.announced[0];
+    let ready = |job, at| (Nanos(at * MS), Input::Ready { pipeline, part, job });
+    // Job 1 comes after its first slot, and each slot has room for a part only; job 2 is there in time.
+    let told = vec![ready(0, 0), ready(1, 45), ready(2, 80), ready(3, 119)];
+    let (outcome, records) = run(&plan, &mut devices(), 160, told, Requests::default());
+    let compared = outcome.unwrap().compared;
+    assert_eq!(compared.equal, compared.moved);
+    let unready: Vec<u64> = events(&records)
+        .filter_map(|event| if let Event::Unready { job, .. } = event { Some(*job) } else { None })
+        .collect();
+    assert_eq!(unready, [1], "its first slot was missed, and the others were full");
+    assert_eq!(compared.blocks, 16 + 3);
+}

@@ -1,0 +1,193 @@
+//! Messages whose producers are late: what is late is theirs, and nobody else's, however messages are combined.
+
+mod support;
+
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+
+use headway_core::combine::Mode;
+use headway_core::dispatch::{Event, Input};
+use headway_core::log::Record;
+use headway_core::machine::Machine;
+use headway_core::payload::{Gathered, Payload, Piece};
+use headway_core::plan::{Outcome as Answer, Plan, Source, Strategy};
+use headway_core::planner::{Options, plan};
+use headway_core::units::{Bytes, Nanos};
+use headway_core::workload::{Block, Message, Workload};
+use headway_sim::{Run, simulate};
+use support::{Draw, EPOCH, empty, events, machine, run_of};
+
+const MS: u64 = 1_000_000;
+const END: u64 = 150 * MS;
+
+/// Bytes of (pipeline, operation, job) that arrived, in the order of arrival.
+type Arrived = BTreeMap<(u32, u32, u64), Vec<(u64, u64)>>;
+
+struct Moved<'a> {
+    plan: &'a Plan,
+    arrived: Arrived,
+}
+
+/// The job that a cycle carries something of.
+fn job(plan: &Plan, piece: &Piece) -> u64 {
+    let Source::Batch(parts) = &plan.pipelines[piece.pipeline as usize].source else { return piece.cycle };
+    let part = &parts[piece.index as usize];
+    let slot = part.member.levels.last().unwrap().grid.slot(piece.cycle);
+    let planned = part.in_cycle(piece.cycle).map(|(job, _)| job);
+    planned.or(part.message.grid().last_until(slot.0)).unwrap()
+}
+
+impl Payload for Moved<'_> {
+    type Error = Infallible;
+
+    fn gather(&mut self, _: u32, _: u64) -> Result<Gathered, Infallible> {
+        Ok(Gathered::default())
+    }
+
+    fn execute(&mut self, piece: &Piece) -> Result<(), Infallible> {
+        let key = (piece.pipeline, piece.index, job(self.plan, piece));
+        self.arrived.entry(key).or_default().push((piece.offset.0, piece.bytes.0));
+        Ok(())
+    }
+
+    fn deliver(&mut self, _: u32, _: u64) -> Result<(), Infallible> {
+        Ok(())
+    }
+}
+
+/// Messages of which about every third has a producer that speaks.
+fn messages(machine: &Machine, draw: &mut Draw) -> Workload {
+    let host = machine.endpoints[machine.memories().next().unwrap().at()].id.clone();
+    let gpus: Vec<String> = machine.gpus().map(|gpu| machine.endpoints[gpu.at()].id.clone()).collect();
+    let block = |draw: &mut Draw| {
+        let gpu = draw.pick(&gpus).clone();
+        let (from, to) = if draw.below(2) == 0 { (host.clone(), gpu) } else { (gpu, host.clone()) };
+        // What costs little more than its set-up is combined, what takes long fills windows.
+        let most = *draw.pick(&[3_000, 3_000, 20_000_000]);
+        Block { from, to, bytes: Bytes(draw.within(1, most)) }
+    };
+    let message = |number: u64, draw: &mut Draw| {
+        let period = if draw.below(2) == 0 { *draw.pick(&[5, 10, 20, 40]) * MS } else { draw.within(4 * MS, 60 * MS) };
+        Message {
+            id: format!("m{number}"),
+            period: Nanos(period),
+            start: Nanos(draw.below(2) * draw.below(20 * MS)),
+            late: (draw.below(3) == 0).then_some(Nanos::ZERO),
+            blocks: (0..draw.within(1, 2)).map(|_| block(draw)).collect(),
+        }
+    };
+    let messages = (0..draw.within(2, 5)).map(|number| message(number, draw)).collect();
+    Workload { messages, transform: Mode::Greedy, ..empty() }
+}
+
+/// When each job is there: at its release, or late by up to two periods. By (message, job).
+fn producers(workload: &Workload, draw: &mut Draw) -> BTreeMap<(u32, u64), u64> {
+    let mut there = BTreeMap::new();
+    for (number, message) in (0u32..).zip(&workload.messages).filter(|(_, message)| message.late.is_some()) {
+        let mut at = 0;
+        for job in 0..END.div_ceil(message.period.0) + 2 {
+            let late = if draw.below(3) == 0 { draw.below(2 * message.period.0) } else { 0 };
+            at = at.max(message.start.0 + job * message.period.0 + late);
+            there.insert((number, job), at);
+        }
+    }
+    there
+}
+
+#[derive(Debug, Default)]
+struct Seen {
+    accepted: u64,
+    split: u64,
+    whole_though_late: u64,
+    missed: u64,
+    late_alone: u64,
+}
+
+/// Runs one accepted plan.
+fn check(plan: &Plan, machine: &Machine, there: &BTreeMap<(u32, u64), u64>, seen: &mut Seen, seed: u64) {
+    let cycles: Vec<u64> = plan.pipelines.iter().map(|p| END.saturating_sub(p.start.0).div_ceil(p.period.0)).collect();
+    let mut told = Vec::new();
+    for of in &plan.announced {
+        let alone = plan.pipelines[of.pipeline as usize].source == Source::Message;
+        for (&(message, job), &at) in there.range((of.message, 0)..=(of.message, u64::MAX)) {
+            if message == of.message && (!alone || job < cycles[of.pipeline as usize]) {
+                told.push((Nanos(at), Input::Ready { pipeline: of.pipeline, part: of.part, job }));
+            }
+        }
+    }
+    told.sort_by_key(|(at, _)| *at);
+    let run = Run { cycles, told, ..run_of(plan, 0) };
+    let mut moved = Moved { plan, arrived: Arrived::new() };
+    let mut log: Vec<Record> = Vec::new();
+    let outcome = simulate(plan, machine, &run, &mut moved, |record| log.push(record.clone()));
+    assert!(outcome.unwrap().finished, "seed {seed}");
+    let speaks = |pipeline: u32| {
+        plan.announced.iter().any(|of| of.pipeline == pipeline)
+            && plan.pipelines[pipeline as usize].source == Source::Message
+    };
+    let mut given_up = BTreeMap::new();
+    for event in events(&log) {
+        match *event {
+            Event::Unready { pipeline, part, job, left } => {
+                assert!(given_up.insert((pipeline, part, job), left.0).is_none(), "seed {seed}");
+            }
+            Event::Late { pipeline, .. } | Event::DataLate { pipeline, .. } if speaks(pipeline) => {
+                seen.late_alone += 1;
+            }
+            Event::Late { .. } | Event::DataLate { .. } | Event::Overrun { .. } | Event::ReleaseLate { .. } => {
+                panic!("seed {seed}: {event:?}")
+            }
+            _ => {}
+        }
+    }
+    for (number, pipeline) in (0u32..).zip(&plan.pipelines) {
+        let Source::Batch(parts) = &pipeline.source else { continue };
+        for (index, part) in (0u32..).zip(parts) {
+            let of = &part.message;
+            seen.split += u64::from(part.member.parts_max() > 1);
+            let producer = plan.announced.iter().find(|of| (of.pipeline, of.part) == (number, index));
+            for job in (0..).take_while(|&job| of.window(job).1 <= u128::from(END)) {
+                let arrived = moved.arrived.remove(&(number, index, job)).unwrap_or_default();
+                let mut next = 0;
+                for (offset, bytes) in arrived {
+                    assert_eq!(offset, next, "seed {seed}: byte by byte, none twice");
+                    next += bytes;
+                }
+                let missed = given_up.remove(&(number, index, job));
+                assert_eq!(next + missed.unwrap_or(0), of.bytes.0, "seed {seed}: whole, or the rest is told");
+                let late =
+                    producer.map(|of| there[&(of.message, job)]).is_some_and(|at| u128::from(at) > of.window(job).0);
+                assert!(missed.is_none() || late, "seed {seed}: only who is late misses");
+                seen.missed += u64::from(missed.is_some());
+                seen.whole_though_late += u64::from(late && missed.is_none());
+            }
+        }
+    }
+}
+
+/// More with `HEADWAY_CASES=100000 cargo test --release -p headway-sim --test late_messages -- --nocapture`.
+#[test]
+fn a_late_producer_of_a_message_makes_nobody_late_but_itself() {
+    // Costs have nothing to spare.
+    let mut machine = machine("h200-x1");
+    if let Some(calibration) = &mut machine.calibration {
+        (calibration.margin_ppm, calibration.jitter, calibration.sigma_ppm) = (0, Nanos::ZERO, 1_000_000);
+    }
+    let cases: u64 = std::env::var("HEADWAY_CASES").map_or(1_000, |text| text.parse().expect("a number"));
+    let (mut seen, mut seed) = (Seen::default(), 0);
+    while seen.accepted < cases {
+        seed += 1;
+        let draw = &mut Draw(seed);
+        let workload = messages(&machine, draw);
+        let there = producers(&workload, draw);
+        let strategy = *draw.pick(&[Strategy::Combined, Strategy::Combined, Strategy::Serial, Strategy::Partitioned]);
+        let plan = plan(&machine, &workload, Options { strategy: Some(strategy) }).unwrap();
+        if plan.verdict.outcome == Answer::Schedulable && !plan.announced.is_empty() {
+            seen.accepted += 1;
+            check(&plan, &machine, &there, &mut seen, seed);
+        }
+    }
+    println!("{cases} accepted plans, {seen:?}");
+    assert!(EPOCH > Nanos::ZERO && seen.split > cases / 20 && seen.whole_though_late > cases / 50);
+    assert!(seen.missed > cases / 4 && seen.late_alone > cases / 4);
+}
