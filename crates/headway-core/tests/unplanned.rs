@@ -303,6 +303,7 @@ fn cases() -> u32 {
 fn nobody_who_was_promised_something_is_late_whatever_bulk_and_requests_there_are() {
     let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig {
         cases: cases(),
+        max_local_rejects: u32::MAX,
         failure_persistence: None,
         ..ProptestConfig::default()
     });
