@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
 
 use headway_core::plan::{Carried, Pipeline, Plan, Source, Work};
 use headway_core::units::Nanos;
@@ -22,8 +21,8 @@ const DEVICE_MAX: u64 = 4 << 30;
 const DEVICE_PART: u64 = 4;
 /// What the blocks of one message take on the host, unless two of them are more: they are compared as they arrive.
 const HOST_MAX: u64 = 64 << 20;
-/// Bytes that are compared under one claim, so that a copy never waits long for it.
-const COMPARED: usize = 1 << 20;
+/// Bytes that are compared under one claim, some tens of microseconds: a copy, and the driver with it, may wait for that.
+const COMPARED: usize = 64 << 10;
 /// How long a copy waits for the end of a comparison.
 const PATIENCE: Nanos = Nanos(1_000_000_000);
 
@@ -139,7 +138,7 @@ impl MessageLane {
             match line.ends.submit(devices, job, range.clone(), operation) {
                 // Someone still compares what lies there.
                 Err(DeviceError::Overlap { .. }) if clock::now().saturating_sub(since) < PATIENCE => {
-                    std::thread::sleep(Duration::from_micros(10));
+                    std::thread::yield_now();
                 }
                 submitted => return submitted,
             }
