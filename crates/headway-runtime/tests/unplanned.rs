@@ -129,7 +129,7 @@ fn another_thread_asks_for_copies_of_its_own_bytes() {
     let (from, to) =
         (devices[0].host_buffer(100_000, HostKind::Pinned).unwrap(), devices[0].host_buffer(100_000, HostKind::Pinned));
     let (memory, back) = (devices[0].device_buffer(100_000).unwrap(), to.unwrap());
-    let bytes: Vec<u8> = (0..100_000u32).map(|at| (at * 7 >> 3) as u8).collect();
+    let bytes: Vec<u8> = (0..100_000u32).map(|at| ((at * 7) >> 3) as u8).collect();
     from.claim(0..100_000, Access::Write).unwrap().bytes_mut().unwrap().copy_from_slice(&bytes);
     let requests = Requests::default();
     let request = Request {

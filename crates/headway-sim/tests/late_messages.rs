@@ -34,7 +34,7 @@ fn job(plan: &Plan, piece: &Piece) -> u64 {
     let part = &parts[piece.index as usize];
     let slot = part.member.levels.last().unwrap().grid.slot(piece.cycle);
     let planned = part.in_cycle(piece.cycle).map(|(job, _)| job);
-    planned.or(part.message.grid().last_until(slot.0)).unwrap()
+    planned.or_else(|| part.message.grid().last_until(slot.0)).unwrap()
 }
 
 impl Payload for Moved<'_> {
