@@ -50,7 +50,7 @@ fn main() -> io::Result<()> {
         // The rival needs seconds for each of these.
         ("chunks of 0.2 ms", sets(2, 90, u64::MAX, 200_000), false),
     ];
-    let mut rows = String::from("sets,test,run,ns\n");
+    let mut rows = String::from("sets,test,run,time_ns\n");
     let mut table = String::from(
         "# schedulability\n\nSets of 100 tasks, periods 1 to 1000 ms, in nanoseconds; times are those of all sets of a row.\n\n\
          | sets | schedulable | headway, median / max (n) | response-time-analysis, median / max (n) | ratio of medians |\n\
