@@ -563,20 +563,7 @@ impl Planner<'_> {
     fn step(&self, group: &Group, step: &Resolved, reserve: Bytes) -> Result<PlannedStep, PlanError> {
         let first = &self.workload.streams[group.streams[0]];
         Ok(match step {
-            Resolved::Copy(route) => {
-                let operation = self.copy(*route, reserve);
-                let Work::Copy { from, to, .. } = &operation.work else { unreachable!("copy makes a copy") };
-                let name = format!("{from} -> {to}");
-                PlannedStep {
-                    name,
-                    server: 0,
-                    cost: Nanos::ZERO,
-                    chunk: Bytes(0),
-                    piece: Nanos::ZERO,
-                    operations: vec![operation],
-                    batch: None,
-                }
-            }
+            Resolved::Copy(route) => self.copy_step(*route, reserve),
             Resolved::Compute(kernel) => {
                 let engine = self.machine.execution_engine(group.gpu).expect("resolved kernels have an engine");
                 let cost = self.machine.kernel(kernel, group.gpu).expect("resolved kernels have a cost");
@@ -602,6 +589,21 @@ impl Planner<'_> {
                 }
             }
         })
+    }
+
+    /// A step of one copy, without its server and its cost.
+    fn copy_step(&self, route: RouteId, bytes: Bytes) -> PlannedStep {
+        let operation = self.copy(route, bytes);
+        let Work::Copy { from, to, .. } = &operation.work else { unreachable!("copy makes a copy") };
+        PlannedStep {
+            name: format!("{from} -> {to}"),
+            server: 0,
+            cost: Nanos::ZERO,
+            chunk: Bytes(0),
+            piece: Nanos::ZERO,
+            operations: vec![operation],
+            batch: None,
+        }
     }
 
     fn copy(&self, route: RouteId, bytes: Bytes) -> PlannedOperation {

@@ -1,6 +1,7 @@
 //! Pipelines that advance together: the baselines `lockstep` and `generation`, planned and dispatched.
 
 #[path = "dispatch/bench.rs"]
+#[allow(dead_code, reason = "every test file uses its own part")]
 mod bench;
 #[path = "dispatch/case.rs"]
 #[allow(dead_code, reason = "every test file uses its own part")]

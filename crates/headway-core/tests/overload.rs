@@ -44,16 +44,6 @@ impl Bench {
         }
         (submitted, dropped)
     }
-
-    /// Pipelines that were paused and resumed since the last time: (which, whether paused).
-    fn pauses(&mut self) -> Vec<(u32, bool)> {
-        let pause = |event| match event {
-            Event::Paused { pipeline } => Some((pipeline, true)),
-            Event::Resumed { pipeline } => Some((pipeline, false)),
-            _ => None,
-        };
-        self.events().into_iter().filter_map(pause).collect()
-    }
 }
 
 #[test]

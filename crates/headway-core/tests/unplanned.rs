@@ -61,16 +61,6 @@ impl Bench {
     fn wake(&mut self, now: u64) {
         self.0.handle(Nanos(now), &Input::Timeout).unwrap();
     }
-
-    /// Pipelines that were paused and resumed since the last time.
-    fn pauses(&mut self) -> Vec<(u32, bool)> {
-        let pause = |event| match event {
-            Event::Paused { pipeline } => Some((pipeline, true)),
-            Event::Resumed { pipeline } => Some((pipeline, false)),
-            _ => None,
-        };
-        self.events().into_iter().filter_map(pause).collect()
-    }
 }
 
 #[test]

@@ -126,29 +126,39 @@ impl Planner<'_> {
         for (number, block) in message.blocks.iter().enumerate() {
             let place = format!("message.{}.blocks.{number}", message.id);
             let object = format!("message `{}`", message.id);
-            let end = |name: &str| {
-                self.machine.endpoint(name).ok_or_else(|| {
-                    let known: Vec<&str> = self.machine.endpoints.iter().map(|e| e.id.as_str()).collect();
-                    PlanError::UnknownName {
-                        place: place.clone(),
-                        object: object.clone(),
-                        name: name.to_owned(),
-                        machine: self.machine.name.clone(),
-                        known: known.join(", "),
-                    }
-                })
-            };
-            let (from, to) = (end(&block.from)?, end(&block.to)?);
-            let route = self.route(from, to).ok_or_else(|| PlanError::NoRoute {
-                place: place.clone(),
-                object: object.clone(),
-                from: block.from.clone(),
-                to: block.to.clone(),
-                machine: self.machine.name.clone(),
-            })?;
+            let route = self.named_route([&place; 3], &object, &block.from, &block.to)?;
             blocks.push(BatchBlock { route, bytes: block.bytes });
         }
         Ok(blocks)
+    }
+
+    /// The route between two endpoints by their names; `places` are the keys of the one, of the other and of both.
+    pub(super) fn named_route(
+        &self,
+        places: [&str; 3],
+        object: &str,
+        from: &str,
+        to: &str,
+    ) -> Result<crate::machine::RouteId, PlanError> {
+        let end = |place: &str, name: &str| {
+            self.machine.endpoint(name).ok_or_else(|| {
+                let known: Vec<&str> = self.machine.endpoints.iter().map(|e| e.id.as_str()).collect();
+                PlanError::UnknownName {
+                    place: place.to_owned(),
+                    object: object.to_owned(),
+                    name: name.to_owned(),
+                    machine: self.machine.name.clone(),
+                    known: known.join(", "),
+                }
+            })
+        };
+        self.route(end(places[0], from)?, end(places[1], to)?).ok_or_else(|| PlanError::NoRoute {
+            place: places[2].to_owned(),
+            object: object.to_owned(),
+            from: from.to_owned(),
+            to: to.to_owned(),
+            machine: self.machine.name.clone(),
+        })
     }
 
     fn intervals(&self, names: &[String], completion: &Completion) -> Vec<RateInterval> {

@@ -5,7 +5,7 @@
 //! form for chunks) while a half of their margin stays, or a quarter of all costs where that is less.
 
 use super::servers::{CHUNK_GRANULE, demands, routes_of, steps_on};
-use super::{Bytes, Domains, EndpointId, Nanos, PPM, Pipeline, PlanError, PlannedStep, Planner, Source, Work};
+use super::{Bytes, Domains, Nanos, PPM, Pipeline, PlanError, Planner, RouteId, Source, Work};
 use crate::schedulability::{ChunkFlow, Task, chunked, scaled};
 use crate::units::NANOS_PER_SECOND;
 use crate::workload::{Kind, Unplanned};
@@ -23,7 +23,7 @@ impl Planner<'_> {
                 Kind::Bulk(bytes) => (Source::Bulk(bytes), bytes.unwrap_or(PIECE_MAX).min(PIECE_MAX)),
                 Kind::Urgent(urgent) => (Source::Urgent(urgent), urgent.bytes),
             };
-            let operation = self.copy(self.way(of)?, bytes);
+            let step = self.copy_step(self.way(of)?, bytes);
             pipelines.push(Pipeline {
                 name: of.id.clone(),
                 source,
@@ -33,15 +33,7 @@ impl Planner<'_> {
                 gather: Nanos::ZERO,
                 window: Nanos::ZERO,
                 reserve: bytes,
-                steps: vec![PlannedStep {
-                    name: format!("{} -> {}", of.from, of.to),
-                    server: 0,
-                    cost: Nanos::ZERO,
-                    chunk: Bytes(0),
-                    piece: Nanos::ZERO,
-                    operations: vec![operation],
-                    batch: None,
-                }],
+                steps: vec![step],
                 gang: None,
             });
         }
@@ -49,31 +41,14 @@ impl Planner<'_> {
     }
 
     /// The route that it takes.
-    pub(super) fn way(&self, of: &Unplanned) -> Result<crate::machine::RouteId, PlanError> {
+    pub(super) fn way(&self, of: &Unplanned) -> Result<RouteId, PlanError> {
         let (kind, object) = match of.kind {
             Kind::Bulk(_) => ("bulk", format!("bulk transfer `{}`", of.id)),
             Kind::Urgent(_) => ("urgent", format!("urgent transfer `{}`", of.id)),
         };
-        let end = |key: &str, name: &str| -> Result<EndpointId, PlanError> {
-            self.machine.endpoint(name).ok_or_else(|| {
-                let known: Vec<&str> = self.machine.endpoints.iter().map(|e| e.id.as_str()).collect();
-                PlanError::UnknownName {
-                    place: format!("{kind}.{}.{key}", of.id),
-                    object: object.clone(),
-                    name: name.to_owned(),
-                    machine: self.machine.name.clone(),
-                    known: known.join(", "),
-                }
-            })
-        };
-        let (from, to) = (end("from", &of.from)?, end("to", &of.to)?);
-        self.route(from, to).ok_or_else(|| PlanError::NoRoute {
-            place: format!("{kind}.{}", of.id),
-            object: object.clone(),
-            from: of.from.clone(),
-            to: of.to.clone(),
-            machine: self.machine.name.clone(),
-        })
+        let place = format!("{kind}.{}", of.id);
+        let ends = ["from", "to"].map(|key| format!("{place}.{key}"));
+        self.named_route([&ends[0], &ends[1], &place], &object, &of.from, &of.to)
     }
 
     /// Gives every transfer without windows on a server the largest pieces that its other jobs tolerate, none if there are

@@ -28,4 +28,14 @@ impl Bench {
     pub(crate) fn events(&mut self) -> Vec<Event> {
         std::iter::from_fn(|| self.0.poll_event()).collect()
     }
+
+    /// Pipelines that were paused and resumed since the last time: (which, whether paused).
+    pub(crate) fn pauses(&mut self) -> Vec<(u32, bool)> {
+        let pause = |event| match event {
+            Event::Paused { pipeline } => Some((pipeline, true)),
+            Event::Resumed { pipeline } => Some((pipeline, false)),
+            _ => None,
+        };
+        self.events().into_iter().filter_map(pause).collect()
+    }
 }
