@@ -36,7 +36,7 @@ use self::curves::{Line, Taker, Thrift};
 use self::interconnect::{Scope, calibrate};
 use self::journal::{Head, Journal};
 use self::place::Place;
-pub use self::report::Report;
+pub use self::report::{Checked, Report};
 use self::rig::{Rig, Shot, Wish};
 use self::sample::Effort;
 use self::session::{Raw, Session};
@@ -113,6 +113,9 @@ pub struct Options {
     pub sizes: Option<Vec<Bytes>>,
     /// Measure every GPU by itself, not only the first of each model.
     pub each: bool,
+    /// How long random batches of copies are run beyond those that check the model, so that margin and jitter cover what
+    /// happens now and then.
+    pub watch: Nanos,
     /// File for every sample.
     pub raw: Option<PathBuf>,
     /// Ends the measurement early when it becomes true.
@@ -245,13 +248,17 @@ impl Options {
             room: Room::of(self.size_max().clamp(4 << 10, 256 << 20)),
             jitter,
             batches: self.by_depth(30, 60, 300),
+            watch: self.watch,
         }
     }
 }
 
 /// What distinguishes one request from another, for the journal.
 fn request(options: &Options) -> String {
-    format!("{:?} {:?} {:?} {:?} {}", options.depth, options.gpus, options.sizes, options.model, options.each)
+    format!(
+        "{:?} {:?} {:?} {:?} {} {}",
+        options.depth, options.gpus, options.sizes, options.model, options.each, options.watch
+    )
 }
 
 /// A measurement under way.
