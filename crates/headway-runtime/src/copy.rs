@@ -182,6 +182,8 @@ pub struct Copier {
     options: CopyOptions,
     auto: Auto,
     shares: Shares,
+    /// CPUs that the process could use when this was made.
+    cpus: u32,
     watcher: Watcher,
     cancel: Cancel,
     crew: OnceLock<Crew>,
@@ -228,12 +230,14 @@ impl Copier {
         });
         let auto = Auto::new(profile, options, stale, gpus.len());
         let shares = Shares::new(gpus.len());
+        let cpus =
+            headway_os::affinity::allowed().map_or(u32::MAX, |cpus| u32::try_from(cpus.len()).unwrap_or(u32::MAX));
         if let Some(warning) = warning {
             auto.tell(warning);
         }
         let (cancel, crew, observer) = (Cancel::default(), OnceLock::new(), OnceLock::new());
         let watcher = Watcher::new(options.limits.events_max);
-        Ok(Self { gpus, ports, options, auto, shares, watcher, cancel, crew, observer })
+        Ok(Self { gpus, ports, options, auto, shares, cpus, watcher, cancel, crew, observer })
     }
 
     /// Calls `observer` at the end of every copy; `false` if there is one already.

@@ -101,7 +101,10 @@ impl Copier {
     fn named(&self, copy: &mut Transfer<'_>, way: Way, tuning: Option<Tuning>) -> Result<Outcome, CopyError> {
         let gpu = &self.gpus[copy.gpu];
         let tuning = match way.method {
-            Method::Staged => tuning.or_else(|| self.auto.tuning(gpu.endpoint, self.situation(copy)?)),
+            Method::Staged => tuning.or_else(|| {
+                let at = self.situation(copy)?;
+                Some(self.within(self.auto.tuning(gpu.endpoint, at)?, at.active))
+            }),
             Method::Multipath => tuning.or_else(|| self.tuning_of_links(self.situation(copy)?)),
             _ => None,
         };
@@ -138,14 +141,13 @@ impl Copier {
         }
         let multipath = pick.way.method == Method::Multipath;
         let borrow = if multipath { Borrow::Spare(RELAYS_MAX) } else { Borrow::Nothing };
-        let running =
-            links.as_mut().filter(|_| uses_engine(pick.way)).map(|links| self.begin(links, copy, borrow));
+        let running = links.as_mut().filter(|_| uses_engine(pick.way)).map(|links| self.begin(links, copy, borrow));
         drop(links);
         let relays = running.as_ref().map_or(&[][..], |running| &running.relays);
         loop {
             let tuning = match (pick.way.method, situation) {
                 (Method::Multipath, Some(at)) => self.tuning_of_links(at),
-                _ => pick.tuning,
+                (_, at) => pick.tuning.map(|tuning| self.within(tuning, at.map_or(1, |at| at.active))),
             };
             let error = match self.by(copy, (pick.way, tuning), false, relays) {
                 Ok(moved) => {
@@ -190,8 +192,16 @@ impl Copier {
         let gpu = self.gpus[at.gpu].endpoint;
         let alone = self.auto.tuning(gpu, at)?;
         let links = u32::try_from(self.gpus.len()).unwrap_or(u32::MAX).min(LINKS_MAX);
-        let shared = self.auto.tuning(gpu, Situation { active: at.active.max(links), ..at })?;
+        let parties = at.active.max(links);
+        let shared = self.within(self.auto.tuning(gpu, Situation { active: parties, ..at })?, parties);
         Some(Tuning { in_flight: shared.in_flight.max(alone.in_flight), ..shared })
+    }
+
+    /// `tuning` with no more threads than one of so many parties finds CPUs for: what was measured with fewer of them may ask for
+    /// more.
+    pub(super) fn within(&self, tuning: Tuning, parties: u32) -> Tuning {
+        let fair = (self.cpus.saturating_sub(1) / parties.max(1)).max(1);
+        Tuning { threads: tuning.threads.min(fair), ..tuning }
     }
 
     /// The bucket in which the watch judges this choice: those against which the driver's curve can be held.

@@ -87,7 +87,8 @@ mod tests {
         let mut profile = Profile::default();
         let costs = [(Method::Pageable, 1, 900), (Method::Staged, 1, 300), (Method::Multipath, 1, 200)];
         let together = [(Method::Pageable, 2, 900), (Method::Staged, 2, 300)];
-        for (gpu, (method, active, us)) in (0..2).flat_map(|gpu| costs.map(|cost| (gpu, cost)))
+        for (gpu, (method, active, us)) in (0..2)
+            .flat_map(|gpu| costs.map(|cost| (gpu, cost)))
             .chain((0..2).flat_map(|gpu| together.map(|cost| (gpu, cost))))
         {
             let key = Key {
@@ -138,6 +139,16 @@ mod tests {
         assert_eq!(method(&copier, 0), Method::Staged, "and will be again, as far as known");
         assert_eq!(method(&copier, 0), Method::Multipath, "it was not");
         assert_eq!(copier.events(), Vec::<Event>::new(), "nothing was replaced");
+    }
+
+    #[test]
+    fn gpus_that_copy_at_once_share_the_cpus() {
+        let mut copier = copier();
+        copier.cpus = 9;
+        let tuning = Tuning { threads: 12, buffer: Bytes(1 << 20), stores: Stores::Plain, in_flight: 2 };
+        assert_eq!([1, 2, 4, 20].map(|parties| copier.within(tuning, parties).threads), [8, 4, 2, 1]);
+        copier.cpus = 64;
+        assert_eq!(copier.within(tuning, 4), tuning);
     }
 
     #[test]

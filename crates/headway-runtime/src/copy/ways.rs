@@ -220,8 +220,7 @@ impl Copier {
                     }
                 }
                 // Who has borrowed this GPU's threads lets go of them now that it has a copy of its own.
-                Err(StagingError::Busy { .. })
-                    if (set_up || self.shares.is_lent(copy.gpu)) && patience.pause() => {}
+                Err(StagingError::Busy { .. }) if (set_up || self.shares.is_lent(copy.gpu)) && patience.pause() => {}
                 result => break result,
             }
         };
@@ -254,10 +253,7 @@ impl Copier {
     /// Whether a copy of GPU `to` can go through GPU `relay`.
     pub(super) fn reaches(&self, relay: usize, to: usize) -> bool {
         let (relay, to) = (&self.gpus[relay], &self.gpus[to]);
-        relay.id != to.id
-            && !relay.is_lost()
-            && relay.port.domain() == to.port.domain()
-            && relay.port.reaches(to.id)
+        relay.id != to.id && !relay.is_lost() && relay.port.domain() == to.port.domain() && relay.port.reaches(to.id)
     }
 
     /// Checks that there is a second link to `gpu`, used or not.
