@@ -17,6 +17,8 @@ pub(crate) mod sample;
 pub(crate) mod session;
 pub(crate) mod sets;
 mod staging;
+pub(crate) mod turns;
+pub(crate) mod volley;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -279,8 +281,11 @@ impl Measurement<'_> {
             self.staging(&copier, &gpus)?;
         }
         drop(copier);
-        // From here on `staged` works as it was found to work best.
+        // From here on `staged` works as it was found to work best, with threads that may run wherever this one may now.
         let copier = self.copier(&gpus)?;
+        if ways.iter().any(|ways| ways.contains(&Way::of(Method::Staged))) {
+            copier.prepare()?;
+        }
         self.curves(&copier, &gpus, &ways)?;
         if self.options.does(Step::Together) && gpus.len() > 1 {
             self.together(&copier, &gpus, &ways)?;
@@ -521,9 +526,11 @@ fn search(
         let Tuning { threads, buffer, stores, in_flight } = tuning;
         let key =
             format!("tuning gpu{} {direction} {memory} {threads} {} {stores} {in_flight}", names.join("+"), buffer.0);
-        let figures = session.series(&key, effort, |turn| {
-            let timings = curves::volley(rigs, &shot, turn)?;
-            Ok(timings.iter().map(|timing| timing.done).max().unwrap_or_default())
+        let figures = volley::with(rigs, &shot, |volleys| {
+            session.series(&key, effort, |turn| {
+                let timings = volleys.shoot(turn)?;
+                Ok(timings.iter().map(|timing| timing.done).max().unwrap_or_default())
+            })
         })?;
         Ok::<_, Error>(figures.median)
     })?;
