@@ -38,15 +38,15 @@ const CYCLE: Range<usize> = 8..16;
 const CHAIN: usize = 16;
 
 /// How much is compared with the CPU's result.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sampling {
     /// Streams of each pipeline whose every byte is compared.
     pub streams: usize,
     /// Streams of each pipeline that have their turn in a block.
     pub turns: usize,
-    /// After so many cycles of every pipeline the chains of all streams are compared, which costs CPU time for every byte of the
-    /// run.
-    pub chains: Option<u64>,
+    /// After so many cycles of each pipeline, in the order of the plan, the chains of all streams are compared, which costs CPU
+    /// time for every byte of the run.
+    pub chains: Option<Vec<u64>>,
 }
 
 /// What was compared and found equal.
@@ -197,7 +197,7 @@ impl Checker {
         let mut own = Verified::default();
         let mut pipelines = Vec::new();
         for (number, pipeline) in (0u32..).zip(&plan.pipelines) {
-            let mut stages = kernels.stages().filter(|(of, ..)| *of == number);
+            let mut stages = kernels.references().filter(|(of, ..)| *of == number);
             let kernel = stages.next().map(|(_, _, kernel)| Arc::clone(kernel));
             let lanes = kernels.lanes(number).to_vec();
             let most = if kernel.is_some() { sampling.streams } else { 0 };
@@ -233,7 +233,7 @@ impl Checker {
         let found = Arc::new(Mutex::new(Verified::default()));
         let checker = Self {
             ring: ring.clone(),
-            chains: sampling.chains.map(|cycles| Chains::new(cycles, pipelines.len())),
+            chains: sampling.chains.clone().map(Chains::new),
             pipelines,
             sampling,
             found: Arc::clone(&found),
