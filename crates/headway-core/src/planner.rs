@@ -30,6 +30,7 @@ mod unplanned;
 mod wafers;
 
 use combined::Domains;
+pub use division::margins;
 pub use models::{Evidence, ModelAnswer, models};
 pub(crate) use servers::{demands, steps_on};
 pub use unplanned::rate_alone;
@@ -446,6 +447,9 @@ impl Planner<'_> {
             }
             formed.push((index, seat, steps, gathered, window));
         }
+        // Cores have the classes of the shortest window on any of them.
+        let on_cores = shortest.iter().filter(|(seat, _)| matches!(seat, Seat::Core(_))).map(|(_, window)| *window);
+        let on_cores = on_cores.min().unwrap_or(Nanos::ZERO);
         let on_gpus = shortest.iter().filter(|(seat, _)| matches!(seat, Seat::Gpu(_)));
         let shortest_of_all = on_gpus.map(|(_, window)| *window).min();
         let mut groups: BTreeMap<_, Group> = BTreeMap::new();
@@ -461,7 +465,7 @@ impl Planner<'_> {
                 // Cores have no copies that could move in one batch.
                 Grouping::Gpu | Grouping::Class => {
                     // Classes T_min 2^j, rounded down: harmonic, so that all of them start together again and again.
-                    let least = shortest[&seat];
+                    let least = if on_core { on_cores } else { shortest[&seat] };
                     Nanos(least.0 << (window.0 / least.0).ilog2())
                 }
             };

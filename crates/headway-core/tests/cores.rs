@@ -10,7 +10,7 @@ use headway_core::workload::{self, Placement, Workload};
 fn machine(cores: u32) -> Machine {
     let mut machine = shipped("h200-x1").unwrap();
     let aes = CpuCost { id: "aes128-cbc".to_owned(), setup: Nanos(2_000), lane: Nanos(100), rate: Rate(1_000_000_000) };
-    machine.cpu = Some(Cpu { cores, kernels: vec![aes] });
+    machine.cpu = Some(Cpu { cores, assumed: false, kernels: vec![aes] });
     machine
 }
 
@@ -103,7 +103,7 @@ fn a_machine_without_figures_of_its_cpu_says_that_they_are_assumed() {
         "{:?}",
         plan.verdict.notes
     );
-    machine.cpu = Some(Cpu { cores: 0, kernels: Vec::new() });
+    machine.cpu = Some(Cpu { cores: 0, assumed: false, kernels: Vec::new() });
     let refused = planner::plan(&machine, &workload(&[(4096, 1000, 20_000, "cpu")]), Options::default());
     assert!(matches!(refused, Err(PlanError::UnknownName { .. } | PlanError::Impossible { .. })), "{refused:?}");
 }

@@ -17,6 +17,8 @@ const CORES_MAX: u64 = 64;
 pub struct Cpu {
     /// Cores that may serve, each with a thread of its own.
     pub cores: u32,
+    /// Nobody measured it: [`Cpu::assumed`].
+    pub assumed: bool,
     /// What kernels cost on one core.
     pub kernels: Vec<CpuCost>,
 }
@@ -50,7 +52,7 @@ impl Cpu {
     pub fn assumed() -> Self {
         let aes =
             CpuCost { id: "aes128-cbc".to_owned(), setup: Nanos(20_000), lane: Nanos(1_000), rate: Rate(125_000_000) };
-        Self { cores: 2, kernels: vec![aes] }
+        Self { cores: 2, assumed: true, kernels: vec![aes] }
     }
 
     /// The cost entry of kernel `id`.
@@ -85,5 +87,5 @@ pub(super) fn read(top: &mut Table<'_>) -> Result<Option<Cpu>, FileError> {
         let rate = table.require("rate", "\"500 MB/s\"")?.rate_above_zero("500 MB/s")?;
         kernels.push(CpuCost { id, setup, lane, rate });
     }
-    Ok(Some(Cpu { cores, kernels }))
+    Ok(Some(Cpu { cores, assumed: false, kernels }))
 }

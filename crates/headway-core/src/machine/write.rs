@@ -28,7 +28,7 @@ pub fn write(machine: &Machine, header: &[&str]) -> String {
     text.engines();
     text.routes();
     text.kernels();
-    if let Some(cpu) = &machine.cpu {
+    if let Some(cpu) = machine.cpu.as_ref().filter(|cpu| !cpu.assumed) {
         text.cpu(cpu);
     }
     if let Some(calibration) = &machine.calibration {

@@ -99,11 +99,11 @@ impl Planner<'_> {
             })
             .sum();
         let cores = self.cores(pipelines).count();
-        let source = if self.machine.cpu.is_some() {
+        let source = if !self.cpu.assumed {
             format!("`[cpu]` of machine `{}`", self.machine.name)
         } else {
             format!(
-                "nothing but an assumption, {} cores of 125 MB/s each: machine `{}` has no `[cpu]`, which \
+                "nothing but an assumption, 125 MB/s on each of {} cores: machine `{}` has no `[cpu]`, which \
                  `headway measure --only kernels` adds",
                 self.cpu.cores, self.machine.name
             )

@@ -70,7 +70,8 @@ fn fluid(stream: &Stream) -> Fluid {
 }
 
 /// The least margins of the cores and of all other servers; 0 where the test could not tell.
-fn margins(plan: &Plan) -> Margins {
+#[must_use]
+pub fn margins(plan: &Plan) -> Margins {
     let mut margins = Margins { cpu: u64::MAX, gpus: u64::MAX };
     for server in &plan.servers {
         let margin = match (server.verdict.outcome, server.verdict.margin_ppm) {
