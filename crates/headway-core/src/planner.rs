@@ -396,7 +396,7 @@ impl Planner<'_> {
                 placed[index] = Some(Seat::Gpu(gpus[at]));
             }
         }
-        self.place_on_cores(&mut placed, rate)?;
+        self.place_on_cores(&mut placed)?;
         let mut rest: Vec<usize> = (0..placed.len()).filter(|&i| placed[i].is_none()).collect();
         rest.sort_by_key(|&i| (std::cmp::Reverse(rate(&self.workload.streams[i])), i));
         for index in rest {

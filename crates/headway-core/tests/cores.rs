@@ -69,9 +69,22 @@ fn a_job_on_a_core_costs_its_set_up_its_lanes_and_its_bytes_with_the_margin() {
 }
 
 #[test]
-fn streams_are_spread_over_the_cores_largest_rate_first() {
-    let three = [(4096, 1000, 8_000, "cpu"), (2048, 1000, 8_000, "cpu"), (1024, 1000, 8_000, "cpu")];
-    assert_eq!(cores_of(&planned(&machine(2), &workload(&three))), [Some(0), Some(1), Some(1)]);
+fn streams_with_like_deadlines_share_a_core() {
+    let like = [
+        (1024, 1000, 2_000, "cpu"),
+        (1024, 1000, 64_000, "cpu"),
+        (1024, 1000, 2_100, "cpu"),
+        (1024, 1000, 65_000, "cpu"),
+    ];
+    assert_eq!(cores_of(&planned(&machine(2), &workload(&like))), [Some(0), Some(1), Some(0), Some(1)]);
+    // By bytes, one of these is as much as all others.
+    let heavy = [
+        (8192, 1000, 8_000, "cpu"),
+        (2048, 1000, 8_000, "cpu"),
+        (4096, 1000, 8_000, "cpu"),
+        (2048, 1000, 8_000, "cpu"),
+    ];
+    assert_eq!(cores_of(&planned(&machine(2), &workload(&heavy))), [Some(0), Some(1), Some(1), Some(1)]);
 }
 
 #[test]
@@ -176,7 +189,7 @@ fn no_rectangle_of_a_whole_grid_has_more_margin_than_the_one_found() {
         rates.sort_unstable();
         for d in 1..=32 {
             for r in 1..=32 {
-                let (deadline, rate) = (deadlines[60 * d / 32 - 1], rates[60 * r / 32 - 1]);
+                let (deadline, rate) = (deadlines[60 * d / 32 - 1], rates[(60usize * r).div_ceil(32) - 1]);
                 let on_cpu: Vec<bool> =
                     streams.iter().map(|s| s.deadline.0 < deadline && s.bits_per_second <= rate).collect();
                 let least = margins(&on_cpu).least();

@@ -3,7 +3,33 @@
 use super::{Bytes, EngineId, Nanos, Pipeline, PlanError, Planner, Resolved, Seat};
 use crate::machine::EngineClass;
 use crate::plan::{PlannedEngine, Source};
+use crate::stream::class_window;
 use crate::workload::{Placement, Step, Stream};
+
+/// A core's whole time.
+const WHOLE: u64 = 1 << 30;
+
+/// What a stream takes of a core, and what the jobs of its class take besides.
+struct Weight {
+    cycle: Nanos,
+    own: u64,
+    of_class: u64,
+}
+
+/// The cores of streams, in their order, when no core takes more than `most`; `None` if there are too few.
+fn cut(weights: &[Weight], most: u64, cores: u32) -> Option<Vec<u32>> {
+    let (mut core, mut load, mut cycle) = (0, 0, None);
+    let place = |weight: &Weight| {
+        let more = |cycle: Option<Nanos>| weight.own + if cycle == Some(weight.cycle) { 0 } else { weight.of_class };
+        if load > 0 && load + more(cycle) > most {
+            (core, load, cycle) = (core + 1, 0, None);
+        }
+        load += more(cycle);
+        cycle = Some(weight.cycle);
+        (core < cores && load <= most).then_some(core)
+    };
+    weights.iter().map(place).collect()
+}
 
 /// As plans call a core.
 pub(super) fn name(core: u32) -> String {
@@ -11,29 +37,57 @@ pub(super) fn name(core: u32) -> String {
 }
 
 impl Planner<'_> {
-    /// Gives every stream that is to run on the CPU its core: largest rate first, onto the least loaded one.
-    pub(super) fn place_on_cores(
-        &self,
-        placed: &mut [Option<Seat>],
-        rate: impl Fn(&Stream) -> u128,
-    ) -> Result<(), PlanError> {
+    /// Gives every stream that is to run on the CPU its core: in the order of deadlines, so that streams of one class share a core,
+    /// each core taking as many as the least load that all fit in allows. So a job is behind none that is much longer.
+    pub(super) fn place_on_cores(&self, placed: &mut [Option<Seat>]) -> Result<(), PlanError> {
         let streams = &self.workload.streams;
         let mut rest: Vec<usize> = (0..placed.len()).filter(|&at| streams[at].gpu == Placement::Cpu).collect();
-        rest.sort_by_key(|&at| (std::cmp::Reverse(rate(&streams[at])), at));
-        let mut load = vec![0u128; self.cpu.cores as usize];
-        for index in rest {
-            let stream = &streams[index];
-            let Some(core) = (0..load.len()).min_by_key(|&core| (load[core], core)) else {
-                return Err(PlanError::Impossible {
-                    place: format!("stream.{}.processor", stream.id),
-                    object: format!("stream `{}`", stream.id),
-                    reason: format!("no core of machine `{}` may serve streams (`cores = 0`)", self.machine.name),
-                });
-            };
-            load[core] += rate(stream);
-            placed[index] = Some(Seat::Core(core as u32));
+        rest.sort_by_key(|&at| (streams[at].deadline, at));
+        let Some(&first) = rest.first() else { return Ok(()) };
+        if self.cpu.cores == 0 {
+            return Err(PlanError::Impossible {
+                place: format!("stream.{}.processor", streams[first].id),
+                object: format!("stream `{}`", streams[first].id),
+                reason: format!("no core of machine `{}` may serve streams (`cores = 0`)", self.machine.name),
+            });
+        }
+        let weights: Vec<Weight> = rest.iter().map(|&at| self.weight(&streams[at], &streams[first])).collect();
+        let (mut low, mut high) = (0, weights.iter().map(|weight| weight.own + weight.of_class).sum::<u64>());
+        while low < high {
+            let middle = low + (high - low) / 2;
+            if cut(&weights, middle, self.cpu.cores).is_some() {
+                high = middle;
+            } else {
+                low = middle + 1;
+            }
+        }
+        let cores = cut(&weights, high, self.cpu.cores).expect("one core has room for the sum of all");
+        for (at, core) in rest.into_iter().zip(cores) {
+            placed[at] = Some(Seat::Core(core));
         }
         Ok(())
+    }
+
+    /// The load of a stream, whose class has the cycle that the shortest deadline of any gives it.
+    fn weight(&self, stream: &Stream, shortest: &Stream) -> Weight {
+        let kernels = |stream: &Stream| {
+            let steps = stream.steps.iter().filter_map(|step| match step {
+                Step::Compute { kernel } => self.cpu.kernel(kernel).cloned(),
+                Step::Copy { .. } | Step::Exchange => None,
+            });
+            steps.collect::<Vec<_>>()
+        };
+        let window = |of: &Stream| Nanos((of.deadline.0 / (kernels(of).len() as u64 + 1)).max(1));
+        let cycle = class_window(window(shortest).min(window(stream)), window(stream), u32::MAX);
+        let bytes = u128::from(stream.packet.0) * u128::from(cycle.0) / u128::from(stream.period.0);
+        let bytes = Bytes(u64::try_from(bytes).unwrap_or(u64::MAX));
+        let share = |time: Nanos| (u128::from(time.0) * u128::from(WHOLE) / u128::from(cycle.0)).min(1 << 40) as u64;
+        let mut weight = Weight { cycle, own: 0, of_class: 0 };
+        for kernel in kernels(stream) {
+            weight.own += share(kernel.lane.saturating_add(kernel.rate.time_for(bytes)));
+            weight.of_class += share(self.with_margin(kernel.setup));
+        }
+        weight
     }
 
     /// The kernels of a stream: what is left of its steps where no GPU has to be reached.

@@ -80,7 +80,9 @@ fn serve(setting: &Setting, site: &mut Site) -> Result<String, Error> {
     let wanted = setting.streams.cores;
     let (mut cpu, source) = match &site.machine.cpu {
         Some(cpu) => (cpu.clone(), "the machine file's"),
-        None if site.source == "cuda" && wanted > 0 => (crate::measure::cpu::measured(MEASURED)?, "measured before the runs"),
+        None if site.source == "cuda" && wanted > 0 => {
+            (crate::measure::cpu::measured(MEASURED)?, "measured before the runs")
+        }
         None => (headway_core::machine::Cpu::assumed(), "assumed, as nobody measured them"),
     };
     cpu.cores = wanted.min(if cpu.assumed { wanted } else { cpu.cores });

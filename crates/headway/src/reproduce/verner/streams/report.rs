@@ -139,16 +139,19 @@ fn on_cpu(found: &Found) -> Option<Row> {
     let plan = &found.planned.case.plan;
     let streams = || plan.streams.iter().filter(|stream| stream.gpu.is_none());
     let trial = found.trial.as_ref().ok()?;
-    let (shortest, longest) = streams().map(|stream| stream.deadline).fold((Nanos::MAX, Nanos::ZERO), |(a, b), deadline| {
-        (deadline.min(a), deadline.max(b))
-    });
+    let (shortest, longest) = streams()
+        .map(|stream| stream.deadline)
+        .fold((Nanos::MAX, Nanos::ZERO), |(a, b), deadline| (deadline.min(a), deadline.max(b)));
     let times = responses(plan, trial, |core| core.is_some());
     let (rectangle, figures) = (found.planned.division.rectangle, Figures::of(&times)?);
     let bytes: f64 = streams().map(|stream| stream.packet.0 as f64 / stream.period.0.max(1) as f64).sum();
     let limit = if rectangle.deadline == Nanos::MAX { "any".to_owned() } else { rectangle.deadline.to_string() };
     let awake = match trial.cpus.as_slice() {
         [] => "threads without CPUs of their own".to_owned(),
-        cpus => format!("threads awake on CPUs {} of their own", cpus.iter().map(u32::to_string).collect::<Vec<_>>().join(", ")),
+        cpus => format!(
+            "threads awake on CPUs {} of their own",
+            cpus.iter().map(u32::to_string).collect::<Vec<_>>().join(", ")
+        ),
     };
     let margins = found.planned.division.margins;
     let ours = format!(
@@ -372,7 +375,8 @@ fn cores(results: &Results) -> Table {
             let own = trial.responses.iter().filter(|(of, ..)| *of == number).map(|(.., response)| *response);
             let Some(figures) = Figures::of(&own.collect::<Vec<_>>()) else { continue };
             let members = pipeline.source.streams();
-            let deadline = members.iter().map(|&stream| plan.streams[stream as usize].deadline).min().unwrap_or_default();
+            let deadline =
+                members.iter().map(|&stream| plan.streams[stream as usize].deadline).min().unwrap_or_default();
             let numbers = [
                 u64::from(core),
                 members.len() as u64,

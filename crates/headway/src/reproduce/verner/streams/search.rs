@@ -18,7 +18,7 @@ const PRECISION: usize = 200;
 
 /// How a division is looked for on the way to the longest prefix, and once it is known: the values of `r*` that are tried.
 const ANY: Reach = Reach { quantiles: 4, refined: 0, any: true };
-const BEST: Reach = Reach { quantiles: 4, refined: 0, any: false };
+const BEST: Reach = Reach { quantiles: 2, refined: 0, any: false };
 
 /// A workload with its plan.
 pub(super) struct Case {

@@ -12,14 +12,18 @@ use headway_runtime::kernels::Kernels;
 use headway_runtime::ring::{Checker, Ring, Sampling, Verified};
 use headway_runtime::wall::{self, RunError, Work};
 
+use super::cycle_of;
 use super::search::Case;
 use crate::Error;
 use crate::reproduce::site::{Site, told};
 
 /// Streams of each GPU that are compared with the CPU byte by byte, and those that have their turn in each block.
 const SAMPLING: Sampling = Sampling { streams: 32, turns: 32, chains: None };
-/// Cycles that can hold buffers beyond one per step.
+/// Cycles that can hold buffers beyond one per step: so many, and as many as begin in this time, since whoever fills and empties
+/// them may be late by several short ones.
 const SPARE_CYCLES: usize = 2;
+const SPARE: Nanos = Nanos(10_000_000);
+const SPARE_CYCLES_MAX: usize = 24;
 /// A deadline missed in so many blocks ends a run that was to end at a miss.
 const MISSES_MAX: u64 = 1;
 
@@ -137,8 +141,12 @@ pub(super) fn run(site: &mut Site, case: &Case, duration: Nanos, until: Until) -
     let stop = Arc::new(AtomicBool::new(false));
     // A GPU's windows are worth a busy CPU; the emulated device needs that CPU itself.
     let spin = if site.source == "cuda" { Nanos(200_000) } else { Nanos::ZERO };
-    let options =
-        wall::Options { spin, spare_cycles: SPARE_CYCLES, interrupt: Arc::clone(&stop), ..wall::Options::default() };
+    let options = wall::Options {
+        spin,
+        spare_cycles: spare_cycles(plan),
+        interrupt: Arc::clone(&stop),
+        ..wall::Options::default()
+    };
     let work = Work {
         plan,
         kernels: &kernels,
@@ -171,6 +179,10 @@ pub(super) fn run(site: &mut Site, case: &Case, duration: Nanos, until: Until) -
     }
     trial.verified = found.lock().unwrap_or_else(PoisonError::into_inner).clone();
     Ok(trial)
+}
+
+fn spare_cycles(plan: &Plan) -> usize {
+    ((SPARE.0 / cycle_of(plan).0.max(1)) as usize).clamp(SPARE_CYCLES, SPARE_CYCLES_MAX)
 }
 
 /// What a step is called in figures: those on the CPU by their core.
