@@ -2,6 +2,7 @@
 //! what every way of copying takes for every size (specification of transfers, 2.5 and 3.1).
 
 pub(crate) mod batches;
+pub(crate) mod cpu;
 pub(crate) mod curves;
 pub(crate) mod fit;
 pub(crate) mod interconnect;
@@ -17,6 +18,8 @@ pub(crate) mod sample;
 pub(crate) mod session;
 pub(crate) mod sets;
 mod staging;
+pub(crate) mod turns;
+pub(crate) mod volley;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -167,8 +170,8 @@ fn run(options: &Options, progress: &mut dyn FnMut(Progress)) -> Result<Report, 
             let mut device = ports::device(options.backend, options.model.as_deref())?;
             let scope = options.scope(ports.len());
             let (machine, _) = calibrate(&mut session, &ports, device.as_mut(), &scope, (&name, &stamp))?;
-            let (kernels, profile) = old.map(|old| (old.kernels, old.profile)).unwrap_or_default();
-            Machine { kernels, profile, ..machine }
+            let (kernels, cpu, profile) = old.map(|old| (old.kernels, old.cpu, old.profile)).unwrap_or_default();
+            Machine { kernels, cpu, profile, ..machine }
         }
     };
     machine.profile.stamp = Some(stamp);
@@ -229,6 +232,12 @@ impl Options {
         )
     }
 
+    /// Jobs of each probe on the CPU.
+    fn cpu_effort(&self) -> Effort {
+        let n = self.by_depth(1_000, 4_000, 20_000);
+        Effort { warm_up: 10, n_min: 20, n_max: n, time: Nanos(self.by_depth(100, 400, 2_000) * 1_000_000) }
+    }
+
     fn scope(&self, gpus: usize) -> Scope {
         let chunk = self.size_max().clamp(4 << 10, 64 << 20);
         // Without large copies to measure, nobody waits for precise rates either.
@@ -279,8 +288,11 @@ impl Measurement<'_> {
             self.staging(&copier, &gpus)?;
         }
         drop(copier);
-        // From here on `staged` works as it was found to work best.
+        // From here on `staged` works as it was found to work best, with threads that may run wherever this one may now.
         let copier = self.copier(&gpus)?;
+        if ways.iter().any(|ways| ways.contains(&Way::of(Method::Staged))) {
+            copier.prepare()?;
+        }
         self.curves(&copier, &gpus, &ways)?;
         if self.options.does(Step::Together) && gpus.len() > 1 {
             self.together(&copier, &gpus, &ways)?;
@@ -311,6 +323,14 @@ impl Measurement<'_> {
             _ => kernels::Size::small(Effort { warm_up: 1, n_min: 2, n_max: 5, ..effort }),
         };
         self.machine.kernels = kernels::costs(&mut self.session, device, size)?;
+        self.session.phase("cores", 1);
+        let effort = self.options.cpu_effort();
+        let costs = self.session.step("cores", |_| {
+            let ids = headway_kernels::ids();
+            ids.map(|id| Ok((id.to_owned(), cpu::cost(id, effort)?))).collect::<Result<Vec<_>, Error>>()
+        })?;
+        self.machine.cpu = Some(cpu::of(cpu::cores(), costs));
+        self.session.advance()?;
         Ok(())
     }
 
@@ -521,9 +541,11 @@ fn search(
         let Tuning { threads, buffer, stores, in_flight } = tuning;
         let key =
             format!("tuning gpu{} {direction} {memory} {threads} {} {stores} {in_flight}", names.join("+"), buffer.0);
-        let figures = session.series(&key, effort, |turn| {
-            let timings = curves::volley(rigs, &shot, turn)?;
-            Ok(timings.iter().map(|timing| timing.done).max().unwrap_or_default())
+        let figures = volley::with(rigs, &shot, |volleys| {
+            session.series(&key, effort, |turn| {
+                let timings = volleys.shoot(turn)?;
+                Ok(timings.iter().map(|timing| timing.done).max().unwrap_or_default())
+            })
         })?;
         Ok::<_, Error>(figures.median)
     })?;

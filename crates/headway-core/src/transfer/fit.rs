@@ -239,6 +239,7 @@ fn build(node: &Node, links: &Links, shared: &Shared) -> Result<Machine, FitErro
         engines: Vec::new(),
         routes: Vec::new(),
         kernels: Vec::new(),
+        cpu: None,
         calibration: None,
         profile: super::Profile::default(),
         hash: String::new(),
