@@ -241,7 +241,8 @@ fn a_plan_whose_shares_leave_out_an_image_is_refused() {
 #[test]
 fn the_cost_of_an_inspection_grows_with_the_operations_of_a_pixel() {
     let cost = |machine: &Machine, operations: u32| {
-        let text = include_str!("../../../workloads/wafer.toml").replace("operations = 1000", &format!("operations = {operations}"));
+        let text = include_str!("../../../workloads/wafer.toml")
+            .replace("operations = 1000", &format!("operations = {operations}"));
         let workload = parse("wafer.toml", &text).unwrap().value;
         let plan = planned(machine, &workload, Strategy::Partitioned);
         plan.pipelines[0].steps.iter().find(|step| step.name == "inspect").unwrap().cost.0

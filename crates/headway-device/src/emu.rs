@@ -409,7 +409,8 @@ fn duration(shared: &Shared, job: &Job) -> Nanos {
         Work::Launch { kernel, input, state, .. } => shared.kernel_time.as_ref().map_or(Nanos::ZERO, |time| {
             // A cost function that panics costs nothing rather than the engine.
             let operations = || kernel.operations(state.as_ref().map_or(&[], device_bytes));
-            catch_unwind(AssertUnwindSafe(|| time(kernel.id(), device_bytes(input), operations()))).unwrap_or(Nanos::ZERO)
+            catch_unwind(AssertUnwindSafe(|| time(kernel.id(), device_bytes(input), operations())))
+                .unwrap_or(Nanos::ZERO)
         }),
     };
     job.service.setup.saturating_add(moving).saturating_add(job.delay)

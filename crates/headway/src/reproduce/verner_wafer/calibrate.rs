@@ -377,10 +377,14 @@ mod tests {
         let of = |bytes, operations| point(bytes, operations, time(bytes, u64::from(operations)));
         let cost = fit_operations(&[of(400_000, 1000), of(400_000, 250), of(800_000, 1000), of(800_000, 250)]);
         let near = |rate: u64, wanted: u64| rate.abs_diff(wanted) <= wanted / 1000;
-        assert!(near(cost.rate.0, 100_000_000_000) && near(cost.operation_rate.unwrap().0, 20_000_000_000_000), "{cost:?}");
+        assert!(
+            near(cost.rate.0, 100_000_000_000) && near(cost.operation_rate.unwrap().0, 20_000_000_000_000),
+            "{cost:?}"
+        );
         assert!(cost.setup.0.abs_diff(5_000) < 100, "{cost:?}");
         for (bytes, operations) in [(400_000, 100), (1_600_000, 2000), (800_000, 500)] {
-            let (found, wanted) = (cost.with_operations(Bytes(bytes), operations).0, time(bytes, u64::from(operations)));
+            let (found, wanted) =
+                (cost.with_operations(Bytes(bytes), operations).0, time(bytes, u64::from(operations)));
             assert!(found.abs_diff(wanted) * 200 < wanted, "{operations}: {found} {wanted}");
         }
     }
