@@ -319,6 +319,9 @@ pub(crate) struct MeasureArgs {
     /// Measure every GPU by itself, not one of each model
     #[arg(long)]
     pub(crate) each: bool,
+    /// Run random batches of copies for so long, too, so that plans count with what disturbs them now and then
+    #[arg(long, value_name = "TIME", value_parser = str::parse::<Nanos>)]
+    pub(crate) watch: Option<Nanos>,
     /// File for every sample (JSON, one series a line, gzip)
     #[arg(long, value_name = "FILE")]
     pub(crate) raw: Option<PathBuf>,

@@ -7,6 +7,7 @@ mod curve;
 mod defaults;
 mod explain;
 pub mod fit;
+pub mod links;
 mod pieces;
 pub mod policy;
 mod selector;

@@ -14,6 +14,7 @@ mod peer;
 mod pieces;
 mod probe;
 mod run;
+mod shares;
 mod wait;
 mod watch;
 mod ways;
@@ -21,7 +22,7 @@ mod ways;
 use std::sync::{Arc, OnceLock};
 
 use headway_core::machine::EndpointId;
-use headway_core::transfer::{Direction, Profile, Tuning, Way};
+use headway_core::transfer::{Direction, HostMemory, Profile, Tuning, Way, default_tuning};
 use headway_core::units::{Bytes, NANOS_PER_SECOND, Nanos};
 use headway_device::buffer::Place;
 use headway_device::port::{Mover, Piece, Port};
@@ -32,6 +33,7 @@ use self::crew::Crew;
 use self::ends::{Host, Transfer};
 use self::gpu::Gpu;
 use self::many::Many;
+use self::shares::Shares;
 use self::wait::Cancel;
 use self::watch::Watcher;
 
@@ -179,6 +181,9 @@ pub struct Copier {
     ports: Vec<Arc<dyn Port>>,
     options: CopyOptions,
     auto: Auto,
+    shares: Shares,
+    /// CPUs that the process could use when this was made.
+    cpus: u32,
     watcher: Watcher,
     cancel: Cancel,
     crew: OnceLock<Crew>,
@@ -224,12 +229,15 @@ impl Copier {
             )
         });
         let auto = Auto::new(profile, options, stale, gpus.len());
+        let shares = Shares::new(gpus.len());
+        let cpus =
+            headway_os::affinity::allowed().map_or(u32::MAX, |cpus| u32::try_from(cpus.len()).unwrap_or(u32::MAX));
         if let Some(warning) = warning {
             auto.tell(warning);
         }
         let (cancel, crew, observer) = (Cancel::default(), OnceLock::new(), OnceLock::new());
         let watcher = Watcher::new(options.limits.events_max);
-        Ok(Self { gpus, ports, options, auto, watcher, cancel, crew, observer })
+        Ok(Self { gpus, ports, options, auto, shares, cpus, watcher, cancel, crew, observer })
     }
 
     /// Calls `observer` at the end of every copy; `false` if there is one already.
@@ -249,6 +257,17 @@ impl Copier {
     pub fn park(&self) -> Result<(), CopyError> {
         let resident = Way::of(headway_core::machine::Method::Resident);
         self.gpus.iter().try_for_each(|gpu| gpu.park()).map_err(|error| CopyError::device(resident, error, 0, 0))
+    }
+
+    /// Starts the threads and pins the memory of `staged` on all GPUs, and waits until they are there: else the first copies
+    /// that would need them go by the driver's own call meanwhile. Threads run on those CPUs near their GPU that the calling
+    /// thread may use.
+    ///
+    /// # Errors
+    /// [`CopyError::Unavailable`] for the first GPU whose threads or memory cannot be had.
+    pub fn prepare(&self) -> Result<(), CopyError> {
+        let buffer = [Direction::H2d, Direction::D2h].map(|way| default_tuning(way, HostMemory::Warm).buffer);
+        self.gpus.iter().try_for_each(|gpu| self.prepare_gpu(gpu, buffer[0].max(buffer[1])))
     }
 
     /// The ports.

@@ -18,6 +18,8 @@ pub(crate) mod sample;
 pub(crate) mod session;
 pub(crate) mod sets;
 mod staging;
+pub(crate) mod turns;
+pub(crate) mod volley;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -37,7 +39,7 @@ use self::curves::{Line, Taker, Thrift};
 use self::interconnect::{Scope, calibrate};
 use self::journal::{Head, Journal};
 use self::place::Place;
-pub use self::report::Report;
+pub use self::report::{Checked, Report};
 use self::rig::{Rig, Shot, Wish};
 use self::sample::Effort;
 use self::session::{Raw, Session};
@@ -114,6 +116,9 @@ pub struct Options {
     pub sizes: Option<Vec<Bytes>>,
     /// Measure every GPU by itself, not only the first of each model.
     pub each: bool,
+    /// How long random batches of copies are run beyond those that check the model, so that margin and jitter cover what
+    /// happens now and then.
+    pub watch: Nanos,
     /// File for every sample.
     pub raw: Option<PathBuf>,
     /// Ends the measurement early when it becomes true.
@@ -252,13 +257,17 @@ impl Options {
             room: Room::of(self.size_max().clamp(4 << 10, 256 << 20)),
             jitter,
             batches: self.by_depth(30, 60, 300),
+            watch: self.watch,
         }
     }
 }
 
 /// What distinguishes one request from another, for the journal.
 fn request(options: &Options) -> String {
-    format!("{:?} {:?} {:?} {:?} {}", options.depth, options.gpus, options.sizes, options.model, options.each)
+    format!(
+        "{:?} {:?} {:?} {:?} {} {}",
+        options.depth, options.gpus, options.sizes, options.model, options.each, options.watch
+    )
 }
 
 /// A measurement under way.
@@ -279,8 +288,11 @@ impl Measurement<'_> {
             self.staging(&copier, &gpus)?;
         }
         drop(copier);
-        // From here on `staged` works as it was found to work best.
+        // From here on `staged` works as it was found to work best, with threads that may run wherever this one may now.
         let copier = self.copier(&gpus)?;
+        if ways.iter().any(|ways| ways.contains(&Way::of(Method::Staged))) {
+            copier.prepare()?;
+        }
         self.curves(&copier, &gpus, &ways)?;
         if self.options.does(Step::Together) && gpus.len() > 1 {
             self.together(&copier, &gpus, &ways)?;
@@ -529,9 +541,11 @@ fn search(
         let Tuning { threads, buffer, stores, in_flight } = tuning;
         let key =
             format!("tuning gpu{} {direction} {memory} {threads} {} {stores} {in_flight}", names.join("+"), buffer.0);
-        let figures = session.series(&key, effort, |turn| {
-            let timings = curves::volley(rigs, &shot, turn)?;
-            Ok(timings.iter().map(|timing| timing.done).max().unwrap_or_default())
+        let figures = volley::with(rigs, &shot, |volleys| {
+            session.series(&key, effort, |turn| {
+                let timings = volleys.shoot(turn)?;
+                Ok(timings.iter().map(|timing| timing.done).max().unwrap_or_default())
+            })
         })?;
         Ok::<_, Error>(figures.median)
     })?;

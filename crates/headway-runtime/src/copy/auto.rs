@@ -26,6 +26,8 @@ pub(super) struct Situation {
     pub(super) load: Load,
     /// GPUs that copy the same way, this one included.
     pub(super) active: u32,
+    /// Whether links of other GPUs would be granted.
+    pub(super) granted: bool,
     /// The device end's window.
     pub(super) window: Option<Via>,
 }
@@ -103,7 +105,7 @@ const LOADS: usize = 4;
 
 impl Auto {
     pub(super) fn new(profile: Profile, options: CopyOptions, stale: Option<String>, gpus: usize) -> Self {
-        let slots = gpus * gpus.max(1) * 2 * WINDOWS * MEMORIES * LOADS;
+        let slots = gpus * gpus.max(1) * 2 * 2 * WINDOWS * MEMORIES * LOADS;
         let slots = (0..slots).map(|_| OnceLock::new()).collect();
         let table = Table { absent: vec![BTreeSet::new(); gpus], slots };
         let plain = Plain::new(&profile);
@@ -120,9 +122,14 @@ impl Auto {
         let active = (at.active.max(1) as usize).min(self.gpus) - 1;
         let direction = usize::from(at.direction == Direction::D2h);
         let mut index = at.gpu * self.gpus + active;
-        for (place, of) in
-            [(direction, 2), (window, WINDOWS), (at.memory as usize, MEMORIES), (at.load as usize, LOADS)]
-        {
+        let places = [
+            (direction, 2),
+            (usize::from(at.granted), 2),
+            (window, WINDOWS),
+            (at.memory as usize, MEMORIES),
+            (at.load as usize, LOADS),
+        ];
+        for (place, of) in places {
             index = index * of + place;
         }
         index
@@ -147,7 +154,7 @@ impl Auto {
             ways: self.ways(gpus, at).difference(absent).copied().collect(),
             no_sm: self.options.no_sm,
             no_threads: self.options.no_threads,
-            multipath: self.options.multipath,
+            multipath: self.options.multipath && at.granted,
             realtime: false,
             stale: self.stale.clone(),
         };

@@ -146,7 +146,8 @@ impl Bench<'_> {
     fn copy(&self, direction: Direction, host: Host<'_>, len: usize) -> Result<(), CopyError> {
         let device = At { buffer: &self.device, offset: GUARD };
         let mut copy = Transfer { gpu: self.gpu, direction, device, host, len, pinned: false };
-        self.copier.by(&mut copy, self.way, None, true).map(|_| ())
+        let relays: Vec<usize> = (0..self.copier.gpus.len()).filter(|at| self.copier.reaches(*at, self.gpu)).collect();
+        self.copier.by(&mut copy, (self.way, None), true, &relays).map(|_| ())
     }
 
     fn refuse(&self, error: DeviceError) -> CopyError {
@@ -213,7 +214,7 @@ impl Bench<'_> {
     fn by_engine(&self, direction: Direction, len: usize) -> Result<(), CopyError> {
         let (device, host) = (At { buffer: &self.device, offset: 0 }, At { buffer: &self.pinned, offset: 0 });
         let mut copy = Transfer { gpu: self.gpu, direction, device, host: Host::Held(host), len, pinned: false };
-        self.copier.by(&mut copy, Way::of(Method::Dma), None, true).map(|_| ())
+        self.copier.by(&mut copy, (Way::of(Method::Dma), None), true, &[]).map(|_| ())
     }
 }
 

@@ -3,6 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use headway_core::machine::Method;
+use headway_core::transfer::links::{Borrow, Links};
 use headway_core::transfer::policy::{Bucket, Decision};
 use headway_core::transfer::{Direction, HostMemory, Load, Tuning, Way};
 use headway_core::units::{Bytes, Nanos};
@@ -13,7 +14,8 @@ use super::auto::{Pick, Situation};
 use super::ends::{Host, Transfer};
 use super::engine::Moved;
 use super::error::{Absence, chain};
-use super::ways::LINKS_MAX;
+use super::shares::Running;
+use super::ways::{LINKS_MAX, RELAYS_MAX};
 use super::{Copier, CopyError, How, Observation, Report};
 
 /// From this size on a copy is bulk: it keeps an engine busy for longer than a small copy takes altogether.
@@ -98,13 +100,20 @@ impl Copier {
 
     fn named(&self, copy: &mut Transfer<'_>, way: Way, tuning: Option<Tuning>) -> Result<Outcome, CopyError> {
         let gpu = &self.gpus[copy.gpu];
-        let _bulk = (copy.len >= BULK && uses_engine(way)).then(|| gpu.engine(copy.direction).gate.bulk());
         let tuning = match way.method {
-            Method::Staged => tuning.or_else(|| self.auto.tuning(gpu.endpoint, self.situation(copy)?)),
+            Method::Staged => tuning.or_else(|| {
+                let at = self.situation(copy)?;
+                Some(self.within(self.auto.tuning(gpu.endpoint, at)?, at.active))
+            }),
             Method::Multipath => tuning.or_else(|| self.tuning_of_links(self.situation(copy)?)),
             _ => None,
         };
-        let moved = self.by(copy, way, tuning, true)?;
+        let multipath = way.method == Method::Multipath;
+        let borrow = if multipath { Borrow::Free(RELAYS_MAX) } else { Borrow::Nothing };
+        let shares = multipath || (copy.len >= BULK && uses_engine(way));
+        let running = shares.then(|| self.begin(&mut self.shares.links(copy.direction), copy, borrow));
+        let relays = running.as_ref().map_or(&[][..], |running| &running.relays);
+        let moved = self.by(copy, (way, tuning), true, relays)?;
         let memory = if matches!(copy.host, Host::Held(_)) { HostMemory::Pinned } else { HostMemory::Warm };
         let bytes = Bytes(copy.len as u64);
         let predicted = self.auto.predicted(gpu.endpoint, None, way, copy.direction, memory, bytes);
@@ -117,6 +126,9 @@ impl Copier {
         let pageable = Pick { way: Way::of(Method::Pageable), tuning: None, predicted: None };
         let bytes = Bytes(copy.len as u64);
         let (situation, known) = self.situation_of_choice(copy);
+        // Between the look at who copies and the beginning nobody else begins.
+        let mut links = (copy.len >= BULK).then(|| self.shares.links(copy.direction));
+        let situation = situation.map(|at| links.as_ref().map_or(at, |links| self.standing(links, at)));
         let mut pick = situation.map_or(pageable, |at| self.auto.pick(&self.gpus, at, bytes));
         copy.pinned = situation.is_some_and(|at| at.memory == HostMemory::Pinned);
         let mut instead_of: Option<(Way, String)> = None;
@@ -127,13 +139,17 @@ impl Copier {
             instead_of = Some((pick.way, "it was slower than the driver the last times".to_owned()));
             pick = Pick { way: driver_way(bucket.memory), tuning: None, predicted: None };
         }
-        let _bulk = (copy.len >= BULK && uses_engine(pick.way)).then(|| gpu.engine(copy.direction).gate.bulk());
+        let multipath = pick.way.method == Method::Multipath;
+        let borrow = if multipath { Borrow::Spare(RELAYS_MAX) } else { Borrow::Nothing };
+        let running = links.as_mut().filter(|_| uses_engine(pick.way)).map(|links| self.begin(links, copy, borrow));
+        drop(links);
+        let relays = running.as_ref().map_or(&[][..], |running| &running.relays);
         loop {
             let tuning = match (pick.way.method, situation) {
                 (Method::Multipath, Some(at)) => self.tuning_of_links(at),
-                _ => pick.tuning,
+                (_, at) => pick.tuning.map(|tuning| self.within(tuning, at.map_or(1, |at| at.active))),
             };
-            let error = match self.by(copy, pick.way, tuning, false) {
+            let error = match self.by(copy, (pick.way, tuning), false, relays) {
                 Ok(moved) => {
                     let judged = judged.filter(|bucket| bucket.way == pick.way);
                     return Ok(Outcome { way: pick.way, predicted: pick.predicted, moved, instead_of, judged });
@@ -157,14 +173,35 @@ impl Copier {
         }
     }
 
+    /// `at` as `links` are now.
+    fn standing(&self, links: &Links, at: Situation) -> Situation {
+        let standing = links.standing(at.gpu, |other| self.reaches(other, at.gpu));
+        Situation { active: standing.active, granted: standing.grants, ..at }
+    }
+
+    /// Tells others that `copy` is under way, and borrows links for it.
+    fn begin<'a>(&'a self, links: &mut Links, copy: &Transfer<'_>, borrow: Borrow) -> Running<'a> {
+        let bulk = self.gpus[copy.gpu].engine(copy.direction).gate.bulk();
+        let reaches = |other| self.reaches(other, copy.gpu);
+        self.shares.begin(links, (copy.gpu, copy.direction), borrow, reaches, bulk)
+    }
+
     /// How a copy over several links is staged: as copies of as many GPUs at once are, for they share the memory and the caches
     /// as its links do. What goes through another GPU takes two steps, so that as many chunks are on their way as of one copy.
     fn tuning_of_links(&self, at: Situation) -> Option<Tuning> {
         let gpu = self.gpus[at.gpu].endpoint;
         let alone = self.auto.tuning(gpu, at)?;
         let links = u32::try_from(self.gpus.len()).unwrap_or(u32::MAX).min(LINKS_MAX);
-        let shared = self.auto.tuning(gpu, Situation { active: at.active.max(links), ..at })?;
+        let parties = at.active.max(links);
+        let shared = self.within(self.auto.tuning(gpu, Situation { active: parties, ..at })?, parties);
         Some(Tuning { in_flight: shared.in_flight.max(alone.in_flight), ..shared })
+    }
+
+    /// `tuning` with no more threads than one of so many parties finds CPUs for: what was measured with fewer of them may ask for
+    /// more.
+    pub(super) fn within(&self, tuning: Tuning, parties: u32) -> Tuning {
+        let fair = (self.cpus.saturating_sub(1) / parties.max(1)).max(1);
+        Tuning { threads: tuning.threads.min(fair), ..tuning }
     }
 
     /// The bucket in which the watch judges this choice: those against which the driver's curve can be held.
@@ -237,14 +274,17 @@ impl Copier {
                 HostKind::Pageable => HostMemory::Warm,
             },
         };
-        Some(Situation {
+        let at = Situation {
             gpu: copy.gpu,
             direction: copy.direction,
             memory,
             load: self.load(copy),
-            active: self.active(copy),
+            active: 1,
+            granted: false,
             window: copy.device.buffer.window(),
-        })
+        };
+        // What is small does not notice other GPUs.
+        Some(if copy.len < BULK { at } else { self.standing(&self.shares.links(copy.direction), at) })
     }
 
     /// What bulk the GPU carries besides this copy.
@@ -260,16 +300,6 @@ impl Copier {
             (false, true) => Load::BulkOpposite,
             (true, true) => Load::BulkBoth,
         }
-    }
-
-    /// GPUs that carry bulk this way, this one included; what is small does not notice them.
-    fn active(&self, copy: &Transfer<'_>) -> u32 {
-        if copy.len < BULK {
-            return 1;
-        }
-        let others = self.gpus.iter().enumerate().filter(|(at, _)| *at != copy.gpu);
-        let busy = others.filter(|(_, gpu)| gpu.engine(copy.direction).gate.bulk_copies() > 0).count();
-        1 + u32::try_from(busy).unwrap_or(u32::MAX - 1)
     }
 }
 

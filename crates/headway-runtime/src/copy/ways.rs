@@ -5,6 +5,7 @@ use std::sync::atomic::AtomicBool;
 use headway_core::machine::Method;
 use headway_core::staging::Flow;
 use headway_core::transfer::{Direction, HostMemory, Tuning, Via, Way, default_tuning};
+use headway_core::units::Bytes;
 use headway_device::port::{Move, Mover, Piece};
 use headway_device::{Buffer, DeviceError, HostKind};
 
@@ -21,7 +22,7 @@ const WINDOW_STEP: usize = 4 << 20;
 const KERNEL_BLOCKS_IN: u32 = 8;
 const KERNEL_BLOCKS_OUT: u32 = 4;
 /// GPUs whose links `multipath` uses besides the target's own: with a fourth link memory was the limit on an H200 node.
-const RELAYS_MAX: usize = 3;
+pub(super) const RELAYS_MAX: usize = 3;
 /// Links of one copy: its own and those.
 pub(super) const LINKS_MAX: u32 = RELAYS_MAX as u32 + 1;
 
@@ -34,13 +35,14 @@ pub(super) const fn kernel_blocks(direction: Direction) -> u32 {
 }
 
 impl Copier {
-    /// Makes `copy` by `way`; `tuning` for ways through pinned buffers, which `set_up` waits for.
+    /// Makes `copy` by `way`; a tuning for ways through pinned buffers, which `set_up` waits for; positions of the GPUs whose
+    /// links `multipath` has borrowed.
     pub(super) fn by(
         &self,
         copy: &mut Transfer<'_>,
-        way: Way,
-        tuning: Option<Tuning>,
+        (way, tuning): (Way, Option<Tuning>),
         set_up: bool,
+        relays: &[usize],
     ) -> Result<Moved, CopyError> {
         let gpu = &self.gpus[copy.gpu];
         self.forbidden(way)?;
@@ -54,7 +56,7 @@ impl Copier {
                 paged_window(gpu, copy, way.via).map_err(|error| CopyError::device(way, error, 0, 0))
             }
             Method::Resident => resident(gpu, copy, way.via).map_err(|error| CopyError::device(way, error, 0, 0)),
-            Method::Staged | Method::Multipath => self.staged(copy, way, tuning, set_up),
+            Method::Staged | Method::Multipath => self.staged(copy, (way, tuning), set_up, relays),
             Method::Peer => {
                 Err(CopyError::Invalid { what: "method", reason: "`peer` copies between GPUs; use `copy_peer`".into() })
             }
@@ -185,11 +187,14 @@ impl Copier {
     fn staged(
         &self,
         copy: &mut Transfer<'_>,
-        way: Way,
-        tuning: Option<Tuning>,
+        (way, tuning): (Way, Option<Tuning>),
         set_up: bool,
+        relays: &[usize],
     ) -> Result<Moved, CopyError> {
-        let relays = if way.method == Method::Multipath { self.relays(copy, way)? } else { Vec::new() };
+        if way.method == Method::Multipath {
+            self.has_relay(copy.gpu, way)?;
+        }
+        let relays: Vec<&Gpu> = relays.iter().map(|relay| &self.gpus[*relay]).collect();
         // Relays let go as soon as their GPUs have copies of their own.
         let own: Vec<_> = relays.iter().map(|gpu| gpu.engine(copy.direction).gate.bulk_count()).collect();
         let mut links: Vec<&Pool> = vec![&self.gpus[copy.gpu].pool];
@@ -214,7 +219,8 @@ impl Copier {
                         link.prepare(tuning.buffer, relay).map_err(|error| staging_error(way, error))?;
                     }
                 }
-                Err(StagingError::Busy { .. }) if set_up && patience.pause() => {}
+                // Who has borrowed this GPU's threads lets go of them now that it has a copy of its own.
+                Err(StagingError::Busy { .. }) if (set_up || self.shares.is_lent(copy.gpu)) && patience.pause() => {}
                 result => break result,
             }
         };
@@ -244,25 +250,30 @@ impl Copier {
         }
     }
 
-    /// The GPUs whose links help: those that reach this one and carry the least in this direction.
-    fn relays(&self, copy: &Transfer<'_>, way: Way) -> Result<Vec<&Gpu>, CopyError> {
-        let target = &self.gpus[copy.gpu];
-        let others = self.gpus.iter().filter(|gpu| gpu.id != target.id && !gpu.is_lost());
-        let mut relays: Vec<&Gpu> =
-            others.filter(|gpu| gpu.port.domain() == target.port.domain() && gpu.port.reaches(target.id)).collect();
-        relays.sort_by_key(|gpu| gpu.engine(copy.direction).gate.bulk_copies());
-        relays.truncate(RELAYS_MAX);
-        if relays.is_empty() {
-            return Err(CopyError::Unavailable {
-                way,
-                source: DeviceError::Unavailable {
-                    what: "a second link".into(),
-                    reason: "no other GPU reaches this one directly".into(),
-                    remedy: "use `staged` or `dma`".into(),
-                },
-            });
+    /// Whether a copy of GPU `to` can go through GPU `relay`.
+    pub(super) fn reaches(&self, relay: usize, to: usize) -> bool {
+        let (relay, to) = (&self.gpus[relay], &self.gpus[to]);
+        relay.id != to.id && !relay.is_lost() && relay.port.domain() == to.port.domain() && relay.port.reaches(to.id)
+    }
+
+    /// Checks that there is a second link to `gpu`, used or not.
+    fn has_relay(&self, gpu: usize, way: Way) -> Result<(), CopyError> {
+        if (0..self.gpus.len()).any(|relay| self.reaches(relay, gpu)) {
+            return Ok(());
         }
-        Ok(relays)
+        Err(CopyError::Unavailable {
+            way,
+            source: DeviceError::Unavailable {
+                what: "a second link".into(),
+                reason: "no other GPU reaches this one directly".into(),
+                remedy: "use `staged` or `dma`".into(),
+            },
+        })
+    }
+
+    /// Waits until everything is there that one staged copy of `gpu` with buffers of `buffer` may have.
+    pub(super) fn prepare_gpu(&self, gpu: &Gpu, buffer: Bytes) -> Result<(), CopyError> {
+        gpu.pool.prepare(buffer, None).map_err(|error| staging_error(Way::of(Method::Staged), error))
     }
 
     /// What bounds a copy that `cancel` ends.

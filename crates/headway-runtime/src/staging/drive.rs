@@ -84,6 +84,12 @@ impl Link {
         granted
     }
 
+    /// Gives back what it has of its pool.
+    fn give_back(&mut self) {
+        let (slots, slabs) = (std::mem::take(&mut self.slots), std::mem::take(&mut self.slabs));
+        self.shared.put(slots, slabs, self.place.take());
+    }
+
     fn release(&mut self) {
         if let Some(place) = &mut self.place {
             place.release();
@@ -94,8 +100,7 @@ impl Link {
 impl Drop for Link {
     fn drop(&mut self) {
         self.workers.drain(..).for_each(|worker| self.shared.crew.release(worker));
-        let (slots, slabs) = (std::mem::take(&mut self.slots), std::mem::take(&mut self.slabs));
-        self.shared.put(slots, slabs, self.place.take());
+        self.give_back();
     }
 }
 
@@ -152,13 +157,19 @@ impl Drive<'_> {
         }
     }
 
-    /// Lets go of relays whose GPUs have copies of their own.
+    /// Lets go of relays whose GPUs have copies of their own; what they have of their pools goes back once no chunk is in it.
     fn retire(&mut self, round: &mut Round) {
         let relays = self.links.iter_mut().enumerate().skip(1);
         for ((index, link), own) in relays.zip(self.own) {
             if !link.retired && own.load(Ordering::Relaxed) > 0 {
                 link.retired = true;
                 self.job.exchange.retire(index, &mut round.called);
+                // Who has not begun for it yet stays at home.
+                link.shared.crew.recall(|(job, at)| Arc::ptr_eq(job, &self.job) && *at == index);
+            }
+            let holds = link.retired && !link.slots.is_empty() && !link.flying();
+            if holds && self.job.exchange.is_empty(index) {
+                link.give_back();
             }
         }
         self.call(round);

@@ -302,6 +302,12 @@ impl<P> Exchange<P> {
         self.driver.raise();
     }
 
+    /// Whether no chunk is in a buffer of `link`.
+    pub(super) fn is_empty(&self, link: usize) -> bool {
+        let census = self.lock().pipeline.census(link);
+        census.copying + census.full + census.flying == 0
+    }
+
     /// Where the buffers of each link are, and how many workers wait.
     pub(super) fn census(&self) -> Vec<(Census, usize)> {
         let inner = self.lock();

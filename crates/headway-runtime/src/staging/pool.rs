@@ -188,6 +188,18 @@ impl Pool {
         self.shared.crew.len()
     }
 
+    /// Takes all idle threads until the value returned is dropped.
+    #[cfg(test)]
+    pub(crate) fn lend_threads(&self) -> impl Drop {
+        struct Lent(Arc<Shared>, Vec<usize>);
+        impl Drop for Lent {
+            fn drop(&mut self) {
+                self.1.drain(..).for_each(|worker| self.0.crew.release(worker));
+            }
+        }
+        Lent(Arc::clone(&self.shared), self.shared.crew.reserve(usize::MAX))
+    }
+
     /// Pinned memory that exists.
     #[must_use]
     pub fn pinned(&self) -> Bytes {

@@ -1,55 +1,60 @@
 //! Several GPUs: all at once, and one over the links of all.
 
+use std::sync::Arc;
+
 use headway_core::machine::Method;
 use headway_core::transfer::{Direction, HostMemory, Load, Way};
 use headway_core::units::{Bytes, Nanos};
-use headway_runtime::copy::How;
+use headway_runtime::copy::{Copier, How};
 
 use super::Bench;
 use super::results::Row;
 use super::targets::{MULTIPATH, TOGETHER, TOGETHER_HUGE};
 use super::ways;
 use crate::Error;
-use crate::measure::curves::{measures, memories, volley};
+use crate::measure::curves::{measures, memories};
 use crate::measure::rig::{Rig, Shot, Wish};
-use crate::measure::sample::Figures;
+use crate::measure::sample::{Effort, Figures};
+use crate::measure::volley;
 
-/// What each GPU copies when all copy at once.
+/// What each GPU copies when all copy at once: so long that beginning and end count little.
 const EACH: usize = 1 << 30;
-const EACH_QUICK: usize = 256 << 20;
 
 impl Bench<'_, '_> {
     /// All GPUs at once: the driver's call, pinned memory, and `auto`; without and with huge pages.
     pub(super) fn together(&mut self) -> Result<(), Error> {
-        let most = if self.options.quick { EACH_QUICK } else { EACH };
-        let bytes_max = most.min(self.bytes_max());
+        let bytes_max = EACH.min(self.bytes_max());
         let gpus = self.copier.ports().len();
         let hows = [
             ("pageable", HostMemory::Warm, How::By(Way::of(Method::Pageable))),
             ("dma", HostMemory::Pinned, How::By(Way::of(Method::Dma))),
             ("auto", HostMemory::Warm, How::Auto),
         ];
+        if let Err(error) = self.copier.prepare() {
+            self.session.warnings.push(format!("copies of all GPUs at once are not staged: {error}"));
+        }
         self.session.phase("together", 2 * 2 * hows.len());
         for (part, huge_pages) in [(TOGETHER, false), (TOGETHER_HUGE, true)] {
-            let mut rigs = Vec::new();
-            for gpu in 0..gpus {
-                rigs.push(Rig::new(&self.copier, gpu, Wish { bytes_max, pinned: true, huge_pages })?);
-            }
+            let mut rigs = rigs(&self.copier, Wish { bytes_max, pinned: true, huge_pages })?;
             for direction in [Direction::H2d, Direction::D2h] {
                 for (name, memory, how) in hows {
                     let shot = Shot { how, direction, memory, bytes: bytes_max, window: None };
                     let (mut cpu, mut took) = (Vec::new(), None);
-                    let figures = self.session.series(part, self.effort(bytes_max as u64), |turn| {
-                        let timings = volley(&mut rigs, &shot, turn)?;
-                        if turn == 0 {
-                            rigs.iter_mut().try_for_each(Rig::compare)?;
-                        }
-                        // Each thread saw the whole process's CPU time.
-                        cpu.extend(timings.iter().filter_map(|timing| timing.cpu).max());
-                        took = timings.first().map(|timing| timing.way);
-                        Ok(timings.iter().map(|timing| timing.done).max().unwrap_or_default())
+                    let effort = self.effort_together();
+                    let figures = volley::with(&mut rigs, &shot, |volleys| {
+                        let figures = self.session.series(part, effort, |turn| {
+                            let timings = volleys.shoot(turn)?;
+                            if turn == 0 {
+                                volleys.compare()?;
+                            }
+                            // Each thread saw the whole process's CPU time.
+                            cpu.extend(timings.iter().filter_map(|timing| timing.cpu).max());
+                            took = timings.first().map(|timing| timing.way);
+                            Ok(timings.iter().map(|timing| timing.done).max().unwrap_or_default())
+                        })?;
+                        volleys.compare()?;
+                        Ok(figures)
                     })?;
-                    rigs.iter_mut().try_for_each(Rig::compare)?;
                     let took = took.filter(|_| how == How::Auto).map(|way| way.to_string());
                     let cpu = Figures::of(&cpu).map(|figures| figures.median);
                     let row = ways::row(part, name, &shot, Load::Alone, cpu, took).with(figures);
@@ -59,6 +64,12 @@ impl Bench<'_, '_> {
             }
         }
         Ok(())
+    }
+
+    /// How often all copy at once: the first times find out that the others copy too.
+    const fn effort_together(&self) -> Effort {
+        let n_min = if self.options.quick { 5 } else { 9 };
+        Effort { warm_up: 3, n_min, n_max: 30, time: Nanos(if self.options.quick { 50 } else { 500 } * 1_000_000) }
     }
 
     /// One GPU over the links of all, beside its own link only.
@@ -95,4 +106,15 @@ impl Bench<'_, '_> {
         }
         Ok(())
     }
+}
+
+/// A rig on each GPU, made at the same time.
+fn rigs(copier: &Arc<Copier>, wish: Wish) -> Result<Vec<Rig>, Error> {
+    std::thread::scope(|scope| {
+        let make = |gpu| scope.spawn(move || Rig::new(copier, gpu, wish));
+        let threads: Vec<_> = (0..copier.ports().len()).map(make).collect();
+        let joined =
+            threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        joined.collect()
+    })
 }

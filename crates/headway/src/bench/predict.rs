@@ -1,4 +1,4 @@
-//! Predicted against measured: random ways and sizes, each timed and looked up in the profile.
+//! Predicted against measured: random ways and sizes, timed in turns, and looked up in the profile.
 
 use std::fmt;
 
@@ -11,9 +11,10 @@ use serde::Serialize;
 
 use super::Bench;
 use crate::Error;
-use crate::measure::curves::{COMPARED_MAX, measures, needs_window, window_of};
+use crate::measure::curves::{measures, needs_window, window_of};
 use crate::measure::rig::{Rig, Shot};
-use crate::measure::sample::Effort;
+use crate::measure::sample::{Effort, Figures};
+use crate::measure::turns::{self, Entrant, Rules};
 
 /// Points that are looked at.
 const POINTS: usize = 200;
@@ -115,8 +116,8 @@ impl Bench<'_, '_> {
         let largest = BYTES_MAX.min(rig.bytes_max() as u64);
         self.session.phase("predict", count);
         let mut random = Pcg64Mcg::seed_from_u64(3);
-        let mut points = Vec::new();
-        let effort = Effort { warm_up: 5, n_min: 7, n_max: 200, time: Nanos(20_000_000) };
+        let mut entrants = Vec::new();
+        let mut predicted = Vec::new();
         for _ in 0..count {
             let (key, curve) = &curves[(random.next_u64() % curves.len() as u64) as usize];
             // Uniform in the exponent, and between powers of two.
@@ -128,28 +129,30 @@ impl Bench<'_, '_> {
             {
                 continue;
             }
-            let how = How::By(key.way);
             let shot = Shot {
-                how,
+                how: How::By(key.way),
                 direction: key.direction,
                 memory: key.memory,
                 bytes: bytes as usize,
                 window: window_of(key.way),
             };
-            // The curves are of ways by themselves: a resident copier of the point before delays the driver's calls by a
-            // microsecond or two.
-            rig.copier().park().map_err(Error::Copy)?;
-            let figures = self.session.series("predict", effort, |turn| {
-                let timing = rig.shoot(&shot, turn)?;
-                if turn == 0 || shot.bytes <= COMPARED_MAX {
-                    rig.compare()?;
-                }
-                Ok(timing.done)
-            })?;
+            entrants.push(Entrant::new(format!("{} {} {}", key.way, key.direction, key.memory), shot));
+            predicted.push(curve.at(Bytes(bytes), Statistic::Median));
+        }
+        // As the curves were taken: in turns, and without a resident copier of the turn before.
+        let effort = Effort { warm_up: 1, n_min: 7, n_max: 200, time: Nanos(20_000_000) };
+        let rules = Rules { effort, parks: true, spares: false, undecided: None };
+        turns::take(self.session, rig, &mut entrants, rules)?;
+        let mut points = Vec::new();
+        for (entrant, predicted) in entrants.into_iter().zip(predicted) {
+            if let Some(error) = entrant.failed {
+                return Err(error);
+            }
+            let Some(figures) = Figures::of(&entrant.times) else { continue };
             points.push(Compared {
-                what: format!("{} {} {}", key.way, key.direction, key.memory),
-                bytes: Bytes(bytes),
-                predicted: curve.at(Bytes(bytes), Statistic::Median),
+                what: entrant.name,
+                bytes: Bytes(entrant.shot.bytes as u64),
+                predicted,
                 measured: figures.median,
                 n: figures.n,
                 quartiles: (figures.p25, figures.p75),

@@ -6,7 +6,7 @@ use headway_core::transfer::{Direction, HostMemory, Load};
 use headway_core::units::{Bytes, Nanos};
 use serde::Serialize;
 
-use crate::measure::sample::{Figures, rate};
+use crate::measure::sample::{self, Figures, rate};
 
 /// Figures of one way in one situation.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -58,6 +58,11 @@ impl Row {
         let cpu = self.cpu?;
         let millis = u128::from(cpu.0) * 1_000 / u128::from(self.bytes.0.max(1));
         u64::try_from(millis).ok()
+    }
+
+    /// How far the median may be off.
+    pub(super) fn notch(&self) -> Nanos {
+        sample::notch(self.n, self.p25, self.p75)
     }
 
     pub(super) const fn with(mut self, figures: Figures) -> Self {

@@ -92,7 +92,8 @@ impl Bench<'_, '_> {
         Ok(())
     }
 
-    /// Stores and loads by the CPU itself, without the copier around them.
+    /// Stores and loads by the CPU itself, without the copier around them. A store is posted: into a window at rest it takes what
+    /// the CPU takes to hand it over, behind others what it waits for them.
     fn window(&mut self, rig: &Rig, via: Via) -> Result<(), Error> {
         let most = 4096;
         let buffer = rig.port().device_buffer(most, Reach::Window(via))?;
@@ -114,14 +115,20 @@ impl Bench<'_, '_> {
                 bytes: len,
                 window: Some(via),
             };
-            let figures = self.session.series(WINDOW, effort, |turn| {
-                bytes[..4].copy_from_slice(&turn.to_le_bytes());
-                let begun = clock::now();
-                span.store(0, &bytes[..len])?;
-                Ok((clock::now() - begun).saturating_sub(own))
-            })?;
-            let name = format!("store {via}");
-            self.rows.push(row(WINDOW, &name, &shot(Direction::H2d), Load::Alone, None, None).with(figures));
+            for (name, rests) in [("store", true), ("row of stores", false)] {
+                let figures = self.session.series(WINDOW, effort, |turn| {
+                    bytes[..4].copy_from_slice(&turn.to_le_bytes());
+                    if rests {
+                        // What is loaded comes behind the stores before it: none is on its way any more.
+                        span.load(0, &mut [0])?;
+                    }
+                    let begun = clock::now();
+                    span.store(0, &bytes[..len])?;
+                    Ok((clock::now() - begun).saturating_sub(own))
+                })?;
+                let name = format!("{name} {via}");
+                self.rows.push(row(WINDOW, &name, &shot(Direction::H2d), Load::Alone, None, None).with(figures));
+            }
             let mut back = vec![0; len];
             let figures = self.session.series(WINDOW, effort, |_| {
                 let begun = clock::now();

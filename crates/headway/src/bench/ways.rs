@@ -7,11 +7,11 @@ use headway_runtime::copy::How;
 use super::Bench;
 use super::results::Row;
 use super::targets::{AUTO, WAYS};
-use super::turns::Entrant;
 use crate::Error;
 use crate::measure::curves::{measures, memories, needs_window, window_of};
 use crate::measure::rig::{Rig, Shot};
 use crate::measure::sample::Effort;
+use crate::measure::turns::Entrant;
 
 /// Fresh pages take long: this size ends their comparison.
 const FRESH_MAX: u64 = 1 << 30;

@@ -3,7 +3,7 @@
 mod many;
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Barrier};
+use std::sync::Arc;
 
 use headway_core::machine::{EndpointId, Method};
 use headway_core::transfer::{Curve, Direction, HostMemory, Key, Load, Point, Profile, Via, Way};
@@ -18,9 +18,11 @@ use rand_pcg::Pcg64Mcg;
 use serde::{Deserialize, Serialize};
 
 use super::load::Bulk;
-use super::rig::{Rig, Shot, Timing};
+use super::rig::{Rig, Shot};
 use super::sample::{Effort, Figures};
 use super::session::Session;
+use super::turns::{self, Entrant, Rules};
+use super::volley;
 use crate::Error;
 
 /// Copies up to this size are compared every time, larger ones at the beginning and the end of a series.
@@ -135,22 +137,102 @@ pub(crate) struct Taker<'s, 'a> {
 }
 
 impl Taker<'_, '_> {
-    /// Measures `ways` in both directions with nothing else going on, more closely where the fastest one changes.
+    /// Measures `ways` in both directions with nothing else going on, more closely where the fastest one changes. At each size all
+    /// ways take turns.
     pub(crate) fn alone(&mut self, rig: &mut Rig, ways: &[Way]) -> Result<(), Error> {
         let directions = [Direction::H2d, Direction::D2h];
-        let lines = directions.iter().flat_map(|&d| ways.iter().flat_map(move |&w| memories(w, d)));
-        self.session.phase("alone", lines.count() * self.sizes.len());
+        self.session.phase("alone", directions.len() * self.sizes.len());
         for direction in directions {
-            for &way in ways {
-                for memory in memories(way, direction) {
-                    self.line(rig, way, direction, memory, Load::Alone)?;
+            let mut last: BTreeMap<(Way, HostMemory), Nanos> = BTreeMap::new();
+            for bytes in self.sizes.clone() {
+                let patience = self.thrift.patience;
+                let kinds = ways.iter().flat_map(|&way| memories(way, direction).into_iter().map(move |m| (way, m)));
+                let kinds = kinds.filter(|kind| measures(kind.0, direction, bytes));
+                let kinds = kinds.filter(|kind| last.get(kind).is_none_or(|last| *last <= patience));
+                let kinds: Vec<(Way, HostMemory)> = kinds.filter(|kind| !self.is_dropped(kind.0)).collect();
+                self.in_turns(rig, direction, &kinds, bytes, "")?;
+                for kind in kinds {
+                    let key = self.key(kind, direction);
+                    let median = self.lines.get(&key).and_then(|line| line.points.get(&bytes)).map(|f| f.median);
+                    last.extend(median.map(|median| (kind, median)));
                 }
+                self.session.advance()?;
             }
             for memory in [HostMemory::Pinned, HostMemory::Warm, HostMemory::Fresh] {
                 self.bisect(rig, direction, memory)?;
             }
         }
         Ok(())
+    }
+
+    fn is_dropped(&self, way: Way) -> bool {
+        self.dropped.iter().any(|(dropped, _)| *dropped == way)
+    }
+
+    fn key(&self, (way, memory): (Way, HostMemory), direction: Direction) -> Key {
+        Key { gpu: self.gpu, peer: None, way, direction, memory, load: Load::Alone, active: 1, pieces: 1 }
+    }
+
+    /// A point of each of `kinds`, timed in turns; `note` tells them from others of this size in the journal. A way that fails is
+    /// dropped with all its curves.
+    fn in_turns(
+        &mut self,
+        rig: &mut Rig,
+        direction: Direction,
+        kinds: &[(Way, HostMemory)],
+        bytes: u64,
+        note: &str,
+    ) -> Result<(), Error> {
+        let name = |(way, memory): &(Way, HostMemory)| {
+            format!("gpu{} {way} {direction} {memory} {} {bytes}{note}", rig.gpu(), Load::Alone)
+        };
+        let names: Vec<String> = kinds.iter().map(name).collect();
+        let effort = self.thrift.of(bytes);
+        let taken: Vec<Result<Taken, String>> = self.session.step(&names.join(", "), |session| {
+            let entrant = |(name, (way, memory)): (&String, &(Way, HostMemory))| {
+                let (how, window) = (How::By(*way), window_of(*way));
+                Entrant::new(name.clone(), Shot { how, direction, memory: *memory, bytes: bytes as usize, window })
+            };
+            let mut entrants: Vec<Entrant> = names.iter().zip(kinds).map(entrant).collect();
+            let rules = Rules { effort, parks: true, spares: false, undecided: None };
+            turns::take(session, rig, &mut entrants, rules)?;
+            let result = |(entrant, (way, _)): (Entrant, &(Way, HostMemory))| match (
+                entrant.failed,
+                Figures::of(&entrant.times),
+            ) {
+                (Some(error), _) if is_fatal(&error) => Err(error),
+                (Some(error), _) => Ok(Err(chain(&error))),
+                (None, None) => Err(Error::Interrupted),
+                (None, Some(done)) => {
+                    session.keep(&entrant.name, &entrant.times)?;
+                    let posted = is_posted(*way, direction).then(|| Figures::of(&entrant.calls)).flatten();
+                    Ok(Ok(Taken { done, posted }))
+                }
+            };
+            entrants.into_iter().zip(kinds).map(result).collect()
+        })?;
+        for (kind, taken) in kinds.iter().zip(taken) {
+            match taken {
+                Ok(taken) => self.add(self.key(*kind, direction), bytes, taken),
+                Err(why) => self.leave_out(kind.0, &why),
+            }
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, key: Key, bytes: u64, Taken { done, posted }: Taken) {
+        let line = self.lines.entry(key).or_default();
+        line.points.insert(bytes, done);
+        line.posted.extend(posted.map(|posted| (bytes, posted)));
+    }
+
+    fn leave_out(&mut self, way: Way, why: &str) {
+        if !self.is_dropped(way) {
+            let why = format!("{way} is left out: {why}");
+            self.session.warnings.push(why.clone());
+            self.dropped.push((way, why));
+        }
+        self.lines.retain(|key, _| key.way != way);
     }
 
     /// Measures small copies by those of `ways` that are for such, beside each of `loads`.
@@ -189,9 +271,8 @@ impl Taker<'_, '_> {
         rig.copier().park().map_err(Error::Copy)?;
         let mut last = Nanos::ZERO;
         for bytes in self.sizes.clone() {
-            let dropped = self.dropped.iter().any(|(dropped, _)| *dropped == way);
-            if measures(way, direction, bytes) && !dropped && last <= self.thrift.patience {
-                let taken = self.point(rig, (way, direction, memory, load), bytes, "")?;
+            if measures(way, direction, bytes) && !self.is_dropped(way) && last <= self.thrift.patience {
+                let taken = self.point(rig, (way, direction, memory, load), bytes)?;
                 last = taken.map_or(last, |figures| figures.median);
             }
             self.session.advance()?;
@@ -199,17 +280,16 @@ impl Taker<'_, '_> {
         Ok(())
     }
 
-    /// One point; `note` tells it from others of this size in the journal. `None` for a way that failed.
+    /// One point, by copies one after the other; `None` for a way that failed.
     fn point(
         &mut self,
         rig: &mut Rig,
         (way, direction, memory, load): (Way, Direction, HostMemory, Load),
         bytes: u64,
-        note: &str,
     ) -> Result<Option<Figures>, Error> {
-        let key = Key { gpu: self.gpu, peer: None, way, direction, memory, load, active: 1, pieces: 1 };
+        let key = Key { load, ..self.key((way, memory), direction) };
         let shot = Shot { how: How::By(way), direction, memory, bytes: bytes as usize, window: window_of(way) };
-        let name = format!("gpu{} {way} {direction} {memory} {load} {bytes}{note}", rig.gpu());
+        let name = format!("gpu{} {way} {direction} {memory} {load} {bytes}", rig.gpu());
         let effort = self.thrift.of(bytes);
         let taken = self.session.step(&name, |session| {
             let mut calls = Vec::new();
@@ -227,18 +307,13 @@ impl Taker<'_, '_> {
             Ok(Taken { done, posted })
         });
         match taken {
-            Ok(Taken { done, posted }) => {
-                let line = self.lines.entry(key).or_default();
-                line.points.insert(bytes, done);
-                line.posted.extend(posted.map(|posted| (bytes, posted)));
-                Ok(Some(done))
+            Ok(taken) => {
+                self.add(key, bytes, taken);
+                Ok(Some(taken.done))
             }
             Err(error) if is_fatal(&error) => Err(error),
             Err(error) => {
-                let why = format!("{way} is left out: {}", chain(&error));
-                self.session.warnings.push(why.clone());
-                self.dropped.push((way, why));
-                self.lines.retain(|key, _| key.way != way);
+                self.leave_out(way, &chain(&error));
                 Ok(None)
             }
         }
@@ -257,17 +332,7 @@ impl Taker<'_, '_> {
             if first == second || !measures(first, direction, high) || !measures(second, direction, low) {
                 continue;
             }
-            // Once more, one right behind the other: the two curves were taken seconds apart.
-            for bytes in pair {
-                for way in [first, second] {
-                    self.point(rig, (way, direction, memory, Load::Alone), *bytes, " again")?;
-                }
-            }
-            if self.winner(direction, memory, low) != Some(first)
-                || self.winner(direction, memory, high) != Some(second)
-            {
-                continue;
-            }
+            let kinds = [first, second].map(|way| (way, memory));
             for _ in 0..BISECT_MAX {
                 // Beyond small sizes, on a multiple of 64 bytes: the step of the copy loops.
                 let grain = if low >= 1024 { 64 } else { 1 };
@@ -275,9 +340,7 @@ impl Taker<'_, '_> {
                 if high * 100 <= low * BISECT_PERCENT || middle <= low || middle >= high {
                     break;
                 }
-                for way in [first, second] {
-                    self.point(rig, (way, direction, memory, Load::Alone), middle, "")?;
-                }
+                self.in_turns(rig, direction, &kinds, middle, " between")?;
                 match self.winner(direction, memory, middle) {
                     Some(winner) if winner == first => low = middle,
                     _ => high = middle,
@@ -353,26 +416,6 @@ pub(crate) fn keep(profile: &mut Profile, lines: &BTreeMap<Key, Line>) {
     }
 }
 
-/// One copy on each of `rigs` at the same time; all begin together.
-pub(crate) fn volley(rigs: &mut [Rig], shot: &Shot, turn: u32) -> Result<Vec<Timing>, Error> {
-    let barrier = Barrier::new(rigs.len());
-    std::thread::scope(|scope| {
-        let shoot = |rig| {
-            let barrier = &barrier;
-            scope.spawn(move || {
-                barrier.wait();
-                Rig::shoot(rig, shot, turn)
-            })
-        };
-        let threads: Vec<_> = rigs.iter_mut().map(shoot).collect();
-        let joined = threads.into_iter().map(|thread| match thread.join() {
-            Ok(timing) => timing,
-            Err(panic) => std::panic::resume_unwind(panic),
-        });
-        joined.collect()
-    })
-}
-
 /// Curves of copies on all GPUs at once. `hows` names the ways, each as it is to be used with so many GPUs.
 pub(crate) fn together(
     session: &mut Session<'_>,
@@ -389,17 +432,19 @@ pub(crate) fn together(
             if measures(way, direction, bytes) {
                 let name = format!("all {way} {direction} {memory} {bytes}");
                 let shot = Shot { how, direction, memory, bytes: bytes as usize, window: None };
+                let mut each: Vec<Vec<Nanos>> = vec![Vec::new(); rigs.len()];
                 let all: Vec<Figures> = session.step(&name, |session| {
-                    let mut each: Vec<Vec<Nanos>> = vec![Vec::new(); rigs.len()];
-                    session.series(&name, thrift.of(bytes), |turn| {
-                        let timings = volley(rigs, &shot, turn)?;
-                        each.iter_mut().zip(&timings).for_each(|(times, timing)| times.push(timing.done));
-                        if turn == 0 || shot.bytes <= COMPARED_MAX {
-                            rigs.iter_mut().try_for_each(Rig::compare)?;
-                        }
-                        Ok(timings.iter().map(|timing| timing.done).max().unwrap_or_default())
+                    volley::with(rigs, &shot, |volleys| {
+                        session.series(&name, thrift.of(bytes), |turn| {
+                            let timings = volleys.shoot(turn)?;
+                            each.iter_mut().zip(&timings).for_each(|(times, timing)| times.push(timing.done));
+                            if turn == 0 || shot.bytes <= COMPARED_MAX {
+                                volleys.compare()?;
+                            }
+                            Ok(timings.iter().map(|timing| timing.done).max().unwrap_or_default())
+                        })?;
+                        volleys.compare()
                     })?;
-                    rigs.iter_mut().try_for_each(Rig::compare)?;
                     Ok(each.iter().filter_map(|times| Figures::of(times)).collect())
                 })?;
                 for (&gpu, figures) in gpus.iter().zip(all) {

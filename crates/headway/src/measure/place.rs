@@ -42,12 +42,9 @@ impl Place {
         if rig.port().description().source != Source::Cuda || all.len() < 2 {
             return Ok(None);
         }
-        // Threads that stage start with the first copy that they are needed for, and may run wherever this thread may.
-        let staged = Way::of(Method::Staged);
-        match rig.shoot(&shot(staged, Direction::H2d, (4 << 20).min(rig.bytes_max())), 0) {
-            Ok(_) | Err(Error::Copy(_)) => {}
-            Err(error) => return Err(error),
-        }
+        // Threads that stage start now, for all GPUs, so that they may run wherever this thread may; where there can be none, the
+        // copies that need them will say so.
+        let _ = rig.copier().prepare();
         rig.copier().park().map_err(Error::Copy)?;
         let mut found = Vec::new();
         for cpu in all.iter().copied().step_by(all.len().div_ceil(TRIED_MAX)) {

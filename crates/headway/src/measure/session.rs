@@ -89,10 +89,13 @@ impl<'a> Session<'a> {
             }
             once(number)
         })?;
-        if let Some(raw) = &mut self.raw {
-            raw.write(key, &samples)?;
-        }
+        self.keep(key, &samples)?;
         Ok(Figures::of(&samples).expect("an effort asks for at least one sample"))
+    }
+
+    /// Puts samples into the raw file under `key`.
+    pub(crate) fn keep(&mut self, key: &str, samples: &[Nanos]) -> Result<(), Error> {
+        self.raw.as_mut().map_or(Ok(()), |raw| raw.write(key, samples))
     }
 
     /// Ends the session: the journal is not needed any more.
