@@ -151,6 +151,49 @@ fn the_emulated_device_encrypts_the_sample_as_openssl_and_the_simulation_do() {
     headway(place.path(), &["replay", "emu"]).exits(0);
 }
 
+#[test]
+fn streams_on_cores_of_the_cpu_are_what_openssl_makes_and_the_plan_says_which_they_are() {
+    let place = place();
+    let text = fs::read_to_string(place.path().join(ENCRYPT)).unwrap();
+    // Two streams of the CPU's own, and as many as the planner likes of the rest.
+    let mut number = 0;
+    let lines = text.lines().map(|line| {
+        if !line.starts_with("steps =") {
+            return line.to_owned();
+        }
+        number += 1;
+        format!("processor = \"{}\"\n{line}", if number <= 2 { "cpu" } else { "auto" })
+    });
+    let divided = lines.collect::<Vec<_>>().join("\n");
+    // A deadline too short for the GPU: with three steps, cycles of 50 us.
+    let divided = divided.replacen("deadline = \"128 ms\"", "deadline = \"200 us\"", 1);
+    fs::write(place.path().join("divided.toml"), divided).unwrap();
+    let plan = headway(place.path(), &["plan", "divided.toml", "--format", "json"]).exits(0).json();
+    let plan = if plan["plan"].is_object() { &plan["plan"] } else { &plan };
+    assert!(plan["division"]["on_cpu"].as_u64().unwrap() >= 1, "{:#}", plan["division"]);
+    let text = headway(place.path(), &["plan", "divided.toml"]).exits(0).out;
+    assert!(text.contains("division  ") && text.contains("cores of the CPU") && text.contains("assumption"), "{text}");
+    for backend in ["sim", "emu"] {
+        let args =
+            ["run", "divided.toml", "--backend", backend, "--duration", "300 ms", "--out", backend, "--format", "json"];
+        let answer = headway(place.path(), &args);
+        // On a busy machine a deadline may be missed; bytes may never be wrong.
+        assert!(answer.status == Some(0) || backend == "emu" && answer.status == Some(1), "{answer:?}");
+        let json = answer.json();
+        assert_eq!(json["verified"], 64);
+        let served = json["summary"]["streams"].as_array().unwrap();
+        assert!(served[..2].iter().all(|stream| stream["gpu"].is_null() && stream["cpu"].is_u64()), "{served:#?}");
+        assert!(served.iter().any(|stream| stream["gpu"].is_u64()), "{served:#?}");
+        let engines = json["summary"]["engines"].as_array().unwrap();
+        let core = engines.iter().find(|engine| engine["name"] == "cpu0").unwrap();
+        assert!(core["operations"].as_u64().unwrap() > 0 && core["cpu"] == 0, "{core:#}");
+        if openssl() {
+            assert!(equals_openssl(place.path(), backend, "divided.toml") > 0);
+        }
+        headway(place.path(), &["replay", backend]).exits(0);
+    }
+}
+
 /// A short simulated run in a folder `results`.
 fn short_run(place: &Path, out: &str, seed: &str) {
     let args = ["run", ENCRYPT, "--backend", "sim", "--duration", "40 ms", "--seed", seed, "--out", out];

@@ -189,7 +189,7 @@ fn experiments_on_streams_leave_whole_results_on_emulated_devices() {
         (
             "verner-aes",
             &["--policies", "serial,combined", "--gpus", "2"][..],
-            &["plans", "runs", "steps", "blocks"][..],
+            &["plans", "runs", "cores", "steps", "blocks"][..],
         ),
         ("np-edf", &[], &["flows"]),
         ("join-leave", &[], &["jobs"]),

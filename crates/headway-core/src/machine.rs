@@ -200,7 +200,8 @@ pub struct Route {
     pub submit: Nanos,
 }
 
-/// The cost of a kernel: `setup + max(bytes / rate, longest chain / chain_rate)`, rounded up.
+/// The cost of a kernel: `setup + max(bytes / rate, longest chain / chain_rate)`, rounded up; of one whose workload says how many
+/// operations each pixel needs, see [`KernelCost::with_operations`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KernelCost {
     /// Kernel name as workloads write it, for example `aes128-cbc`.
@@ -213,9 +214,31 @@ pub struct KernelCost {
     pub rate: Rate,
     /// Data that must be processed one after the other (one CBC chain); `None` = data of a launch is independent.
     pub chain_rate: Option<Rate>,
+    /// Bytes times operations for each pixel, per second, beside what [`KernelCost::rate`] takes; `None` = [`KernelCost::rate`]
+    /// stands for [`KernelCost::OPERATIONS`] operations.
+    pub operation_rate: Option<Rate>,
 }
 
 impl KernelCost {
+    /// What a rate without `operation_rate` was measured with: the paper's (`verner-2014`, V-A).
+    pub const OPERATIONS: u32 = 1000;
+
+    /// Worst-case time of one launch over `total` bytes of images with so many operations for each pixel: `setup + bytes / rate +
+    /// bytes operations / operation_rate`. Without `operation_rate` more than [`Self::OPERATIONS`] take in proportion longer, and
+    /// fewer no less time.
+    #[must_use]
+    pub fn with_operations(&self, total: Bytes, operations: u32) -> Nanos {
+        let times = |operations: u32| Bytes(total.0.saturating_mul(u64::from(operations)));
+        let work = match self.operation_rate {
+            Some(rate) => self.rate.time_for(total).saturating_add(rate.time_for(times(operations))),
+            None => {
+                let most = u128::from(self.rate.time_for(total).0) * u128::from(operations.max(Self::OPERATIONS));
+                Nanos(u64::try_from(most.div_ceil(u128::from(Self::OPERATIONS))).unwrap_or(u64::MAX))
+            }
+        };
+        self.setup.saturating_add(work)
+    }
+
     /// Worst-case time of one launch over `total` bytes whose longest sequential chain has `chain` bytes.
     #[must_use]
     pub fn cost(&self, total: Bytes, chain: Bytes) -> Nanos {

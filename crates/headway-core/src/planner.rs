@@ -16,7 +16,7 @@ use crate::plan::{
     PlannedOperation, PlannedStep, PlannedStream, SCHEMA, Server, Source, Strategy, Strength, Verdict, Work,
 };
 use crate::units::{Bytes, Nanos, PPM};
-use crate::workload::{Cycle, Grouping, Message, OnMiss, Place, Placement, Step, Stream, Workload};
+use crate::workload::{Cycle, Grouping, Message, OnMiss, Place, Step, Stream, Workload};
 
 mod batches;
 mod combined;
@@ -24,6 +24,7 @@ mod cores;
 mod division;
 mod gangs;
 mod models;
+mod seats;
 mod servers;
 mod together;
 mod unplanned;
@@ -32,6 +33,7 @@ mod wafers;
 use combined::Domains;
 pub use division::margins;
 pub use models::{Evidence, ModelAnswer, models};
+use seats::Seat;
 pub(crate) use servers::{demands, steps_on};
 pub use unplanned::rate_alone;
 
@@ -121,14 +123,6 @@ impl PlanError {
 enum Resolved {
     Copy(RouteId),
     Compute(String),
-}
-
-/// What serves a stream.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Seat {
-    Gpu(EndpointId),
-    /// A core of the CPU.
-    Core(u32),
 }
 
 /// Streams that will share a pipeline.
@@ -356,17 +350,6 @@ impl Planner<'_> {
         engines.chain(self.cores(pipelines)).collect()
     }
 
-    fn gpu_of(&self, seat: Seat) -> Option<u32> {
-        match seat {
-            Seat::Gpu(gpu) => Some(self.ordinal(gpu)),
-            Seat::Core(_) => None,
-        }
-    }
-
-    fn ordinal(&self, gpu: EndpointId) -> u32 {
-        self.machine.gpus().position(|other| other == gpu).unwrap_or(0) as u32
-    }
-
     fn planned_stream(&self, index: usize, seat: Seat, pipeline: u32, lane: u32) -> PlannedStream {
         let stream = &self.workload.streams[index];
         PlannedStream {
@@ -380,38 +363,6 @@ impl Planner<'_> {
             pipeline,
             lane,
         }
-    }
-
-    /// What serves every stream: as written, or largest rate first onto the least loaded GPU or core.
-    fn place(&self) -> Result<Vec<Seat>, PlanError> {
-        let rate = |s: &Stream| u128::from(s.packet.0) * u128::from(u32::MAX) / u128::from(s.period.0);
-        let gpus: Vec<EndpointId> = self.machine.gpus().collect();
-        let mut load = vec![0u128; gpus.len()];
-        let mut placed = vec![None; self.workload.streams.len()];
-        for (index, stream) in self.workload.streams.iter().enumerate() {
-            if let Placement::Gpu(name) = &stream.gpu {
-                let found = gpus.iter().position(|&gpu| self.machine.endpoints[gpu.at()].id == *name);
-                let at = found.ok_or_else(|| self.unknown(stream, "gpu", name, gpus.iter()))?;
-                load[at] += rate(stream);
-                placed[index] = Some(Seat::Gpu(gpus[at]));
-            }
-        }
-        self.place_on_cores(&mut placed)?;
-        let mut rest: Vec<usize> = (0..placed.len()).filter(|&i| placed[i].is_none()).collect();
-        rest.sort_by_key(|&i| (std::cmp::Reverse(rate(&self.workload.streams[i])), i));
-        for index in rest {
-            let stream = &self.workload.streams[index];
-            let Some(at) = (0..gpus.len()).min_by_key(|&at| (load[at], at)) else {
-                return Err(PlanError::NoGpu {
-                    place: format!("stream.{}", stream.id),
-                    machine: self.machine.name.clone(),
-                    object: format!("stream `{}`", stream.id),
-                });
-            };
-            load[at] += rate(stream);
-            placed[index] = Some(Seat::Gpu(gpus[at]));
-        }
-        Ok(placed.into_iter().flatten().collect())
     }
 
     fn unknown<'e>(

@@ -139,7 +139,7 @@ fn every_stream_has_exactly_one_lane_of_one_pipeline_on_its_gpu() {
                 lanes[stream as usize] += 1;
                 let planned = &plan.streams[stream as usize];
                 assert_eq!((planned.pipeline, planned.lane), (number, lane));
-                assert_eq!(Some(planned.gpu), pipeline.gpu);
+                assert_eq!(planned.gpu, pipeline.gpu);
                 assert_eq!(pipeline.steps.len(), workload.streams[stream as usize].steps.len());
             }
         }
@@ -147,7 +147,7 @@ fn every_stream_has_exactly_one_lane_of_one_pipeline_on_its_gpu() {
         for (planned, stream) in plan.streams.iter().zip(&workload.streams) {
             assert_eq!((planned.packet, planned.period, planned.start), (stream.packet, stream.period, stream.start));
             if let Placement::Gpu(name) = &stream.gpu {
-                let gpu = machine.gpus().nth(planned.gpu as usize).unwrap();
+                let gpu = machine.gpus().nth(planned.gpu.unwrap() as usize).unwrap();
                 assert_eq!(machine.endpoints[gpu.at()].id, *name);
             }
         }
@@ -240,7 +240,7 @@ fn classes_are_the_shortest_window_of_a_gpu_times_a_power_of_two_and_no_longer_t
         let gathered = |at: &usize| is_gathered(pipeline_of(plan, &plan.streams[*at]));
         for gpu in 0..4 {
             let here: Vec<usize> =
-                (0..plan.streams.len()).filter(gathered).filter(|&at| plan.streams[at].gpu == gpu).collect();
+                (0..plan.streams.len()).filter(gathered).filter(|&at| plan.streams[at].gpu == Some(gpu)).collect();
             let Some(shortest) = here.iter().map(|&at| own(at)).min() else { continue };
             for &at in &here {
                 let window = pipeline_of(plan, &plan.streams[at]).window.0;
@@ -418,7 +418,7 @@ fn streams_without_a_place_go_largest_first_to_the_least_loaded_gpu() {
     text += "gpu = \"gpu1\"\n";
     let machine = shipped("h200-x4").with_gpus(2).unwrap();
     let plan = plan(&machine, &parsed(&text), Options::default()).unwrap();
-    let gpus: Vec<u32> = plan.streams.iter().map(|s| s.gpu).collect();
+    let gpus: Vec<u32> = plan.streams.iter().filter_map(|s| s.gpu).collect();
     // 5 on gpu1; 8 to gpu0; 4 to gpu1 (9); 4 to gpu0 (12); 2 to gpu1 (11); 1 to gpu1 (12).
     assert_eq!(gpus, [1, 0, 1, 0, 1, 1]);
 }

@@ -5,7 +5,7 @@ use headway_core::error::FileError;
 use headway_core::machine::{EngineClass, Machine, shipped};
 use headway_core::plan::{Outcome, Plan, PlannedWafer, Share, Source, Strategy, Work};
 use headway_core::planner::{Options, plan};
-use headway_core::units::{Bytes, Nanos};
+use headway_core::units::{Bytes, Nanos, Rate};
 use headway_core::workload::{Step, Wafer, Workload, parse};
 
 const STREAM: &str = r#"name = "w"
@@ -236,4 +236,28 @@ fn a_plan_whose_shares_leave_out_an_image_is_refused() {
         spoil(wafer);
         assert!(Dispatcher::new(plan, Limits::default()).is_err());
     }
+}
+
+#[test]
+fn the_cost_of_an_inspection_grows_with_the_operations_of_a_pixel() {
+    let cost = |machine: &Machine, operations: u32| {
+        let text = include_str!("../../../workloads/wafer.toml")
+            .replace("operations = 1000", &format!("operations = {operations}"));
+        let workload = parse("wafer.toml", &text).unwrap().value;
+        let plan = planned(machine, &workload, Strategy::Partitioned);
+        plan.pipelines[0].steps.iter().find(|step| step.name == "inspect").unwrap().cost.0
+    };
+    let mut machine = shipped("h200-x1").unwrap();
+    let fixed = machine.calibration.as_ref().unwrap().with_margin(machine.kernels[1].setup).0;
+    assert_eq!(machine.kernels[1].id, "inspect");
+    machine.kernels[1].operation_rate = None;
+    // Without the figure: in proportion above 1000, and no less below.
+    let [few, usual, more] = [500, 1000, 2000].map(|operations| cost(&machine, operations) - fixed);
+    assert_eq!(few, usual);
+    assert!(more.abs_diff(2 * usual) <= 2, "{usual} {more}");
+    // With it: a part that stays and one in proportion.
+    machine.kernels[1].rate = Rate(400_000_000_000);
+    machine.kernels[1].operation_rate = Some(Rate(40_000_000_000_000));
+    let [none, few, more] = [16, 516, 2016].map(|operations| cost(&machine, operations) - fixed);
+    assert!(none > 0 && (more - none).abs_diff(4 * (few - none)) <= 8, "{none} {few} {more}");
 }

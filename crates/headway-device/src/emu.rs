@@ -26,8 +26,9 @@ const KERNELS_MAX: usize = 256;
 /// The two buffers through which `pageable` copies go have this size each (`cho-2018`, on CUDA's own pinned buffers).
 const BOUNCE_BYTES: usize = 1 << 20;
 
-/// What a launch costs beyond its set-up: kernel name and input block to a time.
-pub type KernelTime = Arc<dyn Fn(&str, &[u8]) -> Nanos + Send + Sync>;
+/// What a launch costs beyond its set-up: kernel name, input block, and operations for each pixel where a kernel has such, to a
+/// time.
+pub type KernelTime = Arc<dyn Fn(&str, &[u8], Option<u32>) -> Nanos + Send + Sync>;
 
 /// What to build.
 #[derive(Clone)]
@@ -103,7 +104,7 @@ impl EmuSpec {
             })
             .collect();
         let costs = machine.kernels.clone();
-        spec.kernel_time = Some(Arc::new(move |kernel, input| {
+        spec.kernel_time = Some(Arc::new(move |kernel, input, operations| {
             let lanes = block::Header::read(input).map_or_else(
                 |_| vec![input.len() as u64],
                 |header| header.lanes.iter().map(|lane| lane.len() as u64).collect(),
@@ -111,7 +112,10 @@ impl EmuSpec {
             let (total, chain) = (lanes.iter().sum(), lanes.iter().copied().max().unwrap_or(0));
             let known =
                 costs.iter().find(|cost| cost.id == kernel && (cost.gpus.is_empty() || cost.gpus.contains(&gpu)));
-            known.map_or(Nanos::ZERO, |cost| cost.cost(Bytes(total), Bytes(chain)))
+            known.map_or(Nanos::ZERO, |cost| match operations {
+                Some(operations) => cost.with_operations(Bytes(total), operations),
+                None => cost.cost(Bytes(total), Bytes(chain)),
+            })
         }));
         spec
     }
@@ -402,9 +406,11 @@ fn wait_until(queue: &Queue, time: Nanos) {
 fn duration(shared: &Shared, job: &Job) -> Nanos {
     let moving = match &job.work {
         Work::Copy { from, .. } => job.service.rate.map_or(Nanos::ZERO, |rate| rate.time_for(Bytes(from.len() as u64))),
-        Work::Launch { kernel, input, .. } => shared.kernel_time.as_ref().map_or(Nanos::ZERO, |time| {
+        Work::Launch { kernel, input, state, .. } => shared.kernel_time.as_ref().map_or(Nanos::ZERO, |time| {
             // A cost function that panics costs nothing rather than the engine.
-            catch_unwind(AssertUnwindSafe(|| time(kernel.id(), device_bytes(input)))).unwrap_or(Nanos::ZERO)
+            let operations = || kernel.operations(state.as_ref().map_or(&[], device_bytes));
+            catch_unwind(AssertUnwindSafe(|| time(kernel.id(), device_bytes(input), operations())))
+                .unwrap_or(Nanos::ZERO)
         }),
     };
     job.service.setup.saturating_add(moving).saturating_add(job.delay)
@@ -606,6 +612,7 @@ mod tests {
                 setup: Nanos(10),
                 rate: Rate(1_000_000_000),
                 chain_rate: Some(Rate(100_000_000)),
+                operation_rate: None,
             }],
             cpu: None,
             calibration: None,
@@ -626,8 +633,10 @@ mod tests {
         let mut input = vec![0; 112];
         block::write_header(&mut input, 0, &[32, 48]).unwrap();
         let time = spec.kernel_time.unwrap();
-        assert_eq!(time("k", &input), Nanos(10 + 480), "the longest lane at the chain rate");
-        assert_eq!(time("unknown", &input), Nanos::ZERO);
+        assert_eq!(time("k", &input, None), Nanos(10 + 480), "the longest lane at the chain rate");
+        // 80 bytes at 1 GB/s for up to 1000 operations, twice as long for twice as many.
+        assert_eq!(time("k", &input, Some(2000)), Nanos(10 + 160));
+        assert_eq!(time("unknown", &input, None), Nanos::ZERO);
     }
 
     #[test]

@@ -86,6 +86,12 @@ pub trait Kernel: Send + Sync {
     /// [`KernelError::MissingParameter`].
     fn init_state(&self, lanes: &[Lane], state: &mut [u8]) -> Result<(), KernelError>;
 
+    /// Operations for each pixel that `state` asks for; `None` for kernels that have no such number.
+    fn operations(&self, state: &[u8]) -> Option<u32> {
+        let _ = state;
+        None
+    }
+
     /// Runs the CPU form.
     ///
     /// # Errors

@@ -44,6 +44,12 @@ pub const fn steps(operations: u32) -> u32 {
     operations.saturating_sub(COMPARISON) / STEP
 }
 
+/// The most operations for a pixel that `steps` steps stand for.
+#[must_use]
+pub const fn operations(steps: u32) -> u32 {
+    steps.saturating_mul(STEP).saturating_add(COMPARISON)
+}
+
 /// An image that cannot be inspected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -408,6 +414,7 @@ mod tests {
     #[test]
     fn steps_make_up_the_operations() {
         assert_eq!([steps(0), steps(16), steps(1000)], [0, 0, 328]);
+        assert_eq!([operations(0), operations(328)], [16, 1000]);
     }
 
     #[test]

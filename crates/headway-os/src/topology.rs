@@ -77,6 +77,13 @@ fn numa_node(folder: &Path, id: u32) -> Result<NumaNode, TopologyError> {
     Ok(NumaNode { id, cpus, memory })
 }
 
+/// The CPUs that share a core with `cpu`, itself among them, ascending; `None` where the kernel does not say.
+#[must_use]
+pub fn siblings(root: &Path, cpu: u32) -> Option<Vec<u32>> {
+    let (_, text) = read(root.join(format!("devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"))).ok()?;
+    parse_list(&text).filter(|cpus| cpus.contains(&cpu))
+}
+
 /// The NUMA node next to the PCI device `address` (`0000:0f:00.0`); `None` where the firmware does not say (-1).
 ///
 /// # Errors

@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -12,8 +13,8 @@ use std::thread::JoinHandle;
 use headway_core::units::Nanos;
 use headway_device::buffer::{Budget, HeapMemory};
 use headway_device::kernel::{Kernel, Lane};
-use headway_device::{Buffer, Completion, DeviceError, KernelError, Limits, Span, Waker, wake};
-use headway_os::{affinity, clock, sched};
+use headway_device::{Access, Buffer, Completion, DeviceError, KernelError, Limits, Span, Waker, wake};
+use headway_os::{affinity, clock, sched, topology};
 
 /// CPUs that are left to everybody else before cores have CPUs of their own: the driver's, and that of what feeds and empties.
 const OTHERS: usize = 2;
@@ -172,13 +173,28 @@ fn execute(stages: &mut Stages, job: Job) -> Result<(), DeviceError> {
     Ok(kernel.run(input.bytes()?, output.bytes_mut()?, state)?)
 }
 
-/// The CPUs of `cores` cores, and those that everybody else keeps to; `None` where there are too few for cores of their own.
+/// The CPUs of `cores` cores, ascending, and those that everybody else keeps to; `None` where there are too few for cores of their
+/// own.
 #[must_use]
 pub fn apart(cores: usize) -> Option<(Vec<u32>, Vec<u32>)> {
-    let mut others = affinity::allowed().ok()?;
-    let own = others.len().checked_sub(cores).filter(|rest| *rest >= OTHERS)?;
-    let own = others.split_off(own);
-    Some((own, others))
+    let root = Path::new(topology::SYSFS);
+    divide(&affinity::allowed().ok()?, cores, |cpu| topology::siblings(root, cpu).unwrap_or_else(|| vec![cpu]))
+}
+
+/// Takes CPUs from the end. A CPU that shares its core with another is half as fast beside it, so nobody gets the other; where no
+/// siblings are told, as in most virtual machines, neighbours count as such.
+fn divide(allowed: &[u32], cores: usize, siblings: impl Fn(u32) -> Vec<u32>) -> Option<(Vec<u32>, Vec<u32>)> {
+    let (mut own, mut others) = (Vec::new(), allowed.to_vec());
+    while own.len() < cores {
+        let cpu = *others.last()?;
+        let mut beside = siblings(cpu);
+        if beside.len() < 2 {
+            beside = vec![cpu, cpu ^ 1];
+        }
+        others.retain(|other| *other != cpu && !beside.contains(other));
+        own.insert(0, cpu);
+    }
+    (others.len() >= OTHERS).then_some((own, others))
 }
 
 /// Keeps the calling thread, and those that it starts meanwhile, off the CPUs of cores.
@@ -214,13 +230,16 @@ impl Default for Memory {
 }
 
 impl Memory {
-    /// A buffer of ordinary host memory.
+    /// A buffer of ordinary host memory, all of whose pages are there.
     ///
     /// # Errors
     /// [`DeviceError::Refused`], [`DeviceError::OutOfMemory`].
     pub fn buffer(&self, bytes: usize) -> Result<Buffer, DeviceError> {
         let reservation = self.budget.reserve(1, bytes as u64, 0)?;
-        Ok(Buffer::new(HeapMemory::pageable(bytes)?, reservation))
+        let buffer = Buffer::new(HeapMemory::pageable(bytes)?, reservation);
+        // The system gives pages when they are first written, which can take as long as a whole job.
+        buffer.claim(0..bytes, Access::Write)?.bytes_mut()?.fill(0);
+        Ok(buffer)
     }
 }
 
@@ -244,11 +263,9 @@ pub fn timed(core: &Core, job: Job) -> Result<Nanos, DeviceError> {
 
 #[cfg(test)]
 mod tests {
+    use super::*;
     use headway_core::block;
     use headway_core::workload::Cipher;
-    use headway_device::Access;
-
-    use super::*;
 
     fn stages(lanes: usize) -> Stages {
         let cipher = Some(Cipher { key: [1; 16], iv: [2; 16] });
@@ -275,7 +292,9 @@ mod tests {
     fn a_core_goes_on_with_its_chain_from_job_to_job_and_wakes_whoever_waits() {
         let woken = Arc::new(AtomicU64::new(0));
         let counter = Arc::clone(&woken);
-        let waker: Waker = Arc::new(move || drop(counter.fetch_add(1, Ordering::SeqCst)));
+        let waker: Waker = Arc::new(move || {
+            counter.fetch_add(1, Ordering::SeqCst);
+        });
         let core = Core::start(0, stages(1), None, waker).unwrap();
         let blocks = block();
         let result = |blocks: &(Buffer, Buffer, usize)| {
@@ -319,16 +338,21 @@ mod tests {
     }
 
     #[test]
-    fn cores_get_cpus_of_their_own_only_where_others_keep_two() {
+    fn cores_get_cpus_of_their_own_without_siblings_and_leave_others_two() {
+        let all: Vec<u32> = (0..8).collect();
+        let alone = |cpu: u32| vec![cpu];
+        let far = |cpu: u32| vec![cpu % 4, cpu % 4 + 4];
+        assert_eq!(divide(&all, 2, far), Some((vec![6, 7], vec![0, 1, 4, 5])));
+        assert_eq!(divide(&all, 3, far), Some((vec![5, 6, 7], vec![0, 4])));
+        assert_eq!(divide(&all, 4, far), None);
+        assert_eq!(divide(&all, 2, alone), Some((vec![5, 7], vec![0, 1, 2, 3])));
+        assert_eq!(divide(&all[..2], 1, alone), None);
+        assert_eq!(divide(&[], 1, alone), None);
+    }
+
+    #[test]
+    fn a_thread_that_stays_aside_comes_back() {
         let allowed = affinity::allowed().unwrap();
-        match apart(1) {
-            Some((own, others)) => {
-                assert_eq!([others, own].concat(), allowed);
-                assert!(allowed.len() > OTHERS);
-            }
-            None => assert!(allowed.len() <= OTHERS),
-        }
-        assert_eq!(apart(allowed.len()), None);
         let aside = Aside::on(&allowed[..1]).unwrap();
         assert_eq!(affinity::allowed().unwrap(), allowed[..1]);
         drop(aside);

@@ -42,7 +42,7 @@ const LINK: &[&str] = &["id", "from", "to", "rate", "rate_low", "opposite", "rat
 const LIMIT: &[&str] = &["id", "rate", "rate_low", "use"];
 const ENGINE: &[&str] = &["id", "gpu", "serves", "lanes"];
 const ROUTE: &[&str] = &["from", "to", "method", "engines", "links", "weight", "setup", "setup_queued", "submit"];
-const KERNEL: &[&str] = &["id", "gpus", "setup", "rate", "chain_rate"];
+const KERNEL: &[&str] = &["id", "gpus", "setup", "rate", "chain_rate", "operation_rate"];
 const CALIBRATION: &[&str] = &[
     "sets",
     "repeats",
@@ -451,7 +451,8 @@ impl<'a> Reader<'a> {
             let setup = table.require("setup", "\"20 us\"")?.time()?;
             let rate = table.require("rate", "\"2 GB/s\"")?.rate_above_zero("2 GB/s")?;
             let chain_rate = table.take("chain_rate").map(|f| f.rate_above_zero("20 MB/s")).transpose()?;
-            self.machine.kernels.push(KernelCost { id, gpus, setup, rate, chain_rate });
+            let operation_rate = table.take("operation_rate").map(|f| f.rate_above_zero("40000 GB/s")).transpose()?;
+            self.machine.kernels.push(KernelCost { id, gpus, setup, rate, chain_rate, operation_rate });
         }
         Ok(())
     }

@@ -206,6 +206,9 @@ impl Text<'_> {
             if let Some(rate) = kernel.chain_rate {
                 self.field("chain_rate", quoted(&rate.exact()));
             }
+            if let Some(rate) = kernel.operation_rate {
+                self.field("operation_rate", quoted(&rate.exact()));
+            }
         }
     }
 

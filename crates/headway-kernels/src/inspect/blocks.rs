@@ -17,6 +17,8 @@ pub(crate) use headway_core::plan::{INSPECT, MERGE};
 /// What is known of a camera: width, height, pitch, threshold, steps of the chain, number, little-endian words.
 const CAMERA_BYTES: usize = 32;
 const CAMERA_WORDS: usize = 6;
+/// Which of them says the steps of a pixel's chain.
+const STEPS: usize = 4;
 
 /// The synopsis of every image of a block.
 ///
@@ -82,6 +84,12 @@ impl Kernel for InspectBlock {
             }
         }
         Ok(())
+    }
+
+    fn operations(&self, state: &[u8]) -> Option<u32> {
+        let words = state.chunks_exact(CAMERA_BYTES).map(|camera| camera.as_chunks::<4>().0[STEPS]);
+        // All cameras of a wafer have as many.
+        words.map(u32::from_le_bytes).max().map(super::operations)
     }
 
     fn run(&self, input: &[u8], output: &mut [u8], state: &mut [u8]) -> Result<(), KernelError> {

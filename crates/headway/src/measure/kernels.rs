@@ -52,12 +52,14 @@ struct Cost {
     setup: Nanos,
     rate: u64,
     chain_rate: Option<u64>,
+    operation_rate: Option<u64>,
 }
 
 impl Cost {
     fn of(self, id: &str) -> KernelCost {
-        let Self { setup, rate, chain_rate } = self;
-        KernelCost { id: id.to_owned(), gpus: Vec::new(), setup, rate: Rate(rate), chain_rate: chain_rate.map(Rate) }
+        let Self { setup, rate, chain_rate, operation_rate } = self;
+        let [chain_rate, operation_rate] = [chain_rate, operation_rate].map(|rate| rate.map(Rate));
+        KernelCost { id: id.to_owned(), gpus: Vec::new(), setup, rate: Rate(rate), chain_rate, operation_rate }
     }
 }
 
@@ -74,7 +76,9 @@ pub(crate) fn costs(session: &mut Session<'_>, device: Box<dyn Device>, size: Si
     let small = size.lanes < LANES_MANY;
     let of_wafers = session.step("kernels of wafers", |_| {
         let found = verner_wafer::kernel_costs(device, size.effort, small)?;
-        Ok(found.map(|KernelCost { id, setup, rate, .. }| (id, Cost { setup, rate: rate.0, chain_rate: None })))
+        Ok(found.map(|KernelCost { id, setup, rate, operation_rate, .. }| {
+            (id, Cost { setup, rate: rate.0, chain_rate: None, operation_rate: operation_rate.map(|rate| rate.0) })
+        }))
     })?;
     costs.extend(of_wafers.map(|(id, cost)| cost.of(&id)));
     costs.sort_by(|a, b| a.id.cmp(&b.id));
@@ -93,7 +97,8 @@ fn cost(device: &mut dyn Device, id: &str, size: Size) -> Result<Cost, Error> {
         |bytes: u64, with: Figures| rate(Bytes(bytes), with.p99.saturating_sub(setup).max(Nanos(bytes >> 10)));
     let chain_rate = slowest(size.lane_bytes, chain);
     let total = u64::from(size.lanes) * size.lane_bytes;
-    Ok(Cost { setup, rate: slowest(total, filled).max(chain_rate).max(MIN), chain_rate: Some(chain_rate.max(MIN)) })
+    let rate = slowest(total, filled).max(chain_rate).max(MIN);
+    Ok(Cost { setup, rate, chain_rate: Some(chain_rate.max(MIN)), operation_rate: None })
 }
 
 /// The slowest rate that a machine file can hold.
@@ -202,6 +207,7 @@ mod tests {
         assert_eq!(ids, ["aes128-cbc", "inspect", "inspect-merge", "spin"]);
         for cost in found {
             let chained = cost.chain_rate.is_some_and(|chain| chain <= cost.rate);
+            assert_eq!(cost.operation_rate.is_some(), cost.id == "inspect", "{cost:?}");
             assert!(cost.rate >= Rate(MIN) && chained != cost.id.starts_with("inspect"), "{cost:?}");
         }
     }

@@ -81,7 +81,7 @@ fn serve(setting: &Setting, site: &mut Site) -> Result<String, Error> {
     let (mut cpu, source) = match &site.machine.cpu {
         Some(cpu) => (cpu.clone(), "the machine file's"),
         None if site.source == "cuda" && wanted > 0 => {
-            (crate::measure::cpu::measured(MEASURED)?, "measured before the runs")
+            (crate::measure::cpu::measured([demand::KERNEL].into_iter(), MEASURED)?, "measured before the runs")
         }
         None => (headway_core::machine::Cpu::assumed(), "assumed, as nobody measured them"),
     };

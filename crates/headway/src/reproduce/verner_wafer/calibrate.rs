@@ -28,6 +28,8 @@ const PROBES: (u32, u32) = (100, 1500);
 const OPERATIONS: (f64, f64) = (16.0, 100_000.0);
 /// An operation not complete after this long is given up.
 const PATIENCE: Nanos = Nanos(30_000_000_000);
+/// Nanoseconds for a byte that count as none.
+const FREE: f64 = 1e-6;
 /// The slowest rate that a machine file can hold.
 const RATE_MIN: u64 = 1_000_000;
 
@@ -103,16 +105,19 @@ pub(super) fn calibrate(devices: Vec<Box<dyn Device>>, study: &Study, size: Size
     let mut inspections = Vec::new();
     for images in [one, two] {
         rig.load(images)?;
-        rig.tell(0, images, operations)?;
-        inspections.push((image_bytes(study, images), rig.inspections(images, operations)?));
+        for operations in [operations, fewer(operations)] {
+            rig.tell(0, images, operations)?;
+            let figures = rig.inspections(images, operations)?;
+            inspections.push(Point { bytes: image_bytes(study, images), operations, figures });
+        }
     }
-    let inspect = slope([inspections[0].1.median, inspections[1].1.median], one);
+    let inspect = slope([inspections[0].figures.median, inspections[2].figures.median], one);
     rig.all_synopses(two, all)?;
     let mut merges = Vec::new();
     for images in [one.min(all / 2).max(1), all] {
         merges.push((PlannedWafer::synopses(images), rig.merges(images)?));
     }
-    let kernels = [fit(INSPECT, &inspections), fit(MERGE, &merges)];
+    let kernels = [fit_operations(&inspections), fit(MERGE, &merges)];
     let columns = vec!["what", "images", "operations", "n", "median_ns", "p99_ns", "max_ns"];
     let table = Table { name: "calibration".into(), columns, lines: rig.lines };
     Ok(Calibration { operations, copy, inspect, kernels, table })
@@ -139,7 +144,50 @@ fn fit(id: &str, points: &[(Bytes, Figures)]) -> KernelCost {
     }
     let over = |bytes: Bytes, figures: Figures| figures.p99.saturating_sub(Rate(cost).time_for(bytes));
     let setup = over(few, short).max(over(many, long));
-    KernelCost { id: id.to_owned(), gpus: Vec::new(), setup, rate: Rate(cost), chain_rate: None }
+    let (chain_rate, operation_rate) = (None, None);
+    KernelCost { id: id.to_owned(), gpus: Vec::new(), setup, rate: Rate(cost), chain_rate, operation_rate }
+}
+
+/// How long inspecting took.
+struct Point {
+    bytes: Bytes,
+    operations: u32,
+    figures: Figures,
+}
+
+/// Operations of the probes that tell the part that does not grow with them.
+fn fewer(operations: u32) -> u32 {
+    (operations / 4).max(OPERATIONS.0 as u32)
+}
+
+/// A cost with a part for each byte and one for each byte and operation, not below the 99th percentile of any point. The points
+/// are of few images and of many, each with many operations and with few.
+fn fit_operations(points: &[Point]) -> KernelCost {
+    let [few, few_less, many, many_less] = points else { unreachable!("four points are measured") };
+    let slope = |few: &Point, many: &Point| {
+        let grown = many.figures.p99.saturating_sub(few.figures.p99).0.max(1);
+        grown as f64 / many.bytes.0.saturating_sub(few.bytes.0).max(1) as f64
+    };
+    let (steep, flat) = (slope(few, many), slope(few_less, many_less));
+    let more = f64::from(many.operations.saturating_sub(many_less.operations).max(1));
+    let mut each = (steep - flat) / more;
+    let mut fixed = flat - each * f64::from(many_less.operations);
+    if each <= 0.0 || fixed <= 0.0 {
+        // Noise, or all that takes time are operations: none is free then.
+        (each, fixed) = (steep / f64::from(many.operations.max(1)), 0.0);
+    }
+    let rate = |time: f64| Rate(((NANOS_PER_SECOND as f64 / time.max(FREE)) as u64).max(RATE_MIN));
+    let mut cost = KernelCost {
+        id: INSPECT.to_owned(),
+        gpus: Vec::new(),
+        setup: Nanos::ZERO,
+        rate: rate(fixed),
+        chain_rate: None,
+        operation_rate: Some(rate(each)),
+    };
+    let over = |point: &Point| point.figures.p99.saturating_sub(cost.with_operations(point.bytes, point.operations));
+    cost.setup = points.iter().map(over).max().unwrap_or_default();
+    cost
 }
 
 fn part(mut device: Box<dyn Device>, study: &Study, images: u32, all: u32) -> Result<Part, Error> {
@@ -310,5 +358,46 @@ impl Rig<'_> {
             }
         }
         Ok(slowest)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn point(bytes: u64, operations: u32, p99: u64) -> Point {
+        let time = Nanos(p99);
+        let figures = Figures { n: 1, min: time, p25: time, median: time, p75: time, p99: time, max: time };
+        Point { bytes: Bytes(bytes), operations, figures }
+    }
+
+    #[test]
+    fn a_part_for_each_byte_and_one_for_each_operation_are_told_apart() {
+        let time = |bytes: u64, operations: u64| 5_000 + bytes / 100 + bytes * operations / 20_000;
+        let of = |bytes, operations| point(bytes, operations, time(bytes, u64::from(operations)));
+        let cost = fit_operations(&[of(400_000, 1000), of(400_000, 250), of(800_000, 1000), of(800_000, 250)]);
+        let near = |rate: u64, wanted: u64| rate.abs_diff(wanted) <= wanted / 1000;
+        assert!(
+            near(cost.rate.0, 100_000_000_000) && near(cost.operation_rate.unwrap().0, 20_000_000_000_000),
+            "{cost:?}"
+        );
+        assert!(cost.setup.0.abs_diff(5_000) < 100, "{cost:?}");
+        for (bytes, operations) in [(400_000, 100), (1_600_000, 2000), (800_000, 500)] {
+            let (found, wanted) =
+                (cost.with_operations(Bytes(bytes), operations).0, time(bytes, u64::from(operations)));
+            assert!(found.abs_diff(wanted) * 200 < wanted, "{operations}: {found} {wanted}");
+        }
+    }
+
+    #[test]
+    fn no_point_is_above_the_cost_whatever_the_noise() {
+        for times in [[9, 9, 9, 9], [100, 200, 300, 400], [500, 400, 90, 700], [50_000, 40_000, 10, 20]] {
+            let bytes = [400_000, 400_000, 800_000, 800_000];
+            let points: Vec<Point> = (0..4).map(|at| point(bytes[at], [1000, 250][at % 2], times[at] * 1000)).collect();
+            let cost = fit_operations(&points);
+            for point in &points {
+                assert!(cost.with_operations(point.bytes, point.operations) >= point.figures.p99, "{times:?} {cost:?}");
+            }
+        }
     }
 }
