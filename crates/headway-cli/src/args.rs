@@ -232,6 +232,9 @@ pub(crate) struct ReproduceArgs {
     /// verner-aes: plan for a machine so many times slower [default: 1; 400 with `--backend emu`]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub(crate) slower: Option<u64>,
+    /// verner-aes: cores of the CPU that serve streams with short deadlines; 0 = none
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(0..=64))]
+    pub(crate) cores: u32,
     /// verner-aes: policies that run
     #[arg(long, value_name = "POLICY", value_delimiter = ',', default_value = "serial,lockstep,combined,partitioned",
         value_parser = word(POLICIES))]
@@ -316,6 +319,9 @@ pub(crate) struct MeasureArgs {
     /// Measure every GPU by itself, not one of each model
     #[arg(long)]
     pub(crate) each: bool,
+    /// Run random batches of copies for so long, too, so that plans count with what disturbs them now and then
+    #[arg(long, value_name = "TIME", value_parser = str::parse::<Nanos>)]
+    pub(crate) watch: Option<Nanos>,
     /// File for every sample (JSON, one series a line, gzip)
     #[arg(long, value_name = "FILE")]
     pub(crate) raw: Option<PathBuf>,

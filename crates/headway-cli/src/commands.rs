@@ -218,6 +218,7 @@ pub(crate) fn reproduce(out: &Out, args: &ReproduceArgs) -> Result<Answer> {
         deadline_min: args.deadline_min,
         rate_scale: args.rate_scale,
         slower: args.slower,
+        cores: args.cores,
         policies: args.policies.clone(),
     };
     let special = &args.sharing;

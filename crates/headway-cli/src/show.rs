@@ -72,6 +72,9 @@ pub(crate) fn plan(plan: &Plan, models: &[ModelAnswer]) -> String {
         meaning(plan.strategy)
     );
     verdict(&mut text, &plan.verdict);
+    if let Some(division) = &plan.division {
+        let _ = writeln!(text, "division  {}", division.reason());
+    }
     model_answers(&mut text, models);
     alternatives(&mut text, plan);
     let _ = writeln!(text, "\n{:<24} {:>12} {:>12}  answer", "server", "utilisation", "margin");

@@ -31,6 +31,7 @@ pub(crate) fn measure(out: &Out, args: &MeasureArgs) -> Result<Answer> {
         only: args.only.clone(),
         sizes: args.sizes.clone(),
         each: args.each,
+        watch: args.watch.unwrap_or_default(),
         raw: args.raw.clone(),
         interrupt: interrupt(out, "nothing but the journal"),
     };
@@ -54,8 +55,17 @@ fn measured(report: &measuring::Report) -> String {
         report.points,
         report.file.display()
     );
-    if let Some((median, max)) = report.calibration {
-        let _ = writeln!(text, "model     off by {} ppm (median), {} ppm (at most)", median, max);
+    if let Some(found) = report.calibration {
+        let percent = |ppm: u64| format!("{:.2} %", ppm as f64 / 1e4);
+        let _ = writeln!(
+            text,
+            "model     off by {} (median), {} (at most) in {} batches; plans add {} and {}",
+            percent(found.median_ppm),
+            percent(found.max_ppm),
+            found.batches,
+            percent(found.margin_ppm),
+            found.jitter
+        );
     }
     let _ = writeln!(text, "\nlink or limit                    rate");
     for (name, rate) in &report.rates {

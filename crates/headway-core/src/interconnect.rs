@@ -27,7 +27,7 @@ use crate::wide;
 
 pub use bounds::{Bound, Floor, Loads, Shape, Total, Wcet};
 pub use completion::{BatchBlock, Completion, Interval};
-pub use trial::{Accuracy, Judged, Trial, validate};
+pub use trial::{Accuracy, Judged, Seen, Trial, validate};
 
 /// Bounds on the searches of this module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,6 +3,7 @@
 //! The model is Verner's (`verner-2014`, II and III) made precise: fixed routes, engines that serve one operation at a
 //! time, and capacities shared max-min. Everything is referred to by index; names are for people.
 
+mod cpu;
 mod file;
 mod profile_file;
 mod restrict;
@@ -11,6 +12,7 @@ mod write;
 
 use serde::{Deserialize, Serialize};
 
+pub use self::cpu::{Cpu, CpuCost};
 pub use self::file::parse;
 pub use self::shipped::{SHIPPED, shipped};
 pub use self::write::write;
@@ -59,6 +61,8 @@ pub struct Machine {
     pub routes: Vec<Route>,
     /// What kernels cost here.
     pub kernels: Vec<KernelCost>,
+    /// The CPU as a processor of streams; `None` = nobody measured it, and [`Machine::cpu_or_assumed`] stands in.
+    pub cpu: Option<Cpu>,
     /// How well the numbers were checked against the node; `None` = uncalibrated: only the `serial` bound is used.
     pub calibration: Option<Calibration>,
     /// What copies cost by which method; empty = not measured.
@@ -305,6 +309,12 @@ impl Machine {
             .zip(&self.engines)
             .find(|(_, e)| e.gpu == gpu && e.serves.contains(&EngineClass::Ee))
             .map(|(i, _)| EngineId(i))
+    }
+
+    /// The CPU as the file has it, else what is assumed of any.
+    #[must_use]
+    pub fn cpu_or_assumed(&self) -> Cpu {
+        self.cpu.clone().unwrap_or_else(Cpu::assumed)
     }
 
     /// The cost entry of kernel `id` on `gpu`.

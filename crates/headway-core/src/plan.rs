@@ -50,11 +50,35 @@ pub struct Plan {
     pub announced: Vec<Announced>,
     /// Predicted and bounding times of the workload's batches.
     pub batches: Vec<PlannedBatch>,
+    /// How the streams that may run on either are divided between the CPU and the GPUs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub division: Option<Division>,
     /// Whether every deadline holds, for which model, and why.
     pub verdict: Verdict,
     /// The best answer of every strategy that was tried, this one's included.
     #[serde(default)]
     pub alternatives: Vec<Alternative>,
+}
+
+/// The rectangle of streams that the CPU takes of those that may run on either (`verner-2014`, V-B; the rule is ours).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Division {
+    /// `d*`: on the CPU are streams with a shorter deadline, and of those with just this one the first [`Division::ties`].
+    pub deadline: Nanos,
+    /// Streams with a deadline of exactly `d*` and at most the rate `r*` that are on the CPU, in the order of the workload.
+    pub ties: u32,
+    /// `r*`: on the CPU are streams with at most this rate, bits per second.
+    pub bits_per_second: u64,
+    /// Streams that the rectangle puts on the CPU.
+    pub on_cpu: u32,
+    /// Streams that may run on either.
+    pub of: u32,
+    /// The largest factor on all costs of the CPU's jobs for which its answer is yes, parts per million.
+    pub cpu_margin_ppm: u64,
+    /// The same for the GPUs.
+    pub gpus_margin_ppm: u64,
+    /// Rectangles that were planned to find it.
+    pub tried: u32,
 }
 
 /// Blocks of a message whose producer says when they are there.
@@ -122,8 +146,8 @@ impl Strategy {
 pub struct PlannedEngine {
     /// Name, for example `gpu0.h2d`.
     pub name: String,
-    /// Ordinal of its GPU among the machine's GPUs.
-    pub gpu: u32,
+    /// Ordinal of its GPU among the machine's GPUs; `None` = a core of the CPU.
+    pub gpu: Option<u32>,
     /// What it serves.
     pub serves: Vec<EngineClass>,
 }
@@ -165,8 +189,8 @@ pub struct PlannedStream {
     pub start: Nanos,
     /// What a lateness does.
     pub on_miss: OnMiss,
-    /// Ordinal of its GPU.
-    pub gpu: u32,
+    /// Ordinal of its GPU; `None` = a core of the CPU serves it.
+    pub gpu: Option<u32>,
     /// Position in [`Plan::pipelines`].
     pub pipeline: u32,
     /// Its lane in that pipeline's blocks.
@@ -536,6 +560,28 @@ pub struct Violation {
     pub demand: Nanos,
     /// Whose deadlines lie in it: name, jobs, time.
     pub parts: Vec<(String, u64, Nanos)>,
+}
+
+impl Plan {
+    /// The core of the CPU that serves a pipeline, counted from 0; `None` = no core does.
+    #[must_use]
+    pub fn core_of(&self, pipeline: &Pipeline) -> Option<u32> {
+        let engine = pipeline.steps.first()?.operations.first()?.engines.first()?;
+        self.core(engine.at())
+    }
+
+    /// The core of the CPU that engine `at` is, counted from 0.
+    #[must_use]
+    pub fn core(&self, at: usize) -> Option<u32> {
+        let is_core = |engine: &&PlannedEngine| engine.gpu.is_none();
+        is_core(&self.engines.get(at)?).then(|| self.engines[..at].iter().filter(is_core).count() as u32)
+    }
+
+    /// Cores of the CPU that serve streams.
+    #[must_use]
+    pub fn cores(&self) -> u32 {
+        self.engines.iter().filter(|engine| engine.gpu.is_none()).count() as u32
+    }
 }
 
 impl Pipeline {

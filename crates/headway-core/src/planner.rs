@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use crate::block::block_bytes;
 use crate::combine::CombineError;
 use crate::interconnect::{BatchBlock, Network, Starved};
-use crate::machine::{EndpointId, EngineId, Machine, RouteId};
+use crate::machine::{Cpu, EndpointId, EngineId, Machine, RouteId};
 use crate::plan::{
     Alternative, Announced, Carried, Named, Outcome, Pipeline, Plan, PlannedBatch, PlannedCapacity, PlannedEngine,
     PlannedOperation, PlannedStep, PlannedStream, SCHEMA, Server, Source, Strategy, Strength, Verdict, Work,
@@ -20,6 +20,8 @@ use crate::workload::{Cycle, Grouping, Message, OnMiss, Place, Placement, Step, 
 
 mod batches;
 mod combined;
+mod cores;
+mod division;
 mod gangs;
 mod models;
 mod servers;
@@ -28,6 +30,7 @@ mod unplanned;
 mod wafers;
 
 use combined::Domains;
+pub use division::margins;
 pub use models::{Evidence, ModelAnswer, models};
 pub(crate) use servers::{demands, steps_on};
 pub use unplanned::rate_alone;
@@ -120,10 +123,18 @@ enum Resolved {
     Compute(String),
 }
 
+/// What serves a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Seat {
+    Gpu(EndpointId),
+    /// A core of the CPU.
+    Core(u32),
+}
+
 /// Streams that will share a pipeline.
 #[derive(Debug)]
 struct Group {
-    gpu: EndpointId,
+    seat: Seat,
     steps: Vec<Resolved>,
     gathered: bool,
     /// The window of every step.
@@ -144,11 +155,11 @@ struct Group {
 /// Transfers without windows never keep others out: where their mere traffic would, they are left out and a note says so.
 pub fn plan(machine: &Machine, workload: &Workload, options: Options) -> Result<Plan, PlanError> {
     check(workload)?;
-    let best = best(machine, workload, options)?;
+    let best = division::best(machine, workload, options)?;
     if best.verdict.outcome == Outcome::Schedulable || workload.unplanned.is_empty() {
         return Ok(best);
     }
-    let mut bare = self::best(machine, &Workload { unplanned: Vec::new(), ..workload.clone() }, options)?;
+    let mut bare = division::best(machine, &Workload { unplanned: Vec::new(), ..workload.clone() }, options)?;
     if bare.verdict.outcome == Outcome::Schedulable {
         let names: Vec<String> = workload.unplanned.iter().map(|of| format!("`{}`", of.id)).collect();
         bare.verdict.notes.push(format!("{} left out: they would slow others down too much", names.join(", ")));
@@ -179,11 +190,13 @@ fn best(machine: &Machine, workload: &Workload, options: Options) -> Result<Plan
         Cycle::Arrival => &[Cycle::Arrival],
     };
     let network = Network::new(machine);
+    let cpu = machine.cpu_or_assumed();
     let mut tried: Vec<Plan> = Vec::new();
     for &strategy in strategies {
         let mut best: Option<Plan> = None;
         for &cycle in cycles {
-            let candidate = match (Planner { machine, workload, network: &network, strategy, cycle }.plan()) {
+            let candidate = match (Planner { machine, workload, network: &network, cpu: &cpu, strategy, cycle }.plan())
+            {
                 // What is too long to be combined can still be carried as it is.
                 Err(PlanError::Combine(_)) if strategies.len() > 1 => continue,
                 candidate => candidate?,
@@ -260,20 +273,21 @@ struct Planner<'a> {
     machine: &'a Machine,
     workload: &'a Workload,
     network: &'a Network,
+    cpu: &'a Cpu,
     strategy: Strategy,
     cycle: Cycle,
 }
 
 impl Planner<'_> {
     fn plan(&self) -> Result<Plan, PlanError> {
-        let gpus = self.place()?;
-        let groups = self.group(&gpus)?;
+        let seats = self.place()?;
+        let groups = self.group(&seats)?;
         let mut pipelines = Vec::new();
         let mut streams: Vec<Option<PlannedStream>> = vec![None; self.workload.streams.len()];
         for group in &groups {
             let number = pipelines.len() as u32;
             for (lane, &stream) in (0u32..).zip(&group.streams) {
-                streams[stream] = Some(self.planned_stream(stream, group.gpu, number, lane));
+                streams[stream] = Some(self.planned_stream(stream, group.seat, number, lane));
             }
             pipelines.push(self.pipeline(group)?);
         }
@@ -302,6 +316,7 @@ impl Planner<'_> {
         self.unplanned(&mut pipelines)?;
         let servers = self.serve(&mut pipelines, &domains, &mut batches)?;
         let mut verdict = self.verdict(&servers);
+        notes.extend(self.note_on_cores(&pipelines));
         if verdict.outcome == Outcome::Schedulable {
             unplanned::leave_out(&mut pipelines, &mut notes);
         }
@@ -312,7 +327,7 @@ impl Planner<'_> {
             machine: Named { name: self.machine.name.clone(), hash: self.machine.hash.clone() },
             strategy: self.strategy,
             jitter: self.machine.calibration.as_ref().map_or(Nanos::ZERO, |c| c.jitter),
-            engines: self.engines(),
+            engines: self.engines(&pipelines),
             capacities: self
                 .machine
                 .capacities
@@ -324,23 +339,35 @@ impl Planner<'_> {
             announced: self.announced(&pipelines),
             pipelines,
             batches,
+            division: None,
             verdict,
             alternatives: Vec::new(),
         })
     }
 
-    fn engines(&self) -> Vec<PlannedEngine> {
+    /// The machine's engines, and behind them the cores of the CPU that serve streams.
+    fn engines(&self, pipelines: &[Pipeline]) -> Vec<PlannedEngine> {
         let engines = self.machine.engines.iter();
-        engines
-            .map(|e| PlannedEngine { name: e.id.clone(), gpu: self.ordinal(e.gpu), serves: e.serves.clone() })
-            .collect()
+        let engines = engines.map(|e| PlannedEngine {
+            name: e.id.clone(),
+            gpu: Some(self.ordinal(e.gpu)),
+            serves: e.serves.clone(),
+        });
+        engines.chain(self.cores(pipelines)).collect()
+    }
+
+    fn gpu_of(&self, seat: Seat) -> Option<u32> {
+        match seat {
+            Seat::Gpu(gpu) => Some(self.ordinal(gpu)),
+            Seat::Core(_) => None,
+        }
     }
 
     fn ordinal(&self, gpu: EndpointId) -> u32 {
         self.machine.gpus().position(|other| other == gpu).unwrap_or(0) as u32
     }
 
-    fn planned_stream(&self, index: usize, gpu: EndpointId, pipeline: u32, lane: u32) -> PlannedStream {
+    fn planned_stream(&self, index: usize, seat: Seat, pipeline: u32, lane: u32) -> PlannedStream {
         let stream = &self.workload.streams[index];
         PlannedStream {
             id: stream.id.clone(),
@@ -349,14 +376,14 @@ impl Planner<'_> {
             deadline: stream.deadline,
             start: stream.start,
             on_miss: stream.on_miss,
-            gpu: self.ordinal(gpu),
+            gpu: self.gpu_of(seat),
             pipeline,
             lane,
         }
     }
 
-    /// The GPU of every stream: as written, or largest rate first onto the least loaded.
-    fn place(&self) -> Result<Vec<EndpointId>, PlanError> {
+    /// What serves every stream: as written, or largest rate first onto the least loaded GPU or core.
+    fn place(&self) -> Result<Vec<Seat>, PlanError> {
         let rate = |s: &Stream| u128::from(s.packet.0) * u128::from(u32::MAX) / u128::from(s.period.0);
         let gpus: Vec<EndpointId> = self.machine.gpus().collect();
         let mut load = vec![0u128; gpus.len()];
@@ -366,9 +393,10 @@ impl Planner<'_> {
                 let found = gpus.iter().position(|&gpu| self.machine.endpoints[gpu.at()].id == *name);
                 let at = found.ok_or_else(|| self.unknown(stream, "gpu", name, gpus.iter()))?;
                 load[at] += rate(stream);
-                placed[index] = Some(gpus[at]);
+                placed[index] = Some(Seat::Gpu(gpus[at]));
             }
         }
+        self.place_on_cores(&mut placed)?;
         let mut rest: Vec<usize> = (0..placed.len()).filter(|&i| placed[i].is_none()).collect();
         rest.sort_by_key(|&i| (std::cmp::Reverse(rate(&self.workload.streams[i])), i));
         for index in rest {
@@ -381,7 +409,7 @@ impl Planner<'_> {
                 });
             };
             load[at] += rate(stream);
-            placed[index] = Some(gpus[at]);
+            placed[index] = Some(Seat::Gpu(gpus[at]));
         }
         Ok(placed.into_iter().flatten().collect())
     }
@@ -404,53 +432,60 @@ impl Planner<'_> {
     }
 
     /// The streams that share pipelines, in the order of GPU, form, window and first stream.
-    fn group(&self, gpus: &[EndpointId]) -> Result<Vec<Group>, PlanError> {
-        let mut shortest: BTreeMap<EndpointId, Nanos> = BTreeMap::new();
+    fn group(&self, seats: &[Seat]) -> Result<Vec<Group>, PlanError> {
+        let mut shortest: BTreeMap<Seat, Nanos> = BTreeMap::new();
         let mut formed = Vec::new();
-        for (index, (stream, &gpu)) in self.workload.streams.iter().zip(gpus).enumerate() {
+        for (index, (stream, &seat)) in self.workload.streams.iter().zip(seats).enumerate() {
             if self.is_wafer(index) {
                 continue;
             }
-            let steps = self.resolve(stream, gpu)?;
-            let (gathered, window) = self.window(stream)?;
+            let steps = self.resolve(stream, seat)?;
+            let (gathered, window) = self.window(stream, seat, steps.len() as u64)?;
             if gathered {
-                let least = shortest.entry(gpu).or_insert(window);
+                let least = shortest.entry(seat).or_insert(window);
                 *least = window.min(*least);
             }
-            formed.push((index, gpu, steps, gathered, window));
+            formed.push((index, seat, steps, gathered, window));
         }
-        let shortest_of_all = shortest.values().copied().min();
+        // Cores have the classes of the shortest window on any of them.
+        let on_cores = shortest.iter().filter(|(seat, _)| matches!(seat, Seat::Core(_))).map(|(_, window)| *window);
+        let on_cores = on_cores.min().unwrap_or(Nanos::ZERO);
+        let on_gpus = shortest.iter().filter(|(seat, _)| matches!(seat, Seat::Gpu(_)));
+        let shortest_of_all = on_gpus.map(|(_, window)| *window).min();
         let mut groups: BTreeMap<_, Group> = BTreeMap::new();
-        for (index, gpu, steps, gathered, window) in formed {
+        for (index, seat, steps, gathered, window) in formed {
+            let on_core = matches!(seat, Seat::Core(_));
             let shared = gathered && self.workload.grouping != Grouping::Each;
             let window = match self.workload.grouping {
                 _ if !gathered => window,
                 // One cycle for all GPUs, that of the shortest deadline.
-                _ if self.in_gangs() => shortest_of_all.unwrap_or(window),
+                _ if self.in_gangs() && !on_core => shortest_of_all.unwrap_or(window),
                 Grouping::Each => window,
-                Grouping::Gpu => shortest_of_all.unwrap_or(window),
-                Grouping::Class => {
+                Grouping::Gpu if !on_core => shortest_of_all.unwrap_or(window),
+                // Cores have no copies that could move in one batch.
+                Grouping::Gpu | Grouping::Class => {
                     // Classes T_min 2^j, rounded down: harmonic, so that all of them start together again and again.
-                    let least = shortest[&gpu];
+                    let least = if on_core { on_cores } else { shortest[&seat] };
                     Nanos(least.0 << (window.0 / least.0).ilog2())
                 }
             };
             let alone = if shared { None } else { Some(index) };
             // Only whole blocks can be given up: streams that skip share none with others.
             let skips = self.workload.streams[index].on_miss == OnMiss::Skip;
-            let key = (gpu, !gathered, window, steps.clone(), alone, skips);
-            let group = groups.entry(key).or_insert(Group { gpu, steps, gathered, window, streams: Vec::new() });
+            let key = (seat, !gathered, window, steps.clone(), alone, skips);
+            let group = groups.entry(key).or_insert(Group { seat, steps, gathered, window, streams: Vec::new() });
             group.streams.push(index);
         }
         Ok(groups.into_values().collect())
     }
 
     /// Whether the packets of a stream are gathered in cycles, and the window of each of its steps.
-    fn window(&self, stream: &Stream) -> Result<(bool, Nanos), PlanError> {
+    fn window(&self, stream: &Stream, seat: Seat, steps: u64) -> Result<(bool, Nanos), PlanError> {
         // A generation makes all steps in one window.
-        let steps = if self.strategy == Strategy::Generation { 1 } else { stream.steps.len() as u64 };
+        let generation = self.strategy == Strategy::Generation && matches!(seat, Seat::Gpu(_));
+        let steps = if generation { 1 } else { steps };
         let by_arrival = Nanos(stream.deadline.0 / steps);
-        if self.cycle == Cycle::Arrival && self.strategy == Strategy::Generation {
+        if self.cycle == Cycle::Arrival && generation {
             // Done before the next packet comes.
             return Ok((false, by_arrival.min(stream.period)));
         }
@@ -468,7 +503,8 @@ impl Planner<'_> {
         Ok((true, window))
     }
 
-    fn resolve(&self, stream: &Stream, gpu: EndpointId) -> Result<Vec<Resolved>, PlanError> {
+    fn resolve(&self, stream: &Stream, seat: Seat) -> Result<Vec<Resolved>, PlanError> {
+        let Seat::Gpu(gpu) = seat else { return self.resolve_on_core(stream) };
         let mut steps = Vec::new();
         for (number, step) in stream.steps.iter().enumerate() {
             steps.push(match step {
@@ -526,7 +562,10 @@ impl Planner<'_> {
     fn pipeline(&self, group: &Group) -> Result<Pipeline, PlanError> {
         let first = &self.workload.streams[group.streams[0]];
         let reserve = block_bytes(group.streams.iter().map(|&s| self.lane_bytes(group, s)));
-        let gpu = self.machine.endpoints[group.gpu.at()].id.as_str();
+        let on = match group.seat {
+            Seat::Gpu(gpu) => self.machine.endpoints[gpu.at()].id.clone(),
+            Seat::Core(core) => cores::name(core),
+        };
         if reserve.0 > u64::from(u32::MAX) {
             return Err(PlanError::Impossible {
                 place: format!("stream.{}.packet", first.id),
@@ -538,7 +577,7 @@ impl Planner<'_> {
         let (name, period, start, gather) = if group.gathered {
             let name = match group.streams.as_slice() {
                 [_] if self.workload.grouping == Grouping::Each => first.id.clone(),
-                streams => format!("{gpu} {} x{}", group.window, streams.len()),
+                streams => format!("{on} {} x{}", group.window, streams.len()),
             };
             (name, group.window, Nanos::ZERO, group.window)
         } else {
@@ -548,7 +587,7 @@ impl Planner<'_> {
         Ok(Pipeline {
             name,
             source: Source::Streams(streams),
-            gpu: Some(self.ordinal(group.gpu)),
+            gpu: self.gpu_of(group.seat),
             period,
             start,
             gather,
@@ -565,10 +604,16 @@ impl Planner<'_> {
         Ok(match step {
             Resolved::Copy(route) => self.copy_step(*route, reserve),
             Resolved::Compute(kernel) => {
-                let engine = self.machine.execution_engine(group.gpu).expect("resolved kernels have an engine");
-                let cost = self.machine.kernel(kernel, group.gpu).expect("resolved kernels have a cost");
-                let chain = group.streams.iter().map(|&s| self.lane_bytes(group, s)).max().unwrap_or(0);
-                let cost = self.with_margin(cost.cost(reserve, Bytes(chain)));
+                let (engine, cost) = match group.seat {
+                    Seat::Gpu(gpu) => {
+                        let engine = self.machine.execution_engine(gpu).expect("resolved kernels have an engine");
+                        let cost = self.machine.kernel(kernel, gpu).expect("resolved kernels have a cost");
+                        let chain = group.streams.iter().map(|&s| self.lane_bytes(group, s)).max().unwrap_or(0);
+                        (engine, cost.cost(reserve, Bytes(chain)))
+                    }
+                    Seat::Core(core) => self.on_core(core, kernel, reserve, group.streams.len() as u64),
+                };
+                let cost = self.with_margin(cost);
                 if cost == Nanos::MAX {
                     return Err(PlanError::Impossible {
                         place: format!("stream.{}", first.id),

@@ -10,10 +10,12 @@
 pub mod admission;
 mod load;
 pub mod node;
+mod rectangle;
 pub mod running;
 mod site;
 mod split;
 
 pub use load::{Fluid, GRANULE, Load, class_window, gathered_bytes};
+pub use rectangle::{Found, Margins, Reach, Rectangle, search};
 pub use site::{Policy, Site, SiteError};
 pub use split::{Border, Pool, Split, best_split, longest_prefix};

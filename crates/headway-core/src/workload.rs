@@ -1,6 +1,7 @@
 //! What is asked for: streams, messages, flows, transfers without windows, and tasks. Read from a *workload file*.
 
 mod file;
+mod processor_file;
 mod task;
 mod task_file;
 mod unplanned;
@@ -150,13 +151,17 @@ impl std::fmt::Debug for Cipher {
     }
 }
 
-/// The GPU of a stream.
+/// What processes a stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Placement {
-    /// The planner balances: largest rate first, onto the least loaded GPU.
+    /// A GPU; the planner balances: largest rate first, onto the least loaded one.
     Auto,
     /// This GPU of the machine file.
     Gpu(String),
+    /// A core of the CPU; its copies to and from a GPU are left out.
+    Cpu,
+    /// A core of the CPU or a GPU: the planner divides.
+    Either,
 }
 
 /// One step of a stream.

@@ -607,6 +607,7 @@ mod tests {
                 rate: Rate(1_000_000_000),
                 chain_rate: Some(Rate(100_000_000)),
             }],
+            cpu: None,
             calibration: None,
             profile: headway_core::transfer::Profile::default(),
             hash: String::new(),

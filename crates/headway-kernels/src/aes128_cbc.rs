@@ -11,12 +11,12 @@ use crate::lanes::{WARP, bad_block, begin};
 pub(crate) const ID: &str = "aes128-cbc";
 
 /// Bytes of a cipher block, a round key and a chaining value.
-const BLOCK: usize = 16;
-const ROUND_KEYS: usize = 11;
+pub(crate) const BLOCK: usize = 16;
+pub(crate) const ROUND_KEYS: usize = 11;
 /// State of a lane, the same in both forms: the round keys in the order of FIPS 197, section 5.2, the first of which is the
 /// key itself, then the chaining value.
-const LANE_STATE: usize = (ROUND_KEYS + 1) * BLOCK;
-const CHAIN: usize = ROUND_KEYS * BLOCK;
+pub(crate) const LANE_STATE: usize = (ROUND_KEYS + 1) * BLOCK;
+pub(crate) const CHAIN: usize = ROUND_KEYS * BLOCK;
 /// Lanes that the CPU encrypts in turns: a block waits for the one before it in its chain, not for those of other chains.
 const CHAINS: usize = 8;
 
@@ -124,14 +124,14 @@ fn expand_key(key: &[u8; BLOCK]) -> [u8; ROUND_KEYS * BLOCK] {
 }
 
 /// Product with x in the field of FIPS 197, section 4.
-const fn doubled(a: u8) -> u8 {
+pub(crate) const fn doubled(a: u8) -> u8 {
     (a << 1) ^ ((a >> 7) * 0x1b)
 }
 
 /// FIPS 197, section 5.1.1: the inverse in the field, then an affine map.
 ///
 /// `power` runs through the powers of x + 1, which are all elements but 0, and `inverse` through their inverses.
-const SBOX: [u8; 256] = {
+pub(crate) const SBOX: [u8; 256] = {
     let mut sbox = [0; 256];
     let (mut power, mut inverse) = (1u8, 1u8);
     loop {

@@ -38,7 +38,7 @@ impl Way {
     #[must_use]
     pub fn of(plan: &Plan, operation: &PlannedOperation) -> Option<Self> {
         let Work::Copy { class, method, .. } = operation.work else { return None };
-        let gpu = |at: usize| operation.engines.get(at).map(|engine| plan.engines[engine.at()].gpu as usize);
+        let gpu = |at: usize| plan.engines[operation.engines.get(at)?.at()].gpu.map(|gpu| gpu as usize);
         let (from, to) = match class {
             EngineClass::H2d => (None, Some(gpu(0)?)),
             EngineClass::D2h => (Some(gpu(0)?), None),

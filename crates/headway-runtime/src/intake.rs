@@ -338,7 +338,7 @@ mod tests {
             deadline: Nanos(period * 10),
             start: Nanos(0),
             on_miss: OnMiss::Finish,
-            gpu: 0,
+            gpu: Some(0),
             pipeline: 0,
             lane: 0,
         }

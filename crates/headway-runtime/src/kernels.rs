@@ -20,6 +20,8 @@ pub struct UnknownKernel {
 #[derive(Clone)]
 pub struct Kernels {
     stages: Vec<(u32, u32, Arc<dyn Kernel>)>,
+    /// What checks them.
+    references: Vec<(u32, u32, Arc<dyn Kernel>)>,
     lanes: Vec<Vec<Lane>>,
 }
 
@@ -29,7 +31,7 @@ impl Kernels {
     /// # Errors
     /// [`UnknownKernel`].
     pub fn of(plan: &Plan, workload: &Workload) -> Result<Self, UnknownKernel> {
-        let mut stages = Vec::new();
+        let (mut stages, mut references) = (Vec::new(), Vec::new());
         let mut lanes = Vec::new();
         for (number, pipeline) in (0u32..).zip(&plan.pipelines) {
             for (step, planned) in (0u32..).zip(&pipeline.steps) {
@@ -38,6 +40,9 @@ impl Kernels {
                         name: kernel.clone(),
                         known: headway_kernels::ids().collect::<Vec<_>>().join(", "),
                     })?;
+                    // What a core has made with a CPU form is checked by another.
+                    let other = plan.core_of(pipeline).and_then(|_| headway_kernels::reference(kernel));
+                    references.push((number, step, other.unwrap_or_else(|| Arc::clone(&found))));
                     stages.push((number, step, found));
                 }
             }
@@ -59,12 +64,17 @@ impl Kernels {
                 Source::Message | Source::Batch(_) | Source::Flow | Source::Bulk(_) | Source::Urgent(_) => Vec::new(),
             });
         }
-        Ok(Self { stages, lanes })
+        Ok(Self { stages, references, lanes })
     }
 
     /// Pipeline, step and kernel of every compute step.
     pub fn stages(&self) -> impl Iterator<Item = (u32, u32, &Arc<dyn Kernel>)> {
         self.stages.iter().map(|(pipeline, step, kernel)| (*pipeline, *step, kernel))
+    }
+
+    /// The same with the CPU form that says what a step must have made.
+    pub fn references(&self) -> impl Iterator<Item = (u32, u32, &Arc<dyn Kernel>)> {
+        self.references.iter().map(|(pipeline, step, kernel)| (*pipeline, *step, kernel))
     }
 
     /// The lanes of a pipeline.

@@ -3,6 +3,7 @@
 
 pub mod blocks;
 pub mod copy;
+pub mod cores;
 pub mod endpoints;
 pub mod host;
 pub mod intake;

@@ -37,16 +37,19 @@ const CYCLE: Range<usize> = 8..16;
 /// Bytes of a chaining value.
 const CHAIN: usize = 16;
 
+/// Blocks of cores come so often, and are checked by a form so slow, that only this part of a sample is compared as they come.
+const CORE_SHARE: usize = 8;
+
 /// How much is compared with the CPU's result.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sampling {
     /// Streams of each pipeline whose every byte is compared.
     pub streams: usize,
     /// Streams of each pipeline that have their turn in a block.
     pub turns: usize,
-    /// After so many cycles of every pipeline the chains of all streams are compared, which costs CPU time for every byte of the
-    /// run.
-    pub chains: Option<u64>,
+    /// After so many cycles of each pipeline, in the order of the plan, the chains of all streams are compared, which costs CPU
+    /// time for every byte of the run.
+    pub chains: Option<Vec<u64>>,
 }
 
 /// What was compared and found equal.
@@ -167,6 +170,7 @@ struct Checked {
     state: Vec<u8>,
     /// The next lane that has its turn, and those that have it in the next block with their chaining values.
     next: usize,
+    at_a_time: usize,
     turns: Vec<(usize, [u8; CHAIN])>,
     reached: Vec<bool>,
     cycle: u64,
@@ -176,7 +180,6 @@ struct Checked {
 pub struct Checker {
     ring: Ring,
     pipelines: Vec<Checked>,
-    sampling: Sampling,
     chains: Option<Chains>,
     found: Arc<Mutex<Verified>>,
     own: Verified,
@@ -197,10 +200,11 @@ impl Checker {
         let mut own = Verified::default();
         let mut pipelines = Vec::new();
         for (number, pipeline) in (0u32..).zip(&plan.pipelines) {
-            let mut stages = kernels.stages().filter(|(of, ..)| *of == number);
+            let mut stages = kernels.references().filter(|(of, ..)| *of == number);
             let kernel = stages.next().map(|(_, _, kernel)| Arc::clone(kernel));
             let lanes = kernels.lanes(number).to_vec();
-            let most = if kernel.is_some() { sampling.streams } else { 0 };
+            let share = if plan.core_of(pipeline).is_some() { CORE_SHARE } else { 1 };
+            let most = if kernel.is_some() { sampling.streams.div_ceil(share) } else { 0 };
             let (count, draws) = (lanes.len() as u64, most.min(lanes.len()) as u64);
             // One of each `count / draws` neighbours.
             let draw = |at: u64| (at * count + mixed(ring.seed ^ at ^ u64::from(number) << 40) % count) / draws.max(1);
@@ -225,6 +229,7 @@ impl Checker {
                 whole,
                 state,
                 next: 0,
+                at_a_time: sampling.turns.div_ceil(share),
                 turns: Vec::new(),
                 reached,
                 cycle: 0,
@@ -233,9 +238,8 @@ impl Checker {
         let found = Arc::new(Mutex::new(Verified::default()));
         let checker = Self {
             ring: ring.clone(),
-            chains: sampling.chains.map(|cycles| Chains::new(cycles, pipelines.len())),
+            chains: sampling.chains.map(Chains::new),
             pipelines,
-            sampling,
             found: Arc::clone(&found),
             own,
             streams: plan.streams.len(),
@@ -381,7 +385,7 @@ impl Collect for Checker {
         let compared = checked.compare(&self.ring, place, &checked.whole, &mut state, block);
         checked.state = state;
         self.own.stream_bytes += compared?;
-        let (turns, bytes) = checked.turn(&self.ring, place, self.sampling.turns, block)?;
+        let (turns, bytes) = checked.turn(&self.ring, place, checked.at_a_time, block)?;
         self.own.turns += turns;
         self.own.turn_bytes += bytes;
         self.own.blocks += 1;

@@ -6,6 +6,7 @@
 //! after the start.
 
 mod buffers;
+mod crew;
 mod feed;
 mod messages;
 mod requests;
@@ -194,6 +195,8 @@ pub struct WallOutcome {
     pub end: Nanos,
     /// What messages moved and what of it was compared.
     pub compared: Compared,
+    /// The CPU of each core that served streams, where cores had CPUs of their own.
+    pub cpus: Vec<u32>,
 }
 
 /// Runs `plan` on `devices`, the one with ordinal `i` being the plan's GPU `i`.
@@ -238,11 +241,13 @@ pub fn run_work(
         // A driver that has ended no longer listens, and need not.
         device.set_waker(Arc::new(move || drop(inbox.send(Message::Wake))));
     }
-    let (written, (epoch, end)) = std::thread::scope(|scope| -> Result<_, RunError> {
+    let (written, (epoch, end), cpus) = std::thread::scope(|scope| -> Result<_, RunError> {
         let (free, freed) = mpsc::channel();
         let (deliver, delivered) = mpsc::channel();
         let stop = Arc::new(AtomicBool::new(false));
         requests.open(inbox.clone());
+        // First, so that the other threads keep off the CPUs of cores.
+        let cores = crew::Cores::start(plan, kernels, options.spin > Nanos::ZERO, &inbox)?;
         let feeder = feed::Feeder::new(plan, supply, &buffers, &cycles, inbox.clone(), freed, Arc::clone(&stop));
         let feeder = feeder.within(options.limits.cycles_in_flight_max);
         scope.spawn(move || feeder.run());
@@ -253,6 +258,7 @@ pub fn run_work(
             dispatcher: Dispatcher::new(Plan::clone(plan), options.limits)?,
             devices: &mut *devices,
             buffers: &buffers,
+            cores,
             messages,
             deliver,
             options,
@@ -272,14 +278,15 @@ pub fn run_work(
         }
         requests.close();
         stop.store(true, Ordering::Relaxed);
+        let cpus = driver.cores.cpus.clone();
         // Closing the channels ends the sink after what was delivered, and the feeder at its next message.
         drop(driver);
         let written = sink.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         let times = driven?;
-        Ok((written?, times))
+        Ok((written?, times, cpus))
     })?;
     let compared = buffers.compare_rest(devices)?;
-    Ok(WallOutcome { written, epoch, end, compared })
+    Ok(WallOutcome { written, epoch, end, compared, cpus })
 }
 
 /// Lets `supply` see every buffer once before the run.
@@ -311,6 +318,7 @@ struct Driver<'a> {
     dispatcher: Dispatcher,
     devices: &'a mut [Box<dyn Device>],
     buffers: &'a Buffers,
+    cores: crew::Cores,
     messages: Receiver<Message>,
     deliver: Sender<feed::Delivery>,
     options: &'a Options,
@@ -351,6 +359,7 @@ impl Driver<'_> {
             for device in self.devices.iter_mut() {
                 device.poll(&mut self.done);
             }
+            self.cores.poll(&mut self.done);
             now = clock::now().max(now);
             // First, so that windows which open now find what is ready now.
             let mut fed = self.tell(now, log)?;
@@ -391,7 +400,7 @@ impl Driver<'_> {
         if let Ok(message) = self.messages.try_recv() {
             return Some(message);
         }
-        if self.devices.iter().any(|device| device.must_poll()) {
+        if self.cores.must_poll() || self.devices.iter().any(|device| device.must_poll()) {
             std::hint::spin_loop();
             return None;
         }
@@ -448,6 +457,7 @@ impl Driver<'_> {
             for device in self.devices.iter_mut() {
                 device.poll(&mut self.done);
             }
+            self.cores.poll(&mut self.done);
             for completion in self.done.drain(..) {
                 self.under_way.remove(&completion.tag);
             }
@@ -494,7 +504,7 @@ impl Driver<'_> {
                     self.under_way.insert(operation, (pipeline, cycle, step));
                     let submitted = match self.asked.under_way(pipeline, cycle) {
                         Some(request) => request.submit(self.plan, self.devices, &piece, operation),
-                        None => self.buffers.submit(self.devices, &piece, operation),
+                        None => self.buffers.submit(self.devices, &self.cores, &piece, operation),
                     };
                     submitted.map_err(|source| self.failed(pipeline, cycle, step, source))?;
                 }

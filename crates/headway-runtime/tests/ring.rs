@@ -96,7 +96,7 @@ fn another_key_than_the_cpu_s_is_found_in_whole_streams_and_in_turns() {
 #[test]
 fn the_chains_of_all_streams_are_those_of_the_whole_run() {
     let bench = Bench::new(&text(AES, &[160, 48, 4096]));
-    let sampling = Sampling { streams: 0, turns: 0, chains: Some(CYCLES) };
+    let sampling = Sampling { streams: 0, turns: 0, chains: Some(vec![CYCLES]) };
     let (written, found) = bench.run(&bench.workload, sampling);
     written.unwrap();
     assert_eq!((found.chains, found.chain_bytes), (3, 4304 * CYCLES));
@@ -109,7 +109,7 @@ fn rehearse(wrong: Option<u64>) -> Result<Verified, DataError> {
     let kernels = Kernels::of(&bench.plan, &bench.workload).unwrap();
     let (_, _, kernel) = kernels.stages().next().unwrap();
     let mut ring = Ring::new(&bench.plan, 7).unwrap();
-    let sampling = Sampling { streams: 0, turns: 0, chains: Some(CYCLES) };
+    let sampling = Sampling { streams: 0, turns: 0, chains: Some(vec![CYCLES]) };
     let (mut checker, found) = Checker::new(&ring, &bench.plan, &kernels, sampling).unwrap();
     let mut state = vec![0; kernel.state_bytes(3)];
     kernel.init_state(kernels.lanes(0), &mut state).unwrap();

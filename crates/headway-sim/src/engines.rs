@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use headway_core::interconnect::{Network, RateCache, Starved};
-use headway_core::machine::{KernelCost, Machine, RouteId};
+use headway_core::machine::{Cpu, KernelCost, Machine, RouteId};
 use headway_core::payload::Piece;
 use headway_core::plan::{Plan, Work};
 use headway_core::units::{Bytes, NANOS_PER_SECOND, Nanos, PPM};
@@ -45,6 +45,7 @@ struct Operation {
 pub(crate) struct Engines<'a> {
     machine: &'a Machine,
     plan: &'a Plan,
+    cpu: Cpu,
     rates: RateCache,
     /// Operations of each engine in submission order, by position in `slots`.
     queues: Vec<VecDeque<usize>>,
@@ -62,10 +63,11 @@ pub(crate) struct Engines<'a> {
 impl<'a> Engines<'a> {
     pub(crate) fn new(machine: &'a Machine, plan: &'a Plan) -> Self {
         // Abstract servers of flows have no engine: each gets a queue of its own behind those of the engines.
-        let queues = machine.engines.len() + plan.servers.len();
+        let queues = plan.engines.len() + plan.servers.len();
         Self {
             machine,
             plan,
+            cpu: machine.cpu_or_assumed(),
             rates: RateCache::new(Network::new(machine), SETS_MAX),
             queues: vec![VecDeque::new(); queues],
             slots: Vec::new(),
@@ -84,7 +86,7 @@ impl<'a> Engines<'a> {
         let planned = &step.operations[piece.index as usize];
         let mut engines: Vec<usize> = planned.engines.iter().map(|engine| engine.at()).collect();
         if engines.is_empty() {
-            engines.push(self.machine.engines.len() + step.server as usize);
+            engines.push(self.plan.engines.len() + step.server as usize);
         }
         let scaled = |time: Nanos| match scale {
             None => time,
@@ -99,8 +101,16 @@ impl<'a> Engines<'a> {
                 (Some(*route), Phase::Fixed(setup), piece.bytes)
             }
             Work::Compute { kernel } => {
-                let gpu = self.machine.engines[engines[0]].gpu;
-                let cost = self.machine.kernel(kernel, gpu).map(|k: &KernelCost| k.cost(piece.bytes, longest_lane));
+                let cost = match self.machine.engines.get(engines[0]).map(|engine| engine.gpu) {
+                    Some(gpu) => {
+                        let known = self.machine.kernel(kernel, gpu);
+                        known.map(|k: &KernelCost| k.cost(piece.bytes, longest_lane))
+                    }
+                    None => {
+                        let lanes = self.plan.pipelines[piece.pipeline as usize].source.streams().len() as u64;
+                        self.cpu.kernel(kernel).map(|k| k.cost(piece.bytes, lanes))
+                    }
+                };
                 (None, Phase::Fixed(scaled(cost.unwrap_or(step.cost))), Bytes(0))
             }
             Work::Hold => (None, Phase::Fixed(scaled(step.cost)), Bytes(0)),

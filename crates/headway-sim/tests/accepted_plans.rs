@@ -265,7 +265,10 @@ impl Seen {
     }
 }
 
+/// As many as `HEADWAY_CASES` says of all five machines together, else `cases`.
 fn accepted_plans_hold(machine: &Machine, seed: u64, cases: u32) -> Seen {
+    let asked = std::env::var("HEADWAY_CASES").map(|text| text.parse::<u32>().expect("a number"));
+    let cases = asked.map_or(cases, |asked| (asked / 5).max(cases));
     let mut draw = Draw(seed);
     let mut seen = Seen::default();
     for case in 0..cases {

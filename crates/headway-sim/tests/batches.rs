@@ -117,6 +117,7 @@ fn small_machine(draw: &mut Draw) -> Machine {
         engines: Vec::new(),
         routes: Vec::new(),
         kernels: Vec::new(),
+        cpu: None,
         calibration: None,
         profile: headway_core::transfer::Profile::default(),
         hash: "small".to_owned(),

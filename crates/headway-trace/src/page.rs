@@ -219,7 +219,7 @@ fn rows<'a>(log: &'a Log, timeline: &Timeline) -> Vec<Row<'a>> {
             operations[row].push(operation);
         }
     }
-    let engines = plan.engines.iter().map(|engine| (engine.name.as_str(), Some(engine.gpu), true));
+    let engines = plan.engines.iter().map(|engine| (engine.name.as_str(), engine.gpu, true));
     let servers = plan.servers.iter().map(|server| (server.name.as_str(), None, server.engines.is_empty()));
     let named = engines.chain(servers).zip(operations).filter(|((.., shown), _)| *shown);
     named.map(|((name, gpu, _), operations)| row(name, gpu, operations, timeline.epoch)).collect()

@@ -290,10 +290,11 @@ impl Builder {
 
     fn engines(&mut self, log: &Log, timeline: &Timeline, flows: &BTreeMap<(u32, u64), u64>) {
         let plan = &log.header().plan;
-        let mut gpus: BTreeMap<u32, u64> = BTreeMap::new();
+        let mut gpus: BTreeMap<Option<u32>, u64> = BTreeMap::new();
         for gpu in plan.engines.iter().map(|engine| engine.gpu) {
-            let rank = u64::from(gpu).min(99);
-            gpus.entry(gpu).or_insert_with(|| self.group(ROOT, &format!("gpu {gpu}"), rank));
+            let name = gpu.map_or_else(|| "cpu".to_owned(), |gpu| format!("gpu {gpu}"));
+            let rank = u64::from(gpu.unwrap_or(u32::MAX)).min(99);
+            gpus.entry(gpu).or_insert_with(|| self.group(ROOT, &name, rank));
         }
         let abstract_servers = self.abstract_servers(log);
         let engines = (0..).zip(&plan.engines).map(|(rank, engine)| Lanes {

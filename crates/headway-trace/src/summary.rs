@@ -128,8 +128,11 @@ pub struct Response {
 pub struct StreamSummary {
     /// Name.
     pub id: String,
-    /// Ordinal of its GPU.
-    pub gpu: u32,
+    /// Ordinal of its GPU; `None` = it is on the CPU.
+    pub gpu: Option<u32>,
+    /// Its core of the CPU, counted from 0, if it is there.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpu: Option<u32>,
     /// Name of its pipeline.
     pub pipeline: String,
     /// Packets expected.
@@ -155,8 +158,11 @@ pub struct StreamSummary {
 pub struct EngineSummary {
     /// Name.
     pub name: String,
-    /// Ordinal of its GPU.
-    pub gpu: u32,
+    /// Ordinal of its GPU; `None` = it is on the CPU.
+    pub gpu: Option<u32>,
+    /// Its core of the CPU, counted from 0, if it is there.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpu: Option<u32>,
     /// Time in which at least one of its operations ran.
     pub busy: Nanos,
     /// The same as a share of the span, parts per million, rounded down.
@@ -424,6 +430,7 @@ fn streams(log: &Log, timeline: &Timeline) -> Vec<StreamSummary> {
         StreamSummary {
             id: planned.id.clone(),
             gpu: planned.gpu,
+            cpu: plan.core_of(&plan.pipelines[planned.pipeline as usize]),
             pipeline: plan.pipelines[planned.pipeline as usize].name.clone(),
             packets,
             delivered,
@@ -463,6 +470,7 @@ fn engines(log: &Log, timeline: &Timeline) -> Vec<EngineSummary> {
         EngineSummary {
             name: planned.name.clone(),
             gpu: planned.gpu,
+            cpu: plan.core(index),
             busy,
             utilisation_ppm: share_ppm(u128::from(busy.0), u128::from(timeline.span().0)),
             operations,

@@ -136,6 +136,15 @@ fn plain(name: &str) -> String {
     name.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }
 
+/// The ordinal of a GPU, or the name of a core.
+fn processor(gpu: Option<u32>, core: Option<u32>) -> String {
+    match (gpu, core) {
+        (Some(gpu), _) => gpu.to_string(),
+        (None, Some(core)) => format!("cpu{core}"),
+        (None, None) => dash(),
+    }
+}
+
 fn dash() -> String {
     "-".to_owned()
 }
@@ -218,7 +227,7 @@ impl Summary {
             };
             table.rows.push(vec![
                 plain(&stream.id),
-                stream.gpu.to_string(),
+                processor(stream.gpu, stream.cpu),
                 grouped(stream.packets),
                 grouped(stream.delivered),
                 grouped(stream.lost),
@@ -296,7 +305,7 @@ impl Summary {
         for engine in used {
             table.rows.push(vec![
                 plain(&engine.name),
-                engine.gpu.to_string(),
+                processor(engine.gpu, engine.cpu),
                 engine.busy.to_string(),
                 percent(engine.utilisation_ppm),
                 grouped(engine.operations),

@@ -2,6 +2,7 @@
 //! what every way of copying takes for every size (specification of transfers, 2.5 and 3.1).
 
 pub(crate) mod batches;
+pub(crate) mod cpu;
 pub(crate) mod curves;
 pub(crate) mod fit;
 pub(crate) mod interconnect;
@@ -38,7 +39,7 @@ use self::curves::{Line, Taker, Thrift};
 use self::interconnect::{Scope, calibrate};
 use self::journal::{Head, Journal};
 use self::place::Place;
-pub use self::report::Report;
+pub use self::report::{Checked, Report};
 use self::rig::{Rig, Shot, Wish};
 use self::sample::Effort;
 use self::session::{Raw, Session};
@@ -115,6 +116,9 @@ pub struct Options {
     pub sizes: Option<Vec<Bytes>>,
     /// Measure every GPU by itself, not only the first of each model.
     pub each: bool,
+    /// How long random batches of copies are run beyond those that check the model, so that margin and jitter cover what
+    /// happens now and then.
+    pub watch: Nanos,
     /// File for every sample.
     pub raw: Option<PathBuf>,
     /// Ends the measurement early when it becomes true.
@@ -166,8 +170,8 @@ fn run(options: &Options, progress: &mut dyn FnMut(Progress)) -> Result<Report, 
             let mut device = ports::device(options.backend, options.model.as_deref())?;
             let scope = options.scope(ports.len());
             let (machine, _) = calibrate(&mut session, &ports, device.as_mut(), &scope, (&name, &stamp))?;
-            let (kernels, profile) = old.map(|old| (old.kernels, old.profile)).unwrap_or_default();
-            Machine { kernels, profile, ..machine }
+            let (kernels, cpu, profile) = old.map(|old| (old.kernels, old.cpu, old.profile)).unwrap_or_default();
+            Machine { kernels, cpu, profile, ..machine }
         }
     };
     machine.profile.stamp = Some(stamp);
@@ -228,6 +232,12 @@ impl Options {
         )
     }
 
+    /// Jobs of each probe on the CPU.
+    fn cpu_effort(&self) -> Effort {
+        let n = self.by_depth(1_000, 4_000, 20_000);
+        Effort { warm_up: 10, n_min: 20, n_max: n, time: Nanos(self.by_depth(100, 400, 2_000) * 1_000_000) }
+    }
+
     fn scope(&self, gpus: usize) -> Scope {
         let chunk = self.size_max().clamp(4 << 10, 64 << 20);
         // Without large copies to measure, nobody waits for precise rates either.
@@ -247,13 +257,17 @@ impl Options {
             room: Room::of(self.size_max().clamp(4 << 10, 256 << 20)),
             jitter,
             batches: self.by_depth(30, 60, 300),
+            watch: self.watch,
         }
     }
 }
 
 /// What distinguishes one request from another, for the journal.
 fn request(options: &Options) -> String {
-    format!("{:?} {:?} {:?} {:?} {}", options.depth, options.gpus, options.sizes, options.model, options.each)
+    format!(
+        "{:?} {:?} {:?} {:?} {} {}",
+        options.depth, options.gpus, options.sizes, options.model, options.each, options.watch
+    )
 }
 
 /// A measurement under way.
@@ -309,6 +323,14 @@ impl Measurement<'_> {
             _ => kernels::Size::small(Effort { warm_up: 1, n_min: 2, n_max: 5, ..effort }),
         };
         self.machine.kernels = kernels::costs(&mut self.session, device, size)?;
+        self.session.phase("cores", 1);
+        let effort = self.options.cpu_effort();
+        let costs = self.session.step("cores", |_| {
+            let ids = headway_kernels::ids();
+            ids.map(|id| Ok((id.to_owned(), cpu::cost(id, effort)?))).collect::<Result<Vec<_>, Error>>()
+        })?;
+        self.machine.cpu = Some(cpu::of(cpu::cores(), costs));
+        self.session.advance()?;
         Ok(())
     }
 

@@ -181,6 +181,8 @@ pub struct StreamSetting {
     pub rate_scale: u64,
     /// Plan for a machine so many times slower; `None` = 1 on GPUs, 400 on emulated devices.
     pub slower: Option<u64>,
+    /// Cores of the CPU that serve streams beside the GPUs, at most as many as the machine file says; 0 = none.
+    pub cores: u32,
     /// Policies to compare.
     pub policies: Vec<Policy>,
 }
@@ -192,6 +194,7 @@ impl Default for StreamSetting {
             deadline_min: Nanos(20_000_000),
             rate_scale: 1,
             slower: None,
+            cores: 2,
             policies: vec![Policy::Serial, Policy::Lockstep, Policy::Combined, Policy::Partitioned],
         }
     }

@@ -60,7 +60,7 @@ mod tests {
             deadline: Nanos(10_000),
             start: Nanos(0),
             on_miss: OnMiss::Finish,
-            gpu: 0,
+            gpu: Some(0),
             pipeline: 0,
             lane: 0,
         };

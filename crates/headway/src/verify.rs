@@ -50,7 +50,7 @@ pub(crate) fn verify(
         let lane = members.iter().position(|&member| member as usize == number).unwrap_or(0);
         let lane = &kernels.lanes(stream.pipeline)[lane..=lane];
         let mut stages = Vec::new();
-        for (pipeline, _, kernel) in kernels.stages() {
+        for (pipeline, _, kernel) in kernels.references() {
             if pipeline == stream.pipeline {
                 let mut state = vec![0; kernel.state_bytes(1)];
                 kernel.init_state(lane, &mut state)?;

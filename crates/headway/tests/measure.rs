@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicBool;
 
 use headway::core::machine::{self, Method};
 use headway::core::transfer::{Direction, HostMemory, Load, Statistic};
-use headway::core::units::Bytes;
+use headway::core::units::{Bytes, Nanos};
 use headway::explain::{Question, explain};
 use headway::measure::{Depth, Options, Step, measure};
 use headway::ports::Backend;
@@ -25,6 +25,7 @@ fn options(out: &Path) -> Options {
         only: Vec::new(),
         sizes: Some(vec![Bytes(64), Bytes(4096), Bytes(64 << 10)]),
         each: false,
+        watch: Nanos::ZERO,
         raw: None,
         interrupt: Arc::new(AtomicBool::new(false)),
     }
@@ -77,6 +78,19 @@ fn a_measured_file_is_read_back_and_answers_questions() {
         assert!(chosen.figures.n >= 10 && chosen.figures.max.is_some(), "{explanation:#?}");
         assert!(explanation.profile.contains("source emu"), "{}", explanation.profile);
     }
+}
+
+#[test]
+fn a_node_that_is_watched_is_checked_with_more_batches() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("node.toml");
+    let only = vec![Step::Links, Step::Kernels];
+    let report = measure(&Options { only, watch: Nanos(1_000_000_000), ..options(&file) }, |_| ()).unwrap();
+    let checked = report.calibration.unwrap();
+    let found = machine::parse("node", &fs::read_to_string(&file).unwrap()).unwrap().calibration.unwrap();
+    // Without that it is checked with 30.
+    assert!(found.batches > 30 && found.batches == checked.batches, "{checked:?}");
+    assert_eq!((found.margin_ppm, found.jitter), (checked.margin_ppm, checked.jitter));
 }
 
 #[test]

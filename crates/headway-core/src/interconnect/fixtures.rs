@@ -24,6 +24,7 @@ impl Builder {
             engines: Vec::new(),
             routes: Vec::new(),
             kernels: Vec::new(),
+            cpu: None,
             calibration: None,
             profile: crate::transfer::Profile::default(),
             hash: String::new(),

@@ -1,5 +1,7 @@
 //! Batches that were run, against what the model says of them.
 
+use serde::{Deserialize, Serialize};
+
 use super::{BatchBlock, Network, Starved, Wcet};
 use crate::machine::{Calibration, Machine};
 use crate::units::{Nanos, PPM};
@@ -96,33 +98,105 @@ impl Accuracy {
     }
 }
 
-/// Puts into the calibration of `machine` how well it predicts `trials`, which it was not fitted to, and raises the margin to
-/// 1.25 times the largest excess of a measured time over the bound. Nothing changes without trials or without calibration.
+/// What batches that a machine was not fitted to say of its predictions and of its bounds.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Seen {
+    /// Of each batch, `|measured - predicted| / predicted` in parts per million.
+    errors: Vec<u64>,
+    /// Sum of the bounds without margin and jitter.
+    bounds: u128,
+    /// Of batches that took longer than that: the bound, and by how much longer the longest repetition took.
+    excesses: Vec<(Nanos, Nanos)>,
+}
+
+impl Seen {
+    /// Takes in a batch that was run.
+    ///
+    /// # Errors
+    /// [`Starved`] when some block would get no rate.
+    pub fn add(&mut self, trial: &Trial, network: &Network, calibration: &Calibration) -> Result<(), Starved> {
+        let bare = Calibration { margin_ppm: 0, jitter: Nanos::ZERO, ..calibration.clone() };
+        let judged = trial.judge(network, Some(&bare))?;
+        self.errors.push(judged.error_ppm());
+        let bound = judged.wcet.value;
+        self.bounds += u128::from(bound.0);
+        let longest = judged.took.last().copied().unwrap_or_default();
+        if longest > bound {
+            self.excesses.push((bound, longest - bound));
+        }
+        Ok(())
+    }
+
+    /// Takes in what another one has seen.
+    pub fn join(&mut self, other: Self) {
+        self.errors.extend(other.errors);
+        self.bounds += other.bounds;
+        self.excesses.extend(other.excesses);
+    }
+
+    /// Batches seen.
+    #[must_use]
+    pub const fn len(&self) -> usize {
+        self.errors.len()
+    }
+
+    /// Whether none was.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.errors.is_empty()
+    }
+
+    /// Margin (ppm) and jitter, at least `jitter`, that cover every excess: of all such pairs the one that adds least to the
+    /// mean batch. A stall of the host costs a short batch as much as a long one, a slower link costs in proportion.
+    fn covering(&self, jitter: Nanos) -> (u64, Nanos) {
+        let million = i128::from(PPM);
+        let needed = |ppm: u64| {
+            let beyond =
+                |(bound, by): &(Nanos, Nanos)| i128::from(by.0) * million - i128::from(bound.0) * i128::from(ppm);
+            self.excesses.iter().map(beyond).max().unwrap_or(0).max(i128::from(jitter.0) * million)
+        };
+        let mean = i128::try_from(self.bounds / self.errors.len().max(1) as u128).unwrap_or(i128::MAX >> 32);
+        let total = |ppm: u64| needed(ppm) + mean * i128::from(ppm);
+        // The total is convex: its last minimum is where it begins to rise.
+        let (mut low, mut high) = (0, LARGEST_PPM);
+        while low < high {
+            let middle = low + (high - low) / 2;
+            if total(middle + 1) > total(middle) { high = middle } else { low = middle + 1 }
+        }
+        let jitter = (needed(low) + million - 1) / million;
+        (low, Nanos(u64::try_from(jitter).unwrap_or(u64::MAX)))
+    }
+
+    /// Puts into the calibration of `machine` how well it predicts, and raises margin and jitter to 1.25 times what covers
+    /// every excess over the bound. Nothing changes without batches or without calibration.
+    pub fn put(self, machine: &mut Machine) {
+        let Some(calibration) = machine.calibration.take_if(|_| !self.is_empty()) else { return };
+        let (margin_ppm, jitter) = self.covering(calibration.jitter);
+        let more = |least: u64| least.saturating_add(least.div_ceil(4));
+        let found = Accuracy::of(self.errors);
+        machine.calibration = Some(Calibration {
+            batches: u32::try_from(found.n).unwrap_or(u32::MAX),
+            margin_ppm: calibration.margin_ppm.max(more(margin_ppm).min(LARGEST_PPM)),
+            jitter: if jitter > calibration.jitter { Nanos(more(jitter.0)) } else { calibration.jitter },
+            median_ppm: found.median_ppm,
+            p95_ppm: found.p95_ppm,
+            max_ppm: found.max_ppm,
+            ..calibration
+        });
+    }
+}
+
+/// Checks `machine` with `trials`, which it was not fitted to ([`Seen::put`]).
 ///
 /// # Errors
 /// [`Starved`] when some block would get no rate.
 pub fn validate(machine: &mut Machine, trials: &[Trial]) -> Result<(), Starved> {
-    let Some(calibration) = machine.calibration.clone().filter(|_| !trials.is_empty()) else { return Ok(()) };
-    let network = Network::new(machine);
-    let bare = Calibration { margin_ppm: 0, jitter: Nanos::ZERO, ..calibration.clone() };
-    let (mut errors, mut excess_ppm) = (Vec::new(), 0);
+    let Some(calibration) = machine.calibration.clone() else { return Ok(()) };
+    let (network, mut seen) = (Network::new(machine), Seen::default());
     for trial in trials {
-        let judged = trial.judge(&network, Some(&bare))?;
-        errors.push(judged.error_ppm());
-        let longest = judged.took.last().copied().unwrap_or_default().saturating_sub(calibration.jitter);
-        if longest > judged.wcet.value {
-            excess_ppm = excess_ppm.max(error_ppm(longest, judged.wcet.value));
-        }
+        seen.add(trial, &network, &calibration)?;
     }
-    let found = Accuracy::of(errors);
-    machine.calibration = Some(Calibration {
-        batches: u32::try_from(found.n).unwrap_or(u32::MAX),
-        margin_ppm: calibration.margin_ppm.max(excess_ppm.saturating_add(excess_ppm.div_ceil(4)).min(LARGEST_PPM)),
-        median_ppm: found.median_ppm,
-        p95_ppm: found.p95_ppm,
-        max_ppm: found.max_ppm,
-        ..calibration
-    });
+    seen.put(machine);
     Ok(())
 }
 
@@ -164,6 +238,26 @@ mod tests {
         let found = Accuracy::of((1..=100).rev().collect());
         assert_eq!(found, Accuracy { n: 100, median_ppm: 50, p95_ppm: 95, max_ppm: 100 });
         assert_eq!(Accuracy::of(Vec::new()), Accuracy::default());
+    }
+
+    #[test]
+    fn margin_and_jitter_cover_every_excess_at_least_cost_of_the_mean_batch() {
+        let us = |bound: u64, by: u64| (Nanos(bound * 1000), Nanos(by * 1000));
+        let seen = |excesses: &[(Nanos, Nanos)], mean: u64| Seen {
+            errors: vec![0; 4],
+            bounds: 4 * u128::from(mean) * 1000,
+            excesses: excesses.to_vec(),
+        };
+        let jitter = Nanos(100_000);
+        assert_eq!(seen(&[us(5000, 100)], 1000).covering(jitter), (0, jitter));
+        // Links that are slower by a tenth, and nothing else.
+        assert_eq!(seen(&[us(1000, 200), us(5000, 600)], 1000).covering(jitter), (100_000, jitter));
+        // A stall of a millisecond in a short batch, and in a long one: no margin would help the short one.
+        assert_eq!(seen(&[us(10, 1000), us(5000, 1000)], 1000).covering(jitter), (0, Nanos(1_000_000)));
+        // One of each.
+        assert_eq!(seen(&[us(10, 500), us(5000, 999)], 1000).covering(jitter), (100_000, Nanos(499_000)));
+        assert_eq!(seen(&[], 1000).covering(jitter), (0, jitter));
+        assert_eq!(seen(&[(Nanos(3), Nanos(u64::MAX))], 1000).covering(jitter), (0, Nanos(u64::MAX)));
     }
 
     #[test]

@@ -31,6 +31,7 @@ const TOP: &[&str] = &[
     "engine",
     "route",
     "kernel",
+    "cpu",
     "calibration",
     "profile",
     "curve",
@@ -77,6 +78,7 @@ pub fn parse(name: &str, text: &str) -> Result<Machine, FileError> {
         reader.apply_use(limit, fields)?;
     }
     reader.kernels(&mut top)?;
+    reader.machine.cpu = super::cpu::read(&mut top)?;
     reader.machine.calibration = calibration(&mut top)?;
     reader.profile(&mut top)?;
     Ok(reader.machine)
@@ -128,6 +130,7 @@ impl<'a> Reader<'a> {
             engines: Vec::new(),
             routes: Vec::new(),
             kernels: Vec::new(),
+            cpu: None,
             calibration: None,
             profile: Profile::default(),
             hash: document::hash(text),

@@ -40,6 +40,7 @@ impl Machine {
             engines: restricted.engines.keys().map(|i| restricted.engine(&self.engines[*i])).collect(),
             routes: kept.into_iter().map(|r| restricted.route(r)).collect(),
             kernels: self.kernels.iter().filter_map(|k| restricted.kernel(k)).collect(),
+            cpu: self.cpu.clone(),
             calibration: self.calibration.clone(),
             profile: restricted.profile(&self.profile, total),
             hash: format!("{}-g{count}", self.hash),

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::{Display, Write as _};
 
-use super::{Calibration, CapacityId, CapacityKind, EndpointId, EndpointKind, EngineClass, Machine, RouteId};
+use super::{Calibration, CapacityId, CapacityKind, Cpu, EndpointId, EndpointKind, EngineClass, Machine, RouteId};
 use crate::document::decimal;
 use crate::transfer::{Curve, Direction, HostMemory, Key, Load, Point, Stamp, Tuning, TuningKey, Way};
 use crate::units::Nanos;
@@ -28,6 +28,9 @@ pub fn write(machine: &Machine, header: &[&str]) -> String {
     text.engines();
     text.routes();
     text.kernels();
+    if let Some(cpu) = machine.cpu.as_ref().filter(|cpu| !cpu.assumed) {
+        text.cpu(cpu);
+    }
     if let Some(calibration) = &machine.calibration {
         text.calibration(calibration);
     }
@@ -204,6 +207,18 @@ impl Text<'_> {
                 self.field("chain_rate", quoted(&rate.exact()));
             }
         }
+    }
+
+    fn cpu(&mut self, cpu: &Cpu) {
+        self.table("[cpu]");
+        self.field("cores", cpu.cores);
+        self.line("kernels = [");
+        for kernel in &cpu.kernels {
+            let [setup, lane] = [kernel.setup, kernel.lane].map(|time| quoted(&time.exact()));
+            let (id, rate) = (quoted(&kernel.id), quoted(&kernel.rate.exact()));
+            self.line(&format!("  {{ id = {id}, setup = {setup}, lane = {lane}, rate = {rate} }},"));
+        }
+        self.line("]");
     }
 
     fn calibration(&mut self, of: &Calibration) {

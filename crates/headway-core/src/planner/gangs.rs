@@ -57,7 +57,7 @@ impl Planner<'_> {
 /// Puts the pipelines of streams with the same cycles into gangs.
 pub(super) fn form(pipelines: &mut [Pipeline], chained: bool) {
     let mut phases = Vec::new();
-    for pipeline in pipelines.iter_mut().filter(|p| matches!(p.source, Source::Streams(_))) {
+    for pipeline in pipelines.iter_mut().filter(|p| matches!(p.source, Source::Streams(_)) && p.gpu.is_some()) {
         let phase = (pipeline.period, pipeline.start, pipeline.gather, pipeline.window);
         let number = phases.iter().position(|other| *other == phase).unwrap_or_else(|| {
             phases.push(phase);

@@ -60,7 +60,7 @@ impl Planner<'_> {
     /// An operation that holds two engines, and a batch that holds several, ties them; the serial strategy and lockstep
     /// tie all engines that any copy uses, generations those of kernels too, the combined strategy those of each domain.
     fn arbitrated_together(&self, pipelines: &[Pipeline], domains: &Domains) -> Vec<EngineId> {
-        let mut leader: Vec<EngineId> = (0..self.machine.engines.len() as u32).map(EngineId).collect();
+        let mut leader: Vec<EngineId> = (0..self.machine.engines.len() as u32 + self.cpu.cores).map(EngineId).collect();
         let mut tie = |engines: &[EngineId]| {
             let Some(lowest) = engines.iter().map(|e| leader[e.at()]).min() else { return };
             let merged: Vec<EngineId> = engines.iter().map(|e| leader[e.at()]).collect();
@@ -78,7 +78,8 @@ impl Planner<'_> {
             if step.operations.iter().any(|o| matches!(o.work, Work::Copy { .. })) {
                 copying.extend(engines);
             } else {
-                computing.extend(engines);
+                // A core serves nothing but its streams, whatever is tied.
+                computing.extend(engines.into_iter().filter(|engine| engine.at() < self.machine.engines.len()));
             }
         }
         match self.strategy {
@@ -160,7 +161,7 @@ impl Planner<'_> {
                 let engines: Vec<EngineId> =
                     (0..leader.len() as u32).map(EngineId).filter(|engine| used(engine)).collect();
                 let name = match engines.as_slice() {
-                    [one] => self.machine.engines[one.at()].id.clone(),
+                    [one] => self.engine_name(*one),
                     _ if self.strategy == Strategy::Generation => "node".to_owned(),
                     several if pipelines.iter().any(|p| matches!(p.source, Source::Wafer(_))) => {
                         self.common_name(several).to_owned()

@@ -2,9 +2,13 @@
 //!
 //! Sans-IO, like the dispatcher of plans, which runs a set that never changes: the driver says what time it is and when a job
 //! has ended, and asks what to start. The simulator and real devices run this same object.
+//!
+//! Accepted flows cannot overload the server while its costs hold. If a deadline has passed when its job is about to begin, the
+//! message that came last is paused: its jobs are given up until the server has nothing left to do. So who came first is
+//! served in time again, the first message always.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
 use super::admission::{Admission, Admitted, Refused, Request};
 use crate::interconnect::BatchBlock;
@@ -43,6 +47,10 @@ pub struct Domain {
     /// Somebody computes a join on a copy of the admission: it must not change meanwhile.
     held: bool,
     sequence: u64,
+    /// Messages whose jobs are given up.
+    paused: BTreeSet<u64>,
+    /// Jobs given up since they were asked for.
+    lost: Vec<Job>,
 }
 
 impl Domain {
@@ -59,6 +67,8 @@ impl Domain {
             began: None,
             held: false,
             sequence: 0,
+            paused: BTreeSet::new(),
+            lost: Vec::new(),
         }
     }
 
@@ -122,15 +132,37 @@ impl Domain {
         if self.busy {
             return None;
         }
-        if let Some(Reverse((_, sequence))) = self.ready.pop() {
-            (self.busy, self.began) = (true, Some(self.now));
-            return self.waiting.remove(&sequence);
+        while let Some(&Reverse((deadline, sequence))) = self.ready.peek() {
+            if deadline <= self.now && self.waiting.contains_key(&sequence) {
+                self.pause();
+            }
+            self.ready.pop();
+            // Nothing is left of it if its message is paused.
+            if let Some(job) = self.waiting.remove(&sequence) {
+                (self.busy, self.began) = (true, Some(self.now));
+                return Some(job);
+            }
         }
+        self.paused.clear();
         if !self.held && !self.admission.idle(self.now).is_empty() {
             let messages = self.admission.messages();
             self.releases.retain(|number, _| messages.contains_key(number));
         }
         None
+    }
+
+    /// Pauses the message that came last of those that are served, never the last one.
+    fn pause(&mut self) {
+        let mut served = self.releases.keys().rev().filter(|message| !self.paused.contains(message));
+        if let (Some(&latest), Some(_)) = (served.next(), served.next()) {
+            self.paused.insert(latest);
+            self.lost.extend(self.waiting.extract_if(.., |_, job| job.message == latest).map(|(_, job)| job));
+        }
+    }
+
+    /// Jobs that were given up since the last call: the server had more work than the admission counts with.
+    pub fn take_lost(&mut self) -> Vec<Job> {
+        std::mem::take(&mut self.lost)
     }
 
     /// When something happens by itself.
@@ -158,8 +190,13 @@ impl Domain {
             let deadline = at + running.period;
             self.sequence += 1;
             let (worst_case, blocks) = (running.cost, running.blocks.clone());
-            self.waiting.insert(self.sequence, Job { message, release: at, deadline, worst_case, blocks });
-            self.ready.push(Reverse((deadline, self.sequence)));
+            let job = Job { message, release: at, deadline, worst_case, blocks };
+            if self.paused.contains(&message) {
+                self.lost.push(job);
+            } else {
+                self.waiting.insert(self.sequence, job);
+                self.ready.push(Reverse((deadline, self.sequence)));
+            }
             self.releases.insert(message, deadline);
         }
     }
@@ -217,6 +254,26 @@ mod tests {
         assert_eq!(domain.poll_start(Nanos(2 * MS)), None);
         assert_eq!(domain.poll_timeout(), Some(Nanos(4 * MS)));
         assert_eq!(domain.poll_start(Nanos(4 * MS)).unwrap().release, Nanos(4 * MS));
+    }
+
+    #[test]
+    fn when_a_deadline_has_passed_the_message_that_came_last_is_given_up_until_all_is_done() {
+        let mut domain = domain();
+        let first = domain.join(Nanos(0), &request("first", 4 * MS, 1_000_000)).unwrap().message;
+        let last = domain.join(Nanos(0), &request("last", 3 * MS, 1_000_000)).unwrap().message;
+        assert_eq!(domain.poll_start(Nanos(0)).unwrap().message, last);
+        let lost = |domain: &mut Domain| -> Vec<(u64, u64)> {
+            domain.take_lost().iter().map(|job| (job.message, job.release.0 / MS)).collect()
+        };
+        let mut served = Vec::new();
+        // The first job takes longer than two windows, all others a millisecond.
+        for now in (8..=16).map(|now| Nanos(now * MS)) {
+            domain.ended(now);
+            served.extend(domain.poll_start(now).map(|job| (job.message, job.release.0 / MS)));
+        }
+        assert_eq!(lost(&mut domain), [(last, 3), (last, 6), (last, 9)]);
+        let late = [(first, 0), (first, 4), (first, 8)];
+        assert_eq!(served, [&late[..], &[(last, 12), (first, 12), (last, 15), (first, 16)]].concat());
     }
 
     #[test]

@@ -13,12 +13,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use self::search::{Shared, search};
 use super::Direction;
-use crate::interconnect::{Network, Scratch, Starved};
+use crate::interconnect::{BatchBlock, Network, Scratch, Starved};
 use crate::machine::{
     Calibration, Capacity, CapacityId, CapacityKind, Endpoint, EndpointId, EndpointKind, Engine, EngineClass, EngineId,
     Machine, Method, Route, RouteId,
 };
-use crate::units::{Nanos, PPM, Rate};
+use crate::units::{Bytes, NANOS_PER_SECOND, Nanos, PPM, Rate};
 
 /// Slowest rate that machine files have.
 const RATE_MIN: Rate = Rate(1_000_000);
@@ -239,6 +239,7 @@ fn build(node: &Node, links: &Links, shared: &Shared) -> Result<Machine, FitErro
         engines: Vec::new(),
         routes: Vec::new(),
         kernels: Vec::new(),
+        cpu: None,
         calibration: None,
         profile: super::Profile::default(),
         hash: String::new(),
@@ -361,33 +362,51 @@ fn off_ppm(a: Rate, b: Rate) -> u64 {
 
 fn calibrate(node: &Node, machine: &Machine, sets: &[Set]) -> Result<Calibration, FitError> {
     const LARGEST_PPM: u64 = 100 * PPM;
-    let (mut off, mut sigma_ppm, mut excess) = (Vec::new(), PPM, 0);
+    let (mut off, mut sigma_ppm) = (Vec::new(), PPM);
     for (set, model) in sets.iter().zip(predict(machine, sets)?) {
-        let members = || set.rates.iter().zip(&model).enumerate();
-        off.push(members().map(|(at, (_, model))| off_ppm(set.median(at), *model)).max().unwrap_or(0));
-        for (_, (rates, model)) in members() {
+        off.push(model.iter().enumerate().map(|(at, model)| off_ppm(set.median(at), *model)).max().unwrap_or(0));
+        for rates in &set.rates {
             let (slowest, fastest) = (rates[0], rates[rates.len() - 1]);
             sigma_ppm = sigma_ppm.max(off_ppm(fastest, slowest).saturating_add(PPM));
-            excess = excess.max(if *model > slowest { off_ppm(*model, slowest) } else { 0 });
         }
     }
     off.sort_unstable();
     let quantile =
         |percent: usize| off.get((off.len() * percent).div_ceil(100).saturating_sub(1)).copied().unwrap_or(0);
     let repeats = sets.iter().map(|set| set.repeats.len()).min().unwrap_or(0);
-    Ok(Calibration {
+    let mut calibration = Calibration {
         sets: u32::try_from(sets.len()).unwrap_or(u32::MAX),
         repeats: u32::try_from(repeats).unwrap_or(u32::MAX),
         batches: 0,
         sigma_ppm: sigma_ppm.min(LARGEST_PPM),
-        margin_ppm: excess.saturating_add(excess.div_ceil(4)).clamp(MARGIN_MIN_PPM, LARGEST_PPM),
-        jitter: node.jitter,
+        margin_ppm: 0,
+        jitter: Nanos::ZERO,
         median_ppm: quantile(50).min(LARGEST_PPM),
         p95_ppm: quantile(95).min(LARGEST_PPM),
         max_ppm: quantile(100).min(LARGEST_PPM),
         date: node.date.clone(),
         driver: node.driver.clone(),
-    })
+    };
+    let excess = excess_ppm(machine, sets, &calibration)?;
+    calibration.margin_ppm = excess.saturating_add(excess.div_ceil(4)).clamp(MARGIN_MIN_PPM, LARGEST_PPM);
+    calibration.jitter = node.jitter;
+    Ok(calibration)
+}
+
+/// By how much any repetition of any set took longer than the bound, in ppm: as a batch, of what each transfer moved in it.
+fn excess_ppm(machine: &Machine, sets: &[Set], bare: &Calibration) -> Result<u64, FitError> {
+    const TOOK: Nanos = Nanos(NANOS_PER_SECOND / 10);
+    let (network, mut excess) = (Network::new(machine), 0);
+    for set in sets {
+        let routes = routes_of(machine, set);
+        for rates in &set.repeats {
+            let blocks = routes.iter().zip(rates).map(|(&route, rate)| BatchBlock { route, bytes: Bytes(rate.0 / 10) });
+            let bound = network.wcet(&blocks.collect::<Vec<_>>(), Some(bare))?.value;
+            let longer = u128::from(TOOK.0.saturating_sub(bound.0)) * u128::from(PPM) / u128::from(bound.0.max(1));
+            excess = excess.max(u64::try_from(longer).unwrap_or(u64::MAX));
+        }
+    }
+    Ok(excess)
 }
 
 #[cfg(test)]

@@ -20,7 +20,7 @@ const CIPHER_BLOCK: u64 = 16;
 const TOP: &[&str] = &["name", "description", "run", "stream", "message", "flow", "bulk", "urgent", "task", "sharing"];
 const RUN: &[&str] = &["duration", "seed", "cycle", "grouping", "transform"];
 const STREAM: &[&str] =
-    &["id", "packet", "period", "deadline", "start", "gpu", "on_miss", "steps", "key", "iv", "wafer"];
+    &["id", "packet", "period", "deadline", "start", "processor", "gpu", "on_miss", "steps", "key", "iv", "wafer"];
 const STEP: &[&str] = &["copy", "compute", "exchange"];
 const MESSAGE: &[&str] = &["id", "period", "start", "late", "blocks"];
 const BLOCK: &[&str] = &["from", "to", "bytes"];
@@ -223,12 +223,13 @@ impl Reader {
         let deadline_field = self.require(&mut table, &part, "deadline", "\"40 ms\"")?;
         let deadline = deadline_field.time_above_zero("40 ms")?;
         let start = self.take(&mut table, &part, "start").map_or(Ok(Nanos::ZERO), |f| f.time())?;
+        let processor = self.take(&mut table, &part, "processor");
         let gpu = match self.take(&mut table, &part, "gpu") {
             Some(field) if wafer.is_some() => {
                 let help = "leave `gpu` out".to_owned();
                 return Err(field.key_error("the images of a wafer are dealt to all GPUs", Some(help)));
             }
-            field => field.map_or(Ok(Placement::Auto), |f| placement(&f))?,
+            field => super::processor_file::placement(field.as_ref(), processor.as_ref(), wafer.is_some())?,
         };
         let on_miss_field = self.take(&mut table, &part, "on_miss");
         let on_miss = on_miss_field.as_ref().map_or(Ok(OnMiss::Finish), |f| f.word(ON_MISS))?;
@@ -236,6 +237,9 @@ impl Reader {
         let misplaced = Self::misplaced(&steps_field);
         let (steps, encrypts) = self.steps(steps_field, &part, &gpu)?;
         Self::inspection(&steps, wafer.is_some(), misplaced)?;
+        if let Some(field) = &processor {
+            super::processor_file::fits(field, &gpu, &steps)?;
+        }
         if let (Some(field), OnMiss::Skip, Some(_)) = (&on_miss_field, on_miss, &encrypts) {
             let message = format!("stream `{id}` encrypts in a chain, in which no packet can be left out");
             return Err(field.error(message, Some("write `on_miss = \"finish\"` or `on_miss = \"stop\"`".to_owned())));
@@ -369,18 +373,6 @@ impl Reader {
     }
 }
 
-fn placement(field: &Field<'_>) -> Result<Placement, FileError> {
-    let name = field.name()?;
-    match name.as_str() {
-        "auto" => Ok(Placement::Auto),
-        "gpu" | "host" => {
-            let help = "write \"auto\", or the name of a GPU in the machine file".to_owned();
-            Err(field.error(format!("`{}` names no GPU", field.excerpt()), Some(help)))
-        }
-        _ => Ok(Placement::Gpu(name)),
-    }
-}
-
 /// Reads `"FROM -> TO"` and moves `at`, where the data is, along.
 fn copy_step(field: &Field<'_>, at: &mut Option<Place>, gpu: &Placement) -> Result<Step, FileError> {
     let text = field.text("\"host -> gpu\"")?;
@@ -407,6 +399,7 @@ fn copy_step(field: &Field<'_>, at: &mut Option<Place>, gpu: &Placement) -> Resu
 fn on_own_gpu(step: &Field<'_>, at: Option<&Place>, gpu: &Placement) -> Result<(), FileError> {
     match at {
         Some(place) if same(place, &Place::OwnGpu, gpu) => Ok(()),
+        None if *gpu == Placement::Cpu => Ok(()),
         None | Some(Place::Host) => {
             let help = "put `{ copy = \"host -> gpu\" }` before it".to_owned();
             Err(step.error("the step computes before the data reached a GPU", Some(help)))

@@ -28,22 +28,24 @@ struct Track {
 
 /// The blocks of a run, by their buffers in the ring.
 pub(super) struct Chains {
-    cycles: u64,
+    /// Cycles of each pipeline.
+    cycles: Vec<u64>,
     tracks: Vec<Track>,
     /// Pipelines whose last block is missing.
     missing: usize,
 }
 
 impl Chains {
-    pub(super) fn new(cycles: u64, pipelines: usize) -> Self {
-        Self { cycles, tracks: vec![Track::default(); pipelines], missing: pipelines }
+    pub(super) fn new(cycles: Vec<u64>) -> Self {
+        let missing = cycles.iter().filter(|cycles| **cycles > 0).count();
+        Self { tracks: vec![Track::default(); cycles.len()], cycles, missing }
     }
 
     /// Takes note of a block; whether it was the last of all pipelines.
     pub(super) fn note(&mut self, (pipeline, cycle, slot): (u32, u64, usize), block: &[u8]) -> bool {
         let track = &mut self.tracks[pipeline as usize];
         track.slots.push(slot as u32);
-        let last = cycle + 1 == self.cycles;
+        let last = cycle + 1 == self.cycles[pipeline as usize];
         if last {
             track.end = block.to_vec();
             self.missing -= 1;
@@ -91,7 +93,7 @@ impl Chains {
         kernel: &dyn Kernel,
         lanes: &[usize],
     ) -> Result<u64, DataError> {
-        let (track, layout) = (&self.tracks[number], &ring.layouts[number]);
+        let (track, layout, cycles) = (&self.tracks[number], &ring.layouts[number], self.cycles[number]);
         let mut inputs = BTreeMap::new();
         for &slot in &track.slots {
             if let Entry::Vacant(empty) = inputs.entry(slot) {
@@ -101,7 +103,7 @@ impl Chains {
         // Blocks of all buffers have the same layout.
         let Some((first, ranges)) = inputs.values().next() else { return Ok(0) };
         let chosen: Vec<_> = lanes.iter().map(|&lane| checked.lanes[lane].clone()).collect();
-        let failed = |error: headway_device::kernel::KernelError| checked.wrong(self.cycles, error.to_string());
+        let failed = |error: headway_device::kernel::KernelError| checked.wrong(cycles, error.to_string());
         let mut state = fresh(kernel, &chosen).map_err(failed)?;
         let mut output = vec![0; first.len()];
         for slot in &track.slots {
@@ -110,7 +112,7 @@ impl Chains {
         for (&lane, range) in lanes.iter().zip(ranges) {
             if track.end[layout.lanes[lane].clone()] != output[range.clone()] {
                 let stream = &checked.lanes[lane].stream;
-                return Err(checked.wrong(self.cycles - 1, format!("the chain of stream `{stream}` is not the CPU's")));
+                return Err(checked.wrong(cycles - 1, format!("the chain of stream `{stream}` is not the CPU's")));
             }
         }
         Ok(lanes.iter().map(|&lane| layout.lens[lane]).sum::<u64>() * track.slots.len() as u64)

@@ -9,9 +9,15 @@ use headway_device::{Access, Buffer, Device, DeviceError, HostKind, Kernel, Kern
 use headway_os::clock;
 
 use super::RunError;
+use super::crew::Cores;
 use super::messages::{self, Compared, MessageLane};
 use super::wafers::WaferLane;
+use crate::cores::{Job, Memory};
 use crate::kernels::Kernels;
+
+/// Time that the blocks of a core's pipeline reach ahead, in at most so many cycles.
+const AHEAD: Nanos = Nanos(20_000_000);
+const CYCLES_AHEAD_MAX: u64 = 48;
 
 /// How long setting up one state may take before the device counts as hanging.
 const PREPARE_MAX: Nanos = Nanos(30_000_000_000);
@@ -37,8 +43,20 @@ struct Stage {
 
 /// What one step does on the device.
 enum Stepped {
-    Copy { class: EngineClass, method: Method },
+    Copy {
+        class: EngineClass,
+        method: Method,
+    },
     Compute(Stage),
+    /// Whatever the core has for it.
+    OnCore,
+}
+
+/// What serves a pipeline.
+#[derive(Clone, Copy)]
+enum On {
+    Device(usize),
+    Core(u32),
 }
 
 enum Lane {
@@ -50,7 +68,7 @@ enum Lane {
 }
 
 struct BlockLane {
-    gpu: usize,
+    on: On,
     steps: Vec<Stepped>,
     /// Per slot: one buffer before the first step and one after each.
     slots: Vec<Vec<Buffer>>,
@@ -72,7 +90,7 @@ impl Buffers {
     ) -> Result<Self, RunError> {
         let count = devices.len();
         let mut loaded: Vec<Vec<(&'static str, KernelId)>> = vec![Vec::new(); count];
-        let mut pipelines = Vec::new();
+        let (mut pipelines, memory) = (Vec::new(), Memory::default());
         for (number, pipeline) in (0u32..).zip(&plan.pipelines) {
             match &pipeline.source {
                 Source::Wafer(planned) => {
@@ -88,6 +106,10 @@ impl Buffers {
                     continue;
                 }
                 Source::Streams(_) => {}
+            }
+            if let Some(core) = plan.core_of(pipeline) {
+                pipelines.push(Lane::Block(on_core(pipeline, core, &memory, spare_cycles)?));
+                continue;
             }
             let gpu = pipeline.gpu.unwrap_or(0);
             let known = loaded.get_mut(gpu as usize).ok_or(RunError::NoDevice { gpu, devices: count })?;
@@ -114,11 +136,8 @@ impl Buffers {
             let slots = (0..pipeline.steps.len() + 1 + spare_cycles)
                 .map(|_| buffers(device, pipeline))
                 .collect::<Result<_, DeviceError>>()
-                .map_err(|source| RunError::Prepare {
-                    what: format!("buffers of pipeline `{}`", pipeline.name),
-                    source,
-                })?;
-            pipelines.push(Lane::Block(BlockLane { gpu: gpu as usize, steps, slots }));
+                .map_err(|source| unprepared(pipeline, source))?;
+            pipelines.push(Lane::Block(BlockLane { on: On::Device(gpu as usize), steps, slots }));
         }
         Ok(Self { pipelines })
     }
@@ -167,6 +186,7 @@ impl Buffers {
     pub(super) fn submit(
         &self,
         devices: &mut [Box<dyn Device>],
+        cores: &Cores,
         piece: &Piece,
         operation: u64,
     ) -> Result<(), DeviceError> {
@@ -178,7 +198,15 @@ impl Buffers {
         };
         let slot = &lane.slots[piece.slot];
         let (input, output) = (&slot[piece.step as usize], &slot[piece.step as usize + 1]);
-        let device = &mut devices[lane.gpu];
+        let device = match lane.on {
+            On::Device(at) => &mut devices[at],
+            On::Core(core) => {
+                let block = 0..piece.block.0 as usize;
+                let (input, output) = (input.claim(block.clone(), Access::Read)?, output.claim(block, Access::Write)?);
+                cores.submit(core, Job { tag: operation, stage: (piece.pipeline, piece.step), input, output });
+                return Ok(());
+            }
+        };
         match &lane.steps[piece.step as usize] {
             Stepped::Copy { class, method } => {
                 let range = piece.offset.0 as usize..(piece.offset.0 + piece.bytes.0) as usize;
@@ -186,6 +214,7 @@ impl Buffers {
                 let to = output.claim(range, Access::Write)?;
                 device.submit(*class, Operation::Copy { method: *method, from, to }, operation)
             }
+            Stepped::OnCore => unreachable!("what a core serves was handed to it above"),
             Stepped::Compute(stage) => {
                 let block = 0..piece.block.0 as usize;
                 let input = input.claim(block.clone(), Access::Read)?;
@@ -211,6 +240,21 @@ pub(super) enum Ends<'a> {
     Messages(&'a MessageLane),
     /// A flow has no data.
     Nowhere,
+}
+
+fn unprepared(pipeline: &Pipeline, source: DeviceError) -> RunError {
+    RunError::Prepare { what: format!("buffers of pipeline `{}`", pipeline.name), source }
+}
+
+/// The buffers of a pipeline on a core, all in ordinary memory. Its cycles can be so short that whoever fills and empties them
+/// is late by several: there are buffers for [`AHEAD`].
+fn on_core(pipeline: &Pipeline, core: u32, memory: &Memory, spare_cycles: usize) -> Result<BlockLane, RunError> {
+    let ahead = (AHEAD.0 / pipeline.period.0.max(1)).min(CYCLES_AHEAD_MAX) as usize;
+    let buffers = || (0..=pipeline.steps.len()).map(|_| memory.buffer(pipeline.reserve.0 as usize)).collect();
+    let slots = (0..(pipeline.steps.len() + 1 + spare_cycles).max(ahead)).map(|_| buffers());
+    let slots = slots.collect::<Result<_, DeviceError>>().map_err(|source| unprepared(pipeline, source))?;
+    let steps = pipeline.steps.iter().map(|_| Stepped::OnCore).collect();
+    Ok(BlockLane { on: On::Core(core), steps, slots })
 }
 
 /// One buffer before the first step and one after each, where its data lies then.

@@ -25,6 +25,8 @@ pub struct Tally {
     pub jobs: u64,
     /// Jobs that ended after their deadline.
     pub misses: u64,
+    /// Jobs given up since deadlines had passed.
+    pub lost: u64,
     /// Least slack of any job, nanoseconds.
     pub slack_min: Option<i64>,
     /// Time that the server was busy, and time in all.
@@ -43,33 +45,54 @@ impl Tally {
         self.joins_beside_leavers += other.joins_beside_leavers;
         self.jobs += other.jobs;
         self.misses += other.misses;
+        self.lost += other.lost;
         self.slack_min = [self.slack_min, other.slack_min].into_iter().flatten().min();
         self.busy = (self.busy.0 + other.busy.0, self.busy.1 + other.busy.1);
     }
 }
 
-struct History<'a> {
-    routes: &'a [RouteId],
+struct History {
+    routes: Vec<RouteId>,
     domain: Domain,
     random: Pcg64Mcg,
     now: Nanos,
     /// End and deadline of the job on the server.
     running: Option<(Nanos, Nanos)>,
     names: u64,
+    /// What jobs take, in percent of what they may take at most.
+    percent: u64,
     tally: Tally,
 }
 
 /// One history of `changes` joins and leaves on `machine`, whose transfers form one domain.
 #[must_use]
 pub fn history(machine: &Machine, seed: u64, changes: u32) -> Tally {
-    let routes: Vec<RouteId> = (0..machine.routes.len() as u32).map(RouteId).collect();
+    run(machine, seed, changes).tally
+}
+
+/// The same, after which jobs take `percent` of what they may for 20 ms, then no more than that again: what happened until
+/// 200 ms later, and in the 100 ms that follow.
+#[must_use]
+pub fn disturbed(machine: &Machine, seed: u64, changes: u32, percent: u64) -> (Tally, Tally) {
+    let mut history = run(machine, seed, changes);
+    history.percent = percent;
+    history.run_until(history.now + Nanos(20_000_000));
+    history.percent = 100;
+    history.run_until(history.now + Nanos(200_000_000));
+    let before = std::mem::take(&mut history.tally);
+    history.run_until(history.now + Nanos(100_000_000));
+    (before, history.tally)
+}
+
+fn run(machine: &Machine, seed: u64, changes: u32) -> History {
     let mut history = History {
-        routes: &routes,
+        routes: (0..machine.routes.len() as u32).map(RouteId).collect(),
         domain: Domain::new(Admission::new(Network::new(machine), machine.calibration.clone(), LIMITS)),
         random: Pcg64Mcg::seed_from_u64(seed),
         now: Nanos::ZERO,
         running: None,
         names: 0,
+        percent: 100,
         tally: Tally { histories: 1, ..Tally::default() },
     };
     for change in 0..changes {
@@ -79,10 +102,10 @@ pub fn history(machine: &Machine, seed: u64, changes: u32) -> Tally {
         history.change();
     }
     history.run_until(history.now + Nanos(40_000_000));
-    history.tally
+    history
 }
 
-impl History<'_> {
+impl History {
     fn below(&mut self, bound: u64) -> u64 {
         self.random.next_u64() % bound
     }
@@ -125,7 +148,8 @@ impl History<'_> {
         let period = if self.below(4) == 0 { window / 3 + 1 } else { window };
         let mut blocks = Vec::new();
         for _ in 0..=self.below(2) {
-            let route = self.routes[self.below(self.routes.len() as u64) as usize];
+            let route = self.below(self.routes.len() as u64) as usize;
+            let route = self.routes[route];
             if blocks.iter().all(|block: &BatchBlock| block.route != route) {
                 blocks.push(BatchBlock { route, bytes: Bytes(period * share / 125) });
             }
@@ -143,12 +167,13 @@ impl History<'_> {
                 self.domain.ended(self.now);
             }
             if let Some(job) = self.domain.poll_start(self.now) {
-                let cost = self.cost(job.worst_case);
+                let cost = Nanos(self.cost(job.worst_case).0 * self.percent / 100);
                 self.tally.jobs += 1;
                 self.tally.busy.0 += u128::from(cost.0);
                 self.running = Some((self.now + cost, job.deadline));
                 continue;
             }
+            self.tally.lost += self.domain.take_lost().len() as u64;
             let next = [self.domain.poll_timeout(), self.running.map(|(ends, _)| ends)].into_iter().flatten().min();
             let Some(next) = next.filter(|next| *next <= end) else { break };
             self.tally.busy.1 += u128::from(next.0.saturating_sub(self.now.0));
@@ -181,12 +206,30 @@ mod tests {
         let mut total = Tally::default();
         for seed in 0..count {
             let tally = history(&machines[(seed % 2) as usize], seed, 24);
-            assert_eq!(tally.misses, 0, "history(&shipped(\"verner-r{}\"), {seed}, 24): {tally:?}", seed % 2 + 1);
+            assert_eq!(
+                (tally.misses, tally.lost),
+                (0, 0),
+                "history(&shipped(\"verner-r{}\"), {seed}, 24): {tally:?}",
+                seed % 2 + 1
+            );
             total.add(&tally);
         }
         println!("{total:?}");
         assert!(total.joins.iter().all(|joins| *joins * 10 > count), "every way is taken: {total:?}");
         assert!(total.refused > count && total.leaves > count && total.joins_beside_leavers > count, "{total:?}");
         assert!(total.busy.0 * 3 > total.busy.1, "the server has work: {total:?}");
+    }
+
+    #[test]
+    fn after_a_disturbance_everybody_is_served_in_time_again() {
+        let machine = shipped("verner-r2").unwrap();
+        let (mut disturbed_by, mut jobs) = (Tally::default(), 0);
+        for seed in 0..100 {
+            let (before, after) = disturbed(&machine, seed, 12, 220);
+            disturbed_by.add(&before);
+            jobs += after.jobs;
+            assert_eq!((after.misses, after.lost), (0, 0), "seed {seed}: {before:?} {after:?}");
+        }
+        assert!(disturbed_by.lost > 100 && disturbed_by.misses > 100 && jobs > 1000, "{disturbed_by:?}");
     }
 }

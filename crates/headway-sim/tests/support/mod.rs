@@ -213,8 +213,11 @@ pub(crate) fn verdict() -> Verdict {
 
 /// A plan for `machine` with these pipelines, all on one server.
 pub(crate) fn by_hand(machine: &Machine, pipelines: Vec<Pipeline>) -> Plan {
-    let engine =
-        |e: &headway_core::machine::Engine| PlannedEngine { name: e.id.clone(), gpu: 0, serves: e.serves.clone() };
+    let engine = |e: &headway_core::machine::Engine| PlannedEngine {
+        name: e.id.clone(),
+        gpu: Some(0),
+        serves: e.serves.clone(),
+    };
     Plan {
         schema: SCHEMA,
         workload: Named { name: "test".to_owned(), hash: String::new() },
@@ -228,6 +231,7 @@ pub(crate) fn by_hand(machine: &Machine, pipelines: Vec<Pipeline>) -> Plan {
         pipelines,
         announced: Vec::new(),
         batches: Vec::new(),
+        division: None,
         verdict: verdict(),
         alternatives: Vec::new(),
     }

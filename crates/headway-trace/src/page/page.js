@@ -42,6 +42,8 @@
   const size = (bytes) => scaled(bytes, ["B", "kB", "MB", "GB", "TB"]);
   const rate = (perSecond) => scaled(perSecond, ["B/s", "kB/s", "MB/s", "GB/s", "TB/s"]);
   const percent = (ppm) => `${fixed(ppm / 1e4, 1)}\u00a0%`;
+  /** The ordinal of a stream's GPU, or the name of its core. */
+  const processor = (stream) => (stream.gpu === null ? `cpu${stream.cpu}` : String(stream.gpu));
   const count = (n) => (n < 10000 ? String(n) : String(n).replace(/\B(?=(\d{3})+(?!\d))/g, "\u202f"));
 
   // ---- elements ----------------------------------------------------------------------------------------------------
@@ -203,7 +205,7 @@
     };
     const columns = [
       { label: "stream", value: (s) => s.id, cell: (s, index) => el("button", { type: "button", class: "link", title: s.id, onclick: () => choose(index) }, s.id) },
-      { label: "gpu", num: true, value: (s) => s.gpu, cell: (s) => String(s.gpu) },
+      { label: "gpu", num: true, value: (s) => s.gpu ?? 1000 + s.cpu, cell: (s) => processor(s) },
       { label: "packets", num: true, value: (s) => s.packets, cell: (s) => number(s.packets) },
       { label: `median ${unit.name}`, ...response("median") },
       { label: `p99 ${unit.name}`, ...response("p99") },
@@ -228,7 +230,7 @@
     const pairs = facts.flatMap(([name, ns]) => [el("dt", null, name), el("dd", { class: name === "max" && stream.misses ? "wrong" : null }, ns === null ? "–" : time(ns))]);
     const children = [
       el("h3", null, stream.id),
-      el("p", { class: "small muted" }, `gpu ${stream.gpu}, pipeline ${stream.pipeline}; ${count(stream.delivered)} of ${count(stream.packets)} packets, ${size(stream.bytes)}`),
+      el("p", { class: "small muted" }, `${stream.gpu === null ? "" : "gpu "}${processor(stream)}, pipeline ${stream.pipeline}; ${count(stream.delivered)} of ${count(stream.packets)} packets, ${size(stream.bytes)}`),
       el("dl", null, pairs),
     ];
     if (response) {

@@ -21,8 +21,11 @@ pub(crate) const EPOCH: Nanos = Nanos(5_000);
 /// Two GPUs with three engines each, `streams` streams in pipelines of their own: copy in, compute, copy out, on the GPU
 /// of their parity. Stream 0 is the slow one whose large chunks make the others wait.
 pub(crate) fn plan(streams: u32) -> Plan {
-    let engine =
-        |gpu: u32, name: &str, class| PlannedEngine { name: format!("gpu{gpu}.{name}"), gpu, serves: vec![class] };
+    let engine = |gpu: u32, name: &str, class| PlannedEngine {
+        name: format!("gpu{gpu}.{name}"),
+        gpu: Some(gpu),
+        serves: vec![class],
+    };
     let engines = (0..2)
         .flat_map(|gpu| {
             [
@@ -63,6 +66,7 @@ pub(crate) fn plan(streams: u32) -> Plan {
         pipelines,
         announced: vec![],
         batches: vec![],
+        division: None,
         verdict: verdict(),
         alternatives: vec![],
     }
@@ -144,7 +148,7 @@ fn stream(index: u32, streams: u32) -> (PlannedStream, Pipeline) {
         deadline: Nanos(4 * cycle),
         start: Nanos::ZERO,
         on_miss: OnMiss::Finish,
-        gpu,
+        gpu: Some(gpu),
         pipeline: index,
         lane: 0,
     };

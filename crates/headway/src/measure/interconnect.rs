@@ -3,12 +3,14 @@
 
 use std::sync::Arc;
 
-use headway_core::interconnect::{Trial, validate};
+use headway_core::interconnect::{Network, Seen};
 use headway_core::machine::Machine;
 use headway_core::transfer::Stamp;
-use headway_core::units::Nanos;
+use headway_core::transfer::fit::FitError;
+use headway_core::units::{NANOS_PER_SECOND, Nanos};
 use headway_device::Device;
 use headway_device::port::Port;
+use headway_os::clock;
 
 use super::batches::{Block, Draw, Lazy, Routes, Took};
 use super::fit::Observed;
@@ -36,6 +38,8 @@ pub(crate) struct Scope {
     pub(crate) jitter: Effort,
     /// Random batches that the machine is checked with.
     pub(crate) batches: usize,
+    /// How long more such batches are run, one after the other, for what happens now and then.
+    pub(crate) watch: Nanos,
 }
 
 /// The machine called `name` that explains what was measured on `ports`, with what was measured.
@@ -57,15 +61,52 @@ pub(crate) fn calibrate(
     let mut machine = observed.machine(name, ports, stamp)?;
     session.phase("check", scope.batches);
     let mut draw = Draw::new(SEED, ports.len(), reaches, scope.room);
-    let mut trials: Vec<Trial> = Vec::new();
+    let mut seen = Seen::default();
     for number in 0..scope.batches {
         let batch = draw.batch();
         let took = run(session, &mut bed, &format!("batch {number}"), &batch, REPEATS)?;
-        trials.push(Routes::of(&machine).trial(&batch, &took)?);
+        add(&mut seen, &machine, &batch, &took)?;
         session.advance()?;
     }
-    validate(&mut machine, &trials).map_err(headway_core::transfer::fit::FitError::from)?;
+    if scope.watch > Nanos::ZERO {
+        seen.join(session.step("watch", |session| watch(session, &mut bed, &mut draw, &machine, scope.watch))?);
+    }
+    seen.put(&mut machine);
     Ok((machine, observed))
+}
+
+/// Runs random batches for `time`, one after the other.
+fn watch(
+    session: &mut Session<'_>,
+    bed: &mut Lazy<'_>,
+    draw: &mut Draw,
+    machine: &Machine,
+    time: Nanos,
+) -> Result<Seen, Error> {
+    let seconds = |time: Nanos| (time.0 / NANOS_PER_SECOND) as usize;
+    session.phase("watch", seconds(time));
+    let (mut seen, begun, mut told) = (Seen::default(), clock::now(), 0);
+    loop {
+        let passed = clock::now() - begun;
+        for _ in told..seconds(passed) {
+            session.advance()?;
+        }
+        told = seconds(passed);
+        if passed >= time {
+            return Ok(seen);
+        }
+        session.go_on()?;
+        let batch = draw.batch();
+        let took = bed.get()?.run(&batch)?;
+        add(&mut seen, machine, &batch, &[took])?;
+    }
+}
+
+/// Adds what a batch took to what was seen of `machine`.
+fn add(seen: &mut Seen, machine: &Machine, batch: &[Block], took: &[Took]) -> Result<(), Error> {
+    let Some(calibration) = &machine.calibration else { return Ok(()) };
+    let trial = Routes::of(machine).trial(batch, took)?;
+    Ok(seen.add(&trial, &Network::new(machine), calibration).map_err(FitError::from)?)
 }
 
 /// Runs one batch several times, or recalls that.
@@ -88,6 +129,6 @@ impl Scope {
         let time = if chunk < 16 << 20 { Nanos(2_000_000) } else { Nanos(time * 1_000_000) };
         let jitter = Effort { warm_up: 10, n_min: 50, n_max: 2_500, time: Nanos(500_000_000) };
         let room = Room::of(largest);
-        Self { pace: Pace { chunk, in_flight: 2, time, repeats: 4 }, room, jitter, batches: 30 }
+        Self { pace: Pace { chunk, in_flight: 2, time, repeats: 4 }, room, jitter, batches: 30, watch: Nanos::ZERO }
     }
 }

@@ -2,9 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use headway_core::machine::Machine;
+use headway_core::machine::{Calibration, Machine};
 use headway_core::transfer::{Direction, HostMemory, Request, Selector, Tuning};
-use headway_core::units::{Bytes, Rate};
+use headway_core::units::{Bytes, Nanos, Rate};
 use serde::Serialize;
 
 /// What came of a measurement.
@@ -28,10 +28,32 @@ pub struct Report {
     pub tunings: Vec<(String, Tuning)>,
     /// Which way is used from which size on, per direction and memory of the first GPU.
     pub thresholds: Vec<(String, Vec<(Bytes, String)>)>,
-    /// Distance of the model from what was measured: median and largest, parts per million.
-    pub calibration: Option<(u64, u64)>,
+    /// How far the model was from what was measured.
+    pub calibration: Option<Checked>,
     /// What the user should know.
     pub warnings: Vec<String>,
+}
+
+/// What checked a machine file.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Checked {
+    /// Random batches.
+    pub batches: u32,
+    /// Median of |measured - predicted| / predicted, parts per million.
+    pub median_ppm: u64,
+    /// Largest of the same.
+    pub max_ppm: u64,
+    /// What plans add to every worst-case time, parts per million.
+    pub margin_ppm: u64,
+    /// What they add beside it.
+    pub jitter: Nanos,
+}
+
+impl Checked {
+    fn of(found: &Calibration) -> Self {
+        let Calibration { batches, median_ppm, max_ppm, margin_ppm, jitter, .. } = *found;
+        Self { batches, median_ppm, max_ppm, margin_ppm, jitter }
+    }
 }
 
 impl Report {
@@ -52,7 +74,7 @@ impl Report {
             rates: machine.capacities.iter().map(|capacity| (capacity.id.clone(), capacity.rate)).collect(),
             tunings: tunings.collect(),
             thresholds: thresholds(machine),
-            calibration: machine.calibration.as_ref().map(|found| (found.median_ppm, found.max_ppm)),
+            calibration: machine.calibration.as_ref().map(Checked::of),
             warnings,
         }
     }

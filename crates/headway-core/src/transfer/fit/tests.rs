@@ -138,7 +138,7 @@ fn few_measured_sets_of_four_h200_are_explained_as_well_as_by_hand() {
 }
 
 #[test]
-fn scattered_rates_give_low_rates_a_sigma_and_a_margin() {
+fn scattered_rates_give_low_rates_and_a_sigma_which_the_bound_counts_with() {
     let truth = by_hand("h200-x4");
     let fitted = fit(&node(&truth), &samples(&truth, 5, scatter())).expect("all sets are there");
     close(limit(&fitted, "write").rate.0, 154_800_000_000);
@@ -149,9 +149,31 @@ fn scattered_rates_give_low_rates_a_sigma_and_a_margin() {
     let calibration = fitted.calibration.expect("it was fitted");
     assert_eq!(calibration.repeats, 5);
     assert!((1_015_000..1_021_000).contains(&calibration.sigma_ppm), "{calibration:?}");
-    assert!((10_001..40_000).contains(&calibration.margin_ppm), "{calibration:?}");
+    assert_eq!(calibration.margin_ppm, 10_000, "{calibration:?}");
     assert!(calibration.median_ppm <= calibration.p95_ppm && calibration.p95_ppm <= calibration.max_ppm);
     assert!(calibration.p95_ppm < 15_000, "{calibration:?}");
+}
+
+#[test]
+fn the_margin_covers_a_repetition_that_took_longer_than_the_bound() {
+    let truth = by_hand("h200-x1");
+    let mut samples = samples(&truth, 5, || PPM);
+    let both = samples.iter_mut().rfind(|sample| sample.transfers.len() == 2).expect("both ways at once");
+    both.rates.iter_mut().for_each(|rate| rate.0 = rate.0 / 4 * 3);
+    let order: Vec<BatchBlock> = (0..)
+        .map(RouteId)
+        .zip(&both.rates)
+        .map(|(route, rate)| BatchBlock { route, bytes: Bytes(rate.0 / 10) })
+        .collect();
+    let fitted = fit(&node(&truth), &samples).expect("all sets are there");
+    let calibration = fitted.calibration.clone().expect("it was fitted");
+    let bound = |margin_ppm: u64| {
+        let without_jitter = Calibration { margin_ppm, jitter: Nanos::ZERO, ..calibration.clone() };
+        Network::new(&fitted).wcet(&order, Some(&without_jitter)).expect("both have rates").value
+    };
+    assert!(calibration.margin_ppm > 50_000, "{calibration:?}");
+    assert!(bound(calibration.margin_ppm * 81 / 100) >= Nanos(100_000_000), "{calibration:?}");
+    assert!(bound(calibration.margin_ppm * 79 / 100) < Nanos(100_000_000), "{calibration:?}");
 }
 
 #[test]

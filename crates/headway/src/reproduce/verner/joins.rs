@@ -55,6 +55,7 @@ struct Count {
     flows_max: usize,
     misses: u64,
     overruns: u64,
+    lost: u64,
     blocks: u64,
     bytes: u64,
     checked: u64,
@@ -231,6 +232,7 @@ impl Driver<'_> {
             {
                 self.begin(job)?;
             }
+            self.count.lost += self.domain.take_lost().len() as u64;
             match self.running {
                 None => progress = now,
                 Some(_) if now.saturating_sub(progress) > PATIENCE => return Err(DeviceError::DeviceLost),
@@ -404,19 +406,20 @@ fn outcome(setting: &Setting, site: &Site, count: &Count, duration: Nanos, failu
             paper: "not treated: streams are known in advance".into(),
             ours: format!(
                 "{joined} joins accepted ({grown} grew a block, {alone} alone, {combined} combined), {} refused, {} asked \
-                 while a leaver's capacity was not back, {} leaves, up to {} flows; {} jobs, {} misses, the nearest at {:.0} % \
-                 of its window, {} above their worst case, engines busy {:.0} %; {computed}{failed}",
+                 while a leaver's capacity was not back, {} leaves, up to {} flows; {} jobs, {} misses, {} given up, the nearest at \
+                 {:.0} % of its window, {} above their worst case, engines busy {:.0} %; {computed}{failed}",
                 count.refused,
                 count.beside_leavers,
                 count.leaves,
                 count.flows_max,
                 jobs.len(),
                 count.misses,
+                count.lost,
                 nearest * 100.0,
                 count.overruns,
                 busy as f64 * 100.0 / duration.0.max(1) as f64
             ),
-            verdict: Verdict::of(count.misses == 0 && joined > 0 && failure.is_none()),
+            verdict: Verdict::of(count.misses + count.lost == 0 && joined > 0 && failure.is_none()),
         },
         Row {
             what: "bytes that came from the GPUs".into(),
@@ -438,7 +441,8 @@ fn outcome(setting: &Setting, site: &Site, count: &Count, duration: Nanos, failu
             "All copies of the node are one domain: one batch at a time. A response runs from a job's release to the moment the \
              driver noticed its last block. Joins are computed on another thread and take effect at the first cycle that \
              begins 20 ms after they were asked for or later; a leaver's capacity returns at the first idle instant after its \
-             last deadline. Jobs that wait when the time is over are not run; nothing else is excluded."
+             last deadline. If a deadline has passed when its job is about to begin, jobs of the message that came last are \
+             given up until nothing waits. Jobs that wait when the time is over are not run; nothing else is excluded."
                 .into(),
         ], tables: vec![Table {
             name: "jobs".into(),

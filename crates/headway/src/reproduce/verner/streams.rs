@@ -7,7 +7,7 @@ mod trial;
 
 use headway_core::plan::Plan;
 use headway_core::stream::Policy;
-use headway_core::units::{NANOS_PER_SECOND, Nanos};
+use headway_core::units::{NANOS_PER_SECOND, Nanos, Rate};
 use headway_os::clock;
 
 use self::demand::Demand;
@@ -15,8 +15,11 @@ use self::search::Planned;
 use self::trial::{Trial, Until};
 use super::{Outcome, Setting};
 use crate::Error;
+use crate::measure::sample::Effort;
 use crate::reproduce::site::Site;
 
+/// Jobs that the CPU's figures come from.
+const MEASURED: Effort = Effort { warm_up: 20, n_min: 50, n_max: 4_000, time: Nanos(400_000_000) };
 /// Tries on the way to the count where misses begin, and after it has been passed.
 const RAISED_MAX: usize = 10;
 const HALVED: usize = 3;
@@ -45,6 +48,7 @@ impl Try {
 pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
     let mut site = Site::open(setting)?;
     let duration = site.duration(setting);
+    let cores = serve(setting, &mut site)?;
     let demand = Demand::new(setting, &site.machine)?;
     let started = clock::now();
     let mut all = Vec::new();
@@ -65,7 +69,46 @@ pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
         }
     }
     let tries = border(&mut site, &demand, &found, duration);
-    Ok(report::outcome(setting, &site, &demand, &report::Results { found, tries, refused, planning, duration }))
+    let without = without_cpu(&site, &demand, &found)?;
+    let results = report::Results { found, tries, refused, without, cores, planning, duration };
+    Ok(report::outcome(setting, &site, &demand, &results))
+}
+
+/// Gives the machine the cores that may serve streams, with figures: those of the file, else measured now, and on emulated devices
+/// assumed. Says which.
+fn serve(setting: &Setting, site: &mut Site) -> Result<String, Error> {
+    let wanted = setting.streams.cores;
+    let (mut cpu, source) = match &site.machine.cpu {
+        Some(cpu) => (cpu.clone(), "the machine file's"),
+        None if site.source == "cuda" && wanted > 0 => {
+            (crate::measure::cpu::measured(MEASURED)?, "measured before the runs")
+        }
+        None => (headway_core::machine::Cpu::assumed(), "assumed, as nobody measured them"),
+    };
+    cpu.cores = wanted.min(if cpu.assumed { wanted } else { cpu.cores });
+    if site.slower > 1 {
+        cpu.kernels.iter_mut().for_each(|kernel| kernel.rate = Rate((kernel.rate.0 / site.slower).max(1)));
+    }
+    let kernel = cpu.kernel(demand::KERNEL);
+    let text = match kernel {
+        Some(kernel) if cpu.cores > 0 => format!(
+            "{} cores of the CPU may serve; a job costs {} and {} for each stream, and its bytes at {} ({source})",
+            cpu.cores, kernel.setup, kernel.lane, kernel.rate
+        ),
+        _ => "no core of the CPU serves".to_owned(),
+    };
+    site.machine.cpu = Some(cpu);
+    Ok(text)
+}
+
+/// The longest prefix that the best policy accepts without the CPU.
+fn without_cpu(site: &Site, demand: &Demand, found: &[Found]) -> Result<Option<(Policy, usize)>, Error> {
+    let best = found.iter().max_by_key(|found| found.planned.case.plan.streams.len());
+    let Some(best) = best.filter(|_| site.machine.cpu_or_assumed().cores > 0) else { return Ok(None) };
+    let mut machine = site.machine.clone();
+    machine.cpu.iter_mut().for_each(|cpu| cpu.cores = 0);
+    let alone = search::longest(&machine, demand, best.policy)?;
+    Ok(Some((best.policy, alone.map_or(0, |planned| planned.case.plan.streams.len()))))
 }
 
 /// Raises the count of the policy with most streams until misses begin, then halves the step.
@@ -86,7 +129,10 @@ fn border(site: &mut Site, demand: &Demand, found: &[Found], duration: Nanos) ->
         if next == low {
             break;
         }
-        let trial = search::forced(&site.machine, demand, best.policy, next)
+        let rectangle = best.planned.division.rectangle;
+        let on_cpu = demand.streams(next).iter().enumerate().map(|(at, stream)| rectangle.has(at, *stream));
+        let on_cpu: Vec<bool> = on_cpu.collect();
+        let trial = search::forced(&site.machine, demand, best.policy, &on_cpu)
             .and_then(|case| trial::run(site, &case, short, Until::Miss));
         let one = Try { streams: next, bits_per_second: demand.bits_per_second(next), trial };
         let failed = one.trial.is_err();
@@ -103,7 +149,7 @@ fn border(site: &mut Site, demand: &Demand, found: &[Found], duration: Nanos) ->
     tries
 }
 
-/// The cycle of all pipelines.
+/// The cycle of all pipelines of GPUs.
 fn cycle_of(plan: &Plan) -> Nanos {
-    plan.pipelines.first().map_or(Nanos::ZERO, |pipeline| pipeline.period)
+    plan.pipelines.iter().find(|pipeline| pipeline.gpu.is_some()).map_or(Nanos::ZERO, |pipeline| pipeline.period)
 }

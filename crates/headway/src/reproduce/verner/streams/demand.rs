@@ -1,7 +1,7 @@
 //! The streams that ask to be encrypted: the paper's pool, as streams of packets.
 
 use headway_core::machine::Machine;
-use headway_core::stream::{Fluid, gathered_bytes};
+use headway_core::stream::{Fluid, class_window, gathered_bytes};
 use headway_core::units::Nanos;
 use headway_core::workload::{Cipher, Cycle, Grouping, OnMiss, Place, Placement, Step, Stream, Workload};
 use headway_sim::verner::pools::{KINDS, Kind, Reading};
@@ -12,7 +12,9 @@ use crate::Error;
 /// The kernel of the streams.
 pub(super) const KERNEL: &str = "aes128-cbc";
 /// Cycles from the arrival of a byte to the end of its last step: gather, in, encrypt, out.
-const CYCLES: u64 = 4;
+pub(super) const CYCLES: u64 = 4;
+/// The same on a core of the CPU: gather, encrypt.
+pub(super) const CYCLES_ON_CPU: u64 = 2;
 /// The pool has as many streams as kernels could encrypt if they were so many times as fast as the machine file says.
 const BEYOND: u64 = 4;
 
@@ -23,8 +25,7 @@ pub(super) struct Demand {
     scale: u64,
     deadline_min: Nanos,
     streams: Vec<Fluid>,
-    /// The shortest deadline of every prefix, and the sum of its rates.
-    shortest: Vec<Nanos>,
+    /// The sum of the rates of every prefix.
     rates: Vec<u64>,
     /// Streams of the pool that were left out on the way.
     pub(super) left_out: usize,
@@ -37,7 +38,7 @@ impl Demand {
         let kind = KINDS.iter().find(|kind| kind.number == options.workload);
         let kind = *kind.ok_or(Error::Options("the paper's workloads have the numbers 1 to 12"))?;
         let kernel = |gpu| machine.kernel(KERNEL, gpu).map_or(0, |kernel| kernel.rate.0);
-        let most: u64 = machine.gpus().map(kernel).sum();
+        let most: u64 = machine.gpus().map(kernel).sum::<u64>() + machine.cpu_or_assumed().rate(KERNEL).0;
         let bits = most.saturating_mul(8).saturating_mul(BEYOND) / options.rate_scale.max(1);
         let pool = kind.pool(Reading::Truncate, setting.seed, bits);
         let all = pool.len();
@@ -47,17 +48,15 @@ impl Demand {
         if streams.is_empty() {
             return Err(Error::Options("no stream of the workload has a deadline that long; lower `--deadline-min`"));
         }
-        let (mut shortest, mut rates) = (Vec::with_capacity(streams.len()), Vec::with_capacity(streams.len()));
-        let (mut least, mut sum) = (Nanos::MAX, 0);
-        for stream in &streams {
-            least = least.min(stream.deadline);
+        let mut sum = 0;
+        let rates = streams.iter().map(|stream| {
             sum += stream.bits_per_second;
-            shortest.push(least);
-            rates.push(sum);
-        }
+            sum
+        });
+        let rates = rates.collect();
         let left_out = all - streams.len();
         let (seed, scale, deadline_min) = (setting.seed, options.rate_scale, options.deadline_min);
-        Ok(Self { kind, seed, scale, deadline_min, streams, shortest, rates, left_out })
+        Ok(Self { kind, seed, scale, deadline_min, streams, rates, left_out })
     }
 
     pub(super) fn len(&self) -> usize {
@@ -77,28 +76,41 @@ impl Demand {
         count.checked_sub(1).map_or(0, |last| self.rates[last])
     }
 
-    /// The first `count` streams, at least one, as a workload: a packet of each stream is what its rate brings in a cycle,
-    /// in whole blocks of the cipher, and counts from the arrival of its first byte.
-    pub(super) fn workload(&self, count: usize) -> Workload {
-        let cycle = Nanos(self.shortest[count - 1].0 / CYCLES);
-        let stream = |(at, fluid): (usize, &Fluid)| Stream {
-            id: format!("s{at}"),
-            packet: gathered_bytes(fluid.bits_per_second, cycle),
-            period: cycle,
-            deadline: fluid.deadline,
-            start: Nanos::ZERO,
-            gpu: Placement::Auto,
-            steps: vec![
-                Step::Copy { from: Place::Host, to: Place::OwnGpu },
-                Step::Compute { kernel: KERNEL.to_owned() },
-                Step::Copy { from: Place::OwnGpu, to: Place::Host },
-            ],
-            on_miss: OnMiss::Finish,
-            cipher: Some(Cipher { key: secret(self.seed, 2 * at as u64), iv: secret(self.seed, 2 * at as u64 + 1) }),
-            wafer: None,
+    /// The first `count` streams.
+    pub(super) fn streams(&self, count: usize) -> &[Fluid] {
+        &self.streams[..count]
+    }
+
+    /// The first streams, as many as `on_cpu` is long, or those of them that `part` names, as a workload; `None` if there are
+    /// none. A packet of each stream is what its rate brings in a cycle, in whole blocks of the cipher, and counts from the
+    /// arrival of its first byte. On the GPUs all have one cycle, on the CPU each that of its class.
+    pub(super) fn workload(&self, on_cpu: &[bool], part: Part) -> Option<Workload> {
+        let count = on_cpu.len();
+        let shortest = |inside: bool| {
+            let side = self.streams.iter().zip(on_cpu).filter(|(_, on_cpu)| **on_cpu == inside);
+            side.map(|(stream, _)| stream.deadline).min().unwrap_or(Nanos::MAX)
         };
+        let (on_gpus, on_cores) = (Nanos(shortest(false).0 / CYCLES), Nanos(shortest(true).0 / CYCLES_ON_CPU));
+        let stream = |at: usize| {
+            let fluid = self.streams[at];
+            let (gpu, cycle) = if on_cpu[at] {
+                (Placement::Cpu, class_window(on_cores, Nanos(fluid.deadline.0 / CYCLES_ON_CPU), u32::MAX))
+            } else {
+                (Placement::Auto, on_gpus)
+            };
+            self.stream(at, gpu, cycle)
+        };
+        let wanted = |at: &usize| match part {
+            Part::All => true,
+            Part::Cpu => on_cpu[*at],
+            Part::Gpus => !on_cpu[*at],
+        };
+        let streams: Vec<Stream> = (0..count).filter(wanted).map(stream).collect();
+        if streams.is_empty() {
+            return None;
+        }
         let name = format!("aes-{}-seed{}-x{}-{count}", self.kind.number, self.seed, self.scale);
-        Workload {
+        Some(Workload {
             hash: name.clone(),
             name,
             description: self.text(),
@@ -107,14 +119,46 @@ impl Demand {
             cycle: Cycle::Paper,
             grouping: Grouping::Gpu,
             transform: headway_core::combine::Mode::default(),
-            streams: self.streams[..count].iter().enumerate().map(stream).collect(),
+            streams,
             messages: Vec::new(),
             flows: Vec::new(),
             unplanned: Vec::new(),
             tasks: Vec::new(),
             sharing: None,
+        })
+    }
+
+    /// A stream with one packet in each `cycle`.
+    fn stream(&self, at: usize, gpu: Placement, cycle: Nanos) -> Stream {
+        let fluid = self.streams[at];
+        Stream {
+            id: format!("s{at}"),
+            packet: gathered_bytes(fluid.bits_per_second, cycle),
+            period: cycle,
+            deadline: fluid.deadline,
+            start: Nanos::ZERO,
+            gpu,
+            steps: vec![
+                Step::Copy { from: Place::Host, to: Place::OwnGpu },
+                Step::Compute { kernel: KERNEL.to_owned() },
+                Step::Copy { from: Place::OwnGpu, to: Place::Host },
+            ],
+            on_miss: OnMiss::Finish,
+            cipher: Some(Cipher { key: secret(self.seed, 2 * at as u64), iv: secret(self.seed, 2 * at as u64 + 1) }),
+            wafer: None,
         }
     }
+}
+
+/// Which streams of a division are planned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Part {
+    /// All of them.
+    All,
+    /// Those on the CPU.
+    Cpu,
+    /// The others.
+    Gpus,
 }
 
 /// Sixteen bytes that differ for every seed and number.

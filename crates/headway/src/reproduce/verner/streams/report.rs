@@ -1,5 +1,6 @@
 //! What the runs say: against `serial`, against the plan, against the CPU's bytes.
 
+use headway_core::plan::Plan;
 use headway_core::stream::Policy;
 use headway_core::units::Nanos;
 
@@ -18,6 +19,10 @@ pub(super) struct Results {
     pub(super) found: Vec<Found>,
     pub(super) tries: Vec<Try>,
     pub(super) refused: Vec<String>,
+    /// The longest prefix of the best policy without the CPU.
+    pub(super) without: Option<(Policy, usize)>,
+    /// What the CPU is.
+    pub(super) cores: String,
     pub(super) planning: Nanos,
     pub(super) duration: Nanos,
 }
@@ -25,12 +30,14 @@ pub(super) struct Results {
 pub(super) fn outcome(setting: &Setting, site: &Site, demand: &Demand, results: &Results) -> Outcome {
     let mut rows = vec![against_serial(results)];
     rows.extend(results.found.iter().map(|found| planned(found, results.duration)));
+    rows.extend(results.found.iter().filter_map(on_cpu));
+    rows.extend(against_gpus_alone(results));
     rows.extend(results.found.iter().map(verified));
     rows.push(border(results, demand));
     Outcome {
         rows,
         notes: notes(site, demand, results),
-        tables: vec![plans(results), runs(results, demand), steps(results), blocks(results)],
+        tables: vec![plans(results), runs(results, demand), cores(results), steps(results), blocks(results)],
         ..Outcome::new("verner-aes", site.source, site.named(), setting.seed)
     }
 }
@@ -41,7 +48,7 @@ fn streams(found: &Found) -> usize {
 
 fn rate(found: &Found) -> f64 {
     let plan = &found.planned.case.plan;
-    cycle_bytes(plan).0 as f64 / cycle_of(plan).0.max(1) as f64
+    plan.streams.iter().map(|stream| stream.packet.0 as f64 / stream.period.0.max(1) as f64).sum()
 }
 
 fn against_serial(results: &Results) -> Row {
@@ -76,7 +83,7 @@ fn planned(found: &Found, duration: Nanos) -> Row {
     let plan = &found.planned.case.plan;
     let (ours, verdict) = match &found.trial {
         Ok(trial) => {
-            let all: Vec<Nanos> = trial.responses.iter().map(|(.., response)| *response).collect();
+            let all = responses(plan, trial, |core| core.is_none());
             let times = Figures::of(&all).map_or_else(String::new, |figures| {
                 format!(
                     "; from a block's oldest byte to its delivery n = {}, median {}, p99 {}, max {} of {}",
@@ -89,13 +96,15 @@ fn planned(found: &Found, duration: Nanos) -> Row {
             });
             let failure = trial.failure.as_ref().map_or_else(String::new, |why| format!("; it failed: {why}"));
             let text = format!(
-                "{} streams, {:.2} GB/s in cycles of {}, utilisation {:.1} %: {} misses, {} jobs late, {} above their worst \
-                 case{times}{failure}",
+                "{} streams, {} of them on the CPU, {:.2} GB/s, on GPUs in cycles of {}, utilisation {:.1} %: {} misses, {} of \
+                 them on the CPU, {} jobs late, {} above their worst case{times}{failure}",
                 plan.streams.len(),
+                streams_on_cpu(plan),
                 rate(found),
                 cycle_of(plan),
                 plan.verdict.utilisation_ppm as f64 / 1e4,
                 trial.misses,
+                trial.misses_on_cpu,
                 trial.late,
                 trial.overruns
             );
@@ -112,6 +121,74 @@ fn planned(found: &Found, duration: Nanos) -> Row {
         ours,
         verdict,
     }
+}
+
+fn streams_on_cpu(plan: &Plan) -> usize {
+    plan.streams.iter().filter(|stream| stream.gpu.is_none()).count()
+}
+
+/// Times from the arrival of the oldest byte to delivery, of the pipelines whose core is `wanted`.
+fn responses(plan: &Plan, trial: &Trial, wanted: impl Fn(Option<u32>) -> bool) -> Vec<Nanos> {
+    let of_pipeline: Vec<bool> = plan.pipelines.iter().map(|pipeline| wanted(plan.core_of(pipeline))).collect();
+    let kept = trial.responses.iter().filter(|(pipeline, ..)| of_pipeline[*pipeline as usize]);
+    kept.map(|(.., response)| *response).collect()
+}
+
+/// The streams that the CPU took, and how they fared.
+fn on_cpu(found: &Found) -> Option<Row> {
+    let plan = &found.planned.case.plan;
+    let streams = || plan.streams.iter().filter(|stream| stream.gpu.is_none());
+    let trial = found.trial.as_ref().ok()?;
+    let (shortest, longest) = streams()
+        .map(|stream| stream.deadline)
+        .fold((Nanos::MAX, Nanos::ZERO), |(a, b), deadline| (deadline.min(a), deadline.max(b)));
+    let times = responses(plan, trial, |core| core.is_some());
+    let (rectangle, figures) = (found.planned.division.rectangle, Figures::of(&times)?);
+    let bytes: f64 = streams().map(|stream| stream.packet.0 as f64 / stream.period.0.max(1) as f64).sum();
+    let limit = if rectangle.deadline == Nanos::MAX { "any".to_owned() } else { rectangle.deadline.to_string() };
+    let awake = match trial.cpus.as_slice() {
+        [] => "threads without CPUs of their own".to_owned(),
+        cpus => format!(
+            "threads awake on CPUs {} of their own",
+            cpus.iter().map(u32::to_string).collect::<Vec<_>>().join(", ")
+        ),
+    };
+    let margins = found.planned.division.margins;
+    let ours = format!(
+        "{} of {} streams on {} cores, {awake}: deadlines below {limit} ({shortest} to {longest}), rates up to {:.2} Mbit/s, \
+         {:.3} GB/s; margin x{:.2} on the CPU, x{:.2} on GPUs; {} blocks, from the oldest byte to delivery median {}, p99 {}, max \
+         {}; {} packets missed",
+        streams_on_cpu(plan),
+        plan.streams.len(),
+        plan.cores(),
+        rectangle.bits_per_second as f64 / 1e6,
+        bytes,
+        margins.cpu as f64 / 1e6,
+        margins.gpus as f64 / 1e6,
+        figures.n,
+        figures.median,
+        figures.p99,
+        figures.max,
+        trial.misses_on_cpu
+    );
+    Some(Row {
+        what: format!("`{}`: streams with short deadlines on the CPU", found.policy.name()),
+        paper: "the CPU takes the streams inside a rectangle of deadlines and rates".into(),
+        ours,
+        verdict: Verdict::of(trial.misses_on_cpu == 0 && trial.failure.is_none()),
+    })
+}
+
+/// What the CPU is worth.
+fn against_gpus_alone(results: &Results) -> Option<Row> {
+    let (policy, alone) = results.without?;
+    let with = results.found.iter().find(|found| found.policy == policy).map(streams)?;
+    Some(Row {
+        what: format!("streams that the plan of `{}` accepts, with and without the CPU", policy.name()),
+        paper: "not stated".into(),
+        ours: format!("{with} with it, {alone} without"),
+        verdict: Verdict::of(with >= alone),
+    })
 }
 
 fn verified(found: &Found) -> Row {
@@ -170,11 +247,20 @@ fn border(results: &Results, demand: &Demand) -> Row {
 fn notes(site: &Site, demand: &Demand, results: &Results) -> Vec<String> {
     let mut notes = vec![
         format!(
-            "Streams: {}; {} streams of the pool with shorter deadlines were left out for every policy (the paper's CPU \
-             takes such streams; here no stream is on the CPU). A packet is what a stream's rate brings in a cycle, in whole \
-             blocks of 16 bytes; all streams of a GPU share one pipeline in cycles of a quarter of the shortest deadline.",
+            "Streams: {}; {} streams of the pool with shorter deadlines were left out for every policy. A packet is what a \
+             stream's rate brings in a cycle, in whole blocks of 16 bytes; all streams of a GPU share one pipeline in cycles of a \
+             quarter of the shortest deadline that the CPU leaves.",
             demand.text(),
             demand.left_out
+        ),
+        format!(
+            "CPU: {}. It takes the streams inside a rectangle, deadline below d* and rate at most r*, with the greatest margin of \
+             those tried. Its test: each core is a server of its own that runs one job at a time, the earliest deadline first, \
+             and no job is interrupted, so the test is that of an engine (Jeffay, Stanat and Martel); streams stay on their \
+             core. No deadline is missed while a job takes no longer than its cost and nothing else runs on the core. Streams of \
+             a core are gathered in cycles of half the shortest deadline times a power of two, one block for each such class. \
+             What cores encrypt (AES instructions) is checked by another implementation (tables).",
+            results.cores
         ),
         "Packets lie in a ring of pinned blocks, as a network card would leave them: payload is written once, before the run; \
          in each cycle only the block's number is written. Chains of the cipher go on over all cycles, so that no ciphertext \
@@ -200,6 +286,7 @@ fn notes(site: &Site, demand: &Demand, results: &Results) -> Vec<String> {
 fn plans(results: &Results) -> Table {
     let line = |found: &Found| -> Vec<String> {
         let (plan, planned) = (&found.planned.case.plan, &found.planned);
+        let rectangle = planned.division.rectangle;
         let batches: Vec<String> =
             plan.batches.iter().map(|batch| format!("{} {}", batch.name, batch.worst_case)).collect();
         vec![
@@ -209,6 +296,9 @@ fn plans(results: &Results) -> Table {
             planned.plans.to_string(),
             cycle_of(plan).0.to_string(),
             cycle_bytes(plan).0.to_string(),
+            streams_on_cpu(plan).to_string(),
+            rectangle.deadline.0.to_string(),
+            rectangle.bits_per_second.to_string(),
             plan.verdict.utilisation_ppm.to_string(),
             batches.join("; "),
         ]
@@ -222,6 +312,9 @@ fn plans(results: &Results) -> Table {
             "plans_made",
             "cycle_ns",
             "bytes_per_cycle",
+            "on_cpu",
+            "cpu_deadlines_below_ns",
+            "cpu_rates_up_to_bits_per_s",
             "utilisation_ppm",
             "batches",
         ],
@@ -272,6 +365,50 @@ fn runs(results: &Results, demand: &Demand) -> Table {
     Table { name: "runs".into(), columns, lines }
 }
 
+/// What each pipeline of a core did.
+fn cores(results: &Results) -> Table {
+    let mut lines = Vec::new();
+    for found in &results.found {
+        let (Ok(trial), plan) = (&found.trial, &found.planned.case.plan) else { continue };
+        for (number, pipeline) in (0u32..).zip(&plan.pipelines) {
+            let Some(core) = plan.core_of(pipeline) else { continue };
+            let own = trial.responses.iter().filter(|(of, ..)| *of == number).map(|(.., response)| *response);
+            let Some(figures) = Figures::of(&own.collect::<Vec<_>>()) else { continue };
+            let members = pipeline.source.streams();
+            let deadline =
+                members.iter().map(|&stream| plan.streams[stream as usize].deadline).min().unwrap_or_default();
+            let numbers = [
+                u64::from(core),
+                members.len() as u64,
+                pipeline.period.0,
+                pipeline.reserve.0,
+                pipeline.steps[0].cost.0,
+                deadline.0,
+                u64::from(figures.n),
+                figures.median.0,
+                figures.p99.0,
+                figures.max.0,
+            ];
+            let words = [found.policy.name().to_owned()].into_iter();
+            lines.push(words.chain(numbers.map(|number| number.to_string())).collect());
+        }
+    }
+    let columns = vec![
+        "policy",
+        "core",
+        "streams",
+        "cycle_ns",
+        "block_bytes",
+        "worst_case_ns",
+        "shortest_deadline_ns",
+        "n",
+        "response_median_ns",
+        "response_p99_ns",
+        "response_max_ns",
+    ];
+    Table { name: "cores".into(), columns, lines }
+}
+
 fn steps(results: &Results) -> Table {
     let mut lines = Vec::new();
     for found in &results.found {
@@ -291,7 +428,8 @@ fn blocks(results: &Results) -> Table {
     let mut lines = Vec::new();
     for found in &results.found {
         let Ok(trial) = &found.trial else { continue };
-        for (pipeline, cycle, response) in &trial.responses {
+        let on_gpu = |pipeline: u32| found.planned.case.plan.pipelines[pipeline as usize].gpu.is_some();
+        for (pipeline, cycle, response) in trial.responses.iter().filter(|(pipeline, ..)| on_gpu(*pipeline)) {
             let numbers = [u64::from(*pipeline), *cycle, response.0].map(|number| number.to_string());
             lines.push([found.policy.name().to_owned()].into_iter().chain(numbers).collect());
         }

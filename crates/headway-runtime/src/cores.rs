@@ -1,0 +1,337 @@
+//! Cores of the CPU as processors of streams: a thread on each, which runs the CPU form of kernels over packed blocks.
+//!
+//! Where the machine has CPUs to spare, every thread has one of its own and stays awake on it, and the driver's threads keep off;
+//! elsewhere threads sleep between jobs and go where the system puts them.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+use headway_core::units::Nanos;
+use headway_device::buffer::{Budget, HeapMemory};
+use headway_device::kernel::{Kernel, Lane};
+use headway_device::{Buffer, Completion, DeviceError, KernelError, Limits, Span, Waker, wake};
+use headway_os::{affinity, clock, sched};
+
+/// CPUs that are left to everybody else before cores have CPUs of their own: the driver's, and that of what feeds and empties.
+const OTHERS: usize = 2;
+
+/// A kernel with the state that it keeps from job to job.
+pub struct Stage {
+    kernel: Arc<dyn Kernel>,
+    state: Vec<u8>,
+}
+
+impl Stage {
+    /// The stage of `kernel` before its first job.
+    ///
+    /// # Errors
+    /// [`KernelError`] if the kernel lacks a parameter.
+    pub fn new(kernel: Arc<dyn Kernel>, lanes: &[Lane]) -> Result<Self, KernelError> {
+        let mut state = vec![0; kernel.state_bytes(lanes.len())];
+        kernel.init_state(lanes, &mut state)?;
+        Ok(Self { kernel, state })
+    }
+}
+
+/// What a core serves: stages by pipeline and step.
+pub type Stages = BTreeMap<(u32, u32), Stage>;
+
+/// One block for one stage.
+#[derive(Debug)]
+pub struct Job {
+    /// What its completion carries.
+    pub tag: u64,
+    /// The stage.
+    pub stage: (u32, u32),
+    /// The packed block; host memory.
+    pub input: Span,
+    /// Where the result goes, claimed for writing; host memory of the same length.
+    pub output: Span,
+}
+
+/// Where jobs wait and completions are left.
+#[derive(Default)]
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+    /// Counts up with every job and at the end, for a thread that stays awake.
+    bell: AtomicU64,
+    done: Mutex<Vec<Completion>>,
+}
+
+#[derive(Default)]
+struct State {
+    jobs: VecDeque<Job>,
+    stop: bool,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A thread that serves one job at a time, in the order of submission.
+pub struct Core {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Core {
+    /// Starts the thread, on `cpu` alone and always awake if there is one. `waker` is called after every job.
+    ///
+    /// # Errors
+    /// [`DeviceError::Unavailable`] when the system gives no thread.
+    pub fn start(number: u32, stages: Stages, cpu: Option<u32>, waker: Waker) -> Result<Self, DeviceError> {
+        let shared = Arc::new(Shared::default());
+        let own = Arc::clone(&shared);
+        let thread = std::thread::Builder::new()
+            .name(format!("headway-cpu-{number}"))
+            .spawn(move || serve(&own, stages, cpu, &waker))
+            .map_err(|error| DeviceError::Unavailable {
+                what: "a thread for streams on the CPU".into(),
+                reason: error.to_string(),
+                remedy: "raise the limit on threads".into(),
+            })?;
+        Ok(Self { shared, thread: Some(thread) })
+    }
+
+    /// Hands a job to the thread.
+    pub fn submit(&self, job: Job) {
+        lock(&self.shared.state).jobs.push_back(job);
+        self.shared.bell.fetch_add(1, Ordering::Release);
+        self.shared.changed.notify_one();
+    }
+
+    /// Appends what has completed since the last poll.
+    pub fn poll(&self, done: &mut Vec<Completion>) {
+        let mut finished = lock(&self.shared.done);
+        if finished.is_empty() {
+            return;
+        }
+        let noticed = clock::now();
+        done.extend(finished.drain(..).map(|completion| Completion { noticed, ..completion }));
+    }
+}
+
+impl Drop for Core {
+    fn drop(&mut self) {
+        let mut state = lock(&self.shared.state);
+        state.stop = true;
+        let waiting = std::mem::take(&mut state.jobs);
+        drop(state);
+        self.shared.bell.fetch_add(1, Ordering::Release);
+        self.shared.changed.notify_one();
+        drop(waiting);
+        if let Some(thread) = self.thread.take() {
+            // The thread contains the panics of its kernels; should one escape there is nothing left to save.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The loop of a core's thread.
+fn serve(shared: &Shared, mut stages: Stages, cpu: Option<u32>, waker: &Waker) {
+    // Without it a thread that sleeps would wake later; a refusal only costs that.
+    let _ = sched::lower_timer_slack();
+    let awake = cpu.is_some_and(|cpu| affinity::restrict(&[cpu]).is_ok());
+    let mut heard = 0;
+    loop {
+        if awake {
+            while shared.bell.load(Ordering::Acquire) == heard {
+                std::hint::spin_loop();
+            }
+            heard += 1;
+        }
+        let mut state = lock(&shared.state);
+        while state.jobs.is_empty() && !state.stop && !awake {
+            state = shared.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        if state.stop {
+            return;
+        }
+        let Some(job) = state.jobs.pop_front() else { continue };
+        drop(state);
+        let started = clock::now();
+        let tag = job.tag;
+        let result =
+            catch_unwind(AssertUnwindSafe(|| execute(&mut stages, job))).unwrap_or(Err(DeviceError::DeviceLost));
+        let finished = clock::now();
+        lock(&shared.done).push(Completion { tag, result, started, finished, noticed: finished });
+        wake(waker);
+    }
+}
+
+/// Runs one job; its claims are released by the end.
+fn execute(stages: &mut Stages, job: Job) -> Result<(), DeviceError> {
+    let Job { stage, input, mut output, .. } = job;
+    let Some(Stage { kernel, state }) = stages.get_mut(&stage) else {
+        return Err(DeviceError::Invalid { what: "job", reason: "no such stage is on this core".into() });
+    };
+    Ok(kernel.run(input.bytes()?, output.bytes_mut()?, state)?)
+}
+
+/// The CPUs of `cores` cores, and those that everybody else keeps to; `None` where there are too few for cores of their own.
+#[must_use]
+pub fn apart(cores: usize) -> Option<(Vec<u32>, Vec<u32>)> {
+    let mut others = affinity::allowed().ok()?;
+    let own = others.len().checked_sub(cores).filter(|rest| *rest >= OTHERS)?;
+    let own = others.split_off(own);
+    Some((own, others))
+}
+
+/// Keeps the calling thread, and those that it starts meanwhile, off the CPUs of cores.
+pub struct Aside {
+    before: Vec<u32>,
+}
+
+impl Aside {
+    /// Restricts the calling thread to `cpus` until the value is dropped; `None` if the system does not let it.
+    #[must_use]
+    pub fn on(cpus: &[u32]) -> Option<Self> {
+        let before = affinity::allowed().ok()?;
+        affinity::restrict(cpus).ok().map(|()| Self { before })
+    }
+}
+
+impl Drop for Aside {
+    fn drop(&mut self) {
+        // These were allowed before; if they no longer are, the thread stays where it is.
+        let _ = affinity::restrict(&self.before);
+    }
+}
+
+/// Host memory for the blocks of cores.
+pub struct Memory {
+    budget: Arc<Budget>,
+}
+
+impl Default for Memory {
+    fn default() -> Self {
+        Self { budget: Budget::new(&Limits::default(), headway_core::units::Bytes(0)) }
+    }
+}
+
+impl Memory {
+    /// A buffer of ordinary host memory.
+    ///
+    /// # Errors
+    /// [`DeviceError::Refused`], [`DeviceError::OutOfMemory`].
+    pub fn buffer(&self, bytes: usize) -> Result<Buffer, DeviceError> {
+        let reservation = self.budget.reserve(1, bytes as u64, 0)?;
+        Ok(Buffer::new(HeapMemory::pageable(bytes)?, reservation))
+    }
+}
+
+/// Time from handing a job to a core to the poll that sees its end.
+///
+/// # Errors
+/// The job's.
+pub fn timed(core: &Core, job: Job) -> Result<Nanos, DeviceError> {
+    let submitted = clock::now();
+    core.submit(job);
+    let mut done = Vec::new();
+    loop {
+        core.poll(&mut done);
+        if let Some(completion) = done.pop() {
+            completion.result?;
+            return Ok(completion.noticed.saturating_sub(submitted));
+        }
+        std::hint::spin_loop();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use headway_core::block;
+    use headway_core::workload::Cipher;
+    use headway_device::Access;
+
+    use super::*;
+
+    fn stages(lanes: usize) -> Stages {
+        let cipher = Some(Cipher { key: [1; 16], iv: [2; 16] });
+        let lanes = vec![Lane { stream: "s".to_owned(), cipher, camera: None }; lanes];
+        let kernel = headway_kernels::find("aes128-cbc").unwrap();
+        [((3, 0), Stage::new(kernel, &lanes).unwrap())].into()
+    }
+
+    fn block() -> (Buffer, Buffer, usize) {
+        let memory = Memory::default();
+        let bytes = block::block_bytes([32]).0 as usize;
+        let (input, output) = (memory.buffer(bytes).unwrap(), memory.buffer(bytes).unwrap());
+        let mut span = input.claim(0..bytes, Access::Write).unwrap();
+        block::write_header(span.bytes_mut().unwrap(), 0, &[32]).unwrap();
+        (input, output, bytes)
+    }
+
+    fn job(tag: u64, stage: (u32, u32), (input, output, bytes): &(Buffer, Buffer, usize)) -> Job {
+        let (input, output) = (input.claim(0..*bytes, Access::Read), output.claim(0..*bytes, Access::Write));
+        Job { tag, stage, input: input.unwrap(), output: output.unwrap() }
+    }
+
+    #[test]
+    fn a_core_goes_on_with_its_chain_from_job_to_job_and_wakes_whoever_waits() {
+        let woken = Arc::new(AtomicU64::new(0));
+        let counter = Arc::clone(&woken);
+        let waker: Waker = Arc::new(move || drop(counter.fetch_add(1, Ordering::SeqCst)));
+        let core = Core::start(0, stages(1), None, waker).unwrap();
+        let blocks = block();
+        let result = |blocks: &(Buffer, Buffer, usize)| {
+            let span = blocks.1.claim(0..blocks.2, Access::Read).unwrap();
+            span.bytes().unwrap()[block::header_bytes(1)..][..32].to_vec()
+        };
+        timed(&core, job(7, (3, 0), &blocks)).unwrap();
+        let first = result(&blocks);
+        timed(&core, job(8, (3, 0), &blocks)).unwrap();
+        let second = result(&blocks);
+        drop(core);
+        assert_eq!(woken.load(Ordering::SeqCst), 2);
+        // One message of 64 zero bytes.
+        let reference = headway_kernels::reference("aes128-cbc").unwrap();
+        let size = block::block_bytes([64]).0 as usize;
+        let (mut input, mut output) = (vec![0; size], vec![0; size]);
+        block::write_header(&mut input, 0, &[64]).unwrap();
+        let cipher = Some(Cipher { key: [1; 16], iv: [2; 16] });
+        let lane = [Lane { stream: "s".to_owned(), cipher, camera: None }];
+        let mut state = vec![0; reference.state_bytes(1)];
+        reference.init_state(&lane, &mut state).unwrap();
+        reference.run(&input, &mut output, &mut state).unwrap();
+        assert_eq!(output[block::header_bytes(1)..][..64], [first, second].concat());
+    }
+
+    #[test]
+    fn a_job_for_a_stage_that_is_elsewhere_fails_and_the_core_goes_on() {
+        let core = Core::start(0, stages(1), None, Arc::new(|| {})).unwrap();
+        let blocks = block();
+        assert!(timed(&core, job(1, (9, 0), &blocks)).is_err());
+        timed(&core, job(2, (3, 0), &blocks)).unwrap();
+    }
+
+    #[test]
+    fn dropping_a_core_releases_what_waits() {
+        let core = Core::start(0, stages(1), None, Arc::new(|| {})).unwrap();
+        let all: Vec<_> = (0..8).map(|_| block()).collect();
+        all.iter().for_each(|blocks| core.submit(job(0, (3, 0), blocks)));
+        drop(core);
+        all.iter().for_each(|blocks| drop(blocks.1.claim(0..blocks.2, Access::Write).unwrap()));
+    }
+
+    #[test]
+    fn cores_get_cpus_of_their_own_only_where_others_keep_two() {
+        let allowed = affinity::allowed().unwrap();
+        match apart(1) {
+            Some((own, others)) => {
+                assert_eq!([others, own].concat(), allowed);
+                assert!(allowed.len() > OTHERS);
+            }
+            None => assert!(allowed.len() <= OTHERS),
+        }
+        assert_eq!(apart(allowed.len()), None);
+        let aside = Aside::on(&allowed[..1]).unwrap();
+        assert_eq!(affinity::allowed().unwrap(), allowed[..1]);
+        drop(aside);
+        assert_eq!(affinity::allowed().unwrap(), allowed);
+    }
+}

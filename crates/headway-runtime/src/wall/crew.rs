@@ -1,0 +1,75 @@
+//! The cores of the CPU that a plan uses, for the time of a run.
+
+use std::cell::Cell;
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+
+use headway_core::plan::Plan;
+use headway_device::Completion;
+
+use super::{Message, RunError};
+use crate::cores::{Aside, Core, Job, Stage, Stages, apart};
+use crate::kernels::Kernels;
+
+/// A thread for every core of the plan.
+pub(super) struct Cores {
+    cores: Vec<Core>,
+    /// Kept for the time of the run: this thread keeps off their CPUs.
+    _aside: Option<Aside>,
+    /// The CPU of each core, where they have CPUs of their own.
+    pub(super) cpus: Vec<u32>,
+    /// Jobs handed out and not seen to end.
+    outstanding: Cell<usize>,
+}
+
+impl Cores {
+    /// Starts the threads of `plan`, with CPUs of their own if `awake` asks for it and there are enough.
+    pub(super) fn start(
+        plan: &Plan,
+        kernels: &Kernels,
+        awake: bool,
+        inbox: &Sender<Message>,
+    ) -> Result<Self, RunError> {
+        let count = plan.cores() as usize;
+        if count == 0 {
+            return Ok(Self { cores: Vec::new(), _aside: None, cpus: Vec::new(), outstanding: Cell::new(0) });
+        }
+        let mut stages: Vec<Stages> = (0..count).map(|_| Stages::new()).collect();
+        for (pipeline, step, kernel) in kernels.stages() {
+            if let Some(core) = plan.core_of(&plan.pipelines[pipeline as usize]) {
+                let stage = Stage::new(Arc::clone(kernel), kernels.lanes(pipeline))?;
+                stages[core as usize].insert((pipeline, step), stage);
+            }
+        }
+        let parts = if awake { apart(count) } else { None };
+        let aside = parts.as_ref().and_then(|(_, others)| Aside::on(others));
+        // Threads inherit where this one may run, and take their own CPU then.
+        let cpus = if aside.is_some() { parts.map_or_else(Vec::new, |(own, _)| own) } else { Vec::new() };
+        let mut cores = Vec::new();
+        for (number, stages) in (0u32..).zip(stages) {
+            let inbox = inbox.clone();
+            // A driver that has ended no longer listens, and need not.
+            let waker = Arc::new(move || drop(inbox.send(Message::Wake)));
+            let core = Core::start(number, stages, cpus.get(number as usize).copied(), waker);
+            let prepared = |source| RunError::Prepare { what: format!("core {number} of the CPU"), source };
+            cores.push(core.map_err(prepared)?);
+        }
+        Ok(Self { cores, _aside: aside, cpus, outstanding: Cell::new(0) })
+    }
+
+    pub(super) fn submit(&self, core: u32, job: Job) {
+        self.outstanding.set(self.outstanding.get() + 1);
+        self.cores[core as usize].submit(job);
+    }
+
+    pub(super) fn poll(&self, done: &mut Vec<Completion>) {
+        let before = done.len();
+        self.cores.iter().for_each(|core| core.poll(done));
+        self.outstanding.set(self.outstanding.get() - (done.len() - before));
+    }
+
+    /// Whether the driver should stay awake for the end of a job, as the cores do.
+    pub(super) fn must_poll(&self) -> bool {
+        !self.cpus.is_empty() && self.outstanding.get() > 0
+    }
+}
