@@ -1,8 +1,9 @@
 //! Never slower than the driver, checked while copies are made (specification of transfers, 2.5 and 3.1).
 //!
 //! A profile is a promise of another day. [`Watch`] compares it with what each copy took: a way that is slower than the
-//! driver's own call several times in a row is not used for this size until probes show that it is faster again, and a
-//! curve that is off by a quarter is reported. No clock: everything counts calls, so that a log of inputs replays.
+//! driver's own call several times in a row is not used for this size until probes show that it is faster again, or until the
+//! driver's call shows that it is slower still: then all of the node is slower than on that day. A curve that is off by a quarter
+//! is reported. No clock: everything counts calls, so that a log of inputs replays.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -20,6 +21,11 @@ pub const PROBE_EVERY: u32 = 32;
 pub const PROBE_EVERY_MAX: u32 = 4_096;
 /// Probes in a row no slower than the driver's curve until the way is used again.
 pub const PROBES_GOOD: u32 = 3;
+/// Copies in a row by the driver's own call that took longer, by its curve, than the way had before it was demoted, until the
+/// way is used again: then it is the curve that is wrong.
+pub const DRIVER_SLOW: u32 = 3;
+/// Copies for which the driver's curve is taken to be as far off as was found then.
+pub const DRIVER_TRUSTED: u32 = 256;
 /// Copies whose median of observed over predicted is looked at.
 pub const WINDOW: usize = 32;
 /// What this median may be, in ppm.
@@ -68,6 +74,15 @@ pub enum Input {
         predicted: Option<Nanos>,
         /// What the driver's curve says; `None` = unknown, or the bucket's way is the driver's own.
         driver: Option<Nanos>,
+    },
+    /// A copy of this bucket was made by the driver's own call instead.
+    Instead {
+        /// The bucket.
+        bucket: Bucket,
+        /// What it took.
+        observed: Nanos,
+        /// What the driver's curve says.
+        driver: Nanos,
     },
 }
 
@@ -144,11 +159,18 @@ struct Demotion {
     every: u32,
     /// Probes in a row that were no slower.
     good: u32,
+    /// What the way took over what the driver's curve said, in ppm: the median of the copies that demoted it.
+    took_ppm: u64,
+    /// Copies in a row by the driver that took longer than that, and the least of them in ppm.
+    driver: (u32, u64),
 }
 
 #[derive(Clone, Debug, Default)]
 struct State {
-    slow: u32,
+    /// What the last copies in a row that were slower than the driver took over what its curve said, in ppm.
+    slow: Vec<u64>,
+    /// What the driver was found to take over what its curve says, in ppm, and for how many copies that holds.
+    found: Option<(u64, u32)>,
     demotion: Option<Demotion>,
     /// Observed over predicted, in ppm, the oldest first.
     ratios: VecDeque<u64>,
@@ -180,6 +202,10 @@ impl Watch {
             Input::Call { bucket } => Ok(Some(self.handle_call(bucket))),
             Input::Observed { bucket, observed, predicted, driver } => {
                 self.handle_observed(bucket, observed, predicted, driver).map(|()| None)
+            }
+            Input::Instead { bucket, observed, driver } => {
+                self.handle_instead(bucket, observed, driver);
+                Ok(None)
             }
         }
     }
@@ -214,17 +240,27 @@ impl Watch {
         }
         let state = self.buckets.entry(bucket).or_default();
         let told = [
-            driver.and_then(|driver| state.compare(bucket, observed > driver)),
+            driver.and_then(|driver| state.compare(bucket, ppm(observed, driver))),
             predicted.and_then(|predicted| state.rate(bucket, observed, predicted)),
         ];
-        for event in told.into_iter().flatten() {
-            if self.events.len() < self.limits.events_max {
-                self.events.push_back(event);
-            } else {
-                self.dropped += 1;
-            }
-        }
+        told.into_iter().flatten().for_each(|event| self.tell(event));
         Ok(())
+    }
+
+    /// A copy of `bucket`, which is demoted, took `observed` by the driver's own call, whose curve says `driver`.
+    pub fn handle_instead(&mut self, bucket: Bucket, observed: Nanos, driver: Nanos) {
+        let state = self.buckets.get_mut(&bucket);
+        if let Some(event) = state.and_then(|state| state.doubt(bucket, ppm(observed, driver))) {
+            self.tell(event);
+        }
+    }
+
+    fn tell(&mut self, event: Event) {
+        if self.events.len() < self.limits.events_max {
+            self.events.push_back(event);
+        } else {
+            self.dropped += 1;
+        }
     }
 
     /// What the user is told next.
@@ -250,9 +286,23 @@ impl Watch {
     }
 }
 
+/// `observed` over `said`, in ppm, rounded up: what is a nanosecond longer is longer.
+fn ppm(observed: Nanos, said: Nanos) -> u64 {
+    let ppm = (u128::from(observed.0) * u128::from(PPM)).div_ceil(u128::from(said.0.max(1)));
+    u64::try_from(ppm).unwrap_or(u64::MAX)
+}
+
 impl State {
-    /// Counts a copy that was slower than the driver's curve, or was not.
-    fn compare(&mut self, bucket: Bucket, slower: bool) -> Option<Event> {
+    /// Counts a copy that took so many ppm of what the driver's curve says.
+    fn compare(&mut self, bucket: Bucket, took_ppm: u64) -> Option<Event> {
+        let driver_ppm = match &mut self.found {
+            Some((found, left)) if *left > 0 => {
+                *left -= 1;
+                *found
+            }
+            _ => PPM,
+        };
+        let slower = took_ppm > driver_ppm;
         if let Some(demotion) = &mut self.demotion {
             if slower {
                 demotion.good = 0;
@@ -266,24 +316,48 @@ impl State {
             if demotion.good < PROBES_GOOD {
                 return None;
             }
-            (self.demotion, self.slow) = (None, 0);
+            (self.demotion, self.slow) = (None, Vec::new());
             return Some(Event::Restored { bucket });
         }
-        self.slow = if slower { self.slow + 1 } else { 0 };
-        if self.slow < SLOW_MAX {
+        if !slower {
+            self.slow.clear();
             return None;
         }
-        self.demotion = Some(Demotion { wait: PROBE_EVERY, every: PROBE_EVERY, good: 0 });
+        self.slow.push(took_ppm);
+        if self.slow.len() < SLOW_MAX as usize {
+            return None;
+        }
+        self.slow.sort_unstable();
+        let took_ppm = self.slow[self.slow.len() / 2];
+        self.demotion =
+            Some(Demotion { wait: PROBE_EVERY, every: PROBE_EVERY, good: 0, took_ppm, driver: (0, u64::MAX) });
         Some(Event::Demoted { bucket })
+    }
+
+    /// Counts a copy by the driver, which took so many ppm of what its curve says.
+    fn doubt(&mut self, bucket: Bucket, driver_ppm: u64) -> Option<Event> {
+        let demotion = self.demotion.as_mut()?;
+        if driver_ppm <= demotion.took_ppm {
+            demotion.driver = (0, u64::MAX);
+            return None;
+        }
+        let (slower, least) = demotion.driver;
+        demotion.driver = (slower + 1, least.min(driver_ppm));
+        if demotion.driver.0 < DRIVER_SLOW {
+            return None;
+        }
+        self.found = Some((demotion.driver.1, DRIVER_TRUSTED));
+        (self.demotion, self.slow) = (None, Vec::new());
+        Some(Event::Restored { bucket })
     }
 
     /// Compares a copy with its curve.
     fn rate(&mut self, bucket: Bucket, observed: Nanos, predicted: Nanos) -> Option<Event> {
-        let ratio = u128::from(observed.0) * u128::from(PPM) / u128::from(predicted.0.max(1));
+        let ratio = ppm(observed, predicted);
         if self.ratios.len() == WINDOW {
             self.ratios.pop_front();
         }
-        self.ratios.push_back(u64::try_from(ratio).unwrap_or(u64::MAX));
+        self.ratios.push_back(ratio);
         let median_ppm = self.median_ppm();
         let suspect = self.ratios.len() == WINDOW && !TRUSTED_PPM.contains(&median_ppm);
         if suspect == self.suspect {
@@ -371,6 +445,25 @@ mod tests {
     }
 
     #[test]
+    fn a_driver_that_is_slower_than_its_curve_brings_the_way_back_for_a_while() {
+        let mut watch = demoted();
+        let instead = |watch: &mut Watch, observed| {
+            watch.handle_instead(bucket(64), Nanos(observed), Nanos(100));
+            watch.poll_event()
+        };
+        // The way took 101 where the curve says 100.
+        assert!([130, 131, 101, 150, 130].iter().all(|observed| instead(&mut watch, *observed).is_none()));
+        assert_eq!(instead(&mut watch, 140), Some(Event::Restored { bucket: bucket(64) }));
+        assert_eq!(instead(&mut watch, 140), None, "it is not demoted any more");
+        assert!((0..DRIVER_TRUSTED).all(|_| copy(&mut watch, 130).is_none()), "the driver takes 130 at least");
+        let events: Vec<_> = (0..SLOW_MAX).filter_map(|_| copy(&mut watch, 130)).collect();
+        assert_eq!(events, [Event::Demoted { bucket: bucket(64) }], "then its curve counts again");
+        let mut watch = demoted();
+        assert_eq!((0..DRIVER_SLOW).filter_map(|_| instead(&mut watch, 102)).count(), 1);
+        assert_eq!((0..SLOW_MAX).filter_map(|_| copy(&mut watch, 103)).count(), 1, "slower than the driver really is");
+    }
+
+    #[test]
     fn a_curve_off_by_a_quarter_over_32_copies_is_suspect_until_it_agrees() {
         let mut watch = Watch::default();
         let mut copy = |observed| {
@@ -401,6 +494,11 @@ mod tests {
     fn input() -> impl Strategy<Value = Input> {
         let observed = (0..3_u64, 0..300_u64, proptest::option::of(0..200_u64), proptest::option::of(0..200_u64));
         prop_oneof![
+            (0..3_u64, 0..300_u64, 0..200_u64).prop_map(|(size, observed, driver)| Input::Instead {
+                bucket: bucket(64 << size),
+                observed: Nanos(observed),
+                driver: Nanos(driver),
+            }),
             (0..3_u64).prop_map(|size| Input::Call { bucket: bucket(64 << size) }),
             observed.prop_map(|(size, observed, predicted, driver)| Input::Observed {
                 bucket: bucket(64 << size),

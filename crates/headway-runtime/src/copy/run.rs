@@ -151,7 +151,7 @@ impl Copier {
             };
             let error = match self.by(copy, (pick.way, tuning), false, relays) {
                 Ok(moved) => {
-                    let judged = judged.filter(|bucket| bucket.way == pick.way);
+                    let judged = judged.filter(|bucket| [bucket.way, driver_way(bucket.memory)].contains(&pick.way));
                     return Ok(Outcome { way: pick.way, predicted: pick.predicted, moved, instead_of, judged });
                 }
                 Err(error) => error,
@@ -212,7 +212,7 @@ impl Copier {
             .then(|| Bucket::of(gpu, at.direction, at.memory, pick.way, bytes))
     }
 
-    /// Tells the watch what a judged copy took.
+    /// Tells the watch what a judged copy took, by the bucket's way or by the driver's own call instead.
     fn judge(&self, bucket: Bucket, report: &Report) {
         if !self.watcher.judges(report.observed) {
             return;
@@ -220,9 +220,12 @@ impl Copier {
         let curve = |way| self.auto.predicted(bucket.gpu, None, way, bucket.direction, bucket.memory, report.bytes);
         let Some(driver) = curve(driver_way(bucket.memory)) else { return };
         let observed = report.observed.saturating_sub(report.waited);
-        for event in self.watcher.observe(bucket, observed, curve(bucket.way), Some(driver)) {
-            self.auto.tell(event);
-        }
+        let events = if report.way == bucket.way {
+            self.watcher.observe(bucket, observed, curve(bucket.way), Some(driver))
+        } else {
+            self.watcher.observe_instead(bucket, observed, driver)
+        };
+        events.into_iter().for_each(|event| self.auto.tell(event));
     }
 
     /// The situation as far as it decides, and whether the copy can be judged by it: pages are mostly not looked at where the

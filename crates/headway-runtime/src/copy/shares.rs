@@ -119,7 +119,9 @@ mod tests {
     fn method(copier: &Copier, gpu: usize) -> Method {
         let to = copier.ports()[gpu].device_buffer(LEN, Reach::Device).expect("room");
         let from = vec![7; LEN];
-        copier.copy_in(At { buffer: &to, offset: 0 }, &from, How::Auto).expect("it copies").way.method
+        let report = copier.copy_in(At { buffer: &to, offset: 0 }, &from, How::Auto).expect("it copies");
+        assert_eq!(report.instead_of, None);
+        report.way.method
     }
 
     /// A copy of `gpu` that stays under way.
@@ -159,8 +161,11 @@ mod tests {
         let lent = copier.gpus[1].pool.lend_threads();
         let taken = std::thread::scope(|scope| {
             let copy = scope.spawn(|| method(&copier, 1));
-            // Long enough for a copy that does not wait to end.
-            for _ in 0..100_000 {
+            while !copier.shares.links(Direction::H2d).is_busy(1) {
+                std::thread::yield_now();
+            }
+            // Long enough for a copy that does not wait to end, and far below the patience of one that does.
+            for _ in 0..3_000 {
                 if copy.is_finished() {
                     break;
                 }

@@ -47,10 +47,21 @@ impl Watcher {
         predicted: Option<Nanos>,
         driver: Option<Nanos>,
     ) -> Vec<String> {
+        // Beyond `buckets_max` copies are not judged; those there are go on.
+        self.judge(|watch| {
+            let _ = watch.handle_observed(bucket, observed, predicted, driver);
+        })
+    }
+
+    /// Judges the driver's own call, made instead of the bucket's way.
+    pub(super) fn observe_instead(&self, bucket: Bucket, observed: Nanos, driver: Nanos) -> Vec<String> {
+        self.judge(|watch| watch.handle_instead(bucket, observed, driver))
+    }
+
+    fn judge(&self, tell: impl FnOnce(&mut Watch)) -> Vec<String> {
         // Who finds another thread judging leaves it at that: the next copy is like this one.
         let Ok(mut watch) = self.watch.try_lock() else { return Vec::new() };
-        // Beyond `buckets_max` copies are not judged; those there are go on.
-        let _ = watch.handle_observed(bucket, observed, predicted, driver);
+        tell(&mut watch);
         let mut told = Vec::new();
         while let Some(event) = watch.poll_event() {
             if let Event::Demoted { .. } = event {

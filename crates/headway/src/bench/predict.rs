@@ -1,5 +1,6 @@
 //! Predicted against measured: random ways and sizes, timed in turns, and looked up in the profile.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use headway_core::transfer::{Direction, Load, Statistic, Way};
@@ -116,8 +117,8 @@ impl Bench<'_, '_> {
         let largest = BYTES_MAX.min(rig.bytes_max() as u64);
         self.session.phase("predict", count);
         let mut random = Pcg64Mcg::seed_from_u64(3);
-        let mut entrants = Vec::new();
-        let mut predicted = Vec::new();
+        // By size, as the curves were taken: what copies of other sizes leave in caches costs small ones a tenth.
+        let mut groups: BTreeMap<u32, (Vec<Entrant>, Vec<Nanos>)> = BTreeMap::new();
         for _ in 0..count {
             let (key, curve) = &curves[(random.next_u64() % curves.len() as u64) as usize];
             // Uniform in the exponent, and between powers of two.
@@ -136,30 +137,37 @@ impl Bench<'_, '_> {
                 bytes: bytes as usize,
                 window: window_of(key.way),
             };
+            let (entrants, predicted) = groups.entry(bytes.ilog2() / 2).or_default();
             entrants.push(Entrant::new(format!("{} {} {}", key.way, key.direction, key.memory), shot));
             predicted.push(curve.at(Bytes(bytes), Statistic::Median));
         }
-        // As the curves were taken: in turns, and without a resident copier of the turn before.
+        // In turns too, and without a resident copier of the turn before.
         let effort = Effort { warm_up: 1, n_min: 7, n_max: 200, time: Nanos(20_000_000) };
         let rules = Rules { effort, parks: true, spares: false, undecided: None };
-        turns::take(self.session, rig, &mut entrants, rules)?;
         let mut points = Vec::new();
-        for (entrant, predicted) in entrants.into_iter().zip(predicted) {
-            if let Some(error) = entrant.failed {
-                return Err(error);
+        for (mut entrants, predicted) in groups.into_values() {
+            turns::take(self.session, rig, &mut entrants, rules)?;
+            for (entrant, predicted) in entrants.into_iter().zip(predicted) {
+                points.extend(compared(entrant, predicted)?);
             }
-            let Some(figures) = Figures::of(&entrant.times) else { continue };
-            points.push(Compared {
-                what: entrant.name,
-                bytes: Bytes(entrant.shot.bytes as u64),
-                predicted,
-                measured: figures.median,
-                n: figures.n,
-                quartiles: (figures.p25, figures.p75),
-            });
         }
         Ok(Prediction::of(points))
     }
+}
+
+/// What came of a point; nothing of one that was not timed.
+fn compared(entrant: Entrant, predicted: Nanos) -> Result<Option<Compared>, Error> {
+    if let Some(error) = entrant.failed {
+        return Err(error);
+    }
+    Ok(Figures::of(&entrant.times).map(|figures| Compared {
+        what: entrant.name,
+        bytes: Bytes(entrant.shot.bytes as u64),
+        predicted,
+        measured: figures.median,
+        n: figures.n,
+        quartiles: (figures.p25, figures.p75),
+    }))
 }
 
 #[cfg(test)]
