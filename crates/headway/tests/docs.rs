@@ -37,5 +37,9 @@ fn every_name_that_a_workload_gives_to_the_machine_is_checked_at_its_place() {
     let text = block("workload").replace(r#"gpu = "auto""#, r#"gpu = "gpu7""#);
     let workload = workload::parse("workload", &text).unwrap();
     let error = files::plan(&machine, &workload, Options::default()).unwrap_err().to_string();
-    assert!(error.contains("workload:17:7:") && error.contains("gpu7") && error.contains("gpu0"), "{error}");
+    let line = text.lines().position(|line| line.contains("gpu7")).unwrap() + 1;
+    assert!(
+        error.contains(&format!("workload:{line}:7:")) && error.contains("gpu7") && error.contains("gpu0"),
+        "{error}"
+    );
 }
