@@ -239,6 +239,12 @@ impl KernelCost {
         self.setup.saturating_add(work)
     }
 
+    /// Worst-case time of one launch: [`KernelCost::with_operations`] where there is such a number, else [`KernelCost::cost`].
+    #[must_use]
+    pub fn launch(&self, total: Bytes, chain: Bytes, operations: Option<u32>) -> Nanos {
+        operations.map_or_else(|| self.cost(total, chain), |operations| self.with_operations(total, operations))
+    }
+
     /// Worst-case time of one launch over `total` bytes whose longest sequential chain has `chain` bytes.
     #[must_use]
     pub fn cost(&self, total: Bytes, chain: Bytes) -> Nanos {

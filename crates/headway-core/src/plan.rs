@@ -371,6 +371,12 @@ impl PlannedWafer {
         Bytes(Wafer::SYNOPSIS.0 * u64::from(cameras))
     }
 
+    /// Operations for each pixel that `kernel` makes, if their number is the wafer's.
+    #[must_use]
+    pub fn operations(&self, kernel: &str) -> Option<u32> {
+        (kernel == INSPECT).then_some(self.wafer.operations)
+    }
+
     /// What operation `index` of `work` works on.
     #[must_use]
     pub fn bytes(&self, work: &Work, index: u32) -> Bytes {

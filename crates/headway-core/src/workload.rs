@@ -102,6 +102,16 @@ pub struct Stream {
     pub wafer: Option<Wafer>,
 }
 
+impl Stream {
+    /// The kernels of its steps, in their order.
+    pub fn kernels(&self) -> impl Iterator<Item = &str> {
+        self.steps.iter().filter_map(|step| match step {
+            Step::Compute { kernel } => Some(kernel.as_str()),
+            Step::Copy { .. } | Step::Exchange => None,
+        })
+    }
+}
+
 /// Cameras that see one wafer at the same time (Verner 2012; specification of messages, 7.1): a packet is a generation, one
 /// image from each camera, dealt to the GPUs. The wafer is synthetic and its defects are known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

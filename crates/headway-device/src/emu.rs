@@ -112,10 +112,7 @@ impl EmuSpec {
             let (total, chain) = (lanes.iter().sum(), lanes.iter().copied().max().unwrap_or(0));
             let known =
                 costs.iter().find(|cost| cost.id == kernel && (cost.gpus.is_empty() || cost.gpus.contains(&gpu)));
-            known.map_or(Nanos::ZERO, |cost| match operations {
-                Some(operations) => cost.with_operations(Bytes(total), operations),
-                None => cost.cost(Bytes(total), Bytes(chain)),
-            })
+            known.map_or(Nanos::ZERO, |cost| cost.launch(Bytes(total), Bytes(chain), operations))
         }));
         spec
     }

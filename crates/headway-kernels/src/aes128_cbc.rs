@@ -52,11 +52,7 @@ impl Kernel for Aes128Cbc {
     }
 
     fn run(&self, input: &[u8], output: &mut [u8], state: &mut [u8]) -> Result<(), KernelError> {
-        let lanes = begin(ID, input, output, state, LANE_STATE)?;
-        if let Some(at) = lanes.iter().position(|lane| lane.len() % BLOCK != 0) {
-            let reason = format!("lane {at} has {} bytes, which is no multiple of {BLOCK}", lanes[at].len());
-            return Err(bad_block(ID, reason));
-        }
+        let lanes = lanes_of_blocks(input, output, state)?;
         for (lanes, states) in lanes.chunks(CHAINS).zip(state.chunks_mut(CHAINS * LANE_STATE)) {
             encrypt(input, output, lanes, states);
         }
@@ -121,6 +117,16 @@ fn expand_key(key: &[u8; BLOCK]) -> [u8; ROUND_KEYS * BLOCK] {
         }
     }
     keys
+}
+
+/// As [`begin`], and checks that every lane has whole cipher blocks.
+pub(crate) fn lanes_of_blocks(input: &[u8], output: &mut [u8], state: &[u8]) -> Result<Vec<Range<usize>>, KernelError> {
+    let lanes = begin(ID, input, output, state, LANE_STATE)?;
+    if let Some(at) = lanes.iter().position(|lane| lane.len() % BLOCK != 0) {
+        let reason = format!("lane {at} has {} bytes, which is no multiple of {BLOCK}", lanes[at].len());
+        return Err(bad_block(ID, reason));
+    }
+    Ok(lanes)
 }
 
 /// Product with x in the field of FIPS 197, section 4.

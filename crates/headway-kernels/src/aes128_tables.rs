@@ -3,8 +3,7 @@
 
 use headway_device::kernel::{Grid, Kernel, KernelError, Lane};
 
-use crate::aes128_cbc::{Aes128Cbc, BLOCK, CHAIN, ID, LANE_STATE, ROUND_KEYS, SBOX, doubled};
-use crate::lanes::{bad_block, begin};
+use crate::aes128_cbc::{Aes128Cbc, BLOCK, CHAIN, ID, LANE_STATE, ROUND_KEYS, SBOX, doubled, lanes_of_blocks};
 
 /// Encrypts as [`Aes128Cbc`] does, without the processor's instructions for it.
 #[derive(Clone, Copy, Debug, Default)]
@@ -24,12 +23,8 @@ impl Kernel for Aes128Tables {
     }
 
     fn run(&self, input: &[u8], output: &mut [u8], state: &mut [u8]) -> Result<(), KernelError> {
-        let lanes = begin(ID, input, output, state, LANE_STATE)?;
-        for (at, (lane, state)) in lanes.iter().zip(state.chunks_exact_mut(LANE_STATE)).enumerate() {
-            if lane.len() % BLOCK != 0 {
-                let reason = format!("lane {at} has {} bytes, which is no multiple of {BLOCK}", lane.len());
-                return Err(bad_block(ID, reason));
-            }
+        let lanes = lanes_of_blocks(input, output, state)?;
+        for (lane, state) in lanes.iter().zip(state.chunks_exact_mut(LANE_STATE)) {
             let mut keys = [[0; 4]; ROUND_KEYS];
             for (words, bytes) in keys.iter_mut().zip(state.chunks_exact(BLOCK)) {
                 *words = words_of(bytes);

@@ -56,6 +56,28 @@ pub fn restrict(cpus: &[u32]) -> Result<(), OsError> {
     if status == 0 { Ok(()) } else { Err(OsError::last(call)) }
 }
 
+/// The calling thread, and those that it starts meanwhile, stay on some CPUs while this lives.
+#[derive(Debug)]
+pub struct Aside {
+    before: Vec<u32>,
+}
+
+impl Aside {
+    /// Restricts the calling thread to `cpus`; `None` if the system does not let it.
+    #[must_use]
+    pub fn on(cpus: &[u32]) -> Option<Self> {
+        let before = allowed().ok()?;
+        restrict(cpus).ok().map(|()| Self { before })
+    }
+}
+
+impl Drop for Aside {
+    fn drop(&mut self) {
+        // These were allowed before; if they no longer are, the thread stays where it is.
+        let _ = restrict(&self.before);
+    }
+}
+
 /// CPU time a second that the cgroups of this process allow, in thousandths of a CPU, rounded down; `None` = no limit, or
 /// none that can be read. `root` is `/` on a real machine.
 ///
@@ -111,6 +133,15 @@ mod tests {
         let seen = std::thread::spawn(move || restrict(&[last]).map(|()| allowed())).join().unwrap();
         assert_eq!(seen.unwrap().unwrap(), [last]);
         assert_eq!(allowed().unwrap(), all);
+    }
+
+    #[test]
+    fn a_thread_that_stays_aside_comes_back() {
+        let before = allowed().unwrap();
+        let aside = Aside::on(&before[..1]).unwrap();
+        assert_eq!(allowed().unwrap(), before[..1]);
+        drop(aside);
+        assert_eq!(allowed().unwrap(), before);
     }
 
     #[test]

@@ -197,27 +197,6 @@ fn divide(allowed: &[u32], cores: usize, siblings: impl Fn(u32) -> Vec<u32>) -> 
     (others.len() >= OTHERS).then_some((own, others))
 }
 
-/// Keeps the calling thread, and those that it starts meanwhile, off the CPUs of cores.
-pub struct Aside {
-    before: Vec<u32>,
-}
-
-impl Aside {
-    /// Restricts the calling thread to `cpus` until the value is dropped; `None` if the system does not let it.
-    #[must_use]
-    pub fn on(cpus: &[u32]) -> Option<Self> {
-        let before = affinity::allowed().ok()?;
-        affinity::restrict(cpus).ok().map(|()| Self { before })
-    }
-}
-
-impl Drop for Aside {
-    fn drop(&mut self) {
-        // These were allowed before; if they no longer are, the thread stays where it is.
-        let _ = affinity::restrict(&self.before);
-    }
-}
-
 /// Host memory for the blocks of cores.
 pub struct Memory {
     budget: Arc<Budget>,
@@ -348,14 +327,5 @@ mod tests {
         assert_eq!(divide(&all, 2, alone), Some((vec![5, 7], vec![0, 1, 2, 3])));
         assert_eq!(divide(&all[..2], 1, alone), None);
         assert_eq!(divide(&[], 1, alone), None);
-    }
-
-    #[test]
-    fn a_thread_that_stays_aside_comes_back() {
-        let allowed = affinity::allowed().unwrap();
-        let aside = Aside::on(&allowed[..1]).unwrap();
-        assert_eq!(affinity::allowed().unwrap(), allowed[..1]);
-        drop(aside);
-        assert_eq!(affinity::allowed().unwrap(), allowed);
     }
 }

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use headway_core::interconnect::{Network, RateCache, Starved};
 use headway_core::machine::{Cpu, KernelCost, Machine, RouteId};
 use headway_core::payload::Piece;
-use headway_core::plan::{INSPECT, Plan, Source, Work};
+use headway_core::plan::{Plan, Source, Work};
 use headway_core::units::{Bytes, NANOS_PER_SECOND, Nanos, PPM};
 
 /// Rate times nanoseconds is exactly nano-bytes: no rounding while a transfer runs.
@@ -101,18 +101,15 @@ impl<'a> Engines<'a> {
                 (Some(*route), Phase::Fixed(setup), piece.bytes)
             }
             Work::Compute { kernel } => {
+                let source = &self.plan.pipelines[piece.pipeline as usize].source;
                 let cost = match self.machine.engines.get(engines[0]).map(|engine| engine.gpu) {
                     Some(gpu) => {
+                        let operations = if let Source::Wafer(of) = source { of.operations(kernel) } else { None };
                         let known = self.machine.kernel(kernel, gpu);
-                        known.map(|k: &KernelCost| match &self.plan.pipelines[piece.pipeline as usize].source {
-                            Source::Wafer(of) if kernel == INSPECT => {
-                                k.with_operations(piece.bytes, of.wafer.operations)
-                            }
-                            _ => k.cost(piece.bytes, longest_lane),
-                        })
+                        known.map(|k: &KernelCost| k.launch(piece.bytes, longest_lane, operations))
                     }
                     None => {
-                        let lanes = self.plan.pipelines[piece.pipeline as usize].source.streams().len() as u64;
+                        let lanes = source.streams().len() as u64;
                         self.cpu.kernel(kernel).map(|k| k.cost(piece.bytes, lanes))
                     }
                 };

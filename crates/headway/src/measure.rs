@@ -325,11 +325,8 @@ impl Measurement<'_> {
         self.machine.kernels = kernels::costs(&mut self.session, device, size)?;
         self.session.phase("cores", 1);
         let effort = self.options.cpu_effort();
-        let costs = self.session.step("cores", |_| {
-            let ids = headway_kernels::ids();
-            ids.map(|id| Ok((id.to_owned(), cpu::cost(id, effort)?))).collect::<Result<Vec<_>, Error>>()
-        })?;
-        self.machine.cpu = Some(cpu::of(cpu::cores(), costs));
+        let costs = self.session.step("cores", |_| cpu::costs(headway_kernels::ids(), effort))?;
+        self.machine.cpu = Some(cpu::of(costs));
         self.session.advance()?;
         Ok(())
     }

@@ -70,13 +70,7 @@ impl Planner<'_> {
 
     /// The load of a stream, whose class has the cycle that the shortest deadline of any gives it.
     fn weight(&self, stream: &Stream, shortest: &Stream) -> Weight {
-        let kernels = |stream: &Stream| {
-            let steps = stream.steps.iter().filter_map(|step| match step {
-                Step::Compute { kernel } => self.cpu.kernel(kernel).cloned(),
-                Step::Copy { .. } | Step::Exchange => None,
-            });
-            steps.collect::<Vec<_>>()
-        };
+        let kernels = |stream: &Stream| -> Vec<_> { stream.kernels().filter_map(|id| self.cpu.kernel(id)).collect() };
         let window = |of: &Stream| Nanos((of.deadline.0 / (kernels(of).len() as u64 + 1)).max(1));
         let cycle = class_window(window(shortest).min(window(stream)), window(stream), u32::MAX);
         let bytes = u128::from(stream.packet.0) * u128::from(cycle.0) / u128::from(stream.period.0);
@@ -138,21 +132,15 @@ impl Planner<'_> {
 
     /// What the answer for the cores rests on.
     pub(super) fn note_on_cores(&self, pipelines: &[Pipeline]) -> Option<String> {
-        let own = self.machine.engines.len();
-        let first = |pipeline: &Pipeline| pipeline.steps.first()?.operations.first()?.engines.first().copied();
-        let on_core = |pipeline: &&Pipeline| first(pipeline).is_some_and(|engine| engine.at() >= own);
-        let served: Vec<&Pipeline> = pipelines.iter().filter(on_core).collect();
-        if served.is_empty() {
+        let cores = self.cores(pipelines).count();
+        if cores == 0 {
             return None;
         }
-        let streams: usize = served
-            .iter()
-            .map(|pipeline| match &pipeline.source {
-                Source::Streams(streams) => streams.len(),
-                _ => 0,
-            })
-            .sum();
-        let cores = self.cores(pipelines).count();
+        let served = pipelines.iter().filter_map(|pipeline| match &pipeline.source {
+            Source::Streams(streams) if pipeline.gpu.is_none() => Some(streams.len()),
+            _ => None,
+        });
+        let streams: usize = served.sum();
         let source = if !self.cpu.assumed {
             format!("`[cpu]` of machine `{}`", self.machine.name)
         } else {

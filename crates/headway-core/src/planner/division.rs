@@ -4,7 +4,7 @@ use super::{Machine, Nanos, Options, Outcome, Plan, PlanError, Workload};
 use crate::plan::Division;
 use crate::stream::{Fluid, Margins, Reach, Rectangle, search};
 use crate::units::{NANOS_PER_SECOND, PPM};
-use crate::workload::{Placement, Step, Stream};
+use crate::workload::{Placement, Stream};
 
 /// As [`super::best`], with every stream that may run on either given its place.
 pub(super) fn best(machine: &Machine, workload: &Workload, options: Options) -> Result<Plan, PlanError> {
@@ -14,13 +14,7 @@ pub(super) fn best(machine: &Machine, workload: &Workload, options: Options) -> 
         return super::best(machine, workload, options);
     }
     let cpu = machine.cpu_or_assumed();
-    let known = |stream: &Stream| {
-        let kernels = stream.steps.iter().filter_map(|step| match step {
-            Step::Compute { kernel } => Some(kernel),
-            Step::Copy { .. } | Step::Exchange => None,
-        });
-        cpu.cores > 0 && kernels.into_iter().all(|kernel| cpu.kernel(kernel).is_some())
-    };
+    let known = |stream: &Stream| cpu.cores > 0 && stream.kernels().all(|kernel| cpu.kernel(kernel).is_some());
     // A kernel that the CPU has no cost of runs on GPUs.
     let either: Vec<usize> = either.into_iter().filter(|&at| known(&workload.streams[at])).collect();
     let streams: Vec<Fluid> = either.iter().map(|&at| fluid(&workload.streams[at])).collect();

@@ -6,7 +6,7 @@ use super::{
     BatchBlock, Bytes, Domains, EndpointId, Nanos, Pipeline, Place, PlanError, PlannedOperation, PlannedStep,
     PlannedStream, Planner, RouteId, Seat, Source, Step, Strategy, Stream, Work,
 };
-use crate::plan::{Gang, INSPECT, PlannedWafer, Share};
+use crate::plan::{Gang, PlannedWafer, Share};
 use crate::workload::Wafer;
 
 impl Planner<'_> {
@@ -162,11 +162,7 @@ impl Planner<'_> {
             let Work::Compute { kernel } = &operation.work else { return None };
             let bytes = planned.bytes(&operation.work, index);
             let known = self.machine.kernel(kernel, gpus[share.gpu as usize])?;
-            let cost = match kernel.as_str() {
-                INSPECT => known.with_operations(bytes, planned.wafer.operations),
-                _ => known.cost(bytes, bytes),
-            };
-            Some(self.with_margin(cost))
+            Some(self.with_margin(known.launch(bytes, bytes, planned.operations(kernel))))
         });
         let cost = costs.max().unwrap_or_default();
         PlannedStep { name, server: 0, cost, chunk: Bytes(0), piece: cost, batch: None, operations }

@@ -4,6 +4,7 @@
 //! cycles on the GPUs. The rest goes to the GPUs, largest rate first onto the least loaded one. The rule of the authors'
 //! rectangle method is in no text we have; this is ours.
 
+use super::rectangle::Rectangle;
 use super::{Fluid, Load, Policy, Site};
 use crate::interconnect::Starved;
 use crate::units::{Nanos, PPM};
@@ -83,20 +84,12 @@ pub struct Split {
 
 /// The CPU's part.
 #[derive(Clone, Copy, Debug)]
-struct Rectangle {
-    deadline: Nanos,
-    position: u32,
-    bits_per_second: u64,
+struct Part {
+    inside: Rectangle,
     on_cpu: usize,
     cpu_bits_per_second: u64,
     /// The shortest deadline outside.
     shortest: Nanos,
-}
-
-impl Rectangle {
-    fn has(&self, position: u32, stream: Fluid) -> bool {
-        stream.bits_per_second <= self.bits_per_second && (stream.deadline, position) < (self.deadline, self.position)
-    }
 }
 
 /// A prefix of a pool in the two orders.
@@ -126,7 +119,7 @@ impl<'a> Prefix<'a> {
 
     /// The rectangle with this `r*` that the CPU can just carry. Of all with the same `r*` it leaves the GPUs the fewest
     /// streams and the longest cycles.
-    fn rectangle(&self, site: &Site, bits_per_second: u64) -> Rectangle {
+    fn rectangle(&self, site: &Site, bits_per_second: u64) -> Part {
         let capacity = site.cpu().0.saturating_mul(8);
         let (mut on_cpu, mut sum, mut shortest) = (0, 0, None);
         for &(stream, position) in &self.by_deadline {
@@ -136,15 +129,15 @@ impl<'a> Prefix<'a> {
             }
             if sum + stream.bits_per_second > capacity {
                 let shortest = shortest.unwrap_or(stream.deadline);
-                let deadline = stream.deadline;
-                return Rectangle { deadline, position, bits_per_second, on_cpu, cpu_bits_per_second: sum, shortest };
+                let inside = Rectangle { deadline: stream.deadline, position: position as usize, bits_per_second };
+                return Part { inside, on_cpu, cpu_bits_per_second: sum, shortest };
             }
             sum += stream.bits_per_second;
             on_cpu += 1;
         }
-        let (deadline, position) = (Nanos::MAX, u32::MAX);
+        let inside = Rectangle { deadline: Nanos::MAX, position: u32::MAX as usize, bits_per_second };
         let shortest = shortest.unwrap_or(Nanos::MAX);
-        Rectangle { deadline, position, bits_per_second, on_cpu, cpu_bits_per_second: sum, shortest }
+        Part { inside, on_cpu, cpu_bits_per_second: sum, shortest }
     }
 
     /// What a rectangle leaves to the GPUs, calling `placed` for every stream; `None` if a deadline is too short.
@@ -152,18 +145,18 @@ impl<'a> Prefix<'a> {
         &self,
         site: &Site,
         policy: Policy,
-        rectangle: &Rectangle,
+        part: &Part,
         classes: u32,
         mut placed: impl FnMut(u32, usize),
     ) -> Option<Load> {
-        let least = Nanos(rectangle.shortest.0 / policy.cycles());
+        let least = Nanos(part.shortest.0 / policy.cycles());
         if least == Nanos::ZERO {
             return None;
         }
         let mut load = Load::new(least, site.gpus(), classes);
         let mut rates = vec![0u64; site.gpus()];
         for &(stream, position) in &self.by_rate {
-            if rectangle.has(position, stream) {
+            if part.inside.has(position as usize, stream) {
                 continue;
             }
             let gpu = (0..rates.len()).min_by_key(|&gpu| (rates[gpu], gpu)).expect("a site has a GPU");
@@ -193,11 +186,11 @@ impl<'a> Prefix<'a> {
     /// The rectangles worth trying. With falling `r*` cycles get shorter; a rectangle that leaves the GPUs shorter cycles
     /// than another, no fewer bytes and no fewer streams (each fills up its last granule) cannot do better, but for how
     /// evenly it loads the GPUs.
-    fn rectangles<'s>(&'s self, site: &'s Site) -> impl Iterator<Item = Rectangle> + 's {
-        let mut kept: Vec<Rectangle> = Vec::new();
+    fn rectangles<'s>(&'s self, site: &'s Site) -> impl Iterator<Item = Part> + 's {
+        let mut kept: Vec<Part> = Vec::new();
         self.rates().into_iter().filter_map(move |rate| {
             let new = self.rectangle(site, rate);
-            let covers = |old: &Rectangle| {
+            let covers = |old: &Part| {
                 old.shortest >= new.shortest
                     && old.cpu_bits_per_second >= new.cpu_bits_per_second
                     && old.on_cpu >= new.on_cpu
@@ -211,7 +204,7 @@ impl<'a> Prefix<'a> {
     }
 
     /// The first rectangle and number of classes that pass.
-    fn accepted(&self, site: &Site, policy: Policy) -> Result<Option<(Rectangle, u32)>, Starved> {
+    fn accepted(&self, site: &Site, policy: Policy) -> Result<Option<(Part, u32)>, Starved> {
         // Placing by largest rate first leaves GPUs apart by one stream at most.
         let apart = self.rate_at(1, 1).saturating_mul(site.gpus() as u64);
         let could = |on_cpu: u64| site.could_carry(policy, self.total.saturating_sub(on_cpu).saturating_sub(apart));
@@ -219,29 +212,29 @@ impl<'a> Prefix<'a> {
             return Ok(None);
         }
         let mut refused = Vec::new();
-        for rectangle in self.rectangles(site) {
-            if rectangle.on_cpu == self.streams.len() {
-                return Ok(Some((rectangle, 1)));
+        for part in self.rectangles(site) {
+            if part.on_cpu == self.streams.len() {
+                return Ok(Some((part, 1)));
             }
-            if could(rectangle.cpu_bits_per_second)? {
-                if self.holds(site, policy, &rectangle, 1)? {
-                    return Ok(Some((rectangle, 1)));
+            if could(part.cpu_bits_per_second)? {
+                if self.holds(site, policy, &part, 1)? {
+                    return Ok(Some((part, 1)));
                 }
-                refused.push(rectangle);
+                refused.push(part);
             }
         }
         for classes in 2..=policy.classes_max() {
-            for rectangle in refused.iter().take(RETRIED) {
-                if self.holds(site, policy, rectangle, classes)? {
-                    return Ok(Some((*rectangle, classes)));
+            for part in refused.iter().take(RETRIED) {
+                if self.holds(site, policy, part, classes)? {
+                    return Ok(Some((*part, classes)));
                 }
             }
         }
         Ok(None)
     }
 
-    fn holds(&self, site: &Site, policy: Policy, rectangle: &Rectangle, classes: u32) -> Result<bool, Starved> {
-        let load = self.place(site, policy, rectangle, classes, |_, _| {});
+    fn holds(&self, site: &Site, policy: Policy, part: &Part, classes: u32) -> Result<bool, Starved> {
+        let load = self.place(site, policy, part, classes, |_, _| {});
         load.map_or(Ok(false), |load| site.accepts(policy, &load))
     }
 }
@@ -314,26 +307,26 @@ pub fn best_split(site: &Site, policy: Policy, pool: &Pool, count: usize) -> Res
         return Ok(None);
     }
     let prefix = Prefix::new(pool, count);
-    let mut best: Option<(u64, Rectangle, u32)> = None;
-    for rectangle in prefix.rectangles(site) {
+    let mut best: Option<(u64, Part, u32)> = None;
+    for part in prefix.rectangles(site) {
         for classes in 1..=policy.classes_max() {
-            let Some(load) = prefix.place(site, policy, &rectangle, classes, |_, _| {}) else { continue };
+            let Some(load) = prefix.place(site, policy, &part, classes, |_, _| {}) else { continue };
             let margin = site.margin_ppm(policy, &load)?;
             if margin >= PPM && best.is_none_or(|(most, ..)| margin > most) {
-                best = Some((margin, rectangle, classes));
+                best = Some((margin, part, classes));
             }
         }
     }
-    let Some((margin_ppm, rectangle, classes)) = best else { return Ok(None) };
+    let Some((margin_ppm, part, classes)) = best else { return Ok(None) };
     let mut gpus = vec![None; count];
-    let load = prefix.place(site, policy, &rectangle, classes, |at, gpu| gpus[at as usize] = Some(gpu as u32));
+    let load = prefix.place(site, policy, &part, classes, |at, gpu| gpus[at as usize] = Some(gpu as u32));
     let load = load.expect("it was formed above");
     Ok(Some(Split {
-        deadline: rectangle.deadline,
-        position: rectangle.position as usize,
-        bits_per_second: rectangle.bits_per_second,
-        on_cpu: rectangle.on_cpu,
-        cpu_bits_per_second: rectangle.cpu_bits_per_second,
+        deadline: part.inside.deadline,
+        position: part.inside.position,
+        bits_per_second: part.inside.bits_per_second,
+        on_cpu: part.on_cpu,
+        cpu_bits_per_second: part.cpu_bits_per_second,
         load,
         gpus,
         margin_ppm,
@@ -422,27 +415,18 @@ mod tests {
                     let (deadline, position) =
                         (prefix.by_deadline[(prefix.by_deadline.len() * d / QUANTILES) - 1].0.deadline, 0);
                     let bits_per_second = prefix.rate_at(r, QUANTILES);
-                    let mut rectangle = Rectangle {
-                        deadline,
-                        position,
-                        bits_per_second,
-                        on_cpu: 0,
-                        cpu_bits_per_second: 0,
-                        shortest: Nanos::MAX,
-                    };
+                    let inside = Rectangle { deadline, position, bits_per_second };
+                    let mut part = Part { inside, on_cpu: 0, cpu_bits_per_second: 0, shortest: Nanos::MAX };
                     for &(stream, at) in &prefix.by_deadline {
-                        if rectangle.has(at, stream) {
-                            rectangle.on_cpu += 1;
-                            rectangle.cpu_bits_per_second += stream.bits_per_second;
+                        if inside.has(at as usize, stream) {
+                            part.on_cpu += 1;
+                            part.cpu_bits_per_second += stream.bits_per_second;
                         } else {
-                            rectangle.shortest = rectangle.shortest.min(stream.deadline);
+                            part.shortest = part.shortest.min(stream.deadline);
                         }
                     }
-                    if rectangle.cpu_bits_per_second <= site.cpu().0 * 8 {
-                        assert!(
-                            !prefix.holds(&site, Policy::Combined, &rectangle, 1).unwrap(),
-                            "seed {seed}: {rectangle:?}"
-                        );
+                    if part.cpu_bits_per_second <= site.cpu().0 * 8 {
+                        assert!(!prefix.holds(&site, Policy::Combined, &part, 1).unwrap(), "seed {seed}: {part:?}");
                     }
                 }
             }

@@ -6,9 +6,10 @@ use std::sync::mpsc::Sender;
 
 use headway_core::plan::Plan;
 use headway_device::Completion;
+use headway_os::affinity::Aside;
 
 use super::{Message, RunError};
-use crate::cores::{Aside, Core, Job, Stage, Stages, apart};
+use crate::cores::{Core, Job, Stage, Stages, apart};
 use crate::kernels::Kernels;
 
 /// A thread for every core of the plan.

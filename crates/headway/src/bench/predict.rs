@@ -14,7 +14,7 @@ use super::Bench;
 use crate::Error;
 use crate::measure::curves::{measures, needs_window, window_of};
 use crate::measure::rig::{Rig, Shot};
-use crate::measure::sample::{Effort, Figures};
+use crate::measure::sample::Effort;
 use crate::measure::turns::{self, Entrant, Rules};
 
 /// Points that are looked at.
@@ -160,7 +160,7 @@ fn compared(entrant: Entrant, predicted: Nanos) -> Result<Option<Compared>, Erro
     if let Some(error) = entrant.failed {
         return Err(error);
     }
-    Ok(Figures::of(&entrant.times).map(|figures| Compared {
+    Ok(entrant.figures().map(|figures| Compared {
         what: entrant.name,
         bytes: Bytes(entrant.shot.bytes as u64),
         predicted,

@@ -9,8 +9,9 @@ use headway_core::workload::Cipher;
 use headway_device::buffer::Access;
 use headway_device::kernel::Lane;
 use headway_kernels as kernels;
-use headway_os::{affinity, clock};
-use headway_runtime::cores::{Aside, Core, Job, Memory, Stage, Stages, apart, timed};
+use headway_os::affinity::{self, Aside};
+use headway_os::clock;
+use headway_runtime::cores::{Core, Job, Memory, Stage, Stages, apart, timed};
 use serde::{Deserialize, Serialize};
 
 use super::sample::{Effort, rate, series};
@@ -42,26 +43,30 @@ pub(super) struct Cost {
 }
 
 /// Cores that may serve here: half of those that nobody else needs.
-pub(super) fn cores() -> u32 {
+fn cores() -> u32 {
     let allowed = affinity::allowed().map_or(1, |cpus| cpus.len());
     (allowed.saturating_sub(OTHERS) / 2).clamp(1, CORES_MAX) as u32
 }
 
 /// The CPU with the costs of these kernels.
 pub(crate) fn measured<'k>(ids: impl Iterator<Item = &'k str>, effort: Effort) -> Result<Cpu, Error> {
-    let costs = ids.map(|id| Ok((id.to_owned(), cost(id, effort)?))).collect::<Result<_, Error>>()?;
-    Ok(of(cores(), costs))
+    Ok(of(costs(ids, effort)?))
+}
+
+/// The costs of these kernels.
+pub(super) fn costs<'k>(ids: impl Iterator<Item = &'k str>, effort: Effort) -> Result<Vec<(String, Cost)>, Error> {
+    ids.map(|id| Ok((id.to_owned(), cost(id, effort)?))).collect()
 }
 
 /// The CPU of these costs.
-pub(super) fn of(cores: u32, costs: Vec<(String, Cost)>) -> Cpu {
+pub(super) fn of(costs: Vec<(String, Cost)>) -> Cpu {
     let cost = |(id, cost): (String, Cost)| CpuCost { id, setup: cost.setup, lane: cost.lane, rate: Rate(cost.rate) };
-    Cpu { cores, assumed: false, kernels: costs.into_iter().map(cost).collect() }
+    Cpu { cores: cores(), assumed: false, kernels: costs.into_iter().map(cost).collect() }
 }
 
 /// The cost of kernel `id`, with as many cores at work at the same time as may serve: each probe counts with the time that 999 of
 /// 1000 of its jobs keep, and the slowest rate of any.
-pub(super) fn cost(id: &str, effort: Effort) -> Result<Cost, Error> {
+fn cost(id: &str, effort: Effort) -> Result<Cost, Error> {
     let count = cores() as usize;
     let own = apart(count);
     // Who hands out the jobs keeps off the cores, as the driver does.

@@ -196,17 +196,17 @@ impl Taker<'_, '_> {
             let mut entrants: Vec<Entrant> = names.iter().zip(kinds).map(entrant).collect();
             let rules = Rules { effort, parks: true, spares: false, undecided: None };
             turns::take(session, rig, &mut entrants, rules)?;
-            let result = |(entrant, (way, _)): (Entrant, &(Way, HostMemory))| match (
-                entrant.failed,
-                Figures::of(&entrant.times),
-            ) {
-                (Some(error), _) if is_fatal(&error) => Err(error),
-                (Some(error), _) => Ok(Err(chain(&error))),
-                (None, None) => Err(Error::Interrupted),
-                (None, Some(done)) => {
-                    session.keep(&entrant.name, &entrant.times)?;
-                    let posted = is_posted(*way, direction).then(|| Figures::of(&entrant.calls)).flatten();
-                    Ok(Ok(Taken { done, posted }))
+            let result = |(entrant, (way, _)): (Entrant, &(Way, HostMemory))| {
+                let done = entrant.figures();
+                match (entrant.failed, done) {
+                    (Some(error), _) if is_fatal(&error) => Err(error),
+                    (Some(error), _) => Ok(Err(chain(&error))),
+                    (None, None) => Err(Error::Interrupted),
+                    (None, Some(done)) => {
+                        session.keep(&entrant.name, &entrant.times)?;
+                        let posted = is_posted(*way, direction).then(|| Figures::of(&entrant.calls)).flatten();
+                        Ok(Ok(Taken { done, posted }))
+                    }
                 }
             };
             entrants.into_iter().zip(kinds).map(result).collect()

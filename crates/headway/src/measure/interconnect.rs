@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use headway_core::interconnect::{Network, Seen};
-use headway_core::machine::Machine;
+use headway_core::machine::{Calibration, Machine};
 use headway_core::transfer::Stamp;
 use headway_core::transfer::fit::FitError;
 use headway_core::units::{NANOS_PER_SECOND, Nanos};
@@ -61,15 +61,15 @@ pub(crate) fn calibrate(
     let mut machine = observed.machine(name, ports, stamp)?;
     session.phase("check", scope.batches);
     let mut draw = Draw::new(SEED, ports.len(), reaches, scope.room);
-    let mut seen = Seen::default();
+    let (model, mut seen) = (Model::of(&machine), Seen::default());
     for number in 0..scope.batches {
         let batch = draw.batch();
         let took = run(session, &mut bed, &format!("batch {number}"), &batch, REPEATS)?;
-        add(&mut seen, &machine, &batch, &took)?;
+        model.add(&mut seen, &batch, &took)?;
         session.advance()?;
     }
     if scope.watch > Nanos::ZERO {
-        seen.join(session.step("watch", |session| watch(session, &mut bed, &mut draw, &machine, scope.watch))?);
+        seen.join(session.step("watch", |session| watch(session, &mut bed, &mut draw, &model, scope.watch))?);
     }
     seen.put(&mut machine);
     Ok((machine, observed))
@@ -80,7 +80,7 @@ fn watch(
     session: &mut Session<'_>,
     bed: &mut Lazy<'_>,
     draw: &mut Draw,
-    machine: &Machine,
+    model: &Model<'_>,
     time: Nanos,
 ) -> Result<Seen, Error> {
     let seconds = |time: Nanos| (time.0 / NANOS_PER_SECOND) as usize;
@@ -98,15 +98,29 @@ fn watch(
         session.go_on()?;
         let batch = draw.batch();
         let took = bed.get()?.run(&batch)?;
-        add(&mut seen, machine, &batch, &[took])?;
+        model.add(&mut seen, &batch, &[took])?;
     }
 }
 
-/// Adds what a batch took to what was seen of `machine`.
-fn add(seen: &mut Seen, machine: &Machine, batch: &[Block], took: &[Took]) -> Result<(), Error> {
-    let Some(calibration) = &machine.calibration else { return Ok(()) };
-    let trial = Routes::of(machine).trial(batch, took)?;
-    Ok(seen.add(&trial, &Network::new(machine), calibration).map_err(FitError::from)?)
+/// What batches are held against.
+struct Model<'m> {
+    routes: Routes<'m>,
+    network: Network,
+    calibration: Option<&'m Calibration>,
+}
+
+impl<'m> Model<'m> {
+    fn of(machine: &'m Machine) -> Self {
+        let calibration = machine.calibration.as_ref();
+        Self { routes: Routes::of(machine), network: Network::new(machine), calibration }
+    }
+
+    /// Adds what a batch took to what was seen.
+    fn add(&self, seen: &mut Seen, batch: &[Block], took: &[Took]) -> Result<(), Error> {
+        let Some(calibration) = self.calibration else { return Ok(()) };
+        let trial = self.routes.trial(batch, took)?;
+        Ok(seen.add(&trial, &self.network, calibration).map_err(FitError::from)?)
+    }
 }
 
 /// Runs one batch several times, or recalls that.

@@ -9,7 +9,7 @@ use headway_core::machine::Method;
 use headway_core::transfer::{Direction, HostMemory, Way};
 use headway_core::units::Nanos;
 use headway_device::Source;
-use headway_os::affinity;
+use headway_os::affinity::{self, Aside};
 use headway_runtime::copy::How;
 
 use super::rig::{Rig, Shot};
@@ -26,7 +26,7 @@ const BYTES: usize = 64;
 
 /// The calling thread stays on one CPU while this lives. Threads that it starts meanwhile stay there too.
 pub(crate) struct Place {
-    all: Vec<u32>,
+    _aside: Aside,
     found: Found,
 }
 
@@ -46,6 +46,7 @@ impl Place {
         // copies that need them will say so.
         let _ = rig.copier().prepare();
         rig.copier().park().map_err(Error::Copy)?;
+        let Some(aside) = Aside::on(&all) else { return Ok(None) };
         let mut found = Vec::new();
         for cpu in all.iter().copied().step_by(all.len().div_ceil(TRIED_MAX)) {
             if affinity::restrict(&[cpu]).is_ok() {
@@ -53,29 +54,20 @@ impl Place {
             }
         }
         found.sort_unstable();
-        let place = Self { all, found: Found(found) };
+        let place = Self { _aside: aside, found: Found(found) };
         let Some((_, best)) = place.found.0.first() else { return Ok(None) };
         Ok(affinity::restrict(&[*best]).is_ok().then_some(place))
     }
 
     /// Where it was `found` to be best before; `None` where the thread may not go there.
     pub(crate) fn again(found: &Found) -> Option<Self> {
-        let all = affinity::allowed().ok()?;
         let (_, best) = found.0.first()?;
-        affinity::restrict(&[*best]).ok()?;
-        Some(Self { all, found: found.clone() })
+        Some(Self { _aside: Aside::on(&[*best])?, found: found.clone() })
     }
 
     /// What was found.
     pub(crate) const fn found(&self) -> &Found {
         &self.found
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        // Who was allowed there before is so now.
-        let _ = affinity::restrict(&self.all);
     }
 }
 
