@@ -1,7 +1,9 @@
 //! The primitives that [`exchange`](super::exchange) is built on; its model check brings others of the same names.
 
+use std::cell::Cell;
+use std::ops::{Deref, DerefMut};
+pub(super) use std::sync::Arc;
 pub(super) use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-pub(super) use std::sync::{Arc, Mutex, MutexGuard};
 use std::sync::{OnceLock, PoisonError, TryLockError};
 pub(super) use std::thread::{Thread, current};
 use std::time::Duration;
@@ -33,19 +35,103 @@ pub(super) fn spin_until(mut ready: impl FnMut() -> bool) -> bool {
     false
 }
 
-/// Locks `mutex`. What it guards is held for a microsecond at most: who slept for it would wake up long after, on a virtual
-/// machine after a hundred.
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    let mut held = None;
-    spin_until(|| {
-        held = match mutex.try_lock() {
-            Ok(guard) => Some(guard),
-            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+/// Looks between two tries to lock at most: 16 of them are under a microsecond.
+const BACKOFF_MAX: u32 = 16;
+
+/// A lock for what is held for a microsecond at most by many threads in turns: who slept for it would wake up long after, on a
+/// virtual machine after a hundred.
+///
+/// Who waits looks at `held`, in a line of its own, and tries only when nobody has it, each at moments of its own: with forty
+/// threads that tried all the time, the line went to and fro between their cores for several microseconds before its holder
+/// could give it back.
+pub(super) struct Mutex<T> {
+    held: Line,
+    data: std::sync::Mutex<T>,
+}
+
+#[repr(align(128))]
+struct Line(AtomicBool);
+
+impl<T> Mutex<T> {
+    pub(super) const fn new(data: T) -> Self {
+        Self { held: Line(AtomicBool::new(false)), data: std::sync::Mutex::new(data) }
+    }
+
+    /// A try that finds it held writes nothing.
+    fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+        if self.held.0.load(Ordering::Relaxed) {
+            return None;
+        }
+        match self.data.try_lock() {
+            Ok(data) => Some(self.hold(data)),
+            Err(TryLockError::Poisoned(poisoned)) => Some(self.hold(poisoned.into_inner())),
             Err(TryLockError::WouldBlock) => None,
-        };
-        held.is_some()
-    });
-    held.unwrap_or_else(|| mutex.lock().unwrap_or_else(PoisonError::into_inner))
+        }
+    }
+
+    fn hold<'a>(&'a self, data: std::sync::MutexGuard<'a, T>) -> MutexGuard<'a, T> {
+        self.held.0.store(true, Ordering::Relaxed);
+        MutexGuard { held: &self.held.0, data }
+    }
+}
+
+/// The right to what a [`Mutex`] guards.
+pub(super) struct MutexGuard<'a, T> {
+    held: &'a AtomicBool,
+    data: std::sync::MutexGuard<'a, T>,
+}
+
+impl<T> Deref for MutexGuard<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.data
+    }
+}
+
+impl<T> DerefMut for MutexGuard<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.data
+    }
+}
+
+impl<T> Drop for MutexGuard<'_, T> {
+    fn drop(&mut self) {
+        // A hint only: `data` is unlocked after it.
+        self.held.store(false, Ordering::Relaxed);
+    }
+}
+
+/// Locks `mutex`.
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    let (mut held, mut most, mut pause) = (mutex.try_lock(), 1, 0);
+    if held.is_none() {
+        spin_until(|| {
+            if pause > 0 {
+                pause -= 1;
+                return false;
+            }
+            held = mutex.try_lock();
+            most = (2 * most).min(BACKOFF_MAX);
+            pause = scattered() % most;
+            held.is_some()
+        });
+    }
+    held.unwrap_or_else(|| mutex.hold(mutex.data.lock().unwrap_or_else(PoisonError::into_inner)))
+}
+
+/// A number that differs between threads and calls.
+fn scattered() -> u32 {
+    thread_local! {
+        static STATE: Cell<u32> = const { Cell::new(0) };
+    }
+    STATE.with(|state| {
+        // The state's address tells threads apart.
+        let next =
+            state.get().wrapping_mul(1_664_525).wrapping_add(1_013_904_223 ^ std::ptr::from_ref(state).addr() as u32);
+        state.set(next);
+        next >> 16
+    })
 }
 
 /// Parks the calling thread, for at most `bound` if there is one.
