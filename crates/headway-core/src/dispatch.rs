@@ -11,6 +11,7 @@ mod check;
 mod lateness;
 mod messages;
 mod order;
+mod overdue;
 mod overload;
 mod pieces;
 mod unplanned;
@@ -18,7 +19,7 @@ mod unplanned;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 
-use crate::plan::{Class, Pipeline, Plan, PlannedStep, Source};
+use crate::plan::{Class, Plan, PlannedStep, Source};
 use crate::units::{Bytes, Nanos};
 
 use announced::{Contents, Producers};
@@ -26,6 +27,8 @@ use check::{check, fits};
 use lateness::Lateness;
 pub use messages::{Action, Answer, Event, Input, Limits, Refused, TIME_MAX, Unfit};
 use order::Key;
+use overdue::Deadlines;
+pub use overdue::NAMED_MAX;
 use overload::Overload;
 use pieces::{carried, piece, whole};
 use unplanned::Requests;
@@ -102,8 +105,8 @@ pub struct Dispatcher {
     now: Nanos,
     epoch: Option<Nanos>,
     packets: Vec<u64>,
-    /// The shortest deadline of each pipeline's streams.
-    shortest: Vec<Nanos>,
+    /// By pipeline.
+    deadlines: Vec<Deadlines>,
     halted: bool,
     timers: BinaryHeap<Reverse<(Nanos, u32, u32, u64)>>,
     pipelines: Vec<Progress>,
@@ -143,7 +146,7 @@ impl Dispatcher {
             now: Nanos::ZERO,
             epoch: None,
             packets: Vec::new(),
-            shortest: plan.pipelines.iter().map(|pipeline| shortest(&plan, pipeline)).collect(),
+            deadlines: plan.pipelines.iter().map(|pipeline| Deadlines::of(&plan, pipeline)).collect(),
             halted: false,
             timers: BinaryHeap::new(),
             pipelines,
@@ -254,6 +257,7 @@ impl Dispatcher {
         }
         fits(&self.plan, epoch, cycles)?;
         packets.clone_into(&mut self.packets);
+        self.deadlines.iter_mut().for_each(|deadlines| deadlines.begin(packets));
         self.epoch = Some(epoch);
         for (index, &cycles) in (0u32..).zip(cycles) {
             self.pipelines[index as usize].cycles = cycles;
@@ -603,23 +607,9 @@ impl Dispatcher {
 
     fn deliver(&mut self, index: u32, cycle: u64, epoch: Nanos) {
         self.actions.push_back(Action::Deliver { pipeline: index, cycle });
-        let pipeline = &self.plan.pipelines[index as usize];
-        // No packet of a cycle arrives before the cycle starts: then nothing can be late, and thousands of streams cost nothing.
-        let start = epoch + pipeline.start + pipeline.period * cycle;
-        let none_late = self.now <= start.saturating_add(self.shortest[index as usize]);
-        if !none_late {
-            for &stream in pipeline.source.streams() {
-                let planned = &self.plan.streams[stream as usize];
-                let carried = planned.packets_in(pipeline, cycle);
-                for packet in carried.start..carried.end.min(self.packets[stream as usize]) {
-                    let due = epoch + planned.arrival(packet) + planned.deadline;
-                    if self.now <= due {
-                        break; // later packets are due later
-                    }
-                    self.events.push_back(Event::Missed { stream, packet, by: self.now - due });
-                }
-            }
-        }
+        let events = &mut self.events;
+        let tell = |event| events.push_back(event);
+        self.deadlines[index as usize].missed(&self.plan, (index, cycle), (epoch, self.now), &self.packets, tell);
         self.retire(index);
         if !self.plan.pipelines[index as usize].source.is_planned() {
             self.goes_on(index, cycle);
@@ -667,15 +657,4 @@ impl Dispatcher {
 
 fn planned_steps(plan: &Plan, pipeline: u32) -> u32 {
     plan.pipelines[pipeline as usize].steps.len() as u32
-}
-
-/// The shortest deadline of a pipeline's streams; zero, which decides nothing, where packets arrive by a clock of their own.
-fn shortest(plan: &Plan, pipeline: &Pipeline) -> Nanos {
-    match &pipeline.source {
-        Source::Streams(streams) if pipeline.gather > Nanos::ZERO => {
-            let deadlines = streams.iter().map(|&stream| plan.streams[stream as usize].deadline);
-            deadlines.min().unwrap_or_default()
-        }
-        _ => Nanos::ZERO,
-    }
 }

@@ -7,11 +7,13 @@ mod engines;
 #[path = "dispatch/reference.rs"]
 mod reference;
 
+use std::collections::BTreeMap;
+
 use case::{Case, any_case, compute, copy, flow, hold, plan, server, step, stream};
 use engines::Engines;
-use headway_core::dispatch::{Action, Dispatcher, Event, Input, Limits, Refused, TIME_MAX};
+use headway_core::dispatch::{Action, Dispatcher, Event, Input, Limits, NAMED_MAX, Refused, TIME_MAX};
 use headway_core::log::What;
-use headway_core::plan::{BatchPlace, Pipeline, Plan, PlannedStep, Source};
+use headway_core::plan::{BatchPlace, Pipeline, Plan, PlannedStep, PlannedStream, Source};
 use headway_core::units::{Bytes, Nanos};
 use proptest::prelude::*;
 use proptest::test_runner::FileFailurePersistence;
@@ -500,6 +502,49 @@ fn a_job_that_ends_when_its_window_closes_is_not_late_and_a_nanosecond_later_it_
         assert_eq!(told.contains(&Event::Late { pipeline: 0, cycle: 0, step: 0, by }), late);
         assert_eq!(told.contains(&Event::Missed { stream: 0, packet: 0, by }), late);
         assert!(!told.iter().any(|event| matches!(event, Event::Overrun { .. })));
+    }
+}
+
+#[test]
+fn of_a_late_block_of_many_packets_some_are_named_and_all_are_counted() {
+    // Every stream with a deadline and a start of its own; of the last one there are only two packets.
+    let streams: Vec<PlannedStream> =
+        (0..300).map(|at| PlannedStream { start: Nanos(at % 7), ..stream(0, 1_000, 700 + at * 37 % 300) }).collect();
+    let source = Source::Streams((0..300).collect());
+    let fed = Pipeline { source, ..flow(1_000, 1_000, vec![step(0, 4, vec![copy(0)])]) };
+    let plan = plan(vec![server(1)], vec![fed], streams.clone());
+    let mut dispatcher = dispatcher(plan, Limits::default());
+    let mut packets = vec![4; 300];
+    packets[299] = 2;
+    dispatcher.handle(Nanos(0), &Input::Start { epoch: Nanos(0), cycles: vec![4], packets: packets.clone() }).unwrap();
+    for (cycle, took) in [(0, 990), (1, 720), (2, 990), (3, 800)] {
+        let begin = Nanos(1_000 * cycle);
+        dispatcher.handle(begin, &data(cycle)).unwrap();
+        let (operation, _) = submitted(&mut dispatcher)[0];
+        let now = Nanos(1_000 * cycle + took);
+        dispatcher.handle(now, &done(operation, begin.0, now.0)).unwrap();
+        assert!(actions(&mut dispatcher).contains(&Action::Deliver { pipeline: 0, cycle }));
+        let late: BTreeMap<u32, Nanos> = (0..300)
+            .filter(|at| cycle < packets[*at as usize])
+            .filter_map(|at| {
+                let due = begin + streams[at as usize].start + streams[at as usize].deadline;
+                (now > due).then(|| (at, now - due))
+            })
+            .collect();
+        let (mut named, mut more) = (0, 0);
+        for event in events(&mut dispatcher) {
+            match event {
+                Event::Missed { stream, packet, by } => {
+                    assert_eq!((packet, Some(&by)), (cycle, late.get(&stream)));
+                    named += 1;
+                }
+                Event::MissedMore { packets, .. } => more += packets as usize,
+                _ => {}
+            }
+        }
+        assert_eq!(named + more, late.len(), "cycle {cycle}");
+        // Once a stream has come to its end, each is looked at.
+        assert_eq!(more > 0, cycle < 2 && late.len() > NAMED_MAX, "cycle {cycle}");
     }
 }
 

@@ -110,9 +110,9 @@ fn of_event(header: &Header, event: &Event) -> Result<(), String> {
             job(header, pipeline, cycle, 0).and_then(|_| time(deadline))
         }
         Event::Unready { pipeline, part, .. } => part_of(header, pipeline, part),
-        Event::Empty { pipeline, cycle } | Event::DataLate { pipeline, cycle, .. } => {
-            job(header, pipeline, cycle, 0).map(drop)
-        }
+        Event::Empty { pipeline, cycle }
+        | Event::DataLate { pipeline, cycle, .. }
+        | Event::MissedMore { pipeline, cycle, .. } => job(header, pipeline, cycle, 0).map(drop),
         Event::Paused { pipeline } | Event::Resumed { pipeline } => {
             match header.plan.pipelines.get(pipeline as usize) {
                 Some(_) => Ok(()),

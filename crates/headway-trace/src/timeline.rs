@@ -345,6 +345,7 @@ impl Builder {
             | Event::DataLate { .. }
             | Event::ReleaseLate { .. }
             | Event::Missed { .. }
+            | Event::MissedMore { .. }
             | Event::Lost { .. }
             | Event::Paused { .. }
             | Event::Resumed { .. }

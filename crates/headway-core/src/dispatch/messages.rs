@@ -199,6 +199,15 @@ pub enum Event {
         /// By how much.
         by: Nanos,
     },
+    /// More packets of a block were delivered after their deadlines than are named, [`NAMED_MAX`](super::NAMED_MAX).
+    MissedMore {
+        /// The pipeline.
+        pipeline: u32,
+        /// The cycle.
+        cycle: u64,
+        /// How many beside those that are named.
+        packets: u64,
+    },
     /// A packet was given up with its cycle: it was late or its pipeline is paused, and its stream skips.
     Lost {
         /// The stream.

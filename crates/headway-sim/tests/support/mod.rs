@@ -152,6 +152,7 @@ pub(crate) fn is_fault(event: &Event) -> bool {
         | Event::Late { .. }
         | Event::Overrun { .. }
         | Event::Missed { .. }
+        | Event::MissedMore { .. }
         | Event::Lost { .. }
         | Event::Paused { .. }
         | Event::Resumed { .. }

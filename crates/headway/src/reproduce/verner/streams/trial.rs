@@ -108,15 +108,20 @@ impl Watch<'_> {
         }
     }
 
+    fn missed(&mut self, packets: u64, on_cpu: bool) {
+        self.trial.misses += packets;
+        self.trial.misses_on_cpu += if on_cpu { packets } else { 0 };
+        if self.until == Until::Miss && self.trial.misses >= MISSES_MAX {
+            self.stop.store(true, Ordering::Relaxed);
+        }
+    }
+
     fn event(&mut self, event: &Event) {
         match event {
-            Event::Missed { stream, .. } => {
-                self.trial.misses += 1;
-                let on_cpu = self.plan.streams[*stream as usize].gpu.is_none();
-                self.trial.misses_on_cpu += u64::from(on_cpu);
-                if self.until == Until::Miss && self.trial.misses >= MISSES_MAX {
-                    self.stop.store(true, Ordering::Relaxed);
-                }
+            Event::Missed { stream, .. } => self.missed(1, self.plan.streams[*stream as usize].gpu.is_none()),
+            Event::MissedMore { pipeline, packets, .. } => {
+                let pipeline = &self.plan.pipelines[*pipeline as usize];
+                self.missed(*packets, self.plan.core_of(pipeline).is_some());
             }
             Event::Late { .. } => self.trial.late += 1,
             Event::Overrun { .. } => self.trial.overruns += 1,
