@@ -15,6 +15,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 pub use self::cuts::{Cuts, Ramp};
+use crate::units::Bytes;
 
 /// Buffers beyond those on the engine where workers share each chunk: one is full, one is being filled (or emptied), and one
 /// is still with the last of the workers when the others begin the next.
@@ -22,6 +23,13 @@ pub const SPARE_BUFFERS: u32 = 3;
 
 /// Most parts of one chunk.
 pub const PARTS_MAX: u32 = u64::BITS;
+
+/// Parts of long copies are this long, twice that where links share a copy, and with it one lock: to get a part takes a worker
+/// one to three microseconds during which no other gets one, the lines that tell what is left going from core to core.
+const PART: u64 = 512 << 10;
+/// Parts of short copies, of which every worker shall have [`PARTS_EACH`] all the same, are not below this.
+const PART_MIN: u64 = 64 << 10;
+const PARTS_EACH: u64 = 16;
 
 /// Which way the bytes of a pipeline go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -51,6 +59,22 @@ pub struct LinkShape {
     pub buffers: u32,
     /// Chunks on the engine at a time, at least 1.
     pub in_flight: u32,
+}
+
+impl LinkShape {
+    /// A link whose `workers` share chunks of at most `chunk` bytes with as few meetings as keep all of them at work, of a copy
+    /// of `total` bytes over `links` such links, with `in_flight` chunks on the engine.
+    #[must_use]
+    pub fn sharing(workers: u32, in_flight: u32, chunk: Bytes, total: Bytes, links: u32) -> Self {
+        let (workers, links, in_flight) = (workers.max(1), links.max(1), in_flight.max(1));
+        let even = total.0 / u64::from(workers).saturating_mul(u64::from(links)).saturating_mul(PARTS_EACH);
+        let part = even.clamp(PART_MIN, PART * u64::from(links.min(2)));
+        let parts = (chunk.0 / part).clamp(1, u64::from(workers.min(PARTS_MAX))) as u32;
+        // Chunks that workers have at a time.
+        let shared = workers.div_ceil(parts);
+        let buffers = in_flight.saturating_add(SPARE_BUFFERS).saturating_add(shared - 1);
+        Self { parts, buffers, in_flight }
+    }
 }
 
 /// A buffer and the chunk in it.
@@ -519,5 +543,31 @@ impl Link {
                 (!self.buffers.iter().any(behind)).then_some(place)
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn shape(workers: u32, chunk: u64, total: u64, links: u32) -> (u32, u32) {
+        let LinkShape { parts, buffers, in_flight } = LinkShape::sharing(workers, 3, Bytes(chunk), Bytes(total), links);
+        assert_eq!(in_flight, 3);
+        // Beside the chunks on the engine there is one for every worker, one that is full, and one that its last worker has.
+        assert!((buffers - in_flight - 2) * parts >= workers, "{parts} {buffers}");
+        (parts, buffers)
+    }
+
+    #[test]
+    fn parts_are_long_where_the_copy_is_and_every_worker_has_one() {
+        assert_eq!(shape(10, 8 * MIB, 1 << 30, 1), (10, 6));
+        assert_eq!(shape(10, 2 * MIB, 1 << 30, 1), (4, 8));
+        assert_eq!(shape(10, 2 * MIB, 1 << 30, 4), (2, 10));
+        assert_eq!(shape(12, MIB / 4, 1 << 30, 1), (1, 17));
+        // Of a short copy all get some.
+        assert_eq!(shape(6, MIB / 2, MIB, 1), (6, 6));
+        assert_eq!(shape(0, 0, 0, 0), (1, 6));
     }
 }

@@ -51,6 +51,12 @@ struct Rig {
 }
 
 impl Rig {
+    /// The engine stands still for the next copy, so that another link, if there is one, gets chunks.
+    fn stall(&self) {
+        let delay = [(self.port.submitted(), Nanos(SECOND / 5))].into();
+        self.port.set(PortFaults { delay, ..PortFaults::default() });
+    }
+
     fn new(threads: u32) -> Self {
         Self::of(EmuPortSpec::new("emu0"), options(threads))
     }
@@ -398,7 +404,7 @@ fn an_engine_that_never_answers_is_a_timeout_that_names_the_queues() {
     // The engine stays taken until the copies that were given up end; nothing is reused before.
     let error = copy_in(&[&rig.pool], at, &[7; 40_000], &how).unwrap_err();
     let StagingError::Timeout { state, completed_prefix: 0, .. } = &error else { panic!("{error}") };
-    assert!(state.contains("5 full") && state.contains("waiting for others on the engine"), "{state}");
+    assert!(state.contains("6 full") && state.contains("waiting for others on the engine"), "{state}");
 }
 
 #[test]
@@ -558,6 +564,7 @@ fn a_failing_relay_fails_the_copy_and_everything_comes_back() {
     let data = noise(4 << 20, 3);
     let there = rigs[0].there(&vec![0; data.len()]);
     let how = Staged::new(tuning(2, 64 << 10));
+    rigs[0].stall();
     let next = rigs[1].port.submitted();
     rigs[1].port.set(PortFaults { fail: [next + 2].into(), ..PortFaults::default() });
     let error = copy_in(&pools(&rigs), At { buffer: &there, offset: 0 }, &data, &how).unwrap_err();
@@ -567,6 +574,7 @@ fn a_failing_relay_fails_the_copy_and_everything_comes_back() {
     rigs[1].port.set(PortFaults::default());
     // The lane that failed is made again.
     rigs[1].pool.prepare(Bytes(64 << 10), Some(2)).unwrap();
+    rigs[0].stall();
     let [moved, _] = rigs[0].check(&pools(&rigs), 4 << 20, 0, 0, &how);
     assert!(moved.links[1] > 0);
 }
@@ -590,6 +598,7 @@ fn a_relay_that_is_not_prepared_is_left_out_until_it_is() {
     let [moved, _] = rigs[0].check(&pools(&rigs), 1 << 20, 0, 0, &how);
     assert_eq!(moved.links[1], 0);
     rigs[1].pool.prepare(Bytes(64 << 10), Some(2)).unwrap();
+    rigs[0].stall();
     let [moved, _] = rigs[0].check(&pools(&rigs), 4 << 20, 0, 0, &how);
     assert!(moved.links[1] > 0);
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use headway_core::staging::{Cuts, Flow, LinkShape, PARTS_MAX, Pipeline, Ramp, SPARE_BUFFERS};
+use headway_core::staging::{Cuts, Flow, LinkShape, Pipeline, Ramp};
 use headway_core::units::Bytes;
 use headway_device::{Buffer, DeviceError};
 
@@ -53,7 +53,7 @@ impl<'a> Request<'a> {
                 link.slots = pool.shared.take_relays(tuning.in_flight.max(1) as usize, buffer as usize);
             }
             if self.workers && (index == 0 || !link.slots.is_empty()) {
-                self.take_pinned(&mut link, buffer);
+                self.take_pinned(&mut link, buffer, pools.len());
             }
             links.push(link);
         }
@@ -90,13 +90,14 @@ impl<'a> Request<'a> {
         Ok(Drive { links, job, signal, device: self.device, cancel, own, patience })
     }
 
-    /// Pinned buffers of one link.
-    fn buffers(&self) -> u64 {
-        u64::from(self.how.tuning.in_flight.max(1)) + u64::from(SPARE_BUFFERS)
+    /// What `link`, one of so many, should have for chunks of `chunk` bytes.
+    fn wanted(&self, link: &Link, chunk: u64, links: usize) -> LinkShape {
+        let in_flight = self.how.tuning.in_flight;
+        LinkShape::sharing(link.wanted as u32, in_flight, Bytes(chunk), Bytes(self.bytes), links as u32)
     }
 
     /// Takes workers, and pinned memory for them.
-    fn take_pinned(&self, link: &mut Link, buffer: u64) {
+    fn take_pinned(&self, link: &mut Link, buffer: u64, links: usize) {
         let chunks = self.bytes.div_ceil(buffer.min(BUFFER_MIN)).max(1);
         let threads = u64::from(self.how.tuning.threads.max(1)).min(chunks) as usize;
         link.workers = link.shared.crew.reserve(threads);
@@ -104,7 +105,8 @@ impl<'a> Request<'a> {
             return;
         }
         link.wanted = threads.min(link.shared.crew.len());
-        link.slabs = link.shared.take_slabs(self.buffers().div_ceil(fitting(&link.shared, buffer)) as usize);
+        let buffers = u64::from(self.wanted(link, buffer, links).buffers);
+        link.slabs = link.shared.take_slabs(buffers.div_ceil(fitting(&link.shared, buffer)) as usize);
         if link.slabs.is_empty() {
             link.workers.drain(..).for_each(|worker| link.shared.crew.release(worker));
             link.wanted = 0;
@@ -114,7 +116,10 @@ impl<'a> Request<'a> {
     /// The chunks, as large as asked for or as pinned memory allows with all buffers.
     fn cut(&self, links: &[Link], mut buffer: u64) -> Cuts {
         let enough = |buffer| {
-            let all = |link: &Link| link.slabs.len() as u64 * fitting(&link.shared, buffer) >= self.buffers();
+            let all = |link: &Link| {
+                let there = link.slabs.len() as u64 * fitting(&link.shared, buffer);
+                there >= u64::from(self.wanted(link, buffer, links.len()).buffers)
+            };
             links.iter().all(|link| link.wanted == 0 || all(link))
         };
         while buffer > BUFFER_MIN && !enough(buffer) {
@@ -133,7 +138,8 @@ impl<'a> Request<'a> {
     fn shape(&self, links: &mut [Link], cuts: &Cuts) -> (Vec<LinkShape>, Vec<Vec<Pinned>>) {
         let (bound, mut chunks) = (cuts.bound().0, cuts.count());
         let in_flight = self.how.tuning.in_flight.max(1);
-        let mut shapes = Vec::with_capacity(links.len());
+        let count = links.len();
+        let mut shapes = Vec::with_capacity(count);
         let mut pinned = Vec::with_capacity(links.len());
         for (index, link) in links.iter_mut().enumerate() {
             let slots = if index == 0 { in_flight } else { in_flight.min(link.slots.len() as u32) };
@@ -147,7 +153,8 @@ impl<'a> Request<'a> {
             let most = link.workers.len().min(link.wanted);
             link.workers.drain(most..).for_each(|worker| link.shared.crew.release(worker));
             let each = fitting(&link.shared, bound);
-            let buffers = self.buffers().min(link.slabs.len() as u64 * each).min(chunks);
+            let wanted = self.wanted(link, bound, count);
+            let buffers = u64::from(wanted.buffers).min(link.slabs.len() as u64 * each).min(chunks);
             chunks -= buffers;
             let slabs = link.slabs.split_off(buffers.div_ceil(each) as usize);
             link.shared.put(Vec::new(), slabs, None);
@@ -157,8 +164,7 @@ impl<'a> Request<'a> {
                 at: (at % each * stride) as usize,
             };
             pinned.push((0..buffers).map(place).collect());
-            let parts = (link.wanted.max(1) as u32).min(PARTS_MAX);
-            shapes.push(LinkShape { parts, buffers: buffers as u32, in_flight: slots });
+            shapes.push(LinkShape { buffers: buffers as u32, in_flight: slots, ..wanted });
         }
         (shapes, pinned)
     }

@@ -3,9 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use headway_core::staging::{
-    Cuts, EngineStep, Flow, LinkShape, Order, Outcome, Pipeline, Ramp, SPARE_BUFFERS, Task, WorkerStep,
-};
+use headway_core::staging::{Cuts, EngineStep, Flow, LinkShape, Order, Outcome, Pipeline, Ramp, Task, WorkerStep};
 use headway_core::units::{Bytes, Nanos, Rate};
 
 /// What moving a chunk over one part of its way takes: a set-up, then bytes at a rate.
@@ -93,6 +91,8 @@ struct Run<'a, L> {
     copy: &'a Staged,
     cuts: Cuts,
     pipeline: Pipeline,
+    /// Of each link, the parts of a chunk.
+    parts: Vec<u32>,
     now: Nanos,
     sequence: u64,
     ends: BinaryHeap<Reverse<(Moment, End)>>,
@@ -121,10 +121,11 @@ pub fn simulate_staged(copy: &Staged, log: impl FnMut(Nanos, usize, u64, StagedE
     } else {
         Cuts::even(copy.flow, 0, copy.bytes, copy.buffer)
     };
-    let shapes: Vec<_> = copy.links.iter().map(shape).collect();
+    let shapes: Vec<_> = copy.links.iter().map(|link| shape(link, &cuts, sharing)).collect();
     let mut run = Run {
         copy,
         pipeline: Pipeline::new(copy.flow, copy.order, cuts.count(), &shapes),
+        parts: shapes.iter().map(|shape| shape.parts).collect(),
         cuts,
         now: Nanos::ZERO,
         sequence: 0,
@@ -145,11 +146,12 @@ pub fn simulate_staged(copy: &Staged, log: impl FnMut(Nanos, usize, u64, StagedE
     Ok(run.run)
 }
 
-fn shape(link: &StagedLink) -> LinkShape {
+/// `sharing` of the links have workers that share chunks.
+fn shape(link: &StagedLink, cuts: &Cuts, sharing: u32) -> LinkShape {
     let in_flight = link.in_flight.max(1);
     match link.workers {
         0 => LinkShape { parts: 0, buffers: in_flight, in_flight },
-        parts if link.shares => LinkShape { parts, buffers: in_flight.saturating_add(SPARE_BUFFERS), in_flight },
+        workers if link.shares => LinkShape::sharing(workers, in_flight, cuts.bound(), cuts.total(), sharing),
         workers => LinkShape { parts: 1, buffers: workers.saturating_mul(2), in_flight: in_flight.min(workers) },
     }
 }
@@ -182,8 +184,8 @@ impl<L: FnMut(Nanos, usize, u64, StagedEvent)> Run<'_, L> {
                     break;
                 };
                 (self.log)(self.now, link, task.chunk, StagedEvent::Copies);
-                let StagedLink { worker: leg, shares, workers, .. } = self.copy.links[link];
-                let range = self.cuts.part(task.chunk, part, if shares { workers } else { 1 });
+                let leg = self.copy.links[link].worker;
+                let range = self.cuts.part(task.chunk, part, self.parts[link]);
                 let at = self
                     .now
                     .saturating_add(leg.setup)
