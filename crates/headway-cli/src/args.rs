@@ -232,6 +232,9 @@ pub(crate) struct ReproduceArgs {
     /// verner-aes: plan for a machine so many times slower [default: 1; 400 with `--backend emu`]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub(crate) slower: Option<u64>,
+    /// verner-aes: plan no more streams than these, which leaves room [default: as many as are accepted]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) streams_max: Option<u32>,
     /// verner-aes: cores of the CPU that serve streams with short deadlines; 0 = none
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(0..=64))]
     pub(crate) cores: u32,

@@ -218,6 +218,7 @@ pub(crate) fn reproduce(out: &Out, args: &ReproduceArgs) -> Result<Answer> {
         deadline_min: args.deadline_min,
         rate_scale: args.rate_scale,
         slower: args.slower,
+        streams_max: args.streams_max.map(|most| most as usize),
         cores: args.cores,
         policies: args.policies.clone(),
     };

@@ -181,6 +181,8 @@ pub struct StreamSetting {
     pub rate_scale: u64,
     /// Plan for a machine so many times slower; `None` = 1 on GPUs, 400 on emulated devices.
     pub slower: Option<u64>,
+    /// Most streams that are planned; `None` = as many as are accepted.
+    pub streams_max: Option<usize>,
     /// Cores of the CPU that serve streams beside the GPUs, at most as many as the machine file says; 0 = none.
     pub cores: u32,
     /// Policies to compare.
@@ -194,6 +196,7 @@ impl Default for StreamSetting {
             deadline_min: Nanos(20_000_000),
             rate_scale: 1,
             slower: None,
+            streams_max: None,
             cores: 2,
             policies: vec![Policy::Serial, Policy::Lockstep, Policy::Combined, Policy::Partitioned],
         }

@@ -24,6 +24,7 @@ pub(super) struct Demand {
     seed: u64,
     scale: u64,
     deadline_min: Nanos,
+    most: Option<usize>,
     streams: Vec<Fluid>,
     /// The sum of the rates of every prefix.
     rates: Vec<u64>,
@@ -43,8 +44,10 @@ impl Demand {
         let pool = kind.pool(Reading::Truncate, setting.seed, bits);
         let all = pool.len();
         let scaled = |stream: Fluid| Fluid { bits_per_second: stream.bits_per_second * options.rate_scale, ..stream };
-        let streams: Vec<Fluid> =
+        let mut streams: Vec<Fluid> =
             pool.into_iter().filter(|stream| stream.deadline >= options.deadline_min).map(scaled).collect();
+        let left_out = all - streams.len();
+        streams.truncate(options.streams_max.unwrap_or(usize::MAX));
         if streams.is_empty() {
             return Err(Error::Options("no stream of the workload has a deadline that long; lower `--deadline-min`"));
         }
@@ -54,9 +57,9 @@ impl Demand {
             sum
         });
         let rates = rates.collect();
-        let left_out = all - streams.len();
         let (seed, scale, deadline_min) = (setting.seed, options.rate_scale, options.deadline_min);
-        Ok(Self { kind, seed, scale, deadline_min, streams, rates, left_out })
+        let most = options.streams_max;
+        Ok(Self { kind, seed, scale, deadline_min, most, streams, rates, left_out })
     }
 
     pub(super) fn len(&self) -> usize {
@@ -65,8 +68,9 @@ impl Demand {
 
     pub(super) fn text(&self) -> String {
         let scale = if self.scale == 1 { String::new() } else { format!(", rates x{}", self.scale) };
+        let most = self.most.map_or_else(String::new, |most| format!(", at most {most} streams"));
         format!(
-            "workload {} ({}){scale}, reading A, seed {}, deadlines of at least {}",
+            "workload {} ({}){scale}, reading A, seed {}, deadlines of at least {}{most}",
             self.kind.number, self.kind.text, self.seed, self.deadline_min
         )
     }
