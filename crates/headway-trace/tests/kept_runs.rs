@@ -78,7 +78,9 @@ fn experiment(run: &Path, name: &str) {
             _ => continue,
         }
         tables += 1;
-        assert!(text.lines().count() > 1 && text.ends_with('\n'), "{}", path.display());
+        // Where no core of the CPU served, there is none to tell of.
+        let least = if path.ends_with("cores.csv") { 1 } else { 2 };
+        assert!(text.lines().count() >= least && text.ends_with('\n'), "{}", path.display());
     }
     assert!(tables > 0, "{name} has no raw figures");
 }
