@@ -157,7 +157,7 @@ type Links = BTreeMap<(EndpointId, Direction), Own>;
 /// Fits a machine with the endpoints of `node`, links, engines and routes between host memory and each GPU, and a
 /// calibration. Its hash is empty; copies between GPUs, kernels and the profile are left to the caller.
 ///
-/// Several samples of the same copies are repetitions. A limit is kept only if the squared error falls by a fifth with it.
+/// Several samples of the same copies are repetitions. A limit is kept only if the squared error falls by a twentieth with it.
 /// `margin_ppm` is 1.25 times the largest excess of the model's rate over a measured one, at least 1 %.
 ///
 /// # Errors
