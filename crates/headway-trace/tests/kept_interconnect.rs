@@ -23,9 +23,9 @@ const RUNS: [(&str, u64); 4] = [
     ("2026-11-22-h200x4-interconnect-again", 80_000),
 ];
 
-type Copy = (EndpointId, Direction);
+type Transfer = (EndpointId, Direction);
 /// A transfer of a set, `None` between GPUs, with its median, slowest and fastest rate.
-type Measured = (Option<Copy>, [Rate; 3]);
+type Measured = (Option<Transfer>, [Rate; 3]);
 
 /// Rows of a file of figures, without its head.
 fn rows(text: &str) -> impl Iterator<Item = Vec<&str>> {
@@ -33,7 +33,7 @@ fn rows(text: &str) -> impl Iterator<Item = Vec<&str>> {
 }
 
 /// The copy between host and GPU that a file calls `name`.
-fn copy(gpus: &[EndpointId], name: &str) -> Option<Copy> {
+fn copy(gpus: &[EndpointId], name: &str) -> Option<Transfer> {
     let gpu = |name: &str| gpus[name.trim_start_matches("gpu").parse::<usize>().expect("a GPU's number")];
     match name.split_once(" -> ")? {
         ("host", to) => Some((gpu(to), Direction::H2d)),
@@ -42,7 +42,7 @@ fn copy(gpus: &[EndpointId], name: &str) -> Option<Copy> {
     }
 }
 
-fn setups(machine: &Machine) -> BTreeMap<Copy, Setup> {
+fn setups(machine: &Machine) -> BTreeMap<Transfer, Setup> {
     let host = machine.memories().next().expect("the node has a memory");
     let routes = machine.routes.iter().filter(|route| route.method == Method::Dma);
     let setup = routes.filter_map(|route| {
@@ -76,13 +76,13 @@ fn samples(text: &str, gpus: &[EndpointId]) -> Vec<Sample> {
 /// The 95th percentile of the errors, in ppm, of the batches between host and GPUs, and how many these are.
 fn p95(machine: &Machine, batches: &str, blocks: &str, gpus: &[EndpointId]) -> (u64, usize) {
     let (network, host) = (Network::new(machine), machine.memories().next().expect("the node has a memory"));
-    let mut all: BTreeMap<&str, Vec<(Option<Copy>, Bytes)>> = BTreeMap::new();
+    let mut all: BTreeMap<&str, Vec<(Option<Transfer>, Bytes)>> = BTreeMap::new();
     for row in rows(blocks) {
         all.entry(row[1]).or_default().push((copy(gpus, row[3]), Bytes(row[4].parse().expect("a size"))));
     }
     let mut errors = Vec::new();
     for row in rows(batches) {
-        let block = |&(copy, bytes): &(Option<Copy>, Bytes)| {
+        let block = |&(copy, bytes): &(Option<Transfer>, Bytes)| {
             let route = match copy? {
                 (gpu, Direction::H2d) => machine.route(host, gpu),
                 (gpu, _) => machine.route(gpu, host),

@@ -27,8 +27,10 @@ impl Deadlines {
     pub(super) fn of(plan: &Plan, pipeline: &Pipeline) -> Self {
         let Source::Streams(streams) = &pipeline.source else { return Self::default() };
         let planned = |stream: &u32| &plan.streams[*stream as usize];
-        let gathered = streams.iter().filter(|_| pipeline.gather > Nanos::ZERO);
-        let shortest = gathered.map(|stream| planned(stream).deadline).min().unwrap_or_default();
+        let shortest = match pipeline.gather {
+            Nanos::ZERO => Nanos::ZERO,
+            _ => streams.iter().map(|stream| planned(stream).deadline).min().unwrap_or_default(),
+        };
         let is_even = |stream: &PlannedStream| {
             let first = pipeline.start..pipeline.start + pipeline.period;
             // Who stops the run at a miss is named.
@@ -48,8 +50,8 @@ impl Deadlines {
         self.until = self.even.iter().map(|(_, stream)| packets[*stream as usize]).min().unwrap_or(0);
     }
 
-    /// What is to be told of `cycle` of the pipeline `index`, which started at `start` and is delivered at `now`; of stream n
-    /// there are `packets[n]`.
+    /// What is to be told of `cycle` of the pipeline `index`, in a run that began at `epoch`, when it is delivered at `now`; of
+    /// stream n there are `packets[n]`.
     pub(super) fn missed(
         &self,
         plan: &Plan,

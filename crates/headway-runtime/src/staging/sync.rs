@@ -41,9 +41,8 @@ const BACKOFF_MAX: u32 = 16;
 /// A lock for what is held for a microsecond at most by many threads in turns: who slept for it would wake up long after, on a
 /// virtual machine after a hundred.
 ///
-/// Who waits looks at `held`, in a line of its own, and tries only when nobody has it, each at moments of its own: with forty
-/// threads that tried all the time, the line went to and fro between their cores for several microseconds before its holder
-/// could give it back.
+/// Who waits looks at `held`, in a line of its own, and tries only when nobody has it, each at moments of its own: every try,
+/// a failing one too, takes the line from the core of the holder, who needs it to give the lock back.
 pub(super) struct Mutex<T> {
     held: Line,
     data: std::sync::Mutex<T>,

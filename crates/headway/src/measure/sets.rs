@@ -127,8 +127,8 @@ pub(crate) struct Pace {
 pub(crate) struct Rates(pub(crate) Vec<Vec<u64>>);
 
 /// The sets that tell the capacities of a node apart. Copies to and from the host: every number of GPUs that only take in,
-/// only give out and do both; every pair of GPUs in each direction and in both, for pairs differ: behind one switch or socket
-/// two of four H200s gave 70 GB/s where the other pairs gave 98. Peers: every pair, both ways, a ring, a ring beside copies
+/// only give out and do both; every pair of GPUs in each direction and in both, for pairs differ: two of four H200s of one
+/// host gave 70 GB/s out where another pair gave 98. Peers: every pair, both ways, a ring, a ring beside copies
 /// in and out. No two members use one engine: a copy engine of an H200 stays with a stream that never runs empty, and the
 /// other one waits for seconds.
 pub(crate) fn sets(gpus: usize, reaches: impl Fn(usize, usize) -> bool) -> Vec<Set> {

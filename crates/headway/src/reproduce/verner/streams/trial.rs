@@ -110,7 +110,7 @@ impl Watch<'_> {
 
     fn missed(&mut self, packets: u64, on_cpu: bool) {
         self.trial.misses += packets;
-        self.trial.misses_on_cpu += if on_cpu { packets } else { 0 };
+        self.trial.misses_on_cpu += packets * u64::from(on_cpu);
         if self.until == Until::Miss && self.trial.misses >= MISSES_MAX {
             self.stop.store(true, Ordering::Relaxed);
         }
