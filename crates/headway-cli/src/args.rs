@@ -350,7 +350,7 @@ pub(crate) struct InterconnectArgs {
     /// Machine that `--backend emu` imitates or `--backend sim` simulates [default: h200-x1, h200-x4]
     #[arg(long, value_name = "MACHINE")]
     pub(crate) model: Option<String>,
-    /// Machine file to predict with [default: measure the links first, 10 to 20 s]
+    /// Machine file to predict with [default: measure the links first, 10 to 30 s]
     #[arg(long)]
     pub(crate) machine: Option<String>,
     /// Use only the first so many GPUs
@@ -365,6 +365,9 @@ pub(crate) struct InterconnectArgs {
     /// Largest block; sizes are uniform in their logarithm from 64 KiB on
     #[arg(long, value_name = "SIZE", default_value = "256 MiB", value_parser = str::parse::<Bytes>)]
     pub(crate) largest: Bytes,
+    /// Before, run more batches for so long: worst cases count with what disturbs them [default: 10 s on GPUs, else 0]
+    #[arg(long, value_name = "TIME", value_parser = str::parse::<Nanos>)]
+    pub(crate) watch: Option<Nanos>,
     /// Seed of the batches
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,

@@ -19,6 +19,7 @@ pub(crate) fn bench(out: &Out, args: &InterconnectArgs) -> Result<Answer> {
         batches: args.batches,
         repeats: args.repeats,
         largest: args.largest,
+        watch: args.watch,
         seed: args.seed,
         out: args.out.clone(),
         interrupt: interrupt(out, "nothing but the batches that were run"),

@@ -2,7 +2,8 @@
 //! them, and the order of the blocks.
 //!
 //! Rates are weighted max-min fair, found by progressive filling in exact integer arithmetic: the level of every shared
-//! capacity rises until one is full, its members are frozen, and the rest share what is left. The authors name their own
+//! capacity rises until one is full, its members are frozen, and the rest share what is left. Where a machine has measured sets,
+//! predictions follow these (see `together`). The authors name their own
 //! model only as "accurate" (`verner-2014`, II); this one fits their Figure II.1 and the concurrent sets of the H200.
 //!
 //! A predicted completion time is *not* a bound: with less data, or with a faster link, another block can end later. Plans
@@ -14,6 +15,7 @@ mod completion;
 pub(crate) mod fixtures;
 #[cfg(test)]
 mod tests;
+mod together;
 mod trial;
 
 use std::cmp::Ordering;
@@ -25,6 +27,7 @@ use crate::machine::{CapacityId, CapacityKind, Machine, RouteId};
 use crate::units::{Nanos, PPM, Rate};
 use crate::wide;
 
+use self::together::Together;
 pub use bounds::{Bound, Floor, Loads, Shape, Total, Wcet};
 pub use completion::{BatchBlock, Completion, Interval};
 pub use trial::{Accuracy, Judged, Seen, Trial, validate};
@@ -111,6 +114,7 @@ pub struct Network {
     engines: usize,
     route_names: Vec<String>,
     capacity_names: Vec<String>,
+    together: Option<Together>,
 }
 
 /// Where one capacity stands while rates are being filled.
@@ -141,6 +145,7 @@ pub struct Scratch {
     full: Vec<u32>,
     waiting: Vec<u32>,
     shares: Vec<Share>,
+    together: together::Memory,
 }
 
 impl Scratch {
@@ -171,6 +176,7 @@ impl Network {
             engines: machine.engines.len(),
             route_names: Vec::with_capacity(machine.routes.len()),
             capacity_names: machine.capacities.iter().map(|c| c.id.clone()).collect(),
+            together: None,
         };
         for route in &machine.routes {
             let mut uses = BTreeMap::new();
@@ -200,6 +206,7 @@ impl Network {
             let name = |end: crate::machine::EndpointId| machine.endpoints.get(end.at()).map_or("?", |e| &e.id);
             network.route_names.push(format!("{} -> {}", name(route.from), name(route.to)));
         }
+        network.together = Together::new(machine, &network);
         network
     }
 
@@ -238,8 +245,8 @@ impl Network {
     /// The rates of transfers over `active` while all of them move bytes, in the order given, with what limits each.
     ///
     /// Weighted max-min by progressive filling: exact fractions, rates rounded down, what they take from a capacity
-    /// rounded up. A link runs at its `rate_both` while its opposite carries one of `active`. No allocation once `scratch`
-    /// has grown; at most one round per transfer.
+    /// rounded up. A link runs at its `rate_both` while its opposite carries one of `active`. Then what measured sets say more.
+    /// No allocation once `scratch` has grown; at most one round per transfer.
     ///
     /// # Errors
     /// [`Starved`] for a transfer that would get nothing.
@@ -247,6 +254,9 @@ impl Network {
         self.fill_levels(active, scratch)?;
         while !scratch.waiting.is_empty() {
             self.freeze_smallest(active, scratch)?;
+        }
+        if let Some(together) = &self.together {
+            together.correct(self, active, &mut scratch.together, &mut scratch.shares);
         }
         Ok(&scratch.shares)
     }
@@ -296,7 +306,7 @@ impl Network {
 
     /// One round of progressive filling: freezes every waiting transfer that crosses a capacity at the smallest level.
     fn freeze_smallest(&self, active: &[RouteId], scratch: &mut Scratch) -> Result<(), Starved> {
-        let Scratch { levels, touched, full, waiting, shares } = scratch;
+        let Scratch { levels, touched, full, waiting, shares, .. } = scratch;
         full.clear();
         let mut smallest = (u128::MAX, 1);
         for &at in touched.iter() {

@@ -59,6 +59,8 @@ pub struct Machine {
     pub engines: Vec<Engine>,
     /// Routes in the order of the file.
     pub routes: Vec<Route>,
+    /// Copies that were measured while they ran together; empty = links and limits say all.
+    pub sets: Vec<MeasuredSet>,
     /// What kernels cost here.
     pub kernels: Vec<KernelCost>,
     /// The CPU as a processor of streams; `None` = nobody measured it, and [`Machine::cpu_or_assumed`] stands in.
@@ -198,6 +200,15 @@ pub struct Route {
     /// Time of the submitting thread per operation: each further operation of a batch begins at least this much later. The
     /// first one's is part of `setup`.
     pub submit: Nanos,
+}
+
+/// What copies got while they ran together, each of them all the while (specification of messages, 1.5).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MeasuredSet {
+    /// Their routes between host and GPUs, in ascending order.
+    pub routes: Vec<RouteId>,
+    /// The median rate of each.
+    pub rates: Vec<Rate>,
 }
 
 /// The cost of a kernel: `setup + max(bytes / rate, longest chain / chain_rate)`, rounded up; of one whose workload says how many

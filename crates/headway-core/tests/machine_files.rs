@@ -84,6 +84,9 @@ p95_ppm = 2
 max_ppm = 3
 date = "2026-11-21"
 driver = "580"
+[[set]]
+routes = ["gpu0->host", "host -> gpu0"]
+rates = ["4 GB/s", "5 GB/s"]
 "#;
 
 fn base() -> Machine {
@@ -94,6 +97,26 @@ fn base() -> Machine {
 fn refused(old: &str, new: &str) -> FileError {
     assert!(BASE.contains(old), "{old}");
     parse("node.toml", &BASE.replacen(old, new, 1)).expect_err(new)
+}
+
+#[test]
+fn a_measured_set_has_its_routes_in_order_and_may_not_contradict_itself() {
+    let m = base();
+    let set = &m.sets[0];
+    assert_eq!((m.sets.len(), &set.routes[..]), (1, &[RouteId(0), RouteId(1)][..]));
+    assert_eq!(set.rates, [Rate(5_000_000_000), Rate(4_000_000_000)]);
+    let (routes, rates) = (r#"["gpu0->host", "host -> gpu0"]"#, r#"["4 GB/s", "5 GB/s"]"#);
+    let says = |old: &str, new: &str| refused(old, new).message;
+    assert_eq!(says(rates, r#"["4 GB/s"]"#), "a set has 2 routes and 1 rates");
+    assert_eq!(says(routes, r#"["gpu0->host", "gpu0->host"]"#), "`\"gpu0->host\"` is there twice");
+    assert_eq!(
+        says(routes, r#"["gpu0->host", "gpu0->gpu1"]"#),
+        "`gpu0->gpu1` is no `dma` route between a memory and a GPU"
+    );
+    assert_eq!(says("4 GB/s", "4 kB/s"), "`\"4 kB/s\"` is below 1 MB/s");
+    let again = format!("{BASE}[[set]]\nroutes = {routes}\nrates = {rates}\n");
+    let error = parse("node.toml", &again).expect_err("the same set again");
+    assert_eq!(error.message, "a set of the same routes was there before");
 }
 
 #[track_caller]

@@ -603,6 +603,7 @@ mod tests {
                 lanes: 1,
             }],
             routes: vec![route(&[0, 1], Method::Dma), route(&[2], Method::Pageable)],
+            sets: vec![],
             kernels: vec![KernelCost {
                 id: "k".into(),
                 gpus: vec![],

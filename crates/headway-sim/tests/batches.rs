@@ -116,6 +116,7 @@ fn small_machine(draw: &mut Draw) -> Machine {
         capacities: Vec::new(),
         engines: Vec::new(),
         routes: Vec::new(),
+        sets: Vec::new(),
         kernels: Vec::new(),
         cpu: None,
         calibration: None,

@@ -12,6 +12,7 @@ pub(crate) mod links;
 pub(crate) mod load;
 pub(crate) mod node;
 pub(crate) mod place;
+pub(crate) mod rehearsal;
 mod report;
 pub(crate) mod rig;
 pub(crate) mod sample;

@@ -23,6 +23,7 @@ impl Builder {
             capacities: Vec::new(),
             engines: Vec::new(),
             routes: Vec::new(),
+            sets: Vec::new(),
             kernels: Vec::new(),
             cpu: None,
             calibration: None,

@@ -1,10 +1,10 @@
 //! The machine file: TOML in, a checked [`Machine`] out.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
     Calibration, Capacity, CapacityId, CapacityKind, Endpoint, EndpointId, EndpointKind, Engine, EngineClass, EngineId,
-    KernelCost, Machine, Method, Route, RouteId,
+    KernelCost, Machine, MeasuredSet, Method, Route, RouteId,
 };
 use crate::document::{self, Field, Table, suggest};
 use crate::error::{FileError, Source};
@@ -30,6 +30,7 @@ const TOP: &[&str] = &[
     "limit",
     "engine",
     "route",
+    "set",
     "kernel",
     "cpu",
     "calibration",
@@ -42,6 +43,7 @@ const LINK: &[&str] = &["id", "from", "to", "rate", "rate_low", "opposite", "rat
 const LIMIT: &[&str] = &["id", "rate", "rate_low", "use"];
 const ENGINE: &[&str] = &["id", "gpu", "serves", "lanes"];
 const ROUTE: &[&str] = &["from", "to", "method", "engines", "links", "weight", "setup", "setup_queued", "submit"];
+const SET: &[&str] = &["routes", "rates"];
 const KERNEL: &[&str] = &["id", "gpus", "setup", "rate", "chain_rate", "operation_rate"];
 const CALIBRATION: &[&str] = &[
     "sets",
@@ -77,6 +79,7 @@ pub fn parse(name: &str, text: &str) -> Result<Machine, FileError> {
     for (limit, fields) in uses {
         reader.apply_use(limit, fields)?;
     }
+    reader.sets(&mut top)?;
     reader.kernels(&mut top)?;
     reader.machine.cpu = super::cpu::read(&mut top)?;
     reader.machine.calibration = calibration(&mut top)?;
@@ -129,6 +132,7 @@ impl<'a> Reader<'a> {
             capacities: Vec::new(),
             engines: Vec::new(),
             routes: Vec::new(),
+            sets: Vec::new(),
             kernels: Vec::new(),
             cpu: None,
             calibration: None,
@@ -433,6 +437,51 @@ impl<'a> Reader<'a> {
         };
         let named = |i: usize| classes.0.contains(&self.machine.class(RouteId(narrow(i))));
         Ok(all.map(|(i, _)| i).filter(|i| named(*i)).map(|i| (i, classes.1)).collect())
+    }
+
+    /// Reads the measured sets: routes between host and GPUs, in any order in the file, each with its rate.
+    fn sets(&mut self, top: &mut Table<'_>) -> Result<(), FileError> {
+        let mut seen = BTreeSet::new();
+        for mut table in top.tables("set", SET)? {
+            let mut copies = BTreeMap::new();
+            let routes = table.require("routes", "[\"host->gpu0\"]")?.elements("[\"host->gpu0\"]")?;
+            let rates = table.require("rates", "[\"8 GB/s\"]")?.elements("[\"8 GB/s\"]")?;
+            if routes.len() != rates.len() || routes.len() < 2 {
+                let message = format!("a set has {} routes and {} rates", routes.len(), rates.len());
+                return Err(table.error(message, "give two routes or more, and one rate for each"));
+            }
+            for (route, field) in routes.iter().zip(&rates) {
+                let at = self.copy_called(route)?;
+                let rate = field.rate_above_zero("8 GB/s")?;
+                fast_enough(field, rate)?;
+                if copies.insert(at, rate).is_some() {
+                    let help = "a set has each route once".to_owned();
+                    return Err(route.error(format!("`{}` is there twice", route.excerpt()), Some(help)));
+                }
+            }
+            let set = MeasuredSet { routes: copies.keys().copied().collect(), rates: copies.into_values().collect() };
+            if !seen.insert(set.routes.clone()) {
+                return Err(table.error("a set of the same routes was there before", "keep one of them"));
+            }
+            self.machine.sets.push(set);
+        }
+        Ok(())
+    }
+
+    /// The `dma` route between host and a GPU that `field` names.
+    fn copy_called(&self, field: &Field<'_>) -> Result<RouteId, FileError> {
+        let name = field.text("\"host->gpu0\"")?;
+        let end = |id: &str| self.endpoints.known.get(id.trim()).copied();
+        let found = name.split_once("->").and_then(|(from, to)| self.machine.route(end(from)?, end(to)?));
+        let copy = found.filter(|route| self.machine.class(*route) != EngineClass::Peer);
+        copy.ok_or_else(|| {
+            let copies = (0..).map(RouteId).zip(&self.machine.routes);
+            let copies =
+                copies.filter(|(id, r)| r.method == Method::Dma && self.machine.class(*id) != EngineClass::Peer);
+            let names: Vec<String> = copies.map(|(_, route)| self.route_name(route.from, route.to)).collect();
+            let help = suggest(name, names.iter().map(String::as_str), "routes");
+            field.error(format!("`{name}` is no `dma` route between a memory and a GPU"), Some(help))
+        })
     }
 
     fn kernels(&mut self, top: &mut Table<'_>) -> Result<(), FileError> {

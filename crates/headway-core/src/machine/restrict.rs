@@ -2,14 +2,16 @@
 
 use std::collections::BTreeMap;
 
-use super::{Capacity, CapacityId, CapacityKind, EndpointId, Engine, EngineId, KernelCost, Machine, Route};
+use super::{
+    Capacity, CapacityId, CapacityKind, EndpointId, Engine, EngineId, KernelCost, Machine, MeasuredSet, Route, RouteId,
+};
 use crate::transfer::{Curve, Key, Profile, Stamp, TuningKey};
 
 impl Machine {
     /// The same machine with only its first `count` GPUs; `None` if it has fewer, or `count` is zero.
     ///
     /// Routes of the other GPUs go, and with them the links and engines that only they used. Limits stay, as they belong to
-    /// the node. Figures of copies stay for the GPUs that stay. With all GPUs it is the machine itself; else `-g` and the count are appended to the hash.
+    /// the node. Figures of copies and measured sets stay for the GPUs that stay. With all GPUs it is the machine itself; else `-g` and the count are appended to the hash.
     #[must_use]
     pub fn with_gpus(&self, count: usize) -> Option<Self> {
         let total = self.gpus().count();
@@ -31,13 +33,15 @@ impl Machine {
             let serves = |r: &&Route| r.engines.iter().any(|e| e.at() == i);
             stays(self.engines[i].gpu) && (kept.iter().any(serves) || !gone.iter().any(serves))
         });
-        let restricted = Restriction { endpoints, capacities, engines, gpus_gone: total - count };
+        let routes = positions(self.routes.len(), |i| stays(self.routes[i].from) && stays(self.routes[i].to));
+        let restricted = Restriction { endpoints, capacities, engines, routes, gpus_gone: total - count };
         Some(Self {
             name: self.name.clone(),
             description: self.description.clone(),
             endpoints: restricted.endpoints.keys().map(|i| self.endpoints[*i].clone()).collect(),
             capacities: restricted.capacities.keys().map(|i| restricted.capacity(&self.capacities[*i])).collect(),
             engines: restricted.engines.keys().map(|i| restricted.engine(&self.engines[*i])).collect(),
+            sets: self.sets.iter().filter_map(|set| restricted.set(set)).collect(),
             routes: kept.into_iter().map(|r| restricted.route(r)).collect(),
             kernels: self.kernels.iter().filter_map(|k| restricted.kernel(k)).collect(),
             cpu: self.cpu.clone(),
@@ -53,6 +57,7 @@ struct Restriction {
     endpoints: BTreeMap<usize, u32>,
     capacities: BTreeMap<usize, u32>,
     engines: BTreeMap<usize, u32>,
+    routes: BTreeMap<usize, u32>,
     gpus_gone: usize,
 }
 
@@ -82,6 +87,12 @@ impl Restriction {
             uses: old.uses.iter().map(|(c, ppm)| (CapacityId(self.capacities[&c.at()]), *ppm)).collect(),
             ..old.clone()
         }
+    }
+
+    /// The set, unless a copy of it is gone.
+    fn set(&self, old: &MeasuredSet) -> Option<MeasuredSet> {
+        let routes = old.routes.iter().map(|route| self.routes.get(&route.at()).map(|at| RouteId(*at)));
+        Some(MeasuredSet { routes: routes.collect::<Option<_>>()?, rates: old.rates.clone() })
     }
 
     /// The curves and tunings of the GPUs that stay; the stamp with as many GPUs.

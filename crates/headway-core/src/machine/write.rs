@@ -27,6 +27,7 @@ pub fn write(machine: &Machine, header: &[&str]) -> String {
     text.capacities();
     text.engines();
     text.routes();
+    text.sets();
     text.kernels();
     if let Some(cpu) = machine.cpu.as_ref().filter(|cpu| !cpu.assumed) {
         text.cpu(cpu);
@@ -191,6 +192,20 @@ impl Text<'_> {
             self.field("setup", quoted(&route.setup.exact()));
             self.unusual("setup_queued", route.setup_queued, route.setup, |time| quoted(&time.exact()));
             self.unusual("submit", route.submit, Nanos::ZERO, |time| quoted(&time.exact()));
+        }
+    }
+
+    fn sets(&mut self) {
+        for set in &self.machine.sets {
+            let routes = set.routes.iter().map(|route| {
+                let route = &self.machine.routes[route.at()];
+                format!("{}->{}", self.end(route.from), self.end(route.to))
+            });
+            let (routes, rates): (Vec<_>, Vec<_>) =
+                (routes.collect(), set.rates.iter().map(|rate| rate.exact()).collect());
+            self.table("[[set]]");
+            self.field("routes", list(routes.iter().map(String::as_str)));
+            self.field("rates", list(rates.iter().map(String::as_str)));
         }
     }
 

@@ -16,7 +16,7 @@ use super::Direction;
 use crate::interconnect::{BatchBlock, Network, Scratch, Starved};
 use crate::machine::{
     Calibration, Capacity, CapacityId, CapacityKind, Endpoint, EndpointId, EndpointKind, Engine, EngineClass, EngineId,
-    Machine, Method, Route, RouteId,
+    Machine, MeasuredSet, Method, Route, RouteId,
 };
 use crate::units::{Bytes, NANOS_PER_SECOND, Nanos, PPM, Rate};
 
@@ -172,6 +172,7 @@ pub fn fit(node: &Node, samples: &[Sample]) -> Result<Machine, FitError> {
     let mut machine = build(node, &links, &shared)?;
     lower_limits(&mut machine, &sets)?;
     machine.calibration = Some(calibrate(node, &machine, &sets)?);
+    machine.sets = sets.iter().filter(|set| set.transfers.len() > 1).map(|set| measured(&machine, set)).collect();
     Ok(machine)
 }
 
@@ -238,6 +239,7 @@ fn build(node: &Node, links: &Links, shared: &Shared) -> Result<Machine, FitErro
         capacities: Vec::new(),
         engines: Vec::new(),
         routes: Vec::new(),
+        sets: Vec::new(),
         kernels: Vec::new(),
         cpu: None,
         calibration: None,
@@ -316,6 +318,15 @@ fn routes_of(machine: &Machine, set: &Set) -> Vec<RouteId> {
         RouteId(at as u32)
     };
     set.transfers.iter().map(route).collect()
+}
+
+/// `set` as the machine keeps it.
+fn measured(machine: &Machine, set: &Set) -> MeasuredSet {
+    let medians = (0..set.transfers.len()).map(|at| set.median(at));
+    let mut copies: Vec<(RouteId, Rate)> = routes_of(machine, set).into_iter().zip(medians).collect();
+    copies.sort_unstable();
+    let (routes, rates) = copies.into_iter().unzip();
+    MeasuredSet { routes, rates }
 }
 
 /// For each set the rates that the model gives its copies.

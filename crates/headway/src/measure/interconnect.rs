@@ -17,7 +17,7 @@ use super::fit::Observed;
 use super::sample::Effort;
 use super::session::Session;
 use super::sets::{Pace, Room};
-use super::{kernels, links, sets};
+use super::{kernels, links, rehearsal, sets};
 use crate::Error;
 
 /// Repetitions of each random batch.
@@ -59,6 +59,7 @@ pub(crate) fn calibrate(
     let (sets, rates) = sets.into_iter().zip(rates).filter(|(_, rates)| !rates.0.is_empty()).unzip();
     let observed = Observed { sets, rates, setups, jitter };
     let mut machine = observed.machine(name, ports, stamp)?;
+    rehearsal::put(&mut machine, &rehearsal::rehearse(session, &mut bed, ports.len(), reaches)?)?;
     session.phase("check", scope.batches);
     let mut draw = Draw::new(SEED, ports.len(), reaches, scope.room);
     let (model, mut seen) = (Model::of(&machine), Seen::default());
@@ -135,14 +136,14 @@ pub(crate) fn run(
 }
 
 impl Scope {
-    /// What a benchmark measures before it predicts: sets of copies of 64 MiB, 40 ms each, fewer with many GPUs; `largest`
+    /// What a benchmark measures before it predicts: sets of copies of 64 MiB, 60 ms each, 30 ms with many GPUs; `largest`
     /// bounds the copies.
-    pub(crate) fn brief(gpus: usize, largest: usize) -> Self {
+    pub(crate) fn brief(gpus: usize, largest: usize, watch: Nanos) -> Self {
         let time = if gpus > 2 { 30 } else { 60 };
         let chunk = largest.min(64 << 20);
         let time = if chunk < 16 << 20 { Nanos(2_000_000) } else { Nanos(time * 1_000_000) };
         let jitter = Effort { warm_up: 10, n_min: 50, n_max: 2_500, time: Nanos(500_000_000) };
         let room = Room::of(largest);
-        Self { pace: Pace { chunk, in_flight: 2, time, repeats: 4 }, room, jitter, batches: 30, watch: Nanos::ZERO }
+        Self { pace: Pace { chunk, in_flight: 2, time, repeats: 4 }, room, jitter, batches: 30, watch }
     }
 }

@@ -127,13 +127,14 @@ pub(crate) struct Pace {
 pub(crate) struct Rates(pub(crate) Vec<Vec<u64>>);
 
 /// The sets that tell the capacities of a node apart. Copies to and from the host: every number of GPUs that only take in,
-/// only give out and do both; every pair of GPUs in each direction and in both, for pairs differ: two of four H200s of one
-/// host gave 70 GB/s out where another pair gave 98. Peers: every pair, both ways, a ring, a ring beside copies
-/// in and out. No two members use one engine: a copy engine of an H200 stays with a stream that never runs empty, and the
-/// other one waits for seconds.
+/// only give out and do both; every two GPUs in each direction and in both; of up to four GPUs also every three, and such numbers
+/// from the last GPU on, for GPUs differ: two of four H200s of one host gave 70 GB/s out where another pair gave 98. Peers: every
+/// pair, both ways, a ring, a ring beside copies in and out. No two members use one engine: a copy engine of an H200 stays with a
+/// stream that never runs empty, and the other one waits for seconds.
 pub(crate) fn sets(gpus: usize, reaches: impl Fn(usize, usize) -> bool) -> Vec<Set> {
-    let mut sets: Vec<Set> = Vec::new();
-    let mut add = |name: String, members: Vec<Member>| {
+    let (mut sets, is_small) = (Vec::<Set>::new(), gpus <= SMALL);
+    let mut add = |name: String, mut members: Vec<Member>| {
+        members.sort_unstable_by_key(|member| (member.lane(), member.target()));
         if !sets.iter().any(|set| set.members == members) {
             sets.push(Set { name, members });
         }
@@ -146,14 +147,22 @@ pub(crate) fn sets(gpus: usize, reaches: impl Fn(usize, usize) -> bool) -> Vec<S
     }
     let counts = (0..=gpus).flat_map(|b| (0..=gpus - b).flat_map(move |i| (0..=gpus - b - i).map(move |o| (i, o, b))));
     for (inward, outward, two) in counts.filter(|(i, o, b)| i + o + b > 1) {
-        let members = (0..two).flat_map(both).chain((two..two + inward).map(Member::H2d));
-        let members = members.chain((two + inward..two + inward + outward).map(Member::D2h)).collect();
-        add(format!("{inward} h2d {outward} d2h {two} both"), members);
+        for (from, is_mirrored) in
+            [("", false), (" from the last", true)].into_iter().take(if is_small { 2 } else { 1 })
+        {
+            let gpu = |at: usize| if is_mirrored { gpus - 1 - at } else { at };
+            let members =
+                (0..two).flat_map(|at| both(gpu(at))).chain((two..two + inward).map(|at| Member::H2d(gpu(at))));
+            let members =
+                members.chain((two + inward..two + inward + outward).map(|at| Member::D2h(gpu(at)))).collect();
+            add(format!("{inward} h2d {outward} d2h {two} both{from}"), members);
+        }
     }
-    for (a, b) in (0..gpus).flat_map(|a| (a + 1..gpus).map(move |b| (a, b))) {
-        add(format!("gpu{a} h2d gpu{b} h2d"), vec![Member::H2d(a), Member::H2d(b)]);
-        add(format!("gpu{a} d2h gpu{b} d2h"), vec![Member::D2h(a), Member::D2h(b)]);
-        add(format!("gpu{a} both gpu{b} both"), both(a).into_iter().chain(both(b)).collect());
+    for some in some_of(gpus) {
+        let named = |word: &str| some.iter().map(|gpu| format!("gpu{gpu} {word}")).collect::<Vec<_>>().join(" ");
+        add(named("h2d"), some.iter().copied().map(Member::H2d).collect());
+        add(named("d2h"), some.iter().copied().map(Member::D2h).collect());
+        add(named("both"), some.iter().copied().flat_map(both).collect());
     }
     let pairs = (0..gpus).flat_map(|from| (0..gpus).map(move |to| (from, to)));
     for (from, to) in pairs.filter(|&(from, to)| from != to && reaches(from, to)) {
@@ -169,6 +178,20 @@ pub(crate) fn sets(gpus: usize, reaches: impl Fn(usize, usize) -> bool) -> Vec<S
         add("ring and host".to_owned(), ring().chain((0..gpus).flat_map(both)).collect());
     }
     sets
+}
+
+/// A node of so many GPUs has more of its sets measured.
+const SMALL: usize = 4;
+
+/// Every two of so many GPUs; of few also every three.
+fn some_of(gpus: usize) -> impl Iterator<Item = Vec<usize>> {
+    let most = if gpus > SMALL { 2 } else { 3 };
+    let after = move |first: &[usize]| first.last().map_or(0, |last| last + 1)..gpus;
+    let longer = move |some: Vec<usize>| after(&some).map(move |next| [some.as_slice(), &[next]].concat());
+    let pairs = (0..gpus).flat_map(move |gpu| longer(vec![gpu]));
+    pairs.flat_map(move |pair| {
+        std::iter::once(pair.clone()).chain((most > 2).then(|| longer(pair)).into_iter().flatten())
+    })
 }
 
 /// Measures `sets`, each before it is measured again, so that what changes with time shows as spread. `bed` makes the memory
@@ -347,11 +370,13 @@ mod tests {
     fn one_gpu_has_three_sets_and_four_have_every_pair() {
         let names = |gpus, peers: bool| sets(gpus, |_, _| peers).into_iter().map(|set| set.name).collect::<Vec<_>>();
         assert_eq!(names(1, true), ["gpu0 h2d", "gpu0 d2h", "gpu0 both"]);
-        // 2 x 3 by themselves, the six ways of two GPUs.
-        assert_eq!(names(2, false).len(), 6 + 6);
-        // 4 x 3 by themselves, 31 numbers of in, out and both with two GPUs or more, 6 pairs in three ways of which one is among
-        // these, 12 pairs of peers, 6 of them both ways, a ring, the same beside copies of the host.
-        assert_eq!(names(4, true).len(), 12 + 31 + 3 * 5 + 12 + 6 + 2);
+        // 2 x 3 by themselves; two in, two out, two both; 3 ways to mix, each from either end.
+        assert_eq!(names(2, false).len(), 6 + 3 + 3 * 2);
+        // 4 x 3 by themselves; 6 pairs, 4 threes and all four in three ways; 22 ways to mix, each from either end; 12 pairs of peers,
+        // 6 of them both ways, a ring, the same beside copies of the host.
+        assert_eq!(names(4, true).len(), 12 + (6 + 4 + 1) * 3 + 22 * 2 + 12 + 6 + 2);
+        // 5 x 3; 10 pairs, a three, a four and all five in three ways; 40 ways to mix.
+        assert_eq!(names(5, false).len(), 15 + (10 + 3) * 3 + 40);
     }
 
     #[test]

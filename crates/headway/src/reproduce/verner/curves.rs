@@ -101,7 +101,7 @@ fn measured(setting: &Setting, backend: ports::Backend, ports: &[Arc<dyn Port>],
     let (stop, mut ignore) = (AtomicBool::new(false), |_| ());
     let mut session = Session::new(None, None, &stop, &mut ignore);
     let largest = if setting.quick { CHUNK_QUICK } else { room.largest.min(64 << 20) };
-    let scope = Scope::brief(ports.len(), largest);
+    let scope = Scope::brief(ports.len(), largest, Nanos::ZERO);
     Ok(calibrate(&mut session, ports, device.as_mut(), &scope, ("node", &stamp))?.0)
 }
 
