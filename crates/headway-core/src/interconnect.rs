@@ -91,9 +91,29 @@ struct Way {
     crossings: std::ops::Range<u32>,
     engines: std::ops::Range<u32>,
     weight: u32,
+    /// The engine whose queue operations wait in: of a peer copy the source's.
+    queue: u32,
     setup: Nanos,
     setup_queued: Nanos,
     submit: Nanos,
+}
+
+impl Way {
+    /// Engine time of an operation with no byte moving, that finds operations of the queues `before` on its engines. One that
+    /// waits for another queue starts on an engine that is idle by then.
+    fn setup_behind(&self, mut before: impl Iterator<Item = u32>) -> Nanos {
+        match before.next() {
+            None => self.setup,
+            Some(_) if self.engines.len() == 1 => self.setup_queued,
+            Some(first) if first == self.queue && before.all(|queue| queue == self.queue) => self.setup_queued,
+            Some(_) => self.setup,
+        }
+    }
+
+    /// The most that an operation pays which does not find all its engines idle.
+    fn setup_again(&self) -> Nanos {
+        if self.engines.len() == 1 { self.setup_queued } else { self.setup_queued.max(self.setup) }
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -199,6 +219,7 @@ impl Network {
                 crossings: first.0..network.crossings.len() as u32,
                 engines: first.1..network.engine_ids.len() as u32,
                 weight: route.weight,
+                queue: route.engines.first().map_or(0, |engine| engine.0),
                 setup: route.setup,
                 setup_queued: route.setup_queued,
                 submit: route.submit,

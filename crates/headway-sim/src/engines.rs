@@ -94,10 +94,8 @@ impl<'a> Engines<'a> {
         };
         let (route, phase, bytes) = match &planned.work {
             Work::Copy { route, .. } => {
-                // An engine that was idle pays the whole setup, whatever the other end of a peer copy does.
-                let queued = engines.iter().all(|&engine| !self.queues[engine].is_empty());
                 let route_of = &self.machine.routes[route.at()];
-                let setup = if queued { route_of.setup_queued } else { route_of.setup };
+                let setup = if self.is_behind_its_own(&engines) { route_of.setup_queued } else { route_of.setup };
                 (Some(*route), Phase::Fixed(setup), piece.bytes)
             }
             Work::Compute { kernel } => {
@@ -127,6 +125,17 @@ impl<'a> Engines<'a> {
         }
         self.slots[slot] = Some(operation);
         self.activate(now, slot);
+    }
+
+    /// Whether an operation on `engines` waits, and only for operations of its own queue: that of its first engine, which of a
+    /// peer copy is the source's. Behind another queue it starts on an engine that is idle by then (as `Network::completion`).
+    fn is_behind_its_own(&self, engines: &[usize]) -> bool {
+        let mut before = engines.iter().filter_map(|&engine| self.queues[engine].back()).peekable();
+        let is_own = |slot: &usize| {
+            let operation = self.slots[*slot].as_ref();
+            engines.len() == 1 || operation.is_some_and(|operation| operation.engines[0] == engines[0])
+        };
+        before.peek().is_some() && before.all(is_own)
     }
 
     /// Makes an operation active if it heads all its engines.

@@ -170,7 +170,7 @@ impl Network {
         let mut total = self.setups_first(blocks).into_iter().fold(Nanos::ZERO, Nanos::saturating_add);
         for block in blocks {
             let moving = load.alone(block.route)?.time_for(block.bytes);
-            total = total.saturating_add(self.way(block.route).setup_queued).saturating_add(moving);
+            total = total.saturating_add(self.way(block.route).setup_again()).saturating_add(moving);
         }
         Ok(total.saturating_add(rounding(blocks)))
     }
@@ -227,7 +227,7 @@ impl Network {
         for block in order {
             let (way, engines) = (self.way(block.route), self.engines(block.route));
             let moving = load.guaranteed(block.route)?.time_for(block.bytes);
-            for (ends, setup) in [(&mut queued, way.setup_queued), (&mut larger, way.setup_queued.max(way.setup))] {
+            for (ends, setup) in [(&mut queued, way.setup_again()), (&mut larger, way.setup_queued.max(way.setup))] {
                 let start = engines.iter().map(|&e| ends[e as usize]).max().unwrap_or_default();
                 let end = start.saturating_add(setup).saturating_add(moving);
                 engines.iter().for_each(|&e| ends[e as usize] = end);
@@ -281,13 +281,13 @@ impl Network {
         before_last.iter().fold(Nanos::ZERO, |sum, block| sum.saturating_add(self.way(block.route).submit))
     }
 
-    /// What the first block on each engine can pay beyond `setup_queued`, whichever block that is.
+    /// What the first block on each engine can pay beyond what others do, whichever block that is.
     fn setups_first(&self, blocks: &[BatchBlock]) -> Vec<Nanos> {
         let mut first = vec![Nanos::ZERO; self.engines];
         for block in blocks {
             let way = self.way(block.route);
             for &engine in self.engines(block.route) {
-                let more = way.setup.saturating_sub(way.setup_queued);
+                let more = way.setup.saturating_sub(way.setup_again());
                 first[engine as usize] = first[engine as usize].max(more);
             }
         }
@@ -420,7 +420,15 @@ impl Network {
             }
             let crossings = first..network.crossings.len() as u32;
             let (engines, weight, none) = (at..at + 1, member.weight, Nanos::ZERO);
-            network.ways.push(Way { crossings, engines, weight, setup: none, setup_queued: none, submit: none });
+            network.ways.push(Way {
+                crossings,
+                engines,
+                weight,
+                queue: at,
+                setup: none,
+                setup_queued: none,
+                submit: none,
+            });
         }
         network
     }

@@ -75,9 +75,9 @@ impl Fifos {
             let way = network.way(block.route);
             self.submitted.push(submitted);
             submitted = submitted.saturating_add(way.submit);
-            // An engine that was idle pays the whole setup, whatever the other end of a peer copy does.
-            let behind_on_all = engines.iter().all(|&e| !self.queues[e as usize].0.is_empty());
-            let setup = if behind_on_all && !engines.is_empty() { way.setup_queued } else { way.setup };
+            let last = |engine: &u32| self.queues[*engine as usize].0.last().copied();
+            let before = engines.iter().filter_map(last).map(|at: usize| network.way(order[at].route).queue);
+            let setup = way.setup_behind(before);
             self.setup_left.push(setup.0);
             self.nano_bytes_left.push(u128::from(block.bytes.0) * NANO_BYTES);
             for &engine in engines {
@@ -129,7 +129,8 @@ impl Network {
     /// Completion times of the blocks of `order`, submitted together in that order to idle engines.
     ///
     /// Engines are first-in first-out and serve one block at a time; a block that needs two engines moves when it heads
-    /// both. The first block of an engine pays its route's `setup`, the others `setup_queued`; no block begins before all
+    /// both. The first block of an engine pays its route's `setup`, the others `setup_queued`, but a block that waits for another
+    /// queue than its own (a peer copy into a GPU that another one copies to) `setup` again; no block begins before all
     /// those ahead of it in the order were submitted, which takes `submit` each. Times are rounded up at the
     /// end of each block, by less than 1 ns, and nowhere else. A time beyond [`Nanos::MAX`] is [`Nanos::MAX`].
     ///

@@ -402,9 +402,13 @@ fn simulate(networks: &[Network], period: u64, order: &[BatchBlock]) -> Vec<Nano
     let (mut submitted, mut from) = (0, Vec::new());
     for (at, b) in order.iter().enumerate() {
         let engines = network.engines(b.route);
-        let queued = engines.iter().all(|e| order[..at].iter().any(|a| network.engines(a.route).contains(e)));
         let way = network.way(b.route);
-        let setup = if queued { way.setup_queued } else { way.setup };
+        let mut last: Vec<_> = Vec::new();
+        for e in engines {
+            last.extend(order[..at].iter().rfind(|a| network.engines(a.route).contains(e)));
+        }
+        let is_own = |a: &&BatchBlock| engines.len() == 1 || network.way(a.route).queue == way.queue;
+        let setup = if !last.is_empty() && last.iter().all(is_own) { way.setup_queued } else { way.setup };
         left.push((setup.0, u128::from(b.bytes.0) * 1_000_000_000));
         from.push(submitted);
         submitted += way.submit.0;

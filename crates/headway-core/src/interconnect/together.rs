@@ -39,6 +39,9 @@ pub(super) struct Memory {
 impl Together {
     /// What the sets of `machine` say beside what `network`, without corrections, gives; `None` without sets.
     pub(super) fn new(machine: &Machine, network: &Network) -> Option<Self> {
+        if machine.sets.is_empty() {
+            return None;
+        }
         let way = |(route, it): (RouteId, &Route)| {
             let class = machine.class(route);
             let is_copy = it.method == Method::Dma && class != EngineClass::Peer;
@@ -69,7 +72,7 @@ impl Together {
             let factors = shape.iter().map(|role| sums[role].0 / sums[role].1).collect();
             together.shapes.insert(shape, factors);
         }
-        (!machine.sets.is_empty()).then_some(together)
+        Some(together)
     }
 
     fn role(&self, route: RouteId, set: &[RouteId]) -> Option<Role> {

@@ -61,7 +61,7 @@ impl Network {
                 Some((engines.len() + at, c.use_ppm, low(c.capacity)))
             });
             let rates = of_engines.chain(of_shared).collect();
-            let first = way.setup.saturating_sub(way.setup_queued).0;
+            let first = way.setup.saturating_sub(way.setup_again()).0;
             (route, Lane { engines: held.clone(), rates, setup_queued: way.setup_queued.0, first })
         };
         Floor { lanes: routes.iter().map(lane).collect(), resources: engines.len() + shared.len() }

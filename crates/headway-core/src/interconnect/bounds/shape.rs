@@ -123,7 +123,7 @@ impl Network {
         let uses = crossings.iter().filter_map(|c| Some((shared.iter().position(|&l| l == c.capacity)?, c.use_ppm)));
         Ok(Lane {
             engines: ends,
-            setup_queued: way.setup_queued,
+            setup_queued: way.setup_again(),
             setup_larger: way.setup_queued.max(way.setup),
             submit: way.submit,
             alone: load.alone(route)?,
