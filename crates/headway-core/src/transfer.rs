@@ -116,6 +116,9 @@ pub enum Stores {
     Plain,
     /// Past the cache, 64 bytes at a time.
     NonTemporal,
+    /// So that the engine finds pinned memory in the cache that all cores share, not in one core's own: on the way in stored
+    /// through the cache and demoted, on the way out past the cache, and what was read is demoted.
+    Demoted,
 }
 
 /// What one curve is about.

@@ -20,6 +20,21 @@ pub fn copy(to: &mut [u8], from: &[u8], stores: Stores) {
         Stores::Plain => to.copy_from_slice(from),
         // SAFETY: `to` is exclusively ours and as long as `from`.
         Stores::NonTemporal => unsafe { window_store(to.as_mut_ptr(), from) },
+        Stores::Demoted => {
+            for (to, from) in to.chunks_mut(PAGE_BYTES).zip(from.chunks(PAGE_BYTES)) {
+                to.copy_from_slice(from);
+                demote(to);
+            }
+        }
+    }
+}
+
+/// Asks the CPU to move the lines of `memory` from its own caches to the one that all cores share, where a device finds them
+/// sooner (CLDEMOTE). CPUs without it do nothing. The content stays.
+pub fn demote(memory: &[u8]) {
+    let first = memory.as_ptr().addr() % LINE_BYTES;
+    for at in (0..first + memory.len()).step_by(LINE_BYTES) {
+        imp::demote(memory.as_ptr().wrapping_sub(first).wrapping_add(at));
     }
 }
 
@@ -110,6 +125,13 @@ mod imp {
     pub(super) fn full_fence() {
         // SAFETY: every x86-64 CPU has SSE2.
         unsafe { _mm_mfence() };
+    }
+
+    /// Moves the line at `address` to the shared cache. A hint, which can neither fault nor change anything.
+    #[inline]
+    pub(super) fn demote(address: *const u8) {
+        // SAFETY: CPUs that do not know CLDEMOTE take its encoding for one of no operation.
+        unsafe { asm!("cldemote [{address}]", address = in(reg) address, options(nostack, preserves_flags)) };
     }
 
     /// Writes a byte as it is. One instruction: a load first would have a page of zeros appear, and the store another.
@@ -354,6 +376,8 @@ mod imp {
         fence(Ordering::SeqCst);
     }
 
+    pub(super) const fn demote(_address: *const u8) {}
+
     /// Writes a byte as it is.
     pub(super) fn rewrite(byte: &mut u8) {
         let byte: *mut u8 = byte;
@@ -443,7 +467,7 @@ mod tests {
     fn stores_write_their_bytes_and_no_other() {
         every_case(|size, at, from| {
             let source = noise(size);
-            for stores in [None, Some(Stores::Plain), Some(Stores::NonTemporal)] {
+            for stores in [None, Some(Stores::Plain), Some(Stores::NonTemporal), Some(Stores::Demoted)] {
                 let mut memory = Lines([0xA5; ROOM]);
                 match stores {
                     // SAFETY: `memory` has these bytes, and nobody else knows of it.

@@ -162,7 +162,7 @@ fn every_size_and_alignment_arrives_and_nothing_beside_it_changes() {
 fn both_orders_both_stores_with_and_without_a_ramp_move_the_same_bytes() {
     let rig = Rig::new(4);
     for order in [Order::Arrival, Order::Index] {
-        for stores in [Stores::Plain, Stores::NonTemporal] {
+        for stores in [Stores::Plain, Stores::NonTemporal, Stores::Demoted] {
             for ramp in [false, true] {
                 for in_flight in [0, 1, 2, 9] {
                     let tuning = Tuning { stores, in_flight, ..tuning(2, 2 << 20) };

@@ -36,7 +36,7 @@ words! {
         Gpc4 = "gpc4";
     HostMemory: Pinned = "pinned", Warm = "warm", Fresh = "fresh", File = "file";
     Load: Alone = "alone", BulkSame = "bulk-same", BulkOpposite = "bulk-opposite", BulkBoth = "bulk-both";
-    Stores: Plain = "plain", NonTemporal = "non-temporal";
+    Stores: Plain = "plain", NonTemporal = "non-temporal", Demoted = "demoted";
     Statistic: Median = "median", P99 = "p99", Max = "max";
 }
 

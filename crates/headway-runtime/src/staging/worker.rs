@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use headway_core::staging::{Cuts, Flow, Task};
 use headway_core::transfer::Stores;
 use headway_device::{Access, Buffer, DeviceError, Span};
-use headway_os::{clock, memory};
+use headway_os::{clock, copy, memory};
 
 use super::crew::{Crew, Member};
 use super::exchange::{Exchange, Fault};
@@ -103,14 +103,21 @@ impl Job {
         let to = to.bytes_mut().map_err(Fault::Device)?;
         let stores = self.stores_of(&self.cuts.chunk(task.chunk));
         // A panic leaves nothing behind but the spans, which release their claims.
-        catch_unwind(AssertUnwindSafe(|| (self.copy_loop)(to, from, stores))).map_err(|_| Fault::Panic)
+        let copied = catch_unwind(AssertUnwindSafe(|| match (self.flow, stores) {
+            (Flow::Out, Stores::Demoted) => {
+                (self.copy_loop)(to, from, Stores::NonTemporal);
+                copy::demote(from);
+            }
+            _ => (self.copy_loop)(to, from, stores),
+        }));
+        copied.map_err(|_| Fault::Panic)
     }
 
     /// How `chunk` is stored.
     fn stores_of(&self, chunk: &Range<u64>) -> Stores {
         let tail = TAIL_CHUNKS * self.cuts.bound().0;
         let is_tail = chunk.end + tail > self.cuts.total().0;
-        if self.flow == Flow::In && is_tail { Stores::NonTemporal } else { self.stores }
+        if self.flow == Flow::In && is_tail && self.stores == Stores::Plain { Stores::NonTemporal } else { self.stores }
     }
 }
 
