@@ -3,6 +3,8 @@
 //! The widest instructions of the CPU at hand are used: 64-byte lines by AVX-512, else AVX or SSE. Elsewhere than on x86-64
 //! the loops are words and correct, not fast.
 
+use std::sync::OnceLock;
+
 use headway_core::transfer::Stores;
 
 /// What the streaming instructions move to and from memory in one transaction.
@@ -10,7 +12,8 @@ pub const LINE_BYTES: usize = 64;
 /// The smallest page of the supported systems.
 const PAGE_BYTES: usize = 4096;
 
-/// Copies `from` to `to`. Stores past the cache are visible to every other CPU and device when it returns.
+/// Copies `from` to `to`. Stores past the cache are visible to every other CPU and device when it returns; so is what would be
+/// demoted on a CPU that cannot ([`can_demote`]).
 ///
 /// # Panics
 /// When the lengths differ.
@@ -20,6 +23,7 @@ pub fn copy(to: &mut [u8], from: &[u8], stores: Stores) {
         Stores::Plain => to.copy_from_slice(from),
         // SAFETY: `to` is exclusively ours and as long as `from`.
         Stores::NonTemporal => unsafe { window_store(to.as_mut_ptr(), from) },
+        Stores::Demoted if !can_demote() => copy(to, from, Stores::NonTemporal),
         Stores::Demoted => {
             for (to, from) in to.chunks_mut(PAGE_BYTES).zip(from.chunks(PAGE_BYTES)) {
                 to.copy_from_slice(from);
@@ -27,6 +31,13 @@ pub fn copy(to: &mut [u8], from: &[u8], stores: Stores) {
             }
         }
     }
+}
+
+/// Whether the CPU moves lines to its shared cache when asked to ([`demote`]).
+#[must_use]
+pub fn can_demote() -> bool {
+    static CAN: OnceLock<bool> = OnceLock::new();
+    *CAN.get_or_init(imp::has_cldemote)
 }
 
 /// Asks the CPU to move the lines of `memory` from its own caches to the one that all cores share, where a device finds them
@@ -108,9 +119,9 @@ fn step(address: usize, left: usize) -> usize {
 mod imp {
     use std::arch::asm;
     use std::arch::x86_64::{
-        __m128i, __m256i, _mm_loadu_si128, _mm_mfence, _mm_sfence, _mm_storeu_si128, _mm_stream_load_si128,
-        _mm_stream_si128, _mm256_loadu_si256, _mm256_storeu_si256, _mm256_stream_load_si256, _mm256_stream_si256,
-        _mm512_loadu_si512, _mm512_storeu_si512, _mm512_stream_load_si512, _mm512_stream_si512,
+        __cpuid, __cpuid_count, __m128i, __m256i, _mm_loadu_si128, _mm_mfence, _mm_sfence, _mm_storeu_si128,
+        _mm_stream_load_si128, _mm_stream_si128, _mm256_loadu_si256, _mm256_storeu_si256, _mm256_stream_load_si256,
+        _mm256_stream_si256, _mm512_loadu_si512, _mm512_storeu_si512, _mm512_stream_load_si512, _mm512_stream_si512,
     };
 
     use super::{LINE_BYTES, step};
@@ -125,6 +136,11 @@ mod imp {
     pub(super) fn full_fence() {
         // SAFETY: every x86-64 CPU has SSE2.
         unsafe { _mm_mfence() };
+    }
+
+    /// CPUID leaf 7: ECX bit 25.
+    pub(super) fn has_cldemote() -> bool {
+        __cpuid(0).eax >= 7 && __cpuid_count(7, 0).ecx >> 25 & 1 == 1
     }
 
     /// Moves the line at `address` to the shared cache. A hint, which can neither fault nor change anything.
@@ -374,6 +390,10 @@ mod imp {
 
     pub(super) fn full_fence() {
         fence(Ordering::SeqCst);
+    }
+
+    pub(super) const fn has_cldemote() -> bool {
+        false
     }
 
     pub(super) const fn demote(_address: *const u8) {}

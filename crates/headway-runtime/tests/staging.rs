@@ -300,13 +300,14 @@ fn a_chunk_that_fails_on_the_way_out_leaves_its_prefix() {
 }
 
 #[test]
-fn only_four_chunks_worth_at_the_end_of_a_copy_into_a_gpu_are_stored_past_the_caches() {
+fn only_four_chunks_worth_at_the_end_of_a_copy_into_a_gpu_are_demoted() {
     const TAIL: u64 = 4 << 20;
     let len = (TAIL as usize) + (3 << 20) + 5;
     let by: Arc<[AtomicU64; 2]> = Arc::default();
     let counts = Arc::clone(&by);
     let copy_loop = move |to: &mut [u8], from: &[u8], stores: Stores| {
-        counts[usize::from(stores == Stores::NonTemporal)].fetch_add(to.len() as u64, Ordering::Relaxed);
+        assert_ne!(stores, Stores::NonTemporal);
+        counts[usize::from(stores == Stores::Demoted)].fetch_add(to.len() as u64, Ordering::Relaxed);
         to.copy_from_slice(from);
     };
     let port: Arc<dyn Port> = Arc::new(EmuPort::open(EmuPortSpec::new("emu0")));
@@ -316,9 +317,9 @@ fn only_four_chunks_worth_at_the_end_of_a_copy_into_a_gpu_are_stored_past_the_ca
     let at = At { buffer: &device, offset: 0 };
     let mut memory = noise(len, 77);
     copy_in(&[&pool], at, &memory, &how).unwrap();
-    let [plain, past] = [0, 1].map(|kind| by[kind].swap(0, Ordering::Relaxed));
-    assert_eq!(plain + past, len as u64);
-    assert!((TAIL..TAIL + (1 << 20)).contains(&past), "whole chunks: {past}");
+    let [plain, demoted] = [0, 1].map(|kind| by[kind].swap(0, Ordering::Relaxed));
+    assert_eq!(plain + demoted, len as u64);
+    assert!((TAIL..TAIL + (1 << 20)).contains(&demoted), "whole chunks: {demoted}");
     copy_out(&[&pool], &mut memory, at, &how).unwrap();
     assert_eq!(by[0].load(Ordering::Relaxed), len as u64, "on the way out nothing changes");
 }

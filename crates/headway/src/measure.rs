@@ -33,7 +33,7 @@ use headway_core::machine::{self, EndpointId, Machine, Method};
 use headway_core::transfer::{Available, Direction, HostMemory, Key, Load, Profile, Tuning, TuningKey, Way};
 use headway_core::units::{Bytes, Nanos};
 use headway_device::port::Port;
-use headway_os::affinity;
+use headway_os::{affinity, copy};
 use headway_runtime::copy::{Copier, CopyLimits, CopyOptions, How};
 
 use self::curves::{Line, Taker, Thrift};
@@ -354,6 +354,7 @@ impl Measurement<'_> {
                 threads_max: (cpus.saturating_sub(1) / active).max(1),
                 pinned_max: CopyLimits::default().pinned_max,
                 bytes: Bytes(bytes_max as u64),
+                demotes: copy::can_demote(),
             };
             for group in &groups {
                 let first = group[0];

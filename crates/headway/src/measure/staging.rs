@@ -26,6 +26,8 @@ pub(crate) struct Space {
     pub(crate) pinned_max: Bytes,
     /// Length of the copies that are timed.
     pub(crate) bytes: Bytes,
+    /// Whether the CPU can demote.
+    pub(crate) demotes: bool,
 }
 
 impl Space {
@@ -33,7 +35,8 @@ impl Space {
         let pinned = u64::from(tuning.in_flight + SPARE_BUFFERS) * tuning.buffer.0;
         // With fewer chunks than buffers, some would never be used; the smallest buffer is always tried.
         let fits = pinned <= self.pinned_max.0 && (pinned <= self.bytes.0 || tuning.buffer.0 == BUFFERS[0]);
-        tuning.threads <= self.threads_max.max(1) && fits
+        let can = tuning.stores != Stores::Demoted || self.demotes;
+        tuning.threads <= self.threads_max.max(1) && fits && can
     }
 }
 
@@ -117,7 +120,8 @@ mod tests {
 
     use super::*;
 
-    const SPACE: Space = Space { threads_max: 16, pinned_max: Bytes(128 << 20), bytes: Bytes(256 << 20) };
+    const SPACE: Space =
+        Space { threads_max: 16, pinned_max: Bytes(128 << 20), bytes: Bytes(256 << 20), demotes: true };
 
     /// Searches with a cost given by a formula; returns the choice and what was tried.
     fn search_with(space: Space, cost: impl Fn(Tuning) -> u64) -> (Option<Tuning>, Vec<Tuning>) {
@@ -148,12 +152,12 @@ mod tests {
 
     #[test]
     fn what_exceeds_the_pinned_memory_or_the_cpus_is_not_tried() {
-        let space = Space { threads_max: 3, pinned_max: Bytes(16 << 20), ..SPACE };
+        let space = Space { threads_max: 3, pinned_max: Bytes(16 << 20), demotes: false, ..SPACE };
         let (found, tried) = search_with(space, |tuning| 1_000 / u64::from(tuning.threads));
         assert_eq!(found.unwrap().threads, 3);
         for tuning in tried {
             let pinned = u64::from(tuning.in_flight + SPARE_BUFFERS) * tuning.buffer.0;
-            assert!(tuning.threads <= 3 && pinned <= 16 << 20, "{tuning:?}");
+            assert!(tuning.threads <= 3 && pinned <= 16 << 20 && tuning.stores != Stores::Demoted, "{tuning:?}");
         }
     }
 
