@@ -13,10 +13,12 @@ use headway_os::{clock, copy, memory};
 use super::crew::{Crew, Member};
 use super::exchange::{Exchange, Fault};
 
-/// Of a copy into a GPU, so many of the largest chunks at its end are demoted. What is in a core's own cache is read by the
-/// engine at a fifth of the rate once that core sleeps, and cores sleep when there is nothing left for them. On an H200, with
-/// 256 MiB in chunks of 8 MiB, two to six are alike, 5 % better than stores past the caches, as those have the engine read memory.
+/// Of a copy into a GPU, so many of the largest chunks at its end are demoted, and no more than so many bytes. What is in a
+/// core's own cache is read by the engine at a fifth of the rate once that core sleeps, and cores sleep when there is nothing left
+/// for them. On an H200, with 256 MiB in chunks of 8 MiB, two to six are alike, 5 % better than stores past the caches, as those
+/// have the engine read memory; but to demote halves what a core copies.
 const TAIL_CHUNKS: u64 = 4;
+const TAIL_BYTES: u64 = 32 << 20;
 
 /// How workers copy.
 pub type CopyLoop = Arc<dyn Fn(&mut [u8], &[u8], Stores) + Send + Sync>;
@@ -115,7 +117,7 @@ impl Job {
 
     /// How `chunk` is stored.
     fn stores_of(&self, chunk: &Range<u64>) -> Stores {
-        let tail = TAIL_CHUNKS * self.cuts.bound().0;
+        let tail = (TAIL_CHUNKS * self.cuts.bound().0).min(TAIL_BYTES);
         let is_tail = chunk.end + tail > self.cuts.total().0;
         if self.flow == Flow::In && is_tail && self.stores == Stores::Plain { Stores::Demoted } else { self.stores }
     }
