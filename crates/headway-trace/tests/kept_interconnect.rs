@@ -15,12 +15,14 @@ use headway_core::units::{Bytes, Nanos, Rate};
 
 /// Kept runs of `bench interconnect`, with the greatest 95th percentile of the error, in ppm, that the fit may leave. The machines
 /// that these runs fitted themselves, with fewer limits, left 13 400, 70 200, 89 200 and 88 300.
-const RUNS: [(&str, u64); 4] = [
+const RUNS: [(&str, u64); 6] = [
     ("2026-11-21-h200x2-interconnect", 15_000),
     ("2026-11-22-h200x4-interconnect-first-pair", 48_000),
     // Of one link the rate changed while the batches ran.
     ("2026-11-22-h200x4-interconnect", 81_000),
     ("2026-11-22-h200x4-interconnect-again", 79_000),
+    ("2026-11-22-h200x4-interconnect-sets", 46_000),
+    ("2026-11-22-h200x4-interconnect-queues", 46_000),
 ];
 
 type Transfer = (EndpointId, Direction);
