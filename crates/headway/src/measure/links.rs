@@ -100,9 +100,10 @@ fn submissions(bed: &mut Bed, bytes: usize, repeats: usize) -> Result<Vec<(Membe
     Ok(order.iter().map(|block| block.member).zip(calls.into_iter().map(median)).collect())
 }
 
-fn median(mut times: Vec<Nanos>) -> Nanos {
-    times.sort_unstable();
-    times.get(times.len().saturating_sub(1) / 2).copied().unwrap_or_default()
+/// The lower median; zero of nothing.
+pub(super) fn median<T: Ord + Copy + Default>(mut values: Vec<T>) -> T {
+    values.sort_unstable();
+    values.get(values.len().saturating_sub(1) / 2).copied().unwrap_or_default()
 }
 
 /// Puts what the curves say of the driver's copies of ordinary memory into links and routes.

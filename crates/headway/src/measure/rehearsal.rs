@@ -12,6 +12,7 @@ use headway_core::units::Nanos;
 
 use super::batches::{Block, Draw, Lazy, Mix, Routes, Took};
 use super::interconnect::run;
+use super::links::median;
 use super::session::Session;
 use super::sets::{Member, Room};
 use crate::Error;
@@ -114,12 +115,6 @@ const fn class(member: Member) -> EngineClass {
 
 fn signed(time: Nanos) -> i64 {
     i64::try_from(time.0).unwrap_or(i64::MAX)
-}
-
-/// The lower median; zero of nothing.
-fn median<T: Ord + Copy + Default>(mut values: Vec<T>) -> T {
-    values.sort_unstable();
-    values.get(values.len().saturating_sub(1) / 2).copied().unwrap_or_default()
 }
 
 #[cfg(test)]
