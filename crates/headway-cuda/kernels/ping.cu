@@ -3,6 +3,9 @@
 // One thread waits until `flag`, in device memory, holds the next sequence number (1, 2, ...), and writes it to `answer`, in
 // pinned host memory. It leaves after `rounds` answers, or when it has looked `patience` times in vain; no clock is read, as
 // that would take longer than the look.
+//
+// Flag and answer are all that is told, so nothing is ordered by them: a release would wait for other stores, of which there
+// are none, for some 0.3 us.
 
 extern "C" __global__ void __launch_bounds__(1)
 ping(const unsigned* flag, unsigned* answer, unsigned rounds, unsigned patience)
@@ -10,11 +13,11 @@ ping(const unsigned* flag, unsigned* answer, unsigned rounds, unsigned patience)
     for (unsigned round = 1; round <= rounds; round++) {
         unsigned seen, looks = 0;
         do {
-            asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(seen) : "l"(flag) : "memory");
+            asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(seen) : "l"(flag) : "memory");
         } while (seen != round && ++looks < patience);
         if (seen != round) {
             return;
         }
-        asm volatile("st.release.sys.global.u32 [%0], %1;" :: "l"(answer), "r"(seen) : "memory");
+        asm volatile("st.relaxed.sys.global.u32 [%0], %1;" :: "l"(answer), "r"(seen) : "memory");
     }
 }

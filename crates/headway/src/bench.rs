@@ -4,6 +4,7 @@
 pub mod broker;
 pub mod combine;
 mod crowd;
+mod host;
 pub mod interconnect;
 mod predict;
 mod results;
@@ -172,6 +173,7 @@ impl Bench<'_, '_> {
             drop(rig);
             self.together()?;
         }
+        self.host()?;
         Ok((self, prediction))
     }
 

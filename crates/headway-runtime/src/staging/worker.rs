@@ -15,8 +15,8 @@ use super::exchange::{Exchange, Fault};
 
 /// Of a copy into a GPU, so many of the largest chunks at its end are demoted, and no more than so many bytes. What is in a
 /// core's own cache is read by the engine at a fifth of the rate once that core sleeps, and cores sleep when there is nothing left
-/// for them. Stores past the caches, which help as much there, have the engine read memory; but to demote halves what a core
-/// copies.
+/// for them. Stores past the caches, which help as much there, have the engine read memory; but to demote takes a
+/// quarter to a third off what a core copies.
 const TAIL_CHUNKS: u64 = 4;
 const TAIL_BYTES: u64 = 32 << 20;
 

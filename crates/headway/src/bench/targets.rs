@@ -3,6 +3,7 @@
 use headway_core::transfer::{Direction, HostMemory, Load};
 use headway_core::units::{Bytes, Nanos};
 
+use super::host;
 use super::results::{self, Outcome, Row, Target, quotient, size};
 
 const MIB: u64 = 1 << 20;
@@ -18,6 +19,7 @@ pub(super) const AUTO: &str = "auto";
 pub(super) const TOGETHER: &str = "together";
 pub(super) const TOGETHER_HUGE: &str = "together-huge-pages";
 pub(super) const MULTIPATH: &str = "multipath";
+pub(super) const HOST: &str = "host";
 pub(super) const MANY: &str = "many";
 pub(super) const WINDOW: &str = "window";
 pub(super) const RESIDENT: &str = "resident";
@@ -38,7 +40,8 @@ pub(super) fn judge(rows: &[Row]) -> Vec<Target> {
                 row.part == MULTIPATH && row.way == "multipath" && (row.direction, row.memory) == (direction, memory)
             });
             let target = format!("one GPU over four links, {memory} memory, {direction}: at least {least} GB/s");
-            targets.push(at_least(target, row.filter(|row| row.gpus >= 4), least * GB));
+            let reached = at_least(target, row.filter(|row| row.gpus >= 4), least * GB);
+            targets.push(with_references(reached, rows, direction, memory));
         }
     }
     small(rows, &mut targets);
@@ -129,13 +132,33 @@ fn together(rows: &[Row], direction: Direction, least: u64, targets: &mut Vec<Ta
             row.part == part && row.way == "auto" && (row.direction, row.memory) == (direction, HostMemory::Warm)
         });
         let target = format!("four GPUs at once, ordinary memory of {pages}, {direction}: at least {least} GB/s");
-        targets.push(at_least(target, row.filter(|row| row.gpus >= 4), least * GB));
+        let reached = at_least(target, row.filter(|row| row.gpus >= 4), least * GB);
+        targets.push(with_references(reached, rows, direction, HostMemory::Warm));
         // What memory gives beyond two links is another question.
         let row = row.filter(|row| row.gpus == 2);
         let pinned = row.and_then(|row| results::beside(rows, row, "dma"));
         let target = format!("two GPUs at once, ordinary memory of {pages}, {direction}: at least 0.94 of pinned dma");
         targets.push(ratio(target, row.zip(pinned), 94));
     }
+}
+
+/// `target` of several links, with what the host itself gives in the same run: pinned memory of all GPUs at once, and for ordinary
+/// memory on its way in what the CPUs copy and read while no engine is at work.
+fn with_references(mut target: Target, rows: &[Row], direction: Direction, memory: HostMemory) -> Target {
+    if target.outcome == Outcome::NotMeasured {
+        return target;
+    }
+    let gb = |row: &Row| quotient(row.rate(), GB);
+    let pinned = longest(rows, |row| row.part == TOGETHER && row.way == "dma" && row.direction == direction);
+    if let Some(row) = pinned {
+        target.measured += &format!("; pinned memory of {} GPUs at once: {} GB/s", row.gpus, gb(row));
+    }
+    if direction == Direction::H2d && memory == HostMemory::Warm {
+        for row in [host::copied(rows), host::read(rows)].into_iter().flatten() {
+            target.measured += &format!("; {}, no engine at work: {} GB/s", row.way, gb(row));
+        }
+    }
+    target
 }
 
 /// Windows and resident copiers.
@@ -283,6 +306,27 @@ mod tests {
         let start = "two GPUs at once, ordinary memory of small pages, h2d";
         assert_eq!(outcome_of(&[pair("dma", 94), pair("auto", 100)], start), Outcome::Met);
         assert_eq!(outcome_of(&[pair("dma", 93), pair("auto", 100)], start), Outcome::NotMet);
+    }
+
+    #[test]
+    fn copies_over_several_links_are_told_with_what_memory_and_pinned_copies_give() {
+        let four = |way: &str, median| Row { gpus: 4, ..row(TOGETHER, way, Direction::H2d, 4 * GB, median) };
+        let cpus = |way: &str, median| row(HOST, way, Direction::H2d, 4 * GB, median);
+        let rows = [
+            four("dma", 20_000_000),
+            four("auto", 32_000_000),
+            cpus("read by 48 CPUs", 25_000_000),
+            cpus("copied by 32 CPUs, plain", 40_000_000),
+            cpus("copied by 48 CPUs, demoted", 30_000_000),
+        ];
+        let targets = judge(&rows);
+        let of = |start: &str| &targets.iter().find(|target| target.target.starts_with(start)).unwrap().measured;
+        assert_eq!(
+            of("four GPUs at once, ordinary memory of small pages, h2d"),
+            "125.00 GB/s with 3906250 KiB; pinned memory of 4 GPUs at once: 200.00 GB/s; copied by 48 CPUs, demoted, no engine \
+             at work: 133.33 GB/s; read by 48 CPUs, no engine at work: 160.00 GB/s"
+        );
+        assert_eq!(of("one GPU over four links, warm memory, h2d"), "-");
     }
 
     #[test]

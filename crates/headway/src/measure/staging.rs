@@ -7,7 +7,7 @@ use headway_core::transfer::{Stores, Tuning};
 use headway_core::units::{Bytes, Nanos, PPM};
 
 /// Threads that are tried.
-const THREADS: [u32; 10] = [1, 2, 3, 4, 5, 6, 8, 10, 12, 16];
+const THREADS: [u32; 11] = [1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16];
 /// Buffers that are tried: all, and those of the first, coarse round.
 const BUFFERS: [u64; 7] = [256 << 10, 512 << 10, 1 << 20, 2 << 20, 4 << 20, 8 << 20, 16 << 20];
 const COARSE: [u64; 2] = [4 << 20, 8 << 20];
@@ -46,7 +46,7 @@ impl Space {
 /// one that [`pick`] takes.
 ///
 /// First every number of threads with each kind of stores and two buffers, three chunks in flight; then around the best of
-/// those every buffer, the numbers of threads next to it, and one, two and six chunks in flight; the best of all twice again, of
+/// those every buffer, the numbers of threads next to it, and one, two and four chunks in flight; the best of all twice again, of
 /// whose times the median counts.
 pub(crate) fn search<E>(
     space: Space,
@@ -88,7 +88,7 @@ pub(crate) fn search<E>(
         attempt(tuning(*threads, centre.buffer.0, centre.stores, IN_FLIGHT), &mut tried)?;
     }
     let centre = best(&tried).unwrap_or(centre);
-    for in_flight in [1, 2, 6] {
+    for in_flight in [1, 2, 4] {
         attempt(tuning(centre.threads, centre.buffer.0, centre.stores, in_flight), &mut tried)?;
     }
     // Few copies of each tell the best from the next by chance: the first of them again, in turns.

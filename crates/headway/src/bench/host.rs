@@ -1,0 +1,144 @@
+//! What the CPUs make of memory while no engine is at work: staged copies over several links are to be seen beside it.
+
+use std::hint::black_box;
+use std::sync::Barrier;
+
+use headway_core::machine::Method;
+use headway_core::transfer::{Direction, HostMemory, Load, Stores, Way};
+use headway_core::units::Nanos;
+use headway_os::memory::{self, Mapping};
+use headway_os::{affinity, clock, copy};
+use headway_runtime::copy::How;
+
+use super::Bench;
+use super::targets::HOST;
+use super::{results::Row, ways};
+use crate::Error;
+use crate::measure::rig::Shot;
+use crate::measure::sample::Effort;
+
+/// What each CPU goes through, and the memory that it copies to, over and over, as staging buffers are.
+const EACH: usize = 64 << 20;
+const BUFFER: usize = 2 << 20;
+/// What it copies at a time.
+const PART: usize = 512 << 10;
+/// What a CPU loads at a time from memory.
+const LINE: usize = 64;
+
+/// What CPUs do.
+#[derive(Clone, Copy)]
+enum Work {
+    Read,
+    Copy(Stores),
+}
+
+impl Work {
+    const ALL: [Self; 3] = [Self::Read, Self::Copy(Stores::Plain), Self::Copy(Stores::Demoted)];
+
+    fn name(self, cpus: usize) -> String {
+        match self {
+            Self::Read => format!("read by {cpus} CPUs"),
+            Self::Copy(stores) => format!("copied by {cpus} CPUs, {stores}"),
+        }
+    }
+
+    /// Goes through `from`.
+    fn make(self, to: &mut [u8], from: &[u8]) {
+        match self {
+            Self::Read => {
+                black_box(from.iter().step_by(LINE).fold(0, |sum: u64, byte| sum.wrapping_add(u64::from(*byte))));
+            }
+            Self::Copy(stores) => {
+                for (number, from) in from.chunks(PART).enumerate() {
+                    let at = number * PART % to.len();
+                    copy::copy(&mut to[at..at + from.len()], from, stores);
+                }
+            }
+        }
+    }
+}
+
+impl Bench<'_, '_> {
+    /// Every kind of work by a quarter, half, three quarters and all but one of the CPUs, each with memory of its own.
+    pub(super) fn host(&mut self) -> Result<(), Error> {
+        let cpus = affinity::allowed().map_or(1, |cpus| cpus.len());
+        let most = cpus.saturating_sub(1).max(1);
+        let mut counts = [cpus / 4, cpus / 2, cpus * 3 / 4, most].map(|count| count.clamp(1, most)).to_vec();
+        counts.dedup();
+        let each = EACH.min(self.bytes_max()).next_multiple_of(LINE);
+        let mut source = Mapping::anonymous(most * each)?;
+        let mut buffers = Mapping::anonymous(most * BUFFER)?;
+        memory::touch(&mut source, most);
+        memory::touch(&mut buffers, most);
+        let effort = Effort { warm_up: 1, n_min: 5, n_max: 20, time: Nanos(20_000_000) };
+        self.session.phase("host", Work::ALL.len() * counts.len());
+        for work in Work::ALL {
+            for &cpus in &counts {
+                let figures =
+                    self.session.series(HOST, effort, |_| Ok(together(work, cpus, each, &mut buffers, &source)))?;
+                // Nothing is copied to a GPU: of a row of ordinary memory on its way only the host's half is left.
+                let how = How::By(Way::of(Method::Staged));
+                let shot =
+                    Shot { how, direction: Direction::H2d, memory: HostMemory::Warm, bytes: cpus * each, window: None };
+                let row = ways::row(HOST, &work.name(cpus), &shot, Load::Alone, None, None).with(figures);
+                self.rows.push(Row { gpus: 0, ..row });
+                self.session.advance()?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// How long `cpus` threads take that begin together, each with `each` bytes.
+fn together(work: Work, cpus: usize, each: usize, buffers: &mut [u8], source: &[u8]) -> Nanos {
+    let barrier = Barrier::new(cpus + 1);
+    std::thread::scope(|scope| {
+        let parts = buffers.chunks_mut(BUFFER).zip(source.chunks(each)).take(cpus);
+        let threads: Vec<_> = parts
+            .map(|(to, from)| {
+                let barrier = &barrier;
+                scope.spawn(move || {
+                    barrier.wait();
+                    work.make(to, from);
+                    clock::now()
+                })
+            })
+            .collect();
+        barrier.wait();
+        let began = clock::now();
+        let ends =
+            threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        ends.max().map_or(Nanos::ZERO, |end| end.saturating_sub(began))
+    })
+}
+
+/// The most bytes per second of `rows` that are copied by any number of CPUs in any way.
+pub(super) fn copied(rows: &[Row]) -> Option<&Row> {
+    rows.iter().filter(|row| row.part == HOST && row.way.starts_with("copied")).max_by_key(|row| row.rate())
+}
+
+/// The same of what is read.
+pub(super) fn read(rows: &[Row]) -> Option<&Row> {
+    rows.iter().filter(|row| row.part == HOST && row.way.starts_with("read")).max_by_key(|row| row.rate())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_byte_of_every_part_is_copied_into_the_buffer() {
+        let source: Vec<u8> = (0..5 * PART + 192).map(|at| (at / 64) as u8).collect();
+        let mut buffers = vec![0; 2 * BUFFER];
+        for work in [Work::Copy(Stores::Plain), Work::Copy(Stores::Demoted)] {
+            buffers.fill(0xA5);
+            together(work, 1, source.len(), &mut buffers, &source);
+            let (first, second) = buffers.split_at(BUFFER);
+            // The fifth part and the rest overwrite the first two.
+            assert_eq!(first[..PART], source[4 * PART..5 * PART]);
+            assert_eq!(first[PART..PART + 192], source[5 * PART..]);
+            assert_eq!(first[PART + 192..], source[PART + 192..4 * PART]);
+            assert!(second.iter().all(|byte| *byte == 0xA5), "one CPU, one buffer");
+        }
+    }
+}
