@@ -157,17 +157,15 @@ impl Bench<'_, '_> {
         let most = self.bytes_max();
         let mut rig = Rig::new(&self.copier, 0, Wish { bytes_max: most, pinned: true, huge_pages: false })?;
         let place = Place::settle(&mut rig)?;
-        let found = place.as_ref().map(|place| place.found().clone());
-        self.place = found.as_ref().map(ToString::to_string);
+        self.place = place.as_ref().map(|place| place.found().to_string());
+        // First: what else the host does changes within minutes, and the profile may just have been measured.
+        let prediction = self.predict(&mut rig, &ways)?;
         self.table(&mut rig, &ways)?;
         self.automatic(&mut rig, &ways)?;
         // Threads of bulk copies may run anywhere.
         drop(place);
         self.small(&mut rig, &ways)?;
         self.many(&mut rig)?;
-        let place = found.as_ref().and_then(Place::again);
-        let prediction = self.predict(&mut rig, &ways)?;
-        drop(place);
         if self.copier.ports().len() > 1 {
             self.multipath(&mut rig, &ways)?;
             drop(rig);

@@ -59,12 +59,6 @@ impl Place {
         Ok(affinity::restrict(&[*best]).is_ok().then_some(place))
     }
 
-    /// Where it was `found` to be best before; `None` where the thread may not go there.
-    pub(crate) fn again(found: &Found) -> Option<Self> {
-        let (_, best) = found.0.first()?;
-        Some(Self { _aside: Aside::on(&[*best])?, found: found.clone() })
-    }
-
     /// What was found.
     pub(crate) const fn found(&self) -> &Found {
         &self.found
