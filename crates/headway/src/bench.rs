@@ -222,7 +222,7 @@ impl Bench<'_, '_> {
             (..=0x100_0000, true) => (5, 50, 15),
             (..=0x100_0000, false) => (10, 200, 60),
             (_, true) => (2, 10, 20),
-            (_, false) => (3, 20, 100),
+            (_, false) => (3, 30, 250),
         };
         Effort { warm_up: if bytes <= 1 << 24 { 3 } else { 1 }, n_min, n_max, time: Nanos(ms * 1_000_000) }
     }
