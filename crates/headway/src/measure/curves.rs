@@ -42,6 +42,8 @@ const BULK_CHUNK: usize = 64 << 20;
 /// A winner's change is narrowed down to sizes this close: 5 %, and never more than this often.
 const BISECT_PERCENT: u64 = 105;
 const BISECT_MAX: u32 = 8;
+/// A copy that takes more than this many percent of what a longer one takes is measured again.
+const DOUBT_PERCENT: u64 = 110;
 
 /// How much is spent on a point, by its size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -158,9 +160,26 @@ impl Taker<'_, '_> {
                 }
                 self.session.advance()?;
             }
+            self.again(rig, direction)?;
             for memory in [HostMemory::Pinned, HostMemory::Warm, HostMemory::Fresh] {
                 self.bisect(rig, direction, memory)?;
             }
+        }
+        Ok(())
+    }
+
+    /// Measures the sizes again at which a way was slower than with more bytes: most often it is what else the host did for some
+    /// milliseconds, and all ways that took turns then were measured too slow.
+    fn again(&mut self, rig: &mut Rig, direction: Direction) -> Result<(), Error> {
+        for bytes in self.sizes.clone() {
+            let here =
+                |key: &Key| (key.gpu, key.direction, key.load, key.pieces) == (self.gpu, direction, Load::Alone, 1);
+            let lines = || self.lines.iter().filter(|(key, line)| here(key) && line.points.contains_key(&bytes));
+            if lines().any(|(_, line)| is_doubtful(&line.points, bytes)) {
+                let kinds: Vec<_> = lines().map(|(key, _)| (key.way, key.memory)).collect();
+                self.in_turns(rig, direction, &kinds, bytes, " again")?;
+            }
+            self.session.go_on()?;
         }
         Ok(())
     }
@@ -222,8 +241,9 @@ impl Taker<'_, '_> {
 
     fn add(&mut self, key: Key, bytes: u64, Taken { done, posted }: Taken) {
         let line = self.lines.entry(key).or_default();
-        line.points.insert(bytes, done);
-        line.posted.extend(posted.map(|posted| (bytes, posted)));
+        let known = |points: &BTreeMap<u64, Figures>, new: Figures| points.get(&bytes).map_or(new, |old| new.or(*old));
+        line.points.insert(bytes, known(&line.points, done));
+        line.posted.extend(posted.map(|posted| (bytes, known(&line.posted, posted))));
     }
 
     fn leave_out(&mut self, way: Way, why: &str) {
@@ -359,6 +379,13 @@ impl Taker<'_, '_> {
         let at = lines.filter_map(|(key, line)| line.points.get(&bytes).map(|figures| (figures.median, key.way)));
         at.min().map(|(_, way)| way)
     }
+}
+
+/// Whether the point at `bytes` lies that much above one of more bytes.
+fn is_doubtful(points: &BTreeMap<u64, Figures>, bytes: u64) -> bool {
+    let longer = points.range(bytes + 1..).map(|(_, figures)| figures.median).min();
+    let limit = longer.map_or(u64::MAX, |longer| longer.0.saturating_mul(DOUBT_PERCENT) / 100);
+    points.get(&bytes).is_some_and(|figures| figures.median.0 > limit)
 }
 
 /// Ways whose small copies are measured beside bulk ones.
@@ -510,4 +537,21 @@ pub(crate) fn peer(
         session.advance()?;
     }
     Ok((key, line))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn points(medians: &[(u64, u64)]) -> BTreeMap<u64, Figures> {
+        medians.iter().map(|&(bytes, median)| (bytes, Figures::of(&[Nanos(median)]).unwrap())).collect()
+    }
+
+    #[test]
+    fn only_a_point_a_tenth_above_a_longer_one_is_doubtful() {
+        let line = points(&[(1, 1_100), (64, 1_390), (256, 2_491), (1024, 1_301), (4096, 1_265), (65_536, 9_000)]);
+        let doubtful: Vec<u64> = line.keys().copied().filter(|bytes| is_doubtful(&line, *bytes)).collect();
+        assert_eq!(doubtful, [256], "1,390 is 109.9 % of the least of longer copies");
+        assert!(!is_doubtful(&line, 3), "not measured");
+    }
 }

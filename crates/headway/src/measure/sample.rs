@@ -54,6 +54,12 @@ impl Figures {
         notch(self.n, self.p25, self.p75)
     }
 
+    /// Those of the series with the lesser median, of two of the same, and the slowest sample of both.
+    pub(crate) fn or(self, other: Self) -> Self {
+        let faster = if other.median < self.median { other } else { self };
+        Self { max: self.max.max(other.max), ..faster }
+    }
+
     /// As a point of a curve.
     pub(crate) const fn point(self, bytes: Bytes) -> Point {
         Point { bytes, n: self.n, median: self.median, p99: self.p99, max: self.max }
@@ -123,6 +129,14 @@ mod tests {
         );
         let Ok(samples) = samples;
         (samples.into_iter().map(|sample| sample.0).collect(), runs.get())
+    }
+
+    #[test]
+    fn of_two_series_the_faster_counts_with_the_slowest_of_both() {
+        let of = |times: [u64; 3]| Figures::of(&times.map(Nanos)).unwrap();
+        let (slow, fast) = (of([5, 20, 90]), of([8, 10, 12]));
+        let both = Figures { max: Nanos(90), ..fast };
+        assert_eq!((slow.or(fast), fast.or(slow)), (both, both));
     }
 
     #[test]
