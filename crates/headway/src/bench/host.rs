@@ -1,7 +1,10 @@
-//! What the CPUs make of memory while no engine is at work: staged copies over several links are to be seen beside it.
+//! What the host gives while no engine is at work: what its CPUs make of memory, which staged copies over several links are to be
+//! seen beside, and how late they wake up, which is when a staged copy begins.
 
-use std::hint::black_box;
+use std::hint::{black_box, spin_loop};
 use std::sync::Barrier;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
 
 use headway_core::machine::Method;
 use headway_core::transfer::{Direction, HostMemory, Load, Stores, Way};
@@ -24,6 +27,10 @@ const BUFFER: usize = 2 << 20;
 const PART: usize = 512 << 10;
 /// What a CPU loads at a time from memory.
 const LINE: usize = 64;
+
+/// How long a thread has slept when it is woken.
+const IDLE: [Nanos; 3] = [Nanos(50_000), Nanos(2_000_000), Nanos(20_000_000)];
+const WAKE_UPS: Effort = Effort { warm_up: 1, n_min: 30, n_max: 100, time: Nanos(20_000_000) };
 
 /// What CPUs do.
 #[derive(Clone, Copy)]
@@ -85,14 +92,82 @@ impl Bench<'_, '_> {
                 self.session.advance()?;
             }
         }
+        self.wake_ups()
+    }
+
+    /// How long it takes until a thread that has slept for some time runs.
+    fn wake_ups(&mut self) -> Result<(), Error> {
+        for idle in IDLE {
+            let figures = sleeper(|wake| self.session.series(HOST, WAKE_UPS, |_| Ok(wake(idle))))?;
+            let shot = Shot {
+                how: How::By(Way::of(Method::Staged)),
+                direction: Direction::H2d,
+                memory: HostMemory::Warm,
+                bytes: 0,
+                window: None,
+            };
+            let name = format!("wake-up of a thread that slept for {idle}");
+            let row = ways::row(HOST, &name, &shot, Load::Alone, None, None).with(figures);
+            self.rows.push(Row { gpus: 0, ..row });
+        }
         Ok(())
+    }
+}
+
+/// `body` with a thread that it can let sleep for so long and wake, and that says how long it took to run.
+fn sleeper<R>(body: impl FnOnce(&mut dyn FnMut(Nanos) -> Nanos) -> R) -> R {
+    // The number of the last wake-up, 0 to end, and when the thread ran then.
+    let (number, ran) = (AtomicU64::new(1), AtomicU64::new(0));
+    thread::scope(|scope| {
+        let sleeper = scope.spawn(|| {
+            let mut seen = 1;
+            loop {
+                let now = number.load(Ordering::Acquire);
+                if now == 0 {
+                    return;
+                }
+                if now == seen {
+                    thread::park();
+                } else {
+                    seen = now;
+                    ran.store(clock::now().0, Ordering::Release);
+                }
+            }
+        });
+        let _end = End(&number, sleeper.thread());
+        body(&mut |idle| {
+            ran.store(0, Ordering::Release);
+            let until = clock::now() + idle;
+            while clock::now() < until {
+                spin_loop();
+            }
+            let woken = clock::now();
+            number.fetch_add(1, Ordering::AcqRel);
+            sleeper.thread().unpark();
+            loop {
+                match ran.load(Ordering::Acquire) {
+                    0 => thread::yield_now(),
+                    ran => return Nanos(ran).saturating_sub(woken),
+                }
+            }
+        })
+    })
+}
+
+/// Ends the thread of [`sleeper`], after a panic too: else its scope would wait for ever.
+struct End<'a>(&'a AtomicU64, &'a thread::Thread);
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        self.0.store(0, Ordering::Release);
+        self.1.unpark();
     }
 }
 
 /// How long `cpus` threads take that begin together, each with `each` bytes.
 fn together(work: Work, cpus: usize, each: usize, buffers: &mut [u8], source: &[u8]) -> Nanos {
     let barrier = Barrier::new(cpus + 1);
-    std::thread::scope(|scope| {
+    thread::scope(|scope| {
         let parts = buffers.chunks_mut(BUFFER).zip(source.chunks(each)).take(cpus);
         let threads: Vec<_> = parts
             .map(|(to, from)| {
@@ -125,6 +200,12 @@ pub(super) fn read(rows: &[Row]) -> Option<&Row> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_thread_that_sleeps_is_woken_every_time() {
+        let woken = sleeper(|wake| (0..20).map(|_| wake(Nanos(1_000))).filter(|took| *took > Nanos::ZERO).count());
+        assert_eq!(woken, 20);
+    }
 
     #[test]
     fn every_byte_of_every_part_is_copied_into_the_buffer() {
