@@ -202,9 +202,10 @@ pub struct Choice {
 ///
 /// The least objective wins; a lead below 3 % over the driver's own call goes to that call, as measurements scatter (not for
 /// figures that were set or simulated); equal costs go by the order of methods. `staged` needs a median 3 % better than
-/// `pageable` at this size and the measured ones around it, and a p99 no worse. Where the situation was not measured, the
-/// nearest one with figures of the driver's own call is used: fewer or more GPUs active, then nothing else going on, then
-/// warm memory, then fewer pieces; without any, built-in figures ([`super::defaults`]). With a stale profile it is the driver.
+/// `pageable` at this size and the measured ones around it, and a p99 no worse if both come from 100 copies or more. Where
+/// the situation was not measured, the nearest one with figures of the driver's own call is used: fewer or more GPUs active,
+/// then nothing else going on, then warm memory, then fewer pieces; without any, built-in figures ([`super::defaults`]). With
+/// a stale profile it is the driver.
 #[must_use]
 pub fn choose(profile: &Profile, request: &Request, available: &Available) -> Choice {
     Case::new(profile, request, available).choice(request.bytes)

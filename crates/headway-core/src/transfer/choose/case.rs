@@ -13,6 +13,8 @@ use crate::units::{Bytes, Nanos};
 
 /// A lead counts from here on: the faster takes at most 97 of 100.
 const LEAD: (u32, u32) = (100, 97);
+/// Fewest copies of which a 99th percentile is not just the slowest.
+const TAIL_SAMPLES: u32 = 100;
 
 /// A way with its curve in one situation, and what bars it whatever the size.
 #[derive(Clone, Debug)]
@@ -148,6 +150,11 @@ impl Case {
                 return Some(Reason::StagingLead(size));
             }
         }
+        // Of fewer copies the 99th percentile is the slowest of all, and one in forty that something else held up tells nothing.
+        let few = |entry| (1..TAIL_SAMPLES).contains(&self.samples(entry, bytes));
+        if few(at) || few(pageable) {
+            return None;
+        }
         let tail = |entry| self.cost(entry, bytes, Statistic::P99);
         match (tail(at), tail(pageable)) {
             (Some(ours), Some(theirs)) if ours.compare(theirs) == Ordering::Greater => Some(Reason::StagingTail),
@@ -197,16 +204,22 @@ impl Case {
 
     fn figures(&self, at: usize, bytes: Bytes) -> Figures {
         let of = |statistic| self.cost(at, bytes, statistic).map(Exact::rounded_up).filter(|t| *t < Nanos::MAX);
-        let points = self.entries[at].curve.as_ref().map_or(&[][..], Curve::points);
-        let next = points.partition_point(|p| p.bytes < bytes);
-        let exact = points.get(next).filter(|p| p.bytes == bytes);
-        let around = points.iter().take(next + 1).skip(next.saturating_sub(1)).map(|p| p.n).min();
         Figures {
             median: of(Statistic::Median),
             p99: of(Statistic::P99),
             max: of(Statistic::Max),
-            n: exact.map(|p| p.n).or(around).unwrap_or(0),
+            n: self.samples(at, bytes),
         }
+    }
+
+    /// Copies that the figures of entry `at` for this size come from: of the size, or of the sizes around it the fewer; 0 = they
+    /// were set.
+    fn samples(&self, at: usize, bytes: Bytes) -> u32 {
+        let points = self.entries[at].curve.as_ref().map_or(&[][..], Curve::points);
+        let next = points.partition_point(|p| p.bytes < bytes);
+        let exact = points.get(next).filter(|p| p.bytes == bytes);
+        let around = points.iter().take(next + 1).skip(next.saturating_sub(1)).map(|p| p.n).min();
+        exact.map(|p| p.n).or(around).unwrap_or(0)
     }
 
     pub(in crate::transfer) fn choice(&self, bytes: Bytes) -> Choice {

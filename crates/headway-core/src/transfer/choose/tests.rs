@@ -24,9 +24,14 @@ fn measured() -> Profile {
 
 /// Points as (bytes, median, p99, max).
 fn curve(points: &[(u64, u64, u64, u64)]) -> Curve {
+    curve_of(100, points)
+}
+
+/// The same, of `n` samples.
+fn curve_of(n: u32, points: &[(u64, u64, u64, u64)]) -> Curve {
     let point = |&(bytes, median, p99, max)| Point {
         bytes: Bytes(bytes),
-        n: 100,
+        n,
         median: Nanos(median),
         p99: Nanos(p99),
         max: Nanos(max),
@@ -130,6 +135,21 @@ fn staging_must_lead_at_the_measured_sizes_around_and_have_no_worse_tail() {
     assert_eq!(verdict(&choice(200, &tail), STAGED), Verdict::Rejected(Reason::StagingTail));
     tail[1] = (200, 1_900, u64::MAX, u64::MAX);
     assert_eq!(verdict(&choice(200, &tail), STAGED), Verdict::Rejected(Reason::NoComparison));
+}
+
+#[test]
+fn the_slowest_of_fewer_than_100_copies_is_no_tail() {
+    let request = ask(Direction::H2d, HostMemory::Warm, 200);
+    let choice = |n: u32, theirs: u32| {
+        let mut profile = measured();
+        profile.curves.insert(key(PAGEABLE, &request), curve_of(theirs, &[(200, 2_000, 2_000, 2_000)]));
+        profile.curves.insert(key(STAGED, &request), curve_of(n, &[(200, 1_900, 9_000, 9_000)]));
+        verdict(&choose(&profile, &request, &usable(&[PAGEABLE, STAGED])), STAGED)
+    };
+    let tail = Verdict::Rejected(Reason::StagingTail);
+    // None at all: the figures were set.
+    assert_eq!([choice(100, 100), choice(0, 0), choice(0, 100)], [tail, tail, tail]);
+    assert_eq!([choice(99, 100), choice(100, 99), choice(1, 0)], [Verdict::Chosen; 3]);
 }
 
 #[test]
