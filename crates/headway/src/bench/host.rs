@@ -20,8 +20,10 @@ use crate::Error;
 use crate::measure::rig::Shot;
 use crate::measure::sample::Effort;
 
-/// What each CPU goes through, and the memory that it copies to, over and over, as staging buffers are.
+/// What each CPU goes through, all of them together at most, and the memory that each copies to, over and over, as staging buffers
+/// are.
 const EACH: usize = 64 << 20;
+const TOTAL: usize = 4 << 30;
 const BUFFER: usize = 2 << 20;
 /// What it copies at a time.
 const PART: usize = 512 << 10;
@@ -72,7 +74,7 @@ impl Bench<'_, '_> {
         let most = cpus.saturating_sub(1).max(1);
         let mut counts = [cpus / 4, cpus / 2, cpus * 3 / 4, most].map(|count| count.clamp(1, most)).to_vec();
         counts.dedup();
-        let each = EACH.min(self.bytes_max()).next_multiple_of(LINE);
+        let each = EACH.min(TOTAL / most).min(self.bytes_max()).next_multiple_of(PART);
         let mut source = Mapping::anonymous(most * each)?;
         let mut buffers = Mapping::anonymous(most * BUFFER)?;
         memory::touch(&mut source, most);
