@@ -36,9 +36,7 @@ pub fn copy(to: &mut [u8], from: &[u8], stores: Stores) {
 /// Stores each line, and demotes the one that was stored a few lines before: by then it is all there, and the core goes on
 /// meanwhile. Page by page it took half as long again.
 fn copy_demoted(to: &mut [u8], from: &[u8]) {
-    let head = (to.as_ptr().addr().wrapping_neg() % LINE_BYTES).min(to.len());
-    let lines = (to.len() - head) / LINE_BYTES;
-    let tail = head + lines * LINE_BYTES;
+    let (head, lines, tail) = split(to.as_ptr().addr(), to.len());
     to[..head].copy_from_slice(&from[..head]);
     // SAFETY: `to` is exclusively ours and as long as `from`; its middle starts at a line and has `lines` of them.
     unsafe { imp::demoted_lines(to[head..].as_mut_ptr(), from[head..].as_ptr(), lines) };
@@ -79,9 +77,7 @@ pub fn copy_streaming(to: &mut [u8], from: &[u8]) {
 /// # Safety
 /// `from.len()` bytes from `to` on are mapped for writing, do not overlap `from`, and nobody else uses them meanwhile.
 pub unsafe fn window_store(to: *mut u8, from: &[u8]) {
-    let head = (to.addr().wrapping_neg() % LINE_BYTES).min(from.len());
-    let lines = (from.len() - head) / LINE_BYTES;
-    let tail = head + lines * LINE_BYTES;
+    let (head, lines, tail) = split(to.addr(), from.len());
     // SAFETY: the three ranges partition that of the caller, who vouches for it; the middle one starts at a line and has
     // `lines` of them.
     unsafe {
@@ -102,9 +98,7 @@ pub unsafe fn window_store(to: *mut u8, from: &[u8]) {
 pub unsafe fn window_load(from: *const u8, to: &mut [u8]) {
     // A page that appears only when the first bytes of a load are stored has the loads behind them made again.
     present(to);
-    let head = (from.addr().wrapping_neg() % LINE_BYTES).min(to.len());
-    let lines = (to.len() - head) / LINE_BYTES;
-    let tail = head + lines * LINE_BYTES;
+    let (head, lines, tail) = split(from.addr(), to.len());
     imp::full_fence();
     // SAFETY: as in `window_store`.
     unsafe {
@@ -121,6 +115,14 @@ pub fn present(memory: &mut [u8]) {
     for at in (first..memory.len()).step_by(PAGE_BYTES).chain((first > 0 && !memory.is_empty()).then_some(0)) {
         imp::rewrite(&mut memory[at]);
     }
+}
+
+/// Of `len` bytes from `address` on: those before the first whole line, the whole lines, and where those behind them begin.
+#[inline]
+fn split(address: usize, len: usize) -> (usize, usize, usize) {
+    let head = (address.wrapping_neg() % LINE_BYTES).min(len);
+    let lines = (len - head) / LINE_BYTES;
+    (head, lines, head + lines * LINE_BYTES)
 }
 
 /// The largest power of two, up to 16, that `address` is aligned to and that is not above `left`; `left` is not 0.

@@ -18,7 +18,7 @@ use super::targets::HOST;
 use super::{results::Row, ways};
 use crate::Error;
 use crate::measure::rig::Shot;
-use crate::measure::sample::Effort;
+use crate::measure::sample::{Effort, Figures};
 
 /// What each CPU goes through, all of them together at most, and the memory that each copies to, over and over, as staging buffers
 /// are.
@@ -27,8 +27,6 @@ const TOTAL: usize = 4 << 30;
 const BUFFER: usize = 2 << 20;
 /// What it copies at a time.
 const PART: usize = 512 << 10;
-/// What a CPU loads at a time from memory.
-const LINE: usize = 64;
 
 /// How long a thread has slept when it is woken.
 const IDLE: [Nanos; 3] = [Nanos(50_000), Nanos(2_000_000), Nanos(20_000_000)];
@@ -55,7 +53,9 @@ impl Work {
     fn make(self, to: &mut [u8], from: &[u8]) {
         match self {
             Self::Read => {
-                black_box(from.iter().step_by(LINE).fold(0, |sum: u64, byte| sum.wrapping_add(u64::from(*byte))));
+                black_box(
+                    from.iter().step_by(copy::LINE_BYTES).fold(0, |sum: u64, byte| sum.wrapping_add(u64::from(*byte))),
+                );
             }
             Self::Copy(stores) => {
                 for (number, from) in from.chunks(PART).enumerate() {
@@ -85,12 +85,7 @@ impl Bench<'_, '_> {
             for &cpus in &counts {
                 let figures =
                     self.session.series(HOST, effort, |_| Ok(together(work, cpus, each, &mut buffers, &source)))?;
-                // Nothing is copied to a GPU: of a row of ordinary memory on its way only the host's half is left.
-                let how = How::By(Way::of(Method::Staged));
-                let shot =
-                    Shot { how, direction: Direction::H2d, memory: HostMemory::Warm, bytes: cpus * each, window: None };
-                let row = ways::row(HOST, &work.name(cpus), &shot, Load::Alone, None, None).with(figures);
-                self.rows.push(Row { gpus: 0, ..row });
+                self.keep(&work.name(cpus), cpus * each, figures);
                 self.session.advance()?;
             }
         }
@@ -101,18 +96,17 @@ impl Bench<'_, '_> {
     fn wake_ups(&mut self) -> Result<(), Error> {
         for idle in IDLE {
             let figures = sleeper(|wake| self.session.series(HOST, WAKE_UPS, |_| Ok(wake(idle))))?;
-            let shot = Shot {
-                how: How::By(Way::of(Method::Staged)),
-                direction: Direction::H2d,
-                memory: HostMemory::Warm,
-                bytes: 0,
-                window: None,
-            };
-            let name = format!("wake-up of a thread that slept for {idle}");
-            let row = ways::row(HOST, &name, &shot, Load::Alone, None, None).with(figures);
-            self.rows.push(Row { gpus: 0, ..row });
+            self.keep(&format!("wake-up of a thread that slept for {idle}"), 0, figures);
         }
         Ok(())
+    }
+
+    /// Nothing is copied to a GPU: of a row of ordinary memory on its way only the host's half is left.
+    fn keep(&mut self, name: &str, bytes: usize, figures: Figures) {
+        let how = How::By(Way::of(Method::Staged));
+        let shot = Shot { how, direction: Direction::H2d, memory: HostMemory::Warm, bytes, window: None };
+        let row = ways::row(HOST, name, &shot, Load::Alone, None, None).with(figures);
+        self.rows.push(Row { gpus: 0, ..row });
     }
 }
 
@@ -189,14 +183,9 @@ fn together(work: Work, cpus: usize, each: usize, buffers: &mut [u8], source: &[
     })
 }
 
-/// The most bytes per second of `rows` that are copied by any number of CPUs in any way.
-pub(super) fn copied(rows: &[Row]) -> Option<&Row> {
-    rows.iter().filter(|row| row.part == HOST && row.way.starts_with("copied")).max_by_key(|row| row.rate())
-}
-
-/// The same of what is read.
-pub(super) fn read(rows: &[Row]) -> Option<&Row> {
-    rows.iter().filter(|row| row.part == HOST && row.way.starts_with("read")).max_by_key(|row| row.rate())
+/// Of the rows of the host that begin with `what`, "copied" or "read", that with the most bytes per second.
+pub(super) fn fastest<'r>(rows: &'r [Row], what: &str) -> Option<&'r Row> {
+    rows.iter().filter(|row| row.part == HOST && row.way.starts_with(what)).max_by_key(|row| row.rate())
 }
 
 #[cfg(test)]

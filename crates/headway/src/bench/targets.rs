@@ -154,7 +154,7 @@ fn with_references(mut target: Target, rows: &[Row], direction: Direction, memor
         target.measured += &format!("; pinned memory of {} GPUs at once: {} GB/s", row.gpus, gb(row));
     }
     if direction == Direction::H2d && memory == HostMemory::Warm {
-        for row in [host::copied(rows), host::read(rows)].into_iter().flatten() {
+        for row in ["copied", "read"].into_iter().filter_map(|what| host::fastest(rows, what)) {
             target.measured += &format!("; {}, no engine at work: {} GB/s", row.way, gb(row));
         }
     }

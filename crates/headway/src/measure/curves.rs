@@ -172,9 +172,7 @@ impl Taker<'_, '_> {
     /// milliseconds, and all ways that took turns then were measured too slow.
     fn again(&mut self, rig: &mut Rig, direction: Direction) -> Result<(), Error> {
         for bytes in self.sizes.clone() {
-            let here =
-                |key: &Key| (key.gpu, key.direction, key.load, key.pieces) == (self.gpu, direction, Load::Alone, 1);
-            let lines = || self.lines.iter().filter(|(key, line)| here(key) && line.points.contains_key(&bytes));
+            let lines = || self.lines_alone(direction).filter(|(_, line)| line.points.contains_key(&bytes));
             if lines().any(|(_, line)| is_doubtful(&line.points, bytes)) {
                 let kinds: Vec<_> = lines().map(|(key, _)| (key.way, key.memory)).collect();
                 self.in_turns(rig, direction, &kinds, bytes, " again")?;
@@ -371,11 +369,15 @@ impl Taker<'_, '_> {
         Ok(())
     }
 
+    /// What was measured of this GPU with nothing else going on, in one piece.
+    fn lines_alone(&self, direction: Direction) -> impl Iterator<Item = (&Key, &Line)> {
+        let wanted = (self.gpu, direction, Load::Alone, 1);
+        self.lines.iter().filter(move |(key, _)| (key.gpu, key.direction, key.load, key.pieces) == wanted)
+    }
+
     /// The way with the least median at `bytes`, of those measured there.
     fn winner(&self, direction: Direction, memory: HostMemory, bytes: u64) -> Option<Way> {
-        let lines = self.lines.iter().filter(|(key, _)| {
-            (key.direction, key.memory, key.load, key.gpu, key.pieces) == (direction, memory, Load::Alone, self.gpu, 1)
-        });
+        let lines = self.lines_alone(direction).filter(|(key, _)| key.memory == memory);
         let at = lines.filter_map(|(key, line)| line.points.get(&bytes).map(|figures| (figures.median, key.way)));
         at.min().map(|(_, way)| way)
     }
