@@ -45,7 +45,7 @@ impl Work {
     fn name(self, cpus: usize) -> String {
         match self {
             Self::Read => format!("read by {cpus} CPUs"),
-            Self::Copy(stores) => format!("copied by {cpus} CPUs, {stores}"),
+            Self::Copy(stores) => format!("copied by {cpus} CPUs {stores}"),
         }
     }
 
@@ -196,6 +196,11 @@ mod tests {
     fn a_thread_that_sleeps_is_woken_every_time() {
         let woken = sleeper(|wake| (0..20).map(|_| wake(Nanos(1_000))).filter(|took| *took > Nanos::ZERO).count());
         assert_eq!(woken, 20);
+    }
+
+    #[test]
+    fn names_are_one_column_of_a_table() {
+        assert!(Work::ALL.iter().all(|work| !work.name(7).contains([',', '|'])));
     }
 
     #[test]

@@ -316,14 +316,14 @@ mod tests {
             four("dma", 20_000_000),
             four("auto", 32_000_000),
             cpus("read by 48 CPUs", 25_000_000),
-            cpus("copied by 32 CPUs, plain", 40_000_000),
-            cpus("copied by 48 CPUs, demoted", 30_000_000),
+            cpus("copied by 32 CPUs plain", 40_000_000),
+            cpus("copied by 48 CPUs demoted", 30_000_000),
         ];
         let targets = judge(&rows);
         let of = |start: &str| &targets.iter().find(|target| target.target.starts_with(start)).unwrap().measured;
         assert_eq!(
             of("four GPUs at once, ordinary memory of small pages, h2d"),
-            "125.00 GB/s with 3906250 KiB; pinned memory of 4 GPUs at once: 200.00 GB/s; copied by 48 CPUs, demoted, no engine \
+            "125.00 GB/s with 3906250 KiB; pinned memory of 4 GPUs at once: 200.00 GB/s; copied by 48 CPUs demoted, no engine \
              at work: 133.33 GB/s; read by 48 CPUs, no engine at work: 160.00 GB/s"
         );
         assert_eq!(of("one GPU over four links, warm memory, h2d"), "-");
