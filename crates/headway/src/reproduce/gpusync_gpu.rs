@@ -90,8 +90,8 @@ impl Default for Options {
 const LEAD: Nanos = Nanos(250_000_000);
 /// Frames of a run that measures what a camera takes alone.
 const ALONE_FRAMES: u64 = 14;
-/// Passes in the second one.
-const ALONE_PASSES: u32 = 9;
+/// Passes in those after the first, which are made until passes stand out from what else the host does.
+const ALONE_PASSES: [u32; 4] = [9, 36, 144, 576];
 /// Additional state while it is not known how much it should be.
 const FIRST_STATE: u64 = 16 << 20;
 const FIRST_COPIES: u64 = 8 << 20;
@@ -387,19 +387,26 @@ fn phases(periods: &[Nanos], seed: u64) -> Vec<u64> {
     periods.iter().map(|period| random.next_u64() % period.0.max(1)).collect()
 }
 
-/// Two short runs of the first camera on the first GPU, with nobody else there.
+/// Two short runs of the first camera on the first GPU, with nobody else there; more if the second says nothing.
 fn measure_alone(crew: &mut Crew, scale: &Scale, state: u64) -> Result<Alone, Error> {
     let load =
         |passes| Load { segments: 3, cpu_ns: 0, passes, input: scale.first_copies, output: scale.first_copies, state };
-    let mut runs = Vec::new();
-    for passes in [1, ALONE_PASSES] {
+    let mut frames = |passes| {
         crew.order(&[(0, Order::Load(load(passes)))])?;
         let moving = Moving { chunk: Some(2 << 20), peer: true };
         let course = Course { begin: clock::now().0, period: 1, frames: ALONE_FRAMES, moving };
-        runs.extend(crew.order(&[(0, Order::Run { course, how: How::Fixed(0) })])?);
+        let tracked = crew.order(&[(0, Order::Run { course, how: How::Fixed(0) })])?;
+        Ok::<Vec<_>, Error>(tracked.into_iter().flat_map(|tracked| tracked.frames).collect())
+    };
+    let one = frames(1)?;
+    for passes in ALONE_PASSES {
+        if let Some(alone) = alone(&one, &frames(passes)?, passes, &load(1)) {
+            return Ok(alone);
+        }
     }
-    let [one, many] = &runs[..] else { return Ok(Alone::default()) };
-    Ok(alone(&one.frames, &many.frames, ALONE_PASSES, &load(1)))
+    let most = ALONE_PASSES[ALONE_PASSES.len() - 1];
+    let reason = format!("{most} passes over its state took no longer than one; measure again on a quieter machine");
+    Err(Error::Camera { camera: 0, reason })
 }
 
 fn outcome(

@@ -220,8 +220,9 @@ fn scaled_bytes(kernels: u64, simulated: f64, bytes_per_s: u64) -> u64 {
     (time * bytes_per_s as f64 / 1e9) as u64
 }
 
-/// Medians of runs with one and with `more` passes per segment.
-pub(super) fn alone(one: &[Frame], many: &[Frame], more: u32, load: &Load) -> Alone {
+/// Medians of runs with one and with `more` passes per segment; `None` if these took less than an eighth longer: so much can come
+/// from anything, and a pass that seems to take no time would be made millions of times in each frame.
+pub(super) fn alone(one: &[Frame], many: &[Frame], more: u32, load: &Load) -> Option<Alone> {
     let median = |frames: &[Frame], of: &dyn Fn(&Frame) -> u64| {
         let mut values: Vec<u64> = frames.iter().skip(2).map(of).collect();
         values.sort_unstable();
@@ -229,17 +230,41 @@ pub(super) fn alone(one: &[Frame], many: &[Frame], more: u32, load: &Load) -> Al
     };
     let kernels = |frames| median(frames, &|frame: &Frame| frame.account.execute);
     let (few, lot) = (kernels(one), kernels(many));
+    let longer = lot.checked_sub(few).filter(|longer| *longer > few / 8)?;
     let segments = u64::from(load.segments.max(1));
-    let pass = Nanos((lot.saturating_sub(few) / (u64::from(more.max(2)) - 1) / segments).max(1));
+    let pass = Nanos((longer / (u64::from(more.max(2)) - 1) / segments).max(1));
     let copies = median(one, &|frame: &Frame| frame.account.copy).max(1);
     let bytes = u128::from(load.input + load.output) * 1_000_000_000 / u128::from(copies);
     let tracker = Nanos(few.saturating_sub(pass.0 * segments));
-    Alone { tracker, pass, bytes_per_s: u64::try_from(bytes).unwrap_or(u64::MAX).max(1) }
+    Some(Alone { tracker, pass, bytes_per_s: u64::try_from(bytes).unwrap_or(u64::MAX).max(1) })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Frames with so much kernel time.
+    fn frames(execute: [u64; 5]) -> Vec<Frame> {
+        let frame = |execute| {
+            let (gpu, from, account, digest) = (0, None, Default::default(), 0);
+            let mut frame =
+                Frame { frame: 0, release: 0, start: 0, granted: 0, released: 0, done: 0, gpu, from, account, digest };
+            (frame.account.copy, frame.account.execute) = (1_000, execute);
+            frame
+        };
+        execute.into_iter().map(frame).collect()
+    }
+
+    #[test]
+    fn a_pass_is_known_once_passes_take_an_eighth_longer() {
+        let load = Load { segments: 3, cpu_ns: 0, passes: 1, input: 600, output: 400, state: Load::UNIT };
+        let of =
+            |many, more| alone(&frames([0, 0, 8_000, 8_200, 8_100]), &frames([0, 0, many, many, many]), more, &load);
+        let known = Alone { tracker: Nanos(8_100 - 3 * 90), pass: Nanos(90), bytes_per_s: 1_000_000_000 };
+        assert_eq!(of(8_100 + 8 * 3 * 90, 9), Some(known));
+        assert_eq!(of(8_100 + 8_100 / 8, 9), None);
+        assert_eq!(of(4_000, 9), None, "the shorter run was the disturbed one");
+    }
 
     #[test]
     fn scenarios_and_baselines_have_names_of_their_own() {
