@@ -359,6 +359,9 @@ impl Taker<'_, '_> {
                     break;
                 }
                 self.in_turns(rig, direction, &kinds, middle, " between")?;
+                if kinds.iter().any(|kind| self.doubts(*kind, direction, middle)) {
+                    self.in_turns(rig, direction, &kinds, middle, " between again")?;
+                }
                 match self.winner(direction, memory, middle) {
                     Some(winner) if winner == first => low = middle,
                     _ => high = middle,
@@ -373,6 +376,11 @@ impl Taker<'_, '_> {
     fn lines_alone(&self, direction: Direction) -> impl Iterator<Item = (&Key, &Line)> {
         let wanted = (self.gpu, direction, Load::Alone, 1);
         self.lines.iter().filter(move |(key, _)| (key.gpu, key.direction, key.load, key.pieces) == wanted)
+    }
+
+    /// Whether what `kind` took for `bytes` bytes is doubtful.
+    fn doubts(&self, kind: (Way, HostMemory), direction: Direction, bytes: u64) -> bool {
+        self.lines.get(&self.key(kind, direction)).is_some_and(|line| is_doubtful(&line.points, bytes))
     }
 
     /// The way with the least median at `bytes`, of those measured there.

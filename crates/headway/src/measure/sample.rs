@@ -78,6 +78,16 @@ pub(crate) fn notch(n: u32, p25: Nanos, p75: Nanos) -> Nanos {
 pub(crate) fn series<E>(
     effort: Effort,
     clock: impl Fn() -> Nanos,
+    once: impl FnMut(u32) -> Result<Nanos, E>,
+) -> Result<Vec<Nanos>, E> {
+    series_below(effort, Nanos::MAX, clock, once)
+}
+
+/// [`series`] that ends with its first sample if that is above `limit`.
+pub(crate) fn series_below<E>(
+    effort: Effort,
+    limit: Nanos,
+    clock: impl Fn() -> Nanos,
     mut once: impl FnMut(u32) -> Result<Nanos, E>,
 ) -> Result<Vec<Nanos>, E> {
     let until = clock().saturating_add(effort.time);
@@ -92,7 +102,8 @@ pub(crate) fn series<E>(
         number += 1;
     }
     while samples.len() < effort.n_max as usize {
-        if samples.len() >= effort.n_min as usize && clock() >= until {
+        let over = samples.len() >= effort.n_min as usize && clock() >= until;
+        if over || samples.first().is_some_and(|first| *first > limit) {
             break;
         }
         samples.push(once(number)?);
@@ -151,6 +162,17 @@ mod tests {
         let effort = Effort { warm_up: 0, n_min: 5, n_max: 1_000, time: Nanos(100) };
         assert_eq!(virtual_series(effort, |_| 1_000), (vec![1_000; 5], 5));
         assert_eq!(virtual_series(effort, |_| 10), (vec![10; 10], 10));
+    }
+
+    #[test]
+    fn a_first_sample_above_the_limit_is_the_last() {
+        let effort = Effort { warm_up: 1, n_min: 4, n_max: 4, time: Nanos::ZERO };
+        let samples = |limit| {
+            let Ok(samples) =
+                series_below(effort, Nanos(limit), || Nanos::ZERO, |n| Ok::<_, Infallible>(Nanos(u64::from(10 - n))));
+            samples.len()
+        };
+        assert_eq!([8, 9].map(samples), [1, 4]);
     }
 
     #[test]

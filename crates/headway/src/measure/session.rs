@@ -13,7 +13,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::journal::Journal;
-use super::sample::{Effort, Figures, series};
+use super::sample::{Effort, Figures, series_below};
 use crate::Error;
 use crate::run::Progress;
 
@@ -80,10 +80,21 @@ impl<'a> Session<'a> {
         &mut self,
         key: &str,
         effort: Effort,
+        once: impl FnMut(u32) -> Result<Nanos, Error>,
+    ) -> Result<Figures, Error> {
+        self.series_below(key, effort, Nanos::MAX, once)
+    }
+
+    /// [`Session::series`] that ends with its first sample if that is above `limit`.
+    pub(crate) fn series_below(
+        &mut self,
+        key: &str,
+        effort: Effort,
+        limit: Nanos,
         mut once: impl FnMut(u32) -> Result<Nanos, Error>,
     ) -> Result<Figures, Error> {
         let interrupt = self.interrupt;
-        let samples = series(effort, clock::now, |number| {
+        let samples = series_below(effort, limit, clock::now, |number| {
             if interrupt.load(Ordering::Relaxed) {
                 return Err(Error::Interrupted);
             }

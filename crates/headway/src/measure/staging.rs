@@ -42,20 +42,21 @@ impl Space {
     }
 }
 
-/// Times tunings by `time` and returns the best, or `None` if none is allowed: among those within 1 % of the least time the
-/// one that [`pick`] takes.
+/// Times tunings by `time`, which is told the least time so far, and returns the best, or `None` if none is allowed: among those
+/// within 1 % of the least time the one that [`pick`] takes.
 ///
-/// First every number of threads with each kind of stores and two buffers, three chunks in flight; then around the best of
+/// First every number of threads, the most first, with each kind of stores and two buffers, three chunks in flight; then around the best of
 /// those every buffer, the numbers of threads next to it, and one, two and four chunks in flight; the best of all twice again, of
 /// whose times the median counts.
 pub(crate) fn search<E>(
     space: Space,
-    mut time: impl FnMut(Tuning) -> Result<Nanos, E>,
+    mut time: impl FnMut(Tuning, Nanos) -> Result<Nanos, E>,
 ) -> Result<Option<(Tuning, Nanos)>, E> {
+    let least = |tried: &[(Tuning, Nanos)]| tried.iter().map(|(_, time)| *time).min().unwrap_or(Nanos::MAX);
     let mut tried: Vec<(Tuning, Nanos)> = Vec::new();
     let mut attempt = |tuning: Tuning, tried: &mut Vec<(Tuning, Nanos)>| -> Result<(), E> {
         if space.allows(tuning) && !tried.iter().any(|(known, _)| *known == tuning) {
-            tried.push((tuning, time(tuning)?));
+            tried.push((tuning, time(tuning, least(tried))?));
         }
         Ok(())
     };
@@ -67,13 +68,15 @@ pub(crate) fn search<E>(
         Some(largest) if largest < COARSE[0] => vec![largest],
         _ => coarse.collect(),
     };
-    for threads in THREADS {
+    for threads in THREADS.into_iter().rev() {
         for stores in [Stores::Plain, Stores::NonTemporal, Stores::Demoted] {
             for &buffer in &coarse {
                 attempt(tuning(threads, buffer, stores, IN_FLIGHT), &mut tried)?;
             }
         }
     }
+    // Of tunings that take the same time, the one with fewer threads counts as the better.
+    tried.sort_by_key(|(tuning, _)| tuning.threads);
     let best = |tried: &[(Tuning, Nanos)]| tried.iter().min_by_key(|(_, time)| *time).map(|(tuning, _)| *tuning);
     let Some(centre) = best(&tried) else { return Ok(None) };
     // What is demoted is at its best in buffers that all fit into the shared cache.
@@ -97,7 +100,7 @@ pub(crate) fn search<E>(
     let mut again = vec![Vec::new(); tried.len()];
     for _ in 0..FINALS {
         for ((tuning, _), times) in tried.iter().zip(&mut again) {
-            times.push(time(*tuning)?);
+            times.push(time(*tuning, Nanos::MAX)?);
         }
     }
     for ((_, known), mut times) in tried.iter_mut().zip(again) {
@@ -135,7 +138,7 @@ mod tests {
     /// Searches with a cost given by a formula; returns the choice and what was tried.
     fn search_with(space: Space, cost: impl Fn(Tuning) -> u64) -> (Option<Tuning>, Vec<Tuning>) {
         let mut tried = Vec::new();
-        let Ok(found) = search(space, |tuning| {
+        let Ok(found) = search(space, |tuning, _| {
             tried.push(tuning);
             Ok::<_, Infallible>(Nanos(cost(tuning)))
         });
@@ -195,6 +198,22 @@ mod tests {
         }
         assert!(tried[finals..].iter().all(|tuning| tried[..finals].contains(tuning)));
         assert!(tried.iter().any(|tuning| tuning.in_flight == 1 && tuning.threads > 1));
+    }
+
+    #[test]
+    fn the_least_time_so_far_is_told_until_the_best_are_tried_again() {
+        let mut times: Vec<Nanos> = Vec::new();
+        let mut told: Vec<Nanos> = Vec::new();
+        let Ok(_) = search(SPACE, |tuning, least| {
+            told.push(least);
+            times.push(Nanos(h200(tuning)));
+            Ok::<_, Infallible>(Nanos(h200(tuning)))
+        });
+        let finals = times.len() - FINALISTS * FINALS;
+        for (at, least) in told[..finals].iter().enumerate() {
+            assert_eq!(*least, times[..at].iter().copied().min().unwrap_or(Nanos::MAX), "{at}");
+        }
+        assert!(told[finals..].iter().all(|least| *least == Nanos::MAX));
     }
 
     #[test]
