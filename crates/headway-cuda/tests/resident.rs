@@ -17,7 +17,8 @@ use tempfile::TempDir;
 const FORMS: [Via; 3] = [Via::Hub, Via::Gpc, Via::Gpc4];
 /// Long enough for a busy machine.
 const PATIENT: Nanos = Nanos(30_000_000_000);
-const IMPATIENT: Nanos = Nanos(20_000_000);
+/// Waited for in vain, and long enough for a busy machine to do what it can do.
+const IMPATIENT: Nanos = Nanos(1_000_000_000);
 const OPTIONS: ResidentOptions = ResidentOptions { piece: 4096, lease: Nanos(10_000_000_000), patience: PATIENT };
 
 /// What the fake's kernel does, as in `fake/resident.h`.
