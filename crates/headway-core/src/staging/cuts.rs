@@ -13,6 +13,9 @@ const RAMP_FROM: u64 = 256 << 10;
 const RAMP_FROM_SHARED: u64 = 512 << 10;
 /// Sizes of a ramp are multiples of it.
 const RAMP_GRAIN: u64 = 64 << 10;
+/// On the way in, chunks of a ramp have no parts smaller than this but the last: with more, workers that have just been woken wait
+/// for each other at the lock, and rather begin the next chunk.
+const RAMP_PART_MIN: u64 = 128 << 10;
 /// Boundary in the caller's memory on the way in.
 const LINE: u64 = 64;
 /// Boundary in the caller's memory on the way out.
@@ -122,10 +125,14 @@ impl Cuts {
     }
 
     /// Part `part` of `parts` of chunk `index`, as offsets from the start of the copy. Parts meet on pages of the caller's
-    /// memory, and cover the chunk; where there are fewer pages than parts, some are empty.
+    /// memory, and cover the chunk; where there are fewer pages than parts, or on the way in at its start fewer times 128 KiB, the
+    /// last ones are empty.
     #[must_use]
     pub fn part(&self, index: u64, part: u32, parts: u32) -> Range<u64> {
         let Range { start, end } = self.chunk(index);
+        let starts = self.flow == Flow::In && index < self.ramp.len() as u64;
+        let most = if starts { (end - start).div_ceil(RAMP_PART_MIN) } else { u64::MAX };
+        let parts = parts.min(u32::try_from(most).unwrap_or(u32::MAX));
         let edge = |part: u32| {
             let at = start + ((end - start) as u128 * u128::from(part) / u128::from(parts.max(1))) as u64;
             let behind = (self.phase + at % PAGE) % PAGE;
@@ -243,6 +250,17 @@ mod tests {
             assert_eq!(sizes(&ramped), sizes(&Cuts::even(flow, 77, Bytes(MIB), Bytes(4096))));
         }
         assert_eq!(Cuts::ramped(Flow::Out, 0, Bytes(0), Bytes(MIB), Ramp::own(2)).count(), 0);
+    }
+
+    #[test]
+    fn parts_at_the_start_are_not_small_and_at_the_end_as_small_as_asked_for() {
+        let parts = |flow, index: u64| {
+            let cuts = Cuts::ramped(flow, 0, Bytes(256 * MIB), Bytes(8 * MIB), Ramp::shared(1));
+            let index = if flow == Flow::In { index } else { cuts.count() - 1 - index };
+            (0..12).map(|part| cuts.part(index, part, 12)).filter(|part| !part.is_empty()).count()
+        };
+        assert_eq!([0, 1, 2, 5].map(|index| parts(Flow::In, index)), [4, 8, 12, 12]);
+        assert_eq!([0, 1, 2, 5].map(|index| parts(Flow::Out, index)), [12; 4]);
     }
 
     proptest! {

@@ -41,6 +41,11 @@ impl Signal {
         }
     }
 
+    /// Spins for a while; whether it was raised. Who sleeps is woken late: on a virtual machine by 20 to 50 us.
+    pub(super) fn comes(&self) -> bool {
+        spin_until(|| self.raised.load(Ordering::Acquire))
+    }
+
     /// Sleeps until it is raised or something else wakes the thread, for about `bound` at most.
     pub(super) fn nap(&self, bound: Duration) {
         if !self.raised.load(Ordering::Acquire) {

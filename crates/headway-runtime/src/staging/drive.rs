@@ -244,7 +244,7 @@ impl Drive<'_> {
             std::hint::spin_loop();
         } else if self.links.iter().any(Link::flying) {
             std::thread::yield_now();
-        } else {
+        } else if quiet > SPINS || !self.signal.comes() {
             self.signal.nap(NAP);
             return true;
         }

@@ -28,6 +28,12 @@ pub(super) enum Fault {
     Panic,
 }
 
+/// What a worker needs to copy one part of a chunk.
+pub(super) trait Part {
+    /// Whether there is nothing to copy.
+    fn is_empty(&self) -> bool;
+}
+
 /// The end of a chunk on an engine.
 pub(super) struct Ended {
     pub(super) link: usize,
@@ -109,7 +115,7 @@ struct Worker {
 #[repr(align(128))]
 struct Turn(AtomicU32);
 
-/// One transfer's meeting place. `P` is what a worker needs to copy one part of a chunk.
+/// One transfer's meeting place.
 pub(super) struct Exchange<P> {
     inner: Mutex<Inner<P>>,
     turns: Vec<Turn>,
@@ -119,7 +125,7 @@ pub(super) struct Exchange<P> {
     driver: Arc<Signal>,
 }
 
-impl<P> Exchange<P> {
+impl<P: Part> Exchange<P> {
     /// `workers`: of each link, as many as may come.
     pub(super) fn new(pipeline: Pipeline, workers: &[usize], driver: &Arc<Signal>) -> Self {
         let list = || workers.iter().map(|count| Vec::with_capacity(*count)).collect();
@@ -188,6 +194,7 @@ impl<P> Exchange<P> {
                 WorkerStep::Done => break Next::Done(inner.pipeline.claimed().is_empty()),
             };
             match inner.part(link, task, part, open) {
+                Ok(part) if part.is_empty() => tells |= inner.pipeline.worker_done(link, task.buffer, true),
                 Ok(part) => break Next::Copy(task, part),
                 Err(fault) => {
                     inner.keep(fault);

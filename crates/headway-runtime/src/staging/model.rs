@@ -35,7 +35,7 @@ use headway_core::staging::{Flow, LinkShape, Order, Outcome, Pipeline, Task};
 use headway_device::DeviceError;
 
 use self::crew::{Crew, Signal};
-use self::exchange::{Ended, Exchange, Fault, Round};
+use self::exchange::{Ended, Exchange, Fault, Part, Round};
 use self::sync::{Arc, Mutex};
 
 const CHUNKS: u64 = 3;
@@ -49,6 +49,12 @@ enum Failing {
     Worker(u64),
     Engine(u64),
     Cancel(u64),
+}
+
+impl Part for u32 {
+    fn is_empty(&self) -> bool {
+        false
+    }
 }
 
 struct Job {

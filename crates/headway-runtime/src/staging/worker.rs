@@ -11,7 +11,7 @@ use headway_device::{Access, Buffer, DeviceError, Span};
 use headway_os::{clock, copy, memory};
 
 use super::crew::{Crew, Member};
-use super::exchange::{Exchange, Fault};
+use super::exchange::{Exchange, Fault, Part};
 
 /// Of a copy into a GPU, so many of the largest chunks at its end are demoted, and no more than so many bytes. What is in a
 /// core's own cache is read by the engine at a fifth of the rate once that core sleeps, and cores sleep when there is nothing left
@@ -19,6 +19,9 @@ use super::exchange::{Exchange, Fault};
 /// quarter to a third off what a core copies.
 const TAIL_CHUNKS: u64 = 4;
 const TAIL_BYTES: u64 = 32 << 20;
+/// At its start so many bytes are demoted: while there is little in pinned memory all of it is in the cores' own caches, and the
+/// engine waits for the cores.
+const HEAD_BYTES: u64 = 2 << 20;
 
 /// How workers copy.
 pub type CopyLoop = Arc<dyn Fn(&mut [u8], &[u8], Stores) + Send + Sync>;
@@ -30,6 +33,12 @@ pub(super) type Work = (Arc<Job>, usize);
 pub(super) struct Ends {
     from: Span,
     to: Span,
+}
+
+impl Part for Ends {
+    fn is_empty(&self) -> bool {
+        self.from.is_empty()
+    }
 }
 
 /// A place in pinned memory.
@@ -95,9 +104,6 @@ impl Job {
 
     fn copy(&self, task: Task, ends: Ends) -> Result<(), Fault> {
         let Ends { from, mut to } = ends;
-        if from.is_empty() {
-            return Ok(());
-        }
         let from = from.bytes().map_err(Fault::Device)?;
         if self.populate {
             memory::populate_read(from).map_err(Fault::Page)?;
@@ -118,8 +124,8 @@ impl Job {
     /// How `chunk` is stored.
     fn stores_of(&self, chunk: &Range<u64>) -> Stores {
         let tail = (TAIL_CHUNKS * self.cuts.bound().0).min(TAIL_BYTES);
-        let is_tail = chunk.end + tail > self.cuts.total().0;
-        if self.flow == Flow::In && is_tail && self.stores == Stores::Plain { Stores::Demoted } else { self.stores }
+        let is_edge = chunk.start < HEAD_BYTES || chunk.end + tail > self.cuts.total().0;
+        if self.flow == Flow::In && is_edge && self.stores == Stores::Plain { Stores::Demoted } else { self.stores }
     }
 }
 
