@@ -125,14 +125,13 @@ impl Cuts {
     }
 
     /// Part `part` of `parts` of chunk `index`, as offsets from the start of the copy. Parts meet on pages of the caller's
-    /// memory, and cover the chunk; where there are fewer pages than parts, or on the way in at its start fewer times 128 KiB, the
-    /// last ones are empty.
+    /// memory, and cover the chunk; where there are fewer pages than parts some are empty, and in the ramp on the way in the last
+    /// ones, if there would be less than 128 KiB for each.
     #[must_use]
     pub fn part(&self, index: u64, part: u32, parts: u32) -> Range<u64> {
         let Range { start, end } = self.chunk(index);
         let starts = self.flow == Flow::In && index < self.ramp.len() as u64;
-        let most = if starts { (end - start).div_ceil(RAMP_PART_MIN) } else { u64::MAX };
-        let parts = parts.min(u32::try_from(most).unwrap_or(u32::MAX));
+        let parts = if starts { u64::from(parts).min((end - start).div_ceil(RAMP_PART_MIN)) as u32 } else { parts };
         let edge = |part: u32| {
             let at = start + ((end - start) as u128 * u128::from(part) / u128::from(parts.max(1))) as u64;
             let behind = (self.phase + at % PAGE) % PAGE;

@@ -45,18 +45,17 @@ impl Space {
 /// Times tunings by `time`, which is told the least time so far, and returns the best, or `None` if none is allowed: among those
 /// within 1 % of the least time the one that [`pick`] takes.
 ///
-/// First every number of threads, the most first, with each kind of stores and two buffers, three chunks in flight; then around the best of
-/// those every buffer, the numbers of threads next to it, and one, two and four chunks in flight; the best of all twice again, of
-/// whose times the median counts.
+/// First every number of threads, the most first, with each kind of stores and two buffers, three chunks in flight; then around
+/// the best of those every buffer, the numbers of threads next to it, and one, two and four chunks in flight; the best of all twice
+/// again, of whose times the median counts.
 pub(crate) fn search<E>(
     space: Space,
     mut time: impl FnMut(Tuning, Nanos) -> Result<Nanos, E>,
 ) -> Result<Option<(Tuning, Nanos)>, E> {
-    let least = |tried: &[(Tuning, Nanos)]| tried.iter().map(|(_, time)| *time).min().unwrap_or(Nanos::MAX);
     let mut tried: Vec<(Tuning, Nanos)> = Vec::new();
     let mut attempt = |tuning: Tuning, tried: &mut Vec<(Tuning, Nanos)>| -> Result<(), E> {
         if space.allows(tuning) && !tried.iter().any(|(known, _)| *known == tuning) {
-            tried.push((tuning, time(tuning, least(tried))?));
+            tried.push((tuning, time(tuning, least(tried).unwrap_or(Nanos::MAX))?));
         }
         Ok(())
     };
@@ -111,12 +110,17 @@ pub(crate) fn search<E>(
     Ok(pick(&tried))
 }
 
+/// The least time of all.
+fn least(tried: &[(Tuning, Nanos)]) -> Option<Nanos> {
+    tried.iter().map(|(_, time)| *time).min()
+}
+
 /// Of the tunings that are nearly the best, those with the smallest buffer, which shorter copies fare better with; of these the
 /// one with most threads, at most half as many again as the fewest: so many only just keep the engine at work while nothing
 /// disturbs them. On two H200s at once eight threads and twelve are alike when copies follow each other, and eight fall behind by
 /// a tenth after other work, when buffers have left the caches.
 fn pick(tried: &[(Tuning, Nanos)]) -> Option<(Tuning, Nanos)> {
-    let least = tried.iter().map(|(_, time)| *time).min()?;
+    let least = least(tried)?;
     let limit = Nanos(least.0.saturating_add((u128::from(least.0) * u128::from(EQUAL_PPM) / u128::from(PPM)) as u64));
     let near = || tried.iter().filter(|(_, time)| *time <= limit);
     let buffer = near().map(|(tuning, _)| tuning.buffer).min()?;

@@ -405,7 +405,8 @@ fn measure_alone(crew: &mut Crew, scale: &Scale, state: u64) -> Result<Alone, Er
         }
     }
     let most = ALONE_PASSES[ALONE_PASSES.len() - 1];
-    let reason = format!("{most} passes over its state took no longer than one; measure again on a quieter machine");
+    let reason =
+        format!("{most} passes over its state took hardly longer than one; measure again on a quieter machine");
     Err(Error::Camera { camera: 0, reason })
 }
 
