@@ -52,8 +52,8 @@ use crate::{Error, files};
 /// Copies that `staged` is tuned with: so long that starting them counts little.
 const STAGED_BYTES: usize = 512 << 20;
 const STAGED_BYTES_FRESH: usize = 128 << 20;
-/// A tuning whose first copy takes this much of the least time so far, in percent, is not timed further.
-const HOPELESS_PERCENT: u64 = 150;
+/// A tuning whose first two copies take more than this many percent of the least time so far is not timed further.
+const BEHIND_PERCENT: u64 = 110;
 
 /// A part of the measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -537,7 +537,7 @@ fn search(
     let effort = Effort { warm_up: 1, n_min: shots, n_max: shots, time: Nanos::ZERO };
     let names: Vec<String> = rigs.iter().map(|rig| rig.gpu().to_string()).collect();
     let found = staging::search(space, |tuning, least| {
-        let limit = Nanos(least.0.saturating_mul(HOPELESS_PERCENT) / 100);
+        let limit = Nanos(least.0.saturating_mul(BEHIND_PERCENT) / 100);
         let how = How::Tuned(way, tuning);
         let shot = Shot { how, direction, memory, bytes: space.bytes.0 as usize, window: None };
         let Tuning { threads, buffer, stores, in_flight } = tuning;

@@ -85,7 +85,7 @@ impl<'a> Session<'a> {
         self.series_below(key, effort, Nanos::MAX, once)
     }
 
-    /// [`Session::series`] that ends with its first sample if that is above `limit`.
+    /// [`Session::series`] that ends with its second sample if both are above `limit`.
     pub(crate) fn series_below(
         &mut self,
         key: &str,

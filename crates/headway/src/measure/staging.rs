@@ -18,6 +18,10 @@ const FINALISTS: usize = 5;
 const FINALS: usize = 2;
 /// Tunings this close to the best count as equal to it: 1 %, which is what chance makes of the same one.
 const EQUAL_PPM: u64 = 10_000;
+/// A tuning that takes more than this many percent of the least time, and more than that many of the time with more threads, has
+/// too few of them.
+const HOPELESS_PERCENT: u64 = 150;
+const SLOWER_PERCENT: u64 = 110;
 
 /// What may be tried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,9 +49,9 @@ impl Space {
 /// Times tunings by `time`, which is told the least time so far, and returns the best, or `None` if none is allowed: among those
 /// within 1 % of the least time the one that [`pick`] takes.
 ///
-/// First every number of threads, the most first, with each kind of stores and two buffers, three chunks in flight; then around
-/// the best of those every buffer, the numbers of threads next to it, and one, two and four chunks in flight; the best of all twice
-/// again, of whose times the median counts.
+/// First numbers of threads, the most first and until they are too few, with each kind of stores and two buffers, three chunks in
+/// flight; then around the best of those every buffer, the numbers of threads next to it, and one, two and four chunks in flight;
+/// the best of all twice again, of whose times the median counts.
 pub(crate) fn search<E>(
     space: Space,
     mut time: impl FnMut(Tuning, Nanos) -> Result<Nanos, E>,
@@ -55,7 +59,7 @@ pub(crate) fn search<E>(
     let mut tried: Vec<(Tuning, Nanos)> = Vec::new();
     let mut attempt = |tuning: Tuning, tried: &mut Vec<(Tuning, Nanos)>| -> Result<(), E> {
         if space.allows(tuning) && !tried.iter().any(|(known, _)| *known == tuning) {
-            tried.push((tuning, time(tuning, least(tried).unwrap_or(Nanos::MAX))?));
+            tried.push((tuning, time(tuning, least(tried))?));
         }
         Ok(())
     };
@@ -70,7 +74,10 @@ pub(crate) fn search<E>(
     for threads in THREADS.into_iter().rev() {
         for stores in [Stores::Plain, Stores::NonTemporal, Stores::Demoted] {
             for &buffer in &coarse {
-                attempt(tuning(threads, buffer, stores, IN_FLIGHT), &mut tried)?;
+                let tuning = tuning(threads, buffer, stores, IN_FLIGHT);
+                if !has_too_few_threads(&tried, tuning) {
+                    attempt(tuning, &mut tried)?;
+                }
             }
         }
     }
@@ -110,9 +117,19 @@ pub(crate) fn search<E>(
     Ok(pick(&tried))
 }
 
-/// The least time of all.
-fn least(tried: &[(Tuning, Nanos)]) -> Option<Nanos> {
-    tried.iter().map(|(_, time)| *time).min()
+/// The least time of all, if there is any.
+fn least(tried: &[(Tuning, Nanos)]) -> Nanos {
+    tried.iter().map(|(_, time)| *time).min().unwrap_or(Nanos::MAX)
+}
+
+/// Whether more threads than `tuning` has were too few already, by what was tried with the most threads first.
+fn has_too_few_threads(tried: &[(Tuning, Nanos)], tuning: Tuning) -> bool {
+    let exceeds = |time: Nanos, percent: u64, of: Nanos| time.0 > of.0.saturating_mul(percent) / 100;
+    let mut alike = tried.iter().rev().filter(|(known, _)| Tuning { threads: tuning.threads, ..*known } == tuning);
+    let (fewer, more) = (alike.next(), alike.next());
+    fewer.zip(more).is_some_and(|(&(_, fewer), &(_, more))| {
+        exceeds(fewer, SLOWER_PERCENT, more) && exceeds(fewer, HOPELESS_PERCENT, least(tried))
+    })
 }
 
 /// Of the tunings that are nearly the best, those with the smallest buffer, which shorter copies fare better with; of these the
@@ -120,7 +137,7 @@ fn least(tried: &[(Tuning, Nanos)]) -> Option<Nanos> {
 /// disturbs them. On two H200s at once eight threads and twelve are alike when copies follow each other, and eight fall behind by
 /// a tenth after other work, when buffers have left the caches.
 fn pick(tried: &[(Tuning, Nanos)]) -> Option<(Tuning, Nanos)> {
-    let least = least(tried)?;
+    let least = least(tried);
     let limit = Nanos(least.0.saturating_add((u128::from(least.0) * u128::from(EQUAL_PPM) / u128::from(PPM)) as u64));
     let near = || tried.iter().filter(|(_, time)| *time <= limit);
     let buffer = near().map(|(tuning, _)| tuning.buffer).min()?;
@@ -191,6 +208,21 @@ mod tests {
         assert_eq!(found, Some((tuning(10), Nanos(10_050))));
         assert_eq!(picked(&[(1, 500), (2, 500)]), Some(1));
         assert_eq!(picked(&[]), None);
+    }
+
+    #[test]
+    fn fewer_threads_than_too_few_are_not_tried() {
+        let fewest = |cost: fn(Tuning) -> u64| {
+            let (_, tried) = search_with(SPACE, cost);
+            let coarse =
+                tried.into_iter().filter(|tuning| tuning.buffer == Bytes(COARSE[0]) && tuning.in_flight == IN_FLIGHT);
+            coarse.filter(|tuning| tuning.stores == Stores::Plain).map(|tuning| tuning.threads).min().unwrap()
+        };
+        // Five threads take 1.8 times what nine do.
+        assert_eq!(fewest(|tuning| 9_000 / u64::from(tuning.threads.min(9))), 5);
+        // Too many are slow, too; and what is slow with any number says nothing about the number.
+        assert_eq!(fewest(|tuning| 1_000 * u64::from(tuning.threads)), 1);
+        assert_eq!(fewest(|tuning| if tuning.stores == Stores::Plain { 2_000 } else { 1_000 }), 1);
     }
 
     #[test]
