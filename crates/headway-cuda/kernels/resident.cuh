@@ -11,6 +11,10 @@
 //   `started`, `left`:      the launch that has begun, before its leader reads anything; the launch that has gone, after
 //                           everything that its unit completed.
 //
+// A tagged command is one of few bytes for the host's memory. What it writes is complete when all of its words are there, which
+// the host sees by their tags, so that `completed` need not wait for them: a fence for the whole system is most of what a small copy
+// takes (NCCL's LL protocol).
+//
 // The host may write a command at any time. If the unit goes (its lease has ended) before it sees the command, `left` is
 // written without `completed` having passed the command, the host sees both, and launches again: no command is lost.
 #pragma once
@@ -26,6 +30,10 @@ typedef unsigned long long u64;
 #define COMMAND_WORDS 4u
 #define UNITS_MAX 4u
 #define BLOCKS_MAX 16u
+// In a command's number of bytes: it is tagged. In a word: below it four bytes, above it the command's number and this bit, which
+// is never in memory that was only cleared.
+#define TAGGED (1ull << 47)
+#define TAG (1u << 31)
 // The time is read once in that many polls.
 #define POLLS_PER_LOOK 64u
 
@@ -69,6 +77,17 @@ __device__ __forceinline__ u64 load_acquire(const u64* from)
 __device__ __forceinline__ void store_release(u64* to, u64 value)
 {
     asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(to), "l"(value) : "memory");
+}
+
+__device__ __forceinline__ void store_relaxed(u64* to, u64 value)
+{
+    asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(to), "l"(value) : "memory");
+}
+
+// Two words, each of them whole whenever it is seen.
+__device__ __forceinline__ void store_words(u64 to, u64 first, u64 second)
+{
+    asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(to), "l"(first), "l"(second) : "memory");
 }
 
 __device__ __forceinline__ u64 nanos()
@@ -172,6 +191,34 @@ __device__ __forceinline__ void copy_share(const Command& command, unsigned piec
     }
 }
 
+// This thread's part of a tagged command: eight bytes at a time, each half below a tag. Bytes behind the last are zero.
+__device__ __forceinline__ void copy_tagged(const Command& command, Share share)
+{
+    const unsigned bytes = static_cast<unsigned>(command.bytes & ~TAGGED);
+    const u64 tag = static_cast<u64>(static_cast<unsigned>(command.sequence) | TAG) << 32;
+    for (unsigned at = share.unit * share.threads + share.thread; 8 * at < bytes; at += share.units * share.threads) {
+        const u64 from = command.source + 8 * at;
+        u64 data = 0;
+        if (command.source % 8 == 0 && 8 * at + 8 <= bytes) {
+            load(reinterpret_cast<const u64*>(from), data);
+        } else {
+            unsigned char held[8];
+#pragma unroll
+            for (unsigned i = 0; i < 8; i++) {
+                held[i] = 0;
+                if (8 * at + i < bytes) {
+                    load(reinterpret_cast<const unsigned char*>(from + i), held[i]);
+                }
+            }
+#pragma unroll
+            for (unsigned i = 0; i < 8; i++) {
+                data |= static_cast<u64>(held[i]) << 8 * i;
+            }
+        }
+        store_words(command.destination + 16 * at, tag | (data & 0xffffffffull), tag | data >> 32);
+    }
+}
+
 // The leader warp waits for command `sequence`: whether there is one, and not the time to go, and this lane's word of it.
 __device__ __forceinline__ bool await_command(
     const Mailbox* mailbox, u64 sequence, u64 generation, u64 lease, u64& word)
@@ -254,10 +301,16 @@ __device__ __forceinline__ void reside(
         if (command.sequence == 0) {
             break;
         }
-        copy_share(command, piece, share);
+        const bool tagged = (command.bytes & TAGGED) != 0;
+        if (tagged) {
+            copy_tagged(command, share);
+        } else {
+            copy_share(command, piece, share);
+        }
         __syncthreads();
         if (thread == 0) {
-            store_release(&status->completed[unit][rank], command.sequence);
+            u64* const completed = &status->completed[unit][rank];
+            tagged ? store_relaxed(completed, command.sequence) : store_release(completed, command.sequence);
         }
     }
     if (rank == 0 && thread == 0) {

@@ -13,6 +13,7 @@
 mod mailbox;
 mod shape;
 mod status;
+mod tagged;
 
 use std::ffi::c_void;
 use std::mem::ManuallyDrop;
@@ -28,6 +29,7 @@ use headway_os::{clock, copy};
 use self::mailbox::{Command, Mailbox};
 use self::shape::Shape;
 use self::status::Status;
+use self::tagged::Tagged;
 use crate::owned::{Context, Module, Stream};
 use crate::pool::{Piece, Pool};
 
@@ -68,8 +70,10 @@ pub struct CudaResident {
     piece: usize,
     /// The last launch, counted from 1.
     generation: u64,
-    /// The last command, counted from 1.
+    /// The last command, counted from the one behind [`tagged::BEFORE_FIRST`].
     posted: u64,
+    /// All commands up to this one were seen to be complete.
+    confirmed: u64,
     phase: Phase,
     /// Dropped only when no unit can use them any more.
     parts: ManuallyDrop<Parts>,
@@ -81,6 +85,7 @@ struct Parts {
     module: Module,
     mailbox: Mailbox,
     outbox: Piece,
+    tagged: Tagged,
     status: Status,
 }
 
@@ -124,6 +129,7 @@ impl CudaResident {
             module,
             mailbox: Mailbox::new(context, pool, 2 * (HALF_BYTES + LINE))?,
             outbox: pool.take(2 * (HALF_BYTES + LINE))?,
+            tagged: Tagged::new(pool)?,
             status: Status::new(pool, shape.units as usize, shape.workers as usize)?,
         };
         let mut copier = Self {
@@ -134,10 +140,12 @@ impl CudaResident {
             patience: options.patience,
             piece: options.piece,
             generation: 0,
-            posted: 0,
+            posted: tagged::BEFORE_FIRST,
+            confirmed: tagged::BEFORE_FIRST,
             phase: Phase::Parked,
             parts: ManuallyDrop::new(parts),
         };
+        copier.parts.status.skip_to(tagged::BEFORE_FIRST);
         let nothing = copier.post(Command { source: 0, destination: 0, bytes: 0 })?;
         // The first launch of a kernel may take long.
         copier.wait(nothing, options.patience.saturating_add(GRACE))?;
@@ -179,6 +187,10 @@ impl CudaResident {
 
     /// Writes a command, and launches the kernel if it is not there.
     fn post(&mut self, command: Command) -> Result<u64, DeviceError> {
+        if self.posted + 1 - self.confirmed >= mailbox::RING {
+            // Bytes of tagged commands arrive before the word that says that their place is free.
+            self.wait(self.posted - AHEAD, self.patience)?;
+        }
         self.posted += 1;
         self.parts.mailbox.post(self.posted, command);
         if self.phase != Phase::Running {
@@ -222,8 +234,20 @@ impl CudaResident {
 
     /// Waits until `command` is complete, launching again when a lease ends before.
     fn wait(&mut self, command: u64, bound: Nanos) -> Result<(), DeviceError> {
+        self.wait_until(command, bound, |parts| parts.status.completed(command))?;
+        self.confirmed = self.confirmed.max(command);
+        Ok(())
+    }
+
+    /// Waits until `is_done` says that what `command` was for is done, launching again when a lease ends before.
+    fn wait_until(
+        &mut self,
+        command: u64,
+        bound: Nanos,
+        mut is_done: impl FnMut(&Parts) -> bool,
+    ) -> Result<(), DeviceError> {
         let mut watch = Watch::new(bound);
-        while !self.parts.status.completed(command) {
+        while !is_done(&self.parts) {
             if self.phase == Phase::Running && self.parts.status.is_abandoned(command, self.generation) {
                 self.vacate(bound)?;
                 self.launch()?;
@@ -291,6 +315,7 @@ impl CudaResident {
 
     fn timeout(&self, state: &str, command: u64, after: Nanos) -> DeviceError {
         let (done, blocks) = self.parts.status.progress(command);
+        let command = command - tagged::BEFORE_FIRST;
         let name = shape::name(self.via);
         let what = format!(
             "the resident copier `{name}` on GPU {} ({done} of {blocks} blocks have done command {command}; it {state})",
@@ -346,6 +371,19 @@ impl CudaResident {
         }
     }
 
+    /// A copy of few bytes from `source` on the device by one tagged command.
+    fn take(&mut self, to: &mut [u8], source: u64) -> Result<(), DeviceError> {
+        let destination = self.parts.tagged.for_command(self.posted + 1);
+        let command = self.post(Command { source, destination, bytes: to.len() as u64 | tagged::FLAG })?;
+        // Meanwhile pages that were never touched can appear.
+        copy::present(to);
+        let mut taken = 0;
+        self.wait_until(command, self.patience, |parts| {
+            taken += parts.tagged.take(command, taken, &mut to[taken..]);
+            taken == to.len()
+        })
+    }
+
     /// Carries out a copy cut into commands.
     fn run(&mut self, source: u64, destination: u64, bytes: usize) -> Result<(), DeviceError> {
         let first = self.posted;
@@ -394,6 +432,9 @@ impl Resident for CudaResident {
             return Err(lengths(from.len(), to.len()));
         }
         let device = self.device_address(from)?;
+        if tagged::suits(to.len()) {
+            return self.take(to, device);
+        }
         let chunk_bytes = self.command_bytes().min(HALF_BYTES);
         let chunks = to.len().div_ceil(chunk_bytes) as u64;
         let outbox = self.parts.outbox.base();
@@ -422,7 +463,11 @@ impl Resident for CudaResident {
         let (source, destination) = if matches!(to.place(), Place::Device { .. }) {
             (self.pinned_address(from)?, self.device_address(to)?)
         } else {
-            (self.device_address(from)?, self.pinned_address(to)?)
+            let ends = (self.device_address(from)?, self.pinned_address(to)?);
+            if tagged::suits(to.len()) {
+                return self.take(to.bytes_mut()?, ends.0);
+            }
+            ends
         };
         self.run(source, destination, from.len())
     }

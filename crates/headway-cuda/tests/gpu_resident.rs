@@ -133,7 +133,7 @@ fn every_size_arrives_both_ways() {
                 let mut there = Checked::new(port, (1 << 20) + 4096, 1);
                 let data = noise((1 << 20) + 4096, 2);
                 let sizes = (0..=4097).filter(|bytes| bytes % 2 == 1 || *bytes < 130);
-                for (round, bytes) in sizes.chain([65536, 262_144, (1 << 20) + 3]).enumerate() {
+                for (round, bytes) in sizes.chain([8191, 8192, 8193, 65536, 262_144, (1 << 20) + 3]).enumerate() {
                     let at = 1 + round * 37 % 900;
                     let what = format!("{via:?}, pieces of {piece}, {bytes} bytes at {at}");
                     there.copy_in(copier, at, &data[round..round + bytes]);
@@ -209,12 +209,13 @@ fn leases_end_and_copies_start_it_again() {
             for round in 0..5_000 {
                 let at = round % 100;
                 there.copy_in(copier, at, &noise(64 + round % 1000, round as u64));
+                there.check_copy_out(copier, at, 64 + round % 1000, "with leases of no length");
                 for _ in 0..round % 400 {
                     std::hint::spin_loop();
                 }
             }
             there.check("with leases of no length");
-            say(&format!("{via:?}: {} launches in 5000 copies with a lease of 0", copier.launches()));
+            say(&format!("{via:?}: {} launches in 10000 copies with a lease of 0", copier.launches()));
         });
     });
 }

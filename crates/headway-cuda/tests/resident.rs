@@ -161,6 +161,7 @@ fn no_command_is_lost_when_units_leave_at_any_moment() {
         let buffer = fake.device(700_000);
         for round in 0..200 {
             there_and_back(&mut copier, &buffer, 1 + round, &noise(10_000 + round, round as u64));
+            there_and_back(&mut copier, &buffer, 1 + round, &noise(41 * round, round as u64));
         }
         // More commands than are under way at once.
         there_and_back(&mut copier, &buffer, 3, &noise(600_000, 7));

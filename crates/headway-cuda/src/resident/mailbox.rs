@@ -147,6 +147,7 @@ fn store_fence() {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tagged::BEFORE_FIRST;
     use super::*;
 
     #[test]
@@ -168,6 +169,6 @@ mod tests {
             assert_ne!(command.words(sequence)[0], command.words(sequence - RING)[0]);
         }
         // An unused place is zero; the first commands of all are not.
-        assert!((1..=RING).all(|sequence| command.words(sequence)[0] != 0));
+        assert!((1..=RING).all(|number| command.words(BEFORE_FIRST + number)[0] != 0));
     }
 }

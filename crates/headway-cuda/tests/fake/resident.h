@@ -38,14 +38,29 @@ static unsigned random_(u64 *state) { *state ^= *state << 13; *state ^= *state >
 /* Nothing waits for longer than a test should take. */
 static void while_(int as) { for (long long end = now() + 20000000000LL; behaves(as) && now() < end;) sched_yield(); }
 
-static int copy_share(Grid_ *grid, unsigned unit, u64 source, u64 destination, u64 bytes) {
+#define TAGGED (1ull << 47)
+#define TAG (1ull << 31)
+/* Last words first: they may arrive in any order. */
+static void copy_tagged(Grid_ *grid, unsigned unit, const char *source, u64 *words, u64 bytes, u64 sequence) {
+	u64 tag = ((sequence & (TAG - 1)) | TAG) << 32;
+	for (u64 at = (bytes + 3) / 4; at--;) {
+		unsigned data = 0;
+		memcpy(&data, source + 4 * at, bytes - 4 * at < 4 ? bytes - 4 * at : 4);
+		if (at / 2 % grid->units == unit) STORE(words[at], tag | data);
+	}
+}
+static int copy_share(Grid_ *grid, unsigned unit, u64 source, u64 destination, u64 bytes, u64 sequence) {
+	int tagged = (bytes & TAGGED) != 0;
+	bytes &= ~TAGGED;
+	u64 written = tagged ? (bytes + 3) / 4 * 8 : bytes;
 	pthread_mutex_lock(&mutex);
 	int known = !bytes || ((inside((void *)source, bytes, 0) || inside((void *)source, bytes, 1)) &&
-		(inside((void *)destination, bytes, 0) || inside((void *)destination, bytes, 1)));
+		(inside((void *)destination, written, 0) || inside((void *)destination, written, 1)));
 	if (!known || behaves(FAULTY)) broken = 700;
 	pthread_mutex_unlock(&mutex);
 	if (broken) return 0;
-	for (u64 at = (u64)unit * grid->piece; at < bytes; at += (u64)grid->units * grid->piece)
+	if (tagged) copy_tagged(grid, unit, (const char *)source, (u64 *)destination, bytes, sequence);
+	else for (u64 at = (u64)unit * grid->piece; at < bytes; at += (u64)grid->units * grid->piece)
 		memcpy((char *)destination + at, (char *)source + at, bytes - at < grid->piece ? bytes - at : grid->piece);
 	return 1;
 }
@@ -70,7 +85,7 @@ static void *unit_(void *argument) {
 		if (behaves(HASTY) && random_(&seed) % 4 == 0) break;
 		if (whole) {
 			for (int i = 0; i < 4; i++) words[i] &= (1ull << 48) - 1;
-			if (!copy_share(grid, unit, words[0] | words[3] << 48, words[1] | words[3] >> 16 << 48, words[2])) return NULL;
+			if (!copy_share(grid, unit, words[0] | words[3] << 48, words[1] | words[3] >> 16 << 48, words[2], next)) return NULL;
 			for (unsigned rank = 0; rank < grid->workers; rank++) STORE(status->completed[unit][rank], next);
 			next++;
 			since = now();

@@ -40,7 +40,7 @@ impl Bench<'_, '_> {
                 for (name, memory, how) in hows {
                     let shot = Shot { how, direction, memory, bytes: bytes_max, window: None };
                     let (mut cpu, mut took) = (Vec::new(), None);
-                    let effort = self.effort_together();
+                    let effort = self.effort_of_many();
                     let figures = volley::with(&mut rigs, &shot, |volleys| {
                         let figures = self.session.series(part, effort, |turn| {
                             let timings = volleys.shoot(turn)?;
@@ -66,8 +66,9 @@ impl Bench<'_, '_> {
         Ok(())
     }
 
-    /// How often all copy at once: the first times find out that the others copy too.
-    const fn effort_together(&self) -> Effort {
+    /// How often copies over several links are made. The first are not counted: they find out that the others copy too, and wake
+    /// up threads that have slept since the part before.
+    const fn effort_of_many(&self) -> Effort {
         let n_min = if self.options.quick { 5 } else { 9 };
         Effort { warm_up: 3, n_min, n_max: 30, time: Nanos(if self.options.quick { 50 } else { 500 } * 1_000_000) }
     }
@@ -88,7 +89,7 @@ impl Bench<'_, '_> {
                     let how = How::By(Way::of(method));
                     let shot = Shot { how, direction, memory, bytes, window: None };
                     let mut cpu = Vec::new();
-                    let figures = self.session.series(MULTIPATH, self.effort(bytes as u64), |turn| {
+                    let figures = self.session.series(MULTIPATH, self.effort_of_many(), |turn| {
                         let timing = rig.shoot(&shot, turn)?;
                         if turn == 0 {
                             rig.compare()?;
