@@ -10,6 +10,7 @@ mod gate;
 mod gpu;
 mod kinds;
 mod many;
+mod pages;
 mod peer;
 mod pieces;
 mod probe;

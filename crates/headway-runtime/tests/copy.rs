@@ -14,6 +14,7 @@ use headway_device::Buffer;
 use headway_device::emu_port::{EmuPort, EmuPortSpec};
 use headway_device::port::{Caching, Mover, Piece, Port, Reach};
 use headway_device::{Access, Limits};
+use headway_os::memory::Mapping;
 use headway_runtime::copy::{At, Copier, CopyError, CopyLimits, CopyOptions, How, ManyBy};
 
 const MIB: usize = 1 << 20;
@@ -400,6 +401,28 @@ fn auto_is_what_choose_says() {
     for method in [Method::Pageable, Method::Window, Method::Staged, Method::Resident, Method::Dma] {
         assert!(seen.contains(&method), "{method} was never chosen");
     }
+}
+
+#[test]
+fn small_copies_follow_what_one_of_them_saw_of_the_pages() {
+    let gpus = gpus(1);
+    let mut profile = profile(gpus[0].0);
+    let (window, hub) = (Way::via(Method::Window, Via::Vulkan), Way::via(Method::Resident, Via::Hub));
+    let into_warm: Vec<Key> = profile.curves.keys().filter(|key| key.memory == HostMemory::Warm).cloned().collect();
+    for key in into_warm {
+        let curve = if key.way == window { line(9_000, 2) } else { profile.curves[&key].clone() };
+        profile.curves.insert(Key { memory: HostMemory::Fresh, ..key }, curve);
+    }
+    let copier = Copier::new(gpus, profile, CopyOptions { resident: true, ..options() }).unwrap();
+    let buffer = copier.ports()[0].device_buffer(64, Reach::Window(Via::Vulkan)).unwrap();
+    let way = |to: &mut [u8]| copier.copy_out(to, At { buffer: &buffer, offset: 0 }, How::Auto).unwrap().way;
+    let fresh = || way(&mut Mapping::anonymous(64).unwrap());
+    assert!((0..100).all(|_| fresh() == hub), "the first of them looked");
+    let mut warm = [1; 64];
+    let ways: Vec<Way> = (0..100).map(|_| way(&mut warm)).collect();
+    let until = ways.iter().position(|way| *way == window).unwrap();
+    assert!(until < 16 && ways[until..].iter().all(|way| *way == window), "{until}");
+    assert!((0..100).any(|_| fresh() == hub), "and back");
 }
 
 #[test]

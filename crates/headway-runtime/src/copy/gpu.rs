@@ -1,7 +1,7 @@
 //! One GPU as copies share it: its engines, and what is opened on first use and kept.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use headway_core::machine::EndpointId;
@@ -16,6 +16,7 @@ use super::bounce::Bounce;
 use super::engine::Engine;
 use super::gate::Gate;
 use super::kinds::Kinds;
+use super::pages::Pages;
 use crate::staging::{Pool, PoolOptions};
 
 /// Bytes of one piece of a resident copier: what it is chosen for is mostly one piece, and a request less is a round trip
@@ -55,8 +56,8 @@ pub(super) struct Gpu {
     pub(super) kernels: Engine,
     /// Host memory that its driver was asked about.
     pub(super) kinds: Kinds,
-    /// Copies whose pages could have been looked at.
-    pub(super) looks: AtomicU32,
+    /// Pages that copies are written into.
+    pub(super) pages: Pages,
     /// Pinned slots for requests of many pieces.
     pub(super) bounce: Bounce,
     /// Threads and pinned memory of `staged` and `multipath`.
@@ -83,7 +84,7 @@ impl Gpu {
         };
         Self {
             kinds: Kinds::default(),
-            looks: AtomicU32::new(0),
+            pages: Pages::default(),
             bounce: Bounce::default(),
             pool: Pool::new(Arc::clone(&port), options),
             endpoint,

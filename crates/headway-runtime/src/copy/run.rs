@@ -1,7 +1,5 @@
 //! One copy from the call to its report: chosen or asked for, tried, replaced where a way is absent, observed.
 
-use std::sync::atomic::Ordering;
-
 use headway_core::machine::Method;
 use headway_core::transfer::links::{Borrow, Links};
 use headway_core::transfer::policy::{Bucket, Decision};
@@ -23,13 +21,12 @@ const BULK: usize = 1 << 20;
 /// From this size on the driver is asked now and then whether memory is pinned, which takes up to 0.6 us; the driver's own call, which is
 /// chosen for smaller copies of ordinary memory, is as fast from pinned memory without being told.
 const ASK: usize = 64 << 10;
-/// From this size on it matters whether pages are there.
+/// From this size on pages are looked at where the choice hangs on it; below, in one copy of a few.
 const LOOK: usize = 128 << 10;
 /// From this size on pages that appear may take as long as the lead over the driver's call.
 const FAULTS: usize = 8 << 10;
-/// From this size on pages are looked at in every copy; below, where the choice does not hang on it, in one of so many.
+/// From this size on pages are looked at in every copy.
 const LOOK_ALWAYS: usize = 2 << 20;
-const LOOK_EVERY: u32 = 16;
 
 /// What came of a copy, and what was chosen first.
 pub(super) struct Outcome {
@@ -232,16 +229,18 @@ impl Copier {
     /// choice is the same whether they are there or not, as in copies of 20 us that takes more than the choice may cost; and a
     /// copy whose pages appear meanwhile is no slower than the driver for taking longer than into pages that are there.
     fn situation_of_choice(&self, copy: &Transfer<'_>) -> (Option<Situation>, bool) {
-        let (bytes, len) = (Bytes(copy.len as u64), copy.len);
-        let Host::Out(to) = &copy.host else { return (self.situation(copy), true) };
-        if !(FAULTS..LOOK_ALWAYS).contains(&len) {
-            return (self.situation(copy), true);
-        }
-        let looks = self.gpus[copy.gpu].looks.fetch_add(1, Ordering::Relaxed).is_multiple_of(LOOK_EVERY);
+        let (bytes, len, pages) = (Bytes(copy.len as u64), copy.len, &self.gpus[copy.gpu].pages);
+        let to: &[u8] = match &copy.host {
+            Host::Out(to) if len < LOOK_ALWAYS => to,
+            _ => return (self.situation(copy), true),
+        };
         if len < LOOK {
-            return (self.situation(copy), looks && !memory::mostly_absent(to, samples(len)));
+            let (absent, known) = pages.of_small(to);
+            return (self.situation_with(copy, |_| absent), len < FAULTS || (known && !absent));
         }
-        if !looks && let Some(warm) = self.situation_with(copy, false) {
+        if !pages.are_due()
+            && let Some(warm) = self.situation_with(copy, |_| false)
+        {
             let pick = |memory| self.auto.pick(&self.gpus, Situation { memory, ..warm }, bytes);
             let (there, absent) = (pick(HostMemory::Warm), pick(HostMemory::Fresh));
             let same = there.way.method == absent.way.method && there.tuning == absent.tuning;
@@ -254,16 +253,20 @@ impl Copier {
 
     /// What decides beside the size; `None` = memory that only the driver knows how to handle.
     pub(super) fn situation(&self, copy: &Transfer<'_>) -> Option<Situation> {
-        self.situation_with(copy, true)
+        let pages = &self.gpus[copy.gpu].pages;
+        let look = |to: &[u8]| memory::mostly_absent(to, samples(to.len()));
+        self.situation_with(copy, |to| if to.len() < LOOK { pages.were_absent() } else { look(to) })
     }
 
-    /// The same; unless `look`, pages count as there.
-    fn situation_with(&self, copy: &Transfer<'_>, look: bool) -> Option<Situation> {
+    /// The same, with what `is_absent` says of the pages of ordinary memory that is written.
+    fn situation_with(&self, copy: &Transfer<'_>, is_absent: impl Fn(&[u8]) -> bool) -> Option<Situation> {
         let gpu = &self.gpus[copy.gpu];
         let kind = |memory: &[u8]| gpu.kinds.of(memory, || gpu.port.host_kind(memory)).ok();
+        let written = |to: &[u8]| if is_absent(to) { HostMemory::Fresh } else { HostMemory::Warm };
         let memory = match &copy.host {
             Host::Held(_) => HostMemory::Pinned,
-            _ if copy.len < ASK => HostMemory::Warm,
+            Host::In(_) if copy.len < ASK => HostMemory::Warm,
+            Host::Out(to) if copy.len < ASK => written(to),
             Host::In(from) => match kind(from)? {
                 HostKind::Pinned => HostMemory::Pinned,
                 HostKind::Pageable if self.options.mapped_files => HostMemory::File,
@@ -271,10 +274,7 @@ impl Copier {
             },
             Host::Out(to) => match kind(to)? {
                 HostKind::Pinned => HostMemory::Pinned,
-                HostKind::Pageable if look && to.len() >= LOOK && memory::mostly_absent(to, samples(to.len())) => {
-                    HostMemory::Fresh
-                }
-                HostKind::Pageable => HostMemory::Warm,
+                HostKind::Pageable => written(to),
             },
         };
         let at = Situation {
