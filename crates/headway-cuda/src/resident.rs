@@ -9,6 +9,8 @@
 //! - **None is done late.** A call returns when its commands are complete, or when no unit can take them any more: each has
 //!   gone, or had not begun when the mailbox was seen to be closed, in which case it will see that before any command. What is
 //!   left is then marked as completed. If a unit has begun and does not go, the context is given up as lost.
+//! - **A small copy out ends with its bytes.** It is one tagged command (`tagged`); that it is completed is only asked before its
+//!   place in the mailbox is used again.
 
 mod mailbox;
 mod shape;
