@@ -7,6 +7,8 @@
 
 use headway_device::DeviceError;
 use headway_device::buffer::Memory as _;
+#[cfg(target_arch = "x86_64")]
+use headway_os::copy::LINE_BYTES;
 
 use crate::pool::{Piece, Pool};
 
@@ -20,11 +22,13 @@ const TAG: u32 = 1 << 31;
 pub(super) const BEFORE_FIRST: u64 = TAG as u64 - 64;
 /// Data in a word.
 const DATA_BYTES: usize = 4;
+/// The words of the longest copy.
+const WORDS_BYTES: usize = BYTES_MAX / DATA_BYTES * size_of::<u64>();
 /// Words that are looked at together.
 const GROUP: usize = 4;
-/// Words that are asked for ahead, 24 lines: a core does so by itself too late, and with 16 lines or 32 a copy of 8 KiB takes longer.
+/// Words that are asked for ahead, 24 lines: without, and with 8 to 16 lines, a copy of 8 KiB took longer.
 #[cfg(target_arch = "x86_64")]
-const AHEAD: usize = 24 * 64 / size_of::<u64>();
+const AHEAD: usize = 24 * LINE_BYTES / size_of::<u64>();
 
 /// Whether a copy of `bytes` bytes is tagged.
 pub(super) const fn suits(bytes: usize) -> bool {
@@ -40,7 +44,7 @@ pub(super) struct Tagged {
 
 impl Tagged {
     pub(super) fn new(pool: &Pool) -> Result<Self, DeviceError> {
-        Ok(Self { memory: pool.take(BYTES_MAX * 2)?, round: round(BEFORE_FIRST) })
+        Ok(Self { memory: pool.take(WORDS_BYTES)?, round: round(BEFORE_FIRST) })
     }
 
     /// The device's address of the words of command `sequence`, which is about to be posted. No other may be under way whose
@@ -48,10 +52,8 @@ impl Tagged {
     pub(super) fn for_command(&mut self, sequence: u64) -> u64 {
         let round = round(sequence);
         if round != self.round {
-            for word in 0..2 * BYTES_MAX / size_of::<u64>() {
-                // SAFETY: within the memory, which is zeroed, aligned and written by the device on command only.
-                unsafe { self.memory.base().cast::<u64>().add(word).write_volatile(0) };
-            }
+            // SAFETY: the memory is this long, and written by the device on command only.
+            unsafe { self.memory.base().write_bytes(0, WORDS_BYTES) };
             self.round = round;
         }
         self.memory.base().addr() as u64
@@ -89,15 +91,22 @@ unsafe fn take(words: *const u64, tag: u32, to: &mut [u8]) -> usize {
     }
     // Of a group that is not whole what there is of it.
     for chunk in to[taken..].chunks_mut(DATA_BYTES) {
-        // SAFETY: as above. Volatile, as the device writes it at any time.
-        let word = unsafe { words.add(taken.div_ceil(DATA_BYTES)).read_volatile() };
-        if (word >> 32) as u32 != tag {
-            break;
-        }
-        chunk.copy_from_slice(&(word as u32).to_le_bytes()[..chunk.len()]);
+        // SAFETY: as above.
+        let Some(data) = (unsafe { single(words.add(taken / DATA_BYTES), tag) }) else { break };
+        chunk.copy_from_slice(&data[..chunk.len()]);
         taken += chunk.len();
     }
     taken
+}
+
+/// The data of a word, if it has arrived.
+///
+/// # Safety
+/// The word is there.
+unsafe fn single(word: *const u64, tag: u32) -> Option<[u8; DATA_BYTES]> {
+    // SAFETY: the caller vouches for the word. Volatile, as the device writes it at any time.
+    let word = unsafe { word.read_volatile() };
+    ((word >> 32) as u32 == tag).then(|| (word as u32).to_le_bytes())
 }
 
 /// The data of the words of a group, if all of them have arrived.
@@ -133,12 +142,8 @@ unsafe fn group(words: *const u64, tag: u32) -> Option<[u8; GROUP * DATA_BYTES]>
 unsafe fn group(words: *const u64, tag: u32) -> Option<[u8; GROUP * DATA_BYTES]> {
     let mut data = [0; GROUP * DATA_BYTES];
     for (at, data) in data.chunks_exact_mut(DATA_BYTES).enumerate() {
-        // SAFETY: the caller vouches for the words. Volatile, as the device writes them at any time.
-        let word = unsafe { words.add(at).read_volatile() };
-        if (word >> 32) as u32 != tag {
-            return None;
-        }
-        data.copy_from_slice(&(word as u32).to_le_bytes());
+        // SAFETY: the caller vouches for the words.
+        data.copy_from_slice(&unsafe { single(words.add(at), tag) }?);
     }
     Some(data)
 }

@@ -253,9 +253,7 @@ impl Copier {
 
     /// What decides beside the size; `None` = memory that only the driver knows how to handle.
     pub(super) fn situation(&self, copy: &Transfer<'_>) -> Option<Situation> {
-        let pages = &self.gpus[copy.gpu].pages;
-        let look = |to: &[u8]| memory::mostly_absent(to, samples(to.len()));
-        self.situation_with(copy, |to| if to.len() < LOOK { pages.were_absent() } else { look(to) })
+        self.situation_with(copy, |to| to.len() >= LOOK && memory::mostly_absent(to, samples(to.len())))
     }
 
     /// The same, with what `is_absent` says of the pages of ordinary memory that is written.
