@@ -33,7 +33,7 @@ enum Outcome {
     Skipped(String),
 }
 
-const STEPS: [Step; 8] = [
+const STEPS: [Step; 9] = [
     Step {
         name: "tools",
         about: "installs the programs that some tests call, or says what will be skipped",
@@ -46,6 +46,7 @@ const STEPS: [Step; 8] = [
         about: "clippy and rustc without warnings",
         run: || cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]),
     },
+    Step { name: "package", about: "every published crate packs, with its licences", run: package },
     Step { name: "ptx", about: "the committed PTX is what the CUDA sources give", run: ptx },
     Step { name: "test", about: "every test", run: || cargo(&["test", "--workspace", "--no-fail-fast"]) },
     Step { name: "test-release", about: "tests of the pure crates without debug assertions", run: test_release },
@@ -103,6 +104,11 @@ fn print_times(times: &[(&str, Duration)]) {
 fn tools() -> anyhow::Result<Outcome> {
     tools::prepare();
     Ok(Outcome::Passed)
+}
+
+/// Packs all crates that are published into `target/package`, without building them from there.
+fn package() -> anyhow::Result<Outcome> {
+    cargo(&["package", "--workspace", "--exclude", "xtask", "--allow-dirty", "--no-verify"])
 }
 
 fn ptx() -> anyhow::Result<Outcome> {

@@ -5,6 +5,7 @@
 mod arrows;
 mod layout;
 mod numbers;
+mod packaging;
 mod pages;
 mod rust;
 mod source;
@@ -46,6 +47,7 @@ pub(crate) fn run() -> anyhow::Result<()> {
 
     let mut findings = arrows::check(&tree, &packages);
     findings.extend(layout::check(&tree, &packages));
+    findings.extend(packaging::check(&tree, &packages));
     findings.extend(rust::check(&tree));
     findings.extend(layout::check_text(&tree));
     findings.extend(layout::check_places(&tree));

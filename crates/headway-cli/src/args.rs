@@ -91,6 +91,15 @@ pub(crate) enum Command {
         #[arg(long, value_name = "PATH")]
         socket: Option<PathBuf>,
     },
+    /// Print the manual page of this command or of one of its subcommands
+    Man {
+        /// The subcommand, for example "run", or "bench transfers" [default: the page of `headway`]
+        #[arg(value_name = "COMMAND")]
+        of: Vec<String>,
+        /// Write all pages into this folder instead
+        #[arg(long, value_name = "FOLDER", conflicts_with = "of")]
+        out: Option<PathBuf>,
+    },
     /// Print a completion script for a shell
     Completions {
         /// The shell
@@ -292,7 +301,7 @@ pub(crate) struct MeasureArgs {
     /// What is measured
     #[arg(long, value_enum, default_value_t = PortArg::Auto)]
     pub(crate) backend: PortArg,
-    /// Machine that `--backend emu` imitates [default: h200-x1]
+    /// Machine that `--backend emu` imitates [default: h200-x1; h200-x4 for more GPUs]
     #[arg(long, value_name = "MACHINE")]
     pub(crate) model: Option<String>,
     /// Measure only the first so many GPUs
@@ -347,7 +356,7 @@ pub(crate) struct InterconnectArgs {
     /// What runs the batches
     #[arg(long, value_enum, default_value_t = BackendArg::Auto)]
     pub(crate) backend: BackendArg,
-    /// Machine that `--backend emu` imitates or `--backend sim` simulates [default: h200-x1, h200-x4]
+    /// Machine that `--backend emu` imitates or `--backend sim` simulates [default: h200-x1 and, for more GPUs, h200-x4; simulated h200-x4]
     #[arg(long, value_name = "MACHINE")]
     pub(crate) model: Option<String>,
     /// Machine file to predict with [default: measure the links first, 10 to 30 s]
@@ -391,7 +400,7 @@ pub(crate) struct BenchArgs {
     /// What is measured
     #[arg(long, value_enum, default_value_t = PortArg::Auto)]
     pub(crate) backend: PortArg,
-    /// Machine that `--backend emu` imitates [default: h200-x1]
+    /// Machine that `--backend emu` imitates [default: h200-x1; h200-x4 for more GPUs]
     #[arg(long, value_name = "MACHINE")]
     pub(crate) model: Option<String>,
     /// Machine file with the profile that `auto` uses, from `headway measure` [default: built-in figures]

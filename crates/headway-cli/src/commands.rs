@@ -52,7 +52,7 @@ impl Out {
     }
 }
 
-fn write_out(text: &[u8]) -> Result<()> {
+pub(crate) fn write_out(text: &[u8]) -> Result<()> {
     let mut out = io::stdout().lock();
     match out.write_all(text).and_then(|()| out.flush()) {
         // A reader that has seen enough closes the pipe: that is no failure, and the answer stays the answer.

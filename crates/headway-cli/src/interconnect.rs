@@ -9,6 +9,7 @@ use headway::bench::interconnect::{Options, Report, run};
 use crate::Answer;
 use crate::args::InterconnectArgs;
 use crate::commands::{Bar, Out, interrupt};
+use crate::show::imitation;
 
 pub(crate) fn bench(out: &Out, args: &InterconnectArgs) -> Result<Answer> {
     let options = Options {
@@ -38,7 +39,9 @@ pub(crate) fn bench(out: &Out, args: &InterconnectArgs) -> Result<Answer> {
 }
 
 fn shown(report: &Report) -> String {
-    let mut text = format!("source    {}, machine {}\n\n", report.source, report.machine);
+    let mut text = format!("source    {}, machine {}\n", report.source, report.machine);
+    imitation(&mut text, report.imitates.as_deref());
+    text.push('\n');
     for target in &report.targets {
         let _ = writeln!(text, "{:<12} {}\n{:<12} {}", target.outcome.label(), target.target, "", target.measured);
     }

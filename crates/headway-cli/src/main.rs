@@ -6,6 +6,7 @@ mod broker;
 mod commands;
 mod formats;
 mod interconnect;
+mod manual;
 mod sharing;
 mod show;
 mod transfers;
@@ -52,6 +53,7 @@ fn main() -> ExitCode {
         Command::Machines { name } => commands::machines(&out, name.as_deref()),
         Command::Broker(args) => broker::broker(&out, args),
         Command::Status { socket, lost } => broker::status(&out, socket.as_deref(), *lost),
+        Command::Man { of, out: folder } => manual::man(&out, of, folder.as_deref()),
         Command::Completions { shell } => commands::completions(*shell),
     };
     match answer {

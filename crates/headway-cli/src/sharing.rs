@@ -16,6 +16,7 @@ use headway::trace::sharing::Log;
 
 use crate::Answer;
 use crate::commands::{Bar, Out};
+use crate::show;
 
 pub(crate) fn plan(out: &Out, machine: &Machine, workload: &Loaded<Workload>) -> Result<Answer> {
     let report = share::bounds(machine, workload)?;
@@ -37,6 +38,7 @@ pub(crate) fn run(out: &Out, workload: &Loaded<Workload>, options: &Options) -> 
     }
     out.print(&report, || {
         let mut text = report.summary.table();
+        show::imitation(&mut text, report.imitates.as_deref());
         if report.verified > 0 {
             let _ = writeln!(text, "verified  {} frames are those that the CPU tracks", report.verified);
         }

@@ -300,6 +300,7 @@ fn batched(text: &mut String, batch: &PlannedBatch) {
 pub(crate) fn run(report: &Report, args: &RunArgs) -> String {
     let mut text = report.summary.table(width());
     let _ = writeln!(text);
+    imitation(&mut text, report.imitates.as_deref());
     if report.verified > 0 {
         let _ = writeln!(text, "verified  {} streams equal what the CPU makes of the same input", report.verified);
     }
@@ -319,6 +320,13 @@ pub(crate) fn run(report: &Report, args: &RunArgs) -> String {
     let _ = writeln!(text, "trace     {} (open in https://ui.perfetto.dev)", folder.join(TRACE).display());
     let _ = writeln!(text, "again     {}", again(report, args));
     text
+}
+
+/// Says what emulated GPUs imitate.
+pub(crate) fn imitation(text: &mut String, imitates: Option<&str>) {
+    if let Some(imitates) = imitates {
+        let _ = writeln!(text, "emulated  {imitates}");
+    }
 }
 
 /// The command that repeats this run.

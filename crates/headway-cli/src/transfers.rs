@@ -12,7 +12,7 @@ use headway::measure::{self as measuring, Depth};
 use crate::Answer;
 use crate::args::{BenchArgs, ExplainArgs, MeasureArgs};
 use crate::commands::{Bar, Out, interrupt};
-use crate::show::quoted;
+use crate::show::{imitation, quoted};
 
 pub(crate) fn measure(out: &Out, args: &MeasureArgs) -> Result<Answer> {
     let depth = match (args.quick, args.full) {
@@ -55,6 +55,10 @@ fn measured(report: &measuring::Report) -> String {
         report.points,
         report.file.display()
     );
+    imitation(&mut text, report.imitates.as_deref());
+    for reason in &report.useless {
+        let _ = writeln!(text, "useless   for planning: {reason}");
+    }
     if let Some(found) = report.calibration {
         let percent = |ppm: u64| format!("{:.2} %", ppm as f64 / 1e4);
         let _ = writeln!(
@@ -118,7 +122,9 @@ pub(crate) fn bench(out: &Out, args: &BenchArgs) -> Result<Answer> {
 }
 
 fn benched(report: &bench::Report) -> String {
-    let mut text = format!("source    {}, profile {}\n\n", report.source, report.profile);
+    let mut text = format!("source    {}, profile {}\n", report.source, report.profile);
+    imitation(&mut text, report.imitates.as_deref());
+    text.push('\n');
     for target in &report.targets {
         let _ = writeln!(text, "{:<12} {}\n{:<12} {}", target.outcome.label(), target.target, "", target.measured);
     }

@@ -96,7 +96,7 @@ impl EmuSpec {
     /// kernel costs of the file. Sharing of links between engines is not emulated.
     #[must_use]
     pub fn of_machine(machine: &Machine, gpu: EndpointId) -> Self {
-        let mut spec = Self::new(&machine.endpoints[gpu.at()].id);
+        let mut spec = Self::new(&format!("emulated {} of {}", machine.endpoints[gpu.at()].id, machine.name));
         let own = (0..).zip(&machine.engines).filter(|(_, engine)| engine.gpu == gpu);
         spec.engines = own
             .map(|(index, engine)| EmuEngine {

@@ -66,6 +66,9 @@ pub struct Report {
     pub schema: u32,
     /// What the figures stand for: `emu` or `cuda`.
     pub source: &'static str,
+    /// With the emulated backend: what it imitates, and what its times do not say.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub imitates: Option<String>,
     /// The GPUs.
     pub gpus: Vec<String>,
     /// Where `auto`'s figures came from.
@@ -115,6 +118,7 @@ pub fn transfers(options: &Options, mut progress: impl FnMut(Progress)) -> Resul
     let report = Report {
         schema: 1,
         source,
+        imitates: ports::imitates(options.backend, options.model.as_deref(), options.gpus)?,
         gpus,
         profile: machine
             .map_or_else(|| "built-in".to_owned(), |machine| format!("{} ({})", machine.name, machine.hash)),

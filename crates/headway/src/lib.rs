@@ -7,6 +7,7 @@ pub mod bench;
 pub mod broker;
 pub mod copy;
 pub mod doctor;
+mod emulation;
 mod error;
 pub mod explain;
 pub mod files;

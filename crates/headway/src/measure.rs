@@ -47,7 +47,7 @@ use self::session::{Raw, Session};
 use self::sets::{Pace, Room};
 use crate::ports::{self, Backend};
 use crate::run::Progress;
-use crate::{Error, files};
+use crate::{Error, emulation, files};
 
 /// Copies that `staged` is tuned with: so long that starting them counts little.
 const STAGED_BYTES: usize = 512 << 20;
@@ -480,7 +480,11 @@ impl Measurement<'_> {
         let machine = machine::parse(&options.out.display().to_string(), &text)?;
         publish(&options.out, &text)?;
         let warnings = session.finish()?;
-        Ok(Report::of(&machine, &options.out, warnings))
+        let imitated = match options.backend {
+            Backend::Emu => Some(emulation::machine(options.model.as_deref(), options.gpus)?),
+            Backend::Auto | Backend::Cuda => None,
+        };
+        Ok(Report::of(&machine, imitated.as_ref(), &options.out, warnings))
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use headway_core::machine::{EndpointId, Machine};
+use headway_core::machine::EndpointId;
 use headway_core::units::Bytes;
 use headway_cuda::{CudaDevice, CudaPort, Driver};
 use headway_device::emu::{EmuSpec, Emulated};
@@ -10,7 +10,7 @@ use headway_device::emu_port::{EmuPort, EmuPortSpec};
 use headway_device::port::Port;
 use headway_device::{Device, Limits};
 
-use crate::{Error, files};
+use crate::{Error, emulation};
 
 /// What copies are made on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -28,7 +28,7 @@ pub enum Backend {
 const HOST_BYTES_MAX: Bytes = Bytes(32 << 30);
 
 /// The first `gpus` GPUs of `backend`, or all of them. The emulated ones are those of `model`, a machine's name or file, by
-/// default `h200-x1`.
+/// default `h200-x1`, or `h200-x4` for more than one.
 ///
 /// # Errors
 /// [`Error::Backend`], [`Error::TooFewGpus`], and what reading `model` gives.
@@ -36,7 +36,7 @@ pub fn open(backend: Backend, model: Option<&str>, gpus: Option<usize>) -> Resul
     let limits = Limits { host_bytes_max: HOST_BYTES_MAX, ..Limits::default() };
     match backend {
         Backend::Emu => {
-            let machine = emulated(model, gpus)?;
+            let machine = emulation::machine(model, gpus)?;
             let spec = |gpu: EndpointId| EmuPortSpec { limits, ..EmuPortSpec::of_machine(&machine, gpu) };
             Ok(machine.gpus().map(|gpu| Arc::new(EmuPort::open(spec(gpu))) as Arc<dyn Port>).collect())
         }
@@ -53,6 +53,17 @@ pub fn open(backend: Backend, model: Option<&str>, gpus: Option<usize>) -> Resul
     }
 }
 
+/// What the GPUs that [`open`] gives imitate; `None` for real ones.
+///
+/// # Errors
+/// As for [`open`].
+pub(crate) fn imitates(backend: Backend, model: Option<&str>, gpus: Option<usize>) -> Result<Option<String>, Error> {
+    match backend {
+        Backend::Emu => emulation::machine(model, gpus).map(|machine| Some(emulation::imitates(&machine))),
+        Backend::Auto | Backend::Cuda => Ok(None),
+    }
+}
+
 /// The first GPU of `backend` as a device, for kernels.
 ///
 /// # Errors
@@ -60,7 +71,7 @@ pub fn open(backend: Backend, model: Option<&str>, gpus: Option<usize>) -> Resul
 pub(crate) fn device(backend: Backend, model: Option<&str>) -> Result<Box<dyn Device>, Error> {
     match backend {
         Backend::Emu => {
-            let machine = emulated(model, Some(1))?;
+            let machine = emulation::machine(model, Some(1))?;
             let gpu = machine.gpus().next().expect("a machine restricted to one GPU has one");
             let device = Emulated::open(EmuSpec::of_machine(&machine, gpu));
             Ok(Box::new(device.map_err(|source| Error::Backend { backend: "emu", source })?))
@@ -69,13 +80,5 @@ pub(crate) fn device(backend: Backend, model: Option<&str>) -> Result<Box<dyn De
             let device = CudaDevice::open(0).map_err(|source| Error::Backend { backend: "cuda", source })?;
             Ok(Box::new(device))
         }
-    }
-}
-
-fn emulated(model: Option<&str>, gpus: Option<usize>) -> Result<Machine, Error> {
-    let machine = files::machine(model.unwrap_or("h200-x1"))?;
-    match gpus {
-        Some(gpus) => files::restrict(&machine, gpus),
-        None => Ok(machine),
     }
 }

@@ -29,7 +29,7 @@ use headway_trace::summary::{self, Summary};
 use headway_trace::{Log, LogWriter};
 use serde::Serialize;
 
-use crate::{COMMIT, Error, VERSION, files, report, sample, verify};
+use crate::{COMMIT, Error, VERSION, emulation, files, report, sample, verify};
 
 /// What runs the plan.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -114,6 +114,9 @@ pub struct Report {
     pub messages: Compared,
     /// The folder with everything.
     pub folder: PathBuf,
+    /// With the emulated backend: what it imitates, and what its times do not say.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub imitates: Option<String>,
     /// Log, trace, page and the streams' folder inside it.
     pub files: Vec<PathBuf>,
     /// What was done differently from what one might expect.
@@ -206,7 +209,8 @@ pub fn run(
     outlet.write(MARK, &report::json(&summary))?;
     let folder = outlet.publish()?;
     let files = ["run.jsonl", report::TRACE, report::PAGE, "streams"].map(|name| folder.join(name)).to_vec();
-    Ok(Report { schema: 1, summary, verified, messages: compared, folder, files, warnings })
+    let imitates = (source == Source::Emu).then(|| emulation::imitates(&chosen.machine));
+    Ok(Report { schema: 1, summary, verified, messages: compared, folder, imitates, files, warnings })
 }
 
 /// Gives the run's seed to what is drawn in the plan.
@@ -485,14 +489,13 @@ fn simulation(options: &Options, warnings: Vec<String>) -> Result<Chosen, Error>
 }
 
 fn emulation(options: &Options) -> Result<Chosen, Error> {
-    let machine = named(options, "h200-x1")?;
+    let machine = emulation::machine(options.machine.as_deref(), options.gpus)?;
     let mut devices: Vec<Box<dyn Device>> = Vec::new();
     for gpu in machine.gpus() {
         let device = Emulated::open(EmuSpec::of_machine(&machine, gpu));
         devices.push(Box::new(device.map_err(|source| Error::Backend { backend: "emu", source })?));
     }
-    let warnings = vec!["emulated: these times say nothing about any GPU".to_owned()];
-    Ok(Chosen { source: Source::Emu, machine, devices, warnings })
+    Ok(Chosen { source: Source::Emu, machine, devices, warnings: Vec::new() })
 }
 
 fn gpus(options: &Options) -> Result<Chosen, Error> {

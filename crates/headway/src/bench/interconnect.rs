@@ -67,6 +67,9 @@ pub struct Report {
     pub schema: u32,
     /// What the figures stand for: `sim`, `emu` or `cuda`.
     pub source: &'static str,
+    /// With the emulated backend: what it imitates, and what its times do not say.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub imitates: Option<String>,
     /// The GPUs.
     pub gpus: Vec<String>,
     /// The machine that predicted, and where it comes from.
@@ -247,6 +250,10 @@ impl Report {
         Ok(Self {
             schema: 1,
             source,
+            imitates: match options.backend {
+                Backend::Emu => ports::imitates(ports::Backend::Emu, options.model.as_deref(), options.gpus)?,
+                Backend::Auto | Backend::Sim | Backend::Cuda => None,
+            },
             gpus: gpus.clone(),
             machine: known.said.clone(),
             commit: COMMIT,

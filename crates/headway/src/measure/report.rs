@@ -7,6 +7,8 @@ use headway_core::transfer::{Direction, HostMemory, Request, Selector, Tuning};
 use headway_core::units::{Bytes, Nanos, Rate};
 use serde::Serialize;
 
+use crate::emulation;
+
 /// What came of a measurement.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
@@ -18,6 +20,11 @@ pub struct Report {
     pub machine: String,
     /// What the figures stand for: `emu` or `cuda`.
     pub source: String,
+    /// With the emulated backend: what it imitates, and what its times do not say.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub imitates: Option<String>,
+    /// Why plans from the file would be of no use; empty = they can be used for what was measured.
+    pub useless: Vec<String>,
     /// Curves and their points.
     pub curves: usize,
     /// Points of all curves.
@@ -57,7 +64,8 @@ impl Checked {
 }
 
 impl Report {
-    pub(super) fn of(machine: &Machine, file: &Path, warnings: Vec<String>) -> Self {
+    /// Sums `machine` up, which was written to `file`; `imitated` is what was emulated.
+    pub(super) fn of(machine: &Machine, imitated: Option<&Machine>, file: &Path, warnings: Vec<String>) -> Self {
         let profile = &machine.profile;
         let name = |id: headway_core::machine::EndpointId| machine.endpoints[id.at()].id.as_str();
         let tunings = profile.tunings.iter().map(|(key, tuning)| {
@@ -69,6 +77,8 @@ impl Report {
             file: file.to_owned(),
             machine: machine.name.clone(),
             source: profile.stamp.as_ref().map_or_else(String::new, |stamp| stamp.source.clone()),
+            imitates: imitated.map(emulation::imitates),
+            useless: emulation::useless(machine, imitated),
             curves: profile.curves.len(),
             points: profile.curves.values().map(|curve| curve.points().len()).sum(),
             rates: machine.capacities.iter().map(|capacity| (capacity.id.clone(), capacity.rate)).collect(),

@@ -18,7 +18,7 @@ use serde::Serialize;
 
 use super::{Backend, Options, Progress, named};
 use crate::share::{self, Model};
-use crate::{COMMIT, Error, VERSION, files, report};
+use crate::{COMMIT, Error, VERSION, emulation, files, report};
 
 /// What came of a run.
 #[derive(Clone, Debug, Serialize)]
@@ -31,6 +31,9 @@ pub struct Report {
     pub verified: u64,
     /// The folder with everything.
     pub folder: PathBuf,
+    /// With the emulated backend: what it imitates, and what its times do not say.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub imitates: Option<String>,
     /// Log, trace and page inside it.
     pub files: Vec<PathBuf>,
     /// What was done differently from what one might expect.
@@ -84,7 +87,8 @@ pub fn run(
     outlet.write(MARK, &report::json(&summary))?;
     let folder = outlet.publish()?;
     let files = ["run.jsonl", report::TRACE, report::PAGE].map(|name| folder.join(name)).to_vec();
-    Ok(Report { schema: 1, summary, verified: ran.verified, folder, files, warnings })
+    let imitates = (source == Source::Emu).then(|| emulation::imitates(&machine));
+    Ok(Report { schema: 1, summary, verified: ran.verified, folder, imitates, files, warnings })
 }
 
 fn write(
@@ -114,10 +118,7 @@ fn choose(options: &Options) -> Result<(Source, Machine, Vec<String>), Error> {
     };
     match options.backend {
         Backend::Sim => simulation(Vec::new()),
-        Backend::Emu => {
-            let warnings = vec!["emulated: these times say nothing about any GPU".to_owned()];
-            Ok((Source::Emu, named(options, "h200-x1")?, warnings))
-        }
+        Backend::Emu => Ok((Source::Emu, emulation::machine(options.machine.as_deref(), options.gpus)?, Vec::new())),
         Backend::Cuda => gpus(headway_cuda::probe().map_err(failed)?.devices.len()),
         Backend::Auto => match headway_cuda::probe() {
             Ok(probe) if !probe.devices.is_empty() => gpus(probe.devices.len()),

@@ -133,7 +133,7 @@ fn known(workload: &Loaded<Workload>, at: usize, task: &Task) -> Result<(), Erro
 fn open(source: Source, machine: &Machine, model: &Model, options: &Options) -> Result<Vec<Arc<dyn Port>>, Error> {
     let (backend, name) = match source {
         Source::Cuda => (ports::Backend::Cuda, None),
-        _ => (ports::Backend::Emu, Some(options.machine.as_deref().unwrap_or("h200-x1"))),
+        _ => (ports::Backend::Emu, options.machine.as_deref()),
     };
     let all = ports::open(backend, name, Some(machine.gpus().count()))?;
     let named = machine.gpus().map(|gpu| machine.endpoints[gpu.at()].id.as_str());

@@ -1,0 +1,63 @@
+//! Manual pages, made from the same definition as parsing, help and completions.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use clap::CommandFactory;
+use clap_mangen::Man;
+
+use crate::Answer;
+use crate::args::Cli;
+use crate::commands::{Out, write_out};
+
+/// Prints the page of the subcommand `of`, or writes all pages into `folder`.
+pub(crate) fn man(out: &Out, of: &[String], folder: Option<&Path>) -> Result<Answer> {
+    let Some(folder) = folder else {
+        write_out(&page(of)?)?;
+        return Ok(Answer::Yes);
+    };
+    let mut files = Vec::new();
+    fs::create_dir_all(folder).with_context(|| format!("cannot create folder `{}`", folder.display()))?;
+    for words in subcommands(&built(), &[]) {
+        let name = format!("{}.1", [&["headway".to_owned()][..], &words].concat().join("-"));
+        let path = folder.join(name);
+        fs::write(&path, page(&words)?).with_context(|| format!("cannot write `{}`", path.display()))?;
+        files.push(path);
+    }
+    let json = serde_json::json!({ "schema": 1, "files": files });
+    out.print(&json, || files.iter().map(|path| format!("{}\n", path.display())).collect())?;
+    Ok(Answer::Yes)
+}
+
+/// The command with the names and the global options of every subcommand filled in.
+fn built() -> clap::Command {
+    let mut command = Cli::command();
+    command.build();
+    command
+}
+
+/// The words of `command`, then of all its subcommands.
+fn subcommands(command: &clap::Command, words: &[String]) -> Vec<Vec<String>> {
+    let mut all = vec![words.to_vec()];
+    for child in command.get_subcommands() {
+        all.extend(subcommands(child, &[words, &[child.get_name().to_owned()]].concat()));
+    }
+    all
+}
+
+/// The page of one subcommand in the form that `man` reads.
+fn page(words: &[String]) -> Result<Vec<u8>> {
+    let mut command = built();
+    for word in words {
+        let Some(child) = command.find_subcommand(word) else {
+            let known: Vec<&str> = command.get_subcommands().map(clap::Command::get_name).collect();
+            bail!("there is no command `{word}` below `{}`; use one of: {}", command.get_name(), known.join(", "));
+        };
+        command = child.clone();
+    }
+    let name = [&["headway".to_owned()][..], words].concat().join("-");
+    let mut text = Vec::new();
+    Man::new(command).title(name).manual("Headway").render(&mut text)?;
+    Ok(text)
+}
