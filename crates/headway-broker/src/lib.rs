@@ -40,6 +40,8 @@
 
 pub mod client;
 mod error;
+#[allow(dead_code, reason = "the places that use it follow")]
+mod folder;
 mod layout;
 mod message;
 pub mod place;

@@ -1,0 +1,300 @@
+//! A folder held by its descriptor, and the broker's files in it: only regular files of our own are read or written.
+//!
+//! Whoever may write in a folder can replace what is in it by a link to somewhere else. So the folder itself must be ours and
+//! must not be writable for others ([`Folder::open`]), no link is followed, and every file is used through the descriptor of
+//! the folder that was checked.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::{DirBuilder, File};
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+use headway_os::ipc::user;
+use rustix::fs::{
+    AtFlags, FileType, FlockOperation, Gid, Mode, OFlags, Stat, chmodat, chownat, flock, fstat, openat, renameat,
+    statat, unlinkat,
+};
+use rustix::io::Errno;
+
+/// Rights of every file that is made here.
+const PRIVATE: Mode = Mode::from_raw_mode(0o600);
+/// Rights of group and others to write.
+const FOREIGN_WRITE: u32 = 0o022;
+
+/// An open folder.
+#[derive(Debug)]
+pub(crate) struct Folder {
+    fd: OwnedFd,
+    path: PathBuf,
+    gid: u32,
+}
+
+/// What lies under a name, without following a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Entry {
+    pub(crate) is_socket: bool,
+    pub(crate) uid: u32,
+    /// Device and number of the file: which one it is while it exists.
+    pub(crate) file: (u64, u64),
+}
+
+impl Folder {
+    /// Opens a folder that belongs to us and in which nobody else may write.
+    ///
+    /// # Errors
+    /// What the system says, or what is wrong with the folder and what to do.
+    pub(crate) fn open(path: &Path) -> io::Result<Self> {
+        let (this, stat) = Self::look(path)?;
+        if stat.st_uid != user() {
+            let text = format!(
+                "the folder belongs to user {}, who could put something else there; choose a folder of user {}",
+                stat.st_uid,
+                user()
+            );
+            return Err(denied(text));
+        }
+        if stat.st_mode & FOREIGN_WRITE != 0 {
+            let text = format!(
+                "others may write in the folder (mode {:o}) and could put something else there; `chmod go-w` it or choose \
+                 another one",
+                stat.st_mode & 0o7777
+            );
+            return Err(denied(text));
+        }
+        Ok(this)
+    }
+
+    /// Opens a folder whoever may write in it: what is in it is still refused unless it is a regular file of our own.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub(crate) fn open_shared(path: &Path) -> io::Result<Self> {
+        Self::look(path).map(|(this, _)| this)
+    }
+
+    fn look(path: &Path) -> io::Result<(Self, Stat)> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let fd = rustix::fs::open(path, flags, Mode::empty()).map_err(|errno| match errno {
+            // A link in place of the folder: depends on the system which of the two it is.
+            Errno::LOOP | Errno::NOTDIR => {
+                denied("it is no folder but a link or a file; give the folder itself".to_owned())
+            }
+            errno => errno.into(),
+        })?;
+        let stat = fstat(&fd)?;
+        Ok((Self { fd, path: path.to_owned(), gid: stat.st_gid }, stat))
+    }
+
+    /// Makes a folder, and those above it, for us alone; fine if it is there.
+    pub(crate) fn make(path: &Path, mode: u32) -> io::Result<()> {
+        if let Some(above) = path.parent().filter(|above| !above.as_os_str().is_empty() && !above.exists()) {
+            Self::make(above, mode)?;
+        }
+        match DirBuilder::new().mode(mode).create(path) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// The folder of a file, and the file's name in it.
+    pub(crate) fn of(file: &Path) -> io::Result<(PathBuf, OsString)> {
+        let none = || io::Error::new(io::ErrorKind::InvalidInput, "the path names no file");
+        let name = file.file_name().ok_or_else(none)?.to_owned();
+        let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty());
+        Ok((folder.unwrap_or_else(|| Path::new(".")).to_owned(), name))
+    }
+
+    /// Where a file of the folder is, for people.
+    pub(crate) fn path(&self, name: &OsStr) -> PathBuf {
+        self.path.join(name)
+    }
+
+    /// The same file by way of our descriptor: for calls that take a path and nothing else. However the folder is called by
+    /// now, it is the one that was checked.
+    pub(crate) fn descriptor_path(&self, name: &OsStr) -> PathBuf {
+        Path::new("/proc/self/fd").join(self.fd.as_fd().as_raw_fd().to_string()).join(name)
+    }
+
+    /// What lies under a name; `None` = nothing.
+    pub(crate) fn entry(&self, name: &OsStr) -> io::Result<Option<Entry>> {
+        match statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(stat) => Ok(Some(Entry {
+                is_socket: FileType::from_raw_mode(stat.st_mode) == FileType::Socket,
+                uid: stat.st_uid,
+                file: (stat.st_dev, stat.st_ino),
+            })),
+            Err(Errno::NOENT) => Ok(None),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    /// Opens a regular file of our own; with `CREATE` in `flags` it may be new and is then for us alone.
+    pub(crate) fn file(&self, name: &OsStr, flags: OFlags) -> io::Result<File> {
+        // A pipe would wait for its other end.
+        let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+        let fd = openat(&self.fd, name, flags, PRIVATE).map_err(|errno| match errno {
+            Errno::LOOP => denied("it is a link; remove it".to_owned()),
+            errno => errno.into(),
+        })?;
+        let stat = fstat(&fd)?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+            return Err(denied("it is no regular file; move it away".to_owned()));
+        }
+        if stat.st_uid != user() {
+            return Err(denied(format!("it belongs to user {}; move it away", stat.st_uid)));
+        }
+        Ok(fd.into())
+    }
+
+    /// What a file of our own contains; `None` = there is none.
+    ///
+    /// # Errors
+    /// What the system says; a file of more than `most` bytes is none of the broker's.
+    pub(crate) fn read(&self, name: &OsStr, most: u64) -> io::Result<Option<Vec<u8>>> {
+        let file = match self.file(name, OFlags::RDONLY) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            file => file?,
+        };
+        let mut bytes = Vec::new();
+        file.take(most.saturating_add(1)).read_to_end(&mut bytes)?;
+        if bytes.len() as u64 > most {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, format!("it has more than {most} bytes")));
+        }
+        Ok(Some(bytes))
+    }
+
+    /// Replaces a file, or makes it: whoever reads it, also after a crash, finds the old bytes or the new ones.
+    pub(crate) fn replace(&self, name: &OsStr, bytes: &[u8]) -> io::Result<()> {
+        let new = with_ending(name, ".new");
+        // Left by a broker that was killed, or planted: whatever it is, it is not followed and not written to.
+        self.remove(&new)?;
+        let written = self.file(&new, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL);
+        let written = written.and_then(|mut file| file.write_all(bytes)).and_then(|()| self.rename(&new, name));
+        if written.is_err() {
+            let _ = self.remove(&new);
+        }
+        written
+    }
+
+    /// Gives a file another name, in place of what has that name.
+    pub(crate) fn rename(&self, from: &OsStr, to: &OsStr) -> io::Result<()> {
+        Ok(renameat(&self.fd, from, &self.fd, to)?)
+    }
+
+    /// Removes a name; fine if it is not there. What a link points to stays.
+    pub(crate) fn remove(&self, name: &OsStr) -> io::Result<()> {
+        match unlinkat(&self.fd, name, AtFlags::empty()) {
+            Ok(()) | Err(Errno::NOENT) => Ok(()),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    /// Sets the rights of a file, and for `group` gives it to the folder's group.
+    pub(crate) fn allow(&self, name: &OsStr, mode: u32, group: bool) -> io::Result<()> {
+        if group {
+            chownat(&self.fd, name, None, Some(Gid::from_raw(self.gid)), AtFlags::SYMLINK_NOFOLLOW)?;
+        }
+        // The name is in a folder in which nobody else writes: it is no link.
+        Ok(chmodat(&self.fd, name, Mode::from_raw_mode(mode), AtFlags::empty())?)
+    }
+
+    /// Takes the lock that a file of our own stands for, for as long as what is returned lives; `None` = another process has
+    /// it. The kernel gives it back however this process ends. The file stays: if it were removed, two could hold a lock each.
+    pub(crate) fn lock(&self, name: &OsStr) -> io::Result<Option<File>> {
+        let file = self.file(name, OFlags::RDWR | OFlags::CREATE)?;
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(Some(file)),
+            Err(Errno::WOULDBLOCK) => Ok(None),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+}
+
+/// A name with something behind it.
+pub(crate) fn with_ending(name: &OsStr, ending: &str) -> OsString {
+    let mut name = name.to_owned();
+    name.push(ending);
+    name
+}
+
+fn denied(text: String) -> io::Error {
+    io::Error::new(io::ErrorKind::PermissionDenied, text)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::{PermissionsExt, chown, symlink};
+
+    use super::*;
+
+    fn name(text: &str) -> &OsStr {
+        OsStr::new(text)
+    }
+
+    #[test]
+    fn a_folder_of_another_user_or_one_that_others_may_write_in_is_refused() {
+        let place = tempfile::tempdir().unwrap();
+        assert!(Folder::open(place.path()).is_ok());
+        for mode in [0o720, 0o702, 0o1777] {
+            fs::set_permissions(place.path(), fs::Permissions::from_mode(mode)).unwrap();
+            let error = Folder::open(place.path()).unwrap_err();
+            assert!(error.to_string().contains("others may write"), "{mode:o}: {error}");
+        }
+        fs::set_permissions(place.path(), fs::Permissions::from_mode(0o700)).unwrap();
+        if user() != 0 {
+            println!("skipped: only root gives a folder to another user");
+            return;
+        }
+        chown(place.path(), Some(65_534), None).unwrap();
+        let error = Folder::open(place.path()).unwrap_err();
+        assert!(error.to_string().contains("belongs to user 65534"), "{error}");
+    }
+
+    #[test]
+    fn a_link_in_place_of_the_folder_or_of_a_file_is_not_followed() {
+        let place = tempfile::tempdir().unwrap();
+        let (real, link) = (place.path().join("real"), place.path().join("link"));
+        fs::create_dir(&real).unwrap();
+        symlink(&real, &link).unwrap();
+        assert!(Folder::open(&link).unwrap_err().to_string().contains("link"));
+        let folder = Folder::open(place.path()).unwrap();
+        let victim = place.path().join("victim");
+        fs::write(&victim, "precious").unwrap();
+        for planted in ["a", "a.new"] {
+            symlink(&victim, place.path().join(planted)).unwrap();
+        }
+        assert!(folder.read(name("a"), 100).is_err());
+        assert!(folder.lock(name("a")).is_err());
+        folder.replace(name("a"), b"ours").unwrap();
+        assert_eq!(fs::read_to_string(&victim).unwrap(), "precious");
+        assert_eq!(folder.read(name("a"), 100).unwrap().unwrap(), b"ours");
+        assert_eq!(fs::symlink_metadata(place.path().join("a")).unwrap().permissions().mode() & 0o777, 0o600);
+        assert!(folder.entry(name("a.new")).unwrap().is_none());
+    }
+
+    #[test]
+    fn what_is_no_regular_file_or_too_long_is_not_read_and_a_pipe_is_not_waited_for() {
+        let place = tempfile::tempdir().unwrap();
+        let folder = Folder::open(place.path()).unwrap();
+        fs::create_dir(place.path().join("folder")).unwrap();
+        assert!(folder.read(name("folder"), 100).is_err());
+        rustix::fs::mknodat(&folder.fd, "pipe", FileType::Fifo, PRIVATE, 0).unwrap();
+        assert!(folder.read(name("pipe"), 100).unwrap_err().to_string().contains("no regular file"));
+        fs::write(place.path().join("long"), [b'x'; 101]).unwrap();
+        assert!(folder.read(name("long"), 100).is_err());
+        assert!(folder.read(name("none"), 100).unwrap().is_none());
+    }
+
+    #[test]
+    fn a_lock_has_one_holder_until_it_is_dropped() {
+        let place = tempfile::tempdir().unwrap();
+        let folder = Folder::open(place.path()).unwrap();
+        let held = folder.lock(name("lock")).unwrap().unwrap();
+        assert!(folder.lock(name("lock")).unwrap().is_none());
+        drop(held);
+        assert!(folder.lock(name("lock")).unwrap().is_some());
+    }
+}
