@@ -23,26 +23,34 @@ const PAGE_BYTES: usize = 4096;
 /// # Panics
 /// When the lengths differ.
 pub fn copy(to: &mut [u8], from: &[u8], stores: Stores) {
+    copy_as(to, from, stores, can_demote());
+}
+
+/// As [`copy`] on a CPU that can demote lines (`demotes`), or on one that cannot: so each of the two ways can be tested on any
+/// CPU. A CPU without the instruction for demoting takes it for one that does nothing.
+///
+/// # Panics
+/// When the lengths differ.
+pub fn copy_as(to: &mut [u8], from: &[u8], stores: Stores, demotes: bool) {
     assert_eq!(to.len(), from.len(), "a copy has one length");
     match stores {
         Stores::Plain => to.copy_from_slice(from),
+        Stores::Demoted if demotes => copy_demoted(to, from, imp::demote),
         // SAFETY: `to` is exclusively ours and as long as `from`.
-        Stores::NonTemporal => unsafe { window_store(to.as_mut_ptr(), from) },
-        Stores::Demoted if !can_demote() => copy(to, from, Stores::NonTemporal),
-        Stores::Demoted => copy_demoted(to, from),
+        Stores::NonTemporal | Stores::Demoted => unsafe { window_store(to.as_mut_ptr(), from) },
     }
 }
 
 /// Stores each line, and demotes the one that was stored a few lines before: by then it is all there, and the core goes on
-/// meanwhile. Page by page it took half as long again.
-fn copy_demoted(to: &mut [u8], from: &[u8]) {
+/// meanwhile. Page by page it took half as long again. `demote` is given the address of each line once it is stored.
+fn copy_demoted(to: &mut [u8], from: &[u8], demote: impl Fn(*const u8) + Copy) {
     let (head, lines, tail) = split(to.as_ptr().addr(), to.len());
     to[..head].copy_from_slice(&from[..head]);
     // SAFETY: `to` is exclusively ours and as long as `from`; its middle starts at a line and has `lines` of them.
-    unsafe { imp::demoted_lines(to[head..].as_mut_ptr(), from[head..].as_ptr(), lines) };
+    unsafe { imp::demoted_lines(to[head..].as_mut_ptr(), from[head..].as_ptr(), lines, demote) };
     to[tail..].copy_from_slice(&from[tail..]);
-    demote(&to[..head]);
-    demote(&to[tail..]);
+    each_line(&to[..head], demote);
+    each_line(&to[tail..], demote);
 }
 
 /// Whether the CPU moves lines to its shared cache when asked to ([`demote`]).
@@ -55,9 +63,83 @@ pub fn can_demote() -> bool {
 /// Asks the CPU to move the lines of `memory` from its own caches to the one that all cores share, where a device finds them
 /// sooner (CLDEMOTE). CPUs without it do nothing. The content stays.
 pub fn demote(memory: &[u8]) {
+    each_line(memory, imp::demote);
+}
+
+/// Calls `body` with the address of each line that holds a byte of `memory`.
+fn each_line(memory: &[u8], body: impl Fn(*const u8)) {
+    if memory.is_empty() {
+        return;
+    }
     let first = memory.as_ptr().addr() % LINE_BYTES;
     for at in (0..first + memory.len()).step_by(LINE_BYTES) {
-        imp::demote(memory.as_ptr().wrapping_sub(first).wrapping_add(at));
+        body(memory.as_ptr().wrapping_sub(first).wrapping_add(at));
+    }
+}
+
+/// Orders ordinary and streaming stores before later stores, through a window or to where a device looks. Without it the CPU may
+/// let a store past the caches fall behind the store of a flag.
+#[inline]
+pub fn store_fence() {
+    // The instruction first: a test looks for it at the start of this function.
+    imp::store_fence();
+    trace::note(trace::Step::Fence);
+}
+
+/// Orders everything before it before every later load and store.
+#[inline]
+fn full_fence() {
+    imp::full_fence();
+    trace::note(trace::Step::FullFence);
+}
+
+/// What the loops do, step by step. The order in which a device sees stores cannot be observed on a CPU, so the tests look at the
+/// order in which they are made.
+#[cfg(not(test))]
+mod trace {
+    pub(super) enum Step {
+        Ends,
+        Lines,
+        Fence,
+        FullFence,
+    }
+
+    #[inline(always)]
+    pub(super) fn note(step: Step) {
+        // Named here so that the build without tests knows them too.
+        let (Step::Ends | Step::Lines | Step::Fence | Step::FullFence) = step;
+    }
+}
+
+#[cfg(test)]
+mod trace {
+    use std::cell::RefCell;
+
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub(super) enum Step {
+        /// Bytes of a line that is not whole.
+        Ends,
+        /// Whole lines.
+        Lines,
+        /// A store fence.
+        Fence,
+        /// A full fence.
+        FullFence,
+    }
+
+    thread_local! {
+        static STEPS: RefCell<Vec<Step>> = const { RefCell::new(Vec::new()) };
+    }
+
+    pub(super) fn note(step: Step) {
+        STEPS.with_borrow_mut(|steps| steps.push(step));
+    }
+
+    /// The steps that `body` takes on this thread.
+    pub(super) fn of(body: impl FnOnce()) -> Vec<Step> {
+        STEPS.take();
+        body();
+        STEPS.take()
     }
 }
 
@@ -81,11 +163,14 @@ pub unsafe fn window_store(to: *mut u8, from: &[u8]) {
     // SAFETY: the three ranges partition that of the caller, who vouches for it; the middle one starts at a line and has
     // `lines` of them.
     unsafe {
+        trace::note(trace::Step::Ends);
         imp::store_ends(to, &from[..head]);
+        trace::note(trace::Step::Lines);
         imp::store_lines(to.wrapping_add(head), from.as_ptr().wrapping_add(head), lines);
+        trace::note(trace::Step::Ends);
         imp::store_ends(to.wrapping_add(tail), &from[tail..]);
     }
-    imp::store_fence();
+    store_fence();
 }
 
 /// Loads `to.len()` bytes from `from` by streaming loads of whole lines, of the lines at both ends what is asked for; where the
@@ -99,10 +184,12 @@ pub unsafe fn window_load(from: *const u8, to: &mut [u8]) {
     // A page that appears only when the first bytes of a load are stored has the loads behind them made again.
     present(to);
     let (head, lines, tail) = split(from.addr(), to.len());
-    imp::full_fence();
+    full_fence();
     // SAFETY: as in `window_store`.
     unsafe {
+        trace::note(trace::Step::Ends);
         imp::load_ends(from, &mut to[..head]);
+        trace::note(trace::Step::Lines);
         imp::load_lines(to.as_mut_ptr().wrapping_add(head), from.wrapping_add(head), lines);
         imp::load_ends(from.wrapping_add(tail), &mut to[tail..]);
     }
@@ -135,8 +222,7 @@ fn step(address: usize, left: usize) -> usize {
 mod imp {
     use std::arch::asm;
     use std::arch::x86_64::{
-        __cpuid, __cpuid_count, __m128i, __m256i, _MM_HINT_T0, _mm_loadu_si128, _mm_mfence, _mm_prefetch, _mm_sfence,
-        _mm_storeu_si128, _mm_stream_load_si128, _mm_stream_si128, _mm256_loadu_si256, _mm256_storeu_si256,
+        __cpuid, __cpuid_count, __m128i, __m256i, _MM_HINT_T0, _mm_loadu_si128, _mm_prefetch, _mm_storeu_si128, _mm_stream_load_si128, _mm_stream_si128, _mm256_loadu_si256, _mm256_storeu_si256,
         _mm256_stream_load_si256, _mm256_stream_si256, _mm512_loadu_si512, _mm512_storeu_si512,
         _mm512_stream_load_si512, _mm512_stream_si512,
     };
@@ -145,14 +231,14 @@ mod imp {
 
     #[inline]
     pub(super) fn store_fence() {
-        // SAFETY: every x86-64 CPU has SSE.
-        unsafe { _mm_sfence() };
+        // SAFETY: every x86-64 CPU has SSE. The compiler moves no access to memory across it.
+        unsafe { asm!("sfence", options(nostack, preserves_flags)) };
     }
 
     #[inline]
     pub(super) fn full_fence() {
-        // SAFETY: every x86-64 CPU has SSE2.
-        unsafe { _mm_mfence() };
+        // SAFETY: every x86-64 CPU has SSE2. The compiler moves no access to memory across it.
+        unsafe { asm!("mfence", options(nostack, preserves_flags)) };
     }
 
     /// CPUID leaf 7: ECX bit 25.
@@ -177,13 +263,18 @@ mod imp {
     /// # Safety
     /// `to` starts at a line; `lines` lines on both sides are valid.
     #[inline]
-    pub(super) unsafe fn demoted_lines(to: *mut u8, from: *const u8, lines: usize) {
+    pub(super) unsafe fn demoted_lines(
+        to: *mut u8,
+        from: *const u8,
+        lines: usize,
+        demote: impl Fn(*const u8) + Copy,
+    ) {
         // SAFETY: the caller vouches for the pointers, the CPU for the instructions.
         unsafe {
             if is_x86_feature_detected!("avx512f") {
-                demoted_lines_avx512(to, from, lines);
+                demoted_lines_avx512(to, from, lines, demote);
             } else {
-                demoted_lines_any(to, from, lines);
+                demoted_lines_any(to, from, lines, demote);
             }
         }
     }
@@ -191,21 +282,30 @@ mod imp {
     /// # Safety
     /// As for [`demoted_lines`], on a CPU with AVX-512.
     #[target_feature(enable = "avx512f")]
-    pub(super) unsafe fn demoted_lines_avx512(to: *mut u8, from: *const u8, lines: usize) {
+    pub(super) unsafe fn demoted_lines_avx512(
+        to: *mut u8,
+        from: *const u8,
+        lines: usize,
+        demote: impl Fn(*const u8) + Copy,
+    ) {
+        let move_line = |to: *mut u8, from: *const u8| {
+            // SAFETY: a line is valid on both sides.
+            unsafe { _mm512_storeu_si512(to.cast(), _mm512_loadu_si512(from.cast())) };
+        };
         // SAFETY: `lines` lines from the pointers on are valid.
-        unsafe {
-            demoting(to, from, lines, |to, from| {
-                // SAFETY: a line is valid on both sides.
-                _mm512_storeu_si512(to.cast(), _mm512_loadu_si512(from.cast()));
-            });
-        }
+        unsafe { demoting(to, from, lines, move_line, demote) };
     }
 
     /// # Safety
     /// As for [`demoted_lines`].
-    pub(super) unsafe fn demoted_lines_any(to: *mut u8, from: *const u8, lines: usize) {
+    pub(super) unsafe fn demoted_lines_any(
+        to: *mut u8,
+        from: *const u8,
+        lines: usize,
+        demote: impl Fn(*const u8) + Copy,
+    ) {
         // SAFETY: `lines` lines from the pointers on are valid; `move_line` is given one at a time.
-        unsafe { demoting(to, from, lines, |to, from| from.copy_to_nonoverlapping(to, LINE_BYTES)) }
+        unsafe { demoting(to, from, lines, |to, from| from.copy_to_nonoverlapping(to, LINE_BYTES), demote) }
     }
 
     /// Moves `lines` lines by `move_line`, asks for what comes, and demotes what is done.
@@ -213,7 +313,13 @@ mod imp {
     /// # Safety
     /// `move_line` may be given any of `lines` lines from the pointers on.
     #[inline(always)]
-    unsafe fn demoting(to: *mut u8, from: *const u8, lines: usize, move_line: impl Fn(*mut u8, *const u8)) {
+    unsafe fn demoting(
+        to: *mut u8,
+        from: *const u8,
+        lines: usize,
+        move_line: impl Fn(*mut u8, *const u8),
+        demote: impl Fn(*const u8),
+    ) {
         for line in 0..lines {
             let (to, from) = (to.wrapping_add(line * LINE_BYTES), from.wrapping_add(line * LINE_BYTES));
             // Beyond the source it is a hint without effect.
@@ -472,9 +578,10 @@ mod imp {
 
     /// # Safety
     /// `lines` lines on both sides are valid.
-    pub(super) const unsafe fn demoted_lines(to: *mut u8, from: *const u8, lines: usize) {
+    pub(super) unsafe fn demoted_lines(to: *mut u8, from: *const u8, lines: usize, demote: impl Fn(*const u8) + Copy) {
         // SAFETY: the caller vouches for both ranges.
-        unsafe { from.copy_to_nonoverlapping(to, lines * LINE_BYTES) }
+        unsafe { from.copy_to_nonoverlapping(to, lines * LINE_BYTES) };
+        (0..lines).for_each(|line| demote(to.wrapping_add(line * LINE_BYTES)));
     }
 
     /// Writes a byte as it is.
@@ -571,13 +678,70 @@ mod tests {
                 match stores {
                     // SAFETY: `memory` has these bytes, and nobody else knows of it.
                     None => unsafe { window_store(memory.0.as_mut_ptr().add(at), &source[from..from + size]) },
-                    Some(stores) => copy(&mut memory.0[at..at + size], &source[from..from + size], stores),
+                    // The path of a CPU that demotes, whatever this one can.
+                    Some(stores) => copy_as(&mut memory.0[at..at + size], &source[from..from + size], stores, true),
                 }
                 let mut expected = [0xA5; ROOM];
                 expected[at..at + size].copy_from_slice(&source[from..from + size]);
                 assert!(memory.0 == expected, "{size} bytes from {from} to {at}, {stores:?}");
             }
         });
+    }
+
+    #[test]
+    fn every_line_is_demoted_once_it_is_stored_and_no_other() {
+        every_case(|size, at, from| {
+            let (source, mut memory) = (noise(size), Lines([0; ROOM]));
+            let (base, demoted) = (memory.0.as_ptr().addr(), std::cell::RefCell::new(Vec::new()));
+            let (to, from) = (&mut memory.0[at..at + size], &source[from..from + size]);
+            // Stands for the instruction, and notes what is in the line at that moment.
+            copy_demoted(to, from, |line| {
+                let line_at = line.addr() - base;
+                // SAFETY: a line that holds a byte of `memory`, which is whole lines; nobody writes it at this moment.
+                let content = unsafe { line.cast::<[u8; LINE_BYTES]>().read_volatile() };
+                demoted.borrow_mut().push((line_at, content));
+            });
+            let last = (at + size).next_multiple_of(LINE_BYTES);
+            let expected: Vec<usize> = if size == 0 { vec![] } else { (at / 64 * 64..last).step_by(64).collect() };
+            let mut demoted = demoted.into_inner();
+            demoted.sort_unstable_by_key(|(line, _)| *line);
+            let lines: Vec<usize> = demoted.iter().map(|(line, _)| *line).collect();
+            assert_eq!(lines, expected, "{size} bytes at {at}");
+            for (line, content) in demoted {
+                assert_eq!(content, memory.0[line..line + LINE_BYTES], "line {line} of {size} bytes at {at}");
+            }
+        });
+    }
+
+    #[test]
+    fn stores_past_the_cache_end_with_a_fence_and_loads_begin_with_one() {
+        use trace::Step::{Ends, Fence, FullFence, Lines as Whole};
+        let (source, mut memory) = (noise(1), Lines([0; ROOM]));
+        // SAFETY: `memory` has these bytes, and nobody else knows of it.
+        let stored = trace::of(|| unsafe { window_store(memory.0.as_mut_ptr().add(5), &source[..300]) });
+        assert_eq!(stored, [Ends, Whole, Ends, Fence]);
+        let past = |stores, demotes| trace::of(|| copy_as(&mut [0; 200], &[1; 200], stores, demotes)).pop();
+        assert_eq!(past(Stores::NonTemporal, true), Some(Fence));
+        assert_eq!(past(Stores::Demoted, false), Some(Fence));
+        // SAFETY: `memory` has these bytes, and nobody writes them.
+        let loaded = trace::of(|| unsafe { window_load(memory.0.as_ptr().add(5), &mut [0; 300]) });
+        assert_eq!(loaded[..2], [FullFence, Ends]);
+    }
+
+    /// Looks at the instructions themselves: what a fence does shows only on a bus.
+    #[cfg(target_arch = "x86_64")]
+    #[test]
+    fn fences_are_the_instructions_that_they_are_named_after() {
+        const RETURN: u8 = 0xc3;
+        const JUMP: u8 = 0xe9;
+        let begins_with = |function: fn(), instruction: [u8; 3]| {
+            // SAFETY: code is readable, and more of this program's follows a function.
+            let code = unsafe { std::slice::from_raw_parts(function as *const u8, 48) };
+            let end = code.iter().position(|byte| [RETURN, JUMP].contains(byte)).unwrap_or(code.len());
+            code[..end].windows(3).any(|bytes| bytes == instruction)
+        };
+        assert!(begins_with(store_fence, [0x0f, 0xae, 0xf8]), "no `sfence`");
+        assert!(begins_with(full_fence, [0x0f, 0xae, 0xf0]), "no `mfence`");
     }
 
     #[test]
@@ -637,7 +801,11 @@ mod tests {
     #[test]
     fn every_width_the_cpu_has_moves_the_same_lines() {
         type Loop = unsafe fn(*mut u8, *const u8, usize);
-        let mut loops: Vec<Loop> = vec![imp::store_lines_sse2, imp::demoted_lines_any];
+        let mut loops: Vec<Loop> = vec![
+            imp::store_lines_sse2,
+            // SAFETY: as for the loop itself.
+            |to, from, lines| unsafe { imp::demoted_lines_any(to, from, lines, imp::demote) },
+        ];
         if is_x86_feature_detected!("avx") {
             loops.push(imp::store_lines_avx);
         }
@@ -647,7 +815,8 @@ mod tests {
         if is_x86_feature_detected!("avx512f") {
             loops.push(imp::store_lines_avx512);
             loops.push(imp::load_lines_avx512);
-            loops.push(imp::demoted_lines_avx512);
+            // SAFETY: as for the loop itself, and the CPU has been asked.
+            loops.push(|to, from, lines| unsafe { imp::demoted_lines_avx512(to, from, lines, imp::demote) });
         }
         for lines in 0..=15 {
             for copy in &loops {

@@ -408,6 +408,10 @@ fn small_copies_follow_what_one_of_them_saw_of_the_pages() {
     let gpus = gpus(1);
     let mut profile = profile(gpus[0].0);
     let (window, hub) = (Way::via(Method::Window, Via::Vulkan), Way::via(Method::Resident, Via::Hub));
+    // A busy machine may take any time: the driver's call is said to take an hour, so that no copy was ever slower than it.
+    for (_, curve) in profile.curves.iter_mut().filter(|(key, _)| key.way == Way::of(Method::Pageable)) {
+        *curve = line(3_600_000_000_000, 10);
+    }
     let into_warm: Vec<Key> = profile.curves.keys().filter(|key| key.memory == HostMemory::Warm).cloned().collect();
     for key in into_warm {
         let curve = if key.way == window { line(9_000, 2) } else { profile.curves[&key].clone() };

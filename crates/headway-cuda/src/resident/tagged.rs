@@ -6,7 +6,7 @@
 //! cost twice the bytes and no fence.
 
 use headway_device::DeviceError;
-use headway_device::buffer::Memory as _;
+use headway_device::buffer::Memory;
 #[cfg(target_arch = "x86_64")]
 use headway_os::copy::LINE_BYTES;
 
@@ -36,15 +36,23 @@ pub(super) const fn suits(bytes: usize) -> bool {
 }
 
 /// Where tagged words arrive: pinned memory in which nothing else is ever written.
-pub(super) struct Tagged {
-    memory: Piece,
+pub(super) struct Tagged<M = Piece> {
+    memory: M,
     /// Tags repeat when the commands' numbers exceed their bits; these are the bits above, of all words that are there.
     round: u64,
 }
 
 impl Tagged {
     pub(super) fn new(pool: &Pool) -> Result<Self, DeviceError> {
-        Ok(Self { memory: pool.take(WORDS_BYTES)?, round: round(BEFORE_FIRST) })
+        Ok(Self::over(pool.take(WORDS_BYTES)?))
+    }
+}
+
+impl<M: Memory> Tagged<M> {
+    /// In `memory`, which is zeroed.
+    fn over(memory: M) -> Self {
+        assert!(memory.bytes() >= WORDS_BYTES, "there is room for the words of the longest copy");
+        Self { memory, round: round(BEFORE_FIRST) }
     }
 
     /// The device's address of the words of command `sequence`, which is about to be posted. No other may be under way whose
@@ -150,6 +158,8 @@ unsafe fn group(words: *const u64, tag: u32) -> Option<[u8; GROUP * DATA_BYTES]>
 
 #[cfg(test)]
 mod tests {
+    use headway_device::buffer::HeapMemory;
+
     use super::*;
 
     const OURS: u32 = 7 | TAG;
@@ -170,6 +180,31 @@ mod tests {
         // SAFETY: there are words for all bytes.
         let taken = unsafe { take(words.as_ptr(), OURS, &mut to) };
         (taken, to)
+    }
+
+    /// Writes `data` as the device does for command `sequence`.
+    fn write(tagged: &mut Tagged<HeapMemory>, sequence: u64, data: &[u8]) {
+        let address = tagged.for_command(sequence);
+        assert_eq!(address, tagged.memory.base().addr() as u64);
+        for (at, word) in words(data, sequence as u32 | TAG).into_iter().enumerate() {
+            // SAFETY: the memory has a word for every four bytes of `data`, and nobody else knows of it.
+            unsafe { tagged.memory.base().cast::<u64>().add(at).write(word) };
+        }
+    }
+
+    #[test]
+    fn words_of_an_earlier_round_are_never_taken_for_those_of_a_command_with_the_same_tag() {
+        let mut tagged = Tagged::over(HeapMemory::pageable(WORDS_BYTES).unwrap());
+        let data: Vec<u8> = (0..=u8::MAX).collect();
+        let mut to = vec![0; data.len()];
+        let first = BEFORE_FIRST + 1;
+        for sequence in [first, first + u64::from(TAG), first + 3 * u64::from(TAG)] {
+            tagged.for_command(sequence);
+            assert_eq!(tagged.take(sequence, 0, &mut to), 0, "nothing of command {sequence} has arrived yet");
+            write(&mut tagged, sequence, &data);
+            assert_eq!(tagged.take(sequence, 0, &mut to), data.len());
+            assert_eq!(to, data);
+        }
     }
 
     #[test]
