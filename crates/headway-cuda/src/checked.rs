@@ -4,11 +4,12 @@ use std::collections::{BTreeMap, HashMap};
 use std::ffi::{CStr, OsString, c_char, c_int};
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use headway_core::units::Bytes;
 use headway_device::DeviceError;
 use headway_device::buffer::{DeviceId, Domain};
+use headway_os::fork::Home;
 
 use crate::owned::Context;
 use crate::table::{self, Code, Ordinal, Table};
@@ -18,12 +19,18 @@ const LIBRARY_VARIABLE: &str = "HEADWAY_LIBCUDA";
 
 /// One library per path for the whole process: devices opened apart are still of one domain.
 static LOADED: Mutex<BTreeMap<PathBuf, Arc<Driver>>> = Mutex::new(BTreeMap::new());
+/// The process that loaded the first one: its children cannot use any.
+static FIRST: OnceLock<Home> = OnceLock::new();
 
-/// Calls a function of the table and turns its code into a `Result`. The caller writes the `unsafe`.
+/// Calls a function of the table and turns its code into a `Result`; in a forked child it calls nothing. The caller writes the
+/// `unsafe`.
 macro_rules! call {
     ($driver:expr, $symbol:ident($($argument:expr),* $(,)?)) => {{
         let driver: &$crate::checked::Driver = &$driver;
-        driver.check(stringify!($symbol), (driver.table.$symbol)($($argument),*))
+        match driver.here() {
+            Ok(()) => driver.check(stringify!($symbol), (driver.table.$symbol)($($argument),*)),
+            Err(elsewhere) => Err(elsewhere),
+        }
     }};
 }
 pub(crate) use call;
@@ -33,6 +40,7 @@ pub struct Driver {
     pub(crate) table: Table,
     pub(crate) domain: Domain,
     path: PathBuf,
+    home: Home,
     ids: Mutex<BTreeMap<Ordinal, DeviceId>>,
     /// What is open, so that memory names its context by its device.
     pub(crate) contexts: Mutex<HashMap<DeviceId, Weak<Context>>>,
@@ -64,6 +72,8 @@ impl Driver {
     /// # Errors
     /// [`DeviceError::Unavailable`] naming the library, the function or the state that is missing.
     pub fn load(path: &Path) -> Result<Arc<Self>, DeviceError> {
+        // Before the lock, which a thread of the parent may have held when it forked.
+        here(*FIRST.get_or_init(Home::here))?;
         let mut loaded = lock(&LOADED);
         if let Some(driver) = loaded.get(path) {
             return Ok(Arc::clone(driver));
@@ -73,6 +83,7 @@ impl Driver {
             table,
             domain: Domain::new(),
             path: path.to_owned(),
+            home: Home::here(),
             ids: Mutex::default(),
             contexts: Mutex::default(),
         };
@@ -97,6 +108,13 @@ impl Driver {
             reason: format!("cuInit failed with {} ({code})", self.error_name(code)),
             remedy: remedy.into(),
         })
+    }
+
+    /// An error in a forked child of the process that loaded it, where the driver answers nothing (CUDA C++ programming guide:
+    /// a context is not inherited by `fork`). Costs a load.
+    #[inline]
+    pub(crate) fn here(&self) -> Result<(), DeviceError> {
+        here(self.home)
     }
 
     /// `Ok` for success, else the call, the code and its name.
@@ -210,6 +228,21 @@ impl Driver {
         // SAFETY: `answer` is valid for the call to write.
         unsafe { call!(self, cuDeviceCanAccessPeer(&raw mut answer, from, to)) }?;
         Ok(answer != 0)
+    }
+}
+
+/// An error in another process than `home`.
+#[inline]
+pub(crate) fn here(home: Home) -> Result<(), DeviceError> {
+    if home.is_here() { Ok(()) } else { Err(forked()) }
+}
+
+#[cold]
+fn forked() -> DeviceError {
+    DeviceError::Unavailable {
+        what: "the CUDA driver".into(),
+        reason: "this process was forked from the one that loaded it, and CUDA does not survive a fork".into(),
+        remedy: "load it after the fork, or start the process anew (`spawn` instead of `fork`)".into(),
     }
 }
 

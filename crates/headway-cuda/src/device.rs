@@ -13,6 +13,7 @@ use headway_device::{
 };
 use headway_os::clock;
 
+use crate::abandoned::{abandon, await_rest, told};
 use crate::checked::{Driver, lock};
 use crate::owned::{Context, CopyKind, DeviceMemory, Event, Module, Stream};
 use crate::pageable::{Helper, Job, Shared};
@@ -31,8 +32,9 @@ const CLASSES: [EngineClass; 4] = [EngineClass::H2d, EngineClass::D2h, EngineCla
 /// found by querying the oldest event of each stream. `pageable` is the driver's own call, made by a helper thread per
 /// direction. Every call leaves the GPU's primary context current on the calling thread.
 ///
-/// Dropping it waits for what runs and for what is queued on the streams. After an error that ends the context every call is
-/// [`DeviceError::DeviceLost`], and the bytes of unfinished operations stay claimed.
+/// Dropping it waits two seconds for what runs and for what is queued on the streams; the rest keeps its memory until it has ended.
+/// After an error that ends the context every call is [`DeviceError::DeviceLost`], and the bytes of unfinished operations stay
+/// claimed until nothing can use them.
 pub struct CudaDevice {
     description: Description,
     context: Arc<Context>,
@@ -42,7 +44,8 @@ pub struct CudaDevice {
     pool: Pool,
     queues: [Queue; CLASSES.len()],
     spare_events: Vec<Event>,
-    modules: Vec<(Module, Arc<dyn Kernel>)>,
+    /// Shared with launches that were given up.
+    modules: Vec<(Arc<Module>, Arc<dyn Kernel>)>,
     timeline: Timeline,
     shared: Arc<Shared>,
 }
@@ -50,7 +53,7 @@ pub struct CudaDevice {
 /// One class: its stream, what is queued there, and the helper for pageable copies.
 struct Queue {
     class: EngineClass,
-    stream: Stream,
+    stream: Arc<Stream>,
     pending: VecDeque<Pending>,
     last_finished: Nanos,
     helper: Option<Helper>,
@@ -112,7 +115,7 @@ impl CudaDevice {
         let context = Context::retain(driver, ordinal)?;
         let budget = Budget::new(&limits, description.memory_bytes);
         let queue = |class| -> Result<Queue, DeviceError> {
-            let (stream, last_finished) = (Stream::new(&context)?, Nanos::ZERO);
+            let (stream, last_finished) = (Arc::new(Stream::new(&context)?), Nanos::ZERO);
             Ok(Queue { class, stream, pending: VecDeque::new(), last_finished, helper: None, pageable: 0 })
         };
         let [first, second, third, fourth] = CLASSES.map(queue);
@@ -173,9 +176,8 @@ impl CudaDevice {
             return Err(error);
         }
         if let Err(error) = stop.record(stream) {
-            // The operation runs and its end cannot be seen: nothing it uses may be used again.
-            self.context.lose();
-            std::mem::forget(operation);
+            // The operation runs and its end cannot be seen.
+            abandon(&self.context, Some(stream), (operation, start, stop, self.module_handles()), None);
             return Err(error);
         }
         self.queues[at].pending.push_back(Pending { tag, operation, start, stop, submitted });
@@ -262,16 +264,22 @@ impl CudaDevice {
     /// Ends everything that waits on the streams, the oldest operation of queue `first` with `cause`.
     fn abandon(&mut self, mut cause: Option<(usize, DeviceError)>, done: &mut Vec<Completion>) {
         self.context.lose();
-        let noticed = clock::now();
+        let (noticed, modules) = (clock::now(), self.module_handles());
         for (at, queue) in self.queues.iter_mut().enumerate() {
-            for Pending { tag, operation, submitted, .. } in queue.pending.drain(..) {
-                // Whether the operation still runs is unknown: its bytes stay claimed for ever.
-                std::mem::forget(operation);
+            for Pending { tag, operation, start, stop, submitted } in queue.pending.drain(..) {
+                // Whether the operation still runs is to be found out: its bytes stay claimed until then.
+                let held = (operation, start, stop, modules.clone());
+                abandon(&self.context, Some(&queue.stream), held, None);
                 let own = cause.take_if(|(first, _)| *first == at).map(|(_, error)| error);
                 let result = Err(own.unwrap_or(DeviceError::DeviceLost));
                 done.push(Completion { tag, result, started: submitted, finished: noticed, noticed });
             }
         }
+    }
+
+    /// What launches need that may outlive this device.
+    fn module_handles(&self) -> Vec<Arc<Module>> {
+        self.modules.iter().map(|(module, _)| Arc::clone(module)).collect()
     }
 
     fn poll_helpers(&mut self, done: &mut Vec<Completion>) {
@@ -337,7 +345,7 @@ impl Device for CudaDevice {
             return Err(DeviceError::Refused { limit: "kernels of one device", max: KERNELS_MAX as u64 });
         }
         let module = Module::load(&self.context, kernel.id(), kernel.ptx(), kernel.entry())?;
-        self.modules.push((module, kernel));
+        self.modules.push((Arc::new(module), kernel));
         Ok(KernelId::new(self.opening, self.modules.len() - 1))
     }
 
@@ -387,15 +395,15 @@ impl Device for CudaDevice {
 
 impl Drop for CudaDevice {
     fn drop(&mut self) {
+        let modules = self.module_handles();
         for queue in &mut self.queues {
             queue.helper = None;
-            if queue.pending.is_empty() || queue.stream.synchronize().is_ok() {
+            if queue.pending.is_empty() || await_rest(&self.context, &queue.stream, "operations").is_ok() {
                 continue;
             }
-            for Pending { operation, .. } in queue.pending.drain(..) {
-                // Whether the operation still runs is unknown: its bytes stay claimed for ever.
-                std::mem::forget(operation);
-            }
+            let pending = std::mem::take(&mut queue.pending);
+            let told = told(&self.context, pending.len());
+            abandon(&self.context, Some(&queue.stream), (pending, modules.clone()), Some(&told));
         }
     }
 }

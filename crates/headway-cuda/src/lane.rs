@@ -2,7 +2,6 @@
 
 use std::collections::VecDeque;
 use std::ffi::c_void;
-use std::mem;
 use std::ptr::null_mut;
 use std::sync::{Arc, Mutex};
 
@@ -10,7 +9,9 @@ use headway_core::units::Nanos;
 use headway_device::buffer::{Memory, Place};
 use headway_device::port::{Argument, Done, Lane, Move, Mover, Piece};
 use headway_device::{DeviceError, Grid, Span, check};
+use headway_os::clock;
 
+use crate::abandoned::{DROP_MAX, abandon, await_rest, told};
 use crate::checked::lock;
 use crate::owned::{Context, CopyKind, Event, Module, Stream};
 use crate::pieces::{self, Batch, Unit};
@@ -62,13 +63,14 @@ impl Modules {
 /// A queue of moves on one GPU.
 ///
 /// An event follows every move, and on lanes that keep time another goes before it. A move of which the driver refuses a
-/// part is waited for before the error is returned.
+/// part is waited for before the error is returned. What does not end within two seconds of that, or of the lane's being dropped, is
+/// left to the graveyard with the stream, its events and its pinned memory.
 pub(crate) struct CudaLane {
     /// Of this GPU first, then of the peers met so far.
     contexts: Vec<Arc<Context>>,
     modules: Arc<Modules>,
     pool: Arc<Pool>,
-    stream: Stream,
+    stream: Arc<Stream>,
     pending: VecDeque<Pending>,
     outstanding_max: usize,
     keeps_time: bool,
@@ -116,7 +118,7 @@ impl CudaLane {
         outstanding_max: usize,
         keeps_time: bool,
     ) -> Result<Self, DeviceError> {
-        let stream = Stream::new(context)?;
+        let stream = Arc::new(Stream::new(context)?);
         // Loaded now: later it could wait for what runs on the GPU. Where it cannot be, the moves that need it say why.
         let _ = modules.get(context, pieces::KERNEL);
         Ok(Self {
@@ -289,6 +291,7 @@ impl Lane for CudaLane {
             let max = self.outstanding_max as u64;
             return Err(DeviceError::Refused { limit: "outstanding_per_engine_max", max });
         }
+        self.contexts[0].driver.here()?;
         let plan = self.plan(&what)?;
         self.contexts[0].bind()?;
         let start = if self.keeps_time { Some(self.event()?) } else { None };
@@ -302,11 +305,12 @@ impl Lane for CudaLane {
             }
             Err(error) => {
                 // A part of it may run: what it uses is released when that has ended.
-                if self.stream.synchronize().is_ok() {
+                let own = &self.contexts[0];
+                if await_rest(own, &self.stream, "a part of a refused move").is_ok() {
                     self.keep(table, start.into_iter().chain([end]));
                 } else {
-                    self.contexts[0].lose();
-                    mem::forget((what, table));
+                    let held = (what, table, start, end, Arc::clone(&self.modules));
+                    abandon(own, Some(&self.stream), held, Some(&told(own, 1)));
                 }
                 Err(error)
             }
@@ -316,15 +320,15 @@ impl Lane for CudaLane {
     fn poll(&mut self) -> Option<Done> {
         let oldest = self.pending.front()?;
         let own = &self.contexts[0];
-        let reached = own.bind().and_then(|()| oldest.end.is_reached());
+        // Whatever made the context be given up: this move may end well all the same.
+        let reached = own.bind_anyway().and_then(|()| oldest.end.is_reached());
         if reached == Ok(false) {
             return None;
         }
         let Pending { tag, what, table, start, end } = self.pending.pop_front()?;
         if let Err(error) = reached {
-            // Whether it still runs is unknown: its bytes stay claimed for ever, and nothing after it can be known either.
-            own.lose();
-            mem::forget((what, table));
+            // Whether it still runs is to be found out, and nothing after it can be known either.
+            abandon(own, Some(&self.stream), (what, table, start, end, Arc::clone(&self.modules)), None);
             return Some(Done { tag, result: Err(error), device_time: None });
         }
         drop(what);
@@ -340,12 +344,18 @@ impl Lane for CudaLane {
 
 impl Drop for CudaLane {
     fn drop(&mut self) {
-        if self.pending.is_empty() || self.stream.synchronize().is_ok() {
-            return;
-        }
-        for Pending { what, table, .. } in self.pending.drain(..) {
-            // Whether it still runs is unknown: its bytes stay claimed for ever.
-            mem::forget((what, table));
+        let since = clock::now();
+        while !self.pending.is_empty() {
+            if self.poll().is_some() {
+                continue;
+            }
+            if clock::now().saturating_sub(since) > DROP_MAX {
+                let (own, pending) = (&self.contexts[0], std::mem::take(&mut self.pending));
+                let told = told(own, pending.len());
+                abandon(own, Some(&self.stream), (pending, Arc::clone(&self.modules)), Some(&told));
+                return;
+            }
+            std::thread::yield_now();
         }
     }
 }

@@ -4,6 +4,7 @@
 //! and on top of them [`CudaDevice`], which serves plans, and [`CudaPort`], which serves copies. Whatever is missing is
 //! [`DeviceError::Unavailable`](headway_device::DeviceError) with its remedy, never a panic.
 
+mod abandoned;
 mod checked;
 mod device;
 mod lane;

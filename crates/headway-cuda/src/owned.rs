@@ -7,13 +7,13 @@ use std::collections::BTreeSet;
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::path::Path;
 use std::ptr::{null_mut, with_exposed_provenance, with_exposed_provenance_mut, without_provenance_mut};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
-use headway_core::units::Bytes;
+use headway_core::units::{Bytes, Nanos};
 use headway_device::buffer::{DeviceId, Memory, Place};
 use headway_device::{DeviceError, Grid};
-use headway_os::topology;
+use headway_os::{clock, topology};
 
 use crate::checked::{self, Driver, call, lock};
 use crate::table::{self, Address, Handle, LaunchAttribute, LaunchConfig, Ordinal};
@@ -24,6 +24,11 @@ const LOG_BYTES: usize = 8192;
 const SHARED_WITHOUT_ASKING: u32 = 48 << 10;
 /// Blocks that a cluster may have without asking for more.
 const PORTABLE_CLUSTER: u32 = 8;
+
+/// How long after the end of a context its memory is taken to be in use. The driver ends a context with everything that runs in
+/// it; but what it says of a copy that an engine has begun is nowhere documented, and the longest of ours (32 MiB) takes a tenth of this on
+/// the slowest link.
+const SETTLE: Nanos = Nanos(100_000_000);
 
 /// A handle of the driver. The driver API is thread safe: any thread may use any handle while its context is current.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -41,7 +46,10 @@ pub(crate) struct Context {
     /// NUMA node of the GPU, where the system says.
     pub(crate) numa: Option<u32>,
     handle: Raw,
+    /// It was given up, or has ended.
     lost: AtomicBool,
+    /// When the driver was first seen to have ended it; 0 = never.
+    ended: AtomicU64,
     peers: Mutex<BTreeSet<Ordinal>>,
 }
 
@@ -65,6 +73,7 @@ impl Context {
             numa,
             handle: Raw(handle),
             lost: AtomicBool::new(false),
+            ended: AtomicU64::new(0),
             peers: Mutex::default(),
         });
         contexts.insert(id, Arc::downgrade(&context));
@@ -81,10 +90,15 @@ impl Context {
         if self.lost.load(Ordering::Acquire) {
             return Err(DeviceError::DeviceLost);
         }
+        self.bind_anyway()
+    }
+
+    /// The same for a context that was given up: what was queued in it before may be asked for.
+    pub(crate) fn bind_anyway(&self) -> Result<(), DeviceError> {
         let mut current = null_mut();
         // Others in this process may change what is current on this thread, so that it is asked for and not remembered.
         // SAFETY: `current` is valid for the call to write.
-        unsafe { call!(self.driver, cuCtxGetCurrent(&raw mut current)) }?;
+        self.note(unsafe { call!(self.driver, cuCtxGetCurrent(&raw mut current)) })?;
         if current == self.handle.0 {
             return Ok(());
         }
@@ -97,12 +111,52 @@ impl Context {
         if let Err(DeviceError::Driver { code, .. }) = &result
             && table::ends_the_context(*code)
         {
+            let now = clock::now().0.max(1);
+            // Only the first time counts.
+            let _ = self.ended.compare_exchange(0, now, Ordering::AcqRel, Ordering::Relaxed);
             self.lose();
         }
         result
     }
 
-    /// Later calls answer [`DeviceError::DeviceLost`].
+    /// What an answer of the driver to "has it ended?" means for the memory of what was queued.
+    pub(crate) fn fate(&self, ended: Result<bool, DeviceError>) -> Fate {
+        match ended {
+            Ok(true) => Fate::Over(Ok(())),
+            Ok(false) => Fate::UnderWay,
+            // A child has copies of the parent's pages, of which no GPU knows.
+            Err(error) if self.driver.here().is_err() => Fate::Over(Err(error)),
+            Err(error) => match self.settles_in() {
+                None => Fate::Unknown(error),
+                Some(Nanos::ZERO) => Fate::Over(Err(error)),
+                Some(_) => Fate::UnderWay,
+            },
+        }
+    }
+
+    /// If the driver has ended it: how long its memory is still taken to be in use.
+    fn settles_in(&self) -> Option<Nanos> {
+        match self.ended.load(Ordering::Acquire) {
+            0 => None,
+            ended => Some(Nanos(ended).saturating_add(SETTLE).saturating_sub(clock::now())),
+        }
+    }
+
+    /// Waits until nothing of a context that has ended uses memory any more; returns at once from one that has not.
+    fn settle(&self) {
+        if let Some(time) = self.settles_in() {
+            std::thread::sleep(std::time::Duration::from_nanos(time.0));
+        }
+    }
+
+    /// Whether the GPU has passed everything in the default stream.
+    pub(crate) fn default_stream_rests(&self) -> Result<bool, DeviceError> {
+        self.bind_anyway()?;
+        // SAFETY: null names the default stream.
+        self.note(not_ready(unsafe { call!(self.driver, cuStreamQuery(null_mut())) }))
+    }
+
+    /// Gives it up: later calls answer [`DeviceError::DeviceLost`]. What is queued may go on.
     pub(crate) fn lose(&self) {
         self.lost.store(true, Ordering::Release);
     }
@@ -150,6 +204,26 @@ impl Context {
     }
 }
 
+/// What became of something that was queued, as far as its memory is concerned.
+#[derive(Debug)]
+pub(crate) enum Fate {
+    /// It may still run.
+    UnderWay,
+    /// It uses nothing any more: it has ended, or the driver has ended its context.
+    Over(Result<(), DeviceError>),
+    /// The driver gave no answer.
+    Unknown(DeviceError),
+}
+
+/// "Not ready" as an answer.
+fn not_ready(result: Result<(), DeviceError>) -> Result<bool, DeviceError> {
+    match result {
+        Ok(()) => Ok(true),
+        Err(DeviceError::Driver { code: table::NOT_READY, .. }) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
 impl Drop for Context {
     fn drop(&mut self) {
         // SAFETY: retained once by `retain`; everything made in it keeps an `Arc` to this value, so it is gone.
@@ -177,11 +251,10 @@ impl Stream {
         self.handle.0
     }
 
-    /// Waits until everything in it is done.
-    pub(crate) fn synchronize(&self) -> Result<(), DeviceError> {
-        self.context.bind()?;
-        // SAFETY: the stream lives as long as `self`.
-        self.context.note(unsafe { call!(self.context.driver, cuStreamSynchronize(self.handle.0)) })
+    /// Whether everything in it is done, also in a context that was given up.
+    pub(crate) fn rests(&self) -> Result<bool, DeviceError> {
+        self.context.bind_anyway()?;
+        self.is_idle()
     }
 
     /// Queues a copy; the context must be current.
@@ -216,11 +289,7 @@ impl Stream {
     /// Whether everything in it is done; the context must be current.
     pub(crate) fn is_idle(&self) -> Result<bool, DeviceError> {
         // SAFETY: the stream lives.
-        match unsafe { call!(self.context.driver, cuStreamQuery(self.handle.0)) } {
-            Ok(()) => Ok(true),
-            Err(DeviceError::Driver { code: table::NOT_READY, .. }) => Ok(false),
-            Err(error) => self.context.note(Err(error)),
-        }
+        self.context.note(not_ready(unsafe { call!(self.context.driver, cuStreamQuery(self.handle.0)) }))
     }
 
     /// Queues a launch of `module` in clusters of `cluster` blocks; the context must be current.
@@ -234,6 +303,7 @@ impl Stream {
         cluster: u32,
         arguments: &mut [*mut c_void],
     ) -> Result<(), DeviceError> {
+        self.context.driver.here()?;
         let Some(launch) = self.context.driver.table.cuLaunchKernelEx else { return Err(no_clusters()) };
         module.allow_shared(grid.shared_bytes)?;
         module.allow_clusters(cluster)?;
@@ -323,6 +393,8 @@ impl Event {
     /// Whether the stream has passed it; the context must be current.
     pub(crate) fn is_reached(&self) -> Result<bool, DeviceError> {
         let driver = &self.context.driver;
+        driver.here()?;
+        // Not by `call`, which would make a text of every "not ready".
         // SAFETY: the event lives.
         match unsafe { (driver.table.cuEventQuery)(self.handle.0) } {
             table::SUCCESS => Ok(true),
@@ -568,11 +640,17 @@ pub(crate) unsafe fn copy_pageable(
             call!(driver, cuMemcpyHtoD_v2(to.addr() as Address, from.cast(), bytes))
         }
     };
-    context.note(copied)?;
-    if matches!(kind, CopyKind::DeviceToHost) {
-        return Ok(());
+    let copied = context.note(copied).and_then(|()| {
+        if matches!(kind, CopyKind::DeviceToHost) {
+            return Ok(());
+        }
+        // CUDA driver API, "API synchronization behavior": from pageable memory the call may return when the bytes are staged.
+        // SAFETY: null names the default stream, in which the call above runs.
+        context.note(unsafe { call!(driver, cuStreamSynchronize(null_mut())) })
+    });
+    if copied.is_err() {
+        // The memory is the caller's again when this returns.
+        context.settle();
     }
-    // CUDA driver API, "API synchronization behavior": from pageable memory the call may return when the bytes are staged.
-    // SAFETY: null names the default stream, in which the call above runs.
-    context.note(unsafe { call!(driver, cuStreamSynchronize(null_mut())) })
+    copied
 }

@@ -9,7 +9,9 @@ use std::thread::JoinHandle;
 use headway_core::machine::EngineClass;
 use headway_device::{Completion, DeviceError, Span, Waker, wake};
 use headway_os::clock;
+use headway_os::fork::Home;
 
+use crate::abandoned::abandon;
 use crate::checked::lock;
 use crate::owned::{Context, CopyKind, copy_pageable};
 
@@ -34,6 +36,7 @@ pub(crate) struct Helper {
     jobs: Option<Sender<Job>>,
     thread: Option<JoinHandle<()>>,
     shared: Arc<Shared>,
+    home: Home,
 }
 
 impl Helper {
@@ -48,7 +51,7 @@ impl Helper {
                 reason: error.to_string(),
                 remedy: "raise the limit on threads".into(),
             })?;
-        Ok(Self { jobs: Some(jobs), thread: Some(thread), shared: Arc::clone(shared) })
+        Ok(Self { jobs: Some(jobs), thread: Some(thread), shared: Arc::clone(shared), home: Home::here() })
     }
 
     pub(crate) fn submit(&self, job: Job) -> Result<(), DeviceError> {
@@ -62,14 +65,18 @@ impl Drop for Helper {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Release);
         self.jobs = None;
-        if let Some(thread) = self.thread.take() {
+        let Some(thread) = self.thread.take() else { return };
+        if self.home.is_here() {
             // It contains the panics of the waker, the only foreign code it runs.
             let _ = thread.join();
+        } else {
+            // In a forked child there is no such thread, and to wait for it would last for ever.
+            std::mem::forget(thread);
         }
     }
 }
 
-fn serve(context: &Context, class: EngineClass, shared: &Shared, jobs: &Receiver<Job>) {
+fn serve(context: &Arc<Context>, class: EngineClass, shared: &Shared, jobs: &Receiver<Job>) {
     let kind = if class == EngineClass::D2h { CopyKind::DeviceToHost } else { CopyKind::HostToDevice };
     while let Ok(Job { tag, from, to }) = jobs.recv() {
         if shared.stop.load(Ordering::Acquire) {
@@ -81,8 +88,8 @@ fn serve(context: &Context, class: EngineClass, shared: &Shared, jobs: &Receiver
         let result = unsafe { copy_pageable(context, kind, from.as_ptr(), to.as_ptr(), from.len()) };
         let finished = clock::now();
         if matches!(result, Err(DeviceError::Driver { .. })) && context.is_lost() {
-            // Whether the copy still runs is unknown: the bytes stay claimed for ever.
-            std::mem::forget((from, to));
+            // Whether the copy still runs is to be found out: the bytes stay claimed until then.
+            abandon(context, None, (from, to), None);
         } else {
             drop((from, to));
         }

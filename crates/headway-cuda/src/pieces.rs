@@ -66,6 +66,7 @@ impl Batch {
         pieces: &[Piece],
         stream: &Stream,
     ) -> Result<(), DeviceError> {
+        driver.here()?;
         self.to.clear();
         self.from.clear();
         self.bytes.clear();

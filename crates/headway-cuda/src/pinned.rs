@@ -103,6 +103,11 @@ impl PinnedMemory {
         self.base
     }
 
+    /// An error in a forked child, which the driver's own mappings do not reach.
+    pub(crate) fn mapped(&self) -> Result<(), DeviceError> {
+        self.context.driver.here()
+    }
+
     pub(crate) fn place(&self) -> Place {
         Place::Host { pinned: Some(self.context.driver.domain) }
     }
@@ -145,6 +150,9 @@ unsafe impl Memory for WholePinned {
     }
     fn place(&self) -> Place {
         self.memory.place()
+    }
+    fn mapped(&self) -> Result<(), DeviceError> {
+        self.memory.mapped()
     }
 }
 
@@ -195,17 +203,38 @@ unsafe impl Memory for InPlace {
     }
 }
 
+/// What owns pages that are registered with the driver.
+trait Owner {
+    /// The driver did not unregister the pages. No operation uses them: operations own spans of them, and this is called after the
+    /// last one.
+    fn leave(self);
+}
+
+impl Owner for Mapping {
+    /// Their addresses are never used again: the driver would take other pages there for these.
+    fn leave(self) {
+        mem::forget(self);
+    }
+}
+
+impl Owner for Span {
+    /// They are the caller's, who waits for them.
+    fn leave(self) {
+        drop(self);
+    }
+}
+
 /// Pages registered with the driver, and what owns them: unregistered first when dropped.
-struct Registered<Owner> {
+struct Registered<O: Owner> {
     context: Arc<Context>,
     /// Where the registered pieces start.
     pieces: Vec<usize>,
-    owner: Option<Owner>,
+    owner: Option<O>,
 }
 
-impl<Owner> Registered<Owner> {
+impl<O: Owner> Registered<O> {
     /// Registers the pages from `base` on, whole pages of `owner`'s, for every GPU of the driver.
-    fn new(context: &Arc<Context>, base: *mut u8, bytes: usize, owner: Owner) -> Result<Self, DeviceError> {
+    fn new(context: &Arc<Context>, base: *mut u8, bytes: usize, owner: O) -> Result<Self, DeviceError> {
         context.bind()?;
         let mut registered = Self { context: Arc::clone(context), pieces: Vec::new(), owner: Some(owner) };
         for (start, length) in pieces(bytes, REGISTER_MAX) {
@@ -226,15 +255,16 @@ impl<Owner> Registered<Owner> {
     }
 }
 
-impl<Owner> Drop for Registered<Owner> {
+impl<O: Owner> Drop for Registered<O> {
     fn drop(&mut self) {
         for &piece in &self.pieces {
             let piece = without_provenance_mut(piece);
             // SAFETY: registered by `new`, unregistered once; no operation uses the pages, as operations own spans of them.
             let unregister = || unsafe { call!(self.context.driver, cuMemHostUnregister(piece)) };
-            if self.context.bind().and_then(|()| unregister()).is_err() {
-                // A copy may never have been seen to end: the pages stay as they are for ever.
-                mem::forget(self.owner.take());
+            if self.context.bind().and_then(|()| unregister()).is_err()
+                && let Some(owner) = self.owner.take()
+            {
+                owner.leave();
             }
         }
     }

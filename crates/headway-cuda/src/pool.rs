@@ -63,6 +63,7 @@ impl Pool {
     }
 
     fn take_aligned(&self, bytes: usize, align: usize) -> Result<Piece, DeviceError> {
+        self.context.driver.here()?;
         let mut slabs = lock(&self.slabs);
         let exhausted = |available| DeviceError::OutOfMemory {
             what: "pinned host memory within host_bytes_max",
@@ -151,5 +152,8 @@ unsafe impl Memory for Piece {
     }
     fn place(&self) -> Place {
         self.slab.memory.place()
+    }
+    fn mapped(&self) -> Result<(), DeviceError> {
+        self.slab.memory.mapped()
     }
 }

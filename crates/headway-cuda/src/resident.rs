@@ -9,6 +9,9 @@
 //! - **None is done late.** A call returns when its commands are complete, or when no unit can take them any more: each has
 //!   gone, or had not begun when the mailbox was seen to be closed, in which case it will see that before any command. What is
 //!   left is then marked as completed. If a unit has begun and does not go, the context is given up as lost.
+//! - **It leaves in time.** A launch stays for its lease, counted from its beginning, and goes then whether or not commands come:
+//!   others may be waiting for the whole device. By the first point the command that it did not take is the next launch's; launching
+//!   anew costs some 10 us once in a lease.
 //! - **A small copy out ends with its bytes.** It is one tagged command (`tagged`); that it is completed is only asked before its
 //!   place in the mailbox is used again.
 
@@ -32,6 +35,7 @@ use self::mailbox::{Command, Mailbox};
 use self::shape::Shape;
 use self::status::Status;
 use self::tagged::Tagged;
+use crate::abandoned::{abandon, await_rest, leave};
 use crate::owned::{Context, Module, Stream};
 use crate::pool::{Piece, Pool};
 
@@ -44,7 +48,7 @@ const HALF_BYTES: usize = 256 << 10;
 const LINE: usize = 256;
 /// Commands under way at once.
 const AHEAD: u64 = 2;
-/// The longest lease: what a forgotten copier may hold up.
+/// The longest lease: how long a copier may hold up others.
 const LEASE_MAX: Nanos = Nanos(10_000_000_000);
 /// How long a unit that has begun gets to leave, beyond the patience for a copy.
 const GRACE: Nanos = Nanos(2_000_000_000);
@@ -62,7 +66,7 @@ pub(crate) fn probe(context: &Arc<Context>) -> Vec<(Via, Result<(), DeviceError>
 /// A resident copier of a GPU.
 ///
 /// While it is on the GPU, whatever waits for the whole context (some frees, synchronisation, the first use of a kernel) waits
-/// for it to leave: at the end of its lease, or at [`Resident::park`].
+/// for it to leave: at the end of its lease, however many copies there are, or at [`Resident::park`].
 pub struct CudaResident {
     via: Via,
     shape: Shape,
@@ -83,7 +87,7 @@ pub struct CudaResident {
 
 /// What the device uses.
 struct Parts {
-    stream: Stream,
+    stream: Arc<Stream>,
     module: Module,
     mailbox: Mailbox,
     outbox: Piece,
@@ -127,7 +131,7 @@ impl CudaResident {
         }
         let (module, shape) = shape::load(context, via)?;
         let parts = Parts {
-            stream: Stream::new(context)?,
+            stream: Arc::new(Stream::new(context)?),
             module,
             mailbox: Mailbox::new(context, pool, 2 * (HALF_BYTES + LINE))?,
             outbox: pool.take(2 * (HALF_BYTES + LINE))?,
@@ -193,8 +197,8 @@ impl CudaResident {
             // Bytes of tagged commands arrive before the word that says that their place is free.
             self.wait(self.posted - AHEAD, self.patience)?;
         }
+        self.parts.mailbox.post(self.posted + 1, command)?;
         self.posted += 1;
-        self.parts.mailbox.post(self.posted, command);
         if self.phase != Phase::Running {
             self.launch()?;
         }
@@ -284,7 +288,7 @@ impl CudaResident {
         }
         self.context.bind()?;
         let Parts { mailbox, status, .. } = &*self.parts;
-        mailbox.close(self.generation);
+        mailbox.close(self.generation)?;
         // Who had not begun when the closing arrived sees it before a command.
         let units = 0..self.shape.units as usize;
         let mut begun: Vec<usize> = units.filter(|&unit| status.has_started(unit, self.generation)).collect();
@@ -345,7 +349,16 @@ impl CudaResident {
         }
     }
 
-    /// Whether a unit still works is unknown: nothing that commands name may be used again.
+    /// Gives up what `held` are spans of, if the context was given up meanwhile: a unit may still use them.
+    fn done(&self, result: Result<(), DeviceError>, held: [Option<&Span>; 2]) -> Result<(), DeviceError> {
+        if result.is_err() && self.context.is_lost() && self.context.driver.here().is_ok() {
+            let held = held.map(|span| span.map(Span::linger));
+            abandon(&self.context, Some(&self.parts.stream), held, None);
+        }
+        result
+    }
+
+    /// Whether a unit still works is unknown: nothing that commands name may be used before that is known.
     fn lose(&mut self) {
         self.context.lose();
         self.phase = Phase::Closing;
@@ -412,6 +425,31 @@ impl Resident for CudaResident {
     }
 
     fn copy_in(&mut self, to: &mut Span, from: &[u8]) -> Result<(), DeviceError> {
+        let result = self.send(to, from);
+        self.done(result, [Some(to), None])
+    }
+
+    fn copy_out(&mut self, to: &mut [u8], from: &Span) -> Result<(), DeviceError> {
+        let result = self.fetch(to, from);
+        self.done(result, [Some(from), None])
+    }
+
+    fn copy(&mut self, from: &Span, to: &mut Span) -> Result<(), DeviceError> {
+        let result = self.exchange(from, to);
+        self.done(result, [Some(from), Some(to)])
+    }
+
+    fn park(&mut self) -> Result<(), DeviceError> {
+        self.vacate(self.patience)?;
+        // Its last word is written; what is left of it is over at once.
+        await_rest(&self.context, &self.parts.stream, "a resident copier that has left")
+    }
+}
+
+impl CudaResident {
+    /// [`Resident::copy_in`].
+    fn send(&mut self, to: &mut Span, from: &[u8]) -> Result<(), DeviceError> {
+        self.context.driver.here()?;
         check(to, to.len(), from.len())?;
         let device = self.device_address(to)?;
         let chunk_bytes = self.command_bytes().min(HALF_BYTES);
@@ -422,14 +460,16 @@ impl Resident for CudaResident {
             }
             let destination = device + index * chunk_bytes as u64;
             let at = place_in_box(index, destination);
-            self.parts.mailbox.put(at, chunk);
+            self.parts.mailbox.put(at, chunk)?;
             let source = self.parts.mailbox.inbox_address(at);
             self.post(Command { source, destination, bytes: chunk.len() as u64 })?;
         }
         if from.is_empty() { Ok(()) } else { self.wait(self.posted, self.patience) }
     }
 
-    fn copy_out(&mut self, to: &mut [u8], from: &Span) -> Result<(), DeviceError> {
+    /// [`Resident::copy_out`].
+    fn fetch(&mut self, to: &mut [u8], from: &Span) -> Result<(), DeviceError> {
+        self.context.driver.here()?;
         if to.len() != from.len() {
             return Err(lengths(from.len(), to.len()));
         }
@@ -460,7 +500,9 @@ impl Resident for CudaResident {
         Ok(())
     }
 
-    fn copy(&mut self, from: &Span, to: &mut Span) -> Result<(), DeviceError> {
+    /// [`Resident::copy`].
+    fn exchange(&mut self, from: &Span, to: &mut Span) -> Result<(), DeviceError> {
+        self.context.driver.here()?;
         check(to, to.len(), from.len())?;
         let (source, destination) = if matches!(to.place(), Place::Device { .. }) {
             (self.pinned_address(from)?, self.device_address(to)?)
@@ -473,21 +515,24 @@ impl Resident for CudaResident {
         };
         self.run(source, destination, from.len())
     }
-
-    fn park(&mut self) -> Result<(), DeviceError> {
-        self.vacate(self.patience)?;
-        // Its last word is written; what is left of it is over at once.
-        self.parts.stream.synchronize()
-    }
 }
 
 impl Drop for CudaResident {
     fn drop(&mut self) {
-        if self.park().is_ok() {
-            // SAFETY: all units have gone and the stream is idle; `parts` is not used again.
-            unsafe { ManuallyDrop::drop(&mut self.parts) };
+        let parked = self.park();
+        // SAFETY: `parts` is not used again.
+        let parts = unsafe { ManuallyDrop::take(&mut self.parts) };
+        if parked.is_ok() {
+            drop(parts);
+        } else if self.context.driver.here().is_ok() {
+            // A unit may still use them.
+            let (stream, name) = (Arc::clone(&parts.stream), shape::name(self.via));
+            let told = format!("the resident copier `{name}` did not leave GPU {}", self.context.ordinal);
+            leave(&self.context, Some(&stream), parts, Some(&told));
+        } else {
+            // In a forked child nothing of them can be given back.
+            std::mem::forget(parts);
         }
-        // Else a unit may still use them: they are left to the driver.
     }
 }
 

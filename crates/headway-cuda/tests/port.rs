@@ -12,7 +12,7 @@ use headway_device::conformance::SkipReason;
 use headway_device::port::{Caching, Done, Lane, Move, Mover, Piece, Port, Reach};
 use headway_device::port_conformance::{self, finish};
 use headway_device::{Access, Buffer, DeviceError, HostKind, Limits};
-use support::{Fake, failing};
+use support::{Fake, failing, wait_until};
 
 fn limits() -> Limits {
     Limits { buffers_max: 64, host_bytes_max: Bytes(512 << 20), outstanding_per_engine_max: 16, ..Limits::default() }
@@ -170,7 +170,7 @@ fn a_request_refused_in_its_middle_releases_its_bytes_and_the_lane_goes_on() {
 }
 
 #[test]
-fn an_error_that_ends_the_context_ends_every_move_and_keeps_its_bytes() {
+fn an_error_that_ends_the_context_ends_every_move_and_gives_its_bytes_back_soon_after() {
     let fake = failing("cuEventQuery", 700, 3, &["-DFAIL_STICKY", "-DLAG=1"]);
     let port = open(&fake);
     let (first, second) = (pair(&port, 64), pair(&port, 64));
@@ -186,7 +186,8 @@ fn an_error_that_ends_the_context_ends_every_move_and_keeps_its_bytes() {
     assert_eq!((done[0].tag, &done[0].result), (0, &Ok(())));
     assert!(matches!(done[1].result, Err(DeviceError::Driver { code: 700, .. })));
     first.0.claim(0..64, Access::Write).unwrap();
-    assert!(second.0.claim(0..64, Access::Write).is_err(), "its copy may still run");
+    // Its copy may run on for a moment.
+    wait_until("the bytes come back", || second.0.claim(0..64, Access::Write).is_ok());
     assert_eq!(lane.submit(copy(&first.0, &first.1), 3), Err(DeviceError::DeviceLost));
 }
 

@@ -6,12 +6,14 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use headway_core::transfer::Via;
 use headway_core::units::{Bytes, Nanos};
 use headway_cuda::{CudaPort, CudaResident, Driver};
 use headway_device::port::{Caching, Port, Reach, Resident, ResidentOptions};
 use headway_device::{Access, Buffer, DeviceError, Limits};
+use headway_os::clock;
 use tempfile::TempDir;
 
 const FORMS: [Via; 3] = [Via::Hub, Via::Gpc, Via::Gpc4];
@@ -153,6 +155,36 @@ fn a_lease_that_ends_between_copies_costs_a_launch_and_nothing_else() {
 }
 
 #[test]
+fn a_copier_leaves_at_the_end_of_its_lease_however_many_copies_come_and_not_before() {
+    let lease = Nanos(200_000_000);
+    let minute = Nanos(60_000_000_000);
+    for via in FORMS {
+        let (fake, began) = (Fake::new(), clock::now());
+        let mut copier = fake.start(via, ResidentOptions { lease, ..OPTIONS });
+        let buffer = fake.device(200);
+        let passed = AtomicBool::new(false);
+        std::thread::scope(|threads| {
+            // As whoever waits for the whole device: until all that was launched before has ended.
+            threads.spawn(|| {
+                let launched = fake.number(b"headway_fake_resident_launches\0");
+                while fake.number(b"headway_fake_resident_ends\0") < launched {
+                    std::thread::yield_now();
+                }
+                passed.store(true, Ordering::Release);
+            });
+            let mut round = 0;
+            while copier.launches() < 4 || !passed.load(Ordering::Acquire) {
+                there_and_back(&mut copier, &buffer, 1, &noise(100, round));
+                round += 1;
+                assert!(clock::now() - began < minute, "{via:?}: in a minute it left {} times", copier.launches() - 1);
+            }
+        });
+        let least = Nanos(lease.0 * (copier.launches() - 1));
+        assert!(clock::now() - began >= least, "{via:?}: {} launches cost more than one in a lease", copier.launches());
+    }
+}
+
+#[test]
 fn no_command_is_lost_when_units_leave_at_any_moment() {
     let fake = Fake::new();
     for via in FORMS {
@@ -265,10 +297,11 @@ fn a_fault_of_the_kernel_loses_the_device() {
         let mut copier = fake.start(Via::Gpc, OPTIONS);
         copier.park().unwrap();
         fake.behave(behaviour);
-        let buffer = fake.device(64);
+        let buffer = fake.device(128);
         let error = copier.copy_in(&mut buffer.claim(0..64, Access::Write).unwrap(), &[2; 64]).unwrap_err();
         assert!(error.to_string().contains(expected), "{error}");
-        let error = copier.copy_in(&mut buffer.claim(0..64, Access::Write).unwrap(), &[2; 64]).unwrap_err();
+        // The bytes of the first one may still be in use.
+        let error = copier.copy_in(&mut buffer.claim(64..128, Access::Write).unwrap(), &[2; 64]).unwrap_err();
         assert_eq!(error, DeviceError::DeviceLost);
     }
 }

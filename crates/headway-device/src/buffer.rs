@@ -4,6 +4,8 @@
 //! may read a byte, or one may write it. A claim lives until its span is dropped; an operation drops its spans when it is
 //! complete.
 
+mod loan;
+
 use std::alloc::Layout;
 use std::any::Any;
 use std::fmt;
@@ -15,7 +17,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use headway_core::transfer::Via;
 use headway_core::units::Bytes;
 
+pub use self::loan::{lend, lend_mut};
 use crate::error::DeviceError;
+use crate::graveyard;
 use crate::port::Window;
 
 /// Claims on one buffer at a time.
@@ -104,7 +108,8 @@ pub enum Place {
 /// # Safety
 /// From [`Memory::base`] on, [`Memory::bytes`] bytes belong to this value alone until it is dropped: they are initialised,
 /// do not overlap another `Memory`'s, and are touched only through spans. In [`Place::Host`] the CPU can read and write
-/// them through that pointer. All three methods always give the same answer.
+/// them through that pointer while [`Memory::mapped`] says so. The other methods always give
+/// the same answer.
 pub unsafe trait Memory: Any + Send + Sync {
     /// The first byte; for device memory its address on the device, not for use by the CPU.
     fn base(&self) -> *mut u8;
@@ -112,6 +117,13 @@ pub unsafe trait Memory: Any + Send + Sync {
     fn bytes(&self) -> usize;
     /// Where it is.
     fn place(&self) -> Place;
+    /// For host memory: an error where this process cannot use it, as a forked child cannot what a driver maps.
+    ///
+    /// # Errors
+    /// [`DeviceError::Unavailable`].
+    fn mapped(&self) -> Result<(), DeviceError> {
+        Ok(())
+    }
     /// The CPU's way into device memory, where there is one.
     fn window(&self) -> Option<&dyn Window> {
         None
@@ -342,6 +354,17 @@ impl Buffer {
     /// [`DeviceError::OutOfRange`]; [`DeviceError::Overlap`] with the claim in the way; [`DeviceError::Refused`] beyond
     /// 4096 claims. A refusal changes nothing.
     pub fn claim(&self, range: Range<usize>, access: Access) -> Result<Span, DeviceError> {
+        match self.try_claim(range.clone(), access) {
+            // What was given up may have ended since.
+            Err(DeviceError::Overlap { .. }) if graveyard::count() > 0 => {
+                graveyard::reap();
+                self.try_claim(range, access)
+            }
+            claimed => claimed,
+        }
+    }
+
+    fn try_claim(&self, range: Range<usize>, access: Access) -> Result<Span, DeviceError> {
         if range.start > range.end || range.end > self.len() {
             return Err(DeviceError::OutOfRange { range, len: self.len() });
         }
@@ -371,83 +394,6 @@ impl Buffer {
     }
 }
 
-/// Lends `memory` to `body` as a buffer that gives claims for reading; `pinned` names the domain it is pinned for.
-///
-/// Returns, or unwinds, only when the last claim and the last handle are gone, however long an operation holds them.
-pub fn lend<R>(memory: &[u8], pinned: Option<Domain>, body: impl FnOnce(&Buffer) -> R) -> R {
-    lend_raw(memory.as_ptr().cast_mut(), memory.len(), pinned, false, body)
-}
-
-/// Lends `memory` to `body` as a buffer that gives claims for reading and writing; else as [`lend`].
-pub fn lend_mut<R>(memory: &mut [u8], pinned: Option<Domain>, body: impl FnOnce(&Buffer) -> R) -> R {
-    lend_raw(memory.as_mut_ptr(), memory.len(), pinned, true, body)
-}
-
-fn lend_raw<R>(
-    base: *mut u8,
-    bytes: usize,
-    pinned: Option<Domain>,
-    writable: bool,
-    body: impl FnOnce(&Buffer) -> R,
-) -> R {
-    let lent = Lent { base: NonNull::new(base).unwrap_or(NonNull::dangling()), bytes, place: Place::Host { pinned } };
-    let mut loan = Loan(Buffer::of(Box::new(lent), None, writable));
-    let result = body(&loan.0);
-    loan.wait();
-    result
-}
-
-/// Memory of a caller that waits for [`Loan::wait`] before it uses it again.
-struct Lent {
-    base: NonNull<u8>,
-    bytes: usize,
-    place: Place,
-}
-
-// SAFETY: plain bytes that the lender leaves alone until the loan has ended.
-unsafe impl Send for Lent {}
-// SAFETY: as above.
-unsafe impl Sync for Lent {}
-
-// SAFETY: the caller's slice is initialised, and borrowed until `Loan::wait` has seen the last handle go; where the slice is
-// shared, claims for writing are refused.
-unsafe impl Memory for Lent {
-    fn base(&self) -> *mut u8 {
-        self.base.as_ptr()
-    }
-    fn bytes(&self) -> usize {
-        self.bytes
-    }
-    fn place(&self) -> Place {
-        self.place
-    }
-}
-
-/// Ends a loan on every way out.
-struct Loan(Buffer);
-
-impl Loan {
-    /// Waits until no other handle and no span is left.
-    fn wait(&mut self) {
-        let mut tries = 0u32;
-        // `get_mut` orders what other threads did with the memory before what the lender does next.
-        while Arc::get_mut(&mut self.0.shared).is_none() {
-            tries = tries.saturating_add(1);
-            if tries < 1_000 {
-                std::hint::spin_loop();
-            } else {
-                std::thread::yield_now();
-            }
-        }
-    }
-}
-
-impl Drop for Loan {
-    fn drop(&mut self) {
-        self.wait();
-    }
-}
-
 impl fmt::Debug for Buffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Buffer").field("len", &self.len()).field("place", &self.place()).finish()
@@ -474,6 +420,15 @@ impl Drop for Entry {
         if let Some(at) = claims.held.iter().rposition(|claim| claim.id == self.id) {
             claims.held.swap_remove(at);
         }
+    }
+}
+
+/// A hold on the bytes of a span that outlives it; gives no access to them.
+pub struct Lingering(#[expect(dead_code, reason = "dropping it ends the hold")] Entry);
+
+impl fmt::Debug for Lingering {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Lingering")
     }
 }
 
@@ -513,6 +468,23 @@ impl Span {
             start = end;
         }
         spans
+    }
+
+    /// For implementations of [`Port`](crate::port::Port): a second hold on the same bytes, for something that may use them when
+    /// this span is gone. Until it is dropped too nobody can claim them anew, and their memory stays.
+    #[must_use]
+    pub fn linger(&self) -> Lingering {
+        let shared = match &self.hold {
+            Hold::Whole(entry) => &entry.shared,
+            Hold::Part(entry) => &entry.shared,
+        };
+        let mut claims = lock(&shared.claims);
+        let id = claims.next;
+        claims.next += 1;
+        // Beyond the limit as well: this is for what has failed already.
+        claims.held.push(Claim { id, range: self.range.clone(), access: self.access });
+        drop(claims);
+        Lingering(Entry { shared: Arc::clone(shared), id })
     }
 
     /// Length in bytes.
@@ -598,7 +570,7 @@ impl Span {
     /// The bytes.
     ///
     /// # Errors
-    /// [`DeviceError::Invalid`] for device memory.
+    /// [`DeviceError::Invalid`] for device memory; [`DeviceError::Unavailable`] for memory that a forked child does not have.
     pub fn bytes(&self) -> Result<&[u8], DeviceError> {
         self.host_only()?;
         // SAFETY: `Memory` promises initialised bytes usable by the CPU over its whole length, within which `claim` checked
@@ -622,7 +594,7 @@ impl Span {
 
     fn host_only(&self) -> Result<(), DeviceError> {
         match self.place() {
-            Place::Host { .. } => Ok(()),
+            Place::Host { .. } => self.memory().mapped(),
             Place::Device { .. } => Err(DeviceError::Invalid {
                 what: "access by the CPU",
                 reason: "the span is device memory; copy it to a host buffer".into(),
@@ -643,6 +615,10 @@ impl fmt::Debug for Span {
 
 #[cfg(test)]
 mod tests {
+    use headway_core::units::Nanos;
+    use headway_os::clock;
+
+    use super::loan::Loan;
     use super::*;
 
     fn buffer(bytes: usize) -> Buffer {
@@ -724,6 +700,87 @@ mod tests {
         });
         assert_eq!(span, memory);
         assert_eq!(memory.iter().filter(|byte| **byte == 9).count(), 8);
+    }
+
+    /// Over when it is told so.
+    struct Buried(Arc<std::sync::atomic::AtomicBool>, #[expect(dead_code, reason = "dropping it ends the claim")] Span);
+
+    impl graveyard::Grave for Buried {
+        fn is_over(&mut self) -> bool {
+            self.0.load(Ordering::Acquire)
+        }
+    }
+
+    #[test]
+    fn lent_memory_comes_back_when_what_was_given_up_on_it_has_ended() {
+        let over = Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let mut memory = vec![1u8; 64];
+        let (lent, given_back) = (AtomicU64::new(0), AtomicU64::new(0));
+        std::thread::scope(|threads| {
+            threads.spawn(|| {
+                lend_mut(&mut memory, None, |buffer| {
+                    let span = buffer.claim(8..16, Access::Write).unwrap();
+                    graveyard::bury(Box::new(Buried(Arc::clone(&over), span)), None);
+                    assert!(matches!(buffer.claim(8..9, Access::Read), Err(DeviceError::Overlap { .. })));
+                });
+                given_back.store(clock::now().0, Ordering::Release);
+            });
+            while graveyard::count() == 0 {
+                std::thread::yield_now();
+            }
+            lent.store(clock::now().0, Ordering::Release);
+            over.store(true, Ordering::Release);
+        });
+        assert!(given_back.into_inner() >= lent.into_inner(), "it came back while it was in use");
+        assert_eq!(memory, [1; 64]);
+    }
+
+    #[test]
+    fn a_claim_finds_what_was_given_up_and_has_ended_since() {
+        let (over, buffer) = (Arc::new(std::sync::atomic::AtomicBool::new(false)), buffer(64));
+        let span = buffer.claim(0..64, Access::Write).unwrap();
+        graveyard::bury(Box::new(Buried(Arc::clone(&over), span)), None);
+        assert!(matches!(buffer.claim(0..1, Access::Read), Err(DeviceError::Overlap { .. })));
+        over.store(true, Ordering::Release);
+        // Another test may be asking the graves at this moment.
+        while buffer.claim(0..64, Access::Write).is_err() {
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn bytes_that_something_lingers_on_are_not_claimed_anew() {
+        let buffer = buffer(64);
+        let span = buffer.claim(0..32, Access::Write).unwrap();
+        let lingering = span.linger();
+        drop(span);
+        assert!(matches!(buffer.claim(0..1, Access::Read), Err(DeviceError::Overlap { .. })));
+        drop(lingering);
+        buffer.claim(0..64, Access::Write).unwrap();
+    }
+
+    /// Run again as a child by the test below.
+    #[test]
+    fn loan_that_never_ends() {
+        if std::env::var_os("HEADWAY_TEST_LOAN").is_none() {
+            return;
+        }
+        let buffer = buffer(64);
+        std::mem::forget(buffer.claim(0..8, Access::Read).unwrap());
+        Loan(buffer).wait_at_most(Nanos(1_000_000), Nanos(2_000_000));
+    }
+
+    #[test]
+    fn a_loan_that_never_ends_ends_the_process_and_says_why() {
+        let child = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "--nocapture", "buffer::tests::loan_that_never_ends"])
+            .env("HEADWAY_TEST_LOAN", "1")
+            .output()
+            .unwrap();
+        assert!(!child.status.success(), "{child:?}");
+        let said = String::from_utf8_lossy(&child.stderr);
+        assert!(said.contains("still in use") && said.contains("lent memory of 64 bytes"), "{said}");
+        assert!(said.contains("was not given back within 2 ms; ending the process"), "{said}");
     }
 
     #[test]

@@ -11,6 +11,7 @@ pub mod emu;
 pub mod emu_port;
 mod error;
 pub mod faulty;
+pub mod graveyard;
 pub mod kernel;
 pub mod port;
 pub mod port_conformance;

@@ -222,9 +222,9 @@ fn step(address: usize, left: usize) -> usize {
 mod imp {
     use std::arch::asm;
     use std::arch::x86_64::{
-        __cpuid, __cpuid_count, __m128i, __m256i, _MM_HINT_T0, _mm_loadu_si128, _mm_prefetch, _mm_storeu_si128, _mm_stream_load_si128, _mm_stream_si128, _mm256_loadu_si256, _mm256_storeu_si256,
-        _mm256_stream_load_si256, _mm256_stream_si256, _mm512_loadu_si512, _mm512_storeu_si512,
-        _mm512_stream_load_si512, _mm512_stream_si512,
+        __cpuid, __cpuid_count, __m128i, __m256i, _MM_HINT_T0, _mm_loadu_si128, _mm_prefetch, _mm_storeu_si128,
+        _mm_stream_load_si128, _mm_stream_si128, _mm256_loadu_si256, _mm256_storeu_si256, _mm256_stream_load_si256,
+        _mm256_stream_si256, _mm512_loadu_si512, _mm512_storeu_si512, _mm512_stream_load_si512, _mm512_stream_si512,
     };
 
     use super::{AHEAD_BYTES, DEMOTE_BEHIND, LINE_BYTES, step};
@@ -263,12 +263,7 @@ mod imp {
     /// # Safety
     /// `to` starts at a line; `lines` lines on both sides are valid.
     #[inline]
-    pub(super) unsafe fn demoted_lines(
-        to: *mut u8,
-        from: *const u8,
-        lines: usize,
-        demote: impl Fn(*const u8) + Copy,
-    ) {
+    pub(super) unsafe fn demoted_lines(to: *mut u8, from: *const u8, lines: usize, demote: impl Fn(*const u8) + Copy) {
         // SAFETY: the caller vouches for the pointers, the CPU for the instructions.
         unsafe {
             if is_x86_feature_detected!("avx512f") {

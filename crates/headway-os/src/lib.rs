@@ -8,6 +8,7 @@ pub mod affinity;
 pub mod clock;
 pub mod copy;
 mod errno;
+pub mod fork;
 pub mod ipc;
 pub mod memory;
 pub mod sched;

@@ -28,6 +28,7 @@ use headway_core::units::{Bytes, NANOS_PER_SECOND, Nanos};
 use headway_device::buffer::Place;
 use headway_device::port::{Mover, Piece, Port};
 use headway_device::{Buffer, DeviceError};
+use headway_os::fork::Home;
 
 use self::auto::Auto;
 use self::crew::Crew;
@@ -186,6 +187,8 @@ pub struct Copier {
     /// CPUs that the process could use when this was made.
     cpus: u32,
     watcher: Watcher,
+    /// The process that has the threads and the drivers.
+    home: Home,
     cancel: Cancel,
     crew: OnceLock<Crew>,
     observer: OnceLock<Observer>,
@@ -238,7 +241,8 @@ impl Copier {
         }
         let (cancel, crew, observer) = (Cancel::default(), OnceLock::new(), OnceLock::new());
         let watcher = Watcher::new(options.limits.events_max);
-        Ok(Self { gpus, ports, options, auto, shares, cpus, watcher, cancel, crew, observer })
+        let home = Home::here();
+        Ok(Self { gpus, ports, options, auto, shares, cpus, watcher, home, cancel, crew, observer })
     }
 
     /// Calls `observer` at the end of every copy; `false` if there is one already.
@@ -372,6 +376,9 @@ impl Copier {
 
     /// The position of the GPU whose memory `buffer` is.
     fn gpu_of(&self, buffer: &Buffer) -> Result<usize, CopyError> {
+        if !self.home.is_here() {
+            return Err(forked());
+        }
         let position = match buffer.place() {
             Place::Device { id, .. } => self.gpus.iter().position(|gpu| gpu.id == id),
             Place::Host { .. } => None,
@@ -390,6 +397,18 @@ impl Copier {
             Crew::start(cpus.saturating_sub(1).clamp(1, many::THREADS_MAX).min(limit))
         })
     }
+}
+
+/// The answer to every copy in a forked child.
+#[cold]
+fn forked() -> CopyError {
+    let way = Way::of(headway_core::machine::Method::Pageable);
+    let source = DeviceError::Unavailable {
+        what: "the copier".into(),
+        reason: "this process was forked from the one that opened it".into(),
+        remedy: "open it after the fork, or start the process anew (`spawn` instead of `fork`)".into(),
+    };
+    CopyError::Unavailable { way, source }
 }
 
 /// How many pieces are copied (specification of transfers, 1.7).

@@ -5,7 +5,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use headway_device::DeviceError;
 use headway_device::buffer::Memory;
+use headway_os::copy;
+use headway_os::fork::Home;
 
+use crate::checked::here;
 use crate::owned::Context;
 use crate::pool::Pool;
 use crate::window;
@@ -42,9 +45,11 @@ impl Command {
     }
 }
 
-/// Memory that the host writes and the device reads: device memory behind a window, else pinned.
+/// Memory that the host writes and the device reads: device memory behind a window, else pinned. In a forked child, where neither is
+/// mapped, whatever would write to it is an error.
 pub(super) struct Mailbox {
     memory: Box<dyn Memory>,
+    home: Home,
 }
 
 impl Mailbox {
@@ -58,8 +63,12 @@ impl Mailbox {
             Some(memory) => Box::new(memory),
             None => Box::new(pool.take(bytes)?),
         };
-        let mailbox = Self { memory };
-        mailbox.store(0, &[0; INBOX_AT]);
+        Self::over(memory)
+    }
+
+    fn over(memory: Box<dyn Memory>) -> Result<Self, DeviceError> {
+        let mailbox = Self { memory, home: Home::here() };
+        mailbox.store(0, &[0; INBOX_AT])?;
         Ok(mailbox)
     }
 
@@ -79,29 +88,33 @@ impl Mailbox {
     }
 
     /// Puts `bytes` into the inbox at `at`; no command under way may name them.
-    pub(super) fn put(&self, at: usize, bytes: &[u8]) {
-        self.store(INBOX_AT + at, bytes);
+    pub(super) fn put(&self, at: usize, bytes: &[u8]) -> Result<(), DeviceError> {
+        self.store(INBOX_AT + at, bytes)
     }
 
     /// Writes command number `sequence`. What the host wrote before is visible to the device when it sees the command.
-    pub(super) fn post(&self, sequence: u64, command: Command) {
+    pub(super) fn post(&self, sequence: u64, command: Command) -> Result<(), DeviceError> {
+        here(self.home)?;
         let words = command.words(sequence);
         let at = RING_AT + (sequence % RING) as usize * LINE;
-        store_fence();
+        trace::note(trace::Step::Fence, copy::store_fence);
         match self.memory.window() {
             // SAFETY: within the memory; the device only reads the mailbox, and takes a line only when all words agree.
             Some(window) => unsafe { window.store(at, words.map(u64::to_le_bytes).as_flattened()) },
             None => {
                 for (index, word) in words.iter().enumerate().take(COMMAND_WORDS) {
-                    self.word(at + 8 * index).store(*word, Ordering::Release);
+                    let word = || self.word(at + 8 * index).store(*word, Ordering::Release);
+                    trace::note(trace::Step::Word, word);
                 }
             }
         }
+        Ok(())
     }
 
     /// Tells launches up to `generation` to leave. When this returns the word has reached its place: whoever reads it from
     /// now on sees it.
-    pub(super) fn close(&self, generation: u64) {
+    pub(super) fn close(&self, generation: u64) -> Result<(), DeviceError> {
+        here(self.home)?;
         match self.memory.window() {
             Some(window) => {
                 let mut back = [0; 8];
@@ -114,17 +127,22 @@ impl Mailbox {
             None => self.word(LEAVE_AT).store(generation, Ordering::SeqCst),
         }
         std::sync::atomic::fence(Ordering::SeqCst);
+        Ok(())
     }
 
-    fn store(&self, at: usize, bytes: &[u8]) {
+    fn store(&self, at: usize, bytes: &[u8]) -> Result<(), DeviceError> {
+        here(self.home)?;
         assert!(at + bytes.len() <= self.memory.bytes(), "the mailbox has room for what its owner puts there");
         // SAFETY: within the memory, which is the mailbox's alone; the device reads these bytes only on command.
         unsafe {
             match self.memory.window() {
                 Some(window) => window.store(at, bytes),
-                None => self.memory.base().add(at).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()),
+                None => trace::note(trace::Step::Bytes, || {
+                    self.memory.base().add(at).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
+                }),
             }
         }
+        Ok(())
     }
 
     fn word(&self, at: usize) -> &AtomicU64 {
@@ -134,21 +152,103 @@ impl Mailbox {
     }
 }
 
-/// Orders ordinary stores before a later store through a window, which the CPU may otherwise let overtake them.
-fn store_fence() {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: every x86-64 CPU has it.
-    unsafe {
-        std::arch::x86_64::_mm_sfence();
+/// The steps in which a mailbox is written: their order is what the device relies on and no CPU shows, so tests look at them.
+mod trace {
+    #[cfg(test)]
+    use std::cell::RefCell;
+
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub(super) enum Step {
+        /// Bytes of the inbox or the header.
+        Bytes,
+        /// A word of a command.
+        Word,
+        /// A store fence.
+        Fence,
     }
-    #[cfg(not(target_arch = "x86_64"))]
-    std::sync::atomic::fence(Ordering::SeqCst);
+
+    #[cfg(test)]
+    thread_local! {
+        pub(super) static STEPS: RefCell<Vec<Step>> = const { RefCell::new(Vec::new()) };
+    }
+
+    /// Takes a step.
+    #[inline(always)]
+    pub(super) fn note(step: Step, body: impl FnOnce()) {
+        body();
+        #[cfg(test)]
+        STEPS.with_borrow_mut(|steps| steps.push(step));
+        #[cfg(not(test))]
+        let _ = step;
+    }
+
+    /// The steps taken on this thread since the last call.
+    #[cfg(test)]
+    pub(super) fn taken() -> Vec<Step> {
+        STEPS.take()
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use headway_core::transfer::Via;
+    use headway_device::buffer::{HeapMemory, Place};
+    use headway_device::port::Window;
+
     use super::super::tagged::BEFORE_FIRST;
+    use super::trace::Step::{Bytes, Fence, Word};
     use super::*;
+
+    const COMMAND: Command = Command { source: 1, destination: 2, bytes: 3 };
+
+    /// Memory with a window that takes one step a store.
+    struct Windowed(HeapMemory);
+
+    // SAFETY: that of the memory within.
+    unsafe impl Memory for Windowed {
+        fn base(&self) -> *mut u8 {
+            self.0.base()
+        }
+        fn bytes(&self) -> usize {
+            self.0.bytes()
+        }
+        fn place(&self) -> Place {
+            self.0.place()
+        }
+        fn window(&self) -> Option<&dyn Window> {
+            Some(self)
+        }
+    }
+
+    // SAFETY: it writes and reads what it is told.
+    unsafe impl Window for Windowed {
+        fn via(&self) -> Via {
+            Via::Gdrdrv
+        }
+        unsafe fn store(&self, at: usize, from: &[u8]) {
+            // SAFETY: the caller's promise.
+            let store = || unsafe { self.base().add(at).copy_from_nonoverlapping(from.as_ptr(), from.len()) };
+            trace::note(if at < INBOX_AT { Word } else { Bytes }, store);
+        }
+        unsafe fn load(&self, at: usize, to: &mut [u8]) {
+            // SAFETY: the caller's promise.
+            unsafe { to.as_mut_ptr().copy_from_nonoverlapping(self.base().add(at), to.len()) };
+        }
+    }
+
+    #[test]
+    fn a_fence_stands_between_what_was_put_and_the_command_that_names_it() {
+        let memory = || HeapMemory::pageable(INBOX_AT + 100).unwrap();
+        for (memory, words) in [(Box::new(memory()) as Box<dyn Memory>, 4), (Box::new(Windowed(memory())), 1)] {
+            let mailbox = Mailbox::over(memory).unwrap();
+            trace::taken();
+            mailbox.put(5, &[7; 50]).unwrap();
+            mailbox.post(BEFORE_FIRST + 1, COMMAND).unwrap();
+            let mut expected = vec![Bytes, Fence];
+            expected.resize(2 + words, Word);
+            assert_eq!(trace::taken(), expected);
+        }
+    }
 
     #[test]
     fn every_word_of_a_command_carries_its_number_and_no_bit_is_lost() {

@@ -13,6 +13,7 @@ use headway_device::{DeviceError, Grid};
 use headway_os::clock;
 
 use super::{Route, open};
+use crate::abandoned::{await_rest_for, leave};
 use crate::checked::Driver;
 use crate::owned::{Context, Module, Stream};
 use crate::pinned::PinnedMemory;
@@ -22,6 +23,8 @@ const PTX: &str = include_str!("../../ptx/ping.ptx");
 const LOOKS: u32 = 10_000_000;
 /// How long an answer may take.
 const PATIENCE: Nanos = Nanos(1_000_000_000);
+/// How long the kernel is waited for, which leaves by itself.
+const LEAVES_WITHIN: Nanos = Nanos(30_000_000_000);
 /// Bytes for the flag, and for the answer: a line each.
 const FLAG_BYTES: usize = 64;
 
@@ -58,14 +61,13 @@ fn of_context(context: &Arc<Context>, route: Route, rounds: u32) -> Result<Vec<N
     let answer = unsafe { AtomicU32::from_ptr(pinned.base().cast()) };
     answer.store(0, Ordering::Release);
     let module = Module::load(context, "ping", PTX, "ping")?;
-    // Dropped first: dropping waits for the kernel.
-    let stream = Stream::new(context)?;
+    let stream = Arc::new(Stream::new(context)?);
     let (mut from, mut to) = (flag.base(), pinned.base());
     let (mut count, mut looks) = (rounds, LOOKS);
     let mut arguments: [*mut c_void; 4] =
         [(&raw mut from).cast(), (&raw mut to).cast(), (&raw mut count).cast(), (&raw mut looks).cast()];
     let grid = Grid { blocks: 1, threads: 1, shared_bytes: 0 };
-    // SAFETY: two addresses and two 32-bit numbers, as the entry has them. Flag and answer live until `end`, which waits.
+    // SAFETY: two addresses and two 32-bit numbers, as the entry has them. Flag and answer live until the kernel has ended, or are left behind.
     unsafe { stream.launch(&module, grid, &mut arguments) }?;
     let mut times = Vec::with_capacity(rounds as usize);
     let mut result = Ok(());
@@ -80,8 +82,10 @@ fn of_context(context: &Arc<Context>, route: Route, rounds: u32) -> Result<Vec<N
         times.push(clock::now() - start);
     }
     // The kernel leaves after its last round, or when it has looked often enough.
-    let end = stream.synchronize();
-    drop(stream);
+    let end = await_rest_for(context, &stream, "the kernel of round trips", LEAVES_WITHIN);
+    if end.is_err() {
+        leave(context, Some(&stream), (flag, pinned, module), Some("the kernel of round trips did not end"));
+    }
     result.and(end).map(|()| times)
 }
 

@@ -64,6 +64,11 @@ typedef unsigned long long Address;
 int headway_fake_driver = 1;
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static int calls, broken, live;
+/* Set by a test while it runs: from the so-manieth call of this name on, every call fails. */
+static char fault_call[64];
+static int fault_code, fault_left;
+/* Set by a test: nothing that was queued ends. */
+static volatile int held;
 static __thread struct Context *current;
 
 static struct Context { int retained, peer_enabled; } contexts[DEVICES];
@@ -77,6 +82,7 @@ typedef struct { int entry; char *text; int shared, large_clusters; } Module;
 /* Everything below runs under the mutex: `return` through LEAVE. */
 static int fails(const char *name) {
 	if (broken) return broken;
+	if (fault_left && strcmp(name, fault_call) == 0 && --fault_left == 0) return broken = fault_code;
 	if (strcmp(name, FAIL_CALL) == 0 && ++calls == FAIL_AT) {
 #ifdef FAIL_STICKY
 		broken = FAIL_CODE;
@@ -156,6 +162,17 @@ static long long now(void) {
 
 #include "resident.h"
 
+/* For the tests: from the `at`-th call of `call` from now on, every call fails with `code`; at once if `at` is 0. */
+void headway_fake_fail(const char *call, int code, int at) {
+	pthread_mutex_lock(&mutex);
+	snprintf(fault_call, sizeof fault_call, "%s", call);
+	fault_code = code;
+	fault_left = at;
+	if (!at) broken = code;
+	pthread_mutex_unlock(&mutex);
+}
+/* For the tests: while this is set no event is reached and no stream is empty, as on a GPU that hangs. */
+void headway_fake_hold(int hold) { held = hold; }
 /* For the tests: objects and allocations not given back, retained contexts included. */
 int headway_fake_live(void) { return live; }
 
@@ -208,6 +225,7 @@ Code cuStreamDestroy_v2(Stream *stream) { finish(stream); ENTER(cuStreamDestroy_
 /* From ordinary memory: with -DSTAGED the bytes arrive when the default stream is waited for. */
 static struct { char *to, *bytes; size_t count; } staged;
 Code cuStreamSynchronize(Stream *stream) {
+	while (held) sched_yield();
 	finish(stream);
 	ENTER(cuStreamSynchronize);
 	NEED(stream ? MINE(stream) : current != NULL, INVALID_CONTEXT);
@@ -221,7 +239,7 @@ Code cuStreamSynchronize(Stream *stream) {
 Code cuEventCreate(void **event, unsigned flags) { ENTER(cuEventCreate); NEED(current, INVALID_CONTEXT); NEED(!(flags & ~2u), INVALID_VALUE); *event = calloc(1, sizeof(Event)); ((Event *)*event)->untimed = flags; ((Event *)*event)->context = current; live++; LEAVE(0); }
 Code cuEventDestroy_v2(void *event) { ENTER(cuEventDestroy_v2); NEED(current, INVALID_CONTEXT); free(event); live--; LEAVE(0); }
 Code cuEventRecord(Event *event, Stream *stream) { ENTER(cuEventRecord); NEED(MINE(event) && MINE(stream), INVALID_CONTEXT); event->nanos = now(); event->lag = LAG; LEAVE(0); }
-Code cuEventQuery(Event *event) { ENTER(cuEventQuery); NEED(MINE(event), INVALID_CONTEXT); LEAVE(event->lag > 0 && event->lag-- ? NOT_READY : 0); }
+Code cuEventQuery(Event *event) { ENTER(cuEventQuery); NEED(MINE(event), INVALID_CONTEXT); LEAVE(held || (event->lag > 0 && event->lag--) ? NOT_READY : 0); }
 Code cuEventElapsedTime(float *millis, Event *from, Event *to) { ENTER(cuEventElapsedTime); NEED(from->nanos && to->nanos && !from->untimed && !to->untimed, 400); *millis = (to->nanos - from->nanos) * 1e-6f; LEAVE(0); }
 Code cuModuleLoadDataEx(void **module, const char *image, unsigned count, int *options, void **values) {
 	ENTER(cuModuleLoadDataEx);

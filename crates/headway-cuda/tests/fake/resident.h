@@ -12,10 +12,13 @@ enum Behaviour {
 	SILENT     /* the kernel ends without a word */
 };
 static volatile int behaviour;
-static int resident_launches;
+static int resident_launches, resident_ends;
 void headway_fake_resident(int now_) { __atomic_store_n(&behaviour, now_, __ATOMIC_SEQ_CST); }
 /* For the tests: grids launched so far. */
 int headway_fake_resident_launches(void) { return __atomic_load_n(&resident_launches, __ATOMIC_SEQ_CST); }
+
+/* For the tests: and of these, ended. */
+int headway_fake_resident_ends(void) { return __atomic_load_n(&resident_ends, __ATOMIC_SEQ_CST); }
 
 #define LOAD(word) __atomic_load_n(&(word), __ATOMIC_SEQ_CST)
 #define STORE(word, value) __atomic_store_n(&(word), (value), __ATOMIC_SEQ_CST)
@@ -75,7 +78,8 @@ static void *unit_(void *argument) {
 	STORE(status->started[unit], grid->generation);
 	while_(STUCK);
 	u64 next = LOAD(status->completed[unit][0]) + 1, words[4];
-	for (long long since = now(), looks = 0;; looks++) {
+	unsigned done = 0;
+	for (long long began = now();;) {
 		if (LOAD(grid->mailbox->leave) >= grid->generation) break;
 		int whole = 1;
 		for (int i = 0; i < 4; i++) {
@@ -83,14 +87,15 @@ static void *unit_(void *argument) {
 			whole &= words[i] >> 48 == (next & 0xffff);
 		}
 		if (behaves(HASTY) && random_(&seed) % 4 == 0) break;
+		/* As the kernel: at its lease's end it goes, with a command waiting too, but not before it has done some. */
+		if ((!whole || done % 16 == 15) && now() - began > (long long)grid->lease) break;
 		if (whole) {
 			for (int i = 0; i < 4; i++) words[i] &= (1ull << 48) - 1;
 			if (!copy_share(grid, unit, words[0] | words[3] << 48, words[1] | words[3] >> 16 << 48, words[2], next)) return NULL;
 			for (unsigned rank = 0; rank < grid->workers; rank++) STORE(status->completed[unit][rank], next);
 			next++;
-			since = now();
-		} else if (now() - since > (long long)grid->lease) break;
-		else sched_yield();
+			done++;
+		} else sched_yield();
 	}
 	STORE(status->left[unit], grid->generation);
 	return NULL;
@@ -107,6 +112,7 @@ static void *grid_(void *argument) {
 		}
 		for (unsigned i = 0; i < grid->units; i++) pthread_join(units[i].thread, NULL);
 	}
+	__atomic_add_fetch(&resident_ends, 1, __ATOMIC_SEQ_CST);
 	__atomic_sub_fetch(&grid->stream->busy, 1, __ATOMIC_SEQ_CST);
 	free(grid);
 	return NULL;
@@ -128,7 +134,7 @@ static void finish(Stream *stream) {
 	if (stream && stream->has_last) pthread_join(stream->last, NULL);
 	if (stream) stream->has_last = 0;
 }
-Code cuStreamQuery(Stream *stream) { ENTER(cuStreamQuery); NEED(current, INVALID_CONTEXT); LEAVE(__atomic_load_n(&stream->busy, __ATOMIC_SEQ_CST) ? NOT_READY : 0); }
+Code cuStreamQuery(Stream *stream) { ENTER(cuStreamQuery); NEED(current, INVALID_CONTEXT); LEAVE(held || (stream && __atomic_load_n(&stream->busy, __ATOMIC_SEQ_CST)) ? NOT_READY : 0); }
 
 typedef struct { unsigned id, padding, value[16]; } Attribute;
 typedef struct { unsigned grid[3], block[3], shared; Stream *stream; Attribute *attributes; unsigned count; } Config;

@@ -37,6 +37,34 @@ impl Fake {
         Driver::load(&self.path).unwrap()
     }
 
+    /// A copy of the compiled library, which the loader takes for another one.
+    pub fn another(&self) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("libfake.so");
+        std::fs::copy(&self.path, &path).unwrap();
+        Self { _folder: folder, path }
+    }
+
+    /// From the `at`-th call of `call` from now on, every call fails with `code`; at once if `at` is 0.
+    pub fn fail(&self, call: &str, code: i32, at: i32) {
+        let call = std::ffi::CString::new(call).unwrap();
+        // SAFETY: the library is loaded already, and this function of it takes a text and two ints.
+        unsafe {
+            let library = libloading::Library::new(&self.path).unwrap();
+            let fail = library.get::<unsafe extern "C" fn(*const std::ffi::c_char, i32, i32)>(b"headway_fake_fail\0");
+            fail.unwrap()(call.as_ptr(), code, at);
+        }
+    }
+
+    /// While this is set nothing that was queued ends.
+    pub fn hold(&self, hold: bool) {
+        // SAFETY: the library is loaded already, and this function of it takes an int.
+        unsafe {
+            let library = libloading::Library::new(&self.path).unwrap();
+            library.get::<unsafe extern "C" fn(i32)>(b"headway_fake_hold\0").unwrap()(hold.into());
+        }
+    }
+
     /// Objects and allocations that the library has handed out and not got back.
     pub fn live(&self) -> i32 {
         // SAFETY: the library is loaded already, and this function of it takes nothing and returns an int.
@@ -52,4 +80,26 @@ pub fn failing(call: &str, code: i32, at: u32, more: &[&str]) -> Fake {
     let fault = [format!("-DFAIL_CALL=\"{call}\""), format!("-DFAIL_CODE={code}"), format!("-DFAIL_AT={at}")];
     let options: Vec<&str> = fault.iter().map(String::as_str).chain(more.iter().copied()).collect();
     Fake::build(&options)
+}
+
+/// Waits for `holds`, a minute at most.
+pub fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
+    let until = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    while !holds() {
+        assert!(std::time::Instant::now() < until, "in vain for a minute: {what}");
+        std::thread::yield_now();
+    }
+}
+
+/// What `body` gives on a thread of its own, within two minutes.
+pub fn in_time<R: Send + 'static>(what: &str, body: impl FnOnce() -> R + Send + 'static) -> R {
+    let (sender, receiver) = std::sync::mpsc::channel();
+    let thread = std::thread::spawn(move || sender.send(body()));
+    match receiver.recv_timeout(std::time::Duration::from_secs(120)) {
+        Ok(result) => result,
+        Err(std::sync::mpsc::RecvTimeoutError::Timeout) => panic!("{what} hangs"),
+        Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => {
+            std::panic::resume_unwind(thread.join().expect_err("it ended without a result"))
+        }
+    }
 }

@@ -5,6 +5,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
+use headway_os::fork::Home;
+
 /// Something to do once, on any of the threads.
 pub(super) type Job = Box<dyn FnOnce() + Send>;
 
@@ -24,6 +26,7 @@ struct Shared {
 pub(super) struct Crew {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
+    home: Home,
 }
 
 impl Crew {
@@ -35,7 +38,7 @@ impl Crew {
             std::thread::Builder::new().name(format!("headway-gather-{at}")).spawn(move || serve(&shared)).ok()
         };
         let threads = (0..threads).map_while(start).collect();
-        Self { shared, threads }
+        Self { shared, threads, home: Home::here() }
     }
 
     /// Threads that run.
@@ -52,6 +55,11 @@ impl Crew {
 
 impl Drop for Crew {
     fn drop(&mut self) {
+        if !self.home.is_here() {
+            // The threads, and whoever held the lock, stayed in the parent.
+            std::mem::forget(std::mem::take(&mut self.threads));
+            return;
+        }
         self.shared.queue.lock().unwrap_or_else(PoisonError::into_inner).closed = true;
         self.shared.news.notify_all();
         for thread in self.threads.drain(..) {

@@ -5,14 +5,16 @@
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use headway_core::staging::{Flow, SPARE_BUFFERS};
 use headway_core::units::{Bytes, Nanos};
+use headway_device::graveyard::{self, Grave};
 use headway_device::port::{Caching, Port, Reach};
 use headway_device::{Buffer, DeviceError};
+use headway_os::fork::Home;
 use headway_os::{affinity, topology};
 
 use super::StagingError;
@@ -74,13 +76,26 @@ pub(super) struct Shared {
     /// Into the GPU, and out of it.
     gates: [Arc<Gate>; 2],
     /// The process that has the threads.
-    process: u32,
+    home: Home,
     /// The device's context is gone; its memory is not used again.
     lost: AtomicBool,
     stock: Mutex<Stock>,
     orders: Mutex<Orders>,
     /// Something in `orders` has changed.
     news: Condvar,
+}
+
+/// Copies that a pool gave up; over when it has taken all of them back.
+struct Unfinished(Weak<Shared>);
+
+impl Grave for Unfinished {
+    fn is_over(&mut self) -> bool {
+        let Some(shared) = self.0.upgrade() else { return true };
+        // Who has the lock takes them back, or lets the next question do it.
+        let Ok(mut stock) = shared.stock.try_lock() else { return false };
+        stock.reclaim();
+        stock.retired.is_empty()
+    }
 }
 
 /// What the keeper is to make, and what came of it.
@@ -118,7 +133,7 @@ impl Pool {
             crew: Crew::new(),
             copy_loop,
             gates: [Arc::default(), Arc::default()],
-            process: std::process::id(),
+            home: Home::here(),
             lost: AtomicBool::new(false),
             stock: Mutex::default(),
             orders: Mutex::default(),
@@ -249,7 +264,7 @@ impl Shared {
     }
 
     pub(super) fn is_ours(&self) -> bool {
-        self.process == std::process::id()
+        self.home.is_here()
     }
 
     pub(super) fn lose(&self) {
@@ -359,10 +374,10 @@ impl Shared {
     }
 
     /// Takes back what a transfer had; `place` if copies are still on the engine.
-    pub(super) fn put(&self, slots: Vec<Slot>, slabs: Vec<Buffer>, place: Option<Place>) {
-        // The context's memory is gone, and what is on its lanes never ends.
+    pub(super) fn put(self: &Arc<Self>, slots: Vec<Slot>, slabs: Vec<Buffer>, place: Option<Place>) {
         if self.is_lost() {
-            std::mem::forget((slots, slabs));
+            // A lane that is dropped sees to what is still on it; the memory of that stays.
+            drop((slots, slabs, place));
             return;
         }
         let mut stock = self.stock();
@@ -371,6 +386,9 @@ impl Shared {
             stock.lanes.truncate(LANES_MAX);
         } else {
             stock.retired.push(Retired { slots, slabs, place });
+            drop(stock);
+            // What is on the lanes may be a caller's memory, who waits for it and asks the graveyard.
+            graveyard::bury(Box::new(Unfinished(Arc::downgrade(self))), None);
         }
     }
 
@@ -492,18 +510,19 @@ mod tests {
     #[test]
     fn in_a_forked_child_every_call_is_unavailable() {
         let port = Arc::new(EmuPort::open(EmuPortSpec::new("emu0")));
-        let mut pool = Pool::new(port.clone(), PoolOptions::default());
-        // As a child sees it: made by another process.
-        Arc::get_mut(&mut pool.shared).unwrap().process = 0;
+        let pool = Pool::new(port.clone(), PoolOptions::default());
         let there = port.device_buffer(10, Reach::Device).unwrap();
         let at = At { buffer: &there, offset: 0 };
         let tuning =
             Tuning { threads: 1, buffer: Bytes(4096), stores: headway_core::transfer::Stores::Plain, in_flight: 1 };
         let how = Staged::new(tuning);
-        pool.start();
-        assert_eq!(pool.prepare(Bytes(1), None), Err(StagingError::Forked));
-        assert_eq!(copy_in(&[&pool], at, &[1; 10], &how), Err(StagingError::Forked));
-        assert_eq!(copy_out(&[&pool], &mut [1; 10], at, &how), Err(StagingError::Forked));
-        assert!(!pool.shared.orders().started);
+        let all_refused = || {
+            pool.start();
+            pool.prepare(Bytes(1), None) == Err(StagingError::Forked)
+                && copy_in(&[&pool], at, &[1; 10], &how) == Err(StagingError::Forked)
+                && copy_out(&[&pool], &mut [1; 10], at, &how) == Err(StagingError::Forked)
+                && !pool.shared.orders().started
+        };
+        assert!(headway_os::fork::holds_in_a_child(all_refused));
     }
 }

@@ -1,0 +1,265 @@
+//! GPUs that fail for good, or hang, in the middle of copies: against a library with the driver's interface and no GPU behind
+//! it. No call hangs, each returns an error, and memory comes back when nothing can use it any more.
+
+mod support;
+
+use std::sync::{Arc, LazyLock};
+
+use headway_core::machine::{EndpointId, Method};
+use headway_core::transfer::{Direction, Profile, Via, Way};
+use headway_core::units::{Bytes, Nanos};
+use headway_cuda::{CudaDevice, CudaPort};
+use headway_device::buffer::lend;
+use headway_device::port::{Caching, Move, Piece, Port, Reach};
+use headway_device::{Access, Buffer, Device, DeviceError, Limits, Operation, graveyard};
+use headway_runtime::copy::{At, Copier, CopyError, CopyLimits, CopyOptions, How, ManyBy};
+use support::{Fake, in_time, wait_until};
+
+/// Some chunks.
+const LEN: usize = 600 << 10;
+const ILLEGAL_ADDRESS: i32 = 700;
+
+static MAPPABLE: LazyLock<Fake> =
+    LazyLock::new(|| Fake::build(&["-DMEMFD", "-DVERSION=13030", "-DMMAP_ATTRIBUTE=1", "-DLAG=3"]));
+
+fn limits() -> Limits {
+    Limits { buffers_max: 64, host_bytes_max: Bytes(512 << 20), ..Limits::default() }
+}
+
+/// A copier over two GPUs of a library of its own, with memory on the first, and pinned memory.
+struct Rig {
+    copier: Copier,
+    device: Buffer,
+    other: Buffer,
+    pinned: Buffer,
+    fake: Fake,
+}
+
+impl Rig {
+    fn new() -> Self {
+        let fake = MAPPABLE.another();
+        let ports = CudaPort::open_all(&fake.driver(), limits()).unwrap();
+        let ports: Vec<Arc<dyn Port>> = ports.into_iter().map(|port| Arc::new(port) as Arc<dyn Port>).collect();
+        let device = ports[0].device_buffer(LEN, Reach::Window(Via::DmaBuf)).unwrap();
+        let other = ports[1].device_buffer(LEN, Reach::Device).unwrap();
+        let pinned = ports[0].pinned_buffer(LEN, Caching::Cached).unwrap();
+        let limits = CopyLimits {
+            chunk_max: Bytes(128 << 10),
+            pinned_max: Bytes(16 << 20),
+            patience: Nanos(60_000_000_000),
+            ..CopyLimits::default()
+        };
+        let options = CopyOptions { limits, multipath: true, ..CopyOptions::default() };
+        let gpus = ports.into_iter().zip(1..).map(|(port, id)| (EndpointId(id), port)).collect();
+        let copier = Copier::new(gpus, Profile::default(), options).unwrap();
+        copier.prepare().unwrap();
+        Self { copier, device, other, pinned, fake }
+    }
+
+    fn at(&self) -> At<'_> {
+        At { buffer: &self.device, offset: 0 }
+    }
+
+    /// A copy of `case`, whose host end is borrowed from this call.
+    fn copy(&self, case: Case) -> Result<(), CopyError> {
+        let mut ordinary = vec![3; LEN];
+        let mut span = self.pinned.claim(0..LEN, Access::Write).unwrap();
+        let host = if case.pinned { span.bytes_mut().unwrap() } else { &mut ordinary[..] };
+        let out = case.direction == Direction::D2h;
+        let pieces: Vec<Piece> =
+            (0..LEN / 4096).map(|at| Piece { from: at * 4096, to: at * 4096, len: 3000 }).collect();
+        let report = match case.what {
+            What::By(way) if out => self.copier.copy_out(host, self.at(), How::By(way)),
+            What::By(way) => self.copier.copy_in(self.at(), host, How::By(way)),
+            What::Pieces(by) if out => self.copier.copy_many_out(host, self.at(), &pieces, Some(by)),
+            What::Pieces(by) => self.copier.copy_many_in(self.at(), host, &pieces, Some(by)),
+            What::Peer if out => self.copier.copy_peer(At { buffer: &self.other, offset: 0 }, self.at(), LEN),
+            What::Peer => self.copier.copy_peer(self.at(), At { buffer: &self.other, offset: 0 }, LEN),
+        };
+        report.map(drop)
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum What {
+    By(Way),
+    Pieces(ManyBy),
+    Peer,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    what: What,
+    direction: Direction,
+    /// Whether the borrowed memory is pinned, so that engines use it themselves.
+    pinned: bool,
+    /// The call with which the context ends; 0 = before the copy begins.
+    ends_at: (&'static str, i32),
+}
+
+/// Copies, in and out, whose context ends at each of these calls.
+fn cases() -> Vec<Case> {
+    let by = |method| What::By(Way::of(method));
+    let event = ("cuEventQuery", 2);
+    let mut cases = Vec::new();
+    for direction in [Direction::H2d, Direction::D2h] {
+        let engine = if direction == Direction::H2d { "cuMemcpyHtoDAsync_v2" } else { "cuMemcpyDtoHAsync_v2" };
+        let call = if direction == Direction::H2d { "cuMemcpyHtoD_v2" } else { "cuMemcpyDtoH_v2" };
+        for (what, pinned, ends_at) in [
+            (by(Method::Dma), true, event),
+            (by(Method::Dma), true, (engine, 2)),
+            (What::By(Way::via(Method::Dma, Via::Register)), false, event),
+            (by(Method::Pageable), false, (call, 1)),
+            (by(Method::Pageable), false, ("", 0)),
+            (by(Method::Staged), false, event),
+            (by(Method::Staged), false, (engine, 2)),
+            (by(Method::Multipath), false, event),
+            (by(Method::Multipath), true, event),
+            (by(Method::Kernel), true, event),
+            (by(Method::Kernel), true, ("cuLaunchKernel", 1)),
+            (What::By(Way::via(Method::Resident, Via::Hub)), false, ("", 0)),
+            (What::By(Way::via(Method::Resident, Via::Gpc4)), true, ("", 0)),
+            (What::Peer, false, event),
+            (What::Pieces(ManyBy::Gather), false, event),
+            (What::Pieces(ManyBy::Lane(headway_device::port::Mover::Loop)), true, event),
+            (What::Pieces(ManyBy::Resident), false, ("", 0)),
+        ] {
+            cases.push(Case { what, direction, pinned, ends_at });
+        }
+    }
+    cases
+}
+
+#[test]
+fn whatever_copies_when_the_context_ends_returns_the_error_and_the_borrowed_memory() {
+    for case in cases() {
+        let what = format!("{case:?}");
+        in_time(&what.clone(), move || {
+            let rig = Rig::new();
+            rig.copy(case).unwrap_or_else(|error| panic!("{what} before: {error:?}"));
+            let (call, at) = case.ends_at;
+            rig.fake.fail(call, ILLEGAL_ADDRESS, at);
+            let error = rig.copy(case).expect_err(&what);
+            let text = format!("{error:?}");
+            assert!(text.contains("ILLEGAL_ADDRESS") || text.contains("DeviceLost"), "{what}: {text}");
+            rig.copy(case).expect_err("the context is gone");
+            // Whatever is left of it is given up without waiting for the GPU.
+            drop(rig);
+        });
+    }
+}
+
+#[test]
+fn windows_go_on_without_the_driver_and_do_not_hang() {
+    for method in [Method::Window, Method::PagedWindow] {
+        for direction in [Direction::H2d, Direction::D2h] {
+            let what = What::By(Way::via(method, Via::DmaBuf));
+            let case = Case { what, direction, pinned: false, ends_at: ("", 0) };
+            in_time(&format!("{case:?}"), move || {
+                let rig = Rig::new();
+                rig.copy(case).unwrap();
+                rig.fake.fail("", ILLEGAL_ADDRESS, 0);
+                // The CPU alone moves the bytes: the copy may end well, or say that the device is lost.
+                if let Err(error) = rig.copy(case) {
+                    assert!(format!("{error:?}").contains("ILLEGAL_ADDRESS"), "{error:?}");
+                }
+            });
+        }
+    }
+}
+
+#[test]
+fn a_context_that_was_given_up_lets_copies_end_that_the_engines_still_make() {
+    let fake = MAPPABLE.another();
+    let port = CudaPort::open(&fake.driver(), 0, limits()).unwrap();
+    let (host, there) =
+        (port.pinned_buffer(64, Caching::Cached).unwrap(), port.device_buffer(64, Reach::Device).unwrap());
+    let (other, target) =
+        (port.pinned_buffer(64, Caching::Cached).unwrap(), port.device_buffer(64, Reach::Device).unwrap());
+    let (mut lane, mut second) = (port.lane(false).unwrap(), port.lane(false).unwrap());
+    fake.hold(true);
+    let from = host.claim(0..64, Access::Read).unwrap();
+    lane.submit(Move::Copy { from, to: there.claim(0..64, Access::Write).unwrap() }, 7).unwrap();
+    let from = other.claim(0..64, Access::Read).unwrap();
+    second.submit(Move::Copy { from, to: target.claim(0..64, Access::Write).unwrap() }, 8).unwrap();
+    // What does not end in time is given up with the context.
+    in_time("the drop of a lane", move || drop(second));
+    assert!(matches!(port.lane(false).err(), Some(DeviceError::DeviceLost)));
+    assert_eq!(lane.poll(), None, "it may still run");
+    assert!(host.claim(0..64, Access::Write).is_err() && other.claim(0..64, Access::Write).is_err());
+    fake.hold(false);
+    wait_until("the first copy ends", || lane.poll().is_some_and(|done| done.result.is_ok()));
+    wait_until("the memory of the second one comes back", || other.claim(0..64, Access::Write).is_ok());
+    host.claim(0..64, Access::Write).unwrap();
+}
+
+/// Run again as a child by the test below.
+#[test]
+fn lanes_that_hang_are_dropped() {
+    if std::env::var_os("HEADWAY_TEST_LANES").is_none() {
+        return;
+    }
+    let fake = MAPPABLE.another();
+    let port = CudaPort::open(&fake.driver(), 0, limits()).unwrap();
+    let buffers: Vec<_> = (0..2)
+        .map(|_| (port.pinned_buffer(64, Caching::Cached).unwrap(), port.device_buffer(64, Reach::Device).unwrap()))
+        .collect();
+    let mut lanes: Vec<_> = (0..2).map(|_| port.lane(true).unwrap()).collect();
+    fake.hold(true);
+    for (lane, (host, there)) in lanes.iter_mut().zip(&buffers) {
+        let from = host.claim(0..64, Access::Read).unwrap();
+        lane.submit(Move::Copy { from, to: there.claim(0..64, Access::Write).unwrap() }, 0).unwrap();
+    }
+    let before = fake.live();
+    in_time("the drop of lanes", move || drop(lanes));
+    assert_eq!((fake.live(), graveyard::count()), (before, 2), "streams and events are left as they are");
+    assert!(buffers.iter().all(|(host, _)| host.claim(0..1, Access::Write).is_err()), "their memory is still in use");
+    fake.hold(false);
+    wait_until("memory comes back", || buffers.iter().all(|(host, _)| host.claim(0..1, Access::Write).is_ok()));
+    assert_eq!(graveyard::count(), 0);
+}
+
+#[test]
+fn a_lane_that_does_not_end_in_time_is_left_behind_and_standard_error_says_so_once() {
+    let child = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "--nocapture", "lanes_that_hang_are_dropped"])
+        .env("HEADWAY_TEST_LANES", "1")
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&child.stderr);
+    assert!(child.status.success(), "{child:?}");
+    let lines: Vec<&str> = said.lines().filter(|line| line.starts_with("headway: ")).collect();
+    assert_eq!(lines.len(), 1, "{said}");
+    assert!(lines[0].contains("GPU 0 did not end 1 operations within 2 s; what it uses stays reserved"), "{said}");
+}
+
+#[test]
+fn a_device_whose_context_ends_gives_lent_memory_back() {
+    for method in [Method::Dma, Method::Pageable] {
+        in_time("the device", move || {
+            let fake = MAPPABLE.another();
+            let mut device = CudaDevice::open_with(&fake.driver(), 0, limits()).unwrap();
+            let there = device.device_buffer(64).unwrap();
+            let pinned = device.host_buffer(64, headway_device::HostKind::Pinned).unwrap();
+            let held = pinned.claim(0..64, Access::Read).unwrap();
+            let domain = match held.place() {
+                headway_device::buffer::Place::Host { pinned } => pinned,
+                headway_device::buffer::Place::Device { .. } => None,
+            };
+            let results = lend(held.bytes().unwrap(), domain.filter(|_| method == Method::Dma), |host| {
+                let (from, to) = (host.claim(0..64, Access::Read), there.claim(0..64, Access::Write));
+                let operation = Operation::Copy { method, from: from.unwrap(), to: to.unwrap() };
+                let call = if method == Method::Dma { "cuEventQuery" } else { "cuMemcpyHtoD_v2" };
+                fake.fail(call, ILLEGAL_ADDRESS, 1);
+                device.submit(headway_core::machine::EngineClass::H2d, operation, 1).unwrap();
+                let mut done = Vec::new();
+                wait_until("the completion", || {
+                    device.poll(&mut done);
+                    !done.is_empty()
+                });
+                done
+            });
+            assert!(matches!(results[0].result, Err(DeviceError::Driver { code: ILLEGAL_ADDRESS, .. })), "{results:?}");
+        });
+    }
+}
