@@ -15,6 +15,10 @@
 // the host sees by their tags, so that `completed` need not wait for them: a fence for the whole system is most of what a small copy
 // takes (NCCL's LL protocol).
 //
+// A launch stays for its lease and no longer, whatever comes: others may wait for it (some frees, synchronisation of the whole
+// device). A unit goes between two commands. It looks at the time when it has found no command for a while, and behind every
+// COMMANDS_PER_LOOK commands, so that it stays for at most so many commands more, and does at least one if one is there when it begins.
+//
 // The host may write a command at any time. If the unit goes (its lease has ended) before it sees the command, `left` is
 // written without `completed` having passed the command, the host sees both, and launches again: no command is lost.
 #pragma once
@@ -36,6 +40,8 @@ typedef unsigned long long u64;
 #define TAG (1u << 31)
 // The time is read once in that many polls.
 #define POLLS_PER_LOOK 64u
+// And once in that many commands: reading it takes about as long as a poll.
+#define COMMANDS_PER_LOOK 16u
 
 // Where the host writes. Each word of a command carries the low 16 bits of its sequence number on top of 48 of content: a
 // command is whole when all of them agree. Its place last held a command RING earlier, whose number differs in these bits, so
@@ -219,13 +225,14 @@ __device__ __forceinline__ void copy_tagged(const Command& command, Share share)
     }
 }
 
-// The leader warp waits for command `sequence`: whether there is one, and not the time to go, and this lane's word of it.
+// The leader warp waits for command `sequence`, the one behind `done` others of this launch: whether there is one, and not the
+// time to go, and this lane's word of it. The launch began at `began`.
 __device__ __forceinline__ bool await_command(
-    const Mailbox* mailbox, u64 sequence, u64 generation, u64 lease, u64& word)
+    const Mailbox* mailbox, u64 sequence, u64 generation, u64 began, u64 lease, unsigned done, u64& word)
 {
     const unsigned lane = threadIdx.x;
     const u64* at = lane < COMMAND_WORDS ? &mailbox->ring[sequence % RING][lane] : &mailbox->leave;
-    const u64 since = nanos();
+    const bool looks = done % COMMANDS_PER_LOOK == COMMANDS_PER_LOOK - 1;
     for (unsigned polls = 1;; polls++) {
         word = 0;
         if (lane <= COMMAND_WORDS) {
@@ -234,11 +241,14 @@ __device__ __forceinline__ bool await_command(
         if (__any_sync(ALL_LANES, lane == COMMAND_WORDS && word >= generation)) {
             return false;
         }
-        if (__all_sync(ALL_LANES, lane >= COMMAND_WORDS || word >> 48 == (sequence & 0xffff))) {
-            return true;
+        const bool whole = __all_sync(ALL_LANES, lane >= COMMAND_WORDS || word >> 48 == (sequence & 0xffff));
+        if (whole ? looks : polls % POLLS_PER_LOOK == 0) {
+            if (__any_sync(ALL_LANES, lane == 0 && nanos() - began > lease)) {
+                return false;
+            }
         }
-        if (polls % POLLS_PER_LOOK == 0 && __any_sync(ALL_LANES, lane == 0 && nanos() - since > lease)) {
-            return false;
+        if (whole) {
+            return true;
         }
     }
 }
@@ -276,8 +286,10 @@ __device__ __forceinline__ void reside(
         asm("mov.u32 %0, %%smid;" : "=r"(multiprocessor));
         store_release(&status->multiprocessor[unit][rank], multiprocessor);
     }
-    u64 next = 0;
+    u64 next = 0, began = 0;
+    unsigned done = 0;
     if (leads) {
+        began = nanos();
         if (thread == 0) {
             store_release(&status->started[unit], generation);
             // The host closes the mailbox, then reads `started`; here it is the other way round. One of the two sees the other.
@@ -291,10 +303,11 @@ __device__ __forceinline__ void reside(
     for (unsigned turn = 0;; turn ^= 1) {
         if (leads) {
             u64 word;
-            const bool wanted = await_command(mailbox, next, generation, lease, word);
+            const bool wanted = await_command(mailbox, next, generation, began, lease, done, word);
             const Command command = decode(word, wanted ? next : 0);
             Unit::tell(&commands[turn], command, workers);
             next++;
+            done++;
         }
         Unit::meet();
         const Command command = commands[turn];

@@ -205,7 +205,8 @@ pub trait Pager: Send {
 pub struct ResidentOptions {
     /// Bytes of one piece: 256 as in Fujii 2013, or larger.
     pub piece: usize,
-    /// It leaves the device after being idle this long; the next copy starts it again.
+    /// It leaves the device this long after it was started, whether or not it has copies to make; the next one starts it again. So
+    /// long others may have to wait that need the whole device.
     pub lease: Nanos,
     /// A copy not answered within this time is [`DeviceError::Timeout`], and the copier is parked.
     pub patience: Nanos,

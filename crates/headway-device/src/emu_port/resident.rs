@@ -30,6 +30,8 @@ pub(super) struct EmuResident {
     options: ResidentOptions,
     mail: Arc<Mail>,
     threads: Vec<JoinHandle<()>>,
+    /// When the lease of the last launch ends.
+    until: Nanos,
     stage: PinnedMemory,
 }
 
@@ -72,7 +74,7 @@ impl EmuResident {
         stage: PinnedMemory,
     ) -> Result<Self, DeviceError> {
         let mail = Arc::new(Mail { state: Mutex::default(), changed: Condvar::new(), cancel: AtomicBool::new(false) });
-        let mut resident = Self { port, via, options, mail, threads: Vec::new(), stage };
+        let mut resident = Self { port, via, options, mail, threads: Vec::new(), until: Nanos::ZERO, stage };
         resident.launch(None)?;
         Ok(resident)
     }
@@ -92,6 +94,7 @@ impl EmuResident {
         let sequence = u64::from(first.is_some());
         *lock(&self.mail.state) = MailState { sequence, command: first, busy, ..MailState::default() };
         self.mail.cancel.store(false, Ordering::Relaxed);
+        self.until = clock::now().saturating_add(self.options.lease.min(WAIT_MAX));
         for unit in 0..self.units() {
             let work = Unit {
                 mail: Arc::clone(&self.mail),
@@ -138,7 +141,7 @@ impl EmuResident {
         let command = Command { from, to, len };
         let mail = Arc::clone(&self.mail);
         let mut state = lock(&mail.state);
-        if state.leave || self.threads.is_empty() {
+        if state.leave || self.threads.is_empty() || clock::now() > self.until {
             drop(state);
             self.launch(Some(command))?;
             state = lock(&mail.state);
@@ -249,7 +252,8 @@ impl Unit {
     fn serve(&self) {
         let mut scratch = vec![0; self.piece];
         let mut seen = 0;
-        while let Some((command, sequence)) = self.next(seen) {
+        let until = clock::now().saturating_add(self.lease);
+        while let Some((command, sequence)) = self.next(seen, until) {
             seen = sequence;
             let done = catch_unwind(AssertUnwindSafe(|| self.copy(command, &mut scratch)));
             let mut state = lock(&self.mail.state);
@@ -259,9 +263,8 @@ impl Unit {
         }
     }
 
-    /// The next command; `None` when it is time to leave.
-    fn next(&self, seen: u64) -> Option<(Command, u64)> {
-        let until = clock::now().saturating_add(self.lease);
+    /// The next command; `None` when it is time to leave: the lease ends `until` then, whatever comes.
+    fn next(&self, seen: u64, until: Nanos) -> Option<(Command, u64)> {
         let mut state = lock(&self.mail.state);
         loop {
             if state.leave {

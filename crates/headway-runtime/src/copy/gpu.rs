@@ -22,8 +22,8 @@ use crate::staging::{Pool, PoolOptions};
 /// Bytes of one piece of a resident copier: what it is chosen for is mostly one piece, and a request less is a round trip
 /// less.
 const RESIDENT_PIECE: usize = 65_536;
-/// How long an idle resident copier stays: longer than the gaps in a burst of copies, shorter than what a user who waits for
-/// the whole device would notice.
+/// How long a resident copier stays: so long that starting it again, some 10 us, is little of the copies between, and shorter than
+/// what a user who waits for the whole device would notice.
 const RESIDENT_LEASE: Nanos = Nanos(50_000_000);
 
 type Form<T> = Vec<(Via, Result<T, DeviceError>)>;
