@@ -3,16 +3,19 @@
 
 mod support;
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock};
 
 use headway_core::machine::{EndpointId, Method};
-use headway_core::transfer::{Direction, Profile, Via, Way};
+use headway_core::staging::Flow;
+use headway_core::transfer::{Direction, HostMemory, Profile, Via, Way, default_tuning};
 use headway_core::units::{Bytes, Nanos};
 use headway_cuda::{CudaDevice, CudaPort};
 use headway_device::buffer::lend;
 use headway_device::port::{Caching, Move, Piece, Port, Reach};
 use headway_device::{Access, Buffer, Device, DeviceError, Limits, Operation, graveyard};
 use headway_runtime::copy::{At, Copier, CopyError, CopyLimits, CopyOptions, How, ManyBy};
+use headway_runtime::staging::{Pool, PoolOptions, Staged, StagingError, copy_pinned};
 use support::{Fake, in_time, wait_until};
 
 /// Some chunks.
@@ -191,6 +194,35 @@ fn a_context_that_was_given_up_lets_copies_end_that_the_engines_still_make() {
     wait_until("the first copy ends", || lane.poll().is_some_and(|done| done.result.is_ok()));
     wait_until("the memory of the second one comes back", || other.claim(0..64, Access::Write).is_ok());
     host.claim(0..64, Access::Write).unwrap();
+}
+
+#[test]
+fn lent_memory_comes_back_when_a_chunk_that_a_staging_pool_gave_up_has_ended() {
+    let fake = MAPPABLE.another();
+    let port: Arc<dyn Port> = Arc::new(CudaPort::open(&fake.driver(), 0, limits()).unwrap());
+    let options = PoolOptions { patience: Nanos(100_000_000), ..PoolOptions::default() };
+    let pool = Pool::new(Arc::clone(&port), options);
+    let there = port.device_buffer(LEN, Reach::Device).unwrap();
+    let pinned = port.pinned_buffer(LEN, Caching::Cached).unwrap();
+    let (given_up, given_back) = (AtomicBool::new(false), AtomicBool::new(false));
+    fake.hold(true);
+    std::thread::scope(|threads| {
+        threads.spawn(|| {
+            let held = pinned.claim(0..LEN, Access::Read).unwrap();
+            lend(held.bytes().unwrap(), Some(port.domain()), |host| {
+                let (to, from) = (At { buffer: &there, offset: 0 }, At { buffer: host, offset: 0 });
+                let how = Staged::new(default_tuning(Direction::H2d, HostMemory::Pinned));
+                let copied = copy_pinned(&[&pool], Flow::In, to, from, LEN, &how);
+                assert!(matches!(copied, Err(StagingError::Timeout { .. })), "{copied:?}");
+                given_up.store(true, Ordering::Release);
+            });
+            given_back.store(true, Ordering::Release);
+        });
+        wait_until("the copy is given up", || given_up.load(Ordering::Acquire));
+        assert!(!given_back.load(Ordering::Acquire), "its chunk is still on the engine");
+        fake.hold(false);
+        wait_until("the memory is given back", || given_back.load(Ordering::Acquire));
+    });
 }
 
 /// Run again as a child by the test below.
