@@ -3,6 +3,7 @@
 mod ci;
 mod gpu_test;
 mod keep_run;
+mod mutants;
 mod ptx;
 mod tidy;
 
@@ -26,6 +27,8 @@ enum Command {
     GpuTest(gpu_test::Args),
     /// Keep a recorded run under bench/runs
     KeepRun(keep_run::Args),
+    /// Break the code in known ways, and see a test notice each
+    Mutants(mutants::Args),
     /// Generate the committed PTX from the CUDA sources
     Ptx(ptx::Args),
     /// Check the repository's own rules
@@ -37,6 +40,7 @@ fn main() -> ExitCode {
         Command::Ci(args) => ci::run(&args),
         Command::GpuTest(args) => gpu_test::run(&args),
         Command::KeepRun(args) => keep_run::run(&args),
+        Command::Mutants(args) => mutants::run(&args),
         Command::Ptx(args) => ptx::run(&args),
         Command::Tidy => tidy::run(),
     };

@@ -15,6 +15,8 @@ use std::fmt;
 
 use anyhow::bail;
 
+use crate::mutants;
+
 pub(crate) use tree::Tree;
 
 /// One line of one file that breaks a rule.
@@ -53,6 +55,14 @@ pub(crate) fn run() -> anyhow::Result<()> {
     findings.extend(layout::check_places(&tree));
     findings.extend(pages::check_links(&tree));
     findings.extend(numbers::check(&tree));
+    let (mutants, wrong) = mutants::all(&tree);
+    findings.extend(wrong.into_iter().map(|(path, line, message)| Finding::new(&path, line, message)));
+    for mutant in &mutants {
+        if let Some(reason) = mutants::misfit(&root, mutant)? {
+            let message = format!("the patch does not apply ({reason}), use one made of the code as it is");
+            findings.push(Finding::new(&mutant.path(), 1, message));
+        }
+    }
     match pages::documented_flags(&tree) {
         Some(known) => findings.extend(pages::check_flags(&tree, &known)),
         None => println!("note: flags named in pages are not checked: there is no {}*.txt", pages::HELP_SNAPSHOTS),
