@@ -27,7 +27,7 @@ mod watch;
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -36,17 +36,22 @@ use headway_core::engine_lock::EngineParameters;
 use headway_core::sharing::{ClusterId, GpuId, TaskId, TokenId};
 use headway_core::token::TokenParameters;
 use headway_core::units::Nanos;
-use headway_os::ipc::{Packet, Socket};
+use headway_os::ipc::{Packet, Socket, is_stopped};
 
 use self::link::Link;
 pub use self::task::{Engine, Task, Token};
 use crate::error::ClientError;
 use crate::layout::TASKS_MAX;
 use crate::message::{BYTES_MAX, FromBroker, FromClient, TaskShape};
+use crate::place;
 use crate::status::Status;
 
-/// How long a broker may take to answer a control message.
+/// How long a broker may be silent: to a control message, and otherwise before it goes round once.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
+/// Who only asks once is told so soon that the broker is stopped.
+const STOPPED_MIN: Duration = Duration::from_secs(1);
+/// How long a client that waits for the next broker does so.
+const NEXT_MAX: Duration = Duration::from_secs(300);
 
 /// What the watcher passes on of a connection.
 enum Heard {
@@ -59,7 +64,7 @@ enum Heard {
 /// What a client does when its broker ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnLoss {
-    /// Waits for the next one, and goes on.
+    /// Waits for the next one, and goes on; for five minutes at most.
     Wait,
     /// Refuses everything from then on.
     Fail,
@@ -102,6 +107,8 @@ struct Shared {
     relinked: Condvar,
     /// How long a thread looks for an engine before it sleeps, in nanoseconds.
     spin: AtomicU64,
+    /// How long the broker may be silent, in nanoseconds.
+    patience: AtomicU64,
 }
 
 impl Shared {
@@ -109,8 +116,13 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A link that is not lost, waited for if need be.
-    fn live(&self) -> Result<Arc<Link>, ClientError> {
+    fn patience(&self) -> Nanos {
+        Nanos(self.patience.load(Ordering::Relaxed))
+    }
+
+    /// A link that is not lost, waited for if need be, but not longer than `bound`.
+    fn live(&self, bound: Option<Duration>) -> Result<Arc<Link>, ClientError> {
+        let until = Instant::now() + bound.map_or(NEXT_MAX, |bound| bound.min(NEXT_MAX));
         let mut state = self.lock();
         loop {
             if !state.link.is_lost() {
@@ -119,7 +131,15 @@ impl Shared {
             if state.failed || state.closing || self.on_loss == OnLoss::Fail {
                 return Err(ClientError::Lost);
             }
-            state = self.relinked.wait(state).unwrap_or_else(PoisonError::into_inner);
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(if bound.is_some_and(|bound| bound < NEXT_MAX) {
+                    ClientError::TimedOut
+                } else {
+                    ClientError::Lost
+                });
+            }
+            state = self.relinked.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 }
@@ -127,11 +147,19 @@ impl Shared {
 /// How long a thread usually looks for an engine before it sleeps: about what being woken takes.
 const SPIN_ENGINE: Nanos = Nanos(50_000);
 
+/// What the broker has said and what it still owes.
+struct Answers {
+    heard: Receiver<Heard>,
+    /// Questions of which nobody awaits the answer any more, to the broker of this number: their answers come first.
+    owed: usize,
+    epoch: u64,
+}
+
 /// A connection to a broker. Its tasks must go before it does.
 pub struct Client {
     shared: Arc<Shared>,
     /// Answers to control messages; one question at a time.
-    answers: Mutex<Receiver<Heard>>,
+    answers: Mutex<Answers>,
     /// Held from the choice of a task's place until it is noted.
     registering: Mutex<()>,
     watcher: Option<JoinHandle<()>>,
@@ -153,8 +181,10 @@ impl Client {
             state: Mutex::new(state),
             relinked: Condvar::new(),
             spin: AtomicU64::new(SPIN_ENGINE.0),
+            patience: AtomicU64::new(nanos(ANSWER_MAX)),
         });
-        let (tell, answers): (Sender<Heard>, _) = channel();
+        let epoch = shared.lock().link.epoch;
+        let (tell, heard): (Sender<Heard>, _) = channel();
         let stop = Arc::new(AtomicBool::new(false));
         let watcher = {
             let (shared, stop) = (Arc::clone(&shared), Arc::clone(&stop));
@@ -165,7 +195,8 @@ impl Client {
             let errno = headway_os::Errno(error.raw_os_error().unwrap_or(0));
             ClientError::System(headway_os::OsError { call: "pthread_create", errno })
         })?;
-        Ok(Self { shared, answers: Mutex::new(answers), registering: Mutex::new(()), watcher: Some(watcher), stop })
+        let answers = Mutex::new(Answers { heard, owed: 0, epoch });
+        Ok(Self { shared, answers, registering: Mutex::new(()), watcher: Some(watcher), stop })
     }
 
     /// Registers a task.
@@ -190,10 +221,16 @@ impl Client {
         self.shared.spin.store(time.0, Ordering::Relaxed);
     }
 
+    /// Has every wait end with [`ClientError::Silent`] after the broker was silent for `time`, 10 s if this is never called: a
+    /// broker that runs goes round several times a second, however much it has to do.
+    pub fn bear_silence(&self, time: Duration) {
+        self.shared.patience.store(nanos(time), Ordering::Relaxed);
+    }
+
     /// Who holds and waits.
     ///
     /// # Errors
-    /// [`ClientError::Lost`], [`ClientError::Protocol`].
+    /// [`ClientError::Lost`], [`ClientError::Silent`], [`ClientError::Protocol`].
     pub fn status(&self) -> Result<Status, ClientError> {
         match self.ask(&FromClient::Status)? {
             FromBroker::Status(status) => Ok(*status),
@@ -231,15 +268,15 @@ impl Client {
     /// # Errors
     /// [`ClientError::Lost`].
     pub fn engines(&self) -> Result<Option<EngineParameters>, ClientError> {
-        Ok(self.shared.live()?.engines)
+        Ok(self.shared.live(None)?.engines)
     }
 
     /// Asks the broker, or the next one if it ends before it answers. No question does harm when it is asked twice.
     fn ask(&self, question: &FromClient) -> Result<FromBroker, ClientError> {
-        let answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
-            let link = self.shared.live()?;
-            match Self::ask_at(&link, &answers, question) {
+            let link = self.shared.live(None)?;
+            match Self::ask_at(&link, &mut answers, question, self.shared.patience()) {
                 Err(ClientError::Lost) if link.is_lost() => {}
                 Ok(FromBroker::Refused { reason }) => return Err(ClientError::Refused { reason }),
                 answered => return answered,
@@ -247,31 +284,55 @@ impl Client {
         }
     }
 
-    /// Asks one broker; [`ClientError::Lost`] if it ends or does not answer.
-    fn ask_at(link: &Link, answers: &Receiver<Heard>, question: &FromClient) -> Result<FromBroker, ClientError> {
-        while answers.try_recv().is_ok() {}
+    /// Asks one broker; [`ClientError::Lost`] if it ends, [`ClientError::Silent`] if it does not answer.
+    fn ask_at(
+        link: &Link,
+        answers: &mut Answers,
+        question: &FromClient,
+        patience: Nanos,
+    ) -> Result<FromBroker, ClientError> {
+        if answers.epoch != link.epoch {
+            (answers.owed, answers.epoch) = (0, link.epoch);
+        }
+        while let Ok(heard) = answers.heard.try_recv() {
+            answers.owed = answers.owed.saturating_sub(usize::from(matches!(heard, Heard::Message(_))));
+        }
         // Its end may have been among these; if not, it is heard below.
         if link.is_lost() {
             return Err(ClientError::Lost);
         }
-        // What cannot be sent is not answered: the watcher hears the end.
-        let _ = link.send(question);
-        let until = Instant::now() + ANSWER_MAX;
+        // What cannot be sent as the broker reads nothing is not answered. Its end is heard below.
+        if link.send(question).is_err_and(|error| error.errno.name() == Some("EAGAIN")) {
+            return Err(link.silent(patience));
+        }
+        answers.owed += 1;
+        if patience == Nanos::ZERO {
+            return Err(link.silent(patience));
+        }
+        let until = Instant::now() + Duration::from_nanos(patience.0);
         loop {
-            match answers.recv_timeout(until.saturating_duration_since(Instant::now())) {
-                Ok(Heard::Message(message)) => return Ok(message),
+            match answers.heard.recv_timeout(until.saturating_duration_since(Instant::now())) {
+                Ok(Heard::Message(message)) => {
+                    answers.owed = answers.owed.saturating_sub(1);
+                    if answers.owed == 0 {
+                        return Ok(message);
+                    }
+                }
                 Ok(Heard::End { epoch }) if epoch != link.epoch => {}
-                Ok(Heard::End { .. }) | Err(_) => return Err(ClientError::Lost),
+                Ok(Heard::End { .. }) | Err(RecvTimeoutError::Disconnected) => return Err(ClientError::Lost),
+                Err(RecvTimeoutError::Timeout) => return Err(link.silent(patience)),
             }
         }
     }
 
     fn withdraw(&self, task: TaskId) {
         self.shared.lock().records.retain(|record| record.id != task);
-        let answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
         let link = Arc::clone(&self.shared.lock().link);
+        // One that has been silent already is told without waiting.
+        let patience = if link.is_silent() { Nanos::ZERO } else { self.shared.patience() };
         // A broker that is gone has forgotten it, and the next one is not told of it: nobody waits for that.
-        let _ = Self::ask_at(&link, &answers, &FromClient::Withdraw { task });
+        let _ = Self::ask_at(&link, &mut answers, &FromClient::Withdraw { task }, patience);
     }
 }
 
@@ -293,10 +354,10 @@ impl Drop for Client {
 /// Asks the broker at `socket` who holds and waits, without becoming its client.
 ///
 /// # Errors
-/// [`ClientError::Connect`], [`ClientError::Lost`], [`ClientError::Refused`], [`ClientError::Protocol`].
+/// [`ClientError::Connect`], [`ClientError::Stranger`], [`ClientError::Silent`], [`ClientError::Lost`],
+/// [`ClientError::Refused`], [`ClientError::Protocol`].
 pub fn status(socket: &Path) -> Result<Status, ClientError> {
-    let connect = |source| ClientError::Connect { path: socket.to_owned(), source };
-    let connection = Socket::connect(socket).map_err(connect)?;
+    let connection = place::reach(socket)?;
     let question = serde_json::to_vec(&FromClient::Status).map_err(|_| ClientError::Lost)?;
     // A broker that refuses closes at once; what it said is still there.
     let _ = connection.send(&question, &[]);
@@ -307,18 +368,33 @@ pub fn status(socket: &Path) -> Result<Status, ClientError> {
     }
 }
 
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
 /// The next message, waited for.
 fn receive(socket: &Socket) -> Result<(FromBroker, Vec<std::os::fd::OwnedFd>), ClientError> {
     let mut buffer = vec![0; BYTES_MAX];
-    if !socket.wait(ANSWER_MAX) {
-        return Err(ClientError::Protocol { what: "no answer for ten seconds" });
-    }
+    await_answer(socket)?;
     match socket.receive(&mut buffer)? {
         Packet::Message(length, descriptors) => {
             let message = serde_json::from_slice(&buffer[..length]);
             let message = message.map_err(|_| ClientError::Protocol { what: "a message that is none" })?;
             Ok((message, descriptors))
         }
+        Packet::Truncated => Err(ClientError::Protocol { what: "a message that is too long" }),
         Packet::Nothing | Packet::End => Err(ClientError::Lost),
     }
+}
+
+/// Waits until there is something to take. A broker that is stopped is not waited for as long as one that is slow.
+fn await_answer(socket: &Socket) -> Result<(), ClientError> {
+    let (start, pid) = (Instant::now(), socket.peer()?.pid);
+    while !socket.wait(STOPPED_MIN) {
+        let (waited, is_stopped) = (start.elapsed(), is_stopped(pid));
+        if is_stopped || waited >= ANSWER_MAX {
+            return Err(ClientError::Silent { pid, waited: Nanos(nanos(waited)), is_stopped });
+        }
+    }
+    Ok(())
 }

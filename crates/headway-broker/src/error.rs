@@ -4,6 +4,7 @@ use std::io;
 use std::path::PathBuf;
 
 use headway_core::sharing::{GpuId, Refused};
+use headway_core::units::Nanos;
 use headway_os::OsError;
 
 /// Why a request through the ring was refused; a number in shared memory.
@@ -78,6 +79,25 @@ pub enum ServerError {
         /// Where.
         path: PathBuf,
     },
+    /// Something else has the socket's name.
+    #[error(
+        "`{path}` is {}, and is not replaced; move it away, or choose another socket with `--socket`",
+        if *is_socket { "a socket that no broker of Headway is known to have left" } else { "no socket" }
+    )]
+    Occupied {
+        /// What.
+        path: PathBuf,
+        /// Whether it is a socket.
+        is_socket: bool,
+    },
+    /// A broker for the same GPU is there, at this socket or another one.
+    #[error("GPU `{gpu}` is arbitrated already, by {}; end that one, or share other GPUs", claimant(*.holder))]
+    Claimed {
+        /// Which.
+        gpu: String,
+        /// Process and user that have claimed it, if the system tells.
+        holder: Option<(u32, u32)>,
+    },
     /// The parameters cannot work.
     #[error("these GPUs cannot be shared so")]
     Parameters(#[source] Refused),
@@ -113,6 +133,31 @@ pub enum ClientError {
         path: PathBuf,
         /// Why.
         source: OsError,
+    },
+    /// Somebody serves the socket who must not.
+    #[error(
+        "process {pid} of user {uid} serves `{path}`, and {expected} should: nothing was said to it; find out who it is, or name \
+         another socket with `--socket`"
+    )]
+    Stranger {
+        /// Where.
+        path: PathBuf,
+        /// The process.
+        pid: u32,
+        /// Its user.
+        uid: u32,
+        /// Who may serve there.
+        expected: String,
+    },
+    /// The broker is there and does not answer.
+    #[error("{}", silent(*.pid, *.waited, *.is_stopped))]
+    Silent {
+        /// Its process.
+        pid: u32,
+        /// For how long.
+        waited: Nanos,
+        /// Whether the process is stopped.
+        is_stopped: bool,
     },
     /// The broker is gone.
     #[error("the broker is gone")]
@@ -153,4 +198,20 @@ pub enum ClientError {
     /// The system refused something.
     #[error(transparent)]
     System(#[from] OsError),
+}
+
+fn claimant(holder: Option<(u32, u32)>) -> String {
+    holder.map_or_else(|| "another process".to_owned(), |(pid, uid)| format!("process {pid} of user {uid}"))
+}
+
+fn silent(pid: u32, waited: Nanos, is_stopped: bool) -> String {
+    if is_stopped {
+        return format!(
+            "the broker (process {pid}) is stopped and has not answered for {waited}; `kill -CONT {pid}` lets it go on"
+        );
+    }
+    format!(
+        "the broker (process {pid}) has not answered for {waited}: it hangs, or the machine has no time for it; try again, or end \
+         it and start another one"
+    )
 }

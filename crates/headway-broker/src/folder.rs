@@ -13,8 +13,8 @@ use std::path::{Path, PathBuf};
 
 use headway_os::ipc::user;
 use rustix::fs::{
-    AtFlags, FileType, FlockOperation, Gid, Mode, OFlags, Stat, chmodat, chownat, flock, fstat, openat, renameat,
-    statat, unlinkat,
+    AtFlags, FileType, FlockOperation, Gid, Mode, OFlags, Stat, chownat, flock, fstat, openat, renameat, statat,
+    unlinkat,
 };
 use rustix::io::Errno;
 
@@ -70,6 +70,7 @@ impl Folder {
     ///
     /// # Errors
     /// What the system says.
+    #[allow(dead_code, reason = "for the log, which may lie anywhere")]
     pub(crate) fn open_shared(path: &Path) -> io::Result<Self> {
         Self::look(path).map(|(this, _)| this)
     }
@@ -191,13 +192,9 @@ impl Folder {
         }
     }
 
-    /// Sets the rights of a file, and for `group` gives it to the folder's group.
-    pub(crate) fn allow(&self, name: &OsStr, mode: u32, group: bool) -> io::Result<()> {
-        if group {
-            chownat(&self.fd, name, None, Some(Gid::from_raw(self.gid)), AtFlags::SYMLINK_NOFOLLOW)?;
-        }
-        // The name is in a folder in which nobody else writes: it is no link.
-        Ok(chmodat(&self.fd, name, Mode::from_raw_mode(mode), AtFlags::empty())?)
+    /// Gives a file to the folder's group.
+    pub(crate) fn give_to_group(&self, name: &OsStr) -> io::Result<()> {
+        Ok(chownat(&self.fd, name, None, Some(Gid::from_raw(self.gid)), AtFlags::SYMLINK_NOFOLLOW)?)
     }
 
     /// Takes the lock that a file of our own stands for, for as long as what is returned lives; `None` = another process has

@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | client page | client; lease words by both | tail of the ring, lease words, ring of entries; one "sleeping" word a slot |
 //! | broker page | broker; sealed against other writers | head of the ring, what was answered in each slot; one state word a slot |
-//! | notice page | broker; sealed, the same for all | epoch; "broker asleep" |
+//! | notice page | broker; sealed, the same for all | when the broker last went round; "broker asleep" |
 
 use headway_core::engine_lock::{Operation, Work};
 use headway_core::sharing::{JobId, Outcome, TaskId};
@@ -41,7 +41,9 @@ pub(crate) const ANSWER_LONGS: usize = 4;
 pub(crate) const BROKER_LONGS: usize = ANSWERS + SLOTS * ANSWER_LONGS;
 pub(crate) const BROKER_WORDS: usize = SLOTS;
 
-/// Notice page.
+/// Notice page: when the broker last went round, by its clock; 0 = it does not tell.
+pub(crate) const BEAT: usize = 0;
+/// Whether the broker sleeps.
 pub(crate) const ASLEEP: usize = 0;
 pub(crate) const NOTICE_LONGS: usize = 1;
 pub(crate) const NOTICE_WORDS: usize = 1;

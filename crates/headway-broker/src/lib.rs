@@ -40,7 +40,6 @@
 
 pub mod client;
 mod error;
-#[allow(dead_code, reason = "the places that use it follow")]
 mod folder;
 mod layout;
 mod message;

@@ -1,7 +1,14 @@
 //! Where brokers listen.
 
 use std::env;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+
+use headway_os::ipc::{Socket, user};
+
+use crate::error::ClientError;
+use crate::folder::Folder;
 
 /// Socket of the machine's broker, for members of the group `headway`.
 pub const SYSTEM: &str = "/run/headway/broker";
@@ -14,14 +21,46 @@ pub fn private() -> PathBuf {
     }
     match env::var_os("XDG_RUNTIME_DIR") {
         Some(folder) => Path::new(&folder).join("headway/broker"),
-        None => PathBuf::from(format!("/tmp/headway-{}/broker", headway_os::ipc::user())),
+        None => PathBuf::from(format!("/tmp/headway-{}/broker", user())),
     }
 }
 
-/// The socket that a client tries without being told: the user's if there is one, else the machine's.
+/// The socket that a client tries without being told: the user's if there is one, else the machine's. What somebody else has put
+/// in the user's place is none.
 #[must_use]
 pub fn usual() -> PathBuf {
     let private = private();
     let system = Path::new(SYSTEM);
-    if !private.exists() && system.exists() { system.to_owned() } else { private }
+    let is_there = private.exists() && Folder::of(&private).and_then(|(folder, _)| Folder::open(&folder)).is_ok();
+    if !is_there && system.exists() { system.to_owned() } else { private }
+}
+
+/// Connects to the broker at `path`, if it is one whose word counts for this user: run by the user himself, by root, or by the
+/// owner of a folder that only root can have made for him.
+pub(crate) fn reach(path: &Path) -> Result<Socket, ClientError> {
+    let connect = |source| ClientError::Connect { path: path.to_owned(), source };
+    let socket = Socket::connect(path).map_err(connect)?;
+    let peer = socket.peer().map_err(connect)?;
+    let host = host(path);
+    if peer.uid == user() || peer.uid == 0 || Some(peer.uid) == host {
+        return Ok(socket);
+    }
+    let mut expected = match user() {
+        0 => "root".to_owned(),
+        own => format!("user {own} or root"),
+    };
+    if let Some(host) = host {
+        expected = format!("{expected} or user {host}, who owns the folder,");
+    }
+    Err(ClientError::Stranger { path: path.to_owned(), pid: peer.pid, uid: peer.uid, expected })
+}
+
+/// The owner of a socket's folder, where nobody but him can write in it and nobody but root in those above it.
+fn host(path: &Path) -> Option<u32> {
+    let (folder, _) = Folder::of(path).ok()?;
+    let folder = fs::canonicalize(folder).ok()?;
+    let sealed = |path: &Path| fs::symlink_metadata(path).ok().filter(|place| place.mode() & 0o022 == 0);
+    let owner = sealed(&folder)?.uid();
+    let only_root = |above: &Path| sealed(above).is_some_and(|place| place.uid() == 0);
+    folder.ancestors().skip(1).all(only_root).then_some(owner)
 }

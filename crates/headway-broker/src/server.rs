@@ -1,21 +1,23 @@
 //! The broker: one thread that decides, over sockets for control and shared pages for everything frequent.
 
 mod desk;
+mod door;
 mod gpus;
 mod leases;
+mod limits;
 mod pace;
 mod pages;
 mod predecessor;
 mod priority;
 mod replay;
 mod resume;
+mod seat;
 mod session;
 mod status;
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::os::fd::AsFd;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -23,15 +25,17 @@ use std::time::Duration;
 use headway_core::sharing::{ArbiterParameters, ClientId, Memory};
 use headway_core::units::{Nanos, PPM};
 use headway_os::clock;
-use headway_os::ipc::{Listener, Packet, Poller, Socket, Words, user};
+use headway_os::ipc::{Packet, Poller, Words};
 
 use self::desk::Desk;
+use self::door::Door;
 use self::gpus::Watch;
 pub use self::gpus::{Health, Probe};
 use self::pace::Pace;
+use self::seat::Seat;
 use self::session::Session;
 use crate::error::ServerError;
-use crate::layout::{ASLEEP, GPUS_MAX, NOTICE_LONGS, NOTICE_WORDS};
+use crate::layout::{ASLEEP, BEAT, GPUS_MAX, NOTICE_LONGS, NOTICE_WORDS};
 use crate::message::BYTES_MAX;
 use crate::protocol::handshake;
 
@@ -47,10 +51,21 @@ pub enum Access {
 /// Capacities; what exceeds them is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BrokerLimits {
-    /// Connections of one user.
+    /// Clients of one user.
     pub clients_per_user: usize,
+    /// Connections of one user that have not said yet who they are; when there are more, the one that is silent for longest
+    /// goes.
+    pub guests_per_user: usize,
     /// Tasks of one user.
     pub tasks_per_user: usize,
+    /// Requests for tokens of one user that are open at a time.
+    pub requests_per_user: usize,
+    /// Bytes that the requests of one user add to the log, a second; at once 16 times as much.
+    pub log_bytes_per_user: u64,
+    /// The shortest relative deadline of a task: who is due sooner comes first.
+    pub deadline_min: Nanos,
+    /// Most of a cluster's tokens that one client, or one user, gets by its urgency while others wait, in parts per million.
+    pub urgent_ppm: u64,
     /// CPU, copy and kernel time of one user's tasks, as they declare it, per unit of time, in parts per million; one GPU
     /// fully used is 1,000,000.
     pub utilisation_ppm_per_user: u64,
@@ -58,7 +73,16 @@ pub struct BrokerLimits {
 
 impl Default for BrokerLimits {
     fn default() -> Self {
-        Self { clients_per_user: 64, tasks_per_user: 256, utilisation_ppm_per_user: 1_000_000 * GPUS_MAX as u64 }
+        Self {
+            clients_per_user: 64,
+            guests_per_user: 16,
+            tasks_per_user: 256,
+            requests_per_user: 256,
+            log_bytes_per_user: 16 << 20,
+            deadline_min: Nanos(100_000),
+            urgent_ppm: 900_000,
+            utilisation_ppm_per_user: 1_000_000 * GPUS_MAX as u64,
+        }
     }
 }
 
@@ -73,6 +97,15 @@ pub struct Options {
     pub arbiter: ArbiterParameters,
     /// Capacities.
     pub limits: BrokerLimits,
+    /// Names of the GPUs that nothing else on this machine has (UUIDs). Nobody else may arbitrate one of them at the same time.
+    /// A GPU that is only a number in this broker, as where the driver is not there, is in no list: only this broker has it.
+    pub claims: Vec<String>,
+    /// Start even where a process of another user has claimed one of the GPUs.
+    pub despite_claims: bool,
+    /// How long a connection may take to say who it is.
+    pub greeting: Nanos,
+    /// The highest real-time priority that threads of other users than the broker's may get; `None` = none.
+    pub lend_realtime: Option<i32>,
     /// How long a GPU may still work for a process that has ended: nobody gets its tokens and engines before.
     pub drain: Nanos,
     /// A client that holds a token for longer is cut off.
@@ -103,6 +136,10 @@ impl Options {
             access: Access::Private,
             arbiter,
             limits: BrokerLimits::default(),
+            claims: Vec::new(),
+            despite_claims: false,
+            greeting: Nanos(5_000_000_000),
+            lend_realtime: None,
             drain: Nanos(20_000_000),
             watchdog: Nanos(10_000_000_000),
             recover: Nanos(5_000_000_000),
@@ -136,12 +173,14 @@ const SLEEP_MAX: Nanos = Nanos(250_000_000);
 /// A broker that listens. Everything ends when it is dropped; clients then wait for the next one.
 pub struct Server {
     options: Options,
-    listener: Listener,
+    door: Door,
     poller: Poller,
     notice: Words,
     desk: Desk,
     watch: Watch,
     ready: Vec<u64>,
+    /// Given up last: until then no other broker takes the place.
+    _seat: Seat,
 }
 
 /// What a number in the poller stands for.
@@ -163,23 +202,18 @@ impl Server {
         if gpus > GPUS_MAX {
             return Err(ServerError::TooManyGpus { gpus, max: GPUS_MAX });
         }
-        prepare(&options)?;
-        let epoch = next_epoch(&options.socket)?;
-        let mode = match options.access {
-            Access::Private => 0o600,
-            Access::Group => 0o660,
-        };
+        let mut seat = Seat::take(&options)?;
+        allow_descriptors();
+        let epoch = seat.next_epoch()?;
         // Whoever comes before the log is read finds nobody, and tries again.
         let desk = Desk::new(&options, epoch, clock::now())?;
-        let listener = Listener::bind(&options.socket, mode)
-            .map_err(|source| ServerError::Listen { path: options.socket.clone(), source })?;
         let poller = Poller::new()?;
-        poller.add(listener.as_fd(), LISTENER)?;
+        let door = Door::new(seat.listen(options.access)?, &poller)?;
         let notice = Words::create("headway notice", NOTICE_LONGS, NOTICE_WORDS)?;
         notice.forbid_other_writers()?;
         let watch = Watch::begin(options.probe.clone(), desk.gpus.clone())?;
         poller.add(watch.bell.as_fd(), GPUS)?;
-        Ok(Self { options, listener, poller, notice, desk, watch, ready: Vec::new() })
+        Ok(Self { options, door, poller, notice, desk, watch, ready: Vec::new(), _seat: seat })
     }
 
     /// Arbitrates until `stop` is set.
@@ -218,6 +252,7 @@ impl Server {
         // Before anything is granted: whoever holds something is waited for by the next broker.
         self.desk.write_down()?;
         let now = clock::now();
+        self.notice.long(BEAT).store(now.0.max(1), Ordering::Relaxed);
         let busy = self.desk.turn(now, SHARE);
         for client in self.desk.take_removed() {
             self.forget(client);
@@ -231,7 +266,8 @@ impl Server {
         let asleep = self.notice.word(ASLEEP);
         let may = handshake::may_sleep(|| asleep.store(1, Ordering::Relaxed), || self.desk.is_idle());
         let bound = if may {
-            let wake = self.desk.wake_time().map_or(SLEEP_MAX, |time| time.saturating_sub(clock::now()));
+            let due = self.desk.wake_time().into_iter().chain(self.door.wake_time()).min();
+            let wake = due.map_or(SLEEP_MAX, |time| time.saturating_sub(clock::now()));
             Duration::from_nanos(wake.0.min(SLEEP_MAX.0))
         } else {
             Duration::ZERO
@@ -252,47 +288,15 @@ impl Server {
             }
             let client = ClientId(number / KINDS);
             match number % KINDS {
-                LISTENER => self.accept()?,
+                LISTENER => self.accept(),
                 SOCKET => self.converse(client),
                 BELL => self.desk.silence(client),
                 _ => self.desk.process_ended(clock::now(), client),
             }
         }
         self.ready = ready;
+        self.keep_door(clock::now());
         waited.map_err(ServerError::System)
-    }
-
-    fn accept(&mut self) -> Result<(), ServerError> {
-        for _ in 0..SHARE {
-            let socket = match self.listener.accept() {
-                Ok(Some(socket)) => socket,
-                Ok(None) => break,
-                // Too many descriptors: whoever knocks waits until somebody leaves.
-                Err(_) => break,
-            };
-            // A process that has ended already needs no answer.
-            let (Ok(peer), Ok(process)) = (socket.peer(), socket.peer_process()) else { continue };
-            let allowed = self.options.access == Access::Group || peer.uid == user() || peer.uid == 0;
-            let room = self.desk.connections_of(peer.uid) < self.options.limits.clients_per_user;
-            if !allowed || !room {
-                let reason = if allowed { "too many connections of this user" } else { "the socket is another user's" };
-                session::refuse(&socket, reason);
-                continue;
-            }
-            self.admit(Session::new(socket, process, peer))?;
-        }
-        Ok(())
-    }
-
-    fn admit(&mut self, session: Session) -> Result<(), ServerError> {
-        let client = self.desk.next_client();
-        let number = client.0 * KINDS;
-        if let Some(socket) = &session.socket {
-            self.poller.add(socket.as_fd(), number + SOCKET)?;
-        }
-        self.poller.add(session.process.as_fd(), number + PROCESS)?;
-        self.desk.admit(client, session);
-        Ok(())
     }
 
     /// Handles the messages of a client.
@@ -302,12 +306,15 @@ impl Server {
             let now = clock::now();
             let Some(socket) = self.desk.socket(client) else { return };
             match socket.receive(&mut buffer) {
-                Ok(Packet::Message(length, _)) => {
+                Ok(Packet::Message(length, descriptors)) => {
                     let greeted = self.desk.is_greeted(client);
-                    if !self.desk.message(now, client, &buffer[..length], &self.notice) {
-                        self.unhook(client);
-                        self.desk.cut(now, client, false);
-                        return;
+                    // No message to a broker brings descriptors.
+                    let is_one = descriptors.is_empty();
+                    if !is_one || !self.desk.message(now, client, &buffer[..length], &self.notice) {
+                        return self.cut(now, client);
+                    }
+                    if self.desk.is_greeted(client) {
+                        self.door.settle(client);
                     }
                     self.desk.take_hints().into_iter().for_each(|gpu| self.watch.hint(gpu));
                     if !greeted && let Some(bell) = self.desk.bell(client) {
@@ -318,6 +325,7 @@ impl Server {
                         }
                     }
                 }
+                Ok(Packet::Truncated) => return self.cut(now, client),
                 Ok(Packet::Nothing) => return,
                 Ok(Packet::End) | Err(_) => {
                     self.unhook(client);
@@ -328,6 +336,11 @@ impl Server {
         }
     }
 
+    fn cut(&mut self, now: Nanos, client: ClientId) {
+        self.unhook(client);
+        self.desk.cut(now, client, false);
+    }
+
     fn unhook(&self, client: ClientId) {
         if let Some(socket) = self.desk.socket(client) {
             self.poller.remove(socket.as_fd());
@@ -336,6 +349,7 @@ impl Server {
 
     /// Drops a session after its descriptors have left the poller.
     fn forget(&mut self, client: ClientId) {
+        self.door.settle(client);
         let Some(session) = self.desk.remove(client) else { return };
         if let Some(socket) = &session.socket {
             self.poller.remove(socket.as_fd());
@@ -347,24 +361,12 @@ impl Server {
     }
 }
 
-/// Makes the socket's folder, and sees that nobody listens there and that nobody else could replace the socket.
-fn prepare(options: &Options) -> Result<(), ServerError> {
-    let path = &options.socket;
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."));
-    let place = |source| ServerError::Place { path: folder.to_owned(), source };
-    if !folder.exists() {
-        let mode = if options.access == Access::Private { 0o700 } else { 0o750 };
-        fs::DirBuilder::new().recursive(true).mode(mode).create(folder).map_err(place)?;
-    }
-    let owner = fs::metadata(folder).map_err(place)?;
-    if options.access == Access::Private && owner.uid() != user() && owner.mode() & 0o1000 == 0 {
-        let text = "the folder is another user's, who could put a broker of his own there; choose another `--socket`";
-        return Err(place(io::Error::new(io::ErrorKind::PermissionDenied, text)));
-    }
-    if Socket::connect(path).is_ok() {
-        return Err(ServerError::Running { path: path.clone() });
-    }
-    Ok(())
+/// Has this process use as many descriptors as it may: five a client.
+fn allow_descriptors() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    // Where that is refused, fewer clients fit.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
 }
 
 /// A file of the broker beside its socket.
@@ -372,15 +374,6 @@ fn beside(socket: &Path, ending: &str) -> PathBuf {
     let mut path = socket.as_os_str().to_owned();
     path.push(ending);
     PathBuf::from(path)
-}
-
-/// How often a broker was started at this socket, with this time; kept in a file beside it.
-fn next_epoch(socket: &Path) -> Result<u64, ServerError> {
-    let path = beside(socket, ".epoch");
-    let before: u64 = fs::read_to_string(&path).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0);
-    let epoch = before.saturating_add(1);
-    fs::write(&path, format!("{epoch}\n")).map_err(|source| ServerError::Place { path, source })?;
-    Ok(epoch)
 }
 
 /// The log of inputs.

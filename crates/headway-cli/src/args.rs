@@ -529,6 +529,15 @@ pub(crate) struct BrokerArgs {
     /// Leave the priority of holders and of the broker as it is
     #[arg(long)]
     pub(crate) no_boost: bool,
+    /// Raise threads of other users too, up to this SCHED_FIFO priority [default: never]
+    #[arg(long, value_name = "PRIORITY", value_parser = clap::value_parser!(i32).range(1..=40))]
+    pub(crate) lend_realtime: Option<i32>,
+    /// Refuse tasks with a shorter deadline
+    #[arg(long, value_name = "TIME", default_value = "100 us", value_parser = str::parse::<Nanos>)]
+    pub(crate) least_deadline: Nanos,
+    /// Start even if a process of another user has claimed one of the GPUs
+    #[arg(long)]
+    pub(crate) despite_claims: bool,
     /// File for every input and every client cut off (JSON, one document a line)
     #[arg(long, value_name = "FILE")]
     pub(crate) log: Option<PathBuf>,

@@ -40,6 +40,9 @@ pub(crate) fn broker(out: &Out, args: &BrokerArgs) -> Result<Answer> {
         spin: args.spin.unwrap_or(usual.spin),
         spin_share_ppm: args.spin_share.map_or(usual.spin_share_ppm, |percent| u64::from(percent) * 10_000),
         boost: !args.no_boost,
+        lend_realtime: args.lend_realtime,
+        deadline_min: args.least_deadline,
+        despite_claims: args.despite_claims,
         log: args.log.clone(),
         ..usual
     };

@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicBool;
 
 use headway_broker::{BrokerLimits, Health, Probe, Server, place};
 use headway_core::engine_lock::{EngineParameters, Order, PeerLocks};
-use headway_core::machine::{EndpointId, Machine};
+use headway_core::machine::{Endpoint, EndpointId, Machine};
 use headway_core::predictor::PredictorParameters;
 use headway_core::sharing::{
     ArbiterParameters, CLASSES, Class, ClusterId, ClusterParameters, Distances, GpuId, Limits, ModelId,
@@ -61,6 +61,12 @@ pub struct Options {
     pub boost: bool,
     /// File for every input.
     pub log: Option<PathBuf>,
+    /// Start even where a process of another user has claimed one of the GPUs.
+    pub despite_claims: bool,
+    /// The highest real-time priority that threads of other users may get; `None` = none.
+    pub lend_realtime: Option<i32>,
+    /// The shortest relative deadline of a task.
+    pub deadline_min: Nanos,
 }
 
 impl Default for Options {
@@ -94,6 +100,9 @@ impl Default for Options {
             spin_share_ppm: usual.spin_share_ppm,
             boost: usual.boost,
             log: None,
+            despite_claims: usual.despite_claims,
+            lend_realtime: usual.lend_realtime,
+            deadline_min: usual.limits.deadline_min,
         }
     }
 }
@@ -114,11 +123,14 @@ pub fn serve(options: &Options, stop: &AtomicBool, started: impl FnOnce(&Path)) 
     };
     let socket = options.socket.clone().unwrap_or(usual);
     let arbiter = parameters(&machine, options)?;
+    let (claims, probe) = known(&machine);
+    let usual = headway_broker::Options::new(socket.clone(), arbiter);
     let mut server = Server::bind(headway_broker::Options {
-        socket: socket.clone(),
         access: options.access,
-        arbiter,
-        limits: BrokerLimits::default(),
+        limits: BrokerLimits { deadline_min: options.deadline_min, ..usual.limits },
+        claims,
+        despite_claims: options.despite_claims,
+        lend_realtime: options.lend_realtime,
         drain: options.drain,
         watchdog: options.watchdog,
         recover: options.recover,
@@ -126,8 +138,9 @@ pub fn serve(options: &Options, stop: &AtomicBool, started: impl FnOnce(&Path)) 
         spin_share_ppm: options.spin_share_ppm,
         urgent: options.boost,
         boost: options.boost,
-        probe: probe(&machine),
+        probe,
         log: options.log.clone(),
+        ..usual
     })
     .map_err(Error::Broker)?;
     started(&socket);
@@ -143,24 +156,37 @@ pub fn status(socket: Option<&Path>) -> Result<Status, Error> {
     headway_broker::client::status(socket.unwrap_or(&usual)).map_err(Error::Client)
 }
 
-/// Asks NVML whether GPUs are still there, where it is and knows the machine's GPUs: by UUID or PCI address, or in their
-/// order if there are as many.
-fn probe(machine: &Machine) -> Option<Probe> {
-    let nvml = Nvml::system().ok()?;
-    let known = nvml.report().ok()?.gpus;
+/// What the system knows of a machine's GPUs: the UUIDs by which no other broker may arbitrate them, and whom to ask whether they
+/// are still there.
+///
+/// The driver (NVML) knows a GPU by the UUID or PCI address of the machine file, or by its place if there are as many. Where it
+/// does not, the UUID of the machine file counts. A GPU without one, as those of the built-in machines where there is no driver, is
+/// simulated: it exists in its broker only, and brokers at different sockets each have their own.
+fn known(machine: &Machine) -> (Vec<String>, Option<Probe>) {
     let ends: Vec<_> = machine.gpus().map(|gpu| &machine.endpoints[gpu.at()]).collect();
+    let nvml = Nvml::system().ok();
+    let there = nvml.as_ref().and_then(|nvml| nvml.report().ok()).map_or_else(Vec::new, |report| report.gpus);
     let find = |at: usize| {
         let end = ends[at];
         let same = |gpu: &NvmlGpu| end.uuid.as_ref() == Some(&gpu.uuid) || (end.pci.is_some() && end.pci == gpu.pci);
-        known.iter().position(same).or_else(|| (known.len() == ends.len()).then_some(at))
+        there.iter().position(same).or_else(|| (there.len() == ends.len()).then_some(at))
     };
-    let indices: Option<Vec<u32>> = (0..ends.len()).map(|at| u32::try_from(find(at)?).ok()).collect();
-    let indices = indices?;
-    Some(Probe::new(move |gpu| match indices.get(gpu.0 as usize).map(|index| nvml.is_lost(*index)) {
-        Some(Ok(true)) => Health::Lost,
-        Some(Ok(false)) => Health::There,
-        Some(Err(_)) | None => Health::Unknown,
-    }))
+    let found: Vec<Option<usize>> = (0..ends.len()).map(find).collect();
+    let uuid = |(at, end): (&Option<usize>, &&Endpoint)| {
+        at.map_or_else(|| end.uuid.clone(), |at| Some(there[at].uuid.clone()))
+    };
+    let mut claims: Vec<String> = found.iter().zip(&ends).filter_map(uuid).collect();
+    claims.sort_unstable();
+    claims.dedup();
+    let indices: Option<Vec<u32>> = found.iter().map(|at| u32::try_from((*at)?).ok()).collect();
+    let probe = nvml.zip(indices).map(|(nvml, indices)| {
+        Probe::new(move |gpu| match indices.get(gpu.0 as usize).map(|index| nvml.is_lost(*index)) {
+            Some(Ok(true)) => Health::Lost,
+            Some(Ok(false)) => Health::There,
+            Some(Err(_)) | None => Health::Unknown,
+        })
+    });
+    (claims, probe)
 }
 
 /// Gives a GPU up at the broker of `socket`, or of the usual place. Only for the user who runs it.

@@ -8,16 +8,18 @@ use std::time::Duration;
 use headway_core::engine_lock::EngineParameters;
 use headway_core::sharing::GpuId;
 use headway_core::units::Nanos;
+use headway_os::OsError;
 use headway_os::clock;
-use headway_os::ipc::{Bell, Socket, Words, WordsView};
+use headway_os::ipc::{Bell, Socket, Words, WordsView, is_stopped};
 
 use super::receive;
 use crate::error::{ClientError, Reason};
 use crate::layout::{
-    self, ANSWER_LONGS, ASLEEP, BROKER_LONGS, BROKER_WORDS, CLIENT_LONGS, CLIENT_WORDS, Code, Entry, GPUS_MAX, HEAD,
-    NOTICE_LONGS, NOTICE_WORDS, RING_ENTRIES, TAIL,
+    self, ANSWER_LONGS, ASLEEP, BEAT, BROKER_LONGS, BROKER_WORDS, CLIENT_LONGS, CLIENT_WORDS, Code, Entry, GPUS_MAX,
+    HEAD, NOTICE_LONGS, NOTICE_WORDS, RING_ENTRIES, TAIL,
 };
 use crate::message::{FromBroker, FromClient, ResumedTask, VERSION};
+use crate::place;
 use crate::protocol::handshake;
 
 /// Sleeps at most this long before it looks whether the broker is still there.
@@ -36,6 +38,10 @@ pub(super) struct Link {
     pub(super) gpus: Vec<GpuId>,
     pub(super) engines: Option<EngineParameters>,
     lost: AtomicBool,
+    /// Process of the broker.
+    pid: u32,
+    /// What the broker's beat was when it was found silent; 0 = it was not.
+    silent_at: AtomicU64,
     /// Entries written; whoever writes holds it.
     tail: Mutex<u64>,
 }
@@ -46,6 +52,8 @@ pub(super) enum Unanswered {
     TimedOut,
     /// The broker is gone.
     Lost,
+    /// The broker does not go round any more.
+    Silent,
     /// It was refused.
     Refused(Reason),
     /// It was granted and taken away, as this GPU is lost.
@@ -55,7 +63,8 @@ pub(super) enum Unanswered {
 impl Link {
     pub(super) fn open(path: &Path, name: &str, resumed: Vec<ResumedTask>) -> Result<Self, ClientError> {
         let connect = |source| ClientError::Connect { path: path.to_owned(), source };
-        let socket = Socket::connect(path).map_err(connect)?;
+        let socket = place::reach(path)?;
+        let pid = socket.peer().map_err(connect)?.pid;
         let hello = FromClient::Hello { version: VERSION, name: name.to_owned(), resumed };
         let hello = serde_json::to_vec(&hello).map_err(|_| ClientError::Protocol { what: "a greeting too long" })?;
         // A broker that refuses closes at once; what it said is still there.
@@ -85,6 +94,8 @@ impl Link {
             gpus: welcome.gpus,
             engines: welcome.engines,
             lost: AtomicBool::new(false),
+            pid,
+            silent_at: AtomicU64::new(0),
             tail: Mutex::new(0),
         })
     }
@@ -103,9 +114,22 @@ impl Link {
         self.socket.shut_down();
     }
 
-    pub(super) fn send(&self, message: &FromClient) -> Result<(), ClientError> {
-        let text = serde_json::to_vec(message).map_err(|_| ClientError::Protocol { what: "a question too long" })?;
-        self.socket.send(&text, &[]).map_err(|_| ClientError::Lost)
+    pub(super) fn send(&self, message: &FromClient) -> Result<(), OsError> {
+        // Nothing of a message can fail to become text; if it did, the end of the connection would tell.
+        let text = serde_json::to_vec(message).unwrap_or_default();
+        self.socket.send(&text, &[])
+    }
+
+    /// The error for a broker that has been silent for so long.
+    pub(super) fn silent(&self, waited: Nanos) -> ClientError {
+        self.silent_at.store(self.notice.long(BEAT), Ordering::Relaxed);
+        ClientError::Silent { pid: self.pid, waited, is_stopped: is_stopped(self.pid) }
+    }
+
+    /// Whether the broker was found silent and has not gone round since.
+    pub(super) fn is_silent(&self) -> bool {
+        let beat = self.silent_at.load(Ordering::Relaxed);
+        beat != 0 && beat == self.notice.long(BEAT)
     }
 
     /// Lease word of a lock.
@@ -121,11 +145,15 @@ impl Link {
     }
 
     /// Puts an entry into the ring; waits while the broker is so far behind that there is no room.
-    pub(super) fn push(&self, entry: Entry) -> Result<(), Unanswered> {
+    pub(super) fn push(&self, entry: Entry, patience: Nanos) -> Result<(), Unanswered> {
         let mut tail = self.tail.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut silence = None;
         while tail.wrapping_sub(self.answers.long(HEAD)) >= RING_ENTRIES {
             if self.is_lost() {
                 return Err(Unanswered::Lost);
+            }
+            if silence.get_or_insert_with(|| Silence::begin(self)).lasts(self, patience) {
+                return Err(Unanswered::Silent);
             }
             self.ring();
             std::thread::yield_now();
@@ -148,7 +176,9 @@ impl Link {
         generation: u32,
         spin: Nanos,
         until: Option<Nanos>,
+        patience: Nanos,
     ) -> Result<[u64; ANSWER_LONGS], Unanswered> {
+        let mut silence = Silence::begin(self);
         let mut spinning = Some(clock::now().saturating_add(spin));
         loop {
             for _ in 0..if spinning.is_some() { LOOKS } else { 1 } {
@@ -168,6 +198,9 @@ impl Link {
                 continue;
             }
             spinning = None;
+            if silence.lasts(self, patience) {
+                return Err(Unanswered::Silent);
+            }
             let bound = until.map_or(SLICE, |until| SLICE.min(Duration::from_nanos(until.saturating_sub(now).0)));
             self.sleep(slot, generation, bound);
         }
@@ -196,5 +229,26 @@ impl Link {
                 Some(Err(Unanswered::Revoked(gpu)))
             }
         }
+    }
+}
+
+/// Since when the broker has not gone round.
+struct Silence {
+    beat: u64,
+    since: Nanos,
+}
+
+impl Silence {
+    fn begin(link: &Link) -> Self {
+        Self { beat: link.notice.long(BEAT), since: clock::now() }
+    }
+
+    /// Whether it has been so for `patience`. One of an earlier version does not tell, and is waited for.
+    fn lasts(&mut self, link: &Link, patience: Nanos) -> bool {
+        let (beat, now) = (link.notice.long(BEAT), clock::now());
+        if beat != self.beat || beat == 0 {
+            (self.beat, self.since) = (beat, now);
+        }
+        now.saturating_sub(self.since) >= patience
     }
 }

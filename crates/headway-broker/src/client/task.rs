@@ -55,7 +55,7 @@ impl<'client> Task<'client> {
     /// `acquisition`, counted from 0 for each job.
     ///
     /// # Errors
-    /// [`ClientError::TimedOut`], [`ClientError::Request`], [`ClientError::Lost`], [`ClientError::GpuLost`] when the GPUs are
+    /// [`ClientError::TimedOut`], [`ClientError::Silent`], [`ClientError::Request`], [`ClientError::Lost`], [`ClientError::GpuLost`] when the GPUs are
     /// lost while it waits.
     pub fn acquire(
         &mut self,
@@ -70,11 +70,14 @@ impl<'client> Task<'client> {
         }
         let job = JobId { task: self.id, job: self.jobs };
         loop {
-            let link = self.client.shared.live()?;
+            let left = until.map(|until| Duration::from_nanos(until.saturating_sub(clock::now()).0));
+            let link = self.client.shared.live(left)?;
+            let patience = self.client.shared.patience();
             let generation = self.next_generation();
             let slot = self.slot();
             let entry = Entry::Request { slot: slot as u32, generation, job, release, acquisition };
-            let answered = link.push(entry).and_then(|()| link.wait(slot, generation, SPIN_TOKEN, until));
+            let answered = link.push(entry, patience);
+            let answered = answered.and_then(|()| link.wait(slot, generation, SPIN_TOKEN, until, patience));
             match answered {
                 Ok(answer) => {
                     let [gpu, token, from, _] = answer;
@@ -89,8 +92,14 @@ impl<'client> Task<'client> {
                 Err(Unanswered::Lost) => {}
                 Err(Unanswered::TimedOut) => {
                     // A token granted meanwhile is released by it.
-                    let _ = link.push(Entry::Abort { job });
+                    let _ = link.push(Entry::Abort { job }, patience);
                     return Err(ClientError::TimedOut);
+                }
+                Err(Unanswered::Silent) => {
+                    // Should the broker go on, it reads that nobody waits any more. Where that finds no room, its request does
+                    // not either.
+                    let _ = link.push(Entry::Abort { job }, Nanos::ZERO);
+                    return Err(link.silent(patience));
                 }
                 Err(Unanswered::Refused(reason)) => return Err(ClientError::Request(reason)),
                 Err(Unanswered::Revoked(gpu)) => return Err(revoked(gpu)),
@@ -166,7 +175,8 @@ impl<'client> Token<'_, 'client> {
     /// Waits for the engines of one operation. Give them back when it *has completed on the device*.
     ///
     /// # Errors
-    /// [`ClientError::Request`] if the operation is not allowed, [`ClientError::GpuLost`], [`ClientError::Lost`].
+    /// [`ClientError::Request`] if the operation is not allowed, [`ClientError::Silent`], [`ClientError::GpuLost`],
+    /// [`ClientError::Lost`].
     pub fn engine(&mut self, operation: Operation) -> Result<Engine<'_>, ClientError> {
         if let Some(engines) = self.link.engines {
             if engines.chunk_bytes.is_some_and(|most| operation.work != Work::Execute && operation.bytes > most) {
@@ -203,7 +213,7 @@ impl<'client> Token<'_, 'client> {
         let slot = layout::engine_slot(self.task.index);
         let answer = loop {
             if self.link.is_lost() {
-                self.link = self.task.client.shared.live()?;
+                self.link = self.task.client.shared.live(None)?;
                 let position = self.link.gpus.iter().position(|gpu| *gpu == self.gpu);
                 self.position = position.ok_or(ClientError::Revoked)?;
                 // What the old broker had granted when it ended, the new one has taken over.
@@ -217,7 +227,9 @@ impl<'client> Token<'_, 'client> {
             let entry = Entry::Acquire { slot: slot as u32, generation, job: self.job, operation };
             let link = &self.link;
             let spin = Nanos(self.task.client.shared.spin.load(Ordering::Relaxed));
-            match link.push(entry).and_then(|()| link.wait(slot, generation, spin, None)) {
+            let patience = self.task.client.shared.patience();
+            let answered = link.push(entry, patience);
+            match answered.and_then(|()| link.wait(slot, generation, spin, None, patience)) {
                 Ok(answer) if self.link.is_lost() => {
                     // The watcher has noted these locks as in use, or will not: for a peer copy they are given back and asked
                     // for again; a single one is found again above.
@@ -236,6 +248,7 @@ impl<'client> Token<'_, 'client> {
                     });
                 }
                 Err(Unanswered::Revoked(gpu)) => return Err(revoked(gpu)),
+                Err(Unanswered::Silent) => return Err(link.silent(patience)),
                 Err(Unanswered::Lost | Unanswered::TimedOut) => {}
             }
         };
@@ -276,7 +289,7 @@ impl<'client> Token<'_, 'client> {
         // While no broker is there, the watcher tells the next one. Nobody gets the lock while this entry is under way, so
         // that the watcher sees the token either held or given back.
         if !link.is_lost() {
-            let _ = link.push(Entry::Release { job: self.job, outcome });
+            let _ = link.push(Entry::Release { job: self.job, outcome }, self.task.client.shared.patience());
         }
     }
 

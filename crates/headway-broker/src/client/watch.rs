@@ -6,6 +6,7 @@ use std::sync::mpsc::Sender;
 use std::time::Duration;
 
 use headway_core::sharing::{JobId, Outcome, TaskId};
+use headway_core::units::Nanos;
 use headway_os::ipc::Packet;
 
 use super::link::Link;
@@ -50,7 +51,7 @@ fn hear(link: &Link, tell: &Sender<Heard>) -> bool {
             }
             true
         }
-        Ok(Packet::Nothing) => true,
+        Ok(Packet::Nothing | Packet::Truncated) => true,
         Ok(Packet::End) | Err(_) => false,
     }
 }
@@ -89,7 +90,7 @@ fn relink(shared: &Shared, old: &Arc<Link>, stop: &AtomicBool) -> Option<Arc<Lin
                 let link = Arc::new(link);
                 let mut state = shared.lock();
                 state.link = Arc::clone(&link);
-                settle(&state, old, &link, &frozen);
+                settle(&state, old, &link, &frozen, shared.patience());
                 drop(state);
                 shared.relinked.notify_all();
                 return Some(link);
@@ -138,7 +139,7 @@ fn resumed(state: &State, frozen: &[Frozen]) -> Vec<ResumedTask> {
 
 /// Tells the new broker what was given back since the old one was lost. From here on, whoever gives something back finds
 /// the new connection: the lock on the state makes that one or the other.
-fn settle(state: &State, old: &Link, link: &Link, frozen: &[Frozen]) {
+fn settle(state: &State, old: &Link, link: &Link, frozen: &[Frozen], patience: Nanos) {
     let mut returned = false;
     for frozen in frozen {
         for (lock, word) in &frozen.locks {
@@ -154,7 +155,7 @@ fn settle(state: &State, old: &Link, link: &Link, frozen: &[Frozen]) {
         if !still {
             let job = JobId { task: frozen.task, job: frozen.held.job };
             // A broker that is lost again learns it from the next greeting.
-            let _ = link.push(Entry::Release { job, outcome: Outcome::Aborted });
+            let _ = link.push(Entry::Release { job, outcome: Outcome::Aborted }, patience);
         }
     }
     if returned {

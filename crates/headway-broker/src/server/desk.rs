@@ -10,6 +10,7 @@ use headway_core::units::Nanos;
 use headway_os::ipc::{Bell, Socket};
 
 use super::leases::Leases;
+use super::limits::{ACQUIRE_BYTES, Accounts, REQUEST_BYTES};
 use super::pages::Next;
 use super::predecessor::{Recovery, Register};
 use super::priority::Priority;
@@ -45,11 +46,20 @@ pub(super) struct Open {
     pub(super) key: Key,
     pub(super) slot: Slot,
     pub(super) since: Nanos,
+    /// How long it has waited for engines, and since when it does.
+    pub(super) waited: Nanos,
+    pub(super) asked: Option<Nanos>,
     /// GPU and token once it is granted.
     pub(super) granted: Option<(GpuId, TokenId)>,
     /// Where the state comes from.
     pub(super) from: Option<GpuId>,
     pub(super) engines: Option<Engines>,
+}
+
+impl Open {
+    pub(super) fn new(key: Key, slot: Slot, since: Nanos) -> Self {
+        Self { key, slot, since, waited: Nanos::ZERO, asked: None, granted: None, from: None, engines: None }
+    }
 }
 
 pub(super) struct Task {
@@ -72,6 +82,8 @@ pub(super) struct Desk {
     pub(super) scheduling: String,
     pub(super) counts: Counts,
     pub(super) limits: BrokerLimits,
+    pub(super) accounts: Accounts,
+    pub(super) is_logged: bool,
     pub(super) epoch: u64,
     pub(super) started: Nanos,
     /// Whom nothing is granted before, after a start that others survived.
@@ -121,10 +133,12 @@ impl Desk {
             gpus,
             sessions: BTreeMap::new(),
             tasks: BTreeMap::new(),
-            priority: Priority::new(options.boost),
+            priority: Priority::new(options.boost, options.lend_realtime),
             scheduling: "as it was started".to_owned(),
             counts: Counts::default(),
             limits: options.limits,
+            accounts: Accounts::default(),
+            is_logged: options.log.is_some(),
             epoch,
             started: now,
             recovering,
@@ -155,10 +169,6 @@ impl Desk {
         self.sessions.insert(client, session);
     }
 
-    pub(super) fn connections_of(&self, uid: u32) -> usize {
-        self.sessions.values().filter(|session| session.peer.uid == uid).count()
-    }
-
     pub(super) fn socket(&self, client: ClientId) -> Option<&Socket> {
         self.sessions.get(&client)?.socket.as_ref()
     }
@@ -183,7 +193,9 @@ impl Desk {
     }
 
     pub(super) fn remove(&mut self, client: ClientId) -> Option<Session> {
-        self.sessions.remove(&client)
+        let session = self.sessions.remove(&client)?;
+        self.accounts.forget(client, session.peer.pid);
+        Some(session)
     }
 
     // Turns.
@@ -383,7 +395,14 @@ impl Desk {
                 let effective = self.arbiter.effective_key(job.task).unwrap_or(key);
                 self.priority.set(job.task, Some(effective));
             }
-            Action::Run { job, .. } => self.run(job),
+            Action::Run { job, .. } => {
+                if let Some(open) = self.open_mut(job)
+                    && let Some(asked) = open.asked.take()
+                {
+                    open.waited = open.waited.saturating_add(now.saturating_sub(asked));
+                }
+                self.run(job);
+            }
             Action::Obtained { job, .. } => {
                 // The second lock is always wanted at once.
                 let _ = self.feed(now, Input::Next { job });
@@ -441,24 +460,21 @@ impl Desk {
     // What clients ask for.
 
     fn request(&mut self, now: Nanos, client: ClientId, slot: Slot, job: JobId, release: Nanos, acquisition: u32) {
-        let Some(task) = self.tasks.get_mut(&job.task).filter(|task| task.client == client) else {
+        let Some(task) = self.tasks.get(&job.task).filter(|task| task.client == client) else {
             return self.refuse(client, slot, Reason::NotYours);
         };
         if task.open.is_some() {
             return self.refuse(client, slot, Reason::Busy);
         }
-        // A task that releases jobs faster than it declared gets the priority that it declared, and none from before it
-        // was there.
-        let earliest = match (task.last_release, acquisition) {
-            (Some(last), 0) => last.saturating_add(task.shape.period),
-            (Some(last), _) => last,
-            (None, _) => now.saturating_sub(task.shape.deadline),
-        };
-        let clamped = release.max(earliest);
-        self.counts.clamped += u64::from(clamped != release);
-        task.last_release = Some(clamped);
-        let key = Key { deadline: clamped.saturating_add(task.shape.deadline), release: clamped, job };
-        task.open = Some(Open { key, slot, since: now, granted: None, from: None, engines: None });
+        let [last, counted, deadline] = self.key_times(now, task, release, acquisition);
+        if !self.may_ask(client) || !self.may_write(now, client, REQUEST_BYTES) {
+            return self.refuse(client, slot, Reason::Limit);
+        }
+        let Some(task) = self.tasks.get_mut(&job.task) else { return };
+        self.counts.clamped += u64::from(counted != release);
+        task.last_release = Some(last);
+        let key = Key { deadline, release: counted, job };
+        task.open = Some(Open::new(key, slot, now));
         if let Err(refused) = self.feed(now, Input::Request { key, acquisition }) {
             if let Some(task) = self.tasks.get_mut(&job.task) {
                 task.open = None;
@@ -482,6 +498,7 @@ impl Desk {
             }
             None => {}
         }
+        self.charge(now, job);
         if self.feed(now, Input::Release { job, outcome }).is_ok() {
             self.close(job);
         }
@@ -517,6 +534,9 @@ impl Desk {
             Some(_) => None,
         };
         let Some(locks) = locks else { return self.refuse(client, slot, Reason::Operation) };
+        if !self.may_write(now, client, ACQUIRE_BYTES) {
+            return self.refuse(client, slot, Reason::Limit);
+        }
         for lock in &locks {
             self.end_lease(now, *lock);
         }
@@ -525,6 +545,7 @@ impl Desk {
             return self.refuse(client, slot, Reason::Busy);
         };
         open.engines = Some(Engines { slot: Some(slot), locks, held: None });
+        open.asked = Some(now);
         if let Err(refused) = self.feed(now, Input::Acquire { job, operation }) {
             if let Some(open) = self.open_mut(job) {
                 open.engines = None;

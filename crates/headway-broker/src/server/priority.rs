@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use headway_core::sharing::{Key, TaskId};
 use headway_core::units::Nanos;
-use headway_os::ipc::{has_thread, this_thread};
+use headway_os::ipc::{has_thread, this_thread, user};
 use headway_os::sched::{self, SchedError};
 
 /// Priorities given: above ordinary threads, below interrupt threads (50).
@@ -36,12 +36,18 @@ pub(super) fn hurry(spin_share_ppm: u64) -> String {
 struct Managed {
     pid: u32,
     tid: u32,
+    /// The highest priority that it may get.
+    ceiling: i32,
+    /// Whether it is the broker's own user's.
+    is_own: bool,
     key: Option<Key>,
     level: Option<i32>,
 }
 
 pub(super) struct Priority {
     threads: BTreeMap<TaskId, Managed>,
+    /// The highest priority that threads of other users may get; `None` = none.
+    lend: Option<i32>,
     /// Why priorities are not changed.
     off: Option<String>,
     /// The longest that changing one has taken here, of a few trials.
@@ -50,29 +56,42 @@ pub(super) struct Priority {
 }
 
 impl Priority {
-    pub(super) fn new(wanted: bool) -> Self {
+    /// Follows the jobs of the broker's own user where that is `wanted`, and up to `lend` those of other users.
+    pub(super) fn new(wanted: bool, lend: Option<i32>) -> Self {
         let (latency, off) = match wanted.then(|| sched::boost_latency(TRIALS)) {
             Some(Ok(latency)) => (latency, None),
             Some(Err(error)) => (Nanos::ZERO, Some(why(&error))),
             None => (Nanos::ZERO, Some("stays as it is: to change it was not asked for".to_owned())),
         };
-        Self { threads: BTreeMap::new(), off, latency, changed: false }
+        Self { threads: BTreeMap::new(), lend, off, latency, changed: false }
     }
 
     pub(super) fn describe(&self) -> String {
         match &self.off {
             Some(reason) => reason.clone(),
-            None => format!(
-                "follows their jobs: SCHED_FIFO {LEVEL_MIN} to {LEVEL_MAX} by urgency, set in at most {}",
-                self.latency
-            ),
+            None => {
+                let others = match self.lend {
+                    Some(most) => format!("other users' threads get {most} at most"),
+                    None => "other users' threads stay as they are".to_owned(),
+                };
+                format!(
+                    "follows their jobs: SCHED_FIFO {LEVEL_MIN} to {LEVEL_MAX} by urgency, set in at most {}; {others}",
+                    self.latency
+                )
+            }
         }
     }
 
-    /// A task whose thread `tid` of process `pid` is to follow its jobs. A thread of another process is not managed.
-    pub(super) fn manage(&mut self, task: TaskId, pid: u32, tid: u32) {
-        if self.off.is_none() && has_thread(pid, tid) {
-            self.threads.insert(task, Managed { pid, tid, key: None, level: None });
+    /// A task whose thread `tid` of process `pid` is to follow its jobs. A thread of another process is not managed, nor is one
+    /// of another user (`uid`) unless that is allowed.
+    pub(super) fn manage(&mut self, task: TaskId, pid: u32, tid: u32, uid: u32) {
+        let is_own = uid == user();
+        let ceiling = if is_own { Some(LEVEL_MAX) } else { self.lend };
+        if let Some(ceiling) = ceiling
+            && self.off.is_none()
+            && has_thread(pid, tid)
+        {
+            self.threads.insert(task, Managed { pid, tid, ceiling, is_own, key: None, level: None });
         }
     }
 
@@ -105,7 +124,7 @@ impl Priority {
             Some((LEVEL_MAX - rank.min(100) as i32).max(LEVEL_MIN))
         };
         for (task, thread) in &mut self.threads {
-            let level = level_of(task);
+            let level = level_of(task).map(|level| level.min(thread.ceiling).max(1));
             if level == thread.level {
                 continue;
             }
@@ -116,7 +135,11 @@ impl Priority {
             }
             let done =
                 level.map_or_else(|| sched::make_ordinary(thread.tid), |level| sched::make_fifo(thread.tid, level));
-            if let Err(error) = done {
+            // What a kernel refuses for one thread of another user says nothing of the others' threads.
+            if let Err(error) = done
+                && thread.is_own
+                && has_thread(thread.pid, thread.tid)
+            {
                 self.off = Some(why(&error));
                 return;
             }
@@ -126,4 +149,35 @@ impl Priority {
 
 fn why(error: &SchedError) -> String {
     format!("stays as it is, so that bounds on their waits may not hold: {error}")
+}
+
+#[cfg(test)]
+mod tests {
+    use headway_core::sharing::JobId;
+
+    use super::*;
+
+    const TASK: TaskId = TaskId(1);
+
+    /// The priority that the thread of a holder of user `uid` is to get.
+    fn level(uid: u32, lend: Option<i32>) -> Option<i32> {
+        let mut priority = Priority::new(false, lend);
+        priority.off = None;
+        priority.manage(TASK, std::process::id(), this_thread(), uid);
+        // No thread has this number: nothing is asked of the kernel.
+        priority.threads.get_mut(&TASK)?.tid = u32::MAX;
+        let job = JobId { task: TASK, job: 1 };
+        priority.set(TASK, Some(Key { deadline: Nanos(1), release: Nanos(1), job }));
+        priority.apply();
+        priority.threads.get(&TASK)?.level
+    }
+
+    #[test]
+    fn threads_of_other_users_stay_as_they_are_unless_a_priority_is_lent_to_them() {
+        assert_eq!(level(user(), None), Some(LEVEL_MAX));
+        assert_eq!(level(user() + 1, None), None);
+        assert_eq!(level(user() + 1, Some(12)), Some(12));
+        assert_eq!(level(user() + 1, Some(5)), Some(5));
+        assert_eq!(level(user(), Some(5)), Some(LEVEL_MAX), "the broker's own user's are not affected");
+    }
 }

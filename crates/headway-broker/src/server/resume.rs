@@ -3,11 +3,12 @@
 use std::os::fd::AsFd;
 
 use headway_core::engine_lock::{Operation, Work};
-use headway_core::sharing::{ClientId, Input, JobId, Key, Segment, TaskId, TaskParameters};
-use headway_core::units::{Bytes, Nanos, PPM, Rate};
+use headway_core::sharing::{ClientId, Input, JobId, Key, TaskId, TaskParameters};
+use headway_core::units::{Bytes, Nanos};
 use headway_os::ipc::Words;
 
 use super::desk::{Desk, Engines, Open, Slot, Task};
+use super::limits::REQUEST_BYTES;
 use super::pages::Pages;
 use crate::layout::{ENGINES, GENERATIONS, SLOTS, TASKS_MAX};
 use crate::message::{FromBroker, FromClient, HeldToken, ResumedTask, TaskShape, VERSION, Welcome};
@@ -16,14 +17,18 @@ use crate::message::{FromBroker, FromClient, HeldToken, ResumedTask, TaskShape, 
 const NAME_MAX: usize = 64;
 /// Parts of a task at most.
 const SEGMENTS_MAX: usize = 1_024;
-/// Rate at which the utilisation of copies is counted: what every link in use today exceeds.
-const NOMINAL_RATE: Rate = Rate(10_000_000_000);
 
 impl Desk {
     /// Answers one message; `false` if the client must be cut off.
     pub(super) fn message(&mut self, now: Nanos, client: ClientId, text: &[u8], notice: &Words) -> bool {
         let Ok(message) = serde_json::from_slice::<FromClient>(text) else { return false };
         let greeted = self.is_greeted(client);
+        let writes =
+            matches!(message, FromClient::Register(_) | FromClient::Withdraw { .. } | FromClient::Fault { .. });
+        if greeted && writes && !self.may_write(now, client, text.len() as u64 + REQUEST_BYTES) {
+            let reason = "this user has written too much to the log in too short a time; ask again later".to_owned();
+            return self.sessions.get(&client).is_some_and(|session| session.send(&FromBroker::Refused { reason }));
+        }
         let answer = match message {
             FromClient::Hello { version, name, resumed } if !greeted => {
                 return self.hello(now, client, version, &name, resumed, notice);
@@ -73,7 +78,13 @@ impl Desk {
         resumed: Vec<ResumedTask>,
         notice: &Words,
     ) -> bool {
+        let has_room = self.sessions.get(&client).is_some_and(|session| self.has_room(session.peer.uid));
         let Some(session) = self.sessions.get_mut(&client) else { return false };
+        if !has_room {
+            let reason = "this user has as many clients as the broker allows; end one of them".to_owned();
+            session.send(&FromBroker::Refused { reason });
+            return false;
+        }
         if version != VERSION {
             let reason = format!("this broker speaks version {VERSION}, the client {version}; use the same of both");
             session.send(&FromBroker::Refused { reason });
@@ -136,7 +147,7 @@ impl Desk {
         });
         self.feed(now, input).map_err(|error| error.to_string())?;
         if let Some(thread) = shape.thread {
-            self.priority.manage(id, pid, thread);
+            self.priority.manage(id, pid, thread, uid);
         }
         let mut shape = shape;
         shape.name = shape.name.chars().filter(|letter| !letter.is_control()).take(NAME_MAX).collect();
@@ -146,24 +157,6 @@ impl Desk {
         }
         self.roster_changed = true;
         Ok(id)
-    }
-
-    /// Whether another task of this user's stays within its limits.
-    fn admit_user(&self, uid: u32, shape: &TaskShape) -> Result<(), String> {
-        let is_theirs = |task: &&Task| self.sessions.get(&task.client).is_some_and(|session| session.peer.uid == uid);
-        let theirs: Vec<&Task> = self.tasks.values().filter(is_theirs).collect();
-        if theirs.len() >= self.limits.tasks_per_user {
-            return Err(format!("this user has {} tasks, the most allowed", theirs.len()));
-        }
-        let used =
-            theirs.iter().fold(utilisation_ppm(shape), |sum, task| sum.saturating_add(utilisation_ppm(&task.shape)));
-        let most = self.limits.utilisation_ppm_per_user;
-        if used > most {
-            return Err(format!(
-                "this user's tasks would use {used} ppm of a GPU's time, above the {most} ppm allowed"
-            ));
-        }
-        Ok(())
     }
 
     fn withdraw(&mut self, now: Nanos, client: ClientId, task: TaskId) -> FromBroker {
@@ -206,7 +199,7 @@ impl Desk {
         let slot = Slot { number: held.slot, generation: held.generation };
         if let Some(task) = self.tasks.get_mut(&id) {
             task.last_release = Some(held.release);
-            task.open = Some(Open { key, slot, since: now, granted: None, from: None, engines: None });
+            task.open = Some(Open::new(key, slot, now));
         }
         self.agrees_with_log(id, &held)?;
         self.feed(now, Input::Adopt { key, token: held.token }).map_err(|error| error.to_string())?;
@@ -230,15 +223,4 @@ impl Desk {
 
 fn refused(error: impl std::fmt::Display) -> FromBroker {
     FromBroker::Refused { reason: error.to_string() }
-}
-
-/// Share of one GPU's time that a task declares.
-fn utilisation_ppm(shape: &TaskShape) -> u64 {
-    let time = |segment: &Segment| match segment {
-        Segment::Cpu(time) | Segment::Execute { time, .. } => *time,
-        Segment::Copy { bytes, .. } => NOMINAL_RATE.time_for(*bytes),
-    };
-    let sum = shape.segments.iter().map(time).fold(Nanos::ZERO, Nanos::saturating_add);
-    let ppm = u128::from(sum.0) * u128::from(PPM) / u128::from(shape.period.0.max(1));
-    u64::try_from(ppm).unwrap_or(u64::MAX)
 }

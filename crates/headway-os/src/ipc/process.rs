@@ -92,6 +92,15 @@ pub fn has_thread(pid: u32, tid: u32) -> bool {
     Path::new(&format!("/proc/{pid}/task/{tid}")).exists()
 }
 
+/// Whether the process `pid` is stopped, by a signal or a debugger; `false` also where the system does not tell.
+#[must_use]
+pub fn is_stopped(pid: u32) -> bool {
+    let Ok(text) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else { return false };
+    // Behind the name, which may contain anything.
+    let state = text.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
+    matches!(state, Some('T' | 't'))
+}
+
 #[cfg(test)]
 mod tests {
     use std::process::{Command, Stdio};
@@ -103,7 +112,11 @@ mod tests {
         let mut child = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
         let process = Process::open(child.id()).unwrap();
         assert!(!process.has_ended());
+        assert!(!is_stopped(child.id()));
         process.tell(Signal::Stop).unwrap();
+        while !is_stopped(child.id()) {
+            std::thread::yield_now();
+        }
         process.tell(Signal::Continue).unwrap();
         process.tell(Signal::Kill).unwrap();
         child.wait().unwrap();

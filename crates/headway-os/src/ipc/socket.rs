@@ -5,7 +5,7 @@ use std::mem::size_of;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use super::process::Process;
@@ -17,6 +17,8 @@ const FDS_MAX: usize = 4;
 const BACKLOG: libc::c_int = 128;
 /// `SO_PEERPIDFD` of `asm-generic/socket.h`, since Linux 6.5.
 const SO_PEERPIDFD: libc::c_int = 77;
+/// `SO_PASSRIGHTS` of the same, since Linux 6.16.
+const SO_PASSRIGHTS: libc::c_int = 83;
 
 /// Who is at the other end, as the kernel saw it when the connection was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,6 +36,8 @@ pub struct Peer {
 pub enum Packet {
     /// A message of this many bytes, and the descriptors with it.
     Message(usize, Vec<OwnedFd>),
+    /// A message or its descriptors did not fit, and what is left of them is no message: it was dropped.
+    Truncated,
     /// Nothing yet.
     Nothing,
     /// The other end is gone.
@@ -55,6 +59,22 @@ fn address(path: &Path) -> Result<(libc::sockaddr_un, libc::socklen_t), OsError>
     Ok((address, size_of::<libc::sockaddr_un>() as libc::socklen_t))
 }
 
+/// A name that is no file's: it exists as long as a socket has it, in the network namespace.
+fn abstract_address(name: &str) -> Result<(libc::sockaddr_un, libc::socklen_t), OsError> {
+    // SAFETY: `sockaddr_un` is a structure of integers, for which all zeros is a value.
+    let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
+    address.sun_family = libc::AF_UNIX as libc::sa_family_t;
+    // The first byte stays zero: that is what makes the name an abstract one.
+    if name.is_empty() || name.len() >= address.sun_path.len() {
+        return Err(OsError { call: "bind", errno: Errno(libc::ENAMETOOLONG) });
+    }
+    for (place, byte) in address.sun_path.iter_mut().skip(1).zip(name.bytes()) {
+        *place = byte as libc::c_char;
+    }
+    let length = std::mem::offset_of!(libc::sockaddr_un, sun_path) + 1 + name.len();
+    Ok((address, length as libc::socklen_t))
+}
+
 fn socket() -> Result<OwnedFd, OsError> {
     // SAFETY: the call touches no memory.
     let fd = unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK, 0) };
@@ -65,35 +85,74 @@ fn socket() -> Result<OwnedFd, OsError> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// A socket that accepts connections; its file is removed when it is dropped.
-pub struct Listener {
-    fd: OwnedFd,
-    path: PathBuf,
+/// A name of the whole machine that one process has at a time: the kernel takes it back when the process ends, however it
+/// ends, and says who has it. Nobody can take it away; who comes first has it, whoever that is.
+pub struct Claim(#[expect(dead_code, reason = "held, not read")] OwnedFd);
+
+/// Who asks for the holder of a claim waits in this queue for ever; when it is full the holder is no longer told.
+const ASKERS: libc::c_int = 4_096;
+
+impl Claim {
+    /// Takes the name, or says who has it as far as the kernel tells.
+    ///
+    /// # Errors
+    /// [`OsError`], also for a name that is too long.
+    pub fn take(name: &str) -> Result<Result<Self, Option<Peer>>, OsError> {
+        let (address, length) = abstract_address(name)?;
+        let fd = socket()?;
+        // SAFETY: `address` is valid for reads of `length` bytes.
+        if unsafe { libc::bind(fd.as_raw_fd(), (&raw const address).cast(), length) } != 0 {
+            let error = OsError::last("bind");
+            if error.errno.0 != libc::EADDRINUSE {
+                return Err(error);
+            }
+            // SAFETY: as above.
+            let status = unsafe { libc::connect(fd.as_raw_fd(), (&raw const address).cast(), length) };
+            return Ok(Err(Some(Socket(fd)).filter(|_| status == 0).and_then(|socket| socket.peer().ok())));
+        }
+        // SAFETY: the call touches no memory.
+        if unsafe { libc::listen(fd.as_raw_fd(), ASKERS) } != 0 {
+            return Err(OsError::last("listen"));
+        }
+        Ok(Ok(Self(fd)))
+    }
 }
 
+/// A socket that accepts connections. Its file stays when it is dropped: only who made sure that it is still this socket's
+/// removes it.
+pub struct Listener(OwnedFd);
+
 impl Listener {
-    /// Listens at `path`, which only users that `mode` lets write can connect to. A file that is there is replaced: the
-    /// caller makes sure that nobody listens on it.
+    /// Listens at `path`, where nothing may be yet; only users that `mode` lets write can connect.
     ///
     /// # Errors
     /// [`OsError`].
     pub fn bind(path: &Path, mode: u32) -> Result<Self, OsError> {
         let (address, length) = address(path)?;
         let fd = socket()?;
-        let _ = fs::remove_file(path);
         // SAFETY: `address` is valid for reads of `length` bytes.
         if unsafe { libc::bind(fd.as_raw_fd(), (&raw const address).cast(), length) } != 0 {
             return Err(OsError::last("bind"));
         }
-        let this = Self { fd, path: path.to_owned() };
         // Nobody can connect before `listen`, so that the rights hold from the first connection on.
         fs::set_permissions(path, fs::Permissions::from_mode(mode))
             .map_err(|error| OsError { call: "chmod", errno: Errno(error.raw_os_error().unwrap_or(0)) })?;
         // SAFETY: the call touches no memory.
-        if unsafe { libc::listen(this.fd.as_raw_fd(), BACKLOG) } != 0 {
+        if unsafe { libc::listen(fd.as_raw_fd(), BACKLOG) } != 0 {
             return Err(OsError::last("listen"));
         }
-        Ok(this)
+        Ok(Self(fd))
+    }
+
+    /// From now on the kernel refuses messages with descriptors for the connections accepted here, where it can (Linux 6.16):
+    /// closing what somebody sends may take as long as he likes.
+    pub fn refuse_descriptors(&self) {
+        let off: libc::c_int = 0;
+        let length = size_of::<libc::c_int>() as libc::socklen_t;
+        // SAFETY: `off` is valid for reads of `length` bytes. A kernel that does not know the option says so, and nothing changes.
+        let _ = unsafe {
+            libc::setsockopt(self.0.as_raw_fd(), libc::SOL_SOCKET, SO_PASSRIGHTS, (&raw const off).cast(), length)
+        };
     }
 
     /// The next connection, or `None` if nobody waits.
@@ -103,7 +162,7 @@ impl Listener {
     pub fn accept(&self) -> Result<Option<Socket>, OsError> {
         let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
         // SAFETY: no address is asked for.
-        let fd = unsafe { libc::accept4(self.fd.as_raw_fd(), std::ptr::null_mut(), std::ptr::null_mut(), flags) };
+        let fd = unsafe { libc::accept4(self.0.as_raw_fd(), std::ptr::null_mut(), std::ptr::null_mut(), flags) };
         if fd >= 0 {
             // SAFETY: the call has given this descriptor to us alone.
             return Ok(Some(Socket(unsafe { OwnedFd::from_raw_fd(fd) })));
@@ -118,13 +177,7 @@ impl Listener {
 
 impl AsFd for Listener {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
-    }
-}
-
-impl Drop for Listener {
-    fn drop(&mut self) {
-        let _ = fs::remove_file(&self.path);
+        self.0.as_fd()
     }
 }
 
@@ -220,7 +273,8 @@ impl Socket {
         if sent >= 0 { Ok(()) } else { Err(OsError::last("sendmsg")) }
     }
 
-    /// Takes one message, cut to the length of `buffer`.
+    /// Takes one message. One that is longer than `buffer`, or that brings more than four descriptors, is dropped with all
+    /// that came with it ([`Packet::Truncated`]).
     ///
     /// # Errors
     /// [`OsError`].
@@ -265,6 +319,9 @@ impl Socket {
                 }
                 at = libc::CMSG_NXTHDR(&raw const header, at);
             }
+        }
+        if header.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0 {
+            return Ok(Packet::Truncated);
         }
         // No message of ours is empty: this is the end of the stream.
         Ok(if length == 0 { Packet::End } else { Packet::Message(length as usize, fds) })
@@ -374,12 +431,61 @@ mod tests {
     }
 
     #[test]
-    fn nobody_listens_once_the_listener_is_dropped_and_its_file_is_private() {
+    fn a_message_that_does_not_fit_is_dropped_with_its_descriptors() {
+        let (_folder, _listener, client, server) = pair();
+        let bell = Bell::new().unwrap();
+        let mut buffer = [0; 8];
+        client.send(b"nine long", &[bell.as_fd()]).unwrap();
+        client.send(b"fits", &[]).unwrap();
+        assert!(matches!(server.receive(&mut buffer), Ok(Packet::Truncated)));
+        assert!(matches!(server.receive(&mut buffer), Ok(Packet::Message(4, fds)) if fds.is_empty()));
+        send_many(&client, &[bell.as_fd(); 7]);
+        assert!(matches!(server.receive(&mut buffer), Ok(Packet::Truncated)));
+    }
+
+    /// A message with more descriptors than ours carry.
+    fn send_many(socket: &Socket, fds: &[BorrowedFd<'_>; 7]) {
+        let raw = fds.map(|fd| fd.as_raw_fd());
+        let mut part = libc::iovec { iov_base: b"many".as_ptr().cast_mut().cast(), iov_len: 4 };
+        let mut control = [0u64; 8];
+        let mut header = header(&mut part, &mut [0; CONTROL_WORDS]);
+        header.msg_control = control.as_mut_ptr().cast();
+        let bytes = size_of_val(&raw);
+        // SAFETY: the macro computes a length.
+        header.msg_controllen = unsafe { libc::CMSG_SPACE(bytes as u32) } as _;
+        assert!(bytes + 16 <= size_of_val(&control));
+        // SAFETY: the control buffer holds the header and the descriptors (checked), and `header` refers to what is alive.
+        let sent = unsafe {
+            let first = libc::CMSG_FIRSTHDR(&raw const header);
+            (*first).cmsg_level = libc::SOL_SOCKET;
+            (*first).cmsg_type = libc::SCM_RIGHTS;
+            (*first).cmsg_len = libc::CMSG_LEN(bytes as u32) as _;
+            std::ptr::copy_nonoverlapping(raw.as_ptr().cast::<u8>(), libc::CMSG_DATA(first), bytes);
+            libc::sendmsg(socket.0.as_raw_fd(), &raw const header, 0)
+        };
+        assert_eq!(sent, 4);
+    }
+
+    #[test]
+    fn a_claim_has_one_holder_whom_the_kernel_names() {
+        let name = format!("headway-test/{}", std::process::id());
+        let held = Claim::take(&name).unwrap();
+        assert!(held.is_ok());
+        let holder = Claim::take(&name).unwrap().map(drop).unwrap_err().unwrap();
+        assert_eq!((holder.pid, holder.uid), (std::process::id(), user()));
+        drop(held);
+        assert!(Claim::take(&name).unwrap().is_ok());
+        assert!(Claim::take(&"x".repeat(200)).is_err());
+    }
+
+    #[test]
+    fn what_is_there_is_not_replaced_and_stays_when_the_listener_is_dropped() {
         let (folder, listener, _client, _server) = pair();
         let path = folder.path().join("socket");
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(Listener::bind(&path, 0o600).map(drop).unwrap_err().errno.0, libc::EADDRINUSE);
         drop(listener);
-        assert_eq!(Socket::connect(&path).map(drop).unwrap_err().errno.0, libc::ENOENT);
+        assert_eq!(Socket::connect(&path).map(drop).unwrap_err().errno.0, libc::ECONNREFUSED);
         let long = folder.path().join("x".repeat(200));
         assert_eq!(Socket::connect(&long).map(drop).unwrap_err().errno.0, libc::ENAMETOOLONG);
     }

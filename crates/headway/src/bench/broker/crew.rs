@@ -2,6 +2,7 @@
 
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::AtomicBool;
@@ -74,7 +75,7 @@ impl Crew {
     pub(super) fn start(rest: Rest) -> Result<Self, Error> {
         let folder = env::temp_dir().join(format!("headway-bench-{}-{}", std::process::id(), clock::now().0));
         let write = |source| Error::Write { path: folder.clone(), source };
-        fs::create_dir(&folder).map_err(write)?;
+        fs::DirBuilder::new().mode(0o700).create(&folder).map_err(write)?;
         let words = Words::create("headway bench", WORDS, 1)?;
         let listener = Listener::bind(&folder.join("words"), 0o600)?;
         let mut broker = spawn(&format!("broker\n{}\n{}", folder.display(), rest.text()))?;

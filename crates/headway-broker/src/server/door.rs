@@ -1,0 +1,158 @@
+//! Who comes in: connections are accepted, given a bounded time to say who they are, and turned away with a word where
+//! descriptors or places are used up.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::fd::AsFd;
+
+use headway_core::sharing::ClientId;
+use headway_core::units::Nanos;
+use headway_os::clock;
+use headway_os::ipc::{Listener, Poller, Socket, user};
+
+use super::session::{self, Session};
+use super::{Access, KINDS, LISTENER, PROCESS, SHARE, SOCKET, Server};
+
+/// How long nobody is accepted after not even the spare descriptor was left.
+const PAUSE: Nanos = Nanos(100_000_000);
+
+/// Connections before they have said who they are.
+#[derive(Clone, Copy, Debug)]
+struct Guest {
+    uid: u32,
+    until: Nanos,
+}
+
+/// The listening socket and what stands before it.
+pub(super) struct Door {
+    listener: Listener,
+    /// A descriptor that is given up for a moment to tell somebody that none is left.
+    spare: Option<File>,
+    /// Nobody is accepted before.
+    shut_until: Option<Nanos>,
+    guests: BTreeMap<ClientId, Guest>,
+}
+
+impl Door {
+    pub(super) fn new(listener: Listener, poller: &Poller) -> Result<Self, headway_os::OsError> {
+        poller.add(listener.as_fd(), LISTENER)?;
+        Ok(Self { listener, spare: spare(), shut_until: None, guests: BTreeMap::new() })
+    }
+
+    /// When something is due here although nobody comes.
+    pub(super) fn wake_time(&self) -> Option<Nanos> {
+        self.guests.values().map(|guest| guest.until).chain(self.shut_until).min()
+    }
+
+    /// A connection has said who it is, or is gone.
+    pub(super) fn settle(&mut self, client: ClientId) {
+        self.guests.remove(&client);
+    }
+}
+
+fn spare() -> Option<File> {
+    File::open("/dev/null").ok()
+}
+
+impl Server {
+    pub(super) fn accept(&mut self) {
+        for _ in 0..SHARE {
+            match self.door.listener.accept() {
+                Ok(Some(socket)) => self.welcome(socket),
+                Ok(None) => return,
+                Err(_) => return self.turn_away(),
+            }
+        }
+    }
+
+    /// No descriptor is left for who knocks. With the spare one he is told; without it the door is shut for a while: who waits
+    /// there would have the poller report him again and again.
+    fn turn_away(&mut self) {
+        for _ in 0..SHARE {
+            self.door.spare = None;
+            let came = self.door.listener.accept();
+            if let Ok(Some(socket)) = &came {
+                session::refuse(
+                    socket,
+                    "the broker has no descriptors left; raise its limit (`ulimit -n`) or end clients",
+                );
+            }
+            let is_last = !matches!(came, Ok(Some(_)));
+            drop(came);
+            self.door.spare = spare();
+            if is_last {
+                break;
+            }
+        }
+        if self.door.spare.is_none() {
+            self.poller.remove(self.door.listener.as_fd());
+            self.door.shut_until = Some(clock::now().saturating_add(PAUSE));
+        }
+    }
+
+    fn welcome(&mut self, socket: Socket) {
+        // A process that has ended already needs no answer.
+        let Ok(peer) = socket.peer() else { return };
+        let process = match socket.peer_process() {
+            Ok(process) => process,
+            Err(_) if socket.is_cut() => return,
+            Err(_) => return session::refuse(&socket, "the broker has no descriptors left"),
+        };
+        if self.options.access == Access::Private && peer.uid != user() && peer.uid != 0 {
+            return session::refuse(&socket, "the socket is another user's");
+        }
+        if !self.make_room(peer.uid) {
+            return session::refuse(&socket, "too many connections of this user have not said who they are");
+        }
+        let client = self.desk.next_client();
+        let number = client.0 * KINDS;
+        let watched = self.poller.add(socket.as_fd(), number + SOCKET);
+        if watched.and_then(|()| self.poller.add(process.as_fd(), number + PROCESS)).is_err() {
+            self.poller.remove(socket.as_fd());
+            return session::refuse(&socket, "the system lets the broker watch no more connections");
+        }
+        let until = clock::now().saturating_add(self.options.greeting);
+        self.door.guests.insert(client, Guest { uid: peer.uid, until });
+        self.desk.admit(client, Session::new(socket, process, peer));
+    }
+
+    /// Sees that another connection of a user may wait to say who it is: the one that is silent for longest goes, so that whoever
+    /// comes and speaks is always heard.
+    fn make_room(&mut self, uid: u32) -> bool {
+        let guests = || self.door.guests.iter().filter(move |(_, guest)| guest.uid == uid).map(|(client, _)| *client);
+        if guests().count() < self.options.limits.guests_per_user {
+            return true;
+        }
+        let is_silent =
+            |client: &ClientId| self.desk.socket(*client).is_none_or(|socket| !socket.wait(std::time::Duration::ZERO));
+        // Numbers of clients grow: the first is the one that came first.
+        let Some(silent) = guests().find(is_silent) else { return false };
+        self.show_out(silent, "others of this user came and this one had not said who it is");
+        true
+    }
+
+    fn show_out(&mut self, client: ClientId, reason: &str) {
+        if let Some(socket) = self.desk.socket(client) {
+            session::refuse(socket, reason);
+        }
+        self.door.settle(client);
+        self.unhook(client);
+        self.desk.cut(clock::now(), client, false);
+    }
+
+    /// Ends what has waited for too long, and opens the door again.
+    pub(super) fn keep_door(&mut self, now: Nanos) {
+        if self.door.shut_until.is_some_and(|until| until <= now) {
+            self.door.shut_until = None;
+            self.door.spare = spare();
+            // Should even that fail, it is tried again.
+            if self.door.spare.is_none() || self.poller.add(self.door.listener.as_fd(), LISTENER).is_err() {
+                self.door.shut_until = Some(now.saturating_add(PAUSE));
+            }
+        }
+        let late = self.door.guests.iter().filter(|(_, guest)| guest.until <= now);
+        for client in late.map(|(client, _)| *client).collect::<Vec<_>>() {
+            self.show_out(client, "the connection has not said who it is in time");
+        }
+    }
+}

@@ -1,0 +1,164 @@
+//! The place where a broker listens: its folder, the lock that only one broker has, the socket's file, the count of starts.
+//!
+//! The lock comes first and is kept for life. Whoever has it knows that no other broker of this version is there, and what it
+//! finds of a socket is left over. It removes that only if its predecessor noted that it had made it; whatever else has the
+//! name stays, and the broker does not start.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::path::Path;
+
+use headway_os::ipc::{Claim, Listener, Socket};
+
+use super::{Access, Options};
+use crate::error::ServerError;
+use crate::folder::{Entry, Folder, with_ending};
+
+/// A broker's place, held until this is dropped.
+pub(super) struct Seat {
+    folder: Folder,
+    name: OsString,
+    lock: File,
+    /// The socket's file, once it is there.
+    bound: Option<(u64, u64)>,
+    _claims: Vec<Claim>,
+}
+
+impl Seat {
+    /// Takes the place: nobody listens there, and nobody else can come before this is dropped.
+    pub(super) fn take(options: &Options) -> Result<Self, ServerError> {
+        let path = &options.socket;
+        let at = |source| ServerError::Place { path: path.clone(), source };
+        let (folder, name) = Folder::of(path).map_err(at)?;
+        let place = |source| ServerError::Place { path: folder.clone(), source };
+        let mode = if options.access == Access::Private { 0o700 } else { 0o750 };
+        Folder::make(&folder, mode).map_err(place)?;
+        let folder = Folder::open(&folder).map_err(place)?;
+        let lock_name = with_ending(&name, ".lock");
+        let lock = folder
+            .lock(&lock_name)
+            .map_err(|source| ServerError::Place { path: folder.path(&lock_name), source })?
+            .ok_or_else(|| ServerError::Running { path: path.clone() })?;
+        let mut this = Self { folder, name, lock, bound: None, _claims: Vec::new() };
+        this.clear(path)?;
+        this._claims = claims(options)?;
+        Ok(this)
+    }
+
+    /// Sees that nothing has the socket's name, or only what a broker before left there.
+    fn clear(&mut self, path: &Path) -> Result<(), ServerError> {
+        let at = |source| ServerError::Place { path: path.to_owned(), source };
+        // One of an earlier version has no lock.
+        match Socket::connect(path) {
+            Ok(_) => return Err(ServerError::Running { path: path.to_owned() }),
+            Err(error) if error.errno.name() == Some("ENAMETOOLONG") => {
+                return Err(ServerError::Listen { path: path.to_owned(), source: error });
+            }
+            Err(_) => {}
+        }
+        let Some(entry) = self.folder.entry(&self.name).map_err(at)? else { return Ok(()) };
+        if !entry.is_socket || self.noted().map_err(at)? != Some(entry.file) {
+            return Err(ServerError::Occupied { path: path.to_owned(), is_socket: entry.is_socket });
+        }
+        self.folder.remove(&self.name).map_err(at)
+    }
+
+    /// The socket that the broker before noted.
+    fn noted(&mut self) -> io::Result<Option<(u64, u64)>> {
+        let mut text = String::new();
+        self.lock.seek(SeekFrom::Start(0))?;
+        (&mut self.lock).take(64).read_to_string(&mut text)?;
+        let mut numbers = text.split_whitespace().map_while(|word| word.parse().ok());
+        Ok(numbers.next().zip(numbers.next()))
+    }
+
+    fn note(&mut self, (device, number): (u64, u64)) -> io::Result<()> {
+        self.lock.set_len(0)?;
+        self.lock.seek(SeekFrom::Start(0))?;
+        writeln!(self.lock, "{device} {number}")
+    }
+
+    /// Makes the socket. It appears at once, with its rights, and after it was noted: however this process ends, the next
+    /// broker knows it.
+    pub(super) fn listen(&mut self, access: Access) -> Result<Listener, ServerError> {
+        let new = with_ending(&self.name, ".new");
+        let path = self.folder.path(&new);
+        let at = |source| ServerError::Place { path: path.clone(), source };
+        match self.folder.entry(&new).map_err(at)? {
+            // Left by a broker that was killed just here.
+            Some(Entry { is_socket: true, .. }) => self.folder.remove(&new).map_err(at)?,
+            Some(Entry { is_socket: false, .. }) => return Err(ServerError::Occupied { path, is_socket: false }),
+            None => {}
+        }
+        let mode = if access == Access::Private { 0o600 } else { 0o660 };
+        let listener = Listener::bind(&self.folder.descriptor_path(&new), mode)
+            .map_err(|source| ServerError::Listen { path: path.clone(), source })?;
+        listener.refuse_descriptors();
+        let made = self.publish(&new, access);
+        if made.is_err() {
+            let _ = self.folder.remove(&new);
+        }
+        made.map_err(at)?;
+        Ok(listener)
+    }
+
+    fn publish(&mut self, new: &std::ffi::OsStr, access: Access) -> io::Result<()> {
+        if access == Access::Group {
+            self.folder.give_to_group(new)?;
+        }
+        let gone = || io::Error::new(io::ErrorKind::NotFound, "somebody removed the new socket");
+        let file = self.folder.entry(new)?.ok_or_else(gone)?.file;
+        self.note(file)?;
+        self.folder.rename(new, &self.name)?;
+        self.bound = Some(file);
+        Ok(())
+    }
+
+    /// How often a broker was started here, with this time.
+    pub(super) fn next_epoch(&self) -> Result<u64, ServerError> {
+        let name = with_ending(&self.name, ".epoch");
+        let failed = |source| ServerError::Place { path: self.folder.path(&name), source };
+        let text = self.folder.read(&name, 64).map_err(failed)?.unwrap_or_default();
+        let text = String::from_utf8_lossy(&text);
+        let before = match text.trim() {
+            "" => 0,
+            number => number.parse::<u64>().map_err(|_| {
+                failed(io::Error::new(io::ErrorKind::InvalidData, "it is no broker's count of starts; move it away"))
+            })?,
+        };
+        let epoch = before.saturating_add(1);
+        self.folder.replace(&name, format!("{epoch}\n").as_bytes()).map_err(failed)?;
+        Ok(epoch)
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        // Only what is ours: somebody may have put something else there meanwhile.
+        let is_ours = |entry: Entry| entry.is_socket && Some(entry.file) == self.bound;
+        if self.bound.is_some() && matches!(self.folder.entry(&self.name), Ok(Some(entry)) if is_ours(entry)) {
+            let _ = self.folder.remove(&self.name);
+        }
+    }
+}
+
+/// Claims every GPU that the system knows by a name, for the whole machine.
+fn claims(options: &Options) -> Result<Vec<Claim>, ServerError> {
+    let mut claims = Vec::new();
+    for gpu in &options.claims {
+        match Claim::take(&format!("headway-gpu/{gpu}"))? {
+            Ok(claim) => claims.push(claim),
+            Err(holder) => {
+                let is_other = holder.is_none_or(|peer| peer.uid != headway_os::ipc::user());
+                if !(options.despite_claims && is_other) {
+                    return Err(ServerError::Claimed {
+                        gpu: gpu.clone(),
+                        holder: holder.map(|peer| (peer.pid, peer.uid)),
+                    });
+                }
+            }
+        }
+    }
+    Ok(claims)
+}

@@ -1,0 +1,179 @@
+//! What one client may take from the others by what it says: urgency, places, and messages that are none.
+
+mod support;
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use headway_broker::{Client, ClientError, OnLoss, Options, Reason, TaskShape};
+use headway_core::sharing::Segment;
+use headway_core::token::Mode;
+use headway_core::units::Nanos;
+use headway_os::clock;
+use headway_os::ipc::{Bell, Packet, Socket};
+use std::os::fd::AsFd;
+use support::{Broker, LIMIT, parameters, shape, wait_until};
+
+fn connect(broker: &Broker) -> Client {
+    Client::connect(&broker.socket, "one", OnLoss::Fail).unwrap()
+}
+
+/// One token, which goes to the most urgent.
+fn by_urgency(options: &mut Options) {
+    options.arbiter = parameters(1, 1, Nanos(0));
+    options.arbiter.clusters[0].tokens.mode = Mode::Priority;
+}
+
+fn due_in(deadline: Nanos) -> TaskShape {
+    TaskShape { period: Nanos(1), deadline, ..shape("a") }
+}
+
+/// Lets clients ask for the token without end as if they had been due since ever, and calls `victim` while they do. Each of
+/// the `clients` has two tasks, so that one always waits.
+fn besieged(broker: &Broker, clients: usize, victim: impl FnOnce(&AtomicU64)) {
+    let (over, rounds) = (AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        for _ in 0..clients {
+            let (over, rounds) = (&over, &rounds);
+            scope.spawn(move || {
+                let client = connect(broker);
+                std::thread::scope(|scope| {
+                    for _ in 0..2 {
+                        scope.spawn(|| {
+                            let mut task = client.register(due_in(Nanos(100_000))).unwrap();
+                            while !over.load(Ordering::Relaxed) {
+                                task.acquire(Nanos(1), 0, Some(LIMIT)).unwrap().release(Nanos(1));
+                                rounds.fetch_add(1, Ordering::Relaxed);
+                            }
+                        });
+                    }
+                });
+            });
+        }
+        wait_until("they are at it", || rounds.load(Ordering::Relaxed) > 100);
+        victim(&rounds);
+        over.store(true, Ordering::Relaxed);
+    });
+}
+
+#[test]
+fn a_client_that_is_always_due_leaves_a_share_to_one_that_has_time() {
+    let broker = Broker::start(by_urgency);
+    let client = connect(&broker);
+    // So late that no deadline of it passes in this test.
+    let mut patient = client.register(due_in(Nanos(3_000_000_000_000))).unwrap();
+    besieged(&broker, 1, |_| {
+        for _ in 0..20 {
+            patient.acquire(clock::now(), 0, Some(LIMIT)).unwrap().release(Nanos(1));
+        }
+    });
+}
+
+#[test]
+fn however_many_clients_are_always_due_a_job_whose_deadline_has_passed_comes_first() {
+    let broker = Broker::start(by_urgency);
+    let client = connect(&broker);
+    let mut honest = client.register(due_in(Nanos(1_000_000))).unwrap();
+    besieged(&broker, 6, |_| {
+        for _ in 0..20 {
+            honest.acquire(clock::now(), 0, Some(LIMIT)).unwrap().release(Nanos(1));
+        }
+    });
+}
+
+#[test]
+fn a_second_acquisition_of_a_job_is_no_way_around_the_time_of_its_request() {
+    let broker = Broker::start(by_urgency);
+    let (one, two) = (connect(&broker), connect(&broker));
+    let mut task = one.register(due_in(Nanos(100_000))).unwrap();
+    let mut other = two.register(due_in(Nanos(100_000))).unwrap();
+    task.acquire(Nanos(1), 0, Some(LIMIT)).unwrap().release(Nanos(1));
+    let before = clock::now();
+    let held = other.acquire(clock::now(), 0, Some(LIMIT)).unwrap();
+    std::thread::scope(|scope| {
+        let again = scope.spawn(|| task.acquire(Nanos(1), 1, Some(LIMIT)).map(|token| token.release(Nanos(1))));
+        wait_until("it waits", || two.status().unwrap().jobs.len() == 2);
+        let jobs = two.status().unwrap().jobs;
+        let late = jobs.iter().map(|job| job.slack_ns).min().unwrap();
+        let passed = i64::try_from(clock::now().saturating_sub(before).0).unwrap();
+        assert!(late >= -passed, "due {late} ns ago, and it asked {passed} ns ago at most");
+        held.release(Nanos(1));
+        again.join().unwrap().unwrap();
+    });
+}
+
+#[test]
+fn a_task_that_uses_more_than_it_declared_is_due_later_the_next_time() {
+    let broker = Broker::start(by_urgency);
+    let client = connect(&broker);
+    let execute = Segment::Execute { kernel: "k".to_owned(), time: Nanos(1) };
+    let liar = TaskShape { period: Nanos(1_000), deadline: Nanos(100_000), segments: vec![execute], ..shape("a") };
+    let mut task = client.register(liar).unwrap();
+    let start = clock::now();
+    let token = task.acquire(clock::now(), 0, Some(LIMIT)).unwrap();
+    wait_until("a thousand times what it declared", || clock::now().saturating_sub(start).0 > 1_000_000);
+    token.release(Nanos(1));
+    let _again = task.acquire(clock::now(), 0, Some(LIMIT)).unwrap();
+    let slack = client.status().unwrap().jobs[0].slack_ns;
+    // A millisecond at one thousandth of a GPU: a second, less what passed since.
+    let least = 500_000_000_i64.saturating_sub(i64::try_from(clock::now().saturating_sub(start).0).unwrap());
+    assert!(slack > least, "{slack} ns, expected above {least}");
+}
+
+#[test]
+fn deadlines_below_the_least_and_requests_above_the_most_are_refused() {
+    let broker = Broker::start(|options| {
+        options.limits.requests_per_user = 1;
+        options.arbiter = parameters(1, 2, Nanos(0));
+    });
+    let client = connect(&broker);
+    let refused = client.register(due_in(Nanos(1))).map(drop);
+    assert!(matches!(&refused, Err(ClientError::Refused { reason }) if reason.contains("deadline")), "{refused:?}");
+    let (mut a, mut b) = (client.register(shape("a")).unwrap(), client.register(shape("b")).unwrap());
+    let token = a.acquire(clock::now(), 0, Some(LIMIT)).unwrap();
+    let refused = b.acquire(clock::now(), 0, Some(LIMIT)).map(drop);
+    assert!(matches!(refused, Err(ClientError::Request(Reason::Limit))), "{refused:?}");
+    token.release(Nanos(1));
+    wait_until("there is room", || b.acquire(clock::now(), 0, Some(LIMIT)).is_ok());
+}
+
+#[test]
+fn a_user_that_storms_is_refused_before_it_fills_the_log() {
+    let folder = tempfile::tempdir().unwrap();
+    let broker = Broker::start(|options| {
+        options.log = Some(folder.path().join("log"));
+        options.limits.log_bytes_per_user = 2_048;
+    });
+    let client = connect(&broker);
+    let mut task = client.register(shape("a")).unwrap();
+    let refused = (0..1_000).any(|_| match task.acquire(clock::now(), 0, Some(LIMIT)) {
+        Ok(token) => {
+            token.release(Nanos(1));
+            false
+        }
+        Err(error) => matches!(error, ClientError::Request(Reason::Limit)),
+    });
+    assert!(refused, "a thousand requests at two a second");
+    assert!(matches!(client.register(shape("b")).map(drop), Err(ClientError::Refused { .. })));
+    wait_until("it may again", || task.acquire(clock::now(), 0, Some(LIMIT)).is_ok());
+}
+
+#[test]
+fn who_sends_too_long_a_message_or_descriptors_is_cut_off() {
+    let broker = Broker::start(|_| {});
+    let client = connect(&broker);
+    let is_ended = |socket: &Socket| {
+        wait_until("the end of the connection", || matches!(socket.receive(&mut [0; 4096]), Ok(Packet::End)));
+    };
+    // A question, and then more spaces than fit: its beginning alone would be answered.
+    let long = format!("\"status\"{}", " ".repeat(150 << 10));
+    let socket = Socket::connect(&broker.socket).unwrap();
+    socket.send(long.as_bytes(), &[]).unwrap();
+    is_ended(&socket);
+    let socket = Socket::connect(&broker.socket).unwrap();
+    let bell = Bell::new().unwrap();
+    // Kernels from 6.16 on refuse it themselves.
+    if socket.send(b"\"status\"", &[bell.as_fd()]).is_ok() {
+        is_ended(&socket);
+    }
+    assert!(client.status().is_ok());
+}

@@ -1,0 +1,338 @@
+//! Where a broker listens: one at a time, nothing replaced or removed that is another's, and nobody else believed.
+
+mod support;
+
+use std::env;
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, chown, symlink};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::AtomicBool;
+
+use headway_broker::{Client, ClientError, OnLoss, Options, Server, ServerError, client};
+use headway_core::units::Nanos;
+use headway_os::clock;
+use headway_os::ipc::{Listener, Packet, Process, Signal, Socket, user};
+use support::{Broker, LIMIT, parameters, shape, wait_until};
+
+/// Exit status of a broker that found another one.
+const RUNNING: i32 = 7;
+const NOBODY: u32 = 65_534;
+
+fn options(socket: &Path) -> Options {
+    let mut options = Options::new(socket.to_owned(), parameters(1, 1, Nanos(0)));
+    (options.boost, options.urgent, options.spin) = (false, false, Nanos(0));
+    options
+}
+
+fn bind(socket: &Path) -> Result<(), ServerError> {
+    Server::bind(options(socket)).map(drop)
+}
+
+/// This program in another role, which `role` names.
+fn again(role: &str, socket: &Path) -> Command {
+    let mut command = Command::new(env::current_exe().unwrap());
+    command.args(["--exact", role, "--nocapture", "--test-threads=1"]).env("PLACE_SOCKET", socket);
+    command.stdin(Stdio::piped()).stdout(Stdio::null());
+    command
+}
+
+fn told() -> Option<PathBuf> {
+    let socket = PathBuf::from(env::var_os("PLACE_SOCKET")?);
+    // Ends with the process that started it.
+    std::thread::spawn(|| {
+        let _ = std::io::Read::read(&mut std::io::stdin(), &mut [0]);
+        std::process::exit(0);
+    });
+    Some(socket)
+}
+
+/// Not a test: a broker in a process of its own.
+#[test]
+fn broker() {
+    let Some(socket) = told() else { return };
+    if let Some(most) = env::var("PLACE_DESCRIPTORS").ok().and_then(|text| text.parse().ok()) {
+        let limit = rustix::process::Rlimit { current: Some(most), maximum: Some(most) };
+        rustix::process::setrlimit(rustix::process::Resource::Nofile, limit).unwrap();
+    }
+    match Server::bind(options(&socket)) {
+        Ok(mut server) => server.run(&AtomicBool::new(false)).unwrap(),
+        Err(ServerError::Running { .. }) => std::process::exit(RUNNING),
+        Err(error) => panic!("{error:?}"),
+    }
+}
+
+/// Not a test: somebody who pretends to be a broker.
+#[test]
+fn impostor() {
+    let Some(socket) = told() else { return };
+    let listener = Listener::bind(&socket, 0o777).unwrap();
+    loop {
+        if let Ok(Some(client)) = listener.accept() {
+            let _ = client.wait(LIMIT);
+            let _ = client.send(br#"{"refused":{"reason":"the impostor was asked"}}"#, &[]);
+        }
+        std::thread::yield_now();
+    }
+}
+
+/// A process of the test, ended when dropped.
+struct Other(Child);
+
+impl Other {
+    fn start(command: &mut Command) -> Self {
+        Self(command.spawn().unwrap())
+    }
+
+    fn has_ended(&mut self) -> Option<ExitStatus> {
+        self.0.try_wait().unwrap()
+    }
+
+    fn tell(&self, signal: Signal) {
+        Process::open(self.0.id()).unwrap().tell(signal).unwrap();
+    }
+}
+
+impl Drop for Other {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn is_there(socket: &Path) -> bool {
+    client::status(socket).is_ok()
+}
+
+#[test]
+fn of_two_brokers_started_together_one_is_left_thirty_times_and_a_killed_one_is_no_obstacle() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("broker");
+    for round in 0..30 {
+        let mut pair = [(); 2].map(|()| Other::start(&mut again("broker", &socket)));
+        wait_until("one gives way", || pair.iter_mut().any(|broker| broker.has_ended().is_some()));
+        wait_until("the other one serves", || is_there(&socket));
+        let ended: Vec<_> = pair.iter_mut().map(|broker| broker.has_ended().and_then(|status| status.code())).collect();
+        assert!(ended == [Some(RUNNING), None] || ended == [None, Some(RUNNING)], "round {round}: {ended:?}");
+        assert_eq!(client::status(&socket).unwrap().epoch, round + 1, "only one has counted itself");
+        // Killed, so that the socket's file stays for the next pair.
+    }
+}
+
+#[test]
+fn what_is_no_socket_of_a_broker_is_neither_replaced_nor_removed() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    fs::write(at("file"), "precious").unwrap();
+    symlink(at("file"), at("link")).unwrap();
+    fs::create_dir(at("folder")).unwrap();
+    let stale = at("stale");
+    drop(Listener::bind(&stale, 0o600).unwrap());
+    for name in ["file", "link", "folder", "stale"] {
+        let error = bind(&at(name)).unwrap_err();
+        assert!(matches!(error, ServerError::Occupied { .. }), "{name}: {error}");
+        assert!(fs::symlink_metadata(at(name)).is_ok(), "{name} is gone");
+    }
+    assert_eq!(fs::read_to_string(at("file")).unwrap(), "precious");
+    // The name under which a socket is made.
+    fs::write(at("s.new"), "precious").unwrap();
+    assert!(matches!(bind(&at("s")).unwrap_err(), ServerError::Occupied { .. }));
+    assert_eq!(fs::read_to_string(at("s.new")).unwrap(), "precious");
+    // Somebody else listens.
+    let other = at("other");
+    let _other = Listener::bind(&other, 0o600).unwrap();
+    assert!(matches!(bind(&other).unwrap_err(), ServerError::Running { .. }));
+    assert!(Socket::connect(&other).is_ok());
+}
+
+#[test]
+fn a_broker_removes_only_its_own_socket_when_it_ends() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("broker");
+    let mut broker = Broker::at(&socket, |_| {});
+    fs::remove_file(&socket).unwrap();
+    fs::write(&socket, "precious").unwrap();
+    broker.stop();
+    assert_eq!(fs::read_to_string(&socket).unwrap(), "precious");
+    fs::remove_file(&socket).unwrap();
+    drop(broker);
+    Broker::at(&socket, |_| {}).stop();
+    assert!(!socket.exists(), "its own is removed");
+}
+
+#[test]
+fn planted_links_and_files_beside_the_socket_are_not_written_to() {
+    for ending in [".epoch", ".epoch.new", ".lock", ".clients", ".clients.new", ".state", ".state.new"] {
+        let folder = tempfile::tempdir().unwrap();
+        let (socket, victim) = (folder.path().join("s"), folder.path().join("victim"));
+        fs::write(&victim, "precious").unwrap();
+        symlink(&victim, folder.path().join(format!("s{ending}"))).unwrap();
+        let bound = bind(&socket);
+        assert_eq!(fs::read_to_string(&victim).unwrap(), "precious", "{ending}: {bound:?}");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("s.epoch"), "my notes\n").unwrap();
+    let error = bind(&folder.path().join("s")).unwrap_err();
+    assert!(matches!(error, ServerError::Place { .. }), "{error}");
+    assert_eq!(fs::read_to_string(folder.path().join("s.epoch")).unwrap(), "my notes\n");
+}
+
+#[test]
+fn a_folder_that_others_may_write_in_is_refused_sticky_or_not_and_so_is_a_link() {
+    let folder = tempfile::tempdir().unwrap();
+    let open = folder.path().join("open");
+    fs::create_dir(&open).unwrap();
+    for mode in [0o777, 0o1777, 0o770] {
+        fs::set_permissions(&open, fs::Permissions::from_mode(mode)).unwrap();
+        assert!(matches!(bind(&open.join("s")).unwrap_err(), ServerError::Place { .. }), "{mode:o}");
+    }
+    fs::set_permissions(&open, fs::Permissions::from_mode(0o700)).unwrap();
+    let link = folder.path().join("link");
+    symlink(&open, &link).unwrap();
+    assert!(matches!(bind(&link.join("s")).unwrap_err(), ServerError::Place { .. }));
+    bind(&open.join("s")).unwrap();
+    if user() != 0 {
+        println!("skipped: only root gives a folder to another user");
+        return;
+    }
+    for mode in [0o700, 0o1777] {
+        fs::set_permissions(&open, fs::Permissions::from_mode(mode)).unwrap();
+        chown(&open, Some(NOBODY), None).unwrap();
+        assert!(matches!(bind(&open.join("s")).unwrap_err(), ServerError::Place { .. }), "another user's, {mode:o}");
+    }
+}
+
+#[test]
+fn nothing_is_said_to_a_broker_of_another_user() {
+    if user() != 0 {
+        println!("skipped: only root starts a process as another user");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let place = folder.path().join("theirs");
+    fs::create_dir(&place).unwrap();
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    chown(&place, Some(NOBODY), None).unwrap();
+    // Where the other user can read it.
+    let program = folder.path().join("program");
+    fs::copy(env::current_exe().unwrap(), &program).unwrap();
+    let socket = place.join("broker");
+    let mut command = Command::new(&program);
+    command.args(["--exact", "impostor", "--nocapture", "--test-threads=1"]).env("PLACE_SOCKET", &socket);
+    let _impostor = Other::start(command.uid(NOBODY).stdin(Stdio::piped()).stdout(Stdio::null()));
+    wait_until("the impostor listens", || Socket::connect(&socket).is_ok());
+    let error = client::status(&socket).unwrap_err();
+    assert!(matches!(error, ClientError::Stranger { uid: NOBODY, .. }), "{error}");
+    let error = Client::connect(&socket, "one", OnLoss::Wait).map(drop).unwrap_err();
+    assert!(matches!(error, ClientError::Stranger { uid: NOBODY, .. }), "{error}");
+}
+
+#[test]
+fn a_gpu_has_one_broker_whatever_its_socket() {
+    let folder = tempfile::tempdir().unwrap();
+    let claim = format!("GPU-test-{}", std::process::id());
+    let at = |name: &str, despite: bool| {
+        let mut options = options(&folder.path().join(name));
+        (options.claims, options.despite_claims) = (vec![claim.clone()], despite);
+        Server::bind(options)
+    };
+    let first = at("one", false).unwrap();
+    for despite in [false, true] {
+        // Of the same user: no option helps.
+        let error = at("two", despite).map(drop).unwrap_err();
+        let me = Some((std::process::id(), user()));
+        assert!(matches!(&error, ServerError::Claimed { holder, .. } if *holder == me), "{error}");
+    }
+    assert!(!folder.path().join("two").exists(), "it has not listened");
+    drop(first);
+    at("two", false).unwrap();
+}
+
+#[test]
+fn a_stopped_broker_is_told_of_and_when_it_goes_on_so_do_its_clients() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("broker");
+    let broker = Other::start(&mut again("broker", &socket));
+    wait_until("the broker serves", || is_there(&socket));
+    let client = Client::connect(&socket, "one", OnLoss::Wait).unwrap();
+    let mut task = client.register(shape("a")).unwrap();
+    task.acquire(clock::now(), 0, Some(LIMIT)).unwrap().release(Nanos(1));
+    for _ in 0..3 {
+        broker.tell(Signal::Stop);
+        client.bear_silence(std::time::Duration::from_millis(20));
+        let is_silent = |error: &ClientError| matches!(error, ClientError::Silent { is_stopped: true, .. });
+        let error = client::status(&socket).unwrap_err();
+        assert!(is_silent(&error) && error.to_string().contains("is stopped"), "{error}");
+        let error = client.status().unwrap_err();
+        assert!(is_silent(&error), "{error}");
+        let error = task.acquire(clock::now(), 0, None).map(drop).unwrap_err();
+        assert!(is_silent(&error), "{error}");
+        drop(client.register(shape("b")));
+        broker.tell(Signal::Continue);
+        client.bear_silence(LIMIT);
+        // Answers to what was asked meanwhile are not taken for the answers to this.
+        assert!(client.status().unwrap().clients.iter().any(|client| client.name == "one"));
+        let other = client.register(shape("c")).unwrap();
+        assert_ne!(other.id(), task.id());
+        drop(other);
+        task.acquire(clock::now(), 0, Some(LIMIT)).unwrap().release(Nanos(1));
+    }
+}
+
+#[test]
+fn connections_that_never_say_who_they_are_lock_nobody_out_and_are_ended() {
+    let broker = Broker::start(|options| options.greeting = Nanos(200_000_000));
+    let silent: Vec<Socket> = (0..100).map(|_| Socket::connect(&broker.socket).unwrap()).collect();
+    let client = Client::connect(&broker.socket, "one", OnLoss::Fail).unwrap();
+    assert!(is_there(&broker.socket));
+    let mut task = client.register(shape("a")).unwrap();
+    task.acquire(clock::now(), 0, Some(LIMIT)).unwrap().release(Nanos(1));
+    for socket in &silent {
+        wait_until("the end of a silent connection", || match socket.receive(&mut [0; 512]) {
+            Ok(Packet::End) => true,
+            Ok(_) => false,
+            Err(error) => panic!("{error}"),
+        });
+    }
+    assert_eq!(client.status().unwrap().clients.len(), 1);
+}
+
+/// How often the threads of a process have slept.
+fn sleeps(pid: u32) -> u64 {
+    let of = |status: PathBuf| -> u64 {
+        let text = fs::read_to_string(status).unwrap();
+        let line = text.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:")).unwrap();
+        line.trim().parse().unwrap()
+    };
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    threads.map(|thread| of(thread.unwrap().path().join("status"))).sum()
+}
+
+#[test]
+fn a_broker_without_descriptors_says_so_sleeps_and_serves_again_when_there_are_some() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("broker");
+    let mut broker = Other::start(again("broker", &socket).env("PLACE_DESCRIPTORS", "32"));
+    wait_until("the broker serves", || is_there(&socket));
+    let first = Client::connect(&socket, "first", OnLoss::Fail).unwrap();
+    let (mut kept, mut refused) = (Vec::new(), 0);
+    for _ in 0..40 {
+        match Client::connect(&socket, "more", OnLoss::Fail) {
+            Ok(client) => kept.push(client),
+            Err(ClientError::Refused { reason }) => {
+                assert!(reason.contains("descriptors"), "{reason}");
+                refused += 1;
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+    assert!(refused > 0 && !kept.is_empty(), "{} served, {refused} refused", kept.len());
+    let silent: Vec<_> = (0..20).filter_map(|_| Socket::connect(&socket).ok()).collect();
+    // One that has nothing to do sleeps four times a second; one that is told of the same connection again and again never.
+    let before = sleeps(broker.0.id());
+    wait_until("the broker sleeps", || sleeps(broker.0.id()) >= before + 8);
+    assert!(first.status().is_ok() && broker.has_ended().is_none());
+    drop((kept, silent));
+    wait_until("there is room again", || Client::connect(&socket, "later", OnLoss::Fail).is_ok());
+}
