@@ -7,6 +7,7 @@
 
 pub mod block;
 pub mod combine;
+pub mod cpu;
 pub mod dispatch;
 mod document;
 pub mod engine_lock;

@@ -1,10 +1,17 @@
 //! Scheduling classes: what a thread has, what it can get, and what to do when the system refuses.
 
+mod attributes;
+mod classes;
+mod refusal;
+
 use std::fmt;
 
 use headway_core::units::Nanos;
 
 use crate::errno::{Errno, OsError};
+use attributes::Attributes;
+pub use classes::{Classes, Held, Role, Taken, strongest};
+use refusal::refusal;
 
 /// The priority asked for: above every ordinary thread, below interrupt threads (50) and the migration threads (99).
 const FIFO_PRIORITY: i32 = 10;
@@ -48,6 +55,23 @@ impl fmt::Display for SchedClass {
     }
 }
 
+/// What is missing for a class.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Missing {
+    /// The capability `CAP_SYS_NICE`, or a limit that allows the class without it.
+    Permission,
+    /// The thread may not run on all CPUs.
+    Affinity,
+    /// Reservations of others leave too little.
+    Bandwidth,
+    /// Real-time bandwidth of the cgroup, or the consent of a sandbox.
+    Group,
+    /// The kernel does not have the class.
+    Support,
+    /// Something that is not known.
+    Other,
+}
+
 /// A class that was refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{wanted} was refused with {errno}: {missing}; {fallback} stays in use")]
@@ -56,10 +80,20 @@ pub struct SchedError {
     pub wanted: &'static str,
     /// Why.
     pub errno: Errno,
-    /// What would allow it.
-    pub missing: &'static str,
+    /// What is missing.
+    pub missing: String,
+    /// The same, for whoever looks for a remedy.
+    pub lack: Missing,
     /// The class in use instead.
     pub fallback: SchedClass,
+}
+
+impl SchedError {
+    /// What was refused and why, without what is in use instead.
+    #[must_use]
+    pub fn reason(&self) -> String {
+        format!("{} was refused with {}: {}", self.wanted, self.errno, self.missing)
+    }
 }
 
 /// The class of the calling thread.
@@ -193,8 +227,7 @@ pub fn request_deadline(runtime: Nanos, period: Nanos) -> Result<SchedClass, Sch
 
 /// Whether a thread could get `SCHED_DEADLINE` here, tried with 0.1 ms in every 10 ms on a thread that then ends.
 ///
-/// Headway's workers do not use it: the kernel refuses it to threads whose affinity is narrower than their root domain,
-/// and workers are bound to the CPUs near their GPU.
+/// The kernel refuses it to threads whose affinity is narrower than their root domain.
 ///
 /// # Errors
 /// [`SchedError`] when the kernel refuses.
@@ -212,45 +245,7 @@ fn on_a_thread(attempt: fn() -> Result<(), Errno>) -> Result<(), Errno> {
 }
 
 fn try_deadline(runtime: Nanos, period: Nanos) -> Result<(), Errno> {
-    /// `struct sched_attr` in its first published form (48 bytes), which every kernel accepts.
-    #[repr(C)]
-    struct Attributes {
-        size: u32,
-        policy: u32,
-        flags: u64,
-        nice: i32,
-        priority: u32,
-        runtime: u64,
-        deadline: u64,
-        period: u64,
-    }
-    let attributes = Attributes {
-        size: size_of::<Attributes>() as u32,
-        policy: libc::SCHED_DEADLINE as u32,
-        flags: libc::SCHED_FLAG_RESET_ON_FORK as u64,
-        nice: 0,
-        priority: 0,
-        runtime: runtime.0,
-        deadline: period.0,
-        period: period.0,
-    };
-    // SAFETY: 0 names the calling thread; `attributes` is valid for reads of the size it states; flags must be 0.
-    let status = unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0u32) };
-    if status == 0 { Ok(()) } else { Err(Errno::last()) }
-}
-
-fn refusal(wanted: &'static str, errno: Errno) -> SchedError {
-    let missing = match (errno.0, wanted) {
-        (libc::EPERM, "SCHED_FIFO") => {
-            "it needs the capability CAP_SYS_NICE or a real-time priority limit of 10 or more (`ulimit -r`), and a \
-             cgroup with real-time bandwidth"
-        }
-        (libc::EPERM, _) => "it needs the capability CAP_SYS_NICE and an affinity of all CPUs of the root domain",
-        (libc::EBUSY, _) => "the CPUs have no real-time bandwidth left",
-        (libc::ENOSYS | libc::EINVAL, _) => "this kernel does not have it",
-        _ => "the kernel gives no permission that would allow it",
-    };
-    SchedError { wanted, errno, missing, fallback: current().unwrap_or(SchedClass::Other) }
+    Attributes::deadline(runtime, period).set()
 }
 
 /// Lowers the timer slack of the calling thread to one nanosecond, so that timed waits end as close to their time as the
@@ -260,6 +255,13 @@ fn refusal(wanted: &'static str, errno: Errno) -> SchedError {
 /// [`OsError`] when a sandbox forbids it.
 pub fn lower_timer_slack() -> Result<(), OsError> {
     set_timer_slack(Nanos(1))
+}
+
+/// The timer slack of the calling thread; `None` when a sandbox forbids the question.
+fn timer_slack() -> Option<Nanos> {
+    // SAFETY: PR_GET_TIMERSLACK takes no argument and touches no memory.
+    let slack = unsafe { libc::prctl(libc::PR_GET_TIMERSLACK, 0, 0, 0, 0) };
+    u64::try_from(slack).ok().map(Nanos)
 }
 
 fn set_timer_slack(slack: Nanos) -> Result<(), OsError> {
@@ -289,11 +291,13 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_names_errno_permission_and_fallback() {
-        let text = refusal("SCHED_FIFO", Errno(libc::EPERM)).to_string();
-        for part in ["SCHED_FIFO", "EPERM", "CAP_SYS_NICE", "stays in use"] {
-            assert!(text.contains(part), "`{part}` is missing in: {text}");
+    fn a_refusal_names_errno_what_is_missing_and_fallback() {
+        let error = refusal("SCHED_FIFO", Errno(libc::EPERM));
+        let text = error.to_string();
+        for part in ["SCHED_FIFO", "EPERM", "stays in use", error.missing.as_str()] {
+            assert!(!part.is_empty() && text.contains(part), "`{part}` is missing in: {text}");
         }
+        assert!(text.starts_with(&error.reason()));
     }
 
     #[test]

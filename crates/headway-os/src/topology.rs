@@ -118,6 +118,13 @@ pub fn pci_address(text: &str) -> Option<String> {
         .flatten()
 }
 
+/// The CPUs that the kernel uses, ascending; `None` where it does not say. `root` is `/` on a real machine.
+#[must_use]
+pub fn online(root: &Path) -> Option<Vec<u32>> {
+    let (_, text) = read(root.join("sys/devices/system/cpu/online")).ok()?;
+    parse_list(&text).filter(|cpus| !cpus.is_empty())
+}
+
 /// `0-2,5` as `[0, 1, 2, 5]`; an empty text is an empty list.
 fn parse_list(text: &str) -> Option<Vec<u32>> {
     let mut list = Vec::new();
@@ -144,6 +151,14 @@ mod tests {
             fs::write(path, text).unwrap();
         }
         root
+    }
+
+    #[test]
+    fn cpus_in_use_are_a_list_or_not_known() {
+        let root = tree(&[("sys/devices/system/cpu/online", "0-2,6\n")]);
+        assert_eq!(online(root.path()), Some(vec![0, 1, 2, 6]));
+        assert_eq!(online(&root.path().join("elsewhere")), None);
+        assert!(online(Path::new("/")).is_some());
     }
 
     #[test]

@@ -1,0 +1,279 @@
+//! What threads that drive devices get of the CPUs: scheduling classes, what each of them assumes, and how late threads ran.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::units::Nanos;
+
+/// A scheduling class that a thread runs in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "class", rename_all = "kebab-case")]
+pub enum Class {
+    /// `SCHED_DEADLINE`: the kernel reserves `runtime` in every `period`.
+    Deadline {
+        /// CPU time.
+        runtime: Nanos,
+        /// The time in which it is given.
+        period: Nanos,
+    },
+    /// `SCHED_FIFO` or `SCHED_RR`: before every ordinary thread.
+    Fifo {
+        /// 1 (lowest) to 99.
+        priority: u32,
+    },
+    /// An ordinary thread with a nice value other than 0, or one of a class without guarantees.
+    Nice {
+        /// -20 (the largest share) to 19.
+        nice: i32,
+    },
+    /// An ordinary thread.
+    Ordinary,
+}
+
+impl fmt::Display for Class {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Deadline { runtime, period } => write!(f, "SCHED_DEADLINE {runtime} in {period}"),
+            Self::Fifo { priority } => write!(f, "SCHED_FIFO priority {priority}"),
+            Self::Nice { nice } => write!(f, "SCHED_OTHER nice {nice}"),
+            Self::Ordinary => f.write_str("SCHED_OTHER"),
+        }
+    }
+}
+
+impl Class {
+    /// Whether the kernel stops a thread of this class that stays awake too long, so that it must sleep between polls.
+    #[must_use]
+    pub const fn is_rationed(self) -> bool {
+        matches!(self, Self::Deadline { .. } | Self::Fifo { .. })
+    }
+
+    /// What must be true so that threads of this class run when they have to. The kernel guarantees nothing beyond it.
+    #[must_use]
+    pub const fn assumption(self) -> &'static str {
+        match self {
+            Self::Deadline { .. } => {
+                "each of these threads needs at most its reservation, however busy other threads keep the CPUs"
+            }
+            Self::Fifo { .. } => {
+                "no other real-time thread takes the CPU, and real-time threads do not use up what the kernel allows them \
+                 (sched_rt_runtime_us); ordinary threads may be busy"
+            }
+            Self::Nice { .. } => {
+                "other threads leave enough of the CPUs: a nice value weights the shares of threads and guarantees nothing"
+            }
+            Self::Ordinary => {
+                "CPUs are free whenever these threads need one: any busy thread can delay them by milliseconds"
+            }
+        }
+    }
+}
+
+/// The class asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Wish {
+    /// The strongest that the system permits.
+    #[default]
+    Auto,
+    /// `SCHED_DEADLINE`.
+    Deadline,
+    /// `SCHED_FIFO`.
+    Fifo,
+    /// The ordinary class with the lowest nice value permitted.
+    Nice,
+    /// What the threads would have anyway.
+    Ordinary,
+}
+
+impl Wish {
+    /// Every wish by its word.
+    pub const WORDS: &'static [(&'static str, Self)] = &[
+        ("auto", Self::Auto),
+        ("deadline", Self::Deadline),
+        ("fifo", Self::Fifo),
+        ("nice", Self::Nice),
+        ("ordinary", Self::Ordinary),
+    ];
+
+    /// Its word.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        Self::WORDS.iter().find(|(_, wish)| *wish == self).map_or("auto", |(word, _)| word)
+    }
+
+    /// Whether `class` is what was asked for. With `auto` every class is.
+    #[must_use]
+    pub const fn is_met_by(self, class: Class) -> bool {
+        match self {
+            Self::Auto | Self::Ordinary => true,
+            Self::Deadline => matches!(class, Class::Deadline { .. }),
+            Self::Fifo => matches!(class, Class::Fifo { .. }),
+            Self::Nice => matches!(class, Class::Nice { nice } if nice < 0),
+        }
+    }
+}
+
+/// Threads of one kind that got the same class.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Threads {
+    /// What they do.
+    pub role: String,
+    /// How many there are.
+    pub count: u32,
+    /// Their class.
+    #[serde(flatten)]
+    pub class: Class,
+    /// The stronger classes that were tried, each with the reason for its refusal.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub refused: Vec<String>,
+}
+
+/// How the threads that drove the devices of a run were scheduled, and how late they ran.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Use {
+    /// The class asked for.
+    pub asked: Wish,
+    /// The threads, the driver first.
+    pub threads: Vec<Threads>,
+    /// How long after the times that it had asked for the driver ran.
+    pub woken: Lateness,
+    /// How long after the ends of operations the driver noticed them.
+    pub noticed: Lateness,
+}
+
+impl Use {
+    /// The class of the driver; `None` for a log that does not tell it.
+    #[must_use]
+    pub fn driver(&self) -> Option<Class> {
+        self.threads.first().map(|threads| threads.class)
+    }
+}
+
+/// Order statistics of delays. Median and 99th percentile are rounded up, by an eighth at most.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Lateness {
+    /// Delays measured.
+    pub count: u64,
+    /// Median.
+    pub median: Nanos,
+    /// 99th percentile.
+    pub p99: Nanos,
+    /// Longest.
+    pub max: Nanos,
+    /// Of these delays, longer than the jitter that the plan allows.
+    pub beyond: u64,
+}
+
+/// Buckets of [`Meter`]: eight for each power of two.
+const BUCKETS: usize = 62 * 8;
+
+/// Counts delays in buckets, so that a run of any length needs the same memory.
+#[derive(Clone, Debug)]
+pub struct Meter {
+    counts: Box<[u64]>,
+    allowed: Nanos,
+    max: Nanos,
+    beyond: u64,
+}
+
+impl Meter {
+    /// Counts nothing yet; delays longer than `allowed` will be told apart.
+    #[must_use]
+    pub fn new(allowed: Nanos) -> Self {
+        Self { counts: vec![0; BUCKETS].into(), allowed, max: Nanos::ZERO, beyond: 0 }
+    }
+
+    /// Counts one delay.
+    pub fn add(&mut self, delay: Nanos) {
+        self.counts[bucket(delay.0)] += 1;
+        self.max = self.max.max(delay);
+        self.beyond += u64::from(delay > self.allowed);
+    }
+
+    /// The figures so far, by nearest rank.
+    #[must_use]
+    pub fn lateness(&self) -> Lateness {
+        let count: u64 = self.counts.iter().sum();
+        let rank = |hundredths: u64| {
+            let rank = (u128::from(count) * u128::from(hundredths)).div_ceil(100);
+            let mut seen = 0;
+            let at = self.counts.iter().position(|count| {
+                seen += u128::from(*count);
+                rank > 0 && seen >= rank
+            });
+            at.map_or(Nanos::ZERO, |at| Nanos(longest(at)).min(self.max))
+        };
+        Lateness { count, median: rank(50), p99: rank(99), max: self.max, beyond: self.beyond }
+    }
+}
+
+/// The bucket of `n`: numbers below 8 have their own, larger ones share it with those of the same first four binary digits.
+fn bucket(n: u64) -> usize {
+    if n < 8 {
+        return n as usize;
+    }
+    let power = n.ilog2() as usize;
+    (power - 2) * 8 + (n >> (power - 3) & 7) as usize
+}
+
+/// The largest number of bucket `at`.
+fn longest(at: usize) -> u64 {
+    if at < 8 {
+        return at as u64;
+    }
+    let (power, part) = (at / 8 + 2, at as u64 % 8);
+    (8 + part) << (power - 3) | ((1 << (power - 3)) - 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buckets_cover_all_numbers_without_a_gap_and_are_an_eighth_wide() {
+        let mut first = 0u64;
+        for at in 0..BUCKETS {
+            let last = longest(at);
+            assert_eq!((bucket(first), bucket(last)), (at, at));
+            assert!(last - first <= first / 8, "{first} to {last}");
+            first = last.wrapping_add(1);
+        }
+        assert_eq!(first, 0, "the last bucket ends with the largest number");
+    }
+
+    #[test]
+    fn a_meter_gives_ranks_rounded_up_and_the_exact_maximum() {
+        let mut meter = Meter::new(Nanos(900));
+        assert_eq!(meter.lateness(), Lateness::default());
+        for delay in (1..=1000).rev() {
+            meter.add(Nanos(delay));
+        }
+        let Lateness { count, median, p99, max, beyond } = meter.lateness();
+        assert_eq!((count, max, beyond), (1000, Nanos(1000), 100));
+        assert!((500..=562).contains(&median.0), "{median}");
+        assert!((990..=1000).contains(&p99.0), "{p99}");
+    }
+
+    #[test]
+    fn a_use_keeps_its_form() {
+        let class = Class::Deadline { runtime: Nanos(100_000), period: Nanos(200_000) };
+        let threads = vec![Threads { role: "driver".to_owned(), count: 1, class, refused: Vec::new() }];
+        let used =
+            Use { asked: Wish::Auto, threads, woken: Lateness::default(), noticed: Meter::new(Nanos(1)).lateness() };
+        let text = serde_json::to_string(&used).unwrap();
+        let start = r#"{"asked":"auto","threads":[{"role":"driver","count":1,"class":"deadline","runtime":100000,"period":200000}]"#;
+        assert!(text.starts_with(start), "{text}");
+        assert_eq!(serde_json::from_str::<Use>(&text).unwrap(), used);
+        assert_eq!(used.driver(), Some(class));
+    }
+
+    #[test]
+    fn only_the_class_asked_for_meets_a_wish() {
+        let fifo = Class::Fifo { priority: 10 };
+        assert!(Wish::Auto.is_met_by(fifo) && Wish::Fifo.is_met_by(fifo) && !Wish::Deadline.is_met_by(fifo));
+        assert!(Wish::Nice.is_met_by(Class::Nice { nice: -5 }) && !Wish::Nice.is_met_by(Class::Nice { nice: 5 }));
+        assert!(Wish::WORDS.iter().all(|(word, wish)| wish.word() == *word));
+    }
+}
