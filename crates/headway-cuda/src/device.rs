@@ -12,6 +12,7 @@ use headway_device::{
     Waker, check,
 };
 use headway_os::clock;
+use headway_os::sched::Classes;
 
 use crate::abandoned::{abandon, await_rest, told};
 use crate::checked::{Driver, lock};
@@ -48,6 +49,8 @@ pub struct CudaDevice {
     modules: Vec<(Arc<Module>, Arc<dyn Kernel>)>,
     timeline: Timeline,
     shared: Arc<Shared>,
+    /// The scheduling class of helpers that start from now on.
+    classes: Option<Arc<Classes>>,
 }
 
 /// One class: its stream, what is queued there, and the helper for pageable copies.
@@ -129,6 +132,7 @@ impl CudaDevice {
             modules: Vec::new(),
             timeline: Timeline::new(&context)?,
             shared: Arc::default(),
+            classes: None,
             context,
         })
     }
@@ -155,7 +159,7 @@ impl CudaDevice {
         };
         let helper = match queue.helper.take() {
             Some(helper) => helper,
-            None => Helper::start(context, class, shared)?,
+            None => Helper::start(context, class, shared, self.classes.clone())?,
         };
         let sent = helper.submit(job);
         queue.helper = Some(helper);
@@ -390,6 +394,10 @@ impl Device for CudaDevice {
 
     fn set_waker(&mut self, waker: Waker) {
         *lock(&self.shared.waker) = Some(waker);
+    }
+
+    fn set_classes(&mut self, classes: Option<&Arc<Classes>>) {
+        self.classes = classes.cloned();
     }
 }
 

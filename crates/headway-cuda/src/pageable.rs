@@ -10,6 +10,7 @@ use headway_core::machine::EngineClass;
 use headway_device::{Completion, DeviceError, Span, Waker, wake};
 use headway_os::clock;
 use headway_os::fork::Home;
+use headway_os::sched::{Classes, Role};
 
 use crate::abandoned::abandon;
 use crate::checked::lock;
@@ -40,12 +41,21 @@ pub(crate) struct Helper {
 }
 
 impl Helper {
-    pub(crate) fn start(context: &Arc<Context>, class: EngineClass, shared: &Arc<Shared>) -> Result<Self, DeviceError> {
+    /// Starts it, in a scheduling class of `classes` if there are some.
+    pub(crate) fn start(
+        context: &Arc<Context>,
+        class: EngineClass,
+        shared: &Arc<Shared>,
+        classes: Option<Arc<Classes>>,
+    ) -> Result<Self, DeviceError> {
         let (jobs, incoming) = channel();
         let (context, common) = (Arc::clone(context), Arc::clone(shared));
         let thread = std::thread::Builder::new()
             .name("headway-pageable".into())
-            .spawn(move || serve(&context, class, &common, &incoming))
+            .spawn(move || {
+                let _held = classes.map(|classes| classes.take(Role::Helper));
+                serve(&context, class, &common, &incoming);
+            })
             .map_err(|error| DeviceError::Unavailable {
                 what: "a thread for pageable copies".into(),
                 reason: error.to_string(),

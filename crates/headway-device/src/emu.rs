@@ -13,6 +13,7 @@ use std::time::Duration;
 use headway_core::block;
 use headway_core::machine::{CapacityKind, EndpointId, EngineClass, Machine, Method};
 use headway_core::units::{Bytes, Nanos, Rate};
+use headway_os::sched::{Classes, Role};
 use headway_os::{clock, sched};
 
 use crate::buffer::{Budget, DeviceId, Domain, HeapMemory, Place, lock};
@@ -163,6 +164,8 @@ struct Queue {
 struct QueueState {
     jobs: VecDeque<Job>,
     stop: bool,
+    /// The scheduling class that the thread is to take, or to give back, next.
+    change: Option<Option<Arc<Classes>>>,
 }
 
 /// What all engine threads and the device share.
@@ -337,6 +340,13 @@ impl Device for Emulated {
     fn set_waker(&mut self, waker: Waker) {
         *lock(&self.shared.waker) = Some(waker);
     }
+
+    fn set_classes(&mut self, classes: Option<&Arc<Classes>>) {
+        for engine in &self.engines {
+            lock(&engine.queue.state).change = Some(classes.cloned());
+            engine.queue.changed.notify_one();
+        }
+    }
 }
 
 impl Drop for Emulated {
@@ -361,13 +371,21 @@ fn serve(index: usize, shared: &Shared, queue: &Queue) {
     // Without it, every throttled operation would end up to 50 us late; a refusal only costs that precision.
     let _ = sched::lower_timer_slack();
     let mut bounce = [Vec::new(), Vec::new()];
+    let mut held = None;
     loop {
         let mut state = lock(&queue.state);
-        while state.jobs.is_empty() && !state.stop {
+        while state.jobs.is_empty() && !state.stop && state.change.is_none() {
             state = queue.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         if state.stop {
             return;
+        }
+        if let Some(change) = state.change.take() {
+            drop(state);
+            // The old class is given back before the new one is taken.
+            drop(held.take());
+            held = change.map(|classes| classes.take(Role::Helper));
+            continue;
         }
         let Some(mut job) = state.jobs.pop_front() else { continue };
         drop(state);

@@ -20,6 +20,7 @@ use std::sync::Arc;
 
 use headway_core::machine::{EngineClass, Method};
 use headway_core::units::{Bytes, Nanos};
+use headway_os::sched::Classes;
 
 pub use buffer::{Access, Buffer, HostKind, Span};
 pub use error::DeviceError;
@@ -221,4 +222,10 @@ pub trait Device: Send {
 
     /// Sets whom to call when there may be something to poll.
     fn set_waker(&mut self, waker: Waker);
+
+    /// Says which scheduling class its threads are to take; `None` = they give it back. A device without threads has nothing
+    /// to do.
+    fn set_classes(&mut self, classes: Option<&Arc<Classes>>) {
+        let _ = classes;
+    }
 }

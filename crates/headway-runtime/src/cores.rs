@@ -14,6 +14,7 @@ use headway_core::units::Nanos;
 use headway_device::buffer::{Budget, HeapMemory};
 use headway_device::kernel::{Kernel, Lane};
 use headway_device::{Access, Buffer, Completion, DeviceError, KernelError, Limits, Span, Waker, wake};
+use headway_os::sched::{Classes, Role};
 use headway_os::{affinity, clock, sched, topology};
 
 /// CPUs that are left to everybody else before cores have CPUs of their own: the driver's, and that of what feeds and empties.
@@ -85,11 +86,29 @@ impl Core {
     /// # Errors
     /// [`DeviceError::Unavailable`] when the system gives no thread.
     pub fn start(number: u32, stages: Stages, cpu: Option<u32>, waker: Waker) -> Result<Self, DeviceError> {
+        Self::start_in(number, stages, cpu, waker, None)
+    }
+
+    /// As [`Core::start`], in a scheduling class of `classes`. A thread that is always awake would use up a class that is
+    /// rationed: with such a one, leave `cpu` out.
+    ///
+    /// # Errors
+    /// [`DeviceError::Unavailable`] when the system gives no thread.
+    pub fn start_in(
+        number: u32,
+        stages: Stages,
+        cpu: Option<u32>,
+        waker: Waker,
+        classes: Option<Arc<Classes>>,
+    ) -> Result<Self, DeviceError> {
         let shared = Arc::new(Shared::default());
         let own = Arc::clone(&shared);
         let thread = std::thread::Builder::new()
             .name(format!("headway-cpu-{number}"))
-            .spawn(move || serve(&own, stages, cpu, &waker))
+            .spawn(move || {
+                let _held = classes.map(|classes| classes.take(Role::Core));
+                serve(&own, stages, cpu, &waker);
+            })
             .map_err(|error| DeviceError::Unavailable {
                 what: "a thread for streams on the CPU".into(),
                 reason: error.to_string(),

@@ -9,6 +9,7 @@ mod buffers;
 mod crew;
 mod feed;
 mod messages;
+mod pace;
 mod requests;
 mod wafers;
 
@@ -19,6 +20,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::Duration;
 
+use headway_core::cpu;
 use headway_core::dispatch::{Action, Dispatcher, Event, Input, Limits, Refused};
 use headway_core::log::{Record, What};
 use headway_core::plan::{Plan, Source};
@@ -26,6 +28,7 @@ use headway_core::units::{Bytes, Nanos};
 use headway_core::workload::OnMiss;
 use headway_device::{Access, Completion, Device, DeviceError, KernelError};
 use headway_os::clock;
+use headway_os::sched::{Classes, Held, Role, SchedError};
 
 use crate::blocks::{Collect, DataError, Gatherer, Scatterer, Supply};
 use crate::kernels::Kernels;
@@ -33,6 +36,7 @@ use crate::outlet::OutputError;
 use buffers::Buffers;
 pub(crate) use buffers::settle;
 pub use messages::Compared;
+use pace::Pace;
 use requests::Asked;
 pub use requests::{Ends, NotTaken, Request, Requests, Told};
 
@@ -63,6 +67,14 @@ pub enum RunError {
         what: String,
         /// Why.
         source: DeviceError,
+    },
+    /// The system does not let the driver run in the scheduling class that was asked for.
+    #[error("the thread that drives the devices cannot run in class `{}`; `auto` takes the strongest that is permitted", wanted.word())]
+    Class {
+        /// The class.
+        wanted: cpu::Wish,
+        /// Why not.
+        source: SchedError,
     },
     /// A kernel lacks a parameter.
     #[error("cannot set up kernel state")]
@@ -119,8 +131,11 @@ pub struct Options {
     pub limits: Limits,
     /// Cycles of a pipeline that can hold buffers at a time, beyond one per step.
     pub spare_cycles: usize,
-    /// Busy-wait this long before a window opens instead of trusting the timer; zero = sleep.
+    /// Busy-wait this long before a window opens instead of trusting the timer; zero = sleep. A driver of a class that the
+    /// kernel rations spins for a much shorter time.
     pub spin: Nanos,
+    /// The scheduling class of the threads that drive the devices. The calling thread has it until [`run`] returns.
+    pub class: cpu::Wish,
     /// Give up after this long without a completion while operations are under way.
     pub stall_max: Nanos,
     /// Ends the run early when it becomes true.
@@ -134,6 +149,7 @@ impl Default for Options {
             limits: Limits::default(),
             spare_cycles: 4,
             spin: Nanos::ZERO,
+            class: cpu::Wish::Ordinary,
             stall_max: Nanos(30_000_000_000),
             interrupt: Arc::new(AtomicBool::new(false)),
         }
@@ -197,6 +213,8 @@ pub struct WallOutcome {
     pub compared: Compared,
     /// The CPU of each core that served streams, where cores had CPUs of their own.
     pub cpus: Vec<u32>,
+    /// The scheduling classes of the threads, and how late the driver was.
+    pub cpu: cpu::Use,
 }
 
 /// Runs `plan` on `devices`, the one with ordinal `i` being the plan's GPU `i`.
@@ -236,23 +254,22 @@ pub fn run_work(
     let buffers = Arc::new(Buffers::new(plan, devices, kernels, &cycles, options.spare_cycles)?);
     prepare(plan, &buffers, supply.as_mut())?;
     let (inbox, messages) = mpsc::channel();
-    for device in devices.iter_mut() {
-        let inbox = inbox.clone();
-        // A driver that has ended no longer listens, and need not.
-        device.set_waker(Arc::new(move || drop(inbox.send(Message::Wake))));
-    }
-    let (written, (epoch, end), cpus) = std::thread::scope(|scope| -> Result<_, RunError> {
+    let classes = Classes::new(options.class);
+    introduce(devices, &inbox, &classes);
+    let ran = std::thread::scope(|scope| -> Result<_, RunError> {
+        let held = enter(&classes)?;
         let (free, freed) = mpsc::channel();
         let (deliver, delivered) = mpsc::channel();
         let stop = Arc::new(AtomicBool::new(false));
         requests.open(inbox.clone());
         // First, so that the other threads keep off the CPUs of cores.
-        let cores = crew::Cores::start(plan, kernels, options.spin > Nanos::ZERO, &inbox)?;
+        let awake = options.spin > Nanos::ZERO && !held.class().is_rationed();
+        let cores = crew::Cores::start(plan, kernels, &classes, awake, &inbox)?;
         let feeder = feed::Feeder::new(plan, supply, &buffers, &cycles, inbox.clone(), freed, Arc::clone(&stop));
         let feeder = feeder.within(options.limits.cycles_in_flight_max);
-        scope.spawn(move || feeder.run());
+        scope.spawn(in_class(&classes, Role::Feeder, move || feeder.run()));
         let sink = feed::Sink::new(collect, &buffers, inbox, delivered, free);
-        let sink = scope.spawn(move || sink.run());
+        let sink = scope.spawn(in_class(&classes, Role::Sink, move || sink.run()));
         let mut driver = Driver {
             plan,
             dispatcher: Dispatcher::new(Plan::clone(plan), options.limits)?,
@@ -270,6 +287,7 @@ pub fn run_work(
             asked: Asked::default(),
             events: VecDeque::new(),
             done: Vec::new(),
+            pace: Pace::new(held.class(), options.spin, plan.jitter),
             last_progress: clock::now(),
         };
         let driven = driver.drive(cycles.clone(), packets, &mut log, &mut progress);
@@ -278,15 +296,46 @@ pub fn run_work(
         }
         requests.close();
         stop.store(true, Ordering::Relaxed);
-        let cpus = driver.cores.cpus.clone();
+        let (cpus, (woken, noticed)) = (driver.cores.cpus.clone(), driver.pace.lateness());
         // Closing the channels ends the sink after what was delivered, and the feeder at its next message.
         drop(driver);
         let written = sink.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         let times = driven?;
-        Ok((written?, times, cpus))
-    })?;
+        let cpu = cpu::Use { asked: classes.wish(), threads: classes.threads(), woken, noticed };
+        Ok((written?, times, cpus, cpu))
+    });
+    devices.iter_mut().for_each(|device| device.set_classes(None));
+    let (written, (epoch, end), cpus, cpu) = ran?;
     let compared = buffers.compare_rest(devices)?;
-    Ok(WallOutcome { written, epoch, end, compared, cpus })
+    Ok(WallOutcome { written, epoch, end, compared, cpus, cpu })
+}
+
+/// Tells `devices` whom to wake and which scheduling class their threads take.
+fn introduce(devices: &mut [Box<dyn Device>], inbox: &Sender<Message>, classes: &Arc<Classes>) {
+    for device in devices {
+        let inbox = inbox.clone();
+        // A driver that has ended no longer listens, and need not.
+        device.set_waker(Arc::new(move || drop(inbox.send(Message::Wake))));
+        device.set_classes(Some(classes));
+    }
+}
+
+/// Puts the calling thread, the driver, into the class that was asked for.
+fn enter(classes: &Classes) -> Result<Held, RunError> {
+    let (wanted, held) = (classes.wish(), classes.take(Role::Driver));
+    match held.refused().first() {
+        Some(refused) if !wanted.is_met_by(held.class()) => Err(RunError::Class { wanted, source: refused.clone() }),
+        _ => Ok(held),
+    }
+}
+
+/// What a thread of `role` does: `work`, in the class that it gets.
+fn in_class<T>(classes: &Arc<Classes>, role: Role, work: impl FnOnce() -> T) -> impl FnOnce() -> T {
+    let classes = Arc::clone(classes);
+    move || {
+        let _held = classes.take(role);
+        work()
+    }
 }
 
 /// Lets `supply` see every buffer once before the run.
@@ -334,6 +383,7 @@ struct Driver<'a> {
     /// Taken from the dispatcher, and not told yet.
     events: VecDeque<Event>,
     done: Vec<Completion>,
+    pace: Pace,
     last_progress: Nanos,
 }
 
@@ -361,6 +411,7 @@ impl Driver<'_> {
             }
             self.cores.poll(&mut self.done);
             now = clock::now().max(now);
+            self.pace.woke(now);
             // First, so that windows which open now find what is ready now.
             let mut fed = self.tell(now, log)?;
             for completion in std::mem::take(&mut self.done) {
@@ -396,19 +447,15 @@ impl Driver<'_> {
     }
 
     /// Waits until something may have happened: a message, a window about to open, or a device that must be polled.
-    fn wait(&self) -> Option<Message> {
-        if let Ok(message) = self.messages.try_recv() {
-            return Some(message);
-        }
-        if self.cores.must_poll() || self.devices.iter().any(|device| device.must_poll()) {
-            std::hint::spin_loop();
-            return None;
-        }
-        let now = clock::now();
+    fn wait(&mut self) -> Option<Message> {
         let held = self.holding.peek().map_or(Nanos::MAX, |Reverse((end, ..))| *end);
         let told = self.told.front().map_or(Nanos::MAX, |(at, _)| self.epoch.saturating_add(*at));
         let next = self.dispatcher.poll_timeout().unwrap_or(Nanos::MAX).min(held).min(told);
-        let sleep = next.saturating_sub(now).saturating_sub(self.options.spin).min(Nanos(100_000_000));
+        let polls = self.cores.must_poll() || self.devices.iter().any(|device| device.must_poll());
+        let sleep = self.pace.sleep(next, polls, clock::now);
+        if let Ok(message) = self.messages.try_recv() {
+            return Some(message);
+        }
         if sleep == Nanos::ZERO {
             std::hint::spin_loop();
             return None;
@@ -433,6 +480,7 @@ impl Driver<'_> {
         }
         // A device's clock may run ahead of the host's by the error of its mapping.
         let finished = completion.finished.min(now);
+        self.pace.noticed(now, finished);
         let started = completion.started.min(finished);
         self.feed(now, Input::Done { operation, started, finished }, log)
     }

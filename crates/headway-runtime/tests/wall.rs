@@ -3,17 +3,22 @@
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use headway_core::dispatch::{Action, Event};
+use headway_core::cpu::Wish;
+use headway_core::dispatch::{Action, Event, Input};
 use headway_core::log::{Record, What};
-use headway_core::machine::{self, Machine};
+use headway_core::machine::{self, EngineClass, Machine};
 use headway_core::plan::Plan;
 use headway_core::planner::{self, Options as PlanOptions};
 use headway_core::units::Nanos;
 use headway_core::workload::{self, Workload};
 use headway_device::emu::{EmuSpec, Emulated, Faults};
-use headway_device::{Device, DeviceError};
+use headway_device::{
+    Buffer, Completion, Description, Device, DeviceError, HostKind, Kernel, KernelId, Operation, Waker,
+};
+use headway_os::sched::{self, Missing, Role};
+use headway_os::{affinity, clock};
 use headway_runtime::blocks::{DataError, Gatherer, Scatterer, output_name};
 use headway_runtime::intake::{InputError, Intake};
 use headway_runtime::kernels::Kernels;
@@ -174,7 +179,7 @@ fn a_failing_operation_ends_the_run_with_its_place() {
     let (outcome, records) = bench.run(bench.open(&input), EmuSpec { faults, ..bench.spec() }, &Options::default());
     let error = outcome.unwrap_err();
     assert!(matches!(&error, RunError::Operation { source: DeviceError::Driver { .. }, .. }), "{error}");
-    assert!(matches!(records.last().unwrap().what, What::Input(headway_core::dispatch::Input::Failed { .. })));
+    assert!(matches!(records.last().unwrap().what, What::Input(Input::Failed { .. })));
     assert!(!bench.place().exists());
 }
 
@@ -244,4 +249,113 @@ fn a_plan_for_more_gpus_than_there_are_devices_is_refused() {
     let input = bench.input(10_000);
     let (outcome, _) = bench.run(bench.open(&input), bench.spec(), &Options::default());
     assert!(matches!(outcome.unwrap_err(), RunError::NoDevice { devices: 1, .. }));
+}
+
+#[test]
+fn a_run_in_each_class_is_whole_and_then_the_calling_thread_is_what_it_was() {
+    let before = sched::current().unwrap();
+    for &(word, class) in Wish::WORDS {
+        let bench = Bench::new();
+        let input = bench.input(20_000);
+        let options = Options { class, ..Options::default() };
+        let (outcome, records) = bench.run(bench.open(&input), bench.spec(), &options);
+        assert_eq!(sched::current().unwrap(), before, "after a run in class {word}");
+        let cpu = match outcome {
+            Err(RunError::Class { wanted, source }) if class != Wish::Auto && class != Wish::Ordinary => {
+                eprintln!("skipped: {source}");
+                assert_eq!(wanted, class);
+                continue;
+            }
+            outcome => outcome.unwrap().cpu,
+        };
+        assert_eq!(cpu.asked, class);
+        assert!(class.is_met_by(cpu.driver().unwrap()), "{cpu:?}");
+        for role in ["driver", "feeder", "sink"] {
+            let threads = cpu.threads.iter().filter(|of| of.role == role);
+            assert_eq!(threads.map(|of| of.count).sum::<u32>(), 1, "{role}: {cpu:?}");
+        }
+        let ends = records.iter().filter(|record| matches!(record.what, What::Input(Input::Done { .. })));
+        assert_eq!(cpu.noticed.count, ends.count() as u64);
+        assert!(cpu.woken.count > 0 && cpu.woken.max >= cpu.woken.median, "{cpu:?}");
+    }
+}
+
+#[test]
+fn a_class_that_was_asked_for_and_is_refused_ends_the_run_before_it_begins() {
+    let all = affinity::allowed().unwrap();
+    let permitted = sched::strongest(Wish::Deadline, Role::Driver);
+    if all.len() < 2 || !permitted.refused.is_empty() {
+        eprintln!("skipped: {} CPUs, {:?}", all.len(), permitted.refused);
+        return;
+    }
+    std::thread::spawn(move || {
+        affinity::restrict(&all[..1]).unwrap();
+        let bench = Bench::new();
+        let input = bench.input(20_000);
+        let options = Options { class: Wish::Deadline, ..Options::default() };
+        let (outcome, records) = bench.run(bench.open(&input), bench.spec(), &options);
+        let Err(RunError::Class { wanted: Wish::Deadline, source }) = outcome else { panic!("{outcome:?}") };
+        assert_eq!((source.lack, records.len()), (Missing::Affinity, 0));
+        assert_eq!(sched::current().unwrap(), sched::SchedClass::Other);
+    })
+    .join()
+    .unwrap();
+}
+
+/// A device that calls no waker, as a GPU: whoever wants to see an end must poll.
+struct Polled {
+    inner: Emulated,
+    polls: Arc<AtomicU64>,
+}
+
+impl Device for Polled {
+    fn description(&self) -> &Description {
+        self.inner.description()
+    }
+    fn host_buffer(&mut self, bytes: usize, kind: HostKind) -> Result<Buffer, DeviceError> {
+        self.inner.host_buffer(bytes, kind)
+    }
+    fn device_buffer(&mut self, bytes: usize) -> Result<Buffer, DeviceError> {
+        self.inner.device_buffer(bytes)
+    }
+    fn load(&mut self, kernel: Arc<dyn Kernel>) -> Result<KernelId, DeviceError> {
+        self.inner.load(kernel)
+    }
+    fn submit(&mut self, engine: EngineClass, operation: Operation, tag: u64) -> Result<(), DeviceError> {
+        self.inner.submit(engine, operation, tag)
+    }
+    fn poll(&mut self, done: &mut Vec<Completion>) {
+        self.polls.fetch_add(1, Ordering::Relaxed);
+        self.inner.poll(done);
+    }
+    fn must_poll(&self) -> bool {
+        true
+    }
+    fn set_waker(&mut self, _: Waker) {}
+}
+
+#[test]
+fn a_driver_in_a_class_that_is_rationed_sleeps_between_polls() {
+    for class in [Wish::Deadline, Wish::Fifo] {
+        let bench = Bench::new();
+        let input = bench.input(20_000);
+        let polls = Arc::new(AtomicU64::new(0));
+        let inner = Emulated::open(bench.spec()).unwrap();
+        let mut devices: Vec<Box<dyn Device>> = vec![Box::new(Polled { inner, polls: Arc::clone(&polls) })];
+        let options = Options { class, ..Options::default() };
+        let mut inputs = 0;
+        let start = clock::now();
+        let count = |record: &Record| inputs += u64::from(matches!(record.what, What::Input(_)));
+        let outcome = bench.run_on(&mut devices, bench.open(&input), &options, count);
+        let elapsed = clock::now().saturating_sub(start);
+        if let Err(RunError::Class { source, .. }) = outcome {
+            eprintln!("skipped: {source}");
+            continue;
+        }
+        outcome.unwrap();
+        // 20 us pass between two polls, unless a message comes or a window opens; each of these is an input.
+        let most = elapsed.0 / 20_000 + 2 * inputs + 100;
+        let polls = polls.load(Ordering::Relaxed);
+        assert!(polls <= most, "{polls} polls in {elapsed}, {inputs} inputs");
+    }
 }

@@ -7,6 +7,7 @@ use std::sync::mpsc::Sender;
 use headway_core::plan::Plan;
 use headway_device::Completion;
 use headway_os::affinity::Aside;
+use headway_os::sched::Classes;
 
 use super::{Message, RunError};
 use crate::cores::{Core, Job, Stage, Stages, apart};
@@ -24,10 +25,11 @@ pub(super) struct Cores {
 }
 
 impl Cores {
-    /// Starts the threads of `plan`, with CPUs of their own if `awake` asks for it and there are enough.
+    /// Starts the threads of `plan` in `classes`, with CPUs of their own if `awake` asks for it and there are enough.
     pub(super) fn start(
         plan: &Plan,
         kernels: &Kernels,
+        classes: &Arc<Classes>,
         awake: bool,
         inbox: &Sender<Message>,
     ) -> Result<Self, RunError> {
@@ -51,7 +53,8 @@ impl Cores {
             let inbox = inbox.clone();
             // A driver that has ended no longer listens, and need not.
             let waker = Arc::new(move || drop(inbox.send(Message::Wake)));
-            let core = Core::start(number, stages, cpus.get(number as usize).copied(), waker);
+            let own = cpus.get(number as usize).copied();
+            let core = Core::start_in(number, stages, own, waker, Some(Arc::clone(classes)));
             let prepared = |source| RunError::Prepare { what: format!("core {number} of the CPU"), source };
             cores.push(core.map_err(prepared)?);
         }
