@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use headway::core::cpu::Wish;
 use headway::core::machine::Method;
 use headway::core::plan::Strategy;
 use headway::core::stream::Policy;
@@ -202,6 +203,9 @@ pub(crate) struct RunArgs {
     /// Do not compare the outputs with the CPU's result
     #[arg(long)]
     pub(crate) no_verify: bool,
+    /// Scheduling class of the threads that drive devices; auto: the strongest that the system permits
+    #[arg(long, value_name = "CLASS", default_value = "auto", value_parser = word(Wish::WORDS))]
+    pub(crate) cpu_class: Wish,
 }
 
 #[derive(Debug, Args)]

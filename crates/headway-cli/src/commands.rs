@@ -12,6 +12,7 @@ use headway::bench::{self, combine};
 use headway::core::machine::{self, Machine};
 use headway::core::plan::{Outcome, Plan};
 use headway::core::planner::{self, ModelAnswer, Options};
+use headway::cpus::{self, Assumption};
 use headway::run::Progress;
 use headway::{doctor as examine, files, report as reports, reproduce as experiments, run as runs};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -81,6 +82,7 @@ struct Planned<'a> {
     #[serde(flatten)]
     plan: &'a Plan,
     models: Vec<ModelAnswer>,
+    assumes: Assumption,
 }
 
 pub(crate) fn plan(out: &Out, args: &PlanArgs) -> Result<Answer> {
@@ -89,8 +91,8 @@ pub(crate) fn plan(out: &Out, args: &PlanArgs) -> Result<Answer> {
         return sharing::plan(out, &machine(args)?, &workload);
     }
     let plan = files::plan(&machine(args)?, &workload, Options { strategy: args.strategy.map(Into::into) })?;
-    let planned = Planned { models: planner::models(&plan), plan: &plan };
-    out.print(&planned, || show::plan(&plan, &planned.models))?;
+    let planned = Planned { models: planner::models(&plan), assumes: cpus::assumption(&plan), plan: &plan };
+    out.print(&planned, || show::plan(&plan, &planned.models, &planned.assumes))?;
     Ok(match plan.verdict.outcome {
         Outcome::Schedulable => Answer::Yes,
         Outcome::NotSchedulable => Answer::No,
@@ -140,6 +142,7 @@ pub(crate) fn run(out: &Out, args: &RunArgs) -> Result<Answer> {
         seed: args.seed,
         force: args.force,
         verify: !args.no_verify,
+        cpu_class: args.cpu_class,
         interrupt,
     };
     if workload.value.sharing.is_some() {

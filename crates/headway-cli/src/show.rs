@@ -5,6 +5,7 @@ use std::fmt::Write;
 use std::path::Path;
 
 use headway::bench::Target;
+use headway::core::cpu::Wish;
 use headway::core::machine::Machine;
 use headway::core::plan::{
     Outcome, Pipeline, Plan, PlannedBatch, Source, Strategy, Strength, Verdict, Violation, Work,
@@ -12,6 +13,7 @@ use headway::core::plan::{
 use headway::core::planner::{Evidence, ModelAnswer, rate_alone};
 use headway::core::schedulability::Strength as Proof;
 use headway::core::units::{Bytes, Nanos, Rate};
+use headway::cpus::Assumption;
 use headway::doctor::{Examination, State};
 use headway::report::{PAGE, TRACE};
 use headway::run::Report;
@@ -61,7 +63,7 @@ pub(crate) fn machines(machines: &[Machine]) -> String {
     text
 }
 
-pub(crate) fn plan(plan: &Plan, models: &[ModelAnswer]) -> String {
+pub(crate) fn plan(plan: &Plan, models: &[ModelAnswer], assumes: &Assumption) -> String {
     let mut text = format!(
         "workload  {} ({})\nmachine   {} ({})\nstrategy  {}: {}\n\n",
         plan.workload.name,
@@ -72,6 +74,7 @@ pub(crate) fn plan(plan: &Plan, models: &[ModelAnswer]) -> String {
         meaning(plan.strategy)
     );
     verdict(&mut text, &plan.verdict);
+    let _ = writeln!(text, "assumes   {}", assumes.text);
     if let Some(division) = &plan.division {
         let _ = writeln!(text, "division  {}", division.reason());
     }
@@ -344,6 +347,7 @@ fn again(report: &Report, args: &RunArgs) -> String {
     option("input", args.input.as_ref().map(quoted));
     option("duration", args.duration.map(|duration| format!("'{} ns'", duration.0)));
     option("seed", Some(summary.seed.to_string()));
+    option("cpu-class", (args.cpu_class != Wish::Auto).then(|| args.cpu_class.word().to_owned()));
     option("out", args.out.as_ref().map(quoted));
     for (name, given) in [("force", args.force), ("no-verify", args.no_verify)] {
         if given {

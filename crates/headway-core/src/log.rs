@@ -5,6 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::cpu;
 use crate::dispatch::{Action, Event, Input};
 use crate::plan::Plan;
 use crate::units::{Bytes, Nanos};
@@ -55,6 +56,9 @@ pub struct Header {
     pub cycles: Vec<u64>,
     /// What each stream had to process, in the plan's order.
     pub streams: Vec<StreamRun>,
+    /// How the threads that drove the devices were scheduled, and how late they ran; `None` in simulations and in older logs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu: Option<cpu::Use>,
 }
 
 /// How much one stream processes in a run.

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use headway_core::cpu::{self, Class};
 use headway_core::dispatch::Event;
 use headway_core::log::{Source, What};
 use headway_core::plan::{Named, Outcome, PlannedCapacity, Server, Strategy, Work};
@@ -54,6 +55,9 @@ pub struct Summary {
     pub servers: Vec<ServerSummary>,
     /// The steps of all pipelines, in the plan's order.
     pub steps: Vec<StepSummary>,
+    /// How the threads that drove the devices were scheduled; `None` in simulations and for older logs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpu: Option<CpuSummary>,
     /// The bulk transfers, in the plan's order.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub bulk: Vec<BulkSummary>,
@@ -62,6 +66,18 @@ pub struct Summary {
     pub urgent: Vec<UrgentSummary>,
     /// Who waited for whom, longest total first.
     pub blame: Vec<Blame>,
+}
+
+/// How the threads that drove the devices were scheduled, and how late they ran.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct CpuSummary {
+    /// Classes and lateness.
+    #[serde(flatten)]
+    pub used: cpu::Use,
+    /// What must be true so that threads of the driver's class run in time.
+    pub assumes: String,
+    /// How late the plan lets the driver be: opening windows and noticing ends, together.
+    pub late_max: Nanos,
 }
 
 /// Whether the deadlines held: those of all packets and admitted requests, and the ends of all cycles of pipelines without
@@ -319,6 +335,11 @@ pub fn summarize_with(log: &Log, timeline: &Timeline) -> Summary {
         capacities: capacities(log, timeline),
         servers: servers(log, timeline),
         steps: steps(log, timeline),
+        cpu: header.cpu.as_ref().map(|used| CpuSummary {
+            used: used.clone(),
+            assumes: used.driver().map_or("", Class::assumption).to_owned(),
+            late_max: plan.jitter,
+        }),
         bulk: unplanned::bulk(log, timeline),
         urgent,
         blame: blame(log, timeline),

@@ -3,9 +3,10 @@
 use std::cmp::Reverse;
 use std::fmt::Write as _;
 
+use headway_core::cpu::{Lateness, Threads, Use};
 use headway_core::units::{Bytes, Nanos};
 
-use crate::summary::{BlamedWait, JobName, Response, ServerSummary, StepSummary, Summary, grouped};
+use crate::summary::{BlamedWait, CpuSummary, JobName, Response, ServerSummary, StepSummary, Summary, grouped};
 
 /// Lines of who waited for whom that a terminal gets; the page and the JSON form have all.
 const BLAME_LINES: usize = 8;
@@ -191,6 +192,35 @@ impl Summary {
             grouped(totals.operations),
             grouped(totals.overruns),
             grouped(totals.late),
+        );
+        self.cpu_lines(out);
+    }
+
+    /// The scheduling classes, what they assume, and how late the driver was.
+    fn cpu_lines(&self, out: &mut String) {
+        let Some(CpuSummary { used, assumes, late_max }) = &self.cpu else { return };
+        let class = |of: &Threads| {
+            let count = if of.count == 1 { String::new() } else { format!("{} x ", of.count) };
+            format!("{count}{} {}", plain(&of.role), of.class)
+        };
+        let classes: Vec<String> = used.threads.iter().map(class).collect();
+        let _ = writeln!(out, "  threads: {}; assumed: {}", classes.join(", "), plain(assumes));
+        if let Some(driver) = used.threads.first() {
+            for refused in &driver.refused {
+                let _ = writeln!(out, "    {}", plain(refused));
+            }
+        }
+        let late = |of: &Lateness| {
+            let Lateness { count, median, p99, max, .. } = of;
+            format!("median {median}, p99 {p99}, longest {max} ({})", grouped(*count))
+        };
+        let Use { woken, noticed, .. } = used;
+        let _ = writeln!(out, "  driver woken late: {}; ends seen late: {}", late(woken), late(noticed));
+        let _ = writeln!(
+            out,
+            "  the plan allows {late_max} for both together; alone, {} and {} were later",
+            grouped(woken.beyond),
+            grouped(noticed.beyond)
         );
     }
 

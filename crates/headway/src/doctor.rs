@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use headway_core::cpu::Class;
 use headway_core::machine::EndpointId;
 use headway_core::transfer::{Profile, Way};
 use headway_device::DeviceError;
@@ -9,6 +10,7 @@ use headway_os::{affinity, memory, sched, topology};
 use headway_runtime::copy::{Copier, CopyOptions};
 use serde::Serialize;
 
+use crate::cpus;
 use crate::ports::{self, Backend};
 
 /// One thing looked at.
@@ -54,7 +56,7 @@ pub struct Examination {
 pub fn examine(backend: Backend) -> Examination {
     let mut checks = vec![cuda()];
     checks.extend(devices());
-    checks.extend([nvml(), cpus(), numa(), locked(), realtime(), deadline(), rung()]);
+    checks.extend([nvml(), allowed(), numa(), locked(), realtime(), deadline(), driver(), rung()]);
     checks.extend(ways(backend));
     Examination { schema: 1, version: crate::VERSION, commit: crate::COMMIT, checks }
 }
@@ -163,7 +165,7 @@ fn nvml() -> Check {
     }
 }
 
-fn cpus() -> Check {
+fn allowed() -> Check {
     match affinity::allowed() {
         Ok(cpus) if cpus.len() < 4 => Check {
             what: "CPUs",
@@ -195,9 +197,7 @@ fn locked() -> Check {
 fn realtime() -> Check {
     match sched::probe_realtime() {
         Ok(()) => ok("SCHED_FIFO", "permitted".to_owned()),
-        Err(error) => {
-            absent("SCHED_FIFO", &error, "grant CAP_SYS_NICE or raise RLIMIT_RTPRIO; normal threads are used")
-        }
+        Err(error) => absent("SCHED_FIFO", &error.reason(), &cpus::remedy(&error)),
     }
 }
 
@@ -236,6 +236,18 @@ fn rung() -> Check {
 fn deadline() -> Check {
     match sched::probe_deadline() {
         Ok(()) => ok("SCHED_DEADLINE", "permitted".to_owned()),
-        Err(error) => absent("SCHED_DEADLINE", &error, "grant CAP_SYS_NICE; normal threads are used"),
+        Err(error) => absent("SCHED_DEADLINE", &error.reason(), &cpus::remedy(&error)),
     }
+}
+
+/// The class that `headway run` gives the threads that drive GPUs.
+fn driver() -> Check {
+    let what = "CPU for drivers";
+    let cpus::Driver { class, found, remedy } = cpus::driver();
+    let state = match class {
+        Class::Deadline { .. } => State::Ok,
+        Class::Fifo { .. } | Class::Nice { .. } => State::Limited,
+        Class::Ordinary => State::Missing,
+    };
+    Check { what, state, found, remedy }
 }

@@ -6,6 +6,7 @@
 pub mod bench;
 pub mod broker;
 pub mod copy;
+pub mod cpus;
 pub mod doctor;
 mod emulation;
 mod error;

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use headway_core::cpu::{self, Wish};
 use headway_core::dispatch::{Event, Limits};
 use headway_core::error::Loaded;
 use headway_core::log::{Header, Record, SCHEMA, Source, What};
@@ -68,6 +69,8 @@ pub struct Options {
     pub force: bool,
     /// Compare every stream with the CPU's result.
     pub verify: bool,
+    /// The scheduling class of the threads that drive devices.
+    pub cpu_class: Wish,
     /// Ends the run early when it becomes true.
     pub interrupt: Arc<AtomicBool>,
 }
@@ -85,6 +88,7 @@ impl Default for Options {
             seed: None,
             force: false,
             verify: true,
+            cpu_class: Wish::Auto,
             interrupt: Arc::new(AtomicBool::new(false)),
         }
     }
@@ -176,6 +180,9 @@ pub fn run(
     sow(&mut plan, seed);
     let plan = Arc::new(plan);
     let source = chosen.source;
+    if source == Source::Sim && options.cpu_class != Wish::Auto {
+        warnings.push("a simulation drives no devices: the scheduling class has no effect".to_owned());
+    }
     let place =
         options.out.clone().unwrap_or_else(|| Path::new("out").join(format!("{}-{source}", plan.workload.name)));
     let outlet = Outlet::create(&place)?;
@@ -246,7 +253,7 @@ pub(crate) fn execute(
             (Arc::clone(&intake), Gatherer::new(Arc::clone(plan), intake))
         }
     };
-    let header = Header {
+    let mut header = Header {
         schema: SCHEMA,
         source,
         version: VERSION.to_owned(),
@@ -256,10 +263,12 @@ pub(crate) fn execute(
         plan: Plan::clone(plan),
         cycles: cycles(plan, gatherer.cycles(), duration),
         streams: gatherer.runs().to_vec(),
+        cpu: None,
     };
     let scatterer = Scatterer::new(gatherer.clone(), outlet)?;
     let parts = Parts { plan, machine, header: &header, kernels: &kernels, gatherer, scatterer };
-    let (records, compared) = parts.drive(devices, options, progress)?;
+    let (records, compared, cpu) = parts.drive(devices, options, progress)?;
+    header.cpu = cpu;
     Ok(Ran { log: Log::new(header, records, "this run")?, kernels, intake, compared })
 }
 
@@ -305,9 +314,9 @@ impl Parts<'_> {
         devices: &mut [Box<dyn Device>],
         options: &Options,
         progress: &mut impl FnMut(Progress),
-    ) -> Result<(Vec<Record>, Compared), Error> {
+    ) -> Result<(Vec<Record>, Compared, Option<cpu::Use>), Error> {
         if self.header.source == Source::Sim {
-            Ok((self.simulate(options, progress)?, Compared::default()))
+            Ok((self.simulate(options, progress)?, Compared::default(), None))
         } else {
             self.on_devices(devices, options, progress)
         }
@@ -348,12 +357,13 @@ impl Parts<'_> {
         devices: &mut [Box<dyn Device>],
         options: &Options,
         progress: &mut impl FnMut(Progress),
-    ) -> Result<(Vec<Record>, Compared), Error> {
+    ) -> Result<(Vec<Record>, Compared, Option<cpu::Use>), Error> {
         let Self { plan, kernels, gatherer, scatterer, .. } = self;
         let total = span(plan, &self.header.cycles).0;
         // A GPU's windows are worth a busy CPU; the emulated device needs that CPU itself.
         let spin = if self.header.source == Source::Cuda { Nanos(200_000) } else { Nanos::ZERO };
-        let habits = wall::Options { spin, interrupt: Arc::clone(&options.interrupt), ..wall::Options::default() };
+        let (class, interrupt) = (options.cpu_class, Arc::clone(&options.interrupt));
+        let habits = wall::Options { spin, class, interrupt, ..wall::Options::default() };
         let cycles = self.header.cycles.clone();
         let packets = self.header.streams.iter().map(|run| run.packets).collect();
         let (supply, collect) = (Box::new(gatherer), Box::new(scatterer));
@@ -368,7 +378,7 @@ impl Parts<'_> {
                 progress(Progress { phase: "running", done: at.0.min(total), total });
             },
         )?;
-        Ok((records, outcome.compared))
+        Ok((records, outcome.compared, Some(outcome.cpu)))
     }
 }
 

@@ -187,6 +187,7 @@ pub(crate) fn run(plan: &Plan, cycles: u64, bend: Bend) -> (Header, Vec<Record>)
         plan: plan.clone(),
         cycles,
         streams,
+        cpu: None,
     };
     let records = Driver::new(&header, bend).run(&header);
     (header, records)

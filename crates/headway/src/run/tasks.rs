@@ -5,6 +5,7 @@ mod simulated;
 
 use std::path::{Path, PathBuf};
 
+use headway_core::cpu::Wish;
 use headway_core::error::Loaded;
 use headway_core::log::Source;
 use headway_core::machine::Machine;
@@ -64,6 +65,9 @@ pub fn run(
     };
     if options.strategy.is_some() {
         return Err(Error::Options("tasks that share GPUs have no `--strategy`: `[sharing]` says how they do it"));
+    }
+    if options.cpu_class != Wish::Auto {
+        return Err(Error::Options("tasks that share GPUs run as ordinary threads: leave out `--cpu-class`"));
     }
     let (source, machine, mut warnings) = choose(options)?;
     let model = share::model(&machine, workload, sharing)?;
