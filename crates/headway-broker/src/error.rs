@@ -134,6 +134,14 @@ pub enum ClientError {
         /// Why.
         source: OsError,
     },
+    /// A broker is there and accepts nobody.
+    #[error(
+        "so many wait at `{path}` that nobody else can: the broker there is stopped, or hangs; let it go on, or end it"
+    )]
+    Crowded {
+        /// Where.
+        path: PathBuf,
+    },
     /// Somebody serves the socket who must not.
     #[error(
         "process {pid} of user {uid} serves `{path}`, and {expected} should: nothing was said to it; find out who it is, or name \

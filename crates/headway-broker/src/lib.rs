@@ -23,6 +23,26 @@
 //! process that was stopped for longer than that, between a grant and its use, goes on as if it still held it until it asks or
 //! looks ([`client::Token::is_revoked`]): no program outside the kernel can keep it from the GPU.
 //!
+//! Nobody is the most urgent for ever, whatever it says. A job that asks after its deadline counts as due now. A task that uses
+//! more than twice the time that it declared is due later the next time. A client, and on a broker for a group a user, that
+//! uses more than [`BrokerLimits::urgent_ppm`] of the tokens while others wait comes after all of them. Jobs in time, of clients
+//! that leave others their share, keep the keys that they gave, so that the bounds of the analysis hold for them. Against many
+//! processes of one user that each keep to their share, a job can rely on its own deadline only: when that has passed it goes
+//! first.
+//!
+//! # Where it listens
+//! A private broker listens in a folder that must be its user's and in which nobody else may write; one for a group gives the
+//! socket to the folder's group. A lock beside the socket (`flock`) is held for life, so that there is one broker a socket
+//! however many are started at once. What has the socket's name and was not left by a broker is neither replaced nor removed.
+//! A client says nothing to a broker that is not its own user's, root's, or the owner's of a folder that only root can have
+//! made for him ([`ClientError::Stranger`]).
+//!
+//! A GPU that the driver or the machine file knows by a UUID has one broker in the whole machine ([`Options::claims`]): the broker
+//! binds a name without a file (`headway-gpu/UUID`, an abstract Unix socket), which the kernel gives to one process of a
+//! network namespace at a time and takes back when it ends. The kernel says who has it. Any user can take such a name; who
+//! runs a broker nevertheless starts it with [`Options::despite_claims`], which never lets two brokers of one user have one
+//! GPU. A GPU without a UUID is simulated: it exists in its broker only.
+//!
 //! # When a GPU is lost
 //! The broker believes its [`Probe`] or its owner, no client: what a client meets ([`Client::report_fault`]) has the probe
 //! look at once. Who held a token of the GPU, or waited for an engine of it, is told ([`ClientError::GpuLost`]); who waits for

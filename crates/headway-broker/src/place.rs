@@ -4,6 +4,7 @@ use std::env;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use headway_os::ipc::{Socket, user};
 
@@ -38,9 +39,8 @@ pub fn usual() -> PathBuf {
 /// Connects to the broker at `path`, if it is one whose word counts for this user: run by the user himself, by root, or by the
 /// owner of a folder that only root can have made for him.
 pub(crate) fn reach(path: &Path) -> Result<Socket, ClientError> {
-    let connect = |source| ClientError::Connect { path: path.to_owned(), source };
-    let socket = Socket::connect(path).map_err(connect)?;
-    let peer = socket.peer().map_err(connect)?;
+    let socket = knock(path)?;
+    let peer = socket.peer().map_err(|source| ClientError::Connect { path: path.to_owned(), source })?;
     let host = host(path);
     if peer.uid == user() || peer.uid == 0 || Some(peer.uid) == host {
         return Ok(socket);
@@ -53,6 +53,25 @@ pub(crate) fn reach(path: &Path) -> Result<Socket, ClientError> {
         expected = format!("{expected} or user {host}, who owns the folder,");
     }
     Err(ClientError::Stranger { path: path.to_owned(), pid: peer.pid, uid: peer.uid, expected })
+}
+
+/// How long a client stands in line before a socket, and how long between two attempts.
+const CROWD_MAX: Duration = Duration::from_secs(1);
+const RETRY: Duration = Duration::from_millis(5);
+
+/// Connects, also where so many wait to be accepted that the kernel sends newcomers away: a broker that runs soon has room.
+fn knock(path: &Path) -> Result<Socket, ClientError> {
+    let start = Instant::now();
+    loop {
+        match Socket::connect(path) {
+            Ok(socket) => return Ok(socket),
+            Err(source) if source.errno.name() != Some("EAGAIN") => {
+                return Err(ClientError::Connect { path: path.to_owned(), source });
+            }
+            Err(_) if start.elapsed() >= CROWD_MAX => return Err(ClientError::Crowded { path: path.to_owned() }),
+            Err(_) => std::thread::park_timeout(RETRY),
+        }
+    }
 }
 
 /// The owner of a socket's folder, where nobody but him can write in it and nobody but root in those above it.

@@ -27,9 +27,9 @@ fn due_in(deadline: Nanos) -> TaskShape {
     TaskShape { period: Nanos(1), deadline, ..shape("a") }
 }
 
-/// Lets clients ask for the token without end as if they had been due since ever, and calls `victim` while they do. Each of
-/// the `clients` has two tasks, so that one always waits.
-fn besieged(broker: &Broker, clients: usize, victim: impl FnOnce(&AtomicU64)) {
+/// Lets `clients` with `tasks` each ask for the token without end as if they had been due since ever, and calls `victim` while
+/// they do. There are so many that one always waits.
+fn besieged(broker: &Broker, clients: usize, tasks: usize, victim: impl FnOnce()) {
     let (over, rounds) = (AtomicBool::new(false), AtomicU64::new(0));
     std::thread::scope(|scope| {
         for _ in 0..clients {
@@ -37,7 +37,7 @@ fn besieged(broker: &Broker, clients: usize, victim: impl FnOnce(&AtomicU64)) {
             scope.spawn(move || {
                 let client = connect(broker);
                 std::thread::scope(|scope| {
-                    for _ in 0..2 {
+                    for _ in 0..tasks {
                         scope.spawn(|| {
                             let mut task = client.register(due_in(Nanos(100_000))).unwrap();
                             while !over.load(Ordering::Relaxed) {
@@ -50,7 +50,7 @@ fn besieged(broker: &Broker, clients: usize, victim: impl FnOnce(&AtomicU64)) {
             });
         }
         wait_until("they are at it", || rounds.load(Ordering::Relaxed) > 100);
-        victim(&rounds);
+        victim();
         over.store(true, Ordering::Relaxed);
     });
 }
@@ -61,7 +61,7 @@ fn a_client_that_is_always_due_leaves_a_share_to_one_that_has_time() {
     let client = connect(&broker);
     // So late that no deadline of it passes in this test.
     let mut patient = client.register(due_in(Nanos(3_000_000_000_000))).unwrap();
-    besieged(&broker, 1, |_| {
+    besieged(&broker, 1, 16, || {
         for _ in 0..20 {
             patient.acquire(clock::now(), 0, Some(LIMIT)).unwrap().release(Nanos(1));
         }
@@ -73,7 +73,7 @@ fn however_many_clients_are_always_due_a_job_whose_deadline_has_passed_comes_fir
     let broker = Broker::start(by_urgency);
     let client = connect(&broker);
     let mut honest = client.register(due_in(Nanos(1_000_000))).unwrap();
-    besieged(&broker, 6, |_| {
+    besieged(&broker, 6, 2, || {
         for _ in 0..20 {
             honest.acquire(clock::now(), 0, Some(LIMIT)).unwrap().release(Nanos(1));
         }

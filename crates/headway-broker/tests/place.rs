@@ -281,6 +281,21 @@ fn a_stopped_broker_is_told_of_and_when_it_goes_on_so_do_its_clients() {
 }
 
 #[test]
+fn where_so_many_wait_that_nobody_is_let_in_a_client_says_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("broker");
+    let broker = Other::start(&mut again("broker", &socket));
+    wait_until("the broker serves", || is_there(&socket));
+    broker.tell(Signal::Stop);
+    let mut waiting = Vec::new();
+    wait_until("nobody else is let in", || Socket::connect(&socket).map(|one| waiting.push(one)).is_err());
+    let error = client::status(&socket).unwrap_err();
+    assert!(matches!(error, ClientError::Crowded { .. }), "{error}");
+    broker.tell(Signal::Continue);
+    wait_until("they were all shown out", || is_there(&socket));
+}
+
+#[test]
 fn connections_that_never_say_who_they_are_lock_nobody_out_and_are_ended() {
     let broker = Broker::start(|options| options.greeting = Nanos(200_000_000));
     let silent: Vec<Socket> = (0..100).map(|_| Socket::connect(&broker.socket).unwrap()).collect();
