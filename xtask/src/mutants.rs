@@ -49,7 +49,7 @@ impl Mutant {
     /// Of the file `path`; what is wrong with it otherwise, with the line.
     fn parse(path: &str, text: &str) -> Result<Self, (usize, String)> {
         let name = path.strip_prefix(FOLDER).and_then(|name| name.strip_suffix(ENDING));
-        let name = name.ok_or((1, format!("its name must end with `{ENDING}`")))?.to_owned();
+        let name = name.ok_or_else(|| (1, format!("its name must end with `{ENDING}`")))?.to_owned();
         let head = |begin: &str| {
             let lines = text.lines().take_while(|line| !line.starts_with("--- "));
             lines.filter_map(|line| line.strip_prefix(begin)).map(str::trim).find(|rest| !rest.is_empty())
@@ -61,7 +61,7 @@ impl Mutant {
             let line = text.lines().position(|line| line.starts_with(NOTICED_BY)).map_or(1, |at| at + 1);
             return Err((line, "the command must be `cargo test -p CRATE ...`".into()));
         }
-        let start = text.find("\n--- ").ok_or((1, "there is no patch".to_owned()))? + 1;
+        let start = text.find("\n--- ").ok_or_else(|| (1, "there is no patch".to_owned()))? + 1;
         Ok(Self { name, breaks, noticed_by, patch: text[start..].to_owned() })
     }
 }
