@@ -17,6 +17,8 @@ mod tests;
 
 use std::collections::{BTreeMap, VecDeque};
 
+use serde::{Deserialize, Serialize};
+
 pub use self::check::Violation;
 pub use self::messages::{Action, Engine, EngineParameters, Event, LockId, Operation, Order, PeerLocks, Refused, Work};
 use crate::sharing::{GpuId, JobId, Key, TaskId};
@@ -25,7 +27,7 @@ use crate::units::{Bytes, Nanos};
 /// The one or two locks of an operation, ascending; none for a copy that needs no lock.
 type Locks = [Option<LockId>; 2];
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 enum State {
     /// No operation.
     Idle,
@@ -38,14 +40,14 @@ enum State {
 }
 
 /// What was told of an operation that takes long.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 enum Told {
     Nothing,
     OverBudget,
     Overrun,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 struct Job {
     id: JobId,
     /// GPU of its token.
@@ -59,7 +61,7 @@ struct Job {
     state: State,
 }
 
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Lock {
     holder: Option<TaskId>,
     waiting: VecDeque<TaskId>,
@@ -67,13 +69,17 @@ struct Lock {
 }
 
 /// The state machine for the engine locks of some GPUs. See the module's documentation for the order of calls.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct EngineLocks {
     parameters: EngineParameters,
     now: Nanos,
+    #[serde(with = "crate::pairs")]
     locks: BTreeMap<LockId, Lock>,
+    #[serde(with = "crate::pairs")]
     jobs: BTreeMap<TaskId, Job>,
+    #[serde(skip)]
     actions: VecDeque<Action>,
+    #[serde(skip)]
     events: VecDeque<Event>,
 }
 

@@ -16,6 +16,7 @@ pub mod interconnect;
 pub mod log;
 pub mod machine;
 pub mod message;
+mod pairs;
 pub mod payload;
 pub mod plan;
 pub mod planner;

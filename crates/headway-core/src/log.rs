@@ -23,6 +23,8 @@ pub enum Source {
     Emu,
     /// A GPU.
     Cuda,
+    /// Whatever the clients of a broker ran on; times are the broker's.
+    Broker,
 }
 
 impl std::fmt::Display for Source {
@@ -31,6 +33,7 @@ impl std::fmt::Display for Source {
             Self::Sim => "sim",
             Self::Emu => "emu",
             Self::Cuda => "cuda",
+            Self::Broker => "broker",
         })
     }
 }

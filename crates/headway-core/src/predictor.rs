@@ -69,6 +69,7 @@ impl Default for PredictorParameters {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Predictor {
     parameters: PredictorParameters,
+    #[serde(with = "crate::pairs")]
     estimators: BTreeMap<Subject, BTreeMap<Class, Estimator>>,
     count: usize,
 }

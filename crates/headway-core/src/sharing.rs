@@ -6,6 +6,7 @@
 
 mod admission;
 mod arbiter;
+pub mod log;
 mod memory;
 mod messages;
 #[cfg(test)]

@@ -17,6 +17,8 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use serde::{Deserialize, Serialize};
+
 pub use self::check::Violation;
 pub use self::messages::{Action, Event, Refused, Standing, TokenRequest};
 pub use self::parameters::{Mode, Sizes, TokenParameters};
@@ -24,7 +26,7 @@ use crate::sharing::{ClientId, Distances, GpuId, JobId, Key, TaskId, TokenId};
 use crate::units::Nanos;
 
 /// Where a request is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum Place {
     /// In this FIFO.
     Fifo(usize),
@@ -36,7 +38,7 @@ enum Place {
     Stopped,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 struct Request {
     key: Key,
     client: ClientId,
@@ -58,7 +60,7 @@ impl Request {
 }
 
 /// The queue in front of one token. Its head holds the token, unless it is about to be granted.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 struct Fifo {
     token: TokenId,
     /// Position of its GPU.
@@ -67,7 +69,7 @@ struct Fifo {
 }
 
 /// The state machine for one cluster's tokens. See the module's documentation for the order of calls.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct TokenAllocator {
     parameters: TokenParameters,
     sizes: Sizes,
@@ -77,21 +79,26 @@ pub struct TokenAllocator {
     requests_max: usize,
     now: Nanos,
     fifos: Vec<Fifo>,
+    #[serde(with = "crate::pairs")]
     requests: BTreeMap<TaskId, Request>,
     /// Keys of all requests that count: not virtually released, not stopped. Its first `m` are `TOP`.
     order: BTreeSet<Key>,
     donors: BTreeSet<Key>,
     queue: BTreeSet<Key>,
     /// Position of the GPU that each task used last.
+    #[serde(with = "crate::pairs")]
     homes: BTreeMap<TaskId, usize>,
     /// The FIFO chosen last.
     last_choice: usize,
     /// What applies when the present holders have finished.
     pending: Option<TokenParameters>,
+    #[serde(skip)]
     actions: VecDeque<Action>,
+    #[serde(skip)]
     events: VecDeque<Event>,
     /// FIFO that tests want to be chosen, if it has room.
     #[cfg(test)]
+    #[serde(skip)]
     forced: Option<usize>,
 }
 

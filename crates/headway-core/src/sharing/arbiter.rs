@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use serde::{Deserialize, Serialize};
+
 use super::admission::without_room;
 use super::{
     Action, ArbiterParameters, ClientId, ClusterId, ClusterParameters, Event, GpuId, Input, JobId, Key, Limits,
@@ -13,14 +15,14 @@ use crate::sharing::Class;
 use crate::token::{self, Standing, TokenAllocator, TokenRequest};
 use crate::units::Nanos;
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Cluster {
     pub(super) parameters: ClusterParameters,
     pub(super) tokens: TokenAllocator,
 }
 
 /// What the predictor needs to know of an open request.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Open {
     key: Key,
     acquisition: u32,
@@ -28,7 +30,7 @@ struct Open {
     granted: Option<(Option<Class>, usize)>,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 struct Task {
     parameters: TaskParameters,
     open: Option<Open>,
@@ -41,15 +43,19 @@ struct Task {
 /// The driver feeds inputs with [`Arbiter::handle`], after each drains [`Arbiter::poll_action`] and then
 /// [`Arbiter::poll_event`], and calls again with [`Input::Timeout`] at [`Arbiter::poll_timeout`]. A refused input changes
 /// nothing. A log of inputs replays to the same actions and events.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Arbiter {
+    #[serde(with = "crate::pairs")]
     pub(super) clusters: BTreeMap<ClusterId, Cluster>,
     engines: Option<EngineLocks>,
     pub(super) predictor: Predictor,
     limits: Limits,
+    #[serde(with = "crate::pairs")]
     tasks: BTreeMap<TaskId, Task>,
     now: Nanos,
+    #[serde(skip)]
     actions: VecDeque<Action>,
+    #[serde(skip)]
     events: VecDeque<Event>,
 }
 

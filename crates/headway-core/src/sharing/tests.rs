@@ -303,10 +303,15 @@ struct Driver {
 }
 
 impl Driver {
-    fn new(peer: PeerLocks, mode: Mode) -> Self {
+    fn parameters(peer: PeerLocks, mode: Mode) -> ArbiterParameters {
         let tokens = TokenParameters { mode, ..tokens(3, 2) };
         let clusters = vec![cluster(0, 0..3, tokens), cluster(1, 3..4, tokens)];
-        let mut arbiter = arbiter(clusters, Some(engines(peer))).unwrap();
+        let (predictor, limits) = (PredictorParameters::default(), Limits::default());
+        ArbiterParameters { clusters, engines: Some(engines(peer)), predictor, limits }
+    }
+
+    fn new(peer: PeerLocks, mode: Mode) -> Self {
+        let mut arbiter = Arbiter::new(Self::parameters(peer, mode)).unwrap();
         feed(&mut arbiter, &(0..10).map(|id| task(id, u32::from(id >= 7))).collect::<Vec<_>>());
         Self { arbiter, now: 0, boosts: BTreeMap::new(), running: Vec::new(), obtained: Vec::new(), log: Vec::new() }
     }
@@ -433,4 +438,43 @@ proptest! {
         }
         prop_assert_eq!(&drivers[0].log, &drivers[1].log, "same inputs, same actions");
     }
+
+    #[test]
+    fn an_arbiter_from_its_snapshot_decides_like_the_one_that_wrote_it(
+        peer in prop_oneof![Just(PeerLocks::Group), Just(PeerLocks::Nested), Just(PeerLocks::GroupBackfill)],
+        mode in prop_oneof![Just(Mode::Optimal), Just(Mode::WorkConserving), Just(Mode::Relaxed(2)), Just(Mode::Fifo)],
+        steps in prop::collection::vec(any_step(), 1..150),
+        every in 1usize..40,
+    ) {
+        let (mut whole, mut parts) = (Driver::new(peer, mode), Driver::new(peer, mode));
+        let parameters = Driver::parameters(peer, mode);
+        for (at, step) in steps.iter().enumerate() {
+            whole.step(step);
+            if at % every == 0 {
+                let start = log::Start::of(&parts.arbiter, &parameters, 1, Nanos(parts.now), log::Why::Rotated);
+                let line = serde_json::to_string(&log::Line::Broker(Box::new(start))).unwrap();
+                prop_assert!(log::Line::begins(&line));
+                let log::Line::Broker(start) = serde_json::from_str(&line).unwrap() else { panic!("{line}") };
+                parts.arbiter = start.begin().unwrap();
+            }
+            parts.step(step);
+        }
+        prop_assert_eq!(&whole.log, &parts.log);
+        whole.finish();
+    }
+}
+
+#[test]
+fn a_snapshot_that_was_changed_is_refused() {
+    let parameters = Driver::parameters(PeerLocks::Group, Mode::Optimal);
+    let mut driver = Driver::new(PeerLocks::Group, Mode::Optimal);
+    driver.step(&Step::Request(0, 5));
+    let start = log::Start::of(&driver.arbiter, &parameters, 1, Nanos(9), log::Why::Rotated);
+    assert_eq!(start.holders, [(ClusterId(0), TokenId(0), JobId { task: TaskId(0), job: 0 })]);
+    start.begin().unwrap();
+    let state = start.state.replacen("\"virtually_released\":false", "\"virtually_released\":true", 1);
+    assert_ne!(state, start.state);
+    let changed = log::Start { state, ..start };
+    assert!(matches!(changed.begin(), Err(log::StartError::Digest { .. })));
+    assert!(matches!(log::Start { schema: 1, ..changed }.begin(), Err(log::StartError::Schema { found: 1 })));
 }

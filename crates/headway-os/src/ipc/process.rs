@@ -101,6 +101,24 @@ pub fn is_stopped(pid: u32) -> bool {
     matches!(state, Some('T' | 't'))
 }
 
+/// When the process `pid` was started, in ticks of the kernel's clock since the start of the system: with the number it says
+/// which process is meant, also after the number was used again. `None` if there is none, or `/proc` does not show it.
+#[must_use]
+pub fn started(pid: u32) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name in parentheses may hold spaces and parentheses itself.
+    let (_, behind) = stat.rsplit_once(')')?;
+    // `starttime` is the 22nd field, the first behind the name is the third.
+    behind.split_whitespace().nth(19)?.parse().ok()
+}
+
+/// Which start of the system this is, as the kernel names it; empty where `/proc` does not show it.
+#[must_use]
+pub fn boot() -> String {
+    let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    id.trim().to_owned()
+}
+
 #[cfg(test)]
 mod tests {
     use std::process::{Command, Stdio};
@@ -122,6 +140,15 @@ mod tests {
         child.wait().unwrap();
         assert!(process.has_ended());
         assert_eq!(process.tell(Signal::Kill).unwrap_err().errno.0, libc::ESRCH);
+    }
+
+    #[test]
+    fn a_process_keeps_the_time_of_its_start_and_a_later_one_has_another() {
+        let own = started(std::process::id()).unwrap();
+        assert_eq!(started(std::process::id()), Some(own));
+        assert!(started(1).unwrap() <= own);
+        assert_eq!(started(u32::MAX), None);
+        assert_eq!(boot(), boot());
     }
 
     #[test]
