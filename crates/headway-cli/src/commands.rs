@@ -160,6 +160,9 @@ pub(crate) fn run(out: &Out, args: &RunArgs) -> Result<Answer> {
 }
 
 pub(crate) fn replay(out: &Out, log: &Path) -> Result<Answer> {
+    if let Some(log) = reports::open_broker(log)? {
+        return replay_broker(out, &log);
+    }
     if reports::open_sharing(log)?.is_some() {
         anyhow::bail!("a run of tasks has no inputs in its log that could be fed again; `headway report` sums it up");
     }
@@ -183,6 +186,32 @@ pub(crate) fn replay(out: &Out, log: &Path) -> Result<Answer> {
             "the same: {} inputs gave {} actions and {} events, byte for byte\n",
             replayed.inputs, replayed.actions, replayed.events
         )
+    })?;
+    Ok(Answer::Yes)
+}
+
+fn replay_broker(out: &Out, log: &headway::trace::broker::Log) -> Result<Answer> {
+    let replayed = match reports::replay_broker(log) {
+        Err(headway::Error::ReplayBroker(difference)) if out.format == Format::Json => {
+            let json = serde_json::json!({ "schema": 1, "equal": false, "difference": difference.to_string() });
+            out.print(&json, String::new)?;
+            return Ok(Answer::No);
+        }
+        replayed => replayed?,
+    };
+    let json = serde_json::json!({ "schema": 1, "equal": true, "replayed": replayed });
+    out.print(&json, || {
+        let mut text = format!(
+            "the same: {} inputs of the broker's arbiter gave {} actions and {} refusals, byte for byte, from {} starts\n",
+            replayed.inputs, replayed.actions, replayed.refused, replayed.starts
+        );
+        if replayed.missing + replayed.torn > 0 {
+            text.push_str(&format!(
+                "not in the log: {} lines that could not be written, {} that were cut off\n",
+                replayed.missing, replayed.torn
+            ));
+        }
+        text
     })?;
     Ok(Answer::Yes)
 }

@@ -4,6 +4,7 @@
 //! Nothing here reads a clock or opens a file: callers give readers and writers, and every time is one of the log.
 #![forbid(unsafe_code)]
 
+pub mod broker;
 mod check;
 pub mod page;
 pub mod perfetto;

@@ -182,6 +182,9 @@ pub enum Error {
     /// A log replays differently.
     #[error(transparent)]
     Replay(#[from] Divergence),
+    /// A broker's log replays differently.
+    #[error(transparent)]
+    ReplayBroker(#[from] headway_trace::broker::Divergence),
     /// A file or folder cannot be written.
     #[error("cannot write `{path}`")]
     Write {
@@ -273,7 +276,7 @@ impl Error {
     /// Whether this is a negative answer (exit status 1) rather than a failure (2).
     #[must_use]
     pub const fn is_answer(&self) -> bool {
-        matches!(self, Self::NotAccepted { .. } | Self::Replay(_) | Self::Stopped { .. })
+        matches!(self, Self::NotAccepted { .. } | Self::Replay(_) | Self::ReplayBroker(_) | Self::Stopped { .. })
     }
 
     /// What to do about it, where the message itself does not say.

@@ -4,13 +4,17 @@ use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
+use headway_core::sharing::log::Line;
 use headway_runtime::outlet::{MARK, Outlet, OutputError};
 use headway_trace::replay::{Replayed, replay as replay_log};
 use headway_trace::summary::{self, Summary};
-use headway_trace::{Log, page, perfetto, sharing};
+use headway_trace::{Log, broker, page, perfetto, sharing};
 use serde::Serialize;
 
 use crate::Error;
+
+/// Lines that are looked at for the first with anything in it.
+const FIRST_LINES: usize = 4;
 
 /// Name of the Perfetto trace inside the results.
 pub use headway_runtime::outlet::TRACE;
@@ -83,11 +87,15 @@ pub(crate) fn write_sharing(outlet: &Outlet, log: &sharing::Log, summary: &shari
     Ok(())
 }
 
-/// The log of tasks that share GPUs at `path`, or in a folder of results; `None` if it is another log.
+/// The log of tasks that share GPUs at `path`, or in a folder of results, or what the log of a broker tells of them; `None` if it
+/// is another log.
 ///
 /// # Errors
 /// [`Error::Read`], [`Error::Log`].
 pub fn open_sharing(path: &Path) -> Result<Option<sharing::Log>, Error> {
+    if let Some(log) = open_broker(path)? {
+        return Ok(Some(broker::jobs(&log)));
+    }
     let path = if path.is_dir() { path.join("run.jsonl") } else { path.to_owned() };
     let open = || File::open(&path).map_err(|source| Error::Read { path: path.clone(), source });
     let mut first = String::new();
@@ -97,6 +105,35 @@ pub fn open_sharing(path: &Path) -> Result<Option<sharing::Log>, Error> {
         return Ok(None);
     }
     Ok(Some(sharing::Log::read(BufReader::new(open()?), &path.display().to_string())?))
+}
+
+/// The log of a broker at `path`; `None` if it is another log.
+///
+/// # Errors
+/// [`Error::Read`], [`Error::Log`].
+pub fn open_broker(path: &Path) -> Result<Option<broker::Log>, Error> {
+    if path.is_dir() || !begins_broker(path)? {
+        return Ok(None);
+    }
+    let file = File::open(path).map_err(|source| Error::Read { path: path.to_owned(), source })?;
+    Ok(Some(broker::Log::read(BufReader::new(file), &path.display().to_string())?))
+}
+
+/// Whether the first line with anything in it is one of a broker.
+fn begins_broker(path: &Path) -> Result<bool, Error> {
+    let file = File::open(path).map_err(|source| Error::Read { path: path.to_owned(), source })?;
+    let lines = BufReader::new(file).lines().take(FIRST_LINES);
+    // What is no text is no log of any kind; whoever reads it as one says so.
+    let first = lines.map_while(Result::ok).find(|line| !line.trim().is_empty());
+    Ok(first.is_some_and(|line| Line::begins(&line)))
+}
+
+/// Makes the decisions of a broker's log again.
+///
+/// # Errors
+/// [`Error::ReplayBroker`] at the first difference.
+pub fn replay_broker(log: &broker::Log) -> Result<broker::Replayed, Error> {
+    Ok(broker::replay(log)?)
 }
 
 /// Sums a log of tasks up; with a folder, writes summary, trace and page there.
