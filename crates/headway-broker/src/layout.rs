@@ -26,8 +26,11 @@ const LEASES: usize = 8;
 /// A cache line for each lease word.
 const LEASE_LONGS: usize = 8;
 const RING: usize = LEASES + GPUS_MAX * ENGINES * LEASE_LONGS;
-/// Entries that the ring holds: more than a client can have open, as each slot has at most one open entry and one release.
-pub(crate) const RING_ENTRIES: u64 = 4 * TASKS_MAX as u64;
+/// Entries that the ring holds.
+pub(crate) const RING_ENTRIES: u64 = 8 * TASKS_MAX as u64;
+/// Entries in the ring above which no use of a leased engine is told. The other half stays for requests: a client cannot have
+/// more of them open, as each slot has at most one open entry and one release.
+pub(crate) const REPORTS: u64 = RING_ENTRIES / 2;
 /// Words of an entry.
 pub(crate) const ENTRY_LONGS: usize = 8;
 pub(crate) const CLIENT_LONGS: usize = RING + RING_ENTRIES as usize * ENTRY_LONGS;
@@ -117,6 +120,8 @@ pub(crate) enum Entry {
     Abort { job: JobId },
     /// A token holder wants engines.
     Acquire { slot: u32, generation: u32, job: JobId, operation: Operation },
+    /// A token holder has used an engine that is leased to it; `missing` uses before this one were not told for lack of room.
+    Used { lock: u32, job: JobId, begin: Nanos, end: Nanos, missing: u64 },
 }
 
 impl Entry {
@@ -144,6 +149,9 @@ impl Entry {
                 };
                 let head = head(4, slot, generation);
                 [head, u64::from(job.task.0), job.job, work, bytes.0, predicted.0, budget.0, 0]
+            }
+            Self::Used { lock, job, begin, end, missing } => {
+                [head(5, lock, 0), u64::from(job.task.0), job.job, begin.0, end.0, missing, 0, 0]
             }
         }
     }
@@ -176,6 +184,9 @@ impl Entry {
                 let operation = Operation { work, bytes: Bytes(b), predicted: Nanos(c), budget: Nanos(d) };
                 Some(Self::Acquire { slot, generation, job, operation })
             }
+            5 if (slot as usize) < GPUS_MAX * ENGINES && a <= b => {
+                Some(Self::Used { lock: slot, job, begin: Nanos(a), end: Nanos(b), missing: c })
+            }
             _ => None,
         }
     }
@@ -193,6 +204,7 @@ mod tests {
             Entry::Release { job, outcome: Outcome::Complete(Nanos(5)) },
             Entry::Release { job, outcome: Outcome::Aborted },
             Entry::Abort { job },
+            Entry::Used { lock: 95, job, begin: Nanos(3), end: Nanos(4), missing: 5 },
         ];
         let acquire = [Work::Execute, Work::CopyIn, Work::CopyOut, Work::Peer].map(|work| {
             let operation = Operation { work, bytes: Bytes(9), predicted: Nanos(8), budget: Nanos(7) };
@@ -211,12 +223,16 @@ mod tests {
             longs[at] = value;
             Entry::decode(longs)
         };
-        for kind in [0, 5, 255] {
+        for kind in [0, 6, 255] {
             assert_eq!(bad(0, kind), None);
         }
         assert_eq!(bad(0, 1 | (SLOTS as u64) << 8), None, "a slot that is not there");
         assert_eq!(bad(0, 1 | 1 << 62), None, "a generation that is too large");
         assert_eq!(bad(1, 1 << 32), None, "a task that is not there");
+        assert_eq!(bad(0, 5 | ((GPUS_MAX * ENGINES) as u64) << 8), None, "an engine that is not there");
+        let job = JobId { task: TaskId(1), job: 1 };
+        let used = Entry::Used { lock: 0, job, begin: Nanos(4), end: Nanos(3), missing: 0 };
+        assert_eq!(Entry::decode(used.encode()), None, "a use that ends before it begins");
     }
 
     #[test]

@@ -53,9 +53,15 @@
 //! at the same socket waits [`Options::recover`] for them, takes over the tokens and engines that they say they hold, and
 //! grants to others only then. A task comes back only with the process that had it. Who does not come back within that time
 //! counts as ended.
-//! With a log ([`Options::log`]) it also remembers what those processes cannot tell: what jobs cost, where state is, which GPUs
-//! are lost, what was reconfigured; and it refuses who claims a token that by the log another one holds. An input is in the
-//! log before anybody is told what comes of it.
+//! Beside the socket the broker always keeps a record of who holds what (`.state`, `.held`), and believes a claim only if the
+//! record says the same of that process, its start and its user. With a log ([`Options::log`]) it also remembers what those
+//! processes cannot tell: what jobs cost, where state is, which GPUs are lost, what was reconfigured. An input and what came of
+//! it are in the log before anybody is told. A file of the log that is full ([`Options::log_bytes`]) is followed by another one,
+//! which begins with a snapshot: a start needs no other file.
+//!
+//! # When a disk is full or broken
+//! The broker goes on, says so once ([`Options::tell`]) and in its status, and tries again every second. When that works it
+//! writes a snapshot. With [`Options::must_remember`] it grants nothing meanwhile.
 #![forbid(unsafe_code)]
 
 pub mod client;
@@ -72,5 +78,5 @@ pub use client::{Client, OnLoss};
 pub use error::{ClientError, Reason, ServerError};
 pub use layout::{GPUS_MAX, TASKS_MAX};
 pub use message::TaskShape;
-pub use server::{Access, BrokerLimits, Health, Options, Probe, Server};
-pub use status::{ClientStatus, Counts, GpuStatus, JobStatus, Phase, Status};
+pub use server::{Access, BrokerLimits, Faults, Health, Options, Probe, Server, Tell};
+pub use status::{ClientStatus, Counts, GpuStatus, JobStatus, MemoryStatus, Phase, Status};

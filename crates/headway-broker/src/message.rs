@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::status::Status;
 
 /// Version of everything that client and broker share: messages and pages.
-pub(crate) const VERSION: u32 = 3;
+pub(crate) const VERSION: u32 = 4;
 /// Longest message.
 pub(crate) const BYTES_MAX: usize = 128 << 10;
 
@@ -91,6 +91,8 @@ pub(crate) struct Welcome {
     pub(crate) epoch: u64,
     pub(crate) gpus: Vec<GpuId>,
     pub(crate) engines: Option<EngineParameters>,
+    /// Whether the broker keeps a log: then clients tell it of engines that they use by lease.
+    pub(crate) log: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -3,26 +3,24 @@
 mod desk;
 mod door;
 mod gpus;
+mod journal;
 mod leases;
 mod limits;
 mod pace;
 mod pages;
 mod predecessor;
 mod priority;
-mod replay;
 mod resume;
 mod seat;
 mod session;
 mod status;
 
-use std::fs::File;
-use std::io::{self, BufWriter, Write};
 use std::os::fd::AsFd;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use headway_core::sharing::{ArbiterParameters, ClientId, Memory};
+use headway_core::sharing::{ArbiterParameters, ClientId};
 use headway_core::units::{Nanos, PPM};
 use headway_os::clock;
 use headway_os::ipc::{Packet, Poller, Words};
@@ -31,6 +29,7 @@ use self::desk::Desk;
 use self::door::Door;
 use self::gpus::Watch;
 pub use self::gpus::{Health, Probe};
+pub use self::journal::{Faults, Tell};
 use self::pace::Pace;
 use self::seat::Seat;
 use self::session::Session;
@@ -122,9 +121,20 @@ pub struct Options {
     pub boost: bool,
     /// Tells whether a GPU is still there; `None` = the owner alone says so.
     pub probe: Option<Probe>,
-    /// File for every input of the arbiter and every client cut off, one JSON document a line; continued if it exists. A
-    /// broker that is started again remembers from it what the clients that are left cannot tell: see the crate's page.
+    /// File for every input of the arbiter, what it decided, and every client cut off, one JSON document a line; continued if
+    /// it exists. A broker that is started again remembers from it what the clients that are left cannot tell: see the crate's
+    /// page.
     pub log: Option<PathBuf>,
+    /// Size of the log's file at which another one is begun, with a snapshot.
+    pub log_bytes: u64,
+    /// Files of the log that are kept, the present one included; at least one.
+    pub log_files: u32,
+    /// Whether nobody is granted anything while what happens cannot be written down, as on a full disk.
+    pub must_remember: bool,
+    /// Is told what goes wrong while the broker goes on; `None` = it is in the status only.
+    pub tell: Option<Tell>,
+    /// A disk that is full or broken, for tests.
+    pub faults: Option<Faults>,
 }
 
 impl Options {
@@ -149,6 +159,11 @@ impl Options {
             boost: true,
             probe: None,
             log: None,
+            log_bytes: LOG_BYTES,
+            log_files: LOG_FILES,
+            must_remember: false,
+            tell: None,
+            faults: None,
         }
     }
 }
@@ -160,6 +175,10 @@ const SPIN_SHARE_PPM: u64 = 250_000;
 /// that has gone idle takes 50 to 600 us to wake. The price is one CPU while GPUs are in use.
 const SPIN_ROOMY: Nanos = Nanos(10_000_000);
 const CPUS_ROOMY: usize = 8;
+
+/// Read again in less than a second.
+const LOG_BYTES: u64 = 64 << 20;
+const LOG_FILES: u32 = 4;
 
 fn is_roomy() -> bool {
     std::thread::available_parallelism().is_ok_and(|cpus| cpus.get() >= CPUS_ROOMY)
@@ -204,7 +223,7 @@ impl Server {
         }
         let mut seat = Seat::take(&options)?;
         allow_descriptors();
-        let epoch = seat.next_epoch()?;
+        let epoch = seat.next_epoch(options.must_remember)?;
         // Whoever comes before the log is read finds nobody, and tries again.
         let desk = Desk::new(&options, epoch, clock::now())?;
         let poller = Poller::new()?;
@@ -219,7 +238,7 @@ impl Server {
     /// Arbitrates until `stop` is set.
     ///
     /// # Errors
-    /// [`ServerError`] when the system or the log fails; never because of what a client does.
+    /// [`ServerError`] when the system fails; never because of what a client does, or of a disk that is full or broken.
     pub fn run(&mut self, stop: &AtomicBool) -> Result<(), ServerError> {
         if self.options.urgent {
             self.desk.scheduling = priority::hurry(self.options.spin_share_ppm);
@@ -227,7 +246,7 @@ impl Server {
         let mut pace = Pace::new(self.options.spin, self.options.spin_share_ppm, clock::now());
         let mut turns = 0u32;
         while !stop.load(Ordering::Relaxed) {
-            if self.turn()? {
+            if self.turn() {
                 pace.found(clock::now());
                 turns = turns.wrapping_add(1);
                 // However busy the pages are, control messages and deaths are seen.
@@ -248,17 +267,16 @@ impl Server {
     }
 
     /// Looks at every page once; whether there was anything to do.
-    fn turn(&mut self) -> Result<bool, ServerError> {
-        // Before anything is granted: whoever holds something is waited for by the next broker.
-        self.desk.write_down()?;
+    fn turn(&mut self) -> bool {
         let now = clock::now();
         self.notice.long(BEAT).store(now.0.max(1), Ordering::Relaxed);
+        // Before anything is granted: whoever holds something is waited for by the next broker.
+        self.desk.write_down(now);
         let busy = self.desk.turn(now, SHARE);
         for client in self.desk.take_removed() {
             self.forget(client);
         }
-        self.desk.flush()?;
-        Ok(busy)
+        busy
     }
 
     /// Sleeps until somebody rings, connects, writes or ends, or until it is time for something.
@@ -367,60 +385,4 @@ fn allow_descriptors() {
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
     // Where that is refused, fewer clients fit.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
-}
-
-/// A file of the broker beside its socket.
-fn beside(socket: &Path, ending: &str) -> PathBuf {
-    let mut path = socket.as_os_str().to_owned();
-    path.push(ending);
-    PathBuf::from(path)
-}
-
-/// The log of inputs.
-struct Log {
-    path: PathBuf,
-    file: BufWriter<File>,
-    failed: Option<io::Error>,
-}
-
-impl Log {
-    /// Continues a file of earlier brokers; every start writes a line with the parameters.
-    fn open(
-        path: &Path,
-        epoch: u64,
-        parameters: &ArbiterParameters,
-        memory: Option<&Memory>,
-    ) -> Result<Self, ServerError> {
-        let failed = |source| ServerError::Log { path: path.to_owned(), source };
-        let file = File::options().create(true).append(true).open(path).map_err(failed)?;
-        let start = file.metadata().map_err(failed)?.len();
-        let mut file = BufWriter::new(file);
-        let header = serde_json::json!({ "schema": 1, "epoch": epoch, "arbiter": parameters, "memory": memory });
-        // A broker that was killed may have left half a line.
-        writeln!(file, "\n{header}").and_then(|()| file.flush()).map_err(failed)?;
-        // Only now: a broker that is killed before this leaves the start before it to the next one.
-        replay::note_start(path, start).map_err(failed)?;
-        Ok(Self { path: path.to_owned(), file, failed: None })
-    }
-
-    fn write(&mut self, record: &serde_json::Value) {
-        if let Err(error) = writeln!(self.file, "{record}") {
-            self.failed.get_or_insert(error);
-        }
-    }
-
-    /// Has the system know all that was written.
-    fn write_out(&mut self) {
-        if let Err(error) = self.file.flush() {
-            self.failed.get_or_insert(error);
-        }
-    }
-
-    fn flush(&mut self) -> Result<(), ServerError> {
-        self.write_out();
-        match self.failed.take() {
-            Some(source) => Err(ServerError::Log { path: self.path.clone(), source }),
-            None => Ok(()),
-        }
-    }
 }

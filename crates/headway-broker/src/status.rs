@@ -31,8 +31,28 @@ pub struct Status {
     pub jobs: Vec<JobStatus>,
     /// Tasks for which there is no room on the GPUs that are left, by what they declare.
     pub without_room: Vec<TaskId>,
+    /// Whether what happens is written down.
+    pub memory: MemoryStatus,
     /// What happened since the start.
     pub counts: Counts,
+}
+
+/// What a broker that is started after this one will know.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MemoryStatus {
+    /// The log; `None` = there is none, and only who holds what is remembered.
+    pub log: Option<String>,
+    /// Whether nothing is granted while nothing can be written.
+    pub must_remember: bool,
+    /// Why nothing can be written now; `None` = all is well.
+    pub trouble: Option<String>,
+    /// How often that happened.
+    pub gaps: u64,
+    /// Lines that the log lacks therefore.
+    pub missing: u64,
+    /// Grants that wait until they can be written down.
+    pub withheld: u64,
 }
 
 /// One GPU.

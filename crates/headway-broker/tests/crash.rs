@@ -112,6 +112,8 @@ fn options(socket: &Path) -> Options {
     // Who is alive comes back, however slow the machine is.
     options.recover = Nanos(600_000_000_000);
     options.log = Some(log_of(socket));
+    // Files are full again and again, and none is dropped before the test has read it.
+    (options.log_bytes, options.log_files) = (256 << 10, 100_000);
     options
 }
 
@@ -552,8 +554,8 @@ impl Node {
         assert!(turned_away.is_empty(), "kept to the rules and were turned away: {turned_away:x?}");
         let longest = (0..WORKERS).map(|worker| self.get(WAITED + worker)).max().unwrap_or(0);
         println!(
-            "{} log entries checked, {} starts of brokers; {found} lives found where another came, one of the two cut off: {late} times who came",
-            self.book.inputs, self.book.starts
+            "{} log entries checked, {} starts of brokers, {} full files; {found} lives found where another came, one of the two cut off: {late} times who came",
+            self.book.inputs, self.book.starts, self.book.rotations
         );
         println!(
             "longest wait {longest} us; {} were above the {} us that each client hit meanwhile may cost",

@@ -389,13 +389,18 @@ fn a_broker_started_again_remembers_from_its_log_what_the_clients_do_not_tell() 
 }
 
 #[test]
-fn who_claims_a_token_that_is_another_s_by_the_log_is_refused() {
+fn who_claims_a_token_that_another_holds_is_refused_with_a_log_and_without() {
+    claim(false);
+    claim(true);
+}
+
+fn claim(has_log: bool) {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("broker");
     let change = |options: &mut Options| {
         one_gpu(1)(options);
         options.recover = Nanos(600_000_000_000);
-        options.log = Some(folder.path().join("log"));
+        options.log = has_log.then(|| folder.path().join("log"));
     };
     let mut broker = Broker::at(&socket, change);
     // The honest one finds the broker by another name, which it does not have for a while.
@@ -414,14 +419,14 @@ fn who_claims_a_token_that_is_another_s_by_the_log_is_refused() {
     );
     let shape_text = serde_json::to_string(&shape("liar")).unwrap();
     let hello = format!(
-        "{{\"hello\":{{\"version\":3,\"name\":\"liar\",\"resumed\":[{{\"id\":77,\"shape\":{shape_text},\"held\":{held}}}]}}}}"
+        "{{\"hello\":{{\"version\":4,\"name\":\"liar\",\"resumed\":[{{\"id\":77,\"shape\":{shape_text},\"held\":{held}}}]}}}}"
     );
     liar.send(hello.as_bytes(), &[]).unwrap();
     assert!(liar.wait(LIMIT));
     let mut buffer = [0; 4096];
     let Ok(Packet::Message(length, _)) = liar.receive(&mut buffer) else { panic!() };
     let answer = String::from_utf8_lossy(&buffer[..length]).into_owned();
-    assert!(answer.contains("by the broker's log task"), "{answer}");
+    assert!(answer.contains("by its record job 1 of task"), "{answer}");
     std::os::unix::fs::symlink(&socket, &name).unwrap();
     wait_until("the honest one is back", || client::status(&socket).is_ok_and(|status| !status.recovering));
     let holders = client::status(&socket).unwrap().gpus[0].holders.len();

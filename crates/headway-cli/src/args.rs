@@ -542,9 +542,18 @@ pub(crate) struct BrokerArgs {
     /// Start even if a process of another user has claimed one of the GPUs
     #[arg(long)]
     pub(crate) despite_claims: bool,
-    /// File for every input and every client cut off (JSON, one document a line)
+    /// File for every input, decision and client cut off (JSON, one document a line)
     #[arg(long, value_name = "FILE")]
     pub(crate) log: Option<PathBuf>,
+    /// Begin another file of the log, with a snapshot, at this size
+    #[arg(long, value_name = "SIZE", default_value = "64 MiB", value_parser = str::parse::<Bytes>)]
+    pub(crate) log_size: Bytes,
+    /// Keep so many files of the log: FILE, FILE.1 and so on
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub(crate) log_files: u32,
+    /// Grant nothing while it cannot be written down, as on a full disk; otherwise the broker goes on
+    #[arg(long)]
+    pub(crate) must_remember: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

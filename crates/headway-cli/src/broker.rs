@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::Result;
 use headway::bench::broker as bench;
-use headway::broker::{self, Access, Options, Phase, Status};
+use headway::broker::{self, Access, MemoryStatus, Options, Phase, Status};
 use headway::core::engine_lock::{Engine, LockId, Order};
 use headway::core::units::Nanos;
 
@@ -44,9 +44,14 @@ pub(crate) fn broker(out: &Out, args: &BrokerArgs) -> Result<Answer> {
         deadline_min: args.least_deadline,
         despite_claims: args.despite_claims,
         log: args.log.clone(),
+        log_bytes: args.log_size,
+        log_files: args.log_files,
+        must_remember: args.must_remember,
         ..usual
     };
-    broker::serve(&options, &stop, |socket| {
+    // Whatever goes wrong is said, also to who wants no notes.
+    let tell = |text: &str| eprintln!("warning: {text}");
+    broker::serve(&options, &stop, tell, |socket| {
         if !out.quiet {
             eprintln!("listening at {}", socket.display());
         }
@@ -111,6 +116,24 @@ fn list(words: impl IntoIterator<Item = String>) -> String {
     words.into_iter().collect::<Vec<_>>().join(", ")
 }
 
+/// What is written down, and why not where that fails.
+fn memory(memory: &MemoryStatus) -> String {
+    let log = memory.log.as_ref().map_or_else(|| "who holds what".to_owned(), |log| format!("everything, in {log}"));
+    let must = if memory.must_remember { "; grants nothing that it cannot write down" } else { "" };
+    let mut text = format!("memory    {log}{must}\n");
+    if let Some(trouble) = &memory.trouble {
+        let _ = writeln!(text, "          {trouble}; {} grants wait for that", memory.withheld);
+    }
+    if memory.gaps > 0 {
+        let _ = writeln!(
+            text,
+            "          could not be written {} times, {} lines are missing",
+            memory.gaps, memory.missing
+        );
+    }
+    text
+}
+
 fn text(status: &Status) -> String {
     let mut text = format!("broker    process {}, start {}, up {}\n", status.pid, status.epoch, status.uptime);
     if status.recovering {
@@ -118,6 +141,7 @@ fn text(status: &Status) -> String {
     }
     let _ = writeln!(text, "priority  of holders {}", status.priority);
     let _ = writeln!(text, "thread    {}", status.scheduling);
+    text.push_str(&memory(&status.memory));
     let counts = &status.counts;
     let _ = writeln!(
         text,

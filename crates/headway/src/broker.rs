@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
-use headway_broker::{BrokerLimits, Health, Probe, Server, place};
+use headway_broker::{BrokerLimits, Health, Probe, Server, Tell, place};
 use headway_core::engine_lock::{EngineParameters, Order, PeerLocks};
 use headway_core::machine::{Endpoint, EndpointId, Machine};
 use headway_core::predictor::PredictorParameters;
@@ -16,7 +16,7 @@ use headway_core::units::{Bytes, Nanos, PPM, Rate};
 use headway_cuda::{Nvml, NvmlGpu};
 use headway_os::affinity;
 
-pub use headway_broker::{Access, Client, OnLoss, Phase, Status, TaskShape};
+pub use headway_broker::{Access, Client, MemoryStatus, OnLoss, Phase, Status, TaskShape};
 
 use crate::{Error, files};
 
@@ -67,6 +67,12 @@ pub struct Options {
     pub lend_realtime: Option<i32>,
     /// The shortest relative deadline of a task.
     pub deadline_min: Nanos,
+    /// Size at which another file of the log is begun.
+    pub log_bytes: Bytes,
+    /// Files of the log that are kept.
+    pub log_files: u32,
+    /// Whether nobody is granted anything while what happens cannot be written down.
+    pub must_remember: bool,
 }
 
 impl Default for Options {
@@ -103,15 +109,23 @@ impl Default for Options {
             despite_claims: usual.despite_claims,
             lend_realtime: usual.lend_realtime,
             deadline_min: usual.limits.deadline_min,
+            log_bytes: Bytes(usual.log_bytes),
+            log_files: usual.log_files,
+            must_remember: usual.must_remember,
         }
     }
 }
 
-/// Arbitrates until `stop` is set; `started` is told where it listens.
+/// Arbitrates until `stop` is set; `started` is told where it listens, `tell` what goes wrong meanwhile.
 ///
 /// # Errors
 /// [`Error::Broker`], and what reading the machine gives.
-pub fn serve(options: &Options, stop: &AtomicBool, started: impl FnOnce(&Path)) -> Result<(), Error> {
+pub fn serve(
+    options: &Options,
+    stop: &AtomicBool,
+    tell: impl Fn(&str) + Send + Sync + 'static,
+    started: impl FnOnce(&Path),
+) -> Result<(), Error> {
     let machine = files::machine(&options.machine)?;
     let machine = match options.gpus {
         Some(gpus) => files::restrict(&machine, gpus)?,
@@ -140,6 +154,10 @@ pub fn serve(options: &Options, stop: &AtomicBool, started: impl FnOnce(&Path)) 
         boost: options.boost,
         probe,
         log: options.log.clone(),
+        log_bytes: options.log_bytes.0,
+        log_files: options.log_files,
+        must_remember: options.must_remember,
+        tell: Some(Tell::new(tell)),
         ..usual
     })
     .map_err(Error::Broker)?;
@@ -334,7 +352,7 @@ mod tests {
         std::thread::scope(|scope| {
             let (started, listening) = std::sync::mpsc::channel();
             let (options, stop) = (&options, &stop);
-            let server = scope.spawn(move || serve(options, stop, |_| started.send(()).unwrap()));
+            let server = scope.spawn(move || serve(options, stop, |_| {}, |_| started.send(()).unwrap()));
             listening.recv().unwrap();
             let status = status(Some(&socket)).unwrap();
             assert_eq!((status.gpus.len(), status.clients.len()), (4, 0));

@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use headway_core::engine_lock::EngineParameters;
-use headway_core::sharing::GpuId;
+use headway_core::sharing::{GpuId, JobId};
 use headway_core::units::Nanos;
 use headway_os::OsError;
 use headway_os::clock;
@@ -16,7 +16,7 @@ use super::receive;
 use crate::error::{ClientError, Reason};
 use crate::layout::{
     self, ANSWER_LONGS, ASLEEP, BEAT, BROKER_LONGS, BROKER_WORDS, CLIENT_LONGS, CLIENT_WORDS, Code, Entry, GPUS_MAX,
-    HEAD, NOTICE_LONGS, NOTICE_WORDS, RING_ENTRIES, TAIL,
+    HEAD, NOTICE_LONGS, NOTICE_WORDS, REPORTS, RING_ENTRIES, TAIL,
 };
 use crate::message::{FromBroker, FromClient, ResumedTask, VERSION};
 use crate::place;
@@ -42,8 +42,18 @@ pub(super) struct Link {
     pid: u32,
     /// What the broker's beat was when it was found silent; 0 = it was not.
     silent_at: AtomicU64,
-    /// Entries written; whoever writes holds it.
-    tail: Mutex<u64>,
+    /// Whether the broker wants to know which leased engines are used.
+    pub(super) has_log: bool,
+    tail: Mutex<Tail>,
+}
+
+/// The end of the ring; whoever writes there holds it.
+#[derive(Default)]
+struct Tail {
+    /// Entries written.
+    entries: u64,
+    /// Uses of leased engines that were not told.
+    untold: u64,
 }
 
 /// Why a wait has ended without an answer.
@@ -96,7 +106,8 @@ impl Link {
             lost: AtomicBool::new(false),
             pid,
             silent_at: AtomicU64::new(0),
-            tail: Mutex::new(0),
+            has_log: welcome.log,
+            tail: Mutex::new(Tail::default()),
         })
     }
 
@@ -148,7 +159,7 @@ impl Link {
     pub(super) fn push(&self, entry: Entry, patience: Nanos) -> Result<(), Unanswered> {
         let mut tail = self.tail.lock().unwrap_or_else(PoisonError::into_inner);
         let mut silence = None;
-        while tail.wrapping_sub(self.answers.long(HEAD)) >= RING_ENTRIES {
+        while self.unread(&tail) >= RING_ENTRIES {
             if self.is_lost() {
                 return Err(Unanswered::Lost);
             }
@@ -158,15 +169,41 @@ impl Link {
             self.ring();
             std::thread::yield_now();
         }
-        let first = layout::entry(*tail);
-        for (at, long) in entry.encode().into_iter().enumerate() {
-            self.page.long(first + at).store(long, Ordering::Relaxed);
-        }
-        *tail = tail.wrapping_add(1);
-        self.page.long(TAIL).store(*tail, Ordering::Release);
+        self.publish(&mut tail, entry);
         drop(tail);
         self.ring();
         Ok(())
+    }
+
+    /// Entries that the broker has not read.
+    fn unread(&self, tail: &Tail) -> u64 {
+        tail.entries.wrapping_sub(self.answers.long(HEAD))
+    }
+
+    fn publish(&self, tail: &mut Tail, entry: Entry) {
+        let first = layout::entry(tail.entries);
+        for (at, long) in entry.encode().into_iter().enumerate() {
+            self.page.long(first + at).store(long, Ordering::Relaxed);
+        }
+        tail.entries = tail.entries.wrapping_add(1);
+        self.page.long(TAIL).store(tail.entries, Ordering::Release);
+    }
+
+    /// Tells of a use of a leased engine, for the broker's log. Never waits; a broker that sleeps is woken only when many are
+    /// unread, and where there is no room the use is counted.
+    pub(super) fn report(&self, job: JobId, lock: usize, begin: Nanos, end: Nanos) {
+        let mut tail = self.tail.lock().unwrap_or_else(PoisonError::into_inner);
+        let unread = self.unread(&tail);
+        if unread >= REPORTS {
+            tail.untold += 1;
+            return;
+        }
+        let missing = std::mem::take(&mut tail.untold);
+        self.publish(&mut tail, Entry::Used { lock: lock as u32, job, begin, end, missing });
+        drop(tail);
+        if unread == REPORTS / 2 {
+            self.ring();
+        }
     }
 
     /// The answer in a slot to the question of this generation: looked for during `spin`, then slept for, until `until`.

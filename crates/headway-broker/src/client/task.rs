@@ -186,14 +186,15 @@ impl<'client> Token<'_, 'client> {
                 && !self.link.is_lost()
                 && let Some(mine) = lease::acquire(self.link.lease(lock), self.task.id.0)
             {
-                return Ok(Engine { token: self, locks: [Some((lock, mine)), None] });
+                let leased_at = self.link.has_log.then(clock::now);
+                return Ok(Engine { token: self, locks: [Some((lock, mine)), None], leased_at });
             }
             if operation.work == Work::CopyIn && operation.bytes <= engines.unlocked_below {
-                return Ok(Engine { token: self, locks: [None; 2] });
+                return Ok(Engine { token: self, locks: [None; 2], leased_at: None });
             }
             return self.engine_by_broker(engines, operation);
         }
-        Ok(Engine { token: self, locks: [None; 2] })
+        Ok(Engine { token: self, locks: [None; 2], leased_at: None })
     }
 
     /// The lock that a lease may cover.
@@ -220,7 +221,7 @@ impl<'client> Token<'_, 'client> {
                 if let Some(lock) = self.lease(engines, operation)
                     && let Some(mine) = lease::granted(self.link.lease(lock), self.task.id.0)
                 {
-                    return Ok(Engine { token: self, locks: [Some((lock, mine)), None] });
+                    return Ok(Engine { token: self, locks: [Some((lock, mine)), None], leased_at: None });
                 }
             }
             let generation = self.task.next_generation();
@@ -253,7 +254,7 @@ impl<'client> Token<'_, 'client> {
             }
         };
         let locks = self.granted(engines, operation, answer)?;
-        Ok(Engine { token: self, locks })
+        Ok(Engine { token: self, locks, leased_at: None })
     }
 
     /// The locks of an operation with the words that the broker gave.
@@ -318,11 +319,14 @@ impl Drop for Token<'_, '_> {
 pub struct Engine<'token> {
     token: &'token dyn Return,
     locks: [Option<(usize, u64)>; 2],
+    /// Since when it is used by lease; `None` = the broker knows, or keeps no log.
+    leased_at: Option<Nanos>,
 }
 
 /// Where locks are given back; hides the lifetimes of the token.
 trait Return {
     fn give_back(&self, lock: usize, mine: u64);
+    fn tell(&self, lock: usize, begin: Nanos, end: Nanos);
 }
 
 impl Return for Token<'_, '_> {
@@ -341,6 +345,10 @@ impl Return for Token<'_, '_> {
             Released::Lost => {}
         }
     }
+
+    fn tell(&self, lock: usize, begin: Nanos, end: Nanos) {
+        self.link.report(self.job, lock, begin, end);
+    }
 }
 
 impl Engine<'_> {
@@ -356,8 +364,12 @@ impl Engine<'_> {
 
 impl Drop for Engine<'_> {
     fn drop(&mut self) {
+        let used = self.leased_at.map(|begin| (begin, clock::now()));
         for (lock, mine) in self.locks.into_iter().flatten().rev() {
             self.token.give_back(lock, mine);
+            if let Some((begin, end)) = used {
+                self.token.tell(lock, begin, end);
+            }
         }
     }
 }

@@ -3,20 +3,21 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use headway_core::engine_lock::{self, Operation};
+use headway_core::sharing::log::{Fed, Line, Used};
 use headway_core::sharing::{
     Action, Arbiter, ClientId, ClusterParameters, Event, GpuId, Input, JobId, Key, Outcome, Refused, TaskId, TokenId,
 };
 use headway_core::units::Nanos;
 use headway_os::ipc::{Bell, Socket};
 
+use super::journal::{Journal, Known};
 use super::leases::Leases;
 use super::limits::{ACQUIRE_BYTES, Accounts, REQUEST_BYTES};
 use super::pages::Next;
-use super::predecessor::{Recovery, Register};
+use super::predecessor::Recovery;
 use super::priority::Priority;
-use super::replay::Replayed;
 use super::session::{Gone, Session};
-use super::{BrokerLimits, Log, Options};
+use super::{BrokerLimits, Options};
 use crate::error::{Reason, ServerError};
 use crate::layout::{Code, Entry, RING_ENTRIES};
 use crate::message::TaskShape;
@@ -88,7 +89,6 @@ pub(super) struct Desk {
     pub(super) started: Nanos,
     /// Whom nothing is granted before, after a start that others survived.
     pub(super) recovering: Option<Recovery>,
-    register: Register,
     /// Whom the next broker must wait for has changed.
     pub(super) roster_changed: bool,
     drain: Nanos,
@@ -103,25 +103,24 @@ pub(super) struct Desk {
     pub(super) lost: BTreeSet<GpuId>,
     /// Tasks for which there is no room since a GPU was lost.
     pub(super) without_room: BTreeSet<TaskId>,
-    /// What the log of the broker before says; `None` = nothing, or nobody is waited for.
-    pub(super) before: Option<Replayed>,
-    pub(super) log: Option<Log>,
+    pub(super) journal: Journal,
+    /// Grants that are kept back until they can be written down.
+    pub(super) withheld: Vec<Action>,
 }
 
 impl Desk {
     pub(super) fn new(options: &Options, epoch: u64, now: Nanos) -> Result<Self, ServerError> {
         let parameters = options.arbiter.clone();
         let mut arbiter = Arbiter::new(parameters.clone()).map_err(ServerError::Parameters)?;
-        let recovering = Recovery::begin(&options.socket, now.saturating_add(options.recover));
+        let (mut journal, before) = Journal::open(options, epoch, now)?;
+        let recovering = Recovery::begin(before.roster, now.saturating_add(options.recover));
         // Without anybody from before there is nobody whom it concerns, and lost GPUs may be back.
-        let before = options.log.as_deref().filter(|_| recovering.is_some());
-        let before = before.and_then(|path| Replayed::read(path, &parameters, now));
-        if let Some(before) = &before {
-            arbiter.recall(now, &before.memory);
+        let memory = before.memory.filter(|_| recovering.is_some());
+        if let Some(memory) = &memory {
+            arbiter.recall(now, memory);
         }
-        let lost = before.iter().flat_map(|before| before.memory.lost.iter().copied()).collect();
-        let memory = before.as_ref().map(|before| &before.memory);
-        let log = options.log.as_deref().map(|path| Log::open(path, epoch, &parameters, memory)).transpose()?;
+        let lost = memory.iter().flat_map(|memory| memory.lost.iter().copied()).collect();
+        journal.begin(now, &arbiter)?;
         let gpus: Vec<GpuId> = parameters.clusters.iter().flat_map(|cluster| cluster.gpus.clone()).collect();
         // Numbers of earlier brokers are not given again soon: their tasks may come back.
         let (next_client, next_task) = (epoch << 32, (epoch as u32 & 0xfff) << 20);
@@ -142,7 +141,6 @@ impl Desk {
             epoch,
             started: now,
             recovering,
-            register: Register::new(&options.socket),
             roster_changed: true,
             drain: options.drain,
             watchdog: options.watchdog,
@@ -153,8 +151,8 @@ impl Desk {
             faults: BTreeMap::new(),
             lost,
             without_room: BTreeSet::new(),
-            before,
-            log,
+            journal,
+            withheld: Vec::new(),
         })
     }
 
@@ -207,14 +205,15 @@ impl Desk {
 
     /// One look at everything; whether there was anything to do.
     pub(super) fn turn(&mut self, now: Nanos, share: usize) -> bool {
+        self.mend(now);
         let mut busy = self.collect_returns(now);
         if self.recovering.as_ref().is_none_or(|recovery| recovery.is_over(now)) {
             if self.recovering.take().is_some() {
                 self.roster_changed = true;
-                self.before = None;
                 // Nobody's requests were read until now.
                 self.tasks.values_mut().filter_map(|task| task.open.as_mut()).for_each(|open| open.since = now);
                 let _ = self.feed(now, Input::Recovered);
+                self.journal.settle(now, &self.arbiter);
             }
             busy |= self.read_rings(now, share);
         }
@@ -257,6 +256,9 @@ impl Desk {
             match entry {
                 Entry::Release { job, outcome } => self.release(now, client, job, outcome),
                 Entry::Abort { job } => self.abort(now, client, job),
+                Entry::Used { lock, job, begin, end, missing } => {
+                    self.used(now, client, Used { now, job, lock: self.lock_id(lock as usize), begin, end, missing });
+                }
                 Entry::Request { .. } | Entry::Acquire { .. } if !asks => {}
                 Entry::Request { slot, generation, job, release, acquisition } => {
                     self.request(now, client, Slot { number: slot, generation }, job, release, acquisition);
@@ -291,6 +293,7 @@ impl Desk {
         drained
             .chain(watched)
             .chain(self.arbiter.poll_timeout())
+            .chain(self.journal.retry_at())
             .chain(self.recovering.as_ref().map(|recovery| recovery.next_look(self.started)))
             .min()
     }
@@ -344,29 +347,56 @@ impl Desk {
 
     /// Puts an input before the arbiter and does what it says.
     pub(super) fn feed(&mut self, now: Nanos, input: Input) -> Result<(), Refused> {
-        if let Some(log) = &mut self.log {
-            log.write(&serde_json::json!({ "now": now, "input": &input }));
-            // What comes of it is in the log before anybody is told: the next broker never knows less than the clients.
-            log.write_out();
-        }
         let result = self.arbiter.handle(now, &input);
-        self.drain_outputs(now);
+        let actions: Vec<Action> = std::iter::from_fn(|| self.arbiter.poll_action()).collect();
+        let fed = Fed { now, input, actions: actions.clone(), refused: result.as_ref().err().cloned() };
+        // What comes of it is written down before anybody is told: the next broker never knows less than the clients.
+        self.journal.fed(fed, &self.arbiter, self.recovering.is_some());
+        for action in actions {
+            let is_grant = matches!(action, Action::Grant { .. } | Action::Run { .. } | Action::Obtained { .. });
+            if is_grant && (self.journal.forbids_grants() || !self.withheld.is_empty()) {
+                self.withheld.push(action);
+            } else {
+                self.act(now, action);
+            }
+        }
+        self.take_events(now);
         result
     }
 
-    fn drain_outputs(&mut self, now: Nanos) {
-        while let Some(action) = self.arbiter.poll_action() {
-            self.act(now, action);
+    /// Writes again what could not be written, and tells of the grants that waited for that.
+    fn mend(&mut self, now: Nanos) {
+        if self.journal.retry_at().is_none_or(|at| now < at)
+            || !self.journal.mend(now, &self.arbiter, self.recovering.is_some())
+        {
+            return;
         }
+        for action in std::mem::take(&mut self.withheld) {
+            // Who has given up meanwhile, or lost the GPU, is not told.
+            let holds = |(_, held): (TokenId, JobId), job| held == job;
+            let stands = match &action {
+                Action::Grant { job, token, .. } => self.clusters.iter().any(|cluster| {
+                    let tokens = self.arbiter.tokens(cluster.id);
+                    tokens.is_some_and(|tokens| tokens.holders().any(|held| held.0 == *token && holds(held, *job)))
+                }),
+                _ => true,
+            };
+            if stands {
+                self.act(now, action);
+            }
+        }
+        self.settle_leases(now);
+        self.priority.apply();
+    }
+
+    fn take_events(&mut self, now: Nanos) {
         let mut overrun = Vec::new();
         while let Some(event) = self.arbiter.poll_event() {
             match event {
                 Event::Engine(engine_lock::Event::Overrun { job, .. }) => overrun.push(job),
                 Event::Inadmissible { task, .. } => {
                     self.without_room.insert(task);
-                    if let Some(log) = &mut self.log {
-                        log.write(&serde_json::json!({ "now": now, "without-room": task }));
-                    }
+                    self.journal.note(now, &Line::WithoutRoom { now, task });
                 }
                 Event::Token { .. } | Event::Engine(_) => {}
             }
@@ -554,6 +584,14 @@ impl Desk {
         }
     }
 
+    /// Writes down what a client says of an engine that was leased to it. Nothing depends on it.
+    fn used(&mut self, now: Nanos, client: ClientId, used: Used) {
+        let is_theirs = self.tasks.get(&used.job.task).is_some_and(|task| task.client == client);
+        if is_theirs && used.end <= now {
+            self.journal.note(now, &Line::Used(used));
+        }
+    }
+
     // Ends.
 
     /// A client has closed its connection.
@@ -567,9 +605,8 @@ impl Desk {
     pub(super) fn cut(&mut self, now: Nanos, client: ClientId, hung: bool) {
         if self.sessions.get(&client).is_some_and(|session| session.gone.is_none()) {
             self.counts.cut += 1;
-            if let (Some(log), Some(session)) = (&mut self.log, self.sessions.get(&client)) {
-                log.write(&serde_json::json!({ "now": now, "cut": client, "pid": session.peer.pid, "hung": hung }));
-            }
+            let pid = self.sessions.get(&client).map_or(0, |session| session.peer.pid);
+            self.journal.note(now, &Line::Cut { now, client, pid, hung });
             self.let_go(now, client, hung);
         }
     }
@@ -631,17 +668,19 @@ impl Desk {
     }
 
     /// Has the next broker know whom to wait for.
-    pub(super) fn write_down(&mut self) -> Result<(), ServerError> {
+    pub(super) fn write_down(&mut self, now: Nanos) {
         if !std::mem::take(&mut self.roster_changed) {
-            return Ok(());
+            return;
         }
         let served = self.sessions.values().filter(|session| session.pages.is_some() && session.gone.is_none());
+        let served = served.map(|session| Known {
+            pid: session.peer.pid,
+            started: session.started,
+            uid: session.peer.uid,
+            tasks: session.tasks.clone(),
+        });
         let missing = self.recovering.iter().flat_map(Recovery::missing);
-        self.register.write(served.map(|session| (session.peer.pid, session.tasks.clone())).chain(missing))
-    }
-
-    pub(super) fn flush(&mut self) -> Result<(), ServerError> {
-        self.log.as_mut().map_or(Ok(()), Log::flush)
+        self.journal.serve(now, served.chain(missing));
     }
 }
 

@@ -11,6 +11,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, s
 use std::thread;
 use std::time::Duration;
 
+use headway_core::sharing::log::Line;
 use headway_core::sharing::{ClientId, GpuId, Input};
 use headway_core::units::Nanos;
 use headway_os::ipc::Bell;
@@ -110,7 +111,7 @@ fn look(probe: &Probe, gpus: &[GpuId], hinted: &Receiver<GpuId>, tell: &Sender<G
 
 impl Desk {
     /// A client has met an error of a GPU: a hint, to be looked at.
-    pub(super) fn fault(&mut self, client: ClientId, gpu: GpuId) {
+    pub(super) fn fault(&mut self, now: Nanos, client: ClientId, gpu: GpuId) {
         if !self.gpus.contains(&gpu) || self.lost.contains(&gpu) {
             return;
         }
@@ -119,9 +120,8 @@ impl Desk {
         if !self.hints.contains(&gpu) {
             self.hints.push(gpu);
         }
-        if let (Some(log), Some(session)) = (&mut self.log, self.sessions.get(&client)) {
-            log.write(&serde_json::json!({ "fault": gpu, "client": client, "pid": session.peer.pid }));
-        }
+        let pid = self.sessions.get(&client).map_or(0, |session| session.peer.pid);
+        self.journal.note(now, &Line::Fault { now, gpu, client, pid });
     }
 
     /// GPUs to look at.

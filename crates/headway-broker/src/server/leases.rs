@@ -1,6 +1,6 @@
 //! Engine locks in shared memory: leases while one client alone holds tokens of a GPU, grants one by one otherwise.
 
-use headway_core::engine_lock::{Operation, Work};
+use headway_core::engine_lock::{Engine, LockId, Operation, Work};
 use headway_core::sharing::{ClientId, GpuId, Input, JobId, TaskId};
 use headway_core::units::{Bytes, Nanos};
 
@@ -39,6 +39,12 @@ impl Leases {
 impl Desk {
     fn position(&self, gpu: GpuId) -> Option<usize> {
         self.gpus.iter().position(|known| *known == gpu)
+    }
+
+    /// An engine by its place in the pages; that of the last GPU if there is no such place.
+    pub(super) fn lock_id(&self, lock: usize) -> LockId {
+        let gpu = self.gpus.get(lock / ENGINES).or_else(|| self.gpus.last()).copied().unwrap_or(GpuId(0));
+        LockId { gpu, engine: [Engine::Execute, Engine::In, Engine::Out][lock % ENGINES] }
     }
 
     /// Locks that an operation needs; `None` if it is not possible.

@@ -3,6 +3,7 @@
 use std::os::fd::AsFd;
 
 use headway_core::engine_lock::{Operation, Work};
+use headway_core::sharing::log::{Line, TaskLine};
 use headway_core::sharing::{ClientId, Input, JobId, Key, TaskId, TaskParameters};
 use headway_core::units::{Bytes, Nanos};
 use headway_os::ipc::Words;
@@ -43,7 +44,7 @@ impl Desk {
                 self.withdraw(now, client, task)
             }
             FromClient::Fault { gpu } if greeted => {
-                self.fault(client, gpu);
+                self.fault(now, client, gpu);
                 FromBroker::Done
             }
             FromClient::Lost { gpu } if greeted => match self.is_owner(client) {
@@ -110,7 +111,13 @@ impl Desk {
             recovery.is_back(session.peer.pid);
         }
         let (Some(socket), Some(pages)) = (&session.socket, &session.pages) else { return false };
-        let welcome = Welcome { client, epoch: self.epoch, gpus: self.gpus.clone(), engines: self.engines };
+        let welcome = Welcome {
+            client,
+            epoch: self.epoch,
+            gpus: self.gpus.clone(),
+            engines: self.engines,
+            log: self.journal.has_log(),
+        };
         let Ok(text) = serde_json::to_vec(&FromBroker::Welcome(welcome)) else { return false };
         let [page, answers, bell] = pages.descriptors();
         socket.send(&text, &[page, answers, notice.as_fd(), bell]).is_ok()
@@ -132,10 +139,7 @@ impl Desk {
             return Err("period and deadline must be above zero".to_owned());
         }
         self.admit_user(uid, &shape)?;
-        let id = id.unwrap_or_else(|| {
-            self.next_task = self.next_task.wrapping_add(1);
-            TaskId(self.next_task)
-        });
+        let id = id.unwrap_or_else(|| self.next_task_id());
         let input = Input::Register(TaskParameters {
             id,
             client,
@@ -150,13 +154,28 @@ impl Desk {
             self.priority.manage(id, pid, thread, uid);
         }
         let mut shape = shape;
+        let task = id;
         shape.name = shape.name.chars().filter(|letter| !letter.is_control()).take(NAME_MAX).collect();
+        let name = shape.name.clone();
+        self.journal.note(now, &Line::Task(TaskLine { now, task, name, client, pid, uid }));
         self.tasks.insert(id, Task { client, shape, last_release: None, open: None });
         if let Some(session) = self.sessions.get_mut(&client) {
             session.tasks.push(id);
         }
         self.roster_changed = true;
         Ok(id)
+    }
+
+    /// A number that no task has, nor had before the broker was started again.
+    fn next_task_id(&mut self) -> TaskId {
+        loop {
+            self.next_task = self.next_task.wrapping_add(1);
+            let id = TaskId(self.next_task);
+            let was_there = self.recovering.as_ref().is_some_and(|recovery| recovery.has(id));
+            if !was_there && !self.tasks.contains_key(&id) {
+                return id;
+            }
+        }
     }
 
     fn withdraw(&mut self, now: Nanos, client: ClientId, task: TaskId) -> FromBroker {
@@ -181,10 +200,9 @@ impl Desk {
             return Err("too late: the broker no longer waits for the clients of its predecessor".to_owned());
         };
         let ResumedTask { id, shape, held } = resumed;
-        let pid = self.sessions.get(&client).map_or(0, |session| session.peer.pid);
-        if !recovery.may_have(pid, id) {
-            return Err(format!("task {} was another process's when the broker before ended", id.0));
-        }
+        let session = self.sessions.get(&client).ok_or("the client is gone")?;
+        let (peer, started) = (session.peer, session.started);
+        recovery.may_have(peer.pid, started, peer.uid, id, shape.cluster, held.as_ref())?;
         let deadline = shape.deadline;
         self.register(now, client, shape, Some(id))?;
         held.map_or(Ok(()), |held| self.adopt(now, id, deadline, held))
@@ -201,7 +219,6 @@ impl Desk {
             task.last_release = Some(held.release);
             task.open = Some(Open::new(key, slot, now));
         }
-        self.agrees_with_log(id, &held)?;
         self.feed(now, Input::Adopt { key, token: held.token }).map_err(|error| error.to_string())?;
         let works = [Work::Execute, Work::CopyIn, Work::CopyOut];
         let first = self.gpus.iter().position(|gpu| *gpu == held.gpu).unwrap_or(0) * ENGINES;

@@ -11,6 +11,7 @@ use std::path::Path;
 
 use headway_os::ipc::{Claim, Listener, Socket};
 
+use super::journal::is_passing;
 use super::{Access, Options};
 use crate::error::ServerError;
 use crate::folder::{Entry, Folder, with_ending};
@@ -115,8 +116,9 @@ impl Seat {
         Ok(())
     }
 
-    /// How often a broker was started here, with this time.
-    pub(super) fn next_epoch(&self) -> Result<u64, ServerError> {
+    /// How often a broker was started here, with this time. On a disk that is full or broken it is counted, but not noted,
+    /// unless the broker must remember.
+    pub(super) fn next_epoch(&self, must_remember: bool) -> Result<u64, ServerError> {
         let name = with_ending(&self.name, ".epoch");
         let failed = |source| ServerError::Place { path: self.folder.path(&name), source };
         let text = self.folder.read(&name, 64).map_err(failed)?.unwrap_or_default();
@@ -128,8 +130,10 @@ impl Seat {
             })?,
         };
         let epoch = before.saturating_add(1);
-        self.folder.replace(&name, format!("{epoch}\n").as_bytes()).map_err(failed)?;
-        Ok(epoch)
+        match self.folder.replace(&name, format!("{epoch}\n").as_bytes()) {
+            Err(error) if must_remember || !is_passing(&error) => Err(failed(error)),
+            _ => Ok(epoch),
+        }
     }
 }
 

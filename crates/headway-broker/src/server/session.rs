@@ -12,6 +12,8 @@ pub(super) struct Session {
     pub(super) socket: Option<Socket>,
     pub(super) process: Process,
     pub(super) peer: Peer,
+    /// When its process was started; 0 where the system does not say.
+    pub(super) started: u64,
     pub(super) name: String,
     /// `None` before it has said who it is, and after it is gone.
     pub(super) pages: Option<Pages>,
@@ -32,8 +34,8 @@ pub(super) struct Gone {
 
 impl Session {
     pub(super) fn new(socket: Socket, process: Process, peer: Peer) -> Self {
-        let socket = Some(socket);
-        Self { socket, process, peer, name: String::new(), pages: None, tasks: Vec::new(), gone: None }
+        let (socket, started) = (Some(socket), headway_os::ipc::started(peer.pid).unwrap_or(0));
+        Self { socket, process, peer, started, name: String::new(), pages: None, tasks: Vec::new(), gone: None }
     }
 
     /// Whether it is served and has published something that was not read.

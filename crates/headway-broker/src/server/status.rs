@@ -1,11 +1,9 @@
 //! What the broker tells about itself.
 
-use headway_core::engine_lock::{Engine, LockId};
 use headway_core::sharing::{ClientId, TaskId};
 use headway_core::units::Nanos;
 
 use super::desk::{Desk, Open, Task};
-use crate::layout::ENGINES;
 use crate::status::{ClientStatus, GpuStatus, JobStatus, Phase, Status};
 
 /// Jobs listed at most, so that the document fits a message.
@@ -41,6 +39,7 @@ impl Desk {
             clients: clients.collect(),
             jobs: jobs.take(JOBS_MAX).collect(),
             without_room: self.without_room.iter().filter(|id| sees_task(id)).copied().take(JOBS_MAX).collect(),
+            memory: self.journal.status(self.withheld.len()),
             counts: self.counts,
         }
     }
@@ -65,10 +64,7 @@ impl Desk {
     }
 
     fn job_status(&self, now: Nanos, id: TaskId, task: &Task, open: &Open) -> JobStatus {
-        let lock = |lock: &usize| LockId {
-            gpu: self.gpus[lock / ENGINES],
-            engine: [Engine::Execute, Engine::In, Engine::Out][lock % ENGINES],
-        };
+        let lock = |lock: &usize| self.lock_id(*lock);
         let phase = match open.granted {
             None => Phase::WaitsForToken,
             Some((gpu, token)) => {

@@ -3,27 +3,15 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use headway_core::sharing::{Arbiter, ArbiterParameters, Input, Memory};
+use headway_core::sharing::log::{Fed, Line, Why};
+use headway_core::sharing::{Arbiter, ArbiterParameters};
 use headway_core::units::Nanos;
-use serde::Deserialize;
-
-#[derive(Deserialize)]
-struct Start {
-    arbiter: ArbiterParameters,
-    memory: Option<Memory>,
-}
-
-#[derive(Deserialize)]
-struct Record {
-    now: Nanos,
-    input: Input,
-}
 
 /// Inputs of one start that are checked at most: the others take too long.
 const INPUTS_MAX: u64 = 20_000;
 
 /// A client that a broker cut off.
-#[derive(Clone, Copy, Deserialize)]
+#[derive(Clone, Copy)]
 pub(crate) struct Cut {
     pub(crate) now: Nanos,
     /// The kernel gives numbers of processes again: only with the time it says who that was.
@@ -40,52 +28,82 @@ pub(crate) struct Book {
     pub(crate) inputs: u64,
     /// Starts of brokers.
     pub(crate) starts: u64,
+    /// Files that were full.
+    pub(crate) rotations: u64,
+    arbiter: Option<(Arbiter, ArbiterParameters)>,
+    checked: u64,
+    /// What was left for the next broker.
+    kept: Vec<u8>,
 }
 
 impl Book {
     pub(crate) fn of(log: PathBuf) -> Self {
-        Self { log, cuts: Vec::new(), inputs: 0, starts: 0 }
+        Self { log, cuts: Vec::new(), inputs: 0, starts: 0, rotations: 0, arbiter: None, checked: 0, kept: Vec::new() }
     }
 
-    /// Reads the part that the broker that has just ended wrote, checks the state after every input, and leaves nothing
-    /// but that part for the next broker.
+    /// Reads what the broker that has just ended wrote, checks the state after every input, and leaves nothing but the last
+    /// snapshot and what follows it for the next broker.
     pub(crate) fn close(&mut self) {
-        let start_file = beside(&self.log, ".start");
-        let bytes = fs::read(&self.log).unwrap();
-        let start: usize = fs::read_to_string(&start_file).unwrap().trim().parse().unwrap();
-        let part = &bytes[start..];
-        self.check(part);
-        fs::write(&self.log, part).unwrap();
-        fs::write(&start_file, "0\n").unwrap();
+        let older = |number: u32| beside(&self.log, &format!(".{number}"));
+        let count = (1..).find(|number| !older(*number).exists()).unwrap();
+        let mut files: Vec<PathBuf> = (1..count).rev().map(older).collect();
+        // Neither is there if the broker was killed before its start, the second one while it renamed them.
+        files.extend([self.log.clone(), beside(&self.log, ".new")].into_iter().filter(|file| file.exists()));
+        let mut known = std::mem::take(&mut self.kept);
+        for file in files {
+            let bytes = fs::read(&file).unwrap();
+            // The oldest file begins with what was left in it.
+            let new = bytes.strip_prefix(known.as_slice()).unwrap_or(&bytes);
+            self.kept.append(&mut known);
+            for line in new.split_inclusive(|byte| *byte == b'\n') {
+                if self.check(line) {
+                    self.kept.clear();
+                }
+                self.kept.extend(line);
+            }
+            fs::remove_file(&file).unwrap();
+        }
+        fs::write(&self.log, &self.kept).unwrap();
+        self.inputs += self.checked;
+        self.checked = 0;
     }
 
-    fn check(&mut self, part: &[u8]) {
-        let (mut arbiter, mut checked): (Option<(Arbiter, ArbiterParameters)>, u64) = (None, 0);
-        for line in part.split(|byte| *byte == b'\n') {
-            if line.starts_with(b"{\"arbiter\"") {
-                let Ok(Start { arbiter: parameters, memory }) = serde_json::from_slice(line) else { continue };
-                let mut begun = Arbiter::new(parameters.clone()).unwrap();
-                begun.recall(Nanos::ZERO, &memory.unwrap_or_default());
-                arbiter = Some((begun, parameters));
-                self.starts += 1;
-            } else if line.starts_with(b"{\"cut\"") {
-                self.cuts.extend(serde_json::from_slice::<Cut>(line));
-            } else if checked < INPUTS_MAX
-                && let Some((arbiter, parameters)) = &mut arbiter
-                && let Ok(Record { now, input }) = serde_json::from_slice(line)
-            {
-                checked += 1;
-                feed(arbiter, parameters, now, &input);
+    /// Whether the line is a snapshot.
+    fn check(&mut self, line: &[u8]) -> bool {
+        match serde_json::from_slice(line) {
+            Ok(Line::Broker(start)) => {
+                let same = |arbiter: &Arbiter| serde_json::to_string(arbiter).unwrap() == start.state;
+                match start.why {
+                    Why::Started => self.starts += 1,
+                    Why::Rotated => self.rotations += 1,
+                    Why::Gap => panic!("lines are missing: {}", start.missing),
+                }
+                if start.why == Why::Rotated && self.checked < INPUTS_MAX {
+                    let known = self.arbiter.as_ref().is_none_or(|(arbiter, _)| same(arbiter));
+                    assert!(known, "the snapshot is not what the lines before it lead to");
+                }
+                self.arbiter = Some((start.begin().unwrap(), start.arbiter));
+                return true;
+            }
+            Ok(Line::Cut { now, pid, hung, .. }) => self.cuts.push(Cut { now, pid, hung }),
+            Ok(Line::Fed(fed)) if self.checked < INPUTS_MAX => {
+                if let Some((arbiter, parameters)) = &mut self.arbiter {
+                    self.checked += 1;
+                    feed(arbiter, parameters, &fed);
+                }
             }
             // Other lines are for people, or half a line of a broker that was killed.
+            _ => {}
         }
-        self.inputs += checked;
+        false
     }
 }
 
-fn feed(arbiter: &mut Arbiter, parameters: &ArbiterParameters, now: Nanos, input: &Input) {
-    let _ = arbiter.handle(now, input);
-    while arbiter.poll_action().is_some() {}
+fn feed(arbiter: &mut Arbiter, parameters: &ArbiterParameters, fed: &Fed) {
+    let Fed { now, input, actions, refused } = fed;
+    assert_eq!(arbiter.handle(*now, input).err(), *refused, "{input:?} at {now}");
+    let did: Vec<_> = std::iter::from_fn(|| arbiter.poll_action()).collect();
+    assert_eq!(did, *actions, "{input:?} at {now}");
     while arbiter.poll_event().is_some() {}
     for cluster in &parameters.clusters {
         let tokens = arbiter.tokens(cluster.id).unwrap();

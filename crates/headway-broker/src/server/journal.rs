@@ -1,0 +1,340 @@
+//! What the broker remembers: a log of every input and decision, if there is one, and always a small record of who holds what.
+//!
+//! Nothing that happens to a file ends the broker. What cannot be written is trouble: it is told once, it is in the status, and
+//! every second the broker tries again. When that works it writes a snapshot, so that nothing but the lines in between is
+//! missing. With [`Options::must_remember`](super::Options::must_remember) nobody is granted anything meanwhile.
+
+mod log;
+mod record;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use headway_core::sharing::log::{Fed, Line, Start, TaskLine, Why};
+use headway_core::sharing::{Arbiter, ArbiterParameters, ClusterId, Input, JobId, Memory, TaskId, TokenId};
+use headway_core::units::Nanos;
+
+use self::log::Log;
+use self::record::Record;
+pub(super) use self::record::{Known, Roster};
+use super::Options;
+use crate::error::ServerError;
+use crate::status::MemoryStatus;
+
+/// Between two attempts to write again.
+const RETRY: Nanos = Nanos(1_000_000_000);
+
+/// Told what a user must know and what no status can wait for.
+#[derive(Clone)]
+pub struct Tell(Arc<dyn Fn(&str) + Send + Sync>);
+
+impl Tell {
+    /// Tells by `tell`; called in the broker's thread.
+    pub fn new(tell: impl Fn(&str) + Send + Sync + 'static) -> Self {
+        Self(Arc::new(tell))
+    }
+}
+
+impl fmt::Debug for Tell {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Tell")
+    }
+}
+
+/// A disk that is full or broken, for tests: asked before every write to one of the broker's files, which fails with the number
+/// of the error that this gives. Half of what was to be written is written then, as on a disk that fills up.
+#[derive(Clone)]
+pub struct Faults(Arc<Ask>);
+
+type Ask = dyn Fn(&Path) -> Option<i32> + Send + Sync;
+
+impl Faults {
+    /// Asks `ask`.
+    pub fn new(ask: impl Fn(&Path) -> Option<i32> + Send + Sync + 'static) -> Self {
+        Self(Arc::new(ask))
+    }
+}
+
+impl fmt::Debug for Faults {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Faults")
+    }
+}
+
+/// Whether a write to the file at `path` may be made.
+fn allowed(faults: Option<&Faults>, path: &Path) -> io::Result<()> {
+    match faults.and_then(|faults| (faults.0)(path)) {
+        Some(errno) => Err(io::Error::from_raw_os_error(errno)),
+        None => Ok(()),
+    }
+}
+
+/// Why nothing can be written, since when.
+struct Trouble {
+    what: String,
+    retry_at: Nanos,
+    /// Lines that the log lacks.
+    lines: u64,
+}
+
+/// What is known of the broker before this one.
+pub(super) struct Before {
+    pub(super) roster: Roster,
+    /// What its arbiter knew, by the log.
+    pub(super) memory: Option<Memory>,
+}
+
+pub(super) struct Journal {
+    log: Option<Log>,
+    record: Record,
+    parameters: ArbiterParameters,
+    epoch: u64,
+    must_remember: bool,
+    tell: Option<Tell>,
+    trouble: Option<Trouble>,
+    /// Names of tasks, for snapshots.
+    names: BTreeMap<TaskId, TaskLine>,
+    /// Lines that could not be written, of troubles that are over.
+    missing: u64,
+    gaps: u64,
+}
+
+impl Journal {
+    /// Reads what the broker before left. Nothing is written to the log yet.
+    ///
+    /// # Errors
+    /// [`ServerError`] for places where nothing can be written for another reason than that a disk is full or broken; for
+    /// those too if the broker must remember.
+    pub(super) fn open(options: &Options, epoch: u64, now: Nanos) -> Result<(Self, Before), ServerError> {
+        let (record, roster, trouble) = Record::open(&options.socket, options.faults.clone(), options.must_remember)?;
+        let memory = options.log.as_deref().filter(|_| !roster.is_empty());
+        let memory = memory.and_then(|path| log::memory(path, &options.arbiter, now));
+        let log = options.log.as_deref().map(|path| Log::new(path, options)).transpose()?;
+        let mut this = Self {
+            log,
+            record,
+            parameters: options.arbiter.clone(),
+            epoch,
+            must_remember: options.must_remember,
+            tell: options.tell.clone(),
+            trouble: None,
+            names: BTreeMap::new(),
+            missing: 0,
+            gaps: 0,
+        };
+        if let Some(what) = trouble {
+            this.fail(now, what);
+        }
+        Ok((this, Before { roster, memory }))
+    }
+
+    /// Begins the log of this start.
+    ///
+    /// # Errors
+    /// As [`Journal::open`].
+    pub(super) fn begin(&mut self, now: Nanos, arbiter: &Arbiter) -> Result<(), ServerError> {
+        let first = self.snapshot(now, arbiter, Why::Started, 0);
+        let Some(log) = &mut self.log else { return Ok(()) };
+        match log.open(&first) {
+            Ok(()) => Ok(()),
+            Err(source) if is_passing(&source) && !self.must_remember => {
+                let what = format!("cannot write the log `{}`: {source}", log.path().display());
+                self.fail(now, what);
+                Ok(())
+            }
+            Err(source) => Err(ServerError::Log { path: log.path().to_owned(), source }),
+        }
+    }
+
+    fn snapshot(&mut self, now: Nanos, arbiter: &Arbiter, why: Why, missing: u64) -> Vec<u8> {
+        self.names.retain(|task, _| arbiter.task(*task).is_some());
+        let start = Start { missing, ..Start::of(arbiter, &self.parameters, self.epoch, now, why) };
+        let mut text = line(&Line::Broker(Box::new(start)));
+        for task in self.names.values() {
+            text.extend(line(&Line::Task(TaskLine { now, ..task.clone() })));
+        }
+        text
+    }
+
+    /// Writes down an input and what the arbiter made of it, before anybody is told of it.
+    pub(super) fn fed(&mut self, fed: Fed, arbiter: &Arbiter, recovering: bool) {
+        let now = fed.now;
+        if changes_holders(&fed.input) {
+            self.hold(now, arbiter, recovering);
+        }
+        self.note(now, &Line::Fed(fed));
+        if self.trouble.is_none() && self.log.as_ref().is_some_and(Log::is_full) {
+            self.rotate(now, arbiter);
+        }
+    }
+
+    fn hold(&mut self, now: Nanos, arbiter: &Arbiter, recovering: bool) {
+        let clusters = self.parameters.clusters.iter();
+        let holders = clusters.filter_map(|cluster| Some((cluster.id, arbiter.tokens(cluster.id)?.holders())));
+        let holders = holders.flat_map(|(id, holders)| holders.map(move |(token, job)| ((id, token), job)));
+        if let Err(error) = self.record.hold(&holders.collect(), recovering) {
+            let what = self.record.describe(&error);
+            self.fail(now, what);
+        }
+    }
+
+    /// Writes a line for which the arbiter is not needed.
+    pub(super) fn note(&mut self, now: Nanos, what: &Line) {
+        if let Line::Task(task) = what {
+            self.names.insert(task.task, task.clone());
+        }
+        let Some(log) = &mut self.log else { return };
+        if let Some(trouble) = &mut self.trouble {
+            trouble.lines += 1;
+            return;
+        }
+        if let Err(error) = log.append(&line(what)) {
+            let what = format!("cannot write the log `{}`: {error}", log.path().display());
+            self.fail(now, what);
+            if let Some(trouble) = &mut self.trouble {
+                trouble.lines += 1;
+            }
+        }
+    }
+
+    fn rotate(&mut self, now: Nanos, arbiter: &Arbiter) {
+        let first = self.snapshot(now, arbiter, Why::Rotated, 0);
+        let Some(log) = &mut self.log else { return };
+        if let Err(error) = log.rotate(&first) {
+            // The present file is whole, and is written on.
+            log.postpone_rotation();
+            let text = format!("cannot begin another file of the log `{}`: {error}; it grows on", log.path().display());
+            self.tell(&text);
+        }
+    }
+
+    /// Has the next broker know whom to wait for.
+    pub(super) fn serve(&mut self, now: Nanos, served: impl Iterator<Item = Known>) {
+        if let Err(error) = self.record.serve(served.collect()) {
+            let what = self.record.describe(&error);
+            self.fail(now, what);
+        }
+    }
+
+    fn tell(&self, text: &str) {
+        if let Some(tell) = &self.tell {
+            (tell.0)(text);
+        }
+    }
+
+    fn fail(&mut self, now: Nanos, what: String) {
+        if self.trouble.is_some() {
+            return;
+        }
+        self.gaps += 1;
+        let then = if self.must_remember {
+            "nobody is granted anything until that works again"
+        } else {
+            "the broker goes on, and a broker started after it would not know what happens until that works again"
+        };
+        self.tell(&format!("{what}; {then}"));
+        self.trouble = Some(Trouble { what, retry_at: now.saturating_add(RETRY), lines: 0 });
+    }
+
+    /// When to call [`Journal::mend`]; `None` = all is well.
+    pub(super) fn retry_at(&self) -> Option<Nanos> {
+        self.trouble.as_ref().map(|trouble| trouble.retry_at)
+    }
+
+    /// Whether grants are to be kept back.
+    pub(super) fn forbids_grants(&self) -> bool {
+        self.must_remember && self.trouble.is_some()
+    }
+
+    /// Tries to write again, with a snapshot in place of what is missing; whether all is well now.
+    pub(super) fn mend(&mut self, now: Nanos, arbiter: &Arbiter, recovering: bool) -> bool {
+        let Some(trouble) = &mut self.trouble else { return true };
+        if now < trouble.retry_at {
+            return false;
+        }
+        trouble.retry_at = now.saturating_add(RETRY);
+        let lines = trouble.lines;
+        if self.record.rewrite().is_err() {
+            return false;
+        }
+        let first = self.snapshot(now, arbiter, Why::Gap, lines);
+        // A file that failed may be broken for good: then another one.
+        if let Some(log) = &mut self.log
+            && log.open(&first).or_else(|_| log.rotate(&first)).is_err()
+        {
+            return false;
+        }
+        self.trouble = None;
+        self.hold(now, arbiter, recovering);
+        if self.trouble.is_some() {
+            return false;
+        }
+        self.missing = self.missing.saturating_add(lines);
+        let log = if self.log.is_some() {
+            format!(", a snapshot is in the log, {lines} lines before it are missing")
+        } else {
+            String::new()
+        };
+        self.tell(&format!("what happens is written down again{log}"));
+        true
+    }
+
+    /// The time of recovery is over: who has not come back holds nothing.
+    pub(super) fn settle(&mut self, now: Nanos, arbiter: &Arbiter) {
+        self.hold(now, arbiter, false);
+    }
+
+    pub(super) fn status(&self, withheld: usize) -> MemoryStatus {
+        let lines = self.trouble.as_ref().map_or(0, |trouble| trouble.lines);
+        MemoryStatus {
+            log: self.log.as_ref().map(|log| log.path().display().to_string()),
+            must_remember: self.must_remember,
+            trouble: self.trouble.as_ref().map(|trouble| trouble.what.clone()),
+            gaps: self.gaps,
+            missing: self.missing.saturating_add(lines),
+            withheld: withheld as u64,
+        }
+    }
+
+    pub(super) const fn has_log(&self) -> bool {
+        self.log.is_some()
+    }
+}
+
+/// Tokens by cluster with the jobs that hold them.
+type Holders = BTreeMap<(ClusterId, TokenId), JobId>;
+
+/// A line as bytes, with its end.
+fn line(line: &Line) -> Vec<u8> {
+    let mut text = serde_json::to_vec(line).expect("lines are plain data without maps, which always have a JSON form");
+    text.push(b'\n');
+    text
+}
+
+/// Inputs after which other jobs may hold tokens.
+const fn changes_holders(input: &Input) -> bool {
+    !matches!(
+        input,
+        Input::Register(_)
+            | Input::Withdraw { .. }
+            | Input::Acquire { .. }
+            | Input::Complete { .. }
+            | Input::Renew { .. }
+            | Input::Next { .. }
+            | Input::Recovered
+            | Input::Timeout
+    )
+}
+
+/// Whether an error may go away by itself, or by somebody's tidying up: disks that are full or fail.
+pub(super) fn is_passing(error: &io::Error) -> bool {
+    use io::ErrorKind::{FileTooLarge, QuotaExceeded, ReadOnlyFilesystem, StorageFull};
+    matches!(error.kind(), StorageFull | QuotaExceeded | FileTooLarge | ReadOnlyFilesystem)
+        || error.raw_os_error() == Some(EIO)
+}
+
+/// `EIO` of Linux: the disk failed.
+const EIO: i32 = 5;

@@ -1,0 +1,196 @@
+//! The files of the log. The present one has the name that was given, those before it `.1`, `.2` and so on; each begins with a
+//! snapshot, so that it can be read without the others.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+use headway_core::sharing::log::{Line, START};
+use headway_core::sharing::{ArbiterParameters, Memory};
+use headway_core::units::Nanos;
+use rustix::fs::OFlags;
+
+use super::{Faults, allowed};
+use crate::error::ServerError;
+use crate::folder::{Folder, with_ending};
+use crate::server::Options;
+
+/// Longest line that is read: a snapshot of the most tasks that there may be takes a few MiB.
+const LINE_MAX: u64 = 256 << 20;
+
+pub(super) struct Log {
+    folder: Folder,
+    name: OsString,
+    path: PathBuf,
+    /// `None` before it could be opened.
+    file: Option<File>,
+    bytes: u64,
+    /// Size at which another file is begun.
+    full_at: u64,
+    bytes_max: u64,
+    files: u32,
+    faults: Option<Faults>,
+}
+
+impl Log {
+    /// The log at `path`; nothing is written yet.
+    pub(super) fn new(path: &Path, options: &Options) -> Result<Self, ServerError> {
+        let failed = |source| ServerError::Log { path: path.to_owned(), source };
+        let (folder, name) = Folder::of(path).map_err(failed)?;
+        let folder = Folder::open_shared(&folder).map_err(failed)?;
+        Ok(Self {
+            folder,
+            name,
+            path: path.to_owned(),
+            file: None,
+            bytes: 0,
+            full_at: options.log_bytes,
+            bytes_max: options.log_bytes,
+            files: options.log_files.max(1),
+            faults: options.faults.clone(),
+        })
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(super) fn is_full(&self) -> bool {
+        self.bytes >= self.full_at
+    }
+
+    /// The file grows by as much as it may have before another one is tried again.
+    pub(super) fn postpone_rotation(&mut self) {
+        self.full_at = self.bytes.saturating_add(self.bytes_max);
+    }
+
+    /// Continues the file, or begins it, with `first`.
+    pub(super) fn open(&mut self, first: &[u8]) -> io::Result<()> {
+        self.finish_rotation()?;
+        let file = self.folder.file(&self.name, OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE)?;
+        self.bytes = file.metadata()?.len();
+        if self.bytes >= self.bytes_max {
+            return self.rotate(first);
+        }
+        self.file = Some(file);
+        if self.bytes > 0 {
+            // A broker that was killed, or a full disk, may have left half a line.
+            self.append(b"\n")?;
+        }
+        self.append(first)
+    }
+
+    /// A broker may have been killed between the two renamings of [`Log::rotate`].
+    fn finish_rotation(&self) -> io::Result<()> {
+        let new = with_ending(&self.name, ".new");
+        if self.folder.entry(&self.name)?.is_none() && self.folder.entry(&new)?.is_some() {
+            self.folder.rename(&new, &self.name)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
+        let file = self.file.as_mut().ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?;
+        let written = write(file, bytes, self.faults.as_ref(), &self.path);
+        // What a failed write has left in the file counts too.
+        self.bytes = self.bytes.saturating_add(bytes.len() as u64);
+        written
+    }
+
+    /// Begins another file with `first`, and drops the oldest one.
+    pub(super) fn rotate(&mut self, first: &[u8]) -> io::Result<()> {
+        let new = with_ending(&self.name, ".new");
+        self.folder.remove(&new)?;
+        allowed(self.faults.as_ref(), &self.folder.path(&new))?;
+        let mut file = self.folder.file(&new, OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE | OFlags::EXCL)?;
+        if let Err(error) = write(&mut file, first, self.faults.as_ref(), &self.folder.path(&new)) {
+            let _ = self.folder.remove(&new);
+            return Err(error);
+        }
+        let older = |number: u32| with_ending(&self.name, &format!(".{number}"));
+        for number in (1..self.files.saturating_sub(1)).rev() {
+            self.move_to(&older(number), &older(number + 1))?;
+        }
+        if self.files > 1 {
+            self.move_to(&self.name, &older(1))?;
+        }
+        self.folder.rename(&new, &self.name)?;
+        (self.file, self.bytes, self.full_at) = (Some(file), first.len() as u64, self.bytes_max);
+        // A snapshot that is larger than a file may be is followed by as much again.
+        if self.is_full() {
+            self.postpone_rotation();
+        }
+        Ok(())
+    }
+
+    fn move_to(&self, from: &OsString, to: &OsString) -> io::Result<()> {
+        match self.folder.rename(from, to) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            moved => moved,
+        }
+    }
+}
+
+fn write(file: &mut File, bytes: &[u8], faults: Option<&Faults>, path: &Path) -> io::Result<()> {
+    if let Err(error) = allowed(faults, path) {
+        let _ = file.write_all(&bytes[..bytes.len() / 2]);
+        return Err(error);
+    }
+    file.write_all(bytes)
+}
+
+/// What the arbiter of the broker before knew, by the last snapshot of its log and what follows it. `None` if there is no log, or
+/// it is of other GPUs, of another way of sharing them, or of before the system was started, whose clock began anew.
+pub(super) fn memory(path: &Path, parameters: &ArbiterParameters, now: Nanos) -> Option<Memory> {
+    let (folder, name) = Folder::of(path).ok()?;
+    let folder = Folder::open_shared(&folder).ok()?;
+    let open = |name: &OsString| folder.file(name, OFlags::RDONLY);
+    let mut file = BufReader::new(open(&name).or_else(|_| open(&with_ending(&name, ".new"))).ok()?);
+    let starts = starts(&mut file).ok()?;
+    // The last one may be half a line of a broker that was killed.
+    starts.into_iter().rev().find_map(|start| replay(&mut file, start, parameters, now))
+}
+
+/// Where the lines of starts begin.
+fn starts(file: &mut BufReader<File>) -> io::Result<Vec<u64>> {
+    let (mut starts, mut at, mut line) = (Vec::new(), 0, Vec::new());
+    loop {
+        line.clear();
+        let read = Read::take(&mut *file, LINE_MAX).read_until(b'\n', &mut line)?;
+        if read == 0 {
+            return Ok(starts);
+        }
+        if line.starts_with(START.as_bytes()) {
+            starts.push(at);
+        }
+        at += read as u64;
+    }
+}
+
+fn replay(file: &mut BufReader<File>, start: u64, parameters: &ArbiterParameters, now: Nanos) -> Option<Memory> {
+    file.seek(SeekFrom::Start(start)).ok()?;
+    let mut line = Vec::new();
+    Read::take(&mut *file, LINE_MAX).read_until(b'\n', &mut line).ok()?;
+    let Line::Broker(begun) = serde_json::from_slice(&line).ok()? else { return None };
+    if begun.arbiter != *parameters || begun.now > now {
+        return None;
+    }
+    // Another version's state is not taken, but what it says that it knew is.
+    let Ok(mut arbiter) = begun.begin() else { return Some(begun.memory) };
+    loop {
+        line.clear();
+        if Read::take(&mut *file, LINE_MAX).read_until(b'\n', &mut line).ok()? == 0 {
+            return Some(arbiter.memory());
+        }
+        // Other lines are for people, or half a line of a broker that was killed.
+        let Ok(Line::Fed(fed)) = serde_json::from_slice(&line) else { continue };
+        if fed.now > now {
+            return None;
+        }
+        // What was refused then is refused again.
+        let _ = arbiter.handle(fed.now, &fed.input);
+        while arbiter.poll_action().is_some() {}
+        while arbiter.poll_event().is_some() {}
+    }
+}

@@ -1,0 +1,249 @@
+//! The record beside the socket: which processes are served, which tasks are theirs, who holds which token. It is always there,
+//! so that a broker that is started again knows whom to believe.
+//!
+//! `.state` is replaced whenever a client or task comes or goes. `.held` has a slot of 64 bytes for each token, which is written
+//! in place before a holder is told: that needs no room on the disk, and a process that is killed never leaves half a slot.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use headway_core::sharing::{ClusterId, JobId, TaskId, TokenId};
+use headway_os::ipc::boot;
+use rustix::fs::OFlags;
+use serde::{Deserialize, Serialize};
+
+use super::{Faults, Holders, allowed, is_passing};
+use crate::error::ServerError;
+use crate::folder::{Folder, with_ending};
+
+const SCHEMA: u32 = 1;
+/// Largest file that is read: thousands of clients with all tasks that they may have.
+const BYTES_MAX: u64 = 16 << 20;
+/// Bytes of a slot; they divide the size of a page, so that a slot is written at once.
+const SLOT: usize = 64;
+const COMPLETE: &str = "headway 1 complete";
+const INCOMPLETE: &str = "headway 1 incomplete";
+
+/// A process with the tasks of one of its clients.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(in crate::server) struct Known {
+    pub(in crate::server) pid: u32,
+    /// When it was started, as the kernel counts: with the number, which process it is.
+    pub(in crate::server) started: u64,
+    pub(in crate::server) uid: u32,
+    pub(in crate::server) tasks: Vec<TaskId>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct State {
+    schema: u32,
+    /// The start of the system: processes of before it have all ended.
+    boot: String,
+    clients: Vec<Known>,
+}
+
+/// What the broker before has left.
+#[derive(Default)]
+pub(in crate::server) struct Roster {
+    pub(in crate::server) clients: Vec<Known>,
+    /// Who held each token; `None` = not all of it could be written.
+    pub(in crate::server) held: Option<BTreeMap<(ClusterId, TokenId), JobId>>,
+}
+
+impl Roster {
+    pub(in crate::server) fn is_empty(&self) -> bool {
+        self.clients.is_empty()
+    }
+}
+
+pub(super) struct Record {
+    folder: Folder,
+    state: OsString,
+    held: OsString,
+    file: Option<File>,
+    /// What each slot says.
+    slots: Vec<((ClusterId, TokenId), Option<JobId>)>,
+    /// What the state file is to say, and whether it does.
+    clients: Vec<Known>,
+    is_written: bool,
+    is_complete: bool,
+    faults: Option<Faults>,
+}
+
+fn slot(text: &str) -> [u8; SLOT] {
+    let mut slot = [b' '; SLOT];
+    slot[..text.len().min(SLOT - 1)].copy_from_slice(&text.as_bytes()[..text.len().min(SLOT - 1)]);
+    slot[SLOT - 1] = b'\n';
+    slot
+}
+
+fn holding(slot: ((ClusterId, TokenId), Option<JobId>)) -> [u8; SLOT] {
+    match slot {
+        ((cluster, token), Some(job)) => self::slot(&format!("{} {} {} {}", cluster.0, token.0, job.task.0, job.job)),
+        ((cluster, token), None) => self::slot(&format!("{} {} free", cluster.0, token.0)),
+    }
+}
+
+fn parse(text: &str) -> Option<((ClusterId, TokenId), Option<JobId>)> {
+    let mut words = text.split_whitespace();
+    let mut word = || words.next();
+    let token = (ClusterId(word()?.parse().ok()?), TokenId(word()?.parse().ok()?));
+    match word()? {
+        "free" => Some((token, None)),
+        task => Some((token, Some(JobId { task: TaskId(task.parse().ok()?), job: word()?.parse().ok()? }))),
+    }
+}
+
+impl Record {
+    /// Reads what is there and takes it over: it stays true until clients are back or known to be gone. With what went
+    /// wrong, if that is a full or broken disk.
+    pub(super) fn open(
+        socket: &Path,
+        faults: Option<Faults>,
+        must_remember: bool,
+    ) -> Result<(Self, Roster, Option<String>), ServerError> {
+        let place = |source| ServerError::Place { path: socket.to_owned(), source };
+        let (folder, name) = Folder::of(socket).map_err(place)?;
+        let folder = Folder::open(&folder).map_err(place)?;
+        let (state, held) = (with_ending(&name, ".state"), with_ending(&name, ".held"));
+        let beside = |name: &OsString| folder.path(name);
+        let failed = |name: &OsString, source| ServerError::Place { path: beside(name), source };
+        let clients = folder.read(&state, BYTES_MAX).map_err(|source| failed(&state, source))?;
+        let clients = clients.and_then(|bytes| serde_json::from_slice::<State>(&bytes).ok());
+        let clients = clients.filter(|state| state.schema == SCHEMA && state.boot == boot()).map(|state| state.clients);
+        let clients = clients.unwrap_or_default();
+        let slots = folder.read(&held, BYTES_MAX).map_err(|source| failed(&held, source))?.unwrap_or_default();
+        let slots = String::from_utf8_lossy(&slots).into_owned();
+        let mut lines = slots.lines();
+        let is_complete = lines.next().is_some_and(|line| line.trim_end() == COMPLETE);
+        let slots: Vec<_> = if clients.is_empty() { Vec::new() } else { lines.filter_map(parse).collect() };
+        let taken = slots.iter().filter_map(|(token, job)| Some((*token, (*job)?))).collect();
+        let roster = Roster { clients: clients.clone(), held: is_complete.then_some(taken) };
+        let is_whole = is_complete || clients.is_empty();
+        let mut this =
+            Self { folder, state, held, file: None, slots, clients, is_written: false, is_complete: is_whole, faults };
+        let trouble = match this.rewrite() {
+            Ok(()) => None,
+            Err(error) if is_passing(&error) && !must_remember => Some(this.describe(&error)),
+            Err(source) => return Err(ServerError::Place { path: this.folder.path(&this.held), source }),
+        };
+        Ok((this, roster, trouble))
+    }
+
+    pub(super) fn describe(&self, error: &io::Error) -> String {
+        format!("cannot write who holds what to `{}`: {error}", self.folder.path(&self.state).display())
+    }
+
+    /// Writes everything anew; from then on the record is complete, unless what it was taken over from was not.
+    pub(super) fn rewrite(&mut self) -> io::Result<()> {
+        if self.file.is_none() {
+            allowed(self.faults.as_ref(), &self.folder.path(&self.held))?;
+            self.file = Some(self.folder.file(&self.held, OFlags::RDWR | OFlags::CREATE)?);
+        }
+        if !self.is_written {
+            self.write_clients()?;
+        }
+        for at in 0..self.slots.len() {
+            self.write(at + 1, &holding(self.slots[at]))?;
+        }
+        // Slots of a broker that had more of them.
+        if let Some(file) = &self.file {
+            file.set_len(((self.slots.len() + 1) * SLOT) as u64)?;
+        }
+        self.write(0, &slot(if self.is_complete { COMPLETE } else { INCOMPLETE }))
+    }
+
+    fn write(&self, at: usize, bytes: &[u8; SLOT]) -> io::Result<()> {
+        allowed(self.faults.as_ref(), &self.folder.path(&self.held))?;
+        let file = self.file.as_ref().ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?;
+        file.write_all_at(bytes, (at * SLOT) as u64)
+    }
+
+    /// Notes that what is in the files is not all, as well as that can be done.
+    fn spoil(&mut self) {
+        let _ = self.write(0, &slot(INCOMPLETE));
+    }
+
+    /// Notes who holds what. While clients of the broker before are waited for, their tokens stay as they were.
+    pub(super) fn hold(&mut self, holders: &Holders, recovering: bool) -> io::Result<()> {
+        for (token, job) in holders {
+            match self.slots.iter().position(|(known, _)| known == token) {
+                Some(at) if self.slots[at].1 == Some(*job) => {}
+                Some(at) => {
+                    self.slots[at].1 = Some(*job);
+                    self.put(at)?;
+                }
+                None => {
+                    self.slots.push((*token, Some(*job)));
+                    self.put(self.slots.len() - 1)?;
+                }
+            }
+        }
+        if recovering {
+            return Ok(());
+        }
+        for at in 0..self.slots.len() {
+            if self.slots[at].1.is_some() && !holders.contains_key(&self.slots[at].0) {
+                self.slots[at].1 = None;
+                self.put(at)?;
+            }
+        }
+        if !self.is_complete {
+            // Nobody from before is waited for: all that there is is known here.
+            self.write(0, &slot(COMPLETE))?;
+            self.is_complete = true;
+        }
+        Ok(())
+    }
+
+    fn put(&mut self, at: usize) -> io::Result<()> {
+        let written = self.write(at + 1, &holding(self.slots[at]));
+        if written.is_err() {
+            self.spoil();
+        }
+        written
+    }
+
+    /// Notes who is served.
+    pub(super) fn serve(&mut self, clients: Vec<Known>) -> io::Result<()> {
+        if self.is_written && self.clients == clients {
+            return Ok(());
+        }
+        (self.clients, self.is_written) = (clients, false);
+        let written = self.write_clients();
+        if written.is_err() {
+            self.spoil();
+        }
+        written
+    }
+
+    fn write_clients(&mut self) -> io::Result<()> {
+        allowed(self.faults.as_ref(), &self.folder.path(&self.state))?;
+        let state = State { schema: SCHEMA, boot: boot(), clients: self.clients.clone() };
+        let text = serde_json::to_vec(&state).map_err(io::Error::from)?;
+        self.folder.replace(&self.state, &text)?;
+        self.is_written = true;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slots_read_back_as_they_were_written_and_have_one_size() {
+        let token = (ClusterId(u32::MAX), TokenId(u32::MAX));
+        let job = JobId { task: TaskId(u32::MAX), job: u64::MAX };
+        for slot in [(token, Some(job)), (token, None)] {
+            let bytes = holding(slot);
+            assert_eq!(bytes[SLOT - 1], b'\n');
+            assert_eq!(parse(std::str::from_utf8(&bytes).unwrap()), Some(slot));
+        }
+        assert_eq!(parse("1 2"), None);
+    }
+}

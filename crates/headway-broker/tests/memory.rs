@@ -1,0 +1,280 @@
+//! What a broker writes down, and what it does when it cannot.
+
+mod support;
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use headway_broker::{Client, ClientError, Faults, OnLoss, Options, Phase, Server, ServerError, Status, Tell, client};
+use headway_core::engine_lock::{Engine, Work};
+use headway_core::sharing::GpuId;
+use headway_core::sharing::log::{Line, Why};
+use headway_core::units::Nanos;
+use headway_os::clock;
+use support::{Broker, LIMIT, operation, parameters, shape, wait_until};
+
+const ENOSPC: i32 = 28;
+const EIO: i32 = 5;
+
+/// A disk whose files with one ending fail while there is an error.
+#[derive(Clone, Default)]
+struct Disk {
+    errno: Arc<AtomicI32>,
+    told: Arc<Mutex<Vec<String>>>,
+}
+
+impl Disk {
+    fn is(&self, errno: i32) {
+        self.errno.store(errno, Ordering::SeqCst);
+    }
+
+    fn options(&self, ending: &'static str, options: &mut Options) {
+        let (errno, told) = (Arc::clone(&self.errno), Arc::clone(&self.told));
+        options.faults = Some(Faults::new(move |path| {
+            let errno = Some(errno.load(Ordering::SeqCst)).filter(|errno| *errno != 0);
+            errno.filter(|_| path.to_string_lossy().ends_with(ending))
+        }));
+        options.tell = Some(Tell::new(move |text| told.lock().unwrap().push(text.to_owned())));
+    }
+
+    fn told(&self) -> Vec<String> {
+        self.told.lock().unwrap().clone()
+    }
+}
+
+fn one_gpu(options: &mut Options) {
+    options.arbiter = parameters(1, 1, Nanos(0));
+}
+
+fn connect(broker: &Broker, name: &str) -> Client {
+    Client::connect(&broker.socket, name, OnLoss::Wait).unwrap()
+}
+
+/// The lines of a log; half a line may stand before a start only.
+fn lines(log: &Path) -> Vec<Line> {
+    let (mut lines, mut torn) = (Vec::new(), false);
+    for line in fs::read_to_string(log).unwrap().lines().filter(|line| !line.is_empty()) {
+        let read = serde_json::from_str(line);
+        assert!(!torn || matches!(read, Ok(Line::Broker(_))), "{line}");
+        torn = read.is_err();
+        lines.extend(read);
+    }
+    lines
+}
+
+/// Makes all decisions of a log again; why each of its parts began.
+fn replay(log: &Path) -> Vec<(Why, u64)> {
+    let (mut arbiter, mut starts) = (None, Vec::new());
+    for line in lines(log) {
+        match line {
+            Line::Broker(start) => {
+                arbiter = Some(start.begin().unwrap());
+                starts.push((start.why, start.missing));
+            }
+            Line::Fed(fed) => {
+                let arbiter = arbiter.as_mut().expect("a log begins with a start");
+                assert_eq!(arbiter.handle(fed.now, &fed.input).err(), fed.refused);
+                assert_eq!(std::iter::from_fn(|| arbiter.poll_action()).collect::<Vec<_>>(), fed.actions);
+                while arbiter.poll_event().is_some() {}
+            }
+            _ => {}
+        }
+    }
+    starts
+}
+
+fn beside(path: &Path, ending: &str) -> PathBuf {
+    let mut path = path.as_os_str().to_owned();
+    path.push(ending);
+    PathBuf::from(path)
+}
+
+#[test]
+fn a_full_or_broken_disk_does_not_end_the_broker_and_when_it_is_well_again_a_snapshot_is_written() {
+    for (ending, errno) in [(".log", ENOSPC), (".log", EIO), (".held", EIO), (".state", ENOSPC), ("", ENOSPC)] {
+        let (folder, disk) = (tempfile::tempdir().unwrap(), Disk::default());
+        let (socket, log) = (folder.path().join("broker"), folder.path().join("broker.log"));
+        let broker = Broker::at(&socket, |options| {
+            one_gpu(options);
+            options.log = Some(log.clone());
+            disk.options(ending, options);
+        });
+        let client = connect(&broker, "one");
+        let mut task = client.register(shape("a")).unwrap();
+        task.acquire(clock::now(), 0, Some(LIMIT)).unwrap().release(Nanos(1));
+        disk.is(errno);
+        for _ in 0..20 {
+            // Another client and task each time: who is served changes too.
+            let other = connect(&broker, "other");
+            let mut second = other.register(shape("b")).unwrap();
+            second.acquire(clock::now(), 0, Some(LIMIT)).unwrap().release(Nanos(1));
+            task.acquire(clock::now(), 0, Some(LIMIT)).unwrap().release(Nanos(1));
+        }
+        let memory = client.status().unwrap().memory;
+        let trouble = memory.trouble.expect("there is trouble");
+        assert!(trouble.contains(&folder.path().display().to_string()) && trouble.contains("os error"), "{trouble}");
+        assert_eq!(disk.told().len(), 1, "told once: {:?}", disk.told());
+        disk.is(0);
+        wait_until("the disk is used again", || client.status().unwrap().memory.trouble.is_none());
+        assert_eq!((disk.told().len(), client.status().unwrap().memory.gaps), (2, 1), "{ending}: {:?}", disk.told());
+        task.acquire(clock::now(), 0, Some(LIMIT)).unwrap().release(Nanos(1));
+        drop(task);
+        drop(client);
+        drop(broker);
+        let starts = replay(&log);
+        let gaps: Vec<u64> = starts.iter().filter(|(why, _)| *why == Why::Gap).map(|(_, missing)| *missing).collect();
+        assert_eq!(gaps.len(), 1, "{ending}: {starts:?}");
+        assert!(gaps[0] > 20, "{ending}: {gaps:?}");
+    }
+}
+
+#[test]
+fn a_broker_starts_on_a_full_disk_unless_it_must_remember() {
+    let (folder, disk) = (tempfile::tempdir().unwrap(), Disk::default());
+    let (socket, log) = (folder.path().join("broker"), folder.path().join("broker.log"));
+    let change = |options: &mut Options| {
+        one_gpu(options);
+        options.log = Some(log.clone());
+        disk.options("", options);
+    };
+    disk.is(ENOSPC);
+    let mut must = Options::new(socket.clone(), parameters(1, 1, Nanos(0)));
+    must.must_remember = true;
+    change(&mut must);
+    let refused = Server::bind(must).map(drop).unwrap_err();
+    assert!(matches!(refused, ServerError::Place { .. } | ServerError::Log { .. }), "{refused}");
+    let broker = Broker::at(&socket, change);
+    let client = connect(&broker, "one");
+    let mut task = client.register(shape("a")).unwrap();
+    task.acquire(clock::now(), 0, Some(LIMIT)).unwrap().release(Nanos(1));
+    disk.is(0);
+    wait_until("the disk is used again", || client.status().unwrap().memory.trouble.is_none());
+    // A place that is wrong is the user's mistake, and said at once.
+    let mut wrong = Options::new(folder.path().join("other"), parameters(1, 1, Nanos(0)));
+    wrong.log = Some(folder.path().join("none/log"));
+    assert!(
+        matches!(Server::bind(wrong).map(drop), Err(ServerError::Log { source, .. }) if source.kind() == io::ErrorKind::NotFound)
+    );
+}
+
+fn waiting(status: &Status) -> usize {
+    status.jobs.iter().filter(|job| job.phase == Phase::WaitsForToken).count()
+}
+
+#[test]
+fn a_broker_that_must_remember_grants_nothing_until_it_can_be_written_down() {
+    let (folder, disk) = (tempfile::tempdir().unwrap(), Disk::default());
+    let (socket, log) = (folder.path().join("broker"), folder.path().join("broker.log"));
+    let broker = Broker::at(&socket, |options| {
+        one_gpu(options);
+        options.log = Some(log.clone());
+        options.must_remember = true;
+        disk.options(".log", options);
+    });
+    let (one, two) = (connect(&broker, "one"), connect(&broker, "two"));
+    let (mut a, mut b) = (one.register(shape("a")).unwrap(), two.register(shape("b")).unwrap());
+    a.acquire(clock::now(), 0, Some(LIMIT)).unwrap().release(Nanos(1));
+    disk.is(ENOSPC);
+    // Who gives up meanwhile leaves nothing behind.
+    let gone = a.acquire(clock::now(), 0, Some(Duration::ZERO)).map(drop);
+    assert!(matches!(gone, Err(ClientError::TimedOut)), "{gone:?}");
+    std::thread::scope(|scope| {
+        let waiter = scope.spawn(|| b.acquire(clock::now(), 0, Some(LIMIT)).map(|token| token.release(Nanos(1))));
+        wait_until("a grant is kept back", || {
+            let status = one.status().unwrap();
+            waiting(&status) == 1 && status.memory.withheld > 0 && status.memory.trouble.is_some()
+        });
+        assert!(one.status().unwrap().gpus[0].holders.is_empty());
+        assert!(disk.told()[0].contains("nobody is granted anything"), "{:?}", disk.told());
+        disk.is(0);
+        waiter.join().unwrap().unwrap();
+    });
+    assert_eq!(one.status().unwrap().memory.withheld, 0);
+    a.acquire(clock::now(), 0, Some(LIMIT)).unwrap().release(Nanos(1));
+    drop((a, b));
+    drop((one, two, broker));
+    replay(&log);
+}
+
+#[test]
+fn a_log_has_as_many_files_as_it_may_each_readable_without_the_others_and_nothing_is_forgotten() {
+    const BYTES: u64 = 20_000;
+    let folder = tempfile::tempdir().unwrap();
+    let (socket, log) = (folder.path().join("broker"), folder.path().join("broker.log"));
+    let change = |options: &mut Options| {
+        options.recover = Nanos(600_000_000_000);
+        options.log = Some(log.clone());
+        (options.log_bytes, options.log_files) = (BYTES, 3);
+    };
+    let mut broker = Broker::at(&socket, change);
+    let client = connect(&broker, "one");
+    client.declare_lost(GpuId(1)).unwrap();
+    let mut task = client.register(shape("a")).unwrap();
+    for _ in 0..300 {
+        task.acquire(clock::now(), 0, Some(LIMIT)).unwrap().release(Nanos(1_000));
+    }
+    let token = task.acquire(clock::now(), 0, Some(LIMIT)).unwrap();
+    broker.stop();
+    let names: BTreeSet<String> = fs::read_dir(folder.path())
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .filter(|name| name.starts_with("broker.log"))
+        .collect();
+    assert_eq!(names.into_iter().collect::<Vec<_>>(), ["broker.log", "broker.log.1", "broker.log.2"]);
+    for file in [log.clone(), beside(&log, ".1"), beside(&log, ".2")] {
+        let starts = replay(&file);
+        assert_eq!(starts[0], (Why::Rotated, 0), "{}", file.display());
+        // A line and a snapshot more than the limit.
+        let bytes = fs::metadata(&file).unwrap().len();
+        assert!(bytes < BYTES + 10_000, "{} has {bytes} bytes", file.display());
+    }
+    // The line that told of the lost GPU is in none of them.
+    assert!(!fs::read_to_string(&log).unwrap().contains("gpu-lost"));
+    let _broker = Broker::at(&socket, change);
+    wait_until("the client is back", || client::status(&socket).is_ok_and(|status| !status.recovering));
+    let status = client::status(&socket).unwrap();
+    assert!(status.gpus[1].lost, "{status:?}");
+    assert_eq!(status.gpus[0].holders.len(), 1);
+    assert!(!token.is_revoked());
+}
+
+#[test]
+fn what_is_used_by_lease_is_in_the_log() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("broker.log");
+    let broker = Broker::at(&folder.path().join("broker"), |options| {
+        one_gpu(options);
+        options.log = Some(log.clone());
+    });
+    let client = connect(&broker, "one");
+    let mut task = client.register(shape("a")).unwrap();
+    let id = task.id();
+    let mut token = task.acquire(clock::now(), 0, Some(LIMIT)).unwrap();
+    wait_until("the engines are leased", || client.status().unwrap().gpus[0].leased_to.is_some());
+    let before = clock::now();
+    // More than the ring has room for at once: who is not told is counted.
+    for _ in 0..2_000 {
+        token.engine(operation(Work::Execute)).unwrap().release();
+    }
+    token.engine(operation(Work::CopyOut)).unwrap().release();
+    let engines = client.status().unwrap().counts.engines;
+    token.release(Nanos(1));
+    drop(task);
+    drop(client);
+    drop(broker);
+    assert_eq!(engines, 0, "all by lease");
+    let used: Vec<_> = lines(&log)
+        .into_iter()
+        .filter_map(|line| if let Line::Used(used) = line { Some(used) } else { None })
+        .collect();
+    assert!(used.iter().all(|used| used.job.task == id && before <= used.begin && used.begin <= used.end), "{used:?}");
+    let told = used.len() as u64 + used.iter().map(|used| used.missing).sum::<u64>();
+    let last_is_told = used.last().is_some_and(|used| used.lock.engine == Engine::Out);
+    assert!(told == 2_001 || !last_is_told && told < 2_001, "{told} of 2001");
+    assert!(used.len() > 100, "{} are told", used.len());
+}
