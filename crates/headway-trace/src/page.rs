@@ -1,52 +1,57 @@
 //! One HTML file that shows a run: no network, no fonts or scripts from elsewhere.
 //!
-//! Everything a workload can name is text in the page's data block or escaped text in its head. A content security policy
-//! admits only the page's own script and style, by their hashes, so that nothing in a name can run.
+//! The file is the same for streams and for tasks that share GPUs; each gives the tables, rows and jobs of its kind as data.
+//! Its size does not grow with the run: `lanes` and `series` say what is kept.
 
-use std::io::{self, BufWriter, Write};
+pub(crate) mod lanes;
+pub(crate) mod series;
+pub(crate) mod shell;
+pub(crate) mod still;
 
-use headway_core::units::Nanos;
+use std::io::{self, Write};
+
+use headway_core::units::{Bytes, Nanos};
 use serde::Serialize;
-use sha2::{Digest, Sha256};
 
+use self::lanes::{Item, Kept, Lane, Reduced, Row, SINGLY_MAX};
+use self::series::{Point, Series};
+use self::shell::Shell;
 use crate::Log;
 use crate::summary::Summary;
-use crate::timeline::{Operation, Timeline};
+use crate::timeline::{Job, Operation, Timeline};
 
 /// Version of the JSON form of the data block `headway-data`.
-pub const SCHEMA: u32 = 1;
-
-const STYLE: &str = include_str!("page/page.css");
-const SCRIPT: &str = include_str!("page/page.js");
-const BODY: &str = include_str!("page/body.html");
+pub const SCHEMA: u32 = shell::SCHEMA;
+/// What the data block calls this kind of page.
+const KIND: &str = "streams";
 /// Characters per line of the tables shown where scripts are off.
 const PLAIN_WIDTH: usize = 120;
+/// Pairs of who waited for whom that the page has; the command's summary has all.
+const BLAME_MAX: usize = 1_000;
+/// Windows to keep for each reason.
+const WORTH_SEEING: usize = 100;
 
 /// Everything the page draws. Times are nanoseconds after the epoch; equal positions in the vectors of a struct belong
 /// together.
 #[derive(Serialize)]
 struct Data<'a> {
     schema: u32,
+    kind: &'static str,
     summary: &'a Summary,
+    /// Pairs of who waited for whom beyond those in the summary.
+    more_blame: usize,
     pipelines: Vec<PipelineData<'a>>,
-    streams: Vec<StreamData>,
+    streams: Vec<Series>,
+    missed: Vec<Nanos>,
     jobs: Jobs,
-    rows: Vec<Row<'a>>,
+    rows: Vec<Row>,
+    kept: Kept,
 }
 
 #[derive(Serialize)]
 struct PipelineData<'a> {
     name: &'a str,
     steps: Vec<&'a str>,
-}
-
-/// The delivered packets of a stream in the order of delivery.
-#[derive(Serialize)]
-struct StreamData {
-    start: Nanos,
-    period: Nanos,
-    packet: Vec<u64>,
-    response: Vec<Nanos>,
 }
 
 #[derive(Default, Serialize)]
@@ -64,152 +69,117 @@ struct Jobs {
     flags: Vec<u8>,
 }
 
-/// The operations of an engine, or of a server without engines, in the order of their start.
-#[derive(Serialize)]
-struct Row<'a> {
-    name: &'a str,
-    gpu: Option<u32>,
-    start: Vec<Nanos>,
-    duration: Vec<Nanos>,
-    job: Vec<usize>,
-    bytes: Vec<u64>,
-}
-
 /// Writes the page of a run.
 ///
 /// # Errors
 /// Those of `out`.
 pub fn write(log: &Log, summary: &Summary, out: impl Write) -> io::Result<()> {
-    let mut out = BufWriter::with_capacity(1 << 16, out);
     let timeline = Timeline::new(log);
-    let title = format!("{}: {} [{}]", summary.workload.name, summary.verdict.text, summary.source);
-    writeln!(out, "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">")?;
-    writeln!(
-        out,
-        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src '{}'; script-src '{}'; \
-         base-uri 'none'; form-action 'none'\">",
-        hash(STYLE),
-        hash(SCRIPT),
-    )?;
-    writeln!(out, "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">")?;
-    writeln!(out, "<meta name=\"color-scheme\" content=\"light dark\">")?;
-    writeln!(out, "<title>{}</title>\n<style>{STYLE}</style>\n</head>\n<body>", escape(&title))?;
-    out.write_all(BODY.as_bytes())?;
-    let plain = summary.table(PLAIN_WIDTH);
-    writeln!(
-        out,
-        "<noscript><p>Scripts are off; these are the figures as text.</p><pre>{}</pre></noscript>",
-        escape(&plain)
-    )?;
-    write!(out, "<script type=\"application/json\" id=\"headway-data\">")?;
-    serde_json::to_writer(InScript(&mut out), &data(log, summary, &timeline))?;
-    writeln!(out, "</script>\n<script>{SCRIPT}</script>\n</body>\n</html>")?;
-    out.flush()
-}
-
-/// Text as HTML, for elements and attribute values in quotes.
-pub(crate) fn escape(text: &str) -> String {
-    let mut escaped = String::with_capacity(text.len());
-    for c in text.chars() {
-        match c {
-            '&' => escaped.push_str("&amp;"),
-            '<' => escaped.push_str("&lt;"),
-            '>' => escaped.push_str("&gt;"),
-            '"' => escaped.push_str("&quot;"),
-            '\'' => escaped.push_str("&#39;"),
-            c => escaped.push(c),
-        }
-    }
-    escaped
-}
-
-/// Passes JSON on in a form that cannot end the script element it stands in: outside strings JSON has no `<`, `>` or `&`.
-struct InScript<W>(W);
-
-impl<W: Write> Write for InScript<W> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        for part in bytes.split_inclusive(|byte| matches!(byte, b'<' | b'>' | b'&')) {
-            let (last, before) = part.split_last().expect("a part that was split off has a byte");
-            match last {
-                b'<' | b'>' | b'&' => {
-                    self.0.write_all(before)?;
-                    write!(self.0, "\\u{last:04x}")?;
-                }
-                _ => self.0.write_all(part)?,
-            }
-        }
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.0.flush()
-    }
-}
-
-/// A source expression of a content security policy.
-fn hash(text: &str) -> String {
-    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let mut encoded = "sha256-".to_owned();
-    for group in Sha256::digest(text.as_bytes()).chunks(3) {
-        let word = group.iter().enumerate().fold(0u32, |word, (at, byte)| word | u32::from(*byte) << (16 - 8 * at));
-        for at in 0..4 {
-            let digit = DIGITS[(word >> (18 - 6 * at) & 63) as usize];
-            encoded.push(if at <= group.len() { char::from(digit) } else { '=' });
-        }
-    }
-    encoded
-}
-
-fn data<'a>(log: &'a Log, summary: &'a Summary, timeline: &Timeline) -> Data<'a> {
+    let points = points(log, &timeline);
+    let lanes = lanes(log, &timeline);
+    let deadlines: Vec<Nanos> = log.header().plan.streams.iter().map(|stream| stream.deadline).collect();
+    let wanted = wanted(&timeline, &points, &deadlines);
+    let picture = wanted.first().map(|window| still(log, &timeline, &lanes, *window)).unwrap_or_default();
+    let Reduced { mut rows, kept, jobs: drawn } =
+        lanes::reduce(&lanes, timeline.jobs.len(), timeline.span(), wanted, SINGLY_MAX);
+    let (jobs, positions) = jobs(&timeline, drawn);
+    rows.iter_mut().for_each(|row| row.renumber(&positions));
     let plan = &log.header().plan;
     let pipelines = plan.pipelines.iter().map(|pipeline| PipelineData {
         name: &pipeline.name,
         steps: pipeline.steps.iter().map(|step| step.name.as_str()).collect(),
     });
-    Data {
+    let room = series::room(points.len());
+    let streams = plan.streams.iter().zip(&points);
+    let mut shown = summary.clone();
+    shown.blame.truncate(BLAME_MAX);
+    let data = Data {
         schema: SCHEMA,
-        summary,
+        kind: KIND,
+        more_blame: summary.blame.len() - shown.blame.len(),
+        summary: &shown,
         pipelines: pipelines.collect(),
-        streams: streams(log, timeline),
-        jobs: jobs(timeline),
-        rows: rows(log, timeline),
-    }
-}
-
-fn streams(log: &Log, timeline: &Timeline) -> Vec<StreamData> {
-    let empty = |stream: &headway_core::plan::PlannedStream| StreamData {
-        start: stream.start,
-        period: stream.period,
-        packet: Vec::new(),
-        response: Vec::new(),
+        streams: streams.map(|(stream, points)| series::series(points, stream.deadline, room)).collect(),
+        missed: series::missed(points.iter().flatten(), timeline.span()),
+        jobs,
+        rows,
+        kept,
     };
-    let mut streams: Vec<StreamData> = log.header().plan.streams.iter().map(empty).collect();
-    for packet in timeline.packets(log) {
-        let stream = &mut streams[packet.stream as usize];
-        stream.packet.push(packet.packet);
-        stream.response.push(packet.response());
-    }
-    streams
+    let title = format!("{}: {} [{}]", summary.workload.name, summary.verdict.text, summary.source);
+    let plain = summary.table(PLAIN_WIDTH);
+    Shell { title: &title, incomplete: None, plain: &plain, still: &picture }.write(&data, out)
 }
 
-fn jobs(timeline: &Timeline) -> Jobs {
+/// The responses of each stream in the order of delivery.
+fn points(log: &Log, timeline: &Timeline) -> Vec<Vec<Point>> {
+    let mut points = vec![Vec::new(); log.header().plan.streams.len()];
+    for packet in timeline.packets(log) {
+        points[packet.stream as usize].push(Point {
+            at: packet.delivered.saturating_sub(timeline.epoch),
+            response: packet.response(),
+            late: packet.missed(),
+        });
+    }
+    points
+}
+
+/// Where to look, what matters most first: the least slack, late jobs, late packets, the longest response of each stream,
+/// the longest waits.
+fn wanted(timeline: &Timeline, points: &[Vec<Point>], deadlines: &[Nanos]) -> Vec<(Nanos, Nanos)> {
+    let window = |point: &Point| (point.at.saturating_sub(point.response), point.at);
+    let slack = |deadline: &Nanos, point: &Point| i128::from(deadline.0) - i128::from(point.response.0);
+    let least = |(points, deadline): (&Vec<Point>, &Nanos)| {
+        points.iter().max_by_key(|point| point.response).map(|point| (slack(deadline, point), *point))
+    };
+    let mut longest: Vec<(i128, Point)> = points.iter().zip(deadlines).filter_map(least).collect();
+    longest.sort_by_key(|(slack, _)| *slack);
+    let of_job = |job: &Job| {
+        let after = |time: Option<Nanos>| time.map(|time| time.saturating_sub(timeline.epoch));
+        Some((after(job.ready)?, after(job.completed)?))
+    };
+    let marked = timeline.jobs.iter().filter(|job| job.overrun || job.late.is_some()).filter_map(of_job);
+    let late = points.iter().flatten().filter(|point| point.late).map(window);
+    let mut waits: Vec<&Job> = timeline.jobs.iter().filter(|job| job.wait() > Nanos::ZERO).collect();
+    waits.sort_by_key(|job| std::cmp::Reverse(job.wait()));
+    let mut wanted: Vec<_> = longest.iter().take(WORTH_SEEING / 4).map(|(_, point)| window(point)).collect();
+    wanted.extend(waits.iter().take(WORTH_SEEING / 4).filter_map(|job| of_job(job)));
+    wanted.extend(marked.take(WORTH_SEEING));
+    wanted.extend(late.take(WORTH_SEEING));
+    wanted.extend(longest.iter().skip(WORTH_SEEING / 4).take(WORTH_SEEING).map(|(_, point)| window(point)));
+    wanted
+}
+
+/// The jobs that are drawn and those that they waited for, and the new position of each job.
+fn jobs(timeline: &Timeline, drawn: Vec<bool>) -> (Jobs, Vec<i64>) {
+    let cause = |job: &Job| job.longest_wait().and_then(|wait| wait.cause);
+    let mut kept = drawn.clone();
+    for (job, _) in timeline.jobs.iter().zip(&drawn).filter(|(_, drawn)| **drawn) {
+        if let Some(cause) = cause(job) {
+            kept[cause] = true;
+        }
+    }
+    let positions = lanes::positions(&kept);
     let mut jobs = Jobs::default();
     let after = |time: Option<Nanos>| time.unwrap_or(timeline.epoch).saturating_sub(timeline.epoch);
-    for job in &timeline.jobs {
-        let longest = job.longest_wait();
+    for (job, _) in timeline.jobs.iter().zip(&kept).filter(|(_, kept)| **kept) {
         jobs.pipeline.push(job.pipeline);
         jobs.cycle.push(job.cycle);
         jobs.step.push(job.step);
         jobs.ready.push(after(job.ready));
         jobs.wait.push(job.wait());
-        jobs.cause.push(longest.and_then(|wait| wait.cause).map_or(-1, |cause| cause as i64));
-        jobs.by_cause.push(longest.map_or(Nanos::ZERO, |wait| wait.time));
-        jobs.flags.push(u8::from(job.overrun) | u8::from(job.late.is_some()) << 1);
+        jobs.cause.push(cause(job).map_or(-1, |cause| positions[cause]));
+        jobs.by_cause.push(job.longest_wait().map_or(Nanos::ZERO, |wait| wait.time));
+        jobs.flags.push(flags(job));
     }
-    jobs
+    (jobs, positions)
 }
 
-fn rows<'a>(log: &'a Log, timeline: &Timeline) -> Vec<Row<'a>> {
+fn flags(job: &Job) -> u8 {
+    u8::from(job.overrun) | u8::from(job.late.is_some()) << 1
+}
+
+/// A lane for each engine, and for each server without engines.
+fn lanes(log: &Log, timeline: &Timeline) -> Vec<Lane> {
     let plan = &log.header().plan;
     let mut operations: Vec<Vec<&Operation>> = vec![Vec::new(); plan.engines.len() + plan.servers.len()];
     for operation in timeline.operations.iter().filter(|operation| operation.ended.is_some()) {
@@ -222,40 +192,40 @@ fn rows<'a>(log: &'a Log, timeline: &Timeline) -> Vec<Row<'a>> {
     let engines = plan.engines.iter().map(|engine| (engine.name.as_str(), engine.gpu, true));
     let servers = plan.servers.iter().map(|server| (server.name.as_str(), None, server.engines.is_empty()));
     let named = engines.chain(servers).zip(operations).filter(|((.., shown), _)| *shown);
-    named.map(|((name, gpu, _), operations)| row(name, gpu, operations, timeline.epoch)).collect()
+    named.map(|((name, gpu, _), operations)| lane(name, gpu, &operations, timeline)).collect()
 }
 
-fn row<'a>(name: &'a str, gpu: Option<u32>, operations: Vec<&Operation>, epoch: Nanos) -> Row<'a> {
-    let mut ended: Vec<_> =
-        operations.iter().filter_map(|op| op.ended.map(|ended| (ended.started, ended, *op))).collect();
-    ended.sort_by_key(|(started, ..)| *started);
-    let mut row = Row { name, gpu, start: vec![], duration: vec![], job: vec![], bytes: vec![] };
-    for (started, ended, operation) in ended {
-        row.start.push(started.saturating_sub(epoch));
-        row.duration.push(ended.finished.saturating_sub(started));
-        row.job.push(operation.job);
-        row.bytes.push(operation.bytes.0);
-    }
-    row
+fn lane(name: &str, group: Option<u32>, operations: &[&Operation], timeline: &Timeline) -> Lane {
+    let item = |operation: &&Operation| {
+        let ended = operation.ended?;
+        Some(Item {
+            start: ended.started.saturating_sub(timeline.epoch),
+            end: ended.finished.max(ended.started).saturating_sub(timeline.epoch),
+            job: operation.job,
+            bytes: Bytes(operation.bytes.0),
+            kind: 0,
+            waits: false,
+            marked: flags(&timeline.jobs[operation.job]) != 0,
+        })
+    };
+    let mut items: Vec<Item> = operations.iter().filter_map(item).collect();
+    items.sort_by_key(|item| item.start);
+    Lane { name: name.to_owned(), group, items }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn json_in_a_script_cannot_end_it_and_stays_the_same_json() {
-        let mut text = Vec::new();
-        let name = "</script><img src=x onerror=alert(1)>&amp;<!--";
-        serde_json::to_writer(InScript(&mut text), name).unwrap();
-        let text = String::from_utf8(text).unwrap();
-        assert!(!text.contains(['<', '>', '&']), "{text}");
-        assert_eq!(serde_json::from_str::<String>(&text).unwrap(), name);
-    }
-
-    #[test]
-    fn hashes_are_those_of_the_content_security_policy() {
-        // `printf 'alert(1);' | openssl dgst -sha256 -binary | base64`
-        assert_eq!(hash("alert(1);"), "sha256-5jFwrAK0UV47oFbVg/iCCBbxD8X1w+QvoOUepu4C2YA=");
-    }
+/// The engines around what matters most.
+fn still(log: &Log, timeline: &Timeline, lanes: &[Lane], (from, to): (Nanos, Nanos)) -> String {
+    let around = Nanos(to.saturating_sub(from).0 / 4 + 1_000);
+    let plan = &log.header().plan;
+    let color = |item: &Item| {
+        let hue = (u64::from(timeline.jobs[item.job].pipeline) * 137_508 / 1_000 + 208) % 360;
+        format!("hsl({hue} 42% 62%)")
+    };
+    let tell = |lane: &Lane, item: &Item| {
+        let Job { pipeline, cycle, step, .. } = &timeline.jobs[item.job];
+        let pipeline = &plan.pipelines[*pipeline as usize];
+        let took = item.end.saturating_sub(item.start);
+        format!("{} #{cycle}: {} on {}, {took}", pipeline.name, pipeline.steps[*step as usize].name, lane.name)
+    };
+    still::still(lanes, (from.saturating_sub(around), to.saturating_add(around)), color, tell)
 }

@@ -8,6 +8,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use common::{Bend, log, plan};
+use headway_core::log::Source;
+use headway_core::plan::Named;
+use headway_core::units::{Bytes, Nanos};
+use headway_trace::sharing::{self, Doing, Engine, Span, TaskHead, Unit};
 use headway_trace::summary::summarize;
 use headway_trace::{Log, page};
 
@@ -22,15 +26,31 @@ fn chromium() -> Option<PathBuf> {
     chromium
 }
 
+fn html(log: &Log) -> String {
+    let mut html = Vec::new();
+    page::write(log, &summarize(log), &mut html).unwrap();
+    String::from_utf8(html).unwrap()
+}
+
 /// The document after its script has run; `None` where there is no browser.
 fn rendered(log: &Log) -> Option<String> {
+    opened(&html(log))
+}
+
+fn opened(html: &str) -> Option<String> {
     let chromium = chromium()?;
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("page.html");
-    let mut html = Vec::new();
-    page::write(log, &summarize(log), &mut html).unwrap();
     std::fs::write(&file, html).unwrap();
     Some(dump(&chromium, folder.path(), &file))
+}
+
+/// The document after `script` has run too, which stands for what a user does: the page's policy would not let it.
+fn used(html: &str, script: &str) -> Option<String> {
+    let policy = html.find("<meta http-equiv=\"Content-Security-Policy\"").unwrap();
+    let end = policy + html[policy..].find('>').unwrap() + 1;
+    let free = format!("{}{}", &html[..policy], &html[end..]);
+    opened(&free.replace("</body>", &format!("<script>{script}</script></body>")))
 }
 
 fn dump(chromium: &Path, folder: &Path, file: &Path) -> String {
@@ -47,6 +67,75 @@ fn dump(chromium: &Path, folder: &Path, file: &Path) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
+/// Text between an element's tags; it has no elements inside.
+fn text_of<'a>(document: &'a str, id: &str) -> &'a str {
+    from_id(document, id).split_once('>').unwrap().1.split('<').next().unwrap()
+}
+
+/// Rows of a table without its head.
+fn rows(document: &str, id: &str) -> usize {
+    from_id(document, id).split("</table>").next().unwrap().matches("<tr").count() - 1
+}
+
+const EVIL: &str = "</script><img src=x onerror=\"document.documentElement.dataset.ready='owned'\">&lt;\u{2028}";
+
+/// Two tasks on two GPUs, of which one is idle: `b` waits for `a`'s kernel, `a`'s second job for a token, and it is late.
+fn tasks(names: [&str; 2]) -> sharing::Log {
+    const MS: u64 = 1_000_000;
+    let named = |name: &str| Named { name: name.to_owned(), hash: "0".to_owned() };
+    let task = |id: &str| TaskHead { id: id.to_owned(), period: Nanos(10 * MS), bound: None };
+    let span = |doing, begin: u64, end: u64, unit: Option<Unit>| {
+        let engines = [unit.map(|unit| Engine { gpu: 0, unit }), None];
+        Span { doing, begin: Nanos(begin * MS), end: Nanos(end * MS), engines, bytes: Bytes(0) }
+    };
+    let job = |task: u32, job: u64, [from, held, given, done]: [u64; 4], spans: Vec<Span>| sharing::Job {
+        task,
+        job,
+        release: Nanos(from * MS),
+        start: Nanos(from * MS),
+        deadline: Nanos((from + 10) * MS),
+        done: Nanos(done * MS),
+        held: [Nanos(held * MS), Nanos(given * MS)],
+        gpu: 0,
+        from: None,
+        blocked: [Nanos((held - from) * MS), Nanos(0)],
+        spans,
+    };
+    let ee = Some(Unit::Ee);
+    let waits = vec![span(Doing::EngineWait, 1, 4, ee), span(Doing::Execute, 4, 7, ee)];
+    let late = vec![span(Doing::TokenWait, 5, 7, None), span(Doing::Execute, 7, 17, ee)];
+    sharing::Log {
+        header: sharing::Header {
+            schema: sharing::SCHEMA,
+            kind: sharing::KIND.to_owned(),
+            source: Source::Sim,
+            version: "1".into(),
+            commit: "x".into(),
+            seed: 1,
+            workload: named(names[0]),
+            machine: named(names[1]),
+            gpus: vec!["gpu0".into(), names[1].into()],
+            cpus: 2,
+            tokens_per_gpu: 2,
+            mode: names[0].into(),
+            engine_locks: true,
+            tasks: names.map(task).to_vec(),
+            notes: vec![names[0].into()],
+        },
+        jobs: vec![
+            job(0, 0, [0, 0, 4, 4], vec![span(Doing::Execute, 0, 4, ee)]),
+            job(1, 0, [1, 1, 7, 7], waits),
+            job(0, 1, [5, 7, 17, 17], late),
+        ],
+    }
+}
+
+fn tasks_html(log: &sharing::Log) -> String {
+    let mut html = Vec::new();
+    sharing::write_page(log, &sharing::summarize(log), &mut html).unwrap();
+    String::from_utf8(html).unwrap()
+}
+
 /// The part of the document from the element with this id on.
 fn from_id<'a>(document: &'a str, id: &str) -> &'a str {
     let at = document.find(&format!("id=\"{id}\"")).unwrap_or_else(|| panic!("no element {id}"));
@@ -58,15 +147,14 @@ fn the_script_draws_every_stream_step_and_the_verdict() {
     let plan = plan(9);
     let log = log(&plan, 6, Bend::default());
     let Some(document) = rendered(&log) else { return };
-    assert!(document.contains("<html lang=\"en\" data-ready=\"yes\">"), "{}", &document[..400]);
+    assert!(document.contains("<html lang=\"en\" data-kind=\"streams\" data-ready=\"yes\">"), "{}", &document[..400]);
     assert!(from_id(&document, "error").starts_with("id=\"error\" class=\"error\" role=\"alert\" hidden"));
     let verdict = from_id(&document, "verdict").split('<').next().unwrap().to_owned();
     assert!(verdict.ends_with("deadlines held") && verdict.contains("class=\"good\""), "{verdict}");
-    let rows = |id: &str| from_id(&document, id).split("</table>").next().unwrap().matches("<tr").count() - 1;
-    assert_eq!(rows("streams"), 9);
-    assert_eq!(rows("steps"), 27);
-    assert_eq!(rows("engines"), 6);
-    assert_eq!(rows("capacities"), 5);
+    assert_eq!(rows(&document, "streams"), 9);
+    assert_eq!(rows(&document, "steps"), 27);
+    assert_eq!(rows(&document, "engines"), 6);
+    assert_eq!(rows(&document, "capacities"), 5);
     assert!(from_id(&document, "waits").split("</ol>").next().unwrap().matches("<li").count() > 0);
     assert!(from_id(&document, "source").starts_with("id=\"source\" class=\"badge\">sim<"));
 }
@@ -83,7 +171,7 @@ fn misses_show_in_the_verdict_and_in_the_table() {
 
 #[test]
 fn names_that_look_like_markup_are_text_and_never_run() {
-    let evil = "</script><img src=x onerror=\"document.documentElement.dataset.ready='owned'\">&lt;\u{2028}";
+    let evil = EVIL;
     let mut plan = plan(3);
     plan.workload.name = evil.to_owned();
     plan.machine.name = evil.to_owned();
@@ -96,9 +184,7 @@ fn names_that_look_like_markup_are_text_and_never_run() {
     plan.servers[0].name = evil.to_owned();
     plan.capacities[0].name = evil.to_owned();
     let log = log(&plan, 4, Bend::default());
-    let mut html = Vec::new();
-    page::write(&log, &summarize(&log), &mut html).unwrap();
-    let html = String::from_utf8(html).unwrap();
+    let html = html(&log);
     assert!(!html.contains("<img"));
     assert_eq!(html.matches("</script>").count(), 2);
     let Some(document) = rendered(&log) else { return };
@@ -117,4 +203,109 @@ fn a_run_without_streams_is_drawn_too() {
     assert_eq!(summarize(&log).verdict.text, "all 4 deadlines held");
     let Some(document) = rendered(&log) else { return };
     assert!(document.contains("data-ready=\"yes\""), "{}", &document[..400]);
+}
+
+#[test]
+fn the_page_of_tasks_draws_tasks_engines_waits_and_what_was_late() {
+    let Some(document) = opened(&tasks_html(&tasks(["a", "b"]))) else { return };
+    assert!(document.contains("<html lang=\"en\" data-kind=\"sharing\" data-ready=\"yes\">"), "{}", &document[..400]);
+    assert!(text_of(&document, "verdict").starts_with("1 of 3 jobs were late"));
+    assert_eq!((rows(&document, "streams"), rows(&document, "engines"), rows(&document, "pairs")), (2, 1, 2));
+    assert!(text_of(&document, "timeline-range").starts_with("0&nbsp;ns to 17.000&nbsp;ms"));
+    assert!(from_id(&document, "late").contains("job 1 of a: late by 2 ms; it waited 2 ms for a token behind b"));
+    assert_eq!(text_of(&document, "idle-text"), "Hide what was idle: 3 engines", "gpu0 copies nothing, b does nothing");
+}
+
+#[test]
+fn names_of_tasks_and_gpus_that_look_like_markup_are_text_and_never_run() {
+    let html = tasks_html(&tasks([EVIL, EVIL]));
+    assert!(!html.contains("<img"));
+    assert_eq!(html.matches("</script>").count(), 2);
+    let click = "for (const id of ['zoom-worst', 'zoom-wait', 'idle']) document.getElementById(id).click();";
+    for document in [opened(&html), used(&html, click)].into_iter().flatten() {
+        assert!(document.contains("data-ready=\"yes\"") && !document.contains("<img"), "{}", &document[..400]);
+        let table = from_id(&document, "streams").split("</table>").next().unwrap();
+        assert!(table.contains("&lt;/script&gt;&lt;img src=x onerror="));
+    }
+}
+
+#[test]
+fn the_search_leaves_what_is_called_so_and_says_how_much_that_is() {
+    let search = "const field = document.getElementById('search'); field.value = 'VOICE 3'; field.dispatchEvent(new Event('input'));";
+    let Some(document) = used(&html(&log(&plan(9), 6, Bend::default())), search) else { return };
+    assert_eq!((rows(&document, "streams"), rows(&document, "steps")), (1, 3));
+    let found = text_of(&document, "search-found");
+    // Its three engines have rows in which only its operations are bright.
+    for part in ["3 of 6 rows", "1 of 9 streams", "3 of 27 steps", "0 of 6 engines"] {
+        assert!(found.contains(part), "{found}");
+    }
+    assert!(from_id(&document, "engines").split("</table>").next().unwrap().contains("No engines to show."));
+}
+
+#[test]
+fn keys_zoom_pan_and_select_on_both_pages() {
+    let press = "const chart = document.getElementById('timeline');
+        for (const key of ['+', '+', 'ArrowRight', 'n', 'ArrowDown']) chart.dispatchEvent(new KeyboardEvent('keydown', { key }));";
+    let streams = html(&log(&plan(3), 6, Bend::default()));
+    for html in [streams, tasks_html(&tasks(["a", "b"]))] {
+        let (Some(before), Some(after)) = (opened(&html), used(&html, press)) else { return };
+        assert_ne!(text_of(&before, "timeline-range"), text_of(&after, "timeline-range"));
+        assert!(text_of(&before, "timeline-selected").is_empty());
+        let selected = from_id(&after, "timeline-selected").split("</p>").next().unwrap();
+        assert!(selected.contains("<strong>") && selected.contains(" from "), "{selected}");
+    }
+}
+
+#[test]
+fn nothing_is_wider_than_a_phone_with_long_names_and_many_streams() {
+    let long = "a-name/that_goes.on".repeat(9);
+    let mut plan = plan(60);
+    plan.workload.name = long.clone();
+    for (stream, pipeline) in plan.streams.iter_mut().zip(&mut plan.pipelines) {
+        stream.id = format!("{long}{}", stream.id);
+        pipeline.name = stream.id.clone();
+    }
+    plan.engines[0].name = long.clone();
+    let streams = html(&log(&plan, 4, Bend::default()));
+    // A window cannot be as narrow as a phone; a frame in it can.
+    let tell = "addEventListener('load', () => setTimeout(() => parent.postMessage(
+        [innerWidth, document.documentElement.scrollWidth, document.documentElement.dataset.ready].join(' '), '*'), 500));";
+    for html in [streams, tasks_html(&tasks([&long, &long]))] {
+        let policy = html.find("<meta http-equiv=\"Content-Security-Policy\"").unwrap();
+        let end = policy + html[policy..].find('>').unwrap() + 1;
+        let free = format!("{}{}", &html[..policy], &html[end..])
+            .replace("</body>", &format!("<script>{tell}</script></body>"));
+        let framed = format!(
+            "<!doctype html><html><body><p id=\"told\"></p><script>addEventListener('message', \
+             (event) => {{ document.getElementById('told').textContent = event.data; }});</script>\
+             <iframe width=\"390\" height=\"800\" srcdoc=\"{}\"></iframe></body></html>",
+            free.replace('&', "&amp;").replace('"', "&quot;")
+        );
+        let Some(document) = opened(&framed) else { return };
+        let told = text_of(&document, "told");
+        let (widths, ready) = told.rsplit_once(' ').unwrap();
+        let (room, wide) = widths.split_once(' ').unwrap();
+        assert_eq!((room, ready), ("390", "yes"));
+        assert!(wide.parse::<u32>().unwrap() <= 390, "{told}");
+    }
+}
+
+#[test]
+fn the_page_of_a_long_run_is_as_small_as_that_of_a_shorter_one_and_says_what_it_keeps() {
+    let plan = plan(9);
+    let [short, long] = [600, 2_400].map(|cycles| html(&log(&plan, cycles, Bend::default())));
+    assert!(long.len() < short.len() * 3 / 2, "{} and {} bytes", short.len(), long.len());
+    let Some(document) = opened(&long) else { return };
+    assert!(document.contains("data-ready=\"yes\""), "{}", &document[..400]);
+    let kept = text_of(&document, "timeline-kept");
+    assert!(kept.contains(" operations one by one: the first ") && kept.contains("merged into blocks of"), "{kept}");
+}
+
+#[test]
+fn without_scripts_both_pages_show_the_figures_and_a_picture() {
+    for html in [html(&log(&plan(3), 6, Bend::default())), tasks_html(&tasks(["a", "b"]))] {
+        let plain = html.split("<noscript>").nth(1).unwrap().split("</noscript>").next().unwrap();
+        assert!(plain.contains("<pre>") && plain.contains("<svg") && plain.matches("<rect").count() > 3, "{plain}");
+        assert!(!plain.contains("style="), "the policy forbids it");
+    }
 }

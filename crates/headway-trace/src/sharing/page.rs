@@ -1,177 +1,276 @@
-//! One HTML file that shows a run of tasks that share GPUs: no scripts, nothing from elsewhere.
-//!
-//! The figures, who waited for whom, and a timeline around the longest response: a row for each task and one for each engine.
+//! The page of a run of tasks that share GPUs: a row for each task and one for each engine.
 
-use std::collections::BTreeMap;
-use std::io::{self, BufWriter, Write};
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{self, Write};
 
 use headway_core::units::Nanos;
+use serde::Serialize;
 
-use super::{Doing, Engine, Job, Log, Span, Summary, waits};
-use crate::page::escape;
+use super::{Doing, Engine, Job, Log, Span, Summary, Unit, Wait, waits};
+use crate::page::lanes::{self, Item, Kept, Lane, Reduced, Row, SINGLY_MAX};
+use crate::page::series::{self, Point, Series};
+use crate::page::shell::{self, Shell};
+use crate::page::still::still;
 
-/// Width of the timeline.
-const WIDTH: u64 = 1_600;
-const LEFT: u64 = 140;
-const ROW: u64 = 22;
-/// Periods of the shortest task that the timeline shows.
+/// Others that a job names as those it waited for, longest first.
+const BEHIND_MAX: usize = 4;
+/// Windows to keep for each reason.
+const WORTH_SEEING: usize = 100;
+/// Periods of the shortest task that the picture for browsers without scripts shows.
 const PERIODS: u64 = 6;
-/// Spans that the timeline draws at most.
-const SPANS_MAX: usize = 6_000;
 
-const STYLE: &str = "body{font:14px system-ui,sans-serif;margin:2em;max-width:1800px}pre{overflow-x:auto}\
-                     svg{display:block;margin:1em 0}svg text{font:12px system-ui,sans-serif}\
-                     table{border-collapse:collapse}td,th{padding:.2em .7em;border-bottom:1px solid #ccc;text-align:right}\
-                     td:first-child,th:first-child,td:nth-child(2),th:nth-child(2){text-align:left}";
+/// Everything the page draws. Times are nanoseconds after the first release; equal positions in the vectors of a struct
+/// belong together.
+#[derive(Serialize)]
+struct Data<'a> {
+    schema: u32,
+    kind: &'static str,
+    summary: &'a Summary,
+    /// Of each task, the longest time from a release to its deadline.
+    deadlines: Vec<Nanos>,
+    streams: Vec<Series>,
+    missed: Vec<Nanos>,
+    jobs: Jobs,
+    rows: Vec<Row>,
+    /// How many rows are tasks; the others are engines.
+    task_rows: usize,
+    kept: Kept,
+}
+
+#[derive(Default, Serialize)]
+struct Jobs {
+    task: Vec<u32>,
+    job: Vec<u64>,
+    release: Vec<Nanos>,
+    /// The later of its release and its predecessor's end.
+    start: Vec<Nanos>,
+    deadline: Vec<Nanos>,
+    done: Vec<Nanos>,
+    gpu: Vec<u32>,
+    /// Position of the GPU that its state came from; -1 = it was there.
+    from: Vec<i64>,
+    /// Waits for the token and for engines.
+    blocked: Vec<[Nanos; 2]>,
+    /// Whom it waited for: task, job, what (-1 = a token, or the row of the engine), for how long.
+    behind: Vec<Vec<(u32, u64, i64, Nanos)>>,
+}
 
 /// Writes the page of a run.
 ///
 /// # Errors
 /// Those of `out`.
 pub fn write(log: &Log, summary: &Summary, out: impl Write) -> io::Result<()> {
-    let mut out = BufWriter::with_capacity(1 << 16, out);
+    let epoch = log.jobs.iter().map(|job| job.release).min().unwrap_or_default();
+    let (lanes, engines) = lanes(log, epoch);
+    let points = points(log, epoch);
+    let wanted = wanted(log, epoch);
+    let mut behind = behind(log);
+    let picture = picture(log, epoch, &lanes, &behind, wanted.first().copied());
+    let Reduced { mut rows, kept, jobs: drawn } =
+        lanes::reduce(&lanes, log.jobs.len(), summary.span, wanted, SINGLY_MAX);
+    let positions = lanes::positions(&drawn);
+    rows.iter_mut().for_each(|row| row.renumber(&positions));
+    let deadlines: Vec<Nanos> = (0..log.header.tasks.len()).map(|task| deadline(log, task)).collect();
+    let room = series::room(points.len());
+    let data = Data {
+        schema: shell::SCHEMA,
+        kind: super::KIND,
+        summary,
+        streams: points
+            .iter()
+            .zip(&deadlines)
+            .map(|(points, deadline)| series::series(points, *deadline, room))
+            .collect(),
+        missed: series::missed(points.iter().flatten(), summary.span),
+        jobs: jobs(log, epoch, &drawn, &engines, &mut behind),
+        rows,
+        task_rows: log.header.tasks.len(),
+        deadlines,
+        kept,
+    };
     let title = format!("{}: {} [{}]", summary.workload.name, summary.verdict.text, summary.source);
-    writeln!(
-        out,
-        "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<meta http-equiv=\"Content-Security-Policy\" \
-         content=\"default-src 'none'; style-src 'unsafe-inline'\">\n<title>{}</title>\n<style>{STYLE}</style>\n</head>\n<body>",
-        escape(&title)
-    )?;
-    writeln!(out, "<h1>{}</h1>\n<pre>{}</pre>", escape(&title), escape(&summary.table()))?;
-    timeline(log, &mut out)?;
-    matrix(summary, &mut out)?;
-    writeln!(out, "<h2>Late jobs</h2>")?;
-    if summary.late.is_empty() {
-        writeln!(out, "<p>None.</p>")?;
-    }
-    for late in &summary.late {
-        writeln!(out, "<p>{}</p>", escape(late))?;
-    }
-    writeln!(out, "</body>\n</html>")?;
-    out.flush()
+    let plain = summary.table();
+    Shell { title: &title, incomplete: None, plain: &plain, still: &picture }.write(&data, out)
 }
 
-const fn colour(doing: Doing) -> &'static str {
-    match doing {
-        Doing::CpuWait => "#d9d9d9",
-        Doing::Cpu => "#7f7f7f",
-        Doing::TokenWait => "#f4a9a0",
-        Doing::EngineWait => "#d64f3f",
-        Doing::HandOver => "#e8c468",
-        Doing::Copy => "#4a90c2",
-        Doing::Execute => "#4f9d5b",
+/// From release to deadline; the period where no job says.
+fn deadline(log: &Log, task: usize) -> Nanos {
+    let of_task = log.jobs.iter().filter(|job| job.task as usize == task);
+    let relative = of_task.map(|job| job.deadline.saturating_sub(job.release)).max();
+    relative.unwrap_or(log.header.tasks[task].period)
+}
+
+/// The responses of each task in the order of completion, counted as in the summary: from the start of a job.
+fn points(log: &Log, epoch: Nanos) -> Vec<Vec<Point>> {
+    let mut points = vec![Vec::new(); log.header.tasks.len()];
+    for job in &log.jobs {
+        if let Some(points) = points.get_mut(job.task as usize) {
+            points.push(Point {
+                at: job.done.saturating_sub(epoch),
+                response: job.done.saturating_sub(job.start),
+                late: job.done > job.deadline,
+            });
+        }
     }
+    points
 }
 
-/// The window around the job with the longest response for its period.
-fn window(log: &Log) -> Option<(Nanos, Nanos)> {
-    let period = |job: &Job| log.header.tasks.get(job.task as usize).map_or(1, |task| task.period.0.max(1));
-    let worst = log
-        .jobs
-        .iter()
-        .max_by_key(|job| u128::from(job.done.saturating_sub(job.start).0) * 1_000_000 / u128::from(period(job)))?;
-    let shortest = log.header.tasks.iter().map(|task| task.period.0).min()?;
-    let least = worst.done.saturating_sub(worst.start).0;
-    let wide = (shortest.saturating_mul(PERIODS)).max(least.saturating_mul(2)).max(1);
-    let begin = worst.start.saturating_sub(Nanos((wide - least) / 2));
-    Some((begin, begin.saturating_add(Nanos(wide))))
-}
-
-fn timeline(log: &Log, out: &mut impl Write) -> io::Result<()> {
-    let Some((begin, end)) = window(log) else { return Ok(()) };
-    let inside = |span: &Span| span.end > begin && span.begin < end && span.end > span.begin;
-    let shown = || log.jobs.iter().enumerate().flat_map(|(at, job)| job.spans.iter().map(move |span| (at, job, span)));
-    let used: std::collections::BTreeSet<Engine> =
+/// A lane for each task and each engine, and the engines' rows. Of the engines that nobody used, those are shown that every
+/// GPU has.
+fn lanes(log: &Log, epoch: Nanos) -> (Vec<Lane>, BTreeMap<Engine, usize>) {
+    let header = &log.header;
+    let used: BTreeSet<Engine> =
         log.jobs.iter().flat_map(|job| &job.spans).flat_map(|span| span.engines).flatten().collect();
-    let tasks = log.header.tasks.len() as u64;
-    let rows: BTreeMap<Engine, u64> = used.into_iter().zip(tasks..).collect();
-    let height = (tasks + rows.len() as u64) * ROW + 40;
-    writeln!(out, "<h2>Around the longest response: {} from {begin} on</h2>", end.saturating_sub(begin))?;
-    writeln!(out, "<p>{}</p>", legend())?;
-    writeln!(out, "<svg width=\"{}\" height=\"{height}\" role=\"img\">", LEFT + WIDTH + 10)?;
-    let names = log.header.tasks.iter().map(|task| task.id.clone());
-    for (row, name) in names.chain(rows.keys().map(|engine| log.header.engine(*engine))).enumerate() {
-        writeln!(out, "<text x=\"0\" y=\"{}\">{}</text>", row as u64 * ROW + 15, escape(&name))?;
-    }
-    let behind = behind(log);
-    let place = |time: Nanos| {
-        let part = u128::from(time.clamp(begin, end).saturating_sub(begin).0) * u128::from(WIDTH) * 100;
-        (part / u128::from(end.saturating_sub(begin).0.max(1))) as f64 / 100.0
-    };
-    for (at, job, span) in shown().filter(|(_, _, span)| inside(span)).take(SPANS_MAX) {
-        let (left, right) = (place(span.begin), place(span.end));
-        let mut rows: Vec<u64> = span.engines.iter().flatten().filter_map(|engine| rows.get(engine).copied()).collect();
-        if !matches!(span.doing, Doing::Copy | Doing::Execute) {
-            rows.clear();
-        }
-        rows.push(u64::from(job.task));
-        let who = format!("{} job {}", log.header.task(job.task), job.job);
-        let mut what = format!("{who} {} for {}", span.doing.label(), span.time());
-        if matches!(span.doing, Doing::TokenWait | Doing::EngineWait)
-            && let Some(names) = behind.get(&at)
-        {
-            what.push_str(&format!(", in this job behind {names}"));
-        }
-        for row in rows {
-            writeln!(
-                out,
-                "<rect x=\"{:.2}\" y=\"{}\" width=\"{:.2}\" height=\"{}\" fill=\"{}\"><title>{}</title></rect>",
-                LEFT as f64 + left,
-                row * ROW + 2,
-                (right - left).max(0.4),
-                ROW - 4,
-                colour(span.doing),
-                escape(&what)
-            )?;
+    let both_ways = used.iter().any(|engine| engine.unit == Unit::D2h);
+    let units = [Unit::Ee, Unit::H2d].into_iter().chain(both_ways.then_some(Unit::D2h));
+    let there = (0..header.gpus.len() as u32).flat_map(|gpu| units.clone().map(move |unit| Engine { gpu, unit }));
+    let engines: BTreeSet<Engine> = used.iter().copied().chain(there).collect();
+    let task = |head: &super::TaskHead| Lane { name: head.id.clone(), ..Lane::default() };
+    let engine = |engine: &Engine| Lane { name: header.engine(*engine), group: Some(engine.gpu), items: Vec::new() };
+    let mut lanes: Vec<Lane> = header.tasks.iter().map(task).chain(engines.iter().map(engine)).collect();
+    let rows: BTreeMap<Engine, usize> = engines.into_iter().zip(header.tasks.len()..).collect();
+    for (at, job) in log.jobs.iter().enumerate() {
+        for span in job.spans.iter().filter(|span| span.end > span.begin) {
+            let item = item(at, job, span, epoch);
+            if (job.task as usize) < header.tasks.len() {
+                lanes[job.task as usize].items.push(item);
+            }
+            if matches!(span.doing, Doing::Copy | Doing::Execute) {
+                for row in span.engines.iter().flatten().filter_map(|engine| rows.get(engine)) {
+                    lanes[*row].items.push(item);
+                }
+            }
         }
     }
-    writeln!(out, "</svg>")
+    lanes.iter_mut().for_each(|lane| lane.items.sort_by_key(|item| item.start));
+    (lanes, rows)
 }
 
-fn legend() -> String {
-    let all =
-        [Doing::TokenWait, Doing::EngineWait, Doing::Copy, Doing::Execute, Doing::Cpu, Doing::CpuWait, Doing::HandOver];
-    let entry = |doing: Doing| {
-        format!(
-            "<span style=\"border-left:1em solid {};padding:0 1.2em 0 .4em\">{}</span>",
-            colour(doing),
-            doing.label()
-        )
-    };
-    all.map(entry).concat()
+fn item(at: usize, job: &Job, span: &Span, epoch: Nanos) -> Item {
+    Item {
+        start: span.begin.saturating_sub(epoch),
+        end: span.end.saturating_sub(epoch),
+        job: at,
+        bytes: span.bytes,
+        kind: span.doing as u8,
+        waits: matches!(span.doing, Doing::CpuWait | Doing::TokenWait | Doing::EngineWait),
+        marked: job.done > job.deadline,
+    }
 }
 
-/// Names of the jobs that each job waited for.
-fn behind(log: &Log) -> BTreeMap<usize, String> {
-    let mut sets: BTreeMap<usize, std::collections::BTreeSet<usize>> = BTreeMap::new();
-    for wait in waits(log) {
-        sets.entry(wait.job).or_default().insert(wait.behind);
+/// Where to look, what matters most first: the longest response for its period, late jobs, the longest response of each
+/// task, the longest waits.
+fn wanted(log: &Log, epoch: Nanos) -> Vec<(Nanos, Nanos)> {
+    let period = |job: &Job| log.header.tasks.get(job.task as usize).map_or(1, |task| task.period.0.max(1));
+    let share = |job: &Job| u128::from(job.done.saturating_sub(job.start).0) * 1_000_000 / u128::from(period(job));
+    let window = |job: &&Job| (job.start.saturating_sub(epoch), job.done.saturating_sub(epoch));
+    let mut longest: BTreeMap<u32, &Job> = BTreeMap::new();
+    for job in &log.jobs {
+        let best = longest.entry(job.task).or_insert(job);
+        if share(job) > share(best) {
+            *best = job;
+        }
     }
+    let mut longest: Vec<&Job> = longest.into_values().collect();
+    longest.sort_by_key(|job| std::cmp::Reverse(share(job)));
+    let mut late: Vec<&Job> = log.jobs.iter().filter(|job| job.done > job.deadline).collect();
+    late.sort_by_key(|job| std::cmp::Reverse(job.done.saturating_sub(job.deadline)));
+    let blocked = |job: &Job| job.blocked[0].saturating_add(job.blocked[1]);
+    let mut waits: Vec<&Job> = log.jobs.iter().filter(|job| blocked(job) > Nanos::ZERO).collect();
+    waits.sort_by_key(|job| std::cmp::Reverse(blocked(job)));
+    let first = longest.iter().take(1);
+    let lists = [&late, &longest, &waits].map(|jobs| jobs.iter().take(WORTH_SEEING));
+    first.chain(lists.into_iter().flatten()).map(window).collect()
+}
+
+/// The jobs that are drawn.
+fn jobs(
+    log: &Log,
+    epoch: Nanos,
+    drawn: &[bool],
+    engines: &BTreeMap<Engine, usize>,
+    behind: &mut BTreeMap<usize, Vec<Wait>>,
+) -> Jobs {
+    let mut jobs = Jobs::default();
+    let after = |time: Nanos| time.saturating_sub(epoch);
+    for (at, job) in log.jobs.iter().enumerate().filter(|(at, _)| drawn[*at]) {
+        jobs.task.push(job.task);
+        jobs.job.push(job.job);
+        jobs.release.push(after(job.release));
+        jobs.start.push(after(job.start));
+        jobs.deadline.push(after(job.deadline));
+        jobs.done.push(after(job.done));
+        jobs.gpu.push(job.gpu);
+        jobs.from.push(job.from.map_or(-1, i64::from));
+        jobs.blocked.push(job.blocked);
+        let mut waits = behind.remove(&at).unwrap_or_default();
+        waits.sort_by_key(|wait| std::cmp::Reverse(wait.time));
+        let named = waits.iter().take(BEHIND_MAX).map(|wait| {
+            let row = wait.engine.and_then(|engine| engines.get(&engine)).map_or(-1, |row| *row as i64);
+            (log.jobs[wait.behind].task, log.jobs[wait.behind].job, row, wait.time)
+        });
+        jobs.behind.push(named.collect());
+    }
+    jobs
+}
+
+/// Colours of the picture for browsers without scripts; the style names the same for the page.
+const fn color(kind: u8) -> &'static str {
+    match kind {
+        0 => "#a9a9a9",
+        1 => "#7f7f7f",
+        2 => "#e69f00",
+        3 => "#d55e00",
+        4 => "#cc79a7",
+        5 => "#56b4e9",
+        _ => "#009e73",
+    }
+}
+
+const ALL: [Doing; 7] =
+    [Doing::CpuWait, Doing::Cpu, Doing::TokenWait, Doing::EngineWait, Doing::HandOver, Doing::Copy, Doing::Execute];
+
+/// Tasks and engines around the longest response.
+fn picture(
+    log: &Log,
+    epoch: Nanos,
+    lanes: &[Lane],
+    behind: &BTreeMap<usize, Vec<Wait>>,
+    around: Option<(Nanos, Nanos)>,
+) -> String {
+    let Some((from, to)) = around else { return String::new() };
+    let shortest = log.header.tasks.iter().map(|task| task.period.0).min().unwrap_or(0);
+    let least = to.saturating_sub(from).0;
+    let wide = shortest.saturating_mul(PERIODS).max(least.saturating_mul(2)).max(1);
+    let begin = from.saturating_sub(Nanos((wide - least) / 2));
     let name = |job: usize| format!("{} {}", log.header.task(log.jobs[job].task), log.jobs[job].job);
-    sets.into_iter().map(|(job, set)| (job, set.into_iter().map(name).collect::<Vec<_>>().join(", "))).collect()
+    let tell = |_: &Lane, item: &Item| {
+        let (job, doing) = (&log.jobs[item.job], ALL[usize::from(item.kind).min(ALL.len() - 1)]);
+        let time = item.end.saturating_sub(item.start);
+        let mut text = format!("{} job {} {} for {time}", log.header.task(job.task), job.job, doing.label());
+        let waited = matches!(doing, Doing::TokenWait | Doing::EngineWait);
+        if let Some(waits) = behind.get(&item.job).filter(|_| waited) {
+            let others: BTreeSet<usize> = waits.iter().map(|wait| wait.behind).collect();
+            let names: Vec<_> = others.into_iter().map(name).collect();
+            text.push_str(&format!(", in this job behind {}", names.join(", ")));
+        }
+        text
+    };
+    let svg = still(lanes, (begin, begin.saturating_add(Nanos(wide))), |item| color(item.kind).to_owned(), tell);
+    let entry = |doing: Doing| format!("<tspan fill=\"{}\">\u{25a0}</tspan> {}  ", color(doing as u8), doing.label());
+    let legend = ALL.map(entry).concat();
+    let since = if epoch > Nanos::ZERO { "<p>Times count from the first release.</p>\n" } else { "" };
+    format!(
+        "{since}<svg viewBox=\"0 0 1200 20\" role=\"img\" aria-label=\"Colours\" font-size=\"12\" fill=\"currentColor\">\
+         <text x=\"0\" y=\"14\" xml:space=\"preserve\">{legend}</text></svg>\n{svg}"
+    )
 }
 
-/// Who waited for whom.
-fn matrix(summary: &Summary, out: &mut impl Write) -> io::Result<()> {
-    writeln!(out, "<h2>Who waited for whom</h2>")?;
-    if summary.waits.is_empty() {
-        return writeln!(out, "<p>Nobody waited.</p>");
+/// The waits of each job.
+fn behind(log: &Log) -> BTreeMap<usize, Vec<Wait>> {
+    let mut behind: BTreeMap<usize, Vec<Wait>> = BTreeMap::new();
+    for wait in waits(log) {
+        behind.entry(wait.job).or_default().push(wait);
     }
-    writeln!(
-        out,
-        "<table><tr><th>task</th><th>behind</th><th>for</th><th>times</th><th>in all</th><th>longest</th></tr>"
-    )?;
-    for wait in &summary.waits {
-        writeln!(
-            out,
-            "<tr><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>",
-            escape(&wait.task),
-            escape(&wait.behind),
-            escape(&wait.what),
-            wait.count,
-            wait.total,
-            wait.max
-        )?;
-    }
-    writeln!(out, "</table>")
+    behind
 }
