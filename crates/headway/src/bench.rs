@@ -31,7 +31,7 @@ use crate::measure::place::Place;
 use crate::measure::rig::{Rig, Wish};
 use crate::measure::sample::Effort;
 use crate::measure::session::Session;
-use crate::plot::{Figure, Line};
+use crate::plot::{Figure, Line, TO_P99};
 use crate::ports::{self, Backend};
 use crate::run::Progress;
 use crate::{COMMIT, Error, files};
@@ -284,25 +284,27 @@ impl Report {
             let mut ways: Vec<&str> = rows().map(|row| row.way.as_str()).collect();
             ways.sort_unstable();
             ways.dedup();
-            let lines = |value: fn(&Row) -> f64| {
-                let line = |way: &&str| Line {
-                    name: (*way).to_owned(),
-                    points: rows().filter(|row| row.way == *way).map(|row| (row.bytes.0 as f64, value(row))).collect(),
+            let lines = |value: fn(&Row, Nanos) -> f64| {
+                let line = |way: &&str| {
+                    let own = || rows().filter(|row| row.way == *way);
+                    let bar = |row: &Row| {
+                        let (median, p99) = (value(row, row.median), value(row, row.p99));
+                        (row.bytes.0 as f64, median.min(p99), median.max(p99))
+                    };
+                    Line::new(*way, own().map(|row| (row.bytes.0 as f64, value(row, row.median))).collect())
+                        .bars(own().map(bar).collect())
                 };
                 ways.iter().map(line).collect::<Vec<_>>()
             };
-            let figure = |what: &str, y: &str, log_y, value| Figure {
-                title: format!("{what}, {direction}, {memory} memory, source {}", self.source),
-                x: "bytes".to_owned(),
-                y: y.to_owned(),
-                log_y,
-                lines: lines(value),
+            let figure = |what: &str, y: &str, value| {
+                Figure::new(format!("{what}, {direction}, {memory} memory"), self.source, ["bytes", y], lines(value))
+                    .bars(TO_P99)
             };
             if ways.is_empty() {
                 continue;
             }
-            let time = figure("median time", "us", true, |row| row.median.0 as f64 / 1e3);
-            let rate = figure("rate", "GB/s", false, |row| row.rate() as f64 / 1e9);
+            let time = figure("median time", "us", |_, time| time.0 as f64 / 1e3);
+            let rate = figure("rate of the median", "GB/s", |row, time| row.bytes.0 as f64 / time.0.max(1) as f64);
             figures.push((format!("time-{direction}-{memory}"), time));
             figures.push((format!("rate-{direction}-{memory}"), rate));
         }

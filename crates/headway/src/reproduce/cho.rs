@@ -129,22 +129,20 @@ fn finished(mut outcome: Outcome, sweep: &Sweep, x: &str, claims: [(&str, &str);
     }
     outcome.tables.push(Table { name: "sweep".into(), columns, lines });
     for (direction, part) in parts {
-        let line = |(at, (_, name)): (usize, &(Mode, &str))| Line {
-            name: (*name).to_owned(),
-            points: sweep.iter().map(|(size, costs)| (*size as f64, gain(costs, part, at))).collect(),
+        let line = |(at, (_, name)): (usize, &(Mode, &str))| {
+            Line::new(*name, sweep.iter().map(|(size, costs)| (*size as f64, gain(costs, part, at))).collect())
         };
         let lines = MODES.iter().enumerate().skip(1).map(line).collect();
-        let title = format!("{direction} gain over the driver ({})", outcome.source);
-        let figure = Figure { title, x: x.to_owned(), y: "times".into(), log_y: false, lines };
+        let title = format!("{direction} gain over the driver");
+        let figure = Figure::new(title, &outcome.source, [x, "times as fast"], lines);
         outcome.figures.push((format!("gain-{direction}"), figure));
     }
-    let line = |(at, (_, name)): (usize, &(Mode, &str))| Line {
-        name: (*name).to_owned(),
-        points: sweep.iter().map(|(size, costs)| (*size as f64, ratio(&costs[at]))).collect(),
+    let line = |(at, (_, name)): (usize, &(Mode, &str))| {
+        Line::new(*name, sweep.iter().map(|(size, costs)| (*size as f64, ratio(&costs[at]))).collect())
     };
     let lines = MODES.iter().enumerate().map(line).collect();
-    let title = format!("transfer time over kernel time ({})", outcome.source);
-    outcome.figures.push(("ratio".into(), Figure { title, x: x.to_owned(), y: "ratio".into(), log_y: true, lines }));
+    let figure = Figure::new("transfer time over kernel time", &outcome.source, [x, "ratio"], lines);
+    outcome.figures.push(("ratio".into(), figure));
     outcome
 }
 

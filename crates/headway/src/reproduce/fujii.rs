@@ -3,6 +3,7 @@
 mod hardware;
 
 use headway_core::transfer::Direction;
+use headway_core::units::Nanos;
 use headway_sim::fujii::{self, Class, Constants, Finding, Stress, Study};
 
 use super::{Outcome, Row, Setting, Table, Verdict};
@@ -122,11 +123,14 @@ pub(super) fn figures(study: &Study, source: &str) -> Vec<(String, Figure)> {
                 let own = study.singles.iter().filter(|(single, _)| {
                     (single.way, single.direction, single.class, single.stress) == (way, direction, class, stress)
                 });
-                let points = own.map(|(single, stat)| (single.bytes.0 as f64, stat.mean.0 as f64 / 1e3)).collect();
-                Line { name: fujii::name(way).to_owned(), points }
+                let us = |time: Nanos| time.0 as f64 / 1e3;
+                let found: Vec<_> =
+                    own.map(|(single, stat)| (single.bytes.0 as f64, us(stat.mean), us(stat.max))).collect();
+                let points = found.iter().map(|(bytes, mean, _)| (*bytes, *mean)).collect();
+                Line::new(fujii::name(way), points).bars(found)
             });
-            let title = format!("{} {name}, mean ({source})", word(direction));
-            let figure = Figure { title, x: "bytes".into(), y: "us".into(), log_y: true, lines: lines.collect() };
+            let title = format!("{} {name}, mean", word(direction));
+            let figure = Figure::new(title, source, ["bytes", "us"], lines.collect()).bars("mean to longest");
             figures.push((format!("{}-{name}", word(direction)), figure));
         }
     }

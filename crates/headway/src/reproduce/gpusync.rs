@@ -389,21 +389,15 @@ fn figures(middle: &[Studied]) -> Vec<(String, Figure)> {
         values.sort_by(f64::total_cmp);
         values.into_iter().enumerate().map(|(rank, value)| (rank as f64 + 1.0, value)).collect::<Vec<_>>()
     };
-    let figure = |title: &str, y: &str, values: &dyn Fn(&Means) -> Vec<f64>| Figure {
-        title: format!("{title} (sim)"),
-        x: "rank".into(),
-        y: y.into(),
-        log_y: false,
-        lines: middle
-            .iter()
-            .map(|studied| Line { name: studied.mode().to_owned(), points: ranked(values(&studied.means())) })
-            .collect(),
+    let figure = |title: &str, y: &str, values: &dyn Fn(&Means) -> Vec<f64>| {
+        let line = |studied: &Studied| Line::new(studied.mode(), ranked(values(&studied.means())));
+        Figure::new(title, "sim", ["rank", y], middle.iter().map(line).collect())
     };
     let of = |ratios: Vec<(String, f64)>| ratios.into_iter().map(|(_, ratio)| ratio).collect::<Vec<_>>();
     let mut responses = figure("mean response of every scenario, from best to worst", "% of the period", &|means| {
         means.values().copied().collect()
     });
-    responses.lines.push(Line { name: "published".to_owned(), points: published_ranks() });
+    responses.lines.push(Line::new("published", published_ranks()));
     vec![
         ("responses".to_owned(), responses),
         ("affinity".to_owned(), figure("response without over with affinity", "ratio", &|m| of(affinity_ratios(m)))),

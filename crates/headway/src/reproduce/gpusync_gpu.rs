@@ -446,14 +446,9 @@ fn outcome(
     }
     points.values_mut().for_each(|points| points.sort_by(|a, b| a.0.total_cmp(&b.0)));
     let name = |managed: bool| if managed { "Headway" } else { "without" }.to_owned();
-    let lines = points.into_iter().map(|(managed, points)| Line { name: name(managed), points }).collect();
-    let figure = Figure {
-        title: format!("worst response over mean response ({source})"),
-        x: "mean, % of the period".into(),
-        y: "worst, % of the period".into(),
-        log_y: true,
-        lines,
-    };
+    let lines = points.into_iter().map(|(managed, points)| Line::new(name(managed), points).scattered()).collect();
+    let axes = ["mean response, % of the period", "worst response, % of the period"];
+    let figure = Figure::new("worst response over mean response", source, axes, lines);
     Outcome {
         rows: rows(all, expected),
         notes,

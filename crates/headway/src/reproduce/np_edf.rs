@@ -313,7 +313,7 @@ fn tables(models: &[Models], chunks: &[Chunks]) -> Vec<Table> {
 
 fn figures(models: &[Models], chunks: &[Chunks]) -> Vec<(String, Figure)> {
     let share = |n: usize, sets: usize| n as f64 * 100.0 / sets as f64;
-    let line = |name: &str, points: Vec<(f64, f64)>| Line { name: name.to_owned(), points };
+    let line = |name: &str, points: Vec<(f64, f64)>| Line::new(name, points);
     let model = |name, of: fn(&Models) -> usize| {
         line(name, models.iter().map(|m| (m.percent as f64, share(of(m), m.sets))).collect())
     };
@@ -327,11 +327,10 @@ fn figures(models: &[Models], chunks: &[Chunks]) -> Vec<(String, Figure)> {
         .collect();
     by_chunk
         .push(line("largest per flow", chunks.iter().map(|c| (c.percent as f64, share(c.own_size, c.sets))).collect()));
-    [("models", "sets accepted, by model (sim)", by_model), ("chunks", "sets accepted, by chunk (sim)", by_chunk)]
+    [("models", "sets accepted, by model", by_model), ("chunks", "sets accepted, by chunk", by_chunk)]
         .into_iter()
         .map(|(name, title, lines)| {
-            let (title, x, y) = (title.to_owned(), "utilisation, %".to_owned(), "accepted, %".to_owned());
-            (name.to_owned(), Figure { title, x, y, log_y: false, lines })
+            (name.to_owned(), Figure::new(title, "sim", ["utilisation, %", "accepted, %"], lines))
         })
         .collect()
 }

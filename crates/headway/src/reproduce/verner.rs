@@ -55,14 +55,14 @@ fn figure_2_1_simulated(setting: &Setting) -> Result<Outcome, Error> {
     let moves = "every route of the shipped machine has a rate";
     let together = network.completion(&blocks).expect(moves);
     let serial = network.serial(&blocks).expect(moves);
-    let mut lines = NAMES.map(|name| Line { name: name.to_owned(), points: Vec::new() });
+    let mut lines = NAMES.map(|name| Line::new(name, Vec::new()));
     let mut table = Vec::new();
     for interval in &together.intervals {
         for (at, share) in &interval.active {
             let limit = machine.capacities[share.limited_by.at()].id.clone();
             let [from, to] = [interval.from, interval.to].map(|time| time.0 as f64 / 1e6);
             let rate = share.rate.0 as f64 / 1e9;
-            lines[*at].points.extend([(from.max(0.1), rate), (to, rate)]);
+            lines[*at].points.extend([(from, rate), (to, rate)]);
             let name = NAMES[*at].to_owned();
             table.push(vec![
                 name,
@@ -104,9 +104,8 @@ fn figure_2_1_simulated(setting: &Setting) -> Result<Outcome, Error> {
         columns: vec!["block", "from_ns", "to_ns", "rate_bytes_per_s", "limited_by"],
         lines: table,
     }];
-    let title = "Figure II.1: rates of two blocks (sim)".to_owned();
-    let (x, y) = ("ms".to_owned(), "GB/s".to_owned());
-    outcome.figures = vec![("rates".into(), Figure { title, x, y, log_y: false, lines: lines.to_vec() })];
+    let figure = Figure::new("Figure II.1: rates of two blocks", "sim", ["ms", "GB/s"], lines.to_vec());
+    outcome.figures = vec![("rates".into(), figure)];
     outcome.notes = vec!["The values drawn in the figure are not available; Table I gives the rates.".into()];
     Ok(outcome)
 }

@@ -139,13 +139,12 @@ pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
         figure_lines.push(sorted(&format!("{}: greedy", generator.name), &sums, |sums| sums.greedy));
         figure_lines.push(sorted(&format!("{}: search", generator.name), &sums, |sums| sums.search));
     }
-    let figure = Figure {
-        title: "sum of utilisations above the optimum (sim)".into(),
-        x: "sets, sorted".into(),
-        y: "%".into(),
-        log_y: false,
-        lines: figure_lines,
-    };
+    let figure = Figure::new(
+        "sum of utilisations above the optimum",
+        "sim",
+        ["sets, sorted", "above the optimum, %"],
+        figure_lines,
+    );
     Ok(Outcome {
         rows,
         notes: notes(count),
@@ -263,7 +262,7 @@ fn sorted(name: &str, sums: &[Sums], of: impl Fn(&Sums) -> f64) -> Line {
     let mut excesses: Vec<f64> = sums.iter().map(|sums| (of(sums) / sums.optimal - 1.0) * 100.0).collect();
     excesses.sort_by(f64::total_cmp);
     let points = (1..).zip(excesses).map(|(at, excess): (u32, f64)| (f64::from(at), excess));
-    Line { name: name.to_owned(), points: points.collect() }
+    Line::new(name, points.collect())
 }
 
 fn row(generator: &Generator, sums: &[Sums]) -> Row {

@@ -249,7 +249,7 @@ pub(super) fn figures(cases: &[Case], variants: &[Variant], source: &str) -> Vec
         // An error of nothing has no place on a logarithmic axis.
         let points =
             errors.iter().enumerate().map(|(at, ppm)| ((*ppm).max(10) as f64 / 1e4, (at + 1) as f64 / n * 100.0));
-        Line { name: name.to_owned(), points: points.collect() }
+        Line::new(name, points.collect())
     };
     let errors = |of: &dyn Fn(&Case) -> bool| -> Vec<u64> {
         cases.iter().filter(|case| of(case)).map(|case| case.judged.error_ppm()).collect()
@@ -264,34 +264,29 @@ pub(super) fn figures(cases: &[Case], variants: &[Variant], source: &str) -> Vec
     }
     let mut by_length: Vec<&Case> = cases.iter().collect();
     by_length.sort_by_key(|case| case.judged.wcet.prediction);
-    let against = |name: &str, of: &dyn Fn(&Judged) -> Nanos| Line {
-        name: name.to_owned(),
-        points: by_length
-            .iter()
-            .map(|case| (case.judged.wcet.prediction.0 as f64 / 1e3, of(&case.judged).0 as f64 / 1e3))
-            .collect(),
+    let against = |name: &str, of: &dyn Fn(&Judged) -> Nanos| {
+        let us = |time: Nanos| time.0 as f64 / 1e3;
+        let points = by_length.iter().map(|case| (us(case.judged.wcet.prediction), us(of(&case.judged))));
+        Line::new(name, points.collect())
     };
     let times = vec![
         against("predicted", &|judged| judged.wcet.prediction),
-        against("measured (median)", &Judged::measured),
-        against("measured (longest)", &|judged| judged.took.last().copied().unwrap_or_default()),
+        against("measured (median)", &Judged::measured).scattered(),
+        against("measured (longest)", &|judged| judged.took.last().copied().unwrap_or_default()).scattered(),
         against("worst case", &|judged| judged.wcet.value),
     ];
-    let of_models = variants.iter().enumerate().map(|(at, variant)| Line {
-        name: format!("{}: {}", at + 1, variant.model),
-        points: vec![(at as f64 + 1.0, variant.batches.median_ppm as f64 / 1e4)],
+    let of_models = variants.iter().enumerate().map(|(at, variant)| {
+        let (x, share) = (at as f64 + 1.0, |ppm: u64| ppm as f64 / 1e4);
+        let [median, p95] = [variant.batches.median_ppm, variant.batches.p95_ppm].map(share);
+        Line::new(format!("{}: {}", at + 1, variant.model), vec![(x, median)]).bars(vec![(x, median, p95)])
     });
-    let figure = |title: &str, x: &str, y: &str, log_y, lines| Figure {
-        title: format!("{title} ({source})"),
-        x: x.to_owned(),
-        y: y.to_owned(),
-        log_y,
-        lines,
-    };
+    let figure = |title: &str, axes: [&str; 2], lines| Figure::new(title, source, axes, lines);
+    let models = figure("median error by model", ["model", "error, %"], of_models.collect());
+    let models = models.bars("median to 95th percentile");
     vec![
-        ("errors", figure("errors of predicted ends", "error, %", "share of all, %", false, lines)),
-        ("times", figure("batches: predicted and measured", "predicted, us", "us", true, times)),
-        ("models", figure("median error by model", "model", "error, %", true, of_models.collect())),
+        ("errors", figure("errors of predicted ends", ["error, %", "share of all, %"], lines)),
+        ("times", figure("batches: predicted and measured", ["predicted, us", "us"], times)),
+        ("models", models),
     ]
 }
 

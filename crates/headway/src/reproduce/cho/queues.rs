@@ -76,10 +76,7 @@ impl Study {
     ) -> Result<(Row, (String, Figure)), Error> {
         let driver = self.rate((direction, word), By::Driver)?;
         let ours = self.rate((direction, word), By::Ours)?;
-        let level = |name: &str, rate| Line {
-            name: name.to_owned(),
-            points: threads.iter().map(|n| (*n as f64, rate)).collect(),
-        };
+        let level = |name: &str, rate| Line::new(name, threads.iter().map(|n| (*n as f64, rate)).collect());
         let mut lines = vec![level("pageable", driver), level("headway", ours)];
         let mut best = (0.0, 0, 0);
         for &b in buffers {
@@ -91,7 +88,7 @@ impl Study {
                     best = (rate, n, b);
                 }
             }
-            lines.push(Line { name: format!("fidelity, {} KiB", b >> 10), points });
+            lines.push(Line::new(format!("fidelity, {} KiB", b >> 10), points));
         }
         let mib = self.data.len() >> 20;
         let row = Row {
@@ -105,8 +102,8 @@ impl Study {
             ),
             verdict: Verdict::of(best.0 >= 2.0 * driver),
         };
-        let title = format!("{mib} MiB {word}, median ({})", self.bench.source);
-        let figure = Figure { title, x: "threads".into(), y: "GB/s".into(), log_y: false, lines };
+        let title = format!("{mib} MiB {word}, median");
+        let figure = Figure::new(title, self.bench.source, ["threads", "GB/s"], lines);
         Ok((row, (format!("queues-{word}"), figure)))
     }
 }

@@ -12,7 +12,7 @@ use headway_runtime::copy::{At, How, ManyBy};
 
 use super::{DIRECTIONS, line, outcome};
 use crate::Error;
-use crate::plot::{Figure, Line};
+use crate::plot::{Figure, Line, TO_P99};
 use crate::reproduce::bench::{Bench, Shots, gb_per_s, random, same, shots};
 use crate::reproduce::{Outcome, Row, Setting, Table, Verdict};
 
@@ -145,18 +145,21 @@ impl Study {
     /// Rates of pieces of one size, one direction.
     fn figure(&self, size: usize, (direction, word): (Direction, &str), source: &str) -> (String, Figure) {
         let rate = |timed: &Timed| gb_per_s(Bytes((size * timed.point.count) as u64), timed.shots.figures.median);
-        let line = |(name, _): (&str, ManyBy)| Line {
-            name: name.to_owned(),
-            points: self
-                .timed
-                .iter()
-                .filter(|timed| (timed.name, timed.point.size, timed.point.direction) == (name, size, direction))
-                .map(|timed| (timed.point.count as f64, rate(timed)))
-                .collect(),
+        let slow = |timed: &Timed| gb_per_s(Bytes((size * timed.point.count) as u64), timed.shots.figures.p99);
+        let line = |(name, _): (&str, ManyBy)| {
+            let own = || {
+                let same =
+                    |timed: &&Timed| (timed.name, timed.point.size, timed.point.direction) == (name, size, direction);
+                self.timed.iter().filter(same)
+            };
+            let points = own().map(|timed| (timed.point.count as f64, rate(timed))).collect();
+            Line::new(name, points)
+                .bars(own().map(|timed| (timed.point.count as f64, slow(timed), rate(timed))).collect())
         };
-        let title = format!("pieces of {size} B, {word}, median ({source})");
+        let title = format!("pieces of {size} B, {word}, median");
         let lines = MANY.into_iter().map(line).collect();
-        (format!("batch-{word}-{size}"), Figure { title, x: "pieces".into(), y: "GB/s".into(), log_y: true, lines })
+        let figure = Figure::new(title, source, ["pieces", "GB/s"], lines).bars(TO_P99);
+        (format!("batch-{word}-{size}"), figure)
     }
 }
 

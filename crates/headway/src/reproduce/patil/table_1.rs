@@ -11,7 +11,7 @@ use headway_runtime::copy::{At, How};
 
 use super::{DIRECTIONS, MIB, effort, line, outcome};
 use crate::Error;
-use crate::plot::{Figure, Line};
+use crate::plot::{Figure, Line, TO_P99};
 use crate::reproduce::bench::{Bench, Shots, gb_per_s, random, same, shots};
 use crate::reproduce::{Outcome, Row, Setting, Table, Verdict};
 
@@ -142,13 +142,17 @@ fn row(times: &Times, mib: usize, at: usize) -> Row {
 
 fn figure(times: &Times, sizes: &[usize], at: usize, source: &str) -> (String, Figure) {
     let word = DIRECTIONS[at].1;
-    let line = |(name, _): (&'static str, Way)| Line {
-        name: name.to_owned(),
-        points: sizes.iter().map(|&mib| (mib as f64, rate(times, mib, at, name))).collect(),
+    let slow = |mib: usize, name| {
+        times.get(&(mib, at, name)).map_or(0.0, |shots| gb_per_s(Bytes((mib * MIB) as u64), shots.figures.p99))
+    };
+    let line = |(name, _): (&'static str, Way)| {
+        let points = sizes.iter().map(|&mib| (mib as f64, rate(times, mib, at, name))).collect();
+        Line::new(name, points)
+            .bars(sizes.iter().map(|&mib| (mib as f64, slow(mib, name), rate(times, mib, at, name))).collect())
     };
     let lines = WAYS.into_iter().map(line).collect();
-    let title = format!("{word}, median ({source})");
-    (format!("table1-{word}"), Figure { title, x: "MiB".into(), y: "GB/s".into(), log_y: false, lines })
+    let figure = Figure::new(format!("{word}, median"), source, ["MiB", "GB/s"], lines).bars(TO_P99);
+    (format!("table1-{word}"), figure)
 }
 
 /// Table I: how fast each way is.

@@ -228,17 +228,11 @@ pub(in crate::reproduce) fn table_2(setting: &Setting) -> Result<Outcome, Error>
          element-wise kernel in place, every result checked."
             .into(),
     );
-    let plotted = |(at, name): (usize, &str)| Line {
-        name: name.to_owned(),
-        points: found.iter().map(|size| (size.mib as f64, size.shares()[at])).collect(),
+    let plotted = |(at, name): (usize, &str)| {
+        Line::new(name, found.iter().map(|size| (size.mib as f64, size.shares()[at])).collect())
     };
-    let plot = Figure {
-        title: format!("overlapped over sequential ({})", outcome.source),
-        x: "MiB".into(),
-        y: "%".into(),
-        log_y: false,
-        lines: ["version 1", "version 2", "chunks"].into_iter().enumerate().map(plotted).collect(),
-    };
+    let plotted = ["version 1", "version 2", "chunks"].into_iter().enumerate().map(plotted).collect();
+    let plot = Figure::new("overlapped over sequential", &outcome.source, ["MiB", "time, %"], plotted);
     outcome.figures.push(("table2".into(), plot));
     let columns = vec!["version", "lanes", "segments", "bytes", "n", "first_ns", "median_ns", "p99_ns", "max_ns"];
     outcome.tables.push(Table { name: "table2".into(), columns, lines });

@@ -247,14 +247,8 @@ fn figure(scene: &Scene, shown: &Shown, chunk: usize, source: &str) -> Figure {
     let mut lines = Vec::new();
     for (at, (member, _)) in scene.members.iter().enumerate() {
         for (what, ends) in [("predicted", &shown.predicted.blocks), ("measured", &shown.took.ends)] {
-            lines.push(Line { name: format!("{}, {what}", name(*member)), points: shown.curve(at, ends, chunk) });
+            lines.push(Line::new(format!("{}, {what}", name(*member)), shown.curve(at, ends, chunk)));
         }
     }
-    Figure {
-        title: format!("Figure II.1: {} ({source})", scene.name),
-        x: "ms".to_owned(),
-        y: "GB/s".to_owned(),
-        log_y: false,
-        lines,
-    }
+    Figure::new(format!("Figure II.1: {}", scene.name), source, ["ms", "GB/s"], lines)
 }

@@ -128,18 +128,17 @@ fn table(sweeps: &[Sweep]) -> Table {
 }
 
 fn figure(sweeps: &[Sweep]) -> Figure {
-    let line = |sweep: &Sweep| Line {
-        name: sweep.name.clone(),
-        points: sweep.points.iter().map(|(x, gains)| (*x, mean(gains))).collect(),
+    let least = |gains: &[f64]| gains.iter().copied().fold(f64::INFINITY, f64::min);
+    let most = |gains: &[f64]| gains.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let line = |sweep: &Sweep| {
+        let points = sweep.points.iter().map(|(x, gains)| (*x, mean(gains))).collect();
+        Line::new(&sweep.name, points)
+            .bars(sweep.points.iter().map(|(x, gains)| (*x, least(gains), most(gains))).collect())
     };
-    let level = |gain: f64| Line { name: format!("paper +{gain} %"), points: vec![(1.0, gain), (2.0, gain)] };
-    Figure {
-        title: "streams gained over `serial`, mean of 12 workloads (sim)".into(),
-        x: "A/b".into(),
-        y: "%".into(),
-        log_y: false,
-        lines: sweeps.iter().map(line).chain(GAINS.map(level)).collect(),
-    }
+    let level = |gain: f64| Line::new(format!("paper +{gain} %"), vec![(1.0, gain), (2.0, gain)]);
+    let lines = sweeps.iter().map(line).chain(GAINS.map(level)).collect();
+    Figure::new("streams gained over `serial`, mean of 12 workloads", "sim", ["A/b (ratio)", "gain, %"], lines)
+        .bars("least to most of the workloads")
 }
 
 #[cfg(test)]

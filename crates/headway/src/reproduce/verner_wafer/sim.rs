@@ -52,13 +52,12 @@ pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
         notes: notes(&most, &sweep),
         ..Outcome::new("verner-wafer", "sim", format!("{} {}", machine.name, machine.hash), setting.seed)
     };
-    let lines = POLICIES.iter().enumerate().map(|(at, (_, policy))| Line {
-        name: (*policy).to_owned(),
-        points: sweep.iter().map(|(tau, cameras)| (*tau as f64 / 1e3, f64::from(cameras[at]))).collect(),
+    let lines = POLICIES.iter().enumerate().map(|(at, (_, policy))| {
+        Line::new(*policy, sweep.iter().map(|(tau, cameras)| (*tau as f64 / 1e3, f64::from(cameras[at]))).collect())
     });
-    let (x, y) = ("time of one image on a GPU, us".to_owned(), "cameras".to_owned());
-    let title = "Cameras by policy and time of an image (sim)".to_owned();
-    outcome.figures = vec![("sweep".into(), Figure { title, x, y, log_y: false, lines: lines.collect() })];
+    let axes = ["time of one image on a GPU, us", "cameras"];
+    let figure = Figure::new("Cameras by policy and time of an image", "sim", axes, lines.collect());
+    outcome.figures = vec![("sweep".into(), figure)];
     let line = |(tau, cameras): &(u64, [u32; 4])| {
         [tau.to_string()].into_iter().chain(cameras.map(|count| count.to_string())).collect()
     };
