@@ -161,7 +161,7 @@ fn the_script_draws_every_stream_step_and_the_verdict() {
 
 #[test]
 fn misses_show_in_the_verdict_and_in_the_table() {
-    let log = log(&plan(3), 10, Bend { slow: Some((9, headway_core::units::Nanos(12_000_000))), ..Bend::default() });
+    let log = log(&plan(3), 10, Bend { slow: Some((9, Nanos(12_000_000))), ..Bend::default() });
     let Some(document) = rendered(&log) else { return };
     assert!(document.contains("data-ready=\"yes\""));
     assert!(from_id(&document, "verdict").starts_with("id=\"verdict\" class=\"bad\">"));

@@ -134,14 +134,14 @@ fn finished(mut outcome: Outcome, sweep: &Sweep, x: &str, claims: [(&str, &str);
         };
         let lines = MODES.iter().enumerate().skip(1).map(line).collect();
         let title = format!("{direction} gain over the driver");
-        let figure = Figure::new(title, &outcome.source, [x, "times as fast"], lines);
+        let figure = Figure::new(title, outcome.source, [x, "times as fast"], lines);
         outcome.figures.push((format!("gain-{direction}"), figure));
     }
     let line = |(at, (_, name)): (usize, &(Mode, &str))| {
         Line::new(*name, sweep.iter().map(|(size, costs)| (*size as f64, ratio(&costs[at]))).collect())
     };
     let lines = MODES.iter().enumerate().map(line).collect();
-    let figure = Figure::new("transfer time over kernel time", &outcome.source, [x, "ratio"], lines);
+    let figure = Figure::new("transfer time over kernel time", outcome.source, [x, "ratio"], lines);
     outcome.figures.push(("ratio".into(), figure));
     outcome
 }

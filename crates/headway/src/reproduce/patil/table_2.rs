@@ -232,7 +232,7 @@ pub(in crate::reproduce) fn table_2(setting: &Setting) -> Result<Outcome, Error>
         Line::new(name, found.iter().map(|size| (size.mib as f64, size.shares()[at])).collect())
     };
     let plotted = ["version 1", "version 2", "chunks"].into_iter().enumerate().map(plotted).collect();
-    let plot = Figure::new("overlapped over sequential", &outcome.source, ["MiB", "time, %"], plotted);
+    let plot = Figure::new("overlapped over sequential", outcome.source, ["MiB", "time, %"], plotted);
     outcome.figures.push(("table2".into(), plot));
     let columns = vec!["version", "lanes", "segments", "bytes", "n", "first_ns", "median_ns", "p99_ns", "max_ns"];
     outcome.tables.push(Table { name: "table2".into(), columns, lines });
