@@ -73,12 +73,13 @@ impl Driver {
     /// [`DeviceError::Unavailable`] naming the library, the function or the state that is missing.
     pub fn load(path: &Path) -> Result<Arc<Self>, DeviceError> {
         // Before the lock, which a thread of the parent may have held when it forked.
-        here(*FIRST.get_or_init(Home::here))?;
+        FIRST.get().map_or(Ok(()), |first| here(*first))?;
         let mut loaded = lock(&LOADED);
         if let Some(driver) = loaded.get(path) {
             return Ok(Arc::clone(driver));
         }
         let table = Table::load(path)?;
+        FIRST.get_or_init(Home::here);
         let driver = Self {
             table,
             domain: Domain::new(),

@@ -618,3 +618,30 @@ fn a_slow_link_takes_less() {
     assert!(rigs[0].read(&there) == data);
     assert!(moved.links[1] < moved.links[0], "{moved:?}");
 }
+
+#[test]
+fn copies_by_demoted_stores_bring_every_byte_whatever_the_cpu_can() {
+    let port = Arc::new(EmuPort::open(EmuPortSpec::new("emu0")));
+    // The path of a CPU that demotes lines, where this one does not too.
+    let copy_loop = |to: &mut [u8], from: &[u8], stores: Stores| headway_os::copy::copy_as(to, from, stores, true);
+    let pool = Pool::with_copy_loop(port.clone(), options(3), Arc::new(copy_loop));
+    pool.prepare(Bytes(64 << 10), None).unwrap();
+    for (len, seed) in [(1, 1), (63, 2), (64, 3), (4097, 4), (1_000_003, 5)] {
+        let data = noise(len + 13, seed);
+        let there = port.device_buffer(len, Reach::Device).unwrap();
+        let at = At { buffer: &there, offset: 0 };
+        for stores in [Stores::Demoted, Stores::Plain] {
+            let how = Staged::new(Tuning { stores, ..tuning(3, 60_000) });
+            for start in [0, 1, 13] {
+                let from = &data[start..start + len];
+                copy_in(&[&pool], at, from, &how).unwrap();
+                let mut seen = vec![0; len];
+                port.copy_out(&mut seen, &there.claim(0..len, Access::Read).unwrap()).unwrap();
+                assert!(seen == from, "{len} bytes in, {stores:?}");
+                let mut back = vec![0; len + 13];
+                copy_out(&[&pool], &mut back[start..start + len], at, &how).unwrap();
+                assert!(back[start..start + len] == *from, "{len} bytes out, {stores:?}");
+            }
+        }
+    }
+}
