@@ -15,6 +15,8 @@ use crate::units::{Bytes, NANOS_PER_SECOND, Nanos, PPM, Rate, UnitError};
 
 /// Longest name of anything, in characters.
 const NAME_MAX: usize = 64;
+/// The same in bytes of UTF-8. Names become names of files, which may have 255 bytes: this leaves room for what is added.
+const NAME_BYTES_MAX: usize = 192;
 /// Longest time, largest size and highest rate a file may say. Far beyond any use, and low enough that sums of thousands
 /// of times and sizes fit 64 bits, and products of rates, weights and uses fit 128.
 pub(crate) const TIME_MAX: Nanos = Nanos(366 * 86_400 * NANOS_PER_SECOND);
@@ -53,9 +55,9 @@ pub(crate) fn suggest<'a>(word: &str, names: impl Iterator<Item = &'a str> + Clo
     if listed.is_empty() { format!("there are no {kind}") } else { format!("{kind}: {}{more}", listed.join(", ")) }
 }
 
-/// Whether `text` can name something: 1 to 64 letters, digits and `_ - . : /`.
+/// Whether `text` can name something: 1 to 64 letters, digits and `_ - . : /`, in at most 192 bytes.
 pub(crate) fn is_name(text: &str) -> bool {
-    let fits = (1..=NAME_MAX).contains(&text.chars().count());
+    let fits = (1..=NAME_MAX).contains(&text.chars().count()) && text.len() <= NAME_BYTES_MAX;
     fits && text.chars().all(|c| c.is_alphanumeric() || "_-.:/".contains(c))
 }
 
@@ -217,7 +219,10 @@ impl<'a> Field<'a> {
         if is_name(text) {
             return Ok(text.to_owned());
         }
-        let help = format!("names have 1 to {NAME_MAX} letters, digits and `_`, `-`, `.`, `:`, `/`");
+        let mut help = format!("names have 1 to {NAME_MAX} letters, digits and `_`, `-`, `.`, `:`, `/`");
+        if text.len() > NAME_BYTES_MAX {
+            help = format!("{help}, and at most {NAME_BYTES_MAX} bytes; this one has {}", text.len());
+        }
         Err(self.error(format!("`{}` is not a name", self.excerpt()), Some(help)))
     }
 

@@ -320,6 +320,35 @@ fn ids_are_names_and_unique_over_the_file() {
 }
 
 #[test]
+fn names_that_lead_out_of_the_folder_of_results_are_refused() {
+    let help = "leave out `/`, and do not begin with `.`; `--out` puts results into any folder";
+    for (name, width) in [("../../evil", 12), ("/etc/w", 8), ("a/b", 5), (".", 3), ("..", 4), (".w", 4)] {
+        let message = format!("`name = \"{name}\"` cannot name the folder of the results, `out/NAME-SOURCE`");
+        check("name = \"w\"", &format!("name = \"{name}\""), (1, 8, width), &message, help);
+    }
+    for name in ["a.b", "a:b", "w..", "größe"] {
+        assert!(parse("w.toml", &BASE.replacen("\"w\"", &format!("\"{name}\""), 1)).is_ok(), "{name}");
+    }
+}
+
+#[test]
+fn streams_whose_results_could_be_one_file_are_refused() {
+    let other = refused("id = \"log\"", "id = \"CAM\"");
+    assert_eq!(other.message, "stream `CAM` differs from stream `cam` in upper and lower case only");
+    assert_eq!((other.line, other.column, other.width), (19, 6, 5));
+    // Messages and flows become no files.
+    assert!(parse("w.toml", &BASE.replacen("id = \"a\"", "id = \"FIG2.1\"", 1)).is_ok());
+    // Characters that files cannot have in their names, and those that would make the name too long.
+    for id in ["a\\u0000", "a\\n", "a b", "a%2Fb", "a\\u0301", "a*", "a\\\\b"] {
+        assert!(parse("w.toml", &BASE.replacen("\"log\"", &format!("\"{id}\""), 1)).is_err(), "{id}");
+    }
+    let long = "\u{20000}".repeat(64);
+    let error = refused("id = \"log\"", &format!("id = \"{long}\""));
+    assert!(error.help.as_deref().is_some_and(|help| help.ends_with("at most 192 bytes; this one has 256")), "{error}");
+    assert!(parse("w.toml", &BASE.replacen("\"log\"", &format!("\"{}\"", "\u{20000}".repeat(48)), 1)).is_ok());
+}
+
+#[test]
 fn steps_that_do_not_connect_are_refused() {
     check(
         "steps = [{ copy = \"gpu -> host\" }]",

@@ -9,7 +9,7 @@ use headway_core::plan::{Plan, PlannedStream, Source};
 use headway_core::units::Bytes;
 
 use crate::intake::{InputError, Intake};
-use crate::outlet::{OutFile, Outlet, OutputError};
+use crate::outlet::{OutFile, Outlet, OutputError, file_name};
 use crate::wafer;
 
 /// A block that cannot be packed, or that comes back different from what was sent.
@@ -219,11 +219,10 @@ pub struct Scatterer {
     next: Vec<u64>,
 }
 
-/// Name of a stream's output inside the results.
+/// Name of a stream's output inside the results: another one for every stream.
 #[must_use]
 pub fn output_name(stream: &str) -> String {
-    let safe = |c: char| if c.is_alphanumeric() || matches!(c, '-' | '_' | '.') { c } else { '_' };
-    format!("streams/{}.bin", stream.chars().map(safe).collect::<String>())
+    format!("streams/{}.bin", file_name(stream))
 }
 
 impl Scatterer {

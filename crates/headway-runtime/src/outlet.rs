@@ -53,6 +53,25 @@ pub const TRACE: &str = "trace.perfetto-trace";
 pub const NAMES: [&str; 9] =
     [MARK, TRACE, "page.html", "run.jsonl", "workload.toml", "plan.json", "manifest.json", "sample.bin", "streams"];
 
+/// A name of a file for `id`, whatever it holds, and another one for every other id.
+///
+/// Letters, digits, `-`, `_` and `.` stay; each byte of anything else, and a `.` at the beginning, becomes `%` and two
+/// hexadecimal digits. So no id leads out of its folder, and the id can be read back.
+#[must_use]
+pub fn file_name(id: &str) -> String {
+    let mut name = String::with_capacity(id.len());
+    for (at, c) in id.char_indices() {
+        if c.is_alphanumeric() || matches!(c, '-' | '_') || (c == '.' && at > 0) {
+            name.push(c);
+        } else {
+            for byte in c.encode_utf8(&mut [0; 4]).bytes() {
+                name.push_str(&format!("%{byte:02X}"));
+            }
+        }
+    }
+    name
+}
+
 /// A folder under construction beside its final place; dropped unfinished, it vanishes.
 #[derive(Debug)]
 pub struct Outlet {
@@ -102,10 +121,10 @@ impl Outlet {
         self.partial.join(name)
     }
 
-    /// Creates a file, with the folders above it.
+    /// Creates a file, with the folders above it. What has been written already is never begun anew.
     ///
     /// # Errors
-    /// [`OutputError`].
+    /// [`OutputError`]; also if there is a file of that name, as the file system tells names apart.
     pub fn file(&self, name: &str) -> Result<OutFile, OutputError> {
         // Errors name the final place: the one under construction is gone when somebody reads them.
         let path = self.place.join(name);
@@ -114,7 +133,7 @@ impl Outlet {
         if let Some(parent) = partial.parent() {
             fs::create_dir_all(parent).map_err(error)?;
         }
-        let file = File::create(partial).map_err(error)?;
+        let file = File::create_new(partial).map_err(error)?;
         Ok(OutFile { path, writer: BufWriter::with_capacity(1 << 16, file), bytes: 0 })
     }
 
@@ -250,6 +269,30 @@ mod tests {
             assert_eq!(fs::read_to_string(place.join("streams/data")).unwrap(), text);
         }
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn every_id_has_a_file_of_its_own_inside_the_folder() {
+        let ids = [
+            "a", "A", "a/b", "a_b", "a:b", "a%2Fb", "a%b", "../a", "..", ".", "", ".a", "a.", "a\0", "a\n", "a b", "é",
+            "e\u{301}", "日本",
+        ];
+        let names: std::collections::BTreeSet<String> = ids.iter().map(|id| file_name(id)).collect();
+        assert_eq!(names.len(), ids.len(), "{names:?}");
+        for name in &names {
+            assert!(!name.starts_with('.') && !name.contains(['/', '\0', '\n', ' ']), "{name}");
+        }
+        let read = ["cam-00", "gpu_0.in", "a/b", "../a"].map(file_name);
+        assert_eq!(read, ["cam-00", "gpu_0.in", "a%2Fb", "%2E.%2Fa"]);
+    }
+
+    #[test]
+    fn a_file_that_is_written_is_not_begun_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let outlet = Outlet::create(&folder.path().join("result")).unwrap();
+        outlet.write("streams/a.bin", b"first").unwrap();
+        assert!(matches!(outlet.write("streams/a.bin", b"second"), Err(OutputError::Write { .. })));
+        assert_eq!(fs::read(outlet.path("streams/a.bin")).unwrap(), b"first");
     }
 
     #[test]

@@ -272,7 +272,7 @@ pub fn import(format: Format, text: &str, options: &Import) -> Result<Imported, 
     for flow in &mut flows {
         flow.server = write::name(options.server.as_deref().unwrap_or("engine"));
     }
-    let name = write::name(options.name.as_deref().unwrap_or("imported"));
+    let name = write::workload_name(options.name.as_deref().unwrap_or("imported"));
     let workload = write::workload(&name, &flows);
     workload::parse("the imported workload", &workload).map_err(FormatError::Workload)?;
     Ok(Imported { schema: 1, workload, flows: flows.len(), notes })

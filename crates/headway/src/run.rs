@@ -23,7 +23,7 @@ use headway_runtime::blocks::{Gatherer, Scatterer, output_name};
 use headway_runtime::host::HostPayload;
 use headway_runtime::intake::Intake;
 use headway_runtime::kernels::Kernels;
-use headway_runtime::outlet::{MARK, Outlet, OutputError};
+use headway_runtime::outlet::{MARK, Outlet, OutputError, file_name};
 use headway_runtime::wall::{self, Compared};
 use headway_sim::{Faults, Run, simulate};
 use headway_trace::summary::{self, Summary};
@@ -183,8 +183,7 @@ pub fn run(
     if source == Source::Sim && options.cpu_class != Wish::Auto {
         warnings.push("a simulation drives no devices: the scheduling class has no effect".to_owned());
     }
-    let place =
-        options.out.clone().unwrap_or_else(|| Path::new("out").join(format!("{}-{source}", plan.workload.name)));
+    let place = options.out.clone().unwrap_or_else(|| usual_place(&plan.workload.name, source));
     let outlet = Outlet::create(&place)?;
     let Ran { log, kernels, intake, compared } =
         execute(&mut chosen, &plan, &workload.value, options, &outlet, &mut progress)?;
@@ -218,6 +217,11 @@ pub fn run(
     let files = ["run.jsonl", report::TRACE, report::PAGE, "streams"].map(|name| folder.join(name)).to_vec();
     let imitates = (source == Source::Emu).then(|| emulation::imitates(&chosen.machine));
     Ok(Report { schema: 1, summary, verified, messages: compared, folder, imitates, files, warnings })
+}
+
+/// Where results go if nobody says: into a folder of the workload's name, whatever that holds.
+fn usual_place(workload: &str, source: Source) -> PathBuf {
+    Path::new("out").join(format!("{}-{source}", file_name(workload)))
 }
 
 /// Gives the run's seed to what is drawn in the plan.

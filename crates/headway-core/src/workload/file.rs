@@ -48,7 +48,7 @@ pub fn parse(name: &str, text: &str) -> Result<Loaded<Workload>, FileError> {
 fn read(source: &Source) -> Result<(Workload, BTreeMap<String, Range<usize>>), FileError> {
     let mut top = document::root(source, TOP)?;
     let mut reader = Reader::default();
-    let name = top.require("name", "\"my-workload\"")?.name()?;
+    let name = workload_name(&top.require("name", "\"my-workload\"")?)?;
     let description =
         top.take("description").map_or_else(|| Ok(String::new()), |f| f.text("\"...\"").map(str::to_owned))?;
     let mut workload = Workload {
@@ -92,11 +92,24 @@ fn read(source: &Source) -> Result<(Workload, BTreeMap<String, Range<usize>>), F
     Ok((workload, reader.spans))
 }
 
+/// The workload's name, which also names the folder of its results.
+fn workload_name(field: &Field<'_>) -> Result<String, FileError> {
+    let name = field.name()?;
+    if name.contains('/') || name.starts_with('.') {
+        let message = format!("`{}` cannot name the folder of the results, `out/NAME-SOURCE`", field.excerpt());
+        let help = "leave out `/`, and do not begin with `.`; `--out` puts results into any folder".to_owned();
+        return Err(field.error(message, Some(help)));
+    }
+    Ok(name)
+}
+
 #[derive(Default)]
 pub(super) struct Reader {
     spans: BTreeMap<String, Range<usize>>,
     /// What each id stands for.
     ids: BTreeMap<String, &'static str>,
+    /// Streams by their ids in lower case.
+    streams: BTreeMap<String, String>,
     /// Which stream has which key and initialisation vector.
     ciphers: BTreeMap<([u8; 16], [u8; 16]), String>,
 }
@@ -137,9 +150,22 @@ impl Reader {
             let help = "give each stream, message, flow and task its own id".to_owned();
             return Err(field.error(format!("a {other} is already called `{id}`"), Some(help)));
         }
+        if kind == "stream" {
+            self.tell_apart(&id, &field)?;
+        }
         let part = format!("{kind}.{id}");
         self.note(part.clone(), &field.span);
         Ok((id, part))
+    }
+
+    /// Refuses a stream whose id differs from another's in upper and lower case only: on file systems that do not tell them
+    /// apart, the results of both would be one file.
+    fn tell_apart(&mut self, id: &str, at: &Field<'_>) -> Result<(), FileError> {
+        let Some(other) = self.streams.insert(id.to_lowercase(), id.to_owned()) else { return Ok(()) };
+        let message = format!("stream `{id}` differs from stream `{other}` in upper and lower case only");
+        let help = "give one of them another id: each names the file of its stream's results, and not every file system \
+                    tells these two apart";
+        Err(at.error(message, Some(help.to_owned())))
     }
 
     /// Reads the transfers without windows, which live on what others leave over.

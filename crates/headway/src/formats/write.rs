@@ -15,6 +15,15 @@ pub(super) fn name(text: &str) -> String {
     if name.is_empty() { "_".to_owned() } else { name }
 }
 
+/// `text` as the name of a workload, which also names a folder of results.
+pub(super) fn workload_name(text: &str) -> String {
+    let name = name(text).replace('/', "_");
+    match name.strip_prefix('.') {
+        Some(rest) => format!("_{rest}"),
+        None => name,
+    }
+}
+
 /// A workload file.
 pub(super) fn workload(name: &str, flows: &[Flow]) -> String {
     let mut text = format!("name = \"{name}\"\ndescription = \"imported by headway {}\"\n", crate::VERSION);

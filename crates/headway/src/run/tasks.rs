@@ -3,7 +3,7 @@
 mod devices;
 mod simulated;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use headway_core::cpu::Wish;
 use headway_core::error::Loaded;
@@ -17,7 +17,7 @@ use headway_runtime::outlet::{MARK, Outlet, OutputError};
 use headway_trace::sharing::{Bound, Header, Job, KIND, Log, SCHEMA, Summary, TaskHead, summarize};
 use serde::Serialize;
 
-use super::{Backend, Options, Progress, named};
+use super::{Backend, Options, Progress, named, usual_place};
 use crate::share::{self, Model};
 use crate::{COMMIT, Error, VERSION, emulation, files, report};
 
@@ -72,8 +72,7 @@ pub fn run(
     let (source, machine, mut warnings) = choose(options)?;
     let model = share::model(&machine, workload, sharing)?;
     accept(&model, options, &mut warnings)?;
-    let place =
-        options.out.clone().unwrap_or_else(|| Path::new("out").join(format!("{}-{source}", workload.value.name)));
+    let place = options.out.clone().unwrap_or_else(|| usual_place(&workload.value.name, source));
     let outlet = Outlet::create(&place)?;
     let seed = options.seed.unwrap_or(workload.value.seed);
     let ran = match source {
