@@ -235,6 +235,26 @@ pub enum Error {
     /// What has been measured cannot be kept.
     #[error("cannot keep what has been measured")]
     Journal(#[source] io::Error),
+    /// An interrupted measurement of something else is kept where this one would keep what it has done.
+    #[error("`{journal}` keeps another measurement that was interrupted: {difference}")]
+    OtherJournal {
+        /// The journal.
+        journal: PathBuf,
+        /// In what they differ.
+        difference: String,
+    },
+    /// Two measurements into one file.
+    #[error("another measurement writes to `{journal}` now")]
+    JournalInUse {
+        /// The journal.
+        journal: PathBuf,
+    },
+    /// A file has the name of a journal and is none.
+    #[error("`{path}` is not what a measurement keeps")]
+    NoJournal {
+        /// The file.
+        path: PathBuf,
+    },
     /// A file that would be replaced.
     #[error("`{path}` exists")]
     Exists {
@@ -289,6 +309,12 @@ impl Error {
             }
             Self::Exists { .. } => "`--force` replaces it; or choose another file with `--out`",
             Self::Paused { .. } => "the same command goes on with it",
+            Self::OtherJournal { .. } => {
+                "to go on with it, repeat the command that began it; to begin anew, remove that file, or choose another \
+                 with `--out`"
+            }
+            Self::JournalInUse { .. } => "wait for its end, or choose another file with `--out`",
+            Self::NoJournal { .. } => "move it away, or choose another file with `--out`",
             Self::OtherNode { .. } => "measure everything, without `--only`",
             Self::TooFewGpus { available, .. } => {
                 return Some(format!(

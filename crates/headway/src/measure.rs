@@ -22,7 +22,7 @@ mod staging;
 pub(crate) mod turns;
 pub(crate) mod volley;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -157,9 +157,9 @@ fn run(options: &Options, progress: &mut dyn FnMut(Progress)) -> Result<Report, 
     let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let stamp = node::stamp(&ports, node::date(seconds));
     let head = Head::new(&stamp, request(options));
-    let journal = Journal::open(Journal::path_of(&options.out), &head).map_err(Error::Journal)?;
+    let journal = Journal::open(Journal::path_of(&options.out), &head)?;
     let known = journal.len();
-    let raw = options.raw.as_deref().map(Raw::create).transpose()?;
+    let raw = options.raw.as_deref().map(|path| Raw::open(path, known > 0)).transpose()?;
     let mut session = Session::new(Some(journal), raw, &options.interrupt, progress);
     if known > 0 {
         session.warnings.push(format!("going on: {known} figures were measured before an interruption"));
@@ -265,12 +265,29 @@ impl Options {
     }
 }
 
-/// What distinguishes one request from another, for the journal.
-fn request(options: &Options) -> String {
-    format!(
-        "{:?} {:?} {:?} {:?} {} {}",
-        options.depth, options.gpus, options.sizes, options.model, options.each, options.watch
-    )
+/// The options that change what is measured, for the journal.
+fn request(options: &Options) -> BTreeMap<String, String> {
+    let Options { gpus, sizes, model, each, watch, only, depth, .. } = options;
+    let listed = |texts: Vec<String>| (!texts.is_empty()).then(|| texts.join(","));
+    let words = only
+        .iter()
+        .collect::<BTreeSet<_>>()
+        .into_iter()
+        .filter_map(|step| Step::WORDS.iter().find(|(_, known)| known == step).map(|(word, _)| (*word).to_owned()));
+    let given = [
+        ("--quick", (*depth == Depth::Quick).then(String::new)),
+        ("--full", (*depth == Depth::Full).then(String::new)),
+        ("--gpus", gpus.map(|gpus| gpus.to_string())),
+        (
+            "--sizes",
+            sizes.as_ref().and_then(|sizes| listed(sizes.iter().map(|bytes| format!("'{} B'", bytes.0)).collect())),
+        ),
+        ("--model", model.clone()),
+        ("--each", each.then(String::new)),
+        ("--watch", (*watch > Nanos::ZERO).then(|| format!("'{} ns'", watch.0))),
+        ("--only", listed(words.collect())),
+    ];
+    given.into_iter().filter_map(|(option, value)| Some((option.to_owned(), value?))).collect()
 }
 
 /// A measurement under way.

@@ -152,6 +152,17 @@ fn an_interrupted_measurement_goes_on_where_it_was() {
     let kept = fs::read_to_string(&journal).unwrap().lines().count();
     assert!(!file.exists() && kept > 3, "{kept}");
     let again = Options { interrupt: Arc::new(AtomicBool::new(false)), ..options };
+    // Options that would measure something else are refused, and what is done stays.
+    for other in [
+        Options { depth: Depth::Normal, ..again.clone() },
+        Options { only: vec![Step::Links], ..again.clone() },
+        Options { sizes: Some(vec![Bytes(64), Bytes(257)]), ..again.clone() },
+        Options { watch: Nanos(1), ..again.clone() },
+    ] {
+        let error = measure(&other, |_| ()).unwrap_err();
+        assert!(matches!(error, Error::OtherJournal { .. }) && error.help().is_some(), "{error}");
+        assert_eq!(fs::read_to_string(&journal).unwrap().lines().count(), kept, "{error}");
+    }
     let report = measure(&again, |_| ()).unwrap();
     assert!(report.warnings.iter().any(|warning| warning.starts_with("going on: ")), "{:?}", report.warnings);
     assert!(file.exists() && !journal.exists());

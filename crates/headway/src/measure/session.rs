@@ -1,11 +1,12 @@
 //! What all steps of a measurement share: the journal, raw samples, progress, warnings and the wish to stop.
 
 use std::fs::File;
-use std::io::{self, Write};
+use std::io::{self, BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use flate2::Compression;
+use flate2::read::MultiGzDecoder;
 use flate2::write::GzEncoder;
 use headway_core::units::Nanos;
 use headway_os::clock;
@@ -137,11 +138,25 @@ struct RawLine<'a> {
 }
 
 impl Raw {
-    /// A new file at `path`.
-    pub(crate) fn create(path: &Path) -> Result<Self, Error> {
+    /// A new file at `path`, or if `goes_on` the one that is there, with every whole line that it holds: compressed text that
+    /// was cut off in the middle cannot be appended to.
+    pub(crate) fn open(path: &Path, goes_on: bool) -> Result<Self, Error> {
         let failed = |source| Error::Write { path: path.to_owned(), source };
-        let file = File::create(path).map_err(failed)?;
-        Ok(Self { path: path.to_owned(), file: GzEncoder::new(file, Compression::fast()), since: clock::now() })
+        let old = if goes_on { File::open(path).ok() } else { None };
+        let mut beside = path.as_os_str().to_owned();
+        beside.push(format!(".{}", std::process::id()));
+        let mut file = GzEncoder::new(File::create(&beside).map_err(failed)?, Compression::fast());
+        if let Some(old) = old {
+            let mut old = BufReader::new(MultiGzDecoder::new(BufReader::new(old)));
+            let mut line = Vec::new();
+            // Whatever ends the file, its end or damage: what came before is whole.
+            while old.read_until(b'\n', &mut line).is_ok() && line.ends_with(b"\n") {
+                file.write_all(&line).map_err(failed)?;
+                line.clear();
+            }
+        }
+        std::fs::rename(&beside, path).map_err(failed)?;
+        Ok(Self { path: path.to_owned(), file, since: clock::now() })
     }
 
     fn write(&mut self, key: &str, samples: &[Nanos]) -> Result<(), Error> {
@@ -160,6 +175,7 @@ impl Raw {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
     use std::io::Read;
 
     use headway_core::transfer::Stamp;
@@ -171,7 +187,7 @@ mod tests {
     fn a_step_that_is_known_is_not_made_again() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("j");
-        let head = Head::new(&Stamp::default(), String::new());
+        let head = Head::new(&Stamp::default(), BTreeMap::new());
         let (stop, mut ignore) = (AtomicBool::new(false), |_| ());
         for (made, expected) in [(1, 1), (2, 1)] {
             let journal = Journal::open(path.clone(), &head).unwrap();
@@ -194,7 +210,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("raw.jsonl.gz");
         let (stop, mut ignore) = (AtomicBool::new(false), |_| ());
-        let mut session = Session::new(None, Some(Raw::create(&path).unwrap()), &stop, &mut ignore);
+        let mut session = Session::new(None, Some(Raw::open(&path, false).unwrap()), &stop, &mut ignore);
         let effort = Effort { warm_up: 0, n_min: 2, n_max: 2, time: Nanos(1) };
         session.series("a", effort, |number| Ok(Nanos(u64::from(number)))).unwrap();
         session.finish().unwrap();
@@ -203,5 +219,32 @@ mod tests {
         let line: serde_json::Value = serde_json::from_str(&text).unwrap();
         assert_eq!((&line["key"], &line["ns"]), (&"a".into(), &vec![0, 1].into()));
         assert!(line["at"].is_u64());
+    }
+
+    #[test]
+    fn raw_samples_of_before_an_interruption_stay_even_if_the_file_was_cut_off() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("raw.jsonl.gz");
+        let mut raw = Raw::open(&path, false).unwrap();
+        for at in 0..1_000 {
+            raw.write("before", &[Nanos(at)]).unwrap();
+        }
+        raw.finish().unwrap();
+        let whole = std::fs::read(&path).unwrap();
+        std::fs::write(&path, &whole[..whole.len() / 2]).unwrap();
+        let mut raw = Raw::open(&path, true).unwrap();
+        raw.write("after", &[Nanos(7)]).unwrap();
+        raw.finish().unwrap();
+        let read = || {
+            let mut text = String::new();
+            MultiGzDecoder::new(File::open(&path).unwrap()).read_to_string(&mut text).unwrap();
+            text
+        };
+        let text = read();
+        let before = text.lines().filter(|line| line.contains("\"before\"")).count();
+        assert!(before > 100 && text.lines().last().unwrap().contains("\"after\""), "{before} lines");
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+        Raw::open(&path, false).unwrap().finish().unwrap();
+        assert_eq!(read(), "");
     }
 }
