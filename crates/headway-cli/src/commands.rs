@@ -156,7 +156,7 @@ pub(crate) fn run(out: &Out, args: &RunArgs) -> Result<Answer> {
         out.warn(warning);
     }
     out.print(&report, || show::run(&report, args))?;
-    Ok(if report.summary.verdict.held { Answer::Yes } else { Answer::No })
+    Ok(Answer::of_run(report.summary.verdict.held, report.summary.incomplete.as_ref()))
 }
 
 pub(crate) fn replay(out: &Out, log: &Path) -> Result<Answer> {
@@ -182,8 +182,9 @@ pub(crate) fn replay(out: &Out, log: &Path) -> Result<Answer> {
     };
     let json = serde_json::json!({ "schema": 1, "equal": true, "replayed": replayed });
     out.print(&json, || {
+        let end = if replayed.finished { "" } else { "; the run ended before its last cycle" };
         format!(
-            "the same: {} inputs gave {} actions and {} events, byte for byte\n",
+            "the same: {} inputs gave {} actions and {} events, byte for byte{end}\n",
             replayed.inputs, replayed.actions, replayed.events
         )
     })?;

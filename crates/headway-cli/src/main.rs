@@ -15,6 +15,7 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use clap::Parser;
+use headway::core::log::Incomplete;
 
 use args::{BenchCommand, Cli, Command};
 
@@ -27,6 +28,19 @@ pub(crate) enum Answer {
     No,
     /// Not known.
     Undecided,
+    /// None: somebody ended the command early.
+    Interrupted,
+}
+
+impl Answer {
+    /// Of a run: yes if everything was in time.
+    pub(crate) fn of_run(held: bool, incomplete: Option<&Incomplete>) -> Self {
+        match incomplete {
+            Some(Incomplete::Interrupted) => Self::Interrupted,
+            _ if held => Self::Yes,
+            _ => Self::No,
+        }
+    }
 }
 
 fn main() -> ExitCode {
@@ -60,6 +74,7 @@ fn main() -> ExitCode {
         Ok(Answer::Yes) => ExitCode::SUCCESS,
         Ok(Answer::No) => ExitCode::from(1),
         Ok(Answer::Undecided) => ExitCode::from(3),
+        Ok(Answer::Interrupted) => ExitCode::from(2),
         Err(error) => fail(&error),
     }
 }

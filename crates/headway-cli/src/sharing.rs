@@ -44,7 +44,7 @@ pub(crate) fn run(out: &Out, workload: &Loaded<Workload>, options: &Options) -> 
         }
         text + &places(&report.folder)
     })?;
-    Ok(if report.summary.verdict.held { Answer::Yes } else { Answer::No })
+    Ok(Answer::of_run(report.summary.verdict.held, report.summary.incomplete.as_ref()))
 }
 
 pub(crate) fn report(out: &Out, log: &Log, folder: Option<&Path>) -> Result<Answer> {

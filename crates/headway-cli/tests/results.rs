@@ -1,11 +1,13 @@
-//! What a run leaves behind: a file of its own for every stream, inside the folder of the results.
+//! What a run leaves behind: a file of its own for every stream, inside the folder of the results, and a judgement of every job.
 
 mod common;
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::path::Path;
+use std::process::Stdio;
 
-use common::{headway, place, tree};
+use common::{Answer, command, headway, interrupt, interrupted_at, place, tree, wait_until};
 use serde_json::Value;
 
 /// Two streams of the same bytes under different keys; only `/` and `_` tell their ids apart.
@@ -50,4 +52,206 @@ fn no_name_leads_out_of_the_folder_of_results() {
     let answer = headway(&place.path().join("deep/below"), &["run", "evil.toml", "--backend", "sim"]).exits(2);
     assert!(answer.err.contains("cannot name the folder of the results"), "{}", answer.err);
     assert_eq!(tree(place.path()), before);
+}
+
+/// Two messages in one batch of slots 10 ms apart; one slot has nothing to carry.
+const EMPTY_SLOT: &str = r#"name = "empty"
+[run]
+duration = "100 ms"
+[[message]]
+id = "slow"
+period = "25 ms"
+blocks = [{ from = "host", to = "gpu0", bytes = "1 MB" }]
+[[message]]
+id = "fast"
+period = "10 ms"
+start = "60 ms"
+blocks = [{ from = "host", to = "gpu0", bytes = "1 MB" }]
+"#;
+
+#[test]
+fn a_slot_that_had_nothing_to_carry_is_no_job() {
+    let place = place();
+    fs::write(place.path().join("empty.toml"), EMPTY_SLOT).unwrap();
+    let run = ["run", "empty.toml", "--machine", "h200-x1", "--backend", "sim", "--out", "results"];
+    let answer = headway(place.path(), &run).exits(0);
+    assert!(answer.out.starts_with("all 8 deadlines held [sim]"), "{}", answer.out);
+    assert!(answer.out.contains("\n  8 of 8 jobs of messages, 8.00 MB, in "), "{}", answer.out);
+    let log = fs::read_to_string(place.path().join("results/run.jsonl")).unwrap();
+    assert!(log.contains("\"empty\""), "no slot was empty");
+
+    // The last slot, which carries the last job of the fast message and the second half of the last job of the slow one, is
+    // delivered late, or not at all.
+    let mut lines: Vec<&str> = log.lines().collect();
+    let last = lines.iter().rposition(|line| line.contains("\"deliver\"")).unwrap();
+    let mut record: Value = serde_json::from_str(lines[last]).unwrap();
+    let report = |lines: &[&str]| {
+        let end = format!("{{\"records\":{}}}", lines.len() - 2);
+        let text = [&lines[..lines.len() - 1], &[end.as_str()]].concat().join("\n") + "\n";
+        fs::write(place.path().join("edited.jsonl"), text).unwrap();
+        headway(place.path(), &["report", "edited.jsonl"]).exits(1).out
+    };
+    record["at"] = (record["at"].as_u64().unwrap() + 10_000_000).into();
+    let late = record.to_string();
+    lines[last] = &late;
+    assert!(report(&lines).starts_with("2 of 8 deadlines missed [sim]"));
+    lines.remove(last);
+    assert!(report(&lines).starts_with("2 of 8 never delivered [sim]"));
+}
+
+#[test]
+fn jobs_of_messages_are_the_same_however_they_are_carried() {
+    let place = place();
+    fs::write(place.path().join("empty.toml"), EMPTY_SLOT).unwrap();
+    for strategy in ["serial", "combined", "partitioned"] {
+        let run = ["run", "empty.toml", "--machine", "h200-x1", "--backend", "sim", "--format", "json"];
+        let answer = headway(place.path(), &[&run[..], &["--strategy", strategy]].concat()).exits(0);
+        let (totals, verdict) = (&answer.json()["summary"]["totals"], &answer.json()["summary"]["verdict"]);
+        assert_eq!((&verdict["deadlines"], &verdict["lost"]), (&8.into(), &0.into()), "{strategy}");
+        let jobs = (&totals["message_jobs"], &totals["message_jobs_delivered"], &totals["message_bytes"]);
+        assert_eq!(jobs, (&8.into(), &8.into(), &8_000_000.into()), "{strategy}");
+    }
+}
+
+const SMALL: &str = include_str!("golden/small.toml");
+
+fn json(path: &Path) -> Value {
+    serde_json::from_slice(&fs::read(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))).unwrap()
+}
+
+/// Checks that `results` in `folder` holds everything of a run that ended early, that each part says so, and that the log can be
+/// used; returns its summary.
+#[track_caller]
+fn is_kept(folder: &Path, results: &str, why: &str) -> Value {
+    let place = folder.join(results);
+    let summary = json(&place.join("summary.json"));
+    assert_eq!((&summary["complete"], &summary["incomplete"]["kind"]), (&Value::Bool(false), &why.into()));
+    assert_eq!(summary["verdict"]["held"], Value::Bool(false));
+    let text = summary["verdict"]["text"].as_str().unwrap();
+    assert!(text.starts_with(&format!("INCOMPLETE, {why}")), "{text}");
+    assert!(fs::read_to_string(place.join("INCOMPLETE.txt")).unwrap().contains(why));
+    assert!(fs::read_to_string(place.join("page.html")).unwrap().contains(&format!("INCOMPLETE, {why}")));
+    assert!(place.join("trace.perfetto-trace").metadata().unwrap().len() > 0);
+    let report = headway(folder, &["report", results, "--format", "json"]).exits(1).json();
+    assert_eq!(report, summary);
+    summary
+}
+
+/// The same for a run of streams, messages or flows, whose log replays.
+#[track_caller]
+fn replays(folder: &Path, results: &str, why: &str) {
+    let summary = is_kept(folder, results, why);
+    let replayed = headway(folder, &["replay", results]).exits(0).out;
+    assert!(replayed.contains("byte for byte; the run ended before its last cycle"), "{replayed}");
+    let manifest = json(&folder.join(results).join("manifest.json"));
+    let streams = summary["streams"].as_array().unwrap();
+    assert_eq!(manifest.as_array().unwrap().len(), streams.len());
+    for (entry, stream) in manifest.as_array().unwrap().iter().zip(streams) {
+        let output = entry["output"].as_str().unwrap();
+        let written = folder.join(results).join(output).metadata().unwrap().len();
+        assert!(output.ends_with(".bin.incomplete"), "{output}");
+        assert_eq!(
+            (&entry["complete"], &entry["written"], &stream["bytes"]),
+            (&false.into(), &written.into(), &written.into())
+        );
+    }
+    let whole = |path: &&std::path::PathBuf| {
+        path.extension().is_some_and(|end| end == "bin") && path.parent().is_some_and(|p| p.ends_with("streams"))
+    };
+    assert_eq!(tree(folder).iter().filter(|path| path.starts_with(folder.join(results))).find(whole), None);
+}
+
+#[test]
+fn an_interrupted_run_keeps_what_it_did_and_says_that_it_is_incomplete() {
+    let place = place();
+    fs::write(place.path().join("small.toml"), SMALL).unwrap();
+    // Each would take much longer than it takes to send a signal, and succeed.
+    let emulated = ["run", "small.toml", "--backend", "emu", "--duration", "100 s", "--out", "a/emu"];
+    let fig = "workloads/verner-fig2.1.toml";
+    let sim =
+        ["run", fig, "--machine", "tyan-ft72b7015", "--backend", "sim", "--duration", "40000 s", "--out", "a/sim"];
+    for (args, begun) in [(&emulated[..], "streams/b.bin"), (&sim[..], "")] {
+        let answer = interrupted_at(place.path(), args, begun).exits(2);
+        let results = args[args.len() - 1];
+        assert!(answer.out.starts_with("INCOMPLETE, interrupted after "), "{answer:#?}");
+        assert!(answer.err.contains("warning: the run was interrupted: its results are incomplete"), "{answer:#?}");
+        assert!(answer.out.contains(&format!("results   {results}\n")), "{answer:#?}");
+        replays(place.path(), results, "interrupted");
+    }
+}
+
+#[test]
+fn an_interrupted_run_of_tasks_keeps_the_jobs_that_were_complete() {
+    let place = place();
+    for backend in ["sim", "emu"] {
+        let run = [
+            "run",
+            "workloads/track.toml",
+            "--backend",
+            backend,
+            "--duration",
+            "1000000 s",
+            "--out",
+            backend,
+            "--force",
+        ];
+        let answer = interrupted_at(place.path(), &run, "").exits(2);
+        assert!(answer.out.contains("INCOMPLETE, interrupted after "), "{answer:#?}");
+        is_kept(place.path(), backend, "interrupted");
+    }
+}
+
+/// A workload that encrypts 655 MB/s, more than one GPU does, and ends with the first miss.
+fn overload() -> String {
+    let text = SMALL.replacen("1 KiB", "64 KiB", 1).replacen("20 ms", "100 us", 1);
+    text.replacen("deadline = \"200 ms\"", "deadline = \"1 ms\"\non_miss = \"stop\"", 1)
+}
+
+#[test]
+fn a_miss_that_stops_a_run_keeps_what_led_to_it() {
+    let place = place();
+    fs::write(place.path().join("overload.toml"), overload()).unwrap();
+    for backend in ["sim", "emu"] {
+        let run =
+            ["run", "overload.toml", "--machine", "h200-x1", "--duration", "10 ms", "--force", "--backend", backend];
+        let run = [&run[..], &["--out", backend, "--format", "json"]].concat();
+        let answer: Answer = headway(place.path(), &run).exits(1);
+        assert!(
+            answer.err.contains("the run was stopped by stream `a`, which missed the deadline of packet"),
+            "{answer:#?}"
+        );
+        let summary = &answer.json()["summary"];
+        assert_eq!((&summary["complete"], &summary["incomplete"]["stream"]), (&false.into(), &"a".into()));
+        assert!(summary["verdict"]["misses"].as_u64() > Some(0), "{summary}");
+        replays(place.path(), backend, "stopped");
+    }
+}
+
+#[test]
+fn an_incomplete_result_replaces_no_whole_one() {
+    let place = place();
+    fs::write(place.path().join("small.toml"), SMALL).unwrap();
+    fs::write(place.path().join("overload.toml"), overload()).unwrap();
+    headway(place.path(), &["run", "small.toml", "--backend", "sim", "--out", "results"]).exits(0);
+    let before = fs::read(place.path().join("results/run.jsonl")).unwrap();
+    let run = ["run", "overload.toml", "--machine", "h200-x1", "--duration", "10 ms", "--force", "--backend", "sim"];
+    let answer = headway(place.path(), &[&run[..], &["--out", "results"]].concat()).exits(1);
+    assert!(answer.err.contains("they are in `results.incomplete`"), "{answer:#?}");
+    replays(place.path(), "results.incomplete", "stopped");
+    assert_eq!(fs::read(place.path().join("results/run.jsonl")).unwrap(), before);
+}
+
+#[test]
+fn a_second_interrupt_ends_a_run_at_once() {
+    let place = place();
+    // Its JSON is more than a pipe holds: it waits for a reader that does not come.
+    let run = ["run", "workloads/encrypt.toml", "--backend", "sim", "--duration", "50 ms", "--out", "results"];
+    let mut command = command(place.path());
+    let mut child = command.args(run).args(["--format", "json"]).stdout(Stdio::piped()).spawn().unwrap();
+    let results = place.path().join("results/summary.json");
+    wait_until(&mut child, || results.exists());
+    interrupt(&child);
+    assert!(child.try_wait().unwrap().is_none(), "the first interrupt only asks");
+    interrupt(&child);
+    assert_eq!(child.wait().unwrap().code(), Some(2));
 }

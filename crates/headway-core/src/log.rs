@@ -95,9 +95,41 @@ pub enum What {
     Event(Event),
 }
 
-/// Last line of a complete log.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// Last line of a log.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct End {
     /// Number of [`Record`]s before it.
     pub records: u64,
+    /// Why the run ended before its last cycle; `None` = it did not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub incomplete: Option<Incomplete>,
+}
+
+/// Why a run ended before its last cycle. Its log is whole up to there and replays.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "kebab-case")]
+pub enum Incomplete {
+    /// Somebody asked for it.
+    Interrupted,
+    /// A stream with `on_miss = "stop"` missed a deadline.
+    Stopped {
+        /// The stream.
+        stream: String,
+        /// The packet.
+        packet: u64,
+        /// By how much.
+        by: Nanos,
+    },
+}
+
+impl std::fmt::Display for Incomplete {
+    /// As it continues "the run was".
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Interrupted => f.write_str("interrupted"),
+            Self::Stopped { stream, packet, by } => {
+                write!(f, "stopped by stream `{stream}`, which missed the deadline of packet {packet} by {by}")
+            }
+        }
+    }
 }

@@ -33,6 +33,11 @@ pub trait Payload {
     /// What goes wrong with files and buffers.
     type Error: std::error::Error + Send + Sync + 'static;
 
+    /// Whether the run should end now. It is asked before every instant.
+    fn interrupted(&self) -> bool {
+        false
+    }
+
     /// Fills the first buffer of a cycle with what arrived.
     ///
     /// # Errors

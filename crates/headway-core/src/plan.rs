@@ -411,6 +411,34 @@ impl Carried {
     pub fn in_cycle(&self, cycle: u64) -> Option<(u64, std::ops::Range<u64>)> {
         self.member.carried(&self.message, cycle)
     }
+
+    /// The job of the message in whose window `cycle` begins: the only one of which it can carry anything.
+    #[must_use]
+    pub fn job_of(&self, cycle: u64) -> Option<u64> {
+        let slots = self.member.levels.last()?.grid;
+        self.message.grid().last_until(slots.slot(cycle).0)
+    }
+
+    /// Jobs of the message whose parts all go with the first `cycles` cycles.
+    #[must_use]
+    pub fn jobs_within(&self, cycles: u64) -> u64 {
+        // The last part of a job is never empty, and jobs follow each other in the slots.
+        let last = |job: u64| {
+            let levels = self.member.levels.iter();
+            let placed = levels.fold((self.message.window(job).0, 0), |(ready, _), level| {
+                let slot = level.grid.first_from(ready).saturating_add(level.parts.saturating_sub(1));
+                (level.grid.slot(slot).0, slot)
+            });
+            placed.1
+        };
+        // A job has a slot at least.
+        let (mut fits, mut beyond) = (0, cycles);
+        while fits < beyond {
+            let middle = fits + (beyond - fits) / 2;
+            if last(middle) < cycles { fits = middle + 1 } else { beyond = middle }
+        }
+        fits
+    }
 }
 
 /// One step of a pipeline.

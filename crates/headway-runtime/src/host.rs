@@ -24,9 +24,6 @@ pub enum HostError {
     /// A kernel refused its block.
     #[error(transparent)]
     Kernel(#[from] KernelError),
-    /// Somebody asked the run to end.
-    #[error("interrupted")]
-    Interrupted,
 }
 
 /// A kernel with the state it keeps from cycle to cycle.
@@ -56,7 +53,7 @@ pub struct HostPayload {
 }
 
 impl HostPayload {
-    /// A payload for `plan` that reads through `gatherer` and writes through `scatterer`, and refuses to go on once
+    /// A payload for `plan` that reads through `gatherer` and writes through `scatterer`, and asks for the end once
     /// `interrupt` is true.
     ///
     /// # Errors
@@ -99,6 +96,10 @@ impl HostPayload {
 impl Payload for HostPayload {
     type Error = HostError;
 
+    fn interrupted(&self) -> bool {
+        self.interrupt.load(Ordering::Relaxed)
+    }
+
     fn gather(&mut self, pipeline: u32, cycle: u64) -> Result<Gathered, HostError> {
         let planned = &self.plan.pipelines[pipeline as usize];
         if let Some(wafer) = self.wafers.get_mut(&pipeline) {
@@ -117,9 +118,6 @@ impl Payload for HostPayload {
     }
 
     fn execute(&mut self, piece: &Piece) -> Result<(), HostError> {
-        if self.interrupt.load(Ordering::Relaxed) {
-            return Err(HostError::Interrupted);
-        }
         let planned = &self.plan.pipelines[piece.pipeline as usize];
         if let Some(wafer) = self.wafers.get_mut(&piece.pipeline) {
             return wafer.execute(planned, piece);

@@ -49,9 +49,26 @@ pub const MARK: &str = "summary.json";
 /// The trace; every result has one, and nobody else's folder has one of that name beside a [`MARK`].
 pub const TRACE: &str = "trace.perfetto-trace";
 
+/// In a result of a run that ended early, a text that says so.
+pub const INCOMPLETE: &str = "INCOMPLETE.txt";
+/// What the names of outputs end with that end early.
+pub const PART: &str = ".incomplete";
+
 /// All names that a result can have at its top. A folder with any other belongs to somebody, and is never replaced.
-pub const NAMES: [&str; 9] =
-    [MARK, TRACE, "page.html", "run.jsonl", "workload.toml", "plan.json", "manifest.json", "sample.bin", "streams"];
+pub const NAMES: [&str; 10] = [
+    MARK,
+    TRACE,
+    INCOMPLETE,
+    "page.html",
+    "run.jsonl",
+    "workload.toml",
+    "plan.json",
+    "manifest.json",
+    "sample.bin",
+    "streams",
+];
+/// Results of runs that ended early are numbered up to this, where others are in their way.
+const PARTS_MAX: u32 = 100;
 
 /// A name of a file for `id`, whatever it holds, and another one for every other id.
 ///
@@ -145,6 +162,42 @@ impl Outlet {
         let mut file = self.file(name)?;
         file.write(bytes)?;
         file.finish().map(drop)
+    }
+
+    /// Marks an output as one that ends early, and returns its name.
+    ///
+    /// # Errors
+    /// [`OutputError::Write`].
+    pub fn mark(&self, name: &str) -> Result<String, OutputError> {
+        let marked = format!("{name}{PART}");
+        fs::rename(self.path(name), self.path(&marked))
+            .map_err(|source| OutputError::Write { path: self.place.join(&marked), source })?;
+        Ok(marked)
+    }
+
+    /// Puts the folder of a run that ended early in its place, with `why` as its mark. A whole result stays: then the folder
+    /// goes beside it, to the place with [`PART`] at its end.
+    ///
+    /// # Errors
+    /// As for [`Outlet::publish`].
+    pub fn publish_incomplete(mut self, why: &str) -> Result<PathBuf, OutputError> {
+        self.write(INCOMPLETE, why.as_bytes())?;
+        let whole = self.place.join(MARK).is_file() && !self.place.join(INCOMPLETE).exists();
+        if whole || replaceable(&self.place).is_err() {
+            let beside = |number: u32| {
+                let mut name = self.place.clone().into_os_string();
+                name.push(PART);
+                if number > 1 {
+                    name.push(format!("-{number}"));
+                }
+                PathBuf::from(name)
+            };
+            // Hours of work are not given up because somebody has put a file there.
+            if let Some(free) = (1..=PARTS_MAX).map(beside).find(|place| replaceable(place).is_ok()) {
+                self.place = free;
+            }
+        }
+        self.publish()
     }
 
     /// Puts the finished folder in its place, instead of an earlier result.
@@ -293,6 +346,46 @@ mod tests {
         outlet.write("streams/a.bin", b"first").unwrap();
         assert!(matches!(outlet.write("streams/a.bin", b"second"), Err(OutputError::Write { .. })));
         assert_eq!(fs::read(outlet.path("streams/a.bin")).unwrap(), b"first");
+    }
+
+    #[test]
+    fn a_result_that_ended_early_replaces_no_whole_one_and_is_replaced_by_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let place = folder.path().join("result");
+        let begun = |text: &str| {
+            let outlet = Outlet::create(&place).unwrap();
+            for (name, text) in [("streams/a.bin", text), (TRACE, ""), (MARK, "{}")] {
+                outlet.write(name, text.as_bytes()).unwrap();
+            }
+            outlet
+        };
+        let early = |text: &str| {
+            let outlet = begun(text);
+            assert_eq!(outlet.mark("streams/a.bin").unwrap(), "streams/a.bin.incomplete");
+            outlet.publish_incomplete("interrupted\n").unwrap()
+        };
+        let read = |place: &Path, name: &str| fs::read_to_string(place.join(name)).unwrap_or_default();
+        // In the place itself if nothing or another part is there.
+        for text in ["one", "two"] {
+            assert_eq!(early(text), place);
+            assert_eq!(read(&place, "streams/a.bin.incomplete"), text);
+            assert_eq!(
+                (read(&place, "streams/a.bin"), read(&place, INCOMPLETE)),
+                (String::new(), "interrupted\n".into())
+            );
+        }
+        assert_eq!(begun("whole").publish().unwrap(), place);
+        assert!(!place.join(INCOMPLETE).exists());
+        let beside = folder.path().join("result.incomplete");
+        assert_eq!(early("three"), beside);
+        assert_eq!(
+            (read(&place, "streams/a.bin"), read(&beside, "streams/a.bin.incomplete")),
+            ("whole".into(), "three".into())
+        );
+        // Somebody else's file is in the way.
+        fs::write(beside.join("notes"), "mine").unwrap();
+        assert_eq!(early("four"), folder.path().join("result.incomplete-2"));
+        assert_eq!(read(&beside, "notes"), "mine");
     }
 
     #[test]

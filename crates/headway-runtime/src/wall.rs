@@ -40,7 +40,7 @@ use pace::Pace;
 use requests::Asked;
 pub use requests::{Ends, NotTaken, Request, Requests, Told};
 
-/// A run that could not be completed. Nothing it wrote is kept.
+/// A run that could not be completed. A log that ends with [`RunError::Stopped`] or [`RunError::Interrupted`] replays.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RunError {
@@ -118,7 +118,7 @@ pub enum RunError {
         outstanding: usize,
     },
     /// Somebody asked the run to end.
-    #[error("interrupted; nothing was kept")]
+    #[error("interrupted")]
     Interrupted,
 }
 
@@ -567,16 +567,18 @@ impl Driver<'_> {
                 }
             }
         }
+        let mut stopped = None;
         while let Some(event) = self.events.pop_front().or_else(|| self.dispatcher.poll_event()) {
             log(&Record { at: now, what: What::Event(event.clone()) });
             if let Event::Missed { stream, packet, by } = event {
                 let planned = &self.plan.streams[stream as usize];
                 if planned.on_miss == OnMiss::Stop {
-                    return Err(RunError::Stopped { stream: planned.id.clone(), packet, by });
+                    let stream = planned.id.clone();
+                    stopped = stopped.or(Some(RunError::Stopped { stream, packet, by }));
                 }
             }
         }
-        Ok(())
+        stopped.map_or(Ok(()), Err)
     }
 }
 

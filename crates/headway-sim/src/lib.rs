@@ -111,6 +111,9 @@ pub enum SimError<E: std::error::Error + 'static> {
         /// By how much.
         by: Nanos,
     },
+    /// The payload asked for the end.
+    #[error("interrupted")]
+    Interrupted,
     /// Nothing is left to happen, and yet cycles are not delivered.
     #[error(
         "the simulation stopped at {at} with unfinished cycles; this is a defect of Headway, please report seed {seed}"
@@ -150,7 +153,8 @@ struct Driver<'a, P, L> {
 /// `log` gets every record in order: all inputs of an instant, then the actions, then the events.
 ///
 /// # Errors
-/// [`SimError`]. Whatever was logged until then is right.
+/// [`SimError`]. Whatever was logged until then is right; a log that ends with [`SimError::Stopped`] or
+/// [`SimError::Interrupted`] ends with a whole instant, so that it replays.
 pub fn simulate<P: Payload, L: FnMut(&Record)>(
     plan: &Plan,
     machine: &Machine,
@@ -217,6 +221,9 @@ impl<P: Payload, L: FnMut(&Record)> Driver<'_, P, L> {
     fn step(&mut self) -> Result<bool, SimError<P::Error>> {
         if self.dispatcher.is_finished() || self.dispatcher.is_halted() {
             return Ok(false);
+        }
+        if self.payload.interrupted() {
+            return Err(SimError::Interrupted);
         }
         let window = self.dispatcher.poll_timeout();
         let data = self.arrivals.peek().map(|Reverse((at, ..))| *at);
@@ -338,16 +345,18 @@ impl<P: Payload, L: FnMut(&Record)> Driver<'_, P, L> {
             }
             (self.log)(&Record { at: self.now, what: What::Action(action) });
         }
+        let mut stopped = None;
         while let Some(event) = self.dispatcher.poll_event() {
             self.outcome.events += 1;
             (self.log)(&Record { at: self.now, what: What::Event(event.clone()) });
             if let Event::Missed { stream, packet, by } = event {
                 let planned = &self.plan.streams[stream as usize];
                 if planned.on_miss == OnMiss::Stop {
-                    return Err(SimError::Stopped { stream: planned.id.clone(), packet, by });
+                    let stream = planned.id.clone();
+                    stopped = stopped.or(Some(SimError::Stopped { stream, packet, by }));
                 }
             }
         }
-        Ok(())
+        stopped.map_or(Ok(()), Err)
     }
 }

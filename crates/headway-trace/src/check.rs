@@ -2,7 +2,7 @@
 
 use headway_core::dispatch::{Action, Answer, Event, Input};
 use headway_core::log::{Header, Record, What};
-use headway_core::plan::{Pipeline, Plan, PlannedStep, Work};
+use headway_core::plan::{Carried, Pipeline, Plan, PlannedStep, Source, Work};
 use headway_core::units::Nanos;
 
 /// Times must stay below this, so that a sum of two fits 64 bits.
@@ -25,6 +25,9 @@ pub(crate) fn header(header: &Header) -> Result<(), String> {
         if pipeline.period == Nanos::ZERO || pipeline.steps.is_empty() || last >= LATEST {
             return Err(format!("pipeline `{}` has no period, no steps or too many cycles", pipeline.name));
         }
+        if let Source::Batch(parts) = &pipeline.source {
+            batch(pipeline, parts)?;
+        }
         if pipeline.source.streams().iter().any(|&stream| stream as usize >= plan.streams.len()) {
             return Err(format!("pipeline `{}` carries a stream that is not planned", pipeline.name));
         }
@@ -44,6 +47,20 @@ pub(crate) fn header(header: &Header) -> Result<(), String> {
         return Err("a server has an engine that is not planned".to_owned());
     }
     Ok(())
+}
+
+/// Every part of a batch has an operation, and slots that can be counted.
+fn batch(pipeline: &Pipeline, parts: &[Carried]) -> Result<(), String> {
+    let counted = |part: &Carried| {
+        let slots = part.member.levels.iter().all(|level| level.grid.period > Nanos::ZERO && level.parts > 0);
+        slots && !part.member.levels.is_empty() && part.message.check().is_ok()
+    };
+    let operations = pipeline.steps.first().map_or(0, |step| step.operations.len());
+    if pipeline.steps.len() == 1 && operations == parts.len() && parts.iter().all(counted) {
+        Ok(())
+    } else {
+        Err(format!("batch `{}` does not say what its operations carry", pipeline.name))
+    }
 }
 
 fn step_of(plan: &Plan, pipeline: &Pipeline, step: &PlannedStep) -> Result<(), String> {

@@ -6,6 +6,8 @@
 
 pub mod broker;
 mod check;
+mod due;
+mod elementary;
 pub mod page;
 pub mod perfetto;
 mod proto;

@@ -2,16 +2,17 @@
 
 use std::io::{self, BufRead};
 
-use headway_core::log::{End, Header, Record, SCHEMA};
+use headway_core::log::{End, Header, Incomplete, Record, SCHEMA};
 use serde::Deserialize;
 
 use crate::check;
 
-/// A complete log whose indices all lead somewhere and whose times all fit.
+/// A whole log whose indices all lead somewhere and whose times all fit. The run may have ended early.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Log {
     header: Header,
     records: Vec<Record>,
+    incomplete: Option<Incomplete>,
 }
 
 /// A log that cannot be used.
@@ -94,7 +95,19 @@ impl Log {
         for (line, record) in (2..).zip(&records) {
             check::record(&header, record).map_err(|what| fail(Some(line), what))?;
         }
-        Ok(Self { header, records })
+        Ok(Self { header, records, incomplete: None })
+    }
+
+    /// The same log of a run that ended early, unless `incomplete` is `None`.
+    #[must_use]
+    pub fn ended(self, incomplete: Option<Incomplete>) -> Self {
+        Self { incomplete, ..self }
+    }
+
+    /// Why the run ended before its last cycle; `None` = it did not.
+    #[must_use]
+    pub fn incomplete(&self) -> Option<&Incomplete> {
+        self.incomplete.as_ref()
     }
 
     /// Reads a whole log; `name` is quoted in errors.
@@ -106,6 +119,7 @@ impl Log {
         let mut line = 0;
         let mut header = None;
         let mut records = Vec::new();
+        let incomplete;
         let truncated = |line, found: &Vec<Record>, expected| LogError::Truncated {
             name: name.to_owned(),
             line,
@@ -135,7 +149,10 @@ impl Log {
                     records.push(record);
                 }
                 Err(error) => match serde_json::from_slice::<End>(&text) {
-                    Ok(end) if end.records == records.len() as u64 => break,
+                    Ok(end) if end.records == records.len() as u64 => {
+                        incomplete = end.incomplete;
+                        break;
+                    }
                     Ok(end) => return Err(truncated(line, &records, Some(end.records))),
                     Err(_) if text.last() != Some(&b'\n') => return Err(truncated(line, &records, None)),
                     Err(_) => return Err(bad(error)),
@@ -143,7 +160,7 @@ impl Log {
             }
         }
         let header = header.expect("the loop ends only behind the first line");
-        Ok(Self { header, records })
+        Ok(Self { header, records, incomplete })
     }
 
     /// The first line: the plan and where the figures come from.

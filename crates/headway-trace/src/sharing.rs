@@ -12,7 +12,7 @@ mod trace;
 use std::collections::BTreeMap;
 use std::io::{self, BufRead, BufWriter, Write};
 
-use headway_core::log::Source;
+use headway_core::log::{Incomplete, Source};
 use headway_core::plan::Named;
 use headway_core::units::{Bytes, Nanos};
 use serde::{Deserialize, Serialize};
@@ -228,6 +228,8 @@ pub struct Log {
     pub header: Header,
     /// Its jobs, in the order of completion.
     pub jobs: Vec<Job>,
+    /// Why it ended before its last job; `None` = it did not.
+    pub incomplete: Option<Incomplete>,
 }
 
 /// Last line of a log.
@@ -235,6 +237,8 @@ pub struct Log {
 #[serde(deny_unknown_fields)]
 struct End {
     jobs: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    incomplete: Option<Incomplete>,
 }
 
 impl Log {
@@ -260,7 +264,7 @@ impl Log {
             serde_json::to_writer(&mut out, job)?;
         }
         out.write_all(b"\n")?;
-        serde_json::to_writer(&mut out, &End { jobs: self.jobs.len() as u64 })?;
+        serde_json::to_writer(&mut out, &End { jobs: self.jobs.len() as u64, incomplete: self.incomplete.clone() })?;
         out.write_all(b"\n")?;
         out.flush()
     }
@@ -286,7 +290,9 @@ impl Log {
                     header = Some(read);
                 }
                 Some(header) => match serde_json::from_str::<End>(&line) {
-                    Ok(end) if end.jobs == jobs.len() as u64 => return Ok(Self { header: header.clone(), jobs }),
+                    Ok(End { jobs: counted, incomplete }) if counted == jobs.len() as u64 => {
+                        return Ok(Self { header: header.clone(), jobs, incomplete });
+                    }
                     Ok(end) => {
                         let found = jobs.len() as u64;
                         return Err(LogError::Truncated { name, line: number, found, expected: Some(end.jobs) });

@@ -4,12 +4,14 @@ use std::collections::BTreeMap;
 
 use headway_core::cpu::{self, Class};
 use headway_core::dispatch::Event;
-use headway_core::log::{Source, What};
+use headway_core::log::{Incomplete, Source, What};
 use headway_core::plan::{Named, Outcome, PlannedCapacity, Server, Strategy, Work};
 use headway_core::units::{Bytes, NANOS_PER_SECOND, Nanos, PPM, Rate};
 use serde::Serialize;
 
 use crate::Log;
+use crate::due;
+use crate::elementary::{self, Jobs};
 use crate::timeline::{Job, Timeline};
 use crate::unplanned::{self, BulkSummary, UrgentSummary};
 
@@ -41,6 +43,10 @@ pub struct Summary {
     pub planned: Outcome,
     /// From the epoch to the last record; utilisations refer to it.
     pub span: Nanos,
+    /// Whether the run came to its end.
+    pub complete: bool,
+    /// Why it did not.
+    pub incomplete: Option<Incomplete>,
     /// Whether the deadlines held.
     pub verdict: Verdict,
     /// Sums over everything.
@@ -80,13 +86,13 @@ pub struct CpuSummary {
     pub late_max: Nanos,
 }
 
-/// Whether the deadlines held: those of all packets and admitted requests, and the ends of all cycles of pipelines without
-/// streams.
+/// Whether the deadlines held: those of all packets, admitted requests, and jobs of messages and flows. Of a run that ended early
+/// what was delivered is judged, and what was due by then.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Verdict {
-    /// Everything expected was delivered at or before its deadline, and no operation failed.
+    /// The run came to its end, everything expected was delivered at or before its deadline, and no operation failed.
     pub held: bool,
-    /// Deadlines there were: expected packets, admitted requests, and cycles of pipelines without streams.
+    /// Deadlines there were: expected packets, admitted requests, and jobs of messages and flows.
     pub deadlines: u64,
     /// Of these, delivered late.
     pub misses: u64,
@@ -107,6 +113,16 @@ pub struct Totals {
     pub delivered: u64,
     /// Bytes of the packets delivered.
     pub bytes: Bytes,
+    /// Jobs of messages expected: one for each block and period, whatever carries them.
+    pub message_jobs: u64,
+    /// Of these, delivered.
+    pub message_jobs_delivered: u64,
+    /// Bytes of messages that arrived.
+    pub message_bytes: Bytes,
+    /// Jobs of flows expected.
+    pub flow_jobs: u64,
+    /// Of these, done.
+    pub flow_jobs_done: u64,
     /// Cycles delivered.
     pub cycles: u64,
     /// Jobs named in the log.
@@ -155,7 +171,7 @@ pub struct StreamSummary {
     pub packets: u64,
     /// Packets delivered.
     pub delivered: u64,
-    /// Packets expected and not delivered.
+    /// Packets expected and not delivered; of a run that ended early, those that were due by then.
     pub lost: u64,
     /// Bytes of the packets delivered.
     pub bytes: Bytes,
@@ -314,7 +330,8 @@ pub fn summarize_with(log: &Log, timeline: &Timeline) -> Summary {
     let header = log.header();
     let plan = &header.plan;
     let streams = streams(log, timeline);
-    let totals = totals(log, timeline, &streams);
+    let jobs = elementary::jobs(log, timeline);
+    let totals = totals(log, timeline, &streams, jobs);
     let urgent = unplanned::urgent(log, timeline);
     Summary {
         schema: SCHEMA,
@@ -328,7 +345,9 @@ pub fn summarize_with(log: &Log, timeline: &Timeline) -> Summary {
         strategy: plan.strategy,
         planned: plan.verdict.outcome,
         span: timeline.span(),
-        verdict: verdict(log, timeline, &streams, &urgent),
+        complete: log.incomplete().is_none(),
+        incomplete: log.incomplete().cloned(),
+        verdict: verdict(log, timeline, &streams, [jobs.0, jobs.1], &urgent),
         totals,
         streams,
         engines: engines(log, timeline),
@@ -346,50 +365,45 @@ pub fn summarize_with(log: &Log, timeline: &Timeline) -> Summary {
     }
 }
 
-fn verdict(log: &Log, timeline: &Timeline, streams: &[StreamSummary], urgent: &[UrgentSummary]) -> Verdict {
+fn verdict(
+    log: &Log,
+    timeline: &Timeline,
+    streams: &[StreamSummary],
+    jobs: [Jobs; 2],
+    urgent: &[UrgentSummary],
+) -> Verdict {
     let halted = log.records().iter().any(|record| matches!(record.what, What::Event(Event::Halted { .. })));
-    let mut deadlines: u64 = streams.iter().fold(0, |sum, stream| sum.saturating_add(stream.packets));
-    let mut misses = streams.iter().map(|stream| stream.misses).sum();
+    let judged = |stream: &StreamSummary| stream.delivered.saturating_add(stream.lost);
+    let mut deadlines: u64 = streams.iter().fold(0, |sum, stream| sum.saturating_add(judged(stream)));
+    let mut misses: u64 = streams.iter().map(|stream| stream.misses).sum();
     for of in urgent {
         deadlines = deadlines.saturating_add(of.guaranteed);
         misses += of.misses;
     }
     let mut lost = streams.iter().fold(0, |sum: u64, stream| sum.saturating_add(stream.lost));
-    for (index, pipeline) in (0u32..).zip(&log.header().plan.pipelines) {
-        if pipeline.source.is_fed() || !pipeline.source.is_planned() {
-            continue;
-        }
-        let cycles = log.header().cycles[index as usize];
-        let delivered = timeline.deliveries.iter().filter(|delivery| delivery.pipeline == index).count() as u64;
-        let last = pipeline.steps.len() as u32 - 1;
-        let late = |job: &&Job| job.pipeline == index && job.step == last && job.late.is_some();
-        deadlines = deadlines.saturating_add(cycles);
-        misses += timeline.jobs.iter().filter(late).count() as u64;
-        lost = lost.saturating_add(cycles.saturating_sub(delivered));
+    for of in jobs {
+        deadlines = deadlines.saturating_add(of.judged());
+        misses = misses.saturating_add(of.misses);
+        lost = lost.saturating_add(of.lost);
     }
-    // Of a batch's messages only the producers can miss.
-    let unready = log.records().iter().filter(|record| matches!(record.what, What::Event(Event::Unready { .. })));
-    misses += unready.count() as u64;
-    let held = misses == 0 && lost == 0 && !halted;
+    let fine = misses == 0 && lost == 0 && !halted;
     let noun = if deadlines == 1 { "deadline" } else { "deadlines" };
-    let text = if held {
-        match deadlines {
-            0 => "nothing was due".to_owned(),
-            _ => format!("all {} {noun} held", grouped(deadlines)),
+    let said = match (fine, deadlines) {
+        (true, 0) => "nothing was due".to_owned(),
+        (true, _) => format!("all {} {noun} held", grouped(deadlines)),
+        (false, _) => {
+            let of = grouped(deadlines);
+            let missed = (misses > 0).then(|| format!("{} of {of} {noun} missed", grouped(misses)));
+            let lost = (lost > 0).then(|| format!("{} of {of} never delivered", grouped(lost)));
+            let halted = halted.then(|| "a failed operation ended the run".to_owned());
+            [missed, lost, halted].into_iter().flatten().collect::<Vec<_>>().join(", ")
         }
-    } else {
-        let mut parts = Vec::new();
-        if misses > 0 {
-            parts.push(format!("{} of {} {noun} missed", grouped(misses), grouped(deadlines)));
-        }
-        if lost > 0 {
-            parts.push(format!("{} of {} never delivered", grouped(lost), grouped(deadlines)));
-        }
-        if halted {
-            parts.push("a failed operation ended the run".to_owned());
-        }
-        parts.join(", ")
     };
+    let text = match log.incomplete() {
+        None => said,
+        Some(why) => format!("INCOMPLETE, {why} after {}: {said} until then", timeline.span()),
+    };
+    let held = fine && log.incomplete().is_none();
     Verdict { held, deadlines, misses, lost, halted, text }
 }
 
@@ -409,11 +423,16 @@ pub(crate) fn grouped(n: u64) -> String {
     text
 }
 
-fn totals(log: &Log, timeline: &Timeline, streams: &[StreamSummary]) -> Totals {
+fn totals(log: &Log, timeline: &Timeline, streams: &[StreamSummary], (messages, flows): (Jobs, Jobs)) -> Totals {
     let mut totals = Totals {
         packets: streams.iter().map(|stream| stream.packets).sum(),
         delivered: streams.iter().map(|stream| stream.delivered).sum(),
         bytes: Bytes(streams.iter().fold(0, |sum: u64, stream| sum.saturating_add(stream.bytes.0))),
+        message_jobs: messages.expected,
+        message_jobs_delivered: messages.delivered,
+        message_bytes: messages.bytes,
+        flow_jobs: flows.expected,
+        flow_jobs_done: flows.delivered,
         cycles: timeline.deliveries.len() as u64,
         jobs: timeline.jobs.len() as u64,
         operations: timeline.operations.len() as u64,
@@ -437,8 +456,10 @@ fn streams(log: &Log, timeline: &Timeline) -> Vec<StreamSummary> {
     let plan = &header.plan;
     let mut responses: Vec<Vec<Nanos>> = vec![Vec::new(); plan.streams.len()];
     let mut bytes = vec![0u64; plan.streams.len()];
+    let mut early = vec![0u64; plan.streams.len()];
     for packet in timeline.packets(log) {
         responses[packet.stream as usize].push(packet.response());
+        early[packet.stream as usize] += u64::from(packet.deadline > due::until(log, timeline));
         let sum = &mut bytes[packet.stream as usize];
         *sum = sum.saturating_add(packet.bytes.0);
     }
@@ -447,6 +468,7 @@ fn streams(log: &Log, timeline: &Timeline) -> Vec<StreamSummary> {
         let packets = header.streams[index].packets;
         responses.sort_unstable();
         let delivered = responses.len() as u64;
+        let due = due::count(log, timeline, packets, planned.start.saturating_add(planned.deadline), planned.period);
         let response = order_statistics(responses);
         StreamSummary {
             id: planned.id.clone(),
@@ -455,7 +477,7 @@ fn streams(log: &Log, timeline: &Timeline) -> Vec<StreamSummary> {
             pipeline: plan.pipelines[planned.pipeline as usize].name.clone(),
             packets,
             delivered,
-            lost: packets.saturating_sub(delivered),
+            lost: due.saturating_sub(delivered - early[index]),
             bytes: Bytes(bytes[index]),
             deadline: planned.deadline,
             response,

@@ -184,10 +184,8 @@ impl Summary {
         let _ = writeln!(out, "  headway {version}, commit {commit}, seed {}", self.seed);
         let _ = writeln!(
             out,
-            "  {} of {} packets, {}, in {}; {} operations, {} overruns, {} jobs late",
-            grouped(totals.delivered),
-            grouped(totals.packets),
-            totals.bytes,
+            "  {}, in {}; {} operations, {} overruns, {} jobs late",
+            self.done(),
             self.span,
             grouped(totals.operations),
             grouped(totals.overruns),
@@ -222,6 +220,24 @@ impl Summary {
             grouped(woken.beyond),
             grouped(noticed.beyond)
         );
+    }
+
+    /// What was delivered, of everything that the run has.
+    fn done(&self) -> String {
+        let totals = &self.totals;
+        let mut parts = Vec::new();
+        if totals.message_jobs > 0 {
+            let (done, of) = (grouped(totals.message_jobs_delivered), grouped(totals.message_jobs));
+            parts.push(format!("{done} of {of} jobs of messages, {}", totals.message_bytes));
+        }
+        if totals.flow_jobs > 0 {
+            parts.push(format!("{} of {} jobs of flows", grouped(totals.flow_jobs_done), grouped(totals.flow_jobs)));
+        }
+        if totals.packets > 0 || parts.is_empty() {
+            let (done, of) = (grouped(totals.delivered), grouped(totals.packets));
+            parts.insert(0, format!("{done} of {of} packets, {}", totals.bytes));
+        }
+        parts.join(", ")
     }
 
     fn title(&self, what: &str) -> String {

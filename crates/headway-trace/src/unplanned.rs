@@ -9,6 +9,7 @@ use headway_core::units::{Bytes, NANOS_PER_SECOND, Nanos, Rate};
 use serde::Serialize;
 
 use crate::Log;
+use crate::due;
 use crate::summary::{Response, order_statistics};
 use crate::timeline::Timeline;
 
@@ -42,7 +43,7 @@ pub struct UrgentSummary {
     pub best_effort: u64,
     /// Of these, refused.
     pub refused: u64,
-    /// Of the admitted ones, complete after their deadlines or never.
+    /// Of the admitted ones, complete after their deadlines, or never although they were due before the run ended.
     pub misses: u64,
     /// From request to completion, of the admitted ones.
     pub response: Option<Response>,
@@ -70,6 +71,7 @@ pub(crate) fn bulk(log: &Log, timeline: &Timeline) -> Vec<BulkSummary> {
 /// The urgent requests of a run, by what they are for, in the plan's order.
 pub(crate) fn urgent(log: &Log, timeline: &Timeline) -> Vec<UrgentSummary> {
     let mut all = Vec::new();
+    let until = due::until(log, timeline);
     let is_urgent = |pipeline: u32| log.header().plan.pipelines[pipeline as usize].source.class() == Class::Urgent;
     let ended = timeline.jobs.iter().filter(|job| is_urgent(job.pipeline));
     let ended: BTreeMap<(u32, u64), Nanos> =
@@ -90,7 +92,7 @@ pub(crate) fn urgent(log: &Log, timeline: &Timeline) -> Vec<UrgentSummary> {
             match answer {
                 Answer::Guaranteed { deadline } => {
                     admitted += 1;
-                    misses += u64::from(completed.is_none_or(|at| at > deadline));
+                    misses += u64::from(completed.map_or(deadline <= until, |at| at > deadline));
                     guaranteed.extend(response);
                 }
                 Answer::BestEffort(_) => {

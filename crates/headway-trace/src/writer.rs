@@ -2,7 +2,7 @@
 
 use std::io::{self, BufWriter, Write};
 
-use headway_core::log::{End, Header, Record};
+use headway_core::log::{End, Header, Incomplete, Record};
 
 /// Writes a log line by line; a log that is not finished reads as truncated.
 ///
@@ -39,8 +39,16 @@ impl<W: Write> LogWriter<W> {
     ///
     /// # Errors
     /// Those of the output.
-    pub fn finish(mut self) -> io::Result<W> {
-        let end = End { records: self.records };
+    pub fn finish(self) -> io::Result<W> {
+        self.finish_early(None)
+    }
+
+    /// The same for a run that ended early, unless `incomplete` is `None`.
+    ///
+    /// # Errors
+    /// Those of the output.
+    pub fn finish_early(mut self, incomplete: Option<Incomplete>) -> io::Result<W> {
+        let end = End { records: self.records, incomplete };
         self.line(&end)?;
         self.out.flush()?;
         self.out.into_inner().map_err(io::IntoInnerError::into_error)

@@ -137,7 +137,15 @@ fn a_batch_takes_from_its_first_start_to_its_last_finish_and_a_flow_needs_no_eng
     assert_eq!(summary.engines.iter().map(|engine| engine.operations).collect::<Vec<_>>(), [3, 0, 0, 3, 0, 0]);
     assert_eq!(summary.engines[3].bytes, Bytes(900_000));
     assert_eq!(summary.servers.last().unwrap().jobs, log.header().cycles[1]);
-    assert_eq!(summary.verdict.deadlines, log.header().cycles.iter().sum::<u64>());
+    // A job for each block of the message and period, and for each of the flow.
+    let [message, flow] = [0, 1].map(|at| log.header().cycles[at]);
+    let totals = &summary.totals;
+    assert_eq!(
+        (totals.message_jobs, totals.message_jobs_delivered, totals.flow_jobs),
+        (2 * message, 2 * message, flow)
+    );
+    assert_eq!((totals.message_bytes, totals.flow_jobs_done), (Bytes(400_000 * message), flow));
+    assert_eq!(summary.verdict.deadlines, 2 * message + flow);
     assert!(summary.verdict.held && replay(&log).unwrap().finished);
 }
 

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use headway_broker::{ClientError, ServerError};
 use headway_core::error::FileError;
+use headway_core::log::Incomplete;
 use headway_core::planner::PlanError;
 use headway_core::transfer::fit::FitError;
 use headway_core::units::Nanos;
@@ -148,9 +149,7 @@ pub enum Error {
     #[error("the run failed")]
     Run(#[source] RunError),
     /// A stream that must stop at a miss missed.
-    #[error(
-        "stream `{stream}` missed the deadline of packet {packet} by {by}; its `on_miss` is `stop`: nothing was kept"
-    )]
+    #[error("stream `{stream}` missed the deadline of packet {packet} by {by}, and its `on_miss` is `stop`")]
     Stopped {
         /// The stream.
         stream: String,
@@ -159,7 +158,7 @@ pub enum Error {
         /// By how much.
         by: Nanos,
     },
-    /// Somebody asked the run to end.
+    /// Somebody asked for the end before there was anything to keep.
     #[error("interrupted; nothing was kept")]
     Interrupted,
     /// Somebody asked the measurement to end.
@@ -378,10 +377,19 @@ impl From<RunError> for Error {
     }
 }
 
+impl From<Incomplete> for Error {
+    fn from(why: Incomplete) -> Self {
+        match why {
+            Incomplete::Interrupted => Self::Interrupted,
+            Incomplete::Stopped { stream, packet, by } => Self::Stopped { stream, packet, by },
+        }
+    }
+}
+
 impl From<SimError<HostError>> for Error {
     fn from(error: SimError<HostError>) -> Self {
         match error {
-            SimError::Payload { source: HostError::Interrupted, .. } => Self::Interrupted,
+            SimError::Interrupted => Self::Interrupted,
             SimError::Payload { source: HostError::Data(error), .. } => error.into(),
             SimError::Stopped { stream, packet, by } => Self::Stopped { stream, packet, by },
             error => Self::Simulate(error),

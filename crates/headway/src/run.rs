@@ -11,7 +11,7 @@ use std::sync::atomic::AtomicBool;
 use headway_core::cpu::{self, Wish};
 use headway_core::dispatch::{Event, Limits};
 use headway_core::error::Loaded;
-use headway_core::log::{Header, Record, SCHEMA, Source, What};
+use headway_core::log::{Header, Incomplete, Record, SCHEMA, Source, What};
 use headway_core::machine::Machine;
 use headway_core::plan::{Outcome, Plan, PlannedStream, Strategy};
 use headway_core::planner::Options as PlanOptions;
@@ -23,9 +23,9 @@ use headway_runtime::blocks::{Gatherer, Scatterer, output_name};
 use headway_runtime::host::HostPayload;
 use headway_runtime::intake::Intake;
 use headway_runtime::kernels::Kernels;
-use headway_runtime::outlet::{MARK, Outlet, OutputError, file_name};
-use headway_runtime::wall::{self, Compared};
-use headway_sim::{Faults, Run, simulate};
+use headway_runtime::outlet::{MARK, Outlet, OutputError, PART, file_name};
+use headway_runtime::wall::{self, Compared, RunError};
+use headway_sim::{Faults, Run, SimError, simulate};
 use headway_trace::summary::{self, Summary};
 use headway_trace::{Log, LogWriter};
 use serde::Serialize;
@@ -71,7 +71,7 @@ pub struct Options {
     pub verify: bool,
     /// The scheduling class of the threads that drive devices.
     pub cpu_class: Wish,
-    /// Ends the run early when it becomes true.
+    /// Ends the run early when it becomes true; what it did until then is kept.
     pub interrupt: Arc<AtomicBool>,
 }
 
@@ -135,6 +135,9 @@ struct ManifestEntry<'a> {
     segments: Vec<ManifestSegment>,
     bytes: u64,
     padding: u64,
+    /// Bytes in the output: all of them unless the run ended early.
+    written: u64,
+    complete: bool,
 }
 
 #[derive(Serialize)]
@@ -163,7 +166,9 @@ pub(crate) struct Ran {
 /// The granule of every step that Headway ships: AES blocks.
 const GRANULE: u64 = 16;
 
-/// Runs `workload`. Results appear in the output folder only when all of them are whole.
+/// Runs `workload`. Results appear in the output folder only when all of them are whole. Of a run that ended early, because of
+/// `on_miss = "stop"` or of [`Options::interrupt`], everything up to there appears, marked as incomplete: see
+/// [`Summary::incomplete`].
 ///
 /// # Errors
 /// [`Error`]; nothing is left behind then.
@@ -185,9 +190,8 @@ pub fn run(
     }
     let place = options.out.clone().unwrap_or_else(|| usual_place(&plan.workload.name, source));
     let outlet = Outlet::create(&place)?;
-    let Ran { log, kernels, intake, compared } =
-        execute(&mut chosen, &plan, &workload.value, options, &outlet, &mut progress)?;
-    let padded = intake.shares().iter().filter(|share| share.padding > 0).count();
+    let mut ran = execute(&mut chosen, &plan, &workload.value, options, &outlet, &mut progress)?;
+    let padded = ran.intake.shares().iter().filter(|share| share.padding > 0).count();
     if padded > 0 {
         warnings.push(format!(
             "zeros fill up the last blocks of {GRANULE} bytes ({padded} of {} streams); manifest.json says how many",
@@ -195,28 +199,77 @@ pub fn run(
         ));
     }
     let mut verified = 0;
-    if options.verify {
-        let lost: BTreeSet<u32> = log.records().iter().filter_map(lost_packet).collect();
-        verified = plan.streams.len() - lost.len();
-        if !lost.is_empty() {
-            warnings.push(format!("{} streams lost packets and were not compared with the CPU's result", lost.len()));
+    if options.verify && ran.log.incomplete().is_none() {
+        match compare(&ran, &plan, options, &outlet, &mut warnings, &mut progress) {
+            Ok(streams) => verified = streams,
+            // What was not compared must not look as if it was.
+            Err(Error::Interrupted) => ran.log = ran.log.ended(Some(Incomplete::Interrupted)),
+            Err(error) => return Err(error),
         }
-        verify::verify(&plan, &kernels, &intake, &outlet.path(""), &lost, &options.interrupt, |done| {
-            progress(Progress { phase: "verifying", done: done as u64, total: verified as u64 });
-        })?;
     }
-    let summary = summary::summarize(&log);
     progress(Progress { phase: "writing", done: 0, total: 1 });
-    write_log(&outlet, &log)?;
-    report::write(&outlet, &log, &summary)?;
+    let summary = summary::summarize(&ran.log);
+    let outputs = outputs(&plan, &ran.log, &outlet)?;
+    write_log(&outlet, &ran.log)?;
+    report::write(&outlet, &ran.log, &summary)?;
     outlet.write("workload.toml", workload.source.text.as_bytes())?;
     outlet.write("plan.json", &report::json(&*plan))?;
-    outlet.write("manifest.json", &report::json(&manifest(&plan, &intake, &outlet)))?;
+    outlet.write("manifest.json", &report::json(&manifest(&plan, &ran.intake, &outlet, outputs, summary.complete)))?;
     outlet.write(MARK, &report::json(&summary))?;
-    let folder = outlet.publish()?;
+    let folder = publish(outlet, summary.incomplete.as_ref(), &mut warnings)?;
     let files = ["run.jsonl", report::TRACE, report::PAGE, "streams"].map(|name| folder.join(name)).to_vec();
     let imitates = (source == Source::Emu).then(|| emulation::imitates(&chosen.machine));
-    Ok(Report { schema: 1, summary, verified, messages: compared, folder, imitates, files, warnings })
+    Ok(Report { schema: 1, summary, verified, messages: ran.compared, folder, imitates, files, warnings })
+}
+
+/// Puts the results in their place, marked if the run ended early.
+pub(crate) fn publish(
+    outlet: Outlet,
+    incomplete: Option<&Incomplete>,
+    warnings: &mut Vec<String>,
+) -> Result<PathBuf, Error> {
+    let Some(why) = incomplete else { return Ok(outlet.publish()?) };
+    let place = outlet.place().to_owned();
+    let folder = outlet.publish_incomplete(&format!(
+        "The run was {why}.\nLog, trace, page and summary end there; outputs of streams end early and are called `*{PART}`.\n"
+    ))?;
+    warnings.push(format!("the run was {why}: its results are incomplete"));
+    if folder != place {
+        warnings.push(format!("they are in `{}`: `{}` was there before, and stays", folder.display(), place.display()));
+    }
+    Ok(folder)
+}
+
+/// Compares what the streams wrote with the CPU's result, and returns how many there are.
+fn compare(
+    ran: &Ran,
+    plan: &Plan,
+    options: &Options,
+    outlet: &Outlet,
+    warnings: &mut Vec<String>,
+    progress: &mut impl FnMut(Progress),
+) -> Result<usize, Error> {
+    let lost: BTreeSet<u32> = ran.log.records().iter().filter_map(lost_packet).collect();
+    let verified = plan.streams.len() - lost.len();
+    if !lost.is_empty() {
+        warnings.push(format!("{} streams lost packets and were not compared with the CPU's result", lost.len()));
+    }
+    verify::verify(plan, &ran.kernels, &ran.intake, &outlet.path(""), &lost, &options.interrupt, |done| {
+        progress(Progress { phase: "verifying", done: done as u64, total: verified as u64 });
+    })?;
+    Ok(verified)
+}
+
+/// The output of every stream with its size; those of a run that ended early get another name.
+fn outputs(plan: &Plan, log: &Log, outlet: &Outlet) -> Result<Vec<(String, u64)>, Error> {
+    let output = |stream: &PlannedStream| {
+        let name = output_name(&stream.id);
+        let name = if log.incomplete().is_some() { outlet.mark(&name)? } else { name };
+        let path = outlet.path(&name);
+        let bytes = path.metadata().map_err(|source| Error::Read { path: outlet.place().join(&name), source })?.len();
+        Ok((name, bytes))
+    };
+    plan.streams.iter().map(output).collect()
 }
 
 /// Where results go if nobody says: into a folder of the workload's name, whatever that holds.
@@ -271,9 +324,10 @@ pub(crate) fn execute(
     };
     let scatterer = Scatterer::new(gatherer.clone(), outlet)?;
     let parts = Parts { plan, machine, header: &header, kernels: &kernels, gatherer, scatterer };
-    let (records, compared, cpu) = parts.drive(devices, options, progress)?;
+    let Driven { records, compared, incomplete, cpu } = parts.drive(devices, options, progress)?;
     header.cpu = cpu;
-    Ok(Ran { log: Log::new(header, records, "this run")?, kernels, intake, compared })
+    let log = Log::new(header, records, "this run")?.ended(incomplete);
+    Ok(Ran { log, kernels, intake, compared })
 }
 
 /// The stream of the plan's wafer, if it has one.
@@ -311,22 +365,31 @@ struct Parts<'a> {
     scatterer: Scatterer,
 }
 
+/// What a driver brought back.
+struct Driven {
+    records: Vec<Record>,
+    compared: Compared,
+    incomplete: Option<Incomplete>,
+    /// How the threads were scheduled that drove devices, of a run that came to its end.
+    cpu: Option<cpu::Use>,
+}
+
 impl Parts<'_> {
-    /// Runs everything and returns the log's records.
+    /// Runs everything, or what there is of it before the run ends early.
     fn drive(
         self,
         devices: &mut [Box<dyn Device>],
         options: &Options,
         progress: &mut impl FnMut(Progress),
-    ) -> Result<(Vec<Record>, Compared, Option<cpu::Use>), Error> {
+    ) -> Result<Driven, Error> {
         if self.header.source == Source::Sim {
-            Ok((self.simulate(options, progress)?, Compared::default(), None))
+            self.simulate(options, progress)
         } else {
             self.on_devices(devices, options, progress)
         }
     }
 
-    fn simulate(self, options: &Options, progress: &mut impl FnMut(Progress)) -> Result<Vec<Record>, Error> {
+    fn simulate(self, options: &Options, progress: &mut impl FnMut(Progress)) -> Result<Driven, Error> {
         // A real start needs a lead of at least 10 ms; the simulation keeps it so that logs look alike.
         let epoch = Nanos(10_000_000);
         let run = Run {
@@ -344,16 +407,22 @@ impl Parts<'_> {
             HostPayload::new(Arc::clone(self.plan), self.kernels, self.gatherer, self.scatterer, interrupt)?;
         let mut records = Vec::new();
         let mut told = Nanos::ZERO;
-        simulate(self.plan, self.machine, &run, &mut payload, |record| {
+        let ended = simulate(self.plan, self.machine, &run, &mut payload, |record| {
             records.push(record.clone());
             if record.at > told {
                 told = record.at + Nanos(10_000_000);
                 let done = record.at.saturating_sub(epoch).0.min(total.0);
                 progress(Progress { phase: "simulating", done, total: total.0 });
             }
-        })?;
+        });
+        let incomplete = match ended {
+            Ok(_) => None,
+            Err(SimError::Interrupted) => Some(Incomplete::Interrupted),
+            Err(SimError::Stopped { stream, packet, by }) => Some(Incomplete::Stopped { stream, packet, by }),
+            Err(error) => return Err(error.into()),
+        };
         payload.finish()?;
-        Ok(records)
+        Ok(Driven { records, compared: Compared::default(), incomplete, cpu: None })
     }
 
     fn on_devices(
@@ -361,7 +430,7 @@ impl Parts<'_> {
         devices: &mut [Box<dyn Device>],
         options: &Options,
         progress: &mut impl FnMut(Progress),
-    ) -> Result<(Vec<Record>, Compared, Option<cpu::Use>), Error> {
+    ) -> Result<Driven, Error> {
         let Self { plan, kernels, gatherer, scatterer, .. } = self;
         let total = span(plan, &self.header.cycles).0;
         // A GPU's windows are worth a busy CPU; the emulated device needs that CPU itself.
@@ -373,7 +442,7 @@ impl Parts<'_> {
         let (supply, collect) = (Box::new(gatherer), Box::new(scatterer));
         let told = told::told(plan, &self.header.cycles, Nanos(total), self.header.seed);
         let mut records = Vec::new();
-        let outcome = wall::run_work(
+        let ended = wall::run_work(
             wall::Work { plan, kernels, cycles, packets, supply, collect, told, requests: wall::Requests::default() },
             devices,
             &habits,
@@ -381,8 +450,16 @@ impl Parts<'_> {
             |at| {
                 progress(Progress { phase: "running", done: at.0.min(total), total });
             },
-        )?;
-        Ok((records, outcome.compared, Some(outcome.cpu)))
+        );
+        let (compared, incomplete, cpu) = match ended {
+            Ok(outcome) => (outcome.compared, None, Some(outcome.cpu)),
+            Err(RunError::Interrupted) => (Compared::default(), Some(Incomplete::Interrupted), None),
+            Err(RunError::Stopped { stream, packet, by }) => {
+                (Compared::default(), Some(Incomplete::Stopped { stream, packet, by }), None)
+            }
+            Err(error) => return Err(error.into()),
+        };
+        Ok(Driven { records, compared, incomplete, cpu })
     }
 }
 
@@ -448,19 +525,25 @@ fn write_log(outlet: &Outlet, log: &Log) -> Result<(), Error> {
     for record in log.records() {
         writer.record(record).map_err(error)?;
     }
-    writer.finish().map_err(error)?.finish()?;
+    writer.finish_early(log.incomplete().cloned()).map_err(error)?.finish()?;
     Ok(())
 }
 
-fn manifest<'a>(plan: &'a Plan, intake: &Intake, outlet: &Outlet) -> Vec<ManifestEntry<'a>> {
+fn manifest<'a>(
+    plan: &'a Plan,
+    intake: &Intake,
+    outlet: &Outlet,
+    outputs: Vec<(String, u64)>,
+    complete: bool,
+) -> Vec<ManifestEntry<'a>> {
     let files: Vec<&Path> = intake.files().collect();
     // A sample moves with the results: it is named from inside them.
     let named = |file: &Path| file.strip_prefix(outlet.path("")).unwrap_or(file).to_owned();
-    let entries = plan.streams.iter().zip(intake.shares());
+    let entries = plan.streams.iter().zip(intake.shares()).zip(outputs);
     entries
-        .map(|(stream, share)| ManifestEntry {
+        .map(|((stream, share), (output, written))| ManifestEntry {
             stream: &stream.id,
-            output: output_name(&stream.id),
+            output,
             segments: share
                 .segments
                 .iter()
@@ -468,6 +551,8 @@ fn manifest<'a>(plan: &'a Plan, intake: &Intake, outlet: &Outlet) -> Vec<Manifes
                 .collect(),
             bytes: share.bytes,
             padding: share.padding,
+            written,
+            complete,
         })
         .collect()
 }

@@ -4,7 +4,8 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use tempfile::TempDir;
@@ -103,4 +104,32 @@ pub(crate) fn subcommands() -> Vec<String> {
     let found: Vec<_> = first.map(str::to_owned).collect();
     assert!(found.len() >= 7, "{found:?}");
     found
+}
+
+/// Waits until `done`, while `child` runs.
+pub(crate) fn wait_until(child: &mut Child, done: impl Fn() -> bool) {
+    let started = Instant::now();
+    while !done() {
+        assert!(child.try_wait().unwrap().is_none(), "it ended by itself");
+        assert!(started.elapsed() < Duration::from_secs(300), "nothing happened");
+        std::thread::yield_now();
+    }
+}
+
+/// Sends SIGINT, as Ctrl-C does.
+pub(crate) fn interrupt(child: &Child) {
+    let kill = format!("kill -INT {}", child.id());
+    assert!(Command::new("sh").args(["-c", &kill]).status().unwrap().success());
+}
+
+/// Starts `headway ARGS`, sends it SIGINT once there is a folder under construction in which `file` is, and returns what it said.
+pub(crate) fn interrupted_at(folder: &Path, args: &[&str], file: &str) -> Answer {
+    let mut child = command(folder).args(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let is_partial = |path: &PathBuf| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        name.contains(".partial-") && path.join(file).exists()
+    };
+    wait_until(&mut child, || tree(folder).iter().any(is_partial));
+    interrupt(&child);
+    child.wait_with_output().unwrap().into()
 }

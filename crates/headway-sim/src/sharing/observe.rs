@@ -137,6 +137,11 @@ pub trait Observer {
     /// Whether it is told of the CPUs at every instant.
     const WATCHES_CPUS: bool = false;
 
+    /// Whether the simulation should go on. It is asked before every instant; the jobs that are not complete then are lost.
+    fn goes_on(&self) -> bool {
+        true
+    }
+
     /// A line of the log, in order.
     fn record(&mut self, record: &Record) {
         let _ = record;

@@ -135,7 +135,7 @@ pub fn simulate<O: Observer>(cluster: &Cluster, setting: &Setting, observer: &mu
         order: Vec::new(),
         totals: Totals { jobs: 0, migrations: 0, cpu: Nanos::ZERO, engines: Vec::new(), instants: 0 },
     };
-    while simulation.step()? {}
+    while simulation.observer.goes_on() && simulation.step()? {}
     simulation.totals.engines = simulation.hardware.busy().to_vec();
     Ok(simulation.totals)
 }

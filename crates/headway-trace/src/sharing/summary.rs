@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use headway_core::log::Source;
+use headway_core::log::{Incomplete, Source};
 use headway_core::plan::Named;
 use headway_core::units::{Nanos, PPM};
 use serde::Serialize;
@@ -37,6 +37,10 @@ pub struct Summary {
     pub rules: String,
     /// From the first release to the last end.
     pub span: Nanos,
+    /// Whether the run came to its end.
+    pub complete: bool,
+    /// Why it did not.
+    pub incomplete: Option<Incomplete>,
     /// Whether all deadlines and bounds held.
     pub verdict: Verdict,
     /// The tasks.
@@ -54,7 +58,7 @@ pub struct Summary {
 /// Whether all deadlines and bounds held.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Verdict {
-    /// They did.
+    /// They did, in a run that came to its end.
     pub held: bool,
     /// Jobs.
     pub jobs: u64,
@@ -151,6 +155,10 @@ pub fn summarize(log: &Log) -> Summary {
         0 => text.push_str("; waits have no bound here"),
         _ => text.push_str(&format!("; {above_bound} jobs waited longer than their bound")),
     }
+    if let Some(why) = &log.incomplete {
+        text = format!("INCOMPLETE, {why} after {span}: {text} until then");
+    }
+    let complete = log.incomplete.is_none();
     Summary {
         schema: SCHEMA,
         kind: super::KIND,
@@ -162,7 +170,15 @@ pub fn summarize(log: &Log) -> Summary {
         machine: header.machine.clone(),
         rules: rules(log),
         span,
-        verdict: Verdict { held: jobs > 0 && misses == 0 && above_bound == 0, jobs, misses, above_bound, text },
+        complete,
+        incomplete: log.incomplete.clone(),
+        verdict: Verdict {
+            held: complete && jobs > 0 && misses == 0 && above_bound == 0,
+            jobs,
+            misses,
+            above_bound,
+            text,
+        },
         tasks,
         engines: engines(log, span),
         waits: wait_figures(log),

@@ -53,7 +53,7 @@ fn log() -> Log {
         job(1, 0, [1, 1, 7, 7], [0, 3], vec![span(Doing::EngineWait, 1, 4, ee), span(Doing::Execute, 4, 7, ee)]),
         job(0, 1, [5, 7, 17, 17], [2, 0], vec![span(Doing::TokenWait, 5, 7, None), span(Doing::Execute, 7, 17, ee)]),
     ];
-    Log { header, jobs }
+    Log { header, jobs, incomplete: None }
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use headway_core::cpu::Wish;
 use headway_core::error::Loaded;
-use headway_core::log::Source;
+use headway_core::log::{Incomplete, Source};
 use headway_core::machine::Machine;
 use headway_core::plan::Named;
 use headway_core::sharing_analysis::Verdict;
@@ -17,7 +17,7 @@ use headway_runtime::outlet::{MARK, Outlet, OutputError};
 use headway_trace::sharing::{Bound, Header, Job, KIND, Log, SCHEMA, Summary, TaskHead, summarize};
 use serde::Serialize;
 
-use super::{Backend, Options, Progress, named, usual_place};
+use super::{Backend, Options, Progress, named, publish, usual_place};
 use crate::share::{self, Model};
 use crate::{COMMIT, Error, VERSION, emulation, files, report};
 
@@ -48,9 +48,12 @@ struct Ran {
     bounds: Vec<Option<Bound>>,
     verified: u64,
     notes: Vec<String>,
+    /// Whether somebody asked for the end before all jobs were complete.
+    interrupted: bool,
 }
 
-/// Runs the tasks of `workload`. Results appear in the output folder only when all of them are whole.
+/// Runs the tasks of `workload`. Results appear in the output folder only when all of them are whole; those of a run that was
+/// interrupted with all jobs that were complete, and marked as incomplete.
 ///
 /// # Errors
 /// [`Error`]; nothing is left behind then. [`Error::Options`] for a workload without tasks, and for options that tasks do not
@@ -80,7 +83,7 @@ pub fn run(
         _ => devices::run(source, &machine, &model, workload, sharing, options, seed, &mut progress)?,
     };
     let header = header(source, seed, &model, workload, sharing, &ran);
-    let log = Log { header, jobs: ran.jobs };
+    let log = Log { header, jobs: ran.jobs, incomplete: ran.interrupted.then_some(Incomplete::Interrupted) };
     let summary = summarize(&log);
     progress(Progress { phase: "writing", done: 0, total: 1 });
     let name = outlet.file("run.jsonl")?;
@@ -88,7 +91,7 @@ pub fn run(
     report::write_sharing(&outlet, &log, &summary)?;
     outlet.write("workload.toml", workload.source.text.as_bytes())?;
     outlet.write(MARK, &report::json(&summary))?;
-    let folder = outlet.publish()?;
+    let folder = publish(outlet, summary.incomplete.as_ref(), &mut warnings)?;
     let files = ["run.jsonl", report::TRACE, report::PAGE].map(|name| folder.join(name)).to_vec();
     let imitates = (source == Source::Emu).then(|| emulation::imitates(&machine));
     Ok(Report { schema: 1, summary, verified: ran.verified, folder, imitates, files, warnings })

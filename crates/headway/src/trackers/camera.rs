@@ -80,6 +80,26 @@ pub(crate) struct Tracked {
     pub(crate) frames: Vec<Frame>,
     /// Operations of each frame, where they were asked for.
     pub(crate) operations: Vec<Vec<Operated>>,
+    /// Whether somebody asked for the end before the last frame.
+    #[serde(default)]
+    pub(crate) interrupted: bool,
+}
+
+/// Longest time without a look at whether the end is asked for.
+const SLICE: Nanos = Nanos(50_000_000);
+
+/// Sleeps until `at`; `false` if somebody asked for the end.
+fn sleep(at: Nanos, interrupt: &AtomicBool) -> bool {
+    loop {
+        let now = clock::now();
+        if interrupt.load(Ordering::Relaxed) {
+            return false;
+        }
+        if now >= at {
+            return true;
+        }
+        clock::sleep_until(at.min(now.saturating_add(SLICE)));
+    }
 }
 
 impl Camera {
@@ -131,11 +151,12 @@ impl Camera {
         self.reset()
     }
 
-    /// Tracks the frames of `course` from a fresh state on, and checks what came of them. `keep` keeps every operation.
+    /// Tracks the frames of `course` from a fresh state on, up to the one before which `interrupt` is true, and checks what came
+    /// of them. `keep` keeps every operation.
     ///
     /// # Errors
     /// [`Error::Device`], [`Error::Shared`] when no GPU is granted, [`Error::WrongTrack`] where the result is not the CPU
-    /// form's, [`Error::Interrupted`].
+    /// form's.
     pub(crate) fn run(
         &mut self,
         course: &Course,
@@ -149,9 +170,9 @@ impl Camera {
         let (mut digest, mut before, mut last) = (0, 0, None);
         for frame in 0..course.frames {
             let release = course.begin + frame * course.period;
-            clock::sleep_until(Nanos(release));
-            if interrupt.load(Ordering::Relaxed) {
-                return Err(Error::Interrupted);
+            if !sleep(Nanos(release), interrupt) {
+                tracked.interrupted = true;
+                break;
             }
             let mut one = Frame {
                 frame,
@@ -178,7 +199,7 @@ impl Camera {
         if let Some(last) = last
             && !self.memory.verify(last as usize).map_err(Error::Device)?
         {
-            return Err(Error::WrongTrack { frame: course.frames.saturating_sub(1) });
+            return Err(Error::WrongTrack { frame: tracked.frames.last().map_or(0, |frame| frame.frame) });
         }
         Ok(tracked)
     }

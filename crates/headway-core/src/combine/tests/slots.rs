@@ -6,6 +6,7 @@ use std::ops::Range;
 use super::*;
 use crate::interconnect::BatchBlock;
 use crate::message::{Grid, Level, Member, cut};
+use crate::plan::Carried;
 
 pub(super) fn cases(default: u64) -> u64 {
     std::env::var("HEADWAY_CASES").ok().and_then(|text| text.parse().ok()).unwrap_or(default)
@@ -68,6 +69,19 @@ fn carries_nothing_else(of: &Elementary, member: &Member, slots: u64) -> bool {
     seen.windows(2).all(|pair| pair[0].0 < pair[1].0 || pair[0].1.end <= pair[1].1.start)
 }
 
+/// Where a plan finds other jobs in slots than the map says, if it does.
+fn miscounted(of: &Elementary, member: &Member) -> Option<String> {
+    let carried = Carried { message: of.clone(), member: member.clone() };
+    for cycles in [0, 1, 7, 60] {
+        let whole = (0..).take_while(|job| member.parts(of, *job).iter().all(|part| part.slot < cycles)).count() as u64;
+        if carried.jobs_within(cycles) != whole {
+            return Some(format!("{} jobs in {cycles} cycles, not {whole}", carried.jobs_within(cycles)));
+        }
+    }
+    let wrong = |slot: &u64| carried.in_cycle(*slot).is_some_and(|(job, _)| carried.job_of(*slot) != Some(job));
+    (0..60).find(wrong).map(|slot| format!("slot {slot} is of job {:?}", carried.job_of(slot)))
+}
+
 /// Combines random messages, up to `most` of them, in a random tree.
 fn chain(draw: &mut Draw, most: u64) -> Option<(Vec<Elementary>, Batch)> {
     let mut set: Vec<Elementary> = (0..draw.between(2, most)).map(|_| small(draw, RouteId(0))).collect();
@@ -97,6 +111,7 @@ fn slots_lie_in_windows_and_carry_every_byte_once_within_the_reserve() {
             let of = &set[member.elementary as usize];
             assert_eq!(fault(of, member, &batch.grid, 30), None, "{of:?} {member:?}");
             assert!(carries_nothing_else(of, member, 200), "{of:?} {member:?}");
+            assert_eq!(miscounted(of, member), None, "{of:?} {member:?}");
             members += 1;
             deep += u64::from(member.levels.len() > 1);
         }

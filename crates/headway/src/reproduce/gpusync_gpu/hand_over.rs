@@ -64,7 +64,7 @@ mod tests {
             begun: Nanos(*begun),
             ended: Nanos(*ended),
         };
-        Tracked { frames: vec![frame], operations: vec![operations.iter().map(operated).collect()] }
+        Tracked { frames: vec![frame], operations: vec![operations.iter().map(operated).collect()], interrupted: false }
     }
 
     #[test]

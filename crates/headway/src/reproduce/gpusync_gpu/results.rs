@@ -248,7 +248,7 @@ mod tests {
             digest: 7,
         };
         let frames = vec![vec![frame(0, 50), frame(1, 150)], vec![frame(0, 40)]];
-        let tracked: Vec<_> = frames.into_iter().map(|frames| Tracked { frames, operations: Vec::new() }).collect();
+        let tracked: Vec<_> = frames.into_iter().map(|frames| Tracked { frames, ..Tracked::default() }).collect();
         let periods = [Nanos(100), Nanos(200)];
         let run = Run {
             name: "x,y",

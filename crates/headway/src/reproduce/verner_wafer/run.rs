@@ -65,6 +65,9 @@ impl Site<'_> {
         let plan = Arc::new(plan);
         let outlet = Outlet::create(&scratch())?;
         let Ran { log, .. } = run::execute(&mut chosen, &plan, &workload.value, &options, &outlet, &mut |_| ())?;
+        if let Some(why) = log.incomplete() {
+            return Err(why.clone().into());
+        }
         let Some(Source::Wafer(planned)) = plan.pipelines.first().map(|pipeline| &pipeline.source) else {
             return Err(Error::Options("the experiment's workload has a wafer"));
         };

@@ -98,11 +98,12 @@ pub(super) fn run(
         }
     }
     jobs.sort_by_key(|job| (job.done, job.task));
+    let interrupted = tracked.iter().any(|one| one.interrupted);
     let notes = vec![format!(
         "jobs are frames of the tracker, with its own copies and kernels; bounds rest on the longest of them seen in this run and \
          {HAND_OVER} for each hand-over, and hold if holders get a CPU"
     )];
-    Ok(Ran { jobs, bounds, verified, notes })
+    Ok(Ran { jobs, bounds, verified, notes, interrupted })
 }
 
 /// Refuses what has no kernel for devices.
@@ -222,7 +223,7 @@ fn track(
         }
         threads.into_iter().map(|thread| thread.join().unwrap_or(Err(Error::Interrupted))).collect()
     });
-    // The first failure that is not the others' stop.
+    // A failure ends the others early, too; a thread that panicked has no error of its own.
     let mut tracked = Vec::new();
     let mut failed = None;
     for result in results {

@@ -1,5 +1,8 @@
 //! Tasks in virtual time: every job takes as long as the workload says, copies go at the rate that routes keep.
 
+use std::cell::Cell;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use headway_core::error::Loaded;
 use headway_core::predictor::Form;
 use headway_core::sharing::Distances;
@@ -54,7 +57,9 @@ pub(super) fn run(
     };
     progress(Progress { phase: "simulating", done: 0, total: 1 });
     let tasks = cluster.tasks.len();
-    let mut watch = Watch { open: vec![Open::default(); tasks], two: sharing.copy_engines == 2, jobs: Vec::new() };
+    let (two, interrupt) = (sharing.copy_engines == 2, &options.interrupt);
+    let mut watch =
+        Watch { open: vec![Open::default(); tasks], two, jobs: Vec::new(), interrupt, interrupted: Cell::new(false) };
     simulate(&cluster, &setting, &mut watch).map_err(Error::Sharing)?;
     let bound = |task: &crate::share::TaskReport| {
         Some(Bound { token: task.token_wait, engines: task.engine_wait, blocking: task.blocking })
@@ -65,7 +70,8 @@ pub(super) fn run(
         "simulated: every job takes the longest times that the workload says, and copies the rate that every route keeps"
             .to_owned(),
     ];
-    Ok(Ran { jobs: watch.jobs, bounds, verified: 0, notes })
+    let interrupted = watch.interrupted.get();
+    Ok(Ran { jobs: watch.jobs, bounds, verified: 0, notes, interrupted })
 }
 
 fn scenario(model: &Model, sharing: &Sharing) -> Result<Scenario, Error> {
@@ -110,11 +116,14 @@ struct Open {
 }
 
 /// Writes down what jobs do.
-struct Watch {
+struct Watch<'a> {
     open: Vec<Open>,
     /// Two copy engines per GPU.
     two: bool,
     jobs: Vec<Job>,
+    interrupt: &'a AtomicBool,
+    /// Whether the simulation was told to end.
+    interrupted: Cell<bool>,
 }
 
 impl Open {
@@ -140,7 +149,12 @@ impl Open {
     }
 }
 
-impl Observer for Watch {
+impl Observer for Watch<'_> {
+    fn goes_on(&self) -> bool {
+        self.interrupted.set(self.interrupt.load(Ordering::Relaxed));
+        !self.interrupted.get()
+    }
+
     fn record(&mut self, record: &Record) {
         let (at, two) = (record.at, self.two);
         let Some(open) = self.open.get_mut(record.job.task.0 as usize) else { return };
