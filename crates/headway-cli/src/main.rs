@@ -4,6 +4,7 @@
 mod args;
 mod broker;
 mod commands;
+mod failure;
 mod formats;
 mod interconnect;
 mod manual;
@@ -11,7 +12,6 @@ mod sharing;
 mod show;
 mod transfers;
 
-use std::io::{self, Write};
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -47,7 +47,10 @@ fn main() -> ExitCode {
     headway::reproduce::serve_load();
     headway::reproduce::serve_camera();
     headway::bench::broker::serve();
-    let cli = Cli::parse();
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return failure::misused(&error),
+    };
     let out = commands::Out { format: cli.format, quiet: cli.quiet };
     let answer = match &cli.command {
         Command::Doctor { backend } => commands::doctor(&out, *backend),
@@ -75,28 +78,6 @@ fn main() -> ExitCode {
         Ok(Answer::No) => ExitCode::from(1),
         Ok(Answer::Undecided) => ExitCode::from(3),
         Ok(Answer::Interrupted) => ExitCode::from(2),
-        Err(error) => fail(&error),
+        Err(error) => failure::tell(&error, cli.format),
     }
-}
-
-/// Prints the chain of causes once, and picks the exit status.
-fn fail(error: &anyhow::Error) -> ExitCode {
-    let mut lines = format!("error: {error}\n");
-    let mut last = error.to_string();
-    for cause in error.chain().skip(1) {
-        let text = cause.to_string();
-        // Transparent wrappers say the same as what they wrap.
-        if text != last {
-            lines.push_str(&format!("  cause: {text}\n"));
-        }
-        last = text;
-    }
-    let known = error.downcast_ref::<headway::Error>();
-    if let Some(help) = known.and_then(headway::Error::help) {
-        lines.push_str(&format!("  help: {help}\n"));
-    }
-    // Nowhere is left to report that stderr is closed.
-    let _ = io::stderr().write_all(lines.as_bytes());
-    let answer = known.is_some_and(headway::Error::is_answer);
-    ExitCode::from(if answer { 1 } else { 2 })
 }

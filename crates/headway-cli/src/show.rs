@@ -234,9 +234,12 @@ fn verdict(text: &mut String, verdict: &Verdict) {
 }
 
 fn evidence(text: &mut String, violation: &Violation) {
-    let Violation { server, blocker, blocking, interval, demand, parts } = violation;
+    let Violation { server, blocker, blocking, interval, demand, parts, because } = violation;
     if *interval == Nanos::ZERO {
         let _ = writeln!(text, "because   the work on `{server}` is more than its time: utilisation is above 1");
+        for line in because {
+            let _ = writeln!(text, "            {line}");
+        }
         return;
     }
     let _ = writeln!(

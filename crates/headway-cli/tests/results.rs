@@ -255,3 +255,72 @@ fn a_second_interrupt_ends_a_run_at_once() {
     interrupt(&child);
     assert_eq!(child.wait().unwrap().code(), Some(2));
 }
+
+/// One chain of 104.86 MB/s where a GPU works a chain off at 41 MB/s.
+fn one_chain() -> String {
+    let end = SMALL.match_indices("[[stream]]").nth(1).unwrap().0;
+    SMALL[..end].replacen("1 KiB", "1 MiB", 1).replacen("20 ms", "10 ms", 1).replacen("200 ms", "100 ms", 2)
+}
+
+#[test]
+fn too_much_work_is_laid_to_its_stream_and_what_would_help_helps() {
+    let place = place();
+    fs::write(place.path().join("chain.toml"), one_chain()).unwrap();
+    let plan = headway(place.path(), &["plan", "chain.toml", "--machine", "h200-x1"]).exits(1).out;
+    let words =
+        ["`a` is one chain of 104.85 MB/s, and `aes128-cbc` works a chain off at 41.01 MB/s", "cut into 4 streams"];
+    for word in words {
+        assert!(plan.contains(word), "`{word}` is missing\n{plan}");
+    }
+    // A refused run says the same by itself, as text and as JSON.
+    let run = ["run", "chain.toml", "--machine", "h200-x1", "--backend", "sim"];
+    let refused = headway(place.path(), &run).exits(1);
+    for word in words {
+        assert!(refused.err.contains(word), "`{word}` is missing\n{}", refused.err);
+    }
+    let answer = headway(place.path(), &[&run[..], &["--format", "json"]].concat()).exits(1);
+    let told = answer.json();
+    assert_eq!((&told["schema"], &told["kind"], &told["status"]), (&1.into(), &"not-accepted".into(), &1.into()));
+    let causes = told["causes"].as_array().unwrap();
+    assert!(causes.iter().any(|cause| cause.as_str().unwrap().contains(words[0])), "{told}");
+    assert!(answer.err.is_empty() && told["help"].as_str().unwrap().contains("--force"), "{answer:#?}");
+
+    // With so many streams as it says, the plan is accepted; with one fewer it is not.
+    for (parts, status) in [(4, 0), (3, 1)] {
+        let chain = one_chain();
+        let (head, stream) = chain.split_at(chain.find("[[stream]]").unwrap());
+        let part = |at: usize| {
+            let stream = stream.replacen("1 MiB", &format!("{} B", (1 << 20) / parts / 16 * 16), 1);
+            stream.replacen("id = \"a\"", &format!("id = \"a{at}\""), 1).replacen("0f\"", &format!("{at:02x}\""), 1)
+        };
+        let text = head.to_owned() + &(0..parts).map(part).collect::<String>();
+        fs::write(place.path().join("parts.toml"), text).unwrap();
+        headway(place.path(), &["plan", "parts.toml", "--machine", "h200-x1"]).exits(status);
+    }
+}
+
+#[test]
+fn errors_are_json_where_json_is_asked_for() {
+    let place = place();
+    fs::write(place.path().join("bad.toml"), SMALL.replacen("period = \"20 ms\"", "period = 20", 1)).unwrap();
+    let json = |args: &[&str]| {
+        let answer = headway(place.path(), args);
+        let told = answer.json();
+        assert_eq!(told["status"], answer.status.unwrap(), "{answer:#?}");
+        assert!(answer.err.is_empty() && told["causes"].is_array() && told["message"].is_string(), "{answer:#?}");
+        assert_eq!((&told["schema"], &told["error"]), (&1.into(), &true.into()), "{answer:#?}");
+        told
+    };
+    let missing = json(&["plan", "nowhere.toml", "--format", "json"]);
+    assert_eq!((&missing["kind"], &missing["message"]), (&"read".into(), &"cannot read `nowhere.toml`".into()));
+    assert!(missing["causes"][0].as_str().unwrap().contains("No such file") && missing["help"].is_string());
+    let wrong = json(&["run", "bad.toml", "--format=json"]);
+    assert_eq!((&wrong["kind"], &wrong["message"]), (&"file".into(), &"`period = 20` has no unit".into()));
+    assert_eq!((&wrong["place"]["line"], &wrong["place"]["column"]), (&10.into(), &10.into()));
+    let usage = json(&["run", "--format", "json"]);
+    assert_eq!((&usage["kind"], &usage["status"]), (&"usage".into(), &2.into()));
+    assert!(!usage["message"].as_str().unwrap().contains('\n'));
+    json(&["plan", "workloads/encrypt.toml", "--gpus", "99", "--format", "json"]);
+    json(&["replay", "nowhere", "--format", "json"]);
+    json(&["machines", "nowhere", "--format", "json"]);
+}

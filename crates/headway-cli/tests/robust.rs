@@ -198,7 +198,8 @@ fn more_gpus_than_there_are_and_none_at_all_are_refused() {
 fn a_plan_that_is_not_accepted_runs_only_when_forced_and_then_misses() {
     let place = place();
     let run = ["run", "workloads/np-edf-miss.toml", "--backend", "sim", "--duration", "20 ms", "--out", "results"];
-    fails(place.path(), &run, 1, &["not accepted", "`headway plan` says why", "`--force`"]);
+    let words = ["not accepted", "  cause: in an interval of ", " ns too many", "`headway plan` shows", "`--force`"];
+    fails(place.path(), &run, 1, &words);
     let forced = headway(place.path(), &[&run[..], &["--force"]].concat()).exits(1);
     assert!(forced.out.starts_with("3 of 16 deadlines missed [sim]"), "{}", forced.out);
     assert_eq!(forced.err, "warning: running although deadlines can be missed\n");

@@ -594,6 +594,9 @@ pub struct Violation {
     pub demand: Nanos,
     /// Whose deadlines lie in it: name, jobs, time.
     pub parts: Vec<(String, u64, Nanos)>,
+    /// Where utilisation alone exceeds one: whose work it is, the cause, and what would help, a sentence each.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub because: Vec<String>,
 }
 
 impl Plan {

@@ -79,10 +79,12 @@ pub enum Error {
     #[error("cannot plan")]
     Plan(#[source] Box<PlanError>),
     /// The plan says that deadlines can be missed, and nobody said to run nevertheless.
-    #[error("the plan is not accepted: {verdict}; `headway plan` says why, `--force` runs nevertheless")]
+    #[error("the plan is not accepted: {verdict}")]
     NotAccepted {
         /// What the plan says.
         verdict: String,
+        /// Why, a sentence each.
+        why: Vec<String>,
     },
     /// The input cannot be used.
     #[error(transparent)]
@@ -298,6 +300,74 @@ impl Error {
         matches!(self, Self::NotAccepted { .. } | Self::Replay(_) | Self::ReplayBroker(_) | Self::Stopped { .. })
     }
 
+    /// The causes, the nearest first, each said once.
+    #[must_use]
+    pub fn causes(&self) -> Vec<String> {
+        if let Self::NotAccepted { why, .. } = self {
+            return why.clone();
+        }
+        let mut causes: Vec<String> = Vec::new();
+        let mut last = self.to_string();
+        let mut source = std::error::Error::source(self);
+        while let Some(cause) = source {
+            let text = cause.to_string();
+            // Transparent wrappers say the same as what they wrap.
+            if text != last {
+                causes.push(text.clone());
+            }
+            last = text;
+            source = cause.source();
+        }
+        causes
+    }
+
+    /// What kind of error it is, as JSON has it.
+    #[must_use]
+    pub const fn kind(&self) -> &'static str {
+        match self {
+            Self::Read { .. } => "read",
+            Self::File(_) => "file",
+            Self::Import { .. } => "import",
+            Self::Export { .. } => "export",
+            Self::NoMachine { .. } => "no-machine",
+            Self::TooFewGpus { .. } => "too-few-gpus",
+            Self::Plan(_) => "plan",
+            Self::NotAccepted { .. } => "not-accepted",
+            Self::Input(_) => "input",
+            Self::Sample { .. } => "sample",
+            Self::Output(_) => "output",
+            Self::Data(_) => "data",
+            Self::UnknownKernel(_) | Self::Kernel(_) => "kernel",
+            Self::Backend { .. } => "backend",
+            Self::Simulate(_) | Self::Sharing(_) => "simulation",
+            Self::Shared(_) => "sharing",
+            Self::WrongTrack { .. } | Self::Wrong { .. } | Self::WrongCopy { .. } => "wrong-bytes",
+            Self::Camera { .. } => "camera",
+            Self::Run(_) => "run",
+            Self::Stopped { .. } => "stopped",
+            Self::Interrupted | Self::Paused { .. } => "interrupted",
+            Self::Log(_) => "log",
+            Self::Replay(_) => "replay",
+            Self::Write { .. } => "write",
+            Self::Plot(_) => "plot",
+            Self::Load { .. } => "load",
+            Self::NoExperiment { .. } => "no-experiment",
+            Self::Device(_) => "device",
+            Self::Copy(_) => "copy",
+            Self::System(_) => "system",
+            Self::Fit(_) => "fit",
+            Self::Journal(_) | Self::OtherJournal { .. } | Self::JournalInUse { .. } | Self::NoJournal { .. } => {
+                "journal"
+            }
+            Self::Exists { .. } => "exists",
+            Self::OtherNode { .. } => "other-node",
+            Self::NoGpu { .. } => "no-gpu",
+            Self::Broker(_) => "broker",
+            Self::Client(_) => "broker-client",
+            Self::Options(_) => "options",
+        }
+    }
+
     /// What to do about it, where the message itself does not say.
     #[must_use]
     pub fn help(&self) -> Option<String> {
@@ -306,6 +376,7 @@ impl Error {
             Self::NoMachine { .. } => {
                 "`headway machines` describes them; for a machine of your own, give the path of its file"
             }
+            Self::NotAccepted { .. } => "`headway plan` shows all servers and steps; `--force` runs nevertheless",
             Self::Exists { .. } => "`--force` replaces it; or choose another file with `--out`",
             Self::Paused { .. } => "the same command goes on with it",
             Self::OtherJournal { .. } => {

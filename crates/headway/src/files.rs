@@ -9,7 +9,7 @@ use headway_core::plan::Plan;
 use headway_core::planner::{self, Options, PlanError};
 use headway_core::workload::{self, Workload};
 
-use crate::Error;
+use crate::{Error, why};
 
 /// Reads a workload file.
 ///
@@ -53,7 +53,7 @@ pub fn restrict(machine: &Machine, gpus: usize) -> Result<Machine, Error> {
 /// # Errors
 /// [`Error::File`] where the workload names something that the machine does not have, [`Error::Plan`] otherwise.
 pub fn plan(machine: &Machine, workload: &Loaded<Workload>, options: Options) -> Result<Plan, Error> {
-    planner::plan(machine, &workload.value, options).map_err(|error| match error.place() {
+    let mut plan = planner::plan(machine, &workload.value, options).map_err(|error| match error.place() {
         "" => Error::Plan(Box::new(error)),
         place => {
             let help = match &error {
@@ -63,7 +63,9 @@ pub fn plan(machine: &Machine, workload: &Loaded<Workload>, options: Options) ->
             };
             Error::File(workload.error_at(place, error.to_string(), help))
         }
-    })
+    })?;
+    why::explain(&mut plan, machine);
+    Ok(plan)
 }
 
 pub(crate) fn read(path: &Path) -> Result<String, Error> {

@@ -23,6 +23,7 @@ mod sample;
 pub mod share;
 mod trackers;
 mod verify;
+mod why;
 
 pub use error::Error;
 pub use headway_core as core;

@@ -30,7 +30,7 @@ use headway_trace::summary::{self, Summary};
 use headway_trace::{Log, LogWriter};
 use serde::Serialize;
 
-use crate::{COMMIT, Error, VERSION, emulation, files, report, sample, verify};
+use crate::{COMMIT, Error, VERSION, emulation, files, report, sample, verify, why};
 
 /// What runs the plan.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -505,7 +505,7 @@ fn accept(plan: &Plan, options: &Options, warnings: &mut Vec<String>) -> Result<
         Outcome::Undecided => "the tests could not decide",
     };
     if !options.force {
-        return Err(Error::NotAccepted { verdict: verdict.to_owned() });
+        return Err(Error::NotAccepted { verdict: verdict.to_owned(), why: why::reasons(&plan.verdict) });
     }
     warnings.push(format!("running although {verdict}"));
     Ok(())

@@ -374,6 +374,7 @@ fn evidence(server: &str, violation: &schedulability::Violation, name: &impl Fn(
             interval: Nanos::ZERO,
             demand: Nanos::ZERO,
             parts: Vec::new(),
+            because: Vec::new(),
         },
         schedulability::Violation::Demand { task, interval, demand, blocking, contributions } => Violation {
             server,
@@ -382,6 +383,7 @@ fn evidence(server: &str, violation: &schedulability::Violation, name: &impl Fn(
             interval: *interval,
             demand: *demand,
             parts: contributions.iter().map(|part| (name(part.task), part.jobs, part.demand)).collect(),
+            because: Vec::new(),
         },
     }
 }

@@ -10,7 +10,7 @@ use headway_core::error::Loaded;
 use headway_core::log::{Incomplete, Source};
 use headway_core::machine::Machine;
 use headway_core::plan::Named;
-use headway_core::sharing_analysis::Verdict;
+use headway_core::sharing_analysis::{Resource, Verdict};
 use headway_core::workload::{Sharing, Workload};
 use headway_device::DeviceError;
 use headway_runtime::outlet::{MARK, Outlet, OutputError};
@@ -141,8 +141,9 @@ fn choose(options: &Options) -> Result<(Source, Machine, Vec<String>), Error> {
 fn accept(model: &Model, options: &Options, warnings: &mut Vec<String>) -> Result<(), Error> {
     match model.report.verdict {
         Verdict::Yes => {}
-        Verdict::No(_) if !options.force => {
-            return Err(Error::NotAccepted { verdict: "the tasks need more than there is".to_owned() });
+        Verdict::No(resource) if !options.force => {
+            let why = vec![format!("the longest jobs need more than there is of {}", said(resource, model))];
+            return Err(Error::NotAccepted { verdict: "the tasks need more than there is".to_owned(), why });
         }
         Verdict::No(_) => warnings.push("running although the tasks need more than there is".to_owned()),
         Verdict::DontKnow(_) => {
@@ -150,6 +151,19 @@ fn accept(model: &Model, options: &Options, warnings: &mut Vec<String>) -> Resul
         }
     }
     Ok(())
+}
+
+/// What there is too little of.
+fn said(resource: Resource, model: &Model) -> String {
+    match resource {
+        Resource::Cpu => "the CPUs".to_owned(),
+        Resource::Execute => "the execution engines".to_owned(),
+        Resource::Copy => "the copy engines".to_owned(),
+        Resource::Sequence(task) => {
+            let name = model.report.tasks.get(task.0 as usize).map_or("?", |task| &task.id);
+            format!("the time of task `{name}`: its jobs take longer than its period")
+        }
+    }
 }
 
 fn header(
