@@ -190,7 +190,7 @@ fn more_gpus_than_there_are_and_none_at_all_are_refused() {
     let place = place();
     fails(place.path(), &sim(&["--gpus", "99"]), 2, &["`h200-x4` has 4 GPUs, not 99", "from 1 to 4"]);
     fails(place.path(), &["plan", ENCRYPT, "--gpus", "0"], 2, &["`h200-x4` has 4 GPUs, not 0", "from 1 to 4"]);
-    let emulated = ["run", ENCRYPT, "--backend", "emu", "--gpus", "2"];
+    let emulated = ["run", ENCRYPT, "--backend", "emu", "--machine", "h200-x1", "--gpus", "2"];
     fails(place.path(), &emulated, 2, &["`h200-x1` has 1 GPU", "--machine"]);
 }
 
@@ -198,7 +198,13 @@ fn more_gpus_than_there_are_and_none_at_all_are_refused() {
 fn a_plan_that_is_not_accepted_runs_only_when_forced_and_then_misses() {
     let place = place();
     let run = ["run", "workloads/np-edf-miss.toml", "--backend", "sim", "--duration", "20 ms", "--out", "results"];
-    let words = ["not accepted", "  cause: in an interval of ", " ns too many", "`headway plan` shows", "`--force`"];
+    let words = [
+        "not accepted",
+        "  cause: in an interval of 2 ms on `engine`",
+        "2 ms too many",
+        "`headway plan` shows",
+        "`--force`",
+    ];
     fails(place.path(), &run, 1, &words);
     let forced = headway(place.path(), &[&run[..], &["--force"]].concat()).exits(1);
     assert!(forced.out.starts_with("3 of 16 deadlines missed [sim]"), "{}", forced.out);
