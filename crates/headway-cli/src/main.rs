@@ -6,6 +6,7 @@ mod broker;
 mod commands;
 mod failure;
 mod formats;
+mod guest;
 mod interconnect;
 mod manual;
 mod sharing;
@@ -68,6 +69,7 @@ fn main() -> ExitCode {
         Command::Import(args) => formats::import(&out, args),
         Command::Export(args) => formats::export(&out, args),
         Command::Machines { name } => commands::machines(&out, name.as_deref()),
+        Command::Exec(args) => guest::exec(args),
         Command::Broker(args) => broker::broker(&out, args),
         Command::Status { socket, lost } => broker::status(&out, socket.as_deref(), *lost),
         Command::Man { of, out: folder } => manual::man(&out, of, folder.as_deref()),

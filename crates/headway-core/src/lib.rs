@@ -12,6 +12,7 @@ pub mod dispatch;
 mod document;
 pub mod engine_lock;
 pub mod error;
+pub mod guest;
 pub mod interconnect;
 pub mod log;
 pub mod machine;

@@ -24,6 +24,7 @@ use headway_trace::LogError;
 use headway_trace::replay::Divergence;
 
 use crate::formats::FormatError;
+use crate::guest::GuestError;
 use crate::plot::PlotError;
 
 /// What failed.
@@ -75,6 +76,9 @@ pub enum Error {
         /// GPUs it has.
         available: usize,
     },
+    /// An unmodified program cannot be started as a guest.
+    #[error(transparent)]
+    Guest(#[from] GuestError),
     /// No plan can be made.
     #[error("cannot plan")]
     Plan(#[source] Box<PlanError>),
@@ -377,6 +381,7 @@ impl Error {
                 "`headway machines` describes them; for a machine of your own, give the path of its file"
             }
             Self::NotAccepted { .. } => "`headway plan` shows all servers and steps; `--force` runs nevertheless",
+            Self::Guest(error) => return Some(error.help().to_owned()),
             Self::Exists { .. } => "`--force` replaces it; or choose another file with `--out`",
             Self::Paused { .. } => "the same command goes on with it",
             Self::OtherJournal { .. } => {

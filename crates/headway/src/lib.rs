@@ -13,6 +13,7 @@ mod error;
 pub mod explain;
 pub mod files;
 pub mod formats;
+pub mod guest;
 pub mod measure;
 pub mod plot;
 pub mod ports;

@@ -1,0 +1,110 @@
+//! What `headway exec` tells the library that it puts in front of an unmodified program (a *guest*).
+//!
+//! The command line writes [`GuestOptions`] into one environment variable, [`VARIABLE`]; the preloaded library reads it.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::units::Bytes;
+
+/// The environment variable that carries the options. Without it the preloaded library passes every call on.
+pub const VARIABLE: &str = "HEADWAY_GUEST";
+
+/// When small copies out of a GPU are made by a kernel in their own stream, instead of queueing at the copy engine.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Aside {
+    /// Never.
+    #[default]
+    Never,
+    /// While a bulk copy of this program, or of another guest of the same user, is on the copy engine.
+    Auto,
+    /// Always, for every size that a kernel copies.
+    Always,
+}
+
+/// What the preloaded library does with a guest's copies.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GuestOptions {
+    /// Small copies out of a GPU.
+    pub aside: Aside,
+    /// The piece in which bulk copies out of a GPU are queued, so that other streams get in between; `None` = whole.
+    pub piece: Option<Bytes>,
+    /// Whether copies are counted, and the counts printed when the guest ends.
+    pub stats: bool,
+    /// Whether the guest neither tells other guests of its bulk copies nor asks for theirs.
+    pub alone: bool,
+}
+
+/// The smallest piece that is accepted: below it a copy engine spends most of its time on set-up.
+pub const PIECE_MIN: Bytes = Bytes(64 << 10);
+
+/// A text that is not what [`GuestOptions`] writes.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{word}` in ${VARIABLE} is not an option of this version of Headway; start the program with `headway exec`")]
+pub struct GuestOptionError {
+    /// The word.
+    pub word: String,
+}
+
+impl fmt::Display for GuestOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.aside {
+            Aside::Never => "aside=never",
+            Aside::Auto => "aside=auto",
+            Aside::Always => "aside=always",
+        })?;
+        if let Some(piece) = self.piece {
+            write!(f, ",piece={}", piece.0)?;
+        }
+        f.write_str(if self.stats { ",stats" } else { "" })?;
+        f.write_str(if self.alone { ",alone" } else { "" })
+    }
+}
+
+impl FromStr for GuestOptions {
+    type Err = GuestOptionError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let mut options = Self::default();
+        for word in text.split(',').filter(|word| !word.is_empty()) {
+            let unknown = || GuestOptionError { word: word.to_owned() };
+            match word.split_once('=').unwrap_or((word, "")) {
+                ("aside", "never") => options.aside = Aside::Never,
+                ("aside", "auto") => options.aside = Aside::Auto,
+                ("aside", "always") => options.aside = Aside::Always,
+                ("piece", bytes) => {
+                    let piece = bytes.parse().ok().filter(|bytes| *bytes >= PIECE_MIN.0).ok_or_else(unknown)?;
+                    options.piece = Some(Bytes(piece));
+                }
+                ("stats", "") => options.stats = true,
+                ("alone", "") => options.alone = true,
+                _ => return Err(unknown()),
+            }
+        }
+        Ok(options)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_survive_the_environment() {
+        for aside in [Aside::Never, Aside::Auto, Aside::Always] {
+            for piece in [None, Some(PIECE_MIN), Some(Bytes(4 << 20))] {
+                for (stats, alone) in [(false, false), (true, false), (false, true), (true, true)] {
+                    let options = GuestOptions { aside, piece, stats, alone };
+                    assert_eq!(options.to_string().parse(), Ok(options));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn unknown_words_and_tiny_pieces_are_refused() {
+        for text in ["aside=sometimes", "piece=1", "piece=", "fast", "stats=1"] {
+            assert_eq!(text.parse::<GuestOptions>(), Err(GuestOptionError { word: text.to_owned() }));
+        }
+    }
+}

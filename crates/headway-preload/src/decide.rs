@@ -1,0 +1,257 @@
+//! What becomes of one copy: passed on, made by a kernel in its own stream (*aside*), or queued in pieces (*yield*).
+
+use std::ffi::c_void;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+
+use headway_core::guest::{Aside, GuestOptions, VARIABLE};
+
+use crate::context::{self, Prepared};
+use crate::driver::{self, DevicePtr, Driver, Relaxed, SUCCESS, Status, Stream, driver};
+use crate::stats::{self, Kind, Outcome};
+use crate::{neighbours, road};
+
+/// A copy out of a GPU, as the guest asked for it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Out {
+    pub(crate) to: *mut c_void,
+    pub(crate) from: DevicePtr,
+    pub(crate) bytes: usize,
+    /// Never 0: default streams have their own handles here.
+    pub(crate) stream: Stream,
+    /// Whether the call returns only when the bytes are there.
+    pub(crate) waits: bool,
+}
+
+/// From this size on a copy is bulk: it holds the engine for 40 us and more on PCIe 5.
+const BULK_MIN: usize = 2 << 20;
+/// Up to this size a copy may be made by a kernel. It shares the link with the engine about half and half, so 16 MiB take
+/// 0.45 ms beside a bulk copy (H200, 2026-11-23), and the bulk copy loses a fifth of its rate meanwhile.
+const ASIDE_MAX: usize = 16 << 20;
+/// One block is enough up to this size; beyond, sixteen.
+const ONE_BLOCK: usize = 64 << 10;
+const BLOCKS: u32 = 16;
+const THREADS: u32 = 512;
+/// A stream holds about a thousand operations, and a call that fills it blocks: a copy becomes at most this many pieces of
+/// two operations each.
+const PIECES_MAX: usize = 256;
+
+/// Reasons to look at a copy more closely; 0 = small copies go straight to the driver.
+static ATTENTION: AtomicU32 = AtomicU32::new(0);
+/// A context is in use for which nothing was prepared.
+pub(crate) const NEW: u32 = 1;
+/// A bulk copy of this program may be on an engine.
+pub(crate) const BULK: u32 = 2;
+/// Copies are counted.
+const COUNT: u32 = 4;
+/// Every small copy goes aside.
+const ALWAYS: u32 = 8;
+/// Other guests may announce bulk copies.
+const NEIGHBOURS: u32 = 16;
+
+/// Copies of this size and more are looked at in any case.
+static LARGE: AtomicUsize = AtomicUsize::new(usize::MAX);
+static OPTIONS: OnceLock<GuestOptions> = OnceLock::new();
+
+fn options() -> GuestOptions {
+    OPTIONS.get().copied().unwrap_or_default()
+}
+
+/// Reads the options; before that every call is passed on.
+pub(crate) fn begin() {
+    let Ok(text) = std::env::var(VARIABLE) else { return };
+    let options = match text.parse::<GuestOptions>() {
+        Ok(options) => *OPTIONS.get_or_init(|| options),
+        Err(error) => {
+            eprintln!("headway: {error}; every call is passed on");
+            return;
+        }
+    };
+    let mut attention = 0;
+    if options.stats {
+        stats::begin();
+        attention |= COUNT;
+    }
+    if options.aside == Aside::Always {
+        attention |= ALWAYS;
+    }
+    if options.aside == Aside::Auto && !options.alone && neighbours::begin() {
+        attention |= NEIGHBOURS;
+    }
+    if options.aside != Aside::Never || options.piece.is_some() {
+        attention |= NEW;
+        LARGE.store(BULK_MIN, Ordering::Relaxed);
+    }
+    ATTENTION.store(attention, Ordering::Relaxed);
+}
+
+/// From now on every call is passed on. Called in a forked child: only stores to atomics.
+pub(crate) fn switch_off() {
+    ATTENTION.store(0, Ordering::Relaxed);
+    LARGE.store(usize::MAX, Ordering::Relaxed);
+}
+
+/// Sets and clears reasons, unless everything is switched off.
+pub(crate) fn attend(set: u32, clear: u32) {
+    if !road::is_off() {
+        ATTENTION.fetch_or(set, Ordering::Relaxed);
+        ATTENTION.fetch_and(!clear, Ordering::Relaxed);
+    }
+}
+
+/// A copy that is counted and passed on.
+#[inline]
+pub(crate) fn counted(kind: Kind, bytes: usize, real: impl FnOnce() -> Status) -> Status {
+    let attention = ATTENTION.load(Ordering::Relaxed);
+    if attention & COUNT != 0 {
+        stats::count(kind, bytes);
+    }
+    // The first copy of most programs goes into a GPU: by then the context exists and nothing hurries.
+    if attention & NEW != 0
+        && let Some(driver) = driver()
+    {
+        context::current(driver);
+    }
+    real()
+}
+
+/// A copy that may be one out of a GPU.
+#[inline]
+pub(crate) fn out_of_gpu(out: Out, kind: Kind, real: impl FnOnce() -> Status) -> Status {
+    let attention = ATTENTION.load(Ordering::Relaxed);
+    if attention == 0 && out.bytes < LARGE.load(Ordering::Relaxed) {
+        return real();
+    }
+    look(out, kind, attention, real)
+}
+
+#[cold]
+fn look(out: Out, kind: Kind, attention: u32, real: impl FnOnce() -> Status) -> Status {
+    if attention & COUNT != 0 {
+        stats::count(kind, out.bytes);
+    }
+    if out.bytes == 0 || LARGE.load(Ordering::Relaxed) == usize::MAX {
+        return real();
+    }
+    let Some(driver) = driver() else { return real() };
+    let Some(context) = context::current(driver) else { return real() };
+    if out.bytes <= ASIDE_MAX && goes_aside(driver, &context, out, attention) {
+        let relaxed = Relaxed::new(driver);
+        let made = aside(driver, &context, out);
+        drop(relaxed);
+        match made {
+            Ok(status) => {
+                stats::outcome(Outcome::Aside, 1);
+                return status;
+            }
+            Err(reason) => stats::outcome(reason, 1),
+        }
+    }
+    if out.bytes >= BULK_MIN { bulk(driver, &context, out, real) } else { real() }
+}
+
+/// Whether something is on the engine that a small copy would wait for.
+fn goes_aside(driver: &Driver, context: &Prepared, out: Out, attention: u32) -> bool {
+    match options().aside {
+        Aside::Never => false,
+        Aside::Always => true,
+        Aside::Auto => {
+            (attention & BULK != 0 && context.is_busy_elsewhere(driver, out.stream))
+                || (attention & NEIGHBOURS != 0 && neighbours::is_busy(context.place))
+        }
+    }
+}
+
+/// Makes a copy by a kernel in its own stream.
+///
+/// # Errors
+/// Why it is left to the driver; nothing has been queued then, or only a copy into a line of ours.
+fn aside(driver: &Driver, context: &Prepared, out: Out) -> Result<Status, Outcome> {
+    if driver::captures(driver, out.stream) {
+        return Err(Outcome::Capture);
+    }
+    if !driver::on_device(driver, out.from, out.bytes, context.device) {
+        return Err(Outcome::OtherMemory);
+    }
+    if let Some(to) = driver::pinned(driver, out.to, out.bytes) {
+        launch(driver, context, to, out)?;
+        // SAFETY: the stream is the caller's, who uses it in this call.
+        return Ok(if out.waits { unsafe { (driver.stream_synchronize)(out.stream) } } else { SUCCESS });
+    }
+    // Ordinary memory: the driver's call would return with the bytes there, too, whatever its name says.
+    if out.bytes > context::LINE_BYTES || !driver::is_ordinary(driver, out.to, out.bytes) {
+        return Err(Outcome::OtherMemory);
+    }
+    let line = context.line().ok_or(Outcome::NoLine)?;
+    launch(driver, context, line.seen_by_device(), out)?;
+    // SAFETY: as above.
+    let status = unsafe { (driver.stream_synchronize)(out.stream) };
+    if status != SUCCESS {
+        return Ok(status);
+    }
+    // Memory that cannot be written is the driver's to report, in the way that the guest knows.
+    if line.give(out.to, out.bytes) { Ok(SUCCESS) } else { Err(Outcome::OtherMemory) }
+}
+
+fn launch(driver: &Driver, context: &Prepared, mut to: DevicePtr, out: Out) -> Result<(), Outcome> {
+    let (mut from, mut bytes) = (out.from, out.bytes as u64);
+    let mut arguments = [(&raw mut to).cast::<c_void>(), (&raw mut from).cast(), (&raw mut bytes).cast()];
+    let blocks = if out.bytes <= ONE_BLOCK { 1 } else { BLOCKS };
+    // SAFETY: the kernel takes three numbers of eight bytes; both ranges were looked up just now and are as long as `bytes`.
+    let status = unsafe {
+        let arguments = arguments.as_mut_ptr();
+        let extra = std::ptr::null_mut();
+        (driver.launch_kernel)(context.kernel, blocks, 1, 1, THREADS, 1, 1, 0, out.stream, arguments, extra)
+    };
+    if status == SUCCESS { Ok(()) } else { Err(Outcome::NotLaunched) }
+}
+
+/// A bulk copy: whole or in pieces, and remembered until it has left the engine.
+fn bulk(driver: &Driver, context: &Prepared, out: Out, real: impl FnOnce() -> Status) -> Status {
+    let relaxed = Relaxed::new(driver);
+    if driver::captures(driver, out.stream) || !driver::on_device(driver, out.from, out.bytes, context.device) {
+        drop(relaxed);
+        return real();
+    }
+    let piece = options().piece.map(|piece| piece_bytes(piece.0 as usize, out.bytes));
+    let piece = piece.filter(|piece| context.writes_values() && out.bytes > *piece);
+    let piece = piece.filter(|_| driver::pinned(driver, out.to, out.bytes).is_some());
+    drop(relaxed);
+    context.enter();
+    neighbours::announce(context.place, out.bytes);
+    let status = match piece {
+        Some(piece) => pieces(driver, context, out, piece),
+        None => real(),
+    };
+    if status == SUCCESS && !out.waits {
+        let _relaxed = Relaxed::new(driver);
+        context.remember(driver, out.stream);
+    }
+    context.leave();
+    status
+}
+
+/// The piece of a copy of `bytes`: as asked for, or as large as the number of pieces demands.
+fn piece_bytes(asked: usize, bytes: usize) -> usize {
+    const STEP: usize = 64 << 10;
+    asked.max(bytes.div_ceil(PIECES_MAX).next_multiple_of(STEP))
+}
+
+/// Queues a copy in pieces with a written word behind each: there the engine serves other streams, too.
+fn pieces(driver: &Driver, context: &Prepared, out: Out, piece: usize) -> Status {
+    let mut at = 0;
+    while at < out.bytes {
+        let bytes = piece.min(out.bytes - at);
+        let to = out.to.wrapping_byte_add(at);
+        // SAFETY: a part of the caller's copy, in the caller's stream.
+        let status = unsafe { (driver.memcpy_dtoh_async)(to, out.from + at as u64, bytes, out.stream) };
+        if status != SUCCESS {
+            return status;
+        }
+        at += bytes;
+        stats::outcome(Outcome::Piece, 1);
+        context.write_value(driver, out.stream);
+    }
+    // SAFETY: the stream is the caller's, who uses it in this call.
+    if out.waits { unsafe { (driver.stream_synchronize)(out.stream) } } else { SUCCESS }
+}

@@ -1,0 +1,230 @@
+//! The driver functions that Headway calls for itself, taken straight from the library that the guest has loaded.
+
+use std::ffi::{CStr, c_int, c_uint, c_void};
+use std::sync::OnceLock;
+
+use crate::road;
+
+/// Result of a driver call; 0 is success.
+pub(crate) type Status = c_int;
+pub(crate) const SUCCESS: Status = 0;
+pub(crate) const NOT_INITIALIZED: Status = 3;
+pub(crate) const NOT_READY: Status = 600;
+
+/// A CUDA stream; 0 is the default stream, legacy or per thread by the function that is called.
+pub(crate) type Stream = usize;
+/// The default streams by their unambiguous handles.
+pub(crate) const STREAM_LEGACY: Stream = 1;
+pub(crate) const STREAM_PER_THREAD: Stream = 2;
+/// A CUDA context; 0 is none.
+pub(crate) type Context = usize;
+/// An address in the memory of a GPU.
+pub(crate) type DevicePtr = u64;
+
+/// `CU_STREAM_CAPTURE_MODE_RELAXED`.
+const RELAXED: c_int = 2;
+
+macro_rules! functions {
+    ($($field:ident: $symbol:literal, fn($($argument:ty),*);)*) => {
+        /// Addresses of driver functions.
+        pub(crate) struct Driver {
+            $(pub(crate) $field: unsafe extern "C" fn($($argument),*) -> Status,)*
+        }
+
+        impl Driver {
+            /// Looks every function up; `None` if one is missing, as in a driver older than CUDA 11.7.
+            fn load(library: *mut c_void) -> Option<Self> {
+                Some(Self {
+                    $($field: {
+                        let address = road::find(library, $symbol);
+                        if address.is_null() {
+                            return None;
+                        }
+                        // SAFETY: the driver exports this name with this signature since the version that added it.
+                        unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($argument),*) -> Status>(address) }
+                    },)*
+                })
+            }
+        }
+    };
+}
+
+functions! {
+    ctx_get_current: c"cuCtxGetCurrent", fn(*mut Context);
+    ctx_get_device: c"cuCtxGetDevice", fn(*mut c_int);
+    device_get_attribute: c"cuDeviceGetAttribute", fn(*mut c_int, c_int, c_int);
+    device_get_uuid: c"cuDeviceGetUuid", fn(*mut [u8; 16], c_int);
+    event_create: c"cuEventCreate", fn(*mut usize, c_uint);
+    event_query: c"cuEventQuery", fn(usize);
+    event_record: c"cuEventRecord", fn(usize, Stream);
+    launch_kernel: c"cuLaunchKernel", fn(usize, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Stream, *mut *mut c_void, *mut *mut c_void);
+    mem_host_alloc: c"cuMemHostAlloc", fn(*mut *mut c_void, usize, c_uint);
+    mem_host_get_device_pointer: c"cuMemHostGetDevicePointer_v2", fn(*mut DevicePtr, *mut c_void, c_uint);
+    memcpy_dtoh_async: c"cuMemcpyDtoHAsync_v2", fn(*mut c_void, DevicePtr, usize, Stream);
+    module_get_function: c"cuModuleGetFunction", fn(*mut usize, usize, *const std::ffi::c_char);
+    module_load_data: c"cuModuleLoadData", fn(*mut usize, *const c_void);
+    pointer_get_attributes: c"cuPointerGetAttributes", fn(c_uint, *mut c_int, *mut *mut c_void, DevicePtr);
+    stream_create: c"cuStreamCreate", fn(*mut Stream, c_uint);
+    stream_destroy: c"cuStreamDestroy_v2", fn(Stream);
+    stream_is_capturing: c"cuStreamIsCapturing", fn(Stream, *mut c_int);
+    stream_query: c"cuStreamQuery", fn(Stream);
+    stream_synchronize: c"cuStreamSynchronize", fn(Stream);
+    stream_write_value: c"cuStreamWriteValue32_v2", fn(Stream, DevicePtr, u32, c_uint);
+    thread_exchange_capture_mode: c"cuThreadExchangeStreamCaptureMode", fn(*mut c_int);
+}
+
+/// The driver that the guest has loaded; `None` as long as it has loaded none, and for good if it lacks a function.
+pub(crate) fn driver() -> Option<&'static Driver> {
+    static DRIVER: OnceLock<Option<Driver>> = OnceLock::new();
+    if let Some(known) = DRIVER.get() {
+        return known.as_ref();
+    }
+    let library = road::library()?;
+    DRIVER.get_or_init(|| Driver::load(library)).as_ref()
+}
+
+/// What the driver knows of an address.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Address {
+    /// 1 = host, 2 = device, 0 = unknown to the driver.
+    kind: c_uint,
+    managed: c_uint,
+    device: c_int,
+    seen_by_device: DevicePtr,
+    range_start: DevicePtr,
+    range_bytes: usize,
+}
+
+const HOST: c_uint = 1;
+const DEVICE: c_uint = 2;
+/// Physical memory behind a mapped range comes in granules of this size or a multiple of it.
+const GRANULE: usize = 2 << 20;
+
+impl Address {
+    fn ask(driver: &Driver, address: DevicePtr) -> Option<Self> {
+        let mut known = Self::default();
+        // CU_POINTER_ATTRIBUTE_: MEMORY_TYPE, DEVICE_POINTER, IS_MANAGED, DEVICE_ORDINAL, RANGE_START_ADDR, RANGE_SIZE.
+        let mut attributes = [2, 3, 8, 9, 11, 12];
+        let mut values = [
+            (&raw mut known.kind).cast::<c_void>(),
+            (&raw mut known.seen_by_device).cast(),
+            (&raw mut known.managed).cast(),
+            (&raw mut known.device).cast(),
+            (&raw mut known.range_start).cast(),
+            (&raw mut known.range_bytes).cast(),
+        ];
+        // SAFETY: six attributes, six places of the sizes that the driver's documentation gives; the address is a number.
+        let status = unsafe {
+            (driver.pointer_get_attributes)(
+                values.len() as c_uint,
+                attributes.as_mut_ptr(),
+                values.as_mut_ptr(),
+                address,
+            )
+        };
+        (status == SUCCESS).then_some(known)
+    }
+
+    fn covers(&self, address: DevicePtr, bytes: usize) -> bool {
+        let before = address.wrapping_sub(self.range_start);
+        self.range_bytes as u64 >= bytes as u64 && before <= self.range_bytes as u64 - bytes as u64
+    }
+}
+
+/// Where device `device` sees `bytes` bytes of page-locked host memory at `address`; `None` if they are anything else.
+pub(crate) fn pinned(driver: &Driver, address: *mut c_void, bytes: usize) -> Option<DevicePtr> {
+    let start = address as DevicePtr;
+    let first = Address::ask(driver, start)?;
+    if first.kind != HOST || first.managed != 0 || first.seen_by_device == 0 {
+        return None;
+    }
+    if !first.covers(start, bytes) {
+        // The driver does not give the range of every registered block: then both ends must belong together.
+        let last = Address::ask(driver, start + bytes as u64 - 1)?;
+        let apart = last.seen_by_device.wrapping_sub(first.seen_by_device);
+        if first.range_bytes != 0 || last.kind != HOST || last.managed != 0 || apart != bytes as u64 - 1 {
+            return None;
+        }
+    }
+    Some(first.seen_by_device)
+}
+
+/// Whether both ends of host memory are unknown to the driver: neither page-locked nor managed.
+pub(crate) fn is_ordinary(driver: &Driver, address: *mut c_void, bytes: usize) -> bool {
+    let unknown = |at: DevicePtr| Address::ask(driver, at).is_some_and(|known| known.kind == 0);
+    unknown(address as DevicePtr) && unknown(address as DevicePtr + bytes as u64 - 1)
+}
+
+/// Whether `bytes` bytes at `address` are plain memory of device `device`, all of them mapped.
+pub(crate) fn on_device(driver: &Driver, address: DevicePtr, bytes: usize, device: c_int) -> bool {
+    let plain = |known: Address| known.kind == DEVICE && known.managed == 0 && known.device == device;
+    let Some(first) = Address::ask(driver, address).filter(|known| plain(*known) && known.covers(address, bytes))
+    else {
+        return false;
+    };
+    // A reserved range (`cuMemAddressReserve`) may have holes: every granule of it is looked at.
+    let end = address + bytes as u64 - 1;
+    let mut at = (address / GRANULE as u64 + 1) * GRANULE as u64;
+    while first.range_bytes > GRANULE && at <= end {
+        if !Address::ask(driver, at).is_some_and(plain) {
+            return false;
+        }
+        at += GRANULE as u64;
+    }
+    true
+}
+
+/// Whether a stream records operations instead of making them, or the driver will not say.
+pub(crate) fn captures(driver: &Driver, stream: Stream) -> bool {
+    let mut status = 1;
+    // SAFETY: `status` is valid for the call to write; a bad handle is refused by the driver.
+    let answer = unsafe { (driver.stream_is_capturing)(stream, &raw mut status) };
+    answer != SUCCESS || status != 0
+}
+
+/// While this lives, calls of this thread may not disturb a capture that any thread has begun.
+pub(crate) struct Relaxed<'a>(&'a Driver, c_int);
+
+impl<'a> Relaxed<'a> {
+    pub(crate) fn new(driver: &'a Driver) -> Self {
+        let mut mode = RELAXED;
+        // SAFETY: `mode` is valid for the call to exchange.
+        unsafe { (driver.thread_exchange_capture_mode)(&raw mut mode) };
+        Self(driver, mode)
+    }
+}
+
+impl Drop for Relaxed<'_> {
+    fn drop(&mut self) {
+        // SAFETY: the mode that the thread had is given back.
+        unsafe { (self.0.thread_exchange_capture_mode)(&raw mut self.1) };
+    }
+}
+
+/// The context that is current on this thread.
+pub(crate) fn current_context(driver: &Driver) -> Option<Context> {
+    let mut context = 0;
+    // SAFETY: `context` is valid for the call to write.
+    let status = unsafe { (driver.ctx_get_current)(&raw mut context) };
+    (status == SUCCESS && context != 0).then_some(context)
+}
+
+/// An attribute of a device, by its number in `CUdevice_attribute`.
+pub(crate) fn attribute(driver: &Driver, device: c_int, number: c_int) -> Option<c_int> {
+    let mut value = 0;
+    // SAFETY: `value` is valid for the call to write.
+    let status = unsafe { (driver.device_get_attribute)(&raw mut value, number, device) };
+    (status == SUCCESS).then_some(value)
+}
+
+/// A module and its one kernel, loaded into the current context.
+pub(crate) fn load_kernel(driver: &Driver, ptx: &CStr, name: &CStr) -> Option<usize> {
+    let (mut module, mut function) = (0, 0);
+    // SAFETY: the text is PTX and ends in zero; `module` is valid for the call to write.
+    if unsafe { (driver.module_load_data)(&raw mut module, ptx.as_ptr().cast()) } != SUCCESS {
+        return None;
+    }
+    // SAFETY: the module was just loaded; the name ends in zero.
+    let status = unsafe { (driver.module_get_function)(&raw mut function, module, name.as_ptr()) };
+    (status == SUCCESS).then_some(function)
+}

@@ -1,0 +1,103 @@
+//! A page in shared memory by which the guests of one user know of each other's bulk copies.
+//!
+//! For each GPU it holds a time on the monotonic clock until which bulk copies are expected on the engine. A guest that
+//! queues one moves the time on. A guest that dies leaves nothing behind: the time passes. The page is a hint: a wrong
+//! time makes a small copy go by a kernel or by the engine, and both are right.
+
+use std::ffi::{CString, c_int};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Places on the page. GPUs whose UUIDs share one count as one.
+const PLACES: usize = 64;
+const PAGE_BYTES: usize = 4096;
+/// What a bulk copy moves in a second at least, on PCIe 4 and later: an estimate that errs towards "still there".
+const BYTES_PER_S: u64 = 20_000_000_000;
+/// Longer times are not believed.
+const AHEAD_MAX_NS: u64 = 10_000_000_000;
+
+struct Page(*mut AtomicU64);
+
+// SAFETY: the page is shared memory of atomics that stays mapped until the process ends.
+unsafe impl Send for Page {}
+// SAFETY: as above.
+unsafe impl Sync for Page {}
+
+static PAGE: OnceLock<Option<Page>> = OnceLock::new();
+
+/// Maps the user's page; whether there is one.
+pub(crate) fn begin() -> bool {
+    PAGE.get_or_init(map).is_some()
+}
+
+fn map() -> Option<Page> {
+    // SAFETY: the call has no argument and cannot fail.
+    let user = unsafe { libc::geteuid() };
+    let name = CString::new(format!("/headway-guests-{user}")).ok()?;
+    let flags = libc::O_RDWR | libc::O_CREAT | libc::O_NOFOLLOW | libc::O_CLOEXEC;
+    // SAFETY: the name ends in zero.
+    let file = unsafe { libc::shm_open(name.as_ptr(), flags, 0o600) };
+    if file < 0 {
+        return None;
+    }
+    let page = map_file(file, user);
+    // SAFETY: the descriptor is ours and is not used again; the mapping does not need it.
+    unsafe { libc::close(file) };
+    page
+}
+
+fn map_file(file: c_int, user: libc::uid_t) -> Option<Page> {
+    // SAFETY: all-zero bytes are a valid `stat`.
+    let mut about: libc::stat = unsafe { std::mem::zeroed() };
+    // SAFETY: `about` is valid for the call to write.
+    let known = unsafe { libc::fstat(file, &raw mut about) } == 0;
+    // Another user could have put it there first.
+    if !known || about.st_uid != user || about.st_mode & 0o077 != 0 {
+        return None;
+    }
+    // SAFETY: the descriptor is a file of this user. Making it as long as it is already changes nothing.
+    if unsafe { libc::ftruncate(file, PAGE_BYTES as libc::off_t) } != 0 {
+        return None;
+    }
+    // SAFETY: a new shared mapping of a file of this length.
+    let page = unsafe {
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        libc::mmap(std::ptr::null_mut(), PAGE_BYTES, access, libc::MAP_SHARED, file, 0)
+    };
+    (page != libc::MAP_FAILED).then_some(Page(page.cast()))
+}
+
+/// The place of a GPU.
+pub(crate) fn place(uuid: &[u8; 16]) -> usize {
+    uuid.iter().fold(0usize, |hash, byte| hash.wrapping_mul(31).wrapping_add(usize::from(*byte))) % PLACES
+}
+
+fn until(place: usize) -> Option<&'static AtomicU64> {
+    let page = PAGE.get()?.as_ref()?;
+    // SAFETY: there are `PLACES` words on the page, which stays mapped; atomics may be shared between processes.
+    Some(unsafe { &*page.0.add(place % PLACES) })
+}
+
+fn now_ns() -> u64 {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `now` is valid for the call to write.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
+    (now.tv_sec as u64).saturating_mul(1_000_000_000).saturating_add(now.tv_nsec as u64)
+}
+
+/// A bulk copy of `bytes` is queued behind those that are expected already.
+pub(crate) fn announce(place: usize, bytes: usize) {
+    let Some(until) = until(place) else { return };
+    let (now, takes) = (now_ns(), (bytes as u64).saturating_mul(1_000) / (BYTES_PER_S / 1_000_000));
+    let _ = until.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |before| {
+        let before = if before > now.saturating_add(AHEAD_MAX_NS) { now } else { before.max(now) };
+        Some(before.saturating_add(takes))
+    });
+}
+
+/// Whether a bulk copy of any guest is expected to be on the engine.
+pub(crate) fn is_busy(place: usize) -> bool {
+    let Some(until) = until(place).map(|until| until.load(Ordering::Relaxed)) else { return false };
+    // Most programs never have a neighbour: then the clock is not read.
+    until != 0 && (1..=AHEAD_MAX_NS).contains(&until.saturating_sub(now_ns()))
+}

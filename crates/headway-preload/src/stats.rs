@@ -1,0 +1,139 @@
+//! What `--stats` counts, and how it is printed: at exit, and on SIGUSR1 if the guest does not use that signal.
+
+use std::ffi::c_int;
+use std::fmt::{self, Write};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Which call made a copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    In,
+    InAsync,
+    Out,
+    OutAsync,
+    Any,
+    AnyAsync,
+}
+
+const KINDS: [(Kind, &str); 6] = [
+    (Kind::In, "into a GPU, waiting"),
+    (Kind::InAsync, "into a GPU, queued"),
+    (Kind::Out, "out of a GPU, waiting"),
+    (Kind::OutAsync, "out of a GPU, queued"),
+    (Kind::Any, "by address, waiting"),
+    (Kind::AnyAsync, "by address, queued"),
+];
+
+/// What became of a copy that was looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    Aside,
+    Piece,
+    Capture,
+    OtherMemory,
+    NoLine,
+    NotLaunched,
+}
+
+const OUTCOMES: [(Outcome, &str); 6] = [
+    (Outcome::Aside, "copies made by a kernel in their own stream"),
+    (Outcome::Piece, "pieces of bulk copies that let other streams in"),
+    (Outcome::Capture, "passed on: the stream was capturing"),
+    (Outcome::OtherMemory, "passed on: neither page-locked nor ordinary memory, or too large for a line"),
+    (Outcome::NoLine, "passed on: all pinned lines were in use"),
+    (Outcome::NotLaunched, "passed on: the driver did not take the kernel"),
+];
+
+/// Upper ends of the classes of sizes; the last has none.
+const SIZES: [(usize, &str); 5] = [
+    (4 << 10, "<= 4 KiB"),
+    (64 << 10, "<= 64 KiB"),
+    (1 << 20, "<= 1 MiB"),
+    (16 << 20, "<= 16 MiB"),
+    (usize::MAX, "larger"),
+];
+
+struct Count {
+    copies: AtomicU64,
+    bytes: AtomicU64,
+}
+
+static COUNTS: [[Count; SIZES.len()]; KINDS.len()] =
+    [const { [const { Count { copies: AtomicU64::new(0), bytes: AtomicU64::new(0) } }; SIZES.len()] }; KINDS.len()];
+static MADE: [AtomicU64; OUTCOMES.len()] = [const { AtomicU64::new(0) }; OUTCOMES.len()];
+
+pub(crate) fn count(kind: Kind, bytes: usize) {
+    let size = SIZES.iter().position(|(end, _)| bytes <= *end).unwrap_or(SIZES.len() - 1);
+    let count = &COUNTS[kind as usize][size];
+    count.copies.fetch_add(1, Ordering::Relaxed);
+    count.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+}
+
+pub(crate) fn outcome(outcome: Outcome, times: u64) {
+    MADE[outcome as usize].fetch_add(times, Ordering::Relaxed);
+}
+
+/// Text of bounded length: a signal handler must not allocate.
+struct Text {
+    bytes: [u8; 4096],
+    length: usize,
+}
+
+impl Write for Text {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        let rest = &mut self.bytes[self.length..];
+        let length = text.len().min(rest.len());
+        rest[..length].copy_from_slice(&text.as_bytes()[..length]);
+        self.length += length;
+        Ok(())
+    }
+}
+
+fn table(text: &mut Text) -> fmt::Result {
+    writeln!(text, "headway: copies of process {}", std::process::id())?;
+    for (kind, name) in KINDS {
+        for (size, (_, class)) in SIZES.iter().enumerate() {
+            let count = &COUNTS[kind as usize][size];
+            let copies = count.copies.load(Ordering::Relaxed);
+            if copies > 0 {
+                let bytes = count.bytes.load(Ordering::Relaxed);
+                writeln!(text, "  {name:<22} {class:<10} {copies:>10} copies {bytes:>16} bytes")?;
+            }
+        }
+    }
+    for (outcome, name) in OUTCOMES {
+        let times = MADE[outcome as usize].load(Ordering::Relaxed);
+        if times > 0 {
+            writeln!(text, "  {times:>10} {name}")?;
+        }
+    }
+    Ok(())
+}
+
+extern "C" fn print() {
+    let mut text = Text { bytes: [0; 4096], length: 0 };
+    let _ = table(&mut text);
+    // SAFETY: the bytes are initialised. Whether anybody reads standard error does not matter.
+    unsafe { libc::write(libc::STDERR_FILENO, text.bytes.as_ptr().cast(), text.length) };
+}
+
+extern "C" fn on_signal(_signal: c_int) {
+    print();
+}
+
+pub(crate) fn begin() {
+    // SAFETY: the function only reads atomics and writes to a descriptor.
+    unsafe { libc::atexit(print) };
+    // SAFETY: all-zero bytes are a valid `sigaction`: the default.
+    let mut before: libc::sigaction = unsafe { std::mem::zeroed() };
+    // SAFETY: only asks; `before` is valid for the call to write.
+    let known = unsafe { libc::sigaction(libc::SIGUSR1, std::ptr::null(), &raw mut before) } == 0;
+    if known && before.sa_sigaction == libc::SIG_DFL {
+        // SAFETY: all-zero bytes are a valid `sigaction`.
+        let mut ours: libc::sigaction = unsafe { std::mem::zeroed() };
+        ours.sa_sigaction = on_signal as *const () as usize;
+        ours.sa_flags = libc::SA_RESTART;
+        // SAFETY: the handler does what a handler may; nobody's handler is replaced.
+        unsafe { libc::sigaction(libc::SIGUSR1, &raw const ours, std::ptr::null_mut()) };
+    }
+}

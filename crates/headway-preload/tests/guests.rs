@@ -1,0 +1,236 @@
+//! Programs that know nothing of Headway, with and without the preloaded library, on a driver without a GPU.
+//!
+//! The library in C counts what reaches the driver; the guest compares every byte. What passes here says which calls are made
+//! and in which order. It says nothing about any GPU.
+
+use std::env;
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::LazyLock;
+use std::time::Duration;
+
+use headway_core::guest::{Aside, GuestOptions, VARIABLE};
+use headway_core::units::Bytes;
+use tempfile::TempDir;
+
+/// The driver, a guest that looks functions up, and one that is linked with the driver.
+struct Built {
+    folder: TempDir,
+}
+
+static BUILT: LazyLock<Option<Built>> = LazyLock::new(|| {
+    if Command::new("cc").arg("--version").output().is_err() {
+        println!("skipped: there is no C compiler `cc`");
+        return None;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let fake = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fake");
+    let compile = |arguments: &[&str], source: &str, output: &str| {
+        let mut command = Command::new("cc");
+        command.args(["-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror"]).args(["-o", output]).arg(fake.join(source));
+        let done = command.args(arguments).current_dir(&folder).output().unwrap();
+        assert!(done.status.success(), "{command:?}: {}", String::from_utf8_lossy(&done.stderr));
+    };
+    // Like the real library, it calls its own functions directly.
+    compile(&["-shared", "-fPIC", "-Wl,-Bsymbolic", "-Wl,-soname,libcuda.so.1"], "driver.c", "libcuda.so.1");
+    compile(&["-ldl"], "guest.c", "guest");
+    compile(&["-DDIRECT", "-L.", "-l:libcuda.so.1", "-ldl"], "guest.c", "linked-guest");
+    Some(Built { folder })
+});
+
+/// The library, which Cargo builds beside the test programs.
+fn preload() -> PathBuf {
+    let programs = env::current_exe().unwrap().parent().unwrap().to_owned();
+    let library = programs.join("libheadway_preload.so");
+    assert!(library.exists(), "{} was not built", library.display());
+    library
+}
+
+/// Runs a guest; `None` where there is no compiler.
+fn run(road: &str, task: &str, options: Option<GuestOptions>) -> Option<Output> {
+    let built = BUILT.as_ref()?;
+    let program = if road == "linked" { "linked-guest" } else { "guest" };
+    let mut command = Command::new(built.folder.path().join(program));
+    command.args([road, task]).env("LD_LIBRARY_PATH", built.folder.path()).env_remove(VARIABLE);
+    if let Some(options) = options {
+        command.env("LD_PRELOAD", preload()).env(VARIABLE, options.to_string());
+    }
+    Some(command.output().unwrap())
+}
+
+/// What a guest printed: the calls that reached the driver.
+fn calls(road: &str, task: &str, options: Option<GuestOptions>) -> Option<String> {
+    let output = run(road, task, options)?;
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success(), "{road} {task}: {text}{}", String::from_utf8_lossy(&output.stderr));
+    Some(text)
+}
+
+const ROADS: [&str; 4] = ["resolver", "old", "dlsym", "linked"];
+const ASIDE: GuestOptions = GuestOptions { aside: Aside::Auto, piece: None, stats: false, alone: true };
+const YIELD: GuestOptions =
+    GuestOptions { aside: Aside::Never, piece: Some(Bytes(8 << 20)), stats: false, alone: true };
+const BULK: usize = 20 << 20;
+
+#[test]
+fn small_copies_beside_a_bulk_copy_are_made_by_a_kernel_in_their_own_stream() {
+    for road in ROADS {
+        let Some(calls) = calls(road, "beside", Some(ASIDE)) else { return };
+        let kernels: String = (0..4).map(|i| format!("kernel {} by 1 in 22\n", 4096 - i)).collect();
+        // The call that waits uses the legacy default stream, by its own handle.
+        assert_eq!(calls, format!("out {BULK} in 21\n{kernels}kernel 4096 by 1 in 1\nwait 1\n"), "{road}");
+    }
+}
+
+#[test]
+fn per_thread_default_streams_stay_the_threads_own() {
+    let Some(calls) = calls("per-thread", "beside", Some(ASIDE)) else { return };
+    assert!(calls.starts_with(&format!("out-ptsz {BULK} in 21\n")), "{calls}");
+    assert!(calls.ends_with("kernel 4096 by 1 in 2\nwait 2\n"), "{calls}");
+}
+
+#[test]
+fn without_a_bulk_copy_every_call_reaches_the_driver_as_it_was_made() {
+    for road in ROADS {
+        for task in ["idle", "done"] {
+            let Some(plain) = calls(road, task, None) else { return };
+            assert_eq!(calls(road, task, Some(ASIDE)).unwrap(), plain, "{road} {task}");
+        }
+    }
+}
+
+#[test]
+fn a_bulk_copy_is_queued_in_pieces_with_a_written_word_behind_each() {
+    for road in ROADS {
+        let Some(calls) = calls(road, "bulk", Some(YIELD)) else { return };
+        let piece = 8 << 20;
+        let whole = format!("out {piece} in 21\nwrite 21\n");
+        assert_eq!(calls, format!("{whole}{whole}out {} in 21\nwrite 21\n", BULK - 2 * piece), "{road}");
+    }
+}
+
+#[test]
+fn nothing_overtakes_within_one_stream() {
+    let Some(plain) = calls("resolver", "same-stream", None) else { return };
+    assert_eq!(calls("resolver", "same-stream", Some(ASIDE)).unwrap(), plain);
+}
+
+#[test]
+fn captured_copies_are_recorded_as_they_are() {
+    let Some(plain) = calls("resolver", "capture", None) else { return };
+    let both = GuestOptions { piece: YIELD.piece, ..ASIDE };
+    assert_eq!(calls("resolver", "capture", Some(both)).unwrap(), plain);
+}
+
+#[test]
+fn ordinary_memory_is_written_by_way_of_a_pinned_line() {
+    let Some(calls) = calls("resolver", "ordinary", Some(ASIDE)) else { return };
+    assert!(calls.ends_with("kernel 4096 by 1 in 1\nwait 1\n"), "{calls}");
+}
+
+#[test]
+fn memory_that_is_page_locked_by_half_is_left_to_the_driver() {
+    let Some(plain) = calls("resolver", "half", None) else { return };
+    assert_eq!(calls("resolver", "half", Some(ASIDE)).unwrap(), plain);
+}
+
+#[test]
+fn reads_beyond_an_allocation_never_reach_a_kernel() {
+    let Some(plain) = run("resolver", "beyond", None) else { return };
+    let ours = run("resolver", "beyond", Some(ASIDE)).unwrap();
+    assert_eq!((ours.status, &ours.stdout), (plain.status, &plain.stdout));
+    assert!(!String::from_utf8_lossy(&ours.stdout).contains("kernel"), "{ours:?}");
+}
+
+#[test]
+fn memory_that_cannot_be_written_ends_the_program_as_it_does_without_headway() {
+    let Some(plain) = run("resolver", "read-only", None) else { return };
+    let ours = run("resolver", "read-only", Some(ASIDE)).unwrap();
+    assert!(plain.status.code().is_none(), "the driver's own copy must end by a signal: {plain:?}");
+    assert_eq!(ours.status, plain.status);
+}
+
+#[test]
+fn an_error_of_the_context_is_the_guests_own() {
+    let Some(plain) = calls("resolver", "broken", None) else { return };
+    let ours = calls("resolver", "broken", Some(ASIDE)).unwrap();
+    assert_eq!(ours.lines().next(), plain.lines().next());
+    assert_eq!(ours.lines().next(), Some("status 700"));
+}
+
+#[test]
+fn a_forked_child_is_left_alone_and_its_parent_goes_on() {
+    let Some(calls) = calls("resolver", "fork", Some(ASIDE)) else { return };
+    let expected = format!("child:\nout {BULK} in 21\nout 4096 in 22\nparent:\nkernel 4096 by 1 in 22\n");
+    assert_eq!(calls, expected);
+}
+
+#[test]
+fn a_released_context_is_prepared_again() {
+    let Some(calls) = calls("resolver", "release", Some(ASIDE)) else { return };
+    // What was known of its bulk copies went with it.
+    assert!(calls.ends_with("release\nwrite 101\nout 4096 in 22\n"), "{calls}");
+}
+
+#[test]
+fn bulk_copies_of_other_guests_count_until_they_should_have_ended() {
+    let alone = false;
+    let Some(plain) = calls("dlsym", "idle", None) else { return };
+    // The page is a hint that expires: a neighbour that is busy for hours is not believed.
+    announce(Duration::from_secs(3600));
+    assert_eq!(calls("dlsym", "idle", Some(GuestOptions { alone, ..ASIDE })).unwrap(), plain);
+    announce(Duration::from_secs(9));
+    let beside = calls("dlsym", "idle", Some(GuestOptions { alone, ..ASIDE })).unwrap();
+    announce(Duration::ZERO);
+    assert!(beside.starts_with("kernel 4096 by 1 in 22\n"), "{beside}");
+    assert_eq!(calls("dlsym", "idle", Some(GuestOptions { alone, ..ASIDE })).unwrap(), plain);
+}
+
+/// Writes into the user's page, as a guest with a bulk copy on any GPU does, that it ends after this time.
+fn announce(after: Duration) {
+    let now = headway_os::clock::now();
+    let user = fs::metadata("/proc/self").unwrap().uid();
+    let path = format!("/dev/shm/headway-guests-{user}");
+    let end = if after.is_zero() { 0 } else { now.0 + after.as_nanos() as u64 };
+    let page = end.to_ne_bytes().repeat(512);
+    let mut file = File::options().create(true).truncate(false).write(true).mode(0o600).open(path).unwrap();
+    file.write_all(&page).unwrap();
+}
+
+#[test]
+fn always_needs_no_bulk_copy() {
+    let always = GuestOptions { aside: Aside::Always, ..ASIDE };
+    let Some(calls) = calls("dlsym", "idle", Some(always)) else { return };
+    assert!(!calls.contains("out"), "{calls}");
+}
+
+#[test]
+fn statistics_are_printed_at_exit() {
+    let stats = GuestOptions { stats: true, ..ASIDE };
+    let Some(output) = run("resolver", "beside", Some(stats)) else { return };
+    let text = String::from_utf8_lossy(&output.stderr);
+    let line = |words: &str| text.lines().any(|line| line.split_whitespace().collect::<Vec<_>>().join(" ") == words);
+    assert!(line("out of a GPU, queued <= 4 KiB 4 copies 16378 bytes"), "{text}");
+    assert!(line(&format!("out of a GPU, queued larger 1 copies {BULK} bytes")), "{text}");
+    assert!(line(&format!("into a GPU, waiting larger 1 copies {BULK} bytes")), "{text}");
+    assert!(line("5 copies made by a kernel in their own stream"), "{text}");
+}
+
+#[test]
+fn a_library_that_was_preloaded_by_hand_does_nothing() {
+    let Some(built) = BUILT.as_ref() else { return };
+    let mut command = Command::new(built.folder.path().join("guest"));
+    command.args(["resolver", "beside"]).env("LD_LIBRARY_PATH", built.folder.path()).env("LD_PRELOAD", preload());
+    let output = command.env_remove(VARIABLE).output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stdout), calls("resolver", "beside", None).unwrap());
+}
+
+#[test]
+fn programs_that_use_no_gpu_run_as_they_do_without_it() {
+    let stats = GuestOptions { stats: true, ..ASIDE };
+    let output = Command::new("true").env("LD_PRELOAD", preload()).env(VARIABLE, stats.to_string()).output().unwrap();
+    assert!(output.status.success() && output.stdout.is_empty() && output.stderr.is_empty(), "{output:?}");
+}
