@@ -364,6 +364,7 @@ impl Error {
                 "journal"
             }
             Self::Exists { .. } => "exists",
+            Self::Guest(_) => "guest",
             Self::OtherNode { .. } => "other-node",
             Self::NoGpu { .. } => "no-gpu",
             Self::Broker(_) => "broker",
