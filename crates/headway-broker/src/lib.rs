@@ -73,6 +73,8 @@ pub mod place;
 mod protocol;
 mod server;
 mod status;
+#[cfg(test)]
+mod wakeups;
 
 pub use client::{Client, OnLoss};
 pub use error::{ClientError, Reason, ServerError};

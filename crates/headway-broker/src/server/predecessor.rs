@@ -99,3 +99,63 @@ impl Recovery {
         self.until.min(clock::now().max(started).saturating_add(LOOK))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use headway_core::sharing::GpuId;
+
+    use super::*;
+
+    /// This process had task 5, whose job 9 held token 1, when the broker before ended.
+    fn recovery(is_complete: bool) -> Recovery {
+        let pid = std::process::id();
+        let known = Known { pid, started: started(pid).unwrap(), uid: 7, tasks: vec![TaskId(5)] };
+        let held = [((ClusterId(0), TokenId(1)), JobId { task: TaskId(5), job: 9 })].into();
+        let roster = Roster { clients: vec![known], held: is_complete.then_some(held) };
+        Recovery::begin(roster, Nanos(0)).unwrap()
+    }
+
+    fn claim(token: u32, job: u64) -> HeldToken {
+        let token = TokenId(token);
+        HeldToken { job, release: Nanos(0), gpu: GpuId(0), token, slot: 0, generation: 1, locks: [false; 3] }
+    }
+
+    #[test]
+    fn a_claim_counts_only_as_the_record_has_it() {
+        let pid = std::process::id();
+        let (now, cluster) = (started(pid).unwrap(), ClusterId(0));
+        let all = recovery(true);
+        let may = |pid, started, uid, task, held: &HeldToken| {
+            all.may_have(pid, started, uid, TaskId(task), cluster, Some(held)).is_ok()
+        };
+        assert!(may(pid, now, 7, 5, &claim(1, 9)));
+        assert!(!may(pid + 1, now, 7, 5, &claim(1, 9)), "another process");
+        assert!(!may(pid, now + 1, 7, 5, &claim(1, 9)), "a process that has the number now");
+        assert!(!may(pid, now, 8, 5, &claim(1, 9)), "another user");
+        assert!(!may(pid, now, 7, 6, &claim(1, 9)), "a task that was not there");
+        assert!(!may(pid, now, 7, 5, &claim(2, 9)), "a token that nobody held");
+        assert!(!may(pid, now, 7, 5, &claim(1, 8)), "another job");
+        let other = all.may_have(pid, now, 7, TaskId(5), ClusterId(1), Some(&claim(1, 9)));
+        assert!(other.is_err(), "another cluster");
+        // A task that was registered just before the end, without a token.
+        assert!(all.may_have(pid + 1, now, 8, TaskId(77), cluster, None).is_ok());
+        assert!(all.may_have(pid + 1, now, 8, TaskId(5), cluster, None).is_err());
+        assert!(all.has(TaskId(5)) && !all.has(TaskId(77)));
+    }
+
+    #[test]
+    fn where_not_all_could_be_written_the_process_that_had_the_task_is_believed() {
+        let pid = std::process::id();
+        let (now, cluster) = (started(pid).unwrap(), ClusterId(0));
+        let part = recovery(false);
+        assert!(part.may_have(pid, now, 7, TaskId(5), cluster, Some(&claim(2, 8))).is_ok());
+        assert!(part.may_have(pid + 1, now, 7, TaskId(5), cluster, Some(&claim(1, 9))).is_err());
+    }
+
+    #[test]
+    fn a_process_that_has_the_number_of_one_that_ended_is_not_waited_for() {
+        let pid = std::process::id();
+        let known = Known { pid, started: started(pid).unwrap() + 1, uid: 0, tasks: Vec::new() };
+        assert!(Recovery::begin(Roster { clients: vec![known], held: None }, Nanos(0)).is_none());
+    }
+}

@@ -1,0 +1,103 @@
+//! No wake-up is lost. In these tests whoever sleeps does not look again by itself for an hour, and nobody looks before it
+//! sleeps: one lost wake-up ends the run.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use headway_core::engine_lock::{EngineParameters, Operation, Order, PeerLocks, Work};
+use headway_core::predictor::PredictorParameters;
+use headway_core::sharing::{ArbiterParameters, ClusterId, ClusterParameters, Limits};
+use headway_core::token::{Mode, TokenParameters};
+use headway_core::units::{Bytes, Nanos};
+use headway_os::clock;
+use headway_os::ipc::Socket;
+
+use crate::{Client, OnLoss, Options, Server, TaskShape};
+
+/// One more than there are tokens, so that somebody waits for a token while the others take turns at one engine.
+const CLIENTS: u32 = 3;
+const TOKENS: u32 = 2;
+const ROUNDS: u32 = 200;
+/// Nobody is away from its CPU for that long.
+const STALL: Duration = Duration::from_secs(120);
+
+fn options(socket: std::path::PathBuf) -> Options {
+    let tokens =
+        TokenParameters { cpus: 64, per_gpu: TOKENS, mode: Mode::Fifo, affinity: false, discount_holder: false };
+    let engines = EngineParameters {
+        copy_engines: 2,
+        peer: PeerLocks::Group,
+        order: Order::Arrival,
+        chunk_bytes: None,
+        keep_bytes: Bytes(0),
+        unlocked_below: Bytes(0),
+        watchdog: Nanos(0),
+    };
+    let arbiter = ArbiterParameters {
+        clusters: vec![ClusterParameters::equal(1, tokens)],
+        engines: Some(engines),
+        predictor: PredictorParameters::default(),
+        limits: Limits::default(),
+    };
+    let mut options = Options::new(socket, arbiter);
+    (options.boost, options.urgent, options.spin) = (false, false, Nanos(0));
+    options.watchdog = Nanos(86_400_000_000_000);
+    options
+}
+
+fn work(socket: &std::path::Path, rounds: &AtomicU32) {
+    let client = Client::connect(socket, "worker", OnLoss::Fail).unwrap();
+    client.look_for(Nanos(0));
+    let shape = TaskShape {
+        name: "work".to_owned(),
+        cluster: ClusterId(0),
+        period: Nanos(1_000),
+        deadline: Nanos(50_000_000),
+        state: Bytes(0),
+        segments: Vec::new(),
+        thread: None,
+    };
+    let mut task = client.register(shape).unwrap();
+    let operation = Operation { work: Work::Execute, bytes: Bytes(0), predicted: Nanos(0), budget: Nanos(0) };
+    for _ in 0..ROUNDS {
+        let mut token = task.acquire(clock::now(), 0, None).unwrap();
+        for _ in 0..2 {
+            token.engine(operation).unwrap().release();
+        }
+        token.release(Nanos(1));
+        rounds.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+#[test]
+fn whoever_sleeps_is_woken_every_time() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("broker");
+    let mut server = Server::bind(options(socket.clone())).unwrap();
+    let (stop, rounds) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU32::new(0)));
+    let broker = {
+        let stop = Arc::clone(&stop);
+        std::thread::spawn(move || server.run(&stop).unwrap())
+    };
+    let workers = (0..CLIENTS).map(|_| {
+        let (socket, rounds) = (socket.clone(), Arc::clone(&rounds));
+        std::thread::spawn(move || work(&socket, &rounds))
+    });
+    let workers: Vec<_> = workers.collect();
+    let (mut seen, mut since) = (0, Instant::now());
+    while workers.iter().any(|worker| !worker.is_finished()) {
+        let now = rounds.load(Ordering::SeqCst);
+        if now != seen {
+            (seen, since) = (now, Instant::now());
+        }
+        assert!(since.elapsed() < STALL, "a wake-up was lost in round {seen} of {}", CLIENTS * ROUNDS);
+        std::thread::park_timeout(Duration::from_millis(1));
+    }
+    workers.into_iter().for_each(|worker| worker.join().unwrap());
+    assert_eq!(rounds.load(Ordering::SeqCst), CLIENTS * ROUNDS);
+    stop.store(true, Ordering::SeqCst);
+    // It sleeps like the others.
+    let _call = Socket::connect(&socket);
+    broker.join().unwrap();
+}
