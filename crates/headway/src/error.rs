@@ -351,7 +351,7 @@ impl Error {
             Self::Stopped { .. } => "stopped",
             Self::Interrupted | Self::Paused { .. } => "interrupted",
             Self::Log(_) => "log",
-            Self::Replay(_) => "replay",
+            Self::Replay(_) | Self::ReplayBroker(_) => "replay",
             Self::Write { .. } => "write",
             Self::Plot(_) => "plot",
             Self::Load { .. } => "load",

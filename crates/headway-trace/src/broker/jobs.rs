@@ -93,7 +93,7 @@ pub fn jobs(log: &Log) -> sharing::Log {
     }
     let header = first.map(|start| reader.header(start, log.torn));
     let header = header.expect("a log is read only if it begins with the start of a broker");
-    sharing::Log { header, jobs: reader.jobs }
+    sharing::Log { header, jobs: reader.jobs, incomplete: None }
 }
 
 const fn unit(engine: engine_lock::Engine) -> Unit {
