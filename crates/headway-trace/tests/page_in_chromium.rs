@@ -104,30 +104,34 @@ fn tasks(names: [&str; 2]) -> sharing::Log {
     let ee = Some(Unit::Ee);
     let waits = vec![span(Doing::EngineWait, 1, 4, ee), span(Doing::Execute, 4, 7, ee)];
     let late = vec![span(Doing::TokenWait, 5, 7, None), span(Doing::Execute, 7, 17, ee)];
-    sharing::Log {
-        header: sharing::Header {
-            schema: sharing::SCHEMA,
-            kind: sharing::KIND.to_owned(),
-            source: Source::Sim,
-            version: "1".into(),
-            commit: "x".into(),
-            seed: 1,
-            workload: named(names[0]),
-            machine: named(names[1]),
-            gpus: vec!["gpu0".into(), names[1].into()],
-            cpus: 2,
-            tokens_per_gpu: 2,
-            mode: names[0].into(),
-            engine_locks: true,
-            tasks: names.map(task).to_vec(),
-            notes: vec![names[0].into()],
-        },
-        jobs: vec![
-            job(0, 0, [0, 0, 4, 4], vec![span(Doing::Execute, 0, 4, ee)]),
-            job(1, 0, [1, 1, 7, 7], waits),
-            job(0, 1, [5, 7, 17, 17], late),
-        ],
+    let header = sharing::Header {
+        schema: sharing::SCHEMA,
+        kind: sharing::KIND.to_owned(),
+        source: Source::Sim,
+        version: "1".into(),
+        commit: "x".into(),
+        seed: 1,
+        workload: named(names[0]),
+        machine: named(names[1]),
+        gpus: vec!["gpu0".into(), names[1].into()],
+        cpus: 2,
+        tokens_per_gpu: 2,
+        mode: names[0].into(),
+        engine_locks: true,
+        tasks: names.map(task).to_vec(),
+        notes: vec![names[0].into()],
+    };
+    let jobs = [
+        job(0, 0, [0, 0, 4, 4], vec![span(Doing::Execute, 0, 4, ee)]),
+        job(1, 0, [1, 1, 7, 7], waits),
+        job(0, 1, [5, 7, 17, 17], late),
+    ];
+    let mut text = serde_json::to_string(&header).unwrap();
+    for job in &jobs {
+        text.push_str(&format!("\n{}", serde_json::to_string(job).unwrap()));
     }
+    text.push_str("\n{\"jobs\":3}\n");
+    sharing::Log::read(text.as_bytes(), "fixture").unwrap()
 }
 
 fn tasks_html(log: &sharing::Log) -> String {

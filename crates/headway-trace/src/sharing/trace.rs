@@ -20,6 +20,8 @@ mod field {
     pub(super) const TRACK_UUID: u32 = 1;
     pub(super) const TRACK_NAME: u32 = 2;
     pub(super) const TRACK_PARENT: u32 = 5;
+    pub(super) const TRACK_CHILDREN: u32 = 11;
+    pub(super) const TRACK_RANK: u32 = 12;
     pub(super) const EVENT_ANNOTATION: u32 = 4;
     pub(super) const EVENT_TYPE: u32 = 9;
     pub(super) const EVENT_TRACK: u32 = 11;
@@ -31,6 +33,8 @@ mod field {
 const BEGIN: u64 = 1;
 const END: u64 = 2;
 const ROOT: u64 = 1;
+/// Children stand in the order of their ranks; without this the viewer sorts them by name.
+const BY_RANK: u64 = 3;
 
 /// One slice.
 struct Slice {
@@ -51,14 +55,16 @@ pub fn write(log: &Log, out: impl Write) -> io::Result<()> {
     let root = format!("{} on {} [{}]", header.workload.name, header.machine.name, header.source);
     put(&mut out, |packet| {
         packet.message(field::TRACK_DESCRIPTOR, |track| {
-            track.number(field::TRACK_UUID, ROOT).text(field::TRACK_NAME, &root);
+            let track = track.number(field::TRACK_UUID, ROOT).text(field::TRACK_NAME, &root);
+            track.number(field::TRACK_CHILDREN, BY_RANK);
         });
     })?;
     let mut child = |uuid: u64, name: &str| {
         put(&mut out, |packet| {
             packet.message(field::TRACK_DESCRIPTOR, |track| {
                 let track = track.number(field::TRACK_UUID, uuid).number(field::TRACK_PARENT, ROOT);
-                track.text(field::TRACK_NAME, name);
+                // Tasks in the workload's order, then engines.
+                track.text(field::TRACK_NAME, name).number(field::TRACK_RANK, uuid - ROOT);
             });
         })
     };
