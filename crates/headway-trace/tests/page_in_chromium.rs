@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use common::{Bend, log, plan};
-use headway_core::log::Source;
+use headway_core::log::{Incomplete, Source};
 use headway_core::plan::Named;
 use headway_core::units::{Bytes, Nanos};
 use headway_trace::sharing::{self, Doing, Engine, Span, TaskHead, Unit};
@@ -311,5 +311,22 @@ fn without_scripts_both_pages_show_the_figures_and_a_picture() {
         let plain = html.split("<noscript>").nth(1).unwrap().split("</noscript>").next().unwrap();
         assert!(plain.contains("<pre>") && plain.contains("<svg") && plain.matches("<rect").count() > 3, "{plain}");
         assert!(!plain.contains("style="), "the policy forbids it");
+    }
+}
+
+#[test]
+fn both_pages_of_a_run_that_ended_early_say_so_first_with_or_without_scripts() {
+    let stopped = Incomplete::Stopped { stream: EVIL.to_owned(), packet: 3, by: Nanos(1_000) };
+    let whole = log(&plan(3), 6, Bend::default());
+    let streams = whole.clone().ended(Some(stopped));
+    let mut tasks = tasks(["a", "b"]);
+    assert!(!html(&whole).contains("id=\"incomplete\"") && !tasks_html(&tasks).contains("id=\"incomplete\""));
+    tasks.incomplete = Some(Incomplete::Interrupted);
+    for (html, why) in
+        [(html(&streams), "stopped by stream `&lt;/script&gt;"), (tasks_html(&tasks), "interrupted after 17 ms")]
+    {
+        let body = html.split("<body>").nth(1).unwrap().trim_start();
+        assert!(body.starts_with("<p id=\"incomplete\"") && !html.contains("<img"), "{}", &body[..200]);
+        assert!(text_of(&html, "incomplete").starts_with(&format!("Incomplete: the run was {why}")));
     }
 }

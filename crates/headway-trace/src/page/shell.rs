@@ -2,6 +2,8 @@
 
 use std::io::{self, BufWriter, Write};
 
+use headway_core::log::Incomplete;
+use headway_core::units::Nanos;
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 
@@ -63,6 +65,11 @@ impl Shell<'_> {
         writeln!(out, "</script>\n<script>{SCRIPT}</script>\n</body>\n</html>")?;
         out.flush()
     }
+}
+
+/// What the page of a run says that ended early.
+pub(crate) fn banner(why: &Incomplete, span: Nanos) -> String {
+    format!("Incomplete: the run was {why} after {span}. All figures are of what ran until then.")
 }
 
 /// Text as HTML, for elements and attribute values in quotes.
