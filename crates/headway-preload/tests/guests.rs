@@ -191,10 +191,13 @@ fn bulk_copies_of_other_guests_count_until_they_should_have_ended() {
 
 /// Writes into the user's page, as a guest with a bulk copy on any GPU does, that it ends after this time.
 fn announce(after: Duration) {
-    let now = headway_os::clock::now();
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `now` is valid for the call to write.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
+    let now = now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64;
     let user = fs::metadata("/proc/self").unwrap().uid();
     let path = format!("/dev/shm/headway-guests-{user}");
-    let end = if after.is_zero() { 0 } else { now.0 + after.as_nanos() as u64 };
+    let end = if after.is_zero() { 0 } else { now + after.as_nanos() as u64 };
     let page = end.to_ne_bytes().repeat(512);
     let mut file = File::options().create(true).truncate(false).write(true).mode(0o600).open(path).unwrap();
     file.write_all(&page).unwrap();
