@@ -1,6 +1,7 @@
 //! What the repository does to itself: generated files and checks. `cargo xtask --help` lists the commands.
 
 mod ci;
+mod claims;
 mod gpu_test;
 mod keep_run;
 mod mutants;
@@ -23,6 +24,8 @@ struct Cli {
 enum Command {
     /// Run every check and every test
     Ci(ci::Args),
+    /// Write docs/results.md from every kept run on GPUs
+    Claims(claims::Args),
     /// Pack the GPU tests for a machine that has a GPU
     GpuTest(gpu_test::Args),
     /// Keep a recorded run under bench/runs
@@ -38,6 +41,7 @@ enum Command {
 fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Ci(args) => ci::run(&args),
+        Command::Claims(args) => claims::run(&args),
         Command::GpuTest(args) => gpu_test::run(&args),
         Command::KeepRun(args) => keep_run::run(&args),
         Command::Mutants(args) => mutants::run(&args),

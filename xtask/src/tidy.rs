@@ -15,7 +15,7 @@ use std::fmt;
 
 use anyhow::bail;
 
-use crate::mutants;
+use crate::{claims, mutants};
 
 pub(crate) use tree::Tree;
 
@@ -55,6 +55,7 @@ pub(crate) fn run() -> anyhow::Result<()> {
     findings.extend(layout::check_places(&tree));
     findings.extend(pages::check_links(&tree));
     findings.extend(numbers::check(&tree));
+    findings.extend(claims::stale(&root)?.map(|message| Finding::new(claims::path(), 1, message)));
     let (mutants, wrong) = mutants::all(&tree);
     findings.extend(wrong.into_iter().map(|(path, line, message)| Finding::new(&path, line, message)));
     for mutant in &mutants {

@@ -1,4 +1,4 @@
-//! The commands that the README shows work as shown.
+//! The commands that the README and the pages it sends readers to show work as shown.
 
 mod common;
 
@@ -35,15 +35,18 @@ fn words(line: &str) -> Vec<String> {
     words.collect()
 }
 
-fn readme() -> Option<String> {
-    let text = fs::read_to_string(root().join("README.md"));
+/// Pages whose commands are run, each in a place of its own.
+const PAGES: [&str; 3] = ["README.md", "docs/commands.md", "docs/reproduce.md"];
+
+fn page(name: &str) -> Option<String> {
+    let text = fs::read_to_string(root().join(name));
     if text.is_err() {
-        eprintln!("skipped: there is no README.md at the root of the sources");
+        eprintln!("skipped: the sources have no {name}");
     }
     text.ok()
 }
 
-/// Runs a command of the README; runs last as short as can be, and few sizes are measured.
+/// Runs a command of a page; runs last as short as can be, and few sizes are measured.
 fn run(folder: &Path, args: &[String]) -> Answer {
     let mut command = command(folder);
     command.args(args);
@@ -58,7 +61,7 @@ fn run(folder: &Path, args: &[String]) -> Answer {
 
 #[test]
 fn the_main_job_runs_as_the_readme_says() {
-    let Some(text) = readme() else { return };
+    let Some(text) = page("README.md") else { return };
     let main = commands(&text).into_iter().next().expect("the README starts with the main job");
     assert_eq!(main[0], "run");
     let place = place();
@@ -72,17 +75,20 @@ fn the_main_job_runs_as_the_readme_says() {
 }
 
 #[test]
-fn every_command_of_the_readme_works_in_the_order_shown() {
-    let Some(text) = readme() else { return };
-    let place = place();
-    for args in commands(&text) {
-        if let Some(at) = args.iter().position(|arg| arg == "--input") {
-            fs::write(place.path().join(&args[at + 1]), random(100_000, 5)).unwrap();
+fn every_command_of_the_pages_works_in_the_order_shown() {
+    for name in PAGES {
+        let Some(text) = page(name) else { return };
+        let (place, commands) = (place(), commands(&text));
+        assert!(!commands.is_empty(), "{name} has no commands");
+        for args in commands {
+            if let Some(at) = args.iter().position(|arg| arg == "--input") {
+                fs::write(place.path().join(&args[at + 1]), random(100_000, 5)).unwrap();
+            }
+            let answer = run(place.path(), &args);
+            // `plan` may answer no: that is what one of the examples is for.
+            let refused = args[0] == "plan" && answer.status == Some(1) && answer.out.contains("NOT schedulable");
+            assert!(answer.status == Some(0) || refused, "{name}: {args:?}: {answer:#?}");
         }
-        let answer = run(place.path(), &args);
-        // `plan` may answer no: that is what one of the examples is for.
-        let refused = args[0] == "plan" && answer.status == Some(1) && answer.out.contains("NOT schedulable");
-        assert!(answer.status == Some(0) || refused, "{args:?}: {answer:#?}");
     }
 }
 

@@ -1,5 +1,5 @@
 //! The runs kept under `bench/runs`, those of GPUs included: each log of the dispatcher replays byte for byte, and its
-//! summary page says what the log says.
+//! summary page says what the log says. The README states best, median and worst of all of them.
 
 use std::fs;
 use std::io::Read;
@@ -114,23 +114,57 @@ fn benchmark(run: &Path, name: &str) {
     assert!(checked > 0 || !page.contains(" GB/s with "), "{name}: no target was checked");
 }
 
+/// The anchor that a heading gets on the pages of GitHub.
+fn anchor(heading: &str) -> String {
+    let kept = |letter: char| letter.is_alphanumeric() || [' ', '-', '_'].contains(&letter);
+    heading.to_lowercase().chars().filter(|letter| kept(*letter)).collect::<String>().replace(' ', "-")
+}
+
+/// The first table of the section of `docs/results.md` that has this anchor: best, median and worst of every figure.
+fn ranked<'a>(results: &'a str, wanted: &str) -> Vec<Vec<&'a str>> {
+    let sections = results.split("\n## ").skip(1);
+    let section = sections.into_iter().find(|text| anchor(text.lines().next().unwrap_or_default()) == wanted);
+    let section = section.unwrap_or_else(|| panic!("docs/results.md has no section #{wanted}"));
+    let first = section.lines().skip_while(|line| !line.starts_with("|---")).skip(1);
+    let rows = first.take_while(|line| line.starts_with('|'));
+    rows.map(|row| row.trim_matches('|').split('|').map(str::trim).collect()).collect()
+}
+
 #[test]
-fn figures_of_the_readme_are_those_of_the_runs_it_links_to() {
+fn figures_of_the_readme_are_best_median_and_worst_of_all_kept_runs() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let readme = fs::read_to_string(root.join("README.md")).unwrap();
+    let results = fs::read_to_string(root.join("docs/results.md")).unwrap();
     let mut checked = 0;
-    for line in readme.lines() {
-        let Some((path, figures)) = line.split_once("](bench/runs/").and_then(|(_, rest)| rest.split_once(')')) else {
+    for line in readme.lines().filter(|line| line.starts_with("| [")) {
+        let Some((wanted, cells)) = line.split_once("](docs/results.md#").and_then(|(_, rest)| rest.split_once(')'))
+        else {
             continue;
         };
-        if !path.ends_with("summary.md") {
-            continue;
+        let cells: Vec<&str> = cells.split('|').map(str::trim).filter(|cell| !cell.is_empty()).collect();
+        let [figure, best, median, worst, met, price] = cells[..] else { panic!("not six cells: {line}") };
+        let rows = ranked(&results, wanted);
+        let row = rows.iter().find(|row| row[0] == "H200" && row[1] == figure);
+        let row = row.unwrap_or_else(|| panic!("#{wanted} has no figure called {figure}"));
+        let value = |cell: &str| cell.split(' ').next().unwrap_or_default().to_owned();
+        let stated = [best, median, worst].map(|cell| cell.replace(',', ""));
+        assert_eq!(stated.to_vec(), row[3..6].iter().map(|cell| value(cell)).collect::<Vec<_>>(), "{line}");
+        assert!(met == row[7] || (row[7] == "-" && met == format!("{} runs", row[2])), "{line}");
+        // A price in CPUs is the range over all runs.
+        if let Some(range) = price.strip_suffix(" CPUs busy") {
+            let busy = rows.iter().find(|row| row[0] == "H200" && row[1] == "CPUs busy").expect("the section has it");
+            assert_eq!(range, format!("{} to {}", value(busy[3]), value(busy[5])), "{line}");
         }
-        let summary = fs::read_to_string(root.join("bench/runs").join(path)).unwrap();
-        for cell in figures.split('|').map(|cell| cell.trim().trim_end_matches(" ms")).filter(|cell| !cell.is_empty()) {
-            assert!(summary.contains(&format!(" {cell}")), "{path} does not say {cell}");
-            checked += 1;
-        }
+        checked += 1;
     }
-    assert!(checked > 0, "the README links to no run");
+    assert!(checked >= 3, "the README states {checked} results");
+}
+
+#[test]
+fn anchors_are_those_of_github() {
+    assert_eq!(
+        anchor("Streams encrypted, as many as the planner accepts"),
+        "streams-encrypted-as-many-as-the-planner-accepts"
+    );
+    assert_eq!(anchor("`copy` against the best way"), "copy-against-the-best-way");
 }

@@ -1,0 +1,104 @@
+//! `cargo xtask claims`: the figures that the README and the pages may state, from every kept run on GPUs.
+//!
+//! A claim is judged by all runs that have the figure, not by a chosen one: `docs/results.md` gives best, median and worst, how
+//! many runs meet the target, and what it costs.
+
+mod copies;
+mod page;
+mod runs;
+mod summaries;
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, bail};
+
+/// Where the page lies in the repository.
+const PAGE: &str = "docs/results.md";
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Compare with the committed page instead of writing it
+    #[arg(long)]
+    check: bool,
+}
+
+/// Whether more or less of a figure is better.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Better {
+    More,
+    Less,
+}
+
+/// One figure of a claim.
+struct Measure {
+    /// With its unit.
+    name: &'static str,
+    better: Better,
+    /// What is to be reached.
+    target: Option<f64>,
+    digits: usize,
+}
+
+/// The figures of one run, in the order of the measures.
+struct Line {
+    run: String,
+    gpu: &'static str,
+    gpus: usize,
+    commit: String,
+    /// What a figure stands for: number of samples, or how long a run lasted.
+    samples: String,
+    figures: Vec<Option<f64>>,
+}
+
+/// Something that can be said of Headway, with all runs that say how far it is true.
+struct Claim {
+    title: String,
+    about: String,
+    measures: Vec<Measure>,
+    lines: Vec<Line>,
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    let root = crate::root();
+    let text = page(&root)?;
+    if args.check {
+        if let Some(message) = stale(&root)? {
+            bail!("{PAGE}: {message}");
+        }
+        println!("{PAGE} is what the kept runs give");
+        return Ok(());
+    }
+    fs::write(root.join(PAGE), text).with_context(|| format!("cannot write {PAGE}"))?;
+    println!("wrote {PAGE}");
+    Ok(())
+}
+
+/// Why the committed page is not what the kept runs give; `None` if it is.
+pub(crate) fn stale(root: &Path) -> anyhow::Result<Option<String>> {
+    let committed = fs::read_to_string(root.join(PAGE)).unwrap_or_default();
+    let differs = page(root)? != committed;
+    Ok(differs.then(|| "not what the kept runs give, use `cargo xtask claims`".to_owned()))
+}
+
+/// Path of the page, for findings.
+pub(crate) const fn path() -> &'static str {
+    PAGE
+}
+
+fn page(root: &Path) -> anyhow::Result<String> {
+    let runs = runs::kept(&root.join("bench/runs"))?;
+    let mut claims = copies::claims(&runs);
+    claims.extend(summaries::claims(&runs));
+    Ok(page::render(&claims))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_committed_page_is_what_the_kept_runs_give() {
+        assert_eq!(stale(&crate::root()).unwrap(), None);
+    }
+}

@@ -1,0 +1,120 @@
+//! The kept runs on GPUs: their names, commits, pages and rows.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::Read;
+use std::path::Path;
+
+use anyhow::Context;
+use flate2::read::GzDecoder;
+
+/// A kept run of the backend `cuda`.
+pub(super) struct Run {
+    /// Name of its folder.
+    pub(super) name: String,
+    /// `H100` or `H200`.
+    pub(super) gpu: &'static str,
+    /// GPUs of the machine that the folder names.
+    pub(super) gpus: usize,
+    pub(super) commit: String,
+    /// Its `summary.md`; empty if it has none.
+    pub(super) page: String,
+    /// Rows of a benchmark of copies; empty for other runs.
+    pub(super) rows: Vec<Row>,
+}
+
+/// One row of `rows.csv.gz`, by the names of its columns.
+pub(super) struct Row(BTreeMap<String, String>);
+
+impl Row {
+    pub(super) fn text(&self, column: &str) -> &str {
+        self.0.get(column).map_or("", String::as_str)
+    }
+
+    pub(super) fn number(&self, column: &str) -> Option<f64> {
+        self.text(column).parse().ok()
+    }
+}
+
+/// Every run under `folder` that a GPU made, by name.
+pub(super) fn kept(folder: &Path) -> anyhow::Result<Vec<Run>> {
+    let mut names: Vec<String> = fs::read_dir(folder)
+        .with_context(|| format!("cannot read {}", folder.display()))?
+        .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+        .filter(|name| gpu_of(name).is_some())
+        .collect();
+    names.sort();
+    names.iter().map(|name| read(&folder.join(name), name)).collect()
+}
+
+/// GPU and number of GPUs in a name such as `2026-11-22-h200x4-transfers`.
+fn gpu_of(name: &str) -> Option<(&'static str, usize)> {
+    let machine = name.get(11..)?.split('-').next()?;
+    let (gpu, count) = machine.split_once('x')?;
+    let gpu = match gpu {
+        "h100" => "H100",
+        "h200" => "H200",
+        _ => return None,
+    };
+    Some((gpu, count.parse().ok()?))
+}
+
+fn read(folder: &Path, name: &str) -> anyhow::Result<Run> {
+    let (gpu, gpus) = gpu_of(name).with_context(|| format!("{name} does not name a GPU"))?;
+    // A run that is kept as raw figures only has no page.
+    let page = fs::read_to_string(folder.join("summary.md")).unwrap_or_default();
+    let commit = page.split_once("commit ").map_or("", |(_, rest)| rest);
+    let commit: String = commit.chars().take_while(char::is_ascii_alphanumeric).collect();
+    let mut rows = Vec::new();
+    if let Ok(packed) = fs::read(folder.join("rows.csv.gz")) {
+        let mut text = String::new();
+        GzDecoder::new(packed.as_slice()).read_to_string(&mut text).with_context(|| format!("{name}: rows.csv.gz"))?;
+        rows = table(&text);
+    }
+    Ok(Run { name: name.to_owned(), gpu, gpus, commit, page, rows })
+}
+
+/// Rows that have as many cells as the header. Some early runs wrote names with commas in them without quotes.
+fn table(text: &str) -> Vec<Row> {
+    let mut lines = text.lines().map(cells);
+    let header = lines.next().unwrap_or_default();
+    let whole = lines.filter(|cells| cells.len() == header.len());
+    whole.map(|cells| Row(header.iter().cloned().zip(cells).collect())).collect()
+}
+
+/// Cells of a line; a quoted one may hold commas and doubled quotes.
+fn cells(line: &str) -> Vec<String> {
+    let (mut cells, mut cell, mut quoted) = (Vec::new(), String::new(), false);
+    let mut letters = line.chars().peekable();
+    while let Some(letter) = letters.next() {
+        match letter {
+            '"' if quoted && letters.peek() == Some(&'"') => cell.extend(letters.next()),
+            '"' => quoted = !quoted,
+            ',' if !quoted => cells.push(std::mem::take(&mut cell)),
+            other => cell.push(other),
+        }
+    }
+    cells.push(cell);
+    cells
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_read_by_name_and_rows_of_another_length_are_left_out() {
+        let rows = table("way,n,note\nstaged,9,\"a, \"\"b\"\"\"\ncopied by 4 CPUs, plain,9,x\n");
+        assert_eq!(rows.len(), 1);
+        assert_eq!((rows[0].text("way"), rows[0].number("n"), rows[0].text("note")), ("staged", Some(9.0), "a, \"b\""));
+        assert_eq!((rows[0].text("absent"), rows[0].number("way")), ("", None));
+    }
+
+    #[test]
+    fn the_name_of_a_run_says_which_gpus() {
+        assert_eq!(gpu_of("2026-11-22-h200x4-transfers"), Some(("H200", 4)));
+        assert_eq!(gpu_of("2026-11-22-h100x1-transfers"), Some(("H100", 1)));
+        assert_eq!(gpu_of("2026-11-22-host16-broker"), None);
+        assert_eq!(gpu_of("2026-11-21-sim-gpusync"), None);
+    }
+}
