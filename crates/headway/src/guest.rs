@@ -35,7 +35,7 @@ pub enum GuestError {
         path: PathBuf,
     },
     /// A piece so small that the engine would spend its time on set-up.
-    #[error("pieces of {asked} are smaller than {PIECE_MIN}")]
+    #[error("pieces of {} bytes are smaller than 64 KiB", asked.0)]
     SmallPiece {
         /// The piece.
         asked: Bytes,

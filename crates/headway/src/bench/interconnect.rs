@@ -361,7 +361,7 @@ mod tests {
             ("blocks.csv", "host -> gpu"),
             ("sets.csv", "ring"),
             ("summary.md", "Source `emu`"),
-            ("errors.svg", "(emu)"),
+            ("errors.svg", "source emu"),
         ] {
             assert!(read(folder.path(), name).contains(what), "{name}");
         }
