@@ -5,6 +5,8 @@ mod cho;
 mod fujii;
 mod gpusync;
 mod gpusync_gpu;
+#[cfg(test)]
+mod labels;
 mod loads;
 mod np_edf;
 mod patil;
@@ -203,23 +205,39 @@ impl Default for StreamSetting {
     }
 }
 
-/// What came out of one statement of the paper.
+/// What one row of an experiment shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Verdict {
-    /// It holds here too.
+    /// A figure of the paper and a figure of ours agree, and no parameter was free to make them agree.
     Reproduced,
-    /// It does not hold here.
+    /// Ours agrees with the paper, but a parameter that the paper does not state was chosen or fitted by us.
+    Consistent,
+    /// A check of ours holds. The paper has no figure for it, or none that can be compared.
+    OwnCheck,
+    /// The statement of the paper, or the check of ours, does not hold here.
     NotReproduced,
     /// It cannot be asked here: hardware, permission or a figure of the paper is missing.
     NotComparable,
 }
 
 impl Verdict {
-    /// Of a statement that can be asked here.
+    /// Of a figure of the paper that is compared with a figure of ours without a free parameter.
     #[must_use]
-    pub const fn of(holds: bool) -> Self {
+    pub const fn figure(holds: bool) -> Self {
         if holds { Self::Reproduced } else { Self::NotReproduced }
+    }
+
+    /// Of a comparison with the paper in which a parameter was chosen or fitted by us.
+    #[must_use]
+    pub const fn fitted(holds: bool) -> Self {
+        if holds { Self::Consistent } else { Self::NotReproduced }
+    }
+
+    /// Of a check for which the paper has no figure.
+    #[must_use]
+    pub const fn own(holds: bool) -> Self {
+        if holds { Self::OwnCheck } else { Self::NotReproduced }
     }
 
     /// As the tables write it.
@@ -227,6 +245,8 @@ impl Verdict {
     pub const fn label(self) -> &'static str {
         match self {
             Self::Reproduced => "reproduced",
+            Self::Consistent => "consistent, with a fitted parameter",
+            Self::OwnCheck => "own check",
             Self::NotReproduced => "not reproduced",
             Self::NotComparable => "not comparable",
         }
@@ -395,7 +415,14 @@ impl Experiment {
     /// # Errors
     /// What the backend refuses.
     pub fn run(&self, setting: &Setting) -> Result<Outcome, Error> {
-        (self.run)(setting)
+        let mut outcome = (self.run)(setting)?;
+        if outcome.source == "emu" {
+            // The rates of an emulated device were chosen by us.
+            for row in outcome.rows.iter_mut().filter(|row| row.verdict == Verdict::Reproduced) {
+                row.verdict = Verdict::Consistent;
+            }
+        }
+        Ok(outcome)
     }
 }
 

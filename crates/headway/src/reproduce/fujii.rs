@@ -29,7 +29,9 @@ pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
 
 fn simulated(setting: &Setting) -> Outcome {
     let study = Constants::TEXT.simulated(setting.seed, SAMPLES);
-    let mut rows: Vec<Row> = fujii::statements(&study, SLACK_PERCENT).into_iter().map(row).collect();
+    // Every constant of the simulation was chosen.
+    let simulated = |finding| row(finding, Verdict::fitted);
+    let mut rows: Vec<Row> = fujii::statements(&study, SLACK_PERCENT).into_iter().map(simulated).collect();
     rows.push(preemption());
     Outcome {
         rows,
@@ -43,14 +45,23 @@ fn simulated(setting: &Setting) -> Outcome {
     }
 }
 
-fn row(finding: Finding) -> Row {
+/// Statements that name a size or a ratio. The others name an order only, and the paper's plots are not available.
+const WITH_FIGURES: [&str; 4] = ["A1", "A2", "C3", "C4"];
+
+/// The label of a statement that was asked of real memory and real engines.
+fn measured(finding: Finding) -> Row {
+    let label = if WITH_FIGURES.contains(&finding.id) { Verdict::figure } else { Verdict::own };
+    row(finding, label)
+}
+
+fn row(finding: Finding, label: fn(bool) -> Verdict) -> Row {
     Row {
         what: finding.id.to_owned(),
         paper: finding.claim.to_owned(),
         ours: finding.evidence,
         verdict: match finding.verdict {
-            fujii::Verdict::Holds => Verdict::Reproduced,
-            fujii::Verdict::Fails => Verdict::NotReproduced,
+            fujii::Verdict::Holds => label(true),
+            fujii::Verdict::Fails => label(false),
             fujii::Verdict::NotMeasured => Verdict::NotComparable,
         },
     }
@@ -66,7 +77,7 @@ fn preemption() -> Row {
         what: "D1".to_owned(),
         paper: "a started DMA is never preempted, IORW anywhere, a microcontroller between pieces of 256 B".to_owned(),
         ours: format!("behind 16 MiB D2H an urgent transfer waits {dma} (DMA), {iorw} (IORW), {hub} (HUB)"),
-        verdict: Verdict::of(held),
+        verdict: Verdict::fitted(held),
     }
 }
 
@@ -142,11 +153,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_statement_of_the_paper_is_reproduced_in_simulation() {
+    fn every_statement_of_the_paper_holds_in_simulation() {
         let setting = Setting { backend: Backend::Sim, quick: false, ..Setting::default() };
         let outcome = run(&setting).unwrap();
         assert_eq!(outcome.rows.len(), 21);
-        let broken: Vec<_> = outcome.rows.iter().filter(|row| row.verdict != Verdict::Reproduced).collect();
+        let broken: Vec<_> = outcome.rows.iter().filter(|row| row.verdict != Verdict::Consistent).collect();
         assert!(broken.is_empty(), "{broken:?}");
         let folder = tempfile::tempdir().unwrap();
         outcome.write(folder.path()).unwrap();

@@ -151,10 +151,14 @@ mod tests {
     }
 
     #[test]
-    fn the_simulation_reproduces_the_paper_and_finds_every_defect() {
+    fn the_simulation_agrees_with_the_paper_and_finds_every_defect() {
         let setting = Setting { backend: Backend::Sim, quick: true, seed: 1, ..Setting::default() };
         let outcome = run(&setting).unwrap();
-        let broken: Vec<_> = outcome.rows.iter().filter(|row| row.verdict != Verdict::Reproduced).collect();
+        let broken: Vec<_> = outcome
+            .rows
+            .iter()
+            .filter(|row| matches!(row.verdict, Verdict::NotReproduced | Verdict::NotComparable))
+            .collect();
         assert!(broken.is_empty(), "{broken:?}");
         assert!(outcome.notes.iter().any(|note| note.contains("overlap")));
         let sweep = outcome.tables.iter().find(|table| table.name == "sweep").unwrap();

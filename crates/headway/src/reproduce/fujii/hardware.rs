@@ -16,7 +16,7 @@ use headway_sim::fujii::{self, Class, Pair, Single, Stat, Stress, Study, stateme
 use super::super::bench::{Bench, random, same};
 use super::super::loads::Loads;
 use super::super::{Outcome, Setting, Table};
-use super::{figures, row, tables};
+use super::{figures, measured, tables};
 use crate::Error;
 
 /// What samples of real hardware may blur in a comparison, in percent.
@@ -97,7 +97,7 @@ pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
     let mut tables = tables(&study);
     tables.push(rig.mapping());
     Ok(Outcome {
-        rows: statements(&study, SLACK_PERCENT).into_iter().map(row).collect(),
+        rows: statements(&study, SLACK_PERCENT).into_iter().map(measured).collect(),
         notes,
         tables,
         figures: figures(&study, bench.source),

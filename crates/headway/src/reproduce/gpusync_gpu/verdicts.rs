@@ -32,7 +32,7 @@ pub(super) fn worst_of(runs: &[&Measured]) -> f64 {
 }
 
 fn row(what: &str, paper: &str, ours: String, holds: bool) -> Row {
-    let verdict = Verdict::of(holds);
+    let verdict = Verdict::own(holds);
     Row { what: what.to_owned(), paper: paper.to_owned(), ours, verdict }
 }
 

@@ -251,7 +251,7 @@ fn outcome(
                 nearest * 100.0,
                 overruns.len()
             ),
-            verdict: Verdict::of(above == 0 && late == 0 && failure.is_none() && jobs > 0),
+            verdict: Verdict::own(above == 0 && late == 0 && failure.is_none() && jobs > 0),
         },
         Row {
             what: "bytes that came back".into(),
@@ -262,7 +262,7 @@ fn outcome(
                 verified.turn_bytes as f64 / 1e6,
                 verified.bytes as f64 / 1e9
             ),
-            verdict: Verdict::of(verified.blocks > 0 && failure.is_none()),
+            verdict: Verdict::own(verified.blocks > 0 && failure.is_none()),
         },
     ];
     Outcome { rows, notes: vec![

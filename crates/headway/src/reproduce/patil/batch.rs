@@ -136,8 +136,7 @@ impl Study {
             ours: format!("{name} {best} against {each} one by one: {ratio:.1} times"),
             verdict: match point.count {
                 1 => Verdict::NotComparable,
-                _ if ratio > 1.0 => Verdict::Reproduced,
-                _ => Verdict::NotReproduced,
+                _ => Verdict::own(ratio > 1.0),
             },
         })
     }

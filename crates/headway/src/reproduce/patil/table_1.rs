@@ -118,6 +118,12 @@ fn rate(times: &Times, mib: usize, direction: usize, name: &'static str) -> f64 
     times.get(&(mib, direction, name)).map_or(0.0, |shots| gb_per_s(Bytes((mib * MIB) as u64), shots.figures.median))
 }
 
+/// Whether pinned memory shortens our copy at least as much as it shortens the paper's copy of the same size. Both are pairs
+/// of rates: pageable, then pinned.
+fn against(paper: (f64, f64), ours: (f64, f64)) -> Verdict {
+    Verdict::figure(ours.0 / ours.1 <= paper.0 / paper.1)
+}
+
 fn row(times: &Times, mib: usize, at: usize) -> Row {
     let [pageable, dma, register, staged] = WAYS.map(|(name, _)| rate(times, mib, at, name));
     let share = |slow: f64, fast: f64| format!("{:.1} %", 100.0 * slow / fast);
@@ -132,11 +138,7 @@ fn row(times: &Times, mib: usize, at: usize) -> Row {
              staged {staged:.2}",
             share(pageable, dma)
         ),
-        verdict: match paper {
-            None => Verdict::NotComparable,
-            Some(_) if pageable / dma <= 0.35 => Verdict::Reproduced,
-            Some(_) => Verdict::NotReproduced,
-        },
+        verdict: paper.map_or(Verdict::NotComparable, |paper| against(paper, (pageable, dma))),
     }
 }
 
@@ -165,8 +167,8 @@ pub(in crate::reproduce) fn table_1(setting: &Setting) -> Result<Outcome, Error>
         outcome.rows.extend((0..DIRECTIONS.len()).map(|at| row(&times, mib, at)));
     }
     outcome.notes.push(
-        "Claim: pinned memory cuts the time of a copy to 35 %. The paper's own figures give 12.5 to 31.6 %. Paper: Tesla V100 \
-         PCIe, single shots, whether MB is 10^6 or 2^20 is not stated. Ours: medians of copies of MiB = 2^20 bytes."
+        "Each size is compared with the paper's figures for it: pinned memory must shorten our copy at least as much. (The \
+         text says to 35 %, the paper's own figures give 12.5 to 31.6 %.) Paper: Tesla V100 PCIe, single shots, whether MB is 10^6 or 2^20 is not stated. Ours: medians of copies of MiB = 2^20 bytes."
             .into(),
     );
     outcome.figures.extend((0..DIRECTIONS.len()).map(|at| figure(&times, sizes, at, outcome.source)));
@@ -179,4 +181,18 @@ pub(in crate::reproduce) fn table_1(setting: &Setting) -> Result<Outcome, Error>
         lines: lines.collect(),
     });
     Ok(outcome)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_size_is_compared_with_the_paper_s_figures_for_it() {
+        let (_, pageable, pinned) = PAPER[2];
+        let paper = (pageable[0], pinned[0]);
+        // 2.20 of 12.28 GB/s: the time falls to 17.9 %. To 30 % would satisfy the text, but not the table.
+        assert_eq!(against(paper, (1.7, 10.0)), Verdict::Reproduced);
+        assert_eq!(against(paper, (3.0, 10.0)), Verdict::NotReproduced);
+    }
 }

@@ -76,7 +76,7 @@ fn bracket(points: &[Point]) -> Row {
             gain(1, Reading::Clip),
             gain(0, Reading::Clip)
         ),
-        verdict: Verdict::of(Reading::ALL.into_iter().all(inside)),
+        verdict: Verdict::fitted(Reading::ALL.into_iter().all(inside)),
     }
 }
 
@@ -163,7 +163,7 @@ fn pairs() -> Row {
             text(split),
             text(shared)
         ),
-        verdict: Verdict::of(split[2] > split[0] && split[2] > split[1] && split[3] <= split[2] + 0.01),
+        verdict: Verdict::fitted(split[2] > split[0] && split[2] > split[1] && split[3] <= split[2] + 0.01),
     }
 }
 

@@ -175,7 +175,7 @@ impl Shown {
 
 /// What the whole set did, and what the longest block gained when the others had ended.
 fn judge(scene: &Scene, shown: &Shown, is_gpu: bool) -> Vec<Row> {
-    let verdict = |holds: bool| if is_gpu { Verdict::of(holds) } else { Verdict::NotComparable };
+    let verdict = |holds: bool| if is_gpu { Verdict::own(holds) } else { Verdict::NotComparable };
     let Shown { predicted, took, ends, .. } = shown;
     let measured = ends[ends.len() / 2];
     let off = (measured.0 as f64 / predicted.finish.0.max(1) as f64 - 1.0) * 100.0;

@@ -434,7 +434,7 @@ fn outcome(setting: &Setting, site: &Site, count: &Count, duration: Nanos, failu
                 count.overruns,
                 busy as f64 * 100.0 / duration.0.max(1) as f64
             ),
-            verdict: Verdict::of(count.misses + count.lost == 0 && joined > 0 && failure.is_none()),
+            verdict: Verdict::own(count.misses + count.lost == 0 && joined > 0 && failure.is_none()),
         },
         Row {
             what: "bytes that came from the GPUs".into(),
@@ -445,7 +445,7 @@ fn outcome(setting: &Setting, site: &Site, count: &Count, duration: Nanos, failu
                 count.bytes as f64 / 1e9,
                 count.checked as f64 / 1e6
             ),
-            verdict: Verdict::of(count.checked > 0 && failure.is_none()),
+            verdict: Verdict::own(count.checked > 0 && failure.is_none()),
         },
     ];
     let line = |job: &Ended| -> Vec<String> {

@@ -108,9 +108,9 @@ fn crossing_row(sweep: &Sweep, gain: f64) -> Row {
             format!("at A/b = {at:.3} ({low:.3} to {high:.3} over seeds), closed form {closed:.3}, moved by {more:+.3}")
         },
     );
-    // The paper's policy must be able to gain what the paper gains.
+    // The paper's policy must be able to gain what the paper gains. At which share of the interconnect is ours to choose.
     let paper_s = sweep.name.starts_with(Policy::Combined.name());
-    let verdict = if paper_s { Verdict::of(found.is_some()) } else { Verdict::NotComparable };
+    let verdict = if paper_s { Verdict::fitted(found.is_some()) } else { Verdict::NotComparable };
     let (what, paper) = (format!("+{gain} % with {}", sweep.name), format!("+{gain} % on a node whose rates we lack"));
     Row { what, paper, ours, verdict }
 }

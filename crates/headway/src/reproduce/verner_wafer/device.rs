@@ -270,8 +270,10 @@ fn each(policies: &[Policy], of: impl Fn(&Policy) -> Option<u32>) -> String {
 
 fn rows(policies: &[Policy], ran: &[(&str, &Figures)], cuda: bool) -> Vec<Row> {
     // What depends on how fast things are says nothing on an emulated node.
-    let timed = |holds: bool| if cuda { Verdict::of(holds) } else { Verdict::NotComparable };
-    let compared = |holds: Option<bool>| holds.map_or(Verdict::NotComparable, timed);
+    let timed = |holds: bool| if cuda { Verdict::own(holds) } else { Verdict::NotComparable };
+    // The operations of an image and the jitter that is planned for are ours.
+    let fitted = |holds: bool| if cuda { Verdict::fitted(holds) } else { Verdict::NotComparable };
+    let compared = |holds: Option<bool>| holds.map_or(Verdict::NotComparable, fitted);
     let planned = |policy: &Policy| policy.most.cameras();
     // What was accepted must have run, and something must have been.
     let all_ran = !ran.is_empty() && policies.iter().all(|policy| !matches!(policy.figures, Some(Err(_))));
@@ -347,7 +349,7 @@ fn content(ran: &[(&str, &Figures)], all_ran: bool) -> [Row; 2] {
                 sum(&|f| f.summary.totals.packets * u64::from(f.cameras)),
                 sum(&|f| f.counted.lists * u64::from(f.cameras))
             ),
-            verdict: Verdict::of(all_ran && ran.iter().all(|(_, f)| f.counted.lists == f.summary.totals.packets)),
+            verdict: Verdict::own(all_ran && ran.iter().all(|(_, f)| f.counted.lists == f.summary.totals.packets)),
         },
         Row {
             what: "defects".into(),
@@ -358,7 +360,7 @@ fn content(ran: &[(&str, &Figures)], all_ran: bool) -> [Row; 2] {
                 sum(&|f| f.counted.found),
                 sum(&|f| f.counted.false_alarms)
             ),
-            verdict: Verdict::of(all_ran && ran.iter().all(|(_, figures)| figures.whole())),
+            verdict: Verdict::own(all_ran && ran.iter().all(|(_, figures)| figures.whole())),
         },
     ]
 }

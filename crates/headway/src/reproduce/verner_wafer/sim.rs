@@ -104,19 +104,19 @@ fn rows(most: &[Most], runs: &[Vec<String>], clean: bool) -> Vec<Row> {
             what: "cameras, one generation at a time".into(),
             paper: "9: 15 are 67 % more".into(),
             ours: format!("{before}; with one more, {}", most[0].reason()),
-            verdict: Verdict::of(before == 9),
+            verdict: Verdict::fitted(before == 9),
         },
         Row {
             what: "cameras, pipelined".into(),
             paper: "up to 15".into(),
             ours: format!("{}; with one more, {}", each.join(", "), most[2].reason()),
-            verdict: Verdict::of(after == 15),
+            verdict: Verdict::fitted(after == 15),
         },
         Row {
             what: "gain".into(),
             paper: "+67 %".into(),
             ours: format!("{:+.0} %", (gain - 1.0) * 100.0),
-            verdict: Verdict::of((gain - GAIN).abs() < 0.01),
+            verdict: Verdict::fitted((gain - GAIN).abs() < 0.01),
         },
         Row {
             what: "the plans with the most cameras, run".into(),
@@ -130,7 +130,7 @@ fn rows(most: &[Most], runs: &[Vec<String>], clean: bool) -> Vec<Row> {
                     "NOT clean, see runs.csv"
                 }
             ),
-            verdict: Verdict::of(clean && runs.len() == POLICIES.len()),
+            verdict: Verdict::own(clean && runs.len() == POLICIES.len()),
         },
     ]
 }

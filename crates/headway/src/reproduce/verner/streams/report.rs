@@ -11,7 +11,7 @@ use crate::measure::sample::Figures;
 use crate::reproduce::site::{Site, told};
 use crate::reproduce::{Outcome, Row, Table, Verdict};
 
-/// Times as many streams as `serial`, at least.
+/// Times as many streams as `serial`, at least: a target of ours, on hardware other than the paper's.
 const TARGET: f64 = 1.7;
 
 /// Everything that was found.
@@ -69,7 +69,7 @@ fn against_serial(results: &Results) -> Row {
                 streams(serial),
                 rate(serial)
             );
-            (text, Verdict::of(ratio >= TARGET))
+            (text, Verdict::own(ratio >= TARGET))
         }
         _ => ("`serial` did not run, or no other policy without a miss".to_owned(), Verdict::NotComparable),
     };
@@ -110,7 +110,7 @@ fn planned(found: &Found, duration: Nanos) -> Row {
                 trial.late,
                 trial.overruns
             );
-            (text, Verdict::of(trial.is_clean()))
+            (text, Verdict::own(trial.is_clean()))
         }
         Err(error) => {
             let text = format!("{} streams planned; it did not start: {}", plan.streams.len(), told(error));
@@ -177,7 +177,7 @@ fn on_cpu(found: &Found) -> Option<Row> {
         what: format!("`{}`: streams with short deadlines on the CPU", found.policy.name()),
         paper: "the CPU takes the streams inside a rectangle of deadlines and rates".into(),
         ours,
-        verdict: Verdict::of(trial.misses_on_cpu == 0 && trial.failure.is_none()),
+        verdict: Verdict::own(trial.misses_on_cpu == 0 && trial.failure.is_none()),
     })
 }
 
@@ -189,7 +189,7 @@ fn against_gpus_alone(results: &Results) -> Option<Row> {
         what: format!("streams that the plan of `{}` accepts, with and without the CPU", policy.name()),
         paper: "not stated".into(),
         ours: format!("{with} with it, {alone} without"),
-        verdict: Verdict::of(with >= alone),
+        verdict: Verdict::own(with >= alone),
     })
 }
 
@@ -212,7 +212,7 @@ fn verified(found: &Found) -> Row {
                 v.chains,
                 v.chain_bytes as f64 / 1e9,
             );
-            (text, Verdict::of(trial.failure.is_none() && v.blocks > 0 && v.chains == streams(found) as u64))
+            (text, Verdict::own(trial.failure.is_none() && v.blocks > 0 && v.chains == streams(found) as u64))
         }
         Err(_) => ("it did not start".to_owned(), Verdict::NotComparable),
     };
