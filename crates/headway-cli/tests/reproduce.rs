@@ -135,7 +135,7 @@ fn check(expected: &Expected) {
     let summary = read(&folder, "summary.md");
     for plot in expected.plots {
         let svg = read(&folder, &format!("{plot}.svg"));
-        assert!(svg.contains("(emu)") && svg.contains("<circle"), "{plot} has no points");
+        assert!(svg.contains("source emu") && svg.contains("<circle"), "{plot} has no points");
         assert!(summary.contains(&format!("({plot}.svg)")), "{plot} is not in the summary");
     }
     for named in summary.split("](").skip(1).filter_map(|rest| rest.split_once(')')).map(|(name, _)| name) {

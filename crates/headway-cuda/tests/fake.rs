@@ -195,7 +195,7 @@ fn an_error_that_ends_the_context_loses_the_device_and_frees_nothing_in_use() {
 }
 
 #[test]
-fn a_failed_stop_event_keeps_the_bytes_claimed() {
+fn after_a_failed_stop_event_the_bytes_come_back_when_the_stream_is_empty() {
     // Events 1 to 8 are recorded by opening, 9 is the copy's start.
     let fake = failing("cuEventRecord", 1, 10, &[]);
     let mut device = open(&fake);
@@ -203,7 +203,12 @@ fn a_failed_stop_event_keeps_the_bytes_claimed() {
     let (from, to) = (host.claim(0..64, Access::Read).unwrap(), there.claim(0..64, Access::Write).unwrap());
     let error = device.submit(EngineClass::H2d, Operation::Copy { method: Method::Dma, from, to }, 5).unwrap_err();
     assert!(matches!(error, DeviceError::Driver { call: "cuEventRecord", .. }), "{error}");
-    assert!(host.claim(0..1, Access::Write).is_err());
+    // Whoever claims them has the driver asked. Another test's thread may be asking just now, so once is not enough.
+    let start = std::time::Instant::now();
+    while host.claim(0..1, Access::Write).is_err() {
+        assert!(start.elapsed().as_secs() < 60, "the bytes stay claimed although the stream is empty");
+        std::thread::yield_now();
+    }
     assert_eq!(device.device_buffer(1).unwrap_err(), DeviceError::DeviceLost);
 }
 
