@@ -2,9 +2,7 @@
 
 mod broker;
 
-use std::ffi::OsString;
 use std::path::PathBuf;
-use std::str::FromStr;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -88,7 +86,7 @@ pub(crate) enum Command {
         name: Option<String>,
     },
     /// Run an unmodified CUDA program whose small copies out of a GPU do not wait behind its bulk copies
-    Exec(ExecArgs),
+    Exec(crate::guest::ExecArgs),
     /// Arbitrate GPUs between processes until interrupted
     Broker(BrokerArgs),
     /// Say who holds and who waits at a broker
@@ -114,58 +112,6 @@ pub(crate) enum Command {
         /// The shell
         shell: clap_complete::Shell,
     },
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct ExecArgs {
-    /// Small copies out of a GPU are made by a kernel in their own stream, where they would wait at the copy engine
-    #[arg(long, value_enum, value_name = "WHEN", num_args = 0..=1, require_equals = true, default_missing_value = "auto",
-        default_value = "never")]
-    pub(crate) aside: AsideArg,
-    /// Bulk copies out of a GPU are queued in pieces of this size, between which the engine serves other streams: a size,
-    /// `auto` (4 MiB, or whole copies where `--aside` is given), or `never`
-    #[arg(long = "yield", value_name = "SIZE", num_args = 0..=1, require_equals = true, default_missing_value = "auto",
-        default_value = "auto")]
-    pub(crate) piece: PieceArg,
-    /// Count copies, and print the counts on standard error at exit and on SIGUSR1
-    #[arg(long)]
-    pub(crate) stats: bool,
-    /// Do not exchange with other guests of this user when bulk copies are under way
-    #[arg(long)]
-    pub(crate) alone: bool,
-    /// The program and its arguments, behind `--`
-    #[arg(last = true, required = true, value_name = "COMMAND")]
-    pub(crate) command: Vec<OsString>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum AsideArg {
-    /// While a bulk copy of this program or of another guest is on the engine
-    Auto,
-    /// Whatever else goes on
-    Always,
-    /// Not at all
-    Never,
-}
-
-/// The piece of bulk copies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum PieceArg {
-    Auto,
-    Never,
-    Bytes(Bytes),
-}
-
-impl FromStr for PieceArg {
-    type Err = UnitError;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        match text {
-            "auto" => Ok(Self::Auto),
-            "never" => Ok(Self::Never),
-            size => size.parse().map(Self::Bytes),
-        }
-    }
 }
 
 /// What plans are made from.

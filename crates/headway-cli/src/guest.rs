@@ -1,12 +1,67 @@
-//! `headway exec`: this process becomes the guest.
+//! `headway exec`: its arguments; this process becomes the guest.
 
+use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
+use std::str::FromStr;
 
 use anyhow::Result;
+use clap::{Args, ValueEnum};
+use headway::core::units::{Bytes, UnitError};
 use headway::guest::{self, Aside, GuestError, GuestOptions};
 
 use crate::Answer;
-use crate::args::{AsideArg, ExecArgs, PieceArg};
+
+#[derive(Debug, Args)]
+pub(crate) struct ExecArgs {
+    /// Small copies out of a GPU are made by a kernel in their own stream, where they would wait at the copy engine
+    #[arg(long, value_enum, value_name = "WHEN", num_args = 0..=1, require_equals = true, default_missing_value = "auto",
+        default_value = "never")]
+    pub(crate) aside: AsideArg,
+    /// Bulk copies out of a GPU are queued in pieces of this size, between which the engine serves other streams: a size,
+    /// `auto` (4 MiB, or whole copies where `--aside` is given), or `never`
+    #[arg(long = "yield", value_name = "SIZE", num_args = 0..=1, require_equals = true, default_missing_value = "auto",
+        default_value = "auto")]
+    pub(crate) piece: PieceArg,
+    /// Count copies, and print the counts on standard error at exit and on SIGUSR1
+    #[arg(long)]
+    pub(crate) stats: bool,
+    /// Do not exchange with other guests of this user when bulk copies are under way
+    #[arg(long)]
+    pub(crate) alone: bool,
+    /// The program and its arguments, behind `--`
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    pub(crate) command: Vec<OsString>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum AsideArg {
+    /// While a bulk copy of this program or of another guest is on the engine
+    Auto,
+    /// Whatever else goes on
+    Always,
+    /// Not at all
+    Never,
+}
+
+/// The piece of bulk copies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PieceArg {
+    Auto,
+    Never,
+    Bytes(Bytes),
+}
+
+impl FromStr for PieceArg {
+    type Err = UnitError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "never" => Ok(Self::Never),
+            size => size.parse().map(Self::Bytes),
+        }
+    }
+}
 
 fn options(args: &ExecArgs) -> GuestOptions {
     let aside = match args.aside {
@@ -35,7 +90,6 @@ pub(crate) fn exec(args: &ExecArgs) -> Result<Answer> {
 #[cfg(test)]
 mod tests {
     use clap::Parser;
-    use headway::core::units::Bytes;
 
     use super::*;
     use crate::args::{Cli, Command};
