@@ -43,11 +43,14 @@ fn ranked(claim: &Claim, gpu: &str, at: usize, measure: &Measure) -> Option<Stri
         Better::More => figure >= target,
         Better::Less => figure <= target,
     };
-    let (target, met) = measure.target.map_or(("-".to_owned(), "-".to_owned()), |target| {
-        let word = if measure.better == Better::More { "at least" } else { "at most" };
-        let met = figures.iter().filter(|(figure, _)| meets(*figure, target)).count();
-        (format!("{word} {}", told(target, measure)), format!("{met} of {}", figures.len()))
-    });
+    let (target, met) = measure.target.map_or_else(
+        || ("-".to_owned(), "-".to_owned()),
+        |target| {
+            let word = if measure.better == Better::More { "at least" } else { "at most" };
+            let met = figures.iter().filter(|(figure, _)| meets(*figure, target)).count();
+            (format!("{word} {}", told(target, measure)), format!("{met} of {}", figures.len()))
+        },
+    );
     let median = cell(&figures[figures.len() / 2]);
     Some(format!(
         "| {gpu} | {} | {} | {} | {median} | {} | {target} | {met} |\n",
