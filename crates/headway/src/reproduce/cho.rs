@@ -135,6 +135,9 @@ fn judged(sweep: &Sweep, (direction, part): (&str, fn(&Costs) -> Nanos), x: &str
     ]
 }
 
+/// Which of the two forms is judged, under which name, and by which label.
+type Judged<'a> = (usize, &'a str, fn(bool) -> Verdict);
+
 fn finished(mut outcome: Outcome, sweep: &Sweep, x: &str, claims: [Claim; 2]) -> Outcome {
     type Part = (&'static str, fn(&Costs) -> Nanos);
     let parts: [Part; 2] = [("h2d", |costs| costs.h2d), ("d2h", |costs| costs.d2h)];
@@ -143,8 +146,7 @@ fn finished(mut outcome: Outcome, sweep: &Sweep, x: &str, claims: [Claim; 2]) ->
     }
     let ratio = |costs: &Costs| costs.copies().0 as f64 / costs.kernels.0.max(1) as f64;
     let shares = |mode: usize| sweep.iter().map(move |(_, costs)| ratio(&costs[mode]) / ratio(&costs[0]).max(1e-9));
-    let labels: [(usize, &str, fn(bool) -> Verdict); 2] =
-        [(1, "the paper's queues", Verdict::fitted), (2, "`copy` of ours", Verdict::own)];
+    let labels: [Judged; 2] = [(1, "the paper's queues", Verdict::fitted), (2, "`copy` of ours", Verdict::own)];
     for (mode, name, label) in labels {
         let least = shares(mode).fold(f64::MAX, f64::min);
         outcome.rows.push(Row {
