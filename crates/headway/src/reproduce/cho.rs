@@ -136,7 +136,7 @@ fn judged(sweep: &Sweep, (direction, part): (&str, fn(&Costs) -> Nanos), x: &str
 }
 
 /// Which of the two forms is judged, under which name, and by which label.
-type Judged<'a> = (usize, &'a str, fn(bool) -> Verdict);
+type Judged = (usize, &'static str, fn(bool) -> Verdict);
 
 fn finished(mut outcome: Outcome, sweep: &Sweep, x: &str, claims: [Claim; 2]) -> Outcome {
     type Part = (&'static str, fn(&Costs) -> Nanos);
