@@ -454,11 +454,23 @@ pub struct PlannedStep {
     pub chunk: Bytes,
     /// Worst-case time of the longest piece that runs without preemption; the cost, when jobs run whole.
     pub piece: Nanos,
+    /// How long a job of a flow holds its server: the cost that the workload states, without the margin and the jitter that
+    /// [`PlannedStep::cost`] adds. `None` where they are the same, and for everything that is not a flow.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hold: Option<Nanos>,
     /// What is submitted: one operation, or all blocks of a batch.
     pub operations: Vec<PlannedOperation>,
     /// The batch that it moves in, with steps of other pipelines; `None` = by itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub batch: Option<BatchPlace>,
+}
+
+impl PlannedStep {
+    /// How long a job that is only cost holds its server.
+    #[must_use]
+    pub fn holds(&self) -> Nanos {
+        self.hold.unwrap_or(self.cost)
+    }
 }
 
 /// The place of a step among those whose jobs are submitted together: jobs on one server with the same deadline and the

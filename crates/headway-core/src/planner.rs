@@ -304,7 +304,7 @@ impl Planner<'_> {
             Strategy::Partitioned => self.single_blocks(&mut pipelines, &mut batches)?,
         }
         for flow in &self.workload.flows {
-            pipelines.push(Self::flow(flow));
+            pipelines.push(self.flow(flow));
         }
         // The last ones, so that others keep their places when some of them are left out.
         self.unplanned(&mut pipelines)?;
@@ -580,6 +580,7 @@ impl Planner<'_> {
                     cost,
                     chunk: Bytes(0),
                     piece: Nanos::ZERO,
+                    hold: None,
                     operations: vec![operation],
                     batch: None,
                 }
@@ -597,6 +598,7 @@ impl Planner<'_> {
             cost: Nanos::ZERO,
             chunk: Bytes(0),
             piece: Nanos::ZERO,
+            hold: None,
             operations: vec![operation],
             batch: None,
         }

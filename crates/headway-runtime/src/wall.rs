@@ -542,7 +542,7 @@ impl Driver<'_> {
                     let planned = &self.plan.pipelines[pipeline as usize];
                     if planned.source == Source::Flow {
                         // No engine has its server: nothing but time passes.
-                        let end = now.saturating_add(planned.steps[step as usize].cost);
+                        let end = now.saturating_add(planned.steps[step as usize].holds());
                         self.holding.push(Reverse((end, now, operation)));
                         continue;
                     }

@@ -113,7 +113,7 @@ impl<'a> Engines<'a> {
                 };
                 (None, Phase::Fixed(scaled(cost.unwrap_or(step.cost))), Bytes(0))
             }
-            Work::Hold => (None, Phase::Fixed(scaled(step.cost)), Bytes(0)),
+            Work::Hold => (None, Phase::Fixed(scaled(step.holds())), Bytes(0)),
         };
         let operation = Operation { number, piece, engines, route, bytes, phase, started: None };
         let slot = self.free.pop().unwrap_or_else(|| {

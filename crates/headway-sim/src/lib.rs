@@ -54,6 +54,8 @@ pub struct Faults {
     pub fail_operation: Option<u64>,
     /// Data of every cycle comes late by up to this time.
     pub data_late_max: Nanos,
+    /// The driver wakes late by up to this time for what the dispatcher waits for, unless something else wakes it before.
+    pub wake_late_max: Nanos,
 }
 
 /// What came of a run.
@@ -146,6 +148,8 @@ struct Driver<'a, P, L> {
     told: usize,
     /// What a pipeline has gathered and the dispatcher had no room for.
     held: Vec<Option<(u64, Gathered)>>,
+    /// What the dispatcher waits for next, and when the driver will wake for it.
+    wake: (Nanos, Nanos),
 }
 
 /// Runs `plan` on `machine` in virtual time.
@@ -182,6 +186,7 @@ pub fn simulate<P: Payload, L: FnMut(&Record)>(
         longest_lane: vec![vec![Bytes(0); run.limits.cycles_in_flight_max.max(1)]; plan.pipelines.len()],
         told: 0,
         held: vec![None; plan.pipelines.len()],
+        wake: (Nanos::MAX, Nanos::MAX),
     };
     driver.start()?;
     driver.drain()?;
@@ -217,6 +222,19 @@ impl<P: Payload, L: FnMut(&Record)> Driver<'_, P, L> {
         opens.saturating_add(Nanos(late))
     }
 
+    /// When the driver wakes for what is due at `due`.
+    fn wakes(&mut self, due: Nanos) -> Nanos {
+        let most = self.run.faults.wake_late_max.0;
+        if most == 0 {
+            return due;
+        }
+        if self.wake.0 != due {
+            let late = Nanos(self.random.next_u64() % most.saturating_add(1));
+            self.wake = (due, due.saturating_add(late));
+        }
+        self.wake.1
+    }
+
     /// Advances to the next instant, feeds everything that happens then, and does what the dispatcher asks for.
     fn step(&mut self) -> Result<bool, SimError<P::Error>> {
         if self.dispatcher.is_finished() || self.dispatcher.is_halted() {
@@ -225,7 +243,7 @@ impl<P: Payload, L: FnMut(&Record)> Driver<'_, P, L> {
         if self.payload.interrupted() {
             return Err(SimError::Interrupted);
         }
-        let window = self.dispatcher.poll_timeout();
+        let window = self.dispatcher.poll_timeout().map(|due| self.wakes(due));
         let data = self.arrivals.peek().map(|Reverse((at, ..))| *at);
         let engine = self.engines.next_event()?;
         let told = self.run.told.get(self.told).map(|(at, _)| self.run.epoch.saturating_add(*at));

@@ -3,7 +3,7 @@
 
 mod support;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use headway_core::dispatch::{Action, Dispatcher, Event, Input, Limits};
 use headway_core::log::What;
@@ -67,7 +67,8 @@ fn misses(machine: &Machine, plan: &Plan, starts: &[u64], faults: Faults, seed: 
 /// 100,000 sets: `HEADWAY_CASES=100000 cargo test --release -p headway-sim --test accepted_sets -- --nocapture`.
 #[test]
 fn no_accepted_set_misses_with_any_offsets_and_any_costs_up_to_the_worst() {
-    let machine = machine("h200-x1");
+    // Without a calibration nothing is added to costs: those of the sets are the worst.
+    let machine = Machine { calibration: None, ..machine("h200-x1") };
     let cases: u64 = std::env::var("HEADWAY_CASES").map_or(400, |text| text.parse().expect("a number"));
     let (mut accepted, mut refused, mut missed, mut jobs, mut seed) = (0, 0, 0, 0, 0);
     while accepted < cases {
@@ -216,4 +217,91 @@ fn with_late_data(plan: &Plan, cycles: &[u64], late: u32, most: u64, draw: &mut 
         }
     }
     counts
+}
+
+/// A set as [`set`] draws them, in hundreds of microseconds rather than in microseconds.
+fn slow_set(draw: &mut Draw) -> Vec<(u64, u64, u64)> {
+    set(draw).into_iter().map(|(cost, period, deadline)| (cost * 1_000, period * 1_000, deadline * 1_000)).collect()
+}
+
+/// Whether some job ends after its deadline when every one is ready up to `jitter` after its release and the earliest deadline
+/// of those that are ready goes first, none interrupted. No code of the planner or the dispatcher takes part in this.
+fn late_jobs_miss(plan: &Plan, starts: &[u64], jitter: u64, draw: &mut Draw) -> bool {
+    let longest = plan.pipelines.iter().map(|p| p.period.0).max().unwrap_or(1);
+    let mut jobs: Vec<(u64, u64, u64)> = Vec::new();
+    for (pipeline, &start) in plan.pipelines.iter().zip(starts) {
+        let mut release = start;
+        while release < 3 * longest && jobs.len() < 100_000 {
+            let late = [0, jitter, draw.below(jitter + 1)][draw.below(3) as usize];
+            jobs.push((release + late, release + pipeline.window.0, pipeline.steps[0].holds().0));
+            release += pipeline.period.0;
+        }
+    }
+    jobs.sort_unstable();
+    let (mut now, mut next) = (0, 0);
+    let mut ready: BTreeSet<(u64, usize)> = BTreeSet::new();
+    loop {
+        while next < jobs.len() && jobs[next].0 <= now {
+            ready.insert((jobs[next].1, next));
+            next += 1;
+        }
+        let Some((deadline, job)) = ready.pop_first() else {
+            let Some(&(at, ..)) = jobs.get(next) else { return false };
+            now = at;
+            continue;
+        };
+        now += jobs[job].2;
+        if now > deadline {
+            return true;
+        }
+    }
+}
+
+/// `plan` with jobs that take all of their cost but for the jitter.
+fn at_worst(plan: &Plan, jitter: Nanos) -> Plan {
+    let mut plan = plan.clone();
+    for step in plan.pipelines.iter_mut().flat_map(|pipeline| &mut pipeline.steps) {
+        step.hold = Some(step.cost - jitter);
+    }
+    plan
+}
+
+/// More with `HEADWAY_CASES=100000 cargo test --release -p headway-sim --test accepted_sets within_the_jitter -- --nocapture`.
+#[test]
+fn no_accepted_set_misses_when_jobs_are_late_within_the_jitter_of_the_machine() {
+    let machine = machine("h200-x4");
+    let calibration = machine.calibration.clone().unwrap();
+    let jitter = calibration.jitter;
+    assert!(jitter > Nanos::ZERO && calibration.margin_ppm > 0);
+    // What the planner would see if flows had no jitter, as they once had none.
+    let mut punctual = machine.clone();
+    punctual.calibration.as_mut().unwrap().jitter = Nanos::ZERO;
+    let cases: u64 = std::env::var("HEADWAY_CASES").map_or(150, |text| text.parse().expect("a number"));
+    let (mut accepted, mut seed, mut harmed, mut without) = (0, 0, 0, 0);
+    while accepted < cases {
+        seed += 1;
+        let draw = &mut Draw(seed);
+        let set = slow_set(draw);
+        let workload = flows(&set);
+        let starts = starts(&set, draw);
+        let faults = Faults { wake_late_max: jitter, ..Faults::default() };
+        let planned = plan(&machine, &workload, Options::default()).unwrap();
+        if planned.verdict.outcome == Answer::Schedulable {
+            accepted += 1;
+            for (step, &(cost, ..)) in planned.pipelines.iter().map(|p| &p.steps[0]).zip(&set) {
+                assert_eq!((step.cost, step.hold), (calibration.with_margin(Nanos(cost)), Some(Nanos(cost))));
+            }
+            let worst = at_worst(&planned, jitter);
+            assert!(!late_jobs_miss(&worst, &starts, jitter.0, draw), "seed {seed}: {set:?} from {starts:?}");
+            assert!(!misses(&machine, &worst, &starts, faults, seed).0, "seed {seed}: {set:?} from {starts:?}");
+        }
+        let lean = plan(&punctual, &workload, Options::default()).unwrap();
+        if lean.verdict.outcome == Answer::Schedulable {
+            without += 1;
+            let worst = at_worst(&lean, Nanos::ZERO);
+            harmed += u64::from(late_jobs_miss(&worst, &starts, jitter.0, draw));
+        }
+    }
+    println!("{accepted} accepted sets, none late; of {without} accepted without the jitter {harmed} are late within it");
+    assert!(harmed * 20 > without, "{harmed} of {without}");
 }

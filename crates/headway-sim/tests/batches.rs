@@ -44,6 +44,7 @@ fn message(machine: &Machine, blocks: &[BatchBlock]) -> Pipeline {
             cost: long,
             chunk: Bytes(0),
             piece: long,
+            hold: None,
             operations: blocks.iter().map(operation).collect(),
             batch: None,
         }],

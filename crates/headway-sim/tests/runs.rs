@@ -54,7 +54,7 @@ fn log_of(machine: &Machine, plan: &Plan, run: &Run) -> Vec<Record> {
 #[test]
 fn the_same_seed_gives_the_same_log_and_another_seed_another_one() {
     let (machine, plan) = mixed();
-    let faults = Faults { kernel_ppm_min: Some(300_000), data_late_max: Nanos(50_000), fail_operation: None };
+    let faults = Faults { kernel_ppm_min: Some(300_000), data_late_max: Nanos(50_000), ..Faults::default() };
     let first = log_of(&machine, &plan, &seeded(&plan, 1, faults));
     assert!(first.len() > 1_000);
     assert_eq!(first, log_of(&machine, &plan, &seeded(&plan, 1, faults)));
@@ -70,7 +70,7 @@ fn the_same_seed_gives_the_same_log_and_another_seed_another_one() {
 #[test]
 fn the_log_replays_record_by_record() {
     let (machine, plan) = mixed();
-    let faults = Faults { kernel_ppm_min: Some(0), data_late_max: Nanos(3_000_000), fail_operation: None };
+    let faults = Faults { kernel_ppm_min: Some(0), data_late_max: Nanos(3_000_000), ..Faults::default() };
     let log = log_of(&machine, &plan, &seeded(&plan, 3, faults));
     let mut dispatcher = Dispatcher::new(plan, Limits::default()).unwrap();
     for record in &log {

@@ -69,7 +69,7 @@ fn worst_starts(plan: &Plan, violation: &Violation) -> Vec<u64> {
 
 #[test]
 fn small_sets_hold_exactly_if_the_plan_says_so() {
-    let machine = machine("h200-x1");
+    let machine = Machine { calibration: None, ..machine("h200-x1") };
     let (mut yes, mut no, mut overloaded) = (0, 0, 0);
     for set in all_sets() {
         let plan = planned(&machine, &implicit(&set));
@@ -100,7 +100,7 @@ fn small_sets_hold_exactly_if_the_plan_says_so() {
 
 #[test]
 fn accepted_small_sets_hold_with_any_offsets_costs_and_deadlines() {
-    let machine = machine("h200-x1");
+    let machine = Machine { calibration: None, ..machine("h200-x1") };
     let mut draw = Draw(1);
     let mut accepted = 0;
     for set in all_sets() {
@@ -124,7 +124,7 @@ fn accepted_small_sets_hold_with_any_offsets_costs_and_deadlines() {
 
 #[test]
 fn the_set_that_passes_the_test_of_the_longest_period_alone_misses() {
-    let machine = machine("h200-x1");
+    let machine = Machine { calibration: None, ..machine("h200-x1") };
     let plan = planned(&machine, &implicit(&[(2, 2), (6, 8), (2, 9)]));
     let violation = plan.verdict.violation.as_ref().unwrap();
     assert_eq!(
@@ -138,7 +138,7 @@ fn the_set_that_passes_the_test_of_the_longest_period_alone_misses() {
 
 #[test]
 fn costs_beyond_the_margin_of_a_plan_miss_and_up_to_it_hold() {
-    let machine = machine("h200-x1");
+    let machine = Machine { calibration: None, ..machine("h200-x1") };
     let (mut held, mut missed) = (0, 0);
     for set in all_sets().into_iter().filter(|set| set.len() > 1) {
         let plan = planned(&machine, &implicit(&set));

@@ -79,6 +79,7 @@ impl Planner<'_> {
             cost,
             chunk: Bytes(0),
             piece: cost,
+            hold: None,
             operations: ordered.map(|block| self.copy(block.route, block.bytes)).collect(),
             batch: None,
         }
@@ -200,8 +201,10 @@ impl Planner<'_> {
         all
     }
 
-    /// A flow as a pipeline of one step that only holds its server.
-    pub(super) fn flow(flow: &Flow) -> Pipeline {
+    /// A flow as a pipeline of one step that only holds its server. Its cost has margin and jitter as every other: a job that
+    /// is released as late as the jitter allows is within the test as well.
+    pub(super) fn flow(&self, flow: &Flow) -> Pipeline {
+        let cost = self.with_margin(flow.cost);
         Pipeline {
             name: flow.id.clone(),
             source: Source::Flow,
@@ -214,9 +217,10 @@ impl Planner<'_> {
             steps: vec![PlannedStep {
                 name: flow.server.clone(),
                 server: 0,
-                cost: flow.cost,
+                cost,
                 chunk: Bytes(0),
                 piece: Nanos::ZERO,
+                hold: (cost != flow.cost).then_some(flow.cost),
                 operations: vec![super::PlannedOperation { engines: Vec::new(), work: super::Work::Hold }],
                 batch: None,
             }],

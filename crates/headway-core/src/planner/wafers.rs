@@ -165,7 +165,7 @@ impl Planner<'_> {
             Some(self.with_margin(known.launch(bytes, bytes, planned.operations(kernel))))
         });
         let cost = costs.max().unwrap_or_default();
-        PlannedStep { name, server: 0, cost, chunk: Bytes(0), piece: cost, batch: None, operations }
+        PlannedStep { name, server: 0, cost, chunk: Bytes(0), piece: cost, hold: None, batch: None, operations }
     }
 
     fn route_of(
