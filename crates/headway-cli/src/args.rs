@@ -470,10 +470,10 @@ pub(crate) struct ExplainArgs {
     #[arg(long, default_value = "alone", value_parser = word(Load::WORDS))]
     pub(crate) load: Load,
     /// GPUs that copy the same way at the same time
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) active: u32,
     /// Pieces that the copy consists of
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) pieces: u32,
     /// What is to be least
     #[arg(long, default_value = "median", value_parser = word(Statistic::WORDS))]

@@ -7,6 +7,7 @@ use anyhow::Result;
 use headway::bench::broker as bench;
 use headway::broker::{self, Access, MemoryStatus, Options, Phase, Status};
 use headway::core::engine_lock::{Engine, LockId, Order};
+use headway::core::transfer::TAIL_SAMPLES;
 use headway::core::units::Nanos;
 
 use crate::Answer;
@@ -91,7 +92,7 @@ fn benched(report: &bench::Report) -> String {
             row.what,
             row.n,
             row.median.to_string(),
-            row.p99.to_string(),
+            if row.n < TAIL_SAMPLES { "-".to_owned() } else { row.p99.to_string() },
             row.max.to_string()
         );
     }

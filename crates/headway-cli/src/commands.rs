@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use clap::CommandFactory;
 use headway::bench::{self, combine};
-use headway::core::machine::{self, Machine};
+use headway::core::machine::{self, Confidence, Machine};
 use headway::core::plan::{Outcome, Plan};
 use headway::core::planner::{self, ModelAnswer, Options};
 use headway::cpus::{self, Assumption};
@@ -83,6 +83,7 @@ struct Planned<'a> {
     plan: &'a Plan,
     models: Vec<ModelAnswer>,
     assumes: Assumption,
+    confidence: Confidence,
 }
 
 pub(crate) fn plan(out: &Out, args: &PlanArgs) -> Result<Answer> {
@@ -90,9 +91,11 @@ pub(crate) fn plan(out: &Out, args: &PlanArgs) -> Result<Answer> {
     if workload.value.sharing.is_some() {
         return sharing::plan(out, &machine(args)?, &workload);
     }
-    let plan = files::plan(&machine(args)?, &workload, Options { strategy: args.strategy.map(Into::into) })?;
-    let planned = Planned { models: planner::models(&plan), assumes: cpus::assumption(&plan), plan: &plan };
-    out.print(&planned, || show::plan(&plan, &planned.models, &planned.assumes))?;
+    let machine = machine(args)?;
+    let plan = files::plan(&machine, &workload, Options { strategy: args.strategy.map(Into::into) })?;
+    let (models, assumes, confidence) = (planner::models(&plan), cpus::assumption(&plan), machine.confidence());
+    let planned = Planned { plan: &plan, models, assumes, confidence };
+    out.print(&planned, || show::plan(&plan, &planned.models, &planned.assumes, &planned.confidence))?;
     Ok(match plan.verdict.outcome {
         Outcome::Schedulable => Answer::Yes,
         Outcome::NotSchedulable => Answer::No,
@@ -295,7 +298,7 @@ pub(crate) fn machines(out: &Out, name: Option<&str>) -> Result<Answer> {
     let machines: Vec<Machine> = machine::SHIPPED.iter().filter_map(|(name, _)| machine::shipped(name)).collect();
     let list: Vec<_> = machines
         .iter()
-        .map(|m| serde_json::json!({ "name": m.name, "description": m.description, "gpus": m.gpus().count(), "calibrated": m.calibration.is_some() }))
+        .map(|m| serde_json::json!({ "name": m.name, "description": m.description, "gpus": m.gpus().count(), "calibrated": m.calibration.is_some(), "confidence": m.confidence() }))
         .collect();
     let json = serde_json::json!({ "schema": 1, "machines": list });
     out.print(&json, || show::machines(&machines))?;

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use headway::bench::Target;
 use headway::core::cpu::Wish;
-use headway::core::machine::Machine;
+use headway::core::machine::{Confidence, Machine};
 use headway::core::plan::{
     Outcome, Pipeline, Plan, PlannedBatch, Source, Strategy, Strength, Verdict, Violation, Work,
 };
@@ -50,7 +50,12 @@ pub(crate) fn examination(examination: &Examination) -> String {
 pub(crate) fn machines(machines: &[Machine]) -> String {
     let mut text = String::new();
     for machine in machines {
-        let calibrated = if machine.calibration.is_some() { "calibrated" } else { "not calibrated" };
+        let calibrated = match &machine.calibration {
+            None => "not calibrated".to_owned(),
+            Some(calibration) if calibration.driver == "none" => "not measured".to_owned(),
+            Some(calibration) if calibration.batches == 0 => "calibrated, no batches behind its margin".to_owned(),
+            Some(calibration) => format!("calibrated, {} batches behind its margin", calibration.batches),
+        };
         let _ = writeln!(
             text,
             "{:<20} {} GPUs, {calibrated}\n{:<20} {}",
@@ -63,7 +68,7 @@ pub(crate) fn machines(machines: &[Machine]) -> String {
     text
 }
 
-pub(crate) fn plan(plan: &Plan, models: &[ModelAnswer], assumes: &Assumption) -> String {
+pub(crate) fn plan(plan: &Plan, models: &[ModelAnswer], assumes: &Assumption, confidence: &Confidence) -> String {
     let mut text = format!(
         "workload  {} ({})\nmachine   {} ({})\nstrategy  {}: {}\n\n",
         plan.workload.name,
@@ -75,6 +80,7 @@ pub(crate) fn plan(plan: &Plan, models: &[ModelAnswer], assumes: &Assumption) ->
     );
     verdict(&mut text, &plan.verdict);
     let _ = writeln!(text, "assumes   {}", assumes.text);
+    let _ = writeln!(text, "support   {}", confidence.statement);
     if let Some(division) = &plan.division {
         let _ = writeln!(text, "division  {}", division.reason());
     }

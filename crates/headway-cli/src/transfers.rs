@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use anyhow::Result;
 use headway::bench::{self, Outcome};
-use headway::core::transfer::{Explanation, Figures};
+use headway::core::transfer::{Explanation, Figures, TAIL_SAMPLES};
 use headway::core::units::Nanos;
 use headway::explain::{self as explaining, Question};
 use headway::measure::{self as measuring, Depth};
@@ -159,6 +159,7 @@ pub(crate) fn explain(out: &Out, args: &ExplainArgs) -> Result<Answer> {
 
 fn explained(explanation: &Explanation, long: bool) -> String {
     let mut text = format!("{}\nprofile {}\n\n", explanation.question, explanation.profile);
+    let some_are_few = explanation.rows.iter().any(|row| (1..TAIL_SAMPLES).contains(&row.figures.n));
     for row in &explanation.rows {
         let Figures { median, p99, max, n } = row.figures;
         let _ = write!(
@@ -170,8 +171,11 @@ fn explained(explanation: &Explanation, long: bool) -> String {
             shown(p99),
             shown(max)
         );
-        if long {
+        // Few samples have no p99, and their maximum says little: say how many there were.
+        if long || (1..TAIL_SAMPLES).contains(&n) {
             let _ = write!(text, " n {n:<6}");
+        } else if some_are_few {
+            let _ = write!(text, " {:<8}", "");
         }
         let _ = writeln!(text, " {}", row.verdict);
     }

@@ -3,6 +3,7 @@
 //! The model is Verner's (`verner-2014`, II and III) made precise: fixed routes, engines that serve one operation at a
 //! time, and capacities shared max-min. Everything is referred to by index; names are for people.
 
+mod confidence;
 mod cpu;
 mod file;
 mod profile_file;
@@ -12,6 +13,7 @@ mod write;
 
 use serde::{Deserialize, Serialize};
 
+pub use self::confidence::Confidence;
 pub use self::cpu::{Cpu, CpuCost};
 pub use self::file::parse;
 pub use self::shipped::{SHIPPED, shipped};

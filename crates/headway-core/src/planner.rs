@@ -633,12 +633,15 @@ impl Planner<'_> {
 
     fn verdict(&self, servers: &[Server]) -> Verdict {
         let mut notes = Vec::new();
-        if servers.iter().all(|s| s.engines.is_empty()) {
-            // Flows alone do not depend on the machine.
-        } else if let Some(calibration) = &self.machine.calibration {
+        if let Some(calibration) = &self.machine.calibration {
             notes.push(format!(
                 "holds while the node stays within its calibration: every cost includes {} ppm and {}",
                 calibration.margin_ppm, calibration.jitter
+            ));
+        } else if servers.iter().all(|s| s.engines.is_empty()) {
+            notes.push(format!(
+                "machine `{}` is not calibrated: costs of flows are as stated, and nothing is released late",
+                self.machine.name
             ));
         } else {
             notes.push(format!(

@@ -313,8 +313,25 @@ impl fmt::Display for Nanos {
     }
 }
 
+/// `value` in the largest of `units` that it reaches, where two decimals say it exactly and the number is below 1024.
+fn short(value: u64, units: &[(&str, u64)]) -> Option<String> {
+    let (unit, scale) = units.iter().rfind(|(_, scale)| *scale <= value)?;
+    let hundredths = u128::from(value) * 100;
+    let exact = hundredths.is_multiple_of(u128::from(*scale)) && value / scale < 1024;
+    let hundredths = hundredths / u128::from(*scale);
+    let number = format!("{}.{:02}", hundredths / 100, hundredths % 100);
+    exact.then(|| format!("{} {unit}", number.trim_end_matches('0').trim_end_matches('.')))
+}
+
+/// In decimal units, rounded, but in binary ones where they say the size exactly and in fewer digits: `4 KiB`, not `4.1 kB`.
 impl fmt::Display for Bytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let digits = |text: &String| text.chars().filter(char::is_ascii_digit).count();
+        let decimal = short(self.0, &[("B", 1), ("kB", 1_000), ("MB", 1_000_000), ("GB", 1_000_000_000)]);
+        let binary = short(self.0, &[("KiB", 1 << 10), ("MiB", 1 << 20), ("GiB", 1 << 30)]);
+        if let Some(text) = binary.filter(|text| decimal.as_ref().is_none_or(|other| digits(text) < digits(other))) {
+            return f.pad(&text);
+        }
         match self.0 {
             n if n < 1_000 => write_scaled(f, n, 1, 0, "B"),
             n if n < 1_000_000 => write_scaled(f, n, 1_000, 2, "kB"),
@@ -367,8 +384,25 @@ mod tests {
         assert_eq!(Nanos(21_333_334).to_string(), "21.33 ms");
         assert_eq!(Nanos(999_999_999).to_string(), "1000 ms");
         assert_eq!(Bytes(128_000_000).to_string(), "128 MB");
+        assert_eq!(Bytes(3_105).to_string(), "3.11 kB");
         assert_eq!(Rate(9_600_000_000).to_string(), "9.6 GB/s");
         assert_eq!(format!("{:>8}|", Nanos(5)), "    5 ns|");
+    }
+
+    #[test]
+    fn a_size_is_shown_in_the_units_that_say_it_exactly_with_fewer_digits() {
+        for text in [
+            "1 KiB", "4 KiB", "5 KiB", "16 KiB", "25 KiB", "100 KiB", "1 MiB", "1.5 MiB", "2.25 MiB", "64 MiB",
+            "256 MiB", "1 GiB", "512 GiB", "1 B", "999 B", "1 kB", "1.5 kB", "4 kB", "128 kB", "3 MB", "80 MB",
+            "128 MB", "16 GB",
+        ] {
+            assert_eq!(text.parse::<Bytes>().unwrap().to_string(), text);
+        }
+        // What neither says exactly is rounded in decimal units.
+        assert_eq!(
+            [Bytes(4097), Bytes(1 + (1 << 30)), Bytes(u64::MAX)].map(|b| b.to_string()),
+            ["4.1 kB", "1.07 GB", "18446744073.71 GB"]
+        );
     }
 
     #[test]

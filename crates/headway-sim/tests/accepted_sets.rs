@@ -219,9 +219,16 @@ fn with_late_data(plan: &Plan, cycles: &[u64], late: u32, most: u64, draw: &mut 
     counts
 }
 
-/// A set as [`set`] draws them, in hundreds of microseconds rather than in microseconds.
+/// Two to five flows with periods of some milliseconds, for which a jitter of 100 us is much, as (cost, period, deadline) in ns.
 fn slow_set(draw: &mut Draw) -> Vec<(u64, u64, u64)> {
-    set(draw).into_iter().map(|(cost, period, deadline)| (cost * 1_000, period * 1_000, deadline * 1_000)).collect()
+    let count = draw.within(2, 5);
+    let percent = draw.within(20, 70);
+    let flow = |_| {
+        let period = draw.within(5, 20) * draw.within(1, 4) * 100_000;
+        let cost = (period * percent / 100 / count).saturating_sub(draw.below(80_000)).max(1_000);
+        (cost, period, if draw.below(2) == 0 { period } else { draw.within(period / 2, period) })
+    };
+    (0..count).map(flow).collect()
 }
 
 /// Whether some job ends after its deadline when every one is ready up to `jitter` after its release and the earliest deadline
@@ -229,10 +236,13 @@ fn slow_set(draw: &mut Draw) -> Vec<(u64, u64, u64)> {
 fn late_jobs_miss(plan: &Plan, starts: &[u64], jitter: u64, draw: &mut Draw) -> bool {
     let longest = plan.pipelines.iter().map(|p| p.period.0).max().unwrap_or(1);
     let mut jobs: Vec<(u64, u64, u64)> = Vec::new();
+    // All jobs of most flows are late by the whole jitter in some runs, so that the punctual ones go before them.
+    let all = draw.below(3) == 0;
     for (pipeline, &start) in plan.pipelines.iter().zip(starts) {
+        let punctual = all || draw.below(4) == 0;
         let mut release = start;
         while release < 3 * longest && jobs.len() < 100_000 {
-            let late = [0, jitter, draw.below(jitter + 1)][draw.below(3) as usize];
+            let late = if punctual { [0, jitter, draw.below(jitter + 1)][draw.below(3) as usize] } else { jitter };
             jobs.push((release + late, release + pipeline.window.0, pipeline.steps[0].holds().0));
             release += pipeline.period.0;
         }
@@ -292,16 +302,20 @@ fn no_accepted_set_misses_when_jobs_are_late_within_the_jitter_of_the_machine() 
                 assert_eq!((step.cost, step.hold), (calibration.with_margin(Nanos(cost)), Some(Nanos(cost))));
             }
             let worst = at_worst(&planned, jitter);
-            assert!(!late_jobs_miss(&worst, &starts, jitter.0, draw), "seed {seed}: {set:?} from {starts:?}");
+            for _ in 0..4 {
+                assert!(!late_jobs_miss(&worst, &starts, jitter.0, draw), "seed {seed}: {set:?} from {starts:?}");
+            }
             assert!(!misses(&machine, &worst, &starts, faults, seed).0, "seed {seed}: {set:?} from {starts:?}");
         }
         let lean = plan(&punctual, &workload, Options::default()).unwrap();
         if lean.verdict.outcome == Answer::Schedulable {
             without += 1;
             let worst = at_worst(&lean, Nanos::ZERO);
-            harmed += u64::from(late_jobs_miss(&worst, &starts, jitter.0, draw));
+            harmed += u64::from((0..4).any(|_| late_jobs_miss(&worst, &starts, jitter.0, draw)));
         }
     }
-    println!("{accepted} accepted sets, none late; of {without} accepted without the jitter {harmed} are late within it");
-    assert!(harmed * 20 > without, "{harmed} of {without}");
+    println!(
+        "{accepted} accepted sets, none late; of {without} accepted without the jitter {harmed} are late within it"
+    );
+    assert!(harmed * 25 > without, "{harmed} of {without}");
 }

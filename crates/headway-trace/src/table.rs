@@ -4,6 +4,7 @@ use std::cmp::Reverse;
 use std::fmt::Write as _;
 
 use headway_core::cpu::{Lateness, Threads, Use};
+use headway_core::transfer::TAIL_SAMPLES;
 use headway_core::units::{Bytes, Nanos};
 
 use crate::summary::{BlamedWait, CpuSummary, JobName, Response, ServerSummary, StepSummary, Summary, grouped};
@@ -280,7 +281,7 @@ impl Summary {
                 stream.bytes.to_string(),
                 time(|response| response.min),
                 time(|response| response.median),
-                time(|response| response.p99),
+                if stream.delivered < u64::from(TAIL_SAMPLES) { dash() } else { time(|response| response.p99) },
                 time(|response| response.max),
                 unit.time(stream.deadline),
                 stream.worst_slack_ns.map_or_else(dash, |slack| unit.text(i128::from(slack))),

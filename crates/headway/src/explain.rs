@@ -52,6 +52,9 @@ pub enum Exclusion {
 /// # Errors
 /// What reading the machine gives; [`Error::NoGpu`].
 pub fn explain(question: &Question) -> Result<Explanation, Error> {
+    if question.pieces == 0 || question.active == 0 {
+        return Err(Error::Options("a copy has at least one piece and one GPU: `--pieces` and `--active` begin at 1"));
+    }
     let machine = files::machine(&question.machine)?;
     let find = |name: &str| {
         let found = machine.endpoint(name).filter(|id| machine.gpus().any(|gpu| gpu == *id));
@@ -67,9 +70,9 @@ pub fn explain(question: &Question) -> Result<Explanation, Error> {
     }
     let request = Request {
         peer,
-        pieces: question.pieces.max(1),
+        pieces: question.pieces,
         load: question.load,
-        active: question.active.max(1),
+        active: question.active,
         objective: question.objective,
         ..Request::new(gpu, question.direction, question.memory, question.bytes)
     };
@@ -129,6 +132,27 @@ mod tests {
         let error = explain(&Question { gpu: Some("gpu7".to_owned()), ..question() }).unwrap_err();
         assert!(error.to_string().contains("gpu7") && error.to_string().contains("gpu3"), "{error}");
         assert!(explain(&Question { gpu: Some("host".to_owned()), ..question() }).is_err());
+    }
+
+    #[test]
+    fn a_copy_in_no_pieces_and_one_by_no_gpu_are_refused() {
+        for nothing in [Question { pieces: 0, ..question() }, Question { active: 0, ..question() }] {
+            assert!(explain(&nothing).unwrap_err().to_string().contains("at least one piece"), "{nothing:?}");
+        }
+    }
+
+    #[test]
+    fn fewer_than_a_hundred_copies_have_no_99th_percentile() {
+        let explained = explain(&question()).unwrap();
+        let mut few = 0;
+        for row in explained.rows.iter().filter(|row| row.figures.n > 0) {
+            assert_eq!(row.figures.p99.is_some(), row.figures.n >= 100, "{row:?}");
+            assert!(row.figures.max.is_some());
+            few += usize::from(row.figures.n < 100);
+        }
+        assert!(few > 0, "{explained:?}");
+        let objective = Question { objective: Statistic::P99, ..question() };
+        assert!(explain(&objective).unwrap().why[0].starts_with("the longest of "), "{explained:?}");
     }
 
     #[test]

@@ -102,8 +102,10 @@ pub enum Reason {
     NoBound,
     /// Staging must be compared with the driver, whose curve is missing.
     NoComparison,
-    /// Staging does not lead the driver by 3 % at this size.
+    /// Staging leads the driver at this size, but by less than 3 %.
     StagingLead(Bytes),
+    /// Staging takes as long as the driver at this size, or longer.
+    StagingTrails(Bytes),
     /// Staging has a higher p99 than the driver.
     StagingTail,
     /// It leads the driver by less than 3 %.
@@ -128,6 +130,7 @@ impl fmt::Display for Reason {
             Self::NoBound => f.write_str("no maximum, and the copy has a deadline"),
             Self::NoComparison => f.write_str("the driver's call was not measured beside it"),
             Self::StagingLead(bytes) => write!(f, "median leads `pageable` by less than 3 % at {bytes}"),
+            Self::StagingTrails(bytes) => write!(f, "median no better than that of `pageable` at {bytes}"),
             Self::StagingTail => f.write_str("p99 above that of `pageable`"),
             Self::WithinMargin => f.write_str("leads the driver by less than 3 %"),
             Self::Slower => f.write_str("slower"),

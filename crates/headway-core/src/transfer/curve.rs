@@ -9,6 +9,9 @@ use crate::document::{SIZE_MAX, TIME_MAX};
 use crate::units::{Bytes, Nanos};
 use crate::wide;
 
+/// Fewest copies of which a 99th percentile is not just the slowest.
+pub const TAIL_SAMPLES: u32 = 100;
+
 /// One size that was measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Point {
@@ -109,8 +112,8 @@ impl Curve {
     /// What a copy of `bytes` takes, rounded up; [`Nanos::MAX`] where the statistic was not measured.
     ///
     /// Linear in bytes between two points. Below the first point its cost. Beyond the last the slope of the last two, or
-    /// none if that falls; with a single point, in proportion to it. The maximum never falls with size and is never below
-    /// another statistic.
+    /// none if that falls; with a single point, in proportion to it. The maximum never falls with size. Of one size the median
+    /// is never above the 99th percentile, nor that above the maximum.
     #[must_use]
     pub fn at(&self, bytes: Bytes, statistic: Statistic) -> Nanos {
         self.exact(bytes, statistic).map_or(Nanos::MAX, Exact::rounded_up)
@@ -127,6 +130,18 @@ impl Curve {
 
     /// [`Curve::at`] before it is rounded; `None` where the statistic was not measured.
     pub(super) fn exact(&self, bytes: Bytes, statistic: Statistic) -> Option<Exact> {
+        let own = self.along(bytes, statistic)?;
+        let beyond = self.points.last().is_some_and(|last| last.bytes < bytes);
+        if statistic != Statistic::P99 || !beyond {
+            return Some(own);
+        }
+        // Beyond the last point a median that rises faster would overtake.
+        let median = self.along(bytes, Statistic::Median)?;
+        Some(if own.compare(median) == Ordering::Less { median } else { own })
+    }
+
+    /// A statistic along its own line.
+    fn along(&self, bytes: Bytes, statistic: Statistic) -> Option<Exact> {
         let size = |at: usize| u128::from(self.points[at].bytes.0);
         let (bytes, last) = (u128::from(bytes.0), self.points.len() - 1);
         let next = self.points.partition_point(|point| u128::from(point.bytes.0) < bytes);
@@ -188,6 +203,14 @@ mod tests {
         assert_eq!(curve(&[(1, 9), (3, 5)]).at(Bytes(100), Statistic::Median), Nanos(5));
         assert_eq!(curve(&[(4, 10)]).at(Bytes(5), Statistic::Median), Nanos(13));
         assert_eq!(curve(&[(0, 10)]).at(Bytes(5), Statistic::Median), Nanos(10));
+    }
+
+    #[test]
+    fn a_99th_percentile_is_never_below_the_median_beyond_what_was_measured() {
+        // The median rises by 3 from point to point, the 99th percentile falls.
+        let curve = Curve::new(vec![point(10, 5, 20, 20), point(20, 8, 9, 30)]).expect("ascending");
+        let of = |bytes| [Statistic::Median, Statistic::P99].map(|statistic| curve.at(Bytes(bytes), statistic).0);
+        assert_eq!([of(20), of(24), of(50)], [[8, 9], [10, 10], [17, 17]]);
     }
 
     #[test]
@@ -269,6 +292,7 @@ mod tests {
             let (low, high) = (a.min(b), a.max(b));
             prop_assert!(curve.at(Bytes(low), Statistic::Max) <= curve.at(Bytes(high), Statistic::Max));
             prop_assert!(curve.at(Bytes(high), statistic) <= curve.at(Bytes(high), Statistic::Max));
+            prop_assert!(curve.at(Bytes(high), Statistic::Median) <= curve.at(Bytes(high), Statistic::P99));
         }
     }
 }

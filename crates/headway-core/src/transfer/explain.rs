@@ -2,13 +2,13 @@
 
 use serde::Serialize;
 
-use super::{Choice, Figures, Profile, Request, Verdict};
+use super::{Choice, Figures, Profile, Request, TAIL_SAMPLES, Verdict};
 use crate::machine::Machine;
 
 /// A choice laid out: one row per way, the chosen one first.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Explanation {
-    /// What was asked, as `4.1 kB d2h gpu0, memory pinned, load bulk-same, 1 active GPU, objective p99`.
+    /// What was asked, as `4 KiB d2h gpu0, memory pinned, load bulk-same, 1 active GPU, objective p99`.
     pub question: String,
     /// Where the figures come from: the profile's source and date, or `default`.
     pub profile: String,
@@ -25,7 +25,8 @@ pub struct Row {
     pub method: &'static str,
     /// The form's word, or nothing.
     pub via: &'static str,
-    /// Predicted figures; `None` = not measured.
+    /// Predicted figures; `None` = not measured. Fewer than [`TAIL_SAMPLES`] copies have no 99th percentile: their longest one is
+    /// the maximum.
     #[serde(flatten)]
     pub figures: Figures,
     /// `chosen`, or `rejected: ` and the reason.
@@ -38,7 +39,10 @@ pub fn explain(machine: &Machine, request: &Request, choice: &Choice) -> Explana
     let row = |candidate: &super::Candidate| Row {
         method: candidate.way.method.word(),
         via: candidate.way.via.map_or("", super::Via::word),
-        figures: candidate.figures,
+        figures: Figures {
+            p99: candidate.figures.p99.filter(|_| !(1..TAIL_SAMPLES).contains(&candidate.figures.n)),
+            ..candidate.figures
+        },
         verdict: match candidate.verdict {
             Verdict::Chosen => "chosen".to_owned(),
             Verdict::Rejected(reason) => format!("rejected: {reason}"),
@@ -94,7 +98,7 @@ mod tests {
         let available = Available { ways, ..Available::default() };
         let request = Request::new(gpu, Direction::H2d, HostMemory::Warm, Bytes(4096));
         let explained = explain(&machine, &request, &choose(&machine.profile, &request, &available));
-        assert_eq!(explained.question, "4.1 kB h2d gpu0, memory warm, load alone, 1 active GPU, objective median");
+        assert_eq!(explained.question, "4 KiB h2d gpu0, memory warm, load alone, 1 active GPU, objective median");
         assert_eq!(explained.profile, "default, not measured");
         let rows: Vec<_> = explained.rows.iter().map(|row| (row.method, row.via, row.verdict.as_str())).collect();
         let missing = "rejected: not usable here; `headway doctor` says why";

@@ -2,6 +2,8 @@
 
 use std::fmt::Write as _;
 
+use headway_core::transfer::TAIL_SAMPLES;
+
 use super::summary::{Summary, TaskFigures};
 
 /// Pairs of who waited for whom that a terminal gets.
@@ -66,7 +68,7 @@ fn line(task: &TaskFigures, wide: usize) -> String {
         task.jobs,
         percent(task.mean_ppm),
         percent(task.p50_ppm),
-        percent(task.p99_ppm),
+        if task.jobs < u64::from(TAIL_SAMPLES) { "-".to_owned() } else { percent(task.p99_ppm) },
         percent(task.max_ppm),
         task.misses,
         task.migrations,

@@ -24,7 +24,7 @@ use serde::Serialize;
 
 use self::crew::{Crew, Rest};
 use super::results::{Outcome, Target};
-use crate::measure::sample::{Effort, Figures, series};
+use crate::measure::sample::{Effort, Figures, series, tail};
 use crate::run::Progress;
 use crate::{COMMIT, Error};
 
@@ -329,7 +329,7 @@ impl Report {
         }
         text.push_str("\n## Times\n\n| what | n | median | p99 | max |\n|---|---|---|---|---|\n");
         for Row { what, n, median, p99, max } in &self.rows {
-            let _ = writeln!(text, "| {what} | {n} | {median} | {p99} | {max} |");
+            let _ = writeln!(text, "| {what} | {n} | {median} | {} | {max} |", tail(*n, *p99));
         }
         for warning in &self.warnings {
             let _ = writeln!(text, "\n{warning}");

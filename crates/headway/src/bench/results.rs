@@ -6,7 +6,7 @@ use headway_core::transfer::{Direction, HostMemory, Load};
 use headway_core::units::{Bytes, Nanos};
 use serde::Serialize;
 
-use crate::measure::sample::{self, Figures, rate};
+use crate::measure::sample::{self, Figures, rate, tail};
 
 /// Figures of one way in one situation.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -180,7 +180,7 @@ pub(super) fn table(rows: &[Row], part: &str) -> String {
             row.p25,
             row.median,
             row.p75,
-            row.p99,
+            tail(row.n, row.p99),
             quotient(row.rate(), 1_000_000_000),
             ratio("pageable"),
             ratio("dma"),

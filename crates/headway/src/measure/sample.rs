@@ -1,6 +1,6 @@
 //! How often something is timed, and what the times come to.
 
-use headway_core::transfer::Point;
+use headway_core::transfer::{Point, TAIL_SAMPLES};
 use headway_core::units::{Bytes, Nanos};
 use serde::{Deserialize, Serialize};
 
@@ -36,6 +36,11 @@ pub(crate) struct Figures {
     pub(crate) max: Nanos,
 }
 
+/// The 99th percentile of `n` samples as a text, `-` if they are too few to have one.
+pub(crate) fn tail(n: u32, p99: Nanos) -> String {
+    if n < TAIL_SAMPLES { "-".to_owned() } else { p99.to_string() }
+}
+
 impl Figures {
     /// The figures of `samples`; `None` without any.
     pub(crate) fn of(samples: &[Nanos]) -> Option<Self> {
@@ -58,6 +63,11 @@ impl Figures {
     pub(crate) fn or(self, other: Self) -> Self {
         let faster = if other.median < self.median { other } else { self };
         Self { max: self.max.max(other.max), ..faster }
+    }
+
+    /// The 99th percentile as a text; of too few samples it is just the slowest, which stands elsewhere, so `-`.
+    pub(crate) fn p99_text(&self) -> String {
+        tail(self.n, self.p99)
     }
 
     /// As a point of a curve.

@@ -6,15 +6,13 @@ use std::collections::BTreeSet;
 
 use super::{Available, Candidate, Choice, Figures, Reason, Request, Verdict};
 use crate::machine::{EndpointId, Method};
-use crate::transfer::curve::Exact;
+use crate::transfer::curve::{Exact, TAIL_SAMPLES};
 use crate::transfer::{Curve, Direction, HostMemory, Key, Load, Profile, Statistic, Tuning, TuningKey, Way};
 use crate::transfer::{default_tuning, defaults};
 use crate::units::{Bytes, Nanos};
 
 /// A lead counts from here on: the faster takes at most 97 of 100.
 const LEAD: (u32, u32) = (100, 97);
-/// Fewest copies of which a 99th percentile is not just the slowest.
-const TAIL_SAMPLES: u32 = 100;
 
 /// A way with its curve in one situation, and what bars it whatever the size.
 #[derive(Clone, Debug)]
@@ -146,6 +144,9 @@ impl Case {
         for size in [Some(bytes), below, above].into_iter().flatten() {
             let of = |entry| self.cost(entry, size, Statistic::Median);
             let (Some(ours), Some(theirs)) = (of(at), of(pageable)) else { return Some(Reason::NoComparison) };
+            if ours.compare(theirs) != Ordering::Less {
+                return Some(Reason::StagingTrails(size));
+            }
             if !leads(ours, theirs) {
                 return Some(Reason::StagingLead(size));
             }
@@ -250,13 +251,17 @@ impl Case {
 
     /// The line that says what decided.
     fn decided(&self, pick: &Pick, figures: &[Figures]) -> String {
-        let (way, objective) = (self.entries[pick.chosen].way, self.objective);
-        let cost = figures[pick.chosen].of(objective).filter(|_| pick.holds);
+        let (way, n) = (self.entries[pick.chosen].way, figures[pick.chosen].n);
+        let objective = match self.objective {
+            Statistic::P99 if (1..TAIL_SAMPLES).contains(&n) => format!("the longest of {n}"),
+            objective => objective.to_string(),
+        };
+        let cost = figures[pick.chosen].of(self.objective).filter(|_| pick.holds);
         let Some(cost) = cost else {
             return format!("`{way}` is the driver's own call; no figure holds for any way here");
         };
         let Some(other) = pick.runner_up else { return format!("{objective} {cost}; no other way can be used") };
-        let (name, theirs) = (self.entries[other].way, figures[other].of(objective).unwrap_or(cost));
+        let (name, theirs) = (self.entries[other].way, figures[other].of(self.objective).unwrap_or(cost));
         if pick.reasons[other] == Some(Reason::WithinMargin) {
             return format!(
                 "`{name}` with {objective} {theirs} leads the driver's own call with {cost} by less than 3 %"

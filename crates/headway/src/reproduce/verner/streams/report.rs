@@ -91,7 +91,7 @@ fn planned(found: &Found, duration: Nanos) -> Row {
                     "; from a block's oldest byte to its delivery n = {}, median {}, p99 {}, max {} of {}",
                     figures.n,
                     figures.median,
-                    figures.p99,
+                    figures.p99_text(),
                     figures.max,
                     cycle_of(plan) * 4
                 )
@@ -169,7 +169,7 @@ fn on_cpu(found: &Found) -> Option<Row> {
         margins.gpus as f64 / 1e6,
         figures.n,
         figures.median,
-        figures.p99,
+        figures.p99_text(),
         figures.max,
         trial.misses_on_cpu
     );
