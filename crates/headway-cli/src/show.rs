@@ -84,12 +84,13 @@ pub(crate) fn plan(plan: &Plan, models: &[ModelAnswer], assumes: &Assumption, co
     if let Some(division) = &plan.division {
         let _ = writeln!(text, "division  {}", division.reason());
     }
-    model_answers(&mut text, models);
+    let by_choice = plan.fails_by_choice();
+    model_answers(&mut text, models, by_choice);
     alternatives(&mut text, plan);
     let _ = writeln!(text, "\n{:<24} {:>12} {:>12}  answer", "server", "utilisation", "margin");
     for server in &plan.servers {
         let margin = server.verdict.margin_ppm.map_or_else(|| "-".to_owned(), factor);
-        let outcome = outcome(server.verdict.outcome);
+        let outcome = answer(server.verdict.outcome, by_choice);
         let _ = writeln!(
             text,
             "{:<24} {:>12} {margin:>12}  {outcome}",
@@ -155,17 +156,19 @@ fn meaning(strategy: Strategy) -> &'static str {
 }
 
 /// What every model says, side by side: the first is the verdict.
-fn model_answers(text: &mut String, models: &[ModelAnswer]) {
+fn model_answers(text: &mut String, models: &[ModelAnswer], by_choice: bool) {
     let width = models.iter().map(|answer| answer.model.chars().count()).max().unwrap_or(0);
     let _ = writeln!(text, "\n{:<width$} {:>9}  answer", "model", "margin");
-    for answer in models {
-        let margin = answer.margin_ppm.map_or_else(|| "-".to_owned(), factor);
-        let proof = match answer.strength {
+    for found in models {
+        let margin = found.margin_ppm.map_or_else(|| "-".to_owned(), factor);
+        let proof = match found.strength {
             Proof::Exact => "exact",
             Proof::Sufficient => "sufficient",
             Proof::Necessary => "necessary",
         };
-        let _ = writeln!(text, "{:<width$} {margin:>9}  {}, {proof}", answer.model, outcome(answer.outcome));
+        let unknown = matches!(found.evidence, None | Some(Evidence::Unknown { .. }));
+        let said = if unknown { outcome(found.outcome) } else { answer(found.outcome, by_choice) };
+        let _ = writeln!(text, "{:<width$} {margin:>9}  {said}, {proof}", found.model);
     }
     for (answer, which) in models.iter().skip(1).zip(["with these offsets", "with exact costs"]) {
         match &answer.evidence {
@@ -202,6 +205,14 @@ fn alternatives(text: &mut String, plan: &Plan) {
     }
 }
 
+/// As [`outcome`]; a "no" or an undecided answer about windows that are the planner's choice says so.
+fn answer(of: Outcome, by_choice: bool) -> &'static str {
+    match of {
+        Outcome::Undecided | Outcome::NotSchedulable if by_choice => "not with these windows",
+        of => outcome(of),
+    }
+}
+
 fn outcome(outcome: Outcome) -> &'static str {
     match outcome {
         Outcome::Schedulable => "schedulable",
@@ -224,7 +235,10 @@ fn verdict(text: &mut String, verdict: &Verdict) {
         Strength::Exact => "exact: yes and no are both proofs",
         Strength::Sufficient => "sufficient: yes is a proof, no may be pessimistic",
     };
-    let _ = writeln!(text, "verdict   {}", outcome(verdict.outcome));
+    // Undecided, and yet there is an interval that is too short: it is one of the planner's windows.
+    let by_choice = verdict.outcome == Outcome::Undecided && verdict.violation.is_some();
+    let said = answer(verdict.outcome, by_choice);
+    let _ = writeln!(text, "verdict   {said}");
     let _ = writeln!(text, "holds for {}", verdict.model);
     let _ = writeln!(text, "strength  {strength}");
     if let Some(margin) = verdict.margin_ppm {
@@ -273,14 +287,16 @@ fn row(text: &mut String, plan: &Plan, pipeline: &Pipeline) {
     let steps: Vec<String> = pipeline
         .steps
         .iter()
-        .map(|step| {
+        .enumerate()
+        .map(|(at, step)| {
+            let window = pipeline.windows.get(at).map_or_else(String::new, |window| format!(" of {window}"));
             let chunk = if step.chunk.0 > 0 { format!(" in chunks of {}", step.chunk) } else { String::new() };
             let name = match &step.operations[0].work {
                 Work::Copy { class, .. } => format!("{class:?}").to_lowercase(),
                 Work::Compute { kernel } => kernel.clone(),
                 Work::Hold => step.name.clone(),
             };
-            format!("{name} {}{chunk}", step.cost)
+            format!("{name} {}{window}{chunk}", step.cost)
         })
         .collect();
     let _ = writeln!(
@@ -288,7 +304,7 @@ fn row(text: &mut String, plan: &Plan, pipeline: &Pipeline) {
         "{:<24} {streams:>8} {:>10} {:>10} {:>11}  {}",
         pipeline.name,
         pipeline.period,
-        pipeline.window,
+        if pipeline.windows.is_empty() { pipeline.window.to_string() } else { "uneven".to_owned() },
         pipeline.reserve,
         steps.join(", ")
     );

@@ -420,7 +420,7 @@ impl Dispatcher {
     /// Puts a job in front of its server, a window before its place in the queue.
     fn wait(&mut self, job: Job, release: Nanos) {
         let planned = &self.plan.pipelines[job.pipeline as usize];
-        let place = release.saturating_add(planned.window);
+        let place = release.saturating_add(planned.window_of(job.step as usize));
         self.enqueue(job, place, Class::Guaranteed);
     }
 

@@ -128,6 +128,12 @@ impl Strategy {
     /// Every strategy, in order.
     pub const ALL: [Self; 5] = [Self::Serial, Self::Combined, Self::Partitioned, Self::Lockstep, Self::Generation];
 
+    /// Whether it is there for comparison only, as somebody else's way.
+    #[must_use]
+    pub const fn is_baseline(self) -> bool {
+        matches!(self, Self::Lockstep | Self::Generation)
+    }
+
     /// As tables and command lines write it.
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -200,8 +206,8 @@ pub struct PlannedStream {
 /// Releases one job per step and cycle.
 ///
 /// Step `i` of cycle `k` has the window `[start + k period + gather + i window, the same + window)`: it is released when
-/// the window opens and its data is there, and must be complete when the window closes (`verner-2014`, III). In a chained
-/// [`Gang`] all steps have the window of the first.
+/// the window opens and its data is there, and must be complete when the window closes (`verner-2014`, III). Where windows differ
+/// they follow each other in the same way. In a chained [`Gang`] all steps have the window of the first.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pipeline {
     /// Name.
@@ -216,8 +222,11 @@ pub struct Pipeline {
     pub start: Nanos,
     /// Time in which the packets of a cycle arrive: the period in the paper's cycles, zero when packets are jobs.
     pub gather: Nanos,
-    /// Length of every step's window.
+    /// Length of every step's window, of the longest one where they differ.
     pub window: Nanos,
+    /// Length of each step's window where they differ; empty = all are alike.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub windows: Vec<Nanos>,
     /// Largest block a cycle can carry.
     pub reserve: Bytes,
     /// Steps in order.
@@ -612,6 +621,13 @@ pub struct Violation {
 }
 
 impl Plan {
+    /// Whether deadlines can be missed with the windows that the planner chose, while other windows might hold: the answer is
+    /// undecided, and its violation is one of these windows.
+    #[must_use]
+    pub fn fails_by_choice(&self) -> bool {
+        self.verdict.outcome == Outcome::Undecided && self.verdict.violation.is_some()
+    }
+
     /// The core of the CPU that serves a pipeline, counted from 0; `None` = no core does.
     #[must_use]
     pub fn core_of(&self, pipeline: &Pipeline) -> Option<u32> {
@@ -637,8 +653,18 @@ impl Pipeline {
     /// When the window of `step` in `cycle` opens, counted from the epoch.
     #[must_use]
     pub fn release(&self, cycle: u64, step: usize) -> Nanos {
-        let windows_before = if self.is_chained() { 0 } else { step as u64 };
-        self.start + self.period * cycle + self.gather + self.window * windows_before
+        let steps_before = if self.is_chained() { 0 } else { step };
+        let before = match self.windows.get(..steps_before) {
+            Some(windows) if !windows.is_empty() => windows.iter().fold(Nanos::ZERO, |sum, window| sum + *window),
+            _ => self.window * steps_before as u64,
+        };
+        self.start + self.period * cycle + self.gather + before
+    }
+
+    /// How long the window of `step` is.
+    #[must_use]
+    pub fn window_of(&self, step: usize) -> Nanos {
+        self.windows.get(step).copied().unwrap_or(self.window)
     }
 
     /// Whether all steps share one window.
@@ -650,7 +676,7 @@ impl Pipeline {
     /// When the window of `step` in `cycle` closes.
     #[must_use]
     pub fn deadline(&self, cycle: u64, step: usize) -> Nanos {
-        self.release(cycle, step) + self.window
+        self.release(cycle, step) + self.window_of(step)
     }
 }
 

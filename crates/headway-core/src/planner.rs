@@ -27,6 +27,7 @@ mod models;
 mod seats;
 mod servers;
 mod together;
+mod uneven;
 mod unplanned;
 mod wafers;
 
@@ -140,7 +141,8 @@ struct Group {
 ///
 /// Every combination of strategy and cycle form that the options and the workload leave open is tried; of those that the
 /// tests accept, the one with the greatest margin wins, ties going to `serial` and to the paper's cycles. If none is
-/// accepted the result says why for the one that comes closest.
+/// accepted, the deadlines of streams whose packets are jobs are divided unevenly among their steps, if a division is found that
+/// holds. Else the result says why for the plan that comes closest: as a "no" if no windows can hold, else as undecided.
 ///
 /// # Errors
 /// [`PlanError`] if a name leads nowhere or a window has no length. A set that is merely not schedulable is a plan whose
@@ -149,11 +151,12 @@ struct Group {
 /// Transfers without windows never keep others out: where their mere traffic would, they are left out and a note says so.
 pub fn plan(machine: &Machine, workload: &Workload, options: Options) -> Result<Plan, PlanError> {
     check(workload)?;
-    let best = division::best(machine, workload, options)?;
+    let best = uneven::instead(machine, workload, options, division::best(machine, workload, options)?)?;
     if best.verdict.outcome == Outcome::Schedulable || workload.unplanned.is_empty() {
         return Ok(best);
     }
-    let mut bare = division::best(machine, &Workload { unplanned: Vec::new(), ..workload.clone() }, options)?;
+    let without = Workload { unplanned: Vec::new(), ..workload.clone() };
+    let mut bare = uneven::instead(machine, &without, options, division::best(machine, &without, options)?)?;
     if bare.verdict.outcome == Outcome::Schedulable {
         let names: Vec<String> = workload.unplanned.iter().map(|of| format!("`{}`", of.id)).collect();
         bare.verdict.notes.push(format!("{} left out: they would slow others down too much", names.join(", ")));
@@ -161,8 +164,8 @@ pub fn plan(machine: &Machine, workload: &Workload, options: Options) -> Result<
     Ok(bare)
 }
 
-/// The best plan of those that the options leave open.
-fn best(machine: &Machine, workload: &Workload, options: Options) -> Result<Plan, PlanError> {
+/// The best plan of those that the options leave open, with windows of different lengths where `uneven`.
+fn best(machine: &Machine, workload: &Workload, options: Options, uneven: bool) -> Result<Plan, PlanError> {
     let strategies: &[Strategy] = match options.strategy {
         Some(Strategy::Serial) => &[Strategy::Serial],
         Some(Strategy::Combined) => &[Strategy::Combined],
@@ -179,6 +182,7 @@ fn best(machine: &Machine, workload: &Workload, options: Options) -> Result<Plan
         None => &[Strategy::Serial, Strategy::Combined, Strategy::Partitioned],
     };
     let cycles: &[Cycle] = match workload.cycle {
+        _ if uneven => &[Cycle::Arrival],
         Cycle::Auto => &[Cycle::Paper, Cycle::Arrival],
         Cycle::Paper => &[Cycle::Paper],
         Cycle::Arrival => &[Cycle::Arrival],
@@ -189,12 +193,12 @@ fn best(machine: &Machine, workload: &Workload, options: Options) -> Result<Plan
     for &strategy in strategies {
         let mut best: Option<Plan> = None;
         for &cycle in cycles {
-            let candidate = match (Planner { machine, workload, network: &network, cpu: &cpu, strategy, cycle }.plan())
-            {
-                // What is too long to be combined can still be carried as it is.
-                Err(PlanError::Combine(_)) if strategies.len() > 1 => continue,
-                candidate => candidate?,
-            };
+            let candidate =
+                match (Planner { machine, workload, network: &network, cpu: &cpu, strategy, cycle, uneven }.plan()) {
+                    // What is too long to be combined can still be carried as it is.
+                    Err(PlanError::Combine(_)) if strategies.len() > 1 => continue,
+                    candidate => candidate?,
+                };
             if best.as_ref().is_none_or(|best| rank(&candidate.verdict) > rank(&best.verdict)) {
                 best = Some(candidate);
             }
@@ -270,6 +274,8 @@ struct Planner<'a> {
     cpu: &'a Cpu,
     strategy: Strategy,
     cycle: Cycle,
+    /// Whether steps of one stream may have windows of different lengths.
+    uneven: bool,
 }
 
 impl Planner<'_> {
@@ -545,6 +551,7 @@ impl Planner<'_> {
             window: group.window,
             reserve,
             steps,
+            windows: Vec::new(),
             gang: None,
         })
     }

@@ -48,6 +48,7 @@ fn message(machine: &Machine, blocks: &[BatchBlock]) -> Pipeline {
             operations: blocks.iter().map(operation).collect(),
             batch: None,
         }],
+        windows: Vec::new(),
         gang: None,
     }
 }

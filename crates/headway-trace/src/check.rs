@@ -18,6 +18,10 @@ pub(crate) fn header(header: &Header) -> Result<(), String> {
         for step in &pipeline.steps {
             step_of(plan, pipeline, step)?;
         }
+        let known = pipeline.windows.is_empty() || pipeline.windows.len() == pipeline.steps.len();
+        if !known || pipeline.windows.iter().any(|window| *window > pipeline.window) {
+            return Err(format!("pipeline `{}` has other windows than steps, or one above the longest", pipeline.name));
+        }
         let last = u128::from(pipeline.period.0) * u128::from(cycles)
             + u128::from(pipeline.window.0) * (pipeline.steps.len() as u128 + 1)
             + u128::from(pipeline.start.0)

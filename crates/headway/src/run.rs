@@ -502,6 +502,7 @@ fn accept(plan: &Plan, options: &Options, warnings: &mut Vec<String>) -> Result<
     let verdict = match plan.verdict.outcome {
         Outcome::Schedulable => return Ok(()),
         Outcome::NotSchedulable => "deadlines can be missed",
+        Outcome::Undecided if plan.fails_by_choice() => "deadlines can be missed with the windows that were tried",
         Outcome::Undecided => "the tests could not decide",
     };
     if !options.force {

@@ -66,6 +66,7 @@ impl Planner<'_> {
             window: message.period,
             reserve: total(&blocks),
             steps: vec![step],
+            windows: Vec::new(),
             gang: None,
         };
         Ok((pipeline, batch))
@@ -224,6 +225,7 @@ impl Planner<'_> {
                 operations: vec![super::PlannedOperation { engines: Vec::new(), work: super::Work::Hold }],
                 batch: None,
             }],
+            windows: Vec::new(),
             gang: None,
         }
     }

@@ -176,6 +176,7 @@ impl Planner<'_> {
             window: batch.grid.window,
             reserve: Bytes(blocks.iter().fold(0, |sum: u64, block| sum.saturating_add(block.bytes.0))),
             steps: vec![self.batch_step(&name, planned.worst_case, order.iter().map(|&at| blocks[at]))],
+            windows: Vec::new(),
             gang: None,
         };
         Ok((pipeline, planned))

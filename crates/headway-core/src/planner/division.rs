@@ -11,7 +11,7 @@ pub(super) fn best(machine: &Machine, workload: &Workload, options: Options) -> 
     let either: Vec<usize> =
         (0..workload.streams.len()).filter(|&at| workload.streams[at].gpu == Placement::Either).collect();
     if either.is_empty() {
-        return super::best(machine, workload, options);
+        return super::best(machine, workload, options, false);
     }
     let cpu = machine.cpu_or_assumed();
     let known = |stream: &Stream| cpu.cores > 0 && stream.kernels().all(|kernel| cpu.kernel(kernel).is_some());
@@ -53,7 +53,7 @@ fn planned(
     for (&at, _) in either.iter().zip(on_cpu).filter(|(_, on_cpu)| **on_cpu) {
         placed.streams[at].gpu = Placement::Cpu;
     }
-    super::best(machine, &placed, options)
+    super::best(machine, &placed, options, false)
 }
 
 /// A stream's rate, rounded up, and deadline.

@@ -73,6 +73,7 @@ pub fn models(plan: &Plan) -> Vec<ModelAnswer> {
     let given = &plan.verdict;
     let strength = if given.strength == Proof::Exact { Strength::Exact } else { Strength::Sufficient };
     let evidence = given.violation.clone().map(Evidence::Demand);
+    let by_choice = plan.fails_by_choice();
     let any = ModelAnswer {
         model: "any offsets, costs from 0 to the worst case; streams may join".to_owned(),
         outcome: given.outcome,
@@ -80,12 +81,19 @@ pub fn models(plan: &Plan) -> Vec<ModelAnswer> {
         margin_ppm: given.margin_ppm,
         evidence,
     };
-    let mut concrete = implied(explored(plan, Costs::UpToWorst), &any);
+    // Other windows than those of the plan might hold.
+    let here = |answer: ModelAnswer| match answer.outcome {
+        Outcome::NotSchedulable | Outcome::Undecided if by_choice => {
+            ModelAnswer { outcome: Outcome::Undecided, strength: Strength::Sufficient, ..answer }
+        }
+        _ => answer,
+    };
+    let mut concrete = implied(here(explored(plan, Costs::UpToWorst)), &any);
     if any.outcome == Outcome::Schedulable {
         // A factor with which any offsets hold, these hold with.
         concrete.margin_ppm = concrete.margin_ppm.max(any.margin_ppm);
     }
-    let exact = implied(explored(plan, Costs::Exact), &concrete);
+    let exact = implied(here(explored(plan, Costs::Exact)), &concrete);
     vec![any, concrete, exact]
 }
 

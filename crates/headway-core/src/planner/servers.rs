@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
     Bytes, Domains, EngineId, Nanos, Outcome, PPM, Pipeline, PlanError, PlannedBatch, PlannedStep, Planner, RouteId,
-    Server, Source, Strategy, Strength, Verdict, Work,
+    Server, Source, Strategy, Strength, Verdict, Work, uneven,
 };
 use crate::machine::EngineClass;
 use crate::plan::Violation;
@@ -48,6 +48,9 @@ impl Planner<'_> {
             self.together(pipelines, domains, batches)?;
         }
         self.price_gangs(pipelines)?;
+        if self.uneven {
+            uneven::divide(pipelines, |stream| self.workload.streams[stream as usize].deadline);
+        }
         let mut servers = Vec::new();
         for (at, key) in keys.iter().enumerate() {
             servers.push(self.server(at as u32, key, &leader, pipelines, domains));
@@ -225,7 +228,7 @@ impl Planner<'_> {
             let [operation] = step.operations.as_slice() else { return false };
             let Work::Copy { route, bytes, .. } = operation.work else { return false };
             let Ok(flow) = self.in_chunks(route, bytes, &used, domains) else { return false };
-            flows.push(ChunkFlow { period: pipeline.period, deadline: pipeline.window, ..flow });
+            flows.push(ChunkFlow { period: pipeline.period, deadline: window_of(pipeline, step), ..flow });
         }
         let Ok(plan) = schedulability::flow_chunk_sizes(&flows, CHUNK_GRANULE) else { return false };
         let steps = pipelines.iter_mut().flat_map(|p| &mut p.steps).filter(|step| step.server == at);
@@ -267,6 +270,15 @@ fn longest(per_engines: &BTreeMap<Vec<EngineId>, Nanos>) -> Option<Nanos> {
     if per_engines.keys().any(|engines| engines.len() > 1) { times.reduce(Nanos::saturating_add) } else { times.max() }
 }
 
+/// Which step of its pipeline `step` is.
+fn position(pipeline: &Pipeline, step: &PlannedStep) -> usize {
+    pipeline.steps.iter().position(|other| std::ptr::eq(other, step)).unwrap_or(0)
+}
+
+fn window_of(pipeline: &Pipeline, step: &PlannedStep) -> Nanos {
+    pipeline.window_of(position(pipeline, step))
+}
+
 /// What recurs on a server.
 pub(crate) struct Demand {
     pub(super) name: String,
@@ -291,8 +303,9 @@ pub(crate) fn demands(steps: &[(&Pipeline, &PlannedStep)]) -> Vec<Demand> {
             demands.push(Demand { name: pipeline.name.clone(), task, offset: pipeline.start, even: true });
             continue;
         }
-        let task = Task { cost: step.cost, period: pipeline.period, deadline: pipeline.window, chunk: step.piece };
-        let at = pipeline.steps.iter().position(|other| std::ptr::eq(other, step)).unwrap_or(0);
+        let deadline = window_of(pipeline, step);
+        let task = Task { cost: step.cost, period: pipeline.period, deadline, chunk: step.piece };
+        let at = position(pipeline, step);
         let offset = pipeline.release(0, at);
         if let Some(place) = step.batch {
             // The steps of a batch are one job: the first stands for all.

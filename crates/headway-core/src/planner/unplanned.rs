@@ -34,6 +34,7 @@ impl Planner<'_> {
                 window: Nanos::ZERO,
                 reserve: bytes,
                 steps: vec![step],
+                windows: Vec::new(),
                 gang: None,
             });
         }

@@ -76,6 +76,7 @@ impl Planner<'_> {
             window,
             reserve: Bytes(reserve),
             steps,
+            windows: Vec::new(),
             gang: self.in_gangs().then_some(Gang { number: 0, chained }),
         })
     }

@@ -96,6 +96,7 @@ pub(crate) fn flow(period: u64, window: u64, steps: Vec<PlannedStep>) -> Pipelin
         window: Nanos(window),
         reserve: Bytes(8),
         steps,
+        windows: Vec::new(),
         gang: None,
     }
 }

@@ -141,6 +141,7 @@ fn stream(index: u32, streams: u32) -> (PlannedStream, Pipeline) {
         window: Nanos(cycle),
         reserve,
         steps: vec![copy(true), compute, copy(false)],
+        windows: Vec::new(),
         gang: None,
     };
     let planned = PlannedStream {
