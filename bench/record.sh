@@ -16,7 +16,8 @@ if [ -d "$results" ]; then
     printf 'exit status\t%s\n' "$status" >>"$setup"
     printf 'bytes\t%s\n' "$(sed -n 's/^verified *//p' "$said")" >>"$setup"
     mv "$setup" "$results/setup.tsv"
-    gzip -9 -c "$results/run.jsonl" >"$results/run.jsonl.gz"
+    # A long log is compressed already.
+    [ -f "$results/run.jsonl.gz" ] || gzip -9 -c "$results/run.jsonl" >"$results/run.jsonl.gz"
     # What a run reads and writes is large and can be made again; the log has all times.
     rm -rf "$results/streams" "$results/sample.bin" "$results/run.jsonl" "$results/trace.perfetto-trace"
 fi

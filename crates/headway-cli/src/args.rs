@@ -1,4 +1,6 @@
-//! The command line: one definition gives parsing, help and completions.
+//! The command line: one definition gives parsing, help, manual pages and completions.
+
+mod foreign;
 
 mod broker;
 
@@ -12,10 +14,11 @@ use headway::core::plan::Strategy;
 use headway::core::stream::Policy;
 use headway::core::transfer::{Direction, HostMemory, Load, Statistic};
 use headway::core::units::{Bytes, Nanos, UnitError};
-use headway::formats::Format as Foreign;
+use headway::keep::Keep;
 use headway::measure::Step;
 
 pub(crate) use self::broker::{BrokerArgs, ModeArg};
+pub(crate) use self::foreign::{ExportArgs, ImportArgs};
 
 /// Moves data between host and GPU memory on time: plans periodic transfers, runs them, shows what happened.
 #[derive(Debug, Parser)]
@@ -64,6 +67,9 @@ pub(crate) enum Command {
         /// Folder for summary, trace and page
         #[arg(long)]
         out: Option<PathBuf>,
+        /// Operations and packets that the trace shows at most; of a longer run, parts
+        #[arg(long, value_name = "N", default_value_t = Keep::default().traced)]
+        trace_max: u64,
     },
     /// Make an experiment of a paper again and compare
     Reproduce(ReproduceArgs),
@@ -131,60 +137,6 @@ pub(crate) struct PlanArgs {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct ImportArgs {
-    /// File of the other tool
-    pub(crate) file: PathBuf,
-    /// Its format
-    #[arg(long, value_parser = word(Foreign::WORDS))]
-    pub(crate) from: Foreign,
-    /// Workload file to write [default: the standard output]
-    #[arg(long, value_name = "FILE")]
-    pub(crate) out: Option<PathBuf>,
-    /// Replace a file that exists
-    #[arg(long)]
-    pub(crate) force: bool,
-    /// One unit of time in the file, for example "1 us" [default for jobs: 1 ns]
-    #[arg(long, value_name = "TIME", value_parser = str::parse::<Nanos>)]
-    pub(crate) unit: Option<Nanos>,
-    /// After what time the jobs of the file repeat, for tasks with one job
-    #[arg(long, value_name = "TIME", value_parser = str::parse::<Nanos>)]
-    pub(crate) window: Option<Nanos>,
-    /// What a query costs, for mlperf
-    #[arg(long, value_name = "TIME", value_parser = str::parse::<Nanos>)]
-    pub(crate) cost: Option<Nanos>,
-    /// Precedences that belong to a job set
-    #[arg(long, value_name = "FILE")]
-    pub(crate) precedence: Option<PathBuf>,
-    /// Server that the tasks compete for [default: engine]
-    #[arg(long)]
-    pub(crate) server: Option<String>,
-    /// Name of the workload [default: that of the file]
-    #[arg(long)]
-    pub(crate) name: Option<String>,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct ExportArgs {
-    /// Workload file
-    pub(crate) file: PathBuf,
-    /// Format to write
-    #[arg(long, value_parser = word(Foreign::EXPORTS))]
-    pub(crate) to: Foreign,
-    /// File to write [default: the standard output]
-    #[arg(long, value_name = "FILE")]
-    pub(crate) out: Option<PathBuf>,
-    /// Replace a file that exists
-    #[arg(long)]
-    pub(crate) force: bool,
-    /// One unit of time in the file, for example "1 us" [default: 1 ns]
-    #[arg(long, value_name = "TIME", value_parser = str::parse::<Nanos>)]
-    pub(crate) unit: Option<Nanos>,
-    /// Server whose flows are written [default: the only one]
-    #[arg(long)]
-    pub(crate) server: Option<String>,
-}
-
-#[derive(Debug, Args)]
 pub(crate) struct RunArgs {
     #[command(flatten)]
     pub(crate) plan: PlanArgs,
@@ -212,6 +164,16 @@ pub(crate) struct RunArgs {
     /// Scheduling class of the threads that drive devices; auto: the strongest that the system permits
     #[arg(long, value_name = "CLASS", default_value = "auto", value_parser = word(Wish::WORDS))]
     pub(crate) cpu_class: Wish,
+    /// Without `--input`: random bytes for each stream, which a longer run reads again and again; of its output as many are
+    /// kept, and all are compared [default: 16 MiB, or less for all together to have 1 GiB]
+    #[arg(long, value_name = "SIZE", value_parser = str::parse::<Bytes>)]
+    pub(crate) sample_max: Option<Bytes>,
+    /// Size of the log, after which it lacks what follows; long ones are compressed
+    #[arg(long, value_name = "SIZE", default_value_t = Keep::default().log, value_parser = str::parse::<Bytes>)]
+    pub(crate) log_max: Bytes,
+    /// Operations and packets that the trace shows at most; of a longer run, parts
+    #[arg(long, value_name = "N", default_value_t = Keep::default().traced)]
+    pub(crate) trace_max: u64,
 }
 
 #[derive(Debug, Args)]

@@ -13,6 +13,7 @@ use headway::core::machine::{self, Confidence, Machine};
 use headway::core::plan::{Outcome, Plan};
 use headway::core::planner::{self, ModelAnswer, Options};
 use headway::cpus::{self, Assumption};
+use headway::keep::Keep;
 use headway::run::Progress;
 use headway::{doctor as examine, files, report as reports, reproduce as experiments, run as runs};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -146,6 +147,7 @@ pub(crate) fn run(out: &Out, args: &RunArgs) -> Result<Answer> {
         force: args.force,
         verify: !args.no_verify,
         cpu_class: args.cpu_class,
+        keep: Keep { sample: args.sample_max, log: args.log_max, traced: args.trace_max, ..Keep::default() },
         interrupt,
     };
     if workload.value.sharing.is_some() {
@@ -185,11 +187,18 @@ pub(crate) fn replay(out: &Out, log: &Path) -> Result<Answer> {
     };
     let json = serde_json::json!({ "schema": 1, "equal": true, "replayed": replayed });
     out.print(&json, || {
-        let end = if replayed.finished { "" } else { "; the run ended before its last cycle" };
-        format!(
+        let end = if replayed.finished || replayed.omitted > 0 { "" } else { "; the run ended before its last cycle" };
+        let mut text = format!(
             "the same: {} inputs gave {} actions and {} events, byte for byte{end}\n",
             replayed.inputs, replayed.actions, replayed.events
-        )
+        );
+        if replayed.omitted > 0 {
+            text.push_str(&format!(
+                "not compared: the last {} records of the run, which the log lacks since it had reached its size\n",
+                replayed.omitted
+            ));
+        }
+        text
     })?;
     Ok(Answer::Yes)
 }
@@ -220,11 +229,11 @@ fn replay_broker(out: &Out, log: &headway::trace::broker::Log) -> Result<Answer>
     Ok(Answer::Yes)
 }
 
-pub(crate) fn report(out: &Out, log: &Path, folder: Option<&Path>) -> Result<Answer> {
+pub(crate) fn report(out: &Out, log: &Path, folder: Option<&Path>, traced: u64) -> Result<Answer> {
     if let Some(log) = reports::open_sharing(log)? {
-        return sharing::report(out, &log, folder);
+        return sharing::report(out, &log, folder, traced);
     }
-    let (summary, folder) = reports::report(log, folder)?;
+    let (summary, folder) = reports::report(log, folder, traced)?;
     out.print(&summary, || {
         let mut text = summary.table(show::width());
         if let Some(folder) = &folder {

@@ -58,7 +58,7 @@ fn main() -> ExitCode {
         Command::Plan(plan) => commands::plan(&out, plan),
         Command::Run(run) => commands::run(&out, run),
         Command::Replay { log } => commands::replay(&out, log),
-        Command::Report { log, out: folder } => commands::report(&out, log, folder.as_deref()),
+        Command::Report { log, out: folder, trace_max } => commands::report(&out, log, folder.as_deref(), *trace_max),
         Command::Reproduce(args) => commands::reproduce(&out, args),
         Command::Measure(args) => transfers::measure(&out, args),
         Command::Bench { what: BenchCommand::Transfers(args) } => transfers::bench(&out, args),

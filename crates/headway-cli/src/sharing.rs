@@ -47,8 +47,8 @@ pub(crate) fn run(out: &Out, workload: &Loaded<Workload>, options: &Options) -> 
     Ok(Answer::of_run(report.summary.verdict.held, report.summary.incomplete.as_ref()))
 }
 
-pub(crate) fn report(out: &Out, log: &Log, folder: Option<&Path>) -> Result<Answer> {
-    let (summary, folder) = reports::report_sharing(log, folder)?;
+pub(crate) fn report(out: &Out, log: &Log, folder: Option<&Path>, traced: u64) -> Result<Answer> {
+    let (summary, folder) = reports::report_sharing(log, folder, traced)?;
     out.print(&summary, || summary.table() + &folder.as_deref().map_or_else(String::new, places))?;
     Ok(if summary.verdict.held { Answer::Yes } else { Answer::No })
 }

@@ -15,6 +15,7 @@ use headway::core::schedulability::Strength as Proof;
 use headway::core::units::{Bytes, Nanos, Rate};
 use headway::cpus::Assumption;
 use headway::doctor::{Examination, State};
+use headway::keep::Keep;
 use headway::report::{PAGE, TRACE};
 use headway::run::Report;
 
@@ -374,6 +375,10 @@ fn again(report: &Report, args: &RunArgs) -> String {
     option("seed", Some(summary.seed.to_string()));
     option("cpu-class", (args.cpu_class != Wish::Auto).then(|| args.cpu_class.word().to_owned()));
     option("out", args.out.as_ref().map(quoted));
+    let usual = Keep::default();
+    option("sample-max", args.sample_max.map(|bytes| format!("'{} B'", bytes.0)));
+    option("log-max", (args.log_max != usual.log).then(|| format!("'{} B'", args.log_max.0)));
+    option("trace-max", (args.trace_max != usual.traced).then(|| args.trace_max.to_string()));
     for (name, given) in [("force", args.force), ("no-verify", args.no_verify)] {
         if given {
             let _ = write!(command, " --{name}");

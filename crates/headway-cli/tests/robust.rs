@@ -190,8 +190,8 @@ fn more_gpus_than_there_are_and_none_at_all_are_refused() {
     let place = place();
     fails(place.path(), &sim(&["--gpus", "99"]), 2, &["`h200-x4` has 4 GPUs, not 99", "from 1 to 4"]);
     fails(place.path(), &["plan", ENCRYPT, "--gpus", "0"], 2, &["`h200-x4` has 4 GPUs, not 0", "from 1 to 4"]);
-    let emulated = ["run", ENCRYPT, "--backend", "emu", "--machine", "h200-x1", "--gpus", "2"];
-    fails(place.path(), &emulated, 2, &["`h200-x1` has 1 GPU", "--machine"]);
+    let emulated = ["run", ENCRYPT, "--backend", "emu", "--gpus", "5"];
+    fails(place.path(), &emulated, 2, &["`h200-x4` has 4 GPUs", "--machine"]);
 }
 
 #[test]

@@ -103,6 +103,9 @@ pub struct End {
     /// Why the run ended before its last cycle; `None` = it did not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub incomplete: Option<Incomplete>,
+    /// Records that followed and were left out, as the log had reached its size.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub omitted: u64,
 }
 
 /// Why a run ended before its last cycle. Its log is whole up to there and replays.
@@ -132,4 +135,9 @@ impl std::fmt::Display for Incomplete {
             }
         }
     }
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }

@@ -10,6 +10,7 @@ use headway_core::units::Bytes;
 
 use crate::intake::{InputError, Intake};
 use crate::outlet::{OutFile, Outlet, OutputError, file_name};
+use crate::tail::{Ends, Left, Tail};
 use crate::wafer;
 
 /// A block that cannot be packed, or that comes back different from what was sent.
@@ -215,8 +216,19 @@ impl Gatherer {
 pub struct Scatterer {
     gatherer: Gatherer,
     files: Vec<OutFile>,
+    bounds: Bounds,
     /// The next cycle of each pipeline that is not empty must be at least this one.
     next: Vec<u64>,
+}
+
+/// How much of each output goes into its file, and what becomes of the rest.
+#[derive(Debug, Default)]
+struct Bounds {
+    /// Bytes of each stream's file; empty = all bytes of all streams.
+    keep: Vec<u64>,
+    tails: Vec<Tail>,
+    wrong_list: Option<u64>,
+    left: Left,
 }
 
 /// Name of a stream's output inside the results: another one for every stream.
@@ -234,7 +246,30 @@ impl Scatterer {
         let streams = gatherer.plan.streams.iter();
         let files = streams.map(|stream| outlet.file(&output_name(&stream.id))).collect::<Result<_, _>>()?;
         let next = vec![0; gatherer.plan.pipelines.len()];
-        Ok(Self { gatherer, files, next })
+        Ok(Self { gatherer, files, bounds: Bounds::default(), next })
+    }
+
+    /// The same that writes no more than the first `keep` bytes of each stream. What follows can be compared after the run: of
+    /// streams by the digests in `left`; a wafer's lists are compared with what was planted when they come.
+    #[must_use]
+    pub fn bounded(mut self, keep: Vec<u64>, left: Left) -> Self {
+        self.bounds = Bounds { tails: vec![Tail::default(); self.files.len()], keep, wrong_list: None, left };
+        self
+    }
+
+    /// Appends to the output of `stream`; returns how many of the bytes its file did not take.
+    fn append(&mut self, stream: u32, bytes: &[u8]) -> Result<usize, OutputError> {
+        let stream = stream as usize;
+        let file = &mut self.files[stream];
+        let Some(keep) = self.bounds.keep.get(stream) else {
+            file.write(bytes)?;
+            return Ok(0);
+        };
+        let room = keep.saturating_sub(file.written()).min(bytes.len() as u64) as usize;
+        let (kept, rest) = bytes.split_at(room);
+        file.write(kept)?;
+        self.bounds.tails[stream].write(rest);
+        Ok(rest.len())
     }
 
     /// Appends the lanes of the block of `cycle`.
@@ -258,9 +293,10 @@ impl Scatterer {
             return wrong(format!("lanes of {lens:?} bytes came back, {sent:?} were sent"));
         }
         self.next[pipeline as usize] = cycle + 1;
-        let Source::Streams(streams) = &planned.source else { return Ok(()) };
+        let plan = Arc::clone(&self.gatherer.plan);
+        let Source::Streams(streams) = &plan.pipelines[pipeline as usize].source else { return Ok(()) };
         for (&stream, lane) in streams.iter().zip(header.lanes) {
-            self.files[stream as usize].write(&block[lane])?;
+            self.append(stream, &block[lane])?;
         }
         Ok(())
     }
@@ -288,7 +324,12 @@ impl Scatterer {
             Some(_) => {}
         }
         self.next[pipeline as usize] = cycle + 1;
-        self.files[wafer.stream as usize].write(first)?;
+        let (stream, shape) = (wafer.stream, wafer.wafer);
+        if self.append(stream, first)? > 0 && self.bounds.wrong_list.is_none() {
+            let planted = wafer::Ring::new(&shape).map(|ring| ring.planted(u64::from(ring.row(cycle))));
+            let equal = planted.is_ok_and(|planted| wafer::listed(first).is_ok_and(|listed| listed == planted));
+            self.bounds.wrong_list = (!equal).then_some(cycle);
+        }
         Ok(())
     }
 
@@ -303,18 +344,22 @@ impl Scatterer {
             return Err(DataError::Sequence { pipeline: planned.name.clone(), cycle, what });
         }
         self.next[pipeline as usize] = cycle + 1;
-        let Source::Streams(streams) = &planned.source else { return Ok(()) };
-        for (&stream, len) in streams.iter().zip(self.gatherer.lens(pipeline, cycle)) {
-            self.files[stream as usize].write(&vec![0; len as usize])?;
+        let plan = Arc::clone(&self.gatherer.plan);
+        let lens = self.gatherer.lens(pipeline, cycle);
+        let Source::Streams(streams) = &plan.pipelines[pipeline as usize].source else { return Ok(()) };
+        for (&stream, len) in streams.iter().zip(lens) {
+            self.append(stream, &vec![0; len as usize])?;
         }
         Ok(())
     }
 
-    /// Writes everything out and returns the bytes of each stream.
+    /// Writes everything out and returns the bytes of each stream's file.
     ///
     /// # Errors
     /// [`OutputError`].
     pub fn finish(self) -> Result<Vec<u64>, OutputError> {
+        let Bounds { tails, wrong_list, left, .. } = self.bounds;
+        left.put(Ends { digests: tails.into_iter().map(Tail::finish).collect(), wrong_list });
         self.files.into_iter().map(OutFile::finish).collect()
     }
 }

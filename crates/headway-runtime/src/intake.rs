@@ -116,12 +116,12 @@ pub struct Segment {
     pub bytes: u64,
 }
 
-/// What one stream reads.
+/// What one stream reads. Where the parts hold fewer bytes than it takes, it reads them again from the first one on.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Share {
     /// Parts of files, one after the other.
     pub segments: Vec<Segment>,
-    /// Their bytes together.
+    /// Bytes that the stream takes.
     pub bytes: u64,
     /// Zero bytes added behind them so that the last block is whole.
     pub padding: u64,
@@ -192,6 +192,37 @@ impl Intake {
         Ok(Self { files: opened, shares })
     }
 
+    /// Opens the file at `path`, in which every stream has a part of so many bytes, one behind the other. Each stream reads its
+    /// part as often as the packets that arrive in `duration` take.
+    ///
+    /// # Errors
+    /// [`InputError`].
+    pub fn open_repeated(
+        path: &Path,
+        streams: &[PlannedStream],
+        duration: Nanos,
+        parts: &[u64],
+        granule: u64,
+    ) -> Result<Self, InputError> {
+        let open_error = |source| InputError::Open { path: path.to_owned(), source };
+        let file = File::open(path).map_err(open_error)?;
+        let available = file.metadata().map_err(open_error)?.len();
+        let needed = parts.iter().sum();
+        if available < needed {
+            let (path, streams) = (path.to_owned(), streams.len());
+            return Err(InputError::TooShort { path, available, needed, duration, streams });
+        }
+        let mut offset = 0;
+        let share = |(stream, &part): (&PlannedStream, &u64)| {
+            let bytes = bytes_within(stream, duration);
+            let segments = if part > 0 { vec![Segment { file: 0, offset, bytes: part }] } else { Vec::new() };
+            offset += part;
+            Share { segments, bytes, padding: bytes.next_multiple_of(granule) - bytes }
+        };
+        let shares = streams.iter().zip(parts).map(share).collect();
+        Ok(Self { files: vec![(path.to_owned(), file)], shares })
+    }
+
     /// The files read, in the order that [`Segment::file`] counts.
     pub fn files(&self) -> impl Iterator<Item = &Path> {
         self.files.iter().map(|(path, _)| path.as_path())
@@ -220,10 +251,27 @@ impl Intake {
     /// # Errors
     /// [`InputError::Truncated`] or [`InputError::Read`].
     pub fn read(&self, stream: usize, mut offset: u64, buffer: &mut [u8]) -> Result<(), InputError> {
+        let share = &self.shares[stream];
+        let held: u64 = share.segments.iter().map(|segment| segment.bytes).sum();
+        let there = share.bytes.saturating_sub(offset).min(buffer.len() as u64) as usize;
+        let (mut data, behind) = buffer.split_at_mut(there);
+        behind.fill(0);
+        while !data.is_empty() {
+            let at = offset % held;
+            let (now, later) = data.split_at_mut(data.len().min((held - at) as usize));
+            offset += now.len() as u64;
+            self.read_parts(share, at, now)?;
+            data = later;
+        }
+        Ok(())
+    }
+
+    /// Reads within the parts of a share.
+    fn read_parts(&self, share: &Share, mut offset: u64, buffer: &mut [u8]) -> Result<(), InputError> {
         let mut rest = buffer;
-        for segment in &self.shares[stream].segments {
+        for segment in &share.segments {
             if rest.is_empty() {
-                return Ok(());
+                break;
             }
             if offset >= segment.bytes {
                 offset -= segment.bytes;
@@ -235,7 +283,6 @@ impl Intake {
             rest = tail;
             offset = 0;
         }
-        rest.fill(0);
         Ok(())
     }
 
@@ -379,6 +426,33 @@ mod tests {
         assert_eq!(intake.shares()[1].segments, [Segment { file: 0, offset: 64, bytes: 256 }]);
         let error = Intake::open(input.path(), &streams, Some(Nanos(40_000)), 16).unwrap_err();
         assert!(matches!(error, InputError::TooShort { available: 1000, needed: 3200, .. }), "{error}");
+    }
+
+    #[test]
+    fn a_part_that_is_shorter_than_its_stream_is_read_again_and_again() {
+        let data: Vec<u8> = (0..80).collect();
+        let input = file(&data);
+        let streams = [stream(10, 1000), stream(20, 1000)];
+        // Ten packets each: 100 bytes from 32, and 200 from 48.
+        let intake = Intake::open_repeated(input.path(), &streams, Nanos(10_000), &[32, 48], 16).unwrap();
+        assert_eq!(intake.runs(&streams).iter().map(|run| run.bytes.0).collect::<Vec<_>>(), [112, 208]);
+        let all = |stream: usize, bytes: usize| {
+            let mut read = vec![0xAA; bytes];
+            intake.read(stream, 0, &mut read).unwrap();
+            read
+        };
+        let expected: Vec<u8> = data[..32].iter().cycle().take(100).copied().chain([0; 12]).collect();
+        assert_eq!(all(0, 112), expected);
+        let expected: Vec<u8> = data[32..].iter().cycle().take(200).copied().chain([0; 8]).collect();
+        assert_eq!(all(1, 208), expected);
+        // Any part of it reads the same by itself.
+        for (from, to) in [(0, 1), (31, 33), (40, 100), (90, 112), (105, 112)] {
+            let mut read = vec![0xAA; to - from];
+            intake.read(0, from as u64, &mut read).unwrap();
+            assert_eq!(read, all(0, 112)[from..to], "{from} to {to}");
+        }
+        let error = Intake::open_repeated(input.path(), &streams, Nanos(10_000), &[64, 48], 16).unwrap_err();
+        assert!(matches!(error, InputError::TooShort { available: 80, needed: 112, .. }), "{error}");
     }
 
     #[test]

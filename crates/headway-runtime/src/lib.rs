@@ -13,5 +13,6 @@ pub mod pattern;
 pub mod ring;
 pub mod sharing;
 pub mod staging;
+pub mod tail;
 pub mod wafer;
 pub mod wall;

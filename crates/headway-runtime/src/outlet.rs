@@ -55,12 +55,13 @@ pub const INCOMPLETE: &str = "INCOMPLETE.txt";
 pub const PART: &str = ".incomplete";
 
 /// All names that a result can have at its top. A folder with any other belongs to somebody, and is never replaced.
-pub const NAMES: [&str; 10] = [
+pub const NAMES: [&str; 11] = [
     MARK,
     TRACE,
     INCOMPLETE,
     "page.html",
     "run.jsonl",
+    "run.jsonl.gz",
     "workload.toml",
     "plan.json",
     "manifest.json",
@@ -281,6 +282,12 @@ impl OutFile {
     pub fn write(&mut self, bytes: &[u8]) -> Result<(), OutputError> {
         self.bytes += bytes.len() as u64;
         self.writer.write_all(bytes).map_err(|source| OutputError::Write { path: self.path.clone(), source })
+    }
+
+    /// Bytes appended so far.
+    #[must_use]
+    pub fn written(&self) -> u64 {
+        self.bytes
     }
 
     /// Writes out what is buffered and returns the size of the file.

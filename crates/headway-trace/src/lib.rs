@@ -8,6 +8,7 @@ pub mod broker;
 mod check;
 mod due;
 mod elementary;
+pub mod excerpt;
 pub mod page;
 pub mod perfetto;
 mod proto;

@@ -108,7 +108,8 @@ pub fn write(log: &Log, summary: &Summary, out: impl Write) -> io::Result<()> {
     let title = format!("{}: {} [{}]", summary.workload.name, summary.verdict.text, summary.source);
     let plain = summary.table(PLAIN_WIDTH);
     let incomplete = summary.incomplete.as_ref().map(|why| shell::banner(why, summary.span));
-    Shell { title: &title, incomplete: incomplete.as_deref(), plain: &plain, still: &picture }.write(&data, out)
+    let (incomplete, left_out) = (incomplete.as_deref(), summary.left_out.as_slice());
+    Shell { title: &title, incomplete, left_out, plain: &plain, still: &picture }.write(&data, out)
 }
 
 /// The responses of each stream in the order of delivery.

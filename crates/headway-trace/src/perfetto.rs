@@ -12,6 +12,7 @@ use headway_core::plan::Source;
 use headway_core::units::Nanos;
 
 use crate::Log;
+use crate::excerpt::Excerpt;
 use crate::proto::Message;
 use crate::timeline::{Operation, Timeline};
 
@@ -154,19 +155,27 @@ struct Builder {
 /// # Errors
 /// Those of `out`.
 pub fn write(log: &Log, out: impl Write) -> io::Result<()> {
-    let timeline = Timeline::new(log);
+    write_excerpt(log, &Excerpt::new(log, Timeline::new(log), u64::MAX), out)
+}
+
+/// Writes a trace of a part of a run; its first event says what it leaves out.
+///
+/// # Errors
+/// Those of `out`.
+pub fn write_excerpt(log: &Log, excerpt: &Excerpt, out: impl Write) -> io::Result<()> {
+    let timeline = &excerpt.timeline;
     let mut builder = Builder { tracks: ROOT, ..Builder::default() };
-    builder.root(log, &timeline);
-    let flows = builder.cycles(log, &timeline);
-    builder.engines(log, &timeline, &flows);
-    builder.deliveries(&timeline, &flows);
-    builder.streams(log, &timeline);
-    builder.queues(log, &timeline);
+    builder.root(log, excerpt);
+    let flows = builder.cycles(log, timeline);
+    builder.engines(log, timeline, &flows);
+    builder.deliveries(timeline, &flows);
+    builder.streams(log, timeline);
+    builder.queues(log, timeline);
     builder.finish(BufWriter::with_capacity(1 << 16, out))
 }
 
 impl Builder {
-    fn root(&mut self, log: &Log, timeline: &Timeline) {
+    fn root(&mut self, log: &Log, excerpt: &Excerpt) {
         let header = log.header();
         let plan = &header.plan;
         let name = format!("{} on {} [{}]", plan.workload.name, plan.machine.name, header.source);
@@ -175,7 +184,7 @@ impl Builder {
         track.text(field::track::DESCRIPTION, "a run of Headway").number(field::track::CHILD_ORDERING, EXPLICIT);
         self.descriptors.push(track);
         let text = |text: &str| Value::Text(text.to_owned());
-        let arguments = vec![
+        let mut arguments = vec![
             ("source", Value::Text(header.source.to_string())),
             ("workload", text(&plan.workload.name)),
             ("workload_hash", text(&plan.workload.hash)),
@@ -186,7 +195,8 @@ impl Builder {
             ("version", text(&header.version)),
             ("commit", text(&header.commit)),
         ];
-        self.event(timeline.epoch, Kind::Instant, ROOT, ("run", "run"), arguments);
+        arguments.extend(excerpt.left_out().map(|what| ("left_out", text(what))));
+        self.event(excerpt.timeline.epoch, Kind::Instant, ROOT, ("run", "run"), arguments);
     }
 
     /// A track with children below `parent`.

@@ -13,6 +13,7 @@ pub struct Log {
     header: Header,
     records: Vec<Record>,
     incomplete: Option<Incomplete>,
+    omitted: u64,
 }
 
 /// A log that cannot be used.
@@ -95,7 +96,7 @@ impl Log {
         for (line, record) in (2..).zip(&records) {
             check::record(&header, record).map_err(|what| fail(Some(line), what))?;
         }
-        Ok(Self { header, records, incomplete: None })
+        Ok(Self { header, records, incomplete: None, omitted: 0 })
     }
 
     /// The same log of a run that ended early, unless `incomplete` is `None`.
@@ -120,6 +121,7 @@ impl Log {
         let mut header = None;
         let mut records = Vec::new();
         let incomplete;
+        let omitted;
         let truncated = |line, found: &Vec<Record>, expected| LogError::Truncated {
             name: name.to_owned(),
             line,
@@ -151,6 +153,7 @@ impl Log {
                 Err(error) => match serde_json::from_slice::<End>(&text) {
                     Ok(end) if end.records == records.len() as u64 => {
                         incomplete = end.incomplete;
+                        omitted = end.omitted;
                         break;
                     }
                     Ok(end) => return Err(truncated(line, &records, Some(end.records))),
@@ -160,7 +163,7 @@ impl Log {
             }
         }
         let header = header.expect("the loop ends only behind the first line");
-        Ok(Self { header, records, incomplete })
+        Ok(Self { header, records, incomplete, omitted })
     }
 
     /// The first line: the plan and where the figures come from.
@@ -173,6 +176,12 @@ impl Log {
     #[must_use]
     pub fn records(&self) -> &[Record] {
         &self.records
+    }
+
+    /// Records of the run behind these that the log lacks, since it had reached its size.
+    #[must_use]
+    pub fn omitted(&self) -> u64 {
+        self.omitted
     }
 }
 

@@ -15,8 +15,10 @@ pub struct Replayed {
     pub actions: u64,
     /// Events compared.
     pub events: u64,
-    /// Whether every cycle was delivered; `false` for a run that was halted or stopped.
+    /// Whether every cycle was delivered; `false` for a run that was halted or stopped, and for a log that was cut.
     pub finished: bool,
+    /// Records of the run that the log lacks, and that were not compared: it had reached its size.
+    pub omitted: u64,
 }
 
 /// The first place where the dispatcher did something else than the log says.
@@ -51,7 +53,7 @@ pub fn replay(log: &Log) -> Result<Replayed, Divergence> {
     };
     let mut dispatcher = Dispatcher::new(plan, Limits::default())
         .map_err(|error| refused(0, "a plan that can be run".to_owned(), &error))?;
-    let mut replayed = Replayed { inputs: 0, actions: 0, events: 0, finished: false };
+    let mut replayed = Replayed { inputs: 0, actions: 0, events: 0, finished: false, omitted: log.omitted() };
     let mut feeding = None;
     for (at, record) in log.records().iter().enumerate() {
         match &record.what {
@@ -75,7 +77,10 @@ pub fn replay(log: &Log) -> Result<Replayed, Divergence> {
             }
         }
     }
-    drained(&mut dispatcher, log.records().len(), || "the end of the log".to_owned())?;
+    // Where a log was cut, the dispatcher may have more to say.
+    if log.omitted() == 0 {
+        drained(&mut dispatcher, log.records().len(), || "the end of the log".to_owned())?;
+    }
     replayed.finished = dispatcher.is_finished();
     Ok(replayed)
 }

@@ -21,6 +21,7 @@ pub use self::page::write as write_page;
 pub use self::summary::{EngineFigures, Summary, TaskFigures, Verdict, WaitFigures, summarize};
 pub use self::trace::write as write_trace;
 use crate::LogError;
+use crate::excerpt::Weights;
 
 /// Version of the log's and the summary's JSON form.
 pub const SCHEMA: u32 = 1;
@@ -267,6 +268,23 @@ impl Log {
         serde_json::to_writer(&mut out, &End { jobs: self.jobs.len() as u64, incomplete: self.incomplete.clone() })?;
         out.write_all(b"\n")?;
         out.flush()
+    }
+
+    /// The jobs of the beginning, of the end, and around the least slack, with at most `most` spans together, and what was left
+    /// out; `None` if all jobs have no more.
+    #[must_use]
+    pub fn excerpt(&self, most: u64) -> Option<(Self, String)> {
+        let from = self.jobs.iter().map(|job| job.release).min().unwrap_or_default();
+        let to = self.jobs.iter().map(|job| job.done).max().unwrap_or_default();
+        let mut weights = Weights::new(from, to.saturating_sub(from));
+        for job in &self.jobs {
+            (0..=job.spans.len()).for_each(|_| weights.add(job.done));
+            weights.slack(job.done, job.deadline.0.cast_signed().saturating_sub(job.done.0.cast_signed()));
+        }
+        let choice = weights.choose(most);
+        let left_out = choice.left_out("jobs and their operations and waits")?;
+        let jobs = self.jobs.iter().filter(|job| choice.shows(job.done, job.done)).cloned().collect();
+        Some((Self { header: self.header.clone(), jobs, incomplete: self.incomplete.clone() }, left_out))
     }
 
     /// Reads what [`Log::write`] wrote; `name` is what errors call it.

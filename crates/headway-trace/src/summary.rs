@@ -72,6 +72,9 @@ pub struct Summary {
     pub urgent: Vec<UrgentSummary>,
     /// Who waited for whom, longest total first.
     pub blame: Vec<Blame>,
+    /// What the files of the run lack, one sentence each; the figures above are those of the whole run.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub left_out: Vec<String>,
 }
 
 /// How the threads that drove the devices were scheduled, and how late they ran.
@@ -362,6 +365,7 @@ pub fn summarize_with(log: &Log, timeline: &Timeline) -> Summary {
         bulk: unplanned::bulk(log, timeline),
         urgent,
         blame: blame(log, timeline),
+        left_out: Vec::new(),
     }
 }
 

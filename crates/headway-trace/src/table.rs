@@ -181,6 +181,9 @@ impl Summary {
         if !devices.is_empty() {
             let _ = writeln!(out, "  devices {}", devices.join(", "));
         }
+        for what in &self.left_out {
+            let _ = writeln!(out, "  left out: {}", plain(what));
+        }
         let (version, commit) = (plain(&self.version), plain(&self.commit));
         let _ = writeln!(out, "  headway {version}, commit {commit}, seed {}", self.seed);
         let _ = writeln!(

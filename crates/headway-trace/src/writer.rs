@@ -40,18 +40,23 @@ impl<W: Write> LogWriter<W> {
     /// # Errors
     /// Those of the output.
     pub fn finish(self) -> io::Result<W> {
-        self.finish_early(None)
+        self.finish_early(None, 0)
     }
 
-    /// The same for a run that ended early, unless `incomplete` is `None`.
+    /// The same for a run that ended early, unless `incomplete` is `None`, and for a log that lacks the last `omitted` records.
     ///
     /// # Errors
     /// Those of the output.
-    pub fn finish_early(mut self, incomplete: Option<Incomplete>) -> io::Result<W> {
-        let end = End { records: self.records, incomplete };
+    pub fn finish_early(mut self, incomplete: Option<Incomplete>, omitted: u64) -> io::Result<W> {
+        let end = End { records: self.records, incomplete, omitted };
         self.line(&end)?;
         self.out.flush()?;
         self.out.into_inner().map_err(io::IntoInnerError::into_error)
+    }
+
+    /// What it writes to. Lines may still wait to be written.
+    pub fn output(&self) -> &W {
+        self.out.get_ref()
     }
 
     fn line(&mut self, value: &impl serde::Serialize) -> io::Result<()> {

@@ -95,7 +95,7 @@ pub enum Error {
     Input(#[from] InputError),
     /// A sample would be too large or empty.
     #[error(
-        "a sample for {duration} of {streams} streams would have {bytes} bytes; choose a `--duration` for which it has \
+        "random input for {duration} of {streams} streams would have {bytes} bytes; choose a `--duration` for which it has \
          between 1 and {max}, or process a file with `--input`"
     )]
     Sample {
@@ -181,9 +181,34 @@ pub enum Error {
         /// First byte that differs, or the shorter length.
         at: u64,
     },
+    /// Of what came out and was not kept, something differs from the reference.
+    #[error(
+        "stream `{stream}` is wrong: a byte from {first} to {last} of its output differs from the CPU's; nothing was kept"
+    )]
+    WrongTail {
+        /// The stream.
+        stream: String,
+        /// First and last byte of the stretch in which something differs.
+        first: u64,
+        /// The last.
+        last: u64,
+    },
     /// A log cannot be read.
     #[error(transparent)]
     Log(#[from] LogError),
+    /// A log lacks records of its run.
+    #[error(
+        "log `{path}` has {records} records and lacks the {omitted} behind them, as it had reached its size: figures from it \
+         would not be those of the run"
+    )]
+    CutLog {
+        /// The log.
+        path: PathBuf,
+        /// Records there.
+        records: usize,
+        /// Records that are not.
+        omitted: u64,
+    },
     /// A log replays differently.
     #[error(transparent)]
     Replay(#[from] Divergence),
@@ -345,12 +370,14 @@ impl Error {
             Self::Backend { .. } => "backend",
             Self::Simulate(_) | Self::Sharing(_) => "simulation",
             Self::Shared(_) => "sharing",
-            Self::WrongTrack { .. } | Self::Wrong { .. } | Self::WrongCopy { .. } => "wrong-bytes",
+            Self::WrongTrack { .. } | Self::Wrong { .. } | Self::WrongTail { .. } | Self::WrongCopy { .. } => {
+                "wrong-bytes"
+            }
             Self::Camera { .. } => "camera",
             Self::Run(_) => "run",
             Self::Stopped { .. } => "stopped",
             Self::Interrupted | Self::Paused { .. } => "interrupted",
-            Self::Log(_) => "log",
+            Self::Log(_) | Self::CutLog { .. } => "log",
             Self::Replay(_) | Self::ReplayBroker(_) => "replay",
             Self::Write { .. } => "write",
             Self::Plot(_) => "plot",
@@ -396,6 +423,10 @@ impl Error {
                 return Some(format!(
                     "choose from 1 to {available} with `--gpus`, or another machine with `--machine`"
                 ));
+            }
+            Self::CutLog { .. } => {
+                "the figures of the whole run are in `summary.json` beside it; `headway replay` compares what the log has; \
+                 a run with a larger `--log-max` keeps more"
             }
             Self::Backend { backend: "cuda", .. } => {
                 "`--backend sim` needs no GPU; `headway doctor` says what is missing"

@@ -14,6 +14,8 @@ pub mod explain;
 pub mod files;
 pub mod formats;
 pub mod guest;
+pub mod keep;
+mod logfile;
 pub mod measure;
 pub mod plot;
 pub mod ports;

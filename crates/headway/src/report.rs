@@ -1,17 +1,19 @@
 //! Reads logs again: replays them, sums them up, draws trace and page.
 
 use std::fs::File;
-use std::io::{BufRead, BufReader};
+use std::io::{self, BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
 use headway_core::sharing::log::Line;
-use headway_runtime::outlet::{MARK, Outlet, OutputError};
+use headway_runtime::outlet::{MARK, OutFile, Outlet, OutputError};
+use headway_trace::excerpt::Excerpt;
 use headway_trace::replay::{Replayed, replay as replay_log};
 use headway_trace::summary::{self, Summary};
+use headway_trace::timeline::Timeline;
 use headway_trace::{Log, broker, page, perfetto, sharing};
 use serde::Serialize;
 
-use crate::Error;
+use crate::{Error, logfile};
 
 /// Lines that are looked at for the first with anything in it.
 const FIRST_LINES: usize = 4;
@@ -26,9 +28,8 @@ pub const PAGE: &str = "page.html";
 /// # Errors
 /// [`Error::Read`], [`Error::Log`].
 pub fn open(path: &Path) -> Result<Log, Error> {
-    let path = if path.is_dir() { path.join("run.jsonl") } else { path.to_owned() };
-    let file = File::open(&path).map_err(|source| Error::Read { path: path.clone(), source })?;
-    Ok(Log::read(BufReader::new(file), &path.display().to_string())?)
+    let (input, path) = logfile::open(path)?;
+    Ok(Log::read(input, &path.display().to_string())?)
 }
 
 /// Feeds a log to a new dispatcher; it must do the same, byte for byte.
@@ -39,18 +40,22 @@ pub fn replay(path: &Path) -> Result<Replayed, Error> {
     Ok(replay_log(&open(path)?)?)
 }
 
-/// Sums a log up; with a folder, writes summary, trace and page there.
+/// Sums a log up; with a folder, writes summary, page and trace there; the trace shows `traced` operations and
+/// packets at most.
 ///
 /// # Errors
-/// [`Error::Output`], and what [`open`] gives.
-pub fn report(path: &Path, out: Option<&Path>) -> Result<(Summary, Option<PathBuf>), Error> {
+/// [`Error::Output`], [`Error::CutLog`] for a log that lacks records, and what [`open`] gives.
+pub fn report(path: &Path, out: Option<&Path>, traced: u64) -> Result<(Summary, Option<PathBuf>), Error> {
     let log = open(path)?;
-    let summary = summary::summarize(&log);
+    if log.omitted() > 0 {
+        return Err(Error::CutLog { path: path.to_owned(), records: log.records().len(), omitted: log.omitted() });
+    }
+    let mut summary = summary::summarize(&log);
     let folder = match out {
         None => None,
         Some(out) => {
             let outlet = Outlet::create(out)?;
-            write(&outlet, &log, &summary)?;
+            summary = draw(&outlet, &log, traced, Vec::new())?;
             outlet.write(MARK, &json(&summary))?;
             Some(outlet.publish()?)
         }
@@ -58,32 +63,36 @@ pub fn report(path: &Path, out: Option<&Path>) -> Result<(Summary, Option<PathBu
     Ok((summary, folder))
 }
 
-/// Writes trace and page.
-pub(crate) fn write(outlet: &Outlet, log: &Log, summary: &Summary) -> Result<(), Error> {
-    for name in [TRACE, PAGE] {
-        let path = outlet.place().join(name);
-        let mut file = outlet.file(name)?;
-        let written =
-            if name == TRACE { perfetto::write(log, &mut file) } else { page::write(log, summary, &mut file) };
-        written.map_err(|source| OutputError::Write { path, source })?;
-        file.finish()?;
-    }
-    Ok(())
+/// Writes trace and page. The trace shows `traced` operations and packets at most; the page bounds itself. Returns the summary of
+/// the whole log, which says what was `left_out` before and what the trace leaves out.
+pub(crate) fn draw(outlet: &Outlet, log: &Log, traced: u64, left_out: Vec<String>) -> Result<Summary, Error> {
+    let timeline = Timeline::new(log);
+    let mut summary = summary::summarize_with(log, &timeline);
+    let excerpt = Excerpt::new(log, timeline, traced);
+    summary.left_out = left_out;
+    summary.left_out.extend(excerpt.left_out().map(str::to_owned));
+    put(outlet, TRACE, |file| perfetto::write_excerpt(log, &excerpt, file))?;
+    put(outlet, PAGE, |file| page::write(log, &summary, file))?;
+    Ok(summary)
 }
 
-/// Writes trace and page of tasks that share GPUs.
-pub(crate) fn write_sharing(outlet: &Outlet, log: &sharing::Log, summary: &sharing::Summary) -> Result<(), Error> {
-    for name in [TRACE, PAGE] {
-        let path = outlet.place().join(name);
-        let mut file = outlet.file(name)?;
-        let written = if name == TRACE {
-            sharing::write_trace(log, &mut file)
-        } else {
-            sharing::write_page(log, summary, &mut file)
-        };
-        written.map_err(|source| OutputError::Write { path, source })?;
-        file.finish()?;
-    }
+/// Writes trace and page of tasks that share GPUs. The trace shows `traced` jobs and spans at most; the page bounds itself.
+/// Returns the summary of the whole log, which says what the trace leaves out.
+pub(crate) fn draw_sharing(outlet: &Outlet, log: &sharing::Log, traced: u64) -> Result<sharing::Summary, Error> {
+    let mut summary = sharing::summarize(log);
+    let excerpt = log.excerpt(traced);
+    summary.left_out.extend(excerpt.as_ref().map(|(_, left_out)| left_out.clone()));
+    let part = excerpt.as_ref().map_or(log, |(part, _)| part);
+    put(outlet, TRACE, |file| sharing::write_trace(part, file))?;
+    put(outlet, PAGE, |file| sharing::write_page(log, &summary, file))?;
+    Ok(summary)
+}
+
+/// Writes one file of the results.
+fn put(outlet: &Outlet, name: &str, write: impl FnOnce(&mut OutFile) -> io::Result<()>) -> Result<(), Error> {
+    let mut file = outlet.file(name)?;
+    write(&mut file).map_err(|source| OutputError::Write { path: outlet.place().join(name), source })?;
+    file.finish()?;
     Ok(())
 }
 
@@ -96,15 +105,14 @@ pub fn open_sharing(path: &Path) -> Result<Option<sharing::Log>, Error> {
     if let Some(log) = open_broker(path)? {
         return Ok(Some(broker::jobs(&log)));
     }
-    let path = if path.is_dir() { path.join("run.jsonl") } else { path.to_owned() };
-    let open = || File::open(&path).map_err(|source| Error::Read { path: path.clone(), source });
     let mut first = String::new();
-    let read = BufReader::new(open()?).read_line(&mut first);
+    let read = logfile::open(path)?.0.read_line(&mut first);
     // What is no text is no log of any kind; whoever reads it as one says so.
     if read.is_err() || !sharing::Log::begins(&first) {
         return Ok(None);
     }
-    Ok(Some(sharing::Log::read(BufReader::new(open()?), &path.display().to_string())?))
+    let (input, path) = logfile::open(path)?;
+    Ok(Some(sharing::Log::read(input, &path.display().to_string())?))
 }
 
 /// The log of a broker at `path`; `None` if it is another log.
@@ -140,13 +148,17 @@ pub fn replay_broker(log: &broker::Log) -> Result<broker::Replayed, Error> {
 ///
 /// # Errors
 /// [`Error::Output`].
-pub fn report_sharing(log: &sharing::Log, out: Option<&Path>) -> Result<(sharing::Summary, Option<PathBuf>), Error> {
-    let summary = sharing::summarize(log);
+pub fn report_sharing(
+    log: &sharing::Log,
+    out: Option<&Path>,
+    traced: u64,
+) -> Result<(sharing::Summary, Option<PathBuf>), Error> {
+    let mut summary = sharing::summarize(log);
     let folder = match out {
         None => None,
         Some(out) => {
             let outlet = Outlet::create(out)?;
-            write_sharing(&outlet, log, &summary)?;
+            summary = draw_sharing(&outlet, log, traced)?;
             outlet.write(MARK, &json(&summary))?;
             Some(outlet.publish()?)
         }

@@ -15,22 +15,24 @@ use headway_core::log::{Header, Incomplete, Record, SCHEMA, Source, What};
 use headway_core::machine::Machine;
 use headway_core::plan::{Outcome, Plan, PlannedStream, Strategy};
 use headway_core::planner::Options as PlanOptions;
-use headway_core::units::Nanos;
+use headway_core::units::{Bytes, Nanos};
 use headway_core::workload::Workload;
 use headway_device::emu::{EmuSpec, Emulated};
 use headway_device::{Device, DeviceError};
 use headway_runtime::blocks::{Gatherer, Scatterer, output_name};
 use headway_runtime::host::HostPayload;
-use headway_runtime::intake::Intake;
+use headway_runtime::intake::{Intake, Share};
 use headway_runtime::kernels::Kernels;
-use headway_runtime::outlet::{MARK, Outlet, OutputError, PART, file_name};
+use headway_runtime::outlet::{MARK, Outlet, PART, file_name};
+use headway_runtime::tail::Left;
 use headway_runtime::wall::{self, Compared, RunError};
 use headway_sim::{Faults, Run, SimError, simulate};
-use headway_trace::summary::{self, Summary};
-use headway_trace::{Log, LogWriter};
+use headway_trace::Log;
+use headway_trace::summary::Summary;
 use serde::Serialize;
 
-use crate::{COMMIT, Error, VERSION, emulation, files, report, sample, verify, why};
+use crate::keep::Keep;
+use crate::{COMMIT, Error, VERSION, emulation, files, logfile, report, sample, verify, why};
 
 /// What runs the plan.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -71,6 +73,8 @@ pub struct Options {
     pub verify: bool,
     /// The scheduling class of the threads that drive devices.
     pub cpu_class: Wish,
+    /// How much is kept on disk.
+    pub keep: Keep,
     /// Ends the run early when it becomes true; what it did until then is kept.
     pub interrupt: Arc<AtomicBool>,
 }
@@ -89,6 +93,7 @@ impl Default for Options {
             force: false,
             verify: true,
             cpu_class: Wish::Auto,
+            keep: Keep::default(),
             interrupt: Arc::new(AtomicBool::new(false)),
         }
     }
@@ -130,20 +135,29 @@ pub struct Report {
 /// What a stream read and where its result is, for whoever wants to check it.
 #[derive(Serialize)]
 struct ManifestEntry<'a> {
+    /// Name.
     stream: &'a str,
+    /// Its output inside the folder.
     output: String,
+    /// The parts of the input that it read, in this order; it read them again from the first on where they have fewer bytes.
     segments: Vec<ManifestSegment>,
+    /// Bytes that it read.
     bytes: u64,
+    /// Zero bytes added at the end, so that the last block is whole.
     padding: u64,
-    /// Bytes in the output: all of them unless the run ended early.
+    /// Bytes in the output: all of them, unless the run ended early or its output is bounded; then the first ones.
     written: u64,
+    /// Whether the run came to its end.
     complete: bool,
 }
 
 #[derive(Serialize)]
 struct ManifestSegment {
+    /// The file; one of the results is named from inside the folder.
     file: PathBuf,
+    /// First byte.
     offset: u64,
+    /// Number of bytes.
     bytes: u64,
 }
 
@@ -161,6 +175,10 @@ pub(crate) struct Ran {
     pub(crate) kernels: Kernels,
     pub(crate) intake: Arc<Intake>,
     pub(crate) compared: Compared,
+    /// Bytes that each stream's file holds at most; empty = all.
+    pub(crate) kept: Vec<u64>,
+    /// What became of the others.
+    pub(crate) left: Left,
 }
 
 /// The granule of every step that Headway ships: AES blocks.
@@ -208,16 +226,16 @@ pub fn run(
         }
     }
     progress(Progress { phase: "writing", done: 0, total: 1 });
-    let summary = summary::summarize(&ran.log);
     let outputs = outputs(&plan, &ran.log, &outlet)?;
-    write_log(&outlet, &ran.log)?;
-    report::write(&outlet, &ran.log, &summary)?;
+    let (name, cut) = logfile::write(&outlet, &ran.log, &options.keep)?;
+    let left_out = cut.into_iter().chain(bounded(&plan, &ran, verified > 0)).collect();
+    let summary = report::draw(&outlet, &ran.log, options.keep.traced, left_out)?;
     outlet.write("workload.toml", workload.source.text.as_bytes())?;
     outlet.write("plan.json", &report::json(&*plan))?;
     outlet.write("manifest.json", &report::json(&manifest(&plan, &ran.intake, &outlet, outputs, summary.complete)))?;
     outlet.write(MARK, &report::json(&summary))?;
     let folder = publish(outlet, summary.incomplete.as_ref(), &mut warnings)?;
-    let files = ["run.jsonl", report::TRACE, report::PAGE, "streams"].map(|name| folder.join(name)).to_vec();
+    let files = [name, report::TRACE, report::PAGE, "streams"].map(|name| folder.join(name)).to_vec();
     let imitates = (source == Source::Emu).then(|| emulation::imitates(&chosen.machine));
     Ok(Report { schema: 1, summary, verified, messages: ran.compared, folder, imitates, files, warnings })
 }
@@ -254,7 +272,9 @@ fn compare(
     if !lost.is_empty() {
         warnings.push(format!("{} streams lost packets and were not compared with the CPU's result", lost.len()));
     }
-    verify::verify(plan, &ran.kernels, &ran.intake, &outlet.path(""), &lost, &options.interrupt, |done| {
+    let folder = outlet.path("");
+    let outputs = verify::Outputs { folder: &folder, lost: &lost, kept: &ran.kept, ends: ran.left.take() };
+    verify::verify(plan, &ran.kernels, &ran.intake, &outputs, &options.interrupt, |done| {
         progress(Progress { phase: "verifying", done: done as u64, total: verified as u64 });
     })?;
     Ok(verified)
@@ -303,13 +323,19 @@ pub(crate) fn execute(
     let kernels = Kernels::of(plan, workload)?;
     let seed = options.seed.unwrap_or(workload.seed);
     let duration = options.duration.unwrap_or(workload.duration);
-    let (intake, gatherer) = match wafer_of(plan) {
-        Some(stream) => (Arc::default(), Gatherer::of_wafer(Arc::clone(plan), generations(stream, duration, options)?)),
+    let (intake, gatherer, kept) = match wafer_of(plan) {
+        Some(stream) => {
+            let generations = generations(stream, duration, options)?;
+            let gatherer = Gatherer::of_wafer(Arc::clone(plan), generations);
+            (Arc::default(), gatherer, vec![options.keep.lists(); plan.streams.len()])
+        }
         None => {
-            let intake = Arc::new(intake(plan, workload, options, outlet, seed)?);
-            (Arc::clone(&intake), Gatherer::new(Arc::clone(plan), intake))
+            let (intake, kept) = intake(plan, workload, options, outlet, seed)?;
+            let intake = Arc::new(intake);
+            (Arc::clone(&intake), Gatherer::new(Arc::clone(plan), intake), kept)
         }
     };
+    let left = Left::default();
     let mut header = Header {
         schema: SCHEMA,
         source,
@@ -322,12 +348,12 @@ pub(crate) fn execute(
         streams: gatherer.runs().to_vec(),
         cpu: None,
     };
-    let scatterer = Scatterer::new(gatherer.clone(), outlet)?;
+    let scatterer = Scatterer::new(gatherer.clone(), outlet)?.bounded(kept.clone(), left.clone());
     let parts = Parts { plan, machine, header: &header, kernels: &kernels, gatherer, scatterer };
     let Driven { records, compared, incomplete, cpu } = parts.drive(devices, options, progress)?;
     header.cpu = cpu;
     let log = Log::new(header, records, "this run")?.ended(incomplete);
-    Ok(Ran { log, kernels, intake, compared })
+    Ok(Ran { log, kernels, intake, compared, kept, left })
 }
 
 /// The stream of the plan's wafer, if it has one.
@@ -463,22 +489,52 @@ impl Parts<'_> {
     }
 }
 
-/// What the streams read: the input, a sample, or nothing when there are no streams.
-fn intake(plan: &Plan, workload: &Workload, options: &Options, outlet: &Outlet, seed: u64) -> Result<Intake, Error> {
+/// What the streams read: the input, a sample, or nothing when there are no streams; and how much of each output is kept, where
+/// that is not all.
+fn intake(
+    plan: &Plan,
+    workload: &Workload,
+    options: &Options,
+    outlet: &Outlet,
+    seed: u64,
+) -> Result<(Intake, Vec<u64>), Error> {
     if plan.streams.is_empty() {
         return match options.input {
             Some(_) => Err(Error::Options("the workload has no streams that could read `--input`")),
-            None => Ok(Intake::default()),
+            None => Ok((Intake::default(), Vec::new())),
         };
     }
-    let (input, duration) = match &options.input {
-        Some(input) => (input.clone(), options.duration),
-        None => {
-            let duration = options.duration.unwrap_or(workload.duration);
-            (sample::write(outlet, &plan.streams, duration, seed, &options.interrupt)?, Some(duration))
-        }
-    };
-    Ok(Intake::open(&input, &plan.streams, duration, GRANULE)?)
+    if let Some(input) = &options.input {
+        return Ok((Intake::open(input, &plan.streams, options.duration, GRANULE)?, Vec::new()));
+    }
+    let duration = options.duration.unwrap_or(workload.duration);
+    let parts = options.keep.parts(&plan.streams, duration, GRANULE)?;
+    let path = sample::write(outlet, parts.iter().sum(), seed, &options.interrupt)?;
+    let intake = Intake::open_repeated(&path, &plan.streams, duration, &parts, GRANULE)?;
+    let kept = |(share, part): (&Share, u64)| if part < share.bytes { part } else { u64::MAX };
+    let kept = intake.shares().iter().zip(parts).map(kept).collect();
+    Ok((intake, kept))
+}
+
+/// What the files of the streams lack, as a sentence.
+fn bounded(plan: &Plan, ran: &Ran, verified: bool) -> Option<String> {
+    let runs = ran.log.header().streams.iter().zip(&ran.kept);
+    let cut: Vec<(u64, u64)> =
+        runs.filter(|(run, kept)| run.bytes.0 > **kept).map(|(run, kept)| (run.bytes.0, *kept)).collect();
+    let (of, kept) = cut.iter().fold((0u64, 0u64), |sum, cut| (sum.0.saturating_add(cut.0), sum.1 + cut.1));
+    if cut.is_empty() {
+        return None;
+    }
+    let (streams, kept) = (format!("{} of {} streams", cut.len(), plan.streams.len()), Bytes(kept));
+    if ran.log.incomplete().is_some() {
+        return Some(format!("streams/ has at most the first {kept} that {streams} gave (`--sample-max`)"));
+    }
+    let compared = if verified { "all of it was compared before" } else { "nothing of it was compared" };
+    let input = if wafer_of(plan).is_some() { "" } else { "; they read sample.bin again and again" };
+    Some(format!(
+        "streams/ has the first {kept} of {} that {streams} gave (`--sample-max`), {compared}{input}",
+        Bytes(of)
+    ))
 }
 
 /// Cycles of every pipeline: what the streams need, for messages and flows as many as begin within that time, and the pieces of
@@ -516,18 +572,6 @@ fn accept(plan: &Plan, options: &Options, warnings: &mut Vec<String>) -> Result<
 fn span(plan: &Plan, cycles: &[u64]) -> Nanos {
     let ends = plan.pipelines.iter().zip(cycles).filter(|(of, cycles)| **cycles > 0 && of.source.is_planned());
     ends.map(|(pipeline, cycles)| pipeline.deadline(cycles - 1, pipeline.steps.len() - 1)).max().unwrap_or_default()
-}
-
-fn write_log(outlet: &Outlet, log: &Log) -> Result<(), Error> {
-    let file = outlet.file("run.jsonl")?;
-    let path = outlet.place().join("run.jsonl");
-    let error = |source| OutputError::Write { path: path.clone(), source };
-    let mut writer = LogWriter::new(file, log.header()).map_err(error)?;
-    for record in log.records() {
-        writer.record(record).map_err(error)?;
-    }
-    writer.finish_early(log.incomplete().cloned()).map_err(error)?.finish()?;
-    Ok(())
 }
 
 fn manifest<'a>(

@@ -3,9 +3,6 @@
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use headway_core::plan::PlannedStream;
-use headway_core::units::Nanos;
-use headway_runtime::intake::bytes_within;
 use headway_runtime::outlet::Outlet;
 use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
@@ -15,21 +12,9 @@ use crate::Error;
 /// Name of the sample inside the results.
 pub(crate) const NAME: &str = "sample.bin";
 
-/// Most bytes of a sample: more than any short trial needs, less than what fills a disk by a slip of the unit.
-const BYTES_MAX: u64 = 16 << 30;
-
-/// Writes what `streams` take in `duration`.
-pub(crate) fn write(
-    outlet: &Outlet,
-    streams: &[PlannedStream],
-    duration: Nanos,
-    seed: u64,
-    interrupt: &AtomicBool,
-) -> Result<PathBuf, Error> {
-    let bytes: u128 = streams.iter().map(|stream| u128::from(bytes_within(stream, duration))).sum();
-    let Ok(mut left @ 1..=BYTES_MAX) = u64::try_from(bytes) else {
-        return Err(Error::Sample { duration, streams: streams.len(), bytes, max: BYTES_MAX });
-    };
+/// Writes `bytes` bytes.
+pub(crate) fn write(outlet: &Outlet, bytes: u64, seed: u64, interrupt: &AtomicBool) -> Result<PathBuf, Error> {
+    let mut left = bytes;
     let mut random = Pcg64Mcg::seed_from_u64(seed);
     let mut file = outlet.file(NAME)?;
     let mut chunk = vec![0; 1 << 16];
@@ -48,11 +33,14 @@ pub(crate) fn write(
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use headway_core::units::Bytes;
+    use headway_core::plan::PlannedStream;
+    use headway_core::units::{Bytes, Nanos};
     use headway_core::workload::OnMiss;
 
-    fn sample(packet: u64, duration: u64, interrupt: bool) -> Result<u64, Error> {
+    use super::*;
+    use crate::keep::Keep;
+
+    fn streams(packet: u64, count: usize) -> Vec<PlannedStream> {
         let stream = PlannedStream {
             id: "a".to_owned(),
             packet: Bytes(packet),
@@ -64,25 +52,40 @@ mod tests {
             pipeline: 0,
             lane: 0,
         };
-        let folder = tempfile::tempdir().unwrap();
-        let outlet = Outlet::create(&folder.path().join("results")).unwrap();
-        let path = write(&outlet, &[stream.clone(), stream], Nanos(duration), 1, &AtomicBool::new(interrupt))?;
-        Ok(path.metadata().unwrap().len())
+        vec![stream; count]
+    }
+
+    fn parts(packet: u64, count: usize, duration: u64, sample: Option<u64>) -> Result<Vec<u64>, Error> {
+        let keep = Keep { sample: sample.map(Bytes), ..Keep::default() };
+        keep.parts(&streams(packet, count), Nanos(duration), 16)
     }
 
     #[test]
-    fn a_sample_has_the_bytes_that_arrive_in_its_duration() {
-        assert_eq!(sample(48, 10_000, false).unwrap(), 2 * 10 * 48);
+    fn a_short_run_gets_all_it_takes_and_a_long_one_a_part_of_whole_blocks() {
+        assert_eq!(parts(48, 2, 10_000, None).unwrap(), [480, 480]);
+        assert_eq!(parts(48, 1, 10_000, Some(100)).unwrap(), [96]);
+        assert_eq!(parts(48, 1, 10_000, Some(1)).unwrap(), [16]);
+        // An hour at 4 KiB each microsecond.
+        assert_eq!(parts(4096, 2, 3_600_000_000_000, None).unwrap(), [16 << 20; 2]);
+        // Very many streams share a gibibyte.
+        let many = parts(4096, 70_000, 3_600_000_000_000, None).unwrap();
+        assert!(many.iter().sum::<u64>() <= 1 << 30 && many[0] == (1 << 30) / 70_000 / 16 * 16, "{}", many[0]);
     }
 
     #[test]
     fn samples_that_are_empty_or_fill_disks_are_refused() {
-        assert!(matches!(sample(48, 0, false), Err(Error::Sample { bytes: 0, .. })));
-        assert!(matches!(sample(u64::MAX, 2000, false), Err(Error::Sample { bytes, .. }) if bytes > 1 << 64));
+        assert!(matches!(parts(48, 1, 0, None), Err(Error::Sample { bytes: 0, .. })));
+        assert!(
+            matches!(parts(u64::MAX, 2, 2000, Some(u64::MAX)), Err(Error::Sample { bytes, .. }) if bytes > 1 << 64)
+        );
     }
 
     #[test]
-    fn an_interrupt_ends_the_writing_of_a_sample() {
-        assert!(matches!(sample(48, 10_000, true), Err(Error::Interrupted)));
+    fn a_sample_has_the_bytes_asked_for_and_an_interrupt_ends_its_writing() {
+        let folder = tempfile::tempdir().unwrap();
+        let outlet = Outlet::create(&folder.path().join("results")).unwrap();
+        let path = write(&outlet, 100_000, 1, &AtomicBool::new(false)).unwrap();
+        assert_eq!(path.metadata().unwrap().len(), 100_000);
+        assert!(matches!(write(&outlet, 100_000, 1, &AtomicBool::new(true)), Err(Error::Interrupted)));
     }
 }

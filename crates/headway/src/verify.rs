@@ -17,6 +17,7 @@ use headway_device::kernel::Kernel;
 use headway_runtime::blocks::output_name;
 use headway_runtime::intake::Intake;
 use headway_runtime::kernels::Kernels;
+use headway_runtime::tail::{self, Ends, Tail};
 use headway_runtime::wafer::{self, Ring};
 
 use crate::Error;
@@ -24,21 +25,33 @@ use crate::Error;
 /// Bytes that the reference processes at a time.
 const STRIDE: u64 = 1 << 20;
 
-/// Checks every stream of a finished run in `folder`, but for those that have `lost` packets.
+/// What streams gave.
+pub(crate) struct Outputs<'a> {
+    /// Where their files are.
+    pub(crate) folder: &'a Path,
+    /// Those that have lost packets, which are not compared.
+    pub(crate) lost: &'a BTreeSet<u32>,
+    /// Bytes that each file holds at most; empty = all.
+    pub(crate) kept: &'a [u64],
+    /// What is known of the bytes behind those.
+    pub(crate) ends: Ends,
+}
+
+/// Checks every stream of a finished run.
 pub(crate) fn verify(
     plan: &Plan,
     kernels: &Kernels,
     intake: &Intake,
-    folder: &Path,
-    lost: &BTreeSet<u32>,
+    outputs: &Outputs<'_>,
     interrupt: &AtomicBool,
     mut progress: impl FnMut(usize),
 ) -> Result<(), Error> {
+    let Outputs { folder, lost, kept, ends } = outputs;
     for (number, stream) in plan.streams.iter().enumerate() {
         progress(number);
         if let Source::Wafer(planned) = &plan.pipelines[stream.pipeline as usize].source {
             let counted = lists(planned, &folder.join(output_name(&stream.id)), interrupt)?;
-            if let Some(first) = counted.first_wrong {
+            if let Some(first) = counted.first_wrong.or(ends.wrong_list) {
                 return Err(Error::Wrong { stream: stream.id.clone(), at: first * Wafer::SYNOPSIS.0 });
             }
             continue;
@@ -57,34 +70,58 @@ pub(crate) fn verify(
                 stages.push((Arc::clone(kernel), state));
             }
         }
-        let path = folder.join(output_name(&stream.id));
-        let error = |source| Error::Read { path: path.clone(), source };
-        let mut output = BufReader::new(File::open(&path).map_err(error)?);
         let share = &intake.shares()[number];
         let total = share.bytes + share.padding;
+        let kept = kept.get(number).map_or(total, |kept| (*kept).min(total));
+        let path = folder.join(output_name(&stream.id));
+        let wrong = |at| Error::Wrong { stream: stream.id.clone(), at };
+        let mut output =
+            BufReader::new(File::open(&path).map_err(|source| Error::Read { path: path.clone(), source })?);
+        let mut tail = Tail::default();
         let mut offset = 0;
         while offset < total {
             if interrupt.load(Ordering::Relaxed) {
                 return Err(Error::Interrupted);
             }
-            let expected = reference(intake, number, offset, STRIDE.min(total - offset), &mut stages)?;
-            let mut found = vec![0; expected.len()];
-            match output.read_exact(&mut found) {
-                Ok(()) => {}
-                Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => found.clear(),
-                Err(e) => return Err(error(e)),
-            }
-            if found != expected {
-                let differs = found.iter().zip(&expected).position(|(a, b)| a != b).unwrap_or(found.len());
-                return Err(Error::Wrong { stream: stream.id.clone(), at: offset + differs as u64 });
+            let until = if offset < kept { kept } else { total };
+            let expected = reference(intake, number, offset, STRIDE.min(until - offset), &mut stages)?;
+            if offset >= kept {
+                tail.write(&expected);
+            } else if let Some(at) = difference(&mut output, &expected, &path)? {
+                return Err(wrong(offset + at));
             }
             offset += expected.len() as u64;
         }
-        if output.read(&mut [0]).map_err(error)? != 0 {
-            return Err(Error::Wrong { stream: stream.id.clone(), at: total });
+        if output.read(&mut [0]).map_err(|source| Error::Read { path: path.clone(), source })? != 0 {
+            return Err(wrong(total));
+        }
+        let (expected, found) = (tail.finish(), ends.digests.get(number).map_or(&[][..], Vec::as_slice));
+        let differs = (0..expected.len().max(found.len())).find(|&at| expected.get(at) != found.get(at));
+        if let Some(at) = differs {
+            let first = kept + at as u64 * tail::STRIDE;
+            return Err(Error::WrongTail {
+                stream: stream.id.clone(),
+                first,
+                last: total.min(first + tail::STRIDE) - 1,
+            });
         }
     }
     Ok(())
+}
+
+/// The first byte of `output` that is not the one expected.
+fn difference(output: &mut impl Read, expected: &[u8], path: &Path) -> Result<Option<u64>, Error> {
+    let mut found = vec![0; expected.len()];
+    match output.read_exact(&mut found) {
+        Ok(()) => {}
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => found.clear(),
+        Err(source) => return Err(Error::Read { path: path.to_owned(), source }),
+    }
+    if found == expected {
+        return Ok(None);
+    }
+    let differs = found.iter().zip(expected).position(|(a, b)| a != b).unwrap_or(found.len());
+    Ok(Some(differs as u64))
 }
 
 /// What the lists of a wafer say.

@@ -28,6 +28,8 @@ pub(crate) struct Shell<'a> {
     pub(crate) title: &'a str,
     /// Why the run is not whole.
     pub(crate) incomplete: Option<&'a str>,
+    /// What the files of the run lack, a sentence each.
+    pub(crate) left_out: &'a [String],
     /// The figures as text.
     pub(crate) plain: &'a str,
     /// A picture of the engines as SVG.
@@ -52,6 +54,9 @@ impl Shell<'_> {
         writeln!(out, "<title>{}</title>\n<style>{STYLE}</style>\n</head>\n<body>", escape(self.title))?;
         if let Some(why) = self.incomplete {
             writeln!(out, "<p id=\"incomplete\" class=\"banner\" role=\"note\">{}</p>", escape(why))?;
+        }
+        for what in self.left_out {
+            writeln!(out, "<p class=\"banner\" role=\"note\">Left out: {}.</p>", escape(what))?;
         }
         out.write_all(BODY.as_bytes())?;
         writeln!(

@@ -91,7 +91,8 @@ pub fn write(log: &Log, summary: &Summary, out: impl Write) -> io::Result<()> {
     let title = format!("{}: {} [{}]", summary.workload.name, summary.verdict.text, summary.source);
     let plain = summary.table();
     let incomplete = summary.incomplete.as_ref().map(|why| shell::banner(why, summary.span));
-    Shell { title: &title, incomplete: incomplete.as_deref(), plain: &plain, still: &picture }.write(&data, out)
+    let (incomplete, left_out) = (incomplete.as_deref(), summary.left_out.as_slice());
+    Shell { title: &title, incomplete, left_out, plain: &plain, still: &picture }.write(&data, out)
 }
 
 /// From release to deadline; the period where no job says.

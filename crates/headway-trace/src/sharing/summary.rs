@@ -53,6 +53,9 @@ pub struct Summary {
     pub late: Vec<String>,
     /// What the bounds rest on.
     pub notes: Vec<String>,
+    /// What the files of the run lack, one sentence each; the figures above are those of the whole run.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub left_out: Vec<String>,
 }
 
 /// Whether all deadlines and bounds held.
@@ -184,6 +187,7 @@ pub fn summarize(log: &Log) -> Summary {
         waits: wait_figures(log),
         late: late(log),
         notes: header.notes.clone(),
+        left_out: Vec::new(),
     }
 }
 

@@ -53,6 +53,9 @@ impl Summary {
             let head = if at == 0 { "\nlate      " } else { "          " };
             let _ = writeln!(text, "{head}{late}");
         }
+        for what in &self.left_out {
+            let _ = writeln!(text, "left out  {what}");
+        }
         for note in &self.notes {
             let _ = writeln!(text, "note      {note}");
         }

@@ -14,10 +14,11 @@ use headway_core::sharing_analysis::{Resource, Verdict};
 use headway_core::workload::{Sharing, Workload};
 use headway_device::DeviceError;
 use headway_runtime::outlet::{MARK, Outlet, OutputError};
-use headway_trace::sharing::{Bound, Header, Job, KIND, Log, SCHEMA, Summary, TaskHead, summarize};
+use headway_trace::sharing::{Bound, Header, Job, KIND, Log, SCHEMA, Summary, TaskHead};
 use serde::Serialize;
 
 use super::{Backend, Options, Progress, named, publish, usual_place};
+use crate::logfile::LogFile;
 use crate::share::{self, Model};
 use crate::{COMMIT, Error, VERSION, emulation, files, report};
 
@@ -84,29 +85,18 @@ pub fn run(
     };
     let header = header(source, seed, &model, workload, sharing, &ran);
     let log = Log { header, jobs: ran.jobs, incomplete: ran.interrupted.then_some(Incomplete::Interrupted) };
-    let summary = summarize(&log);
     progress(Progress { phase: "writing", done: 0, total: 1 });
-    let name = outlet.file("run.jsonl")?;
-    write(name, &outlet, "run.jsonl", |file| log.write(file))?;
-    report::write_sharing(&outlet, &log, &summary)?;
+    let (mut file, name) = LogFile::create(&outlet, log.jobs.len(), &options.keep)?;
+    let path = outlet.place().join(name);
+    log.write(&mut file).map_err(|source| OutputError::Write { path: path.clone(), source })?;
+    file.finish(&path)?;
+    let summary = report::draw_sharing(&outlet, &log, options.keep.traced)?;
     outlet.write("workload.toml", workload.source.text.as_bytes())?;
     outlet.write(MARK, &report::json(&summary))?;
     let folder = publish(outlet, summary.incomplete.as_ref(), &mut warnings)?;
-    let files = ["run.jsonl", report::TRACE, report::PAGE].map(|name| folder.join(name)).to_vec();
+    let files = [name, report::TRACE, report::PAGE].map(|name| folder.join(name)).to_vec();
     let imitates = (source == Source::Emu).then(|| emulation::imitates(&machine));
     Ok(Report { schema: 1, summary, verified: ran.verified, folder, imitates, files, warnings })
-}
-
-fn write(
-    mut file: headway_runtime::outlet::OutFile,
-    outlet: &Outlet,
-    name: &str,
-    body: impl FnOnce(&mut headway_runtime::outlet::OutFile) -> std::io::Result<()>,
-) -> Result<(), Error> {
-    let path = outlet.place().join(name);
-    body(&mut file).map_err(|source| OutputError::Write { path, source })?;
-    file.finish()?;
-    Ok(())
 }
 
 /// Where it runs, and the machine file that stands for that.

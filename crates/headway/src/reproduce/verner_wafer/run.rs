@@ -13,6 +13,7 @@ use headway_trace::summary::{self, Summary};
 use headway_trace::timeline::Timeline;
 
 use super::Study;
+use crate::keep::Keep;
 use crate::reproduce::{Setting, Table};
 use crate::run::{self, Options, Ran};
 use crate::verify::{self, Counted};
@@ -56,6 +57,7 @@ impl Site<'_> {
             strategy: Some(strategy),
             duration: Some(duration),
             seed: Some(study.seed),
+            keep: Keep::all(),
             ..Options::default()
         };
         let workload = study.workload(cameras)?;

@@ -1,0 +1,121 @@
+//! Log files of runs: text, or compressed where they are long.
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+
+use flate2::Compression;
+use flate2::bufread::MultiGzDecoder;
+use flate2::write::GzEncoder;
+use headway_runtime::outlet::{OutFile, Outlet, OutputError};
+use headway_trace::{Log, LogWriter};
+
+use crate::Error;
+use crate::keep::Keep;
+
+/// Name of a log inside the results, as text and compressed.
+const PLAIN: &str = "run.jsonl";
+const PACKED: &str = "run.jsonl.gz";
+/// First bytes of a compressed file (RFC 1952).
+const MAGIC: [u8; 2] = [0x1f, 0x8b];
+/// On the log of the main job level 3 is twice as fast as the usual level, for files a sixth larger.
+const LEVEL: u32 = 3;
+
+/// The log that `path` names, or that lies in the folder of results there.
+fn find(path: &Path) -> PathBuf {
+    if !path.is_dir() {
+        return path.to_owned();
+    }
+    let packed = path.join(PACKED);
+    if packed.exists() { packed } else { path.join(PLAIN) }
+}
+
+/// Opens the log at `path`, or of the folder of results there, compressed or not; returns its path too.
+///
+/// # Errors
+/// [`Error::Read`].
+pub(crate) fn open(path: &Path) -> Result<(Box<dyn BufRead>, PathBuf), Error> {
+    let path = find(path);
+    let error = |source| Error::Read { path: path.clone(), source };
+    let mut file = BufReader::with_capacity(1 << 16, File::open(&path).map_err(error)?);
+    let packed = file.fill_buf().map_err(error)?.starts_with(&MAGIC);
+    Ok((if packed { Box::new(BufReader::new(MultiGzDecoder::new(file))) } else { Box::new(file) }, path))
+}
+
+/// A log under construction.
+pub(crate) enum LogFile {
+    Plain(OutFile),
+    Packed(Box<GzEncoder<OutFile>>),
+}
+
+impl LogFile {
+    /// Begins a log of `records` records in `outlet`; returns its name inside the results too.
+    pub(crate) fn create(outlet: &Outlet, records: usize, keep: &Keep) -> Result<(Self, &'static str), OutputError> {
+        if (records as u64) < keep.packed_from {
+            return Ok((Self::Plain(outlet.file(PLAIN)?), PLAIN));
+        }
+        Ok((Self::Packed(Box::new(GzEncoder::new(outlet.file(PACKED)?, Compression::new(LEVEL)))), PACKED))
+    }
+
+    /// Bytes on disk so far, but for what is gathered to be compressed.
+    fn written(&self) -> u64 {
+        match self {
+            Self::Plain(file) => file.written(),
+            Self::Packed(encoder) => encoder.get_ref().written(),
+        }
+    }
+
+    /// Writes everything out.
+    pub(crate) fn finish(self, path: &Path) -> Result<(), OutputError> {
+        let file = match self {
+            Self::Plain(file) => file,
+            Self::Packed(encoder) => {
+                encoder.finish().map_err(|source| OutputError::Write { path: path.to_owned(), source })?
+            }
+        };
+        file.finish().map(drop)
+    }
+}
+
+impl Write for LogFile {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Self::Plain(file) => Write::write(file, bytes),
+            Self::Packed(encoder) => encoder.write(bytes),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        match self {
+            Self::Plain(file) => file.flush(),
+            Self::Packed(encoder) => encoder.flush(),
+        }
+    }
+}
+
+/// Writes `log`, up to the size that `keep` allows. Returns its name, and what the file lacks, as a sentence.
+pub(crate) fn write(outlet: &Outlet, log: &Log, keep: &Keep) -> Result<(&'static str, Option<String>), Error> {
+    let records = log.records();
+    let (file, name) = LogFile::create(outlet, records.len(), keep)?;
+    let path = outlet.place().join(name);
+    let error = |source| OutputError::Write { path: path.clone(), source };
+    let mut writer = LogWriter::new(file, log.header()).map_err(error)?;
+    let mut written = 0;
+    for record in records {
+        if writer.output().written() >= keep.log.0 {
+            break;
+        }
+        writer.record(record).map_err(error)?;
+        written += 1;
+    }
+    let omitted = (records.len() - written) as u64;
+    writer.finish_early(log.incomplete().cloned(), omitted).map_err(error)?.finish(&path)?;
+    let left_out = (omitted > 0).then(|| {
+        format!(
+            "{name} has the first {written} of {} records, as it reached {} (`--log-max`); `headway replay` compares those",
+            records.len(),
+            keep.log
+        )
+    });
+    Ok((name, left_out))
+}
