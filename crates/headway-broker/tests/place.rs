@@ -179,6 +179,26 @@ fn planted_links_and_files_beside_the_socket_are_not_written_to() {
 }
 
 #[test]
+fn a_damaged_record_or_count_of_starts_is_refused_and_stays() {
+    for (ending, damaged) in [
+        (".state", "{\"garbled"),
+        (".state", ""),
+        (".epoch", "2147483648\n"),
+        (".epoch", "18446744073709551615\n"),
+        (".epoch", "-1\n"),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("s");
+        bind(&socket).unwrap();
+        let file = folder.path().join(format!("s{ending}"));
+        fs::write(&file, damaged).unwrap();
+        let error = bind(&socket).unwrap_err();
+        assert!(matches!(&error, ServerError::Place { path, .. } if *path == file), "{ending} {damaged:?}: {error}");
+        assert_eq!(fs::read_to_string(&file).unwrap(), damaged);
+    }
+}
+
+#[test]
 fn a_folder_that_others_may_write_in_is_refused_sticky_or_not_and_so_is_a_link() {
     let folder = tempfile::tempdir().unwrap();
     let open = folder.path().join("open");

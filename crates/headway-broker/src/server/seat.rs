@@ -16,6 +16,10 @@ use super::{Access, Options};
 use crate::error::ServerError;
 use crate::folder::{Entry, Folder, with_ending};
 
+/// Numbers of clients begin with the epoch in their upper half, and the poller's numbers have two bits more. No broker is started
+/// so often: a larger number is not ours.
+const EPOCH_MAX: u64 = 1 << 24;
+
 /// A broker's place, held until this is dropped.
 pub(super) struct Seat {
     folder: Folder,
@@ -125,11 +129,11 @@ impl Seat {
         let text = String::from_utf8_lossy(&text);
         let before = match text.trim() {
             "" => 0,
-            number => number.parse::<u64>().map_err(|_| {
+            number => number.parse::<u64>().ok().filter(|number| *number < EPOCH_MAX).ok_or_else(|| {
                 failed(io::Error::new(io::ErrorKind::InvalidData, "it is no broker's count of starts; move it away"))
             })?,
         };
-        let epoch = before.saturating_add(1);
+        let epoch = before + 1;
         match self.folder.replace(&name, format!("{epoch}\n").as_bytes()) {
             Err(error) if must_remember || !is_passing(&error) => Err(failed(error)),
             _ => Ok(epoch),

@@ -113,7 +113,12 @@ impl Record {
         let beside = |name: &OsString| folder.path(name);
         let failed = |name: &OsString, source| ServerError::Place { path: beside(name), source };
         let clients = folder.read(&state, BYTES_MAX).map_err(|source| failed(&state, source))?;
-        let clients = clients.and_then(|bytes| serde_json::from_slice::<State>(&bytes).ok());
+        // Taken for "nobody held anything", a damaged file would give a living holder's token to somebody else.
+        let damaged = |_| {
+            let text = "it is damaged; end the processes that the broker before served, then move it away";
+            failed(&state, io::Error::new(io::ErrorKind::InvalidData, text))
+        };
+        let clients = clients.map(|bytes| serde_json::from_slice::<State>(&bytes).map_err(damaged)).transpose()?;
         let clients = clients.filter(|state| state.schema == SCHEMA && state.boot == boot()).map(|state| state.clients);
         let clients = clients.unwrap_or_default();
         let slots = folder.read(&held, BYTES_MAX).map_err(|source| failed(&held, source))?.unwrap_or_default();
