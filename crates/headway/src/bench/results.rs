@@ -241,7 +241,7 @@ pub(super) mod tests {
                 && staged.ends_with(",2.00,0.50,200,200,200"),
             "{staged}"
         );
-        assert!(table(&rows, "ways").contains("| 200 ns | 200 ns | 5242.88 | - | 2.00 | 0.50 | 10 |"));
+        assert!(table(&rows, "ways").contains("| 200 ns | - | 5242.88 | - | 2.00 | 0.50 | 10 |"));
     }
 
     #[test]
