@@ -74,6 +74,11 @@ const UNSEEN: &[(&str, &[&str])] = &[
     ("object-unfit-overload", &["interval", "demand"]),
     ("object-unfit-full", &["limit"]),
     ("object-span", &["bytes"]),
+    ("object-violation", &["because"]),
+    // Runs that end early, and classes that this machine refuses.
+    ("runjsonl-last-line", &["incomplete"]),
+    ("object-incomplete", &["kind", "stream", "packet", "by"]),
+    ("object-threads", &["nice", "priority", "refused"]),
 ];
 
 /// The tables of the page: by anchor, the fields with their types.
