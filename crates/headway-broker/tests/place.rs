@@ -92,6 +92,17 @@ impl Other {
     fn tell(&self, signal: Signal) {
         Process::open(self.0.id()).unwrap().tell(signal).unwrap();
     }
+
+    /// Stops every thread: the kernel stops those on other CPUs a little after the signal was sent.
+    fn stop(&self) {
+        self.tell(Signal::Stop);
+        let is_stopped = |thread: PathBuf| {
+            let stat = fs::read_to_string(thread.join("stat")).unwrap();
+            stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'))
+        };
+        let threads = || fs::read_dir(format!("/proc/{}/task", self.0.id())).unwrap();
+        wait_until("every thread is stopped", || threads().all(|thread| is_stopped(thread.unwrap().path())));
+    }
 }
 
 impl Drop for Other {
@@ -279,7 +290,7 @@ fn a_stopped_broker_is_told_of_and_when_it_goes_on_so_do_its_clients() {
     let mut task = client.register(shape("a")).unwrap();
     task.acquire(clock::now(), 0, Some(LIMIT)).unwrap().release(Nanos(1));
     for _ in 0..3 {
-        broker.tell(Signal::Stop);
+        broker.stop();
         client.bear_silence(std::time::Duration::from_millis(20));
         let is_silent = |error: &ClientError| matches!(error, ClientError::Silent { is_stopped: true, .. });
         let error = client::status(&socket).unwrap_err();
@@ -306,7 +317,7 @@ fn where_so_many_wait_that_nobody_is_let_in_a_client_says_so() {
     let socket = folder.path().join("broker");
     let broker = Other::start(&mut again("broker", &socket));
     wait_until("the broker serves", || is_there(&socket));
-    broker.tell(Signal::Stop);
+    broker.stop();
     let mut waiting = Vec::new();
     wait_until("nobody else is let in", || Socket::connect(&socket).map(|one| waiting.push(one)).is_err());
     let error = client::status(&socket).unwrap_err();
