@@ -12,6 +12,11 @@ use crate::stats::Kind;
 /// Beyond this version signatures are not known, and everything is passed on.
 const UNKNOWN: c_int = 14_000;
 
+/// A stream by a handle that means the same in every function: 0 is the default stream of the function that was called.
+const fn named(stream: Stream, default: Stream) -> Stream {
+    if stream == 0 { default } else { stream }
+}
+
 macro_rules! replaced {
     ($(
         $(#[$doc:meta])*
@@ -77,7 +82,7 @@ replaced! {
     /// Copies out of a GPU, in the order of a stream.
     cuMemcpyDtoHAsync_v2: c"cuMemcpyDtoHAsync_v2" is c"cuMemcpyDtoHAsync" from 3_020 until UNKNOWN, per thread false;
     fn(to: *mut c_void, from: DevicePtr, bytes: usize, stream: Stream) |real| {
-        let out = Out { to, from, bytes, stream: if stream == 0 { STREAM_LEGACY } else { stream }, waits: false };
+        let out = Out { to, from, bytes, stream: named(stream, STREAM_LEGACY), waits: false };
         // SAFETY: the caller's arguments are passed on as they are.
         decide::out_of_gpu(out, Kind::OutAsync, || unsafe { real(to, from, bytes, stream) })
     };
@@ -85,7 +90,7 @@ replaced! {
     /// The same where stream 0 is the thread's own.
     cuMemcpyDtoHAsync_v2_ptsz: c"cuMemcpyDtoHAsync_v2_ptsz" is c"cuMemcpyDtoHAsync" from 7_000 until UNKNOWN, per thread true;
     fn(to: *mut c_void, from: DevicePtr, bytes: usize, stream: Stream) |real| {
-        let out = Out { to, from, bytes, stream: if stream == 0 { STREAM_PER_THREAD } else { stream }, waits: false };
+        let out = Out { to, from, bytes, stream: named(stream, STREAM_PER_THREAD), waits: false };
         // SAFETY: the caller's arguments are passed on as they are.
         decide::out_of_gpu(out, Kind::OutAsync, || unsafe { real(to, from, bytes, stream) })
     };
@@ -137,7 +142,7 @@ replaced! {
     /// Copies whatever the two addresses say, in the order of a stream.
     cuMemcpyAsync: c"cuMemcpyAsync" is c"cuMemcpyAsync" from 4_000 until UNKNOWN, per thread false;
     fn(to: DevicePtr, from: DevicePtr, bytes: usize, stream: Stream) |real| {
-        let out = Out { to: to as *mut c_void, from, bytes, stream: if stream == 0 { STREAM_LEGACY } else { stream }, waits: false };
+        let out = Out { to: to as *mut c_void, from, bytes, stream: named(stream, STREAM_LEGACY), waits: false };
         // SAFETY: the caller's arguments are passed on as they are.
         decide::out_of_gpu(out, Kind::AnyAsync, || unsafe { real(to, from, bytes, stream) })
     };
@@ -145,7 +150,7 @@ replaced! {
     /// The same where stream 0 is the thread's own.
     cuMemcpyAsync_ptsz: c"cuMemcpyAsync_ptsz" is c"cuMemcpyAsync" from 7_000 until UNKNOWN, per thread true;
     fn(to: DevicePtr, from: DevicePtr, bytes: usize, stream: Stream) |real| {
-        let out = Out { to: to as *mut c_void, from, bytes, stream: if stream == 0 { STREAM_PER_THREAD } else { stream }, waits: false };
+        let out = Out { to: to as *mut c_void, from, bytes, stream: named(stream, STREAM_PER_THREAD), waits: false };
         // SAFETY: the caller's arguments are passed on as they are.
         decide::out_of_gpu(out, Kind::AnyAsync, || unsafe { real(to, from, bytes, stream) })
     };

@@ -193,17 +193,12 @@ fn aside(driver: &Driver, context: &Prepared, out: Out) -> Result<Status, Outcom
     if line.give(out.to, out.bytes) { Ok(SUCCESS) } else { Err(Outcome::OtherMemory) }
 }
 
-fn launch(driver: &Driver, context: &Prepared, mut to: DevicePtr, out: Out) -> Result<(), Outcome> {
-    let (mut from, mut bytes) = (out.from, out.bytes as u64);
-    let mut arguments = [(&raw mut to).cast::<c_void>(), (&raw mut from).cast(), (&raw mut bytes).cast()];
+fn launch(driver: &Driver, context: &Prepared, to: DevicePtr, out: Out) -> Result<(), Outcome> {
     let blocks = if out.bytes <= ONE_BLOCK { 1 } else { BLOCKS };
-    // SAFETY: the kernel takes three numbers of eight bytes; both ranges were looked up just now and are as long as `bytes`.
-    let status = unsafe {
-        let arguments = arguments.as_mut_ptr();
-        let extra = std::ptr::null_mut();
-        (driver.launch_kernel)(context.kernel, blocks, 1, 1, THREADS, 1, 1, 0, out.stream, arguments, extra)
-    };
-    if status == SUCCESS { Ok(()) } else { Err(Outcome::NotLaunched) }
+    let copy = (to, out.from, out.bytes as u64);
+    // SAFETY: the kernel is the current context's, the stream the caller's; both ranges were looked up just now and are as long.
+    let taken = unsafe { driver::launch(driver, context.kernel, [blocks, THREADS], out.stream, copy) };
+    if taken { Ok(()) } else { Err(Outcome::NotLaunched) }
 }
 
 /// A bulk copy: whole or in pieces, and remembered until it has left the engine.

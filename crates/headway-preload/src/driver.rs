@@ -217,6 +217,27 @@ pub(crate) fn attribute(driver: &Driver, device: c_int, number: c_int) -> Option
     (status == SUCCESS).then_some(value)
 }
 
+/// Queues the kernel that copies `bytes` bytes from `from` to `to`; whether the driver took it.
+///
+/// # Safety
+/// `kernel` is ours and of the current context, `stream` is of that context, and both ranges are `bytes` long for the device until
+/// the stream has passed the kernel.
+pub(crate) unsafe fn launch(
+    driver: &Driver,
+    kernel: usize,
+    [blocks, threads]: [c_uint; 2],
+    stream: Stream,
+    (mut to, mut from, mut bytes): (DevicePtr, DevicePtr, u64),
+) -> bool {
+    let mut arguments = [(&raw mut to).cast::<c_void>(), (&raw mut from).cast(), (&raw mut bytes).cast()];
+    // SAFETY: the kernel takes three numbers of eight bytes, which the call copies; the rest by this function's contract.
+    let status = unsafe {
+        let arguments = arguments.as_mut_ptr();
+        (driver.launch_kernel)(kernel, blocks, 1, 1, threads, 1, 1, 0, stream, arguments, std::ptr::null_mut())
+    };
+    status == SUCCESS
+}
+
 /// A module and its one kernel, loaded into the current context.
 pub(crate) fn load_kernel(driver: &Driver, ptx: &CStr, name: &CStr) -> Option<usize> {
     let (mut module, mut function) = (0, 0);
