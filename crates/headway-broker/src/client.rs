@@ -48,7 +48,7 @@ use crate::status::Status;
 
 /// How long a broker may be silent: to a control message, and otherwise before it goes round once.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
-/// Who only asks once is told so soon that the broker is stopped.
+/// After this long without an answer, a client that has just connected looks whether the broker's process is stopped.
 const STOPPED_MIN: Duration = Duration::from_secs(1);
 /// How long a client that waits for the next broker does so.
 const NEXT_MAX: Duration = Duration::from_secs(300);
@@ -329,7 +329,7 @@ impl Client {
         self.shared.lock().records.retain(|record| record.id != task);
         let mut answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
         let link = Arc::clone(&self.shared.lock().link);
-        // One that has been silent already is told without waiting.
+        // A broker that was found silent, and has not gone round since, gets the message, but its answer is not awaited.
         let patience = if link.is_silent() { Nanos::ZERO } else { self.shared.patience() };
         // A broker that is gone has forgotten it, and the next one is not told of it: nobody waits for that.
         let _ = Self::ask_at(&link, &mut answers, &FromClient::Withdraw { task }, patience);

@@ -85,7 +85,7 @@ pub enum ServerError {
         if *is_socket { "a socket that no broker of Headway is known to have left" } else { "no socket" }
     )]
     Occupied {
-        /// What.
+        /// The socket's path.
         path: PathBuf,
         /// Whether it is a socket.
         is_socket: bool,
@@ -93,7 +93,7 @@ pub enum ServerError {
     /// A broker for the same GPU is there, at this socket or another one.
     #[error("GPU `{gpu}` is arbitrated already, by {}; end that one, or share other GPUs", claimant(*.holder))]
     Claimed {
-        /// Which.
+        /// Its UUID.
         gpu: String,
         /// Process and user that have claimed it, if the system tells.
         holder: Option<(u32, u32)>,
@@ -139,7 +139,7 @@ pub enum ClientError {
         "so many wait at `{path}` that nobody else can: the broker there is stopped, or hangs; let it go on, or end it"
     )]
     Crowded {
-        /// Where.
+        /// The socket's path.
         path: PathBuf,
     },
     /// Somebody serves the socket who must not.
@@ -148,7 +148,7 @@ pub enum ClientError {
          another socket with `--socket`"
     )]
     Stranger {
-        /// Where.
+        /// The socket's path.
         path: PathBuf,
         /// The process.
         pid: u32,

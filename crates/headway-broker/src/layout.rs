@@ -28,8 +28,8 @@ const LEASE_LONGS: usize = 8;
 const RING: usize = LEASES + GPUS_MAX * ENGINES * LEASE_LONGS;
 /// Entries that the ring holds.
 pub(crate) const RING_ENTRIES: u64 = 8 * TASKS_MAX as u64;
-/// Entries in the ring above which no use of a leased engine is told. The other half stays for requests: a client cannot have
-/// more of them open, as each slot has at most one open entry and one release.
+/// A client reports uses of leased engines only while fewer entries than this are in the ring. The other half of the ring is for
+/// requests: each slot has at most one open entry and one release, so they always fit.
 pub(crate) const REPORTS: u64 = RING_ENTRIES / 2;
 /// Words of an entry.
 pub(crate) const ENTRY_LONGS: usize = 8;

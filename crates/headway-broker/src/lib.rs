@@ -30,6 +30,10 @@
 //! processes of one user that each keep to their share, a job can rely on its own deadline only: when that has passed it goes
 //! first.
 //!
+//! Two limits are known. A key is fixed when a job asks, and users do not take turns: one user of a broker for a group who runs
+//! dozens of processes can leave another user less than a hundredth of a token. And a thread that was raised by
+//! `--lend-realtime` keeps its priority if the broker is killed.
+//!
 //! # Where it listens
 //! A private broker listens in a folder that must be its user's and in which nobody else may write; one for a group gives the
 //! socket to the folder's group. A lock beside the socket (`flock`) is held for life, so that there is one broker a socket
@@ -39,9 +43,8 @@
 //!
 //! A GPU that the driver or the machine file knows by a UUID has one broker in the whole machine ([`Options::claims`]): the broker
 //! binds a name without a file (`headway-gpu/UUID`, an abstract Unix socket), which the kernel gives to one process of a
-//! network namespace at a time and takes back when it ends. The kernel says who has it. Any user can take such a name; who
-//! runs a broker nevertheless starts it with [`Options::despite_claims`], which never lets two brokers of one user have one
-//! GPU. A GPU without a UUID is simulated: it exists in its broker only.
+//! network namespace at a time and takes back when it ends. The error names the process that has it. Any user can take such a
+//! name. [`Options::despite_claims`] starts a broker although another user has it; of one user, two brokers never have one GPU. A GPU without a UUID is simulated: it exists in its broker only.
 //!
 //! # When a GPU is lost
 //! The broker believes its [`Probe`] or its owner, no client: what a client meets ([`Client::report_fault`]) has the probe
@@ -53,10 +56,10 @@
 //! at the same socket waits [`Options::recover`] for them, takes over the tokens and engines that they say they hold, and
 //! grants to others only then. A task comes back only with the process that had it. Who does not come back within that time
 //! counts as ended.
-//! Beside the socket the broker always keeps a record of who holds what (`.state`, `.held`), and believes a claim only if the
-//! record says the same of that process, its start and its user. With a log ([`Options::log`]) it also remembers what those
-//! processes cannot tell: what jobs cost, where state is, which GPUs are lost, what was reconfigured. An input and what came of
-//! it are in the log before anybody is told. A file of the log that is full ([`Options::log_bytes`]) is followed by another one,
+//! Beside the socket the broker always keeps a record of the tokens and their holders (`.state`, `.held`). It believes a claim
+//! only if the record says the same of that process, its start and its user. A damaged record is an error. With a log ([`Options::log`]) it also remembers what those
+//! processes cannot tell: what jobs cost, where state is, which GPUs are lost, what was reconfigured. The broker logs an input
+//! and its outcome before it answers. A file of the log that is full ([`Options::log_bytes`]) is followed by another one,
 //! which begins with a snapshot: a start needs no other file.
 //!
 //! # When a disk is full or broken

@@ -61,7 +61,7 @@ pub struct BrokerLimits {
     pub requests_per_user: usize,
     /// Bytes that the requests of one user add to the log, a second; at once 16 times as much.
     pub log_bytes_per_user: u64,
-    /// The shortest relative deadline of a task: who is due sooner comes first.
+    /// The shortest relative deadline that a task may have. Short deadlines make a task urgent, so this limits how urgent.
     pub deadline_min: Nanos,
     /// Most of a cluster's tokens that one client, or one user, gets by its urgency while others wait, in parts per million.
     pub urgent_ppm: u64,

@@ -156,7 +156,7 @@ impl Use {
 pub struct Lateness {
     /// Delays measured.
     pub count: u64,
-    /// Median.
+    /// The median delay.
     pub median: Nanos,
     /// 99th percentile.
     pub p99: Nanos,

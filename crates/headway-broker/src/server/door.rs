@@ -65,8 +65,8 @@ impl Server {
         }
     }
 
-    /// No descriptor is left for who knocks. With the spare one he is told; without it the door is shut for a while: who waits
-    /// there would have the poller report him again and again.
+    /// Refuses a connection for which no descriptor is left. The spare descriptor serves to say so. Without it the broker accepts
+    /// nothing for a while: a connection that waits would make the poller report it again and again.
     fn turn_away(&mut self) {
         for _ in 0..SHARE {
             self.door.spare = None;
