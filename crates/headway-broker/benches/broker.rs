@@ -13,10 +13,10 @@ use std::time::Duration;
 use criterion::{Criterion, criterion_group};
 use headway_broker::client::Task;
 use headway_broker::{Client, OnLoss, Options, Server, TaskShape};
-use headway_core::engine_lock::{EngineParameters, Operation, Order, PeerLocks, Work};
-use headway_core::predictor::PredictorParameters;
-use headway_core::sharing::{ArbiterParameters, ClusterId, ClusterParameters, Limits};
-use headway_core::token::{Mode, TokenParameters};
+use headway_core::decisions::engine_lock::{EngineParameters, Operation, Order, PeerLocks, Work};
+use headway_core::decisions::predictor::PredictorParameters;
+use headway_core::decisions::sharing::{ArbiterParameters, ClusterId, ClusterParameters, Limits};
+use headway_core::decisions::token::{Mode, TokenParameters};
 use headway_core::units::{Bytes, Nanos};
 use headway_os::clock;
 

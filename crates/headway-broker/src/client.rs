@@ -2,8 +2,8 @@
 //!
 //! ```no_run
 //! use headway_broker::{Client, OnLoss, TaskShape, place};
-//! use headway_core::engine_lock::{Operation, Work};
-//! use headway_core::sharing::ClusterId;
+//! use headway_core::decisions::engine_lock::{Operation, Work};
+//! use headway_core::decisions::sharing::ClusterId;
 //! use headway_core::units::{Bytes, Nanos};
 //!
 //! # fn main() -> Result<(), headway_broker::ClientError> {
@@ -32,9 +32,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use headway_core::engine_lock::EngineParameters;
-use headway_core::sharing::{ClusterId, GpuId, TaskId, TokenId};
-use headway_core::token::TokenParameters;
+use headway_core::decisions::engine_lock::EngineParameters;
+use headway_core::decisions::sharing::{ClusterId, GpuId, TaskId, TokenId};
+use headway_core::decisions::token::TokenParameters;
 use headway_core::units::Nanos;
 use headway_os::ipc::{Packet, Socket, is_stopped};
 

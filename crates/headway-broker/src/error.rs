@@ -3,7 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use headway_core::sharing::{GpuId, Refused};
+use headway_core::decisions::sharing::{GpuId, Refused};
 use headway_core::units::Nanos;
 use headway_os::OsError;
 

@@ -6,8 +6,8 @@
 //! | broker page | broker; sealed against other writers | head of the ring, what was answered in each slot; one state word a slot |
 //! | notice page | broker; sealed, the same for all | when the broker last went round; "broker asleep" |
 
-use headway_core::engine_lock::{Operation, Work};
-use headway_core::sharing::{JobId, Outcome, TaskId};
+use headway_core::decisions::engine_lock::{Operation, Work};
+use headway_core::decisions::sharing::{JobId, Outcome, TaskId};
 use headway_core::units::{Bytes, Nanos};
 
 /// GPUs that a broker arbitrates at most.

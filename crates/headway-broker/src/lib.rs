@@ -1,6 +1,6 @@
 //! Arbitration of GPUs between processes: who may use which GPU, and when each of its engines (specification of sharing, 7).
 //!
-//! One **broker** per machine decides, with the state machine of [`headway_core::sharing`], in one thread and without a GPU
+//! One **broker** per machine decides, with the state machine of [`headway_core::decisions::sharing`], in one thread and without a GPU
 //! context of its own. Processes are its **clients**:
 //!
 //! * control goes over a Unix socket that the kernel tells the peer of;

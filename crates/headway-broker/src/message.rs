@@ -1,8 +1,8 @@
 //! Control messages: one JSON document in each packet of the socket.
 
-use headway_core::engine_lock::EngineParameters;
-use headway_core::sharing::{ClientId, ClusterId, GpuId, Segment, TaskId, TokenId};
-use headway_core::token::TokenParameters;
+use headway_core::decisions::engine_lock::EngineParameters;
+use headway_core::decisions::sharing::{ClientId, ClusterId, GpuId, Segment, TaskId, TokenId};
+use headway_core::decisions::token::TokenParameters;
 use headway_core::units::{Bytes, Nanos};
 use serde::{Deserialize, Serialize};
 

@@ -20,7 +20,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use headway_core::sharing::{ArbiterParameters, ClientId};
+use headway_core::decisions::sharing::{ArbiterParameters, ClientId};
 use headway_core::units::{Nanos, PPM};
 use headway_os::clock;
 use headway_os::ipc::{Packet, Poller, Words};

@@ -1,7 +1,7 @@
 //! Who holds and waits: what `headway status` shows.
 
-use headway_core::engine_lock::LockId;
-use headway_core::sharing::{ClientId, GpuId, TaskId, TokenId};
+use headway_core::decisions::engine_lock::LockId;
+use headway_core::decisions::sharing::{ClientId, GpuId, TaskId, TokenId};
 use headway_core::units::Nanos;
 use serde::{Deserialize, Serialize};
 

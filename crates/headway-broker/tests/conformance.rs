@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use headway_broker::{Client, OnLoss, Options, Phase};
-use headway_core::sharing::log::Line;
+use headway_core::decisions::sharing::log::Line;
 use headway_core::units::Nanos;
 use headway_os::clock;
 use support::{Broker, LIMIT, parameters, shape, wait_until};

@@ -24,7 +24,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use headway_broker::{Client, OnLoss, Options, Server, client};
-use headway_core::engine_lock::Work;
+use headway_core::decisions::engine_lock::Work;
 use headway_core::units::Nanos;
 use headway_os::clock;
 use headway_os::ipc::{Process, Signal, Words};

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use headway_broker::{Client, OnLoss, Options, Phase};
-use headway_core::engine_lock::Work;
+use headway_core::decisions::engine_lock::Work;
 use headway_core::units::Nanos;
 use headway_os::clock;
 use support::{Broker, LIMIT, operation, parameters, shape, wait_until};
@@ -98,7 +98,7 @@ fn what_a_dead_client_held_stays_taken_until_its_gpu_work_has_ended() {
         let phase = jobs.iter().find(|job| job.name == "next").map(|job| job.phase.clone());
         assert_eq!(phase, Some(Phase::WaitsForToken), "{jobs:?}");
         // Without the broker nobody waits any longer than for this.
-        client.declare_lost(headway_core::sharing::GpuId(0)).unwrap();
+        client.declare_lost(headway_core::decisions::sharing::GpuId(0)).unwrap();
         assert!(waiter.join().unwrap().is_err());
     });
 }

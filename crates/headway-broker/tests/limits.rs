@@ -5,8 +5,8 @@ mod support;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use headway_broker::{Client, ClientError, OnLoss, Options, Reason, TaskShape};
-use headway_core::sharing::Segment;
-use headway_core::token::Mode;
+use headway_core::decisions::sharing::Segment;
+use headway_core::decisions::token::Mode;
 use headway_core::units::Nanos;
 use headway_os::clock;
 use headway_os::ipc::{Bell, Packet, Socket};

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use headway_broker::{Client, ClientError, Health, JobStatus, OnLoss, Options, Phase, Probe, Reason, Status};
-use headway_core::engine_lock::Work;
-use headway_core::sharing::{GpuId, Segment};
+use headway_core::decisions::engine_lock::Work;
+use headway_core::decisions::sharing::{GpuId, Segment};
 use headway_core::units::Nanos;
 use headway_os::clock;
 use support::{Broker, LIMIT, operation, parameters, shape, wait_until};

@@ -11,9 +11,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use headway_broker::{Client, ClientError, Faults, OnLoss, Options, Phase, Server, ServerError, Status, Tell, client};
-use headway_core::engine_lock::{Engine, Work};
-use headway_core::sharing::GpuId;
-use headway_core::sharing::log::{Line, Why};
+use headway_core::decisions::engine_lock::{Engine, Work};
+use headway_core::decisions::sharing::GpuId;
+use headway_core::decisions::sharing::log::{Line, Why};
 use headway_core::units::Nanos;
 use headway_os::clock;
 use support::{Broker, LIMIT, operation, parameters, shape, wait_until};

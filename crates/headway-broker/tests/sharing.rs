@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use headway_broker::{Access, Client, ClientError, OnLoss, Options, Phase, Reason, Server, ServerError, client};
-use headway_core::engine_lock::{Operation, Work};
-use headway_core::sharing::GpuId;
+use headway_core::decisions::engine_lock::{Operation, Work};
+use headway_core::decisions::sharing::GpuId;
 use headway_core::units::{Bytes, Nanos};
 use headway_os::clock;
 use headway_os::ipc::{Packet, Socket};

@@ -8,11 +8,11 @@ use std::path::PathBuf;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use headway::core::cpu::Wish;
-use headway::core::machine::Method;
+use headway::core::files::machine::Method;
+use headway::core::models::cpu::Wish;
+use headway::core::models::transfer::{Direction, HostMemory, Load, Statistic};
 use headway::core::plan::Strategy;
-use headway::core::stream::Policy;
-use headway::core::transfer::{Direction, HostMemory, Load, Statistic};
+use headway::core::plan::stream::Policy;
 use headway::core::units::{Bytes, Nanos, UnitError};
 use headway::keep::Keep;
 use headway::measure::Step;

@@ -6,8 +6,8 @@ use std::path::Path;
 use anyhow::Result;
 use headway::bench::broker as bench;
 use headway::broker::{self, Access, MemoryStatus, Options, Phase, Status};
-use headway::core::engine_lock::{Engine, LockId, Order};
-use headway::core::transfer::TAIL_SAMPLES;
+use headway::core::decisions::engine_lock::{Engine, LockId, Order};
+use headway::core::models::transfer::TAIL_SAMPLES;
 use headway::core::units::Nanos;
 
 use crate::Answer;
@@ -17,10 +17,10 @@ use crate::commands::{Bar, Out, interrupt};
 pub(crate) fn broker(out: &Out, args: &BrokerArgs) -> Result<Answer> {
     let stop = interrupt(out, "a socket");
     let mode = args.mode.map(|mode| match mode {
-        ModeArg::Optimal => headway::core::token::Mode::Optimal,
-        ModeArg::WorkConserving => headway::core::token::Mode::WorkConserving,
-        ModeArg::Fifo => headway::core::token::Mode::Fifo,
-        ModeArg::Priority => headway::core::token::Mode::Priority,
+        ModeArg::Optimal => headway::core::decisions::token::Mode::Optimal,
+        ModeArg::WorkConserving => headway::core::decisions::token::Mode::WorkConserving,
+        ModeArg::Fifo => headway::core::decisions::token::Mode::Fifo,
+        ModeArg::Priority => headway::core::decisions::token::Mode::Priority,
     });
     let usual = Options::default();
     let options = Options {

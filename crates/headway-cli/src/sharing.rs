@@ -5,10 +5,10 @@ use std::io::{self, IsTerminal};
 use std::path::Path;
 
 use anyhow::Result;
-use headway::core::error::Loaded;
-use headway::core::machine::Machine;
-use headway::core::sharing_analysis::{Resource, Unknown, Verdict};
-use headway::core::workload::Workload;
+use headway::core::analysis::sharing::{Resource, Unknown, Verdict};
+use headway::core::files::error::Loaded;
+use headway::core::files::machine::Machine;
+use headway::core::files::workload::Workload;
 use headway::report as reports;
 use headway::run::{Options, tasks};
 use headway::share::{self, Report};

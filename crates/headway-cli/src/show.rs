@@ -5,13 +5,13 @@ use std::fmt::Write;
 use std::path::Path;
 
 use headway::bench::Target;
-use headway::core::cpu::Wish;
-use headway::core::machine::{Confidence, Machine};
+use headway::core::analysis::schedulability::Strength as Proof;
+use headway::core::files::machine::{Confidence, Machine};
+use headway::core::models::cpu::Wish;
+use headway::core::plan::planner::{Evidence, ModelAnswer, rate_alone};
 use headway::core::plan::{
     Outcome, Pipeline, Plan, PlannedBatch, Source, Strategy, Strength, Verdict, Violation, Work,
 };
-use headway::core::planner::{Evidence, ModelAnswer, rate_alone};
-use headway::core::schedulability::Strength as Proof;
 use headway::core::units::{Bytes, Nanos, Rate};
 use headway::cpus::Assumption;
 use headway::doctor::{Examination, State};

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use anyhow::Result;
 use headway::bench::{self, Outcome};
-use headway::core::transfer::{Explanation, Figures, TAIL_SAMPLES};
+use headway::core::models::transfer::{Explanation, Figures, TAIL_SAMPLES};
 use headway::core::units::Nanos;
 use headway::explain::{self as explaining, Question};
 use headway::measure::{self as measuring, Depth};

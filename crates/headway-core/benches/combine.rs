@@ -9,10 +9,10 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
-use headway_core::combine::{Counting, Mode, Options, Pricer, Transformed, transform};
-use headway_core::interconnect::Network;
-use headway_core::machine::{self, Machine, RouteId};
-use headway_core::message::{Elementary, MessageSet};
+use headway_core::files::machine::{self, Machine, RouteId};
+use headway_core::models::interconnect::Network;
+use headway_core::plan::combine::{Counting, Mode, Options, Pricer, Transformed, transform};
+use headway_core::plan::message::{Elementary, MessageSet};
 use headway_core::units::{Bytes, Nanos};
 
 const MS: u64 = 1_000_000;

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::time::Instant;
 use std::{env, fs, io};
 
-use headway_core::schedulability::{Task, chunked, jeffay};
+use headway_core::analysis::schedulability::{Task, chunked, jeffay};
 use headway_core::units::Nanos;
 
 #[path = "../tests/support/rival.rs"]

@@ -5,8 +5,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::cpu;
-use crate::dispatch::{Action, Event, Input};
+use crate::decisions::dispatch::{Action, Event, Input};
+use crate::models::cpu;
 use crate::plan::Plan;
 use crate::units::{Bytes, Nanos};
 

@@ -1,16 +1,24 @@
 //! The plan: what runs where, when each step may start and must end, what it costs at worst, and whether that fits.
 //!
 //! A plan is plain data. The dispatcher runs from it alone, a log carries it whole, and a report needs nothing else.
+//! [`planner`] makes it from a machine and a workload; [`combine`] and [`stream`] are the parts of Verner's method that form
+//! batches and divide streams.
 
+pub mod block;
+pub mod combine;
+pub mod message;
+pub mod payload;
+pub mod planner;
+pub mod stream;
 mod times;
 
 use serde::{Deserialize, Serialize};
 
-use crate::block::block_bytes;
-use crate::machine::{CapacityId, EngineClass, EngineId, Method, RouteId};
-use crate::message::{Elementary, Member};
+use crate::files::machine::{CapacityId, EngineClass, EngineId, Method, RouteId};
+use crate::files::workload::{OnMiss, Urgent, Wafer};
+use crate::plan::block::block_bytes;
+use crate::plan::message::{Elementary, Member};
 use crate::units::{Bytes, Nanos, Rate};
-use crate::workload::{OnMiss, Urgent, Wafer};
 
 /// Version of the JSON form of [`Plan`].
 pub const SCHEMA: u32 = 1;

@@ -1,12 +1,12 @@
 //! Chunks of a size per flow, as the planner cuts copies.
 
-use headway_core::interconnect::Network;
-use headway_core::machine::{Machine, shipped};
+use headway_core::analysis::schedulability::{ChunkFlow, chunk_sizes};
+use headway_core::files::machine::{Machine, shipped};
+use headway_core::files::workload::parse;
+use headway_core::models::interconnect::Network;
+use headway_core::plan::planner::{Options, plan};
 use headway_core::plan::{Outcome, Plan, PlannedStep, Strategy, Work};
-use headway_core::planner::{Options, plan};
-use headway_core::schedulability::{ChunkFlow, chunk_sizes};
 use headway_core::units::{Bytes, Nanos};
-use headway_core::workload::parse;
 
 const PAGE: Bytes = Bytes(4096);
 

@@ -1,11 +1,11 @@
 //! Streams on cores of the CPU: how they are planned, tested and divided.
 
-use headway_core::machine::{self, Cpu, CpuCost, Machine, shipped};
+use headway_core::files::machine::{self, Cpu, CpuCost, Machine, shipped};
+use headway_core::files::workload::{self, Placement, Workload};
+use headway_core::plan::planner::{self, Options, PlanError};
+use headway_core::plan::stream::{Fluid, Margins, Reach, search};
 use headway_core::plan::{Outcome, Plan, Strategy};
-use headway_core::planner::{self, Options, PlanError};
-use headway_core::stream::{Fluid, Margins, Reach, search};
 use headway_core::units::{Bytes, Nanos, PPM, Rate};
-use headway_core::workload::{self, Placement, Workload};
 
 fn machine(cores: u32) -> Machine {
     let mut machine = shipped("h200-x1").unwrap();

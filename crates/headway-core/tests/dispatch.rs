@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 
 use case::{Case, any_case, compute, copy, flow, hold, plan, server, step, stream};
 use engines::Engines;
-use headway_core::dispatch::{Action, Dispatcher, Event, Input, Limits, NAMED_MAX, Refused, TIME_MAX};
+use headway_core::decisions::dispatch::{Action, Dispatcher, Event, Input, Limits, NAMED_MAX, Refused, TIME_MAX};
 use headway_core::log::What;
 use headway_core::plan::{BatchPlace, Pipeline, Plan, PlannedStep, PlannedStream, Source};
 use headway_core::units::{Bytes, Nanos};

@@ -4,7 +4,7 @@
 
 use std::collections::HashSet;
 
-use headway_core::staging::{EngineStep, Flow, LinkShape, Order, Outcome, Pipeline, Task, WorkerStep};
+use headway_core::decisions::staging::{EngineStep, Flow, LinkShape, Order, Outcome, Pipeline, Task, WorkerStep};
 
 /// Most parts of a chunk.
 const PARTS_MAX: u64 = 4;

@@ -9,13 +9,13 @@ mod case;
 
 use bench::Bench;
 use case::{compute, copy, flow, server, step, stream};
-use headway_core::dispatch::{Action, Dispatcher, Event, Input, Limits, Refused};
-use headway_core::interconnect::{BatchBlock, Network};
-use headway_core::machine::{Machine, shipped};
+use headway_core::decisions::dispatch::{Action, Dispatcher, Event, Input, Limits, Refused};
+use headway_core::files::machine::{Machine, shipped};
+use headway_core::files::workload::{Workload, parse};
+use headway_core::models::interconnect::{BatchBlock, Network};
+use headway_core::plan::planner::{Options, plan};
 use headway_core::plan::{Gang, Outcome, Pipeline, Plan, Source, Strategy, Work};
-use headway_core::planner::{Options, plan};
 use headway_core::units::{Bytes, Nanos};
-use headway_core::workload::{Workload, parse};
 
 /// Two pipelines of a stream each, with windows of 10 and these steps, in one gang.
 fn pair(chained: bool, steps: &[bool]) -> Plan {

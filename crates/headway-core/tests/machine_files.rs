@@ -1,10 +1,10 @@
 //! Machine files: what is read, what is refused and where the error points.
 
-use headway_core::error::FileError;
-use headway_core::machine::{
+use headway_core::files::error::FileError;
+use headway_core::files::machine::{
     CapacityId, CapacityKind, EndpointId, EngineClass, Machine, Method, RouteId, SHIPPED, parse, shipped,
 };
-use headway_core::transfer::Direction;
+use headway_core::models::transfer::Direction;
 use headway_core::units::{Nanos, Rate};
 use proptest::prelude::*;
 

@@ -3,10 +3,10 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
-use headway_core::interconnect::BatchBlock;
-use headway_core::machine::{EngineId, Machine, RouteId, shipped};
-use headway_core::stream::admission::{LIMITS, Refused as NotTaken};
-use headway_core::stream::node::{Flow, Node, Part, Refused, Server, Step};
+use headway_core::files::machine::{EngineId, Machine, RouteId, shipped};
+use headway_core::models::interconnect::BatchBlock;
+use headway_core::plan::stream::admission::{LIMITS, Refused as NotTaken};
+use headway_core::plan::stream::node::{Flow, Node, Part, Refused, Server, Step};
 use headway_core::units::{Bytes, Nanos};
 
 const MS: Nanos = Nanos(1_000_000);

@@ -4,7 +4,7 @@
 #[path = "support/rival.rs"]
 mod rival;
 
-use headway_core::schedulability::{
+use headway_core::analysis::schedulability::{
     ConcreteTask, Costs, Outcome, Task, Ties, Verdict, Violation, chunked, concrete, jeffay,
 };
 use headway_core::units::Nanos;

@@ -1,13 +1,13 @@
 //! What every plan promises, over random workloads on the shipped machines, and the choices of the planner by example.
 
-use headway_core::block::block_bytes;
-use headway_core::error::Loaded;
-use headway_core::machine::{self, Calibration, EngineClass, EngineId, Machine, Method};
+use headway_core::analysis::schedulability::{self, Task, Verdict};
+use headway_core::files::error::Loaded;
+use headway_core::files::machine::{self, Calibration, EngineClass, EngineId, Machine, Method};
+use headway_core::files::workload::{self, Cycle, Flow, Grouping, Message, Placement, Step, Stream, Workload};
+use headway_core::plan::block::block_bytes;
+use headway_core::plan::planner::{Options, PlanError, models, plan};
 use headway_core::plan::{Outcome, Pipeline, Plan, PlannedStep, PlannedStream, Source, Strategy, Strength, Work};
-use headway_core::planner::{Options, PlanError, models, plan};
-use headway_core::schedulability::{self, Task, Verdict};
 use headway_core::units::{Bytes, Nanos, Rate};
-use headway_core::workload::{self, Cycle, Flow, Grouping, Message, Placement, Step, Stream, Workload};
 
 const MS: u64 = 1_000_000;
 

@@ -1,7 +1,7 @@
 //! What copies cost, as machine files say it: what is read, what is refused, and that what is written reads back.
 
-use headway_core::machine::{EndpointId, Machine, Method, SHIPPED, parse, shipped, write};
-use headway_core::transfer::{
+use headway_core::files::machine::{EndpointId, Machine, Method, SHIPPED, parse, shipped, write};
+use headway_core::models::transfer::{
     Curve, Direction, HostMemory, Key, Load, Point, Profile, Stamp, Statistic, Stores, Tuning, TuningKey, Via, Way,
 };
 use headway_core::units::{Bytes, Nanos};

@@ -1,13 +1,13 @@
 //! Tasks in workload files: what is read, what is refused and where the error points.
 
-use headway_core::engine_lock::PeerLocks;
-use headway_core::error::FileError;
-use headway_core::machine::shipped;
-use headway_core::planner::{Options, PlanError, plan};
-use headway_core::sharing::{Direction, Segment};
-use headway_core::token::Mode;
+use headway_core::decisions::engine_lock::PeerLocks;
+use headway_core::decisions::sharing::{Direction, Segment};
+use headway_core::decisions::token::Mode;
+use headway_core::files::error::FileError;
+use headway_core::files::machine::shipped;
+use headway_core::files::workload::{Workload, parse};
+use headway_core::plan::planner::{Options, PlanError, plan};
 use headway_core::units::{Bytes, Nanos};
-use headway_core::workload::{Workload, parse};
 
 const BASE: &str = r#"name = "trackers"
 [sharing]

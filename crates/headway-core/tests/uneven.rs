@@ -1,11 +1,11 @@
 //! Deadlines that are divided unevenly among the steps of streams: when a plan does so, and what a plan without says.
 
-use headway_core::machine::{Machine, shipped};
+use headway_core::analysis::schedulability::{Task, chunked};
+use headway_core::files::machine::{Machine, shipped};
+use headway_core::files::workload::{self, Workload};
+use headway_core::plan::planner::{Options, models, plan};
 use headway_core::plan::{Outcome, Pipeline, Plan, Source, Strength};
-use headway_core::planner::{Options, models, plan};
-use headway_core::schedulability::{Task, chunked};
 use headway_core::units::Nanos;
-use headway_core::workload::{self, Workload};
 
 const IN: &str = "{ copy = \"host -> gpu\" }";
 const OUT: &str = "{ copy = \"gpu -> host\" }";

@@ -10,11 +10,11 @@ mod case;
 
 use bench::Bench;
 use case::{copy, flow, hold, server, step};
-use headway_core::dispatch::{Action, Answer, Event, Input, Refused, Unfit};
+use headway_core::analysis::schedulability::{Task, chunked};
+use headway_core::decisions::dispatch::{Action, Answer, Event, Input, Refused, Unfit};
+use headway_core::files::workload::{Otherwise, Urgent};
 use headway_core::plan::{Pipeline, Plan, Source};
-use headway_core::schedulability::{Task, chunked};
 use headway_core::units::{Bytes, Nanos};
-use headway_core::workload::{Otherwise, Urgent};
 use proptest::prelude::*;
 
 /// A flow on server 0.
@@ -232,7 +232,7 @@ fn drive(set: &Set, span: u64, seed: u64) -> Counts {
     let mut cycles: Vec<u64> = set.flows.iter().map(|(_, p, _)| span / p + 1).collect();
     cycles.extend([u64::from(u32::MAX); 2]);
     let plan = plan(pipelines);
-    let mut dispatcher = headway_core::dispatch::Dispatcher::new(plan, Default::default()).unwrap();
+    let mut dispatcher = headway_core::decisions::dispatch::Dispatcher::new(plan, Default::default()).unwrap();
     dispatcher.handle(Nanos(0), &Input::Start { epoch: Nanos(0), cycles, packets: vec![] }).unwrap();
     let mut counts = Counts::default();
     let (mut now, mut running, mut next_request) = (0, None, below(20));

@@ -1,12 +1,12 @@
 //! Streams of wafers: what files say and what is refused, plans on several GPUs, and how the dispatcher runs them.
 
-use headway_core::dispatch::{Action, Dispatcher, Input, Limits};
-use headway_core::error::FileError;
-use headway_core::machine::{EngineClass, Machine, shipped};
+use headway_core::decisions::dispatch::{Action, Dispatcher, Input, Limits};
+use headway_core::files::error::FileError;
+use headway_core::files::machine::{EngineClass, Machine, shipped};
+use headway_core::files::workload::{Step, Wafer, Workload, parse};
+use headway_core::plan::planner::{Options, plan};
 use headway_core::plan::{Outcome, Plan, PlannedWafer, Share, Source, Strategy, Work};
-use headway_core::planner::{Options, plan};
 use headway_core::units::{Bytes, Nanos, Rate};
-use headway_core::workload::{Step, Wafer, Workload, parse};
 
 const STREAM: &str = r#"name = "w"
 [run]

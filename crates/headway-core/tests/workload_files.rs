@@ -2,11 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use headway_core::error::{FileError, Loaded};
-use headway_core::units::{Bytes, Nanos};
-use headway_core::workload::{
+use headway_core::files::error::{FileError, Loaded};
+use headway_core::files::workload::{
     Cycle, Grouping, Kind, OnMiss, Otherwise, Place, Placement, Step, Urgent, Workload, parse,
 };
+use headway_core::units::{Bytes, Nanos};
 use proptest::prelude::*;
 
 const BASE: &str = r#"name = "w"

@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
-use headway_core::machine::EngineClass;
+use headway_core::files::machine::EngineClass;
 use headway_device::{Completion, DeviceError, Span, Waker, wake};
 use headway_os::clock;
 use headway_os::fork::Home;

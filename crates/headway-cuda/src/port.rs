@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::Arc;
 
-use headway_core::transfer::Via;
+use headway_core::models::transfer::Via;
 use headway_core::units::Nanos;
 use headway_device::buffer::{Budget, DeviceId, Domain};
 use headway_device::port::{Caching, Lane, Pager, Port, Reach, Resident, ResidentOptions};

@@ -24,7 +24,7 @@ use std::ffi::c_void;
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
-use headway_core::transfer::Via;
+use headway_core::models::transfer::Via;
 use headway_core::units::Nanos;
 use headway_device::buffer::{Memory as _, Place};
 use headway_device::port::{Resident, ResidentOptions};

@@ -22,7 +22,7 @@ use std::fmt;
 use std::ptr::{null_mut, without_provenance_mut};
 use std::sync::{Arc, LazyLock, Mutex};
 
-use headway_core::transfer::Via;
+use headway_core::models::transfer::Via;
 use headway_device::buffer::{Budget, DeviceId, Memory, Place};
 use headway_device::port::{Pager, Window};
 use headway_device::{Access, Buffer, DeviceError, Limits};

@@ -5,8 +5,8 @@ mod support;
 
 use std::sync::{Arc, LazyLock};
 
-use headway_core::machine::{EndpointId, EngineClass, Method};
-use headway_core::transfer::{Direction, Profile, Via, Way};
+use headway_core::files::machine::{EndpointId, EngineClass, Method};
+use headway_core::models::transfer::{Direction, Profile, Via, Way};
 use headway_core::units::{Bytes, Nanos};
 use headway_cuda::{CudaDevice, CudaPort, Driver};
 use headway_device::port::{Caching, Move, Piece, Port, Reach, Resident, ResidentOptions};

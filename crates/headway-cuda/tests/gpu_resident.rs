@@ -6,8 +6,8 @@ use std::io::Write as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use headway_core::machine::{EngineClass, Method};
-use headway_core::transfer::Via;
+use headway_core::files::machine::{EngineClass, Method};
+use headway_core::models::transfer::Via;
 use headway_core::units::{Bytes, Nanos};
 use headway_cuda::{CudaDevice, CudaPort, CudaResident, Driver};
 use headway_device::conformance::SkipReason;

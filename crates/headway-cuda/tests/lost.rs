@@ -6,9 +6,9 @@ mod support;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock};
 
-use headway_core::machine::{EndpointId, Method};
-use headway_core::staging::Flow;
-use headway_core::transfer::{Direction, HostMemory, Profile, Via, Way, default_tuning};
+use headway_core::decisions::staging::Flow;
+use headway_core::files::machine::{EndpointId, Method};
+use headway_core::models::transfer::{Direction, HostMemory, Profile, Via, Way, default_tuning};
 use headway_core::units::{Bytes, Nanos};
 use headway_cuda::{CudaDevice, CudaPort};
 use headway_device::buffer::lend;
@@ -283,7 +283,7 @@ fn a_device_whose_context_ends_gives_lent_memory_back() {
                 let operation = Operation::Copy { method, from: from.unwrap(), to: to.unwrap() };
                 let call = if method == Method::Dma { "cuEventQuery" } else { "cuMemcpyHtoD_v2" };
                 fake.fail(call, ILLEGAL_ADDRESS, 1);
-                device.submit(headway_core::machine::EngineClass::H2d, operation, 1).unwrap();
+                device.submit(headway_core::files::machine::EngineClass::H2d, operation, 1).unwrap();
                 let mut done = Vec::new();
                 wait_until("the completion", || {
                     device.poll(&mut done);

@@ -8,7 +8,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use headway_core::transfer::Via;
+use headway_core::models::transfer::Via;
 use headway_core::units::{Bytes, Nanos};
 use headway_cuda::{CudaPort, CudaResident, Driver};
 use headway_device::port::{Caching, Port, Reach, Resident, ResidentOptions};

@@ -5,7 +5,7 @@ mod support;
 
 use std::sync::{Arc, LazyLock};
 
-use headway_core::transfer::Via;
+use headway_core::models::transfer::Via;
 use headway_core::units::Bytes;
 use headway_cuda::CudaPort;
 use headway_cuda::window::{self, Route};

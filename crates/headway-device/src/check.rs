@@ -1,6 +1,6 @@
 //! What every device checks before it takes an operation.
 
-use headway_core::machine::{EngineClass, Method};
+use headway_core::files::machine::{EngineClass, Method};
 
 use crate::buffer::{Access, DeviceId, Domain, Place, Span};
 use crate::kernel::{Grid, Kernel};

@@ -10,8 +10,8 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use headway_core::block;
-use headway_core::machine::{CapacityKind, EndpointId, EngineClass, Machine, Method};
+use headway_core::files::machine::{CapacityKind, EndpointId, EngineClass, Machine, Method};
+use headway_core::plan::block;
 use headway_core::units::{Bytes, Nanos, Rate};
 use headway_os::sched::{Classes, Role};
 use headway_os::{clock, sched};
@@ -121,7 +121,7 @@ impl EmuSpec {
 
 fn service(machine: &Machine, engine: u32, class: EngineClass) -> Service {
     let routes = (0..).zip(&machine.routes).filter(|(id, route)| {
-        machine.class(headway_core::machine::RouteId(*id)) == class
+        machine.class(headway_core::files::machine::RouteId(*id)) == class
             && route.method != Method::Pageable
             && route.engines.iter().any(|used| used.0 == engine)
     });
@@ -590,7 +590,7 @@ mod tests {
 
     #[test]
     fn the_engines_of_a_machine_file_keep_their_rates_and_costs() {
-        use headway_core::machine::{Capacity, CapacityId, Endpoint, EndpointKind, EngineId, KernelCost, Route};
+        use headway_core::files::machine::{Capacity, CapacityId, Endpoint, EndpointKind, EngineId, KernelCost, Route};
         let endpoint = |id: &str, kind| Endpoint { id: id.into(), kind, numa: None, pci: None, uuid: None };
         let link = |from: &str, to: &str, rate| Capacity {
             id: format!("{from}-{to}"),
@@ -614,7 +614,7 @@ mod tests {
             description: String::new(),
             endpoints: vec![endpoint("host", EndpointKind::Memory), endpoint("gpu0", EndpointKind::Gpu)],
             capacities: vec![link("host", "switch", 8_000), link("switch", "gpu0", 5_000), link("host", "gpu0", 9_000)],
-            engines: vec![headway_core::machine::Engine {
+            engines: vec![headway_core::files::machine::Engine {
                 id: "gpu0.h2d".into(),
                 gpu: EndpointId(1),
                 serves: vec![EngineClass::H2d, EngineClass::D2h],
@@ -632,7 +632,7 @@ mod tests {
             }],
             cpu: None,
             calibration: None,
-            profile: headway_core::transfer::Profile::default(),
+            profile: headway_core::models::transfer::Profile::default(),
             hash: String::new(),
         };
         let spec = EmuSpec::of_machine(&machine, EndpointId(1));

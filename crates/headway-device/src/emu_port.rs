@@ -12,8 +12,8 @@ mod resident;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
-use headway_core::machine::{EndpointId, EngineClass, Machine};
-use headway_core::transfer::Via;
+use headway_core::files::machine::{EndpointId, EngineClass, Machine};
+use headway_core::models::transfer::Via;
 use headway_core::units::{Bytes, Nanos};
 
 use gate::Gate;

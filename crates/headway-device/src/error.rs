@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use headway_core::machine::EngineClass;
+use headway_core::files::machine::EngineClass;
 use headway_core::units::{Bytes, Nanos};
 
 use crate::buffer::Access;

@@ -1,9 +1,9 @@
 //! What a compute step is: one computation with a CPU form and a PTX form over the same block.
 //!
-//! Both forms get the packed block of a cycle ([`headway_core::block`]), an output block of the same layout, and a *state*
+//! Both forms get the packed block of a cycle ([`headway_core::plan::block`]), an output block of the same layout, and a *state*
 //! that stays on the device from cycle to cycle (keys and chaining values, say). They must write the same bytes.
 
-use headway_core::workload::{Cipher, Wafer};
+use headway_core::files::workload::{Cipher, Wafer};
 
 /// What a kernel must know of one lane, fixed for a whole run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

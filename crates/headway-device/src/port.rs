@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use headway_core::transfer::Via;
+use headway_core::models::transfer::Via;
 use headway_core::units::Nanos;
 
 use crate::buffer::{Buffer, DeviceId, Domain, HostKind, Span};

@@ -1,6 +1,6 @@
 //! The conformance suite on emulated devices.
 
-use headway_core::machine::EngineClass;
+use headway_core::files::machine::EngineClass;
 use headway_core::units::{Bytes, Nanos, Rate};
 use headway_device::Limits;
 use headway_device::conformance;

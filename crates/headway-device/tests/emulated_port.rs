@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use headway_core::transfer::Via;
+use headway_core::models::transfer::Via;
 use headway_core::units::{Bytes, Nanos, Rate};
 use headway_device::Limits;
 use headway_device::emu_port::{EmuPort, EmuPortSpec, Pace};

@@ -3,8 +3,8 @@
 use std::hint::black_box;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use headway_core::block::{block_bytes, write_header};
-use headway_core::workload::Cipher;
+use headway_core::files::workload::Cipher;
+use headway_core::plan::block::{block_bytes, write_header};
 use headway_device::kernel::{Kernel as _, Lane};
 use headway_device::port::{CpuArgument, Program as _};
 use headway_kernels::Aes128Cbc;

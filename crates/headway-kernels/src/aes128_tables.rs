@@ -97,8 +97,8 @@ fn encrypt(block: [u32; 4], keys: &[[u32; 4]; ROUND_KEYS]) -> [u32; 4] {
 
 #[cfg(test)]
 mod tests {
-    use headway_core::block;
-    use headway_core::workload::Cipher;
+    use headway_core::files::workload::Cipher;
+    use headway_core::plan::block;
 
     use super::*;
 

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use headway_core::block::{ALIGN, HEADER_FIXED_BYTES, HEADER_LANE_BYTES, Header, header_bytes};
+use headway_core::plan::block::{ALIGN, HEADER_FIXED_BYTES, HEADER_LANE_BYTES, Header, header_bytes};
 use headway_device::kernel::KernelError;
 
 /// Threads of a block in the PTX forms: each lane is served by one warp.

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 
 use aes::cipher::{BlockEncryptMut, KeyIvInit, block_padding::NoPadding};
 use common::{below, bytes, cipher, lane, pack, random, run, state, unpack};
-use headway_core::workload::Cipher;
+use headway_core::files::workload::Cipher;
 use headway_device::kernel::{Kernel, KernelError, Lane};
 use headway_kernels::{Aes128Cbc, Spin, find};
 

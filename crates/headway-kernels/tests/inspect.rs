@@ -7,7 +7,7 @@ use std::process::Command;
 use std::sync::Arc;
 
 use common::{host_program, pack, state};
-use headway_core::workload;
+use headway_core::files::workload;
 use headway_device::emu_port::{EmuPort, EmuPortSpec};
 use headway_device::kernel::{Camera, Kernel};
 use headway_device::port::{Argument, CpuArgument, Move, Port, Program, Reach};

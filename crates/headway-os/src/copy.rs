@@ -5,7 +5,7 @@
 
 use std::sync::OnceLock;
 
-use headway_core::transfer::Stores;
+use headway_core::models::transfer::Stores;
 
 /// What the streaming instructions move to and from memory in one transaction.
 pub const LINE_BYTES: usize = 64;

@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
-use headway_core::guest::{Aside, GuestOptions, VARIABLE};
+use headway_core::files::guest::{Aside, GuestOptions, VARIABLE};
 
 use crate::context::{self, Prepared};
 use crate::driver::{self, DevicePtr, Driver, Relaxed, SUCCESS, Status, Stream, driver};

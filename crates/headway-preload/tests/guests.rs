@@ -12,7 +12,7 @@ use std::process::{Command, Output};
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use headway_core::guest::{Aside, GuestOptions, VARIABLE};
+use headway_core::files::guest::{Aside, GuestOptions, VARIABLE};
 use headway_core::units::Bytes;
 use tempfile::TempDir;
 

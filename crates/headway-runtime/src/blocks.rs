@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use headway_core::block::{self, BlockError, Header};
 use headway_core::log::StreamRun;
-use headway_core::payload::Gathered;
+use headway_core::plan::block::{self, BlockError, Header};
+use headway_core::plan::payload::Gathered;
 use headway_core::plan::{Plan, PlannedStream, Source};
 use headway_core::units::Bytes;
 

@@ -22,8 +22,8 @@ mod ways;
 
 use std::sync::{Arc, OnceLock};
 
-use headway_core::machine::EndpointId;
-use headway_core::transfer::{Direction, HostMemory, Profile, Tuning, Way, default_tuning};
+use headway_core::files::machine::EndpointId;
+use headway_core::models::transfer::{Direction, HostMemory, Profile, Tuning, Way, default_tuning};
 use headway_core::units::{Bytes, NANOS_PER_SECOND, Nanos};
 use headway_device::buffer::Place;
 use headway_device::port::{Mover, Piece, Port};
@@ -260,7 +260,7 @@ impl Copier {
     /// # Errors
     /// What a resident copier answers.
     pub fn park(&self) -> Result<(), CopyError> {
-        let resident = Way::of(headway_core::machine::Method::Resident);
+        let resident = Way::of(headway_core::files::machine::Method::Resident);
         self.gpus.iter().try_for_each(|gpu| gpu.park()).map_err(|error| CopyError::device(resident, error, 0, 0))
     }
 
@@ -402,7 +402,7 @@ impl Copier {
 /// The answer to every copy in a forked child.
 #[cold]
 fn forked() -> CopyError {
-    let way = Way::of(headway_core::machine::Method::Pageable);
+    let way = Way::of(headway_core::files::machine::Method::Pageable);
     let source = DeviceError::Unavailable {
         what: "the copier".into(),
         reason: "this process was forked from the one that opened it".into(),

@@ -262,8 +262,8 @@ pub fn timed(core: &Core, job: Job) -> Result<Nanos, DeviceError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use headway_core::block;
-    use headway_core::workload::Cipher;
+    use headway_core::files::workload::Cipher;
+    use headway_core::plan::block;
 
     fn stages(lanes: usize) -> Stages {
         let cipher = Some(Cipher { key: [1; 16], iv: [2; 16] });

@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use headway_core::machine::{EngineClass, Method};
+use headway_core::files::machine::{EngineClass, Method};
 use headway_core::plan::{Plan, PlannedOperation, Work};
 use headway_device::{Access, Buffer, Device, DeviceError, HostKind, Operation};
 

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use headway_core::payload::{Gathered, Payload, Piece};
+use headway_core::plan::payload::{Gathered, Payload, Piece};
 use headway_core::plan::{Plan, Source, Work};
 use headway_device::kernel::{Kernel, KernelError};
 

@@ -374,7 +374,7 @@ fn cut(size: u64, streams: &[PlannedStream], limits: Option<&[u64]>, granule: u6
 #[cfg(test)]
 mod tests {
     use super::*;
-    use headway_core::workload::OnMiss;
+    use headway_core::files::workload::OnMiss;
     use std::io::Write;
 
     fn stream(packet: u64, period: u64) -> PlannedStream {

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
+use headway_core::files::workload::Workload;
 use headway_core::plan::{Plan, PlannedWafer, Source, Work};
-use headway_core::workload::Workload;
 use headway_device::kernel::{Camera, Kernel, Lane};
 
 /// A kernel that nobody wrote.

@@ -20,8 +20,8 @@ mod chains;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use headway_core::block::{self, Header};
-use headway_core::payload::Gathered;
+use headway_core::plan::block::{self, Header};
+use headway_core::plan::payload::Gathered;
 use headway_core::plan::{Plan, Source};
 use headway_core::units::Bytes;
 use headway_device::kernel::{Kernel, KernelError, Lane};

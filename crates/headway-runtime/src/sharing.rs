@@ -1,12 +1,12 @@
 //! Sharing GPUs between the tasks of one process, or of many: the same calls, with an arbiter of one's own or a broker's.
 //!
 //! ```
-//! use headway_core::engine_lock::{Operation, Work};
+//! use headway_core::decisions::engine_lock::{Operation, Work};
 //! use headway_core::units::{Bytes, Nanos};
 //! use headway_runtime::sharing::{Sharing, TaskShape};
-//! # use headway_core::predictor::PredictorParameters;
-//! # use headway_core::sharing::{ArbiterParameters, ClusterId, ClusterParameters, Distances, GpuId, Limits, ModelId};
-//! # use headway_core::token::{Mode, TokenParameters};
+//! # use headway_core::decisions::predictor::PredictorParameters;
+//! # use headway_core::decisions::sharing::{ArbiterParameters, ClusterId, ClusterParameters, Distances, GpuId, Limits, ModelId};
+//! # use headway_core::decisions::token::{Mode, TokenParameters};
 //! # fn main() -> Result<(), headway_runtime::sharing::SharingError> {
 //! # let tokens = TokenParameters { cpus: 4, per_gpu: 2, mode: Mode::Optimal, affinity: true, discount_holder: false };
 //! # let cluster = ClusterParameters { id: ClusterId(0), gpus: vec![GpuId(0)], models: vec![ModelId(0)],
@@ -31,8 +31,8 @@ mod local;
 use std::time::Duration;
 
 use headway_broker::client::{Engine as BrokerEngine, Task as BrokerTask, Token as BrokerToken};
-use headway_core::engine_lock::Operation;
-use headway_core::sharing::{ArbiterParameters, GpuId, Refused, TaskId};
+use headway_core::decisions::engine_lock::Operation;
+use headway_core::decisions::sharing::{ArbiterParameters, GpuId, Refused, TaskId};
 use headway_core::units::Nanos;
 
 pub use headway_broker::{Client, ClientError, TaskShape};

@@ -21,8 +21,8 @@ mod worker;
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use headway_core::staging::{Flow, Order, Outcome};
-use headway_core::transfer::Tuning;
+use headway_core::decisions::staging::{Flow, Order, Outcome};
+use headway_core::models::transfer::Tuning;
 use headway_core::units::{Bytes, Nanos};
 use headway_device::buffer::{lend, lend_mut};
 use headway_device::{Access, DeviceError};

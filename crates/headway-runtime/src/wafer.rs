@@ -3,10 +3,10 @@
 //! A grabber writes images into a ring of buffers. Here the ring is filled once, before the run, with generations whose defects
 //! are known; in the run each place of it is sent again with the number of a new generation in its block's header.
 
-use headway_core::block::{self, BlockError};
+use headway_core::files::workload::Wafer as Cameras;
+use headway_core::plan::block::{self, BlockError};
 use headway_core::plan::{PlannedWafer, Share};
 use headway_core::units::Bytes;
-use headway_core::workload::Wafer as Cameras;
 use headway_device::DeviceError;
 use headway_kernels::inspect::wafer::Wafer;
 use headway_kernels::inspect::{LayoutError, blocks, read_list};

@@ -20,12 +20,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::Duration;
 
-use headway_core::cpu;
-use headway_core::dispatch::{Action, Dispatcher, Event, Input, Limits, Refused};
+use headway_core::decisions::dispatch::{Action, Dispatcher, Event, Input, Limits, Refused};
+use headway_core::files::workload::OnMiss;
 use headway_core::log::{Record, What};
+use headway_core::models::cpu;
 use headway_core::plan::{Plan, Source};
 use headway_core::units::{Bytes, Nanos};
-use headway_core::workload::OnMiss;
 use headway_device::{Access, Completion, Device, DeviceError, KernelError};
 use headway_os::clock;
 use headway_os::sched::{Classes, Held, Role, SchedError};

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use headway_core::machine::{EndpointId, Method};
-use headway_core::transfer::{
+use headway_core::files::machine::{EndpointId, Method};
+use headway_core::models::transfer::{
     Available, Curve, Direction, HostMemory, Key, Load, Point, Profile, Request, Tuning, Via, Way, choose,
     default_tuning,
 };

@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use headway_core::machine::{EndpointId, Method};
-use headway_core::transfer::{Curve, Direction, HostMemory, Key, Load, Point, Profile, Via, Way};
+use headway_core::files::machine::{EndpointId, Method};
+use headway_core::models::transfer::{Curve, Direction, HostMemory, Key, Load, Point, Profile, Via, Way};
 use headway_core::units::{Bytes, Nanos};
 use headway_device::emu_port::{EmuPort, EmuPortSpec};
 use headway_device::faulty::{FaultyPort, PortFaults};

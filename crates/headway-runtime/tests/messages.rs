@@ -3,13 +3,13 @@
 
 use std::sync::Arc;
 
-use headway_core::dispatch::{Action, Event};
+use headway_core::decisions::dispatch::{Action, Event};
+use headway_core::files::machine::{EngineClass, Machine, shipped};
+use headway_core::files::workload::{self, Workload};
 use headway_core::log::{Record, What};
-use headway_core::machine::{EngineClass, Machine, shipped};
+use headway_core::plan::planner::{self, Options as PlanOptions};
 use headway_core::plan::{Plan, Source, Strategy, Work as Planned};
-use headway_core::planner::{self, Options as PlanOptions};
 use headway_core::units::{Bytes, Nanos};
-use headway_core::workload::{self, Workload};
 use headway_device::emu::{EmuSpec, Emulated};
 use headway_device::{
     Buffer, Completion, Description, Device, DeviceError, HostKind, Kernel, KernelId, Operation, Waker,

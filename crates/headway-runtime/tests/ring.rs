@@ -2,10 +2,10 @@
 
 use std::sync::{Arc, PoisonError};
 
-use headway_core::machine::{self, Machine};
+use headway_core::files::machine::{self, Machine};
+use headway_core::files::workload::{self, Workload};
 use headway_core::plan::Plan;
-use headway_core::planner::{self, Options as PlanOptions};
-use headway_core::workload::{self, Workload};
+use headway_core::plan::planner::{self, Options as PlanOptions};
 use headway_device::Device;
 use headway_device::emu::{EmuSpec, Emulated};
 use headway_runtime::blocks::{Collect, DataError, Supply};
@@ -113,7 +113,7 @@ fn rehearse(wrong: Option<u64>) -> Result<Verified, DataError> {
     let (mut checker, found) = Checker::new(&ring, &bench.plan, &kernels, sampling).unwrap();
     let mut state = vec![0; kernel.state_bytes(3)];
     kernel.init_state(kernels.lanes(0), &mut state).unwrap();
-    let size = headway_core::block::block_bytes([160, 48, 4096]).0 as usize;
+    let size = headway_core::plan::block::block_bytes([160, 48, 4096]).0 as usize;
     let mut slots = vec![vec![0; size]; 3];
     for (slot, buffer) in slots.iter_mut().enumerate() {
         ring.prepare(0, slot, buffer).unwrap();
@@ -122,7 +122,7 @@ fn rehearse(wrong: Option<u64>) -> Result<Verified, DataError> {
         let slot = (cycle * 2 % 3) as usize;
         let filled = ring.supply(0, cycle, slot, &mut slots[slot]).unwrap().block.0 as usize;
         let mut sent = slots[slot][..filled].to_vec();
-        let second = headway_core::block::Header::read(&sent).unwrap().lanes[1].start;
+        let second = headway_core::plan::block::Header::read(&sent).unwrap().lanes[1].start;
         sent[second] ^= u8::from(wrong == Some(cycle));
         let mut block = vec![0; filled];
         kernel.run(&sent, &mut block, &mut state).unwrap();

@@ -5,10 +5,10 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use headway_broker::{Client, OnLoss, Options, Server};
-use headway_core::engine_lock::{EngineParameters, Operation, Order, PeerLocks, Work};
-use headway_core::predictor::PredictorParameters;
-use headway_core::sharing::{ArbiterParameters, ClusterId, ClusterParameters, Limits};
-use headway_core::token::{Mode, TokenParameters};
+use headway_core::decisions::engine_lock::{EngineParameters, Operation, Order, PeerLocks, Work};
+use headway_core::decisions::predictor::PredictorParameters;
+use headway_core::decisions::sharing::{ArbiterParameters, ClusterId, ClusterParameters, Limits};
+use headway_core::decisions::token::{Mode, TokenParameters};
 use headway_core::units::{Bytes, Nanos};
 use headway_os::clock;
 use headway_runtime::sharing::{Sharing, SharingError, TaskShape};

@@ -3,8 +3,8 @@
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Barrier};
 
-use headway_core::staging::{Flow, Order};
-use headway_core::transfer::{Stores, Tuning};
+use headway_core::decisions::staging::{Flow, Order};
+use headway_core::models::transfer::{Stores, Tuning};
 use headway_core::units::{Bytes, Nanos};
 use headway_device::emu_port::{EmuPort, EmuPortSpec, Pace};
 use headway_device::faulty::{FaultyPort, PortFaults};

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use headway_core::dispatch::{Answer, Event, Input};
+use headway_core::decisions::dispatch::{Answer, Event, Input};
+use headway_core::files::machine::{Machine, shipped};
+use headway_core::files::workload::{self, Otherwise, Workload};
 use headway_core::log::{Record, What};
-use headway_core::machine::{Machine, shipped};
+use headway_core::plan::planner::{self, Options as PlanOptions};
 use headway_core::plan::{Class, Plan, Source, Strategy};
-use headway_core::planner::{self, Options as PlanOptions};
 use headway_core::units::{Bytes, Nanos};
-use headway_core::workload::{self, Otherwise, Workload};
 use headway_device::emu::{EmuSpec, Emulated};
 use headway_device::{Access, Device, HostKind};
 use headway_runtime::blocks::{Gatherer, Scatterer};
@@ -160,11 +160,11 @@ fn another_thread_asks_for_copies_of_its_own_bytes() {
     assert!(matches!(*told, [Told::Answer(_), Told::Arrived(_)]), "{told:?}");
     assert_eq!(refused, Told::NotTaken);
     let copy = headway_device::Operation::Copy {
-        method: headway_core::machine::Method::Dma,
+        method: headway_core::files::machine::Method::Dma,
         from: memory.claim(10_000..80_000, Access::Read).unwrap(),
         to: back.claim(0..70_000, Access::Write).unwrap(),
     };
-    devices[0].submit(headway_core::machine::EngineClass::D2h, copy, 1).unwrap();
+    devices[0].submit(headway_core::files::machine::EngineClass::D2h, copy, 1).unwrap();
     let (mut done, since) = (Vec::new(), Instant::now());
     while done.is_empty() && since.elapsed() < Duration::from_secs(60) {
         devices[0].poll(&mut done);

@@ -5,14 +5,14 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use headway_core::cpu::Wish;
-use headway_core::dispatch::{Action, Event, Input};
+use headway_core::decisions::dispatch::{Action, Event, Input};
+use headway_core::files::machine::{self, EngineClass, Machine};
+use headway_core::files::workload::{self, Workload};
 use headway_core::log::{Record, What};
-use headway_core::machine::{self, EngineClass, Machine};
+use headway_core::models::cpu::Wish;
 use headway_core::plan::Plan;
-use headway_core::planner::{self, Options as PlanOptions};
+use headway_core::plan::planner::{self, Options as PlanOptions};
 use headway_core::units::Nanos;
-use headway_core::workload::{self, Workload};
 use headway_device::emu::{EmuSpec, Emulated, Faults};
 use headway_device::{
     Buffer, Completion, Description, Device, DeviceError, HostKind, Kernel, KernelId, Operation, Waker,
@@ -142,9 +142,10 @@ fn every_stream_comes_out_as_one_unbroken_chain() {
         let share = &intake.shares()[number];
         let bytes = share.bytes + share.padding;
         assert_eq!(outcome.written[number], bytes, "stream {}", stream.id);
-        let mut block = vec![0; headway_core::block::block_bytes([bytes]).0 as usize];
-        headway_core::block::write_header(&mut block, 0, &[bytes]).unwrap();
-        let data = headway_core::block::header_bytes(1)..headway_core::block::header_bytes(1) + bytes as usize;
+        let mut block = vec![0; headway_core::plan::block::block_bytes([bytes]).0 as usize];
+        headway_core::plan::block::write_header(&mut block, 0, &[bytes]).unwrap();
+        let data =
+            headway_core::plan::block::header_bytes(1)..headway_core::plan::block::header_bytes(1) + bytes as usize;
         intake.read(number, 0, &mut block[data.clone()]).unwrap();
         let lane = headway_device::Lane { stream: stream.id.clone(), cipher: stream.cipher, camera: None };
         let mut state = vec![0; kernel.state_bytes(1)];

@@ -7,13 +7,13 @@ use std::convert::Infallible;
 use std::hint::black_box;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use headway_core::dispatch::Limits;
-use headway_core::machine;
-use headway_core::payload::{Gathered, Payload, Piece};
+use headway_core::decisions::dispatch::Limits;
+use headway_core::files::machine;
+use headway_core::files::workload;
+use headway_core::plan::payload::{Gathered, Payload, Piece};
+use headway_core::plan::planner::{self, Options};
 use headway_core::plan::{Plan, Source};
-use headway_core::planner::{self, Options};
 use headway_core::units::{Bytes, Nanos};
-use headway_core::workload;
 use headway_sim::{Faults, Run, simulate};
 
 /// Every cycle carries its full reserve, and nothing is moved.

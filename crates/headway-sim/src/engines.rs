@@ -2,9 +2,9 @@
 
 use std::collections::VecDeque;
 
-use headway_core::interconnect::{Network, RateCache, Starved};
-use headway_core::machine::{Cpu, KernelCost, Machine, RouteId};
-use headway_core::payload::Piece;
+use headway_core::files::machine::{Cpu, KernelCost, Machine, RouteId};
+use headway_core::models::interconnect::{Network, RateCache, Starved};
+use headway_core::plan::payload::Piece;
 use headway_core::plan::{Plan, Source, Work};
 use headway_core::units::{Bytes, NANOS_PER_SECOND, Nanos, PPM};
 

@@ -7,8 +7,8 @@ mod statements;
 
 use std::collections::BTreeMap;
 
-use headway_core::machine::Method;
-use headway_core::transfer::{Direction, Via, Way};
+use headway_core::files::machine::Method;
+use headway_core::models::transfer::{Direction, Via, Way};
 use headway_core::units::{Bytes, Nanos, PPM, Rate};
 use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;

@@ -12,14 +12,14 @@ pub mod verner;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use headway_core::dispatch::{Action, Dispatcher, Event, Input, Limits, Refused};
-use headway_core::interconnect::Starved;
+use headway_core::decisions::dispatch::{Action, Dispatcher, Event, Input, Limits, Refused};
+use headway_core::files::machine::Machine;
+use headway_core::files::workload::OnMiss;
 use headway_core::log::{Record, What};
-use headway_core::machine::Machine;
-use headway_core::payload::{Gathered, Payload};
+use headway_core::models::interconnect::Starved;
 use headway_core::plan::Plan;
+use headway_core::plan::payload::{Gathered, Payload};
 use headway_core::units::{Bytes, Nanos};
-use headway_core::workload::OnMiss;
 use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 
@@ -339,7 +339,7 @@ impl<P: Payload, L: FnMut(&Record)> Driver<'_, P, L> {
             self.outcome.actions += 1;
             match action {
                 Action::Submit { operation, pipeline, cycle, step, index, offset, bytes } => {
-                    let piece = headway_core::payload::Piece { pipeline, cycle, step, index, offset, bytes };
+                    let piece = headway_core::plan::payload::Piece { pipeline, cycle, step, index, offset, bytes };
                     let lanes = &self.longest_lane[pipeline as usize];
                     let lane = lanes[(cycle % lanes.len() as u64) as usize];
                     let scale = self.run.faults.kernel_ppm_min.map(|least| {

@@ -16,7 +16,7 @@ mod run;
 mod scenario;
 mod steps;
 
-use headway_core::sharing::Refused;
+use headway_core::decisions::sharing::Refused;
 use headway_core::units::Nanos;
 
 pub use self::blame::{Blame, Culprit, Part, SHARES, Share, engine_name};

@@ -2,15 +2,15 @@
 
 mod support;
 
-use headway_core::dispatch::{Answer as Told, Event, Input};
-use headway_core::machine::{Machine, Method};
-use headway_core::plan::{Class, Outcome as Answer, Plan, Source, Strategy};
-use headway_core::planner::{Options, plan};
-use headway_core::units::{Bytes, Nanos, Rate};
-use headway_core::workload::{
+use headway_core::decisions::dispatch::{Answer as Told, Event, Input};
+use headway_core::files::machine::{Machine, Method};
+use headway_core::files::workload::{
     Block, Cycle, Flow, Grouping, Kind, Message, OnMiss, Otherwise, Place, Placement, Step, Stream, Unplanned, Urgent,
     Workload,
 };
+use headway_core::plan::planner::{Options, plan};
+use headway_core::plan::{Class, Outcome as Answer, Plan, Source, Strategy};
+use headway_core::units::{Bytes, Nanos, Rate};
 use headway_sim::{Faults, Run};
 use support::{Draw, EPOCH, Null, empty, events, is_fault, logged, machine, run_of};
 
@@ -74,7 +74,7 @@ fn message(machine: &Machine, draw: &mut Draw, number: usize) -> Message {
     let block = |draw: &mut Draw| {
         let usable: Vec<_> = machine.routes.iter().filter(|r| r.method != Method::Pageable).collect();
         let route = draw.pick(&usable);
-        let name = |end: headway_core::machine::EndpointId| machine.endpoints[end.at()].id.clone();
+        let name = |end: headway_core::files::machine::EndpointId| machine.endpoints[end.at()].id.clone();
         Block { from: name(route.from), to: name(route.to), bytes: Bytes(draw.size(25)) }
     };
     Message {
@@ -90,7 +90,7 @@ fn message(machine: &Machine, draw: &mut Draw, number: usize) -> Message {
 fn unplanned(machine: &Machine, draw: &mut Draw, number: usize) -> Unplanned {
     let usable: Vec<_> = machine.routes.iter().filter(|r| r.method != Method::Pageable).collect();
     let route = draw.pick(&usable);
-    let name = |end: headway_core::machine::EndpointId| machine.endpoints[end.at()].id.clone();
+    let name = |end: headway_core::files::machine::EndpointId| machine.endpoints[end.at()].id.clone();
     let bytes = Bytes(draw.size(26));
     let kind = match draw.below(3) {
         0 => Kind::Bulk(None),
@@ -333,7 +333,7 @@ fn on_the_tyan_without_calibration() {
 #[test]
 fn the_shipped_encryption_workload_holds_with_a_kernel_that_is_fast_enough() {
     let text = include_str!("../../../workloads/encrypt.toml");
-    let workload = headway_core::workload::parse("encrypt.toml", text).unwrap().value;
+    let workload = headway_core::files::workload::parse("encrypt.toml", text).unwrap().value;
     for name in ["h200-x1", "h200-x4"] {
         let mut machine = machine(name);
         // The shipped costs are provisional; with these, one chain does not block a short cycle for too long.

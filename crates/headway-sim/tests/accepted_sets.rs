@@ -5,13 +5,13 @@ mod support;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use headway_core::dispatch::{Action, Dispatcher, Event, Input, Limits};
+use headway_core::decisions::dispatch::{Action, Dispatcher, Event, Input, Limits};
+use headway_core::files::machine::Machine;
+use headway_core::files::workload::{Cycle, Grouping, OnMiss, Place, Placement, Step, Stream, Workload};
 use headway_core::log::What;
-use headway_core::machine::Machine;
+use headway_core::plan::planner::{Options, plan};
 use headway_core::plan::{Outcome as Answer, Plan, Strategy};
-use headway_core::planner::{Options, plan};
 use headway_core::units::{Bytes, Nanos};
-use headway_core::workload::{Cycle, Grouping, OnMiss, Place, Placement, Step, Stream, Workload};
 use headway_sim::{Faults, Run, simulate};
 use support::{Draw, EPOCH, Null, empty, flows, is_late, machine, run_of};
 

@@ -2,13 +2,13 @@
 
 mod support;
 
-use headway_core::dispatch::{Action, Input};
-use headway_core::interconnect::{BatchBlock, Network};
-use headway_core::log::{Record, What};
-use headway_core::machine::{
+use headway_core::decisions::dispatch::{Action, Input};
+use headway_core::files::machine::{
     Capacity, CapacityId, CapacityKind, Endpoint, EndpointId, EndpointKind, Engine, EngineClass, EngineId, Machine,
     Method, Route, RouteId,
 };
+use headway_core::log::{Record, What};
+use headway_core::models::interconnect::{BatchBlock, Network};
 use headway_core::plan::{Pipeline, PlannedOperation, PlannedStep, Source, Work};
 use headway_core::units::{Bytes, Nanos, Rate};
 use support::{Draw, EPOCH, Null, by_hand, logged, machine, run_of};
@@ -122,7 +122,7 @@ fn small_machine(draw: &mut Draw) -> Machine {
         kernels: Vec::new(),
         cpu: None,
         calibration: None,
-        profile: headway_core::transfer::Profile::default(),
+        profile: headway_core::models::transfer::Profile::default(),
         hash: "small".to_owned(),
     };
     for at in 0..capacities {
@@ -183,8 +183,8 @@ fn random_batches_on_small_machines_end_when_the_model_says() {
 fn verner_figure_2_1_ends_after_13_and_21_ms() {
     let machine = machine("tyan-ft72b7015");
     let text = include_str!("../../../workloads/verner-fig2.1.toml");
-    let workload = headway_core::workload::parse("verner-fig2.1.toml", text).unwrap().value;
-    let plan = headway_core::planner::plan(&machine, &workload, Default::default()).unwrap();
+    let workload = headway_core::files::workload::parse("verner-fig2.1.toml", text).unwrap().value;
+    let plan = headway_core::plan::planner::plan(&machine, &workload, Default::default()).unwrap();
     let (outcome, log) = logged(&plan, &machine, &run_of(&plan, 1), &mut Null::full(&plan));
     assert!(outcome.unwrap().finished);
     let mut ends = ends(&log, 2);

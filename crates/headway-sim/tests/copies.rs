@@ -1,7 +1,7 @@
 //! Copies by several methods at once: who waits for whom, at costs that can be computed by hand.
 
-use headway_core::machine::{EndpointId, Machine, Method, shipped};
-use headway_core::transfer::{Curve, Direction, HostMemory, Key, Load, Point, Profile, Statistic, Via, Way};
+use headway_core::files::machine::{EndpointId, Machine, Method, shipped};
+use headway_core::models::transfer::{Curve, Direction, HostMemory, Key, Load, Point, Profile, Statistic, Via, Way};
 use headway_core::units::{Bytes, Nanos};
 use headway_sim::transfer::{Completed, CopiesError, Requested, simulate_copies};
 

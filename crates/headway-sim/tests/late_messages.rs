@@ -5,15 +5,15 @@ mod support;
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 
-use headway_core::combine::Mode;
-use headway_core::dispatch::{Event, Input};
+use headway_core::decisions::dispatch::{Event, Input};
+use headway_core::files::machine::Machine;
+use headway_core::files::workload::{Block, Message, Workload};
 use headway_core::log::Record;
-use headway_core::machine::Machine;
-use headway_core::payload::{Gathered, Payload, Piece};
+use headway_core::plan::combine::Mode;
+use headway_core::plan::payload::{Gathered, Payload, Piece};
+use headway_core::plan::planner::{Options, plan};
 use headway_core::plan::{Outcome as Answer, Plan, Source, Strategy};
-use headway_core::planner::{Options, plan};
 use headway_core::units::{Bytes, Nanos};
-use headway_core::workload::{Block, Message, Workload};
 use headway_sim::{Run, simulate};
 use support::{Draw, EPOCH, empty, events, machine, run_of};
 

@@ -2,12 +2,12 @@
 
 mod support;
 
-use headway_core::machine::shipped;
+use headway_core::analysis::schedulability::Strength;
+use headway_core::files::machine::shipped;
+use headway_core::files::workload::{Workload, parse};
+use headway_core::plan::planner::{Evidence, ModelAnswer, Options, models, plan};
 use headway_core::plan::{Outcome, Plan};
-use headway_core::planner::{Evidence, ModelAnswer, Options, models, plan};
-use headway_core::schedulability::Strength;
 use headway_core::units::Nanos;
-use headway_core::workload::{Workload, parse};
 use headway_sim::Faults;
 use support::{Draw, Null, events, flows, is_fault, logged, run_of};
 

@@ -2,13 +2,13 @@
 
 mod support;
 
-use headway_core::dispatch::{Action, Dispatcher, Event, Input, Limits};
+use headway_core::decisions::dispatch::{Action, Dispatcher, Event, Input, Limits};
+use headway_core::files::machine::Machine;
+use headway_core::files::workload;
 use headway_core::log::{Record, What};
-use headway_core::machine::Machine;
+use headway_core::plan::planner::{Options, plan};
 use headway_core::plan::{Plan, Source};
-use headway_core::planner::{Options, plan};
 use headway_core::units::{Bytes, Nanos};
-use headway_core::workload;
 use headway_sim::{Faults, Run, SimError};
 use support::{Null, events, is_fault, logged, machine, run_of};
 
@@ -180,14 +180,14 @@ fn a_run_of_one_cycle_delivers_one() {
 /// Nothing arrives.
 struct Silent;
 
-impl headway_core::payload::Payload for Silent {
+impl headway_core::plan::payload::Payload for Silent {
     type Error = std::convert::Infallible;
 
-    fn gather(&mut self, _: u32, _: u64) -> Result<headway_core::payload::Gathered, Self::Error> {
-        Ok(headway_core::payload::Gathered { block: Bytes(0), longest_lane: Bytes(0) })
+    fn gather(&mut self, _: u32, _: u64) -> Result<headway_core::plan::payload::Gathered, Self::Error> {
+        Ok(headway_core::plan::payload::Gathered { block: Bytes(0), longest_lane: Bytes(0) })
     }
 
-    fn execute(&mut self, _: &headway_core::payload::Piece) -> Result<(), Self::Error> {
+    fn execute(&mut self, _: &headway_core::plan::payload::Piece) -> Result<(), Self::Error> {
         unreachable!("nothing to execute")
     }
 
@@ -245,11 +245,11 @@ fn a_plan_for_another_machine_is_refused() {
 fn times_that_do_not_fit_are_refused() {
     let (machine, plan) = one_stream();
     let (outcome, _) = logged(&plan, &machine, &run_of(&plan, u64::MAX), &mut Null::full(&plan));
-    assert!(matches!(outcome, Err(SimError::Dispatch(headway_core::dispatch::Refused::TooLong { .. }))));
+    assert!(matches!(outcome, Err(SimError::Dispatch(headway_core::decisions::dispatch::Refused::TooLong { .. }))));
     let (machine, plan) = mixed();
     let run = Run { epoch: Nanos::MAX, ..run_of(&plan, 1) };
     let (outcome, _) = logged(&plan, &machine, &run, &mut Null::full(&plan));
-    assert!(matches!(outcome, Err(SimError::Dispatch(headway_core::dispatch::Refused::TooLong { .. }))));
+    assert!(matches!(outcome, Err(SimError::Dispatch(headway_core::decisions::dispatch::Refused::TooLong { .. }))));
 }
 
 #[test]
@@ -260,7 +260,7 @@ fn operations_begin_when_submitted_to_idle_engines_and_take_what_the_model_says(
     workload.streams[0].steps[1] = workload::Step::Compute { kernel: "aes128-cbc".to_owned() };
     // A node of round figures.
     let text = include_str!("../../headway-core/tests/machines/h200-x1.toml");
-    let machine = headway_core::machine::parse("h200-x1", text).unwrap();
+    let machine = headway_core::files::machine::parse("h200-x1", text).unwrap();
     let plan = plan(&machine, &workload, Options::default()).unwrap();
     let (outcome, log) = logged(&plan, &machine, &run_of(&plan, 3), &mut Null::full(&plan));
     assert!(outcome.unwrap().finished);

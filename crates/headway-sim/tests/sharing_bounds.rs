@@ -1,10 +1,10 @@
 //! Simulated blocking against the analysis: token wait, every wait for an engine, and their sum stay within their bounds.
 
-use headway_core::engine_lock::Order;
-use headway_core::predictor::Form;
-use headway_core::sharing::{Direction, Distances, Segment};
-use headway_core::sharing_analysis::{Analysis, System, Verdict, analyse, timely};
-use headway_core::token::Mode;
+use headway_core::analysis::sharing::{Analysis, System, Verdict, analyse, timely};
+use headway_core::decisions::engine_lock::Order;
+use headway_core::decisions::predictor::Form;
+use headway_core::decisions::sharing::{Direction, Distances, Segment};
+use headway_core::decisions::token::Mode;
 use headway_core::units::{Bytes, Nanos, Rate};
 use headway_sim::sharing::{
     Arbitration, Cluster, CopyEngines, Costs, Finished, Observer, Scenario, Setting, Task, analysis_of, simulate,

@@ -2,9 +2,9 @@
 
 mod support;
 
-use headway_core::machine::Machine;
+use headway_core::files::machine::Machine;
+use headway_core::plan::planner::{Options, plan};
 use headway_core::plan::{Outcome as Answer, Plan, Violation};
-use headway_core::planner::{Options, plan};
 use headway_core::units::Nanos;
 use headway_sim::{Faults, Run};
 use support::{Draw, Null, events, flows, is_late, logged, machine, run_of};

@@ -2,13 +2,13 @@
 
 mod support;
 
-use headway_core::dispatch::Event;
+use headway_core::decisions::dispatch::Event;
+use headway_core::files::machine::shipped;
+use headway_core::files::workload::parse;
 use headway_core::log::What;
-use headway_core::machine::shipped;
+use headway_core::plan::planner::{Options, plan};
+use headway_core::plan::stream::{Policy, Pool, best_split, longest_prefix};
 use headway_core::plan::{Outcome, Strategy};
-use headway_core::planner::{Options, plan};
-use headway_core::stream::{Policy, Pool, best_split, longest_prefix};
-use headway_core::workload::parse;
 use headway_sim::verner::pools::{KINDS, Reading};
 use headway_sim::verner::{site, workload};
 use support::{Null, logged, run_of};

@@ -7,7 +7,7 @@ mod tests;
 
 use std::io::BufRead;
 
-use headway_core::sharing::log::Line;
+use headway_core::decisions::sharing::log::Line;
 
 pub use self::jobs::jobs;
 pub use self::replay::{Divergence, Replayed, replay};

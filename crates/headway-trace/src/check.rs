@@ -1,6 +1,6 @@
 //! Refuses logs whose indices lead nowhere or whose times do not fit, so that the rest of the crate may index and add.
 
-use headway_core::dispatch::{Action, Answer, Event, Input};
+use headway_core::decisions::dispatch::{Action, Answer, Event, Input};
 use headway_core::log::{Header, Record, What};
 use headway_core::plan::{Carried, Pipeline, Plan, PlannedStep, Source, Work};
 use headway_core::units::Nanos;

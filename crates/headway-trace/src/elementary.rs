@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use headway_core::dispatch::Event;
+use headway_core::decisions::dispatch::Event;
 use headway_core::log::{Record, What};
 use headway_core::plan::{Carried, Source};
 use headway_core::units::{Bytes, Nanos};

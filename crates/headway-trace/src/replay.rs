@@ -1,6 +1,6 @@
 //! Feeds a log's inputs to a new dispatcher and compares what it does.
 
-use headway_core::dispatch::{Dispatcher, Limits, Refused};
+use headway_core::decisions::dispatch::{Dispatcher, Limits, Refused};
 use headway_core::log::What;
 use serde::Serialize;
 

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use headway_core::cpu::{self, Class};
-use headway_core::dispatch::Event;
+use headway_core::decisions::dispatch::Event;
 use headway_core::log::{Incomplete, Source, What};
+use headway_core::models::cpu::{self, Class};
 use headway_core::plan::{Named, Outcome, PlannedCapacity, Server, Strategy, Work};
 use headway_core::units::{Bytes, NANOS_PER_SECOND, Nanos, PPM, Rate};
 use serde::Serialize;

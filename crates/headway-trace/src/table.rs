@@ -3,8 +3,8 @@
 use std::cmp::Reverse;
 use std::fmt::Write as _;
 
-use headway_core::cpu::{Lateness, Threads, Use};
-use headway_core::transfer::TAIL_SAMPLES;
+use headway_core::models::cpu::{Lateness, Threads, Use};
+use headway_core::models::transfer::TAIL_SAMPLES;
 use headway_core::units::{Bytes, Nanos};
 
 use crate::summary::{BlamedWait, CpuSummary, JobName, Response, ServerSummary, StepSummary, Summary, grouped};

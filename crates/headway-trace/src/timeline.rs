@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use headway_core::dispatch::{Action, Answer, Event, Input};
+use headway_core::decisions::dispatch::{Action, Answer, Event, Input};
 use headway_core::log::{Record, What};
 use headway_core::plan::{PlannedOperation, PlannedStep};
 use headway_core::units::{Bytes, Nanos};

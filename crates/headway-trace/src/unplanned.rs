@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use headway_core::dispatch::{Answer, Event};
+use headway_core::decisions::dispatch::{Answer, Event};
 use headway_core::log::What;
 use headway_core::plan::{Class, Source};
 use headway_core::units::{Bytes, NANOS_PER_SECOND, Nanos, Rate};

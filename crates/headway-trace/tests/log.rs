@@ -5,7 +5,7 @@ mod common;
 use std::io::{self, Write};
 
 use common::{Bend, log, plan, run, text};
-use headway_core::dispatch::{Action, Event, Input};
+use headway_core::decisions::dispatch::{Action, Event, Input};
 use headway_core::log::What;
 use headway_core::units::Nanos;
 use headway_trace::{Log, LogError, LogWriter};

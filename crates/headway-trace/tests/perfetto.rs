@@ -5,7 +5,7 @@ mod common;
 use std::collections::BTreeMap;
 
 use common::{Bend, log, plan, run};
-use headway_core::dispatch::Input;
+use headway_core::decisions::dispatch::Input;
 use headway_core::log::What;
 use headway_core::units::Nanos;
 use headway_trace::summary::summarize;

@@ -3,7 +3,7 @@
 mod common;
 
 use common::{Bend, log, plan, run};
-use headway_core::dispatch::{Action, Event};
+use headway_core::decisions::dispatch::{Action, Event};
 use headway_core::log::What;
 use headway_core::units::{Bytes, Nanos};
 use headway_trace::Log;

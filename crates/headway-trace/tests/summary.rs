@@ -74,7 +74,9 @@ fn a_late_operation_shows_as_overrun_and_misses_with_negative_slack() {
     let missed: u64 = log
         .records()
         .iter()
-        .filter(|r| matches!(r.what, headway_core::log::What::Event(headway_core::dispatch::Event::Missed { .. })))
+        .filter(|r| {
+            matches!(r.what, headway_core::log::What::Event(headway_core::decisions::dispatch::Event::Missed { .. }))
+        })
         .count() as u64;
     assert_eq!(summary.verdict.misses, missed);
     assert_eq!(summary.totals.overruns, 1);

@@ -19,8 +19,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::{fs, io};
 
-use headway_core::machine::{EndpointId, Machine, Method};
-use headway_core::transfer::{Direction, HostMemory, Profile, Way};
+use headway_core::files::machine::{EndpointId, Machine, Method};
+use headway_core::models::transfer::{Direction, HostMemory, Profile, Way};
 use headway_core::units::{Bytes, Nanos};
 use headway_runtime::copy::{Copier, CopyOptions};
 use serde::Serialize;

@@ -5,13 +5,13 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
 use headway_broker::{BrokerLimits, Health, Probe, Server, Tell, place};
-use headway_core::engine_lock::{EngineParameters, Order, PeerLocks};
-use headway_core::machine::{Endpoint, EndpointId, Machine};
-use headway_core::predictor::PredictorParameters;
-use headway_core::sharing::{
+use headway_core::decisions::engine_lock::{EngineParameters, Order, PeerLocks};
+use headway_core::decisions::predictor::PredictorParameters;
+use headway_core::decisions::sharing::{
     ArbiterParameters, CLASSES, Class, ClusterId, ClusterParameters, Distances, GpuId, Limits, ModelId,
 };
-use headway_core::token::{Mode, TokenParameters};
+use headway_core::decisions::token::{Mode, TokenParameters};
+use headway_core::files::machine::{Endpoint, EndpointId, Machine};
 use headway_core::units::{Bytes, Nanos, PPM, Rate};
 use headway_cuda::{Nvml, NvmlGpu};
 use headway_os::affinity;

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use headway_core::machine::{EndpointId, Machine};
-use headway_core::transfer::{Profile, Stamp};
+use headway_core::files::machine::{EndpointId, Machine};
+use headway_core::models::transfer::{Profile, Stamp};
 use headway_device::port::Port;
 
 pub use headway_runtime::copy::{
@@ -76,8 +76,8 @@ fn difference(was: &Stamp, now: &Stamp) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use headway_core::machine::Method;
-    use headway_core::transfer::Way;
+    use headway_core::files::machine::Method;
+    use headway_core::models::transfer::Way;
     use headway_device::port::Reach;
 
     use super::*;

@@ -1,6 +1,6 @@
 //! What plans assume of the CPUs, and how to get more of them.
 
-use headway_core::cpu::{Class, Wish};
+use headway_core::models::cpu::{Class, Wish};
 use headway_core::plan::Plan;
 use headway_core::units::Nanos;
 use headway_os::sched::{self, Missing, Role, SchedError};
@@ -91,8 +91,8 @@ fn permission(wanted: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use headway_core::planner::{self, Options};
-    use headway_core::{machine, workload};
+    use headway_core::files::{machine, workload};
+    use headway_core::plan::planner::{self, Options};
 
     #[test]
     fn a_plan_names_how_late_the_driver_may_be_on_its_machine() {

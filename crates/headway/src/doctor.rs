@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
-use headway_core::cpu::Class;
-use headway_core::machine::EndpointId;
-use headway_core::transfer::{Profile, Way};
+use headway_core::files::machine::EndpointId;
+use headway_core::models::cpu::Class;
+use headway_core::models::transfer::{Profile, Way};
 use headway_device::DeviceError;
 use headway_os::{affinity, memory, sched, topology};
 use headway_runtime::copy::{Copier, CopyOptions};

@@ -1,6 +1,6 @@
 //! What `--backend emu` imitates, and how results say so.
 
-use headway_core::machine::{EngineClass, Machine};
+use headway_core::files::machine::{EngineClass, Machine};
 use headway_core::units::Rate;
 use headway_device::emu::EmuSpec;
 

@@ -4,10 +4,10 @@ use std::io::{self, ErrorKind};
 use std::path::PathBuf;
 
 use headway_broker::{ClientError, ServerError};
-use headway_core::error::FileError;
+use headway_core::files::error::FileError;
 use headway_core::log::Incomplete;
-use headway_core::planner::PlanError;
-use headway_core::transfer::fit::FitError;
+use headway_core::models::transfer::fit::FitError;
+use headway_core::plan::planner::PlanError;
 use headway_core::units::Nanos;
 use headway_device::{DeviceError, KernelError};
 use headway_os::OsError;

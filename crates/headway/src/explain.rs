@@ -1,7 +1,7 @@
 //! Which way a copy would go, and why (specification of transfers, 3.2): answered from a machine file, without a GPU.
 
-use headway_core::machine::Machine;
-use headway_core::transfer::{
+use headway_core::files::machine::Machine;
+use headway_core::models::transfer::{
     self, Available, Direction, Explanation, HostMemory, Load, Request, Statistic, choose, defaults,
 };
 use headway_core::units::Bytes;

@@ -3,11 +3,11 @@
 use std::fs;
 use std::path::Path;
 
-use headway_core::error::Loaded;
-use headway_core::machine::{self, Machine};
+use headway_core::files::error::Loaded;
+use headway_core::files::machine::{self, Machine};
+use headway_core::files::workload::{self, Workload};
 use headway_core::plan::Plan;
-use headway_core::planner::{self, Options, PlanError};
-use headway_core::workload::{self, Workload};
+use headway_core::plan::planner::{self, Options, PlanError};
 
 use crate::{Error, why};
 

@@ -11,10 +11,10 @@ mod yaml;
 use std::fs;
 use std::path::Path;
 
-use headway_core::error::FileError;
-use headway_core::schedulability::Reason;
+use headway_core::analysis::schedulability::Reason;
+use headway_core::files::error::FileError;
+use headway_core::files::workload::{self, Flow, Workload};
 use headway_core::units::{Nanos, UnitError};
-use headway_core::workload::{self, Flow, Workload};
 use serde::Serialize;
 
 pub use self::jobs::{

@@ -9,8 +9,8 @@ use std::io;
 use std::path::PathBuf;
 use std::process::Command;
 
-pub use headway_core::guest::{Aside, GuestOptions};
-use headway_core::guest::{PIECE_MIN, VARIABLE};
+pub use headway_core::files::guest::{Aside, GuestOptions};
+use headway_core::files::guest::{PIECE_MIN, VARIABLE};
 use headway_core::units::Bytes;
 
 /// The library's file name.

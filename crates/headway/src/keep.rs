@@ -1,8 +1,8 @@
 //! How much of a run is kept on disk, and what is said of the rest.
 
+use headway_core::files::workload::Wafer;
 use headway_core::plan::PlannedStream;
 use headway_core::units::{Bytes, Nanos};
-use headway_core::workload::Wafer;
 use headway_runtime::intake::bytes_within;
 
 use crate::Error;
@@ -76,7 +76,7 @@ mod tests {
     use std::fs;
     use std::path::Path;
 
-    use headway_core::workload;
+    use headway_core::files::workload;
 
     use super::*;
     use crate::run::{Backend, Options, run};
@@ -131,7 +131,8 @@ mod tests {
         let keep = Keep { sample: Some(Bytes(64 << 10)), ..Keep::default() };
         let options = options(&folder.path().join("results"), keep);
         let mut chosen = runs::choose(&options).unwrap();
-        let plan = crate::files::plan(&chosen.machine, &workload, headway_core::planner::Options::default()).unwrap();
+        let plan =
+            crate::files::plan(&chosen.machine, &workload, headway_core::plan::planner::Options::default()).unwrap();
         let plan = std::sync::Arc::new(plan);
         let outlet = headway_runtime::outlet::Outlet::create(&folder.path().join("results")).unwrap();
         let ran = runs::execute(&mut chosen, &plan, &workload.value, &options, &outlet, &mut |_| ()).unwrap();

@@ -29,8 +29,8 @@ use std::sync::atomic::AtomicBool;
 use std::time::{SystemTime, UNIX_EPOCH};
 use std::{fs, io};
 
-use headway_core::machine::{self, EndpointId, Machine, Method};
-use headway_core::transfer::{Available, Direction, HostMemory, Key, Load, Profile, Tuning, TuningKey, Way};
+use headway_core::files::machine::{self, EndpointId, Machine, Method};
+use headway_core::models::transfer::{Available, Direction, HostMemory, Key, Load, Profile, Tuning, TuningKey, Way};
 use headway_core::units::{Bytes, Nanos};
 use headway_device::port::Port;
 use headway_os::{affinity, copy};

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use headway_core::machine::EndpointId;
+use headway_core::files::machine::EndpointId;
 use headway_core::units::Bytes;
 use headway_cuda::{CudaDevice, CudaPort, Driver};
 use headway_device::emu::{EmuSpec, Emulated};

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
-use headway_core::sharing::log::Line;
+use headway_core::decisions::sharing::log::Line;
 use headway_runtime::outlet::{MARK, OutFile, Outlet, OutputError};
 use headway_trace::excerpt::Excerpt;
 use headway_trace::replay::{Replayed, replay as replay_log};

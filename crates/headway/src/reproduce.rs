@@ -21,7 +21,7 @@ use std::{fs, io};
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
-use headway_core::stream::Policy;
+use headway_core::plan::stream::Policy;
 use headway_core::units::Nanos;
 use serde::Serialize;
 

@@ -33,9 +33,9 @@ pub(crate) fn write(outlet: &Outlet, bytes: u64, seed: u64, interrupt: &AtomicBo
 
 #[cfg(test)]
 mod tests {
+    use headway_core::files::workload::OnMiss;
     use headway_core::plan::PlannedStream;
     use headway_core::units::{Bytes, Nanos};
-    use headway_core::workload::OnMiss;
 
     use super::*;
     use crate::keep::Keep;

@@ -1,18 +1,18 @@
 //! Tasks that share GPUs: what a job can be kept waiting, and whether tardiness is bounded, on a machine.
 
-use headway_core::engine_lock::{EngineParameters, Order};
-use headway_core::error::Loaded;
-use headway_core::interconnect::Network;
-use headway_core::machine::{EndpointId, EndpointKind, Machine, RouteId};
-use headway_core::plan::Named;
-use headway_core::planner::PlanError;
-use headway_core::sharing::{ClientId, ClusterId, Segment, TaskId, TaskParameters};
-use headway_core::sharing_analysis::{
+use headway_core::analysis::sharing::{
     Acquisition, Analysis, Blockers, CpuGuarantee, System, TaskDemand, Verdict, analyse,
 };
-use headway_core::token::{Mode, TokenParameters};
+use headway_core::decisions::engine_lock::{EngineParameters, Order};
+use headway_core::decisions::sharing::{ClientId, ClusterId, Segment, TaskId, TaskParameters};
+use headway_core::decisions::token::{Mode, TokenParameters};
+use headway_core::files::error::Loaded;
+use headway_core::files::machine::{EndpointId, EndpointKind, Machine, RouteId};
+use headway_core::files::workload::{Sharing, Task, Workload};
+use headway_core::models::interconnect::Network;
+use headway_core::plan::Named;
+use headway_core::plan::planner::PlanError;
 use headway_core::units::{Bytes, Nanos, PPM, Rate};
-use headway_core::workload::{Sharing, Task, Workload};
 use serde::Serialize;
 
 use crate::Error;
@@ -247,7 +247,7 @@ fn demand(number: u32, task: &Task, system: &System) -> TaskDemand {
 }
 
 fn report(machine: &Machine, workload: &Workload, used: &Used, system: &System, analysis: Analysis) -> Report {
-    let task = |(bound, task): (&headway_core::sharing_analysis::TaskBound, &Task)| TaskReport {
+    let task = |(bound, task): (&headway_core::analysis::sharing::TaskBound, &Task)| TaskReport {
         id: task.id.clone(),
         period: task.period,
         deadline: task.deadline,
@@ -287,7 +287,7 @@ fn report(machine: &Machine, workload: &Workload, used: &Used, system: &System, 
 
 #[cfg(test)]
 mod tests {
-    use headway_core::workload::parse;
+    use headway_core::files::workload::parse;
 
     use super::*;
     use crate::files;

@@ -10,9 +10,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use headway_core::block;
+use headway_core::files::workload::Wafer;
+use headway_core::plan::block;
 use headway_core::plan::{Plan, PlannedWafer, Source};
-use headway_core::workload::Wafer;
 use headway_device::kernel::Kernel;
 use headway_runtime::blocks::output_name;
 use headway_runtime::intake::Intake;

@@ -1,6 +1,6 @@
 //! Why a plan is not accepted, in sentences: whose work is too much, and what would help.
 
-use headway_core::machine::{KernelCost, Machine};
+use headway_core::files::machine::{KernelCost, Machine};
 use headway_core::plan::{Pipeline, Plan, PlannedStep, PlannedStream, Verdict, Work};
 use headway_core::units::{Bytes, NANOS_PER_SECOND, Nanos, PPM, Rate};
 

@@ -1,10 +1,10 @@
 //! The files shown in the documentation are accepted, and plan as the text says.
 
-use headway::core::error::Loaded;
-use headway::core::machine::{self, Machine};
+use headway::core::files::error::Loaded;
+use headway::core::files::machine::{self, Machine};
+use headway::core::files::workload::{self, Workload};
 use headway::core::plan::Outcome;
-use headway::core::planner::Options;
-use headway::core::workload::{self, Workload};
+use headway::core::plan::planner::Options;
 use headway::files;
 
 const PAGE: &str = include_str!("../../../docs/files.md");

@@ -5,8 +5,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use headway::core::machine::{self, Method};
-use headway::core::transfer::{Direction, HostMemory, Load, Statistic};
+use headway::core::files::machine::{self, Method};
+use headway::core::models::transfer::{Direction, HostMemory, Load, Statistic};
 use headway::core::units::{Bytes, Nanos};
 use headway::explain::{Question, explain};
 use headway::measure::{Depth, Options, Step, measure};

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use headway_core::engine_lock::EngineParameters;
-use headway_core::sharing::{GpuId, JobId};
+use headway_core::decisions::engine_lock::EngineParameters;
+use headway_core::decisions::sharing::{GpuId, JobId};
 use headway_core::units::Nanos;
 use headway_os::OsError;
 use headway_os::clock;

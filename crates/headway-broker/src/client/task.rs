@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use headway_core::engine_lock::{EngineParameters, Operation, Work};
-use headway_core::sharing::{GpuId, JobId, Outcome, TaskId, TokenId};
+use headway_core::decisions::engine_lock::{EngineParameters, Operation, Work};
+use headway_core::decisions::sharing::{GpuId, JobId, Outcome, TaskId, TokenId};
 use headway_core::units::Nanos;
 use headway_os::clock;
 

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
 use std::time::Duration;
 
-use headway_core::sharing::{JobId, Outcome, TaskId};
+use headway_core::decisions::sharing::{JobId, Outcome, TaskId};
 use headway_core::units::Nanos;
 use headway_os::ipc::Packet;
 

@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use headway_core::engine_lock::{self, Operation};
-use headway_core::sharing::log::{Fed, Line, Used};
-use headway_core::sharing::{
+use headway_core::decisions::engine_lock::{self, Operation};
+use headway_core::decisions::sharing::log::{Fed, Line, Used};
+use headway_core::decisions::sharing::{
     Action, Arbiter, ClientId, ClusterParameters, Event, GpuId, Input, JobId, Key, Outcome, Refused, TaskId, TokenId,
 };
 use headway_core::units::Nanos;
@@ -687,8 +687,8 @@ impl Desk {
 /// A refusal of the arbiter as a client is told it.
 fn reason(refused: &Refused) -> Reason {
     match refused {
-        Refused::Token(headway_core::token::Refused::TooManyRequests { .. }) => Reason::Limit,
-        Refused::Token(headway_core::token::Refused::NoGpu { .. }) => Reason::NoGpu,
+        Refused::Token(headway_core::decisions::token::Refused::TooManyRequests { .. }) => Reason::Limit,
+        Refused::Token(headway_core::decisions::token::Refused::NoGpu { .. }) => Reason::NoGpu,
         Refused::Token(_) => Reason::Busy,
         Refused::UnknownTask { .. } => Reason::NotYours,
         _ => Reason::Operation,

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::fd::AsFd;
 
-use headway_core::sharing::ClientId;
+use headway_core::decisions::sharing::ClientId;
 use headway_core::units::Nanos;
 use headway_os::clock;
 use headway_os::ipc::{Listener, Poller, Socket, user};

@@ -11,8 +11,8 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, s
 use std::thread;
 use std::time::Duration;
 
-use headway_core::sharing::log::Line;
-use headway_core::sharing::{ClientId, GpuId, Input};
+use headway_core::decisions::sharing::log::Line;
+use headway_core::decisions::sharing::{ClientId, GpuId, Input};
 use headway_core::units::Nanos;
 use headway_os::ipc::Bell;
 use headway_os::{Errno, OsError};

@@ -13,8 +13,8 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-use headway_core::sharing::log::{Fed, Line, Start, TaskLine, Why};
-use headway_core::sharing::{Arbiter, ArbiterParameters, ClusterId, Input, JobId, Memory, TaskId, TokenId};
+use headway_core::decisions::sharing::log::{Fed, Line, Start, TaskLine, Why};
+use headway_core::decisions::sharing::{Arbiter, ArbiterParameters, ClusterId, Input, JobId, Memory, TaskId, TokenId};
 use headway_core::units::Nanos;
 
 use self::log::Log;

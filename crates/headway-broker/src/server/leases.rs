@@ -1,7 +1,7 @@
 //! Engine locks in shared memory: leases while one client alone holds tokens of a GPU, grants one by one otherwise.
 
-use headway_core::engine_lock::{Engine, LockId, Operation, Work};
-use headway_core::sharing::{ClientId, GpuId, Input, JobId, TaskId};
+use headway_core::decisions::engine_lock::{Engine, LockId, Operation, Work};
+use headway_core::decisions::sharing::{ClientId, GpuId, Input, JobId, TaskId};
 use headway_core::units::{Bytes, Nanos};
 
 use super::desk::{Desk, Engines};

@@ -15,7 +15,7 @@
 
 use std::collections::BTreeMap;
 
-use headway_core::sharing::{ClientId, ClusterId, JobId, Segment};
+use headway_core::decisions::sharing::{ClientId, ClusterId, JobId, Segment};
 use headway_core::units::{Nanos, PPM, Rate};
 use headway_os::ipc::Peer;
 

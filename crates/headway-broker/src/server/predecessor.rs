@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use headway_core::sharing::{ClusterId, JobId, TaskId, TokenId};
+use headway_core::decisions::sharing::{ClusterId, JobId, TaskId, TokenId};
 use headway_core::units::Nanos;
 use headway_os::clock;
 use headway_os::ipc::{Process, started};
@@ -102,7 +102,7 @@ impl Recovery {
 
 #[cfg(test)]
 mod tests {
-    use headway_core::sharing::GpuId;
+    use headway_core::decisions::sharing::GpuId;
 
     use super::*;
 

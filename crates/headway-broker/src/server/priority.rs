@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use headway_core::sharing::{Key, TaskId};
+use headway_core::decisions::sharing::{Key, TaskId};
 use headway_core::units::Nanos;
 use headway_os::ipc::{has_thread, this_thread, user};
 use headway_os::sched::{self, SchedError};
@@ -153,7 +153,7 @@ fn why(error: &SchedError) -> String {
 
 #[cfg(test)]
 mod tests {
-    use headway_core::sharing::JobId;
+    use headway_core::decisions::sharing::JobId;
 
     use super::*;
 

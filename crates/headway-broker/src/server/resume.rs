@@ -2,9 +2,9 @@
 
 use std::os::fd::AsFd;
 
-use headway_core::engine_lock::{Operation, Work};
-use headway_core::sharing::log::{Line, TaskLine};
-use headway_core::sharing::{ClientId, Input, JobId, Key, TaskId, TaskParameters};
+use headway_core::decisions::engine_lock::{Operation, Work};
+use headway_core::decisions::sharing::log::{Line, TaskLine};
+use headway_core::decisions::sharing::{ClientId, Input, JobId, Key, TaskId, TaskParameters};
 use headway_core::units::{Bytes, Nanos};
 use headway_os::ipc::Words;
 

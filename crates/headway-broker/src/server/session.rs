@@ -1,6 +1,6 @@
 //! One connection.
 
-use headway_core::sharing::TaskId;
+use headway_core::decisions::sharing::TaskId;
 use headway_core::units::Nanos;
 use headway_os::ipc::{Peer, Process, Socket};
 

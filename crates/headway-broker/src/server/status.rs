@@ -1,6 +1,6 @@
 //! What the broker tells about itself.
 
-use headway_core::sharing::{ClientId, TaskId};
+use headway_core::decisions::sharing::{ClientId, TaskId};
 use headway_core::units::Nanos;
 
 use super::desk::{Desk, Open, Task};
@@ -45,7 +45,7 @@ impl Desk {
     }
 
     fn gpu_status(&self, sees: &impl Fn(ClientId) -> bool) -> Vec<GpuStatus> {
-        let status = |(position, gpu): (usize, &headway_core::sharing::GpuId)| {
+        let status = |(position, gpu): (usize, &headway_core::decisions::sharing::GpuId)| {
             let cluster = self.clusters.iter().find(|cluster| cluster.gpus.contains(gpu));
             let holds = |task: &&Task| {
                 sees(task.client)

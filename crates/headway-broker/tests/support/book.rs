@@ -3,8 +3,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use headway_core::sharing::log::{Fed, Line, Why};
-use headway_core::sharing::{Arbiter, ArbiterParameters};
+use headway_core::decisions::sharing::log::{Fed, Line, Why};
+use headway_core::decisions::sharing::{Arbiter, ArbiterParameters};
 use headway_core::units::Nanos;
 
 /// Inputs of one start that are checked at most: the others take too long.

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use headway_broker::{Phase, TaskShape, client};
-use headway_core::sharing::{JobId, Outcome, TaskId};
+use headway_core::decisions::sharing::{JobId, Outcome, TaskId};
 use headway_core::units::Nanos;
 use headway_os::clock;
 use headway_os::ipc::{Bell, Packet, Socket, Words, WordsView};
@@ -17,7 +17,7 @@ use rand_pcg::Pcg64Mcg;
 
 use self::layout::{BROKER_LONGS, BROKER_WORDS, CLIENT_LONGS, CLIENT_WORDS, Code, Entry, GPUS_MAX, TAIL};
 use super::support::{operation, shape};
-use headway_core::engine_lock::Work;
+use headway_core::decisions::engine_lock::Work;
 
 /// A way to lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

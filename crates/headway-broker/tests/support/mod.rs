@@ -8,10 +8,10 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use headway_broker::{Options, Server, TaskShape};
-use headway_core::engine_lock::{EngineParameters, Operation, Order, PeerLocks, Work};
-use headway_core::predictor::PredictorParameters;
-use headway_core::sharing::{ArbiterParameters, ClusterId, ClusterParameters, Limits};
-use headway_core::token::{Mode, TokenParameters};
+use headway_core::decisions::engine_lock::{EngineParameters, Operation, Order, PeerLocks, Work};
+use headway_core::decisions::predictor::PredictorParameters;
+use headway_core::decisions::sharing::{ArbiterParameters, ClusterId, ClusterParameters, Limits};
+use headway_core::decisions::token::{Mode, TokenParameters};
 use headway_core::units::{Bytes, Nanos};
 
 /// Nothing takes that long, however slow the machine is and whatever else it does.

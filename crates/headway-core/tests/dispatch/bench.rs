@@ -1,6 +1,6 @@
 //! A dispatcher under test, fed by hand.
 
-use headway_core::dispatch::{Dispatcher, Event, Input, Limits};
+use headway_core::decisions::dispatch::{Dispatcher, Event, Input, Limits};
 use headway_core::plan::Plan;
 use headway_core::units::{Bytes, Nanos};
 

@@ -3,7 +3,7 @@
 //! In every nanosecond: windows open, then operations end in the order of their numbers, then data arrives, then every
 //! server with room starts the piece with the earliest deadline; of equal deadlines the one that joined first.
 
-use headway_core::dispatch::{Action, Event};
+use headway_core::decisions::dispatch::{Action, Event};
 use headway_core::plan::{Source, Work};
 use headway_core::units::{Bytes, Nanos};
 

@@ -3,7 +3,7 @@
 
 #![allow(dead_code, reason = "every test and bench uses its part")]
 
-use headway_core::schedulability::Task;
+use headway_core::analysis::schedulability::Task;
 use response_time_analysis::arrival::Sporadic;
 use response_time_analysis::edf::{fully_nonpreemptive, limited_preemptive};
 use response_time_analysis::time::{Duration, Service};

@@ -191,7 +191,7 @@ mod trace {
 
 #[cfg(test)]
 mod tests {
-    use headway_core::transfer::Via;
+    use headway_core::models::transfer::Via;
     use headway_device::buffer::{HeapMemory, Place};
     use headway_device::port::Window;
 

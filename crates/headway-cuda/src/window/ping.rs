@@ -5,7 +5,7 @@ use std::hint::spin_loop;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use headway_core::transfer::Via;
+use headway_core::models::transfer::Via;
 use headway_core::units::Nanos;
 use headway_device::buffer::Memory as _;
 use headway_device::port::Window as _;

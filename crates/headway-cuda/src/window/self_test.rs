@@ -79,7 +79,7 @@ fn random(seed: u64, len: usize) -> Vec<u8> {
 mod tests {
     use std::cell::UnsafeCell;
 
-    use headway_core::transfer::Via;
+    use headway_core::models::transfer::Via;
 
     use super::*;
 

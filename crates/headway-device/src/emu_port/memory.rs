@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::os::fd::AsFd as _;
 use std::sync::Mutex;
 
-use headway_core::transfer::Via;
+use headway_core::models::transfer::Via;
 use headway_core::units::{Bytes, Nanos};
 use headway_os::memory::{MemoryFile, View};
 use headway_os::{OsError, clock, copy};

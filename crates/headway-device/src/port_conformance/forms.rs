@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use headway_core::transfer::Via;
+use headway_core::models::transfer::Via;
 use headway_core::units::Nanos;
 use headway_os::clock;
 

@@ -1,7 +1,7 @@
 //! Inspection as steps of a stream: a GPU's images come in one packed block, and leave their synopses for all GPUs to merge.
 
-use headway_core::block::Header;
-use headway_core::workload::Wafer as Cameras;
+use headway_core::files::workload::Wafer as Cameras;
+use headway_core::plan::block::Header;
 use headway_device::kernel::{Grid, Kernel, KernelError, Lane};
 use headway_device::port::{CpuArgument, Program};
 

@@ -5,8 +5,8 @@ use std::env;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use headway_core::block::{Header, block_bytes, write_header};
-use headway_core::workload::Cipher;
+use headway_core::files::workload::Cipher;
+use headway_core::plan::block::{Header, block_bytes, write_header};
 use headway_device::kernel::{Kernel, Lane};
 use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;

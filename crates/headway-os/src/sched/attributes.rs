@@ -1,6 +1,6 @@
 //! `struct sched_attr` and the two calls that read and write it.
 
-use headway_core::cpu::Class;
+use headway_core::models::cpu::Class;
 use headway_core::units::Nanos;
 
 use crate::errno::Errno;

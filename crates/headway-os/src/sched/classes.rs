@@ -7,7 +7,7 @@
 use std::marker::PhantomData;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use headway_core::cpu::{Class, Threads, Wish};
+use headway_core::models::cpu::{Class, Threads, Wish};
 use headway_core::units::Nanos;
 
 use super::SchedError;

@@ -3,8 +3,8 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Mutex, OnceLock, PoisonError, RwLock};
 
-use headway_core::machine::{EndpointId, Method};
-use headway_core::transfer::{
+use headway_core::files::machine::{EndpointId, Method};
+use headway_core::models::transfer::{
     Available, Curve, Direction, HostMemory, Key, Load, Profile, Request, Selector, Statistic, Tuning, Via, Way,
 };
 use headway_core::units::{Bytes, Nanos};

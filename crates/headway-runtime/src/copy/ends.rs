@@ -1,6 +1,6 @@
 //! The two ends of one copy between host and GPU.
 
-use headway_core::transfer::Direction;
+use headway_core::models::transfer::Direction;
 use headway_device::buffer::{Domain, lend, lend_mut};
 use headway_device::{Access, DeviceError, Span};
 

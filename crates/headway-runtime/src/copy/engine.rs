@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use headway_core::transfer::Way;
+use headway_core::models::transfer::Way;
 use headway_core::units::{Bytes, Nanos};
 use headway_device::port::{Lane, Move, Port};
 use headway_device::{Access, DeviceError, Span};

@@ -1,6 +1,6 @@
 //! What can go wrong with a copy.
 
-use headway_core::transfer::Way;
+use headway_core::models::transfer::Way;
 use headway_core::units::Nanos;
 use headway_device::DeviceError;
 

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use headway_core::machine::EndpointId;
-use headway_core::transfer::{Direction, Via};
+use headway_core::files::machine::EndpointId;
+use headway_core::models::transfer::{Direction, Via};
 use headway_core::units::Nanos;
 use headway_device::buffer::DeviceId;
 use headway_device::port::{Pager, Port, Resident, ResidentOptions};

@@ -9,8 +9,8 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
-use headway_core::machine::Method;
-use headway_core::transfer::{Direction, HostMemory, Way};
+use headway_core::files::machine::Method;
+use headway_core::models::transfer::{Direction, HostMemory, Way};
 use headway_core::units::Bytes;
 use headway_device::port::{Move, Mover, Piece};
 use headway_device::{Access, Buffer, DeviceError, Span};

@@ -2,8 +2,8 @@
 
 use std::collections::VecDeque;
 
-use headway_core::machine::Method;
-use headway_core::transfer::{Direction, HostMemory, Way};
+use headway_core::files::machine::Method;
+use headway_core::models::transfer::{Direction, HostMemory, Way};
 use headway_core::units::{Bytes, Nanos};
 use headway_device::port::Move;
 use headway_device::{Access, DeviceError};

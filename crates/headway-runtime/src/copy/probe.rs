@@ -1,7 +1,7 @@
 //! Whether each way works: not what the driver says, but what arrives (specification of transfers, 1.2).
 
-use headway_core::machine::Method;
-use headway_core::transfer::{Direction, Via, Way};
+use headway_core::files::machine::Method;
+use headway_core::models::transfer::{Direction, Via, Way};
 use headway_device::port::{Caching, Reach};
 use headway_device::{Access, Buffer, DeviceError};
 

@@ -1,9 +1,9 @@
 //! One copy from the call to its report: chosen or asked for, tried, replaced where a way is absent, observed.
 
-use headway_core::machine::Method;
-use headway_core::transfer::links::{Borrow, Links};
-use headway_core::transfer::policy::{Bucket, Decision};
-use headway_core::transfer::{Direction, HostMemory, Load, Tuning, Way};
+use headway_core::files::machine::Method;
+use headway_core::models::transfer::links::{Borrow, Links};
+use headway_core::models::transfer::policy::{Bucket, Decision};
+use headway_core::models::transfer::{Direction, HostMemory, Load, Tuning, Way};
 use headway_core::units::{Bytes, Nanos};
 use headway_device::HostKind;
 use headway_os::{clock, memory};

@@ -2,8 +2,8 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use headway_core::transfer::Direction;
-use headway_core::transfer::links::{Borrow, Links};
+use headway_core::models::transfer::Direction;
+use headway_core::models::transfer::links::{Borrow, Links};
 
 use super::gate::Bulk;
 
@@ -67,8 +67,10 @@ mod tests {
     use std::collections::BTreeMap;
     use std::sync::Arc;
 
-    use headway_core::machine::{EndpointId, Method};
-    use headway_core::transfer::{Curve, HostMemory, Key, Load, Point, Profile, Stores, Tuning, TuningKey, Way};
+    use headway_core::files::machine::{EndpointId, Method};
+    use headway_core::models::transfer::{
+        Curve, HostMemory, Key, Load, Point, Profile, Stores, Tuning, TuningKey, Way,
+    };
     use headway_core::units::{Bytes, Nanos};
     use headway_device::emu_port::{EmuPort, EmuPortSpec};
     use headway_device::port::{Port, Reach};

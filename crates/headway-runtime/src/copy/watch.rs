@@ -1,9 +1,9 @@
-//! What `auto` chose against what it took: the policy of [`headway_core::transfer::policy`], fed from many threads.
+//! What `auto` chose against what it took: the policy of [`headway_core::models::transfer::policy`], fed from many threads.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use headway_core::transfer::policy::{Bucket, Decision, Event, Limits, Watch};
+use headway_core::models::transfer::policy::{Bucket, Decision, Event, Limits, Watch};
 use headway_core::units::Nanos;
 
 /// Copies shorter than this are judged one in [`SAMPLED`], as judging takes up to a microsecond.

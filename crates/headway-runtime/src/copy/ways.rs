@@ -2,9 +2,9 @@
 
 use std::sync::atomic::AtomicBool;
 
-use headway_core::machine::Method;
-use headway_core::staging::Flow;
-use headway_core::transfer::{Direction, HostMemory, Tuning, Via, Way, default_tuning};
+use headway_core::decisions::staging::Flow;
+use headway_core::files::machine::Method;
+use headway_core::models::transfer::{Direction, HostMemory, Tuning, Via, Way, default_tuning};
 use headway_core::units::Bytes;
 use headway_device::port::{Move, Mover, Piece};
 use headway_device::{Buffer, DeviceError, HostKind};

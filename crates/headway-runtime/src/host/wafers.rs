@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use headway_core::machine::EngineClass;
-use headway_core::payload::{Gathered, Piece};
+use headway_core::files::machine::EngineClass;
+use headway_core::files::workload::Wafer;
+use headway_core::plan::payload::{Gathered, Piece};
 use headway_core::plan::{MERGE, Pipeline, PlannedWafer, Work};
 use headway_core::units::Bytes;
-use headway_core::workload::Wafer;
 use headway_device::kernel::{Camera, Kernel, KernelError, Lane};
 use headway_kernels::inspect::blocks::MergeBlock;
 

@@ -5,8 +5,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use headway_broker::TaskShape;
-use headway_core::engine_lock::Operation;
-use headway_core::sharing::{
+use headway_core::decisions::engine_lock::Operation;
+use headway_core::decisions::sharing::{
     Action, Arbiter, ArbiterParameters, ClientId, GpuId, Input, JobId, Key, Outcome, Refused, TaskId, TaskParameters,
 };
 use headway_core::units::Nanos;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use headway_core::staging::{Cuts, Flow, LinkShape, Pipeline, Ramp};
+use headway_core::decisions::staging::{Cuts, Flow, LinkShape, Pipeline, Ramp};
 use headway_core::units::Bytes;
 use headway_device::{Buffer, DeviceError};
 

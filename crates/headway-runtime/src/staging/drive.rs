@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use headway_core::staging::{Flow, Outcome, Task};
+use headway_core::decisions::staging::{Flow, Outcome, Task};
 use headway_core::units::Nanos;
 use headway_device::port::Move;
 use headway_device::{Access, Buffer, DeviceError};

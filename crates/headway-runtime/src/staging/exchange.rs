@@ -7,7 +7,7 @@
 //! here and lets go of the transfer, and is called back when there is more work than workers that look. So nobody is woken
 //! to find that another was faster, and nobody has to be woken at the end.
 
-use headway_core::staging::{Census, EngineStep, Outcome, Pipeline, Task, WorkerStep};
+use headway_core::decisions::staging::{Census, EngineStep, Outcome, Pipeline, Task, WorkerStep};
 use headway_device::DeviceError;
 use headway_os::OsError;
 

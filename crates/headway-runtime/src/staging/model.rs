@@ -31,7 +31,7 @@ mod sync {
     }
 }
 
-use headway_core::staging::{Flow, LinkShape, Order, Outcome, Pipeline, Task};
+use headway_core::decisions::staging::{Flow, LinkShape, Order, Outcome, Pipeline, Task};
 use headway_device::DeviceError;
 
 use self::crew::{Crew, Signal};

@@ -9,7 +9,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
-use headway_core::staging::{Flow, SPARE_BUFFERS};
+use headway_core::decisions::staging::{Flow, SPARE_BUFFERS};
 use headway_core::units::{Bytes, Nanos};
 use headway_device::graveyard::{self, Grave};
 use headway_device::port::{Caching, Port, Reach};
@@ -500,7 +500,7 @@ fn no_thread(error: &std::io::Error) -> DeviceError {
 
 #[cfg(test)]
 mod tests {
-    use headway_core::transfer::Tuning;
+    use headway_core::models::transfer::Tuning;
     use headway_device::emu_port::{EmuPort, EmuPortSpec};
 
     use super::*;
@@ -513,8 +513,12 @@ mod tests {
         let pool = Pool::new(port.clone(), PoolOptions::default());
         let there = port.device_buffer(10, Reach::Device).unwrap();
         let at = At { buffer: &there, offset: 0 };
-        let tuning =
-            Tuning { threads: 1, buffer: Bytes(4096), stores: headway_core::transfer::Stores::Plain, in_flight: 1 };
+        let tuning = Tuning {
+            threads: 1,
+            buffer: Bytes(4096),
+            stores: headway_core::models::transfer::Stores::Plain,
+            in_flight: 1,
+        };
         let how = Staged::new(tuning);
         let all_refused = || {
             pool.start();

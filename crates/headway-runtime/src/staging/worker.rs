@@ -5,8 +5,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use headway_core::staging::{Cuts, Flow, Task};
-use headway_core::transfer::Stores;
+use headway_core::decisions::staging::{Cuts, Flow, Task};
+use headway_core::models::transfer::Stores;
 use headway_device::{Access, Buffer, DeviceError, Span};
 use headway_os::{clock, copy, memory};
 

@@ -1,6 +1,6 @@
 //! When the driver runs again, how it waits until then, and how late it was.
 
-use headway_core::cpu::{Class, Lateness, Meter};
+use headway_core::models::cpu::{Class, Lateness, Meter};
 use headway_core::units::Nanos;
 
 /// Sleep between two polls of a driver that must not spin: short beside the jitter of a node (100 us), long beside the few

@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use headway_core::dispatch::{Answer, Event, Input, Refused};
+use headway_core::decisions::dispatch::{Answer, Event, Input, Refused};
+use headway_core::files::workload::Otherwise;
 use headway_core::log::Record;
 use headway_core::plan::Plan;
 use headway_core::units::{Bytes, Nanos};
-use headway_core::workload::Otherwise;
 use headway_device::{Access, Buffer, Device, DeviceError, Operation};
 
 use super::buffers::Piece;

@@ -3,10 +3,10 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-use headway_core::machine::{EngineClass, Method};
+use headway_core::files::machine::{EngineClass, Method};
+use headway_core::files::workload::Wafer;
 use headway_core::plan::{Pipeline, PlannedWafer, Share, Work};
 use headway_core::units::Bytes;
-use headway_core::workload::Wafer;
 use headway_device::{Access, Buffer, Device, DeviceError, HostKind, KernelId, Operation};
 use headway_kernels::inspect::blocks::MergeBlock;
 

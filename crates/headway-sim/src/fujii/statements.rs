@@ -1,7 +1,7 @@
 //! What the paper's text says, as questions to a [`Study`]. Tolerances are ours where the text has none.
 
-use headway_core::machine::Method;
-use headway_core::transfer::{Direction, Way};
+use headway_core::files::machine::Method;
+use headway_core::models::transfer::{Direction, Way};
 use headway_core::units::{Bytes, Nanos};
 
 use super::{Class, DIRECTIONS, DMA, GPC, GPC4, HUB, IORW, MEMWND, Pair, Single, Stat, Stress, Study, WAYS, grid};

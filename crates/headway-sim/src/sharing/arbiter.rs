@@ -1,11 +1,11 @@
 //! The arbiter of a scenario: the state machines of `headway-core` with the parameters that its code stands for.
 
-use headway_core::engine_lock::{EngineParameters, PeerLocks};
-use headway_core::predictor::PredictorParameters;
-use headway_core::sharing::{
+use headway_core::decisions::engine_lock::{EngineParameters, PeerLocks};
+use headway_core::decisions::predictor::PredictorParameters;
+use headway_core::decisions::sharing::{
     Arbiter, ArbiterParameters, ClientId, ClusterId, ClusterParameters, Input, Limits, TaskId, TaskParameters,
 };
-use headway_core::token::TokenParameters;
+use headway_core::decisions::token::TokenParameters;
 use headway_core::units::{Bytes, Nanos};
 
 use super::SharingError;
@@ -64,7 +64,7 @@ pub(super) fn build(cluster: &Cluster, setting: &Setting) -> Result<Option<Arbit
         predictor: PredictorParameters {
             form: setting.predictor,
             speeds: Vec::new(),
-            estimators_max: Limits::default().tasks_max * headway_core::sharing::CLASSES,
+            estimators_max: Limits::default().tasks_max * headway_core::decisions::sharing::CLASSES,
         },
         limits: Limits::default(),
     };

@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use headway_core::engine_lock::{Engine, LockId};
-use headway_core::sharing::JobId;
+use headway_core::decisions::engine_lock::{Engine, LockId};
+use headway_core::decisions::sharing::JobId;
 use headway_core::units::Nanos;
 
 use super::job::{Op, OpKind};

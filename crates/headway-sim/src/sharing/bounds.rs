@@ -1,14 +1,14 @@
 //! The analysis of a simulated cluster: what no simulated job may exceed.
 
-use headway_core::sharing::{Segment, TaskId};
-use headway_core::sharing_analysis::{Acquisition, CpuGuarantee, System, TaskDemand};
+use headway_core::analysis::sharing::{Acquisition, CpuGuarantee, System, TaskDemand};
+use headway_core::decisions::sharing::{Segment, TaskId};
 use headway_core::units::{Bytes, Nanos, PPM};
 
 use super::arbiter::{engines, registered, tokens};
 use super::model::{Cluster, Setting, Task, scaled};
 use super::scenario::Migration;
 
-/// What `headway_core::sharing_analysis::analyse` needs to know of a cluster and a setting, with every cost at its longest;
+/// What `headway_core::analysis::sharing::analyse` needs to know of a cluster and a setting, with every cost at its longest;
 /// `None` where the driver arbitrates.
 #[must_use]
 pub fn analysis_of(cluster: &Cluster, setting: &Setting) -> Option<(System, Vec<TaskDemand>)> {

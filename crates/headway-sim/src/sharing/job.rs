@@ -1,7 +1,7 @@
 //! What one job does, step by step: its segments, its migration, its copies cut into chunks.
 
-use headway_core::engine_lock::{Engine, LockId};
-use headway_core::sharing::{Direction, GpuId, Segment};
+use headway_core::decisions::engine_lock::{Engine, LockId};
+use headway_core::decisions::sharing::{Direction, GpuId, Segment};
 use headway_core::units::{Bytes, Nanos, PPM};
 
 use super::model::{Cluster, CopyEngines, Task, scaled};

@@ -1,9 +1,9 @@
 //! What is simulated: a cluster of CPUs and GPUs, its costs, and the tasks that share it.
 
-use headway_core::engine_lock::Order;
-use headway_core::predictor::Form;
-use headway_core::sharing::{Distances, Segment};
-use headway_core::token::Mode;
+use headway_core::decisions::engine_lock::Order;
+use headway_core::decisions::predictor::Form;
+use headway_core::decisions::sharing::{Distances, Segment};
+use headway_core::decisions::token::Mode;
 use headway_core::units::{Bytes, Nanos, PPM, Rate};
 
 use super::scenario::Scenario;

@@ -1,7 +1,7 @@
 //! What a simulation tells while it runs: a log of every step, and every job when it is complete.
 
-use headway_core::engine_lock::LockId;
-use headway_core::sharing::JobId;
+use headway_core::decisions::engine_lock::LockId;
+use headway_core::decisions::sharing::JobId;
 use headway_core::units::Nanos;
 
 use super::blame::{Blame, SHARES, Share};

@@ -2,8 +2,8 @@
 
 use std::collections::VecDeque;
 
-use headway_core::sharing::{Arbiter, JobId, Key, TaskId};
-use headway_core::token::Event as TokenEvent;
+use headway_core::decisions::sharing::{Arbiter, JobId, Key, TaskId};
+use headway_core::decisions::token::Event as TokenEvent;
 use headway_core::units::Nanos;
 use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
@@ -376,7 +376,7 @@ impl<O: Observer> Simulation<'_, O> {
     }
 
     /// Who is ahead of a waiting job, with what, and on which engine; the engine alone while its operation runs.
-    fn ahead(&self, task: usize) -> (Option<headway_core::engine_lock::LockId>, Ahead) {
+    fn ahead(&self, task: usize) -> (Option<headway_core::decisions::engine_lock::LockId>, Ahead) {
         let job = &self.jobs[task];
         match job.phase {
             Phase::Token => {

@@ -1,7 +1,7 @@
 //! A job's way through its steps: tokens, locks, calls, operations.
 
-use headway_core::engine_lock::{Operation, Work};
-use headway_core::sharing::{Action, Event, Input, JobId, Outcome};
+use headway_core::decisions::engine_lock::{Operation, Work};
+use headway_core::decisions::sharing::{Action, Event, Input, JobId, Outcome};
 use headway_core::units::Nanos;
 use rand_core::Rng;
 

@@ -1,9 +1,9 @@
 //! Whole runs: conservation of time, mutual exclusion, aliases, who is blamed.
 
-use headway_core::engine_lock::Order;
-use headway_core::predictor::Form;
-use headway_core::sharing::{Distances, JobId, Segment, TaskId};
-use headway_core::token::Mode;
+use headway_core::decisions::engine_lock::Order;
+use headway_core::decisions::predictor::Form;
+use headway_core::decisions::sharing::{Distances, JobId, Segment, TaskId};
+use headway_core::decisions::token::Mode;
 use headway_core::units::{Bytes, Rate};
 
 use super::klt::Assumptions;

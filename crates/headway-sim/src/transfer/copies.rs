@@ -3,8 +3,8 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
-use headway_core::machine::{EndpointId, EngineClass, Machine, Method};
-use headway_core::transfer::{Direction, HostMemory, Key, Load, Statistic, Via, Way};
+use headway_core::files::machine::{EndpointId, EngineClass, Machine, Method};
+use headway_core::models::transfer::{Direction, HostMemory, Key, Load, Statistic, Via, Way};
 use headway_core::units::{Bytes, Nanos};
 
 /// A copy that somebody asks for.

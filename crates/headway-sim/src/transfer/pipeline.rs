@@ -3,7 +3,9 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use headway_core::staging::{Cuts, EngineStep, Flow, LinkShape, Order, Outcome, Pipeline, Ramp, Task, WorkerStep};
+use headway_core::decisions::staging::{
+    Cuts, EngineStep, Flow, LinkShape, Order, Outcome, Pipeline, Ramp, Task, WorkerStep,
+};
 use headway_core::units::{Bytes, Nanos, Rate};
 
 /// What moving a chunk over one part of its way takes: a set-up, then bytes at a rate.

@@ -1,7 +1,7 @@
 //! How many streams of a pool a node carries under each policy.
 
-use headway_core::machine::Machine;
-use headway_core::stream::{Border, Policy, Pool, Site, SiteError, longest_prefix};
+use headway_core::files::machine::Machine;
+use headway_core::plan::stream::{Border, Policy, Pool, Site, SiteError, longest_prefix};
 use headway_core::units::{Nanos, Rate};
 
 use super::pools::{KINDS, Kind, Reading, SEEDS};
@@ -196,7 +196,7 @@ fn mean(numbers: impl Iterator<Item = f64>) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use headway_core::machine::shipped;
+    use headway_core::files::machine::shipped;
 
     use super::*;
 

@@ -1,9 +1,9 @@
 //! Random joins and leaves on one node in virtual time: whether any accepted flow misses a deadline.
 
-use headway_core::interconnect::{BatchBlock, Network};
-use headway_core::machine::{Machine, RouteId};
-use headway_core::stream::admission::{Admission, LIMITS, Refused, Request, Way};
-use headway_core::stream::running::Domain;
+use headway_core::files::machine::{Machine, RouteId};
+use headway_core::models::interconnect::{BatchBlock, Network};
+use headway_core::plan::stream::admission::{Admission, LIMITS, Refused, Request, Way};
+use headway_core::plan::stream::running::Domain;
 use headway_core::units::{Bytes, Nanos};
 use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
@@ -194,7 +194,7 @@ impl History {
 
 #[cfg(test)]
 mod tests {
-    use headway_core::machine::shipped;
+    use headway_core::files::machine::shipped;
 
     use super::*;
 

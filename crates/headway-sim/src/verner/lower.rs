@@ -2,8 +2,8 @@
 
 use std::fmt::Write as _;
 
-use headway_core::machine::Machine;
-use headway_core::stream::{Load, Policy};
+use headway_core::files::machine::Machine;
+use headway_core::plan::stream::{Load, Policy};
 use headway_core::units::Nanos;
 
 use super::border::KERNEL;

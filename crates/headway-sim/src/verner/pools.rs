@@ -7,7 +7,7 @@
 //! Sequences are the same on every machine: logarithms are made of additions, multiplications and divisions alone, whose
 //! results the floating-point standard fixes. A test pins every shipped pool by its digest.
 
-use headway_core::stream::Fluid;
+use headway_core::plan::stream::Fluid;
 use headway_core::units::Nanos;
 use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;

@@ -4,16 +4,16 @@
 
 use std::convert::Infallible;
 
-use headway_core::combine::Mode;
-use headway_core::dispatch::{Event, Limits};
+use headway_core::decisions::dispatch::{Event, Limits};
+use headway_core::files::machine::{Machine, shipped};
+use headway_core::files::workload::{Cycle, Flow, Grouping, Workload};
 use headway_core::log::{Record, What};
-use headway_core::machine::{Machine, shipped};
-use headway_core::payload::{Gathered, Payload, Piece};
+use headway_core::plan::combine::Mode;
+use headway_core::plan::payload::{Gathered, Payload, Piece};
 use headway_core::plan::{
     Named, Outcome as Answer, Pipeline, Plan, PlannedEngine, SCHEMA, Server, Source, Strategy, Strength, Verdict,
 };
 use headway_core::units::{Bytes, Nanos};
-use headway_core::workload::{Cycle, Flow, Grouping, Workload};
 use headway_sim::{Faults, Outcome, Run, SimError, simulate};
 
 pub(crate) const EPOCH: Nanos = Nanos(10_000_000);
@@ -214,7 +214,7 @@ pub(crate) fn verdict() -> Verdict {
 
 /// A plan for `machine` with these pipelines, all on one server.
 pub(crate) fn by_hand(machine: &Machine, pipelines: Vec<Pipeline>) -> Plan {
-    let engine = |e: &headway_core::machine::Engine| PlannedEngine {
+    let engine = |e: &headway_core::files::machine::Engine| PlannedEngine {
         name: e.id.clone(),
         gpu: Some(0),
         serves: e.serves.clone(),

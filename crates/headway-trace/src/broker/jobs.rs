@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use headway_core::engine_lock::{self, LockId, Operation, Work};
+use headway_core::decisions::engine_lock::{self, LockId, Operation, Work};
+use headway_core::decisions::sharing::log::{Fed, Line, Start, Used};
+use headway_core::decisions::sharing::{Action, Arbiter, ClientId, GpuId, Input, JobId, Key, TaskId, TaskParameters};
 use headway_core::log::Source;
 use headway_core::plan::Named;
-use headway_core::sharing::log::{Fed, Line, Start, Used};
-use headway_core::sharing::{Action, Arbiter, ClientId, GpuId, Input, JobId, Key, TaskId, TaskParameters};
 use headway_core::units::{Bytes, Nanos};
 
 use super::Log;

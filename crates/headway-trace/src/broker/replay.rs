@@ -1,7 +1,7 @@
 //! Feeds a broker's log to a new arbiter and compares what it decides.
 
-use headway_core::sharing::Arbiter;
-use headway_core::sharing::log::{Fed, Line, StartError};
+use headway_core::decisions::sharing::Arbiter;
+use headway_core::decisions::sharing::log::{Fed, Line, StartError};
 use serde::Serialize;
 
 use super::Log;

@@ -1,14 +1,14 @@
 //! Logs as a broker writes them, replayed and told as jobs.
 
-use headway_core::engine_lock;
-use headway_core::engine_lock::{EngineParameters, LockId, Order, PeerLocks, Work};
-use headway_core::predictor::PredictorParameters;
-use headway_core::sharing::log::{Fed, Start, TaskLine, Used, Why};
-use headway_core::sharing::{
+use headway_core::decisions::engine_lock;
+use headway_core::decisions::engine_lock::{EngineParameters, LockId, Order, PeerLocks, Work};
+use headway_core::decisions::predictor::PredictorParameters;
+use headway_core::decisions::sharing::log::{Fed, Start, TaskLine, Used, Why};
+use headway_core::decisions::sharing::{
     Arbiter, ArbiterParameters, ClientId, ClusterId, ClusterParameters, GpuId, Input, JobId, Key, Limits, Outcome,
     TaskId, TaskParameters,
 };
-use headway_core::token::{Mode, TokenParameters};
+use headway_core::decisions::token::{Mode, TokenParameters};
 use headway_core::units::{Bytes, Nanos};
 
 use super::*;

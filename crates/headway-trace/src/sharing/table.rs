@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use headway_core::transfer::TAIL_SAMPLES;
+use headway_core::models::transfer::TAIL_SAMPLES;
 
 use super::summary::{Summary, TaskFigures};
 

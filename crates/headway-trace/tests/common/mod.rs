@@ -4,16 +4,16 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
-use headway_core::block;
-use headway_core::dispatch::{Action, Dispatcher, Input, Limits};
+use headway_core::decisions::dispatch::{Action, Dispatcher, Input, Limits};
+use headway_core::files::machine::{CapacityId, EngineClass, EngineId, Method, RouteId};
+use headway_core::files::workload::OnMiss;
 use headway_core::log::{Header, Record, SCHEMA, Source as LogSource, StreamRun, What};
-use headway_core::machine::{CapacityId, EngineClass, EngineId, Method, RouteId};
+use headway_core::plan::block;
 use headway_core::plan::{
     self, Named, Outcome, Pipeline, Plan, PlannedCapacity, PlannedEngine, PlannedOperation, PlannedStep, PlannedStream,
     Server, Source, Strategy, Strength, Verdict, Work,
 };
 use headway_core::units::{Bytes, Nanos, Rate};
-use headway_core::workload::OnMiss;
 use headway_trace::{Log, LogWriter};
 
 pub(crate) const EPOCH: Nanos = Nanos(5_000);

@@ -17,7 +17,7 @@ use std::{fs, io, thread};
 
 use headway_broker::Client;
 use headway_broker::client::Task;
-use headway_core::engine_lock::{Operation, Work};
+use headway_core::decisions::engine_lock::{Operation, Work};
 use headway_core::units::{Bytes, Nanos};
 use headway_os::{affinity, clock, ipc, sched};
 use serde::Serialize;

@@ -8,11 +8,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use headway_core::combine::{CombineError, Counting, Mode, Options as How, Priced, Pricer, transform};
-use headway_core::interconnect::Network;
-use headway_core::machine::{self, Machine, RouteId};
-use headway_core::message::{Elementary, MessageSet};
-use headway_core::schedulability::{Task, jeffay};
+use headway_core::analysis::schedulability::{Task, jeffay};
+use headway_core::files::machine::{self, Machine, RouteId};
+use headway_core::models::interconnect::Network;
+use headway_core::plan::combine::{CombineError, Counting, Mode, Options as How, Priced, Pricer, transform};
+use headway_core::plan::message::{Elementary, MessageSet};
 use headway_core::units::{Bytes, Nanos};
 use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use headway_core::machine::Method;
-use headway_core::transfer::{Direction, HostMemory, Load, Way};
+use headway_core::files::machine::Method;
+use headway_core::models::transfer::{Direction, HostMemory, Load, Way};
 use headway_core::units::{Bytes, Nanos};
 use headway_runtime::copy::{Copier, How};
 

@@ -6,8 +6,8 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
-use headway_core::machine::Method;
-use headway_core::transfer::{Direction, HostMemory, Load, Stores, Way};
+use headway_core::files::machine::Method;
+use headway_core::models::transfer::{Direction, HostMemory, Load, Stores, Way};
 use headway_core::units::Nanos;
 use headway_os::memory::{self, Mapping};
 use headway_os::{affinity, clock, copy};

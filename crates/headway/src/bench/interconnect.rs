@@ -11,9 +11,9 @@ use std::sync::atomic::AtomicBool;
 use std::time::{SystemTime, UNIX_EPOCH};
 use std::{fs, io};
 
-use headway_core::interconnect::{Judged, Network};
-use headway_core::machine::{self, Machine};
-use headway_core::transfer::fit::FitError;
+use headway_core::files::machine::{self, Machine};
+use headway_core::models::interconnect::{Judged, Network};
+use headway_core::models::transfer::fit::FitError;
 use headway_core::units::{Bytes, NANOS_PER_SECOND, Nanos};
 use headway_device::port::Port;
 use serde::Serialize;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use headway_core::transfer::{Direction, Load, Statistic, Way};
+use headway_core::models::transfer::{Direction, Load, Statistic, Way};
 use headway_core::units::{Bytes, Nanos, PPM};
 use headway_runtime::copy::How;
 use rand_core::{Rng, SeedableRng};

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use headway_core::transfer::{Direction, HostMemory, Load};
+use headway_core::models::transfer::{Direction, HostMemory, Load};
 use headway_core::units::{Bytes, Nanos};
 use serde::Serialize;
 

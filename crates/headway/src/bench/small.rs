@@ -1,7 +1,7 @@
 //! Small copies: windows, resident copiers idle and under load, and many pieces in one request.
 
-use headway_core::machine::Method;
-use headway_core::transfer::{Direction, HostMemory, Load, Via, Way};
+use headway_core::files::machine::Method;
+use headway_core::models::transfer::{Direction, HostMemory, Load, Via, Way};
 use headway_core::units::Nanos;
 use headway_device::DeviceError;
 use headway_device::buffer::Access;

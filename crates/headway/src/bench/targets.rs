@@ -1,6 +1,6 @@
 //! The targets, and the rows that say whether they are met.
 
-use headway_core::transfer::{Direction, HostMemory, Load};
+use headway_core::models::transfer::{Direction, HostMemory, Load};
 use headway_core::units::{Bytes, Nanos};
 
 use super::host;

@@ -1,6 +1,6 @@
 //! Rows of copies that were timed in turns.
 
-use headway_core::transfer::Load;
+use headway_core::models::transfer::Load;
 use headway_runtime::copy::How;
 
 use super::Bench;
@@ -56,8 +56,8 @@ fn undecided(entrants: &[Entrant]) -> Vec<usize> {
 
 #[cfg(test)]
 mod tests {
-    use headway_core::machine::Method;
-    use headway_core::transfer::{Direction, HostMemory, Way};
+    use headway_core::files::machine::Method;
+    use headway_core::models::transfer::{Direction, HostMemory, Way};
     use headway_core::units::Nanos;
 
     use super::*;

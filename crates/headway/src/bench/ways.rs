@@ -1,6 +1,6 @@
 //! Every way at every size, and `auto` among them.
 
-use headway_core::transfer::{Direction, HostMemory, Load, Way};
+use headway_core::models::transfer::{Direction, HostMemory, Load, Way};
 use headway_core::units::{Bytes, Nanos};
 use headway_runtime::copy::How;
 

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use csv::{ReaderBuilder, StringRecord, Trim};
-use headway_core::schedulability::ConcreteTask;
+use headway_core::analysis::schedulability::ConcreteTask;
+use headway_core::files::workload::Flow;
 use headway_core::units::Nanos;
-use headway_core::workload::Flow;
 
 use super::{Flows, FormatError, JOBS_MAX, excerpt, integer, time};
 

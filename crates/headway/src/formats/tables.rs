@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use csv::{ReaderBuilder, Trim};
+use headway_core::files::workload::Flow;
 use headway_core::units::{NANOS_PER_SECOND, Nanos};
-use headway_core::workload::Flow;
 
 use super::write::name;
 use super::{Flows, FormatError, excerpt, integer, milliseconds, time};

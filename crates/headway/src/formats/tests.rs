@@ -1,6 +1,6 @@
 //! Files of other tools: what comes in, what goes out, what is refused, and that nothing panics.
 
-use headway_core::schedulability::Task;
+use headway_core::analysis::schedulability::Task;
 use proptest::prelude::*;
 
 use super::*;
@@ -96,7 +96,7 @@ fn jobs_go_out_for_the_window_that_decides_and_come_back() {
 #[test]
 fn chunks_become_jobs_that_follow_each_other() {
     let task = Task { chunk: Nanos(4), ..Task::whole(Nanos(10), Nanos(30), Nanos(30)) };
-    let tasks = [headway_core::schedulability::ConcreteTask { task, offset: Nanos(5), jitter: Nanos(2) }];
+    let tasks = [headway_core::analysis::schedulability::ConcreteTask { task, offset: Nanos(5), jitter: Nanos(2) }];
     let set = unfold(&tasks, Nanos(40)).unwrap();
     assert_eq!(set.jobs.len(), 6);
     assert_eq!((set.jobs[2].cost, set.jobs[3].arrival, set.jobs[3].deadline), ((0, 2), (35, 37), 65));
@@ -114,7 +114,7 @@ fn chunks_become_jobs_that_follow_each_other() {
 /// A task of this period.
 struct ConcreteTaskOf(u64);
 
-impl From<ConcreteTaskOf> for headway_core::schedulability::ConcreteTask {
+impl From<ConcreteTaskOf> for headway_core::analysis::schedulability::ConcreteTask {
     fn from(of: ConcreteTaskOf) -> Self {
         Self::at(Nanos(0), Task::whole(Nanos(1), Nanos(of.0), Nanos(of.0)))
     }

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use headway_core::schedulability::{ConcreteTask, Costs, Outcome, Task, Ties, Violation, concrete};
+use headway_core::analysis::schedulability::{ConcreteTask, Costs, Outcome, Task, Ties, Violation, concrete};
+use headway_core::files::workload::{Flow, Workload};
 use headway_core::units::Nanos;
-use headway_core::workload::{Flow, Workload};
 
 use super::{Export, FormatError, JobSet, unfold};
 

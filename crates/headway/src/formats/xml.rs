@@ -1,7 +1,7 @@
 //! Task sets of SchedCAT and configurations of SimSo.
 
+use headway_core::files::workload::Flow;
 use headway_core::units::Nanos;
-use headway_core::workload::Flow;
 use roxmltree::{Document, Node};
 
 use super::write::{name, units};

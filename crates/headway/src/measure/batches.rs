@@ -5,8 +5,8 @@
 
 use std::sync::Arc;
 
-use headway_core::interconnect::{BatchBlock, Trial};
-use headway_core::machine::{EngineClass, Machine, Method, RouteId};
+use headway_core::files::machine::{EngineClass, Machine, Method, RouteId};
+use headway_core::models::interconnect::{BatchBlock, Trial};
 use headway_core::units::{Bytes, NANOS_PER_SECOND, Nanos};
 use headway_device::DeviceError;
 use headway_device::buffer::Access;
@@ -343,7 +343,7 @@ impl<'b> Run<'b> {
 /// The routes of pinned copies and of copies between GPUs.
 pub(crate) struct Routes<'m> {
     machine: &'m Machine,
-    gpus: Vec<headway_core::machine::EndpointId>,
+    gpus: Vec<headway_core::files::machine::EndpointId>,
 }
 
 impl<'m> Routes<'m> {
@@ -357,7 +357,7 @@ impl<'m> Routes<'m> {
     /// [`Error::Options`] if the machine has none.
     pub(crate) fn route(&self, member: Member) -> Result<RouteId, Error> {
         let gpu = |at: usize| self.gpus.get(at).copied();
-        let fits = |(id, route): &(RouteId, &headway_core::machine::Route)| {
+        let fits = |(id, route): &(RouteId, &headway_core::files::machine::Route)| {
             let class = self.machine.class(*id);
             route.method != Method::Pageable
                 && match member {

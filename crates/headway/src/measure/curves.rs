@@ -5,8 +5,8 @@ mod many;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use headway_core::machine::{EndpointId, Method};
-use headway_core::transfer::{Curve, Direction, HostMemory, Key, Load, Point, Profile, Via, Way};
+use headway_core::files::machine::{EndpointId, Method};
+use headway_core::models::transfer::{Curve, Direction, HostMemory, Key, Load, Point, Profile, Via, Way};
 use headway_core::units::{Bytes, Nanos};
 use headway_device::DeviceError;
 use headway_device::buffer::Access;

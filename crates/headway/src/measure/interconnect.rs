@@ -3,10 +3,10 @@
 
 use std::sync::Arc;
 
-use headway_core::interconnect::{Network, Seen};
-use headway_core::machine::{Calibration, Machine};
-use headway_core::transfer::Stamp;
-use headway_core::transfer::fit::FitError;
+use headway_core::files::machine::{Calibration, Machine};
+use headway_core::models::interconnect::{Network, Seen};
+use headway_core::models::transfer::Stamp;
+use headway_core::models::transfer::fit::FitError;
 use headway_core::units::{NANOS_PER_SECOND, Nanos};
 use headway_device::Device;
 use headway_device::port::Port;

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use headway_core::block;
-use headway_core::machine::{EngineClass, KernelCost, Method};
+use headway_core::files::machine::{EngineClass, KernelCost, Method};
+use headway_core::files::workload::Cipher;
+use headway_core::plan::block;
 use headway_core::units::{Bytes, Nanos, Rate};
-use headway_core::workload::Cipher;
 use headway_device::buffer::Access;
 use headway_device::kernel::Lane;
 use headway_device::{Completion, Device, HostKind, Operation};

@@ -1,7 +1,7 @@
 //! Rates and set-up times of a node, from measured sets, small batches and curves, put into its machine.
 
-use headway_core::machine::{Machine, Method};
-use headway_core::transfer::{Direction, HostMemory, Key, Load, Profile, Way};
+use headway_core::files::machine::{Machine, Method};
+use headway_core::models::transfer::{Direction, HostMemory, Key, Load, Profile, Way};
 use headway_core::units::{Bytes, Nanos, Rate};
 
 use super::batches::{Bed, Block, Lazy};
@@ -124,7 +124,7 @@ pub(crate) fn put_curves(machine: &mut Machine, profile: &Profile) {
                 pieces: 1,
             };
             let Some(curve) = profile.curves.get(&key(1)) else { continue };
-            let of = |point: &headway_core::transfer::Point| rate(point.bytes, point.median).max(RATE_MIN);
+            let of = |point: &headway_core::models::transfer::Point| rate(point.bytes, point.median).max(RATE_MIN);
             // Below this size it is set-up that counts.
             let long: Vec<_> = curve.points().iter().filter(|point| point.bytes.0 >= 4 << 20).collect();
             let Some(last) = curve.points().last() else { continue };

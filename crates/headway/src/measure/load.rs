@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::thread::JoinHandle;
 
-use headway_core::transfer::{Direction, Load};
+use headway_core::models::transfer::{Direction, Load};
 use headway_device::buffer::Access;
 use headway_device::port::{Caching, Lane, Move, Port, Reach};
 use headway_device::{Buffer, DeviceError};

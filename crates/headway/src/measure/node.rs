@@ -3,11 +3,11 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use headway_core::machine::{
+use headway_core::files::machine::{
     Capacity, CapacityId, CapacityKind, Endpoint, EndpointId, EndpointKind, Engine, EngineClass, EngineId, Machine,
     Method, Route,
 };
-use headway_core::transfer::Stamp;
+use headway_core::models::transfer::Stamp;
 use headway_core::units::{Nanos, PPM, Rate};
 use headway_cuda::Nvml;
 use headway_device::port::Port;
@@ -228,7 +228,7 @@ pub(crate) fn date(seconds: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use headway_core::machine;
+    use headway_core::files::machine;
 
     use super::*;
 

@@ -5,8 +5,8 @@
 
 use std::fmt;
 
-use headway_core::machine::Method;
-use headway_core::transfer::{Direction, HostMemory, Way};
+use headway_core::files::machine::Method;
+use headway_core::models::transfer::{Direction, HostMemory, Way};
 use headway_core::units::Nanos;
 use headway_device::Source;
 use headway_os::affinity::{self, Aside};

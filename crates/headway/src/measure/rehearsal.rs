@@ -5,9 +5,9 @@
 
 use std::collections::BTreeMap;
 
-use headway_core::interconnect::Network;
-use headway_core::machine::{EngineClass, Machine, Method, RouteId};
-use headway_core::transfer::fit::FitError;
+use headway_core::files::machine::{EngineClass, Machine, Method, RouteId};
+use headway_core::models::interconnect::Network;
+use headway_core::models::transfer::fit::FitError;
 use headway_core::units::Nanos;
 
 use super::batches::{Block, Draw, Lazy, Mix, Routes, Took};
@@ -96,7 +96,7 @@ pub(super) fn put(machine: &mut Machine, ran: &[Ran]) -> Result<(), Error> {
 }
 
 /// Changes the routes of pinned copies of `class`.
-fn change(machine: &mut Machine, class: EngineClass, mut to: impl FnMut(&mut headway_core::machine::Route)) {
+fn change(machine: &mut Machine, class: EngineClass, mut to: impl FnMut(&mut headway_core::files::machine::Route)) {
     for at in 0..machine.routes.len() {
         let is_of = machine.class(RouteId(at as u32)) == class;
         if let Some(route) = machine.routes.get_mut(at).filter(|route| is_of && route.method != Method::Pageable) {
@@ -119,7 +119,7 @@ fn signed(time: Nanos) -> i64 {
 
 #[cfg(test)]
 mod tests {
-    use headway_core::machine::shipped;
+    use headway_core::files::machine::shipped;
 
     use super::*;
 

@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use headway_core::machine::{Calibration, Machine};
-use headway_core::transfer::{Direction, HostMemory, Request, Selector, Tuning};
+use headway_core::files::machine::{Calibration, Machine};
+use headway_core::models::transfer::{Direction, HostMemory, Request, Selector, Tuning};
 use headway_core::units::{Bytes, Nanos, Rate};
 use serde::Serialize;
 
@@ -67,7 +67,7 @@ impl Report {
     /// Sums `machine` up, which was written to `file`; `imitated` is what was emulated.
     pub(super) fn of(machine: &Machine, imitated: Option<&Machine>, file: &Path, warnings: Vec<String>) -> Self {
         let profile = &machine.profile;
-        let name = |id: headway_core::machine::EndpointId| machine.endpoints[id.at()].id.as_str();
+        let name = |id: headway_core::files::machine::EndpointId| machine.endpoints[id.at()].id.as_str();
         let tunings = profile.tunings.iter().map(|(key, tuning)| {
             let plural = if key.active == 1 { "GPU" } else { "GPUs" };
             (format!("{} {} {} {} {plural}", name(key.gpu), key.direction, key.memory, key.active), *tuning)

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use headway_core::machine::Method;
-use headway_core::transfer::{Direction, HostMemory, Via, Way};
+use headway_core::files::machine::Method;
+use headway_core::models::transfer::{Direction, HostMemory, Via, Way};
 use headway_core::units::Nanos;
 use headway_device::buffer::Access;
 use headway_device::port::{Caching, Port, Reach};

@@ -1,6 +1,6 @@
 //! How often something is timed, and what the times come to.
 
-use headway_core::transfer::{Point, TAIL_SAMPLES};
+use headway_core::models::transfer::{Point, TAIL_SAMPLES};
 use headway_core::units::{Bytes, Nanos};
 use serde::{Deserialize, Serialize};
 

@@ -178,7 +178,7 @@ mod tests {
     use std::collections::BTreeMap;
     use std::io::Read;
 
-    use headway_core::transfer::Stamp;
+    use headway_core::models::transfer::Stamp;
 
     use super::super::journal::Head;
     use super::*;

@@ -2,8 +2,8 @@
 
 use std::cmp::Reverse;
 
-use headway_core::staging::SPARE_BUFFERS;
-use headway_core::transfer::{Stores, Tuning};
+use headway_core::decisions::staging::SPARE_BUFFERS;
+use headway_core::models::transfer::{Stores, Tuning};
 use headway_core::units::{Bytes, Nanos, PPM};
 
 /// Threads that are tried.

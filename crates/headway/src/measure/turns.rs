@@ -6,7 +6,7 @@
 //! comes behind them. Turns change their order from round to round, so that what changes with time meets all alike: the driver's
 //! calls take a quarter more or less for milliseconds at a time.
 
-use headway_core::transfer::Way;
+use headway_core::models::transfer::Way;
 use headway_core::units::Nanos;
 use headway_os::clock;
 use rand_core::{Rng, SeedableRng};
@@ -171,8 +171,8 @@ pub(crate) fn take(
 
 #[cfg(test)]
 mod tests {
-    use headway_core::machine::Method;
-    use headway_core::transfer::{Direction, HostMemory};
+    use headway_core::files::machine::Method;
+    use headway_core::models::transfer::{Direction, HostMemory};
     use headway_runtime::copy::How;
 
     use super::*;

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::thread;
 
-use headway_core::machine::EndpointId;
-use headway_core::transfer::Direction;
+use headway_core::files::machine::EndpointId;
+use headway_core::models::transfer::Direction;
 use headway_core::units::{Bytes, Nanos};
 use headway_device::Buffer;
 use headway_device::port::{Caching, Done, Lane, Move, Port, Reach};
@@ -159,8 +159,8 @@ pub(super) fn submit(lane: &mut Box<dyn Lane>, what: Move, tag: u64) -> Result<(
 
 #[cfg(test)]
 mod tests {
-    use headway_core::machine::Method;
-    use headway_core::transfer::Way;
+    use headway_core::files::machine::Method;
+    use headway_core::models::transfer::Way;
 
     use super::*;
 

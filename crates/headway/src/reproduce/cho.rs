@@ -5,8 +5,8 @@ mod fidelity;
 mod programs;
 mod queues;
 
-use headway_core::machine::Method;
-use headway_core::transfer::{Direction, Way};
+use headway_core::files::machine::Method;
+use headway_core::models::transfer::{Direction, Way};
 use headway_core::units::Nanos;
 use headway_runtime::copy::How;
 

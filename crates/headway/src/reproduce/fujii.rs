@@ -2,7 +2,7 @@
 
 mod hardware;
 
-use headway_core::transfer::Direction;
+use headway_core::models::transfer::Direction;
 use headway_core::units::Nanos;
 use headway_sim::fujii::{self, Class, Constants, Finding, Stress, Study};
 

@@ -6,9 +6,9 @@ mod study;
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use headway_core::engine_lock::Order;
-use headway_core::predictor::Form;
-use headway_core::token::Mode;
+use headway_core::decisions::engine_lock::Order;
+use headway_core::decisions::predictor::Form;
+use headway_core::decisions::token::Mode;
 use headway_core::units::{Nanos, Rate};
 use headway_sim::sharing::klt::Assumptions;
 use headway_sim::sharing::{Observer, Record, Scenario, SharingError, simulate};

@@ -315,7 +315,7 @@ impl Bench {
     fn under_broker(
         &mut self,
         configuration: &Configuration,
-        arbiter: headway_core::sharing::ArbiterParameters,
+        arbiter: headway_core::decisions::sharing::ArbiterParameters,
         phases: &[u64],
     ) -> Result<Vec<Tracked>, Error> {
         let socket = self.folder.join("broker");

@@ -2,7 +2,7 @@
 
 mod hardware;
 
-use headway_core::schedulability::{
+use headway_core::analysis::schedulability::{
     ChunkFlow, ConcreteTask, Costs, Outcome as Decision, Task, Ties, Violation, chunk_sizes, chunked, concrete,
     flow_chunk_sizes, jeffay, sporadic,
 };

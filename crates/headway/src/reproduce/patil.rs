@@ -4,7 +4,7 @@ mod batch;
 mod table_1;
 mod table_2;
 
-use headway_core::transfer::Direction;
+use headway_core::models::transfer::Direction;
 use headway_core::units::Nanos;
 
 pub(super) use self::batch::batch;

@@ -1,6 +1,6 @@
 //! Devices that experiments plan for and run on.
 
-use headway_core::machine::{CapacityKind, EndpointId, Machine};
+use headway_core::files::machine::{CapacityKind, EndpointId, Machine};
 use headway_core::units::{Bytes, NANOS_PER_SECOND, Nanos, Rate};
 use headway_device::Device;
 use headway_device::emu::{EmuSpec, Emulated};

@@ -6,8 +6,8 @@ mod joins;
 mod streams;
 mod sweep;
 
-use headway_core::interconnect::{BatchBlock, Network};
-use headway_core::machine::{self, Machine};
+use headway_core::files::machine::{self, Machine};
+use headway_core::models::interconnect::{BatchBlock, Network};
 use headway_core::units::Bytes;
 use headway_sim::verner::histories::{Tally, history};
 

@@ -1,10 +1,10 @@
 //! Verner 2014, IV: the examples of message combining, and how far Algorithm 1 is from the best there is.
 
-use headway_core::combine::{CombineError, Counting, Mode, Options, Pricer, Transformed, combine, transform};
-use headway_core::interconnect::Network;
-use headway_core::machine::{self, Calibration, Machine, RouteId};
-use headway_core::message::{Elementary, MessageSet};
-use headway_core::schedulability::{self, Task};
+use headway_core::analysis::schedulability::{self, Task};
+use headway_core::files::machine::{self, Calibration, Machine, RouteId};
+use headway_core::models::interconnect::Network;
+use headway_core::plan::combine::{CombineError, Counting, Mode, Options, Pricer, Transformed, combine, transform};
+use headway_core::plan::message::{Elementary, MessageSet};
 use headway_core::units::{Bytes, Nanos};
 use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;

@@ -9,12 +9,12 @@ mod device;
 mod run;
 mod sim;
 
-use headway_core::error::Loaded;
-use headway_core::machine::{KernelCost, Machine};
+use headway_core::files::error::Loaded;
+use headway_core::files::machine::{KernelCost, Machine};
+use headway_core::files::workload::{self, Workload};
+use headway_core::plan::planner::Options as PlanOptions;
 use headway_core::plan::{Outcome as Answer, Plan, Strategy};
-use headway_core::planner::Options as PlanOptions;
 use headway_core::units::Nanos;
-use headway_core::workload::{self, Workload};
 use headway_device::Device;
 
 use super::{Outcome, Setting, Verdict};
@@ -140,7 +140,7 @@ pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use headway_core::machine;
+    use headway_core::files::machine;
 
     #[test]
     fn nine_cameras_before_and_fifteen_after_on_the_papers_node() {

@@ -5,13 +5,13 @@ mod simulated;
 
 use std::path::PathBuf;
 
-use headway_core::cpu::Wish;
-use headway_core::error::Loaded;
+use headway_core::analysis::sharing::{Resource, Verdict};
+use headway_core::files::error::Loaded;
+use headway_core::files::machine::Machine;
+use headway_core::files::workload::{Sharing, Workload};
 use headway_core::log::{Incomplete, Source};
-use headway_core::machine::Machine;
+use headway_core::models::cpu::Wish;
 use headway_core::plan::Named;
-use headway_core::sharing_analysis::{Resource, Verdict};
-use headway_core::workload::{Sharing, Workload};
 use headway_device::DeviceError;
 use headway_runtime::outlet::{MARK, Outlet, OutputError};
 use headway_trace::sharing::{Bound, Header, Job, KIND, Log, SCHEMA, Summary, TaskHead};

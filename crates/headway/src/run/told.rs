@@ -1,6 +1,6 @@
 //! What a run tells its dispatcher by itself: urgent requests, and when jobs of messages are there whose producers say so.
 
-use headway_core::dispatch::Input;
+use headway_core::decisions::dispatch::Input;
 use headway_core::plan::{Plan, Source};
 use headway_core::units::Nanos;
 

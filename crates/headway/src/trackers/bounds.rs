@@ -1,9 +1,9 @@
 //! Bounds on waits from the longest operations that were seen.
 
-use headway_core::engine_lock::EngineParameters;
-use headway_core::sharing::TaskId;
-use headway_core::sharing_analysis::{Acquisition, Analysis, CpuGuarantee, System, TaskDemand, analyse, timely};
-use headway_core::token::TokenParameters;
+use headway_core::analysis::sharing::{Acquisition, Analysis, CpuGuarantee, System, TaskDemand, analyse, timely};
+use headway_core::decisions::engine_lock::EngineParameters;
+use headway_core::decisions::sharing::TaskId;
+use headway_core::decisions::token::TokenParameters;
 use headway_core::units::Nanos;
 
 use super::Frame;

@@ -1,6 +1,6 @@
 //! One frame on the GPU that its job was given: state, tracker, load; every operation under its engine's lock.
 
-use headway_core::engine_lock::{Operation, Work};
+use headway_core::decisions::engine_lock::{Operation, Work};
 use headway_core::units::{Bytes, Nanos};
 use headway_device::DeviceError;
 use headway_kernels::klt::{Launch, Machine, Region};

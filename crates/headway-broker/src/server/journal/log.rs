@@ -6,8 +6,8 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-use headway_core::sharing::log::{Line, START};
-use headway_core::sharing::{ArbiterParameters, Memory};
+use headway_core::decisions::sharing::log::{Line, START};
+use headway_core::decisions::sharing::{ArbiterParameters, Memory};
 use headway_core::units::Nanos;
 use rustix::fs::OFlags;
 

@@ -11,7 +11,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use headway_core::sharing::{ClusterId, JobId, TaskId, TokenId};
+use headway_core::decisions::sharing::{ClusterId, JobId, TaskId, TokenId};
 use headway_os::ipc::boot;
 use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};

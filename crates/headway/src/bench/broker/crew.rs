@@ -10,10 +10,10 @@ use std::time::Duration;
 use std::{env, fs, io, thread};
 
 use headway_broker::{Client, OnLoss, Server, TaskShape};
-use headway_core::engine_lock::{EngineParameters, Order, PeerLocks};
-use headway_core::predictor::PredictorParameters;
-use headway_core::sharing::{ArbiterParameters, ClusterId, ClusterParameters, Limits};
-use headway_core::token::{Mode, TokenParameters};
+use headway_core::decisions::engine_lock::{EngineParameters, Order, PeerLocks};
+use headway_core::decisions::predictor::PredictorParameters;
+use headway_core::decisions::sharing::{ArbiterParameters, ClusterId, ClusterParameters, Limits};
+use headway_core::decisions::token::{Mode, TokenParameters};
 use headway_core::units::{Bytes, Nanos, PPM};
 use headway_os::clock;
 use headway_os::ipc::{Listener, Packet, Socket, Words};

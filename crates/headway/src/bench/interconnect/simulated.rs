@@ -1,9 +1,9 @@
 //! The benchmark in simulation: a node that differs from its description a little, and a little more from time to time, is
 //! measured, fitted, and predicts random batches that it runs.
 
-use headway_core::interconnect::{Network, Scratch, Trial, validate};
-use headway_core::machine::{CapacityKind, Machine};
-use headway_core::transfer::fit::{FitError, Node};
+use headway_core::files::machine::{CapacityKind, Machine};
+use headway_core::models::interconnect::{Network, Scratch, Trial, validate};
+use headway_core::models::transfer::fit::{FitError, Node};
 use headway_core::units::{Nanos, PPM, Rate};
 use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;

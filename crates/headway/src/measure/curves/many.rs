@@ -1,7 +1,7 @@
 //! Curves of many pieces in one request, from which the mover of such requests is chosen (specification of transfers, 1.7).
 
-use headway_core::machine::Method;
-use headway_core::transfer::{Direction, HostMemory, Key, Load, Via, Way};
+use headway_core::files::machine::Method;
+use headway_core::models::transfer::{Direction, HostMemory, Key, Load, Via, Way};
 use headway_core::units::Nanos;
 use headway_device::Buffer;
 use headway_device::buffer::Access;

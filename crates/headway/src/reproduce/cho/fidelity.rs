@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
-use headway_core::transfer::{Direction, Stores};
+use headway_core::models::transfer::{Direction, Stores};
 use headway_core::units::Nanos;
 use headway_device::port::{Caching, Lane, Move, Port};
 use headway_device::{Access, Buffer, DeviceError};

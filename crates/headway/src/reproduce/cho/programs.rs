@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use headway_core::transfer::Direction;
+use headway_core::models::transfer::Direction;
 use headway_core::units::Nanos;
 use headway_device::port::{Argument, Lane, Move};
 use headway_device::{Access, Buffer};

@@ -1,7 +1,7 @@
 //! The paper's queues by number of threads and size of buffers, against the driver and ours.
 
-use headway_core::machine::Method;
-use headway_core::transfer::{Direction, Way};
+use headway_core::files::machine::Method;
+use headway_core::models::transfer::{Direction, Way};
 use headway_core::units::Bytes;
 use headway_device::Buffer;
 use headway_runtime::copy::How;

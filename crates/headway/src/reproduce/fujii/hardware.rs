@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Barrier;
 use std::thread;
 
-use headway_core::machine::Method;
-use headway_core::transfer::{Direction, Via, Way};
+use headway_core::files::machine::Method;
+use headway_core::models::transfer::{Direction, Via, Way};
 use headway_core::units::{Bytes, Nanos};
 use headway_device::port::{Port, Reach};
 use headway_device::{Access, Buffer, DeviceError};

@@ -4,9 +4,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
-use headway_core::engine_lock;
-use headway_core::predictor::Form;
-use headway_core::token::Mode;
+use headway_core::decisions::engine_lock;
+use headway_core::decisions::predictor::Form;
+use headway_core::decisions::token::Mode;
 use headway_core::units::Nanos;
 use headway_sim::sharing::klt::{Assumptions, CLUSTERS};
 use headway_sim::sharing::{Finished, Observer, Scenario, SharingError, simulate};

@@ -9,7 +9,7 @@ use std::sync::atomic::AtomicBool;
 use std::{env, io};
 
 use headway_broker::{Client, OnLoss, TaskShape};
-use headway_core::sharing::ClusterId;
+use headway_core::decisions::sharing::ClusterId;
 use headway_core::units::{Bytes, Nanos};
 use headway_device::port::Port;
 use headway_kernels::klt::Shape;

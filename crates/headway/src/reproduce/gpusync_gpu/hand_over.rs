@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use headway_core::engine_lock::Work;
+use headway_core::decisions::engine_lock::Work;
 
 use crate::trackers::{Frame, Operated, Tracked};
 

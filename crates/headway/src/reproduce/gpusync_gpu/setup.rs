@@ -1,10 +1,10 @@
 //! What is run: configurations with and without Headway, and the load that makes GPUs of today as busy as the paper's were.
 
-use headway_core::engine_lock::{EngineParameters, Order, PeerLocks};
-use headway_core::predictor::PredictorParameters;
-use headway_core::sharing::{ArbiterParameters, ClusterParameters, Limits};
-use headway_core::sharing_analysis::Analysis;
-use headway_core::token::{Mode, TokenParameters};
+use headway_core::analysis::sharing::Analysis;
+use headway_core::decisions::engine_lock::{EngineParameters, Order, PeerLocks};
+use headway_core::decisions::predictor::PredictorParameters;
+use headway_core::decisions::sharing::{ArbiterParameters, ClusterParameters, Limits};
+use headway_core::decisions::token::{Mode, TokenParameters};
 use headway_core::units::{Bytes, Nanos};
 use headway_sim::sharing::{Arbitration, Migration, Scenario, Taking};
 
@@ -281,7 +281,7 @@ mod tests {
                 let arbiter = one.arbiter(gpus as u32, 16);
                 assert_eq!(arbiter.is_some(), one.is_managed());
                 if let Some(arbiter) = arbiter {
-                    assert!(headway_core::sharing::Arbiter::new(arbiter).is_ok(), "{}", one.name());
+                    assert!(headway_core::decisions::sharing::Arbiter::new(arbiter).is_ok(), "{}", one.name());
                 }
             }
         }

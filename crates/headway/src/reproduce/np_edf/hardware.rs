@@ -3,15 +3,15 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError};
 
-use headway_core::combine::Mode;
-use headway_core::dispatch::{Event, Input};
+use headway_core::analysis::schedulability::{ConcreteTask, Costs, Task, Ties, concrete};
+use headway_core::decisions::dispatch::{Event, Input};
+use headway_core::files::machine::{EngineClass, Machine};
+use headway_core::files::workload::{Cycle, Grouping, OnMiss, Place, Placement, Step, Stream, Workload};
 use headway_core::log::{Record, What};
-use headway_core::machine::{EngineClass, Machine};
+use headway_core::plan::combine::Mode;
+use headway_core::plan::planner::{Options, plan};
 use headway_core::plan::{Outcome as Answer, Plan, PlannedStep, Strategy, Work};
-use headway_core::planner::{Options, plan};
-use headway_core::schedulability::{ConcreteTask, Costs, Task, Ties, concrete};
 use headway_core::units::{Bytes, Nanos};
-use headway_core::workload::{Cycle, Grouping, OnMiss, Place, Placement, Step, Stream, Workload};
 use headway_runtime::kernels::Kernels;
 use headway_runtime::ring::{Checker, Ring, Sampling, Verified};
 use headway_runtime::wall::{self, Work as Run};
@@ -155,7 +155,7 @@ fn bounds(plan: &Plan) -> Option<Vec<Vec<Nanos>>> {
 fn workload(machine: &Machine, draw: &mut Draw, percent: u64, seed: u64) -> Workload {
     let host_to_gpu = machine.memories().next().zip(machine.gpus().next());
     let route = host_to_gpu.and_then(|(host, gpu)| machine.route(host, gpu));
-    let slowest = |route: headway_core::machine::RouteId| {
+    let slowest = |route: headway_core::files::machine::RouteId| {
         let uses = machine.routes[route.at()].uses.iter();
         uses.map(|(capacity, _)| machine.capacities[capacity.at()].rate_low.0).min()
     };

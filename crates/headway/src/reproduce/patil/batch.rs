@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use headway_core::machine::Method;
-use headway_core::transfer::{Direction, Way};
+use headway_core::files::machine::Method;
+use headway_core::models::transfer::{Direction, Way};
 use headway_core::units::{Bytes, Nanos};
 use headway_device::Buffer;
 use headway_device::port::{Mover, Piece};

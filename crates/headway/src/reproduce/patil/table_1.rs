@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use headway_core::machine::Method;
-use headway_core::transfer::{Direction, Via, Way};
+use headway_core::files::machine::Method;
+use headway_core::models::transfer::{Direction, Via, Way};
 use headway_core::units::{Bytes, Nanos};
 use headway_device::{Access, Buffer};
 use headway_os::clock;

@@ -1,8 +1,8 @@
 //! Application 2: how many streams two nodes encrypt under each policy.
 
-use headway_core::interconnect::{BatchBlock, Network};
-use headway_core::machine::{Machine, SHIPPED, parse};
-use headway_core::stream::{Policy, Site};
+use headway_core::files::machine::{Machine, SHIPPED, parse};
+use headway_core::models::interconnect::{BatchBlock, Network};
+use headway_core::plan::stream::{Policy, Site};
 use headway_core::units::{Bytes, Nanos};
 use headway_sim::verner::pools::{KINDS, Reading};
 use headway_sim::verner::{Curve, Point, Study, with_setup};

@@ -7,10 +7,10 @@ use std::collections::BTreeMap;
 use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
 use std::time::Duration;
 
-use headway_core::interconnect::{BatchBlock, Network};
-use headway_core::machine::{EngineClass, Machine, Method, RouteId};
-use headway_core::stream::admission::{Admission, Admitted, LIMITS, Refused, Request, Way};
-use headway_core::stream::running::{Domain, Job};
+use headway_core::files::machine::{EngineClass, Machine, Method, RouteId};
+use headway_core::models::interconnect::{BatchBlock, Network};
+use headway_core::plan::stream::admission::{Admission, Admitted, LIMITS, Refused, Request, Way};
+use headway_core::plan::stream::running::{Domain, Job};
 use headway_core::units::{Bytes, Nanos};
 use headway_device::{Access, Buffer, Completion, Device, DeviceError, HostKind, Operation};
 use headway_os::clock;

@@ -6,7 +6,7 @@ mod search;
 mod trial;
 
 use headway_core::plan::Plan;
-use headway_core::stream::Policy;
+use headway_core::plan::stream::Policy;
 use headway_core::units::{NANOS_PER_SECOND, Nanos, Rate};
 use headway_os::clock;
 
@@ -83,7 +83,7 @@ fn serve(setting: &Setting, site: &mut Site) -> Result<String, Error> {
         None if site.source == "cuda" && wanted > 0 => {
             (crate::measure::cpu::measured([demand::KERNEL].into_iter(), MEASURED)?, "measured before the runs")
         }
-        None => (headway_core::machine::Cpu::assumed(), "assumed, as nobody measured them"),
+        None => (headway_core::files::machine::Cpu::assumed(), "assumed, as nobody measured them"),
     };
     cpu.cores = wanted.min(if cpu.assumed { wanted } else { cpu.cores });
     if site.slower > 1 {

@@ -1,6 +1,6 @@
 //! How much the interconnect must carry for the paper's gains.
 
-use headway_core::stream::{Policy, Site};
+use headway_core::plan::stream::{Policy, Site};
 use headway_core::units::{Nanos, Rate};
 use headway_sim::verner::pools::{Reading, SEEDS};
 use headway_sim::verner::{Curve, Point, Study, with_limit, with_setup};

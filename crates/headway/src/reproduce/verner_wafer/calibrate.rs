@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use headway_core::block::block_bytes;
-use headway_core::machine::{EngineClass, KernelCost, Machine, Method};
+use headway_core::files::machine::{EngineClass, KernelCost, Machine, Method};
+use headway_core::files::workload::Wafer;
+use headway_core::plan::block::block_bytes;
 use headway_core::plan::{INSPECT, MERGE, PlannedWafer, Share};
 use headway_core::units::{Bytes, NANOS_PER_SECOND, Nanos, Rate};
-use headway_core::workload::Wafer;
 use headway_device::kernel::{Camera, Kernel, Lane};
 use headway_device::{Access, Buffer, Device, DeviceError, HostKind, KernelId, Operation};
 use headway_kernels::find;

@@ -1,6 +1,6 @@
 //! On devices: the costs are measured, the plans are made with them, and the same plans run.
 
-use headway_core::machine::{self, Machine};
+use headway_core::files::machine::{self, Machine};
 use headway_core::units::Nanos;
 
 use super::calibrate::{Calibration, SHAPE, Size, calibrate};

@@ -63,7 +63,7 @@ impl Site<'_> {
         let workload = study.workload(cameras)?;
         let mut chosen = run::choose(&options)?;
         let plan =
-            files::plan(&chosen.machine, &workload, headway_core::planner::Options { strategy: Some(strategy) })?;
+            files::plan(&chosen.machine, &workload, headway_core::plan::planner::Options { strategy: Some(strategy) })?;
         let plan = Arc::new(plan);
         let outlet = Outlet::create(&scratch())?;
         let Ran { log, .. } = run::execute(&mut chosen, &plan, &workload.value, &options, &outlet, &mut |_| ())?;

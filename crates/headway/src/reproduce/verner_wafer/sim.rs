@@ -1,6 +1,6 @@
 //! On the paper's node in virtual time.
 
-use headway_core::machine::Machine;
+use headway_core::files::machine::Machine;
 use headway_core::plan::INSPECT;
 use headway_core::units::{NANOS_PER_SECOND, Nanos, Rate};
 

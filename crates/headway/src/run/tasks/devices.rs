@@ -5,15 +5,15 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use headway_core::engine_lock::{EngineParameters, Order, Work};
-use headway_core::error::Loaded;
+use headway_core::decisions::engine_lock::{EngineParameters, Order, Work};
+use headway_core::decisions::predictor::PredictorParameters;
+use headway_core::decisions::sharing::{ArbiterParameters, ClusterId, ClusterParameters, Limits, Segment};
+use headway_core::decisions::token::TokenParameters;
+use headway_core::files::error::Loaded;
+use headway_core::files::machine::Machine;
+use headway_core::files::workload::{Sharing as Rules, Task, Workload};
 use headway_core::log::Source;
-use headway_core::machine::Machine;
-use headway_core::predictor::PredictorParameters;
-use headway_core::sharing::{ArbiterParameters, ClusterId, ClusterParameters, Limits, Segment};
-use headway_core::token::TokenParameters;
 use headway_core::units::{Bytes, Nanos};
-use headway_core::workload::{Sharing as Rules, Task, Workload};
 use headway_device::port::Port;
 use headway_kernels::klt::Shape;
 use headway_os::clock;
@@ -83,7 +83,7 @@ pub(super) fn run(
     let seen: Vec<_> = tasks.iter().zip(&tracked).map(|(task, one)| (task.period, Seen::of(&one.frames))).collect();
     let gpus = ports.len() as u32;
     let analysis = tokens.map(|tokens| observed(gpus, tokens, engines, model.peer, &seen, false));
-    let bound = |bound: &headway_core::sharing_analysis::TaskBound| {
+    let bound = |bound: &headway_core::analysis::sharing::TaskBound| {
         Some(Bound { token: bound.token_wait, engines: bound.engine_wait, blocking: bound.blocking })
     };
     let mut bounds: Vec<_> = analysis.iter().flat_map(|analysis| &analysis.tasks).map(bound).collect();

@@ -3,18 +3,18 @@
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use headway_core::error::Loaded;
-use headway_core::predictor::Form;
-use headway_core::sharing::Distances;
+use headway_core::decisions::predictor::Form;
+use headway_core::decisions::sharing::Distances;
+use headway_core::files::error::Loaded;
+use headway_core::files::workload::{Sharing, Task, Workload};
 use headway_core::units::{Bytes, Nanos};
-use headway_core::workload::{Sharing, Task, Workload};
 use headway_sim::sharing::{
     Arbitration, Cluster, CopyEngines, Costs, Finished, Migration, Observer, OpKind, Record, Scenario, Setting, Taking,
     What, simulate,
 };
 use headway_trace::sharing::{Bound, Doing, Engine, Job, Span, Unit};
 
-use headway_core::engine_lock::{Order, PeerLocks};
+use headway_core::decisions::engine_lock::{Order, PeerLocks};
 
 use super::super::{Options, Progress};
 use super::Ran;

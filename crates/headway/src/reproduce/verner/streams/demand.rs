@@ -1,9 +1,9 @@
 //! The streams that ask to be encrypted: the paper's pool, as streams of packets.
 
-use headway_core::machine::Machine;
-use headway_core::stream::{Fluid, class_window, gathered_bytes};
+use headway_core::files::machine::Machine;
+use headway_core::files::workload::{Cipher, Cycle, Grouping, OnMiss, Place, Placement, Step, Stream, Workload};
+use headway_core::plan::stream::{Fluid, class_window, gathered_bytes};
 use headway_core::units::Nanos;
-use headway_core::workload::{Cipher, Cycle, Grouping, OnMiss, Place, Placement, Step, Stream, Workload};
 use headway_sim::verner::pools::{KINDS, Kind, Reading};
 
 use super::Setting;
@@ -122,7 +122,7 @@ impl Demand {
             seed: self.seed,
             cycle: Cycle::Paper,
             grouping: Grouping::Gpu,
-            transform: headway_core::combine::Mode::default(),
+            transform: headway_core::plan::combine::Mode::default(),
             streams,
             messages: Vec::new(),
             flows: Vec::new(),

@@ -1,7 +1,7 @@
 //! What the runs say: against `serial`, against the plan, against the CPU's bytes.
 
 use headway_core::plan::Plan;
-use headway_core::stream::Policy;
+use headway_core::plan::stream::Policy;
 use headway_core::units::Nanos;
 
 use super::demand::Demand;

@@ -3,12 +3,12 @@
 
 use std::sync::Arc;
 
-use headway_core::machine::Machine;
+use headway_core::files::machine::Machine;
+use headway_core::files::workload::Workload;
+use headway_core::plan::planner::{self, Options, PlanError, margins};
+use headway_core::plan::stream::{Found, Margins, Policy, Reach, Rectangle, search};
 use headway_core::plan::{Plan, Strategy};
-use headway_core::planner::{self, Options, PlanError, margins};
-use headway_core::stream::{Found, Margins, Policy, Reach, Rectangle, search};
 use headway_core::units::{Nanos, PPM};
-use headway_core::workload::Workload;
 
 use super::demand::{Demand, KERNEL, Part};
 use crate::Error;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError};
 
-use headway_core::dispatch::{Action, Event, Input};
+use headway_core::decisions::dispatch::{Action, Event, Input};
 use headway_core::log::{Record, What};
 use headway_core::plan::{Pipeline, Plan};
 use headway_core::units::{Bytes, Nanos};

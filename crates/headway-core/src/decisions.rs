@@ -1,0 +1,11 @@
+//! What decides while a plan runs: state machines that take inputs with their times and give actions.
+//!
+//! The simulator, the threads of the runtime, the GPUs and the broker drive the same objects.
+
+pub mod dispatch;
+pub mod engine_lock;
+pub(crate) mod pairs;
+pub mod predictor;
+pub mod sharing;
+pub mod staging;
+pub mod token;

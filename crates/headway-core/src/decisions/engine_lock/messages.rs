@@ -1,0 +1,228 @@
+//! Operations, locks, actions and refusals of the engine locks.
+
+use serde::{Deserialize, Serialize};
+
+use crate::decisions::sharing::{GpuId, JobId, Key};
+use crate::units::{Bytes, Nanos};
+
+/// An engine of a GPU as a lock sees it. On a GPU with one copy engine, both copy roles are the lock [`Engine::In`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Engine {
+    /// Kernels.
+    Execute,
+    /// Copies to the GPU (`h2d`).
+    In,
+    /// Copies from the GPU (`d2h`).
+    Out,
+}
+
+/// One lock. The order is the lock number of nested requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct LockId {
+    /// The GPU.
+    pub gpu: GpuId,
+    /// Its engine.
+    pub engine: Engine,
+}
+
+/// What a job wants an engine for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Work {
+    /// Kernels between two synchronisations, on the GPU of its token.
+    Execute,
+    /// A chunk from the host to the GPU of its token.
+    CopyIn,
+    /// A chunk from the GPU of its token to the host.
+    CopyOut,
+    /// A chunk of state from the GPU it leaves to the GPU of its token.
+    Peer,
+}
+
+/// One operation: what is held until it has completed on the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Operation {
+    /// What.
+    pub work: Work,
+    /// Bytes; 0 for kernels.
+    pub bytes: Bytes,
+    /// Predicted time, used to fill locks held idle.
+    pub predicted: Nanos,
+    /// The longest it should take; held twice as long is told, eight times as long is an overrun. Zero = not watched.
+    pub budget: Nanos,
+}
+
+/// How a peer copy takes its two locks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PeerLocks {
+    /// Enqueued on both at once, runs at the head of both; the one obtained early is held idle (a dynamic group lock).
+    Group,
+    /// One after the other in ascending number.
+    Nested,
+    /// As `Group`, but a lock held idle serves single chunks predicted to end before the other lock frees.
+    GroupBackfill,
+}
+
+/// In which order the operations that wait for an engine are served.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Order {
+    /// First come, first served, as the paper has it.
+    #[default]
+    Arrival,
+    /// The most urgent first, by the keys that jobs have or inherit through tokens (EDF over chunks and kernel segments); what
+    /// runs is never interrupted. Only with [`PeerLocks::Group`]: a group keeps its locks free for itself, from all that are
+    /// less urgent. A less urgent operation may be overtaken without end.
+    Urgency,
+}
+
+/// Parameters of [`super::EngineLocks`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EngineParameters {
+    /// Copy engines of each GPU with a role: 1 or 2.
+    pub copy_engines: u32,
+    /// Rule for peer copies.
+    pub peer: PeerLocks,
+    /// Who is served first.
+    #[serde(default)]
+    pub order: Order,
+    /// Longest chunk; a larger copy is refused. `None` = whole copies (`X` in the paper).
+    pub chunk_bytes: Option<Bytes>,
+    /// Bytes for which a job may keep its locks while nobody waits for them; zero = give them back after every chunk, as
+    /// the analysis assumes.
+    pub keep_bytes: Bytes,
+    /// Copies up to this size to a GPU need no lock; zero = every copy does.
+    pub unlocked_below: Bytes,
+    /// An operation under way for so long is an overrun whatever its budget; zero = not watched.
+    pub watchdog: Nanos,
+}
+
+/// What the driver must do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Action {
+    /// The job holds all locks of its operation.
+    Run {
+        /// Which job.
+        job: JobId,
+        /// The lock, or the lower of two; `None` = the copy needs none.
+        first: Option<LockId>,
+        /// The other lock of a peer copy.
+        second: Option<LockId>,
+    },
+    /// The job holds the first lock of a nested pair and must ask for the second one.
+    Obtained {
+        /// Which job.
+        job: JobId,
+        /// The lock.
+        lock: LockId,
+    },
+    /// The job runs at this key.
+    SetBoost {
+        /// Which job.
+        job: JobId,
+        /// The key.
+        key: Key,
+    },
+}
+
+/// What the user is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Event {
+    /// The operation waits in one or two queues.
+    Waiting {
+        /// Whose.
+        job: JobId,
+        /// Requests ahead of it in the longer queue, holder included.
+        ahead: u32,
+    },
+    /// The operation was served out of order on a lock held idle.
+    Backfilled {
+        /// Whose.
+        job: JobId,
+        /// The lock.
+        lock: LockId,
+    },
+    /// The operation is under way for twice its budget.
+    OverBudget {
+        /// Whose.
+        job: JobId,
+        /// Since when.
+        since: Nanos,
+    },
+    /// The operation is under way for eight times its budget, or for the watchdog's time.
+    Overrun {
+        /// Whose.
+        job: JobId,
+        /// Since when.
+        since: Nanos,
+    },
+}
+
+/// An input that cannot be accepted; nothing has changed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum Refused {
+    /// A GPU has one or two copy engines with a role.
+    #[error("{copy_engines} copy engines per GPU: give 1 (both ways) or 2 (in, out)")]
+    CopyEngines {
+        /// What was given.
+        copy_engines: u32,
+    },
+    /// A lock obtained early would be kept from more urgent operations.
+    #[error("operations in the order of urgency need peer copies that take both locks at once; give `group`")]
+    Order,
+    /// Engines belong to holders of tokens.
+    #[error("job {} of task {} holds no token; request one first", .job.job, .job.task.0)]
+    NoToken {
+        /// Which.
+        job: JobId,
+    },
+    /// There are no locks for the GPU.
+    #[error("GPU {} is not among those whose engines are locked here", .gpu.0)]
+    NoSuchGpu {
+        /// Which.
+        gpu: GpuId,
+    },
+    /// The job was already given a token here.
+    #[error("job {} of task {} is already known to the engine locks", .job.job, .job.task.0)]
+    TokenTwice {
+        /// Which.
+        job: JobId,
+    },
+    /// One operation at a time.
+    #[error("job {} of task {} already holds or waits for an engine; complete that operation first", .job.job, .job.task.0)]
+    Busy {
+        /// Which.
+        job: JobId,
+    },
+    /// The job is not migrating.
+    #[error("job {} of task {} has no state on another GPU to copy from", .job.job, .job.task.0)]
+    NotMigrating {
+        /// Which.
+        job: JobId,
+    },
+    /// The job has no operation under way.
+    #[error("job {} of task {} has no operation under way", .job.job, .job.task.0)]
+    NothingHeld {
+        /// Which.
+        job: JobId,
+    },
+    /// The job has not obtained a first lock, or has asked for the second one already.
+    #[error("job {} of task {} holds no first lock of a nested pair", .job.job, .job.task.0)]
+    NoFirstLock {
+        /// Which.
+        job: JobId,
+    },
+    /// A copy is larger than the chunk.
+    #[error("a copy of {bytes} in one operation; chunks are {chunk_bytes}, cut it")]
+    ChunkTooLarge {
+        /// The copy.
+        bytes: Bytes,
+        /// The limit.
+        chunk_bytes: Bytes,
+    },
+}

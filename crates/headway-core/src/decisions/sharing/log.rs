@@ -1,0 +1,232 @@
+//! What a broker writes down: the lines of its log, and how an [`Arbiter`] begins from the first of them.
+//!
+//! A log is lines of JSON. A [`Start`] line says everything that the decisions behind it depend on; a file begins with one, and
+//! others follow where a broker was started again or could not write for a while. A [`Fed`] line is an input with everything
+//! that the arbiter decided about it. The other lines are for people and reports; no decision depends on them.
+
+use serde::{Deserialize, Serialize};
+
+use super::{
+    Action, Arbiter, ArbiterParameters, ClientId, ClusterId, GpuId, Input, JobId, Memory, Refused, TaskId, TokenId,
+};
+use crate::decisions::engine_lock::LockId;
+use crate::files::document::hash;
+use crate::units::Nanos;
+
+/// Version of the lines.
+pub const SCHEMA: u32 = 2;
+
+/// A line.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum Line {
+    /// Where the lines that follow begin.
+    Broker(Box<Start>),
+    /// An input of the arbiter and its decisions.
+    Fed(Fed),
+    /// Who a task is; written when it is registered, and again behind every [`Start`].
+    Task(TaskLine),
+    /// A client has used an engine that was leased to it.
+    Used(Used),
+    /// The broker has cut a client off.
+    Cut {
+        /// When.
+        now: Nanos,
+        /// Whom.
+        client: ClientId,
+        /// Its process.
+        pid: u32,
+        /// Whether it had held something for too long; otherwise it broke the protocol.
+        hung: bool,
+    },
+    /// A client has met an error that a lost GPU gives.
+    Fault {
+        /// When.
+        now: Nanos,
+        /// Which GPU.
+        gpu: GpuId,
+        /// Who says so.
+        client: ClientId,
+        /// Its process.
+        pid: u32,
+    },
+    /// By what the tasks declare, this one has no room on the GPUs that are left.
+    WithoutRoom {
+        /// When.
+        now: Nanos,
+        /// Which task.
+        task: TaskId,
+    },
+}
+
+/// Why a [`Start`] was written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Why {
+    /// The broker was started.
+    Started,
+    /// The file before was full.
+    Rotated,
+    /// Lines are missing before this one: they could not be written.
+    Gap,
+}
+
+/// The state in which the lines that follow begin.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Start {
+    /// [`SCHEMA`].
+    pub schema: u32,
+    /// Version of Headway.
+    pub version: String,
+    /// Number of the broker's start.
+    pub epoch: u64,
+    /// When.
+    pub now: Nanos,
+    /// Why.
+    pub why: Why,
+    /// Lines that could not be written before this one.
+    pub missing: u64,
+    /// What the arbiter was made from.
+    pub arbiter: ArbiterParameters,
+    /// What it knew of earlier jobs.
+    pub memory: Memory,
+    /// Who held which token.
+    pub holders: Vec<(ClusterId, TokenId, JobId)>,
+    /// Its whole state, as JSON.
+    pub state: String,
+    /// First 16 hexadecimal digits of the SHA-256 of `state`.
+    pub digest: String,
+}
+
+/// An input and everything that came of it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Fed {
+    /// When.
+    pub now: Nanos,
+    /// What the arbiter was fed.
+    pub input: Input,
+    /// What it wants done.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub actions: Vec<Action>,
+    /// Why it refuses the input.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refused: Option<Refused>,
+}
+
+/// Who a task is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TaskLine {
+    /// When this was written.
+    pub now: Nanos,
+    /// Its number.
+    pub task: TaskId,
+    /// The name that its client gave it.
+    pub name: String,
+    /// Its client.
+    pub client: ClientId,
+    /// The client's process.
+    pub pid: u32,
+    /// The client's user.
+    pub uid: u32,
+}
+
+/// A use of a leased engine, as the client tells it: the broker has not seen it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Used {
+    /// When the broker read this.
+    pub now: Nanos,
+    /// Whose job.
+    pub job: JobId,
+    /// The engine.
+    pub lock: LockId,
+    /// From when.
+    pub begin: Nanos,
+    /// Until when.
+    pub end: Nanos,
+    /// Uses before this one that the client had no room to tell of.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub missing: u64,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde gives a reference")]
+fn is_zero(missing: &u64) -> bool {
+    *missing == 0
+}
+
+/// A [`Start`] from which no arbiter can be made.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StartError {
+    /// Another version wrote it.
+    #[error(
+        "the lines have schema {found}, this version reads schema {SCHEMA}; use the Headway version that wrote them"
+    )]
+    Schema {
+        /// The number in the line.
+        found: u32,
+    },
+    /// The state was changed after it was written.
+    #[error(
+        "the arbiter's state is not what was written: its digest is {found}, the line says {expected}; the file is damaged"
+    )]
+    Digest {
+        /// Of the state.
+        found: String,
+        /// In the line.
+        expected: String,
+    },
+    /// The state has another form than this version's.
+    #[error("the arbiter's state cannot be read; use the Headway version that wrote it")]
+    State(#[source] serde_json::Error),
+}
+
+impl Start {
+    /// The line for an arbiter made from `parameters`, as it is now.
+    #[must_use]
+    pub fn of(arbiter: &Arbiter, parameters: &ArbiterParameters, epoch: u64, now: Nanos, why: Why) -> Self {
+        let clusters = parameters.clusters.iter().filter_map(|cluster| Some((cluster.id, arbiter.tokens(cluster.id)?)));
+        let holders = clusters.flat_map(|(id, tokens)| tokens.holders().map(move |(token, job)| (id, token, job)));
+        let state = serde_json::to_string(arbiter).expect("plain data without maps always has a JSON form");
+        Self {
+            schema: SCHEMA,
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            epoch,
+            now,
+            why,
+            missing: 0,
+            arbiter: parameters.clone(),
+            memory: arbiter.memory(),
+            holders: holders.collect(),
+            digest: hash(&state),
+            state,
+        }
+    }
+
+    /// An arbiter in the state of this line.
+    ///
+    /// # Errors
+    /// [`StartError`].
+    pub fn begin(&self) -> Result<Arbiter, StartError> {
+        if self.schema != SCHEMA {
+            return Err(StartError::Schema { found: self.schema });
+        }
+        // An arbiter from a state that nobody wrote could break its own rules: only what was written is taken.
+        let found = hash(&self.state);
+        if found != self.digest {
+            return Err(StartError::Digest { found, expected: self.digest.clone() });
+        }
+        serde_json::from_str(&self.state).map_err(StartError::State)
+    }
+}
+
+impl Line {
+    /// Whether a line begins such a log.
+    #[must_use]
+    pub fn begins(line: &str) -> bool {
+        line.starts_with(START)
+    }
+}
+
+/// How a [`Line::Broker`] begins.
+pub const START: &str = "{\"broker\"";

@@ -1,0 +1,309 @@
+//! What goes into the [`super::Arbiter`] and what comes out: plain data, logged and replayed.
+
+use serde::{Deserialize, Serialize};
+
+use super::{ClientId, ClusterId, Distances, GpuId, JobId, Key, ModelId, TaskId, TaskParameters, TokenId};
+use crate::decisions::engine_lock::{self, EngineParameters, LockId, Operation};
+use crate::decisions::predictor::PredictorParameters;
+use crate::decisions::token::{self, TokenParameters};
+use crate::units::Nanos;
+
+/// A cluster: its tokens and where its GPUs are.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClusterParameters {
+    /// Its number.
+    pub id: ClusterId,
+    /// GPUs by position, none of them in another cluster.
+    pub gpus: Vec<GpuId>,
+    /// Model of each GPU, by position.
+    pub models: Vec<ModelId>,
+    /// Distances by position.
+    pub distances: Distances,
+    /// How tokens are given.
+    pub tokens: TokenParameters,
+}
+
+impl ClusterParameters {
+    /// Cluster 0 of the first `gpus` GPUs, all of one model and equally far from each other.
+    #[must_use]
+    pub fn equal(gpus: u32, tokens: TokenParameters) -> Self {
+        Self {
+            id: ClusterId(0),
+            gpus: (0..gpus).map(GpuId).collect(),
+            models: vec![ModelId(0); gpus as usize],
+            distances: Distances::uniform(gpus as usize),
+            tokens,
+        }
+    }
+}
+
+/// What an [`super::Arbiter`] is made from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ArbiterParameters {
+    /// Clusters.
+    pub clusters: Vec<ClusterParameters>,
+    /// Engine locks; `None` = none: a token is the right to every engine (`e` in the paper's scenarios).
+    pub engines: Option<EngineParameters>,
+    /// Cost predictor.
+    pub predictor: PredictorParameters,
+    /// Capacities.
+    pub limits: Limits,
+}
+
+/// Capacities; what exceeds them is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Limits {
+    /// Registered tasks.
+    pub tasks_max: usize,
+    /// Open token requests per cluster.
+    pub requests_max: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { tasks_max: 1_024, requests_max: 1_024 }
+    }
+}
+
+/// How a token was used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Outcome {
+    /// The job did what its task does, in this time: CPU time and the time of its operations, without waiting for locks.
+    Complete(Nanos),
+    /// It was aborted, overran or crashed: nothing is learnt from it.
+    Aborted,
+}
+
+/// An input. Nothing else changes the arbiter.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Input {
+    /// A task appears.
+    Register(TaskParameters),
+    /// A task without an open request goes.
+    Withdraw {
+        /// Which.
+        task: TaskId,
+    },
+    /// A job wants a token. A task's first GPU use, or the one after the GPU was lost, counts as distance 0 everywhere.
+    Request {
+        /// Which; its deadline and release are its priority.
+        key: Key,
+        /// Which of the job's requests, from 0.
+        acquisition: u32,
+    },
+    /// A job holds this token from before the arbiter was there: it is granted that, not another. To be told before any
+    /// request.
+    Adopt {
+        /// Which.
+        key: Key,
+        /// The token of the task's cluster.
+        token: TokenId,
+    },
+    /// A job gives its token back.
+    Release {
+        /// Which.
+        job: JobId,
+        /// How it was used.
+        outcome: Outcome,
+    },
+    /// A job no longer wants the token it waits for. A token granted meanwhile is released.
+    Abort {
+        /// Which.
+        job: JobId,
+    },
+    /// A job used up its budget. It continues with a later deadline: anew in the queue, or with the token it keeps.
+    Exhausted {
+        /// Which.
+        job: JobId,
+        /// Its postponed deadline.
+        deadline: Nanos,
+    },
+    /// A token holder wants an engine.
+    Acquire {
+        /// Which.
+        job: JobId,
+        /// For what.
+        operation: Operation,
+    },
+    /// A job in nested mode asks for the second lock of a peer copy.
+    Next {
+        /// Which.
+        job: JobId,
+    },
+    /// An operation has completed on the device: its locks are free.
+    Complete {
+        /// Whose.
+        job: JobId,
+    },
+    /// An operation has completed and the same follows: the locks stay if that is allowed and nobody waits.
+    Renew {
+        /// Whose.
+        job: JobId,
+    },
+    /// A process died. Its waiting requests go at once, its tokens after [`Input::Drained`].
+    ClientGone {
+        /// Which.
+        client: ClientId,
+    },
+    /// A dead process's GPU work has ended.
+    Drained {
+        /// Whose.
+        client: ClientId,
+    },
+    /// A GPU is lost: its tokens are withdrawn, and who waits queues anew. [`Event::Inadmissible`] tells who no longer fits.
+    GpuLost {
+        /// Which.
+        gpu: GpuId,
+    },
+    /// New parameters for a cluster's tokens; they apply when the present holders have finished.
+    Reconfigure {
+        /// Which.
+        cluster: ClusterId,
+        /// The new ones.
+        tokens: TokenParameters,
+    },
+    /// Whoever was there before this arbiter and has not come back is gone: what is remembered of the tasks is forgotten.
+    Recovered,
+    /// Time passes.
+    Timeout,
+}
+
+/// What the driver must do.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Action {
+    /// Tell the job that it holds a token.
+    Grant {
+        /// Whom.
+        job: JobId,
+        /// Which GPU.
+        gpu: GpuId,
+        /// Which token.
+        token: TokenId,
+        /// Where the task's state is, if it is elsewhere.
+        from: Option<GpuId>,
+    },
+    /// Tell the job that it holds all locks of its operation: submit it.
+    Run {
+        /// Whom.
+        job: JobId,
+        /// The locks, ascending.
+        locks: Vec<LockId>,
+    },
+    /// Tell the job that it holds the first lock of a nested pair: it must send [`Input::Next`].
+    Obtained {
+        /// Whom.
+        job: JobId,
+        /// The first lock.
+        lock: LockId,
+    },
+    /// Run the job at this priority.
+    SetBoost {
+        /// Which.
+        job: JobId,
+        /// Its own key or the most urgent it inherits.
+        key: Key,
+    },
+    /// Tell the job that its token or request is void because a GPU is lost.
+    Revoke {
+        /// Whom.
+        job: JobId,
+        /// Which GPU.
+        gpu: GpuId,
+    },
+}
+
+/// What the user is told.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Event {
+    /// From a cluster's tokens.
+    Token {
+        /// Which cluster.
+        cluster: ClusterId,
+        /// What.
+        event: token::Event,
+    },
+    /// From the engine locks.
+    Engine(engine_lock::Event),
+    /// A GPU is lost, and what the tasks declare no longer fits: this one has no room.
+    Inadmissible {
+        /// Which.
+        task: TaskId,
+        /// GPUs of its cluster that are left.
+        gpus: u32,
+    },
+}
+
+/// An input that cannot be accepted; nothing has changed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum Refused {
+    /// The allocator refuses.
+    #[error(transparent)]
+    Token(#[from] token::Refused),
+    /// The engine locks refuse.
+    #[error(transparent)]
+    Engine(#[from] engine_lock::Refused),
+    /// No such task.
+    #[error("task {} is not registered; register it first", .task.0)]
+    UnknownTask {
+        /// Which.
+        task: TaskId,
+    },
+    /// A task of that number is there.
+    #[error("task {} is already registered; withdraw it first or choose another number", .task.0)]
+    TaskExists {
+        /// Which.
+        task: TaskId,
+    },
+    /// The task has a request open.
+    #[error("task {} has a request open; it can go when that is released", .task.0)]
+    TaskBusy {
+        /// Which.
+        task: TaskId,
+    },
+    /// No such cluster.
+    #[error("there is no cluster {}", .cluster.0)]
+    UnknownCluster {
+        /// Which.
+        cluster: ClusterId,
+    },
+    /// No such GPU, or one that is lost.
+    #[error("GPU {} belongs to no cluster", .gpu.0)]
+    UnknownGpu {
+        /// Which.
+        gpu: GpuId,
+    },
+    /// A GPU is in two clusters, or the lists of a cluster differ in length.
+    #[error("cluster {} does not fit: each GPU in one cluster, with a model and a row of distances", .cluster.0)]
+    Cluster {
+        /// Which.
+        cluster: ClusterId,
+    },
+    /// No room for another task.
+    #[error("{tasks_max} tasks are registered, the most allowed; raise the limit")]
+    TooManyTasks {
+        /// The limit.
+        tasks_max: usize,
+    },
+    /// There are no engine locks in this configuration.
+    #[error("engine locks are off: a token is the right to every engine of its GPU")]
+    NoEngineLocks,
+    /// A token is released while one of its engines is in use.
+    #[error("task {} still holds or waits for an engine; complete the operation first", .task.0)]
+    EngineInUse {
+        /// Whose.
+        task: TaskId,
+    },
+    /// Inputs must come in order of time.
+    #[error("time went back from {before} to {now}")]
+    TimeWentBack {
+        /// The time of the last input.
+        before: Nanos,
+        /// The time of this one.
+        now: Nanos,
+    },
+}

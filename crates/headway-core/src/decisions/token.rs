@@ -1,0 +1,385 @@
+//! Tokens: who may use which GPU, and when. A k-exclusion lock with priority donation (R2DGLP) as a sans-IO state machine.
+//!
+//! Elliott 2013, 4.2, omits the rules; the specification of sharing, 3, states those used here, with the proof by search of
+//! where they differ from the published implementation. Every request is in one place: in one of `k` FIFOs whose head holds
+//! the token; among the donors, each lending its priority to one FIFO request; or in a queue by priority.
+//!
+//! The driver feeds inputs with `handle_*`, after each drains [`TokenAllocator::poll_action`], then
+//! [`TokenAllocator::poll_event`]. Time never decides; it only discounts what a holder has used, where that is asked for.
+
+mod check;
+mod choice;
+mod messages;
+mod parameters;
+mod rules;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use serde::{Deserialize, Serialize};
+
+pub use self::check::Violation;
+pub use self::messages::{Action, Event, Refused, Standing, TokenRequest};
+pub use self::parameters::{Mode, Sizes, TokenParameters};
+use crate::decisions::sharing::{ClientId, Distances, GpuId, JobId, Key, TaskId, TokenId};
+use crate::units::Nanos;
+
+/// Where a request is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+enum Place {
+    /// In this FIFO.
+    Fifo(usize),
+    /// Lending its priority to this task's request.
+    Donor(TaskId),
+    /// In the queue by priority.
+    Queue,
+    /// Out of all queues until a reconfiguration ends.
+    Stopped,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Request {
+    key: Key,
+    client: ClientId,
+    estimates: Vec<Nanos>,
+    place: Place,
+    /// Who lends its priority to this request.
+    donor: Option<TaskId>,
+    /// Since when it holds its token.
+    granted: Option<Nanos>,
+    /// The key at which the driver runs it, while it holds a token.
+    boost: Key,
+    virtually_released: bool,
+}
+
+impl Request {
+    const fn new(key: Key, client: ClientId, estimates: Vec<Nanos>, place: Place) -> Self {
+        Self { key, client, estimates, place, donor: None, granted: None, boost: key, virtually_released: false }
+    }
+}
+
+/// The queue in front of one token. Its head holds the token, unless it is about to be granted.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Fifo {
+    token: TokenId,
+    /// Position of its GPU.
+    position: usize,
+    members: VecDeque<TaskId>,
+}
+
+/// The state machine for one cluster's tokens. See the module's documentation for the order of calls.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct TokenAllocator {
+    parameters: TokenParameters,
+    sizes: Sizes,
+    gpus: Vec<GpuId>,
+    lost: Vec<bool>,
+    distances: Distances,
+    requests_max: usize,
+    now: Nanos,
+    fifos: Vec<Fifo>,
+    #[serde(with = "crate::decisions::pairs")]
+    requests: BTreeMap<TaskId, Request>,
+    /// Keys of all requests that count: not virtually released, not stopped. Its first `m` are `TOP`.
+    order: BTreeSet<Key>,
+    donors: BTreeSet<Key>,
+    queue: BTreeSet<Key>,
+    /// Position of the GPU that each task used last.
+    #[serde(with = "crate::decisions::pairs")]
+    homes: BTreeMap<TaskId, usize>,
+    /// The FIFO chosen last.
+    last_choice: usize,
+    /// What applies when the present holders have finished.
+    pending: Option<TokenParameters>,
+    #[serde(skip)]
+    actions: VecDeque<Action>,
+    #[serde(skip)]
+    events: VecDeque<Event>,
+    /// FIFO that tests want to be chosen, if it has room.
+    #[cfg(test)]
+    #[serde(skip)]
+    forced: Option<usize>,
+}
+
+impl TokenAllocator {
+    /// An allocator of the tokens of `gpus`, which `distances` describes by position; at most `requests_max` open requests.
+    ///
+    /// # Errors
+    /// [`Refused::Parameters`] if the parameters leave requests without room; [`Refused::Estimates`] if the distances are
+    /// for another number of GPUs.
+    pub fn new(
+        parameters: TokenParameters,
+        gpus: Vec<GpuId>,
+        distances: Distances,
+        requests_max: usize,
+    ) -> Result<Self, Refused> {
+        if distances.gpus() != gpus.len() {
+            return Err(Refused::Estimates { given: distances.gpus(), gpus: gpus.len() });
+        }
+        let sizes = parameters.sizes(u32::try_from(gpus.len()).unwrap_or(u32::MAX))?;
+        let mut allocator = Self {
+            parameters,
+            sizes,
+            lost: vec![false; gpus.len()],
+            gpus,
+            distances,
+            requests_max,
+            now: Nanos::ZERO,
+            fifos: Vec::new(),
+            requests: BTreeMap::new(),
+            order: BTreeSet::new(),
+            donors: BTreeSet::new(),
+            queue: BTreeSet::new(),
+            homes: BTreeMap::new(),
+            last_choice: 0,
+            pending: None,
+            actions: VecDeque::new(),
+            events: VecDeque::new(),
+            #[cfg(test)]
+            forced: None,
+        };
+        allocator.build_fifos();
+        Ok(allocator)
+    }
+
+    /// A job asks for a token.
+    ///
+    /// # Errors
+    /// [`Refused::TaskBusy`], [`Refused::TooManyRequests`], [`Refused::Estimates`], [`Refused::NoGpu`] if all are lost.
+    pub fn handle_request(&mut self, now: Nanos, request: TokenRequest) -> Result<(), Refused> {
+        let TokenRequest { key, client, estimates } = request;
+        let task = key.job.task;
+        if self.requests.contains_key(&task) {
+            return Err(Refused::TaskBusy { task });
+        }
+        if self.requests.len() >= self.requests_max {
+            return Err(Refused::TooManyRequests { requests_max: self.requests_max });
+        }
+        if estimates.len() != self.gpus.len() {
+            return Err(Refused::Estimates { given: estimates.len(), gpus: self.gpus.len() });
+        }
+        if self.lost.iter().all(|lost| *lost) {
+            return Err(Refused::NoGpu { gpu: self.gpus[0] });
+        }
+        self.advance(now);
+        let place = if self.pending.is_some() { Place::Stopped } else { Place::Queue };
+        self.requests.insert(task, Request::new(key, client, estimates, place));
+        if place != Place::Stopped {
+            self.place(task);
+        }
+        self.update_boosts();
+        Ok(())
+    }
+
+    /// A holder gives its token back.
+    ///
+    /// # Errors
+    /// [`Refused::NoRequest`], [`Refused::NotHolder`].
+    pub fn handle_release(&mut self, now: Nanos, job: JobId) -> Result<(), Refused> {
+        self.open(job)?;
+        if self.requests[&job.task].granted.is_none() {
+            return Err(Refused::NotHolder { job });
+        }
+        self.advance(now);
+        self.release(job.task);
+        self.update_boosts();
+        Ok(())
+    }
+
+    /// A job gives up its request. One that holds a token already releases it.
+    ///
+    /// # Errors
+    /// [`Refused::NoRequest`].
+    pub fn handle_abort(&mut self, now: Nanos, job: JobId) -> Result<(), Refused> {
+        self.open(job)?;
+        self.advance(now);
+        self.drop_request(job.task);
+        self.update_boosts();
+        Ok(())
+    }
+
+    /// A job has used up its budget; its deadline becomes `deadline`. A waiting request is made anew. A holder keeps its
+    /// token, but its place is given away now (virtual release).
+    ///
+    /// # Errors
+    /// [`Refused::NoRequest`].
+    pub fn handle_exhausted(&mut self, now: Nanos, job: JobId, deadline: Nanos) -> Result<(), Refused> {
+        self.open(job)?;
+        self.advance(now);
+        self.exhaust(job.task, deadline);
+        self.update_boosts();
+        Ok(())
+    }
+
+    /// A client is gone: its waiting requests are dropped. Its tokens stay taken until [`TokenAllocator::handle_drained`].
+    pub fn handle_client_gone(&mut self, now: Nanos, client: ClientId) {
+        self.advance(now);
+        for task in self.tasks_of(client) {
+            if self.requests[&task].granted.is_none() {
+                self.drop_request(task);
+            }
+        }
+        self.update_boosts();
+    }
+
+    /// The GPU work of a client that is gone has ended: its tokens are released.
+    pub fn handle_drained(&mut self, now: Nanos, client: ClientId) {
+        self.advance(now);
+        for task in self.tasks_of(client) {
+            self.drop_request(task);
+        }
+        self.update_boosts();
+    }
+
+    /// A GPU is lost: its holders lose their tokens, the bounds are those of the GPUs that are left, and everybody who waits
+    /// queues anew by priority. Without any GPU left, waiting requests are revoked too.
+    ///
+    /// # Errors
+    /// [`Refused::NoGpu`] if it is not there or lost already.
+    pub fn handle_gpu_lost(&mut self, now: Nanos, gpu: GpuId) -> Result<(), Refused> {
+        let position = self.gpus.iter().position(|g| *g == gpu).filter(|p| !self.lost[*p]);
+        let position = position.ok_or(Refused::NoGpu { gpu })?;
+        self.advance(now);
+        self.lose(position);
+        self.update_boosts();
+        Ok(())
+    }
+
+    /// New parameters. Nobody is granted a token until the present holders have finished; then all queue anew by priority.
+    ///
+    /// # Errors
+    /// [`Refused::Parameters`], [`Refused::Reconfiguring`].
+    pub fn handle_reconfigure(&mut self, now: Nanos, parameters: TokenParameters) -> Result<(), Refused> {
+        if self.pending.is_some() {
+            return Err(Refused::Reconfiguring);
+        }
+        parameters.sizes(self.alive())?;
+        self.advance(now);
+        self.pending = Some(parameters);
+        for task in self.waiting_by_key() {
+            self.take_out(task);
+            self.request_mut(task).place = Place::Stopped;
+        }
+        self.finish_reconfiguration();
+        self.update_boosts();
+        Ok(())
+    }
+
+    /// A task's state is on the GPU at `position`, from before this allocator was there.
+    pub fn handle_home(&mut self, task: TaskId, position: usize) {
+        if self.lost.get(position) == Some(&false) {
+            self.homes.insert(task, position);
+        }
+    }
+
+    /// Positions of the GPUs that tasks used last.
+    pub fn homes(&self) -> impl Iterator<Item = (TaskId, usize)> {
+        self.homes.iter().map(|(task, position)| (*task, *position))
+    }
+
+    /// Whether the GPU at `position` is lost.
+    #[must_use]
+    pub fn is_lost(&self, position: usize) -> bool {
+        self.lost.get(position).copied().unwrap_or(false)
+    }
+
+    /// The parameters in force, or those that will be when a reconfiguration has ended.
+    #[must_use]
+    pub fn parameters(&self) -> TokenParameters {
+        self.pending.unwrap_or(self.parameters)
+    }
+
+    /// Every token with the job that holds it.
+    pub fn holders(&self) -> impl Iterator<Item = (TokenId, JobId)> {
+        let heads = self.fifos.iter().filter_map(|fifo| Some((fifo.token, self.requests.get(fifo.members.front()?)?)));
+        heads.filter(|(_, request)| request.granted.is_some()).map(|(token, request)| (token, request.key.job))
+    }
+
+    /// Forgets which GPU a task used last.
+    pub fn handle_forget(&mut self, task: TaskId) {
+        self.homes.remove(&task);
+    }
+
+    /// The next thing the driver must do.
+    pub fn poll_action(&mut self) -> Option<Action> {
+        self.actions.pop_front()
+    }
+
+    /// The next thing the user is told.
+    pub fn poll_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+
+    /// Where a task's request is; `None` = it has none.
+    #[must_use]
+    pub fn standing(&self, task: TaskId) -> Option<Standing> {
+        let request = self.requests.get(&task)?;
+        Some(match request.place {
+            Place::Fifo(x) if request.granted.is_some() => {
+                Standing::Holder { token: self.fifos[x].token, virtually_released: request.virtually_released }
+            }
+            Place::Fifo(x) => {
+                let ahead = self.fifos[x].members.iter().take_while(|member| **member != task).count();
+                Standing::Waiting { token: self.fifos[x].token, ahead: u32::try_from(ahead).unwrap_or(u32::MAX) }
+            }
+            Place::Donor(donee) => Standing::Donor { donee },
+            Place::Queue => Standing::Deferred,
+            Place::Stopped => Standing::Stopped,
+        })
+    }
+
+    /// The job of a task's open request.
+    #[must_use]
+    pub fn job(&self, task: TaskId) -> Option<JobId> {
+        self.requests.get(&task).map(|request| request.key.job)
+    }
+
+    /// The job that holds a token.
+    #[must_use]
+    pub fn holder(&self, token: TokenId) -> Option<JobId> {
+        let head = self.fifos.iter().find(|fifo| fifo.token == token)?.members.front()?;
+        Some(&self.requests[head]).filter(|request| request.granted.is_some()).map(|request| request.key.job)
+    }
+
+    /// The key at which a task's job runs while it holds a token, else its own; `None` = it has no request.
+    #[must_use]
+    pub fn effective_key(&self, task: TaskId) -> Option<Key> {
+        self.requests.get(&task).map(|request| if request.granted.is_some() { request.boost } else { request.key })
+    }
+
+    /// Whether a task's request is among the `m` most urgent: only then does its wait count as blocking.
+    #[must_use]
+    pub fn is_urgent(&self, task: TaskId) -> bool {
+        self.requests.get(&task).is_some_and(|request| self.order.contains(&request.key) && self.in_top(request.key))
+    }
+
+    /// Position of the GPU that a task used last.
+    #[must_use]
+    pub fn home(&self, task: TaskId) -> Option<u32> {
+        self.homes.get(&task).map(|position| u32::try_from(*position).unwrap_or(u32::MAX))
+    }
+
+    /// The queue sizes in force.
+    #[must_use]
+    pub fn sizes(&self) -> Sizes {
+        self.sizes
+    }
+
+    fn open(&self, job: JobId) -> Result<(), Refused> {
+        let found = self.requests.get(&job.task).is_some_and(|request| request.key.job == job);
+        if found { Ok(()) } else { Err(Refused::NoRequest { job }) }
+    }
+
+    /// Tasks with open requests of `client`, the most urgent first.
+    fn tasks_of(&self, client: ClientId) -> Vec<TaskId> {
+        let theirs = self.requests.values().filter(|request| request.client == client);
+        let keys: BTreeSet<Key> = theirs.map(|request| request.key).collect();
+        keys.into_iter().map(|key| key.job.task).collect()
+    }
+
+    fn advance(&mut self, now: Nanos) {
+        debug_assert!(now >= self.now, "time went back from {} to {now}", self.now);
+        self.now = self.now.max(now);
+    }
+}

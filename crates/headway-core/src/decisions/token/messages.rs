@@ -1,0 +1,215 @@
+//! Requests, actions, events and refusals of the token allocator.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Mode, Sizes};
+use crate::decisions::sharing::{ClientId, GpuId, JobId, Key, TaskId, TokenId};
+use crate::units::Nanos;
+
+/// A request for a token.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TokenRequest {
+    /// The job and its priority.
+    pub key: Key,
+    /// Who dies with it.
+    pub client: ClientId,
+    /// Predicted hold time on each GPU, by position.
+    pub estimates: Vec<Nanos>,
+}
+
+/// What the driver must do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Action {
+    /// The job holds a token.
+    Grant {
+        /// Which job.
+        job: JobId,
+        /// Its GPU.
+        gpu: GpuId,
+        /// Position of that GPU.
+        position: u32,
+        /// The token.
+        token: TokenId,
+    },
+    /// The holder runs at this key: its own or the most urgent it inherits.
+    SetBoost {
+        /// Which job.
+        job: JobId,
+        /// The key.
+        key: Key,
+    },
+    /// The job's token is void: its GPU is lost.
+    Revoke {
+        /// Which job.
+        job: JobId,
+        /// The GPU.
+        gpu: GpuId,
+    },
+}
+
+/// What the user is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Event {
+    /// The request entered a FIFO.
+    Queued {
+        /// Whose.
+        job: JobId,
+        /// Which FIFO.
+        token: TokenId,
+    },
+    /// The request waits by priority.
+    Deferred {
+        /// Whose.
+        job: JobId,
+    },
+    /// The request lends its priority to another one.
+    Donating {
+        /// Whose.
+        job: JobId,
+        /// To which.
+        donee: JobId,
+    },
+    /// A donor was pushed out of the most urgent requests by `by`, which took its donee.
+    Evicted {
+        /// Whose.
+        job: JobId,
+        /// By which.
+        by: JobId,
+    },
+    /// A waiter moved to a FIFO that had become empty.
+    Stolen {
+        /// Whose.
+        job: JobId,
+        /// From which FIFO.
+        from: TokenId,
+        /// To which.
+        to: TokenId,
+    },
+    /// A holder gave its token to the next in its FIFO.
+    HandedOver {
+        /// From whom.
+        from: JobId,
+        /// To whom.
+        to: JobId,
+        /// Which.
+        token: TokenId,
+    },
+    /// A holder used up its budget: its place counts as free, its token is not.
+    VirtuallyReleased {
+        /// Whose.
+        job: JobId,
+        /// Which.
+        token: TokenId,
+    },
+    /// A GPU is lost; its tokens are gone.
+    GpuLost {
+        /// Which.
+        gpu: GpuId,
+        /// The queue sizes of the GPUs that are left; `None` = there are none.
+        sizes: Option<Sizes>,
+    },
+    /// New parameters apply from now on.
+    Reconfigured {
+        /// The new queue sizes.
+        sizes: Sizes,
+    },
+}
+
+/// An input that cannot be accepted; nothing has changed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum Refused {
+    /// The parameters leave a request without room, or there is nothing to share.
+    #[error(
+        "{cpus} CPUs and {per_gpu} tokens on each of {gpus} GPUs do not work in mode {mode:?}: \
+             at least one of each, at most 1024, and room in the FIFOs for all that may enter"
+    )]
+    Parameters {
+        /// `m`.
+        cpus: u32,
+        /// `g`.
+        gpus: u32,
+        /// `rho`.
+        per_gpu: u32,
+        /// Mode.
+        mode: Mode,
+    },
+    /// The task holds or waits for a token: tokens are the outermost lock and never nested.
+    #[error("task {} already holds or waits for a token; release it first", .task.0)]
+    TaskBusy {
+        /// Which.
+        task: TaskId,
+    },
+    /// The job has no request, or its task's request is another job's.
+    #[error("job {} of task {} has no such request", .job.job, .job.task.0)]
+    NoRequest {
+        /// Which.
+        job: JobId,
+    },
+    /// The job does not hold a token.
+    #[error("job {} of task {} holds no token; abort the request instead", .job.job, .job.task.0)]
+    NotHolder {
+        /// Which.
+        job: JobId,
+    },
+    /// Too many requests are open.
+    #[error("{requests_max} requests are open, the most allowed; raise the limit")]
+    TooManyRequests {
+        /// The limit.
+        requests_max: usize,
+    },
+    /// The estimates do not fit the GPUs.
+    #[error("a request has {given} estimates, but there are {gpus} GPUs; give one for each")]
+    Estimates {
+        /// Estimates given.
+        given: usize,
+        /// GPUs.
+        gpus: usize,
+    },
+    /// No such GPU, or one already lost.
+    #[error("GPU {} is not among those that this cluster shares", .gpu.0)]
+    NoGpu {
+        /// Which.
+        gpu: GpuId,
+    },
+    /// The token that a job holds from before is another's, or there is none of that number.
+    #[error("token {} is taken or not there", .token.0)]
+    NoToken {
+        /// Which.
+        token: TokenId,
+    },
+    /// A reconfiguration is under way.
+    #[error("the last reconfiguration has not ended; wait until its event")]
+    Reconfiguring,
+}
+
+/// Where a request is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Standing {
+    /// Behind others in a FIFO.
+    Waiting {
+        /// Which FIFO.
+        token: TokenId,
+        /// Requests ahead, holder included.
+        ahead: u32,
+    },
+    /// Lends its priority.
+    Donor {
+        /// To which task's request.
+        donee: TaskId,
+    },
+    /// In the queue by priority.
+    Deferred,
+    /// Waits for a reconfiguration to end.
+    Stopped,
+    /// Holds a token.
+    Holder {
+        /// Which.
+        token: TokenId,
+        /// Whether its budget is used up and its place counts as free.
+        virtually_released: bool,
+    },
+}

@@ -1,0 +1,422 @@
+//! A TOML document read key by key, every error with its place in the file.
+//!
+//! Serde's derived readers give the place of a value but not of a key, and cannot tell `10` from `"10 ms"` in words of
+//! ours; walking the parsed document gives both.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::str::FromStr;
+
+use sha2::{Digest, Sha256};
+use toml::de::{DeTable, DeValue};
+
+use crate::files::error::{FileError, Source};
+use crate::units::{Bytes, NANOS_PER_SECOND, Nanos, PPM, Rate, UnitError};
+
+/// Longest name of anything, in characters.
+const NAME_MAX: usize = 64;
+/// The same in bytes of UTF-8. Names become names of files, which may have 255 bytes: this leaves room for what is added.
+const NAME_BYTES_MAX: usize = 192;
+/// Longest time, largest size and highest rate a file may say. Far beyond any use, and low enough that sums of thousands
+/// of times and sizes fit 64 bits, and products of rates, weights and uses fit 128.
+pub(crate) const TIME_MAX: Nanos = Nanos(366 * 86_400 * NANOS_PER_SECOND);
+pub(crate) const SIZE_MAX: Bytes = Bytes(1 << 50);
+const RATE_MAX: Rate = Rate(1_000_000_000_000_000);
+
+/// The first 16 hexadecimal digits of the SHA-256 of `text`.
+pub(crate) fn hash(text: &str) -> String {
+    Sha256::digest(text.as_bytes()).iter().take(8).map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// The whole document of `source`, which may hold the keys `known` at its top level.
+pub(crate) fn root<'a>(source: &'a Source, known: &'static [&'static str]) -> Result<Table<'a>, FileError> {
+    let parsed = DeTable::parse(&source.text).map_err(|error| {
+        let quoting = error.message().starts_with("string values must be quoted");
+        let help = quoting.then(|| "put the value in double quotes; a value with a unit is a text".to_owned());
+        source.error(error.span().unwrap_or(0..0), error.message(), help)
+    })?;
+    Table::new(source, "the top level", 0..0, parsed.into_inner(), known)
+}
+
+/// "did you mean `x`?" for a near miss of one of `names`, else the names.
+pub(crate) fn suggest<'a>(word: &str, names: impl Iterator<Item = &'a str> + Clone, kind: &str) -> String {
+    const LISTED_MAX: usize = 16;
+    if word.chars().count() <= NAME_MAX {
+        let near = names.clone().map(|name| (distance(word, name), name)).min();
+        if let Some((away, name)) = near
+            && away <= 2
+            && 3 * away <= word.chars().count()
+        {
+            return format!("did you mean `{name}`?");
+        }
+    }
+    let listed: Vec<String> = names.clone().take(LISTED_MAX).map(|name| format!("`{name}`")).collect();
+    let more = if names.count() > LISTED_MAX { ", ..." } else { "" };
+    if listed.is_empty() { format!("there are no {kind}") } else { format!("{kind}: {}{more}", listed.join(", ")) }
+}
+
+/// Whether `text` can name something: 1 to 64 letters, digits and `_ - . : /`, in at most 192 bytes.
+pub(crate) fn is_name(text: &str) -> bool {
+    let fits = (1..=NAME_MAX).contains(&text.chars().count()) && text.len() <= NAME_BYTES_MAX;
+    fits && text.chars().all(|c| c.is_alphanumeric() || "_-.:/".contains(c))
+}
+
+/// Letters to insert, delete or replace to make `b` of `a` (Levenshtein).
+fn distance(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, y) in b.iter().enumerate() {
+            let replaced = diagonal + usize::from(x != *y);
+            diagonal = row[j + 1];
+            row[j + 1] = replaced.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row[b.len()]
+}
+
+/// A table whose keys are all known.
+pub(crate) struct Table<'a> {
+    source: &'a Source,
+    what: String,
+    /// The table's header, or all of an inline table.
+    pub(crate) span: Range<usize>,
+    fields: BTreeMap<String, Field<'a>>,
+}
+
+impl<'a> Table<'a> {
+    fn new(
+        source: &'a Source,
+        what: &str,
+        span: Range<usize>,
+        entries: DeTable<'a>,
+        known: &'static [&'static str],
+    ) -> Result<Self, FileError> {
+        let table = Self::any(source, what, span, entries);
+        let unknown = table.fields.values().filter(|field| !known.contains(&field.key.as_str()));
+        match unknown.min_by_key(|field| field.whole.start) {
+            None => Ok(table),
+            Some(field) => {
+                let help = suggest(&field.key, known.iter().copied(), "known keys");
+                Err(source.error(field.key_span.clone(), format!("unknown key `{}` in {what}", field.key), Some(help)))
+            }
+        }
+    }
+
+    fn any(source: &'a Source, what: &str, span: Range<usize>, entries: DeTable<'a>) -> Self {
+        let mut fields = BTreeMap::new();
+        for (key, value) in entries {
+            let (key_span, key) = (key.span(), key.into_inner().into_owned());
+            let whole = key_span.start..value.span().end.max(key_span.end);
+            let field =
+                Field { source, key: key.clone(), key_span, whole, span: value.span(), value: value.into_inner() };
+            fields.insert(key, field);
+        }
+        Self { source, what: what.to_owned(), span, fields }
+    }
+
+    /// The field called `key`, if it is written.
+    pub(crate) fn take(&mut self, key: &str) -> Option<Field<'a>> {
+        self.fields.remove(key)
+    }
+
+    /// The field called `key`; without it, an error at the table that shows how to write it, as in `example`.
+    pub(crate) fn require(&mut self, key: &str, example: &str) -> Result<Field<'a>, FileError> {
+        self.take(key).ok_or_else(|| {
+            let help = format!("add `{key} = {example}`");
+            self.source.error(self.span.clone(), format!("{} has no `{key}`", self.what), Some(help))
+        })
+    }
+
+    /// The tables `[[key]]`, each of which may hold the keys `known`.
+    pub(crate) fn tables(&mut self, key: &'static str, known: &'static [&'static str]) -> Result<Vec<Self>, FileError> {
+        let Some(field) = self.take(key) else { return Ok(Vec::new()) };
+        let what = format!("[[{key}]]");
+        if matches!(field.value, DeValue::Table(_)) {
+            return Err(field.error(format!("`{key}` is one table, not a list"), Some(format!("write `{what}`"))));
+        }
+        field.elements(&what)?.into_iter().map(|element| element.table(&what, known)).collect()
+    }
+
+    /// All fields left, in the order of the file.
+    pub(crate) fn rest(self) -> Vec<Field<'a>> {
+        let mut fields: Vec<_> = self.fields.into_values().collect();
+        fields.sort_by_key(|field| field.whole.start);
+        fields
+    }
+
+    /// An error at the table.
+    pub(crate) fn error(&self, message: impl AsRef<str>, help: impl Into<String>) -> FileError {
+        self.source.error(self.span.clone(), message, Some(help.into()))
+    }
+}
+
+/// A key with its value, or an element of a list.
+pub(crate) struct Field<'a> {
+    source: &'a Source,
+    /// The key; of a list's element, the list's.
+    pub(crate) key: String,
+    key_span: Range<usize>,
+    /// From the key to the end of the value.
+    whole: Range<usize>,
+    /// The value.
+    pub(crate) span: Range<usize>,
+    value: DeValue<'a>,
+}
+
+impl<'a> Field<'a> {
+    /// An error at the value.
+    pub(crate) fn error(&self, message: impl AsRef<str>, help: Option<String>) -> FileError {
+        self.source.error(self.span.clone(), message, help)
+    }
+
+    /// An error at the key.
+    pub(crate) fn key_error(&self, message: impl AsRef<str>, help: Option<String>) -> FileError {
+        self.source.error(self.key_span.clone(), message, help)
+    }
+
+    /// `key = value` as the user wrote it, or only the key where that is long.
+    pub(crate) fn excerpt(&self) -> &str {
+        let written = self.source.text.get(self.whole.clone()).unwrap_or(&self.key);
+        if written.len() <= 60 && !written.contains('\n') { written } else { &self.key }
+    }
+
+    fn mistyped(&self, wanted: &str, example: &str) -> FileError {
+        let is = match &self.value {
+            DeValue::String(_) => "a text",
+            DeValue::Integer(_) => "an integer",
+            DeValue::Float(_) => "a number with a point",
+            DeValue::Boolean(_) => "a boolean",
+            DeValue::Datetime(_) => "a date",
+            DeValue::Array(_) => "a list",
+            DeValue::Table(_) => "a table",
+        };
+        let message = format!("`{}` is {is}, not {wanted}", self.excerpt());
+        self.error(message, Some(format!("write for example `{} = {example}`", self.key)))
+    }
+
+    /// The value as a text.
+    pub(crate) fn text(&self, example: &str) -> Result<&str, FileError> {
+        match &self.value {
+            DeValue::String(text) => Ok(text),
+            _ => Err(self.mistyped("a text", example)),
+        }
+    }
+
+    /// The value as true or false.
+    pub(crate) fn boolean(&self) -> Result<bool, FileError> {
+        match &self.value {
+            DeValue::Boolean(value) => Ok(*value),
+            _ => Err(self.mistyped("true or false", "true")),
+        }
+    }
+
+    /// The value as a name: 1 to 64 letters, digits and `_ - . : /`.
+    pub(crate) fn name(&self) -> Result<String, FileError> {
+        let text = self.text("\"a-name\"")?;
+        if is_name(text) {
+            return Ok(text.to_owned());
+        }
+        let mut help = format!("names have 1 to {NAME_MAX} letters, digits and `_`, `-`, `.`, `:`, `/`");
+        if text.len() > NAME_BYTES_MAX {
+            help = format!("{help}, and at most {NAME_BYTES_MAX} bytes; this one has {}", text.len());
+        }
+        Err(self.error(format!("`{}` is not a name", self.excerpt()), Some(help)))
+    }
+
+    /// The value as a text with a unit, at most `max`, which reads `limit`.
+    fn quantity<T>(&self, max: T, limit: &str, example: &str) -> Result<T, FileError>
+    where
+        T: FromStr<Err = UnitError> + PartialOrd,
+    {
+        let text = match &self.value {
+            DeValue::String(text) => text.as_ref(),
+            DeValue::Integer(number) if number.radix() == 10 => number.as_str(),
+            DeValue::Float(number) => number.as_str(),
+            _ => return Err(self.mistyped("a text with a unit", &format!("\"{example}\""))),
+        };
+        let value: T = text.parse().map_err(|error| self.unit_error(text, &error))?;
+        if value <= max {
+            return Ok(value);
+        }
+        Err(self.error(format!("`{}` is above {limit}", self.excerpt()), Some(format!("write at most {limit}"))))
+    }
+
+    fn above_zero<T: Default + PartialEq>(&self, value: T, example: &str) -> Result<T, FileError> {
+        if value != T::default() {
+            return Ok(value);
+        }
+        let help = format!("write for example `{} = \"{example}\"`", self.key);
+        Err(self.error(format!("`{}` is zero", self.excerpt()), Some(help)))
+    }
+
+    /// The value as a time.
+    pub(crate) fn time(&self) -> Result<Nanos, FileError> {
+        self.quantity(TIME_MAX, "366 days", "10 ms")
+    }
+
+    /// The value as a time above zero.
+    pub(crate) fn time_above_zero(&self, example: &str) -> Result<Nanos, FileError> {
+        self.above_zero(self.time()?, example)
+    }
+
+    /// The value as a size above zero.
+    pub(crate) fn size_above_zero(&self, example: &str) -> Result<Bytes, FileError> {
+        self.above_zero(self.quantity(SIZE_MAX, "1048576 GiB", example)?, example)
+    }
+
+    /// The value as a rate above zero.
+    pub(crate) fn rate_above_zero(&self, example: &str) -> Result<Rate, FileError> {
+        self.above_zero(self.quantity(RATE_MAX, "1000000 GB/s", example)?, example)
+    }
+
+    fn unit_error(&self, text: &str, error: &UnitError) -> FileError {
+        let (key, excerpt) = (&self.key, self.excerpt());
+        match error {
+            UnitError::NoUnit { text, unit } => {
+                self.error(format!("`{excerpt}` has no unit"), Some(format!("write `{key} = \"{text} {unit}\"`")))
+            }
+            UnitError::NoNumber { example, .. } => {
+                let fact = if text.trim().starts_with('-') { "is negative" } else { "does not start with a number" };
+                let help = format!("write for example `{key} = \"{example}\"`");
+                self.error(format!("`{excerpt}` {fact}"), Some(help))
+            }
+            UnitError::UnknownUnit { unit, expected } => self
+                .error(format!("`{excerpt}` has the unknown unit `{unit}`"), Some(format!("units here: {expected}"))),
+            UnitError::NotWhole { smallest, .. } => {
+                let help = "Headway counts in integers and does not round what you write".to_owned();
+                self.error(format!("`{excerpt}` is not a whole number of {smallest}"), Some(help))
+            }
+            UnitError::TooLarge { .. } => {
+                self.error(format!("`{excerpt}` is too large"), Some("values must fit 64 bits".to_owned()))
+            }
+        }
+    }
+
+    /// The value as an integer from `min` to `max`.
+    pub(crate) fn integer(&self, min: u64, max: u64) -> Result<u64, FileError> {
+        let DeValue::Integer(number) = &self.value else {
+            return Err(self.mistyped("an integer", &min.to_string()));
+        };
+        match u64::from_str_radix(number.as_str(), number.radix()) {
+            Ok(value) if (min..=max).contains(&value) => Ok(value),
+            _ => {
+                let help = format!("write an integer from {min} to {max}");
+                Err(self.error(format!("`{}` is outside {min} to {max}", self.excerpt()), Some(help)))
+            }
+        }
+    }
+
+    /// The value as a decimal number with at most six digits behind the point, in parts per million, from `min` to `max`.
+    pub(crate) fn decimal_ppm(&self, min: u64, max: u64) -> Result<u64, FileError> {
+        let text = match &self.value {
+            DeValue::String(text) => text.as_ref(),
+            DeValue::Integer(number) if number.radix() == 10 => number.as_str(),
+            DeValue::Float(number) => number.as_str(),
+            _ => return Err(self.mistyped("a decimal number", "\"1.057\"")),
+        };
+        let Some(value) = ppm(text) else {
+            let help = "write a decimal number with at most 6 digits behind the point, for example \"1.057\"";
+            let message = format!("`{}` is not such a number", self.excerpt());
+            return Err(self.error(message, Some(help.to_owned())));
+        };
+        if (min..=max).contains(&value) {
+            return Ok(value);
+        }
+        let help = format!("write a number from {} to {}", decimal(min), decimal(max));
+        Err(self.error(format!("`{}` is outside {} to {}", self.excerpt(), decimal(min), decimal(max)), Some(help)))
+    }
+
+    /// One of a few words.
+    pub(crate) fn word<T: Copy>(&self, words: &[(&'static str, T)]) -> Result<T, FileError> {
+        let text = self.text(&format!("\"{}\"", words[0].0))?;
+        match words.iter().find(|(word, _)| *word == text) {
+            Some((_, value)) => Ok(*value),
+            None => {
+                let help = suggest(text, words.iter().map(|(word, _)| *word), "known values");
+                Err(self.error(format!("`{}` is not a known value", self.excerpt()), Some(help)))
+            }
+        }
+    }
+
+    /// The elements of a list.
+    pub(crate) fn elements(self, example: &str) -> Result<Vec<Self>, FileError> {
+        let DeValue::Array(_) = self.value else { return Err(self.mistyped("a list", example)) };
+        let DeValue::Array(elements) = self.value else { return Ok(Vec::new()) };
+        let of = |(span, value): (Range<usize>, DeValue<'a>)| Self {
+            source: self.source,
+            key: self.key.clone(),
+            key_span: span.clone(),
+            whole: span.clone(),
+            span,
+            value,
+        };
+        Ok(elements.into_iter().map(|element| of((element.span(), element.into_inner()))).collect())
+    }
+
+    /// The value as a table that may hold the keys `known`.
+    pub(crate) fn table(self, what: &str, known: &'static [&'static str]) -> Result<Table<'a>, FileError> {
+        match self.value {
+            DeValue::Table(entries) => Table::new(self.source, what, self.span, entries, known),
+            _ => Err(self.mistyped("a table", "{ ... }")),
+        }
+    }
+
+    /// The value as a table with any keys.
+    pub(crate) fn map(self) -> Result<Table<'a>, FileError> {
+        match self.value {
+            DeValue::Table(entries) => Ok(Table::any(self.source, &self.key, self.span, entries)),
+            _ => Err(self.mistyped("a table", "{ ... }")),
+        }
+    }
+}
+
+/// `text` as parts per million, if it is digits with an optional point and at most six digits behind it.
+fn ppm(text: &str) -> Option<u64> {
+    let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
+    let digits = |part: &str| part.chars().all(|c| c.is_ascii_digit());
+    if whole.is_empty() || !digits(whole) || !digits(fraction) || fraction.len() > 6 {
+        return None;
+    }
+    let fraction: u64 = format!("{fraction:0<6}").parse().ok()?;
+    whole.parse::<u64>().ok()?.checked_mul(PPM)?.checked_add(fraction)
+}
+
+/// Parts per million as a decimal text.
+pub(crate) fn decimal(ppm: u64) -> String {
+    let text = format!("{}.{:06}", ppm / PPM, ppm % PPM);
+    text.trim_end_matches('0').trim_end_matches('.').to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn decimal_texts_become_parts_per_million_and_back() {
+        assert_eq!(ppm("1.057"), Some(1_057_000));
+        assert_eq!(ppm("2"), Some(2_000_000));
+        assert_eq!(ppm("0.000001"), Some(1));
+        for bad in ["", ".5", "1.0000001", "-1", "1e3", "1.2.3", "99999999999999999999", "18446744073709.7"] {
+            assert_eq!(ppm(bad), None, "{bad}");
+        }
+        assert_eq!([decimal(1_057_000), decimal(2_000_000), decimal(1)], ["1.057", "2", "0.000001"]);
+    }
+
+    #[test]
+    fn near_misses_are_suggested_and_others_listed() {
+        let names = ["period", "packet"];
+        assert_eq!(suggest("perod", names.into_iter(), "known keys"), "did you mean `period`?");
+        assert_eq!(suggest("colour", names.into_iter(), "known keys"), "known keys: `period`, `packet`");
+        assert_eq!(suggest("calixxxtion", ["calibration"].into_iter(), "known keys"), "known keys: `calibration`");
+        assert_eq!(suggest("x", [].into_iter(), "links"), "there are no links");
+        assert_eq!(distance("kitten", "sitting"), 3);
+    }
+
+    #[test]
+    fn the_hash_is_the_start_of_sha_256() {
+        assert_eq!(hash("abc"), "ba7816bf8f01cfea");
+    }
+}

@@ -1,0 +1,252 @@
+//! The part of a machine file that says what copies cost: `[profile]`, `[[curve]]`, `[[staging]]`.
+
+use super::file::{Reader, narrow};
+use super::{EndpointId, Method};
+use crate::files::document::{Field, SIZE_MAX, TIME_MAX, Table};
+use crate::files::error::FileError;
+use crate::models::transfer::{
+    Curve, Direction, HostMemory, Key, Load, Point, Stamp, Stores, Tuning, TuningKey, Via, Way,
+};
+use crate::units::{Bytes, Nanos};
+
+/// Most GPUs active together, pieces of a request, samples of a point.
+const COUNT_MAX: u64 = u32::MAX as u64;
+/// Most staging threads of a GPU, and most chunks on an engine.
+const THREADS_MAX: u64 = 1_024;
+const IN_FLIGHT_MAX: u64 = 64;
+
+const PROFILE: &[&str] = &["source", "driver", "gpus", "pcie", "cpus", "commit", "date"];
+const CURVE: &[&str] =
+    &["gpu", "gpus", "peer", "method", "via", "direction", "memory", "load", "active", "pieces", "posted", "points"];
+const STAGING: &[&str] = &["gpu", "gpus", "direction", "memory", "active", "threads", "buffer", "stores", "in_flight"];
+
+impl Reader<'_> {
+    pub(super) fn profile(&mut self, top: &mut Table<'_>) -> Result<(), FileError> {
+        self.machine.profile.stamp = top.take("profile").map(stamp).transpose()?;
+        for table in top.tables("curve", CURVE)? {
+            self.curve(table)?;
+        }
+        for table in top.tables("staging", STAGING)? {
+            self.staging(table)?;
+        }
+        Ok(())
+    }
+
+    fn curve(&mut self, mut table: Table<'_>) -> Result<(), FileError> {
+        let method = table.require("method", "\"dma\"")?.word(Method::WORDS)?;
+        let way = Way { method, via: via(&mut table, method)? };
+        let direction = direction(&mut table, method)?;
+        let peer = self.peer(&mut table, direction)?;
+        let gpus = self.gpus_of(&mut table, peer)?;
+        let memory = optional_word(&mut table, "memory", HostMemory::WORDS)?.unwrap_or(HostMemory::Pinned);
+        let load = optional_word(&mut table, "load", Load::WORDS)?.unwrap_or(Load::Alone);
+        let (active, pieces) = (count(&mut table, "active")?, count(&mut table, "pieces")?);
+        let posted = posted(&mut table, method, direction)?;
+        let curve = points(table.require("points", "[[4096, 1000, 6500, 6900, 9100]]")?)?;
+        for gpu in gpus {
+            let key = Key { gpu, peer, way, direction, memory, load, active, pieces };
+            let profile = &mut self.machine.profile;
+            let curves = if posted { &mut profile.posted } else { &mut profile.curves };
+            if curves.insert(key, curve.clone()).is_some() {
+                let message = format!("`{}` has two curves of {way} {direction} for this situation", self.id(gpu));
+                return Err(table.error(message, "give one for each GPU, method and situation"));
+            }
+        }
+        Ok(())
+    }
+
+    fn staging(&mut self, mut table: Table<'_>) -> Result<(), FileError> {
+        let field = table.require("direction", "\"h2d\"")?;
+        let direction = field.word(Direction::WORDS)?;
+        if direction == Direction::Peer {
+            let help = "write h2d or d2h".to_owned();
+            return Err(field.error("staging is between a host and a GPU", Some(help)));
+        }
+        let gpus = self.gpus_of(&mut table, None)?;
+        let memory = table.take("memory");
+        let kind = memory.as_ref().map(|field| field.word(HostMemory::WORDS)).transpose()?;
+        if let (Some(field), Some(HostMemory::Pinned)) = (&memory, kind) {
+            let help = "write warm, fresh or file".to_owned();
+            return Err(field.error("pinned memory needs no staging", Some(help)));
+        }
+        let active = count(&mut table, "active")?;
+        let tuning = Tuning {
+            threads: narrow(table.require("threads", "6")?.integer(1, THREADS_MAX)?),
+            buffer: table.require("buffer", "\"4 MiB\"")?.size_above_zero("4 MiB")?,
+            stores: table.require("stores", "\"plain\"")?.word(Stores::WORDS)?,
+            in_flight: narrow(table.require("in_flight", "2")?.integer(1, IN_FLIGHT_MAX)?),
+        };
+        for gpu in gpus {
+            let key = TuningKey { gpu, direction, memory: kind.unwrap_or(HostMemory::Warm), active };
+            if self.machine.profile.tunings.insert(key, tuning).is_some() {
+                let message = format!("`{}` has two tunings of staging {direction} for this situation", self.id(gpu));
+                return Err(table.error(message, "give one for each GPU and situation"));
+            }
+        }
+        Ok(())
+    }
+
+    fn id(&self, end: EndpointId) -> &str {
+        &self.machine.endpoints[end.at()].id
+    }
+
+    /// The GPUs that a table is for: those it names, or all, without the target of a peer copy.
+    fn gpus_of(&self, table: &mut Table<'_>, peer: Option<EndpointId>) -> Result<Vec<EndpointId>, FileError> {
+        let fields = match (table.take("gpu"), table.take("gpus")) {
+            (Some(one), Some(_)) => {
+                let help = "keep one of them; without either the table is for all GPUs".to_owned();
+                return Err(one.key_error("`gpu` and `gpus` are both there", Some(help)));
+            }
+            (Some(one), None) => vec![one],
+            (None, Some(list)) => {
+                let help = Some("name GPUs, or leave `gpus` out for all".to_owned());
+                let none = list.error("`gpus` names no GPU", help);
+                let fields = list.elements("[\"gpu0\"]")?;
+                if fields.is_empty() {
+                    return Err(none);
+                }
+                fields
+            }
+            (None, None) => return Ok(self.machine.gpus().filter(|gpu| Some(*gpu) != peer).collect()),
+        };
+        let mut gpus = Vec::new();
+        for field in fields {
+            let gpu = self.gpu(&field)?;
+            if Some(gpu) == peer {
+                let help = "name two GPUs".to_owned();
+                return Err(
+                    field.error(format!("a peer copy from `{0}` to `{0}` goes nowhere", self.id(gpu)), Some(help))
+                );
+            }
+            if gpus.contains(&gpu) {
+                return Err(field.error(format!("`{}` is named twice", self.id(gpu)), None));
+            }
+            gpus.push(gpu);
+        }
+        Ok(gpus)
+    }
+
+    fn peer(&self, table: &mut Table<'_>, direction: Direction) -> Result<Option<EndpointId>, FileError> {
+        match (table.take("peer"), direction) {
+            (Some(field), Direction::Peer) => self.gpu(&field).map(Some),
+            (Some(field), _) => {
+                let help = "leave `peer` out, or write `direction = \"peer\"`".to_owned();
+                Err(field.key_error(format!("a copy {direction} has no peer"), Some(help)))
+            }
+            (None, Direction::Peer) => {
+                Err(table.error("a curve of peer copies names no target", "add for example `peer = \"gpu1\"`"))
+            }
+            (None, _) => Ok(None),
+        }
+    }
+}
+
+fn stamp(field: Field<'_>) -> Result<Stamp, FileError> {
+    let mut table = field.table("[profile]", PROFILE)?;
+    let mut text = |key, example: &str| Ok(table.require(key, example)?.text(example)?.to_owned());
+    let (source, driver) = (text("source", "\"cuda\"")?, text("driver", "\"580.159.04\"")?);
+    let (cpus, commit) = (text("cpus", "\"0-15\"")?, text("commit", "\"0123abc\"")?);
+    let date = text("date", "\"2026-11-21\"")?;
+    let mut texts = |key, example: &str| -> Result<Vec<String>, FileError> {
+        let fields = table.require(key, example)?.elements(example)?;
+        fields.iter().map(|field| field.text(example).map(str::to_owned)).collect()
+    };
+    let (gpus, pcie) = (texts("gpus", "[\"GPU-01234567\"]")?, texts("pcie", "[\"5.0 x16\"]")?);
+    Ok(Stamp { source, driver, gpus, pcie, cpus, commit, date })
+}
+
+fn via(table: &mut Table<'_>, method: Method) -> Result<Option<Via>, FileError> {
+    let Some(field) = table.take("via") else { return Ok(None) };
+    let via = field.word(Via::WORDS)?;
+    let (fits, forms) = match method {
+        Method::Dma => (via == Via::Register, "register"),
+        Method::Window | Method::PagedWindow => {
+            (matches!(via, Via::Gdrdrv | Via::Vulkan | Via::DmaBuf), "gdrdrv, vulkan and dma-buf")
+        }
+        Method::Resident => (matches!(via, Via::Hub | Via::Gpc | Via::Gpc4), "hub, gpc and gpc4"),
+        _ => (false, ""),
+    };
+    if fits {
+        return Ok(Some(via));
+    }
+    let help = if forms.is_empty() { "leave `via` out".to_owned() } else { format!("its forms are {forms}") };
+    Err(field.error(format!("`{method}` has no form `{via}`"), Some(help)))
+}
+
+fn direction(table: &mut Table<'_>, method: Method) -> Result<Direction, FileError> {
+    let field = table.require("direction", "\"h2d\"")?;
+    let direction = field.word(Direction::WORDS)?;
+    if method == Method::Peer && direction != Direction::Peer {
+        let help = "write `direction = \"peer\"`".to_owned();
+        return Err(field.error(format!("method `peer` does not copy {direction}"), Some(help)));
+    }
+    Ok(direction)
+}
+
+fn posted(table: &mut Table<'_>, method: Method, direction: Direction) -> Result<bool, FileError> {
+    let Some(field) = table.take("posted") else { return Ok(false) };
+    let posted = field.boolean()?;
+    let stores = matches!(method, Method::Window | Method::PagedWindow) && direction == Direction::H2d;
+    if posted && !stores {
+        let help = "leave `posted` out".to_owned();
+        return Err(
+            field.error(format!("only stores through a window are posted, not {method} {direction}"), Some(help))
+        );
+    }
+    Ok(posted)
+}
+
+fn count(table: &mut Table<'_>, key: &str) -> Result<u32, FileError> {
+    table.take(key).map_or(Ok(1), |field| field.integer(1, COUNT_MAX)).map(narrow)
+}
+
+fn optional_word<T: Copy>(
+    table: &mut Table<'_>,
+    key: &str,
+    words: &[(&'static str, T)],
+) -> Result<Option<T>, FileError> {
+    table.take(key).map(|field| field.word(words)).transpose()
+}
+
+/// Points as `[bytes, samples, median, p99, max]` with times in ns; p99 and max may be left out together, or max alone.
+fn points(field: Field<'_>) -> Result<Curve, FileError> {
+    const SHAPE: &str = "[4096, 1000, 6500, 6900, 9100]";
+    let none = field.error("the curve has no points", Some(format!("write for example `points = [{SHAPE}]`")));
+    let mut points: Vec<Point> = Vec::new();
+    for field in field.elements(&format!("[{SHAPE}]"))? {
+        let shape =
+            "a point is [bytes, samples, median, p99, max], times in ns; p99 and max may be left out".to_owned();
+        let wrong = field.error(format!("`{}` is not a point", field.excerpt()), Some(shape));
+        let order = field.error(
+            format!("`{}` has median, p99 and max that fall", field.excerpt()),
+            Some("p99 is at least the median, max at least p99".to_owned()),
+        );
+        let late = |last: Bytes| {
+            let message = format!("`{}` is not above the {} bytes before it", field.excerpt(), last.0);
+            field.error(message, Some("sort the points by size".to_owned()))
+        };
+        let late = points.last().map(|last| (last.bytes, late(last.bytes)));
+        let figures = field.elements(SHAPE)?;
+        let [bytes, n, median, rest @ ..] = figures.as_slice() else { return Err(wrong) };
+        if rest.len() > 2 {
+            return Err(wrong);
+        }
+        let time = |field: &Field<'_>| field.integer(0, TIME_MAX.0).map(Nanos);
+        let rest: Vec<Nanos> = rest.iter().map(time).collect::<Result<_, _>>()?;
+        let point = Point {
+            bytes: Bytes(bytes.integer(0, SIZE_MAX.0)?),
+            n: narrow(n.integer(0, COUNT_MAX)?),
+            median: time(median)?,
+            p99: rest.first().copied().unwrap_or(Nanos::MAX),
+            max: rest.get(1).copied().unwrap_or(Nanos::MAX),
+        };
+        if let Some((_, error)) = late.filter(|(last, _)| *last >= point.bytes) {
+            return Err(error);
+        }
+        if point.median > point.p99 || point.p99 > point.max {
+            return Err(order);
+        }
+        points.push(point);
+    }
+    Curve::new(points).ok_or(none)
+}

@@ -1,0 +1,360 @@
+//! A [`Machine`] as the text of a machine file.
+
+use std::collections::BTreeMap;
+use std::fmt::{Display, Write as _};
+
+use super::{Calibration, CapacityId, CapacityKind, Cpu, EndpointId, EndpointKind, EngineClass, Machine, RouteId};
+use crate::files::document::decimal;
+use crate::models::transfer::{Curve, Direction, HostMemory, Key, Load, Point, Stamp, Tuning, TuningKey, Way};
+use crate::units::Nanos;
+
+/// The machine file of `machine`, `header` as comments before it, one line each.
+///
+/// Reading it gives the same machine but for its hash. What is usual is left out, and curves that several GPUs have in common
+/// are written once. A limit that no route uses is left out, as a file cannot say it.
+#[must_use]
+pub fn write(machine: &Machine, header: &[&str]) -> String {
+    let mut text = Text { machine, out: String::new() };
+    for line in header {
+        let shown: String = line.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+        text.line(format!("# {shown}").trim_end());
+    }
+    text.field("name", quoted(&machine.name));
+    if !machine.description.is_empty() {
+        text.field("description", quoted(&machine.description));
+    }
+    text.endpoints();
+    text.capacities();
+    text.engines();
+    text.routes();
+    text.sets();
+    text.kernels();
+    if let Some(cpu) = machine.cpu.as_ref().filter(|cpu| !cpu.assumed) {
+        text.cpu(cpu);
+    }
+    if let Some(calibration) = &machine.calibration {
+        text.calibration(calibration);
+    }
+    if let Some(stamp) = &machine.profile.stamp {
+        text.stamp(stamp);
+    }
+    text.tunings();
+    text.curves(&machine.profile.curves, false);
+    text.curves(&machine.profile.posted, true);
+    text.out
+}
+
+/// What tells the curves of one GPU apart.
+type Shape = (Direction, Way, HostMemory, Load, u32, u32, Option<EndpointId>);
+
+/// Values with the GPUs that have them.
+type Shared<T> = Vec<(T, Vec<EndpointId>)>;
+
+struct Text<'a> {
+    machine: &'a Machine,
+    out: String,
+}
+
+impl Text<'_> {
+    fn line(&mut self, line: &str) {
+        self.out.push_str(line);
+        self.out.push('\n');
+    }
+
+    fn table(&mut self, header: &str) {
+        self.line("");
+        self.line(header);
+    }
+
+    fn field(&mut self, key: &str, value: impl Display) {
+        writeln!(self.out, "{key} = {value}").expect("writing to a String does not fail");
+    }
+
+    /// The field, unless its value is the usual one.
+    fn unusual<T: PartialEq + Copy>(&mut self, key: &str, value: T, usual: T, text: impl Fn(T) -> String) {
+        if value != usual {
+            self.field(key, text(value));
+        }
+    }
+
+    fn end(&self, end: EndpointId) -> &str {
+        &self.machine.endpoints[end.at()].id
+    }
+
+    fn capacity(&self, id: CapacityId) -> &str {
+        &self.machine.capacities[id.at()].id
+    }
+
+    fn endpoints(&mut self) {
+        for endpoint in &self.machine.endpoints {
+            self.table(match endpoint.kind {
+                EndpointKind::Memory => "[[memory]]",
+                EndpointKind::Gpu => "[[gpu]]",
+            });
+            self.field("id", quoted(&endpoint.id));
+            if let Some(numa) = endpoint.numa {
+                self.field("numa", numa);
+            }
+            for (key, text) in [("pci", &endpoint.pci), ("uuid", &endpoint.uuid)] {
+                if let Some(text) = text {
+                    self.field(key, quoted(text));
+                }
+            }
+        }
+    }
+
+    fn capacities(&mut self) {
+        for (at, capacity) in (0..).zip(&self.machine.capacities) {
+            let uses = self.uses(CapacityId(at));
+            let is_limit = capacity.kind == CapacityKind::Limit;
+            if is_limit && uses.is_empty() {
+                continue;
+            }
+            self.table(if is_limit { "[[limit]]" } else { "[[link]]" });
+            self.field("id", quoted(&capacity.id));
+            if let CapacityKind::Link { from, to, .. } = &capacity.kind {
+                self.field("from", quoted(from));
+                self.field("to", quoted(to));
+            }
+            self.field("rate", quoted(&capacity.rate.exact()));
+            self.unusual("rate_low", capacity.rate_low, capacity.rate, |rate| quoted(&rate.exact()));
+            if let CapacityKind::Link { opposite: Some((other, both)), .. } = &capacity.kind {
+                self.field("opposite", quoted(self.capacity(*other)));
+                self.unusual("rate_both", *both, capacity.rate, |rate| quoted(&rate.exact()));
+            }
+            if is_limit {
+                self.field("use", format!("{{ {} }}", uses.join(", ")));
+            }
+        }
+    }
+
+    /// What uses `limit`, as the entries of its `use`: whole classes where all their routes use it alike.
+    fn uses(&self, limit: CapacityId) -> Vec<String> {
+        let use_of = |at: u32| {
+            let uses = &self.machine.routes[at as usize].uses;
+            uses.iter().find(|(capacity, _)| *capacity == limit).map(|(_, ppm)| *ppm)
+        };
+        let entry = |key: &str, ppm: u32| format!("{key} = {}", quoted(&decimal(u64::from(ppm))));
+        let routes =
+            |class| (0..self.machine.routes.len() as u32).filter(move |at| self.machine.class(RouteId(*at)) == class);
+        let common = |class| {
+            let mut all = routes(class).map(use_of);
+            let first = all.next().flatten()?;
+            all.all(|other| other == Some(first)).then_some(first)
+        };
+        if let (Some(a), Some(b)) = (common(EngineClass::H2d), common(EngineClass::D2h))
+            && a == b
+            && routes(EngineClass::Peer).all(|at| use_of(at).is_none())
+        {
+            return vec![entry("host", a)];
+        }
+        let mut entries = Vec::new();
+        for (word, class) in [("h2d", EngineClass::H2d), ("d2h", EngineClass::D2h), ("peer", EngineClass::Peer)] {
+            if let Some(ppm) = common(class) {
+                entries.push(entry(word, ppm));
+                continue;
+            }
+            let mut pairs = BTreeMap::new();
+            for (at, ppm) in routes(class).filter_map(|at| Some((at, use_of(at)?))) {
+                let route = &self.machine.routes[at as usize];
+                pairs.insert((route.from, route.to), ppm);
+            }
+            entries.extend(
+                pairs
+                    .into_iter()
+                    .map(|((from, to), ppm)| entry(&quoted(&format!("{}->{}", self.end(from), self.end(to))), ppm)),
+            );
+        }
+        entries
+    }
+
+    fn engines(&mut self) {
+        for engine in &self.machine.engines {
+            self.table("[[engine]]");
+            self.field("id", quoted(&engine.id));
+            self.field("gpu", quoted(self.end(engine.gpu)));
+            self.field("serves", list(engine.serves.iter().map(|class| super::file::word(*class))));
+            self.unusual("lanes", engine.lanes, 1, |lanes| lanes.to_string());
+        }
+    }
+
+    fn routes(&mut self) {
+        for route in &self.machine.routes {
+            self.table("[[route]]");
+            self.field("from", quoted(self.end(route.from)));
+            self.field("to", quoted(self.end(route.to)));
+            self.field("method", quoted(route.method.word()));
+            self.field("engines", list(route.engines.iter().map(|e| self.machine.engines[e.at()].id.as_str())));
+            let is_link = |id: &CapacityId| self.machine.capacities[id.at()].kind != CapacityKind::Limit;
+            let links = route.uses.iter().map(|(id, _)| *id).filter(is_link);
+            self.field("links", list(links.map(|id| self.capacity(id))));
+            self.unusual("weight", route.weight, super::file::WEIGHT as u32, |weight| weight.to_string());
+            self.field("setup", quoted(&route.setup.exact()));
+            self.unusual("setup_queued", route.setup_queued, route.setup, |time| quoted(&time.exact()));
+            self.unusual("submit", route.submit, Nanos::ZERO, |time| quoted(&time.exact()));
+        }
+    }
+
+    fn sets(&mut self) {
+        for set in &self.machine.sets {
+            let routes = set.routes.iter().map(|route| {
+                let route = &self.machine.routes[route.at()];
+                format!("{}->{}", self.end(route.from), self.end(route.to))
+            });
+            let (routes, rates): (Vec<_>, Vec<_>) =
+                (routes.collect(), set.rates.iter().map(|rate| rate.exact()).collect());
+            self.table("[[set]]");
+            self.field("routes", list(routes.iter().map(String::as_str)));
+            self.field("rates", list(rates.iter().map(String::as_str)));
+        }
+    }
+
+    fn kernels(&mut self) {
+        for kernel in &self.machine.kernels {
+            self.table("[[kernel]]");
+            self.field("id", quoted(&kernel.id));
+            if !kernel.gpus.is_empty() {
+                self.field("gpus", list(kernel.gpus.iter().map(|gpu| self.end(*gpu))));
+            }
+            self.field("setup", quoted(&kernel.setup.exact()));
+            self.field("rate", quoted(&kernel.rate.exact()));
+            if let Some(rate) = kernel.chain_rate {
+                self.field("chain_rate", quoted(&rate.exact()));
+            }
+            if let Some(rate) = kernel.operation_rate {
+                self.field("operation_rate", quoted(&rate.exact()));
+            }
+        }
+    }
+
+    fn cpu(&mut self, cpu: &Cpu) {
+        self.table("[cpu]");
+        self.field("cores", cpu.cores);
+        self.line("kernels = [");
+        for kernel in &cpu.kernels {
+            let [setup, lane] = [kernel.setup, kernel.lane].map(|time| quoted(&time.exact()));
+            let (id, rate) = (quoted(&kernel.id), quoted(&kernel.rate.exact()));
+            self.line(&format!("  {{ id = {id}, setup = {setup}, lane = {lane}, rate = {rate} }},"));
+        }
+        self.line("]");
+    }
+
+    fn calibration(&mut self, of: &Calibration) {
+        self.table("[calibration]");
+        self.field("sets", of.sets);
+        self.field("repeats", of.repeats);
+        self.unusual("batches", of.batches, 0, |count| count.to_string());
+        self.field("sigma", quoted(&decimal(of.sigma_ppm)));
+        self.field("margin_ppm", of.margin_ppm);
+        self.field("jitter", quoted(&of.jitter.exact()));
+        self.field("median_ppm", of.median_ppm);
+        self.field("p95_ppm", of.p95_ppm);
+        self.field("max_ppm", of.max_ppm);
+        self.field("date", quoted(&of.date));
+        self.field("driver", quoted(&of.driver));
+    }
+
+    fn stamp(&mut self, stamp: &Stamp) {
+        self.table("[profile]");
+        self.field("source", quoted(&stamp.source));
+        self.field("driver", quoted(&stamp.driver));
+        self.field("gpus", list(stamp.gpus.iter().map(String::as_str)));
+        self.field("pcie", list(stamp.pcie.iter().map(String::as_str)));
+        self.field("cpus", quoted(&stamp.cpus));
+        self.field("commit", quoted(&stamp.commit));
+        self.field("date", quoted(&stamp.date));
+    }
+
+    /// The GPUs a table is for, unless they are all that it could be for.
+    fn gpus(&mut self, gpus: &[EndpointId], peer: Option<EndpointId>) {
+        if !self.machine.gpus().filter(|gpu| Some(*gpu) != peer).eq(gpus.iter().copied()) {
+            self.field("gpus", list(gpus.iter().map(|gpu| self.end(*gpu))));
+        }
+    }
+
+    fn tunings(&mut self) {
+        let mut groups: BTreeMap<_, Shared<Tuning>> = BTreeMap::new();
+        for (&TuningKey { gpu, direction, memory, active }, tuning) in &self.machine.profile.tunings {
+            group(groups.entry((direction, memory, active)).or_default(), tuning, gpu);
+        }
+        for ((direction, memory, active), tunings) in groups {
+            for (tuning, gpus) in tunings {
+                self.table("[[staging]]");
+                self.gpus(&gpus, None);
+                self.field("direction", quoted(direction.word()));
+                self.unusual("memory", memory, HostMemory::Warm, |memory| quoted(memory.word()));
+                self.unusual("active", active, 1, |active| active.to_string());
+                self.field("threads", tuning.threads);
+                self.field("buffer", quoted(&tuning.buffer.exact()));
+                self.field("stores", quoted(tuning.stores.word()));
+                self.field("in_flight", tuning.in_flight);
+            }
+        }
+    }
+
+    fn curves(&mut self, curves: &BTreeMap<Key, Curve>, posted: bool) {
+        let mut groups: BTreeMap<Shape, Shared<Curve>> = BTreeMap::new();
+        for (key, curve) in curves {
+            let shape = (key.direction, key.way, key.memory, key.load, key.active, key.pieces, key.peer);
+            group(groups.entry(shape).or_default(), curve, key.gpu);
+        }
+        for ((direction, way, memory, load, active, pieces, peer), curves) in groups {
+            for (curve, gpus) in curves {
+                self.table("[[curve]]");
+                self.gpus(&gpus, peer);
+                if let Some(peer) = peer {
+                    self.field("peer", quoted(self.end(peer)));
+                }
+                self.field("method", quoted(way.method.word()));
+                if let Some(via) = way.via {
+                    self.field("via", quoted(via.word()));
+                }
+                self.field("direction", quoted(direction.word()));
+                self.unusual("memory", memory, HostMemory::Pinned, |memory| quoted(memory.word()));
+                self.unusual("load", load, Load::Alone, |load| quoted(load.word()));
+                self.unusual("active", active, 1, |active| active.to_string());
+                self.unusual("pieces", pieces, 1, |pieces| pieces.to_string());
+                self.unusual("posted", posted, false, |posted| posted.to_string());
+                self.line("points = [");
+                for point in curve.points() {
+                    self.line(&format!("  {},", point_text(point)));
+                }
+                self.line("]");
+            }
+        }
+    }
+}
+
+/// Adds `gpu` to those that have `value`.
+fn group<T: Clone + PartialEq>(groups: &mut Shared<T>, value: &T, gpu: EndpointId) {
+    match groups.iter_mut().find(|(known, _)| known == value) {
+        Some((_, gpus)) => gpus.push(gpu),
+        None => groups.push((value.clone(), vec![gpu])),
+    }
+}
+
+fn point_text(point: &Point) -> String {
+    let mut figures = vec![point.bytes.0, u64::from(point.n), point.median.0];
+    figures.extend([point.p99, point.max].iter().take_while(|time| **time != Nanos::MAX).map(|time| time.0));
+    let figures: Vec<String> = figures.iter().map(u64::to_string).collect();
+    format!("[{}]", figures.join(", "))
+}
+
+/// `text` as a basic string of TOML.
+fn quoted(text: &str) -> String {
+    let mut quoted = String::from("\"");
+    for c in text.chars() {
+        match c {
+            '"' | '\\' => quoted.extend(['\\', c]),
+            c if c.is_control() => quoted.push_str(&format!("\\u{:04X}", u32::from(c))),
+            c => quoted.push(c),
+        }
+    }
+    quoted.push('"');
+    quoted
+}
+
+fn list<'a>(items: impl Iterator<Item = &'a str>) -> String {
+    let items: Vec<String> = items.map(quoted).collect();
+    format!("[{}]", items.join(", "))
+}

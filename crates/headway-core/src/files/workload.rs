@@ -1,0 +1,263 @@
+//! What is asked for: streams, messages, flows, transfers without windows, and tasks. Read from a *workload file*.
+
+mod file;
+mod processor_file;
+mod task;
+mod task_file;
+mod unplanned;
+mod unplanned_file;
+mod wafer_file;
+
+use serde::{Deserialize, Serialize};
+
+pub use self::file::parse;
+pub use self::task::{Sharing, Task};
+pub use self::unplanned::{Kind, Otherwise, Unplanned, Urgent};
+use crate::plan::combine::Mode;
+use crate::units::{Bytes, Nanos};
+
+/// A whole workload file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Workload {
+    /// Name, quoted in every result.
+    pub name: String,
+    /// One line for people.
+    pub description: String,
+    /// How long a run lasts when neither the command line nor the input says.
+    pub duration: Nanos,
+    /// Seed of everything drawn at random in a run.
+    pub seed: u64,
+    /// How packets become jobs.
+    pub cycle: Cycle,
+    /// How streams share pipelines.
+    pub grouping: Grouping,
+    /// How hard the planner looks for messages to combine.
+    pub transform: Mode,
+    /// Periodic packets with a deadline and processing steps.
+    pub streams: Vec<Stream>,
+    /// Periodic sets of blocks (batch messages, `verner-2014` Definitions IV.1 and IV.2).
+    pub messages: Vec<Message>,
+    /// Abstract demands on a named server, for schedulability questions without a machine.
+    pub flows: Vec<Flow>,
+    /// Transfers without windows of their own: bulk and urgent ones.
+    pub unplanned: Vec<Unplanned>,
+    /// Recurrent jobs that share GPUs.
+    pub tasks: Vec<Task>,
+    /// How they do; there if and only if there are tasks.
+    pub sharing: Option<Sharing>,
+    /// The first 16 hexadecimal digits of the SHA-256 of the file's text.
+    pub hash: String,
+}
+
+/// How the packets of a stream become jobs of its steps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Cycle {
+    /// Whichever of the other two is accepted with less utilisation.
+    #[default]
+    Auto,
+    /// The paper's: each step runs once per cycle `T`; packets are gathered for one cycle first.
+    Paper,
+    /// Each packet is a job of its own, released when it arrives.
+    Arrival,
+}
+
+/// How streams share pipelines when they run in cycles.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Grouping {
+    /// Streams of a GPU whose cycles fall in the same class `T_min * 2^j` share one pipeline.
+    #[default]
+    Class,
+    /// Every stream has its own pipeline.
+    Each,
+    /// All streams of a GPU share one pipeline, and all GPUs have the cycles of the shortest stream on the node, so that
+    /// their copies can move in one batch.
+    Gpu,
+}
+
+/// An endless sequence of packets of one size, one every `period`, each to be processed by all steps within `deadline`
+/// of its arrival (`verner-2014`, III).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stream {
+    /// Name.
+    pub id: String,
+    /// Size of a packet.
+    pub packet: Bytes,
+    /// Time between packets.
+    pub period: Nanos,
+    /// Relative deadline of a packet.
+    pub deadline: Nanos,
+    /// Arrival of the first packet, counted from the start of the run.
+    pub start: Nanos,
+    /// Where it runs.
+    pub gpu: Placement,
+    /// Processing steps in order.
+    pub steps: Vec<Step>,
+    /// What a lateness does to the packet.
+    pub on_miss: OnMiss,
+    /// AES-128 key and first initialisation vector, for steps that encrypt.
+    pub cipher: Option<Cipher>,
+    /// The cameras, if its packets are generations of images of a wafer.
+    pub wafer: Option<Wafer>,
+}
+
+impl Stream {
+    /// The kernels of its steps, in their order.
+    pub fn kernels(&self) -> impl Iterator<Item = &str> {
+        self.steps.iter().filter_map(|step| match step {
+            Step::Compute { kernel } => Some(kernel.as_str()),
+            Step::Copy { .. } | Step::Exchange => None,
+        })
+    }
+}
+
+/// Cameras that see one wafer at the same time (Verner 2012; specification of messages, 7.1): a packet is a generation, one
+/// image from each camera, dealt to the GPUs. The wafer is synthetic and its defects are known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Wafer {
+    /// Images of a generation.
+    pub cameras: u32,
+    /// Pixels of 16 bits in a row of an image.
+    pub width: u32,
+    /// Rows.
+    pub height: u32,
+    /// Rows after which the pattern repeats: the height of a die.
+    pub pitch: u32,
+    /// Defects in a generation.
+    pub defects: u32,
+    /// Operations for each pixel.
+    pub operations: u32,
+    /// Generations after which the images repeat: what the grabber's ring of buffers holds.
+    pub ring: u32,
+    /// What the images and defects follow from.
+    pub seed: u64,
+}
+
+impl Wafer {
+    /// What a GPU keeps of an image for the others, and the list of defects: 4 KiB each.
+    pub const SYNOPSIS: Bytes = Bytes(4096);
+
+    /// Bytes of an image.
+    #[must_use]
+    pub fn image(&self) -> Bytes {
+        Bytes(2 * u64::from(self.width) * u64::from(self.height))
+    }
+}
+
+/// Key and initialisation vector of a stream.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Cipher {
+    /// AES-128 key.
+    pub key: [u8; 16],
+    /// CBC initialisation vector of the first packet; afterwards the last ciphertext block takes its place.
+    pub iv: [u8; 16],
+}
+
+impl std::fmt::Debug for Cipher {
+    /// Keys do not belong in logs and panics.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Cipher { .. }")
+    }
+}
+
+/// What processes a stream.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Placement {
+    /// A GPU; the planner balances: largest rate first, onto the least loaded one.
+    Auto,
+    /// This GPU of the machine file.
+    Gpu(String),
+    /// A core of the CPU; its copies to and from a GPU are left out.
+    Cpu,
+    /// A core of the CPU or a GPU: the planner divides.
+    Either,
+}
+
+/// One step of a stream.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Moves the data: `"host -> gpu"`.
+    Copy {
+        /// Where from.
+        from: Place,
+        /// Where to.
+        to: Place,
+    },
+    /// Runs a kernel over the data on the stream's GPU.
+    Compute {
+        /// Kernel name, for example `aes128-cbc`.
+        kernel: String,
+    },
+    /// Moves what every GPU has made of its images to all others. Only for wafers.
+    Exchange,
+}
+
+/// An end of a copy step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// `host`: the memory that the machine's routes connect to the stream's GPU, the first one listed.
+    Host,
+    /// `gpu`: the stream's own GPU.
+    OwnGpu,
+    /// A memory or GPU by its name in the machine file.
+    Named(String),
+}
+
+/// What happens when a deadline passes (specification of messages, 5).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum OnMiss {
+    /// Complete the packet and count the miss.
+    #[default]
+    Finish,
+    /// Drop what is left of it and count it as lost; the next one starts clean. Under overload such streams are given up
+    /// before others are delayed. Not for streams whose kernel carries state from packet to packet.
+    Skip,
+    /// Stop the run with exit status 1.
+    Stop,
+}
+
+/// Blocks that become ready together every `period` and must all have arrived before the next ones are ready.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Message {
+    /// Name.
+    pub id: String,
+    /// Period and implicit deadline.
+    pub period: Nanos,
+    /// First release.
+    pub start: Nanos,
+    /// Its producer says when each job is there; where a run stands in for it, up to so much after the release. `None` = every
+    /// job is there when it is released.
+    pub late: Option<Nanos>,
+    /// The blocks.
+    pub blocks: Vec<Block>,
+}
+
+/// One block of a message.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Block {
+    /// Endpoint it leaves.
+    pub from: String,
+    /// Endpoint it must reach.
+    pub to: String,
+    /// Its size.
+    pub bytes: Bytes,
+}
+
+/// A sporadic task `(c, p, d)` on a server of its own choosing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Flow {
+    /// Name.
+    pub id: String,
+    /// Flows with the same server compete; any name.
+    pub server: String,
+    /// First release, counted from the start of the run. Verdicts for any offsets do not look at it.
+    pub start: Nanos,
+    /// Worst-case cost.
+    pub cost: Nanos,
+    /// Period or least distance between releases.
+    pub period: Nanos,
+    /// Relative deadline.
+    pub deadline: Nanos,
+}

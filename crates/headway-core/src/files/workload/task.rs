@@ -1,0 +1,106 @@
+//! Tasks whose jobs ask for any GPU, and how they share them (`elliott-2013`, 3 and 4).
+
+use crate::decisions::engine_lock::PeerLocks;
+use crate::decisions::sharing::Segment;
+use crate::decisions::token::Mode;
+use crate::units::{Bytes, Nanos};
+
+/// Recurrent jobs that ask for any GPU, have input, output and state, and may migrate.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Task {
+    /// Name.
+    pub id: String,
+    /// Minimum time between releases.
+    pub period: Nanos,
+    /// Relative deadline.
+    pub deadline: Nanos,
+    /// First release.
+    pub start: Nanos,
+    /// Data that migrates with the task when its GPU changes.
+    pub state: Bytes,
+    /// CPU time, copies and kernels in the order of the program, at their longest; at least one copy or kernel.
+    pub segments: Vec<Segment>,
+}
+
+impl Task {
+    /// What happens while the token is held: from the first copy or kernel to the last.
+    #[must_use]
+    pub fn held(&self) -> &[Segment] {
+        let on_gpu = |segment: &Segment| !matches!(segment, Segment::Cpu(_));
+        let first = self.segments.iter().position(on_gpu).unwrap_or(0);
+        let end = self.segments.iter().rposition(on_gpu).map_or(0, |last| last + 1);
+        &self.segments[first..end.max(first)]
+    }
+
+    /// CPU time before the token is asked for.
+    #[must_use]
+    pub fn before(&self) -> Nanos {
+        cpu(self.segments.iter())
+    }
+
+    /// CPU time after the token is released.
+    #[must_use]
+    pub fn after(&self) -> Nanos {
+        cpu(self.segments.iter().rev())
+    }
+}
+
+/// CPU time until the first segment that is on a GPU.
+fn cpu<'a>(segments: impl Iterator<Item = &'a Segment>) -> Nanos {
+    let times = segments.map_while(|segment| match segment {
+        Segment::Cpu(time) => Some(*time),
+        Segment::Copy { .. } | Segment::Execute { .. } => None,
+    });
+    times.fold(Nanos::ZERO, Nanos::saturating_add)
+}
+
+/// How a workload's tasks share the GPUs: the `[sharing]` table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sharing {
+    /// CPUs `m` that the tasks may use; declared, not found out.
+    pub cpus: u32,
+    /// GPUs that they share, by name; `None` = all of the machine.
+    pub gpus: Option<Vec<String>>,
+    /// Tokens `rho` per GPU.
+    pub tokens_per_gpu: u32,
+    /// Queue discipline of the tokens; `None` = `work-conserving` if there are more tokens than CPUs, else `optimal`.
+    pub mode: Option<Mode>,
+    /// Choose GPUs by predicted completion, migration included.
+    pub affinity: bool,
+    /// A lock per engine; without, a token is the right to all engines of its GPU.
+    pub engine_locks: bool,
+    /// How a peer copy takes its two locks.
+    pub peer_locks: PeerLocks,
+    /// Migrate from GPU to GPU; otherwise through system memory.
+    pub peer_copies: bool,
+    /// Copy engines of each GPU with a lock: 1 or 2.
+    pub copy_engines: u32,
+    /// Largest piece of a copy; `None` = copies are whole.
+    pub chunk: Option<Bytes>,
+}
+
+impl Sharing {
+    /// What a file that says nothing but `cpus` means.
+    #[must_use]
+    pub const fn new(cpus: u32) -> Self {
+        Self {
+            cpus,
+            gpus: None,
+            tokens_per_gpu: 2,
+            mode: None,
+            affinity: true,
+            engine_locks: true,
+            peer_locks: PeerLocks::Group,
+            peer_copies: true,
+            copy_engines: 2,
+            chunk: Some(Bytes(2 << 20)),
+        }
+    }
+
+    /// The mode that holds for `gpus` GPUs.
+    #[must_use]
+    pub fn mode_for(&self, gpus: u32) -> Mode {
+        let more = u64::from(self.tokens_per_gpu) * u64::from(gpus) > u64::from(self.cpus);
+        self.mode.unwrap_or(if more { Mode::WorkConserving } else { Mode::Optimal })
+    }
+}

@@ -1,0 +1,218 @@
+//! Which way a copy goes: the least measured cost, never worse than the driver's own call (specification of transfers, 3.2).
+
+mod case;
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+use serde::Serialize;
+
+pub(super) use self::case::{Case, compare_lead};
+use super::{Direction, HostMemory, Load, Profile, Statistic, Tuning, Way};
+use crate::files::machine::EndpointId;
+use crate::units::{Bytes, Nanos};
+
+/// A copy whose way is asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// The GPU; of a peer copy the source.
+    pub gpu: EndpointId,
+    /// The target of a peer copy.
+    pub peer: Option<EndpointId>,
+    /// Direction.
+    pub direction: Direction,
+    /// Size of all pieces together.
+    pub bytes: Bytes,
+    /// Pieces, at least 1.
+    pub pieces: u32,
+    /// The host end.
+    pub memory: HostMemory,
+    /// Address of the host end modulo 64.
+    pub alignment: u8,
+    /// What else the GPU carries.
+    pub load: Load,
+    /// GPUs that copy the same way at the same time, this one included.
+    pub active: u32,
+    /// What is to be least.
+    pub objective: Statistic,
+}
+
+impl Request {
+    /// One piece of `bytes` between `gpu` and memory of kind `memory`, aligned, nothing else going on, for the median.
+    #[must_use]
+    pub const fn new(gpu: EndpointId, direction: Direction, memory: HostMemory, bytes: Bytes) -> Self {
+        Self {
+            gpu,
+            peer: None,
+            direction,
+            bytes,
+            pieces: 1,
+            memory,
+            alignment: 0,
+            load: Load::Alone,
+            active: 1,
+            objective: Statistic::Median,
+        }
+    }
+}
+
+/// What may be used.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Available {
+    /// Ways whose probe succeeded on this GPU. The driver's own call is always there.
+    pub ways: BTreeSet<Way>,
+    /// No multiprocessor may be used: neither `resident` nor `kernel`.
+    pub no_sm: bool,
+    /// No threads of our own: no `staged`.
+    pub no_threads: bool,
+    /// The plan or the broker grants the links and engines of other GPUs.
+    pub multipath: bool,
+    /// The copy has a deadline that was admitted: only ways with a maximum for its size.
+    pub realtime: bool,
+    /// How the profile's stamp differs from what is here now ([`super::Stamp::difference`]): the driver only.
+    pub stale: Option<String>,
+}
+
+/// Why a way was not chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum Reason {
+    /// Its probe failed or was not made.
+    NotAvailable,
+    /// It uses multiprocessors.
+    NoSm,
+    /// It uses threads of our own.
+    NoThreads,
+    /// The links of other GPUs are not granted.
+    NotGranted,
+    /// It shortens large copies only, not the worst ones.
+    NotForLatency,
+    /// The host end is not pinned.
+    NotPinned,
+    /// Its figures hold from a multiple of 16 bytes.
+    Unaligned,
+    /// The profile is stale.
+    Stale,
+    /// The profile has no curve of it for this situation.
+    NoCurve,
+    /// The objective was not measured at this size.
+    NoValue(Statistic),
+    /// No maximum at this size.
+    NoBound,
+    /// Staging must be compared with the driver, whose curve is missing.
+    NoComparison,
+    /// Staging leads the driver at this size, but by less than 3 %.
+    StagingLead(Bytes),
+    /// Staging takes as long as the driver at this size, or longer.
+    StagingTrails(Bytes),
+    /// Staging has a higher p99 than the driver.
+    StagingTail,
+    /// It leads the driver by less than 3 %.
+    WithinMargin,
+    /// Another takes less time.
+    Slower,
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotAvailable => f.write_str("not usable here; `headway doctor` says why"),
+            Self::NoSm => f.write_str("excluded: no multiprocessors"),
+            Self::NoThreads => f.write_str("excluded: no threads"),
+            Self::NotGranted => f.write_str("links of other GPUs are not granted"),
+            Self::NotForLatency => f.write_str("only for the median"),
+            Self::NotPinned => f.write_str("needs pinned memory"),
+            Self::Unaligned => f.write_str("measured from multiples of 16 bytes only"),
+            Self::Stale => f.write_str("the profile is stale"),
+            Self::NoCurve => f.write_str("not measured in this situation"),
+            Self::NoValue(statistic) => write!(f, "objective {statistic} has no value"),
+            Self::NoBound => f.write_str("no maximum, and the copy has a deadline"),
+            Self::NoComparison => f.write_str("the driver's call was not measured beside it"),
+            Self::StagingLead(bytes) => write!(f, "median leads `pageable` by less than 3 % at {bytes}"),
+            Self::StagingTrails(bytes) => write!(f, "median no better than that of `pageable` at {bytes}"),
+            Self::StagingTail => f.write_str("p99 above that of `pageable`"),
+            Self::WithinMargin => f.write_str("leads the driver by less than 3 %"),
+            Self::Slower => f.write_str("slower"),
+        }
+    }
+}
+
+/// What became of a way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Verdict {
+    /// It is used.
+    Chosen,
+    /// It is not.
+    Rejected(Reason),
+}
+
+/// Predicted cost; `None` = not measured.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Figures {
+    /// Half of the copies take at most this long.
+    pub median: Option<Nanos>,
+    /// 99 % take at most this long.
+    pub p99: Option<Nanos>,
+    /// Upper bound as far as measured.
+    pub max: Option<Nanos>,
+    /// Samples behind the figures: the smaller number of the two sizes around; 0 = not measured but set.
+    pub n: u32,
+}
+
+impl Figures {
+    /// One of them.
+    #[must_use]
+    pub const fn of(&self, statistic: Statistic) -> Option<Nanos> {
+        match statistic {
+            Statistic::Median => self.median,
+            Statistic::P99 => self.p99,
+            Statistic::Max => self.max,
+        }
+    }
+}
+
+/// A way that was looked at.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Candidate {
+    /// The way.
+    pub way: Way,
+    /// Its predicted cost.
+    pub figures: Figures,
+    /// Chosen, or why not.
+    pub verdict: Verdict,
+}
+
+/// The way a copy goes, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Choice {
+    /// The way.
+    pub way: Way,
+    /// How, where it goes through pinned buffers from or to ordinary memory.
+    pub tuning: Option<Tuning>,
+    /// The objective's figure for it; `None` = not known, so nothing may be promised.
+    pub predicted: Option<Nanos>,
+    /// The best of the ways that could have been chosen and were not.
+    pub runner_up: Option<Way>,
+    /// What decided, then what was assumed; one line each.
+    pub why: Vec<String>,
+    /// All ways: the chosen one, then by cost, those without a figure last.
+    pub candidates: Vec<Candidate>,
+}
+
+/// Chooses the way of `request` among those that `available` allows.
+///
+/// The least objective wins; a lead below 3 % over the driver's own call goes to that call, as measurements scatter (not for
+/// figures that were set or simulated); equal costs go by the order of methods. `staged` needs a median 3 % better than
+/// `pageable` at this size and the measured ones around it, and a p99 no worse if both come from 100 copies or more. Where
+/// the situation was not measured, the nearest one with figures of the driver's own call is used: fewer or more GPUs active,
+/// then nothing else going on, then warm memory, then fewer pieces; without any, built-in figures ([`super::defaults`]). With
+/// a stale profile it is the driver.
+#[must_use]
+pub fn choose(profile: &Profile, request: &Request, available: &Available) -> Choice {
+    Case::new(profile, request, available).choice(request.bytes)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,428 @@
+//! One situation with its curves looked up, in which ways of copies of any size can be compared.
+
+use std::borrow::Cow;
+use std::cmp::{Ordering, Reverse};
+use std::collections::BTreeSet;
+
+use super::{Available, Candidate, Choice, Figures, Reason, Request, Verdict};
+use crate::files::machine::{EndpointId, Method};
+use crate::models::transfer::curve::{Exact, TAIL_SAMPLES};
+use crate::models::transfer::{Curve, Direction, HostMemory, Key, Load, Profile, Statistic, Tuning, TuningKey, Way};
+use crate::models::transfer::{default_tuning, defaults};
+use crate::units::{Bytes, Nanos};
+
+/// A lead counts from here on: the faster takes at most 97 of 100.
+const LEAD: (u32, u32) = (100, 97);
+
+/// A way with its curve in one situation, and what bars it whatever the size.
+#[derive(Clone, Debug)]
+pub(in crate::models::transfer) struct Entry {
+    pub(in crate::models::transfer) way: Way,
+    pub(in crate::models::transfer) curve: Option<Curve>,
+    pub(in crate::models::transfer) barred: Option<Reason>,
+}
+
+/// Everything that decides but the size.
+#[derive(Clone, Debug)]
+pub(in crate::models::transfer) struct Case {
+    pub(in crate::models::transfer) entries: Vec<Entry>,
+    /// Position of the driver's own call.
+    pub(in crate::models::transfer) driver: usize,
+    pub(in crate::models::transfer) objective: Statistic,
+    pub(in crate::models::transfer) tuning: Tuning,
+    realtime: bool,
+    stale: bool,
+    /// Figures scatter, so that a small lead means nothing.
+    measured: bool,
+    /// Pieces asked for, and pieces of the curves.
+    pieces: (u32, u32),
+    memory: HostMemory,
+    why: Vec<String>,
+}
+
+/// What a size decides: the entry chosen, the best of the others that could have been, and why each other was not.
+struct Pick {
+    chosen: usize,
+    runner_up: Option<usize>,
+    /// The chosen entry's figure may be promised: it is none of a stale profile, and there is a maximum where one is needed.
+    holds: bool,
+    reasons: Vec<Option<Reason>>,
+}
+
+/// Whether `a` leads `b`.
+pub(in crate::models::transfer) fn leads(a: Exact, b: Exact) -> bool {
+    compare_lead(a, b) != Ordering::Greater
+}
+
+/// `a` against 97 % of `b`.
+pub(in crate::models::transfer) fn compare_lead(a: Exact, b: Exact) -> Ordering {
+    a.times(LEAD.0).compare(b.times(LEAD.1))
+}
+
+/// The situation in which figures are compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Situation {
+    memory: HostMemory,
+    load: Load,
+    active: u32,
+    pieces: u32,
+}
+
+impl Case {
+    pub(in crate::models::transfer) fn new(profile: &Profile, request: &Request, available: &Available) -> Self {
+        let request = &normal(request);
+        let driver = driver(request, available);
+        let mut why = Vec::new();
+        let (profile, ends, situation) = find(profile, request, available, driver, &mut why);
+        let mut entries = entries(&profile, request, available, driver, ends, situation);
+        if let Some(difference) = &available.stale {
+            why.push(format!(
+                "the profile is stale ({difference}): the driver only; `headway measure` writes a new one"
+            ));
+            for entry in entries.iter_mut().filter(|entry| entry.way != driver) {
+                entry.barred = Some(Reason::Stale);
+            }
+        }
+        let driver = entries.iter().position(|entry| entry.way == driver).expect("the driver's call is an entry");
+        let tuning = tuning(&profile, request, ends.0);
+        let measured = profile.stamp.as_ref().is_some_and(|stamp| stamp.source != "sim");
+        Self {
+            entries,
+            driver,
+            objective: request.objective,
+            tuning,
+            realtime: available.realtime,
+            stale: available.stale.is_some(),
+            measured,
+            pieces: (request.pieces, situation.pieces),
+            memory: request.memory,
+            why,
+        }
+    }
+
+    /// The figure of entry `at`, exactly.
+    pub(in crate::models::transfer) fn cost(&self, at: usize, bytes: Bytes, statistic: Statistic) -> Option<Exact> {
+        let curve = self.entries[at].curve.as_ref()?;
+        let (asked, had) = self.pieces;
+        if asked == had {
+            return curve.exact(bytes, statistic);
+        }
+        // As many requests of the measured number of pieces as it takes, each with its share of the bytes.
+        let requests = asked.div_ceil(had);
+        Some(curve.exact(Bytes(bytes.0.div_ceil(u64::from(requests))), statistic)?.times(requests))
+    }
+
+    /// The position of `pageable`, with which staging is compared.
+    pub(in crate::models::transfer) fn pageable(&self) -> Option<usize> {
+        self.entries.iter().position(|entry| entry.way == Way::of(Method::Pageable))
+    }
+
+    /// Why entry `at` cannot be chosen at this size, whatever the others cost.
+    fn bars(&self, at: usize, bytes: Bytes) -> Option<Reason> {
+        let entry = &self.entries[at];
+        if entry.barred.is_some() {
+            return entry.barred;
+        }
+        if entry.curve.is_none() {
+            return Some(Reason::NoCurve);
+        }
+        if self.realtime && self.cost(at, bytes, Statistic::Max).is_none() {
+            return Some(Reason::NoBound);
+        }
+        if self.cost(at, bytes, self.objective).is_none() {
+            return Some(Reason::NoValue(self.objective));
+        }
+        if entry.way.method == Method::Staged { self.staging_bars(at, bytes) } else { None }
+    }
+
+    /// `staged` against `pageable`, at this size and the measured ones around it.
+    fn staging_bars(&self, at: usize, bytes: Bytes) -> Option<Reason> {
+        let Some(pageable) = self.pageable() else { return Some(Reason::NoComparison) };
+        let points = self.entries[at].curve.as_ref().map_or(&[][..], Curve::points);
+        let below = points.iter().rev().map(|p| p.bytes).find(|size| *size < bytes);
+        let above = points.iter().map(|p| p.bytes).find(|size| *size > bytes);
+        for size in [Some(bytes), below, above].into_iter().flatten() {
+            let of = |entry| self.cost(entry, size, Statistic::Median);
+            let (Some(ours), Some(theirs)) = (of(at), of(pageable)) else { return Some(Reason::NoComparison) };
+            if ours.compare(theirs) != Ordering::Less {
+                return Some(Reason::StagingTrails(size));
+            }
+            if !leads(ours, theirs) {
+                return Some(Reason::StagingLead(size));
+            }
+        }
+        // Of fewer copies the 99th percentile is the slowest of all, and one in forty that something else held up tells nothing.
+        let few = |entry| (1..TAIL_SAMPLES).contains(&self.samples(entry, bytes));
+        if few(at) || few(pageable) {
+            return None;
+        }
+        let tail = |entry| self.cost(entry, bytes, Statistic::P99);
+        match (tail(at), tail(pageable)) {
+            (Some(ours), Some(theirs)) if ours.compare(theirs) == Ordering::Greater => Some(Reason::StagingTail),
+            (None, Some(_)) => Some(Reason::NoComparison),
+            _ => None,
+        }
+    }
+
+    fn pick(&self, bytes: Bytes) -> Pick {
+        let mut reasons: Vec<_> = (0..self.entries.len()).map(|at| self.bars(at, bytes)).collect();
+        let cost = |at: usize| self.cost(at, bytes, self.objective);
+        let mut fit: Vec<(usize, Exact)> = (0..self.entries.len())
+            .filter(|at| reasons[*at].is_none())
+            .filter_map(|at| Some((at, cost(at)?)))
+            .collect();
+        // A stable sort: entries are in the order of methods, which breaks ties.
+        fit.sort_by(|a, b| a.1.compare(b.1));
+        let best = fit.first().copied();
+        let mut chosen = best.map_or(self.driver, |(at, _)| at);
+        let own = fit.iter().find(|(at, _)| *at == self.driver);
+        if let (true, Some((_, best)), Some((_, own))) = (self.measured, best, own)
+            && chosen != self.driver
+            && !leads(best, *own)
+        {
+            chosen = self.driver;
+        }
+        for (at, cost) in &fit {
+            let least = own.is_some_and(|(_, own)| cost.compare(*own) == Ordering::Less);
+            reasons[*at] = Some(if chosen == self.driver && least { Reason::WithinMargin } else { Reason::Slower });
+        }
+        let runner_up = fit.iter().map(|(at, _)| *at).find(|at| *at != chosen);
+        Pick { chosen, runner_up, holds: best.is_some() && !self.stale, reasons }
+    }
+
+    /// The position of the way for a copy of `bytes`, and whether its figure may be promised.
+    pub(in crate::models::transfer) fn chosen(&self, bytes: Bytes) -> (usize, bool) {
+        let pick = self.pick(bytes);
+        (pick.chosen, pick.holds)
+    }
+
+    /// The tuning that goes with the entry, if its way goes through pinned buffers.
+    pub(in crate::models::transfer) fn tuning_of(&self, at: usize) -> Option<Tuning> {
+        let method = self.entries[at].way.method;
+        let buffered = method == Method::Staged || (method == Method::Multipath && self.memory != HostMemory::Pinned);
+        buffered.then_some(self.tuning)
+    }
+
+    fn figures(&self, at: usize, bytes: Bytes) -> Figures {
+        let of = |statistic| self.cost(at, bytes, statistic).map(Exact::rounded_up).filter(|t| *t < Nanos::MAX);
+        Figures {
+            median: of(Statistic::Median),
+            p99: of(Statistic::P99),
+            max: of(Statistic::Max),
+            n: self.samples(at, bytes),
+        }
+    }
+
+    /// Copies that the figures of entry `at` for this size come from: of the size, or of the sizes around it the fewer; 0 = they
+    /// were set.
+    fn samples(&self, at: usize, bytes: Bytes) -> u32 {
+        let points = self.entries[at].curve.as_ref().map_or(&[][..], Curve::points);
+        let next = points.partition_point(|p| p.bytes < bytes);
+        let exact = points.get(next).filter(|p| p.bytes == bytes);
+        let around = points.iter().take(next + 1).skip(next.saturating_sub(1)).map(|p| p.n).min();
+        exact.map(|p| p.n).or(around).unwrap_or(0)
+    }
+
+    pub(in crate::models::transfer) fn choice(&self, bytes: Bytes) -> Choice {
+        let pick = self.pick(bytes);
+        let figures: Vec<Figures> = (0..self.entries.len()).map(|at| self.figures(at, bytes)).collect();
+        let mut order: Vec<usize> = (0..self.entries.len()).collect();
+        order.sort_by_key(|at| {
+            let cost = figures[*at].of(self.objective);
+            (Reverse(*at == pick.chosen), cost.is_none(), cost, *at)
+        });
+        let candidates = order.into_iter().map(|at| {
+            let reason = if at == pick.chosen { None } else { pick.reasons[at] };
+            let verdict = reason.map_or(Verdict::Chosen, Verdict::Rejected);
+            Candidate { way: self.entries[at].way, figures: figures[at], verdict }
+        });
+        let predicted = figures[pick.chosen].of(self.objective).filter(|_| pick.holds);
+        let mut why = vec![self.decided(&pick, &figures)];
+        why.extend(self.why.iter().cloned());
+        Choice {
+            way: self.entries[pick.chosen].way,
+            tuning: self.tuning_of(pick.chosen),
+            predicted,
+            runner_up: pick.runner_up.map(|at| self.entries[at].way),
+            why,
+            candidates: candidates.collect(),
+        }
+    }
+
+    /// The line that says what decided.
+    fn decided(&self, pick: &Pick, figures: &[Figures]) -> String {
+        let (way, n) = (self.entries[pick.chosen].way, figures[pick.chosen].n);
+        let objective = match self.objective {
+            Statistic::P99 if (1..TAIL_SAMPLES).contains(&n) => format!("the longest of {n}"),
+            objective => objective.to_string(),
+        };
+        let cost = figures[pick.chosen].of(self.objective).filter(|_| pick.holds);
+        let Some(cost) = cost else {
+            return format!("`{way}` is the driver's own call; no figure holds for any way here");
+        };
+        let Some(other) = pick.runner_up else { return format!("{objective} {cost}; no other way can be used") };
+        let (name, theirs) = (self.entries[other].way, figures[other].of(self.objective).unwrap_or(cost));
+        if pick.reasons[other] == Some(Reason::WithinMargin) {
+            return format!(
+                "`{name}` with {objective} {theirs} leads the driver's own call with {cost} by less than 3 %"
+            );
+        }
+        format!("{objective} {cost}; next is `{name}` with {theirs}")
+    }
+}
+
+/// The request with fields that mean nothing for its direction set to what curves have there.
+fn normal(request: &Request) -> Request {
+    let mut request = request.clone();
+    request.pieces = request.pieces.max(1);
+    if request.direction == Direction::Peer {
+        request.memory = HostMemory::Pinned;
+    } else {
+        request.peer = None;
+    }
+    request
+}
+
+/// The driver's own way: `peer` between GPUs, `dma` for pinned memory, else `pageable`, which stands for all three where
+/// they are missing.
+fn driver(request: &Request, available: &Available) -> Way {
+    let method = match (request.direction, request.memory) {
+        (Direction::Peer, _) => Method::Peer,
+        (_, HostMemory::Pinned) => Method::Dma,
+        _ => Method::Pageable,
+    };
+    if available.ways.contains(&Way::of(method)) { Way::of(method) } else { Way::of(Method::Pageable) }
+}
+
+/// The profile to use (the one given, else the built-in one), the ends as its keys have them, and the nearest situation to
+/// the request in which the driver's own way was measured.
+fn find<'p>(
+    profile: &'p Profile,
+    request: &Request,
+    available: &Available,
+    driver: Way,
+    why: &mut Vec<String>,
+) -> (Cow<'p, Profile>, (EndpointId, Option<EndpointId>), Situation) {
+    let ends = (request.gpu, request.peer);
+    let any: Vec<Way> = available.ways.iter().copied().chain([driver]).collect();
+    // Without the driver's figures nothing shows that another way is not slower; for a deadline it is enough to have a bound.
+    let bounded = || available.realtime.then(|| nearest(profile, request, ends, &any)).flatten();
+    if let Some(situation) = nearest(profile, request, ends, &[driver]).or_else(bounded) {
+        why.extend(assumed(request, situation));
+        return (Cow::Borrowed(profile), ends, situation);
+    }
+    why.push(format!(
+        "default: the driver's own call `{driver}` was not measured for {} of this GPU; `headway measure` writes a profile",
+        request.direction
+    ));
+    let (built_in, ends) = (defaults(), (EndpointId(0), request.peer.map(|_| EndpointId(1))));
+    let none = Situation { memory: request.memory, load: Load::Alone, active: 1, pieces: 1 };
+    let situation = nearest(&built_in, request, ends, &any).unwrap_or(none);
+    (Cow::Owned(built_in), ends, situation)
+}
+
+/// What a situation differs in from the one asked for, a line each.
+fn assumed(request: &Request, found: Situation) -> Vec<String> {
+    let mut lines = Vec::new();
+    if found.memory != request.memory {
+        lines.push(format!("assumed: {} memory is like {} memory, which was measured", request.memory, found.memory));
+    }
+    if found.load != request.load {
+        lines.push(format!("assumed: under load {} as {}, which was measured", request.load, found.load));
+    }
+    if found.active != request.active {
+        lines.push(format!("assumed: {} active GPUs are like {}, as measured", request.active, found.active));
+    }
+    if found.pieces != request.pieces {
+        lines.push(format!("assumed: {} pieces cost as requests of {}, as measured", request.pieces, found.pieces));
+    }
+    lines
+}
+
+fn nearest(
+    profile: &Profile,
+    request: &Request,
+    (gpu, peer): (EndpointId, Option<EndpointId>),
+    ways: &[Way],
+) -> Option<Situation> {
+    let mut known: Vec<Situation> = Vec::new();
+    for way in ways {
+        let from =
+            Key { gpu, peer, way: *way, direction: request.direction, ..key_of(HostMemory::Pinned, Load::Alone, 0, 0) };
+        let same = |k: &Key| (k.gpu, k.peer, k.way, k.direction) == (gpu, peer, *way, request.direction);
+        let keys = profile.curves.range(from..).map(|(key, _)| key).take_while(|key| same(key));
+        known.extend(keys.map(|k| Situation { memory: k.memory, load: k.load, active: k.active, pieces: k.pieces }));
+    }
+    let ordinary = matches!(request.memory, HostMemory::Fresh | HostMemory::File);
+    let memory_fits = |memory| memory == request.memory || (ordinary && memory == HostMemory::Warm);
+    known.retain(|s| {
+        let load_fits = s.load == request.load || s.load == Load::Alone;
+        memory_fits(s.memory) && load_fits && (1..=request.pieces).contains(&s.pieces)
+    });
+    known.into_iter().min_by_key(|s| {
+        let away = (s.active.abs_diff(request.active), s.active);
+        (Reverse(s.pieces), s.memory != request.memory, s.load != request.load, away)
+    })
+}
+
+/// A key with everything but the situation left for the caller to set.
+fn key_of(memory: HostMemory, load: Load, active: u32, pieces: u32) -> Key {
+    let way = Way::of(Method::Pageable);
+    Key { gpu: EndpointId(0), peer: None, way, direction: Direction::H2d, memory, load, active, pieces }
+}
+
+/// All ways that have a curve for these ends or are available, in order, with their curves in `situation`.
+fn entries(
+    profile: &Profile,
+    request: &Request,
+    available: &Available,
+    driver: Way,
+    (gpu, peer): (EndpointId, Option<EndpointId>),
+    situation: Situation,
+) -> Vec<Entry> {
+    let about = |k: &&Key| k.gpu == gpu && k.peer == peer && k.direction == request.direction;
+    let mut ways: BTreeSet<Way> = profile.curves.keys().filter(about).map(|key| key.way).collect();
+    ways.extend(&available.ways);
+    ways.retain(|way| (way.method == Method::Peer) == (request.direction == Direction::Peer));
+    ways.insert(driver);
+    let key = |way| {
+        let base = key_of(situation.memory, situation.load, situation.active, situation.pieces);
+        Key { gpu, peer, way, direction: request.direction, ..base }
+    };
+    let entry = |way| Entry {
+        way,
+        curve: profile.curves.get(&key(way)).cloned(),
+        barred: if way == driver { None } else { barred(way, request, available) },
+    };
+    ways.into_iter().map(entry).collect()
+}
+
+/// What bars `way` whatever it costs.
+fn barred(way: Way, request: &Request, available: &Available) -> Option<Reason> {
+    let pinned = request.memory == HostMemory::Pinned;
+    let sm = matches!(way.method, Method::Resident | Method::Kernel);
+    let threads = way.method == Method::Staged || (way.method == Method::Multipath && !pinned);
+    let multipath = way.method == Method::Multipath;
+    let tests = [
+        (!pinned && (way == Way::of(Method::Dma) || way.method == Method::Kernel), Reason::NotPinned),
+        (!available.ways.contains(&way), Reason::NotAvailable),
+        (available.no_sm && sm, Reason::NoSm),
+        (available.no_threads && threads, Reason::NoThreads),
+        (multipath && !available.multipath, Reason::NotGranted),
+        (multipath && request.objective != Statistic::Median, Reason::NotForLatency),
+        (way.method == Method::Kernel && !request.alignment.is_multiple_of(16), Reason::Unaligned),
+    ];
+    tests.into_iter().find(|(bars, _)| *bars).map(|(_, reason)| reason)
+}
+
+/// The tuning measured nearest to the request, else the built-in one.
+fn tuning(profile: &Profile, request: &Request, gpu: EndpointId) -> Tuning {
+    let ordinary = matches!(request.memory, HostMemory::Fresh | HostMemory::File);
+    let fits = |k: &&TuningKey| {
+        let memory = k.memory == request.memory || (ordinary && k.memory == HostMemory::Warm);
+        k.gpu == gpu && k.direction == request.direction && memory
+    };
+    let near = |k: &&TuningKey| (k.memory != request.memory, k.active.abs_diff(request.active), k.active);
+    let found = profile.tunings.keys().filter(fits).min_by_key(near);
+    found.map_or_else(|| default_tuning(request.direction, request.memory), |key| profile.tunings[key])
+}

@@ -1,0 +1,119 @@
+//! A choice as a table for people (specification of transfers, 3.2).
+
+use serde::Serialize;
+
+use super::{Choice, Figures, Profile, Request, TAIL_SAMPLES, Verdict};
+use crate::files::machine::Machine;
+
+/// A choice laid out: one row per way, the chosen one first.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Explanation {
+    /// What was asked, as `4 KiB d2h gpu0, memory pinned, load bulk-same, 1 active GPU, objective p99`.
+    pub question: String,
+    /// Where the figures come from: the profile's source and date, or `default`.
+    pub profile: String,
+    /// The rows.
+    pub rows: Vec<Row>,
+    /// What decided and what was assumed.
+    pub why: Vec<String>,
+}
+
+/// A way and what became of it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Row {
+    /// The method's word.
+    pub method: &'static str,
+    /// The form's word, or nothing.
+    pub via: &'static str,
+    /// Predicted figures; `None` = not measured. Fewer than [`TAIL_SAMPLES`] copies have no 99th percentile: their longest one is
+    /// the maximum.
+    #[serde(flatten)]
+    pub figures: Figures,
+    /// `chosen`, or `rejected: ` and the reason.
+    pub verdict: String,
+}
+
+/// Lays out `choice`, which was made for `request` on `machine`.
+#[must_use]
+pub fn explain(machine: &Machine, request: &Request, choice: &Choice) -> Explanation {
+    let row = |candidate: &super::Candidate| Row {
+        method: candidate.way.method.word(),
+        via: candidate.way.via.map_or("", super::Via::word),
+        figures: Figures {
+            p99: candidate.figures.p99.filter(|_| !(1..TAIL_SAMPLES).contains(&candidate.figures.n)),
+            ..candidate.figures
+        },
+        verdict: match candidate.verdict {
+            Verdict::Chosen => "chosen".to_owned(),
+            Verdict::Rejected(reason) => format!("rejected: {reason}"),
+        },
+    };
+    Explanation {
+        question: question(machine, request),
+        profile: source(&machine.profile, machine, choice),
+        rows: choice.candidates.iter().map(row).collect(),
+        why: choice.why.clone(),
+    }
+}
+
+fn question(machine: &Machine, request: &Request) -> String {
+    let name = |end: crate::files::machine::EndpointId| machine.endpoints.get(end.at()).map_or("?", |e| e.id.as_str());
+    let ends = match request.peer {
+        Some(peer) => format!("{} -> {}", name(request.gpu), name(peer)),
+        None => name(request.gpu).to_owned(),
+    };
+    let pieces = if request.pieces > 1 { format!(" in {} pieces", request.pieces) } else { String::new() };
+    let gpus = if request.active == 1 { "GPU" } else { "GPUs" };
+    format!(
+        "{}{pieces} {} {ends}, memory {}, load {}, {} active {gpus}, objective {}",
+        request.bytes, request.direction, request.memory, request.load, request.active, request.objective
+    )
+}
+
+fn source(profile: &Profile, machine: &Machine, choice: &Choice) -> String {
+    if choice.why.iter().any(|line| line.starts_with("default")) {
+        return "default, not measured".to_owned();
+    }
+    match &profile.stamp {
+        Some(stamp) => format!("{} source {} of {}", machine.hash, stamp.source, stamp.date),
+        None => format!("{} without a stamp", machine.hash),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::files::machine::{Method, parse};
+    use crate::models::transfer::{Available, Direction, HostMemory, Request, Via, Way, choose};
+    use crate::units::Bytes;
+
+    #[test]
+    fn a_choice_becomes_a_question_a_source_and_a_row_for_each_way() {
+        let text = include_str!("../../../tests/machines/h200-x1.toml");
+        let machine = parse("h200-x1", text).expect("it parses");
+        let gpu = machine.gpus().next().expect("it has one");
+        let ways = BTreeSet::from([Way::via(Method::Window, Via::Vulkan), Way::via(Method::Resident, Via::Hub)]);
+        let available = Available { ways, ..Available::default() };
+        let request = Request::new(gpu, Direction::H2d, HostMemory::Warm, Bytes(4096));
+        let explained = explain(&machine, &request, &choose(&machine.profile, &request, &available));
+        assert_eq!(explained.question, "4 KiB h2d gpu0, memory warm, load alone, 1 active GPU, objective median");
+        assert_eq!(explained.profile, "default, not measured");
+        let rows: Vec<_> = explained.rows.iter().map(|row| (row.method, row.via, row.verdict.as_str())).collect();
+        let missing = "rejected: not usable here; `headway doctor` says why";
+        let expected = [
+            ("window", "vulkan", "chosen"),
+            ("window", "gdrdrv", missing),
+            ("window", "dma-buf", missing),
+            ("pageable", "", "rejected: slower"),
+            ("staged", "", missing),
+            ("dma", "", "rejected: needs pinned memory"),
+            ("resident", "hub", "rejected: not measured in this situation"),
+        ];
+        assert_eq!(rows, expected);
+        let json = serde_json::to_value(&explained.rows[0]).expect("plain data");
+        assert_eq!(json["median"], 2_500);
+        assert_eq!(json["max"], serde_json::Value::Null);
+    }
+}

@@ -1,0 +1,526 @@
+//! Never slower than the driver, checked while copies are made (specification of transfers, 2.5 and 3.1).
+//!
+//! A profile is a promise of another day. [`Watch`] compares it with what each copy took: a way that is slower than the
+//! driver's own call several times in a row is not used for this size until probes show that it is faster again, or until the
+//! driver's call shows that it is slower still: then all of the node is slower than on that day. A curve that is off by a quarter
+//! is reported. No clock: everything counts calls, so that a log of inputs replays.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use serde::{Deserialize, Serialize};
+
+use super::{Direction, HostMemory, Way};
+use crate::files::machine::EndpointId;
+use crate::units::{Bytes, Nanos, PPM};
+
+/// Calls in a row slower than the driver's curve until a way is not used any more.
+pub const SLOW_MAX: u32 = 8;
+/// Of the calls that would use a demoted way, one in this many tries it, at first; after each slow one half as often.
+pub const PROBE_EVERY: u32 = 32;
+/// The least often that is tried.
+pub const PROBE_EVERY_MAX: u32 = 4_096;
+/// Probes in a row no slower than the driver's curve until the way is used again.
+pub const PROBES_GOOD: u32 = 3;
+/// Copies in a row by the driver's own call that took longer, by its curve, than the way had before it was demoted, until the
+/// way is used again: then it is the curve that is wrong.
+pub const DRIVER_SLOW: u32 = 3;
+/// Copies for which the driver's curve is taken to be as far off as was found then.
+pub const DRIVER_TRUSTED: u32 = 256;
+/// Copies whose median of observed over predicted is looked at.
+pub const WINDOW: usize = 32;
+/// What this median may be, in ppm.
+pub const TRUSTED_PPM: std::ops::RangeInclusive<u64> = 800_000..=1_250_000;
+
+/// Copies that are judged together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Bucket {
+    /// The GPU.
+    pub gpu: EndpointId,
+    /// Direction.
+    pub direction: Direction,
+    /// The host end.
+    pub memory: HostMemory,
+    /// The way that the profile chooses.
+    pub way: Way,
+    /// Sizes from 2 to the power of this to just below the next power; 0 has no byte too.
+    pub exponent: u8,
+}
+
+impl Bucket {
+    /// The bucket of copies of `bytes`.
+    #[must_use]
+    pub fn of(gpu: EndpointId, direction: Direction, memory: HostMemory, way: Way, bytes: Bytes) -> Self {
+        let exponent = bytes.0.checked_ilog2().unwrap_or(0) as u8;
+        Self { gpu, direction, memory, way, exponent }
+    }
+}
+
+/// What is told to a [`Watch`]; the whole of it, for a log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "input")]
+pub enum Input {
+    /// A copy of this bucket is about to be made.
+    Call {
+        /// The bucket.
+        bucket: Bucket,
+    },
+    /// A copy was made by the bucket's way.
+    Observed {
+        /// The bucket.
+        bucket: Bucket,
+        /// What it took, waiting excluded.
+        observed: Nanos,
+        /// What the way's curve said.
+        predicted: Option<Nanos>,
+        /// What the driver's curve says; `None` = unknown, or the bucket's way is the driver's own.
+        driver: Option<Nanos>,
+    },
+    /// A copy of this bucket was made by the driver's own call instead.
+    Instead {
+        /// The bucket.
+        bucket: Bucket,
+        /// What it took.
+        observed: Nanos,
+        /// What the driver's curve says.
+        driver: Nanos,
+    },
+}
+
+/// How to make a copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Decision {
+    /// By the way that the profile chooses.
+    Use,
+    /// By the driver's own call.
+    Driver,
+    /// By the way that the profile chooses, to see whether it is fast again.
+    Probe,
+}
+
+/// What a user should know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "event")]
+pub enum Event {
+    /// The driver's own call is used from here on.
+    Demoted {
+        /// The bucket.
+        bucket: Bucket,
+    },
+    /// The bucket's way is used again.
+    Restored {
+        /// The bucket.
+        bucket: Bucket,
+    },
+    /// Copies take another time than the curve says; remedy: `headway measure`.
+    Suspect {
+        /// The bucket.
+        bucket: Bucket,
+        /// Median of observed over predicted, in ppm.
+        median_ppm: u64,
+    },
+    /// They agree with it again.
+    Trusted {
+        /// The bucket.
+        bucket: Bucket,
+    },
+}
+
+/// How much is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Buckets.
+    pub buckets_max: usize,
+    /// Events not yet taken; further ones are counted and dropped.
+    pub events_max: usize,
+}
+
+impl Default for Limits {
+    /// Every size of some hundred pairs of situation and way.
+    fn default() -> Self {
+        Self { buckets_max: 4_096, events_max: 1_024 }
+    }
+}
+
+/// A bucket that there is no room for: its copies are not judged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{capacity} buckets of copies are watched already; raise `buckets_max`")]
+pub struct Full {
+    /// [`Limits::buckets_max`].
+    pub capacity: usize,
+}
+
+/// A way that is not used now.
+#[derive(Clone, Copy, Debug)]
+struct Demotion {
+    /// Calls until the next probe.
+    wait: u32,
+    /// Calls between probes.
+    every: u32,
+    /// Probes in a row that were no slower.
+    good: u32,
+    /// What the way took over what the driver's curve said, in ppm: the median of the copies that demoted it.
+    took_ppm: u64,
+    /// Copies in a row by the driver that took longer than that, and the least of them in ppm.
+    driver: (u32, u64),
+}
+
+#[derive(Clone, Debug, Default)]
+struct State {
+    /// What the last copies in a row that were slower than the driver took over what its curve said, in ppm.
+    slow: Vec<u64>,
+    /// What the driver was found to take over what its curve says, in ppm, and for how many copies that holds.
+    found: Option<(u64, u32)>,
+    demotion: Option<Demotion>,
+    /// Observed over predicted, in ppm, the oldest first.
+    ratios: VecDeque<u64>,
+    suspect: bool,
+}
+
+/// Watches copies; see the module.
+#[derive(Clone, Debug, Default)]
+pub struct Watch {
+    limits: Limits,
+    buckets: BTreeMap<Bucket, State>,
+    events: VecDeque<Event>,
+    dropped: u64,
+}
+
+impl Watch {
+    /// One that has seen nothing.
+    #[must_use]
+    pub const fn new(limits: Limits) -> Self {
+        Self { limits, buckets: BTreeMap::new(), events: VecDeque::new(), dropped: 0 }
+    }
+
+    /// Takes any input, as a log has it; the decision on a call.
+    ///
+    /// # Errors
+    /// [`Full`] for an observation of a bucket that there is no room for.
+    pub fn handle(&mut self, input: Input) -> Result<Option<Decision>, Full> {
+        match input {
+            Input::Call { bucket } => Ok(Some(self.handle_call(bucket))),
+            Input::Observed { bucket, observed, predicted, driver } => {
+                self.handle_observed(bucket, observed, predicted, driver).map(|()| None)
+            }
+            Input::Instead { bucket, observed, driver } => {
+                self.handle_instead(bucket, observed, driver);
+                Ok(None)
+            }
+        }
+    }
+
+    /// How the copy that is about to be made goes.
+    pub fn handle_call(&mut self, bucket: Bucket) -> Decision {
+        let Some(demotion) = self.buckets.get_mut(&bucket).and_then(|state| state.demotion.as_mut()) else {
+            return Decision::Use;
+        };
+        demotion.wait = demotion.wait.saturating_sub(1);
+        if demotion.wait > 0 {
+            return Decision::Driver;
+        }
+        demotion.wait = demotion.every;
+        Decision::Probe
+    }
+
+    /// A copy of `bucket` took `observed` by the bucket's way. Not to be called for copies that went by the driver instead.
+    ///
+    /// # Errors
+    /// [`Full`] for a bucket that there is no room for; nothing changes.
+    pub fn handle_observed(
+        &mut self,
+        bucket: Bucket,
+        observed: Nanos,
+        predicted: Option<Nanos>,
+        driver: Option<Nanos>,
+    ) -> Result<(), Full> {
+        let capacity = self.limits.buckets_max;
+        if self.buckets.len() >= capacity && !self.buckets.contains_key(&bucket) {
+            return Err(Full { capacity });
+        }
+        let state = self.buckets.entry(bucket).or_default();
+        let told = [
+            driver.and_then(|driver| state.compare(bucket, ppm(observed, driver))),
+            predicted.and_then(|predicted| state.rate(bucket, observed, predicted)),
+        ];
+        told.into_iter().flatten().for_each(|event| self.tell(event));
+        Ok(())
+    }
+
+    /// A copy of `bucket`, which is demoted, took `observed` by the driver's own call, whose curve says `driver`.
+    pub fn handle_instead(&mut self, bucket: Bucket, observed: Nanos, driver: Nanos) {
+        let state = self.buckets.get_mut(&bucket);
+        if let Some(event) = state.and_then(|state| state.doubt(bucket, ppm(observed, driver))) {
+            self.tell(event);
+        }
+    }
+
+    fn tell(&mut self, event: Event) {
+        if self.events.len() < self.limits.events_max {
+            self.events.push_back(event);
+        } else {
+            self.dropped += 1;
+        }
+    }
+
+    /// What the user is told next.
+    pub fn poll_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+
+    /// Events dropped for want of room.
+    #[must_use]
+    pub const fn dropped(&self) -> u64 {
+        self.dropped
+    }
+
+    /// Whether copies of `bucket` go by the driver now.
+    #[must_use]
+    pub fn is_demoted(&self, bucket: &Bucket) -> bool {
+        self.buckets.get(bucket).is_some_and(|state| state.demotion.is_some())
+    }
+
+    /// Buckets whose curve is suspect, with the median of observed over predicted in ppm.
+    pub fn suspects(&self) -> impl Iterator<Item = (Bucket, u64)> + '_ {
+        self.buckets.iter().filter(|(_, state)| state.suspect).map(|(bucket, state)| (*bucket, state.median_ppm()))
+    }
+}
+
+/// `observed` over `said`, in ppm, rounded up: what is a nanosecond longer is longer.
+fn ppm(observed: Nanos, said: Nanos) -> u64 {
+    let ppm = (u128::from(observed.0) * u128::from(PPM)).div_ceil(u128::from(said.0.max(1)));
+    u64::try_from(ppm).unwrap_or(u64::MAX)
+}
+
+impl State {
+    /// Counts a copy that took so many ppm of what the driver's curve says.
+    fn compare(&mut self, bucket: Bucket, took_ppm: u64) -> Option<Event> {
+        let driver_ppm = match &mut self.found {
+            Some((found, left)) if *left > 0 => {
+                *left -= 1;
+                *found
+            }
+            _ => PPM,
+        };
+        let slower = took_ppm > driver_ppm;
+        if let Some(demotion) = &mut self.demotion {
+            if slower {
+                demotion.good = 0;
+                demotion.every = demotion.every.saturating_mul(2).min(PROBE_EVERY_MAX);
+                demotion.wait = demotion.every;
+                return None;
+            }
+            demotion.good += 1;
+            // One good probe is followed by others soon.
+            demotion.wait = PROBE_EVERY;
+            if demotion.good < PROBES_GOOD {
+                return None;
+            }
+            (self.demotion, self.slow) = (None, Vec::new());
+            return Some(Event::Restored { bucket });
+        }
+        if !slower {
+            self.slow.clear();
+            return None;
+        }
+        self.slow.push(took_ppm);
+        if self.slow.len() < SLOW_MAX as usize {
+            return None;
+        }
+        self.slow.sort_unstable();
+        let took_ppm = self.slow[self.slow.len() / 2];
+        self.demotion =
+            Some(Demotion { wait: PROBE_EVERY, every: PROBE_EVERY, good: 0, took_ppm, driver: (0, u64::MAX) });
+        Some(Event::Demoted { bucket })
+    }
+
+    /// Counts a copy by the driver, which took so many ppm of what its curve says.
+    fn doubt(&mut self, bucket: Bucket, driver_ppm: u64) -> Option<Event> {
+        let demotion = self.demotion.as_mut()?;
+        if driver_ppm <= demotion.took_ppm {
+            demotion.driver = (0, u64::MAX);
+            return None;
+        }
+        let (slower, least) = demotion.driver;
+        demotion.driver = (slower + 1, least.min(driver_ppm));
+        if demotion.driver.0 < DRIVER_SLOW {
+            return None;
+        }
+        self.found = Some((demotion.driver.1, DRIVER_TRUSTED));
+        (self.demotion, self.slow) = (None, Vec::new());
+        Some(Event::Restored { bucket })
+    }
+
+    /// Compares a copy with its curve.
+    fn rate(&mut self, bucket: Bucket, observed: Nanos, predicted: Nanos) -> Option<Event> {
+        let ratio = ppm(observed, predicted);
+        if self.ratios.len() == WINDOW {
+            self.ratios.pop_front();
+        }
+        self.ratios.push_back(ratio);
+        let median_ppm = self.median_ppm();
+        let suspect = self.ratios.len() == WINDOW && !TRUSTED_PPM.contains(&median_ppm);
+        if suspect == self.suspect {
+            return None;
+        }
+        self.suspect = suspect;
+        Some(if suspect { Event::Suspect { bucket, median_ppm } } else { Event::Trusted { bucket } })
+    }
+
+    /// The lower of the two in the middle.
+    fn median_ppm(&self) -> u64 {
+        let mut sorted: Vec<u64> = self.ratios.iter().copied().collect();
+        sorted.sort_unstable();
+        sorted.get(sorted.len().saturating_sub(1) / 2).copied().unwrap_or(PPM)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::files::machine::Method;
+
+    fn bucket(bytes: u64) -> Bucket {
+        let way = Way::of(Method::Staged);
+        Bucket::of(EndpointId(1), Direction::H2d, HostMemory::Warm, way, Bytes(bytes))
+    }
+
+    /// One copy that took `observed`, where the driver takes 100.
+    fn copy(watch: &mut Watch, observed: u64) -> Option<Event> {
+        watch.handle_observed(bucket(64), Nanos(observed), None, Some(Nanos(100))).expect("room");
+        watch.poll_event()
+    }
+
+    fn demoted() -> Watch {
+        let mut watch = Watch::default();
+        let events: Vec<_> = (0..SLOW_MAX).filter_map(|_| copy(&mut watch, 101)).collect();
+        assert_eq!(events, [Event::Demoted { bucket: bucket(64) }]);
+        watch
+    }
+
+    /// Calls until the next probe, it included.
+    fn calls_to_probe(watch: &mut Watch) -> u32 {
+        (1..).find(|_| watch.handle_call(bucket(64)) == Decision::Probe).expect("there is one")
+    }
+
+    #[test]
+    fn sizes_of_one_power_of_two_share_a_bucket() {
+        assert_eq!([0, 1, 2, 3, 64, 127, 128].map(|n| bucket(n).exponent), [0, 0, 1, 1, 6, 6, 7]);
+        assert_eq!(bucket(u64::MAX).exponent, 63);
+    }
+
+    #[test]
+    fn eight_slow_copies_in_a_row_demote_and_seven_do_not() {
+        let mut watch = Watch::default();
+        for _ in 0..20 {
+            assert!((0..SLOW_MAX - 1).all(|_| copy(&mut watch, 101).is_none()));
+            assert_eq!(copy(&mut watch, 100), None, "as fast as the driver is not slower");
+        }
+        assert_eq!(watch.handle_call(bucket(64)), Decision::Use);
+        let mut watch = demoted();
+        assert!(watch.is_demoted(&bucket(64)) && !watch.is_demoted(&bucket(128)));
+        assert_eq!(watch.handle_call(bucket(64)), Decision::Driver);
+        assert_eq!(watch.handle_call(bucket(128)), Decision::Use, "another size goes on");
+    }
+
+    #[test]
+    fn good_probes_bring_a_way_back_and_bad_ones_become_rare() {
+        let mut watch = demoted();
+        assert_eq!(calls_to_probe(&mut watch), PROBE_EVERY);
+        assert_eq!(copy(&mut watch, 101), None);
+        assert_eq!(calls_to_probe(&mut watch), 2 * PROBE_EVERY);
+        for _ in 0..20 {
+            assert_eq!(copy(&mut watch, 101), None);
+        }
+        assert_eq!(calls_to_probe(&mut watch), PROBE_EVERY_MAX);
+        for _ in 1..PROBES_GOOD {
+            assert_eq!(copy(&mut watch, 99), None);
+            assert_eq!(calls_to_probe(&mut watch), PROBE_EVERY);
+        }
+        assert_eq!(copy(&mut watch, 99), Some(Event::Restored { bucket: bucket(64) }));
+        assert_eq!(watch.handle_call(bucket(64)), Decision::Use);
+        assert!((0..SLOW_MAX - 1).all(|_| copy(&mut watch, 101).is_none()), "it starts afresh");
+    }
+
+    #[test]
+    fn a_driver_that_is_slower_than_its_curve_brings_the_way_back_for_a_while() {
+        let mut watch = demoted();
+        let instead = |watch: &mut Watch, observed| {
+            watch.handle_instead(bucket(64), Nanos(observed), Nanos(100));
+            watch.poll_event()
+        };
+        // The way took 101 where the curve says 100.
+        assert!([130, 131, 101, 150, 130].iter().all(|observed| instead(&mut watch, *observed).is_none()));
+        assert_eq!(instead(&mut watch, 140), Some(Event::Restored { bucket: bucket(64) }));
+        assert_eq!(instead(&mut watch, 140), None, "it is not demoted any more");
+        assert!((0..DRIVER_TRUSTED).all(|_| copy(&mut watch, 130).is_none()), "the driver takes 130 at least");
+        let events: Vec<_> = (0..SLOW_MAX).filter_map(|_| copy(&mut watch, 130)).collect();
+        assert_eq!(events, [Event::Demoted { bucket: bucket(64) }], "then its curve counts again");
+        let mut watch = demoted();
+        assert_eq!((0..DRIVER_SLOW).filter_map(|_| instead(&mut watch, 102)).count(), 1);
+        assert_eq!((0..SLOW_MAX).filter_map(|_| copy(&mut watch, 103)).count(), 1, "slower than the driver really is");
+    }
+
+    #[test]
+    fn a_curve_off_by_a_quarter_over_32_copies_is_suspect_until_it_agrees() {
+        let mut watch = Watch::default();
+        let mut copy = |observed| {
+            watch.handle_observed(bucket(64), Nanos(observed), Some(Nanos(100)), None).expect("room");
+            (watch.poll_event(), watch.suspects().count())
+        };
+        assert!((1..WINDOW).all(|_| copy(126) == (None, 0)), "31 are too few");
+        let suspect = Event::Suspect { bucket: bucket(64), median_ppm: 1_260_000 };
+        assert_eq!(copy(126), (Some(suspect), 1));
+        assert!((1..WINDOW / 2).all(|_| copy(125) == (None, 1)));
+        assert_eq!(copy(125), (Some(Event::Trusted { bucket: bucket(64) }), 0), "half are inside");
+        assert!((0..WINDOW / 2).all(|_| copy(80) == (None, 0)));
+        let low = (0..WINDOW).find_map(|_| copy(79).0);
+        assert_eq!(low, Some(Event::Suspect { bucket: bucket(64), median_ppm: 790_000 }));
+    }
+
+    #[test]
+    fn what_there_is_no_room_for_is_refused_or_counted() {
+        let mut watch = Watch::new(Limits { buckets_max: 1, events_max: 0 });
+        for _ in 0..SLOW_MAX {
+            assert_eq!(copy(&mut watch, 101), None);
+        }
+        assert_eq!(watch.dropped(), 1);
+        assert_eq!(watch.handle_observed(bucket(128), Nanos(1), None, None), Err(Full { capacity: 1 }));
+        assert_eq!(watch.handle_call(bucket(128)), Decision::Use);
+    }
+
+    fn input() -> impl Strategy<Value = Input> {
+        let observed = (0..3_u64, 0..300_u64, proptest::option::of(0..200_u64), proptest::option::of(0..200_u64));
+        prop_oneof![
+            (0..3_u64, 0..300_u64, 0..200_u64).prop_map(|(size, observed, driver)| Input::Instead {
+                bucket: bucket(64 << size),
+                observed: Nanos(observed),
+                driver: Nanos(driver),
+            }),
+            (0..3_u64).prop_map(|size| Input::Call { bucket: bucket(64 << size) }),
+            observed.prop_map(|(size, observed, predicted, driver)| Input::Observed {
+                bucket: bucket(64 << size),
+                observed: Nanos(observed),
+                predicted: predicted.map(Nanos),
+                driver: driver.map(Nanos),
+            }),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn a_logged_run_replays_to_the_same_decisions(inputs in proptest::collection::vec(input(), 0..400)) {
+            let run = |inputs: &[Input]| {
+                let mut watch = Watch::default();
+                let decisions: Vec<_> = inputs.iter().map(|input| watch.handle(*input)).collect();
+                let events: Vec<_> = std::iter::from_fn(|| watch.poll_event()).collect();
+                (decisions, events)
+            };
+            let log: Vec<String> = inputs.iter().map(|i| serde_json::to_string(i).expect("plain data")).collect();
+            let read: Vec<Input> = log.iter().map(|line| serde_json::from_str(line).expect("as written")).collect();
+            prop_assert_eq!(run(&inputs), run(&read));
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! The words that files, tables and commands use.
+
+use std::fmt;
+
+use super::{Direction, HostMemory, Load, Statistic, Stores, Via, Way};
+use crate::files::machine::Method;
+
+macro_rules! words {
+    ($($name:ident: $($variant:ident = $word:literal),+;)+) => {$(
+        impl $name {
+            /// Every value with its word, in order.
+            pub const WORDS: &[(&'static str, Self)] = &[$(($word, Self::$variant)),+];
+
+            /// The word that files and tables use.
+            #[must_use]
+            pub const fn word(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $word),+
+                }
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.pad(self.word())
+            }
+        }
+    )+};
+}
+
+words! {
+    Direction: H2d = "h2d", D2h = "d2h", Peer = "peer";
+    Method: Pageable = "pageable", Dma = "dma", Staged = "staged", Window = "window", PagedWindow = "paged-window",
+        Resident = "resident", Kernel = "kernel", Peer = "peer", Multipath = "multipath";
+    Via: Register = "register", Gdrdrv = "gdrdrv", Vulkan = "vulkan", DmaBuf = "dma-buf", Hub = "hub", Gpc = "gpc",
+        Gpc4 = "gpc4";
+    HostMemory: Pinned = "pinned", Warm = "warm", Fresh = "fresh", File = "file";
+    Load: Alone = "alone", BulkSame = "bulk-same", BulkOpposite = "bulk-opposite", BulkBoth = "bulk-both";
+    Stores: Plain = "plain", NonTemporal = "non-temporal", Demoted = "demoted";
+    Statistic: Median = "median", P99 = "p99", Max = "max";
+}
+
+/// `resident hub`, `dma`.
+impl fmt::Display for Way {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.via {
+            Some(via) => f.pad(&format!("{} {via}", self.method)),
+            None => f.pad(self.method.word()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_those_of_serialised_values() {
+        for (word, method) in Method::WORDS {
+            assert_eq!(serde_json::to_value(method).expect("plain data"), *word);
+        }
+        for (word, via) in Via::WORDS {
+            assert_eq!(serde_json::to_value(via).expect("plain data"), *word);
+        }
+        for (word, load) in Load::WORDS {
+            assert_eq!(serde_json::to_value(load).expect("plain data"), *word);
+        }
+        for (word, stores) in Stores::WORDS {
+            assert_eq!(serde_json::to_value(stores).expect("plain data"), *word);
+        }
+        assert_eq!(Way::via(Method::Resident, Via::Gpc4).to_string(), "resident gpc4");
+    }
+}

@@ -1,0 +1,202 @@
+//! The combined strategy: per domain one server, with messages combined into batches.
+
+use super::batches::{block_name, part_name};
+use super::{Bytes, Carried, Nanos, Network, Pipeline, PlanError, PlannedBatch, Planner, RouteId, Source, Work};
+use crate::analysis::schedulability::{self, Task};
+use crate::plan::combine::{Options, Pricer, Transformed, transform};
+use crate::plan::message::{Batch, Elementary, MessageError, MessageSet};
+use crate::units::PPM;
+
+/// The transfers of a plan by what they share; each domain has its own combining, test and queue.
+pub(super) struct Domains {
+    /// The routes of each domain and the network as it sees it.
+    parts: Vec<(Vec<RouteId>, Network)>,
+    whole: Network,
+}
+
+impl Domains {
+    /// No domains: everything on the node as it is.
+    pub(super) fn whole(network: &Network) -> Self {
+        Self { parts: Vec::new(), whole: network.clone() }
+    }
+
+    pub(super) fn routes(&self) -> impl Iterator<Item = &[RouteId]> {
+        self.parts.iter().map(|(routes, _)| routes.as_slice())
+    }
+
+    pub(super) fn of(&self, route: RouteId) -> Option<usize> {
+        self.parts.iter().position(|(routes, _)| routes.contains(&route))
+    }
+
+    /// The network as the domain of `route` sees it: other domains may be busy.
+    pub(super) fn network(&self, route: RouteId) -> &Network {
+        self.of(route).map_or(&self.whole, |at| &self.parts[at].1)
+    }
+}
+
+/// A block of a message of the workload.
+struct Part {
+    message: usize,
+    of: Elementary,
+    label: String,
+}
+
+impl Planner<'_> {
+    /// The domains of all transfers of streams, of messages, and without windows.
+    pub(super) fn domains(&self, pipelines: &[Pipeline]) -> Result<Domains, PlanError> {
+        let mut routes: Vec<RouteId> = super::servers::routes_of(pipelines);
+        for message in &self.workload.messages {
+            routes.extend(self.blocks(message)?.iter().map(|block| block.route));
+        }
+        for of in &self.workload.unplanned {
+            routes.push(self.way(of)?);
+        }
+        routes.sort_unstable();
+        routes.dedup();
+        let sigma_ppm = self.machine.calibration.as_ref().map_or(PPM, |c| c.sigma_ppm);
+        let domain = self.network.domains(&routes, sigma_ppm);
+        let count = domain.iter().max().map_or(0, |last| last + 1);
+        let part = |number: usize| {
+            let split = |inside: bool| {
+                let chosen = routes.iter().zip(&domain).filter(|(_, of)| (**of == number) == inside);
+                chosen.map(|(route, _)| *route).collect::<Vec<RouteId>>()
+            };
+            (split(true), self.network.beside(&split(false)))
+        };
+        Ok(Domains { parts: (0..count).map(part).collect(), whole: self.network.clone() })
+    }
+
+    /// Combines the messages of every domain and adds a pipeline per batch.
+    pub(super) fn combined(
+        &self,
+        pipelines: &mut Vec<Pipeline>,
+        batches: &mut Vec<PlannedBatch>,
+        domains: &Domains,
+        notes: &mut Vec<String>,
+    ) -> Result<(), PlanError> {
+        let mut parts: Vec<Vec<Part>> = domains.parts.iter().map(|_| Vec::new()).collect();
+        for (number, message) in self.workload.messages.iter().enumerate() {
+            for (at, block) in self.blocks(message)?.into_iter().enumerate() {
+                let name = part_name(message, at);
+                let of = Elementary::periodic(name, block.route, block.bytes, message.period, message.start);
+                let label = block_name(&message.blocks[at]);
+                let domain = domains.of(block.route).expect("every route of the plan is in a domain");
+                parts[domain].push(Part { message: number, of, label });
+            }
+        }
+        for (domain, parts) in parts.into_iter().enumerate().filter(|(_, parts)| !parts.is_empty()) {
+            let fixed = self.fixed(pipelines, domain, domains)?;
+            let elementary: Vec<Elementary> = parts.iter().map(|part| part.of.clone()).collect();
+            let groups: Vec<usize> = parts.iter().map(|part| part.message).collect();
+            let set = MessageSet::grouped(elementary, &groups).map_err(|error| self.senseless(&error))?;
+            let network = &domains.parts[domain].1;
+            let transformed = self.transformed(&set, network, &fixed)?;
+            notes.push(told(&set, &transformed));
+            for priced in &transformed.batches {
+                let (pipeline, batch) = self.batch_pipeline(&parts, &priced.batch, network)?;
+                pipelines.push(pipeline);
+                batches.push(batch);
+            }
+        }
+        Ok(())
+    }
+
+    fn senseless(&self, error: &MessageError) -> PlanError {
+        PlanError::Impossible {
+            place: String::new(),
+            object: "the set of messages".to_owned(),
+            reason: error.to_string(),
+        }
+    }
+
+    /// What the streams ask of a domain's server.
+    fn fixed(&self, pipelines: &[Pipeline], domain: usize, domains: &Domains) -> Result<Vec<Task>, PlanError> {
+        let mut tasks = Vec::new();
+        for pipeline in pipelines.iter().filter(|p| p.source.is_fed()) {
+            for step in &pipeline.steps {
+                let mut cost = Nanos::ZERO;
+                for operation in &step.operations {
+                    let Work::Copy { route, bytes, .. } = operation.work else { continue };
+                    if domains.of(route) == Some(domain) {
+                        cost = cost.saturating_add(self.copy_time(route, bytes, &[route], domains)?);
+                    }
+                }
+                if cost > Nanos::ZERO {
+                    tasks.push(Task::whole(self.with_margin(cost), pipeline.period, pipeline.window));
+                }
+            }
+        }
+        Ok(tasks)
+    }
+
+    fn transformed(&self, set: &MessageSet, network: &Network, fixed: &[Task]) -> Result<Transformed, PlanError> {
+        let mut pricer = Pricer::new(network, self.machine.calibration.as_ref());
+        let mut accepts = |batches: &[Task]| {
+            let tasks: Vec<Task> = fixed.iter().chain(batches).copied().collect();
+            let implicit = tasks.iter().all(|task| task.deadline == task.period);
+            let verdict = if implicit { schedulability::jeffay(&tasks) } else { schedulability::chunked(&tasks, 1) };
+            verdict.is_schedulable()
+        };
+        let options = Options { mode: self.workload.transform, ..Options::default() };
+        Ok(transform(set, &mut pricer, options, &mut accepts)?)
+    }
+
+    fn batch_pipeline(
+        &self,
+        parts: &[Part],
+        batch: &Batch,
+        network: &Network,
+    ) -> Result<(Pipeline, PlannedBatch), PlanError> {
+        let part = |at: usize| &parts[batch.members[at].elementary as usize];
+        let blocks: Vec<_> = (0..batch.members.len())
+            .map(|at| super::BatchBlock { route: part(at).of.route, bytes: batch.members[at].reserve })
+            .collect();
+        let label = |at: usize| {
+            let Part { of, label, .. } = part(at);
+            match batch.members[at].parts_max() {
+                1 => format!("{}: {label}", of.name),
+                parts => format!("{}: {label} in {parts} parts", of.name),
+            }
+        };
+        let names: Vec<String> = (0..batch.members.len()).map(label).collect();
+        let name = match batch.members.as_slice() {
+            [_] => part(0).of.name.clone(),
+            members => format!("{} and {} more", part(0).of.name, members.len() - 1),
+        };
+        let (order, planned) = self.batch(network, &name, &blocks, &names)?;
+        let carried =
+            order.iter().map(|&at| Carried { message: part(at).of.clone(), member: batch.members[at].clone() });
+        let pipeline = Pipeline {
+            name: name.clone(),
+            source: Source::Batch(carried.collect()),
+            gpu: None,
+            period: batch.grid.period,
+            start: batch.grid.start,
+            gather: Nanos::ZERO,
+            window: batch.grid.window,
+            reserve: Bytes(blocks.iter().fold(0, |sum: u64, block| sum.saturating_add(block.bytes.0))),
+            steps: vec![self.batch_step(&name, planned.worst_case, order.iter().map(|&at| blocks[at]))],
+            windows: Vec::new(),
+            gang: None,
+        };
+        Ok((pipeline, planned))
+    }
+}
+
+/// What combining did, in one sentence.
+fn told(set: &MessageSet, transformed: &Transformed) -> String {
+    let before = transformed.sums.first().map_or(0, |sum| sum.ppm());
+    let percent = |ppm: u64| format!("{}.{:02} %", ppm / 10_000, ppm % 10_000 / 100);
+    format!(
+        "{} blocks of messages in {}: utilisation {} instead of {}{}",
+        set.elementary.len(),
+        if transformed.batches.len() == 1 {
+            "1 batch".to_owned()
+        } else {
+            format!("{} batches", transformed.batches.len())
+        },
+        percent(transformed.sum().ppm()),
+        percent(before),
+        if transformed.accepted { "" } else { "; no combination passes the test" },
+    )
+}

@@ -1,0 +1,402 @@
+//! Servers: which engines are arbitrated as one, what a copy costs there, and whether every window holds.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{
+    Bytes, Domains, EngineId, Nanos, Outcome, PPM, Pipeline, PlanError, PlannedBatch, PlannedStep, Planner, RouteId,
+    Server, Source, Strategy, Strength, Verdict, Work, uneven,
+};
+use crate::analysis::schedulability::{self, ChunkFlow, Task};
+use crate::files::machine::EngineClass;
+use crate::plan::Violation;
+use crate::units::Rate;
+
+/// What steps on one server have in common.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Key {
+    /// The engine that stands for all that are arbitrated together.
+    Engines(EngineId),
+    /// A server that a flow names.
+    Named(String),
+}
+
+impl Planner<'_> {
+    /// Gives every step its server and every copy its cost, and tests each server.
+    pub(super) fn serve(
+        &self,
+        pipelines: &mut [Pipeline],
+        domains: &Domains,
+        batches: &mut Vec<PlannedBatch>,
+    ) -> Result<Vec<Server>, PlanError> {
+        let leader = self.arbitrated_together(pipelines, domains);
+        self.price(pipelines, domains)?;
+        let mut keys: Vec<Key> = Vec::new();
+        for pipeline in pipelines.iter_mut() {
+            for step in &mut pipeline.steps {
+                let key = match step.operations[0].engines.first() {
+                    Some(engine) => Key::Engines(leader[engine.at()]),
+                    None => Key::Named(step.name.clone()),
+                };
+                let at = keys.iter().position(|other| *other == key).unwrap_or_else(|| {
+                    keys.push(key);
+                    keys.len() - 1
+                });
+                step.server = at as u32;
+            }
+        }
+        if self.strategy == Strategy::Combined {
+            self.together(pipelines, domains, batches)?;
+        }
+        self.price_gangs(pipelines)?;
+        if self.uneven {
+            uneven::divide(pipelines, |stream| self.workload.streams[stream as usize].deadline);
+        }
+        let mut servers = Vec::new();
+        for (at, key) in keys.iter().enumerate() {
+            servers.push(self.server(at as u32, key, &leader, pipelines, domains));
+        }
+        Ok(servers)
+    }
+
+    /// For every engine the lowest engine that is arbitrated together with it.
+    ///
+    /// An operation that holds two engines, and a batch that holds several, ties them; the serial strategy and lockstep
+    /// tie all engines that any copy uses, generations those of kernels too, the combined strategy those of each domain.
+    fn arbitrated_together(&self, pipelines: &[Pipeline], domains: &Domains) -> Vec<EngineId> {
+        let mut leader: Vec<EngineId> = (0..self.machine.engines.len() as u32 + self.cpu.cores).map(EngineId).collect();
+        let mut tie = |engines: &[EngineId]| {
+            let Some(lowest) = engines.iter().map(|e| leader[e.at()]).min() else { return };
+            let merged: Vec<EngineId> = engines.iter().map(|e| leader[e.at()]).collect();
+            for entry in &mut leader {
+                if merged.contains(entry) {
+                    *entry = lowest;
+                }
+            }
+        };
+        let mut copying: Vec<EngineId> = Vec::new();
+        let mut computing: Vec<EngineId> = Vec::new();
+        for step in pipelines.iter().flat_map(|p| &p.steps) {
+            let engines: Vec<EngineId> = step.operations.iter().flat_map(|o| o.engines.iter().copied()).collect();
+            tie(&engines);
+            if step.operations.iter().any(|o| matches!(o.work, Work::Copy { .. })) {
+                copying.extend(engines);
+            } else {
+                // A core serves nothing but its streams, whatever is tied.
+                computing.extend(engines.into_iter().filter(|engine| engine.at() < self.machine.engines.len()));
+            }
+        }
+        match self.strategy {
+            Strategy::Serial | Strategy::Lockstep => tie(&copying),
+            Strategy::Generation => tie(&[copying, computing].concat()),
+            Strategy::Combined | Strategy::Partitioned => {}
+        }
+        for routes in domains.routes() {
+            let engines: Vec<EngineId> =
+                routes.iter().flat_map(|route| self.machine.routes[route.at()].engines.iter().copied()).collect();
+            tie(&engines);
+        }
+        leader
+    }
+
+    /// Sets the worst-case cost of every copy step of a stream.
+    fn price(&self, pipelines: &mut [Pipeline], domains: &Domains) -> Result<(), PlanError> {
+        let used = routes_of(pipelines);
+        for pipeline in pipelines.iter_mut().filter(|pipeline| pipeline.source.is_planned()) {
+            let batch = matches!(pipeline.source, Source::Message | Source::Batch(_));
+            if batch && self.strategy != Strategy::Partitioned {
+                // The batch has all copy engines of its domain to itself: its own bound holds.
+                pipeline.steps.iter_mut().for_each(|step| step.piece = step.cost);
+                continue;
+            }
+            if let Source::Wafer(planned) = &pipeline.source
+                && self.strategy != Strategy::Partitioned
+            {
+                for step in &mut pipeline.steps {
+                    self.price_spread(planned, step, &used, domains)?;
+                }
+                continue;
+            }
+            for step in &mut pipeline.steps {
+                let mut per_engines: BTreeMap<Vec<EngineId>, Nanos> = BTreeMap::new();
+                for operation in &step.operations {
+                    let Work::Copy { route, bytes, .. } = operation.work else { continue };
+                    let time = per_engines.entry(operation.engines.clone()).or_default();
+                    *time = time.saturating_add(self.copy_time(route, bytes, &used, domains)?);
+                }
+                if let Some(cost) = longest(&per_engines) {
+                    step.cost = self.with_margin(cost);
+                }
+                step.piece = step.cost;
+            }
+        }
+        Ok(())
+    }
+
+    /// Set-up and bytes at the rate that the route keeps whatever the rest of the plan does.
+    pub(super) fn copy_time(
+        &self,
+        route: RouteId,
+        bytes: Bytes,
+        used: &[RouteId],
+        domains: &Domains,
+    ) -> Result<Nanos, PlanError> {
+        let (setup, rate) = self.keeps(route, used, domains)?;
+        Ok(setup.saturating_add(rate.time_for(bytes)))
+    }
+
+    /// The set-up time and the rate of a route that hold whatever the rest of the plan does.
+    fn keeps(&self, route: RouteId, used: &[RouteId], domains: &Domains) -> Result<(Nanos, Rate), PlanError> {
+        let alone = [route];
+        let beside = if self.strategy == Strategy::Partitioned { used } else { &alone[..] };
+        let rate = domains.network(route).guaranteed_rate(route, beside)?;
+        let planned = &self.machine.routes[route.at()];
+        Ok((planned.setup.max(planned.setup_queued), rate))
+    }
+
+    fn server(&self, at: u32, key: &Key, leader: &[EngineId], pipelines: &mut [Pipeline], domains: &Domains) -> Server {
+        let (name, engines) = match key {
+            Key::Named(name) => (name.clone(), Vec::new()),
+            Key::Engines(lowest) => {
+                let used = |engine: &EngineId| {
+                    let mut operations = pipelines.iter().flat_map(|p| &p.steps).flat_map(|s| &s.operations);
+                    leader[engine.at()] == *lowest && operations.any(|o| o.engines.contains(engine))
+                };
+                let engines: Vec<EngineId> =
+                    (0..leader.len() as u32).map(EngineId).filter(|engine| used(engine)).collect();
+                let name = match engines.as_slice() {
+                    [one] => self.engine_name(*one),
+                    _ if self.strategy == Strategy::Generation => "node".to_owned(),
+                    several if pipelines.iter().any(|p| matches!(p.source, Source::Wafer(_))) => {
+                        self.common_name(several).to_owned()
+                    }
+                    _ => "transfers".to_owned(),
+                };
+                (name, engines)
+            }
+        };
+        let mut verdict = verdict_of(&name, &demands(&steps_on(at, pipelines)));
+        if verdict.outcome != Outcome::Schedulable && self.cut(at, pipelines, domains) {
+            verdict = verdict_of(&name, &demands(&steps_on(at, pipelines)));
+        }
+        if verdict.outcome == Outcome::Schedulable && self.fit(at, pipelines, domains, verdict.margin_ppm) {
+            verdict = verdict_of(&name, &demands(&steps_on(at, pipelines)));
+        }
+        Server { name, engines, in_flight: 1, verdict }
+    }
+
+    /// What engines on several GPUs have in common.
+    fn common_name(&self, engines: &[EngineId]) -> &'static str {
+        let all = |class| engines.iter().all(|engine| self.machine.engines[engine.at()].serves == [class]);
+        match () {
+            () if all(EngineClass::H2d) => "h2d engines",
+            () if all(EngineClass::D2h) => "d2h engines",
+            () if all(EngineClass::Peer) => "peer engines",
+            () if all(EngineClass::Ee) => "execution engines",
+            () => "transfers",
+        }
+    }
+
+    /// A copy in chunks, without deadline: the margin as a slower rate, the jitter as part of every chunk's set-up, since each
+    /// chunk is noticed by itself.
+    pub(super) fn in_chunks(
+        &self,
+        route: RouteId,
+        bytes: Bytes,
+        used: &[RouteId],
+        domains: &Domains,
+    ) -> Result<ChunkFlow, PlanError> {
+        let (setup, rate) = self.keeps(route, used, domains)?;
+        let margin = u128::from(PPM) + self.machine.calibration.as_ref().map_or(0, |c| u128::from(c.margin_ppm));
+        let rate = Rate((u128::from(rate.0) * u128::from(PPM) / margin) as u64);
+        Ok(ChunkFlow { bytes, setup: self.with_margin(setup), rate, period: Nanos::MAX, deadline: Nanos::MAX })
+    }
+
+    /// Cuts each copy of a server into the largest chunks with which every window holds; whether there are any.
+    ///
+    /// Only where every job is one copy: a kernel and a batch run whole. Each has a size of its own: what is due first
+    /// blocks nothing that is due earlier and stays whole, where one size for all would cut it too and cost its set-ups.
+    fn cut(&self, at: u32, pipelines: &mut [Pipeline], domains: &Domains) -> bool {
+        let used = routes_of(pipelines);
+        let mut flows = Vec::new();
+        for (pipeline, step) in steps_on(at, pipelines) {
+            if !pipeline.source.is_planned() {
+                break; // they come last
+            }
+            if pipeline.gang.is_some() || matches!(pipeline.source, Source::Wafer(_)) {
+                return false;
+            }
+            let [operation] = step.operations.as_slice() else { return false };
+            let Work::Copy { route, bytes, .. } = operation.work else { return false };
+            let Ok(flow) = self.in_chunks(route, bytes, &used, domains) else { return false };
+            flows.push(ChunkFlow { period: pipeline.period, deadline: window_of(pipeline, step), ..flow });
+        }
+        let Ok(plan) = schedulability::flow_chunk_sizes(&flows, CHUNK_GRANULE) else { return false };
+        let steps = pipelines.iter_mut().flat_map(|p| &mut p.steps).filter(|step| step.server == at);
+        for (((step, task), flow), &bytes) in steps.zip(&plan.tasks).zip(&flows).zip(&plan.bytes) {
+            step.batch = None;
+            step.cost = task.cost;
+            step.piece = task.chunk;
+            step.chunk = if flow.bytes > bytes { bytes } else { Bytes(0) };
+        }
+        true
+    }
+}
+
+/// Chunks are whole pages of host memory.
+pub(super) const CHUNK_GRANULE: Bytes = Bytes(4096);
+
+pub(crate) fn steps_on(server: u32, pipelines: &[Pipeline]) -> Vec<(&Pipeline, &PlannedStep)> {
+    let steps = pipelines.iter().flat_map(|p| p.steps.iter().map(move |s| (p, s)));
+    steps.filter(|(_, s)| s.server == server).collect()
+}
+
+/// The routes that any copy of the plan uses, ascending.
+pub(super) fn routes_of(pipelines: &[Pipeline]) -> Vec<RouteId> {
+    let mut used: Vec<RouteId> = Vec::new();
+    for operation in pipelines.iter().flat_map(|p| &p.steps).flat_map(|s| &s.operations) {
+        if let Work::Copy { route, .. } = operation.work
+            && !used.contains(&route)
+        {
+            used.push(route);
+        }
+    }
+    used.sort_unstable();
+    used
+}
+
+/// Operations on different engines run side by side, unless one of them holds several engines.
+fn longest(per_engines: &BTreeMap<Vec<EngineId>, Nanos>) -> Option<Nanos> {
+    let times = per_engines.values().copied();
+    if per_engines.keys().any(|engines| engines.len() > 1) { times.reduce(Nanos::saturating_add) } else { times.max() }
+}
+
+/// Which step of its pipeline `step` is.
+fn position(pipeline: &Pipeline, step: &PlannedStep) -> usize {
+    pipeline.steps.iter().position(|other| std::ptr::eq(other, step)).unwrap_or(0)
+}
+
+fn window_of(pipeline: &Pipeline, step: &PlannedStep) -> Nanos {
+    pipeline.window_of(position(pipeline, step))
+}
+
+/// What recurs on a server.
+pub(crate) struct Demand {
+    pub(super) name: String,
+    pub(crate) task: Task,
+    /// First release after the epoch.
+    pub(super) offset: Nanos,
+    /// Whether its pieces, but for the last, all take as long as its chunk.
+    pub(super) even: bool,
+}
+
+/// The demands of the steps on a server: each its own, but those of a gang's step, which are served together, are one,
+/// and so are the steps of a chained gang, which follow each other as the pieces of one job do. What has no windows only
+/// blocks, for a piece.
+pub(crate) fn demands(steps: &[(&Pipeline, &PlannedStep)]) -> Vec<Demand> {
+    let mut demands: Vec<Demand> = Vec::new();
+    // The position of a gang's demand, and of the step that it has counted last.
+    let mut counted: BTreeMap<(u32, Option<usize>), (usize, Vec<usize>)> = BTreeMap::new();
+    let mut batches: BTreeSet<u32> = BTreeSet::new();
+    for &(pipeline, step) in steps {
+        if !pipeline.source.is_planned() {
+            let task = Task::bulk(step.piece);
+            demands.push(Demand { name: pipeline.name.clone(), task, offset: pipeline.start, even: true });
+            continue;
+        }
+        let deadline = window_of(pipeline, step);
+        let task = Task { cost: step.cost, period: pipeline.period, deadline, chunk: step.piece };
+        let at = position(pipeline, step);
+        let offset = pipeline.release(0, at);
+        if let Some(place) = step.batch {
+            // The steps of a batch are one job: the first stands for all.
+            if batches.insert(place.number) {
+                demands.push(Demand { name: format!("batch of {}", step.name), task, offset, even: true });
+            }
+            continue;
+        }
+        let Some(gang) = pipeline.gang else {
+            let name = if pipeline.steps.len() == 1 {
+                pipeline.name.clone()
+            } else {
+                format!("{}: {}", pipeline.name, step.name)
+            };
+            demands.push(Demand { name, task, offset, even: true });
+            continue;
+        };
+        let key = (gang.number, (!gang.chained).then_some(at));
+        let (demand, seen) = counted.entry(key).or_insert_with(|| {
+            let name = if gang.chained { pipeline.name.clone() } else { format!("{}: {}", pipeline.name, step.name) };
+            let task = Task { cost: Nanos::ZERO, chunk: Nanos::ZERO, ..task };
+            demands.push(Demand { name: format!("{name}, all at once"), task, offset, even: true });
+            (demands.len() - 1, Vec::new())
+        });
+        if !seen.contains(&at) {
+            seen.push(at);
+            let of_gang = &mut demands[*demand];
+            of_gang.even = seen.len() == 1;
+            of_gang.task.cost = of_gang.task.cost.saturating_add(task.cost);
+            of_gang.task.chunk = of_gang.task.chunk.max(task.chunk);
+        }
+    }
+    demands
+}
+
+/// Tests one server: by Jeffay, Stanat and Martel where jobs run whole and every window is as long as its period, else by
+/// the demand of all intervals.
+fn verdict_of(server: &str, demands: &[Demand]) -> Verdict {
+    let tasks: Vec<Task> = demands.iter().map(|demand| demand.task).collect();
+    let whole = tasks.iter().all(|task| task.deadline == task.period && task.chunk == task.cost);
+    let test = |tasks: &[Task]| if whole { schedulability::jeffay(tasks) } else { schedulability::chunked(tasks, 1) };
+    let found = test(&tasks);
+    let name = |at: usize| demands[at].name.clone();
+    let mut notes = Vec::new();
+    let (outcome, violation) = match &found.outcome {
+        schedulability::Outcome::Schedulable => (Outcome::Schedulable, None),
+        schedulability::Outcome::Undecided(reason) => {
+            notes.push(format!("server `{server}`: {reason}"));
+            (Outcome::Undecided, None)
+        }
+        schedulability::Outcome::NotSchedulable(violation) => {
+            (Outcome::NotSchedulable, Some(evidence(server, violation, &name)))
+        }
+    };
+    let margin_ppm = (outcome != Outcome::Undecided).then(|| schedulability::margin_ppm(&tasks, test));
+    Verdict {
+        outcome,
+        model: format!("{}; any offsets, costs from 0 to the worst case", found.model),
+        strength: if found.strength == schedulability::Strength::Exact {
+            Strength::Exact
+        } else {
+            Strength::Sufficient
+        },
+        utilisation_ppm: found.utilisation_ppm,
+        margin_ppm,
+        violation,
+        notes,
+    }
+}
+
+fn evidence(server: &str, violation: &schedulability::Violation, name: &impl Fn(usize) -> String) -> Violation {
+    let server = server.to_owned();
+    match violation {
+        // The tests for any offsets never give the second.
+        schedulability::Violation::Utilisation | schedulability::Violation::Late { .. } => Violation {
+            server,
+            blocker: None,
+            blocking: Nanos::ZERO,
+            interval: Nanos::ZERO,
+            demand: Nanos::ZERO,
+            parts: Vec::new(),
+            because: Vec::new(),
+        },
+        schedulability::Violation::Demand { task, interval, demand, blocking, contributions } => Violation {
+            server,
+            blocker: task.map(name),
+            blocking: *blocking,
+            interval: *interval,
+            demand: *demand,
+            parts: contributions.iter().map(|part| (name(part.task), part.jobs, part.demand)).collect(),
+            because: Vec::new(),
+        },
+    }
+}

@@ -1,0 +1,387 @@
+//! Windows of different lengths: the deadline of a packet divided among its steps by what their servers need.
+//!
+//! `verner-2014`, III gives every step the same window. Where that fails, another division may hold: a step whose server is
+//! busier gets more. Only streams whose packets are jobs of their own are divided so; cycles need windows as long as their
+//! period.
+//!
+//! The search rests on one fact: a server that meets its windows still meets them when one of them grows. In an interval that
+//! the window no longer fits into, its job asks for nothing, and what it may block with is no longer than what it asked for. So
+//! the windows that a server can meet have no gaps above, a bisection finds the least one, and whatever is left over may be given
+//! to any step. What is found passes the same tests as every other plan.
+
+use super::servers::{demands, steps_on};
+use super::{Cycle, Machine, Nanos, Network, Options, Outcome, Pipeline, Plan, PlanError, Source, Strategy, Work};
+use crate::analysis::schedulability::{self, Task, chunked};
+use crate::files::machine::Cpu;
+use crate::files::workload::{Placement, Workload};
+use crate::plan::{PlannedOperation, PlannedStep, PlannedStream, Strength};
+use crate::units::PPM;
+
+/// Streams of a workload whose deadlines are divided; with more, a search would take longer than the plan.
+const STREAMS_MAX: usize = 1_000;
+/// Tests of a server in one search, and the tasks that all of them look at together.
+const TESTS_MAX: u32 = 6_000;
+const TASKS_MAX: u32 = 2_000_000;
+/// Rounds of taking from some and giving to others.
+const ROUNDS_MAX: u32 = 32;
+/// The largest factor on first windows that is looked at, in the parts per million of [`PPM`].
+const FACTOR_MAX: u64 = 64 * PPM;
+
+/// `best`, which fails with windows of equal length, or a plan with windows of different lengths that holds. Where there is none,
+/// `best` stays a "no" only if no division of the deadlines can hold; else nothing is decided.
+pub(super) fn instead(machine: &Machine, workload: &Workload, options: Options, best: Plan) -> Result<Plan, PlanError> {
+    let streams = |pipeline: &Pipeline| matches!(pipeline.source, Source::Streams(_));
+    let as_asked = options.strategy.is_some_and(Strategy::is_baseline) || workload.cycle == Cycle::Paper;
+    if as_asked || best.verdict.outcome != Outcome::NotSchedulable || !best.pipelines.iter().any(streams) {
+        return Ok(best);
+    }
+    // Streams that may run on either were given their places by a search of its own.
+    let placed = workload.streams.iter().all(|stream| stream.gpu != Placement::Either);
+    let tried_again = placed && workload.streams.len() <= STREAMS_MAX;
+    let divisible = tried_again && workload.streams.iter().any(|stream| stream.steps.len() > 1);
+    // What cannot even be tried so is no answer: equal windows were planned.
+    let uneven = divisible.then(|| super::best(machine, workload, options, true).ok()).flatten();
+    let mut best = best;
+    for other in &mut best.alternatives {
+        let found = uneven.iter().flat_map(|plan| &plan.alternatives).find(|found| found.strategy == other.strategy);
+        if let Some(found) = found.filter(|found| found.outcome == Outcome::Schedulable) {
+            *other = found.clone();
+        }
+    }
+    if let Some(mut uneven) = uneven.filter(|plan| plan.verdict.outcome == Outcome::Schedulable) {
+        uneven.alternatives = best.alternatives;
+        uneven.verdict.notes.push(
+            "deadlines are divided unevenly among the steps of streams: with windows of equal length some could be missed"
+                .to_owned(),
+        );
+        return Ok(uneven);
+    }
+    let no = hopeless(machine, &best);
+    for other in best.alternatives.iter_mut().filter(|other| other.outcome == Outcome::NotSchedulable) {
+        let options = Options { strategy: Some(other.strategy) };
+        let again = || super::best(machine, workload, options, false).map_or(true, |plan| hopeless(machine, &plan));
+        let no = if other.strategy == best.strategy || !tried_again { no } else { again() };
+        other.outcome = if no { Outcome::NotSchedulable } else { Outcome::Undecided };
+    }
+    if best.alternatives.iter().all(|other| other.outcome == Outcome::NotSchedulable) {
+        return Ok(best);
+    }
+    best.verdict.outcome = Outcome::Undecided;
+    best.verdict.strength = Strength::Sufficient;
+    best.verdict.notes.push(
+        "the windows are the planner's choice: with these, deadlines can be missed; no division of the deadlines that holds was \
+         found, and none is ruled out"
+            .to_owned(),
+    );
+    Ok(best)
+}
+
+/// Whether some server has more to do than any division of the deadlines allows for: with every window as long as the other
+/// steps' costs leave it, and copies of streams in pieces that block nobody.
+fn hopeless(machine: &Machine, plan: &Plan) -> bool {
+    let network = Network::new(machine);
+    let cpu = machine.cpu_or_assumed();
+    (0..plan.servers.len() as u32).any(|server| {
+        let tasks = relaxed(machine, &network, &cpu, plan, server);
+        matches!(chunked(&tasks, 1).outcome, schedulability::Outcome::NotSchedulable(_))
+    })
+}
+
+/// What a server has to do at least.
+fn relaxed(machine: &Machine, network: &Network, cpu: &Cpu, plan: &Plan, server: u32) -> Vec<Task> {
+    let all = steps_on(server, &plan.pipelines).into_iter().filter(|(pipeline, _)| pipeline.source.is_planned());
+    let (of_streams, others): (Vec<_>, Vec<_>) = all.partition(|(p, _)| matches!(p.source, Source::Streams(_)));
+    let mut tasks: Vec<Task> = demands(&others).into_iter().map(|demand| demand.task).collect();
+    for (pipeline, step) in of_streams {
+        let streams = pipeline.source.streams().iter().map(|&stream| &plan.streams[stream as usize]);
+        if pipeline.gather > Nanos::ZERO {
+            // Other cycles would carry other blocks: count no more than the bytes.
+            for stream in streams {
+                let least = |step: &PlannedStep| {
+                    let times = step.operations.iter().map(|of| bare(machine, network, cpu, stream, of).cost);
+                    times.max().unwrap_or_default().saturating_add(plan.jitter)
+                };
+                let others = pipeline.steps.iter().filter(|other| !std::ptr::eq(*other, step));
+                let rest = others.map(least).fold(Nanos::ZERO, Nanos::saturating_add);
+                for operation in &step.operations {
+                    let task = bare(machine, network, cpu, stream, operation);
+                    tasks.push(Task { deadline: task.deadline.saturating_sub(rest).max(Nanos(1)), ..task });
+                }
+            }
+            continue;
+        }
+        let costs = pipeline.steps.iter().fold(Nanos::ZERO, |sum, step| sum.saturating_add(step.cost));
+        let rest = costs.saturating_sub(step.cost);
+        for stream in streams {
+            let deadline = stream.deadline.saturating_sub(rest).max(Nanos(1));
+            // A copy could be cut, a kernel not.
+            let copies = step.operations.iter().all(|of| matches!(of.work, Work::Copy { .. }));
+            let chunk = if copies && pipeline.steps.len() > 1 { Nanos(1) } else { step.piece };
+            tasks.push(Task { cost: step.cost, period: pipeline.period, deadline, chunk });
+        }
+    }
+    tasks
+}
+
+/// What an operation asks for on behalf of one stream in whatever cycles: the time of its bytes at the rate it has alone.
+fn bare(machine: &Machine, network: &Network, cpu: &Cpu, stream: &PlannedStream, of: &PlannedOperation) -> Task {
+    let margin_ppm = machine.calibration.as_ref().map_or(0, |calibration| calibration.margin_ppm);
+    let (time, alone) = match &of.work {
+        Work::Copy { route, .. } => {
+            let rate =
+                network.guaranteed_rate(*route, &[*route]).map_or(Nanos::ZERO, |rate| rate.time_for(stream.packet));
+            (rate, rate)
+        }
+        Work::Compute { kernel } => {
+            let gpu = of.engines.first().and_then(|engine| machine.engines.get(engine.at())).map(|engine| engine.gpu);
+            let known = gpu.and_then(|gpu| machine.kernel(kernel, gpu));
+            let on_gpu = known.map(|known| {
+                let chain = known.chain_rate.map_or(Nanos::ZERO, |rate| rate.time_for(stream.packet));
+                (known.rate.time_for(stream.packet), chain)
+            });
+            let on_core =
+                || cpu.kernel(kernel).map(|known| known.rate.time_for(stream.packet)).map(|time| (time, time));
+            on_gpu.or_else(on_core).unwrap_or_default()
+        }
+        Work::Hold => (Nanos::ZERO, Nanos::ZERO),
+    };
+    let scaled = u128::from(time.0) * u128::from(PPM + margin_ppm) / u128::from(PPM);
+    // Chains of different streams run side by side, but one that is slower than its stream never catches up.
+    let cost = if alone > stream.period { stream.period.saturating_add(Nanos(1)) } else { Nanos(0) };
+    let cost = cost.max(Nanos(u64::try_from(scaled).unwrap_or(u64::MAX)));
+    // A packet is in one block, which a kernel works on as a whole.
+    let chunk = if matches!(of.work, Work::Copy { .. }) { Nanos(1) } else { cost };
+    Task { cost, period: stream.period, deadline: stream.deadline, chunk }
+}
+
+/// Divides the deadlines of the streams whose packets are jobs among their steps so that every server holds; leaves the windows
+/// as they are if no such division is found.
+pub(super) fn divide(pipelines: &mut [Pipeline], deadline_of: impl Fn(u32) -> Nanos) {
+    let Some(mut search) = Search::of(pipelines, deadline_of) else { return };
+    let Some(found) = search.run() else { return };
+    for (of, windows) in search.streams.iter().zip(found) {
+        let pipeline = &mut pipelines[of.pipeline];
+        pipeline.window = windows.iter().copied().max().unwrap_or_default();
+        pipeline.windows = windows;
+    }
+}
+
+/// A stream whose deadline can be divided.
+struct Divisible {
+    pipeline: usize,
+    deadline: Nanos,
+    /// Of every step: its server, its place among that server's tasks, and its cost. No window is longer than the task's period:
+    /// a step's next job would come before its last one is due, and buffers are counted for one job of each step.
+    steps: Vec<(usize, usize, Nanos)>,
+}
+
+struct Search {
+    streams: Vec<Divisible>,
+    /// What every server has to do; the tasks of divisible streams have the window that is being tried.
+    servers: Vec<Vec<Task>>,
+    /// Tests that may still be made.
+    tests: u32,
+}
+
+impl Search {
+    fn of(pipelines: &[Pipeline], deadline_of: impl Fn(u32) -> Nanos) -> Option<Self> {
+        let divisible = |pipeline: &Pipeline| {
+            let alone = pipeline.gang.is_none() && pipeline.steps.iter().all(|step| step.batch.is_none());
+            let of_one = matches!(&pipeline.source, Source::Streams(streams) if streams.len() == 1);
+            of_one && alone && pipeline.gather == Nanos::ZERO && pipeline.steps.len() > 1
+        };
+        let count = pipelines.iter().flat_map(|p| &p.steps).map(|step| step.server + 1).max()?;
+        let fixed = |server| {
+            let steps = steps_on(server, pipelines).into_iter().filter(|(p, _)| p.source.is_planned() && !divisible(p));
+            demands(&steps.collect::<Vec<_>>()).into_iter().map(|demand| demand.task).collect::<Vec<Task>>()
+        };
+        let mut servers: Vec<Vec<Task>> = (0..count).map(fixed).collect();
+        let mut streams = Vec::new();
+        for (at, pipeline) in pipelines.iter().enumerate().filter(|(_, pipeline)| divisible(pipeline)) {
+            let mut steps = Vec::new();
+            for step in &pipeline.steps {
+                let tasks = &mut servers[step.server as usize];
+                steps.push((step.server as usize, tasks.len(), step.cost));
+                tasks.push(Task::whole(step.cost, pipeline.period, pipeline.window));
+            }
+            streams.push(Divisible { pipeline: at, deadline: deadline_of(pipeline.source.streams()[0]), steps });
+        }
+        let largest = servers.iter().map(Vec::len).max().unwrap_or(0).max(1);
+        let tests = TESTS_MAX.min(TASKS_MAX / largest as u32);
+        (!streams.is_empty()).then_some(Self { streams, servers, tests })
+    }
+
+    /// Windows with which every server holds, of every stream's steps.
+    fn run(&mut self) -> Option<Vec<Vec<Nanos>>> {
+        for first in [equal, by_cost, by_slack] {
+            if self.begin(first).is_some() && self.improve() {
+                let windows =
+                    |stream: &Divisible| stream.steps.iter().map(|&(s, t, _)| self.servers[s][t].deadline).collect();
+                return Some(self.streams.iter().map(windows).collect());
+            }
+        }
+        None
+    }
+
+    fn holds(&mut self, server: usize) -> bool {
+        let may = self.tests > 0;
+        self.tests = self.tests.saturating_sub(1);
+        may && chunked(&self.servers[server], 1).is_schedulable()
+    }
+
+    /// Gives every step its part of the deadline by `first`, times the least factor with which its server holds; `None` if no
+    /// factor is large enough.
+    fn begin(&mut self, first: fn(Nanos, &[Nanos], usize) -> u64) -> Option<()> {
+        let mut parts: Vec<Vec<(usize, u64, Nanos)>> = vec![Vec::new(); self.servers.len()];
+        for stream in &self.streams {
+            let costs: Vec<Nanos> = stream.steps.iter().map(|step| step.2).collect();
+            for (at, &(server, task, cost)) in stream.steps.iter().enumerate() {
+                parts[server].push((task, first(stream.deadline, &costs, at).max(1), cost));
+            }
+        }
+        for (server, parts) in parts.into_iter().enumerate().filter(|(_, parts)| !parts.is_empty()) {
+            let with = |search: &mut Self, factor: u64| {
+                for &(task, part, cost) in &parts {
+                    let window = (u128::from(part) * u128::from(factor)).div_ceil(u128::from(PPM));
+                    let window = Nanos(u64::try_from(window).unwrap_or(u64::MAX)).max(cost);
+                    let task = &mut search.servers[server][task];
+                    task.deadline = window.min(task.period);
+                }
+                search.holds(server)
+            };
+            if !with(self, FACTOR_MAX) {
+                return None;
+            }
+            let (mut low, mut high) = (0, FACTOR_MAX);
+            // A thousandth is near enough: what is left over is given out.
+            while high - low > (high / 1_000).max(1) {
+                let middle = low + (high - low) / 2;
+                if with(self, middle) {
+                    high = middle;
+                } else {
+                    low = middle;
+                }
+            }
+            if !with(self, high) {
+                return None;
+            }
+        }
+        Some(())
+    }
+
+    /// Gives what streams have left to their own steps, and takes from those that have too much what their servers can do
+    /// without, until all windows fit into the deadlines. Every server holds all the while.
+    fn improve(&mut self) -> bool {
+        let mut before = u64::MAX;
+        for _ in 0..ROUNDS_MAX {
+            for at in 0..self.streams.len() {
+                self.give(at);
+            }
+            let mut over: Vec<(u64, usize)> = (0..self.streams.len()).map(|at| (self.excess(at), at)).collect();
+            over.retain(|(excess, _)| *excess > 0);
+            over.sort_unstable_by_key(|&(excess, at)| (std::cmp::Reverse(excess), at));
+            for &(_, at) in &over {
+                self.take(at);
+            }
+            let left = (0..self.streams.len()).fold(0, |sum: u64, at| sum.saturating_add(self.excess(at)));
+            if left == 0 {
+                (0..self.streams.len()).for_each(|at| self.give(at));
+                return true;
+            }
+            if left >= before || self.tests == 0 {
+                return false;
+            }
+            before = left;
+        }
+        false
+    }
+
+    fn total(&self, stream: usize) -> u64 {
+        let windows = self.streams[stream].steps.iter().map(|&(server, task, _)| self.servers[server][task].deadline.0);
+        windows.fold(0, u64::saturating_add)
+    }
+
+    /// By how much the windows of a stream are longer than its deadline.
+    fn excess(&self, stream: usize) -> u64 {
+        self.total(stream).saturating_sub(self.streams[stream].deadline.0)
+    }
+
+    /// Makes the windows of a stream as long as its deadline, if they are shorter, as far as their periods allow.
+    fn give(&mut self, stream: usize) {
+        let (total, deadline) = (self.total(stream), self.streams[stream].deadline.0);
+        if total == 0 || total >= deadline {
+            return;
+        }
+        let mut left = deadline - total;
+        let of = &self.streams[stream].steps;
+        // In proportion first, then what is left to whoever can take it.
+        for whole in [false, true] {
+            for &(server, task, _) in of {
+                let task = &mut self.servers[server][task];
+                let part = u128::from(deadline - total) * u128::from(task.deadline.0) / u128::from(total);
+                let part = if whole { left } else { u64::try_from(part).unwrap_or(left).min(left) };
+                let part = part.min(task.period.saturating_sub(task.deadline).0);
+                task.deadline.0 += part;
+                left -= part;
+            }
+        }
+    }
+
+    /// Shortens windows of a stream until they fit its deadline, those first that can give most; as far as servers hold.
+    fn take(&mut self, stream: usize) {
+        let steps = self.streams[stream].steps.clone();
+        let mut spare: Vec<(u64, usize)> = Vec::new();
+        for (at, &(server, task, cost)) in steps.iter().enumerate() {
+            let window = self.servers[server][task].deadline;
+            let least = self.least(server, task, cost);
+            spare.push((window.0 - least.0, at));
+        }
+        spare.sort_unstable_by_key(|&(spare, at)| (std::cmp::Reverse(spare), at));
+        for (_, at) in spare {
+            let (server, task, cost) = steps[at];
+            let excess = self.excess(stream);
+            let window = self.servers[server][task].deadline.0;
+            if excess == 0 {
+                return;
+            }
+            // Another step of the stream may have been shortened on the same server.
+            let least = self.least(server, task, cost).0;
+            self.servers[server][task].deadline = Nanos(least.max(window.saturating_sub(excess)));
+        }
+    }
+
+    /// The shortest window of a task with which its server, which holds now, still holds.
+    fn least(&mut self, server: usize, task: usize, cost: Nanos) -> Nanos {
+        let now = self.servers[server][task].deadline;
+        let (mut low, mut high) = (cost.0.saturating_sub(1).min(now.0), now.0);
+        while high - low > (high / 10_000).max(1) {
+            let middle = low + (high - low) / 2;
+            self.servers[server][task].deadline = Nanos(middle);
+            if self.holds(server) {
+                high = middle;
+            } else {
+                low = middle;
+            }
+        }
+        self.servers[server][task].deadline = now;
+        Nanos(high)
+    }
+}
+
+/// The same part of the deadline for every step.
+fn equal(deadline: Nanos, costs: &[Nanos], _: usize) -> u64 {
+    deadline.0 / costs.len() as u64
+}
+
+/// Parts in proportion to the costs.
+fn by_cost(deadline: Nanos, costs: &[Nanos], at: usize) -> u64 {
+    let sum: u128 = costs.iter().map(|cost| u128::from(cost.0)).sum();
+    let part = u128::from(deadline.0) * u128::from(costs[at].0) / sum.max(1);
+    u64::try_from(part).unwrap_or(u64::MAX)
+}
+
+/// The cost, and the same part of what is left for every step.
+fn by_slack(deadline: Nanos, costs: &[Nanos], at: usize) -> u64 {
+    let sum = costs.iter().fold(0, |sum: u64, cost| sum.saturating_add(cost.0));
+    costs[at].0.saturating_add(deadline.0.saturating_sub(sum) / costs.len() as u64)
+}

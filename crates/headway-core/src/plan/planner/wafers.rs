@@ -1,0 +1,247 @@
+//! Streams of a wafer: one pipeline whose steps work on all GPUs at once.
+
+use std::collections::BTreeMap;
+
+use super::{
+    BatchBlock, Bytes, Domains, EndpointId, Nanos, Pipeline, Place, PlanError, PlannedOperation, PlannedStep,
+    PlannedStream, Planner, RouteId, Seat, Source, Step, Strategy, Stream, Work,
+};
+use crate::files::workload::Wafer;
+use crate::plan::{Gang, PlannedWafer, Share};
+
+impl Planner<'_> {
+    /// Whether stream `index` is dealt to all GPUs.
+    pub(super) fn is_wafer(&self, index: usize) -> bool {
+        self.workload.streams[index].wafer.is_some()
+    }
+
+    /// The streams of wafers with a pipeline of its own each.
+    pub(super) fn wafers(
+        &self,
+        pipelines: &mut Vec<Pipeline>,
+        streams: &mut [Option<PlannedStream>],
+        notes: &mut Vec<String>,
+    ) -> Result<(), PlanError> {
+        for (index, stream) in self.workload.streams.iter().enumerate() {
+            let Some(wafer) = stream.wafer else { continue };
+            let gpus: Vec<EndpointId> = self.machine.gpus().collect();
+            let Some(&first) = gpus.first() else {
+                return Err(PlanError::NoGpu {
+                    place: format!("stream.{}", stream.id),
+                    machine: self.machine.name.clone(),
+                    object: format!("stream `{}`", stream.id),
+                });
+            };
+            streams[index] = Some(self.planned_stream(index, Seat::Gpu(first), pipelines.len() as u32, 0));
+            let planned = PlannedWafer {
+                stream: index as u32,
+                wafer,
+                shares: PlannedWafer::deal(wafer.cameras, gpus.len() as u32),
+                one_by_one: self.strategy == Strategy::Serial,
+            };
+            if planned.shares.len() == 1 {
+                notes
+                    .push(format!("stream `{}` runs on one GPU: there is nobody to exchange synopses with", stream.id));
+            }
+            pipelines.push(self.inspection(stream, planned, &gpus)?);
+        }
+        Ok(())
+    }
+
+    /// The pipeline of a wafer: a generation is released when it arrives, and every step has a window of one period, or of its
+    /// part of the deadline where that is shorter.
+    fn inspection(&self, stream: &Stream, planned: PlannedWafer, gpus: &[EndpointId]) -> Result<Pipeline, PlanError> {
+        let steps = self.inspection_steps(stream, &planned, gpus)?;
+        let chained = self.strategy == Strategy::Generation;
+        let windows = if chained { 1 } else { steps.len() as u64 };
+        let window = Nanos(stream.deadline.0 / windows).min(stream.period);
+        let largest = planned.shares.iter().map(|share| planned.block(share)).max().unwrap_or_default();
+        if largest.0 > u64::from(u32::MAX) || window == Nanos::ZERO {
+            let reason = if window == Nanos::ZERO {
+                format!("its deadline of {} leaves no time for its steps", stream.deadline)
+            } else {
+                format!("a GPU's part of a generation has {largest}, more than 4 GiB")
+            };
+            let object = format!("stream `{}`", stream.id);
+            return Err(PlanError::Impossible { place: format!("stream.{}", stream.id), object, reason });
+        }
+        let reserve = planned.shares.iter().fold(0, |sum: u64, share| sum.saturating_add(planned.block(share).0));
+        Ok(Pipeline {
+            name: stream.id.clone(),
+            source: Source::Wafer(planned),
+            gpu: None,
+            period: stream.period,
+            start: stream.start,
+            gather: Nanos::ZERO,
+            window,
+            reserve: Bytes(reserve),
+            steps,
+            windows: Vec::new(),
+            gang: self.in_gangs().then_some(Gang { number: 0, chained }),
+        })
+    }
+
+    fn inspection_steps(
+        &self,
+        stream: &Stream,
+        planned: &PlannedWafer,
+        gpus: &[EndpointId],
+    ) -> Result<Vec<PlannedStep>, PlanError> {
+        let mut steps = Vec::new();
+        for (number, step) in stream.steps.iter().enumerate() {
+            let key = format!("steps.{number}");
+            let gpu = |share: &Share| gpus[share.gpu as usize];
+            let operations: Vec<PlannedOperation> = match step {
+                Step::Copy { from, to } => {
+                    let bytes = |share: &Share| match to {
+                        Place::OwnGpu => planned.block(share),
+                        _ => Wafer::SYNOPSIS,
+                    };
+                    let copies = planned.shares.iter().map(|share| {
+                        let route = self.route_of(stream, &key, (from, to), gpu(share))?;
+                        Ok(self.copy(route, bytes(share)))
+                    });
+                    copies.collect::<Result<_, PlanError>>()?
+                }
+                Step::Exchange => {
+                    let copies = planned.peers().map(|(from, to)| {
+                        let (from, to) = (&planned.shares[from], &planned.shares[to]);
+                        let ends = (gpu(from), gpu(to));
+                        let route = self.route(ends.0, ends.1).ok_or_else(|| self.no_route(stream, &key, ends))?;
+                        Ok(self.copy(route, PlannedWafer::synopses(from.cameras)))
+                    });
+                    copies.collect::<Result<_, PlanError>>()?
+                }
+                Step::Compute { kernel } => {
+                    let launches = planned.shares.iter().map(|share| self.launch(stream, number, kernel, gpu(share)));
+                    launches.collect::<Result<_, PlanError>>()?
+                }
+            };
+            // One GPU has nobody to exchange with.
+            if !operations.is_empty() {
+                steps.push(self.spread_step(step, operations, planned, gpus));
+            }
+        }
+        Ok(steps)
+    }
+
+    fn launch(
+        &self,
+        stream: &Stream,
+        number: usize,
+        kernel: &str,
+        gpu: EndpointId,
+    ) -> Result<PlannedOperation, PlanError> {
+        match (self.machine.kernel(kernel, gpu), self.machine.execution_engine(gpu)) {
+            (Some(_), Some(engine)) => {
+                Ok(PlannedOperation { engines: vec![engine], work: Work::Compute { kernel: kernel.to_owned() } })
+            }
+            _ => Err(self.unknown_kernel(stream, number, kernel)),
+        }
+    }
+
+    /// A step on all GPUs, with its cost if it computes: that of the GPU that has the most to do.
+    fn spread_step(
+        &self,
+        step: &Step,
+        operations: Vec<PlannedOperation>,
+        planned: &PlannedWafer,
+        gpus: &[EndpointId],
+    ) -> PlannedStep {
+        let name = match (step, &operations[0].work) {
+            (Step::Exchange, _) => "exchange".to_owned(),
+            (_, Work::Compute { kernel }) => kernel.clone(),
+            (_, Work::Copy { from, to, .. }) => match operations.len() {
+                1 => format!("{from} -> {to}"),
+                // The end that is not the same for all.
+                _ if *to == self.machine.endpoints[gpus[0].at()].id => format!("{from} -> gpus"),
+                _ => format!("gpus -> {to}"),
+            },
+            (_, Work::Hold) => String::new(),
+        };
+        let costs = (0..).zip(&operations).zip(&planned.shares).filter_map(|((index, operation), share)| {
+            let Work::Compute { kernel } = &operation.work else { return None };
+            let bytes = planned.bytes(&operation.work, index);
+            let known = self.machine.kernel(kernel, gpus[share.gpu as usize])?;
+            Some(self.with_margin(known.launch(bytes, bytes, planned.operations(kernel))))
+        });
+        let cost = costs.max().unwrap_or_default();
+        PlannedStep { name, server: 0, cost, chunk: Bytes(0), piece: cost, hold: None, batch: None, operations }
+    }
+
+    fn route_of(
+        &self,
+        stream: &Stream,
+        key: &str,
+        (from, to): (&Place, &Place),
+        gpu: EndpointId,
+    ) -> Result<RouteId, PlanError> {
+        let ends = (self.end(stream, key, from, gpu)?, self.end(stream, key, to, gpu)?);
+        self.route(ends.0, ends.1).ok_or_else(|| self.no_route(stream, key, ends))
+    }
+
+    /// Cost and longest piece of a copy step on all GPUs.
+    ///
+    /// The copies of a step are a batch: its bound holds where nothing else of the domain runs at the same time. One after the
+    /// other they cost the sum.
+    pub(super) fn price_spread(
+        &self,
+        planned: &PlannedWafer,
+        step: &mut PlannedStep,
+        used: &[RouteId],
+        domains: &Domains,
+    ) -> Result<(), PlanError> {
+        let blocks = step.operations.iter().filter_map(|operation| match operation.work {
+            Work::Copy { route, bytes, .. } => Some(BatchBlock { route, bytes }),
+            Work::Compute { .. } | Work::Hold => None,
+        });
+        let blocks: Vec<BatchBlock> = blocks.collect();
+        if blocks.is_empty() {
+            step.piece = step.cost;
+            return Ok(());
+        }
+        let calibration = self.machine.calibration.as_ref();
+        if planned.one_by_one {
+            let mut cost = Nanos::ZERO;
+            let mut piece = Nanos::ZERO;
+            for block in &blocks {
+                let alone = self.with_margin(self.copy_time(block.route, block.bytes, used, domains)?);
+                (cost, piece) = (cost.saturating_add(alone), piece.max(alone));
+            }
+            (step.cost, step.piece) = (cost, piece);
+            return Ok(());
+        }
+        // What lies in different domains goes side by side.
+        let mut parts: BTreeMap<Option<usize>, Vec<BatchBlock>> = BTreeMap::new();
+        for block in blocks {
+            parts.entry(domains.of(block.route)).or_default().push(block);
+        }
+        step.cost = Nanos::ZERO;
+        for part in parts.values() {
+            step.cost = step.cost.max(domains.network(part[0].route).wcet(part, calibration)?.value);
+        }
+        step.piece = step.cost;
+        Ok(())
+    }
+
+    pub(super) fn no_route(&self, stream: &Stream, key: &str, (from, to): (EndpointId, EndpointId)) -> PlanError {
+        PlanError::NoRoute {
+            place: format!("stream.{}.{key}", stream.id),
+            object: format!("stream `{}`", stream.id),
+            from: self.machine.endpoints[from.at()].id.clone(),
+            to: self.machine.endpoints[to.at()].id.clone(),
+            machine: self.machine.name.clone(),
+        }
+    }
+
+    pub(super) fn unknown_kernel(&self, stream: &Stream, number: usize, kernel: &str) -> PlanError {
+        let known: Vec<&str> = self.machine.kernels.iter().map(|k| k.id.as_str()).collect();
+        PlanError::UnknownName {
+            place: format!("stream.{}.steps.{number}", stream.id),
+            object: format!("stream `{}`", stream.id),
+            name: kernel.to_owned(),
+            machine: self.machine.name.clone(),
+            known: known.join(", "),
+        }
+    }
+}
