@@ -1,21 +1,21 @@
 //! GPUs through the CUDA driver API, and NVML, both loaded at run time.
 //!
 //! In layers: a table of the driver's functions, calls whose result is checked, types that own what the driver hands out,
-//! and on top of them [`CudaDevice`], which serves plans, and [`CudaPort`], which serves copies. Whatever is missing is
+//! and on top of them [`CudaDevice`], which serves plans, and [`CudaGpu`], which serves copies. Whatever is missing is
 //! [`DeviceError::Unavailable`](headway_device::DeviceError) with its remedy, never a panic.
 
 mod abandoned;
 mod checked;
 mod device;
-mod lane;
+mod gpu;
 mod nvml;
 mod owned;
 mod pageable;
 mod pieces;
 mod pinned;
 mod pool;
-mod port;
 mod probe;
+mod queue;
 mod resident;
 mod table;
 mod timeline;
@@ -23,7 +23,7 @@ pub mod window;
 
 pub use checked::Driver;
 pub use device::{CudaDevice, open_all};
+pub use gpu::CudaGpu;
 pub use nvml::{Nvml, NvmlGpu, NvmlReport, PcieLink};
-pub use port::CudaPort;
 pub use probe::{DeviceProbe, Probe, probe};
 pub use resident::CudaResident;

@@ -3,7 +3,7 @@
 use std::ffi::c_int;
 
 use headway_device::DeviceError;
-use headway_device::port::Piece;
+use headway_device::gpu::Piece;
 
 use crate::checked::Driver;
 use crate::owned::Stream;

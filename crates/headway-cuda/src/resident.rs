@@ -27,7 +27,7 @@ use std::sync::Arc;
 use headway_core::models::transfer::Via;
 use headway_core::units::Nanos;
 use headway_device::buffer::{Memory as _, Place};
-use headway_device::port::{Resident, ResidentOptions};
+use headway_device::gpu::{Resident, ResidentOptions};
 use headway_device::{Access, DeviceError, Span};
 use headway_os::{clock, copy};
 

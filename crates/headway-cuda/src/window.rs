@@ -24,7 +24,7 @@ use std::sync::{Arc, LazyLock, Mutex};
 
 use headway_core::models::transfer::Via;
 use headway_device::buffer::{Budget, DeviceId, Memory, Place};
-use headway_device::port::{Pager, Window};
+use headway_device::gpu::{Pager, Window};
 use headway_device::{Access, Buffer, DeviceError, Limits};
 use headway_os::copy;
 use headway_os::memory::page_bytes;
@@ -436,7 +436,7 @@ pub fn routes(driver: &Arc<Driver>, index: u32) -> Result<Vec<Verdict>, DeviceEr
 }
 
 /// Device memory of GPU number `index` by one route, zeroed, with a window on all of it; not probed before. For measurements:
-/// a port chooses the route itself.
+/// a gpu chooses the route itself.
 ///
 /// # Errors
 /// [`DeviceError::Unavailable`] with the route's reason, [`DeviceError::OutOfMemory`], [`DeviceError::Driver`].

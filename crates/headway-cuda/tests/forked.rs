@@ -8,8 +8,8 @@ use std::sync::{Arc, LazyLock};
 use headway_core::files::machine::{EndpointId, EngineClass, Method};
 use headway_core::models::transfer::{Direction, Profile, Via, Way};
 use headway_core::units::{Bytes, Nanos};
-use headway_cuda::{CudaDevice, CudaPort, Driver};
-use headway_device::port::{Caching, Move, Piece, Port, Reach, Resident, ResidentOptions};
+use headway_cuda::{CudaDevice, CudaGpu, Driver};
+use headway_device::gpu::{Caching, Gpu, Move, Piece, Reach, Resident, ResidentOptions};
 use headway_device::{Access, Device, DeviceError, HostKind, Limits, Operation};
 use headway_os::fork::holds_in_a_child;
 use headway_runtime::copy::{At, Copier, CopyError, CopyOptions, How};
@@ -34,25 +34,25 @@ fn refused<R>(what: &str, result: Result<R, DeviceError>) -> bool {
 #[test]
 fn every_entry_of_a_port_is_an_error_in_a_forked_child() {
     let driver = MAPPABLE.driver();
-    let port = CudaPort::open(&driver, 0, limits()).unwrap();
+    let port = CudaGpu::open(&driver, 0, limits()).unwrap();
     let there = port.device_buffer(4096, Reach::Window(Via::DmaBuf)).unwrap();
     let pinned = port.pinned_buffer(4096, Caching::Cached).unwrap();
     let combined = port.pinned_buffer(4096, Caching::WriteCombined).unwrap();
     let plain = vec![1u8; 4096];
-    let mut lane = port.lane(true).unwrap();
+    let mut queue = port.queue(true).unwrap();
     let write = || there.claim(0..64, Access::Write).unwrap();
     let read = || pinned.claim(0..64, Access::Read).unwrap();
     assert!(holds_in_a_child(|| {
-        let moved = lane.submit(Move::Copy { from: read(), to: write() }, 1);
+        let moved = queue.submit(Move::Copy { from: read(), to: write() }, 1);
         let mut all = true;
         all &= refused("driver", Driver::load(&MAPPABLE.path));
-        all &= refused("open", CudaPort::open(&driver, 0, limits()));
+        all &= refused("open", CudaGpu::open(&driver, 0, limits()));
         all &= refused("device buffer", port.device_buffer(64, Reach::Device));
         all &= refused("window", port.device_buffer(64, Reach::Window(Via::DmaBuf)));
         all &= refused("pinned buffer", port.pinned_buffer(64, Caching::Cached));
         all &= refused("combined buffer", port.pinned_buffer(64, Caching::WriteCombined));
         all &= refused("host kind", port.host_kind(&plain));
-        all &= refused("lane", port.lane(false));
+        all &= refused("queue", port.queue(false));
         all &= refused("submit", moved);
         all &= refused("copy in", port.copy_in(&mut write(), &plain[..64]));
         all &= refused("copy out", port.copy_out(&mut [0; 64], &there.claim(0..64, Access::Read).unwrap()));
@@ -64,13 +64,13 @@ fn every_entry_of_a_port_is_an_error_in_a_forked_child() {
         all &= refused("round trips", port.round_trips(Via::DmaBuf, 1));
         all
     }));
-    lane.submit(Move::Copy { from: read(), to: write() }, 2).unwrap();
-    assert_eq!(headway_device::port_conformance::finish(lane.as_mut(), 1)[0].result, Ok(()));
+    queue.submit(Move::Copy { from: read(), to: write() }, 2).unwrap();
+    assert_eq!(headway_device::port_conformance::finish(queue.as_mut(), 1)[0].result, Ok(()));
 }
 
 #[test]
 fn a_resident_copier_writes_nothing_in_a_forked_child_and_goes_on_in_the_parent() {
-    let port = CudaPort::open(&MAPPABLE.driver(), 0, limits()).unwrap();
+    let port = CudaGpu::open(&MAPPABLE.driver(), 0, limits()).unwrap();
     let patience = Nanos(60_000_000_000);
     let options = ResidentOptions { piece: 4096, lease: Nanos(10_000_000_000), patience };
     let mut copier = port.start_resident(Via::Hub, options).unwrap();
@@ -96,11 +96,11 @@ fn a_resident_copier_writes_nothing_in_a_forked_child_and_goes_on_in_the_parent(
 
 #[test]
 fn a_copier_and_a_device_are_errors_in_a_forked_child_and_can_be_dropped_there() {
-    let ports = CudaPort::open_all(&MAPPABLE.driver(), limits()).unwrap();
+    let ports = CudaGpu::open_all(&MAPPABLE.driver(), limits()).unwrap();
     let mut device = CudaDevice::open_with(&MAPPABLE.driver(), 0, limits()).unwrap();
     let there = ports[0].device_buffer(1 << 20, Reach::Device).unwrap();
     let other = ports[1].device_buffer(1 << 20, Reach::Device).unwrap();
-    let gpus = ports.into_iter().zip(1..).map(|(port, id)| (EndpointId(id), Arc::new(port) as Arc<dyn Port>));
+    let gpus = ports.into_iter().zip(1..).map(|(port, id)| (EndpointId(id), Arc::new(port) as Arc<dyn Gpu>));
     let copier = Copier::new(gpus.collect(), Profile::default(), CopyOptions::default()).unwrap();
     copier.prepare().unwrap();
     let (at, mut host) = (At { buffer: &there, offset: 0 }, vec![7u8; 1 << 20]);

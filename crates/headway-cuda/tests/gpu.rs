@@ -5,9 +5,9 @@ use std::io::Write as _;
 use std::sync::Arc;
 
 use headway_core::units::Bytes;
-use headway_cuda::{CudaDevice, CudaPort, Driver, Nvml};
+use headway_cuda::{CudaDevice, CudaGpu, Driver, Nvml};
 use headway_device::conformance::SkipReason;
-use headway_device::port::{Caching, Move, Port, Reach};
+use headway_device::gpu::{Caching, Gpu, Move, Reach};
 use headway_device::port_conformance::{self, finish};
 use headway_device::{Access, Device, Limits};
 
@@ -32,8 +32,8 @@ fn open() -> Result<Box<dyn Device>, SkipReason> {
 
 headway_device::conformance!(gpu, open);
 
-fn open_port() -> Result<Arc<dyn Port>, SkipReason> {
-    Ok(Arc::new(CudaPort::open(&driver()?, 0, Limits { host_bytes_max: Bytes(512 << 20), ..limits() })?))
+fn open_port() -> Result<Arc<dyn Gpu>, SkipReason> {
+    Ok(Arc::new(CudaGpu::open(&driver()?, 0, Limits { host_bytes_max: Bytes(512 << 20), ..limits() })?))
 }
 
 headway_device::port_conformance!(gpu_port, open_port);
@@ -66,7 +66,7 @@ fn all_pairs_of_neighbours_exchange_every_byte() {
 #[test]
 fn ports_of_neighbours_exchange_every_byte() {
     with_driver("ports_of_neighbours_exchange_every_byte", |driver| {
-        let ports = CudaPort::open_all(driver, limits())?;
+        let ports = CudaGpu::open_all(driver, limits())?;
         if ports.len() < 2 {
             return Err(SkipReason("there is one GPU".into()));
         }
@@ -81,20 +81,20 @@ fn ports_of_neighbours_exchange_every_byte() {
     });
 }
 
-/// The driver may return when the bytes are staged; a lane does not wait for the default stream, in which they still move.
+/// The driver may return when the bytes are staged; a queue does not wait for the default stream, in which they still move.
 #[test]
 fn ordinary_memory_has_arrived_when_the_copy_returns() {
     const BYTES: usize = 32 << 20;
     with_driver("ordinary_memory_has_arrived_when_the_copy_returns", |driver| {
-        let port = CudaPort::open(driver, 0, limits())?;
-        let mut lane = port.lane(false)?;
+        let port = CudaGpu::open(driver, 0, limits())?;
+        let mut queue = port.queue(false)?;
         let (there, host) = (port.device_buffer(BYTES, Reach::Device)?, port.pinned_buffer(64, Caching::Cached)?);
         // Small copies travel with the command, larger ones through the driver's buffers.
         for (round, len) in (0..200u8).zip([64, 4096, 60_000, 1 << 20, BYTES].into_iter().cycle()) {
             port.copy_in(&mut there.claim(0..len, Access::Write)?, &vec![round + 1; len])?;
             let (from, to) = (there.claim(len - 64..len, Access::Read)?, host.claim(0..64, Access::Write)?);
-            lane.submit(Move::Copy { from, to }, 0)?;
-            assert_eq!(finish(lane.as_mut(), 1)[0].result, Ok(()));
+            queue.submit(Move::Copy { from, to }, 0)?;
+            assert_eq!(finish(queue.as_mut(), 1)[0].result, Ok(()));
             assert_eq!(host.claim(0..64, Access::Read)?.bytes()?, [round + 1; 64], "the last bytes of {len}");
         }
         Ok(())

@@ -8,9 +8,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use headway_core::units::Bytes;
-use headway_cuda::{CudaPort, Driver};
+use headway_cuda::{CudaGpu, Driver};
 use headway_device::conformance::SkipReason;
-use headway_device::port::{Argument, Caching, CpuArgument, Lane, Move, Port, Program, Reach};
+use headway_device::gpu::{Argument, Caching, CpuArgument, Gpu, Move, Program, Queue, Reach};
 use headway_device::{Access, Buffer, DeviceError, Grid, Limits};
 use headway_kernels::inspect::wafer::Wafer;
 use headway_kernels::inspect::{Inspect, Layout, Merge, SYNOPSIS_BYTES, read_list, steps};
@@ -22,7 +22,7 @@ fn say(text: &str) {
     drop(writeln!(std::io::stderr(), "{text}"));
 }
 
-fn port() -> Result<CudaPort, SkipReason> {
+fn gpu() -> Result<CudaGpu, SkipReason> {
     let driver = Driver::system()?;
     if driver.is_fake() {
         return Err(SkipReason("the driver library is the fake one of the tests".into()));
@@ -30,13 +30,13 @@ fn port() -> Result<CudaPort, SkipReason> {
     if driver.probe()?.devices.is_empty() {
         return Err(SkipReason("the driver reports no GPU".into()));
     }
-    Ok(CudaPort::open(&driver, 0, Limits { buffers_max: 64, host_bytes_max: Bytes(256 << 20), ..Limits::default() })?)
+    Ok(CudaGpu::open(&driver, 0, Limits { buffers_max: 64, host_bytes_max: Bytes(256 << 20), ..Limits::default() })?)
 }
 
 /// Runs `body` on the first GPU, or prints why not.
-fn with_port(test: &str, body: impl FnOnce(&CudaPort) -> Result<(), DeviceError>) {
-    match port() {
-        Ok(port) => body(&port).expect("the GPU does what it is asked"),
+fn with_port(test: &str, body: impl FnOnce(&CudaGpu) -> Result<(), DeviceError>) {
+    match gpu() {
+        Ok(gpu) => body(&gpu).expect("the GPU does what it is asked"),
         Err(SkipReason(reason)) => say(&format!("skipped {test}: {reason}")),
     }
 }
@@ -80,13 +80,13 @@ fn frames<M: Machine>(shape: Shape, machine: M) -> Result<Vec<Outcome>, DeviceEr
 
 #[test]
 fn the_tracker_leaves_the_same_bits_as_on_the_cpu() {
-    with_port("the_tracker_leaves_the_same_bits_as_on_the_cpu", |port| {
+    with_port("the_tracker_leaves_the_same_bits_as_on_the_cpu", |gpu| {
         let sizes = [Shape::default(), Shape::new(131, 99, 96).expect("a shape")];
         for (shape, warp) in sizes.into_iter().flat_map(|shape| {
             [Warp::Translation, Warp::Photometric, Warp::Affine].map(|warp| (shape.with_search(warp, 3), warp))
         }) {
             let expected = frames(shape, CpuMachine::new(&shape))?;
-            let found = frames(shape, PortMachine::open(port, &shape)?)?;
+            let found = frames(shape, PortMachine::open(gpu, &shape)?)?;
             let tracked: usize = expected.iter().map(|(report, _)| report.tracked.len()).sum();
             assert!(tracked > 40, "{tracked} features tracked");
             for (frame, (found, expected)) in found.iter().zip(&expected).enumerate() {
@@ -107,9 +107,9 @@ fn the_tracker_leaves_the_same_bits_as_on_the_cpu() {
 
 #[test]
 fn a_frame_takes() {
-    with_port("a_frame_takes", |port| {
+    with_port("a_frame_takes", |gpu| {
         let shape = Shape::default();
-        let mut tracker = Tracker::new(shape, PortMachine::open(port, &shape)?)?;
+        let mut tracker = Tracker::new(shape, PortMachine::open(gpu, &shape)?)?;
         let images = [picture(&shape, 0.0), picture(&shape, 0.7)];
         tracker.track(&images[0], None)?;
         let features = tracker.refill(&images[0], &Choice::default())?;
@@ -128,8 +128,8 @@ fn a_frame_takes() {
     });
 }
 
-/// A lane that is waited for after each launch.
-struct Turns<'a>(&'a CudaPort, Box<dyn Lane>);
+/// A queue that is waited for after each launch.
+struct Turns<'a>(&'a CudaGpu, Box<dyn Queue>);
 
 impl Turns<'_> {
     fn memory(&self, bytes: &[u8]) -> Result<Buffer, DeviceError> {
@@ -173,14 +173,14 @@ fn inspect_numbers(wafer: &Wafer, operations: u32, camera: usize) -> [usize; 7] 
 }
 
 /// Pinned memory, aligned for the programs' words, as the CPU forms need it.
-fn host(port: &CudaPort, bytes: usize) -> Result<Buffer, DeviceError> {
-    port.pinned_buffer(bytes, Caching::Cached)
+fn host(gpu: &CudaGpu, bytes: usize) -> Result<Buffer, DeviceError> {
+    gpu.pinned_buffer(bytes, Caching::Cached)
 }
 
 #[test]
 fn an_inspection_writes_the_same_bytes_as_on_the_cpu() {
-    with_port("an_inspection_writes_the_same_bytes_as_on_the_cpu", |port| {
-        let mut turns = Turns(port, port.lane(true)?);
+    with_port("an_inspection_writes_the_same_bytes_as_on_the_cpu", |gpu| {
+        let mut turns = Turns(gpu, gpu.queue(true)?);
         let layouts = [Layout::default(), Layout::new(90, 130, 41).expect("a layout")];
         for (layout, operations) in layouts.into_iter().flat_map(|layout| [0, 1000].map(|many| (layout, many))) {
             let wafer = Wafer { layout, cameras: 5, defects: 20, seed: 81 };
@@ -188,7 +188,7 @@ fn an_inspection_writes_the_same_bytes_as_on_the_cpu() {
             let all = turns.memory(&vec![7; wafer.cameras * SYNOPSIS_BYTES])?;
             let (scratch, list) =
                 (turns.memory(&vec![7; layout.scratch_bytes(wafer.cameras)])?, turns.memory(&[7; SYNOPSIS_BYTES])?);
-            let (image, synopses) = (host(port, layout.image_bytes())?, host(port, all.len())?);
+            let (image, synopses) = (host(gpu, layout.image_bytes())?, host(gpu, all.len())?);
             let mut times = Vec::new();
             for camera in 0..wafer.cameras {
                 let mut span = image.claim(0..image.len(), Access::Write)?;
@@ -211,7 +211,7 @@ fn an_inspection_writes_the_same_bytes_as_on_the_cpu() {
             let merged = turns.launch((Arc::new(Merge), Merge::grid()), &regions, &sizes)?;
             let synopses = synopses.claim(0..all.len(), Access::Read)?;
             assert!(turns.content(&all)? == synopses.bytes()?, "synopses differ");
-            let expected = host(port, SYNOPSIS_BYTES)?;
+            let expected = host(gpu, SYNOPSIS_BYTES)?;
             let mut span = expected.claim(0..SYNOPSIS_BYTES, Access::Write)?;
             let (from, to) = (CpuArgument::Read(synopses.bytes()?), CpuArgument::Write(span.bytes_mut()?));
             let mut arguments = vec![from, CpuArgument::Write(&mut []), to];

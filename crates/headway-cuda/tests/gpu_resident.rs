@@ -9,9 +9,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use headway_core::files::machine::{EngineClass, Method};
 use headway_core::models::transfer::Via;
 use headway_core::units::{Bytes, Nanos};
-use headway_cuda::{CudaDevice, CudaPort, CudaResident, Driver};
+use headway_cuda::{CudaDevice, CudaGpu, CudaResident, Driver};
 use headway_device::conformance::SkipReason;
-use headway_device::port::{Caching, Port as _, Reach, Resident as _, ResidentOptions};
+use headway_device::gpu::{Caching, Gpu as _, Reach, Resident as _, ResidentOptions};
 use headway_device::{Access, Buffer, Device as _, DeviceError, HostKind, Limits, Operation};
 use headway_os::clock;
 
@@ -31,26 +31,26 @@ fn say(text: &str) {
     drop(writeln!(std::io::stderr(), "{text}"));
 }
 
-/// Runs `body` with the driver and a port, or prints why not.
-fn with_port(test: &str, body: fn(&Arc<Driver>, &CudaPort)) {
-    let open = || -> Result<(Arc<Driver>, CudaPort), SkipReason> {
+/// Runs `body` with the driver and a gpu, or prints why not.
+fn with_port(test: &str, body: fn(&Arc<Driver>, &CudaGpu)) {
+    let open = || -> Result<(Arc<Driver>, CudaGpu), SkipReason> {
         let driver = Driver::system()?;
         if driver.is_fake() {
             return Err(SkipReason("the driver library is the fake one of the tests".into()));
         }
-        let port = CudaPort::open(&driver, 0, limits())?;
-        Ok((driver, port))
+        let gpu = CudaGpu::open(&driver, 0, limits())?;
+        Ok((driver, gpu))
     };
     match open() {
-        Ok((driver, port)) => body(&driver, &port),
+        Ok((driver, gpu)) => body(&driver, &gpu),
         Err(SkipReason(reason)) => say(&format!("skipped {test}: {reason}")),
     }
 }
 
 /// Runs `body` with a copier of every form that the GPU has; prints why the others are missing.
-fn with_forms(port: &CudaPort, options: ResidentOptions, mut body: impl FnMut(Via, &mut CudaResident)) {
+fn with_forms(gpu: &CudaGpu, options: ResidentOptions, mut body: impl FnMut(Via, &mut CudaResident)) {
     for via in FORMS {
-        match port.start_resident(via, options) {
+        match gpu.start_resident(via, options) {
             Ok(mut copier) => {
                 let mailbox = if copier.has_window() { "device memory, by a window" } else { "pinned host memory" };
                 say(&format!("{via:?}: on multiprocessors {:?}, mailbox in {mailbox}", copier.multiprocessors()));
@@ -89,24 +89,24 @@ fn assert_same(found: &[u8], wanted: &[u8], what: &str) {
 
 /// Device memory, and what the driver's own copies say is in it.
 struct Checked<'a> {
-    port: &'a CudaPort,
+    gpu: &'a CudaGpu,
     buffer: Buffer,
     content: Vec<u8>,
 }
 
 impl<'a> Checked<'a> {
-    fn new(port: &'a CudaPort, bytes: usize, seed: u64) -> Self {
-        let buffer = port.device_buffer(bytes, Reach::Device).unwrap();
+    fn new(gpu: &'a CudaGpu, bytes: usize, seed: u64) -> Self {
+        let buffer = gpu.device_buffer(bytes, Reach::Device).unwrap();
         let content = noise(bytes, seed);
-        port.copy_in(&mut buffer.claim(0..bytes, Access::Write).unwrap(), &content).unwrap();
-        Self { port, buffer, content }
+        gpu.copy_in(&mut buffer.claim(0..bytes, Access::Write).unwrap(), &content).unwrap();
+        Self { gpu, buffer, content }
     }
 
     /// Compares everything: what was copied, and that nothing else changed.
     fn check(&self, what: &str) {
         let mut found = vec![0; self.content.len()];
         let span = self.buffer.claim(0..found.len(), Access::Read).unwrap();
-        self.port.copy_out(&mut found, &span).unwrap();
+        self.gpu.copy_out(&mut found, &span).unwrap();
         assert_same(&found, &self.content, what);
     }
 
@@ -127,10 +127,10 @@ impl<'a> Checked<'a> {
 
 #[test]
 fn every_size_arrives_both_ways() {
-    with_port("every_size_arrives_both_ways", |_, port| {
+    with_port("every_size_arrives_both_ways", |_, gpu| {
         for piece in [65536, 256] {
-            with_forms(port, ResidentOptions { piece, ..OPTIONS }, |via, copier| {
-                let mut there = Checked::new(port, (1 << 20) + 4096, 1);
+            with_forms(gpu, ResidentOptions { piece, ..OPTIONS }, |via, copier| {
+                let mut there = Checked::new(gpu, (1 << 20) + 4096, 1);
                 let data = noise((1 << 20) + 4096, 2);
                 let sizes = (0..=4097).filter(|bytes| bytes % 2 == 1 || *bytes < 130);
                 for (round, bytes) in sizes.chain([8191, 8192, 8193, 65536, 262_144, (1 << 20) + 3]).enumerate() {
@@ -150,10 +150,10 @@ fn every_size_arrives_both_ways() {
 
 #[test]
 fn every_alignment_of_pinned_memory_arrives_both_ways() {
-    with_port("every_alignment_of_pinned_memory_arrives_both_ways", |_, port| {
-        with_forms(port, OPTIONS, |via, copier| {
-            let mut there = Checked::new(port, 8192, 3);
-            let host = port.pinned_buffer(16384, Caching::Cached).unwrap();
+    with_port("every_alignment_of_pinned_memory_arrives_both_ways", |_, gpu| {
+        with_forms(gpu, OPTIONS, |via, copier| {
+            let mut there = Checked::new(gpu, 8192, 3);
+            let host = gpu.pinned_buffer(16384, Caching::Cached).unwrap();
             for (index, bytes) in [1, 3, 15, 16, 17, 255, 1000, 4097].into_iter().enumerate() {
                 for place in 0..256 {
                     let (here_at, there_at) = (place % 16, 64 + place / 16);
@@ -188,9 +188,9 @@ fn every_alignment_of_pinned_memory_arrives_both_ways() {
 
 #[test]
 fn leases_end_and_copies_start_it_again() {
-    with_port("leases_end_and_copies_start_it_again", |_, port| {
-        with_forms(port, ResidentOptions { lease: Nanos(1_000_000), ..OPTIONS }, |via, copier| {
-            let mut there = Checked::new(port, 8192, 5);
+    with_port("leases_end_and_copies_start_it_again", |_, gpu| {
+        with_forms(gpu, ResidentOptions { lease: Nanos(1_000_000), ..OPTIONS }, |via, copier| {
+            let mut there = Checked::new(gpu, 8192, 5);
             let mut restarts = Vec::new();
             for round in 0..20 {
                 clock::sleep_until(clock::now().saturating_add(Nanos(10_000_000)));
@@ -204,8 +204,8 @@ fn leases_end_and_copies_start_it_again() {
             assert!(copier.launches() >= 15, "{} launches: leases do not end", copier.launches());
         });
         // Leases that end at any moment between and during copies.
-        with_forms(port, ResidentOptions { lease: Nanos(0), ..OPTIONS }, |via, copier| {
-            let mut there = Checked::new(port, 8192, 6);
+        with_forms(gpu, ResidentOptions { lease: Nanos(0), ..OPTIONS }, |via, copier| {
+            let mut there = Checked::new(gpu, 8192, 6);
             for round in 0..5_000 {
                 let at = round % 100;
                 there.copy_in(copier, at, &noise(64 + round % 1000, round as u64));
@@ -222,12 +222,12 @@ fn leases_end_and_copies_start_it_again() {
 
 #[test]
 fn frees_wait_for_the_lease_unless_it_is_parked() {
-    with_port("frees_wait_for_the_lease_unless_it_is_parked", |_, port| {
-        with_forms(port, ResidentOptions { lease: Nanos(300_000_000), ..OPTIONS }, |via, copier| {
+    with_port("frees_wait_for_the_lease_unless_it_is_parked", |_, gpu| {
+        with_forms(gpu, ResidentOptions { lease: Nanos(300_000_000), ..OPTIONS }, |via, copier| {
             let mut took = Vec::new();
             for parks in [false, true] {
-                let spare = port.device_buffer(1 << 20, Reach::Device).unwrap();
-                let buffer = port.device_buffer(64, Reach::Device).unwrap();
+                let spare = gpu.device_buffer(1 << 20, Reach::Device).unwrap();
+                let buffer = gpu.device_buffer(64, Reach::Device).unwrap();
                 copier.copy_in(&mut buffer.claim(0..64, Access::Write).unwrap(), &[1; 64]).unwrap();
                 let begin = clock::now();
                 if parks {
@@ -251,12 +251,12 @@ fn frees_wait_for_the_lease_unless_it_is_parked() {
 fn frees_get_through_a_steady_stream_of_copies() {
     const LEASE: Nanos = Nanos(50_000_000);
     const FOREVER: Nanos = Nanos(20_000_000_000);
-    with_port("frees_get_through_a_steady_stream_of_copies", |_, port| {
-        with_forms(port, ResidentOptions { lease: LEASE, ..OPTIONS }, |via, copier| {
-            let buffer = port.device_buffer(8192, Reach::Device).unwrap();
+    with_port("frees_get_through_a_steady_stream_of_copies", |_, gpu| {
+        with_forms(gpu, ResidentOptions { lease: LEASE, ..OPTIONS }, |via, copier| {
+            let buffer = gpu.device_buffer(8192, Reach::Device).unwrap();
             let mut took = Vec::new();
             for round in 0..10u64 {
-                let (spare, freed) = (port.device_buffer(1 << 20, Reach::Device).unwrap(), AtomicBool::new(false));
+                let (spare, freed) = (gpu.device_buffer(1 << 20, Reach::Device).unwrap(), AtomicBool::new(false));
                 let (began, launches) = (clock::now(), copier.launches());
                 let free = std::thread::scope(|threads| {
                     let free = threads.spawn(|| {
@@ -419,13 +419,13 @@ fn say_row(via: Via, out: bool, bytes: usize, alone: (u64, u64, u64), loaded: (u
 
 #[test]
 fn what_small_copies_take() {
-    with_port("what_small_copies_take", |driver, port| {
+    with_port("what_small_copies_take", |driver, gpu| {
         for (piece, times) in [(65536, TIMES), (256, TIMES_IN_PIECES)] {
             say_head(&format!(
                 "Resident copies of ordinary memory, us, n = {times}, pieces of {piece} bytes, bytes checked outside the time"
             ));
-            with_forms(port, ResidentOptions { piece, ..OPTIONS }, |via, copier| {
-                let mut there = Checked::new(port, 65536, 7);
+            with_forms(gpu, ResidentOptions { piece, ..OPTIONS }, |via, copier| {
+                let mut there = Checked::new(gpu, 65536, 7);
                 for out in [false, true] {
                     let class = if out { EngineClass::D2h } else { EngineClass::H2d };
                     for bytes in [64, 1024, 4096, 65536] {
@@ -452,12 +452,12 @@ fn what_small_copies_take() {
 
 #[test]
 fn what_large_copies_reach() {
-    with_port("what_large_copies_reach", |_, port| {
+    with_port("what_large_copies_reach", |_, gpu| {
         const BYTES: usize = 64 << 20;
-        let host = port.pinned_buffer(BYTES, Caching::Cached).unwrap();
+        let host = gpu.pinned_buffer(BYTES, Caching::Cached).unwrap();
         for piece in [16384, 65536, 262_144, 1 << 20] {
-            with_forms(port, ResidentOptions { piece, ..OPTIONS }, |via, copier| {
-                let mut there = Checked::new(port, BYTES, 8);
+            with_forms(gpu, ResidentOptions { piece, ..OPTIONS }, |via, copier| {
+                let mut there = Checked::new(gpu, BYTES, 8);
                 let mut rates = [0.0; 2];
                 let data = noise(BYTES, 11);
                 host.claim(0..BYTES, Access::Write).unwrap().bytes_mut().unwrap().copy_from_slice(&data);

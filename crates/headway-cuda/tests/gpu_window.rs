@@ -9,9 +9,9 @@ use headway_core::files::machine::{EngineClass, Method};
 use headway_core::models::transfer::Via;
 use headway_core::units::{Bytes, Nanos};
 use headway_cuda::window::{self, Route};
-use headway_cuda::{CudaDevice, CudaPort, Driver};
+use headway_cuda::{CudaDevice, CudaGpu, Driver};
 use headway_device::conformance::{SkipReason, wait_for};
-use headway_device::port::Port as _;
+use headway_device::gpu::Gpu as _;
 use headway_device::{Access, Buffer, Device as _, HostKind, Limits, Operation};
 use headway_os::clock;
 
@@ -127,10 +127,10 @@ fn every_route_is_tried_to_its_end() {
                 Err(reason) => say(&format!("{route}: {reason}")),
             }
         }
-        let port = CudaPort::open(driver, 0, limits()).expect("the first GPU opens");
-        let first: Vec<_> = port.windows();
+        let gpu = CudaGpu::open(driver, 0, limits()).expect("the first GPU opens");
+        let first: Vec<_> = gpu.windows();
         say(&format!("by form: {first:?}"));
-        assert_eq!(first, port.windows(), "a probe is remembered");
+        assert_eq!(first, gpu.windows(), "a probe is remembered");
     });
 }
 
@@ -229,15 +229,15 @@ fn a_running_kernel_answers_a_store() {
 fn a_small_mapping_moves_over_a_large_buffer() {
     const TEST: &str = "a_small_mapping_moves_over_a_large_buffer";
     with_driver(TEST, |driver| {
-        let port = CudaPort::open(driver, 0, limits()).expect("the first GPU opens");
+        let gpu = CudaGpu::open(driver, 0, limits()).expect("the first GPU opens");
         let mut engines = Engines::open(driver);
         let bytes = (64 << 20) + 4096;
         by_each_route(TEST, driver, bytes, |route, buffer| {
-            let mut pager = match port.pager(route.via(), buffer) {
+            let mut pager = match gpu.pager(route.via(), buffer) {
                 Ok(pager) => pager,
                 Err(error) => return say(&format!("{route}: no small mapping: {error}")),
             };
-            assert!(port.pager(route.via(), buffer).is_err(), "{route}: one owner at a time");
+            assert!(gpu.pager(route.via(), buffer).is_err(), "{route}: one owner at a time");
             let span = pager.span_bytes();
             let data = random(7, 3 * span);
             pager.store(span - 1000, &data).unwrap();
@@ -268,18 +268,18 @@ fn a_small_mapping_moves_over_a_large_buffer() {
 #[test]
 fn a_port_gives_memory_with_its_best_window() {
     with_driver("a_port_gives_memory_with_its_best_window", |driver| {
-        let port = CudaPort::open(driver, 0, limits()).expect("the first GPU opens");
+        let gpu = CudaGpu::open(driver, 0, limits()).expect("the first GPU opens");
         for via in [Via::Gdrdrv, Via::Vulkan, Via::DmaBuf] {
-            match port.device_buffer(1000, headway_device::port::Reach::Window(via)) {
+            match gpu.device_buffer(1000, headway_device::gpu::Reach::Window(via)) {
                 Ok(buffer) => {
                     let mut span = buffer.claim(0..1000, Access::Write).unwrap();
                     span.store(1, &[7; 998]).unwrap();
                     let mut seen = [9; 1000];
                     span.load(0, &mut seen).unwrap();
                     assert_eq!((seen[0], seen[1], seen[998], seen[999]), (0, 7, 7, 0), "{via:?}");
-                    say(&format!("a port gives memory with the window {via:?}"));
+                    say(&format!("a gpu gives memory with the window {via:?}"));
                 }
-                Err(error) => say(&format!("a port gives no memory with the window {via:?}: {error}")),
+                Err(error) => say(&format!("a gpu gives no memory with the window {via:?}: {error}")),
             }
         }
     });

@@ -10,9 +10,9 @@ use headway_core::decisions::staging::Flow;
 use headway_core::files::machine::{EndpointId, Method};
 use headway_core::models::transfer::{Direction, HostMemory, Profile, Via, Way, default_tuning};
 use headway_core::units::{Bytes, Nanos};
-use headway_cuda::{CudaDevice, CudaPort};
+use headway_cuda::{CudaDevice, CudaGpu};
 use headway_device::buffer::lend;
-use headway_device::port::{Caching, Move, Piece, Port, Reach};
+use headway_device::gpu::{Caching, Gpu, Move, Piece, Reach};
 use headway_device::{Access, Buffer, Device, DeviceError, Limits, Operation, graveyard};
 use headway_runtime::copy::{At, Copier, CopyError, CopyLimits, CopyOptions, How, ManyBy};
 use headway_runtime::staging::{Pool, PoolOptions, Staged, StagingError, copy_pinned};
@@ -41,8 +41,8 @@ struct Rig {
 impl Rig {
     fn new() -> Self {
         let fake = MAPPABLE.another();
-        let ports = CudaPort::open_all(&fake.driver(), limits()).unwrap();
-        let ports: Vec<Arc<dyn Port>> = ports.into_iter().map(|port| Arc::new(port) as Arc<dyn Port>).collect();
+        let ports = CudaGpu::open_all(&fake.driver(), limits()).unwrap();
+        let ports: Vec<Arc<dyn Gpu>> = ports.into_iter().map(|port| Arc::new(port) as Arc<dyn Gpu>).collect();
         let device = ports[0].device_buffer(LEN, Reach::Window(Via::DmaBuf)).unwrap();
         let other = ports[1].device_buffer(LEN, Reach::Device).unwrap();
         let pinned = ports[0].pinned_buffer(LEN, Caching::Cached).unwrap();
@@ -124,7 +124,7 @@ fn cases() -> Vec<Case> {
             (What::By(Way::via(Method::Resident, Via::Gpc4)), true, ("", 0)),
             (What::Peer, false, event),
             (What::Pieces(ManyBy::Gather), false, event),
-            (What::Pieces(ManyBy::Lane(headway_device::port::Mover::Loop)), true, event),
+            (What::Pieces(ManyBy::Queue(headway_device::gpu::Mover::Loop)), true, event),
             (What::Pieces(ManyBy::Resident), false, ("", 0)),
         ] {
             cases.push(Case { what, direction, pinned, ends_at });
@@ -174,24 +174,24 @@ fn windows_go_on_without_the_driver_and_do_not_hang() {
 #[test]
 fn a_context_that_was_given_up_lets_copies_end_that_the_engines_still_make() {
     let fake = MAPPABLE.another();
-    let port = CudaPort::open(&fake.driver(), 0, limits()).unwrap();
+    let port = CudaGpu::open(&fake.driver(), 0, limits()).unwrap();
     let (host, there) =
         (port.pinned_buffer(64, Caching::Cached).unwrap(), port.device_buffer(64, Reach::Device).unwrap());
     let (other, target) =
         (port.pinned_buffer(64, Caching::Cached).unwrap(), port.device_buffer(64, Reach::Device).unwrap());
-    let (mut lane, mut second) = (port.lane(false).unwrap(), port.lane(false).unwrap());
+    let (mut queue, mut second) = (port.queue(false).unwrap(), port.queue(false).unwrap());
     fake.hold(true);
     let from = host.claim(0..64, Access::Read).unwrap();
-    lane.submit(Move::Copy { from, to: there.claim(0..64, Access::Write).unwrap() }, 7).unwrap();
+    queue.submit(Move::Copy { from, to: there.claim(0..64, Access::Write).unwrap() }, 7).unwrap();
     let from = other.claim(0..64, Access::Read).unwrap();
     second.submit(Move::Copy { from, to: target.claim(0..64, Access::Write).unwrap() }, 8).unwrap();
     // What does not end in time is given up with the context.
-    in_time("the drop of a lane", move || drop(second));
-    assert!(matches!(port.lane(false).err(), Some(DeviceError::DeviceLost)));
-    assert_eq!(lane.poll(), None, "it may still run");
+    in_time("the drop of a queue", move || drop(second));
+    assert!(matches!(port.queue(false).err(), Some(DeviceError::DeviceLost)));
+    assert_eq!(queue.poll(), None, "it may still run");
     assert!(host.claim(0..64, Access::Write).is_err() && other.claim(0..64, Access::Write).is_err());
     fake.hold(false);
-    wait_until("the first copy ends", || lane.poll().is_some_and(|done| done.result.is_ok()));
+    wait_until("the first copy ends", || queue.poll().is_some_and(|done| done.result.is_ok()));
     wait_until("the memory of the second one comes back", || other.claim(0..64, Access::Write).is_ok());
     host.claim(0..64, Access::Write).unwrap();
 }
@@ -199,7 +199,7 @@ fn a_context_that_was_given_up_lets_copies_end_that_the_engines_still_make() {
 #[test]
 fn lent_memory_comes_back_when_a_chunk_that_a_staging_pool_gave_up_has_ended() {
     let fake = MAPPABLE.another();
-    let port: Arc<dyn Port> = Arc::new(CudaPort::open(&fake.driver(), 0, limits()).unwrap());
+    let port: Arc<dyn Gpu> = Arc::new(CudaGpu::open(&fake.driver(), 0, limits()).unwrap());
     let options = PoolOptions { patience: Nanos(100_000_000), ..PoolOptions::default() };
     let pool = Pool::new(Arc::clone(&port), options);
     let there = port.device_buffer(LEN, Reach::Device).unwrap();
@@ -227,23 +227,23 @@ fn lent_memory_comes_back_when_a_chunk_that_a_staging_pool_gave_up_has_ended() {
 
 /// Run again as a child by the test below.
 #[test]
-fn lanes_that_hang_are_dropped() {
+fn queues_that_hang_are_dropped() {
     if std::env::var_os("HEADWAY_TEST_LANES").is_none() {
         return;
     }
     let fake = MAPPABLE.another();
-    let port = CudaPort::open(&fake.driver(), 0, limits()).unwrap();
+    let port = CudaGpu::open(&fake.driver(), 0, limits()).unwrap();
     let buffers: Vec<_> = (0..2)
         .map(|_| (port.pinned_buffer(64, Caching::Cached).unwrap(), port.device_buffer(64, Reach::Device).unwrap()))
         .collect();
-    let mut lanes: Vec<_> = (0..2).map(|_| port.lane(true).unwrap()).collect();
+    let mut queues: Vec<_> = (0..2).map(|_| port.queue(true).unwrap()).collect();
     fake.hold(true);
-    for (lane, (host, there)) in lanes.iter_mut().zip(&buffers) {
+    for (queue, (host, there)) in queues.iter_mut().zip(&buffers) {
         let from = host.claim(0..64, Access::Read).unwrap();
-        lane.submit(Move::Copy { from, to: there.claim(0..64, Access::Write).unwrap() }, 0).unwrap();
+        queue.submit(Move::Copy { from, to: there.claim(0..64, Access::Write).unwrap() }, 0).unwrap();
     }
     let before = fake.live();
-    in_time("the drop of lanes", move || drop(lanes));
+    in_time("the drop of queues", move || drop(queues));
     assert_eq!((fake.live(), graveyard::count()), (before, 2), "streams and events are left as they are");
     assert!(buffers.iter().all(|(host, _)| host.claim(0..1, Access::Write).is_err()), "their memory is still in use");
     fake.hold(false);
@@ -252,9 +252,9 @@ fn lanes_that_hang_are_dropped() {
 }
 
 #[test]
-fn a_lane_that_does_not_end_in_time_is_left_behind_and_standard_error_says_so_once() {
+fn a_queue_that_does_not_end_in_time_is_left_behind_and_standard_error_says_so_once() {
     let child = std::process::Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "--nocapture", "lanes_that_hang_are_dropped"])
+        .args(["--exact", "--nocapture", "queues_that_hang_are_dropped"])
         .env("HEADWAY_TEST_LANES", "1")
         .output()
         .unwrap();

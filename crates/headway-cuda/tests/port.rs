@@ -1,4 +1,4 @@
-//! The ports' conformance suite and the error paths of [`CudaPort`] against a library with the driver's interface and no GPU
+//! The gpus' conformance suite and the error paths of [`CudaGpu`] against a library with the driver's interface and no GPU
 //! behind it.
 
 mod support;
@@ -6,10 +6,10 @@ mod support;
 use std::sync::{Arc, LazyLock};
 
 use headway_core::units::{Bytes, Nanos};
-use headway_cuda::{CudaDevice, CudaPort};
+use headway_cuda::{CudaDevice, CudaGpu};
 use headway_device::buffer::lend_mut;
 use headway_device::conformance::SkipReason;
-use headway_device::port::{Caching, Done, Lane, Move, Mover, Piece, Port, Reach};
+use headway_device::gpu::{Caching, Done, Gpu, Move, Mover, Piece, Queue, Reach};
 use headway_device::port_conformance::{self, finish};
 use headway_device::{Access, Buffer, DeviceError, HostKind, Limits};
 use support::{Fake, failing, wait_until};
@@ -18,22 +18,22 @@ fn limits() -> Limits {
     Limits { buffers_max: 64, host_bytes_max: Bytes(512 << 20), outstanding_per_engine_max: 16, ..Limits::default() }
 }
 
-fn open(fake: &Fake) -> CudaPort {
-    CudaPort::open(&fake.driver(), 0, limits()).unwrap()
+fn open(fake: &Fake) -> CudaGpu {
+    CudaGpu::open(&fake.driver(), 0, limits()).unwrap()
 }
 
 static PLAIN: LazyLock<Fake> = LazyLock::new(|| Fake::build(&[]));
 
-fn open_plain() -> Result<Arc<dyn Port>, SkipReason> {
+fn open_plain() -> Result<Arc<dyn Gpu>, SkipReason> {
     Ok(Arc::new(open(&PLAIN)))
 }
 
 headway_device::port_conformance!(fake_driver, open_plain);
 
-fn pair(port: &CudaPort, bytes: usize) -> (Buffer, Buffer) {
-    let host = port.pinned_buffer(bytes, Caching::Cached).unwrap();
+fn pair(gpu: &CudaGpu, bytes: usize) -> (Buffer, Buffer) {
+    let host = gpu.pinned_buffer(bytes, Caching::Cached).unwrap();
     host.claim(0..bytes, Access::Write).unwrap().bytes_mut().unwrap().fill(7);
-    (host, port.device_buffer(bytes, Reach::Device).unwrap())
+    (host, gpu.device_buffer(bytes, Reach::Device).unwrap())
 }
 
 fn copy(from: &Buffer, to: &Buffer) -> Move {
@@ -47,30 +47,30 @@ fn pieces(from: &Buffer, to: &Buffer, len: usize, by: Mover) -> Move {
     Move::Pieces { from, to, pieces: list, by }
 }
 
-fn perform(lane: &mut dyn Lane, what: Move) -> Done {
-    lane.submit(what, 1).unwrap();
-    finish(lane, 1).remove(0)
+fn perform(queue: &mut dyn Queue, what: Move) -> Done {
+    queue.submit(what, 1).unwrap();
+    finish(queue, 1).remove(0)
 }
 
-fn bytes_of(port: &CudaPort, buffer: &Buffer) -> Vec<u8> {
+fn bytes_of(gpu: &CudaGpu, buffer: &Buffer) -> Vec<u8> {
     let mut found = vec![0; buffer.len()];
-    port.copy_out(&mut found, &buffer.claim(0..buffer.len(), Access::Read).unwrap()).unwrap();
+    gpu.copy_out(&mut found, &buffer.claim(0..buffer.len(), Access::Read).unwrap()).unwrap();
     found
 }
 
 #[test]
 fn everything_is_given_back_in_the_end() {
     let fake = Fake::build(&[]);
-    let port = open(&fake);
-    let mut lane = port.lane(true).unwrap();
-    let (host, there) = pair(&port, 10_000);
-    lane.submit(pieces(&host, &there, 100, Mover::Kernel { blocks: 3 }), 0).unwrap();
+    let gpu = open(&fake);
+    let mut queue = gpu.queue(true).unwrap();
+    let (host, there) = pair(&gpu, 10_000);
+    queue.submit(pieces(&host, &there, 100, Mover::Kernel { blocks: 3 }), 0).unwrap();
     let mut ordinary = vec![0u8; 10_000];
-    lend_mut(&mut ordinary, None, |plain| drop(port.register(plain).unwrap()));
-    let combined = port.pinned_buffer(10_000, Caching::WriteCombined).unwrap();
-    drop(port);
-    assert!(fake.live() > 0, "lanes and buffers outlive their port");
-    drop((lane, combined, host));
+    lend_mut(&mut ordinary, None, |plain| drop(gpu.register(plain).unwrap()));
+    let combined = gpu.pinned_buffer(10_000, Caching::WriteCombined).unwrap();
+    drop(gpu);
+    assert!(fake.live() > 0, "queues and buffers outlive their gpu");
+    drop((queue, combined, host));
     assert!(fake.live() > 0);
     drop(there);
     assert_eq!(fake.live(), 0);
@@ -82,52 +82,52 @@ fn every_call_that_fails_at_opening_is_reported_and_leaks_nothing() {
         ["cuDeviceTotalMem_v2", "cuDevicePrimaryCtxRetain", "cuCtxGetCurrent", "cuCtxSetCurrent", "cuStreamCreate"]
     {
         let fake = failing(call, 801, 1, &[]);
-        let opened = CudaPort::open(&fake.driver(), 0, limits()).and_then(|port| port.lane(true).map(drop));
+        let opened = CudaGpu::open(&fake.driver(), 0, limits()).and_then(|gpu| gpu.queue(true).map(drop));
         assert!(matches!(opened, Err(DeviceError::Driver { code: 801, .. })), "{call}: {opened:?}");
         assert_eq!(fake.live(), 0, "after {call} failed");
     }
 }
 
 #[test]
-fn only_lanes_that_keep_time_tell_the_time() {
+fn only_queues_that_keep_time_tell_the_time() {
     let fake = Fake::build(&["-DCOPY_NANOS=2000000"]);
-    let port = open(&fake);
-    let (host, there) = pair(&port, 64);
+    let gpu = open(&fake);
+    let (host, there) = pair(&gpu, 64);
     // The library refuses to compare events that were made without time stamps.
-    assert_eq!(perform(port.lane(false).unwrap().as_mut(), copy(&host, &there)).device_time, None);
-    let time = perform(port.lane(true).unwrap().as_mut(), copy(&host, &there)).device_time;
+    assert_eq!(perform(gpu.queue(false).unwrap().as_mut(), copy(&host, &there)).device_time, None);
+    let time = perform(gpu.queue(true).unwrap().as_mut(), copy(&host, &there)).device_time;
     assert!(time.is_some_and(|time| time >= Nanos(1_990_000)), "{time:?}");
 }
 
 #[test]
 fn ports_of_one_driver_exchange_every_byte() {
-    let ports = CudaPort::open_all(&PLAIN.driver(), limits()).unwrap();
-    port_conformance::ports_exchange_every_byte(&ports[0], &ports[1]);
+    let gpus = CudaGpu::open_all(&PLAIN.driver(), limits()).unwrap();
+    port_conformance::ports_exchange_every_byte(&gpus[0], &gpus[1]);
 }
 
 #[test]
 fn ports_without_access_do_not_reach_each_other() {
     let fake = Fake::build(&["-DNO_PEERS"]);
-    let ports = CudaPort::open_all(&fake.driver(), limits()).unwrap();
-    assert!(!ports[0].reaches(ports[1].id()) && ports[0].reaches(ports[0].id()));
-    let [here, there] = [&ports[0], &ports[1]].map(|port| port.device_buffer(64, Reach::Device).unwrap());
-    let error = ports[0].lane(false).unwrap().submit(copy(&here, &there), 0).unwrap_err();
+    let gpus = CudaGpu::open_all(&fake.driver(), limits()).unwrap();
+    assert!(!gpus[0].reaches(gpus[1].id()) && gpus[0].reaches(gpus[0].id()));
+    let [here, there] = [&gpus[0], &gpus[1]].map(|gpu| gpu.device_buffer(64, Reach::Device).unwrap());
+    let error = gpus[0].queue(false).unwrap().submit(copy(&here, &there), 0).unwrap_err();
     assert!(matches!(error, DeviceError::Invalid { .. }), "{error}");
 }
 
 #[test]
 fn a_port_and_a_device_on_one_gpu_share_memory_and_its_loss() {
     let fake = failing("cuStreamSynchronize", 700, 4, &["-DFAIL_STICKY"]);
-    let port = open(&fake);
+    let gpu = open(&fake);
     let mut device = CudaDevice::open_with(&fake.driver(), 0, limits()).unwrap();
     let there = headway_device::Device::device_buffer(&mut device, 64).unwrap();
-    let (host, _) = pair(&port, 64);
-    assert_eq!(perform(port.lane(false).unwrap().as_mut(), copy(&host, &there)).result, Ok(()));
+    let (host, _) = pair(&gpu, 64);
+    assert_eq!(perform(gpu.queue(false).unwrap().as_mut(), copy(&host, &there)).result, Ok(()));
     // Allocations wait for the memory to be zeroed.
-    let lost = (0..9).find_map(|_| port.device_buffer(64, Reach::Device).err());
+    let lost = (0..9).find_map(|_| gpu.device_buffer(64, Reach::Device).err());
     assert!(matches!(lost, Some(DeviceError::Driver { code: 700, .. })), "{lost:?}");
     assert_eq!(headway_device::Device::device_buffer(&mut device, 64).unwrap_err(), DeviceError::DeviceLost);
-    assert_eq!(port.lane(false).err(), Some(DeviceError::DeviceLost));
+    assert_eq!(gpu.queue(false).err(), Some(DeviceError::DeviceLost));
 }
 
 #[test]
@@ -138,79 +138,79 @@ fn batches_use_the_call_that_the_driver_has() {
         (&["-DcuMemcpyBatchAsync_v2=gone", "-DcuMemcpyBatchAsync=gone_too"], true),
     ] {
         let fake = Fake::build(options);
-        let port = open(&fake);
-        let (host, there) = pair(&port, 1000);
-        let mut lane = port.lane(false).unwrap();
-        let submitted = lane.submit(pieces(&host, &there, 10, Mover::Batch), 0);
+        let gpu = open(&fake);
+        let (host, there) = pair(&gpu, 1000);
+        let mut queue = gpu.queue(false).unwrap();
+        let submitted = queue.submit(pieces(&host, &there, 10, Mover::Batch), 0);
         if missing {
             let error = submitted.unwrap_err();
             assert!(matches!(error, DeviceError::Unavailable { .. }), "{error}");
             assert!(error.to_string().contains("older than CUDA 12.8"), "{error}");
         } else {
             submitted.unwrap();
-            assert_eq!(finish(lane.as_mut(), 1)[0].result, Ok(()));
-            assert_eq!(bytes_of(&port, &there), [7; 1000]);
+            assert_eq!(finish(queue.as_mut(), 1)[0].result, Ok(()));
+            assert_eq!(bytes_of(&gpu, &there), [7; 1000]);
         }
     }
 }
 
 #[test]
-fn a_request_refused_in_its_middle_releases_its_bytes_and_the_lane_goes_on() {
+fn a_request_refused_in_its_middle_releases_its_bytes_and_the_queue_goes_on() {
     for (call, at) in [("cuMemcpyHtoDAsync_v2", 3), ("cuEventRecord", 1)] {
         let fake = failing(call, 1, at, &[]);
-        let port = open(&fake);
-        let (host, there) = pair(&port, 100);
-        let mut lane = port.lane(false).unwrap();
-        let error = lane.submit(pieces(&host, &there, 10, Mover::Loop), 0).unwrap_err();
+        let gpu = open(&fake);
+        let (host, there) = pair(&gpu, 100);
+        let mut queue = gpu.queue(false).unwrap();
+        let error = queue.submit(pieces(&host, &there, 10, Mover::Loop), 0).unwrap_err();
         assert!(matches!(error, DeviceError::Driver { code: 1, .. }), "{error}");
-        assert_eq!(lane.outstanding(), 0);
-        assert_eq!(perform(lane.as_mut(), pieces(&host, &there, 10, Mover::Loop)).result, Ok(()));
-        assert_eq!(bytes_of(&port, &there), [7; 100]);
+        assert_eq!(queue.outstanding(), 0);
+        assert_eq!(perform(queue.as_mut(), pieces(&host, &there, 10, Mover::Loop)).result, Ok(()));
+        assert_eq!(bytes_of(&gpu, &there), [7; 100]);
     }
 }
 
 #[test]
 fn an_error_that_ends_the_context_ends_every_move_and_gives_its_bytes_back_soon_after() {
     let fake = failing("cuEventQuery", 700, 3, &["-DFAIL_STICKY", "-DLAG=1"]);
-    let port = open(&fake);
-    let (first, second) = (pair(&port, 64), pair(&port, 64));
-    let mut lane = port.lane(false).unwrap();
+    let gpu = open(&fake);
+    let (first, second) = (pair(&gpu, 64), pair(&gpu, 64));
+    let mut queue = gpu.queue(false).unwrap();
     for (tag, (host, there)) in [&first, &second, &first].into_iter().enumerate() {
         if let Ok(from) = host.claim(0..64, Access::Read)
             && let Ok(to) = there.claim(0..64, Access::Write)
         {
-            lane.submit(Move::Copy { from, to }, tag as u64).unwrap();
+            queue.submit(Move::Copy { from, to }, tag as u64).unwrap();
         }
     }
-    let done = finish(lane.as_mut(), 2);
+    let done = finish(queue.as_mut(), 2);
     assert_eq!((done[0].tag, &done[0].result), (0, &Ok(())));
     assert!(matches!(done[1].result, Err(DeviceError::Driver { code: 700, .. })));
     first.0.claim(0..64, Access::Write).unwrap();
     // Its copy may run on for a moment.
     wait_until("the bytes come back", || second.0.claim(0..64, Access::Write).is_ok());
-    assert_eq!(lane.submit(copy(&first.0, &first.1), 3), Err(DeviceError::DeviceLost));
+    assert_eq!(queue.submit(copy(&first.0, &first.1), 3), Err(DeviceError::DeviceLost));
 }
 
 #[test]
 fn the_table_of_the_copy_kernel_is_used_again() {
     let fake = Fake::build(&[]);
-    let port = open(&fake);
-    let (host, there) = pair(&port, 1 << 20);
-    let mut lane = port.lane(false).unwrap();
+    let gpu = open(&fake);
+    let (host, there) = pair(&gpu, 1 << 20);
+    let mut queue = gpu.queue(false).unwrap();
     let before = fake.live();
     for _ in 0..100 {
-        let done = perform(lane.as_mut(), pieces(&host, &there, 64, Mover::Kernel { blocks: 8 }));
+        let done = perform(queue.as_mut(), pieces(&host, &there, 64, Mover::Kernel { blocks: 8 }));
         assert_eq!(done.result, Ok(()));
     }
     assert_eq!(fake.live(), before + 1, "one event");
-    assert_eq!(bytes_of(&port, &there), vec![7; 1 << 20]);
+    assert_eq!(bytes_of(&gpu, &there), vec![7; 1 << 20]);
 }
 
 #[test]
 fn a_kernel_of_more_blocks_than_a_gpu_has_is_refused() {
-    let port = open(&PLAIN);
-    let (host, there) = pair(&port, 64);
-    let submitted = port.lane(false).unwrap().submit(pieces(&host, &there, 1, Mover::Kernel { blocks: u32::MAX }), 0);
+    let gpu = open(&PLAIN);
+    let (host, there) = pair(&gpu, 64);
+    let submitted = gpu.queue(false).unwrap().submit(pieces(&host, &there, 1, Mover::Kernel { blocks: u32::MAX }), 0);
     assert!(matches!(submitted, Err(DeviceError::Refused { .. })), "{submitted:?}");
 }
 
@@ -218,27 +218,27 @@ fn a_kernel_of_more_blocks_than_a_gpu_has_is_refused() {
 fn ordinary_memory_has_arrived_when_the_copy_returns() {
     // The driver may return when the bytes are staged only; this library always does.
     let fake = Fake::build(&["-DSTAGED"]);
-    let port = open(&fake);
-    let there = port.device_buffer(1000, Reach::Device).unwrap();
-    port.copy_in(&mut there.claim(0..1000, Access::Write).unwrap(), &[9; 1000]).unwrap();
-    let host = port.pinned_buffer(1000, Caching::Cached).unwrap();
-    // Through a lane, which does not wait for the default stream.
-    assert_eq!(perform(port.lane(false).unwrap().as_mut(), copy(&there, &host)).result, Ok(()));
+    let gpu = open(&fake);
+    let there = gpu.device_buffer(1000, Reach::Device).unwrap();
+    gpu.copy_in(&mut there.claim(0..1000, Access::Write).unwrap(), &[9; 1000]).unwrap();
+    let host = gpu.pinned_buffer(1000, Caching::Cached).unwrap();
+    // Through a queue, which does not wait for the default stream.
+    assert_eq!(perform(gpu.queue(false).unwrap().as_mut(), copy(&there, &host)).result, Ok(()));
     assert_eq!(host.claim(0..1000, Access::Read).unwrap().bytes().unwrap(), [9; 1000]);
 }
 
 #[test]
 fn another_current_context_does_not_disturb_a_port() {
-    let ports = CudaPort::open_all(&PLAIN.driver(), limits()).unwrap();
-    let mut lanes: Vec<_> = ports.iter().map(|port| port.lane(true).unwrap()).collect();
-    let memory: Vec<_> = ports.iter().map(|port| pair(port, 64)).collect();
+    let gpus = CudaGpu::open_all(&PLAIN.driver(), limits()).unwrap();
+    let mut queues: Vec<_> = gpus.iter().map(|gpu| gpu.queue(true).unwrap()).collect();
+    let memory: Vec<_> = gpus.iter().map(|gpu| pair(gpu, 64)).collect();
     // Each call leaves its own context current on this thread; streams of another are refused by the library.
     for _ in 0..3 {
-        for (lane, (host, there)) in lanes.iter_mut().zip(&memory) {
-            lane.submit(copy(host, there), 0).unwrap();
+        for (queue, (host, there)) in queues.iter_mut().zip(&memory) {
+            queue.submit(copy(host, there), 0).unwrap();
         }
-        for lane in &mut lanes {
-            assert_eq!(finish(lane.as_mut(), 1)[0].result, Ok(()));
+        for queue in &mut queues {
+            assert_eq!(finish(queue.as_mut(), 1)[0].result, Ok(()));
         }
     }
 }
@@ -246,13 +246,13 @@ fn another_current_context_does_not_disturb_a_port() {
 #[test]
 fn memory_is_pinned_in_place_once_and_unpinned_when_the_view_is_dropped() {
     let fake = Fake::build(&[]);
-    let port = open(&fake);
+    let gpu = open(&fake);
     let mut memory = vec![0u8; 100_000];
     let before = fake.live();
-    let kind = |memory: &Buffer| port.host_kind(memory.claim(77..50_000, Access::Read).unwrap().bytes().unwrap());
+    let kind = |memory: &Buffer| gpu.host_kind(memory.claim(77..50_000, Access::Read).unwrap().bytes().unwrap());
     lend_mut(&mut memory[33..], None, |plain| {
         assert_eq!(kind(plain), Ok(HostKind::Pageable));
-        let view = port.register(plain).unwrap();
+        let view = gpu.register(plain).unwrap();
         assert_eq!((fake.live(), kind(&view)), (before + 1, Ok(HostKind::Pinned)));
         assert!(matches!(plain.claim(0..1, Access::Read), Err(DeviceError::Overlap { .. })));
         drop(view);
@@ -261,12 +261,12 @@ fn memory_is_pinned_in_place_once_and_unpinned_when_the_view_is_dropped() {
     // Two ranges that share a page.
     let (first, second) = memory.split_at_mut(50_000);
     lend_mut(first, None, |first| {
-        let view = port.register(first).unwrap();
+        let view = gpu.register(first).unwrap();
         lend_mut(second, None, |second| {
-            let error = port.register(second).unwrap_err();
+            let error = gpu.register(second).unwrap_err();
             assert!(matches!(error, DeviceError::Invalid { what: "register", .. }), "{error}");
             drop(view);
-            port.register(second).unwrap();
+            gpu.register(second).unwrap();
         });
     });
     assert_eq!(fake.live(), before);
@@ -274,27 +274,27 @@ fn memory_is_pinned_in_place_once_and_unpinned_when_the_view_is_dropped() {
 
 #[test]
 fn memory_that_is_not_the_hosts_is_told_apart() {
-    let port = open(&PLAIN);
-    let (there, boxed) = (port.device_buffer(64, Reach::Device).unwrap(), vec![0u8; 64]);
+    let gpu = open(&PLAIN);
+    let (there, boxed) = (gpu.device_buffer(64, Reach::Device).unwrap(), vec![0u8; 64]);
     let span = there.claim(0..64, Access::Read).unwrap();
     // SAFETY: the library's device memory is memory of this process.
     let bytes = unsafe { std::slice::from_raw_parts(span.as_ptr(), 64) };
-    let error = port.host_kind(bytes).unwrap_err();
+    let error = gpu.host_kind(bytes).unwrap_err();
     assert!(error.to_string().contains("not host memory"), "{error}");
     let managed = Fake::build(&["-DMANAGED=1"]);
     let error = open(&managed).host_kind(&boxed).unwrap_err();
     assert!(error.to_string().contains("managed by the driver"), "{error}");
-    assert_eq!(port.host_kind(&[]), Ok(HostKind::Pageable));
+    assert_eq!(gpu.host_kind(&[]), Ok(HostKind::Pageable));
 }
 
 #[test]
 fn where_pages_cannot_be_registered_the_driver_gives_its_own() {
     let fake = Fake::build(&["-DNO_REGISTER"]);
-    let port = open(&fake);
-    let (host, there) = pair(&port, 5000);
-    assert_eq!(perform(port.lane(false).unwrap().as_mut(), copy(&host, &there)).result, Ok(()));
+    let gpu = open(&fake);
+    let (host, there) = pair(&gpu, 5000);
+    assert_eq!(perform(gpu.queue(false).unwrap().as_mut(), copy(&host, &there)).result, Ok(()));
     let mut memory = vec![0u8; 64];
-    let refused = lend_mut(&mut memory, None, |plain| port.register(plain).err());
+    let refused = lend_mut(&mut memory, None, |plain| gpu.register(plain).err());
     assert!(
         matches!(refused, Some(DeviceError::Driver { call: "cuMemHostRegister_v2", code: 801, .. })),
         "{refused:?}"
@@ -304,13 +304,13 @@ fn where_pages_cannot_be_registered_the_driver_gives_its_own() {
 #[test]
 fn exhausted_memory_is_a_value() {
     let fake = failing("cuMemHostAlloc", 2, 1, &[]);
-    let port = open(&fake);
-    let error = port.pinned_buffer(1000, Caching::WriteCombined).unwrap_err();
+    let gpu = open(&fake);
+    let error = gpu.pinned_buffer(1000, Caching::WriteCombined).unwrap_err();
     assert!(matches!(error, DeviceError::OutOfMemory { wanted: Bytes(1000), .. }), "{error}");
-    port.pinned_buffer(1000, Caching::WriteCombined).unwrap();
+    gpu.pinned_buffer(1000, Caching::WriteCombined).unwrap();
     let fake = failing("cuMemHostRegister_v2", 2, 1, &[]);
-    let port = open(&fake);
+    let gpu = open(&fake);
     let mut memory = vec![0u8; 64];
-    let refused = lend_mut(&mut memory, None, |plain| port.register(plain).err());
+    let refused = lend_mut(&mut memory, None, |plain| gpu.register(plain).err());
     assert!(matches!(refused, Some(DeviceError::OutOfMemory { .. })), "{refused:?}");
 }

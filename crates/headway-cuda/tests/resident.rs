@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use headway_core::models::transfer::Via;
 use headway_core::units::{Bytes, Nanos};
-use headway_cuda::{CudaPort, CudaResident, Driver};
-use headway_device::port::{Caching, Port, Reach, Resident, ResidentOptions};
+use headway_cuda::{CudaGpu, CudaResident, Driver};
+use headway_device::gpu::{Caching, Gpu, Reach, Resident, ResidentOptions};
 use headway_device::{Access, Buffer, DeviceError, Limits};
 use headway_os::clock;
 use tempfile::TempDir;
@@ -35,9 +35,9 @@ enum Behaviour {
     Silent,
 }
 
-/// A library of its own, and a port on it.
+/// A library of its own, and a gpu on it.
 struct Fake {
-    port: CudaPort,
+    gpu: CudaGpu,
     path: PathBuf,
     _folder: TempDir,
 }
@@ -55,8 +55,8 @@ impl Fake {
             .expect("a C compiler named `cc` is needed for these tests");
         assert!(status.success());
         let limits = Limits { buffers_max: 64, host_bytes_max: Bytes(64 << 20), ..Limits::default() };
-        let port = CudaPort::open(&Driver::load(&path).unwrap(), 0, limits).unwrap();
-        Self { port, path, _folder: folder }
+        let gpu = CudaGpu::open(&Driver::load(&path).unwrap(), 0, limits).unwrap();
+        Self { gpu, path, _folder: folder }
     }
 
     fn new() -> Self {
@@ -77,11 +77,11 @@ impl Fake {
     }
 
     fn start(&self, via: Via, options: ResidentOptions) -> CudaResident {
-        self.port.start_resident(via, options).unwrap()
+        self.gpu.start_resident(via, options).unwrap()
     }
 
     fn device(&self, bytes: usize) -> Buffer {
-        self.port.device_buffer(bytes, Reach::Device).unwrap()
+        self.gpu.device_buffer(bytes, Reach::Device).unwrap()
     }
 }
 
@@ -130,8 +130,8 @@ fn pinned_memory_is_copied_in_place_both_ways() {
     for via in FORMS {
         let mut copier = fake.start(via, OPTIONS);
         let bytes = 5 << 20 | 17;
-        let (host, there) = (fake.port.pinned_buffer(bytes, Caching::Cached).unwrap(), fake.device(bytes));
-        let back = fake.port.pinned_buffer(bytes, Caching::Cached).unwrap();
+        let (host, there) = (fake.gpu.pinned_buffer(bytes, Caching::Cached).unwrap(), fake.device(bytes));
+        let back = fake.gpu.pinned_buffer(bytes, Caching::Cached).unwrap();
         let data = noise(bytes, 3);
         host.claim(0..bytes, Access::Write).unwrap().bytes_mut().unwrap().copy_from_slice(&data);
         let mut write = there.claim(0..bytes, Access::Write).unwrap();
@@ -222,8 +222,8 @@ fn everything_is_given_back_in_the_end() {
     let copier = fake.start(Via::Gpc4, OPTIONS);
     assert!(fake.number(b"headway_fake_live\0") > 0);
     drop(copier);
-    let Fake { port, path, _folder } = fake;
-    drop(port);
+    let Fake { gpu, path, _folder } = fake;
+    drop(gpu);
     // SAFETY: as in `Fake::number`.
     let live = unsafe {
         libloading::Library::new(&path).unwrap().get::<unsafe extern "C" fn() -> i32>(b"headway_fake_live\0").unwrap()()
@@ -287,7 +287,7 @@ fn a_copier_that_begins_and_does_not_answer_loses_the_device() {
     assert_eq!(copier.park(), Err(DeviceError::DeviceLost));
     drop(copier);
     fake.behave(Behaviour::Normal);
-    assert_eq!(fake.port.device_buffer(1, Reach::Device).unwrap_err(), DeviceError::DeviceLost);
+    assert_eq!(fake.gpu.device_buffer(1, Reach::Device).unwrap_err(), DeviceError::DeviceLost);
 }
 
 #[test]
@@ -322,7 +322,7 @@ fn a_launch_that_fails_is_reported_and_its_command_is_not_done_later() {
 }
 
 fn reasons(fake: &Fake) -> Vec<Option<String>> {
-    let found = fake.port.residents();
+    let found = fake.gpu.residents();
     assert_eq!(found.iter().map(|(via, _)| *via).collect::<Vec<_>>(), FORMS);
     found.into_iter().map(|(_, state)| state.err().map(|error| error.to_string())).collect()
 }
@@ -350,20 +350,20 @@ fn what_is_missing_is_named_with_a_remedy() {
 fn blocks_that_share_a_multiprocessor_are_refused() {
     let fake = Fake::new();
     fake.behave(Behaviour::Crowded);
-    let error = fake.port.resident(Via::Gpc4, OPTIONS).err().unwrap();
+    let error = fake.gpu.resident(Via::Gpc4, OPTIONS).err().unwrap();
     assert!(error.to_string().contains("two of its blocks landed on one multiprocessor: [[5, 5], [5"), "{error}");
-    fake.port.resident(Via::Hub, OPTIONS).unwrap();
+    fake.gpu.resident(Via::Hub, OPTIONS).unwrap();
 }
 
 #[test]
 fn mistakes_of_the_caller_are_told_and_change_nothing() {
     let fake = Fake::new();
     for piece in [0, 100, 264, 1 << 21] {
-        let error = fake.port.resident(Via::Hub, ResidentOptions { piece, ..OPTIONS }).err().unwrap();
+        let error = fake.gpu.resident(Via::Hub, ResidentOptions { piece, ..OPTIONS }).err().unwrap();
         assert!(matches!(error, DeviceError::Invalid { .. }), "{piece}: {error}");
     }
     let mut copier = fake.start(Via::Hub, OPTIONS);
-    let (there, host) = (fake.device(64), fake.port.pinned_buffer(64, Caching::Cached).unwrap());
+    let (there, host) = (fake.device(64), fake.gpu.pinned_buffer(64, Caching::Cached).unwrap());
     let write = |buffer: &Buffer| buffer.claim(0..64, Access::Write).unwrap();
     let read = |buffer: &Buffer| buffer.claim(0..64, Access::Read).unwrap();
     let other = fake.device(64);

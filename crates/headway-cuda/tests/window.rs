@@ -1,4 +1,4 @@
-//! The ports' conformance suite with a window, against a library with the driver's interface and no GPU behind it, whose
+//! The gpus' conformance suite with a window, against a library with the driver's interface and no GPU behind it, whose
 //! device memory can be mapped as a dma-buf.
 
 mod support;
@@ -7,23 +7,23 @@ use std::sync::{Arc, LazyLock};
 
 use headway_core::models::transfer::Via;
 use headway_core::units::Bytes;
-use headway_cuda::CudaPort;
+use headway_cuda::CudaGpu;
 use headway_cuda::window::{self, Route};
 use headway_device::conformance::SkipReason;
-use headway_device::port::Port;
+use headway_device::gpu::Gpu;
 use headway_device::{Access, DeviceError, Limits};
 use support::Fake;
 
 static MAPPABLE: LazyLock<Fake> = LazyLock::new(|| Fake::build(&["-DMEMFD", "-DVERSION=13030", "-DMMAP_ATTRIBUTE=1"]));
 
-fn open() -> Result<Arc<dyn Port>, SkipReason> {
+fn open() -> Result<Arc<dyn Gpu>, SkipReason> {
     let limits = Limits {
         buffers_max: 64,
         host_bytes_max: Bytes(512 << 20),
         outstanding_per_engine_max: 16,
         ..Limits::default()
     };
-    Ok(Arc::new(CudaPort::open(&MAPPABLE.driver(), 0, limits)?))
+    Ok(Arc::new(CudaGpu::open(&MAPPABLE.driver(), 0, limits)?))
 }
 
 headway_device::port_conformance!(mapped, open);

@@ -19,8 +19,8 @@ use headway_core::units::Bytes;
 
 pub use self::loan::{lend, lend_mut};
 use crate::error::DeviceError;
+use crate::gpu::Window;
 use crate::graveyard;
-use crate::port::Window;
 
 /// Claims on one buffer at a time.
 const CLAIMS_MAX: usize = 4096;
@@ -301,7 +301,7 @@ impl Buffer {
         Self::of(Box::new(memory), Some(reservation), true)
     }
 
-    /// For implementations of [`Port::register`](crate::port::Port::register): a buffer over memory that `make` makes of a
+    /// For implementations of [`Gpu::register`](crate::gpu::Gpu::register): a buffer over memory that `make` makes of a
     /// claim on all of `buffer`, for writing, or for reading where `buffer` was lent for reading.
     ///
     /// `make`'s memory keeps the claim for as long as it lives.
@@ -470,7 +470,7 @@ impl Span {
         spans
     }
 
-    /// For implementations of [`Port`](crate::port::Port): a second hold on the same bytes, for something that may use them when
+    /// For implementations of [`Gpu`](crate::gpu::Gpu): a second hold on the same bytes, for something that may use them when
     /// this span is gone. Until it is dropped too nobody can claim them anew, and their memory stays.
     #[must_use]
     pub fn linger(&self) -> Lingering {

@@ -3,8 +3,8 @@
 use headway_core::files::machine::{EngineClass, Method};
 
 use crate::buffer::{Access, DeviceId, Domain, Place, Span};
+use crate::gpu::{Argument, Move, Mover, Piece};
 use crate::kernel::{Grid, Kernel};
-use crate::port::{Argument, Move, Mover, Piece};
 use crate::{Description, DeviceError, Operation};
 
 /// Every span of a launch starts at a multiple of this; kernels rely on it.

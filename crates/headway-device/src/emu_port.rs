@@ -1,12 +1,12 @@
-//! The emulated port: lanes as threads, device memory as memory of this process, paced engines.
+//! The emulated port: queues as threads, device memory as memory of this process, paced engines.
 //!
 //! It exists so that transfer methods run, and are tested, without a GPU. Its figures are labelled `emu` and say nothing
 //! about any GPU. All emulated ports share [`Domain::EMULATED`].
 
 mod gate;
-mod lane;
 mod memory;
 mod pager;
+mod queue;
 mod resident;
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -18,18 +18,18 @@ use headway_core::units::{Bytes, Nanos};
 
 use gate::Gate;
 pub use gate::Pace;
-use lane::EmuLane;
 use memory::{PinnedMemory, Registered, WindowedMemory};
 use pager::EmuPager;
+use queue::EmuQueue;
 use resident::{EmuResident, PIECE_MAX};
 
 use crate::buffer::{Budget, Buffer, DeviceId, Domain, HeapMemory, HostKind, Place, Span, lock};
 use crate::emu::{EmuSpec, device_bytes, device_bytes_mut};
-use crate::port::{Caching, Lane, Pager, Port, Reach, Resident, ResidentOptions};
+use crate::gpu::{Caching, Gpu, Pager, Queue, Reach, Resident, ResidentOptions};
 use crate::{Description, DeviceError, Limits, Source, check};
 
-/// Lanes alive on one port at a time.
-const LANES_MAX: usize = 256;
+/// Queues alive on one port at a time.
+const QUEUES_MAX: usize = 256;
 /// Resident copiers alive on one port at a time.
 const RESIDENTS_MAX: usize = 8;
 /// The two buffers through which ordinary memory is copied have this size each (`cho-2018`, on CUDA's own pinned buffers).
@@ -123,11 +123,11 @@ impl EmuPortSpec {
 }
 
 /// An emulated port.
-pub struct EmuPort {
+pub struct EmuGpu {
     shared: Arc<Shared>,
 }
 
-/// What the port, its lanes, pagers and resident copiers share.
+/// What the port, its queues, pagers and resident copiers share.
 struct Shared {
     description: Description,
     id: DeviceId,
@@ -151,7 +151,7 @@ struct Shared {
     /// The buffers of pageable copies in and out.
     bounce: [Mutex<[Vec<u8>; 2]>; 2],
     lost: AtomicBool,
-    lanes: AtomicUsize,
+    queues: AtomicUsize,
     residents: AtomicUsize,
     pager_open: AtomicBool,
 }
@@ -171,8 +171,8 @@ fn find(id: DeviceId) -> Option<Arc<Shared>> {
     lock(&PORTS).iter().find(|(other, _)| *other == id).and_then(|(_, port)| port.upgrade())
 }
 
-impl EmuPort {
-    /// A port; it starts no thread until a lane is asked for.
+impl EmuGpu {
+    /// A port; it starts no thread until a queue is asked for.
     #[must_use]
     pub fn open(spec: EmuPortSpec) -> Self {
         let h2d = Arc::new(Gate::default());
@@ -207,7 +207,7 @@ impl EmuPort {
             ee: Gate::default(),
             bounce: Default::default(),
             lost: AtomicBool::new(false),
-            lanes: AtomicUsize::new(0),
+            queues: AtomicUsize::new(0),
             residents: AtomicUsize::new(0),
             pager_open: AtomicBool::new(false),
         });
@@ -245,7 +245,7 @@ fn count(counter: &AtomicUsize, max: usize, limit: &'static str) -> Result<(), D
     }
 }
 
-impl Port for EmuPort {
+impl Gpu for EmuGpu {
     fn description(&self) -> &Description {
         &self.shared.description
     }
@@ -296,10 +296,10 @@ impl Port for EmuPort {
         Ok(if memory::is_pinned(memory) { HostKind::Pinned } else { HostKind::Pageable })
     }
 
-    fn lane(&self, keeps_time: bool) -> Result<Box<dyn Lane>, DeviceError> {
+    fn queue(&self, keeps_time: bool) -> Result<Box<dyn Queue>, DeviceError> {
         self.shared.alive()?;
-        count(&self.shared.lanes, LANES_MAX, "lanes of one port")?;
-        Ok(Box::new(EmuLane::start(Arc::clone(&self.shared), keeps_time)?))
+        count(&self.shared.queues, QUEUES_MAX, "queues of one port")?;
+        Ok(Box::new(EmuQueue::start(Arc::clone(&self.shared), keeps_time)?))
     }
 
     fn copy_in(&self, to: &mut Span, from: &[u8]) -> Result<(), DeviceError> {
@@ -374,7 +374,7 @@ fn bounce(buffer: &mut Vec<u8>, len: usize) -> &mut [u8] {
 mod tests {
     use super::*;
     use crate::Access;
-    use crate::port::Move;
+    use crate::gpu::Move;
     use crate::port_conformance::finish;
     use headway_core::units::Rate;
     use headway_os::clock;
@@ -386,28 +386,28 @@ mod tests {
         Move::Copy { from: claim(from, Access::Read), to: claim(to, Access::Write) }
     }
 
-    /// What two copies of 64 bytes on two lanes take together, if the second goes `inward`.
-    fn two_lanes(spec: EmuPortSpec, inward: bool) -> Nanos {
-        let port = EmuPort::open(spec);
+    /// What two copies of 64 bytes on two queues take together, if the second goes `inward`.
+    fn two_queues(spec: EmuPortSpec, inward: bool) -> Nanos {
+        let port = EmuGpu::open(spec);
         let (host, there) =
             (port.pinned_buffer(128, Caching::Cached).unwrap(), port.device_buffer(128, Reach::Device).unwrap());
-        let mut lanes = [port.lane(false).unwrap(), port.lane(false).unwrap()];
+        let mut queues = [port.queue(false).unwrap(), port.queue(false).unwrap()];
         let started = clock::now();
-        lanes[0].submit(copy(&host, &there, 0), 0).unwrap();
-        lanes[1].submit(if inward { copy(&host, &there, 64) } else { copy(&there, &host, 64) }, 0).unwrap();
-        for lane in &mut lanes {
-            assert_eq!(finish(lane.as_mut(), 1)[0].result, Ok(()));
+        queues[0].submit(copy(&host, &there, 0), 0).unwrap();
+        queues[1].submit(if inward { copy(&host, &there, 64) } else { copy(&there, &host, 64) }, 0).unwrap();
+        for queue in &mut queues {
+            assert_eq!(finish(queue.as_mut(), 1)[0].result, Ok(()));
         }
         clock::now() - started
     }
 
     #[test]
-    fn lanes_take_turns_at_an_engine() {
+    fn queues_take_turns_at_an_engine() {
         let pace = Pace { setup: Nanos(300_000), rate: Some(Rate(64_000_000)) };
         let spec = EmuPortSpec { h2d: pace, d2h: pace, ..EmuPortSpec::new("emu0") };
-        assert!(two_lanes(spec.clone(), true) >= Nanos(602_000), "two copies in, one after the other");
+        assert!(two_queues(spec.clone(), true) >= Nanos(602_000), "two copies in, one after the other");
         assert!(
-            two_lanes(EmuPortSpec { half_duplex: true, ..spec }, false) >= Nanos(602_000),
+            two_queues(EmuPortSpec { half_duplex: true, ..spec }, false) >= Nanos(602_000),
             "one engine for both ways"
         );
     }
@@ -415,7 +415,7 @@ mod tests {
     #[test]
     fn ordinary_memory_takes_the_time_of_its_engine() {
         let pace = Pace { setup: Nanos(200_000), rate: None };
-        let port = EmuPort::open(EmuPortSpec { h2d: pace, ..EmuPortSpec::new("emu0") });
+        let port = EmuGpu::open(EmuPortSpec { h2d: pace, ..EmuPortSpec::new("emu0") });
         let there = port.device_buffer((2 << 20) + 1, Reach::Device).unwrap();
         let started = clock::now();
         port.copy_in(&mut there.claim(0..there.len(), Access::Write).unwrap(), &vec![1; there.len()]).unwrap();
@@ -425,7 +425,7 @@ mod tests {
     #[test]
     fn a_slow_window_takes_its_time_for_every_line() {
         let spec = EmuPortSpec { load_line: Nanos(100_000), ..EmuPortSpec::new("emu0") };
-        let there = EmuPort::open(spec).device_buffer(256, Reach::Window(Via::Vulkan)).unwrap();
+        let there = EmuGpu::open(spec).device_buffer(256, Reach::Window(Via::Vulkan)).unwrap();
         let started = clock::now();
         there.claim(0..256, Access::Read).unwrap().load(63, &mut [0; 66]).unwrap();
         assert!(clock::now() - started >= Nanos(300_000), "66 bytes from byte 63 on lie in three lines");
@@ -433,18 +433,18 @@ mod tests {
 
     #[test]
     fn ports_without_peers_do_not_reach_others() {
-        let lonely = EmuPort::open(EmuPortSpec { peers: false, ..EmuPortSpec::new("emu0") });
-        let other = EmuPort::open(EmuPortSpec::new("emu1"));
+        let lonely = EmuGpu::open(EmuPortSpec { peers: false, ..EmuPortSpec::new("emu0") });
+        let other = EmuGpu::open(EmuPortSpec::new("emu1"));
         assert!(!lonely.reaches(other.id()) && !other.reaches(lonely.id()) && lonely.reaches(lonely.id()));
-        let buffer = |port: &EmuPort| port.device_buffer(64, Reach::Device).unwrap();
-        let refused = other.lane(false).unwrap().submit(copy(&buffer(&lonely), &buffer(&other), 0), 0);
+        let buffer = |port: &EmuGpu| port.device_buffer(64, Reach::Device).unwrap();
+        let refused = other.queue(false).unwrap().submit(copy(&buffer(&lonely), &buffer(&other), 0), 0);
         assert!(matches!(refused, Err(DeviceError::Invalid { .. })), "{refused:?}");
     }
 
     #[test]
     fn a_resident_copier_that_does_not_answer_is_parked_and_leaves_memory_alone() {
         let pace = Pace { setup: HOUR, rate: None };
-        let port = EmuPort::open(EmuPortSpec { piece: pace, ..EmuPortSpec::new("emu0") });
+        let port = EmuGpu::open(EmuPortSpec { piece: pace, ..EmuPortSpec::new("emu0") });
         let there = port.device_buffer(4096, Reach::Device).unwrap();
         for via in RESIDENTS {
             let options = ResidentOptions { piece: 256, lease: HOUR, patience: Nanos(1_000_000) };
@@ -459,7 +459,7 @@ mod tests {
 
     #[test]
     fn a_resident_copier_whose_lease_ends_at_once_copies_all_the_same() {
-        let port = EmuPort::open(EmuPortSpec::new("emu0"));
+        let port = EmuGpu::open(EmuPortSpec::new("emu0"));
         let there = port.device_buffer(1000, Reach::Device).unwrap();
         for via in RESIDENTS {
             let options = ResidentOptions { piece: 256, lease: Nanos::ZERO, patience: HOUR };
@@ -474,12 +474,12 @@ mod tests {
     }
 
     #[test]
-    fn lanes_and_resident_copiers_are_bounded() {
-        let port = EmuPort::open(EmuPortSpec::new("emu0"));
-        let lanes: Vec<_> = (0..LANES_MAX).map(|_| port.lane(false).unwrap()).collect();
-        assert!(matches!(port.lane(false).err(), Some(DeviceError::Refused { .. })));
-        drop(lanes);
-        port.lane(false).unwrap();
+    fn queues_and_resident_copiers_are_bounded() {
+        let port = EmuGpu::open(EmuPortSpec::new("emu0"));
+        let queues: Vec<_> = (0..QUEUES_MAX).map(|_| port.queue(false).unwrap()).collect();
+        assert!(matches!(port.queue(false).err(), Some(DeviceError::Refused { .. })));
+        drop(queues);
+        port.queue(false).unwrap();
         let options = ResidentOptions { piece: 256, lease: HOUR, patience: HOUR };
         let residents: Vec<_> = (0..RESIDENTS_MAX).map(|_| port.resident(Via::Hub, options).unwrap()).collect();
         assert!(matches!(port.resident(Via::Hub, options).err(), Some(DeviceError::Refused { .. })));

@@ -1,4 +1,4 @@
-//! A port on which things go wrong, for tests of what uses ports.
+//! A gpu on which things go wrong, for tests of what uses gpus.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -9,20 +9,20 @@ use headway_core::units::Nanos;
 use headway_os::clock;
 
 use crate::buffer::{Buffer, DeviceId, Domain, HostKind, Span, lock};
+use crate::gpu::{Caching, CpuArgument, Done, Gpu, Move, Pager, Program, Queue, Reach, Resident, ResidentOptions};
 use crate::kernel::Grid;
-use crate::port::{Caching, CpuArgument, Done, Lane, Move, Pager, Port, Program, Reach, Resident, ResidentOptions};
 use crate::{Description, DeviceError};
 
-/// What goes wrong. Submissions are counted over all lanes of the port, pageable copies apart, the first being 0.
+/// What goes wrong. Submissions are counted over all queues of the gpu, pageable copies apart, the first being 0.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PortFaults {
     /// These submissions are refused with a driver error.
     pub refuse: BTreeSet<u64>,
     /// These moves end with a driver error.
     pub fail: BTreeSet<u64>,
-    /// The ends of these moves are kept back for this long, and those of later ones of their lane with them.
+    /// The ends of these moves are kept back for this long, and those of later ones of their queue with them.
     pub delay: BTreeMap<u64, Nanos>,
-    /// Instead of these moves, a program that panics is launched: on an emulated port in the lane's thread.
+    /// Instead of these moves, a program that panics is launched: on an emulated gpu in the queue's thread.
     pub panic: BTreeSet<u64>,
     /// At this submission the device is lost: it and every later call is refused, and no more moves end well.
     pub lose: Option<u64>,
@@ -34,9 +34,9 @@ pub struct PortFaults {
     pub resident_timeout: bool,
 }
 
-/// A port with faults over another one.
-pub struct FaultyPort {
-    inner: Arc<dyn Port>,
+/// A gpu with faults over another one.
+pub struct FaultyGpu {
+    inner: Arc<dyn Gpu>,
     state: Arc<State>,
 }
 
@@ -73,10 +73,10 @@ impl State {
     }
 }
 
-impl FaultyPort {
+impl FaultyGpu {
     /// `inner` with `faults`.
     #[must_use]
-    pub fn new(inner: Arc<dyn Port>, faults: PortFaults) -> Self {
+    pub fn new(inner: Arc<dyn Gpu>, faults: PortFaults) -> Self {
         let state = State { faults: Mutex::new(faults), ..State::default() };
         Self { inner, state: Arc::new(state) }
     }
@@ -98,7 +98,7 @@ impl FaultyPort {
     }
 }
 
-impl Port for FaultyPort {
+impl Gpu for FaultyGpu {
     fn description(&self) -> &Description {
         self.inner.description()
     }
@@ -129,10 +129,10 @@ impl Port for FaultyPort {
     fn host_kind(&self, memory: &[u8]) -> Result<HostKind, DeviceError> {
         self.inner.host_kind(memory)
     }
-    fn lane(&self, keeps_time: bool) -> Result<Box<dyn Lane>, DeviceError> {
+    fn queue(&self, keeps_time: bool) -> Result<Box<dyn Queue>, DeviceError> {
         self.state.alive()?;
-        let inner = self.inner.lane(keeps_time)?;
-        Ok(Box::new(FaultyLane { inner, state: Arc::clone(&self.state), fates: VecDeque::new(), held: None }))
+        let inner = self.inner.queue(keeps_time)?;
+        Ok(Box::new(FaultyQueue { inner, state: Arc::clone(&self.state), fates: VecDeque::new(), held: None }))
     }
     fn copy_in(&self, to: &mut Span, from: &[u8]) -> Result<(), DeviceError> {
         self.state.pageable()?;
@@ -163,15 +163,15 @@ impl Port for FaultyPort {
     }
 }
 
-/// What becomes of one move that the inner lane has taken.
+/// What becomes of one move that the inner queue has taken.
 struct Fate {
     fails: bool,
     /// When its end may be seen.
     due: Nanos,
 }
 
-struct FaultyLane {
-    inner: Box<dyn Lane>,
+struct FaultyQueue {
+    inner: Box<dyn Queue>,
     state: Arc<State>,
     /// In the order of submission.
     fates: VecDeque<Fate>,
@@ -179,7 +179,7 @@ struct FaultyLane {
     held: Option<Done>,
 }
 
-impl Lane for FaultyLane {
+impl Queue for FaultyQueue {
     fn submit(&mut self, what: Move, tag: u64) -> Result<(), DeviceError> {
         self.state.alive()?;
         let position = self.state.submitted.fetch_add(1, Ordering::Relaxed);
@@ -290,35 +290,35 @@ impl Resident for FaultyResident {
 mod tests {
     use super::*;
     use crate::Access;
-    use crate::emu_port::{EmuPort, EmuPortSpec};
+    use crate::emu_port::{EmuGpu, EmuPortSpec};
     use crate::port_conformance::finish;
 
     struct Bench {
-        port: FaultyPort,
+        gpu: FaultyGpu,
         host: Buffer,
         there: Buffer,
     }
 
     impl Bench {
         fn new(faults: PortFaults) -> Self {
-            let port = FaultyPort::new(Arc::new(EmuPort::open(EmuPortSpec::new("emu0"))), faults);
-            let there = port.device_buffer(64, Reach::Device).unwrap();
-            let host = port.inner.pinned_buffer(64, Caching::Cached).unwrap();
-            Self { port, host, there }
+            let gpu = FaultyGpu::new(Arc::new(EmuGpu::open(EmuPortSpec::new("emu0"))), faults);
+            let there = gpu.device_buffer(64, Reach::Device).unwrap();
+            let host = gpu.inner.pinned_buffer(64, Caching::Cached).unwrap();
+            Self { gpu, host, there }
         }
 
         /// Submits copies of one byte each; the results of those that were taken.
         fn copies(&self, count: usize) -> [Vec<Result<(), DeviceError>>; 2] {
-            let mut lane = self.port.lane(false).unwrap();
+            let mut queue = self.gpu.queue(false).unwrap();
             let submitted: Vec<_> = (0..count)
                 .map(|at| {
                     let from = self.host.claim(at..at + 1, Access::Read).unwrap();
                     let to = self.there.claim(at..at + 1, Access::Write).unwrap();
-                    lane.submit(Move::Copy { from, to }, at as u64)
+                    queue.submit(Move::Copy { from, to }, at as u64)
                 })
                 .collect();
             let taken = submitted.iter().filter(|result| result.is_ok()).count();
-            let ended = finish(lane.as_mut(), taken).into_iter().map(|done| done.result).collect();
+            let ended = finish(queue.as_mut(), taken).into_iter().map(|done| done.result).collect();
             drop(self.there.claim(0..64, Access::Write).expect("all claims are released"));
             [submitted, ended]
         }
@@ -330,7 +330,7 @@ mod tests {
         let [submitted, ended] = bench.copies(5);
         assert_eq!(submitted, [Ok(()), Err(injected("emulated submission")), Ok(()), Ok(()), Ok(())]);
         assert_eq!(ended, [Ok(()), Ok(()), Err(injected("emulated move")), Ok(())]);
-        assert_eq!(bench.port.submitted(), 5);
+        assert_eq!(bench.gpu.submitted(), 5);
     }
 
     #[test]
@@ -342,11 +342,11 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_in_a_lane_is_a_lost_device() {
+    fn a_panic_in_a_queue_is_a_lost_device() {
         let bench = Bench::new(PortFaults { panic: [1].into(), ..PortFaults::default() });
         let [_, ended] = bench.copies(2);
         assert_eq!(ended, [Ok(()), Err(DeviceError::DeviceLost)]);
-        assert_eq!(bench.port.device_buffer(1, Reach::Device).unwrap_err(), DeviceError::DeviceLost);
+        assert_eq!(bench.gpu.device_buffer(1, Reach::Device).unwrap_err(), DeviceError::DeviceLost);
     }
 
     #[test]
@@ -355,9 +355,9 @@ mod tests {
         let [submitted, ended] = bench.copies(3);
         assert_eq!(submitted[2], Err(DeviceError::DeviceLost));
         assert!(ended.iter().all(|result| *result == Err(DeviceError::DeviceLost)));
-        assert!(matches!(bench.port.lane(false).err(), Some(DeviceError::DeviceLost)));
+        assert!(matches!(bench.gpu.queue(false).err(), Some(DeviceError::DeviceLost)));
         let mut span = bench.there.claim(0..1, Access::Write).unwrap();
-        assert_eq!(bench.port.copy_in(&mut span, &[1]), Err(DeviceError::DeviceLost));
+        assert_eq!(bench.gpu.copy_in(&mut span, &[1]), Err(DeviceError::DeviceLost));
     }
 
     #[test]
@@ -368,17 +368,17 @@ mod tests {
             resident_timeout: true,
             ..PortFaults::default()
         });
-        assert!(bench.port.pinned_buffer(1, Caching::Cached).is_err());
-        assert!(bench.port.register(&bench.host).is_err());
+        assert!(bench.gpu.pinned_buffer(1, Caching::Cached).is_err());
+        assert!(bench.gpu.register(&bench.host).is_err());
         let mut span = bench.there.claim(0..1, Access::Write).unwrap();
-        assert_eq!(bench.port.copy_in(&mut span, &[1]), Ok(()));
-        assert!(bench.port.copy_in(&mut span, &[1]).is_err());
+        assert_eq!(bench.gpu.copy_in(&mut span, &[1]), Ok(()));
+        assert!(bench.gpu.copy_in(&mut span, &[1]).is_err());
         let day = Nanos(86_400_000_000_000);
         let options = ResidentOptions { piece: 256, lease: day, patience: day };
-        let mut resident = bench.port.resident(Via::Hub, options).unwrap();
+        let mut resident = bench.gpu.resident(Via::Hub, options).unwrap();
         assert!(matches!(resident.copy_in(&mut span, &[1]), Err(DeviceError::Timeout { .. })));
-        bench.port.set(PortFaults::default());
+        bench.gpu.set(PortFaults::default());
         assert_eq!(resident.copy_in(&mut span, &[1]), Ok(()));
-        bench.port.pinned_buffer(1, Caching::Cached).unwrap();
+        bench.gpu.pinned_buffer(1, Caching::Cached).unwrap();
     }
 }

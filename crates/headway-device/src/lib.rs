@@ -1,4 +1,4 @@
-//! The `Device` and `Port` traits, their emulated forms, and the conformance suites that every implementation passes.
+//! The `Device` and `Gpu` traits, their emulated forms, and the conformance suites that every implementation passes.
 //!
 //! A device serves operations on engines, a port serves copies. Memory is handed to it as [`Span`]s: claims on a range of a [`Buffer`] that
 //! exclude each other where one of them writes. So buffers can be shared by the threads that fill them, the thread that
@@ -11,9 +11,9 @@ pub mod emu;
 pub mod emu_port;
 mod error;
 pub mod faulty;
+pub mod gpu;
 pub mod graveyard;
 pub mod kernel;
-pub mod port;
 pub mod port_conformance;
 
 use std::sync::Arc;

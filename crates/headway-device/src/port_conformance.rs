@@ -1,4 +1,4 @@
-//! What every [`Port`] must do, as tests. [`port_conformance!`](crate::port_conformance!) makes them `#[test]`s of a port.
+//! What every [`Gpu`] must do, as tests. [`port_conformance!`](crate::port_conformance!) makes them `#[test]`s of a gpu.
 //!
 //! Every way to move bytes is tried in every size and alignment on random data with guard bytes around, and compared through
 //! another way. Nothing is asserted about speed. Where the hardware is absent every test prints why it was skipped and passes.
@@ -17,28 +17,28 @@ use headway_os::memory::Mapping;
 
 use crate::buffer::{Access, Buffer, Span};
 use crate::conformance::SkipReason;
-use crate::port::{Caching, Done, Lane, Move, Port, Reach};
+use crate::gpu::{Caching, Done, Gpu, Move, Queue, Reach};
 use crate::{DeviceError, Limits};
 
 pub use forms::{
     a_paged_window_shows_every_part_and_counts_its_moves, parked_residents_start_again,
-    residents_copy_every_byte_and_no_other, windows_are_seen_by_lanes_and_kernels,
+    residents_copy_every_byte_and_no_other, windows_are_seen_by_queues_and_kernels,
     windows_store_and_load_every_byte_and_no_other,
 };
 pub use launches::launches_compute_what_their_cpu_form_does;
 pub use rules::{
-    a_full_lane_refuses_and_stays_usable, accesses_against_the_rules_are_refused,
-    buffers_are_zeroed_aligned_and_bounded, claims_are_released_on_every_path, dropping_a_busy_lane_waits_for_it,
-    moves_against_the_rules_are_refused, moves_of_a_lane_end_in_order, pinned_memory_is_told_from_ordinary_memory,
-    registered_memory_is_pinned_until_dropped, two_threads_use_lanes_at_once,
+    a_full_queue_refuses_and_stays_usable, accesses_against_the_rules_are_refused,
+    buffers_are_zeroed_aligned_and_bounded, claims_are_released_on_every_path, dropping_a_busy_queue_waits_for_it,
+    moves_against_the_rules_are_refused, moves_of_a_queue_end_in_order, pinned_memory_is_told_from_ordinary_memory,
+    registered_memory_is_pinned_until_dropped, two_threads_use_queues_at_once,
 };
 pub use ways::{
-    copies_within_a_device_move_every_byte, lanes_copy_every_byte_and_no_other,
-    ordinary_memory_is_copied_every_byte_and_no_other, pieces_arrive_by_every_mover, ports_exchange_every_byte,
+    copies_within_a_device_move_every_byte, ordinary_memory_is_copied_every_byte_and_no_other,
+    pieces_arrive_by_every_mover, ports_exchange_every_byte, queues_copy_every_byte_and_no_other,
     relays_copy_every_byte_and_no_other,
 };
 
-/// How long the suite waits for a port that may be slow but must not hang.
+/// How long the suite waits for a gpu that may be slow but must not hang.
 const PATIENCE: Nanos = Nanos(120_000_000_000);
 /// Sizes around the usual borders: a line, a page, a megabyte.
 const SIZES: [usize; 10] = [0, 1, 3, 63, 64, 65, 4095, 4096, 4097, (1 << 20) - 1];
@@ -55,13 +55,13 @@ const FIRST: usize = 4096;
 /// What a buffer needs besides the largest range.
 const MARGIN: usize = FIRST + 4096;
 
-/// Opens the port under test; may give the same one again.
-pub type Open<'a> = &'a dyn Fn() -> Result<Arc<dyn Port>, SkipReason>;
+/// Opens the gpu under test; may give the same one again.
+pub type Open<'a> = &'a dyn Fn() -> Result<Arc<dyn Gpu>, SkipReason>;
 
 /// Runs one test of the suite, or prints why not.
-pub fn run(test: &str, open: Open<'_>, body: fn(&Arc<dyn Port>)) {
+pub fn run(test: &str, open: Open<'_>, body: fn(&Arc<dyn Gpu>)) {
     match open() {
-        Ok(port) => body(&port),
+        Ok(gpu) => body(&gpu),
         Err(SkipReason(reason)) => note(&format!("skipped {test}: {reason}")),
     }
 }
@@ -71,34 +71,34 @@ fn note(text: &str) {
     drop(writeln!(std::io::stderr(), "{text}"));
 }
 
-/// Makes the suite's tests for one port: `port_conformance!(emulated, || Ok(Arc::new(...)));`.
+/// Makes the suite's tests for one gpu: `port_conformance!(emulated, || Ok(Arc::new(...)));`.
 ///
-/// The second argument is called once per test and gives `Result<Arc<dyn Port>, SkipReason>`.
+/// The second argument is called once per test and gives `Result<Arc<dyn Gpu>, SkipReason>`.
 #[macro_export]
 macro_rules! port_conformance {
     ($name:ident, $open:expr) => {
         $crate::port_conformance!($name, $open,
-            lanes_copy_every_byte_and_no_other
+            queues_copy_every_byte_and_no_other
             ordinary_memory_is_copied_every_byte_and_no_other
             relays_copy_every_byte_and_no_other
             copies_within_a_device_move_every_byte
             pieces_arrive_by_every_mover
             launches_compute_what_their_cpu_form_does
             windows_store_and_load_every_byte_and_no_other
-            windows_are_seen_by_lanes_and_kernels
+            windows_are_seen_by_queues_and_kernels
             a_paged_window_shows_every_part_and_counts_its_moves
             residents_copy_every_byte_and_no_other
             parked_residents_start_again
             registered_memory_is_pinned_until_dropped
             pinned_memory_is_told_from_ordinary_memory
             buffers_are_zeroed_aligned_and_bounded
-            moves_of_a_lane_end_in_order
-            a_full_lane_refuses_and_stays_usable
+            moves_of_a_queue_end_in_order
+            a_full_queue_refuses_and_stays_usable
             moves_against_the_rules_are_refused
             accesses_against_the_rules_are_refused
             claims_are_released_on_every_path
-            two_threads_use_lanes_at_once
-            dropping_a_busy_lane_waits_for_it
+            two_threads_use_queues_at_once
+            dropping_a_busy_queue_waits_for_it
         );
     };
     ($name:ident, $open:expr, $($test:ident)+) => {
@@ -142,15 +142,15 @@ impl Noise {
     }
 }
 
-/// Polls `lane` until `count` moves have ended, in the order they came.
+/// Polls `queue` until `count` moves have ended, in the order they came.
 ///
 /// # Panics
 /// When they do not within two minutes.
-pub fn finish(lane: &mut dyn Lane, count: usize) -> Vec<Done> {
+pub fn finish(queue: &mut dyn Queue, count: usize) -> Vec<Done> {
     let until = clock::now().saturating_add(PATIENCE);
     let mut done = Vec::new();
     while done.len() < count {
-        match lane.poll() {
+        match queue.poll() {
             Some(end) => done.push(end),
             None => {
                 assert!(clock::now() < until, "{} of {count} moves ended within {PATIENCE}", done.len());
@@ -161,11 +161,11 @@ pub fn finish(lane: &mut dyn Lane, count: usize) -> Vec<Done> {
     done
 }
 
-/// Submits `what` to an idle lane and waits for its end.
-fn perform(lane: &mut dyn Lane, what: Move) -> Result<(), DeviceError> {
-    lane.submit(what, 7)?;
-    let done = finish(lane, 1).remove(0);
-    assert_eq!((done.tag, lane.outstanding()), (7, 0));
+/// Submits `what` to an idle queue and waits for its end.
+fn perform(queue: &mut dyn Queue, what: Move) -> Result<(), DeviceError> {
+    queue.submit(what, 7)?;
+    let done = finish(queue, 1).remove(0);
+    assert_eq!((done.tag, queue.outstanding()), (7, 0));
     done.result
 }
 
@@ -185,12 +185,12 @@ fn read(buffer: &Buffer, at: usize, bytes: &mut [u8]) {
     bytes.copy_from_slice(claim(buffer, at, bytes.len(), Access::Read).bytes().expect("host memory"));
 }
 
-fn memory(port: &dyn Port, bytes: usize) -> Buffer {
-    port.device_buffer(bytes, Reach::Device).expect("device memory within the limits")
+fn memory(gpu: &dyn Gpu, bytes: usize) -> Buffer {
+    gpu.device_buffer(bytes, Reach::Device).expect("device memory within the limits")
 }
 
-fn pinned(port: &dyn Port, bytes: usize) -> Buffer {
-    port.pinned_buffer(bytes, Caching::Cached).expect("pinned memory within the limits")
+fn pinned(gpu: &dyn Gpu, bytes: usize) -> Buffer {
+    gpu.pinned_buffer(bytes, Caching::Cached).expect("pinned memory within the limits")
 }
 
 fn same(what: &str, found: &[u8], expected: &[u8]) {
@@ -200,10 +200,10 @@ fn same(what: &str, found: &[u8], expected: &[u8]) {
     }
 }
 
-/// Whether both ends of a copy of `size` bytes, and as much again for comparing, fit into the limits of `port`.
-fn has_room(port: &dyn Port, size: usize) -> bool {
-    let Limits { host_bytes_max, device_bytes_max, .. } = port.description().limits;
-    let memory = port.description().memory_bytes.min(device_bytes_max);
+/// Whether both ends of a copy of `size` bytes, and as much again for comparing, fit into the limits of `gpu`.
+fn has_room(gpu: &dyn Gpu, size: usize) -> bool {
+    let Limits { host_bytes_max, device_bytes_max, .. } = gpu.description().limits;
+    let memory = gpu.description().memory_bytes.min(device_bytes_max);
     let needed = 4 * (size + MARGIN) as u64;
     needed <= host_bytes_max.0 && needed <= memory.0
 }

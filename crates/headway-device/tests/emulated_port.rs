@@ -1,14 +1,14 @@
-//! The conformance suite on emulated ports.
+//! The conformance suite on emulated gpus.
 
 use std::sync::Arc;
 
 use headway_core::models::transfer::Via;
 use headway_core::units::{Bytes, Nanos, Rate};
 use headway_device::Limits;
-use headway_device::emu_port::{EmuPort, EmuPortSpec, Pace};
+use headway_device::emu_port::{EmuGpu, EmuPortSpec, Pace};
 use headway_device::port_conformance;
 
-headway_device::port_conformance!(unthrottled, || Ok(Arc::new(EmuPort::open(EmuPortSpec::new("emu0")))));
+headway_device::port_conformance!(unthrottled, || Ok(Arc::new(EmuGpu::open(EmuPortSpec::new("emu0")))));
 
 /// One engine for both directions, one window form, small limits, paces that matter.
 fn narrow() -> EmuPortSpec {
@@ -33,16 +33,16 @@ fn narrow() -> EmuPortSpec {
     }
 }
 
-headway_device::port_conformance!(throttled, || Ok(Arc::new(EmuPort::open(narrow()))));
+headway_device::port_conformance!(throttled, || Ok(Arc::new(EmuGpu::open(narrow()))));
 
 #[test]
 fn emulated_ports_exchange_bytes() {
-    let (first, second) = (EmuPort::open(EmuPortSpec::new("emu0")), EmuPort::open(EmuPortSpec::new("emu1")));
+    let (first, second) = (EmuGpu::open(EmuPortSpec::new("emu0")), EmuGpu::open(EmuPortSpec::new("emu1")));
     port_conformance::ports_exchange_every_byte(&first, &second);
 }
 
 #[test]
 fn an_absent_port_skips_its_tests_and_says_why() {
     let absent = || Err(headway_device::conformance::SkipReason("there is none here (this line is expected)".into()));
-    port_conformance::run("absent port", &absent, |_| panic!("there is no port to test"));
+    port_conformance::run("absent gpu", &absent, |_| panic!("there is no gpu to test"));
 }

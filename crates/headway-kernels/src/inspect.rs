@@ -10,7 +10,7 @@
 pub mod blocks;
 pub mod wafer;
 
-use headway_device::port::{CpuArgument, Program};
+use headway_device::gpu::{CpuArgument, Program};
 use headway_device::{DeviceError, Grid};
 
 use crate::words::{words, words_mut};

@@ -1,8 +1,8 @@
 //! The programs of the papers' experiments: an element-wise step, breadth-first search, the cheapest way down a grid.
 
 use headway_device::DeviceError;
+use headway_device::gpu::{CpuArgument, Program};
 use headway_device::kernel::Grid;
-use headway_device::port::{CpuArgument, Program};
 
 /// Threads of one block of [`Elementwise`].
 const ELEMENTWISE_THREADS: u32 = 256;

@@ -8,9 +8,9 @@ use std::sync::Arc;
 
 use common::{host_program, pack, state};
 use headway_core::files::workload;
-use headway_device::emu_port::{EmuPort, EmuPortSpec};
+use headway_device::emu_port::{EmuGpu, EmuPortSpec};
+use headway_device::gpu::{Argument, CpuArgument, Gpu, Move, Program, Reach};
 use headway_device::kernel::{Camera, Kernel};
-use headway_device::port::{Argument, CpuArgument, Move, Port, Program, Reach};
 use headway_device::{Access, Buffer, DeviceError, Lane};
 use headway_kernels::inspect::blocks::{self, InspectBlock, MergeBlock};
 use headway_kernels::inspect::wafer::Wafer;
@@ -197,9 +197,9 @@ fn wafer_for_devices() -> Wafer {
     Wafer { layout: Layout::new(90, 130, 41).unwrap(), cameras: 3, defects: 7, seed: 76 }
 }
 
-fn device_memory(port: &dyn Port, bytes: &[u8]) -> Result<Buffer, DeviceError> {
-    let buffer = port.device_buffer(bytes.len(), Reach::Device)?;
-    port.copy_in(&mut buffer.claim(0..bytes.len(), Access::Write)?, bytes)?;
+fn device_memory(gpu: &dyn Gpu, bytes: &[u8]) -> Result<Buffer, DeviceError> {
+    let buffer = gpu.device_buffer(bytes.len(), Reach::Device)?;
+    gpu.copy_in(&mut buffer.claim(0..bytes.len(), Access::Write)?, bytes)?;
     Ok(buffer)
 }
 
@@ -209,8 +209,8 @@ fn an_emulated_device_writes_the_same_bytes() {
     let images = images(&wafer, 1);
     let (synopses, list) = on_cpu(&wafer, &images, 100, 1);
     assert!(!found(&list).is_empty());
-    let port = EmuPort::open(EmuPortSpec::new("emu0"));
-    let mut lane = port.lane(false).unwrap();
+    let gpu = EmuGpu::open(EmuPortSpec::new("emu0"));
+    let mut lane = gpu.queue(false).unwrap();
     let mut launch =
         |program: Arc<dyn Program>, grid, regions: &[(&Buffer, Access, std::ops::Range<usize>)], ints: Vec<i32>| {
             let spans = regions.iter().map(|(buffer, access, range)| buffer.claim(range.clone(), *access).unwrap());
@@ -222,13 +222,13 @@ fn an_emulated_device_writes_the_same_bytes() {
                 }
             }
         };
-    let all = device_memory(&port, &vec![7; 3 * SYNOPSIS_BYTES]).unwrap();
+    let all = device_memory(&gpu, &vec![7; 3 * SYNOPSIS_BYTES]).unwrap();
     let (scratch, there) = (
-        device_memory(&port, &vec![7; wafer.layout.scratch_bytes(3)]).unwrap(),
-        device_memory(&port, &[7; SYNOPSIS_BYTES]).unwrap(),
+        device_memory(&gpu, &vec![7; wafer.layout.scratch_bytes(3)]).unwrap(),
+        device_memory(&gpu, &[7; SYNOPSIS_BYTES]).unwrap(),
     );
     for (camera, image) in images.iter().enumerate() {
-        let image = device_memory(&port, image.bytes()).unwrap();
+        let image = device_memory(&gpu, image.bytes()).unwrap();
         let synopsis = camera * SYNOPSIS_BYTES..(camera + 1) * SYNOPSIS_BYTES;
         let regions = [(&image, Access::Read, 0..image.len()), (&all, Access::Write, synopsis)];
         launch(Arc::new(Inspect), Inspect::grid(&wafer.layout), &regions, numbers(&wafer, 100, camera, 1).0);
@@ -241,7 +241,7 @@ fn an_emulated_device_writes_the_same_bytes() {
     launch(Arc::new(Merge), Merge::grid(), &regions, numbers(&wafer, 100, 0, 1).1);
     for (buffer, expected) in [(all, synopses), (there, list)] {
         let mut bytes = vec![0; buffer.len()];
-        port.copy_out(&mut bytes, &buffer.claim(0..buffer.len(), Access::Read).unwrap()).unwrap();
+        gpu.copy_out(&mut bytes, &buffer.claim(0..buffer.len(), Access::Read).unwrap()).unwrap();
         assert!(bytes == expected);
     }
 }

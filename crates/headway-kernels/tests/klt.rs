@@ -8,7 +8,7 @@ use std::process::Command;
 
 use common::host_program;
 use headway_device::DeviceError;
-use headway_device::emu_port::{EmuPort, EmuPortSpec};
+use headway_device::emu_port::{EmuGpu, EmuPortSpec};
 use headway_kernels::klt::{
     Choice, CpuMachine, Fate, Launch, Machine, Operand, PortMachine, Region, Report, Shape, Tracker, Warp,
 };
@@ -209,10 +209,10 @@ fn agrees_with_the_cpu(shape: Shape, machine: impl Machine) {
 
 #[test]
 fn an_emulated_device_computes_the_same_bits() {
-    let port = EmuPort::open(EmuPortSpec::new("emu0"));
+    let gpu = EmuGpu::open(EmuPortSpec::new("emu0"));
     for warp in [Warp::Translation, Warp::Photometric, Warp::Affine] {
         let shape = small().with_search(warp, 3);
-        agrees_with_the_cpu(shape, PortMachine::open(&port, &shape).unwrap());
+        agrees_with_the_cpu(shape, PortMachine::open(&gpu, &shape).unwrap());
     }
 }
 
@@ -275,7 +275,7 @@ impl Machine for HostMachine {
     fn launch(&mut self, launches: &[Launch]) -> Result<(), DeviceError> {
         let mut lines = String::new();
         for Launch { stage, grid, operands } in launches {
-            let entry = headway_device::port::Program::entry(stage);
+            let entry = headway_device::gpu::Program::entry(stage);
             lines += &format!("{entry} {} {}", grid.blocks, grid.threads);
             for operand in operands {
                 lines += &match operand {

@@ -26,14 +26,14 @@ use headway_core::files::machine::EndpointId;
 use headway_core::models::transfer::{Direction, HostMemory, Profile, Tuning, Way, default_tuning};
 use headway_core::units::{Bytes, NANOS_PER_SECOND, Nanos};
 use headway_device::buffer::Place;
-use headway_device::port::{Mover, Piece, Port};
+use headway_device::gpu::{Gpu, Mover, Piece};
 use headway_device::{Buffer, DeviceError};
 use headway_os::fork::Home;
 
 use self::auto::Auto;
 use self::crew::Crew;
 use self::ends::{Host, Transfer};
-use self::gpu::Gpu;
+use self::gpu::CopierGpu;
 use self::many::Many;
 use self::shares::Shares;
 use self::wait::Cancel;
@@ -179,8 +179,8 @@ pub struct Probe {
 
 /// Copies between host and GPU memory, from any thread.
 pub struct Copier {
-    gpus: Vec<Gpu>,
-    ports: Vec<Arc<dyn Port>>,
+    gpus: Vec<CopierGpu>,
+    ports: Vec<Arc<dyn Gpu>>,
     options: CopyOptions,
     auto: Auto,
     shares: Shares,
@@ -200,7 +200,7 @@ impl Copier {
     /// # Errors
     /// [`CopyError::Invalid`] for no GPU, or one given twice.
     pub fn new(
-        gpus: Vec<(EndpointId, Arc<dyn Port>)>,
+        gpus: Vec<(EndpointId, Arc<dyn Gpu>)>,
         profile: Profile,
         options: CopyOptions,
     ) -> Result<Self, CopyError> {
@@ -212,7 +212,7 @@ impl Copier {
     /// # Errors
     /// As for [`Copier::new`].
     pub fn with_stale(
-        gpus: Vec<(EndpointId, Arc<dyn Port>)>,
+        gpus: Vec<(EndpointId, Arc<dyn Gpu>)>,
         profile: Profile,
         options: CopyOptions,
         stale: Option<String>,
@@ -226,7 +226,8 @@ impl Copier {
             return Err(invalid("one is given twice"));
         }
         let ports = gpus.iter().map(|(_, port)| Arc::clone(port)).collect();
-        let gpus: Vec<Gpu> = gpus.into_iter().map(|(id, port)| Gpu::new(id, port, options.limits)).collect();
+        let gpus: Vec<CopierGpu> =
+            gpus.into_iter().map(|(id, port)| CopierGpu::new(id, port, options.limits)).collect();
         let warning = stale.as_ref().map(|what| {
             format!(
                 "the profile is stale ({what}): the driver's own methods are used; `headway measure` writes a new one"
@@ -277,7 +278,7 @@ impl Copier {
 
     /// The ports.
     #[must_use]
-    pub fn ports(&self) -> &[Arc<dyn Port>] {
+    pub fn ports(&self) -> &[Arc<dyn Gpu>] {
         &self.ports
     }
 
@@ -316,7 +317,7 @@ impl Copier {
         if direction == Direction::Peer {
             return wrong("direction", "`copy_peer` copies between GPUs");
         }
-        if host.buffer.place() != (Place::Host { pinned: Some(self.gpus[gpu].port.domain()) }) {
+        if host.buffer.place() != (Place::Host { pinned: Some(self.gpus[gpu].device.domain()) }) {
             return wrong("host memory", "it is not pinned for this GPU; use `copy_in` or `copy_out` on its bytes");
         }
         self.copy(Transfer { gpu, direction, device, host: Host::Held(host), len, pinned: false }, how)
@@ -414,8 +415,8 @@ fn forked() -> CopyError {
 /// How many pieces are copied (specification of transfers, 1.7).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ManyBy {
-    /// A mover of the lane, from memory that is pinned already; ordinary memory goes through pinned buffers piece by piece.
-    Lane(Mover),
+    /// A mover of the queue, from memory that is pinned already; ordinary memory goes through pinned buffers piece by piece.
+    Queue(Mover),
     /// The CPU gathers into a pinned buffer (or scatters from it), one copy, and a kernel on the device's side if its pieces
     /// are scattered.
     Gather,

@@ -1,8 +1,8 @@
 //! `staged` and `multipath`: long copies through pinned buffers by persistent threads, over one link or several, and pinned
 //! memory over one link (`dma`) or several.
 //!
-//! A [`Pool`] per GPU holds the threads, the pinned buffers, the lanes and the engine gates. The calling thread drives the
-//! engines itself: it submits chunks and polls lanes, so that no hand-over lies between a full buffer and its copy.
+//! A [`Pool`] per GPU holds the threads, the pinned buffers, the queues and the engine gates. The calling thread drives the
+//! engines itself: it submits chunks and polls queues, so that no hand-over lies between a full buffer and its copy.
 //!
 //! Links are named by their pools. The first is the target's own; over each further one (`multipath`) chunks go through
 //! memory of that GPU.

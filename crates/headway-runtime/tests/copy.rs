@@ -11,8 +11,8 @@ use headway_core::models::transfer::{
 };
 use headway_core::units::{Bytes, Nanos};
 use headway_device::Buffer;
-use headway_device::emu_port::{EmuPort, EmuPortSpec};
-use headway_device::port::{Caching, Mover, Piece, Port, Reach};
+use headway_device::emu_port::{EmuGpu, EmuPortSpec};
+use headway_device::gpu::{Caching, Gpu, Mover, Piece, Reach};
 use headway_device::{Access, Limits};
 use headway_os::memory::Mapping;
 use headway_runtime::copy::{At, Copier, CopyError, CopyLimits, CopyOptions, How, ManyBy};
@@ -49,12 +49,12 @@ impl Random {
     }
 }
 
-fn port(name: &str) -> Arc<dyn Port> {
+fn port(name: &str) -> Arc<dyn Gpu> {
     let limits = Limits { host_bytes_max: Bytes(4 << 30), ..Limits::default() };
-    Arc::new(EmuPort::open(EmuPortSpec { limits, ..EmuPortSpec::new(name) }))
+    Arc::new(EmuGpu::open(EmuPortSpec { limits, ..EmuPortSpec::new(name) }))
 }
 
-fn gpus(count: u32) -> Vec<(EndpointId, Arc<dyn Port>)> {
+fn gpus(count: u32) -> Vec<(EndpointId, Arc<dyn Gpu>)> {
     (0..count).map(|gpu| (EndpointId(gpu + 1), port(&format!("gpu{gpu}")))).collect()
 }
 
@@ -73,13 +73,13 @@ fn small_tuning() -> Tuning {
 }
 
 /// The bytes of device memory, by the driver's own call.
-fn seen(port: &dyn Port, buffer: &Buffer) -> Vec<u8> {
+fn seen(port: &dyn Gpu, buffer: &Buffer) -> Vec<u8> {
     let mut bytes = vec![0; buffer.len()];
     port.copy_out(&mut bytes, &buffer.claim(0..buffer.len(), Access::Read).unwrap()).unwrap();
     bytes
 }
 
-fn set(port: &dyn Port, buffer: &Buffer, bytes: &[u8]) {
+fn set(port: &dyn Gpu, buffer: &Buffer, bytes: &[u8]) {
     port.copy_in(&mut buffer.claim(0..bytes.len(), Access::Write).unwrap(), bytes).unwrap();
 }
 
@@ -255,8 +255,8 @@ fn peers_exchange_bytes_of_every_size_and_alignment() {
 #[test]
 fn peers_without_a_direct_way_are_reported_once() {
     let spec = |name: &str| EmuPortSpec { peers: false, ..EmuPortSpec::new(name) };
-    let open = |gpu: u32| -> (EndpointId, Arc<dyn Port>) {
-        (EndpointId(gpu), Arc::new(EmuPort::open(spec(&format!("gpu{gpu}")))))
+    let open = |gpu: u32| -> (EndpointId, Arc<dyn Gpu>) {
+        (EndpointId(gpu), Arc::new(EmuGpu::open(spec(&format!("gpu{gpu}")))))
     };
     let copier = Copier::new(vec![open(0), open(1)], Profile::default(), options()).unwrap();
     let [from, to] = [0, 1].map(|gpu| copier.ports()[gpu].device_buffer(100, Reach::Device).unwrap());
@@ -322,7 +322,7 @@ fn options_exclude_what_they_say_whoever_asks() {
         assert!(matches!(error, CopyError::Unavailable { .. }), "{method}: {error:?}");
     }
     let pieces = [Piece { from: 0, to: 10, len: 5 }, Piece { from: 20, to: 0, len: 5 }];
-    let by = ManyBy::Lane(Mover::Kernel { blocks: 1 });
+    let by = ManyBy::Queue(Mover::Kernel { blocks: 1 });
     assert!(matches!(copier.copy_many_in(at, &[1; 64], &pieces, Some(by)), Err(CopyError::Unavailable { .. })));
     copier.copy_many_in(at, &[1; 64], &pieces, None).unwrap();
 }
@@ -465,9 +465,9 @@ fn scattered(random: &mut Random, count: usize, len: usize, space: usize) -> Vec
 
 fn movers() -> Vec<Option<ManyBy>> {
     let kernel = Mover::Kernel { blocks: 3 };
-    let lanes = [Mover::Loop, Mover::Batch, kernel].map(|mover| Some(ManyBy::Lane(mover)));
+    let queues = [Mover::Loop, Mover::Batch, kernel].map(|mover| Some(ManyBy::Queue(mover)));
     let mut movers = vec![None, Some(ManyBy::Gather), Some(ManyBy::Window), Some(ManyBy::Resident)];
-    movers.extend(lanes);
+    movers.extend(queues);
     movers
 }
 
@@ -594,7 +594,7 @@ fn pinned_memory_named_as_ordinary_is_found_out() {
 fn a_probe_finds_what_a_port_has_and_names_what_is_used_instead() {
     let with_all = port("all");
     let spec = EmuPortSpec { windows: vec![Via::DmaBuf], residents: vec![], ..EmuPortSpec::new("less") };
-    let with_less: Arc<dyn Port> = Arc::new(EmuPort::open(spec));
+    let with_less: Arc<dyn Gpu> = Arc::new(EmuGpu::open(spec));
     let gpus = vec![(EndpointId(0), with_all), (EndpointId(1), with_less)];
     let copier = Copier::new(gpus, Profile::default(), options()).unwrap();
     let probes = copier.probe();

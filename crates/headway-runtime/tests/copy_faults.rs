@@ -6,9 +6,9 @@ use std::sync::Arc;
 use headway_core::files::machine::{EndpointId, Method};
 use headway_core::models::transfer::{Curve, Direction, HostMemory, Key, Load, Point, Profile, Via, Way};
 use headway_core::units::{Bytes, Nanos};
-use headway_device::emu_port::{EmuPort, EmuPortSpec};
-use headway_device::faulty::{FaultyPort, PortFaults};
-use headway_device::port::{Caching, Piece, Port, Reach};
+use headway_device::emu_port::{EmuGpu, EmuPortSpec};
+use headway_device::faulty::{FaultyGpu, PortFaults};
+use headway_device::gpu::{Caching, Gpu, Piece, Reach};
 use headway_device::{Access, Buffer, DeviceError};
 use headway_runtime::copy::{At, Copier, CopyError, CopyLimits, CopyOptions, How, ManyBy, Report};
 
@@ -17,7 +17,7 @@ const DMA: How = How::By(Way::of(Method::Dma));
 
 struct Rig {
     copier: Copier,
-    faults: Arc<FaultyPort>,
+    faults: Arc<FaultyGpu>,
     device: Buffer,
     pinned: Buffer,
 }
@@ -28,9 +28,9 @@ fn limits() -> CopyLimits {
 }
 
 fn rig(limits: CopyLimits, profile: Profile, options: CopyOptions) -> Rig {
-    let inner: Arc<dyn Port> = Arc::new(EmuPort::open(EmuPortSpec::new("gpu0")));
-    let faults = Arc::new(FaultyPort::new(inner, PortFaults::default()));
-    let port: Arc<dyn Port> = Arc::<FaultyPort>::clone(&faults);
+    let inner: Arc<dyn Gpu> = Arc::new(EmuGpu::open(EmuPortSpec::new("gpu0")));
+    let faults = Arc::new(FaultyGpu::new(inner, PortFaults::default()));
+    let port: Arc<dyn Gpu> = Arc::<FaultyGpu>::clone(&faults);
     let device = port.device_buffer(64 * CHUNK, Reach::Window(Via::Vulkan)).unwrap();
     let pinned = port.pinned_buffer(64 * CHUNK, Caching::Cached).unwrap();
     let options = CopyOptions { limits, ..options };

@@ -6,9 +6,9 @@ use std::sync::{Arc, Barrier};
 use headway_core::decisions::staging::{Flow, Order};
 use headway_core::models::transfer::{Stores, Tuning};
 use headway_core::units::{Bytes, Nanos};
-use headway_device::emu_port::{EmuPort, EmuPortSpec, Pace};
-use headway_device::faulty::{FaultyPort, PortFaults};
-use headway_device::port::{Caching, Port, Reach};
+use headway_device::emu_port::{EmuGpu, EmuPortSpec, Pace};
+use headway_device::faulty::{FaultyGpu, PortFaults};
+use headway_device::gpu::{Caching, Gpu, Reach};
 use headway_device::{Access, Buffer, DeviceError};
 use headway_runtime::copy::At;
 use headway_runtime::staging::{Moved, Pool, PoolOptions, Staged, StagingError, copy_in, copy_out, copy_pinned};
@@ -46,7 +46,7 @@ fn noise(len: usize, seed: u64) -> Vec<u8> {
 
 /// A port with faults, and its pool, ready.
 struct Rig {
-    port: Arc<FaultyPort>,
+    port: Arc<FaultyGpu>,
     pool: Pool,
 }
 
@@ -62,7 +62,7 @@ impl Rig {
     }
 
     fn of(spec: EmuPortSpec, options: PoolOptions) -> Self {
-        let port = Arc::new(FaultyPort::new(Arc::new(EmuPort::open(spec)), PortFaults::default()));
+        let port = Arc::new(FaultyGpu::new(Arc::new(EmuGpu::open(spec)), PortFaults::default()));
         let pool = Pool::new(port.clone(), options);
         // Longer than the patience of some pools here.
         while let Err(error) = pool.prepare(Bytes(1), None) {
@@ -187,7 +187,7 @@ fn a_hundred_mebibytes_and_seven_bytes_arrive() {
 
 #[test]
 fn no_bytes_take_no_thread_no_device_and_no_pool() {
-    let port = Arc::new(FaultyPort::new(Arc::new(EmuPort::open(EmuPortSpec::new("emu0"))), PortFaults::default()));
+    let port = Arc::new(FaultyGpu::new(Arc::new(EmuGpu::open(EmuPortSpec::new("emu0"))), PortFaults::default()));
     let pool = Pool::new(port.clone(), options(2));
     let there = port.device_buffer(1, Reach::Device).unwrap();
     let how = Staged::new(tuning(2, 4096));
@@ -199,7 +199,7 @@ fn no_bytes_take_no_thread_no_device_and_no_pool() {
 
 #[test]
 fn a_pool_that_is_not_ready_says_so_and_gets_ready() {
-    let port = Arc::new(EmuPort::open(EmuPortSpec::new("emu0")));
+    let port = Arc::new(EmuGpu::open(EmuPortSpec::new("emu0")));
     let pool = Pool::new(port.clone(), options(2));
     let there = port.device_buffer(10, Reach::Device).unwrap();
     let how = Staged::new(tuning(2, 4096));
@@ -214,7 +214,7 @@ fn a_pool_that_is_not_ready_says_so_and_gets_ready() {
 #[test]
 fn pinning_that_is_refused_is_an_error_value() {
     let faults = PortFaults { refuse_pinning: true, ..PortFaults::default() };
-    let port = Arc::new(FaultyPort::new(Arc::new(EmuPort::open(EmuPortSpec::new("emu0"))), faults));
+    let port = Arc::new(FaultyGpu::new(Arc::new(EmuGpu::open(EmuPortSpec::new("emu0"))), faults));
     let pool = Pool::new(port.clone(), options(2));
     let error = pool.prepare(Bytes(4096), None).unwrap_err();
     assert!(matches!(error, StagingError::SetUp { .. }), "{error}");
@@ -226,7 +226,7 @@ fn pinning_that_is_refused_is_an_error_value() {
 
 #[test]
 fn a_pool_without_memory_is_an_error_value() {
-    let port = Arc::new(EmuPort::open(EmuPortSpec::new("emu0")));
+    let port = Arc::new(EmuGpu::open(EmuPortSpec::new("emu0")));
     let pool = Pool::new(port, PoolOptions { pinned_max: Bytes(0), ..options(2) });
     let error = pool.prepare(Bytes(4096), None).unwrap_err();
     let refused = DeviceError::Refused { limit: "pinned_max", max: 0 };
@@ -310,7 +310,7 @@ fn only_the_start_and_four_chunks_worth_at_the_end_of_a_copy_into_a_gpu_are_demo
         counts[usize::from(stores == Stores::Demoted)].fetch_add(to.len() as u64, Ordering::Relaxed);
         to.copy_from_slice(from);
     };
-    let port: Arc<dyn Port> = Arc::new(EmuPort::open(EmuPortSpec::new("emu0")));
+    let port: Arc<dyn Gpu> = Arc::new(EmuGpu::open(EmuPortSpec::new("emu0")));
     let pool = Pool::with_copy_loop(Arc::clone(&port), options(2), Arc::new(copy_loop));
     pool.prepare(Bytes(1 << 20), None).unwrap();
     let (device, how) = (port.device_buffer(len, Reach::Device).unwrap(), Staged::new(tuning(2, 1 << 20)));
@@ -326,7 +326,7 @@ fn only_the_start_and_four_chunks_worth_at_the_end_of_a_copy_into_a_gpu_are_demo
 
 /// A pool whose copy loop asks `before` first, with the number of the call.
 fn with_loop(threads: u32, before: impl Fn(u64) + Send + Sync + 'static) -> Rig {
-    let port = Arc::new(FaultyPort::new(Arc::new(EmuPort::open(EmuPortSpec::new("emu0"))), PortFaults::default()));
+    let port = Arc::new(FaultyGpu::new(Arc::new(EmuGpu::open(EmuPortSpec::new("emu0"))), PortFaults::default()));
     let calls = AtomicU64::new(0);
     let copy_loop = move |to: &mut [u8], from: &[u8], _| {
         before(calls.fetch_add(1, Ordering::Relaxed));
@@ -544,7 +544,7 @@ fn several_links_share_the_chunks_of_pinned_memory() {
 
 #[test]
 fn pinned_memory_over_its_own_link_needs_no_pool() {
-    let port = Arc::new(EmuPort::open(EmuPortSpec::new("emu0")));
+    let port = Arc::new(EmuGpu::open(EmuPortSpec::new("emu0")));
     let rig = Rig::new(1);
     let pool = Pool::new(port.clone(), options(1));
     let host = rig.pinned(&noise(1 << 20, 1));
@@ -573,7 +573,7 @@ fn a_failing_relay_fails_the_copy_and_everything_comes_back() {
     let in_place = completed_prefix as usize;
     assert!(rigs[0].read(&there)[..in_place] == data[..in_place]);
     rigs[1].port.set(PortFaults::default());
-    // The lane that failed is made again.
+    // The queue that failed is made again.
     rigs[1].pool.prepare(Bytes(64 << 10), Some(2)).unwrap();
     rigs[0].stall();
     let [moved, _] = rigs[0].check(&pools(&rigs), 4 << 20, 0, 0, &how);
@@ -621,7 +621,7 @@ fn a_slow_link_takes_less() {
 
 #[test]
 fn copies_by_demoted_stores_bring_every_byte_whatever_the_cpu_can() {
-    let port = Arc::new(EmuPort::open(EmuPortSpec::new("emu0")));
+    let port = Arc::new(EmuGpu::open(EmuPortSpec::new("emu0")));
     // The path of a CPU that demotes lines, where this one does not too.
     let copy_loop = |to: &mut [u8], from: &[u8], stores: Stores| headway_os::copy::copy_as(to, from, stores, true);
     let pool = Pool::with_copy_loop(port.clone(), options(3), Arc::new(copy_loop));

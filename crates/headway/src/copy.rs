@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use headway_core::files::machine::{EndpointId, Machine};
 use headway_core::models::transfer::{Profile, Stamp};
-use headway_device::port::Port;
+use headway_device::gpu::Gpu;
 
 pub use headway_runtime::copy::{
     At, Copier, CopyError, CopyLimits, CopyOptions, Event, How, ManyBy, Observation, Observer, Probe, Report,
@@ -47,10 +47,10 @@ pub fn open(options: &Options) -> Result<Copier, Error> {
 }
 
 /// The name of each port in the machine file: by UUID where the file has them, else in order.
-fn names(machine: Option<&Machine>, ports: &[Arc<dyn Port>]) -> Result<Vec<EndpointId>, Error> {
+fn names(machine: Option<&Machine>, ports: &[Arc<dyn Gpu>]) -> Result<Vec<EndpointId>, Error> {
     let Some(machine) = machine else { return Ok((0..ports.len() as u32).map(EndpointId).collect()) };
     let gpus: Vec<EndpointId> = machine.gpus().collect();
-    let by_uuid = |port: &Arc<dyn Port>| {
+    let by_uuid = |port: &Arc<dyn Gpu>| {
         let uuid = port.description().uuid.as_ref()?;
         gpus.iter().copied().find(|gpu| machine.endpoints[gpu.at()].uuid.as_ref() == Some(uuid))
     };
@@ -78,7 +78,7 @@ fn difference(was: &Stamp, now: &Stamp) -> Option<String> {
 mod tests {
     use headway_core::files::machine::Method;
     use headway_core::models::transfer::Way;
-    use headway_device::port::Reach;
+    use headway_device::gpu::Reach;
 
     use super::*;
 

@@ -32,7 +32,7 @@ use std::{fs, io};
 use headway_core::files::machine::{self, EndpointId, Machine, Method};
 use headway_core::models::transfer::{Available, Direction, HostMemory, Key, Load, Profile, Tuning, TuningKey, Way};
 use headway_core::units::{Bytes, Nanos};
-use headway_device::port::Port;
+use headway_device::gpu::Gpu;
 use headway_os::{affinity, copy};
 use headway_runtime::copy::{Copier, CopyLimits, CopyOptions, How};
 
@@ -293,7 +293,7 @@ fn request(options: &Options) -> BTreeMap<String, String> {
 /// A measurement under way.
 struct Measurement<'a> {
     options: &'a Options,
-    ports: Vec<Arc<dyn Port>>,
+    ports: Vec<Arc<dyn Gpu>>,
     machine: Machine,
     session: Session<'a>,
 }
@@ -529,10 +529,10 @@ fn usable(copier: &Copier, gpus: usize) -> Vec<Vec<Way>> {
 }
 
 /// Positions of GPUs of the same model, which are measured once; with `each`, every one by itself.
-fn groups(ports: &[Arc<dyn Port>], each: bool) -> Vec<Vec<usize>> {
+fn groups(ports: &[Arc<dyn Gpu>], each: bool) -> Vec<Vec<usize>> {
     let mut groups: Vec<Vec<usize>> = Vec::new();
     for (gpu, port) in ports.iter().enumerate() {
-        let model = |port: &Arc<dyn Port>| {
+        let model = |port: &Arc<dyn Gpu>| {
             let description = port.description();
             // Emulated GPUs have names of their own.
             let name = description.uuid.as_ref().map(|_| description.name.clone());

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use headway_core::files::machine::EndpointId;
 use headway_core::units::Bytes;
-use headway_cuda::{CudaDevice, CudaPort, Driver};
+use headway_cuda::{CudaDevice, CudaGpu, Driver};
 use headway_device::emu::{EmuSpec, Emulated};
-use headway_device::emu_port::{EmuPort, EmuPortSpec};
-use headway_device::port::Port;
+use headway_device::emu_port::{EmuGpu, EmuPortSpec};
+use headway_device::gpu::Gpu;
 use headway_device::{Device, Limits};
 
 use crate::{Error, emulation};
@@ -32,23 +32,23 @@ const HOST_BYTES_MAX: Bytes = Bytes(32 << 30);
 ///
 /// # Errors
 /// [`Error::Backend`], [`Error::TooFewGpus`], and what reading `model` gives.
-pub fn open(backend: Backend, model: Option<&str>, gpus: Option<usize>) -> Result<Vec<Arc<dyn Port>>, Error> {
+pub fn open(backend: Backend, model: Option<&str>, gpus: Option<usize>) -> Result<Vec<Arc<dyn Gpu>>, Error> {
     let limits = Limits { host_bytes_max: HOST_BYTES_MAX, ..Limits::default() };
     match backend {
         Backend::Emu => {
             let machine = emulation::machine(model, gpus)?;
             let spec = |gpu: EndpointId| EmuPortSpec { limits, ..EmuPortSpec::of_machine(&machine, gpu) };
-            Ok(machine.gpus().map(|gpu| Arc::new(EmuPort::open(spec(gpu))) as Arc<dyn Port>).collect())
+            Ok(machine.gpus().map(|gpu| Arc::new(EmuGpu::open(spec(gpu))) as Arc<dyn Gpu>).collect())
         }
         Backend::Cuda | Backend::Auto => {
             let failed = |source| Error::Backend { backend: "cuda", source };
-            let ports = Driver::system().and_then(|driver| CudaPort::open_all(&driver, limits)).map_err(failed)?;
+            let ports = Driver::system().and_then(|driver| CudaGpu::open_all(&driver, limits)).map_err(failed)?;
             let there = ports.len();
             let wanted = gpus.unwrap_or(there).max(1);
             if wanted > there {
                 return Err(Error::TooFewGpus { machine: "this one".to_owned(), wanted, available: there });
             }
-            Ok(ports.into_iter().take(wanted).map(|port| Arc::new(port) as Arc<dyn Port>).collect())
+            Ok(ports.into_iter().take(wanted).map(|port| Arc::new(port) as Arc<dyn Gpu>).collect())
         }
     }
 }

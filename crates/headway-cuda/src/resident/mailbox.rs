@@ -193,7 +193,7 @@ mod trace {
 mod tests {
     use headway_core::models::transfer::Via;
     use headway_device::buffer::{HeapMemory, Place};
-    use headway_device::port::Window;
+    use headway_device::gpu::Window;
 
     use super::super::tagged::BEFORE_FIRST;
     use super::trace::Step::{Bytes, Fence, Word};

@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 use std::sync::{LazyLock, Mutex};
 
 use headway_device::buffer::DeviceId;
-use headway_device::port::Pager;
+use headway_device::gpu::Pager;
 use headway_device::{Access, Buffer, DeviceError};
 use headway_os::copy;
 

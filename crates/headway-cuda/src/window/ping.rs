@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use headway_core::models::transfer::Via;
 use headway_core::units::Nanos;
 use headway_device::buffer::Memory as _;
-use headway_device::port::Window as _;
+use headway_device::gpu::Window as _;
 use headway_device::{DeviceError, Grid};
 use headway_os::clock;
 

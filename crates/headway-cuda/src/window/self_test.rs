@@ -1,7 +1,7 @@
 //! The last step of a probe: every byte through the window, compared by the driver's own copies.
 
 use headway_device::DeviceError;
-use headway_device::port::Window;
+use headway_device::gpu::Window;
 
 use super::{Missing, Refusal};
 

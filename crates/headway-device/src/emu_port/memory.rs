@@ -1,4 +1,4 @@
-//! Memory of emulated ports: pinned, registered in place, and device memory with a window.
+//! Memory of emulated gpus: pinned, registered in place, and device memory with a window.
 
 use std::collections::BTreeMap;
 use std::os::fd::AsFd as _;
@@ -11,9 +11,9 @@ use headway_os::{OsError, clock, copy};
 
 use crate::buffer::{Domain, HeapMemory, Memory, Place, Span, lock};
 use crate::error::DeviceError;
-use crate::port::Window;
+use crate::gpu::Window;
 
-/// Pinned ranges of all emulated ports, which share one domain: address of the first byte to length.
+/// Pinned ranges of all emulated gpus, which share one domain: address of the first byte to length.
 static PINNED: Mutex<BTreeMap<usize, usize>> = Mutex::new(BTreeMap::new());
 
 /// An entry of [`PINNED`], taken out when dropped.
@@ -99,7 +99,7 @@ impl Registered {
 }
 
 // SAFETY: the claim in `span` covers these bytes and lives as long as this value. Its access says whether they may be
-// written, and `EmuPort::register` makes the buffer accordingly.
+// written, and `EmuGpu::register` makes the buffer accordingly.
 unsafe impl Memory for Registered {
     fn base(&self) -> *mut u8 {
         self.span.as_ptr()
@@ -170,7 +170,7 @@ unsafe impl Memory for WindowedMemory {
     }
 }
 
-// SAFETY: `window_store` and `window_load` touch exactly the range; lanes see stores because a submission takes a lock.
+// SAFETY: `window_store` and `window_load` touch exactly the range; queues see stores because a submission takes a lock.
 unsafe impl Window for WindowedMemory {
     fn via(&self) -> Via {
         self.via

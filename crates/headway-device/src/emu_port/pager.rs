@@ -1,4 +1,4 @@
-//! The paged window of an emulated port: a small mapping of the buffer's memory file, really moved.
+//! The paged window of an emulated gpu: a small mapping of the buffer's memory file, really moved.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -11,14 +11,14 @@ use super::memory::{WindowedMemory, load};
 use crate::buffer::{Access, Buffer, Span};
 use crate::check;
 use crate::error::DeviceError;
-use crate::port::Pager;
+use crate::gpu::Pager;
 
 /// Bytes visible at a time (`fujii-2013`, section II-B: 4 MB).
 const SPAN_BYTES: usize = 4 << 20;
 
 /// A pager over one buffer.
 pub(super) struct EmuPager {
-    port: Arc<Shared>,
+    gpu: Arc<Shared>,
     buffer: Buffer,
     view: View,
     /// Offset that `view` shows; `None` after a move that failed.
@@ -28,10 +28,10 @@ pub(super) struct EmuPager {
 }
 
 impl EmuPager {
-    /// The caller has taken `port.pager_open`, which this gives back when dropped.
-    pub(super) fn open(port: Arc<Shared>, buffer: &Buffer) -> Result<Self, DeviceError> {
+    /// The caller has taken `gpu.pager_open`, which this gives back when dropped.
+    pub(super) fn open(gpu: Arc<Shared>, buffer: &Buffer) -> Result<Self, DeviceError> {
         let probe = buffer.claim(0..0, Access::Read)?;
-        check::ordinary(port.here(), &probe, 0, false)?;
+        check::ordinary(gpu.here(), &probe, 0, false)?;
         let mapped = windowed(&probe).ok_or_else(|| DeviceError::Unavailable {
             what: "a paged window on this buffer".into(),
             reason: "it was allocated without a window".into(),
@@ -39,7 +39,7 @@ impl EmuPager {
         });
         let view = mapped.and_then(|memory| memory.map(0, SPAN_BYTES).map_err(|error| failed(&error)))?;
         debug_assert!(SPAN_BYTES.is_multiple_of(page_bytes()), "the kernel maps whole pages");
-        Ok(Self { port, buffer: buffer.clone(), view, shown: Some(0), always: false, moves: 0 })
+        Ok(Self { gpu, buffer: buffer.clone(), view, shown: Some(0), always: false, moves: 0 })
     }
 
     /// Calls `body` with each part of `at..at + len` that one place of the mapping shows: its address, offset and length.
@@ -50,7 +50,7 @@ impl EmuPager {
         len: usize,
         mut body: impl FnMut(*mut u8, usize, usize),
     ) -> Result<(), DeviceError> {
-        self.port.alive()?;
+        self.gpu.alive()?;
         let memory = windowed(span).ok_or(DeviceError::DeviceLost)?;
         let mut done = 0;
         while done < len {
@@ -109,7 +109,7 @@ impl Pager for EmuPager {
 
 impl Drop for EmuPager {
     fn drop(&mut self) {
-        self.port.pager_open.store(false, Ordering::Release);
+        self.gpu.pager_open.store(false, Ordering::Release);
     }
 }
 

@@ -1,4 +1,4 @@
-//! Resident copiers of an emulated port: one thread a unit, a mailbox, two real copies a piece.
+//! Resident copiers of an emulated gpu: one thread a unit, a mailbox, two real copies a piece.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,7 +13,7 @@ use headway_os::clock;
 use super::Shared;
 use super::memory::PinnedMemory;
 use crate::buffer::{Access, Memory, Place, Span, lock};
-use crate::port::{Resident, ResidentOptions};
+use crate::gpu::{Resident, ResidentOptions};
 use crate::{DeviceError, check};
 
 /// Ordinary memory passes through pinned memory of this size.
@@ -25,7 +25,7 @@ const WAIT_MAX: Nanos = Nanos(86_400_000_000_000);
 
 /// A resident copier.
 pub(super) struct EmuResident {
-    port: Arc<Shared>,
+    gpu: Arc<Shared>,
     via: Via,
     options: ResidentOptions,
     mail: Arc<Mail>,
@@ -66,15 +66,15 @@ struct Command {
 unsafe impl Send for Command {}
 
 impl EmuResident {
-    /// The caller has counted it in `port.residents`, which this gives back when dropped.
+    /// The caller has counted it in `gpu.residents`, which this gives back when dropped.
     pub(super) fn start(
-        port: Arc<Shared>,
+        gpu: Arc<Shared>,
         via: Via,
         options: ResidentOptions,
         stage: PinnedMemory,
     ) -> Result<Self, DeviceError> {
         let mail = Arc::new(Mail { state: Mutex::default(), changed: Condvar::new(), cancel: AtomicBool::new(false) });
-        let mut resident = Self { port, via, options, mail, threads: Vec::new(), until: Nanos::ZERO, stage };
+        let mut resident = Self { gpu, via, options, mail, threads: Vec::new(), until: Nanos::ZERO, stage };
         resident.launch(None)?;
         Ok(resident)
     }
@@ -98,7 +98,7 @@ impl EmuResident {
         for unit in 0..self.units() {
             let work = Unit {
                 mail: Arc::clone(&self.mail),
-                port: Arc::clone(&self.port),
+                gpu: Arc::clone(&self.gpu),
                 unit,
                 units: self.units(),
                 piece: self.options.piece,
@@ -136,7 +136,7 @@ impl EmuResident {
     /// # Safety
     /// `len` bytes are readable from `from` and writable from `to`, do not overlap, and are used by nobody else meanwhile.
     unsafe fn command(&mut self, from: *const u8, to: *mut u8, len: usize) -> Result<(), DeviceError> {
-        self.port.alive()?;
+        self.gpu.alive()?;
         let until = clock::now().saturating_add(self.options.patience.min(WAIT_MAX));
         let command = Command { from, to, len };
         let mail = Arc::clone(&self.mail);
@@ -162,7 +162,7 @@ impl EmuResident {
         drop(state);
         if failed {
             self.leave();
-            self.port.lost.store(true, Ordering::Release);
+            self.gpu.lost.store(true, Ordering::Release);
             return Err(DeviceError::DeviceLost);
         }
         if busy > 0 {
@@ -181,7 +181,7 @@ impl Resident for EmuResident {
     }
 
     fn copy_in(&mut self, to: &mut Span, from: &[u8]) -> Result<(), DeviceError> {
-        check::ordinary(self.port.here(), to, from.len(), true)?;
+        check::ordinary(self.gpu.here(), to, from.len(), true)?;
         for (part, at) in from.chunks(STAGE_BYTES).zip((0..).step_by(STAGE_BYTES)) {
             let stage = self.stage.base();
             // SAFETY: the stage is ours alone and no shorter than a part; `to` is claimed for writing and as long as `from`.
@@ -194,7 +194,7 @@ impl Resident for EmuResident {
     }
 
     fn copy_out(&mut self, to: &mut [u8], from: &Span) -> Result<(), DeviceError> {
-        check::ordinary(self.port.here(), from, to.len(), false)?;
+        check::ordinary(self.gpu.here(), from, to.len(), false)?;
         for (part, at) in to.chunks_mut(STAGE_BYTES).zip((0..).step_by(STAGE_BYTES)) {
             let stage = self.stage.base();
             // SAFETY: as in `copy_in`, the other way round.
@@ -209,7 +209,7 @@ impl Resident for EmuResident {
     fn copy(&mut self, from: &Span, to: &mut Span) -> Result<(), DeviceError> {
         let host = if matches!(from.place(), Place::Host { .. }) { from.place() } else { to.place() };
         let refuse = |reason: &str| Err(DeviceError::Invalid { what: "resident copy", reason: reason.into() });
-        if host != (Place::Host { pinned: Some(self.port.here().1) }) {
+        if host != (Place::Host { pinned: Some(self.gpu.here().1) }) {
             return refuse("one end must be pinned host memory");
         }
         if to.access() != Access::Write {
@@ -217,7 +217,7 @@ impl Resident for EmuResident {
         }
         let inward = from.place() == host;
         let (device, len) = if inward { (&*to, from.len()) } else { (from, to.len()) };
-        check::ordinary(self.port.here(), device, len, inward)?;
+        check::ordinary(self.gpu.here(), device, len, inward)?;
         if len == 0 {
             return Ok(());
         }
@@ -227,21 +227,21 @@ impl Resident for EmuResident {
 
     fn park(&mut self) -> Result<(), DeviceError> {
         self.leave();
-        self.port.alive()
+        self.gpu.alive()
     }
 }
 
 impl Drop for EmuResident {
     fn drop(&mut self) {
         self.leave();
-        self.port.residents.fetch_sub(1, Ordering::Relaxed);
+        self.gpu.residents.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
 /// One unit's thread.
 struct Unit {
     mail: Arc<Mail>,
-    port: Arc<Shared>,
+    gpu: Arc<Shared>,
     unit: usize,
     units: usize,
     piece: usize,
@@ -302,7 +302,7 @@ impl Unit {
                 std::hint::black_box(&mut *scratch);
                 command.to.add(at).copy_from_nonoverlapping(scratch.as_ptr(), len);
             }
-            self.pass(began.saturating_add(self.port.piece.time(len)));
+            self.pass(began.saturating_add(self.gpu.piece.time(len)));
             at += self.units * self.piece;
         }
     }

@@ -1,4 +1,4 @@
-//! Windows, paged windows and resident copiers, in every form that the port has.
+//! Windows, paged windows and resident copiers, in every form that the gpu has.
 
 use std::sync::Arc;
 
@@ -6,11 +6,11 @@ use headway_core::models::transfer::Via;
 use headway_core::units::Nanos;
 use headway_os::clock;
 
-use super::ways::{ByLane, Ordinary};
+use super::ways::{ByQueue, Ordinary};
 use super::{Bench, LARGEST, MARGIN, Noise, PATIENCE, Way, claim, memory, note, perform, pinned, read, same, write};
 use crate::DeviceError;
 use crate::buffer::{Access, Buffer};
-use crate::port::{Move, Mover, Pager, Piece, Port, Reach, Resident, ResidentOptions};
+use crate::gpu::{Gpu, Move, Mover, Pager, Piece, Reach, Resident, ResidentOptions};
 
 /// Stores and loads through the window of a buffer.
 struct ByWindow;
@@ -28,41 +28,41 @@ impl Way for ByWindow {
 }
 
 /// The window forms that can be used; of the others it is tested that they cannot.
-fn usable_windows(port: &dyn Port) -> Vec<Via> {
+fn usable_windows(gpu: &dyn Gpu) -> Vec<Via> {
     let mut usable = Vec::new();
-    for (via, tried) in port.windows() {
+    for (via, tried) in gpu.windows() {
         match tried {
             Ok(()) => usable.push(via),
             Err(error) => {
                 note(&format!("not tested: window by {via:?}: {error}"));
-                assert!(port.device_buffer(64, Reach::Window(via)).is_err(), "{via:?} is said not to be usable");
+                assert!(gpu.device_buffer(64, Reach::Window(via)).is_err(), "{via:?} is said not to be usable");
             }
         }
     }
     usable
 }
 
-fn windowed(port: &dyn Port, via: Via, bytes: usize) -> Buffer {
-    port.device_buffer(bytes, Reach::Window(via)).expect("a window of a form said to be usable")
+fn windowed(gpu: &dyn Gpu, via: Via, bytes: usize) -> Buffer {
+    gpu.device_buffer(bytes, Reach::Window(via)).expect("a window of a form said to be usable")
 }
 
 /// Test of the suite: every window form, all sizes and alignments.
-pub fn windows_store_and_load_every_byte_and_no_other(port: &Arc<dyn Port>) {
-    let port = port.as_ref();
-    for via in usable_windows(port) {
-        let there = windowed(port, via, LARGEST + MARGIN);
+pub fn windows_store_and_load_every_byte_and_no_other(gpu: &Arc<dyn Gpu>) {
+    let gpu = gpu.as_ref();
+    for via in usable_windows(gpu) {
+        let there = windowed(gpu, via, LARGEST + MARGIN);
         assert_eq!(claim(&there, 0, 1, Access::Read).memory().window().map(|window| window.via()), Some(via));
-        Bench::new(LARGEST).every_case(&mut ByWindow, &mut ByLane::new(port, LARGEST), &there);
+        Bench::new(LARGEST).every_case(&mut ByWindow, &mut ByQueue::new(gpu, LARGEST), &there);
     }
 }
 
 /// Test of the suite: what was stored is what work submitted at once afterwards reads, and what it wrote is what is loaded.
-pub fn windows_are_seen_by_lanes_and_kernels(port: &Arc<dyn Port>) {
-    let port = port.as_ref();
-    let mut lane = port.lane(false).expect("a lane");
+pub fn windows_are_seen_by_queues_and_kernels(gpu: &Arc<dyn Gpu>) {
+    let gpu = gpu.as_ref();
+    let mut queue = gpu.queue(false).expect("a queue");
     let mut noise = Noise(23);
-    for via in usable_windows(port) {
-        let (there, host) = (windowed(port, via, 8192), pinned(port, 8192));
+    for via in usable_windows(gpu) {
+        let (there, host) = (windowed(gpu, via, 8192), pinned(gpu, 8192));
         let (mut sent, mut found) = (vec![0; 5000], vec![0; 5000]);
         for round in 0..100 {
             noise.fill(&mut sent);
@@ -75,7 +75,7 @@ pub fn windows_are_seen_by_lanes_and_kernels(port: &Arc<dyn Port>) {
                 let pieces = Arc::new([Piece { from: 0, to: 0, len }]);
                 Move::Pieces { from, to, pieces, by: Mover::Kernel { blocks: 1 } }
             };
-            match perform(lane.as_mut(), what) {
+            match perform(queue.as_mut(), what) {
                 Err(DeviceError::Unavailable { .. }) => continue,
                 result => assert_eq!(result, Ok(())),
             }
@@ -83,7 +83,7 @@ pub fn windows_are_seen_by_lanes_and_kernels(port: &Arc<dyn Port>) {
             same(&format!("{len} bytes stored by {via:?}, round {round}"), &found[..len], &sent[..len]);
             noise.fill(&mut sent);
             write(&host, 0, &sent[..len]);
-            assert_eq!(perform(lane.as_mut(), super::copy((&host, 0), (&there, 3), len)), Ok(()));
+            assert_eq!(perform(queue.as_mut(), super::copy((&host, 0), (&there, 3), len)), Ok(()));
             ByWindow.take(&there, 3, &mut found, 0, len);
             same(&format!("{len} bytes loaded by {via:?}, round {round}"), &found[..len], &sent[..len]);
         }
@@ -104,11 +104,11 @@ impl Way for ByPager {
 }
 
 /// Test of the suite: a pager over a buffer of several spans; moves happen when needed, or before every access.
-pub fn a_paged_window_shows_every_part_and_counts_its_moves(port: &Arc<dyn Port>) {
-    let port = port.as_ref();
-    for via in usable_windows(port) {
-        let small = windowed(port, via, 4096);
-        let span = match port.pager(via, &small) {
+pub fn a_paged_window_shows_every_part_and_counts_its_moves(gpu: &Arc<dyn Gpu>) {
+    let gpu = gpu.as_ref();
+    for via in usable_windows(gpu) {
+        let small = windowed(gpu, via, 4096);
+        let span = match gpu.pager(via, &small) {
             Ok(pager) => pager.span_bytes(),
             Err(error @ DeviceError::Unavailable { .. }) => {
                 note(&format!("not tested: paged window by {via:?}: {error}"));
@@ -117,20 +117,20 @@ pub fn a_paged_window_shows_every_part_and_counts_its_moves(port: &Arc<dyn Port>
             Err(error) => panic!("paged window by {via:?}: {error}"),
         };
         let bytes = 2 * span + MARGIN + LARGEST;
-        let there = windowed(port, via, bytes);
-        let mut by = ByPager(port.pager(via, &there).expect("the first one was dropped"));
-        assert!(matches!(port.pager(via, &there), Err(DeviceError::Refused { .. })), "one at a time");
-        Bench::new(LARGEST).every_case(&mut by, &mut ByLane::new(port, LARGEST), &there);
-        pager_moves(&mut by, &there, span, port);
+        let there = windowed(gpu, via, bytes);
+        let mut by = ByPager(gpu.pager(via, &there).expect("the first one was dropped"));
+        assert!(matches!(gpu.pager(via, &there), Err(DeviceError::Refused { .. })), "one at a time");
+        Bench::new(LARGEST).every_case(&mut by, &mut ByQueue::new(gpu, LARGEST), &there);
+        pager_moves(&mut by, &there, span, gpu);
         let _held = claim(&there, 10, 10, Access::Read);
         assert!(matches!(by.0.store(19, &[0; 2]), Err(DeviceError::Overlap { .. })));
         assert!(matches!(by.0.load(bytes - 1, &mut [0; 2]), Err(DeviceError::OutOfRange { .. })));
         drop(by);
-        drop(port.pager(via, &there).expect("the earlier one was dropped"));
+        drop(gpu.pager(via, &there).expect("the earlier one was dropped"));
     }
 }
 
-fn pager_moves(by: &mut ByPager, there: &Buffer, span: usize, port: &dyn Port) {
+fn pager_moves(by: &mut ByPager, there: &Buffer, span: usize, gpu: &dyn Gpu) {
     let mut noise = Noise(29);
     let (mut sent, mut found) = (vec![0; 300], vec![0; 300]);
     by.0.load(0, &mut found[..1]).expect("byte 0");
@@ -139,7 +139,7 @@ fn pager_moves(by: &mut ByPager, there: &Buffer, span: usize, port: &dyn Port) {
         let before = by.0.moves();
         by.0.store(at, &sent).expect("within the buffer");
         assert_eq!(by.0.moves() - before, needed, "a store at {at}");
-        Ordinary(port).take(there, at, &mut found, 0, 300);
+        Ordinary(gpu).take(there, at, &mut found, 0, 300);
         same(&format!("a store by the pager at {at}"), &found, &sent);
     }
     by.0.always_move(true);
@@ -190,14 +190,14 @@ impl Way for ByResident {
     }
 }
 
-fn usable_residents(port: &dyn Port) -> Vec<Via> {
+fn usable_residents(gpu: &dyn Gpu) -> Vec<Via> {
     let mut usable = Vec::new();
-    for (via, tried) in port.residents() {
+    for (via, tried) in gpu.residents() {
         match tried {
             Ok(()) => usable.push(via),
             Err(error) => {
                 note(&format!("not tested: resident copier {via:?}: {error}"));
-                assert!(port.resident(via, PATIENT).is_err(), "{via:?} is said not to be usable");
+                assert!(gpu.resident(via, PATIENT).is_err(), "{via:?} is said not to be usable");
             }
         }
     }
@@ -206,19 +206,18 @@ fn usable_residents(port: &dyn Port) -> Vec<Via> {
 
 /// Test of the suite: every resident form, ordinary and pinned memory, all sizes and alignments, and more than its buffers
 /// hold; with the paper's pieces and larger ones.
-pub fn residents_copy_every_byte_and_no_other(port: &Arc<dyn Port>) {
+pub fn residents_copy_every_byte_and_no_other(gpu: &Arc<dyn Gpu>) {
     const LARGE: usize = (3 << 20) + 5;
-    let port = port.as_ref();
-    for via in usable_residents(port) {
+    let gpu = gpu.as_ref();
+    for via in usable_residents(gpu) {
         for piece in [256, 4096] {
             // Memory is made first: on a real device that may wait for what is resident on it.
-            let there = memory(port, LARGE + MARGIN);
-            let mut other = ByLane::new(port, LARGE);
-            let host = pinned(port, LARGE + MARGIN);
+            let there = memory(gpu, LARGE + MARGIN);
+            let mut other = ByQueue::new(gpu, LARGE);
+            let host = pinned(gpu, LARGE + MARGIN);
             let mut bench = Bench::new(LARGE);
             for pinned in [None, Some(host)] {
-                let copier =
-                    port.resident(via, ResidentOptions { piece, ..PATIENT }).expect("a form said to be usable");
+                let copier = gpu.resident(via, ResidentOptions { piece, ..PATIENT }).expect("a form said to be usable");
                 assert_eq!(copier.via(), via);
                 let mut by = ByResident { copier, pinned };
                 if piece == 256 {
@@ -230,19 +229,19 @@ pub fn residents_copy_every_byte_and_no_other(port: &Arc<dyn Port>) {
             }
         }
         let none = ResidentOptions { piece: 0, ..PATIENT };
-        assert!(matches!(port.resident(via, none), Err(DeviceError::Invalid { .. })), "pieces of 0 bytes");
+        assert!(matches!(gpu.resident(via, none), Err(DeviceError::Invalid { .. })), "pieces of 0 bytes");
     }
 }
 
 /// Test of the suite: a copier that was parked, or whose lease has ended, copies again; one dropped leaves.
-pub fn parked_residents_start_again(port: &Arc<dyn Port>) {
-    let port = port.as_ref();
-    for via in usable_residents(port) {
-        let there = memory(port, MARGIN + 5000);
-        let mut other = ByLane::new(port, 5000);
+pub fn parked_residents_start_again(gpu: &Arc<dyn Gpu>) {
+    let gpu = gpu.as_ref();
+    for via in usable_residents(gpu) {
+        let there = memory(gpu, MARGIN + 5000);
+        let mut other = ByQueue::new(gpu, 5000);
         let mut bench = Bench::new(5000);
         let lease = Nanos(2_000_000);
-        let copier = port.resident(via, ResidentOptions { lease, ..PATIENT }).expect("a form said to be usable");
+        let copier = gpu.resident(via, ResidentOptions { lease, ..PATIENT }).expect("a form said to be usable");
         let mut by = ByResident { copier, pinned: None };
         for _ in 0..3 {
             bench.case(&mut by, &mut other, &there, 5000, (1, 5));
@@ -253,7 +252,7 @@ pub fn parked_residents_start_again(port: &Arc<dyn Port>) {
             clock::sleep_until(clock::now().saturating_add(Nanos(2 * lease.0)));
         }
         drop(by);
-        let mut again = port.resident(via, PATIENT).expect("the earlier one was dropped");
+        let mut again = gpu.resident(via, PATIENT).expect("the earlier one was dropped");
         let mut span = claim(&there, 0, 4, Access::Write);
         assert_eq!(again.copy_in(&mut span, &[1, 2, 3, 4]), Ok(()));
         assert!(matches!(again.copy_in(&mut span, &[1]), Err(DeviceError::Invalid { .. })), "lengths differ");

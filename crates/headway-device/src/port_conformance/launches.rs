@@ -6,8 +6,8 @@ use super::ways::Ordinary;
 use super::{Noise, Way, claim, memory, perform, pinned, read, same, write};
 use crate::DeviceError;
 use crate::buffer::{Access, Place};
+use crate::gpu::{Argument, CpuArgument, Gpu, Move, Program};
 use crate::kernel::Grid;
-use crate::port::{Argument, CpuArgument, Move, Port, Program};
 
 /// The suite's program: adds an integer to every byte.
 pub(super) struct Add;
@@ -39,12 +39,12 @@ impl Program for Add {
 }
 
 /// Test of the suite: a program reads and writes device and pinned memory in any grid; integers arrive with their sign.
-pub fn launches_compute_what_their_cpu_form_does(port: &Arc<dyn Port>) {
+pub fn launches_compute_what_their_cpu_form_does(gpu: &Arc<dyn Gpu>) {
     const LEN: usize = 10_000;
-    let port = port.as_ref();
-    let mut lane = port.lane(true).expect("a lane");
-    let (host, target) = (pinned(port, LEN), pinned(port, LEN));
-    let (first, second) = (memory(port, LEN), memory(port, LEN));
+    let gpu = gpu.as_ref();
+    let mut queue = gpu.queue(true).expect("a queue");
+    let (host, target) = (pinned(gpu, LEN), pinned(gpu, LEN));
+    let (first, second) = (memory(gpu, LEN), memory(gpu, LEN));
     let (mut sent, mut expected, mut found) = (vec![0; LEN], vec![0; LEN], vec![0; LEN]);
     let mut noise = Noise(41);
     let cases =
@@ -56,7 +56,7 @@ pub fn launches_compute_what_their_cpu_form_does(port: &Arc<dyn Port>) {
             for (buffer, bytes) in [(from, &sent), (to, &expected)] {
                 match buffer.place() {
                     Place::Host { .. } => write(buffer, 0, bytes),
-                    Place::Device { .. } => Ordinary(port).put(bytes, 0, LEN, buffer, 0),
+                    Place::Device { .. } => Ordinary(gpu).put(bytes, 0, LEN, buffer, 0),
                 }
             }
             let arguments = vec![
@@ -66,13 +66,13 @@ pub fn launches_compute_what_their_cpu_form_does(port: &Arc<dyn Port>) {
                 Argument::Int(add),
             ];
             let grid = Grid { blocks, threads, shared_bytes: 0 };
-            assert_eq!(perform(lane.as_mut(), Move::Launch { program: Arc::new(Add), grid, arguments }), Ok(()));
+            assert_eq!(perform(queue.as_mut(), Move::Launch { program: Arc::new(Add), grid, arguments }), Ok(()));
             for at in 0..count {
                 expected[1 + at] = sent[5 + at].wrapping_add(add as u8);
             }
             match to.place() {
                 Place::Host { .. } => read(to, 0, &mut found),
-                Place::Device { .. } => Ordinary(port).take(to, 0, &mut found, 0, LEN),
+                Place::Device { .. } => Ordinary(gpu).take(to, 0, &mut found, 0, LEN),
             }
             same(&format!("{blocks} blocks of {threads} threads, {count} bytes plus {add}"), &found, &expected);
         }

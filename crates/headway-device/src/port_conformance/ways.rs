@@ -1,4 +1,4 @@
-//! Ways of lanes and of the driver: copies, relays, pieces, pageable copies, peers.
+//! Ways of queues and of the driver: copies, relays, pieces, pageable copies, peers.
 
 use std::sync::Arc;
 
@@ -7,38 +7,38 @@ use super::{
 };
 use crate::DeviceError;
 use crate::buffer::{Access, Buffer};
-use crate::port::{Lane, Move, Mover, Piece, Port};
+use crate::gpu::{Gpu, Move, Mover, Piece, Queue};
 
-/// Copies by a lane, from and to pinned memory that holds the host's bytes at the same offsets.
-pub(super) struct ByLane {
-    pub(super) lane: Box<dyn Lane>,
+/// Copies by a queue, from and to pinned memory that holds the host's bytes at the same offsets.
+pub(super) struct ByQueue {
+    pub(super) queue: Box<dyn Queue>,
     pub(super) pinned: Buffer,
 }
 
-impl ByLane {
-    pub(super) fn new(port: &dyn Port, largest: usize) -> Self {
-        Self { lane: port.lane(false).expect("a lane"), pinned: pinned(port, largest + MARGIN) }
+impl ByQueue {
+    pub(super) fn new(gpu: &dyn Gpu, largest: usize) -> Self {
+        Self { queue: gpu.queue(false).expect("a queue"), pinned: pinned(gpu, largest + MARGIN) }
     }
 }
 
-impl Way for ByLane {
+impl Way for ByQueue {
     fn put(&mut self, host: &[u8], at: usize, len: usize, there: &Buffer, to: usize) {
         write(&self.pinned, at, &host[at..at + len]);
-        let moved = perform(self.lane.as_mut(), copy((&self.pinned, at), (there, to), len));
+        let moved = perform(self.queue.as_mut(), copy((&self.pinned, at), (there, to), len));
         assert_eq!(moved, Ok(()), "{len} bytes");
     }
 
     fn take(&mut self, there: &Buffer, from: usize, host: &mut [u8], at: usize, len: usize) {
         let around = at.saturating_sub(super::GUARD)..(at + len + super::GUARD).min(host.len());
         write(&self.pinned, around.start, &host[around.clone()]);
-        let moved = perform(self.lane.as_mut(), copy((there, from), (&self.pinned, at), len));
+        let moved = perform(self.queue.as_mut(), copy((there, from), (&self.pinned, at), len));
         assert_eq!(moved, Ok(()), "{len} bytes");
         read(&self.pinned, around.start, &mut host[around]);
     }
 }
 
 /// The driver's own copies.
-pub(super) struct Ordinary<'a>(pub(super) &'a dyn Port);
+pub(super) struct Ordinary<'a>(pub(super) &'a dyn Gpu);
 
 impl Way for Ordinary<'_> {
     fn put(&mut self, host: &[u8], at: usize, len: usize, there: &Buffer, to: usize) {
@@ -52,9 +52,9 @@ impl Way for Ordinary<'_> {
     }
 }
 
-/// Copies by a lane through a buffer on the device.
+/// Copies by a queue through a buffer on the device.
 struct ByRelay {
-    by: ByLane,
+    by: ByQueue,
     through: Buffer,
 }
 
@@ -62,7 +62,7 @@ impl ByRelay {
     fn relay(&mut self, from: (&Buffer, usize), to: (&Buffer, usize), len: usize) {
         let (from, to) = (claim(from.0, from.1, len, Access::Read), claim(to.0, to.1, len, Access::Write));
         let through = claim(&self.through, 3, len, Access::Write);
-        assert_eq!(perform(self.by.lane.as_mut(), Move::Relay { from, through, to }), Ok(()), "{len} bytes");
+        assert_eq!(perform(self.by.queue.as_mut(), Move::Relay { from, through, to }), Ok(()), "{len} bytes");
     }
 }
 
@@ -82,70 +82,70 @@ impl Way for ByRelay {
     }
 }
 
-fn large(port: &dyn Port, way: &mut dyn Way, other: &mut dyn Way) {
-    let there = memory(port, LARGE + MARGIN);
+fn large(gpu: &dyn Gpu, way: &mut dyn Way, other: &mut dyn Way) {
+    let there = memory(gpu, LARGE + MARGIN);
     Bench::new(LARGE).case(way, other, &there, LARGE, (1, 5));
 }
 
-/// Test of the suite: lanes between pinned and device memory, all sizes and alignments, and 100 MiB + 7.
-pub fn lanes_copy_every_byte_and_no_other(port: &Arc<dyn Port>) {
-    let port = port.as_ref();
-    let there = memory(port, LARGEST + MARGIN);
-    let mut by = ByLane::new(port, LARGEST);
-    Bench::new(LARGEST).every_case(&mut by, &mut Ordinary(port), &there);
+/// Test of the suite: queues between pinned and device memory, all sizes and alignments, and 100 MiB + 7.
+pub fn queues_copy_every_byte_and_no_other(gpu: &Arc<dyn Gpu>) {
+    let gpu = gpu.as_ref();
+    let there = memory(gpu, LARGEST + MARGIN);
+    let mut by = ByQueue::new(gpu, LARGEST);
+    Bench::new(LARGEST).every_case(&mut by, &mut Ordinary(gpu), &there);
     drop((there, by));
-    if has_room(port, LARGE) {
-        large(port, &mut ByLane::new(port, LARGE), &mut Ordinary(port));
+    if has_room(gpu, LARGE) {
+        large(gpu, &mut ByQueue::new(gpu, LARGE), &mut Ordinary(gpu));
     }
 }
 
 /// Test of the suite: the driver's own copies of ordinary memory, all sizes and alignments, and 100 MiB + 7.
-pub fn ordinary_memory_is_copied_every_byte_and_no_other(port: &Arc<dyn Port>) {
-    let port = port.as_ref();
-    let there = memory(port, LARGEST + MARGIN);
-    Bench::new(LARGEST).every_case(&mut Ordinary(port), &mut ByLane::new(port, LARGEST), &there);
+pub fn ordinary_memory_is_copied_every_byte_and_no_other(gpu: &Arc<dyn Gpu>) {
+    let gpu = gpu.as_ref();
+    let there = memory(gpu, LARGEST + MARGIN);
+    Bench::new(LARGEST).every_case(&mut Ordinary(gpu), &mut ByQueue::new(gpu, LARGEST), &there);
     drop(there);
-    if has_room(port, LARGE) {
-        large(port, &mut Ordinary(port), &mut ByLane::new(port, LARGE));
+    if has_room(gpu, LARGE) {
+        large(gpu, &mut Ordinary(gpu), &mut ByQueue::new(gpu, LARGE));
     }
 }
 
 /// Test of the suite: relays through a buffer on the device, all sizes and alignments.
-pub fn relays_copy_every_byte_and_no_other(port: &Arc<dyn Port>) {
-    let port = port.as_ref();
-    let (there, through) = (memory(port, LARGEST + MARGIN), memory(port, LARGEST + MARGIN));
-    let mut relay = ByRelay { by: ByLane::new(port, LARGEST), through };
-    Bench::new(LARGEST).every_case(&mut relay, &mut Ordinary(port), &there);
+pub fn relays_copy_every_byte_and_no_other(gpu: &Arc<dyn Gpu>) {
+    let gpu = gpu.as_ref();
+    let (there, through) = (memory(gpu, LARGEST + MARGIN), memory(gpu, LARGEST + MARGIN));
+    let mut relay = ByRelay { by: ByQueue::new(gpu, LARGEST), through };
+    Bench::new(LARGEST).every_case(&mut relay, &mut Ordinary(gpu), &there);
 }
 
 /// Test of the suite: copies between two buffers of one device.
-pub fn copies_within_a_device_move_every_byte(port: &Arc<dyn Port>) {
-    let port = port.as_ref();
-    let (first, second) = (memory(port, LARGEST + MARGIN), memory(port, LARGEST + MARGIN));
-    let mut lane = port.lane(false).expect("a lane");
-    exchange(port, lane.as_mut(), &first, port, &second);
+pub fn copies_within_a_device_move_every_byte(gpu: &Arc<dyn Gpu>) {
+    let gpu = gpu.as_ref();
+    let (first, second) = (memory(gpu, LARGEST + MARGIN), memory(gpu, LARGEST + MARGIN));
+    let mut queue = gpu.queue(false).expect("a queue");
+    exchange(gpu, queue.as_mut(), &first, gpu, &second);
 }
 
-/// Test for two ports that reach each other: bytes go both ways, by lanes of either, directly and by a relay.
+/// Test for two gpus that reach each other: bytes go both ways, by queues of either, directly and by a relay.
 ///
 /// # Panics
 /// When they do not.
-pub fn ports_exchange_every_byte(first: &dyn Port, second: &dyn Port) {
-    assert!(first.reaches(second.id()) && second.reaches(first.id()), "the ports are to reach each other");
+pub fn ports_exchange_every_byte(first: &dyn Gpu, second: &dyn Gpu) {
+    assert!(first.reaches(second.id()) && second.reaches(first.id()), "the gpus are to reach each other");
     let (here, there) = (memory(first, LARGEST + MARGIN), memory(second, LARGEST + MARGIN));
-    for port in [first, second] {
-        let mut lane = port.lane(false).expect("a lane");
-        exchange(first, lane.as_mut(), &here, second, &there);
-        exchange(second, lane.as_mut(), &there, first, &here);
+    for gpu in [first, second] {
+        let mut queue = gpu.queue(false).expect("a queue");
+        exchange(first, queue.as_mut(), &here, second, &there);
+        exchange(second, queue.as_mut(), &there, first, &here);
     }
     // Host to the second by way of the first's memory, and back.
     let through = memory(first, LARGEST + MARGIN);
-    let mut relay = ByRelay { by: ByLane::new(first, LARGEST), through };
+    let mut relay = ByRelay { by: ByQueue::new(first, LARGEST), through };
     Bench::new(LARGEST).every_case(&mut relay, &mut Ordinary(second), &there);
 }
 
-/// Copies from `here` to `there` by `lane`; filled and compared by the driver's own copies.
-fn exchange(source: &dyn Port, lane: &mut dyn Lane, here: &Buffer, target: &dyn Port, there: &Buffer) {
+/// Copies from `here` to `there` by `queue`; filled and compared by the driver's own copies.
+fn exchange(source: &dyn Gpu, queue: &mut dyn Queue, here: &Buffer, target: &dyn Gpu, there: &Buffer) {
     let len = here.len().min(there.len());
     let (mut sent, mut expected, mut found) = (vec![0; len], vec![0; len], vec![0; len]);
     let mut noise = Noise(13);
@@ -154,7 +154,7 @@ fn exchange(source: &dyn Port, lane: &mut dyn Lane, here: &Buffer, target: &dyn 
         Ordinary(source).put(&sent, 0, len, here, 0);
         noise.fill(&mut expected);
         Ordinary(target).put(&expected, 0, len, there, 0);
-        assert_eq!(perform(lane, copy((here, from), (there, to), size)), Ok(()), "{size} bytes");
+        assert_eq!(perform(queue, copy((here, from), (there, to), size)), Ok(()), "{size} bytes");
         expected[to..to + size].copy_from_slice(&sent[from..from + size]);
         Ordinary(target).take(there, 0, &mut found, 0, len);
         same(&format!("{size} bytes from {from} to {to}"), &found, &expected);
@@ -186,16 +186,16 @@ fn lists(noise: &mut Noise, room: usize) -> Vec<Arc<[Piece]>> {
 }
 
 /// Test of the suite: pieces by loop, batch and kernel, into, out of and within the device.
-pub fn pieces_arrive_by_every_mover(port: &Arc<dyn Port>) {
+pub fn pieces_arrive_by_every_mover(gpu: &Arc<dyn Gpu>) {
     const ROOM: usize = 200_000;
-    let port = port.as_ref();
-    let mut lane = port.lane(false).expect("a lane");
-    let (host, first, second) = (pinned(port, ROOM), memory(port, ROOM), memory(port, ROOM));
+    let gpu = gpu.as_ref();
+    let mut queue = gpu.queue(false).expect("a queue");
+    let (host, first, second) = (pinned(gpu, ROOM), memory(gpu, ROOM), memory(gpu, ROOM));
     let mut noise = Noise(17);
     let (mut sent, mut expected, mut found) = (vec![0; ROOM], vec![0; ROOM], vec![0; ROOM]);
     let fill = |buffer: &Buffer, bytes: &[u8]| match buffer.place() {
         crate::buffer::Place::Host { .. } => write(buffer, 0, bytes),
-        crate::buffer::Place::Device { .. } => Ordinary(port).put(bytes, 0, ROOM, buffer, 0),
+        crate::buffer::Place::Device { .. } => Ordinary(gpu).put(bytes, 0, ROOM, buffer, 0),
     };
     for by in [Mover::Loop, Mover::Batch, Mover::Kernel { blocks: 1 }, Mover::Kernel { blocks: 13 }] {
         for (from, to) in [(&host, &first), (&first, &host), (&first, &second)] {
@@ -209,7 +209,7 @@ pub fn pieces_arrive_by_every_mover(port: &Arc<dyn Port>) {
                 }
                 let count = pieces.len();
                 let (from, target) = (claim(from, 0, ROOM, Access::Read), claim(to, 0, ROOM, Access::Write));
-                match perform(lane.as_mut(), Move::Pieces { from, to: target, pieces, by }) {
+                match perform(queue.as_mut(), Move::Pieces { from, to: target, pieces, by }) {
                     Ok(()) => {}
                     Err(error @ DeviceError::Unavailable { .. }) => {
                         note(&format!("not tested: pieces by {by:?}: {error}"));
@@ -219,7 +219,7 @@ pub fn pieces_arrive_by_every_mover(port: &Arc<dyn Port>) {
                 }
                 match to.place() {
                     crate::buffer::Place::Host { .. } => read(to, 0, &mut found),
-                    crate::buffer::Place::Device { .. } => Ordinary(port).take(to, 0, &mut found, 0, ROOM),
+                    crate::buffer::Place::Device { .. } => Ordinary(gpu).take(to, 0, &mut found, 0, ROOM),
                 }
                 same(&format!("{count} pieces by {by:?} to {:?}", to.place()), &found, &expected);
             }

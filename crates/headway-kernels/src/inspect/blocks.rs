@@ -2,8 +2,8 @@
 
 use headway_core::files::workload::Wafer as Cameras;
 use headway_core::plan::block::Header;
+use headway_device::gpu::{CpuArgument, Program};
 use headway_device::kernel::{Grid, Kernel, KernelError, Lane};
-use headway_device::port::{CpuArgument, Program};
 
 use super::wafer::Wafer;
 use super::{

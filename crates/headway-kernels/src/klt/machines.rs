@@ -1,10 +1,10 @@
-//! Where a tracker runs: on the CPU, or on a device through its port.
+//! Where a tracker runs: on the CPU, or on a device through its gpu.
 
 use std::collections::BTreeMap;
 use std::mem;
 use std::sync::Arc;
 
-use headway_device::port::{Argument, Caching, CpuArgument, Lane, Move, Port, Program, Reach};
+use headway_device::gpu::{Argument, Caching, CpuArgument, Gpu, Move, Program, Queue, Reach};
 use headway_device::{Access, Buffer, DeviceError};
 
 use super::{Launch, Operand, Region, Shape};
@@ -123,26 +123,26 @@ impl Machine for CpuMachine {
     }
 }
 
-/// A device: memory of its own, pinned memory for the copies, and one lane.
+/// A device: memory of its own, pinned memory for the copies, and one queue.
 pub struct PortMachine {
-    lane: Box<dyn Lane>,
+    queue: Box<dyn Queue>,
     regions: BTreeMap<Region, Buffer>,
     pinned: Buffer,
 }
 
 impl PortMachine {
-    /// Zeroed memory for `shape` on `port`.
+    /// Zeroed memory for `shape` on `gpu`.
     ///
     /// # Errors
-    /// [`DeviceError`] for memory or a lane that the port refuses.
-    pub fn open(port: &dyn Port, shape: &Shape) -> Result<Self, DeviceError> {
+    /// [`DeviceError`] for memory or a queue that the gpu refuses.
+    pub fn open(gpu: &dyn Gpu, shape: &Shape) -> Result<Self, DeviceError> {
         let mut regions = BTreeMap::new();
         for region in Region::ALL {
-            regions.insert(region, port.device_buffer(shape.bytes(region), Reach::Device)?);
+            regions.insert(region, gpu.device_buffer(shape.bytes(region), Reach::Device)?);
         }
         let largest = regions.values().map(Buffer::len).max().unwrap_or(0);
-        let pinned = port.pinned_buffer(largest, Caching::Cached)?;
-        Ok(Self { lane: port.lane(false)?, regions, pinned })
+        let pinned = gpu.pinned_buffer(largest, Caching::Cached)?;
+        Ok(Self { queue: gpu.queue(false)?, regions, pinned })
     }
 
     fn buffer(&self, region: Region) -> Result<&Buffer, DeviceError> {
@@ -151,9 +151,9 @@ impl PortMachine {
 
     /// Waits until it has ended: the claims of moves in a row would be in each other's way.
     fn run(&mut self, what: Move) -> Result<(), DeviceError> {
-        self.lane.submit(what, 0)?;
+        self.queue.submit(what, 0)?;
         loop {
-            match self.lane.poll() {
+            match self.queue.poll() {
                 Some(done) => return done.result,
                 None => std::thread::yield_now(),
             }

@@ -2,7 +2,7 @@
 
 use std::mem;
 
-use headway_device::port::{CpuArgument, Program};
+use headway_device::gpu::{CpuArgument, Program};
 use headway_device::{DeviceError, Grid};
 
 use super::forms::{self, Image, Listed};

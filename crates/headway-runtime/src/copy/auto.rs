@@ -10,7 +10,7 @@ use headway_core::models::transfer::{
 use headway_core::units::{Bytes, Nanos};
 use headway_os::clock;
 
-use super::gpu::Gpu;
+use super::gpu::CopierGpu;
 use super::{CopyOptions, Event, ManyBy};
 
 /// What decides beside the size.
@@ -136,14 +136,14 @@ impl Auto {
     }
 
     /// The way for `bytes` in this situation.
-    pub(super) fn pick(&self, gpus: &[Gpu], at: Situation, bytes: Bytes) -> Pick {
+    pub(super) fn pick(&self, gpus: &[CopierGpu], at: Situation, bytes: Bytes) -> Pick {
         let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
         let selector = table.slots[self.slot(at)].get_or_init(|| self.compile(gpus, at, &table.absent[at.gpu]));
         let (way, tuning, predicted) = selector.pick(bytes);
         Pick { way, tuning, predicted }
     }
 
-    fn compile(&self, gpus: &[Gpu], at: Situation, absent: &BTreeSet<Way>) -> Selector {
+    fn compile(&self, gpus: &[CopierGpu], at: Situation, absent: &BTreeSet<Way>) -> Selector {
         let gpu = &gpus[at.gpu];
         let request = Request {
             load: at.load,
@@ -162,7 +162,7 @@ impl Auto {
     }
 
     /// The ways that may be there; those whose absence shows only in use are found out by using them.
-    fn ways(&self, gpus: &[Gpu], at: Situation) -> BTreeSet<Way> {
+    fn ways(&self, gpus: &[CopierGpu], at: Situation) -> BTreeSet<Way> {
         let gpu = &gpus[at.gpu];
         let known = |method| self.profile.curves.keys().any(|key| key.way.method == method);
         let mut ways: BTreeSet<Way> = [Method::Pageable, Method::Staged].map(Way::of).into();

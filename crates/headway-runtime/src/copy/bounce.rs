@@ -3,11 +3,11 @@
 use std::sync::{Mutex, PoisonError};
 
 use headway_core::units::Bytes;
-use headway_device::port::{Caching, Port};
+use headway_device::gpu::{Caching, Gpu};
 use headway_device::{Buffer, DeviceError};
 
 use super::engine::{Bounds, Stopped, Why};
-use super::gpu::Gpu;
+use super::gpu::CopierGpu;
 use super::wait::Patience;
 
 /// Bytes of one slot: large enough to hide the set-up of its copy, small enough that several threads share a request of a
@@ -38,7 +38,7 @@ pub(super) struct Slots<'a> {
 impl Bounce {
     /// Takes up to `wanted` slots, possibly none when others use them all; at most `max` bytes are ever pinned, but always
     /// one slot.
-    pub(super) fn take(&self, port: &dyn Port, wanted: usize, max: Bytes) -> Result<Slots<'_>, DeviceError> {
+    pub(super) fn take(&self, port: &dyn Gpu, wanted: usize, max: Bytes) -> Result<Slots<'_>, DeviceError> {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let buffer = match &state.memory {
             Some(memory) => memory.clone(),
@@ -64,14 +64,14 @@ impl Drop for Slots<'_> {
 
 /// Up to `wanted` slots of `gpu`, at least one.
 pub(super) fn take_slots<'a>(
-    gpu: &'a Gpu,
+    gpu: &'a CopierGpu,
     wanted: usize,
     max: Bytes,
     bounds: Bounds<'_>,
 ) -> Result<Slots<'a>, Stopped> {
     let mut patience = Patience::new(bounds.patience);
     loop {
-        let slots = gpu.bounce.take(gpu.port.as_ref(), wanted, max).map_err(Stopped::unpinned)?;
+        let slots = gpu.bounce.take(gpu.device.as_ref(), wanted, max).map_err(Stopped::unpinned)?;
         if !slots.offsets.is_empty() {
             return Ok(slots);
         }

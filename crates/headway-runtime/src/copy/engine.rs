@@ -1,4 +1,4 @@
-//! Copies by the copy engines: chunks over lanes, each chunk through the gate of its engine.
+//! Copies by the copy engines: chunks over queues, each chunk through the gate of its engine.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 
 use headway_core::models::transfer::Way;
 use headway_core::units::{Bytes, Nanos};
-use headway_device::port::{Lane, Move, Port};
+use headway_device::gpu::{Gpu, Move, Queue};
 use headway_device::{Access, DeviceError, Span};
 use headway_os::clock;
 
@@ -14,8 +14,8 @@ use super::gate::{Gate, IN_FLIGHT, Ticket};
 use super::wait::Patience;
 use super::{At, CopyError};
 
-/// Lanes kept of those that copies gave back.
-const LANES_KEPT: usize = 16;
+/// Queues kept of those that copies gave back.
+const QUEUES_KEPT: usize = 16;
 /// From this size on chunks are as large as allowed; below, half of that keeps two of them busy.
 const LARGE: usize = 256 << 20;
 /// Claims that one request makes on a buffer at most: chunks grow beyond it.
@@ -26,7 +26,7 @@ const CHUNKS_MAX: usize = 1024;
 pub(super) struct Engine {
     /// The line in front of it.
     pub(super) gate: Gate,
-    lanes: Mutex<Vec<Box<dyn Lane>>>,
+    queues: Mutex<Vec<Box<dyn Queue>>>,
 }
 
 /// What bounds one copy.
@@ -113,7 +113,7 @@ pub(super) const fn chunk_bytes(len: usize, max: Bytes) -> usize {
     if step > least { step } else { least }
 }
 
-/// A piece of work for a lane: one operation, and the bytes it is about.
+/// A piece of work for a queue: one operation, and the bytes it is about.
 pub(super) struct Step {
     /// What.
     pub(super) what: Move,
@@ -142,37 +142,37 @@ pub(super) fn steps(from: At<'_>, to: At<'_>, len: usize, chunk: usize) -> Resul
 }
 
 impl Engine {
-    /// Runs `steps` in order on one lane, each through the line of this engine and, for copies between GPUs, of `second`.
+    /// Runs `steps` in order on one queue, each through the line of this engine and, for copies between GPUs, of `second`.
     ///
     /// Returns when nothing of it is on the device any more.
     pub(super) fn run(
         &self,
-        port: &dyn Port,
+        gpu: &dyn Gpu,
         second: Option<&Gate>,
         steps: Vec<Step>,
         bounds: Bounds<'_>,
     ) -> Result<Moved, Stopped> {
-        let mut run = self.open(port, second, bounds)?;
+        let mut run = self.open(gpu, second, bounds)?;
         for step in steps {
             run.submit(step)?;
         }
         run.finish()
     }
 
-    /// A lane of this engine for one copy.
+    /// A queue of this engine for one copy.
     pub(super) fn open<'a>(
         &'a self,
-        port: &dyn Port,
+        gpu: &dyn Gpu,
         second: Option<&'a Gate>,
         bounds: Bounds<'a>,
     ) -> Result<Run<'a>, Stopped> {
-        let lane = self.lanes.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        let lane = lane.map_or_else(|| port.lane(false), Ok).map_err(Stopped::early)?;
+        let queue = self.queues.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let queue = queue.map_or_else(|| gpu.queue(false), Ok).map_err(Stopped::early)?;
         let patience = Patience::new(bounds.patience);
         Ok(Run {
             engine: self,
             second,
-            lane: Some(lane),
+            queue: Some(queue),
             bounds,
             patience,
             flying: VecDeque::with_capacity(IN_FLIGHT as usize),
@@ -184,14 +184,14 @@ impl Engine {
     }
 }
 
-/// One copy on its lane. Dropping it waits for what is on the lane.
+/// One copy on its queue. Dropping it waits for what is on the queue.
 pub(super) struct Run<'a> {
     engine: &'a Engine,
     second: Option<&'a Gate>,
-    lane: Option<Box<dyn Lane>>,
+    queue: Option<Box<dyn Queue>>,
     bounds: Bounds<'a>,
     patience: Patience,
-    /// Length and permits of each operation on the lane.
+    /// Length and permits of each operation on the queue.
     flying: VecDeque<(u64, Permit<'a>)>,
     /// A place in the line for the next operation.
     asked: Option<Permit<'a>>,
@@ -232,7 +232,7 @@ impl<'a> Run<'a> {
         permit
     }
 
-    /// Operations on the lane.
+    /// Operations on the queue.
     pub(super) fn flying(&self) -> usize {
         self.flying.len()
     }
@@ -265,8 +265,8 @@ impl<'a> Run<'a> {
         if self.bounds.cancel.load(Ordering::Relaxed) {
             return Err(self.stopped(Why::Cancelled));
         }
-        let lane = self.lane.as_mut().expect("the lane is there until the end");
-        if let Err(error) = lane.submit(step.what, self.submitted) {
+        let queue = self.queue.as_mut().expect("the queue is there until the end");
+        if let Err(error) = queue.submit(step.what, self.submitted) {
             drop(permit);
             self.drain();
             return Err(self.stopped(Why::Device(error)));
@@ -301,10 +301,10 @@ impl<'a> Run<'a> {
 
     /// Takes the oldest operation if it has ended, else lets a moment pass.
     pub(super) fn poll(&mut self) -> Result<(), Stopped> {
-        let lane = self.lane.as_mut().expect("the lane is there until the end");
-        let Some(done) = lane.poll() else { return self.pause() };
+        let queue = self.queue.as_mut().expect("the queue is there until the end");
+        let Some(done) = queue.poll() else { return self.pause() };
         self.patience.progress();
-        let (len, permit) = self.flying.pop_front().expect("the lane gives back what was submitted, once");
+        let (len, permit) = self.flying.pop_front().expect("the queue gives back what was submitted, once");
         drop(permit);
         if let Err(error) = done.result {
             self.drain();
@@ -320,25 +320,25 @@ impl<'a> Run<'a> {
         if self.patience.pause() { Ok(()) } else { Err(self.stopped(Why::Timeout)) }
     }
 
-    /// Waits for all operations and gives the lane back.
+    /// Waits for all operations and gives the queue back.
     pub(super) fn finish(mut self) -> Result<Moved, Stopped> {
         while !self.flying.is_empty() {
             self.poll()?;
         }
-        if let Some(lane) = self.lane.take() {
-            let mut lanes = self.engine.lanes.lock().unwrap_or_else(PoisonError::into_inner);
-            if lanes.len() < LANES_KEPT {
-                lanes.push(lane);
+        if let Some(queue) = self.queue.take() {
+            let mut queues = self.engine.queues.lock().unwrap_or_else(PoisonError::into_inner);
+            if queues.len() < QUEUES_KEPT {
+                queues.push(queue);
             }
         }
         Ok(self.moved)
     }
 
-    /// Waits for what is on the lane after a failure; how it ends changes nothing any more.
+    /// Waits for what is on the queue after a failure; how it ends changes nothing any more.
     fn drain(&mut self) {
-        let Some(lane) = &mut self.lane else { return };
+        let Some(queue) = &mut self.queue else { return };
         while !self.flying.is_empty() {
-            if lane.poll().is_some() {
+            if queue.poll().is_some() {
                 self.patience.progress();
                 self.flying.pop_front();
             } else if !self.patience.pause() {
@@ -350,8 +350,8 @@ impl<'a> Run<'a> {
 
 impl Drop for Run<'_> {
     fn drop(&mut self) {
-        // The lane waits for what is still on it, whose memory may be the caller's; only then may others have the engine.
-        self.lane = None;
+        // The queue waits for what is still on it, whose memory may be the caller's; only then may others have the engine.
+        self.queue = None;
         self.flying.clear();
         self.asked = None;
     }

@@ -8,7 +8,7 @@ use headway_core::files::machine::EndpointId;
 use headway_core::models::transfer::{Direction, Via};
 use headway_core::units::Nanos;
 use headway_device::buffer::DeviceId;
-use headway_device::port::{Pager, Port, Resident, ResidentOptions};
+use headway_device::gpu::{Gpu, Pager, Resident, ResidentOptions};
 use headway_device::{Buffer, DeviceError, Span};
 
 use super::CopyLimits;
@@ -37,11 +37,11 @@ struct OpenPager {
 }
 
 /// One GPU.
-pub(super) struct Gpu {
+pub(super) struct CopierGpu {
     /// Its name in the profile.
     pub(super) endpoint: EndpointId,
     /// The GPU itself.
-    pub(super) port: Arc<dyn Port>,
+    pub(super) device: Arc<dyn Gpu>,
     /// Whose memory it is.
     pub(super) id: DeviceId,
     /// Host to GPU.
@@ -74,8 +74,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Gpu {
-    pub(super) fn new(endpoint: EndpointId, port: Arc<dyn Port>, limits: CopyLimits) -> Self {
+impl CopierGpu {
+    pub(super) fn new(endpoint: EndpointId, gpu: Arc<dyn Gpu>, limits: CopyLimits) -> Self {
         let options = PoolOptions {
             pinned_max: limits.pinned_max,
             threads_max: limits.threads_max,
@@ -86,10 +86,10 @@ impl Gpu {
             kinds: Kinds::default(),
             pages: Pages::default(),
             bounce: Bounce::default(),
-            pool: Pool::new(Arc::clone(&port), options),
+            pool: Pool::new(Arc::clone(&gpu), options),
             endpoint,
-            id: port.id(),
-            port,
+            id: gpu.id(),
+            device: gpu,
             h2d: Engine::default(),
             d2h: Engine::default(),
             peer: Engine::default(),
@@ -125,12 +125,12 @@ impl Gpu {
 
     /// The forms of windows with why they cannot be used.
     pub(super) fn windows(&self) -> &[(Via, Result<(), DeviceError>)] {
-        self.windows.get_or_init(|| self.port.windows())
+        self.windows.get_or_init(|| self.device.windows())
     }
 
     /// The forms of resident copiers with why they cannot be used.
     pub(super) fn resident_forms(&self) -> &[(Via, Result<(), DeviceError>)] {
-        self.resident_forms.get_or_init(|| self.port.residents())
+        self.resident_forms.get_or_init(|| self.device.residents())
     }
 
     /// The resident copier of the form `via`, started if it is not there; `None` = the first form that is usable.
@@ -141,7 +141,7 @@ impl Gpu {
             return Ok(Arc::clone(there));
         }
         let options = ResidentOptions { piece: RESIDENT_PIECE, lease: RESIDENT_LEASE, patience: self.patience };
-        let started = Arc::new(Mutex::new(self.port.resident(via, options)?));
+        let started = Arc::new(Mutex::new(self.device.resident(via, options)?));
         residents.insert(via, Arc::clone(&started));
         Ok(started)
     }
@@ -160,7 +160,7 @@ impl Gpu {
         if slot.as_ref().is_none_or(|open| open.via != via || open.buffer != identity) {
             // One may be open at a time: the old one goes first.
             *slot = None;
-            *slot = Some(OpenPager { via, buffer: identity, pager: self.port.pager(via, buffer)? });
+            *slot = Some(OpenPager { via, buffer: identity, pager: self.device.pager(via, buffer)? });
         }
         let open = slot.as_mut().expect("opened above");
         Ok(body(open.pager.as_mut()))

@@ -12,7 +12,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use headway_core::files::machine::Method;
 use headway_core::models::transfer::{Direction, HostMemory, Way};
 use headway_core::units::Bytes;
-use headway_device::port::{Move, Mover, Piece};
+use headway_device::gpu::{Move, Mover, Piece};
 use headway_device::{Access, Buffer, DeviceError, Span};
 use headway_os::clock;
 
@@ -20,7 +20,7 @@ use super::bounce::{SLOT, take_slots};
 use super::ends::{Host, Transfer, claim};
 use super::engine::{Moved, Run, Step, Stopped};
 use super::error::chain;
-use super::gpu::Gpu;
+use super::gpu::CopierGpu;
 use super::pieces::{Blocks, arrange, blocks, continuous, destinations, sources};
 use super::ways::{excluded, has_window, kernel_blocks};
 use super::{At, Copier, CopyError, How, ManyBy, Report};
@@ -39,16 +39,16 @@ impl ManyBy {
     /// By a kernel with as many blocks as the copier launches where it chooses.
     #[must_use]
     pub const fn kernel(direction: Direction) -> Self {
-        Self::Lane(Mover::Kernel { blocks: kernel_blocks(direction) })
+        Self::Queue(Mover::Kernel { blocks: kernel_blocks(direction) })
     }
 
     /// The way under which reports and profiles name it; [`Mover::Batch`] is the driver's own way for many pieces.
     #[must_use]
     pub const fn way(self) -> Way {
         Way::of(match self {
-            Self::Lane(Mover::Loop) => Method::Dma,
-            Self::Lane(Mover::Batch) => Method::Pageable,
-            Self::Lane(Mover::Kernel { .. }) => Method::Kernel,
+            Self::Queue(Mover::Loop) => Method::Dma,
+            Self::Queue(Mover::Batch) => Method::Pageable,
+            Self::Queue(Mover::Kernel { .. }) => Method::Kernel,
             Self::Gather => Method::Staged,
             Self::Window => Method::Window,
             Self::Resident => Method::Resident,
@@ -118,7 +118,7 @@ impl Copier {
             },
         };
         if let Some((absent, reason)) = &instead_of {
-            self.auto.tell_absence(many.gpu, &gpu.port.description().name, *absent, reason, way);
+            self.auto.tell_absence(many.gpu, &gpu.device.description().name, *absent, reason, way);
         }
         let chosen = chosen.filter(|_| instead_of.is_none());
         let bytes = Bytes(request.bytes as u64);
@@ -151,7 +151,7 @@ impl Copier {
         Some(match request.pinned {
             _ if measured.is_some() => measured?,
             _ if windowed && request.bytes <= window_max => ManyBy::Window,
-            true if self.options.no_sm => ManyBy::Lane(Mover::Batch),
+            true if self.options.no_sm => ManyBy::Queue(Mover::Batch),
             true => kernel,
             false => ManyBy::Gather,
         })
@@ -161,8 +161,8 @@ impl Copier {
     fn measured_mover(&self, many: &Many<'_>, request: &Request, kernel: ManyBy, windowed: bool) -> Option<ManyBy> {
         let sm = !self.options.no_sm;
         let movers = [
-            (ManyBy::Lane(Mover::Loop), request.pinned),
-            (ManyBy::Lane(Mover::Batch), request.pinned),
+            (ManyBy::Queue(Mover::Loop), request.pinned),
+            (ManyBy::Queue(Mover::Batch), request.pinned),
             (kernel, request.pinned && sm),
             (ManyBy::Gather, !request.pinned),
             (ManyBy::Window, windowed),
@@ -178,7 +178,7 @@ impl Copier {
 
     fn many_by(&self, many: &mut Many<'_>, request: &Request, by: ManyBy) -> Result<Moved, CopyError> {
         let way = by.way();
-        let sm = matches!(by, ManyBy::Lane(Mover::Kernel { .. }) | ManyBy::Resident);
+        let sm = matches!(by, ManyBy::Queue(Mover::Kernel { .. }) | ManyBy::Resident);
         if sm && self.options.no_sm {
             return Err(excluded(way, "no_sm"));
         }
@@ -195,8 +195,8 @@ impl Copier {
                 })
                 .map_err(refuse)
             }
-            ManyBy::Lane(mover) if request.pinned => self.direct(many, request, mover, way),
-            ManyBy::Lane(mover) => self.gathered(many, request, Some(mover), way),
+            ManyBy::Queue(mover) if request.pinned => self.direct(many, request, mover, way),
+            ManyBy::Queue(mover) => self.gathered(many, request, Some(mover), way),
             ManyBy::Gather => self.gathered(many, request, None, way),
         }
     }
@@ -225,7 +225,7 @@ impl Copier {
         let size = usize::try_from(self.options.limits.chunk_max.0).unwrap_or(usize::MAX).max(1);
         let blocks = blocks(&request.pieces, size);
         many.lend(Some(gpu), |ends| {
-            let mut run = ends.engine(gpu, Some(by)).open(gpu.port.as_ref(), None, bounds)?;
+            let mut run = ends.engine(gpu, Some(by)).open(gpu.device.as_ref(), None, bounds)?;
             for block in &blocks.blocks {
                 let pieces = blocks.of(block);
                 let host = if ends.direction == Direction::D2h { destinations(pieces) } else { sources(pieces) };
@@ -269,7 +269,7 @@ impl Copier {
         let slots = take_slots(gpu, wanted, self.options.limits.pinned_max, bounds)
             .map_err(|stopped| stopped.error(way, bounds))?;
         many.lend(None, |ends| {
-            let run = ends.engine(gpu, by).open(gpu.port.as_ref(), None, bounds)?;
+            let run = ends.engine(gpu, by).open(gpu.device.as_ref(), None, bounds)?;
             let (sender, receiver) = channel();
             let flow = Flow {
                 ends,
@@ -300,7 +300,7 @@ impl At<'_> {
 }
 
 impl Many<'_> {
-    fn arrange(&self, gpu: &Gpu, pieces: &[Piece]) -> Result<Request, CopyError> {
+    fn arrange(&self, gpu: &CopierGpu, pieces: &[Piece]) -> Result<Request, CopyError> {
         let device = self.device.buffer.len().checked_sub(self.device.offset).ok_or_else(|| CopyError::Invalid {
             what: "range",
             reason: format!("offset {} of a buffer of {} bytes", self.device.offset, self.device.buffer.len()),
@@ -311,14 +311,14 @@ impl Many<'_> {
             Host::Held(_) => unreachable!("requests of many pieces name slices"),
         };
         let bytes = pieces.iter().map(|piece| piece.len).sum();
-        let kind = if bytes == 0 { Ok(headway_device::HostKind::Pageable) } else { gpu.port.host_kind(host) };
+        let kind = if bytes == 0 { Ok(headway_device::HostKind::Pageable) } else { gpu.device.host_kind(host) };
         Ok(Request { pieces, bytes, pinned: kind == Ok(headway_device::HostKind::Pinned) })
     }
 
     /// `body` with both ends as buffers; the host's said to be pinned for `pinned`'s domain.
-    fn lend<R>(&mut self, pinned: Option<&Gpu>, body: impl FnOnce(Ends<'_>) -> R) -> R {
+    fn lend<R>(&mut self, pinned: Option<&CopierGpu>, body: impl FnOnce(Ends<'_>) -> R) -> R {
         let (direction, device) = (self.direction, self.device);
-        let domain = pinned.map(|gpu| gpu.port.domain());
+        let domain = pinned.map(|gpu| gpu.device.domain());
         match &mut self.host {
             Host::In(from) => headway_device::buffer::lend(from, domain, |host| body(Ends { direction, host, device })),
             Host::Out(to) => {
@@ -376,7 +376,7 @@ impl Many<'_> {
 
 impl Ends<'_> {
     /// The engine that `by` uses; `None` = the copy engine.
-    fn engine<'g>(&self, gpu: &'g Gpu, by: Option<Mover>) -> &'g super::engine::Engine {
+    fn engine<'g>(&self, gpu: &'g CopierGpu, by: Option<Mover>) -> &'g super::engine::Engine {
         if matches!(by, Some(Mover::Kernel { .. })) { &gpu.kernels } else { gpu.engine(self.direction) }
     }
 
@@ -433,9 +433,9 @@ struct Flow<'a> {
     with_crew: usize,
     /// The first block that nobody has.
     next: usize,
-    /// Blocks for the lane (in), or for the CPU (out).
+    /// Blocks for the queue (in), or for the CPU (out).
     ready: VecDeque<Placed>,
-    /// Blocks on the lane.
+    /// Blocks on the queue.
     flying: VecDeque<Placed>,
     finished: usize,
 }
@@ -478,14 +478,14 @@ impl Flow<'_> {
         Ok(())
     }
 
-    /// Copies in: the CPU fills free slots, full ones go to the lane.
+    /// Copies in: the CPU fills free slots, full ones go to the queue.
     fn start_in(&mut self, run: &mut Run<'_>) -> Result<(), Stopped> {
         while self.next < self.blocks.blocks.len() && self.ready.len() < 2 {
             let Some(slot) = self.free.pop() else { break };
             let placed = Placed { block: self.next, slot };
             self.next += 1;
             if self.work(placed)? {
-                break; // this thread did it; the lane may have had something to say meanwhile
+                break; // this thread did it; the queue may have had something to say meanwhile
             }
         }
         if run.flying() < 2
@@ -496,7 +496,7 @@ impl Flow<'_> {
         Ok(())
     }
 
-    /// Copies out: the lane fills free slots, the CPU empties full ones.
+    /// Copies out: the queue fills free slots, the CPU empties full ones.
     fn start_out(&mut self, run: &mut Run<'_>) -> Result<(), Stopped> {
         while self.next < self.blocks.blocks.len() && run.flying() < 2 {
             let Some(slot) = self.free.pop() else { break };
@@ -521,10 +521,10 @@ impl Flow<'_> {
         run.submit(step.map_err(Stopped::early)?)
     }
 
-    /// What the lane has ended.
+    /// What the queue has ended.
     fn landed(&mut self, run: &Run<'_>, out: bool) {
         while self.flying.len() > run.flying() {
-            let placed = self.flying.pop_front().expect("longer than the lane's");
+            let placed = self.flying.pop_front().expect("longer than the queue's");
             if out {
                 self.ready.push_back(placed);
             } else {

@@ -5,19 +5,19 @@ use std::collections::VecDeque;
 use headway_core::files::machine::Method;
 use headway_core::models::transfer::{Direction, HostMemory, Way};
 use headway_core::units::{Bytes, Nanos};
-use headway_device::port::Move;
+use headway_device::gpu::Move;
 use headway_device::{Access, DeviceError};
 use headway_os::clock;
 
 use super::bounce::{SLOT, take_slots};
 use super::ends::claim;
 use super::engine::{Bounds, Moved, Step, Stopped, chunk_bytes, steps};
-use super::gpu::Gpu;
+use super::gpu::CopierGpu;
 use super::{At, Copier, CopyError, Report};
 
 /// Chunks are this many times those between host and GPU: the link is seven times as fast.
 const CHUNKS: u64 = 8;
-/// Slots that a copy through the host uses: two on each lane, and one between them.
+/// Slots that a copy through the host uses: two on each queue, and one between them.
 const SLOTS: usize = 5;
 
 impl Copier {
@@ -63,13 +63,13 @@ impl Copier {
         if source.is_lost() || target.is_lost() {
             return Err(CopyError::DeviceLost);
         }
-        let direct = source.id == target.id || source.port.reaches(target.id);
+        let direct = source.id == target.id || source.device.reaches(target.id);
         let instead_of = (!direct).then(|| {
             let reason = "the GPUs do not reach each other: the copy goes through the host".to_owned();
             (way, reason)
         });
         if let Some((_, reason)) = &instead_of {
-            let names = [source, target].map(|gpu| gpu.port.description().name.as_str()).join(" -> ");
+            let names = [source, target].map(|gpu| gpu.device.description().name.as_str()).join(" -> ");
             self.auto.tell_denied(source.endpoint, target.endpoint, &format!("{names}: {reason}"));
         }
         let cancel = self.cancel.watch();
@@ -79,7 +79,7 @@ impl Copier {
             let second = (source.id != target.id).then_some(&target.peer_in);
             steps(from, to, len, chunk)
                 .map_err(Stopped::early)
-                .and_then(|steps| source.peer.run(source.port.as_ref(), second, steps, bounds))
+                .and_then(|steps| source.peer.run(source.device.as_ref(), second, steps, bounds))
         } else {
             self.through_host(source, target, to, from, len, bounds)
         };
@@ -93,14 +93,14 @@ impl Copier {
     /// Out to pinned slots and in from them, both at a time.
     fn through_host(
         &self,
-        source: &Gpu,
-        target: &Gpu,
+        source: &CopierGpu,
+        target: &CopierGpu,
         to: At<'_>,
         from: At<'_>,
         len: usize,
         bounds: Bounds<'_>,
     ) -> Result<Moved, Stopped> {
-        if source.port.domain() != target.port.domain() {
+        if source.device.domain() != target.device.domain() {
             return Err(Stopped::early(DeviceError::Unavailable {
                 what: "a copy between these GPUs".into(),
                 reason: "they belong to different drivers".into(),
@@ -111,8 +111,8 @@ impl Copier {
         let (mut free, mut full) = (slots.offsets.clone(), VecDeque::new());
         let mut emptying = VecDeque::new();
         let mut reading = VecDeque::new();
-        let mut outward = source.d2h.open(source.port.as_ref(), None, bounds)?;
-        let mut inward = target.h2d.open(target.port.as_ref(), None, bounds)?;
+        let mut outward = source.d2h.open(source.device.as_ref(), None, bounds)?;
+        let mut inward = target.h2d.open(target.device.as_ref(), None, bounds)?;
         let (mut read, mut written) = (0, 0);
         while written < len {
             if read < len && !free.is_empty() && outward.turn() {
@@ -133,7 +133,7 @@ impl Copier {
                 full.extend(reading.pop_front());
             }
             while emptying.len() > inward.flying() {
-                let (here, slot) = emptying.pop_front().expect("longer than the lane's");
+                let (here, slot) = emptying.pop_front().expect("longer than the queue's");
                 written += here;
                 free.push(slot);
             }

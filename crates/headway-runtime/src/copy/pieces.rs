@@ -1,6 +1,6 @@
 //! The pieces of one request: checked, in the order of their destinations, merged, cut into blocks.
 
-use headway_device::port::Piece;
+use headway_device::gpu::Piece;
 
 use super::CopyError;
 
@@ -61,7 +61,7 @@ pub(super) fn arrange(pieces: &[Piece], from_len: usize, to_len: usize) -> Resul
     Ok(ordered)
 }
 
-/// Pieces of one block at most: the list of them takes less than a megabyte, and a lane takes it.
+/// Pieces of one block at most: the list of them takes less than a megabyte, and a queue takes it.
 const PIECES_MAX: usize = 1 << 15;
 
 /// Cuts `pieces` into blocks of `size` bytes, those of very short pieces and the last one shorter; a piece that crosses a

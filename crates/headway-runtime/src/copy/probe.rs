@@ -2,12 +2,12 @@
 
 use headway_core::files::machine::Method;
 use headway_core::models::transfer::{Direction, Via, Way};
-use headway_device::port::{Caching, Reach};
+use headway_device::gpu::{Caching, Reach};
 use headway_device::{Access, Buffer, DeviceError};
 
 use super::ends::{Host, Transfer, claim};
 use super::error::chain;
-use super::gpu::Gpu;
+use super::gpu::CopierGpu;
 use super::{At, Copier, CopyError, Probe};
 
 /// Sizes around lines and pages, and one of several chunks with a tail.
@@ -81,11 +81,11 @@ impl Copier {
         };
         let refuse = |error| CopyError::device(way, error, 0, 0);
         let largest = SIZES[SIZES.len() - 1] + 2 * GUARD;
-        let device = gpu.port.device_buffer(largest, reach).map_err(refuse)?;
+        let device = gpu.device.device_buffer(largest, reach).map_err(refuse)?;
         if way.method == Method::Peer {
             return self.try_peer(at, &device);
         }
-        let pinned = gpu.port.pinned_buffer(largest, Caching::Cached).map_err(refuse)?;
+        let pinned = gpu.device.pinned_buffer(largest, Caching::Cached).map_err(refuse)?;
         let bench = Bench { copier: self, gpu: at, way, device, pinned };
         let mut random = Random(0x9E37_79B9_7F4A_7C15);
         for size in SIZES {
@@ -99,7 +99,7 @@ impl Copier {
     fn try_peer(&self, at: usize, here: &Buffer) -> Result<(), CopyError> {
         let way = Way::of(Method::Peer);
         let refuse = |error| CopyError::device(way, error, 0, 0);
-        let reached = |other: &usize| *other != at && self.gpus[at].port.reaches(self.gpus[*other].id);
+        let reached = |other: &usize| *other != at && self.gpus[at].device.reaches(self.gpus[*other].id);
         let other = (0..self.gpus.len()).find(reached).ok_or_else(|| {
             refuse(DeviceError::Unavailable {
                 what: "a direct way to another GPU".into(),
@@ -107,7 +107,7 @@ impl Copier {
                 remedy: "copies between GPUs go through the host".into(),
             })
         })?;
-        let there = self.gpus[other].port.device_buffer(here.len(), Reach::Device).map_err(refuse)?;
+        let there = self.gpus[other].device.device_buffer(here.len(), Reach::Device).map_err(refuse)?;
         let mut random = Random(0xD1B5_4A32_D192_ED03);
         for size in SIZES {
             let data = random.bytes(size);
@@ -134,7 +134,7 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    fn gpu(&self) -> &Gpu {
+    fn gpu(&self) -> &CopierGpu {
         &self.copier.gpus[self.gpu]
     }
 
@@ -218,14 +218,14 @@ impl Bench<'_> {
     }
 }
 
-fn write(gpu: &Gpu, device: &Buffer, bytes: &[u8]) -> Result<(), DeviceError> {
+fn write(gpu: &CopierGpu, device: &Buffer, bytes: &[u8]) -> Result<(), DeviceError> {
     let mut span = claim(At { buffer: device, offset: 0 }, bytes.len(), Access::Write)?;
-    gpu.port.copy_in(&mut span, bytes)
+    gpu.device.copy_in(&mut span, bytes)
 }
 
-fn read(gpu: &Gpu, device: &Buffer, bytes: &mut [u8]) -> Result<(), DeviceError> {
+fn read(gpu: &CopierGpu, device: &Buffer, bytes: &mut [u8]) -> Result<(), DeviceError> {
     let span = claim(At { buffer: device, offset: 0 }, bytes.len(), Access::Read)?;
-    gpu.port.copy_out(bytes, &span)
+    gpu.device.copy_out(bytes, &span)
 }
 
 fn guarded(size: usize) -> Vec<u8> {

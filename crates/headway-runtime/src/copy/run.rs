@@ -164,7 +164,7 @@ impl Copier {
             };
             // A choice that does not change would be tried for ever.
             let next = if next.way == pick.way { pageable } else { next };
-            self.auto.tell_absence(copy.gpu, &gpu.port.description().name, pick.way, &reason, next.way);
+            self.auto.tell_absence(copy.gpu, &gpu.device.description().name, pick.way, &reason, next.way);
             instead_of.get_or_insert((pick.way, reason));
             pick = next;
         }
@@ -259,7 +259,7 @@ impl Copier {
     /// The same, with what `is_absent` says of the pages of ordinary memory that is written.
     fn situation_with(&self, copy: &Transfer<'_>, is_absent: impl Fn(&[u8]) -> bool) -> Option<Situation> {
         let gpu = &self.gpus[copy.gpu];
-        let kind = |memory: &[u8]| gpu.kinds.of(memory, || gpu.port.host_kind(memory)).ok();
+        let kind = |memory: &[u8]| gpu.kinds.of(memory, || gpu.device.host_kind(memory)).ok();
         let written = |to: &[u8]| if is_absent(to) { HostMemory::Fresh } else { HostMemory::Warm };
         let memory = match &copy.host {
             Host::Held(_) => HostMemory::Pinned,

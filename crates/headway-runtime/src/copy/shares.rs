@@ -72,8 +72,8 @@ mod tests {
         Curve, HostMemory, Key, Load, Point, Profile, Stores, Tuning, TuningKey, Way,
     };
     use headway_core::units::{Bytes, Nanos};
-    use headway_device::emu_port::{EmuPort, EmuPortSpec};
-    use headway_device::port::{Port, Reach};
+    use headway_device::emu_port::{EmuGpu, EmuPortSpec};
+    use headway_device::gpu::{Gpu, Reach};
 
     use super::*;
     use crate::copy::{At, Copier, CopyOptions, Event, How};
@@ -83,7 +83,7 @@ mod tests {
     /// Of GPUs 0 and 1: alone over both links is fastest, together `staged` is.
     fn copier() -> Copier {
         let ports = (0..2).map(|gpu| {
-            let port: Arc<dyn Port> = Arc::new(EmuPort::open(EmuPortSpec::new(&format!("gpu{gpu}"))));
+            let port: Arc<dyn Gpu> = Arc::new(EmuGpu::open(EmuPortSpec::new(&format!("gpu{gpu}"))));
             (EndpointId(gpu), port)
         });
         let mut profile = Profile::default();

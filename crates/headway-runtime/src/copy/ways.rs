@@ -6,12 +6,12 @@ use headway_core::decisions::staging::Flow;
 use headway_core::files::machine::Method;
 use headway_core::models::transfer::{Direction, HostMemory, Tuning, Via, Way, default_tuning};
 use headway_core::units::Bytes;
-use headway_device::port::{Move, Mover, Piece};
+use headway_device::gpu::{Move, Mover, Piece};
 use headway_device::{Buffer, DeviceError, HostKind};
 
 use super::ends::{Host, HostBytes, Transfer};
 use super::engine::{Bounds, Moved, Step, Stopped, chunk_bytes, steps};
-use super::gpu::Gpu;
+use super::gpu::CopierGpu;
 use super::wait::Patience;
 use super::{At, Copier, CopyError};
 use crate::staging::{self, Pool, Staged, StagingError};
@@ -77,11 +77,11 @@ impl Copier {
     }
 
     /// Checks that the host end is pinned.
-    fn pinned(&self, gpu: &Gpu, copy: &Transfer<'_>, what: &'static str) -> Result<(), CopyError> {
+    fn pinned(&self, gpu: &CopierGpu, copy: &Transfer<'_>, what: &'static str) -> Result<(), CopyError> {
         let kind = match &copy.host {
             _ if copy.pinned => return Ok(()),
-            Host::In(memory) => gpu.port.host_kind(memory),
-            Host::Out(memory) => gpu.port.host_kind(memory),
+            Host::In(memory) => gpu.device.host_kind(memory),
+            Host::Out(memory) => gpu.device.host_kind(memory),
             Host::Held(_) => return Ok(()), // checked where it came in
         };
         match kind.map_err(|error| CopyError::device(Way::of(Method::Dma), error, 0, 0))? {
@@ -93,16 +93,18 @@ impl Copier {
         }
     }
 
-    fn dma(&self, gpu: &Gpu, copy: &mut Transfer<'_>, way: Way) -> Result<Moved, CopyError> {
+    fn dma(&self, gpu: &CopierGpu, copy: &mut Transfer<'_>, way: Way) -> Result<Moved, CopyError> {
         self.pinned(gpu, copy, "dma")?;
         let cancel = self.cancel.watch();
         let (direction, len) = (copy.direction, copy.len);
-        copy.with_buffers(Some(gpu.port.domain()), |from, to| self.engine_copy(gpu, direction, from, to, len, &cancel))
-            .map_err(|stopped| stopped.error(way, self.bounds(&cancel)))
+        copy.with_buffers(Some(gpu.device.domain()), |from, to| {
+            self.engine_copy(gpu, direction, from, to, len, &cancel)
+        })
+        .map_err(|stopped| stopped.error(way, self.bounds(&cancel)))
     }
 
     /// Pins the caller's pages in place for this one copy.
-    fn register(&self, gpu: &Gpu, copy: &mut Transfer<'_>, way: Way) -> Result<Moved, CopyError> {
+    fn register(&self, gpu: &CopierGpu, copy: &mut Transfer<'_>, way: Way) -> Result<Moved, CopyError> {
         if self.pinned(gpu, copy, "register").is_ok() {
             return self.dma(gpu, copy, way);
         }
@@ -111,8 +113,8 @@ impl Copier {
         copy.with_buffers(None, |from, to| {
             let host = if direction == Direction::D2h { to } else { from };
             // Pinning waits until no kernel runs, and resident copiers run on until their leases end.
-            self.gpus.iter().try_for_each(Gpu::park).map_err(Stopped::early)?;
-            let view = gpu.port.register(host.buffer).map_err(Stopped::unpinned)?;
+            self.gpus.iter().try_for_each(CopierGpu::park).map_err(Stopped::early)?;
+            let view = gpu.device.register(host.buffer).map_err(Stopped::unpinned)?;
             let pinned = At { buffer: &view, offset: host.offset };
             let (from, to) = if direction == Direction::D2h { (from, pinned) } else { (pinned, to) };
             self.engine_copy(gpu, direction, from, to, len, &cancel)
@@ -122,7 +124,7 @@ impl Copier {
 
     fn engine_copy(
         &self,
-        gpu: &Gpu,
+        gpu: &CopierGpu,
         direction: Direction,
         from: At<'_>,
         to: At<'_>,
@@ -131,19 +133,19 @@ impl Copier {
     ) -> Result<Moved, Stopped> {
         let chunk = chunk_bytes(len, self.options.limits.chunk_max);
         let steps = steps(from, to, len, chunk).map_err(Stopped::early)?;
-        gpu.engine(direction).run(gpu.port.as_ref(), None, steps, self.bounds(cancel))
+        gpu.engine(direction).run(gpu.device.as_ref(), None, steps, self.bounds(cancel))
     }
 
-    fn kernel(&self, gpu: &Gpu, copy: &mut Transfer<'_>, way: Way) -> Result<Moved, CopyError> {
+    fn kernel(&self, gpu: &CopierGpu, copy: &mut Transfer<'_>, way: Way) -> Result<Moved, CopyError> {
         self.pinned(gpu, copy, "kernel")?;
         let cancel = self.cancel.watch();
         let (direction, len) = (copy.direction, copy.len);
         let by = Mover::Kernel { blocks: kernel_blocks(direction) };
-        copy.with_buffers(Some(gpu.port.domain()), |from, to| {
+        copy.with_buffers(Some(gpu.device.domain()), |from, to| {
             let chunk = chunk_bytes(len, self.options.limits.chunk_max);
             let steps = steps(from, to, len, chunk).map_err(Stopped::early)?;
             let steps = steps.into_iter().map(|step| as_pieces(step, by)).collect();
-            gpu.kernels.run(gpu.port.as_ref(), None, steps, self.bounds(&cancel))
+            gpu.kernels.run(gpu.device.as_ref(), None, steps, self.bounds(&cancel))
         })
         .map_err(|stopped| stopped.error(way, self.bounds(&cancel)))
     }
@@ -194,7 +196,7 @@ impl Copier {
         if way.method == Method::Multipath {
             self.has_relay(copy.gpu, way)?;
         }
-        let relays: Vec<&Gpu> = relays.iter().map(|relay| &self.gpus[*relay]).collect();
+        let relays: Vec<&CopierGpu> = relays.iter().map(|relay| &self.gpus[*relay]).collect();
         // Relays let go as soon as their GPUs have copies of their own.
         let own: Vec<_> = relays.iter().map(|gpu| gpu.engine(copy.direction).gate.bulk_count()).collect();
         let mut links: Vec<&Pool> = vec![&self.gpus[copy.gpu].pool];
@@ -240,7 +242,7 @@ impl Copier {
         match &mut copy.host {
             Host::Held(host) => staging::copy_pinned(links, flow, device, *host, len, how),
             Host::In(_) | Host::Out(_) if pinned => {
-                copy.with_buffers(Some(self.gpus[copy.gpu].port.domain()), |from, to| {
+                copy.with_buffers(Some(self.gpus[copy.gpu].device.domain()), |from, to| {
                     let host = if flow == Flow::In { from } else { to };
                     staging::copy_pinned(links, flow, device, host, len, how)
                 })
@@ -253,7 +255,10 @@ impl Copier {
     /// Whether a copy of GPU `to` can go through GPU `relay`.
     pub(super) fn reaches(&self, relay: usize, to: usize) -> bool {
         let (relay, to) = (&self.gpus[relay], &self.gpus[to]);
-        relay.id != to.id && !relay.is_lost() && relay.port.domain() == to.port.domain() && relay.port.reaches(to.id)
+        relay.id != to.id
+            && !relay.is_lost()
+            && relay.device.domain() == to.device.domain()
+            && relay.device.reaches(to.id)
     }
 
     /// Checks that there is a second link to `gpu`, used or not.
@@ -272,7 +277,7 @@ impl Copier {
     }
 
     /// Waits until everything is there that one staged copy of `gpu` with buffers of `buffer` may have.
-    pub(super) fn prepare_gpu(&self, gpu: &Gpu, buffer: Bytes) -> Result<(), CopyError> {
+    pub(super) fn prepare_gpu(&self, gpu: &CopierGpu, buffer: Bytes) -> Result<(), CopyError> {
         gpu.pool.prepare(buffer, None).map_err(|error| staging_error(Way::of(Method::Staged), error))
     }
 
@@ -320,16 +325,16 @@ pub(super) fn as_pieces(step: Step, by: Mover) -> Step {
 }
 
 /// The driver's own call.
-fn pageable(gpu: &Gpu, copy: &mut Transfer<'_>) -> Result<Moved, DeviceError> {
+fn pageable(gpu: &CopierGpu, copy: &mut Transfer<'_>) -> Result<Moved, DeviceError> {
     let mut span = copy.device_span()?;
     copy.with_bytes(|host| match host {
-        HostBytes::In(from) => gpu.port.copy_in(&mut span, from),
-        HostBytes::Out(to) => gpu.port.copy_out(to, &span),
+        HostBytes::In(from) => gpu.device.copy_in(&mut span, from),
+        HostBytes::Out(to) => gpu.device.copy_out(to, &span),
     })??;
     Ok(Moved::ONE)
 }
 
-fn paged_window(gpu: &Gpu, copy: &mut Transfer<'_>, via: Option<Via>) -> Result<Moved, DeviceError> {
+fn paged_window(gpu: &CopierGpu, copy: &mut Transfer<'_>, via: Option<Via>) -> Result<Moved, DeviceError> {
     // The window claims the bytes itself; this empty claim only names the memory.
     let name = super::ends::claim(copy.device, 0, headway_device::Access::Read)?;
     let at = copy.device;
@@ -344,7 +349,7 @@ fn paged_window(gpu: &Gpu, copy: &mut Transfer<'_>, via: Option<Via>) -> Result<
     Ok(Moved { chunks: moves.max(1), ..Moved::ONE })
 }
 
-fn resident(gpu: &Gpu, copy: &mut Transfer<'_>, via: Option<Via>) -> Result<Moved, DeviceError> {
+fn resident(gpu: &CopierGpu, copy: &mut Transfer<'_>, via: Option<Via>) -> Result<Moved, DeviceError> {
     let copier = gpu.resident(via)?;
     let mut copier = copier.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     let mut span = copy.device_span()?;

@@ -1,4 +1,4 @@
-//! What one transfer takes of its links' pools: workers, pinned buffers, lanes.
+//! What one transfer takes of its links' pools: workers, pinned buffers, queues.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -63,7 +63,7 @@ impl<'a> Request<'a> {
         if self.workers && links[0].slabs.is_empty() {
             return Err(StagingError::Busy { gpu: target.name(), what: "pinned memory" });
         }
-        links[0].slots.push(target.take_lane().map_err(StagingError::Request)?);
+        links[0].slots.push(target.take_queue().map_err(StagingError::Request)?);
 
         let cuts = self.cut(&links, buffer);
         let (shapes, pinned) = self.shape(&mut links, &cuts);

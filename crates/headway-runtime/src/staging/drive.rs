@@ -1,4 +1,4 @@
-//! The engine's side of a transfer: the calling thread submits what is full, polls lanes, and calls workers back.
+//! The engine's side of a transfer: the calling thread submits what is full, polls queues, and calls workers back.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use headway_core::decisions::staging::{Flow, Outcome, Task};
 use headway_core::units::Nanos;
-use headway_device::port::Move;
+use headway_device::gpu::Move;
 use headway_device::{Access, Buffer, DeviceError};
 
 use super::crew::Signal;
@@ -27,7 +27,7 @@ const NAP: Duration = Duration::from_millis(1);
 /// One link of a transfer, with what it has of its pool; gives it back when dropped.
 pub(super) struct Link {
     pub(super) shared: Arc<Shared>,
-    /// One lane that takes all chunks in flight; on a relay one a chunk.
+    /// One queue that takes all chunks in flight; on a relay one a chunk.
     pub(super) slots: Vec<Slot>,
     pub(super) slabs: Vec<Buffer>,
     /// Workers taken and not yet called.
@@ -61,7 +61,7 @@ impl Link {
     }
 
     fn flying(&self) -> bool {
-        self.slots.iter().any(|slot| slot.lane.outstanding() > 0)
+        self.slots.iter().any(|slot| slot.queue.outstanding() > 0)
     }
 
     /// Asks for the engine, or no longer.
@@ -175,11 +175,11 @@ impl Drive<'_> {
         self.call(round);
     }
 
-    /// Collects what has ended on the lanes.
+    /// Collects what has ended on the queues.
     fn poll(&mut self, ended: &mut Vec<Ended>) {
         for (index, link) in self.links.iter_mut().enumerate() {
             for slot in 0..link.slots.len() {
-                while let Some(done) = link.slots[slot].lane.poll() {
+                while let Some(done) = link.slots[slot].queue.poll() {
                     link.release();
                     if let Err(error) = &done.result {
                         link.slots[slot].clean = false;
@@ -228,12 +228,13 @@ impl Drive<'_> {
             Flow::In => (self.job.staged(index, task, Access::Read)?, self.device.buffer.claim(range, Access::Write)?),
             Flow::Out => (self.device.buffer.claim(range, Access::Read)?, self.job.staged(index, task, Access::Write)?),
         };
-        let slot = link.slots.iter_mut().min_by_key(|slot| slot.lane.outstanding()).expect("a link in use has a lane");
+        let slot =
+            link.slots.iter_mut().min_by_key(|slot| slot.queue.outstanding()).expect("a link in use has a queue");
         let what = match &slot.through {
             None => Move::Copy { from, to },
             Some(memory) => Move::Relay { from, through: memory.claim(0..bytes, Access::Write)?, to },
         };
-        slot.lane.submit(what, u64::from(task.buffer))?;
+        slot.queue.submit(what, u64::from(task.buffer))?;
         link.chunks += 1;
         Ok(())
     }

@@ -1,6 +1,6 @@
-//! What staged copies of one GPU share: threads, pinned memory, lanes, engine gates.
+//! What staged copies of one GPU share: threads, pinned memory, queues, engine gates.
 //!
-//! Everything slow (threads, pinning, lanes, memory on a relay) is made by a keeper thread, never on a caller's path: a copy
+//! Everything slow (threads, pinning, queues, memory on a relay) is made by a keeper thread, never on a caller's path: a copy
 //! that finds too little makes do with what is there, and has the keeper make more.
 
 use std::path::Path;
@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use headway_core::decisions::staging::{Flow, SPARE_BUFFERS};
 use headway_core::units::{Bytes, Nanos};
+use headway_device::gpu::{Caching, Gpu, Reach};
 use headway_device::graveyard::{self, Grave};
-use headway_device::port::{Caching, Port, Reach};
 use headway_device::{Buffer, DeviceError};
 use headway_os::fork::Home;
 use headway_os::{affinity, topology};
@@ -27,10 +27,10 @@ use super::worker::{CopyLoop, Work, live};
 const SLAB_BYTES: u64 = 16 << 20;
 /// Slabs made at the start.
 const SLABS_AT_START: usize = 4;
-/// Lanes made at the start: one a direction.
-const LANES_AT_START: usize = 2;
-/// Lanes kept.
-const LANES_MAX: usize = 16;
+/// Queues made at the start: one a direction.
+const QUEUES_AT_START: usize = 2;
+/// Queues kept.
+const QUEUES_MAX: usize = 16;
 /// Most chunks on the engine that pinned memory is prepared for.
 const IN_FLIGHT_MAX: u32 = 4;
 /// Chunks that may be on their way through one relay.
@@ -63,13 +63,13 @@ impl Default for PoolOptions {
     }
 }
 
-/// Threads, pinned buffers, lanes and engine gates of one GPU.
+/// Threads, pinned buffers, queues and engine gates of one GPU.
 pub struct Pool {
     pub(super) shared: Arc<Shared>,
 }
 
 pub(super) struct Shared {
-    pub(super) port: Arc<dyn Port>,
+    pub(super) port: Arc<dyn Gpu>,
     pub(super) options: PoolOptions,
     pub(super) crew: Crew<Work>,
     pub(super) copy_loop: CopyLoop,
@@ -119,14 +119,14 @@ struct Orders {
 impl Pool {
     /// A pool for `port`, not started: no thread, no pinned memory.
     #[must_use]
-    pub fn new(port: Arc<dyn Port>, options: PoolOptions) -> Self {
+    pub fn new(port: Arc<dyn Gpu>, options: PoolOptions) -> Self {
         Self::with_copy_loop(port, options, Arc::new(headway_os::copy::copy))
     }
 
     /// As [`Pool::new`], with another way to copy bytes, for tests of faults. `copy_loop` makes its first argument equal to
     /// its second, visible to every thread and device when it returns.
     #[must_use]
-    pub fn with_copy_loop(port: Arc<dyn Port>, options: PoolOptions, copy_loop: CopyLoop) -> Self {
+    pub fn with_copy_loop(port: Arc<dyn Gpu>, options: PoolOptions, copy_loop: CopyLoop) -> Self {
         let shared = Shared {
             port,
             options,
@@ -193,7 +193,7 @@ impl Pool {
 
     /// The GPU.
     #[must_use]
-    pub fn port(&self) -> &Arc<dyn Port> {
+    pub fn port(&self) -> &Arc<dyn Gpu> {
         &self.shared.port
     }
 
@@ -348,12 +348,12 @@ impl Shared {
         taken
     }
 
-    /// Takes a lane; makes one if there is none.
-    pub(super) fn take_lane(&self) -> Result<Slot, DeviceError> {
-        if let Some(slot) = self.stock().lanes.pop() {
+    /// Takes a queue; makes one if there is none.
+    pub(super) fn take_queue(&self) -> Result<Slot, DeviceError> {
+        if let Some(slot) = self.stock().queues.pop() {
             return Ok(slot);
         }
-        Ok(Slot { lane: self.port.lane(false)?, through: None, clean: true })
+        Ok(Slot { queue: self.port.queue(false)?, through: None, clean: true })
     }
 
     /// Takes `wanted` places for chunks of `bytes` bytes on this GPU, or as many as are free; has more made for the next time.
@@ -376,18 +376,18 @@ impl Shared {
     /// Takes back what a transfer had; `place` if copies are still on the engine.
     pub(super) fn put(self: &Arc<Self>, slots: Vec<Slot>, slabs: Vec<Buffer>, place: Option<Place>) {
         if self.is_lost() {
-            // A lane that is dropped sees to what is still on it; the memory of that stays.
+            // A queue that is dropped sees to what is still on it; the memory of that stays.
             drop((slots, slabs, place));
             return;
         }
         let mut stock = self.stock();
-        if slots.iter().all(|slot| slot.lane.outstanding() == 0) {
+        if slots.iter().all(|slot| slot.queue.outstanding() == 0) {
             stock.put(slots, slabs);
-            stock.lanes.truncate(LANES_MAX);
+            stock.queues.truncate(QUEUES_MAX);
         } else {
             stock.retired.push(Retired { slots, slabs, place });
             drop(stock);
-            // What is on the lanes may be a caller's memory, who waits for it and asks the graveyard.
+            // What is on the queues may be a caller's memory, who waits for it and asks the graveyard.
             graveyard::bury(Box::new(Unfinished(Arc::downgrade(self))), None);
         }
     }
@@ -395,9 +395,9 @@ impl Shared {
     /// The keeper's life: the workers', and everything slow.
     fn keep(self: &Arc<Self>) {
         let workers = self.start_workers();
-        for _ in 0..LANES_AT_START {
-            if let Ok(lane) = self.port.lane(false) {
-                self.stock().lanes.push(Slot { lane, through: None, clean: true });
+        for _ in 0..QUEUES_AT_START {
+            if let Ok(queue) = self.port.queue(false) {
+                self.stock().queues.push(Slot { queue, through: None, clean: true });
             }
         }
         let mut orders = self.orders();
@@ -440,7 +440,7 @@ impl Shared {
 
     fn make_relay(&self, bytes: usize) -> Result<Slot, DeviceError> {
         let through = self.port.device_buffer(bytes, Reach::Device)?;
-        Ok(Slot { lane: self.port.lane(false)?, through: Some(through), clean: true })
+        Ok(Slot { queue: self.port.queue(false)?, through: Some(through), clean: true })
     }
 
     fn start_workers(self: &Arc<Self>) -> Vec<JoinHandle<()>> {
@@ -501,7 +501,7 @@ fn no_thread(error: &std::io::Error) -> DeviceError {
 #[cfg(test)]
 mod tests {
     use headway_core::models::transfer::Tuning;
-    use headway_device::emu_port::{EmuPort, EmuPortSpec};
+    use headway_device::emu_port::{EmuGpu, EmuPortSpec};
 
     use super::*;
     use crate::copy::At;
@@ -509,7 +509,7 @@ mod tests {
 
     #[test]
     fn in_a_forked_child_every_call_is_unavailable() {
-        let port = Arc::new(EmuPort::open(EmuPortSpec::new("emu0")));
+        let port = Arc::new(EmuGpu::open(EmuPortSpec::new("emu0")));
         let pool = Pool::new(port.clone(), PoolOptions::default());
         let there = port.device_buffer(10, Reach::Device).unwrap();
         let at = At { buffer: &there, offset: 0 };

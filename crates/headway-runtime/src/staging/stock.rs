@@ -1,13 +1,13 @@
-//! What a pool has in store: pinned memory in slabs, lanes, and places on the GPU for its part as a relay.
+//! What a pool has in store: pinned memory in slabs, queues, and places on the GPU for its part as a relay.
 
 use headway_device::Buffer;
-use headway_device::port::Lane;
+use headway_device::gpu::Queue;
 
 use super::gate::Place;
 
-/// One lane and, on a relay, the memory that its chunks go through.
+/// One queue and, on a relay, the memory that its chunks go through.
 pub(super) struct Slot {
-    pub(super) lane: Box<dyn Lane>,
+    pub(super) queue: Box<dyn Queue>,
     pub(super) through: Option<Buffer>,
     /// Whether everything on it has gone well; others are not used again.
     pub(super) clean: bool,
@@ -28,8 +28,8 @@ pub(super) struct Stock {
     pub(super) slabs: Vec<Buffer>,
     /// Slabs that exist.
     pub(super) slabs_made: usize,
-    /// Free lanes.
-    pub(super) lanes: Vec<Slot>,
+    /// Free queues.
+    pub(super) queues: Vec<Slot>,
     /// Free places on the GPU.
     pub(super) relays: Vec<Slot>,
     /// Places on the GPU that exist, all of `relay_bytes`.
@@ -63,7 +63,7 @@ impl Stock {
         self.slabs.extend(slabs);
         for slot in slots {
             match &slot.through {
-                None if slot.clean => self.lanes.push(slot),
+                None if slot.clean => self.queues.push(slot),
                 None => {}
                 Some(through) if slot.clean && through.len() >= self.relay_bytes => self.relays.push(slot),
                 Some(through) if through.len() >= self.relay_bytes => self.relays_made -= 1,
@@ -77,9 +77,9 @@ impl Stock {
     pub(super) fn reclaim(&mut self) {
         for mut retired in std::mem::take(&mut self.retired) {
             for slot in &mut retired.slots {
-                while slot.lane.poll().is_some() {}
+                while slot.queue.poll().is_some() {}
             }
-            if retired.slots.iter().all(|slot| slot.lane.outstanding() == 0) {
+            if retired.slots.iter().all(|slot| slot.queue.outstanding() == 0) {
                 drop(retired.place);
                 self.put(retired.slots, retired.slabs);
             } else {

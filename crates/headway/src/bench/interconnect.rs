@@ -15,7 +15,7 @@ use headway_core::files::machine::{self, Machine};
 use headway_core::models::interconnect::{Judged, Network};
 use headway_core::models::transfer::fit::FitError;
 use headway_core::units::{Bytes, NANOS_PER_SECOND, Nanos};
-use headway_device::port::Port;
+use headway_device::gpu::Gpu;
 use serde::Serialize;
 
 use self::results::Case;
@@ -203,7 +203,7 @@ fn given(name: &str, gpus: usize) -> Result<Known, Error> {
 fn measured(
     options: &Options,
     backend: ports::Backend,
-    ports: &[Arc<dyn Port>],
+    ports: &[Arc<dyn Gpu>],
     session: &mut Session<'_>,
 ) -> Result<Known, Error> {
     let mut device = ports::device(backend, options.model.as_deref())?;

@@ -5,7 +5,7 @@ use headway_core::models::transfer::{Direction, HostMemory, Load, Via, Way};
 use headway_core::units::Nanos;
 use headway_device::DeviceError;
 use headway_device::buffer::Access;
-use headway_device::port::{Caching, Mover, Piece, Reach};
+use headway_device::gpu::{Caching, Mover, Piece, Reach};
 use headway_os::clock;
 use headway_runtime::copy::{At, How, ManyBy};
 use rand_core::{Rng, SeedableRng};
@@ -151,9 +151,9 @@ impl Bench<'_, '_> {
         let span = 2 * count * PIECE;
         let strategies: [(&str, Option<ManyBy>); 7] = [
             ("auto", None),
-            ("loop", Some(ManyBy::Lane(Mover::Loop))),
-            ("batch", Some(ManyBy::Lane(Mover::Batch))),
-            ("kernel", Some(ManyBy::Lane(Mover::Kernel { blocks: 16 }))),
+            ("loop", Some(ManyBy::Queue(Mover::Loop))),
+            ("batch", Some(ManyBy::Queue(Mover::Batch))),
+            ("kernel", Some(ManyBy::Queue(Mover::Kernel { blocks: 16 }))),
             ("gather", Some(ManyBy::Gather)),
             ("window", Some(ManyBy::Window)),
             ("resident", Some(ManyBy::Resident)),

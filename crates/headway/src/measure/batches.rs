@@ -10,7 +10,7 @@ use headway_core::models::interconnect::{BatchBlock, Trial};
 use headway_core::units::{Bytes, NANOS_PER_SECOND, Nanos};
 use headway_device::DeviceError;
 use headway_device::buffer::Access;
-use headway_device::port::{Lane, Move, Port};
+use headway_device::gpu::{Gpu, Move, Queue};
 use headway_os::clock;
 use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
@@ -150,22 +150,22 @@ impl Draw {
 
 /// Ports with memory for batches, and a queue for each engine that is submitted to.
 pub(crate) struct Bed {
-    pub(crate) ports: Vec<Arc<dyn Port>>,
+    pub(crate) ports: Vec<Arc<dyn Gpu>>,
     pub(crate) stock: Vec<Stock>,
     /// Of each GPU: in, out, to peers.
-    lanes: Vec<[Box<dyn Lane>; 3]>,
+    queues: Vec<[Box<dyn Queue>; 3]>,
     turn: usize,
 }
 
 /// A bed that is made when it is first used.
 pub(crate) struct Lazy<'p> {
-    ports: &'p [Arc<dyn Port>],
+    ports: &'p [Arc<dyn Gpu>],
     room: Room,
     bed: Option<Bed>,
 }
 
 impl<'p> Lazy<'p> {
-    pub(crate) const fn new(ports: &'p [Arc<dyn Port>], room: Room) -> Self {
+    pub(crate) const fn new(ports: &'p [Arc<dyn Gpu>], room: Room) -> Self {
         Self { ports, room, bed: None }
     }
 
@@ -183,12 +183,12 @@ impl<'p> Lazy<'p> {
 }
 
 impl Bed {
-    pub(crate) fn new(ports: &[Arc<dyn Port>], room: Room) -> Result<Self, Error> {
+    pub(crate) fn new(ports: &[Arc<dyn Gpu>], room: Room) -> Result<Self, Error> {
         let stock = (0..).zip(ports).map(|(gpu, port)| Stock::new(port.as_ref(), gpu, room));
-        let lanes = ports.iter().map(|port| Ok([port.lane(false)?, port.lane(false)?, port.lane(false)?]));
+        let queues = ports.iter().map(|port| Ok([port.queue(false)?, port.queue(false)?, port.queue(false)?]));
         Ok(Self {
             stock: stock.collect::<Result<_, _>>()?,
-            lanes: lanes.collect::<Result<_, DeviceError>>()?,
+            queues: queues.collect::<Result<_, DeviceError>>()?,
             ports: ports.to_vec(),
             turn: 0,
         })
@@ -201,10 +201,10 @@ impl Bed {
         let mut run = Run::new(order, moves, self.ports.len());
         while run.left > 0 {
             if run.waiting > 0 {
-                run.submit(&mut self.lanes)?;
+                run.submit(&mut self.queues)?;
             }
-            for lane in self.lanes.iter_mut().flatten().filter(|lane| lane.outstanding() > 0) {
-                while let Some(done) = lane.poll() {
+            for queue in self.queues.iter_mut().flatten().filter(|queue| queue.outstanding() > 0) {
+                while let Some(done) = queue.poll() {
                     run.ended(done.tag as usize);
                     done.result?;
                 }
@@ -297,10 +297,10 @@ impl<'b> Run<'b> {
     }
 
     /// Submits, in order, what heads its engines or follows on the same queue.
-    fn submit(&mut self, lanes: &mut [[Box<dyn Lane>; 3]]) -> Result<(), DeviceError> {
+    fn submit(&mut self, queues: &mut [[Box<dyn Queue>; 3]]) -> Result<(), DeviceError> {
         let mut barred = vec![[false; 4]; self.busy.len()];
         for (at, block) in self.order.iter().enumerate() {
-            let (queue, engines) = (block.member.lane(), block.member.engines());
+            let (queue, engines) = (block.member.queue(), block.member.engines());
             if self.moves[at].is_none() {
                 continue;
             }
@@ -314,7 +314,7 @@ impl<'b> Run<'b> {
             }
             let Some(what) = self.moves[at].take() else { continue };
             let before = clock::now();
-            lanes[queue.0][queue.1].submit(what, at as u64)?;
+            queues[queue.0][queue.1].submit(what, at as u64)?;
             self.took.calls[at] = clock::now() - before;
             self.waiting -= 1;
             for (gpu, engine) in engines {
@@ -384,14 +384,14 @@ impl<'m> Routes<'m> {
 
 #[cfg(test)]
 mod tests {
-    use headway_device::emu_port::{EmuPort, EmuPortSpec};
+    use headway_device::emu_port::{EmuGpu, EmuPortSpec};
 
     use super::*;
 
     const ROOM: Room = Room::of(1 << 20);
 
-    fn ports(count: usize) -> Vec<Arc<dyn Port>> {
-        let port = |at| Arc::new(EmuPort::open(EmuPortSpec::new(&format!("emu{at}")))) as Arc<dyn Port>;
+    fn ports(count: usize) -> Vec<Arc<dyn Gpu>> {
+        let port = |at| Arc::new(EmuGpu::open(EmuPortSpec::new(&format!("emu{at}")))) as Arc<dyn Gpu>;
         (0..count).map(port).collect()
     }
 

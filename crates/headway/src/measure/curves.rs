@@ -10,7 +10,7 @@ use headway_core::models::transfer::{Curve, Direction, HostMemory, Key, Load, Po
 use headway_core::units::{Bytes, Nanos};
 use headway_device::DeviceError;
 use headway_device::buffer::Access;
-use headway_device::port::Reach;
+use headway_device::gpu::Reach;
 use headway_os::clock;
 use headway_runtime::copy::{At, Copier, CopyError, How};
 use rand_core::{Rng, SeedableRng};

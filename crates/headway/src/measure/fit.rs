@@ -8,7 +8,7 @@ use headway_core::files::machine::{CapacityKind, Endpoint, EndpointId, EndpointK
 use headway_core::models::transfer::fit::{self, Node, Sample};
 use headway_core::models::transfer::{Direction, Stamp};
 use headway_core::units::{Nanos, Rate};
-use headway_device::port::Port;
+use headway_device::gpu::Gpu;
 use headway_os::topology::SYSFS;
 
 use super::links::Setup;
@@ -35,7 +35,7 @@ pub(crate) struct Observed {
 
 impl Observed {
     /// The machine called `name` that fits.
-    pub(crate) fn machine(&self, name: &str, ports: &[Arc<dyn Port>], stamp: &Stamp) -> Result<Machine, Error> {
+    pub(crate) fn machine(&self, name: &str, ports: &[Arc<dyn Gpu>], stamp: &Stamp) -> Result<Machine, Error> {
         let endpoints = node::endpoints(ports, Path::new(SYSFS));
         let gpus: Vec<EndpointId> = (0..)
             .map(EndpointId)

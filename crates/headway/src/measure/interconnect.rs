@@ -9,7 +9,7 @@ use headway_core::models::transfer::Stamp;
 use headway_core::models::transfer::fit::FitError;
 use headway_core::units::{NANOS_PER_SECOND, Nanos};
 use headway_device::Device;
-use headway_device::port::Port;
+use headway_device::gpu::Gpu;
 use headway_os::clock;
 
 use super::batches::{Block, Draw, Lazy, Routes, Took};
@@ -45,7 +45,7 @@ pub(crate) struct Scope {
 /// The machine called `name` that explains what was measured on `ports`, with what was measured.
 pub(crate) fn calibrate(
     session: &mut Session<'_>,
-    ports: &[Arc<dyn Port>],
+    ports: &[Arc<dyn Gpu>],
     device: &mut dyn Device,
     scope: &Scope,
     (name, stamp): (&str, &Stamp),

@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 
 use headway_core::models::transfer::{Direction, Load};
 use headway_device::buffer::Access;
-use headway_device::port::{Caching, Lane, Move, Port, Reach};
+use headway_device::gpu::{Caching, Gpu, Move, Queue, Reach};
 use headway_device::{Buffer, DeviceError};
 
 /// Copies that each direction puts on its engine at a time: one runs, one waits. The next ones follow when both have ended: an
@@ -23,7 +23,7 @@ pub(crate) struct Bulk {
 impl Bulk {
     /// Starts copies of `chunk` bytes beside a copy of `direction`, as `load` says; returns when each kind has completed one.
     pub(crate) fn start(
-        port: &Arc<dyn Port>,
+        gpu: &Arc<dyn Gpu>,
         direction: Direction,
         load: Load,
         chunk: usize,
@@ -40,7 +40,7 @@ impl Bulk {
         };
         let mut queues = Vec::new();
         for &direction in directions {
-            queues.push(Queue::new(port.as_ref(), direction, chunk)?);
+            queues.push(Line::new(gpu.as_ref(), direction, chunk)?);
         }
         let stop = Arc::new(AtomicBool::new(false));
         let (started, wait) = mpsc::sync_channel(1);
@@ -79,9 +79,9 @@ impl Drop for Bulk {
     }
 }
 
-/// One direction: a lane, what it reads, and one place to write for each copy in flight.
-struct Queue {
-    lane: Box<dyn Lane>,
+/// One direction: a queue, what it reads, and one place to write for each copy in flight.
+struct Line {
+    queue: Box<dyn Queue>,
     from: Buffer,
     to: Buffer,
     chunk: usize,
@@ -89,38 +89,38 @@ struct Queue {
     done: u64,
 }
 
-impl Queue {
-    fn new(port: &dyn Port, direction: Direction, chunk: usize) -> Result<Self, DeviceError> {
-        let host = |bytes| port.pinned_buffer(bytes, Caching::Cached);
-        let device = |bytes| port.device_buffer(bytes, Reach::Device);
+impl Line {
+    fn new(gpu: &dyn Gpu, direction: Direction, chunk: usize) -> Result<Self, DeviceError> {
+        let host = |bytes| gpu.pinned_buffer(bytes, Caching::Cached);
+        let device = |bytes| gpu.device_buffer(bytes, Reach::Device);
         let (from, to) = match direction {
             Direction::H2d => (host(chunk)?, device(chunk * IN_FLIGHT)?),
             _ => (device(chunk)?, host(chunk * IN_FLIGHT)?),
         };
-        Ok(Self { lane: port.lane(false)?, from, to, chunk, next: 0, done: 0 })
+        Ok(Self { queue: gpu.queue(false)?, from, to, chunk, next: 0, done: 0 })
     }
 
     /// Takes what has ended and keeps the engine busy.
     fn turn(&mut self) -> Result<(), DeviceError> {
-        while let Some(done) = self.lane.poll() {
+        while let Some(done) = self.queue.poll() {
             done.result?;
             self.done += 1;
         }
-        if self.lane.outstanding() > 0 {
+        if self.queue.outstanding() > 0 {
             return Ok(());
         }
         for _ in 0..IN_FLIGHT {
             let at = self.next * self.chunk;
             let from = self.from.claim(0..self.chunk, Access::Read)?;
             let to = self.to.claim(at..at + self.chunk, Access::Write)?;
-            self.lane.submit(Move::Copy { from, to }, 0)?;
+            self.queue.submit(Move::Copy { from, to }, 0)?;
             self.next = (self.next + 1) % IN_FLIGHT;
         }
         Ok(())
     }
 }
 
-fn serve(mut queues: Vec<Queue>, stop: &AtomicBool, started: &mpsc::SyncSender<()>) -> Result<u64, DeviceError> {
+fn serve(mut queues: Vec<Line>, stop: &AtomicBool, started: &mpsc::SyncSender<()>) -> Result<u64, DeviceError> {
     let mut told = false;
     while !stop.load(Ordering::Relaxed) {
         for queue in &mut queues {

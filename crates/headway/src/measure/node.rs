@@ -10,7 +10,7 @@ use headway_core::files::machine::{
 use headway_core::models::transfer::Stamp;
 use headway_core::units::{Nanos, PPM, Rate};
 use headway_cuda::Nvml;
-use headway_device::port::Port;
+use headway_device::gpu::Gpu;
 use headway_os::{affinity, topology};
 
 /// A rate not measured yet.
@@ -24,7 +24,7 @@ pub(crate) fn part(gpu: usize, name: &str) -> String {
 }
 
 /// Memories and GPUs of the node, memories first.
-pub(crate) fn endpoints(ports: &[Arc<dyn Port>], sysfs: &Path) -> Vec<Endpoint> {
+pub(crate) fn endpoints(ports: &[Arc<dyn Gpu>], sysfs: &Path) -> Vec<Endpoint> {
     let gpus = ports.iter().enumerate().map(|(gpu, port)| Endpoint {
         id: format!("gpu{gpu}"),
         kind: EndpointKind::Gpu,
@@ -173,7 +173,7 @@ impl Builder {
 }
 
 /// What makes a profile of this node stale when it changes.
-pub(crate) fn stamp(ports: &[Arc<dyn Port>], date: String) -> Stamp {
+pub(crate) fn stamp(ports: &[Arc<dyn Gpu>], date: String) -> Stamp {
     let report = match ports.first().map(|port| port.description().source) {
         Some(headway_device::Source::Cuda) => Nvml::system().and_then(|nvml| nvml.report()).ok(),
         _ => None,

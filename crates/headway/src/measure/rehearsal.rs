@@ -60,8 +60,8 @@ pub(super) fn rehearse(
 /// Whether some copy waits on an engine for a copy of another queue.
 fn has_hand_over(batch: &[Block]) -> bool {
     let mut owners = BTreeMap::new();
-    let held = batch.iter().flat_map(|block| block.member.engines().map(|engine| (engine, block.member.lane())));
-    held.into_iter().any(|(engine, lane)| *owners.entry(engine).or_insert(lane) != lane)
+    let held = batch.iter().flat_map(|block| block.member.engines().map(|engine| (engine, block.member.queue())));
+    held.into_iter().any(|(engine, queue)| *owners.entry(engine).or_insert(queue) != queue)
 }
 
 /// Puts into `machine` what the batches `ran` show: the median call of each kind of copy that was not a batch's first, and the

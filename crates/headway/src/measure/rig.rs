@@ -6,7 +6,7 @@ use headway_core::files::machine::Method;
 use headway_core::models::transfer::{Direction, HostMemory, Via, Way};
 use headway_core::units::Nanos;
 use headway_device::buffer::Access;
-use headway_device::port::{Caching, Port, Reach};
+use headway_device::gpu::{Caching, Gpu, Reach};
 use headway_device::{Buffer, DeviceError};
 use headway_os::clock;
 use headway_os::memory::Mapping;
@@ -130,7 +130,7 @@ impl Rig {
     }
 
     /// The port of its GPU.
-    pub(crate) fn port(&self) -> &Arc<dyn Port> {
+    pub(crate) fn port(&self) -> &Arc<dyn Gpu> {
         &self.copier.ports()[self.gpu]
     }
 
@@ -212,7 +212,7 @@ impl Rig {
 }
 
 impl Ends {
-    fn new(port: &dyn Port, random: &[u8], bytes: usize, reach: Reach) -> Result<Self, DeviceError> {
+    fn new(port: &dyn Gpu, random: &[u8], bytes: usize, reach: Reach) -> Result<Self, DeviceError> {
         let home = port.device_buffer(bytes, reach)?;
         port.copy_in(&mut home.claim(0..bytes, Access::Write)?, &random[..bytes])?;
         Ok(Self { home, target: port.device_buffer(bytes, reach)? })

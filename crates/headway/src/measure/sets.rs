@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use headway_core::units::{Bytes, NANOS_PER_SECOND, Nanos};
 use headway_device::buffer::Access;
-use headway_device::port::{Caching, Lane, Move, Port, Reach};
+use headway_device::gpu::{Caching, Gpu, Move, Queue, Reach};
 use headway_device::{Buffer, DeviceError};
 use headway_os::clock;
 use rand_core::{Rng, SeedableRng};
@@ -45,7 +45,7 @@ impl Member {
     }
 
     /// The GPU whose queues carry it, and the queue: in, out, to peers.
-    pub(crate) const fn lane(self) -> (usize, usize) {
+    pub(crate) const fn queue(self) -> (usize, usize) {
         match self {
             Self::H2d(gpu) => (gpu, 0),
             Self::D2h(gpu) => (gpu, 1),
@@ -56,12 +56,12 @@ impl Member {
     /// GPUs and engines that it holds: in, out, to peers, from peers.
     pub(crate) fn engines(self) -> impl Iterator<Item = (usize, usize)> + Clone {
         let second = if let Self::Peer(_, to) = self { Some((to, 3)) } else { None };
-        std::iter::once(self.lane()).chain(second)
+        std::iter::once(self.queue()).chain(second)
     }
 
     /// Whose bytes it reads.
     pub(crate) const fn source(self) -> usize {
-        self.lane().0
+        self.queue().0
     }
 
     /// The GPU with the arena that it writes to, and which: device memory for copies in, host memory, device memory for peers.
@@ -134,7 +134,7 @@ pub(crate) struct Rates(pub(crate) Vec<Vec<u64>>);
 pub(crate) fn sets(gpus: usize, reaches: impl Fn(usize, usize) -> bool) -> Vec<Set> {
     let (mut sets, is_small) = (Vec::<Set>::new(), gpus <= SMALL);
     let mut add = |name: String, mut members: Vec<Member>| {
-        members.sort_unstable_by_key(|member| (member.lane(), member.target()));
+        members.sort_unstable_by_key(|member| (member.queue(), member.target()));
         if !sets.iter().any(|set| set.members == members) {
             sets.push(Set { name, members });
         }
@@ -236,7 +236,7 @@ pub(crate) struct Stock {
 const SHIFT: usize = PAGE / 2;
 
 impl Stock {
-    pub(crate) fn new(port: &dyn Port, gpu: u64, room: Room) -> Result<Self, Error> {
+    pub(crate) fn new(port: &dyn Gpu, gpu: u64, room: Room) -> Result<Self, Error> {
         let one = room.largest + OFFSETS * PAGE;
         let mut random = vec![0; one + SHIFT];
         Pcg64Mcg::seed_from_u64(1 + gpu).fill_bytes(&mut random);
@@ -265,7 +265,7 @@ impl Stock {
 
 /// One transfer of a set under way.
 struct Transfer {
-    lane: Box<dyn Lane>,
+    queue: Box<dyn Queue>,
     from: Buffer,
     to: Buffer,
     next: usize,
@@ -277,7 +277,7 @@ struct Transfer {
 
 impl Transfer {
     fn turn(&mut self, pace: Pace, begin: Nanos) -> Result<(), DeviceError> {
-        while let Some(done) = self.lane.poll() {
+        while let Some(done) = self.queue.poll() {
             done.result?;
             let now = clock::now();
             match self.first {
@@ -286,11 +286,11 @@ impl Transfer {
                 Some(_) => (self.count, self.last) = (self.count + 1, now),
             }
         }
-        while self.lane.outstanding() < pace.in_flight {
+        while self.queue.outstanding() < pace.in_flight {
             let at = self.next * pace.chunk;
             let from = self.from.claim(0..pace.chunk, Access::Read)?;
             let to = self.to.claim(at..at + pace.chunk, Access::Write)?;
-            self.lane.submit(Move::Copy { from, to }, 0)?;
+            self.queue.submit(Move::Copy { from, to }, 0)?;
             self.next = (self.next + 1) % pace.in_flight;
         }
         Ok(())
@@ -303,13 +303,13 @@ impl Transfer {
 
 /// Runs all transfers of `set` until each has run for long enough, and returns their rates. The bytes that came last are
 /// compared.
-fn run(ports: &[Arc<dyn Port>], stock: &[Stock], set: &Set, pace: Pace) -> Result<Vec<u64>, Error> {
+fn run(ports: &[Arc<dyn Gpu>], stock: &[Stock], set: &Set, pace: Pace) -> Result<Vec<u64>, Error> {
     let mut transfers = Vec::new();
     for &member in &set.members {
-        let lane = ports[member.lane().0].lane(false)?;
+        let queue = ports[member.queue().0].queue(false)?;
         let (from, (gpu, place)) = (stock[member.source()].source(member).clone(), member.target());
         let to = stock[gpu].arenas[place].clone();
-        transfers.push(Transfer { lane, from, to, next: 0, first: None, count: 0, last: Nanos::ZERO });
+        transfers.push(Transfer { queue, from, to, next: 0, first: None, count: 0, last: Nanos::ZERO });
     }
     // The first copies, which find idle links, are not counted.
     let begin = clock::now() + Nanos(pace.time.0 / 8);
@@ -330,13 +330,13 @@ fn run(ports: &[Arc<dyn Port>], stock: &[Stock], set: &Set, pace: Pace) -> Resul
         rate(Bytes(bytes), transfer.last - transfer.first.unwrap_or_default())
     });
     let rates = rates.collect();
-    // Dropping a lane waits for what it still has.
+    // Dropping a queue waits for what it still has.
     drop(transfers);
     compare(ports, stock, set, pace)?;
     Ok(rates)
 }
 
-fn compare(ports: &[Arc<dyn Port>], stock: &[Stock], set: &Set, pace: Pace) -> Result<(), Error> {
+fn compare(ports: &[Arc<dyn Gpu>], stock: &[Stock], set: &Set, pace: Pace) -> Result<(), Error> {
     let bytes = pace.chunk.min(COMPARED);
     let mut landing = vec![0; bytes];
     for &member in &set.members {

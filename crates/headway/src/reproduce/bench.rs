@@ -1,4 +1,4 @@
-//! What the experiments on ports share: a copier, random bytes, times, and lanes driven to their end.
+//! What the experiments on ports share: a copier, random bytes, times, and queues driven to their end.
 
 use std::sync::Arc;
 use std::thread;
@@ -7,7 +7,7 @@ use headway_core::files::machine::EndpointId;
 use headway_core::models::transfer::Direction;
 use headway_core::units::{Bytes, Nanos};
 use headway_device::Buffer;
-use headway_device::port::{Caching, Done, Lane, Move, Port, Reach};
+use headway_device::gpu::{Caching, Done, Gpu, Move, Queue, Reach};
 use headway_os::clock;
 use headway_runtime::copy::{At, Copier, CopyOptions, How};
 use rand_core::{Rng, SeedableRng};
@@ -18,7 +18,7 @@ use crate::measure::sample::{Effort, Figures, series};
 use crate::run::Backend;
 use crate::{Error, files, ports};
 
-/// A lane that does not end what it has for this long is given up.
+/// A queue that does not end what it has for this long is given up.
 const PATIENCE: Nanos = Nanos(60_000_000_000);
 
 /// A copier on a backend.
@@ -46,7 +46,7 @@ impl Bench {
         };
         let machine = setting.machine.as_deref().map(files::machine).transpose()?;
         let ports = ports::open(backend, setting.machine.as_deref(), Some(1))?;
-        let name = |port: &Arc<dyn Port>| port.description().name.clone();
+        let name = |port: &Arc<dyn Gpu>| port.description().name.clone();
         let described = ports.first().map_or_else(|| "no GPU".to_owned(), name);
         let named = |(at, port)| {
             let id = machine.as_ref().and_then(|machine| machine.gpus().nth(at));
@@ -59,30 +59,30 @@ impl Bench {
     }
 
     /// The first GPU.
-    pub(super) fn port(&self) -> Result<&dyn Port, Error> {
+    pub(super) fn gpu(&self) -> Result<&dyn Gpu, Error> {
         self.copier.ports().first().map(AsRef::as_ref).ok_or(Error::Options("the experiment needs a GPU"))
     }
 
     pub(super) fn device(&self, bytes: usize) -> Result<Buffer, Error> {
-        self.port()?.device_buffer(bytes, Reach::Device).map_err(Error::Device)
+        self.gpu()?.device_buffer(bytes, Reach::Device).map_err(Error::Device)
     }
 
     /// Device memory that the CPU maps, or without windows such that it does not.
     pub(super) fn mapped(&self, bytes: usize) -> Result<Buffer, Error> {
-        let port = self.port()?;
+        let port = self.gpu()?;
         let window = port.windows().into_iter().find_map(|(via, usable)| usable.ok().map(|()| via));
         port.device_buffer(bytes, window.map_or(Reach::Device, Reach::Window)).map_err(Error::Device)
     }
 
     pub(super) fn pinned(&self, bytes: usize) -> Result<Buffer, Error> {
-        self.port()?.pinned_buffer(bytes, Caching::Cached).map_err(Error::Device)
+        self.gpu()?.pinned_buffer(bytes, Caching::Cached).map_err(Error::Device)
     }
 
     /// Whether `there` holds `expected`, read by the driver's own call.
     pub(super) fn verify(&self, what: &str, there: &Buffer, expected: &[u8]) -> Result<(), Error> {
         let mut back = vec![0; expected.len()];
         let span = there.claim(0..expected.len(), headway_device::Access::Read).map_err(Error::Device)?;
-        self.port()?.copy_out(&mut back, &span).map_err(Error::Device)?;
+        self.gpu()?.copy_out(&mut back, &span).map_err(Error::Device)?;
         same(what, &back, expected)
     }
 
@@ -130,14 +130,14 @@ pub(super) fn gb_per_s(bytes: Bytes, time: Nanos) -> f64 {
     bytes.0 as f64 / time.0.max(1) as f64
 }
 
-/// Waits for everything that `lanes` have; the results in the order in which they ended.
-pub(super) fn finish(lanes: &mut [Box<dyn Lane>]) -> Result<Vec<Done>, Error> {
+/// Waits for everything that `queues` have; the results in the order in which they ended.
+pub(super) fn finish(queues: &mut [Box<dyn Queue>]) -> Result<Vec<Done>, Error> {
     let until = clock::now().saturating_add(PATIENCE);
     let mut all = Vec::new();
-    while lanes.iter().any(|lane| lane.outstanding() > 0) {
+    while queues.iter().any(|queue| queue.outstanding() > 0) {
         let before = all.len();
-        for lane in lanes.iter_mut() {
-            while let Some(done) = lane.poll() {
+        for queue in queues.iter_mut() {
+            while let Some(done) = queue.poll() {
                 done.result.clone().map_err(Error::Device)?;
                 all.push(done);
             }
@@ -152,9 +152,9 @@ pub(super) fn finish(lanes: &mut [Box<dyn Lane>]) -> Result<Vec<Done>, Error> {
     Ok(all)
 }
 
-/// Submits to a lane.
-pub(super) fn submit(lane: &mut Box<dyn Lane>, what: Move, tag: u64) -> Result<(), Error> {
-    lane.submit(what, tag).map_err(Error::Device)
+/// Submits to a queue.
+pub(super) fn submit(queue: &mut Box<dyn Queue>, what: Move, tag: u64) -> Result<(), Error> {
+    queue.submit(what, tag).map_err(Error::Device)
 }
 
 #[cfg(test)]

@@ -192,7 +192,7 @@ fn x_column(x: &str) -> &'static str {
 pub(super) fn bfs(setting: &Setting) -> Result<Outcome, Error> {
     let bench = Bench::open(setting)?;
     let (from, to, repeats) = if setting.quick { (10, 12, 1) } else { (10, 24, 3) };
-    let queue = DoubleQueue::new(bench.port()?, THREADS, (if setting.quick { 4096 } else { MIB }) as usize)?;
+    let queue = DoubleQueue::new(bench.gpu()?, THREADS, (if setting.quick { 4096 } else { MIB }) as usize)?;
     let mut sweep = Vec::new();
     for exponent in from..=to {
         let mut graph = Graph::random(setting.seed, 1 << exponent);
@@ -230,7 +230,7 @@ pub(super) fn pathfinder(setting: &Setting) -> Result<Outcome, Error> {
     let bench = Bench::open(setting)?;
     let (rows, columns) =
         if setting.quick { (64, vec![128, 1024]) } else { (2048, (7..=19).map(|e| 1 << e).collect()) };
-    let queue = DoubleQueue::new(bench.port()?, THREADS, (if setting.quick { 4096 } else { MIB }) as usize)?;
+    let queue = DoubleQueue::new(bench.gpu()?, THREADS, (if setting.quick { 4096 } else { MIB }) as usize)?;
     let mut sweep = Vec::new();
     for width in columns {
         let mut grid = Grid::random(setting.seed, rows, width);

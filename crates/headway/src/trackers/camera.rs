@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use headway_core::units::Nanos;
-use headway_device::port::Port;
+use headway_device::gpu::Gpu;
 use headway_kernels::klt::{Choice, CpuMachine, Machine, Report, Shape, Tracker};
 use headway_os::clock;
 use headway_os::ipc::Words;
@@ -68,7 +68,7 @@ pub(crate) enum Arbitration<'a> {
 pub(crate) struct Camera {
     shape: Shape,
     video: Video,
-    ports: Vec<Arc<dyn Port>>,
+    ports: Vec<Arc<dyn Gpu>>,
     memory: Memory,
     /// Digests of the first frames by the CPU form.
     expected: Vec<u64>,
@@ -108,7 +108,7 @@ impl Camera {
     /// # Errors
     /// [`Error::Device`].
     pub(crate) fn open(
-        ports: Vec<Arc<dyn Port>>,
+        ports: Vec<Arc<dyn Gpu>>,
         shape: Shape,
         video: Video,
         load: Load,

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use headway_device::port::{Argument, Caching, Done, Lane, Move, Port, Program, Reach};
+use headway_device::gpu::{Argument, Caching, Done, Gpu, Move, Program, Queue, Reach};
 use headway_device::{Access, Buffer, DeviceError};
 use headway_kernels::klt::{Launch, Region, Shape};
 use headway_kernels::study::Elementwise;
@@ -50,7 +50,7 @@ pub(crate) const PARTS: [Part; 4] =
 
 /// Memory of one task on one GPU, and its queue there.
 struct OnGpu {
-    lane: Box<dyn Lane>,
+    queue: Box<dyn Queue>,
     regions: BTreeMap<Region, Buffer>,
     added: Buffer,
     io: Buffer,
@@ -73,8 +73,8 @@ impl Memory {
     /// Memory for `shape` and `load` on every GPU of `ports`.
     ///
     /// # Errors
-    /// [`DeviceError`] for memory or a lane that a port refuses.
-    pub(crate) fn open(ports: &[Arc<dyn Port>], shape: Shape, load: Load) -> Result<Self, DeviceError> {
+    /// [`DeviceError`] for memory or a queue that a port refuses.
+    pub(crate) fn open(ports: &[Arc<dyn Gpu>], shape: Shape, load: Load) -> Result<Self, DeviceError> {
         let none = DeviceError::Invalid { what: "ports", reason: "there is none".into() };
         let first = ports.first().ok_or(none)?;
         let io = load.input.max(load.output).max(1) as usize;
@@ -85,7 +85,7 @@ impl Memory {
                 regions.insert(region, port.device_buffer(shape.bytes(region), Reach::Device)?);
             }
             let added = port.device_buffer((load.state as usize).max(1), Reach::Device)?;
-            gpus.push(OnGpu { lane: port.lane(false)?, regions, added, io: port.device_buffer(io, Reach::Device)? });
+            gpus.push(OnGpu { queue: port.queue(false)?, regions, added, io: port.device_buffer(io, Reach::Device)? });
         }
         let largest = Region::ALL.iter().map(|region| shape.bytes(*region)).max().unwrap_or(0).max(io);
         let ends = first.pinned_buffer(largest, Caching::Cached)?;
@@ -141,9 +141,9 @@ impl Memory {
     }
 
     fn run(&mut self, gpu: usize, what: Move) -> Result<(), DeviceError> {
-        let lane = &mut self.gpus.get_mut(gpu).ok_or_else(no_gpu)?.lane;
-        lane.submit(what, 0)?;
-        wait(lane.as_mut()).result
+        let queue = &mut self.gpus.get_mut(gpu).ok_or_else(no_gpu)?.queue;
+        queue.submit(what, 0)?;
+        wait(queue.as_mut()).result
     }
 
     /// Copies a range of a part of the state from system memory.
@@ -222,22 +222,22 @@ impl Memory {
         if part < 4 {
             return Ok(());
         }
-        let OnGpu { lane, added, .. } = self.gpus.get_mut(gpu).ok_or_else(no_gpu)?;
+        let OnGpu { queue, added, .. } = self.gpus.get_mut(gpu).ok_or_else(no_gpu)?;
         let count = (part / 4) as u32;
         for _ in 0..passes {
             for at in 0..Load::PARTS {
                 // The claim on a part is free again when its launch before has been taken.
-                if lane.outstanding() == Load::PARTS {
-                    wait(lane.as_mut()).result?;
+                if queue.outstanding() == Load::PARTS {
+                    wait(queue.as_mut()).result?;
                 }
                 let words = added.claim(at * part..(at + 1) * part, Access::Write)?;
                 let arguments = vec![Argument::Memory(words), Argument::Int(count.cast_signed())];
                 let program: Arc<dyn Program> = Arc::new(Elementwise);
-                lane.submit(Move::Launch { program, grid: Elementwise::grid(count), arguments }, 0)?;
+                queue.submit(Move::Launch { program, grid: Elementwise::grid(count), arguments }, 0)?;
             }
         }
-        while lane.outstanding() > 0 {
-            wait(lane.as_mut()).result?;
+        while queue.outstanding() > 0 {
+            wait(queue.as_mut()).result?;
         }
         self.passes += u64::from(passes);
         Ok(())
@@ -267,10 +267,10 @@ fn no_gpu() -> DeviceError {
     DeviceError::Invalid { what: "GPU", reason: "the task has no memory there".into() }
 }
 
-/// Waits for the oldest move of a lane that has one.
-fn wait(lane: &mut dyn Lane) -> Done {
+/// Waits for the oldest move of a queue that has one.
+fn wait(queue: &mut dyn Queue) -> Done {
     loop {
-        match lane.poll() {
+        match queue.poll() {
             Some(done) => return done,
             None => std::thread::yield_now(),
         }

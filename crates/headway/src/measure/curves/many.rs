@@ -5,7 +5,7 @@ use headway_core::models::transfer::{Direction, HostMemory, Key, Load, Via, Way}
 use headway_core::units::Nanos;
 use headway_device::Buffer;
 use headway_device::buffer::Access;
-use headway_device::port::{Caching, Mover, Piece, Port, Reach};
+use headway_device::gpu::{Caching, Gpu, Mover, Piece, Reach};
 use headway_os::clock;
 use headway_runtime::copy::{At, Copier, ManyBy};
 use rand_core::{Rng, SeedableRng};
@@ -36,10 +36,10 @@ struct Case {
 fn movers(ways: &[Way], window: Option<Via>, direction: Direction) -> Vec<(ManyBy, Way, HostMemory)> {
     let (pinned, warm) = (HostMemory::Pinned, HostMemory::Warm);
     let mut movers = vec![
-        (ManyBy::Lane(Mover::Loop), Way::of(Method::Dma), pinned),
-        (ManyBy::Lane(Mover::Batch), Way::of(Method::Pageable), pinned),
+        (ManyBy::Queue(Mover::Loop), Way::of(Method::Dma), pinned),
+        (ManyBy::Queue(Mover::Batch), Way::of(Method::Pageable), pinned),
         // What gathering is compared with.
-        (ManyBy::Lane(Mover::Batch), Way::of(Method::Pageable), warm),
+        (ManyBy::Queue(Mover::Batch), Way::of(Method::Pageable), warm),
         (ManyBy::kernel(direction), Way::of(Method::Kernel), pinned),
         (ManyBy::Gather, Way::of(Method::Staged), warm),
     ];
@@ -63,7 +63,7 @@ struct Memory {
 }
 
 impl Memory {
-    fn new(port: &dyn Port, window: Option<Via>, room: usize) -> Result<Self, Error> {
+    fn new(port: &dyn Gpu, window: Option<Via>, room: usize) -> Result<Self, Error> {
         let mut random = vec![0; room];
         Pcg64Mcg::seed_from_u64(3).fill_bytes(&mut random);
         let pinned = [port.pinned_buffer(room, Caching::Cached)?, port.pinned_buffer(room, Caching::Cached)?];
@@ -79,7 +79,7 @@ impl Memory {
     }
 
     /// Puts the random bytes where the copy begins, and other bytes where it ends.
-    fn prepare(&mut self, port: &dyn Port, case: Case) -> Result<(), Error> {
+    fn prepare(&mut self, port: &dyn Gpu, case: Case) -> Result<(), Error> {
         let room = self.random.len();
         let clear = vec![0; room];
         let device = if case.direction == Direction::H2d { &clear } else { &self.random };
@@ -115,7 +115,7 @@ impl Memory {
     }
 
     /// Compares every piece.
-    fn compare(&mut self, port: &dyn Port, case: Case, pieces: &[Piece]) -> Result<(), Error> {
+    fn compare(&mut self, port: &dyn Gpu, case: Case, pieces: &[Piece]) -> Result<(), Error> {
         let room = self.random.len();
         if case.direction == Direction::H2d {
             let from = self.device(case.by).claim(0..room, Access::Read)?;

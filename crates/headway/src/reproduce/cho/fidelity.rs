@@ -8,7 +8,7 @@ use std::thread;
 
 use headway_core::models::transfer::{Direction, Stores};
 use headway_core::units::Nanos;
-use headway_device::port::{Caching, Lane, Move, Port};
+use headway_device::gpu::{Caching, Gpu, Move, Queue};
 use headway_device::{Access, Buffer, DeviceError};
 use headway_os::{clock, copy};
 
@@ -17,7 +17,7 @@ use crate::Error;
 
 /// `threads` producers and two buffers each.
 pub(super) struct DoubleQueue {
-    lane: Mutex<Box<dyn Lane>>,
+    queue: Mutex<Box<dyn Queue>>,
     buffers: Vec<Buffer>,
     threads: usize,
     bytes: usize,
@@ -31,10 +31,10 @@ fn take<T>(queue: &Mutex<Receiver<T>>) -> Option<T> {
 }
 
 impl DoubleQueue {
-    pub(super) fn new(port: &dyn Port, threads: usize, bytes: usize) -> Result<Self, Error> {
-        let buffer = |_| port.pinned_buffer(bytes, Caching::WriteCombined);
+    pub(super) fn new(gpu: &dyn Gpu, threads: usize, bytes: usize) -> Result<Self, Error> {
+        let buffer = |_| gpu.pinned_buffer(bytes, Caching::WriteCombined);
         let buffers = (0..2 * threads).map(buffer).collect::<Result<_, _>>().map_err(Error::Device)?;
-        Ok(Self { lane: Mutex::new(port.lane(false).map_err(Error::Device)?), buffers, threads, bytes })
+        Ok(Self { queue: Mutex::new(gpu.queue(false).map_err(Error::Device)?), buffers, threads, bytes })
     }
 
     /// Copies all of `host` to or from the start of `there`, and says how long it took, the making of threads included.
@@ -82,11 +82,11 @@ impl DoubleQueue {
                 })
                 .collect();
             drop(give_full);
-            let mut lane = self.lane.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
             let consumed = full.iter().try_for_each(|(buffer, index)| {
                 let at = index * self.bytes;
                 let len = self.bytes.min(host.len() - at);
-                self.engine(&mut lane, (&self.buffers[buffer], 0), (there, at), len)?;
+                self.engine(&mut queue, (&self.buffers[buffer], 0), (there, at), len)?;
                 let _ = give.send(buffer);
                 Ok(())
             });
@@ -126,12 +126,12 @@ impl DoubleQueue {
                 })
                 .collect();
             drop(give);
-            let mut lane = self.lane.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
             let consumed = (0..chunks).try_for_each(|index| {
                 let Ok(buffer) = empty.recv() else { return Ok(()) };
                 let at = index * self.bytes;
                 let len = self.bytes.min(total - at);
-                self.engine(&mut lane, (there, at), (&self.buffers[buffer], 0), len)?;
+                self.engine(&mut queue, (there, at), (&self.buffers[buffer], 0), len)?;
                 let _ = give_full.send((buffer, index));
                 Ok(())
             });
@@ -143,15 +143,15 @@ impl DoubleQueue {
     /// One synchronous copy by the engine.
     fn engine(
         &self,
-        lane: &mut Box<dyn Lane>,
+        queue: &mut Box<dyn Queue>,
         (from, from_at): (&Buffer, usize),
         (to, to_at): (&Buffer, usize),
         len: usize,
     ) -> Result<(), Error> {
         let from = from.claim(from_at..from_at + len, Access::Read).map_err(Error::Device)?;
         let to = to.claim(to_at..to_at + len, Access::Write).map_err(Error::Device)?;
-        lane.submit(Move::Copy { from, to }, 0).map_err(Error::Device)?;
-        finish(std::slice::from_mut(lane)).map(|_| ())
+        queue.submit(Move::Copy { from, to }, 0).map_err(Error::Device)?;
+        finish(std::slice::from_mut(queue)).map(|_| ())
     }
 }
 

@@ -41,7 +41,7 @@ impl Study {
             By::Ours => ("headway", 0, 0),
             By::Queues(n, b) => ("fidelity", n, b),
         };
-        let queue = if n > 0 { Some(DoubleQueue::new(self.bench.port()?, n, b)?) } else { None };
+        let queue = if n > 0 { Some(DoubleQueue::new(self.bench.gpu()?, n, b)?) } else { None };
         let driver = How::By(Way::of(Method::Pageable));
         let how = if matches!(by, By::Driver) { driver } else { How::Auto };
         // What must be overwritten does not hold the bytes already.

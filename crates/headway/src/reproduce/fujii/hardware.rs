@@ -7,7 +7,7 @@ use std::thread;
 use headway_core::files::machine::Method;
 use headway_core::models::transfer::{Direction, Via, Way};
 use headway_core::units::{Bytes, Nanos};
-use headway_device::port::{Port, Reach};
+use headway_device::gpu::{Gpu, Reach};
 use headway_device::{Access, Buffer, DeviceError};
 use headway_os::{clock, sched};
 use headway_runtime::copy::{At, How};
@@ -56,14 +56,14 @@ impl From<Error> for Refused {
 
 pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
     let bench = Bench::open(setting)?;
-    let port = bench.port()?;
-    let (ways, mut notes) = available(port);
+    let gpu = bench.gpu()?;
+    let (ways, mut notes) = available(gpu);
     let most = if setting.quick { 64 << 10 } else { 64 << 20 };
     let window = ways.iter().find(|(paper, _)| *paper == fujii::IORW).and_then(|(_, ours)| ours.via);
     let reach = window.map_or(Reach::Device, Reach::Window);
     let rig = Rig {
         bench: &bench,
-        there: port.device_buffer(2 * most, reach).map_err(Error::Device)?,
+        there: gpu.device_buffer(2 * most, reach).map_err(Error::Device)?,
         sizes: fujii::grid().filter(|b| b.0 <= most as u64).step_by(if setting.quick { 4 } else { 1 }).collect(),
         time: if setting.quick { Nanos(200_000) } else { Nanos(4_000_000) },
         samples: if setting.quick { 3 } else { 1_000 },
@@ -106,7 +106,7 @@ pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
 }
 
 /// What this device has of the paper's methods, and notes on what it has not.
-fn available(port: &dyn Port) -> (Vec<(Way, Way)>, Vec<String>) {
+fn available(gpu: &dyn Gpu) -> (Vec<(Way, Way)>, Vec<String>) {
     let mut ways = vec![(fujii::DMA, fujii::DMA)];
     let mut notes = Vec::new();
     let mut usable = |found: &[(Via, Result<(), DeviceError>)]| {
@@ -115,11 +115,11 @@ fn available(port: &dyn Port) -> (Vec<(Way, Way)>, Vec<String>) {
         notes.extend(missing);
         first
     };
-    if let Some(via) = usable(&port.windows()) {
+    if let Some(via) = usable(&gpu.windows()) {
         ways.push((fujii::IORW, Way::via(Method::Window, via)));
         ways.push((fujii::MEMWND, Way::via(Method::PagedWindow, via)));
     }
-    let residents = port.residents();
+    let residents = gpu.residents();
     usable(&residents);
     let present = |way: &Way| residents.iter().any(|(via, usable)| Some(*via) == way.via && usable.is_ok());
     ways.extend([fujii::HUB, fujii::GPC, fujii::GPC4].into_iter().filter(present).map(|way| (way, way)));

@@ -11,7 +11,7 @@ use std::{env, io};
 use headway_broker::{Client, OnLoss, TaskShape};
 use headway_core::decisions::sharing::ClusterId;
 use headway_core::units::{Bytes, Nanos};
-use headway_device::port::Port;
+use headway_device::gpu::Gpu;
 use headway_kernels::klt::Shape;
 use headway_os::ipc::Words;
 use headway_runtime::sharing::Sharing;
@@ -123,7 +123,7 @@ fn obey(camera: &mut Option<Camera>, order: Order) -> Result<Reply, Error> {
 
 fn open(open: &Open) -> Result<Camera, Error> {
     let backend = if open.cuda { ports::Backend::Cuda } else { ports::Backend::Emu };
-    let ports: Vec<Arc<dyn Port>> = ports::open(backend, open.machine.as_deref(), Some(open.gpus))?;
+    let ports: Vec<Arc<dyn Gpu>> = ports::open(backend, open.machine.as_deref(), Some(open.gpus))?;
     let [width, height, slots] = open.shape;
     let wrong = |_| Error::Options("the tracker cannot have pictures of this size");
     let shape = Shape::new(width, height, slots).map_err(wrong)?;

@@ -6,7 +6,7 @@ use headway_core::files::machine::Method;
 use headway_core::models::transfer::{Direction, Way};
 use headway_core::units::{Bytes, Nanos};
 use headway_device::Buffer;
-use headway_device::port::{Mover, Piece};
+use headway_device::gpu::{Mover, Piece};
 use headway_os::clock;
 use headway_runtime::copy::{At, How, ManyBy};
 
@@ -18,9 +18,9 @@ use crate::reproduce::{Outcome, Row, Setting, Table, Verdict};
 
 /// Every way in which many pieces go.
 const MANY: [(&str, ManyBy); 6] = [
-    ("loop", ManyBy::Lane(Mover::Loop)),
-    ("batch", ManyBy::Lane(Mover::Batch)),
-    ("kernel", ManyBy::Lane(Mover::Kernel { blocks: 64 })),
+    ("loop", ManyBy::Queue(Mover::Loop)),
+    ("batch", ManyBy::Queue(Mover::Batch)),
+    ("kernel", ManyBy::Queue(Mover::Kernel { blocks: 64 })),
     ("gather", ManyBy::Gather),
     ("window", ManyBy::Window),
     ("resident", ManyBy::Resident),

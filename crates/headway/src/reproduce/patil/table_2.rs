@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use headway_core::units::Nanos;
-use headway_device::port::{Argument, Lane, Move};
+use headway_device::gpu::{Argument, Move, Queue};
 use headway_device::{Access, Buffer};
 use headway_kernels::study::Elementwise;
 use headway_os::clock;
@@ -25,8 +25,8 @@ const PAPER: [(usize, f64, f64); 6] = [
     (1024, 208.40, 163.23),
 ];
 
-/// Lanes of the device that are used at most.
-const LANES: usize = 16;
+/// Queues of the device that are used at most.
+const QUEUES: usize = 16;
 
 /// In which order the steps of all segments are issued. A step is issued when the one before it in its segment has ended.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -45,18 +45,18 @@ struct Arrays {
 }
 
 impl Arrays {
-    fn copy(&self, lane: &mut Box<dyn Lane>, inwards: bool, range: Range<usize>) -> Result<(), Error> {
+    fn copy(&self, queue: &mut Box<dyn Queue>, inwards: bool, range: Range<usize>) -> Result<(), Error> {
         let (from, to) = if inwards { (&self.pinned, &self.there) } else { (&self.there, &self.pinned) };
         let from = from.claim(range.clone(), Access::Read).map_err(Error::Device)?;
         let to = to.claim(range, Access::Write).map_err(Error::Device)?;
-        submit(lane, Move::Copy { from, to }, 0)
+        submit(queue, Move::Copy { from, to }, 0)
     }
 
-    fn launch(&self, lane: &mut Box<dyn Lane>, range: Range<usize>) -> Result<(), Error> {
+    fn launch(&self, queue: &mut Box<dyn Queue>, range: Range<usize>) -> Result<(), Error> {
         let words = (range.len() / 4) as u32;
         let memory = self.there.claim(range, Access::Write).map_err(Error::Device)?;
         let arguments = vec![Argument::Memory(memory), Argument::Int(words as i32)];
-        submit(lane, Move::Launch { program: Arc::new(Elementwise), grid: Elementwise::grid(words), arguments }, 0)
+        submit(queue, Move::Launch { program: Arc::new(Elementwise), grid: Elementwise::grid(words), arguments }, 0)
     }
 
     /// Puts `data` where the copies in begin.
@@ -73,22 +73,22 @@ impl Arrays {
     }
 }
 
-/// One pass over the arrays: segment `at` goes through lane `at % lanes.len()`.
-fn overlapped(arrays: &Arrays, lanes: &mut [Box<dyn Lane>], how: Overlap, segments: usize) -> Result<Nanos, Error> {
+/// One pass over the arrays: segment `at` goes through queue `at % queues.len()`.
+fn overlapped(arrays: &Arrays, queues: &mut [Box<dyn Queue>], how: Overlap, segments: usize) -> Result<Nanos, Error> {
     let size = (arrays.bytes / segments).next_multiple_of(4);
     let range = |at: usize| (at * size).min(arrays.bytes)..((at + 1) * size).min(arrays.bytes);
-    // Steps issued and steps ended of each segment, steps issued of all, and what each lane works on.
+    // Steps issued and steps ended of each segment, steps issued of all, and what each queue works on.
     let (mut issued, mut ended, mut started) = (vec![0; segments], vec![0; segments], [0; 3]);
-    let mut running: Vec<Option<usize>> = vec![None; lanes.len()];
+    let mut running: Vec<Option<usize>> = vec![None; queues.len()];
     let before = clock::now();
     let until = before.saturating_add(Nanos(60_000_000_000));
     while ended.iter().any(|steps| *steps < 3) {
-        for lane in 0..lanes.len() {
-            if let Some(at) = running[lane] {
-                let Some(done) = lanes[lane].poll() else { continue };
+        for queue in 0..queues.len() {
+            if let Some(at) = running[queue] {
+                let Some(done) = queues[queue].poll() else { continue };
                 done.result.map_err(Error::Device)?;
                 ended[at] += 1;
-                running[lane] = None;
+                running[queue] = None;
             }
             let may = |at: &usize| {
                 let step: usize = issued[*at];
@@ -96,15 +96,15 @@ fn overlapped(arrays: &Arrays, lanes: &mut [Box<dyn Lane>], how: Overlap, segmen
                     && ended[*at] == step
                     && (how == Overlap::Segments || step == 0 || started[step - 1] == segments)
             };
-            let Some(at) = (lane..segments).step_by(lanes.len()).find(may) else { continue };
+            let Some(at) = (queue..segments).step_by(queues.len()).find(may) else { continue };
             match issued[at] {
-                0 => arrays.copy(&mut lanes[lane], true, range(at))?,
-                1 => arrays.launch(&mut lanes[lane], range(at))?,
-                _ => arrays.copy(&mut lanes[lane], false, range(at))?,
+                0 => arrays.copy(&mut queues[queue], true, range(at))?,
+                1 => arrays.launch(&mut queues[queue], range(at))?,
+                _ => arrays.copy(&mut queues[queue], false, range(at))?,
             }
             started[issued[at]] += 1;
             issued[at] += 1;
-            running[lane] = Some(at);
+            running[queue] = Some(at);
         }
         if clock::now() > until {
             return Err(Error::Options("the device does not end its work; give it up"));
@@ -123,7 +123,7 @@ fn against((_, before, after): &(usize, f64, f64), share: f64) -> Verdict {
 struct Found {
     mib: usize,
     sequential: Nanos,
-    /// Median and number of lanes of the best of version 1 and of version 2.
+    /// Median and number of queues of the best of version 1 and of version 2.
     best: [(Nanos, usize); 2],
     chunked: Nanos,
 }
@@ -163,7 +163,7 @@ impl Found {
 struct Study<'a> {
     setting: &'a Setting,
     arrays: Arrays,
-    lanes: Vec<Box<dyn Lane>>,
+    queues: Vec<Box<dyn Queue>>,
     data: Vec<u8>,
     /// The data after the kernel.
     expected: Vec<u8>,
@@ -172,28 +172,28 @@ struct Study<'a> {
 
 impl<'a> Study<'a> {
     fn new(bench: &Bench, setting: &'a Setting, most: usize) -> Result<Self, Error> {
-        let port = bench.port()?;
-        let lanes = (0..LANES).map(|_| port.lane(false)).collect::<Result<_, _>>().map_err(Error::Device)?;
+        let gpu = bench.gpu()?;
+        let queues = (0..QUEUES).map(|_| gpu.queue(false)).collect::<Result<_, _>>().map_err(Error::Device)?;
         let arrays = Arrays { pinned: bench.pinned(most)?, there: bench.device(most)?, bytes: most };
         let data = random(setting.seed, most);
         let mut expected = data.clone();
         for word in expected.as_chunks_mut::<4>().0 {
             *word = u32::from_le_bytes(*word).wrapping_mul(3).wrapping_add(1).to_le_bytes();
         }
-        Ok(Self { setting, arrays, lanes, data, expected, lines: Vec::new() })
+        Ok(Self { setting, arrays, queues, data, expected, lines: Vec::new() })
     }
 
     /// The median of passes over the arrays; every result is checked.
-    fn time(&mut self, name: &str, how: Overlap, lanes: usize, segments: usize) -> Result<Nanos, Error> {
+    fn time(&mut self, name: &str, how: Overlap, queues: usize, segments: usize) -> Result<Nanos, Error> {
         let (n_min, time) = effort(self.setting);
         let bytes = self.arrays.bytes;
         let shots = shots(n_min.min(10), Nanos(time.0 / 2), || {
             self.arrays.fill(&self.data[..bytes])?;
-            let time = overlapped(&self.arrays, &mut self.lanes[..lanes], how, segments)?;
+            let time = overlapped(&self.arrays, &mut self.queues[..queues], how, segments)?;
             self.arrays.check(name, &self.expected[..bytes])?;
             Ok(time)
         })?;
-        let situation = [name.to_owned(), lanes.to_string(), segments.to_string(), bytes.to_string()];
+        let situation = [name.to_owned(), queues.to_string(), segments.to_string(), bytes.to_string()];
         self.lines.push(line(situation, shots));
         Ok(shots.figures.median)
     }
@@ -201,7 +201,7 @@ impl<'a> Study<'a> {
     fn size(&mut self, mib: usize) -> Result<Found, Error> {
         self.arrays.bytes = mib * MIB;
         let sequential = self.time("sequential", Overlap::Segments, 1, 1)?;
-        let counts = if self.setting.quick { &[2, 4][..] } else { &[2, 4, 8, LANES] };
+        let counts = if self.setting.quick { &[2, 4][..] } else { &[2, 4, 8, QUEUES] };
         let mut best = [(Nanos::MAX, 0); 2];
         for &count in counts {
             for (version, how) in [Overlap::Segments, Overlap::Steps].into_iter().enumerate() {
@@ -209,7 +209,7 @@ impl<'a> Study<'a> {
                 best[version] = best[version].min((self.time(name, how, count, count)?, count));
             }
         }
-        // Ours: chunks of 8 MiB on eight lanes, whatever the size.
+        // Ours: chunks of 8 MiB on eight queues, whatever the size.
         let chunked = self.time("chunked", Overlap::Segments, 8, (mib / 8).max(8))?;
         Ok(Found { mib, sequential, best, chunked })
     }

@@ -12,7 +12,7 @@ use headway_core::files::machine::{CapacityKind, Machine};
 use headway_core::models::interconnect::{BatchBlock, Completion, Network, Scratch};
 use headway_core::models::transfer::fit::FitError;
 use headway_core::units::{Bytes, Nanos};
-use headway_device::port::Port;
+use headway_device::gpu::Gpu;
 
 use super::outcome;
 use crate::measure::batches::{Bed, Block, Routes, Took};
@@ -93,7 +93,7 @@ pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
     Ok(outcome)
 }
 
-fn measured(setting: &Setting, backend: ports::Backend, ports: &[Arc<dyn Port>], room: Room) -> Result<Machine, Error> {
+fn measured(setting: &Setting, backend: ports::Backend, ports: &[Arc<dyn Gpu>], room: Room) -> Result<Machine, Error> {
     let model = setting.machine.as_deref();
     let mut device = ports::device(backend, model.filter(|_| backend == ports::Backend::Emu))?;
     let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());

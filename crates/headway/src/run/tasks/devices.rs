@@ -14,7 +14,7 @@ use headway_core::files::machine::Machine;
 use headway_core::files::workload::{Sharing as Rules, Task, Workload};
 use headway_core::log::Source;
 use headway_core::units::{Bytes, Nanos};
-use headway_device::port::Port;
+use headway_device::gpu::Gpu;
 use headway_kernels::klt::Shape;
 use headway_os::clock;
 use headway_runtime::sharing::{Sharing, TaskShape};
@@ -131,7 +131,7 @@ fn known(workload: &Loaded<Workload>, at: usize, task: &Task) -> Result<(), Erro
 }
 
 /// The GPUs that the tasks share, in the order of the model.
-fn open(source: Source, machine: &Machine, model: &Model, options: &Options) -> Result<Vec<Arc<dyn Port>>, Error> {
+fn open(source: Source, machine: &Machine, model: &Model, options: &Options) -> Result<Vec<Arc<dyn Gpu>>, Error> {
     let (backend, name) = match source {
         Source::Cuda => (ports::Backend::Cuda, None),
         _ => (ports::Backend::Emu, options.machine.as_deref()),

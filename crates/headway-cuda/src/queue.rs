@@ -1,4 +1,4 @@
-//! A CUDA stream as a [`Lane`].
+//! A CUDA stream as a [`Queue`].
 
 use std::collections::VecDeque;
 use std::ffi::c_void;
@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use headway_core::units::Nanos;
 use headway_device::buffer::{Memory, Place};
-use headway_device::port::{Argument, Done, Lane, Move, Mover, Piece};
+use headway_device::gpu::{Argument, Done, Move, Mover, Piece, Queue};
 use headway_device::{DeviceError, Grid, Span, check};
 use headway_os::clock;
 
@@ -18,7 +18,7 @@ use crate::pieces::{self, Batch, Unit};
 use crate::pool::{self, Pool};
 use crate::table::Address;
 
-/// Programs that one port keeps loaded.
+/// Programs that one gpu keeps loaded.
 const PROGRAMS_MAX: usize = 256;
 /// Arguments of one launch.
 const ARGUMENTS_MAX: usize = 16;
@@ -27,7 +27,7 @@ const BLOCKS_MAX: u32 = 4096;
 /// Size of the smallest table.
 const TABLE_MIN: usize = 4096;
 
-/// Programs loaded for one port, by the addresses of their texts.
+/// Programs loaded for one gpu, by the addresses of their texts.
 #[derive(Default)]
 pub(crate) struct Modules {
     loaded: Mutex<Vec<(*const u8, *const u8, Arc<Module>)>>,
@@ -52,7 +52,7 @@ impl Modules {
             return Ok(Arc::clone(module));
         }
         if loaded.len() == PROGRAMS_MAX {
-            return Err(DeviceError::Refused { limit: "programs of one port", max: PROGRAMS_MAX as u64 });
+            return Err(DeviceError::Refused { limit: "programs of one gpu", max: PROGRAMS_MAX as u64 });
         }
         let module = Arc::new(Module::load(context, id, ptx, entry)?);
         loaded.push((ptx.as_ptr(), entry.as_ptr(), Arc::clone(&module)));
@@ -62,10 +62,10 @@ impl Modules {
 
 /// A queue of moves on one GPU.
 ///
-/// An event follows every move, and on lanes that keep time another goes before it. A move of which the driver refuses a
-/// part is waited for before the error is returned. What does not end within two seconds of that, or of the lane's being dropped, is
+/// An event follows every move, and on queues that keep time another goes before it. A move of which the driver refuses a
+/// part is waited for before the error is returned. What does not end within two seconds of that, or of the queue's being dropped, is
 /// left to the graveyard with the stream, its events and its pinned memory.
-pub(crate) struct CudaLane {
+pub(crate) struct CudaQueue {
     /// Of this GPU first, then of the peers met so far.
     contexts: Vec<Arc<Context>>,
     modules: Arc<Modules>,
@@ -92,7 +92,7 @@ struct Pending {
 #[derive(Clone, Copy)]
 enum End {
     Host,
-    /// A GPU, by its position among the lane's contexts; 0 = this one.
+    /// A GPU, by its position among the queue's contexts; 0 = this one.
     Gpu(usize),
 }
 
@@ -110,7 +110,7 @@ enum Plan {
     Launch(Arc<Module>),
 }
 
-impl CudaLane {
+impl CudaQueue {
     pub(crate) fn new(
         context: &Arc<Context>,
         modules: &Arc<Modules>,
@@ -144,7 +144,7 @@ impl CudaLane {
         }
     }
 
-    /// Where `span` is, which may be used by this lane.
+    /// Where `span` is, which may be used by this queue.
     fn end(&mut self, span: &Span) -> Result<End, DeviceError> {
         let Place::Device { id, .. } = span.place() else { return Ok(End::Host) };
         if let Some(at) = self.contexts.iter().position(|context| context.id == id) {
@@ -285,7 +285,7 @@ impl CudaLane {
     }
 }
 
-impl Lane for CudaLane {
+impl Queue for CudaQueue {
     fn submit(&mut self, what: Move, tag: u64) -> Result<(), DeviceError> {
         if self.pending.len() >= self.outstanding_max {
             let max = self.outstanding_max as u64;
@@ -342,7 +342,7 @@ impl Lane for CudaLane {
     }
 }
 
-impl Drop for CudaLane {
+impl Drop for CudaQueue {
     fn drop(&mut self) {
         let since = clock::now();
         while !self.pending.is_empty() {

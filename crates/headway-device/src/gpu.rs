@@ -1,6 +1,6 @@
-//! A GPU as transfer methods see it: memory, lanes, windows, resident copiers; usable from any thread.
+//! A GPU as transfer methods see it: memory, queues, windows, resident copiers; usable from any thread.
 //!
-//! [`Device`](crate::Device) serves a plan, one operation per engine; a [`Port`] serves copies. Both may be open on one GPU.
+//! [`Device`](crate::Device) serves a plan, one operation per engine; a [`Gpu`] serves copies. Both may be open on one GPU.
 
 use std::sync::Arc;
 
@@ -89,7 +89,7 @@ pub enum CpuArgument<'a> {
     Int(i32),
 }
 
-/// What a lane is asked to do. It owns its spans until it is complete.
+/// What a queue is asked to do. It owns its spans until it is complete.
 pub enum Move {
     /// One copy between spans of equal length by a copy engine: host (pinned) to device, device to host (pinned), within a
     /// device, or between devices of one domain, by where the spans are.
@@ -137,14 +137,14 @@ pub struct Done {
     pub tag: u64,
     /// How it ended; after an error the destination is unspecified.
     pub result: Result<(), DeviceError>,
-    /// From its start to its end on the device; only on lanes that keep time.
+    /// From its start to its end on the device; only on queues that keep time.
     pub device_time: Option<Nanos>,
 }
 
 /// A queue on one device (a CUDA stream): moves begin and end in the order of submission.
 ///
-/// Between lanes there is no order; lanes share the device's engines. Dropping a lane waits for what was submitted.
-pub trait Lane: Send {
+/// Between queues there is no order; queues share the device's engines. Dropping a queue waits for what was submitted.
+pub trait Queue: Send {
     /// Queues `what`; does not wait for it. A refusal changes nothing, but the spans are released.
     ///
     /// # Errors
@@ -240,10 +240,10 @@ pub trait Resident: Send {
 }
 
 /// One GPU, or what stands in for one, for transfers.
-pub trait Port: Send + Sync {
+pub trait Gpu: Send + Sync {
     /// What it is.
     fn description(&self) -> &Description;
-    /// Whose memory [`Port::device_buffer`] gives.
+    /// Whose memory [`Gpu::device_buffer`] gives.
     fn id(&self) -> DeviceId;
     /// Which devices can reach each other and the same pinned memory.
     fn domain(&self) -> Domain;
@@ -281,7 +281,7 @@ pub trait Port: Send + Sync {
     ///
     /// # Errors
     /// [`DeviceError::Driver`], [`DeviceError::DeviceLost`].
-    fn lane(&self, keeps_time: bool) -> Result<Box<dyn Lane>, DeviceError>;
+    fn queue(&self, keeps_time: bool) -> Result<Box<dyn Queue>, DeviceError>;
 
     /// The driver's own copy of ordinary memory to the device; the bytes are there when it returns.
     ///

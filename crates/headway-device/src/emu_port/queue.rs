@@ -1,4 +1,4 @@
-//! Lanes of an emulated port: one thread each, first in, first out.
+//! Queues of an emulated gpu: one thread each, first in, first out.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -12,20 +12,20 @@ use super::Shared;
 use super::gate::occupy;
 use crate::buffer::{Access, DeviceId, Place, Span, lock};
 use crate::emu::{device_bytes, device_bytes_mut};
-use crate::port::{Argument, CpuArgument, Done, Lane, Move, Mover, Piece};
+use crate::gpu::{Argument, CpuArgument, Done, Move, Mover, Piece, Queue};
 use crate::{DeviceError, check};
 
-/// A lane of an emulated port.
-pub(super) struct EmuLane {
-    port: Arc<Shared>,
-    queue: Arc<Queue>,
+/// A queue of an emulated gpu.
+pub(super) struct EmuQueue {
+    gpu: Arc<Shared>,
+    line: Arc<Line>,
     keeps_time: bool,
     outstanding: usize,
     thread: Option<JoinHandle<()>>,
 }
 
 #[derive(Default)]
-struct Queue {
+struct Line {
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -37,33 +37,32 @@ struct State {
     stop: bool,
 }
 
-impl EmuLane {
-    /// The caller has counted it in `port.lanes`.
-    pub(super) fn start(port: Arc<Shared>, keeps_time: bool) -> Result<Self, DeviceError> {
-        let queue = Arc::new(Queue::default());
-        let mut lane = Self { port, queue, keeps_time, outstanding: 0, thread: None };
-        let (port, queue) = (Arc::clone(&lane.port), Arc::clone(&lane.queue));
-        let thread = std::thread::Builder::new().name("headway-emu-lane".into()).spawn(move || serve(&port, &queue));
-        lane.thread = Some(thread.map_err(|error| DeviceError::Unavailable {
-            what: "a thread for an emulated lane".into(),
+impl EmuQueue {
+    /// The caller has counted it in `gpu.queues`.
+    pub(super) fn start(gpu: Arc<Shared>, keeps_time: bool) -> Result<Self, DeviceError> {
+        let mut queue = Self { gpu, line: Arc::default(), keeps_time, outstanding: 0, thread: None };
+        let (gpu, line) = (Arc::clone(&queue.gpu), Arc::clone(&queue.line));
+        let thread = std::thread::Builder::new().name("headway-emu-queue".into()).spawn(move || serve(&gpu, &line));
+        queue.thread = Some(thread.map_err(|error| DeviceError::Unavailable {
+            what: "a thread for an emulated queue".into(),
             reason: error.to_string(),
             remedy: "raise the limit on threads".into(),
         })?);
-        Ok(lane)
+        Ok(queue)
     }
 }
 
-impl Lane for EmuLane {
+impl Queue for EmuQueue {
     fn submit(&mut self, what: Move, tag: u64) -> Result<(), DeviceError> {
-        self.port.alive()?;
-        check::movement(self.port.here(), &what, |peer| self.port.reaches(peer))?;
-        let max = self.port.description.limits.outstanding_per_engine_max;
+        self.gpu.alive()?;
+        check::movement(self.gpu.here(), &what, |peer| self.gpu.reaches(peer))?;
+        let max = self.gpu.description.limits.outstanding_per_engine_max;
         if self.outstanding >= max {
             return Err(DeviceError::Refused { limit: "outstanding_per_engine_max", max: max as u64 });
         }
         self.outstanding += 1;
-        lock(&self.queue.state).jobs.push_back((what, tag));
-        self.queue.changed.notify_one();
+        lock(&self.line.state).jobs.push_back((what, tag));
+        self.line.changed.notify_one();
         Ok(())
     }
 
@@ -71,7 +70,7 @@ impl Lane for EmuLane {
         if self.outstanding == 0 {
             return None;
         }
-        let done = lock(&self.queue.state).done.pop_front()?;
+        let done = lock(&self.line.state).done.pop_front()?;
         self.outstanding -= 1;
         Some(Done { device_time: done.device_time.filter(|_| self.keeps_time), ..done })
     }
@@ -81,50 +80,50 @@ impl Lane for EmuLane {
     }
 }
 
-impl Drop for EmuLane {
+impl Drop for EmuQueue {
     fn drop(&mut self) {
-        lock(&self.queue.state).stop = true;
-        self.queue.changed.notify_one();
+        lock(&self.line.state).stop = true;
+        self.line.changed.notify_one();
         if let Some(thread) = self.thread.take() {
             // The thread contains the panics of its work; should one escape there is nothing left to save.
             let _ = thread.join();
         }
-        self.port.lanes.fetch_sub(1, Ordering::Relaxed);
+        self.gpu.queues.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-/// The loop of a lane's thread; ends when the lane is dropped and nothing is left to do.
-fn serve(port: &Shared, queue: &Queue) {
+/// The loop of a queue's thread; ends when the queue is dropped and nothing is left to do.
+fn serve(gpu: &Shared, line: &Line) {
     // Without it, every throttled move would end up to 50 us late; a refusal only costs that precision.
     let _ = sched::lower_timer_slack();
     loop {
-        let mut state = lock(&queue.state);
+        let mut state = lock(&line.state);
         while state.jobs.is_empty() && !state.stop {
-            state = queue.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = line.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         let Some((mut what, tag)) = state.jobs.pop_front() else { return };
         drop(state);
         let started = clock::now();
-        let result = port.alive().and_then(|()| {
-            catch_unwind(AssertUnwindSafe(|| execute(port, &mut what))).unwrap_or_else(|_| {
-                port.lost.store(true, Ordering::Release);
+        let result = gpu.alive().and_then(|()| {
+            catch_unwind(AssertUnwindSafe(|| execute(gpu, &mut what))).unwrap_or_else(|_| {
+                gpu.lost.store(true, Ordering::Release);
                 Err(DeviceError::DeviceLost)
             })
         });
         drop(what);
         let device_time = Some(clock::now().saturating_sub(started));
-        lock(&queue.state).done.push_back(Done { tag, result, device_time });
+        lock(&line.state).done.push_back(Done { tag, result, device_time });
     }
 }
 
-fn execute(port: &Shared, what: &mut Move) -> Result<(), DeviceError> {
+fn execute(gpu: &Shared, what: &mut Move) -> Result<(), DeviceError> {
     match what {
-        Move::Copy { from, to } => copy(port, from, to),
+        Move::Copy { from, to } => copy(gpu, from, to),
         Move::Relay { from, through, to } => {
-            copy(port, from, through);
-            copy(port, through, to);
+            copy(gpu, from, through);
+            copy(gpu, through, to);
         }
-        Move::Pieces { from, to, pieces, by } => move_pieces(port, from, to, pieces, *by),
+        Move::Pieces { from, to, pieces, by } => move_pieces(gpu, from, to, pieces, *by),
         Move::Launch { program, grid, arguments } => {
             let mut arguments: Vec<CpuArgument<'_>> = arguments
                 .iter_mut()
@@ -136,33 +135,33 @@ fn execute(port: &Shared, what: &mut Move) -> Result<(), DeviceError> {
                     },
                 })
                 .collect();
-            return occupy(&[&port.ee], port.launch, 0, || program.run(*grid, &mut arguments));
+            return occupy(&[&gpu.ee], gpu.launch, 0, || program.run(*grid, &mut arguments));
         }
     }
     Ok(())
 }
 
 /// One copy, by the engines that its places need.
-fn copy(port: &Shared, from: &Span, to: &mut Span) {
+fn copy(gpu: &Shared, from: &Span, to: &mut Span) {
     let bytes = from.len();
-    with_engines(port, from.place(), to.place(), bytes, || device_bytes_mut(to).copy_from_slice(device_bytes(from)));
+    with_engines(gpu, from.place(), to.place(), bytes, || device_bytes_mut(to).copy_from_slice(device_bytes(from)));
 }
 
-fn with_engines(port: &Shared, from: Place, to: Place, bytes: usize, body: impl FnOnce()) {
+fn with_engines(gpu: &Shared, from: Place, to: Place, bytes: usize, body: impl FnOnce()) {
     match (from, to) {
-        (Place::Host { .. }, _) => occupy(&[&port.h2d], port.pace_in, bytes, body),
-        (_, Place::Host { .. }) => occupy(&[&port.d2h], port.pace_out, bytes, body),
+        (Place::Host { .. }, _) => occupy(&[&gpu.h2d], gpu.pace_in, bytes, body),
+        (_, Place::Host { .. }) => occupy(&[&gpu.d2h], gpu.pace_out, bytes, body),
         (Place::Device { id: from, .. }, Place::Device { id: to, .. }) => {
-            let other = if from == to { None } else { super::find(if from == port.id { to } else { from }) };
-            let other = other.as_deref().unwrap_or(port);
-            let (source, target) = if from == port.id { (port, other) } else { (other, port) };
+            let other = if from == to { None } else { super::find(if from == gpu.id { to } else { from }) };
+            let other = other.as_deref().unwrap_or(gpu);
+            let (source, target) = if from == gpu.id { (gpu, other) } else { (other, gpu) };
             let pace = source.pace_peer.slower(target.pace_peer);
             occupy(&[&source.peer_out, &target.peer_in], pace, bytes, body);
         }
     }
 }
 
-fn move_pieces(port: &Shared, from: &Span, to: &mut Span, pieces: &[Piece], by: Mover) {
+fn move_pieces(gpu: &Shared, from: &Span, to: &mut Span, pieces: &[Piece], by: Mover) {
     let (source, target) = (from.place(), to.place());
     let (from, to) = (device_bytes(from), device_bytes_mut(to));
     let mut one = |piece: &Piece| {
@@ -172,11 +171,11 @@ fn move_pieces(port: &Shared, from: &Span, to: &mut Span, pieces: &[Piece], by: 
     match by {
         Mover::Loop => {
             for piece in pieces {
-                with_engines(port, source, target, piece.len, || one(piece));
+                with_engines(gpu, source, target, piece.len, || one(piece));
             }
         }
-        Mover::Batch => with_engines(port, source, target, total, || pieces.iter().for_each(one)),
-        Mover::Kernel { blocks: _ } => occupy(&[&port.ee], port.kernel, total, || pieces.iter().for_each(one)),
+        Mover::Batch => with_engines(gpu, source, target, total, || pieces.iter().for_each(one)),
+        Mover::Kernel { blocks: _ } => occupy(&[&gpu.ee], gpu.kernel, total, || pieces.iter().for_each(one)),
     }
 }
 

@@ -1,4 +1,4 @@
-//! A GPU as a [`Port`].
+//! A GPU as a [`Gpu`].
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::Arc;
@@ -6,25 +6,25 @@ use std::sync::Arc;
 use headway_core::models::transfer::Via;
 use headway_core::units::Nanos;
 use headway_device::buffer::{Budget, DeviceId, Domain};
-use headway_device::port::{Caching, Lane, Pager, Port, Reach, Resident, ResidentOptions};
+use headway_device::gpu::{Caching, Gpu, Pager, Queue, Reach, Resident, ResidentOptions};
 use headway_device::{Buffer, Description, DeviceError, HostKind, Limits, Span, check};
 
 use crate::checked::{Driver, call};
 use crate::device::describe;
-use crate::lane::{CudaLane, Modules};
 use crate::owned::{Context, CopyKind, DeviceMemory, copy_pageable};
 use crate::pinned::{InPlace, WholePinned};
 use crate::pool::Pool;
+use crate::queue::{CudaQueue, Modules};
 use crate::resident::{self, CudaResident};
 use crate::{table, window};
 
 /// A GPU for transfers, in the GPU's primary context; usable from any thread.
 ///
-/// A lane is a CUDA stream that does not wait for the default stream. Pinned memory comes from slabs on the GPU's NUMA node.
+/// A queue is a CUDA stream that does not wait for the default stream. Pinned memory comes from slabs on the GPU's NUMA node.
 /// The driver's own copies run in the default stream. Every call leaves the primary context current on the calling thread.
 /// After an error that ends the context every call is [`DeviceError::DeviceLost`], and the bytes of unfinished moves stay
 /// claimed.
-pub struct CudaPort {
+pub struct CudaGpu {
     description: Description,
     context: Arc<Context>,
     budget: Arc<Budget>,
@@ -32,7 +32,7 @@ pub struct CudaPort {
     modules: Arc<Modules>,
 }
 
-impl CudaPort {
+impl CudaGpu {
     /// Opens GPU number `index` of `driver` with `limits`.
     ///
     /// # Errors
@@ -53,22 +53,22 @@ impl CudaPort {
     /// [`DeviceError::Unavailable`], [`DeviceError::Driver`]: the first that fails.
     pub fn open_all(driver: &Arc<Driver>, limits: Limits) -> Result<Vec<Self>, DeviceError> {
         let count = driver.count()?.unsigned_abs();
-        let ports: Vec<Self> = (0..count).map(|index| Self::open(driver, index, limits)).collect::<Result<_, _>>()?;
-        for from in &ports {
-            for to in &ports {
+        let gpus: Vec<Self> = (0..count).map(|index| Self::open(driver, index, limits)).collect::<Result<_, _>>()?;
+        for from in &gpus {
+            for to in &gpus {
                 match from.context.enable_peer(&to.context) {
                     Ok(()) | Err(DeviceError::Unavailable { .. }) => {}
                     Err(error) => return Err(error),
                 }
             }
         }
-        Ok(ports)
+        Ok(gpus)
     }
 
-    /// As [`Port::resident`], with what only a GPU's copier can tell.
+    /// As [`Gpu::resident`], with what only a GPU's copier can tell.
     ///
     /// # Errors
-    /// As for [`Port::resident`], and [`DeviceError::Timeout`] when the GPU is too busy to start it.
+    /// As for [`Gpu::resident`], and [`DeviceError::Timeout`] when the GPU is too busy to start it.
     pub fn start_resident(&self, via: Via, options: ResidentOptions) -> Result<CudaResident, DeviceError> {
         CudaResident::start(&self.context, via, options, &self.pool)
     }
@@ -94,7 +94,7 @@ impl CudaPort {
     }
 }
 
-impl Port for CudaPort {
+impl Gpu for CudaGpu {
     fn description(&self) -> &Description {
         &self.description
     }
@@ -156,9 +156,9 @@ impl Port for CudaPort {
         Ok(if memory.is_empty() { HostKind::Pageable } else { HostKind::Pinned })
     }
 
-    fn lane(&self, keeps_time: bool) -> Result<Box<dyn Lane>, DeviceError> {
+    fn queue(&self, keeps_time: bool) -> Result<Box<dyn Queue>, DeviceError> {
         let max = self.description.limits.outstanding_per_engine_max;
-        Ok(Box::new(CudaLane::new(&self.context, &self.modules, &self.pool, max, keeps_time)?))
+        Ok(Box::new(CudaQueue::new(&self.context, &self.modules, &self.pool, max, keeps_time)?))
     }
 
     fn copy_in(&self, to: &mut Span, from: &[u8]) -> Result<(), DeviceError> {
