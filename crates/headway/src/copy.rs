@@ -10,9 +10,8 @@ pub use headway_runtime::copy::{
     At, Copier, CopyError, CopyLimits, CopyOptions, Event, How, ManyBy, Observation, Observer, Probe, Report,
 };
 
-use crate::measure::node;
 use crate::ports::{self, Backend};
-use crate::{Error, files};
+use crate::{Error, files, stamp};
 
 /// What to open.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -41,7 +40,7 @@ pub fn open(options: &Options) -> Result<Copier, Error> {
     let ports = ports::open(options.backend, options.model.as_deref(), options.gpus)?;
     let ids = names(machine.as_ref(), &ports)?;
     let profile = machine.as_ref().map_or_else(Profile::default, |machine| machine.profile.clone());
-    let stale = profile.stamp.as_ref().and_then(|was| difference(was, &node::stamp(&ports, String::new())));
+    let stale = profile.stamp.as_ref().and_then(|was| difference(was, &stamp::stamp(&ports, String::new())));
     let gpus = ids.into_iter().zip(ports).collect();
     Copier::with_stale(gpus, profile, options.copies, stale).map_err(Error::Copy)
 }

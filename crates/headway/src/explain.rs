@@ -2,11 +2,10 @@
 
 use headway_core::files::machine::Machine;
 use headway_core::models::transfer::{
-    self, Available, Direction, Explanation, HostMemory, Load, Request, Statistic, choose, defaults,
+    self, Available, Direction, Explanation, HostMemory, Load, Profile, Request, Statistic, choose, defaults,
 };
 use headway_core::units::Bytes;
 
-use crate::measure::measured_ways;
 use crate::{Error, files};
 
 /// A copy that somebody thinks of making.
@@ -86,6 +85,12 @@ pub fn explain(question: &Question) -> Result<Explanation, Error> {
         ..measured_ways(&known)
     };
     Ok(transfer::explain(&machine, &request, &choose(&machine.profile, &request, &available)))
+}
+
+/// Every way that `profile` has a curve of, as what may be used.
+pub(crate) fn measured_ways(profile: &Profile) -> Available {
+    let ways = profile.curves.keys().map(|key| key.way).collect();
+    Available { ways, multipath: true, ..Available::default() }
 }
 
 fn no_gpu(machine: &Machine, name: &str) -> Error {

@@ -24,6 +24,7 @@ pub mod reproduce;
 pub mod run;
 mod sample;
 pub mod share;
+mod stamp;
 mod trackers;
 mod verify;
 mod why;

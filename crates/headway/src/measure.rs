@@ -21,6 +21,7 @@ pub(crate) mod sets;
 mod staging;
 pub(crate) mod turns;
 pub(crate) mod volley;
+pub(crate) mod wafer;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -30,7 +31,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use std::{fs, io};
 
 use headway_core::files::machine::{self, EndpointId, Machine, Method};
-use headway_core::models::transfer::{Available, Direction, HostMemory, Key, Load, Profile, Tuning, TuningKey, Way};
+use headway_core::models::transfer::{Direction, HostMemory, Key, Load, Profile, Tuning, TuningKey, Way};
 use headway_core::units::{Bytes, Nanos};
 use headway_device::gpu::Gpu;
 use headway_os::{affinity, copy};
@@ -47,7 +48,7 @@ use self::session::{Raw, Session};
 use self::sets::{Pace, Room};
 use crate::ports::{self, Backend};
 use crate::run::Progress;
-use crate::{Error, emulation, files};
+use crate::{Error, emulation, files, stamp};
 
 /// Copies that `staged` is tuned with: so long that starting them counts little.
 const STAGED_BYTES: usize = 512 << 20;
@@ -155,7 +156,7 @@ fn run(options: &Options, progress: &mut dyn FnMut(Progress)) -> Result<Report, 
         return Err(Error::Options("`--only` without `links` completes a machine file, and there is none"));
     }
     let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    let stamp = node::stamp(&ports, node::date(seconds));
+    let stamp = stamp::stamp(&ports, node::date(seconds));
     let head = Head::new(&stamp, request(options));
     let journal = Journal::open(Journal::path_of(&options.out), &head)?;
     let known = journal.len();
@@ -588,10 +589,4 @@ pub(crate) fn publish(path: &Path, text: &str) -> Result<(), Error> {
         let _ = fs::remove_file(&partial);
         Error::Write { path: path.to_owned(), source }
     })
-}
-
-/// Every way that `profile` has a curve of, as what may be used.
-pub(crate) fn measured_ways(profile: &Profile) -> Available {
-    let ways = profile.curves.keys().map(|key| key.way).collect();
-    Available { ways, multipath: true, ..Available::default() }
 }

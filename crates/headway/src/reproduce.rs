@@ -13,7 +13,7 @@ mod patil;
 mod site;
 mod verner;
 pub(crate) mod verner_combine;
-pub(crate) mod verner_wafer;
+mod verner_wafer;
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};

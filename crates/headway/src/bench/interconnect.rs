@@ -30,7 +30,7 @@ use crate::measure::session::Session;
 use crate::measure::sets::Room;
 use crate::ports;
 use crate::run::{Backend, Progress};
-use crate::{COMMIT, Error, files};
+use crate::{COMMIT, Error, files, stamp};
 
 /// What to run and where to write it.
 #[derive(Clone, Debug)]
@@ -208,7 +208,7 @@ fn measured(
 ) -> Result<Known, Error> {
     let mut device = ports::device(backend, options.model.as_deref())?;
     let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    let stamp = node::stamp(ports, node::date(seconds));
+    let stamp = stamp::stamp(ports, node::date(seconds));
     let watch = options.watch.unwrap_or(if backend == ports::Backend::Cuda { WATCH } else { Nanos::ZERO });
     let scope = Scope::brief(ports.len(), options.largest.0 as usize, watch);
     let (machine, observed) = calibrate(session, ports, device.as_mut(), &scope, ("interconnect", &stamp))?;

@@ -15,8 +15,8 @@ use serde::{Deserialize, Serialize};
 
 use super::sample::{Effort, Figures, rate, series};
 use super::session::Session;
+use super::wafer;
 use crate::Error;
-use crate::reproduce::verner_wafer;
 
 /// Lanes that fill a GPU: eight for each of the 132 multiprocessors of the largest one known.
 const LANES_MANY: u32 = 1_056;
@@ -75,7 +75,7 @@ pub(crate) fn costs(session: &mut Session<'_>, device: Box<dyn Device>, size: Si
     }
     let small = size.lanes < LANES_MANY;
     let of_wafers = session.step("kernels of wafers", |_| {
-        let found = verner_wafer::kernel_costs(device, size.effort, small)?;
+        let found = wafer::costs(device, size.effort, small)?;
         Ok(found.map(|KernelCost { id, setup, rate, operation_rate, .. }| {
             (id, Cost { setup, rate: rate.0, chain_rate: None, operation_rate: operation_rate.map(|rate| rate.0) })
         }))

@@ -7,11 +7,9 @@ use headway_core::files::machine::{
     Capacity, CapacityId, CapacityKind, Endpoint, EndpointId, EndpointKind, Engine, EngineClass, EngineId, Machine,
     Method, Route,
 };
-use headway_core::models::transfer::Stamp;
 use headway_core::units::{Nanos, PPM, Rate};
-use headway_cuda::Nvml;
 use headway_device::gpu::Gpu;
-use headway_os::{affinity, topology};
+use headway_os::topology;
 
 /// A rate not measured yet.
 const UNKNOWN: Rate = Rate(1_000_000_000);
@@ -172,46 +170,6 @@ impl Builder {
     }
 }
 
-/// What makes a profile of this node stale when it changes.
-pub(crate) fn stamp(ports: &[Arc<dyn Gpu>], date: String) -> Stamp {
-    let report = match ports.first().map(|port| port.description().source) {
-        Some(headway_device::Source::Cuda) => Nvml::system().and_then(|nvml| nvml.report()).ok(),
-        _ => None,
-    };
-    let unknown = || "unknown".to_owned();
-    let pcie = |uuid: &str| {
-        let gpu = report.iter().flat_map(|report| &report.gpus).find(|gpu| gpu.uuid == uuid);
-        let link = gpu.and_then(|gpu| gpu.pcie_max);
-        link.map_or_else(unknown, |link| format!("{}.0 x{}", link.generation, link.width))
-    };
-    let uuids: Vec<String> = ports
-        .iter()
-        .map(|port| port.description().uuid.clone().unwrap_or_else(|| port.description().name.clone()))
-        .collect();
-    Stamp {
-        source: ports.first().map_or("emu", |port| port.description().source.label()).to_owned(),
-        driver: report.as_ref().map_or_else(unknown, |report| report.driver_version.clone()),
-        pcie: uuids.iter().map(|uuid| pcie(uuid)).collect(),
-        gpus: uuids,
-        cpus: affinity::allowed().map_or_else(|_| unknown(), |cpus| list(&cpus)),
-        commit: crate::COMMIT.to_owned(),
-        date,
-    }
-}
-
-/// `[0, 1, 2, 5]` as `0-2,5`.
-fn list(numbers: &[u32]) -> String {
-    let mut ranges: Vec<(u32, u32)> = Vec::new();
-    for &number in numbers {
-        match ranges.last_mut() {
-            Some((_, last)) if *last + 1 == number => *last = number,
-            _ => ranges.push((number, number)),
-        }
-    }
-    let text = |&(first, last): &(u32, u32)| if first == last { first.to_string() } else { format!("{first}-{last}") };
-    ranges.iter().map(text).collect::<Vec<_>>().join(",")
-}
-
 /// The day of a time in seconds since 1970, as `2026-11-21` (UTC): H. Hinnant, "chrono-compatible low-level date
 /// algorithms", `civil_from_days`.
 pub(crate) fn date(seconds: u64) -> String {
@@ -231,12 +189,6 @@ mod tests {
     use headway_core::files::machine;
 
     use super::*;
-
-    #[test]
-    fn numbers_become_the_kernels_list() {
-        assert_eq!(list(&[0, 1, 2, 5, 7, 8]), "0-2,5,7-8");
-        assert_eq!(list(&[]), "");
-    }
 
     #[test]
     fn routes_keep_their_limits_when_links_are_added_before_them() {

@@ -8,6 +8,7 @@ use headway_core::units::{Bytes, Nanos, Rate};
 use serde::Serialize;
 
 use crate::emulation;
+use crate::explain::measured_ways;
 
 /// What came of a measurement.
 #[derive(Clone, Debug, Serialize)]
@@ -93,7 +94,7 @@ impl Report {
 /// Which way the first GPU's copies go from which size on, when every way that was measured may be used.
 fn thresholds(machine: &Machine) -> Vec<(String, Vec<(Bytes, String)>)> {
     let Some(gpu) = machine.gpus().next() else { return Vec::new() };
-    let available = super::measured_ways(&machine.profile);
+    let available = measured_ways(&machine.profile);
     let situations = [
         (Direction::H2d, HostMemory::Warm),
         (Direction::D2h, HostMemory::Warm),

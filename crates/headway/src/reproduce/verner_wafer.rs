@@ -4,21 +4,19 @@
 //! of each, the synopses to all other GPUs, the list of defects, the list to the host. The experiment asks the planner for the
 //! largest number of cameras under each policy and then runs exactly these plans.
 
-mod calibrate;
 mod device;
 mod run;
 mod sim;
 
 use headway_core::files::error::Loaded;
-use headway_core::files::machine::{KernelCost, Machine};
+use headway_core::files::machine::Machine;
 use headway_core::files::workload::{self, Workload};
 use headway_core::plan::planner::Options as PlanOptions;
 use headway_core::plan::{Outcome as Answer, Plan, Strategy};
 use headway_core::units::Nanos;
-use headway_device::Device;
 
 use super::{Outcome, Setting, Verdict};
-use crate::measure::sample::Effort;
+use crate::measure::wafer::Images;
 use crate::run::Backend;
 use crate::{Error, files};
 
@@ -55,7 +53,13 @@ struct Study {
 impl Study {
     /// The paper's images.
     const fn of_paper(from: &'static str, seed: u64) -> Self {
-        Self { from, period: PERIOD, width: 200, height: 1000, pitch: 100, operations: 1000, ring: 10, seed }
+        let Images { width, height, pitch, operations, seed } = Images::of_paper(seed);
+        Self { from, period: PERIOD, width, height, pitch, operations, ring: 10, seed }
+    }
+
+    const fn images(&self) -> Images {
+        let Self { width, height, pitch, operations, seed, .. } = *self;
+        Images { width, height, pitch, operations, seed }
     }
 
     /// The workload with so many cameras, as a file would have it.
@@ -117,15 +121,6 @@ impl Most {
             format!("{} would be used {:.1} %", server.name, server.verdict.utilisation_ppm as f64 / 1e4)
         })
     }
-}
-
-/// What inspecting the paper's images costs on `device`, with a thousand operations for each pixel, and merging their synopses.
-/// `small` is for devices whose kernels run on the CPU.
-pub(crate) fn kernel_costs(device: Box<dyn Device>, effort: Effort, small: bool) -> Result<[KernelCost; 2], Error> {
-    let of_paper = Study::of_paper("host", 1);
-    let (study, images) = if small { (Study { height: 300, ..of_paper }, 1) } else { (of_paper, 40) };
-    let calibration = calibrate::calibrate(vec![device], &study, calibrate::Size { images, effort, fixed: true })?;
-    Ok(calibration.kernels())
 }
 
 pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {

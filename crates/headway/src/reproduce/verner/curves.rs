@@ -23,7 +23,7 @@ use crate::measure::sets::{Member, Room};
 use crate::plot::{Figure, Line};
 use crate::reproduce::{Outcome, Row, Setting, Table, Verdict};
 use crate::run::Backend;
-use crate::{Error, files, ports};
+use crate::{Error, files, ports, stamp};
 
 /// Chunks of the longest block, and bytes of one; queues take 64 at a time.
 const CHUNKS: usize = 48;
@@ -97,7 +97,7 @@ fn measured(setting: &Setting, backend: ports::Backend, ports: &[Arc<dyn Gpu>], 
     let model = setting.machine.as_deref();
     let mut device = ports::device(backend, model.filter(|_| backend == ports::Backend::Emu))?;
     let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    let stamp = node::stamp(ports, node::date(seconds));
+    let stamp = stamp::stamp(ports, node::date(seconds));
     let (stop, mut ignore) = (AtomicBool::new(false), |_| ());
     let mut session = Session::new(None, None, &stop, &mut ignore);
     let largest = if setting.quick { CHUNK_QUICK } else { room.largest.min(64 << 20) };

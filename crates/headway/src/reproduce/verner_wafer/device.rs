@@ -3,11 +3,11 @@
 use headway_core::files::machine::{self, Machine};
 use headway_core::units::Nanos;
 
-use super::calibrate::{Calibration, SHAPE, Size, calibrate};
 use super::run::{Figures, RUNS_COLUMNS, STEPS_COLUMNS, Site, folder};
 use super::{CAMERAS_MAX, GAIN, Most, PERIOD, POLICIES, Study};
 use crate::Error;
 use crate::measure::sample::Effort;
+use crate::measure::wafer::{COLUMNS, Calibration, SHAPE, Size, calibrate};
 use crate::reproduce::{Outcome, Row, Setting, Table, Verdict};
 use crate::run::{self, Backend, Chosen, Options};
 
@@ -78,7 +78,7 @@ pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
     let options = Options { backend: setting.backend, machine: named, gpus: setting.gpus, ..Options::default() };
     let Chosen { source, machine, devices, mut warnings } = run::choose(&options)?;
     let described = devices.iter().map(|device| device.description().name.clone()).collect::<Vec<_>>().join(", ");
-    let calibration = calibrate(devices, &study, size)?;
+    let calibration = calibrate(devices, &study.images(), size)?;
     let study = Study { operations: calibration.operations, ..study };
     let (kept, file) = (folder()?, "machine.toml");
     let machine = calibrated(machine, &calibration);
@@ -180,7 +180,7 @@ fn outcome(
         .filter_map(|policy| policy.figures.as_ref()?.as_ref().ok().map(|figures| (policy.name, figures)))
         .collect();
     let mut tables = vec![
-        calibration.table,
+        Table { name: "calibration".into(), columns: COLUMNS.to_vec(), lines: calibration.lines },
         planned(policies),
         Table {
             name: "runs".into(),

@@ -14,14 +14,12 @@ use headway_kernels::inspect::blocks::MergeBlock;
 use headway_os::clock;
 use headway_runtime::wafer::{Ring, synopses};
 
-use super::Study;
+use super::sample::{Effort, Figures, series};
 use crate::Error;
-use crate::measure::sample::{Effort, Figures, series};
-use crate::reproduce::Table;
 
 /// Shares of a period that copies and kernels take on the paper's node at the limit of the pipeline: 15 images of 50 us over
 /// one link, 5 of 200 us on each GPU.
-pub(super) const SHAPE: (f64, f64) = (0.675, 0.90);
+pub(crate) const SHAPE: (f64, f64) = (0.675, 0.90);
 /// Operations for each pixel of the first two probes.
 const PROBES: (u32, u32) = (100, 1500);
 /// The range in which operations are sought.
@@ -33,35 +31,58 @@ const FREE: f64 = 1e-6;
 /// The slowest rate that a machine file can hold.
 const RATE_MIN: u64 = 1_000_000;
 
+/// Columns of [`Calibration::lines`].
+pub(crate) const COLUMNS: [&str; 7] = ["what", "images", "operations", "n", "median_ns", "p99_ns", "max_ns"];
+
+/// What the cameras see.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Images {
+    pub(crate) width: u32,
+    pub(crate) height: u32,
+    /// Rows after which the pattern repeats.
+    pub(crate) pitch: u32,
+    /// Operations for each pixel.
+    pub(crate) operations: u32,
+    pub(crate) seed: u64,
+}
+
+impl Images {
+    /// Those of Verner, Mendelson, Schuster 2014, V-A, with a thousand operations for each pixel.
+    pub(crate) const fn of_paper(seed: u64) -> Self {
+        Self { width: 200, height: 1000, pitch: 100, operations: 1000, seed }
+    }
+}
+
 /// How large the probes are.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Size {
+pub(crate) struct Size {
     /// Images of the smaller probe on each GPU; the larger one has twice as many.
-    pub(super) images: u32,
-    pub(super) effort: Effort,
+    pub(crate) images: u32,
+    pub(crate) effort: Effort,
     /// Keep the study's operations, because a CPU runs the kernels.
-    pub(super) fixed: bool,
+    pub(crate) fixed: bool,
 }
 
 /// What was measured, and the costs that follow.
 #[derive(Debug)]
-pub(super) struct Calibration {
-    pub(super) operations: u32,
+pub(crate) struct Calibration {
+    pub(crate) operations: u32,
     /// Median time that one more image takes to copy, and to inspect.
-    pub(super) copy: Nanos,
-    pub(super) inspect: Nanos,
+    pub(crate) copy: Nanos,
+    pub(crate) inspect: Nanos,
     kernels: [KernelCost; 2],
-    pub(super) table: Table,
+    /// A line for every probe, with [`COLUMNS`].
+    pub(crate) lines: Vec<Vec<String>>,
 }
 
 impl Calibration {
     /// What the two kernels cost.
-    pub(super) fn kernels(self) -> [KernelCost; 2] {
+    pub(crate) fn kernels(self) -> [KernelCost; 2] {
         self.kernels
     }
 
     /// `machine` with these costs in place of its own.
-    pub(super) fn apply(&self, machine: &mut Machine) {
+    pub(crate) fn apply(&self, machine: &mut Machine) {
         machine.kernels.retain(|kernel| self.kernels.iter().all(|own| own.id != kernel.id));
         machine.kernels.extend(self.kernels.iter().cloned());
     }
@@ -81,14 +102,22 @@ struct Part {
 }
 
 struct Rig<'a> {
-    study: &'a Study,
+    study: &'a Images,
     size: Size,
     parts: Vec<Part>,
     lines: Vec<Vec<String>>,
 }
 
+/// What inspecting the paper's images costs on `device`, and merging their synopses. `small` is for devices whose kernels run on
+/// the CPU.
+pub(crate) fn costs(device: Box<dyn Device>, effort: Effort, small: bool) -> Result<[KernelCost; 2], Error> {
+    let of_paper = Images::of_paper(1);
+    let (study, images) = if small { (Images { height: 300, ..of_paper }, 1) } else { (of_paper, 40) };
+    Ok(calibrate(vec![device], &study, Size { images, effort, fixed: true })?.kernels())
+}
+
 /// Measures on all `devices` at once.
-pub(super) fn calibrate(devices: Vec<Box<dyn Device>>, study: &Study, size: Size) -> Result<Calibration, Error> {
+pub(crate) fn calibrate(devices: Vec<Box<dyn Device>>, study: &Images, size: Size) -> Result<Calibration, Error> {
     let mut rig = Rig { study, size, parts: Vec::new(), lines: Vec::new() };
     let all = size.images * 2 * devices.len() as u32;
     for device in devices {
@@ -118,9 +147,7 @@ pub(super) fn calibrate(devices: Vec<Box<dyn Device>>, study: &Study, size: Size
         merges.push((PlannedWafer::synopses(images), rig.merges(images)?));
     }
     let kernels = [fit_operations(&inspections), fit(MERGE, &merges)];
-    let columns = vec!["what", "images", "operations", "n", "median_ns", "p99_ns", "max_ns"];
-    let table = Table { name: "calibration".into(), columns, lines: rig.lines };
-    Ok(Calibration { operations, copy, inspect, kernels, table })
+    Ok(Calibration { operations, copy, inspect, kernels, lines: rig.lines })
 }
 
 /// Time of one of `more` further images.
@@ -128,7 +155,7 @@ fn slope([few, many]: [Nanos; 2], more: u32) -> Nanos {
     Nanos(many.saturating_sub(few).0 / u64::from(more.max(1)))
 }
 
-fn image_bytes(study: &Study, images: u32) -> Bytes {
+fn image_bytes(study: &Images, images: u32) -> Bytes {
     Bytes(2 * u64::from(study.width) * u64::from(study.height) * u64::from(images))
 }
 
@@ -190,7 +217,7 @@ fn fit_operations(points: &[Point]) -> KernelCost {
     cost
 }
 
-fn part(mut device: Box<dyn Device>, study: &Study, images: u32, all: u32) -> Result<Part, Error> {
+fn part(mut device: Box<dyn Device>, study: &Images, images: u32, all: u32) -> Result<Part, Error> {
     let known = |id| find(id).expect("the kernels of a wafer are built");
     let (inspect, merge) = (known(INSPECT), known(MERGE));
     let block = block_bytes((0..images).map(|_| image_bytes(study, 1).0)).0 as usize;
@@ -211,7 +238,7 @@ fn part(mut device: Box<dyn Device>, study: &Study, images: u32, all: u32) -> Re
 
 impl Rig<'_> {
     fn wafer(&self, cameras: u32, operations: u32) -> Wafer {
-        let Study { width, height, pitch, seed, .. } = *self.study;
+        let Images { width, height, pitch, seed, .. } = *self.study;
         Wafer { cameras, width, height, pitch, defects: (cameras * 4 / 5).clamp(4, 200), operations, ring: 1, seed }
     }
 
