@@ -3,6 +3,7 @@
 use std::io::{self, Write};
 use std::process::ExitCode;
 
+use headway::Diagnosis;
 use serde::Serialize;
 
 use crate::args::Format;
@@ -32,25 +33,25 @@ struct Place {
 
 /// Tells an error with its causes, each once, and picks the exit status.
 pub(crate) fn tell(error: &anyhow::Error, format: Format) -> ExitCode {
-    let known = error.downcast_ref::<headway::Error>();
-    let status = if known.is_some_and(headway::Error::is_answer) { 1 } else { 2 };
+    let known = diagnosis(error);
+    let status = if known.is_some_and(Diagnosis::is_answer) { 1 } else { 2 };
     let causes = || match known {
         Some(known) => known.causes(),
         None => error.chain().skip(1).map(ToString::to_string).collect(),
     };
-    let help = known.and_then(headway::Error::help);
+    let help = known.and_then(Diagnosis::help);
     if format == Format::Json {
         let mut document = Document {
             schema: 1,
             error: true,
-            kind: known.map_or("other", headway::Error::kind),
+            kind: known.map_or("other", Diagnosis::kind),
             message: error.to_string(),
             causes: causes(),
             help: help.clone(),
             place: None,
             status,
         };
-        if let Some(headway::Error::File(wrong)) = known {
+        if let Some(wrong) = known.and_then(Diagnosis::place) {
             // Its text shows the line with a caret; here the place has fields of its own.
             document.message.clone_from(&wrong.message);
             document.help.clone_from(&wrong.help);
@@ -72,6 +73,14 @@ pub(crate) fn tell(error: &anyhow::Error, format: Format) -> ExitCode {
     // Nowhere is left to report that stderr is closed.
     let _ = io::stderr().write_all(lines.as_bytes());
     ExitCode::from(status)
+}
+
+/// What the libraries tell of an error of theirs.
+fn diagnosis(error: &anyhow::Error) -> Option<&dyn Diagnosis> {
+    let of_headway = error.downcast_ref::<headway::Error>().map(|error| error as &dyn Diagnosis);
+    let of_measure = || error.downcast_ref::<headway::measure::Error>().map(|error| error as &dyn Diagnosis);
+    let of_lab = || error.downcast_ref::<headway::lab::Error>().map(|error| error as &dyn Diagnosis);
+    of_headway.or_else(of_measure).or_else(of_lab)
 }
 
 /// Tells what is wrong with the command line: as JSON if its words ask for that.

@@ -27,6 +27,7 @@ use serde::Serialize;
 
 pub use self::predict::{Compared, Prediction};
 pub use self::results::{Outcome, Row, Target};
+use crate::lab::Error;
 use crate::measure::place::Place;
 use crate::measure::rig::{Rig, Wish};
 use crate::measure::sample::Effort;
@@ -34,7 +35,7 @@ use crate::measure::session::Session;
 use crate::plot::{Figure, Line, TO_P99};
 use crate::ports::{self, Backend};
 use crate::run::Progress;
-use crate::{COMMIT, Error, files};
+use crate::{COMMIT, files};
 
 /// What to compare and where to write it.
 #[derive(Clone, Debug)]
@@ -97,7 +98,7 @@ const BYTES_QUICK: usize = 1 << 30;
 /// every time.
 ///
 /// # Errors
-/// [`Error::Backend`], [`Error::WrongCopy`], [`Error::Interrupted`], and what devices and files refuse.
+/// [`crate::Error::Backend`], [`crate::measure::Error::WrongCopy`], [`crate::Error::Interrupted`], and what devices and files refuse.
 pub fn transfers(options: &Options, mut progress: impl FnMut(Progress)) -> Result<Report, Error> {
     let machine = options.machine.as_deref().map(files::machine).transpose()?;
     let ports = ports::open(options.backend, options.model.as_deref(), options.gpus)?;
@@ -139,7 +140,9 @@ fn ids(machine: Option<&Machine>, gpus: usize) -> Result<Vec<EndpointId>, Error>
     let Some(machine) = machine else { return Ok((0..gpus as u32).map(EndpointId).collect()) };
     let ids: Vec<EndpointId> = machine.gpus().take(gpus).collect();
     if ids.len() < gpus {
-        return Err(Error::TooFewGpus { machine: machine.name.clone(), wanted: gpus, available: ids.len() });
+        return Err(
+            crate::Error::TooFewGpus { machine: machine.name.clone(), wanted: gpus, available: ids.len() }.into()
+        );
     }
     Ok(ids)
 }
@@ -312,7 +315,7 @@ impl Report {
     }
 
     fn write(&self, folder: &Path) -> Result<(), Error> {
-        let failed = |path: PathBuf| move |source: io::Error| Error::Write { path, source };
+        let failed = |path: PathBuf| move |source: io::Error| Error::from(crate::Error::Write { path, source });
         fs::create_dir_all(folder).map_err(failed(folder.to_owned()))?;
         let put = |name: &str, text: String| {
             let path = folder.join(name);

@@ -6,7 +6,6 @@ use std::path::PathBuf;
 use headway_broker::{ClientError, ServerError};
 use headway_core::files::error::FileError;
 use headway_core::log::Incomplete;
-use headway_core::models::transfer::fit::FitError;
 use headway_core::plan::planner::PlanError;
 use headway_core::units::Nanos;
 use headway_device::{DeviceError, KernelError};
@@ -23,9 +22,7 @@ use headway_sim::sharing::SharingError;
 use headway_trace::LogError;
 use headway_trace::replay::Divergence;
 
-use crate::formats::FormatError;
 use crate::guest::GuestError;
-use crate::plot::PlotError;
 
 /// What failed.
 #[derive(Debug, thiserror::Error)]
@@ -41,23 +38,7 @@ pub enum Error {
     },
     /// A machine or workload file is wrong at a place that can be pointed at.
     #[error("{0}")]
-    File(#[from] FileError),
-    /// A file of another tool cannot become a workload.
-    #[error("cannot import `{path}`")]
-    Import {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: Box<FormatError>,
-    },
-    /// A workload cannot be said in the format of another tool.
-    #[error("cannot export `{path}`")]
-    Export {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: Box<FormatError>,
-    },
+    File(Box<FileError>),
     /// A machine name that is neither shipped nor a file.
     #[error("there is no machine `{name}`: it is neither a file nor shipped; shipped machines: {shipped}")]
     NoMachine {
@@ -130,7 +111,7 @@ pub enum Error {
     },
     /// A simulated run failed.
     #[error("the simulated run failed")]
-    Simulate(#[source] SimError<HostError>),
+    Simulate(#[source] Box<SimError<HostError>>),
     /// A simulation of shared GPUs failed.
     #[error("the simulation of shared GPUs failed")]
     Sharing(#[source] SharingError),
@@ -143,17 +124,9 @@ pub enum Error {
         /// First frame that was found wrong.
         frame: u64,
     },
-    /// A process with a camera failed.
-    #[error("camera {camera} failed: {reason}")]
-    Camera {
-        /// Which.
-        camera: usize,
-        /// What it said.
-        reason: String,
-    },
     /// A run on devices failed.
     #[error("the run failed")]
-    Run(#[source] RunError),
+    Run(#[source] Box<RunError>),
     /// A stream that must stop at a miss missed.
     #[error("stream `{stream}` missed the deadline of packet {packet} by {by}, and its `on_miss` is `stop`")]
     Stopped {
@@ -167,12 +140,6 @@ pub enum Error {
     /// Somebody asked for the end before there was anything to keep.
     #[error("interrupted; nothing was kept")]
     Interrupted,
-    /// Somebody asked the measurement to end.
-    #[error("interrupted; `{journal}` keeps what was measured")]
-    Paused {
-        /// The journal.
-        journal: PathBuf,
-    },
     /// What came out differs from the reference.
     #[error("stream `{stream}` is wrong: byte {at} of its output differs from the CPU's; nothing was kept")]
     Wrong {
@@ -223,23 +190,6 @@ pub enum Error {
         /// Why.
         source: io::Error,
     },
-    /// A plot cannot be drawn.
-    #[error(transparent)]
-    Plot(#[from] PlotError),
-    /// A process that loads the machine could not be started.
-    #[error("cannot load the machine with a process of its own")]
-    Load {
-        /// Why.
-        source: io::Error,
-    },
-    /// There is no such experiment.
-    #[error("there is no experiment `{name}`; there are: {known}")]
-    NoExperiment {
-        /// The name.
-        name: String,
-        /// Those that exist.
-        known: String,
-    },
     /// A device refused or failed in a measurement.
     #[error(transparent)]
     Device(#[from] DeviceError),
@@ -249,58 +199,6 @@ pub enum Error {
     /// The system refused something.
     #[error(transparent)]
     System(#[from] OsError),
-    /// A copy brought other bytes than it should have.
-    #[error("a copy of gpu{gpu} is wrong: {copy}: byte {at} differs")]
-    WrongCopy {
-        /// Which copy.
-        copy: String,
-        /// Position of the GPU.
-        gpu: usize,
-        /// First byte that differs.
-        at: u64,
-    },
-    /// No machine fits what was measured.
-    #[error("no machine fits what was measured")]
-    Fit(#[from] FitError),
-    /// What has been measured cannot be kept.
-    #[error("cannot keep what has been measured")]
-    Journal(#[source] io::Error),
-    /// An interrupted measurement of something else is kept where this one would keep what it has done.
-    #[error("`{journal}` keeps another measurement that was interrupted: {difference}")]
-    OtherJournal {
-        /// The journal.
-        journal: PathBuf,
-        /// In what they differ.
-        difference: String,
-    },
-    /// Two measurements into one file.
-    #[error("another measurement writes to `{journal}` now")]
-    JournalInUse {
-        /// The journal.
-        journal: PathBuf,
-    },
-    /// A file has the name of a journal and is none.
-    #[error("`{path}` is not what a measurement keeps")]
-    NoJournal {
-        /// The file.
-        path: PathBuf,
-    },
-    /// A file that would be replaced.
-    #[error("`{path}` exists")]
-    Exists {
-        /// The file.
-        path: PathBuf,
-    },
-    /// The file that is to be completed describes another node.
-    #[error("`{path}` has {file} GPUs, and {here} are here")]
-    OtherNode {
-        /// The file.
-        path: PathBuf,
-        /// GPUs in it.
-        file: usize,
-        /// GPUs here.
-        here: usize,
-    },
     /// A machine has no GPU of that name.
     #[error("machine `{machine}` has no GPU `{name}`; its GPUs: {known}")]
     NoGpu {
@@ -322,42 +220,40 @@ pub enum Error {
     Options(&'static str),
 }
 
-impl Error {
+/// What a front end tells of an error beside its text.
+pub trait Diagnosis: std::error::Error {
+    /// What kind of error it is, as JSON has it.
+    fn kind(&self) -> &'static str;
+
+    /// What to do about it, where the message itself does not say.
+    fn help(&self) -> Option<String>;
+
+    /// The error of a crate below that this one passes on, if it does.
+    fn within(&self) -> Option<&dyn Diagnosis> {
+        None
+    }
+
     /// Whether this is a negative answer (exit status 1) rather than a failure (2).
-    #[must_use]
-    pub const fn is_answer(&self) -> bool {
-        matches!(self, Self::NotAccepted { .. } | Self::Replay(_) | Self::ReplayBroker(_) | Self::Stopped { .. })
+    fn is_answer(&self) -> bool {
+        self.within().is_some_and(Diagnosis::is_answer)
     }
 
     /// The causes, the nearest first, each said once.
-    #[must_use]
-    pub fn causes(&self) -> Vec<String> {
-        if let Self::NotAccepted { why, .. } = self {
-            return why.clone();
-        }
-        let mut causes: Vec<String> = Vec::new();
-        let mut last = self.to_string();
-        let mut source = std::error::Error::source(self);
-        while let Some(cause) = source {
-            let text = cause.to_string();
-            // Transparent wrappers say the same as what they wrap.
-            if text != last {
-                causes.push(text.clone());
-            }
-            last = text;
-            source = cause.source();
-        }
-        causes
+    fn causes(&self) -> Vec<String> {
+        self.within().map_or_else(|| chain(self.to_string(), self.source()), Diagnosis::causes)
     }
 
-    /// What kind of error it is, as JSON has it.
-    #[must_use]
-    pub const fn kind(&self) -> &'static str {
+    /// The place in a file that is wrong, if one is.
+    fn place(&self) -> Option<&FileError> {
+        self.within().and_then(Diagnosis::place)
+    }
+}
+
+impl Diagnosis for Error {
+    fn kind(&self) -> &'static str {
         match self {
             Self::Read { .. } => "read",
             Self::File(_) => "file",
-            Self::Import { .. } => "import",
-            Self::Export { .. } => "export",
             Self::NoMachine { .. } => "no-machine",
             Self::TooFewGpus { .. } => "too-few-gpus",
             Self::Plan(_) => "plan",
@@ -370,29 +266,17 @@ impl Error {
             Self::Backend { .. } => "backend",
             Self::Simulate(_) | Self::Sharing(_) => "simulation",
             Self::Shared(_) => "sharing",
-            Self::WrongTrack { .. } | Self::Wrong { .. } | Self::WrongTail { .. } | Self::WrongCopy { .. } => {
-                "wrong-bytes"
-            }
-            Self::Camera { .. } => "camera",
+            Self::WrongTrack { .. } | Self::Wrong { .. } | Self::WrongTail { .. } => "wrong-bytes",
             Self::Run(_) => "run",
             Self::Stopped { .. } => "stopped",
-            Self::Interrupted | Self::Paused { .. } => "interrupted",
+            Self::Interrupted => "interrupted",
             Self::Log(_) | Self::CutLog { .. } => "log",
             Self::Replay(_) | Self::ReplayBroker(_) => "replay",
             Self::Write { .. } => "write",
-            Self::Plot(_) => "plot",
-            Self::Load { .. } => "load",
-            Self::NoExperiment { .. } => "no-experiment",
             Self::Device(_) => "device",
             Self::Copy(_) => "copy",
             Self::System(_) => "system",
-            Self::Fit(_) => "fit",
-            Self::Journal(_) | Self::OtherJournal { .. } | Self::JournalInUse { .. } | Self::NoJournal { .. } => {
-                "journal"
-            }
-            Self::Exists { .. } => "exists",
             Self::Guest(_) => "guest",
-            Self::OtherNode { .. } => "other-node",
             Self::NoGpu { .. } => "no-gpu",
             Self::Broker(_) => "broker",
             Self::Client(_) => "broker-client",
@@ -400,9 +284,7 @@ impl Error {
         }
     }
 
-    /// What to do about it, where the message itself does not say.
-    #[must_use]
-    pub fn help(&self) -> Option<String> {
+    fn help(&self) -> Option<String> {
         let fixed = match self {
             Self::Read { source, .. } | Self::Input(InputError::Open { source, .. }) => return reading(source),
             Self::NoMachine { .. } => {
@@ -410,15 +292,6 @@ impl Error {
             }
             Self::NotAccepted { .. } => "`headway plan` shows all servers and steps; `--force` runs nevertheless",
             Self::Guest(error) => return Some(error.help().to_owned()),
-            Self::Exists { .. } => "`--force` replaces it; or choose another file with `--out`",
-            Self::Paused { .. } => "the same command goes on with it",
-            Self::OtherJournal { .. } => {
-                "to go on with it, repeat the command that began it; to begin anew, remove that file, or choose another \
-                 with `--out`"
-            }
-            Self::JournalInUse { .. } => "wait for its end, or choose another file with `--out`",
-            Self::NoJournal { .. } => "move it away, or choose another file with `--out`",
-            Self::OtherNode { .. } => "measure everything, without `--only`",
             Self::TooFewGpus { available, .. } => {
                 return Some(format!(
                     "choose from 1 to {available} with `--gpus`, or another machine with `--machine`"
@@ -448,6 +321,39 @@ impl Error {
         };
         Some(fixed.to_owned())
     }
+
+    fn is_answer(&self) -> bool {
+        matches!(self, Self::NotAccepted { .. } | Self::Replay(_) | Self::ReplayBroker(_) | Self::Stopped { .. })
+    }
+
+    fn causes(&self) -> Vec<String> {
+        match self {
+            Self::NotAccepted { why, .. } => why.clone(),
+            _ => chain(self.to_string(), std::error::Error::source(self)),
+        }
+    }
+
+    fn place(&self) -> Option<&FileError> {
+        match self {
+            Self::File(wrong) => Some(wrong),
+            _ => None,
+        }
+    }
+}
+
+/// The causes of an error with that text, the nearest first, each said once.
+fn chain(mut last: String, mut source: Option<&dyn std::error::Error>) -> Vec<String> {
+    let mut causes: Vec<String> = Vec::new();
+    while let Some(cause) = source {
+        let text = cause.to_string();
+        // Transparent wrappers say the same as what they wrap.
+        if text != last {
+            causes.push(text.clone());
+        }
+        last = text;
+        source = cause.source();
+    }
+    causes
 }
 
 /// What to do about a file that cannot be read.
@@ -463,6 +369,12 @@ fn reading(source: &io::Error) -> Option<String> {
 }
 
 // What a user can do something about is told without the part of Headway that met it.
+
+impl From<FileError> for Error {
+    fn from(error: FileError) -> Self {
+        Self::File(Box::new(error))
+    }
+}
 
 impl From<DataError> for Error {
     fn from(error: DataError) -> Self {
@@ -480,7 +392,7 @@ impl From<RunError> for Error {
             RunError::Interrupted => Self::Interrupted,
             RunError::Stopped { stream, packet, by } => Self::Stopped { stream, packet, by },
             RunError::Data(error) => error.into(),
-            error => Self::Run(error),
+            error => Self::Run(Box::new(error)),
         }
     }
 }
@@ -500,7 +412,7 @@ impl From<SimError<HostError>> for Error {
             SimError::Interrupted => Self::Interrupted,
             SimError::Payload { source: HostError::Data(error), .. } => error.into(),
             SimError::Stopped { stream, packet, by } => Self::Stopped { stream, packet, by },
-            error => Self::Simulate(error),
+            error => Self::Simulate(Box::new(error)),
         }
     }
 }

@@ -61,7 +61,7 @@ pub fn plan(machine: &Machine, workload: &Loaded<Workload>, options: Options) ->
                 PlanError::NoRoute { .. } => Some("name ends between which the machine file has a route".to_owned()),
                 _ => None,
             };
-            Error::File(workload.error_at(place, error.to_string(), help))
+            Error::from(workload.error_at(place, error.to_string(), help))
         }
     })?;
     why::explain(&mut plan, machine);

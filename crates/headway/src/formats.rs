@@ -21,7 +21,8 @@ pub use self::jobs::{
     Edge, Job, JobSet, Results, read_edges, read_jobs, read_results, unfold, write_edges, write_jobs,
 };
 pub use self::yaml::{read as read_yaml, write as write_yaml};
-use crate::{Error, files};
+use crate::files;
+use crate::lab::Error;
 
 /// A format of another tool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -304,7 +305,7 @@ pub fn export(format: Format, workload: &Workload, options: &Export) -> Result<E
 /// [`import`] from a file, with the file of precedences that belongs to it.
 ///
 /// # Errors
-/// [`Error::Read`], [`Error::Import`].
+/// [`crate::Error::Read`], [`Error::Import`].
 pub fn import_file(
     path: &Path,
     format: Format,
@@ -323,7 +324,7 @@ pub fn import_file(
 /// [`export`] of a workload file.
 ///
 /// # Errors
-/// [`Error::Read`], [`Error::File`], [`Error::Export`].
+/// [`crate::Error::Read`], [`crate::Error::File`], [`Error::Export`].
 pub fn export_file(path: &Path, format: Format, options: &Export) -> Result<Exported, Error> {
     let workload = files::workload(path)?.value;
     export(format, &workload, options)
@@ -333,12 +334,12 @@ pub fn export_file(path: &Path, format: Format, options: &Export) -> Result<Expo
 /// Writes a result into a new file; one that is there stays unless `force`.
 ///
 /// # Errors
-/// [`Error::Exists`], [`Error::Write`].
+/// [`Error::Exists`], [`crate::Error::Write`].
 pub fn save(path: &Path, text: &str, force: bool) -> Result<(), Error> {
     if path.exists() && !force {
         return Err(Error::Exists { path: path.to_owned() });
     }
-    fs::write(path, text).map_err(|source| Error::Write { path: path.to_owned(), source })
+    Ok(fs::write(path, text).map_err(|source| crate::Error::Write { path: path.to_owned(), source })?)
 }
 
 /// `count` units as nanoseconds.

@@ -15,6 +15,7 @@ pub mod files;
 pub mod formats;
 pub mod guest;
 pub mod keep;
+pub mod lab;
 mod logfile;
 pub mod measure;
 pub mod plot;
@@ -29,7 +30,7 @@ mod trackers;
 mod verify;
 mod why;
 
-pub use error::Error;
+pub use error::{Diagnosis, Error};
 pub use headway_core as core;
 pub use headway_device as device;
 pub use headway_kernels as kernels;

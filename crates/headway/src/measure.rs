@@ -4,6 +4,7 @@
 pub(crate) mod batches;
 pub(crate) mod cpu;
 pub(crate) mod curves;
+mod error;
 pub(crate) mod fit;
 pub(crate) mod interconnect;
 mod journal;
@@ -38,6 +39,7 @@ use headway_os::{affinity, copy};
 use headway_runtime::copy::{Copier, CopyLimits, CopyOptions, How};
 
 use self::curves::{Line, Taker, Thrift};
+pub use self::error::Error;
 use self::interconnect::{Scope, calibrate};
 use self::journal::{Head, Journal};
 use self::place::Place;
@@ -48,7 +50,7 @@ use self::session::{Raw, Session};
 use self::sets::{Pace, Room};
 use crate::ports::{self, Backend};
 use crate::run::Progress;
-use crate::{Error, emulation, files, stamp};
+use crate::{emulation, files, stamp};
 
 /// Copies that `staged` is tuned with: so long that starting them counts little.
 const STAGED_BYTES: usize = 512 << 20;
@@ -133,10 +135,10 @@ pub struct Options {
 /// with what a journal beside the file has kept.
 ///
 /// # Errors
-/// [`Error::Exists`], [`Error::Backend`], [`Error::Paused`], and what devices and files refuse.
+/// [`Error::Exists`], [`crate::Error::Backend`], [`Error::Paused`], and what devices and files refuse.
 pub fn measure(options: &Options, mut progress: impl FnMut(Progress)) -> Result<Report, Error> {
     run(options, &mut progress).map_err(|error| match error {
-        Error::Interrupted => Error::Paused { journal: Journal::path_of(&options.out) },
+        Error::Headway(crate::Error::Interrupted) => Error::Paused { journal: Journal::path_of(&options.out) },
         error => error,
     })
 }
@@ -153,7 +155,9 @@ fn run(options: &Options, progress: &mut dyn FnMut(Progress)) -> Result<Report, 
         return Err(Error::OtherNode { path: options.out.clone(), file, here: ports.len() });
     }
     if old.is_none() && !options.does(Step::Links) {
-        return Err(Error::Options("`--only` without `links` completes a machine file, and there is none"));
+        return Err(
+            crate::Error::Options("`--only` without `links` completes a machine file, and there is none").into()
+        );
     }
     let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let stamp = stamp::stamp(&ports, node::date(seconds));
@@ -584,9 +588,9 @@ pub(crate) fn publish(path: &Path, text: &str) -> Result<(), Error> {
     name.push(format!(".partial-{}", std::process::id()));
     let partial = path.with_file_name(name);
     let written = fs::write(&partial, text).and_then(|()| fs::rename(&partial, path));
-    written.map_err(|source: io::Error| {
+    Ok(written.map_err(|source: io::Error| {
         // What is left of it helps nobody; that it cannot be removed either is the smaller problem.
         let _ = fs::remove_file(&partial);
-        Error::Write { path: path.to_owned(), source }
-    })
+        crate::Error::Write { path: path.to_owned(), source }
+    })?)
 }

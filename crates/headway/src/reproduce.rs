@@ -27,9 +27,10 @@ use serde::Serialize;
 
 pub use self::gpusync_gpu::{Options as SharingOptions, serve_camera};
 pub use self::loads::serve_load;
+use crate::COMMIT;
+use crate::lab::Error;
 use crate::plot::Figure;
 use crate::run::Backend;
-use crate::{COMMIT, Error};
 
 /// One experiment.
 #[derive(Clone, Copy, Debug)]
@@ -367,9 +368,9 @@ impl Outcome {
     /// Writes the page, the raw figures and the plots into `folder`, which is made if it is not there.
     ///
     /// # Errors
-    /// [`Error::Write`], [`Error::Plot`].
+    /// [`crate::Error::Write`], [`Error::Plot`].
     pub fn write(&self, folder: &Path) -> Result<(), Error> {
-        let failed = |path: PathBuf| move |source: io::Error| Error::Write { path, source };
+        let failed = |path: PathBuf| move |source: io::Error| Error::from(crate::Error::Write { path, source });
         fs::create_dir_all(folder).map_err(failed(folder.to_owned()))?;
         let put = |name: String, text: String| {
             let path = folder.join(name);

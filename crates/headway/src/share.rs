@@ -86,7 +86,7 @@ struct Used {
 pub fn bounds(machine: &Machine, workload: &Loaded<Workload>) -> Result<Report, Error> {
     let Some(sharing) = &workload.value.sharing else {
         let help = Some("add a `[[task]]` and a `[sharing]` table".to_owned());
-        return Err(Error::File(workload.error_at("", "the workload has no tasks that share GPUs", help)));
+        return Err(Error::from(workload.error_at("", "the workload has no tasks that share GPUs", help)));
     };
     Ok(model(machine, workload, sharing)?.report)
 }
@@ -114,7 +114,7 @@ pub(crate) fn model(machine: &Machine, workload: &Loaded<Workload>, sharing: &Sh
 /// The GPUs and the routes between them and their host memory.
 fn used(machine: &Machine, workload: &Loaded<Workload>, sharing: &Sharing) -> Result<Used, Error> {
     let at = |place: &str, message: String, help: &str| {
-        Error::File(workload.error_at(place, message, Some(help.to_owned())))
+        Error::from(workload.error_at(place, message, Some(help.to_owned())))
     };
     let mut gpus = Vec::new();
     match &sharing.gpus {

@@ -9,9 +9,9 @@ use headway::core::files::machine::{self, Method};
 use headway::core::models::transfer::{Direction, HostMemory, Load, Statistic};
 use headway::core::units::{Bytes, Nanos};
 use headway::explain::{Question, explain};
-use headway::measure::{Depth, Options, Step, measure};
+use headway::measure::{Depth, Error, Options, Step, measure};
 use headway::ports::Backend;
-use headway::{Error, bench};
+use headway::{Diagnosis, bench};
 
 fn options(out: &Path) -> Options {
     Options {
@@ -178,7 +178,10 @@ fn two_gpus_are_measured_together_and_a_part_without_a_file_to_complete_is_refus
         sizes: Some(vec![Bytes(4096), Bytes(1 << 20)]),
         ..options(&file)
     };
-    assert!(matches!(measure(&Options { only: vec![Step::Curves], ..two.clone() }, |_| ()), Err(Error::Options(_))));
+    assert!(matches!(
+        measure(&Options { only: vec![Step::Curves], ..two.clone() }, |_| ()),
+        Err(Error::Headway(headway::Error::Options(_)))
+    ));
     measure(&two, |_| ()).unwrap();
     let machine = machine::parse("two", &fs::read_to_string(&file).unwrap()).unwrap();
     let keys = || machine.profile.curves.keys();

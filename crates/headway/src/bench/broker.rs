@@ -24,9 +24,10 @@ use serde::Serialize;
 
 use self::crew::{Crew, Rest};
 use super::results::{Outcome, Target};
+use crate::COMMIT;
+use crate::lab::Error;
 use crate::measure::sample::{Effort, Figures, series, tail};
 use crate::run::Progress;
-use crate::{COMMIT, Error};
 
 pub use self::crew::serve;
 
@@ -123,7 +124,7 @@ const EXECUTE: Operation = Operation { work: Work::Execute, bytes: Bytes(0), pre
 /// Measures as `options` say, in at most a minute. A part that fails becomes a warning; the others are written.
 ///
 /// # Errors
-/// [`Error::Write`].
+/// [`crate::Error::Write`].
 pub fn measure(options: &Options, mut progress: impl FnMut(Progress)) -> Result<Report, Error> {
     let mut bench = Bench { options, samples: Vec::new(), warnings: Vec::new() };
     type Part = fn(&mut Bench<'_>, &Crew) -> Result<(), Error>;
@@ -194,16 +195,16 @@ impl Bench<'_> {
     fn lease(&mut self, crew: &Crew) -> Result<(), Error> {
         let client = crew.connect()?;
         let mut task = task(&client)?;
-        let mut token = task.acquire(clock::now(), 0, Some(crew::PATIENCE)).map_err(Error::Client)?;
+        let mut token = task.acquire(clock::now(), 0, Some(crew::PATIENCE)).map_err(crate::Error::Client)?;
         let until = clock::now().saturating_add(Nanos(1_000_000_000));
-        while client.status().map_err(Error::Client)?.gpus.iter().all(|gpu| gpu.leased_to.is_none()) {
+        while client.status().map_err(crate::Error::Client)?.gpus.iter().all(|gpu| gpu.leased_to.is_none()) {
             if clock::now() > until {
-                return Err(Error::Options("no engine was leased within a second"));
+                return Err(crate::Error::Options("no engine was leased within a second").into());
             }
         }
         let samples = series(self.effort(1_000_000), clock::now, |_| {
             let start = clock::now();
-            drop(black_box(token.engine(EXECUTE).map_err(Error::Client)?));
+            drop(black_box(token.engine(EXECUTE).map_err(crate::Error::Client)?));
             Ok::<_, Error>(clock::now().saturating_sub(start))
         })?;
         self.samples.push((LEASED, samples));
@@ -220,7 +221,7 @@ impl Bench<'_> {
                     clock::sleep_until(clock::now().saturating_add(pace));
                 }
                 let start = clock::now();
-                let token = task.acquire(start, 0, Some(crew::PATIENCE)).map_err(Error::Client)?;
+                let token = task.acquire(start, 0, Some(crew::PATIENCE)).map_err(crate::Error::Client)?;
                 let time = clock::now().saturating_sub(start);
                 token.release(Nanos(1_000));
                 Ok::<_, Error>(time)
@@ -254,7 +255,7 @@ fn chain(error: &Error) -> String {
 
 /// A task that may ask as often as it likes.
 fn task(client: &Client) -> Result<Task<'_>, Error> {
-    client.register(crew::shape()).map_err(Error::Client)
+    Ok(client.register(crew::shape()).map_err(crate::Error::Client)?)
 }
 
 fn timed(work: impl FnOnce()) -> Nanos {
@@ -338,7 +339,7 @@ impl Report {
     }
 
     fn write(&self, folder: &Path, samples: &[(&'static str, Vec<Nanos>)]) -> Result<(), Error> {
-        let failed = |path: PathBuf| move |source: io::Error| Error::Write { path, source };
+        let failed = |path: PathBuf| move |source: io::Error| Error::from(crate::Error::Write { path, source });
         fs::create_dir_all(folder).map_err(failed(folder.to_owned()))?;
         let put = |name: &str, text: String| {
             let path = folder.join(name);

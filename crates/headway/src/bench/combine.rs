@@ -19,10 +19,11 @@ use rand_pcg::Pcg64Mcg;
 use serde::Serialize;
 
 use super::{Outcome, Target};
+use crate::COMMIT;
+use crate::lab::Error;
 use crate::reproduce::verner_combine;
 pub use crate::reproduce::verner_combine::Distance;
 use crate::run::Progress;
-use crate::{COMMIT, Error};
 
 const MS: u64 = 1_000_000;
 
@@ -138,7 +139,7 @@ const LIMITS: &[(usize, bool, f64)] = &[(1_000, false, 0.4), (10_000, false, 25.
 /// Measures as `options` say.
 ///
 /// # Errors
-/// [`Error::Plan`] if a set cannot be transformed, and what files refuse.
+/// [`crate::Error::Plan`] if a set cannot be transformed, and what files refuse.
 pub fn run(options: &Options, mut progress: impl FnMut(Progress)) -> Result<Report, Error> {
     let machine = machine::shipped("h200-x4").expect("a shipped machine");
     let cases = if options.quick { QUICK } else { FULL };
@@ -181,7 +182,7 @@ pub fn run(options: &Options, mut progress: impl FnMut(Progress)) -> Result<Repo
 }
 
 fn refused(error: CombineError) -> Error {
-    Error::Plan(Box::new(error.into()))
+    crate::Error::Plan(Box::new(error.into())).into()
 }
 
 #[allow(clippy::disallowed_methods, reason = "a benchmark reads the clock")]
@@ -368,9 +369,9 @@ impl Report {
     fn write(&self) -> Result<(), Error> {
         let put = |name: &str, text: String| {
             let path = self.folder.join(name);
-            fs::write(&path, text).map_err(|source| Error::Write { path, source })
+            fs::write(&path, text).map_err(|source| Error::from(crate::Error::Write { path, source }))
         };
-        fs::create_dir_all(&self.folder).map_err(|source| Error::Write { path: self.folder.clone(), source })?;
+        fs::create_dir_all(&self.folder).map_err(|source| crate::Error::Write { path: self.folder.clone(), source })?;
         let mut rows = "messages,periods,mode,run,time_ns\n".to_owned();
         for speed in &self.speeds {
             for (run, time) in speed.times.iter().enumerate() {

@@ -11,7 +11,7 @@ use super::Bench;
 use super::results::Row;
 use super::targets::{MULTIPATH, TOGETHER, TOGETHER_HUGE};
 use super::ways;
-use crate::Error;
+use crate::lab::Error;
 use crate::measure::curves::{measures, memories};
 use crate::measure::rig::{Rig, Shot, Wish};
 use crate::measure::sample::{Effort, Figures};
@@ -95,7 +95,7 @@ impl Bench<'_, '_> {
                             rig.compare()?;
                         }
                         cpu.extend(timing.cpu);
-                        Ok::<Nanos, Error>(timing.done)
+                        Ok::<Nanos, crate::measure::Error>(timing.done)
                     })?;
                     rig.compare()?;
                     let cpu = Figures::of(&cpu).map(|figures| figures.median);
@@ -116,6 +116,6 @@ fn rigs(copier: &Arc<Copier>, wish: Wish) -> Result<Vec<Rig>, Error> {
         let threads: Vec<_> = (0..copier.ports().len()).map(make).collect();
         let joined =
             threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
-        joined.collect()
+        Ok(joined.collect::<Result<_, _>>()?)
     })
 }

@@ -16,7 +16,7 @@ use headway_runtime::copy::How;
 use super::Bench;
 use super::targets::HOST;
 use super::{results::Row, ways};
-use crate::Error;
+use crate::lab::Error;
 use crate::measure::rig::Shot;
 use crate::measure::sample::{Effort, Figures};
 

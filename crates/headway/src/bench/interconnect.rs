@@ -22,6 +22,7 @@ use self::results::Case;
 pub use self::results::{Errors, Group};
 pub use self::variants::Variant;
 use super::results::Target;
+use crate::lab::Error;
 use crate::measure::batches::{Bed, Block, Draw, Mix, Routes, Took, gpus_of};
 use crate::measure::fit::Observed;
 use crate::measure::interconnect::{Scope, calibrate};
@@ -30,7 +31,7 @@ use crate::measure::session::Session;
 use crate::measure::sets::Room;
 use crate::ports;
 use crate::run::{Backend, Progress};
-use crate::{COMMIT, Error, files, stamp};
+use crate::{COMMIT, files, stamp};
 
 /// What to run and where to write it.
 #[derive(Clone, Debug)]
@@ -126,14 +127,14 @@ struct Ran {
 /// Compares predictions with random batches as `options` say; without a machine file the node is measured first.
 ///
 /// # Errors
-/// [`Error::Backend`], [`Error::WrongCopy`], [`Error::Interrupted`], and what devices and files refuse. After a failure the
+/// [`crate::Error::Backend`], [`crate::measure::Error::WrongCopy`], [`crate::Error::Interrupted`], and what devices and files refuse. After a failure the
 /// batches that were run until then are in the folder all the same.
 pub fn run(options: &Options, mut progress: impl FnMut(Progress)) -> Result<Report, Error> {
     if !LARGEST.contains(&options.largest.0) {
-        return Err(Error::Options("blocks are between 4 KiB and 1 GiB at most"));
+        return Err(crate::Error::Options("blocks are between 4 KiB and 1 GiB at most").into());
     }
     if options.batches == 0 || options.repeats == 0 {
-        return Err(Error::Options("at least one batch and one repetition are needed"));
+        return Err(crate::Error::Options("at least one batch and one repetition are needed").into());
     }
     let mut session = Session::new(None, None, &options.interrupt, &mut progress);
     let mut node = match options.backend {
@@ -146,7 +147,7 @@ pub fn run(options: &Options, mut progress: impl FnMut(Progress)) -> Result<Repo
         if number % SAVED_EVERY == 0 {
             Report::of(options, &node, &ran)?.write(&options.out)?;
         }
-        let done = (node.next)().map(|batch| ran.push(batch)).and_then(|()| session.advance());
+        let done = (node.next)().map(|batch| ran.push(batch)).and_then(|()| Ok(session.advance()?));
         if let Err(error) = done {
             failed = Some(error);
             break;
@@ -276,7 +277,7 @@ impl Report {
     }
 
     fn write(&self, folder: &Path) -> Result<(), Error> {
-        let failed = |path: PathBuf| move |source: io::Error| Error::Write { path, source };
+        let failed = |path: PathBuf| move |source: io::Error| Error::from(crate::Error::Write { path, source });
         fs::create_dir_all(folder).map_err(failed(folder.to_owned()))?;
         let put = |name: &str, text: &str| {
             let path = folder.join(name);
@@ -376,7 +377,7 @@ mod tests {
                 options.interrupt.store(true, std::sync::atomic::Ordering::Relaxed);
             }
         };
-        assert!(matches!(run(&options, stop), Err(Error::Interrupted)));
+        assert!(matches!(run(&options, stop), Err(Error::Headway(crate::Error::Interrupted))));
         assert_eq!(read(folder.path(), "batches.csv").lines().count(), 8);
         assert!(read(folder.path(), "summary.md").contains("ended early"));
     }
@@ -390,7 +391,7 @@ mod tests {
             Options { repeats: 0, ..good.clone() },
             Options { largest: Bytes(100), ..good.clone() },
         ] {
-            assert!(matches!(run(&wrong, |_| ()), Err(Error::Options(_))));
+            assert!(matches!(run(&wrong, |_| ()), Err(Error::Headway(crate::Error::Options(_)))));
         }
     }
 }

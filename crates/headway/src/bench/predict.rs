@@ -11,7 +11,7 @@ use rand_pcg::Pcg64Mcg;
 use serde::Serialize;
 
 use super::Bench;
-use crate::Error;
+use crate::lab::Error;
 use crate::measure::curves::{measures, needs_window, window_of};
 use crate::measure::rig::{Rig, Shot};
 use crate::measure::sample::Effort;
@@ -158,7 +158,7 @@ impl Bench<'_, '_> {
 /// What came of a point; nothing of one that was not timed.
 fn compared(entrant: Entrant, predicted: Nanos) -> Result<Option<Compared>, Error> {
     if let Some(error) = entrant.failed {
-        return Err(error);
+        return Err(error.into());
     }
     Ok(entrant.figures().map(|figures| Compared {
         what: entrant.name,

@@ -14,7 +14,7 @@ use rand_pcg::Pcg64Mcg;
 use super::Bench;
 use super::targets::{MANY, RESIDENT, WINDOW};
 use super::ways::row;
-use crate::Error;
+use crate::lab::Error;
 use crate::measure::load::Bulk;
 use crate::measure::rig::{Rig, Shot};
 use crate::measure::sample::{Effort, Figures};
@@ -82,7 +82,7 @@ impl Bench<'_, '_> {
                 let way = Way::via(Method::Window, via);
                 let (direction, memory) = (Direction::H2d, HostMemory::Warm);
                 let shot = Shot { how: How::By(way), direction, memory, bytes: 4, window: Some(via) };
-                let figures = Figures::of(&times).ok_or(Error::Interrupted)?;
+                let figures = Figures::of(&times).ok_or(crate::Error::Interrupted)?;
                 let name = format!("round trip {via}");
                 self.rows.push(row(WINDOW, &name, &shot, Load::Alone, None, None).with(figures));
             }
@@ -136,7 +136,12 @@ impl Bench<'_, '_> {
                 Ok((clock::now() - begun).saturating_sub(own))
             })?;
             if let Some(at) = back.iter().zip(&bytes).position(|(a, b)| a != b) {
-                return Err(Error::WrongCopy { copy: format!("window {via}"), gpu: rig.gpu(), at: at as u64 });
+                return Err(crate::measure::Error::WrongCopy {
+                    copy: format!("window {via}"),
+                    gpu: rig.gpu(),
+                    at: at as u64,
+                }
+                .into());
             }
             let name = format!("load {via}");
             self.rows.push(row(WINDOW, &name, &shot(Direction::D2h), Load::Alone, None, None).with(figures));
@@ -211,24 +216,24 @@ impl Bench<'_, '_> {
         direction: Direction,
         memory: HostMemory,
         count: usize,
-        figures: Result<Figures, Error>,
+        figures: Result<Figures, crate::measure::Error>,
         wrong: impl FnOnce() -> Option<usize>,
     ) -> Result<(), Error> {
         match figures {
             Ok(figures) => {
                 if let Some(at) = wrong() {
                     let copy = format!("{count} pieces {direction} by {name}");
-                    return Err(Error::WrongCopy { copy, gpu: 0, at: at as u64 });
+                    return Err(crate::measure::Error::WrongCopy { copy, gpu: 0, at: at as u64 }.into());
                 }
                 let shot = Shot { how: How::Auto, direction, memory, bytes: count * PIECE, window: None };
                 self.rows.push(row(MANY, name, &shot, Load::Alone, None, None).with(figures));
                 Ok(())
             }
-            Err(Error::Copy(error)) => {
+            Err(crate::measure::Error::Headway(crate::Error::Copy(error))) => {
                 self.session.warnings.push(format!("{count} pieces {direction} by {name} are left out: {error}"));
                 Ok(())
             }
-            Err(error) => Err(error),
+            Err(error) => Err(error.into()),
         }
     }
 }

@@ -7,7 +7,7 @@ use super::Bench;
 use super::results::Row;
 use super::targets::{allowed, is_open};
 use super::ways::row;
-use crate::Error;
+use crate::lab::Error;
 use crate::measure::rig::Rig;
 use crate::measure::sample::{Effort, Figures};
 use crate::measure::turns::{self, Entrant, Rules, Undecided};

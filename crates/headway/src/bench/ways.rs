@@ -7,7 +7,7 @@ use headway_runtime::copy::How;
 use super::Bench;
 use super::results::Row;
 use super::targets::{AUTO, WAYS};
-use crate::Error;
+use crate::lab::Error;
 use crate::measure::curves::{measures, memories, needs_window, window_of};
 use crate::measure::rig::{Rig, Shot};
 use crate::measure::sample::Effort;

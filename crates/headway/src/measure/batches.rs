@@ -17,7 +17,7 @@ use rand_pcg::Pcg64Mcg;
 use serde::{Deserialize, Serialize};
 
 use super::sets::{Member, OFFSETS, PAGE, Room, Stock};
-use crate::Error;
+use crate::measure::Error;
 
 /// Smallest block of a random batch.
 const SMALLEST: usize = 64 << 10;
@@ -354,7 +354,7 @@ impl<'m> Routes<'m> {
     /// The route of `member`.
     ///
     /// # Errors
-    /// [`Error::Options`] if the machine has none.
+    /// [`crate::Error::Options`] if the machine has none.
     pub(crate) fn route(&self, member: Member) -> Result<RouteId, Error> {
         let gpu = |at: usize| self.gpus.get(at).copied();
         let fits = |(id, route): &(RouteId, &headway_core::files::machine::Route)| {
@@ -367,7 +367,8 @@ impl<'m> Routes<'m> {
                 }
         };
         let found = (0..).map(RouteId).zip(&self.machine.routes).find(fits).map(|(id, _)| id);
-        found.ok_or(Error::Options("the machine file lacks a route that this node has; measure the node anew"))
+        Ok(found
+            .ok_or(crate::Error::Options("the machine file lacks a route that this node has; measure the node anew"))?)
     }
 
     /// `blocks` as the model knows them.

@@ -15,7 +15,7 @@ use headway_runtime::cores::{Core, Job, Memory, Stage, Stages, apart, timed};
 use serde::{Deserialize, Serialize};
 
 use super::sample::{Effort, rate, series};
-use crate::Error;
+use crate::measure::Error;
 
 /// CPUs that never serve streams: the driver's, those of what feeds and empties, and one for the rest of the system.
 const OTHERS: usize = 4;

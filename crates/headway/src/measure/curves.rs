@@ -23,7 +23,7 @@ use super::sample::{Effort, Figures};
 use super::session::Session;
 use super::turns::{self, Entrant, Rules};
 use super::volley;
-use crate::Error;
+use crate::measure::Error;
 
 /// Copies up to this size are compared every time, larger ones at the beginning and the end of a series.
 pub(crate) const COMPARED_MAX: usize = 64 << 10;
@@ -218,7 +218,7 @@ impl Taker<'_, '_> {
                 match (entrant.failed, done) {
                     (Some(error), _) if is_fatal(&error) => Err(error),
                     (Some(error), _) => Ok(Err(chain(&error))),
-                    (None, None) => Err(Error::Interrupted),
+                    (None, None) => Err(crate::Error::Interrupted.into()),
                     (None, Some(done)) => {
                         session.keep(&entrant.name, &entrant.times)?;
                         let posted = is_posted(*way, direction).then(|| Figures::of(&entrant.calls)).flatten();
@@ -286,7 +286,7 @@ impl Taker<'_, '_> {
         load: Load,
     ) -> Result<(), Error> {
         // A resident copier of the curve before would be a load.
-        rig.copier().park().map_err(Error::Copy)?;
+        rig.copier().park()?;
         let mut last = Nanos::ZERO;
         for bytes in self.sizes.clone() {
             if measures(way, direction, bytes) && !self.is_dropped(way) && last <= self.thrift.patience {
@@ -411,9 +411,11 @@ pub(crate) const fn is_posted(way: Way, direction: Direction) -> bool {
 /// Whether measuring cannot go on after `error` with other ways.
 fn is_fatal(error: &Error) -> bool {
     match error {
-        Error::Copy(CopyError::Failed { source, .. } | CopyError::Unavailable { source, .. })
-        | Error::Device(source) => matches!(source, DeviceError::DeviceLost),
-        Error::Copy(_) | Error::WrongCopy { .. } => false,
+        Error::Headway(
+            crate::Error::Copy(CopyError::Failed { source, .. } | CopyError::Unavailable { source, .. })
+            | crate::Error::Device(source),
+        ) => matches!(source, DeviceError::DeviceLost),
+        Error::Headway(crate::Error::Copy(_)) | Error::WrongCopy { .. } => false,
         _ => true,
     }
 }

@@ -14,7 +14,7 @@ use headway_os::topology::SYSFS;
 use super::links::Setup;
 use super::node::{self, part};
 use super::sets::{Member, Rates, Set};
-use crate::Error;
+use crate::measure::Error;
 
 /// Threads that wait for a plan's operations learn of their end later than a probe that only polls: no jitter below this.
 const JITTER_MIN: Nanos = Nanos(100_000);

@@ -18,7 +18,7 @@ use super::sample::Effort;
 use super::session::Session;
 use super::sets::{Pace, Room};
 use super::{kernels, links, rehearsal, sets};
-use crate::Error;
+use crate::measure::Error;
 
 /// Repetitions of each random batch.
 const REPEATS: usize = 3;

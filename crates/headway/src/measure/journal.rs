@@ -14,7 +14,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::Error;
+use crate::measure::Error;
 
 /// Version of the form.
 const SCHEMA: u32 = 2;

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use super::sample::{Effort, Figures, rate, series};
 use super::session::Session;
 use super::wafer;
-use crate::Error;
+use crate::measure::Error;
 
 /// Lanes that fill a GPU: eight for each of the 132 multiprocessors of the largest one known.
 const LANES_MANY: u32 = 1_056;

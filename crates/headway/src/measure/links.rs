@@ -9,7 +9,7 @@ use super::node::part;
 use super::sample::rate;
 use super::session::Session;
 use super::sets::{Member, PAGE, Rates, Room, Set};
-use crate::Error;
+use crate::measure::Error;
 
 /// Sizes of the copies whose times give the set-up.
 const SIZES: [usize; 4] = [64 << 10, 256 << 10, 1 << 20, 4 << 20];

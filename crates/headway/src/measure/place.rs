@@ -14,7 +14,7 @@ use headway_runtime::copy::How;
 
 use super::rig::{Rig, Shot};
 use super::sample::Figures;
-use crate::Error;
+use crate::measure::Error;
 
 /// CPUs that are tried at most, evenly spread.
 const TRIED_MAX: usize = 64;
@@ -45,7 +45,7 @@ impl Place {
         // Threads that stage start now, for all GPUs, so that they may run wherever this thread may; where there can be none, the
         // copies that need them will say so.
         let _ = rig.copier().prepare();
-        rig.copier().park().map_err(Error::Copy)?;
+        rig.copier().park()?;
         let Some(aside) = Aside::on(&all) else { return Ok(None) };
         let mut found = Vec::new();
         for cpu in all.iter().copied().step_by(all.len().div_ceil(TRIED_MAX)) {

@@ -15,7 +15,7 @@ use super::interconnect::run;
 use super::links::median;
 use super::session::Session;
 use super::sets::{Member, Room};
-use crate::Error;
+use crate::measure::Error;
 
 /// Batches of each of [`MIXES`], and repetitions of each batch.
 const BATCHES: usize = 12;

@@ -14,7 +14,7 @@ use headway_runtime::copy::{At, Copier, How};
 use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 
-use crate::Error;
+use crate::measure::Error;
 
 /// Copies of one series begin at this many different offsets, a page apart: each brings other bytes than the one before.
 const OFFSETS: usize = 16;

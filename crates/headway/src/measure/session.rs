@@ -15,7 +15,7 @@ use serde::de::DeserializeOwned;
 
 use super::journal::Journal;
 use super::sample::{Effort, Figures, series_below};
-use crate::Error;
+use crate::measure::Error;
 use crate::run::Progress;
 
 /// One measurement under way.
@@ -47,7 +47,7 @@ impl<'a> Session<'a> {
         (self.progress)(self.phase);
     }
 
-    /// One step of the phase is done. Ends with [`Error::Interrupted`] if somebody asked for it.
+    /// One step of the phase is done. Ends with [`crate::Error::Interrupted`] if somebody asked for it.
     pub(crate) fn advance(&mut self) -> Result<(), Error> {
         self.phase.done = (self.phase.done + 1).min(self.phase.total);
         (self.progress)(self.phase);
@@ -55,9 +55,9 @@ impl<'a> Session<'a> {
     }
 
     /// # Errors
-    /// [`Error::Interrupted`] if somebody asked for it.
+    /// [`crate::Error::Interrupted`] if somebody asked for it.
     pub(crate) fn go_on(&self) -> Result<(), Error> {
-        if self.interrupt.load(Ordering::Relaxed) { Err(Error::Interrupted) } else { Ok(()) }
+        if self.interrupt.load(Ordering::Relaxed) { Err(crate::Error::Interrupted.into()) } else { Ok(()) }
     }
 
     /// What `work` gives, or what it gave before an interruption, under `key`.
@@ -97,7 +97,7 @@ impl<'a> Session<'a> {
         let interrupt = self.interrupt;
         let samples = series_below(effort, limit, clock::now, |number| {
             if interrupt.load(Ordering::Relaxed) {
-                return Err(Error::Interrupted);
+                return Err(crate::Error::Interrupted.into());
             }
             once(number)
         })?;
@@ -141,7 +141,7 @@ impl Raw {
     /// A new file at `path`, or if `goes_on` the one that is there, with every whole line that it holds: compressed text that
     /// was cut off in the middle cannot be appended to.
     pub(crate) fn open(path: &Path, goes_on: bool) -> Result<Self, Error> {
-        let failed = |source| Error::Write { path: path.to_owned(), source };
+        let failed = |source| crate::Error::Write { path: path.to_owned(), source };
         let old = if goes_on { File::open(path).ok() } else { None };
         let mut beside = path.as_os_str().to_owned();
         beside.push(format!(".{}", std::process::id()));
@@ -164,12 +164,12 @@ impl Raw {
         let written = serde_json::to_string(&RawLine { key, at, ns: samples })
             .map_err(io::Error::from)
             .and_then(|line| writeln!(self.file, "{line}"));
-        written.map_err(|source| Error::Write { path: self.path.clone(), source })
+        Ok(written.map_err(|source| crate::Error::Write { path: self.path.clone(), source })?)
     }
 
     fn finish(self) -> Result<(), Error> {
         let Self { path, file, .. } = self;
-        file.finish().map(drop).map_err(|source| Error::Write { path, source })
+        Ok(file.finish().map(drop).map_err(|source| crate::Error::Write { path, source })?)
     }
 }
 
@@ -201,8 +201,11 @@ mod tests {
         let (stop, mut ignore) = (AtomicBool::new(true), |_| ());
         let mut session = Session::new(None, None, &stop, &mut ignore);
         let effort = Effort { warm_up: 0, n_min: 1, n_max: 1, time: Nanos(1) };
-        assert!(matches!(session.series("a", effort, |_| Ok(Nanos(1))), Err(Error::Interrupted)));
-        assert!(matches!(session.advance(), Err(Error::Interrupted)));
+        assert!(matches!(
+            session.series("a", effort, |_| Ok(Nanos(1))),
+            Err(Error::Headway(crate::Error::Interrupted))
+        ));
+        assert!(matches!(session.advance(), Err(Error::Headway(crate::Error::Interrupted))));
     }
 
     #[test]

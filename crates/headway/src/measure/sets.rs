@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use super::batches::Lazy;
 use super::sample::rate;
 use super::session::Session;
-use crate::Error;
+use crate::measure::Error;
 
 /// This much of the last copy of each transfer is compared, at its end.
 const COMPARED: usize = 1 << 20;
@@ -210,7 +210,9 @@ pub(crate) fn measure(
             let key = format!("set {} {repeat}", set.name);
             match session.step(&key, |_| bed.get().and_then(|bed| run(&bed.ports, &bed.stock, set, pace))) {
                 Ok(found) => all[at].0.push(found),
-                Err(Error::Device(error @ DeviceError::Timeout { .. })) if set.members.len() > 1 => {
+                Err(Error::Headway(crate::Error::Device(error @ DeviceError::Timeout { .. })))
+                    if set.members.len() > 1 =>
+                {
                     session.warnings.push(format!("left out: {error}"));
                     all[at].0.clear();
                     given_up.push(at);

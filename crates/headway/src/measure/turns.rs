@@ -16,7 +16,7 @@ use super::curves::COMPARED_MAX;
 use super::rig::{Rig, Shot};
 use super::sample::{Effort, Figures};
 use super::session::Session;
-use crate::Error;
+use crate::measure::Error;
 
 /// Copies of a turn that count.
 const BURST: usize = 4;
@@ -97,7 +97,7 @@ impl Entrant {
     /// Its copies in a row.
     fn turn(&mut self, rig: &mut Rig, parks: bool) -> Result<(), Error> {
         if parks {
-            rig.copier().park().map_err(Error::Copy)?;
+            rig.copier().park()?;
         }
         // The first copy of all sets things up.
         if self.made == 0 || self.last < LONG {
@@ -127,7 +127,7 @@ fn wants(entrant: &Entrant, best: Nanos, rules: Rules, over: bool) -> bool {
 /// Makes the copies of `entrants` in turns. One that fails is timed no longer, and says why.
 ///
 /// # Errors
-/// [`Error::Interrupted`], and what is no failure of one way.
+/// [`crate::Error::Interrupted`], and what is no failure of one way.
 pub(crate) fn take(
     session: &mut Session<'_>,
     rig: &mut Rig,
@@ -158,7 +158,9 @@ pub(crate) fn take(
         for &at in order.iter().filter(|at| due[**at]) {
             match entrants[at].turn(rig, rules.parks) {
                 Ok(()) => {}
-                Err(error @ (Error::Copy(_) | Error::WrongCopy { .. } | Error::Device(_))) => {
+                Err(
+                    error @ (Error::WrongCopy { .. } | Error::Headway(crate::Error::Copy(_) | crate::Error::Device(_))),
+                ) => {
                     entrants[at].failed = Some(error);
                 }
                 Err(error) => return Err(error),
@@ -196,7 +198,7 @@ mod tests {
         assert!(wanted(large, &[131], true) && !wanted(large, &[131; 2], false));
         assert!(wanted(large, &[130; 8], true) && !wanted(large, &[130; 9], true));
         assert!(!wanted(small, &[100; 20], false), "never more than the most");
-        let failed = Entrant { failed: Some(Error::Interrupted), ..entrant(small, &[]) };
+        let failed = Entrant { failed: Some(crate::Error::Interrupted.into()), ..entrant(small, &[]) };
         assert!(!wants(&failed, Nanos::MAX, RULES, false));
     }
 

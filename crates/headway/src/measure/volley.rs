@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use super::rig::{Rig, Shot, Timing};
-use crate::Error;
+use crate::measure::Error;
 
 /// Looks for the others before the CPU is offered to them.
 const SPINS: u32 = 10_000;

@@ -15,7 +15,7 @@ use headway_os::clock;
 use headway_runtime::wafer::{Ring, synopses};
 
 use super::sample::{Effort, Figures, series};
-use crate::Error;
+use crate::measure::Error;
 
 /// Shares of a period that copies and kernels take on the paper's node at the limit of the pipeline: 15 images of 50 us over
 /// one link, 5 of 200 us on each GPU.

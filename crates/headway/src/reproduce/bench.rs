@@ -14,9 +14,10 @@ use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 
 use super::Setting;
+use crate::lab::Error;
 use crate::measure::sample::{Effort, Figures, series};
 use crate::run::Backend;
-use crate::{Error, files, ports};
+use crate::{files, ports};
 
 /// A queue that does not end what it has for this long is given up.
 const PATIENCE: Nanos = Nanos(60_000_000_000);
@@ -41,7 +42,9 @@ impl Bench {
             Backend::Emu => (ports::Backend::Emu, "emu"),
             Backend::Cuda | Backend::Auto => (ports::Backend::Cuda, "cuda"),
             Backend::Sim => {
-                return Err(Error::Options("this experiment runs with `--backend emu` or `--backend cuda`"));
+                return Err(
+                    crate::Error::Options("this experiment runs with `--backend emu` or `--backend cuda`").into()
+                );
             }
         };
         let machine = setting.machine.as_deref().map(files::machine).transpose()?;
@@ -54,35 +57,35 @@ impl Bench {
         };
         let gpus = ports.into_iter().enumerate().map(named).collect();
         let profile = machine.map(|machine| machine.profile).unwrap_or_default();
-        let copier = Copier::new(gpus, profile, CopyOptions::default()).map_err(Error::Copy)?;
+        let copier = Copier::new(gpus, profile, CopyOptions::default())?;
         Ok(Self { copier, source, machine: described })
     }
 
     /// The first GPU.
     pub(super) fn gpu(&self) -> Result<&dyn Gpu, Error> {
-        self.copier.ports().first().map(AsRef::as_ref).ok_or(Error::Options("the experiment needs a GPU"))
+        Ok(self.copier.ports().first().map(AsRef::as_ref).ok_or(crate::Error::Options("the experiment needs a GPU"))?)
     }
 
     pub(super) fn device(&self, bytes: usize) -> Result<Buffer, Error> {
-        self.gpu()?.device_buffer(bytes, Reach::Device).map_err(Error::Device)
+        self.gpu()?.device_buffer(bytes, Reach::Device).map_err(Error::from)
     }
 
     /// Device memory that the CPU maps, or without windows such that it does not.
     pub(super) fn mapped(&self, bytes: usize) -> Result<Buffer, Error> {
         let port = self.gpu()?;
         let window = port.windows().into_iter().find_map(|(via, usable)| usable.ok().map(|()| via));
-        port.device_buffer(bytes, window.map_or(Reach::Device, Reach::Window)).map_err(Error::Device)
+        port.device_buffer(bytes, window.map_or(Reach::Device, Reach::Window)).map_err(Error::from)
     }
 
     pub(super) fn pinned(&self, bytes: usize) -> Result<Buffer, Error> {
-        self.gpu()?.pinned_buffer(bytes, Caching::Cached).map_err(Error::Device)
+        self.gpu()?.pinned_buffer(bytes, Caching::Cached).map_err(Error::from)
     }
 
     /// Whether `there` holds `expected`, read by the driver's own call.
     pub(super) fn verify(&self, what: &str, there: &Buffer, expected: &[u8]) -> Result<(), Error> {
         let mut back = vec![0; expected.len()];
-        let span = there.claim(0..expected.len(), headway_device::Access::Read).map_err(Error::Device)?;
-        self.gpu()?.copy_out(&mut back, &span).map_err(Error::Device)?;
+        let span = there.claim(0..expected.len(), headway_device::Access::Read)?;
+        self.gpu()?.copy_out(&mut back, &span)?;
         same(what, &back, expected)
     }
 
@@ -93,8 +96,7 @@ impl Bench {
         match direction {
             Direction::H2d => self.copier.copy_in(device, host, how),
             _ => self.copier.copy_out(host, device, how),
-        }
-        .map_err(Error::Copy)?;
+        }?;
         Ok(clock::now() - before)
     }
 }
@@ -105,7 +107,7 @@ pub(super) fn same(what: &str, got: &[u8], expected: &[u8]) -> Result<(), Error>
         return Ok(());
     }
     let at = got.iter().zip(expected).position(|(a, b)| a != b).unwrap_or_else(|| got.len().min(expected.len()));
-    Err(Error::WrongCopy { copy: what.to_owned(), gpu: 0, at: at as u64 })
+    Err(crate::measure::Error::WrongCopy { copy: what.to_owned(), gpu: 0, at: at as u64 }.into())
 }
 
 /// Random bytes of a seed.
@@ -121,7 +123,7 @@ pub(super) fn shots(n_min: u32, time: Nanos, mut once: impl FnMut() -> Result<Na
     let samples = series(effort, clock::now, |_| once())?;
     match (samples.first(), Figures::of(&samples)) {
         (Some(&first), Some(figures)) => Ok(Shots { first, figures }),
-        _ => Err(Error::Options("a series needs at least one sample")),
+        _ => Err(crate::Error::Options("a series needs at least one sample").into()),
     }
 }
 
@@ -138,13 +140,13 @@ pub(super) fn finish(queues: &mut [Box<dyn Queue>]) -> Result<Vec<Done>, Error> 
         let before = all.len();
         for queue in queues.iter_mut() {
             while let Some(done) = queue.poll() {
-                done.result.clone().map_err(Error::Device)?;
+                done.result.clone()?;
                 all.push(done);
             }
         }
         if all.len() == before {
             if clock::now() > until {
-                return Err(Error::Options("the device does not end its work; give it up"));
+                return Err(crate::Error::Options("the device does not end its work; give it up").into());
             }
             thread::yield_now();
         }
@@ -154,7 +156,7 @@ pub(super) fn finish(queues: &mut [Box<dyn Queue>]) -> Result<Vec<Done>, Error> 
 
 /// Submits to a queue.
 pub(super) fn submit(queue: &mut Box<dyn Queue>, what: Move, tag: u64) -> Result<(), Error> {
-    queue.submit(what, tag).map_err(Error::Device)
+    queue.submit(what, tag).map_err(Error::from)
 }
 
 #[cfg(test)]
@@ -174,12 +176,15 @@ mod tests {
         bench.verify("copy", &there, &data).unwrap();
         data[700] ^= 1;
         let error = bench.verify("copy", &there, &data).unwrap_err();
-        assert!(matches!(error, Error::WrongCopy { at: 700, .. }), "{error:?}");
+        assert!(matches!(error, Error::Measure(crate::measure::Error::WrongCopy { at: 700, .. })), "{error:?}");
     }
 
     #[test]
     fn bytes_that_are_missing_are_wrong_bytes() {
         assert!(same("copy", b"abc", b"abc").is_ok());
-        assert!(matches!(same("copy", b"ab", b"abc"), Err(Error::WrongCopy { at: 2, .. })));
+        assert!(matches!(
+            same("copy", b"ab", b"abc"),
+            Err(Error::Measure(crate::measure::Error::WrongCopy { at: 2, .. }))
+        ));
     }
 }

@@ -15,7 +15,7 @@ use self::programs::{Costs, Graph, Grid};
 pub(super) use self::queues::queues;
 use super::bench::{Bench, same};
 use super::{Outcome, Row, Setting, Table, Verdict};
-use crate::Error;
+use crate::lab::Error;
 use crate::plot::{Figure, Line};
 
 const MIB: u64 = 1 << 20;

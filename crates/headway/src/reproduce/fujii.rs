@@ -7,7 +7,7 @@ use headway_core::units::Nanos;
 use headway_sim::fujii::{self, Class, Constants, Finding, Stress, Study};
 
 use super::{Outcome, Row, Setting, Table, Verdict};
-use crate::Error;
+use crate::lab::Error;
 use crate::plot::{Figure, Line};
 use crate::run::Backend;
 

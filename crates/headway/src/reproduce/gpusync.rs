@@ -16,7 +16,7 @@ use headway_sim::sharing::{Observer, Record, Scenario, SharingError, simulate};
 use self::shape::{Check, Means, affinity_ratios, checks, chunking_ratios};
 use self::study::{Effort, Run, Set, TARGET, TOLERANCE, calibrate, on_all_cores, run as simulated};
 use super::{Outcome, Row, Setting, Table, Verdict};
-use crate::Error;
+use crate::lab::Error;
 use crate::plot::{Figure, Line};
 use crate::run::Backend;
 
@@ -61,9 +61,12 @@ fn code(text: &str) -> Scenario {
 
 pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
     if matches!(setting.backend, Backend::Emu | Backend::Cuda) {
-        return Err(Error::Options("this experiment is a simulation: leave `--backend` out or say `--backend sim`"));
+        return Err(crate::Error::Options(
+            "this experiment is a simulation: leave `--backend` out or say `--backend sim`",
+        )
+        .into());
     }
-    reproduce(setting).map_err(Error::Sharing)
+    Ok(reproduce(setting).map_err(crate::Error::Sharing)?)
 }
 
 fn reproduce(setting: &Setting) -> Result<Outcome, SharingError> {

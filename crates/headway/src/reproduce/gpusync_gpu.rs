@@ -33,10 +33,11 @@ use self::setup::{
 };
 use self::verdicts::{grouped, mean_of, rows, table, worst_of};
 use super::{Outcome, Setting};
+use crate::lab::Error;
 use crate::plot::{Figure, Line};
+use crate::ports;
 use crate::run::Backend;
 use crate::trackers::{Course, HAND_OVER, Load, Moving, Seen, Tracked};
-use crate::{Error, ports};
 
 /// What only this experiment asks.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -130,7 +131,9 @@ pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
     let cuda = match setting.backend {
         Backend::Emu => false,
         Backend::Cuda | Backend::Auto => true,
-        Backend::Sim => return Err(Error::Options("simulated it is `gpusync-sim`; this runs on `emu` or `cuda`")),
+        Backend::Sim => {
+            return Err(crate::Error::Options("simulated it is `gpusync-sim`; this runs on `emu` or `cuda`").into());
+        }
     };
     let source = if cuda { "cuda" } else { "emu" };
     let (options, quick) = (&setting.sharing, setting.quick);
@@ -194,9 +197,10 @@ fn chosen(options: &Options, gpus: usize, quick: bool) -> Result<Vec<Configurati
         configurations.retain(|one| options.only.iter().any(|word| one.is_called(word)));
     }
     if configurations.is_empty() {
-        return Err(Error::Options(
+        return Err(crate::Error::Options(
             "no configuration is called that; leave `--only` out to see their names in results.csv",
-        ));
+        )
+        .into());
     }
     Ok(configurations)
 }
@@ -322,7 +326,7 @@ impl Bench {
         // What an earlier broker of this experiment left would make the next one wait for its clients.
         let _ = std::fs::remove_dir_all(&self.folder);
         let options = headway_broker::Options { boost: false, ..headway_broker::Options::new(socket.clone(), arbiter) };
-        let mut server = Server::bind(options).map_err(Error::Broker)?;
+        let mut server = Server::bind(options).map_err(crate::Error::Broker)?;
         let stop = AtomicBool::new(false);
         let tracked = thread::scope(|scope| {
             let (tell, told) = channel();
@@ -336,7 +340,7 @@ impl Bench {
                 self.order(configuration, phases, |_, this| How::Broker { socket: socket.clone(), look: this.look });
             stop.store(true, Ordering::Relaxed);
             match told.recv() {
-                Ok(Err(error)) => Err(Error::Broker(error)),
+                Ok(Err(error)) => Err(crate::Error::Broker(error).into()),
                 _ => tracked,
             }
         });

@@ -8,7 +8,7 @@ use std::{env, thread};
 use headway_os::affinity;
 use headway_sim::fujii::Stress;
 
-use crate::Error;
+use crate::lab::Error;
 
 /// The environment variable that makes a process of this program a load: `spin`, `memory BYTES` or `pipes`.
 const VARIABLE: &str = "HEADWAY_LOAD";

@@ -11,7 +11,7 @@ use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64;
 
 use super::{Outcome, Row, Setting, Table, Verdict};
-use crate::Error;
+use crate::lab::Error;
 use crate::plot::{Figure, Line};
 use crate::run::Backend;
 

@@ -6,8 +6,9 @@ use headway_device::Device;
 use headway_device::emu::{EmuSpec, Emulated};
 
 use super::Setting;
+use crate::files;
+use crate::lab::Error;
 use crate::run::Backend;
-use crate::{Error, files};
 
 /// How many times slower than the machine file emulated devices are: their kernels run on the CPU.
 const SLOWER_EMULATED: u64 = 400;
@@ -32,7 +33,7 @@ impl Site {
         let default = if wanted == 1 { "h200-x1" } else { "h200-x4" };
         let machine = files::machine(setting.machine.as_deref().unwrap_or(default))?;
         if let Some(available) = there.filter(|&there| wanted > there) {
-            return Err(Error::TooFewGpus { machine: "this one".to_owned(), wanted, available });
+            return Err(crate::Error::TooFewGpus { machine: "this one".to_owned(), wanted, available }.into());
         }
         let wanted = if setting.gpus.is_none() { wanted.min(machine.gpus().count()) } else { wanted };
         let machine = files::restrict(&machine, wanted)?;
@@ -59,7 +60,7 @@ impl Site {
 }
 
 fn cuda_failed(source: headway_device::DeviceError) -> Error {
-    Error::Backend { backend: "cuda", source }
+    crate::Error::Backend { backend: "cuda", source }.into()
 }
 
 fn cuda_count() -> Result<usize, Error> {
@@ -83,7 +84,7 @@ fn open_cuda(count: usize) -> Result<Vec<Box<dyn Device>>, Error> {
 fn emulate(machine: &Machine) -> Result<Vec<Box<dyn Device>>, Error> {
     let open = |gpu: EndpointId| -> Result<Box<dyn Device>, Error> {
         let spec = EmuSpec { limits: limits(), ..EmuSpec::of_machine(machine, gpu) };
-        let device = Emulated::open(spec).map_err(|source| Error::Backend { backend: "emu", source })?;
+        let device = Emulated::open(spec).map_err(|source| crate::Error::Backend { backend: "emu", source })?;
         Ok(Box::new(device))
     };
     machine.gpus().map(open).collect()

@@ -13,7 +13,7 @@ use headway_sim::verner::histories::{Tally, history};
 
 pub(super) use self::sweep::run as sweep;
 use super::{Outcome, Row, Setting, Table, Verdict};
-use crate::Error;
+use crate::lab::Error;
 use crate::plot::{Figure, Line};
 use crate::run::Backend;
 

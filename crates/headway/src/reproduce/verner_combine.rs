@@ -11,7 +11,7 @@ use rand_pcg::Pcg64Mcg;
 use serde::Serialize;
 
 use super::{Outcome, Row, Setting, Table, Verdict};
-use crate::Error;
+use crate::lab::Error;
 use crate::plot::{Figure, Line};
 
 const MS: u64 = 1_000_000;
@@ -225,7 +225,7 @@ fn message_set(machine: &Machine, generator: &Generator, random: &mut Pcg64Mcg) 
 }
 
 fn refused(error: CombineError) -> Error {
-    Error::Plan(Box::new(error.into()))
+    crate::Error::Plan(Box::new(error.into())).into()
 }
 
 fn value(transformed: &Transformed) -> f64 {

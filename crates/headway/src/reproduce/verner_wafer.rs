@@ -16,9 +16,10 @@ use headway_core::plan::{Outcome as Answer, Plan, Strategy};
 use headway_core::units::Nanos;
 
 use super::{Outcome, Setting, Verdict};
+use crate::files;
+use crate::lab::Error;
 use crate::measure::wafer::Images;
 use crate::run::Backend;
-use crate::{Error, files};
 
 /// What is compared, and what tables call it. The first is how wafers were inspected before.
 const POLICIES: [(Strategy, &str); 4] = [
@@ -83,7 +84,7 @@ impl Study {
     }
 
     fn plan(&self, machine: &Machine, strategy: Strategy, cameras: u32) -> Result<Plan, Error> {
-        files::plan(machine, &self.workload(cameras)?, PlanOptions { strategy: Some(strategy) })
+        Ok(files::plan(machine, &self.workload(cameras)?, PlanOptions { strategy: Some(strategy) })?)
     }
 
     /// The most cameras that a policy is accepted with.

@@ -10,7 +10,7 @@ use headway_os::ipc::Words;
 
 use super::crew::{self, Crew};
 use super::{EXECUTE, task};
-use crate::Error;
+use crate::lab::Error;
 use crate::measure::sample::Effort;
 
 // Words that both processes share, a cache line each.
@@ -89,13 +89,13 @@ pub(super) fn both(crew: &Crew, hold: Nanos, look: Nanos, effort: Effort) -> Res
 pub(super) fn contend(client: &Client, words: &Words, orders: &Orders) -> Result<Vec<Wait>, Error> {
     client.look_for(orders.look);
     let mut task = task(client)?;
-    let mut token = task.acquire(clock::now(), 0, Some(crew::PATIENCE)).map_err(Error::Client)?;
+    let mut token = task.acquire(clock::now(), 0, Some(crew::PATIENCE)).map_err(crate::Error::Client)?;
     let [released, ready, stop] = [RELEASED, READY, STOP].map(|at| words.long(at));
     ready.fetch_add(1, Ordering::SeqCst);
     let patience = clock::now().saturating_add(Nanos(crew::PATIENCE.as_nanos() as u64));
     while ready.load(Ordering::SeqCst) < 2 {
         if clock::now() > patience {
-            return Err(Error::Options("the other process did not come"));
+            return Err(crate::Error::Options("the other process did not come").into());
         }
         std::thread::yield_now();
     }
@@ -103,7 +103,7 @@ pub(super) fn contend(client: &Client, words: &Words, orders: &Orders) -> Result
     let mut waits = Vec::with_capacity(orders.n_max as usize);
     while waits.len() < orders.n_max as usize && stop.load(Ordering::Relaxed) == 0 && clock::now() < until {
         let asked = clock::now();
-        let engine = token.engine(EXECUTE).map_err(Error::Client)?;
+        let engine = token.engine(EXECUTE).map_err(crate::Error::Client)?;
         let held = clock::now();
         let release = Nanos(released.load(Ordering::Acquire));
         if release > asked {

@@ -19,7 +19,7 @@ use headway_os::clock;
 use headway_os::ipc::{Listener, Packet, Socket, Words};
 
 use super::contend::{self, WORDS};
-use crate::Error;
+use crate::lab::Error;
 
 /// The environment variable that makes a process of this program one of the benchmark's: `broker` or `client`, the folder,
 /// and what else the role needs.
@@ -74,7 +74,7 @@ impl Crew {
     /// Starts the broker.
     pub(super) fn start(rest: Rest) -> Result<Self, Error> {
         let folder = env::temp_dir().join(format!("headway-bench-{}-{}", std::process::id(), clock::now().0));
-        let write = |source| Error::Write { path: folder.clone(), source };
+        let write = |source| crate::Error::Write { path: folder.clone(), source };
         fs::DirBuilder::new().mode(0o700).create(&folder).map_err(write)?;
         let words = Words::create("headway bench", WORDS, 1)?;
         let listener = Listener::bind(&folder.join("words"), 0o600)?;
@@ -89,7 +89,7 @@ impl Crew {
     }
 
     pub(super) fn connect(&self) -> Result<Client, Error> {
-        Client::connect(&self.folder.join("broker"), "bench", OnLoss::Fail).map_err(Error::Client)
+        Ok(Client::connect(&self.folder.join("broker"), "bench", OnLoss::Fail).map_err(crate::Error::Client)?)
     }
 
     /// Words that the second client has too.

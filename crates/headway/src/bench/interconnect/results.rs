@@ -9,8 +9,8 @@ use headway_core::units::{Nanos, PPM};
 use serde::Serialize;
 
 use super::{Report, Target, Variant};
-use crate::Error;
 use crate::bench::results::Outcome;
+use crate::lab::Error;
 use crate::measure::batches::{Block, Mix, Routes, Took};
 use crate::measure::fit::Observed;
 use crate::measure::sets::Member;

@@ -9,7 +9,7 @@ use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 
 use super::{Known, Options, Ran, fresh, given};
-use crate::Error;
+use crate::lab::Error;
 use crate::measure::batches::{Block, Draw, Routes, Took};
 use crate::measure::fit::Observed;
 use crate::measure::links::Setup;

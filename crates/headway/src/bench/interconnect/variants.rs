@@ -6,8 +6,8 @@ use headway_core::units::Nanos;
 use serde::Serialize;
 
 use super::{Ran, judge};
-use crate::Error;
 use crate::bench::interconnect::Errors;
+use crate::lab::Error;
 
 /// One form of the model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

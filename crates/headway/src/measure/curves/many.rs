@@ -12,7 +12,7 @@ use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 
 use super::{Taken, Taker, chain, is_fatal, is_posted};
-use crate::Error;
+use crate::measure::Error;
 use crate::measure::rig::{Rig, flush};
 use crate::measure::sample::Figures;
 

@@ -13,7 +13,7 @@ use headway_device::{Access, Buffer, DeviceError};
 use headway_os::{clock, copy};
 
 use super::super::bench::finish;
-use crate::Error;
+use crate::lab::Error;
 
 /// `threads` producers and two buffers each.
 pub(super) struct DoubleQueue {
@@ -33,8 +33,8 @@ fn take<T>(queue: &Mutex<Receiver<T>>) -> Option<T> {
 impl DoubleQueue {
     pub(super) fn new(gpu: &dyn Gpu, threads: usize, bytes: usize) -> Result<Self, Error> {
         let buffer = |_| gpu.pinned_buffer(bytes, Caching::WriteCombined);
-        let buffers = (0..2 * threads).map(buffer).collect::<Result<_, _>>().map_err(Error::Device)?;
-        Ok(Self { queue: Mutex::new(gpu.queue(false).map_err(Error::Device)?), buffers, threads, bytes })
+        let buffers = (0..2 * threads).map(buffer).collect::<Result<_, _>>()?;
+        Ok(Self { queue: Mutex::new(gpu.queue(false)?), buffers, threads, bytes })
     }
 
     /// Copies all of `host` to or from the start of `there`, and says how long it took, the making of threads included.
@@ -148,16 +148,16 @@ impl DoubleQueue {
         (to, to_at): (&Buffer, usize),
         len: usize,
     ) -> Result<(), Error> {
-        let from = from.claim(from_at..from_at + len, Access::Read).map_err(Error::Device)?;
-        let to = to.claim(to_at..to_at + len, Access::Write).map_err(Error::Device)?;
-        queue.submit(Move::Copy { from, to }, 0).map_err(Error::Device)?;
+        let from = from.claim(from_at..from_at + len, Access::Read)?;
+        let to = to.claim(to_at..to_at + len, Access::Write)?;
+        queue.submit(Move::Copy { from, to }, 0)?;
         finish(std::slice::from_mut(queue)).map(|_| ())
     }
 }
 
 fn joined(threads: Vec<thread::ScopedJoinHandle<'_, Result<(), DeviceError>>>) -> Result<(), Error> {
     for thread in threads {
-        thread.join().map_err(|_| Error::Options("a staging thread panicked"))?.map_err(Error::Device)?;
+        thread.join().map_err(|_| crate::Error::Options("a staging thread panicked"))??;
     }
     Ok(())
 }

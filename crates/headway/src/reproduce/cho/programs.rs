@@ -12,7 +12,7 @@ use rand_pcg::Pcg64Mcg;
 
 use super::super::bench::{finish, submit};
 use super::Copies;
-use crate::Error;
+use crate::lab::Error;
 
 /// Rows that one launch of Pathfinder does (Rodinia's pyramid height).
 const HEIGHT: usize = 20;
@@ -116,7 +116,7 @@ impl Graph {
 }
 
 fn claim(buffer: &Buffer, access: Access) -> Result<Argument, Error> {
-    Ok(Argument::Memory(buffer.claim(0..buffer.len(), access).map_err(Error::Device)?))
+    Ok(Argument::Memory(buffer.claim(0..buffer.len(), access)?))
 }
 
 /// What the kernels in `queue` took on the device, or, where it keeps no time, from here to their end.
@@ -128,7 +128,7 @@ fn kernel_time(queue: &mut Box<dyn Queue>) -> Result<Nanos, Error> {
 /// The search on the device; the distance of every node.
 pub(super) fn bfs(copies: &Copies<'_>, graph: &mut Graph) -> Result<(Costs, Vec<u8>), Error> {
     let (bench, count) = (copies.bench, graph.count);
-    let mut queue = bench.gpu()?.queue(true).map_err(Error::Device)?;
+    let mut queue = bench.gpu()?.queue(true)?;
     let mut costs = Costs::default();
     let [mut frontier, mut reached, mut visited] = [vec![0u8; count], vec![0; count], vec![0; count]];
     (frontier[0], visited[0]) = (1, 1);
@@ -222,7 +222,7 @@ impl Grid {
 /// The way down on the device; the cost for every column.
 pub(super) fn pathfinder(copies: &Copies<'_>, grid: &mut Grid) -> Result<(Costs, Vec<u8>), Error> {
     let bench = copies.bench;
-    let mut queue = bench.gpu()?.queue(true).map_err(Error::Device)?;
+    let mut queue = bench.gpu()?.queue(true)?;
     let mut costs = Costs::default();
     let row_bytes = 4 * grid.columns;
     let rest = bench.device(grid.cells.len() - row_bytes)?;

@@ -8,7 +8,7 @@ use headway_runtime::copy::How;
 
 use super::fidelity::DoubleQueue;
 use super::outcome;
-use crate::Error;
+use crate::lab::Error;
 use crate::plot::{Figure, Line};
 use crate::reproduce::bench::{Bench, gb_per_s, random, same};
 use crate::reproduce::{Outcome, Row, Setting, Table, Verdict};

@@ -17,7 +17,7 @@ use super::super::bench::{Bench, random, same};
 use super::super::loads::Loads;
 use super::super::{Outcome, Setting, Table};
 use super::{figures, measured, tables};
-use crate::Error;
+use crate::lab::Error;
 
 /// What samples of real hardware may blur in a comparison, in percent.
 const SLACK_PERCENT: u64 = 5;
@@ -63,7 +63,7 @@ pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
     let reach = window.map_or(Reach::Device, Reach::Window);
     let rig = Rig {
         bench: &bench,
-        there: gpu.device_buffer(2 * most, reach).map_err(Error::Device)?,
+        there: gpu.device_buffer(2 * most, reach)?,
         sizes: fujii::grid().filter(|b| b.0 <= most as u64).step_by(if setting.quick { 4 } else { 1 }).collect(),
         time: if setting.quick { Nanos(200_000) } else { Nanos(4_000_000) },
         samples: if setting.quick { 3 } else { 1_000 },
@@ -167,7 +167,7 @@ impl Rig<'_> {
         };
         // A thread of its own: the class ends with it.
         thread::scope(|scope| scope.spawn(measure).join())
-            .unwrap_or_else(|_| Err(Error::Options("a measuring thread panicked").into()))
+            .unwrap_or_else(|_| Err(Error::from(crate::Error::Options("a measuring thread panicked")).into()))
     }
 
     fn curve(&self, way: Way, direction: Direction) -> Result<Vec<(Bytes, Stat)>, Error> {
@@ -204,9 +204,9 @@ impl Rig<'_> {
             _ => (&self.data[..len], &zeros[..]),
         };
         let device = At { buffer: &self.there, offset: at };
-        self.bench.copier.copy_in(device, there, How::By(Way::of(Method::Pageable))).map_err(Error::Copy)?;
-        let mut span = host.claim(0..len, Access::Write).map_err(Error::Device)?;
-        span.bytes_mut().map_err(Error::Device)?.copy_from_slice(here);
+        self.bench.copier.copy_in(device, there, How::By(Way::of(Method::Pageable)))?;
+        let mut span = host.claim(0..len, Access::Write)?;
+        span.bytes_mut()?.copy_from_slice(here);
         Ok(())
     }
 
@@ -214,18 +214,18 @@ impl Rig<'_> {
         if direction == Direction::H2d {
             let mut back = vec![0; len];
             let device = At { buffer: &self.there, offset: at };
-            self.bench.copier.copy_out(&mut back, device, How::By(Way::of(Method::Pageable))).map_err(Error::Copy)?;
+            self.bench.copier.copy_out(&mut back, device, How::By(Way::of(Method::Pageable)))?;
             return same("fujii", &back, &self.data[..len]);
         }
-        let span = host.claim(0..len, Access::Read).map_err(Error::Device)?;
-        same("fujii", span.bytes().map_err(Error::Device)?, &self.data[..len])
+        let span = host.claim(0..len, Access::Read)?;
+        same("fujii", span.bytes()?, &self.data[..len])
     }
 
     /// One copy from or to pinned memory.
     fn once(&self, way: Way, direction: Direction, host: &Buffer, len: usize, at: usize) -> Result<Nanos, Error> {
         let (device, host) = (At { buffer: &self.there, offset: at }, At { buffer: host, offset: 0 });
         let before = clock::now();
-        self.bench.copier.copy_pinned(direction, device, host, len, How::By(way)).map_err(Error::Copy)?;
+        self.bench.copier.copy_pinned(direction, device, host, len, How::By(way))?;
         Ok(clock::now() - before)
     }
 
@@ -284,7 +284,7 @@ impl Rig<'_> {
         let (a, b) = thread::scope(|scope| {
             let other = scope.spawn(|| runner(second, two, self.data.len()));
             let own = runner(first, one, 0);
-            (own, other.join().unwrap_or(Err(Error::Options("a measuring thread panicked"))))
+            (own, other.join().unwrap_or_else(|_| Err(crate::Error::Options("a measuring thread panicked").into())))
         });
         let (a, b) = (a?, b?);
         Ok(a.iter().zip(&b).skip(1).map(|(a, b)| a.1.max(b.1) - a.0.min(b.0)).collect())

@@ -17,8 +17,9 @@ use headway_os::ipc::Words;
 use headway_runtime::sharing::Sharing;
 use serde::{Deserialize, Serialize};
 
+use crate::lab::Error;
+use crate::ports;
 use crate::trackers::{Arbitration, Camera, Course, Load, Tracked, Video};
-use crate::{Error, ports};
 
 /// The environment variable that makes a process of this program a camera.
 const VARIABLE: &str = "HEADWAY_CAMERA";
@@ -107,13 +108,13 @@ fn obey(camera: &mut Option<Camera>, order: Order) -> Result<Reply, Error> {
             Ok(Reply::Done)
         }
         Order::Load(load) => {
-            let camera = camera.as_mut().ok_or(Error::Options("a camera is opened first"))?;
+            let camera = camera.as_mut().ok_or(crate::Error::Options("a camera is opened first"))?;
             camera.set_load(load)?;
             camera.warm_up()?;
             Ok(Reply::Done)
         }
         Order::Run { course, how } => {
-            let camera = camera.as_mut().ok_or(Error::Options("a camera is opened first"))?;
+            let camera = camera.as_mut().ok_or(crate::Error::Options("a camera is opened first"))?;
             let tracked = run(camera, &course, &how)?;
             camera.reset()?;
             Ok(Reply::Tracked(tracked))
@@ -125,13 +126,13 @@ fn open(open: &Open) -> Result<Camera, Error> {
     let backend = if open.cuda { ports::Backend::Cuda } else { ports::Backend::Emu };
     let ports: Vec<Arc<dyn Gpu>> = ports::open(backend, open.machine.as_deref(), Some(open.gpus))?;
     let [width, height, slots] = open.shape;
-    let wrong = |_| Error::Options("the tracker cannot have pictures of this size");
+    let wrong = |_| crate::Error::Options("the tracker cannot have pictures of this size");
     let shape = Shape::new(width, height, slots).map_err(wrong)?;
     let video = match &open.video {
         Some(path) => Video::read(&shape, path, open.seed.wrapping_mul(1_000), open.pictures)?,
         None => Video::synthetic(&shape, open.seed, open.pictures),
     };
-    Camera::open(ports, shape, video, Load::default(), open.check)
+    Ok(Camera::open(ports, shape, video, Load::default(), open.check)?)
 }
 
 fn run(camera: &mut Camera, course: &Course, how: &How) -> Result<Tracked, Error> {
@@ -141,7 +142,7 @@ fn run(camera: &mut Camera, course: &Course, how: &How) -> Result<Tracked, Error
     let mut with = |arbitration: &mut Arbitration<'_>| camera.run(course, arbitration, keep, &never);
     match how {
         How::Broker { socket, look } => {
-            let client = Client::connect(socket, "camera", OnLoss::Fail).map_err(Error::Client)?;
+            let client = Client::connect(socket, "camera", OnLoss::Fail).map_err(crate::Error::Client)?;
             client.look_for(*look);
             let sharing = Sharing::by_broker(client);
             let shape = TaskShape {
@@ -153,16 +154,16 @@ fn run(camera: &mut Camera, course: &Course, how: &How) -> Result<Tracked, Error
                 segments: Vec::new(),
                 thread: Some(headway_os::ipc::this_thread()),
             };
-            let task = sharing.register(shape).map_err(Error::Shared)?;
-            with(&mut Arbitration::Managed(task))
+            let task = sharing.register(shape).map_err(crate::Error::Shared)?;
+            Ok(with(&mut Arbitration::Managed(task))?)
         }
         How::Fewest(path) => {
-            let failed = |source| Error::Read { path: path.clone(), source };
+            let failed = |source| crate::Error::Read { path: path.clone(), source };
             let file = OpenOptions::new().read(true).write(true).open(path).map_err(failed)?;
             let words = Words::open(file.into(), 0, USERS)?;
-            with(&mut Arbitration::Fewest(&words))
+            Ok(with(&mut Arbitration::Fewest(&words))?)
         }
-        How::Fixed(gpu) => with(&mut Arbitration::Fixed(*gpu)),
+        How::Fixed(gpu) => Ok(with(&mut Arbitration::Fixed(*gpu))?),
     }
 }
 

@@ -10,7 +10,7 @@ use headway_core::units::Nanos;
 use serde::Serialize;
 
 use super::hand_over::hand_overs;
-use crate::Error;
+use crate::lab::Error;
 use crate::trackers::{Seen, Tracked};
 
 /// One configuration, one repetition, all its cameras. Responses in percent of the period.
@@ -170,7 +170,7 @@ impl Files {
     pub(super) fn create(folder: &Path) -> Result<Self, Error> {
         let failed = |path: &Path| {
             let path = path.to_owned();
-            move |source| Error::Write { path, source }
+            move |source| crate::Error::Write { path, source }
         };
         fs::create_dir_all(folder).map_err(failed(folder))?;
         let path = folder.join("results.csv");
@@ -188,7 +188,7 @@ impl Files {
     /// Adds a run; on disk when this returns.
     pub(super) fn add(&mut self, measured: &Measured, tracked: &[Tracked]) -> Result<(), Error> {
         let folder = self.folder.clone();
-        self.write(measured, tracked).map_err(|source| Error::Write { path: folder, source })
+        Ok(self.write(measured, tracked).map_err(|source| crate::Error::Write { path: folder, source })?)
     }
 
     fn write(&mut self, measured: &Measured, tracked: &[Tracked]) -> std::io::Result<()> {

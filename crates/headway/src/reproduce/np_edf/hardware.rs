@@ -19,7 +19,7 @@ use rand_core::SeedableRng;
 use rand_pcg::Pcg64;
 
 use super::{Draw, PERIODS_MS, Verdict};
-use crate::Error;
+use crate::lab::Error;
 use crate::measure::sample::Figures;
 use crate::reproduce::site::{Site, told};
 use crate::reproduce::{Outcome, Row, Setting, Table};
@@ -86,8 +86,8 @@ pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
     let plan = Arc::new(plan);
     let kernels = Kernels::of(&plan, &workload)?;
     let ring = Ring::new(&plan, setting.seed).expect("every flow has a pipeline of its own");
-    let (checker, found) =
-        Checker::new(&ring, &plan, &kernels, Sampling { streams: 0, turns: 0, chains: None }).map_err(Error::Data)?;
+    let (checker, found) = Checker::new(&ring, &plan, &kernels, Sampling { streams: 0, turns: 0, chains: None })
+        .map_err(crate::Error::Data)?;
     let cycles: Vec<u64> = plan.pipelines.iter().map(|p| duration.0.div_ceil(p.period.0)).collect();
     let packets = plan.streams.iter().map(|stream| cycles[stream.pipeline as usize]).collect();
     let spin = if site.source == "cuda" { Nanos(200_000) } else { Nanos::ZERO };
@@ -119,7 +119,7 @@ fn accepted(machine: &Machine, seed: u64) -> Result<(Workload, Plan, Vec<Vec<Nan
         for _ in 0..DRAWS {
             let workload = workload(machine, &mut draw, percent, seed);
             let options = Options { strategy: Some(Strategy::Partitioned) };
-            let plan = plan(machine, &workload, options).map_err(|error| Error::Plan(Box::new(error)))?;
+            let plan = plan(machine, &workload, options).map_err(|error| crate::Error::Plan(Box::new(error)))?;
             let whole = plan.pipelines.iter().flat_map(|p| &p.steps).all(|step| step.chunk == Bytes(0));
             if plan.verdict.outcome != Answer::Schedulable || !whole {
                 continue;
@@ -129,7 +129,8 @@ fn accepted(machine: &Machine, seed: u64) -> Result<(Workload, Plan, Vec<Vec<Nan
             }
         }
     }
-    Err(Error::Options("no random set of flows passes on this machine; its costs or its jitter are too large"))
+    Err(crate::Error::Options("no random set of flows passes on this machine; its costs or its jitter are too large")
+        .into())
 }
 
 /// The longest response of each pipeline on each step's engine, from all schedules with these offsets.

@@ -11,7 +11,7 @@ use headway_os::clock;
 use headway_runtime::copy::{At, How, ManyBy};
 
 use super::{DIRECTIONS, line, outcome};
-use crate::Error;
+use crate::lab::Error;
 use crate::plot::{Figure, Line, TO_P99};
 use crate::reproduce::bench::{Bench, Shots, gb_per_s, random, same, shots};
 use crate::reproduce::{Outcome, Row, Setting, Table, Verdict};
@@ -97,8 +97,7 @@ impl Study {
                 bench.copier.copy_many_in(device, &host, &memory.pieces, Some(by))
             } else {
                 bench.copier.copy_many_out(&mut host, device, &memory.pieces, Some(by))
-            }
-            .map_err(Error::Copy)?;
+            }?;
             Ok(clock::now() - before)
         };
         let shots = match once() {
@@ -108,7 +107,7 @@ impl Study {
                 return Ok(());
             }
             Ok(first) => Shots { first, ..shots(n_min, time, once)? },
-            Err(Error::Copy(error)) => {
+            Err(Error::Headway(crate::Error::Copy(error))) => {
                 self.skipped.insert(format!("{name}: {error}"));
                 return Ok(());
             }

@@ -10,7 +10,7 @@ use headway_os::clock;
 use headway_runtime::copy::{At, How};
 
 use super::{DIRECTIONS, MIB, effort, line, outcome};
-use crate::Error;
+use crate::lab::Error;
 use crate::plot::{Figure, Line, TO_P99};
 use crate::reproduce::bench::{Bench, Shots, gb_per_s, random, same, shots};
 use crate::reproduce::{Outcome, Row, Setting, Table, Verdict};
@@ -54,8 +54,8 @@ impl Memory {
             _ => (&clear[..], &self.data[..bytes]),
         };
         self.host[..bytes].copy_from_slice(here);
-        let mut span = self.pinned.claim(0..bytes, Access::Write).map_err(Error::Device)?;
-        span.bytes_mut().map_err(Error::Device)?.copy_from_slice(here);
+        let mut span = self.pinned.claim(0..bytes, Access::Write)?;
+        span.bytes_mut()?.copy_from_slice(here);
         drop(span);
         bench.time(Direction::H2d, &self.there, &mut there.to_vec(), How::By(Way::of(Method::Pageable)))?;
         Ok(())
@@ -74,7 +74,7 @@ impl Memory {
         }
         let (device, pinned) = (At { buffer: &self.there, offset: 0 }, At { buffer: &self.pinned, offset: 0 });
         let before = clock::now();
-        bench.copier.copy_pinned(direction, device, pinned, bytes, How::By(way)).map_err(Error::Copy)?;
+        bench.copier.copy_pinned(direction, device, pinned, bytes, How::By(way))?;
         Ok(clock::now() - before)
     }
 
@@ -87,8 +87,8 @@ impl Memory {
         if name != "dma" {
             return same(name, &self.host[..bytes], data);
         }
-        let span = self.pinned.claim(0..bytes, Access::Read).map_err(Error::Device)?;
-        same(name, span.bytes().map_err(Error::Device)?, data)
+        let span = self.pinned.claim(0..bytes, Access::Read)?;
+        same(name, span.bytes()?, data)
     }
 }
 

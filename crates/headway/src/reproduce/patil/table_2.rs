@@ -10,7 +10,7 @@ use headway_kernels::study::Elementwise;
 use headway_os::clock;
 
 use super::{MIB, effort, line, outcome};
-use crate::Error;
+use crate::lab::Error;
 use crate::plot::{Figure, Line};
 use crate::reproduce::bench::{Bench, random, same, shots, submit};
 use crate::reproduce::{Outcome, Row, Setting, Table, Verdict};
@@ -47,29 +47,29 @@ struct Arrays {
 impl Arrays {
     fn copy(&self, queue: &mut Box<dyn Queue>, inwards: bool, range: Range<usize>) -> Result<(), Error> {
         let (from, to) = if inwards { (&self.pinned, &self.there) } else { (&self.there, &self.pinned) };
-        let from = from.claim(range.clone(), Access::Read).map_err(Error::Device)?;
-        let to = to.claim(range, Access::Write).map_err(Error::Device)?;
+        let from = from.claim(range.clone(), Access::Read)?;
+        let to = to.claim(range, Access::Write)?;
         submit(queue, Move::Copy { from, to }, 0)
     }
 
     fn launch(&self, queue: &mut Box<dyn Queue>, range: Range<usize>) -> Result<(), Error> {
         let words = (range.len() / 4) as u32;
-        let memory = self.there.claim(range, Access::Write).map_err(Error::Device)?;
+        let memory = self.there.claim(range, Access::Write)?;
         let arguments = vec![Argument::Memory(memory), Argument::Int(words as i32)];
         submit(queue, Move::Launch { program: Arc::new(Elementwise), grid: Elementwise::grid(words), arguments }, 0)
     }
 
     /// Puts `data` where the copies in begin.
     fn fill(&self, data: &[u8]) -> Result<(), Error> {
-        let mut span = self.pinned.claim(0..data.len(), Access::Write).map_err(Error::Device)?;
-        span.bytes_mut().map_err(Error::Device)?.copy_from_slice(data);
+        let mut span = self.pinned.claim(0..data.len(), Access::Write)?;
+        span.bytes_mut()?.copy_from_slice(data);
         Ok(())
     }
 
     /// Whether the copies out brought `expected`.
     fn check(&self, what: &str, expected: &[u8]) -> Result<(), Error> {
-        let span = self.pinned.claim(0..expected.len(), Access::Read).map_err(Error::Device)?;
-        same(what, span.bytes().map_err(Error::Device)?, expected)
+        let span = self.pinned.claim(0..expected.len(), Access::Read)?;
+        same(what, span.bytes()?, expected)
     }
 }
 
@@ -86,7 +86,7 @@ fn overlapped(arrays: &Arrays, queues: &mut [Box<dyn Queue>], how: Overlap, segm
         for queue in 0..queues.len() {
             if let Some(at) = running[queue] {
                 let Some(done) = queues[queue].poll() else { continue };
-                done.result.map_err(Error::Device)?;
+                done.result?;
                 ended[at] += 1;
                 running[queue] = None;
             }
@@ -107,7 +107,7 @@ fn overlapped(arrays: &Arrays, queues: &mut [Box<dyn Queue>], how: Overlap, segm
             running[queue] = Some(at);
         }
         if clock::now() > until {
-            return Err(Error::Options("the device does not end its work; give it up"));
+            return Err(crate::Error::Options("the device does not end its work; give it up").into());
         }
     }
     Ok(clock::now() - before)
@@ -173,7 +173,7 @@ struct Study<'a> {
 impl<'a> Study<'a> {
     fn new(bench: &Bench, setting: &'a Setting, most: usize) -> Result<Self, Error> {
         let gpu = bench.gpu()?;
-        let queues = (0..QUEUES).map(|_| gpu.queue(false)).collect::<Result<_, _>>().map_err(Error::Device)?;
+        let queues = (0..QUEUES).map(|_| gpu.queue(false)).collect::<Result<_, _>>()?;
         let arrays = Arrays { pinned: bench.pinned(most)?, there: bench.device(most)?, bytes: most };
         let data = random(setting.seed, most);
         let mut expected = data.clone();

@@ -8,7 +8,7 @@ use headway_sim::verner::pools::{KINDS, Reading};
 use headway_sim::verner::{Curve, Point, Study, with_setup};
 
 use super::{Outcome, Row, Setting, Table, Verdict, outcome, shipped};
-use crate::Error;
+use crate::lab::Error;
 
 /// Overhead of an operation in the second half of the table: none is stated.
 const OVERHEAD: Nanos = Nanos(10_000);

@@ -15,6 +15,7 @@ use headway_core::units::{Bytes, Nanos};
 use headway_device::gpu::Gpu;
 
 use super::outcome;
+use crate::lab::Error;
 use crate::measure::batches::{Bed, Block, Routes, Took};
 use crate::measure::interconnect::{Scope, calibrate};
 use crate::measure::node;
@@ -23,7 +24,7 @@ use crate::measure::sets::{Member, Room};
 use crate::plot::{Figure, Line};
 use crate::reproduce::{Outcome, Row, Setting, Table, Verdict};
 use crate::run::Backend;
-use crate::{Error, files, ports, stamp};
+use crate::{files, ports, stamp};
 
 /// Chunks of the longest block, and bytes of one; queues take 64 at a time.
 const CHUNKS: usize = 48;

@@ -19,7 +19,7 @@ use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 
 use super::{Setting, Verdict};
-use crate::Error;
+use crate::lab::Error;
 use crate::measure::sample::Figures;
 use crate::reproduce::site::{Site, told};
 use crate::reproduce::{Outcome, Row, Table};

@@ -14,7 +14,7 @@ use self::demand::Demand;
 use self::search::Planned;
 use self::trial::{Trial, Until};
 use super::{Outcome, Setting};
-use crate::Error;
+use crate::lab::Error;
 use crate::measure::sample::Effort;
 use crate::reproduce::site::Site;
 

@@ -6,7 +6,7 @@ use headway_sim::verner::pools::{Reading, SEEDS};
 use headway_sim::verner::{Curve, Point, Study, with_limit, with_setup};
 
 use super::{Outcome, Row, Setting, Table, Verdict, outcome, shipped};
-use crate::Error;
+use crate::lab::Error;
 use crate::plot::{Figure, Line};
 
 /// One GPU's link, bytes per second.

@@ -5,7 +5,7 @@ use headway_core::units::Nanos;
 
 use super::run::{Figures, RUNS_COLUMNS, STEPS_COLUMNS, Site, folder};
 use super::{CAMERAS_MAX, GAIN, Most, PERIOD, POLICIES, Study};
-use crate::Error;
+use crate::lab::Error;
 use crate::measure::sample::Effort;
 use crate::measure::wafer::{COLUMNS, Calibration, SHAPE, Size, calibrate};
 use crate::reproduce::{Outcome, Row, Setting, Table, Verdict};

@@ -13,11 +13,12 @@ use headway_trace::summary::{self, Summary};
 use headway_trace::timeline::Timeline;
 
 use super::Study;
+use crate::files;
 use crate::keep::Keep;
+use crate::lab::Error;
 use crate::reproduce::{Setting, Table};
 use crate::run::{self, Options, Ran};
 use crate::verify::{self, Counted};
-use crate::{Error, files};
 
 /// Numbers scratch folders of one process.
 static RUNS: AtomicU64 = AtomicU64::new(0);
@@ -71,7 +72,7 @@ impl Site<'_> {
             return Err(why.clone().into());
         }
         let Some(Source::Wafer(planned)) = plan.pipelines.first().map(|pipeline| &pipeline.source) else {
-            return Err(Error::Options("the experiment's workload has a wafer"));
+            return Err(crate::Error::Options("the experiment's workload has a wafer").into());
         };
         let counted = verify::lists(planned, &outlet.path(&output_name("wafer")), &options.interrupt)?;
         let timeline = Timeline::new(&log);

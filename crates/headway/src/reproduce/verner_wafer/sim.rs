@@ -6,7 +6,7 @@ use headway_core::units::{NANOS_PER_SECOND, Nanos, Rate};
 
 use super::run::{RUNS_COLUMNS, STEPS_COLUMNS, Site};
 use super::{GAIN, Most, POLICIES, Study, Verdict};
-use crate::Error;
+use crate::lab::Error;
 use crate::plot::{Figure, Line};
 use crate::reproduce::{Outcome, Row, Setting, Table};
 use crate::run::Backend;

@@ -119,13 +119,13 @@ fn known(workload: &Loaded<Workload>, at: usize, task: &Task) -> Result<(), Erro
             let message = format!("task `{}` computes `{kernel}`, which is not built for tasks on devices", task.id);
             let help =
                 "tasks on devices are trackers (`compute = \"klt\"`); others run with `--backend sim`".to_owned();
-            return Err(Error::File(workload.error_at(&format!("task.{at}"), message, Some(help))));
+            return Err(Error::from(workload.error_at(&format!("task.{at}"), message, Some(help))));
         }
     }
     if kernels == 0 {
         let message = format!("task `{}` computes nothing", task.id);
         let help = "tasks on devices are trackers (`compute = \"klt\"`); others run with `--backend sim`".to_owned();
-        return Err(Error::File(workload.error_at(&format!("task.{at}"), message, Some(help))));
+        return Err(Error::from(workload.error_at(&format!("task.{at}"), message, Some(help))));
     }
     Ok(())
 }

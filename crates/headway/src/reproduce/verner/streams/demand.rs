@@ -7,7 +7,7 @@ use headway_core::units::Nanos;
 use headway_sim::verner::pools::{KINDS, Kind, Reading};
 
 use super::Setting;
-use crate::Error;
+use crate::lab::Error;
 
 /// The kernel of the streams.
 pub(super) const KERNEL: &str = "aes128-cbc";
@@ -37,7 +37,7 @@ impl Demand {
     pub(super) fn new(setting: &Setting, machine: &Machine) -> Result<Self, Error> {
         let options = &setting.streams;
         let kind = KINDS.iter().find(|kind| kind.number == options.workload);
-        let kind = *kind.ok_or(Error::Options("the paper's workloads have the numbers 1 to 12"))?;
+        let kind = *kind.ok_or(crate::Error::Options("the paper's workloads have the numbers 1 to 12"))?;
         let kernel = |gpu| machine.kernel(KERNEL, gpu).map_or(0, |kernel| kernel.rate.0);
         let most: u64 = machine.gpus().map(kernel).sum::<u64>() + machine.cpu_or_assumed().rate(KERNEL).0;
         let bits = most.saturating_mul(8).saturating_mul(BEYOND) / options.rate_scale.max(1);
@@ -49,7 +49,10 @@ impl Demand {
         let left_out = all - streams.len();
         streams.truncate(options.streams_max.unwrap_or(usize::MAX));
         if streams.is_empty() {
-            return Err(Error::Options("no stream of the workload has a deadline that long; lower `--deadline-min`"));
+            return Err(crate::Error::Options(
+                "no stream of the workload has a deadline that long; lower `--deadline-min`",
+            )
+            .into());
         }
         let mut sum = 0;
         let rates = streams.iter().map(|stream| {

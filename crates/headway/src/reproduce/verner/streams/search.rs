@@ -11,7 +11,7 @@ use headway_core::plan::{Plan, Strategy};
 use headway_core::units::{Nanos, PPM};
 
 use super::demand::{Demand, KERNEL, Part};
-use crate::Error;
+use crate::lab::Error;
 
 /// A count's border is known to one part in so many.
 const PRECISION: usize = 200;
@@ -51,7 +51,7 @@ const fn strategy(policy: Policy) -> Strategy {
 pub(super) fn forced(machine: &Machine, demand: &Demand, policy: Policy, on_cpu: &[bool]) -> Result<Case, Error> {
     let workload = demand.workload(on_cpu, Part::All).expect("at least one stream is planned");
     let plan = planner::plan(machine, &workload, Options { strategy: Some(strategy(policy)) });
-    Ok(Case { workload, plan: Arc::new(plan.map_err(|error| Error::Plan(Box::new(error)))?) })
+    Ok(Case { workload, plan: Arc::new(plan.map_err(|error| crate::Error::Plan(Box::new(error)))?) })
 }
 
 /// A search for divisions of prefixes.
@@ -73,7 +73,7 @@ impl Divider<'_> {
             Ok(plan) => Ok(margins(&plan).least()),
             // Blocks that no buffer could hold, cycles without length.
             Err(PlanError::Impossible { .. }) => Ok(0),
-            Err(error) => Err(Error::Plan(Box::new(error))),
+            Err(error) => Err(crate::Error::Plan(Box::new(error)).into()),
         }
     }
 

@@ -14,7 +14,7 @@ use headway_runtime::wall::{self, RunError, Work};
 
 use super::cycle_of;
 use super::search::Case;
-use crate::Error;
+use crate::lab::Error;
 use crate::reproduce::site::{Site, told};
 
 /// Streams of each GPU that are compared with the CPU byte by byte, and those that have their turn in each block.
@@ -142,7 +142,7 @@ pub(super) fn run(site: &mut Site, case: &Case, duration: Nanos, until: Until) -
     let ring = Ring::new(plan, case.workload.seed).expect("every stream sends one packet in every cycle");
     // Runs beyond what the plan accepts only ask for misses.
     let sampling = Sampling { chains: (until == Until::End).then(|| cycles.clone()), ..SAMPLING };
-    let (checker, found) = Checker::new(&ring, plan, &kernels, sampling).map_err(Error::Data)?;
+    let (checker, found) = Checker::new(&ring, plan, &kernels, sampling).map_err(crate::Error::Data)?;
     let stop = Arc::new(AtomicBool::new(false));
     // A GPU's windows are worth a busy CPU; the emulated device needs that CPU itself.
     let spin = if site.source == "cuda" { Nanos(200_000) } else { Nanos::ZERO };
