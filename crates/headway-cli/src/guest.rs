@@ -13,6 +13,10 @@ use crate::Answer;
 
 #[derive(Debug, Args)]
 pub(crate) struct ExecArgs {
+    /// Large copies from and to ordinary memory are made by several threads through page-locked memory
+    #[arg(long, value_enum, value_name = "WHETHER", num_args = 0..=1, require_equals = true, default_missing_value = "on",
+        default_value = "on")]
+    pub(crate) fast: Switch,
     /// Small copies out of a GPU are made by a kernel in their own stream, where they would wait at the copy engine
     #[arg(long, value_enum, value_name = "WHEN", num_args = 0..=1, require_equals = true, default_missing_value = "auto",
         default_value = "never")]
@@ -31,6 +35,12 @@ pub(crate) struct ExecArgs {
     /// The program and its arguments, behind `--`
     #[arg(last = true, required = true, value_name = "COMMAND")]
     pub(crate) command: Vec<OsString>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Switch {
+    On,
+    Off,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -75,7 +85,7 @@ fn options(args: &ExecArgs) -> GuestOptions {
         // Small copies that go by a kernel wait for nobody: then whole copies keep their full rate.
         PieceArg::Auto => (aside == Aside::Never).then_some(guest::PIECE_USUAL),
     };
-    GuestOptions { aside, piece, stats: args.stats, alone: args.alone }
+    GuestOptions { fast: args.fast == Switch::On, aside, piece, stats: args.stats, alone: args.alone }
 }
 
 /// Returns only if the program could not be started.
@@ -105,8 +115,10 @@ mod tests {
     #[test]
     fn bulk_copies_yield_unless_small_ones_go_aside() {
         assert_eq!(parsed("").piece, Some(guest::PIECE_USUAL));
-        assert_eq!(parsed("--aside"), GuestOptions { aside: Aside::Auto, ..GuestOptions::default() });
+        let fast = GuestOptions { fast: true, ..GuestOptions::default() };
+        assert_eq!(parsed("--aside"), GuestOptions { aside: Aside::Auto, ..fast });
         assert_eq!(parsed("--aside --yield=2MiB").piece, Some(Bytes(2 << 20)));
-        assert_eq!(parsed("--yield=never --stats"), GuestOptions { stats: true, ..GuestOptions::default() });
+        assert_eq!(parsed("--yield=never --stats"), GuestOptions { stats: true, ..fast });
+        assert_eq!(parsed("--yield=never --fast=off"), GuestOptions::default());
     }
 }

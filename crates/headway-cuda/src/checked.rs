@@ -1,7 +1,7 @@
 //! Checked calls: the driver, loaded and initialised, and what every result code means.
 
 use std::collections::{BTreeMap, HashMap};
-use std::ffi::{CStr, OsString, c_char, c_int};
+use std::ffi::{CStr, OsString, c_char, c_int, c_void};
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
@@ -40,6 +40,8 @@ pub struct Driver {
     pub(crate) table: Table,
     pub(crate) domain: Domain,
     path: PathBuf,
+    /// Whether the program had loaded it for itself, and may be capturing streams.
+    pub(crate) is_guest: bool,
     home: Home,
     ids: Mutex<BTreeMap<Ordinal, DeviceId>>,
     /// What is open, so that memory names its context by its device.
@@ -78,20 +80,40 @@ impl Driver {
         if let Some(driver) = loaded.get(path) {
             return Ok(Arc::clone(driver));
         }
-        let table = Table::load(path)?;
+        let driver = Self::of(path, Table::load(path)?, false)?;
+        loaded.insert(path.to_owned(), Arc::clone(&driver));
+        Ok(driver)
+    }
+
+    /// The driver that this program uses already, its functions found by `find` (null = not there), for copies of memory that
+    /// somebody else allocated. Threads of Headway make their calls in the relaxed capture mode: they never disturb a capture.
+    ///
+    /// # Safety
+    /// What `find` gives for the name of a function of the CUDA driver is that function, and it is never unloaded.
+    ///
+    /// # Errors
+    /// As [`Driver::load`].
+    pub unsafe fn of_program(find: impl Fn(&CStr) -> *const c_void) -> Result<Arc<Self>, DeviceError> {
+        FIRST.get().map_or(Ok(()), |first| here(*first))?;
+        let path = Path::new("the program's own libcuda.so.1");
+        // SAFETY: the caller's promise.
+        let table = unsafe { Table::find(path, find) }?;
+        Self::of(path, table, true)
+    }
+
+    fn of(path: &Path, table: Table, is_guest: bool) -> Result<Arc<Self>, DeviceError> {
         FIRST.get_or_init(Home::here);
         let driver = Self {
             table,
             domain: Domain::new(),
             path: path.to_owned(),
+            is_guest,
             home: Home::here(),
             ids: Mutex::default(),
             contexts: Mutex::default(),
         };
         driver.init()?;
-        let driver = Arc::new(driver);
-        loaded.insert(path.to_owned(), Arc::clone(&driver));
-        Ok(driver)
+        Ok(Arc::new(driver))
     }
 
     fn init(&self) -> Result<(), DeviceError> {

@@ -11,7 +11,7 @@ use headway_device::{Buffer, Description, DeviceError, HostKind, Limits, Span, c
 
 use crate::checked::{Driver, call};
 use crate::device::describe;
-use crate::owned::{Context, CopyKind, DeviceMemory, copy_pageable};
+use crate::owned::{Context, CopyKind, DeviceMemory, ForeignMemory, copy_pageable};
 use crate::pinned::{InPlace, WholePinned};
 use crate::pool::Pool;
 use crate::queue::{CudaQueue, Modules};
@@ -63,6 +63,28 @@ impl CudaGpu {
             }
         }
         Ok(gpus)
+    }
+
+    /// A buffer over memory of this GPU that somebody else allocated.
+    ///
+    /// # Safety
+    /// `bytes` bytes from `address` on are memory of this GPU, mapped for as long as the buffer and claims on it live. Nobody else
+    /// writes a byte that is claimed, nor reads one that is claimed for writing.
+    ///
+    /// # Errors
+    /// [`DeviceError::Refused`] beyond the limit of buffers.
+    pub unsafe fn foreign(&self, address: u64, bytes: usize) -> Result<Buffer, DeviceError> {
+        let reservation = self.budget.reserve(1, 0, 0)?;
+        // SAFETY: the caller's promise.
+        Ok(Buffer::new(unsafe { ForeignMemory::new(&self.context, address, bytes) }, reservation))
+    }
+
+    /// Whether the GPU's primary context is the calling thread's current one: then calls leave it as it is.
+    ///
+    /// # Errors
+    /// [`DeviceError::Driver`].
+    pub fn is_current(&self) -> Result<bool, DeviceError> {
+        self.context.is_current()
     }
 
     /// As [`Gpu::resident`], with what only a GPU's copier can tell.

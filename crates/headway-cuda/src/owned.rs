@@ -103,7 +103,23 @@ impl Context {
             return Ok(());
         }
         // SAFETY: the context is retained while this value lives.
-        self.note(unsafe { call!(self.driver, cuCtxSetCurrent(self.handle.0)) })
+        self.note(unsafe { call!(self.driver, cuCtxSetCurrent(self.handle.0)) })?;
+        if self.driver.is_guest
+            && let Some(exchange) = self.driver.table.cuThreadExchangeStreamCaptureMode
+        {
+            let mut mode = table::CAPTURE_RELAXED;
+            // SAFETY: `mode` is valid for the call to exchange. The mode is this thread's own.
+            unsafe { exchange(&raw mut mode) };
+        }
+        Ok(())
+    }
+
+    /// Whether this is the calling thread's current context.
+    pub(crate) fn is_current(&self) -> Result<bool, DeviceError> {
+        let mut current = null_mut();
+        // SAFETY: `current` is valid for the call to write.
+        self.note(unsafe { call!(self.driver, cuCtxGetCurrent(&raw mut current)) })?;
+        Ok(current == self.handle.0)
     }
 
     /// Remembers an error after which the context answers nothing else.
@@ -605,6 +621,35 @@ impl Drop for DeviceMemory {
 // SAFETY: a fresh allocation of the driver of at least `bytes` bytes, zeroed, freed on drop only; not host memory; the three
 // answers come from fields that never change.
 unsafe impl Memory for DeviceMemory {
+    fn base(&self) -> *mut u8 {
+        without_provenance_mut(self.address as usize)
+    }
+    fn bytes(&self) -> usize {
+        self.bytes
+    }
+    fn place(&self) -> Place {
+        Place::Device { id: self.context.id, domain: self.context.driver.domain }
+    }
+}
+
+/// Memory of a GPU that somebody else allocated, and frees.
+pub(crate) struct ForeignMemory {
+    context: Arc<Context>,
+    address: Address,
+    bytes: usize,
+}
+
+impl ForeignMemory {
+    /// # Safety
+    /// `bytes` bytes from `address` on are mapped memory of the context's GPU for as long as the value lives; who else uses
+    /// them meanwhile keeps to the rules of spans.
+    pub(crate) unsafe fn new(context: &Arc<Context>, address: Address, bytes: usize) -> Self {
+        Self { context: Arc::clone(context), address, bytes }
+    }
+}
+
+// SAFETY: by the promise to `new`; device memory holds some bytes always; the three answers come from fields that never change.
+unsafe impl Memory for ForeignMemory {
     fn base(&self) -> *mut u8 {
         without_provenance_mut(self.address as usize)
     }

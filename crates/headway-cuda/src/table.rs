@@ -3,7 +3,7 @@
 //! Names carry the suffix of the ABI version whose signature is written here (`_v2` where one exists), so a newer driver
 //! cannot hand out a function with another signature.
 
-use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::path::Path;
 
 use headway_device::DeviceError;
@@ -45,6 +45,8 @@ pub(crate) const POINTER_IS_MANAGED: c_int = 8;
 pub(crate) const MEMORY_TYPE_HOST: c_uint = 1;
 /// The source is read in the order of the stream; the other orders let it be read earlier.
 pub(crate) const SOURCE_ORDER_STREAM: c_uint = 1;
+/// `CU_STREAM_CAPTURE_MODE_RELAXED`.
+pub(crate) const CAPTURE_RELAXED: c_int = 2;
 pub(crate) const FUNCTION_MAX_DYNAMIC_SHARED_BYTES: c_int = 8;
 pub(crate) const FUNCTION_NON_PORTABLE_CLUSTERS: c_int = 14;
 /// `CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION`.
@@ -68,7 +70,7 @@ pub(crate) const fn ends_the_context(code: Code) -> bool {
 }
 
 /// Present only in the library that the tests build: with it no result can pass for a GPU's.
-const FAKE_MARK: &[u8] = b"headway_fake_driver\0";
+const FAKE_MARK: &CStr = c"headway_fake_driver";
 
 macro_rules! table {
     (
@@ -85,32 +87,39 @@ macro_rules! table {
         }
 
         impl Table {
-            /// Loads the library and finds every function in it.
-            pub(crate) fn load(path: &Path) -> Result<Self, DeviceError> {
-                let library = open(path)?;
-                let table = Self {
+            /// Finds every function by `find`, which gives null for names that it does not know; `path` is for messages.
+            ///
+            /// # Safety
+            /// What `find` gives for the name of a function of the CUDA driver is that function, of this process's driver, which is
+            /// never unloaded.
+            pub(crate) unsafe fn find(
+                path: &Path,
+                find: impl Fn(&CStr) -> *const c_void,
+            ) -> Result<Self, DeviceError> {
+                Ok(Self {
                     $($symbol: {
                         let name = concat!(stringify!($symbol), "\0");
+                        let address = find(CStr::from_bytes_with_nul(name.as_bytes()).unwrap_or_default());
+                        if address.is_null() {
+                            return Err(missing(path, stringify!($symbol)));
+                        }
                         // SAFETY: the signature is that of `cuda.h` for the symbol of this name and ABI version.
-                        let found = unsafe {
-                            library.get::<unsafe extern "C" fn($($argument),*) -> Code>(name.as_bytes())
-                        };
-                        *found.map_err(|_| missing(path, stringify!($symbol)))?
+                        unsafe {
+                            std::mem::transmute::<*const c_void, unsafe extern "C" fn($($argument),*) -> Code>(address)
+                        }
                     },)*
                     $($newer: {
                         let name = concat!(stringify!($newer), "\0");
-                        // SAFETY: as above.
-                        let found = unsafe {
-                            library.get::<unsafe extern "C" fn($($newer_argument),*) -> Code>(name.as_bytes())
-                        };
-                        found.ok().map(|symbol| *symbol)
+                        let address = find(CStr::from_bytes_with_nul(name.as_bytes()).unwrap_or_default());
+                        // SAFETY: as above; a null address is `None`.
+                        unsafe {
+                            std::mem::transmute::<*const c_void, Option<unsafe extern "C" fn($($newer_argument),*) -> Code>>(
+                                address,
+                            )
+                        }
                     },)*
-                    // SAFETY: the symbol is only looked for, never used.
-                    fake: unsafe { library.get::<*const c_void>(FAKE_MARK) }.is_ok(),
-                };
-                // The driver has threads and exit handlers of its own: it must never be unloaded.
-                std::mem::forget(library);
-                Ok(table)
+                    fake: !find(FAKE_MARK).is_null(),
+                })
             }
         }
     };
@@ -180,6 +189,8 @@ table! {
     }
     // What older drivers do not have.
     optional {
+        // CUDA 10.1.
+        cuThreadExchangeStreamCaptureMode(*mut c_int);
         // CUDA 11.7.
         cuMemGetHandleForAddressRange(*mut c_void, Address, usize, c_int, u64);
         // CUDA 11.8.
@@ -228,6 +239,23 @@ pub(crate) struct CopyAttributes {
     /// As for the source.
     pub(crate) destination_location: [c_int; 2],
     pub(crate) flags: c_uint,
+}
+
+impl Table {
+    /// Loads the library `path` and finds every function in it.
+    pub(crate) fn load(path: &Path) -> Result<Self, DeviceError> {
+        let library = open(path)?;
+        let find = |name: &CStr| {
+            // SAFETY: the symbol is only looked for here.
+            let found = unsafe { library.get::<*const c_void>(name.to_bytes_with_nul()) };
+            found.map_or(std::ptr::null(), |symbol| *symbol)
+        };
+        // SAFETY: the library is the system's driver or the one that the user names, and is never unloaded: see below.
+        let table = unsafe { Self::find(path, find) };
+        // The driver has threads and exit handlers of its own.
+        std::mem::forget(library);
+        table
+    }
 }
 
 fn open(path: &Path) -> Result<Library, DeviceError> {

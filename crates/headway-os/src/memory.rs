@@ -6,7 +6,7 @@ mod present;
 use headway_core::units::Bytes;
 
 use crate::errno::OsError;
-pub use mapping::{Mapping, MemoryFile, View, page_bytes, populate_read, touch, touch_read};
+pub use mapping::{Mapping, MemoryFile, View, advise_huge, page_bytes, populate_read, touch, touch_read};
 pub use present::mostly_absent;
 
 /// What `RLIMIT_MEMLOCK` allows one process to lock (pin).

@@ -3,11 +3,11 @@
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::atomic::AtomicPtr;
 
-use crate::context;
-use crate::decide::{self, Out};
+use crate::decide::{self, In, Out};
 use crate::driver::{Context, DevicePtr, NOT_INITIALIZED, STREAM_LEGACY, STREAM_PER_THREAD, SUCCESS, Status, Stream};
 use crate::road::{self, Replaced};
 use crate::stats::Kind;
+use crate::{context, fast};
 
 /// Beyond this version signatures are not known, and everything is passed on.
 const UNKNOWN: c_int = 14_000;
@@ -111,32 +111,34 @@ replaced! {
         decide::out_of_gpu(out, Kind::Out, || unsafe { real(to, from, bytes) })
     };
 
-    /// Copies into a GPU, in the order of a stream: counted.
+    /// Copies into a GPU, in the order of a stream.
     cuMemcpyHtoDAsync_v2: c"cuMemcpyHtoDAsync_v2" is c"cuMemcpyHtoDAsync" from 3_020 until UNKNOWN, per thread false;
     fn(to: DevicePtr, from: *const c_void, bytes: usize, stream: Stream) |real| {
         // SAFETY: the caller's arguments are passed on as they are.
-        decide::counted(Kind::InAsync, bytes, || unsafe { real(to, from, bytes, stream) })
+        let stream_named = named(stream, STREAM_LEGACY);
+        decide::into_gpu(In { to, from, bytes, stream: stream_named }, Kind::InAsync, || unsafe { real(to, from, bytes, stream) })
     };
 
     /// The same where stream 0 is the thread's own.
     cuMemcpyHtoDAsync_v2_ptsz: c"cuMemcpyHtoDAsync_v2_ptsz" is c"cuMemcpyHtoDAsync" from 7_000 until UNKNOWN, per thread true;
     fn(to: DevicePtr, from: *const c_void, bytes: usize, stream: Stream) |real| {
         // SAFETY: the caller's arguments are passed on as they are.
-        decide::counted(Kind::InAsync, bytes, || unsafe { real(to, from, bytes, stream) })
+        let stream_named = named(stream, STREAM_PER_THREAD);
+        decide::into_gpu(In { to, from, bytes, stream: stream_named }, Kind::InAsync, || unsafe { real(to, from, bytes, stream) })
     };
 
-    /// Copies into a GPU and waits: counted.
+    /// Copies into a GPU and waits.
     cuMemcpyHtoD_v2: c"cuMemcpyHtoD_v2" is c"cuMemcpyHtoD" from 3_020 until UNKNOWN, per thread false;
     fn(to: DevicePtr, from: *const c_void, bytes: usize) |real| {
         // SAFETY: the caller's arguments are passed on as they are.
-        decide::counted(Kind::In, bytes, || unsafe { real(to, from, bytes) })
+        decide::into_gpu(In { to, from, bytes, stream: STREAM_LEGACY }, Kind::In, || unsafe { real(to, from, bytes) })
     };
 
     /// The same in the thread's own default stream.
     cuMemcpyHtoD_v2_ptds: c"cuMemcpyHtoD_v2_ptds" is c"cuMemcpyHtoD" from 7_000 until UNKNOWN, per thread true;
     fn(to: DevicePtr, from: *const c_void, bytes: usize) |real| {
         // SAFETY: the caller's arguments are passed on as they are.
-        decide::counted(Kind::In, bytes, || unsafe { real(to, from, bytes) })
+        decide::into_gpu(In { to, from, bytes, stream: STREAM_PER_THREAD }, Kind::In, || unsafe { real(to, from, bytes) })
     };
 
     /// Copies whatever the two addresses say, in the order of a stream.
@@ -194,6 +196,7 @@ replaced! {
     /// The last release destroys the primary context; after any other, it is prepared anew.
     cuDevicePrimaryCtxRelease_v2: c"cuDevicePrimaryCtxRelease_v2" is c"cuDevicePrimaryCtxRelease" from 11_000 until UNKNOWN, per thread false;
     fn(device: c_int) |real| {
+        fast::forget_device(device);
         context::forget_device(device);
         // SAFETY: the caller's arguments are passed on as they are.
         unsafe { real(device) }
@@ -202,6 +205,7 @@ replaced! {
     /// The primary context is destroyed whoever holds it.
     cuDevicePrimaryCtxReset_v2: c"cuDevicePrimaryCtxReset_v2" is c"cuDevicePrimaryCtxReset" from 11_000 until UNKNOWN, per thread false;
     fn(device: c_int) |real| {
+        fast::forget_device(device);
         context::forget_device(device);
         // SAFETY: the caller's arguments are passed on as they are.
         unsafe { real(device) }

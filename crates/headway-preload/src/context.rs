@@ -19,15 +19,13 @@ const TRIAL: Duration = Duration::from_millis(200);
 
 const PTX: &[u8] = concat!(include_str!("../ptx/aside.ptx"), "\0").as_bytes();
 
-/// `CU_EVENT_DISABLE_TIMING`, `CU_STREAM_NON_BLOCKING`, `CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP`.
-const EVENT_WITHOUT_TIME: u32 = 2;
+/// `CU_STREAM_NON_BLOCKING`, `CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP`.
 const STREAM_NON_BLOCKING: u32 = 1;
 const HOST_MAPPED: u32 = 1 | 2;
-/// `CU_DEVICE_ATTRIBUTE_`: `UNIFIED_ADDRESSING`, `COMPUTE_CAPABILITY_MAJOR` and `_MINOR`, `PAGEABLE_MEMORY_ACCESS`.
+/// `CU_DEVICE_ATTRIBUTE_`: `UNIFIED_ADDRESSING`, `COMPUTE_CAPABILITY_MAJOR` and `_MINOR`.
 const UNIFIED_ADDRESSING: c_int = 41;
 const CAPABILITY_MAJOR: c_int = 75;
 const CAPABILITY_MINOR: c_int = 76;
-const PAGEABLE_ACCESS: c_int = 88;
 /// The oldest GPU that the kernel's PTX is for.
 const CAPABILITY_MIN: (c_int, c_int) = (7, 5);
 
@@ -145,7 +143,7 @@ fn prepare(driver: &Driver) -> Option<Prepared> {
     }
     let attribute = |number| driver::attribute(driver, device, number);
     let capability = (attribute(CAPABILITY_MAJOR)?, attribute(CAPABILITY_MINOR)?);
-    if capability < CAPABILITY_MIN || attribute(UNIFIED_ADDRESSING)? == 0 || attribute(PAGEABLE_ACCESS)? != 0 {
+    if capability < CAPABILITY_MIN || attribute(UNIFIED_ADDRESSING)? == 0 || attribute(driver::PAGEABLE_ACCESS)? != 0 {
         return None;
     }
     let mut uuid = [0; 16];
@@ -230,7 +228,7 @@ impl Prepared {
         }
         let mut event = bulk.spare.pop().unwrap_or_default();
         // SAFETY: `event` is valid for the call to write.
-        if event == 0 && unsafe { (driver.event_create)(&raw mut event, EVENT_WITHOUT_TIME) } != SUCCESS {
+        if event == 0 && unsafe { (driver.event_create)(&raw mut event, driver::EVENT_WITHOUT_TIME) } != SUCCESS {
             return;
         }
         // SAFETY: the event is ours, the stream the caller's, who uses it in this call.

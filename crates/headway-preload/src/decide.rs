@@ -1,15 +1,18 @@
-//! What becomes of one copy: passed on, made by a kernel in its own stream (*aside*), or queued in pieces (*yield*).
+//! What becomes of one copy: passed on, made by several threads (*fast*), by a kernel in its own stream (*aside*), or
+//! queued in pieces (*yield*).
 
 use std::ffi::c_void;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::time::Instant;
 
 use headway_core::files::guest::{Aside, GuestOptions, VARIABLE};
+use headway_core::models::transfer::Direction;
 
 use crate::context::{self, Prepared};
 use crate::driver::{self, DevicePtr, Driver, Relaxed, SUCCESS, Status, Stream, driver};
 use crate::stats::{self, Kind, Outcome};
-use crate::{neighbours, road};
+use crate::{fast, neighbours, road};
 
 /// A copy out of a GPU, as the guest asked for it.
 #[derive(Clone, Copy, Debug)]
@@ -21,6 +24,16 @@ pub(crate) struct Out {
     pub(crate) stream: Stream,
     /// Whether the call returns only when the bytes are there.
     pub(crate) waits: bool,
+}
+
+/// A copy into a GPU, as the guest asked for it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct In {
+    pub(crate) to: DevicePtr,
+    pub(crate) from: *const c_void,
+    pub(crate) bytes: usize,
+    /// Never 0: default streams have their own handles here.
+    pub(crate) stream: Stream,
 }
 
 /// From this size on a copy is bulk: it holds the engine for 40 us and more on PCIe 5.
@@ -49,8 +62,10 @@ const ALWAYS: u32 = 8;
 /// Other guests may announce bulk copies.
 const NEIGHBOURS: u32 = 16;
 
-/// Copies of this size and more are looked at in any case.
+/// Copies out of a GPU of this size and more are looked at in any case.
 static LARGE: AtomicUsize = AtomicUsize::new(usize::MAX);
+/// The same for copies into a GPU.
+static LARGE_IN: AtomicUsize = AtomicUsize::new(usize::MAX);
 static OPTIONS: OnceLock<GuestOptions> = OnceLock::new();
 
 fn options() -> GuestOptions {
@@ -82,6 +97,10 @@ pub(crate) fn begin() {
         attention |= NEW;
         LARGE.store(BULK_MIN, Ordering::Relaxed);
     }
+    if options.fast {
+        LARGE.store(BULK_MIN.min(fast::OUT_MIN), Ordering::Relaxed);
+        LARGE_IN.store(fast::IN_MIN, Ordering::Relaxed);
+    }
     ATTENTION.store(attention, Ordering::Relaxed);
 }
 
@@ -89,6 +108,7 @@ pub(crate) fn begin() {
 pub(crate) fn switch_off() {
     ATTENTION.store(0, Ordering::Relaxed);
     LARGE.store(usize::MAX, Ordering::Relaxed);
+    LARGE_IN.store(usize::MAX, Ordering::Relaxed);
 }
 
 /// Sets and clears reasons, unless everything is switched off.
@@ -99,20 +119,45 @@ pub(crate) fn attend(set: u32, clear: u32) {
     }
 }
 
-/// A copy that is counted and passed on.
+/// A copy into a GPU.
 #[inline]
-pub(crate) fn counted(kind: Kind, bytes: usize, real: impl FnOnce() -> Status) -> Status {
+pub(crate) fn into_gpu(copy: In, kind: Kind, real: impl FnOnce() -> Status) -> Status {
     let attention = ATTENTION.load(Ordering::Relaxed);
-    if attention & COUNT != 0 {
-        stats::count(kind, bytes);
+    if attention & (COUNT | NEW) == 0 && copy.bytes < LARGE_IN.load(Ordering::Relaxed) {
+        return real();
     }
+    look_in(copy, kind, attention, real)
+}
+
+#[cold]
+fn look_in(copy: In, kind: Kind, attention: u32, real: impl FnOnce() -> Status) -> Status {
+    if attention & COUNT != 0 {
+        stats::count(kind, copy.bytes);
+    }
+    let Some(driver) = driver() else { return real() };
     // The first copy of most programs goes into a GPU: by then the context exists and nothing hurries.
-    if attention & NEW != 0
-        && let Some(driver) = driver()
-    {
+    if attention & NEW != 0 {
         context::current(driver);
     }
-    real()
+    let fast = copy.bytes >= LARGE_IN.load(Ordering::Relaxed) && made_fast(driver, copy.of_ordinary_memory());
+    if fast { SUCCESS } else { real() }
+}
+
+impl In {
+    fn of_ordinary_memory(self) -> fast::Copy {
+        let Self { to, from, bytes, stream } = self;
+        fast::Copy { direction: Direction::H2d, host: from.cast_mut(), there: to, bytes, stream }
+    }
+}
+
+/// Makes a large copy by several threads if it is of ordinary memory.
+fn made_fast(driver: &Driver, copy: fast::Copy) -> bool {
+    let start = Instant::now();
+    let made = fast::copy(driver, copy);
+    if made {
+        stats::made_fast(copy.direction, copy.bytes, start.elapsed());
+    }
+    made
 }
 
 /// A copy that may be one out of a GPU.
@@ -134,6 +179,32 @@ fn look(out: Out, kind: Kind, attention: u32, real: impl FnOnce() -> Status) -> 
         return real();
     }
     let Some(driver) = driver() else { return real() };
+    let by_address = matches!(kind, Kind::Any | Kind::AnyAsync);
+    if by_address && out.bytes >= LARGE_IN.load(Ordering::Relaxed) {
+        let copy =
+            In { to: out.to as DevicePtr, from: out.from as *const c_void, bytes: out.bytes, stream: out.stream };
+        if made_fast(driver, copy.of_ordinary_memory()) {
+            return SUCCESS;
+        }
+    }
+    let options = options();
+    if options.fast && out.bytes >= fast::OUT_MIN {
+        let context = (attention & !COUNT != 0).then(|| context::current(driver)).flatten();
+        if let Some(context) = &context {
+            context.enter();
+            neighbours::announce(context.place, out.bytes);
+        }
+        let made = made_fast(driver, out.to_ordinary_memory());
+        if let Some(context) = &context {
+            context.leave();
+        }
+        if made {
+            return SUCCESS;
+        }
+    }
+    if options.aside == Aside::Never && options.piece.is_none() {
+        return real();
+    }
     let Some(context) = context::current(driver) else { return real() };
     if out.bytes <= ASIDE_MAX && goes_aside(driver, &context, out, attention) {
         let relaxed = Relaxed::new(driver);
@@ -148,6 +219,13 @@ fn look(out: Out, kind: Kind, attention: u32, real: impl FnOnce() -> Status) -> 
         }
     }
     if out.bytes >= BULK_MIN { bulk(driver, &context, out, real) } else { real() }
+}
+
+impl Out {
+    fn to_ordinary_memory(self) -> fast::Copy {
+        let Self { to, from, bytes, stream, .. } = self;
+        fast::Copy { direction: Direction::D2h, host: to, there: from, bytes, stream }
+    }
 }
 
 /// Whether something is on the engine that a small copy would wait for.

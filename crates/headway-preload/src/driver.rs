@@ -21,6 +21,10 @@ pub(crate) type Context = usize;
 /// An address in the memory of a GPU.
 pub(crate) type DevicePtr = u64;
 
+/// `CU_EVENT_DISABLE_TIMING`.
+pub(crate) const EVENT_WITHOUT_TIME: c_uint = 2;
+/// `CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS`: the GPU uses ordinary memory by itself.
+pub(crate) const PAGEABLE_ACCESS: c_int = 88;
 /// `CU_STREAM_CAPTURE_MODE_RELAXED`.
 const RELAXED: c_int = 2;
 
@@ -52,11 +56,14 @@ macro_rules! functions {
 functions! {
     ctx_get_current: c"cuCtxGetCurrent", fn(*mut Context);
     ctx_get_device: c"cuCtxGetDevice", fn(*mut c_int);
+    ctx_set_current: c"cuCtxSetCurrent", fn(Context);
     device_get_attribute: c"cuDeviceGetAttribute", fn(*mut c_int, c_int, c_int);
     device_get_uuid: c"cuDeviceGetUuid", fn(*mut [u8; 16], c_int);
     event_create: c"cuEventCreate", fn(*mut usize, c_uint);
+    event_destroy: c"cuEventDestroy_v2", fn(usize);
     event_query: c"cuEventQuery", fn(usize);
     event_record: c"cuEventRecord", fn(usize, Stream);
+    event_synchronize: c"cuEventSynchronize", fn(usize);
     launch_kernel: c"cuLaunchKernel", fn(usize, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Stream, *mut *mut c_void, *mut *mut c_void);
     mem_host_alloc: c"cuMemHostAlloc", fn(*mut *mut c_void, usize, c_uint);
     mem_host_get_device_pointer: c"cuMemHostGetDevicePointer_v2", fn(*mut DevicePtr, *mut c_void, c_uint);
@@ -207,6 +214,14 @@ pub(crate) fn current_context(driver: &Driver) -> Option<Context> {
     // SAFETY: `context` is valid for the call to write.
     let status = unsafe { (driver.ctx_get_current)(&raw mut context) };
     (status == SUCCESS && context != 0).then_some(context)
+}
+
+/// Makes `context` current on this thread again.
+pub(crate) fn make_current(driver: &Driver, context: Context) {
+    if current_context(driver) != Some(context) {
+        // SAFETY: the context was current on this thread a moment ago.
+        unsafe { (driver.ctx_set_current)(context) };
+    }
 }
 
 /// An attribute of a device, by its number in `CUdevice_attribute`.

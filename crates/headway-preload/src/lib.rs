@@ -1,20 +1,23 @@
 //! The library that `headway exec` puts in front of an unmodified CUDA program by `LD_PRELOAD`.
 //!
-//! It changes how the program's copies out of a GPU are queued, never what they copy, in which order, or what a call
+//! It changes how the program's copies are made and queued, never what they copy, in which order, or what a call
 //! returns. Whatever it does not know, it passes on untouched: that is the rule for every `return real(..)` here.
 //!
 //! - [`road`]: how calls get here: `dlsym`, `cuGetProcAddress` in all its forms, and exported names.
 //! - [`calls`]: the functions that replace the driver's.
 //! - [`decide`]: what becomes of one copy: passed on, made by a kernel in its own stream, or queued in pieces.
 //! - [`context`]: what Headway keeps for each CUDA context: the kernel, pinned lines, bulk copies under way.
+//! - [`fast`]: large copies of ordinary memory, by several threads and through pinned memory.
 //! - [`neighbours`]: a page in shared memory by which guests of one user know of each other's bulk copies.
 //!
-//! It links no CUDA library, starts no thread, has no thread-local destructor, and its constructor does nothing.
+//! It links no CUDA library, and its constructor does nothing. Threads start with the first large copy of ordinary memory, and
+//! sleep between copies.
 
 mod calls;
 mod context;
 mod decide;
 mod driver;
+mod fast;
 mod neighbours;
 mod road;
 mod stats;

@@ -3,6 +3,9 @@
 use std::ffi::c_int;
 use std::fmt::{self, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use headway_core::models::transfer::Direction;
 
 /// Which call made a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,6 +104,16 @@ fn table(text: &mut Text) -> fmt::Result {
             }
         }
     }
+    for (counts, name) in FAST.iter().zip(["into a GPU", "out of a GPU"]) {
+        let [copies, bytes, nanos] = [0, 1, 2].map(|at| counts[at].load(Ordering::Relaxed));
+        if copies > 0 {
+            let rate = bytes as f64 / nanos.max(1) as f64;
+            writeln!(
+                text,
+                "  {copies:>10} copies of ordinary memory {name} by several threads: {bytes} bytes at {rate:.1} GB/s"
+            )?;
+        }
+    }
     for (outcome, name) in OUTCOMES {
         let times = MADE[outcome as usize].load(Ordering::Relaxed);
         if times > 0 {
@@ -108,6 +121,17 @@ fn table(text: &mut Text) -> fmt::Result {
         }
     }
     Ok(())
+}
+
+/// What was made by several threads: copies, bytes, nanoseconds; into a GPU and out of it.
+static FAST: [[AtomicU64; 3]; 2] = [const { [const { AtomicU64::new(0) }; 3] }; 2];
+
+pub(crate) fn made_fast(direction: Direction, bytes: usize, took: Duration) {
+    let counts = &FAST[usize::from(direction == Direction::D2h)];
+    let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
+    for (count, value) in counts.iter().zip([1, bytes as u64, nanos]) {
+        count.fetch_add(value, Ordering::Relaxed);
+    }
 }
 
 extern "C" fn print() {

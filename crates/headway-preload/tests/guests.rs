@@ -70,9 +70,10 @@ fn calls(road: &str, task: &str, options: Option<GuestOptions>) -> Option<String
 }
 
 const ROADS: [&str; 4] = ["resolver", "old", "dlsym", "linked"];
-const ASIDE: GuestOptions = GuestOptions { aside: Aside::Auto, piece: None, stats: false, alone: true };
+const ASIDE: GuestOptions = GuestOptions { fast: false, aside: Aside::Auto, piece: None, stats: false, alone: true };
 const YIELD: GuestOptions =
-    GuestOptions { aside: Aside::Never, piece: Some(Bytes(8 << 20)), stats: false, alone: true };
+    GuestOptions { fast: false, aside: Aside::Never, piece: Some(Bytes(8 << 20)), stats: false, alone: true };
+const FAST: GuestOptions = GuestOptions { fast: true, aside: Aside::Never, piece: None, stats: false, alone: true };
 const BULK: usize = 20 << 20;
 
 #[test]
@@ -100,6 +101,64 @@ fn without_a_bulk_copy_every_call_reaches_the_driver_as_it_was_made() {
             assert_eq!(calls(road, task, Some(ASIDE)).unwrap(), plain, "{road} {task}");
         }
     }
+}
+
+/// Bytes of each of the three copies that the guest makes of ordinary memory.
+const LARGE: usize = BULK - 4 * 4096 - 77;
+
+/// Bytes that `calls` moved by calls named `name` in streams of Headway.
+fn staged(calls: &str, name: &str) -> usize {
+    let words = |line: &str| line.split(' ').map(str::to_owned).collect::<Vec<_>>();
+    let ours = |words: &[String]| words.len() == 4 && words[0] == name && words[3].parse::<usize>().unwrap() >= 100;
+    calls.lines().map(words).filter(|words| ours(words)).map(|words| words[1].parse::<usize>().unwrap()).sum()
+}
+
+#[test]
+fn large_copies_of_ordinary_memory_go_through_pinned_memory_in_streams_of_headway() {
+    for road in ROADS {
+        let Some(calls) = calls(road, "large", Some(FAST)) else { return };
+        assert_eq!((staged(&calls, "in"), staged(&calls, "out")), (LARGE, 2 * LARGE), "{road}: {calls}");
+        // Before each, the guest's stream was waited for: the legacy default stream by an event, the other as it is.
+        let waits = calls.lines().filter(|line| line.starts_with("wait")).collect::<Vec<_>>();
+        assert_eq!(waits, ["wait for an event", "wait 21", "wait for an event"], "{road}: {calls}");
+        assert!(!calls.contains("waits "), "{road}: the driver's own call was made, too: {calls}");
+    }
+}
+
+#[test]
+fn large_copies_that_fail_on_the_way_are_made_by_the_driver_from_the_start() {
+    let Some(calls) = calls("dlsym", "large-fails", Some(FAST)) else { return };
+    for own in [format!("in-waits {LARGE} in 0"), format!("out {LARGE} in 21"), format!("out-waits {LARGE} in 0")] {
+        assert!(calls.lines().any(|line| line == own), "{own}: {calls}");
+    }
+}
+
+#[test]
+fn large_copies_while_a_stream_captures_are_the_drivers() {
+    let Some(plain) = calls("resolver", "large-captured", None) else { return };
+    assert_eq!(calls("resolver", "large-captured", Some(FAST)).unwrap(), plain);
+}
+
+#[test]
+fn large_copies_in_a_broken_context_give_the_drivers_answer() {
+    let Some(plain) = calls("resolver", "large-broken", None) else { return };
+    let ours = calls("resolver", "large-broken", Some(FAST)).unwrap();
+    assert_eq!(ours.lines().last(), plain.lines().last());
+    assert_eq!(ours.lines().last(), Some("700 700 700"));
+}
+
+#[test]
+fn what_is_kept_for_a_context_goes_before_it_and_comes_again() {
+    let Some(calls) = calls("resolver", "large-released", Some(FAST)) else { return };
+    let (_, after) = calls.split_once("released\n").unwrap();
+    assert_eq!(staged(after, "out"), LARGE, "{calls}");
+}
+
+#[test]
+fn large_copies_of_a_forked_child_are_the_drivers() {
+    let Some(calls) = calls("resolver", "large-forked", Some(FAST)) else { return };
+    let (_, child) = calls.split_once("child\n").unwrap();
+    assert_eq!(child, format!("out {LARGE} in 21\n"));
 }
 
 #[test]

@@ -10,6 +10,9 @@ pub use headway_runtime::copy::{
     At, Copier, CopyError, CopyLimits, CopyOptions, Event, How, ManyBy, Observation, Observer, Probe, Report,
 };
 
+/// GPUs of the CUDA driver, for copies of memory that somebody else allocated ([`CudaGpu::foreign`]).
+pub use headway_cuda::{CudaGpu, Driver as CudaDriver};
+
 use crate::ports::{self, Backend};
 use crate::{Error, files, stamp};
 

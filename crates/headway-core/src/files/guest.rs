@@ -25,6 +25,8 @@ pub enum Aside {
 /// What the preloaded library does with a guest's copies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GuestOptions {
+    /// Whether large copies from and to ordinary memory go through pinned buffers and several threads.
+    pub fast: bool,
     /// Small copies out of a GPU.
     pub aside: Aside,
     /// The piece in which bulk copies out of a GPU are queued, so that other streams get in between; `None` = whole.
@@ -56,6 +58,7 @@ impl fmt::Display for GuestOptions {
         if let Some(piece) = self.piece {
             write!(f, ",piece={}", piece.0)?;
         }
+        f.write_str(if self.fast { ",fast" } else { "" })?;
         f.write_str(if self.stats { ",stats" } else { "" })?;
         f.write_str(if self.alone { ",alone" } else { "" })
     }
@@ -76,6 +79,7 @@ impl FromStr for GuestOptions {
                     let piece = bytes.parse().ok().filter(|bytes| *bytes >= PIECE_MIN.0).ok_or_else(unknown)?;
                     options.piece = Some(Bytes(piece));
                 }
+                ("fast", "") => options.fast = true,
                 ("stats", "") => options.stats = true,
                 ("alone", "") => options.alone = true,
                 _ => return Err(unknown()),
@@ -93,8 +97,9 @@ mod tests {
     fn options_survive_the_environment() {
         for aside in [Aside::Never, Aside::Auto, Aside::Always] {
             for piece in [None, Some(PIECE_MIN), Some(Bytes(4 << 20))] {
-                for (stats, alone) in [(false, false), (true, false), (false, true), (true, true)] {
-                    let options = GuestOptions { aside, piece, stats, alone };
+                for bits in 0..8 {
+                    let [fast, stats, alone] = [1, 2, 4].map(|bit| bits & bit != 0);
+                    let options = GuestOptions { fast, aside, piece, stats, alone };
                     assert_eq!(options.to_string().parse(), Ok(options));
                 }
             }
@@ -103,7 +108,7 @@ mod tests {
 
     #[test]
     fn unknown_words_and_tiny_pieces_are_refused() {
-        for text in ["aside=sometimes", "piece=1", "piece=", "fast", "stats=1"] {
+        for text in ["aside=sometimes", "piece=1", "piece=", "faster", "stats=1"] {
             assert_eq!(text.parse::<GuestOptions>(), Err(GuestOptionError { word: text.to_owned() }));
         }
     }

@@ -286,6 +286,18 @@ pub fn populate_read(memory: &[u8]) -> Result<(), OsError> {
     }
 }
 
+/// Lets the kernel back `memory` by huge pages where it leaves that to the program: pages that appear later are huge. Only whole
+/// huge pages inside `memory` are concerned. A kernel without them changes nothing.
+pub fn advise_huge(memory: &mut [u8]) {
+    const HUGE: usize = 2 << 20;
+    let lead = memory.as_ptr().addr().wrapping_neg() % HUGE;
+    let bytes = memory.len().saturating_sub(lead) / HUGE * HUGE;
+    if bytes > 0 {
+        // SAFETY: the range lies within `memory`; the advice changes how it is backed, not what it holds.
+        let _ = unsafe { libc::madvise(memory.as_mut_ptr().wrapping_add(lead).cast(), bytes, libc::MADV_HUGEPAGE) };
+    }
+}
+
 /// `advice` on the pages that hold `memory`.
 fn populate(memory: &[u8], advice: libc::c_int) -> Result<(), OsError> {
     if memory.is_empty() {
@@ -302,6 +314,15 @@ fn populate(memory: &[u8], advice: libc::c_int) -> Result<(), OsError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn advice_on_huge_pages_keeps_to_what_lies_within() {
+        let mut mapping = Mapping::anonymous(6 << 20).unwrap();
+        for range in [0..0, 1..4096, 1..(6 << 20) - 1, 0..6 << 20] {
+            advise_huge(&mut mapping.bytes_mut()[range]);
+        }
+        assert!(mapping.bytes_mut().iter().all(|byte| *byte == 0));
+    }
 
     /// How many pages of `memory` are there (`mincore`).
     fn resident(memory: &[u8]) -> usize {

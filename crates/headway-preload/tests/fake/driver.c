@@ -6,6 +6,7 @@
  * lie in live ranges, kernels may write only what the device sees.
  */
 #define _GNU_SOURCE
+#include <pthread.h>
 #include <stdio.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -18,23 +19,35 @@ enum { HOST = 1, DEVICE = 2 };
 
 int headway_fake_driver = 1;
 
+/* Headway's own threads call, too. */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static char log_text[1 << 16];
 static size_t log_length;
-#define LOG(...) (log_length += (size_t)snprintf(log_text + log_length, sizeof log_text - log_length, __VA_ARGS__))
+#define LOG(...) (pthread_mutex_lock(&lock), log_length += (size_t)snprintf(log_text + log_length, sizeof log_text - log_length, __VA_ARGS__), pthread_mutex_unlock(&lock))
 const char *fake_log(void) { return log_text; }
 void fake_clear(void) { log_length = 0; log_text[0] = 0; }
 
-static struct { uint64_t start; size_t bytes; int kind; } ranges[64];
+static struct { uint64_t start; size_t bytes; int kind; } ranges[1024];
 static int ranges_count;
 static void range(void *start, size_t bytes, int kind) {
+    pthread_mutex_lock(&lock);
     ranges[ranges_count].start = (uint64_t)start;
     ranges[ranges_count].bytes = bytes;
     ranges[ranges_count++].kind = kind;
+    pthread_mutex_unlock(&lock);
+}
+static void no_range(void *start) {
+    pthread_mutex_lock(&lock);
+    for (int i = 0; i < ranges_count; i++) if (ranges[i].start == (uint64_t)start) ranges[i].bytes = 0;
+    pthread_mutex_unlock(&lock);
 }
 static int covered(uint64_t start, size_t bytes) {
+    int found = -1;
+    pthread_mutex_lock(&lock);
     for (int i = 0; i < ranges_count; i++)
-        if (start >= ranges[i].start && start + bytes <= ranges[i].start + ranges[i].bytes) return i;
-    return -1;
+        if (start >= ranges[i].start && start + bytes <= ranges[i].start + ranges[i].bytes) found = i;
+    pthread_mutex_unlock(&lock);
+    return found;
 }
 /* Registers memory of the guest as page-locked. */
 void fake_register(void *start, size_t bytes) { range(start, bytes, HOST); }
@@ -48,8 +61,24 @@ void fake_break(int error) { sticky = error; }
 
 CUresult cuInit(unsigned flags) { (void)flags; return SUCCESS; }
 CUresult cuDriverGetVersion(int *version) { *version = 13010; return SUCCESS; }
-static size_t current;
-CUresult cuDevicePrimaryCtxRetain(size_t *context, int device) { (void)device; *context = current = 77; return SUCCESS; }
+static __thread size_t current;
+/* A program's first retain makes the context current, as cudart does by another call. */
+CUresult cuDevicePrimaryCtxRetain(size_t *context, int device) {
+    static int times;
+    (void)device;
+    *context = 77;
+    if (!times++) current = 77;
+    return SUCCESS;
+}
+CUresult cuCtxSetCurrent(size_t context) { current = context; return SUCCESS; }
+CUresult cuGetErrorName(int code, const char **name) { (void)code; *name = "FAKE"; return SUCCESS; }
+CUresult cuDeviceGetCount(int *count) { *count = 1; return SUCCESS; }
+CUresult cuDeviceGet(int *device, int index) { *device = index; return SUCCESS; }
+CUresult cuDeviceGetName(char *name, int bytes, int device) { (void)device; snprintf(name, (size_t)bytes, "fake"); return SUCCESS; }
+CUresult cuDeviceTotalMem_v2(size_t *bytes, int device) { (void)device; *bytes = (size_t)1 << 30; return SUCCESS; }
+CUresult cuDeviceGetPCIBusId(char *text, int bytes, int device) { (void)device; snprintf(text, (size_t)bytes, "0000:00:00.0"); return SUCCESS; }
+CUresult cuDeviceCanAccessPeer(int *can, int a, int b) { (void)a, (void)b; *can = 0; return SUCCESS; }
+CUresult cuCtxEnablePeerAccess(size_t peer, unsigned flags) { (void)peer, (void)flags; return INVALID_VALUE; }
 CUresult cuDevicePrimaryCtxRelease_v2(int device) { (void)device; LOG("release\n"); return SUCCESS; }
 CUresult cuDevicePrimaryCtxReset_v2(int device) { (void)device; LOG("reset\n"); return SUCCESS; }
 CUresult cuCtxDestroy_v2(size_t context) { (void)context; LOG("destroy\n"); return SUCCESS; }
@@ -60,6 +89,7 @@ CUresult cuDeviceGetAttribute(int *value, int attribute, int device) {
     *value = attribute == 75 ? 9 : attribute == 41;
     return SUCCESS;
 }
+CUresult cuDeviceGetUuid_v2(unsigned char *uuid, int device) { (void)device; memset(uuid, 7, 16); return SUCCESS; }
 CUresult cuDeviceGetUuid(unsigned char *uuid, int device) { (void)device; memset(uuid, 7, 16); return SUCCESS; }
 CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t bytes) {
     void *memory = malloc(bytes);
@@ -73,6 +103,12 @@ CUresult cuMemHostAlloc(void **address, size_t bytes, unsigned flags) {
     range(*address, bytes, HOST);
     return SUCCESS;
 }
+CUresult cuMemFreeHost(void *address) { no_range(address); free(address); return SUCCESS; }
+CUresult cuMemHostRegister_v2(void *address, size_t bytes, unsigned flags) { (void)flags; range(address, bytes, HOST); return SUCCESS; }
+CUresult cuMemHostUnregister(void *address) { no_range(address); return SUCCESS; }
+CUresult cuMemFree_v2(CUdeviceptr address) { no_range((void *)address); free((void *)address); return SUCCESS; }
+CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total) { *free_bytes = *total = (size_t)1 << 30; return SUCCESS; }
+CUresult cuMemsetD8_v2(CUdeviceptr to, unsigned char value, size_t bytes) { memset((void *)to, value, bytes); return SUCCESS; }
 CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *seen, void *address, unsigned flags) {
     (void)flags;
     *seen = (CUdeviceptr)address;
@@ -105,9 +141,25 @@ CUresult cuStreamWriteValue32_v2(size_t stream, CUdeviceptr address, unsigned va
     return SUCCESS;
 }
 CUresult cuThreadExchangeStreamCaptureMode(int *mode) { static __thread int now; int before = now; now = *mode; *mode = before; return SUCCESS; }
-CUresult cuEventCreate(size_t *event, unsigned flags) { static size_t next = 900; (void)flags; *event = next++; return SUCCESS; }
-CUresult cuEventRecord(size_t event, size_t stream) { (void)event; (void)stream; busy = 1; return SUCCESS; }
-CUresult cuEventQuery(size_t event) { (void)event; return sticky ? sticky : busy ? NOT_READY : SUCCESS; }
+/* Streams with small numbers are the guest's, whose copies stay under way; those of Headway end at once. */
+static char pending[4096];
+CUresult cuEventCreate(size_t *event, unsigned flags) {
+    static size_t next = 900;
+    (void)flags;
+    pthread_mutex_lock(&lock);
+    *event = next++;
+    pthread_mutex_unlock(&lock);
+    return SUCCESS;
+}
+CUresult cuEventDestroy_v2(size_t event) { (void)event; return SUCCESS; }
+CUresult cuEventRecord(size_t event, size_t stream) {
+    pending[event % sizeof pending] = stream > 2 && stream < 100;
+    if (stream > 2 && stream < 100) busy = 1;
+    return sticky;
+}
+CUresult cuEventQuery(size_t event) { return sticky ? sticky : busy && pending[event % sizeof pending] ? NOT_READY : SUCCESS; }
+CUresult cuEventSynchronize(size_t event) { (void)event; LOG("wait for an event\n"); return sticky; }
+CUresult cuEventElapsedTime(float *ms, size_t a, size_t b) { (void)a, (void)b; *ms = 0; return SUCCESS; }
 CUresult cuModuleLoadData(size_t *module, const void *image) { *module = strstr(image, "headway_aside") ? 5 : 0; return SUCCESS; }
 CUresult cuModuleGetFunction(size_t *function, size_t module, const char *name) { (void)name; *function = module; return SUCCESS; }
 CUresult cuLaunchKernel(size_t function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
@@ -122,9 +174,12 @@ CUresult cuLaunchKernel(size_t function, unsigned gx, unsigned gy, unsigned gz, 
     memcpy((void *)to, (void *)from, bytes);
     return SUCCESS;
 }
+static int failing;       /* copies in streams of Headway fail */
+void fake_fail(int error) { failing = error; }
 static CUresult copy(const char *name, void *to, const void *from, size_t bytes, size_t stream) {
     LOG("%s %zu in %zu\n", name, bytes, stream);
     if (sticky) return sticky;
+    if (failing && stream >= 100) return failing;
     memcpy(to, from, bytes);
     return SUCCESS;
 }
@@ -136,6 +191,12 @@ CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t bytes, si
 CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t bytes) { return copy("in-waits", (void *)to, from, bytes, 0); }
 CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, size_t stream) { return copy("any", (void *)to, (void *)from, bytes, stream); }
 CUresult cuMemcpy(CUdeviceptr to, CUdeviceptr from, size_t bytes) { return copy("any-waits", (void *)to, (void *)from, bytes, 0); }
+CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes, size_t stream) { return copy("within", (void *)to, (void *)from, bytes, stream); }
+#define NOT_HERE(name) CUresult name(void) { return INVALID_VALUE; }
+NOT_HERE(cuMemcpyPeerAsync) NOT_HERE(cuModuleLoadDataEx) NOT_HERE(cuModuleUnload) NOT_HERE(cuFuncSetAttribute)
+NOT_HERE(cuMemGetAllocationGranularity) NOT_HERE(cuMemCreate) NOT_HERE(cuMemRelease) NOT_HERE(cuMemExportToShareableHandle)
+NOT_HERE(cuMemAddressReserve) NOT_HERE(cuMemAddressFree) NOT_HERE(cuMemMap) NOT_HERE(cuMemUnmap) NOT_HERE(cuMemSetAccess)
+NOT_HERE(cuImportExternalMemory) NOT_HERE(cuDestroyExternalMemory) NOT_HERE(cuExternalMemoryGetMappedBuffer)
 /* Of another signature than any that is replaced: it must come back untouched. */
 CUresult cuMemcpyBatchAsync(void) { return SUCCESS; }
 

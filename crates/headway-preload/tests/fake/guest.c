@@ -21,7 +21,7 @@ static CUresult (*init)(unsigned), (*retain)(size_t *, int), (*alloc)(CUdevicept
 static CUresult (*out_async)(void *, CUdeviceptr, size_t, size_t), (*out)(void *, CUdeviceptr, size_t);
 static CUresult (*in)(CUdeviceptr, const void *, size_t);
 static const char *(*fake_log)(void);
-static void (*fake_clear)(void), (*fake_register)(void *, size_t), (*fake_finish)(void), (*fake_capture)(int), (*fake_break)(int);
+static void (*fake_clear)(void), (*fake_register)(void *, size_t), (*fake_finish)(void), (*fake_capture)(int), (*fake_break)(int), (*fake_fail)(int);
 
 #ifdef DIRECT
 CUresult cuInit(unsigned), cuDevicePrimaryCtxRetain(size_t *, int), cuMemAlloc_v2(CUdeviceptr *, size_t), cuDevicePrimaryCtxRelease_v2(int);
@@ -74,6 +74,7 @@ static void resolve(const char *road) {
     fake_finish = need(dlsym(driver, "fake_finish"), "fake_finish");
     fake_capture = need(dlsym(driver, "fake_capture"), "fake_capture");
     fake_break = need(dlsym(driver, "fake_break"), "fake_break");
+    fake_fail = need(dlsym(driver, "fake_fail"), "fake_fail");
 }
 
 static unsigned char *source, *bulk, *small;
@@ -97,6 +98,44 @@ int main(int argc, char **argv) {
     small = aligned_alloc(4096, SMALL * 8);
     alloc(&device, BULK);
     if (in(device, source, BULK)) fail("in");
+    if (!strncmp(does, "large", 5)) {
+        /* Ordinary memory, both ways, from and to odd places; what is copied next to must stay. */
+        size_t bytes = BULK - 4 * SMALL - 77;
+        CUdeviceptr other;
+        unsigned char *fresh = mmap(0, BULK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        alloc(&other, BULK);
+        if (in(other, source, BULK)) fail("in");
+        fake_clear();
+        if (!strcmp(does, "large-fails")) fake_fail(1);
+        if (!strcmp(does, "large-captured")) fake_capture(1);
+        if (!strcmp(does, "large-broken")) fake_break(700);
+        int one = in(other + 5, source + 3 * SMALL, bytes);
+        int two = out_async(bulk + 11, other + 5, bytes, 21);
+        int three = out(fresh + 3, other + 5, bytes);
+        printf("%s", fake_log());
+        fake_break(0), fake_capture(0), fake_fail(0);
+        if (!strcmp(does, "large-broken")) { printf("%d %d %d\n", one, two, three); return 0; }
+        if (one || two || three) fail("status");
+        check(bulk + 11, 3 * SMALL, bytes, "large bytes");
+        check(fresh + 3, 3 * SMALL, bytes, "large bytes into fresh memory");
+        if (fresh[2] || fresh[3 + bytes]) fail("bytes beside the copy");
+        if (!strcmp(does, "large-released")) {
+            release(0);
+            fake_clear();
+            memset(bulk, 0, BULK);
+            if (out_async(bulk + 11, other + 5, bytes, 21)) fail("status after release");
+            check(bulk + 11, 3 * SMALL, bytes, "large bytes after release");
+            printf("released\n%s", fake_log());
+        }
+        if (!strcmp(does, "large-forked")) {
+            fflush(stdout);
+            pid_t child = fork();
+            fake_clear();
+            if (!child) { out_async(bulk + 11, other + 5, bytes, 21); printf("child\n%s", fake_log()); fflush(stdout); _exit(0); }
+            waitpid(child, 0, 0);
+        }
+        return 0;
+    }
     fake_register(bulk, BULK);
     if (strcmp(does, "ordinary") && strcmp(does, "read-only") && strcmp(does, "half")) fake_register(small, SMALL * 8);
     if (!strcmp(does, "half")) fake_register(small, SMALL);

@@ -1,0 +1,181 @@
+//! `--fast`: large copies between ordinary memory and a GPU, by several threads and through pinned memory (`staged`).
+//!
+//! The driver copies ordinary memory with one thread, at a fifth of the bus. Here the calling thread waits for its stream as the
+//! driver would, has the copy made by the same [`Copier`] that the library offers, and returns when the bytes are there. Every
+//! failure leaves the copy to the driver, which makes it again from the start.
+
+use std::ffi::{c_int, c_void};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use headway::copy::{At, Copier, CopyLimits, CopyOptions, CudaDriver, CudaGpu, How};
+use headway::core::files::machine::{EndpointId, Method};
+use headway::core::models::transfer::{Direction, HostMemory, Stores, Tuning, Way};
+use headway::core::units::{Bytes, Nanos};
+use headway::device::Limits;
+
+use crate::driver::{self, DevicePtr, Driver, Relaxed, STREAM_LEGACY, SUCCESS, Stream};
+use crate::road;
+
+/// From these sizes on `staged` was faster than the driver's own call on an H200 by a quarter and more (`bench/runs`).
+pub(crate) const IN_MIN: usize = 4 << 20;
+pub(crate) const OUT_MIN: usize = 2 << 20;
+/// The driver waits without end for a GPU that is busy, and so does a guest: a copy that was given up could still write.
+const PATIENCE: Nanos = Nanos(3_600_000_000_000);
+/// Pinned memory of each GPU.
+const PINNED_MAX: Bytes = Bytes(256 << 20);
+
+/// Threads and buffers that reach nine tenths of pinned memory at the least price in CPUs (H200, 512 MiB: six threads 10.0 ms,
+/// fourteen 10.0 ms; `bench/runs/2026-11-22-h200x1-transfers-none-behind/tunings.csv`).
+const fn tuning(direction: Direction, memory: HostMemory) -> Tuning {
+    let (threads, stores) = match (direction, memory) {
+        // It is the first touch of pages that takes long, and threads share it.
+        (_, HostMemory::Fresh) => (12, Stores::Plain),
+        (Direction::D2h, _) => (4, Stores::NonTemporal),
+        _ => (6, Stores::Plain),
+    };
+    Tuning { threads, buffer: Bytes(8 << 20), stores, in_flight: 3 }
+}
+
+/// A copy between ordinary memory and the GPU of the current context.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Copy {
+    pub(crate) direction: Direction,
+    pub(crate) host: *mut c_void,
+    pub(crate) there: DevicePtr,
+    pub(crate) bytes: usize,
+    /// Never 0: default streams have their own handles here.
+    pub(crate) stream: Stream,
+}
+
+/// A GPU that is open for such copies.
+struct Gpu {
+    gpu: Arc<CudaGpu>,
+    copier: Copier,
+}
+
+enum Known {
+    Open(Arc<Gpu>),
+    /// It could not be opened; the driver copies.
+    Failed,
+}
+
+static GPUS: Mutex<Vec<(c_int, Known)>> = Mutex::new(Vec::new());
+
+fn gpus() -> MutexGuard<'static, Vec<(c_int, Known)>> {
+    GPUS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The driver as the copier sees it, made at the first copy.
+fn cuda() -> Option<Arc<CudaDriver>> {
+    static CUDA: Mutex<Option<Arc<CudaDriver>>> = Mutex::new(None);
+    let mut known = CUDA.lock().unwrap_or_else(PoisonError::into_inner);
+    if known.is_none() {
+        let library = road::library()?;
+        // SAFETY: `find` asks the guest's own driver by the real `dlsym`; nobody unloads a driver that has a context.
+        *known = unsafe { CudaDriver::of_program(|name| road::find(library, name)) }.ok();
+    }
+    known.clone()
+}
+
+fn open(driver: &Driver, device: c_int) -> Option<Gpu> {
+    // Where the GPU uses ordinary memory by itself, its driver needs no help.
+    if driver::attribute(driver, device, driver::PAGEABLE_ACCESS)? != 0 {
+        return None;
+    }
+    let index = u32::try_from(device).ok()?;
+    let limits = Limits { host_bytes_max: Bytes(u64::MAX), ..Limits::default() };
+    let gpu = Arc::new(CudaGpu::open(&cuda()?, index, limits).ok()?);
+    let limits = CopyLimits { pinned_max: PINNED_MAX, patience: PATIENCE, ..CopyLimits::default() };
+    let options = CopyOptions { limits, ..CopyOptions::default() };
+    let gpus = vec![(EndpointId(0), Arc::clone(&gpu) as _)];
+    let copier = Copier::new(gpus, headway::core::models::transfer::Profile::default(), options).ok()?;
+    Some(Gpu { gpu, copier })
+}
+
+/// The GPU of the current context, if that is its primary context.
+fn current(driver: &Driver) -> Option<(c_int, Arc<Gpu>)> {
+    let mut device = 0;
+    // SAFETY: `device` is valid for the call to write.
+    if unsafe { (driver.ctx_get_device)(&raw mut device) } != SUCCESS {
+        return None;
+    }
+    let mut gpus = gpus();
+    let known = gpus.iter().find(|(other, _)| *other == device);
+    let gpu = match known {
+        Some((_, Known::Open(gpu))) => Arc::clone(gpu),
+        Some((_, Known::Failed)) => return None,
+        None => {
+            let before = driver::current_context(driver)?;
+            let opened = open(driver, device).map(Arc::new);
+            // Opening makes the primary context current, which the guest may have replaced by one of its own.
+            driver::make_current(driver, before);
+            gpus.push((device, opened.clone().map_or(Known::Failed, Known::Open)));
+            opened?
+        }
+    };
+    drop(gpus);
+    gpu.gpu.is_current().ok().filter(|is| *is).map(|_| (device, gpu))
+}
+
+/// The primary context of a device may be about to be destroyed: what is kept for it goes first.
+pub(crate) fn forget_device(device: c_int) {
+    let mut gpus = gpus();
+    let gone: Vec<_> = gpus.extract_if(.., |(other, _)| *other == device).collect();
+    // Copies of other threads keep theirs until they end.
+    drop(gpus);
+    drop(gone);
+}
+
+/// Waits as the driver does before it copies ordinary memory: until the stream has passed what was queued before.
+fn wait(driver: &Driver, stream: Stream) -> bool {
+    if stream == STREAM_LEGACY {
+        // An event in the legacy stream is behind the work of all streams that wait for that stream.
+        let mut event = 0;
+        // SAFETY: `event` is valid for the call to write; event and stream are of the current context.
+        unsafe {
+            if (driver.event_create)(&raw mut event, driver::EVENT_WITHOUT_TIME) != SUCCESS {
+                return false;
+            }
+            let waited =
+                (driver.event_record)(event, stream) == SUCCESS && (driver.event_synchronize)(event) == SUCCESS;
+            (driver.event_destroy)(event);
+            return waited;
+        }
+    }
+    // SAFETY: the stream is the caller's, who uses it in this call.
+    unsafe { (driver.stream_synchronize)(stream) == SUCCESS }
+}
+
+/// Makes `copy`, or leaves it to the driver (`false`).
+pub(crate) fn copy(driver: &Driver, copy: Copy) -> bool {
+    let relaxed = Relaxed::new(driver);
+    if driver::captures(driver, copy.stream) || !driver::is_ordinary(driver, copy.host, copy.bytes) {
+        return false;
+    }
+    let Some((device, gpu)) = current(driver) else { return false };
+    if !driver::on_device(driver, copy.there, copy.bytes, device) || !wait(driver, copy.stream) {
+        return false;
+    }
+    // SAFETY: the driver knows the range as plain memory of this GPU. The guest keeps both ends while its call lasts, as for the
+    // driver's own call.
+    let Ok(buffer) = (unsafe { gpu.gpu.foreign(copy.there, copy.bytes) }) else { return false };
+    let at = At { buffer: &buffer, offset: 0 };
+    let host = copy.host.cast::<u8>();
+    let done = match copy.direction {
+        Direction::D2h => {
+            // SAFETY: as above; a page that cannot be written raises the signal that the driver's own copy raises there.
+            let to = unsafe { std::slice::from_raw_parts_mut(host, copy.bytes) };
+            let memory = if headway::os::memory::mostly_absent(to, 8) { HostMemory::Fresh } else { HostMemory::Warm };
+            let how = How::Tuned(Way::of(Method::Staged), tuning(copy.direction, memory));
+            gpu.copier.copy_out(to, at, how).is_ok()
+        }
+        Direction::H2d | Direction::Peer => {
+            // SAFETY: as above, for reading.
+            let from = unsafe { std::slice::from_raw_parts(host, copy.bytes) };
+            let how = How::Tuned(Way::of(Method::Staged), tuning(copy.direction, HostMemory::Warm));
+            gpu.copier.copy_in(at, from, how).is_ok()
+        }
+    };
+    drop(relaxed);
+    done
+}
