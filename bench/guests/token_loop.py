@@ -10,6 +10,7 @@ import argparse
 import json
 import multiprocessing
 import statistics
+import threading
 import time
 
 import torch
@@ -20,6 +21,7 @@ parser.add_argument("--bulk", type=int, default=1 << 30)
 parser.add_argument("--small", type=int, default=0, help="bytes of the small copy; 0 = one token by .item()")
 parser.add_argument("--idle", action="store_true", help="no offload")
 parser.add_argument("--other-process", action="store_true", help="the offload is another process's")
+parser.add_argument("--ordinary", action="store_true", help="a thread offloads to ordinary memory")
 
 
 class Offload:
@@ -54,6 +56,35 @@ class Offload:
         return {"gb_per_s": len(self.ends) * self.source.numel() / seconds / 1e9, "copies": len(self.ends), "equal": whole}
 
 
+class OrdinaryOffload:
+    """A thread that copies the same bytes out of the GPU into ordinary memory over and over."""
+
+    def __init__(self, nbytes):
+        self.source = torch.randint(0, 255, (nbytes,), dtype=torch.uint8, device="cuda")
+        self.expected = self.source.cpu()
+        self.target = torch.empty(nbytes, dtype=torch.uint8).fill_(1)
+        self.copies, self.seconds, self.stop = 0, 0.0, False
+        self.thread = threading.Thread(target=self.run)
+
+    def run(self):
+        with torch.cuda.stream(torch.cuda.Stream()):
+            start = time.perf_counter()
+            while not self.stop:
+                self.target.copy_(self.source)
+                self.copies += 1
+            self.seconds = time.perf_counter() - start
+
+    def keep_busy(self):
+        if not self.thread.is_alive():
+            self.thread.start()
+
+    def result(self):
+        self.stop = True
+        self.thread.join()
+        equal = bool(torch.equal(self.target, self.expected))
+        return {"gb_per_s": self.copies * self.source.numel() / self.seconds / 1e9, "copies": self.copies, "equal": equal}
+
+
 def neighbour(nbytes, ready, stop, answer):
     offload = Offload(nbytes)
     torch.cuda.synchronize()
@@ -81,7 +112,7 @@ def main():
         process.start()
         ready.wait(120)
     elif not args.idle:
-        offload = Offload(args.bulk)
+        offload = (OrdinaryOffload if args.ordinary else Offload)(args.bulk)
     torch.cuda.synchronize()
     times, wrong = [], 0
     end = time.perf_counter() + args.seconds

@@ -24,6 +24,10 @@ for _ in $(seq "$rounds"); do
     one token "--aside --yield=8MiB"
     one mebibyte plain --small 1048576
     one mebibyte --aside --small 1048576
+    one ordinary plain --ordinary
+    one ordinary --fast --ordinary
+    one ordinary "--fast --yield=never" --ordinary
+    one ordinary "--fast --aside" --ordinary
     one "other process" plain --other-process
     one "other process" --aside --other-process
 done

@@ -27,13 +27,13 @@ const PINNED_MAX: Bytes = Bytes(256 << 20);
 /// Threads and buffers that reach nine tenths of pinned memory at the least price in CPUs (H200, 512 MiB: six threads 10.0 ms,
 /// fourteen 10.0 ms; `bench/runs/2026-11-22-h200x1-transfers-none-behind/tunings.csv`).
 const fn tuning(direction: Direction, memory: HostMemory) -> Tuning {
-    let (threads, stores) = match (direction, memory) {
+    let (threads, buffer, stores) = match (direction, memory) {
         // It is the first touch of pages that takes long, and threads share it.
-        (_, HostMemory::Fresh) => (12, Stores::Plain),
-        (Direction::D2h, _) => (4, Stores::NonTemporal),
-        _ => (6, Stores::Plain),
+        (_, HostMemory::Fresh) => (12, 16 << 20, Stores::Plain),
+        (Direction::D2h, _) => (4, 8 << 20, Stores::NonTemporal),
+        _ => (6, 8 << 20, Stores::Plain),
     };
-    Tuning { threads, buffer: Bytes(8 << 20), stores, in_flight: 3 }
+    Tuning { threads, buffer: Bytes(buffer), stores, in_flight: 3 }
 }
 
 /// A copy between ordinary memory and the GPU of the current context.

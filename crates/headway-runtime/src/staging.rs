@@ -47,6 +47,8 @@ pub struct Staged<'a> {
     pub ramp: bool,
     /// Whether each chunk of the source is read from its file first, so that a failing page is an error value.
     pub populate: bool,
+    /// Whether the destination's pages appear as they are written, and are huge.
+    pub huge: bool,
     /// The copy is given up soon after this becomes true.
     pub cancel: Option<&'a AtomicBool>,
     /// Of each link from the second on, the bulk copies that its GPU has of its own: while there are any, the link is not
@@ -58,7 +60,7 @@ impl Staged<'_> {
     /// With `tuning`, in order of arrival, with a ramp.
     #[must_use]
     pub const fn new(tuning: Tuning) -> Self {
-        Self { tuning, order: Order::Arrival, ramp: true, populate: false, cancel: None, own: &[] }
+        Self { tuning, order: Order::Arrival, ramp: true, populate: false, huge: false, cancel: None, own: &[] }
     }
 }
 

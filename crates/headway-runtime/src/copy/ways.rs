@@ -210,16 +210,19 @@ impl Copier {
             let ordinary = || self.situation(copy).map_or(HostMemory::Warm, |at| at.memory);
             default_tuning(copy.direction, if pinned { HostMemory::Pinned } else { ordinary() })
         });
-        if let Host::Out(to) = &mut copy.host
-            && self.options.huge_pages
-            && to.len() >= HUGE_MIN
-            && memory::mostly_absent(to, HUGE_SAMPLES)
-        {
-            memory::advise_huge(to);
-        }
+        let huge = match &mut copy.host {
+            Host::Out(to) if self.options.huge_pages && to.len() >= HUGE_MIN => {
+                let fresh = memory::mostly_absent(to, HUGE_SAMPLES);
+                if fresh {
+                    memory::advise_huge(to);
+                }
+                fresh
+            }
+            _ => false,
+        };
         let cancel = self.cancel.watch();
         let populate = self.options.mapped_files;
-        let how = Staged { cancel: Some(&cancel), populate, own: &own, ..Staged::new(tuning) };
+        let how = Staged { cancel: Some(&cancel), populate, huge, own: &own, ..Staged::new(tuning) };
         if self.options.no_threads && !pinned {
             return Err(excluded(way, "no_threads"));
         }

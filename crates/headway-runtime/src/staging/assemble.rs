@@ -126,12 +126,13 @@ impl<'a> Request<'a> {
             buffer = (buffer / 2).max(BUFFER_MIN);
         }
         let (address, total, buffer) = (self.address, Bytes(self.bytes), Bytes(buffer));
-        if self.workers && self.how.ramp {
+        let cuts = if self.workers && self.how.ramp {
             let sharing = links.iter().filter(|link| link.wanted > 0).count();
             Cuts::ramped(self.flow, address, total, buffer, Ramp::shared(sharing as u32))
         } else {
             Cuts::even(self.flow, address, total, buffer)
-        }
+        };
+        if self.how.huge { cuts.with_huge_parts(address) } else { cuts }
     }
 
     /// The links' shapes and buffers; gives back what they do not need.

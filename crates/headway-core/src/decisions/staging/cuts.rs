@@ -20,6 +20,8 @@ const RAMP_PART_MIN: u64 = 128 << 10;
 const LINE: u64 = 64;
 /// Boundary in the caller's memory on the way out.
 const PAGE: u64 = 4 << 10;
+/// The same where pages appear as they are written, and are huge.
+const HUGE_PAGE: u64 = 2 << 20;
 
 /// How chunks grow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,7 +59,9 @@ impl Ramp {
 pub struct Cuts {
     flow: Flow,
     total: u64,
-    /// Offset of the copy's start in its page of the caller's memory.
+    /// Parts meet at multiples of this in the caller's memory.
+    grain: u64,
+    /// Offset of the copy's start behind such a multiple.
     phase: u64,
     /// No chunk is larger.
     bound: Bytes,
@@ -71,7 +75,15 @@ impl Cuts {
     #[must_use]
     pub fn even(flow: Flow, address: u64, total: Bytes, buffer: Bytes) -> Self {
         let even = Geometry::new(direction(flow), address, total, buffer);
-        Self { flow, total: total.0, phase: address % PAGE, bound: buffer.min(total), even, ramp: Vec::new() }
+        Self {
+            flow,
+            total: total.0,
+            grain: PAGE,
+            phase: address % PAGE,
+            bound: buffer.min(total),
+            even,
+            ramp: Vec::new(),
+        }
     }
 
     /// Chunks with a ramp; else as [`Cuts::even`].
@@ -109,7 +121,14 @@ impl Cuts {
                 Geometry::new(Direction::D2h, address, Bytes(end), Bytes(size))
             }
         };
-        Self { flow, total: total.0, phase: address % PAGE, bound: Bytes(size).min(total), even, ramp }
+        Self { flow, total: total.0, grain: PAGE, phase: address % PAGE, bound: Bytes(size).min(total), even, ramp }
+    }
+
+    /// Parts meet on huge pages, so that no two workers have the same huge page appear: each of them would fill it with zeros, and
+    /// all but one in vain. `address` is where the copy starts in the caller's memory.
+    #[must_use]
+    pub fn with_huge_parts(self, address: u64) -> Self {
+        Self { grain: HUGE_PAGE, phase: address % HUGE_PAGE, ..self }
     }
 
     /// Chunks; none for a copy of no bytes.
@@ -125,7 +144,7 @@ impl Cuts {
     }
 
     /// Part `part` of `parts` of chunk `index`, as offsets from the start of the copy. Parts meet on pages of the caller's
-    /// memory, and cover the chunk; where there are fewer pages than parts some are empty, and in the ramp on the way in the last
+    /// memory (or huge pages), and cover the chunk; where there are fewer pages than parts some are empty, and in the ramp on the way in the last
     /// ones, if there would be less than 128 KiB for each.
     #[must_use]
     pub fn part(&self, index: u64, part: u32, parts: u32) -> Range<u64> {
@@ -134,7 +153,7 @@ impl Cuts {
         let parts = if starts { u64::from(parts).min((end - start).div_ceil(RAMP_PART_MIN)) as u32 } else { parts };
         let edge = |part: u32| {
             let at = start + ((end - start) as u128 * u128::from(part) / u128::from(parts.max(1))) as u64;
-            let behind = (self.phase + at % PAGE) % PAGE;
+            let behind = (self.phase + at % self.grain) % self.grain;
             if part == 0 {
                 start
             } else if part >= parts {
@@ -265,7 +284,7 @@ mod tests {
     proptest! {
         #[test]
         fn chunks_cover_exactly_fit_the_bound_and_start_on_boundaries(
-            out: bool, address: u64, total in 0..300 * MIB, workers in 0..17_u32, ramp: bool, shares: bool,
+            out: bool, address: u64, total in 0..300 * MIB, workers in 0..17_u32, ramp: bool, shares: bool, huge: bool,
             buffer in prop_oneof![(1..17_u64).prop_map(|n| n * MIB), 4096..9 * MIB],
         ) {
             let flow = if out { Flow::Out } else { Flow::In };
@@ -273,6 +292,8 @@ mod tests {
             let rounds = if shares { Ramp::shared(workers) } else { Ramp::own(workers) };
             let cuts = if ramp { Cuts::ramped(flow, address, total, buffer, rounds) }
                 else { Cuts::even(flow, address, total, buffer) };
+            let cuts = if huge { cuts.with_huge_parts(address) } else { cuts };
+            let grain = if huge { HUGE_PAGE } else { PAGE };
             prop_assert!(cuts.bound() <= buffer);
             let boundary = if out { PAGE } else { LINE };
             let mut end = 0;
@@ -286,7 +307,7 @@ mod tests {
                     let piece = cuts.part(index, part, workers);
                     prop_assert!(piece.start == at && piece.end >= at);
                     let inside = at > chunk.start && at < chunk.end;
-                    prop_assert!(!inside || (address % PAGE + at).is_multiple_of(PAGE));
+                    prop_assert!(!inside || (address % grain + at).is_multiple_of(grain));
                     at = piece.end;
                 }
                 prop_assert!(workers == 0 || at == chunk.end);
