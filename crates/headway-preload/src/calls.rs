@@ -114,17 +114,17 @@ replaced! {
     /// Copies into a GPU, in the order of a stream.
     cuMemcpyHtoDAsync_v2: c"cuMemcpyHtoDAsync_v2" is c"cuMemcpyHtoDAsync" from 3_020 until UNKNOWN, per thread false;
     fn(to: DevicePtr, from: *const c_void, bytes: usize, stream: Stream) |real| {
+        let copy = In { to, from, bytes, stream: named(stream, STREAM_LEGACY) };
         // SAFETY: the caller's arguments are passed on as they are.
-        let stream_named = named(stream, STREAM_LEGACY);
-        decide::into_gpu(In { to, from, bytes, stream: stream_named }, Kind::InAsync, || unsafe { real(to, from, bytes, stream) })
+        decide::into_gpu(copy, Kind::InAsync, || unsafe { real(to, from, bytes, stream) })
     };
 
     /// The same where stream 0 is the thread's own.
     cuMemcpyHtoDAsync_v2_ptsz: c"cuMemcpyHtoDAsync_v2_ptsz" is c"cuMemcpyHtoDAsync" from 7_000 until UNKNOWN, per thread true;
     fn(to: DevicePtr, from: *const c_void, bytes: usize, stream: Stream) |real| {
+        let copy = In { to, from, bytes, stream: named(stream, STREAM_PER_THREAD) };
         // SAFETY: the caller's arguments are passed on as they are.
-        let stream_named = named(stream, STREAM_PER_THREAD);
-        decide::into_gpu(In { to, from, bytes, stream: stream_named }, Kind::InAsync, || unsafe { real(to, from, bytes, stream) })
+        decide::into_gpu(copy, Kind::InAsync, || unsafe { real(to, from, bytes, stream) })
     };
 
     /// Copies into a GPU and waits.
