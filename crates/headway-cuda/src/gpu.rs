@@ -11,7 +11,8 @@ use headway_device::{Buffer, Description, DeviceError, HostKind, Limits, Span, c
 
 use crate::checked::{Driver, call};
 use crate::device::describe;
-use crate::owned::{Context, CopyKind, DeviceMemory, ForeignMemory, copy_pageable};
+use crate::foreign::ForeignMemory;
+use crate::owned::{Context, CopyKind, DeviceMemory, copy_pageable};
 use crate::pinned::{InPlace, WholePinned};
 use crate::pool::Pool;
 use crate::queue::{CudaQueue, Modules};

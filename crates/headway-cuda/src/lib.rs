@@ -7,6 +7,7 @@
 mod abandoned;
 mod checked;
 mod device;
+mod foreign;
 mod gpu;
 mod nvml;
 mod owned;

@@ -44,7 +44,7 @@ const TABLE: [Row; 15] = [
     row("headway", "crates/headway", May::Libraries),
     row("headway-cli", "crates/headway-cli", May::Only(&["headway"])),
     row("headway-capi", "crates/headway-capi", May::Only(&["headway"])),
-    row("headway-preload", "crates/headway-preload", May::Only(&["headway-core"])),
+    row("headway-preload", "crates/headway-preload", May::Only(&["headway-core", "headway"])),
     row("headway-python", "python", May::Only(&["headway"])),
     row("xtask", "xtask", May::Only(&[])),
 ];
