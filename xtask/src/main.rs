@@ -7,6 +7,7 @@ mod keep_run;
 mod mutants;
 mod ptx;
 mod tidy;
+mod touches;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -36,6 +37,8 @@ enum Command {
     Ptx(ptx::Args),
     /// Check the repository's own rules
     Tidy,
+    /// Print what a change of a source file touches: tests, pages, patches that break it
+    Where(touches::Args),
 }
 
 fn main() -> ExitCode {
@@ -47,6 +50,7 @@ fn main() -> ExitCode {
         Command::Mutants(args) => mutants::run(&args),
         Command::Ptx(args) => ptx::run(&args),
         Command::Tidy => tidy::run(),
+        Command::Where(args) => touches::run(&args),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

@@ -1,0 +1,194 @@
+//! `cargo xtask where FILE`: what a change of a source file touches: its tests, the pages that describe it, the patches that
+//! break it.
+//!
+//! It reads the tree as text: a test program or a page counts if it names something that the file makes public, or the file.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, ensure};
+
+/// Names that many files have.
+const COMMON: [&str; 4] = ["Error", "Limits", "Options", "Report"];
+/// Test programs and pages that are shown, those with the most names first.
+const SHOWN: usize = 12;
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// A source file of the repository
+    file: PathBuf,
+}
+
+/// What names the file, or something in it.
+struct Mention {
+    place: String,
+    names: BTreeSet<String>,
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    let root = crate::root();
+    let path = args.file.canonicalize().with_context(|| format!("find `{}`", args.file.display()))?;
+    let file = path.strip_prefix(root.canonicalize()?).context("the file lies outside the repository")?;
+    ensure!(file.extension().is_some_and(|kind| kind == "rs"), "`{}` is not a Rust source file", file.display());
+    let text = fs::read_to_string(&path).with_context(|| format!("read `{}`", path.display()))?;
+    let files = tracked(&root)?;
+    print!("{}", describe(&root, file, &text, &files)?);
+    Ok(())
+}
+
+/// Every file that git knows, from the root.
+fn tracked(root: &Path) -> anyhow::Result<Vec<String>> {
+    let listed = Command::new("git").arg("ls-files").current_dir(root).output().context("start `git ls-files`")?;
+    ensure!(listed.status.success(), "`git ls-files` failed: {}", String::from_utf8_lossy(&listed.stderr));
+    Ok(String::from_utf8(listed.stdout)?.lines().map(str::to_owned).collect())
+}
+
+fn describe(root: &Path, file: &Path, text: &str, files: &[String]) -> anyhow::Result<String> {
+    let file = file.to_str().context("the path is not UTF-8")?;
+    let mut out = format!("{file}\n");
+    for line in text.lines().take_while(|line| line.starts_with("//!")) {
+        out += &format!("  {}\n", line.trim_start_matches("//!").trim());
+    }
+    let names = public_names(text);
+    let (package, module) = place(file);
+    out += "\nTests\n";
+    let beside = file.trim_end_matches(".rs").to_owned() + "/tests.rs";
+    if text.contains("#[cfg(test)]") || files.contains(&beside) {
+        out += &format!("  cargo test -p {package} --lib {module}\n");
+    }
+    let is_test = |path: &str| path.ends_with(".rs") && path.contains("/tests/") && path != file;
+    let tests = mentions(root, files, &names, file, is_test)?;
+    if tests.is_empty() {
+        out += &format!("  cargo test -p {package}   # nothing in it is named by a test program\n");
+    }
+    for mention in tests.iter().take(SHOWN) {
+        let (package, _) = place(&mention.place);
+        let program = program(&mention.place);
+        out += &format!("  cargo test -p {package} --test {program}   # {}\n", join(&mention.names));
+    }
+    let is_page = |path: &str| path.ends_with(".md") && !path.starts_with("bench/runs") && path != "CHANGELOG.md";
+    let pages = mentions(root, files, &names, file, is_page)?;
+    if !pages.is_empty() {
+        out += "\nPages\n";
+    }
+    for mention in pages.iter().take(SHOWN) {
+        out += &format!("  {}   # {}\n", mention.place, join(&mention.names));
+    }
+    let is_patch = |path: &str| path.starts_with("xtask/mutants/");
+    for mention in mentions(root, files, &BTreeSet::new(), file, is_patch)? {
+        let name = Path::new(&mention.place).file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        out += &format!("\nBroken on purpose by\n  cargo xtask mutants {name}\n");
+    }
+    Ok(out)
+}
+
+/// What the file makes public: types, traits, functions, constants.
+fn public_names(text: &str) -> BTreeSet<String> {
+    let before_tests = text.split("#[cfg(test)]").next().unwrap_or_default();
+    let mut names = BTreeSet::new();
+    for line in before_tests.lines() {
+        let Some(rest) = line.trim_start().strip_prefix("pub ") else { continue };
+        let mut words = rest.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|word| !word.is_empty());
+        let kinds = ["struct", "enum", "trait", "fn", "const", "static", "type"];
+        if words.by_ref().any(|word| kinds.contains(&word))
+            && let Some(name) = words.find(|word| *word != "fn")
+            && tells(name)
+        {
+            names.insert(name.to_owned());
+        }
+    }
+    names
+}
+
+/// Whether a name is rarely a word of ordinary text: one of a type, or of several words.
+fn tells(name: &str) -> bool {
+    let is_type = name.starts_with(char::is_uppercase);
+    (is_type || name.contains('_')) && !COMMON.contains(&name)
+}
+
+/// The package of a source file, and its module.
+fn place(file: &str) -> (String, String) {
+    let mut parts = file.split('/');
+    let package = match parts.next() {
+        Some("crates") => parts.next().unwrap_or_default(),
+        other => other.unwrap_or_default(),
+    };
+    let module: Vec<&str> = parts.skip_while(|part| *part == "src").collect();
+    let module = module.join("::");
+    let module = module.trim_end_matches(".rs").trim_end_matches("::mod");
+    (package.to_owned(), if matches!(module, "lib" | "main") { String::new() } else { module.to_owned() })
+}
+
+/// The test program that a file under `tests` belongs to.
+fn program(file: &str) -> String {
+    let behind = file.split_once("/tests/").map_or(file, |(_, behind)| behind);
+    behind.split('/').next().unwrap_or(behind).trim_end_matches(".rs").to_owned()
+}
+
+/// Files that name the file, or one of `names`; those with the most names first.
+fn mentions(
+    root: &Path,
+    files: &[String],
+    names: &BTreeSet<String>,
+    file: &str,
+    counts: impl Fn(&str) -> bool,
+) -> anyhow::Result<Vec<Mention>> {
+    let mut found = Vec::new();
+    for place in files.iter().filter(|path| counts(path)) {
+        let Ok(text) = fs::read_to_string(root.join(place)) else { continue };
+        let words: BTreeSet<&str> = text.split(|c: char| !c.is_alphanumeric() && c != '_').collect();
+        let mut named: BTreeSet<String> = names.iter().filter(|name| words.contains(name.as_str())).cloned().collect();
+        if text.contains(file) {
+            named.insert(file.rsplit('/').next().unwrap_or(file).to_owned());
+        }
+        if !named.is_empty() {
+            found.push(Mention { place: place.clone(), names: named });
+        }
+    }
+    found.sort_by(|a, b| b.names.len().cmp(&a.names.len()).then_with(|| a.place.cmp(&b.place)));
+    Ok(found)
+}
+
+fn join(names: &BTreeSet<String>) -> String {
+    const MOST: usize = 4;
+    let shown: Vec<&str> = names.iter().take(MOST).map(String::as_str).collect();
+    let rest = names.len().saturating_sub(MOST);
+    if rest == 0 { shown.join(", ") } else { format!("{} and {rest} more", shown.join(", ")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn public_names_are_those_that_others_can_use() {
+        let text = "pub struct Cuts;\npub(crate) struct Hidden;\n    pub const fn with_huge_parts(self) {}\n\
+                    #[cfg(test)]\nmod tests { pub fn of_a_test() {} }\n";
+        assert_eq!(public_names(text).into_iter().collect::<Vec<_>>(), ["Cuts", "with_huge_parts"]);
+        assert_eq!(public_names("pub fn count() {}\npub struct Error;\n"), BTreeSet::new());
+    }
+
+    #[test]
+    fn a_file_of_the_core_has_its_tests_and_a_patched_one_its_patch() {
+        let root = crate::root();
+        let files = tracked(&root).unwrap();
+        let of = |file: &str| {
+            let text = fs::read_to_string(root.join(file)).unwrap();
+            describe(&root, Path::new(file), &text, &files).unwrap()
+        };
+        let cuts = of("crates/headway-core/src/decisions/staging/cuts.rs");
+        assert!(cuts.contains("cargo test -p headway-core --lib decisions::staging::cuts\n"), "{cuts}");
+        let machine = of("crates/headway-core/src/files/machine.rs");
+        assert!(machine.contains("cargo test -p headway-core --test machine_files"), "{machine}");
+        assert!(machine.contains("  docs/"), "{machine}");
+        let patched = files.iter().filter(|path| path.starts_with("xtask/mutants/")).find_map(|patch| {
+            let text = fs::read_to_string(root.join(patch)).ok()?;
+            let file = text.lines().find_map(|line| line.strip_prefix("+++ b/"))?.to_owned();
+            Some((Path::new(patch).file_stem()?.to_string_lossy().into_owned(), file))
+        });
+        let (name, file) = patched.expect("there are patches");
+        assert!(of(&file).contains(&format!("cargo xtask mutants {name}\n")), "{file}");
+    }
+}
