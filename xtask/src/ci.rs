@@ -57,6 +57,9 @@ const STEPS: [Step; 9] = [
 /// them.
 const RELEASE_TESTED: [&str; 2] = ["headway-core", "headway-sim"];
 
+/// Crates that are in no registry: the program comes with the laboratory, which is not for libraries.
+const UNPUBLISHED: [&str; 3] = ["headway-cli", "headway-lab", "xtask"];
+
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     if args.list {
         for step in &STEPS {
@@ -108,7 +111,9 @@ fn tools() -> anyhow::Result<Outcome> {
 
 /// Packs all crates that are published into `target/package`, without building them from there.
 fn package() -> anyhow::Result<Outcome> {
-    cargo(&["package", "--workspace", "--exclude", "xtask", "--allow-dirty", "--no-verify"])
+    let mut arguments = vec!["package", "--workspace", "--allow-dirty", "--no-verify"];
+    arguments.extend(UNPUBLISHED.iter().flat_map(|name| ["--exclude", name]));
+    cargo(&arguments)
 }
 
 fn ptx() -> anyhow::Result<Outcome> {

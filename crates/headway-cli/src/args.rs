@@ -15,7 +15,7 @@ use headway::core::plan::Strategy;
 use headway::core::plan::stream::Policy;
 use headway::core::units::{Bytes, Nanos, UnitError};
 use headway::keep::Keep;
-use headway::measure::Step;
+use headway_measure::Step;
 
 pub(crate) use self::broker::{BrokerArgs, ModeArg};
 pub(crate) use self::foreign::{ExportArgs, ImportArgs};

@@ -4,11 +4,11 @@ use std::fmt::Write;
 use std::path::Path;
 
 use anyhow::Result;
-use headway::bench::broker as bench;
 use headway::broker::{self, Access, MemoryStatus, Options, Phase, Status};
 use headway::core::decisions::engine_lock::{Engine, LockId, Order};
 use headway::core::models::transfer::TAIL_SAMPLES;
 use headway::core::units::Nanos;
+use headway_lab::bench::broker as bench;
 
 use crate::Answer;
 use crate::args::{BenchBrokerArgs, BrokerArgs, ModeArg};

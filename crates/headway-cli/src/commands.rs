@@ -8,14 +8,15 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use clap::CommandFactory;
-use headway::bench::{self, combine};
 use headway::core::files::machine::{self, Confidence, Machine};
 use headway::core::plan::planner::{self, ModelAnswer, Options};
 use headway::core::plan::{Outcome, Plan};
 use headway::cpus::{self, Assumption};
 use headway::keep::Keep;
 use headway::run::Progress;
-use headway::{doctor as examine, files, report as reports, reproduce as experiments, run as runs};
+use headway::{doctor as examine, files, report as reports, run as runs};
+use headway_lab::bench::{self, combine};
+use headway_lab::reproduce as experiments;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 

@@ -78,8 +78,8 @@ pub(crate) fn tell(error: &anyhow::Error, format: Format) -> ExitCode {
 /// What the libraries tell of an error of theirs.
 fn diagnosis(error: &anyhow::Error) -> Option<&dyn Diagnosis> {
     let of_headway = error.downcast_ref::<headway::Error>().map(|error| error as &dyn Diagnosis);
-    let of_measure = || error.downcast_ref::<headway::measure::Error>().map(|error| error as &dyn Diagnosis);
-    let of_lab = || error.downcast_ref::<headway::lab::Error>().map(|error| error as &dyn Diagnosis);
+    let of_measure = || error.downcast_ref::<headway_measure::Error>().map(|error| error as &dyn Diagnosis);
+    let of_lab = || error.downcast_ref::<headway_lab::Error>().map(|error| error as &dyn Diagnosis);
     of_headway.or_else(of_measure).or_else(of_lab)
 }
 

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use anyhow::Result;
-use headway::formats::{self, Export, Import};
+use headway_lab::formats::{self, Export, Import};
 use serde::Serialize;
 
 use crate::Answer;

@@ -3,8 +3,8 @@
 use std::fmt::Write;
 
 use anyhow::Result;
-use headway::bench::Outcome;
-use headway::bench::interconnect::{Options, Report, run};
+use headway_lab::bench::Outcome;
+use headway_lab::bench::interconnect::{Options, Report, run};
 
 use crate::Answer;
 use crate::args::InterconnectArgs;

@@ -45,9 +45,9 @@ impl Answer {
 }
 
 fn main() -> ExitCode {
-    headway::reproduce::serve_load();
-    headway::reproduce::serve_camera();
-    headway::bench::broker::serve();
+    headway_lab::reproduce::serve_load();
+    headway_lab::reproduce::serve_camera();
+    headway_lab::bench::broker::serve();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => return failure::misused(&error),

@@ -4,7 +4,6 @@ use std::ffi::OsStr;
 use std::fmt::Write;
 use std::path::Path;
 
-use headway::bench::Target;
 use headway::core::analysis::schedulability::Strength as Proof;
 use headway::core::files::machine::{Confidence, Machine};
 use headway::core::models::cpu::Wish;
@@ -18,6 +17,7 @@ use headway::doctor::{Examination, State};
 use headway::keep::Keep;
 use headway::report::{PAGE, TRACE};
 use headway::run::Report;
+use headway_lab::bench::Target;
 
 use crate::args::RunArgs;
 
@@ -410,13 +410,13 @@ pub(crate) fn targets(targets: &[Target], folder: &Path) -> String {
 
 pub(crate) fn experiments() -> String {
     let mut text = String::new();
-    for experiment in headway::reproduce::EXPERIMENTS {
+    for experiment in headway_lab::reproduce::EXPERIMENTS {
         let _ = writeln!(text, "{:<18} {}\n{:<18} {}", experiment.name, experiment.about, "", experiment.paper);
     }
     text
 }
 
-pub(crate) fn reproduced(outcome: &headway::reproduce::Outcome, folder: &Path) -> String {
+pub(crate) fn reproduced(outcome: &headway_lab::reproduce::Outcome, folder: &Path) -> String {
     let mut text = format!("{}, source {}, machine {}\n\n", outcome.experiment, outcome.source, outcome.machine);
     let what = outcome.rows.iter().map(|row| row.what.chars().count()).max().unwrap_or(0);
     for row in &outcome.rows {

@@ -3,11 +3,11 @@
 use std::fmt::Write;
 
 use anyhow::Result;
-use headway::bench::{self, Outcome};
 use headway::core::models::transfer::{Explanation, Figures, TAIL_SAMPLES};
 use headway::core::units::Nanos;
 use headway::explain::{self as explaining, Question};
-use headway::measure::{self as measuring, Depth};
+use headway_lab::bench::{self, Outcome};
+use headway_measure::{self as measuring, Depth};
 
 use crate::Answer;
 use crate::args::{BenchArgs, ExplainArgs, MeasureArgs};

@@ -10,7 +10,7 @@ use std::fs;
 use std::path::Path;
 
 use common::headway;
-use headway::reproduce::EXPERIMENTS;
+use headway_lab::reproduce::EXPERIMENTS;
 use serde_json::Value;
 
 /// What an experiment leaves.

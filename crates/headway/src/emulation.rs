@@ -14,7 +14,7 @@ const USUAL: [&str; 2] = ["h200-x1", "h200-x4"];
 ///
 /// # Errors
 /// [`Error::TooFewGpus`], and what reading `model` gives.
-pub(crate) fn machine(model: Option<&str>, gpus: Option<usize>) -> Result<Machine, Error> {
+pub fn machine(model: Option<&str>, gpus: Option<usize>) -> Result<Machine, Error> {
     let wanted = gpus.unwrap_or(1);
     let mut machine = files::machine(model.unwrap_or(USUAL[0]))?;
     for name in USUAL {
@@ -29,7 +29,7 @@ pub(crate) fn machine(model: Option<&str>, gpus: Option<usize>) -> Result<Machin
 }
 
 /// What emulated GPUs of `machine` stand for, and what they do not, as a sentence.
-pub(crate) fn imitates(machine: &Machine) -> String {
+pub fn imitates(machine: &Machine) -> String {
     let gpus = machine.gpus().count();
     let plural = if gpus == 1 { "GPU" } else { "GPUs" };
     format!(
@@ -66,7 +66,7 @@ fn rates(machine: &Machine, class: EngineClass) -> impl Iterator<Item = Rate> {
 const MARGIN_MAX_PPM: u64 = 500_000;
 
 /// Why plans from `measured` would be of no use, one reason each; `imitated` is the machine that was emulated.
-pub(crate) fn useless(measured: &Machine, imitated: Option<&Machine>) -> Vec<String> {
+pub fn useless(measured: &Machine, imitated: Option<&Machine>) -> Vec<String> {
     let mut reasons = Vec::new();
     match &measured.calibration {
         None => reasons.push(

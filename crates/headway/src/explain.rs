@@ -88,7 +88,9 @@ pub fn explain(question: &Question) -> Result<Explanation, Error> {
 }
 
 /// Every way that `profile` has a curve of, as what may be used.
-pub(crate) fn measured_ways(profile: &Profile) -> Available {
+#[doc(hidden)]
+#[must_use]
+pub fn measured_ways(profile: &Profile) -> Available {
     let ways = profile.curves.keys().map(|key| key.way).collect();
     Available { ways, multipath: true, ..Available::default() }
 }

@@ -68,6 +68,6 @@ pub fn plan(machine: &Machine, workload: &Loaded<Workload>, options: Options) ->
     Ok(plan)
 }
 
-pub(crate) fn read(path: &Path) -> Result<String, Error> {
+fn read(path: &Path) -> Result<String, Error> {
     fs::read_to_string(path).map_err(|source| Error::Read { path: path.to_owned(), source })
 }

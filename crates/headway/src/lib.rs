@@ -3,31 +3,29 @@
 //! The one public API: the verbs of the command line as functions, and the crates below under their own names.
 #![forbid(unsafe_code)]
 
-pub mod bench;
 pub mod broker;
 pub mod copy;
 pub mod cpus;
 pub mod doctor;
-mod emulation;
+#[doc(hidden)]
+pub mod emulation;
 mod error;
 pub mod explain;
 pub mod files;
-pub mod formats;
 pub mod guest;
 pub mod keep;
-pub mod lab;
 mod logfile;
-pub mod measure;
-pub mod plot;
 pub mod ports;
 pub mod report;
-pub mod reproduce;
 pub mod run;
 mod sample;
 pub mod share;
-mod stamp;
-mod trackers;
-mod verify;
+#[doc(hidden)]
+pub mod stamp;
+#[doc(hidden)]
+pub mod trackers;
+#[doc(hidden)]
+pub mod verify;
 mod why;
 
 pub use error::{Diagnosis, Error};

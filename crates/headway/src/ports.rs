@@ -57,7 +57,8 @@ pub fn open(backend: Backend, model: Option<&str>, gpus: Option<usize>) -> Resul
 ///
 /// # Errors
 /// As for [`open`].
-pub(crate) fn imitates(backend: Backend, model: Option<&str>, gpus: Option<usize>) -> Result<Option<String>, Error> {
+#[doc(hidden)]
+pub fn imitates(backend: Backend, model: Option<&str>, gpus: Option<usize>) -> Result<Option<String>, Error> {
     match backend {
         Backend::Emu => emulation::machine(model, gpus).map(|machine| Some(emulation::imitates(&machine))),
         Backend::Auto | Backend::Cuda => Ok(None),
@@ -68,7 +69,8 @@ pub(crate) fn imitates(backend: Backend, model: Option<&str>, gpus: Option<usize
 ///
 /// # Errors
 /// As for [`open`].
-pub(crate) fn device(backend: Backend, model: Option<&str>) -> Result<Box<dyn Device>, Error> {
+#[doc(hidden)]
+pub fn device(backend: Backend, model: Option<&str>) -> Result<Box<dyn Device>, Error> {
     match backend {
         Backend::Emu => {
             let machine = emulation::machine(model, Some(1))?;
@@ -81,4 +83,25 @@ pub(crate) fn device(backend: Backend, model: Option<&str>) -> Result<Box<dyn De
             Ok(Box::new(device))
         }
     }
+}
+
+/// How many GPUs the driver reports.
+///
+/// # Errors
+/// [`Error::Backend`] where there is no driver, or a broken one.
+pub fn there() -> Result<usize, Error> {
+    let probe = headway_cuda::probe().map_err(|source| Error::Backend { backend: "cuda", source })?;
+    Ok(probe.devices.len())
+}
+
+/// The first `count` GPUs as devices, for kernels.
+///
+/// # Errors
+/// [`Error::Backend`].
+#[doc(hidden)]
+pub fn devices(count: usize, limits: Limits) -> Result<Vec<Box<dyn Device>>, Error> {
+    let failed = |source| Error::Backend { backend: "cuda", source };
+    let driver = Driver::system().map_err(failed)?;
+    let open = |index| CudaDevice::open_with(&driver, index, limits).map_err(failed);
+    (0..count as u32).map(|index| Ok(Box::new(open(index)?) as Box<dyn Device>)).collect()
 }

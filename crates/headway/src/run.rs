@@ -162,23 +162,25 @@ struct ManifestSegment {
 }
 
 /// The backend chosen, with its devices open.
-pub(crate) struct Chosen {
-    pub(crate) source: Source,
-    pub(crate) machine: Machine,
-    pub(crate) devices: Vec<Box<dyn Device>>,
-    pub(crate) warnings: Vec<String>,
+#[doc(hidden)]
+pub struct Chosen {
+    pub source: Source,
+    pub machine: Machine,
+    pub devices: Vec<Box<dyn Device>>,
+    pub warnings: Vec<String>,
 }
 
 /// A run that has ended, with its streams' results in the outlet.
-pub(crate) struct Ran {
-    pub(crate) log: Log,
-    pub(crate) kernels: Kernels,
-    pub(crate) intake: Arc<Intake>,
-    pub(crate) compared: Compared,
+#[doc(hidden)]
+pub struct Ran {
+    pub log: Log,
+    pub kernels: Kernels,
+    pub intake: Arc<Intake>,
+    pub compared: Compared,
     /// Bytes that each stream's file holds at most; empty = all.
-    pub(crate) kept: Vec<u64>,
+    pub kept: Vec<u64>,
     /// What became of the others.
-    pub(crate) left: Left,
+    pub left: Left,
 }
 
 /// The granule of every step that Headway ships: AES blocks.
@@ -310,7 +312,8 @@ fn sow(plan: &mut Plan, seed: u64) {
 ///
 /// # Errors
 /// [`Error`].
-pub(crate) fn execute(
+#[doc(hidden)]
+pub fn execute(
     chosen: &mut Chosen,
     plan: &Arc<Plan>,
     workload: &Workload,
@@ -603,7 +606,8 @@ fn manifest<'a>(
 }
 
 /// Opens the devices of the backend, and finds the machine file that stands for them.
-pub(crate) fn choose(options: &Options) -> Result<Chosen, Error> {
+#[doc(hidden)]
+pub fn choose(options: &Options) -> Result<Chosen, Error> {
     match options.backend {
         Backend::Sim => simulation(options, Vec::new()),
         Backend::Emu => emulation(options),

@@ -8,7 +8,7 @@ use headway_device::gpu::Gpu;
 use headway_os::affinity;
 
 /// What makes a profile of this node stale when it changes.
-pub(crate) fn stamp(ports: &[Arc<dyn Gpu>], date: String) -> Stamp {
+pub fn stamp(ports: &[Arc<dyn Gpu>], date: String) -> Stamp {
     let report = match ports.first().map(|port| port.description().source) {
         Some(headway_device::Source::Cuda) => Nvml::system().and_then(|nvml| nvml.report()).ok(),
         _ => None,

@@ -10,8 +10,8 @@ mod frame;
 mod memory;
 mod pictures;
 
-pub(crate) use self::bounds::{HAND_OVER, Seen, observed};
-pub(crate) use self::camera::{Arbitration, Camera, Course, Frame, Tracked};
-pub(crate) use self::frame::{Moving, Operated};
-pub(crate) use self::memory::Load;
-pub(crate) use self::pictures::Video;
+pub use self::bounds::{HAND_OVER, Seen, observed};
+pub use self::camera::{Arbitration, Camera, Course, Frame, Tracked};
+pub use self::frame::{Account, Moving, Operated};
+pub use self::memory::Load;
+pub use self::pictures::Video;

@@ -26,19 +26,19 @@ use crate::Error;
 const STRIDE: u64 = 1 << 20;
 
 /// What streams gave.
-pub(crate) struct Outputs<'a> {
+pub struct Outputs<'a> {
     /// Where their files are.
-    pub(crate) folder: &'a Path,
+    pub folder: &'a Path,
     /// Those that have lost packets, which are not compared.
-    pub(crate) lost: &'a BTreeSet<u32>,
+    pub lost: &'a BTreeSet<u32>,
     /// Bytes that each file holds at most; empty = all.
-    pub(crate) kept: &'a [u64],
+    pub kept: &'a [u64],
     /// What is known of the bytes behind those.
-    pub(crate) ends: Ends,
+    pub ends: Ends,
 }
 
 /// Checks every stream of a finished run.
-pub(crate) fn verify(
+pub fn verify(
     plan: &Plan,
     kernels: &Kernels,
     intake: &Intake,
@@ -126,24 +126,24 @@ fn difference(output: &mut impl Read, expected: &[u8], path: &Path) -> Result<Op
 
 /// What the lists of a wafer say.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Counted {
+pub struct Counted {
     /// Lists: generations that came through.
-    pub(crate) lists: u64,
+    pub lists: u64,
     /// Defects planted in them.
-    pub(crate) planted: u64,
+    pub planted: u64,
     /// Of these, listed with exactly their place and size.
-    pub(crate) found: u64,
+    pub found: u64,
     /// Listed although nothing was planted there.
-    pub(crate) false_alarms: u64,
+    pub false_alarms: u64,
     /// The first list that differs from what was planted.
-    pub(crate) first_wrong: Option<u64>,
+    pub first_wrong: Option<u64>,
 }
 
 /// Compares the lists in the file at `path` with what was planted.
 ///
 /// # Errors
 /// [`Error::Read`], [`Error::Interrupted`], [`Error::Device`] for bytes that are no list.
-pub(crate) fn lists(planned: &PlannedWafer, path: &Path, interrupt: &AtomicBool) -> Result<Counted, Error> {
+pub fn lists(planned: &PlannedWafer, path: &Path, interrupt: &AtomicBool) -> Result<Counted, Error> {
     let error = |source| Error::Read { path: path.to_owned(), source };
     let ring = Ring::new(&planned.wafer).expect("a wafer that was run can be inspected");
     let rows: Vec<Vec<[u32; 5]>> = (0..planned.wafer.ring).map(|row| ring.planted(u64::from(row))).collect();

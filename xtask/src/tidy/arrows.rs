@@ -18,8 +18,10 @@ struct Row {
 
 enum May {
     Only(&'static [&'static str]),
-    /// Everything but the front ends.
-    Libraries,
+    /// Every crate that `headway` is made of.
+    Below,
+    /// `headway`, what it is made of but for the CUDA backend, and these.
+    WithHeadway(&'static [&'static str]),
 }
 
 const fn row(name: &'static str, folder: &'static str, may_name: May) -> Row {
@@ -27,7 +29,7 @@ const fn row(name: &'static str, folder: &'static str, may_name: May) -> Row {
 }
 
 /// The arrows. A crate that is not here is an error; one that does not exist is fine.
-const TABLE: [Row; 15] = [
+const TABLE: [Row; 17] = [
     row("headway-core", "crates/headway-core", May::Only(&[])),
     row("headway-sim", "crates/headway-sim", May::Only(&["headway-core"])),
     row("headway-os", "crates/headway-os", May::Only(&["headway-core"])),
@@ -41,19 +43,34 @@ const TABLE: [Row; 15] = [
     ),
     row("headway-broker", "crates/headway-broker", May::Only(&["headway-core", "headway-os"])),
     row("headway-trace", "crates/headway-trace", May::Only(&["headway-core"])),
-    row("headway", "crates/headway", May::Libraries),
-    row("headway-cli", "crates/headway-cli", May::Only(&["headway"])),
+    row("headway", "crates/headway", May::Below),
+    row("headway-measure", "crates/headway-measure", May::WithHeadway(&[])),
+    row("headway-lab", "crates/headway-lab", May::WithHeadway(&["headway-measure"])),
+    row("headway-cli", "crates/headway-cli", May::Only(&["headway", "headway-measure", "headway-lab"])),
     row("headway-capi", "crates/headway-capi", May::Only(&["headway"])),
     row("headway-preload", "crates/headway-preload", May::Only(&["headway-core", "headway"])),
     row("headway-python", "python", May::Only(&["headway"])),
     row("xtask", "xtask", May::Only(&[])),
 ];
 
-/// Front ends, which no crate names.
-const FRONT_ENDS: [&str; 5] = ["headway-cli", "headway-capi", "headway-preload", "headway-python", "xtask"];
+/// What `headway` is made of.
+const BELOW: [&str; 9] = [
+    "headway-core",
+    "headway-sim",
+    "headway-os",
+    "headway-device",
+    "headway-cuda",
+    "headway-kernels",
+    "headway-runtime",
+    "headway-broker",
+    "headway-trace",
+];
+
+/// The backend that only `headway` names.
+const CUDA: &str = "headway-cuda";
 
 /// Its tests drive the whole product on a GPU, so they may name any crate.
-const TESTS_NAME_ANY: &str = "headway-cuda";
+const TESTS_NAME_ANY: &str = CUDA;
 
 /// One crate of the workspace.
 pub(crate) struct Package {
@@ -127,9 +144,13 @@ fn allowed(row: &Row, dependency: &Dependency) -> bool {
     if dependency.is_for_tests && row.name == TESTS_NAME_ANY {
         return true;
     }
+    let name = dependency.name.as_str();
     match row.may_name {
-        May::Only(names) => names.contains(&dependency.name.as_str()),
-        May::Libraries => !FRONT_ENDS.contains(&dependency.name.as_str()),
+        May::Only(names) => names.contains(&name),
+        May::Below => BELOW.contains(&name),
+        May::WithHeadway(others) => {
+            name == "headway" || others.contains(&name) || (BELOW.contains(&name) && name != CUDA)
+        }
     }
 }
 
@@ -137,7 +158,8 @@ fn choices(row: &Row) -> String {
     match row.may_name {
         May::Only([]) => "no crate of ours".to_owned(),
         May::Only(names) => format!("only {}", names.join(", ")),
-        May::Libraries => "only the libraries".to_owned(),
+        May::Below => format!("only {}", BELOW.join(", ")),
+        May::WithHeadway(_) => format!("only `headway` and what it is made of, but for {CUDA}"),
     }
 }
 
@@ -193,6 +215,17 @@ mod tests {
             assert_eq!(arrow(row.name, "headway-cuda", &json!(null)).len(), expected, "{}", row.name);
         }
         assert_eq!(arrow("headway", "headway-cli", &json!(null)).len(), 1);
+    }
+
+    #[test]
+    fn a_library_user_links_neither_measurements_nor_the_laboratory() {
+        for name in ["headway-measure", "headway-lab"] {
+            assert_eq!(arrow("headway", name, &json!(null)).len(), 1, "{name}");
+            assert_eq!(arrow("headway-capi", name, &json!(null)).len(), 1, "{name}");
+            assert!(arrow("headway-cli", name, &json!(null)).is_empty(), "{name}");
+        }
+        assert!(arrow("headway-lab", "headway-measure", &json!(null)).is_empty());
+        assert_eq!(arrow("headway-measure", "headway-lab", &json!(null)).len(), 1);
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use headway::core::units::Nanos;
-use headway::formats::Format as Foreign;
+use headway_lab::formats::Format as Foreign;
 
 use super::word;
 

@@ -10,26 +10,26 @@ use super::Frame;
 
 /// From a token's or a lock's release to its next holder going on: an allowance that bounds include, several times what
 /// arbiters take.
-pub(crate) const HAND_OVER: Nanos = Nanos(200_000);
+pub const HAND_OVER: Nanos = Nanos(200_000);
 
 /// The longest that was seen of one camera.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Seen {
-    pub(crate) copies_max: u32,
-    pub(crate) executes_max: u32,
-    pub(crate) cpu_max: Nanos,
-    pub(crate) copy_max: Nanos,
-    pub(crate) execute_max: Nanos,
-    pub(crate) copy_held_max: Nanos,
-    pub(crate) execute_held_max: Nanos,
+pub struct Seen {
+    pub copies_max: u32,
+    pub executes_max: u32,
+    pub cpu_max: Nanos,
+    pub copy_max: Nanos,
+    pub execute_max: Nanos,
+    pub copy_held_max: Nanos,
+    pub execute_held_max: Nanos,
     /// Wait for the token and for engines, and their sum in one frame.
-    pub(crate) token_wait_max: Nanos,
-    pub(crate) engine_wait_max: Nanos,
-    pub(crate) blocking_max: Nanos,
+    pub token_wait_max: Nanos,
+    pub engine_wait_max: Nanos,
+    pub blocking_max: Nanos,
 }
 
 impl Seen {
-    pub(crate) fn of(frames: &[Frame]) -> Self {
+    pub fn of(frames: &[Frame]) -> Self {
         let mut seen = Self::default();
         for frame in frames {
             let account = &frame.account;
@@ -53,7 +53,7 @@ impl Seen {
 
 /// The bounds that follow from what was seen of each camera, given with its period; hand-over included. Where nobody was late,
 /// `on_time`, also those that hold as long as nobody is.
-pub(crate) fn observed(
+pub fn observed(
     gpus: u32,
     tokens: TokenParameters,
     engines: Option<EngineParameters>,

@@ -18,44 +18,44 @@ use crate::Error;
 
 /// One frame that was tracked. Times are those of the clock, in nanoseconds.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Frame {
-    pub(crate) frame: u64,
-    pub(crate) release: u64,
+pub struct Frame {
+    pub frame: u64,
+    pub release: u64,
     /// The later of its release and its predecessor's end.
-    pub(crate) start: u64,
-    pub(crate) granted: u64,
+    pub start: u64,
+    pub granted: u64,
     /// When the token was given back.
-    pub(crate) released: u64,
-    pub(crate) done: u64,
-    pub(crate) gpu: u32,
-    pub(crate) from: Option<u32>,
-    pub(crate) account: Account,
+    pub released: u64,
+    pub done: u64,
+    pub gpu: u32,
+    pub from: Option<u32>,
+    pub account: Account,
     /// Digest of what was tracked up to and with this frame.
-    pub(crate) digest: u64,
+    pub digest: u64,
 }
 
 impl Frame {
-    pub(crate) fn response(&self) -> Nanos {
+    pub fn response(&self) -> Nanos {
         Nanos(self.done.saturating_sub(self.start))
     }
 
-    pub(crate) fn token_wait(&self) -> Nanos {
+    pub fn token_wait(&self) -> Nanos {
         Nanos(self.granted.saturating_sub(self.start))
     }
 }
 
 /// How frames are released and what moves how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Course {
+pub struct Course {
     /// When the first frame is released.
-    pub(crate) begin: u64,
-    pub(crate) period: u64,
-    pub(crate) frames: u64,
-    pub(crate) moving: Moving,
+    pub begin: u64,
+    pub period: u64,
+    pub frames: u64,
+    pub moving: Moving,
 }
 
 /// Who says which GPU a frame gets.
-pub(crate) enum Arbitration<'a> {
+pub enum Arbitration<'a> {
     /// Tokens and engine locks of an arbiter.
     Managed(Task<'a>),
     /// Nobody: the GPU with the fewest users, from the last one on; the words count users.
@@ -65,7 +65,7 @@ pub(crate) enum Arbitration<'a> {
 }
 
 /// A tracker with its video and its memory on every GPU.
-pub(crate) struct Camera {
+pub struct Camera {
     shape: Shape,
     video: Video,
     ports: Vec<Arc<dyn Gpu>>,
@@ -76,13 +76,13 @@ pub(crate) struct Camera {
 
 /// What a camera did.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Tracked {
-    pub(crate) frames: Vec<Frame>,
+pub struct Tracked {
+    pub frames: Vec<Frame>,
     /// Operations of each frame, where they were asked for.
-    pub(crate) operations: Vec<Vec<Operated>>,
+    pub operations: Vec<Vec<Operated>>,
     /// Whether somebody asked for the end before the last frame.
     #[serde(default)]
-    pub(crate) interrupted: bool,
+    pub interrupted: bool,
 }
 
 /// Longest time without a look at whether the end is asked for.
@@ -107,13 +107,7 @@ impl Camera {
     ///
     /// # Errors
     /// [`Error::Device`].
-    pub(crate) fn open(
-        ports: Vec<Arc<dyn Gpu>>,
-        shape: Shape,
-        video: Video,
-        load: Load,
-        check: u64,
-    ) -> Result<Self, Error> {
+    pub fn open(ports: Vec<Arc<dyn Gpu>>, shape: Shape, video: Video, load: Load, check: u64) -> Result<Self, Error> {
         let memory = Memory::open(&ports, shape, load).map_err(Error::Device)?;
         let mut tracker = Tracker::new(shape, CpuMachine::new(&shape)).map_err(Error::Device)?;
         let mut digest = 0;
@@ -129,7 +123,7 @@ impl Camera {
     ///
     /// # Errors
     /// [`Error::Device`].
-    pub(crate) fn set_load(&mut self, load: Load) -> Result<(), Error> {
+    pub fn set_load(&mut self, load: Load) -> Result<(), Error> {
         if *self.memory.load() != load {
             self.memory = Memory::open(&self.ports, self.shape, load).map_err(Error::Device)?;
         }
@@ -140,7 +134,7 @@ impl Camera {
     ///
     /// # Errors
     /// As for [`Camera::run`].
-    pub(crate) fn warm_up(&mut self) -> Result<(), Error> {
+    pub fn warm_up(&mut self) -> Result<(), Error> {
         let never = AtomicBool::new(false);
         for gpu in 0..self.ports.len() as u32 {
             self.reset()?;
@@ -157,7 +151,7 @@ impl Camera {
     /// # Errors
     /// [`Error::Device`], [`Error::Shared`] when no GPU is granted, [`Error::WrongTrack`] where the result is not the CPU
     /// form's.
-    pub(crate) fn run(
+    pub fn run(
         &mut self,
         course: &Course,
         arbitration: &mut Arbitration<'_>,
@@ -249,7 +243,7 @@ impl Camera {
     ///
     /// # Errors
     /// [`Error::Device`].
-    pub(crate) fn reset(&mut self) -> Result<(), Error> {
+    pub fn reset(&mut self) -> Result<(), Error> {
         self.memory.reset().map_err(Error::Device)
     }
 

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::memory::{Memory, PARTS};
 
 /// The right to a GPU, and to its engines.
-pub(crate) trait Rights {
+pub(super) trait Rights {
     /// Waits for the engines of an operation; `None` where nobody arbitrates them.
     ///
     /// # Errors
@@ -26,7 +26,7 @@ impl Rights for Gpu<'_, '_> {
 }
 
 /// The driver arbitrates.
-pub(crate) struct Unmanaged;
+pub(super) struct Unmanaged;
 
 impl Rights for Unmanaged {
     fn engine(&mut self, _: Operation) -> Result<Option<Engine<'_>>, SharingError> {
@@ -36,30 +36,30 @@ impl Rights for Unmanaged {
 
 /// One operation of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Operated {
-    pub(crate) work: Work,
-    pub(crate) bytes: u64,
+pub struct Operated {
+    pub work: Work,
+    pub bytes: u64,
     /// When its engines were asked for, when they were there, and when it had completed.
-    pub(crate) asked: Nanos,
-    pub(crate) begun: Nanos,
-    pub(crate) ended: Nanos,
+    pub asked: Nanos,
+    pub begun: Nanos,
+    pub ended: Nanos,
 }
 
 /// Times of one frame's operations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Account {
-    pub(crate) copies: u32,
-    pub(crate) executes: u32,
+pub struct Account {
+    pub copies: u32,
+    pub executes: u32,
     /// Time of its own copies and kernels.
-    pub(crate) copy: u64,
-    pub(crate) execute: u64,
+    pub copy: u64,
+    pub execute: u64,
     /// Waits for engines, all together, and the longest of each kind.
-    pub(crate) engine_wait: u64,
-    pub(crate) copy_wait_max: u64,
-    pub(crate) execute_wait_max: u64,
+    pub engine_wait: u64,
+    pub copy_wait_max: u64,
+    pub execute_wait_max: u64,
     /// Longest time that one operation kept its engines.
-    pub(crate) copy_held_max: u64,
-    pub(crate) execute_held_max: u64,
+    pub copy_held_max: u64,
+    pub execute_held_max: u64,
 }
 
 impl Account {
@@ -80,26 +80,26 @@ impl Account {
 
 /// How state and copies move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Moving {
+pub struct Moving {
     /// Longest copy under one lock; `None` = whole copies.
-    pub(crate) chunk: Option<u64>,
+    pub chunk: Option<u64>,
     /// State goes from GPU to GPU; otherwise through system memory, out after every job.
-    pub(crate) peer: bool,
+    pub peer: bool,
 }
 
 /// A machine for one frame of a tracker.
-pub(crate) struct OnShared<'a> {
-    pub(crate) memory: &'a mut Memory,
-    pub(crate) rights: &'a mut dyn Rights,
-    pub(crate) gpu: usize,
-    pub(crate) moving: Moving,
-    pub(crate) account: &'a mut Account,
+pub(super) struct OnShared<'a> {
+    pub memory: &'a mut Memory,
+    pub rights: &'a mut dyn Rights,
+    pub gpu: usize,
+    pub moving: Moving,
+    pub account: &'a mut Account,
     /// Every operation, where somebody wants them.
-    pub(crate) operations: Option<&'a mut Vec<Operated>>,
+    pub operations: Option<&'a mut Vec<Operated>>,
     /// Whether the load of this frame is still to be done.
-    pub(crate) loaded: bool,
+    pub loaded: bool,
     /// Small inputs that go with the next kernels.
-    pub(crate) small: Vec<(Region, Vec<u8>)>,
+    pub small: Vec<(Region, Vec<u8>)>,
 }
 
 /// Inputs up to this size are copied together with the kernels that read them, under the same lock. On an H200 the driver moves
@@ -149,7 +149,7 @@ impl OnShared<'_> {
     }
 
     /// Brings the state here from `from`.
-    pub(crate) fn bring(&mut self, from: usize) -> Result<(), DeviceError> {
+    pub(super) fn bring(&mut self, from: usize) -> Result<(), DeviceError> {
         let gpu = self.gpu;
         for part in PARTS {
             let bytes = self.memory.bytes(part);
@@ -163,7 +163,7 @@ impl OnShared<'_> {
     }
 
     /// Leaves the state in system memory, where it does not go from GPU to GPU.
-    pub(crate) fn leave(&mut self) -> Result<(), DeviceError> {
+    pub(super) fn leave(&mut self) -> Result<(), DeviceError> {
         let gpu = self.gpu;
         debug_assert!(self.small.is_empty(), "an input that no kernel reads");
         if self.moving.peer {

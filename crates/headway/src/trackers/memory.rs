@@ -12,40 +12,40 @@ use serde::{Deserialize, Serialize};
 
 /// What a frame does beside the tracker's own work.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Load {
+pub struct Load {
     /// Kernel segments, each after its share of the CPU time.
-    pub(crate) segments: u32,
+    pub segments: u32,
     /// CPU time of all segments together, in nanoseconds.
-    pub(crate) cpu_ns: u64,
+    pub cpu_ns: u64,
     /// How often each segment's kernels pass over the additional state.
-    pub(crate) passes: u32,
+    pub passes: u32,
     /// Bytes copied in beside the tracker's.
-    pub(crate) input: u64,
+    pub input: u64,
     /// Bytes copied out beside the tracker's.
-    pub(crate) output: u64,
+    pub output: u64,
     /// State beside the tracker's; a multiple of [`Load::UNIT`]. The kernels work on it in place.
-    pub(crate) state: u64,
+    pub state: u64,
 }
 
 impl Load {
     /// The additional state is worked on in four parts, so that a launch is queued while another runs.
-    pub(crate) const PARTS: usize = 4;
+    pub const PARTS: usize = 4;
     /// Granule of the additional state.
-    pub(crate) const UNIT: u64 = 4096;
+    pub const UNIT: u64 = 4096;
 }
 
 /// The regions that are the tracker's state.
-pub(crate) const STATE: [Region; 3] = [Region::State(0), Region::State(1), Region::State(2)];
+pub(super) const STATE: [Region; 3] = [Region::State(0), Region::State(1), Region::State(2)];
 
 /// A part of the state: one of the tracker's regions, or what was added to them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Part {
+pub(super) enum Part {
     Tracker(Region),
     Added,
 }
 
 /// Parts of the state in the order in which they are saved.
-pub(crate) const PARTS: [Part; 4] =
+pub(super) const PARTS: [Part; 4] =
     [Part::Tracker(STATE[0]), Part::Tracker(STATE[1]), Part::Tracker(STATE[2]), Part::Added];
 
 /// Memory of one task on one GPU, and its queue there.
@@ -57,7 +57,7 @@ struct OnGpu {
 }
 
 /// Memory of one task.
-pub(crate) struct Memory {
+pub(super) struct Memory {
     shape: Shape,
     load: Load,
     gpus: Vec<OnGpu>,
@@ -74,7 +74,7 @@ impl Memory {
     ///
     /// # Errors
     /// [`DeviceError`] for memory or a queue that a port refuses.
-    pub(crate) fn open(ports: &[Arc<dyn Gpu>], shape: Shape, load: Load) -> Result<Self, DeviceError> {
+    pub(super) fn open(ports: &[Arc<dyn Gpu>], shape: Shape, load: Load) -> Result<Self, DeviceError> {
         let none = DeviceError::Invalid { what: "ports", reason: "there is none".into() };
         let first = ports.first().ok_or(none)?;
         let io = load.input.max(load.output).max(1) as usize;
@@ -93,12 +93,12 @@ impl Memory {
         Ok(Self { shape, load, gpus, ends, saved, passes: 0 })
     }
 
-    pub(crate) fn load(&self) -> &Load {
+    pub(super) fn load(&self) -> &Load {
         &self.load
     }
 
     /// Bytes of a part of the state.
-    pub(crate) fn bytes(&self, part: Part) -> usize {
+    pub(super) fn bytes(&self, part: Part) -> usize {
         match part {
             Part::Tracker(region) => self.shape.bytes(region),
             Part::Added => self.load.state as usize,
@@ -119,7 +119,7 @@ impl Memory {
     }
 
     /// The state of a tracker without features, and the additional state's first content, on every GPU.
-    pub(crate) fn reset(&mut self) -> Result<(), DeviceError> {
+    pub(super) fn reset(&mut self) -> Result<(), DeviceError> {
         self.passes = 0;
         {
             let mut saved = self.saved.claim(0..self.saved.len(), Access::Write)?;
@@ -147,7 +147,7 @@ impl Memory {
     }
 
     /// Copies a range of a part of the state from system memory.
-    pub(crate) fn restore(&mut self, gpu: usize, part: Part, range: Range<usize>) -> Result<(), DeviceError> {
+    pub(super) fn restore(&mut self, gpu: usize, part: Part, range: Range<usize>) -> Result<(), DeviceError> {
         let at = self.saved_at(part);
         let from = self.saved.claim(at + range.start..at + range.end, Access::Read)?;
         let to = self.buffer(gpu, part)?.claim(range, Access::Write)?;
@@ -155,7 +155,7 @@ impl Memory {
     }
 
     /// Copies a range of a part of the state to system memory.
-    pub(crate) fn save(&mut self, gpu: usize, part: Part, range: Range<usize>) -> Result<(), DeviceError> {
+    pub(super) fn save(&mut self, gpu: usize, part: Part, range: Range<usize>) -> Result<(), DeviceError> {
         let at = self.saved_at(part);
         let to = self.saved.claim(at + range.start..at + range.end, Access::Write)?;
         let from = self.buffer(gpu, part)?.claim(range, Access::Read)?;
@@ -163,7 +163,7 @@ impl Memory {
     }
 
     /// Copies a range of a part of the state from GPU to GPU.
-    pub(crate) fn migrate(
+    pub(super) fn migrate(
         &mut self,
         (from, to): (usize, usize),
         part: Part,
@@ -175,26 +175,26 @@ impl Memory {
     }
 
     /// Writes what comes next into a region, into its pinned end only.
-    pub(crate) fn stage(&mut self, from: &[u8]) -> Result<(), DeviceError> {
+    pub(super) fn stage(&mut self, from: &[u8]) -> Result<(), DeviceError> {
         self.ends.claim(0..from.len(), Access::Write)?.bytes_mut()?.copy_from_slice(from);
         Ok(())
     }
 
     /// Reads what was copied out last.
-    pub(crate) fn unstage(&mut self, to: &mut [u8]) -> Result<(), DeviceError> {
+    pub(super) fn unstage(&mut self, to: &mut [u8]) -> Result<(), DeviceError> {
         to.copy_from_slice(self.ends.claim(0..to.len(), Access::Read)?.bytes()?);
         Ok(())
     }
 
     /// Copies a range of the pinned end into a region, or into the additional input where there is none.
-    pub(crate) fn push(&mut self, gpu: usize, region: Option<Region>, range: Range<usize>) -> Result<(), DeviceError> {
+    pub(super) fn push(&mut self, gpu: usize, region: Option<Region>, range: Range<usize>) -> Result<(), DeviceError> {
         let from = self.ends.claim(range.clone(), Access::Read)?;
         let to = self.end(gpu, region)?.claim(range, Access::Write)?;
         self.run(gpu, Move::Copy { from, to })
     }
 
     /// Copies a range of a region, or of the additional output, to its pinned end.
-    pub(crate) fn pull(&mut self, gpu: usize, region: Option<Region>, range: Range<usize>) -> Result<(), DeviceError> {
+    pub(super) fn pull(&mut self, gpu: usize, region: Option<Region>, range: Range<usize>) -> Result<(), DeviceError> {
         let from = self.end(gpu, region)?.claim(range.clone(), Access::Read)?;
         let to = self.ends.claim(range, Access::Write)?;
         self.run(gpu, Move::Copy { from, to })
@@ -208,7 +208,7 @@ impl Memory {
     }
 
     /// Executes launches of the tracker one after another; complete when it returns.
-    pub(crate) fn launch(&mut self, gpu: usize, launches: &[Launch]) -> Result<(), DeviceError> {
+    pub(super) fn launch(&mut self, gpu: usize, launches: &[Launch]) -> Result<(), DeviceError> {
         for launch in launches {
             let what = launch.over(|region| self.buffer(gpu, Part::Tracker(region)))?;
             self.run(gpu, what)?;
@@ -217,7 +217,7 @@ impl Memory {
     }
 
     /// Passes over the additional state; complete when it returns.
-    pub(crate) fn pass(&mut self, gpu: usize, passes: u32) -> Result<(), DeviceError> {
+    pub(super) fn pass(&mut self, gpu: usize, passes: u32) -> Result<(), DeviceError> {
         let part = self.load.state as usize / Load::PARTS;
         if part < 4 {
             return Ok(());
@@ -244,7 +244,7 @@ impl Memory {
     }
 
     /// Whether the additional state on `gpu` is what all passes since [`Memory::reset`] make of its first content.
-    pub(crate) fn verify(&mut self, gpu: usize) -> Result<bool, DeviceError> {
+    pub(super) fn verify(&mut self, gpu: usize) -> Result<bool, DeviceError> {
         self.save(gpu, Part::Added, 0..self.bytes(Part::Added))?;
         // y = 3 x + 1 so many times is one affine map.
         let (mut factor, mut sum) = (1u32, 0u32);

@@ -10,13 +10,13 @@ use crate::Error;
 
 /// Pictures of grey levels, shown forwards and backwards in turns, so that motion never leaps.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Video {
+pub struct Video {
     pictures: Vec<Vec<f32>>,
 }
 
 impl Video {
     /// `count` pictures of a camera that moves over a surface with texture at several scales; `seed` says where it begins.
-    pub(crate) fn synthetic(shape: &Shape, seed: u64, count: usize) -> Self {
+    pub fn synthetic(shape: &Shape, seed: u64, count: usize) -> Self {
         let (width, height) = (shape.width(), shape.height());
         let place = seed as f32 * 97.0;
         let waves = [(0.31, 0.17, 22.0), (-0.21, 0.29, 22.0), (0.06, -0.11, 30.0), (0.27, 0.31, 9.0f32)];
@@ -38,7 +38,7 @@ impl Video {
     ///
     /// # Errors
     /// [`Error::Read`]; [`Error::Options`] if the file has no whole picture.
-    pub(crate) fn read(shape: &Shape, path: &Path, first: u64, count: usize) -> Result<Self, Error> {
+    pub fn read(shape: &Shape, path: &Path, first: u64, count: usize) -> Result<Self, Error> {
         let failed = |source| Error::Read { path: path.to_owned(), source };
         let bytes = (shape.width() * shape.height()) as u64;
         let mut file = File::open(path).map_err(failed)?;
@@ -57,7 +57,7 @@ impl Video {
     }
 
     /// What frame `frame` shows.
-    pub(crate) fn picture(&self, frame: u64) -> &[f32] {
+    pub fn picture(&self, frame: u64) -> &[f32] {
         let last = self.pictures.len() as u64 - 1;
         let at = if last == 0 { 0 } else { frame % (2 * last) };
         let at = if at > last { 2 * last - at } else { at };

@@ -1,0 +1,333 @@
+//! Benchmarks of copies: every way beside the driver's own call and pinned memory in the same run, `auto` against the best
+//! of them, several GPUs, small copies beside bulk ones, and what the profile predicted.
+
+pub mod broker;
+pub mod combine;
+mod crowd;
+mod host;
+pub mod interconnect;
+mod predict;
+mod results;
+mod small;
+mod targets;
+mod turns;
+mod ways;
+
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::{fs, io};
+
+use headway_core::files::machine::{EndpointId, Machine, Method};
+use headway_core::models::transfer::{Direction, HostMemory, Profile, Way};
+use headway_core::units::{Bytes, Nanos};
+use headway_runtime::copy::{Copier, CopyOptions};
+use serde::Serialize;
+
+pub use self::predict::{Compared, Prediction};
+pub use self::results::{Outcome, Row, Target};
+use crate::Error;
+use crate::plot::{Figure, Line, TO_P99};
+use headway::ports::{self, Backend};
+use headway::run::Progress;
+use headway::{COMMIT, files};
+use headway_measure::place::Place;
+use headway_measure::rig::{Rig, Wish};
+use headway_measure::sample::Effort;
+use headway_measure::session::Session;
+
+/// What to compare and where to write it.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// On what.
+    pub backend: Backend,
+    /// The machine that the emulated backend imitates.
+    pub model: Option<String>,
+    /// Machine file with the profile that `auto` uses; `None` = the built-in figures.
+    pub machine: Option<String>,
+    /// The first so many GPUs only.
+    pub gpus: Option<usize>,
+    /// Sizes of the table of ways; `None` = 64 B to 1 GiB.
+    pub sizes: Option<Vec<Bytes>>,
+    /// Methods to look at; empty = all.
+    pub ways: Vec<Method>,
+    /// Folder for figures, plots and summary.
+    pub out: PathBuf,
+    /// Fewer and smaller points.
+    pub quick: bool,
+    /// Ends the benchmark early when it becomes true.
+    pub interrupt: Arc<AtomicBool>,
+}
+
+/// What was found.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// Version of the JSON form.
+    pub schema: u32,
+    /// What the figures stand for: `emu` or `cuda`.
+    pub source: &'static str,
+    /// With the emulated backend: what it imitates, and what its times do not say.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub imitates: Option<String>,
+    /// The GPUs.
+    pub gpus: Vec<String>,
+    /// Where `auto`'s figures came from.
+    pub profile: String,
+    /// Commit of the program.
+    pub commit: &'static str,
+    /// Which CPU copies were asked for from, and what others would have cost; `None` where that was left open.
+    pub place: Option<String>,
+    /// Every row.
+    pub rows: Vec<Row>,
+    /// Every target.
+    pub targets: Vec<Target>,
+    /// How far predictions were off.
+    pub prediction: Option<Prediction>,
+    /// The folder.
+    pub folder: PathBuf,
+    /// What the user should know.
+    pub warnings: Vec<String>,
+}
+
+/// Most memory that a copy of the benchmark uses at each end, by default and with `quick`.
+const BYTES_MAX: usize = 4 << 30;
+const BYTES_QUICK: usize = 1 << 30;
+
+/// Compares copies as `options` say. Every copy's bytes are compared at the beginning and the end of its series, small ones
+/// every time.
+///
+/// # Errors
+/// [`headway::Error::Backend`], [`headway_measure::Error::WrongCopy`], [`headway::Error::Interrupted`], and what devices and files refuse.
+pub fn transfers(options: &Options, mut progress: impl FnMut(Progress)) -> Result<Report, Error> {
+    let machine = options.machine.as_deref().map(files::machine).transpose()?;
+    let ports = ports::open(options.backend, options.model.as_deref(), options.gpus)?;
+    let source = ports.first().map_or("emu", |port| port.description().source.label());
+    let gpus: Vec<String> = ports.iter().map(|port| port.description().name.clone()).collect();
+    let ids = ids(machine.as_ref(), ports.len())?;
+    let profile = machine.as_ref().map(|machine| machine.profile.clone()).unwrap_or_default();
+    let copy = CopyOptions { resident: true, multipath: ports.len() > 1, ..CopyOptions::default() };
+    let copier = Arc::new(Copier::new(ids.iter().copied().zip(ports).collect(), profile.clone(), copy)?);
+    let mut session = Session::new(None, None, &options.interrupt, &mut progress);
+    if profile.curves.is_empty() {
+        let hint = "no profile: `auto` uses built-in figures; `headway measure` writes a machine file for `--machine`";
+        session.warnings.push(hint.to_owned());
+    }
+    let bench = Bench { options, copier, ids, profile, session: &mut session, rows: Vec::new(), place: None };
+    let (Bench { rows, place, .. }, prediction) = bench.make()?;
+    let warnings = session.finish()?;
+    let report = Report {
+        schema: 1,
+        source,
+        imitates: ports::imitates(options.backend, options.model.as_deref(), options.gpus)?,
+        gpus,
+        profile: machine
+            .map_or_else(|| "built-in".to_owned(), |machine| format!("{} ({})", machine.name, machine.hash)),
+        commit: COMMIT,
+        place,
+        targets: targets::judge(&rows),
+        rows,
+        prediction,
+        folder: options.out.clone(),
+        warnings,
+    };
+    report.write(&options.out)?;
+    Ok(report)
+}
+
+/// The names under which the profile knows the GPUs.
+fn ids(machine: Option<&Machine>, gpus: usize) -> Result<Vec<EndpointId>, Error> {
+    let Some(machine) = machine else { return Ok((0..gpus as u32).map(EndpointId).collect()) };
+    let ids: Vec<EndpointId> = machine.gpus().take(gpus).collect();
+    if ids.len() < gpus {
+        return Err(
+            headway::Error::TooFewGpus { machine: machine.name.clone(), wanted: gpus, available: ids.len() }.into()
+        );
+    }
+    Ok(ids)
+}
+
+/// A benchmark under way.
+struct Bench<'b, 'a> {
+    options: &'b Options,
+    copier: Arc<Copier>,
+    ids: Vec<EndpointId>,
+    profile: Profile,
+    session: &'b mut Session<'a>,
+    rows: Vec<Row>,
+    place: Option<String>,
+}
+
+impl Bench<'_, '_> {
+    fn make(mut self) -> Result<(Self, Option<Prediction>), Error> {
+        let ways = self.usable();
+        let most = self.bytes_max();
+        let mut rig = Rig::new(&self.copier, 0, Wish { bytes_max: most, pinned: true, huge_pages: false })?;
+        let place = Place::settle(&mut rig)?;
+        self.place = place.as_ref().map(|place| place.found().to_string());
+        // First: what else the host does changes within minutes, and the profile may just have been measured.
+        let prediction = self.predict(&mut rig, &ways)?;
+        self.table(&mut rig, &ways)?;
+        self.automatic(&mut rig, &ways)?;
+        // Threads of bulk copies may run anywhere.
+        drop(place);
+        self.small(&mut rig, &ways)?;
+        self.many(&mut rig)?;
+        if self.copier.ports().len() > 1 {
+            self.multipath(&mut rig, &ways)?;
+            drop(rig);
+            self.together()?;
+        }
+        self.host()?;
+        Ok((self, prediction))
+    }
+
+    /// Ways of the first GPU that were asked for and can be used.
+    fn usable(&mut self) -> Vec<Way> {
+        let mut ways = Vec::new();
+        let asked = &self.options.ways;
+        for probe in self.copier.probe().into_iter().filter(|probe| probe.gpu == 0) {
+            // The driver and pinned memory are what all is compared with.
+            let reference = probe.way == Way::of(Method::Pageable) || probe.way == Way::of(Method::Dma);
+            if probe.way.method == Method::Peer || !(asked.is_empty() || asked.contains(&probe.way.method) || reference)
+            {
+                continue;
+            }
+            match probe.usable {
+                Ok(()) => ways.push(probe.way),
+                Err(error) => self.session.warnings.push(format!("{} is left out: {error}", probe.way)),
+            }
+        }
+        ways
+    }
+
+    /// Sizes of the table of ways.
+    fn sizes(&self) -> Vec<u64> {
+        let mut sizes = match &self.options.sizes {
+            Some(sizes) => sizes.iter().map(|bytes| bytes.0.max(1)).collect(),
+            None => vec![64, 4 << 10, 64 << 10, 1 << 20, 16 << 20, 256 << 20, 1 << 30],
+        };
+        sizes.sort_unstable();
+        sizes.dedup();
+        sizes
+    }
+
+    /// Largest copy: with sizes asked for, none is larger than those.
+    fn bytes_max(&self) -> usize {
+        let most = if self.options.quick { BYTES_QUICK } else { BYTES_MAX };
+        match &self.options.sizes {
+            Some(_) => self.sizes().last().map_or(1, |bytes| *bytes as usize).min(most),
+            None => most,
+        }
+    }
+
+    /// How often a copy of `bytes` bytes is made, those in turns a little more often where they take long.
+    fn effort(&self, bytes: u64) -> Effort {
+        let (n_min, n_max, ms) = match (bytes, self.options.quick) {
+            (..=0x1_0000, true) => (10, 300, 10),
+            (..=0x1_0000, false) => (30, 1_000, 40),
+            (..=0x100_0000, true) => (5, 50, 15),
+            (..=0x100_0000, false) => (10, 200, 60),
+            (_, true) => (2, 10, 20),
+            (_, false) => (3, 30, 250),
+        };
+        Effort { warm_up: if bytes <= 1 << 24 { 3 } else { 1 }, n_min, n_max, time: Nanos(ms * 1_000_000) }
+    }
+}
+
+impl Report {
+    /// Everything for people, in Markdown.
+    #[must_use]
+    pub fn markdown(&self) -> String {
+        let mut text = format!(
+            "# Copies\n\nSource `{}`, GPUs: {}; profile {}; commit {}. GB = 10^9 bytes; times are until the bytes are in \
+             place; random data, compared.\n\n{}## Targets\n\n| target | measured | |\n|---|---|---|\n",
+            self.source,
+            self.gpus.join(", "),
+            self.profile,
+            self.commit,
+            self.place.as_ref().map_or_else(String::new, |place| format!("{place}\n\n")),
+        );
+        for Target { target, measured, outcome } in &self.targets {
+            let _ = writeln!(text, "| {target} | {measured} | {} |", outcome.label());
+        }
+        if let Some(prediction) = &self.prediction {
+            let _ = writeln!(text, "\n## Predicted and measured\n\n{prediction}");
+        }
+        let mut parts: Vec<&str> = self.rows.iter().map(|row| row.part).collect();
+        parts.dedup();
+        for part in parts {
+            let _ = writeln!(text, "\n## {part}\n\n{}", results::table(&self.rows, part));
+        }
+        for (name, figure) in self.figures() {
+            let _ = writeln!(text, "\n![{}]({name}.svg)", figure.title);
+        }
+        for warning in &self.warnings {
+            let _ = writeln!(text, "\n{warning}");
+        }
+        text
+    }
+
+    /// Plots, each with the name of its file.
+    fn figures(&self) -> Vec<(String, Figure)> {
+        let situations = [
+            (Direction::H2d, HostMemory::Warm),
+            (Direction::D2h, HostMemory::Warm),
+            (Direction::D2h, HostMemory::Fresh),
+            (Direction::H2d, HostMemory::Pinned),
+            (Direction::D2h, HostMemory::Pinned),
+        ];
+        let mut figures = Vec::new();
+        for (direction, memory) in situations {
+            let rows = || {
+                self.rows
+                    .iter()
+                    .filter(move |row| row.part == targets::AUTO && (row.direction, row.memory) == (direction, memory))
+            };
+            let mut ways: Vec<&str> = rows().map(|row| row.way.as_str()).collect();
+            ways.sort_unstable();
+            ways.dedup();
+            let lines = |value: fn(&Row, Nanos) -> f64| {
+                let line = |way: &&str| {
+                    let own = || rows().filter(|row| row.way == *way);
+                    let bar = |row: &Row| {
+                        let (median, p99) = (value(row, row.median), value(row, row.p99));
+                        (row.bytes.0 as f64, median.min(p99), median.max(p99))
+                    };
+                    Line::new(*way, own().map(|row| (row.bytes.0 as f64, value(row, row.median))).collect())
+                        .bars(own().map(bar).collect())
+                };
+                ways.iter().map(line).collect::<Vec<_>>()
+            };
+            let figure = |what: &str, y: &str, value| {
+                Figure::new(format!("{what}, {direction}, {memory} memory"), self.source, ["bytes", y], lines(value))
+                    .bars(TO_P99)
+            };
+            if ways.is_empty() {
+                continue;
+            }
+            let time = figure("median time", "us", |_, time| time.0 as f64 / 1e3);
+            let rate = figure("rate of the median", "GB/s", |row, time| row.bytes.0 as f64 / time.0.max(1) as f64);
+            figures.push((format!("time-{direction}-{memory}"), time));
+            figures.push((format!("rate-{direction}-{memory}"), rate));
+        }
+        figures
+    }
+
+    fn write(&self, folder: &Path) -> Result<(), Error> {
+        let failed = |path: PathBuf| move |source: io::Error| Error::from(headway::Error::Write { path, source });
+        fs::create_dir_all(folder).map_err(failed(folder.to_owned()))?;
+        let put = |name: &str, text: String| {
+            let path = folder.join(name);
+            fs::write(&path, text).map_err(failed(path))
+        };
+        put("rows.csv", results::csv(&self.rows, self.source))?;
+        if let Some(prediction) = &self.prediction {
+            put("predictions.csv", prediction.csv())?;
+        }
+        for (name, figure) in self.figures() {
+            put(&format!("{name}.svg"), figure.svg()?)?;
+        }
+        put("summary.md", self.markdown())
+    }
+}

@@ -1,0 +1,216 @@
+//! The processes of the benchmark: a broker, and a second client.
+
+use std::io::{Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+use std::{env, fs, io, thread};
+
+use headway_broker::{Client, OnLoss, Server, TaskShape};
+use headway_core::decisions::engine_lock::{EngineParameters, Order, PeerLocks};
+use headway_core::decisions::predictor::PredictorParameters;
+use headway_core::decisions::sharing::{ArbiterParameters, ClusterId, ClusterParameters, Limits};
+use headway_core::decisions::token::{Mode, TokenParameters};
+use headway_core::units::{Bytes, Nanos, PPM};
+use headway_os::clock;
+use headway_os::ipc::{Listener, Packet, Socket, Words};
+
+use super::contend::{self, WORDS};
+use crate::Error;
+
+/// The environment variable that makes a process of this program one of the benchmark's: `broker` or `client`, the folder,
+/// and what else the role needs.
+const VARIABLE: &str = "HEADWAY_BENCH_ROLE";
+/// Nothing takes that long, however slow the machine is.
+pub(super) const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A broker with this for its longest look never sleeps.
+const FOREVER: Nanos = Nanos(1_000_000_000_000);
+
+/// When a broker sleeps that nobody asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Rest {
+    /// As is usual on this machine.
+    Usual,
+    /// After 200 us, and so that looking costs a quarter of a CPU: usual where CPUs are few.
+    Soon,
+    /// Never.
+    Never,
+}
+
+impl Rest {
+    const WORDS: [(&'static str, Self); 3] = [("usual", Self::Usual), ("soon", Self::Soon), ("never", Self::Never)];
+
+    fn text(self) -> &'static str {
+        Self::WORDS.iter().find(|(_, rest)| *rest == self).map_or("usual", |(word, _)| word)
+    }
+
+    fn parse(lines: &[&str]) -> Option<Self> {
+        let [word] = lines else { return None };
+        Self::WORDS.iter().find(|(known, _)| known == word).map(|(_, rest)| *rest)
+    }
+}
+
+/// A broker in a process of its own, and the folder in which it listens. Both go when this is dropped.
+pub(super) struct Crew {
+    folder: PathBuf,
+    broker: Child,
+    words: Words,
+    listener: Listener,
+}
+
+/// Starts this program in a role; it ends with its standard input.
+fn spawn(role: &str) -> Result<Child, Error> {
+    let failed = |source| Error::Load { source };
+    let mut command = Command::new(env::current_exe().map_err(failed)?);
+    command.env(VARIABLE, role).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+    command.spawn().map_err(failed)
+}
+
+impl Crew {
+    /// Starts the broker.
+    pub(super) fn start(rest: Rest) -> Result<Self, Error> {
+        let folder = env::temp_dir().join(format!("headway-bench-{}-{}", std::process::id(), clock::now().0));
+        let write = |source| headway::Error::Write { path: folder.clone(), source };
+        fs::DirBuilder::new().mode(0o700).create(&folder).map_err(write)?;
+        let words = Words::create("headway bench", WORDS, 1)?;
+        let listener = Listener::bind(&folder.join("words"), 0o600)?;
+        let mut broker = spawn(&format!("broker\n{}\n{}", folder.display(), rest.text()))?;
+        // It says a byte when it listens.
+        let heard = broker.stdout.take().map(|mut said| said.read_exact(&mut [0]));
+        let crew = Self { folder, broker, words, listener };
+        match heard {
+            Some(Ok(())) => Ok(crew),
+            _ => Err(Error::Load { source: io::Error::other("the broker ended before it listened") }),
+        }
+    }
+
+    pub(super) fn connect(&self) -> Result<Client, Error> {
+        Ok(Client::connect(&self.folder.join("broker"), "bench", OnLoss::Fail).map_err(headway::Error::Client)?)
+    }
+
+    /// Words that the second client has too.
+    pub(super) fn words(&self) -> &Words {
+        &self.words
+    }
+
+    /// Starts the second client, which contends as it is told.
+    pub(super) fn second(&self, orders: &str) -> Result<Child, Error> {
+        let child = spawn(&format!("client\n{}\n{orders}", self.folder.display()))?;
+        let until = clock::now().saturating_add(Nanos(PATIENCE.as_nanos() as u64));
+        loop {
+            if let Some(socket) = self.listener.accept()? {
+                socket.send(b"words", &[self.words.as_fd()])?;
+                return Ok(child);
+            }
+            if clock::now() > until {
+                return Err(Error::Load { source: io::Error::other("the second client did not come") });
+            }
+            thread::yield_now();
+        }
+    }
+}
+
+impl Drop for Crew {
+    fn drop(&mut self) {
+        let _ = self.broker.kill();
+        let _ = self.broker.wait();
+        let _ = fs::remove_dir_all(&self.folder);
+    }
+}
+
+/// Turns this process into one of the benchmark's if it was started as one, until its parent goes; else returns at once.
+///
+/// For the first lines of `main`.
+pub fn serve() {
+    let Ok(role) = env::var(VARIABLE) else { return };
+    // The parent's end of the pipe closes with the parent.
+    thread::spawn(|| {
+        let _ = io::stdin().read(&mut [0]);
+        std::process::exit(0);
+    });
+    let mut lines = role.lines();
+    let (role, folder) = (lines.next().unwrap_or_default(), PathBuf::from(lines.next().unwrap_or_default()));
+    let orders: Vec<&str> = lines.collect();
+    let done = match role {
+        "broker" => broker(&folder, &orders),
+        _ => client(&folder, &orders),
+    };
+    std::process::exit(i32::from(done.is_none()));
+}
+
+fn broker(folder: &Path, orders: &[&str]) -> Option<()> {
+    let usual = headway_broker::Options::new(folder.join("broker"), arbiter());
+    let (spin, spin_share_ppm) = match Rest::parse(orders)? {
+        Rest::Usual => (usual.spin, usual.spin_share_ppm),
+        Rest::Soon => (Nanos(200_000), PPM / 4),
+        Rest::Never => (FOREVER, PPM),
+    };
+    let options = headway_broker::Options { spin, spin_share_ppm, ..usual };
+    let mut server = Server::bind(options).ok()?;
+    io::stdout().write_all(b".").and_then(|()| io::stdout().flush()).ok()?;
+    server.run(&AtomicBool::new(false)).ok()
+}
+
+fn client(folder: &Path, orders: &[&str]) -> Option<()> {
+    let socket = Socket::connect(&folder.join("words")).ok()?;
+    let mut buffer = [0; 16];
+    let Packet::Message(_, descriptors) = socket.wait(PATIENCE).then(|| socket.receive(&mut buffer).ok())?? else {
+        return None;
+    };
+    let words = Words::open(descriptors.into_iter().next()?, WORDS, 1).ok()?;
+    let client = Client::connect(&folder.join("broker"), "bench", OnLoss::Fail).ok()?;
+    let waits = contend::contend(&client, &words, &contend::Orders::parse(orders)?).ok()?;
+    let text: String = waits.iter().map(|wait| format!("{} {}\n", wait.waited.0, wait.handed.0)).collect();
+    io::stdout().write_all(text.as_bytes()).and_then(|()| io::stdout().flush()).ok()
+}
+
+/// One GPU with two tokens and engine locks.
+fn arbiter() -> ArbiterParameters {
+    let tokens =
+        TokenParameters { cpus: 16, per_gpu: 2, mode: Mode::WorkConserving, affinity: true, discount_holder: false };
+    let engines = EngineParameters {
+        copy_engines: 2,
+        peer: PeerLocks::Group,
+        order: Order::Arrival,
+        chunk_bytes: None,
+        keep_bytes: Bytes(0),
+        unlocked_below: Bytes(0),
+        watchdog: Nanos(0),
+    };
+    ArbiterParameters {
+        clusters: vec![ClusterParameters::equal(1, tokens)],
+        engines: Some(engines),
+        predictor: PredictorParameters::default(),
+        limits: Limits::default(),
+    }
+}
+
+pub(super) fn shape() -> TaskShape {
+    TaskShape {
+        name: "bench".to_owned(),
+        cluster: ClusterId(0),
+        period: Nanos(1),
+        deadline: Nanos(1_000_000),
+        state: Bytes(0),
+        segments: Vec::new(),
+        thread: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn when_a_broker_sleeps_reads_back_as_it_was_written() {
+        for rest in [Rest::Usual, Rest::Soon, Rest::Never] {
+            assert_eq!(Rest::parse(&[rest.text()]), Some(rest));
+        }
+        assert_eq!(Rest::parse(&["often"]), None);
+        assert_eq!(Rest::parse(&[]), None);
+    }
+}

@@ -1,0 +1,407 @@
+//! `headway bench combine`: how long message combining takes on one core, how far its result is from the least sum of
+//! utilisations there is, and that it never gives back a set that fails a test which the given one passes.
+
+use std::fmt::Write;
+use std::fs;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use headway_core::analysis::schedulability::{Task, jeffay};
+use headway_core::files::machine::{self, Machine, RouteId};
+use headway_core::models::interconnect::Network;
+use headway_core::plan::combine::{CombineError, Counting, Mode, Options as How, Priced, Pricer, transform};
+use headway_core::plan::message::{Elementary, MessageSet};
+use headway_core::units::{Bytes, Nanos};
+use rand_core::{Rng, SeedableRng};
+use rand_pcg::Pcg64Mcg;
+use serde::Serialize;
+
+use super::{Outcome, Target};
+use crate::Error;
+use crate::reproduce::verner_combine;
+pub use crate::reproduce::verner_combine::Distance;
+use headway::COMMIT;
+use headway::run::Progress;
+
+const MS: u64 = 1_000_000;
+
+/// What to measure and where to write it.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Folder for figures and summary.
+    pub out: PathBuf,
+    /// Seed of all sets.
+    pub seed: u64,
+    /// 1,000 messages only, fewer sets: a few seconds.
+    pub quick: bool,
+    /// Ends the benchmark early when it becomes true; what was measured until then is written.
+    pub interrupt: Arc<AtomicBool>,
+}
+
+/// What was found.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// Version of the JSON form.
+    pub schema: u32,
+    /// Commit of the program.
+    pub commit: &'static str,
+    /// Whether the program was built with optimisations only, without checks of overflow.
+    pub optimised: bool,
+    /// The CPU, how many there are, and the load averages at the beginning and the end.
+    pub host: String,
+    /// Machine file of the messages' routes.
+    pub machine: String,
+    /// Seed of all sets.
+    pub seed: u64,
+    /// How long transformations took.
+    pub speeds: Vec<Speed>,
+    /// How far results are from the optimum.
+    pub distances: Vec<Distance>,
+    /// What became of sets that pass a test.
+    pub kept: Kept,
+    /// Every target.
+    pub targets: Vec<Target>,
+    /// The folder.
+    pub folder: PathBuf,
+}
+
+/// Transformations of one set.
+#[derive(Clone, Debug, Serialize)]
+pub struct Speed {
+    /// Elementary messages.
+    pub messages: usize,
+    /// `8 periods` or `distinct periods`.
+    pub periods: &'static str,
+    /// `greedy`, `fast` or `search`.
+    pub mode: &'static str,
+    /// Sum of utilisations before and after, parts per million.
+    pub sums_ppm: (u64, u64),
+    /// Every time, ascending.
+    pub times: Vec<Nanos>,
+}
+
+impl Speed {
+    fn median(&self) -> Nanos {
+        self.times[self.times.len() / 2]
+    }
+
+    fn max(&self) -> Nanos {
+        self.times[self.times.len() - 1]
+    }
+}
+
+/// What became of sets that pass a test.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct Kept {
+    /// Sets drawn.
+    pub sets: u64,
+    /// Transformations of sets that pass the test of Jeffay, Stanat and Martel.
+    pub passing: u64,
+    /// Those whose result does not: none may be.
+    pub lost: u64,
+    /// Those with less utilisation than before.
+    pub lower: u64,
+    /// Those where a set of less utilisation was found and fails the test.
+    pub held_back: u64,
+}
+
+struct Case {
+    messages: usize,
+    distinct: bool,
+    mode: Mode,
+    runs: usize,
+}
+
+const fn case(messages: usize, distinct: bool, mode: Mode, runs: usize) -> Case {
+    Case { messages, distinct, mode, runs }
+}
+
+const QUICK: &[Case] =
+    &[case(1_000, false, Mode::Greedy, 3), case(1_000, true, Mode::Greedy, 3), case(1_000, false, Mode::Fast, 3)];
+
+const FULL: &[Case] = &[
+    case(1_000, false, Mode::Greedy, 21),
+    case(1_000, true, Mode::Greedy, 21),
+    case(1_000, false, Mode::Fast, 21),
+    case(1_000, true, Mode::Fast, 21),
+    case(1_000, false, Mode::Search, 3),
+    case(1_000, true, Mode::Search, 3),
+    case(10_000, false, Mode::Fast, 5),
+    case(10_000, false, Mode::Greedy, 3),
+    case(10_000, true, Mode::Greedy, 3),
+];
+
+/// Times on one core: (messages, distinct periods, seconds at the median).
+const LIMITS: &[(usize, bool, f64)] = &[(1_000, false, 0.4), (10_000, false, 25.0), (10_000, true, 120.0)];
+
+/// Measures as `options` say.
+///
+/// # Errors
+/// [`headway::Error::Plan`] if a set cannot be transformed, and what files refuse.
+pub fn run(options: &Options, mut progress: impl FnMut(Progress)) -> Result<Report, Error> {
+    let machine = machine::shipped("h200-x4").expect("a shipped machine");
+    let cases = if options.quick { QUICK } else { FULL };
+    let total = cases.len() as u64 + 2;
+    let begun = load();
+    let mut speeds = Vec::new();
+    for (done, case) in (0..).zip(cases) {
+        progress(Progress { phase: "combining", done, total });
+        if options.interrupt.load(Ordering::Relaxed) {
+            break;
+        }
+        speeds.push(timed(&machine, case, options)?);
+    }
+    progress(Progress { phase: "comparing with the optimum", done: total - 2, total });
+    let distances = verner_combine::distances(if options.quick { 40 } else { 200 }, options.seed)?;
+    progress(Progress { phase: "testing", done: total - 1, total });
+    let kept = tested(&machine, if options.quick { 100 } else { 2_000 }, options.seed)?;
+    let mut targets = speed_targets(&speeds);
+    targets.extend(distances.iter().map(distance_target));
+    targets.push(Target {
+        target: "a set that passes the test is never replaced by one that fails it".to_owned(),
+        measured: format!("{} of {} transformations did", kept.lost, kept.passing),
+        outcome: if kept.lost == 0 { Outcome::Met } else { Outcome::NotMet },
+    });
+    let report = Report {
+        schema: 1,
+        commit: COMMIT,
+        optimised: !cfg!(debug_assertions),
+        host: format!("{}; load {begun} at the beginning, {} at the end", cpus(), load()),
+        machine: format!("{} {}", machine.name, machine.hash),
+        seed: options.seed,
+        speeds,
+        distances,
+        kept,
+        targets,
+        folder: options.out.clone(),
+    };
+    report.write()?;
+    Ok(report)
+}
+
+fn refused(error: CombineError) -> Error {
+    headway::Error::Plan(Box::new(error.into())).into()
+}
+
+#[allow(clippy::disallowed_methods, reason = "a benchmark reads the clock")]
+fn timed(machine: &Machine, case: &Case, options: &Options) -> Result<Speed, Error> {
+    let network = Network::new(machine);
+    let set = messages(machine, case, options.seed);
+    let (mut times, mut sums_ppm) = (Vec::new(), (0, 0));
+    for _ in 0..case.runs {
+        if !times.is_empty() && options.interrupt.load(Ordering::Relaxed) {
+            break;
+        }
+        let begun = Instant::now();
+        let mut pricer = Pricer::new(&network, machine.calibration.as_ref());
+        let how = How { mode: case.mode, counting: Counting::PhaseAware };
+        let found = transform(&set, &mut pricer, how, &mut |_| true).map_err(refused)?;
+        times.push(Nanos(u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX)));
+        sums_ppm = (found.sums[0].ppm(), found.sum().ppm());
+    }
+    times.sort_unstable();
+    let mode = match case.mode {
+        Mode::Fast => "fast",
+        Mode::Greedy => "greedy",
+        Mode::Search => "search",
+        Mode::Optimal => "optimal",
+    };
+    Ok(Speed { messages: case.messages, periods: periods(case.distinct), mode, sums_ppm, times })
+}
+
+const fn periods(distinct: bool) -> &'static str {
+    if distinct { "distinct periods" } else { "8 periods" }
+}
+
+fn host_routes(machine: &Machine) -> Vec<RouteId> {
+    let host = machine.memories().next().expect("the shipped node has a memory");
+    let ways = machine.gpus().flat_map(|gpu| [machine.route(host, gpu), machine.route(gpu, host)]);
+    ways.flatten().collect()
+}
+
+fn below(random: &mut Pcg64Mcg, limit: u64) -> u64 {
+    random.next_u64() % limit
+}
+
+fn messages(machine: &Machine, case: &Case, seed: u64) -> MessageSet {
+    let mut random = Pcg64Mcg::seed_from_u64(seed);
+    let routes = host_routes(machine);
+    let mut one = |number: usize| {
+        let (period, start) = if case.distinct {
+            let octave = MS << below(&mut random, 8);
+            (octave + below(&mut random, octave), below(&mut random, 200 * MS))
+        } else {
+            ([1, 2, 5, 10, 20, 50, 100, 200][below(&mut random, 8) as usize] * MS, 0)
+        };
+        let octave = 16_384 << below(&mut random, 10);
+        let bytes = octave + below(&mut random, octave);
+        let route = routes[below(&mut random, routes.len() as u64) as usize];
+        Elementary::periodic(format!("m{number}"), route, Bytes(bytes), Nanos(period), Nanos(start))
+    };
+    MessageSet::new((0..case.messages).map(&mut one).collect()).expect("drawn messages are sound")
+}
+
+/// Transforms sets of which the links are nearly full, in every mode.
+fn tested(machine: &Machine, sets: u64, seed: u64) -> Result<Kept, Error> {
+    let network = Network::new(machine);
+    let mut random = Pcg64Mcg::seed_from_u64(seed ^ 0x7e57);
+    let mut kept = Kept { sets, ..Kept::default() };
+    for number in 0..sets {
+        let case = case(2 + below(&mut random, 8) as usize, number % 2 == 0, Mode::Search, 1);
+        let mut elementary = messages(machine, &case, random.next_u64()).elementary;
+        let asked: u64 = elementary.iter().map(|m| m.bytes.0 * 1_000 / m.period.0).sum();
+        let wanted = (20 + below(&mut random, 34)) * 1_000;
+        elementary.iter_mut().for_each(|m| m.bytes = Bytes(m.bytes.0 * wanted / asked.max(1) + 1));
+        let set = MessageSet::new(elementary).expect("drawn messages are sound");
+        let mut pricer = Pricer::new(&network, machine.calibration.as_ref());
+        let mut given = Vec::new();
+        for batch in &set.batches {
+            let cost = pricer.price(&batch.blocks(&set.elementary)).map_err(|starved| refused(starved.into()))?;
+            given.push(Priced { cost, batch: batch.clone() });
+        }
+        let passes =
+            |batches: &[Priced]| jeffay(&batches.iter().map(Priced::task).collect::<Vec<Task>>()).is_schedulable();
+        if !passes(&given) {
+            continue;
+        }
+        for mode in [Mode::Fast, Mode::Greedy, Mode::Search, Mode::Optimal] {
+            let how = How { mode, counting: Counting::PhaseAware };
+            let free = transform(&set, &mut pricer, how, &mut |_| true).map_err(refused)?;
+            let test: &mut dyn FnMut(&[Task]) -> bool = &mut |tasks| jeffay(tasks).is_schedulable();
+            let found = transform(&set, &mut pricer, how, test).map_err(refused)?;
+            kept.passing += 1;
+            kept.lost += u64::from(!passes(&found.batches));
+            kept.lower += u64::from(found.sum() < given.iter().map(Priced::utilisation).sum());
+            kept.held_back += u64::from(free.sum() < found.sum());
+        }
+    }
+    Ok(kept)
+}
+
+fn speed_targets(speeds: &[Speed]) -> Vec<Target> {
+    let target = |&(messages, distinct, limit): &(usize, bool, f64)| {
+        let wanted = |s: &&Speed| (s.messages, s.periods, s.mode) == (messages, periods(distinct), "greedy");
+        let found = speeds.iter().find(wanted);
+        let seconds = |time: Nanos| time.0 as f64 / 1e9;
+        Target {
+            target: format!("{messages} messages, {}, Algorithm 1: below {limit} s on one core", periods(distinct)),
+            measured: found.map_or_else(String::new, |s| {
+                format!("median {:.3} s, max {:.3} s, n = {}", seconds(s.median()), seconds(s.max()), s.times.len())
+            }),
+            outcome: match found {
+                None => Outcome::NotMeasured,
+                Some(s) if seconds(s.median()) < limit => Outcome::Met,
+                Some(_) => Outcome::NotMet,
+            },
+        }
+    };
+    LIMITS.iter().map(target).collect()
+}
+
+fn distance_target(distance: &Distance) -> Target {
+    let limit = verner_combine::TARGET_PERCENT;
+    Target {
+        target: format!("`{}`: mean sum within {limit} % of the optimum", distance.generator),
+        measured: format!("mean {:.2} %, worst {:.1} %, n = {}", distance.search.0, distance.search.1, distance.sets),
+        outcome: if distance.search.0 <= limit { Outcome::Met } else { Outcome::NotMet },
+    }
+}
+
+fn cpus() -> String {
+    let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let model =
+        text.lines().find_map(|line| line.strip_prefix("model name")).unwrap_or("").trim_matches([':', ' ', '\t']);
+    let count = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    format!("{}, {count} CPUs, one used", if model.is_empty() { "unknown CPU" } else { model })
+}
+
+fn load() -> String {
+    let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    text.split_whitespace().next().unwrap_or("unknown").to_owned()
+}
+
+impl Report {
+    /// Everything for people, in Markdown.
+    #[must_use]
+    pub fn markdown(&self) -> String {
+        let checked = if self.optimised { "" } else { ", built with debug checks: times mean nothing" };
+        let mut text = format!(
+            "# Message combining\n\nHost: {}. Commit {}{checked}; routes of `{}`, seed {}. Times are wall-clock times of one \
+             whole transformation, prices included.\n\n## Targets\n\n| target | measured | |\n|---|---|---|\n",
+            self.host, self.commit, self.machine, self.seed
+        );
+        for Target { target, measured, outcome } in &self.targets {
+            let _ = writeln!(text, "| {target} | {measured} | {} |", outcome.label());
+        }
+        text += "\n## Times\n\n| messages | | mode | n | median s | max s | sum of u before | after |\n|---|---|---|---|---|---|---|---|\n";
+        for speed in &self.speeds {
+            let seconds = |time: Nanos| time.0 as f64 / 1e9;
+            let (before, after) = (speed.sums_ppm.0 as f64 / 1e6, speed.sums_ppm.1 as f64 / 1e6);
+            let _ = writeln!(
+                text,
+                "| {} | {} | {} | {} | {:.4} | {:.4} | {before:.3} | {after:.3} |",
+                speed.messages,
+                speed.periods,
+                speed.mode,
+                speed.times.len(),
+                seconds(speed.median()),
+                seconds(speed.max())
+            );
+        }
+        text += "\n## Above the optimum\n\nMean and worst, per cent of the sum of utilisations; `search` is what is shipped.\n\n\
+                 | generator | sets | search | Algorithm 1 | Algorithm 1, paper's counts |\n|---|---|---|---|---|\n";
+        for of in &self.distances {
+            let pair = |(mean, worst): (f64, f64)| format!("{mean:.2} / {worst:.1}");
+            let (search, greedy, paper) = (pair(of.search), pair(of.greedy), pair(of.paper));
+            let _ = writeln!(text, "| {}: {} | {} | {search} | {greedy} | {paper} |", of.generator, of.about, of.sets);
+        }
+        let Kept { sets, passing, lost, lower, held_back } = self.kept;
+        let _ = writeln!(
+            text,
+            "\n## With a test\n\n{sets} sets of 2 to 9 messages; {passing} transformations of sets that pass: {lost} results fail, \
+             {lower} have less utilisation, {held_back} times a set of less utilisation was found and failed."
+        );
+        text
+    }
+
+    fn write(&self) -> Result<(), Error> {
+        let put = |name: &str, text: String| {
+            let path = self.folder.join(name);
+            fs::write(&path, text).map_err(|source| Error::from(headway::Error::Write { path, source }))
+        };
+        fs::create_dir_all(&self.folder)
+            .map_err(|source| headway::Error::Write { path: self.folder.clone(), source })?;
+        let mut rows = "messages,periods,mode,run,time_ns\n".to_owned();
+        for speed in &self.speeds {
+            for (run, time) in speed.times.iter().enumerate() {
+                let _ = writeln!(rows, "{},{},{},{run},{}", speed.messages, speed.periods, speed.mode, time.0);
+            }
+        }
+        put("rows.csv", rows)?;
+        put("summary.md", self.markdown())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_quick_benchmark_writes_every_time_and_loses_no_set_that_passes() {
+        let folder = std::env::temp_dir().join(format!("headway-bench-combine-{}", std::process::id()));
+        let interrupt = Arc::new(AtomicBool::new(false));
+        let options = Options { out: folder.clone(), seed: 1, quick: true, interrupt };
+        let report = run(&options, |_| {}).unwrap();
+        assert_eq!(report.speeds.len(), QUICK.len());
+        assert!(report.speeds.iter().all(|speed| speed.sums_ppm.1 < speed.sums_ppm.0), "{:?}", report.speeds);
+        let Kept { passing, lost, lower, .. } = report.kept;
+        assert!(lost == 0 && passing > 40 && lower > 20, "{:?}", report.kept);
+        let rows = fs::read_to_string(folder.join("rows.csv")).unwrap();
+        assert_eq!(rows.lines().count(), 1 + QUICK.iter().map(|case| case.runs).sum::<usize>());
+        let summary = fs::read_to_string(folder.join("summary.md")).unwrap();
+        assert!(summary.contains("mean sum within 2 % of the optimum") && summary.contains("load"), "{summary}");
+        fs::remove_dir_all(folder).unwrap();
+    }
+}

@@ -1,0 +1,121 @@
+//! Several GPUs: all at once, and one over the links of all.
+
+use std::sync::Arc;
+
+use headway_core::files::machine::Method;
+use headway_core::models::transfer::{Direction, HostMemory, Load, Way};
+use headway_core::units::{Bytes, Nanos};
+use headway_runtime::copy::{Copier, How};
+
+use super::Bench;
+use super::results::Row;
+use super::targets::{MULTIPATH, TOGETHER, TOGETHER_HUGE};
+use super::ways;
+use crate::Error;
+use headway_measure::curves::{measures, memories};
+use headway_measure::rig::{Rig, Shot, Wish};
+use headway_measure::sample::{Effort, Figures};
+use headway_measure::volley;
+
+/// What each GPU copies when all copy at once: so long that beginning and end count little.
+const EACH: usize = 1 << 30;
+
+impl Bench<'_, '_> {
+    /// All GPUs at once: the driver's call, pinned memory, and `auto`; without and with huge pages.
+    pub(super) fn together(&mut self) -> Result<(), Error> {
+        let bytes_max = EACH.min(self.bytes_max());
+        let gpus = self.copier.ports().len();
+        let hows = [
+            ("pageable", HostMemory::Warm, How::By(Way::of(Method::Pageable))),
+            ("dma", HostMemory::Pinned, How::By(Way::of(Method::Dma))),
+            ("auto", HostMemory::Warm, How::Auto),
+        ];
+        if let Err(error) = self.copier.prepare() {
+            self.session.warnings.push(format!("copies of all GPUs at once are not staged: {error}"));
+        }
+        self.session.phase("together", 2 * 2 * hows.len());
+        for (part, huge_pages) in [(TOGETHER, false), (TOGETHER_HUGE, true)] {
+            let mut rigs = rigs(&self.copier, Wish { bytes_max, pinned: true, huge_pages })?;
+            for direction in [Direction::H2d, Direction::D2h] {
+                for (name, memory, how) in hows {
+                    let shot = Shot { how, direction, memory, bytes: bytes_max, window: None };
+                    let (mut cpu, mut took) = (Vec::new(), None);
+                    let effort = self.effort_of_many();
+                    let figures = volley::with(&mut rigs, &shot, |volleys| {
+                        let figures = self.session.series(part, effort, |turn| {
+                            let timings = volleys.shoot(turn)?;
+                            if turn == 0 {
+                                volleys.compare()?;
+                            }
+                            // Each thread saw the whole process's CPU time.
+                            cpu.extend(timings.iter().filter_map(|timing| timing.cpu).max());
+                            took = timings.first().map(|timing| timing.way);
+                            Ok(timings.iter().map(|timing| timing.done).max().unwrap_or_default())
+                        })?;
+                        volleys.compare()?;
+                        Ok(figures)
+                    })?;
+                    let took = took.filter(|_| how == How::Auto).map(|way| way.to_string());
+                    let cpu = Figures::of(&cpu).map(|figures| figures.median);
+                    let row = ways::row(part, name, &shot, Load::Alone, cpu, took).with(figures);
+                    self.rows.push(Row { gpus, bytes: Bytes((bytes_max * gpus) as u64), ..row });
+                    self.session.advance()?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// How often copies over several links are made. The first are not counted: they find out that the others copy too, and wake
+    /// up threads that have slept since the part before.
+    const fn effort_of_many(&self) -> Effort {
+        let n_min = if self.options.quick { 5 } else { 9 };
+        Effort { warm_up: 3, n_min, n_max: 30, time: Nanos(if self.options.quick { 50 } else { 500 } * 1_000_000) }
+    }
+
+    /// One GPU over the links of all, beside its own link only.
+    pub(super) fn multipath(&mut self, rig: &mut Rig, usable: &[Way]) -> Result<(), Error> {
+        let way = Way::of(Method::Multipath);
+        let bytes = rig.bytes_max();
+        if !usable.contains(&way) || !measures(way, Direction::H2d, bytes as u64) {
+            return Ok(());
+        }
+        let gpus = self.copier.ports().len();
+        self.session.phase("multipath", 5 * 2);
+        for direction in [Direction::H2d, Direction::D2h] {
+            for memory in memories(way, direction) {
+                let alone = if memory == HostMemory::Pinned { Method::Dma } else { Method::Staged };
+                for (method, gpus) in [(Method::Multipath, gpus), (alone, 1)] {
+                    let how = How::By(Way::of(method));
+                    let shot = Shot { how, direction, memory, bytes, window: None };
+                    let mut cpu = Vec::new();
+                    let figures = self.session.series(MULTIPATH, self.effort_of_many(), |turn| {
+                        let timing = rig.shoot(&shot, turn)?;
+                        if turn == 0 {
+                            rig.compare()?;
+                        }
+                        cpu.extend(timing.cpu);
+                        Ok::<Nanos, headway_measure::Error>(timing.done)
+                    })?;
+                    rig.compare()?;
+                    let cpu = Figures::of(&cpu).map(|figures| figures.median);
+                    let row = ways::row(MULTIPATH, method.word(), &shot, Load::Alone, cpu, None).with(figures);
+                    self.rows.push(Row { gpus, ..row });
+                    self.session.advance()?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A rig on each GPU, made at the same time.
+fn rigs(copier: &Arc<Copier>, wish: Wish) -> Result<Vec<Rig>, Error> {
+    std::thread::scope(|scope| {
+        let make = |gpu| scope.spawn(move || Rig::new(copier, gpu, wish));
+        let threads: Vec<_> = (0..copier.ports().len()).map(make).collect();
+        let joined =
+            threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        Ok(joined.collect::<Result<_, _>>()?)
+    })
+}

@@ -1,0 +1,131 @@
+//! Every way at every size, and `auto` among them.
+
+use headway_core::models::transfer::{Direction, HostMemory, Load, Way};
+use headway_core::units::{Bytes, Nanos};
+use headway_runtime::copy::How;
+
+use super::Bench;
+use super::results::Row;
+use super::targets::{AUTO, WAYS};
+use crate::Error;
+use headway_measure::curves::{measures, memories, needs_window, window_of};
+use headway_measure::rig::{Rig, Shot};
+use headway_measure::sample::Effort;
+use headway_measure::turns::Entrant;
+
+/// Fresh pages take long: this size ends their comparison.
+const FRESH_MAX: u64 = 1 << 30;
+
+/// A row of one GPU, its figures still to be filled in.
+pub(super) fn row(
+    part: &'static str,
+    way: &str,
+    shot: &Shot,
+    load: Load,
+    cpu: Option<Nanos>,
+    took: Option<String>,
+) -> Row {
+    Row {
+        part,
+        gpus: 1,
+        way: way.to_owned(),
+        direction: shot.direction,
+        memory: shot.memory,
+        load,
+        bytes: Bytes(shot.bytes as u64),
+        n: 0,
+        min: Nanos::ZERO,
+        p25: Nanos::ZERO,
+        median: Nanos::ZERO,
+        p75: Nanos::ZERO,
+        p99: Nanos::ZERO,
+        max: Nanos::ZERO,
+        cpu,
+        took,
+    }
+}
+
+impl Bench<'_, '_> {
+    /// The table of ways: every way, direction, memory and size.
+    pub(super) fn table(&mut self, rig: &mut Rig, ways: &[Way]) -> Result<(), Error> {
+        let sizes: Vec<u64> = self.sizes().into_iter().filter(|size| *size as usize <= rig.bytes_max()).collect();
+        self.session.phase("ways", 2 * sizes.len());
+        for direction in [Direction::H2d, Direction::D2h] {
+            for &bytes in &sizes {
+                let mut entrants = Vec::new();
+                for &way in ways.iter().filter(|way| measures(**way, direction, bytes)) {
+                    for memory in memories(way, direction) {
+                        entrants.push(entrant(rig, &way.to_string(), How::By(way), (direction, memory), bytes, false));
+                    }
+                }
+                self.turns(rig, entrants, WAYS, Load::Alone, self.effort(bytes))?;
+                self.session.advance()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// `auto` against every single way, at powers of two.
+    pub(super) fn automatic(&mut self, rig: &mut Rig, ways: &[Way]) -> Result<(), Error> {
+        let step = if self.options.quick { 2 } else { 1 };
+        let sizes: Vec<u64> = match &self.options.sizes {
+            Some(_) => self.sizes(),
+            None => (0..=32).step_by(step).map(|exponent| 1 << exponent).collect(),
+        };
+        let sizes: Vec<u64> = sizes.into_iter().filter(|size| *size as usize <= rig.bytes_max()).collect();
+        let situations = [
+            (Direction::H2d, HostMemory::Warm),
+            (Direction::D2h, HostMemory::Warm),
+            (Direction::D2h, HostMemory::Fresh),
+            (Direction::H2d, HostMemory::Pinned),
+            (Direction::D2h, HostMemory::Pinned),
+        ];
+        self.session.phase("auto", situations.len() * sizes.len());
+        for (direction, memory) in situations {
+            for &bytes in &sizes {
+                self.session.advance()?;
+                if memory == HostMemory::Fresh && bytes > FRESH_MAX {
+                    continue;
+                }
+                let here = (direction, memory);
+                let mut entrants = vec![entrant(rig, "auto", How::Auto, here, bytes, true)];
+                for &way in ways.iter().filter(|way| measures(**way, direction, bytes)) {
+                    // `auto` has the device memory that it has: another window's is no choice of it.
+                    if needs_window(way) && window_of(way) != rig.window(bytes as usize) {
+                        continue;
+                    }
+                    let kinds = memories(way, direction);
+                    // CPUs reach pinned memory like any other.
+                    if kinds.contains(&memory) || (memory == HostMemory::Pinned && needs_window(way)) {
+                        entrants.push(entrant(rig, &way.to_string(), How::By(way), here, bytes, true));
+                    }
+                }
+                // There are many points, and turns compare well with few copies.
+                let effort = self.effort(bytes);
+                let effort = Effort { time: Nanos(effort.time.0 / 3), ..effort };
+                self.turns(rig, entrants, AUTO, Load::Alone, effort)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// One kind of copy. With `windowed`, device memory has a window wherever there is one for this size, so that every way can
+/// be used; else only the ways that need one get it.
+fn entrant(
+    rig: &Rig,
+    name: &str,
+    how: How,
+    (direction, memory): (Direction, HostMemory),
+    bytes: u64,
+    windowed: bool,
+) -> Entrant {
+    let bytes = bytes as usize;
+    let window = match how {
+        How::By(way) if needs_window(way) => window_of(way),
+        _ if windowed => rig.window(bytes),
+        _ => None,
+    };
+    let shot = Shot { how, direction, memory, bytes, window };
+    Entrant::new(name.to_owned(), shot)
+}

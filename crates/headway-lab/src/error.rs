@@ -1,0 +1,139 @@
+//! What can fail in experiments, benchmarks, import and export, beside what fails in `headway` and in measurements.
+
+use std::io;
+use std::path::PathBuf;
+
+use headway_core::files::error::FileError;
+use headway_core::log::Incomplete;
+use headway_core::models::transfer::fit::FitError;
+use headway_device::{DeviceError, KernelError};
+use headway_os::OsError;
+use headway_runtime::copy::CopyError;
+use headway_runtime::kernels::UnknownKernel;
+use headway_runtime::outlet::OutputError;
+use headway_runtime::wall::RunError;
+
+use crate::formats::FormatError;
+use crate::plot::PlotError;
+use headway::Diagnosis;
+use headway_measure as measure;
+
+/// What failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// Something that is not peculiar to the laboratory.
+    #[error(transparent)]
+    Headway(#[from] headway::Error),
+    /// A measurement.
+    #[error(transparent)]
+    Measure(measure::Error),
+    /// A file of another tool cannot become a workload.
+    #[error("cannot import `{path}`")]
+    Import {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: Box<FormatError>,
+    },
+    /// A workload cannot be said in the format of another tool.
+    #[error("cannot export `{path}`")]
+    Export {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: Box<FormatError>,
+    },
+    /// A file that would be replaced.
+    #[error("`{path}` exists")]
+    Exists {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A process with a camera failed.
+    #[error("camera {camera} failed: {reason}")]
+    Camera {
+        /// Which.
+        camera: usize,
+        /// What it said.
+        reason: String,
+    },
+    /// A plot cannot be drawn.
+    #[error(transparent)]
+    Plot(#[from] PlotError),
+    /// A process that loads the machine could not be started.
+    #[error("cannot load the machine with a process of its own")]
+    Load {
+        /// Why.
+        source: io::Error,
+    },
+    /// There is no such experiment.
+    #[error("there is no experiment `{name}`; there are: {known}")]
+    NoExperiment {
+        /// The name.
+        name: String,
+        /// Those that exist.
+        known: String,
+    },
+}
+
+/// What comes from below is an error of `headway`.
+macro_rules! through {
+    ($($error:ty),* $(,)?) => {
+        $(impl From<$error> for Error {
+            fn from(error: $error) -> Self {
+                Self::Headway(error.into())
+            }
+        })*
+    };
+}
+
+through!(DeviceError, KernelError, CopyError, OsError, FileError, OutputError, RunError, Incomplete, UnknownKernel);
+
+impl From<FitError> for Error {
+    fn from(error: FitError) -> Self {
+        Self::Measure(error.into())
+    }
+}
+
+impl From<measure::Error> for Error {
+    fn from(error: measure::Error) -> Self {
+        match error {
+            measure::Error::Headway(error) => Self::Headway(error),
+            error => Self::Measure(error),
+        }
+    }
+}
+
+impl Diagnosis for Error {
+    fn kind(&self) -> &'static str {
+        match self {
+            Self::Headway(error) => error.kind(),
+            Self::Measure(error) => error.kind(),
+            Self::Import { .. } => "import",
+            Self::Export { .. } => "export",
+            Self::Exists { .. } => "exists",
+            Self::Camera { .. } => "camera",
+            Self::Plot(_) => "plot",
+            Self::Load { .. } => "load",
+            Self::NoExperiment { .. } => "no-experiment",
+        }
+    }
+
+    fn help(&self) -> Option<String> {
+        match self {
+            Self::Headway(error) => error.help(),
+            Self::Measure(error) => error.help(),
+            Self::Exists { .. } => Some("`--force` replaces it; or choose another file with `--out`".to_owned()),
+            _ => None,
+        }
+    }
+
+    fn within(&self) -> Option<&dyn Diagnosis> {
+        match self {
+            Self::Headway(error) => Some(error),
+            Self::Measure(error) => Some(error),
+            _ => None,
+        }
+    }
+}

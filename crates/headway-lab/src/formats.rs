@@ -1,0 +1,372 @@
+//! Task sets of other tools: import to workload files, export from them. What a format cannot say is refused.
+
+mod jobs;
+mod tables;
+#[cfg(test)]
+mod tests;
+mod write;
+mod xml;
+mod yaml;
+
+use std::fs;
+use std::path::Path;
+
+use headway_core::analysis::schedulability::Reason;
+use headway_core::files::error::FileError;
+use headway_core::files::workload::{self, Flow, Workload};
+use headway_core::units::{Nanos, UnitError};
+use serde::Serialize;
+
+pub use self::jobs::{
+    Edge, Job, JobSet, Results, read_edges, read_jobs, read_results, unfold, write_edges, write_jobs,
+};
+pub use self::yaml::{read as read_yaml, write as write_yaml};
+use crate::Error;
+use headway::files;
+
+/// A format of another tool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Format {
+    /// Job sets of the schedule-abstraction analysis, one job a line.
+    Jobs,
+    /// The same as YAML.
+    JobsYaml,
+    /// Task sets of SchedCAT.
+    Schedcat,
+    /// Configurations of SimSo.
+    Simso,
+    /// Lines of `taskid,workload,period,wcet`.
+    Tasks,
+    /// Latency targets of MLPerf: `model.scenario.key = value`.
+    Mlperf,
+}
+
+impl Format {
+    /// What the command line calls them.
+    pub const WORDS: &[(&str, Self)] = &[
+        ("jobs", Self::Jobs),
+        ("jobs-yaml", Self::JobsYaml),
+        ("schedcat", Self::Schedcat),
+        ("simso", Self::Simso),
+        ("tasks", Self::Tasks),
+        ("mlperf", Self::Mlperf),
+    ];
+
+    /// Those that can be written.
+    pub const EXPORTS: &[(&str, Self)] =
+        &[("jobs", Self::Jobs), ("jobs-yaml", Self::JobsYaml), ("schedcat", Self::Schedcat), ("simso", Self::Simso)];
+}
+
+/// What a file of another tool leaves open.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Import {
+    /// Length of one unit of time. Needed by `schedcat` and `tasks`; nanoseconds for `jobs`; the others count in
+    /// milliseconds.
+    pub unit: Option<Nanos>,
+    /// After what time the jobs of a file repeat: the period of tasks with one job.
+    pub window: Option<Nanos>,
+    /// Cost of a query, which MLPerf does not say.
+    pub cost: Option<Nanos>,
+    /// The server that all tasks compete for.
+    pub server: Option<String>,
+    /// Name of the workload.
+    pub name: Option<String>,
+    /// Text of the file with precedences that belongs to a job set.
+    pub precedence: Option<String>,
+}
+
+/// A workload made from a file of another tool.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Imported {
+    /// Version of the JSON form.
+    pub schema: u32,
+    /// The workload file.
+    pub workload: String,
+    /// Flows in it.
+    pub flows: usize,
+    /// What a reader must know: what was left out since it changes no verdict.
+    pub notes: Vec<String>,
+}
+
+/// How a workload is written.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Export {
+    /// Length of one unit of time; nanoseconds without. SimSo always counts in milliseconds.
+    pub unit: Option<Nanos>,
+    /// The server whose flows are written, where the workload has several.
+    pub server: Option<String>,
+}
+
+/// A file for another tool.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Exported {
+    /// Version of the JSON form.
+    pub schema: u32,
+    /// The file.
+    pub text: String,
+    /// What a reader must know: the window, which number stands for which flow.
+    pub notes: Vec<String>,
+}
+
+/// Why a file was not imported or exported.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum FormatError {
+    /// Longer than anything that is read.
+    #[error("the file has {bytes} bytes; at most {BYTES_MAX} are read: split it")]
+    Size {
+        /// Its length.
+        bytes: usize,
+    },
+    /// Not comma-separated values of equal width.
+    #[error("not a table of comma-separated values")]
+    ReadTable(#[from] csv::Error),
+    /// Not XML.
+    #[error("not XML")]
+    ReadXml(#[from] roxmltree::Error),
+    /// Not YAML.
+    #[error("not YAML")]
+    ReadYaml(#[from] saphyr_parser::ScanError),
+    /// The columns are others.
+    #[error("the columns are `{found}`; write `{expected}`")]
+    Columns {
+        /// What the format has.
+        expected: &'static str,
+        /// What stands there.
+        found: String,
+    },
+    /// A value is not of its kind.
+    #[error("{place}: `{value}` is not {expected}")]
+    Value {
+        /// Where.
+        place: String,
+        /// What stands there.
+        value: String,
+        /// What belongs there.
+        expected: &'static str,
+    },
+    /// A time is no whole number of nanoseconds.
+    #[error("{place}: the time cannot be read")]
+    Time {
+        /// Where.
+        place: String,
+        /// Why.
+        source: UnitError,
+    },
+    /// Something is not there.
+    #[error("{place} has no {what}; add it")]
+    Missing {
+        /// Where.
+        place: String,
+        /// What.
+        what: &'static str,
+    },
+    /// Something is there twice.
+    #[error("{what} is there twice; keep one")]
+    Twice {
+        /// What.
+        what: String,
+    },
+    /// The target has no words for it.
+    #[error("{place}: {what} cannot be said there; {instead}")]
+    CannotSay {
+        /// Where.
+        place: String,
+        /// What.
+        what: &'static str,
+        /// What to do about it.
+        instead: &'static str,
+    },
+    /// The format leaves something open.
+    #[error("the format does not say {what}; give it with `{flag}`")]
+    Open {
+        /// What.
+        what: &'static str,
+        /// The argument of the command line.
+        flag: &'static str,
+    },
+    /// A choice that the format does not have.
+    #[error("the format counts in {unit}; leave out `--unit`")]
+    Unit {
+        /// Its unit.
+        unit: &'static str,
+    },
+    /// The workload has no flows on the server.
+    #[error("there is no server `{server}` with flows; choose one of: {known}")]
+    NoServer {
+        /// The name.
+        server: String,
+        /// Those that exist.
+        known: String,
+    },
+    /// The workload has several servers.
+    #[error("flows of several servers cannot be said in one file; choose one with `--server`: {known}")]
+    Servers {
+        /// Those that exist.
+        known: String,
+    },
+    /// No finite window stands for the endless schedule.
+    #[error("no window stands for all of the schedule")]
+    Window(#[source] Reason),
+    /// More is asked for than the server gives.
+    #[error(
+        "the flows ask for more than the whole server: no window stands for all of the schedule; lower their costs"
+    )]
+    Overload,
+    /// Too many jobs.
+    #[error("the window has more than {max} jobs; use harmonic periods")]
+    Jobs {
+        /// The most that is written.
+        max: usize,
+    },
+    /// The flows do not make up a workload.
+    #[error("the tasks do not make up a workload that Headway reads")]
+    Workload(#[source] FileError),
+}
+
+/// The most that is read.
+const BYTES_MAX: usize = 64 << 20;
+/// The most jobs that are written.
+const JOBS_MAX: usize = 1_000_000;
+
+/// Flows and what a reader must know of them.
+type Flows = (Vec<Flow>, Vec<String>);
+
+/// Makes a workload from the text of another tool's file.
+///
+/// # Errors
+/// [`FormatError`] where the text is not of the format, and for everything in it that a workload file cannot say and that
+/// would change what must be guaranteed.
+pub fn import(format: Format, text: &str, options: &Import) -> Result<Imported, FormatError> {
+    if text.len() > BYTES_MAX {
+        return Err(FormatError::Size { bytes: text.len() });
+    }
+    let needed = || options.unit.ok_or(FormatError::Open { what: "its unit of time", flag: "--unit" });
+    let milliseconds = || match options.unit {
+        Some(_) => Err(FormatError::Unit { unit: "milliseconds" }),
+        None => Ok(()),
+    };
+    let (mut flows, notes) = match format {
+        Format::Jobs | Format::JobsYaml => {
+            let mut set = if format == Format::Jobs {
+                JobSet { jobs: read_jobs(text)?, edges: Vec::new() }
+            } else {
+                read_yaml(text)?
+            };
+            if let Some(text) = &options.precedence {
+                set.edges.extend(read_edges(text)?);
+            }
+            jobs::flows(&set, options.unit.unwrap_or(Nanos(1)), options.window)?
+        }
+        Format::Schedcat => xml::read_schedcat(text, needed()?)?,
+        Format::Simso => {
+            milliseconds()?;
+            xml::read_simso(text)?
+        }
+        Format::Tasks => tables::read_tasks(text, needed()?)?,
+        Format::Mlperf => {
+            milliseconds()?;
+            tables::read_mlperf(text, options.cost)?
+        }
+    };
+    for flow in &mut flows {
+        flow.server = write::name(options.server.as_deref().unwrap_or("engine"));
+    }
+    let name = write::workload_name(options.name.as_deref().unwrap_or("imported"));
+    let workload = write::workload(&name, &flows);
+    workload::parse("the imported workload", &workload).map_err(FormatError::Workload)?;
+    Ok(Imported { schema: 1, workload, flows: flows.len(), notes })
+}
+
+/// Writes the flows of one server for another tool.
+///
+/// # Errors
+/// [`FormatError`] for everything in the workload that the format cannot say.
+pub fn export(format: Format, workload: &Workload, options: &Export) -> Result<Exported, FormatError> {
+    let (flows, mut notes) = write::chosen(workload, options.server.as_deref())?;
+    let unit = options.unit.filter(|unit| unit.0 > 0).unwrap_or(Nanos(1));
+    let text = match format {
+        Format::Jobs | Format::JobsYaml => {
+            let set = write::jobs(&flows, unit, &mut notes)?;
+            if format == Format::Jobs { write_jobs(&set.jobs) } else { write_yaml(&set) }
+        }
+        Format::Schedcat => xml::write_schedcat(&flows, unit)?,
+        Format::Simso if options.unit.is_some() => return Err(FormatError::Unit { unit: "milliseconds" }),
+        Format::Simso => xml::write_simso(&flows, &mut notes),
+        Format::Tasks | Format::Mlperf => {
+            let (place, what) = ("the format".to_owned(), "deadlines and costs of flows");
+            return Err(FormatError::CannotSay { place, what, instead: "export to `jobs`, `schedcat` or `simso`" });
+        }
+    };
+    Ok(Exported { schema: 1, text, notes })
+}
+
+/// [`import`] from a file, with the file of precedences that belongs to it.
+///
+/// # Errors
+/// [`headway::Error::Read`], [`Error::Import`].
+pub fn import_file(
+    path: &Path,
+    format: Format,
+    precedence: Option<&Path>,
+    options: &Import,
+) -> Result<Imported, Error> {
+    let text = read(path)?;
+    let mut options = options.clone();
+    if let Some(path) = precedence {
+        options.precedence = Some(read(path)?);
+    }
+    let imported = import(format, &text, &options);
+    imported.map_err(|source| Error::Import { path: path.to_owned(), source: Box::new(source) })
+}
+
+/// [`export`] of a workload file.
+///
+/// # Errors
+/// [`headway::Error::Read`], [`headway::Error::File`], [`Error::Export`].
+pub fn export_file(path: &Path, format: Format, options: &Export) -> Result<Exported, Error> {
+    let workload = files::workload(path)?.value;
+    export(format, &workload, options)
+        .map_err(|source| Error::Export { path: path.to_owned(), source: Box::new(source) })
+}
+
+/// Writes a result into a new file; one that is there stays unless `force`.
+///
+/// # Errors
+/// [`Error::Exists`], [`headway::Error::Write`].
+pub fn save(path: &Path, text: &str, force: bool) -> Result<(), Error> {
+    if path.exists() && !force {
+        return Err(Error::Exists { path: path.to_owned() });
+    }
+    Ok(fs::write(path, text).map_err(|source| headway::Error::Write { path: path.to_owned(), source })?)
+}
+
+fn read(path: &Path) -> Result<String, headway::Error> {
+    fs::read_to_string(path).map_err(|source| headway::Error::Read { path: path.to_owned(), source })
+}
+
+/// `count` units as nanoseconds.
+fn time(place: &str, count: u64, unit: Nanos) -> Result<Nanos, FormatError> {
+    let source = || UnitError::TooLarge { text: count.to_string() };
+    let nanos = count.checked_mul(unit.0).ok_or_else(source);
+    nanos.map(Nanos).map_err(|source| FormatError::Time { place: place.to_owned(), source })
+}
+
+/// A decimal number of milliseconds.
+fn milliseconds(place: &str, text: &str) -> Result<Nanos, FormatError> {
+    format!("{} ms", text.trim()).parse().map_err(|source| FormatError::Time { place: place.to_owned(), source })
+}
+
+fn integer(place: &str, text: &str) -> Result<u64, FormatError> {
+    text.trim().parse().map_err(|_| FormatError::Value {
+        place: place.to_owned(),
+        value: excerpt(text),
+        expected: "a whole number from 0 to 18446744073709551615",
+    })
+}
+
+/// The begin of what a file says, short enough for an error.
+fn excerpt(text: &str) -> String {
+    text.trim().chars().take(60).collect()
+}

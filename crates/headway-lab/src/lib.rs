@@ -1,0 +1,12 @@
+//! The laboratory: experiments of papers, benchmarks, and import and export for other tools, with their plots.
+//!
+//! It is not published. The command line serves it as `headway reproduce`, `bench`, `import` and `export`.
+#![forbid(unsafe_code)]
+
+pub mod bench;
+mod error;
+pub mod formats;
+pub mod plot;
+pub mod reproduce;
+
+pub use error::Error;

@@ -1,0 +1,446 @@
+//! The experiments of the papers: run, compared with what the papers say, written down.
+
+mod bench;
+mod cho;
+mod fujii;
+mod gpusync;
+mod gpusync_gpu;
+#[cfg(test)]
+mod labels;
+mod loads;
+mod np_edf;
+mod patil;
+mod site;
+mod verner;
+pub(crate) mod verner_combine;
+mod verner_wafer;
+
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::{fs, io};
+
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use headway_core::plan::stream::Policy;
+use headway_core::units::Nanos;
+use serde::Serialize;
+
+pub use self::gpusync_gpu::{Options as SharingOptions, serve_camera};
+pub use self::loads::serve_load;
+use crate::Error;
+use crate::plot::Figure;
+use headway::COMMIT;
+use headway::run::Backend;
+
+/// One experiment.
+#[derive(Clone, Copy, Debug)]
+pub struct Experiment {
+    /// What the command line calls it.
+    pub name: &'static str,
+    /// What it does.
+    pub about: &'static str,
+    /// The paper and where in it.
+    pub paper: &'static str,
+    run: fn(&Setting) -> Result<Outcome, Error>,
+}
+
+/// Every experiment, in the order of the papers.
+pub const EXPERIMENTS: &[Experiment] = &[
+    Experiment {
+        name: "fujii",
+        about: "every transfer method alone, under CPU load, memory pressure and pipes, and two at a time",
+        paper: "Fujii, Azumi, Nishio 2013, III to VI",
+        run: fujii::run,
+    },
+    Experiment {
+        name: "patil-table1",
+        about: "pageable against pinned memory",
+        paper: "Patil 2021, Table I",
+        run: patil::table_1,
+    },
+    Experiment {
+        name: "patil-table2",
+        about: "copies and kernels at the same time",
+        paper: "Patil 2021, Table II",
+        run: patil::table_2,
+    },
+    Experiment {
+        name: "patil-batch",
+        about: "many small copies as one",
+        paper: "Patil 2021, batching of small transfers",
+        run: patil::batch,
+    },
+    Experiment {
+        name: "cho-bfs",
+        about: "breadth-first search with double queues, and the ratio of transfers to kernels",
+        paper: "Cho, Kang, Yoon 2018, BFS",
+        run: cho::bfs,
+    },
+    Experiment {
+        name: "cho-pathfinder",
+        about: "Pathfinder with double queues, and the ratio of transfers to kernels",
+        paper: "Cho, Kang, Yoon 2018, Pathfinder",
+        run: cho::pathfinder,
+    },
+    Experiment {
+        name: "cho-queues",
+        about: "the paper's double queues by threads and buffers",
+        paper: "Cho, Kang, Yoon 2018, double queuing",
+        run: cho::queues,
+    },
+    Experiment {
+        name: "np-edf",
+        about: "which share of random sets passes as sporadic tasks, with known offsets, with exact costs, and in chunks",
+        paper: "Verner, Mendelson, Schuster 2014, IV (the test of Jeffay, Stanat, Martel 1991)",
+        run: np_edf::run,
+    },
+    Experiment {
+        name: "gpusync-sim",
+        about: "feature trackers on shared GPUs: every scenario of the evaluation in simulation, seven checks of its shape",
+        paper: "Elliott, Ward, Anderson 2013, 5",
+        run: gpusync::run,
+    },
+    Experiment {
+        name: "verner-combine",
+        about: "message combining: the paper's examples, and the greedy algorithm against the optimum",
+        paper: "Verner, Mendelson, Schuster 2014, IV",
+        run: verner_combine::run,
+    },
+    Experiment {
+        name: "verner-fig2.1",
+        about: "two blocks that share the processor interconnect; on devices, unequal blocks over what they share",
+        paper: "Verner, Mendelson, Schuster 2014, Figure II.1",
+        run: verner::figure_2_1,
+    },
+    Experiment {
+        name: "verner-wafer",
+        about: "how many cameras a node inspects under each policy, planned and run, every planted defect found",
+        paper: "Verner, Mendelson, Schuster 2014, V-A",
+        run: verner_wafer::run,
+    },
+    Experiment {
+        name: "verner-aes",
+        about: "how many streams a node encrypts under each policy: twelve workloads on two nodes (sim), one for real (emu, cuda)",
+        paper: "Verner, Mendelson, Schuster 2014, V-B",
+        run: verner::aes,
+    },
+    Experiment {
+        name: "verner-sweep",
+        about: "how much the interconnect must carry for the paper's gains (sim)",
+        paper: "Verner, Mendelson, Schuster 2014, V-B",
+        run: verner::sweep,
+    },
+    Experiment {
+        name: "join-leave",
+        about: "random joins and leaves of flows on a running node: no deadline is missed (sim, emu, cuda)",
+        paper: "beyond Verner, Mendelson, Schuster 2014",
+        run: verner::join_leave,
+    },
+    Experiment {
+        name: "gpusync-gpu",
+        about: "feature trackers as processes that share GPUs through a broker, beside the same program without one",
+        paper: "Elliott, Ward, Anderson 2013, 5",
+        run: gpusync_gpu::run,
+    },
+];
+
+/// How an experiment is made.
+#[derive(Clone, Debug)]
+pub struct Setting {
+    /// What it runs on.
+    pub backend: Backend,
+    /// Fewer and smaller points.
+    pub quick: bool,
+    /// Seed of everything drawn.
+    pub seed: u64,
+    /// Machine whose profile `copy` chooses by; the built-in defaults without one. Experiments that plan plan for it.
+    pub machine: Option<String>,
+    /// Use this many GPUs, where an experiment can use several.
+    pub gpus: Option<usize>,
+    /// How long each run on devices lasts, where an experiment has a choice.
+    pub duration: Option<Nanos>,
+    /// What `verner-aes` encrypts on devices.
+    pub streams: StreamSetting,
+    /// What only `gpusync-gpu` asks.
+    pub sharing: SharingOptions,
+}
+
+impl Default for Setting {
+    fn default() -> Self {
+        let (machine, gpus, duration, streams) = (None, None, None, StreamSetting::default());
+        let sharing = SharingOptions::default();
+        Self { backend: Backend::Sim, quick: false, seed: 1, machine, gpus, duration, streams, sharing }
+    }
+}
+
+/// What `verner-aes` encrypts on devices.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StreamSetting {
+    /// Number of the paper's workload, 1 to 12.
+    pub workload: u32,
+    /// Streams with shorter deadlines are left out, whatever the policy.
+    pub deadline_min: Nanos,
+    /// Rates of the streams are the paper's times this.
+    pub rate_scale: u64,
+    /// Plan for a machine so many times slower; `None` = 1 on GPUs, 400 on emulated devices.
+    pub slower: Option<u64>,
+    /// Most streams that are planned; `None` = as many as are accepted.
+    pub streams_max: Option<usize>,
+    /// Cores of the CPU that serve streams beside the GPUs, at most as many as the machine file says; 0 = none.
+    pub cores: u32,
+    /// Policies to compare.
+    pub policies: Vec<Policy>,
+}
+
+impl Default for StreamSetting {
+    fn default() -> Self {
+        Self {
+            workload: 3,
+            deadline_min: Nanos(20_000_000),
+            rate_scale: 1,
+            slower: None,
+            streams_max: None,
+            cores: 2,
+            policies: vec![Policy::Serial, Policy::Lockstep, Policy::Combined, Policy::Partitioned],
+        }
+    }
+}
+
+/// What one row of an experiment shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Verdict {
+    /// A figure of the paper and a figure of ours agree, and no parameter was free to make them agree.
+    Reproduced,
+    /// Ours agrees with the paper, but a parameter that the paper does not state was chosen or fitted by us.
+    Consistent,
+    /// A check of ours holds. The paper has no figure for it, or none that can be compared.
+    OwnCheck,
+    /// The statement of the paper, or the check of ours, does not hold here.
+    NotReproduced,
+    /// It cannot be asked here: hardware, permission or a figure of the paper is missing.
+    NotComparable,
+}
+
+impl Verdict {
+    /// Of a figure of the paper that is compared with a figure of ours without a free parameter.
+    #[must_use]
+    pub const fn figure(holds: bool) -> Self {
+        if holds { Self::Reproduced } else { Self::NotReproduced }
+    }
+
+    /// Of a comparison with the paper in which a parameter was chosen or fitted by us.
+    #[must_use]
+    pub const fn fitted(holds: bool) -> Self {
+        if holds { Self::Consistent } else { Self::NotReproduced }
+    }
+
+    /// Of a check for which the paper has no figure.
+    #[must_use]
+    pub const fn own(holds: bool) -> Self {
+        if holds { Self::OwnCheck } else { Self::NotReproduced }
+    }
+
+    /// As the tables write it.
+    #[must_use]
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Reproduced => "reproduced",
+            Self::Consistent => "consistent, with a fitted parameter",
+            Self::OwnCheck => "own check",
+            Self::NotReproduced => "not reproduced",
+            Self::NotComparable => "not comparable",
+        }
+    }
+}
+
+/// One line of the table of paper and ours.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Row {
+    /// What is compared.
+    pub what: String,
+    /// What the paper says.
+    pub paper: String,
+    /// What was found.
+    pub ours: String,
+    /// How the two compare.
+    pub verdict: Verdict,
+}
+
+/// Raw figures: a header and lines of equal length.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Table {
+    /// Name of the file, without its ending.
+    pub name: String,
+    /// Names of the columns, units last.
+    pub columns: Vec<&'static str>,
+    /// The lines.
+    pub lines: Vec<Vec<String>>,
+}
+
+impl Table {
+    /// As comma-separated values; cells with commas or quotes are quoted.
+    #[must_use]
+    pub fn csv(&self) -> String {
+        let quoted = |cell: &str| {
+            if cell.contains([',', '"', '\n']) { format!("\"{}\"", cell.replace('"', "\"\"")) } else { cell.to_owned() }
+        };
+        let mut text = self.columns.join(",") + "\n";
+        for line in &self.lines {
+            text.push_str(&line.iter().map(|cell| quoted(cell)).collect::<Vec<_>>().join(","));
+            text.push('\n');
+        }
+        text
+    }
+}
+
+/// Everything that one experiment gave.
+#[derive(Clone, Debug, Serialize)]
+pub struct Outcome {
+    /// Version of the JSON form.
+    pub schema: u32,
+    /// The experiment.
+    pub experiment: &'static str,
+    /// What the figures stand for: `sim`, `emu` or `cuda`.
+    pub source: &'static str,
+    /// What it ran on.
+    pub machine: String,
+    /// Commit of the program.
+    pub commit: &'static str,
+    /// Seed.
+    pub seed: u64,
+    /// Paper and ours.
+    pub rows: Vec<Row>,
+    /// What a reader must know.
+    pub notes: Vec<String>,
+    /// Raw figures.
+    #[serde(skip)]
+    pub tables: Vec<Table>,
+    /// Plots, each with the name of its file.
+    #[serde(skip)]
+    pub figures: Vec<(String, Figure)>,
+}
+
+impl Outcome {
+    /// An outcome of this program, still without rows and figures.
+    #[must_use]
+    pub const fn new(experiment: &'static str, source: &'static str, machine: String, seed: u64) -> Self {
+        Self {
+            schema: 1,
+            experiment,
+            source,
+            machine,
+            commit: COMMIT,
+            seed,
+            rows: Vec::new(),
+            notes: Vec::new(),
+            tables: Vec::new(),
+            figures: Vec::new(),
+        }
+    }
+
+    /// The outcome as a page of text.
+    #[must_use]
+    pub fn markdown(&self) -> String {
+        let mut text = format!(
+            "# {}\n\nSource `{}`, machine {}, commit {}, seed {}.\n\n| what | paper | ours | verdict |\n|---|---|---|---|\n",
+            self.experiment, self.source, self.machine, self.commit, self.seed
+        );
+        let cell = |text: &str| text.replace('|', "\\|").replace('\n', " ");
+        for row in &self.rows {
+            let verdict = row.verdict.label();
+            text.push_str(&format!(
+                "| {} | {} | {} | {verdict} |\n",
+                cell(&row.what),
+                cell(&row.paper),
+                cell(&row.ours)
+            ));
+        }
+        for note in &self.notes {
+            text.push_str(&format!("\n{note}\n"));
+        }
+        for (name, figure) in &self.figures {
+            text.push_str(&format!("\n![{}]({name}.svg)\n", figure.title));
+        }
+        text
+    }
+
+    /// Writes the page, the raw figures and the plots into `folder`, which is made if it is not there.
+    ///
+    /// # Errors
+    /// [`headway::Error::Write`], [`Error::Plot`].
+    pub fn write(&self, folder: &Path) -> Result<(), Error> {
+        let failed = |path: PathBuf| move |source: io::Error| Error::from(headway::Error::Write { path, source });
+        fs::create_dir_all(folder).map_err(failed(folder.to_owned()))?;
+        let put = |name: String, text: String| {
+            let path = folder.join(name);
+            fs::write(&path, text).map_err(failed(path))
+        };
+        for table in &self.tables {
+            if table.lines.len() <= LINES_PLAIN {
+                put(format!("{}.csv", table.name), table.csv())?;
+                continue;
+            }
+            let path = folder.join(format!("{}.csv.gz", table.name));
+            let compressed = || {
+                let mut file = GzEncoder::new(fs::File::create(&path)?, Compression::fast());
+                file.write_all(table.csv().as_bytes())?;
+                file.finish().map(drop)
+            };
+            compressed().map_err(failed(path.clone()))?;
+        }
+        for (name, figure) in &self.figures {
+            put(format!("{name}.svg"), figure.svg()?)?;
+        }
+        put("summary.md".to_owned(), self.markdown())
+    }
+}
+
+/// Tables with more lines are compressed.
+const LINES_PLAIN: usize = 20_000;
+
+/// The experiment called `name`.
+///
+/// # Errors
+/// [`Error::NoExperiment`] with the names that exist.
+pub fn find(name: &str) -> Result<&'static Experiment, Error> {
+    EXPERIMENTS.iter().find(|experiment| experiment.name == name).ok_or_else(|| Error::NoExperiment {
+        name: name.to_owned(),
+        known: EXPERIMENTS.iter().map(|experiment| experiment.name).collect::<Vec<_>>().join(", "),
+    })
+}
+
+impl Experiment {
+    /// Makes it.
+    ///
+    /// # Errors
+    /// What the backend refuses.
+    pub fn run(&self, setting: &Setting) -> Result<Outcome, Error> {
+        let mut outcome = (self.run)(setting)?;
+        if outcome.source == "emu" {
+            // The rates of an emulated device were chosen by us.
+            for row in outcome.rows.iter_mut().filter(|row| row.verdict == Verdict::Reproduced) {
+                row.verdict = Verdict::Consistent;
+            }
+        }
+        Ok(outcome)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cells_with_commas_are_quoted() {
+        let lines = vec![vec!["a,b".to_owned(), "say \"x\"".to_owned()]];
+        let table = Table { name: "t".into(), columns: vec!["c", "d"], lines };
+        assert_eq!(table.csv(), "c,d\n\"a,b\",\"say \"\"x\"\"\"\n");
+    }
+
+    #[test]
+    fn an_unknown_experiment_is_refused_with_the_known_ones() {
+        let error = find("fuji").unwrap_err();
+        assert!(error.to_string().contains("fujii"), "{error}");
+    }
+}

@@ -1,0 +1,298 @@
+//! The same study on a device: every method under every condition, and all pairs.
+
+use std::collections::BTreeMap;
+use std::sync::Barrier;
+use std::thread;
+
+use headway_core::files::machine::Method;
+use headway_core::models::transfer::{Direction, Via, Way};
+use headway_core::units::{Bytes, Nanos};
+use headway_device::gpu::{Gpu, Reach};
+use headway_device::{Access, Buffer, DeviceError};
+use headway_os::{clock, sched};
+use headway_runtime::copy::{At, How};
+use headway_sim::fujii::{self, Class, Pair, Single, Stat, Stress, Study, statements};
+
+use super::super::bench::{Bench, random, same};
+use super::super::loads::Loads;
+use super::super::{Outcome, Setting, Table};
+use super::{figures, measured, tables};
+use crate::Error;
+
+/// What samples of real hardware may blur in a comparison, in percent.
+const SLACK_PERCENT: u64 = 5;
+/// A thread in `SCHED_DEADLINE` gets this much of every period.
+const DEADLINE: (Nanos, Nanos) = (Nanos(90_000_000), Nanos(100_000_000));
+/// What the memory eater touches at a time.
+const MEMORY: u64 = 4 << 30;
+/// Pairs are measured up to this size.
+const PAIR_MAX: u64 = 8 << 20;
+
+/// Which way of this machine stands for each method of the paper, and how much is measured.
+struct Rig<'a> {
+    bench: &'a Bench,
+    /// The paper's method and ours.
+    ways: Vec<(Way, Way)>,
+    there: Buffer,
+    sizes: Vec<Bytes>,
+    /// Time for the samples of one point.
+    time: Nanos,
+    samples: usize,
+    /// Larger sizes are left out where one copy took longer than half of this.
+    patience: Nanos,
+    data: Vec<u8>,
+}
+
+enum Refused {
+    Class(String),
+    Failed(Box<Error>),
+}
+
+impl From<Error> for Refused {
+    fn from(error: Error) -> Self {
+        Self::Failed(Box::new(error))
+    }
+}
+
+pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
+    let bench = Bench::open(setting)?;
+    let gpu = bench.gpu()?;
+    let (ways, mut notes) = available(gpu);
+    let most = if setting.quick { 64 << 10 } else { 64 << 20 };
+    let window = ways.iter().find(|(paper, _)| *paper == fujii::IORW).and_then(|(_, ours)| ours.via);
+    let reach = window.map_or(Reach::Device, Reach::Window);
+    let rig = Rig {
+        bench: &bench,
+        there: gpu.device_buffer(2 * most, reach)?,
+        sizes: fujii::grid().filter(|b| b.0 <= most as u64).step_by(if setting.quick { 4 } else { 1 }).collect(),
+        time: if setting.quick { Nanos(200_000) } else { Nanos(4_000_000) },
+        samples: if setting.quick { 3 } else { 1_000 },
+        patience: if setting.quick { Nanos(20_000_000) } else { Nanos(200_000_000) },
+        data: random(setting.seed, most),
+        ways,
+    };
+    let mut study = Study::default();
+    for stress in [Stress::Alone, Stress::Cpu, Stress::Memory, Stress::Pipes] {
+        let loads = Loads::start(stress, if setting.quick { 1 << 20 } else { MEMORY }, setting.quick)?;
+        for class in [Class::RealTime, Class::Normal] {
+            let note = match rig.singles(class, stress) {
+                Ok((singles, used)) => {
+                    study.singles.extend(singles);
+                    format!("{}: {used}.", word(class))
+                }
+                Err(Refused::Class(reason)) => format!("{}: not measured, {reason}.", word(class)),
+                Err(Refused::Failed(error)) => return Err(*error),
+            };
+            if stress == Stress::Alone {
+                notes.push(note);
+            }
+        }
+        drop(loads);
+    }
+    study.pairs = rig.pairs()?;
+    notes.push(format!(
+        "Every statement of the paper is asked of this machine too; other hardware is expected to differ. Comparisons allow \
+         {SLACK_PERCENT} %. Pinned memory on the host. Where a size takes too long for a method, it is not measured."
+    ));
+    let mut tables = tables(&study);
+    tables.push(rig.mapping());
+    Ok(Outcome {
+        rows: statements(&study, SLACK_PERCENT).into_iter().map(measured).collect(),
+        notes,
+        tables,
+        figures: figures(&study, bench.source),
+        ..Outcome::new("fujii", bench.source, bench.machine.clone(), setting.seed)
+    })
+}
+
+/// What this device has of the paper's methods, and notes on what it has not.
+fn available(gpu: &dyn Gpu) -> (Vec<(Way, Way)>, Vec<String>) {
+    let mut ways = vec![(fujii::DMA, fujii::DMA)];
+    let mut notes = Vec::new();
+    let mut usable = |found: &[(Via, Result<(), DeviceError>)]| {
+        let first = found.iter().find(|(_, usable)| usable.is_ok()).map(|(via, _)| *via);
+        let missing = found.iter().filter_map(|(via, usable)| Some(format!("{via}: {}.", usable.as_ref().err()?)));
+        notes.extend(missing);
+        first
+    };
+    if let Some(via) = usable(&gpu.windows()) {
+        ways.push((fujii::IORW, Way::via(Method::Window, via)));
+        ways.push((fujii::MEMWND, Way::via(Method::PagedWindow, via)));
+    }
+    let residents = gpu.residents();
+    usable(&residents);
+    let present = |way: &Way| residents.iter().any(|(via, usable)| Some(*via) == way.via && usable.is_ok());
+    ways.extend([fujii::HUB, fujii::GPC, fujii::GPC4].into_iter().filter(present).map(|way| (way, way)));
+    (ways, notes)
+}
+
+/// The class in notes.
+const fn word(class: Class) -> &'static str {
+    match class {
+        Class::RealTime => "Real-time",
+        Class::Normal => "Normal",
+    }
+}
+
+/// Puts the calling thread into the class; says which it is.
+fn enter(class: Class) -> Result<String, String> {
+    if class == Class::Normal {
+        return Ok("SCHED_OTHER".to_owned());
+    }
+    let refused = match sched::request_realtime() {
+        Ok(class) => return Ok(class.to_string()),
+        Err(error) => error.to_string(),
+    };
+    let (runtime, period) = DEADLINE;
+    match sched::request_deadline(runtime, period) {
+        Ok(class) => Ok(format!("{class}, {runtime} of every {period} ({refused})")),
+        Err(error) => Err(format!("{refused}; {error}")),
+    }
+}
+
+impl Rig<'_> {
+    /// Every method, direction and size by a thread of `class`; and which scheduling class that is here.
+    fn singles(&self, class: Class, stress: Stress) -> Result<(BTreeMap<Single, Stat>, String), Refused> {
+        let measure = || {
+            let used = enter(class).map_err(Refused::Class)?;
+            let mut singles = BTreeMap::new();
+            for direction in fujii::DIRECTIONS {
+                for (paper, ours) in &self.ways {
+                    for (bytes, stat) in self.curve(*ours, direction)? {
+                        singles.insert(Single { way: *paper, direction, bytes, class, stress }, stat);
+                    }
+                }
+            }
+            Ok((singles, used))
+        };
+        // A thread of its own: the class ends with it.
+        thread::scope(|scope| scope.spawn(measure).join())
+            .unwrap_or_else(|_| Err(Error::from(headway::Error::Options("a measuring thread panicked")).into()))
+    }
+
+    fn curve(&self, way: Way, direction: Direction) -> Result<Vec<(Bytes, Stat)>, Error> {
+        let mut points = Vec::new();
+        let host = self.bench.pinned(self.data.len())?;
+        for &bytes in &self.sizes {
+            let len = bytes.0 as usize;
+            self.prepare(&host, direction, len, 0)?;
+            // The first brings up what the way needs.
+            self.once(way, direction, &host, len, 0)?;
+            let until = clock::now().saturating_add(self.time);
+            let mut samples: Vec<Nanos> = Vec::new();
+            while samples.len() < self.samples && (samples.len() < 3 || clock::now() < until) {
+                samples.push(self.once(way, direction, &host, len, 0)?);
+                if samples.last() > Some(&self.patience) {
+                    break;
+                }
+            }
+            self.check(&host, direction, len, 0)?;
+            let Some(stat) = Stat::of(&samples) else { break };
+            points.push((bytes, stat));
+            if stat.mean.0 > self.patience.0 / 2 {
+                break;
+            }
+        }
+        Ok(points)
+    }
+
+    /// Random bytes at the source, none at the destination.
+    fn prepare(&self, host: &Buffer, direction: Direction, len: usize, at: usize) -> Result<(), Error> {
+        let zeros = vec![0; len];
+        let (there, here) = match direction {
+            Direction::H2d => (&zeros[..], &self.data[..len]),
+            _ => (&self.data[..len], &zeros[..]),
+        };
+        let device = At { buffer: &self.there, offset: at };
+        self.bench.copier.copy_in(device, there, How::By(Way::of(Method::Pageable)))?;
+        let mut span = host.claim(0..len, Access::Write)?;
+        span.bytes_mut()?.copy_from_slice(here);
+        Ok(())
+    }
+
+    fn check(&self, host: &Buffer, direction: Direction, len: usize, at: usize) -> Result<(), Error> {
+        if direction == Direction::H2d {
+            let mut back = vec![0; len];
+            let device = At { buffer: &self.there, offset: at };
+            self.bench.copier.copy_out(&mut back, device, How::By(Way::of(Method::Pageable)))?;
+            return same("fujii", &back, &self.data[..len]);
+        }
+        let span = host.claim(0..len, Access::Read)?;
+        same("fujii", span.bytes()?, &self.data[..len])
+    }
+
+    /// One copy from or to pinned memory.
+    fn once(&self, way: Way, direction: Direction, host: &Buffer, len: usize, at: usize) -> Result<Nanos, Error> {
+        let (device, host) = (At { buffer: &self.there, offset: at }, At { buffer: host, offset: 0 });
+        let before = clock::now();
+        self.bench.copier.copy_pinned(direction, device, host, len, How::By(way))?;
+        Ok(clock::now() - before)
+    }
+
+    /// Makespans of all pairs of methods.
+    fn pairs(&self) -> Result<BTreeMap<Pair, Stat>, Error> {
+        let mut pairs = BTreeMap::new();
+        let half = self.data.len();
+        for direction in fujii::DIRECTIONS {
+            for (at, first) in self.ways.iter().enumerate() {
+                for second in &self.ways[at..] {
+                    let hosts = [self.bench.pinned(half)?, self.bench.pinned(half)?];
+                    for &bytes in self.sizes.iter().filter(|bytes| bytes.0 <= PAIR_MAX) {
+                        let len = bytes.0 as usize;
+                        self.prepare(&hosts[0], direction, len, 0)?;
+                        self.prepare(&hosts[1], direction, len, half)?;
+                        let samples = self.race(direction, len, (first.1, &hosts[0]), (second.1, &hosts[1]))?;
+                        self.check(&hosts[0], direction, len, 0)?;
+                        self.check(&hosts[1], direction, len, half)?;
+                        let Some(stat) = Stat::of(&samples) else { break };
+                        pairs.insert(Pair::new(first.0, second.0, direction, bytes), stat);
+                        if stat.mean.0 > self.patience.0 / 8 {
+                            break;
+                        }
+                    }
+                }
+            }
+        }
+        Ok(pairs)
+    }
+
+    /// Two threads that start together, several times; from the start to the later end.
+    fn race(
+        &self,
+        direction: Direction,
+        len: usize,
+        (first, one): (Way, &Buffer),
+        (second, two): (Way, &Buffer),
+    ) -> Result<Vec<Nanos>, Error> {
+        // The first round brings up what the ways need.
+        let rounds = self.samples.min(20) + 1;
+        let barrier = Barrier::new(2);
+        let runner = |way, host: &Buffer, at: usize| -> Result<Vec<(Nanos, Nanos)>, Error> {
+            let mut failed = None;
+            let mut times = Vec::with_capacity(rounds);
+            for _ in 0..rounds {
+                barrier.wait();
+                let begun = clock::now();
+                // Both threads meet in every round, whatever happens to one.
+                if let Err(error) = self.once(way, direction, host, len, at) {
+                    failed = failed.or(Some(error));
+                }
+                times.push((begun, clock::now()));
+            }
+            failed.map_or(Ok(times), Err)
+        };
+        let (a, b) = thread::scope(|scope| {
+            let other = scope.spawn(|| runner(second, two, self.data.len()));
+            let own = runner(first, one, 0);
+            (own, other.join().unwrap_or_else(|_| Err(headway::Error::Options("a measuring thread panicked").into())))
+        });
+        let (a, b) = (a?, b?);
+        Ok(a.iter().zip(&b).skip(1).map(|(a, b)| a.1.max(b.1) - a.0.min(b.0)).collect())
+    }
+
+    fn mapping(&self) -> Table {
+        let lines =
+            self.ways.iter().map(|(paper, ours)| vec![fujii::name(*paper).to_owned(), ours.to_string()]).collect();
+        Table { name: "methods".into(), columns: vec!["paper", "ours"], lines }
+    }
+}

@@ -1,0 +1,80 @@
+//! From the end of an operation to the beginning of the one that waited for its engine.
+
+use std::collections::BTreeMap;
+
+use headway_core::decisions::engine_lock::Work;
+
+use headway::trackers::{Frame, Operated, Tracked};
+
+/// Times in which engines changed hands, ascending: between an operation's end and the beginning of the next one that had
+/// asked before that, of another camera, on the same engine. Nanoseconds.
+pub(super) fn hand_overs(tracked: &[Tracked], copy_engines: u32) -> Vec<u64> {
+    let mut engines: BTreeMap<(u32, u8), Vec<(&Operated, usize)>> = BTreeMap::new();
+    for (camera, tracked) in tracked.iter().enumerate() {
+        for (frame, operations) in tracked.frames.iter().zip(&tracked.operations) {
+            for operation in operations {
+                for engine in engines_of(frame, operation.work, copy_engines).into_iter().flatten() {
+                    engines.entry(engine).or_default().push((operation, camera));
+                }
+            }
+        }
+    }
+    let mut times = Vec::new();
+    for operations in engines.values_mut() {
+        operations.sort_by_key(|(operation, _)| operation.begun);
+        for pair in operations.windows(2) {
+            let [(before, one), (after, other)] = pair else { continue };
+            if one != other && after.asked < before.ended {
+                times.push(after.begun.saturating_sub(before.ended).0);
+            }
+        }
+    }
+    times.sort_unstable();
+    times
+}
+
+/// The engines of an operation: GPU, then 0 for kernels, 1 and 2 for copies in and out.
+fn engines_of(frame: &Frame, work: Work, copy_engines: u32) -> [Option<(u32, u8)>; 2] {
+    let out = if copy_engines == 1 { 1 } else { 2 };
+    match work {
+        Work::Execute => [Some((frame.gpu, 0)), None],
+        Work::CopyIn => [Some((frame.gpu, 1)), None],
+        Work::CopyOut => [Some((frame.gpu, out)), None],
+        Work::Peer => [Some((frame.gpu, 1)), frame.from.map(|from| (from, out))],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use headway_core::units::Nanos;
+
+    use super::*;
+
+    fn tracked(gpu: u32, operations: &[(Work, u64, u64, u64)]) -> Tracked {
+        let frame: Frame = serde_json::from_str(&format!(
+            "{{\"frame\":0,\"release\":0,\"start\":0,\"granted\":0,\"released\":0,\"done\":0,\"gpu\":{gpu},\"from\":null,\
+             \"account\":{{\"copies\":0,\"executes\":0,\"copy\":0,\"execute\":0,\"engine_wait\":0,\"copy_wait_max\":0,\
+             \"execute_wait_max\":0,\"copy_held_max\":0,\"execute_held_max\":0}},\"digest\":0}}"
+        ))
+        .unwrap();
+        let operated = |(work, asked, begun, ended): &(Work, u64, u64, u64)| Operated {
+            work: *work,
+            bytes: 0,
+            asked: Nanos(*asked),
+            begun: Nanos(*begun),
+            ended: Nanos(*ended),
+        };
+        Tracked { frames: vec![frame], operations: vec![operations.iter().map(operated).collect()], interrupted: false }
+    }
+
+    #[test]
+    fn only_who_waited_for_another_cameras_operation_tells_how_long_it_took() {
+        let one = tracked(0, &[(Work::Execute, 0, 0, 10), (Work::CopyIn, 10, 10, 20), (Work::Execute, 20, 32, 40)]);
+        // The first waited for 10, the second came after 40; the copy out is on the other copy engine.
+        let two = tracked(0, &[(Work::Execute, 5, 13, 30), (Work::CopyOut, 12, 22, 24), (Work::Execute, 41, 50, 60)]);
+        let elsewhere = tracked(1, &[(Work::Execute, 5, 500, 600)]);
+        let cameras = [one, two, elsewhere];
+        assert_eq!(hand_overs(&cameras, 2), [2, 3]);
+        assert_eq!(hand_overs(&cameras, 1), [2, 2, 3]);
+    }
+}

@@ -1,0 +1,97 @@
+//! Which rows may be called reproduced: a label cannot become stronger unnoticed.
+
+use super::{EXPERIMENTS, Experiment, Outcome, Setting, Verdict};
+use headway::run::Backend;
+
+/// The rows that compare a figure of the paper with a figure of ours without a free parameter, by experiment. A `*` stands for
+/// the sizes of a table.
+const MAY_BE_REPRODUCED: [(&str, &[&str]); 16] = [
+    // Statements with a size in them, on devices; the simulation's constants were chosen.
+    ("fujii", &["A1", "A2", "C3", "C4"]),
+    // Each size by the paper's figures for it.
+    ("patil-table1", &["* MiB h2d", "* MiB d2h"]),
+    ("patil-table2", &["* MiB"]),
+    // No figures in the paper.
+    ("patil-batch", &[]),
+    // The paper does not state how many threads and how large buffers it used.
+    ("cho-bfs", &[]),
+    ("cho-pathfinder", &[]),
+    ("cho-queues", &[]),
+    // The papers have the test, not figures for random sets.
+    ("np-edf", &[]),
+    // The work of a frame was fitted to one published mean, and everything follows from it.
+    ("gpusync-sim", &[]),
+    // 80 MB become 20 MB every 10 ms.
+    ("verner-combine", &["asynchronous combining, IV-D"]),
+    // The values that the figure shows are not available.
+    ("verner-fig2.1", &[]),
+    // Deadline, size of the list, time of an image and jitter are ours.
+    ("verner-wafer", &[]),
+    // The two nodes are stand-ins of ours; on devices the target is ours.
+    ("verner-aes", &[]),
+    // What the interconnect carries is swept.
+    ("verner-sweep", &[]),
+    // Not in a paper.
+    ("join-leave", &[]),
+    // Other hardware, another load, and targets of ours.
+    ("gpusync-gpu", &[]),
+];
+
+fn may_be_reproduced(experiment: &str, what: &str) -> bool {
+    let (_, rows) = MAY_BE_REPRODUCED.iter().find(|(name, _)| *name == experiment).expect("every experiment is listed");
+    rows.iter().any(|row| match row.strip_prefix('*') {
+        Some(rest) => what.strip_suffix(rest).is_some_and(|size| size.parse::<u32>().is_ok()),
+        None => what == *row,
+    })
+}
+
+fn judged(outcome: &Outcome) {
+    for row in outcome.rows.iter().filter(|row| row.verdict == Verdict::Reproduced) {
+        assert!(may_be_reproduced(outcome.experiment, &row.what), "{}: {row:?}", outcome.experiment);
+    }
+}
+
+fn made(experiment: &Experiment, backend: Backend) -> Outcome {
+    let setting = Setting { backend, quick: true, ..Setting::default() };
+    let outcome = experiment.run(&setting).unwrap_or_else(|error| panic!("{}: {error}", experiment.name));
+    judged(&outcome);
+    outcome
+}
+
+#[test]
+fn every_experiment_is_listed() {
+    let listed = MAY_BE_REPRODUCED.map(|(name, _)| name);
+    assert_eq!(listed.to_vec(), EXPERIMENTS.iter().map(|experiment| experiment.name).collect::<Vec<_>>());
+}
+
+#[test]
+fn only_listed_rows_of_simulations_are_called_reproduced() {
+    let simulated = [
+        "fujii",
+        "np-edf",
+        "gpusync-sim",
+        "verner-combine",
+        "verner-fig2.1",
+        "verner-wafer",
+        "verner-aes",
+        "verner-sweep",
+        "join-leave",
+    ];
+    for experiment in EXPERIMENTS.iter().filter(|experiment| simulated.contains(&experiment.name)) {
+        let outcome = made(experiment, Backend::Sim);
+        let count = outcome.rows.iter().filter(|row| row.verdict == Verdict::Reproduced).count();
+        assert_eq!(count, usize::from(experiment.name == "verner-combine"), "{}", experiment.name);
+    }
+}
+
+#[test]
+fn nothing_is_called_reproduced_on_emulated_devices() {
+    for experiment in EXPERIMENTS
+        .iter()
+        .filter(|experiment| ["fujii", "patil-batch", "cho-queues", "verner-fig2.1"].contains(&experiment.name))
+    {
+        let outcome = made(experiment, Backend::Emu);
+        assert!(outcome.rows.iter().all(|row| row.verdict != Verdict::Reproduced), "{:?}", outcome.rows);
+        assert!(!outcome.rows.is_empty());
+    }
+}

@@ -1,0 +1,198 @@
+//! Many small copies as one.
+
+use std::collections::BTreeSet;
+
+use headway_core::files::machine::Method;
+use headway_core::models::transfer::{Direction, Way};
+use headway_core::units::{Bytes, Nanos};
+use headway_device::Buffer;
+use headway_device::gpu::{Mover, Piece};
+use headway_os::clock;
+use headway_runtime::copy::{At, How, ManyBy};
+
+use super::{DIRECTIONS, line, outcome};
+use crate::Error;
+use crate::plot::{Figure, Line, TO_P99};
+use crate::reproduce::bench::{Bench, Shots, gb_per_s, random, same, shots};
+use crate::reproduce::{Outcome, Row, Setting, Table, Verdict};
+
+/// Every way in which many pieces go.
+const MANY: [(&str, ManyBy); 6] = [
+    ("loop", ManyBy::Queue(Mover::Loop)),
+    ("batch", ManyBy::Queue(Mover::Batch)),
+    ("kernel", ManyBy::Queue(Mover::Kernel { blocks: 64 })),
+    ("gather", ManyBy::Gather),
+    ("window", ManyBy::Window),
+    ("resident", ManyBy::Resident),
+];
+
+/// Room for the pieces at most.
+const ROOM_MAX: usize = 256 << 20;
+
+/// So many pieces of one size, one direction.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Point {
+    size: usize,
+    count: usize,
+    direction: Direction,
+    word: &'static str,
+}
+
+/// The memory of a point.
+struct Memory {
+    data: Vec<u8>,
+    /// Zeros with the pieces in place.
+    expected: Vec<u8>,
+    there: Buffer,
+    pieces: Vec<Piece>,
+}
+
+impl Memory {
+    /// Pieces stand a piece apart on both sides, in opposite order.
+    fn new(bench: &Bench, seed: u64, Point { size, count, .. }: Point) -> Result<Self, Error> {
+        let room = 2 * size * count;
+        let piece = |at| Piece { from: 2 * size * at, to: 2 * size * (count - 1 - at), len: size };
+        let pieces: Vec<_> = (0..count).map(piece).collect();
+        let (data, mut expected) = (random(seed, room), vec![0; room]);
+        for Piece { from, to, len } in &pieces {
+            expected[*to..to + len].copy_from_slice(&data[*from..from + len]);
+        }
+        Ok(Self { data, expected, there: bench.mapped(room)?, pieces })
+    }
+}
+
+/// What one way gave at one point.
+struct Timed {
+    point: Point,
+    name: &'static str,
+    shots: Shots,
+}
+
+#[derive(Default)]
+struct Study {
+    timed: Vec<Timed>,
+    /// Ways that were left out somewhere, and why.
+    skipped: BTreeSet<String>,
+}
+
+impl Study {
+    /// Times one way and checks every byte; a way that is refused or far too slow is noted.
+    fn way(
+        &mut self,
+        bench: &Bench,
+        memory: &Memory,
+        point: Point,
+        (name, by): (&'static str, ManyBy),
+        (n_min, time): (u32, Nanos),
+    ) -> Result<(), Error> {
+        let room = memory.data.len();
+        let inwards = point.direction == Direction::H2d;
+        let (mut host, mut before) =
+            if inwards { (memory.data.clone(), vec![0; room]) } else { (vec![0; room], memory.data.clone()) };
+        bench.time(Direction::H2d, &memory.there, &mut before, How::By(Way::of(Method::Pageable)))?;
+        let device = At { buffer: &memory.there, offset: 0 };
+        let mut once = || {
+            let before = clock::now();
+            if inwards {
+                bench.copier.copy_many_in(device, &host, &memory.pieces, Some(by))
+            } else {
+                bench.copier.copy_many_out(&mut host, device, &memory.pieces, Some(by))
+            }?;
+            Ok(clock::now() - before)
+        };
+        let shots = match once() {
+            Ok(first) if first.0 > 50 * time.0 => {
+                let (size, count) = (point.size, point.count);
+                self.skipped.insert(format!("{name} at {count} x {size} B {}: one copy takes {first}", point.word));
+                return Ok(());
+            }
+            Ok(first) => Shots { first, ..shots(n_min, time, once)? },
+            Err(Error::Headway(headway::Error::Copy(error))) => {
+                self.skipped.insert(format!("{name}: {error}"));
+                return Ok(());
+            }
+            Err(error) => return Err(error),
+        };
+        if inwards {
+            bench.verify(name, &memory.there, &memory.expected)?;
+        } else {
+            same(name, &host, &memory.expected)?;
+        }
+        self.timed.push(Timed { point, name, shots });
+        Ok(())
+    }
+
+    /// The best way against one copy after the other.
+    fn row(&self, point: Point) -> Option<Row> {
+        let at_point = || self.timed.iter().filter(|timed| timed.point == point);
+        let each = at_point().find(|timed| timed.name == "loop")?.shots.figures.median;
+        let others = at_point().filter(|timed| timed.name != "loop");
+        let (best, name) = others.map(|timed| (timed.shots.figures.median, timed.name)).min()?;
+        let ratio = each.0 as f64 / best.0.max(1) as f64;
+        Some(Row {
+            what: format!("{} x {} B {}", point.count, point.size, point.word),
+            paper: "one combined copy is faster than many small ones; no figures".into(),
+            ours: format!("{name} {best} against {each} one by one: {ratio:.1} times"),
+            verdict: match point.count {
+                1 => Verdict::NotComparable,
+                _ => Verdict::own(ratio > 1.0),
+            },
+        })
+    }
+
+    /// Rates of pieces of one size, one direction.
+    fn figure(&self, size: usize, (direction, word): (Direction, &str), source: &str) -> (String, Figure) {
+        let rate = |timed: &Timed| gb_per_s(Bytes((size * timed.point.count) as u64), timed.shots.figures.median);
+        let slow = |timed: &Timed| gb_per_s(Bytes((size * timed.point.count) as u64), timed.shots.figures.p99);
+        let line = |(name, _): (&str, ManyBy)| {
+            let own = || {
+                let same =
+                    |timed: &&Timed| (timed.name, timed.point.size, timed.point.direction) == (name, size, direction);
+                self.timed.iter().filter(same)
+            };
+            let points = own().map(|timed| (timed.point.count as f64, rate(timed))).collect();
+            Line::new(name, points)
+                .bars(own().map(|timed| (timed.point.count as f64, slow(timed), rate(timed))).collect())
+        };
+        let title = format!("pieces of {size} B, {word}, median");
+        let lines = MANY.into_iter().map(line).collect();
+        let figure = Figure::new(title, source, ["pieces", "GB/s"], lines).bars(TO_P99);
+        (format!("batch-{word}-{size}"), figure)
+    }
+}
+
+/// Many small copies as one.
+pub(in crate::reproduce) fn batch(setting: &Setting) -> Result<Outcome, Error> {
+    let bench = Bench::open(setting)?;
+    let sizes: &[usize] = if setting.quick { &[64, 4096] } else { &[64, 512, 4096, 16_384, 65_536] };
+    let counts: &[usize] = if setting.quick { &[1, 16] } else { &[1, 16, 256, 2048, 8192, 16_384] };
+    let effort = if setting.quick { (2, Nanos(5_000_000)) } else { (3, Nanos(60_000_000)) };
+    let (mut study, mut rows) = (Study::default(), Vec::new());
+    for &size in sizes {
+        for &count in counts.iter().filter(|count| 2 * size * **count <= ROOM_MAX) {
+            for (direction, word) in DIRECTIONS {
+                let point = Point { size, count, direction, word };
+                let memory = Memory::new(&bench, setting.seed, point)?;
+                for way in MANY {
+                    study.way(&bench, &memory, point, way, effort)?;
+                }
+                rows.extend(study.row(point));
+            }
+        }
+    }
+    let mut outcome = outcome("patil-batch", bench, setting);
+    outcome.rows = rows;
+    outcome.notes.extend(study.skipped.iter().map(|text| format!("Not used: {text}")));
+    for &size in sizes {
+        outcome.figures.extend(DIRECTIONS.map(|direction| study.figure(size, direction, outcome.source)));
+    }
+    let lines = study.timed.iter().map(|Timed { point, name, shots }| {
+        line([(*name).to_owned(), point.word.to_owned(), point.size.to_string(), point.count.to_string()], *shots)
+    });
+    outcome.tables.push(Table {
+        name: "batch".into(),
+        columns: vec!["way", "direction", "piece_bytes", "pieces", "n", "first_ns", "median_ns", "p99_ns", "max_ns"],
+        lines: lines.collect(),
+    });
+    Ok(outcome)
+}

@@ -1,0 +1,97 @@
+//! Devices that experiments plan for and run on.
+
+use headway_core::files::machine::{CapacityKind, EndpointId, Machine};
+use headway_core::units::{Bytes, NANOS_PER_SECOND, Nanos, Rate};
+use headway_device::Device;
+use headway_device::emu::{EmuSpec, Emulated};
+
+use super::Setting;
+use crate::Error;
+use headway::run::Backend;
+use headway::{files, ports};
+
+/// How many times slower than the machine file emulated devices are: their kernels run on the CPU.
+const SLOWER_EMULATED: u64 = 400;
+/// Pinned memory of one GPU: blocks of whole rings, both ways.
+const HOST_BYTES_MAX: Bytes = Bytes(48 << 30);
+
+/// Devices with the machine that stands for them.
+pub(super) struct Site {
+    pub(super) machine: Machine,
+    pub(super) devices: Vec<Box<dyn Device>>,
+    /// `emu` or `cuda`.
+    pub(super) source: &'static str,
+    /// What the rates of the machine file were divided by.
+    pub(super) slower: u64,
+}
+
+impl Site {
+    pub(super) fn open(setting: &Setting) -> Result<Self, Error> {
+        let emulated = setting.backend == Backend::Emu;
+        let there = if emulated { None } else { Some(ports::there()?) };
+        let wanted = setting.gpus.or(there).unwrap_or(2);
+        let default = if wanted == 1 { "h200-x1" } else { "h200-x4" };
+        let machine = files::machine(setting.machine.as_deref().unwrap_or(default))?;
+        if let Some(available) = there.filter(|&there| wanted > there) {
+            return Err(headway::Error::TooFewGpus { machine: "this one".to_owned(), wanted, available }.into());
+        }
+        let wanted = if setting.gpus.is_none() { wanted.min(machine.gpus().count()) } else { wanted };
+        let machine = files::restrict(&machine, wanted)?;
+        let slower = setting.streams.slower.unwrap_or(if emulated { SLOWER_EMULATED } else { 1 });
+        let machine = slowed(&machine, slower);
+        let devices = if emulated { emulate(&machine)? } else { ports::devices(wanted, limits())? };
+        Ok(Self { machine, devices, source: if emulated { "emu" } else { "cuda" }, slower })
+    }
+
+    /// How long each run lasts: what the user says, else a minute on GPUs.
+    pub(super) fn duration(&self, setting: &Setting) -> Nanos {
+        setting.duration.unwrap_or(match (self.source, setting.quick) {
+            ("emu", true) => Nanos(NANOS_PER_SECOND / 2),
+            ("emu", false) => Nanos(5 * NANOS_PER_SECOND),
+            _ => Nanos(60 * NANOS_PER_SECOND),
+        })
+    }
+
+    /// The machine with its hash, and the devices.
+    pub(super) fn named(&self) -> String {
+        let names: Vec<&str> = self.devices.iter().map(|device| device.description().name.as_str()).collect();
+        format!("{} {} on {}", self.machine.name, self.machine.hash, names.join(", "))
+    }
+}
+
+fn limits() -> headway_device::Limits {
+    headway_device::Limits { host_bytes_max: HOST_BYTES_MAX, ..headway_device::Limits::default() }
+}
+
+fn emulate(machine: &Machine) -> Result<Vec<Box<dyn Device>>, Error> {
+    let open = |gpu: EndpointId| -> Result<Box<dyn Device>, Error> {
+        let spec = EmuSpec { limits: limits(), ..EmuSpec::of_machine(machine, gpu) };
+        let device = Emulated::open(spec).map_err(|source| headway::Error::Backend { backend: "emu", source })?;
+        Ok(Box::new(device))
+    };
+    machine.gpus().map(open).collect()
+}
+
+/// The machine with all its rates divided by `factor`, but for that of a kernel's chain, which no stream comes near.
+fn slowed(machine: &Machine, factor: u64) -> Machine {
+    let mut machine = machine.clone();
+    if factor <= 1 {
+        return machine;
+    }
+    let less = |rate: Rate| Rate((rate.0 / factor).max(1));
+    for capacity in &mut machine.capacities {
+        (capacity.rate, capacity.rate_low) = (less(capacity.rate), less(capacity.rate_low));
+        if let CapacityKind::Link { opposite: Some((_, both)), .. } = &mut capacity.kind {
+            *both = less(*both);
+        }
+    }
+    machine.kernels.iter_mut().for_each(|kernel| kernel.rate = less(kernel.rate));
+    machine.hash = format!("{}-slower{factor}", machine.hash);
+    machine
+}
+
+/// An error with its causes.
+pub(super) fn told(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(error.source(), |cause| cause.source());
+    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
+}

@@ -1,0 +1,214 @@
+//! Verner, Mendelson, Schuster 2014: two blocks on one interconnect, streams on two nodes, flows that join and leave.
+
+mod aes;
+mod curves;
+mod joins;
+mod streams;
+mod sweep;
+
+use headway_core::files::machine::{self, Machine};
+use headway_core::models::interconnect::{BatchBlock, Network};
+use headway_core::units::Bytes;
+use headway_sim::verner::histories::{Tally, history};
+
+pub(super) use self::sweep::run as sweep;
+use super::{Outcome, Row, Setting, Table, Verdict};
+use crate::Error;
+use crate::plot::{Figure, Line};
+use headway::run::Backend;
+
+/// Application 2: in simulation both stand-ins and twelve workloads, on devices one workload with real bytes.
+pub(super) fn aes(setting: &Setting) -> Result<Outcome, Error> {
+    match setting.backend {
+        Backend::Emu | Backend::Cuda => streams::run(setting),
+        Backend::Sim | Backend::Auto => aes::run(setting),
+    }
+}
+
+/// A machine that is part of the program.
+fn shipped(name: &str) -> Machine {
+    machine::shipped(name).expect("the experiment's machines are shipped")
+}
+
+fn outcome(experiment: &'static str, machine: String, setting: &Setting, rows: Vec<Row>) -> Outcome {
+    Outcome { rows, ..Outcome::new(experiment, "sim", machine, setting.seed) }
+}
+
+/// Figure II.1: 128 MB CPU -> GPU0 and 64 MB CPU0 -> GPU2 at once.
+pub(super) fn figure_2_1(setting: &Setting) -> Result<Outcome, Error> {
+    match setting.backend {
+        Backend::Emu | Backend::Cuda => curves::run(setting),
+        Backend::Auto | Backend::Sim => figure_2_1_simulated(setting),
+    }
+}
+
+fn figure_2_1_simulated(setting: &Setting) -> Result<Outcome, Error> {
+    const NAMES: [&str; 2] = ["128 MB to gpu0", "64 MB to gpu2"];
+    let machine = shipped("tyan-ft72b7015");
+    let network = Network::new(&machine);
+    let block = |to: &str, megabytes: u64| {
+        let ends = machine.endpoint("cpu0").zip(machine.endpoint(to));
+        let route = ends.and_then(|(from, to)| machine.route(from, to)).expect("the shipped machine has this route");
+        BatchBlock { route, bytes: Bytes(megabytes * 1_000_000) }
+    };
+    let blocks = [block("gpu0", 128), block("gpu2", 64)];
+    let moves = "every route of the shipped machine has a rate";
+    let together = network.completion(&blocks).expect(moves);
+    let serial = network.serial(&blocks).expect(moves);
+    let mut lines = NAMES.map(|name| Line::new(name, Vec::new()));
+    let mut table = Vec::new();
+    for interval in &together.intervals {
+        for (at, share) in &interval.active {
+            let limit = machine.capacities[share.limited_by.at()].id.clone();
+            let [from, to] = [interval.from, interval.to].map(|time| time.0 as f64 / 1e6);
+            let rate = share.rate.0 as f64 / 1e9;
+            lines[*at].points.extend([(from, rate), (to, rate)]);
+            let name = NAMES[*at].to_owned();
+            table.push(vec![
+                name,
+                interval.from.0.to_string(),
+                interval.to.0.to_string(),
+                share.rate.0.to_string(),
+                limit,
+            ]);
+        }
+    }
+    let rate = |line: usize, point: usize| lines[line].points.get(point).map_or(0.0, |point| point.1);
+    let aggregate = (rate(0, 0) + rate(1, 0), rate(0, lines[0].points.len() - 1));
+    let rows = vec![
+        Row {
+            what: "both blocks share the processor interconnect".into(),
+            paper: "when two GPUs on different PCIe buses are fed, the bottleneck is the processor interconnect".into(),
+            ours: format!("{:.1} + {:.1} GB/s, limited by its 9.6", rate(0, 0), rate(1, 0)),
+            verdict: Verdict::own((rate(0, 0) - 4.8).abs() < 0.01 && (rate(1, 0) - 4.8).abs() < 0.01),
+        },
+        Row {
+            what: "the shorter block ends".into(),
+            paper: "the aggregate bandwidth decreases when the shorter transfer completes".into(),
+            ours: format!("{:.1} GB/s together, {:.1} afterwards", aggregate.0, aggregate.1),
+            verdict: Verdict::own(aggregate.1 < aggregate.0),
+        },
+        Row {
+            what: "time of both blocks".into(),
+            paper: "not stated; 21.33 ms by the rates of Table I, 24 ms one after the other".into(),
+            ours: format!(
+                "{} at once ({} for the shorter), {serial} one after the other",
+                together.finish, together.blocks[1]
+            ),
+            verdict: Verdict::own(together.finish.0.abs_diff(21_333_334) <= 2 && serial.0.abs_diff(24_000_000) <= 2),
+        },
+    ];
+    let mut outcome = outcome("verner-fig2.1", format!("{} {}", machine.name, machine.hash), setting, rows);
+    outcome.tables = vec![Table {
+        name: "rates".into(),
+        columns: vec!["block", "from_ns", "to_ns", "rate_bytes_per_s", "limited_by"],
+        lines: table,
+    }];
+    let figure = Figure::new("Figure II.1: rates of two blocks", "sim", ["ms", "GB/s"], lines.to_vec());
+    outcome.figures = vec![("rates".into(), figure)];
+    outcome.notes = vec!["The values drawn in the figure are not available; Table I gives the rates.".into()];
+    Ok(outcome)
+}
+
+/// Histories of the full experiment, and of the quick one.
+const HISTORIES: (u64, u64) = (100_000, 500);
+/// Joins and leaves of each.
+const CHANGES: u32 = 24;
+
+/// Random joins and leaves: no accepted flow misses.
+pub(super) fn join_leave(setting: &Setting) -> Result<Outcome, Error> {
+    if matches!(setting.backend, Backend::Emu | Backend::Cuda) {
+        return joins::run(setting);
+    }
+    let count = if setting.quick { HISTORIES.1 } else { HISTORIES.0 };
+    let machines = [shipped("verner-r1"), shipped("verner-r2")];
+    let mut totals = [Tally::default(); 2];
+    for number in 0..count {
+        let at = (number % 2) as usize;
+        totals[at].add(&history(&machines[at], setting.seed.wrapping_mul(1 << 32).wrapping_add(number), CHANGES));
+    }
+    let mut total = totals[0];
+    total.add(&totals[1]);
+    let joined: u64 = total.joins.iter().sum();
+    let busy = total.busy.0 as f64 / (total.busy.1.max(1)) as f64 * 100.0;
+    let rows = vec![Row {
+        what: "flows join and leave a running node".into(),
+        paper: "not treated: streams are known in advance".into(),
+        ours: format!(
+            "{} histories of {CHANGES} changes: {joined} joins accepted ({} grew a block, {} alone, {} combined; {} while a \
+             leaver's capacity was not back), {} refused, {} leaves; {} jobs, {} misses, least slack {} ns, server busy {busy:.0} %",
+            total.histories,
+            total.joins[0],
+            total.joins[1],
+            total.joins[2],
+            total.joins_beside_leavers,
+            total.refused,
+            total.leaves,
+            total.jobs,
+            total.misses,
+            total.slack_min.unwrap_or(0),
+        ),
+        verdict: Verdict::own(total.misses == 0 && joined > 0),
+    }];
+    let line = |(machine, tally): (&Machine, &Tally)| {
+        let [grown, alone, combined] = tally.joins;
+        let counts = [tally.histories, grown, alone, combined, tally.refused, tally.leaves, tally.jobs, tally.misses];
+        let counts = counts.map(|count| count.to_string());
+        [machine.name.clone()].into_iter().chain(counts).collect()
+    };
+    let mut outcome = outcome("join-leave", "verner-r1, verner-r2".to_owned(), setting, rows);
+    outcome.tables = vec![Table {
+        name: "histories".into(),
+        columns: vec!["machine", "histories", "grown", "alone", "combined", "refused", "leaves", "jobs", "misses"],
+        lines: machines.iter().zip(&totals).map(line).collect(),
+    }];
+    outcome.notes = vec![
+        "Costs of jobs are drawn between nothing and the worst case, half of them the worst case; a third of the changes \
+         come at once. Capacity of a leaver returns at the first idle instant after its last deadline: returning it at the \
+         deadline itself would let others miss."
+            .into(),
+    ];
+    Ok(outcome)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn quick() -> Setting {
+        Setting { backend: Backend::Sim, quick: true, ..Setting::default() }
+    }
+
+    fn all_but_the_incomparable_hold(outcome: &Outcome) {
+        let broken: Vec<_> = outcome.rows.iter().filter(|row| row.verdict == Verdict::NotReproduced).collect();
+        assert!(broken.is_empty(), "{broken:?}");
+        let folder = tempfile::tempdir().unwrap();
+        outcome.write(folder.path()).unwrap();
+        assert!(std::fs::read_to_string(folder.path().join("summary.md")).unwrap().contains("Source `sim`"));
+    }
+
+    #[test]
+    fn figure_2_1_takes_21_33_ms_and_24_one_after_the_other() {
+        let outcome = figure_2_1(&quick()).unwrap();
+        all_but_the_incomparable_hold(&outcome);
+        assert_eq!(outcome.rows.len(), 3);
+        assert_eq!(outcome.tables[0].lines.len(), 3);
+    }
+
+    #[test]
+    fn no_history_of_joins_and_leaves_has_a_miss() {
+        all_but_the_incomparable_hold(&join_leave(&quick()).unwrap());
+    }
+
+    #[test]
+    fn the_paper_s_gains_lie_between_those_of_the_two_stand_ins() {
+        let outcome = aes(&quick()).unwrap();
+        all_but_the_incomparable_hold(&outcome);
+        assert_eq!(outcome.tables[0].lines.len(), 2 * 2 * 12 * 2 * 5);
+    }
+
+    #[test]
+    fn the_sweep_crosses_both_figures_of_the_paper() {
+        all_but_the_incomparable_hold(&sweep(&quick()).unwrap());
+    }
+}

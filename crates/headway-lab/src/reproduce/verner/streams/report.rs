@@ -1,0 +1,440 @@
+//! What the runs say: against `serial`, against the plan, against the CPU's bytes.
+
+use headway_core::plan::Plan;
+use headway_core::plan::stream::Policy;
+use headway_core::units::Nanos;
+
+use super::demand::Demand;
+use super::trial::{Trial, cycle_bytes};
+use super::{Found, Setting, Try, cycle_of};
+use crate::reproduce::site::{Site, told};
+use crate::reproduce::{Outcome, Row, Table, Verdict};
+use headway_measure::sample::Figures;
+
+/// Times as many streams as `serial`, at least: a target of ours, on hardware other than the paper's.
+const TARGET: f64 = 1.7;
+
+/// Everything that was found.
+pub(super) struct Results {
+    pub(super) found: Vec<Found>,
+    pub(super) tries: Vec<Try>,
+    pub(super) refused: Vec<String>,
+    /// The longest prefix of the best policy without the CPU.
+    pub(super) without: Option<(Policy, usize)>,
+    /// What the CPU is.
+    pub(super) cores: String,
+    pub(super) planning: Nanos,
+    pub(super) duration: Nanos,
+}
+
+pub(super) fn outcome(setting: &Setting, site: &Site, demand: &Demand, results: &Results) -> Outcome {
+    let mut rows = vec![against_serial(results)];
+    rows.extend(results.found.iter().map(|found| planned(found, results.duration)));
+    rows.extend(results.found.iter().filter_map(on_cpu));
+    rows.extend(against_gpus_alone(results));
+    rows.extend(results.found.iter().map(verified));
+    rows.push(border(results, demand));
+    Outcome {
+        rows,
+        notes: notes(site, demand, results),
+        tables: vec![plans(results), runs(results, demand), cores(results), steps(results), blocks(results)],
+        ..Outcome::new("verner-aes", site.source, site.named(), setting.seed)
+    }
+}
+
+fn streams(found: &Found) -> usize {
+    found.planned.case.plan.streams.len()
+}
+
+fn rate(found: &Found) -> f64 {
+    let plan = &found.planned.case.plan;
+    plan.streams.iter().map(|stream| stream.packet.0 as f64 / stream.period.0.max(1) as f64).sum()
+}
+
+fn against_serial(results: &Results) -> Row {
+    let of = |policy| results.found.iter().find(|found| found.policy == policy);
+    let clean = |found: &&Found| found.trial.as_ref().is_ok_and(Trial::is_clean);
+    let best =
+        results.found.iter().filter(|found| found.policy != Policy::Serial).filter(clean).max_by_key(|f| streams(f));
+    let (ours, verdict) = match (of(Policy::Serial), best) {
+        (Some(serial), Some(best)) => {
+            let ratio = streams(best) as f64 / streams(serial).max(1) as f64;
+            // One that misses would have to take fewer, and the ratio would be larger.
+            let both = if clean(&serial) { "both" } else { "`serial` with misses, the other" };
+            let text = format!(
+                "`{}` {} streams ({:.2} GB/s), `serial` {} ({:.2} GB/s): {ratio:.2} times; {both} without a miss",
+                best.policy.name(),
+                streams(best),
+                rate(best),
+                streams(serial),
+                rate(serial)
+            );
+            (text, Verdict::own(ratio >= TARGET))
+        }
+        _ => ("`serial` did not run, or no other policy without a miss".to_owned(), Verdict::NotComparable),
+    };
+    Row {
+        what: format!("streams against one transfer at a time (target {TARGET})"),
+        paper: "+74 % and +31 % on average, on two systems of two GPUs".into(),
+        ours,
+        verdict,
+    }
+}
+
+fn planned(found: &Found, duration: Nanos) -> Row {
+    let plan = &found.planned.case.plan;
+    let (ours, verdict) = match &found.trial {
+        Ok(trial) => {
+            let all = responses(plan, trial, |core| core.is_none());
+            let times = Figures::of(&all).map_or_else(String::new, |figures| {
+                format!(
+                    "; from a block's oldest byte to its delivery n = {}, median {}, p99 {}, max {} of {}",
+                    figures.n,
+                    figures.median,
+                    figures.p99_text(),
+                    figures.max,
+                    cycle_of(plan) * 4
+                )
+            });
+            let failure = trial.failure.as_ref().map_or_else(String::new, |why| format!("; it failed: {why}"));
+            let text = format!(
+                "{} streams, {} of them on the CPU, {:.2} GB/s, on GPUs in cycles of {}, utilisation {:.1} %: {} misses, {} of \
+                 them on the CPU, {} jobs late, {} above their worst case{times}{failure}",
+                plan.streams.len(),
+                streams_on_cpu(plan),
+                rate(found),
+                cycle_of(plan),
+                plan.verdict.utilisation_ppm as f64 / 1e4,
+                trial.misses,
+                trial.misses_on_cpu,
+                trial.late,
+                trial.overruns
+            );
+            (text, Verdict::own(trial.is_clean()))
+        }
+        Err(error) => {
+            let text = format!("{} streams planned; it did not start: {}", plan.streams.len(), told(error));
+            (text, Verdict::NotComparable)
+        }
+    };
+    Row {
+        what: format!("`{}`: planned, then run for {duration}", found.policy.name()),
+        paper: "predicted only; no deadline missed by construction".into(),
+        ours,
+        verdict,
+    }
+}
+
+fn streams_on_cpu(plan: &Plan) -> usize {
+    plan.streams.iter().filter(|stream| stream.gpu.is_none()).count()
+}
+
+/// Times from the arrival of the oldest byte to delivery, of the pipelines whose core is `wanted`.
+fn responses(plan: &Plan, trial: &Trial, wanted: impl Fn(Option<u32>) -> bool) -> Vec<Nanos> {
+    let of_pipeline: Vec<bool> = plan.pipelines.iter().map(|pipeline| wanted(plan.core_of(pipeline))).collect();
+    let kept = trial.responses.iter().filter(|(pipeline, ..)| of_pipeline[*pipeline as usize]);
+    kept.map(|(.., response)| *response).collect()
+}
+
+/// The streams that the CPU took, and how they fared.
+fn on_cpu(found: &Found) -> Option<Row> {
+    let plan = &found.planned.case.plan;
+    let streams = || plan.streams.iter().filter(|stream| stream.gpu.is_none());
+    let trial = found.trial.as_ref().ok()?;
+    let (shortest, longest) = streams()
+        .map(|stream| stream.deadline)
+        .fold((Nanos::MAX, Nanos::ZERO), |(a, b), deadline| (deadline.min(a), deadline.max(b)));
+    let times = responses(plan, trial, |core| core.is_some());
+    let (rectangle, figures) = (found.planned.division.rectangle, Figures::of(&times)?);
+    let bytes: f64 = streams().map(|stream| stream.packet.0 as f64 / stream.period.0.max(1) as f64).sum();
+    let limit = if rectangle.deadline == Nanos::MAX { "any".to_owned() } else { rectangle.deadline.to_string() };
+    let awake = match trial.cpus.as_slice() {
+        [] => "threads without CPUs of their own".to_owned(),
+        cpus => format!(
+            "threads awake on CPUs {} of their own",
+            cpus.iter().map(u32::to_string).collect::<Vec<_>>().join(", ")
+        ),
+    };
+    let margins = found.planned.division.margins;
+    let ours = format!(
+        "{} of {} streams on {} cores, {awake}: deadlines below {limit} ({shortest} to {longest}), rates up to {:.2} Mbit/s, \
+         {:.3} GB/s; margin x{:.2} on the CPU, x{:.2} on GPUs; {} blocks, from the oldest byte to delivery median {}, p99 {}, max \
+         {}; {} packets missed",
+        streams_on_cpu(plan),
+        plan.streams.len(),
+        plan.cores(),
+        rectangle.bits_per_second as f64 / 1e6,
+        bytes,
+        margins.cpu as f64 / 1e6,
+        margins.gpus as f64 / 1e6,
+        figures.n,
+        figures.median,
+        figures.p99_text(),
+        figures.max,
+        trial.misses_on_cpu
+    );
+    Some(Row {
+        what: format!("`{}`: streams with short deadlines on the CPU", found.policy.name()),
+        paper: "the CPU takes the streams inside a rectangle of deadlines and rates".into(),
+        ours,
+        verdict: Verdict::own(trial.misses_on_cpu == 0 && trial.failure.is_none()),
+    })
+}
+
+/// What the CPU is worth.
+fn against_gpus_alone(results: &Results) -> Option<Row> {
+    let (policy, alone) = results.without?;
+    let with = results.found.iter().find(|found| found.policy == policy).map(streams)?;
+    Some(Row {
+        what: format!("streams that the plan of `{}` accepts, with and without the CPU", policy.name()),
+        paper: "not stated".into(),
+        ours: format!("{with} with it, {alone} without"),
+        verdict: Verdict::own(with >= alone),
+    })
+}
+
+fn verified(found: &Found) -> Row {
+    let (ours, verdict) = match &found.trial {
+        Ok(trial) => {
+            let v = &trial.verified;
+            let share = (v.stream_bytes + v.turn_bytes) as f64 * 100.0 / v.bytes.max(1) as f64;
+            let text = format!(
+                "{} blocks in order with the header that was sent; every byte of {} streams and {} blocks' worth of {} more, \
+                 {share:.3} % of {:.1} GB, equal the CPU's, {} of {} streams reached; after the run, the ends of {} chains \
+                 equal the CPU's, which encrypted {:.1} GB for it",
+                v.blocks,
+                v.streams,
+                v.turns,
+                v.reached.saturating_sub(v.streams),
+                v.bytes as f64 / 1e9,
+                v.reached,
+                streams(found),
+                v.chains,
+                v.chain_bytes as f64 / 1e9,
+            );
+            (text, Verdict::own(trial.failure.is_none() && v.blocks > 0 && v.chains == streams(found) as u64))
+        }
+        Err(_) => ("it did not start".to_owned(), Verdict::NotComparable),
+    };
+    Row {
+        what: format!("`{}`: ciphertexts equal those of the CPU", found.policy.name()),
+        paper: "not treated".into(),
+        ours,
+        verdict,
+    }
+}
+
+fn border(results: &Results, demand: &Demand) -> Row {
+    let held: Vec<&Try> = results.tries.iter().filter(|one| one.holds()).collect();
+    let missed = results.tries.iter().filter(|one| one.trial.as_ref().is_ok_and(|trial| trial.misses > 0));
+    let first = missed.map(|one| one.streams).min();
+    let failed = results.tries.iter().find_map(|one| one.trial.as_ref().err().map(|error| (one.streams, told(error))));
+    let most = held.iter().map(|one| one.streams).max();
+    let ours = match (most, first, failed, results.tries.is_empty()) {
+        (.., true) => "not tried: no policy ran without a miss and left streams over".to_owned(),
+        (Some(most), Some(first), ..) => format!("none with {most} streams, some with {first}"),
+        (None, Some(first), ..) => format!("some with {first} streams, the first count tried"),
+        (_, None, Some((streams, why)), _) => format!("none up to {}; {streams} did not run: {why}", most.unwrap_or(0)),
+        (Some(most), None, None, _) => format!("none with {most} streams, of {} in the pool", demand.len()),
+        (None, None, None, _) => "runs failed before any deadline was missed".to_owned(),
+    };
+    Row {
+        what: "where misses begin for the best policy, beyond what the plan accepts".into(),
+        paper: "not stated".into(),
+        ours,
+        verdict: Verdict::NotComparable,
+    }
+}
+
+fn notes(site: &Site, demand: &Demand, results: &Results) -> Vec<String> {
+    let mut notes = vec![
+        format!(
+            "Streams: {}; {} streams of the pool with shorter deadlines were left out for every policy. A packet is what a \
+             stream's rate brings in a cycle, in whole blocks of 16 bytes; all streams of a GPU share one pipeline in cycles of a \
+             quarter of the shortest deadline that the CPU leaves.",
+            demand.text(),
+            demand.left_out
+        ),
+        format!(
+            "CPU: {}. It takes the streams inside a rectangle, deadline below d* and rate at most r*, with the greatest margin of \
+             those tried. Its test: each core is a server of its own that runs one job at a time, the earliest deadline first, \
+             and no job is interrupted, so the test is that of an engine (Jeffay, Stanat and Martel); streams stay on their \
+             core. No deadline is missed while a job takes no longer than its cost and nothing else runs on the core. Streams of \
+             a core are gathered in cycles of half the shortest deadline times a power of two, one block for each such class. \
+             What cores encrypt (AES instructions) is checked by another implementation (tables).",
+            results.cores
+        ),
+        "Packets lie in a ring of pinned blocks, as a network card would leave them: payload is written once, before the run; \
+         in each cycle only the block's number is written. Chains of the cipher go on over all cycles, so that no ciphertext \
+         comes twice. Response times begin with the cycle in which a byte arrives and end when the driver has noticed that \
+         the block is in host memory; comparing bytes with the CPU's comes after that. When the last block has come, the CPU \
+         encrypts the whole run again and compares every stream's last packet, which depends on all of its plaintext. \
+         Start-up is excluded; no sample is dropped."
+            .to_owned(),
+        format!(
+            "Counts are the longest prefixes that the planner accepts, to one part in 200, by bisection with the plans that \
+             were run; planning took {} in all. Kernel costs and rates are those of the machine file{}.",
+            results.planning,
+            if site.slower > 1 { format!(", all rates divided by {}", site.slower) } else { String::new() }
+        ),
+    ];
+    if site.source == "emu" {
+        notes.push("Emulated devices: the figures say nothing about any GPU.".to_owned());
+    }
+    notes.extend(results.refused.iter().cloned());
+    notes
+}
+
+fn plans(results: &Results) -> Table {
+    let line = |found: &Found| -> Vec<String> {
+        let (plan, planned) = (&found.planned.case.plan, &found.planned);
+        let rectangle = planned.division.rectangle;
+        let batches: Vec<String> =
+            plan.batches.iter().map(|batch| format!("{} {}", batch.name, batch.worst_case)).collect();
+        vec![
+            found.policy.name().to_owned(),
+            plan.streams.len().to_string(),
+            planned.refused.map_or_else(|| "none: the whole pool passes".to_owned(), |count| count.to_string()),
+            planned.plans.to_string(),
+            cycle_of(plan).0.to_string(),
+            cycle_bytes(plan).0.to_string(),
+            streams_on_cpu(plan).to_string(),
+            rectangle.deadline.0.to_string(),
+            rectangle.bits_per_second.to_string(),
+            plan.verdict.utilisation_ppm.to_string(),
+            batches.join("; "),
+        ]
+    };
+    Table {
+        name: "plans".into(),
+        columns: vec![
+            "policy",
+            "streams",
+            "refused",
+            "plans_made",
+            "cycle_ns",
+            "bytes_per_cycle",
+            "on_cpu",
+            "cpu_deadlines_below_ns",
+            "cpu_rates_up_to_bits_per_s",
+            "utilisation_ppm",
+            "batches",
+        ],
+        lines: results.found.iter().map(line).collect(),
+    }
+}
+
+fn runs(results: &Results, demand: &Demand) -> Table {
+    let line = |policy: Policy, part: &str, streams: usize, bits: u64, trial: &Trial| -> Vec<String> {
+        let all: Vec<Nanos> = trial.responses.iter().map(|(.., response)| *response).collect();
+        let figures = Figures::of(&all);
+        let [median, p99, max] = [|f: Figures| f.median, |f: Figures| f.p99, |f: Figures| f.max]
+            .map(|of| figures.map_or(String::new(), |figures| of(figures).0.to_string()));
+        let counts = [trial.cycles, trial.took.0, trial.misses, trial.late, trial.overruns, trial.data_late];
+        let words = [policy.name().to_owned(), part.to_owned(), streams.to_string(), bits.to_string()];
+        let counts = counts.into_iter().chain([trial.release_late, all.len() as u64]).map(|count| count.to_string());
+        words.into_iter().chain(counts).chain([median, p99, max]).collect()
+    };
+    let mut lines = Vec::new();
+    for found in &results.found {
+        if let Ok(trial) = &found.trial {
+            lines.push(line(found.policy, "planned", streams(found), demand.bits_per_second(streams(found)), trial));
+        }
+    }
+    let best = results.found.iter().max_by_key(|found| streams(found)).map_or(Policy::Combined, |found| found.policy);
+    for one in &results.tries {
+        if let Ok(trial) = &one.trial {
+            lines.push(line(best, "raised", one.streams, one.bits_per_second, trial));
+        }
+    }
+    let columns = vec![
+        "policy",
+        "part",
+        "streams",
+        "bits_per_s",
+        "cycles",
+        "took_ns",
+        "misses",
+        "jobs_late",
+        "overruns",
+        "data_late",
+        "release_late",
+        "n",
+        "response_median_ns",
+        "response_p99_ns",
+        "response_max_ns",
+    ];
+    Table { name: "runs".into(), columns, lines }
+}
+
+/// What each pipeline of a core did.
+fn cores(results: &Results) -> Table {
+    let mut lines = Vec::new();
+    for found in &results.found {
+        let (Ok(trial), plan) = (&found.trial, &found.planned.case.plan) else { continue };
+        for (number, pipeline) in (0u32..).zip(&plan.pipelines) {
+            let Some(core) = plan.core_of(pipeline) else { continue };
+            let own = trial.responses.iter().filter(|(of, ..)| *of == number).map(|(.., response)| *response);
+            let Some(figures) = Figures::of(&own.collect::<Vec<_>>()) else { continue };
+            let members = pipeline.source.streams();
+            let deadline =
+                members.iter().map(|&stream| plan.streams[stream as usize].deadline).min().unwrap_or_default();
+            let numbers = [
+                u64::from(core),
+                members.len() as u64,
+                pipeline.period.0,
+                pipeline.reserve.0,
+                pipeline.steps[0].cost.0,
+                deadline.0,
+                u64::from(figures.n),
+                figures.median.0,
+                figures.p99.0,
+                figures.max.0,
+            ];
+            let words = [found.policy.name().to_owned()].into_iter();
+            lines.push(words.chain(numbers.map(|number| number.to_string())).collect());
+        }
+    }
+    let columns = vec![
+        "policy",
+        "core",
+        "streams",
+        "cycle_ns",
+        "block_bytes",
+        "worst_case_ns",
+        "shortest_deadline_ns",
+        "n",
+        "response_median_ns",
+        "response_p99_ns",
+        "response_max_ns",
+    ];
+    Table { name: "cores".into(), columns, lines }
+}
+
+fn steps(results: &Results) -> Table {
+    let mut lines = Vec::new();
+    for found in &results.found {
+        let Ok(trial) = &found.trial else { continue };
+        for (name, (cost, times)) in &trial.steps {
+            let Some(figures) = Figures::of(times) else { continue };
+            let numbers = [cost.0, u64::from(figures.n), figures.median.0, figures.p99.0, figures.max.0];
+            let words = [found.policy.name().to_owned(), name.clone()];
+            lines.push(words.into_iter().chain(numbers.map(|number| number.to_string())).collect());
+        }
+    }
+    let columns = vec!["policy", "step", "worst_case_ns", "n", "median_ns", "p99_ns", "max_ns"];
+    Table { name: "steps".into(), columns, lines }
+}
+
+fn blocks(results: &Results) -> Table {
+    let mut lines = Vec::new();
+    for found in &results.found {
+        let Ok(trial) = &found.trial else { continue };
+        let on_gpu = |pipeline: u32| found.planned.case.plan.pipelines[pipeline as usize].gpu.is_some();
+        for (pipeline, cycle, response) in trial.responses.iter().filter(|(pipeline, ..)| on_gpu(*pipeline)) {
+            let numbers = [u64::from(*pipeline), *cycle, response.0].map(|number| number.to_string());
+            lines.push([found.policy.name().to_owned()].into_iter().chain(numbers).collect());
+        }
+    }
+    Table { name: "blocks".into(), columns: vec!["policy", "pipeline", "cycle", "response_ns"], lines }
+}

@@ -1,0 +1,202 @@
+//! One run of a plan on devices, and what is kept of it.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, PoisonError};
+
+use headway_core::decisions::dispatch::{Action, Event, Input};
+use headway_core::log::{Record, What};
+use headway_core::plan::{Pipeline, Plan};
+use headway_core::units::{Bytes, Nanos};
+use headway_runtime::kernels::Kernels;
+use headway_runtime::ring::{Checker, Ring, Sampling, Verified};
+use headway_runtime::wall::{self, RunError, Work};
+
+use super::cycle_of;
+use super::search::Case;
+use crate::Error;
+use crate::reproduce::site::{Site, told};
+
+/// Streams of each GPU that are compared with the CPU byte by byte, and those that have their turn in each block.
+const SAMPLING: Sampling = Sampling { streams: 32, turns: 32, chains: None };
+/// Cycles that can hold buffers beyond one per step: so many, and as many as begin in this time, since whoever fills and empties
+/// them may be late by several short ones.
+const SPARE_CYCLES: usize = 2;
+const SPARE: Nanos = Nanos(10_000_000);
+const SPARE_CYCLES_MAX: usize = 24;
+/// A deadline missed in so many blocks ends a run that was to end at a miss.
+const MISSES_MAX: u64 = 1;
+
+/// When a run ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Until {
+    /// When its time is over.
+    End,
+    /// At the first missed deadline.
+    Miss,
+}
+
+/// What is kept of a run.
+#[derive(Default)]
+pub(super) struct Trial {
+    pub(super) cycles: u64,
+    /// From the epoch to the last delivery.
+    pub(super) took: Nanos,
+    /// Per block delivered: pipeline, cycle, and time from the arrival of its oldest byte.
+    pub(super) responses: Vec<(u32, u64, Nanos)>,
+    /// Per step's name: cost in the plan, and how long each job's operation took on its engine.
+    pub(super) steps: BTreeMap<String, (Nanos, Vec<Nanos>)>,
+    /// Packets after their deadline.
+    pub(super) misses: u64,
+    /// Those of streams on the CPU.
+    pub(super) misses_on_cpu: u64,
+    /// Jobs after their window.
+    pub(super) late: u64,
+    /// Jobs longer than the plan's worst case.
+    pub(super) overruns: u64,
+    /// Blocks not there when their first window opened.
+    pub(super) data_late: u64,
+    /// Windows opened later than the plan's jitter allows.
+    pub(super) release_late: u64,
+    pub(super) verified: Verified,
+    /// The CPUs of the cores that served, where they had CPUs of their own.
+    pub(super) cpus: Vec<u32>,
+    /// Why it ended before its time.
+    pub(super) failure: Option<String>,
+}
+
+impl Trial {
+    /// Whether it went to its end without a miss.
+    pub(super) fn is_clean(&self) -> bool {
+        self.misses == 0 && self.failure.is_none()
+    }
+}
+
+/// Watches a run.
+struct Watch<'a> {
+    plan: &'a Plan,
+    trial: Trial,
+    epoch: Nanos,
+    /// Pipeline and step of operations under way.
+    under_way: BTreeMap<u64, (u32, u32)>,
+    until: Until,
+    stop: Arc<AtomicBool>,
+}
+
+impl Watch<'_> {
+    fn see(&mut self, record: &Record) {
+        match &record.what {
+            What::Input(Input::Start { epoch, .. }) => self.epoch = *epoch,
+            What::Action(Action::Submit { operation, pipeline, step, .. }) => {
+                self.under_way.insert(*operation, (*pipeline, *step));
+            }
+            What::Input(Input::Done { operation, started, finished }) => {
+                if let Some((pipeline, step)) = self.under_way.remove(operation) {
+                    let name = step_name(self.plan, &self.plan.pipelines[pipeline as usize], step as usize);
+                    let entry = self.trial.steps.get_mut(&name).expect("steps were entered before the run");
+                    entry.1.push(finished.saturating_sub(*started));
+                }
+            }
+            What::Action(Action::Deliver { pipeline, cycle }) => {
+                let planned = &self.plan.pipelines[*pipeline as usize];
+                let arrived = self.epoch + planned.start + planned.period * *cycle;
+                self.trial.responses.push((*pipeline, *cycle, record.at.saturating_sub(arrived)));
+                self.trial.took = record.at.saturating_sub(self.epoch);
+            }
+            What::Event(event) => self.event(event),
+            What::Input(_) | What::Action(Action::Drop { .. }) => {}
+        }
+    }
+
+    fn missed(&mut self, packets: u64, on_cpu: bool) {
+        self.trial.misses += packets;
+        self.trial.misses_on_cpu += packets * u64::from(on_cpu);
+        if self.until == Until::Miss && self.trial.misses >= MISSES_MAX {
+            self.stop.store(true, Ordering::Relaxed);
+        }
+    }
+
+    fn event(&mut self, event: &Event) {
+        match event {
+            Event::Missed { stream, .. } => self.missed(1, self.plan.streams[*stream as usize].gpu.is_none()),
+            Event::MissedMore { pipeline, packets, .. } => {
+                let pipeline = &self.plan.pipelines[*pipeline as usize];
+                self.missed(*packets, self.plan.core_of(pipeline).is_some());
+            }
+            Event::Late { .. } => self.trial.late += 1,
+            Event::Overrun { .. } => self.trial.overruns += 1,
+            Event::DataLate { .. } => self.trial.data_late += 1,
+            Event::ReleaseLate { .. } => self.trial.release_late += 1,
+            _ => {}
+        }
+    }
+}
+
+/// Runs a plan for `duration`. What goes wrong once it runs is part of the trial.
+pub(super) fn run(site: &mut Site, case: &Case, duration: Nanos, until: Until) -> Result<Trial, Error> {
+    let plan = &case.plan;
+    let kernels = Kernels::of(plan, &case.workload)?;
+    let cycles_of = |pipeline: &Pipeline| duration.0.div_ceil(pipeline.period.0.max(1)).max(1);
+    let cycles: Vec<u64> = plan.pipelines.iter().map(cycles_of).collect();
+    let packets = plan.streams.iter().map(|stream| cycles[stream.pipeline as usize]).collect();
+    let ring = Ring::new(plan, case.workload.seed).expect("every stream sends one packet in every cycle");
+    // Runs beyond what the plan accepts only ask for misses.
+    let sampling = Sampling { chains: (until == Until::End).then(|| cycles.clone()), ..SAMPLING };
+    let (checker, found) = Checker::new(&ring, plan, &kernels, sampling).map_err(headway::Error::Data)?;
+    let stop = Arc::new(AtomicBool::new(false));
+    // A GPU's windows are worth a busy CPU; the emulated device needs that CPU itself.
+    let spin = if site.source == "cuda" { Nanos(200_000) } else { Nanos::ZERO };
+    let options = wall::Options {
+        spin,
+        spare_cycles: spare_cycles(plan),
+        interrupt: Arc::clone(&stop),
+        ..wall::Options::default()
+    };
+    let work = Work {
+        plan,
+        kernels: &kernels,
+        cycles: cycles.clone(),
+        packets,
+        supply: Box::new(ring),
+        collect: Box::new(checker),
+        told: Vec::new(),
+        requests: Default::default(),
+    };
+    let mut trial = Trial { cycles: cycles.iter().copied().max().unwrap_or(0), ..Trial::default() };
+    trial.responses.reserve(cycles.iter().sum::<u64>() as usize);
+    for (pipeline, &cycles) in plan.pipelines.iter().zip(&cycles) {
+        for at in 0..pipeline.steps.len() {
+            let entry = trial.steps.entry(step_name(plan, pipeline, at)).or_default();
+            entry.0 = entry.0.max(pipeline.steps[at].cost);
+            entry.1.reserve(cycles as usize);
+        }
+    }
+    let mut watch = Watch { plan, trial, epoch: Nanos::ZERO, under_way: BTreeMap::new(), until, stop };
+    let outcome = wall::run_work(work, &mut site.devices, &options, |record| watch.see(record), |_| {});
+    let mut trial = watch.trial;
+    match outcome {
+        Ok(outcome) => trial.cpus = outcome.cpus,
+        Err(RunError::Interrupted) if trial.misses > 0 => {}
+        Err(error @ (RunError::Prepare { .. } | RunError::State(_) | RunError::Unsupported { .. })) => {
+            return Err(error.into());
+        }
+        Err(error) => trial.failure = Some(told(&error)),
+    }
+    trial.verified = found.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    Ok(trial)
+}
+
+fn spare_cycles(plan: &Plan) -> usize {
+    ((SPARE.0 / cycle_of(plan).0.max(1)) as usize).clamp(SPARE_CYCLES, SPARE_CYCLES_MAX)
+}
+
+/// What a step is called in figures: those on the CPU by their core.
+fn step_name(plan: &Plan, pipeline: &Pipeline, step: usize) -> String {
+    let name = &pipeline.steps[step].name;
+    plan.core_of(pipeline).map_or_else(|| name.clone(), |core| format!("{name} on cpu{core}"))
+}
+
+/// Bytes of all lanes of one cycle of the GPUs.
+pub(super) fn cycle_bytes(plan: &Plan) -> Bytes {
+    Bytes(plan.streams.iter().filter(|stream| stream.gpu.is_some()).map(|stream| stream.packet.0).sum())
+}

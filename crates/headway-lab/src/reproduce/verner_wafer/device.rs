@@ -1,0 +1,382 @@
+//! On devices: the costs are measured, the plans are made with them, and the same plans run.
+
+use headway_core::files::machine::{self, Machine};
+use headway_core::units::Nanos;
+
+use super::run::{Figures, RUNS_COLUMNS, STEPS_COLUMNS, Site, folder};
+use super::{CAMERAS_MAX, GAIN, Most, PERIOD, POLICIES, Study};
+use crate::Error;
+use crate::reproduce::{Outcome, Row, Setting, Table, Verdict};
+use headway::run::{self, Backend, Chosen, Options};
+use headway_measure::sample::Effort;
+use headway_measure::wafer::{COLUMNS, Calibration, SHAPE, Size, calibrate};
+
+/// How long each plan runs, and a run of the search for the limit.
+const DURATION: Nanos = Nanos(20_000_000_000);
+const PROBE: Nanos = Nanos(1_000_000_000);
+/// Runs of the search for one limit.
+const PROBES_MAX: u32 = 12;
+/// Where it begins at the least.
+const FIRST_PROBE: u32 = 8;
+
+/// What is different on a device whose kernels run on the CPU.
+struct Scale {
+    study: Study,
+    size: Size,
+    duration: Nanos,
+    /// Cameras at most.
+    limit: u32,
+    /// Whether the limits are sought by runs too.
+    search: bool,
+}
+
+impl Scale {
+    fn of(setting: &Setting) -> Self {
+        let effort = |n, time| Effort { warm_up: 3, n_min: n, n_max: 300, time: Nanos(time) };
+        if setting.backend == Backend::Emu {
+            let study = Study {
+                period: Nanos(40_000_000),
+                width: 80,
+                height: 60,
+                pitch: 20,
+                operations: 16,
+                ring: 6,
+                ..Study::of_paper("host", setting.seed)
+            };
+            let size = Size { images: 2, effort: effort(3, 1_000_000), fixed: true };
+            return Self { study, size, duration: Nanos(400_000_000), limit: 6, search: false };
+        }
+        let study = Study::of_paper("host", setting.seed);
+        let (n, time) = if setting.quick { (30, 20_000_000) } else { (200, 300_000_000) };
+        let size = Size { images: 40, effort: effort(n, time), fixed: false };
+        let duration = if setting.quick { PROBE } else { DURATION };
+        Self { study, size, duration, limit: CAMERAS_MAX, search: !setting.quick }
+    }
+}
+
+/// What came of one policy.
+struct Policy {
+    name: &'static str,
+    most: Most,
+    /// The most cameras if nothing were ever noticed late: what the overlap alone gives. Not run.
+    without_jitter: u32,
+    figures: Option<Result<Figures, Error>>,
+    /// The most cameras without a miss, sought by runs.
+    limit: Option<u32>,
+}
+
+pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
+    let setting = Setting {
+        backend: if setting.backend == Backend::Emu { Backend::Emu } else { Backend::Cuda },
+        ..setting.clone()
+    };
+    let Scale { study, size, duration, limit, search } = Scale::of(&setting);
+    let duration = setting.duration.unwrap_or(duration);
+    // The emulated node needs as many GPUs in its machine file as are asked for.
+    let several = setting.backend == Backend::Emu && setting.gpus.is_some_and(|gpus| gpus > 1);
+    let named = setting.machine.clone().or_else(|| several.then(|| "h200-x4".to_owned()));
+    let options = Options { backend: setting.backend, machine: named, gpus: setting.gpus, ..Options::default() };
+    let Chosen { source, machine, devices, mut warnings } = run::choose(&options)?;
+    let described = devices.iter().map(|device| device.description().name.clone()).collect::<Vec<_>>().join(", ");
+    let calibration = calibrate(devices, &study.images(), size)?;
+    let study = Study { operations: calibration.operations, ..study };
+    let (kept, file) = (folder()?, "machine.toml");
+    let machine = calibrated(machine, &calibration);
+    kept.write(file, machine::write(&machine, &["Kernel costs of this run."]).as_bytes())?;
+    let path = kept.path(file).display().to_string();
+    let site = Site { setting: &setting, gpus: machine.gpus().count(), machine: path };
+    let mut punctual = machine.clone();
+    if let Some(calibration) = &mut punctual.calibration {
+        calibration.jitter = Nanos::ZERO;
+    }
+    let mut policies = Vec::new();
+    for (strategy, name) in POLICIES {
+        let without_jitter = study.most(&punctual, strategy, limit)?.cameras();
+        let most = study.most(&machine, strategy, limit)?;
+        let figures = match most.cameras() {
+            0 => None,
+            cameras => Some(site.run(&study, strategy, cameras, duration)),
+        };
+        policies.push(Policy { name, most, without_jitter, figures, limit: None });
+    }
+    if search {
+        for (at, (strategy, _)) in POLICIES.into_iter().enumerate() {
+            policies[at].limit = limit_by_runs(policies[at].most.cameras().max(FIRST_PROBE), |cameras| {
+                site.run(&study, strategy, cameras, PROBE).is_ok_and(|figures| figures.clean())
+            });
+        }
+    }
+    warnings.push(format!(
+        "Operations for each pixel: {}, so that an image takes {} on a GPU and {} on its way there: the paper's node has {:.3} \
+         and {:.2} of a period at the limit of its pipeline.",
+        study.operations, calibration.inspect, calibration.copy, SHAPE.0, SHAPE.1
+    ));
+    Ok(outcome(&setting, source.to_string() == "cuda", &described, &machine, calibration, &policies, warnings))
+}
+
+fn calibrated(mut machine: Machine, calibration: &Calibration) -> Machine {
+    calibration.apply(&mut machine);
+    machine
+}
+
+/// The most cameras, from `accepted` on, with which a run has no miss: doubling, then halving.
+fn limit_by_runs(accepted: u32, clean: impl Fn(u32) -> bool) -> Option<u32> {
+    let (mut good, mut bad) = (None, None);
+    let mut next = accepted;
+    for _ in 0..PROBES_MAX {
+        if clean(next) {
+            good = Some(next)
+        } else {
+            bad = Some(next)
+        }
+        next = match (good, bad) {
+            (Some(good), Some(bad)) if bad <= good + (good / 50).max(1) => break,
+            (Some(good), Some(bad)) => good + (bad - good) / 2,
+            (Some(good), None) if good * 2 <= CAMERAS_MAX => good * 2,
+            (None, Some(bad)) if bad > 1 => bad / 2,
+            _ => break,
+        };
+    }
+    good
+}
+
+fn outcome(
+    setting: &Setting,
+    cuda: bool,
+    described: &str,
+    machine: &Machine,
+    calibration: Calibration,
+    policies: &[Policy],
+    mut notes: Vec<String>,
+) -> Outcome {
+    let gpus = machine.gpus().count();
+    if gpus == 1 {
+        notes.push("One GPU: there is nobody to exchange synopses with, so that step is not there.".into());
+    }
+    notes.push(
+        "The ring of images in pinned memory is filled once and sent again and again, each time with a new number: the writes of a \
+         grabber are not there. Every list must carry the number of its generation, and lists of all GPUs must be equal. \
+         `misses` counts generations later than five periods after their arrival; `late_windows` counts steps that ended after \
+         their window, which a later step can make up for."
+            .into(),
+    );
+    notes.push(
+        "Plans count every step with the margin and the jitter of the machine file. One generation at a time pays them in each of \
+         its steps within one period, a pipeline in windows of their own: the planned ratio holds both, the ratio without \
+         jitter the margin only, and that of the limits found by runs neither."
+            .into(),
+    );
+    for policy in policies {
+        match &policy.figures {
+            Some(Err(error)) => notes.push(format!("`{}` failed: {}", policy.name, chain(error))),
+            None => {
+                notes.push(format!("`{}` is not accepted with a single camera: {}", policy.name, policy.most.reason()))
+            }
+            Some(Ok(_)) => {}
+        }
+    }
+    let ran: Vec<(&str, &Figures)> = policies
+        .iter()
+        .filter_map(|policy| policy.figures.as_ref()?.as_ref().ok().map(|figures| (policy.name, figures)))
+        .collect();
+    let mut tables = vec![
+        Table { name: "calibration".into(), columns: COLUMNS.to_vec(), lines: calibration.lines },
+        planned(policies),
+        Table {
+            name: "runs".into(),
+            columns: RUNS_COLUMNS.into(),
+            lines: ran.iter().map(|(name, figures)| figures.line(name)).collect(),
+        },
+        Table {
+            name: "steps".into(),
+            columns: STEPS_COLUMNS.into(),
+            lines: ran.iter().flat_map(|(name, figures)| figures.steps(name)).collect(),
+        },
+    ];
+    tables.extend(ran.iter().map(|(name, figures)| figures.raw(name)));
+    Outcome {
+        rows: rows(policies, &ran, cuda),
+        notes,
+        tables,
+        ..Outcome::new(
+            "verner-wafer",
+            if cuda { "cuda" } else { "emu" },
+            format!("{} with {gpus} GPUs and measured kernels ({described})", machine.name),
+            setting.seed,
+        )
+    }
+}
+
+/// An error with its causes.
+fn chain(error: &Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = std::error::Error::source(error);
+    while let Some(source) = cause {
+        text.push_str(&format!(": {source}"));
+        cause = source.source();
+    }
+    text
+}
+
+fn planned(policies: &[Policy]) -> Table {
+    let line = |policy: &Policy| {
+        let margin = policy.most.accepted.as_ref().and_then(|(_, plan)| plan.verdict.margin_ppm);
+        vec![
+            policy.name.to_owned(),
+            policy.most.cameras().to_string(),
+            policy.without_jitter.to_string(),
+            margin.map_or_else(String::new, |margin| margin.to_string()),
+            policy.limit.map_or_else(String::new, |limit| limit.to_string()),
+            policy.most.reason(),
+        ]
+    };
+    Table {
+        name: "policies".into(),
+        columns: vec![
+            "policy",
+            "planned_cameras",
+            "planned_without_jitter",
+            "planned_margin_ppm",
+            "cameras_without_miss_by_runs",
+            "limited_by",
+        ],
+        lines: policies.iter().map(line).collect(),
+    }
+}
+
+/// How many times as many cameras the best pipeline has as one generation at a time; `None` if that takes not even one.
+fn ratio(policies: &[Policy], of: impl Fn(&Policy) -> u32) -> Option<f64> {
+    let (before, after) = policies.split_at(1);
+    let most = after.iter().map(&of).max().unwrap_or(0);
+    (of(&before[0]) > 0).then(|| f64::from(most) / f64::from(of(&before[0])))
+}
+
+/// The ratio as a line of the table says it, and whether it is the paper's.
+fn told(ratio: Option<f64>) -> (String, Option<bool>) {
+    match ratio {
+        Some(ratio) => (format!("{ratio:.2}"), Some(ratio >= GAIN - 1e-9)),
+        None => ("none: one generation at a time takes not even one camera".to_owned(), None),
+    }
+}
+
+/// A count of every policy.
+fn each(policies: &[Policy], of: impl Fn(&Policy) -> Option<u32>) -> String {
+    let named = policies.iter().map(|policy| {
+        let count = of(policy).map_or_else(|| "none".to_owned(), |count| count.to_string());
+        format!("{} {count}", policy.name)
+    });
+    named.collect::<Vec<_>>().join(", ")
+}
+
+fn rows(policies: &[Policy], ran: &[(&str, &Figures)], cuda: bool) -> Vec<Row> {
+    // What depends on how fast things are says nothing on an emulated node.
+    let timed = |holds: bool| if cuda { Verdict::own(holds) } else { Verdict::NotComparable };
+    // The operations of an image and the jitter that is planned for are ours.
+    let fitted = |holds: bool| if cuda { Verdict::fitted(holds) } else { Verdict::NotComparable };
+    let compared = |holds: Option<bool>| holds.map_or(Verdict::NotComparable, fitted);
+    let planned = |policy: &Policy| policy.most.cameras();
+    // What was accepted must have run, and something must have been.
+    let all_ran = !ran.is_empty() && policies.iter().all(|policy| !matches!(policy.figures, Some(Err(_))));
+    let (planned_ratio, planned_holds) = told(ratio(policies, planned));
+    let (punctual_ratio, punctual_holds) = told(ratio(policies, |policy| policy.without_jitter));
+    let misses = ran.iter().map(|(name, f)| format!("{name} {} of {}", f.misses(), f.summary.totals.packets));
+    let mut rows = vec![
+        Row {
+            what: "cameras planned".into(),
+            paper: "9 one generation at a time, up to 15 pipelined".into(),
+            ours: each(policies, |policy| Some(planned(policy))),
+            verdict: timed(all_ran),
+        },
+        Row {
+            what: "pipelined against one generation at a time, planned".into(),
+            paper: "1.67".into(),
+            ours: planned_ratio,
+            verdict: compared(planned_holds),
+        },
+        Row {
+            what: "the same, planned without the jitter of the machine file and not run: what the overlap alone gives"
+                .into(),
+            paper: "1.67".into(),
+            ours: format!("{}; {punctual_ratio}", each(policies, |policy| Some(policy.without_jitter))),
+            verdict: compared(punctual_holds),
+        },
+        Row {
+            what: "these plans, run: generations later than their deadline".into(),
+            paper: "no deadline missed".into(),
+            ours: misses.collect::<Vec<_>>().join(", "),
+            verdict: timed(all_ran && ran.iter().all(|(_, figures)| figures.misses() == 0)),
+        },
+    ];
+    rows.extend(content(ran, all_ran));
+    let busiest = ran.iter().filter(|(name, _)| *name != "generation").max_by_key(|(_, figures)| figures.cameras);
+    if let Some((name, figures)) = busiest {
+        let (copies, kernels) = (figures.busy(".h2d"), figures.busy(".ee"));
+        rows.push(Row {
+            what: "share of a period that copies and kernels take".into(),
+            paper: format!(
+                "{:.3} : {:.2} at 15 cameras (ours for the paper's node), a ratio of 0.75",
+                SHAPE.0, SHAPE.1
+            ),
+            ours: format!(
+                "{copies:.3} : {kernels:.3} with {} cameras ({name}), {:.2}",
+                figures.cameras,
+                copies / kernels
+            ),
+            verdict: timed((copies / kernels - SHAPE.0 / SHAPE.1).abs() < 0.1),
+        });
+    }
+    if policies.iter().any(|policy| policy.limit.is_some()) {
+        let (found, holds) = told(ratio(policies, |policy| policy.limit.unwrap_or(0)));
+        rows.push(Row {
+            what: "most cameras without a miss in runs of 1 s, and their ratio".into(),
+            paper: "1.67".into(),
+            ours: format!("{}; {found}", each(policies, |policy| policy.limit)),
+            verdict: compared(holds),
+        });
+    }
+    rows
+}
+
+/// Whether every image came through and every defect was found.
+fn content(ran: &[(&str, &Figures)], all_ran: bool) -> [Row; 2] {
+    let sum = |of: &dyn Fn(&Figures) -> u64| ran.iter().map(|(_, figures)| of(figures)).sum::<u64>();
+    [
+        Row {
+            what: "images".into(),
+            paper: "every image is inspected".into(),
+            ours: format!(
+                "{} sent, {} in complete lists",
+                sum(&|f| f.summary.totals.packets * u64::from(f.cameras)),
+                sum(&|f| f.counted.lists * u64::from(f.cameras))
+            ),
+            verdict: Verdict::own(all_ran && ran.iter().all(|(_, f)| f.counted.lists == f.summary.totals.packets)),
+        },
+        Row {
+            what: "defects".into(),
+            paper: "not stated".into(),
+            ours: format!(
+                "{} planted, {} found at their places with their sizes, {} false alarms",
+                sum(&|f| f.counted.planted),
+                sum(&|f| f.counted.found),
+                sum(&|f| f.counted.false_alarms)
+            ),
+            verdict: Verdict::own(all_ran && ran.iter().all(|(_, figures)| figures.whole())),
+        },
+    ]
+}
+
+const _: () = assert!(PERIOD.0 * 900 <= 1_000_000_000);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_limit_is_found_from_below_and_from_above() {
+        for (accepted, limit) in [(10, 63), (40, 41), (50, 7), (3, 3)] {
+            let found = limit_by_runs(accepted, |cameras| cameras <= limit).unwrap();
+            assert!(found <= limit && found + found / 50 + 1 >= limit, "{accepted}: {found} of {limit}");
+        }
+        assert_eq!(limit_by_runs(4, |_| false), None);
+    }
+}

@@ -1,0 +1,148 @@
+//! What the CPU costs as a processor of streams: jobs handed to a thread as a run hands them out.
+
+use std::sync::Arc;
+
+use headway_core::files::machine::{Cpu, CpuCost};
+use headway_core::files::workload::Cipher;
+use headway_core::plan::block;
+use headway_core::units::{Bytes, Nanos, PPM, Rate};
+use headway_device::buffer::Access;
+use headway_device::kernel::Lane;
+use headway_kernels as kernels;
+use headway_os::affinity::{self, Aside};
+use headway_os::clock;
+use headway_runtime::cores::{Core, Job, Memory, Stage, Stages, apart, timed};
+use serde::{Deserialize, Serialize};
+
+use super::sample::{Effort, rate, series};
+use crate::Error;
+
+/// CPUs that never serve streams: the driver's, those of what feeds and empties, and one for the rest of the system.
+const OTHERS: usize = 4;
+/// The most cores that are offered: the driver hands out the jobs of all of them.
+const CORES_MAX: usize = 8;
+/// The slowest rate that a machine file can hold.
+const MIN: u64 = 1_000_000;
+
+/// Taken off every rate for what else is on the memory's links in a run: copies of GPUs most of all.
+const MARGIN_PPM: u64 = 150_000;
+/// Bytes of the blocks that take turns on each core, and how many there are at most.
+const COLD: usize = 24 << 20;
+const BLOCKS_MAX: usize = 256;
+
+/// Jobs that the figures come from: lanes and bytes of each. The first is the set-up, the second what lanes add, the others what
+/// bytes do: one long chain, as many as work in turns, and many short ones.
+const PROBES: [(usize, u64); 6] = [(1, 16), (256, 16), (1, 64 << 10), (8, 8 << 10), (256, 1 << 10), (1024, 1 << 10)];
+
+/// A cost as the journal of a measurement keeps it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Cost {
+    setup: Nanos,
+    lane: Nanos,
+    rate: u64,
+}
+
+/// Cores that may serve here: half of those that nobody else needs.
+fn cores() -> u32 {
+    let allowed = affinity::allowed().map_or(1, |cpus| cpus.len());
+    (allowed.saturating_sub(OTHERS) / 2).clamp(1, CORES_MAX) as u32
+}
+
+/// The CPU with the costs of these kernels.
+pub fn measured<'k>(ids: impl Iterator<Item = &'k str>, effort: Effort) -> Result<Cpu, Error> {
+    Ok(of(costs(ids, effort)?))
+}
+
+/// The costs of these kernels.
+pub(super) fn costs<'k>(ids: impl Iterator<Item = &'k str>, effort: Effort) -> Result<Vec<(String, Cost)>, Error> {
+    ids.map(|id| Ok((id.to_owned(), cost(id, effort)?))).collect()
+}
+
+/// The CPU of these costs.
+pub(super) fn of(costs: Vec<(String, Cost)>) -> Cpu {
+    let cost = |(id, cost): (String, Cost)| CpuCost { id, setup: cost.setup, lane: cost.lane, rate: Rate(cost.rate) };
+    Cpu { cores: cores(), assumed: false, kernels: costs.into_iter().map(cost).collect() }
+}
+
+/// The cost of kernel `id`, with as many cores at work at the same time as may serve: each probe counts with the time that 999 of
+/// 1000 of its jobs keep, and the slowest rate of any.
+fn cost(id: &str, effort: Effort) -> Result<Cost, Error> {
+    let count = cores() as usize;
+    let own = apart(count);
+    // Who hands out the jobs keeps off the cores, as the driver does.
+    let _aside = own.as_ref().and_then(|(_, others)| Aside::on(others));
+    let mut all = Vec::new();
+    for number in 0..count {
+        let cpu = own.as_ref().map(|(own, _)| own[number]);
+        all.push(Core::start(number as u32, stages(id)?, cpu, Arc::new(|| {}))?);
+    }
+    let mut times = Vec::new();
+    for (number, (lanes, bytes)) in (0u32..).zip(PROBES) {
+        let lens = vec![bytes; lanes];
+        let found = std::thread::scope(|scope| {
+            let probes: Vec<_> = all.iter().map(|core| scope.spawn(|| slow(core, number, &lens, effort))).collect();
+            probes.into_iter().map(|probe| probe.join().expect("probes do not panic")).collect::<Result<Vec<_>, _>>()
+        });
+        times.push(found?.into_iter().max().unwrap_or_default());
+    }
+    let setup = times[0];
+    let lane = Nanos(times[1].saturating_sub(setup).0.div_ceil(PROBES[1].0 as u64));
+    let rates = PROBES.iter().zip(&times).skip(2).map(|(&(lanes, bytes), time)| {
+        let fixed = setup + Nanos(lane.0 * lanes as u64);
+        let total = bytes * lanes as u64;
+        // Less than a nanosecond for each kibibyte cannot be told from nothing.
+        rate(Bytes(total), time.saturating_sub(fixed).max(Nanos(total >> 10)))
+    });
+    let slowest = rates.min().unwrap_or(MIN);
+    let kept = u128::from(slowest) * u128::from(PPM - MARGIN_PPM) / u128::from(PPM);
+    Ok(Cost { setup, lane, rate: (kept as u64).max(MIN) })
+}
+
+/// A stage of kernel `id` for every probe.
+fn stages(id: &str) -> Result<Stages, Error> {
+    let mut stages = Stages::new();
+    for (number, (lanes, _)) in (0u32..).zip(PROBES) {
+        let lane = Lane { stream: "probe".into(), cipher: Some(Cipher { key: [7; 16], iv: [9; 16] }), camera: None };
+        let kernel = kernels::find(id).expect("the registry's own id");
+        stages.insert((number, 0), Stage::new(kernel, &vec![lane; lanes])?);
+    }
+    Ok(stages)
+}
+
+/// The time that 999 of 1000 jobs keep, from handing out to noticing the end. Blocks take turns, so that none is in a cache.
+fn slow(core: &Core, stage: u32, lens: &[u64], effort: Effort) -> Result<Nanos, Error> {
+    let size = block::block_bytes(lens.iter().copied()).0 as usize;
+    let memory = Memory::default();
+    let mut blocks = Vec::new();
+    for _ in 0..(COLD / size).clamp(1, BLOCKS_MAX) {
+        let (input, output) = (memory.buffer(size)?, memory.buffer(size)?);
+        let mut packed = input.claim(0..size, Access::Write)?;
+        block::write_header(packed.bytes_mut()?, 0, lens).expect("the buffer has `block_bytes` for these lanes");
+        drop(packed);
+        blocks.push((input, output));
+    }
+    let mut samples = series(effort, clock::now, |number| {
+        let (input, output) = &blocks[number as usize % blocks.len()];
+        let (input, output) = (input.claim(0..size, Access::Read)?, output.claim(0..size, Access::Write)?);
+        Ok::<_, Error>(timed(core, Job { tag: u64::from(number), stage: (stage, 0), input, output })?)
+    })?;
+    samples.sort_unstable();
+    Ok(samples[(samples.len() * 999).div_ceil(1000) - 1])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kernel_has_a_cost_on_the_cpu_that_covers_its_probes() {
+        let effort = Effort { warm_up: 1, n_min: 3, n_max: 3, time: Nanos(1) };
+        let cpu = measured(kernels::ids(), effort).unwrap();
+        assert!((1..=CORES_MAX as u32).contains(&cpu.cores) && !cpu.assumed);
+        for id in kernels::ids() {
+            let cost = cpu.kernel(id).unwrap();
+            assert!(cost.rate.0 >= MIN && cost.setup > Nanos::ZERO, "{cost:?}");
+            assert!(cost.cost(Bytes(1 << 20), 8) > cost.cost(Bytes(1 << 10), 8));
+        }
+    }
+}

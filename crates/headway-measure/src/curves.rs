@@ -1,0 +1,569 @@
+//! Cost curves: what every way takes for copies of each size, alone and beside bulk copies.
+
+mod many;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use headway_core::files::machine::{EndpointId, Method};
+use headway_core::models::transfer::{Curve, Direction, HostMemory, Key, Load, Point, Profile, Via, Way};
+use headway_core::units::{Bytes, Nanos};
+use headway_device::DeviceError;
+use headway_device::buffer::Access;
+use headway_device::gpu::Reach;
+use headway_os::clock;
+use headway_runtime::copy::{At, Copier, CopyError, How};
+use rand_core::{Rng, SeedableRng};
+use rand_pcg::Pcg64Mcg;
+use serde::{Deserialize, Serialize};
+
+use super::load::Bulk;
+use super::rig::{Rig, Shot};
+use super::sample::{Effort, Figures};
+use super::session::Session;
+use super::turns::{self, Entrant, Rules};
+use super::volley;
+use crate::Error;
+
+/// Copies up to this size are compared every time, larger ones at the beginning and the end of a series.
+pub const COMPARED_MAX: usize = 64 << 10;
+/// Largest copy through a window: stores, and the much slower loads.
+const STORES_MAX: u64 = 16 << 20;
+const LOADS_MAX: u64 = 256 << 10;
+/// Largest copy by a resident copier.
+const RESIDENT_MAX: u64 = 16 << 20;
+/// Smallest copies by the ways that are only for long ones.
+const STAGED_MIN: u64 = 64 << 10;
+const MULTIPATH_MIN: u64 = 4 << 20;
+/// Sizes measured beside bulk copies.
+const LOADED: std::ops::RangeInclusive<u64> = 64..=64 << 10;
+/// One copy of the bulk in the background.
+const BULK_CHUNK: usize = 64 << 20;
+/// A winner's change is narrowed down to sizes this close: 5 %, and never more than this often.
+const BISECT_PERCENT: u64 = 105;
+const BISECT_MAX: u32 = 8;
+/// A copy that takes more than this many percent of what a longer one takes is measured again.
+const DOUBT_PERCENT: u64 = 110;
+
+/// How much is spent on a point, by its size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Thrift {
+    /// Up to 64 KiB.
+    pub small: Effort,
+    /// Up to 1 MiB.
+    pub middle: Effort,
+    /// Above.
+    pub large: Effort,
+    /// A way whose copies take longer is not measured with larger ones: its last slope goes on.
+    pub patience: Nanos,
+}
+
+impl Thrift {
+    /// The effort for a copy of `bytes` bytes.
+    pub const fn of(&self, bytes: u64) -> Effort {
+        if bytes <= COMPARED_MAX as u64 {
+            self.small
+        } else if bytes <= 1 << 20 {
+            self.middle
+        } else {
+            self.large
+        }
+    }
+}
+
+/// Points of one key: until done, and until the call returned for copies that are posted.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Line {
+    pub points: BTreeMap<u64, Figures>,
+    pub posted: BTreeMap<u64, Figures>,
+}
+
+/// Figures of one point as the journal keeps them.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+struct Taken {
+    done: Figures,
+    posted: Option<Figures>,
+}
+
+/// Host memory that `way` is measured with. CPUs reach pinned memory like any other, so that `window` needs no curve of its
+/// own for it.
+pub fn memories(way: Way, direction: Direction) -> Vec<HostMemory> {
+    let mut memories = match way.method {
+        Method::Dma if way.via.is_none() => vec![HostMemory::Pinned],
+        Method::Kernel => vec![HostMemory::Pinned],
+        Method::Resident | Method::Multipath => vec![HostMemory::Pinned, HostMemory::Warm],
+        Method::Peer => Vec::new(),
+        _ => vec![HostMemory::Warm],
+    };
+    // Only what is written can be fresh.
+    if direction == Direction::D2h && memories.contains(&HostMemory::Warm) {
+        memories.push(HostMemory::Fresh);
+    }
+    memories
+}
+
+/// Whether `way` is measured with `bytes` bytes.
+pub fn measures(way: Way, direction: Direction, bytes: u64) -> bool {
+    match way.method {
+        Method::Window | Method::PagedWindow => {
+            bytes <= if direction == Direction::H2d { STORES_MAX } else { LOADS_MAX }
+        }
+        Method::Resident => bytes <= RESIDENT_MAX,
+        Method::Staged => bytes >= STAGED_MIN,
+        Method::Dma if way.via.is_some() => bytes >= STAGED_MIN,
+        Method::Multipath => bytes >= MULTIPATH_MIN,
+        Method::Pageable | Method::Dma | Method::Kernel | Method::Peer => true,
+    }
+}
+
+/// Whether copies by `way` need device memory with a window.
+pub const fn needs_window(way: Way) -> bool {
+    matches!(way.method, Method::Window | Method::PagedWindow)
+}
+
+/// The window that copies by `way` need.
+pub fn window_of(way: Way) -> Option<Via> {
+    way.via.filter(|_| needs_window(way))
+}
+
+/// Takes curves on one GPU.
+pub struct Taker<'s, 'a> {
+    pub session: &'s mut Session<'a>,
+    /// The GPU's name in the machine file.
+    pub gpu: EndpointId,
+    pub sizes: Vec<u64>,
+    pub thrift: Thrift,
+    pub lines: BTreeMap<Key, Line>,
+    /// Ways that failed, which are left out.
+    pub dropped: Vec<(Way, String)>,
+}
+
+impl Taker<'_, '_> {
+    /// Measures `ways` in both directions with nothing else going on, more closely where the fastest one changes. At each size all
+    /// ways take turns.
+    pub fn alone(&mut self, rig: &mut Rig, ways: &[Way]) -> Result<(), Error> {
+        let directions = [Direction::H2d, Direction::D2h];
+        self.session.phase("alone", directions.len() * self.sizes.len());
+        for direction in directions {
+            let mut last: BTreeMap<(Way, HostMemory), Nanos> = BTreeMap::new();
+            for bytes in self.sizes.clone() {
+                let patience = self.thrift.patience;
+                let kinds = ways.iter().flat_map(|&way| memories(way, direction).into_iter().map(move |m| (way, m)));
+                let kinds = kinds.filter(|kind| measures(kind.0, direction, bytes));
+                let kinds = kinds.filter(|kind| last.get(kind).is_none_or(|last| *last <= patience));
+                let kinds: Vec<(Way, HostMemory)> = kinds.filter(|kind| !self.is_dropped(kind.0)).collect();
+                self.in_turns(rig, direction, &kinds, bytes, "")?;
+                for kind in kinds {
+                    let key = self.key(kind, direction);
+                    let median = self.lines.get(&key).and_then(|line| line.points.get(&bytes)).map(|f| f.median);
+                    last.extend(median.map(|median| (kind, median)));
+                }
+                self.session.advance()?;
+            }
+            self.again(rig, direction)?;
+            for memory in [HostMemory::Pinned, HostMemory::Warm, HostMemory::Fresh] {
+                self.bisect(rig, direction, memory)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Measures the sizes again at which a way was slower than with more bytes: most often it is what else the host did for some
+    /// milliseconds, and all ways that took turns then were measured too slow.
+    fn again(&mut self, rig: &mut Rig, direction: Direction) -> Result<(), Error> {
+        for bytes in self.sizes.clone() {
+            let lines = || self.lines_alone(direction).filter(|(_, line)| line.points.contains_key(&bytes));
+            if lines().any(|(_, line)| is_doubtful(&line.points, bytes)) {
+                let kinds: Vec<_> = lines().map(|(key, _)| (key.way, key.memory)).collect();
+                self.in_turns(rig, direction, &kinds, bytes, " again")?;
+            }
+            self.session.go_on()?;
+        }
+        Ok(())
+    }
+
+    fn is_dropped(&self, way: Way) -> bool {
+        self.dropped.iter().any(|(dropped, _)| *dropped == way)
+    }
+
+    fn key(&self, (way, memory): (Way, HostMemory), direction: Direction) -> Key {
+        Key { gpu: self.gpu, peer: None, way, direction, memory, load: Load::Alone, active: 1, pieces: 1 }
+    }
+
+    /// A point of each of `kinds`, timed in turns; `note` tells them from others of this size in the journal. A way that fails is
+    /// dropped with all its curves.
+    fn in_turns(
+        &mut self,
+        rig: &mut Rig,
+        direction: Direction,
+        kinds: &[(Way, HostMemory)],
+        bytes: u64,
+        note: &str,
+    ) -> Result<(), Error> {
+        let name = |(way, memory): &(Way, HostMemory)| {
+            format!("gpu{} {way} {direction} {memory} {} {bytes}{note}", rig.gpu(), Load::Alone)
+        };
+        let names: Vec<String> = kinds.iter().map(name).collect();
+        let effort = self.thrift.of(bytes);
+        let taken: Vec<Result<Taken, String>> = self.session.step(&names.join(", "), |session| {
+            let entrant = |(name, (way, memory)): (&String, &(Way, HostMemory))| {
+                let (how, window) = (How::By(*way), window_of(*way));
+                Entrant::new(name.clone(), Shot { how, direction, memory: *memory, bytes: bytes as usize, window })
+            };
+            let mut entrants: Vec<Entrant> = names.iter().zip(kinds).map(entrant).collect();
+            let rules = Rules { effort, parks: true, spares: false, undecided: None };
+            turns::take(session, rig, &mut entrants, rules)?;
+            let result = |(entrant, (way, _)): (Entrant, &(Way, HostMemory))| {
+                let done = entrant.figures();
+                match (entrant.failed, done) {
+                    (Some(error), _) if is_fatal(&error) => Err(error),
+                    (Some(error), _) => Ok(Err(chain(&error))),
+                    (None, None) => Err(headway::Error::Interrupted.into()),
+                    (None, Some(done)) => {
+                        session.keep(&entrant.name, &entrant.times)?;
+                        let posted = is_posted(*way, direction).then(|| Figures::of(&entrant.calls)).flatten();
+                        Ok(Ok(Taken { done, posted }))
+                    }
+                }
+            };
+            entrants.into_iter().zip(kinds).map(result).collect()
+        })?;
+        for (kind, taken) in kinds.iter().zip(taken) {
+            match taken {
+                Ok(taken) => self.add(self.key(*kind, direction), bytes, taken),
+                Err(why) => self.leave_out(kind.0, &why),
+            }
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, key: Key, bytes: u64, Taken { done, posted }: Taken) {
+        let line = self.lines.entry(key).or_default();
+        let known = |points: &BTreeMap<u64, Figures>, new: Figures| points.get(&bytes).map_or(new, |old| new.or(*old));
+        line.points.insert(bytes, known(&line.points, done));
+        line.posted.extend(posted.map(|posted| (bytes, known(&line.posted, posted))));
+    }
+
+    fn leave_out(&mut self, way: Way, why: &str) {
+        if !self.is_dropped(way) {
+            let why = format!("{way} is left out: {why}");
+            self.session.warnings.push(why.clone());
+            self.dropped.push((way, why));
+        }
+        self.lines.retain(|key, _| key.way != way);
+    }
+
+    /// Measures small copies by those of `ways` that are for such, beside each of `loads`.
+    pub fn beside(&mut self, rig: &mut Rig, ways: &[Way], loads: &[Load]) -> Result<(), Error> {
+        let ways: Vec<Way> = ways.iter().copied().filter(|way| is_for_small(*way)).collect();
+        let small = self.sizes.iter().copied().filter(|size| LOADED.contains(size)).collect();
+        let all = std::mem::replace(&mut self.sizes, small);
+        self.session.phase("beside", 2 * loads.len() * ways.len() * self.sizes.len());
+        if self.sizes.is_empty() {
+            self.sizes = all;
+            return Ok(());
+        }
+        for &load in loads {
+            for direction in [Direction::H2d, Direction::D2h] {
+                let bulk = Bulk::start(rig.port(), direction, load, BULK_CHUNK.min(rig.bytes_max()))?;
+                for &way in &ways {
+                    self.line(rig, way, direction, memories(way, direction)[0], load)?;
+                }
+                bulk.stop()?;
+            }
+        }
+        self.sizes = all;
+        Ok(())
+    }
+
+    /// One curve; a way that fails is dropped with all its curves.
+    fn line(
+        &mut self,
+        rig: &mut Rig,
+        way: Way,
+        direction: Direction,
+        memory: HostMemory,
+        load: Load,
+    ) -> Result<(), Error> {
+        // A resident copier of the curve before would be a load.
+        rig.copier().park()?;
+        let mut last = Nanos::ZERO;
+        for bytes in self.sizes.clone() {
+            if measures(way, direction, bytes) && !self.is_dropped(way) && last <= self.thrift.patience {
+                let taken = self.point(rig, (way, direction, memory, load), bytes)?;
+                last = taken.map_or(last, |figures| figures.median);
+            }
+            self.session.advance()?;
+        }
+        Ok(())
+    }
+
+    /// One point, by copies one after the other; `None` for a way that failed.
+    fn point(
+        &mut self,
+        rig: &mut Rig,
+        (way, direction, memory, load): (Way, Direction, HostMemory, Load),
+        bytes: u64,
+    ) -> Result<Option<Figures>, Error> {
+        let key = Key { load, ..self.key((way, memory), direction) };
+        let shot = Shot { how: How::By(way), direction, memory, bytes: bytes as usize, window: window_of(way) };
+        let name = format!("gpu{} {way} {direction} {memory} {load} {bytes}", rig.gpu());
+        let effort = self.thrift.of(bytes);
+        let taken = self.session.step(&name, |session| {
+            let mut calls = Vec::new();
+            let done = session.series(&name, effort, |turn| {
+                let timing = rig.shoot(&shot, turn)?;
+                if turn == 0 || shot.bytes <= COMPARED_MAX {
+                    rig.compare()?;
+                }
+                calls.push(timing.call);
+                Ok(timing.done)
+            })?;
+            rig.compare()?;
+            let counted = &calls[calls.len() - done.n as usize..];
+            let posted = is_posted(way, direction).then(|| Figures::of(counted)).flatten();
+            Ok(Taken { done, posted })
+        });
+        match taken {
+            Ok(taken) => {
+                self.add(key, bytes, taken);
+                Ok(Some(taken.done))
+            }
+            Err(error) if is_fatal(&error) => Err(error),
+            Err(error) => {
+                self.leave_out(way, &chain(&error));
+                Ok(None)
+            }
+        }
+    }
+
+    /// Where the fastest way changes between two sizes, measures both ways in between, to 5 %.
+    fn bisect(&mut self, rig: &mut Rig, direction: Direction, memory: HostMemory) -> Result<(), Error> {
+        let sizes = self.sizes.clone();
+        for pair in sizes.windows(2) {
+            let (mut low, mut high) = (pair[0], pair[1]);
+            let (Some(first), Some(second)) =
+                (self.winner(direction, memory, low), self.winner(direction, memory, high))
+            else {
+                continue;
+            };
+            if first == second || !measures(first, direction, high) || !measures(second, direction, low) {
+                continue;
+            }
+            let kinds = [first, second].map(|way| (way, memory));
+            for _ in 0..BISECT_MAX {
+                // Beyond small sizes, on a multiple of 64 bytes: the step of the copy loops.
+                let grain = if low >= 1024 { 64 } else { 1 };
+                let middle = (low + (high - low) / 2) / grain * grain;
+                if high * 100 <= low * BISECT_PERCENT || middle <= low || middle >= high {
+                    break;
+                }
+                self.in_turns(rig, direction, &kinds, middle, " between")?;
+                if kinds.iter().any(|kind| self.doubts(*kind, direction, middle)) {
+                    self.in_turns(rig, direction, &kinds, middle, " between again")?;
+                }
+                match self.winner(direction, memory, middle) {
+                    Some(winner) if winner == first => low = middle,
+                    _ => high = middle,
+                }
+                self.session.go_on()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What was measured of this GPU with nothing else going on, in one piece.
+    fn lines_alone(&self, direction: Direction) -> impl Iterator<Item = (&Key, &Line)> {
+        let wanted = (self.gpu, direction, Load::Alone, 1);
+        self.lines.iter().filter(move |(key, _)| (key.gpu, key.direction, key.load, key.pieces) == wanted)
+    }
+
+    /// Whether what `kind` took for `bytes` bytes is doubtful.
+    fn doubts(&self, kind: (Way, HostMemory), direction: Direction, bytes: u64) -> bool {
+        self.lines.get(&self.key(kind, direction)).is_some_and(|line| is_doubtful(&line.points, bytes))
+    }
+
+    /// The way with the least median at `bytes`, of those measured there.
+    fn winner(&self, direction: Direction, memory: HostMemory, bytes: u64) -> Option<Way> {
+        let lines = self.lines_alone(direction).filter(|(key, _)| key.memory == memory);
+        let at = lines.filter_map(|(key, line)| line.points.get(&bytes).map(|figures| (figures.median, key.way)));
+        at.min().map(|(_, way)| way)
+    }
+}
+
+/// Whether the point at `bytes` lies that much above one of more bytes.
+fn is_doubtful(points: &BTreeMap<u64, Figures>, bytes: u64) -> bool {
+    let longer = points.range(bytes + 1..).map(|(_, figures)| figures.median).min();
+    let limit = longer.map_or(u64::MAX, |longer| longer.0.saturating_mul(DOUBT_PERCENT) / 100);
+    points.get(&bytes).is_some_and(|figures| figures.median.0 > limit)
+}
+
+/// Ways whose small copies are measured beside bulk ones.
+fn is_for_small(way: Way) -> bool {
+    let plain_dma = way.method == Method::Dma && way.via.is_none();
+    plain_dma || matches!(way.method, Method::Pageable | Method::Window | Method::Resident)
+}
+
+pub const fn is_posted(way: Way, direction: Direction) -> bool {
+    needs_window(way) && matches!(direction, Direction::H2d)
+}
+
+/// Whether measuring cannot go on after `error` with other ways.
+fn is_fatal(error: &Error) -> bool {
+    match error {
+        Error::Headway(
+            headway::Error::Copy(CopyError::Failed { source, .. } | CopyError::Unavailable { source, .. })
+            | headway::Error::Device(source),
+        ) => matches!(source, DeviceError::DeviceLost),
+        Error::Headway(headway::Error::Copy(_)) | Error::WrongCopy { .. } => false,
+        _ => true,
+    }
+}
+
+/// An error with its causes in one line.
+fn chain(error: &Error) -> String {
+    let mut text = error.to_string();
+    let mut source = std::error::Error::source(error);
+    while let Some(cause) = source {
+        let cause_text = cause.to_string();
+        if !text.ends_with(&cause_text) {
+            text = format!("{text}: {cause_text}");
+        }
+        source = cause.source();
+    }
+    text
+}
+
+/// Puts `lines` into `profile`.
+pub fn keep(profile: &mut Profile, lines: &BTreeMap<Key, Line>) {
+    let curve = |points: &BTreeMap<u64, Figures>| {
+        let points: Vec<Point> = points.iter().map(|(bytes, figures)| figures.point(Bytes(*bytes))).collect();
+        Curve::new(points)
+    };
+    for (key, line) in lines {
+        // CPUs reach pinned memory like any other.
+        let pinned = (needs_window(key.way) && key.memory == HostMemory::Warm)
+            .then(|| Key { memory: HostMemory::Pinned, ..key.clone() });
+        for key in pinned.iter().chain([key]) {
+            if let Some(found) = curve(&line.points) {
+                profile.curves.insert(key.clone(), found);
+            }
+            if let Some(found) = curve(&line.posted) {
+                profile.posted.insert(key.clone(), found);
+            }
+        }
+    }
+}
+
+/// Curves of copies on all GPUs at once. `hows` names the ways, each as it is to be used with so many GPUs.
+pub fn together(
+    session: &mut Session<'_>,
+    gpus: &[EndpointId],
+    rigs: &mut [Rig],
+    hows: &[(Way, Direction, HostMemory, How)],
+    (sizes, thrift): (&[u64], Thrift),
+) -> Result<BTreeMap<Key, Line>, Error> {
+    let mut lines: BTreeMap<Key, Line> = BTreeMap::new();
+    let active = u32::try_from(rigs.len()).unwrap_or(u32::MAX);
+    session.phase("together", hows.len() * sizes.len());
+    for &(way, direction, memory, how) in hows {
+        for &bytes in sizes {
+            if measures(way, direction, bytes) {
+                let name = format!("all {way} {direction} {memory} {bytes}");
+                let shot = Shot { how, direction, memory, bytes: bytes as usize, window: None };
+                let mut each: Vec<Vec<Nanos>> = vec![Vec::new(); rigs.len()];
+                let all: Vec<Figures> = session.step(&name, |session| {
+                    volley::with(rigs, &shot, |volleys| {
+                        session.series(&name, thrift.of(bytes), |turn| {
+                            let timings = volleys.shoot(turn)?;
+                            each.iter_mut().zip(&timings).for_each(|(times, timing)| times.push(timing.done));
+                            if turn == 0 || shot.bytes <= COMPARED_MAX {
+                                volleys.compare()?;
+                            }
+                            Ok(timings.iter().map(|timing| timing.done).max().unwrap_or_default())
+                        })?;
+                        volleys.compare()
+                    })?;
+                    Ok(each.iter().filter_map(|times| Figures::of(times)).collect())
+                })?;
+                for (&gpu, figures) in gpus.iter().zip(all) {
+                    let key = Key { gpu, peer: None, way, direction, memory, load: Load::Alone, active, pieces: 1 };
+                    lines.entry(key).or_default().points.insert(bytes, figures);
+                }
+            }
+            session.advance()?;
+        }
+    }
+    Ok(lines)
+}
+
+/// The key of copies from `gpu` to `peer`.
+pub fn peer_key(gpu: EndpointId, peer: EndpointId) -> Key {
+    Key {
+        gpu,
+        peer: Some(peer),
+        way: Way::of(Method::Peer),
+        direction: Direction::Peer,
+        memory: HostMemory::Pinned,
+        load: Load::Alone,
+        active: 1,
+        pieces: 1,
+    }
+}
+
+/// The curve of copies from GPU `from` to GPU `to`, positions in `gpus`.
+pub fn peer(
+    session: &mut Session<'_>,
+    copier: &Arc<Copier>,
+    gpus: &[EndpointId],
+    (from, to): (usize, usize),
+    (sizes, thrift): (&[u64], Thrift),
+) -> Result<(Key, Line), Error> {
+    let key = peer_key(gpus[from], gpus[to]);
+    let most = sizes.iter().max().map_or(1, |size| *size as usize);
+    let (source, target) = (&copier.ports()[from], &copier.ports()[to]);
+    let mut random = vec![0; most];
+    Pcg64Mcg::seed_from_u64((from * 64 + to) as u64).fill_bytes(&mut random);
+    let home = source.device_buffer(most, Reach::Device)?;
+    source.copy_in(&mut home.claim(0..most, Access::Write)?, &random)?;
+    let place = target.device_buffer(most, Reach::Device)?;
+    let mut landing = vec![0; most];
+    let mut line = Line::default();
+    for &bytes in sizes {
+        let (name, len) = (format!("gpu{from} gpu{to} {bytes}"), bytes as usize);
+        let figures = session.step(&name, |session| {
+            // Zeros first, so that what is found afterwards was copied.
+            target.copy_in(&mut place.claim(0..len, Access::Write)?, &vec![0; len])?;
+            let figures = session.series(&name, thrift.of(bytes), |_| {
+                let begun = clock::now();
+                copier.copy_peer(At { buffer: &place, offset: 0 }, At { buffer: &home, offset: 0 }, len)?;
+                Ok(clock::now() - begun)
+            })?;
+            target.copy_out(&mut landing[..len], &place.claim(0..len, Access::Read)?)?;
+            match landing[..len].iter().zip(&random).position(|(a, b)| a != b) {
+                Some(at) => Err(Error::WrongCopy { copy: name.clone(), gpu: to, at: at as u64 }),
+                None => Ok(figures),
+            }
+        })?;
+        line.points.insert(bytes, figures);
+        session.advance()?;
+    }
+    Ok((key, line))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn points(medians: &[(u64, u64)]) -> BTreeMap<u64, Figures> {
+        medians.iter().map(|&(bytes, median)| (bytes, Figures::of(&[Nanos(median)]).unwrap())).collect()
+    }
+
+    #[test]
+    fn only_a_point_a_tenth_above_a_longer_one_is_doubtful() {
+        let line = points(&[(1, 1_100), (64, 1_390), (256, 2_491), (1024, 1_301), (4096, 1_265), (65_536, 9_000)]);
+        let doubtful: Vec<u64> = line.keys().copied().filter(|bytes| is_doubtful(&line, *bytes)).collect();
+        assert_eq!(doubtful, [256], "1,390 is 109.9 % of the least of longer copies");
+        assert!(!is_doubtful(&line, 3), "not measured");
+    }
+}

@@ -1,0 +1,207 @@
+//! Curves of many pieces in one request, from which the mover of such requests is chosen (specification of transfers, 1.7).
+
+use headway_core::files::machine::Method;
+use headway_core::models::transfer::{Direction, HostMemory, Key, Load, Via, Way};
+use headway_core::units::Nanos;
+use headway_device::Buffer;
+use headway_device::buffer::Access;
+use headway_device::gpu::{Caching, Gpu, Mover, Piece, Reach};
+use headway_os::clock;
+use headway_runtime::copy::{At, Copier, ManyBy};
+use rand_core::{Rng, SeedableRng};
+use rand_pcg::Pcg64Mcg;
+
+use super::{Taken, Taker, chain, is_fatal, is_posted};
+use crate::Error;
+use crate::rig::{Rig, flush};
+use crate::sample::Figures;
+
+/// Pieces of one request.
+const COUNTS: [usize; 3] = [16, 256, 8192];
+/// Lengths of the pieces.
+const SIZES: [usize; 2] = [64, 4096];
+
+/// One point: a mover, the way under which it is known, where its pieces are, and their number and length.
+#[derive(Clone, Copy)]
+struct Case {
+    by: ManyBy,
+    way: Way,
+    direction: Direction,
+    memory: HostMemory,
+    count: usize,
+    len: usize,
+}
+
+/// The movers that `ways` allow, each with its way and the host memory that it is chosen for.
+fn movers(ways: &[Way], window: Option<Via>, direction: Direction) -> Vec<(ManyBy, Way, HostMemory)> {
+    let (pinned, warm) = (HostMemory::Pinned, HostMemory::Warm);
+    let mut movers = vec![
+        (ManyBy::Queue(Mover::Loop), Way::of(Method::Dma), pinned),
+        (ManyBy::Queue(Mover::Batch), Way::of(Method::Pageable), pinned),
+        // What gathering is compared with.
+        (ManyBy::Queue(Mover::Batch), Way::of(Method::Pageable), warm),
+        (ManyBy::kernel(direction), Way::of(Method::Kernel), pinned),
+        (ManyBy::Gather, Way::of(Method::Staged), warm),
+    ];
+    // CPUs reach pinned memory like any other: one curve is kept for both.
+    movers.extend(window.map(|via| (ManyBy::Window, Way::via(Method::Window, via), warm)));
+    // Pieces go to the first copier that can be used.
+    let resident = ways.iter().find(|way| way.method == Method::Resident);
+    movers.extend(resident.iter().flat_map(|way| [pinned, warm].map(|memory| (ManyBy::Resident, **way, memory))));
+    movers.retain(|(_, way, _)| ways.contains(way));
+    movers
+}
+
+/// Memory at both ends, filled with the same random bytes.
+struct Memory {
+    random: Vec<u8>,
+    landing: Vec<u8>,
+    /// Pinned: the random bytes, and where pieces go.
+    pinned: [Buffer; 2],
+    plain: Buffer,
+    windowed: Option<Buffer>,
+}
+
+impl Memory {
+    fn new(port: &dyn Gpu, window: Option<Via>, room: usize) -> Result<Self, Error> {
+        let mut random = vec![0; room];
+        Pcg64Mcg::seed_from_u64(3).fill_bytes(&mut random);
+        let pinned = [port.pinned_buffer(room, Caching::Cached)?, port.pinned_buffer(room, Caching::Cached)?];
+        pinned[0].claim(0..room, Access::Write)?.bytes_mut()?.copy_from_slice(&random);
+        // Without a window for so much memory, windows are not measured.
+        let windowed = window.and_then(|via| port.device_buffer(room, Reach::Window(via)).ok());
+        let plain = port.device_buffer(room, Reach::Device)?;
+        Ok(Self { random, landing: vec![0; room], pinned, plain, windowed })
+    }
+
+    fn device(&self, by: ManyBy) -> &Buffer {
+        self.windowed.as_ref().filter(|_| by == ManyBy::Window).unwrap_or(&self.plain)
+    }
+
+    /// Puts the random bytes where the copy begins, and other bytes where it ends.
+    fn prepare(&mut self, port: &dyn Gpu, case: Case) -> Result<(), Error> {
+        let room = self.random.len();
+        let clear = vec![0; room];
+        let device = if case.direction == Direction::H2d { &clear } else { &self.random };
+        port.copy_in(&mut self.device(case.by).claim(0..room, Access::Write)?, device)?;
+        self.landing.fill(0);
+        self.pinned[1].claim(0..room, Access::Write)?.bytes_mut()?.fill(0);
+        Ok(())
+    }
+
+    /// Makes one request: the times until the call returned, and until the bytes were in place.
+    fn shoot(&mut self, copier: &Copier, case: Case, pieces: &[Piece]) -> Result<(Nanos, Nanos), Error> {
+        let Case { by, direction, memory, .. } = case;
+        let pinned = memory == HostMemory::Pinned;
+        let device = self.windowed.as_ref().filter(|_| by == ManyBy::Window).unwrap_or(&self.plain);
+        let at = At { buffer: device, offset: 0 };
+        let room = self.random.len();
+        let begun = clock::now();
+        match (direction, pinned) {
+            (Direction::H2d, true) => {
+                let from = self.pinned[0].claim(0..room, Access::Read)?;
+                copier.copy_many_in(at, from.bytes()?, pieces, Some(by))?
+            }
+            (Direction::H2d, false) => copier.copy_many_in(at, &self.random, pieces, Some(by))?,
+            (_, true) => {
+                let mut to = self.pinned[1].claim(0..room, Access::Write)?;
+                copier.copy_many_out(to.bytes_mut()?, at, pieces, Some(by))?
+            }
+            (_, false) => copier.copy_many_out(&mut self.landing, at, pieces, Some(by))?,
+        };
+        let call = clock::now() - begun;
+        let posted = is_posted(case.way, direction);
+        Ok((call, if posted { flush(device, room, begun)? } else { call }))
+    }
+
+    /// Compares every piece.
+    fn compare(&mut self, port: &dyn Gpu, case: Case, pieces: &[Piece]) -> Result<(), Error> {
+        let room = self.random.len();
+        if case.direction == Direction::H2d {
+            let from = self.device(case.by).claim(0..room, Access::Read)?;
+            port.copy_out(&mut self.landing, &from)?;
+        } else if case.memory == HostMemory::Pinned {
+            self.landing.copy_from_slice(self.pinned[1].claim(0..room, Access::Read)?.bytes()?);
+        }
+        let wrong = pieces.iter().find_map(|&Piece { from, to, len }| {
+            let pairs = self.landing[to..to + len].iter().zip(&self.random[from..from + len]);
+            pairs.enumerate().find(|(_, (found, expected))| found != expected).map(|(at, _)| to + at)
+        });
+        match wrong {
+            None => Ok(()),
+            Some(at) => {
+                let copy = format!("{} pieces {} by {}", pieces.len(), case.direction, case.way);
+                Err(Error::WrongCopy { copy, gpu: 0, at: at as u64 })
+            }
+        }
+    }
+}
+
+/// `count` pieces of `len` bytes, a piece apart on both sides, in opposite order.
+fn pieces(count: usize, len: usize) -> Vec<Piece> {
+    (0..count).map(|at| Piece { from: 2 * len * at, to: 2 * len * (count - 1 - at), len }).collect()
+}
+
+impl Taker<'_, '_> {
+    /// Measures requests of many pieces by every mover that `ways` allow, with nothing else going on; of those requests that
+    /// are no larger than the largest copy.
+    pub fn many(&mut self, rig: &Rig, ways: &[Way]) -> Result<(), Error> {
+        let most = self.sizes.last().map_or(0, |bytes| *bytes as usize);
+        let shapes = COUNTS.iter().flat_map(|&count| SIZES.map(|len| (count, len)));
+        let shapes: Vec<(usize, usize)> = shapes.filter(|(count, len)| count * len <= most).collect();
+        let Some(room) = shapes.iter().map(|(count, len)| 2 * count * len).max() else { return Ok(()) };
+        let mut memory = Memory::new(rig.port().as_ref(), rig.window(0), room)?;
+        let window = memory.windowed.as_ref().and_then(Buffer::window);
+        let mut cases = Vec::new();
+        for direction in [Direction::H2d, Direction::D2h] {
+            for (by, way, memory) in movers(ways, window, direction) {
+                let case = |&(count, len)| Case { by, way, direction, memory, count, len };
+                cases.extend(shapes.iter().map(case));
+            }
+        }
+        self.session.phase("many pieces", cases.len());
+        let mut left_out = Vec::new();
+        for case in cases {
+            if !left_out.contains(&case.by) {
+                match self.request(rig, &mut memory, case) {
+                    Err(error) if !is_fatal(&error) => {
+                        let Case { way, direction, count, .. } = case;
+                        let why = chain(&error);
+                        self.session.warnings.push(format!("{way} is left out for {count} pieces {direction}: {why}"));
+                        self.lines.retain(|key, _| key.way != way || key.pieces == 1);
+                        left_out.push(case.by);
+                    }
+                    made => made?,
+                }
+            }
+            self.session.advance()?;
+        }
+        Ok(())
+    }
+
+    fn request(&mut self, rig: &Rig, memory: &mut Memory, case: Case) -> Result<(), Error> {
+        let Case { way, direction, memory: host, count, len, .. } = case;
+        let bytes = (count * len) as u64;
+        let name = format!("gpu{} {count} pieces {way} {direction} {host} {len}", rig.gpu());
+        let effort = self.thrift.of(bytes);
+        let (port, copier, pieces) = (rig.port(), rig.copier(), pieces(count, len));
+        let Taken { done, posted } = self.session.step(&name, |session| {
+            memory.prepare(port.as_ref(), case)?;
+            let mut calls = Vec::new();
+            let done = session.series(&name, effort, |_| {
+                let (call, done) = memory.shoot(copier, case, &pieces)?;
+                calls.push(call);
+                Ok(done)
+            })?;
+            memory.compare(port.as_ref(), case, &pieces)?;
+            let counted = &calls[calls.len() - done.n as usize..];
+            Ok(Taken { done, posted: is_posted(way, direction).then(|| Figures::of(counted)).flatten() })
+        })?;
+        let pieces = u32::try_from(count).unwrap_or(u32::MAX);
+        let key = Key { gpu: self.gpu, peer: None, way, direction, memory: host, load: Load::Alone, active: 1, pieces };
+        let line = self.lines.entry(key).or_default();
+        line.points.insert(bytes, done);
+        line.posted.extend(posted.map(|posted| (bytes, posted)));
+        Ok(())
+    }
+}

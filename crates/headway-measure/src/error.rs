@@ -1,0 +1,132 @@
+//! What can fail in a measurement, beside what fails in `headway`.
+
+use std::io;
+use std::path::PathBuf;
+
+use headway_core::files::error::FileError;
+use headway_core::models::transfer::fit::FitError;
+use headway_device::{DeviceError, KernelError};
+use headway_os::OsError;
+use headway_runtime::copy::CopyError;
+
+use headway::Diagnosis;
+
+/// What failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// Something that is not peculiar to measurements.
+    #[error(transparent)]
+    Headway(#[from] headway::Error),
+    /// Somebody asked the measurement to end.
+    #[error("interrupted; `{journal}` keeps what was measured")]
+    Paused {
+        /// The journal.
+        journal: PathBuf,
+    },
+    /// A copy brought other bytes than it should have.
+    #[error("a copy of gpu{gpu} is wrong: {copy}: byte {at} differs")]
+    WrongCopy {
+        /// Which copy.
+        copy: String,
+        /// Position of the GPU.
+        gpu: usize,
+        /// First byte that differs.
+        at: u64,
+    },
+    /// No machine fits what was measured.
+    #[error("no machine fits what was measured")]
+    Fit(#[from] FitError),
+    /// What has been measured cannot be kept.
+    #[error("cannot keep what has been measured")]
+    Journal(#[source] io::Error),
+    /// An interrupted measurement of something else is kept where this one would keep what it has done.
+    #[error("`{journal}` keeps another measurement that was interrupted: {difference}")]
+    OtherJournal {
+        /// The journal.
+        journal: PathBuf,
+        /// In what they differ.
+        difference: String,
+    },
+    /// Two measurements into one file.
+    #[error("another measurement writes to `{journal}` now")]
+    JournalInUse {
+        /// The journal.
+        journal: PathBuf,
+    },
+    /// A file has the name of a journal and is none.
+    #[error("`{path}` is not what a measurement keeps")]
+    NoJournal {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A file that would be replaced.
+    #[error("`{path}` exists")]
+    Exists {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The file that is to be completed describes another node.
+    #[error("`{path}` has {file} GPUs, and {here} are here")]
+    OtherNode {
+        /// The file.
+        path: PathBuf,
+        /// GPUs in it.
+        file: usize,
+        /// GPUs here.
+        here: usize,
+    },
+}
+
+/// What comes from below is an error of `headway`.
+macro_rules! through {
+    ($($error:ty),* $(,)?) => {
+        $(impl From<$error> for Error {
+            fn from(error: $error) -> Self {
+                Self::Headway(error.into())
+            }
+        })*
+    };
+}
+
+through!(DeviceError, KernelError, CopyError, OsError, FileError);
+
+impl Diagnosis for Error {
+    fn kind(&self) -> &'static str {
+        match self {
+            Self::Headway(error) => error.kind(),
+            Self::Paused { .. } => "interrupted",
+            Self::WrongCopy { .. } => "wrong-bytes",
+            Self::Fit(_) => "fit",
+            Self::Journal(_) | Self::OtherJournal { .. } | Self::JournalInUse { .. } | Self::NoJournal { .. } => {
+                "journal"
+            }
+            Self::Exists { .. } => "exists",
+            Self::OtherNode { .. } => "other-node",
+        }
+    }
+
+    fn help(&self) -> Option<String> {
+        let fixed = match self {
+            Self::Headway(error) => return error.help(),
+            Self::Exists { .. } => "`--force` replaces it; or choose another file with `--out`",
+            Self::Paused { .. } => "the same command goes on with it",
+            Self::OtherJournal { .. } => {
+                "to go on with it, repeat the command that began it; to begin anew, remove that file, or choose another \
+                 with `--out`"
+            }
+            Self::JournalInUse { .. } => "wait for its end, or choose another file with `--out`",
+            Self::NoJournal { .. } => "move it away, or choose another file with `--out`",
+            Self::OtherNode { .. } => "measure everything, without `--only`",
+            Self::WrongCopy { .. } | Self::Fit(_) | Self::Journal(_) => return None,
+        };
+        Some(fixed.to_owned())
+    }
+
+    fn within(&self) -> Option<&dyn Diagnosis> {
+        match self {
+            Self::Headway(error) => Some(error),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! Links and limits of a node: sets of copies measured, a machine fitted to them, and checked with random batches that it was
+//! not fitted to (specification of messages, 1.5).
+
+use std::sync::Arc;
+
+use headway_core::files::machine::{Calibration, Machine};
+use headway_core::models::interconnect::{Network, Seen};
+use headway_core::models::transfer::Stamp;
+use headway_core::models::transfer::fit::FitError;
+use headway_core::units::{NANOS_PER_SECOND, Nanos};
+use headway_device::Device;
+use headway_device::gpu::Gpu;
+use headway_os::clock;
+
+use super::batches::{Block, Draw, Lazy, Routes, Took};
+use super::fit::Observed;
+use super::sample::Effort;
+use super::session::Session;
+use super::sets::{Pace, Room};
+use super::{kernels, links, rehearsal, sets};
+use crate::Error;
+
+/// Repetitions of each random batch.
+const REPEATS: usize = 3;
+/// Repetitions of each small batch whose time gives set-ups.
+const SETUP_REPEATS: usize = 15;
+/// Seed of the batches that a machine is checked with.
+const SEED: u64 = 0x6261_7463_6865_7321;
+
+/// How much is measured.
+#[derive(Clone, Copy, Debug)]
+pub struct Scope {
+    /// How long sets run.
+    pub pace: Pace,
+    /// Memory for the copies of one GPU.
+    pub room: Room,
+    /// How often it is looked how late the host learns of an end.
+    pub jitter: Effort,
+    /// Random batches that the machine is checked with.
+    pub batches: usize,
+    /// How long more such batches are run, one after the other, for what happens now and then.
+    pub watch: Nanos,
+}
+
+/// The machine called `name` that explains what was measured on `ports`, with what was measured.
+pub fn calibrate(
+    session: &mut Session<'_>,
+    ports: &[Arc<dyn Gpu>],
+    device: &mut dyn Device,
+    scope: &Scope,
+    (name, stamp): (&str, &Stamp),
+) -> Result<(Machine, Observed), Error> {
+    let mut bed = Lazy::new(ports, scope.room);
+    let reaches = |from: usize, to: usize| from != to && ports[from].reaches(ports[to].id());
+    let sets = sets::sets(ports.len(), reaches);
+    let rates = sets::measure(session, &mut bed, &sets, scope.pace)?;
+    let setups = links::setups(session, &mut bed, (&sets, &rates), SETUP_REPEATS)?;
+    let jitter = kernels::jitter(session, device, scope.jitter)?;
+    let (sets, rates) = sets.into_iter().zip(rates).filter(|(_, rates)| !rates.0.is_empty()).unzip();
+    let observed = Observed { sets, rates, setups, jitter };
+    let mut machine = observed.machine(name, ports, stamp)?;
+    rehearsal::put(&mut machine, &rehearsal::rehearse(session, &mut bed, ports.len(), reaches)?)?;
+    session.phase("check", scope.batches);
+    let mut draw = Draw::new(SEED, ports.len(), reaches, scope.room);
+    let (model, mut seen) = (Model::of(&machine), Seen::default());
+    for number in 0..scope.batches {
+        let batch = draw.batch();
+        let took = run(session, &mut bed, &format!("batch {number}"), &batch, REPEATS)?;
+        model.add(&mut seen, &batch, &took)?;
+        session.advance()?;
+    }
+    if scope.watch > Nanos::ZERO {
+        seen.join(session.step("watch", |session| watch(session, &mut bed, &mut draw, &model, scope.watch))?);
+    }
+    seen.put(&mut machine);
+    Ok((machine, observed))
+}
+
+/// Runs random batches for `time`, one after the other.
+fn watch(
+    session: &mut Session<'_>,
+    bed: &mut Lazy<'_>,
+    draw: &mut Draw,
+    model: &Model<'_>,
+    time: Nanos,
+) -> Result<Seen, Error> {
+    let seconds = |time: Nanos| (time.0 / NANOS_PER_SECOND) as usize;
+    session.phase("watch", seconds(time));
+    let (mut seen, begun, mut told) = (Seen::default(), clock::now(), 0);
+    loop {
+        let passed = clock::now() - begun;
+        for _ in told..seconds(passed) {
+            session.advance()?;
+        }
+        told = seconds(passed);
+        if passed >= time {
+            return Ok(seen);
+        }
+        session.go_on()?;
+        let batch = draw.batch();
+        let took = bed.get()?.run(&batch)?;
+        model.add(&mut seen, &batch, &[took])?;
+    }
+}
+
+/// What batches are held against.
+struct Model<'m> {
+    routes: Routes<'m>,
+    network: Network,
+    calibration: Option<&'m Calibration>,
+}
+
+impl<'m> Model<'m> {
+    fn of(machine: &'m Machine) -> Self {
+        let calibration = machine.calibration.as_ref();
+        Self { routes: Routes::of(machine), network: Network::new(machine), calibration }
+    }
+
+    /// Adds what a batch took to what was seen.
+    fn add(&self, seen: &mut Seen, batch: &[Block], took: &[Took]) -> Result<(), Error> {
+        let Some(calibration) = self.calibration else { return Ok(()) };
+        let trial = self.routes.trial(batch, took)?;
+        Ok(seen.add(&trial, &self.network, calibration).map_err(FitError::from)?)
+    }
+}
+
+/// Runs one batch several times, or recalls that.
+pub fn run(
+    session: &mut Session<'_>,
+    bed: &mut Lazy<'_>,
+    key: &str,
+    batch: &[Block],
+    repeats: usize,
+) -> Result<Vec<Took>, Error> {
+    session.step(key, |_| bed.get().and_then(|bed| bed.repeat(batch, repeats)))
+}
+
+impl Scope {
+    /// What a benchmark measures before it predicts: sets of copies of 64 MiB, 60 ms each, 30 ms with many GPUs; `largest`
+    /// bounds the copies.
+    pub fn brief(gpus: usize, largest: usize, watch: Nanos) -> Self {
+        let time = if gpus > 2 { 30 } else { 60 };
+        let chunk = largest.min(64 << 20);
+        let time = if chunk < 16 << 20 { Nanos(2_000_000) } else { Nanos(time * 1_000_000) };
+        let jitter = Effort { warm_up: 10, n_min: 50, n_max: 2_500, time: Nanos(500_000_000) };
+        let room = Room::of(largest);
+        Self { pace: Pace { chunk, in_flight: 2, time, repeats: 4 }, room, jitter, batches: 30, watch }
+    }
+}

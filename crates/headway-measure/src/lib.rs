@@ -1,0 +1,615 @@
+//! Measures a node and writes its machine file: what it is, what its links carry alone and together, what kernels cost, and
+//! what every way of copying takes for every size (specification of transfers, 2.5 and 3.1).
+#![forbid(unsafe_code)]
+
+#[doc(hidden)]
+pub mod batches;
+#[doc(hidden)]
+pub mod cpu;
+#[doc(hidden)]
+pub mod curves;
+mod error;
+#[doc(hidden)]
+pub mod fit;
+#[doc(hidden)]
+pub mod interconnect;
+#[doc(hidden)]
+pub mod journal;
+mod kernels;
+#[doc(hidden)]
+pub mod links;
+#[doc(hidden)]
+pub mod load;
+#[doc(hidden)]
+pub mod node;
+#[doc(hidden)]
+pub mod place;
+#[doc(hidden)]
+pub mod rehearsal;
+mod report;
+#[doc(hidden)]
+pub mod rig;
+#[doc(hidden)]
+pub mod sample;
+#[doc(hidden)]
+pub mod session;
+#[doc(hidden)]
+pub mod sets;
+mod staging;
+#[doc(hidden)]
+pub mod turns;
+#[doc(hidden)]
+pub mod volley;
+#[doc(hidden)]
+pub mod wafer;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::{SystemTime, UNIX_EPOCH};
+use std::{fs, io};
+
+use headway_core::files::machine::{self, EndpointId, Machine, Method};
+use headway_core::models::transfer::{Direction, HostMemory, Key, Load, Profile, Tuning, TuningKey, Way};
+use headway_core::units::{Bytes, Nanos};
+use headway_device::gpu::Gpu;
+use headway_os::{affinity, copy};
+use headway_runtime::copy::{Copier, CopyLimits, CopyOptions, How};
+
+use self::curves::{Line, Taker, Thrift};
+pub use self::error::Error;
+use self::interconnect::{Scope, calibrate};
+use self::journal::{Head, Journal};
+use self::place::Place;
+pub use self::report::{Checked, Report};
+use self::rig::{Rig, Shot, Wish};
+use self::sample::Effort;
+use self::session::{Raw, Session};
+use self::sets::{Pace, Room};
+use headway::ports::{self, Backend};
+use headway::run::Progress;
+use headway::{emulation, files, stamp};
+
+/// Copies that `staged` is tuned with: so long that starting them counts little.
+const STAGED_BYTES: usize = 512 << 20;
+const STAGED_BYTES_FRESH: usize = 128 << 20;
+/// A tuning whose first two copies take more than this many percent of the least time so far is not timed further.
+const BEHIND_PERCENT: u64 = 110;
+
+/// A part of the measurement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Step {
+    /// Rates of links, alone and together; set-up times.
+    Links,
+    /// Costs of kernels; how late the host learns that something is done.
+    Kernels,
+    /// How `staged` works best.
+    Staging,
+    /// Every way, direction, memory and size, and many pieces in one request, with nothing else going on.
+    Curves,
+    /// Small copies beside bulk ones.
+    Beside,
+    /// Large copies on all GPUs at once.
+    Together,
+}
+
+impl Step {
+    /// Every step with its word, in the order in which they are made.
+    pub const WORDS: [(&'static str, Self); 6] = [
+        ("links", Self::Links),
+        ("kernels", Self::Kernels),
+        ("staging", Self::Staging),
+        ("curves", Self::Curves),
+        ("beside", Self::Beside),
+        ("together", Self::Together),
+    ];
+}
+
+/// How much is measured.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Depth {
+    /// Powers of four, of two from 128 KiB to 32 MiB, few samples: about a minute for one GPU.
+    Quick,
+    /// Powers of two.
+    #[default]
+    Normal,
+    /// Powers of two, at least 1000 samples up to 64 KiB.
+    Full,
+}
+
+/// What to measure and where to write it.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// On what.
+    pub backend: Backend,
+    /// The machine that the emulated backend imitates.
+    pub model: Option<String>,
+    /// The first so many GPUs only.
+    pub gpus: Option<usize>,
+    /// The machine file to write.
+    pub out: PathBuf,
+    /// Name of the machine; `None` = that of the file.
+    pub name: Option<String>,
+    /// How much.
+    pub depth: Depth,
+    /// Replace a file that exists.
+    pub force: bool,
+    /// These steps only; the rest is taken from the file that exists. Empty = all.
+    pub only: Vec<Step>,
+    /// These sizes instead of the depth's.
+    pub sizes: Option<Vec<Bytes>>,
+    /// Measure every GPU by itself, not only the first of each model.
+    pub each: bool,
+    /// How long random batches of copies are run beyond those that check the model, so that margin and jitter cover what
+    /// happens now and then.
+    pub watch: Nanos,
+    /// File for every sample.
+    pub raw: Option<PathBuf>,
+    /// Ends the measurement early when it becomes true.
+    pub interrupt: Arc<AtomicBool>,
+}
+
+/// Measures as `options` say and writes the machine file, whole or not at all. After an interruption the same call goes on
+/// with what a journal beside the file has kept.
+///
+/// # Errors
+/// [`Error::Exists`], [`headway::Error::Backend`], [`Error::Paused`], and what devices and files refuse.
+pub fn measure(options: &Options, mut progress: impl FnMut(Progress)) -> Result<Report, Error> {
+    run(options, &mut progress).map_err(|error| match error {
+        Error::Headway(headway::Error::Interrupted) => Error::Paused { journal: Journal::path_of(&options.out) },
+        error => error,
+    })
+}
+
+fn run(options: &Options, progress: &mut dyn FnMut(Progress)) -> Result<Report, Error> {
+    let exists = options.out.exists();
+    if exists && !options.force {
+        return Err(Error::Exists { path: options.out.clone() });
+    }
+    let ports = ports::open(options.backend, options.model.as_deref(), options.gpus)?;
+    let old =
+        if options.only.is_empty() || !exists { None } else { Some(files::machine(&options.out.to_string_lossy())?) };
+    if let Some(file) = old.as_ref().map(|machine| machine.gpus().count()).filter(|file| *file != ports.len()) {
+        return Err(Error::OtherNode { path: options.out.clone(), file, here: ports.len() });
+    }
+    if old.is_none() && !options.does(Step::Links) {
+        return Err(
+            headway::Error::Options("`--only` without `links` completes a machine file, and there is none").into()
+        );
+    }
+    let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let stamp = stamp::stamp(&ports, node::date(seconds));
+    let head = Head::new(&stamp, request(options));
+    let journal = Journal::open(Journal::path_of(&options.out), &head)?;
+    let known = journal.count();
+    let raw = options.raw.as_deref().map(|path| Raw::open(path, known > 0)).transpose()?;
+    let mut session = Session::new(Some(journal), raw, &options.interrupt, progress);
+    if known > 0 {
+        session.warnings.push(format!("going on: {known} figures were measured before an interruption"));
+    }
+    let name = options.name.clone().unwrap_or_else(|| {
+        options.out.file_stem().map_or_else(|| "node".to_owned(), |stem| stem.to_string_lossy().into_owned())
+    });
+    let mut machine = match old {
+        Some(old) if !options.does(Step::Links) => old,
+        old => {
+            let mut device = ports::device(options.backend, options.model.as_deref())?;
+            let scope = options.scope(ports.len());
+            let (machine, _) = calibrate(&mut session, &ports, device.as_mut(), &scope, (&name, &stamp))?;
+            let (kernels, cpu, profile) = old.map(|old| (old.kernels, old.cpu, old.profile)).unwrap_or_default();
+            Machine { kernels, cpu, profile, ..machine }
+        }
+    };
+    machine.profile.stamp = Some(stamp);
+    Measurement { options, ports, machine, session }.make()
+}
+
+impl Options {
+    fn does(&self, step: Step) -> bool {
+        self.only.is_empty() || self.only.contains(&step)
+    }
+
+    fn by_depth<T>(&self, quick: T, normal: T, full: T) -> T {
+        match self.depth {
+            Depth::Quick => quick,
+            Depth::Normal => normal,
+            Depth::Full => full,
+        }
+    }
+
+    /// Sizes of the curves, ascending.
+    fn copy_sizes(&self) -> Vec<u64> {
+        let step = self.by_depth(2, 1, 1);
+        let mut sizes: Vec<u64> = match &self.sizes {
+            Some(sizes) => sizes.iter().map(|bytes| bytes.0.max(1)).collect(),
+            // Copies of middle size bend where caches end.
+            None => (0..=30).filter(|at| at % step == 0 || (17..=25).contains(at)).map(|at| 1 << at).collect(),
+        };
+        sizes.sort_unstable();
+        sizes.dedup();
+        sizes
+    }
+
+    fn size_max(&self) -> usize {
+        self.copy_sizes().last().map_or(1, |bytes| *bytes as usize)
+    }
+
+    fn thrift(&self) -> Thrift {
+        let effort = |warm_up, n_min, n_max, ms: u64| Effort { warm_up, n_min, n_max, time: Nanos(ms * 1_000_000) };
+        self.by_depth(
+            Thrift {
+                small: effort(5, 10, 200, 10),
+                middle: effort(5, 5, 100, 15),
+                large: effort(2, 3, 40, 20),
+                patience: Nanos(60_000_000),
+            },
+            Thrift {
+                small: effort(20, 20, 500, 50),
+                middle: effort(5, 10, 200, 50),
+                large: effort(2, 5, 40, 100),
+                patience: Nanos::MAX,
+            },
+            Thrift {
+                small: effort(50, 100, 1000, 500),
+                middle: effort(10, 30, 300, 300),
+                large: effort(2, 7, 60, 600),
+                patience: Nanos::MAX,
+            },
+        )
+    }
+
+    /// Jobs of each probe on the CPU.
+    fn cpu_effort(&self) -> Effort {
+        let n = self.by_depth(1_000, 4_000, 20_000);
+        Effort { warm_up: 10, n_min: 20, n_max: n, time: Nanos(self.by_depth(100, 400, 2_000) * 1_000_000) }
+    }
+
+    fn scope(&self, gpus: usize) -> Scope {
+        let chunk = self.size_max().clamp(4 << 10, 64 << 20);
+        // Without large copies to measure, nobody waits for precise rates either.
+        let small = chunk < 16 << 20;
+        // Nodes with more GPUs have more sets.
+        let time = self.by_depth(25, if gpus > 2 { 35 } else { 60 }, 100u64);
+        let time = if small { Nanos(1_000_000) } else { Nanos(time * 1_000_000) };
+        let repeats = if small { 1 } else { self.by_depth(3, 4, 7) };
+        let jitter = Effort {
+            warm_up: 10,
+            n_min: 50,
+            n_max: self.by_depth(1_000, 2_500, 10_000),
+            time: Nanos(self.by_depth(200, 500, 2000) * 1_000_000),
+        };
+        Scope {
+            pace: Pace { chunk, in_flight: 2, time, repeats },
+            room: Room::of(self.size_max().clamp(4 << 10, 256 << 20)),
+            jitter,
+            batches: self.by_depth(30, 60, 300),
+            watch: self.watch,
+        }
+    }
+}
+
+/// The options that change what is measured, for the journal.
+fn request(options: &Options) -> BTreeMap<String, String> {
+    let Options { gpus, sizes, model, each, watch, only, depth, .. } = options;
+    let listed = |texts: Vec<String>| (!texts.is_empty()).then(|| texts.join(","));
+    let words = only
+        .iter()
+        .collect::<BTreeSet<_>>()
+        .into_iter()
+        .filter_map(|step| Step::WORDS.iter().find(|(_, known)| known == step).map(|(word, _)| (*word).to_owned()));
+    let given = [
+        ("--quick", (*depth == Depth::Quick).then(String::new)),
+        ("--full", (*depth == Depth::Full).then(String::new)),
+        ("--gpus", gpus.map(|gpus| gpus.to_string())),
+        (
+            "--sizes",
+            sizes.as_ref().and_then(|sizes| listed(sizes.iter().map(|bytes| format!("'{} B'", bytes.0)).collect())),
+        ),
+        ("--model", model.clone()),
+        ("--each", each.then(String::new)),
+        ("--watch", (*watch > Nanos::ZERO).then(|| format!("'{} ns'", watch.0))),
+        ("--only", listed(words.collect())),
+    ];
+    given.into_iter().filter_map(|(option, value)| Some((option.to_owned(), value?))).collect()
+}
+
+/// A measurement under way.
+struct Measurement<'a> {
+    options: &'a Options,
+    ports: Vec<Arc<dyn Gpu>>,
+    machine: Machine,
+    session: Session<'a>,
+}
+
+impl Measurement<'_> {
+    fn make(mut self) -> Result<Report, Error> {
+        let gpus: Vec<EndpointId> = self.machine.gpus().collect();
+        self.kernels()?;
+        let copier = self.copier(&gpus)?;
+        let ways = usable(&copier, gpus.len());
+        if self.options.does(Step::Staging) && ways.iter().any(|ways| ways.contains(&Way::of(Method::Staged))) {
+            self.staging(&copier, &gpus)?;
+        }
+        drop(copier);
+        // From here on `staged` works as it was found to work best, with threads that may run wherever this one may now.
+        let copier = self.copier(&gpus)?;
+        if ways.iter().any(|ways| ways.contains(&Way::of(Method::Staged))) {
+            copier.prepare()?;
+        }
+        self.curves(&copier, &gpus, &ways)?;
+        if self.options.does(Step::Together) && gpus.len() > 1 {
+            self.together(&copier, &gpus, &ways)?;
+        }
+        drop(copier);
+        let profile = self.machine.profile.clone();
+        links::put_curves(&mut self.machine, &profile);
+        self.finish()
+    }
+
+    fn copier(&self, gpus: &[EndpointId]) -> Result<Arc<Copier>, Error> {
+        let options = CopyOptions { resident: true, multipath: true, ..CopyOptions::default() };
+        let ends = gpus.iter().copied().zip(self.ports.iter().cloned()).collect();
+        let profile = Profile { tunings: self.machine.profile.tunings.clone(), ..Profile::default() };
+        Ok(Arc::new(Copier::new(ends, profile, options)?))
+    }
+
+    fn kernels(&mut self) -> Result<(), Error> {
+        if !self.options.does(Step::Kernels) {
+            return Ok(());
+        }
+        let device = ports::device(self.options.backend, self.options.model.as_deref())?;
+        let n = self.options.by_depth(20, 50, 200);
+        let effort =
+            Effort { warm_up: 2, n_min: 5, n_max: n, time: Nanos(self.options.by_depth(200, 500, 2000) * 1_000_000) };
+        let size = match device.description().source {
+            headway_device::Source::Cuda => kernels::Size::full(effort),
+            _ => kernels::Size::small(Effort { warm_up: 1, n_min: 2, n_max: 5, ..effort }),
+        };
+        self.machine.kernels = kernels::costs(&mut self.session, device, size)?;
+        self.session.phase("cores", 1);
+        let effort = self.options.cpu_effort();
+        let costs = self.session.step("cores", |_| cpu::costs(headway_kernels::ids(), effort))?;
+        self.machine.cpu = Some(cpu::of(costs));
+        self.session.advance()?;
+        Ok(())
+    }
+
+    fn staging(&mut self, copier: &Arc<Copier>, gpus: &[EndpointId]) -> Result<(), Error> {
+        let bytes_max = self.options.size_max().min(STAGED_BYTES);
+        let cpus = affinity::allowed().map_or(2, |cpus| cpus.len()) as u32;
+        let mut rigs = Vec::new();
+        for gpu in 0..gpus.len() {
+            rigs.push(Rig::new(copier, gpu, Wish { bytes_max, pinned: false, huge_pages: false })?);
+        }
+        let situations = [
+            (Direction::H2d, HostMemory::Warm),
+            (Direction::D2h, HostMemory::Warm),
+            (Direction::D2h, HostMemory::Fresh),
+        ];
+        let groups = groups(&self.ports, self.options.each);
+        self.session.phase("staging", situations.len() * (groups.len() + usize::from(gpus.len() > 1)));
+        let shots = self.options.by_depth(4, 6, 10);
+        for (direction, memory) in situations {
+            // Pages touched for the first time take so long that shorter copies tell enough.
+            let bytes_max = if memory == HostMemory::Fresh { bytes_max.min(STAGED_BYTES_FRESH) } else { bytes_max };
+            let space = |active: u32| staging::Space {
+                threads_max: (cpus.saturating_sub(1) / active).max(1),
+                pinned_max: CopyLimits::default().pinned_max,
+                bytes: Bytes(bytes_max as u64),
+                demotes: copy::can_demote(),
+            };
+            for group in &groups {
+                let first = group[0];
+                let key = format!("staging gpu{first} {direction} {memory} {bytes_max}");
+                let found = self.session.step(&key, |session| {
+                    search(session, &mut rigs[first..=first], (direction, memory), space(1), shots)
+                })?;
+                for &gpu in group {
+                    let key = TuningKey { gpu: gpus[gpu], direction, memory, active: 1 };
+                    self.machine.profile.tunings.extend(found.map(|tuning| (key, tuning)));
+                }
+                self.session.advance()?;
+            }
+            if gpus.len() > 1 {
+                let active = gpus.len() as u32;
+                let key = format!("staging all {direction} {memory} {bytes_max}");
+                let found = self
+                    .session
+                    .step(&key, |session| search(session, &mut rigs, (direction, memory), space(active), shots))?;
+                for &gpu in gpus {
+                    let key = TuningKey { gpu, direction, memory, active };
+                    self.machine.profile.tunings.extend(found.map(|tuning| (key, tuning)));
+                }
+                self.session.advance()?;
+            }
+        }
+        Ok(())
+    }
+
+    fn curves(&mut self, copier: &Arc<Copier>, gpus: &[EndpointId], ways: &[Vec<Way>]) -> Result<(), Error> {
+        let (sizes, thrift, bytes_max) = (self.options.copy_sizes(), self.options.thrift(), self.options.size_max());
+        let (does_curves, does_beside) = (self.options.does(Step::Curves), self.options.does(Step::Beside));
+        if !does_curves && !does_beside {
+            return Ok(());
+        }
+        for group in groups(&self.ports, self.options.each) {
+            let first = group[0];
+            let mut rig = Rig::new(copier, first, Wish { bytes_max, pinned: true, huge_pages: false })?;
+            let session = &mut self.session;
+            let mut taker = Taker {
+                session,
+                gpu: gpus[first],
+                sizes: sizes.clone(),
+                thrift,
+                lines: BTreeMap::new(),
+                dropped: Vec::new(),
+            };
+            if does_curves {
+                let place = Place::settle(&mut rig)?;
+                taker.alone(&mut rig, &ways[first])?;
+                // Threads that gather and copy in bulk may run anywhere.
+                drop(place);
+                taker.many(&rig, &ways[first])?;
+            }
+            if does_beside {
+                taker.beside(&mut rig, &ways[first], &[Load::BulkSame, Load::BulkOpposite])?;
+            }
+            for &gpu in &group {
+                // GPUs of one model behind equal links cost the same.
+                let lines = taker.lines.iter().map(|(key, line)| (Key { gpu: gpus[gpu], ..key.clone() }, line.clone()));
+                curves::keep(&mut self.machine.profile, &lines.collect());
+            }
+        }
+        if does_curves && gpus.len() > 1 {
+            self.peers(copier, gpus, (&sizes, thrift))?;
+        }
+        Ok(())
+    }
+
+    /// Curves between GPUs: of every pair with `each`, else of one pair for all.
+    fn peers(&mut self, copier: &Arc<Copier>, gpus: &[EndpointId], sizes: (&[u64], Thrift)) -> Result<(), Error> {
+        let reaches = |from: usize, to: usize| from != to && self.ports[from].reaches(self.ports[to].id());
+        let all = (0..gpus.len()).flat_map(|from| (0..gpus.len()).map(move |to| (from, to)));
+        let pairs: Vec<(usize, usize)> = all.filter(|&(from, to)| reaches(from, to)).collect();
+        let measured = if self.options.each { pairs.len() } else { pairs.len().min(1) };
+        self.session.phase("peers", measured * sizes.0.len());
+        let mut found: Option<Line> = None;
+        for (at, &(from, to)) in pairs.iter().enumerate() {
+            let line = match &found {
+                Some(line) if at >= measured => line.clone(),
+                _ => curves::peer(&mut self.session, copier, gpus, (from, to), sizes)?.1,
+            };
+            let key = curves::peer_key(gpus[from], gpus[to]);
+            curves::keep(&mut self.machine.profile, &BTreeMap::from([(key, line.clone())]));
+            found = Some(line);
+        }
+        Ok(())
+    }
+
+    fn together(&mut self, copier: &Arc<Copier>, gpus: &[EndpointId], ways: &[Vec<Way>]) -> Result<(), Error> {
+        let bytes_max = self.options.size_max().min(256 << 20);
+        let mut rigs = Vec::new();
+        for gpu in 0..gpus.len() {
+            rigs.push(Rig::new(copier, gpu, Wish { bytes_max, pinned: true, huge_pages: false })?);
+        }
+        let sizes: Vec<u64> =
+            self.options.copy_sizes().into_iter().filter(|size| (1 << 20..=256 << 20).contains(size)).collect();
+        let everywhere = |way: Way| ways.iter().all(|ways| ways.contains(&way));
+        let mut hows = Vec::new();
+        for direction in [Direction::H2d, Direction::D2h] {
+            for way in [Method::Dma, Method::Pageable, Method::Staged].map(Way::of) {
+                if everywhere(way) {
+                    hows.extend(
+                        curves::memories(way, direction).into_iter().map(|m| (way, direction, m, How::By(way))),
+                    );
+                }
+            }
+        }
+        let thrift = self.options.thrift();
+        let lines = curves::together(&mut self.session, gpus, &mut rigs, &hows, (&sizes, thrift))?;
+        curves::keep(&mut self.machine.profile, &lines);
+        Ok(())
+    }
+
+    /// Writes the file and says what is in it.
+    fn finish(self) -> Result<Report, Error> {
+        let Self { options, machine, session, ports } = self;
+        drop(ports);
+        let text = machine::write(&machine, &header(&machine));
+        // What was written must mean what was measured; anything else is our fault.
+        let machine = machine::parse(&options.out.display().to_string(), &text)?;
+        publish(&options.out, &text)?;
+        let warnings = session.finish()?;
+        let imitated = match options.backend {
+            Backend::Emu => Some(emulation::machine(options.model.as_deref(), options.gpus)?),
+            Backend::Auto | Backend::Cuda => None,
+        };
+        Ok(Report::of(&machine, imitated.as_ref(), &options.out, warnings))
+    }
+}
+
+/// What the file says about itself.
+fn header(machine: &Machine) -> Vec<&'static str> {
+    let mut lines = vec![
+        "Written by `headway measure`: rates, set-up times and curves of this node, as far as it was asked to measure them.",
+        "GB = 10^9 bytes. `headway measure --force` writes it anew.",
+    ];
+    if machine.profile.stamp.as_ref().is_some_and(|stamp| stamp.source != "cuda") {
+        lines.push("The figures are those of emulated GPUs and say nothing about any other.");
+    }
+    lines
+}
+
+/// Ways that every probe allows, for each GPU; the others become warnings only where they are the usual ones.
+fn usable(copier: &Copier, gpus: usize) -> Vec<Vec<Way>> {
+    let mut ways = vec![Vec::new(); gpus];
+    for probe in copier.probe() {
+        if probe.usable.is_ok() && probe.way.method != Method::Peer {
+            ways[probe.gpu].push(probe.way);
+        }
+    }
+    ways
+}
+
+/// Positions of GPUs of the same model, which are measured once; with `each`, every one by itself.
+fn groups(ports: &[Arc<dyn Gpu>], each: bool) -> Vec<Vec<usize>> {
+    let mut groups: Vec<Vec<usize>> = Vec::new();
+    for (gpu, port) in ports.iter().enumerate() {
+        let model = |port: &Arc<dyn Gpu>| {
+            let description = port.description();
+            // Emulated GPUs have names of their own.
+            let name = description.uuid.as_ref().map(|_| description.name.clone());
+            (name, description.memory_bytes, port.numa())
+        };
+        match groups.iter_mut().find(|group| !each && model(&ports[group[0]]) == model(port)) {
+            Some(group) => group.push(gpu),
+            None => groups.push(vec![gpu]),
+        }
+    }
+    groups
+}
+
+/// Searches on `rigs` at the same time; the slowest of them counts.
+fn search(
+    session: &mut Session<'_>,
+    rigs: &mut [Rig],
+    (direction, memory): (Direction, HostMemory),
+    space: staging::Space,
+    shots: u32,
+) -> Result<Option<Tuning>, Error> {
+    let way = Way::of(Method::Staged);
+    let effort = Effort { warm_up: 1, n_min: shots, n_max: shots, time: Nanos::ZERO };
+    let names: Vec<String> = rigs.iter().map(|rig| rig.gpu().to_string()).collect();
+    let found = staging::search(space, |tuning, least| {
+        let limit = Nanos(least.0.saturating_mul(BEHIND_PERCENT) / 100);
+        let how = How::Tuned(way, tuning);
+        let shot = Shot { how, direction, memory, bytes: space.bytes.0 as usize, window: None };
+        let Tuning { threads, buffer, stores, in_flight } = tuning;
+        let key =
+            format!("tuning gpu{} {direction} {memory} {threads} {} {stores} {in_flight}", names.join("+"), buffer.0);
+        let figures = volley::with(rigs, &shot, |volleys| {
+            session.series_below(&key, effort, limit, |turn| {
+                let timings = volleys.shoot(turn)?;
+                Ok(timings.iter().map(|timing| timing.done).max().unwrap_or_default())
+            })
+        })?;
+        Ok::<_, Error>(figures.median)
+    })?;
+    // Comparing takes several times as long as copying: of a search, only the last copies.
+    rigs.iter_mut().try_for_each(Rig::compare)?;
+    Ok(found.map(|(tuning, _)| tuning))
+}
+
+/// Writes `text` to `path`, whole or not at all.
+pub fn publish(path: &Path, text: &str) -> Result<(), Error> {
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(format!(".partial-{}", std::process::id()));
+    let partial = path.with_file_name(name);
+    let written = fs::write(&partial, text).and_then(|()| fs::rename(&partial, path));
+    Ok(written.map_err(|source: io::Error| {
+        // What is left of it helps nobody; that it cannot be removed either is the smaller problem.
+        let _ = fs::remove_file(&partial);
+        headway::Error::Write { path: path.to_owned(), source }
+    })?)
+}

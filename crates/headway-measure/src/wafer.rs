@@ -1,0 +1,430 @@
+//! What images cost on the devices at hand, and how many operations a pixel needs to keep the shape of the paper's node.
+
+use std::sync::Arc;
+
+use headway_core::files::machine::{EngineClass, KernelCost, Machine, Method};
+use headway_core::files::workload::Wafer;
+use headway_core::plan::block::block_bytes;
+use headway_core::plan::{INSPECT, MERGE, PlannedWafer, Share};
+use headway_core::units::{Bytes, NANOS_PER_SECOND, Nanos, Rate};
+use headway_device::kernel::{Camera, Kernel, Lane};
+use headway_device::{Access, Buffer, Device, DeviceError, HostKind, KernelId, Operation};
+use headway_kernels::find;
+use headway_kernels::inspect::blocks::MergeBlock;
+use headway_os::clock;
+use headway_runtime::wafer::{Ring, synopses};
+
+use super::sample::{Effort, Figures, series};
+use crate::Error;
+
+/// Shares of a period that copies and kernels take on the paper's node at the limit of the pipeline: 15 images of 50 us over
+/// one link, 5 of 200 us on each GPU.
+pub const SHAPE: (f64, f64) = (0.675, 0.90);
+/// Operations for each pixel of the first two probes.
+const PROBES: (u32, u32) = (100, 1500);
+/// The range in which operations are sought.
+const OPERATIONS: (f64, f64) = (16.0, 100_000.0);
+/// An operation not complete after this long is given up.
+const PATIENCE: Nanos = Nanos(30_000_000_000);
+/// Nanoseconds for a byte that count as none.
+const FREE: f64 = 1e-6;
+/// The slowest rate that a machine file can hold.
+const RATE_MIN: u64 = 1_000_000;
+
+/// Columns of [`Calibration::lines`].
+pub const COLUMNS: [&str; 7] = ["what", "images", "operations", "n", "median_ns", "p99_ns", "max_ns"];
+
+/// What the cameras see.
+#[derive(Clone, Copy, Debug)]
+pub struct Images {
+    pub width: u32,
+    pub height: u32,
+    /// Rows after which the pattern repeats.
+    pub pitch: u32,
+    /// Operations for each pixel.
+    pub operations: u32,
+    pub seed: u64,
+}
+
+impl Images {
+    /// Those of Verner, Mendelson, Schuster 2014, V-A, with a thousand operations for each pixel.
+    pub const fn of_paper(seed: u64) -> Self {
+        Self { width: 200, height: 1000, pitch: 100, operations: 1000, seed }
+    }
+}
+
+/// How large the probes are.
+#[derive(Clone, Copy, Debug)]
+pub struct Size {
+    /// Images of the smaller probe on each GPU; the larger one has twice as many.
+    pub images: u32,
+    pub effort: Effort,
+    /// Keep the study's operations, because a CPU runs the kernels.
+    pub fixed: bool,
+}
+
+/// What was measured, and the costs that follow.
+#[derive(Debug)]
+pub struct Calibration {
+    pub operations: u32,
+    /// Median time that one more image takes to copy, and to inspect.
+    pub copy: Nanos,
+    pub inspect: Nanos,
+    kernels: [KernelCost; 2],
+    /// A line for every probe, with [`COLUMNS`].
+    pub lines: Vec<Vec<String>>,
+}
+
+impl Calibration {
+    /// What the two kernels cost.
+    pub fn kernels(self) -> [KernelCost; 2] {
+        self.kernels
+    }
+
+    /// `machine` with these costs in place of its own.
+    pub fn apply(&self, machine: &mut Machine) {
+        machine.kernels.retain(|kernel| self.kernels.iter().all(|own| own.id != kernel.id));
+        machine.kernels.extend(self.kernels.iter().cloned());
+    }
+}
+
+/// Buffers and kernels of one device.
+struct Part {
+    device: Box<dyn Device>,
+    images: Buffer,
+    on_device: Buffer,
+    small: Buffer,
+    cameras: Buffer,
+    synopses: Buffer,
+    merged: Buffer,
+    inspect: (KernelId, Arc<dyn Kernel>),
+    merge: KernelId,
+}
+
+struct Rig<'a> {
+    study: &'a Images,
+    size: Size,
+    parts: Vec<Part>,
+    lines: Vec<Vec<String>>,
+}
+
+/// What inspecting the paper's images costs on `device`, and merging their synopses. `small` is for devices whose kernels run on
+/// the CPU.
+pub fn costs(device: Box<dyn Device>, effort: Effort, small: bool) -> Result<[KernelCost; 2], Error> {
+    let of_paper = Images::of_paper(1);
+    let (study, images) = if small { (Images { height: 300, ..of_paper }, 1) } else { (of_paper, 40) };
+    Ok(calibrate(vec![device], &study, Size { images, effort, fixed: true })?.kernels())
+}
+
+/// Measures on all `devices` at once.
+pub fn calibrate(devices: Vec<Box<dyn Device>>, study: &Images, size: Size) -> Result<Calibration, Error> {
+    let mut rig = Rig { study, size, parts: Vec::new(), lines: Vec::new() };
+    let all = size.images * 2 * devices.len() as u32;
+    for device in devices {
+        rig.parts.push(part(device, study, size.images * 2, all)?);
+    }
+    let (one, two) = (size.images, size.images * 2);
+    let mut copies = [Nanos::ZERO; 2];
+    for (time, images) in copies.iter_mut().zip([one, two]) {
+        rig.load(images)?;
+        *time = rig.copies(images)?.median;
+    }
+    let copy = slope(copies, one);
+    let operations = if size.fixed { study.operations } else { rig.operations(copy)? };
+    let mut inspections = Vec::new();
+    for images in [one, two] {
+        rig.load(images)?;
+        for operations in [operations, fewer(operations)] {
+            rig.tell(0, images, operations)?;
+            let figures = rig.inspections(images, operations)?;
+            inspections.push(Point { bytes: image_bytes(study, images), operations, figures });
+        }
+    }
+    let inspect = slope([inspections[0].figures.median, inspections[2].figures.median], one);
+    rig.all_synopses(two, all)?;
+    let mut merges = Vec::new();
+    for images in [one.min(all / 2).max(1), all] {
+        merges.push((PlannedWafer::synopses(images), rig.merges(images)?));
+    }
+    let kernels = [fit_operations(&inspections), fit(MERGE, &merges)];
+    Ok(Calibration { operations, copy, inspect, kernels, lines: rig.lines })
+}
+
+/// Time of one of `more` further images.
+fn slope([few, many]: [Nanos; 2], more: u32) -> Nanos {
+    Nanos(many.saturating_sub(few).0 / u64::from(more.max(1)))
+}
+
+fn image_bytes(study: &Images, images: u32) -> Bytes {
+    Bytes(2 * u64::from(study.width) * u64::from(study.height) * u64::from(images))
+}
+
+/// A cost that is not below the 99th percentile of either point.
+fn fit(id: &str, points: &[(Bytes, Figures)]) -> KernelCost {
+    let rate =
+        |bytes: u64, time: u64| (u128::from(bytes) * u128::from(NANOS_PER_SECOND) / u128::from(time.max(1))) as u64;
+    let [(few, short), (many, long)] = [points[0], points[points.len() - 1]];
+    let grown = long.p99.saturating_sub(short.p99).0;
+    let mut cost = rate(many.0.saturating_sub(few.0), grown.max(1)).max(RATE_MIN);
+    if Rate(cost).time_for(few) > short.p99 {
+        cost = rate(few.0, short.p99.0).min(rate(many.0, long.p99.0)).max(RATE_MIN);
+    }
+    let over = |bytes: Bytes, figures: Figures| figures.p99.saturating_sub(Rate(cost).time_for(bytes));
+    let setup = over(few, short).max(over(many, long));
+    let (chain_rate, operation_rate) = (None, None);
+    KernelCost { id: id.to_owned(), gpus: Vec::new(), setup, rate: Rate(cost), chain_rate, operation_rate }
+}
+
+/// How long inspecting took.
+struct Point {
+    bytes: Bytes,
+    operations: u32,
+    figures: Figures,
+}
+
+/// Operations of the probes that tell the part that does not grow with them.
+fn fewer(operations: u32) -> u32 {
+    (operations / 4).max(OPERATIONS.0 as u32)
+}
+
+/// A cost with a part for each byte and one for each byte and operation, not below the 99th percentile of any point. The points
+/// are of few images and of many, each with many operations and with few.
+fn fit_operations(points: &[Point]) -> KernelCost {
+    let [few, few_less, many, many_less] = points else { unreachable!("four points are measured") };
+    let slope = |few: &Point, many: &Point| {
+        let grown = many.figures.p99.saturating_sub(few.figures.p99).0.max(1);
+        grown as f64 / many.bytes.0.saturating_sub(few.bytes.0).max(1) as f64
+    };
+    let (steep, flat) = (slope(few, many), slope(few_less, many_less));
+    let more = f64::from(many.operations.saturating_sub(many_less.operations).max(1));
+    let mut each = (steep - flat) / more;
+    let mut fixed = flat - each * f64::from(many_less.operations);
+    if each <= 0.0 || fixed <= 0.0 {
+        // Noise, or all that takes time are operations: none is free then.
+        (each, fixed) = (steep / f64::from(many.operations.max(1)), 0.0);
+    }
+    let rate = |time: f64| Rate(((NANOS_PER_SECOND as f64 / time.max(FREE)) as u64).max(RATE_MIN));
+    let mut cost = KernelCost {
+        id: INSPECT.to_owned(),
+        gpus: Vec::new(),
+        setup: Nanos::ZERO,
+        rate: rate(fixed),
+        chain_rate: None,
+        operation_rate: Some(rate(each)),
+    };
+    let over = |point: &Point| point.figures.p99.saturating_sub(cost.with_operations(point.bytes, point.operations));
+    cost.setup = points.iter().map(over).max().unwrap_or_default();
+    cost
+}
+
+fn part(mut device: Box<dyn Device>, study: &Images, images: u32, all: u32) -> Result<Part, Error> {
+    let known = |id| find(id).expect("the kernels of a wafer are built");
+    let (inspect, merge) = (known(INSPECT), known(MERGE));
+    let block = block_bytes((0..images).map(|_| image_bytes(study, 1).0)).0 as usize;
+    let state = inspect.state_bytes(images as usize);
+    let board = PlannedWafer::synopses(all).0 as usize;
+    Ok(Part {
+        images: device.host_buffer(block, HostKind::Pinned)?,
+        on_device: device.device_buffer(block)?,
+        small: device.host_buffer(state, HostKind::Pinned)?,
+        cameras: device.device_buffer(state)?,
+        synopses: device.device_buffer(board)?,
+        merged: device.device_buffer(MergeBlock::output(all as usize))?,
+        inspect: (device.load(Arc::clone(&inspect))?, inspect),
+        merge: device.load(merge)?,
+        device,
+    })
+}
+
+impl Rig<'_> {
+    fn wafer(&self, cameras: u32, operations: u32) -> Wafer {
+        let Images { width, height, pitch, seed, .. } = *self.study;
+        Wafer { cameras, width, height, pitch, defects: (cameras * 4 / 5).clamp(4, 200), operations, ring: 1, seed }
+    }
+
+    /// Puts a block of so many images into the memory of every device.
+    fn load(&mut self, images: u32) -> Result<(), Error> {
+        let wafer = self.wafer(images, 0);
+        let ring = Ring::new(&wafer).expect("the study's images can be inspected");
+        let share = Share { gpu: 0, first: 0, cameras: images };
+        let block = block_bytes((0..images).map(|_| wafer.image().0)).0 as usize;
+        let mut filled = vec![0; block];
+        ring.fill(&share, 0, &mut filled).expect("the buffer has the size of the block");
+        for part in &mut self.parts {
+            part.images.claim(0..block, Access::Write)?.bytes_mut()?.copy_from_slice(&filled);
+        }
+        self.copy(block).map(drop)
+    }
+
+    /// Tells every device of the cameras from `first` on.
+    fn tell(&mut self, first: u32, images: u32, operations: u32) -> Result<(), Error> {
+        let wafer = self.wafer(images, operations);
+        let lane = |number| Lane { camera: Some(Camera { wafer, number }), ..Lane::default() };
+        let lanes: Vec<Lane> = (first..first + images).map(lane).collect();
+        for part in &mut self.parts {
+            let bytes = part.inspect.1.state_bytes(lanes.len());
+            let mut state = part.small.claim(0..bytes, Access::Write)?;
+            part.inspect.1.init_state(&lanes, state.bytes_mut()?)?;
+        }
+        self.each(|part| {
+            let bytes = part.inspect.1.state_bytes(lanes.len());
+            let (from, to) = (part.small.claim(0..bytes, Access::Read)?, part.cameras.claim(0..bytes, Access::Write)?);
+            Ok((EngineClass::H2d, Operation::Copy { method: Method::Dma, from, to }))
+        })
+        .map(drop)
+    }
+
+    fn copy(&mut self, block: usize) -> Result<Nanos, Error> {
+        self.each(|part| {
+            let (from, to) =
+                (part.images.claim(0..block, Access::Read)?, part.on_device.claim(0..block, Access::Write)?);
+            Ok((EngineClass::H2d, Operation::Copy { method: Method::Dma, from, to }))
+        })
+    }
+
+    fn copies(&mut self, images: u32) -> Result<Figures, Error> {
+        let block = block_bytes((0..images).map(|_| image_bytes(self.study, 1).0)).0 as usize;
+        self.series("copy", images, 0, |rig| rig.copy(block))
+    }
+
+    /// The cameras that were told of, from `first` on.
+    fn inspect(&mut self, first: u32, images: u32) -> Result<Nanos, Error> {
+        let block = block_bytes((0..images).map(|_| image_bytes(self.study, 1).0)).0 as usize;
+        self.each(|part| {
+            let launch = Operation::Launch {
+                kernel: part.inspect.0,
+                input: part.on_device.claim(0..block, Access::Read)?,
+                output: part.synopses.claim(synopses(&Share { gpu: 0, first, cameras: images }), Access::Write)?,
+                state: Some(part.cameras.claim(0..part.cameras.len(), Access::Write)?),
+                lanes: images,
+            };
+            Ok((EngineClass::Ee, launch))
+        })
+    }
+
+    fn inspections(&mut self, images: u32, operations: u32) -> Result<Figures, Error> {
+        self.series("inspect", images, operations, |rig| rig.inspect(0, images))
+    }
+
+    /// Operations with which an image takes as much longer on a GPU than on its way there as on the paper's node.
+    fn operations(&mut self, copy: Nanos) -> Result<u32, Error> {
+        let images = self.size.images * 2;
+        let mut times = [0.0; 2];
+        for (time, operations) in times.iter_mut().zip([PROBES.0, PROBES.1]) {
+            self.tell(0, images, operations)?;
+            *time = self.inspections(images, operations)?.median.0 as f64 / f64::from(images);
+        }
+        let wanted = copy.0 as f64 * SHAPE.1 / SHAPE.0;
+        let each = (times[1] - times[0]).max(1e-3) / f64::from(PROBES.1 - PROBES.0);
+        let operations = f64::from(PROBES.0) + (wanted - times[0]) / each;
+        Ok(operations.clamp(OPERATIONS.0, OPERATIONS.1) as u32)
+    }
+
+    /// Synopses of `all` cameras on every device, `images` at a time.
+    fn all_synopses(&mut self, images: u32, all: u32) -> Result<(), Error> {
+        for first in (0..all).step_by(images as usize) {
+            self.tell(first, images, 0)?;
+            self.inspect(first, images)?;
+        }
+        Ok(())
+    }
+
+    fn merges(&mut self, images: u32) -> Result<Figures, Error> {
+        self.series("merge", images, 0, |rig| {
+            rig.each(|part| {
+                let launch = Operation::Launch {
+                    kernel: part.merge,
+                    input: part.synopses.claim(0..PlannedWafer::synopses(images).0 as usize, Access::Read)?,
+                    output: part.merged.claim(0..part.merged.len(), Access::Write)?,
+                    state: None,
+                    lanes: images,
+                };
+                Ok((EngineClass::Ee, launch))
+            })
+        })
+    }
+
+    fn series(
+        &mut self,
+        what: &str,
+        images: u32,
+        operations: u32,
+        mut once: impl FnMut(&mut Self) -> Result<Nanos, Error>,
+    ) -> Result<Figures, Error> {
+        let samples = series(self.size.effort, clock::now, |_| once(self))?;
+        let figures = Figures::of(&samples).expect("an effort asks for at least one sample");
+        let numbers = [u64::from(images), u64::from(operations), u64::from(figures.n)];
+        let times = [figures.median.0, figures.p99.0, figures.max.0];
+        let numbers = numbers.into_iter().chain(times).map(|number| number.to_string());
+        self.lines.push([what.to_owned()].into_iter().chain(numbers).collect());
+        Ok(figures)
+    }
+
+    /// Does the same on every device at once; returns the time of the slowest.
+    fn each(
+        &mut self,
+        operation: impl Fn(&Part) -> Result<(EngineClass, Operation), DeviceError>,
+    ) -> Result<Nanos, Error> {
+        for part in &mut self.parts {
+            let (class, work) = operation(part)?;
+            part.device.submit(class, work, 0)?;
+        }
+        let (begun, mut slowest, mut done) = (clock::now(), Nanos::ZERO, Vec::new());
+        for part in &mut self.parts {
+            while done.is_empty() {
+                part.device.poll(&mut done);
+                if clock::now() > begun + PATIENCE {
+                    let what = "an operation of the wafer's calibration".to_owned();
+                    return Err(DeviceError::Timeout { what, after: PATIENCE }.into());
+                }
+                std::thread::yield_now();
+            }
+            for completion in done.drain(..) {
+                completion.result?;
+                slowest = slowest.max(completion.finished.saturating_sub(completion.started));
+            }
+        }
+        Ok(slowest)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn point(bytes: u64, operations: u32, p99: u64) -> Point {
+        let time = Nanos(p99);
+        let figures = Figures { n: 1, min: time, p25: time, median: time, p75: time, p99: time, max: time };
+        Point { bytes: Bytes(bytes), operations, figures }
+    }
+
+    #[test]
+    fn a_part_for_each_byte_and_one_for_each_operation_are_told_apart() {
+        let time = |bytes: u64, operations: u64| 5_000 + bytes / 100 + bytes * operations / 20_000;
+        let of = |bytes, operations| point(bytes, operations, time(bytes, u64::from(operations)));
+        let cost = fit_operations(&[of(400_000, 1000), of(400_000, 250), of(800_000, 1000), of(800_000, 250)]);
+        let near = |rate: u64, wanted: u64| rate.abs_diff(wanted) <= wanted / 1000;
+        assert!(
+            near(cost.rate.0, 100_000_000_000) && near(cost.operation_rate.unwrap().0, 20_000_000_000_000),
+            "{cost:?}"
+        );
+        assert!(cost.setup.0.abs_diff(5_000) < 100, "{cost:?}");
+        for (bytes, operations) in [(400_000, 100), (1_600_000, 2000), (800_000, 500)] {
+            let (found, wanted) =
+                (cost.with_operations(Bytes(bytes), operations).0, time(bytes, u64::from(operations)));
+            assert!(found.abs_diff(wanted) * 200 < wanted, "{operations}: {found} {wanted}");
+        }
+    }
+
+    #[test]
+    fn no_point_is_above_the_cost_whatever_the_noise() {
+        for times in [[9, 9, 9, 9], [100, 200, 300, 400], [500, 400, 90, 700], [50_000, 40_000, 10, 20]] {
+            let bytes = [400_000, 400_000, 800_000, 800_000];
+            let points: Vec<Point> = (0..4).map(|at| point(bytes[at], [1000, 250][at % 2], times[at] * 1000)).collect();
+            let cost = fit_operations(&points);
+            for point in &points {
+                assert!(cost.with_operations(point.bytes, point.operations) >= point.figures.p99, "{times:?} {cost:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,193 @@
+//! Measuring copies, on the emulated backend with a few small sizes: what is written means what was measured.
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use headway::Diagnosis;
+use headway::explain::{Question, explain};
+use headway::ports::Backend;
+use headway_core::files::machine::{self, Method};
+use headway_core::models::transfer::{Direction, HostMemory, Load, Statistic};
+use headway_core::units::{Bytes, Nanos};
+use headway_measure::{Depth, Error, Options, Step, measure};
+
+fn options(out: &Path) -> Options {
+    Options {
+        backend: Backend::Emu,
+        model: None,
+        gpus: None,
+        out: out.to_owned(),
+        name: None,
+        depth: Depth::Quick,
+        force: false,
+        only: Vec::new(),
+        sizes: Some(vec![Bytes(64), Bytes(4096), Bytes(64 << 10)]),
+        each: false,
+        watch: Nanos::ZERO,
+        raw: None,
+        interrupt: Arc::new(AtomicBool::new(false)),
+    }
+}
+
+fn question(machine: &Path, bytes: u64, direction: Direction, memory: HostMemory, load: Load) -> Question {
+    Question {
+        machine: machine.to_str().unwrap().to_owned(),
+        gpu: None,
+        peer: None,
+        direction,
+        bytes: Bytes(bytes),
+        pieces: 1,
+        memory,
+        load,
+        active: 1,
+        objective: Statistic::P99,
+        excluded: Vec::new(),
+    }
+}
+
+#[test]
+fn a_measured_file_is_read_back_and_answers_questions() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("node.toml");
+    let raw = folder.path().join("raw.jsonl.gz");
+    let report = measure(&Options { raw: Some(raw.clone()), ..options(&file) }, |_| ()).unwrap();
+    assert_eq!((report.machine.as_str(), report.source.as_str()), ("node", "emu"));
+    assert!(raw.metadata().unwrap().len() > 1000 && !folder.path().join("node.toml.partial.jsonl").exists());
+
+    let text = fs::read_to_string(&file).unwrap();
+    assert!(text.contains("say nothing about any other"), "{text}");
+    let machine = machine::parse("node", &text).unwrap();
+    let again = machine::parse("again", &machine::write(&machine, &[])).unwrap();
+    assert_eq!(again.profile, machine.profile);
+    assert_eq!((again.capacities, again.routes), (machine.capacities.clone(), machine.routes.clone()));
+    assert!(machine.calibration.is_some() && machine.kernel("spin", machine.gpus().next().unwrap()).is_some());
+    assert_eq!(machine.profile.tunings.len(), 3);
+    assert!(!machine.profile.posted.is_empty());
+
+    for (direction, memory, load) in [
+        (Direction::H2d, HostMemory::Warm, Load::Alone),
+        (Direction::D2h, HostMemory::Fresh, Load::Alone),
+        (Direction::H2d, HostMemory::Pinned, Load::Alone),
+        (Direction::D2h, HostMemory::Pinned, Load::BulkSame),
+    ] {
+        let explanation = explain(&question(&file, 4096, direction, memory, load)).unwrap();
+        let chosen = &explanation.rows[0];
+        assert_eq!(chosen.verdict, "chosen", "{explanation:#?}");
+        assert!(chosen.figures.n >= 10 && chosen.figures.max.is_some(), "{explanation:#?}");
+        assert!(explanation.profile.contains("source emu"), "{}", explanation.profile);
+    }
+}
+
+#[test]
+fn a_node_that_is_watched_is_checked_with_more_batches() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("node.toml");
+    let only = vec![Step::Links, Step::Kernels];
+    let report = measure(&Options { only, watch: Nanos(1_000_000_000), ..options(&file) }, |_| ()).unwrap();
+    let checked = report.calibration.unwrap();
+    let found = machine::parse("node", &fs::read_to_string(&file).unwrap()).unwrap().calibration.unwrap();
+    // Without that it is checked with 30.
+    assert!(found.batches > 30 && found.batches == checked.batches, "{checked:?}");
+    assert_eq!((found.margin_ppm, found.jitter), (checked.margin_ppm, checked.jitter));
+}
+
+#[test]
+fn requests_of_many_pieces_are_measured_by_every_mover_and_explained() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("node.toml");
+    // 256 pieces of 64 bytes fit, 8192 do not.
+    measure(&Options { sizes: Some(vec![Bytes(16 << 10)]), ..options(&file) }, |_| ()).unwrap();
+    let machine = machine::parse("node", &fs::read_to_string(&file).unwrap()).unwrap();
+    let many = |direction, memory| {
+        let keys = machine.profile.curves.keys().filter(move |key| key.pieces > 1);
+        let keys = keys.filter(|key| (key.direction, key.memory, key.pieces) == (direction, memory, 256));
+        keys.map(|key| key.way.method).collect::<Vec<_>>()
+    };
+    use Method::{Dma, Kernel, Pageable, Resident, Staged, Window};
+    for direction in [Direction::H2d, Direction::D2h] {
+        assert_eq!(many(direction, HostMemory::Pinned), [Pageable, Dma, Window, Resident, Kernel]);
+        assert_eq!(many(direction, HostMemory::Warm), [Pageable, Staged, Window, Resident]);
+    }
+    let posted = machine.profile.posted.keys().any(|key| key.pieces == 256 && key.way.method == Window);
+    assert!(posted, "stores are posted");
+
+    for memory in [HostMemory::Pinned, HostMemory::Warm] {
+        let question = Question { pieces: 256, ..question(&file, 16 << 10, Direction::H2d, memory, Load::Alone) };
+        let explanation = explain(&question).unwrap();
+        assert!(explanation.rows[0].figures.n >= 3, "{explanation:#?}");
+        assert!(!explanation.why.iter().any(|line| line.starts_with("assumed")), "{explanation:#?}");
+    }
+}
+
+#[test]
+fn a_file_that_exists_is_kept_unless_forced_and_parts_of_it_can_be_measured_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("node.toml");
+    fs::write(&file, "mine").unwrap();
+    assert!(matches!(measure(&options(&file), |_| ()), Err(Error::Exists { .. })));
+    assert_eq!(fs::read_to_string(&file).unwrap(), "mine");
+    let few = Options { sizes: Some(vec![Bytes(64)]), force: true, ..options(&file) };
+    measure(&few, |_| ()).unwrap();
+    let before = machine::parse("before", &fs::read_to_string(&file).unwrap()).unwrap();
+    measure(&Options { only: vec![Step::Kernels], ..few }, |_| ()).unwrap();
+    let after = machine::parse("after", &fs::read_to_string(&file).unwrap()).unwrap();
+    assert_eq!((after.profile.curves, after.capacities), (before.profile.curves, before.capacities));
+}
+
+#[test]
+fn an_interrupted_measurement_goes_on_where_it_was() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("node.toml");
+    let options = Options { sizes: Some(vec![Bytes(64), Bytes(256)]), ..options(&file) };
+    let interrupt = Arc::clone(&options.interrupt);
+    let stop = |progress: headway::run::Progress| {
+        if progress.phase == "alone" && progress.done == 3 {
+            interrupt.store(true, std::sync::atomic::Ordering::Relaxed);
+        }
+    };
+    assert!(matches!(measure(&options, stop), Err(Error::Paused { .. })));
+    let journal = folder.path().join("node.toml.partial.jsonl");
+    let kept = fs::read_to_string(&journal).unwrap().lines().count();
+    assert!(!file.exists() && kept > 3, "{kept}");
+    let again = Options { interrupt: Arc::new(AtomicBool::new(false)), ..options };
+    // Options that would measure something else are refused, and what is done stays.
+    for other in [
+        Options { depth: Depth::Normal, ..again.clone() },
+        Options { only: vec![Step::Links], ..again.clone() },
+        Options { sizes: Some(vec![Bytes(64), Bytes(257)]), ..again.clone() },
+        Options { watch: Nanos(1), ..again.clone() },
+    ] {
+        let error = measure(&other, |_| ()).unwrap_err();
+        assert!(matches!(error, Error::OtherJournal { .. }) && error.help().is_some(), "{error}");
+        assert_eq!(fs::read_to_string(&journal).unwrap().lines().count(), kept, "{error}");
+    }
+    let report = measure(&again, |_| ()).unwrap();
+    assert!(report.warnings.iter().any(|warning| warning.starts_with("going on: ")), "{:?}", report.warnings);
+    assert!(file.exists() && !journal.exists());
+}
+
+#[test]
+fn two_gpus_are_measured_together_and_a_part_without_a_file_to_complete_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("two.toml");
+    let two = Options {
+        model: Some("h200-x4".to_owned()),
+        gpus: Some(2),
+        sizes: Some(vec![Bytes(4096), Bytes(1 << 20)]),
+        ..options(&file)
+    };
+    assert!(matches!(
+        measure(&Options { only: vec![Step::Curves], ..two.clone() }, |_| ()),
+        Err(Error::Headway(headway::Error::Options(_)))
+    ));
+    measure(&two, |_| ()).unwrap();
+    let machine = machine::parse("two", &fs::read_to_string(&file).unwrap()).unwrap();
+    let keys = || machine.profile.curves.keys();
+    assert!(keys().any(|key| key.active == 2 && key.direction == Direction::D2h));
+    assert!(keys().any(|key| key.peer.is_some()));
+    assert!(machine.capacities.iter().any(|capacity| capacity.id == "gpu1.peer-in"));
+    let one = Options { gpus: Some(1), force: true, only: vec![Step::Kernels], ..two };
+    assert!(matches!(measure(&one, |_| ()), Err(Error::OtherNode { file: 2, here: 1, .. })));
+}
