@@ -12,7 +12,6 @@ use headway::core::files::machine::Method;
 use headway::core::models::cpu::Wish;
 use headway::core::models::transfer::{Direction, HostMemory, Load, Statistic};
 use headway::core::plan::Strategy;
-use headway::core::plan::stream::Policy;
 use headway::core::units::{Bytes, Nanos, UnitError};
 use headway::keep::Keep;
 use headway_measure::Step;
@@ -222,7 +221,7 @@ pub(crate) struct ReproduceArgs {
     /// verner-aes: policies that run
     #[arg(long, value_name = "POLICY", value_delimiter = ',', default_value = "serial,lockstep,combined,partitioned",
         value_parser = word(POLICIES))]
-    pub(crate) policies: Vec<Policy>,
+    pub(crate) policies: Vec<Strategy>,
     #[command(flatten)]
     pub(crate) sharing: ExperimentSharingArgs,
 }
@@ -261,11 +260,11 @@ pub(crate) struct ExperimentSharingArgs {
 }
 
 /// Policies that run on devices.
-const POLICIES: &[(&str, Policy)] = &[
-    ("serial", Policy::Serial),
-    ("lockstep", Policy::Lockstep),
-    ("combined", Policy::Combined),
-    ("partitioned", Policy::Partitioned),
+const POLICIES: &[(&str, Strategy)] = &[
+    ("serial", Strategy::Serial),
+    ("lockstep", Strategy::Lockstep),
+    ("combined", Strategy::Combined),
+    ("partitioned", Strategy::Partitioned),
 ];
 
 #[derive(Debug, Args)]

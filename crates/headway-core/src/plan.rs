@@ -135,7 +135,7 @@ pub enum Strategy {
 }
 
 impl Strategy {
-    /// Every strategy, in order.
+    /// Every strategy, in the order in which they are tried.
     pub const ALL: [Self; 5] = [Self::Serial, Self::Combined, Self::Partitioned, Self::Lockstep, Self::Generation];
 
     /// Whether it is there for comparison only, as somebody else's way.

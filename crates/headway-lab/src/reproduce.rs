@@ -15,13 +15,13 @@ mod verner;
 pub(crate) mod verner_combine;
 mod verner_wafer;
 
+use headway_core::plan::Strategy;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
-use headway_core::plan::stream::Policy;
 use headway_core::units::Nanos;
 use serde::Serialize;
 
@@ -189,7 +189,7 @@ pub struct StreamSetting {
     /// Cores of the CPU that serve streams beside the GPUs, at most as many as the machine file says; 0 = none.
     pub cores: u32,
     /// Policies to compare.
-    pub policies: Vec<Policy>,
+    pub policies: Vec<Strategy>,
 }
 
 impl Default for StreamSetting {
@@ -201,7 +201,7 @@ impl Default for StreamSetting {
             slower: None,
             streams_max: None,
             cores: 2,
-            policies: vec![Policy::Serial, Policy::Lockstep, Policy::Combined, Policy::Partitioned],
+            policies: vec![Strategy::Serial, Strategy::Lockstep, Strategy::Combined, Strategy::Partitioned],
         }
     }
 }

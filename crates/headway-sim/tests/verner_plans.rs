@@ -7,7 +7,7 @@ use headway_core::files::machine::shipped;
 use headway_core::files::workload::parse;
 use headway_core::log::What;
 use headway_core::plan::planner::{Options, plan};
-use headway_core::plan::stream::{Policy, Pool, best_split, longest_prefix};
+use headway_core::plan::stream::{Pool, best_split, longest_prefix};
 use headway_core::plan::{Outcome, Strategy};
 use headway_sim::verner::pools::{KINDS, Reading};
 use headway_sim::verner::{site, workload};
@@ -19,12 +19,12 @@ const POOL: u64 = 68_000_000_000;
 #[test]
 fn the_planner_accepts_what_the_framework_accepts_and_no_window_is_late() {
     for (name, policy, strategy) in [
-        ("verner-r1", Policy::Serial, Strategy::Serial),
-        ("verner-r2", Policy::Lockstep, Strategy::Serial),
-        ("verner-r1", Policy::Lockstep, Strategy::Serial),
-        ("verner-r1", Policy::Partitioned, Strategy::Partitioned),
-        ("verner-r1", Policy::Combined, Strategy::Combined),
-        ("verner-r2", Policy::Combined, Strategy::Combined),
+        ("verner-r1", Strategy::Serial, Strategy::Serial),
+        ("verner-r2", Strategy::Lockstep, Strategy::Serial),
+        ("verner-r1", Strategy::Lockstep, Strategy::Serial),
+        ("verner-r1", Strategy::Partitioned, Strategy::Partitioned),
+        ("verner-r1", Strategy::Combined, Strategy::Combined),
+        ("verner-r2", Strategy::Combined, Strategy::Combined),
     ] {
         let machine = shipped(name).unwrap();
         let site = site(&machine).unwrap();

@@ -3,7 +3,7 @@
 //!
 //! Streams of the GPUs are gathered into blocks, one per GPU and class of cycles, copied in, processed, and copied out,
 //! each step in a window of one cycle: with the gather step a stream of deadline `l` has cycles of `l / 4`. How the copies
-//! are kept apart is the [`Policy`]; [`Site`] tests a [`Load`] under it, [`longest_prefix`] and [`best_split`] search the
+//! are kept apart is the [`Strategy`](crate::plan::Strategy); [`Site`] tests a [`Load`] under it, [`longest_prefix`] and [`best_split`] search the
 //! division. [`admission`] lets streams join and leave one domain while others run, [`node`] all servers of a node;
 //! [`running`] runs them meanwhile.
 
@@ -17,5 +17,5 @@ mod split;
 
 pub use load::{Fluid, GRANULE, Load, class_window, gathered_bytes};
 pub use rectangle::{Found, Margins, Reach, Rectangle, search};
-pub use site::{Policy, Site, SiteError};
+pub use site::{STRATEGIES, Site, SiteError};
 pub use split::{Border, Pool, Split, best_split, longest_prefix};

@@ -1,7 +1,8 @@
 //! How many streams of a pool a node carries under each policy.
 
 use headway_core::files::machine::Machine;
-use headway_core::plan::stream::{Border, Policy, Pool, Site, SiteError, longest_prefix};
+use headway_core::plan::Strategy;
+use headway_core::plan::stream::{Border, Pool, Site, SiteError, longest_prefix};
 use headway_core::units::{Nanos, Rate};
 
 use super::pools::{KINDS, Kind, Reading, SEEDS};
@@ -80,7 +81,7 @@ pub struct Point {
     /// Seed of the pool.
     pub seed: u64,
     /// The policy.
-    pub policy: Policy,
+    pub policy: Strategy,
     /// Streams of the longest accepted prefix.
     pub streams: usize,
     /// Their rates together, bits per second.
@@ -112,7 +113,7 @@ impl Study {
     ///
     /// # Errors
     /// [`SiteError::Network`] when a copy would get no rate.
-    pub fn run(&self, sites: &[Site], policies: &[Policy]) -> Result<Vec<Point>, SiteError> {
+    pub fn run(&self, sites: &[Site], policies: &[Strategy]) -> Result<Vec<Point>, SiteError> {
         let mut points = Vec::new();
         for kind in &self.kinds {
             for &reading in &self.readings {
@@ -147,8 +148,8 @@ impl Curve {
     pub fn of(
         points: &[Point],
         reading: Reading,
-        (at, better): (usize, Policy),
-        (base_at, base): (usize, Policy),
+        (at, better): (usize, Strategy),
+        (base_at, base): (usize, Strategy),
     ) -> Self {
         let of = |site, policy| points.iter().filter(move |p| (p.site, p.policy, p.reading) == (site, policy, reading));
         let mut gains: Vec<(u32, Vec<f64>)> = Vec::new();
@@ -209,7 +210,7 @@ mod tests {
     #[test]
     fn equal_streams_come_within_a_thousandth_of_the_closed_form() {
         let study = Study { kinds: vec![KINDS[0]], readings: vec![Reading::Truncate], ..Study::quick() };
-        let points = study.run(&sites(&study), &[Policy::Serial, Policy::Lockstep, Policy::Combined]).unwrap();
+        let points = study.run(&sites(&study), &[Strategy::Serial, Strategy::Lockstep, Strategy::Combined]).unwrap();
         for (point, bytes) in points.iter().zip([4e9, 4e9, 8e9, 4.8e9, 8e9, 4.8e9]) {
             let closed = (bytes + 0.25e9) / 16.0 * 8.0 / 3.1e6;
             let found = point.streams as f64;
@@ -221,13 +222,13 @@ mod tests {
     fn no_policy_that_moves_blocks_in_parallel_gains_more_than_the_links_give() {
         let kinds = vec![KINDS[3], KINDS[11]];
         let study = Study { kinds, readings: vec![Reading::Truncate], ..Study::quick() };
-        let points = study.run(&sites(&study), &Policy::ALL).unwrap();
+        let points = study.run(&sites(&study), &headway_core::plan::stream::STRATEGIES).unwrap();
         for (at, most) in [(0, 8.25 / 4.25 - 1.0), (1, 5.05 / 4.25 - 1.0)] {
-            let gain = |policy| Curve::of(&points, Reading::Truncate, (at, policy), (at, Policy::Serial)).mean();
-            assert!(gain(Policy::Combined) <= most + 0.01, "{}", gain(Policy::Combined));
-            assert!(gain(Policy::Combined) >= most - 0.06, "{}", gain(Policy::Combined));
-            assert!(gain(Policy::Lockstep) <= gain(Policy::Combined));
-            assert_eq!(gain(Policy::Serial), 0.0);
+            let gain = |policy| Curve::of(&points, Reading::Truncate, (at, policy), (at, Strategy::Serial)).mean();
+            assert!(gain(Strategy::Combined) <= most + 0.01, "{}", gain(Strategy::Combined));
+            assert!(gain(Strategy::Combined) >= most - 0.06, "{}", gain(Strategy::Combined));
+            assert!(gain(Strategy::Lockstep) <= gain(Strategy::Combined));
+            assert_eq!(gain(Strategy::Serial), 0.0);
         }
     }
 
@@ -240,13 +241,13 @@ mod tests {
         let points: Vec<Point> = [(1, 0, 100, 200), (2, 0, 100, 110), (2, 1, 100, 130), (2, 2, 0, 130)]
             .into_iter()
             .flat_map(|(kind, seed, base, better)| {
-                [point(kind, seed, Policy::Serial, base), point(kind, seed, Policy::Combined, better)]
+                [point(kind, seed, Strategy::Serial, base), point(kind, seed, Strategy::Combined, better)]
             })
             .collect();
-        let curve = Curve::of(&points, Reading::Clip, (0, Policy::Combined), (0, Policy::Serial));
+        let curve = Curve::of(&points, Reading::Clip, (0, Strategy::Combined), (0, Strategy::Serial));
         assert!((curve.mean() - 0.6).abs() < 1e-9, "{curve:?}");
         let (low, high) = curve.spread();
         assert!((low - 0.55).abs() < 1e-9 && (high - 0.65).abs() < 1e-9, "{low} {high}");
-        assert!(Curve::of(&points, Reading::Truncate, (0, Policy::Combined), (0, Policy::Serial)).gains.is_empty());
+        assert!(Curve::of(&points, Reading::Truncate, (0, Strategy::Combined), (0, Strategy::Serial)).gains.is_empty());
     }
 }

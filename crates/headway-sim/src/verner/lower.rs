@@ -1,20 +1,21 @@
 //! An accepted load as a workload file, for the general planner and for runs.
 
+use headway_core::plan::Strategy;
 use std::fmt::Write as _;
 
 use headway_core::files::machine::Machine;
-use headway_core::plan::stream::{Load, Policy};
+use headway_core::plan::stream::Load;
 use headway_core::units::Nanos;
 
 use super::border::KERNEL;
 
-/// The transfers of `load` as messages and its kernels as flows; `None` for [`Policy::Generation`], whose steps are one
+/// The transfers of `load` as messages and its kernels as flows; `None` for [`Strategy::Generation`], whose steps are one
 /// job, and for machines without a memory or the kernel.
 ///
 /// Lock-step moves all blocks of one direction as one message and is planned one message at a time; the other policies
 /// have a message per block.
 #[must_use]
-pub fn workload(name: &str, machine: &Machine, policy: Policy, load: &Load) -> Option<String> {
+pub fn workload(name: &str, machine: &Machine, policy: Strategy, load: &Load) -> Option<String> {
     let host = machine.memories().next().map(|host| machine.endpoints[host.at()].id.as_str())?;
     let gpus: Vec<_> = machine.gpus().collect();
     let id = |gpu: usize| machine.endpoints[gpus[gpu].at()].id.as_str();
@@ -30,13 +31,13 @@ pub fn workload(name: &str, machine: &Machine, policy: Policy, load: &Load) -> O
     let classes = load.blocks.first().map_or(0, Vec::len);
     let full = |class: usize| (0..gpus.len()).filter(move |&gpu| load.blocks[gpu][class].0 > 0);
     match policy {
-        Policy::Generation => return None,
-        Policy::Lockstep => {
+        Strategy::Generation => return None,
+        Strategy::Lockstep => {
             for (id, inwards) in [("in", true), ("out", false)] {
                 message(id.to_owned(), load.window, full(0).map(|gpu| block(gpu, 0, inwards)).collect());
             }
         }
-        Policy::Serial | Policy::Partitioned | Policy::Combined => {
+        Strategy::Serial | Strategy::Partitioned | Strategy::Combined => {
             for class in 0..classes {
                 for gpu in full(class) {
                     for (way, inwards) in [("in", true), ("out", false)] {

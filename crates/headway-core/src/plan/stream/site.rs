@@ -4,40 +4,14 @@ use super::{GRANULE, Load};
 use crate::analysis::schedulability::{MARGIN_PPM_MAX, Task, jeffay, margin_ppm};
 use crate::files::machine::{Calibration, EndpointId, KernelCost, Machine, RouteId};
 use crate::models::interconnect::{BatchBlock, Network, Starved};
+use crate::plan::Strategy;
 use crate::units::{Bytes, NANOS_PER_SECOND, Nanos, Rate};
 
-/// How the operations of all GPUs are kept apart.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Policy {
-    /// One generation at a time: all blocks in, all kernels, all blocks out, and only then the next.
-    Generation,
-    /// One transfer at a time in the node, non-preemptive EDF: "classic scheduling" (`verner-2014`, IV).
-    Serial,
-    /// All GPUs as one: one batch in and one batch out per cycle, one after the other, in cycles of the shortest deadline
-    /// (the authors' earlier framework, `verner-2014`, II-C).
-    Lockstep,
-    /// Every engine by itself, at the rate it keeps whatever the others do ("bandwidth allocation", `verner-2014`, II-C).
-    Partitioned,
-    /// Batches of blocks that move in parallel (`verner-2014`, IV).
-    Combined,
-}
+/// The strategies in the order of the figures of `verner-2014`.
+pub const STRATEGIES: [Strategy; 5] =
+    [Strategy::Generation, Strategy::Serial, Strategy::Lockstep, Strategy::Partitioned, Strategy::Combined];
 
-impl Policy {
-    /// Every policy, in order.
-    pub const ALL: [Self; 5] = [Self::Generation, Self::Serial, Self::Lockstep, Self::Partitioned, Self::Combined];
-
-    /// As tables and command lines write it.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Generation => "generation",
-            Self::Serial => "serial",
-            Self::Lockstep => "lockstep",
-            Self::Partitioned => "partitioned",
-            Self::Combined => "combined",
-        }
-    }
-
+impl Strategy {
     /// Cycles from the arrival of a byte to the end of its last step, at most: gather, in, compute and out, or gather and
     /// everything else.
     #[must_use]
@@ -48,7 +22,7 @@ impl Policy {
         }
     }
 
-    /// The most classes of cycles that the policy can use.
+    /// The most classes of cycles that the strategy can use.
     pub(super) const fn classes_max(self) -> u32 {
         match self {
             Self::Generation | Self::Lockstep => 1,
@@ -181,7 +155,7 @@ impl Site {
     ///
     /// # Errors
     /// [`Starved`] when a copy would get no rate.
-    pub fn accepts(&self, policy: Policy, load: &Load) -> Result<bool, Starved> {
+    pub fn accepts(&self, policy: Strategy, load: &Load) -> Result<bool, Starved> {
         let holds = |servers: &Servers| servers.iter().all(|tasks| jeffay(tasks).is_schedulable());
         if !holds(&self.kernels(policy, load)) {
             return Ok(false);
@@ -193,7 +167,7 @@ impl Site {
     ///
     /// # Errors
     /// [`Starved`] when a copy would get no rate.
-    pub fn margin_ppm(&self, policy: Policy, load: &Load) -> Result<u64, Starved> {
+    pub fn margin_ppm(&self, policy: Strategy, load: &Load) -> Result<u64, Starved> {
         let margin =
             |servers: &Servers| servers.iter().map(|tasks| margin_ppm(tasks, jeffay)).min().unwrap_or(MARGIN_PPM_MAX);
         let transfers = self.transfers(policy, load)?.iter().map(margin).max().unwrap_or(0);
@@ -202,7 +176,7 @@ impl Site {
 
     /// Whether streams of `bits_per_second` in all could be carried if blocks were as large as their bytes, set-ups free
     /// and GPUs balanced: necessary for every division into GPUs and classes, where all GPUs are alike.
-    pub(super) fn could_carry(&self, policy: Policy, bits_per_second: u64) -> Result<bool, Starved> {
+    pub(super) fn could_carry(&self, policy: Strategy, bits_per_second: u64) -> Result<bool, Starved> {
         let lean = self.lean.as_deref().unwrap_or(self);
         let each = Bytes(bits_per_second / 8 / lean.gpus.len() as u64);
         let mut load = Load::new(Nanos(NANOS_PER_SECOND), lean.gpus.len(), 1);
@@ -211,8 +185,8 @@ impl Site {
     }
 
     /// Execution engines as servers; none where kernels are part of the generation.
-    fn kernels(&self, policy: Policy, load: &Load) -> Servers {
-        if policy == Policy::Generation {
+    fn kernels(&self, policy: Strategy, load: &Load) -> Servers {
+        if policy == Strategy::Generation {
             return Vec::new();
         }
         let of_gpu = |(gpu, own): (usize, &Gpu)| {
@@ -224,19 +198,19 @@ impl Site {
     }
 
     /// The ways in which the policy can make the copies of a load, each as tasks by server.
-    fn transfers(&self, policy: Policy, load: &Load) -> Result<Vec<Servers>, Starved> {
+    fn transfers(&self, policy: Strategy, load: &Load) -> Result<Vec<Servers>, Starved> {
         let classes = load.blocks.first().map_or(0, Vec::len);
         let all = |class| self.blocks(load, class, 0, &|_, _| true);
         match policy {
-            Policy::Generation => {
+            Strategy::Generation => {
                 let moved = self.lockstep(load)?;
                 let kernels = (0..self.gpus.len())
                     .map(|gpu| self.gpus[gpu].kernel.cost(load.blocks[gpu][0], load.chains[gpu][0]));
                 let cost = moved.saturating_add(kernels.max().unwrap_or_default());
                 Ok(vec![vec![vec![whole(cost, load.window)]]])
             }
-            Policy::Lockstep => Ok(vec![vec![vec![whole(self.lockstep(load)?, load.window)]]]),
-            Policy::Serial => {
+            Strategy::Lockstep => Ok(vec![vec![vec![whole(self.lockstep(load)?, load.window)]]]),
+            Strategy::Serial => {
                 let mut tasks = Vec::new();
                 for class in 0..classes {
                     for block in all(class) {
@@ -245,8 +219,8 @@ impl Site {
                 }
                 Ok(vec![vec![tasks]])
             }
-            Policy::Partitioned => Ok(vec![self.partitioned(load)]),
-            Policy::Combined => {
+            Strategy::Partitioned => Ok(vec![self.partitioned(load)]),
+            Strategy::Combined => {
                 let mut by_class = Vec::new();
                 for class in 0..classes {
                     by_class.extend(self.batches(load, class..class + 1, false, load.cycle(class))?);
@@ -366,7 +340,7 @@ mod tests {
     }
 
     /// The largest block on both GPUs in cycles of 10 ms, in bytes.
-    fn largest(site: &Site, policy: Policy) -> u64 {
+    fn largest(site: &Site, policy: Strategy) -> u64 {
         let (mut low, mut high) = (0, 1 << 30);
         while high - low > 1 {
             let middle = (low + high) / 2;
@@ -383,16 +357,16 @@ mod tests {
     fn in_one_class_every_policy_carries_what_its_copies_leave_time_for() {
         // Four blocks of 8 GB/s one by one; two by two; all within 9.6 GB/s; in, kernel of 7.5 GB/s, out, one by one.
         for (machine, policy, seconds_per_byte) in [
-            ("verner-r1", Policy::Serial, 4.0 / 8e9),
-            ("verner-r1", Policy::Lockstep, 2.0 / 8e9),
-            ("verner-r1", Policy::Partitioned, 2.0 / 8e9),
-            ("verner-r1", Policy::Combined, 2.0 / 8e9),
-            ("verner-r1", Policy::Generation, 2.0 / 8e9 + 1.0 / 7.5e9),
-            ("verner-r2", Policy::Serial, 4.0 / 8e9),
-            ("verner-r2", Policy::Lockstep, 4.0 / 9.6e9),
-            ("verner-r2", Policy::Partitioned, 4.0 / 9.6e9),
-            ("verner-r2", Policy::Combined, 4.0 / 9.6e9),
-            ("verner-r2", Policy::Generation, 4.0 / 9.6e9 + 1.0 / 7.5e9),
+            ("verner-r1", Strategy::Serial, 4.0 / 8e9),
+            ("verner-r1", Strategy::Lockstep, 2.0 / 8e9),
+            ("verner-r1", Strategy::Partitioned, 2.0 / 8e9),
+            ("verner-r1", Strategy::Combined, 2.0 / 8e9),
+            ("verner-r1", Strategy::Generation, 2.0 / 8e9 + 1.0 / 7.5e9),
+            ("verner-r2", Strategy::Serial, 4.0 / 8e9),
+            ("verner-r2", Strategy::Lockstep, 4.0 / 9.6e9),
+            ("verner-r2", Strategy::Partitioned, 4.0 / 9.6e9),
+            ("verner-r2", Strategy::Combined, 4.0 / 9.6e9),
+            ("verner-r2", Strategy::Generation, 4.0 / 9.6e9 + 1.0 / 7.5e9),
         ] {
             let (found, expected) = (largest(&site(machine), policy) as f64, 0.01 / seconds_per_byte);
             assert!(
@@ -412,8 +386,8 @@ mod tests {
         let site = Site::new(&machine, "aes128-cbc", Rate(1)).unwrap();
         let first = |gpu| site.order().iter().find(|(own, _)| *own == gpu).unwrap().1;
         assert_ne!(first(0), first(1), "{:?}", site.order());
-        let lockstep = largest(&site, Policy::Lockstep);
-        let combined = largest(&site, Policy::Combined);
+        let lockstep = largest(&site, Strategy::Lockstep);
+        let combined = largest(&site, Strategy::Combined);
         assert!(combined * 10 > lockstep * 12, "{combined} {lockstep}");
     }
 
@@ -424,23 +398,23 @@ mod tests {
         let mut machine = shipped("verner-r1").unwrap();
         machine.kernels[0].rate = Rate(1_000_000_000_000);
         let site = Site::new(&machine, "aes128-cbc", Rate(1)).unwrap();
-        assert!(site.accepts(Policy::Combined, &long).unwrap());
-        assert!(!site.accepts(Policy::Partitioned, &long).unwrap());
-        assert!(!site.accepts(Policy::Serial, &long).unwrap());
+        assert!(site.accepts(Strategy::Combined, &long).unwrap());
+        assert!(!site.accepts(Strategy::Partitioned, &long).unwrap());
+        assert!(!site.accepts(Strategy::Serial, &long).unwrap());
     }
 
     #[test]
     fn a_kernel_that_blocks_short_windows_is_refused() {
         let long = load(1_000_000, [&[16_000, 0, 0, 24_000_000], &[16_000, 0, 0, 24_000_000]]);
-        assert!(!site("verner-r1").accepts(Policy::Combined, &long).unwrap());
+        assert!(!site("verner-r1").accepts(Strategy::Combined, &long).unwrap());
     }
 
     #[test]
     fn the_margin_is_the_factor_by_which_costs_may_grow() {
         let half = load(10_000_000, [&[20_000_000], &[20_000_000]]);
-        let margin = site("verner-r1").margin_ppm(Policy::Combined, &half).unwrap();
+        let margin = site("verner-r1").margin_ppm(Strategy::Combined, &half).unwrap();
         assert!(margin.abs_diff(2 * PPM) < PPM / 1000, "{margin}");
-        assert!(site("verner-r1").margin_ppm(Policy::Serial, &half).unwrap() <= PPM);
+        assert!(site("verner-r1").margin_ppm(Strategy::Serial, &half).unwrap() <= PPM);
     }
 
     #[test]

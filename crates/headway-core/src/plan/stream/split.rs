@@ -5,8 +5,9 @@
 //! rectangle method is in no text we have; this is ours.
 
 use super::rectangle::Rectangle;
-use super::{Fluid, Load, Policy, Site};
+use super::{Fluid, Load, Site};
 use crate::models::interconnect::Starved;
+use crate::plan::Strategy;
 use crate::units::{Nanos, PPM};
 
 /// Quantiles of the rates that are tried as `r*`. Of the grid's rectangles with one `r*` only the largest that the CPU can
@@ -144,7 +145,7 @@ impl<'a> Prefix<'a> {
     fn place(
         &self,
         site: &Site,
-        policy: Policy,
+        policy: Strategy,
         part: &Part,
         classes: u32,
         mut placed: impl FnMut(u32, usize),
@@ -204,7 +205,7 @@ impl<'a> Prefix<'a> {
     }
 
     /// The first rectangle and number of classes that pass.
-    fn accepted(&self, site: &Site, policy: Policy) -> Result<Option<(Part, u32)>, Starved> {
+    fn accepted(&self, site: &Site, policy: Strategy) -> Result<Option<(Part, u32)>, Starved> {
         // Placing by largest rate first leaves GPUs apart by one stream at most.
         let apart = self.rate_at(1, 1).saturating_mul(site.gpus() as u64);
         let could = |on_cpu: u64| site.could_carry(policy, self.total.saturating_sub(on_cpu).saturating_sub(apart));
@@ -233,13 +234,13 @@ impl<'a> Prefix<'a> {
         Ok(None)
     }
 
-    fn holds(&self, site: &Site, policy: Policy, part: &Part, classes: u32) -> Result<bool, Starved> {
+    fn holds(&self, site: &Site, policy: Strategy, part: &Part, classes: u32) -> Result<bool, Starved> {
         let load = self.place(site, policy, part, classes, |_, _| {});
         load.map_or(Ok(false), |load| site.accepts(policy, &load))
     }
 }
 
-fn passes(site: &Site, policy: Policy, pool: &Pool, count: usize) -> Result<bool, Starved> {
+fn passes(site: &Site, policy: Strategy, pool: &Pool, count: usize) -> Result<bool, Starved> {
     Ok(count == 0 || Prefix::new(pool, count).accepted(site, policy)?.is_some())
 }
 
@@ -258,7 +259,7 @@ pub struct Border {
 ///
 /// # Errors
 /// [`Starved`] when a copy would get no rate.
-pub fn longest_prefix(site: &Site, policy: Policy, pool: &Pool, step: usize) -> Result<Border, Starved> {
+pub fn longest_prefix(site: &Site, policy: Strategy, pool: &Pool, step: usize) -> Result<Border, Starved> {
     let (all, step) = (pool.streams.len(), step.max(1));
     let (mut low, mut high) = (0, all + 1);
     // First without set-ups and whole granules, which takes no look at streams.
@@ -302,7 +303,7 @@ pub fn longest_prefix(site: &Site, policy: Policy, pool: &Pool, step: usize) -> 
 ///
 /// # Panics
 /// If the pool has fewer streams.
-pub fn best_split(site: &Site, policy: Policy, pool: &Pool, count: usize) -> Result<Option<Split>, Starved> {
+pub fn best_split(site: &Site, policy: Strategy, pool: &Pool, count: usize) -> Result<Option<Split>, Starved> {
     if count == 0 {
         return Ok(None);
     }
@@ -365,7 +366,7 @@ mod tests {
     #[test]
     fn the_cpu_takes_short_deadlines_until_it_is_full() {
         let (site, pool) = (site(1_250_000), pool(60, 1));
-        let split = best_split(&site, Policy::Combined, &pool, 60).unwrap().expect("it is accepted");
+        let split = best_split(&site, Strategy::Combined, &pool, 60).unwrap().expect("it is accepted");
         assert!(split.cpu_bits_per_second <= 10_000_000, "{}", split.cpu_bits_per_second);
         assert!(split.margin_ppm >= PPM);
         let on_cpu: Vec<usize> = (0..60).filter(|&at| split.gpus[at].is_none()).collect();
@@ -384,14 +385,14 @@ mod tests {
     fn equal_streams_are_divided_by_position() {
         let stream = Fluid { bits_per_second: 3_000_000, deadline: Nanos(100_000_000) };
         let pool = Pool::new(vec![stream; 50]);
-        let split = best_split(&site(1_250_000), Policy::Combined, &pool, 50).unwrap().unwrap();
+        let split = best_split(&site(1_250_000), Strategy::Combined, &pool, 50).unwrap().unwrap();
         assert_eq!(split.on_cpu, 3);
         assert!(split.gpus[..3].iter().all(Option::is_none) && split.gpus[3..].iter().all(Option::is_some));
     }
 
     #[test]
     fn the_border_is_accepted_and_the_next_prefix_is_not() {
-        for policy in Policy::ALL {
+        for policy in crate::plan::stream::STRATEGIES {
             let (site, pool) = (site(1_250_000), pool(400, 7));
             let border = longest_prefix(&site, policy, &pool, 1).unwrap();
             assert!(!border.whole_pool && border.streams > 20, "{policy:?} {border:?}");
@@ -399,7 +400,7 @@ mod tests {
             assert!(best_split(&site, policy, &pool, border.streams + 1).unwrap().is_none(), "{policy:?}");
         }
         let few = pool(10, 7);
-        let border = longest_prefix(&site(1_250_000), Policy::Serial, &few, 1).unwrap();
+        let border = longest_prefix(&site(1_250_000), Strategy::Serial, &few, 1).unwrap();
         assert_eq!(border, Border { streams: 10, whole_pool: true });
     }
 
@@ -408,7 +409,7 @@ mod tests {
     fn no_rectangle_of_the_whole_grid_accepts_more_streams() {
         for seed in 0..6 {
             let (site, pool) = (site(1_250_000), pool(400, seed));
-            let border = longest_prefix(&site, Policy::Combined, &pool, 1).unwrap().streams;
+            let border = longest_prefix(&site, Strategy::Combined, &pool, 1).unwrap().streams;
             let prefix = Prefix::new(&pool, border + 2);
             for d in 1..=QUANTILES {
                 for r in 1..=QUANTILES {
@@ -426,7 +427,7 @@ mod tests {
                         }
                     }
                     if part.cpu_bits_per_second <= site.cpu().0 * 8 {
-                        assert!(!prefix.holds(&site, Policy::Combined, &part, 1).unwrap(), "seed {seed}: {part:?}");
+                        assert!(!prefix.holds(&site, Strategy::Combined, &part, 1).unwrap(), "seed {seed}: {part:?}");
                     }
                 }
             }

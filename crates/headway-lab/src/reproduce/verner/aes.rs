@@ -2,7 +2,9 @@
 
 use headway_core::files::machine::{Machine, SHIPPED, parse};
 use headway_core::models::interconnect::{BatchBlock, Network};
-use headway_core::plan::stream::{Policy, Site};
+use headway_core::plan::Strategy;
+use headway_core::plan::stream::STRATEGIES;
+use headway_core::plan::stream::Site;
 use headway_core::units::{Bytes, Nanos};
 use headway_sim::verner::pools::{KINDS, Reading};
 use headway_sim::verner::{Curve, Point, Study, with_setup};
@@ -19,7 +21,7 @@ pub(in super::super) fn run(setting: &Setting) -> Result<Outcome, Error> {
     let loaded = machines.clone().map(|machine| with_setup(&machine, OVERHEAD));
     let usable = "the shipped machines have GPUs, routes and the kernel";
     let sites: Vec<Site> = machines.iter().chain(&loaded).map(|machine| study.site(machine).expect(usable)).collect();
-    let points = study.run(&sites, &Policy::ALL).expect("every route of the shipped machines has a rate");
+    let points = study.run(&sites, &STRATEGIES).expect("every route of the shipped machines has a rate");
     let mut rows = vec![bracket(&points)];
     for (at, name) in ["verner-r1", "verner-r2", "verner-r1, 10 us an operation", "verner-r2, 10 us an operation"]
         .into_iter()
@@ -58,13 +60,13 @@ fn notes(study: &Study) -> Vec<String> {
     ]
 }
 
-fn mean(points: &[Point], at: usize, reading: Reading, policy: Policy) -> f64 {
-    Curve::of(points, reading, (at, policy), (at, Policy::Serial)).mean() * 100.0
+fn mean(points: &[Point], at: usize, reading: Reading, policy: Strategy) -> f64 {
+    Curve::of(points, reading, (at, policy), (at, Strategy::Serial)).mean() * 100.0
 }
 
 /// The paper's two figures and what the extremes of sharing give.
 fn bracket(points: &[Point]) -> Row {
-    let gain = |at, reading| mean(points, at, reading, Policy::Combined);
+    let gain = |at, reading| mean(points, at, reading, Strategy::Combined);
     let inside = |reading| gain(1, reading) <= 31.0 && 74.0 <= gain(0, reading);
     Row {
         what: "more streams than with classic scheduling, mean of 12 workloads".into(),
@@ -81,10 +83,10 @@ fn bracket(points: &[Point]) -> Row {
 }
 
 fn gains(points: &[Point], at: usize, name: &str) -> Row {
-    let others = [Policy::Combined, Policy::Partitioned, Policy::Lockstep, Policy::Generation];
+    let others = [Strategy::Combined, Strategy::Partitioned, Strategy::Lockstep, Strategy::Generation];
     let of = |reading: Reading| {
         let figures = others.map(|policy| {
-            let curve = Curve::of(points, reading, (at, policy), (at, Policy::Serial));
+            let curve = Curve::of(points, reading, (at, policy), (at, Strategy::Serial));
             let (low, high) = curve.spread();
             let [mean, low, high] = [curve.mean(), low, high].map(|gain| gain * 100.0);
             format!("{} {mean:+.1} % ({low:+.1} to {high:+.1} over seeds)", policy.name())
@@ -101,7 +103,7 @@ fn gains(points: &[Point], at: usize, name: &str) -> Row {
 
 /// Workloads 9 and 11 are the same distribution when draws are repeated: their difference is the sampling error.
 fn sampling(points: &[Point]) -> Row {
-    let curve = Curve::of(points, Reading::Truncate, (0, Policy::Combined), (0, Policy::Serial));
+    let curve = Curve::of(points, Reading::Truncate, (0, Strategy::Combined), (0, Strategy::Serial));
     let gain = |kind: u32| {
         let seeds = curve.gains.iter().find(|(number, _)| *number == kind).map_or(&[][..], |(_, seeds)| &seeds[..]);
         seeds.iter().sum::<f64>() / seeds.len().max(1) as f64 * 100.0
@@ -191,8 +193,8 @@ fn per_workload(points: &[Point]) -> Table {
     for at in 0..4 {
         let (machine, overhead) = label(at);
         for reading in Reading::ALL {
-            for policy in Policy::ALL {
-                for (kind, seeds) in Curve::of(points, reading, (at, policy), (at, Policy::Serial)).gains {
+            for policy in STRATEGIES {
+                for (kind, seeds) in Curve::of(points, reading, (at, policy), (at, Strategy::Serial)).gains {
                     let text = KINDS.iter().find(|known| known.number == kind).map_or("", |known| known.text);
                     let low = seeds.iter().copied().fold(f64::INFINITY, f64::min);
                     let high = seeds.iter().copied().fold(f64::NEG_INFINITY, f64::max);

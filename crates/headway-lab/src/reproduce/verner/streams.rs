@@ -6,7 +6,7 @@ mod search;
 mod trial;
 
 use headway_core::plan::Plan;
-use headway_core::plan::stream::Policy;
+use headway_core::plan::Strategy;
 use headway_core::units::{NANOS_PER_SECOND, Nanos, Rate};
 use headway_os::clock;
 
@@ -26,7 +26,7 @@ const HALVED: usize = 3;
 
 /// What one policy gave.
 struct Found {
-    policy: Policy,
+    policy: Strategy,
     planned: Planned,
     trial: Result<Trial, Error>,
 }
@@ -102,7 +102,7 @@ fn serve(setting: &Setting, site: &mut Site) -> Result<String, Error> {
 }
 
 /// The longest prefix that the best policy accepts without the CPU.
-fn without_cpu(site: &Site, demand: &Demand, found: &[Found]) -> Result<Option<(Policy, usize)>, Error> {
+fn without_cpu(site: &Site, demand: &Demand, found: &[Found]) -> Result<Option<(Strategy, usize)>, Error> {
     let best = found.iter().max_by_key(|found| found.planned.case.plan.streams.len());
     let Some(best) = best.filter(|_| site.machine.cpu_or_assumed().cores > 0) else { return Ok(None) };
     let mut machine = site.machine.clone();

@@ -1,6 +1,7 @@
 //! How much the interconnect must carry for the paper's gains.
 
-use headway_core::plan::stream::{Policy, Site};
+use headway_core::plan::Strategy;
+use headway_core::plan::stream::Site;
 use headway_core::units::{Nanos, Rate};
 use headway_sim::verner::pools::{Reading, SEEDS};
 use headway_sim::verner::{Curve, Point, Study, with_limit, with_setup};
@@ -31,15 +32,15 @@ pub(in super::super) fn run(setting: &Setting) -> Result<Outcome, Error> {
     let (step, scale) = if setting.quick { (1, 16) } else { (4, 1) };
     let study = Study { seeds: SEEDS.take(pools as usize).collect(), step, scale, ..Study::full() };
     let mut sweeps = Vec::new();
-    let plain = points(&study, steps, Nanos::ZERO, &[Policy::Combined, Policy::Partitioned, Policy::Lockstep]);
+    let plain = points(&study, steps, Nanos::ZERO, &[Strategy::Combined, Strategy::Partitioned, Strategy::Lockstep]);
     for reading in Reading::ALL {
-        for policy in [Policy::Combined, Policy::Partitioned, Policy::Lockstep] {
+        for policy in [Strategy::Combined, Strategy::Partitioned, Strategy::Lockstep] {
             sweeps.push(of(&plain, steps, reading, policy, ""));
         }
     }
     let study = Study { readings: vec![Reading::Truncate], ..study };
-    let loaded = points(&study, steps, OVERHEAD, &[Policy::Combined]);
-    sweeps.push(of(&loaded, steps, Reading::Truncate, Policy::Combined, ", 10 us an operation"));
+    let loaded = points(&study, steps, OVERHEAD, &[Strategy::Combined]);
+    sweeps.push(of(&loaded, steps, Reading::Truncate, Strategy::Combined, ", 10 us an operation"));
     let rows = GAINS.into_iter().flat_map(|gain| sweeps.iter().map(move |sweep| crossing_row(sweep, gain))).collect();
     let machine = "verner-r2 with an interconnect of A = b to 2 b, b = 8 GB/s".to_owned();
     let mut outcome = outcome("verner-sweep", machine, setting, rows);
@@ -58,7 +59,7 @@ pub(in super::super) fn run(setting: &Setting) -> Result<Outcome, Error> {
 }
 
 /// Serial on the first site, the policies on all.
-fn points(study: &Study, steps: u64, setup: Nanos, policies: &[Policy]) -> Vec<Point> {
+fn points(study: &Study, steps: u64, setup: Nanos, policies: &[Strategy]) -> Vec<Point> {
     let machine = with_setup(&shipped("verner-r2"), setup);
     let node = |step: u64| -> Site {
         let machine = with_limit(&machine, "interconnect", Rate(LINK + LINK * step / steps));
@@ -66,14 +67,14 @@ fn points(study: &Study, steps: u64, setup: Nanos, policies: &[Policy]) -> Vec<P
     };
     let sites: Vec<Site> = (0..=steps).map(node).collect();
     let rates = "every route of the shipped machine has a rate";
-    let mut points = study.run(&sites[..1], &[Policy::Serial]).expect(rates);
+    let mut points = study.run(&sites[..1], &[Strategy::Serial]).expect(rates);
     points.extend(study.run(&sites, policies).expect(rates));
     points
 }
 
-fn of(points: &[Point], steps: u64, reading: Reading, policy: Policy, more: &str) -> Sweep {
+fn of(points: &[Point], steps: u64, reading: Reading, policy: Strategy, more: &str) -> Sweep {
     let at = |step: u64| {
-        let curve = Curve::of(points, reading, (step as usize, policy), (0, Policy::Serial));
+        let curve = Curve::of(points, reading, (step as usize, policy), (0, Strategy::Serial));
         (1.0 + step as f64 / steps as f64, curve.by_seed().into_iter().map(|gain| gain * 100.0).collect())
     };
     let name = format!("{} {}{more}", policy.name(), reading.name());
@@ -109,7 +110,7 @@ fn crossing_row(sweep: &Sweep, gain: f64) -> Row {
         },
     );
     // The paper's policy must be able to gain what the paper gains. At which share of the interconnect is ours to choose.
-    let paper_s = sweep.name.starts_with(Policy::Combined.name());
+    let paper_s = sweep.name.starts_with(Strategy::Combined.name());
     let verdict = if paper_s { Verdict::fitted(found.is_some()) } else { Verdict::NotComparable };
     let (what, paper) = (format!("+{gain} % with {}", sweep.name), format!("+{gain} % on a node whose rates we lack"));
     Row { what, paper, ours, verdict }

@@ -1,7 +1,7 @@
 //! What the runs say: against `serial`, against the plan, against the CPU's bytes.
 
 use headway_core::plan::Plan;
-use headway_core::plan::stream::Policy;
+use headway_core::plan::Strategy;
 use headway_core::units::Nanos;
 
 use super::demand::Demand;
@@ -20,7 +20,7 @@ pub(super) struct Results {
     pub(super) tries: Vec<Try>,
     pub(super) refused: Vec<String>,
     /// The longest prefix of the best policy without the CPU.
-    pub(super) without: Option<(Policy, usize)>,
+    pub(super) without: Option<(Strategy, usize)>,
     /// What the CPU is.
     pub(super) cores: String,
     pub(super) planning: Nanos,
@@ -55,8 +55,8 @@ fn against_serial(results: &Results) -> Row {
     let of = |policy| results.found.iter().find(|found| found.policy == policy);
     let clean = |found: &&Found| found.trial.as_ref().is_ok_and(Trial::is_clean);
     let best =
-        results.found.iter().filter(|found| found.policy != Policy::Serial).filter(clean).max_by_key(|f| streams(f));
-    let (ours, verdict) = match (of(Policy::Serial), best) {
+        results.found.iter().filter(|found| found.policy != Strategy::Serial).filter(clean).max_by_key(|f| streams(f));
+    let (ours, verdict) = match (of(Strategy::Serial), best) {
         (Some(serial), Some(best)) => {
             let ratio = streams(best) as f64 / streams(serial).max(1) as f64;
             // One that misses would have to take fewer, and the ratio would be larger.
@@ -325,7 +325,7 @@ fn plans(results: &Results) -> Table {
 }
 
 fn runs(results: &Results, demand: &Demand) -> Table {
-    let line = |policy: Policy, part: &str, streams: usize, bits: u64, trial: &Trial| -> Vec<String> {
+    let line = |policy: Strategy, part: &str, streams: usize, bits: u64, trial: &Trial| -> Vec<String> {
         let all: Vec<Nanos> = trial.responses.iter().map(|(.., response)| *response).collect();
         let figures = Figures::of(&all);
         let [median, p99, max] = [|f: Figures| f.median, |f: Figures| f.p99, |f: Figures| f.max]
@@ -341,7 +341,7 @@ fn runs(results: &Results, demand: &Demand) -> Table {
             lines.push(line(found.policy, "planned", streams(found), demand.bits_per_second(streams(found)), trial));
         }
     }
-    let best = results.found.iter().max_by_key(|found| streams(found)).map_or(Policy::Combined, |found| found.policy);
+    let best = results.found.iter().max_by_key(|found| streams(found)).map_or(Strategy::Combined, |found| found.policy);
     for one in &results.tries {
         if let Ok(trial) = &one.trial {
             lines.push(line(best, "raised", one.streams, one.bits_per_second, trial));

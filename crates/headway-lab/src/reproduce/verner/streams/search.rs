@@ -6,7 +6,7 @@ use std::sync::Arc;
 use headway_core::files::machine::Machine;
 use headway_core::files::workload::Workload;
 use headway_core::plan::planner::{self, Options, PlanError, margins};
-use headway_core::plan::stream::{Found, Margins, Policy, Reach, Rectangle, search};
+use headway_core::plan::stream::{Found, Margins, Reach, Rectangle, search};
 use headway_core::plan::{Plan, Strategy};
 use headway_core::units::{Nanos, PPM};
 
@@ -37,20 +37,10 @@ pub(super) struct Planned {
     pub(super) plans: u32,
 }
 
-const fn strategy(policy: Policy) -> Strategy {
-    match policy {
-        Policy::Partitioned => Strategy::Partitioned,
-        Policy::Combined => Strategy::Combined,
-        Policy::Lockstep => Strategy::Lockstep,
-        Policy::Generation => Strategy::Generation,
-        Policy::Serial => Strategy::Serial,
-    }
-}
-
 /// The first streams, as many as `on_cpu` is long, so divided, with their plan, accepted or not.
-pub(super) fn forced(machine: &Machine, demand: &Demand, policy: Policy, on_cpu: &[bool]) -> Result<Case, Error> {
+pub(super) fn forced(machine: &Machine, demand: &Demand, policy: Strategy, on_cpu: &[bool]) -> Result<Case, Error> {
     let workload = demand.workload(on_cpu, Part::All).expect("at least one stream is planned");
-    let plan = planner::plan(machine, &workload, Options { strategy: Some(strategy(policy)) });
+    let plan = planner::plan(machine, &workload, Options { strategy: Some(policy) });
     Ok(Case { workload, plan: Arc::new(plan.map_err(|error| headway::Error::Plan(Box::new(error)))?) })
 }
 
@@ -58,7 +48,7 @@ pub(super) fn forced(machine: &Machine, demand: &Demand, policy: Policy, on_cpu:
 struct Divider<'a> {
     machine: &'a Machine,
     demand: &'a Demand,
-    policy: Policy,
+    policy: Strategy,
     /// Bits per second that the cores could encrypt without set-ups.
     capacity: u64,
     plans: u32,
@@ -69,7 +59,7 @@ impl Divider<'_> {
     fn side(&mut self, on_cpu: &[bool], part: Part) -> Result<u64, Error> {
         let Some(workload) = self.demand.workload(on_cpu, part) else { return Ok(u64::MAX) };
         self.plans += 1;
-        match planner::plan(self.machine, &workload, Options { strategy: Some(strategy(self.policy)) }) {
+        match planner::plan(self.machine, &workload, Options { strategy: Some(self.policy) }) {
             Ok(plan) => Ok(margins(&plan).least()),
             // Blocks that no buffer could hold, cycles without length.
             Err(PlanError::Impossible { .. }) => Ok(0),
@@ -103,7 +93,7 @@ impl Divider<'_> {
 
 /// The longest prefix that is accepted, none if that is not even one stream. Acceptance is nearly monotone; the border is
 /// the one that doubling and bisection find.
-pub(super) fn longest(machine: &Machine, demand: &Demand, policy: Policy) -> Result<Option<Planned>, Error> {
+pub(super) fn longest(machine: &Machine, demand: &Demand, policy: Strategy) -> Result<Option<Planned>, Error> {
     let capacity = machine.cpu_or_assumed().rate(KERNEL).0.saturating_mul(8);
     let mut divider = Divider { machine, demand, policy, capacity, plans: 0 };
     let mut best = divider.divide(1, ANY)?;
