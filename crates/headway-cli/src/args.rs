@@ -552,6 +552,8 @@ pub(crate) enum StrategyArg {
     Combined,
     /// Every engine by itself, at the rate it keeps whatever the others do
     Partitioned,
+    /// One transfer at a time for each GPU, at the rate it keeps whatever the other GPUs do
+    PerGpu,
     /// A baseline: all GPUs as one, one batch in and one batch out per cycle of the shortest deadline
     Lockstep,
     /// A baseline: one generation of blocks at a time, all in, all kernels, all out
@@ -564,6 +566,7 @@ impl From<StrategyArg> for Strategy {
             StrategyArg::Serial => Self::Serial,
             StrategyArg::Combined => Self::Combined,
             StrategyArg::Partitioned => Self::Partitioned,
+            StrategyArg::PerGpu => Self::PerGpu,
             StrategyArg::Lockstep => Self::Lockstep,
             StrategyArg::Generation => Self::Generation,
         }

@@ -151,6 +151,7 @@ fn meaning(strategy: Strategy) -> &'static str {
         Strategy::Serial => "one transfer at a time in the whole node",
         Strategy::Combined => "messages combined into batches, one batch at a time where transfers share something",
         Strategy::Partitioned => "every engine by itself, at the rate it keeps whatever the others do",
+        Strategy::PerGpu => "one transfer at a time for each GPU, at the rate it keeps whatever the other GPUs do",
         Strategy::Lockstep => "all GPUs as one: one batch in and one batch out per cycle of the shortest deadline",
         Strategy::Generation => "one generation of blocks at a time: all in, all kernels, all out",
     }

@@ -127,6 +127,8 @@ pub enum Strategy {
     Combined,
     /// Every engine its own server, costs at the rate it keeps whatever the other engines do.
     Partitioned,
+    /// One transfer at a time for each GPU, costs at the rate that it keeps whatever the other GPUs do.
+    PerGpu,
     /// All GPUs as one, in cycles of the shortest deadline: one batch in and one batch out per cycle, one after the other,
     /// beside one step of kernels. The authors' earlier framework (`verner-2014`, II-C), a baseline.
     Lockstep,
@@ -136,12 +138,20 @@ pub enum Strategy {
 
 impl Strategy {
     /// Every strategy, in the order in which they are tried.
-    pub const ALL: [Self; 5] = [Self::Serial, Self::Combined, Self::Partitioned, Self::Lockstep, Self::Generation];
+    pub const ALL: [Self; 6] =
+        [Self::Serial, Self::Combined, Self::Partitioned, Self::PerGpu, Self::Lockstep, Self::Generation];
 
     /// Whether it is there for comparison only, as somebody else's way.
     #[must_use]
     pub const fn is_baseline(self) -> bool {
         matches!(self, Self::Lockstep | Self::Generation)
+    }
+
+    /// Whether transfers of different GPUs run at the same time without being planned as one batch: then each is priced at
+    /// the rate that it keeps whatever the others do.
+    #[must_use]
+    pub const fn lets_gpus_overlap(self) -> bool {
+        matches!(self, Self::Partitioned | Self::PerGpu)
     }
 
     /// As tables and command lines write it.
@@ -151,6 +161,7 @@ impl Strategy {
             Self::Serial => "serial",
             Self::Combined => "combined",
             Self::Partitioned => "partitioned",
+            Self::PerGpu => "per-gpu",
             Self::Lockstep => "lockstep",
             Self::Generation => "generation",
         }

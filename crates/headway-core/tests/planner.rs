@@ -320,7 +320,9 @@ fn every_engine_belongs_to_one_server_and_every_operation_stays_on_its_servers_e
                     assert!(server.engines.len() == 1 || server.engines.iter().all(batched));
                 }
             }
-            Strategy::Lockstep | Strategy::Generation => panic!("baselines are planned only when asked for"),
+            Strategy::PerGpu | Strategy::Lockstep | Strategy::Generation => {
+                panic!("these are planned only when asked for")
+            }
         }
     });
 }
@@ -884,4 +886,26 @@ fn exact_h200() -> Machine {
         calibration.sigma_ppm = 1_000_000;
     }
     machine
+}
+
+#[test]
+fn per_gpu_has_one_server_for_the_copies_of_each_gpu_and_keeps_its_directions_apart() {
+    let machine = shipped("h200-x4");
+    let mut text = String::from("name = \"t\"\n");
+    for (number, (gpu, way)) in [("gpu0", "in"), ("gpu0", "out"), ("gpu1", "in"), ("gpu2", "out")].iter().enumerate() {
+        let ends = if *way == "in" { ("host", *gpu) } else { (*gpu, "host") };
+        text += &format!(
+            "[[message]]\nid = \"m{number}\"\nperiod = \"10 ms\"\nblocks = [{{ from = \"{}\", to = \"{}\", bytes = \"8 MiB\" }}]\n",
+            ends.0, ends.1
+        );
+    }
+    let workload = parsed(&text);
+    let of = |strategy| plan(&machine, &workload, with(strategy)).unwrap();
+    let (per_gpu, partitioned) = (of(Strategy::PerGpu), of(Strategy::Partitioned));
+    let names: Vec<&str> = per_gpu.servers.iter().map(|server| server.name.as_str()).collect();
+    assert_eq!(names, ["gpu0 transfers", "gpu1.h2d", "gpu2.d2h"]);
+    // The directions of one GPU never meet, so neither is priced beside the other.
+    for (own, other) in per_gpu.pipelines.iter().zip(&partitioned.pipelines) {
+        assert!(own.steps[0].cost <= other.steps[0].cost, "{}", own.name);
+    }
 }

@@ -219,6 +219,7 @@ struct Seen {
     serial: u32,
     combined: u32,
     partitioned: u32,
+    per_gpu: u32,
     in_gangs: u32,
     pieces_of_bulk: u64,
     admitted: u32,
@@ -260,6 +261,7 @@ impl Seen {
             Strategy::Serial => self.serial += 1,
             Strategy::Combined => self.combined += 1,
             Strategy::Partitioned => self.partitioned += 1,
+            Strategy::PerGpu => self.per_gpu += 1,
             Strategy::Lockstep | Strategy::Generation => self.in_gangs += 1,
         }
     }
@@ -277,6 +279,7 @@ fn accepted_plans_hold(machine: &Machine, seed: u64, cases: u32) -> Seen {
             None,
             Some(Strategy::Serial),
             Some(Strategy::Partitioned),
+            Some(Strategy::PerGpu),
             Some(Strategy::Combined),
             Some(Strategy::Lockstep),
             Some(Strategy::Generation),
@@ -314,12 +317,13 @@ fn on_one_h200_with_nothing_to_spare() {
 #[test]
 fn on_four_h200() {
     let seen = accepted_plans_hold(&machine("h200-x4"), 3, 450);
-    assert!(seen.accepted > 80 && seen.partitioned > 20 && seen.in_gangs > 20);
+    assert!(seen.accepted > 80 && seen.partitioned > 20 && seen.per_gpu > 10 && seen.in_gangs > 20);
 }
 
 #[test]
 fn on_four_h200_with_nothing_to_spare() {
     let seen = accepted_plans_hold(&exact(machine("h200-x4")), 4, 600);
+    assert!(seen.per_gpu > 20);
     assert!(seen.accepted > 200 && seen.busy > 100 && seen.chunked > 50 && seen.by_arrival > 80);
     assert!(seen.serial > 50 && seen.partitioned > 50);
 }

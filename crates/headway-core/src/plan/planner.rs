@@ -170,7 +170,9 @@ fn best(machine: &Machine, workload: &Workload, options: Options, uneven: bool) 
         Some(Strategy::Serial) => &[Strategy::Serial],
         Some(Strategy::Combined) => &[Strategy::Combined],
         Some(Strategy::Partitioned) => &[Strategy::Partitioned],
-        // Baselines: only when asked for.
+        // Only when asked for, as the baselines are.
+        Some(Strategy::PerGpu) => &[Strategy::PerGpu],
+        // Baselines.
         Some(Strategy::Lockstep) => &[Strategy::Lockstep],
         Some(Strategy::Generation) => &[Strategy::Generation],
         // Without a calibration nothing says how far transfers that run together keep to the model.
@@ -307,7 +309,7 @@ impl Planner<'_> {
             Strategy::Serial | Strategy::Lockstep | Strategy::Generation => {
                 self.messages(&mut pipelines, &mut batches)?;
             }
-            Strategy::Partitioned => self.single_blocks(&mut pipelines, &mut batches)?,
+            Strategy::Partitioned | Strategy::PerGpu => self.single_blocks(&mut pipelines, &mut batches)?,
         }
         for flow in &self.workload.flows {
             pipelines.push(self.flow(flow));

@@ -7,7 +7,7 @@ use super::{
     Server, Source, Strategy, Strength, Verdict, Work, uneven,
 };
 use crate::analysis::schedulability::{self, ChunkFlow, Task};
-use crate::files::machine::EngineClass;
+use crate::files::machine::{EngineClass, Route};
 use crate::plan::Violation;
 use crate::units::Rate;
 
@@ -88,6 +88,12 @@ impl Planner<'_> {
         match self.strategy {
             Strategy::Serial | Strategy::Lockstep => tie(&copying),
             Strategy::Generation => tie(&[copying, computing].concat()),
+            Strategy::PerGpu => {
+                for gpu in self.machine.gpus() {
+                    let own = |engine: &&EngineId| self.machine.engines.get(engine.at()).is_some_and(|e| e.gpu == gpu);
+                    tie(&copying.iter().filter(own).copied().collect::<Vec<_>>());
+                }
+            }
             Strategy::Combined | Strategy::Partitioned => {}
         }
         for routes in domains.routes() {
@@ -103,13 +109,13 @@ impl Planner<'_> {
         let used = routes_of(pipelines);
         for pipeline in pipelines.iter_mut().filter(|pipeline| pipeline.source.is_planned()) {
             let batch = matches!(pipeline.source, Source::Message | Source::Batch(_));
-            if batch && self.strategy != Strategy::Partitioned {
+            if batch && !self.strategy.lets_gpus_overlap() {
                 // The batch has all copy engines of its domain to itself: its own bound holds.
                 pipeline.steps.iter_mut().for_each(|step| step.piece = step.cost);
                 continue;
             }
             if let Source::Wafer(planned) = &pipeline.source
-                && self.strategy != Strategy::Partitioned
+                && !self.strategy.lets_gpus_overlap()
             {
                 for step in &mut pipeline.steps {
                     self.price_spread(planned, step, &used, domains)?;
@@ -146,11 +152,22 @@ impl Planner<'_> {
 
     /// The set-up time and the rate of a route that hold whatever the rest of the plan does.
     fn keeps(&self, route: RouteId, used: &[RouteId], domains: &Domains) -> Result<(Nanos, Rate), PlanError> {
-        let alone = [route];
-        let beside = if self.strategy == Strategy::Partitioned { used } else { &alone[..] };
-        let rate = domains.network(route).guaranteed_rate(route, beside)?;
         let planned = &self.machine.routes[route.at()];
+        let meets = |other: &RouteId| match self.strategy {
+            Strategy::Partitioned => true,
+            // A copy that shares an engine's GPU waits for its turn.
+            Strategy::PerGpu => !self.shares_gpu(planned, &self.machine.routes[other.at()]),
+            _ => false,
+        };
+        let beside: Vec<RouteId> = used.iter().copied().filter(|other| *other == route || meets(other)).collect();
+        let rate = domains.network(route).guaranteed_rate(route, &beside)?;
         Ok((planned.setup.max(planned.setup_queued), rate))
+    }
+
+    /// Whether one GPU's engines serve both.
+    fn shares_gpu(&self, one: &Route, other: &Route) -> bool {
+        let gpu = |engine: &EngineId| self.machine.engines[engine.at()].gpu;
+        one.engines.iter().any(|engine| other.engines.iter().any(|of_other| gpu(engine) == gpu(of_other)))
     }
 
     fn server(&self, at: u32, key: &Key, leader: &[EngineId], pipelines: &mut [Pipeline], domains: &Domains) -> Server {
@@ -166,6 +183,10 @@ impl Planner<'_> {
                 let name = match engines.as_slice() {
                     [one] => self.engine_name(*one),
                     _ if self.strategy == Strategy::Generation => "node".to_owned(),
+                    [first, ..] if self.strategy == Strategy::PerGpu => {
+                        let gpu = self.machine.engines[first.at()].gpu;
+                        format!("{} transfers", self.machine.endpoints[gpu.at()].id)
+                    }
                     several if pipelines.iter().any(|p| matches!(p.source, Source::Wafer(_))) => {
                         self.common_name(several).to_owned()
                     }

@@ -7,7 +7,7 @@ use crate::models::interconnect::{BatchBlock, Network, Starved};
 use crate::plan::Strategy;
 use crate::units::{Bytes, NANOS_PER_SECOND, Nanos, Rate};
 
-/// The strategies in the order of the figures of `verner-2014`.
+/// The strategies of `verner-2014` in the order of its figures.
 pub const STRATEGIES: [Strategy; 5] =
     [Strategy::Generation, Strategy::Serial, Strategy::Lockstep, Strategy::Partitioned, Strategy::Combined];
 
@@ -18,7 +18,7 @@ impl Strategy {
     pub const fn cycles(self) -> u64 {
         match self {
             Self::Generation => 2,
-            Self::Serial | Self::Lockstep | Self::Partitioned | Self::Combined => 4,
+            Self::Serial | Self::Lockstep | Self::Partitioned | Self::PerGpu | Self::Combined => 4,
         }
     }
 
@@ -26,7 +26,7 @@ impl Strategy {
     pub(super) const fn classes_max(self) -> u32 {
         match self {
             Self::Generation | Self::Lockstep => 1,
-            Self::Serial | Self::Partitioned | Self::Combined => 4,
+            Self::Serial | Self::Partitioned | Self::PerGpu | Self::Combined => 4,
         }
     }
 }
@@ -220,6 +220,7 @@ impl Site {
                 Ok(vec![vec![tasks]])
             }
             Strategy::Partitioned => Ok(vec![self.partitioned(load)]),
+            Strategy::PerGpu => Ok(vec![self.per_gpu(load)]),
             Strategy::Combined => {
                 let mut by_class = Vec::new();
                 for class in 0..classes {
@@ -273,6 +274,18 @@ impl Site {
             }
         }
         servers
+    }
+
+    /// The same tasks with one server for each GPU.
+    fn per_gpu(&self, load: &Load) -> Servers {
+        let of_gpu = |gpu: usize| {
+            let mut own = load.clone();
+            own.blocks.iter_mut().enumerate().filter(|(other, _)| *other != gpu).for_each(|(_, classes)| {
+                classes.fill(Bytes(0));
+            });
+            self.partitioned(&own).into_iter().flatten().collect()
+        };
+        (0..self.gpus.len()).map(of_gpu).collect()
     }
 
     /// One batch in and one batch out.
