@@ -24,15 +24,26 @@
 //! looks ([`client::Token::is_revoked`]): no program outside the kernel can keep it from the GPU.
 //!
 //! Nobody is the most urgent for ever, whatever it says. A job that asks after its deadline counts as due now. A task that uses
-//! more than twice the time that it declared is due later the next time. A client, and on a broker for a group a user, that
+//! more than twice the time that it declared is due later the next time. A client that
 //! uses more than [`BrokerLimits::urgent_ppm`] of the tokens while others wait comes after all of them. Jobs in time, of clients
 //! that leave others their share, keep the keys that they gave, so that the bounds of the analysis hold for them. Against many
-//! processes of one user that each keep to their share, a job can rely on its own deadline only: when that has passed it goes
-//! first.
+//! processes of the same user that each keep to their share, a job can rely on its own deadline only: when that has passed it
+//! goes first.
 //!
-//! Two limits are known. A key is fixed when a job asks, and users do not take turns: one user of a broker for a group who runs
-//! dozens of processes can leave another user less than a hundredth of a token. And a thread that was raised by
-//! `--lend-realtime` keeps its priority if the broker is killed.
+//! # Several users
+//! Keys order the jobs of one user. Where several users ask for tokens of a cluster, they take turns: a token that becomes free
+//! goes to the user who has used least lately, however many processes each of them runs and whatever they say, and of that user
+//! to the most urgent job. To connect again begins nothing anew, and neither does a start of the broker: use is written down
+//! beside the socket. A user one of whose clients was cut off since it hung is passed over for as long as the watchdog, and
+//! twice as long each time it happens again, up to eight times.
+//!
+//! With the watchdog `W`, the drain `D` and `T = 2 W + D`, a user who has used less than all others is granted a token within `T`,
+//! and each of `U` users within `T (U + log2(6 U) / 8)`; `T` more in modes where requests stand in line for one token, and not
+//! counting the time for which it is passed over. These are the only bounds that hold between users: bounds of the analysis are
+//! for one user, while nobody else has asked for ten seconds. Then every request goes to the arbiter at once.
+//!
+//! Engines of a GPU are granted in the order of arrival to those who hold its tokens, so that each waits for one operation of each
+//! other holder at most. With `--urgent-first`, no job is held back by more urgent ones of others for longer than `T / 8`.
 //!
 //! # Where it listens
 //! A private broker listens in a folder that must be its user's and in which nobody else may write; one for a group gives the
@@ -76,6 +87,7 @@ pub mod place;
 mod protocol;
 mod server;
 mod status;
+mod text;
 #[cfg(test)]
 mod wakeups;
 

@@ -14,6 +14,7 @@ mod resume;
 mod seat;
 mod session;
 mod status;
+mod turns;
 
 use std::os::fd::AsFd;
 use std::path::PathBuf;
@@ -63,11 +64,11 @@ pub struct BrokerLimits {
     pub log_bytes_per_user: u64,
     /// The shortest relative deadline that a task may have. Short deadlines make a task urgent, so this limits how urgent.
     pub deadline_min: Nanos,
-    /// Most of a cluster's tokens that one client, or one user, gets by its urgency while others wait, in parts per million.
+    /// Most of a cluster's tokens that one client gets by its urgency while others wait, in parts per million.
     pub urgent_ppm: u64,
     /// CPU, copy and kernel time of one user's tasks, as they declare it, per unit of time, in parts per million; one GPU
-    /// fully used is 1,000,000.
-    pub utilisation_ppm_per_user: u64,
+    /// fully used is 1,000,000. `None` = of a private broker what the most GPUs have, of one for a group what its GPUs have.
+    pub utilisation_ppm_per_user: Option<u64>,
 }
 
 impl Default for BrokerLimits {
@@ -80,7 +81,7 @@ impl Default for BrokerLimits {
             log_bytes_per_user: 16 << 20,
             deadline_min: Nanos(100_000),
             urgent_ppm: 900_000,
-            utilisation_ppm_per_user: 1_000_000 * GPUS_MAX as u64,
+            utilisation_ppm_per_user: None,
         }
     }
 }

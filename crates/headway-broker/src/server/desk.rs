@@ -17,7 +17,8 @@ use super::pages::Next;
 use super::predecessor::Recovery;
 use super::priority::Priority;
 use super::session::{Gone, Session};
-use super::{BrokerLimits, Options};
+use super::turns::Turns;
+use super::{Access, BrokerLimits, Options};
 use crate::error::{Reason, ServerError};
 use crate::layout::{Code, Entry, RING_ENTRIES};
 use crate::message::TaskShape;
@@ -45,6 +46,10 @@ pub(super) struct Engines {
 #[derive(Clone, Debug)]
 pub(super) struct Open {
     pub(super) key: Key,
+    /// Which request of its job.
+    pub(super) acquisition: u32,
+    /// Whether the arbiter knows it; else it waits for its user's turn.
+    pub(super) entered: bool,
     pub(super) slot: Slot,
     pub(super) since: Nanos,
     /// How long it has waited for engines, and since when it does.
@@ -59,7 +64,18 @@ pub(super) struct Open {
 
 impl Open {
     pub(super) fn new(key: Key, slot: Slot, since: Nanos) -> Self {
-        Self { key, slot, since, waited: Nanos::ZERO, asked: None, granted: None, from: None, engines: None }
+        Self {
+            key,
+            acquisition: 0,
+            entered: false,
+            slot,
+            since,
+            waited: Nanos::ZERO,
+            asked: None,
+            granted: None,
+            from: None,
+            engines: None,
+        }
     }
 }
 
@@ -84,6 +100,9 @@ pub(super) struct Desk {
     pub(super) counts: Counts,
     pub(super) limits: BrokerLimits,
     pub(super) accounts: Accounts,
+    pub(super) turns: Turns,
+    /// Whether other users than the broker's may come.
+    pub(super) is_for_group: bool,
     pub(super) is_logged: bool,
     pub(super) epoch: u64,
     pub(super) started: Nanos,
@@ -113,6 +132,7 @@ impl Desk {
         let parameters = options.arbiter.clone();
         let mut arbiter = Arbiter::new(parameters.clone()).map_err(ServerError::Parameters)?;
         let (mut journal, before) = Journal::open(options, epoch, now)?;
+        let turns = Turns::new(options.watchdog, options.drain, before.users, now);
         let recovering = Recovery::begin(before.roster, now.saturating_add(options.recover));
         // Without anybody from before there is nobody whom it concerns, and lost GPUs may be back.
         let memory = before.memory.filter(|_| recovering.is_some());
@@ -137,6 +157,8 @@ impl Desk {
             counts: Counts::default(),
             limits: options.limits,
             accounts: Accounts::default(),
+            turns,
+            is_for_group: options.access == Access::Group,
             is_logged: options.log.is_some(),
             epoch,
             started: now,
@@ -294,6 +316,7 @@ impl Desk {
             .chain(watched)
             .chain(self.arbiter.poll_timeout())
             .chain(self.journal.retry_at())
+            .chain(self.turns_due())
             .chain(self.recovering.as_ref().map(|recovery| recovery.next_look(self.started)))
             .min()
     }
@@ -305,7 +328,13 @@ impl Desk {
         }
         let open = task.open.as_ref().filter(|open| open.granted.is_some())?;
         let is_served = self.sessions.get(&task.client)?.gone.is_none();
-        is_served.then(|| open.since.saturating_add(self.watchdog))
+        // Where users share, one that keeps an engine does not have another one cut off who waits for it.
+        let waited = match open.asked {
+            _ if !self.turns.are_taken(task.shape.cluster) => Nanos::ZERO,
+            Some(_) => self.watchdog,
+            None => open.waited.min(self.watchdog),
+        };
+        is_served.then(|| open.since.saturating_add(self.watchdog).saturating_add(waited))
     }
 
     /// When the GPU work of a client that is gone has ended.
@@ -339,6 +368,9 @@ impl Desk {
         hung.into_iter().for_each(|client| self.cut(now, client, true));
         if self.arbiter.poll_timeout().is_some_and(|time| time <= now) {
             let _ = self.feed(now, Input::Timeout);
+        }
+        if self.turns_due().is_some_and(|time| time <= now) {
+            self.take_all_turns(now);
         }
         true
     }
@@ -442,7 +474,10 @@ impl Desk {
                     self.priority.set(job.task, Some(key));
                 }
             }
-            Action::Revoke { job, gpu } => self.revoke(job, gpu),
+            Action::Revoke { job, gpu } => {
+                self.charge_user(now, job);
+                self.revoke(job, gpu);
+            }
         }
     }
 
@@ -504,13 +539,8 @@ impl Desk {
         self.counts.clamped += u64::from(counted != release);
         task.last_release = Some(last);
         let key = Key { deadline, release: counted, job };
-        task.open = Some(Open::new(key, slot, now));
-        if let Err(refused) = self.feed(now, Input::Request { key, acquisition }) {
-            if let Some(task) = self.tasks.get_mut(&job.task) {
-                task.open = None;
-            }
-            self.refuse(client, slot, reason(&refused));
-        }
+        task.open = Some(Open { acquisition, ..Open::new(key, slot, now) });
+        self.queue(now, job);
     }
 
     fn release(&mut self, now: Nanos, client: ClientId, job: JobId, outcome: Outcome) {
@@ -530,7 +560,7 @@ impl Desk {
         }
         self.charge(now, job);
         if self.feed(now, Input::Release { job, outcome }).is_ok() {
-            self.close(job);
+            self.close(now, job);
         }
     }
 
@@ -539,16 +569,21 @@ impl Desk {
         if open.granted.is_some() {
             return self.release(now, client, job, Outcome::Aborted);
         }
-        if self.feed(now, Input::Abort { job }).is_ok() {
-            self.close(job);
+        if !open.entered || self.feed(now, Input::Abort { job }).is_ok() {
+            self.close(now, job);
         }
     }
 
-    fn close(&mut self, job: JobId) {
-        if let Some(task) = self.tasks.get_mut(&job.task) {
+    fn close(&mut self, now: Nanos, job: JobId) {
+        let task = self.tasks.get_mut(&job.task);
+        let cluster = task.map(|task| {
             task.open = None;
-        }
+            task.shape.cluster
+        });
         self.priority.set(job.task, None);
+        if let Some(cluster) = cluster {
+            self.take_turns(now, cluster);
+        }
     }
 
     fn acquire(&mut self, now: Nanos, client: ClientId, slot: Slot, job: JobId, operation: Operation) {
@@ -607,6 +642,9 @@ impl Desk {
             self.counts.cut += 1;
             let pid = self.sessions.get(&client).map_or(0, |session| session.peer.pid);
             self.journal.note(now, &Line::Cut { now, client, pid, hung });
+            if hung {
+                self.strike(now, client);
+            }
             self.let_go(now, client, hung);
         }
     }
@@ -645,6 +683,7 @@ impl Desk {
             }
         }
         let _ = self.feed(now, Input::ClientGone { client });
+        self.take_all_turns(now);
         if let Some(session) = self.sessions.get_mut(&client) {
             // The end of the connection tells the client; the descriptors leave the poller with the session.
             session.pages = session.pages.take().filter(|_| holds);
@@ -658,6 +697,9 @@ impl Desk {
     fn drained(&mut self, now: Nanos, client: ClientId) {
         let Some(session) = self.sessions.get_mut(&client) else { return };
         for task in std::mem::take(&mut session.tasks) {
+            if let Some(open) = self.tasks.get(&task).and_then(|task| task.open.as_ref()) {
+                self.charge_user(now, open.key.job);
+            }
             self.priority.forget(task);
             self.leases.forget(task);
             self.without_room.remove(&task);
@@ -665,6 +707,7 @@ impl Desk {
         }
         let _ = self.feed(now, Input::Drained { client });
         self.removed.push(client);
+        self.take_all_turns(now);
     }
 
     /// Has the next broker know whom to wait for.
@@ -680,12 +723,12 @@ impl Desk {
             tasks: session.tasks.clone(),
         });
         let missing = self.recovering.iter().flat_map(Recovery::missing);
-        self.journal.serve(now, served.chain(missing));
+        self.journal.serve(now, served.chain(missing), self.turns.accounts());
     }
 }
 
 /// A refusal of the arbiter as a client is told it.
-fn reason(refused: &Refused) -> Reason {
+pub(super) fn reason(refused: &Refused) -> Reason {
     match refused {
         Refused::Token(headway_core::decisions::token::Refused::TooManyRequests { .. }) => Reason::Limit,
         Refused::Token(headway_core::decisions::token::Refused::NoGpu { .. }) => Reason::NoGpu,

@@ -134,6 +134,7 @@ impl Desk {
         let is_new = self.feed(now, Input::GpuLost { gpu }).is_ok();
         if is_new {
             self.lost.insert(gpu);
+            self.take_all_turns(now);
             self.settle_leases(now);
             self.priority.apply();
         }

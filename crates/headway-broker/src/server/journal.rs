@@ -21,6 +21,7 @@ use self::log::Log;
 use self::record::Record;
 pub(super) use self::record::{Known, Roster};
 use super::Options;
+use super::turns::Use;
 use crate::error::ServerError;
 use crate::status::MemoryStatus;
 
@@ -85,6 +86,8 @@ pub(super) struct Before {
     pub(super) roster: Roster,
     /// What its arbiter knew, by the log.
     pub(super) memory: Option<Memory>,
+    /// What its users had used.
+    pub(super) users: Vec<Use>,
 }
 
 pub(super) struct Journal {
@@ -109,7 +112,8 @@ impl Journal {
     /// [`ServerError`] for places where nothing can be written for another reason than that a disk is full or broken; for
     /// those too if the broker must remember.
     pub(super) fn open(options: &Options, epoch: u64, now: Nanos) -> Result<(Self, Before), ServerError> {
-        let (record, roster, trouble) = Record::open(&options.socket, options.faults.clone(), options.must_remember)?;
+        let (record, mut roster, trouble) =
+            Record::open(&options.socket, options.faults.clone(), options.must_remember)?;
         let memory = options.log.as_deref().filter(|_| !roster.is_empty());
         let memory = memory.and_then(|path| log::memory(path, &options.arbiter, now));
         let log = options.log.as_deref().map(|path| Log::new(path, options)).transpose()?;
@@ -128,7 +132,8 @@ impl Journal {
         if let Some(what) = trouble {
             this.fail(now, what);
         }
-        Ok((this, Before { roster, memory }))
+        let users = std::mem::take(&mut roster.users);
+        Ok((this, Before { roster, memory, users }))
     }
 
     /// Begins the log of this start.
@@ -212,8 +217,8 @@ impl Journal {
     }
 
     /// Has the next broker know whom to wait for.
-    pub(super) fn serve(&mut self, now: Nanos, served: impl Iterator<Item = Known>) {
-        if let Err(error) = self.record.serve(served.collect()) {
+    pub(super) fn serve(&mut self, now: Nanos, served: impl Iterator<Item = Known>, users: Vec<Use>) {
+        if let Err(error) = self.record.serve(served.collect(), users) {
             let what = self.record.describe(&error);
             self.fail(now, what);
         }

@@ -6,9 +6,11 @@
 //!   when its deadline has passed, a waiting job comes before all who ask from then on;
 //! * the next release of a task that used more than twice the time it declared is postponed as if it had kept to the share
 //!   that it declared;
-//! * a client, and a user, that used more than [`BrokerLimits::urgent_ppm`](super::BrokerLimits::urgent_ppm) of a cluster's
-//!   tokens while others waited comes after all who did not, until it is back at that share: what is above it, it gets where
-//!   nobody else wants it.
+//! * a client that used more than [`BrokerLimits::urgent_ppm`](super::BrokerLimits::urgent_ppm) of a cluster's tokens while
+//!   others waited comes after all who did not, until it is back at that share: what is above it, it gets where nobody else
+//!   wants it.
+//!
+//! Keys order the jobs of one user; users take [turns](super::turns).
 //!
 //! A job in time, of a task that keeps to what it declared, of a client that leaves others their share, keeps the key that it
 //! gave: nothing changes for whom the bounds of the analysis hold.
@@ -21,7 +23,9 @@ use headway_os::ipc::Peer;
 
 use super::BrokerLimits;
 use super::desk::{Desk, Open, Task};
+use crate::layout::GPUS_MAX;
 use crate::message::TaskShape;
+use crate::text::shown;
 
 /// Rate at which the time of copies is counted: what every link in use today exceeds.
 const NOMINAL_RATE: Rate = Rate(10_000_000_000);
@@ -41,12 +45,11 @@ const LOG_BURST: u64 = 16;
 pub(super) const REQUEST_BYTES: u64 = 1_024;
 pub(super) const ACQUIRE_BYTES: u64 = 512;
 
-/// What is counted of users and clients.
+/// What is counted of clients, and of users who write to the log.
 #[derive(Debug, Default)]
 pub(super) struct Accounts {
     /// How far each client has come by what it used: until when that is its share.
     clients: BTreeMap<ClientId, Nanos>,
-    users: BTreeMap<u32, Nanos>,
     /// The same of processes whose clients have gone: to connect again does not begin anew.
     gone: BTreeMap<u32, Nanos>,
     /// Bytes that each user may still write, and up to when that is counted.
@@ -65,9 +68,9 @@ impl Accounts {
         *known = account.max(*known);
     }
 
-    /// Whether a client, its user or an earlier client of its process has used more than its share.
+    /// Whether a client or an earlier client of its process has used more than its share.
     fn is_beyond(&self, now: Nanos, client: ClientId, peer: Peer) -> bool {
-        let known = [self.clients.get(&client), self.users.get(&peer.uid), self.gone.get(&peer.pid)];
+        let known = [self.clients.get(&client), self.gone.get(&peer.pid)];
         known.into_iter().flatten().any(|account| *account > now)
     }
 
@@ -121,7 +124,7 @@ fn postponed(used: Nanos, declared: Nanos, period: Nanos) -> Nanos {
 }
 
 impl Desk {
-    fn uid_of(&self, client: ClientId) -> u32 {
+    pub(super) fn uid_of(&self, client: ClientId) -> u32 {
         self.sessions.get(&client).map_or(u32::MAX, |session| session.peer.uid)
     }
 
@@ -135,6 +138,8 @@ impl Desk {
     /// Whether another task of this user's stays within its limits.
     pub(super) fn admit_user(&self, uid: u32, shape: &TaskShape) -> Result<(), String> {
         let BrokerLimits { tasks_per_user, utilisation_ppm_per_user: most, deadline_min, .. } = self.limits;
+        let gpus = if self.is_for_group { self.gpus.len() } else { GPUS_MAX };
+        let most = most.unwrap_or(gpus as u64 * PPM);
         if shape.deadline < deadline_min {
             return Err(format!(
                 "a deadline of {} is below {deadline_min}, the most urgent that this broker allows",
@@ -150,7 +155,9 @@ impl Desk {
             theirs.iter().fold(utilisation_ppm(shape), |sum, task| sum.saturating_add(utilisation_ppm(&task.shape)));
         if used > most {
             return Err(format!(
-                "this user's tasks would use {used} ppm of a GPU's time, above the {most} ppm allowed"
+                "with `{}` this user's tasks would declare {used} ppm of a GPU's time, above the {most} ppm that a user may; \
+                 declare less, or withdraw tasks",
+                shown(&shape.name)
             ));
         }
         Ok(())
@@ -197,22 +204,17 @@ impl Desk {
     pub(super) fn charge(&mut self, now: Nanos, job: JobId) {
         let Some(task) = self.tasks.get(&job.task) else { return };
         let Some(&Open { since, waited, .. }) = task.open.as_ref() else { return };
-        let (client, cluster, uid) = (task.client, task.shape.cluster, self.uid_of(task.client));
+        self.charge_user(now, job);
+        let Some(task) = self.tasks.get(&job.task) else { return };
+        let (client, cluster) = (task.client, task.shape.cluster);
         let held = now.saturating_sub(since);
         let waits = |other: &Task| {
             other.shape.cluster == cluster && other.open.as_ref().is_some_and(|open| open.granted.is_none())
         };
-        let (mut others, mut strangers) = (false, false);
-        for other in self.tasks.values().filter(|other| other.client != client && waits(other)) {
-            others = true;
-            strangers |= self.uid_of(other.client) != uid;
-        }
+        let others = self.tasks.values().any(|other| other.client != client && waits(other));
         let (tokens, ppm) = (self.tokens_of(cluster), self.limits.urgent_ppm);
         if others {
             advance(self.accounts.clients.entry(client).or_insert(Nanos::ZERO), now, held, tokens, ppm);
-        }
-        if strangers {
-            advance(self.accounts.users.entry(uid).or_insert(Nanos::ZERO), now, held, tokens, ppm);
         }
         if let Some(task) = self.tasks.get_mut(&job.task) {
             // Waiting for engines is the others' doing.

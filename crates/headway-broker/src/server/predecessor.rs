@@ -111,7 +111,7 @@ mod tests {
         let pid = std::process::id();
         let known = Known { pid, started: started(pid).unwrap(), uid: 7, tasks: vec![TaskId(5)] };
         let held = [((ClusterId(0), TokenId(1)), JobId { task: TaskId(5), job: 9 })].into();
-        let roster = Roster { clients: vec![known], held: is_complete.then_some(held) };
+        let roster = Roster { clients: vec![known], users: Vec::new(), held: is_complete.then_some(held) };
         Recovery::begin(roster, Nanos(0)).unwrap()
     }
 
@@ -156,6 +156,6 @@ mod tests {
     fn a_process_that_has_the_number_of_one_that_ended_is_not_waited_for() {
         let pid = std::process::id();
         let known = Known { pid, started: started(pid).unwrap() + 1, uid: 0, tasks: Vec::new() };
-        assert!(Recovery::begin(Roster { clients: vec![known], held: None }, Nanos(0)).is_none());
+        assert!(Recovery::begin(Roster { clients: vec![known], users: Vec::new(), held: None }, Nanos(0)).is_none());
     }
 }

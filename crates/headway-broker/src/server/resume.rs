@@ -4,7 +4,7 @@ use std::os::fd::AsFd;
 
 use headway_core::decisions::engine_lock::{Operation, Work};
 use headway_core::decisions::sharing::log::{Line, TaskLine};
-use headway_core::decisions::sharing::{ClientId, Input, JobId, Key, TaskId, TaskParameters};
+use headway_core::decisions::sharing::{ClientId, Input, JobId, Key, Refused, Segment, TaskId, TaskParameters};
 use headway_core::units::{Bytes, Nanos};
 use headway_os::ipc::Words;
 
@@ -13,9 +13,8 @@ use super::limits::REQUEST_BYTES;
 use super::pages::Pages;
 use crate::layout::{ENGINES, GENERATIONS, SLOTS, TASKS_MAX};
 use crate::message::{FromBroker, FromClient, HeldToken, ResumedTask, TaskShape, VERSION, Welcome};
+use crate::text;
 
-/// Longest name that is kept.
-const NAME_MAX: usize = 64;
 /// Parts of a task at most.
 const SEGMENTS_MAX: usize = 1_024;
 
@@ -54,7 +53,9 @@ impl Desk {
             },
             FromClient::Reconfigure { cluster, tokens } if greeted => {
                 if self.is_owner(client) {
-                    self.feed(now, Input::Reconfigure { cluster, tokens }).map_or_else(refused, |()| FromBroker::Done)
+                    let done = self.feed(now, Input::Reconfigure { cluster, tokens });
+                    self.take_all_turns(now);
+                    done.map_or_else(refused, |()| FromBroker::Done)
                 } else {
                     FromBroker::Refused { reason: "only the user who runs the broker reconfigures it".to_owned() }
                 }
@@ -91,12 +92,16 @@ impl Desk {
             session.send(&FromBroker::Refused { reason });
             return false;
         }
+        if let Err(reason) = text::check("the client", name) {
+            session.send(&FromBroker::Refused { reason });
+            return false;
+        }
         let Ok(pages) = Pages::new() else {
             session.send(&FromBroker::Refused { reason: "no memory or descriptors are left".to_owned() });
             return false;
         };
         session.pages = Some(pages);
-        session.name = name.chars().filter(|letter| !letter.is_control()).take(NAME_MAX).collect();
+        session.name = text::shown(name);
         for task in resumed {
             if let Err(reason) = self.resume(now, client, task) {
                 if let Some(session) = self.sessions.get(&client) {
@@ -127,7 +132,7 @@ impl Desk {
         &mut self,
         now: Nanos,
         client: ClientId,
-        shape: TaskShape,
+        mut shape: TaskShape,
         id: Option<TaskId>,
     ) -> Result<TaskId, String> {
         let session = self.sessions.get(&client).ok_or("the client is gone")?;
@@ -137,6 +142,14 @@ impl Desk {
         }
         if shape.period == Nanos::ZERO || shape.deadline == Nanos::ZERO {
             return Err("period and deadline must be above zero".to_owned());
+        }
+        text::check("the task", &shape.name)?;
+        shape.name = text::shown(&shape.name);
+        for segment in &mut shape.segments {
+            if let Segment::Execute { kernel, .. } = segment {
+                text::check("a kernel", kernel)?;
+                *kernel = text::shown(kernel);
+            }
         }
         self.admit_user(uid, &shape)?;
         let id = id.unwrap_or_else(|| self.next_task_id());
@@ -153,9 +166,7 @@ impl Desk {
         if let Some(thread) = shape.thread {
             self.priority.manage(id, pid, thread, uid);
         }
-        let mut shape = shape;
         let task = id;
-        shape.name = shape.name.chars().filter(|letter| !letter.is_control()).take(NAME_MAX).collect();
         let name = shape.name.clone();
         self.journal.note(now, &Line::Task(TaskLine { now, task, name, client, pid, uid }));
         self.tasks.insert(id, Task { client, shape, last_release: None, open: None });
@@ -181,6 +192,10 @@ impl Desk {
     fn withdraw(&mut self, now: Nanos, client: ClientId, task: TaskId) -> FromBroker {
         if self.tasks.get(&task).is_none_or(|known| known.client != client) {
             return FromBroker::Refused { reason: format!("task {} is not this client's", task.0) };
+        }
+        // The arbiter does not know of a request that waits for its user's turn.
+        if self.tasks.get(&task).is_some_and(|known| known.open.is_some()) {
+            return refused(Refused::TaskBusy { task });
         }
         if let Err(error) = self.feed(now, Input::Withdraw { task }) {
             return refused(error);
@@ -217,7 +232,7 @@ impl Desk {
         let slot = Slot { number: held.slot, generation: held.generation };
         if let Some(task) = self.tasks.get_mut(&id) {
             task.last_release = Some(held.release);
-            task.open = Some(Open::new(key, slot, now));
+            task.open = Some(Open { entered: true, ..Open::new(key, slot, now) });
         }
         self.feed(now, Input::Adopt { key, token: held.token }).map_err(|error| error.to_string())?;
         let works = [Work::Execute, Work::CopyIn, Work::CopyOut];

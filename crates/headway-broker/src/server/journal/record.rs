@@ -19,6 +19,7 @@ use serde::{Deserialize, Serialize};
 use super::{Faults, Holders, allowed, is_passing};
 use crate::error::ServerError;
 use crate::folder::{Folder, with_ending};
+use crate::server::turns::Use;
 
 const SCHEMA: u32 = 1;
 /// Largest file that is read: thousands of clients with all tasks that they may have.
@@ -44,12 +45,15 @@ struct State {
     /// The start of the system: processes of before it have all ended.
     boot: String,
     clients: Vec<Known>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    users: Vec<Use>,
 }
 
 /// What the broker before has left.
 #[derive(Default)]
 pub(in crate::server) struct Roster {
     pub(in crate::server) clients: Vec<Known>,
+    pub(in crate::server) users: Vec<Use>,
     /// Who held each token; `None` = not all of it could be written.
     pub(in crate::server) held: Option<BTreeMap<(ClusterId, TokenId), JobId>>,
 }
@@ -69,6 +73,7 @@ pub(super) struct Record {
     slots: Vec<((ClusterId, TokenId), Option<JobId>)>,
     /// What the state file is to say, and whether it does.
     clients: Vec<Known>,
+    users: Vec<Use>,
     is_written: bool,
     is_complete: bool,
     faults: Option<Faults>,
@@ -119,18 +124,28 @@ impl Record {
             failed(&state, io::Error::new(io::ErrorKind::InvalidData, text))
         };
         let clients = clients.map(|bytes| serde_json::from_slice::<State>(&bytes).map_err(damaged)).transpose()?;
-        let clients = clients.filter(|state| state.schema == SCHEMA && state.boot == boot()).map(|state| state.clients);
-        let clients = clients.unwrap_or_default();
+        let known = clients.filter(|state| state.schema == SCHEMA && state.boot == boot());
+        let (clients, users) = known.map(|state| (state.clients, state.users)).unwrap_or_default();
         let slots = folder.read(&held, BYTES_MAX).map_err(|source| failed(&held, source))?.unwrap_or_default();
         let slots = String::from_utf8_lossy(&slots).into_owned();
         let mut lines = slots.lines();
         let is_complete = lines.next().is_some_and(|line| line.trim_end() == COMPLETE);
         let slots: Vec<_> = if clients.is_empty() { Vec::new() } else { lines.filter_map(parse).collect() };
         let taken = slots.iter().filter_map(|(token, job)| Some((*token, (*job)?))).collect();
-        let roster = Roster { clients: clients.clone(), held: is_complete.then_some(taken) };
+        let roster = Roster { clients: clients.clone(), users: users.clone(), held: is_complete.then_some(taken) };
         let is_whole = is_complete || clients.is_empty();
-        let mut this =
-            Self { folder, state, held, file: None, slots, clients, is_written: false, is_complete: is_whole, faults };
+        let mut this = Self {
+            folder,
+            state,
+            held,
+            file: None,
+            slots,
+            clients,
+            users,
+            is_written: false,
+            is_complete: is_whole,
+            faults,
+        };
         let trouble = match this.rewrite() {
             Ok(()) => None,
             Err(error) if is_passing(&error) && !must_remember => Some(this.describe(&error)),
@@ -214,11 +229,11 @@ impl Record {
     }
 
     /// Notes who is served.
-    pub(super) fn serve(&mut self, clients: Vec<Known>) -> io::Result<()> {
-        if self.is_written && self.clients == clients {
+    pub(super) fn serve(&mut self, clients: Vec<Known>, users: Vec<Use>) -> io::Result<()> {
+        if self.is_written && self.clients == clients && self.users == users {
             return Ok(());
         }
-        (self.clients, self.is_written) = (clients, false);
+        (self.clients, self.users, self.is_written) = (clients, users, false);
         let written = self.write_clients();
         if written.is_err() {
             self.spoil();
@@ -228,7 +243,7 @@ impl Record {
 
     fn write_clients(&mut self) -> io::Result<()> {
         allowed(self.faults.as_ref(), &self.folder.path(&self.state))?;
-        let state = State { schema: SCHEMA, boot: boot(), clients: self.clients.clone() };
+        let state = State { schema: SCHEMA, boot: boot(), clients: self.clients.clone(), users: self.users.clone() };
         let text = serde_json::to_vec(&state).map_err(io::Error::from)?;
         self.folder.replace(&self.state, &text)?;
         self.is_written = true;

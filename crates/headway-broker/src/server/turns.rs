@@ -1,0 +1,524 @@
+//! Turns between users.
+//!
+//! Keys order the jobs of one user. Between users they say nothing: whoever runs more processes has more of them. So where
+//! several users ask, a request waits here, and not with the arbiter, until a token is free for it. The user who has used least
+//! lately is next, and of that user the most urgent job. The arbiter sees requests one by one as they get their turn: its log is
+//! replayed as ever and says nothing of users.
+//!
+//! With `W` the watchdog and `D` the drain, a token is free again `T = 2 W + D` after its grant at the latest: a holder may keep it
+//! for `W`, and for up to `W` more if it waits that long for engines. With `U` users who ask for the tokens of a cluster:
+//!
+//! * a user who has used less than every other one gets the next token that is free, so within `T`;
+//! * every user gets one within `T (U + log2(6 U) / 8)`. Use is forgotten with a half-life of `T / 8`, by all at the same rate. So
+//!   who has used as much as the one who waits is passed over until that one has had a token. Of `k` tokens the one who waits has
+//!   used `k T / (1 - 2^-8)` at most. The others reach that in `T / 8 log2(6 U)`, as what they use while it waits weighs more;
+//!   each of them may hold tokens then, for another `T`.
+//!
+//! In modes where a FIFO has more than one place, a request may stand behind the holder of one token: `T` more. A user whose
+//! clients hang is passed over for longer ([`Turns::strike`]).
+//!
+//! While one user alone asks, and since [`CALM`] no other one did, every request goes to the arbiter at once.
+
+use std::collections::BTreeMap;
+
+use headway_core::engine_lock::Order;
+use headway_core::sharing::{ClientId, ClusterId, Input, JobId, TaskId};
+use headway_core::units::Nanos;
+use serde::{Deserialize, Serialize};
+
+use super::desk::{Desk, Open, Task};
+use crate::layout::Code;
+
+/// How long a user counts as one who asks after its last request has ended.
+const CALM: Nanos = Nanos(10_000_000_000);
+/// Half-life of what a user has used, as a part of the longest time for which a token is kept.
+const HALF_LIFE: u64 = 8;
+/// How often the time for which a user is passed over is doubled at most.
+const DOUBLED_MAX: u32 = 3;
+/// After so many watchdogs without another one, a user's clients that hung are forgotten.
+const FORGIVEN: u64 = 16;
+/// Users whose use is remembered at most, in each cluster.
+const USERS_MAX: usize = 1_024;
+
+/// What a user has used of a cluster, as it is written down for the next broker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(in crate::server) struct Use {
+    pub(in crate::server) cluster: ClusterId,
+    pub(in crate::server) uid: u32,
+    /// Time for which it held tokens, and how much of it counts now: when that was reckoned.
+    used: Nanos,
+    counted: Nanos,
+    /// Clients that were cut off because they hung, since when none was, and until when the user is passed over.
+    hung: u32,
+    hung_at: Nanos,
+    barred_until: Nanos,
+}
+
+#[derive(Debug)]
+struct User {
+    account: Use,
+    /// When a request of its was last seen open.
+    seen: Nanos,
+}
+
+/// The users of one cluster.
+#[derive(Debug, Default)]
+struct Ledger {
+    users: BTreeMap<u32, User>,
+    /// Whether requests wait for their turn.
+    several: bool,
+    /// When that, and who is next, was last asked.
+    looked: Nanos,
+}
+
+/// What is counted of each user, and whether users take turns.
+#[derive(Debug)]
+pub(super) struct Turns {
+    ledgers: BTreeMap<ClusterId, Ledger>,
+    watchdog: Nanos,
+    half_life: Nanos,
+}
+
+/// A user who asks at one moment: when its oldest request came, and for how long its present holders have had their tokens.
+#[derive(Clone, Copy, Debug)]
+struct Asker {
+    uid: u32,
+    since: Nanos,
+    holding: Nanos,
+}
+
+impl Use {
+    fn decay(&mut self, now: Nanos, half_life: Nanos) {
+        let passed = now.saturating_sub(self.counted).0 as f64 / half_life.0.max(1) as f64;
+        self.used = Nanos((self.used.0 as f64 * (-passed).exp2()) as u64);
+        self.counted = now;
+    }
+
+    fn is_forgotten(&self, now: Nanos, watchdog: Nanos) -> bool {
+        self.used == Nanos::ZERO && self.barred_until <= now && self.has_made_good(now, watchdog)
+    }
+
+    fn has_made_good(&self, now: Nanos, watchdog: Nanos) -> bool {
+        self.hung == 0 || now.saturating_sub(self.hung_at).0 >= watchdog.0.saturating_mul(FORGIVEN)
+    }
+}
+
+impl Turns {
+    /// Goes on from what the broker before wrote down.
+    pub(super) fn new(watchdog: Nanos, drain: Nanos, before: Vec<Use>, now: Nanos) -> Self {
+        let longest = watchdog.0.saturating_mul(2).saturating_add(drain.0);
+        let half_life = Nanos((longest / HALF_LIFE).max(1));
+        let mut this = Self { ledgers: BTreeMap::new(), watchdog, half_life };
+        for account in before.into_iter().filter(|account| account.counted <= now) {
+            let ledger = this.ledgers.entry(account.cluster).or_default();
+            if ledger.users.len() < USERS_MAX {
+                // It does not count as one who asks.
+                ledger.users.insert(account.uid, User { account, seen: Nanos::ZERO });
+            }
+        }
+        this
+    }
+
+    /// Whether users take turns in a cluster.
+    pub(super) fn are_taken(&self, cluster: ClusterId) -> bool {
+        self.ledgers.get(&cluster).is_some_and(|ledger| ledger.several)
+    }
+
+    fn user(&mut self, now: Nanos, cluster: ClusterId, uid: u32) -> &mut User {
+        let (half_life, watchdog) = (self.half_life, self.watchdog);
+        let ledger = self.ledgers.entry(cluster).or_default();
+        if !ledger.users.contains_key(&uid) && ledger.users.len() >= USERS_MAX {
+            ledger.users.values_mut().for_each(|user| user.account.decay(now, half_life));
+            ledger.users.retain(|_, user| !user.account.is_forgotten(now, watchdog));
+            let least = ledger.users.iter().min_by_key(|(_, user)| (user.account.hung, user.account.used));
+            if let Some(uid) = least.map(|(uid, _)| *uid).filter(|_| ledger.users.len() >= USERS_MAX) {
+                ledger.users.remove(&uid);
+            }
+        }
+        ledger.users.entry(uid).or_insert_with(|| User {
+            account: Use {
+                cluster,
+                uid,
+                used: Nanos::ZERO,
+                counted: now,
+                hung: 0,
+                hung_at: Nanos::ZERO,
+                barred_until: Nanos::ZERO,
+            },
+            seen: now,
+        })
+    }
+
+    /// A user has a request open.
+    fn see(&mut self, now: Nanos, cluster: ClusterId, uid: u32) {
+        self.user(now, cluster, uid).seen = now;
+    }
+
+    /// A user has held a token for so long.
+    pub(super) fn charge(&mut self, now: Nanos, cluster: ClusterId, uid: u32, held: Nanos) {
+        let half_life = self.half_life;
+        let user = self.user(now, cluster, uid);
+        user.account.decay(now, half_life);
+        user.account.used = user.account.used.saturating_add(held);
+        user.seen = now;
+    }
+
+    /// A client of a user was cut off because it kept a token for too long.
+    pub(super) fn strike(&mut self, now: Nanos, cluster: ClusterId, uid: u32) {
+        let watchdog = self.watchdog;
+        let account = &mut self.user(now, cluster, uid).account;
+        if account.has_made_good(now, watchdog) {
+            account.hung = 0;
+        }
+        let passed_over = watchdog.0.saturating_mul(1 << account.hung.min(DOUBLED_MAX));
+        account.hung = account.hung.saturating_add(1);
+        account.hung_at = now;
+        account.barred_until = account.barred_until.max(now.saturating_add(Nanos(passed_over)));
+    }
+
+    /// Looks again whether several users ask; `open` are those who have requests open.
+    fn look(&mut self, now: Nanos, cluster: ClusterId, open: impl Iterator<Item = u32>) -> bool {
+        for uid in open {
+            self.see(now, cluster, uid);
+        }
+        let Some(ledger) = self.ledgers.get_mut(&cluster) else { return false };
+        let asks = |user: &&User| user.seen > Nanos::ZERO && now.saturating_sub(user.seen) < CALM;
+        ledger.looked = now;
+        ledger.several = ledger.users.values().filter(asks).count() > 1;
+        ledger.several
+    }
+
+    /// Who is next of those who ask: whoever has used least, then whoever has waited longest. `None` if all are passed over.
+    fn next(&mut self, now: Nanos, cluster: ClusterId, asking: &[Asker]) -> Option<u32> {
+        let half_life = self.half_life;
+        let mut best = None;
+        for asker in asking {
+            let account = &mut self.user(now, cluster, asker.uid).account;
+            account.decay(now, half_life);
+            if account.barred_until > now {
+                continue;
+            }
+            let rank = (account.used.saturating_add(asker.holding), asker.since, asker.uid);
+            best = best.into_iter().chain([rank]).min();
+        }
+        best.map(|(_, _, uid)| uid)
+    }
+
+    /// When somebody's turn may have come although nothing happens: who is passed over may ask again, or who was there before
+    /// counts no longer.
+    fn wake_time(&self) -> Option<Nanos> {
+        let ledgers = self.ledgers.values().filter(|ledger| ledger.several);
+        let of = |ledger: &Ledger| {
+            let times =
+                ledger.users.values().flat_map(|user| [user.account.barred_until, user.seen.saturating_add(CALM)]);
+            times.filter(|time| *time > ledger.looked).min()
+        };
+        ledgers.filter_map(of).min()
+    }
+
+    /// What the next broker is to know.
+    pub(super) fn accounts(&self) -> Vec<Use> {
+        // Where no second user ever asked, there is nothing to tell.
+        let ledgers = self.ledgers.values().filter(|ledger| ledger.users.len() > 1);
+        ledgers.flat_map(|ledger| ledger.users.values()).map(|user| user.account).collect()
+    }
+}
+
+impl Desk {
+    /// A job has asked: it goes to the arbiter at once, or when it is its user's turn.
+    pub(super) fn queue(&mut self, now: Nanos, job: JobId) {
+        let Some(task) = self.tasks.get(&job.task) else { return };
+        let (cluster, uid) = (task.shape.cluster, self.uid_of(task.client));
+        self.turns.see(now, cluster, uid);
+        self.take_turns(now, cluster);
+    }
+
+    /// Gives what is free to those whose turn it is, in all clusters.
+    pub(super) fn take_all_turns(&mut self, now: Nanos) {
+        for cluster in 0..self.clusters.len() {
+            self.take_turns(now, self.clusters[cluster].id);
+        }
+    }
+
+    /// Gives what is free to those whose turn it is.
+    pub(super) fn take_turns(&mut self, now: Nanos, cluster: ClusterId) {
+        let open: Vec<u32> = if self.turns.ledgers.get(&cluster).is_some_and(|ledger| ledger.users.len() > 1) {
+            self.open_in(cluster).map(|(_, task, _)| self.uid_of(task.client)).collect()
+        } else {
+            Vec::new()
+        };
+        let before = self.turns.are_taken(cluster);
+        let several = self.turns.look(now, cluster, open.into_iter());
+        if several && !before {
+            self.recall(now, cluster);
+        }
+        while let Some(job) = self.next_in(now, cluster, several) {
+            self.enter(now, job);
+        }
+    }
+
+    /// Open requests in a cluster, with their tasks.
+    fn open_in(&self, cluster: ClusterId) -> impl Iterator<Item = (TaskId, &Task, &Open)> {
+        let tasks = self.tasks.iter().filter(move |(_, task)| task.shape.cluster == cluster);
+        tasks.filter_map(|(id, task)| Some((*id, task, task.open.as_ref()?)))
+    }
+
+    /// The next job that goes to the arbiter.
+    fn next_in(&mut self, now: Nanos, cluster: ClusterId, several: bool) -> Option<JobId> {
+        let waits = |open: &Open| !open.entered;
+        if !several {
+            return self
+                .open_in(cluster)
+                .filter(|(.., open)| waits(open))
+                .map(|(.., open)| open.key)
+                .min()
+                .map(|key| key.job);
+        }
+        let entered = self.open_in(cluster).filter(|(.., open)| open.entered).count();
+        let sizes = self.arbiter.tokens(cluster)?.sizes();
+        let room = sizes.queued_max.unwrap_or(u32::MAX).min(sizes.tokens).max(1);
+        if entered >= room as usize {
+            return None;
+        }
+        let mut asking: BTreeMap<u32, Asker> = BTreeMap::new();
+        for (_, task, open) in self.open_in(cluster).filter(|(.., open)| waits(open)) {
+            let uid = self.uid_of(task.client);
+            let asker = asking.entry(uid).or_insert(Asker { uid, since: open.since, holding: Nanos::ZERO });
+            asker.since = asker.since.min(open.since);
+        }
+        for (_, task, open) in self.open_in(cluster).filter(|(.., open)| open.granted.is_some()) {
+            if let Some(asker) = asking.get_mut(&self.uid_of(task.client)) {
+                asker.holding = asker.holding.saturating_add(now.saturating_sub(open.since));
+            }
+        }
+        let asking: Vec<Asker> = asking.into_values().collect();
+        let uid = self.turns.next(now, cluster, &asking)?;
+        let theirs = self.open_in(cluster).filter(|(_, task, open)| waits(open) && self.uid_of(task.client) == uid);
+        theirs.map(|(.., open)| open.key).min().map(|key| key.job)
+    }
+
+    /// Another user has come: what waits with the arbiter waits for its turn from now on.
+    fn recall(&mut self, now: Nanos, cluster: ClusterId) {
+        let waiting = self.open_in(cluster).filter(|(.., open)| open.entered && open.granted.is_none());
+        let mut waiting: Vec<_> = waiting.map(|(.., open)| open.key).collect();
+        // The least urgent first, so that nobody takes the place of one that goes too.
+        waiting.sort_unstable_by(|one, other| other.cmp(one));
+        for key in waiting {
+            // Granted meanwhile, or withheld until it can be written down: then it stays.
+            let holds =
+                self.arbiter.tokens(cluster).is_some_and(|tokens| tokens.holders().any(|(_, job)| job == key.job));
+            if !holds
+                && self.feed(now, Input::Abort { job: key.job }).is_ok()
+                && let Some(open) = self.open_mut(key.job)
+            {
+                open.entered = false;
+            }
+        }
+    }
+
+    /// Puts a job's request before the arbiter.
+    fn enter(&mut self, now: Nanos, job: JobId) {
+        let Some(open) = self.open_mut(job) else { return };
+        open.entered = true;
+        let (mut key, acquisition, slot) = (open.key, open.acquisition, open.slot);
+        let cluster = self.tasks.get(&job.task).map(|task| task.shape.cluster);
+        let is_by_urgency = self.engines.is_some_and(|engines| engines.order == Order::Urgency);
+        if is_by_urgency && cluster.is_some_and(|cluster| self.turns.are_taken(cluster)) {
+            // Another user's jobs may all be more urgent, but not for longer than this.
+            key.deadline = key.deadline.min(now.saturating_add(self.turns.half_life));
+        }
+        if let Err(refused) = self.feed(now, Input::Request { key, acquisition }) {
+            self.counts.refused += 1;
+            self.answer(job.task, slot, Code::Refused, [super::desk::reason(&refused) as u64, 0, 0, 0]);
+            if let Some(task) = self.tasks.get_mut(&job.task) {
+                task.open = None;
+            }
+        }
+    }
+
+    /// When somebody's turn may have come.
+    pub(super) fn turns_due(&self) -> Option<Nanos> {
+        let waits = |task: &Task| task.open.as_ref().is_some_and(|open| !open.entered);
+        self.turns.wake_time().filter(|_| self.tasks.values().any(waits))
+    }
+
+    /// A client is cut off since it hung: its user is passed over for a while. Not if it waited for others' engines for most of the
+    /// time.
+    pub(super) fn strike(&mut self, now: Nanos, client: ClientId) {
+        let mut hung: Vec<(ClusterId, u32)> = Vec::new();
+        for task in self.tasks.values().filter(|task| task.client == client) {
+            let Some(open) = task.open.as_ref().filter(|open| open.granted.is_some()) else { continue };
+            let waits = open.asked.map_or(Nanos::ZERO, |asked| now.saturating_sub(asked));
+            let used = now.saturating_sub(open.since).saturating_sub(open.waited).saturating_sub(waits);
+            if used.0 >= self.watchdog.0 / 2 {
+                hung.push((task.shape.cluster, self.uid_of(client)));
+            }
+        }
+        hung.sort_unstable();
+        hung.dedup();
+        hung.into_iter().for_each(|(cluster, uid)| self.turns.strike(now, cluster, uid));
+    }
+
+    /// A job's token is free again: its user has used it.
+    pub(super) fn charge_user(&mut self, now: Nanos, job: JobId) {
+        let Some(task) = self.tasks.get(&job.task) else { return };
+        let Some(open) = task.open.as_ref().filter(|open| open.key.job == job && open.granted.is_some()) else {
+            return;
+        };
+        let (cluster, uid, held) = (task.shape.cluster, self.uid_of(task.client), now.saturating_sub(open.since));
+        self.turns.charge(now, cluster, uid, held);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+    const CLUSTER: ClusterId = ClusterId(0);
+    const WATCHDOG: Nanos = Nanos(500 * MS);
+
+    /// A process of a user: it holds a token for `hold`, and asks again `think` after it gave it back.
+    #[derive(Clone, Copy)]
+    struct Process {
+        uid: u32,
+        hold: u64,
+        think: u64,
+        asked: u64,
+        /// Until when it holds a token, and since when.
+        holds: Option<(u64, u64)>,
+    }
+
+    /// Grants, the longest wait and all time with a token, of each user.
+    fn share(tokens: usize, users: &[(u32, usize, u64, u64)], until: u64) -> BTreeMap<u32, (u64, u64, u64)> {
+        let mut turns = Turns::new(WATCHDOG, Nanos::ZERO, Vec::new(), Nanos::ZERO);
+        let process =
+            |&(uid, _, hold, think): &(u32, usize, u64, u64)| Process { uid, hold, think, asked: 1, holds: None };
+        let mut processes: Vec<Process> =
+            users.iter().flat_map(|user| std::iter::repeat_n(process(user), user.1)).collect();
+        let mut shares: BTreeMap<u32, (u64, u64, u64)> = BTreeMap::new();
+        let mut now = 1;
+        while now < until {
+            for process in processes.iter_mut().filter(|process| process.holds.is_some_and(|(_, end)| end <= now)) {
+                let (since, end) = process.holds.take().unwrap();
+                turns.charge(Nanos(now), CLUSTER, process.uid, Nanos(end - since));
+                shares.entry(process.uid).or_default().2 += end - since;
+                process.asked = now + process.think;
+            }
+            while processes.iter().filter(|process| process.holds.is_some()).count() < tokens {
+                let waits = |process: &&Process| process.holds.is_none() && process.asked <= now;
+                let mut asking: BTreeMap<u32, Asker> = BTreeMap::new();
+                for process in processes.iter().filter(waits) {
+                    let since = Nanos(process.asked);
+                    let new = Asker { uid: process.uid, since, holding: Nanos::ZERO };
+                    let asker = asking.entry(process.uid).or_insert(new);
+                    asker.since = asker.since.min(since);
+                }
+                for process in &processes {
+                    if let (Some((since, _)), Some(asker)) = (process.holds, asking.get_mut(&process.uid)) {
+                        asker.holding = asker.holding.saturating_add(Nanos(now - since));
+                    }
+                }
+                let asking: Vec<Asker> = asking.into_values().collect();
+                let Some(uid) = turns.next(Nanos(now), CLUSTER, &asking) else { break };
+                let theirs = processes.iter_mut().filter(|process| process.uid == uid && process.holds.is_none());
+                let process =
+                    theirs.filter(|process| process.asked <= now).min_by_key(|process| process.asked).unwrap();
+                process.holds = Some((now, now + process.hold));
+                let share = shares.entry(uid).or_default();
+                share.0 += 1;
+                share.1 = share.1.max(now - process.asked);
+            }
+            let ends = processes.iter().filter_map(|process| process.holds.map(|(_, end)| end));
+            let asks = processes.iter().filter(|process| process.holds.is_none()).map(|process| process.asked);
+            now = ends.chain(asks.filter(|asked| *asked > now)).min().unwrap().max(now + 1);
+        }
+        shares
+    }
+
+    #[test]
+    fn sixty_processes_of_one_user_leave_another_one_process_its_turn_after_every_token() {
+        let shares = share(1, &[(1, 60, 10 * MS, 0), (2, 1, 10 * MS, 0)], 20_000 * MS);
+        assert!(shares[&2].1 <= 10 * MS, "one token of the other user: {shares:?}");
+        assert!(shares[&2].2 * 100 >= shares[&1].2 * 95, "half: {shares:?}");
+        // A little now and then, beside one that keeps its tokens for as long as it may.
+        let shares = share(2, &[(1, 60, WATCHDOG.0, 0), (2, 1, MS, 20 * MS)], 60_000 * MS);
+        assert!(shares[&2].1 <= WATCHDOG.0, "{shares:?}");
+        let shares = share(1, &[(1, 60, WATCHDOG.0, 0), (2, 1, MS, 0)], 60_000 * MS);
+        assert!(shares[&2].2 * 4 >= shares[&1].2, "a fifth at least: {shares:?}");
+    }
+
+    #[test]
+    fn waits_stay_within_the_bound_whatever_the_others_do() {
+        let mut random = 12_345_u64;
+        let mut draw = |below: u64| {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (random >> 33) % below
+        };
+        for round in 0..60 {
+            let count = 2 + draw(6) as u32;
+            let tokens = 1 + draw(4) as usize;
+            let users: Vec<(u32, usize, u64, u64)> = (0..count)
+                .map(|uid| {
+                    // The first one has one process: of several, one waits for the other.
+                    let processes = if uid == 0 { 1 } else { 1 + draw(40) as usize };
+                    (uid, processes, 1 + draw(WATCHDOG.0), draw(3) * draw(2 * WATCHDOG.0))
+                })
+                .collect();
+            let shares = share(tokens, &users, 200 * WATCHDOG.0);
+            // None of them waits for engines: a token is kept for as long as the watchdog allows.
+            let crowd = f64::from(count);
+            let bound = (WATCHDOG.0 as f64 * (crowd + (6.0 * crowd).log2() / 4.0)) as u64;
+            assert!(shares[&0].1 <= bound, "round {round}: {} of {bound} with {tokens}, {users:?}", shares[&0].1);
+        }
+    }
+
+    #[test]
+    fn who_hangs_is_passed_over_longer_each_time_also_after_it_connected_again_or_the_broker_was_started_again() {
+        let asker = |uid| Asker { uid, since: Nanos(1), holding: Nanos::ZERO };
+        let mut turns = Turns::new(WATCHDOG, Nanos::ZERO, Vec::new(), Nanos::ZERO);
+        let mut now = Nanos(1);
+        for doubled in [0, 1, 2, 3, 3] {
+            turns.see(now, CLUSTER, 2);
+            turns.charge(now, CLUSTER, 1, WATCHDOG);
+            turns.strike(now, CLUSTER, 1);
+            let until = now.saturating_add(Nanos(WATCHDOG.0 << doubled));
+            assert_eq!(turns.next(Nanos(until.0 - 1), CLUSTER, &[asker(1)]), None);
+            assert_eq!(turns.next(Nanos(until.0 - 1), CLUSTER, &[asker(1), asker(2)]), Some(2));
+            // The next broker reads what this one wrote.
+            let text = serde_json::to_string(&turns.accounts()).unwrap();
+            turns = Turns::new(WATCHDOG, Nanos::ZERO, serde_json::from_str(&text).unwrap(), until);
+            assert_eq!(turns.next(Nanos(until.0 - 1), CLUSTER, &[asker(1)]), None);
+            assert_eq!(turns.next(until, CLUSTER, &[asker(1)]), Some(1));
+            now = until;
+        }
+        now = now.saturating_add(Nanos(WATCHDOG.0 * FORGIVEN));
+        turns.strike(now, CLUSTER, 1);
+        assert_eq!(turns.next(now.saturating_add(WATCHDOG), CLUSTER, &[asker(1)]), Some(1), "it is forgiven");
+    }
+
+    #[test]
+    fn users_take_turns_while_two_ask_and_until_one_has_been_quiet_for_a_while() {
+        let mut turns = Turns::new(WATCHDOG, Nanos::ZERO, Vec::new(), Nanos::ZERO);
+        turns.see(Nanos(1), CLUSTER, 1);
+        assert!(!turns.look(Nanos(1), CLUSTER, [1].into_iter()));
+        assert_eq!((turns.wake_time(), turns.accounts().len()), (None, 0), "nothing of a single user");
+        turns.see(Nanos(2), CLUSTER, 2);
+        assert!(turns.look(Nanos(2), CLUSTER, [1, 2].into_iter()));
+        assert!(!turns.are_taken(ClusterId(1)), "another cluster");
+        assert!(turns.look(Nanos(CALM.0), CLUSTER, [1].into_iter()));
+        assert_eq!(turns.wake_time(), Some(Nanos(CALM.0 + 2)));
+        assert!(!turns.look(Nanos(CALM.0 + 2), CLUSTER, [1].into_iter()));
+    }
+
+    #[test]
+    fn of_users_without_end_few_are_remembered_and_those_who_used_most_stay() {
+        let mut turns = Turns::new(WATCHDOG, Nanos::ZERO, Vec::new(), Nanos::ZERO);
+        turns.charge(Nanos(1), CLUSTER, 0, WATCHDOG);
+        for uid in 1..3 * USERS_MAX as u32 {
+            turns.charge(Nanos(1), CLUSTER, uid, Nanos(1));
+        }
+        let accounts = turns.accounts();
+        assert!(accounts.len() <= USERS_MAX && accounts.iter().any(|account| account.uid == 0), "{}", accounts.len());
+    }
+}

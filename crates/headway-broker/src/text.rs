@@ -1,0 +1,51 @@
+//! Texts of others, before anybody is shown them.
+
+/// Longest name that a client may give itself, a task or a kernel, in bytes.
+pub(crate) const NAME_BYTES_MAX: usize = 256;
+/// Letters that are kept of a name.
+const LETTERS_MAX: usize = 64;
+
+/// A name as terminals, logs and sentences may show it: what is not to be seen, or changes how what follows is read, is
+/// escaped, and back-ticks, in which we quote names, are apostrophes.
+pub(crate) fn shown(name: &str) -> String {
+    let mut text = String::with_capacity(name.len().min(LETTERS_MAX));
+    for letter in name.chars().take(LETTERS_MAX) {
+        match letter {
+            '`' => text.push('\''),
+            '"' | '\'' | '\\' => text.push(letter),
+            _ => text.extend(letter.escape_debug()),
+        }
+    }
+    text
+}
+
+/// Refuses names that are no names.
+pub(crate) fn check(what: &str, name: &str) -> Result<(), String> {
+    let length = name.len();
+    if length <= NAME_BYTES_MAX {
+        return Ok(());
+    }
+    Err(format!("the name of {what} has {length} bytes, and {NAME_BYTES_MAX} are the most; choose a shorter one"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_be_seen_is_escaped_and_nothing_ends_a_quotation() {
+        assert_eq!(shown("Kalman \u{fc}ber \"a\\b\""), "Kalman \u{fc}ber \"a\\b\"");
+        for (raw, text) in [
+            ("a\u{202e}b", "a\\u{202e}b"),
+            ("a\u{2028}b", "a\\u{2028}b"),
+            ("a\u{2066}\u{200b}\u{feff}", "a\\u{2066}\\u{200b}\\u{feff}"),
+            ("a\u{9b}31m\u{1b}[2J\u{7f}\n", "a\\u{9b}31m\\u{1b}[2J\\u{7f}\\n"),
+            ("`rm`", "'rm'"),
+        ] {
+            assert_eq!(shown(raw), text);
+        }
+        assert_eq!(shown(&"x".repeat(1_000)).len(), LETTERS_MAX);
+        assert!(check("a task", &"x".repeat(NAME_BYTES_MAX)).is_ok());
+        assert!(check("a task", &"x".repeat(100_000)).unwrap_err().contains("100000 bytes"));
+    }
+}

@@ -1,0 +1,151 @@
+//! Several users at one broker: none of them waits for all processes of another one.
+//!
+//! Threads with other users' rights stand for them, which only root can have.
+
+mod support;
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::thread::{Scope, ScopedJoinHandle};
+use std::{fs, thread};
+
+use headway_broker::{Access, Client, ClientError, OnLoss, Options, Reason, TaskShape};
+use headway_core::sharing::GpuId;
+use headway_core::token::Mode;
+use headway_core::units::Nanos;
+use headway_os::clock;
+use headway_os::ipc::user;
+use rustix::process::Uid;
+use support::{Broker, LIMIT, parameters, shape, wait_until};
+
+/// Users who are nobody's.
+const MANY: u32 = 54_321;
+const ONE: u32 = 54_322;
+
+/// A broker for a group with one token; `None` without the right to try it.
+fn broker(folder: &Path, change: impl FnOnce(&mut Options)) -> Option<Broker> {
+    if user() != 0 {
+        println!("skipped: only root can have other users' rights");
+        return None;
+    }
+    fs::set_permissions(folder, fs::Permissions::from_mode(0o755)).unwrap();
+    let place = folder.join("place");
+    fs::create_dir(&place).unwrap();
+    fs::set_permissions(&place, fs::Permissions::from_mode(0o755)).unwrap();
+    let broker = Broker::at(&place.join("broker"), |options| {
+        options.access = Access::Group;
+        // All connect at once.
+        options.limits.guests_per_user = 64;
+        options.arbiter = parameters(1, 1, Nanos(0));
+        options.arbiter.clusters[0].tokens.mode = Mode::Priority;
+        change(options);
+    });
+    // In place of a group of these users.
+    fs::set_permissions(&broker.socket, fs::Permissions::from_mode(0o666)).unwrap();
+    Some(broker)
+}
+
+/// Runs `body` on a thread with the rights of `uid`.
+fn as_user<'scope, T: Send + 'scope>(
+    scope: &'scope Scope<'scope, '_>,
+    uid: u32,
+    body: impl FnOnce() -> T + Send + 'scope,
+) -> ScopedJoinHandle<'scope, T> {
+    scope.spawn(move || {
+        rustix::thread::set_thread_res_uid(None, Some(Uid::from_raw(uid)), None).unwrap();
+        body()
+    })
+}
+
+fn connect(broker: &Broker) -> Client {
+    Client::connect(&broker.socket, "one", OnLoss::Fail).unwrap()
+}
+
+fn due_in(deadline: u64) -> TaskShape {
+    TaskShape { period: Nanos(1), deadline: Nanos(deadline), ..shape("a") }
+}
+
+/// Tasks that wait for a token, as the owner sees them.
+fn waiting(owner: &Client) -> usize {
+    let waits = |job: &headway_broker::JobStatus| matches!(job.phase, headway_broker::Phase::WaitsForToken);
+    owner.status().unwrap().jobs.into_iter().filter(waits).count()
+}
+
+/// Thirty clients of one user wait, each more urgent than the one client of another one, which comes last.
+#[test]
+fn the_next_token_goes_to_another_user_however_many_wait_and_whatever_they_say() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(broker) = broker(folder.path(), |_| {}) else { return };
+    let owner = connect(&broker);
+    thread::scope(|scope| {
+        let broker = &broker;
+        let (give_back, told) = std::sync::mpsc::channel::<()>();
+        let holder = as_user(scope, MANY, move || {
+            let client = connect(broker);
+            let mut task = client.register(due_in(100_000)).unwrap();
+            let token = task.acquire(Nanos(1), 0, Some(LIMIT)).unwrap();
+            // Until it is told, and not less than a little, so that it has used something.
+            told.recv().unwrap();
+            token.release(Nanos(1));
+        });
+        wait_until("it holds", || owner.status().unwrap().counts.tokens == 1);
+        let (granted, order) = std::sync::mpsc::channel::<u32>();
+        let crowd: Vec<_> = (0..30)
+            .map(|_| {
+                let granted = granted.clone();
+                as_user(scope, MANY, move || {
+                    let client = connect(broker);
+                    let mut task = client.register(due_in(100_000)).unwrap();
+                    let token = task.acquire(Nanos(1), 0, Some(LIMIT)).unwrap();
+                    granted.send(MANY).unwrap();
+                    token.release(Nanos(1));
+                })
+            })
+            .collect();
+        wait_until("all of them wait", || waiting(&owner) == 30);
+        let one = as_user(scope, ONE, move || {
+            let client = connect(broker);
+            let mut task = client.register(due_in(3_000_000_000_000)).unwrap();
+            let token = task.acquire(clock::now(), 0, Some(LIMIT)).unwrap();
+            granted.send(ONE).unwrap();
+            token.release(Nanos(1));
+        });
+        wait_until("the other one waits too", || waiting(&owner) == 31);
+        give_back.send(()).unwrap();
+        assert_eq!(order.recv().unwrap(), ONE, "the first to be granted");
+        holder.join().unwrap();
+        one.join().unwrap();
+        crowd.into_iter().for_each(|client| client.join().unwrap());
+    });
+    // The log's decisions are the arbiter's, turns or not: nobody is left in it.
+    assert_eq!(owner.status().unwrap().jobs.len(), 0);
+}
+
+#[test]
+fn who_waits_for_a_turn_can_give_up_and_lose_the_gpu() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(broker) = broker(folder.path(), |_| {}) else { return };
+    let owner = connect(&broker);
+    let mut own = owner.register(shape("own")).unwrap();
+    let token = own.acquire(clock::now(), 0, Some(LIMIT)).unwrap();
+    thread::scope(|scope| {
+        let broker = &broker;
+        let patient = as_user(scope, ONE, move || {
+            let client = connect(broker);
+            let mut task = client.register(shape("a")).unwrap();
+            // Gives up at once, and asks again.
+            let given_up = task.acquire(clock::now(), 0, Some(std::time::Duration::ZERO)).map(drop);
+            assert!(matches!(given_up, Err(ClientError::TimedOut)), "{given_up:?}");
+            task.acquire(clock::now(), 0, Some(LIMIT)).map(drop)
+        });
+        wait_until("it waits", || waiting(&owner) == 1);
+        owner.declare_lost(GpuId(0)).unwrap();
+        let refused = patient.join().unwrap();
+        let is_no_gpu = matches!(
+            &refused,
+            Err(ClientError::Request(Reason::NoGpu) | ClientError::GpuLost { .. } | ClientError::Revoked)
+        );
+        assert!(is_no_gpu, "{refused:?}");
+    });
+    drop(token);
+}
