@@ -134,6 +134,12 @@ pub enum ClientError {
         /// Why.
         source: OsError,
     },
+    /// The name is no path.
+    #[error("cannot reach a broker at `{path}`: {}", crate::place::ABSTRACT)]
+    Abstract {
+        /// The name.
+        path: PathBuf,
+    },
     /// A broker is there and accepts nobody.
     #[error(
         "so many wait at `{path}` that nobody else can: the broker there is stopped, or hangs; let it go on, or end it"

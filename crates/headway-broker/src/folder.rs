@@ -18,10 +18,14 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
+/// How often a lock is tried whose file others remove meanwhile.
+const LOCK_TRIALS: u32 = 100;
 /// Rights of every file that is made here.
 const PRIVATE: Mode = Mode::from_raw_mode(0o600);
 /// Rights of group and others to write.
 const FOREIGN_WRITE: u32 = 0o022;
+/// Of a folder: only owners rename and remove.
+const STICKY: u32 = 0o1000;
 
 /// An open folder.
 #[derive(Debug)]
@@ -35,6 +39,7 @@ pub(crate) struct Folder {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
     pub(crate) is_socket: bool,
+    pub(crate) is_file: bool,
     pub(crate) uid: u32,
     /// Device and number of the file: which one it is while it exists.
     pub(crate) file: (u64, u64),
@@ -66,13 +71,38 @@ impl Folder {
         Ok(this)
     }
 
-    /// Opens a folder whoever may write in it: what is in it is still refused unless it is a regular file of our own.
+    /// Opens a folder in which nobody else can remove or rename what is ours: it is ours or root's, and if others may write in
+    /// it, only their own files go (as in `/tmp`).
     ///
     /// # Errors
-    /// What the system says.
-    #[allow(dead_code, reason = "for the log, which may lie anywhere")]
+    /// What the system says, or what is wrong with the folder and what to do.
     pub(crate) fn open_shared(path: &Path) -> io::Result<Self> {
-        Self::look(path).map(|(this, _)| this)
+        let (this, stat) = match Self::look(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                let text = format!("there is no folder `{}`; make it, or choose another one", path.display());
+                return Err(io::Error::new(io::ErrorKind::NotFound, text));
+            }
+            looked => looked?,
+        };
+        if stat.st_uid != user() && stat.st_uid != 0 {
+            let text = format!(
+                "the folder `{}` belongs to user {}, who could put something else there; choose one of user {} or of root",
+                path.display(),
+                stat.st_uid,
+                user()
+            );
+            return Err(denied(text));
+        }
+        if stat.st_mode & FOREIGN_WRITE != 0 && stat.st_mode & STICKY == 0 {
+            let text = format!(
+                "others may rename and remove what is in the folder `{}` (mode {:o}); `chmod go-w` or `chmod +t` it, or choose \
+                 another one",
+                path.display(),
+                stat.st_mode & 0o7777
+            );
+            return Err(denied(text));
+        }
+        Ok(this)
     }
 
     fn look(path: &Path) -> io::Result<(Self, Stat)> {
@@ -123,6 +153,7 @@ impl Folder {
         match statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) => Ok(Some(Entry {
                 is_socket: FileType::from_raw_mode(stat.st_mode) == FileType::Socket,
+                is_file: FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile,
                 uid: stat.st_uid,
                 file: (stat.st_dev, stat.st_ino),
             })),
@@ -145,6 +176,13 @@ impl Folder {
         }
         if stat.st_uid != user() {
             return Err(denied(format!("it belongs to user {}; move it away", stat.st_uid)));
+        }
+        if stat.st_nlink > 1 {
+            let text = format!(
+                "the file has {} names (hard links), so that it may be another file too; remove this one",
+                stat.st_nlink
+            );
+            return Err(denied(text));
         }
         Ok(fd.into())
     }
@@ -198,14 +236,26 @@ impl Folder {
     }
 
     /// Takes the lock that a file of our own stands for, for as long as what is returned lives; `None` = another process has
-    /// it. The kernel gives it back however this process ends. The file stays: if it were removed, two could hold a lock each.
+    /// it. The kernel gives it back however this process ends. Only who has the lock may remove the file.
     pub(crate) fn lock(&self, name: &OsStr) -> io::Result<Option<File>> {
-        let file = self.file(name, OFlags::RDWR | OFlags::CREATE)?;
-        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(Some(file)),
-            Err(Errno::WOULDBLOCK) => Ok(None),
-            Err(errno) => Err(errno.into()),
+        for _ in 0..LOCK_TRIALS {
+            let file = match self.file(name, OFlags::RDWR | OFlags::CREATE) {
+                // Removed between the two steps of making it.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                file => file?,
+            };
+            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => {}
+                Err(Errno::WOULDBLOCK) => return Ok(None),
+                Err(errno) => return Err(errno.into()),
+            }
+            // Who had it may have removed it since it was opened here: then it locks nothing any more.
+            let stat = fstat(&file)?;
+            if self.entry(name)?.is_some_and(|entry| entry.file == (stat.st_dev, stat.st_ino)) {
+                return Ok(Some(file));
+            }
         }
+        Ok(None)
     }
 }
 
@@ -292,6 +342,44 @@ mod tests {
         let held = folder.lock(name("lock")).unwrap().unwrap();
         assert!(folder.lock(name("lock")).unwrap().is_none());
         drop(held);
-        assert!(folder.lock(name("lock")).unwrap().is_some());
+        let held = folder.lock(name("lock")).unwrap().unwrap();
+        // Removed, so that another file has the name: the lock is the file's that has it.
+        folder.remove(name("lock")).unwrap();
+        let other = folder.lock(name("lock")).unwrap().unwrap();
+        assert!(folder.lock(name("lock")).unwrap().is_none());
+        drop((held, other));
+    }
+
+    #[test]
+    fn a_file_with_another_name_somewhere_is_not_used() {
+        let place = tempfile::tempdir().unwrap();
+        let folder = Folder::open(place.path()).unwrap();
+        fs::write(place.path().join("victim"), "precious").unwrap();
+        fs::hard_link(place.path().join("victim"), place.path().join("a")).unwrap();
+        for used in [folder.lock(name("a")).map(drop), folder.read(name("a"), 100).map(drop)] {
+            assert!(used.unwrap_err().to_string().contains("hard links"));
+        }
+        assert!(folder.file(name("a"), OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE).is_err());
+        folder.replace(name("a"), b"ours").unwrap();
+        assert_eq!(fs::read_to_string(place.path().join("victim")).unwrap(), "precious");
+    }
+
+    #[test]
+    fn a_shared_folder_must_keep_others_from_what_is_ours() {
+        let place = tempfile::tempdir().unwrap();
+        for (mode, fits) in [(0o700, true), (0o755, true), (0o1777, true), (0o777, false), (0o770, false)] {
+            fs::set_permissions(place.path(), fs::Permissions::from_mode(mode)).unwrap();
+            let opened = Folder::open_shared(place.path());
+            assert_eq!(opened.is_ok(), fits, "{mode:o}");
+            assert!(opened.err().is_none_or(|error| error.to_string().contains("chmod")));
+        }
+        let error = Folder::open_shared(&place.path().join("none")).unwrap_err();
+        assert!(error.to_string().contains("make it"), "{error}");
+        fs::set_permissions(place.path(), fs::Permissions::from_mode(0o1777)).unwrap();
+        if user() == 0 {
+            chown(place.path(), Some(65_534), None).unwrap();
+            let error = Folder::open_shared(place.path()).unwrap_err();
+            assert!(error.to_string().contains("belongs to user 65534"), "{error}");
+        }
     }
 }

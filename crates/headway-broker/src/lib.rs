@@ -45,6 +45,13 @@
 //! Engines of a GPU are granted in the order of arrival to those who hold its tokens, so that each waits for one operation of each
 //! other holder at most. With `--urgent-first`, no job is held back by more urgent ones of others for longer than `T / 8`.
 //!
+//! # Priorities of clients' threads
+//! With [`Options::boost`] the thread of a holder gets a real-time priority by its urgency; of another user than the broker's only up to
+//! [`Options::lend_realtime`]. The broker takes it back when the token is given back, the client is cut off, or it ends itself. A
+//! guardian, a process of a few pages that the broker starts first, does so if the broker is killed: it knows each thread by its
+//! number and the time of its start. What kills the guardian too, as `SIGKILL` to a whole control group, leaves threads raised
+//! until they end.
+//!
 //! # Where it listens
 //! A private broker listens in a folder that must be its user's and in which nobody else may write; one for a group gives the
 //! socket to the folder's group. A lock beside the socket (`flock`) is held for life, so that there is one broker a socket

@@ -1,6 +1,7 @@
 //! Where brokers listen.
 
 use std::env;
+use std::ffi::OsString;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -14,16 +15,30 @@ use crate::folder::Folder;
 /// Socket of the machine's broker, for members of the group `headway`.
 pub const SYSTEM: &str = "/run/headway/broker";
 
-/// The user's socket: `$HEADWAY_BROKER`, else in the runtime directory, else in a folder of the user's under `/tmp`.
+/// The user's socket: `$HEADWAY_BROKER`, else in the runtime directory, else in a folder of the user's under `/tmp`. A variable
+/// that is empty counts as not set, and so does `$XDG_RUNTIME_DIR` where it is no absolute path, as its specification says.
 #[must_use]
 pub fn private() -> PathBuf {
-    if let Some(path) = env::var_os("HEADWAY_BROKER") {
+    private_of(env::var_os("HEADWAY_BROKER"), env::var_os("XDG_RUNTIME_DIR"))
+}
+
+fn private_of(named: Option<OsString>, runtime: Option<OsString>) -> PathBuf {
+    if let Some(path) = named.filter(|path| !path.is_empty()) {
         return PathBuf::from(path);
     }
-    match env::var_os("XDG_RUNTIME_DIR") {
+    match runtime.filter(|folder| Path::new(folder).is_absolute()) {
         Some(folder) => Path::new(&folder).join("headway/broker"),
         None => PathBuf::from(format!("/tmp/headway-{}/broker", user())),
     }
+}
+
+/// What is wrong with a name for which [`is_abstract`] holds.
+pub(crate) const ABSTRACT: &str = "names that begin with `@` are those of abstract sockets, which have no owner and are not used; give a path, with `./` in \
+     front for a file of this name";
+
+/// Whether somebody means an abstract socket.
+pub(crate) fn is_abstract(path: &Path) -> bool {
+    path.as_os_str().as_encoded_bytes().starts_with(b"@")
 }
 
 /// The socket that a client tries without being told: the user's if there is one, else the machine's. What somebody else has put
@@ -39,6 +54,9 @@ pub fn usual() -> PathBuf {
 /// Connects to the broker at `path`, if it is one whose word counts for this user: run by the user himself, by root, or by the
 /// owner of a folder that only root can have made for him.
 pub(crate) fn reach(path: &Path) -> Result<Socket, ClientError> {
+    if is_abstract(path) {
+        return Err(ClientError::Abstract { path: path.to_owned() });
+    }
     let socket = knock(path)?;
     let peer = socket.peer().map_err(|source| ClientError::Connect { path: path.to_owned(), source })?;
     let host = host(path);
@@ -82,4 +100,22 @@ fn host(path: &Path) -> Option<u32> {
     let owner = sealed(&folder)?.uid();
     let only_root = |above: &Path| sealed(above).is_some_and(|place| place.uid() == 0);
     folder.ancestors().skip(1).all(only_root).then_some(owner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn variables_that_name_no_place_count_as_not_set() {
+        let of =
+            |named: Option<&str>, runtime: Option<&str>| private_of(named.map(Into::into), runtime.map(Into::into));
+        let usual = PathBuf::from(format!("/tmp/headway-{}/broker", user()));
+        assert_eq!(of(None, None), usual);
+        assert_eq!(of(Some(""), Some("")), usual);
+        assert_eq!(of(None, Some("run")), usual);
+        assert_eq!(of(None, Some("/run/user/7")), Path::new("/run/user/7/headway/broker"));
+        assert_eq!(of(Some("here/b"), Some("/run/user/7")), Path::new("here/b"));
+        assert!(is_abstract(Path::new("@abc")) && !is_abstract(Path::new("./@abc")));
+    }
 }

@@ -37,7 +37,8 @@ impl Disk {
         let (errno, told) = (Arc::clone(&self.errno), Arc::clone(&self.told));
         options.faults = Some(Faults::new(move |path| {
             let errno = Some(errno.load(Ordering::SeqCst)).filter(|errno| *errno != 0);
-            errno.filter(|_| path.to_string_lossy().ends_with(ending))
+            // However long the test takes: the file that would follow a broken one fails too.
+            errno.filter(|_| path.to_string_lossy().trim_end_matches(".new").ends_with(ending))
         }));
         options.tell = Some(Tell::new(move |text| told.lock().unwrap().push(text.to_owned())));
     }
@@ -277,4 +278,33 @@ fn what_is_used_by_lease_is_in_the_log() {
     let last_is_told = used.last().is_some_and(|used| used.lock.engine == Engine::Out);
     assert!(told == 2_001 || !last_is_told && told < 2_001, "{told} of 2001");
     assert!(used.len() > 100, "{} are told", used.len());
+}
+
+#[test]
+fn a_log_stays_bounded_where_something_else_has_the_name_of_an_older_file() {
+    let (folder, disk) = (tempfile::tempdir().unwrap(), Disk::default());
+    let (socket, log) = (folder.path().join("broker"), folder.path().join("broker.log"));
+    let theirs = beside(&log, ".1");
+    fs::create_dir(&theirs).unwrap();
+    fs::write(theirs.join("notes"), "precious").unwrap();
+    let broker = Broker::at(&socket, |options| {
+        one_gpu(options);
+        (options.log, options.log_bytes, options.log_files) = (Some(log.clone()), 16 << 10, 3);
+        disk.options(".none", options);
+    });
+    let client = connect(&broker, "one");
+    let mut task = client.register(shape("a")).unwrap();
+    for _ in 0..1_000 {
+        task.acquire(clock::now(), 0, Some(LIMIT)).unwrap().release(Nanos(1));
+    }
+    drop(task);
+    drop(client);
+    drop(broker);
+    let length = fs::metadata(&log).unwrap().len();
+    assert!(length < 3 * (16 << 10), "{length}");
+    assert_eq!(fs::read_to_string(theirs.join("notes")).unwrap(), "precious");
+    assert!(!beside(&log, ".2").exists());
+    let told = disk.told();
+    assert!(told.len() == 1 && told[0].contains(&theirs.display().to_string()), "{told:?}");
+    replay(&log);
 }

@@ -8,16 +8,18 @@ use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::atomic::AtomicBool;
 
-use headway_broker::{Client, ClientError, OnLoss, Options, Server, ServerError, client};
+use headway_broker::{Client, ClientError, OnLoss, Options, Server, ServerError, TaskShape, client};
 use headway_core::units::Nanos;
 use headway_os::clock;
-use headway_os::ipc::{Listener, Packet, Process, Signal, Socket, user};
+use headway_os::ipc::{Listener, Packet, Process, Signal, Socket, stop_when_told, this_thread, user};
+use headway_os::sched::{self, SchedClass};
 use support::{Broker, LIMIT, parameters, shape, wait_until};
 
 /// Exit status of a broker that found another one.
 const RUNNING: i32 = 7;
+/// Exit status of a broker that was asked to end.
+const ENDED: i32 = 8;
 const NOBODY: u32 = 65_534;
 
 fn options(socket: &Path) -> Options {
@@ -56,8 +58,15 @@ fn broker() {
         let limit = rustix::process::Rlimit { current: Some(most), maximum: Some(most) };
         rustix::process::setrlimit(rustix::process::Resource::Nofile, limit).unwrap();
     }
-    match Server::bind(options(&socket)) {
-        Ok(mut server) => server.run(&AtomicBool::new(false)).unwrap(),
+    let stop = stop_when_told().unwrap();
+    let boost = env::var_os("PLACE_BOOST").is_some();
+    match Server::bind(Options { boost, ..options(&socket) }) {
+        Ok(mut server) => {
+            server.run(stop).unwrap();
+            drop(server);
+            // Whatever else the harness would do.
+            std::process::exit(ENDED);
+        }
         Err(ServerError::Running { .. }) => std::process::exit(RUNNING),
         Err(error) => panic!("{error:?}"),
     }
@@ -381,4 +390,117 @@ fn a_broker_without_descriptors_says_so_sleeps_and_serves_again_when_there_are_s
     assert!(first.status().is_ok() && broker.has_ended().is_none());
     drop((kept, silent));
     wait_until("there is room again", || Client::connect(&socket, "later", OnLoss::Fail).is_ok());
+}
+
+#[test]
+fn a_start_that_is_refused_leaves_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    fs::write(at("s"), "precious").unwrap();
+    assert!(matches!(bind(&at("s")).unwrap_err(), ServerError::Occupied { .. }));
+    let error = bind(Path::new("@s")).unwrap_err();
+    assert!(matches!(&error, ServerError::Place { .. }), "{error}");
+    assert!(matches!(client::status(Path::new("@s")).unwrap_err(), ClientError::Abstract { .. }));
+    let left: Vec<_> = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert!(!left.iter().any(|name| name == "s.lock"), "{left:?}");
+    // A name taken by a broker is no start that is refused.
+    let mut broker = Broker::at(&at("b"), |_| {});
+    assert!(matches!(bind(&at("b")).unwrap_err(), ServerError::Running { .. }));
+    assert!(at("b.lock").exists());
+    broker.stop();
+}
+
+#[test]
+fn files_beside_the_socket_with_other_names_are_not_written_to() {
+    for ending in [".epoch", ".lock", ".state", ".held"] {
+        let folder = tempfile::tempdir().unwrap();
+        let (socket, victim) = (folder.path().join("s"), folder.path().join("victim"));
+        fs::write(&victim, "").unwrap();
+        fs::hard_link(&victim, folder.path().join(format!("s{ending}"))).unwrap();
+        let error = bind(&socket).unwrap_err();
+        assert!(matches!(&error, ServerError::Place { source, .. } if source.to_string().contains("hard links")));
+        assert_eq!(fs::read_to_string(&victim).unwrap(), "", "{ending}");
+    }
+}
+
+#[test]
+fn a_record_that_was_cut_short_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("s");
+    let mut broker = Broker::at(&socket, |_| {});
+    let client = Client::connect(&socket, "one", OnLoss::Wait).unwrap();
+    let (mut a, mut b) = (client.register(shape("a")).unwrap(), client.register(shape("b")).unwrap());
+    let held = (a.acquire(clock::now(), 0, Some(LIMIT)).unwrap(), b.acquire(clock::now(), 0, Some(LIMIT)).unwrap());
+    broker.stop();
+    let record = folder.path().join("s.held");
+    let whole = fs::read(&record).unwrap();
+    for length in [whole.len() - 1, whole.len() - 32, whole.len() - 64, 64, 100] {
+        fs::write(&record, &whole[..length]).unwrap();
+        let error = bind(&socket).unwrap_err();
+        assert!(matches!(&error, ServerError::Place { path, .. } if *path == record), "{length}: {error}");
+    }
+    fs::write(&record, &whole).unwrap();
+    bind(&socket).unwrap();
+    std::mem::forget(held);
+}
+
+#[test]
+fn a_log_lies_where_nobody_else_can_take_it_away_and_is_no_file_with_two_names() {
+    let folder = tempfile::tempdir().unwrap();
+    let (socket, place) = (folder.path().join("s"), folder.path().join("logs"));
+    let with = |log: PathBuf| Server::bind(Options { log: Some(log), ..options(&socket) }).map(drop);
+    let text = |error: ServerError| match error {
+        ServerError::Log { source, .. } => source.to_string(),
+        error => panic!("{error}"),
+    };
+    assert!(text(with(place.join("log")).unwrap_err()).contains("make it"));
+    fs::create_dir(&place).unwrap();
+    fs::set_permissions(&place, fs::Permissions::from_mode(0o777)).unwrap();
+    assert!(text(with(place.join("log")).unwrap_err()).contains("chmod"));
+    fs::set_permissions(&place, fs::Permissions::from_mode(0o755)).unwrap();
+    fs::write(place.join("victim"), "precious\n").unwrap();
+    fs::hard_link(place.join("victim"), place.join("log")).unwrap();
+    assert!(text(with(place.join("log")).unwrap_err()).contains("hard links"));
+    assert_eq!(fs::read_to_string(place.join("victim")).unwrap(), "precious\n");
+    with(place.join("other")).unwrap();
+}
+
+#[test]
+fn who_asks_a_broker_to_end_finds_no_socket_and_no_lock_taken() {
+    for signal in [rustix::process::Signal::TERM, rustix::process::Signal::HUP, rustix::process::Signal::INT] {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("broker");
+        let mut broker = Other::start(&mut again("broker", &socket));
+        wait_until("the broker serves", || is_there(&socket));
+        let pid = rustix::process::Pid::from_raw(broker.0.id().cast_signed()).unwrap();
+        rustix::process::kill_process(pid, signal).unwrap();
+        wait_until("it ends", || broker.has_ended().is_some());
+        assert_eq!(broker.has_ended().unwrap().code(), Some(ENDED), "{signal:?}");
+        assert!(!socket.exists());
+        bind(&socket).unwrap();
+    }
+}
+
+#[test]
+fn however_a_broker_ends_no_thread_stays_raised() {
+    for kills in [true, false] {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("broker");
+        let broker = Other::start(again("broker", &socket).env("PLACE_BOOST", "1"));
+        wait_until("the broker serves", || is_there(&socket));
+        let client = Client::connect(&socket, "one", OnLoss::Fail).unwrap();
+        let priority = client.status().unwrap().priority;
+        if !priority.starts_with("follows") {
+            println!("skipped: a priority {priority}");
+            return;
+        }
+        let mut task = client.register(TaskShape { thread: Some(this_thread()), ..shape("a") }).unwrap();
+        let token = task.acquire(clock::now(), 0, Some(LIMIT)).unwrap();
+        wait_until("it is raised", || matches!(sched::current(), Ok(SchedClass::Fifo { .. })));
+        let pid = rustix::process::Pid::from_raw(broker.0.id().cast_signed()).unwrap();
+        let signal = if kills { rustix::process::Signal::KILL } else { rustix::process::Signal::TERM };
+        rustix::process::kill_process(pid, signal).unwrap();
+        wait_until("it is an ordinary thread", || matches!(sched::current(), Ok(SchedClass::Other)));
+        drop(token);
+    }
 }

@@ -10,8 +10,8 @@ use std::thread::{Scope, ScopedJoinHandle};
 use std::{fs, thread};
 
 use headway_broker::{Access, Client, ClientError, OnLoss, Options, Reason, TaskShape};
-use headway_core::sharing::GpuId;
-use headway_core::token::Mode;
+use headway_core::decisions::sharing::GpuId;
+use headway_core::decisions::token::Mode;
 use headway_core::units::Nanos;
 use headway_os::clock;
 use headway_os::ipc::user;

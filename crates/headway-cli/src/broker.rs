@@ -3,11 +3,12 @@
 use std::fmt::Write;
 use std::path::Path;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use headway::broker::{self, Access, MemoryStatus, Options, Phase, Status};
 use headway::core::decisions::engine_lock::{Engine, LockId, Order};
 use headway::core::models::transfer::TAIL_SAMPLES;
 use headway::core::units::Nanos;
+use headway::os::ipc::stop_when_told;
 use headway_lab::bench::broker as bench;
 
 use crate::Answer;
@@ -15,7 +16,8 @@ use crate::args::{BenchBrokerArgs, BrokerArgs, ModeArg};
 use crate::commands::{Bar, Out, interrupt};
 
 pub(crate) fn broker(out: &Out, args: &BrokerArgs) -> Result<Answer> {
-    let stop = interrupt(out, "a socket");
+    // Orderly, whoever asks: the socket is removed, and priorities are taken back.
+    let stop = stop_when_told().context("cannot listen for signals")?;
     let mode = args.mode.map(|mode| match mode {
         ModeArg::Optimal => headway::core::decisions::token::Mode::Optimal,
         ModeArg::WorkConserving => headway::core::decisions::token::Mode::WorkConserving,
@@ -52,7 +54,7 @@ pub(crate) fn broker(out: &Out, args: &BrokerArgs) -> Result<Answer> {
     };
     // Whatever goes wrong is said, also to who wants no notes.
     let tell = |text: &str| eprintln!("warning: {text}");
-    broker::serve(&options, &stop, tell, |socket| {
+    broker::serve(&options, stop, tell, |socket| {
         if !out.quiet {
             eprintln!("listening at {}", socket.display());
         }
@@ -119,7 +121,12 @@ fn list(words: impl IntoIterator<Item = String>) -> String {
 
 /// What is written down, and why not where that fails.
 fn memory(memory: &MemoryStatus) -> String {
-    let log = memory.log.as_ref().map_or_else(|| "who holds what".to_owned(), |log| format!("everything, in {log}"));
+    let log = match (&memory.log, &memory.trouble) {
+        (None, None) => "who holds what".to_owned(),
+        (Some(log), None) => format!("everything, in {log}"),
+        (None, Some(_)) => "not even who holds what, since that cannot be written".to_owned(),
+        (Some(log), Some(_)) => format!("not everything, since that cannot be written; should be in {log}"),
+    };
     let must = if memory.must_remember { "; grants nothing that it cannot write down" } else { "" };
     let mut text = format!("memory    {log}{must}\n");
     if let Some(trouble) = &memory.trouble {

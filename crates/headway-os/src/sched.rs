@@ -2,6 +2,7 @@
 
 mod attributes;
 mod classes;
+mod guard;
 mod refusal;
 
 use std::fmt;
@@ -11,6 +12,7 @@ use headway_core::units::Nanos;
 use crate::errno::{Errno, OsError};
 use attributes::Attributes;
 pub use classes::{Classes, Held, Role, Taken, strongest};
+pub use guard::Guard;
 use refusal::refusal;
 
 /// The priority asked for: above every ordinary thread, below interrupt threads (50) and the migration threads (99).

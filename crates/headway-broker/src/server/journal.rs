@@ -208,11 +208,29 @@ impl Journal {
     fn rotate(&mut self, now: Nanos, arbiter: &Arbiter) {
         let first = self.snapshot(now, arbiter, Why::Rotated, 0);
         let Some(log) = &mut self.log else { return };
-        if let Err(error) = log.rotate(&first) {
-            // The present file is whole, and is written on.
-            log.postpone_rotation();
-            let text = format!("cannot begin another file of the log `{}`: {error}; it grows on", log.path().display());
-            self.tell(&text);
+        let had = log.obstacle().is_some();
+        match log.rotate(&first) {
+            Ok(()) => {
+                if let Some(obstacle) = log.obstacle().filter(|_| !had) {
+                    let text = format!(
+                        "cannot keep full files of the log: `{}` is no file of the broker's; move it away. Until then each one that \
+                         is full is dropped",
+                        obstacle.display()
+                    );
+                    self.tell(&text);
+                }
+            }
+            // The present file is whole, and is written on, but not for ever.
+            Err(error) => {
+                let (path, is_over) = (log.path().display(), log.is_over());
+                let text = format!("cannot begin another file of the log `{path}`: {error}");
+                log.postpone_rotation();
+                if is_over {
+                    self.fail(now, text);
+                } else {
+                    self.tell(&format!("{text}; it grows on for a while"));
+                }
+            }
         }
     }
 

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use headway_core::decisions::sharing::{Key, TaskId};
 use headway_core::units::Nanos;
-use headway_os::ipc::{has_thread, this_thread, user};
-use headway_os::sched::{self, SchedError};
+use headway_os::ipc::{has_thread, this_thread, thread_started, user};
+use headway_os::sched::{self, Guard, SchedError};
 
 /// Priorities given: above ordinary threads, below interrupt threads (50).
 const LEVEL_MIN: i32 = 11;
@@ -36,6 +36,8 @@ pub(super) fn hurry(spin_share_ppm: u64) -> String {
 struct Managed {
     pid: u32,
     tid: u32,
+    /// When it was started.
+    started: u64,
     /// The highest priority that it may get.
     ceiling: i32,
     /// Whether it is the broker's own user's.
@@ -48,6 +50,8 @@ pub(super) struct Priority {
     threads: BTreeMap<TaskId, Managed>,
     /// The highest priority that threads of other users may get; `None` = none.
     lend: Option<i32>,
+    /// Takes them back if this process is killed. `None` = nothing is raised.
+    guard: Option<Guard>,
     /// Why priorities are not changed.
     off: Option<String>,
     /// The longest that changing one has taken here, of a few trials.
@@ -58,12 +62,21 @@ pub(super) struct Priority {
 impl Priority {
     /// Follows the jobs of the broker's own user where that is `wanted`, and up to `lend` those of other users.
     pub(super) fn new(wanted: bool, lend: Option<i32>) -> Self {
-        let (latency, off) = match wanted.then(|| sched::boost_latency(TRIALS)) {
+        let (latency, mut off) = match wanted.then(|| sched::boost_latency(TRIALS)) {
             Some(Ok(latency)) => (latency, None),
             Some(Err(error)) => (Nanos::ZERO, Some(why(&error))),
             None => (Nanos::ZERO, Some("stays as it is: to change it was not asked for".to_owned())),
         };
-        Self { threads: BTreeMap::new(), lend, off, latency, changed: false }
+        let mut guard = None;
+        if off.is_none() {
+            match Guard::start() {
+                Ok(started) => guard = Some(started),
+                Err(error) => {
+                    off = Some(format!("stays as it is: nobody would take it back if the broker were killed: {error}"));
+                }
+            }
+        }
+        Self { threads: BTreeMap::new(), lend, guard, off, latency, changed: false }
     }
 
     pub(super) fn describe(&self) -> String {
@@ -89,9 +102,9 @@ impl Priority {
         let ceiling = if is_own { Some(LEVEL_MAX) } else { self.lend };
         if let Some(ceiling) = ceiling
             && self.off.is_none()
-            && has_thread(pid, tid)
+            && let Some(started) = thread_started(pid, tid)
         {
-            self.threads.insert(task, Managed { pid, tid, ceiling, is_own, key: None, level: None });
+            self.threads.insert(task, Managed { pid, tid, started, ceiling, is_own, key: None, level: None });
         }
     }
 
@@ -130,11 +143,21 @@ impl Priority {
             }
             thread.level = level;
             // A thread that has ended has no priority; its number may be another's by now.
-            if !has_thread(thread.pid, thread.tid) {
+            if thread_started(thread.pid, thread.tid) != Some(thread.started) {
+                self.guard.iter().for_each(|guard| guard.forget(thread.tid));
                 continue;
             }
-            let done =
-                level.map_or_else(|| sched::make_ordinary(thread.tid), |level| sched::make_fifo(thread.tid, level));
+            let Managed { pid, tid, started, .. } = *thread;
+            let done = match level {
+                // What nobody would take back is not given.
+                Some(_) if !self.guard.as_ref().is_none_or(|guard| guard.note(pid, tid, started)) => continue,
+                Some(level) => sched::make_fifo(tid, level),
+                None => {
+                    let done = sched::make_ordinary(tid);
+                    self.guard.iter().for_each(|guard| guard.forget(tid));
+                    done
+                }
+            };
             // What a kernel refuses for one thread of another user says nothing of the others' threads.
             if let Err(error) = done
                 && thread.is_own
@@ -142,6 +165,17 @@ impl Priority {
             {
                 self.off = Some(why(&error));
                 return;
+            }
+        }
+    }
+}
+
+impl Drop for Priority {
+    /// The broker ends: whoever it raised is an ordinary thread again.
+    fn drop(&mut self) {
+        for thread in self.threads.values().filter(|thread| thread.level.is_some()) {
+            if thread_started(thread.pid, thread.tid) == Some(thread.started) {
+                let _ = sched::make_ordinary(thread.tid);
             }
         }
     }

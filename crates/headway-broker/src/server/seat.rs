@@ -15,6 +15,7 @@ use super::journal::is_passing;
 use super::{Access, Options};
 use crate::error::ServerError;
 use crate::folder::{Entry, Folder, with_ending};
+use crate::place;
 
 /// Numbers of clients begin with the epoch in their upper half, and the poller's numbers have two bits more. No broker is started
 /// so often: a larger number is not ours.
@@ -34,6 +35,10 @@ impl Seat {
     /// Takes the place: nobody listens there, and nobody else can come before this is dropped.
     pub(super) fn take(options: &Options) -> Result<Self, ServerError> {
         let path = &options.socket;
+        if place::is_abstract(path) {
+            let source = io::Error::new(io::ErrorKind::InvalidInput, place::ABSTRACT);
+            return Err(ServerError::Place { path: path.clone(), source });
+        }
         let at = |source| ServerError::Place { path: path.clone(), source };
         let (folder, name) = Folder::of(path).map_err(at)?;
         let place = |source| ServerError::Place { path: folder.clone(), source };
@@ -143,6 +148,10 @@ impl Seat {
 
 impl Drop for Seat {
     fn drop(&mut self) {
+        // A start that was refused leaves nothing: what never noted a socket tells nobody anything.
+        if self.bound.is_none() && self.lock.metadata().is_ok_and(|lock| lock.len() == 0) {
+            let _ = self.folder.remove(&with_ending(&self.name, ".lock"));
+        }
         // Only what is ours: somebody may have put something else there meanwhile.
         let is_ours = |entry: Entry| entry.is_socket && Some(entry.file) == self.bound;
         if self.bound.is_some() && matches!(self.folder.entry(&self.name), Ok(Some(entry)) if is_ours(entry)) {

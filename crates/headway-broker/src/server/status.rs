@@ -15,7 +15,10 @@ impl Desk {
         let uid = self.sessions.get(&client).map(|session| session.peer.uid);
         let owner = self.is_owner(client);
         let sees = |of: ClientId| owner || self.sessions.get(&of).map(|session| session.peer.uid) == uid;
-        let clients = self.sessions.iter().filter(|(id, session)| sees(**id) && !session.name.is_empty());
+        let clients = self
+            .sessions
+            .iter()
+            .filter(|(id, session)| sees(**id) && (session.pages.is_some() || session.gone.is_some()));
         let clients = clients.map(|(id, session)| ClientStatus {
             client: *id,
             name: session.name.clone(),

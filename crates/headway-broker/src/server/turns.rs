@@ -21,8 +21,8 @@
 
 use std::collections::BTreeMap;
 
-use headway_core::engine_lock::Order;
-use headway_core::sharing::{ClientId, ClusterId, Input, JobId, TaskId};
+use headway_core::decisions::engine_lock::Order;
+use headway_core::decisions::sharing::{ClientId, ClusterId, Input, JobId, TaskId};
 use headway_core::units::Nanos;
 use serde::{Deserialize, Serialize};
 

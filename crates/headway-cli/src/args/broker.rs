@@ -7,7 +7,7 @@ use headway::core::units::{Bytes, Nanos};
 
 #[derive(Debug, Args)]
 pub(crate) struct BrokerArgs {
-    /// Where to listen [default: $HEADWAY_BROKER, else a private folder of the user's]
+    /// Where to listen [default: $HEADWAY_BROKER, else headway/broker in $XDG_RUNTIME_DIR, else /tmp/headway-UID/broker]
     #[arg(long, value_name = "PATH")]
     pub(crate) socket: Option<PathBuf>,
     /// Let every user connect who may enter the socket's folder

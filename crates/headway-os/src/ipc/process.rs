@@ -2,6 +2,7 @@
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::errno::{Errno, OsError};
 
@@ -105,11 +106,59 @@ pub fn is_stopped(pid: u32) -> bool {
 /// which process is meant, also after the number was used again. `None` if there is none, or `/proc` does not show it.
 #[must_use]
 pub fn started(pid: u32) -> Option<u64> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    start_of(&format!("/proc/{pid}/stat"))
+}
+
+/// The same for the thread `tid` of the process `pid`.
+#[must_use]
+pub fn thread_started(pid: u32, tid: u32) -> Option<u64> {
+    start_of(&format!("/proc/{pid}/task/{tid}/stat"))
+}
+
+fn start_of(stat: &str) -> Option<u64> {
+    let stat = std::fs::read_to_string(stat).ok()?;
     // The name in parentheses may hold spaces and parentheses itself.
     let (_, behind) = stat.rsplit_once(')')?;
     // `starttime` is the 22nd field, the first behind the name is the third.
     behind.split_whitespace().nth(19)?.parse().ok()
+}
+
+/// What [`stop_when_told`] sets.
+static STOP: AtomicBool = AtomicBool::new(false);
+
+/// A flag that becomes true when this process is asked to end: by `SIGTERM`, by `SIGINT`, or by `SIGHUP` unless that is ignored
+/// (`nohup`). Asked twice, it ends at once.
+///
+/// # Errors
+/// [`OsError`] if the kernel refuses.
+pub fn stop_when_told() -> Result<&'static AtomicBool, OsError> {
+    for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP] {
+        // SAFETY: all zeros are a value of the structure, which both calls may read or write; the handler does only what is
+        // allowed in one.
+        unsafe {
+            let mut before: libc::sigaction = std::mem::zeroed();
+            if libc::sigaction(signal, std::ptr::null(), &raw mut before) != 0 {
+                return Err(OsError::last("sigaction"));
+            }
+            if signal == libc::SIGHUP && before.sa_sigaction == libc::SIG_IGN {
+                continue;
+            }
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = told as *const () as usize;
+            libc::sigemptyset(&raw mut action.sa_mask);
+            if libc::sigaction(signal, &raw const action, std::ptr::null_mut()) != 0 {
+                return Err(OsError::last("sigaction"));
+            }
+        }
+    }
+    Ok(&STOP)
+}
+
+extern "C" fn told(_signal: libc::c_int) {
+    if STOP.swap(true, Ordering::Relaxed) {
+        // SAFETY: ends the process, which is allowed in a handler.
+        unsafe { libc::_exit(2) };
+    }
 }
 
 /// Which start of the system this is, as the kernel names it; empty where `/proc` does not show it.

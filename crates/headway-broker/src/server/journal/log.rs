@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use headway_core::decisions::sharing::log::{Line, START};
 use headway_core::decisions::sharing::{ArbiterParameters, Memory};
 use headway_core::units::Nanos;
+use headway_os::ipc::user;
 use rustix::fs::OFlags;
 
 use super::{Faults, allowed};
@@ -30,6 +31,7 @@ pub(super) struct Log {
     full_at: u64,
     bytes_max: u64,
     files: u32,
+    obstacle: Option<PathBuf>,
     faults: Option<Faults>,
 }
 
@@ -48,12 +50,23 @@ impl Log {
             full_at: options.log_bytes,
             bytes_max: options.log_bytes,
             files: options.log_files.max(1),
+            obstacle: None,
             faults: options.faults.clone(),
         })
     }
 
     pub(super) fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// What is in the place of an older file, so that none are kept.
+    pub(super) fn obstacle(&self) -> Option<&Path> {
+        self.obstacle.as_deref()
+    }
+
+    /// Whether it has all bytes that it may have in all its files.
+    pub(super) fn is_over(&self) -> bool {
+        self.bytes >= self.bytes_max.saturating_mul(u64::from(self.files))
     }
 
     pub(super) fn is_full(&self) -> bool {
@@ -98,7 +111,8 @@ impl Log {
         written
     }
 
-    /// Begins another file with `first`, and drops the oldest one.
+    /// Begins another file with `first`, and drops the oldest one; where those before cannot be kept, the present one, so that
+    /// the log stays within its bounds.
     pub(super) fn rotate(&mut self, first: &[u8]) -> io::Result<()> {
         let new = with_ending(&self.name, ".new");
         self.folder.remove(&new)?;
@@ -109,11 +123,18 @@ impl Log {
             return Err(error);
         }
         let older = |number: u32| with_ending(&self.name, &format!(".{number}"));
-        for number in (1..self.files.saturating_sub(1)).rev() {
-            self.move_to(&older(number), &older(number + 1))?;
-        }
-        if self.files > 1 {
-            self.move_to(&self.name, &older(1))?;
+        let foreign = |number: &u32| {
+            let entry = self.folder.entry(&older(*number));
+            !matches!(entry, Ok(None)) && !matches!(entry, Ok(Some(entry)) if entry.is_file && entry.uid == user())
+        };
+        self.obstacle = (1..self.files).find(foreign).map(|number| self.folder.path(&older(number)));
+        if self.obstacle.is_none() {
+            for number in (1..self.files.saturating_sub(1)).rev() {
+                self.move_to(&older(number), &older(number + 1))?;
+            }
+            if self.files > 1 {
+                self.move_to(&self.name, &older(1))?;
+            }
         }
         self.folder.rename(&new, &self.name)?;
         (self.file, self.bytes, self.full_at) = (Some(file), first.len() as u64, self.bytes_max);

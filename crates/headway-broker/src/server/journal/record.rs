@@ -26,8 +26,9 @@ const SCHEMA: u32 = 1;
 const BYTES_MAX: u64 = 16 << 20;
 /// Bytes of a slot; they divide the size of a page, so that a slot is written at once.
 const SLOT: usize = 64;
-const COMPLETE: &str = "headway 1 complete";
-const INCOMPLETE: &str = "headway 1 incomplete";
+/// The first slot says whether the others are all, and how many they are.
+const COMPLETE: &str = "headway 2 complete";
+const INCOMPLETE: &str = "headway 2 incomplete";
 
 /// A process with the tasks of one of its clients.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -127,10 +128,26 @@ impl Record {
         let known = clients.filter(|state| state.schema == SCHEMA && state.boot == boot());
         let (clients, users) = known.map(|state| (state.clients, state.users)).unwrap_or_default();
         let slots = folder.read(&held, BYTES_MAX).map_err(|source| failed(&held, source))?.unwrap_or_default();
+        let length = slots.len();
         let slots = String::from_utf8_lossy(&slots).into_owned();
         let mut lines = slots.lines();
-        let is_complete = lines.next().is_some_and(|line| line.trim_end() == COMPLETE);
-        let slots: Vec<_> = if clients.is_empty() { Vec::new() } else { lines.filter_map(parse).collect() };
+        let count = lines.next().and_then(|line| line.strip_prefix(COMPLETE)?.trim().parse::<usize>().ok());
+        let is_complete = count.is_some();
+        let slots: Vec<_> = if clients.is_empty() {
+            Vec::new()
+        } else if let Some(count) = count {
+            let all: Vec<_> = lines.take(count).map_while(parse).collect();
+            if all.len() < count || length / SLOT <= count {
+                let text = format!(
+                    "it is damaged: {} of its {count} entries are whole; end the processes that the broker before served, then move it away",
+                    all.len()
+                );
+                return Err(failed(&held, io::Error::new(io::ErrorKind::InvalidData, text)));
+            }
+            all
+        } else {
+            lines.filter_map(parse).collect()
+        };
         let taken = slots.iter().filter_map(|(token, job)| Some((*token, (*job)?))).collect();
         let roster = Roster { clients: clients.clone(), users: users.clone(), held: is_complete.then_some(taken) };
         let is_whole = is_complete || clients.is_empty();
@@ -170,11 +187,17 @@ impl Record {
         for at in 0..self.slots.len() {
             self.write(at + 1, &holding(self.slots[at]))?;
         }
+        self.write_first()?;
         // Slots of a broker that had more of them.
         if let Some(file) = &self.file {
             file.set_len(((self.slots.len() + 1) * SLOT) as u64)?;
         }
-        self.write(0, &slot(if self.is_complete { COMPLETE } else { INCOMPLETE }))
+        Ok(())
+    }
+
+    fn write_first(&self) -> io::Result<()> {
+        let complete = format!("{COMPLETE} {}", self.slots.len());
+        self.write(0, &slot(if self.is_complete { &complete } else { INCOMPLETE }))
     }
 
     fn write(&self, at: usize, bytes: &[u8; SLOT]) -> io::Result<()> {
@@ -200,6 +223,12 @@ impl Record {
                 None => {
                     self.slots.push((*token, Some(*job)));
                     self.put(self.slots.len() - 1)?;
+                    // Only now: a number above what is there would say that the file is damaged.
+                    let written = self.write_first();
+                    if written.is_err() {
+                        self.spoil();
+                    }
+                    written?;
                 }
             }
         }
@@ -214,8 +243,11 @@ impl Record {
         }
         if !self.is_complete {
             // Nobody from before is waited for: all that there is is known here.
-            self.write(0, &slot(COMPLETE))?;
             self.is_complete = true;
+            if let Err(error) = self.write_first() {
+                self.is_complete = false;
+                return Err(error);
+            }
         }
         Ok(())
     }
