@@ -74,7 +74,7 @@ pub(crate) fn reach(path: &Path) -> Result<Socket, ClientError> {
 }
 
 /// How long a client stands in line before a socket, and how long between two attempts.
-const CROWD_MAX: Duration = Duration::from_secs(1);
+const CROWD_MAX: Duration = Duration::from_secs(5);
 const RETRY: Duration = Duration::from_millis(5);
 
 /// Connects, also where so many wait to be accepted that the kernel sends newcomers away: a broker that runs soon has room.
