@@ -100,7 +100,7 @@ pub struct Announced {
     pub pipeline: u32,
     /// Which of a batch's operations moves them; 0 in a pipeline of the message alone, for all its blocks.
     pub part: u32,
-    /// How late they may be where a run stands in for the producer.
+    /// How late they may be. Slots of a batch that carry them open no earlier; a run stands in for the producer up to it.
     pub late: Nanos,
 }
 

@@ -72,7 +72,7 @@ fn messages(machine: &Machine, draw: &mut Draw) -> Workload {
             id: format!("m{number}"),
             period: Nanos(period),
             start: Nanos(draw.below(2) * draw.below(20 * MS)),
-            late: (draw.below(3) == 0).then_some(Nanos::ZERO),
+            late: (draw.below(3) == 0).then(|| Nanos(draw.below(2) * draw.below(period))),
             blocks: (0..draw.within(1, 2)).map(|_| block(draw)).collect(),
         }
     };
@@ -80,14 +80,15 @@ fn messages(machine: &Machine, draw: &mut Draw) -> Workload {
     Workload { messages, transform: Mode::Greedy, ..empty() }
 }
 
-/// When each job is there: at its release, or late by up to two periods. By (message, job).
+/// When each job is there: when the message says at the latest, or later by up to two periods. By (message, job).
 fn producers(workload: &Workload, draw: &mut Draw) -> BTreeMap<(u32, u64), u64> {
     let mut there = BTreeMap::new();
     for (number, message) in (0u32..).zip(&workload.messages).filter(|(_, message)| message.late.is_some()) {
         let mut at = 0;
+        let latest = message.start.0 + message.late.unwrap_or_default().0;
         for job in 0..END.div_ceil(message.period.0) + 2 {
-            let late = if draw.below(3) == 0 { draw.below(2 * message.period.0) } else { 0 };
-            at = at.max(message.start.0 + job * message.period.0 + late);
+            let later = if draw.below(3) == 0 { draw.below(2 * message.period.0) } else { 0 };
+            at = at.max(latest + job * message.period.0 + later);
             there.insert((number, job), at);
         }
     }
@@ -163,6 +164,47 @@ fn check(plan: &Plan, machine: &Machine, there: &BTreeMap<(u32, u64), u64>, seen
             }
         }
     }
+}
+
+/// Two messages of which one has 1 ms of its 5 ms left once its block must be there.
+fn hurried() -> Workload {
+    let message = |id: &str, period: u64, late: u64| Message {
+        id: id.into(),
+        period: Nanos(period * MS),
+        start: Nanos::ZERO,
+        late: Some(Nanos(late * MS)),
+        blocks: vec![Block { from: "host".into(), to: "gpu0".into(), bytes: Bytes(100_000) }],
+    };
+    let messages = vec![message("camera", 5, 4), message("lidar", 10, 1)];
+    Workload { messages, ..empty() }
+}
+
+#[test]
+fn a_block_that_is_there_as_late_as_its_message_says_is_carried_in_any_batch() {
+    let (machine, workload) = (machine("h200-x4"), hurried());
+    let plan = plan(&machine, &workload, Options { strategy: Some(Strategy::Combined) }).unwrap();
+    assert_eq!(plan.verdict.outcome, Answer::Schedulable);
+    assert!(plan.pipelines.iter().any(|of| matches!(&of.source, Source::Batch(parts) if parts.len() == 2)));
+    for early in [0, 1, MS] {
+        let at = |of: &Message, job: u64| of.late.unwrap().0 - early.min(of.late.unwrap().0) + job * of.period.0;
+        let there = (0u32..).zip(&workload.messages);
+        let there = there.flat_map(|(number, of)| (0..60).map(move |job| ((number, job), at(of, job)))).collect();
+        let mut seen = Seen::default();
+        check(&plan, &machine, &there, &mut seen, early);
+        assert_eq!(seen.missed, 0);
+    }
+}
+
+#[test]
+fn a_message_that_can_be_later_than_its_period_is_in_no_batch() {
+    let (machine, mut workload) = (machine("h200-x4"), hurried());
+    workload.messages[0].late = Some(Nanos(5 * MS));
+    let refused = plan(&machine, &workload, Options { strategy: Some(Strategy::Combined) }).unwrap_err();
+    let cause = std::error::Error::source(&refused).unwrap().to_string();
+    assert!(cause.starts_with("message `camera` may be there 5 ms after its release"), "{cause}");
+    let other = plan(&machine, &workload, Options::default()).unwrap();
+    assert_eq!(other.verdict.outcome, Answer::Schedulable);
+    assert_ne!(other.strategy, Strategy::Combined);
 }
 
 /// More with `HEADWAY_CASES=100000 cargo test --release -p headway-sim --test late_messages -- --nocapture`.

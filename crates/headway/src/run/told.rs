@@ -28,8 +28,10 @@ pub(super) fn told(plan: &Plan, cycles: &[u64], span: Nanos, seed: u64) -> Vec<(
             Source::Message => (pipeline.start, pipeline.period, cycles[of.pipeline as usize]),
             Source::Batch(parts) => {
                 let message = &parts[of.part as usize].message;
-                let jobs = span.saturating_sub(message.start).0.div_ceil(message.period.0);
-                (message.start, message.period, jobs)
+                // In a batch a message counts from its latest time.
+                let start = message.start.saturating_sub(of.late);
+                let jobs = span.saturating_sub(start).0.div_ceil(message.period.0);
+                (start, message.period, jobs)
             }
             _ => continue,
         };
