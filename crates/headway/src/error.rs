@@ -137,6 +137,14 @@ pub enum Error {
         /// By how much.
         by: Nanos,
     },
+    /// A thread of a run panicked, which is a defect of Headway.
+    #[error("the thread of task `{task}` panicked: {text}")]
+    Panicked {
+        /// The task.
+        task: String,
+        /// What it said.
+        text: String,
+    },
     /// Somebody asked for the end before there was anything to keep.
     #[error("interrupted; nothing was kept")]
     Interrupted,
@@ -269,6 +277,7 @@ impl Diagnosis for Error {
             Self::WrongTrack { .. } | Self::Wrong { .. } | Self::WrongTail { .. } => "wrong-bytes",
             Self::Run(_) => "run",
             Self::Stopped { .. } => "stopped",
+            Self::Panicked { .. } => "panic",
             Self::Interrupted => "interrupted",
             Self::Log(_) | Self::CutLog { .. } => "log",
             Self::Replay(_) | Self::ReplayBroker(_) => "replay",
@@ -314,6 +323,7 @@ impl Diagnosis for Error {
                 }
                 _ => "nothing was kept; choose another folder with `--out`",
             },
+            Self::Panicked { .. } => "this is a defect of Headway: report it with this text; nothing was kept",
             Self::Stopped { .. } => {
                 "lower the load or the times that the machine file gives, or write `on_miss = \"finish\"`"
             }

@@ -1,7 +1,7 @@
 //! Tasks as threads of this process that share GPUs through its own arbiter: feature trackers on real pictures.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -178,7 +178,6 @@ fn track(
     options: &Options,
     progress: &mut impl FnMut(Progress),
 ) -> Result<Vec<Tracked>, Error> {
-    let (stop, ended) = (AtomicBool::new(false), AtomicUsize::new(0));
     let begin = clock::now().saturating_add(LEAD);
     let moving = Moving { chunk: rules.chunk.map(|chunk| chunk.0), peer: model.peer || model.report.gpus.len() == 1 };
     let mut registered = Vec::new();
@@ -194,46 +193,80 @@ fn track(
         };
         registered.push(sharing.register(shape).map_err(Error::Shared)?);
     }
-    let results: Vec<Result<Tracked, Error>> = thread::scope(|scope| {
-        let (stop, ended) = (&stop, &ended);
-        let work = |((task, mut camera), registered): ((&Task, Camera), headway_runtime::sharing::Task<'_>)| {
-            let course = Course {
-                begin: begin.saturating_add(task.start).0,
-                period: task.period.0,
-                frames: (duration.0 / task.period.0.max(1)).max(1),
-                moving,
-            };
-            let result = camera.run(&course, &mut Arbitration::Managed(registered), true, stop);
-            // Nobody is waited for after a failure.
-            if result.is_err() {
-                stop.store(true, Ordering::Relaxed);
-            }
-            ended.fetch_add(1, Ordering::Relaxed);
-            result
+    let works = tasks.iter().zip(cameras).zip(registered).map(|((task, mut camera), registered)| {
+        let course = Course {
+            begin: begin.saturating_add(task.start).0,
+            period: task.period.0,
+            frames: (duration.0 / task.period.0.max(1)).max(1),
+            moving,
         };
-        let threads: Vec<_> =
-            tasks.iter().zip(cameras).zip(registered).map(|one| scope.spawn(move || work(one))).collect();
-        while ended.load(Ordering::Relaxed) < threads.len() {
-            thread::sleep(Duration::from_millis(20));
-            if options.interrupt.load(Ordering::Relaxed) {
-                stop.store(true, Ordering::Relaxed);
-            }
-            let done = clock::now().saturating_sub(begin).0.min(duration.0);
-            progress(Progress { phase: "running", done, total: duration.0 });
-        }
-        threads.into_iter().map(|thread| thread.join().unwrap_or(Err(Error::Interrupted))).collect()
+        let work = move |stop: &AtomicBool| camera.run(&course, &mut Arbitration::Managed(registered), true, stop);
+        (task.id.as_str(), work)
     });
-    // A failure ends the others early, too; a thread that panicked has no error of its own.
-    let mut tracked = Vec::new();
-    let mut failed = None;
-    for result in results {
-        match result {
-            Ok(one) => tracked.push(one),
-            Err(Error::Interrupted) => failed = failed.or(Some(Error::Interrupted)),
+    side_by_side(works, |stop| {
+        thread::sleep(Duration::from_millis(20));
+        if options.interrupt.load(Ordering::Relaxed) {
+            stop.store(true, Ordering::Relaxed);
+        }
+        let done = clock::now().saturating_sub(begin).0.min(duration.0);
+        progress(Progress { phase: "running", done, total: duration.0 });
+    })
+}
+
+/// Sets a flag when it is dropped, by a panic too.
+struct Sets<'a>(&'a AtomicBool);
+
+impl Drop for Sets<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Does `work`, and sets `stop` unless it succeeds: nobody is waited for after a failure.
+fn watched<T>(work: impl FnOnce(&AtomicBool) -> Result<T, Error>, stop: &AtomicBool) -> Result<T, Error> {
+    let failed = Sets(stop);
+    let done = work(stop)?;
+    std::mem::forget(failed);
+    Ok(done)
+}
+
+/// Runs each of the named `works` in a thread of its own, and `meanwhile` again and again until all have ended. Both are given a
+/// flag that tells the works to end; it is set when one fails.
+///
+/// # Errors
+/// The first failure; a panic is one.
+fn side_by_side<'a, T: Send>(
+    works: impl Iterator<Item = (&'a str, impl FnOnce(&AtomicBool) -> Result<T, Error> + Send)>,
+    mut meanwhile: impl FnMut(&AtomicBool),
+) -> Result<Vec<T>, Error> {
+    let stop = AtomicBool::new(false);
+    let results: Vec<(&str, thread::Result<Result<T, Error>>)> = thread::scope(|scope| {
+        let stop = &stop;
+        let spawn = |(name, work)| (name, scope.spawn(move || watched(work, stop)));
+        let threads: Vec<_> = works.map(spawn).collect();
+        while !threads.iter().all(|(_, thread)| thread.is_finished()) {
+            meanwhile(stop);
+        }
+        threads.into_iter().map(|(name, thread)| (name, thread.join())).collect()
+    });
+    // A failure ends the others early, too: an end that was asked for is told only if nothing else was the matter.
+    let mut ended = Vec::new();
+    let mut asked = None;
+    for (name, result) in results {
+        match result.unwrap_or_else(|panic| Err(panicked(name, &*panic))) {
+            Ok(one) => ended.push(one),
+            Err(Error::Interrupted) => asked = asked.or(Some(Error::Interrupted)),
             Err(error) => return Err(error),
         }
     }
-    failed.map_or(Ok(tracked), Err)
+    asked.map_or(Ok(ended), Err)
+}
+
+/// That the thread of a task panicked, and with what.
+fn panicked(task: &str, panic: &(dyn std::any::Any + Send)) -> Error {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no text");
+    Error::Panicked { task: task.to_owned(), text: text.to_owned() }
 }
 
 /// A frame as the log has it; times count from the first release.
@@ -284,5 +317,42 @@ fn engines(work: Work, frame: &Frame, two: bool) -> [Option<Engine>; 2] {
         Work::CopyIn => [here(Unit::H2d), None],
         Work::CopyOut => [here(outbound), None],
         Work::Peer => [here(Unit::H2d), frame.from.map(|gpu| Engine { gpu, unit: outbound })],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    type Work = Box<dyn FnOnce(&AtomicBool) -> Result<u32, Error> + Send>;
+
+    /// Ends when it is told to; a test that never does is a failure.
+    fn waits() -> Work {
+        Box::new(|stop| {
+            while !stop.load(Ordering::Relaxed) {
+                thread::yield_now();
+            }
+            Ok(1)
+        })
+    }
+
+    #[test]
+    fn a_thread_that_panics_ends_the_others_and_is_named() {
+        let panics: Work = Box::new(|_| panic!("frame {} is gone", 7));
+        let works = [("left", waits()), ("right", panics), ("middle", waits())];
+        let failed = side_by_side(works.into_iter(), |_| thread::yield_now()).unwrap_err();
+        assert_eq!(failed.to_string(), "the thread of task `right` panicked: frame 7 is gone");
+    }
+
+    #[test]
+    fn a_failure_is_told_before_the_ends_that_it_caused() {
+        let fails: Work = Box::new(|_| Err(Error::Options("no")));
+        let ends: Work = Box::new(|stop| waits()(stop).and(Err(Error::Interrupted)));
+        let works = [("left", ends), ("right", fails)];
+        assert!(matches!(side_by_side(works.into_iter(), |_| thread::yield_now()), Err(Error::Options("no"))));
+        assert_eq!(
+            side_by_side([("one", waits())].into_iter(), |stop| stop.store(true, Ordering::Relaxed)).unwrap(),
+            [1]
+        );
     }
 }
