@@ -178,6 +178,8 @@ fn an_interrupted_run_keeps_what_it_did_and_says_that_it_is_incomplete() {
         assert!(answer.err.contains("warning: the run was interrupted: its results are incomplete"), "{answer:#?}");
         assert!(answer.out.contains(&format!("results   {results}\n")), "{answer:#?}");
         replays(place.path(), results, "interrupted");
+        let summary = json(&place.path().join(results).join("summary.json"));
+        assert_eq!(summary["cpu"]["threads"].is_array(), results == "a/emu", "{summary}");
     }
 }
 
@@ -224,6 +226,7 @@ fn a_miss_that_stops_a_run_keeps_what_led_to_it() {
         let summary = &answer.json()["summary"];
         assert_eq!((&summary["complete"], &summary["incomplete"]["stream"]), (&false.into(), &"a".into()));
         assert!(summary["verdict"]["misses"].as_u64() > Some(0), "{summary}");
+        assert_eq!(summary["cpu"]["threads"].is_array(), backend == "emu", "{summary}");
         replays(place.path(), backend, "stopped");
     }
 }

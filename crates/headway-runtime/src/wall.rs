@@ -106,6 +106,8 @@ pub enum RunError {
         packet: u64,
         /// By how much.
         by: Nanos,
+        /// How the threads were scheduled until then; [`run_work`] sets it.
+        cpu: Option<Box<cpu::Use>>,
     },
     /// Nothing has moved for too long.
     #[error(
@@ -119,7 +121,20 @@ pub enum RunError {
     },
     /// Somebody asked the run to end.
     #[error("interrupted")]
-    Interrupted,
+    Interrupted {
+        /// How the threads were scheduled until then; [`run_work`] sets it.
+        cpu: Option<Box<cpu::Use>>,
+    },
+}
+
+impl RunError {
+    /// The same with what is known of the threads, where the run ended early.
+    fn with_use(mut self, used: &cpu::Use) -> Self {
+        if let Self::Stopped { cpu, .. } | Self::Interrupted { cpu } = &mut self {
+            *cpu = Some(Box::new(used.clone()));
+        }
+        self
+    }
 }
 
 /// Bounds and habits of a wall-clock run.
@@ -300,8 +315,8 @@ pub fn run_work(
         // Closing the channels ends the sink after what was delivered, and the feeder at its next message.
         drop(driver);
         let written = sink.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        let times = driven?;
         let cpu = cpu::Use { asked: classes.wish(), threads: classes.threads(), woken, noticed };
+        let times = driven.map_err(|error| error.with_use(&cpu))?;
         Ok((written?, times, cpus, cpu))
     });
     devices.iter_mut().for_each(|device| device.set_classes(None));
@@ -404,7 +419,7 @@ impl Driver<'_> {
         while !self.dispatcher.is_finished() {
             let message = self.wait();
             if self.options.interrupt.load(Ordering::Relaxed) {
-                return Err(RunError::Interrupted);
+                return Err(RunError::Interrupted { cpu: None });
             }
             for device in self.devices.iter_mut() {
                 device.poll(&mut self.done);
@@ -574,7 +589,7 @@ impl Driver<'_> {
                 let planned = &self.plan.streams[stream as usize];
                 if planned.on_miss == OnMiss::Stop {
                     let stream = planned.id.clone();
-                    stopped = stopped.or(Some(RunError::Stopped { stream, packet, by }));
+                    stopped = stopped.or(Some(RunError::Stopped { stream, packet, by, cpu: None }));
                 }
             }
         }

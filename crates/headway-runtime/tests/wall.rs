@@ -221,7 +221,10 @@ fn an_interrupt_ends_the_run() {
     let input = bench.input(100_000);
     let options = Options { interrupt: Arc::new(AtomicBool::new(true)), ..Options::default() };
     let (outcome, _) = bench.run(bench.open(&input), bench.spec(), &options);
-    assert!(matches!(outcome.unwrap_err(), RunError::Interrupted));
+    let RunError::Interrupted { cpu: Some(used) } = outcome.unwrap_err() else {
+        panic!("an interrupt, with the threads")
+    };
+    assert_eq!(used.threads[0].role, "driver");
 }
 
 #[test]
@@ -237,7 +240,7 @@ fn devices_can_be_used_again_after_a_run_that_was_interrupted_with_operations_un
             submitted += u32::from(matches!(record.what, What::Action(Action::Submit { .. })));
             interrupt.store(submitted >= first, Ordering::Relaxed);
         });
-        assert!(matches!(outcome.unwrap_err(), RunError::Interrupted));
+        assert!(matches!(outcome.unwrap_err(), RunError::Interrupted { .. }));
     }
     bench.run_on(&mut devices, bench.open(&input), &Options::default(), |_| {}).unwrap();
 }

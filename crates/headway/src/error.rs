@@ -399,8 +399,8 @@ impl From<DataError> for Error {
 impl From<RunError> for Error {
     fn from(error: RunError) -> Self {
         match error {
-            RunError::Interrupted => Self::Interrupted,
-            RunError::Stopped { stream, packet, by } => Self::Stopped { stream, packet, by },
+            RunError::Interrupted { .. } => Self::Interrupted,
+            RunError::Stopped { stream, packet, by, .. } => Self::Stopped { stream, packet, by },
             RunError::Data(error) => error.into(),
             error => Self::Run(Box::new(error)),
         }

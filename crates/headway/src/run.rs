@@ -399,7 +399,7 @@ struct Driven {
     records: Vec<Record>,
     compared: Compared,
     incomplete: Option<Incomplete>,
-    /// How the threads were scheduled that drove devices, of a run that came to its end.
+    /// How the threads were scheduled that drove devices.
     cpu: Option<cpu::Use>,
 }
 
@@ -482,9 +482,11 @@ impl Parts<'_> {
         );
         let (compared, incomplete, cpu) = match ended {
             Ok(outcome) => (outcome.compared, None, Some(outcome.cpu)),
-            Err(RunError::Interrupted) => (Compared::default(), Some(Incomplete::Interrupted), None),
-            Err(RunError::Stopped { stream, packet, by }) => {
-                (Compared::default(), Some(Incomplete::Stopped { stream, packet, by }), None)
+            Err(RunError::Interrupted { cpu }) => {
+                (Compared::default(), Some(Incomplete::Interrupted), cpu.map(|cpu| *cpu))
+            }
+            Err(RunError::Stopped { stream, packet, by, cpu }) => {
+                (Compared::default(), Some(Incomplete::Stopped { stream, packet, by }), cpu.map(|cpu| *cpu))
             }
             Err(error) => return Err(error.into()),
         };

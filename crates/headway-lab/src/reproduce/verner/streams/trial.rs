@@ -176,7 +176,7 @@ pub(super) fn run(site: &mut Site, case: &Case, duration: Nanos, until: Until) -
     let mut trial = watch.trial;
     match outcome {
         Ok(outcome) => trial.cpus = outcome.cpus,
-        Err(RunError::Interrupted) if trial.misses > 0 => {}
+        Err(RunError::Interrupted { .. }) if trial.misses > 0 => {}
         Err(error @ (RunError::Prepare { .. } | RunError::State(_) | RunError::Unsupported { .. })) => {
             return Err(error.into());
         }
