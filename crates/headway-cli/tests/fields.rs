@@ -1,6 +1,6 @@
 //! `docs/json.md` has every field of every JSON output, and no field that nothing prints.
 //!
-//! The outputs are those of real commands on a computer without a GPU. A field is found by the tables of the page alone: each
+//! The outputs are those of real commands on a computer without a GPU, and every line that a broker writes for clients. A field is found by the tables of the page alone: each
 //! object has a table, and the type of a field links to the table of what lies inside it.
 
 mod common;
@@ -9,7 +9,18 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
-use common::{command, headway, place, root};
+use common::{command, headway, interrupt, place, root, wait_until};
+use headway::core::decisions::engine_lock::{
+    Engine, EngineParameters, LockId, Operation, Order, PeerLocks, Refused as EngineRefused, Work,
+};
+use headway::core::decisions::predictor::{Estimator, Form, PredictorParameters, Subject};
+use headway::core::decisions::sharing::log::{Fed, Line, Start, TaskLine, Used, Why};
+use headway::core::decisions::sharing::{
+    Action, Arbiter, ArbiterParameters, Class, ClientId, ClusterId, ClusterParameters, Direction, GpuId, Input, JobId,
+    Key, Limits, ModelId, Outcome, Refused, Segment, TaskId, TaskParameters, TokenId,
+};
+use headway::core::decisions::token::{Mode, Refused as TokenRefused, TokenParameters};
+use headway::core::units::{Bytes, Nanos};
 use serde_json::Value;
 
 /// Fields that no output of this test has, by table: what only faults, GPUs, other modes or other workloads give.
@@ -135,6 +146,9 @@ fn fits(value: &Value, kind: &str) -> bool {
     }
 }
 
+/// A type of which the page promises nothing.
+const ANYTHING: &str = "anything";
+
 /// What was found while outputs were compared with the page.
 #[derive(Default)]
 struct Found {
@@ -166,6 +180,9 @@ impl Found {
         };
         let kind = self.tables[anchor][name].clone();
         self.seen.insert((anchor.clone(), name.to_owned()));
+        if kind == ANYTHING {
+            return;
+        }
         let links = links(&kind);
         let unit_of_enum = matches!(value, Value::String(_)) && !links.is_empty();
         if !unit_of_enum && !fits(value, &kind) {
@@ -189,6 +206,11 @@ impl Found {
         let json = answer.json();
         self.check(&json, anchor, &args.join(" "));
         json
+    }
+
+    /// Compares each line of a text with the table at `anchor`.
+    fn lines(&mut self, text: &str, anchor: &str, from: &str) {
+        text.lines().for_each(|line| self.check(&serde_json::from_str(line).unwrap(), anchor, from));
     }
 
     /// Compares the files of a folder of results.
@@ -340,6 +362,7 @@ fn others(found: &mut Found, place: &Path) {
     let imported = ["import", "jobs.csv", "--from", "jobs", "--window", "1 s", "--out", "imported.toml"];
     found.command(place, "headway-import", &imported);
     status(found, place);
+    journal(found, place);
 }
 
 /// What a broker says of itself.
@@ -360,6 +383,161 @@ fn status(found: &mut Found, place: &Path) {
     broker.wait().unwrap();
     found.check(&answer.exits(0).json(), "headway-status", "status");
     found.command(place, "headway-replay-of-a-brokers-log", &["replay", "broker.jsonl"]);
+    found.lines(&fs::read_to_string(place.join("broker.jsonl")).unwrap(), "log-of-a-broker", "broker.jsonl");
+    broker_log(found);
+}
+
+const NOW: Nanos = Nanos(1);
+const TASK: TaskId = TaskId(1);
+const CLIENT: ClientId = ClientId(2);
+const CLUSTER: ClusterId = ClusterId(0);
+const GPU: GpuId = GpuId(0);
+const TOKEN: TokenId = TokenId(0);
+const JOB: JobId = JobId { task: TASK, job: 3 };
+const KEY: Key = Key { deadline: Nanos(9), release: NOW, job: JOB };
+const LOCK: LockId = LockId { gpu: GPU, engine: Engine::In };
+const TOKENS: TokenParameters =
+    TokenParameters { cpus: 2, per_gpu: 1, mode: Mode::Optimal, affinity: true, discount_holder: false };
+
+/// Every line that a broker with clients can write: the types are those that it writes.
+fn broker_log(found: &mut Found) {
+    let mut lines = vec![Line::Broker(Box::new(start(Form::PI))), Line::Broker(Box::new(start(Form::WINDOW)))];
+    let fed = |input, actions, refused| Line::Fed(Fed { now: NOW, input, actions, refused });
+    lines.extend(inputs().into_iter().map(|input| fed(input, Vec::new(), None)));
+    lines.push(fed(Input::Timeout, actions(), None));
+    lines.extend(refusals().into_iter().map(|refused| fed(Input::Recovered, Vec::new(), Some(refused))));
+    let name = "a".to_owned();
+    lines.extend([
+        Line::Task(TaskLine { now: NOW, task: TASK, name, client: CLIENT, pid: 1, uid: 2 }),
+        Line::Used(Used { now: NOW, job: JOB, lock: LOCK, begin: NOW, end: NOW, missing: 1 }),
+        Line::Cut { now: NOW, client: CLIENT, pid: 1, hung: true },
+        Line::Fault { now: NOW, gpu: GPU, client: CLIENT, pid: 1 },
+        Line::WithoutRoom { now: NOW, task: TASK },
+    ]);
+    for line in lines {
+        found.check(&serde_json::to_value(line).unwrap(), "log-of-a-broker", "a broker");
+    }
+}
+
+/// A state in which something is remembered of everything.
+fn start(form: Form) -> Start {
+    let engines = EngineParameters {
+        copy_engines: 2,
+        peer: PeerLocks::Group,
+        order: Order::Arrival,
+        chunk_bytes: Some(Bytes(4_096)),
+        keep_bytes: Bytes(0),
+        unlocked_below: Bytes(0),
+        watchdog: Nanos::ZERO,
+    };
+    let parameters = ArbiterParameters {
+        clusters: vec![ClusterParameters::equal(1, TOKENS)],
+        engines: Some(engines),
+        predictor: PredictorParameters { form, ..PredictorParameters::default() },
+        limits: Limits::default(),
+    };
+    let arbiter = Arbiter::new(parameters.clone()).unwrap();
+    let mut start = Start::of(&arbiter, &parameters, 1, NOW, Why::Started);
+    let subject = Subject { task: TASK, acquisition: 0, model: ModelId(0) };
+    start.memory.estimators.push((subject, Class(0), Estimator::new(form)));
+    start.memory.homes.push((TASK, GPU));
+    start.memory.lost.push(GPU);
+    start.memory.tokens.push((CLUSTER, TOKENS));
+    start.holders.push((CLUSTER, TOKEN, JOB));
+    start
+}
+
+fn inputs() -> Vec<Input> {
+    let segments = vec![
+        Segment::Cpu(NOW),
+        Segment::Copy { direction: Direction::ToGpu, bytes: Bytes(1) },
+        Segment::Execute { kernel: "spin".to_owned(), time: NOW },
+    ];
+    let (id, period, state) = (TASK, Nanos(9), Bytes(0));
+    let task = TaskParameters { id, client: CLIENT, cluster: CLUSTER, period, deadline: period, state, segments };
+    let operation = Operation { work: Work::CopyIn, bytes: Bytes(1), predicted: NOW, budget: NOW };
+    vec![
+        Input::Register(task),
+        Input::Withdraw { task: TASK },
+        Input::Request { key: KEY, acquisition: 0 },
+        Input::Adopt { key: KEY, token: TOKEN },
+        Input::Release { job: JOB, outcome: Outcome::Complete(NOW) },
+        Input::Release { job: JOB, outcome: Outcome::Aborted },
+        Input::Abort { job: JOB },
+        Input::Exhausted { job: JOB, deadline: NOW },
+        Input::Acquire { job: JOB, operation },
+        Input::Next { job: JOB },
+        Input::Complete { job: JOB },
+        Input::Renew { job: JOB },
+        Input::ClientGone { client: CLIENT },
+        Input::Drained { client: CLIENT },
+        Input::GpuLost { gpu: GPU },
+        Input::Reconfigure { cluster: CLUSTER, tokens: TOKENS },
+    ]
+}
+
+fn actions() -> Vec<Action> {
+    vec![
+        Action::Grant { job: JOB, gpu: GPU, token: TOKEN, from: None },
+        Action::Run { job: JOB, locks: vec![LOCK] },
+        Action::Obtained { job: JOB, lock: LOCK },
+        Action::SetBoost { job: JOB, key: KEY },
+        Action::Revoke { job: JOB, gpu: GPU },
+    ]
+}
+
+fn refusals() -> Vec<Refused> {
+    let of_tokens = [
+        TokenRefused::Parameters { cpus: 0, gpus: 1, per_gpu: 1, mode: Mode::Fifo },
+        TokenRefused::TaskBusy { task: TASK },
+        TokenRefused::NoRequest { job: JOB },
+        TokenRefused::NotHolder { job: JOB },
+        TokenRefused::TooManyRequests { requests_max: 1 },
+        TokenRefused::Estimates { given: 1, gpus: 2 },
+        TokenRefused::NoGpu { gpu: GPU },
+        TokenRefused::NoToken { token: TOKEN },
+        TokenRefused::Reconfiguring,
+    ];
+    let of_engines = [
+        EngineRefused::CopyEngines { copy_engines: 3 },
+        EngineRefused::Order,
+        EngineRefused::NoToken { job: JOB },
+        EngineRefused::NoSuchGpu { gpu: GPU },
+        EngineRefused::TokenTwice { job: JOB },
+        EngineRefused::Busy { job: JOB },
+        EngineRefused::NotMigrating { job: JOB },
+        EngineRefused::NothingHeld { job: JOB },
+        EngineRefused::NoFirstLock { job: JOB },
+        EngineRefused::ChunkTooLarge { bytes: Bytes(2), chunk_bytes: Bytes(1) },
+    ];
+    let own = [
+        Refused::UnknownTask { task: TASK },
+        Refused::TaskExists { task: TASK },
+        Refused::TaskBusy { task: TASK },
+        Refused::UnknownCluster { cluster: CLUSTER },
+        Refused::UnknownGpu { gpu: GPU },
+        Refused::Cluster { cluster: CLUSTER },
+        Refused::TooManyTasks { tasks_max: 1 },
+        Refused::NoEngineLocks,
+        Refused::EngineInUse { task: TASK },
+        Refused::TimeWentBack { before: NOW, now: Nanos::ZERO },
+    ];
+    let of_others = of_tokens.map(Refused::Token).into_iter().chain(of_engines.map(Refused::Engine));
+    of_others.chain(own).collect()
+}
+
+/// What a measurement that was interrupted leaves.
+fn journal(found: &mut Found, place: &Path) {
+    let mut measuring =
+        command(place).args(["measure", "--backend", "emu", "--out", "cut.toml", "--quiet"]).spawn().unwrap();
+    let read = || fs::read_to_string(place.join("cut.toml.partial.jsonl")).unwrap_or_default();
+    wait_until(&mut measuring, || read().lines().count() > 1);
+    interrupt(&measuring);
+    measuring.wait().unwrap();
+    let text = read();
+    let (head, rest) = text.split_once('\n').unwrap();
+    found.lines(head, "journal-of-headway-measure-first-line", "a journal");
+    found.lines(rest, "journal-of-headway-measure-other-lines", "a journal");
 }
 
 #[test]
