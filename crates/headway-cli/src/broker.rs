@@ -6,7 +6,6 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use headway::broker::{self, Access, MemoryStatus, Options, Phase, Status};
 use headway::core::decisions::engine_lock::{Engine, LockId, Order};
-use headway::core::models::transfer::TAIL_SAMPLES;
 use headway::core::units::Nanos;
 use headway::os::ipc::stop_when_told;
 use headway_lab::bench::broker as bench;
@@ -94,7 +93,7 @@ fn benched(report: &bench::Report) -> String {
             row.what,
             row.n,
             row.median.to_string(),
-            if row.n < TAIL_SAMPLES { "-".to_owned() } else { row.p99.to_string() },
+            row.p99.map_or_else(|| "-".to_owned(), |p99| p99.to_string()),
             row.max.to_string()
         );
     }

@@ -291,7 +291,7 @@ impl Report {
                 let line = |way: &&str| {
                     let own = || rows().filter(|row| row.way == *way);
                     let bar = |row: &Row| {
-                        let (median, p99) = (value(row, row.median), value(row, row.p99));
+                        let (median, p99) = (value(row, row.median), value(row, row.p99.unwrap_or(row.median)));
                         (row.bytes.0 as f64, median.min(p99), median.max(p99))
                     };
                     Line::new(*way, own().map(|row| (row.bytes.0 as f64, value(row, row.median))).collect())

@@ -1,6 +1,6 @@
 //! How often something is timed, and what the times come to.
 
-use headway_core::models::transfer::{Point, TAIL_SAMPLES};
+use headway_core::models::transfer::{Point, tail};
 use headway_core::units::{Bytes, Nanos};
 use serde::{Deserialize, Serialize};
 
@@ -36,11 +36,6 @@ pub struct Figures {
     pub max: Nanos,
 }
 
-/// The 99th percentile of `n` samples as a text, `-` if they are too few to have one.
-pub fn tail(n: u32, p99: Nanos) -> String {
-    if n < TAIL_SAMPLES { "-".to_owned() } else { p99.to_string() }
-}
-
 impl Figures {
     /// The figures of `samples`; `None` without any.
     pub fn of(samples: &[Nanos]) -> Option<Self> {
@@ -67,7 +62,17 @@ impl Figures {
 
     /// The 99th percentile as a text; of too few samples it is just the slowest, which stands elsewhere, so `-`.
     pub fn p99_text(&self) -> String {
-        tail(self.n, self.p99)
+        self.tail().map_or_else(|| "-".to_owned(), |p99| p99.to_string())
+    }
+
+    /// The 99th percentile, unless there are too few samples to have one.
+    pub fn tail(&self) -> Option<Nanos> {
+        tail(self.n.into(), self.p99)
+    }
+
+    /// The same in nanoseconds, for a column of a table that is read by programs; empty without one.
+    pub fn p99_ns(&self) -> String {
+        self.tail().map_or_else(String::new, |p99| p99.0.to_string())
     }
 
     /// As a point of a curve.

@@ -353,10 +353,10 @@ impl Rig<'_> {
     ) -> Result<Figures, Error> {
         let samples = series(self.size.effort, clock::now, |_| once(self))?;
         let figures = Figures::of(&samples).expect("an effort asks for at least one sample");
-        let numbers = [u64::from(images), u64::from(operations), u64::from(figures.n)];
-        let times = [figures.median.0, figures.p99.0, figures.max.0];
-        let numbers = numbers.into_iter().chain(times).map(|number| number.to_string());
-        self.lines.push([what.to_owned()].into_iter().chain(numbers).collect());
+        let numbers = [u64::from(images), u64::from(operations), u64::from(figures.n), figures.median.0];
+        let numbers = numbers.map(|number| number.to_string());
+        let last = [figures.p99_ns(), figures.max.0.to_string()];
+        self.lines.push([what.to_owned()].into_iter().chain(numbers).chain(last).collect());
         Ok(figures)
     }
 

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use headway_core::decisions::dispatch::Event;
 use headway_core::log::{Incomplete, Source, What};
 use headway_core::models::cpu::{self, Class};
+use headway_core::models::transfer::tail;
 use headway_core::plan::{Named, Outcome, PlannedCapacity, Server, Strategy, Work};
 use headway_core::units::{Bytes, NANOS_PER_SECOND, Nanos, PPM, Rate};
 use serde::Serialize;
@@ -152,8 +153,8 @@ pub struct Response {
     pub min: Nanos,
     /// Median.
     pub median: Nanos,
-    /// 99th percentile.
-    pub p99: Nanos,
+    /// 99th percentile; of fewer than 100 values it is left out.
+    pub p99: Option<Nanos>,
     /// Longest.
     pub max: Nanos,
 }
@@ -496,7 +497,7 @@ fn streams(log: &Log, timeline: &Timeline) -> Vec<StreamSummary> {
 pub(crate) fn order_statistics(sorted: &[Nanos]) -> Option<Response> {
     let (Some(&min), Some(&max)) = (sorted.first(), sorted.last()) else { return None };
     let rank = |hundredths: usize| sorted[(sorted.len() * hundredths).div_ceil(100) - 1];
-    Some(Response { min, median: rank(50), p99: rank(99), max })
+    Some(Response { min, median: rank(50), p99: tail(sorted.len() as u64, rank(99)), max })
 }
 
 fn engines(log: &Log, timeline: &Timeline) -> Vec<EngineSummary> {
@@ -676,13 +677,14 @@ mod tests {
     #[test]
     fn order_statistics_are_values_by_nearest_rank() {
         let times = |n: u64| (1..=n).map(Nanos).collect::<Vec<_>>();
-        let of = |n| order_statistics(&times(n)).map(|r| [r.min.0, r.median.0, r.p99.0, r.max.0]);
+        let of = |n| order_statistics(&times(n)).map(|r| (r.min.0, r.median.0, r.p99.map(|time| time.0), r.max.0));
         assert_eq!(of(0), None);
-        assert_eq!(of(1), Some([1, 1, 1, 1]));
-        assert_eq!(of(2), Some([1, 1, 2, 2]));
-        assert_eq!(of(100), Some([1, 50, 99, 100]));
-        assert_eq!(of(101), Some([1, 51, 100, 101]));
-        assert_eq!(of(1000), Some([1, 500, 990, 1000]));
+        assert_eq!(of(1), Some((1, 1, None, 1)));
+        assert_eq!(of(2), Some((1, 1, None, 2)));
+        assert_eq!(of(99), Some((1, 50, None, 99)));
+        assert_eq!(of(100), Some((1, 50, Some(99), 100)));
+        assert_eq!(of(101), Some((1, 51, Some(100), 101)));
+        assert_eq!(of(1000), Some((1, 500, Some(990), 1000)));
     }
 
     #[test]

@@ -4,7 +4,6 @@ use std::cmp::Reverse;
 use std::fmt::Write as _;
 
 use headway_core::models::cpu::{Lateness, Threads, Use};
-use headway_core::models::transfer::TAIL_SAMPLES;
 use headway_core::units::{Bytes, Nanos};
 
 use crate::summary::{BlamedWait, CpuSummary, JobName, Response, ServerSummary, StepSummary, Summary, grouped};
@@ -214,6 +213,7 @@ impl Summary {
         }
         let late = |of: &Lateness| {
             let Lateness { count, median, p99, max, .. } = of;
+            let p99 = p99.map_or_else(dash, |p99| p99.to_string());
             format!("median {median}, p99 {p99}, longest {max} ({})", grouped(*count))
         };
         let Use { woken, noticed, .. } = used;
@@ -284,7 +284,7 @@ impl Summary {
                 stream.bytes.to_string(),
                 time(|response| response.min),
                 time(|response| response.median),
-                if stream.delivered < u64::from(TAIL_SAMPLES) { dash() } else { time(|response| response.p99) },
+                stream.response.and_then(|response| response.p99).map_or_else(dash, |p99| unit.time(p99)),
                 time(|response| response.max),
                 unit.time(stream.deadline),
                 stream.worst_slack_ns.map_or_else(dash, |slack| unit.text(i128::from(slack))),

@@ -4,6 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use super::transfer::tail;
 use crate::units::Nanos;
 
 /// A scheduling class that a thread runs in.
@@ -158,8 +159,9 @@ pub struct Lateness {
     pub count: u64,
     /// The median delay.
     pub median: Nanos,
-    /// 99th percentile.
-    pub p99: Nanos,
+    /// 99th percentile; of fewer than 100 delays it is left out.
+    #[serde(default)]
+    pub p99: Option<Nanos>,
     /// Longest.
     pub max: Nanos,
     /// Of these delays, longer than the jitter that the plan allows.
@@ -205,7 +207,7 @@ impl Meter {
             });
             at.map_or(Nanos::ZERO, |at| Nanos(longest(at)).min(self.max))
         };
-        Lateness { count, median: rank(50), p99: rank(99), max: self.max, beyond: self.beyond }
+        Lateness { count, median: rank(50), p99: tail(count, rank(99)), max: self.max, beyond: self.beyond }
     }
 }
 
@@ -253,7 +255,10 @@ mod tests {
         let Lateness { count, median, p99, max, beyond } = meter.lateness();
         assert_eq!((count, max, beyond), (1000, Nanos(1000), 100));
         assert!((500..=562).contains(&median.0), "{median}");
-        assert!((990..=1000).contains(&p99.0), "{p99}");
+        assert!(p99.is_some_and(|p99| (990..=1000).contains(&p99.0)), "{p99:?}");
+        let mut few = Meter::new(Nanos::ZERO);
+        (1..100).for_each(|delay| few.add(Nanos(delay)));
+        assert_eq!((few.lateness().count, few.lateness().p99), (99, None));
     }
 
     #[test]

@@ -16,7 +16,7 @@ mod words;
 use serde::{Deserialize, Serialize};
 
 pub use self::choose::{Available, Candidate, Choice, Figures, Reason, Request, Verdict, choose};
-pub use self::curve::{Curve, Point, Statistic, TAIL_SAMPLES};
+pub use self::curve::{Curve, Point, Statistic, TAIL_SAMPLES, tail};
 pub use self::defaults::{default_tuning, defaults};
 pub use self::explain::{Explanation, Row, explain};
 pub use self::pieces::Geometry;

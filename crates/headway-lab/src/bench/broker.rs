@@ -27,7 +27,7 @@ use super::results::{Outcome, Target};
 use crate::Error;
 use headway::COMMIT;
 use headway::run::Progress;
-use headway_measure::sample::{Effort, Figures, series, tail};
+use headway_measure::sample::{Effort, Figures, series};
 
 pub use self::crew::serve;
 
@@ -51,8 +51,8 @@ pub struct Row {
     pub n: u32,
     /// Of half of them.
     pub median: Nanos,
-    /// Of 99 % of them.
-    pub p99: Nanos,
+    /// Of 99 % of them; of fewer than 100 it is left out.
+    pub p99: Option<Nanos>,
     /// Of the slowest.
     pub max: Nanos,
 }
@@ -154,8 +154,8 @@ pub fn measure(options: &Options, mut progress: impl FnMut(Progress)) -> Result<
         }
     }
     let row = |(what, samples): &(&'static str, Vec<Nanos>)| {
-        let Figures { n, median, p99, max, .. } = Figures::of(samples)?;
-        Some(Row { what, n, median, p99, max })
+        let figures = Figures::of(samples)?;
+        Some(Row { what, n: figures.n, median: figures.median, p99: figures.tail(), max: figures.max })
     };
     let rows: Vec<Row> = bench.samples.iter().filter_map(row).collect();
     let report = Report {
@@ -330,7 +330,11 @@ impl Report {
         }
         text.push_str("\n## Times\n\n| what | n | median | p99 | max |\n|---|---|---|---|---|\n");
         for Row { what, n, median, p99, max } in &self.rows {
-            let _ = writeln!(text, "| {what} | {n} | {median} | {} | {max} |", tail(*n, *p99));
+            let _ = writeln!(
+                text,
+                "| {what} | {n} | {median} | {} | {max} |",
+                p99.map_or_else(|| "-".to_owned(), |p99| p99.to_string())
+            );
         }
         for warning in &self.warnings {
             let _ = writeln!(text, "\n{warning}");
@@ -347,7 +351,8 @@ impl Report {
         };
         let mut rows = String::from("what,n,median_ns,p99_ns,max_ns\n");
         for Row { what, n, median, p99, max } in &self.rows {
-            let _ = writeln!(rows, "\"{what}\",{n},{},{},{}", median.0, p99.0, max.0);
+            let p99 = p99.map_or_else(String::new, |p99| p99.0.to_string());
+            let _ = writeln!(rows, "\"{what}\",{n},{},{p99},{}", median.0, max.0);
         }
         put("rows.csv", rows)?;
         // Every sample: how often each time occurred.

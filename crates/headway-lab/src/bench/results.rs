@@ -6,7 +6,7 @@ use headway_core::models::transfer::{Direction, HostMemory, Load};
 use headway_core::units::{Bytes, Nanos};
 use serde::Serialize;
 
-use headway_measure::sample::{self, Figures, rate, tail};
+use headway_measure::sample::{self, Figures, rate};
 
 /// Figures of one way in one situation.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -35,8 +35,8 @@ pub struct Row {
     pub median: Nanos,
     /// Of three quarters of the copies.
     pub p75: Nanos,
-    /// Of 99 % of the copies.
-    pub p99: Nanos,
+    /// Of 99 % of the copies; of fewer than 100 it is left out.
+    pub p99: Option<Nanos>,
     /// Of the slowest.
     pub max: Nanos,
     /// CPU time of the whole process in one copy (median), where it was taken.
@@ -65,8 +65,8 @@ impl Row {
         sample::notch(self.n, self.p25, self.p75)
     }
 
-    pub(super) const fn with(mut self, figures: Figures) -> Self {
-        (self.n, self.median, self.p99, self.max) = (figures.n, figures.median, figures.p99, figures.max);
+    pub(super) fn with(mut self, figures: Figures) -> Self {
+        (self.n, self.median, self.p99, self.max) = (figures.n, figures.median, figures.tail(), figures.max);
         (self.min, self.p25, self.p75) = (figures.min, figures.p25, figures.p75);
         self
     }
@@ -129,7 +129,7 @@ pub(super) fn csv(rows: &[Row], source: &str) -> String {
             row.bytes.0,
             row.n,
             row.median.0,
-            row.p99.0,
+            row.p99.map_or_else(String::new, |p99| p99.0.to_string()),
             row.max.0,
             row.rate(),
             ratio(beside(rows, row, "pageable")),
@@ -180,7 +180,7 @@ pub(super) fn table(rows: &[Row], part: &str) -> String {
             row.p25,
             row.median,
             row.p75,
-            tail(row.n, row.p99),
+            row.p99.map_or_else(|| "-".to_owned(), |p99| p99.to_string()),
             quotient(row.rate(), 1_000_000_000),
             ratio("pageable"),
             ratio("dma"),
@@ -219,7 +219,7 @@ pub(super) mod tests {
             p25: Nanos(median),
             median: Nanos(median),
             p75: Nanos(median),
-            p99: Nanos(median),
+            p99: None,
             max: Nanos(median),
             cpu: None,
             took: None,
@@ -237,7 +237,7 @@ pub(super) mod tests {
         let text = csv(&rows, "emu");
         let staged = text.lines().nth(3).unwrap();
         assert!(
-            staged.starts_with("emu,ways,1,staged,,h2d,warm,alone,1048576,10,200,")
+            staged.starts_with("emu,ways,1,staged,,h2d,warm,alone,1048576,10,200,,200,")
                 && staged.ends_with(",2.00,0.50,200,200,200"),
             "{staged}"
         );

@@ -38,7 +38,7 @@ pub(super) fn row(
         p25: Nanos::ZERO,
         median: Nanos::ZERO,
         p75: Nanos::ZERO,
-        p99: Nanos::ZERO,
+        p99: None,
         max: Nanos::ZERO,
         cpu,
         took,

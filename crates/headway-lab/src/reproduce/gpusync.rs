@@ -9,6 +9,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use headway_core::decisions::engine_lock::Order;
 use headway_core::decisions::predictor::Form;
 use headway_core::decisions::token::Mode;
+use headway_core::models::transfer::tail;
 use headway_core::units::{Nanos, Rate};
 use headway_sim::sharing::klt::Assumptions;
 use headway_sim::sharing::{Observer, Record, Scenario, SharingError, simulate};
@@ -340,7 +341,7 @@ fn scenario_table(studied: &[Studied]) -> Table {
                     run.jobs().to_string(),
                     format!("{:.3}", run.mean()),
                     format!("{:.3}", run.mean_of_tasks()),
-                    format!("{:.3}", run.quantile(0.99)),
+                    tail(run.jobs(), run.quantile(0.99)).map_or_else(String::new, |p99| format!("{p99:.3}")),
                     format!("{:.3}", run.quantile(1.0)),
                     run.misses.to_string(),
                     run.tardiness_max.0.to_string(),

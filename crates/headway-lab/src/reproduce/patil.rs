@@ -28,6 +28,6 @@ fn effort(setting: &Setting) -> (u32, Nanos) {
 /// A line of a table: what was timed, then the figures.
 fn line<const N: usize>(situation: [String; N], shots: Shots) -> Vec<String> {
     let f = shots.figures;
-    let figures = [u64::from(f.n), shots.first.0, f.median.0, f.p99.0, f.max.0];
-    situation.into_iter().chain(figures.map(|figure| figure.to_string())).collect()
+    let [n, first, median, max] = [u64::from(f.n), shots.first.0, f.median.0, f.max.0].map(|figure| figure.to_string());
+    situation.into_iter().chain([n, first, median, f.p99_ns(), max]).collect()
 }

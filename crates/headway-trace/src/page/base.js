@@ -199,7 +199,7 @@
     line(0, deadline * scale, 7, "var(--faint)", 6);
     if (response) {
       line(response.min, response.max, 7, response.max > deadline ? "var(--bad)" : "var(--accent-soft)", 6);
-      line(response.min, Math.max(response.min, Math.min(response.p99, deadline)), 7, "var(--busy)", 6);
+      line(response.min, Math.max(response.min, Math.min(response.p99 ?? response.max, deadline)), 7, "var(--busy)", 6);
       const median = x(response.median);
       box.append(svg("line", { x1: median, x2: median, y1: 2, y2: 12, stroke: "var(--text)", "stroke-width": 2 }));
     }
@@ -209,7 +209,7 @@
 
   /**
    * A table of streams or tasks beside a card with the responses of the one that is chosen. `card(index)` gives
-   * {title, about, facts: [name, text, wrong], series, deadline, what}.
+   * {title, about, facts: [name, text, wrong], series, deadline, p99, what}; `p99` is null where there are too few for one.
    */
   function responses(columns, rows, chosen, word, name, card, view) {
     let at = chosen;
@@ -254,7 +254,7 @@
     const most = bins.reduce((a, b) => Math.max(a, b), 1);
     const x = (ns) => (ns / end) * width;
     const box = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img" },
-      svg("title", null, `Distribution of ${count(series.of)} response times; 99th percentile ${time(p99)}, deadline ${time(deadline)}`));
+      svg("title", null, `Distribution of ${count(series.of)} response times; ${p99 === null ? "" : `99th percentile ${time(p99)}, `}deadline ${time(deadline)}`));
     const base = height - 20;
     bins.forEach((n, at) => {
       if (!n) return;
@@ -271,9 +271,11 @@
     };
     box.append(svg("line", { x1: 0, x2: width, y1: base, y2: base, stroke: "var(--edge)" }));
     rule(deadline, 2, "var(--bad)", null);
-    rule(p99, 16, "var(--muted)", "3 3");
+    if (p99 !== null) {
+      rule(p99, 16, "var(--muted)", "3 3");
+      label(p99, 25, "var(--muted)", `p99 ${time(p99)}`);
+    }
     label(deadline, 11, "var(--bad)", `deadline ${time(deadline)}`);
-    label(p99, 25, "var(--muted)", `p99 ${time(p99)}`);
     box.append(svg("text", { x: 0, y: height - 5, "font-size": 11, fill: "var(--muted)" }, "0"),
       svg("text", { x: width, y: height - 5, "text-anchor": "end", "font-size": 11, fill: "var(--muted)" }, time(end)));
     return box;

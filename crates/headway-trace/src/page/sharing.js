@@ -94,13 +94,13 @@
     if (!summary.tasks.length) return;
     byId("streams-lead").textContent = "From a job's release, or its predecessor's end if that is later, to its end, in percent of the period. "
       + "Each bar reaches from the shortest to the longest that is drawn, with a tick at the median and the deadline in red; select a task to see its jobs.";
-    const ppm = (key) => ({ num: true, value: (t) => t[key], cell: (t) => percent(t[key]) });
+    const ppm = (key) => ({ num: true, value: (t) => t[key] ?? -1, cell: (t) => (t[key] === null ? "–" : percent(t[key])) });
     const unit = unitFor(summary.tasks.flatMap((t) => [t.blocked_max[2], t.bound ? t.bound.blocking : 0]));
     const rows = summary.tasks.map((task, at) => {
       const { response } = data.streams[at];
       const of = (share) => (share / 1e6) * task.period;
       const least = response.reduce((a, b) => Math.min(a, b), Infinity);
-      const known = response.length ? { min: least, median: of(task.p50_ppm), p99: of(task.p99_ppm), max: of(task.max_ppm) } : null;
+      const known = response.length ? { min: least, median: of(task.p50_ppm), p99: task.p99_ppm === null ? null : of(task.p99_ppm), max: of(task.max_ppm) } : null;
       return Object.assign({ response: known, deadline: Math.max(1, data.deadlines[at]) }, task);
     });
     const worst = rows.reduce((most, t) => Math.max(most, t.response ? t.response.max / t.deadline : 0), 0);
@@ -122,12 +122,12 @@
     ];
     const card = (index) => {
       const task = rows[index];
-      const of = (key) => (task.response ? time(task.response[key]) : "–");
+      const of = (key) => (task.response && task.response[key] !== null ? time(task.response[key]) : "–");
       return {
         title: task.id,
         about: `period ${time(task.period)}; ${count(task.jobs)} jobs, ${count(task.migrations)} migrated${task.misses ? `, ${count(task.misses)} late, by ${time(task.tardiness_max)} at most` : ""}`,
         facts: [["median", of("median")], ["p99", of("p99")], ["max", of("max"), task.misses > 0], ["deadline", time(task.deadline)], ["blocked", time(task.blocked_max[2]), above(task)]],
-        series: data.streams[index], deadline: task.deadline, p99: task.response ? task.response.p99 : 0, what: "job",
+        series: data.streams[index], deadline: task.deadline, p99: task.response ? task.response.p99 : null, what: "job",
       };
     };
     const tightest = rows.reduce((best, t, at) => (t.max_ppm > rows[best].max_ppm ? at : best), 0);

@@ -82,8 +82,8 @@
     const unit = unitFor(summary.streams.flatMap((s) => [s.deadline, s.response ? s.response.max : 0]));
     const response = (key) => ({
       num: true,
-      value: (s) => (s.response ? s.response[key] : -1),
-      cell: (s) => (s.response ? unit.text(s.response[key]) : "–"),
+      value: (s) => s.response?.[key] ?? -1,
+      cell: (s) => (s.response && s.response[key] !== null ? unit.text(s.response[key]) : "–"),
     });
     const worst = summary.streams.map((s) => (s.response ? s.response.max / s.deadline : 0));
     const scale = Math.max(1.04, Math.min(2, worst.reduce((a, b) => Math.max(a, b), 0) * 1.04));
@@ -102,12 +102,12 @@
     const card = (index) => {
       const stream = summary.streams[index];
       const { response } = stream;
-      const of = (key) => (response ? time(response[key]) : "–");
+      const of = (key) => (response && response[key] !== null ? time(response[key]) : "–");
       return {
         title: stream.id,
         about: `${stream.gpu === null ? "" : "gpu "}${processor(stream)}, pipeline ${stream.pipeline}; ${count(stream.delivered)} of ${count(stream.packets)} packets, ${size(stream.bytes)}`,
         facts: [["median", of("median")], ["p99", of("p99")], ["max", of("max"), stream.misses > 0], ["deadline", time(stream.deadline)]],
-        series: data.streams[index], deadline: stream.deadline, p99: response ? response.p99 : 0, what: "packet",
+        series: data.streams[index], deadline: stream.deadline, p99: response ? response.p99 : null, what: "packet",
       };
     };
     responses(columns, summary.streams, Math.max(0, summary.streams.indexOf(leastSlack(summary))), "streams", (s) => s.id, card, view);

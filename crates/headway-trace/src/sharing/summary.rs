@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use headway_core::log::{Incomplete, Source};
+use headway_core::models::transfer::tail;
 use headway_core::plan::Named;
 use headway_core::units::{Nanos, PPM};
 use serde::Serialize;
@@ -86,8 +87,8 @@ pub struct TaskFigures {
     pub mean_ppm: u64,
     /// Response: half of the jobs have at most this.
     pub p50_ppm: u64,
-    /// Response: 99 of 100 jobs have at most this.
-    pub p99_ppm: u64,
+    /// Response: 99 of 100 jobs have at most this; of fewer than 100 jobs it is left out.
+    pub p99_ppm: Option<u64>,
     /// Response: longest.
     pub max_ppm: u64,
     /// Late jobs.
@@ -222,7 +223,7 @@ fn figures(log: &Log, task: usize) -> TaskFigures {
         jobs: jobs.len() as u64,
         mean_ppm: u64::try_from(mean).unwrap_or(u64::MAX),
         p50_ppm: rank(50),
-        p99_ppm: rank(99),
+        p99_ppm: tail(responses.len() as u64, rank(99)),
         max_ppm: rank(100),
         misses: jobs.iter().filter(late).count() as u64,
         tardiness_max: most(&|job| job.done.saturating_sub(job.deadline)),

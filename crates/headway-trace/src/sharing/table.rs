@@ -2,8 +2,6 @@
 
 use std::fmt::Write as _;
 
-use headway_core::models::transfer::TAIL_SAMPLES;
-
 use super::summary::{Summary, TaskFigures};
 
 /// Pairs of who waited for whom that a terminal gets.
@@ -71,7 +69,7 @@ fn line(task: &TaskFigures, wide: usize) -> String {
         task.jobs,
         percent(task.mean_ppm),
         percent(task.p50_ppm),
-        if task.jobs < u64::from(TAIL_SAMPLES) { "-".to_owned() } else { percent(task.p99_ppm) },
+        task.p99_ppm.map_or_else(|| "-".to_owned(), percent),
         percent(task.max_ppm),
         task.misses,
         task.migrations,

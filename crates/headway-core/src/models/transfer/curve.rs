@@ -12,6 +12,11 @@ use crate::units::{Bytes, Nanos};
 /// Fewest copies of which a 99th percentile is not just the slowest.
 pub const TAIL_SAMPLES: u32 = 100;
 
+/// The 99th percentile of `n` samples, unless they are too few to have one: then it would be just the largest.
+pub fn tail<T>(n: u64, p99: T) -> Option<T> {
+    (n >= u64::from(TAIL_SAMPLES)).then_some(p99)
+}
+
 /// One size that was measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Point {

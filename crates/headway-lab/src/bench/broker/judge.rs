@@ -13,26 +13,26 @@ const TARGETS: [(&str, Nanos, Nanos); 5] = [
     (SPINS, Nanos(4_000), Nanos(15_000)),
     (SLEEPS, Nanos(15_000), Nanos(60_000)),
 ];
-/// Fewer samples say nothing of 99 %.
-const SAMPLES_MIN: u32 = 100;
 
 /// Every target, median and 99 % each. What is measured of a holder that sleeps stands beside what waking a thread takes
 /// on this host at all, in the same run: nobody who sleeps can be faster.
 pub(super) fn judge(rows: &[Row]) -> Vec<Target> {
-    let find = |what: &str| rows.iter().find(|row| row.what == what).filter(|row| row.n >= SAMPLES_MIN);
+    let find = |what: &str| rows.iter().find(|row| row.what == what).filter(|row| row.p99.is_some());
     let wake = find(WAKE);
     let lines = TARGETS.into_iter().flat_map(|(what, median, p99)| {
         let (row, wake) = (find(what), wake.filter(|_| what == SLEEPS));
-        let line = |name: &str, most: Nanos, figure: fn(&Row) -> Nanos| Target {
+        let line = |name: &str, most: Nanos, figure: fn(&Row) -> Option<Nanos>| Target {
             target: format!("{what}: {name} at most {most}"),
-            measured: row.map_or_else(|| "-".to_owned(), |row| measured(figure(row), most, wake.map(figure))),
-            outcome: match row.map(figure) {
+            measured: row
+                .and_then(figure)
+                .map_or_else(|| "-".to_owned(), |found| measured(found, most, wake.and_then(figure))),
+            outcome: match row.and_then(figure) {
                 Some(found) if found <= most => Outcome::Met,
                 Some(_) => Outcome::NotMet,
                 None => Outcome::NotMeasured,
             },
         };
-        [line("median", median, |row| row.median), line("p99", p99, |row| row.p99)]
+        [line("median", median, |row| Some(row.median)), line("p99", p99, |row| row.p99)]
     });
     lines.collect()
 }
@@ -50,11 +50,14 @@ fn measured(found: Nanos, most: Nanos, wake: Option<Nanos>) -> String {
 
 #[cfg(test)]
 mod tests {
+    use headway_core::models::transfer::tail;
+
     use super::*;
 
     #[test]
     fn a_target_is_met_at_its_figure_and_missed_above_and_few_samples_are_no_proof() {
-        let row = |n, p99| Row { what: SPINS, n, median: Nanos(4_000), p99: Nanos(p99), max: Nanos(p99) };
+        let row =
+            |n, p99| Row { what: SPINS, n, median: Nanos(4_000), p99: tail(n.into(), Nanos(p99)), max: Nanos(p99) };
         let expect = |row: Row, expected: [Outcome; 2]| {
             let targets = judge(&[row]);
             let ours = targets.iter().filter(|target| target.target.starts_with(SPINS));
@@ -67,7 +70,8 @@ mod tests {
 
     #[test]
     fn the_host_is_the_limit_where_waking_a_thread_alone_takes_longer_than_the_target_and_the_target_is_still_missed() {
-        let row = |what, median, p99| Row { what, n: 100, median: Nanos(median), p99: Nanos(p99), max: Nanos(p99) };
+        let row =
+            |what, median, p99| Row { what, n: 100, median: Nanos(median), p99: Some(Nanos(p99)), max: Nanos(p99) };
         let found = |wake: Row| {
             let targets = judge(&[row(SLEEPS, 14_000, 250_000), wake]);
             let ours = targets.into_iter().filter(|target| target.target.starts_with(SLEEPS));

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
+use headway_core::models::transfer::tail;
 use headway_core::units::Nanos;
 use serde::Serialize;
 
@@ -25,7 +26,8 @@ pub(super) struct Measured {
     pub(super) lost: u64,
     pub(super) mean: f64,
     pub(super) p50: f64,
-    pub(super) p99: f64,
+    /// Left out where there are fewer than 100 frames, as that of hand-overs.
+    pub(super) p99: Option<f64>,
     pub(super) max: f64,
     pub(super) misses: u64,
     pub(super) tardiness_max_ns: u64,
@@ -110,7 +112,7 @@ impl Measured {
             lost: run.expected.saturating_sub(frames),
             mean: responses.iter().sum::<f64>() / responses.len() as f64,
             p50: rank(0.5),
-            p99: rank(0.99),
+            p99: tail(frames, rank(0.99)),
             max: rank(1.0),
             misses,
             tardiness_max_ns: tardiness,
@@ -123,7 +125,7 @@ impl Measured {
             bound_ns: None,
             of_bound: None,
             hand_over_p50_ns: hand_over(50),
-            hand_over_p99_ns: hand_over(99),
+            hand_over_p99_ns: tail(hand_overs.len() as u64, hand_over(99)).flatten(),
             digest,
         }
     }
@@ -131,7 +133,7 @@ impl Measured {
     fn line(&self) -> String {
         let optional = |value: Option<String>| value.unwrap_or_default();
         format!(
-            "{},{},{},{},{},{:.3},{:.3},{:.3},{:.3},{},{},{},{:.2},{:.2},{},{},{},{},{},{},{},{:016x}\n",
+            "{},{},{},{},{},{:.3},{:.3},{},{:.3},{},{},{},{:.2},{:.2},{},{},{},{},{},{},{},{:016x}\n",
             // Codes have a comma.
             format_args!("\"{}\"", self.name),
             self.repetition,
@@ -140,7 +142,7 @@ impl Measured {
             self.lost,
             self.mean,
             self.p50,
-            self.p99,
+            optional(self.p99.map(|share| format!("{share:.3}"))),
             self.max,
             self.misses,
             self.tardiness_max_ns,

@@ -167,16 +167,18 @@ pub(super) fn table(all: &[Measured], source: &str) -> String {
         };
         let blocking = runs.iter().map(|run| run.blocking_max_ns).max().unwrap_or(0);
         let bound = runs.iter().filter_map(|run| run.of_bound).fold(f64::NAN, f64::max);
+        let p99 = mean_of(&runs, |run| run.p99.unwrap_or(f64::NAN));
+        let p99 = if p99.is_nan() { "-".to_owned() } else { format!("{p99:.2}") };
         let bound = if bound.is_nan() { "-".to_owned() } else { format!("{bound:.1} %") };
         text.push_str(&format!(
-            "| {} | {} % | {} | {} | {:.2} | {:.2} | {:.2} | {:.2} | {} | {} | {:.1} % | {:.1} % | {} | {} | {} | {bound} |\n",
+            "| {} | {} % | {} | {} | {:.2} | {:.2} | {} | {:.2} | {} | {} | {:.1} % | {:.1} % | {} | {} | {} | {bound} |\n",
             runs[0].name,
             runs[0].busy,
             runs.len(),
             sum(|run| run.frames),
             mean_of(&runs, |run| run.mean),
             mean_of(&runs, |run| run.p50),
-            mean_of(&runs, |run| run.p99),
+            p99,
             worst_of(&runs),
             sum(|run| run.misses),
             sum(|run| run.migrations),

@@ -289,8 +289,9 @@ fn overrun_table(lines: &[Line], overruns: &[Overrun]) -> Table {
 fn table(lines: &[Line]) -> Table {
     let line = |line: &Line| -> Vec<String> {
         let figures = Figures::of(&line.responses);
-        let [n, median, p99, max] =
-            figures.map_or([0; 4], |f| [u64::from(f.n), f.median.0, f.p99.0, f.max.0]).map(|number| number.to_string());
+        let [n, median, max] =
+            figures.map_or([0; 3], |f| [u64::from(f.n), f.median.0, f.max.0]).map(|number| number.to_string());
+        let p99 = figures.map_or_else(String::new, |f| f.p99_ns());
         let numbers = [line.period.0, line.bytes.0, line.cost.0, line.bound.0].map(|number| number.to_string());
         [line.flow.clone(), line.engine.clone()].into_iter().chain(numbers).chain([n, median, p99, max]).collect()
     };

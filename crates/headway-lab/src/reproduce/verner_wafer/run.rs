@@ -124,8 +124,8 @@ impl Figures {
     /// A line of the table of runs.
     pub(super) fn line(&self, policy: &str) -> Vec<String> {
         let response = self.summary.streams.first().and_then(|stream| stream.response);
-        let time = |of: fn(summary::Response) -> Nanos| {
-            response.map_or_else(String::new, |response| of(response).0.to_string())
+        let time = |of: fn(summary::Response) -> Option<Nanos>| {
+            response.and_then(of).map_or_else(String::new, |time| time.0.to_string())
         };
         let totals = self.summary.totals;
         let counts = [totals.packets, totals.packets * u64::from(self.cameras), self.counted.lists, self.misses()];
@@ -136,7 +136,7 @@ impl Figures {
         line.extend(numbers(&counts));
         line.extend(numbers(&others));
         line.extend(numbers(&defects));
-        line.extend([time(|r| r.median), time(|r| r.p99), time(|r| r.max)]);
+        line.extend([time(|r| Some(r.median)), time(|r| r.p99), time(|r| Some(r.max))]);
         line.extend([".h2d", ".ee", ".d2h"].map(|engine| format!("{:.4}", self.busy(engine))));
         line
     }

@@ -328,8 +328,9 @@ fn runs(results: &Results, demand: &Demand) -> Table {
     let line = |policy: Strategy, part: &str, streams: usize, bits: u64, trial: &Trial| -> Vec<String> {
         let all: Vec<Nanos> = trial.responses.iter().map(|(.., response)| *response).collect();
         let figures = Figures::of(&all);
-        let [median, p99, max] = [|f: Figures| f.median, |f: Figures| f.p99, |f: Figures| f.max]
-            .map(|of| figures.map_or(String::new(), |figures| of(figures).0.to_string()));
+        let [median, p99, max] =
+            [|f: Figures| f.median.0.to_string(), |f: Figures| f.p99_ns(), |f: Figures| f.max.0.to_string()]
+                .map(|of| figures.map_or(String::new(), of));
         let counts = [trial.cycles, trial.took.0, trial.misses, trial.late, trial.overruns, trial.data_late];
         let words = [policy.name().to_owned(), part.to_owned(), streams.to_string(), bits.to_string()];
         let counts = counts.into_iter().chain([trial.release_late, all.len() as u64]).map(|count| count.to_string());
@@ -388,11 +389,10 @@ fn cores(results: &Results) -> Table {
                 deadline.0,
                 u64::from(figures.n),
                 figures.median.0,
-                figures.p99.0,
-                figures.max.0,
             ];
             let words = [found.policy.name().to_owned()].into_iter();
-            lines.push(words.chain(numbers.map(|number| number.to_string())).collect());
+            let numbers = numbers.map(|number| number.to_string());
+            lines.push(words.chain(numbers).chain([figures.p99_ns(), figures.max.0.to_string()]).collect());
         }
     }
     let columns = vec![
@@ -417,9 +417,10 @@ fn steps(results: &Results) -> Table {
         let Ok(trial) = &found.trial else { continue };
         for (name, (cost, times)) in &trial.steps {
             let Some(figures) = Figures::of(times) else { continue };
-            let numbers = [cost.0, u64::from(figures.n), figures.median.0, figures.p99.0, figures.max.0];
+            let numbers = [cost.0, u64::from(figures.n), figures.median.0].map(|number| number.to_string());
             let words = [found.policy.name().to_owned(), name.clone()];
-            lines.push(words.into_iter().chain(numbers.map(|number| number.to_string())).collect());
+            let last = [figures.p99_ns(), figures.max.0.to_string()];
+            lines.push(words.into_iter().chain(numbers).chain(last).collect());
         }
     }
     let columns = vec!["policy", "step", "worst_case_ns", "n", "median_ns", "p99_ns", "max_ns"];
