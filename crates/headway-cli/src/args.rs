@@ -8,9 +8,8 @@ use std::path::PathBuf;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use headway::core::files::machine::Method;
 use headway::core::models::cpu::Wish;
-use headway::core::models::transfer::{Direction, HostMemory, Load, Statistic};
+use headway::core::models::transfer::{Direction, HostMemory, Load, Method, Statistic};
 use headway::core::plan::Strategy;
 use headway::core::units::{Bytes, Nanos, UnitError};
 use headway::keep::Keep;
@@ -384,7 +383,7 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "SIZE", value_delimiter = ',', value_parser = str::parse::<Bytes>)]
     pub(crate) sizes: Option<Vec<Bytes>>,
     /// Methods to compare, beside `pageable` and `dma` [default: all]
-    #[arg(long, value_name = "METHOD", value_delimiter = ',', value_parser = word(Method::WORDS))]
+    #[arg(long, value_name = "METHOD", value_delimiter = ',', value_parser = method())]
     pub(crate) ways: Vec<Method>,
     /// Folder for figures, plots and summary
     #[arg(long, default_value = "out/transfers")]
@@ -490,6 +489,11 @@ fn word<T: Copy + Send + Sync + 'static>(words: &'static [(&'static str, T)]) ->
         let found = words.iter().find(|(word, _)| *word == text);
         found.expect("the parser before lets only known words through").1
     })
+}
+
+fn method() -> impl TypedValueParser<Value = Method> {
+    PossibleValuesParser::new(Method::words().into_iter().map(|(word, _)| word))
+        .map(|text| Method::named(&text, None).expect("the parser before lets only known words through"))
 }
 
 fn step() -> impl TypedValueParser<Value = Step> {

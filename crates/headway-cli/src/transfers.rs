@@ -87,7 +87,7 @@ fn measured(report: &measuring::Report) -> String {
     }
     let _ = writeln!(text, "\nfirst GPU, idle: the fastest way from each size on");
     for (situation, thresholds) in &report.thresholds {
-        let steps: Vec<String> = thresholds.iter().map(|(from, way)| format!("{from}: {way}")).collect();
+        let steps: Vec<String> = thresholds.iter().map(|(from, method)| format!("{from}: {method}")).collect();
         let _ = writeln!(text, "{situation:<12} {}", steps.join(", "));
     }
     let file = quoted(&report.file);
@@ -103,7 +103,7 @@ pub(crate) fn bench(out: &Out, args: &BenchArgs) -> Result<Answer> {
         machine: args.machine.clone(),
         gpus: args.gpus,
         sizes: args.sizes.clone(),
-        ways: args.ways.clone(),
+        methods: args.ways.clone(),
         out: args.out.clone(),
         quick: args.quick,
         interrupt: interrupt(out, "nothing"),

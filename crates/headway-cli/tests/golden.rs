@@ -245,8 +245,8 @@ fn measure_refuses_to_replace_a_file_and_its_file_explains() {
 fn doctor_tries_every_way_of_copying_where_there_is_a_gpu_or_an_emulated_one() {
     let place = place();
     let answer = headway(place.path(), &["doctor", "--backend", "emu"]).exits(0);
-    for way in ["pageable", "dma", "staged", "window vulkan", "resident hub", "kernel"] {
-        assert!(answer.out.contains(&format!("gpu0 {way}: tried, copies rightly")), "{way}: {answer:?}");
+    for method in ["pageable", "dma", "staged", "window vulkan", "resident hub", "kernel"] {
+        assert!(answer.out.contains(&format!("gpu0 {method}: tried, copies rightly")), "{method}: {answer:?}");
     }
     assert!(answer.out.contains("gpu0 window gdrdrv: "), "{answer:?}");
     assert!(!headway(place.path(), &["doctor"]).exits(0).out.contains("copies rightly"));

@@ -14,8 +14,9 @@ mod times;
 
 use serde::{Deserialize, Serialize};
 
-use crate::files::machine::{CapacityId, EngineClass, EngineId, Method, RouteId};
+use crate::files::machine::{CapacityId, EngineClass, EngineId, RouteId};
 use crate::files::workload::{OnMiss, Urgent, Wafer};
+use crate::models::transfer::Method;
 use crate::plan::block::block_bytes;
 use crate::plan::message::{Elementary, Member};
 use crate::units::{Bytes, Nanos, Rate};

@@ -2,9 +2,9 @@
 
 use headway_core::files::error::FileError;
 use headway_core::files::machine::{
-    CapacityId, CapacityKind, EndpointId, EngineClass, Machine, Method, RouteId, SHIPPED, parse, shipped,
+    CapacityId, CapacityKind, EndpointId, EngineClass, Machine, RouteId, SHIPPED, parse, shipped,
 };
-use headway_core::models::transfer::Direction;
+use headway_core::models::transfer::{Direction, Method};
 use headway_core::units::{Nanos, Rate};
 use proptest::prelude::*;
 
@@ -595,9 +595,10 @@ fn the_files_of_h200_nodes_are_measured_ones() {
             for direction in [Direction::H2d, Direction::D2h] {
                 let has = |method: Method| {
                     let mut keys = machine.profile.curves.keys();
-                    keys.any(|key| (key.gpu, key.direction, key.way.method) == (gpu, direction, method))
+                    keys.any(|key| (key.gpu, key.direction, key.method) == (gpu, direction, method))
                 };
-                let methods = [Method::Pageable, Method::Dma, Method::Staged, Method::Window, Method::Resident];
+                let methods =
+                    [Method::Pageable, Method::Dma, Method::Staged, Method::Window(None), Method::Resident(None)];
                 assert!(methods.into_iter().all(has), "{name}, {direction}");
                 let mut tunings = machine.profile.tunings.keys();
                 assert!(tunings.any(|key| (key.gpu, key.direction) == (gpu, direction)), "{name}, {direction}");

@@ -2,8 +2,9 @@
 
 use headway_core::analysis::schedulability::{self, Task, Verdict};
 use headway_core::files::error::Loaded;
-use headway_core::files::machine::{self, Calibration, EngineClass, EngineId, Machine, Method};
+use headway_core::files::machine::{self, Calibration, EngineClass, EngineId, Machine};
 use headway_core::files::workload::{self, Cycle, Flow, Grouping, Message, Placement, Step, Stream, Workload};
+use headway_core::models::transfer::Method;
 use headway_core::plan::block::block_bytes;
 use headway_core::plan::planner::{Options, PlanError, models, plan};
 use headway_core::plan::{Outcome, Pipeline, Plan, PlannedStep, PlannedStream, Source, Strategy, Strength, Work};

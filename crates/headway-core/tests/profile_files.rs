@@ -1,8 +1,9 @@
 //! What copies cost, as machine files say it: what is read, what is refused, and that what is written reads back.
 
-use headway_core::files::machine::{EndpointId, Machine, Method, SHIPPED, parse, shipped, write};
+use headway_core::files::machine::{EndpointId, Machine, SHIPPED, parse, shipped, write};
 use headway_core::models::transfer::{
-    Curve, Direction, HostMemory, Key, Load, Point, Profile, Stamp, Statistic, Stores, Tuning, TuningKey, Via, Way,
+    Curve, Direction, HostMemory, Key, Load, Mapping, Method, Point, Profile, Stamp, Statistic, Stores, Tuning,
+    TuningKey,
 };
 use headway_core::units::{Bytes, Nanos};
 use proptest::prelude::*;
@@ -97,10 +98,10 @@ fn curves_are_spread_over_their_gpus_and_defaults_filled_in() {
     let stamp = stamp.expect("it has one");
     assert_eq!((stamp.gpus.len(), stamp.pcie[2].as_str(), stamp.cpus.as_str()), (3, "5.0 x8", "0-15"));
     let gpus = [1, 2, 3].map(EndpointId);
-    let plain = |gpu, way, direction| Key {
+    let plain = |gpu, method, direction| Key {
         gpu,
         peer: None,
-        way,
+        method,
         direction,
         memory: HostMemory::Pinned,
         load: Load::Alone,
@@ -108,10 +109,10 @@ fn curves_are_spread_over_their_gpus_and_defaults_filled_in() {
         pieces: 1,
     };
     for gpu in gpus {
-        let curve = &curves[&plain(gpu, Way::of(Method::Dma), Direction::D2h)];
+        let curve = &curves[&plain(gpu, Method::Dma, Direction::D2h)];
         assert_eq!(curve.at(Bytes(1024), Statistic::P99), Nanos(6_400));
     }
-    let window = Way::via(Method::Window, Via::Vulkan);
+    let window = Method::Window(Some(Mapping::Vulkan));
     let busy = |gpu| Key {
         memory: HostMemory::Warm,
         load: Load::BulkSame,
@@ -442,24 +443,20 @@ fn of<T: Copy + std::fmt::Debug + 'static>(words: &'static [(&'static str, T)]) 
     (0..words.len()).prop_map(|at| words[at].1)
 }
 
-fn any_way() -> impl Strategy<Value = Way> {
-    let forms: Vec<Way> = Method::WORDS
-        .iter()
-        .map(|(_, method)| Way::of(*method))
-        .chain([Way::via(Method::Dma, Via::Register), Way::via(Method::Window, Via::DmaBuf)])
-        .chain([Way::via(Method::PagedWindow, Via::Gdrdrv), Way::via(Method::Resident, Via::Gpc4)])
-        .collect();
-    (0..forms.len()).prop_map(move |at| forms[at])
+fn any_method() -> impl Strategy<Value = Method> {
+    (0..Method::ALL.len()).prop_map(|at| Method::ALL[at])
 }
 
 fn any_key() -> impl Strategy<Value = Key> {
     let counts = (1..4_u32, prop_oneof![Just(1), 1..=u32::MAX]);
     let kinds = (of(Direction::WORDS), of(HostMemory::WORDS), of(Load::WORDS));
-    (any_way(), kinds, 0..3_u32, 1..3_u32, counts).prop_map(|(way, (direction, memory, load), gpu, other, counts)| {
-        let direction = if way.method == Method::Peer { Direction::Peer } else { direction };
-        let peer = (direction == Direction::Peer).then_some(EndpointId(1 + (gpu + other) % 3));
-        Key { gpu: EndpointId(1 + gpu), peer, way, direction, memory, load, active: counts.0, pieces: counts.1 }
-    })
+    (any_method(), kinds, 0..3_u32, 1..3_u32, counts).prop_map(
+        |(method, (direction, memory, load), gpu, other, counts)| {
+            let direction = if method == Method::Peer { Direction::Peer } else { direction };
+            let peer = (direction == Direction::Peer).then_some(EndpointId(1 + (gpu + other) % 3));
+            Key { gpu: EndpointId(1 + gpu), peer, method, direction, memory, load, active: counts.0, pieces: counts.1 }
+        },
+    )
 }
 
 fn any_curve() -> impl Strategy<Value = Curve> {
@@ -514,7 +511,7 @@ proptest! {
             commit: t[5].clone(),
             date: t[0].clone(),
         };
-        let posts = |key: &Key| key.direction == Direction::H2d && key.way.method == Method::Window;
+        let posts = |key: &Key| key.direction == Direction::H2d && matches!(key.method, Method::Window(_));
         let posted = curves.iter().filter(|(key, _)| posts(key)).map(|(key, curve)| (key.clone(), curve.clone()));
         let posted = posted.collect();
         let mut curves = curves;

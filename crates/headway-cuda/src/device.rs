@@ -4,7 +4,8 @@ use std::collections::VecDeque;
 use std::ffi::c_void;
 use std::sync::Arc;
 
-use headway_core::files::machine::{EngineClass, Method};
+use headway_core::files::machine::EngineClass;
+use headway_core::models::transfer::Method;
 use headway_core::units::Nanos;
 use headway_device::buffer::{Budget, DeviceId, HeapMemory, Place};
 use headway_device::{

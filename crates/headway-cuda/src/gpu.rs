@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::Arc;
 
-use headway_core::models::transfer::Via;
+use headway_core::models::transfer::{Mapping, Shape};
 use headway_core::units::Nanos;
 use headway_device::buffer::{Budget, DeviceId, Domain};
 use headway_device::gpu::{Caching, Gpu, Pager, Queue, Reach, Resident, ResidentOptions};
@@ -92,8 +92,8 @@ impl CudaGpu {
     ///
     /// # Errors
     /// As for [`Gpu::resident`], and [`DeviceError::Timeout`] when the GPU is too busy to start it.
-    pub fn start_resident(&self, via: Via, options: ResidentOptions) -> Result<CudaResident, DeviceError> {
-        CudaResident::start(&self.context, via, options, &self.pool)
+    pub fn start_resident(&self, shape: Shape, options: ResidentOptions) -> Result<CudaResident, DeviceError> {
+        CudaResident::start(&self.context, shape, options, &self.pool)
     }
 
     /// The driver's word on one address: `None` for memory that it does not know.
@@ -143,7 +143,7 @@ impl Gpu for CudaGpu {
         let reservation = self.budget.reserve(1, 0, bytes as u64)?;
         match reach {
             Reach::Device => Ok(Buffer::new(DeviceMemory::new(&self.context, bytes)?, reservation)),
-            Reach::Window(via) => Ok(Buffer::new(window::allocate(&self.context, via, bytes)?, reservation)),
+            Reach::Window(mapping) => Ok(Buffer::new(window::allocate(&self.context, mapping, bytes)?, reservation)),
         }
     }
 
@@ -197,23 +197,23 @@ impl Gpu for CudaGpu {
         unsafe { copy_pageable(&self.context, CopyKind::DeviceToHost, from.as_ptr(), to.as_mut_ptr(), to.len()) }
     }
 
-    fn windows(&self) -> Vec<(Via, Result<(), DeviceError>)> {
+    fn windows(&self) -> Vec<(Mapping, Result<(), DeviceError>)> {
         window::probe(&self.context)
     }
 
-    fn round_trips(&self, via: Via, rounds: u32) -> Result<Vec<Nanos>, DeviceError> {
-        window::round_trips_of_form(&self.context, via, rounds)
+    fn round_trips(&self, mapping: Mapping, rounds: u32) -> Result<Vec<Nanos>, DeviceError> {
+        window::round_trips_of_form(&self.context, mapping, rounds)
     }
 
-    fn pager(&self, via: Via, buffer: &Buffer) -> Result<Box<dyn Pager>, DeviceError> {
-        window::pager(&self.context, via, buffer)
+    fn pager(&self, mapping: Mapping, buffer: &Buffer) -> Result<Box<dyn Pager>, DeviceError> {
+        window::pager(&self.context, mapping, buffer)
     }
 
-    fn residents(&self) -> Vec<(Via, Result<(), DeviceError>)> {
+    fn residents(&self) -> Vec<(Shape, Result<(), DeviceError>)> {
         resident::probe(&self.context)
     }
 
-    fn resident(&self, via: Via, options: ResidentOptions) -> Result<Box<dyn Resident>, DeviceError> {
-        Ok(Box::new(self.start_resident(via, options)?))
+    fn resident(&self, shape: Shape, options: ResidentOptions) -> Result<Box<dyn Resident>, DeviceError> {
+        Ok(Box::new(self.start_resident(shape, options)?))
     }
 }

@@ -24,7 +24,7 @@ use std::ffi::c_void;
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
-use headway_core::models::transfer::Via;
+use headway_core::models::transfer::Shape;
 use headway_core::units::Nanos;
 use headway_device::buffer::{Memory as _, Place};
 use headway_device::gpu::{Resident, ResidentOptions};
@@ -32,7 +32,7 @@ use headway_device::{Access, DeviceError, Span};
 use headway_os::{clock, copy};
 
 use self::mailbox::{Command, Mailbox};
-use self::shape::Shape;
+use self::shape::Launch;
 use self::status::Status;
 use self::tagged::Tagged;
 use crate::abandoned::{abandon, await_rest, leave};
@@ -59,8 +59,11 @@ const PIECE_MAX: usize = COMMAND_BYTES_MAX;
 const _: () = assert!(AHEAD < mailbox::RING);
 
 /// Every form with why it cannot be used, if it cannot.
-pub(crate) fn probe(context: &Arc<Context>) -> Vec<(Via, Result<(), DeviceError>)> {
-    [Via::Hub, Via::Gpc, Via::Gpc4].into_iter().map(|via| (via, shape::load(context, via).map(drop))).collect()
+pub(crate) fn probe(context: &Arc<Context>) -> Vec<(Shape, Result<(), DeviceError>)> {
+    [Shape::Hub, Shape::Gpc, Shape::Gpc4]
+        .into_iter()
+        .map(|shape| (shape, shape::load(context, shape).map(drop)))
+        .collect()
 }
 
 /// A resident copier of a GPU.
@@ -68,8 +71,8 @@ pub(crate) fn probe(context: &Arc<Context>) -> Vec<(Via, Result<(), DeviceError>
 /// While it is on the GPU, whatever waits for the whole context (some frees, synchronisation, the first use of a kernel) waits
 /// for it to leave: at the end of its lease, however many copies there are, or at [`Resident::park`].
 pub struct CudaResident {
-    via: Via,
     shape: Shape,
+    launch: Launch,
     context: Arc<Context>,
     lease: Nanos,
     patience: Nanos,
@@ -118,7 +121,7 @@ impl CudaResident {
     /// Starts a copier whose host memory comes from `pool`, and lets it answer once.
     pub(crate) fn start(
         context: &Arc<Context>,
-        via: Via,
+        shape: Shape,
         options: ResidentOptions,
         pool: &Pool,
     ) -> Result<Self, DeviceError> {
@@ -129,18 +132,18 @@ impl CudaResident {
             );
             return Err(DeviceError::Invalid { what: "resident copier", reason });
         }
-        let (module, shape) = shape::load(context, via)?;
+        let (module, launch) = shape::load(context, shape)?;
         let parts = Parts {
             stream: Arc::new(Stream::new(context)?),
             module,
             mailbox: Mailbox::new(context, pool, 2 * (HALF_BYTES + LINE))?,
             outbox: pool.take(2 * (HALF_BYTES + LINE))?,
             tagged: Tagged::new(pool)?,
-            status: Status::new(pool, shape.units as usize, shape.workers as usize)?,
+            status: Status::new(pool, launch.units as usize, launch.workers as usize)?,
         };
         let mut copier = Self {
-            via,
             shape,
+            launch,
             context: Arc::clone(context),
             lease: options.lease.min(LEASE_MAX),
             patience: options.patience,
@@ -188,7 +191,7 @@ impl CudaResident {
             return Ok(());
         }
         let reason = format!("two of its blocks landed on one multiprocessor: {places:?}");
-        Err(shape::unavailable(&self.context, self.via, reason, "use `hub`"))
+        Err(shape::unavailable(&self.context, self.shape, reason, "use `hub`"))
     }
 
     /// Writes a command, and launches the kernel if it is not there.
@@ -211,7 +214,7 @@ impl CudaResident {
         self.generation += 1;
         let (mut mailbox, mut status) = (self.parts.mailbox.address(), self.parts.status.address());
         let (mut generation, mut lease) = (self.generation, self.lease.0);
-        let (mut piece, mut workers) = (self.piece as u32, self.shape.workers);
+        let (mut piece, mut workers) = (self.piece as u32, self.launch.workers);
         let mut arguments: [*mut c_void; 6] = [
             (&raw mut mailbox).cast(),
             (&raw mut status).cast(),
@@ -224,9 +227,9 @@ impl CudaResident {
         // SAFETY: these are the kernel's parameters; mailbox and status live until all units have gone, or for ever. What
         // commands name lives until they are complete or no unit can take them.
         let launched = unsafe {
-            match self.shape.cluster {
-                None => stream.launch(module, self.shape.grid(), &mut arguments),
-                Some(blocks) => stream.launch_clusters(module, self.shape.grid(), blocks, &mut arguments),
+            match self.launch.cluster {
+                None => stream.launch(module, self.launch.grid(), &mut arguments),
+                Some(blocks) => stream.launch_clusters(module, self.launch.grid(), blocks, &mut arguments),
             }
         };
         if launched.is_err() {
@@ -290,7 +293,7 @@ impl CudaResident {
         let Parts { mailbox, status, .. } = &*self.parts;
         mailbox.close(self.generation)?;
         // Who had not begun when the closing arrived sees it before a command.
-        let units = 0..self.shape.units as usize;
+        let units = 0..self.launch.units as usize;
         let mut begun: Vec<usize> = units.filter(|&unit| status.has_started(unit, self.generation)).collect();
         let mut watch = Watch::new(bound.max(GRACE));
         loop {
@@ -322,7 +325,7 @@ impl CudaResident {
     fn timeout(&self, state: &str, command: u64, after: Nanos) -> DeviceError {
         let (done, blocks) = self.parts.status.progress(command);
         let command = command - tagged::BEFORE_FIRST;
-        let name = shape::name(self.via);
+        let name = self.shape;
         let what = format!(
             "the resident copier `{name}` on GPU {} ({done} of {blocks} blocks have done command {command}; it {state})",
             self.context.ordinal
@@ -420,8 +423,8 @@ const fn place_in_box(index: u64, device: u64) -> usize {
 }
 
 impl Resident for CudaResident {
-    fn via(&self) -> Via {
-        self.via
+    fn shape(&self) -> Shape {
+        self.shape
     }
 
     fn copy_in(&mut self, to: &mut Span, from: &[u8]) -> Result<(), DeviceError> {
@@ -526,7 +529,7 @@ impl Drop for CudaResident {
             drop(parts);
         } else if self.context.driver.here().is_ok() {
             // A unit may still use them.
-            let (stream, name) = (Arc::clone(&parts.stream), shape::name(self.via));
+            let (stream, name) = (Arc::clone(&parts.stream), self.shape);
             let told = format!("the resident copier `{name}` did not leave GPU {}", self.context.ordinal);
             leave(&self.context, Some(&stream), parts, Some(&told));
         } else {

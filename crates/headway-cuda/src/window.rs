@@ -22,7 +22,7 @@ use std::fmt;
 use std::ptr::{null_mut, without_provenance_mut};
 use std::sync::{Arc, LazyLock, Mutex};
 
-use headway_core::models::transfer::Via;
+use headway_core::models::transfer::Mapping;
 use headway_device::buffer::{Budget, DeviceId, Memory, Place};
 use headway_device::gpu::{Pager, Window};
 use headway_device::{Access, Buffer, DeviceError, Limits};
@@ -61,11 +61,11 @@ impl Route {
 
     /// The form it is a way to.
     #[must_use]
-    pub const fn via(self) -> Via {
+    pub const fn mapping(self) -> Mapping {
         match self {
-            Self::Gdrdrv => Via::Gdrdrv,
-            Self::VulkanImport | Self::VulkanExport => Via::Vulkan,
-            Self::DmaBuf => Via::DmaBuf,
+            Self::Gdrdrv => Mapping::Gdrdrv,
+            Self::VulkanImport | Self::VulkanExport => Mapping::Vulkan,
+            Self::DmaBuf => Mapping::DmaBuf,
         }
     }
 }
@@ -82,7 +82,7 @@ impl fmt::Display for Route {
 }
 
 /// Forms of windows, in the order of preference.
-const FORMS: [Via; 3] = [Via::Gdrdrv, Via::Vulkan, Via::DmaBuf];
+const FORMS: [Mapping; 3] = [Mapping::Gdrdrv, Mapping::Vulkan, Mapping::DmaBuf];
 
 /// Why a route is not there: a word for programs, a text for people, and what to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -138,20 +138,14 @@ impl Refusal {
     }
 }
 
-fn name(via: Via, ordinal: Ordinal) -> String {
-    let form = match via {
-        Via::Gdrdrv => "gdrdrv",
-        Via::Vulkan => "vulkan",
-        Via::DmaBuf => "dma-buf",
-        Via::Register | Via::Hub | Via::Gpc | Via::Gpc4 => "of this name",
-    };
-    format!("the window `{form}` of GPU {ordinal}")
+fn name(mapping: Mapping, ordinal: Ordinal) -> String {
+    format!("the window `{mapping}` of GPU {ordinal}")
 }
 
 /// Which routes of a GPU passed, by form.
 #[derive(Clone, Debug)]
 struct Probed {
-    verdicts: [(Via, Result<Route, DeviceError>); FORMS.len()],
+    verdicts: [(Mapping, Result<Route, DeviceError>); FORMS.len()],
     /// Whether asking again would give the same.
     settled: bool,
 }
@@ -175,23 +169,24 @@ impl Probed {
     /// Tries the routes of every form in order, up to the first that passes.
     fn find(ordinal: Ordinal, mut attempt: impl FnMut(Route) -> Result<(), Refusal>) -> Self {
         let mut settled = true;
-        let verdicts = FORMS.map(|via| {
+        let verdicts = FORMS.map(|mapping| {
             let mut refusals = Vec::new();
-            for route in Route::ALL.into_iter().filter(|route| route.via() == via) {
+            for route in Route::ALL.into_iter().filter(|route| route.mapping() == mapping) {
                 match attempt(route).map_err(Refusal::settled) {
-                    Ok(()) => return (via, Ok(route)),
+                    Ok(()) => return (mapping, Ok(route)),
                     Err(refusal) => refusals.push((route, refusal)),
                 }
             }
-            let verdict = merged(refusals).error(name(via, ordinal));
+            let verdict = merged(refusals).error(name(mapping, ordinal));
             settled &= matches!(verdict, DeviceError::Unavailable { .. });
-            (via, Err(verdict))
+            (mapping, Err(verdict))
         });
         Self { verdicts, settled }
     }
 
-    fn route(&self, via: Via) -> Option<Result<Route, DeviceError>> {
-        self.verdicts.iter().find(|(form, _)| *form == via).map(|(_, verdict)| verdict.clone())
+    fn route(&self, mapping: Mapping) -> Result<Route, DeviceError> {
+        let found = self.verdicts.iter().find(|(form, _)| *form == mapping);
+        found.map(|(_, verdict)| verdict.clone()).expect("every mapping has a verdict")
     }
 }
 
@@ -217,16 +212,15 @@ fn attempt(context: &Arc<Context>, route: Route) -> Result<(), Refusal> {
 }
 
 /// Every form with why it cannot be used, if it cannot; in the order of preference. Slow the first time, remembered then.
-pub(crate) fn probe(context: &Arc<Context>) -> Vec<(Via, Result<(), DeviceError>)> {
+pub(crate) fn probe(context: &Arc<Context>) -> Vec<(Mapping, Result<(), DeviceError>)> {
     let verdicts = Probed::of(context).verdicts;
-    verdicts.into_iter().map(|(via, verdict)| (via, verdict.map(drop))).collect()
+    verdicts.into_iter().map(|(mapping, verdict)| (mapping, verdict.map(drop))).collect()
 }
 
-/// Device memory of `bytes` bytes, zeroed, with a window of the form `via` on all of it.
-pub(crate) fn allocate(context: &Arc<Context>, via: Via, bytes: usize) -> Result<WindowMemory, DeviceError> {
-    let no_window = || DeviceError::Invalid { what: "window", reason: format!("{via:?} is no form of windows") };
-    let route = Probed::of(context).route(via).ok_or_else(no_window)??;
-    open(context, route, bytes).map_err(|refusal| refusal.error(name(via, context.ordinal)))
+/// Device memory of `bytes` bytes, zeroed, with a window of the form `mapping` on all of it.
+pub(crate) fn allocate(context: &Arc<Context>, mapping: Mapping, bytes: usize) -> Result<WindowMemory, DeviceError> {
+    let route = Probed::of(context).route(mapping)?;
+    open(context, route, bytes).map_err(|refusal| refusal.error(name(mapping, context.ordinal)))
 }
 
 /// Memory by `route`, zeroed.
@@ -239,11 +233,11 @@ fn open(context: &Arc<Context>, route: Route, bytes: usize) -> Result<WindowMemo
         }
         Route::VulkanImport => {
             let (shared, base) = vulkan::Shared::imported(context, bytes)?;
-            WindowMemory::new(context, Via::Vulkan, base, shared.address(), bytes, Backing::Vulkan(shared))
+            WindowMemory::new(context, Mapping::Vulkan, base, shared.address(), bytes, Backing::Vulkan(shared))
         }
         Route::VulkanExport => {
             let (shared, base) = vulkan::Shared::exported(context, bytes)?;
-            WindowMemory::new(context, Via::Vulkan, base, shared.address(), bytes, Backing::Vulkan(shared))
+            WindowMemory::new(context, Mapping::Vulkan, base, shared.address(), bytes, Backing::Vulkan(shared))
         }
     }
 }
@@ -254,7 +248,14 @@ fn by_gdrdrv(context: &Arc<Context>, session: &Arc<Session>, bytes: usize) -> Re
     // SAFETY: the memory is at least as long as this and is dropped after the pages.
     let mut pages = unsafe { gdrdrv::Pages::pin(session, address, bytes.max(1).next_multiple_of(GPU_PAGE)) }?;
     let base = pages.map()?;
-    WindowMemory::new(context, Via::Gdrdrv, base, address, bytes, Backing::Gdrdrv { _pages: pages, _memory: memory })
+    WindowMemory::new(
+        context,
+        Mapping::Gdrdrv,
+        base,
+        address,
+        bytes,
+        Backing::Gdrdrv { _pages: pages, _memory: memory },
+    )
 }
 
 fn by_dma_buf(context: &Arc<Context>, bytes: usize) -> Result<WindowMemory, Refusal> {
@@ -266,7 +267,7 @@ fn by_dma_buf(context: &Arc<Context>, bytes: usize) -> Result<WindowMemory, Refu
     let base = mapping.base;
     WindowMemory::new(
         context,
-        Via::DmaBuf,
+        Mapping::DmaBuf,
         base,
         address,
         bytes,
@@ -275,21 +276,22 @@ fn by_dma_buf(context: &Arc<Context>, bytes: usize) -> Result<WindowMemory, Refu
 }
 
 /// A small mapping moved over `buffer`.
-pub(crate) fn pager(context: &Arc<Context>, via: Via, buffer: &Buffer) -> Result<Box<dyn Pager>, DeviceError> {
+pub(crate) fn pager(context: &Arc<Context>, mapping: Mapping, buffer: &Buffer) -> Result<Box<dyn Pager>, DeviceError> {
     let span = buffer.claim(0..0, Access::Read)?;
     if span.place() != (Place::Device { id: context.id, domain: context.driver.domain }) {
         return Err(DeviceError::Invalid { what: "pager", reason: "the buffer is not memory of this GPU".into() });
     }
     let owner = Owner::new(context.id)?;
-    let mover = mover(context, via, span.memory()).map_err(|refusal| refusal.error(name(via, context.ordinal)))?;
+    let mover =
+        mover(context, mapping, span.memory()).map_err(|refusal| refusal.error(name(mapping, context.ordinal)))?;
     Ok(Box::new(Moving::new(mover, buffer, owner)))
 }
 
-fn mover(context: &Arc<Context>, via: Via, memory: &dyn Memory) -> Result<Box<dyn Mover>, Refusal> {
+fn mover(context: &Arc<Context>, mapping: Mapping, memory: &dyn Memory) -> Result<Box<dyn Mover>, Refusal> {
     let any: &dyn Any = memory;
     let address = memory.base().addr() as Address;
-    match via {
-        Via::Vulkan => match any.downcast_ref::<WindowMemory>().map(|memory| &memory.backing) {
+    match mapping {
+        Mapping::Vulkan => match any.downcast_ref::<WindowMemory>().map(|memory| &memory.backing) {
             Some(Backing::Vulkan(shared)) => Ok(shared.mover()?),
             _ => Err(Missing {
                 word: "ImportRefused",
@@ -298,18 +300,15 @@ fn mover(context: &Arc<Context>, via: Via, memory: &dyn Memory) -> Result<Box<dy
             }
             .into()),
         },
-        Via::Gdrdrv => {
+        Mapping::Gdrdrv => {
             let session = Session::system()?;
             aligned(address, GPU_PAGE)?;
             // SAFETY: the pager keeps the buffer, and drops it after the mover.
             Ok(Box::new(unsafe { gdrdrv::Parts::new(&session, address) }))
         }
-        Via::DmaBuf => {
+        Mapping::DmaBuf => {
             dma_buf::allowed(context)?;
             by_parts_of_a_dma_buf(context, address, memory.bytes())
-        }
-        Via::Register | Via::Hub | Via::Gpc | Via::Gpc4 => {
-            Err(DeviceError::Invalid { what: "pager", reason: format!("{via:?} is no form of windows") }.into())
         }
     }
 }
@@ -346,7 +345,7 @@ enum Backing {
 
 /// The mapping as the CPU uses it.
 struct View {
-    via: Via,
+    mapping: Mapping,
     base: Base,
     home: Home,
 }
@@ -355,13 +354,13 @@ impl WindowMemory {
     /// Takes over what is behind it, and zeroes it.
     fn new(
         context: &Arc<Context>,
-        via: Via,
+        mapping: Mapping,
         base: Base,
         address: Address,
         bytes: usize,
         backing: Backing,
     ) -> Result<Self, Refusal> {
-        let view = View { via, base, home: Home::here() };
+        let view = View { mapping, base, home: Home::here() };
         let memory = Self { view, backing, context: Arc::clone(context), address, bytes };
         context.bind()?;
         // SAFETY: the memory has at least this size, 1 or more.
@@ -392,8 +391,8 @@ unsafe impl Memory for WindowMemory {
 
 // SAFETY: `window_store` touches no byte outside the range, `window_load` none outside its lines, and a store ends with a fence.
 unsafe impl Window for View {
-    fn via(&self) -> Via {
-        self.via
+    fn mapping(&self) -> Mapping {
+        self.mapping
     }
     unsafe fn store(&self, at: usize, from: &[u8]) {
         // SAFETY: the caller stays within the memory, all of which is mapped, and excludes others.

@@ -8,7 +8,8 @@ mod support;
 use std::path::Path;
 use std::sync::{Arc, LazyLock};
 
-use headway_core::files::machine::{EngineClass, Method};
+use headway_core::files::machine::EngineClass;
+use headway_core::models::transfer::Method;
 use headway_core::units::{Bytes, Nanos};
 use headway_cuda::{CudaDevice, Driver, Nvml, PcieLink};
 use headway_device::conformance::{self, SkipReason, Xor, wait_for};

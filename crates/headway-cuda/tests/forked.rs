@@ -5,8 +5,8 @@ mod support;
 
 use std::sync::{Arc, LazyLock};
 
-use headway_core::files::machine::{EndpointId, EngineClass, Method};
-use headway_core::models::transfer::{Direction, Profile, Via, Way};
+use headway_core::files::machine::{EndpointId, EngineClass};
+use headway_core::models::transfer::{Direction, Mapping, Method, Profile, Shape};
 use headway_core::units::{Bytes, Nanos};
 use headway_cuda::{CudaDevice, CudaGpu, Driver};
 use headway_device::gpu::{Caching, Gpu, Move, Piece, Reach, Resident, ResidentOptions};
@@ -24,7 +24,7 @@ fn limits() -> Limits {
 /// Whether the call was refused because of the fork; standard error names it if not.
 fn refused<R>(what: &str, result: Result<R, DeviceError>) -> bool {
     let forked =
-        matches!(&result, Err(DeviceError::Unavailable { reason, .. }) if reason.contains("was forked from the one"));
+        matches!(&result,Err(DeviceError::Unavailable{reason,.. })if reason.contains("was forked from the one"));
     if !forked {
         eprintln!("{what}: {:?}", result.map(drop));
     }
@@ -35,7 +35,7 @@ fn refused<R>(what: &str, result: Result<R, DeviceError>) -> bool {
 fn every_entry_of_a_port_is_an_error_in_a_forked_child() {
     let driver = MAPPABLE.driver();
     let port = CudaGpu::open(&driver, 0, limits()).unwrap();
-    let there = port.device_buffer(4096, Reach::Window(Via::DmaBuf)).unwrap();
+    let there = port.device_buffer(4096, Reach::Window(Mapping::DmaBuf)).unwrap();
     let pinned = port.pinned_buffer(4096, Caching::Cached).unwrap();
     let combined = port.pinned_buffer(4096, Caching::WriteCombined).unwrap();
     let plain = vec![1u8; 4096];
@@ -48,7 +48,7 @@ fn every_entry_of_a_port_is_an_error_in_a_forked_child() {
         all &= refused("driver", Driver::load(&MAPPABLE.path));
         all &= refused("open", CudaGpu::open(&driver, 0, limits()));
         all &= refused("device buffer", port.device_buffer(64, Reach::Device));
-        all &= refused("window", port.device_buffer(64, Reach::Window(Via::DmaBuf)));
+        all &= refused("window", port.device_buffer(64, Reach::Window(Mapping::DmaBuf)));
         all &= refused("pinned buffer", port.pinned_buffer(64, Caching::Cached));
         all &= refused("combined buffer", port.pinned_buffer(64, Caching::WriteCombined));
         all &= refused("host kind", port.host_kind(&plain));
@@ -60,8 +60,8 @@ fn every_entry_of_a_port_is_an_error_in_a_forked_child() {
         all &= refused("combined bytes", combined.claim(0..64, Access::Write).unwrap().bytes_mut());
         all &= write().store(0, &plain[..64]).is_err();
         all &= there.claim(0..64, Access::Read).unwrap().load(0, &mut [0; 64]).is_err();
-        all &= port.pager(Via::DmaBuf, &there).is_err();
-        all &= refused("round trips", port.round_trips(Via::DmaBuf, 1));
+        all &= port.pager(Mapping::DmaBuf, &there).is_err();
+        all &= refused("round trips", port.round_trips(Mapping::DmaBuf, 1));
         all
     }));
     queue.submit(Move::Copy { from: read(), to: write() }, 2).unwrap();
@@ -73,7 +73,7 @@ fn a_resident_copier_writes_nothing_in_a_forked_child_and_goes_on_in_the_parent(
     let port = CudaGpu::open(&MAPPABLE.driver(), 0, limits()).unwrap();
     let patience = Nanos(60_000_000_000);
     let options = ResidentOptions { piece: 4096, lease: Nanos(10_000_000_000), patience };
-    let mut copier = port.start_resident(Via::Hub, options).unwrap();
+    let mut copier = port.start_resident(Shape::Hub, options).unwrap();
     assert!(copier.has_window(), "its mailbox is device memory, at an address that only the device may use");
     let (there, pinned) =
         (port.device_buffer(4096, Reach::Device).unwrap(), port.pinned_buffer(4096, Caching::Cached).unwrap());
@@ -86,7 +86,7 @@ fn a_resident_copier_writes_nothing_in_a_forked_child_and_goes_on_in_the_parent(
         all &= refused("copy out", copier.copy_out(&mut [0; 64], &there.claim(0..64, Access::Read).unwrap()));
         all &= refused("copy", copier.copy(&from, &mut write()));
         all &= refused("park", copier.park());
-        all &= refused("start", port.start_resident(Via::Hub, options));
+        all &= refused("start", port.start_resident(Shape::Hub, options));
         all
     }));
     let mut back = [0; 64];
@@ -106,8 +106,8 @@ fn a_copier_and_a_device_are_errors_in_a_forked_child_and_can_be_dropped_there()
     let (at, mut host) = (At { buffer: &there, offset: 0 }, vec![7u8; 1 << 20]);
     // Everything that has threads has them now.
     let pieces: Vec<Piece> = (0..16).map(|at| Piece { from: at << 16, to: at << 16, len: 60_000 }).collect();
-    for method in [Method::Staged, Method::Pageable, Method::Resident] {
-        copier.copy_in(at, &host, How::By(Way::of(method))).unwrap();
+    for method in [Method::Staged, Method::Pageable, Method::Resident(None)] {
+        copier.copy_in(at, &host, How::By(method)).unwrap();
     }
     copier.copy_many_in(at, &host, &pieces, None).unwrap();
     let ordinary = device.host_buffer(64, HostKind::Pageable).unwrap();
@@ -132,9 +132,9 @@ fn a_copier_and_a_device_are_errors_in_a_forked_child_and_can_be_dropped_there()
                 false
             }
         };
-        let ways = [Method::Pageable, Method::Staged, Method::Dma, Method::Resident, Method::Window];
-        let mut all = ways.into_iter().all(|method| {
-            let how = How::By(Way::of(method));
+        let methods = [Method::Pageable, Method::Staged, Method::Dma, Method::Resident(None), Method::Window(None)];
+        let mut all = methods.into_iter().all(|method| {
+            let how = How::By(method);
             refused_copy("copy in", copier.copy_in(at, &host, how))
                 && refused_copy("copy out", copier.copy_out(&mut host, at, how))
         });
@@ -149,5 +149,5 @@ fn a_copier_and_a_device_are_errors_in_a_forked_child_and_can_be_dropped_there()
         all
     }));
     let (copier, _device) = both.expect("the child had a copy of it");
-    copier.copy_in(at, &host, How::By(Way::of(Method::Staged))).unwrap();
+    copier.copy_in(at, &host, How::By(Method::Staged)).unwrap();
 }

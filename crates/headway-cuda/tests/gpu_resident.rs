@@ -6,8 +6,8 @@ use std::io::Write as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use headway_core::files::machine::{EngineClass, Method};
-use headway_core::models::transfer::Via;
+use headway_core::files::machine::EngineClass;
+use headway_core::models::transfer::{Method, Shape};
 use headway_core::units::{Bytes, Nanos};
 use headway_cuda::{CudaDevice, CudaGpu, CudaResident, Driver};
 use headway_device::conformance::SkipReason;
@@ -15,7 +15,7 @@ use headway_device::gpu::{Caching, Gpu as _, Reach, Resident as _, ResidentOptio
 use headway_device::{Access, Buffer, Device as _, DeviceError, HostKind, Limits, Operation};
 use headway_os::clock;
 
-const FORMS: [Via; 3] = [Via::Hub, Via::Gpc, Via::Gpc4];
+const FORMS: [Shape; 3] = [Shape::Hub, Shape::Gpc, Shape::Gpc4];
 const OPTIONS: ResidentOptions =
     ResidentOptions { piece: 65536, lease: Nanos(100_000_000), patience: Nanos(2_000_000_000) };
 /// Copies behind each figure.
@@ -48,16 +48,16 @@ fn with_port(test: &str, body: fn(&Arc<Driver>, &CudaGpu)) {
 }
 
 /// Runs `body` with a copier of every form that the GPU has; prints why the others are missing.
-fn with_forms(gpu: &CudaGpu, options: ResidentOptions, mut body: impl FnMut(Via, &mut CudaResident)) {
-    for via in FORMS {
-        match gpu.start_resident(via, options) {
+fn with_forms(gpu: &CudaGpu, options: ResidentOptions, mut body: impl FnMut(Shape, &mut CudaResident)) {
+    for shape in FORMS {
+        match gpu.start_resident(shape, options) {
             Ok(mut copier) => {
                 let mailbox = if copier.has_window() { "device memory, by a window" } else { "pinned host memory" };
-                say(&format!("{via:?}: on multiprocessors {:?}, mailbox in {mailbox}", copier.multiprocessors()));
-                body(via, &mut copier);
+                say(&format!("{shape:?}: on multiprocessors {:?}, mailbox in {mailbox}", copier.multiprocessors()));
+                body(shape, &mut copier);
             }
-            Err(error @ DeviceError::Unavailable { .. }) => say(&format!("skipped {via:?}: {error}")),
-            Err(error) => panic!("{via:?} does not start: {error}"),
+            Err(error @ DeviceError::Unavailable { .. }) => say(&format!("skipped {shape:?}: {error}")),
+            Err(error) => panic!("{shape:?} does not start: {error}"),
         }
     }
 }
@@ -129,13 +129,13 @@ impl<'a> Checked<'a> {
 fn every_size_arrives_both_ways() {
     with_port("every_size_arrives_both_ways", |_, gpu| {
         for piece in [65536, 256] {
-            with_forms(gpu, ResidentOptions { piece, ..OPTIONS }, |via, copier| {
+            with_forms(gpu, ResidentOptions { piece, ..OPTIONS }, |shape, copier| {
                 let mut there = Checked::new(gpu, (1 << 20) + 4096, 1);
                 let data = noise((1 << 20) + 4096, 2);
                 let sizes = (0..=4097).filter(|bytes| bytes % 2 == 1 || *bytes < 130);
                 for (round, bytes) in sizes.chain([8191, 8192, 8193, 65536, 262_144, (1 << 20) + 3]).enumerate() {
                     let at = 1 + round * 37 % 900;
-                    let what = format!("{via:?}, pieces of {piece}, {bytes} bytes at {at}");
+                    let what = format!("{shape:?}, pieces of {piece}, {bytes} bytes at {at}");
                     there.copy_in(copier, at, &data[round..round + bytes]);
                     there.check_copy_out(copier, at, bytes, &what);
                     if round % 16 == 0 || bytes > 4096 {
@@ -151,13 +151,13 @@ fn every_size_arrives_both_ways() {
 #[test]
 fn every_alignment_of_pinned_memory_arrives_both_ways() {
     with_port("every_alignment_of_pinned_memory_arrives_both_ways", |_, gpu| {
-        with_forms(gpu, OPTIONS, |via, copier| {
+        with_forms(gpu, OPTIONS, |shape, copier| {
             let mut there = Checked::new(gpu, 8192, 3);
             let host = gpu.pinned_buffer(16384, Caching::Cached).unwrap();
             for (index, bytes) in [1, 3, 15, 16, 17, 255, 1000, 4097].into_iter().enumerate() {
                 for place in 0..256 {
                     let (here_at, there_at) = (place % 16, 64 + place / 16);
-                    let what = format!("{via:?}, {bytes} bytes, host at {here_at}, device at {there_at}");
+                    let what = format!("{shape:?}, {bytes} bytes, host at {here_at}, device at {there_at}");
                     let data = noise(bytes, (index * 256 + place) as u64);
                     let range = here_at..here_at + bytes;
                     host.claim(range.clone(), Access::Write).unwrap().bytes_mut().unwrap().copy_from_slice(&data);
@@ -189,7 +189,7 @@ fn every_alignment_of_pinned_memory_arrives_both_ways() {
 #[test]
 fn leases_end_and_copies_start_it_again() {
     with_port("leases_end_and_copies_start_it_again", |_, gpu| {
-        with_forms(gpu, ResidentOptions { lease: Nanos(1_000_000), ..OPTIONS }, |via, copier| {
+        with_forms(gpu, ResidentOptions { lease: Nanos(1_000_000), ..OPTIONS }, |shape, copier| {
             let mut there = Checked::new(gpu, 8192, 5);
             let mut restarts = Vec::new();
             for round in 0..20 {
@@ -200,11 +200,11 @@ fn leases_end_and_copies_start_it_again() {
             }
             there.check("after leases");
             restarts.sort_unstable();
-            say(&format!("{via:?}: a copy that starts it again takes {} us (median of 20)", micros(restarts[10])));
+            say(&format!("{shape:?}: a copy that starts it again takes {} us (median of 20)", micros(restarts[10])));
             assert!(copier.launches() >= 15, "{} launches: leases do not end", copier.launches());
         });
         // Leases that end at any moment between and during copies.
-        with_forms(gpu, ResidentOptions { lease: Nanos(0), ..OPTIONS }, |via, copier| {
+        with_forms(gpu, ResidentOptions { lease: Nanos(0), ..OPTIONS }, |shape, copier| {
             let mut there = Checked::new(gpu, 8192, 6);
             for round in 0..5_000 {
                 let at = round % 100;
@@ -215,7 +215,7 @@ fn leases_end_and_copies_start_it_again() {
                 }
             }
             there.check("with leases of no length");
-            say(&format!("{via:?}: {} launches in 10000 copies with a lease of 0", copier.launches()));
+            say(&format!("{shape:?}: {} launches in 10000 copies with a lease of 0", copier.launches()));
         });
     });
 }
@@ -223,7 +223,7 @@ fn leases_end_and_copies_start_it_again() {
 #[test]
 fn frees_wait_for_the_lease_unless_it_is_parked() {
     with_port("frees_wait_for_the_lease_unless_it_is_parked", |_, gpu| {
-        with_forms(gpu, ResidentOptions { lease: Nanos(300_000_000), ..OPTIONS }, |via, copier| {
+        with_forms(gpu, ResidentOptions { lease: Nanos(300_000_000), ..OPTIONS }, |shape, copier| {
             let mut took = Vec::new();
             for parks in [false, true] {
                 let spare = gpu.device_buffer(1 << 20, Reach::Device).unwrap();
@@ -238,7 +238,7 @@ fn frees_wait_for_the_lease_unless_it_is_parked() {
                 took.push((parked.saturating_sub(begin).0, clock::now().saturating_sub(parked).0));
             }
             say(&format!(
-                "{via:?}: a free takes {} us while it stays (lease 300 ms); parking takes {} us, a free then {} us",
+                "{shape:?}: a free takes {} us while it stays (lease 300 ms); parking takes {} us, a free then {} us",
                 micros(took[0].1),
                 micros(took[1].0),
                 micros(took[1].1)
@@ -252,7 +252,7 @@ fn frees_get_through_a_steady_stream_of_copies() {
     const LEASE: Nanos = Nanos(50_000_000);
     const FOREVER: Nanos = Nanos(20_000_000_000);
     with_port("frees_get_through_a_steady_stream_of_copies", |_, gpu| {
-        with_forms(gpu, ResidentOptions { lease: LEASE, ..OPTIONS }, |via, copier| {
+        with_forms(gpu, ResidentOptions { lease: LEASE, ..OPTIONS }, |shape, copier| {
             let buffer = gpu.device_buffer(8192, Reach::Device).unwrap();
             let mut took = Vec::new();
             for round in 0..10u64 {
@@ -273,7 +273,7 @@ fn frees_get_through_a_steady_stream_of_copies() {
                         assert!(back[..] == data[..], "copy {copies} arrived differently");
                         copies += 1;
                         let waited = clock::now().saturating_sub(began);
-                        assert!(waited < FOREVER, "{via:?}: a free waits behind {copies} copies");
+                        assert!(waited < FOREVER, "{shape:?}: a free waits behind {copies} copies");
                     }
                     free.join().unwrap()
                 });
@@ -282,7 +282,7 @@ fn frees_get_through_a_steady_stream_of_copies() {
             took.sort_unstable();
             let (median, longest) = (took[5], took[9]);
             say(&format!(
-                "{via:?}: beside a steady stream of copies a free takes {} us (median of 10), {} us at most, with a lease of {LEASE}",
+                "{shape:?}: beside a steady stream of copies a free takes {} us (median of 10), {} us at most, with a lease of {LEASE}",
                 micros(median.0),
                 micros(longest.0)
             ));
@@ -400,11 +400,11 @@ fn say_head(what: &str) {
     say("|---|---|---|---|---|---|---|---|---|---|");
 }
 
-fn say_row(via: Via, out: bool, bytes: usize, alone: (u64, u64, u64), loaded: (u64, u64, u64), rate: f64) {
-    let (form, direction) = (format!("{via:?}").to_lowercase(), if out { "D2H" } else { "H2D" });
+fn say_row(shape: Shape, out: bool, bytes: usize, alone: (u64, u64, u64), loaded: (u64, u64, u64), rate: f64) {
+    let (form, direction) = (format!("{shape:?}").to_lowercase(), if out { "D2H" } else { "H2D" });
     let [a, b, c, d, e, f] = [alone.0, alone.1, alone.2, loaded.0, loaded.1, loaded.2].map(micros);
     say(&format!("| {form} | {direction} | {bytes} | {a} | {b} | {c} | {d} | {e} | {f} | {rate:.1} |"));
-    if via == Via::Hub && out && bytes == 4096 {
+    if shape == Shape::Hub && out && bytes == 4096 {
         for (name, found, wanted) in [
             ("median alone", alone.0, 3_500),
             ("median under bulk", loaded.0, 5_000),
@@ -424,7 +424,7 @@ fn what_small_copies_take() {
             say_head(&format!(
                 "Resident copies of ordinary memory, us, n = {times}, pieces of {piece} bytes, bytes checked outside the time"
             ));
-            with_forms(gpu, ResidentOptions { piece, ..OPTIONS }, |via, copier| {
+            with_forms(gpu, ResidentOptions { piece, ..OPTIONS }, |shape, copier| {
                 let mut there = Checked::new(gpu, 65536, 7);
                 for out in [false, true] {
                     let class = if out { EngineClass::D2h } else { EngineClass::H2d };
@@ -440,7 +440,7 @@ fn what_small_copies_take() {
                             }
                             found[at] = summary(nanos);
                         }
-                        say_row(via, out, bytes, found[0], found[1], rate);
+                        say_row(shape, out, bytes, found[0], found[1], rate);
                     }
                 }
                 there.check("after timed copies");
@@ -456,7 +456,7 @@ fn what_large_copies_reach() {
         const BYTES: usize = 64 << 20;
         let host = gpu.pinned_buffer(BYTES, Caching::Cached).unwrap();
         for piece in [16384, 65536, 262_144, 1 << 20] {
-            with_forms(gpu, ResidentOptions { piece, ..OPTIONS }, |via, copier| {
+            with_forms(gpu, ResidentOptions { piece, ..OPTIONS }, |shape, copier| {
                 let mut there = Checked::new(gpu, BYTES, 8);
                 let mut rates = [0.0; 2];
                 let data = noise(BYTES, 11);
@@ -478,7 +478,9 @@ fn what_large_copies_reach() {
                 there.check("a large copy in");
                 assert_same(host.claim(0..BYTES, Access::Read).unwrap().bytes().unwrap(), &data, "a large copy out");
                 let [h2d, d2h] = rates;
-                say(&format!("{via:?}, pieces of {piece}: 64 MiB pinned, best of 3: H2D {h2d:.1}, D2H {d2h:.1} GB/s"));
+                say(&format!(
+                    "{shape:?}, pieces of {piece}: 64 MiB pinned, best of 3: H2D {h2d:.1}, D2H {d2h:.1} GB/s"
+                ));
             });
         }
     });

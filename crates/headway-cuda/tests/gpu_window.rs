@@ -5,8 +5,8 @@
 use std::io::Write as _;
 use std::sync::Arc;
 
-use headway_core::files::machine::{EngineClass, Method};
-use headway_core::models::transfer::Via;
+use headway_core::files::machine::EngineClass;
+use headway_core::models::transfer::{Mapping, Method};
 use headway_core::units::{Bytes, Nanos};
 use headway_cuda::window::{self, Route};
 use headway_cuda::{CudaDevice, CudaGpu, Driver};
@@ -233,11 +233,11 @@ fn a_small_mapping_moves_over_a_large_buffer() {
         let mut engines = Engines::open(driver);
         let bytes = (64 << 20) + 4096;
         by_each_route(TEST, driver, bytes, |route, buffer| {
-            let mut pager = match gpu.pager(route.via(), buffer) {
+            let mut pager = match gpu.pager(route.mapping(), buffer) {
                 Ok(pager) => pager,
                 Err(error) => return say(&format!("{route}: no small mapping: {error}")),
             };
-            assert!(gpu.pager(route.via(), buffer).is_err(), "{route}: one owner at a time");
+            assert!(gpu.pager(route.mapping(), buffer).is_err(), "{route}: one owner at a time");
             let span = pager.span_bytes();
             let data = random(7, 3 * span);
             pager.store(span - 1000, &data).unwrap();
@@ -269,17 +269,17 @@ fn a_small_mapping_moves_over_a_large_buffer() {
 fn a_port_gives_memory_with_its_best_window() {
     with_driver("a_port_gives_memory_with_its_best_window", |driver| {
         let gpu = CudaGpu::open(driver, 0, limits()).expect("the first GPU opens");
-        for via in [Via::Gdrdrv, Via::Vulkan, Via::DmaBuf] {
-            match gpu.device_buffer(1000, headway_device::gpu::Reach::Window(via)) {
+        for mapping in [Mapping::Gdrdrv, Mapping::Vulkan, Mapping::DmaBuf] {
+            match gpu.device_buffer(1000, headway_device::gpu::Reach::Window(mapping)) {
                 Ok(buffer) => {
                     let mut span = buffer.claim(0..1000, Access::Write).unwrap();
                     span.store(1, &[7; 998]).unwrap();
                     let mut seen = [9; 1000];
                     span.load(0, &mut seen).unwrap();
-                    assert_eq!((seen[0], seen[1], seen[998], seen[999]), (0, 7, 7, 0), "{via:?}");
-                    say(&format!("a gpu gives memory with the window {via:?}"));
+                    assert_eq!((seen[0], seen[1], seen[998], seen[999]), (0, 7, 7, 0), "{mapping:?}");
+                    say(&format!("a gpu gives memory with the window {mapping:?}"));
                 }
-                Err(error) => say(&format!("a gpu gives no memory with the window {via:?}: {error}")),
+                Err(error) => say(&format!("a gpu gives no memory with the window {mapping:?}: {error}")),
             }
         }
     });

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock};
 
 use headway_core::decisions::staging::Flow;
-use headway_core::files::machine::{EndpointId, Method};
-use headway_core::models::transfer::{Direction, HostMemory, Profile, Via, Way, default_tuning};
+use headway_core::files::machine::EndpointId;
+use headway_core::models::transfer::{Direction, HostMemory, Mapping, Method, Profile, Shape, default_tuning};
 use headway_core::units::{Bytes, Nanos};
 use headway_cuda::{CudaDevice, CudaGpu};
 use headway_device::buffer::lend;
@@ -43,7 +43,7 @@ impl Rig {
         let fake = MAPPABLE.another();
         let ports = CudaGpu::open_all(&fake.driver(), limits()).unwrap();
         let ports: Vec<Arc<dyn Gpu>> = ports.into_iter().map(|port| Arc::new(port) as Arc<dyn Gpu>).collect();
-        let device = ports[0].device_buffer(LEN, Reach::Window(Via::DmaBuf)).unwrap();
+        let device = ports[0].device_buffer(LEN, Reach::Window(Mapping::DmaBuf)).unwrap();
         let other = ports[1].device_buffer(LEN, Reach::Device).unwrap();
         let pinned = ports[0].pinned_buffer(LEN, Caching::Cached).unwrap();
         let limits = CopyLimits {
@@ -72,8 +72,8 @@ impl Rig {
         let pieces: Vec<Piece> =
             (0..LEN / 4096).map(|at| Piece { from: at * 4096, to: at * 4096, len: 3000 }).collect();
         let report = match case.what {
-            What::By(way) if out => self.copier.copy_out(host, self.at(), How::By(way)),
-            What::By(way) => self.copier.copy_in(self.at(), host, How::By(way)),
+            What::By(method) if out => self.copier.copy_out(host, self.at(), How::By(method)),
+            What::By(method) => self.copier.copy_in(self.at(), host, How::By(method)),
             What::Pieces(by) if out => self.copier.copy_many_out(host, self.at(), &pieces, Some(by)),
             What::Pieces(by) => self.copier.copy_many_in(self.at(), host, &pieces, Some(by)),
             What::Peer if out => self.copier.copy_peer(At { buffer: &self.other, offset: 0 }, self.at(), LEN),
@@ -85,7 +85,7 @@ impl Rig {
 
 #[derive(Clone, Copy, Debug)]
 enum What {
-    By(Way),
+    By(Method),
     Pieces(ManyBy),
     Peer,
 }
@@ -102,7 +102,7 @@ struct Case {
 
 /// Copies, in and out, whose context ends at each of these calls.
 fn cases() -> Vec<Case> {
-    let by = |method| What::By(Way::of(method));
+    let by = |method| What::By(method);
     let event = ("cuEventQuery", 2);
     let mut cases = Vec::new();
     for direction in [Direction::H2d, Direction::D2h] {
@@ -111,7 +111,7 @@ fn cases() -> Vec<Case> {
         for (what, pinned, ends_at) in [
             (by(Method::Dma), true, event),
             (by(Method::Dma), true, (engine, 2)),
-            (What::By(Way::via(Method::Dma, Via::Register)), false, event),
+            (What::By(Method::Register), false, event),
             (by(Method::Pageable), false, (call, 1)),
             (by(Method::Pageable), false, ("", 0)),
             (by(Method::Staged), false, event),
@@ -120,8 +120,8 @@ fn cases() -> Vec<Case> {
             (by(Method::Multipath), true, event),
             (by(Method::Kernel), true, event),
             (by(Method::Kernel), true, ("cuLaunchKernel", 1)),
-            (What::By(Way::via(Method::Resident, Via::Hub)), false, ("", 0)),
-            (What::By(Way::via(Method::Resident, Via::Gpc4)), true, ("", 0)),
+            (What::By(Method::Resident(Some(Shape::Hub))), false, ("", 0)),
+            (What::By(Method::Resident(Some(Shape::Gpc4))), true, ("", 0)),
             (What::Peer, false, event),
             (What::Pieces(ManyBy::Gather), false, event),
             (What::Pieces(ManyBy::Queue(headway_device::gpu::Mover::Loop)), true, event),
@@ -156,7 +156,7 @@ fn whatever_copies_when_the_context_ends_returns_the_error_and_the_borrowed_memo
 fn windows_go_on_without_the_driver_and_do_not_hang() {
     for method in [Method::Window, Method::PagedWindow] {
         for direction in [Direction::H2d, Direction::D2h] {
-            let what = What::By(Way::via(method, Via::DmaBuf));
+            let what = What::By(method(Some(Mapping::DmaBuf)));
             let case = Case { what, direction, pinned: false, ends_at: ("", 0) };
             in_time(&format!("{case:?}"), move || {
                 let rig = Rig::new();

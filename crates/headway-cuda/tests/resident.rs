@@ -8,7 +8,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use headway_core::models::transfer::Via;
+use headway_core::models::transfer::Shape;
 use headway_core::units::{Bytes, Nanos};
 use headway_cuda::{CudaGpu, CudaResident, Driver};
 use headway_device::gpu::{Caching, Gpu, Reach, Resident, ResidentOptions};
@@ -16,7 +16,7 @@ use headway_device::{Access, Buffer, DeviceError, Limits};
 use headway_os::clock;
 use tempfile::TempDir;
 
-const FORMS: [Via; 3] = [Via::Hub, Via::Gpc, Via::Gpc4];
+const FORMS: [Shape; 3] = [Shape::Hub, Shape::Gpc, Shape::Gpc4];
 /// Long enough for a busy machine.
 const PATIENT: Nanos = Nanos(30_000_000_000);
 /// Waited for in vain, and long enough for a busy machine to do what it can do.
@@ -76,8 +76,8 @@ impl Fake {
         unsafe { libloading::Library::new(&self.path).unwrap().get::<unsafe extern "C" fn() -> i32>(name).unwrap()() }
     }
 
-    fn start(&self, via: Via, options: ResidentOptions) -> CudaResident {
-        self.gpu.start_resident(via, options).unwrap()
+    fn start(&self, shape: Shape, options: ResidentOptions) -> CudaResident {
+        self.gpu.start_resident(shape, options).unwrap()
     }
 
     fn device(&self, bytes: usize) -> Buffer {
@@ -111,10 +111,10 @@ fn there_and_back(copier: &mut CudaResident, buffer: &Buffer, at: usize, data: &
 #[test]
 fn every_form_copies_every_byte_both_ways() {
     let fake = Fake::new();
-    for via in FORMS {
+    for shape in FORMS {
         for piece in [256, 65536] {
-            let mut copier = fake.start(via, ResidentOptions { piece, ..OPTIONS });
-            assert_eq!(copier.via(), via);
+            let mut copier = fake.start(shape, ResidentOptions { piece, ..OPTIONS });
+            assert_eq!(copier.shape(), shape);
             let buffer = fake.device((1 << 20) + 100);
             for (bytes, at) in [(0, 1), (1, 1), (63, 5), (64, 64), (65, 7), (4096, 16), ((1 << 20) + 3, 13)] {
                 there_and_back(&mut copier, &buffer, at, &noise(bytes, bytes as u64));
@@ -127,8 +127,8 @@ fn every_form_copies_every_byte_both_ways() {
 #[test]
 fn pinned_memory_is_copied_in_place_both_ways() {
     let fake = Fake::new();
-    for via in FORMS {
-        let mut copier = fake.start(via, OPTIONS);
+    for shape in FORMS {
+        let mut copier = fake.start(shape, OPTIONS);
         let bytes = 5 << 20 | 17;
         let (host, there) = (fake.gpu.pinned_buffer(bytes, Caching::Cached).unwrap(), fake.device(bytes));
         let back = fake.gpu.pinned_buffer(bytes, Caching::Cached).unwrap();
@@ -146,7 +146,7 @@ fn pinned_memory_is_copied_in_place_both_ways() {
 #[test]
 fn a_lease_that_ends_between_copies_costs_a_launch_and_nothing_else() {
     let fake = Fake::new();
-    let mut copier = fake.start(Via::Gpc4, ResidentOptions { lease: Nanos(0), ..OPTIONS });
+    let mut copier = fake.start(Shape::Gpc4, ResidentOptions { lease: Nanos(0), ..OPTIONS });
     let buffer = fake.device(20_000);
     for round in 0..50 {
         there_and_back(&mut copier, &buffer, 1 + round % 16, &noise(17_000, round as u64));
@@ -158,9 +158,9 @@ fn a_lease_that_ends_between_copies_costs_a_launch_and_nothing_else() {
 fn a_copier_leaves_at_the_end_of_its_lease_however_many_copies_come_and_not_before() {
     let lease = Nanos(200_000_000);
     let minute = Nanos(60_000_000_000);
-    for via in FORMS {
+    for shape in FORMS {
         let (fake, began) = (Fake::new(), clock::now());
-        let mut copier = fake.start(via, ResidentOptions { lease, ..OPTIONS });
+        let mut copier = fake.start(shape, ResidentOptions { lease, ..OPTIONS });
         let buffer = fake.device(200);
         let passed = AtomicBool::new(false);
         std::thread::scope(|threads| {
@@ -176,19 +176,27 @@ fn a_copier_leaves_at_the_end_of_its_lease_however_many_copies_come_and_not_befo
             while copier.launches() < 4 || !passed.load(Ordering::Acquire) {
                 there_and_back(&mut copier, &buffer, 1, &noise(100, round));
                 round += 1;
-                assert!(clock::now() - began < minute, "{via:?}: in a minute it left {} times", copier.launches() - 1);
+                assert!(
+                    clock::now() - began < minute,
+                    "{shape:?}: in a minute it left {} times",
+                    copier.launches() - 1
+                );
             }
         });
         let least = Nanos(lease.0 * (copier.launches() - 1));
-        assert!(clock::now() - began >= least, "{via:?}: {} launches cost more than one in a lease", copier.launches());
+        assert!(
+            clock::now() - began >= least,
+            "{shape:?}: {} launches cost more than one in a lease",
+            copier.launches()
+        );
     }
 }
 
 #[test]
 fn no_command_is_lost_when_units_leave_at_any_moment() {
     let fake = Fake::new();
-    for via in FORMS {
-        let mut copier = fake.start(via, OPTIONS);
+    for shape in FORMS {
+        let mut copier = fake.start(shape, OPTIONS);
         fake.behave(Behaviour::Hasty);
         let buffer = fake.device(700_000);
         for round in 0..200 {
@@ -198,14 +206,14 @@ fn no_command_is_lost_when_units_leave_at_any_moment() {
         // More commands than are under way at once.
         there_and_back(&mut copier, &buffer, 3, &noise(600_000, 7));
         fake.behave(Behaviour::Normal);
-        assert!(copier.launches() > 10, "{via:?}: {} launches", copier.launches());
+        assert!(copier.launches() > 10, "{shape:?}: {} launches", copier.launches());
     }
 }
 
 #[test]
 fn a_parked_copier_is_off_the_device_until_the_next_copy() {
     let fake = Fake::new();
-    let mut copier = fake.start(Via::Hub, OPTIONS);
+    let mut copier = fake.start(Shape::Hub, OPTIONS);
     let buffer = fake.device(100);
     for launches in 1..4 {
         there_and_back(&mut copier, &buffer, 1, &noise(50, launches));
@@ -219,7 +227,7 @@ fn a_parked_copier_is_off_the_device_until_the_next_copy() {
 #[test]
 fn everything_is_given_back_in_the_end() {
     let fake = Fake::new();
-    let copier = fake.start(Via::Gpc4, OPTIONS);
+    let copier = fake.start(Shape::Gpc4, OPTIONS);
     assert!(fake.number(b"headway_fake_live\0") > 0);
     drop(copier);
     let Fake { gpu, path, _folder } = fake;
@@ -234,7 +242,7 @@ fn everything_is_given_back_in_the_end() {
 #[test]
 fn a_copier_that_cannot_begin_times_out_and_never_does_that_copy() {
     let fake = Fake::new();
-    let mut copier = fake.start(Via::Gpc4, ResidentOptions { patience: IMPATIENT, ..OPTIONS });
+    let mut copier = fake.start(Shape::Gpc4, ResidentOptions { patience: IMPATIENT, ..OPTIONS });
     let buffer = fake.device(64);
     let span = || buffer.claim(0..64, Access::Write).unwrap();
     copier.copy_in(&mut span(), &[1; 64]).unwrap();
@@ -259,7 +267,7 @@ fn a_copier_that_cannot_begin_times_out_and_never_does_that_copy() {
 #[test]
 fn a_copier_dropped_before_it_began_leaves_its_memory_alone() {
     let fake = Fake::new();
-    let mut copier = fake.start(Via::Hub, ResidentOptions { patience: IMPATIENT, ..OPTIONS });
+    let mut copier = fake.start(Shape::Hub, ResidentOptions { patience: IMPATIENT, ..OPTIONS });
     copier.park().unwrap();
     fake.behave(Behaviour::Held);
     let buffer = fake.device(64);
@@ -268,14 +276,14 @@ fn a_copier_dropped_before_it_began_leaves_its_memory_alone() {
     drop(copier);
     assert_eq!(fake.number(b"headway_fake_live\0"), before, "the launch to come still writes there");
     fake.behave(Behaviour::Normal);
-    let mut other = fake.start(Via::Hub, OPTIONS);
+    let mut other = fake.start(Shape::Hub, OPTIONS);
     there_and_back(&mut other, &buffer, 1, &noise(60, 1));
 }
 
 #[test]
 fn a_copier_that_begins_and_does_not_answer_loses_the_device() {
     let fake = Fake::new();
-    let mut copier = fake.start(Via::Hub, ResidentOptions { patience: IMPATIENT, ..OPTIONS });
+    let mut copier = fake.start(Shape::Hub, ResidentOptions { patience: IMPATIENT, ..OPTIONS });
     copier.park().unwrap();
     fake.behave(Behaviour::Stuck);
     let buffer = fake.device(64);
@@ -294,7 +302,7 @@ fn a_copier_that_begins_and_does_not_answer_loses_the_device() {
 fn a_fault_of_the_kernel_loses_the_device() {
     for (behaviour, expected) in [(Behaviour::Faulty, "CUDA_ERROR_ILLEGAL_ADDRESS"), (Behaviour::Silent, "is lost")] {
         let fake = Fake::new();
-        let mut copier = fake.start(Via::Gpc, OPTIONS);
+        let mut copier = fake.start(Shape::Gpc, OPTIONS);
         copier.park().unwrap();
         fake.behave(behaviour);
         let buffer = fake.device(128);
@@ -309,7 +317,7 @@ fn a_fault_of_the_kernel_loses_the_device() {
 #[test]
 fn a_launch_that_fails_is_reported_and_its_command_is_not_done_later() {
     let fake = Fake::with(&["-DFAIL_CALL=\"cuLaunchKernel\"", "-DFAIL_CODE=1", "-DFAIL_AT=2"]);
-    let mut copier = fake.start(Via::Hub, OPTIONS);
+    let mut copier = fake.start(Shape::Hub, OPTIONS);
     let buffer = fake.device(64);
     let span = || buffer.claim(0..64, Access::Write).unwrap();
     copier.copy_in(&mut span(), &[1; 64]).unwrap();
@@ -323,7 +331,7 @@ fn a_launch_that_fails_is_reported_and_its_command_is_not_done_later() {
 
 fn reasons(fake: &Fake) -> Vec<Option<String>> {
     let found = fake.gpu.residents();
-    assert_eq!(found.iter().map(|(via, _)| *via).collect::<Vec<_>>(), FORMS);
+    assert_eq!(found.iter().map(|(shape, _)| *shape).collect::<Vec<_>>(), FORMS);
     found.into_iter().map(|(_, state)| state.err().map(|error| error.to_string())).collect()
 }
 
@@ -350,19 +358,19 @@ fn what_is_missing_is_named_with_a_remedy() {
 fn blocks_that_share_a_multiprocessor_are_refused() {
     let fake = Fake::new();
     fake.behave(Behaviour::Crowded);
-    let error = fake.gpu.resident(Via::Gpc4, OPTIONS).err().unwrap();
+    let error = fake.gpu.resident(Shape::Gpc4, OPTIONS).err().unwrap();
     assert!(error.to_string().contains("two of its blocks landed on one multiprocessor: [[5, 5], [5"), "{error}");
-    fake.gpu.resident(Via::Hub, OPTIONS).unwrap();
+    fake.gpu.resident(Shape::Hub, OPTIONS).unwrap();
 }
 
 #[test]
 fn mistakes_of_the_caller_are_told_and_change_nothing() {
     let fake = Fake::new();
     for piece in [0, 100, 264, 1 << 21] {
-        let error = fake.gpu.resident(Via::Hub, ResidentOptions { piece, ..OPTIONS }).err().unwrap();
+        let error = fake.gpu.resident(Shape::Hub, ResidentOptions { piece, ..OPTIONS }).err().unwrap();
         assert!(matches!(error, DeviceError::Invalid { .. }), "{piece}: {error}");
     }
-    let mut copier = fake.start(Via::Hub, OPTIONS);
+    let mut copier = fake.start(Shape::Hub, OPTIONS);
     let (there, host) = (fake.device(64), fake.gpu.pinned_buffer(64, Caching::Cached).unwrap());
     let write = |buffer: &Buffer| buffer.claim(0..64, Access::Write).unwrap();
     let read = |buffer: &Buffer| buffer.claim(0..64, Access::Read).unwrap();
@@ -391,7 +399,7 @@ fn two_copiers_share_a_gpu() {
         for seed in 0..2u64 {
             let fake = Arc::clone(&fake);
             threads.spawn(move || {
-                let mut copier = fake.start(Via::Hub, OPTIONS);
+                let mut copier = fake.start(Shape::Hub, OPTIONS);
                 let buffer = fake.device(5000);
                 for round in 0..100 {
                     there_and_back(&mut copier, &buffer, 1, &noise(4097, 2 * round + seed));

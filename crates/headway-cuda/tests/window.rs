@@ -5,7 +5,7 @@ mod support;
 
 use std::sync::{Arc, LazyLock};
 
-use headway_core::models::transfer::Via;
+use headway_core::models::transfer::Mapping;
 use headway_core::units::Bytes;
 use headway_cuda::CudaGpu;
 use headway_cuda::window::{self, Route};
@@ -31,7 +31,7 @@ headway_device::port_conformance!(mapped, open);
 #[test]
 fn the_suite_has_a_window_to_test() {
     let windows = open().unwrap().windows();
-    assert!(windows.contains(&(Via::DmaBuf, Ok(()))), "{windows:?}");
+    assert!(windows.contains(&(Mapping::DmaBuf, Ok(()))), "{windows:?}");
 }
 
 #[test]

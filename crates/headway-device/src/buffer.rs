@@ -14,7 +14,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use headway_core::models::transfer::Via;
+use headway_core::models::transfer::Mapping;
 use headway_core::units::Bytes;
 
 pub use self::loan::{lend, lend_mut};
@@ -344,8 +344,8 @@ impl Buffer {
 
     /// The form of its window, if it is device memory that has one.
     #[must_use]
-    pub fn window(&self) -> Option<Via> {
-        self.shared.memory.window().map(Window::via)
+    pub fn window(&self) -> Option<Mapping> {
+        self.shared.memory.window().map(Window::mapping)
     }
 
     /// Claims `range` until the span is dropped.

@@ -1,6 +1,7 @@
 //! What every device checks before it takes an operation.
 
-use headway_core::files::machine::{EngineClass, Method};
+use headway_core::files::machine::EngineClass;
+use headway_core::models::transfer::Method;
 
 use crate::buffer::{Access, DeviceId, Domain, Place, Span};
 use crate::gpu::{Argument, Move, Mover, Piece};

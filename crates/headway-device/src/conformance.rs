@@ -7,7 +7,8 @@ use std::io::Write as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use headway_core::files::machine::{EngineClass, Method};
+use headway_core::files::machine::EngineClass;
+use headway_core::models::transfer::Method;
 use headway_core::plan::block::{self, Header};
 use headway_core::units::Nanos;
 use headway_os::clock;

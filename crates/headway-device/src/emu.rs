@@ -10,7 +10,8 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use headway_core::files::machine::{CapacityKind, EndpointId, EngineClass, Machine, Method};
+use headway_core::files::machine::{CapacityKind, EndpointId, EngineClass, Machine};
+use headway_core::models::transfer::Method;
 use headway_core::plan::block;
 use headway_core::units::{Bytes, Nanos, Rate};
 use headway_os::sched::{Classes, Role};

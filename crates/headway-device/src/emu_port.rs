@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
 use headway_core::files::machine::{EndpointId, EngineClass, Machine};
-use headway_core::models::transfer::Via;
+use headway_core::models::transfer::{Mapping, Shape};
 use headway_core::units::{Bytes, Nanos};
 
 use gate::Gate;
@@ -35,9 +35,9 @@ const RESIDENTS_MAX: usize = 8;
 /// The two buffers through which ordinary memory is copied have this size each (`cho-2018`, on CUDA's own pinned buffers).
 const BOUNCE_BYTES: usize = 1 << 20;
 /// Every window form, in the order of preference.
-const WINDOWS: [Via; 3] = [Via::Gdrdrv, Via::Vulkan, Via::DmaBuf];
+const WINDOWS: [Mapping; 3] = [Mapping::Gdrdrv, Mapping::Vulkan, Mapping::DmaBuf];
 /// Every resident form.
-const RESIDENTS: [Via; 3] = [Via::Hub, Via::Gpc, Via::Gpc4];
+const RESIDENTS: [Shape; 3] = [Shape::Hub, Shape::Gpc, Shape::Gpc4];
 
 /// Emulated ports of this process, for copies between them.
 static PORTS: Mutex<Vec<(DeviceId, Weak<Shared>)>> = Mutex::new(Vec::new());
@@ -65,9 +65,9 @@ pub struct EmuPortSpec {
     /// What a load of 64 bytes through a window takes.
     pub load_line: Nanos,
     /// The window forms that it has.
-    pub windows: Vec<Via>,
+    pub windows: Vec<Mapping>,
     /// The resident forms that it has.
-    pub residents: Vec<Via>,
+    pub residents: Vec<Shape>,
     /// Whether copies to and from other emulated ports go directly.
     pub peers: bool,
     /// NUMA node to report.
@@ -92,7 +92,7 @@ impl EmuPortSpec {
             launch: Pace::FREE,
             piece: Pace::FREE,
             load_line: Nanos::ZERO,
-            windows: vec![Via::Vulkan, Via::DmaBuf],
+            windows: vec![Mapping::Vulkan, Mapping::DmaBuf],
             residents: RESIDENTS.to_vec(),
             peers: true,
             numa: None,
@@ -134,8 +134,8 @@ struct Shared {
     budget: Arc<Budget>,
     numa: Option<u32>,
     peers: bool,
-    windows: Vec<Via>,
-    residents_forms: Vec<Via>,
+    windows: Vec<Mapping>,
+    residents_forms: Vec<Shape>,
     load_line: Nanos,
     pace_in: Pace,
     pace_out: Pace,
@@ -222,14 +222,14 @@ impl EmuGpu {
         Place::Device { id: self.shared.id, domain: Domain::EMULATED }
     }
 
-    /// Whether `have` lists the form `via`.
-    fn form(&self, via: Via, have: &[Via]) -> Result<(), DeviceError> {
+    /// Whether `have` lists `form`.
+    fn form<T: PartialEq + std::fmt::Debug>(&self, form: T, have: &[T]) -> Result<(), DeviceError> {
         self.shared.alive()?;
-        if have.contains(&via) {
+        if have.contains(&form) {
             return Ok(());
         }
         Err(DeviceError::Unavailable {
-            what: format!("the form {via:?} on `{}`", self.shared.description.name),
+            what: format!("the form {form:?} on `{}`", self.shared.description.name),
             reason: "this emulated port was built without it".into(),
             remedy: "list it in the port's specification, or use another form".into(),
         })
@@ -268,14 +268,14 @@ impl Gpu for EmuGpu {
 
     fn device_buffer(&self, bytes: usize, reach: Reach) -> Result<Buffer, DeviceError> {
         self.shared.alive()?;
-        if let Reach::Window(via) = reach {
-            self.form(via, &self.shared.windows)?;
+        if let Reach::Window(mapping) = reach {
+            self.form(mapping, &self.shared.windows)?;
         }
         let reservation = self.shared.budget.reserve(1, 0, bytes as u64)?;
         Ok(match reach {
             Reach::Device => Buffer::new(HeapMemory::new(bytes, self.place())?, reservation),
-            Reach::Window(via) => {
-                Buffer::new(WindowedMemory::new(bytes, self.place(), via, self.shared.load_line)?, reservation)
+            Reach::Window(mapping) => {
+                Buffer::new(WindowedMemory::new(bytes, self.place(), mapping, self.shared.load_line)?, reservation)
             }
         })
     }
@@ -328,12 +328,12 @@ impl Gpu for EmuGpu {
         Ok(())
     }
 
-    fn windows(&self) -> Vec<(Via, Result<(), DeviceError>)> {
-        WINDOWS.map(|via| (via, self.form(via, &self.shared.windows))).into()
+    fn windows(&self) -> Vec<(Mapping, Result<(), DeviceError>)> {
+        WINDOWS.map(|mapping| (mapping, self.form(mapping, &self.shared.windows))).into()
     }
 
-    fn pager(&self, via: Via, buffer: &Buffer) -> Result<Box<dyn Pager>, DeviceError> {
-        self.form(via, &self.shared.windows)?;
+    fn pager(&self, mapping: Mapping, buffer: &Buffer) -> Result<Box<dyn Pager>, DeviceError> {
+        self.form(mapping, &self.shared.windows)?;
         if self.shared.pager_open.swap(true, Ordering::AcqRel) {
             return Err(DeviceError::Refused { limit: "paged windows of one device", max: 1 });
         }
@@ -346,19 +346,19 @@ impl Gpu for EmuGpu {
         }
     }
 
-    fn residents(&self) -> Vec<(Via, Result<(), DeviceError>)> {
-        RESIDENTS.map(|via| (via, self.form(via, &self.shared.residents_forms))).into()
+    fn residents(&self) -> Vec<(Shape, Result<(), DeviceError>)> {
+        RESIDENTS.map(|shape| (shape, self.form(shape, &self.shared.residents_forms))).into()
     }
 
-    fn resident(&self, via: Via, options: ResidentOptions) -> Result<Box<dyn Resident>, DeviceError> {
-        self.form(via, &self.shared.residents_forms)?;
+    fn resident(&self, shape: Shape, options: ResidentOptions) -> Result<Box<dyn Resident>, DeviceError> {
+        self.form(shape, &self.shared.residents_forms)?;
         if !(1..=PIECE_MAX).contains(&options.piece) {
             let reason = format!("pieces of {} bytes: 1 to {PIECE_MAX} can be had", options.piece);
             return Err(DeviceError::Invalid { what: "resident copier", reason });
         }
         let stage = EmuResident::stage()?;
         count(&self.shared.residents, RESIDENTS_MAX, "resident copiers of one port")?;
-        Ok(Box::new(EmuResident::start(Arc::clone(&self.shared), via, options, stage)?))
+        Ok(Box::new(EmuResident::start(Arc::clone(&self.shared), shape, options, stage)?))
     }
 }
 
@@ -425,7 +425,7 @@ mod tests {
     #[test]
     fn a_slow_window_takes_its_time_for_every_line() {
         let spec = EmuPortSpec { load_line: Nanos(100_000), ..EmuPortSpec::new("emu0") };
-        let there = EmuGpu::open(spec).device_buffer(256, Reach::Window(Via::Vulkan)).unwrap();
+        let there = EmuGpu::open(spec).device_buffer(256, Reach::Window(Mapping::Vulkan)).unwrap();
         let started = clock::now();
         there.claim(0..256, Access::Read).unwrap().load(63, &mut [0; 66]).unwrap();
         assert!(clock::now() - started >= Nanos(300_000), "66 bytes from byte 63 on lie in three lines");
@@ -446,9 +446,9 @@ mod tests {
         let pace = Pace { setup: HOUR, rate: None };
         let port = EmuGpu::open(EmuPortSpec { piece: pace, ..EmuPortSpec::new("emu0") });
         let there = port.device_buffer(4096, Reach::Device).unwrap();
-        for via in RESIDENTS {
+        for shape in RESIDENTS {
             let options = ResidentOptions { piece: 256, lease: HOUR, patience: Nanos(1_000_000) };
-            let mut resident = port.resident(via, options).unwrap();
+            let mut resident = port.resident(shape, options).unwrap();
             for _ in 0..2 {
                 let mut span = there.claim(0..4096, Access::Write).unwrap();
                 let error = resident.copy_in(&mut span, &[1; 4096]).unwrap_err();
@@ -461,9 +461,9 @@ mod tests {
     fn a_resident_copier_whose_lease_ends_at_once_copies_all_the_same() {
         let port = EmuGpu::open(EmuPortSpec::new("emu0"));
         let there = port.device_buffer(1000, Reach::Device).unwrap();
-        for via in RESIDENTS {
+        for shape in RESIDENTS {
             let options = ResidentOptions { piece: 256, lease: Nanos::ZERO, patience: HOUR };
-            let mut resident = port.resident(via, options).unwrap();
+            let mut resident = port.resident(shape, options).unwrap();
             for round in 0..50 {
                 let mut found = [0; 1000];
                 resident.copy_in(&mut there.claim(0..1000, Access::Write).unwrap(), &[round; 1000]).unwrap();
@@ -481,11 +481,11 @@ mod tests {
         drop(queues);
         port.queue(false).unwrap();
         let options = ResidentOptions { piece: 256, lease: HOUR, patience: HOUR };
-        let residents: Vec<_> = (0..RESIDENTS_MAX).map(|_| port.resident(Via::Hub, options).unwrap()).collect();
-        assert!(matches!(port.resident(Via::Hub, options).err(), Some(DeviceError::Refused { .. })));
+        let residents: Vec<_> = (0..RESIDENTS_MAX).map(|_| port.resident(Shape::Hub, options).unwrap()).collect();
+        assert!(matches!(port.resident(Shape::Hub, options).err(), Some(DeviceError::Refused { .. })));
         drop(residents);
-        port.resident(Via::Hub, options).unwrap();
+        port.resident(Shape::Hub, options).unwrap();
         let wrong = ResidentOptions { piece: PIECE_MAX + 1, ..options };
-        assert!(matches!(port.resident(Via::Hub, wrong).err(), Some(DeviceError::Invalid { .. })));
+        assert!(matches!(port.resident(Shape::Hub, wrong).err(), Some(DeviceError::Invalid { .. })));
     }
 }

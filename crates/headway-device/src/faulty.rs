@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use headway_core::models::transfer::Via;
+use headway_core::models::transfer::{Mapping, Shape};
 use headway_core::units::Nanos;
 use headway_os::clock;
 
@@ -142,23 +142,23 @@ impl Gpu for FaultyGpu {
         self.state.pageable()?;
         self.inner.copy_out(to, from)
     }
-    fn windows(&self) -> Vec<(Via, Result<(), DeviceError>)> {
+    fn windows(&self) -> Vec<(Mapping, Result<(), DeviceError>)> {
         self.inner.windows()
     }
-    fn round_trips(&self, via: Via, rounds: u32) -> Result<Vec<Nanos>, DeviceError> {
+    fn round_trips(&self, mapping: Mapping, rounds: u32) -> Result<Vec<Nanos>, DeviceError> {
         self.state.alive()?;
-        self.inner.round_trips(via, rounds)
+        self.inner.round_trips(mapping, rounds)
     }
-    fn pager(&self, via: Via, buffer: &Buffer) -> Result<Box<dyn Pager>, DeviceError> {
+    fn pager(&self, mapping: Mapping, buffer: &Buffer) -> Result<Box<dyn Pager>, DeviceError> {
         self.state.alive()?;
-        self.inner.pager(via, buffer)
+        self.inner.pager(mapping, buffer)
     }
-    fn residents(&self) -> Vec<(Via, Result<(), DeviceError>)> {
+    fn residents(&self) -> Vec<(Shape, Result<(), DeviceError>)> {
         self.inner.residents()
     }
-    fn resident(&self, via: Via, options: ResidentOptions) -> Result<Box<dyn Resident>, DeviceError> {
+    fn resident(&self, shape: Shape, options: ResidentOptions) -> Result<Box<dyn Resident>, DeviceError> {
         self.state.alive()?;
-        let inner = self.inner.resident(via, options)?;
+        let inner = self.inner.resident(shape, options)?;
         Ok(Box::new(FaultyResident { inner, state: Arc::clone(&self.state), patience: options.patience }))
     }
 }
@@ -265,8 +265,8 @@ impl FaultyResident {
 }
 
 impl Resident for FaultyResident {
-    fn via(&self) -> Via {
-        self.inner.via()
+    fn shape(&self) -> Shape {
+        self.inner.shape()
     }
     fn copy_in(&mut self, to: &mut Span, from: &[u8]) -> Result<(), DeviceError> {
         self.answer()?;
@@ -375,7 +375,7 @@ mod tests {
         assert!(bench.gpu.copy_in(&mut span, &[1]).is_err());
         let day = Nanos(86_400_000_000_000);
         let options = ResidentOptions { piece: 256, lease: day, patience: day };
-        let mut resident = bench.gpu.resident(Via::Hub, options).unwrap();
+        let mut resident = bench.gpu.resident(Shape::Hub, options).unwrap();
         assert!(matches!(resident.copy_in(&mut span, &[1]), Err(DeviceError::Timeout { .. })));
         bench.gpu.set(PortFaults::default());
         assert_eq!(resident.copy_in(&mut span, &[1]), Ok(()));

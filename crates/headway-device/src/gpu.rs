@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use headway_core::models::transfer::Via;
+use headway_core::models::transfer::{Mapping, Shape};
 use headway_core::units::Nanos;
 
 use crate::buffer::{Buffer, DeviceId, Domain, HostKind, Span};
@@ -17,7 +17,7 @@ pub enum Reach {
     /// Not at all.
     Device,
     /// Through a window on all of it, by this form.
-    Window(Via),
+    Window(Mapping),
 }
 
 /// How the CPU's caches treat pinned memory.
@@ -167,7 +167,7 @@ pub trait Queue: Send {
 /// store of the same thread).
 pub unsafe trait Window: Send + Sync {
     /// The form.
-    fn via(&self) -> Via;
+    fn mapping(&self) -> Mapping;
     /// Stores `from` at `at`; posted: returns when the CPU has handed the bytes over.
     ///
     /// # Safety
@@ -214,8 +214,8 @@ pub struct ResidentOptions {
 
 /// A copier that stays on the device and takes commands from a mailbox (Fujii 2013: microcontrollers).
 pub trait Resident: Send {
-    /// The form: [`Via::Hub`], [`Via::Gpc`] or [`Via::Gpc4`].
-    fn via(&self) -> Via;
+    /// Where it runs.
+    fn shape(&self) -> Shape;
     /// Copies ordinary memory to the device, through pinned memory of its own; complete when it returns.
     ///
     /// # Errors
@@ -296,35 +296,35 @@ pub trait Gpu: Send + Sync {
     fn copy_out(&self, to: &mut [u8], from: &Span) -> Result<(), DeviceError>;
 
     /// Every window form with why it cannot be used, if it cannot. In the order of preference.
-    fn windows(&self) -> Vec<(Via, Result<(), DeviceError>)>;
+    fn windows(&self) -> Vec<(Mapping, Result<(), DeviceError>)>;
 
-    /// Times from a store of four bytes through a window of the form `via` to the answer of a running kernel in host memory,
+    /// Times from a store of four bytes through a window of the form `mapping` to the answer of a running kernel in host memory,
     /// as the CPU sees both: `rounds` of them, in order.
     ///
     /// # Errors
     /// [`DeviceError::Unavailable`] where no kernel can look at such a window; [`DeviceError::Timeout`].
-    fn round_trips(&self, via: Via, rounds: u32) -> Result<Vec<Nanos>, DeviceError> {
+    fn round_trips(&self, mapping: Mapping, rounds: u32) -> Result<Vec<Nanos>, DeviceError> {
         let _ = rounds;
         Err(DeviceError::Unavailable {
-            what: format!("the round trip through the window `{via}`"),
+            what: format!("the round trip through the window `{mapping}`"),
             reason: "this device runs no kernel that waits for stores".into(),
             remedy: "measure it on a GPU".into(),
         })
     }
 
-    /// A small mapping moved over `buffer`, by the form `via`.
+    /// A small mapping moved over `buffer`, by the form `mapping`.
     ///
     /// # Errors
     /// [`DeviceError::Unavailable`], [`DeviceError::Refused`] while another one is open on this device.
-    fn pager(&self, via: Via, buffer: &Buffer) -> Result<Box<dyn Pager>, DeviceError>;
+    fn pager(&self, mapping: Mapping, buffer: &Buffer) -> Result<Box<dyn Pager>, DeviceError>;
 
     /// Every resident form with why it cannot be used, if it cannot.
-    fn residents(&self) -> Vec<(Via, Result<(), DeviceError>)>;
+    fn residents(&self) -> Vec<(Shape, Result<(), DeviceError>)>;
 
     /// Starts a resident copier.
     ///
     /// # Errors
     /// [`DeviceError::Unavailable`] (kernel time limit, architecture), [`DeviceError::KernelLoad`],
     /// [`DeviceError::Driver`].
-    fn resident(&self, via: Via, options: ResidentOptions) -> Result<Box<dyn Resident>, DeviceError>;
+    fn resident(&self, shape: Shape, options: ResidentOptions) -> Result<Box<dyn Resident>, DeviceError>;
 }

@@ -18,7 +18,8 @@ pub mod port_conformance;
 
 use std::sync::Arc;
 
-use headway_core::files::machine::{EngineClass, Method};
+use headway_core::files::machine::EngineClass;
+use headway_core::models::transfer::Method;
 use headway_core::units::{Bytes, Nanos};
 use headway_os::sched::Classes;
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use headway_core::models::transfer::Via;
+use headway_core::models::transfer::{Mapping, Shape};
 use headway_core::units::{Bytes, Nanos, Rate};
 use headway_device::Limits;
 use headway_device::emu_port::{EmuGpu, EmuPortSpec, Pace};
@@ -20,8 +20,8 @@ fn narrow() -> EmuPortSpec {
         half_duplex: true,
         piece: pace(100, 10_000_000_000),
         load_line: Nanos(10),
-        windows: vec![Via::Gdrdrv],
-        residents: vec![Via::Gpc4],
+        windows: vec![Mapping::Gdrdrv],
+        residents: vec![Shape::Gpc4],
         memory_bytes: Bytes(64 << 20),
         limits: Limits {
             outstanding_per_engine_max: 4,

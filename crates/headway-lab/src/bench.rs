@@ -19,8 +19,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::{fs, io};
 
-use headway_core::files::machine::{EndpointId, Machine, Method};
-use headway_core::models::transfer::{Direction, HostMemory, Profile, Way};
+use headway_core::files::machine::{EndpointId, Machine};
+use headway_core::models::transfer::{Direction, HostMemory, Method, Profile};
 use headway_core::units::{Bytes, Nanos};
 use headway_runtime::copy::{Copier, CopyOptions};
 use serde::Serialize;
@@ -51,7 +51,7 @@ pub struct Options {
     /// Sizes of the table of ways; `None` = 64 B to 1 GiB.
     pub sizes: Option<Vec<Bytes>>,
     /// Methods to look at; empty = all.
-    pub ways: Vec<Method>,
+    pub methods: Vec<Method>,
     /// Folder for figures, plots and summary.
     pub out: PathBuf,
     /// Fewer and smaller points.
@@ -160,21 +160,21 @@ struct Bench<'b, 'a> {
 
 impl Bench<'_, '_> {
     fn make(mut self) -> Result<(Self, Option<Prediction>), Error> {
-        let ways = self.usable();
+        let methods = self.usable();
         let most = self.bytes_max();
         let mut rig = Rig::new(&self.copier, 0, Wish { bytes_max: most, pinned: true, huge_pages: false })?;
         let place = Place::settle(&mut rig)?;
         self.place = place.as_ref().map(|place| place.found().to_string());
         // First: what else the host does changes within minutes, and the profile may just have been measured.
-        let prediction = self.predict(&mut rig, &ways)?;
-        self.table(&mut rig, &ways)?;
-        self.automatic(&mut rig, &ways)?;
+        let prediction = self.predict(&mut rig, &methods)?;
+        self.table(&mut rig, &methods)?;
+        self.automatic(&mut rig, &methods)?;
         // Threads of bulk copies may run anywhere.
         drop(place);
-        self.small(&mut rig, &ways)?;
+        self.small(&mut rig, &methods)?;
         self.many(&mut rig)?;
         if self.copier.ports().len() > 1 {
-            self.multipath(&mut rig, &ways)?;
+            self.multipath(&mut rig, &methods)?;
             drop(rig);
             self.together()?;
         }
@@ -183,22 +183,23 @@ impl Bench<'_, '_> {
     }
 
     /// Ways of the first GPU that were asked for and can be used.
-    fn usable(&mut self) -> Vec<Way> {
-        let mut ways = Vec::new();
-        let asked = &self.options.ways;
+    fn usable(&mut self) -> Vec<Method> {
+        let mut methods = Vec::new();
+        let asked = &self.options.methods;
         for probe in self.copier.probe().into_iter().filter(|probe| probe.gpu == 0) {
             // The driver and pinned memory are what all is compared with.
-            let reference = probe.way == Way::of(Method::Pageable) || probe.way == Way::of(Method::Dma);
-            if probe.way.method == Method::Peer || !(asked.is_empty() || asked.contains(&probe.way.method) || reference)
+            let reference = probe.method == Method::Pageable || probe.method == Method::Dma;
+            if probe.method == Method::Peer
+                || !(asked.is_empty() || asked.iter().any(|asked| asked.word() == probe.method.word()) || reference)
             {
                 continue;
             }
             match probe.usable {
-                Ok(()) => ways.push(probe.way),
-                Err(error) => self.session.warnings.push(format!("{} is left out: {error}", probe.way)),
+                Ok(()) => methods.push(probe.method),
+                Err(error) => self.session.warnings.push(format!("{} is left out: {error}", probe.method)),
             }
         }
-        ways
+        methods
     }
 
     /// Sizes of the table of ways.
@@ -284,26 +285,26 @@ impl Report {
                     .iter()
                     .filter(move |row| row.part == targets::AUTO && (row.direction, row.memory) == (direction, memory))
             };
-            let mut ways: Vec<&str> = rows().map(|row| row.way.as_str()).collect();
-            ways.sort_unstable();
-            ways.dedup();
+            let mut methods: Vec<&str> = rows().map(|row| row.method.as_str()).collect();
+            methods.sort_unstable();
+            methods.dedup();
             let lines = |value: fn(&Row, Nanos) -> f64| {
-                let line = |way: &&str| {
-                    let own = || rows().filter(|row| row.way == *way);
+                let line = |method: &&str| {
+                    let own = || rows().filter(|row| row.method == *method);
                     let bar = |row: &Row| {
                         let (median, p99) = (value(row, row.median), value(row, row.p99.unwrap_or(row.median)));
                         (row.bytes.0 as f64, median.min(p99), median.max(p99))
                     };
-                    Line::new(*way, own().map(|row| (row.bytes.0 as f64, value(row, row.median))).collect())
+                    Line::new(*method, own().map(|row| (row.bytes.0 as f64, value(row, row.median))).collect())
                         .bars(own().map(bar).collect())
                 };
-                ways.iter().map(line).collect::<Vec<_>>()
+                methods.iter().map(line).collect::<Vec<_>>()
             };
             let figure = |what: &str, y: &str, value| {
                 Figure::new(format!("{what}, {direction}, {memory} memory"), self.source, ["bytes", y], lines(value))
                     .bars(TO_P99)
             };
-            if ways.is_empty() {
+            if methods.is_empty() {
                 continue;
             }
             let time = figure("median time", "us", |_, time| time.0 as f64 / 1e3);

@@ -18,7 +18,7 @@ fn a_comparison_leaves_rows_plots_and_a_summary_with_every_target() {
         machine: None,
         gpus: Some(2),
         sizes: Some(vec![Bytes(64), Bytes(64 << 10)]),
-        ways: Vec::new(),
+        methods: Vec::new(),
         out: out.clone(),
         quick: true,
         interrupt: Arc::new(AtomicBool::new(false)),

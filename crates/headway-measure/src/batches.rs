@@ -5,8 +5,9 @@
 
 use std::sync::Arc;
 
-use headway_core::files::machine::{EngineClass, Machine, Method, RouteId};
+use headway_core::files::machine::{EngineClass, Machine, RouteId};
 use headway_core::models::interconnect::{BatchBlock, Trial};
+use headway_core::models::transfer::Method;
 use headway_core::units::{Bytes, NANOS_PER_SECOND, Nanos};
 use headway_device::DeviceError;
 use headway_device::buffer::Access;

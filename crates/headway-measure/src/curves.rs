@@ -5,8 +5,8 @@ mod many;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use headway_core::files::machine::{EndpointId, Method};
-use headway_core::models::transfer::{Curve, Direction, HostMemory, Key, Load, Point, Profile, Via, Way};
+use headway_core::files::machine::EndpointId;
+use headway_core::models::transfer::{Curve, Direction, HostMemory, Key, Load, Method, Point, Profile};
 use headway_core::units::{Bytes, Nanos};
 use headway_device::DeviceError;
 use headway_device::buffer::Access;
@@ -87,11 +87,10 @@ struct Taken {
 
 /// Host memory that `way` is measured with. CPUs reach pinned memory like any other, so that `window` needs no curve of its
 /// own for it.
-pub fn memories(way: Way, direction: Direction) -> Vec<HostMemory> {
-    let mut memories = match way.method {
-        Method::Dma if way.via.is_none() => vec![HostMemory::Pinned],
-        Method::Kernel => vec![HostMemory::Pinned],
-        Method::Resident | Method::Multipath => vec![HostMemory::Pinned, HostMemory::Warm],
+pub fn memories(method: Method, direction: Direction) -> Vec<HostMemory> {
+    let mut memories = match method {
+        Method::Dma | Method::Kernel => vec![HostMemory::Pinned],
+        Method::Resident(_) | Method::Multipath => vec![HostMemory::Pinned, HostMemory::Warm],
         Method::Peer => Vec::new(),
         _ => vec![HostMemory::Warm],
     };
@@ -103,27 +102,21 @@ pub fn memories(way: Way, direction: Direction) -> Vec<HostMemory> {
 }
 
 /// Whether `way` is measured with `bytes` bytes.
-pub fn measures(way: Way, direction: Direction, bytes: u64) -> bool {
-    match way.method {
-        Method::Window | Method::PagedWindow => {
+pub fn measures(method: Method, direction: Direction, bytes: u64) -> bool {
+    match method {
+        Method::Window(_) | Method::PagedWindow(_) => {
             bytes <= if direction == Direction::H2d { STORES_MAX } else { LOADS_MAX }
         }
-        Method::Resident => bytes <= RESIDENT_MAX,
-        Method::Staged => bytes >= STAGED_MIN,
-        Method::Dma if way.via.is_some() => bytes >= STAGED_MIN,
+        Method::Resident(_) => bytes <= RESIDENT_MAX,
+        Method::Staged | Method::Register => bytes >= STAGED_MIN,
         Method::Multipath => bytes >= MULTIPATH_MIN,
         Method::Pageable | Method::Dma | Method::Kernel | Method::Peer => true,
     }
 }
 
 /// Whether copies by `way` need device memory with a window.
-pub const fn needs_window(way: Way) -> bool {
-    matches!(way.method, Method::Window | Method::PagedWindow)
-}
-
-/// The window that copies by `way` need.
-pub fn window_of(way: Way) -> Option<Via> {
-    way.via.filter(|_| needs_window(way))
+pub const fn needs_window(method: Method) -> bool {
+    matches!(method, Method::Window(_) | Method::PagedWindow(_))
 }
 
 /// Takes curves on one GPU.
@@ -135,23 +128,25 @@ pub struct Taker<'s, 'a> {
     pub thrift: Thrift,
     pub lines: BTreeMap<Key, Line>,
     /// Ways that failed, which are left out.
-    pub dropped: Vec<(Way, String)>,
+    pub dropped: Vec<(Method, String)>,
 }
 
 impl Taker<'_, '_> {
     /// Measures `ways` in both directions with nothing else going on, more closely where the fastest one changes. At each size all
     /// ways take turns.
-    pub fn alone(&mut self, rig: &mut Rig, ways: &[Way]) -> Result<(), Error> {
+    pub fn alone(&mut self, rig: &mut Rig, methods: &[Method]) -> Result<(), Error> {
         let directions = [Direction::H2d, Direction::D2h];
         self.session.phase("alone", directions.len() * self.sizes.len());
         for direction in directions {
-            let mut last: BTreeMap<(Way, HostMemory), Nanos> = BTreeMap::new();
+            let mut last: BTreeMap<(Method, HostMemory), Nanos> = BTreeMap::new();
             for bytes in self.sizes.clone() {
                 let patience = self.thrift.patience;
-                let kinds = ways.iter().flat_map(|&way| memories(way, direction).into_iter().map(move |m| (way, m)));
+                let kinds = methods
+                    .iter()
+                    .flat_map(|&method| memories(method, direction).into_iter().map(move |m| (method, m)));
                 let kinds = kinds.filter(|kind| measures(kind.0, direction, bytes));
                 let kinds = kinds.filter(|kind| last.get(kind).is_none_or(|last| *last <= patience));
-                let kinds: Vec<(Way, HostMemory)> = kinds.filter(|kind| !self.is_dropped(kind.0)).collect();
+                let kinds: Vec<(Method, HostMemory)> = kinds.filter(|kind| !self.is_dropped(kind.0)).collect();
                 self.in_turns(rig, direction, &kinds, bytes, "")?;
                 for kind in kinds {
                     let key = self.key(kind, direction);
@@ -174,7 +169,7 @@ impl Taker<'_, '_> {
         for bytes in self.sizes.clone() {
             let lines = || self.lines_alone(direction).filter(|(_, line)| line.points.contains_key(&bytes));
             if lines().any(|(_, line)| is_doubtful(&line.points, bytes)) {
-                let kinds: Vec<_> = lines().map(|(key, _)| (key.way, key.memory)).collect();
+                let kinds: Vec<_> = lines().map(|(key, _)| (key.method, key.memory)).collect();
                 self.in_turns(rig, direction, &kinds, bytes, " again")?;
             }
             self.session.go_on()?;
@@ -182,12 +177,12 @@ impl Taker<'_, '_> {
         Ok(())
     }
 
-    fn is_dropped(&self, way: Way) -> bool {
-        self.dropped.iter().any(|(dropped, _)| *dropped == way)
+    fn is_dropped(&self, method: Method) -> bool {
+        self.dropped.iter().any(|(dropped, _)| *dropped == method)
     }
 
-    fn key(&self, (way, memory): (Way, HostMemory), direction: Direction) -> Key {
-        Key { gpu: self.gpu, peer: None, way, direction, memory, load: Load::Alone, active: 1, pieces: 1 }
+    fn key(&self, (method, memory): (Method, HostMemory), direction: Direction) -> Key {
+        Key { gpu: self.gpu, peer: None, method, direction, memory, load: Load::Alone, active: 1, pieces: 1 }
     }
 
     /// A point of each of `kinds`, timed in turns; `note` tells them from others of this size in the journal. A way that fails is
@@ -196,24 +191,24 @@ impl Taker<'_, '_> {
         &mut self,
         rig: &mut Rig,
         direction: Direction,
-        kinds: &[(Way, HostMemory)],
+        kinds: &[(Method, HostMemory)],
         bytes: u64,
         note: &str,
     ) -> Result<(), Error> {
-        let name = |(way, memory): &(Way, HostMemory)| {
-            format!("gpu{} {way} {direction} {memory} {} {bytes}{note}", rig.gpu(), Load::Alone)
+        let name = |(method, memory): &(Method, HostMemory)| {
+            format!("gpu{} {method} {direction} {memory} {} {bytes}{note}", rig.gpu(), Load::Alone)
         };
         let names: Vec<String> = kinds.iter().map(name).collect();
         let effort = self.thrift.of(bytes);
         let taken: Vec<Result<Taken, String>> = self.session.step(&names.join(", "), |session| {
-            let entrant = |(name, (way, memory)): (&String, &(Way, HostMemory))| {
-                let (how, window) = (How::By(*way), window_of(*way));
+            let entrant = |(name, (method, memory)): (&String, &(Method, HostMemory))| {
+                let (how, window) = (How::By(*method), method.mapping());
                 Entrant::new(name.clone(), Shot { how, direction, memory: *memory, bytes: bytes as usize, window })
             };
             let mut entrants: Vec<Entrant> = names.iter().zip(kinds).map(entrant).collect();
             let rules = Rules { effort, parks: true, spares: false, undecided: None };
             turns::take(session, rig, &mut entrants, rules)?;
-            let result = |(entrant, (way, _)): (Entrant, &(Way, HostMemory))| {
+            let result = |(entrant, (method, _)): (Entrant, &(Method, HostMemory))| {
                 let done = entrant.figures();
                 match (entrant.failed, done) {
                     (Some(error), _) if is_fatal(&error) => Err(error),
@@ -221,7 +216,7 @@ impl Taker<'_, '_> {
                     (None, None) => Err(headway::Error::Interrupted.into()),
                     (None, Some(done)) => {
                         session.keep(&entrant.name, &entrant.times)?;
-                        let posted = is_posted(*way, direction).then(|| Figures::of(&entrant.calls)).flatten();
+                        let posted = is_posted(*method, direction).then(|| Figures::of(&entrant.calls)).flatten();
                         Ok(Ok(Taken { done, posted }))
                     }
                 }
@@ -244,21 +239,21 @@ impl Taker<'_, '_> {
         line.posted.extend(posted.map(|posted| (bytes, known(&line.posted, posted))));
     }
 
-    fn leave_out(&mut self, way: Way, why: &str) {
-        if !self.is_dropped(way) {
-            let why = format!("{way} is left out: {why}");
+    fn leave_out(&mut self, method: Method, why: &str) {
+        if !self.is_dropped(method) {
+            let why = format!("{method} is left out: {why}");
             self.session.warnings.push(why.clone());
-            self.dropped.push((way, why));
+            self.dropped.push((method, why));
         }
-        self.lines.retain(|key, _| key.way != way);
+        self.lines.retain(|key, _| key.method != method);
     }
 
     /// Measures small copies by those of `ways` that are for such, beside each of `loads`.
-    pub fn beside(&mut self, rig: &mut Rig, ways: &[Way], loads: &[Load]) -> Result<(), Error> {
-        let ways: Vec<Way> = ways.iter().copied().filter(|way| is_for_small(*way)).collect();
+    pub fn beside(&mut self, rig: &mut Rig, methods: &[Method], loads: &[Load]) -> Result<(), Error> {
+        let methods: Vec<Method> = methods.iter().copied().filter(|method| is_for_small(*method)).collect();
         let small = self.sizes.iter().copied().filter(|size| LOADED.contains(size)).collect();
         let all = std::mem::replace(&mut self.sizes, small);
-        self.session.phase("beside", 2 * loads.len() * ways.len() * self.sizes.len());
+        self.session.phase("beside", 2 * loads.len() * methods.len() * self.sizes.len());
         if self.sizes.is_empty() {
             self.sizes = all;
             return Ok(());
@@ -266,8 +261,8 @@ impl Taker<'_, '_> {
         for &load in loads {
             for direction in [Direction::H2d, Direction::D2h] {
                 let bulk = Bulk::start(rig.port(), direction, load, BULK_CHUNK.min(rig.bytes_max()))?;
-                for &way in &ways {
-                    self.line(rig, way, direction, memories(way, direction)[0], load)?;
+                for &method in &methods {
+                    self.line(rig, method, direction, memories(method, direction)[0], load)?;
                 }
                 bulk.stop()?;
             }
@@ -280,7 +275,7 @@ impl Taker<'_, '_> {
     fn line(
         &mut self,
         rig: &mut Rig,
-        way: Way,
+        method: Method,
         direction: Direction,
         memory: HostMemory,
         load: Load,
@@ -289,8 +284,8 @@ impl Taker<'_, '_> {
         rig.copier().park()?;
         let mut last = Nanos::ZERO;
         for bytes in self.sizes.clone() {
-            if measures(way, direction, bytes) && !self.is_dropped(way) && last <= self.thrift.patience {
-                let taken = self.point(rig, (way, direction, memory, load), bytes)?;
+            if measures(method, direction, bytes) && !self.is_dropped(method) && last <= self.thrift.patience {
+                let taken = self.point(rig, (method, direction, memory, load), bytes)?;
                 last = taken.map_or(last, |figures| figures.median);
             }
             self.session.advance()?;
@@ -302,12 +297,12 @@ impl Taker<'_, '_> {
     fn point(
         &mut self,
         rig: &mut Rig,
-        (way, direction, memory, load): (Way, Direction, HostMemory, Load),
+        (method, direction, memory, load): (Method, Direction, HostMemory, Load),
         bytes: u64,
     ) -> Result<Option<Figures>, Error> {
-        let key = Key { load, ..self.key((way, memory), direction) };
-        let shot = Shot { how: How::By(way), direction, memory, bytes: bytes as usize, window: window_of(way) };
-        let name = format!("gpu{} {way} {direction} {memory} {load} {bytes}", rig.gpu());
+        let key = Key { load, ..self.key((method, memory), direction) };
+        let shot = Shot { how: How::By(method), direction, memory, bytes: bytes as usize, window: method.mapping() };
+        let name = format!("gpu{} {method} {direction} {memory} {load} {bytes}", rig.gpu());
         let effort = self.thrift.of(bytes);
         let taken = self.session.step(&name, |session| {
             let mut calls = Vec::new();
@@ -321,7 +316,7 @@ impl Taker<'_, '_> {
             })?;
             rig.compare()?;
             let counted = &calls[calls.len() - done.n as usize..];
-            let posted = is_posted(way, direction).then(|| Figures::of(counted)).flatten();
+            let posted = is_posted(method, direction).then(|| Figures::of(counted)).flatten();
             Ok(Taken { done, posted })
         });
         match taken {
@@ -331,7 +326,7 @@ impl Taker<'_, '_> {
             }
             Err(error) if is_fatal(&error) => Err(error),
             Err(error) => {
-                self.leave_out(way, &chain(&error));
+                self.leave_out(method, &chain(&error));
                 Ok(None)
             }
         }
@@ -350,7 +345,7 @@ impl Taker<'_, '_> {
             if first == second || !measures(first, direction, high) || !measures(second, direction, low) {
                 continue;
             }
-            let kinds = [first, second].map(|way| (way, memory));
+            let kinds = [first, second].map(|method| (method, memory));
             for _ in 0..BISECT_MAX {
                 // Beyond small sizes, on a multiple of 64 bytes: the step of the copy loops.
                 let grain = if low >= 1024 { 64 } else { 1 };
@@ -379,15 +374,15 @@ impl Taker<'_, '_> {
     }
 
     /// Whether what `kind` took for `bytes` bytes is doubtful.
-    fn doubts(&self, kind: (Way, HostMemory), direction: Direction, bytes: u64) -> bool {
+    fn doubts(&self, kind: (Method, HostMemory), direction: Direction, bytes: u64) -> bool {
         self.lines.get(&self.key(kind, direction)).is_some_and(|line| is_doubtful(&line.points, bytes))
     }
 
     /// The way with the least median at `bytes`, of those measured there.
-    fn winner(&self, direction: Direction, memory: HostMemory, bytes: u64) -> Option<Way> {
+    fn winner(&self, direction: Direction, memory: HostMemory, bytes: u64) -> Option<Method> {
         let lines = self.lines_alone(direction).filter(|(key, _)| key.memory == memory);
-        let at = lines.filter_map(|(key, line)| line.points.get(&bytes).map(|figures| (figures.median, key.way)));
-        at.min().map(|(_, way)| way)
+        let at = lines.filter_map(|(key, line)| line.points.get(&bytes).map(|figures| (figures.median, key.method)));
+        at.min().map(|(_, method)| method)
     }
 }
 
@@ -399,13 +394,12 @@ fn is_doubtful(points: &BTreeMap<u64, Figures>, bytes: u64) -> bool {
 }
 
 /// Ways whose small copies are measured beside bulk ones.
-fn is_for_small(way: Way) -> bool {
-    let plain_dma = way.method == Method::Dma && way.via.is_none();
-    plain_dma || matches!(way.method, Method::Pageable | Method::Window | Method::Resident)
+fn is_for_small(method: Method) -> bool {
+    matches!(method, Method::Dma | Method::Pageable | Method::Window(_) | Method::Resident(_))
 }
 
-pub const fn is_posted(way: Way, direction: Direction) -> bool {
-    needs_window(way) && matches!(direction, Direction::H2d)
+pub const fn is_posted(method: Method, direction: Direction) -> bool {
+    needs_window(method) && matches!(direction, Direction::H2d)
 }
 
 /// Whether measuring cannot go on after `error` with other ways.
@@ -442,7 +436,7 @@ pub fn keep(profile: &mut Profile, lines: &BTreeMap<Key, Line>) {
     };
     for (key, line) in lines {
         // CPUs reach pinned memory like any other.
-        let pinned = (needs_window(key.way) && key.memory == HostMemory::Warm)
+        let pinned = (needs_window(key.method) && key.memory == HostMemory::Warm)
             .then(|| Key { memory: HostMemory::Pinned, ..key.clone() });
         for key in pinned.iter().chain([key]) {
             if let Some(found) = curve(&line.points) {
@@ -460,16 +454,16 @@ pub fn together(
     session: &mut Session<'_>,
     gpus: &[EndpointId],
     rigs: &mut [Rig],
-    hows: &[(Way, Direction, HostMemory, How)],
+    hows: &[(Method, Direction, HostMemory, How)],
     (sizes, thrift): (&[u64], Thrift),
 ) -> Result<BTreeMap<Key, Line>, Error> {
     let mut lines: BTreeMap<Key, Line> = BTreeMap::new();
     let active = u32::try_from(rigs.len()).unwrap_or(u32::MAX);
     session.phase("together", hows.len() * sizes.len());
-    for &(way, direction, memory, how) in hows {
+    for &(method, direction, memory, how) in hows {
         for &bytes in sizes {
-            if measures(way, direction, bytes) {
-                let name = format!("all {way} {direction} {memory} {bytes}");
+            if measures(method, direction, bytes) {
+                let name = format!("all {method} {direction} {memory} {bytes}");
                 let shot = Shot { how, direction, memory, bytes: bytes as usize, window: None };
                 let mut each: Vec<Vec<Nanos>> = vec![Vec::new(); rigs.len()];
                 let all: Vec<Figures> = session.step(&name, |session| {
@@ -487,7 +481,7 @@ pub fn together(
                     Ok(each.iter().filter_map(|times| Figures::of(times)).collect())
                 })?;
                 for (&gpu, figures) in gpus.iter().zip(all) {
-                    let key = Key { gpu, peer: None, way, direction, memory, load: Load::Alone, active, pieces: 1 };
+                    let key = Key { gpu, peer: None, method, direction, memory, load: Load::Alone, active, pieces: 1 };
                     lines.entry(key).or_default().points.insert(bytes, figures);
                 }
             }
@@ -502,7 +496,7 @@ pub fn peer_key(gpu: EndpointId, peer: EndpointId) -> Key {
     Key {
         gpu,
         peer: Some(peer),
-        way: Way::of(Method::Peer),
+        method: Method::Peer,
         direction: Direction::Peer,
         memory: HostMemory::Pinned,
         load: Load::Alone,

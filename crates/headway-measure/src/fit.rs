@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use headway_core::files::machine::{CapacityKind, Endpoint, EndpointId, EndpointKind, Machine, Method};
+use headway_core::files::machine::{CapacityKind, Endpoint, EndpointId, EndpointKind, Machine};
 use headway_core::models::transfer::fit::{self, Node, Sample};
-use headway_core::models::transfer::{Direction, Stamp};
+use headway_core::models::transfer::{Direction, Method, Stamp};
 use headway_core::units::{Nanos, Rate};
 use headway_device::gpu::Gpu;
 use headway_os::topology::SYSFS;

@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use headway_core::files::machine::{EngineClass, KernelCost, Method};
+use headway_core::files::machine::{EngineClass, KernelCost};
 use headway_core::files::workload::Cipher;
+use headway_core::models::transfer::Method;
 use headway_core::plan::block;
 use headway_core::units::{Bytes, Nanos, Rate};
 use headway_device::buffer::Access;

@@ -50,8 +50,8 @@ use std::sync::atomic::AtomicBool;
 use std::time::{SystemTime, UNIX_EPOCH};
 use std::{fs, io};
 
-use headway_core::files::machine::{self, EndpointId, Machine, Method};
-use headway_core::models::transfer::{Direction, HostMemory, Key, Load, Profile, Tuning, TuningKey, Way};
+use headway_core::files::machine::{self, EndpointId, Machine};
+use headway_core::models::transfer::{Direction, HostMemory, Key, Load, Method, Profile, Tuning, TuningKey};
 use headway_core::units::{Bytes, Nanos};
 use headway_device::gpu::Gpu;
 use headway_os::{affinity, copy};
@@ -327,19 +327,19 @@ impl Measurement<'_> {
         let gpus: Vec<EndpointId> = self.machine.gpus().collect();
         self.kernels()?;
         let copier = self.copier(&gpus)?;
-        let ways = usable(&copier, gpus.len());
-        if self.options.does(Step::Staging) && ways.iter().any(|ways| ways.contains(&Way::of(Method::Staged))) {
+        let methods = usable(&copier, gpus.len());
+        if self.options.does(Step::Staging) && methods.iter().any(|methods| methods.contains(&Method::Staged)) {
             self.staging(&copier, &gpus)?;
         }
         drop(copier);
         // From here on `staged` works as it was found to work best, with threads that may run wherever this one may now.
         let copier = self.copier(&gpus)?;
-        if ways.iter().any(|ways| ways.contains(&Way::of(Method::Staged))) {
+        if methods.iter().any(|methods| methods.contains(&Method::Staged)) {
             copier.prepare()?;
         }
-        self.curves(&copier, &gpus, &ways)?;
+        self.curves(&copier, &gpus, &methods)?;
         if self.options.does(Step::Together) && gpus.len() > 1 {
-            self.together(&copier, &gpus, &ways)?;
+            self.together(&copier, &gpus, &methods)?;
         }
         drop(copier);
         let profile = self.machine.profile.clone();
@@ -427,7 +427,7 @@ impl Measurement<'_> {
         Ok(())
     }
 
-    fn curves(&mut self, copier: &Arc<Copier>, gpus: &[EndpointId], ways: &[Vec<Way>]) -> Result<(), Error> {
+    fn curves(&mut self, copier: &Arc<Copier>, gpus: &[EndpointId], methods: &[Vec<Method>]) -> Result<(), Error> {
         let (sizes, thrift, bytes_max) = (self.options.copy_sizes(), self.options.thrift(), self.options.size_max());
         let (does_curves, does_beside) = (self.options.does(Step::Curves), self.options.does(Step::Beside));
         if !does_curves && !does_beside {
@@ -447,13 +447,13 @@ impl Measurement<'_> {
             };
             if does_curves {
                 let place = Place::settle(&mut rig)?;
-                taker.alone(&mut rig, &ways[first])?;
+                taker.alone(&mut rig, &methods[first])?;
                 // Threads that gather and copy in bulk may run anywhere.
                 drop(place);
-                taker.many(&rig, &ways[first])?;
+                taker.many(&rig, &methods[first])?;
             }
             if does_beside {
-                taker.beside(&mut rig, &ways[first], &[Load::BulkSame, Load::BulkOpposite])?;
+                taker.beside(&mut rig, &methods[first], &[Load::BulkSame, Load::BulkOpposite])?;
             }
             for &gpu in &group {
                 // GPUs of one model behind equal links cost the same.
@@ -487,7 +487,7 @@ impl Measurement<'_> {
         Ok(())
     }
 
-    fn together(&mut self, copier: &Arc<Copier>, gpus: &[EndpointId], ways: &[Vec<Way>]) -> Result<(), Error> {
+    fn together(&mut self, copier: &Arc<Copier>, gpus: &[EndpointId], methods: &[Vec<Method>]) -> Result<(), Error> {
         let bytes_max = self.options.size_max().min(256 << 20);
         let mut rigs = Vec::new();
         for gpu in 0..gpus.len() {
@@ -495,13 +495,15 @@ impl Measurement<'_> {
         }
         let sizes: Vec<u64> =
             self.options.copy_sizes().into_iter().filter(|size| (1 << 20..=256 << 20).contains(size)).collect();
-        let everywhere = |way: Way| ways.iter().all(|ways| ways.contains(&way));
+        let everywhere = |method: Method| methods.iter().all(|methods| methods.contains(&method));
         let mut hows = Vec::new();
         for direction in [Direction::H2d, Direction::D2h] {
-            for way in [Method::Dma, Method::Pageable, Method::Staged].map(Way::of) {
-                if everywhere(way) {
+            for method in [Method::Dma, Method::Pageable, Method::Staged] {
+                if everywhere(method) {
                     hows.extend(
-                        curves::memories(way, direction).into_iter().map(|m| (way, direction, m, How::By(way))),
+                        curves::memories(method, direction)
+                            .into_iter()
+                            .map(|m| (method, direction, m, How::By(method))),
                     );
                 }
             }
@@ -542,14 +544,14 @@ fn header(machine: &Machine) -> Vec<&'static str> {
 }
 
 /// Ways that every probe allows, for each GPU; the others become warnings only where they are the usual ones.
-fn usable(copier: &Copier, gpus: usize) -> Vec<Vec<Way>> {
-    let mut ways = vec![Vec::new(); gpus];
+fn usable(copier: &Copier, gpus: usize) -> Vec<Vec<Method>> {
+    let mut methods = vec![Vec::new(); gpus];
     for probe in copier.probe() {
-        if probe.usable.is_ok() && probe.way.method != Method::Peer {
-            ways[probe.gpu].push(probe.way);
+        if probe.usable.is_ok() && probe.method != Method::Peer {
+            methods[probe.gpu].push(probe.method);
         }
     }
-    ways
+    methods
 }
 
 /// Positions of GPUs of the same model, which are measured once; with `each`, every one by itself.
@@ -578,12 +580,12 @@ fn search(
     space: staging::Space,
     shots: u32,
 ) -> Result<Option<Tuning>, Error> {
-    let way = Way::of(Method::Staged);
+    let method = Method::Staged;
     let effort = Effort { warm_up: 1, n_min: shots, n_max: shots, time: Nanos::ZERO };
     let names: Vec<String> = rigs.iter().map(|rig| rig.gpu().to_string()).collect();
     let found = staging::search(space, |tuning, least| {
         let limit = Nanos(least.0.saturating_mul(BEHIND_PERCENT) / 100);
-        let how = How::Tuned(way, tuning);
+        let how = How::Tuned(method, tuning);
         let shot = Shot { how, direction, memory, bytes: space.bytes.0 as usize, window: None };
         let Tuning { threads, buffer, stores, in_flight } = tuning;
         let key =

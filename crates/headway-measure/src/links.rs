@@ -1,7 +1,7 @@
 //! Rates and set-up times of a node, from measured sets, small batches and curves, put into its machine.
 
-use headway_core::files::machine::{Machine, Method};
-use headway_core::models::transfer::{Direction, HostMemory, Key, Load, Profile, Way};
+use headway_core::files::machine::Machine;
+use headway_core::models::transfer::{Direction, HostMemory, Key, Load, Method, Profile};
 use headway_core::units::{Bytes, Nanos, Rate};
 
 use super::batches::{Bed, Block, Lazy};
@@ -116,7 +116,7 @@ pub fn put_curves(machine: &mut Machine, profile: &Profile) {
             let key = |active| Key {
                 gpu: id,
                 peer: None,
-                way: Way::of(Method::Pageable),
+                method: Method::Pageable,
                 direction,
                 memory: HostMemory::Warm,
                 load: Load::Alone,

@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use headway_core::files::machine::{
     Capacity, CapacityId, CapacityKind, Endpoint, EndpointId, EndpointKind, Engine, EngineClass, EngineId, Machine,
-    Method, Route,
+    Route,
 };
+use headway_core::models::transfer::Method;
 use headway_core::units::{Nanos, PPM, Rate};
 use headway_device::gpu::Gpu;
 use headway_os::topology;

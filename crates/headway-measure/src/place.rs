@@ -5,8 +5,7 @@
 
 use std::fmt;
 
-use headway_core::files::machine::Method;
-use headway_core::models::transfer::{Direction, HostMemory, Way};
+use headway_core::models::transfer::{Direction, HostMemory, Method};
 use headway_core::units::Nanos;
 use headway_device::Source;
 use headway_os::affinity::{self, Aside};
@@ -69,7 +68,7 @@ impl Place {
 fn cost(rig: &mut Rig) -> Result<Nanos, Error> {
     let mut sum = Nanos::ZERO;
     for direction in [Direction::H2d, Direction::D2h] {
-        let shot = shot(Way::of(Method::Pageable), direction, BYTES.min(rig.bytes_max()));
+        let shot = shot(Method::Pageable, direction, BYTES.min(rig.bytes_max()));
         let mut times = Vec::new();
         for turn in 0..COPIES {
             let timing = rig.shoot(&shot, turn)?;
@@ -80,8 +79,8 @@ fn cost(rig: &mut Rig) -> Result<Nanos, Error> {
     Ok(sum)
 }
 
-fn shot(way: Way, direction: Direction, bytes: usize) -> Shot {
-    Shot { how: How::By(way), direction, memory: HostMemory::Warm, bytes, window: None }
+fn shot(method: Method, direction: Direction, bytes: usize) -> Shot {
+    Shot { how: How::By(method), direction, memory: HostMemory::Warm, bytes, window: None }
 }
 
 impl fmt::Display for Found {

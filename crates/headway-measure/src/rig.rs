@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use headway_core::files::machine::Method;
-use headway_core::models::transfer::{Direction, HostMemory, Via, Way};
+use headway_core::models::transfer::{self, Direction, HostMemory, Method};
 use headway_core::units::Nanos;
 use headway_device::buffer::Access;
 use headway_device::gpu::{Caching, Gpu, Reach};
@@ -40,7 +39,7 @@ pub struct Shot {
     /// Length.
     pub bytes: usize,
     /// The window that the device memory has.
-    pub window: Option<Via>,
+    pub window: Option<transfer::Mapping>,
 }
 
 /// What one copy took.
@@ -53,7 +52,7 @@ pub struct Timing {
     /// CPU time of all threads of the process meanwhile, of copies from 1 MiB on.
     pub cpu: Option<Nanos>,
     /// How it was made.
-    pub way: Way,
+    pub method: Method,
 }
 
 /// Memory at both ends of one GPU.
@@ -68,7 +67,7 @@ pub struct Rig {
     /// The same random bytes pinned, and pinned memory to copy to.
     pinned: Option<(Buffer, Buffer)>,
     plain: Ends,
-    windowed: Vec<(Via, Ends)>,
+    windowed: Vec<(transfer::Mapping, Ends)>,
     last: Option<Last>,
 }
 
@@ -107,10 +106,10 @@ impl Rig {
         landing.fill(0x5a);
         let plain = Ends::new(port.as_ref(), &source, bytes, Reach::Device)?;
         let mut windowed = Vec::new();
-        for (via, _) in port.windows().into_iter().filter(|(_, usable)| usable.is_ok()) {
+        for (mapping, _) in port.windows().into_iter().filter(|(_, usable)| usable.is_ok()) {
             // A window that was there for the probe and is not now is found out by the copies that need it.
-            let ends = Ends::new(port.as_ref(), &source, bytes.min(WINDOWED_MAX + SLACK), Reach::Window(via));
-            windowed.extend(ends.ok().map(|ends| (via, ends)));
+            let ends = Ends::new(port.as_ref(), &source, bytes.min(WINDOWED_MAX + SLACK), Reach::Window(mapping));
+            windowed.extend(ends.ok().map(|ends| (mapping, ends)));
         }
         let pinned = match wish.pinned {
             true => {
@@ -140,8 +139,8 @@ impl Rig {
     }
 
     /// The preferred window of which it has device memory for `bytes` bytes.
-    pub fn window(&self, bytes: usize) -> Option<Via> {
-        self.windowed.first().map(|(via, _)| *via).filter(|_| bytes <= WINDOWED_MAX)
+    pub fn window(&self, bytes: usize) -> Option<transfer::Mapping> {
+        self.windowed.first().map(|(mapping, _)| *mapping).filter(|_| bytes <= WINDOWED_MAX)
     }
 
     /// Largest copy.
@@ -157,7 +156,7 @@ impl Rig {
             (HostMemory::Fresh, Direction::D2h) => Some(Mapping::anonymous(shot.bytes.max(1))?),
             _ => None,
         };
-        let found = self.windowed.iter().find(|(via, _)| Some(*via) == shot.window);
+        let found = self.windowed.iter().find(|(mapping, _)| Some(*mapping) == shot.window);
         let ends = found.map_or(&self.plain, |(_, ends)| ends);
         let cpu_before = (shot.bytes >= CPU_TIME_MIN).then(clock::cpu_time);
         let begun = clock::now();
@@ -180,10 +179,11 @@ impl Rig {
             }
         };
         let call = clock::now() - begun;
-        let done = if is_posted(report.way, shot.direction) { flush(&ends.target, shot.bytes, begun)? } else { call };
+        let done =
+            if is_posted(report.method, shot.direction) { flush(&ends.target, shot.bytes, begun)? } else { call };
         let cpu = cpu_before.map(|before| clock::cpu_time().saturating_sub(before));
         self.last = Some(Last { shot: *shot, offset, fresh });
-        Ok(Timing { call, done, cpu, way: report.way })
+        Ok(Timing { call, done, cpu, method: report.method })
     }
 
     /// Compares what the last copy brought, through the driver's own copy where it went to the device.
@@ -192,7 +192,7 @@ impl Rig {
         let expected = &self.source[offset..offset + shot.bytes];
         let differs = match (shot.direction, shot.memory) {
             (Direction::H2d, _) => {
-                let found = self.windowed.iter().find(|(via, _)| Some(*via) == shot.window);
+                let found = self.windowed.iter().find(|(mapping, _)| Some(*mapping) == shot.window);
                 let from = found.map_or(&self.plain, |(_, ends)| ends).target.claim(0..shot.bytes, Access::Read)?;
                 let landing = &mut self.landing[..shot.bytes];
                 self.copier.ports()[self.gpu].copy_out(landing, &from)?;
@@ -220,8 +220,8 @@ impl Ends {
 }
 
 /// Whether a copy by `way` returns before its bytes are in place.
-fn is_posted(way: Way, direction: Direction) -> bool {
-    direction == Direction::H2d && matches!(way.method, Method::Window | Method::PagedWindow)
+fn is_posted(method: Method, direction: Direction) -> bool {
+    direction == Direction::H2d && matches!(method, Method::Window(_) | Method::PagedWindow(_))
 }
 
 /// Waits until stores into `buffer` are in place, and returns the time since `begun`: a load through the window cannot

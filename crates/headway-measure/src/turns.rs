@@ -6,7 +6,7 @@
 //! comes behind them. Turns change their order from round to round, so that what changes with time meets all alike: the driver's
 //! calls take a quarter more or less for milliseconds at a time.
 
-use headway_core::models::transfer::Way;
+use headway_core::models::transfer::Method;
 use headway_core::units::Nanos;
 use headway_os::clock;
 use rand_core::{Rng, SeedableRng};
@@ -41,7 +41,7 @@ pub struct Entrant {
     /// CPU time.
     pub cpu: Vec<Nanos>,
     /// How the last copy was made.
-    pub took: Option<Way>,
+    pub took: Option<Method>,
     /// Why it is timed no longer.
     pub failed: Option<Error>,
     /// Copies made, counted or not.
@@ -89,7 +89,7 @@ impl Entrant {
             self.times.push(timing.done);
             self.calls.push(timing.call);
             self.cpu.extend(timing.cpu);
-            self.took = Some(timing.way);
+            self.took = Some(timing.method);
         }
         Ok(())
     }
@@ -169,8 +169,7 @@ pub fn take(session: &mut Session<'_>, rig: &mut Rig, entrants: &mut [Entrant], 
 
 #[cfg(test)]
 mod tests {
-    use headway_core::files::machine::Method;
-    use headway_core::models::transfer::{Direction, HostMemory};
+    use headway_core::models::transfer::{Direction, HostMemory, Method};
     use headway_runtime::copy::How;
 
     use super::*;
@@ -179,7 +178,7 @@ mod tests {
     const RULES: Rules = Rules { effort: EFFORT, parks: false, spares: true, undecided: None };
 
     fn entrant(bytes: usize, times: &[u64]) -> Entrant {
-        let how = How::By(Way::of(Method::Dma));
+        let how = How::By(Method::Dma);
         let shot = Shot { how, direction: Direction::H2d, memory: HostMemory::Pinned, bytes, window: None };
         let times = times.iter().copied().map(Nanos).collect();
         Entrant { times, ..Entrant::new("dma".to_owned(), shot) }

@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use headway_core::files::machine::{EngineClass, KernelCost, Machine, Method};
+use headway_core::files::machine::{EngineClass, KernelCost, Machine};
 use headway_core::files::workload::Wafer;
+use headway_core::models::transfer::Method;
 use headway_core::plan::block::block_bytes;
 use headway_core::plan::{INSPECT, MERGE, PlannedWafer, Share};
 use headway_core::units::{Bytes, NANOS_PER_SECOND, Nanos, Rate};

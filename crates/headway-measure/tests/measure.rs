@@ -8,8 +8,8 @@ use std::sync::atomic::AtomicBool;
 use headway::Diagnosis;
 use headway::explain::{Question, explain};
 use headway::ports::Backend;
-use headway_core::files::machine::{self, Method};
-use headway_core::models::transfer::{Direction, HostMemory, Load, Statistic};
+use headway_core::files::machine;
+use headway_core::models::transfer::{Direction, HostMemory, Load, Method, Statistic};
 use headway_core::units::{Bytes, Nanos};
 use headway_measure::{Depth, Error, Options, Step, measure};
 
@@ -103,14 +103,14 @@ fn requests_of_many_pieces_are_measured_by_every_mover_and_explained() {
     let many = |direction, memory| {
         let keys = machine.profile.curves.keys().filter(move |key| key.pieces > 1);
         let keys = keys.filter(|key| (key.direction, key.memory, key.pieces) == (direction, memory, 256));
-        keys.map(|key| key.way.method).collect::<Vec<_>>()
+        keys.map(|key| key.method.any_form()).collect::<Vec<_>>()
     };
     use Method::{Dma, Kernel, Pageable, Resident, Staged, Window};
     for direction in [Direction::H2d, Direction::D2h] {
-        assert_eq!(many(direction, HostMemory::Pinned), [Pageable, Dma, Window, Resident, Kernel]);
-        assert_eq!(many(direction, HostMemory::Warm), [Pageable, Staged, Window, Resident]);
+        assert_eq!(many(direction, HostMemory::Pinned), [Pageable, Dma, Window(None), Resident(None), Kernel]);
+        assert_eq!(many(direction, HostMemory::Warm), [Pageable, Staged, Window(None), Resident(None)]);
     }
-    let posted = machine.profile.posted.keys().any(|key| key.pieces == 256 && key.way.method == Window);
+    let posted = machine.profile.posted.keys().any(|key| key.pieces == 256 && matches!(key.method, Window(_)));
     assert!(posted, "stores are posted");
 
     for memory in [HostMemory::Pinned, HostMemory::Warm] {

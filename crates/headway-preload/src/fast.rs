@@ -8,8 +8,8 @@ use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use headway::copy::{At, Copier, CopyLimits, CopyOptions, CudaDriver, CudaGpu, How};
-use headway::core::files::machine::{EndpointId, Method};
-use headway::core::models::transfer::{Direction, HostMemory, Stores, Tuning, Way};
+use headway::core::files::machine::EndpointId;
+use headway::core::models::transfer::{Direction, HostMemory, Method, Stores, Tuning};
 use headway::core::units::{Bytes, Nanos};
 use headway::device::Limits;
 
@@ -166,13 +166,13 @@ pub(crate) fn copy(driver: &Driver, copy: Copy) -> bool {
             // SAFETY: as above; a page that cannot be written raises the signal that the driver's own copy raises there.
             let to = unsafe { std::slice::from_raw_parts_mut(host, copy.bytes) };
             let memory = if headway::os::memory::mostly_absent(to, 8) { HostMemory::Fresh } else { HostMemory::Warm };
-            let how = How::Tuned(Way::of(Method::Staged), tuning(copy.direction, memory));
+            let how = How::Tuned(Method::Staged, tuning(copy.direction, memory));
             gpu.copier.copy_out(to, at, how).is_ok()
         }
         Direction::H2d | Direction::Peer => {
             // SAFETY: as above, for reading.
             let from = unsafe { std::slice::from_raw_parts(host, copy.bytes) };
-            let how = How::Tuned(Way::of(Method::Staged), tuning(copy.direction, HostMemory::Warm));
+            let how = How::Tuned(Method::Staged, tuning(copy.direction, HostMemory::Warm));
             gpu.copier.copy_in(at, from, how).is_ok()
         }
     };

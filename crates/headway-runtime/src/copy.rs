@@ -10,6 +10,7 @@ mod gate;
 mod gpu;
 mod kinds;
 mod many;
+mod methods;
 mod pages;
 mod peer;
 mod pieces;
@@ -18,12 +19,11 @@ mod run;
 mod shares;
 mod wait;
 mod watch;
-mod ways;
 
 use std::sync::{Arc, OnceLock};
 
 use headway_core::files::machine::EndpointId;
-use headway_core::models::transfer::{Direction, HostMemory, Profile, Tuning, Way, default_tuning};
+use headway_core::models::transfer::{Direction, HostMemory, Method, Profile, Tuning, default_tuning};
 use headway_core::units::{Bytes, NANOS_PER_SECOND, Nanos};
 use headway_device::buffer::Place;
 use headway_device::gpu::{Gpu, Mover, Piece};
@@ -110,9 +110,9 @@ pub enum How {
     /// By the way with the least predicted median.
     Auto,
     /// By this way; an error if it cannot be used.
-    By(Way),
+    By(Method),
     /// By `staged` or `multipath` with this tuning, whatever the profile says.
-    Tuned(Way, Tuning),
+    Tuned(Method, Tuning),
 }
 
 /// A range of a buffer of device memory.
@@ -128,7 +128,7 @@ pub struct At<'a> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
     /// How.
-    pub way: Way,
+    pub method: Method,
     /// Bytes moved.
     pub bytes: Bytes,
     /// Operations of the engine, or pieces.
@@ -142,7 +142,7 @@ pub struct Report {
     /// Chunks of others that were ahead of the first one in the engine's queue.
     pub ahead: u64,
     /// The way that was asked for or chosen and could not be used, with the reason.
-    pub instead_of: Option<(Way, String)>,
+    pub instead_of: Option<(Method, String)>,
 }
 
 /// One copy that has ended, for whoever keeps a log of them.
@@ -174,11 +174,11 @@ pub struct Probe {
     /// Position of the GPU.
     pub gpu: usize,
     /// The way.
-    pub way: Way,
+    pub method: Method,
     /// `Err`: why not, with the remedy.
     pub usable: Result<(), DeviceError>,
     /// What `auto` uses instead.
-    pub fallback: Option<Way>,
+    pub fallback: Option<Method>,
 }
 
 /// Copies between host and GPU memory, from any thread.
@@ -265,7 +265,7 @@ impl Copier {
     /// # Errors
     /// What a resident copier answers.
     pub fn park(&self) -> Result<(), CopyError> {
-        let resident = Way::of(headway_core::files::machine::Method::Resident);
+        let resident = Method::Resident(None);
         self.gpus.iter().try_for_each(|gpu| gpu.park()).map_err(|error| CopyError::device(resident, error, 0, 0))
     }
 
@@ -276,7 +276,8 @@ impl Copier {
     /// # Errors
     /// [`CopyError::Unavailable`] for the first GPU whose threads or memory cannot be had.
     pub fn prepare(&self) -> Result<(), CopyError> {
-        let buffer = [Direction::H2d, Direction::D2h].map(|way| default_tuning(way, HostMemory::Warm).buffer);
+        let buffer =
+            [Direction::H2d, Direction::D2h].map(|direction| default_tuning(direction, HostMemory::Warm).buffer);
         self.gpus.iter().try_for_each(|gpu| self.prepare_gpu(gpu, buffer[0].max(buffer[1])))
     }
 
@@ -407,13 +408,13 @@ impl Copier {
 /// The answer to every copy in a forked child.
 #[cold]
 fn forked() -> CopyError {
-    let way = Way::of(headway_core::files::machine::Method::Pageable);
+    let method = Method::Pageable;
     let source = DeviceError::Unavailable {
         what: "the copier".into(),
         reason: "this process was forked from the one that opened it".into(),
         remedy: "open it after the fork, or start the process anew (`spawn` instead of `fork`)".into(),
     };
-    CopyError::Unavailable { way, source }
+    CopyError::Unavailable { method, source }
 }
 
 /// How many pieces are copied (specification of transfers, 1.7).

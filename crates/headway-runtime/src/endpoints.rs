@@ -6,7 +6,8 @@
 
 use std::ops::Range;
 
-use headway_core::files::machine::{EngineClass, Method};
+use headway_core::files::machine::EngineClass;
+use headway_core::models::transfer::Method;
 use headway_core::plan::{Plan, PlannedOperation, Work};
 use headway_device::{Access, Buffer, Device, DeviceError, HostKind, Operation};
 

@@ -4,17 +4,17 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use headway_core::files::machine::{EndpointId, Method};
+use headway_core::files::machine::EndpointId;
 use headway_core::models::transfer::{
-    Available, Curve, Direction, HostMemory, Key, Load, Point, Profile, Request, Tuning, Via, Way, choose,
-    default_tuning,
+    Available, Curve, Direction, HostMemory, Key, Load, Mapping, Method, Point, Profile, Request, Shape, Tuning,
+    choose, default_tuning,
 };
 use headway_core::units::{Bytes, Nanos};
 use headway_device::Buffer;
 use headway_device::emu_port::{EmuGpu, EmuPortSpec};
 use headway_device::gpu::{Caching, Gpu, Mover, Piece, Reach};
 use headway_device::{Access, Limits};
-use headway_os::memory::Mapping;
+use headway_os::memory;
 use headway_runtime::copy::{At, Copier, CopyError, CopyLimits, CopyOptions, How, ManyBy};
 
 const MIB: usize = 1 << 20;
@@ -149,7 +149,7 @@ fn every_size(try_one: impl Fn(usize, usize, usize)) {
 #[test]
 fn the_drivers_call_moves_ordinary_memory_of_every_size_and_alignment() {
     let copier = copier(1, options());
-    let how = How::By(Way::of(Method::Pageable));
+    let how = How::By(Method::Pageable);
     every_size(|len, host, device| round_trip(&copier, how, Reach::Device, len, host, device));
     every_size(|len, host, device| pinned_round_trip(&copier, how, len, host, device));
     round_trip(&copier, how, Reach::Device, LARGE, 1, 3);
@@ -158,7 +158,7 @@ fn the_drivers_call_moves_ordinary_memory_of_every_size_and_alignment() {
 #[test]
 fn engines_move_pinned_memory_of_every_size_and_alignment_in_chunks() {
     let copier = copier(1, options());
-    let how = How::By(Way::of(Method::Dma));
+    let how = How::By(Method::Dma);
     every_size(|len, host, device| pinned_round_trip(&copier, how, len, host, device));
     pinned_round_trip(&copier, how, LARGE, 1, 3);
 }
@@ -166,7 +166,7 @@ fn engines_move_pinned_memory_of_every_size_and_alignment_in_chunks() {
 #[test]
 fn memory_pinned_for_one_copy_moves_at_every_size_and_alignment() {
     let copier = copier(1, options());
-    let how = How::By(Way::via(Method::Dma, Via::Register));
+    let how = How::By(Method::Register);
     every_size(|len, host, device| round_trip(&copier, how, Reach::Device, len, host, device));
     pinned_round_trip(&copier, how, MIB, 0, 0);
     round_trip(&copier, how, Reach::Device, LARGE, 1, 3);
@@ -175,7 +175,7 @@ fn memory_pinned_for_one_copy_moves_at_every_size_and_alignment() {
 #[test]
 fn kernels_move_pinned_memory_of_every_size_and_alignment() {
     let copier = copier(1, options());
-    let how = How::By(Way::of(Method::Kernel));
+    let how = How::By(Method::Kernel);
     every_size(|len, host, device| pinned_round_trip(&copier, how, len, host, device));
     pinned_round_trip(&copier, how, LARGE, 1, 3);
 }
@@ -184,21 +184,21 @@ fn kernels_move_pinned_memory_of_every_size_and_alignment() {
 fn windows_move_any_memory_of_every_size_and_alignment() {
     let copier = copier(1, options());
     for (how, reach) in [
-        (How::By(Way::of(Method::Window)), Reach::Window(Via::Vulkan)),
-        (How::By(Way::via(Method::Window, Via::DmaBuf)), Reach::Window(Via::DmaBuf)),
-        (How::By(Way::of(Method::PagedWindow)), Reach::Window(Via::Vulkan)),
-        (How::By(Way::via(Method::PagedWindow, Via::DmaBuf)), Reach::Window(Via::DmaBuf)),
+        (How::By(Method::Window(None)), Reach::Window(Mapping::Vulkan)),
+        (How::By(Method::Window(Some(Mapping::DmaBuf))), Reach::Window(Mapping::DmaBuf)),
+        (How::By(Method::PagedWindow(None)), Reach::Window(Mapping::Vulkan)),
+        (How::By(Method::PagedWindow(Some(Mapping::DmaBuf))), Reach::Window(Mapping::DmaBuf)),
     ] {
         every_size(|len, host, device| round_trip(&copier, how, reach, len, host, device));
     }
-    round_trip(&copier, How::By(Way::of(Method::Window)), Reach::Window(Via::Vulkan), 9 * MIB + 1, 1, 3);
+    round_trip(&copier, How::By(Method::Window(None)), Reach::Window(Mapping::Vulkan), 9 * MIB + 1, 1, 3);
 }
 
 #[test]
 fn resident_copiers_move_any_memory_of_every_size_and_alignment_and_come_back_after_parking() {
     let copier = copier(1, options());
-    for via in [None, Some(Via::Gpc), Some(Via::Gpc4)] {
-        let how = How::By(Way { method: Method::Resident, via });
+    for shape in [None, Some(Shape::Gpc), Some(Shape::Gpc4)] {
+        let how = How::By(Method::Resident(shape));
         every_size(|len, host, device| round_trip(&copier, how, Reach::Device, len, host, device));
         every_size(|len, host, device| pinned_round_trip(&copier, how, len, host, device));
         copier.park().unwrap();
@@ -208,16 +208,16 @@ fn resident_copiers_move_any_memory_of_every_size_and_alignment_and_come_back_af
 #[test]
 fn staging_moves_ordinary_memory_of_every_size_and_alignment() {
     let copier = copier(1, options());
-    let how = How::Tuned(Way::of(Method::Staged), small_tuning());
+    let how = How::Tuned(Method::Staged, small_tuning());
     every_size(|len, host, device| round_trip(&copier, how, Reach::Device, len, host, device));
     round_trip(&copier, how, Reach::Device, LARGE, 1, 3);
-    round_trip(&copier, How::By(Way::of(Method::Staged)), Reach::Device, LARGE, 7, 0);
+    round_trip(&copier, How::By(Method::Staged), Reach::Device, LARGE, 7, 0);
 }
 
 #[test]
 fn links_of_several_gpus_move_any_memory() {
     let copier = copier(3, options());
-    let how = How::Tuned(Way::of(Method::Multipath), small_tuning());
+    let how = How::Tuned(Method::Multipath, small_tuning());
     every_size(|len, host, device| round_trip(&copier, how, Reach::Device, len, host, device));
     every_size(|len, host, device| pinned_round_trip(&copier, how, len, host, device));
     round_trip(&copier, how, Reach::Device, LARGE, 1, 3);
@@ -227,7 +227,7 @@ fn links_of_several_gpus_move_any_memory() {
 #[test]
 fn the_automatic_choice_moves_any_memory_of_every_size_and_alignment() {
     let copier = copier(2, CopyOptions { multipath: false, ..options() });
-    for reach in [Reach::Device, Reach::Window(Via::Vulkan)] {
+    for reach in [Reach::Device, Reach::Window(Mapping::Vulkan)] {
         every_size(|len, host, device| round_trip(&copier, How::Auto, reach, len, host, device));
     }
     every_size(|len, host, device| pinned_round_trip(&copier, How::Auto, len, host, device));
@@ -245,7 +245,7 @@ fn peers_exchange_bytes_of_every_size_and_alignment() {
             set(copier.ports()[0].as_ref(), &from, &data);
             let ends = (At { buffer: &to, offset: to_offset }, At { buffer: &from, offset: from_offset });
             let report = copier.copy_peer(ends.0, ends.1, len).unwrap();
-            assert_eq!((report.way, report.instead_of), (Way::of(Method::Peer), None));
+            assert_eq!((report.method, report.instead_of), (Method::Peer, None));
             let arrived = seen(copier.ports()[1].as_ref(), &to);
             assert!(arrived == only(&data[from_offset..from_offset + len], to_offset, len + 8), "{len} bytes");
         }
@@ -263,11 +263,11 @@ fn peers_without_a_direct_way_are_reported_once() {
     set(copier.ports()[0].as_ref(), &from, &[9; 100]);
     for _ in 0..2 {
         let report = copier.copy_peer(At { buffer: &to, offset: 0 }, At { buffer: &from, offset: 0 }, 100).unwrap();
-        assert_eq!(report.instead_of.unwrap().0, Way::of(Method::Peer));
+        assert_eq!(report.instead_of.unwrap().0, Method::Peer);
     }
     assert_eq!(seen(copier.ports()[1].as_ref(), &to), [9; 100]);
     assert_eq!(copier.events().len(), 1);
-    let multipath = copier.copy_in(At { buffer: &to, offset: 0 }, &[1; 64], How::By(Way::of(Method::Multipath)));
+    let multipath = copier.copy_in(At { buffer: &to, offset: 0 }, &[1; 64], How::By(Method::Multipath));
     assert!(matches!(multipath, Err(CopyError::Unavailable { .. })));
 }
 
@@ -287,20 +287,20 @@ fn mistakes_are_named_and_change_nothing() {
     let port = copier.ports()[0].as_ref();
     let buffer = port.device_buffer(100, Reach::Device).unwrap();
     let at = |offset| At { buffer: &buffer, offset };
-    let by = |method| How::By(Way::of(method));
+    let by = |method| How::By(method);
     let data = [7u8; 64];
     let refused = |error: Result<_, CopyError>| error.map(|_: headway_runtime::copy::Report| ()).unwrap_err();
 
     for method in [Method::Dma, Method::Kernel] {
         assert!(matches!(refused(copier.copy_in(at(0), &data, by(method))), CopyError::Invalid { .. }), "{method}");
     }
-    for method in [Method::Pageable, Method::Staged, Method::Resident, Method::PagedWindow] {
+    for method in [Method::Pageable, Method::Staged, Method::Resident(None), Method::PagedWindow(None)] {
         for offset in [37, usize::MAX] {
             let error = refused(copier.copy_in(at(offset), &data, by(method)));
             assert!(matches!(error, CopyError::Invalid { .. }), "{method} + {offset}: {error:?}");
         }
     }
-    let window = refused(copier.copy_in(at(0), &data, by(Method::Window)));
+    let window = refused(copier.copy_in(at(0), &data, by(Method::Window(None))));
     assert!(matches!(window, CopyError::Unavailable { .. }), "{window:?}");
     assert!(matches!(refused(copier.copy_in(at(0), &data, by(Method::Peer))), CopyError::Invalid { .. }));
     let other = self::port("other").device_buffer(64, Reach::Device).unwrap();
@@ -317,8 +317,8 @@ fn options_exclude_what_they_say_whoever_asks() {
     let copier = copier(1, CopyOptions { no_sm: true, no_threads: true, ..options() });
     let buffer = copier.ports()[0].device_buffer(MIB, Reach::Device).unwrap();
     let at = At { buffer: &buffer, offset: 0 };
-    for method in [Method::Kernel, Method::Resident, Method::Staged] {
-        let error = copier.copy_in(at, &[1; 64], How::By(Way::of(method))).unwrap_err();
+    for method in [Method::Kernel, Method::Resident(None), Method::Staged] {
+        let error = copier.copy_in(at, &[1; 64], How::By(method)).unwrap_err();
         assert!(matches!(error, CopyError::Unavailable { .. }), "{method}: {error:?}");
     }
     let pieces = [Piece { from: 0, to: 10, len: 5 }, Piece { from: 20, to: 0, len: 5 }];
@@ -338,18 +338,18 @@ fn line(setup: u64, rate: u64) -> Curve {
 
 fn profile(gpu: EndpointId) -> Profile {
     let mut curves = BTreeMap::new();
-    let window = Way::via(Method::Window, Via::Vulkan);
+    let window = Method::Window(Some(Mapping::Vulkan));
     for direction in [Direction::H2d, Direction::D2h] {
-        for (memory, way, curve) in [
-            (HostMemory::Warm, Way::of(Method::Pageable), line(5_000, 10)),
+        for (memory, method, curve) in [
+            (HostMemory::Warm, Method::Pageable, line(5_000, 10)),
             (HostMemory::Warm, window, line(100, 2)),
-            (HostMemory::Warm, Way::of(Method::Staged), line(50_000, 40)),
-            (HostMemory::Warm, Way::via(Method::Resident, Via::Hub), line(2_000, 3)),
-            (HostMemory::Pinned, Way::of(Method::Pageable), line(5_000, 20)),
-            (HostMemory::Pinned, Way::of(Method::Dma), line(4_000, 50)),
-            (HostMemory::Pinned, Way::of(Method::Kernel), line(3_000, 30)),
+            (HostMemory::Warm, Method::Staged, line(50_000, 40)),
+            (HostMemory::Warm, Method::Resident(Some(Shape::Hub)), line(2_000, 3)),
+            (HostMemory::Pinned, Method::Pageable, line(5_000, 20)),
+            (HostMemory::Pinned, Method::Dma, line(4_000, 50)),
+            (HostMemory::Pinned, Method::Kernel, line(3_000, 30)),
         ] {
-            let key = Key { gpu, peer: None, way, direction, memory, load: Load::Alone, active: 1, pieces: 1 };
+            let key = Key { gpu, peer: None, method, direction, memory, load: Load::Alone, active: 1, pieces: 1 };
             curves.insert(key, curve);
         }
     }
@@ -365,24 +365,24 @@ fn auto_is_what_choose_says() {
     let port = copier.ports()[0].as_ref();
     // Staging is not set up while a copy could be asked to wait for it.
     let prepared = port.device_buffer(4 * MIB, Reach::Device).unwrap();
-    let staged = How::By(Way::of(Method::Staged));
+    let staged = How::By(Method::Staged);
     copier.copy_in(At { buffer: &prepared, offset: 0 }, &vec![1; 4 * MIB], staged).unwrap();
 
-    let (mut seen, residents) = (std::collections::BTreeSet::new(), [Via::Hub, Via::Gpc, Via::Gpc4]);
+    let (mut seen, residents) = (std::collections::BTreeSet::new(), [Shape::Hub, Shape::Gpc, Shape::Gpc4]);
     for exponent in 0..=22 {
         let len = 1usize << exponent;
         for (window, pinned) in [(false, false), (true, false), (false, true)] {
-            let reach = if window { Reach::Window(Via::Vulkan) } else { Reach::Device };
+            let reach = if window { Reach::Window(Mapping::Vulkan) } else { Reach::Device };
             let buffer = port.device_buffer(len, reach).unwrap();
             let at = At { buffer: &buffer, offset: 0 };
             let memory = if pinned { HostMemory::Pinned } else { HostMemory::Warm };
-            let mut ways: std::collections::BTreeSet<Way> =
-                [Method::Pageable, Method::Dma, Method::Staged, Method::Kernel].map(Way::of).into();
-            ways.extend(residents.map(|via| Way::via(Method::Resident, via)));
+            let mut methods: std::collections::BTreeSet<Method> =
+                [Method::Pageable, Method::Dma, Method::Staged, Method::Kernel].into();
+            methods.extend(residents.map(|shape| Method::Resident(Some(shape))));
             if window {
-                ways.insert(Way::via(Method::Window, Via::Vulkan));
+                methods.insert(Method::Window(Some(Mapping::Vulkan)));
             }
-            let available = Available { ways, ..Available::default() };
+            let available = Available { methods, ..Available::default() };
             let request = Request::new(gpu, Direction::H2d, memory, Bytes(len as u64));
             let wanted = choose(&profile, &request, &available);
             let report = if pinned {
@@ -392,13 +392,13 @@ fn auto_is_what_choose_says() {
             } else {
                 copier.copy_in(at, &vec![3; len], How::Auto).unwrap()
             };
-            assert_eq!((report.way, report.predicted), (wanted.way, wanted.predicted), "{len} {memory} {window}");
+            assert_eq!((report.method, report.predicted), (wanted.method, wanted.predicted), "{len} {memory} {window}");
             assert_eq!(report.instead_of, None);
-            seen.insert(report.way.method);
+            seen.insert(report.method);
         }
     }
     // The profile was made so that each of them wins somewhere.
-    for method in [Method::Pageable, Method::Window, Method::Staged, Method::Resident, Method::Dma] {
+    for method in [Method::Pageable, Method::Window(None), Method::Staged, Method::Resident(None), Method::Dma] {
         assert!(seen.contains(&method), "{method} was never chosen");
     }
 }
@@ -407,25 +407,25 @@ fn auto_is_what_choose_says() {
 fn small_copies_follow_what_one_of_them_saw_of_the_pages() {
     let gpus = gpus(1);
     let mut profile = profile(gpus[0].0);
-    let (window, hub) = (Way::via(Method::Window, Via::Vulkan), Way::via(Method::Resident, Via::Hub));
+    let (window, hub) = (Method::Window(Some(Mapping::Vulkan)), Method::Resident(Some(Shape::Hub)));
     // A busy machine may take any time: the driver's call is said to take an hour, so that no copy was ever slower than it.
-    for (_, curve) in profile.curves.iter_mut().filter(|(key, _)| key.way == Way::of(Method::Pageable)) {
+    for (_, curve) in profile.curves.iter_mut().filter(|(key, _)| key.method == Method::Pageable) {
         *curve = line(3_600_000_000_000, 10);
     }
     let into_warm: Vec<Key> = profile.curves.keys().filter(|key| key.memory == HostMemory::Warm).cloned().collect();
     for key in into_warm {
-        let curve = if key.way == window { line(9_000, 2) } else { profile.curves[&key].clone() };
+        let curve = if key.method == window { line(9_000, 2) } else { profile.curves[&key].clone() };
         profile.curves.insert(Key { memory: HostMemory::Fresh, ..key }, curve);
     }
     let copier = Copier::new(gpus, profile, CopyOptions { resident: true, ..options() }).unwrap();
-    let buffer = copier.ports()[0].device_buffer(64, Reach::Window(Via::Vulkan)).unwrap();
-    let way = |to: &mut [u8]| copier.copy_out(to, At { buffer: &buffer, offset: 0 }, How::Auto).unwrap().way;
-    let fresh = || way(&mut Mapping::anonymous(64).unwrap());
+    let buffer = copier.ports()[0].device_buffer(64, Reach::Window(Mapping::Vulkan)).unwrap();
+    let method = |to: &mut [u8]| copier.copy_out(to, At { buffer: &buffer, offset: 0 }, How::Auto).unwrap().method;
+    let fresh = || method(&mut memory::Mapping::anonymous(64).unwrap());
     assert!((0..100).all(|_| fresh() == hub), "the first of them looked");
     let mut warm = [1; 64];
-    let ways: Vec<Way> = (0..100).map(|_| way(&mut warm)).collect();
-    let until = ways.iter().position(|way| *way == window).unwrap();
-    assert!(until < 16 && ways[until..].iter().all(|way| *way == window), "{until}");
+    let methods: Vec<Method> = (0..100).map(|_| method(&mut warm)).collect();
+    let until = methods.iter().position(|method| *method == window).unwrap();
+    assert!(until < 16 && methods[until..].iter().all(|method| *method == window), "{until}");
     assert!((0..100).any(|_| fresh() == hub), "and back");
 }
 
@@ -434,10 +434,10 @@ fn a_stale_profile_leaves_the_driver_and_one_warning() {
     let gpus = gpus(1);
     let profile = profile(gpus[0].0);
     let copier = Copier::with_stale(gpus, profile, options(), Some("driver 1, now 2".into())).unwrap();
-    let buffer = copier.ports()[0].device_buffer(MIB, Reach::Window(Via::Vulkan)).unwrap();
+    let buffer = copier.ports()[0].device_buffer(MIB, Reach::Window(Mapping::Vulkan)).unwrap();
     for len in [64, MIB] {
         let report = copier.copy_in(At { buffer: &buffer, offset: 0 }, &vec![1; len], How::Auto).unwrap();
-        assert_eq!(report.way, Way::of(Method::Pageable));
+        assert_eq!(report.method, Method::Pageable);
     }
     let events = copier.events();
     assert_eq!(events.len(), 1);
@@ -475,7 +475,7 @@ fn many_round_trip(copier: &Copier, by: Option<ManyBy>, pieces: &[Piece], space:
     let port = copier.ports()[0].as_ref();
     let mut random = Random(0xABCD_EF01);
     let what = format!("{by:?}, {} pieces", pieces.len());
-    let buffer = port.device_buffer(space + 5, Reach::Window(Via::Vulkan)).unwrap();
+    let buffer = port.device_buffer(space + 5, Reach::Window(Mapping::Vulkan)).unwrap();
     let at = At { buffer: &buffer, offset: 5 };
     let bytes: usize = pieces.iter().map(|piece| piece.len).sum();
 
@@ -526,25 +526,25 @@ fn many_pieces_arrive_with_and_without_threads_and_multiprocessors() {
 fn the_mover_of_many_pieces_is_the_one_that_was_measured_fastest() {
     let gpus = gpus(1);
     let mut profile = profile(gpus[0].0);
-    let window = Way::via(Method::Window, Via::Vulkan);
-    for (way, memory, setup) in [
-        (ManyBy::Gather.way(), HostMemory::Warm, 9_000),
+    let window = Method::Window(Some(Mapping::Vulkan));
+    for (method, memory, setup) in [
+        (ManyBy::Gather.method(), HostMemory::Warm, 9_000),
         (window, HostMemory::Warm, 40_000),
         // Says nothing about requests from ordinary memory.
         (window, HostMemory::Pinned, 1),
     ] {
         let (gpu, direction) = (gpus[0].0, Direction::H2d);
-        let key = Key { gpu, peer: None, way, direction, memory, load: Load::Alone, active: 1, pieces: 64 };
+        let key = Key { gpu, peer: None, method, direction, memory, load: Load::Alone, active: 1, pieces: 64 };
         profile.curves.insert(key, line(setup, 10));
     }
     let copier = Copier::new(gpus, profile, options()).unwrap();
-    let buffer = copier.ports()[0].device_buffer(MIB, Reach::Window(Via::Vulkan)).unwrap();
+    let buffer = copier.ports()[0].device_buffer(MIB, Reach::Window(Mapping::Vulkan)).unwrap();
     let pieces: Vec<Piece> = (0..128).map(|i| Piece { from: i * 100, to: i * 200, len: 10 }).collect();
     let report = copier.copy_many_in(At { buffer: &buffer, offset: 0 }, &vec![1; MIB], &pieces, None).unwrap();
     // Two requests of the measured 64 pieces, each with half of the bytes.
-    assert_eq!((report.way.method, report.predicted), (Method::Staged, Some(Nanos(2 * (9_000 + 64)))));
+    assert_eq!((report.method, report.predicted), (Method::Staged, Some(Nanos(2 * (9_000 + 64)))));
     let back = copier.copy_many_out(&mut vec![0; MIB], At { buffer: &buffer, offset: 0 }, &pieces[..8], None).unwrap();
-    assert_eq!(back.way.method, Method::Window, "nothing was measured for this direction");
+    assert_eq!(back.method, Method::Window(None), "nothing was measured for this direction");
 }
 
 #[test]
@@ -579,46 +579,46 @@ fn pinned_memory_named_as_ordinary_is_found_out() {
     let data = Random(3).bytes(MIB);
     pinned.claim(0..MIB, Access::Write).unwrap().bytes_mut().unwrap().copy_from_slice(&data);
     let span = pinned.claim(0..MIB, Access::Read).unwrap();
-    for how in [How::By(Way::of(Method::Dma)), How::By(Way::of(Method::Kernel)), How::Auto] {
+    for how in [How::By(Method::Dma), How::By(Method::Kernel), How::Auto] {
         let report = copier.copy_in(At { buffer: &buffer, offset: 0 }, span.bytes().unwrap(), how).unwrap();
-        assert!(matches!(report.way.method, Method::Dma | Method::Kernel), "{report:?}");
+        assert!(matches!(report.method, Method::Dma | Method::Kernel), "{report:?}");
         assert!(seen(port, &buffer) == data);
     }
     let pieces = [Piece { from: 5, to: 0, len: 100 }, Piece { from: 1000, to: 500, len: 100 }];
     let report = copier.copy_many_in(At { buffer: &buffer, offset: 0 }, span.bytes().unwrap(), &pieces, None).unwrap();
-    assert_eq!(report.way.method, Method::Kernel);
+    assert_eq!(report.method, Method::Kernel);
     assert!(seen(port, &buffer)[500..600] == data[1000..1100]);
 }
 
 #[test]
 fn a_probe_finds_what_a_port_has_and_names_what_is_used_instead() {
     let with_all = port("all");
-    let spec = EmuPortSpec { windows: vec![Via::DmaBuf], residents: vec![], ..EmuPortSpec::new("less") };
+    let spec = EmuPortSpec { windows: vec![Mapping::DmaBuf], residents: vec![], ..EmuPortSpec::new("less") };
     let with_less: Arc<dyn Gpu> = Arc::new(EmuGpu::open(spec));
     let gpus = vec![(EndpointId(0), with_all), (EndpointId(1), with_less)];
     let copier = Copier::new(gpus, Profile::default(), options()).unwrap();
     let probes = copier.probe();
-    let find = |gpu, way| probes.iter().find(|probe| probe.gpu == gpu && probe.way == way).unwrap();
-    for way in [
-        Way::of(Method::Pageable),
-        Way::of(Method::Dma),
-        Way::via(Method::Dma, Via::Register),
-        Way::of(Method::Staged),
-        Way::of(Method::Kernel),
-        Way::of(Method::Peer),
-        Way::of(Method::Multipath),
-        Way::via(Method::Window, Via::DmaBuf),
-        Way::via(Method::PagedWindow, Via::DmaBuf),
+    let find = |gpu, method| probes.iter().find(|probe| probe.gpu == gpu && probe.method == method).unwrap();
+    for method in [
+        Method::Pageable,
+        Method::Dma,
+        Method::Register,
+        Method::Staged,
+        Method::Kernel,
+        Method::Peer,
+        Method::Multipath,
+        Method::Window(Some(Mapping::DmaBuf)),
+        Method::PagedWindow(Some(Mapping::DmaBuf)),
     ] {
         for gpu in [0, 1] {
-            assert_eq!(find(gpu, way).usable, Ok(()), "{way} on {gpu}");
-            assert_eq!(find(gpu, way).fallback, None);
+            assert_eq!(find(gpu, method).usable, Ok(()), "{method} on {gpu}");
+            assert_eq!(find(gpu, method).fallback, None);
         }
     }
-    for way in [Way::via(Method::Window, Via::Vulkan), Way::via(Method::Resident, Via::Gpc4)] {
-        assert_eq!(find(0, way).usable, Ok(()));
-        assert!(find(1, way).usable.is_err());
-        assert_eq!(find(1, way).fallback, Some(Way::of(Method::Dma)));
+    for method in [Method::Window(Some(Mapping::Vulkan)), Method::Resident(Some(Shape::Gpc4))] {
+        assert_eq!(find(0, method).usable, Ok(()));
+        assert!(find(1, method).usable.is_err());
+        assert_eq!(find(1, method).fallback, Some(Method::Dma));
     }
 }
 
@@ -647,20 +647,20 @@ fn an_observer_sees_every_copy_once() {
 #[test]
 fn threads_copy_on_several_gpus_at_once_and_every_byte_is_right() {
     let copier = copier(4, CopyOptions { resident: true, ..options() });
-    let ways = [
+    let methods = [
         How::Auto,
-        How::By(Way::of(Method::Pageable)),
-        How::By(Way::via(Method::Dma, Via::Register)),
-        How::By(Way::of(Method::Window)),
-        How::By(Way::of(Method::Resident)),
-        How::Tuned(Way::of(Method::Staged), small_tuning()),
+        How::By(Method::Pageable),
+        How::By(Method::Register),
+        How::By(Method::Window(None)),
+        How::By(Method::Resident(None)),
+        How::Tuned(Method::Staged, small_tuning()),
     ];
     std::thread::scope(|threads| {
         for thread in 0..8u64 {
-            let (copier, ways) = (&copier, &ways);
+            let (copier, methods) = (&copier, &methods);
             threads.spawn(move || {
                 let mut random = Random(0x5EED + thread * 7919);
-                let reach = Reach::Window(Via::Vulkan);
+                let reach = Reach::Window(Mapping::Vulkan);
                 let buffers: Vec<Buffer> =
                     copier.ports().iter().map(|p| p.device_buffer(MIB, reach).unwrap()).collect();
                 let (mut data, mut back) = (random.bytes(MIB), vec![0; MIB]);
@@ -670,7 +670,7 @@ fn threads_copy_on_several_gpus_at_once_and_every_byte_is_right() {
                     let offset = random.below(64);
                     random.fill(&mut data[..len]);
                     let at = At { buffer: &buffers[gpu], offset };
-                    let (there, home) = (ways[random.below(6)], ways[random.below(6)]);
+                    let (there, home) = (methods[random.below(6)], methods[random.below(6)]);
                     let what = format!("thread {thread}, round {round}: {len} bytes by {there:?} and {home:?}");
                     copier.copy_in(at, &data[..len], there).unwrap_or_else(|error| panic!("{what}: {error:?}"));
                     let peer = (gpu + 1 + random.below(3)) % 4;

@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use headway_core::files::machine::{EndpointId, Method};
-use headway_core::models::transfer::{Curve, Direction, HostMemory, Key, Load, Point, Profile, Via, Way};
+use headway_core::files::machine::EndpointId;
+use headway_core::models::transfer::{Curve, Direction, HostMemory, Key, Load, Mapping, Method, Point, Profile};
 use headway_core::units::{Bytes, Nanos};
 use headway_device::emu_port::{EmuGpu, EmuPortSpec};
 use headway_device::faulty::{FaultyGpu, PortFaults};
@@ -13,7 +13,7 @@ use headway_device::{Access, Buffer, DeviceError};
 use headway_runtime::copy::{At, Copier, CopyError, CopyLimits, CopyOptions, How, ManyBy, Report};
 
 const CHUNK: usize = 64 << 10;
-const DMA: How = How::By(Way::of(Method::Dma));
+const DMA: How = How::By(Method::Dma);
 
 struct Rig {
     copier: Copier,
@@ -31,7 +31,7 @@ fn rig(limits: CopyLimits, profile: Profile, options: CopyOptions) -> Rig {
     let inner: Arc<dyn Gpu> = Arc::new(EmuGpu::open(EmuPortSpec::new("gpu0")));
     let faults = Arc::new(FaultyGpu::new(inner, PortFaults::default()));
     let port: Arc<dyn Gpu> = Arc::<FaultyGpu>::clone(&faults);
-    let device = port.device_buffer(64 * CHUNK, Reach::Window(Via::Vulkan)).unwrap();
+    let device = port.device_buffer(64 * CHUNK, Reach::Window(Mapping::Vulkan)).unwrap();
     let pinned = port.pinned_buffer(64 * CHUNK, Caching::Cached).unwrap();
     let options = CopyOptions { limits, ..options };
     let copier = Copier::new(vec![(EndpointId(3), port)], profile, options).unwrap();
@@ -80,7 +80,7 @@ fn a_chunk_that_fails_says_which_and_what_is_in_place_and_the_next_copy_works() 
         // A refusal is seen while chunks before it are still on their way.
         assert!(chunk <= 5 && completed_prefix == chunk * CHUNK as u64, "{chunk}, {completed_prefix}");
         let mut there = vec![0; completed_prefix as usize];
-        rig.copier.copy_out(&mut there, rig.at(), How::By(Way::of(Method::Pageable))).unwrap();
+        rig.copier.copy_out(&mut there, rig.at(), How::By(Method::Pageable)).unwrap();
         assert!(there.iter().all(|byte| *byte == 0xEE));
         rig.faults.set(PortFaults::default());
         assert_eq!(rig.dma(20 * CHUNK).unwrap().chunks, 20);
@@ -127,10 +127,7 @@ fn cancelling_ends_what_is_under_way_and_nothing_else() {
         rig.copier.cancel();
         copy.join().unwrap().unwrap_err()
     });
-    assert!(
-        matches!(error, CopyError::Cancelled { completed_prefix } if completed_prefix < 64 * CHUNK as u64),
-        "{error:?}"
-    );
+    assert!(matches!(error,CopyError::Cancelled{completed_prefix}if completed_prefix<64*CHUNK as u64), "{error:?}");
     assert_eq!(rig.dma(64 * CHUNK).unwrap().chunks, 64);
 }
 
@@ -161,9 +158,9 @@ fn a_small_copy_waits_for_no_more_than_the_chunks_in_flight() {
 fn without_pinned_memory_auto_uses_the_driver_and_says_so_once() {
     let rig = plain();
     rig.faults.set(PortFaults { refuse_pinning: true, ..PortFaults::default() });
-    for way in [Way::of(Method::Staged), Way::via(Method::Dma, Via::Register)] {
-        let error = rig.copier.copy_in(rig.at(), &[1; 9000], How::By(way)).unwrap_err();
-        assert!(matches!(error, CopyError::Unavailable { way: named, .. } if named == way), "{error:?}");
+    for method in [Method::Staged, Method::Register] {
+        let error = rig.copier.copy_in(rig.at(), &[1; 9000], How::By(method)).unwrap_err();
+        assert!(matches!(error,CopyError::Unavailable{method:named,.. }if named==method), "{error:?}");
     }
     let error = rig.copier.copy_many_in(
         rig.at(),
@@ -176,7 +173,7 @@ fn without_pinned_memory_auto_uses_the_driver_and_says_so_once() {
     let source: Vec<u8> = (0..64 * 9000).map(|i| (i / 77) as u8).collect();
     for _ in 0..2 {
         let report = rig.copier.copy_many_in(rig.at(), &source, &pieces, None).unwrap();
-        assert_eq!(report.instead_of.map(|(way, _)| way), Some(Way::of(Method::Staged)));
+        assert_eq!(report.instead_of.map(|(method, _)| method), Some(Method::Staged));
     }
     let mut back = vec![0; 64 * 9000];
     rig.copier.copy_out(&mut back, rig.at(), How::Auto).unwrap();
@@ -208,7 +205,7 @@ fn a_request_of_many_pieces_that_fails_gives_everything_back() {
 #[test]
 fn a_silent_resident_copier_is_a_timeout_by_name() {
     let rig = plain();
-    let by = How::By(Way::of(Method::Resident));
+    let by = How::By(Method::Resident(None));
     rig.works(by, 1000);
     rig.faults.set(PortFaults { resident_timeout: true, ..PortFaults::default() });
     let error = rig.copier.copy_in(rig.at(), &[1; 9], by).unwrap_err();
@@ -220,10 +217,10 @@ fn a_silent_resident_copier_is_a_timeout_by_name() {
 /// Every copy takes 1 ns by the window and 2 ns by the driver: no real copy does.
 fn promises() -> Profile {
     let mut curves = BTreeMap::new();
-    for (way, nanos) in [(Way::of(Method::Pageable), 2), (Way::via(Method::Window, Via::Vulkan), 1)] {
+    for (method, nanos) in [(Method::Pageable, 2), (Method::Window(Some(Mapping::Vulkan)), 1)] {
         let direction = Direction::H2d;
         let (gpu, memory) = (EndpointId(3), HostMemory::Warm);
-        let key = Key { gpu, peer: None, way, direction, memory, load: Load::Alone, active: 1, pieces: 1 };
+        let key = Key { gpu, peer: None, method, direction, memory, load: Load::Alone, active: 1, pieces: 1 };
         let time = Nanos(nanos);
         let point = Point { bytes: Bytes(1), n: 100, median: time, p99: time, max: time };
         curves.insert(key, Curve::new(vec![point]).unwrap());
@@ -234,12 +231,12 @@ fn promises() -> Profile {
 #[test]
 fn a_way_that_stays_slower_than_the_driver_is_left_for_it() {
     let rig = rig(limits(), promises(), CopyOptions::default());
-    let window = Way::via(Method::Window, Via::Vulkan);
+    let window = Method::Window(Some(Mapping::Vulkan));
     let first = rig.copier.copy_in(rig.at(), &[1; 64], How::Auto).unwrap();
-    assert_eq!((first.way, first.instead_of), (window, None));
+    assert_eq!((first.method, first.instead_of), (window, None));
     let copies = (0..10_000).map(|_| rig.copier.copy_in(rig.at(), &[1; 64], How::Auto).unwrap());
     let left = copies.filter(|report| report.instead_of.is_some()).take(1).collect::<Vec<_>>();
-    assert_eq!(left[0].way, Way::of(Method::Pageable));
+    assert_eq!(left[0].method, Method::Pageable);
     assert_eq!(left[0].instead_of.as_ref().unwrap().0, window);
     assert!(rig.copier.events().iter().any(|event| event.what.contains("slower than the driver")));
 }

@@ -160,7 +160,7 @@ fn another_thread_asks_for_copies_of_its_own_bytes() {
     assert!(matches!(*told, [Told::Answer(_), Told::Arrived(_)]), "{told:?}");
     assert_eq!(refused, Told::NotTaken);
     let copy = headway_device::Operation::Copy {
-        method: headway_core::files::machine::Method::Dma,
+        method: headway_core::models::transfer::Method::Dma,
         from: memory.claim(10_000..80_000, Access::Read).unwrap(),
         to: back.claim(0..70_000, Access::Write).unwrap(),
     };

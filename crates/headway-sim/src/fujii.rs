@@ -7,8 +7,7 @@ mod statements;
 
 use std::collections::BTreeMap;
 
-use headway_core::files::machine::Method;
-use headway_core::models::transfer::{Direction, Via, Way};
+use headway_core::models::transfer::{Direction, Method, Shape};
 use headway_core::units::{Bytes, Nanos, PPM, Rate};
 use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
@@ -21,19 +20,19 @@ pub const PIECE: Bytes = Bytes(256);
 pub const MEMORY_WINDOW: Bytes = Bytes(4 << 20);
 
 /// Standard DMA.
-pub const DMA: Way = Way::of(Method::Dma);
+pub const DMA: Method = Method::Dma;
 /// Memory-mapped read and write of the whole device memory.
-pub const IORW: Way = Way::of(Method::Window);
+pub const IORW: Method = Method::Window(None);
 /// Memory-mapped read and write through a movable range of 4 MB.
-pub const MEMWND: Way = Way::of(Method::PagedWindow);
+pub const MEMWND: Method = Method::PagedWindow(None);
 /// The microcontroller of the hub.
-pub const HUB: Way = Way::via(Method::Resident, Via::Hub);
+pub const HUB: Method = Method::Resident(Some(Shape::Hub));
 /// The microcontroller of one graphics processing cluster.
-pub const GPC: Way = Way::via(Method::Resident, Via::Gpc);
+pub const GPC: Method = Method::Resident(Some(Shape::Gpc));
 /// Those of four, in parallel.
-pub const GPC4: Way = Way::via(Method::Resident, Via::Gpc4);
+pub const GPC4: Method = Method::Resident(Some(Shape::Gpc4));
 /// All methods of the paper.
-pub const WAYS: [Way; 6] = [DMA, IORW, MEMWND, HUB, GPC, GPC4];
+pub const METHODS: [Method; 6] = [DMA, IORW, MEMWND, HUB, GPC, GPC4];
 /// Both directions.
 pub const DIRECTIONS: [Direction; 2] = [Direction::H2d, Direction::D2h];
 
@@ -68,7 +67,7 @@ pub enum Stress {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Single {
     /// Method.
-    pub way: Way,
+    pub method: Method,
     /// Direction.
     pub direction: Direction,
     /// Size.
@@ -83,7 +82,7 @@ pub struct Single {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Pair {
     /// The methods, the smaller first.
-    pub ways: (Way, Way),
+    pub methods: (Method, Method),
     /// Direction of both.
     pub direction: Direction,
     /// Size of each.
@@ -93,8 +92,8 @@ pub struct Pair {
 impl Pair {
     /// The pair of `first` and `second`, in either order.
     #[must_use]
-    pub fn new(first: Way, second: Way, direction: Direction, bytes: Bytes) -> Self {
-        Self { ways: (first.min(second), first.max(second)), direction, bytes }
+    pub fn new(first: Method, second: Method, direction: Direction, bytes: Bytes) -> Self {
+        Self { methods: (first.min(second), first.max(second)), direction, bytes }
     }
 }
 
@@ -186,14 +185,14 @@ impl Constants {
     /// Mean and worst case of one transfer.
     #[must_use]
     pub fn single(&self, single: Single) -> Stat {
-        let Single { way, direction, bytes, class, stress } = single;
+        let Single { method, direction, bytes, class, stress } = single;
         let busy = matches!(stress, Stress::Cpu | Stress::Pipes);
-        let setup_ppm = if way == DMA && busy && class == Class::RealTime { self.dma_setup_loaded_ppm } else { PPM };
-        let (setup, rest) = self.parts(way, direction, bytes);
+        let setup_ppm = if method == DMA && busy && class == Class::RealTime { self.dma_setup_loaded_ppm } else { PPM };
+        let (setup, rest) = self.parts(method, direction, bytes);
         let setup = scaled(setup, setup_ppm);
         let setup_max =
-            if way == DMA && direction == Direction::H2d { scaled(setup, self.dma_in_setup_max_ppm) } else { setup };
-        let delayed = |cost: Nanos| match (busy && class == Class::Normal, way == DMA) {
+            if method == DMA && direction == Direction::H2d { scaled(setup, self.dma_in_setup_max_ppm) } else { setup };
+        let delayed = |cost: Nanos| match (busy && class == Class::Normal, method == DMA) {
             (false, _) => cost,
             (true, true) => self.normal_wait + cost,
             (true, false) => self.normal_wait + cost * self.normal_slowdown,
@@ -204,8 +203,9 @@ impl Constants {
     /// Mean and worst case of the makespan of two transfers.
     #[must_use]
     pub fn pair(&self, pair: Pair) -> Stat {
-        let Pair { ways: (first, second), direction, bytes } = pair;
-        let alone = |way| self.single(Single { way, direction, bytes, class: Class::RealTime, stress: Stress::Alone });
+        let Pair { methods: (first, second), direction, bytes } = pair;
+        let alone =
+            |method| self.single(Single { method, direction, bytes, class: Class::RealTime, stress: Stress::Alone });
         let (a, b) = (alone(first), alone(second));
         // Once, if both are DMA.
         let [qa, qb] = match (first == DMA, second == DMA) {
@@ -213,7 +213,8 @@ impl Constants {
             (false, true) => [Nanos::ZERO, self.shared_dma],
             (false, false) => [Nanos::ZERO; 2],
         };
-        let overlaps = (first.method == Method::Resident) != (second.method == Method::Resident);
+        let micro = |method| matches!(method, Method::Resident(_));
+        let overlaps = micro(first) != micro(second);
         let join = |a: Nanos, b: Nanos| if overlaps { a.max(b) } else { a + b };
         let max = |q: Nanos| scaled(q, self.max_ppm);
         Stat { mean: join(a.mean + qa, b.mean + qb), max: join(a.max + max(qa), b.max + max(qb)) }
@@ -222,25 +223,25 @@ impl Constants {
     /// The longest that a more urgent transfer waits for one that has begun (III, V): DMA is never preempted,
     /// memory-mapped access anywhere, a microcontroller between two pieces.
     #[must_use]
-    pub fn blocking(&self, way: Way, direction: Direction, bytes: Bytes) -> Nanos {
-        match way.method {
-            Method::Window | Method::PagedWindow => Nanos::ZERO,
-            Method::Resident => self.piece,
-            _ => self.single(Single { way, direction, bytes, class: Class::RealTime, stress: Stress::Alone }).max,
+    pub fn blocking(&self, method: Method, direction: Direction, bytes: Bytes) -> Nanos {
+        match method {
+            Method::Window(_) | Method::PagedWindow(_) => Nanos::ZERO,
+            Method::Resident(_) => self.piece,
+            _ => self.single(Single { method, direction, bytes, class: Class::RealTime, stress: Stress::Alone }).max,
         }
     }
 
     /// Set-up and the rest of the mean cost.
-    fn parts(&self, way: Way, direction: Direction, bytes: Bytes) -> (Nanos, Nanos) {
+    fn parts(&self, method: Method, direction: Direction, bytes: Bytes) -> (Nanos, Nanos) {
         let at = usize::from(direction == Direction::D2h);
-        match way {
+        match method {
             DMA => (self.dma_setup[at], self.dma_rate[at].time_for(bytes)),
             GPC4 => (self.gpc4_setup, self.piece * bytes.0.div_ceil(PIECE.0).div_ceil(self.units)),
             MEMWND => {
                 let moves = self.window_move * bytes.0.div_ceil(MEMORY_WINDOW.0);
                 (self.iorw_setup[at], self.iorw_rate[at].time_for(bytes) + moves)
             }
-            Way { method: Method::Resident, .. } => (self.micro_setup, self.piece * bytes.0.div_ceil(PIECE.0)),
+            Method::Resident(_) => (self.micro_setup, self.piece * bytes.0.div_ceil(PIECE.0)),
             _ => (self.iorw_setup[at], self.iorw_rate[at].time_for(bytes)),
         }
     }
@@ -265,15 +266,15 @@ impl Constants {
         let mut study = Study::default();
         for bytes in grid() {
             for direction in DIRECTIONS {
-                for (at, way) in WAYS.into_iter().enumerate() {
+                for (at, method) in METHODS.into_iter().enumerate() {
                     for class in [Class::RealTime, Class::Normal] {
                         for stress in [Stress::Alone, Stress::Cpu, Stress::Memory, Stress::Pipes] {
-                            let single = Single { way, direction, bytes, class, stress };
+                            let single = Single { method, direction, bytes, class, stress };
                             study.singles.insert(single, look(self.single(single)));
                         }
                     }
-                    for other in &WAYS[at..] {
-                        let pair = Pair::new(way, *other, direction, bytes);
+                    for other in &METHODS[at..] {
+                        let pair = Pair::new(method, *other, direction, bytes);
                         study.pairs.insert(pair, look(self.pair(pair)));
                     }
                 }

@@ -3,11 +3,12 @@
 mod support;
 
 use headway_core::decisions::dispatch::{Answer as Told, Event, Input};
-use headway_core::files::machine::{Machine, Method};
+use headway_core::files::machine::Machine;
 use headway_core::files::workload::{
     Block, Cycle, Flow, Grouping, Kind, Message, OnMiss, Otherwise, Place, Placement, Step, Stream, Unplanned, Urgent,
     Workload,
 };
+use headway_core::models::transfer::Method;
 use headway_core::plan::planner::{Options, plan};
 use headway_core::plan::{Class, Outcome as Answer, Plan, Source, Strategy};
 use headway_core::units::{Bytes, Nanos, Rate};

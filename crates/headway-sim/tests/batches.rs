@@ -5,10 +5,11 @@ mod support;
 use headway_core::decisions::dispatch::{Action, Input};
 use headway_core::files::machine::{
     Capacity, CapacityId, CapacityKind, Endpoint, EndpointId, EndpointKind, Engine, EngineClass, EngineId, Machine,
-    Method, Route, RouteId,
+    Route, RouteId,
 };
 use headway_core::log::{Record, What};
 use headway_core::models::interconnect::{BatchBlock, Network};
+use headway_core::models::transfer::Method;
 use headway_core::plan::{Pipeline, PlannedOperation, PlannedStep, Source, Work};
 use headway_core::units::{Bytes, Nanos, Rate};
 use support::{Draw, EPOCH, Null, by_hand, logged, machine, run_of};

@@ -1,11 +1,13 @@
 //! Copies by several methods at once: who waits for whom, at costs that can be computed by hand.
 
-use headway_core::files::machine::{EndpointId, Machine, Method, shipped};
-use headway_core::models::transfer::{Curve, Direction, HostMemory, Key, Load, Point, Profile, Statistic, Via, Way};
+use headway_core::files::machine::{EndpointId, Machine, shipped};
+use headway_core::models::transfer::{
+    Curve, Direction, HostMemory, Key, Load, Mapping, Method, Point, Profile, Shape, Statistic,
+};
 use headway_core::units::{Bytes, Nanos};
 use headway_sim::transfer::{Completed, CopiesError, Requested, simulate_copies};
 
-const RESIDENT: Way = Way::via(Method::Resident, Via::Hub);
+const RESIDENT: Method = Method::Resident(Some(Shape::Hub));
 
 /// Four GPUs on which every way takes 10 ns and one nanosecond a byte.
 fn machine() -> Machine {
@@ -21,37 +23,37 @@ fn machine() -> Machine {
         Method::Pageable,
         Method::Dma,
         Method::Staged,
-        Method::Window,
-        Method::PagedWindow,
+        Method::Window(None),
+        Method::PagedWindow(None),
         Method::Kernel,
         Method::Multipath,
     ];
     for &gpu in &gpus {
         for direction in [Direction::H2d, Direction::D2h] {
-            for way in methods.map(Way::of).into_iter().chain([RESIDENT]) {
-                machine.profile.curves.insert(key(gpu, None, way, direction), curve.clone());
+            for method in methods.into_iter().chain([RESIDENT]) {
+                machine.profile.curves.insert(key(gpu, None, method, direction), curve.clone());
             }
         }
         for &peer in gpus.iter().filter(|peer| **peer != gpu) {
-            let key = key(gpu, Some(peer), Way::of(Method::Peer), Direction::Peer);
+            let key = key(gpu, Some(peer), Method::Peer, Direction::Peer);
             machine.profile.curves.insert(key, curve.clone());
         }
     }
     machine
 }
 
-const fn key(gpu: EndpointId, peer: Option<EndpointId>, way: Way, direction: Direction) -> Key {
+const fn key(gpu: EndpointId, peer: Option<EndpointId>, method: Method, direction: Direction) -> Key {
     let memory = HostMemory::Pinned;
-    Key { gpu, peer, way, direction, memory, load: Load::Alone, active: 1, pieces: 1 }
+    Key { gpu, peer, method, direction, memory, load: Load::Alone, active: 1, pieces: 1 }
 }
 
 /// A copy of `bytes` into the first GPU by the CPU 0.
-fn copy(machine: &Machine, at: u64, way: Way, bytes: u64) -> Requested {
+fn copy(machine: &Machine, at: u64, method: Method, bytes: u64) -> Requested {
     Requested {
         at: Nanos(at),
         gpu: machine.gpus().next().unwrap(),
         peer: None,
-        way,
+        method,
         direction: Direction::H2d,
         memory: HostMemory::Pinned,
         bytes: Bytes(bytes),
@@ -71,7 +73,7 @@ const fn done(start: u64, end: u64, waited: u64) -> Completed {
 #[test]
 fn an_engine_serves_copies_of_one_direction_in_the_order_of_asking() {
     let machine = machine();
-    let dma = |at, bytes| copy(&machine, at, Way::of(Method::Dma), bytes);
+    let dma = |at, bytes| copy(&machine, at, Method::Dma, bytes);
     let out = Requested { direction: Direction::D2h, ..dma(5, 100) };
     assert_eq!(run(&machine, &[dma(7, 50), dma(5, 100), out]), [done(115, 175, 108), done(5, 115, 0), done(5, 115, 0)]);
 }
@@ -79,8 +81,8 @@ fn an_engine_serves_copies_of_one_direction_in_the_order_of_asking() {
 #[test]
 fn between_two_chunks_another_copy_may_come() {
     let machine = machine();
-    let bulk = Requested { chunk: Some(Bytes(100)), ..copy(&machine, 0, Way::of(Method::Dma), 250) };
-    let urgent = copy(&machine, 20, Way::of(Method::Dma), 5);
+    let bulk = Requested { chunk: Some(Bytes(100)), ..copy(&machine, 0, Method::Dma, 250) };
+    let urgent = copy(&machine, 20, Method::Dma, 5);
     // Chunks of 100, 100 and 50; the second has to wait for the 15 ns of the other copy.
     assert_eq!(run(&machine, &[bulk, urgent]), [done(0, 110 + 15 + 110 + 60, 15), done(110, 125, 90)]);
 }
@@ -88,24 +90,24 @@ fn between_two_chunks_another_copy_may_come() {
 #[test]
 fn windows_and_resident_copiers_do_not_wait_behind_bulk_on_the_engine() {
     let machine = machine();
-    let bulk = copy(&machine, 0, Way::of(Method::Dma), 10_000);
-    for way in [Way::of(Method::Window), Way::of(Method::PagedWindow), Way::of(Method::Kernel), RESIDENT] {
-        assert_eq!(run(&machine, &[bulk, copy(&machine, 1, way, 5)])[1], done(1, 16, 0), "{way:?}");
+    let bulk = copy(&machine, 0, Method::Dma, 10_000);
+    for method in [Method::Window(None), Method::PagedWindow(None), Method::Kernel, RESIDENT] {
+        assert_eq!(run(&machine, &[bulk, copy(&machine, 1, method, 5)])[1], done(1, 16, 0), "{method:?}");
     }
-    for way in [Way::of(Method::Pageable), Way::of(Method::Staged), Way::of(Method::Multipath)] {
-        assert_eq!(run(&machine, &[bulk, copy(&machine, 1, way, 5)])[1].start, Nanos(10_010), "{way:?}");
+    for method in [Method::Pageable, Method::Staged, Method::Multipath] {
+        assert_eq!(run(&machine, &[bulk, copy(&machine, 1, method, 5)])[1].start, Nanos(10_010), "{method:?}");
     }
 }
 
 #[test]
 fn one_cpu_stores_into_one_window_at_a_time() {
     let machine = machine();
-    let first = copy(&machine, 0, Way::of(Method::Window), 90);
-    let second = copy(&machine, 0, Way::of(Method::Window), 10);
+    let first = copy(&machine, 0, Method::Window(None), 90);
+    let second = copy(&machine, 0, Method::Window(None), 10);
     assert_eq!(run(&machine, &[first, second])[1], done(100, 120, 100));
     assert_eq!(run(&machine, &[first, Requested { cpu: 1, ..second }])[1], done(0, 20, 0));
     // A GPU has one small mapping, whoever uses it.
-    let paged = |cpu| Requested { cpu, ..copy(&machine, 0, Way::of(Method::PagedWindow), 90) };
+    let paged = |cpu| Requested { cpu, ..copy(&machine, 0, Method::PagedWindow(None), 90) };
     assert_eq!(run(&machine, &[paged(0), paged(1)])[1], done(100, 200, 100));
 }
 
@@ -117,7 +119,7 @@ fn a_copy_between_gpus_takes_an_engine_of_each() {
         gpu: gpus[from],
         peer: Some(gpus[to]),
         direction: Direction::Peer,
-        ..copy(&machine, 0, Way::of(Method::Peer), 90)
+        ..copy(&machine, 0, Method::Peer, 90)
     };
     assert_eq!(
         run(&machine, &[peer(0, 1), peer(1, 2), peer(2, 3)]),
@@ -129,12 +131,12 @@ fn a_copy_between_gpus_takes_an_engine_of_each() {
 #[test]
 fn what_the_profile_or_the_machine_lacks_is_an_error_that_names_it() {
     let mut machine = machine();
-    let window = Way::via(Method::Window, Via::Gdrdrv);
+    let window = Method::Window(Some(Mapping::Gdrdrv));
     let missing = copy(&machine, 0, window, 5);
     let error = simulate_copies(&machine, &[missing], Statistic::Median).unwrap_err();
-    assert!(matches!(error, CopiesError::NoCurve { request: 0, way, .. } if way == window), "{error}");
+    assert!(matches!(error, CopiesError::NoCurve { request: 0, method, .. } if method == window), "{error}");
     machine.engines.clear();
-    let dma = copy(&machine, 0, Way::of(Method::Dma), 5);
+    let dma = copy(&machine, 0, Method::Dma, 5);
     let error = simulate_copies(&machine, &[dma], Statistic::Median).unwrap_err();
     assert!(error.to_string().contains("no engine of class H2d"), "{error}");
 }
@@ -142,5 +144,5 @@ fn what_the_profile_or_the_machine_lacks_is_an_error_that_names_it() {
 #[test]
 fn a_copy_of_no_bytes_takes_what_the_smallest_takes() {
     let machine = machine();
-    assert_eq!(run(&machine, &[copy(&machine, 3, Way::of(Method::Dma), 0)]), [done(3, 13, 0)]);
+    assert_eq!(run(&machine, &[copy(&machine, 3, Method::Dma, 0)]), [done(3, 13, 0)]);
 }

@@ -7,10 +7,10 @@ use std::io::Read;
 use std::path::Path;
 
 use flate2::read::GzDecoder;
-use headway_core::files::machine::{EndpointId, Machine, Method, parse};
+use headway_core::files::machine::{EndpointId, Machine, parse};
 use headway_core::models::interconnect::{BatchBlock, Network};
-use headway_core::models::transfer::Direction;
 use headway_core::models::transfer::fit::{Node, Sample, Setup, fit};
+use headway_core::models::transfer::{Direction, Method};
 use headway_core::units::{Bytes, Nanos, Rate};
 
 /// Kept runs of `bench interconnect`, with the greatest 95th percentile of the error, in ppm, that the fit may leave. The machines

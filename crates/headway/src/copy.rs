@@ -78,8 +78,7 @@ fn difference(was: &Stamp, now: &Stamp) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use headway_core::files::machine::Method;
-    use headway_core::models::transfer::Way;
+    use headway_core::models::transfer::Method;
     use headway_device::gpu::Reach;
 
     use super::*;
@@ -98,7 +97,7 @@ mod tests {
         let data: Vec<u8> = (0..900).map(|i| (i % 251) as u8).collect();
         copier.copy_in(at, &data, How::Auto).unwrap();
         let mut back = vec![0; 900];
-        let report = copier.copy_out(&mut back, at, How::By(Way::of(Method::Pageable))).unwrap();
+        let report = copier.copy_out(&mut back, at, How::By(Method::Pageable)).unwrap();
         assert_eq!((back, report.instead_of), (data, None));
     }
 

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use headway_core::files::machine::EndpointId;
 use headway_core::models::cpu::Class;
-use headway_core::models::transfer::{Profile, Way};
+use headway_core::models::transfer::{Method, Profile};
 use headway_device::DeviceError;
 use headway_os::{affinity, memory, sched, topology};
 use headway_runtime::copy::{Copier, CopyOptions};
@@ -57,7 +57,7 @@ pub fn examine(backend: Backend) -> Examination {
     let mut checks = vec![cuda()];
     checks.extend(devices());
     checks.extend([nvml(), allowed(), numa(), locked(), realtime(), deadline(), driver(), rung()]);
-    checks.extend(ways(backend));
+    checks.extend(methods(backend));
     Examination { schema: 1, version: crate::VERSION, commit: crate::COMMIT, checks }
 }
 
@@ -121,7 +121,7 @@ fn devices() -> Vec<Check> {
 }
 
 /// Every way of copying on every GPU, each tried with random bytes; nothing where there are no GPUs.
-fn ways(backend: Backend) -> Vec<Check> {
+fn methods(backend: Backend) -> Vec<Check> {
     let gpus = headway_cuda::probe().is_ok_and(|probe| !probe.devices.is_empty());
     if backend != Backend::Emu && !gpus {
         return Vec::new();
@@ -138,12 +138,12 @@ fn ways(backend: Backend) -> Vec<Check> {
         Ok(copier) => copier,
         Err(error) => return vec![absent("ways of copying", &error, "the driver's own copies are used")],
     };
-    let meanwhile = |fallback: Option<Way>| match fallback {
-        Some(way) => format!("until then `{way}` is used"),
+    let meanwhile = |fallback: Option<Method>| match fallback {
+        Some(method) => format!("until then `{method}` is used"),
         None => "nothing stands in for it".to_owned(),
     };
     let probes = copier.probe().into_iter().map(|probe| {
-        let found = format!("gpu{} {}", probe.gpu, probe.way);
+        let found = format!("gpu{} {}", probe.gpu, probe.method);
         match probe.usable {
             Ok(()) => ok("way", format!("{found}: tried, copies rightly")),
             Err(error) => {

@@ -91,8 +91,8 @@ pub fn explain(question: &Question) -> Result<Explanation, Error> {
 #[doc(hidden)]
 #[must_use]
 pub fn measured_ways(profile: &Profile) -> Available {
-    let ways = profile.curves.keys().map(|key| key.way).collect();
-    Available { ways, multipath: true, ..Available::default() }
+    let methods = profile.curves.keys().map(|key| key.method).collect();
+    Available { methods, multipath: true, ..Available::default() }
 }
 
 fn no_gpu(machine: &Machine, name: &str) -> Error {

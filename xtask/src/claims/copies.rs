@@ -70,11 +70,11 @@ fn line(run: &Run, row: &Row, figures: Vec<Option<f64>>) -> Line {
 fn staged(runs: &[Run], (direction, word): (&str, &str), (bytes, size): (u64, &str), times: Option<f64>) -> Claim {
     let bytes = bytes.to_string();
     let of = |run: &Run| {
-        let way = |way, memory| {
+        let method = |method, memory| {
             let wanted = [
                 ("part", "ways"),
                 ("gpus", "1"),
-                ("way", way),
+                ("way", method),
                 ("direction", direction),
                 ("memory", memory),
                 ("load", "alone"),
@@ -82,9 +82,9 @@ fn staged(runs: &[Run], (direction, word): (&str, &str), (bytes, size): (u64, &s
             ];
             find(run, &wanted)
         };
-        let staged = way("staged", "warm")?;
-        let of_pinned = quotient(Some(staged), way("dma", "pinned"));
-        let of_driver = quotient(Some(staged), way("pageable", "warm"));
+        let staged = method("staged", "warm")?;
+        let of_pinned = quotient(Some(staged), method("dma", "pinned"));
+        let of_driver = quotient(Some(staged), method("pageable", "warm"));
         Some(line(run, staged, vec![Some(rate(staged)? / 1e9), of_driver, of_pinned, busy(staged)]))
     };
     Claim {
@@ -107,11 +107,11 @@ fn staged(runs: &[Run], (direction, word): (&str, &str), (bytes, size): (u64, &s
 fn fresh(runs: &[Run]) -> Claim {
     let bytes = GIB.to_string();
     let of = |run: &Run| {
-        let way = |way| {
+        let method = |method| {
             let wanted = [
                 ("part", "ways"),
                 ("gpus", "1"),
-                ("way", way),
+                ("way", method),
                 ("direction", "d2h"),
                 ("memory", "fresh"),
                 ("load", "alone"),
@@ -119,8 +119,8 @@ fn fresh(runs: &[Run]) -> Claim {
             ];
             find(run, &wanted)
         };
-        let staged = way("staged")?;
-        let figures = vec![Some(rate(staged)? / 1e9), quotient(Some(staged), way("pageable")), busy(staged)];
+        let staged = method("staged")?;
+        let figures = vec![Some(rate(staged)? / 1e9), quotient(Some(staged), method("pageable")), busy(staged)];
         Some(line(run, staged, figures))
     };
     Claim {
@@ -197,9 +197,9 @@ fn chosen(runs: &[Run]) -> Claim {
 fn together(runs: &[Run], gpus: usize, direction: &str, word: &str) -> Claim {
     let count = gpus.to_string();
     let of = |run: &Run| {
-        let of_way = |way, memory| {
+        let of_way = |method, memory| {
             let wanted =
-                [("part", "together"), ("gpus", &count), ("way", way), ("direction", direction), ("memory", memory)];
+                [("part", "together"), ("gpus", &count), ("way", method), ("direction", direction), ("memory", memory)];
             let rows = run.rows.iter().filter(move |row| fits(row, &wanted));
             rows.max_by(|a, b| a.number("bytes").unwrap_or(0.0).total_cmp(&b.number("bytes").unwrap_or(0.0)))
         };

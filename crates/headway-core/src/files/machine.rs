@@ -18,7 +18,7 @@ pub use self::cpu::{Cpu, CpuCost};
 pub use self::file::parse;
 pub use self::shipped::{SHIPPED, shipped};
 pub use self::write::write;
-use crate::models::transfer::Profile;
+use crate::models::transfer::{Method, Profile};
 use crate::units::{Bytes, Nanos, PPM, Rate};
 
 macro_rules! index {
@@ -153,30 +153,6 @@ pub enum EngineClass {
     Peer,
     /// Kernels.
     Ee,
-}
-
-/// A way to move bytes; the words of the transfer specification, in the order that breaks ties.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Method {
-    /// The driver's own call on ordinary memory.
-    Pageable,
-    /// A copy engine from or to pinned memory (Fujii 2013: standard DMA).
-    Dma,
-    /// Threads copy between ordinary memory and pinned buffers while the engine copies on (Cho 2018: double queuing).
-    Staged,
-    /// The CPU stores into and loads from mapped GPU memory (Fujii 2013: IORW).
-    Window,
-    /// The same through a small mapping that is moved over the GPU's memory (Fujii 2013: MEMWND).
-    PagedWindow,
-    /// A kernel that stays on the GPU copies on command (Fujii 2013: HUB, GPC, GPC4).
-    Resident,
-    /// A kernel launched for one copy reads or writes mapped host memory.
-    Kernel,
-    /// A copy between two GPUs.
-    Peer,
-    /// A large copy to or from one GPU over the links of several.
-    Multipath,
 }
 
 /// The fixed way from one endpoint to another (`verner-2014`, III: "the data route between each two endpoints is fixed").

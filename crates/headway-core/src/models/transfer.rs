@@ -8,6 +8,7 @@ mod defaults;
 mod explain;
 pub mod fit;
 pub mod links;
+mod method;
 mod pieces;
 pub mod policy;
 mod selector;
@@ -19,9 +20,10 @@ pub use self::choose::{Available, Candidate, Choice, Figures, Reason, Request, V
 pub use self::curve::{Curve, Point, Statistic, TAIL_SAMPLES, tail};
 pub use self::defaults::{default_tuning, defaults};
 pub use self::explain::{Explanation, Row, explain};
+pub use self::method::{Mapping, Method, NotAMethod, Shape};
 pub use self::pieces::Geometry;
 pub use self::selector::Selector;
-use crate::files::machine::{EndpointId, Method};
+use crate::files::machine::EndpointId;
 use crate::units::Bytes;
 
 /// Which way a copy goes.
@@ -34,50 +36,6 @@ pub enum Direction {
     D2h,
     /// GPU to GPU.
     Peer,
-}
-
-/// What tells two forms of one method apart.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Via {
-    /// `dma` from memory pinned for this one copy.
-    Register,
-    /// A window through the `gdrdrv` kernel module.
-    Gdrdrv,
-    /// A window through Vulkan external memory on the stock driver.
-    Vulkan,
-    /// A window through `mmap` of a dma-buf.
-    DmaBuf,
-    /// `resident`: one thread block.
-    Hub,
-    /// `resident`: one cluster, whose blocks share a GPC.
-    Gpc,
-    /// `resident`: four clusters on four GPCs.
-    Gpc4,
-}
-
-/// A method in one of its forms.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct Way {
-    /// The method.
-    pub method: Method,
-    /// Its form, for methods that have several.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub via: Option<Via>,
-}
-
-impl Way {
-    /// `method` in its only or usual form.
-    #[must_use]
-    pub const fn of(method: Method) -> Self {
-        Self { method, via: None }
-    }
-
-    /// `method` in the form `via`.
-    #[must_use]
-    pub const fn via(method: Method, via: Via) -> Self {
-        Self { method, via: Some(via) }
-    }
 }
 
 /// What kind of memory the host end is.
@@ -129,7 +87,7 @@ pub struct Key {
     /// The target of a peer copy.
     pub peer: Option<EndpointId>,
     /// Method and form.
-    pub way: Way,
+    pub method: Method,
     /// Direction.
     pub direction: Direction,
     /// The host end; [`HostMemory::Pinned`] for peer copies, where it means nothing.

@@ -1,8 +1,9 @@
 //! Small random plans for the dispatcher, with the data that arrives and the time that every operation takes.
 
 use headway_core::decisions::dispatch::Limits;
-use headway_core::files::machine::{EngineClass, EngineId, Method, RouteId};
+use headway_core::files::machine::{EngineClass, EngineId, RouteId};
 use headway_core::files::workload::OnMiss;
+use headway_core::models::transfer::Method;
 use headway_core::plan::{
     Named, Outcome, Pipeline, Plan, PlannedEngine, PlannedOperation, PlannedStep, PlannedStream, SCHEMA, Server,
     Source, Strategy as Kept, Strength, Verdict, Work,

@@ -58,7 +58,7 @@ impl Mailbox {
         let bytes = INBOX_AT + inbox;
         let usable = window::probe(context).into_iter().find(|(_, state)| state.is_ok());
         // A window that is there but gives no memory now is no reason not to copy.
-        let behind_window = usable.and_then(|(via, _)| window::allocate(context, via, bytes).ok());
+        let behind_window = usable.and_then(|(mapping, _)| window::allocate(context, mapping, bytes).ok());
         let memory: Box<dyn Memory> = match behind_window {
             Some(memory) => Box::new(memory),
             None => Box::new(pool.take(bytes)?),
@@ -191,7 +191,7 @@ mod trace {
 
 #[cfg(test)]
 mod tests {
-    use headway_core::models::transfer::Via;
+    use headway_core::models::transfer::Mapping;
     use headway_device::buffer::{HeapMemory, Place};
     use headway_device::gpu::Window;
 
@@ -222,8 +222,8 @@ mod tests {
 
     // SAFETY: it writes and reads what it is told.
     unsafe impl Window for Windowed {
-        fn via(&self) -> Via {
-            Via::Gdrdrv
+        fn mapping(&self) -> Mapping {
+            Mapping::Gdrdrv
         }
         unsafe fn store(&self, at: usize, from: &[u8]) {
             // SAFETY: the caller's promise.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use headway_core::models::transfer::Via;
+use headway_core::models::transfer::Shape;
 use headway_device::{DeviceError, Grid};
 
 use crate::owned::{Context, Module};
@@ -23,7 +23,7 @@ const GPC4_UNITS: u32 = 4;
 
 /// The launch of one form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Shape {
+pub(super) struct Launch {
     pub(super) units: u32,
     /// Blocks of a unit that copy; the others leave when they have begun.
     pub(super) workers: u32,
@@ -31,27 +31,24 @@ pub(super) struct Shape {
     pub(super) cluster: Option<u32>,
 }
 
-impl Shape {
+impl Launch {
     pub(super) fn grid(self) -> Grid {
         let shared_bytes = if self.cluster.is_some() { WHOLE_MULTIPROCESSOR } else { 0 };
         Grid { blocks: self.units * self.cluster.unwrap_or(1), threads: THREADS, shared_bytes }
     }
 }
 
-/// Loads the kernel of the form `via` and finds its shape.
-pub(super) fn load(context: &Arc<Context>, via: Via) -> Result<(Module, Shape), DeviceError> {
-    let missing = |reason: String, remedy: &str| unavailable(context, via, reason, remedy);
+/// Loads the kernel of the form `shape` and finds how it is launched.
+pub(super) fn load(context: &Arc<Context>, shape: Shape) -> Result<(Module, Launch), DeviceError> {
+    let missing = |reason: String, remedy: &str| unavailable(context, shape, reason, remedy);
     let (driver, ordinal) = (&context.driver, context.ordinal);
     if driver.attribute(table::ATTRIBUTE_KERNEL_TIME_LIMIT, ordinal)? != 0 {
         let reason = "the driver ends kernels that run for long (a display hangs on this GPU)";
         return Err(missing(reason.into(), "use `window` or `dma`, or a GPU without a display"));
     }
-    if via == Via::Hub {
+    if shape == Shape::Hub {
         let module = Module::load(context, "resident", include_str!("../../ptx/resident.ptx"), "headway_resident")?;
-        return Ok((module, Shape { units: 1, workers: 1, cluster: None }));
-    }
-    if !matches!(via, Via::Gpc | Via::Gpc4) {
-        return Err(missing("no resident copier has this form".into(), "use `hub`, `gpc` or `gpc4`"));
+        return Ok((module, Launch { units: 1, workers: 1, cluster: None }));
     }
     let major = driver.attribute(table::ATTRIBUTE_CAPABILITY_MAJOR, ordinal)?;
     let minor = driver.attribute(table::ATTRIBUTE_CAPABILITY_MINOR, ordinal)?;
@@ -61,13 +58,14 @@ pub(super) fn load(context: &Arc<Context>, via: Via) -> Result<(Module, Shape), 
     }
     let ptx = include_str!("../../ptx/resident_cluster_sm90.ptx");
     let module = Module::load(context, "resident_cluster", ptx, "headway_resident_cluster")?;
-    let (sizes, units): (&[u32], u32) = if via == Via::Gpc { (&[GPC_BLOCKS], 1) } else { (&GPC4_BLOCKS, GPC4_UNITS) };
+    let (sizes, units): (&[u32], u32) =
+        if shape == Shape::Gpc { (&[GPC_BLOCKS], 1) } else { (&GPC4_BLOCKS, GPC4_UNITS) };
     let mut tried = Vec::new();
     for &blocks in sizes {
-        let workers = if via == Via::Gpc { blocks } else { GPC4_WORKERS };
-        let shape = Shape { units, workers, cluster: Some(blocks) };
-        match module.clusters_max(shape.grid(), blocks) {
-            Ok(held) if held >= units => return Ok((module, shape)),
+        let workers = if shape == Shape::Gpc { blocks } else { GPC4_WORKERS };
+        let launch = Launch { units, workers, cluster: Some(blocks) };
+        match module.clusters_max(launch.grid(), blocks) {
+            Ok(held) if held >= units => return Ok((module, launch)),
             Ok(held) => tried.push(format!("{held} of {blocks} blocks")),
             Err(DeviceError::Driver { code, name, .. }) if !table::ends_the_context(code) => {
                 tried.push(format!("none of {blocks} blocks ({name})"));
@@ -76,20 +74,10 @@ pub(super) fn load(context: &Arc<Context>, via: Via) -> Result<(Module, Shape), 
         }
     }
     let reason = format!("it holds fewer than {units} clusters at once: {}", tried.join(", "));
-    Err(missing(reason, if via == Via::Gpc { "use `hub`" } else { "use `gpc` or `hub`" }))
+    Err(missing(reason, if shape == Shape::Gpc { "use `hub`" } else { "use `gpc` or `hub`" }))
 }
 
-/// The word of the form.
-pub(super) const fn name(via: Via) -> &'static str {
-    match via {
-        Via::Hub => "hub",
-        Via::Gpc => "gpc",
-        Via::Gpc4 => "gpc4",
-        Via::Register | Via::Gdrdrv | Via::Vulkan | Via::DmaBuf => "of another method",
-    }
-}
-
-pub(super) fn unavailable(context: &Context, via: Via, reason: String, remedy: &str) -> DeviceError {
-    let what = format!("the resident copier `{}` on GPU {}", name(via), context.ordinal);
+pub(super) fn unavailable(context: &Context, shape: Shape, reason: String, remedy: &str) -> DeviceError {
+    let what = format!("the resident copier `{shape}` on GPU {}", context.ordinal);
     DeviceError::Unavailable { what, reason, remedy: remedy.into() }
 }

@@ -5,7 +5,7 @@ use std::hint::spin_loop;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use headway_core::models::transfer::Via;
+use headway_core::models::transfer::Mapping;
 use headway_core::units::Nanos;
 use headway_device::buffer::Memory as _;
 use headway_device::gpu::Window as _;
@@ -38,17 +38,17 @@ pub fn round_trips(driver: &Arc<Driver>, index: u32, route: Route, rounds: u32) 
     of_context(&Context::retain(driver, driver.device(index)?)?, route, rounds)
 }
 
-/// The same by the first usable route of the form `via`.
-pub(crate) fn of_form(context: &Arc<Context>, via: Via, rounds: u32) -> Result<Vec<Nanos>, DeviceError> {
+/// The same by the first usable route of the form `mapping`.
+pub(crate) fn of_form(context: &Arc<Context>, mapping: Mapping, rounds: u32) -> Result<Vec<Nanos>, DeviceError> {
     let mut refusal = None;
-    for route in Route::ALL.into_iter().filter(|route| route.via() == via) {
+    for route in Route::ALL.into_iter().filter(|route| route.mapping() == mapping) {
         match of_context(context, route, rounds) {
             Err(error @ DeviceError::Unavailable { .. }) => refusal = Some(error),
             done => return done,
         }
     }
     Err(refusal.unwrap_or_else(|| DeviceError::Unavailable {
-        what: format!("the window {via:?}"),
+        what: format!("the window {mapping:?}"),
         reason: "no route leads to it".into(),
         remedy: "`headway doctor` lists the windows there are".into(),
     }))

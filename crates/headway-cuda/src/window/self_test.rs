@@ -79,7 +79,7 @@ fn random(seed: u64, len: usize) -> Vec<u8> {
 mod tests {
     use std::cell::UnsafeCell;
 
-    use headway_core::models::transfer::Via;
+    use headway_core::models::transfer::Mapping;
 
     use super::*;
 
@@ -95,8 +95,8 @@ mod tests {
 
     // SAFETY: the tests' faults stay within the memory.
     unsafe impl Window for Faulty {
-        fn via(&self) -> Via {
-            Via::Vulkan
+        fn mapping(&self) -> Mapping {
+            Mapping::Vulkan
         }
         unsafe fn store(&self, at: usize, from: &[u8]) {
             // SAFETY: used by one thread, and no reference outlives a call.

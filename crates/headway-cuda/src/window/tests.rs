@@ -93,7 +93,7 @@ fn gdrdrv_maps_what_cuda_allocates_by_either_version_of_its_library() {
         let before = fake.live();
         let memory = by_gdrdrv(&context, &session, self_test::BYTES).map_err(text).unwrap();
         passes(&memory);
-        assert_eq!((memory.address % GPU_PAGE as u64, memory.view.via()), (0, Via::Gdrdrv));
+        assert_eq!((memory.address % GPU_PAGE as u64, memory.view.mapping()), (0, Mapping::Gdrdrv));
         drop(memory);
         assert_eq!(fake.live(), before, "nothing is left pinned, mapped or allocated");
     }
@@ -150,15 +150,14 @@ fn a_dma_buf_is_mapped_where_the_driver_says_it_can_be() {
     let fake = Fake::build(&MAPPABLE);
     let context = fake.context();
     let verdicts = probe(&context);
-    assert_eq!(verdicts.iter().map(|(via, _)| *via).collect::<Vec<_>>(), FORMS);
+    assert_eq!(verdicts.iter().map(|(mapping, _)| *mapping).collect::<Vec<_>>(), FORMS);
     verdicts[2].1.as_ref().unwrap();
-    let memory = allocate(&context, Via::DmaBuf, self_test::BYTES).unwrap();
+    let memory = allocate(&context, Mapping::DmaBuf, self_test::BYTES).unwrap();
     passes(&memory);
     let (address, bytes) = (memory.address, memory.bytes);
     let mover = by_parts_of_a_dma_buf(&context, address, bytes).map_err(text).unwrap();
     drop((mover, memory));
     assert_eq!(fake.live(), 1);
-    assert!(matches!(allocate(&context, Via::Hub, 1), Err(DeviceError::Invalid { .. })));
 }
 
 #[test]
@@ -187,22 +186,22 @@ fn a_dma_buf_that_cannot_be_mapped_says_why() {
 fn a_gpu_has_one_small_mapping_and_it_needs_a_buffer_of_that_gpu() {
     let fake = Fake::build(&MAPPABLE);
     let context = fake.context();
-    let buffer = Buffer::new(allocate(&context, Via::DmaBuf, 1000).unwrap(), reservation(1000));
-    let first = pager(&context, Via::DmaBuf, &buffer).unwrap();
-    assert!(matches!(pager(&context, Via::DmaBuf, &buffer), Err(DeviceError::Refused { max: 1, .. })));
+    let buffer = Buffer::new(allocate(&context, Mapping::DmaBuf, 1000).unwrap(), reservation(1000));
+    let first = pager(&context, Mapping::DmaBuf, &buffer).unwrap();
+    assert!(matches!(pager(&context, Mapping::DmaBuf, &buffer), Err(DeviceError::Refused { max: 1, .. })));
     drop(first);
-    drop(pager(&context, Via::DmaBuf, &buffer).unwrap());
-    let error = pager(&context, Via::Vulkan, &buffer).err().unwrap().to_string();
+    drop(pager(&context, Mapping::DmaBuf, &buffer).unwrap());
+    let error = pager(&context, Mapping::Vulkan, &buffer).err().unwrap().to_string();
     assert!(error.contains("allocate the buffer with a window of the form `vulkan`"), "{error}");
     let second = Context::retain(&context.driver, 1).unwrap();
-    assert!(matches!(pager(&second, Via::DmaBuf, &buffer), Err(DeviceError::Invalid { .. })));
+    assert!(matches!(pager(&second, Mapping::DmaBuf, &buffer), Err(DeviceError::Invalid { .. })));
 }
 
 #[test]
 fn memory_with_a_window_is_zeroed_and_of_its_gpu() {
     let fake = Fake::build(&MAPPABLE);
     let context = fake.context();
-    let buffer = Buffer::new(allocate(&context, Via::DmaBuf, 1000).unwrap(), reservation(1000));
+    let buffer = Buffer::new(allocate(&context, Mapping::DmaBuf, 1000).unwrap(), reservation(1000));
     assert_eq!(buffer.place(), Place::Device { id: context.id, domain: context.driver.domain });
     let mut span = buffer.claim(0..1000, Access::Write).unwrap();
     let mut seen = [9; 1000];
@@ -216,7 +215,7 @@ fn memory_with_a_window_is_zeroed_and_of_its_gpu() {
 fn a_forked_child_has_no_window_and_frees_nothing() {
     let fake = Fake::build(&MAPPABLE);
     let context = fake.context();
-    let memory = allocate(&context, Via::DmaBuf, 1000).unwrap();
+    let memory = allocate(&context, Mapping::DmaBuf, 1000).unwrap();
     let (live, counter) = (fake.live(), fake.counter());
     assert!(Memory::window(&memory).is_some());
     // SAFETY: the child uses nothing that another thread can have locked: this library is the test's own.
@@ -364,9 +363,9 @@ fn each_form_takes_its_first_route_that_passes() {
         if route == Route::VulkanExport || route == Route::DmaBuf { Ok(()) } else { Err(gone("Gone")) }
     });
     assert_eq!(tried, Route::ALL);
-    assert_eq!(probed.route(Via::Vulkan), Some(Ok(Route::VulkanExport)));
-    assert_eq!(probed.route(Via::DmaBuf), Some(Ok(Route::DmaBuf)));
-    assert!(probed.settled && probed.route(Via::Gdrdrv).unwrap().is_err() && probed.route(Via::Hub).is_none());
+    assert_eq!(probed.route(Mapping::Vulkan), Ok(Route::VulkanExport));
+    assert_eq!(probed.route(Mapping::DmaBuf), Ok(Route::DmaBuf));
+    assert!(probed.settled && probed.route(Mapping::Gdrdrv).is_err());
     let mut tried = Vec::new();
     Probed::find(0, |route| {
         tried.push(route);
@@ -377,11 +376,11 @@ fn each_form_takes_its_first_route_that_passes() {
 
 #[test]
 fn reasons_of_both_vulkan_routes_are_told_once_if_they_are_one() {
-    let same = Probed::find(3, |_| Err(gone("NoIcd"))).route(Via::Vulkan).unwrap().unwrap_err();
+    let same = Probed::find(3, |_| Err(gone("NoIcd"))).route(Mapping::Vulkan).unwrap_err();
     assert_eq!(same.to_string(), "the window `vulkan` of GPU 3 is not available: NoIcd: why NoIcd; do");
     let both = Probed::find(3, |route| Err(gone(if route == Route::VulkanImport { "A" } else { "B" })));
     assert_eq!(
-        both.route(Via::Vulkan).unwrap().unwrap_err().to_string(),
+        both.route(Mapping::Vulkan).unwrap_err().to_string(),
         "the window `vulkan` of GPU 3 is not available: A: vulkan (CUDA's memory): why A; \
          vulkan (Vulkan's memory): B: why B; do"
     );
@@ -391,13 +390,13 @@ fn reasons_of_both_vulkan_routes_are_told_once_if_they_are_one() {
 fn a_refused_call_settles_a_probe_and_exhausted_memory_does_not() {
     let refused = || DeviceError::Driver { call: "cuMemCreate", code: 801, name: "CUDA_ERROR_NOT_SUPPORTED".into() };
     let probed = Probed::find(0, |_| Err(refused().into()));
-    let error = probed.route(Via::Vulkan).unwrap().unwrap_err().to_string();
+    let error = probed.route(Mapping::Vulkan).unwrap_err().to_string();
     assert!(probed.settled && error.contains("ImportRefused: cuMemCreate failed with"), "{error}");
     let lost = DeviceError::Driver { call: "cuMemCreate", code: 700, name: "CUDA_ERROR_ILLEGAL_ADDRESS".into() };
     for error in [lost, DeviceError::DeviceLost] {
         let probed = Probed::find(0, |_| Err(error.clone().into()));
         assert!(!probed.settled);
-        assert_eq!(probed.route(Via::Vulkan), Some(Err(error)));
+        assert_eq!(probed.route(Mapping::Vulkan), Err(error));
     }
 }
 
@@ -406,9 +405,9 @@ fn a_probe_is_remembered_for_the_gpu() {
     let fake = Fake::build(&MAPPABLE);
     let context = fake.context();
     let probed = Probed::of(&context);
-    assert_eq!(probed.route(Via::DmaBuf), Some(Ok(Route::DmaBuf)));
+    assert_eq!(probed.route(Mapping::DmaBuf), Ok(Route::DmaBuf));
     assert!(lock(&PROBED).contains_key(&context.id));
     let again = fake.context();
     assert_eq!(again.id, context.id);
-    assert_eq!(Probed::of(&again).route(Via::DmaBuf), Some(Ok(Route::DmaBuf)));
+    assert_eq!(Probed::of(&again).route(Mapping::DmaBuf), Ok(Route::DmaBuf));
 }

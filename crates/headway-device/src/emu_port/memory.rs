@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::os::fd::AsFd as _;
 use std::sync::Mutex;
 
-use headway_core::models::transfer::Via;
+use headway_core::models::transfer::Mapping;
 use headway_core::units::{Bytes, Nanos};
 use headway_os::memory::{MemoryFile, View};
 use headway_os::{OsError, clock, copy};
@@ -117,12 +117,12 @@ pub(super) struct WindowedMemory {
     view: View,
     file: MemoryFile,
     place: Place,
-    via: Via,
+    mapping: Mapping,
     load_line: Nanos,
 }
 
 impl WindowedMemory {
-    pub(super) fn new(bytes: usize, place: Place, via: Via, load_line: Nanos) -> Result<Self, DeviceError> {
+    pub(super) fn new(bytes: usize, place: Place, mapping: Mapping, load_line: Nanos) -> Result<Self, DeviceError> {
         let exhausted = |_: OsError| DeviceError::OutOfMemory {
             what: "memory of the process",
             wanted: Bytes(bytes as u64),
@@ -130,7 +130,7 @@ impl WindowedMemory {
         };
         let file = MemoryFile::new("headway-emu", bytes).map_err(exhausted)?;
         let view = View::map(file.as_fd(), 0, bytes).map_err(exhausted)?;
-        Ok(Self { view, file, place, via, load_line })
+        Ok(Self { view, file, place, mapping, load_line })
     }
 
     /// Maps `bytes` bytes from `offset` on, a second time.
@@ -172,8 +172,8 @@ unsafe impl Memory for WindowedMemory {
 
 // SAFETY: `window_store` and `window_load` touch exactly the range; queues see stores because a submission takes a lock.
 unsafe impl Window for WindowedMemory {
-    fn via(&self) -> Via {
-        self.via
+    fn mapping(&self) -> Mapping {
+        self.mapping
     }
     unsafe fn store(&self, at: usize, from: &[u8]) {
         // SAFETY: the caller vouches for the range; the memory is ordinary memory of this process.

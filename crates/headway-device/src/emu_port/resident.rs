@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use headway_core::models::transfer::Via;
+use headway_core::models::transfer::Shape;
 use headway_core::units::Nanos;
 use headway_os::clock;
 
@@ -26,7 +26,7 @@ const WAIT_MAX: Nanos = Nanos(86_400_000_000_000);
 /// A resident copier.
 pub(super) struct EmuResident {
     gpu: Arc<Shared>,
-    via: Via,
+    shape: Shape,
     options: ResidentOptions,
     mail: Arc<Mail>,
     threads: Vec<JoinHandle<()>>,
@@ -69,12 +69,12 @@ impl EmuResident {
     /// The caller has counted it in `gpu.residents`, which this gives back when dropped.
     pub(super) fn start(
         gpu: Arc<Shared>,
-        via: Via,
+        shape: Shape,
         options: ResidentOptions,
         stage: PinnedMemory,
     ) -> Result<Self, DeviceError> {
         let mail = Arc::new(Mail { state: Mutex::default(), changed: Condvar::new(), cancel: AtomicBool::new(false) });
-        let mut resident = Self { gpu, via, options, mail, threads: Vec::new(), until: Nanos::ZERO, stage };
+        let mut resident = Self { gpu, shape, options, mail, threads: Vec::new(), until: Nanos::ZERO, stage };
         resident.launch(None)?;
         Ok(resident)
     }
@@ -84,7 +84,7 @@ impl EmuResident {
     }
 
     fn units(&self) -> usize {
-        if self.via == Via::Gpc4 { 4 } else { 1 }
+        if self.shape == Shape::Gpc4 { 4 } else { 1 }
     }
 
     /// Starts the units anew, with `first` for them to do at once: their lease cannot end before it.
@@ -176,8 +176,8 @@ impl EmuResident {
 }
 
 impl Resident for EmuResident {
-    fn via(&self) -> Via {
-        self.via
+    fn shape(&self) -> Shape {
+        self.shape
     }
 
     fn copy_in(&mut self, to: &mut Span, from: &[u8]) -> Result<(), DeviceError> {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use headway_core::models::transfer::Via;
+use headway_core::models::transfer::{Mapping, Shape};
 use headway_core::units::Nanos;
 use headway_os::clock;
 
@@ -28,30 +28,30 @@ impl Way for ByWindow {
 }
 
 /// The window forms that can be used; of the others it is tested that they cannot.
-fn usable_windows(gpu: &dyn Gpu) -> Vec<Via> {
+fn usable_windows(gpu: &dyn Gpu) -> Vec<Mapping> {
     let mut usable = Vec::new();
-    for (via, tried) in gpu.windows() {
+    for (mapping, tried) in gpu.windows() {
         match tried {
-            Ok(()) => usable.push(via),
+            Ok(()) => usable.push(mapping),
             Err(error) => {
-                note(&format!("not tested: window by {via:?}: {error}"));
-                assert!(gpu.device_buffer(64, Reach::Window(via)).is_err(), "{via:?} is said not to be usable");
+                note(&format!("not tested: window by {mapping:?}: {error}"));
+                assert!(gpu.device_buffer(64, Reach::Window(mapping)).is_err(), "{mapping:?} is said not to be usable");
             }
         }
     }
     usable
 }
 
-fn windowed(gpu: &dyn Gpu, via: Via, bytes: usize) -> Buffer {
-    gpu.device_buffer(bytes, Reach::Window(via)).expect("a window of a form said to be usable")
+fn windowed(gpu: &dyn Gpu, mapping: Mapping, bytes: usize) -> Buffer {
+    gpu.device_buffer(bytes, Reach::Window(mapping)).expect("a window of a form said to be usable")
 }
 
 /// Test of the suite: every window form, all sizes and alignments.
 pub fn windows_store_and_load_every_byte_and_no_other(gpu: &Arc<dyn Gpu>) {
     let gpu = gpu.as_ref();
-    for via in usable_windows(gpu) {
-        let there = windowed(gpu, via, LARGEST + MARGIN);
-        assert_eq!(claim(&there, 0, 1, Access::Read).memory().window().map(|window| window.via()), Some(via));
+    for mapping in usable_windows(gpu) {
+        let there = windowed(gpu, mapping, LARGEST + MARGIN);
+        assert_eq!(claim(&there, 0, 1, Access::Read).memory().window().map(|window| window.mapping()), Some(mapping));
         Bench::new(LARGEST).every_case(&mut ByWindow, &mut ByQueue::new(gpu, LARGEST), &there);
     }
 }
@@ -61,8 +61,8 @@ pub fn windows_are_seen_by_queues_and_kernels(gpu: &Arc<dyn Gpu>) {
     let gpu = gpu.as_ref();
     let mut queue = gpu.queue(false).expect("a queue");
     let mut noise = Noise(23);
-    for via in usable_windows(gpu) {
-        let (there, host) = (windowed(gpu, via, 8192), pinned(gpu, 8192));
+    for mapping in usable_windows(gpu) {
+        let (there, host) = (windowed(gpu, mapping, 8192), pinned(gpu, 8192));
         let (mut sent, mut found) = (vec![0; 5000], vec![0; 5000]);
         for round in 0..100 {
             noise.fill(&mut sent);
@@ -80,12 +80,12 @@ pub fn windows_are_seen_by_queues_and_kernels(gpu: &Arc<dyn Gpu>) {
                 result => assert_eq!(result, Ok(())),
             }
             read(&host, 0, &mut found[..len]);
-            same(&format!("{len} bytes stored by {via:?}, round {round}"), &found[..len], &sent[..len]);
+            same(&format!("{len} bytes stored by {mapping:?}, round {round}"), &found[..len], &sent[..len]);
             noise.fill(&mut sent);
             write(&host, 0, &sent[..len]);
             assert_eq!(perform(queue.as_mut(), super::copy((&host, 0), (&there, 3), len)), Ok(()));
             ByWindow.take(&there, 3, &mut found, 0, len);
-            same(&format!("{len} bytes loaded by {via:?}, round {round}"), &found[..len], &sent[..len]);
+            same(&format!("{len} bytes loaded by {mapping:?}, round {round}"), &found[..len], &sent[..len]);
         }
     }
 }
@@ -106,27 +106,27 @@ impl Way for ByPager {
 /// Test of the suite: a pager over a buffer of several spans; moves happen when needed, or before every access.
 pub fn a_paged_window_shows_every_part_and_counts_its_moves(gpu: &Arc<dyn Gpu>) {
     let gpu = gpu.as_ref();
-    for via in usable_windows(gpu) {
-        let small = windowed(gpu, via, 4096);
-        let span = match gpu.pager(via, &small) {
+    for mapping in usable_windows(gpu) {
+        let small = windowed(gpu, mapping, 4096);
+        let span = match gpu.pager(mapping, &small) {
             Ok(pager) => pager.span_bytes(),
             Err(error @ DeviceError::Unavailable { .. }) => {
-                note(&format!("not tested: paged window by {via:?}: {error}"));
+                note(&format!("not tested: paged window by {mapping:?}: {error}"));
                 continue;
             }
-            Err(error) => panic!("paged window by {via:?}: {error}"),
+            Err(error) => panic!("paged window by {mapping:?}: {error}"),
         };
         let bytes = 2 * span + MARGIN + LARGEST;
-        let there = windowed(gpu, via, bytes);
-        let mut by = ByPager(gpu.pager(via, &there).expect("the first one was dropped"));
-        assert!(matches!(gpu.pager(via, &there), Err(DeviceError::Refused { .. })), "one at a time");
+        let there = windowed(gpu, mapping, bytes);
+        let mut by = ByPager(gpu.pager(mapping, &there).expect("the first one was dropped"));
+        assert!(matches!(gpu.pager(mapping, &there), Err(DeviceError::Refused { .. })), "one at a time");
         Bench::new(LARGEST).every_case(&mut by, &mut ByQueue::new(gpu, LARGEST), &there);
         pager_moves(&mut by, &there, span, gpu);
         let _held = claim(&there, 10, 10, Access::Read);
         assert!(matches!(by.0.store(19, &[0; 2]), Err(DeviceError::Overlap { .. })));
         assert!(matches!(by.0.load(bytes - 1, &mut [0; 2]), Err(DeviceError::OutOfRange { .. })));
         drop(by);
-        drop(gpu.pager(via, &there).expect("the earlier one was dropped"));
+        drop(gpu.pager(mapping, &there).expect("the earlier one was dropped"));
     }
 }
 
@@ -190,14 +190,14 @@ impl Way for ByResident {
     }
 }
 
-fn usable_residents(gpu: &dyn Gpu) -> Vec<Via> {
+fn usable_residents(gpu: &dyn Gpu) -> Vec<Shape> {
     let mut usable = Vec::new();
-    for (via, tried) in gpu.residents() {
+    for (shape, tried) in gpu.residents() {
         match tried {
-            Ok(()) => usable.push(via),
+            Ok(()) => usable.push(shape),
             Err(error) => {
-                note(&format!("not tested: resident copier {via:?}: {error}"));
-                assert!(gpu.resident(via, PATIENT).is_err(), "{via:?} is said not to be usable");
+                note(&format!("not tested: resident copier {shape:?}: {error}"));
+                assert!(gpu.resident(shape, PATIENT).is_err(), "{shape:?} is said not to be usable");
             }
         }
     }
@@ -209,7 +209,7 @@ fn usable_residents(gpu: &dyn Gpu) -> Vec<Via> {
 pub fn residents_copy_every_byte_and_no_other(gpu: &Arc<dyn Gpu>) {
     const LARGE: usize = (3 << 20) + 5;
     let gpu = gpu.as_ref();
-    for via in usable_residents(gpu) {
+    for shape in usable_residents(gpu) {
         for piece in [256, 4096] {
             // Memory is made first: on a real device that may wait for what is resident on it.
             let there = memory(gpu, LARGE + MARGIN);
@@ -217,8 +217,9 @@ pub fn residents_copy_every_byte_and_no_other(gpu: &Arc<dyn Gpu>) {
             let host = pinned(gpu, LARGE + MARGIN);
             let mut bench = Bench::new(LARGE);
             for pinned in [None, Some(host)] {
-                let copier = gpu.resident(via, ResidentOptions { piece, ..PATIENT }).expect("a form said to be usable");
-                assert_eq!(copier.via(), via);
+                let copier =
+                    gpu.resident(shape, ResidentOptions { piece, ..PATIENT }).expect("a form said to be usable");
+                assert_eq!(copier.shape(), shape);
                 let mut by = ByResident { copier, pinned };
                 if piece == 256 {
                     bench.every_case(&mut by, &mut other, &there);
@@ -229,19 +230,19 @@ pub fn residents_copy_every_byte_and_no_other(gpu: &Arc<dyn Gpu>) {
             }
         }
         let none = ResidentOptions { piece: 0, ..PATIENT };
-        assert!(matches!(gpu.resident(via, none), Err(DeviceError::Invalid { .. })), "pieces of 0 bytes");
+        assert!(matches!(gpu.resident(shape, none), Err(DeviceError::Invalid { .. })), "pieces of 0 bytes");
     }
 }
 
 /// Test of the suite: a copier that was parked, or whose lease has ended, copies again; one dropped leaves.
 pub fn parked_residents_start_again(gpu: &Arc<dyn Gpu>) {
     let gpu = gpu.as_ref();
-    for via in usable_residents(gpu) {
+    for shape in usable_residents(gpu) {
         let there = memory(gpu, MARGIN + 5000);
         let mut other = ByQueue::new(gpu, 5000);
         let mut bench = Bench::new(5000);
         let lease = Nanos(2_000_000);
-        let copier = gpu.resident(via, ResidentOptions { lease, ..PATIENT }).expect("a form said to be usable");
+        let copier = gpu.resident(shape, ResidentOptions { lease, ..PATIENT }).expect("a form said to be usable");
         let mut by = ByResident { copier, pinned: None };
         for _ in 0..3 {
             bench.case(&mut by, &mut other, &there, 5000, (1, 5));
@@ -252,7 +253,7 @@ pub fn parked_residents_start_again(gpu: &Arc<dyn Gpu>) {
             clock::sleep_until(clock::now().saturating_add(Nanos(2 * lease.0)));
         }
         drop(by);
-        let mut again = gpu.resident(via, PATIENT).expect("the earlier one was dropped");
+        let mut again = gpu.resident(shape, PATIENT).expect("the earlier one was dropped");
         let mut span = claim(&there, 0, 4, Access::Write);
         assert_eq!(again.copy_in(&mut span, &[1, 2, 3, 4]), Ok(()));
         assert!(matches!(again.copy_in(&mut span, &[1]), Err(DeviceError::Invalid { .. })), "lengths differ");

@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use headway_core::files::machine::Method;
-use headway_core::models::transfer::{Direction, HostMemory, Load, Way};
+use headway_core::models::transfer::{Direction, HostMemory, Load, Method};
 use headway_core::units::{Bytes, Nanos};
 use headway_runtime::copy::{Copier, How};
 
@@ -26,8 +25,8 @@ impl Bench<'_, '_> {
         let bytes_max = EACH.min(self.bytes_max());
         let gpus = self.copier.ports().len();
         let hows = [
-            ("pageable", HostMemory::Warm, How::By(Way::of(Method::Pageable))),
-            ("dma", HostMemory::Pinned, How::By(Way::of(Method::Dma))),
+            ("pageable", HostMemory::Warm, How::By(Method::Pageable)),
+            ("dma", HostMemory::Pinned, How::By(Method::Dma)),
             ("auto", HostMemory::Warm, How::Auto),
         ];
         if let Err(error) = self.copier.prepare() {
@@ -49,13 +48,13 @@ impl Bench<'_, '_> {
                             }
                             // Each thread saw the whole process's CPU time.
                             cpu.extend(timings.iter().filter_map(|timing| timing.cpu).max());
-                            took = timings.first().map(|timing| timing.way);
+                            took = timings.first().map(|timing| timing.method);
                             Ok(timings.iter().map(|timing| timing.done).max().unwrap_or_default())
                         })?;
                         volleys.compare()?;
                         Ok(figures)
                     })?;
-                    let took = took.filter(|_| how == How::Auto).map(|way| way.to_string());
+                    let took = took.filter(|_| how == How::Auto).map(|method| method.to_string());
                     let cpu = Figures::of(&cpu).map(|figures| figures.median);
                     let row = ways::row(part, name, &shot, Load::Alone, cpu, took).with(figures);
                     self.rows.push(Row { gpus, bytes: Bytes((bytes_max * gpus) as u64), ..row });
@@ -74,19 +73,19 @@ impl Bench<'_, '_> {
     }
 
     /// One GPU over the links of all, beside its own link only.
-    pub(super) fn multipath(&mut self, rig: &mut Rig, usable: &[Way]) -> Result<(), Error> {
-        let way = Way::of(Method::Multipath);
+    pub(super) fn multipath(&mut self, rig: &mut Rig, usable: &[Method]) -> Result<(), Error> {
+        let method = Method::Multipath;
         let bytes = rig.bytes_max();
-        if !usable.contains(&way) || !measures(way, Direction::H2d, bytes as u64) {
+        if !usable.contains(&method) || !measures(method, Direction::H2d, bytes as u64) {
             return Ok(());
         }
         let gpus = self.copier.ports().len();
         self.session.phase("multipath", 5 * 2);
         for direction in [Direction::H2d, Direction::D2h] {
-            for memory in memories(way, direction) {
+            for memory in memories(method, direction) {
                 let alone = if memory == HostMemory::Pinned { Method::Dma } else { Method::Staged };
                 for (method, gpus) in [(Method::Multipath, gpus), (alone, 1)] {
-                    let how = How::By(Way::of(method));
+                    let how = How::By(method);
                     let shot = Shot { how, direction, memory, bytes, window: None };
                     let mut cpu = Vec::new();
                     let figures = self.session.series(MULTIPATH, self.effort_of_many(), |turn| {

@@ -6,8 +6,7 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
-use headway_core::files::machine::Method;
-use headway_core::models::transfer::{Direction, HostMemory, Load, Stores, Way};
+use headway_core::models::transfer::{Direction, HostMemory, Load, Method, Stores};
 use headway_core::units::Nanos;
 use headway_os::memory::{self, Mapping};
 use headway_os::{affinity, clock, copy};
@@ -103,7 +102,7 @@ impl Bench<'_, '_> {
 
     /// Nothing is copied to a GPU: of a row of ordinary memory on its way only the host's half is left.
     fn keep(&mut self, name: &str, bytes: usize, figures: Figures) {
-        let how = How::By(Way::of(Method::Staged));
+        let how = How::By(Method::Staged);
         let shot = Shot { how, direction: Direction::H2d, memory: HostMemory::Warm, bytes, window: None };
         let row = ways::row(HOST, name, &shot, Load::Alone, None, None).with(figures);
         self.rows.push(Row { gpus: 0, ..row });
@@ -185,7 +184,7 @@ fn together(work: Work, cpus: usize, each: usize, buffers: &mut [u8], source: &[
 
 /// Of the rows of the host that begin with `what`, "copied" or "read", that with the most bytes per second.
 pub(super) fn fastest<'r>(rows: &'r [Row], what: &str) -> Option<&'r Row> {
-    rows.iter().filter(|row| row.part == HOST && row.way.starts_with(what)).max_by_key(|row| row.rate())
+    rows.iter().filter(|row| row.part == HOST && row.method.starts_with(what)).max_by_key(|row| row.rate())
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use headway_core::models::transfer::{Direction, Load, Statistic, Way};
+use headway_core::models::transfer::{Direction, Load, Method, Statistic};
 use headway_core::units::{Bytes, Nanos, PPM};
 use headway_runtime::copy::How;
 use rand_core::{Rng, SeedableRng};
@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use super::Bench;
 use crate::Error;
-use headway_measure::curves::{measures, needs_window, window_of};
+use headway_measure::curves::{measures, needs_window};
 use headway_measure::rig::{Rig, Shot};
 use headway_measure::sample::Effort;
 use headway_measure::turns::{self, Entrant, Rules};
@@ -95,9 +95,9 @@ impl fmt::Display for Prediction {
 
 impl Bench<'_, '_> {
     /// Compares as many random points as the time allows; `None` without a profile.
-    pub(super) fn predict(&mut self, rig: &mut Rig, ways: &[Way]) -> Result<Option<Prediction>, Error> {
+    pub(super) fn predict(&mut self, rig: &mut Rig, methods: &[Method]) -> Result<Option<Prediction>, Error> {
         let gpu = self.ids[0];
-        let usable = |way: &Way| ways.contains(way);
+        let usable = |method: &Method| methods.contains(method);
         let curves: Vec<_> = self
             .profile
             .curves
@@ -106,7 +106,7 @@ impl Bench<'_, '_> {
                 key.gpu == gpu
                     && (key.load, key.active, key.pieces) == (Load::Alone, 1, 1)
                     && key.direction != Direction::Peer
-                    && usable(&key.way)
+                    && usable(&key.method)
             })
             .map(|(key, curve)| (key.clone(), curve.clone()))
             .collect();
@@ -125,20 +125,20 @@ impl Bench<'_, '_> {
             let exponent = random.next_u64() % (u64::from(largest.ilog2()) + 1);
             let bytes = ((1 << exponent) + random.next_u64() % (1 << exponent)).min(largest);
             self.session.advance()?;
-            if !measures(key.way, key.direction, bytes)
-                || (needs_window(key.way) && rig.window(bytes as usize).is_none())
+            if !measures(key.method, key.direction, bytes)
+                || (needs_window(key.method) && rig.window(bytes as usize).is_none())
             {
                 continue;
             }
             let shot = Shot {
-                how: How::By(key.way),
+                how: How::By(key.method),
                 direction: key.direction,
                 memory: key.memory,
                 bytes: bytes as usize,
-                window: window_of(key.way),
+                window: key.method.mapping(),
             };
             let (entrants, predicted) = groups.entry(bytes.ilog2() / 2).or_default();
-            entrants.push(Entrant::new(format!("{} {} {}", key.way, key.direction, key.memory), shot));
+            entrants.push(Entrant::new(format!("{} {} {}", key.method, key.direction, key.memory), shot));
             predicted.push(curve.at(Bytes(bytes), Statistic::Median));
         }
         // In turns too, and without a resident copier of the turn before.

@@ -15,8 +15,9 @@ pub struct Row {
     pub part: &'static str,
     /// GPUs that copied at the same time.
     pub gpus: usize,
-    /// The way, or `auto`, or how many pieces were moved.
-    pub way: String,
+    /// The method, or `auto`, or how many pieces were moved.
+    #[serde(rename = "way")]
+    pub method: String,
     /// Direction.
     pub direction: Direction,
     /// The host end.
@@ -121,7 +122,7 @@ pub(super) fn csv(rows: &[Row], source: &str) -> String {
             "{source},{},{},{},{},{},{},{},{},{},{},{},{},{},{cpu},{},{},{},{},{}",
             row.part,
             row.gpus,
-            row.way,
+            row.method,
             row.took.as_deref().unwrap_or_default(),
             row.direction,
             row.memory,
@@ -143,11 +144,11 @@ pub(super) fn csv(rows: &[Row], source: &str) -> String {
 }
 
 /// The row of `way` in the situation of `row`; `dma` has pinned memory, `pageable` that of `row` or warm memory.
-pub(super) fn beside<'a>(rows: &'a [Row], row: &Row, way: &str) -> Option<&'a Row> {
+pub(super) fn beside<'a>(rows: &'a [Row], row: &Row, method: &str) -> Option<&'a Row> {
     let same = |other: &&Row| {
         (other.part, other.gpus, other.direction, other.load, other.bytes)
             == (row.part, row.gpus, row.direction, row.load, row.bytes)
-            && other.way == way
+            && other.method == method
     };
     rows.iter().filter(same).find(|other| other.memory == row.memory).or_else(|| rows.iter().find(same))
 }
@@ -165,13 +166,14 @@ pub(super) fn table(rows: &[Row], part: &str) -> String {
          x pageable | x dma | n |\n|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|\n",
     );
     for row in rows.iter().filter(|row| row.part == part) {
-        let ratio = |way| beside(rows, row, way).map_or_else(|| "-".to_owned(), |o| quotient(row.rate(), o.rate()));
+        let ratio =
+            |method| beside(rows, row, method).map_or_else(|| "-".to_owned(), |o| quotient(row.rate(), o.rate()));
         let cpu =
             row.cpu_millis_per_gb().map_or_else(|| "-".to_owned(), |ms| format!("{}.{:03}", ms / 1000, ms % 1000));
-        let way = row.took.as_ref().map_or_else(|| row.way.clone(), |took| format!("{} ({took})", row.way));
+        let method = row.took.as_ref().map_or_else(|| row.method.clone(), |took| format!("{} ({took})", row.method));
         let _ = writeln!(
             text,
-            "| {} | {} | {} | {} | {way} | {} | {} | {} | {} | {} | {} | {cpu} | {} | {} | {} |",
+            "| {} | {} | {} | {} | {method} | {} | {} | {} | {} | {} | {} | {cpu} | {} | {} | {} |",
             row.gpus,
             row.direction,
             row.memory,
@@ -205,13 +207,19 @@ pub(super) mod tests {
     use super::*;
 
     /// A row of one GPU with warm memory that takes `median` nanoseconds.
-    pub(in super::super) fn row(part: &'static str, way: &str, direction: Direction, bytes: u64, median: u64) -> Row {
+    pub(in super::super) fn row(
+        part: &'static str,
+        method: &str,
+        direction: Direction,
+        bytes: u64,
+        median: u64,
+    ) -> Row {
         Row {
             part,
             gpus: 1,
-            way: way.to_owned(),
+            method: method.to_owned(),
             direction,
-            memory: if way == "dma" { HostMemory::Pinned } else { HostMemory::Warm },
+            memory: if method == "dma" { HostMemory::Pinned } else { HostMemory::Warm },
             load: Load::Alone,
             bytes: Bytes(bytes),
             n: 10,

@@ -1,7 +1,6 @@
 //! Small copies: windows, resident copiers idle and under load, and many pieces in one request.
 
-use headway_core::files::machine::Method;
-use headway_core::models::transfer::{Direction, HostMemory, Load, Via, Way};
+use headway_core::models::transfer::{Direction, HostMemory, Load, Mapping, Method};
 use headway_core::units::Nanos;
 use headway_device::DeviceError;
 use headway_device::buffer::Access;
@@ -27,17 +26,18 @@ const BULK_CHUNK: usize = 256 << 20;
 
 impl Bench<'_, '_> {
     /// Windows by themselves, and resident copiers idle and beside bulk copies.
-    pub(super) fn small(&mut self, rig: &mut Rig, ways: &[Way]) -> Result<(), Error> {
+    pub(super) fn small(&mut self, rig: &mut Rig, methods: &[Method]) -> Result<(), Error> {
         self.session.phase("small", 3);
-        for (via, _) in rig.port().windows().into_iter().filter(|(_, usable)| usable.is_ok()) {
-            if ways.contains(&Way::via(Method::Window, via)) {
-                self.window(rig, via)?;
-                self.round_trip(rig, via)?;
+        for (mapping, _) in rig.port().windows().into_iter().filter(|(_, usable)| usable.is_ok()) {
+            if methods.contains(&Method::Window(Some(mapping))) {
+                self.window(rig, mapping)?;
+                self.round_trip(rig, mapping)?;
             }
         }
         self.session.advance()?;
         let many = if self.options.quick { 1_000 } else { 10_000 };
-        let resident: Vec<Way> = ways.iter().copied().filter(|way| way.method == Method::Resident).collect();
+        let resident: Vec<Method> =
+            methods.iter().copied().filter(|method| matches!(method, Method::Resident(_))).collect();
         for load in [Load::Alone, Load::BulkSame] {
             let chunk = BULK_CHUNK.min(rig.bytes_max());
             for direction in [Direction::D2h, Direction::H2d] {
@@ -45,12 +45,12 @@ impl Bench<'_, '_> {
                     Load::Alone => None,
                     _ => Some(Bulk::start(rig.port(), direction, load, chunk)?),
                 };
-                for &way in resident.iter().chain(&[Way::of(Method::Dma)]) {
+                for &method in resident.iter().chain(&[Method::Dma]) {
                     // Behind bulk copies the engine takes milliseconds each.
-                    let n_max = if way.method == Method::Dma { many / 100 } else { many };
+                    let n_max = if method == Method::Dma { many / 100 } else { many };
                     let effort = Effort { warm_up: 20, n_min: 20, n_max, time: Nanos(2_000_000_000) };
                     let shot = Shot {
-                        how: How::By(way),
+                        how: How::By(method),
                         direction,
                         memory: HostMemory::Pinned,
                         bytes: 4096.min(rig.bytes_max()),
@@ -65,7 +65,7 @@ impl Bench<'_, '_> {
                         Ok(timing.done)
                     })?;
                     rig.compare()?;
-                    self.rows.push(row(RESIDENT, &way.to_string(), &shot, load, None, None).with(figures));
+                    self.rows.push(row(RESIDENT, &method.to_string(), &shot, load, None, None).with(figures));
                 }
                 bulk.map(Bulk::stop).transpose()?;
             }
@@ -74,16 +74,16 @@ impl Bench<'_, '_> {
         Ok(())
     }
 
-    /// Stores that a running kernel answers, through the window `via`.
-    fn round_trip(&mut self, rig: &Rig, via: Via) -> Result<(), Error> {
+    /// Stores that a running kernel answers, through the window `mapping`.
+    fn round_trip(&mut self, rig: &Rig, mapping: Mapping) -> Result<(), Error> {
         let rounds = if self.options.quick { 1_000 } else { 10_000 };
-        match rig.port().round_trips(via, rounds) {
+        match rig.port().round_trips(mapping, rounds) {
             Ok(times) => {
-                let way = Way::via(Method::Window, via);
+                let method = Method::Window(Some(mapping));
                 let (direction, memory) = (Direction::H2d, HostMemory::Warm);
-                let shot = Shot { how: How::By(way), direction, memory, bytes: 4, window: Some(via) };
+                let shot = Shot { how: How::By(method), direction, memory, bytes: 4, window: Some(mapping) };
                 let figures = Figures::of(&times).ok_or(headway::Error::Interrupted)?;
-                let name = format!("round trip {via}");
+                let name = format!("round trip {mapping}");
                 self.rows.push(row(WINDOW, &name, &shot, Load::Alone, None, None).with(figures));
             }
             Err(error @ DeviceError::Unavailable { .. }) => self.session.warnings.push(error.to_string()),
@@ -94,9 +94,9 @@ impl Bench<'_, '_> {
 
     /// Stores and loads by the CPU itself, without the copier around them. A store is posted: into a window at rest it takes what
     /// the CPU takes to hand it over, behind others what it waits for them.
-    fn window(&mut self, rig: &Rig, via: Via) -> Result<(), Error> {
+    fn window(&mut self, rig: &Rig, mapping: Mapping) -> Result<(), Error> {
         let most = 4096;
-        let buffer = rig.port().device_buffer(most, Reach::Window(via))?;
+        let buffer = rig.port().device_buffer(most, Reach::Window(mapping))?;
         let mut bytes = vec![0; most];
         Pcg64Mcg::seed_from_u64(1).fill_bytes(&mut bytes);
         let mut span = buffer.claim(0..most, Access::Write)?;
@@ -109,11 +109,11 @@ impl Bench<'_, '_> {
         let own = self.session.series("clock", effort, pair)?.median;
         for len in [64, 1024, 4096] {
             let shot = |direction| Shot {
-                how: How::By(Way::via(Method::Window, via)),
+                how: How::By(Method::Window(Some(mapping))),
                 direction,
                 memory: HostMemory::Warm,
                 bytes: len,
-                window: Some(via),
+                window: Some(mapping),
             };
             for (name, rests) in [("store", true), ("row of stores", false)] {
                 let figures = self.session.series(WINDOW, effort, |turn| {
@@ -126,7 +126,7 @@ impl Bench<'_, '_> {
                     span.store(0, &bytes[..len])?;
                     Ok((clock::now() - begun).saturating_sub(own))
                 })?;
-                let name = format!("{name} {via}");
+                let name = format!("{name} {mapping}");
                 self.rows.push(row(WINDOW, &name, &shot(Direction::H2d), Load::Alone, None, None).with(figures));
             }
             let mut back = vec![0; len];
@@ -137,13 +137,13 @@ impl Bench<'_, '_> {
             })?;
             if let Some(at) = back.iter().zip(&bytes).position(|(a, b)| a != b) {
                 return Err(headway_measure::Error::WrongCopy {
-                    copy: format!("window {via}"),
+                    copy: format!("window {mapping}"),
                     gpu: rig.gpu(),
                     at: at as u64,
                 }
                 .into());
             }
-            let name = format!("load {via}");
+            let name = format!("load {mapping}");
             self.rows.push(row(WINDOW, &name, &shot(Direction::D2h), Load::Alone, None, None).with(figures));
         }
         Ok(())
@@ -168,7 +168,7 @@ impl Bench<'_, '_> {
             (0..count).map(|at| Piece { from: 2 * at * PIECE, to: 2 * (count - 1 - at) * PIECE, len: PIECE }).collect();
         let port = std::sync::Arc::clone(rig.port());
         let reach = port.windows().into_iter().find(|(_, usable)| usable.is_ok());
-        let reach = reach.map_or(Reach::Device, |(via, _)| Reach::Window(via));
+        let reach = reach.map_or(Reach::Device, |(mapping, _)| Reach::Window(mapping));
         let device = port.device_buffer(span, reach)?;
         let home = port.pinned_buffer(span, Caching::Cached)?;
         let mut random = vec![0; span];

@@ -14,7 +14,7 @@ const BEHIND_PERCENT: u64 = 3;
 const BEHIND: Nanos = Nanos(300);
 
 /// Parts of the benchmark.
-pub(super) const WAYS: &str = "ways";
+pub(super) const METHODS: &str = "ways";
 pub(super) const AUTO: &str = "auto";
 pub(super) const TOGETHER: &str = "together";
 pub(super) const TOGETHER_HUGE: &str = "together-huge-pages";
@@ -37,7 +37,7 @@ pub(super) fn judge(rows: &[Row]) -> Vec<Target> {
     for (direction, pinned) in [(Direction::H2d, 195), (Direction::D2h, 150)] {
         for (memory, least) in [(HostMemory::Pinned, pinned), (HostMemory::Warm, 120)] {
             let row = longest(rows, |row| {
-                row.part == MULTIPATH && row.way == "multipath" && (row.direction, row.memory) == (direction, memory)
+                row.part == MULTIPATH && row.method == "multipath" && (row.direction, row.memory) == (direction, memory)
             });
             let target = format!("one GPU over four links, {memory} memory, {direction}: at least {least} GB/s");
             let reached = at_least(target, row.filter(|row| row.gpus >= 4), least * GB);
@@ -51,10 +51,10 @@ pub(super) fn judge(rows: &[Row]) -> Vec<Target> {
 
 /// `staged` against pinned memory and against the driver's call.
 fn staged(rows: &[Row], direction: Direction, targets: &mut Vec<Target>) {
-    let row = |way: &str, bytes, memory| {
+    let row = |method: &str, bytes, memory| {
         rows.iter().find(|row| {
-            row.part == WAYS
-                && row.way == way
+            row.part == METHODS
+                && row.method == method
                 && (row.direction, row.bytes, row.memory) == (direction, Bytes(bytes), memory)
         })
     };
@@ -88,13 +88,13 @@ pub(super) const fn is_open(distance: u64, one: Nanos, other: Nanos) -> bool {
 /// themselves.
 fn automatic(rows: &[Row]) -> Target {
     let target = "`copy` at every size: at most 3 % or 0.3 us behind the best single way".to_owned();
-    let autos: Vec<&Row> = rows.iter().filter(|row| row.part == AUTO && row.way == "auto").collect();
+    let autos: Vec<&Row> = rows.iter().filter(|row| row.part == AUTO && row.method == "auto").collect();
     let mut worst: Option<(bool, u128, String)> = None;
     let (mut behind, mut open) = (0, 0);
     for auto in &autos {
         let same = |row: &&Row| {
             row.part == AUTO
-                && row.way != "auto"
+                && row.method != "auto"
                 && (row.direction, row.memory, row.bytes) == (auto.direction, auto.memory, auto.bytes)
         };
         let Some(best) = rows.iter().filter(same).min_by_key(|row| row.median) else { continue };
@@ -114,7 +114,7 @@ fn automatic(rows: &[Row]) -> Target {
                 size(auto.bytes),
                 auto.median,
                 best.median,
-                best.way
+                best.method
             );
             worst = Some((rank.0, lag, text));
         }
@@ -129,7 +129,7 @@ fn automatic(rows: &[Row]) -> Target {
 fn together(rows: &[Row], direction: Direction, least: u64, targets: &mut Vec<Target>) {
     for (part, pages) in [(TOGETHER, "small pages"), (TOGETHER_HUGE, "huge pages")] {
         let row = longest(rows, |row| {
-            row.part == part && row.way == "auto" && (row.direction, row.memory) == (direction, HostMemory::Warm)
+            row.part == part && row.method == "auto" && (row.direction, row.memory) == (direction, HostMemory::Warm)
         });
         let target = format!("four GPUs at once, ordinary memory of {pages}, {direction}: at least {least} GB/s");
         let reached = at_least(target, row.filter(|row| row.gpus >= 4), least * GB);
@@ -149,13 +149,13 @@ fn with_references(mut target: Target, rows: &[Row], direction: Direction, memor
         return target;
     }
     let gb = |row: &Row| quotient(row.rate(), GB);
-    let pinned = longest(rows, |row| row.part == TOGETHER && row.way == "dma" && row.direction == direction);
+    let pinned = longest(rows, |row| row.part == TOGETHER && row.method == "dma" && row.direction == direction);
     if let Some(row) = pinned {
         target.measured += &format!("; pinned memory of {} GPUs at once: {} GB/s", row.gpus, gb(row));
     }
     if direction == Direction::H2d && memory == HostMemory::Warm {
         for row in ["copied", "read"].into_iter().filter_map(|what| host::fastest(rows, what)) {
-            target.measured += &format!("; {}, no engine at work: {} GB/s", row.way, gb(row));
+            target.measured += &format!("; {}, no engine at work: {} GB/s", row.method, gb(row));
         }
     }
     target
@@ -163,10 +163,10 @@ fn with_references(mut target: Target, rows: &[Row], direction: Direction, memor
 
 /// Windows and resident copiers.
 fn small(rows: &[Row], targets: &mut Vec<Target>) {
-    let find = |part: &str, way: &str, bytes: u64, direction, load| {
+    let find = |part: &str, method: &str, bytes: u64, direction, load| {
         rows.iter().find(|row| {
             row.part == part
-                && row.way.starts_with(way)
+                && row.method.starts_with(method)
                 && (row.bytes, row.direction, row.load) == (Bytes(bytes), direction, load)
         })
     };
@@ -202,15 +202,19 @@ fn small(rows: &[Row], targets: &mut Vec<Target>) {
 fn many(rows: &[Row]) -> Target {
     let target = "8192 pieces of 4 KiB: at least 10 x a loop of copies".to_owned();
     let of = |chosen: &dyn Fn(&str) -> bool| {
-        let rows = rows.iter().filter(|row| row.part == MANY && row.direction == Direction::H2d && chosen(&row.way));
+        let rows = rows.iter().filter(|row| row.part == MANY && row.direction == Direction::H2d && chosen(&row.method));
         rows.min_by_key(|row| row.median)
     };
-    let (Some(looped), Some(best)) = (of(&|way| way == "loop"), of(&|way| way != "loop")) else {
+    let (Some(looped), Some(best)) = (of(&|method| method == "loop"), of(&|method| method != "loop")) else {
         return missing(target);
     };
     let outcome = met(best.median.0.saturating_mul(10) <= looped.median.0);
     let times = quotient(looped.median.0, best.median.0);
-    Target { target, measured: format!("{times} x by {} ({}; loop {})", best.way, best.median, looped.median), outcome }
+    Target {
+        target,
+        measured: format!("{times} x by {} ({}; loop {})", best.method, best.median, looped.median),
+        outcome,
+    }
 }
 
 /// Of the rows that fit, the one with most bytes.
@@ -263,9 +267,9 @@ mod tests {
     fn staging_is_held_against_pinned_memory_and_the_driver_of_the_same_run() {
         let (at, by) = (GIB, |ns| ns);
         let mut rows = vec![
-            row(WAYS, "dma", Direction::H2d, at, by(94)),
-            row(WAYS, "staged", Direction::H2d, at, by(100)),
-            row(WAYS, "pageable", Direction::H2d, at, by(450)),
+            row(METHODS, "dma", Direction::H2d, at, by(94)),
+            row(METHODS, "staged", Direction::H2d, at, by(100)),
+            row(METHODS, "pageable", Direction::H2d, at, by(450)),
         ];
         assert_eq!(outcome_of(&rows, "staged h2d 1 GiB: at least 0.94"), Outcome::Met);
         assert_eq!(outcome_of(&rows, "staged h2d 1 GiB: at least 4.50"), Outcome::Met);
@@ -302,7 +306,7 @@ mod tests {
 
     #[test]
     fn two_gpus_at_once_are_held_against_pinned_memory_of_both() {
-        let pair = |way: &str, median| Row { gpus: 2, ..row(TOGETHER, way, Direction::H2d, GIB, median) };
+        let pair = |method: &str, median| Row { gpus: 2, ..row(TOGETHER, method, Direction::H2d, GIB, median) };
         let start = "two GPUs at once, ordinary memory of small pages, h2d";
         assert_eq!(outcome_of(&[pair("dma", 94), pair("auto", 100)], start), Outcome::Met);
         assert_eq!(outcome_of(&[pair("dma", 93), pair("auto", 100)], start), Outcome::NotMet);
@@ -310,8 +314,8 @@ mod tests {
 
     #[test]
     fn copies_over_several_links_are_told_with_what_memory_and_pinned_copies_give() {
-        let four = |way: &str, median| Row { gpus: 4, ..row(TOGETHER, way, Direction::H2d, 4 * GB, median) };
-        let cpus = |way: &str, median| row(HOST, way, Direction::H2d, 4 * GB, median);
+        let four = |method: &str, median| Row { gpus: 4, ..row(TOGETHER, method, Direction::H2d, 4 * GB, median) };
+        let cpus = |method: &str, median| row(HOST, method, Direction::H2d, 4 * GB, median);
         let rows = [
             four("dma", 20_000_000),
             four("auto", 32_000_000),

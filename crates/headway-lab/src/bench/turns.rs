@@ -40,7 +40,7 @@ impl Bench<'_, '_> {
 
 fn row_of(entrant: &Entrant, part: &'static str, load: Load) -> Option<Row> {
     let cpu = Figures::of(&entrant.cpu).map(|figures| figures.median);
-    let took = entrant.took.filter(|_| entrant.shot.how == How::Auto).map(|way| way.to_string());
+    let took = entrant.took.filter(|_| entrant.shot.how == How::Auto).map(|method| method.to_string());
     entrant.figures().map(|figures| row(part, &entrant.name, &entrant.shot, load, cpu, took).with(figures))
 }
 
@@ -56,8 +56,7 @@ fn undecided(entrants: &[Entrant]) -> Vec<usize> {
 
 #[cfg(test)]
 mod tests {
-    use headway_core::files::machine::Method;
-    use headway_core::models::transfer::{Direction, HostMemory, Way};
+    use headway_core::models::transfer::{Direction, HostMemory, Method};
     use headway_core::units::Nanos;
 
     use super::*;
@@ -73,7 +72,7 @@ mod tests {
     #[test]
     fn a_comparison_that_hangs_on_the_spread_goes_on_with_both_sides() {
         let of = |auto: &[u64], best: &[u64]| {
-            let by = |method| How::By(Way::of(method));
+            let by = |method| How::By(method);
             let slow = entrant(by(Method::Dma), &[90_000; 8]);
             undecided(&[entrant(How::Auto, auto), slow, entrant(by(Method::Staged), best)])
         };

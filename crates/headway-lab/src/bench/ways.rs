@@ -1,14 +1,14 @@
 //! Every way at every size, and `auto` among them.
 
-use headway_core::models::transfer::{Direction, HostMemory, Load, Way};
+use headway_core::models::transfer::{Direction, HostMemory, Load, Method};
 use headway_core::units::{Bytes, Nanos};
 use headway_runtime::copy::How;
 
 use super::Bench;
 use super::results::Row;
-use super::targets::{AUTO, WAYS};
+use super::targets::{AUTO, METHODS};
 use crate::Error;
-use headway_measure::curves::{measures, memories, needs_window, window_of};
+use headway_measure::curves::{measures, memories, needs_window};
 use headway_measure::rig::{Rig, Shot};
 use headway_measure::sample::Effort;
 use headway_measure::turns::Entrant;
@@ -19,7 +19,7 @@ const FRESH_MAX: u64 = 1 << 30;
 /// A row of one GPU, its figures still to be filled in.
 pub(super) fn row(
     part: &'static str,
-    way: &str,
+    method: &str,
     shot: &Shot,
     load: Load,
     cpu: Option<Nanos>,
@@ -28,7 +28,7 @@ pub(super) fn row(
     Row {
         part,
         gpus: 1,
-        way: way.to_owned(),
+        method: method.to_owned(),
         direction: shot.direction,
         memory: shot.memory,
         load,
@@ -47,18 +47,25 @@ pub(super) fn row(
 
 impl Bench<'_, '_> {
     /// The table of ways: every way, direction, memory and size.
-    pub(super) fn table(&mut self, rig: &mut Rig, ways: &[Way]) -> Result<(), Error> {
+    pub(super) fn table(&mut self, rig: &mut Rig, methods: &[Method]) -> Result<(), Error> {
         let sizes: Vec<u64> = self.sizes().into_iter().filter(|size| *size as usize <= rig.bytes_max()).collect();
         self.session.phase("ways", 2 * sizes.len());
         for direction in [Direction::H2d, Direction::D2h] {
             for &bytes in &sizes {
                 let mut entrants = Vec::new();
-                for &way in ways.iter().filter(|way| measures(**way, direction, bytes)) {
-                    for memory in memories(way, direction) {
-                        entrants.push(entrant(rig, &way.to_string(), How::By(way), (direction, memory), bytes, false));
+                for &method in methods.iter().filter(|method| measures(**method, direction, bytes)) {
+                    for memory in memories(method, direction) {
+                        entrants.push(entrant(
+                            rig,
+                            &method.to_string(),
+                            How::By(method),
+                            (direction, memory),
+                            bytes,
+                            false,
+                        ));
                     }
                 }
-                self.turns(rig, entrants, WAYS, Load::Alone, self.effort(bytes))?;
+                self.turns(rig, entrants, METHODS, Load::Alone, self.effort(bytes))?;
                 self.session.advance()?;
             }
         }
@@ -66,7 +73,7 @@ impl Bench<'_, '_> {
     }
 
     /// `auto` against every single way, at powers of two.
-    pub(super) fn automatic(&mut self, rig: &mut Rig, ways: &[Way]) -> Result<(), Error> {
+    pub(super) fn automatic(&mut self, rig: &mut Rig, methods: &[Method]) -> Result<(), Error> {
         let step = if self.options.quick { 2 } else { 1 };
         let sizes: Vec<u64> = match &self.options.sizes {
             Some(_) => self.sizes(),
@@ -89,15 +96,15 @@ impl Bench<'_, '_> {
                 }
                 let here = (direction, memory);
                 let mut entrants = vec![entrant(rig, "auto", How::Auto, here, bytes, true)];
-                for &way in ways.iter().filter(|way| measures(**way, direction, bytes)) {
+                for &method in methods.iter().filter(|method| measures(**method, direction, bytes)) {
                     // `auto` has the device memory that it has: another window's is no choice of it.
-                    if needs_window(way) && window_of(way) != rig.window(bytes as usize) {
+                    if needs_window(method) && method.mapping() != rig.window(bytes as usize) {
                         continue;
                     }
-                    let kinds = memories(way, direction);
+                    let kinds = memories(method, direction);
                     // CPUs reach pinned memory like any other.
-                    if kinds.contains(&memory) || (memory == HostMemory::Pinned && needs_window(way)) {
-                        entrants.push(entrant(rig, &way.to_string(), How::By(way), here, bytes, true));
+                    if kinds.contains(&memory) || (memory == HostMemory::Pinned && needs_window(method)) {
+                        entrants.push(entrant(rig, &method.to_string(), How::By(method), here, bytes, true));
                     }
                 }
                 // There are many points, and turns compare well with few copies.
@@ -122,7 +129,7 @@ fn entrant(
 ) -> Entrant {
     let bytes = bytes as usize;
     let window = match how {
-        How::By(way) if needs_window(way) => window_of(way),
+        How::By(method) if needs_window(method) => method.mapping(),
         _ if windowed => rig.window(bytes),
         _ => None,
     };

@@ -78,7 +78,7 @@ impl Bench {
     /// Device memory that the CPU maps, or without windows such that it does not.
     pub(super) fn mapped(&self, bytes: usize) -> Result<Buffer, Error> {
         let port = self.gpu()?;
-        let window = port.windows().into_iter().find_map(|(via, usable)| usable.ok().map(|()| via));
+        let window = port.windows().into_iter().find_map(|(mapping, usable)| usable.ok().map(|()| mapping));
         port.device_buffer(bytes, window.map_or(Reach::Device, Reach::Window)).map_err(Error::from)
     }
 
@@ -166,8 +166,7 @@ pub(super) fn submit(queue: &mut Box<dyn Queue>, what: Move, tag: u64) -> Result
 
 #[cfg(test)]
 mod tests {
-    use headway_core::files::machine::Method;
-    use headway_core::models::transfer::Way;
+    use headway_core::models::transfer::Method;
 
     use super::*;
 
@@ -177,7 +176,7 @@ mod tests {
         let bench = Bench::open(&setting).unwrap();
         let there = bench.device(1000).unwrap();
         let mut data = random(1, 1000);
-        bench.time(Direction::H2d, &there, &mut data, How::By(Way::of(Method::Pageable))).unwrap();
+        bench.time(Direction::H2d, &there, &mut data, How::By(Method::Pageable)).unwrap();
         bench.verify("copy", &there, &data).unwrap();
         data[700] ^= 1;
         let error = bench.verify("copy", &there, &data).unwrap_err();

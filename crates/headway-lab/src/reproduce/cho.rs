@@ -5,8 +5,7 @@ mod fidelity;
 mod programs;
 mod queues;
 
-use headway_core::files::machine::Method;
-use headway_core::models::transfer::{Direction, Way};
+use headway_core::models::transfer::{Direction, Method};
 use headway_core::units::Nanos;
 use headway_runtime::copy::How;
 
@@ -48,7 +47,7 @@ impl Copies<'_> {
         let how = match self.mode {
             // Flags of one byte are not staged: the paper speaks of copies above 1 MB.
             Mode::Fidelity if host.len() as u64 >= MIB => return self.queue.copy(direction, there, host),
-            Mode::Pageable | Mode::Fidelity => How::By(Way::of(Method::Pageable)),
+            Mode::Pageable | Mode::Fidelity => How::By(Method::Pageable),
             Mode::Headway => How::Auto,
         };
         self.bench.time(direction, there, host, how)

@@ -70,7 +70,7 @@ fn row(finding: Finding, label: fn(bool) -> Verdict) -> Row {
 /// D1: how long a more urgent transfer waits behind one that has begun.
 fn preemption() -> Row {
     let (c, large) = (Constants::TEXT, headway_core::units::Bytes(16 << 20));
-    let wait = |way| c.blocking(way, Direction::D2h, large);
+    let wait = |method| c.blocking(method, Direction::D2h, large);
     let (dma, iorw, hub) = (wait(fujii::DMA), wait(fujii::IORW), wait(fujii::HUB));
     let held = iorw < hub && hub < dma;
     Row {
@@ -95,12 +95,12 @@ pub(super) fn tables(study: &Study) -> Vec<Table> {
         Stress::Pipes => "pipes",
     };
     let singles = study.singles.iter().map(|(s, stat)| {
-        let situation = [fujii::name(s.way), word(s.direction), class(s.class), stress(s.stress)];
+        let situation = [fujii::name(s.method), word(s.direction), class(s.class), stress(s.stress)];
         let figures = [s.bytes.0, stat.mean.0, stat.max.0].map(|figure| figure.to_string());
         situation.map(str::to_owned).into_iter().chain(figures).collect()
     });
     let pairs = study.pairs.iter().map(|(p, stat)| {
-        let situation = [fujii::name(p.ways.0), fujii::name(p.ways.1), word(p.direction)];
+        let situation = [fujii::name(p.methods.0), fujii::name(p.methods.1), word(p.direction)];
         let figures = [p.bytes.0, stat.mean.0, stat.max.0].map(|figure| figure.to_string());
         situation.map(str::to_owned).into_iter().chain(figures).collect()
     });
@@ -130,15 +130,15 @@ pub(super) fn figures(study: &Study, source: &str) -> Vec<(String, Figure)> {
     let mut figures = Vec::new();
     for direction in fujii::DIRECTIONS {
         for (class, stress, name) in situations {
-            let lines = fujii::WAYS.into_iter().map(|way| {
+            let lines = fujii::METHODS.into_iter().map(|method| {
                 let own = study.singles.iter().filter(|(single, _)| {
-                    (single.way, single.direction, single.class, single.stress) == (way, direction, class, stress)
+                    (single.method, single.direction, single.class, single.stress) == (method, direction, class, stress)
                 });
                 let us = |time: Nanos| time.0 as f64 / 1e3;
                 let found: Vec<_> =
                     own.map(|(single, stat)| (single.bytes.0 as f64, us(stat.mean), us(stat.max))).collect();
                 let points = found.iter().map(|(bytes, mean, _)| (*bytes, *mean)).collect();
-                Line::new(fujii::name(way), points).bars(found)
+                Line::new(fujii::name(method), points).bars(found)
             });
             let title = format!("{} {name}, mean", word(direction));
             let figure = Figure::new(title, source, ["bytes", "us"], lines.collect()).bars("mean to longest");

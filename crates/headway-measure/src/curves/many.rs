@@ -1,7 +1,6 @@
 //! Curves of many pieces in one request, from which the mover of such requests is chosen (specification of transfers, 1.7).
 
-use headway_core::files::machine::Method;
-use headway_core::models::transfer::{Direction, HostMemory, Key, Load, Via, Way};
+use headway_core::models::transfer::{Direction, HostMemory, Key, Load, Mapping, Method};
 use headway_core::units::Nanos;
 use headway_device::Buffer;
 use headway_device::buffer::Access;
@@ -25,7 +24,7 @@ const SIZES: [usize; 2] = [64, 4096];
 #[derive(Clone, Copy)]
 struct Case {
     by: ManyBy,
-    way: Way,
+    method: Method,
     direction: Direction,
     memory: HostMemory,
     count: usize,
@@ -33,22 +32,22 @@ struct Case {
 }
 
 /// The movers that `ways` allow, each with its way and the host memory that it is chosen for.
-fn movers(ways: &[Way], window: Option<Via>, direction: Direction) -> Vec<(ManyBy, Way, HostMemory)> {
+fn movers(methods: &[Method], window: Option<Mapping>, direction: Direction) -> Vec<(ManyBy, Method, HostMemory)> {
     let (pinned, warm) = (HostMemory::Pinned, HostMemory::Warm);
     let mut movers = vec![
-        (ManyBy::Queue(Mover::Loop), Way::of(Method::Dma), pinned),
-        (ManyBy::Queue(Mover::Batch), Way::of(Method::Pageable), pinned),
+        (ManyBy::Queue(Mover::Loop), Method::Dma, pinned),
+        (ManyBy::Queue(Mover::Batch), Method::Pageable, pinned),
         // What gathering is compared with.
-        (ManyBy::Queue(Mover::Batch), Way::of(Method::Pageable), warm),
-        (ManyBy::kernel(direction), Way::of(Method::Kernel), pinned),
-        (ManyBy::Gather, Way::of(Method::Staged), warm),
+        (ManyBy::Queue(Mover::Batch), Method::Pageable, warm),
+        (ManyBy::kernel(direction), Method::Kernel, pinned),
+        (ManyBy::Gather, Method::Staged, warm),
     ];
     // CPUs reach pinned memory like any other: one curve is kept for both.
-    movers.extend(window.map(|via| (ManyBy::Window, Way::via(Method::Window, via), warm)));
+    movers.extend(window.map(|mapping| (ManyBy::Window, Method::Window(Some(mapping)), warm)));
     // Pieces go to the first copier that can be used.
-    let resident = ways.iter().find(|way| way.method == Method::Resident);
-    movers.extend(resident.iter().flat_map(|way| [pinned, warm].map(|memory| (ManyBy::Resident, **way, memory))));
-    movers.retain(|(_, way, _)| ways.contains(way));
+    let resident = methods.iter().find(|method| matches!(method, Method::Resident(_)));
+    movers.extend(resident.iter().flat_map(|method| [pinned, warm].map(|memory| (ManyBy::Resident, **method, memory))));
+    movers.retain(|(_, method, _)| methods.contains(method));
     movers
 }
 
@@ -63,13 +62,13 @@ struct Memory {
 }
 
 impl Memory {
-    fn new(port: &dyn Gpu, window: Option<Via>, room: usize) -> Result<Self, Error> {
+    fn new(port: &dyn Gpu, window: Option<Mapping>, room: usize) -> Result<Self, Error> {
         let mut random = vec![0; room];
         Pcg64Mcg::seed_from_u64(3).fill_bytes(&mut random);
         let pinned = [port.pinned_buffer(room, Caching::Cached)?, port.pinned_buffer(room, Caching::Cached)?];
         pinned[0].claim(0..room, Access::Write)?.bytes_mut()?.copy_from_slice(&random);
         // Without a window for so much memory, windows are not measured.
-        let windowed = window.and_then(|via| port.device_buffer(room, Reach::Window(via)).ok());
+        let windowed = window.and_then(|mapping| port.device_buffer(room, Reach::Window(mapping)).ok());
         let plain = port.device_buffer(room, Reach::Device)?;
         Ok(Self { random, landing: vec![0; room], pinned, plain, windowed })
     }
@@ -110,7 +109,7 @@ impl Memory {
             (_, false) => copier.copy_many_out(&mut self.landing, at, pieces, Some(by))?,
         };
         let call = clock::now() - begun;
-        let posted = is_posted(case.way, direction);
+        let posted = is_posted(case.method, direction);
         Ok((call, if posted { flush(device, room, begun)? } else { call }))
     }
 
@@ -130,7 +129,7 @@ impl Memory {
         match wrong {
             None => Ok(()),
             Some(at) => {
-                let copy = format!("{} pieces {} by {}", pieces.len(), case.direction, case.way);
+                let copy = format!("{} pieces {} by {}", pieces.len(), case.direction, case.method);
                 Err(Error::WrongCopy { copy, gpu: 0, at: at as u64 })
             }
         }
@@ -145,7 +144,7 @@ fn pieces(count: usize, len: usize) -> Vec<Piece> {
 impl Taker<'_, '_> {
     /// Measures requests of many pieces by every mover that `ways` allow, with nothing else going on; of those requests that
     /// are no larger than the largest copy.
-    pub fn many(&mut self, rig: &Rig, ways: &[Way]) -> Result<(), Error> {
+    pub fn many(&mut self, rig: &Rig, methods: &[Method]) -> Result<(), Error> {
         let most = self.sizes.last().map_or(0, |bytes| *bytes as usize);
         let shapes = COUNTS.iter().flat_map(|&count| SIZES.map(|len| (count, len)));
         let shapes: Vec<(usize, usize)> = shapes.filter(|(count, len)| count * len <= most).collect();
@@ -154,8 +153,8 @@ impl Taker<'_, '_> {
         let window = memory.windowed.as_ref().and_then(Buffer::window);
         let mut cases = Vec::new();
         for direction in [Direction::H2d, Direction::D2h] {
-            for (by, way, memory) in movers(ways, window, direction) {
-                let case = |&(count, len)| Case { by, way, direction, memory, count, len };
+            for (by, method, memory) in movers(methods, window, direction) {
+                let case = |&(count, len)| Case { by, method, direction, memory, count, len };
                 cases.extend(shapes.iter().map(case));
             }
         }
@@ -165,10 +164,12 @@ impl Taker<'_, '_> {
             if !left_out.contains(&case.by) {
                 match self.request(rig, &mut memory, case) {
                     Err(error) if !is_fatal(&error) => {
-                        let Case { way, direction, count, .. } = case;
+                        let Case { method, direction, count, .. } = case;
                         let why = chain(&error);
-                        self.session.warnings.push(format!("{way} is left out for {count} pieces {direction}: {why}"));
-                        self.lines.retain(|key, _| key.way != way || key.pieces == 1);
+                        self.session
+                            .warnings
+                            .push(format!("{method} is left out for {count} pieces {direction}: {why}"));
+                        self.lines.retain(|key, _| key.method != method || key.pieces == 1);
                         left_out.push(case.by);
                     }
                     made => made?,
@@ -180,9 +181,9 @@ impl Taker<'_, '_> {
     }
 
     fn request(&mut self, rig: &Rig, memory: &mut Memory, case: Case) -> Result<(), Error> {
-        let Case { way, direction, memory: host, count, len, .. } = case;
+        let Case { method, direction, memory: host, count, len, .. } = case;
         let bytes = (count * len) as u64;
-        let name = format!("gpu{} {count} pieces {way} {direction} {host} {len}", rig.gpu());
+        let name = format!("gpu{} {count} pieces {method} {direction} {host} {len}", rig.gpu());
         let effort = self.thrift.of(bytes);
         let (port, copier, pieces) = (rig.port(), rig.copier(), pieces(count, len));
         let Taken { done, posted } = self.session.step(&name, |session| {
@@ -195,10 +196,11 @@ impl Taker<'_, '_> {
             })?;
             memory.compare(port.as_ref(), case, &pieces)?;
             let counted = &calls[calls.len() - done.n as usize..];
-            Ok(Taken { done, posted: is_posted(way, direction).then(|| Figures::of(counted)).flatten() })
+            Ok(Taken { done, posted: is_posted(method, direction).then(|| Figures::of(counted)).flatten() })
         })?;
         let pieces = u32::try_from(count).unwrap_or(u32::MAX);
-        let key = Key { gpu: self.gpu, peer: None, way, direction, memory: host, load: Load::Alone, active: 1, pieces };
+        let key =
+            Key { gpu: self.gpu, peer: None, method, direction, memory: host, load: Load::Alone, active: 1, pieces };
         let line = self.lines.entry(key).or_default();
         line.points.insert(bytes, done);
         line.posted.extend(posted.map(|posted| (bytes, posted)));

@@ -3,9 +3,9 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Mutex, OnceLock, PoisonError, RwLock};
 
-use headway_core::files::machine::{EndpointId, Method};
+use headway_core::files::machine::EndpointId;
 use headway_core::models::transfer::{
-    Available, Curve, Direction, HostMemory, Key, Load, Profile, Request, Selector, Statistic, Tuning, Via, Way,
+    Available, Curve, Direction, HostMemory, Key, Load, Mapping, Method, Profile, Request, Selector, Statistic, Tuning,
 };
 use headway_core::units::{Bytes, Nanos};
 use headway_os::clock;
@@ -29,13 +29,13 @@ pub(super) struct Situation {
     /// Whether links of other GPUs would be granted.
     pub(super) granted: bool,
     /// The device end's window.
-    pub(super) window: Option<Via>,
+    pub(super) window: Option<Mapping>,
 }
 
 /// What was chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Pick {
-    pub(super) way: Way,
+    pub(super) method: Method,
     pub(super) tuning: Option<Tuning>,
     pub(super) predicted: Option<Nanos>,
 }
@@ -51,33 +51,29 @@ pub(super) struct Auto {
     events: Mutex<Events>,
 }
 
-/// What callers wait for each way in the plainest situation, by [`Plain::name`], ascending: looked up in every copy by a
+/// What callers wait for each way in the plainest situation, ascending: looked up in every copy by a
 /// named way, which may take 2 us altogether.
-struct Plain(Vec<(u128, Curve)>);
+struct Plain(Vec<(Name, Curve)>);
+
+/// GPU, the other GPU of a peer copy, method, direction and host end of a curve.
+type Name = (EndpointId, Option<EndpointId>, Method, Direction, HostMemory);
 
 impl Plain {
     fn new(profile: &Profile) -> Self {
         let plain = |key: &&Key| (key.load, key.active, key.pieces) == (Load::Alone, 1, 1);
         // A posted store returns before it can be seen: what the caller waits for is the other curve.
         let curve = |key: &Key| profile.posted.get(key).or_else(|| profile.curves.get(key)).cloned();
-        let names =
-            profile.curves.keys().filter(plain).filter_map(|key| {
-                Some((Self::name(key.gpu, key.peer, key.way, key.direction, key.memory), curve(key)?))
-            });
+        let names = profile
+            .curves
+            .keys()
+            .filter(plain)
+            .filter_map(|key| Some(((key.gpu, key.peer, key.method, key.direction, key.memory), curve(key)?)));
         let mut curves: Vec<_> = names.collect();
         curves.sort_by_key(|(name, _)| *name);
         Self(curves)
     }
 
-    /// A number of its own for each key.
-    fn name(gpu: EndpointId, peer: Option<EndpointId>, way: Way, direction: Direction, memory: HostMemory) -> u128 {
-        let peer = peer.map_or(0, |peer| u64::from(peer.0) + 1);
-        let via = way.via.map_or(0, |via| via as u8 + 1);
-        let small = u32::from_be_bytes([way.method as u8, via, direction as u8, memory as u8]);
-        u128::from(gpu.0) << 96 | u128::from(peer) << 32 | u128::from(small)
-    }
-
-    fn get(&self, name: u128) -> Option<&Curve> {
+    fn get(&self, name: Name) -> Option<&Curve> {
         let at = self.0.binary_search_by_key(&name, |(name, _)| *name).ok()?;
         Some(&self.0[at].1)
     }
@@ -85,7 +81,7 @@ impl Plain {
 
 struct Table {
     /// By GPU: ways that failed as unavailable.
-    absent: Vec<BTreeSet<Way>>,
+    absent: Vec<BTreeSet<Method>>,
     slots: Vec<OnceLock<Selector>>,
 }
 
@@ -94,7 +90,7 @@ struct Events {
     kept: VecDeque<Event>,
     dropped: u64,
     /// Ways whose absence was told, by GPU.
-    absences: BTreeSet<(usize, Way)>,
+    absences: BTreeSet<(usize, Method)>,
     /// Pairs of GPUs of which it was told that they do not reach each other.
     denied: BTreeSet<(EndpointId, EndpointId)>,
 }
@@ -115,8 +111,8 @@ impl Auto {
     fn slot(&self, at: Situation) -> usize {
         let window = match at.window {
             None => 0,
-            Some(Via::Gdrdrv) => 1,
-            Some(Via::Vulkan) => 2,
+            Some(Mapping::Gdrdrv) => 1,
+            Some(Mapping::Vulkan) => 2,
             Some(_) => 3,
         };
         let active = (at.active.max(1) as usize).min(self.gpus) - 1;
@@ -139,11 +135,11 @@ impl Auto {
     pub(super) fn pick(&self, gpus: &[CopierGpu], at: Situation, bytes: Bytes) -> Pick {
         let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
         let selector = table.slots[self.slot(at)].get_or_init(|| self.compile(gpus, at, &table.absent[at.gpu]));
-        let (way, tuning, predicted) = selector.pick(bytes);
-        Pick { way, tuning, predicted }
+        let (method, tuning, predicted) = selector.pick(bytes);
+        Pick { method, tuning, predicted }
     }
 
-    fn compile(&self, gpus: &[CopierGpu], at: Situation, absent: &BTreeSet<Way>) -> Selector {
+    fn compile(&self, gpus: &[CopierGpu], at: Situation, absent: &BTreeSet<Method>) -> Selector {
         let gpu = &gpus[at.gpu];
         let request = Request {
             load: at.load,
@@ -151,7 +147,7 @@ impl Auto {
             ..Request::new(gpu.endpoint, at.direction, at.memory, Bytes(0))
         };
         let available = Available {
-            ways: self.ways(gpus, at).difference(absent).copied().collect(),
+            methods: self.methods(gpus, at).difference(absent).copied().collect(),
             no_sm: self.options.no_sm,
             no_threads: self.options.no_threads,
             multipath: self.options.multipath && at.granted,
@@ -162,34 +158,31 @@ impl Auto {
     }
 
     /// The ways that may be there; those whose absence shows only in use are found out by using them.
-    fn ways(&self, gpus: &[CopierGpu], at: Situation) -> BTreeSet<Way> {
+    fn methods(&self, gpus: &[CopierGpu], at: Situation) -> BTreeSet<Method> {
         let gpu = &gpus[at.gpu];
-        let known = |method| self.profile.curves.keys().any(|key| key.way.method == method);
-        let mut ways: BTreeSet<Way> = [Method::Pageable, Method::Staged].map(Way::of).into();
+        let known = |method| self.profile.curves.keys().any(|key| key.method.any_form() == method);
+        let mut methods: BTreeSet<Method> = [Method::Pageable, Method::Staged].into();
         if at.memory == HostMemory::Pinned {
-            ways.extend([Method::Dma, Method::Kernel].map(Way::of));
+            methods.extend([Method::Dma, Method::Kernel]);
         } else {
-            ways.insert(Way::via(Method::Dma, Via::Register));
+            methods.insert(Method::Register);
         }
-        ways.extend(at.window.map(|via| Way::via(Method::Window, via)));
+        methods.extend(at.window.map(|mapping| Method::Window(Some(mapping))));
         let threads = at.memory == HostMemory::Pinned || !self.options.no_threads;
         if self.options.multipath && gpus.len() > 1 && threads {
-            ways.insert(Way::of(Method::Multipath));
+            methods.insert(Method::Multipath);
         }
-        let usable = |forms: &[(Via, Result<(), headway_device::DeviceError>)], method| -> Vec<Way> {
-            forms.iter().filter(|(_, usable)| usable.is_ok()).map(|(via, _)| Way::via(method, *via)).collect()
-        };
         // Asking a GPU for its forms takes long: only for what could be chosen.
         // Memory with a window needs no paged one, which costs the same until it has to be moved; of memory without, only
         // `gdrdrv` maps parts.
-        if known(Method::PagedWindow) && at.window.is_none() {
-            let forms = usable(gpu.windows(), Method::PagedWindow).into_iter();
-            ways.extend(forms.filter(|way| way.via == Some(Via::Gdrdrv)));
+        if known(Method::PagedWindow(None)) && at.window.is_none() {
+            let gdrdrv = |mapping: &Mapping| *mapping == Mapping::Gdrdrv;
+            methods.extend(usable(gpu.windows()).filter(gdrdrv).map(|mapping| Method::PagedWindow(Some(mapping))));
         }
-        if self.options.resident && !self.options.no_sm && known(Method::Resident) {
-            ways.extend(usable(gpu.resident_forms(), Method::Resident));
+        if self.options.resident && !self.options.no_sm && known(Method::Resident(None)) {
+            methods.extend(usable(gpu.resident_forms()).map(|shape| Method::Resident(Some(shape))));
         }
-        ways
+        methods
     }
 
     /// How a copy in this situation is staged, as far as measured: with as many GPUs active, else fewer, else more; ordinary
@@ -208,9 +201,9 @@ impl Auto {
     }
 
     /// Leaves `way` out on `gpu` from now on.
-    pub(super) fn leave_out(&self, gpu: usize, way: Way) {
+    pub(super) fn leave_out(&self, gpu: usize, method: Method) {
         let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
-        if table.absent[gpu].insert(way) {
+        if table.absent[gpu].insert(method) {
             table.forget(gpu, self.gpus);
         }
     }
@@ -225,12 +218,12 @@ impl Auto {
         &self,
         gpu: EndpointId,
         peer: Option<EndpointId>,
-        way: Way,
+        method: Method,
         direction: Direction,
         memory: HostMemory,
         bytes: Bytes,
     ) -> Option<Nanos> {
-        let curve = self.plain.get(Plain::name(gpu, peer, way, direction, memory))?;
+        let curve = self.plain.get((gpu, peer, method, direction, memory))?;
         Some(curve.at(bytes, Statistic::Median))
     }
 
@@ -247,7 +240,7 @@ impl Auto {
         let pieces = u64::try_from(pieces).ok()?.max(1);
         // Windows and resident copiers have forms; pieces go by the first that can be used, which is the one measured.
         let fits = |key: &Key| {
-            (key.gpu, key.direction, key.way.method, key.memory) == (gpu, direction, by.way().method, memory)
+            (key.gpu, key.direction, key.method.any_form(), key.memory) == (gpu, direction, by.method(), memory)
                 && key.pieces > 1
         };
         let curves = self.profile.curves.iter().filter(|(key, _)| fits(key));
@@ -258,12 +251,12 @@ impl Auto {
     }
 
     /// Tells, once for each way of each GPU, that another is used.
-    pub(super) fn tell_absence(&self, gpu: usize, name: &str, way: Way, reason: &str, instead: Way) {
+    pub(super) fn tell_absence(&self, gpu: usize, name: &str, method: Method, reason: &str, instead: Method) {
         let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
-        let new = events.absences.insert((gpu, way));
+        let new = events.absences.insert((gpu, method));
         drop(events);
         if new {
-            self.tell(format!("`{name}`: `{way}` cannot be used, `{instead}` is used instead: {reason}"));
+            self.tell(format!("`{name}`: `{method}` cannot be used, `{instead}` is used instead: {reason}"));
         }
     }
 
@@ -300,6 +293,11 @@ impl Auto {
         told.extend(events.kept.drain(..));
         told
     }
+}
+
+/// The forms that can be used.
+fn usable<F: Copy>(forms: &[(F, Result<(), headway_device::DeviceError>)]) -> impl Iterator<Item = F> {
+    forms.iter().filter(|(_, usable)| usable.is_ok()).map(|(form, _)| *form)
 }
 
 impl Table {

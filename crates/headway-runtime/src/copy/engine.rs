@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use headway_core::models::transfer::Way;
+use headway_core::models::transfer::Method;
 use headway_core::units::{Bytes, Nanos};
 use headway_device::gpu::{Gpu, Move, Queue};
 use headway_device::{Access, DeviceError, Span};
@@ -90,10 +90,10 @@ impl Stopped {
     }
 
     /// As the error of a copy by `way`.
-    pub(super) fn error(self, way: Way, bounds: Bounds<'_>) -> CopyError {
+    pub(super) fn error(self, method: Method, bounds: Bounds<'_>) -> CopyError {
         match self.why {
-            Why::Device(error) => CopyError::device(way, error, self.chunk, self.prefix),
-            Why::Absent(source) => CopyError::Unavailable { way, source },
+            Why::Device(error) => CopyError::device(method, error, self.chunk, self.prefix),
+            Why::Absent(source) => CopyError::Unavailable { method, source },
             Why::Timeout => CopyError::Timeout {
                 what: format!("chunk {} of the copy", self.chunk),
                 after: bounds.patience,

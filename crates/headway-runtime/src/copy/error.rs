@@ -1,6 +1,6 @@
 //! What can go wrong with a copy.
 
-use headway_core::models::transfer::Way;
+use headway_core::models::transfer::Method;
 use headway_core::units::Nanos;
 use headway_device::DeviceError;
 
@@ -9,18 +9,18 @@ use headway_device::DeviceError;
 #[non_exhaustive]
 pub enum CopyError {
     /// The way that was asked for cannot be used.
-    #[error("method `{way}` cannot be used")]
+    #[error("method `{method}` cannot be used")]
     Unavailable {
         /// The way.
-        way: Way,
+        method: Method,
         /// Why, with the remedy.
         source: DeviceError,
     },
     /// The way needs threads and pinned memory that are being set up.
-    #[error("method `{way}` is being set up: {reason}")]
+    #[error("method `{method}` is being set up: {reason}")]
     NotReady {
         /// The way.
-        way: Way,
+        method: Method,
         /// What is missing.
         reason: String,
     },
@@ -89,10 +89,10 @@ pub enum CopyError {
 
 impl CopyError {
     /// What a device's error means for a copy by `way` of which `prefix` bytes, and `chunk` chunks, are in place.
-    pub(super) fn device(way: Way, error: DeviceError, chunk: u64, prefix: u64) -> Self {
+    pub(super) fn device(method: Method, error: DeviceError, chunk: u64, prefix: u64) -> Self {
         match error {
             DeviceError::Unavailable { .. } | DeviceError::KernelLoad { .. } | DeviceError::OutOfMemory { .. } => {
-                Self::Unavailable { way, source: error }
+                Self::Unavailable { method, source: error }
             }
             DeviceError::Invalid { what, reason } => Self::Invalid { what, reason },
             DeviceError::OutOfRange { .. } => Self::Invalid { what: "range", reason: error.to_string() },

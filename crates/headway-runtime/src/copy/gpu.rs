@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use headway_core::files::machine::EndpointId;
-use headway_core::models::transfer::{Direction, Via};
+use headway_core::models::transfer::{Direction, Mapping, Shape};
 use headway_core::units::Nanos;
 use headway_device::buffer::DeviceId;
 use headway_device::gpu::{Gpu, Pager, Resident, ResidentOptions};
@@ -26,12 +26,13 @@ const RESIDENT_PIECE: usize = 65_536;
 /// what a user who waits for the whole device would notice.
 const RESIDENT_LEASE: Nanos = Nanos(50_000_000);
 
-type Form<T> = Vec<(Via, Result<T, DeviceError>)>;
+/// Forms of a method, each with why it cannot be used.
+type Forms<F> = Vec<(F, Result<(), DeviceError>)>;
 type SharedResident = Arc<Mutex<Box<dyn Resident>>>;
 
 /// A paged window with the buffer that it is open on.
 struct OpenPager {
-    via: Via,
+    mapping: Mapping,
     buffer: (usize, usize),
     pager: Box<dyn Pager>,
 }
@@ -64,9 +65,9 @@ pub(super) struct CopierGpu {
     pub(super) pool: Pool,
     patience: Nanos,
     lost: AtomicBool,
-    windows: OnceLock<Form<()>>,
-    resident_forms: OnceLock<Form<()>>,
-    residents: Mutex<BTreeMap<Via, SharedResident>>,
+    windows: OnceLock<Forms<Mapping>>,
+    resident_forms: OnceLock<Forms<Shape>>,
+    residents: Mutex<BTreeMap<Shape, SharedResident>>,
     pager: Mutex<Option<OpenPager>>,
 }
 
@@ -124,43 +125,43 @@ impl CopierGpu {
     }
 
     /// The forms of windows with why they cannot be used.
-    pub(super) fn windows(&self) -> &[(Via, Result<(), DeviceError>)] {
+    pub(super) fn windows(&self) -> &[(Mapping, Result<(), DeviceError>)] {
         self.windows.get_or_init(|| self.device.windows())
     }
 
     /// The forms of resident copiers with why they cannot be used.
-    pub(super) fn resident_forms(&self) -> &[(Via, Result<(), DeviceError>)] {
+    pub(super) fn resident_forms(&self) -> &[(Shape, Result<(), DeviceError>)] {
         self.resident_forms.get_or_init(|| self.device.residents())
     }
 
-    /// The resident copier of the form `via`, started if it is not there; `None` = the first form that is usable.
-    pub(super) fn resident(&self, via: Option<Via>) -> Result<SharedResident, DeviceError> {
-        let via = usable("resident copier", self.resident_forms(), via)?;
+    /// The resident copier of the form `shape`, started if it is not there; `None` = the first form that is usable.
+    pub(super) fn resident(&self, shape: Option<Shape>) -> Result<SharedResident, DeviceError> {
+        let shape = usable("resident copier", self.resident_forms(), shape)?;
         let mut residents = lock(&self.residents);
-        if let Some(there) = residents.get(&via) {
+        if let Some(there) = residents.get(&shape) {
             return Ok(Arc::clone(there));
         }
         let options = ResidentOptions { piece: RESIDENT_PIECE, lease: RESIDENT_LEASE, patience: self.patience };
-        let started = Arc::new(Mutex::new(self.device.resident(via, options)?));
-        residents.insert(via, Arc::clone(&started));
+        let started = Arc::new(Mutex::new(self.device.resident(shape, options)?));
+        residents.insert(shape, Arc::clone(&started));
         Ok(started)
     }
 
     /// `body` with the paged window of this GPU, open on `buffer`.
     pub(super) fn with_pager<R>(
         &self,
-        via: Option<Via>,
+        mapping: Option<Mapping>,
         buffer: &Buffer,
         span: &Span,
         body: impl FnOnce(&mut dyn Pager) -> R,
     ) -> Result<R, DeviceError> {
-        let via = usable("paged window", self.windows(), via)?;
+        let mapping = usable("paged window", self.windows(), mapping)?;
         let identity = (span.memory().base() as usize, buffer.len());
         let mut slot = lock(&self.pager);
-        if slot.as_ref().is_none_or(|open| open.via != via || open.buffer != identity) {
+        if slot.as_ref().is_none_or(|open| open.mapping != mapping || open.buffer != identity) {
             // One may be open at a time: the old one goes first.
             *slot = None;
-            *slot = Some(OpenPager { via, buffer: identity, pager: self.device.pager(via, buffer)? });
+            *slot = Some(OpenPager { mapping, buffer: identity, pager: self.device.pager(mapping, buffer)? });
         }
         let open = slot.as_mut().expect("opened above");
         Ok(body(open.pager.as_mut()))
@@ -175,19 +176,23 @@ impl CopierGpu {
 }
 
 /// The form asked for, or the first that can be used.
-fn usable(what: &str, forms: &[(Via, Result<(), DeviceError>)], asked: Option<Via>) -> Result<Via, DeviceError> {
+fn usable<F: Copy + PartialEq + std::fmt::Debug>(
+    what: &str,
+    forms: &[(F, Result<(), DeviceError>)],
+    asked: Option<F>,
+) -> Result<F, DeviceError> {
     let absent = |reason: &str| DeviceError::Unavailable {
         what: what.to_owned(),
         reason: reason.to_owned(),
         remedy: "`headway doctor` lists what this GPU has".to_owned(),
     };
     match asked {
-        Some(via) => match forms.iter().find(|(form, _)| *form == via) {
-            Some((_, usable)) => usable.clone().map(|()| via),
-            None => Err(absent(&format!("this GPU knows no form {via:?}"))),
+        Some(asked) => match forms.iter().find(|(form, _)| *form == asked) {
+            Some((_, usable)) => usable.clone().map(|()| asked),
+            None => Err(absent(&format!("this GPU knows no form {asked:?}"))),
         },
         None => match forms.iter().find(|(_, usable)| usable.is_ok()) {
-            Some((via, _)) => Ok(*via),
+            Some((form, _)) => Ok(*form),
             None => Err(match forms.first() {
                 Some((_, Err(error))) => error.clone(),
                 _ => absent("this GPU has none"),

@@ -9,8 +9,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
-use headway_core::files::machine::Method;
-use headway_core::models::transfer::{Direction, HostMemory, Way};
+use headway_core::models::transfer::{Direction, HostMemory, Method};
 use headway_core::units::Bytes;
 use headway_device::gpu::{Move, Mover, Piece};
 use headway_device::{Access, Buffer, DeviceError, Span};
@@ -21,8 +20,8 @@ use super::ends::{Host, Transfer, claim};
 use super::engine::{Moved, Run, Step, Stopped};
 use super::error::chain;
 use super::gpu::CopierGpu;
+use super::methods::{excluded, has_window, kernel_blocks};
 use super::pieces::{Blocks, arrange, blocks, continuous, destinations, sources};
-use super::ways::{excluded, has_window, kernel_blocks};
 use super::{At, Copier, CopyError, How, ManyBy, Report};
 
 /// Threads that gather at most: one moves some 11 GB/s, and the link takes 55.
@@ -44,15 +43,15 @@ impl ManyBy {
 
     /// The way under which reports and profiles name it; [`Mover::Batch`] is the driver's own way for many pieces.
     #[must_use]
-    pub const fn way(self) -> Way {
-        Way::of(match self {
+    pub const fn method(self) -> Method {
+        match self {
             Self::Queue(Mover::Loop) => Method::Dma,
             Self::Queue(Mover::Batch) => Method::Pageable,
             Self::Queue(Mover::Kernel { .. }) => Method::Kernel,
             Self::Gather => Method::Staged,
-            Self::Window => Method::Window,
-            Self::Resident => Method::Resident,
-        })
+            Self::Window => Method::Window(None),
+            Self::Resident => Method::Resident(None),
+        }
     }
 }
 
@@ -106,19 +105,19 @@ impl Copier {
         let request = many.arrange(gpu, pieces)?;
         let chosen = by.map_or_else(|| self.mover(&many, &request), Some);
         let mut instead_of = None;
-        let (way, moved) = match chosen {
-            _ if request.bytes == 0 => (chosen.map_or(Way::of(Method::Pageable), ManyBy::way), Moved::default()),
+        let (method, moved) = match chosen {
+            _ if request.bytes == 0 => (chosen.map_or(Method::Pageable, ManyBy::method), Moved::default()),
             None => self.one_by_one(&mut many, &request)?,
             Some(mover) => match self.many_by(&mut many, &request, mover) {
                 Err(error) if by.is_none() && error.absence().is_some() => {
-                    instead_of = Some((mover.way(), chain(&error)));
+                    instead_of = Some((mover.method(), chain(&error)));
                     self.one_by_one(&mut many, &request)?
                 }
-                moved => (mover.way(), moved?),
+                moved => (mover.method(), moved?),
             },
         };
         if let Some((absent, reason)) = &instead_of {
-            self.auto.tell_absence(many.gpu, &gpu.device.description().name, *absent, reason, way);
+            self.auto.tell_absence(many.gpu, &gpu.device.description().name, *absent, reason, method);
         }
         let chosen = chosen.filter(|_| instead_of.is_none());
         let bytes = Bytes(request.bytes as u64);
@@ -127,7 +126,7 @@ impl Copier {
             self.auto.predicted_many(endpoint, direction, by, request.memory(), pieces, bytes)
         };
         Ok(Report {
-            way,
+            method,
             bytes,
             chunks: moved.chunks,
             predicted: chosen.and_then(predicted),
@@ -177,12 +176,12 @@ impl Copier {
     }
 
     fn many_by(&self, many: &mut Many<'_>, request: &Request, by: ManyBy) -> Result<Moved, CopyError> {
-        let way = by.way();
+        let method = by.method();
         let sm = matches!(by, ManyBy::Queue(Mover::Kernel { .. }) | ManyBy::Resident);
         if sm && self.options.no_sm {
-            return Err(excluded(way, "no_sm"));
+            return Err(excluded(method, "no_sm"));
         }
-        let refuse = |error| CopyError::device(way, error, 0, 0);
+        let refuse = |error| CopyError::device(method, error, 0, 0);
         match by {
             ManyBy::Window => many.window(request).map_err(refuse),
             ManyBy::Resident => {
@@ -195,15 +194,15 @@ impl Copier {
                 })
                 .map_err(refuse)
             }
-            ManyBy::Queue(mover) if request.pinned => self.direct(many, request, mover, way),
-            ManyBy::Queue(mover) => self.gathered(many, request, Some(mover), way),
-            ManyBy::Gather => self.gathered(many, request, None, way),
+            ManyBy::Queue(mover) if request.pinned => self.direct(many, request, mover, method),
+            ManyBy::Queue(mover) => self.gathered(many, request, Some(mover), method),
+            ManyBy::Gather => self.gathered(many, request, None, method),
         }
     }
 
-    fn one_by_one(&self, many: &mut Many<'_>, request: &Request) -> Result<(Way, Moved), CopyError> {
+    fn one_by_one(&self, many: &mut Many<'_>, request: &Request) -> Result<(Method, Moved), CopyError> {
         let mut total = Moved::default();
-        let mut way = Way::of(Method::Pageable);
+        let mut method = Method::Pageable;
         let gpu = many.gpu;
         let direction = many.direction;
         for piece in &request.pieces {
@@ -212,13 +211,13 @@ impl Copier {
             let outcome = self.attempt(&mut copy, How::Auto)?;
             total.chunks += outcome.moved.chunks;
             total.waited = total.waited.saturating_add(outcome.moved.waited);
-            way = outcome.way;
+            method = outcome.method;
         }
-        Ok((way, total))
+        Ok((method, total))
     }
 
     /// Pinned memory: the mover reaches both ends.
-    fn direct(&self, many: &mut Many<'_>, request: &Request, by: Mover, way: Way) -> Result<Moved, CopyError> {
+    fn direct(&self, many: &mut Many<'_>, request: &Request, by: Mover, method: Method) -> Result<Moved, CopyError> {
         let gpu = &self.gpus[many.gpu];
         let cancel = self.cancel.watch();
         let bounds = self.bounds(&cancel);
@@ -236,7 +235,7 @@ impl Copier {
             }
             run.finish()
         })
-        .map_err(|stopped| stopped.error(way, bounds))
+        .map_err(|stopped| stopped.error(method, bounds))
     }
 
     /// Ordinary memory: through pinned slots; `None` = the best mover on the device's side.
@@ -245,7 +244,7 @@ impl Copier {
         many: &mut Many<'_>,
         request: &Request,
         by: Option<Mover>,
-        way: Way,
+        method: Method,
     ) -> Result<Moved, CopyError> {
         let gpu = &self.gpus[many.gpu];
         let cancel = self.cancel.watch();
@@ -267,7 +266,7 @@ impl Copier {
         };
         let wanted = (2 * threads).max(3).min(blocks.blocks.len());
         let slots = take_slots(gpu, wanted, self.options.limits.pinned_max, bounds)
-            .map_err(|stopped| stopped.error(way, bounds))?;
+            .map_err(|stopped| stopped.error(method, bounds))?;
         many.lend(None, |ends| {
             let run = ends.engine(gpu, by).open(gpu.device.as_ref(), None, bounds)?;
             let (sender, receiver) = channel();
@@ -288,7 +287,7 @@ impl Copier {
             };
             flow.drive(run)
         })
-        .map_err(|stopped| stopped.error(way, bounds))
+        .map_err(|stopped| stopped.error(method, bounds))
     }
 }
 

@@ -2,8 +2,7 @@
 
 use std::collections::VecDeque;
 
-use headway_core::files::machine::Method;
-use headway_core::models::transfer::{Direction, HostMemory, Way};
+use headway_core::models::transfer::{Direction, HostMemory, Method};
 use headway_core::units::{Bytes, Nanos};
 use headway_device::gpu::Move;
 use headway_device::{Access, DeviceError};
@@ -26,16 +25,16 @@ impl Copier {
         let (source, target) = (self.gpu_of(from.buffer)?, self.gpu_of(to.buffer)?);
         let started = clock::now();
         let result = self.peer_copy(source, target, to, from, len).map(|(moved, instead_of)| {
-            let way = Way::of(Method::Peer);
+            let method = Method::Peer;
             let (gpu, peer) = (self.gpus[source].endpoint, self.gpus[target].endpoint);
             let bytes = Bytes(len as u64);
             Report {
-                way,
+                method,
                 bytes,
                 chunks: moved.chunks,
                 predicted: match len {
                     0 => Some(Nanos::ZERO),
-                    _ => self.auto.predicted(gpu, Some(peer), way, Direction::Peer, HostMemory::Pinned, bytes),
+                    _ => self.auto.predicted(gpu, Some(peer), method, Direction::Peer, HostMemory::Pinned, bytes),
                 },
                 observed: clock::now().saturating_sub(started),
                 waited: moved.waited,
@@ -54,8 +53,8 @@ impl Copier {
         to: At<'_>,
         from: At<'_>,
         len: usize,
-    ) -> Result<(Moved, Option<(Way, String)>), CopyError> {
-        let way = Way::of(Method::Peer);
+    ) -> Result<(Moved, Option<(Method, String)>), CopyError> {
+        let method = Method::Peer;
         let (source, target) = (&self.gpus[source], &self.gpus[target]);
         if len == 0 {
             return Ok((Moved::default(), None));
@@ -66,7 +65,7 @@ impl Copier {
         let direct = source.id == target.id || source.device.reaches(target.id);
         let instead_of = (!direct).then(|| {
             let reason = "the GPUs do not reach each other: the copy goes through the host".to_owned();
-            (way, reason)
+            (method, reason)
         });
         if let Some((_, reason)) = &instead_of {
             let names = [source, target].map(|gpu| gpu.device.description().name.as_str()).join(" -> ");
@@ -83,7 +82,7 @@ impl Copier {
         } else {
             self.through_host(source, target, to, from, len, bounds)
         };
-        let moved = moved.map_err(|stopped| stopped.error(way, bounds));
+        let moved = moved.map_err(|stopped| stopped.error(method, bounds));
         if let Err(CopyError::DeviceLost) = moved {
             source.lose();
         }

@@ -1,7 +1,6 @@
 //! Whether each way works: not what the driver says, but what arrives (specification of transfers, 1.2).
 
-use headway_core::files::machine::Method;
-use headway_core::models::transfer::{Direction, Via, Way};
+use headway_core::models::transfer::{Direction, Method};
 use headway_device::gpu::{Caching, Reach};
 use headway_device::{Access, Buffer, DeviceError};
 
@@ -25,68 +24,64 @@ impl Copier {
 
     fn probe_gpu(&self, at: usize) -> Vec<Probe> {
         let gpu = &self.gpus[at];
-        let mut ways: Vec<(Way, Result<(), DeviceError>)> =
-            [Method::Pageable, Method::Dma].map(|method| (Way::of(method), Ok(()))).into();
-        ways.push((Way::via(Method::Dma, Via::Register), Ok(())));
-        ways.push((Way::of(Method::Staged), Ok(())));
+        let mut methods: Vec<(Method, Result<(), DeviceError>)> =
+            [Method::Pageable, Method::Dma].map(|method| (method, Ok(()))).into();
+        methods.push((Method::Register, Ok(())));
+        methods.push((Method::Staged, Ok(())));
         for method in [Method::Window, Method::PagedWindow] {
-            ways.extend(gpu.windows().iter().map(|(via, usable)| (Way::via(method, *via), usable.clone())));
+            methods.extend(gpu.windows().iter().map(|(mapping, usable)| (method(Some(*mapping)), usable.clone())));
         }
         let residents = gpu.resident_forms().iter();
-        ways.extend(residents.map(|(via, usable)| (Way::via(Method::Resident, *via), usable.clone())));
-        ways.push((Way::of(Method::Kernel), Ok(())));
+        methods.extend(residents.map(|(shape, usable)| (Method::Resident(Some(*shape)), usable.clone())));
+        methods.push((Method::Kernel, Ok(())));
         if self.gpus.len() > 1 {
-            ways.extend([Method::Peer, Method::Multipath].map(|method| (Way::of(method), Ok(()))));
+            methods.extend([Method::Peer, Method::Multipath].map(|method| (method, Ok(()))));
         }
-        let tried: Vec<(Way, Result<(), DeviceError>)> = ways
+        let tried: Vec<(Method, Result<(), DeviceError>)> = methods
             .into_iter()
-            .map(|(way, stated)| {
-                (way, stated.and_then(|()| self.try_way(at, way).map_err(|error| refusal(way, error))))
+            .map(|(method, stated)| {
+                (method, stated.and_then(|()| self.try_method(at, method).map_err(|error| refusal(method, error))))
             })
             .collect();
-        let usable = |wanted: Way| tried.iter().any(|(way, usable)| *way == wanted && usable.is_ok());
-        for (way, _) in tried.iter().filter(|(_, usable)| usable.is_err()) {
-            self.auto.leave_out(at, *way);
+        let usable = |wanted: Method| tried.iter().any(|(method, usable)| *method == wanted && usable.is_ok());
+        for (method, _) in tried.iter().filter(|(_, usable)| usable.is_err()) {
+            self.auto.leave_out(at, *method);
         }
-        let fallback = |way: Way| match way.method {
+        let fallback = |method: Method| match method {
             Method::Pageable | Method::Peer => None,
-            Method::Window => {
-                let mut residents = gpu.resident_forms().iter().map(|(via, _)| Way::via(Method::Resident, *via));
-                residents.find(|way| self.options.resident && usable(*way)).or(Some(Way::of(Method::Dma)))
+            Method::Window(_) => {
+                let mut residents = gpu.resident_forms().iter().map(|(shape, _)| Method::Resident(Some(*shape)));
+                residents.find(|method| self.options.resident && usable(*method)).or(Some(Method::Dma))
             }
-            Method::PagedWindow | Method::Resident | Method::Multipath => Some(Way::of(Method::Dma)),
-            Method::Kernel => Some(Way::of(Method::Staged)),
-            Method::Dma if way.via.is_some() => Some(Way::of(Method::Staged)),
-            Method::Dma | Method::Staged => Some(Way::of(Method::Pageable)),
+            Method::PagedWindow(_) | Method::Resident(_) | Method::Multipath => Some(Method::Dma),
+            Method::Kernel | Method::Register => Some(Method::Staged),
+            Method::Dma | Method::Staged => Some(Method::Pageable),
         };
-        let pageable = Way::of(Method::Pageable);
-        let instead = |way| fallback(way).map(|next| if usable(next) { next } else { pageable });
+        let pageable = Method::Pageable;
+        let instead = |method| fallback(method).map(|next| if usable(next) { next } else { pageable });
         tried
             .iter()
-            .map(|(way, usable)| Probe {
+            .map(|(method, usable)| Probe {
                 gpu: at,
-                way: *way,
+                method: *method,
                 usable: usable.clone(),
-                fallback: if usable.is_err() { instead(*way).filter(|next| next != way) } else { None },
+                fallback: if usable.is_err() { instead(*method).filter(|next| next != method) } else { None },
             })
             .collect()
     }
 
     /// Random bytes of every size, both ways, compared through another method.
-    fn try_way(&self, at: usize, way: Way) -> Result<(), CopyError> {
+    fn try_method(&self, at: usize, method: Method) -> Result<(), CopyError> {
         let gpu = &self.gpus[at];
-        let reach = match (way.method, way.via) {
-            (Method::Window | Method::PagedWindow, Some(via)) => Reach::Window(via),
-            _ => Reach::Device,
-        };
-        let refuse = |error| CopyError::device(way, error, 0, 0);
+        let reach = method.mapping().map_or(Reach::Device, Reach::Window);
+        let refuse = |error| CopyError::device(method, error, 0, 0);
         let largest = SIZES[SIZES.len() - 1] + 2 * GUARD;
         let device = gpu.device.device_buffer(largest, reach).map_err(refuse)?;
-        if way.method == Method::Peer {
+        if method == Method::Peer {
             return self.try_peer(at, &device);
         }
         let pinned = gpu.device.pinned_buffer(largest, Caching::Cached).map_err(refuse)?;
-        let bench = Bench { copier: self, gpu: at, way, device, pinned };
+        let bench = Bench { copier: self, gpu: at, method, device, pinned };
         let mut random = Random(0x9E37_79B9_7F4A_7C15);
         for size in SIZES {
             bench.round_in(size, &mut random)?;
@@ -97,8 +92,8 @@ impl Copier {
 
     /// To the first GPU that is reached directly.
     fn try_peer(&self, at: usize, here: &Buffer) -> Result<(), CopyError> {
-        let way = Way::of(Method::Peer);
-        let refuse = |error| CopyError::device(way, error, 0, 0);
+        let method = Method::Peer;
+        let refuse = |error| CopyError::device(method, error, 0, 0);
         let reached = |other: &usize| *other != at && self.gpus[at].device.reaches(self.gpus[*other].id);
         let other = (0..self.gpus.len()).find(reached).ok_or_else(|| {
             refuse(DeviceError::Unavailable {
@@ -118,7 +113,7 @@ impl Copier {
             self.peer(ends(&there), ends(here), size)?;
             read(&self.gpus[other], &there, &mut arrived).map_err(refuse)?;
             inside[GUARD..GUARD + size].copy_from_slice(&data);
-            compare(way, "on the other GPU", size, &arrived, &inside)?;
+            compare(method, "on the other GPU", size, &arrived, &inside)?;
         }
         Ok(())
     }
@@ -128,7 +123,7 @@ impl Copier {
 struct Bench<'a> {
     copier: &'a Copier,
     gpu: usize,
-    way: Way,
+    method: Method,
     device: Buffer,
     pinned: Buffer,
 }
@@ -140,18 +135,18 @@ impl Bench<'_> {
 
     /// Pinned memory for ways that need it, or that stand in for the reference.
     fn held(&self) -> bool {
-        matches!(self.way.method, Method::Dma | Method::Kernel) && self.way.via.is_none()
+        matches!(self.method, Method::Dma | Method::Kernel)
     }
 
     fn copy(&self, direction: Direction, host: Host<'_>, len: usize) -> Result<(), CopyError> {
         let device = At { buffer: &self.device, offset: GUARD };
         let mut copy = Transfer { gpu: self.gpu, direction, device, host, len, pinned: false };
         let relays: Vec<usize> = (0..self.copier.gpus.len()).filter(|at| self.copier.reaches(*at, self.gpu)).collect();
-        self.copier.by(&mut copy, (self.way, None), true, &relays).map(|_| ())
+        self.copier.by(&mut copy, (self.method, None), true, &relays).map(|_| ())
     }
 
     fn refuse(&self, error: DeviceError) -> CopyError {
-        CopyError::device(self.way, error, 0, 0)
+        CopyError::device(self.method, error, 0, 0)
     }
 
     fn round_in(&self, size: usize, random: &mut Random) -> Result<(), CopyError> {
@@ -165,7 +160,7 @@ impl Bench<'_> {
         }
         let mut arrived = vec![0; size + 2 * GUARD];
         self.see_device(&mut arrived)?;
-        compare(self.way, "to the device", size, &arrived, &guarded_with(&data))
+        compare(self.method, "to the device", size, &arrived, &guarded_with(&data))
     }
 
     fn round_out(&self, size: usize, random: &mut Random) -> Result<(), CopyError> {
@@ -181,7 +176,7 @@ impl Bench<'_> {
         } else {
             self.copy(Direction::D2h, Host::Out(&mut arrived[GUARD..GUARD + size]), size)?;
         }
-        compare(self.way, "from the device", size, &arrived, &guarded_with(&data))
+        compare(self.method, "from the device", size, &arrived, &guarded_with(&data))
     }
 
     fn fill_pinned(&self, bytes: &[u8]) -> Result<(), DeviceError> {
@@ -192,7 +187,7 @@ impl Bench<'_> {
 
     /// Writes the device's bytes by another method than the one under test.
     fn set_device(&self, bytes: &[u8]) -> Result<(), CopyError> {
-        if self.way.method != Method::Pageable {
+        if self.method != Method::Pageable {
             return write(self.gpu(), &self.device, bytes).map_err(|error| self.refuse(error));
         }
         self.fill_pinned(bytes).map_err(|error| self.refuse(error))?;
@@ -201,7 +196,7 @@ impl Bench<'_> {
 
     /// Reads them likewise.
     fn see_device(&self, bytes: &mut [u8]) -> Result<(), CopyError> {
-        if self.way.method != Method::Pageable {
+        if self.method != Method::Pageable {
             return read(self.gpu(), &self.device, bytes).map_err(|error| self.refuse(error));
         }
         self.by_engine(Direction::D2h, bytes.len())?;
@@ -214,7 +209,7 @@ impl Bench<'_> {
     fn by_engine(&self, direction: Direction, len: usize) -> Result<(), CopyError> {
         let (device, host) = (At { buffer: &self.device, offset: 0 }, At { buffer: &self.pinned, offset: 0 });
         let mut copy = Transfer { gpu: self.gpu, direction, device, host: Host::Held(host), len, pinned: false };
-        self.copier.by(&mut copy, (Way::of(Method::Dma), None), true, &[]).map(|_| ())
+        self.copier.by(&mut copy, (Method::Dma, None), true, &[]).map(|_| ())
     }
 }
 
@@ -238,16 +233,16 @@ fn guarded_with(data: &[u8]) -> Vec<u8> {
     bytes
 }
 
-fn compare(way: Way, where_to: &str, size: usize, is: &[u8], should: &[u8]) -> Result<(), CopyError> {
+fn compare(method: Method, where_to: &str, size: usize, is: &[u8], should: &[u8]) -> Result<(), CopyError> {
     let Some(at) = is.iter().zip(should).position(|(is, should)| is != should) else { return Ok(()) };
     let place = match at.checked_sub(GUARD) {
         Some(byte) if byte < size => format!("byte {byte} of {size}"),
         _ => format!("a byte outside the {size} copied"),
     };
     Err(CopyError::Unavailable {
-        way,
+        method,
         source: DeviceError::Unavailable {
-            what: format!("`{way}`"),
+            what: format!("`{method}`"),
             reason: format!("its self-test failed: {place} {where_to} is wrong"),
             remedy: "report this; until then another method is used".into(),
         },
@@ -255,12 +250,12 @@ fn compare(way: Way, where_to: &str, size: usize, is: &[u8], should: &[u8]) -> R
 }
 
 /// The reason why a way that was tried cannot be used.
-fn refusal(way: Way, error: CopyError) -> DeviceError {
+fn refusal(method: Method, error: CopyError) -> DeviceError {
     match error {
         CopyError::Unavailable { source, .. } | CopyError::Failed { source, .. } => source,
         CopyError::DeviceLost => DeviceError::DeviceLost,
         error => DeviceError::Unavailable {
-            what: format!("`{way}`"),
+            what: format!("`{method}`"),
             reason: format!("its self-test failed: {}", chain(&error)),
             remedy: "report this; until then another method is used".into(),
         },

@@ -1,9 +1,8 @@
 //! One copy from the call to its report: chosen or asked for, tried, replaced where a way is absent, observed.
 
-use headway_core::files::machine::Method;
 use headway_core::models::transfer::links::{Borrow, Links};
 use headway_core::models::transfer::policy::{Bucket, Decision};
-use headway_core::models::transfer::{Direction, HostMemory, Load, Tuning, Way};
+use headway_core::models::transfer::{Direction, HostMemory, Load, Method, Tuning};
 use headway_core::units::{Bytes, Nanos};
 use headway_device::HostKind;
 use headway_os::{clock, memory};
@@ -12,8 +11,8 @@ use super::auto::{Pick, Situation};
 use super::ends::{Host, Transfer};
 use super::engine::Moved;
 use super::error::{Absence, chain};
+use super::methods::{LINKS_MAX, RELAYS_MAX};
 use super::shares::Running;
-use super::ways::{LINKS_MAX, RELAYS_MAX};
 use super::{Copier, CopyError, How, Observation, Report};
 
 /// From this size on a copy is bulk: it keeps an engine busy for longer than a small copy takes altogether.
@@ -30,10 +29,10 @@ const LOOK_ALWAYS: usize = 2 << 20;
 
 /// What came of a copy, and what was chosen first.
 pub(super) struct Outcome {
-    pub(super) way: Way,
+    pub(super) method: Method,
     predicted: Option<Nanos>,
     pub(super) moved: Moved,
-    instead_of: Option<(Way, String)>,
+    instead_of: Option<(Method, String)>,
     judged: Option<Bucket>,
 }
 
@@ -43,7 +42,7 @@ impl Copier {
         let started = clock::now();
         let result = self.attempt(&mut copy, how).map(|outcome| {
             let report = Report {
-                way: outcome.way,
+                method: outcome.method,
                 bytes: Bytes(copy.len as u64),
                 chunks: outcome.moved.chunks,
                 predicted: outcome.predicted,
@@ -72,12 +71,12 @@ impl Copier {
     pub(super) fn attempt(&self, copy: &mut Transfer<'_>, how: How) -> Result<Outcome, CopyError> {
         let gpu = &self.gpus[copy.gpu];
         if copy.len == 0 {
-            let way = match how {
-                How::Auto => Way::of(Method::Pageable),
-                How::By(way) | How::Tuned(way, _) => way,
+            let method = match how {
+                How::Auto => Method::Pageable,
+                How::By(method) | How::Tuned(method, _) => method,
             };
             return Ok(Outcome {
-                way,
+                method,
                 predicted: Some(Nanos::ZERO),
                 moved: Moved::default(),
                 instead_of: None,
@@ -90,14 +89,14 @@ impl Copier {
         copy.within_range()?;
         match how {
             How::Auto => self.chosen(copy),
-            How::By(way) => self.named(copy, way, None),
-            How::Tuned(way, tuning) => self.named(copy, way, Some(tuning)),
+            How::By(method) => self.named(copy, method, None),
+            How::Tuned(method, tuning) => self.named(copy, method, Some(tuning)),
         }
     }
 
-    fn named(&self, copy: &mut Transfer<'_>, way: Way, tuning: Option<Tuning>) -> Result<Outcome, CopyError> {
+    fn named(&self, copy: &mut Transfer<'_>, method: Method, tuning: Option<Tuning>) -> Result<Outcome, CopyError> {
         let gpu = &self.gpus[copy.gpu];
-        let tuning = match way.method {
+        let tuning = match method {
             Method::Staged => tuning.or_else(|| {
                 let at = self.situation(copy)?;
                 Some(self.within(self.auto.tuning(gpu.endpoint, at)?, at.active))
@@ -105,22 +104,22 @@ impl Copier {
             Method::Multipath => tuning.or_else(|| self.tuning_of_links(self.situation(copy)?)),
             _ => None,
         };
-        let multipath = way.method == Method::Multipath;
+        let multipath = method == Method::Multipath;
         let borrow = if multipath { Borrow::Free(RELAYS_MAX) } else { Borrow::Nothing };
-        let shares = multipath || (copy.len >= BULK && uses_engine(way));
+        let shares = multipath || (copy.len >= BULK && uses_engine(method));
         let running = shares.then(|| self.begin(&mut self.shares.links(copy.direction), copy, borrow));
         let relays = running.as_ref().map_or(&[][..], |running| &running.relays);
-        let moved = self.by(copy, (way, tuning), true, relays)?;
+        let moved = self.by(copy, (method, tuning), true, relays)?;
         let memory = if matches!(copy.host, Host::Held(_)) { HostMemory::Pinned } else { HostMemory::Warm };
         let bytes = Bytes(copy.len as u64);
-        let predicted = self.auto.predicted(gpu.endpoint, None, way, copy.direction, memory, bytes);
-        Ok(Outcome { way, predicted, moved, instead_of: None, judged: None })
+        let predicted = self.auto.predicted(gpu.endpoint, None, method, copy.direction, memory, bytes);
+        Ok(Outcome { method, predicted, moved, instead_of: None, judged: None })
     }
 
     /// By the best way; by the next best while ways turn out to be absent.
     fn chosen(&self, copy: &mut Transfer<'_>) -> Result<Outcome, CopyError> {
         let gpu = &self.gpus[copy.gpu];
-        let pageable = Pick { way: Way::of(Method::Pageable), tuning: None, predicted: None };
+        let pageable = Pick { method: Method::Pageable, tuning: None, predicted: None };
         let bytes = Bytes(copy.len as u64);
         let (situation, known) = self.situation_of_choice(copy);
         // Between the look at who copies and the beginning nobody else begins.
@@ -128,44 +127,45 @@ impl Copier {
         let situation = situation.map(|at| links.as_ref().map_or(at, |links| self.standing(links, at)));
         let mut pick = situation.map_or(pageable, |at| self.auto.pick(&self.gpus, at, bytes));
         copy.pinned = situation.is_some_and(|at| at.memory == HostMemory::Pinned);
-        let mut instead_of: Option<(Way, String)> = None;
+        let mut instead_of: Option<(Method, String)> = None;
         let judged = situation.filter(|_| known).and_then(|at| self.judged(at, pick, bytes));
         if let Some(bucket) = judged
             && self.watcher.decide(|| bucket) == Decision::Driver
         {
-            instead_of = Some((pick.way, "it was slower than the driver the last times".to_owned()));
-            pick = Pick { way: driver_way(bucket.memory), tuning: None, predicted: None };
+            instead_of = Some((pick.method, "it was slower than the driver the last times".to_owned()));
+            pick = Pick { method: driver_method(bucket.memory), tuning: None, predicted: None };
         }
-        let multipath = pick.way.method == Method::Multipath;
+        let multipath = pick.method == Method::Multipath;
         let borrow = if multipath { Borrow::Spare(RELAYS_MAX) } else { Borrow::Nothing };
-        let running = links.as_mut().filter(|_| uses_engine(pick.way)).map(|links| self.begin(links, copy, borrow));
+        let running = links.as_mut().filter(|_| uses_engine(pick.method)).map(|links| self.begin(links, copy, borrow));
         drop(links);
         let relays = running.as_ref().map_or(&[][..], |running| &running.relays);
         loop {
-            let tuning = match (pick.way.method, situation) {
+            let tuning = match (pick.method, situation) {
                 (Method::Multipath, Some(at)) => self.tuning_of_links(at),
                 (_, at) => pick.tuning.map(|tuning| self.within(tuning, at.map_or(1, |at| at.active))),
             };
-            let error = match self.by(copy, (pick.way, tuning), false, relays) {
+            let error = match self.by(copy, (pick.method, tuning), false, relays) {
                 Ok(moved) => {
-                    let judged = judged.filter(|bucket| [bucket.way, driver_way(bucket.memory)].contains(&pick.way));
-                    return Ok(Outcome { way: pick.way, predicted: pick.predicted, moved, instead_of, judged });
+                    let judged =
+                        judged.filter(|bucket| [bucket.method, driver_method(bucket.memory)].contains(&pick.method));
+                    return Ok(Outcome { method: pick.method, predicted: pick.predicted, moved, instead_of, judged });
                 }
                 Err(error) => error,
             };
-            let Some(absence) = error.absence().filter(|_| pick.way != pageable.way) else { return Err(error) };
+            let Some(absence) = error.absence().filter(|_| pick.method != pageable.method) else { return Err(error) };
             let reason = chain(&error);
             let next = match (absence, situation) {
                 (Absence::Lasting, Some(at)) => {
-                    self.auto.leave_out(copy.gpu, pick.way);
+                    self.auto.leave_out(copy.gpu, pick.method);
                     self.auto.pick(&self.gpus, at, bytes)
                 }
                 _ => pageable,
             };
             // A choice that does not change would be tried for ever.
-            let next = if next.way == pick.way { pageable } else { next };
-            self.auto.tell_absence(copy.gpu, &gpu.device.description().name, pick.way, &reason, next.way);
-            instead_of.get_or_insert((pick.way, reason));
+            let next = if next.method == pick.method { pageable } else { next };
+            self.auto.tell_absence(copy.gpu, &gpu.device.description().name, pick.method, &reason, next.method);
+            instead_of.get_or_insert((pick.method, reason));
             pick = next;
         }
     }
@@ -205,8 +205,8 @@ impl Copier {
     fn judged(&self, at: Situation, pick: Pick, bytes: Bytes) -> Option<Bucket> {
         let comparable = at.load == Load::Alone && at.active == 1 && !self.auto.is_stale();
         let gpu = self.gpus[at.gpu].endpoint;
-        (comparable && pick.way != driver_way(at.memory))
-            .then(|| Bucket::of(gpu, at.direction, at.memory, pick.way, bytes))
+        (comparable && pick.method != driver_method(at.memory))
+            .then(|| Bucket::of(gpu, at.direction, at.memory, pick.method, bytes))
     }
 
     /// Tells the watch what a judged copy took, by the bucket's way or by the driver's own call instead.
@@ -214,11 +214,12 @@ impl Copier {
         if !self.watcher.judges(report.observed) {
             return;
         }
-        let curve = |way| self.auto.predicted(bucket.gpu, None, way, bucket.direction, bucket.memory, report.bytes);
-        let Some(driver) = curve(driver_way(bucket.memory)) else { return };
+        let curve =
+            |method| self.auto.predicted(bucket.gpu, None, method, bucket.direction, bucket.memory, report.bytes);
+        let Some(driver) = curve(driver_method(bucket.memory)) else { return };
         let observed = report.observed.saturating_sub(report.waited);
-        let events = if report.way == bucket.way {
-            self.watcher.observe(bucket, observed, curve(bucket.way), Some(driver))
+        let events = if report.method == bucket.method {
+            self.watcher.observe(bucket, observed, curve(bucket.method), Some(driver))
         } else {
             self.watcher.observe_instead(bucket, observed, driver)
         };
@@ -243,7 +244,7 @@ impl Copier {
         {
             let pick = |memory| self.auto.pick(&self.gpus, Situation { memory, ..warm }, bytes);
             let (there, absent) = (pick(HostMemory::Warm), pick(HostMemory::Fresh));
-            let same = there.way.method == absent.way.method && there.tuning == absent.tuning;
+            let same = there.method == absent.method && there.tuning == absent.tuning;
             if warm.memory != HostMemory::Warm || same {
                 return (Some(warm), warm.memory != HostMemory::Warm);
             }
@@ -314,17 +315,17 @@ const fn samples(bytes: usize) -> usize {
 }
 
 /// The driver's own way for memory of this kind, with which others are compared.
-const fn driver_way(memory: HostMemory) -> Way {
-    Way::of(match memory {
+const fn driver_method(memory: HostMemory) -> Method {
+    match memory {
         HostMemory::Pinned => Method::Dma,
         HostMemory::Warm | HostMemory::Fresh | HostMemory::File => Method::Pageable,
-    })
+    }
 }
 
 /// Whether a copy by this way keeps a copy engine busy.
-const fn uses_engine(way: Way) -> bool {
-    match way.method {
-        Method::Pageable | Method::Dma | Method::Staged | Method::Multipath => true,
-        Method::Window | Method::PagedWindow | Method::Resident | Method::Kernel | Method::Peer => false,
+const fn uses_engine(method: Method) -> bool {
+    match method {
+        Method::Pageable | Method::Dma | Method::Register | Method::Staged | Method::Multipath => true,
+        Method::Window(_) | Method::PagedWindow(_) | Method::Resident(_) | Method::Kernel | Method::Peer => false,
     }
 }

@@ -67,9 +67,9 @@ mod tests {
     use std::collections::BTreeMap;
     use std::sync::Arc;
 
-    use headway_core::files::machine::{EndpointId, Method};
+    use headway_core::files::machine::EndpointId;
     use headway_core::models::transfer::{
-        Curve, HostMemory, Key, Load, Point, Profile, Stores, Tuning, TuningKey, Way,
+        Curve, HostMemory, Key, Load, Method, Point, Profile, Stores, Tuning, TuningKey,
     };
     use headway_core::units::{Bytes, Nanos};
     use headway_device::emu_port::{EmuGpu, EmuPortSpec};
@@ -96,7 +96,7 @@ mod tests {
             let key = Key {
                 gpu: EndpointId(gpu),
                 peer: None,
-                way: Way::of(method),
+                method: method,
                 direction: Direction::H2d,
                 memory: HostMemory::Warm,
                 load: Load::Alone,
@@ -123,7 +123,7 @@ mod tests {
         let from = vec![7; LEN];
         let report = copier.copy_in(At { buffer: &to, offset: 0 }, &from, How::Auto).expect("it copies");
         assert_eq!(report.instead_of, None);
-        report.way.method
+        report.method
     }
 
     /// A copy of `gpu` that stays under way.

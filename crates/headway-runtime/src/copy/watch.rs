@@ -75,8 +75,8 @@ impl Watcher {
 
 fn text(event: Event) -> String {
     let name = |bucket: Bucket| {
-        let Bucket { gpu, direction, memory, way, exponent } = bucket;
-        format!("`{way}` {direction} of 2^{exponent} bytes and more, {memory} memory, GPU endpoint {}", gpu.0)
+        let Bucket { gpu, direction, memory, method, exponent } = bucket;
+        format!("`{method}` {direction} of 2^{exponent} bytes and more, {memory} memory, GPU endpoint {}", gpu.0)
     };
     match event {
         Event::Demoted { bucket } => {

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use headway_core::files::machine::{EngineClass, Method};
+use headway_core::files::machine::EngineClass;
+use headway_core::models::transfer::Method;
 use headway_core::plan::{Pipeline, Plan, Source, Work};
 use headway_core::units::{Bytes, Nanos};
 use headway_device::{Access, Buffer, Device, DeviceError, HostKind, Kernel, KernelId, Operation};

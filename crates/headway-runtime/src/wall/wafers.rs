@@ -3,8 +3,9 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-use headway_core::files::machine::{EngineClass, Method};
+use headway_core::files::machine::EngineClass;
 use headway_core::files::workload::Wafer;
+use headway_core::models::transfer::Method;
 use headway_core::plan::{Pipeline, PlannedWafer, Share, Work};
 use headway_core::units::Bytes;
 use headway_device::{Access, Buffer, Device, DeviceError, HostKind, KernelId, Operation};

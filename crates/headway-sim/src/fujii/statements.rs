@@ -1,10 +1,9 @@
 //! What the paper's text says, as questions to a [`Study`]. Tolerances are ours where the text has none.
 
-use headway_core::files::machine::Method;
-use headway_core::models::transfer::{Direction, Way};
+use headway_core::models::transfer::{Direction, Method};
 use headway_core::units::{Bytes, Nanos};
 
-use super::{Class, DIRECTIONS, DMA, GPC, GPC4, HUB, IORW, MEMWND, Pair, Single, Stat, Stress, Study, WAYS, grid};
+use super::{Class, DIRECTIONS, DMA, GPC, GPC4, HUB, IORW, MEMWND, METHODS, Pair, Single, Stat, Stress, Study, grid};
 
 /// One statement of the paper and how it came out.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,7 +31,7 @@ pub enum Verdict {
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
-const MICROS: [Way; 3] = [HUB, GPC, GPC4];
+const MICROS: [Method; 3] = [HUB, GPC, GPC4];
 
 /// Which figure of a [`Stat`] is compared.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -53,18 +52,25 @@ struct Check<'a> {
 }
 
 impl Check<'_> {
-    fn single(&mut self, way: Way, direction: Direction, bytes: Bytes, class: Class, stress: Stress) -> Option<Stat> {
-        let found = self.study.singles.get(&Single { way, direction, bytes, class, stress }).copied();
+    fn single(
+        &mut self,
+        method: Method,
+        direction: Direction,
+        bytes: Bytes,
+        class: Class,
+        stress: Stress,
+    ) -> Option<Stat> {
+        let found = self.study.singles.get(&Single { method, direction, bytes, class, stress }).copied();
         self.missing += u32::from(found.is_none());
         found
     }
 
     /// A real-time task alone.
-    fn alone(&mut self, way: Way, direction: Direction, bytes: Bytes, figure: Figure) -> Option<Nanos> {
-        self.single(way, direction, bytes, Class::RealTime, Stress::Alone).map(|stat| of(stat, figure))
+    fn alone(&mut self, method: Method, direction: Direction, bytes: Bytes, figure: Figure) -> Option<Nanos> {
+        self.single(method, direction, bytes, Class::RealTime, Stress::Alone).map(|stat| of(stat, figure))
     }
 
-    fn pair(&mut self, a: Way, b: Way, direction: Direction, bytes: Bytes, figure: Figure) -> Option<Nanos> {
+    fn pair(&mut self, a: Method, b: Method, direction: Direction, bytes: Bytes, figure: Figure) -> Option<Nanos> {
         let found = self.study.pairs.get(&Pair::new(a, b, direction, bytes)).copied();
         self.missing += u32::from(found.is_none());
         found.map(|stat| of(stat, figure))
@@ -76,23 +82,24 @@ impl Check<'_> {
         &mut self,
         (direction, bytes): (Direction, Bytes),
         figure: Figure,
-        wanted: impl Fn((Way, Way)) -> bool,
+        wanted: impl Fn((Method, Method)) -> bool,
     ) -> Option<Result<(), String>> {
-        let micro = |way: Way| way.method == Method::Resident;
+        let micro = |method: Method| matches!(method, Method::Resident(_));
         let pairs = self.study.pairs.iter().filter(|(pair, _)| {
-            (pair.direction, pair.bytes) == (direction, bytes) && !(micro(pair.ways.0) && micro(pair.ways.1))
+            (pair.direction, pair.bytes) == (direction, bytes) && !(micro(pair.methods.0) && micro(pair.methods.1))
         });
-        let times: Vec<_> = pairs.map(|(pair, stat)| (of(*stat, figure), pair.ways)).collect();
-        let (best, least) = (times.iter().min(), times.iter().filter(|(_, ways)| wanted(*ways)).min());
-        let Some((&(best, ways), &(least, _))) = best.zip(least) else {
+        let times: Vec<_> = pairs.map(|(pair, stat)| (of(*stat, figure), pair.methods)).collect();
+        let (best, least) = (times.iter().min(), times.iter().filter(|(_, methods)| wanted(*methods)).min());
+        let Some((&(best, methods), &(least, _))) = best.zip(least) else {
             self.missing += 1;
             return None;
         };
-        let otherwise = || format!("{}: best is {} and {} in {best}", at(direction, bytes), name(ways.0), name(ways.1));
+        let otherwise =
+            || format!("{}: best is {} and {} in {best}", at(direction, bytes), name(methods.0), name(methods.1));
         Some(if self.le(least, best) { Ok(()) } else { Err(otherwise()) })
     }
 
-    fn best(&mut self, point: (Direction, Bytes), figure: Figure, wanted: impl Fn((Way, Way)) -> bool) {
+    fn best(&mut self, point: (Direction, Bytes), figure: Figure, wanted: impl Fn((Method, Method)) -> bool) {
         if let Some(found) = self.best_pair(point, figure, wanted) {
             self.holds(found.is_ok(), || found.err().unwrap_or_default());
         }
@@ -139,8 +146,8 @@ fn sizes(from: u64, to: u64) -> impl Iterator<Item = Bytes> {
 
 /// The paper's name of a method.
 #[must_use]
-pub fn name(way: Way) -> &'static str {
-    match way {
+pub fn name(method: Method) -> &'static str {
+    match method {
         DMA => "DMA",
         IORW => "IORW",
         MEMWND => "MEMWND",
@@ -217,13 +224,13 @@ fn crossover(c: &mut Check<'_>, direction: Direction, last: u64, figure: Figure)
 
 fn nothing_else(c: &mut Check<'_>, figure: Figure) {
     for (direction, bytes) in points() {
-        for way in [MEMWND, HUB, GPC, GPC4] {
-            let own = c.alone(way, direction, bytes, figure);
+        for method in [MEMWND, HUB, GPC, GPC4] {
+            let own = c.alone(method, direction, bytes, figure);
             let best = c.alone(DMA, direction, bytes, figure).zip(c.alone(IORW, direction, bytes, figure));
             let (Some(own), Some((dma, iorw))) = (own, best) else { continue };
             let best = dma.min(iorw);
             c.holds(c.le(best, own), || {
-                format!("{}: {} {own}, best of DMA and IORW {best}", at(direction, bytes), name(way))
+                format!("{}: {} {own}, best of DMA and IORW {best}", at(direction, bytes), name(method))
             });
         }
     }
@@ -254,35 +261,35 @@ fn parallel_is_slow_for_small(c: &mut Check<'_>) {
 }
 
 fn directions_differ(c: &mut Check<'_>) {
-    for way in [DMA, IORW, MEMWND] {
+    for method in [DMA, IORW, MEMWND] {
         let mut differs = false;
         for bytes in grid() {
-            let both = c.alone(way, Direction::H2d, bytes, Mean).zip(c.alone(way, Direction::D2h, bytes, Mean));
+            let both = c.alone(method, Direction::H2d, bytes, Mean).zip(c.alone(method, Direction::D2h, bytes, Mean));
             let Some((h2d, d2h)) = both else { return };
             differs |= !within(h2d, d2h, 5);
         }
-        c.holds(differs, || format!("{}: in and out are within 5 % at every size", name(way)));
+        c.holds(differs, || format!("{}: in and out are within 5 % at every size", name(method)));
     }
 }
 
 fn worst_case(c: &mut Check<'_>) {
     let mut dma_in_varies = false;
     for (direction, bytes) in points() {
-        for way in WAYS {
-            let real_time = c.single(way, direction, bytes, Class::RealTime, Stress::Alone);
-            let normal = c.single(way, direction, bytes, Class::Normal, Stress::Alone);
+        for method in METHODS {
+            let real_time = c.single(method, direction, bytes, Class::RealTime, Stress::Alone);
+            let normal = c.single(method, direction, bytes, Class::Normal, Stress::Alone);
             let (Some(stat), Some(normal)) = (real_time, normal) else { continue };
             c.holds(c.within(normal.mean, stat.mean, 5), || {
                 let (real_time, normal) = (stat.mean, normal.mean);
-                format!("{} {}: real-time {real_time}, normal {normal}", name(way), at(direction, bytes))
+                format!("{} {}: real-time {real_time}, normal {normal}", name(method), at(direction, bytes))
             });
             let near = within(stat.max, stat.mean, 5);
-            if way == DMA && direction == Direction::H2d {
+            if method == DMA && direction == Direction::H2d {
                 dma_in_varies |= !near;
             } else {
                 c.holds(near, || {
                     let (mean, max) = (stat.mean, stat.max);
-                    format!("{} {}: average {mean}, worst {max}", name(way), at(direction, bytes))
+                    format!("{} {}: average {mean}, worst {max}", name(method), at(direction, bytes))
                 });
             }
         }
@@ -300,23 +307,23 @@ fn compared(
     c: &mut Check<'_>,
     class: Class,
     stress: Stress,
-    mut ask: impl FnMut(&mut Check<'_>, Way, String, Stat, Stat),
+    mut ask: impl FnMut(&mut Check<'_>, Method, String, Stat, Stat),
 ) {
     for (direction, bytes) in points() {
-        for way in WAYS {
-            let alone = c.single(way, direction, bytes, Class::RealTime, Stress::Alone);
-            let other = c.single(way, direction, bytes, class, stress);
+        for method in METHODS {
+            let alone = c.single(method, direction, bytes, Class::RealTime, Stress::Alone);
+            let other = c.single(method, direction, bytes, class, stress);
             let (Some(alone), Some(other)) = (alone, other) else { continue };
-            ask(c, way, format!("{} {}", name(way), at(direction, bytes)), alone, other);
+            ask(c, method, format!("{} {}", name(method), at(direction, bytes)), alone, other);
         }
     }
 }
 
 fn real_time_under_load(c: &mut Check<'_>) {
-    compared(c, Class::RealTime, Stress::Cpu, |c, way, point, alone, loaded| {
+    compared(c, Class::RealTime, Stress::Cpu, |c, method, point, alone, loaded| {
         for figure in [Mean, Max] {
             let (alone, loaded) = (of(alone, figure), of(loaded, figure));
-            let held = if way == DMA { c.lt(loaded, alone) } else { c.within(loaded, alone, 5) };
+            let held = if method == DMA { c.lt(loaded, alone) } else { c.within(loaded, alone, 5) };
             c.holds(held, || format!("{point}: alone {alone}, loaded {loaded}"));
         }
     });
@@ -324,13 +331,13 @@ fn real_time_under_load(c: &mut Check<'_>) {
 
 fn normal_under_load(c: &mut Check<'_>) {
     for (direction, bytes) in points() {
-        for way in WAYS.into_iter().filter(|way| *way != DMA || bytes.0 <= 4 * KIB) {
-            let real_time = c.single(way, direction, bytes, Class::RealTime, Stress::Cpu);
-            let normal = c.single(way, direction, bytes, Class::Normal, Stress::Cpu);
+        for method in METHODS.into_iter().filter(|method| *method != DMA || bytes.0 <= 4 * KIB) {
+            let real_time = c.single(method, direction, bytes, Class::RealTime, Stress::Cpu);
+            let normal = c.single(method, direction, bytes, Class::Normal, Stress::Cpu);
             let (Some(real_time), Some(normal)) = (real_time, normal) else { continue };
             for figure in [Mean, Max] {
                 let (r, n) = (of(real_time, figure), of(normal, figure));
-                let point = || format!("{} {}: real-time {r}, normal {n}", name(way), at(direction, bytes));
+                let point = || format!("{} {}: real-time {r}, normal {n}", name(method), at(direction, bytes));
                 c.holds(c.le(r * 100, n), point);
             }
         }
@@ -341,9 +348,9 @@ fn dma_sustains(c: &mut Check<'_>) {
     for direction in DIRECTIONS {
         let mut before: Option<(u128, u128)> = None;
         for bytes in grid() {
-            let slowdown = |c: &mut Check<'_>, way| {
-                let real_time = c.single(way, direction, bytes, Class::RealTime, Stress::Cpu)?.mean.0;
-                let normal = c.single(way, direction, bytes, Class::Normal, Stress::Cpu)?.mean.0;
+            let slowdown = |c: &mut Check<'_>, method| {
+                let real_time = c.single(method, direction, bytes, Class::RealTime, Stress::Cpu)?.mean.0;
+                let normal = c.single(method, direction, bytes, Class::Normal, Stress::Cpu)?.mean.0;
                 Some((u128::from(normal), u128::from(real_time)))
             };
             let Some(dma) = slowdown(c, DMA) else { continue };
@@ -359,11 +366,11 @@ fn dma_sustains(c: &mut Check<'_>) {
             if bytes.0 < MIB {
                 continue;
             }
-            for way in WAYS.into_iter().filter(|way| *way != DMA) {
-                let Some(other) = slowdown(c, way) else { continue };
+            for method in METHODS.into_iter().filter(|method| *method != DMA) {
+                let Some(other) = slowdown(c, method) else { continue };
                 let held = dma.0 * other.1 <= other.0 * dma.1;
                 c.holds(held, || {
-                    format!("{}: DMA {}, {} {}", at(direction, bytes), ratio(dma), name(way), ratio(other))
+                    format!("{}: DMA {}, {} {}", at(direction, bytes), ratio(dma), name(method), ratio(other))
                 });
             }
         }
@@ -381,13 +388,13 @@ fn memory_pressure(c: &mut Check<'_>) {
 
 fn pipes(c: &mut Check<'_>) {
     for (direction, bytes) in points() {
-        for way in WAYS {
-            let load = c.single(way, direction, bytes, Class::RealTime, Stress::Cpu);
-            let pipes = c.single(way, direction, bytes, Class::RealTime, Stress::Pipes);
+        for method in METHODS {
+            let load = c.single(method, direction, bytes, Class::RealTime, Stress::Cpu);
+            let pipes = c.single(method, direction, bytes, Class::RealTime, Stress::Pipes);
             let (Some(load), Some(pipes)) = (load, pipes) else { continue };
             for figure in [Mean, Max] {
                 let (load, pipes) = (of(load, figure), of(pipes, figure));
-                let point = || format!("{} {}: CPU load {load}, pipes {pipes}", name(way), at(direction, bytes));
+                let point = || format!("{} {}: CPU load {load}, pipes {pipes}", name(method), at(direction, bytes));
                 c.holds(c.within(pipes, load, 10), point);
             }
         }
@@ -396,7 +403,7 @@ fn pipes(c: &mut Check<'_>) {
 
 fn two_in(c: &mut Check<'_>, figure: Figure) {
     for bytes in sizes(16, 8 * MIB) {
-        c.best((Direction::H2d, bytes), figure, |ways| ways == (IORW, IORW));
+        c.best((Direction::H2d, bytes), figure, |methods| methods == (IORW, IORW));
         let one = c.alone(IORW, Direction::H2d, bytes, figure);
         let (Some(one), Some(two)) = (one, c.pair(IORW, IORW, Direction::H2d, bytes, figure)) else { continue };
         c.holds(c.within(two, one * 2, 5), || format!("{}: one {one}, two {two}", at(Direction::H2d, bytes)));
@@ -405,11 +412,11 @@ fn two_in(c: &mut Check<'_>, figure: Figure) {
 
 fn two_out(c: &mut Check<'_>, figure: Figure) {
     for bytes in sizes(16, 8 * MIB) {
-        c.best((Direction::D2h, bytes), figure, |ways| ways != (IORW, IORW));
+        c.best((Direction::D2h, bytes), figure, |methods| methods != (IORW, IORW));
         // Beside another transfer DMA may cost more than alone: what it costs behind IORW, which it does not overlap.
         let behind = c.pair(IORW, DMA, Direction::D2h, bytes, figure).zip(c.alone(IORW, Direction::D2h, bytes, figure));
         for micro in MICROS {
-            for other in WAYS.into_iter().filter(|way| way.method != Method::Resident) {
+            for other in METHODS.into_iter().filter(|method| !matches!(method, Method::Resident(_))) {
                 let own = if other == DMA {
                     behind.map(|(two, iorw)| two.saturating_sub(iorw))
                 } else {
@@ -427,7 +434,7 @@ fn two_out(c: &mut Check<'_>, figure: Figure) {
     }
 }
 
-fn best_with_micro(c: &mut Check<'_>, partner: Way, (from, to): (u64, u64), figure: Figure) {
+fn best_with_micro(c: &mut Check<'_>, partner: Method, (from, to): (u64, u64), figure: Figure) {
     for bytes in sizes(from, to) {
         c.best((Direction::D2h, bytes), figure, |(a, b)| {
             (a == partner && MICROS.contains(&b)) || (b == partner && MICROS.contains(&a))
@@ -449,31 +456,33 @@ fn micros_alike(c: &mut Check<'_>, figure: Figure) {
 
 fn gpc4_better(c: &mut Check<'_>, figure: Figure) {
     for bytes in sizes(32 * KIB, 2 * MIB) {
-        let beside = |c: &mut Check<'_>, way| {
-            Some((c.pair(way, DMA, Direction::D2h, bytes, figure)?, c.alone(way, Direction::D2h, bytes, figure)?))
+        let beside = |c: &mut Check<'_>, method| {
+            Some((c.pair(method, DMA, Direction::D2h, bytes, figure)?, c.alone(method, Direction::D2h, bytes, figure)?))
         };
         let (Some(gpc4), Some(hub), Some(gpc)) = (beside(c, GPC4), beside(c, HUB), beside(c, GPC)) else { continue };
         let point = || at(Direction::D2h, bytes);
         c.holds(c.lt(gpc4.0, hub.0) && c.lt(gpc4.0, gpc.0), || format!("{}: GPC4 {}, HUB {}", point(), gpc4.0, hub.0));
-        for (way, (two, own)) in [(HUB, hub), (GPC, gpc), (GPC4, gpc4)] {
-            if way == GPC4 && bytes.0 < 128 * KIB {
+        for (method, (two, own)) in [(HUB, hub), (GPC, gpc), (GPC4, gpc4)] {
+            if method == GPC4 && bytes.0 < 128 * KIB {
                 continue;
             }
-            c.holds(c.within(two, own, 10), || format!("{}: {} beside DMA {two}, alone {own}", point(), name(way)));
+            c.holds(c.within(two, own, 10), || format!("{}: {} beside DMA {two}, alone {own}", point(), name(method)));
         }
     }
 }
 
 fn rule(c: &mut Check<'_>) {
     for (direction, bytes) in points() {
-        let costs: Option<Vec<(Nanos, Way)>> =
-            WAYS.iter().map(|way| Some((c.alone(*way, direction, bytes, Mean)?, *way))).collect();
+        let costs: Option<Vec<(Nanos, Method)>> =
+            METHODS.iter().map(|method| Some((c.alone(*method, direction, bytes, Mean)?, *method))).collect();
         let Some(costs) = costs else { continue };
-        let least = |wanted: &dyn Fn(Way) -> bool| costs.iter().filter(|(_, way)| wanted(*way)).min().copied();
-        let (Some((rule, _)), Some((best, way))) = (least(&|way| way == DMA || way == IORW), least(&|_| true)) else {
+        let least = |wanted: &dyn Fn(Method) -> bool| costs.iter().filter(|(_, method)| wanted(*method)).min().copied();
+        let (Some((rule, _)), Some((best, method))) =
+            (least(&|method| method == DMA || method == IORW), least(&|_| true))
+        else {
             continue;
         };
-        c.holds(c.le(rule, best), || format!("{}: {} alone", at(direction, bytes), name(way)));
+        c.holds(c.le(rule, best), || format!("{}: {} alone", at(direction, bytes), name(method)));
     }
     for bytes in sizes(16, 2 * MIB) {
         c.best((Direction::D2h, bytes), Mean, |(a, b)| MICROS.contains(&a) || MICROS.contains(&b));

@@ -3,8 +3,8 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
-use headway_core::files::machine::{EndpointId, EngineClass, Machine, Method};
-use headway_core::models::transfer::{Direction, HostMemory, Key, Load, Statistic, Via, Way};
+use headway_core::files::machine::{EndpointId, EngineClass, Machine};
+use headway_core::models::transfer::{Direction, HostMemory, Key, Load, Method, Shape, Statistic};
 use headway_core::units::{Bytes, Nanos};
 
 /// A copy that somebody asks for.
@@ -17,7 +17,7 @@ pub struct Requested {
     /// The target of a peer copy.
     pub peer: Option<EndpointId>,
     /// How.
-    pub way: Way,
+    pub method: Method,
     /// Which way.
     pub direction: Direction,
     /// The host end.
@@ -47,7 +47,7 @@ pub struct Completed {
 pub enum CopiesError {
     /// The profile does not say what the copy costs.
     #[error(
-        "request {request}: the profile of machine `{machine}` has no curve for {way:?} {direction:?} on endpoint {gpu}; \
+        "request {request}: the profile of machine `{machine}` has no curve for {method:?} {direction:?} on endpoint {gpu}; \
          measure it, or take another way",
         gpu = gpu.0
     )]
@@ -57,7 +57,7 @@ pub enum CopiesError {
         /// The machine.
         machine: String,
         /// How.
-        way: Way,
+        method: Method,
         /// Which way.
         direction: Direction,
         /// The GPU.
@@ -86,7 +86,7 @@ enum Resource {
     /// The one small mapping of a GPU.
     Pager(EndpointId),
     /// The resident copier of a GPU in one form.
-    Resident(EndpointId, Option<Via>),
+    Resident(EndpointId, Option<Shape>),
 }
 
 /// Makes the copies `requests` on `machine`, each taking what the machine's profile says of an idle node. The answers are in
@@ -142,12 +142,12 @@ fn cost(
     bytes: Bytes,
     statistic: Statistic,
 ) -> Result<Nanos, CopiesError> {
-    let Requested { gpu, peer, way, direction, memory, .. } = *request;
-    let key = Key { gpu, peer, way, direction, memory, load: Load::Alone, active: 1, pieces: 1 };
+    let Requested { gpu, peer, method, direction, memory, .. } = *request;
+    let key = Key { gpu, peer, method, direction, memory, load: Load::Alone, active: 1, pieces: 1 };
     let curve = machine.profile.curves.get(&key).ok_or_else(|| CopiesError::NoCurve {
         request: at,
         machine: machine.name.clone(),
-        way,
+        method,
         direction,
         gpu,
     })?;
@@ -171,12 +171,12 @@ fn occupies(machine: &Machine, at: usize, request: &Requested) -> Result<Vec<Res
         Direction::Peer => EngineClass::Peer,
     };
     let cpu = Resource::Cpu(request.cpu);
-    Ok(match request.way.method {
+    Ok(match request.method {
         Method::Pageable | Method::Staged | Method::Multipath => vec![cpu, engine(request.gpu, class)?],
-        Method::Dma => vec![engine(request.gpu, class)?],
-        Method::Window => vec![cpu],
-        Method::PagedWindow => vec![cpu, Resource::Pager(request.gpu)],
-        Method::Resident => vec![Resource::Resident(request.gpu, request.way.via)],
+        Method::Dma | Method::Register => vec![engine(request.gpu, class)?],
+        Method::Window(_) => vec![cpu],
+        Method::PagedWindow(_) => vec![cpu, Resource::Pager(request.gpu)],
+        Method::Resident(shape) => vec![Resource::Resident(request.gpu, shape)],
         Method::Kernel => vec![engine(request.gpu, EngineClass::Ee)?],
         Method::Peer => {
             let mut engines = vec![engine(request.gpu, EngineClass::Peer)?];

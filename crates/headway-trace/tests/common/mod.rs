@@ -5,9 +5,10 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
 use headway_core::decisions::dispatch::{Action, Dispatcher, Input, Limits};
-use headway_core::files::machine::{CapacityId, EngineClass, EngineId, Method, RouteId};
+use headway_core::files::machine::{CapacityId, EngineClass, EngineId, RouteId};
 use headway_core::files::workload::OnMiss;
 use headway_core::log::{Header, Record, SCHEMA, Source as LogSource, StreamRun, What};
+use headway_core::models::transfer::Method;
 use headway_core::plan::block;
 use headway_core::plan::{
     self, Named, Outcome, Pipeline, Plan, PlannedCapacity, PlannedEngine, PlannedOperation, PlannedStep, PlannedStream,

@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
     Calibration, Capacity, CapacityId, CapacityKind, Endpoint, EndpointId, EndpointKind, Engine, EngineClass, EngineId,
-    KernelCost, Machine, MeasuredSet, Method, Route, RouteId,
+    KernelCost, Machine, MeasuredSet, Route, RouteId,
 };
 use crate::files::document::{self, Field, Table, suggest};
 use crate::files::error::{FileError, Source};
-use crate::models::transfer::Profile;
+use crate::models::transfer::{Method, Profile};
 use crate::units::{PPM, Rate};
 
 /// Slowest link or limit; below it, rates in whole bytes per second would be too coarse for the sharing model.

@@ -1,11 +1,11 @@
 //! The part of a machine file that says what copies cost: `[profile]`, `[[curve]]`, `[[staging]]`.
 
+use super::EndpointId;
 use super::file::{Reader, narrow};
-use super::{EndpointId, Method};
 use crate::files::document::{Field, SIZE_MAX, TIME_MAX, Table};
 use crate::files::error::FileError;
 use crate::models::transfer::{
-    Curve, Direction, HostMemory, Key, Load, Point, Stamp, Stores, Tuning, TuningKey, Via, Way,
+    Curve, Direction, HostMemory, Key, Load, Method, Point, Stamp, Stores, Tuning, TuningKey,
 };
 use crate::units::{Bytes, Nanos};
 
@@ -33,8 +33,8 @@ impl Reader<'_> {
     }
 
     fn curve(&mut self, mut table: Table<'_>) -> Result<(), FileError> {
-        let method = table.require("method", "\"dma\"")?.word(Method::WORDS)?;
-        let way = Way { method, via: via(&mut table, method)? };
+        let method = table.require("method", "\"dma\"")?.word(&Method::words())?;
+        let method = in_form(&mut table, method)?;
         let direction = direction(&mut table, method)?;
         let peer = self.peer(&mut table, direction)?;
         let gpus = self.gpus_of(&mut table, peer)?;
@@ -44,11 +44,11 @@ impl Reader<'_> {
         let posted = posted(&mut table, method, direction)?;
         let curve = points(table.require("points", "[[4096, 1000, 6500, 6900, 9100]]")?)?;
         for gpu in gpus {
-            let key = Key { gpu, peer, way, direction, memory, load, active, pieces };
+            let key = Key { gpu, peer, method, direction, memory, load, active, pieces };
             let profile = &mut self.machine.profile;
             let curves = if posted { &mut profile.posted } else { &mut profile.curves };
             if curves.insert(key, curve.clone()).is_some() {
-                let message = format!("`{}` has two curves of {way} {direction} for this situation", self.id(gpu));
+                let message = format!("`{}` has two curves of {method} {direction} for this situation", self.id(gpu));
                 return Err(table.error(message, "give one for each GPU, method and situation"));
             }
         }
@@ -155,22 +155,24 @@ fn stamp(field: Field<'_>) -> Result<Stamp, FileError> {
     Ok(Stamp { source, driver, gpus, pcie, cpus, commit, date })
 }
 
-fn via(table: &mut Table<'_>, method: Method) -> Result<Option<Via>, FileError> {
-    let Some(field) = table.take("via") else { return Ok(None) };
-    let via = field.word(Via::WORDS)?;
-    let (fits, forms) = match method {
-        Method::Dma => (via == Via::Register, "register"),
-        Method::Window | Method::PagedWindow => {
-            (matches!(via, Via::Gdrdrv | Via::Vulkan | Via::DmaBuf), "gdrdrv, vulkan and dma-buf")
+/// `method` in the form that `via` names, if it is there.
+fn in_form(table: &mut Table<'_>, method: Method) -> Result<Method, FileError> {
+    let Some(field) = table.take("via") else { return Ok(method) };
+    let mut known: Vec<(&str, &str)> = Vec::new();
+    for form in Method::ALL.into_iter().filter_map(Method::form) {
+        if !known.contains(&(form, form)) {
+            known.push((form, form));
         }
-        Method::Resident => (matches!(via, Via::Hub | Via::Gpc | Via::Gpc4), "hub, gpc and gpc4"),
-        _ => (false, ""),
-    };
-    if fits {
-        return Ok(Some(via));
     }
-    let help = if forms.is_empty() { "leave `via` out".to_owned() } else { format!("its forms are {forms}") };
-    Err(field.error(format!("`{method}` has no form `{via}`"), Some(help)))
+    let form = field.word(&known)?;
+    Method::named(method.word(), Some(form)).ok_or_else(|| {
+        let help = match method.forms().as_slice() {
+            [] => "leave `via` out".to_owned(),
+            [one] => format!("its forms are {one}"),
+            [some @ .., last] => format!("its forms are {} and {last}", some.join(", ")),
+        };
+        field.error(format!("`{}` has no form `{form}`", method.word()), Some(help))
+    })
 }
 
 fn direction(table: &mut Table<'_>, method: Method) -> Result<Direction, FileError> {
@@ -186,7 +188,7 @@ fn direction(table: &mut Table<'_>, method: Method) -> Result<Direction, FileErr
 fn posted(table: &mut Table<'_>, method: Method, direction: Direction) -> Result<bool, FileError> {
     let Some(field) = table.take("posted") else { return Ok(false) };
     let posted = field.boolean()?;
-    let stores = matches!(method, Method::Window | Method::PagedWindow) && direction == Direction::H2d;
+    let stores = matches!(method, Method::Window(_) | Method::PagedWindow(_)) && direction == Direction::H2d;
     if posted && !stores {
         let help = "leave `posted` out".to_owned();
         return Err(

@@ -5,7 +5,7 @@ use std::fmt::{Display, Write as _};
 
 use super::{Calibration, CapacityId, CapacityKind, Cpu, EndpointId, EndpointKind, EngineClass, Machine, RouteId};
 use crate::files::document::decimal;
-use crate::models::transfer::{Curve, Direction, HostMemory, Key, Load, Point, Stamp, Tuning, TuningKey, Way};
+use crate::models::transfer::{Curve, Direction, HostMemory, Key, Load, Method, Point, Stamp, Tuning, TuningKey};
 use crate::units::Nanos;
 
 /// The machine file of `machine`, `header` as comments before it, one line each.
@@ -45,7 +45,7 @@ pub fn write(machine: &Machine, header: &[&str]) -> String {
 }
 
 /// What tells the curves of one GPU apart.
-type Shape = (Direction, Way, HostMemory, Load, u32, u32, Option<EndpointId>);
+type Shape = (Direction, Method, HostMemory, Load, u32, u32, Option<EndpointId>);
 
 /// Values with the GPUs that have them.
 type Shared<T> = Vec<(T, Vec<EndpointId>)>;
@@ -295,19 +295,19 @@ impl Text<'_> {
     fn curves(&mut self, curves: &BTreeMap<Key, Curve>, posted: bool) {
         let mut groups: BTreeMap<Shape, Shared<Curve>> = BTreeMap::new();
         for (key, curve) in curves {
-            let shape = (key.direction, key.way, key.memory, key.load, key.active, key.pieces, key.peer);
+            let shape = (key.direction, key.method, key.memory, key.load, key.active, key.pieces, key.peer);
             group(groups.entry(shape).or_default(), curve, key.gpu);
         }
-        for ((direction, way, memory, load, active, pieces, peer), curves) in groups {
+        for ((direction, method, memory, load, active, pieces, peer), curves) in groups {
             for (curve, gpus) in curves {
                 self.table("[[curve]]");
                 self.gpus(&gpus, peer);
                 if let Some(peer) = peer {
                     self.field("peer", quoted(self.end(peer)));
                 }
-                self.field("method", quoted(way.method.word()));
-                if let Some(via) = way.via {
-                    self.field("via", quoted(via.word()));
+                self.field("method", quoted(method.word()));
+                if let Some(form) = method.form() {
+                    self.field("via", quoted(form));
                 }
                 self.field("direction", quoted(direction.word()));
                 self.unusual("memory", memory, HostMemory::Pinned, |memory| quoted(memory.word()));

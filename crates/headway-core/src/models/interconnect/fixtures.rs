@@ -3,8 +3,9 @@
 use super::{BatchBlock, Network};
 use crate::files::machine::{
     Capacity, CapacityId, CapacityKind, Endpoint, EndpointId, EndpointKind, Engine, EngineClass, EngineId, Machine,
-    Method, Route, RouteId,
+    Route, RouteId,
 };
+use crate::models::transfer::Method;
 use crate::units::{Bytes, Nanos, Rate};
 
 pub(crate) const MIB: u64 = 1 << 20;

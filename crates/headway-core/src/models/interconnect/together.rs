@@ -9,7 +9,8 @@
 use std::collections::BTreeMap;
 
 use super::{Network, Scratch, Share};
-use crate::files::machine::{EngineClass, Machine, Method, Route, RouteId};
+use crate::files::machine::{EngineClass, Machine, Route, RouteId};
+use crate::models::transfer::Method;
 use crate::units::{PPM, Rate};
 
 /// What a transfer does in a set: its direction, and whether the way back is in the set too.

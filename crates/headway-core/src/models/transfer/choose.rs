@@ -8,7 +8,7 @@ use std::fmt;
 use serde::Serialize;
 
 pub(super) use self::case::{Case, compare_lead};
-use super::{Direction, HostMemory, Load, Profile, Statistic, Tuning, Way};
+use super::{Direction, HostMemory, Load, Method, Profile, Statistic, Tuning};
 use crate::files::machine::EndpointId;
 use crate::units::{Bytes, Nanos};
 
@@ -60,7 +60,7 @@ impl Request {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Available {
     /// Ways whose probe succeeded on this GPU. The driver's own call is always there.
-    pub ways: BTreeSet<Way>,
+    pub methods: BTreeSet<Method>,
     /// No multiprocessor may be used: neither `resident` nor `kernel`.
     pub no_sm: bool,
     /// No threads of our own: no `staged`.
@@ -177,7 +177,7 @@ impl Figures {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Candidate {
     /// The way.
-    pub way: Way,
+    pub method: Method,
     /// Its predicted cost.
     pub figures: Figures,
     /// Chosen, or why not.
@@ -188,13 +188,13 @@ pub struct Candidate {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Choice {
     /// The way.
-    pub way: Way,
+    pub method: Method,
     /// How, where it goes through pinned buffers from or to ordinary memory.
     pub tuning: Option<Tuning>,
     /// The objective's figure for it; `None` = not known, so nothing may be promised.
     pub predicted: Option<Nanos>,
     /// The best of the ways that could have been chosen and were not.
-    pub runner_up: Option<Way>,
+    pub runner_up: Option<Method>,
     /// What decided, then what was assumed; one line each.
     pub why: Vec<String>,
     /// All ways: the chosen one, then by cost, those without a figure last.

@@ -5,8 +5,8 @@
 
 use std::collections::BTreeMap;
 
-use super::{Curve, Direction, HostMemory, Key, Load, Point, Profile, Stores, Tuning, Via, Way};
-use crate::files::machine::{EndpointId, Method};
+use super::{Curve, Direction, HostMemory, Key, Load, Mapping, Method, Point, Profile, Stores, Tuning};
+use crate::files::machine::EndpointId;
 use crate::units::{Bytes, Nanos, Rate};
 
 const KIB: u64 = 1 << 10;
@@ -70,26 +70,26 @@ pub const fn default_tuning(direction: Direction, memory: HostMemory) -> Tuning 
 #[must_use]
 pub fn defaults() -> Profile {
     let mut curves = BTreeMap::new();
-    let mut add = |way, direction, memory, peer, points: &[(u64, u64)]| {
-        let key = Key { gpu: EndpointId(0), peer, way, direction, memory, load: Load::Alone, active: 1, pieces: 1 };
+    let mut add = |method, direction, memory, peer, points: &[(u64, u64)]| {
+        let key = Key { gpu: EndpointId(0), peer, method, direction, memory, load: Load::Alone, active: 1, pieces: 1 };
         curves.insert(key, set(points));
     };
     let staged: Vec<(u64, u64)> = (0..=10)
         .map(|exponent| MIB << exponent)
         .map(|bytes| (bytes, STAGED_START.saturating_add(STAGED_RATE.time_for(Bytes(bytes))).0))
         .collect();
-    let ways = [(Direction::H2d, PAGEABLE_IN, WINDOW_IN), (Direction::D2h, PAGEABLE_OUT, WINDOW_OUT)];
-    for (direction, pageable, window) in ways {
-        add(Way::of(Method::Pageable), direction, HostMemory::Warm, None, pageable);
-        add(Way::of(Method::Staged), direction, HostMemory::Warm, None, &staged);
-        add(Way::of(Method::Dma), direction, HostMemory::Pinned, None, DMA);
-        for via in [Via::Gdrdrv, Via::Vulkan, Via::DmaBuf] {
+    let methods = [(Direction::H2d, PAGEABLE_IN, WINDOW_IN), (Direction::D2h, PAGEABLE_OUT, WINDOW_OUT)];
+    for (direction, pageable, window) in methods {
+        add(Method::Pageable, direction, HostMemory::Warm, None, pageable);
+        add(Method::Staged, direction, HostMemory::Warm, None, &staged);
+        add(Method::Dma, direction, HostMemory::Pinned, None, DMA);
+        for mapping in [Mapping::Gdrdrv, Mapping::Vulkan, Mapping::DmaBuf] {
             for memory in [HostMemory::Pinned, HostMemory::Warm] {
-                add(Way::via(Method::Window, via), direction, memory, None, window);
+                add(Method::Window(Some(mapping)), direction, memory, None, window);
             }
         }
     }
-    add(Way::of(Method::Peer), Direction::Peer, HostMemory::Pinned, Some(EndpointId(1)), PEER);
+    add(Method::Peer, Direction::Peer, HostMemory::Pinned, Some(EndpointId(1)), PEER);
     Profile { curves, ..Profile::default() }
 }
 

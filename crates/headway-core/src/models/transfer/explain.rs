@@ -37,8 +37,8 @@ pub struct Row {
 #[must_use]
 pub fn explain(machine: &Machine, request: &Request, choice: &Choice) -> Explanation {
     let row = |candidate: &super::Candidate| Row {
-        method: candidate.way.method.word(),
-        via: candidate.way.via.map_or("", super::Via::word),
+        method: candidate.method.word(),
+        via: candidate.method.form().unwrap_or(""),
         figures: Figures {
             p99: candidate.figures.p99.filter(|_| !(1..TAIL_SAMPLES).contains(&candidate.figures.n)),
             ..candidate.figures
@@ -85,8 +85,8 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
-    use crate::files::machine::{Method, parse};
-    use crate::models::transfer::{Available, Direction, HostMemory, Request, Via, Way, choose};
+    use crate::files::machine::parse;
+    use crate::models::transfer::{Available, Direction, HostMemory, Mapping, Method, Request, Shape, choose};
     use crate::units::Bytes;
 
     #[test]
@@ -94,8 +94,8 @@ mod tests {
         let text = include_str!("../../../tests/machines/h200-x1.toml");
         let machine = parse("h200-x1", text).expect("it parses");
         let gpu = machine.gpus().next().expect("it has one");
-        let ways = BTreeSet::from([Way::via(Method::Window, Via::Vulkan), Way::via(Method::Resident, Via::Hub)]);
-        let available = Available { ways, ..Available::default() };
+        let methods = BTreeSet::from([Method::Window(Some(Mapping::Vulkan)), Method::Resident(Some(Shape::Hub))]);
+        let available = Available { methods, ..Available::default() };
         let request = Request::new(gpu, Direction::H2d, HostMemory::Warm, Bytes(4096));
         let explained = explain(&machine, &request, &choose(&machine.profile, &request, &available));
         assert_eq!(explained.question, "4 KiB h2d gpu0, memory warm, load alone, 1 active GPU, objective median");

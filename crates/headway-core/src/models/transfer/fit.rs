@@ -15,9 +15,10 @@ use self::search::{Shared, search};
 use super::Direction;
 use crate::files::machine::{
     Calibration, Capacity, CapacityId, CapacityKind, Endpoint, EndpointId, EndpointKind, Engine, EngineClass, EngineId,
-    Machine, MeasuredSet, Method, Route, RouteId,
+    Machine, MeasuredSet, Route, RouteId,
 };
 use crate::models::interconnect::{BatchBlock, Network, Scratch, Starved};
+use crate::models::transfer::Method;
 use crate::units::{Bytes, NANOS_PER_SECOND, Nanos, PPM, Rate};
 
 /// Slowest rate that machine files have.

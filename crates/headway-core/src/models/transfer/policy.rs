@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Direction, HostMemory, Way};
+use super::{Direction, HostMemory, Method};
 use crate::files::machine::EndpointId;
 use crate::units::{Bytes, Nanos, PPM};
 
@@ -41,7 +41,7 @@ pub struct Bucket {
     /// The host end.
     pub memory: HostMemory,
     /// The way that the profile chooses.
-    pub way: Way,
+    pub method: Method,
     /// Sizes from 2 to the power of this to just below the next power; 0 has no byte too.
     pub exponent: u8,
 }
@@ -49,9 +49,9 @@ pub struct Bucket {
 impl Bucket {
     /// The bucket of copies of `bytes`.
     #[must_use]
-    pub fn of(gpu: EndpointId, direction: Direction, memory: HostMemory, way: Way, bytes: Bytes) -> Self {
+    pub fn of(gpu: EndpointId, direction: Direction, memory: HostMemory, method: Method, bytes: Bytes) -> Self {
         let exponent = bytes.0.checked_ilog2().unwrap_or(0) as u8;
-        Self { gpu, direction, memory, way, exponent }
+        Self { gpu, direction, memory, method, exponent }
     }
 }
 
@@ -377,14 +377,14 @@ impl State {
 
 #[cfg(test)]
 mod tests {
+    use crate::models::transfer::Method;
     use proptest::prelude::*;
 
     use super::*;
-    use crate::files::machine::Method;
 
     fn bucket(bytes: u64) -> Bucket {
-        let way = Way::of(Method::Staged);
-        Bucket::of(EndpointId(1), Direction::H2d, HostMemory::Warm, way, Bytes(bytes))
+        let method = Method::Staged;
+        Bucket::of(EndpointId(1), Direction::H2d, HostMemory::Warm, method, Bytes(bytes))
     }
 
     /// One copy that took `observed`, where the driver takes 100.

@@ -4,8 +4,7 @@ use std::cmp::Ordering;
 use std::collections::BTreeSet;
 
 use super::choose::{Available, Case, Request, compare_lead};
-use super::{Curve, Profile, Statistic, Tuning, Way};
-use crate::files::machine::Method;
+use super::{Curve, Method, Profile, Statistic, Tuning};
 use crate::units::{Bytes, Nanos};
 
 /// The way of every size in one situation: a binary search per copy, no allocation.
@@ -19,7 +18,7 @@ pub struct Selector {
 #[derive(Clone, Debug)]
 struct Step {
     from: Bytes,
-    way: Way,
+    method: Method,
     tuning: Option<Tuning>,
     curve: Option<Curve>,
 }
@@ -52,8 +51,8 @@ impl Selector {
             }
             let (at, holds) = chosen;
             let (entry, tuning) = (&case.entries[at], case.tuning_of(at));
-            let (way, curve) = (entry.way, entry.curve.clone().filter(|_| holds));
-            steps.push(Step { from: Bytes(from), way, tuning, curve });
+            let (method, curve) = (entry.method, entry.curve.clone().filter(|_| holds));
+            steps.push(Step { from: Bytes(from), method, tuning, curve });
         }
         Self { steps, objective: case.objective }
     }
@@ -65,9 +64,9 @@ impl Selector {
     /// All that is known of a copy of `bytes`, by one search: [`Selector::way`], [`Selector::tuning`],
     /// [`Selector::predicted`].
     #[must_use]
-    pub fn pick(&self, bytes: Bytes) -> (Way, Option<Tuning>, Option<Nanos>) {
+    pub fn pick(&self, bytes: Bytes) -> (Method, Option<Tuning>, Option<Nanos>) {
         let step = self.step(bytes);
-        (step.way, step.tuning, self.predicted_by(step, bytes))
+        (step.method, step.tuning, self.predicted_by(step, bytes))
     }
 
     fn predicted_by(&self, step: &Step, bytes: Bytes) -> Option<Nanos> {
@@ -76,8 +75,8 @@ impl Selector {
 
     /// The way of a copy of `bytes`.
     #[must_use]
-    pub fn way(&self, bytes: Bytes) -> Way {
-        self.step(bytes).way
+    pub fn method(&self, bytes: Bytes) -> Method {
+        self.step(bytes).method
     }
 
     /// The tuning that goes with it, for ways through pinned buffers.
@@ -93,8 +92,8 @@ impl Selector {
     }
 
     /// From which size on which way is used, ascending from 0.
-    pub fn thresholds(&self) -> impl Iterator<Item = (Bytes, Way)> + '_ {
-        self.steps.iter().map(|step| (step.from, step.way))
+    pub fn thresholds(&self) -> impl Iterator<Item = (Bytes, Method)> + '_ {
+        self.steps.iter().map(|step| (step.from, step.method))
     }
 }
 
@@ -129,7 +128,7 @@ fn tests(case: &Case) -> Vec<Test> {
     for (i, a) in usable.iter().enumerate() {
         tests.extend(usable[i + 1..].iter().map(|b| Test::Less(*a, *b)));
         tests.extend((*a != case.driver).then_some(Test::Leads(*a, case.driver)));
-        if let (Method::Staged, Some(pageable)) = (case.entries[*a].way.method, case.pageable()) {
+        if let (Method::Staged, Some(pageable)) = (case.entries[*a].method, case.pageable()) {
             tests.extend([Test::MedianLeads(*a, pageable), Test::Tail(*a, pageable)]);
         }
     }

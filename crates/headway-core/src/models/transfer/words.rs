@@ -2,8 +2,7 @@
 
 use std::fmt;
 
-use super::{Direction, HostMemory, Load, Statistic, Stores, Via, Way};
-use crate::files::machine::Method;
+use super::{Direction, HostMemory, Load, Mapping, Shape, Statistic, Stores};
 
 macro_rules! words {
     ($($name:ident: $($variant:ident = $word:literal),+;)+) => {$(
@@ -30,24 +29,12 @@ macro_rules! words {
 
 words! {
     Direction: H2d = "h2d", D2h = "d2h", Peer = "peer";
-    Method: Pageable = "pageable", Dma = "dma", Staged = "staged", Window = "window", PagedWindow = "paged-window",
-        Resident = "resident", Kernel = "kernel", Peer = "peer", Multipath = "multipath";
-    Via: Register = "register", Gdrdrv = "gdrdrv", Vulkan = "vulkan", DmaBuf = "dma-buf", Hub = "hub", Gpc = "gpc",
-        Gpc4 = "gpc4";
+    Mapping: Gdrdrv = "gdrdrv", Vulkan = "vulkan", DmaBuf = "dma-buf";
+    Shape: Hub = "hub", Gpc = "gpc", Gpc4 = "gpc4";
     HostMemory: Pinned = "pinned", Warm = "warm", Fresh = "fresh", File = "file";
     Load: Alone = "alone", BulkSame = "bulk-same", BulkOpposite = "bulk-opposite", BulkBoth = "bulk-both";
     Stores: Plain = "plain", NonTemporal = "non-temporal", Demoted = "demoted";
     Statistic: Median = "median", P99 = "p99", Max = "max";
-}
-
-/// `resident hub`, `dma`.
-impl fmt::Display for Way {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.via {
-            Some(via) => f.pad(&format!("{} {via}", self.method)),
-            None => f.pad(self.method.word()),
-        }
-    }
 }
 
 #[cfg(test)]
@@ -56,11 +43,11 @@ mod tests {
 
     #[test]
     fn words_are_those_of_serialised_values() {
-        for (word, method) in Method::WORDS {
-            assert_eq!(serde_json::to_value(method).expect("plain data"), *word);
+        for (word, mapping) in Mapping::WORDS {
+            assert_eq!(serde_json::to_value(mapping).expect("plain data"), *word);
         }
-        for (word, via) in Via::WORDS {
-            assert_eq!(serde_json::to_value(via).expect("plain data"), *word);
+        for (word, shape) in Shape::WORDS {
+            assert_eq!(serde_json::to_value(shape).expect("plain data"), *word);
         }
         for (word, load) in Load::WORDS {
             assert_eq!(serde_json::to_value(load).expect("plain data"), *word);
@@ -68,6 +55,5 @@ mod tests {
         for (word, stores) in Stores::WORDS {
             assert_eq!(serde_json::to_value(stores).expect("plain data"), *word);
         }
-        assert_eq!(Way::via(Method::Resident, Via::Gpc4).to_string(), "resident gpc4");
     }
 }

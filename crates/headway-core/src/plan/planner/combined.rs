@@ -49,7 +49,7 @@ impl Planner<'_> {
             routes.extend(self.blocks(message)?.iter().map(|block| block.route));
         }
         for of in &self.workload.unplanned {
-            routes.push(self.way(of)?);
+            routes.push(self.method(of)?);
         }
         routes.sort_unstable();
         routes.dedup();

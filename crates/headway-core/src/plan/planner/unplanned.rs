@@ -23,7 +23,7 @@ impl Planner<'_> {
                 Kind::Bulk(bytes) => (Source::Bulk(bytes), bytes.unwrap_or(PIECE_MAX).min(PIECE_MAX)),
                 Kind::Urgent(urgent) => (Source::Urgent(urgent), urgent.bytes),
             };
-            let step = self.copy_step(self.way(of)?, bytes);
+            let step = self.copy_step(self.method(of)?, bytes);
             pipelines.push(Pipeline {
                 name: of.id.clone(),
                 source,
@@ -42,7 +42,7 @@ impl Planner<'_> {
     }
 
     /// The route that it takes.
-    pub(super) fn way(&self, of: &Unplanned) -> Result<RouteId, PlanError> {
+    pub(super) fn method(&self, of: &Unplanned) -> Result<RouteId, PlanError> {
         let (kind, object) = match of.kind {
             Kind::Bulk(_) => ("bulk", format!("bulk transfer `{}`", of.id)),
             Kind::Urgent(_) => ("urgent", format!("urgent transfer `{}`", of.id)),

@@ -1,7 +1,6 @@
 //! The paper's queues by number of threads and size of buffers, against the driver and ours.
 
-use headway_core::files::machine::Method;
-use headway_core::models::transfer::{Direction, Way};
+use headway_core::models::transfer::{Direction, Method};
 use headway_core::units::Bytes;
 use headway_device::Buffer;
 use headway_runtime::copy::How;
@@ -42,7 +41,7 @@ impl Study {
             By::Queues(n, b) => ("fidelity", n, b),
         };
         let queue = if n > 0 { Some(DoubleQueue::new(self.bench.gpu()?, n, b)?) } else { None };
-        let driver = How::By(Way::of(Method::Pageable));
+        let driver = How::By(Method::Pageable);
         let how = if matches!(by, By::Driver) { driver } else { How::Auto };
         // What must be overwritten does not hold the bytes already.
         let mut clear = vec![0; self.data.len()];

@@ -1,11 +1,11 @@
 //! The same study on a device: every method under every condition, and all pairs.
 
 use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::sync::Barrier;
 use std::thread;
 
-use headway_core::files::machine::Method;
-use headway_core::models::transfer::{Direction, Via, Way};
+use headway_core::models::transfer::{Direction, Method};
 use headway_core::units::{Bytes, Nanos};
 use headway_device::gpu::{Gpu, Reach};
 use headway_device::{Access, Buffer, DeviceError};
@@ -32,7 +32,7 @@ const PAIR_MAX: u64 = 8 << 20;
 struct Rig<'a> {
     bench: &'a Bench,
     /// The paper's method and ours.
-    ways: Vec<(Way, Way)>,
+    methods: Vec<(Method, Method)>,
     there: Buffer,
     sizes: Vec<Bytes>,
     /// Time for the samples of one point.
@@ -57,9 +57,9 @@ impl From<Error> for Refused {
 pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
     let bench = Bench::open(setting)?;
     let gpu = bench.gpu()?;
-    let (ways, mut notes) = available(gpu);
+    let (methods, mut notes) = available(gpu);
     let most = if setting.quick { 64 << 10 } else { 64 << 20 };
-    let window = ways.iter().find(|(paper, _)| *paper == fujii::IORW).and_then(|(_, ours)| ours.via);
+    let window = methods.iter().find(|(paper, _)| *paper == fujii::IORW).and_then(|(_, ours)| ours.mapping());
     let reach = window.map_or(Reach::Device, Reach::Window);
     let rig = Rig {
         bench: &bench,
@@ -69,7 +69,7 @@ pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
         samples: if setting.quick { 3 } else { 1_000 },
         patience: if setting.quick { Nanos(20_000_000) } else { Nanos(200_000_000) },
         data: random(setting.seed, most),
-        ways,
+        methods,
     };
     let mut study = Study::default();
     for stress in [Stress::Alone, Stress::Cpu, Stress::Memory, Stress::Pipes] {
@@ -106,24 +106,24 @@ pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
 }
 
 /// What this device has of the paper's methods, and notes on what it has not.
-fn available(gpu: &dyn Gpu) -> (Vec<(Way, Way)>, Vec<String>) {
-    let mut ways = vec![(fujii::DMA, fujii::DMA)];
+fn available(gpu: &dyn Gpu) -> (Vec<(Method, Method)>, Vec<String>) {
+    let mut methods = vec![(fujii::DMA, fujii::DMA)];
     let mut notes = Vec::new();
-    let mut usable = |found: &[(Via, Result<(), DeviceError>)]| {
-        let first = found.iter().find(|(_, usable)| usable.is_ok()).map(|(via, _)| *via);
-        let missing = found.iter().filter_map(|(via, usable)| Some(format!("{via}: {}.", usable.as_ref().err()?)));
-        notes.extend(missing);
-        first
+    let (windows, residents) = (gpu.windows(), gpu.residents());
+    let mut note = |form: &dyn Display, usable: &Result<(), DeviceError>| {
+        notes.extend(usable.as_ref().err().map(|error| format!("{form}: {error}.")));
     };
-    if let Some(via) = usable(&gpu.windows()) {
-        ways.push((fujii::IORW, Way::via(Method::Window, via)));
-        ways.push((fujii::MEMWND, Way::via(Method::PagedWindow, via)));
+    windows.iter().for_each(|(mapping, usable)| note(mapping, usable));
+    residents.iter().for_each(|(shape, usable)| note(shape, usable));
+    if let Some((mapping, _)) = windows.iter().find(|(_, usable)| usable.is_ok()) {
+        methods.push((fujii::IORW, Method::Window(Some(*mapping))));
+        methods.push((fujii::MEMWND, Method::PagedWindow(Some(*mapping))));
     }
-    let residents = gpu.residents();
-    usable(&residents);
-    let present = |way: &Way| residents.iter().any(|(via, usable)| Some(*via) == way.via && usable.is_ok());
-    ways.extend([fujii::HUB, fujii::GPC, fujii::GPC4].into_iter().filter(present).map(|way| (way, way)));
-    (ways, notes)
+    let present = |method: &Method| {
+        residents.iter().any(|(shape, usable)| Method::Resident(Some(*shape)) == *method && usable.is_ok())
+    };
+    methods.extend([fujii::HUB, fujii::GPC, fujii::GPC4].into_iter().filter(present).map(|method| (method, method)));
+    (methods, notes)
 }
 
 /// The class in notes.
@@ -157,9 +157,9 @@ impl Rig<'_> {
             let used = enter(class).map_err(Refused::Class)?;
             let mut singles = BTreeMap::new();
             for direction in fujii::DIRECTIONS {
-                for (paper, ours) in &self.ways {
+                for (paper, ours) in &self.methods {
                     for (bytes, stat) in self.curve(*ours, direction)? {
-                        singles.insert(Single { way: *paper, direction, bytes, class, stress }, stat);
+                        singles.insert(Single { method: *paper, direction, bytes, class, stress }, stat);
                     }
                 }
             }
@@ -170,18 +170,18 @@ impl Rig<'_> {
             .unwrap_or_else(|_| Err(Error::from(headway::Error::Options("a measuring thread panicked")).into()))
     }
 
-    fn curve(&self, way: Way, direction: Direction) -> Result<Vec<(Bytes, Stat)>, Error> {
+    fn curve(&self, method: Method, direction: Direction) -> Result<Vec<(Bytes, Stat)>, Error> {
         let mut points = Vec::new();
         let host = self.bench.pinned(self.data.len())?;
         for &bytes in &self.sizes {
             let len = bytes.0 as usize;
             self.prepare(&host, direction, len, 0)?;
             // The first brings up what the way needs.
-            self.once(way, direction, &host, len, 0)?;
+            self.once(method, direction, &host, len, 0)?;
             let until = clock::now().saturating_add(self.time);
             let mut samples: Vec<Nanos> = Vec::new();
             while samples.len() < self.samples && (samples.len() < 3 || clock::now() < until) {
-                samples.push(self.once(way, direction, &host, len, 0)?);
+                samples.push(self.once(method, direction, &host, len, 0)?);
                 if samples.last() > Some(&self.patience) {
                     break;
                 }
@@ -204,7 +204,7 @@ impl Rig<'_> {
             _ => (&self.data[..len], &zeros[..]),
         };
         let device = At { buffer: &self.there, offset: at };
-        self.bench.copier.copy_in(device, there, How::By(Way::of(Method::Pageable)))?;
+        self.bench.copier.copy_in(device, there, How::By(Method::Pageable))?;
         let mut span = host.claim(0..len, Access::Write)?;
         span.bytes_mut()?.copy_from_slice(here);
         Ok(())
@@ -214,7 +214,7 @@ impl Rig<'_> {
         if direction == Direction::H2d {
             let mut back = vec![0; len];
             let device = At { buffer: &self.there, offset: at };
-            self.bench.copier.copy_out(&mut back, device, How::By(Way::of(Method::Pageable)))?;
+            self.bench.copier.copy_out(&mut back, device, How::By(Method::Pageable))?;
             return same("fujii", &back, &self.data[..len]);
         }
         let span = host.claim(0..len, Access::Read)?;
@@ -222,10 +222,10 @@ impl Rig<'_> {
     }
 
     /// One copy from or to pinned memory.
-    fn once(&self, way: Way, direction: Direction, host: &Buffer, len: usize, at: usize) -> Result<Nanos, Error> {
+    fn once(&self, method: Method, direction: Direction, host: &Buffer, len: usize, at: usize) -> Result<Nanos, Error> {
         let (device, host) = (At { buffer: &self.there, offset: at }, At { buffer: host, offset: 0 });
         let before = clock::now();
-        self.bench.copier.copy_pinned(direction, device, host, len, How::By(way))?;
+        self.bench.copier.copy_pinned(direction, device, host, len, How::By(method))?;
         Ok(clock::now() - before)
     }
 
@@ -234,8 +234,8 @@ impl Rig<'_> {
         let mut pairs = BTreeMap::new();
         let half = self.data.len();
         for direction in fujii::DIRECTIONS {
-            for (at, first) in self.ways.iter().enumerate() {
-                for second in &self.ways[at..] {
+            for (at, first) in self.methods.iter().enumerate() {
+                for second in &self.methods[at..] {
                     let hosts = [self.bench.pinned(half)?, self.bench.pinned(half)?];
                     for &bytes in self.sizes.iter().filter(|bytes| bytes.0 <= PAIR_MAX) {
                         let len = bytes.0 as usize;
@@ -261,20 +261,20 @@ impl Rig<'_> {
         &self,
         direction: Direction,
         len: usize,
-        (first, one): (Way, &Buffer),
-        (second, two): (Way, &Buffer),
+        (first, one): (Method, &Buffer),
+        (second, two): (Method, &Buffer),
     ) -> Result<Vec<Nanos>, Error> {
         // The first round brings up what the ways need.
         let rounds = self.samples.min(20) + 1;
         let barrier = Barrier::new(2);
-        let runner = |way, host: &Buffer, at: usize| -> Result<Vec<(Nanos, Nanos)>, Error> {
+        let runner = |method, host: &Buffer, at: usize| -> Result<Vec<(Nanos, Nanos)>, Error> {
             let mut failed = None;
             let mut times = Vec::with_capacity(rounds);
             for _ in 0..rounds {
                 barrier.wait();
                 let begun = clock::now();
                 // Both threads meet in every round, whatever happens to one.
-                if let Err(error) = self.once(way, direction, host, len, at) {
+                if let Err(error) = self.once(method, direction, host, len, at) {
                     failed = failed.or(Some(error));
                 }
                 times.push((begun, clock::now()));
@@ -292,7 +292,7 @@ impl Rig<'_> {
 
     fn mapping(&self) -> Table {
         let lines =
-            self.ways.iter().map(|(paper, ours)| vec![fujii::name(*paper).to_owned(), ours.to_string()]).collect();
+            self.methods.iter().map(|(paper, ours)| vec![fujii::name(*paper).to_owned(), ours.to_string()]).collect();
         Table { name: "methods".into(), columns: vec!["paper", "ours"], lines }
     }
 }

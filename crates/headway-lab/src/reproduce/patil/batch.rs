@@ -2,8 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use headway_core::files::machine::Method;
-use headway_core::models::transfer::{Direction, Way};
+use headway_core::models::transfer::{Direction, Method};
 use headway_core::units::{Bytes, Nanos};
 use headway_device::Buffer;
 use headway_device::gpu::{Mover, Piece};
@@ -77,7 +76,7 @@ struct Study {
 
 impl Study {
     /// Times one way and checks every byte; a way that is refused or far too slow is noted.
-    fn way(
+    fn method(
         &mut self,
         bench: &Bench,
         memory: &Memory,
@@ -89,7 +88,7 @@ impl Study {
         let inwards = point.direction == Direction::H2d;
         let (mut host, mut before) =
             if inwards { (memory.data.clone(), vec![0; room]) } else { (vec![0; room], memory.data.clone()) };
-        bench.time(Direction::H2d, &memory.there, &mut before, How::By(Way::of(Method::Pageable)))?;
+        bench.time(Direction::H2d, &memory.there, &mut before, How::By(Method::Pageable))?;
         let device = At { buffer: &memory.there, offset: 0 };
         let mut once = || {
             let before = clock::now();
@@ -173,8 +172,8 @@ pub(in crate::reproduce) fn batch(setting: &Setting) -> Result<Outcome, Error> {
             for (direction, word) in DIRECTIONS {
                 let point = Point { size, count, direction, word };
                 let memory = Memory::new(&bench, setting.seed, point)?;
-                for way in MANY {
-                    study.way(&bench, &memory, point, way, effort)?;
+                for method in MANY {
+                    study.method(&bench, &memory, point, method, effort)?;
                 }
                 rows.extend(study.row(point));
             }

@@ -2,8 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use headway_core::files::machine::Method;
-use headway_core::models::transfer::{Direction, Via, Way};
+use headway_core::models::transfer::{Direction, Method};
 use headway_core::units::{Bytes, Nanos};
 use headway_device::{Access, Buffer};
 use headway_os::clock;
@@ -15,11 +14,11 @@ use crate::plot::{Figure, Line, TO_P99};
 use crate::reproduce::bench::{Bench, Shots, gb_per_s, random, same, shots};
 use crate::reproduce::{Outcome, Row, Setting, Table, Verdict};
 
-const WAYS: [(&str, Way); 4] = [
-    ("pageable", Way::of(Method::Pageable)),
-    ("dma", Way::of(Method::Dma)),
-    ("dma-register", Way::via(Method::Dma, Via::Register)),
-    ("staged", Way::of(Method::Staged)),
+const METHODS: [(&str, Method); 4] = [
+    ("pageable", Method::Pageable),
+    ("dma", Method::Dma),
+    ("dma-register", Method::Register),
+    ("staged", Method::Staged),
 ];
 
 /// MB, pageable in and out, pinned in and out, GB/s.
@@ -57,7 +56,7 @@ impl Memory {
         let mut span = self.pinned.claim(0..bytes, Access::Write)?;
         span.bytes_mut()?.copy_from_slice(here);
         drop(span);
-        bench.time(Direction::H2d, &self.there, &mut there.to_vec(), How::By(Way::of(Method::Pageable)))?;
+        bench.time(Direction::H2d, &self.there, &mut there.to_vec(), How::By(Method::Pageable))?;
         Ok(())
     }
 
@@ -66,15 +65,15 @@ impl Memory {
         &mut self,
         bench: &Bench,
         direction: Direction,
-        (name, way): (&str, Way),
+        (name, method): (&str, Method),
         bytes: usize,
     ) -> Result<Nanos, Error> {
         if name != "dma" {
-            return bench.time(direction, &self.there, &mut self.host[..bytes], How::By(way));
+            return bench.time(direction, &self.there, &mut self.host[..bytes], How::By(method));
         }
         let (device, pinned) = (At { buffer: &self.there, offset: 0 }, At { buffer: &self.pinned, offset: 0 });
         let before = clock::now();
-        bench.copier.copy_pinned(direction, device, pinned, bytes, How::By(way))?;
+        bench.copier.copy_pinned(direction, device, pinned, bytes, How::By(method))?;
         Ok(clock::now() - before)
     }
 
@@ -102,9 +101,9 @@ fn measure(bench: &Bench, setting: &Setting, sizes: &[usize]) -> Result<Times, E
     let mut times = Times::new();
     for &mib in sizes {
         for (at, (direction, _)) in DIRECTIONS.into_iter().enumerate() {
-            for (name, way) in WAYS {
+            for (name, method) in METHODS {
                 memory.prepare(bench, direction, mib * MIB)?;
-                let shots = shots(n_min, time, || memory.copy(bench, direction, (name, way), mib * MIB))?;
+                let shots = shots(n_min, time, || memory.copy(bench, direction, (name, method), mib * MIB))?;
                 memory.check(bench, direction, name, mib * MIB)?;
                 times.insert((mib, at, name), shots);
             }
@@ -125,7 +124,7 @@ fn against(paper: (f64, f64), ours: (f64, f64)) -> Verdict {
 }
 
 fn row(times: &Times, mib: usize, at: usize) -> Row {
-    let [pageable, dma, register, staged] = WAYS.map(|(name, _)| rate(times, mib, at, name));
+    let [pageable, dma, register, staged] = METHODS.map(|(name, _)| rate(times, mib, at, name));
     let share = |slow: f64, fast: f64| format!("{:.1} %", 100.0 * slow / fast);
     let paper = PAPER.iter().find(|(size, ..)| *size == mib).map(|(_, slow, fast)| (slow[at], fast[at]));
     let claim =
@@ -147,12 +146,12 @@ fn figure(times: &Times, sizes: &[usize], at: usize, source: &str) -> (String, F
     let slow = |mib: usize, name| {
         times.get(&(mib, at, name)).map_or(0.0, |shots| gb_per_s(Bytes((mib * MIB) as u64), shots.figures.p99))
     };
-    let line = |(name, _): (&'static str, Way)| {
+    let line = |(name, _): (&'static str, Method)| {
         let points = sizes.iter().map(|&mib| (mib as f64, rate(times, mib, at, name))).collect();
         Line::new(name, points)
             .bars(sizes.iter().map(|&mib| (mib as f64, slow(mib, name), rate(times, mib, at, name))).collect())
     };
-    let lines = WAYS.into_iter().map(line).collect();
+    let lines = METHODS.into_iter().map(line).collect();
     let figure = Figure::new(format!("{word}, median"), source, ["MiB", "GB/s"], lines).bars(TO_P99);
     (format!("table1-{word}"), figure)
 }

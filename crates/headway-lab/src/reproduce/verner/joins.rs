@@ -7,8 +7,9 @@ use std::collections::BTreeMap;
 use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
 use std::time::Duration;
 
-use headway_core::files::machine::{EngineClass, Machine, Method, RouteId};
+use headway_core::files::machine::{EngineClass, Machine, RouteId};
 use headway_core::models::interconnect::{BatchBlock, Network};
+use headway_core::models::transfer::Method;
 use headway_core::plan::stream::admission::{Admission, Admitted, LIMITS, Refused, Request, Way};
 use headway_core::plan::stream::running::{Domain, Job};
 use headway_core::units::{Bytes, Nanos};

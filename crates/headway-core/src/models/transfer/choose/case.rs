@@ -5,9 +5,9 @@ use std::cmp::{Ordering, Reverse};
 use std::collections::BTreeSet;
 
 use super::{Available, Candidate, Choice, Figures, Reason, Request, Verdict};
-use crate::files::machine::{EndpointId, Method};
+use crate::files::machine::EndpointId;
 use crate::models::transfer::curve::{Exact, TAIL_SAMPLES};
-use crate::models::transfer::{Curve, Direction, HostMemory, Key, Load, Profile, Statistic, Tuning, TuningKey, Way};
+use crate::models::transfer::{Curve, Direction, HostMemory, Key, Load, Method, Profile, Statistic, Tuning, TuningKey};
 use crate::models::transfer::{default_tuning, defaults};
 use crate::units::{Bytes, Nanos};
 
@@ -17,7 +17,7 @@ const LEAD: (u32, u32) = (100, 97);
 /// A way with its curve in one situation, and what bars it whatever the size.
 #[derive(Clone, Debug)]
 pub(in crate::models::transfer) struct Entry {
-    pub(in crate::models::transfer) way: Way,
+    pub(in crate::models::transfer) method: Method,
     pub(in crate::models::transfer) curve: Option<Curve>,
     pub(in crate::models::transfer) barred: Option<Reason>,
 }
@@ -79,11 +79,11 @@ impl Case {
             why.push(format!(
                 "the profile is stale ({difference}): the driver only; `headway measure` writes a new one"
             ));
-            for entry in entries.iter_mut().filter(|entry| entry.way != driver) {
+            for entry in entries.iter_mut().filter(|entry| entry.method != driver) {
                 entry.barred = Some(Reason::Stale);
             }
         }
-        let driver = entries.iter().position(|entry| entry.way == driver).expect("the driver's call is an entry");
+        let driver = entries.iter().position(|entry| entry.method == driver).expect("the driver's call is an entry");
         let tuning = tuning(&profile, request, ends.0);
         let measured = profile.stamp.as_ref().is_some_and(|stamp| stamp.source != "sim");
         Self {
@@ -114,7 +114,7 @@ impl Case {
 
     /// The position of `pageable`, with which staging is compared.
     pub(in crate::models::transfer) fn pageable(&self) -> Option<usize> {
-        self.entries.iter().position(|entry| entry.way == Way::of(Method::Pageable))
+        self.entries.iter().position(|entry| entry.method == Method::Pageable)
     }
 
     /// Why entry `at` cannot be chosen at this size, whatever the others cost.
@@ -132,7 +132,7 @@ impl Case {
         if self.cost(at, bytes, self.objective).is_none() {
             return Some(Reason::NoValue(self.objective));
         }
-        if entry.way.method == Method::Staged { self.staging_bars(at, bytes) } else { None }
+        if entry.method == Method::Staged { self.staging_bars(at, bytes) } else { None }
     }
 
     /// `staged` against `pageable`, at this size and the measured ones around it.
@@ -198,7 +198,7 @@ impl Case {
 
     /// The tuning that goes with the entry, if its way goes through pinned buffers.
     pub(in crate::models::transfer) fn tuning_of(&self, at: usize) -> Option<Tuning> {
-        let method = self.entries[at].way.method;
+        let method = self.entries[at].method;
         let buffered = method == Method::Staged || (method == Method::Multipath && self.memory != HostMemory::Pinned);
         buffered.then_some(self.tuning)
     }
@@ -234,16 +234,16 @@ impl Case {
         let candidates = order.into_iter().map(|at| {
             let reason = if at == pick.chosen { None } else { pick.reasons[at] };
             let verdict = reason.map_or(Verdict::Chosen, Verdict::Rejected);
-            Candidate { way: self.entries[at].way, figures: figures[at], verdict }
+            Candidate { method: self.entries[at].method, figures: figures[at], verdict }
         });
         let predicted = figures[pick.chosen].of(self.objective).filter(|_| pick.holds);
         let mut why = vec![self.decided(&pick, &figures)];
         why.extend(self.why.iter().cloned());
         Choice {
-            way: self.entries[pick.chosen].way,
+            method: self.entries[pick.chosen].method,
             tuning: self.tuning_of(pick.chosen),
             predicted,
-            runner_up: pick.runner_up.map(|at| self.entries[at].way),
+            runner_up: pick.runner_up.map(|at| self.entries[at].method),
             why,
             candidates: candidates.collect(),
         }
@@ -251,17 +251,17 @@ impl Case {
 
     /// The line that says what decided.
     fn decided(&self, pick: &Pick, figures: &[Figures]) -> String {
-        let (way, n) = (self.entries[pick.chosen].way, figures[pick.chosen].n);
+        let (method, n) = (self.entries[pick.chosen].method, figures[pick.chosen].n);
         let objective = match self.objective {
             Statistic::P99 if (1..TAIL_SAMPLES).contains(&n) => format!("the longest of {n}"),
             objective => objective.to_string(),
         };
         let cost = figures[pick.chosen].of(self.objective).filter(|_| pick.holds);
         let Some(cost) = cost else {
-            return format!("`{way}` is the driver's own call; no figure holds for any way here");
+            return format!("`{method}` is the driver's own call; no figure holds for any way here");
         };
         let Some(other) = pick.runner_up else { return format!("{objective} {cost}; no other way can be used") };
-        let (name, theirs) = (self.entries[other].way, figures[other].of(self.objective).unwrap_or(cost));
+        let (name, theirs) = (self.entries[other].method, figures[other].of(self.objective).unwrap_or(cost));
         if pick.reasons[other] == Some(Reason::WithinMargin) {
             return format!(
                 "`{name}` with {objective} {theirs} leads the driver's own call with {cost} by less than 3 %"
@@ -285,13 +285,13 @@ fn normal(request: &Request) -> Request {
 
 /// The driver's own way: `peer` between GPUs, `dma` for pinned memory, else `pageable`, which stands for all three where
 /// they are missing.
-fn driver(request: &Request, available: &Available) -> Way {
+fn driver(request: &Request, available: &Available) -> Method {
     let method = match (request.direction, request.memory) {
         (Direction::Peer, _) => Method::Peer,
         (_, HostMemory::Pinned) => Method::Dma,
         _ => Method::Pageable,
     };
-    if available.ways.contains(&Way::of(method)) { Way::of(method) } else { Way::of(Method::Pageable) }
+    if available.methods.contains(&method) { method } else { Method::Pageable }
 }
 
 /// The profile to use (the one given, else the built-in one), the ends as its keys have them, and the nearest situation to
@@ -300,11 +300,11 @@ fn find<'p>(
     profile: &'p Profile,
     request: &Request,
     available: &Available,
-    driver: Way,
+    driver: Method,
     why: &mut Vec<String>,
 ) -> (Cow<'p, Profile>, (EndpointId, Option<EndpointId>), Situation) {
     let ends = (request.gpu, request.peer);
-    let any: Vec<Way> = available.ways.iter().copied().chain([driver]).collect();
+    let any: Vec<Method> = available.methods.iter().copied().chain([driver]).collect();
     // Without the driver's figures nothing shows that another way is not slower; for a deadline it is enough to have a bound.
     let bounded = || available.realtime.then(|| nearest(profile, request, ends, &any)).flatten();
     if let Some(situation) = nearest(profile, request, ends, &[driver]).or_else(bounded) {
@@ -343,13 +343,18 @@ fn nearest(
     profile: &Profile,
     request: &Request,
     (gpu, peer): (EndpointId, Option<EndpointId>),
-    ways: &[Way],
+    methods: &[Method],
 ) -> Option<Situation> {
     let mut known: Vec<Situation> = Vec::new();
-    for way in ways {
-        let from =
-            Key { gpu, peer, way: *way, direction: request.direction, ..key_of(HostMemory::Pinned, Load::Alone, 0, 0) };
-        let same = |k: &Key| (k.gpu, k.peer, k.way, k.direction) == (gpu, peer, *way, request.direction);
+    for method in methods {
+        let from = Key {
+            gpu,
+            peer,
+            method: *method,
+            direction: request.direction,
+            ..key_of(HostMemory::Pinned, Load::Alone, 0, 0)
+        };
+        let same = |k: &Key| (k.gpu, k.peer, k.method, k.direction) == (gpu, peer, *method, request.direction);
         let keys = profile.curves.range(from..).map(|(key, _)| key).take_while(|key| same(key));
         known.extend(keys.map(|k| Situation { memory: k.memory, load: k.load, active: k.active, pieces: k.pieces }));
     }
@@ -367,8 +372,8 @@ fn nearest(
 
 /// A key with everything but the situation left for the caller to set.
 fn key_of(memory: HostMemory, load: Load, active: u32, pieces: u32) -> Key {
-    let way = Way::of(Method::Pageable);
-    Key { gpu: EndpointId(0), peer: None, way, direction: Direction::H2d, memory, load, active, pieces }
+    let method = Method::Pageable;
+    Key { gpu: EndpointId(0), peer: None, method, direction: Direction::H2d, memory, load, active, pieces }
 }
 
 /// All ways that have a curve for these ends or are available, in order, with their curves in `situation`.
@@ -376,41 +381,41 @@ fn entries(
     profile: &Profile,
     request: &Request,
     available: &Available,
-    driver: Way,
+    driver: Method,
     (gpu, peer): (EndpointId, Option<EndpointId>),
     situation: Situation,
 ) -> Vec<Entry> {
     let about = |k: &&Key| k.gpu == gpu && k.peer == peer && k.direction == request.direction;
-    let mut ways: BTreeSet<Way> = profile.curves.keys().filter(about).map(|key| key.way).collect();
-    ways.extend(&available.ways);
-    ways.retain(|way| (way.method == Method::Peer) == (request.direction == Direction::Peer));
-    ways.insert(driver);
-    let key = |way| {
+    let mut methods: BTreeSet<Method> = profile.curves.keys().filter(about).map(|key| key.method).collect();
+    methods.extend(&available.methods);
+    methods.retain(|method| (*method == Method::Peer) == (request.direction == Direction::Peer));
+    methods.insert(driver);
+    let key = |method| {
         let base = key_of(situation.memory, situation.load, situation.active, situation.pieces);
-        Key { gpu, peer, way, direction: request.direction, ..base }
+        Key { gpu, peer, method, direction: request.direction, ..base }
     };
-    let entry = |way| Entry {
-        way,
-        curve: profile.curves.get(&key(way)).cloned(),
-        barred: if way == driver { None } else { barred(way, request, available) },
+    let entry = |method| Entry {
+        method,
+        curve: profile.curves.get(&key(method)).cloned(),
+        barred: if method == driver { None } else { barred(method, request, available) },
     };
-    ways.into_iter().map(entry).collect()
+    methods.into_iter().map(entry).collect()
 }
 
 /// What bars `way` whatever it costs.
-fn barred(way: Way, request: &Request, available: &Available) -> Option<Reason> {
+fn barred(method: Method, request: &Request, available: &Available) -> Option<Reason> {
     let pinned = request.memory == HostMemory::Pinned;
-    let sm = matches!(way.method, Method::Resident | Method::Kernel);
-    let threads = way.method == Method::Staged || (way.method == Method::Multipath && !pinned);
-    let multipath = way.method == Method::Multipath;
+    let sm = matches!(method, Method::Resident(_) | Method::Kernel);
+    let threads = method == Method::Staged || (method == Method::Multipath && !pinned);
+    let multipath = method == Method::Multipath;
     let tests = [
-        (!pinned && (way == Way::of(Method::Dma) || way.method == Method::Kernel), Reason::NotPinned),
-        (!available.ways.contains(&way), Reason::NotAvailable),
+        (!pinned && (method == Method::Dma || method == Method::Kernel), Reason::NotPinned),
+        (!available.methods.contains(&method), Reason::NotAvailable),
         (available.no_sm && sm, Reason::NoSm),
         (available.no_threads && threads, Reason::NoThreads),
         (multipath && !available.multipath, Reason::NotGranted),
         (multipath && request.objective != Statistic::Median, Reason::NotForLatency),
-        (way.method == Method::Kernel && !request.alignment.is_multiple_of(16), Reason::Unaligned),
+        (method == Method::Kernel && !request.alignment.is_multiple_of(16), Reason::Unaligned),
     ];
     tests.into_iter().find(|(bars, _)| *bars).map(|(_, reason)| reason)
 }

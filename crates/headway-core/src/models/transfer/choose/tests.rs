@@ -3,19 +3,18 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::files::machine::Method;
-use crate::models::transfer::{Curve, Key, Point, Selector, Stamp, Stores, TuningKey, Via};
+use crate::models::transfer::{Curve, Key, Mapping, Method, Point, Selector, Shape, Stamp, Stores, TuningKey};
 
 const GPU: EndpointId = EndpointId(1);
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
-const DMA: Way = Way::of(Method::Dma);
-const PAGEABLE: Way = Way::of(Method::Pageable);
-const STAGED: Way = Way::of(Method::Staged);
-const WINDOW: Way = Way::via(Method::Window, Via::Vulkan);
-const HUB: Way = Way::via(Method::Resident, Via::Hub);
-const KERNEL: Way = Way::of(Method::Kernel);
-const MULTIPATH: Way = Way::of(Method::Multipath);
+const DMA: Method = Method::Dma;
+const PAGEABLE: Method = Method::Pageable;
+const STAGED: Method = Method::Staged;
+const WINDOW: Method = Method::Window(Some(Mapping::Vulkan));
+const HUB: Method = Method::Resident(Some(Shape::Hub));
+const KERNEL: Method = Method::Kernel;
+const MULTIPATH: Method = Method::Multipath;
 
 /// A profile that was measured, so that small leads do not count.
 fn measured() -> Profile {
@@ -43,11 +42,11 @@ fn flat(points: &[(u64, u64)]) -> Curve {
     curve(&points.iter().map(|&(bytes, time)| (bytes, time, time, time)).collect::<Vec<_>>())
 }
 
-fn key(way: Way, request: &Request) -> Key {
+fn key(method: Method, request: &Request) -> Key {
     Key {
         gpu: request.gpu,
         peer: request.peer,
-        way,
+        method,
         direction: request.direction,
         memory: request.memory,
         load: request.load,
@@ -56,16 +55,16 @@ fn key(way: Way, request: &Request) -> Key {
     }
 }
 
-fn usable(ways: &[Way]) -> Available {
-    Available { ways: ways.iter().copied().collect(), ..Available::default() }
+fn usable(methods: &[Method]) -> Available {
+    Available { methods: methods.iter().copied().collect(), ..Available::default() }
 }
 
 fn ask(direction: Direction, memory: HostMemory, bytes: u64) -> Request {
     Request::new(GPU, direction, memory, Bytes(bytes))
 }
 
-fn verdict(choice: &Choice, way: Way) -> Verdict {
-    choice.candidates.iter().find(|c| c.way == way).unwrap_or_else(|| panic!("{way} is a candidate")).verdict
+fn verdict(choice: &Choice, method: Method) -> Verdict {
+    choice.candidates.iter().find(|c| c.method == method).unwrap_or_else(|| panic!("{method} is a candidate")).verdict
 }
 
 #[test]
@@ -79,11 +78,11 @@ fn the_least_objective_wins_and_the_others_are_listed_with_their_reason() {
     let available = usable(&[DMA, WINDOW, HUB, KERNEL]);
 
     let by_median = choose(&profile, &request, &available);
-    assert_eq!((by_median.way, by_median.predicted, by_median.runner_up), (HUB, Some(Nanos(3_700)), Some(WINDOW)));
+    assert_eq!((by_median.method, by_median.predicted, by_median.runner_up), (HUB, Some(Nanos(3_700)), Some(WINDOW)));
     request.objective = Statistic::P99;
     let by_tail = choose(&profile, &request, &available);
-    assert_eq!((by_tail.way, by_tail.predicted, by_tail.runner_up), (HUB, Some(Nanos(6_300)), Some(DMA)));
-    assert_eq!(by_tail.candidates[0].way, HUB);
+    assert_eq!((by_tail.method, by_tail.predicted, by_tail.runner_up), (HUB, Some(Nanos(6_300)), Some(DMA)));
+    assert_eq!(by_tail.candidates[0].method, HUB);
     assert_eq!(verdict(&by_tail, WINDOW), Verdict::Rejected(Reason::NoValue(Statistic::P99)));
     assert_eq!(verdict(&by_tail, KERNEL), Verdict::Rejected(Reason::NoCurve));
     assert_eq!(verdict(&by_tail, DMA), Verdict::Rejected(Reason::Slower));
@@ -94,20 +93,20 @@ fn the_least_objective_wins_and_the_others_are_listed_with_their_reason() {
 fn a_lead_below_three_percent_goes_to_the_driver_unless_figures_do_not_scatter() {
     let request = ask(Direction::H2d, HostMemory::Pinned, KIB);
     let available = usable(&[DMA, WINDOW]);
-    let way = |theirs, source: Option<&str>| {
+    let method = |theirs, source: Option<&str>| {
         let stamp = source.map(|source| Stamp { source: source.into(), ..Stamp::default() });
         let mut profile = Profile { stamp, ..Profile::default() };
         profile.curves.insert(key(DMA, &request), flat(&[(KIB, 1_000)]));
         profile.curves.insert(key(WINDOW, &request), flat(&[(KIB, theirs)]));
         choose(&profile, &request, &available)
     };
-    assert_eq!(way(970, Some("cuda")).way, WINDOW);
-    let close = way(971, Some("cuda"));
-    assert_eq!((close.way, close.runner_up), (DMA, Some(WINDOW)));
+    assert_eq!(method(970, Some("cuda")).method, WINDOW);
+    let close = method(971, Some("cuda"));
+    assert_eq!((close.method, close.runner_up), (DMA, Some(WINDOW)));
     assert_eq!(verdict(&close, WINDOW), Verdict::Rejected(Reason::WithinMargin));
-    assert_eq!(way(999, Some("sim")).way, WINDOW);
-    assert_eq!(way(999, None).way, WINDOW);
-    assert_eq!(way(1_000, None).way, DMA, "equal costs go by the order of methods");
+    assert_eq!(method(999, Some("sim")).method, WINDOW);
+    assert_eq!(method(999, None).method, WINDOW);
+    assert_eq!(method(1_000, None).method, DMA, "equal costs go by the order of methods");
 }
 
 #[test]
@@ -120,7 +119,7 @@ fn staging_must_lead_at_the_measured_sizes_around_and_have_no_worse_tail() {
         choose(&profile, &request(bytes), &usable(&[PAGEABLE, STAGED]))
     };
     let leads = [(100, 970, 970, 970), (200, 1_900, 1_900, 1_900), (300, 2_900, 2_900, 2_900)];
-    assert_eq!(choice(200, &leads).way, STAGED);
+    assert_eq!(choice(200, &leads).method, STAGED);
     assert_eq!(
         choice(200, &leads).tuning,
         Some(crate::models::transfer::default_tuning(Direction::H2d, HostMemory::Warm))
@@ -159,33 +158,33 @@ fn the_slowest_of_fewer_than_100_copies_is_no_tail() {
 fn exclusions_grants_and_probes_bar_ways() {
     let mut request = ask(Direction::D2h, HostMemory::Pinned, 64 * MIB);
     let mut profile = measured();
-    for (way, time) in [(DMA, 900), (WINDOW, 800), (KERNEL, 500), (HUB, 400), (MULTIPATH, 100)] {
-        profile.curves.insert(key(way, &request), flat(&[(64 * MIB, time)]));
+    for (method, time) in [(DMA, 900), (WINDOW, 800), (KERNEL, 500), (HUB, 400), (MULTIPATH, 100)] {
+        profile.curves.insert(key(method, &request), flat(&[(64 * MIB, time)]));
     }
     let mut available = usable(&[DMA, KERNEL, HUB, MULTIPATH]);
     available.multipath = true;
-    assert_eq!(choose(&profile, &request, &available).way, MULTIPATH);
+    assert_eq!(choose(&profile, &request, &available).method, MULTIPATH);
     assert_eq!(verdict(&choose(&profile, &request, &available), WINDOW), Verdict::Rejected(Reason::NotAvailable));
     available.multipath = false;
-    assert_eq!(choose(&profile, &request, &available).way, HUB);
+    assert_eq!(choose(&profile, &request, &available).method, HUB);
     available.no_sm = true;
-    assert_eq!(choose(&profile, &request, &available).way, DMA);
+    assert_eq!(choose(&profile, &request, &available).method, DMA);
     (available.no_sm, available.multipath) = (false, true);
     request.objective = Statistic::P99;
     assert_eq!(verdict(&choose(&profile, &request, &available), MULTIPATH), Verdict::Rejected(Reason::NotForLatency));
-    available.ways.remove(&HUB);
-    assert_eq!(choose(&profile, &request, &available).way, KERNEL);
+    available.methods.remove(&HUB);
+    assert_eq!(choose(&profile, &request, &available).method, KERNEL);
     request.alignment = 8;
     assert_eq!(verdict(&choose(&profile, &request, &available), KERNEL), Verdict::Rejected(Reason::Unaligned));
 
     let warm = ask(Direction::D2h, HostMemory::Warm, 64 * MIB);
-    for (way, time) in [(PAGEABLE, 900), (STAGED, 300), (DMA, 1), (MULTIPATH, 100)] {
-        profile.curves.insert(key(way, &warm), flat(&[(64 * MIB, time)]));
+    for (method, time) in [(PAGEABLE, 900), (STAGED, 300), (DMA, 1), (MULTIPATH, 100)] {
+        profile.curves.insert(key(method, &warm), flat(&[(64 * MIB, time)]));
     }
     let mut available = usable(&[DMA, STAGED, MULTIPATH]);
     (available.no_threads, available.multipath) = (true, true);
     let choice = choose(&profile, &warm, &available);
-    assert_eq!(choice.way, PAGEABLE, "the driver's own call needs no probe");
+    assert_eq!(choice.method, PAGEABLE, "the driver's own call needs no probe");
     assert_eq!(verdict(&choice, DMA), Verdict::Rejected(Reason::NotPinned));
     assert_eq!(verdict(&choice, MULTIPATH), Verdict::Rejected(Reason::NoThreads));
 }
@@ -198,15 +197,15 @@ fn a_copy_with_a_deadline_takes_only_ways_with_a_maximum() {
     profile.curves.insert(key(DMA, &request), curve(&[(KIB, 100, 200, u64::MAX)]));
     profile.curves.insert(key(HUB, &request), curve(&[(KIB, 150, 200, 400)]));
     let mut available = usable(&[DMA, HUB]);
-    assert_eq!(choose(&profile, &request, &available).way, DMA);
+    assert_eq!(choose(&profile, &request, &available).method, DMA);
     available.realtime = true;
     let choice = choose(&profile, &request, &available);
-    assert_eq!((choice.way, verdict(&choice, DMA)), (HUB, Verdict::Rejected(Reason::NoBound)));
+    assert_eq!((choice.method, verdict(&choice, DMA)), (HUB, Verdict::Rejected(Reason::NoBound)));
     profile.curves.remove(&key(DMA, &request));
-    assert_eq!(choose(&profile, &request, &available).way, HUB, "a bound alone is enough");
-    available.ways.remove(&HUB);
+    assert_eq!(choose(&profile, &request, &available).method, HUB, "a bound alone is enough");
+    available.methods.remove(&HUB);
     let none = choose(&profile, &request, &available);
-    assert_eq!((none.way, none.predicted), (DMA, None), "nothing may be promised");
+    assert_eq!((none.method, none.predicted), (DMA, None), "nothing may be promised");
 }
 
 #[test]
@@ -219,7 +218,7 @@ fn a_stale_profile_means_the_driver_and_names_the_remedy() {
     let mut available = usable(&[DMA, WINDOW]);
     available.stale = profile.stamp.as_ref().and_then(|stamp| stamp.difference(&now));
     let choice = choose(&profile, &request, &available);
-    assert_eq!((choice.way, verdict(&choice, WINDOW)), (DMA, Verdict::Rejected(Reason::Stale)));
+    assert_eq!((choice.method, verdict(&choice, WINDOW)), (DMA, Verdict::Rejected(Reason::Stale)));
     assert_eq!(choice.predicted, None);
     assert_eq!(
         choice.why[1],
@@ -233,7 +232,7 @@ fn a_stale_profile_means_the_driver_and_names_the_remedy() {
 fn the_nearest_situation_with_the_drivers_figures_is_used_and_told() {
     let base = ask(Direction::D2h, HostMemory::Warm, KIB);
     let mut profile = measured();
-    let mut put = |way, request: &Request, time| profile.curves.insert(key(way, request), flat(&[(KIB, time)]));
+    let mut put = |method, request: &Request, time| profile.curves.insert(key(method, request), flat(&[(KIB, time)]));
     put(PAGEABLE, &base, 1_000);
     put(WINDOW, &base, 10);
     put(PAGEABLE, &Request { active: 4, ..base.clone() }, 4_000);
@@ -242,12 +241,12 @@ fn the_nearest_situation_with_the_drivers_figures_is_used_and_told() {
     let of = |request: &Request| choose(&profile, request, &available);
     let mut request = Request { memory: HostMemory::Fresh, load: Load::BulkSame, active: 2, ..base };
     let choice = of(&request);
-    assert_eq!((choice.way, choice.predicted), (WINDOW, Some(Nanos(10))));
+    assert_eq!((choice.method, choice.predicted), (WINDOW, Some(Nanos(10))));
     assert_eq!(choice.why[1..].len(), 3, "{:?}", choice.why);
     assert!(choice.why[1].contains("fresh") && choice.why[2].contains("bulk-same") && choice.why[3].contains('2'));
     request.active = 3;
     let choice = of(&request);
-    assert_eq!((choice.way, choice.predicted), (PAGEABLE, Some(Nanos(4_000))), "four are nearer, without a window");
+    assert_eq!((choice.method, choice.predicted), (PAGEABLE, Some(Nanos(4_000))), "four are nearer, without a window");
 
     request = Request { load: Load::Alone, active: 4, ..request };
     profile.curves.insert(key(PAGEABLE, &Request { active: 9, ..request.clone() }), flat(&[(KIB, 7)]));
@@ -294,14 +293,14 @@ fn fujii() -> Profile {
         let points = sizes.iter().map(|&s| (s, fixed + (u128::from(s) * num).div_ceil(den) as u64));
         flat(&points.collect::<Vec<_>>())
     };
-    for (direction, way, curve) in [
+    for (direction, method, curve) in [
         (Direction::H2d, DMA, linear(50_000, 1, 5)),
         (Direction::H2d, WINDOW, linear(1_000, 100, 488)),
         (Direction::D2h, DMA, linear(50_000, 2, 1)),
         (Direction::D2h, WINDOW, linear(40_000, 1_000, 64)),
         (Direction::D2h, HUB, linear(42_000, 4_200, 256)),
     ] {
-        profile.curves.insert(key(way, &ask(direction, HostMemory::Pinned, 1)), curve);
+        profile.curves.insert(key(method, &ask(direction, HostMemory::Pinned, 1)), curve);
     }
     profile
 }
@@ -311,9 +310,9 @@ fn fujii_2013_single_transfers_switch_at_8_mib_in_and_512_bytes_out() {
     let (profile, available) = (fujii(), usable(&[DMA, WINDOW, HUB]));
     for exponent in 4..=26 {
         let size = 1_u64 << exponent;
-        let way = |direction| choose(&profile, &ask(direction, HostMemory::Pinned, size), &available).way;
-        assert_eq!(way(Direction::H2d), if size <= 8 * MIB { WINDOW } else { DMA }, "in, {size}");
-        assert_eq!(way(Direction::D2h), if size <= 512 { WINDOW } else { DMA }, "out, {size}");
+        let method = |direction| choose(&profile, &ask(direction, HostMemory::Pinned, size), &available).method;
+        assert_eq!(method(Direction::H2d), if size <= 8 * MIB { WINDOW } else { DMA }, "in, {size}");
+        assert_eq!(method(Direction::D2h), if size <= 512 { WINDOW } else { DMA }, "out, {size}");
     }
     let selector = |direction| Selector::new(&profile, &ask(direction, HostMemory::Pinned, 0), &available);
     let thresholds = |direction| selector(direction).thresholds().collect::<Vec<_>>();
@@ -326,38 +325,38 @@ fn without_a_profile_nothing_is_used_that_could_be_worse_than_the_driver() {
     let profile = Profile::default();
     let available = usable(&[PAGEABLE, DMA, STAGED, WINDOW, HUB, KERNEL]);
     for direction in [Direction::H2d, Direction::D2h] {
-        let way = |memory, bytes| choose(&profile, &ask(direction, memory, bytes), &available).way;
+        let method = |memory, bytes| choose(&profile, &ask(direction, memory, bytes), &available).method;
         for memory in [HostMemory::Warm, HostMemory::Fresh, HostMemory::File] {
-            assert_eq!(way(memory, 64), WINDOW);
-            assert_eq!(way(memory, MIB), PAGEABLE);
-            assert_eq!(way(memory, 32 * MIB), PAGEABLE);
-            assert_eq!(way(memory, 64 * MIB), STAGED);
-            assert_eq!(way(memory, 4 << 30), STAGED);
+            assert_eq!(method(memory, 64), WINDOW);
+            assert_eq!(method(memory, MIB), PAGEABLE);
+            assert_eq!(method(memory, 32 * MIB), PAGEABLE);
+            assert_eq!(method(memory, 64 * MIB), STAGED);
+            assert_eq!(method(memory, 4 << 30), STAGED);
         }
-        assert_eq!(way(HostMemory::Pinned, 64), WINDOW);
+        assert_eq!(method(HostMemory::Pinned, 64), WINDOW);
         for bytes in [MIB, 1 << 30, u64::MAX] {
-            assert_eq!(way(HostMemory::Pinned, bytes), DMA);
+            assert_eq!(method(HostMemory::Pinned, bytes), DMA);
         }
     }
     let choice = choose(&profile, &ask(Direction::H2d, HostMemory::Warm, 1 << 30), &available);
     assert!(choice.why[1].starts_with("default:"), "{:?}", choice.why);
     assert_eq!(choice.candidates.iter().map(|c| c.figures.n).max(), Some(0));
     let peer = Request { peer: Some(EndpointId(3)), ..ask(Direction::Peer, HostMemory::Warm, MIB) };
-    assert_eq!(choose(&profile, &peer, &usable(&[DMA, Way::of(Method::Peer)])).way, Way::of(Method::Peer));
-    assert_eq!(choose(&profile, &peer, &usable(&[DMA])).way, PAGEABLE);
+    assert_eq!(choose(&profile, &peer, &usable(&[DMA, Method::Peer])).method, Method::Peer);
+    assert_eq!(choose(&profile, &peer, &usable(&[DMA])).method, PAGEABLE);
 }
 
-const WAYS: [Way; 7] = [PAGEABLE, DMA, STAGED, WINDOW, HUB, KERNEL, MULTIPATH];
+const METHODS: [Method; 7] = [PAGEABLE, DMA, STAGED, WINDOW, HUB, KERNEL, MULTIPATH];
 
 /// Curves of all ways whose costs cross often, with some figures missing.
 fn any_profile() -> impl Strategy<Value = Profile> {
     let point = (0..60_u64, 0..60_u64, 0..60_u64, 0..8_u8);
     let of_way = proptest::collection::btree_map(0..400_u64, point, 0..6);
     let stamps = prop_oneof![Just("cuda"), Just("sim")];
-    (proptest::collection::vec(of_way, WAYS.len()), stamps, 1..2_000_u64).prop_map(|(ways, source, base)| {
+    (proptest::collection::vec(of_way, METHODS.len()), stamps, 1..2_000_u64).prop_map(|(methods, source, base)| {
         let mut profile = measured();
         profile.stamp = Some(Stamp { source: source.into(), ..Stamp::default() });
-        for (way, points) in WAYS.iter().zip(ways) {
+        for (method, points) in METHODS.iter().zip(methods) {
             let points = points.into_iter().map(|(bytes, (a, b, c, missing))| {
                 let (p99, max) = (base + a + b, base + a + b + c);
                 let p99 = if missing == 0 { u64::MAX } else { p99 };
@@ -366,7 +365,7 @@ fn any_profile() -> impl Strategy<Value = Profile> {
             let points: Vec<_> = points.collect();
             for memory in [HostMemory::Pinned, HostMemory::Warm] {
                 if !points.is_empty() {
-                    profile.curves.insert(key(*way, &ask(Direction::H2d, memory, 1)), curve(&points));
+                    profile.curves.insert(key(*method, &ask(Direction::H2d, memory, 1)), curve(&points));
                 }
             }
         }
@@ -385,16 +384,16 @@ proptest! {
         let memory = if pinned { HostMemory::Pinned } else { HostMemory::Warm };
         let mut request = ask(Direction::H2d, memory, 0);
         request.objective = objective;
-        let mut available = usable(&WAYS);
+        let mut available = usable(&METHODS);
         (available.realtime, available.multipath) = (realtime, true);
         let selector = Selector::new(&profile, &request, &available);
         for bytes in (0..500).chain(far).chain([u64::MAX]) {
             request.bytes = Bytes(bytes);
             let choice = choose(&profile, &request, &available);
-            prop_assert_eq!(selector.way(request.bytes), choice.way, "at {}", bytes);
+            prop_assert_eq!(selector.method(request.bytes), choice.method, "at {}", bytes);
             prop_assert_eq!(selector.tuning(request.bytes), choice.tuning);
             prop_assert_eq!(selector.predicted(request.bytes), choice.predicted);
-            prop_assert_eq!(selector.pick(request.bytes), (choice.way, choice.tuning, choice.predicted));
+            prop_assert_eq!(selector.pick(request.bytes), (choice.method, choice.tuning, choice.predicted));
         }
     }
 
@@ -403,13 +402,13 @@ proptest! {
         profile in any_profile(), pinned: bool, bytes in 0..1_000_u64,
     ) {
         let memory = if pinned { HostMemory::Pinned } else { HostMemory::Warm };
-        let choice = choose(&profile, &ask(Direction::H2d, memory, bytes), &usable(&WAYS));
+        let choice = choose(&profile, &ask(Direction::H2d, memory, bytes), &usable(&METHODS));
         let own = if pinned { DMA } else { PAGEABLE };
-        let median = |way| choice.candidates.iter().find(|c| c.way == way).and_then(|c| c.figures.median);
-        if let (Some(chosen), Some(driver)) = (median(choice.way), median(own)) {
+        let median = |method| choice.candidates.iter().find(|c| c.method == method).and_then(|c| c.figures.median);
+        if let (Some(chosen), Some(driver)) = (median(choice.method), median(own)) {
             prop_assert!(chosen <= driver);
         }
         prop_assert_eq!(choice.candidates.iter().filter(|c| c.verdict == Verdict::Chosen).count(), 1);
-        prop_assert_eq!(choice.candidates[0].way, choice.way);
+        prop_assert_eq!(choice.candidates[0].method, choice.method);
     }
 }

@@ -3,8 +3,7 @@
 use std::sync::atomic::AtomicBool;
 
 use headway_core::decisions::staging::Flow;
-use headway_core::files::machine::Method;
-use headway_core::models::transfer::{Direction, HostMemory, Tuning, Via, Way, default_tuning};
+use headway_core::models::transfer::{Direction, HostMemory, Mapping, Method, Shape, Tuning, default_tuning};
 use headway_core::units::Bytes;
 use headway_device::gpu::{Move, Mover, Piece};
 use headway_device::{Buffer, DeviceError, HostKind};
@@ -44,23 +43,25 @@ impl Copier {
     pub(super) fn by(
         &self,
         copy: &mut Transfer<'_>,
-        (way, tuning): (Way, Option<Tuning>),
+        (method, tuning): (Method, Option<Tuning>),
         set_up: bool,
         relays: &[usize],
     ) -> Result<Moved, CopyError> {
         let gpu = &self.gpus[copy.gpu];
-        self.forbidden(way)?;
-        let result = match way.method {
-            Method::Pageable => pageable(gpu, copy).map_err(|error| CopyError::device(way, error, 0, 0)),
-            Method::Dma if way.via == Some(Via::Register) => self.register(gpu, copy, way),
-            Method::Dma => self.dma(gpu, copy, way),
-            Method::Kernel => self.kernel(gpu, copy, way),
-            Method::Window => self.window(copy, way),
-            Method::PagedWindow => {
-                paged_window(gpu, copy, way.via).map_err(|error| CopyError::device(way, error, 0, 0))
+        self.forbidden(method)?;
+        let result = match method {
+            Method::Pageable => pageable(gpu, copy).map_err(|error| CopyError::device(method, error, 0, 0)),
+            Method::Register => self.register(gpu, copy, method),
+            Method::Dma => self.dma(gpu, copy, method),
+            Method::Kernel => self.kernel(gpu, copy, method),
+            Method::Window(_) => self.window(copy, method),
+            Method::PagedWindow(mapping) => {
+                paged_window(gpu, copy, mapping).map_err(|error| CopyError::device(method, error, 0, 0))
             }
-            Method::Resident => resident(gpu, copy, way.via).map_err(|error| CopyError::device(way, error, 0, 0)),
-            Method::Staged | Method::Multipath => self.staged(copy, (way, tuning), set_up, relays),
+            Method::Resident(shape) => {
+                resident(gpu, copy, shape).map_err(|error| CopyError::device(method, error, 0, 0))
+            }
+            Method::Staged | Method::Multipath => self.staged(copy, (method, tuning), set_up, relays),
             Method::Peer => {
                 Err(CopyError::Invalid { what: "method", reason: "`peer` copies between GPUs; use `copy_peer`".into() })
             }
@@ -72,12 +73,12 @@ impl Copier {
     }
 
     /// What the options exclude, whoever asks.
-    fn forbidden(&self, way: Way) -> Result<(), CopyError> {
-        let option = match way.method {
-            Method::Kernel | Method::Resident if self.options.no_sm => "no_sm",
+    fn forbidden(&self, method: Method) -> Result<(), CopyError> {
+        let option = match method {
+            Method::Kernel | Method::Resident(_) if self.options.no_sm => "no_sm",
             _ => return Ok(()),
         };
-        Err(excluded(way, option))
+        Err(excluded(method, option))
     }
 
     /// Checks that the host end is pinned.
@@ -88,7 +89,7 @@ impl Copier {
             Host::Out(memory) => gpu.device.host_kind(memory),
             Host::Held(_) => return Ok(()), // checked where it came in
         };
-        match kind.map_err(|error| CopyError::device(Way::of(Method::Dma), error, 0, 0))? {
+        match kind.map_err(|error| CopyError::device(Method::Dma, error, 0, 0))? {
             HostKind::Pinned => Ok(()),
             HostKind::Pageable => Err(CopyError::Invalid {
                 what,
@@ -97,20 +98,20 @@ impl Copier {
         }
     }
 
-    fn dma(&self, gpu: &CopierGpu, copy: &mut Transfer<'_>, way: Way) -> Result<Moved, CopyError> {
+    fn dma(&self, gpu: &CopierGpu, copy: &mut Transfer<'_>, method: Method) -> Result<Moved, CopyError> {
         self.pinned(gpu, copy, "dma")?;
         let cancel = self.cancel.watch();
         let (direction, len) = (copy.direction, copy.len);
         copy.with_buffers(Some(gpu.device.domain()), |from, to| {
             self.engine_copy(gpu, direction, from, to, len, &cancel)
         })
-        .map_err(|stopped| stopped.error(way, self.bounds(&cancel)))
+        .map_err(|stopped| stopped.error(method, self.bounds(&cancel)))
     }
 
     /// Pins the caller's pages in place for this one copy.
-    fn register(&self, gpu: &CopierGpu, copy: &mut Transfer<'_>, way: Way) -> Result<Moved, CopyError> {
+    fn register(&self, gpu: &CopierGpu, copy: &mut Transfer<'_>, method: Method) -> Result<Moved, CopyError> {
         if self.pinned(gpu, copy, "register").is_ok() {
-            return self.dma(gpu, copy, way);
+            return self.dma(gpu, copy, method);
         }
         let cancel = self.cancel.watch();
         let (direction, len) = (copy.direction, copy.len);
@@ -123,7 +124,7 @@ impl Copier {
             let (from, to) = if direction == Direction::D2h { (from, pinned) } else { (pinned, to) };
             self.engine_copy(gpu, direction, from, to, len, &cancel)
         })
-        .map_err(|stopped| stopped.error(way, self.bounds(&cancel)))
+        .map_err(|stopped| stopped.error(method, self.bounds(&cancel)))
     }
 
     fn engine_copy(
@@ -140,7 +141,7 @@ impl Copier {
         gpu.engine(direction).run(gpu.device.as_ref(), None, steps, self.bounds(cancel))
     }
 
-    fn kernel(&self, gpu: &CopierGpu, copy: &mut Transfer<'_>, way: Way) -> Result<Moved, CopyError> {
+    fn kernel(&self, gpu: &CopierGpu, copy: &mut Transfer<'_>, method: Method) -> Result<Moved, CopyError> {
         self.pinned(gpu, copy, "kernel")?;
         let cancel = self.cancel.watch();
         let (direction, len) = (copy.direction, copy.len);
@@ -151,13 +152,13 @@ impl Copier {
             let steps = steps.into_iter().map(|step| as_pieces(step, by)).collect();
             gpu.kernels.run(gpu.device.as_ref(), None, steps, self.bounds(&cancel))
         })
-        .map_err(|stopped| stopped.error(way, self.bounds(&cancel)))
+        .map_err(|stopped| stopped.error(method, self.bounds(&cancel)))
     }
 
     /// Stores or loads through the buffer's own window.
-    fn window(&self, copy: &mut Transfer<'_>, way: Way) -> Result<Moved, CopyError> {
-        let refuse = |error| CopyError::device(way, error, 0, 0);
-        has_window(copy.device.buffer, way.via).map_err(refuse)?;
+    fn window(&self, copy: &mut Transfer<'_>, method: Method) -> Result<Moved, CopyError> {
+        let refuse = |error| CopyError::device(method, error, 0, 0);
+        has_window(copy.device.buffer, method.mapping()).map_err(refuse)?;
         let mut span = copy.device_span().map_err(refuse)?;
         let cancelled = |prefix: usize| CopyError::Cancelled { completed_prefix: prefix as u64 };
         let cancel = (copy.len > WINDOW_STEP).then(|| self.cancel.watch());
@@ -193,12 +194,12 @@ impl Copier {
     fn staged(
         &self,
         copy: &mut Transfer<'_>,
-        (way, tuning): (Way, Option<Tuning>),
+        (method, tuning): (Method, Option<Tuning>),
         set_up: bool,
         relays: &[usize],
     ) -> Result<Moved, CopyError> {
-        if way.method == Method::Multipath {
-            self.has_relay(copy.gpu, way)?;
+        if method == Method::Multipath {
+            self.has_relay(copy.gpu, method)?;
         }
         let relays: Vec<&CopierGpu> = relays.iter().map(|relay| &self.gpus[*relay]).collect();
         // Relays let go as soon as their GPUs have copies of their own.
@@ -224,7 +225,7 @@ impl Copier {
         let populate = self.options.mapped_files;
         let how = Staged { cancel: Some(&cancel), populate, huge, own: &own, ..Staged::new(tuning) };
         if self.options.no_threads && !pinned {
-            return Err(excluded(way, "no_threads"));
+            return Err(excluded(method, "no_threads"));
         }
         let mut patience = Patience::new(self.options.limits.patience);
         let moved = loop {
@@ -232,7 +233,7 @@ impl Copier {
                 Err(StagingError::NotReady { .. }) if set_up => {
                     for (at, link) in links.iter().enumerate() {
                         let relay = (at > 0).then_some(tuning.in_flight);
-                        link.prepare(tuning.buffer, relay).map_err(|error| staging_error(way, error))?;
+                        link.prepare(tuning.buffer, relay).map_err(|error| staging_error(method, error))?;
                     }
                 }
                 // Who has borrowed this GPU's threads lets go of them now that it has a copy of its own.
@@ -240,7 +241,7 @@ impl Copier {
                 result => break result,
             }
         };
-        let moved = moved.map_err(|error| staging_error(way, error))?;
+        let moved = moved.map_err(|error| staging_error(method, error))?;
         Ok(Moved { chunks: moved.chunks, waited: moved.waited, ahead: 0 })
     }
 
@@ -276,12 +277,12 @@ impl Copier {
     }
 
     /// Checks that there is a second link to `gpu`, used or not.
-    fn has_relay(&self, gpu: usize, way: Way) -> Result<(), CopyError> {
+    fn has_relay(&self, gpu: usize, method: Method) -> Result<(), CopyError> {
         if (0..self.gpus.len()).any(|relay| self.reaches(relay, gpu)) {
             return Ok(());
         }
         Err(CopyError::Unavailable {
-            way,
+            method,
             source: DeviceError::Unavailable {
                 what: "a second link".into(),
                 reason: "no other GPU reaches this one directly".into(),
@@ -292,7 +293,7 @@ impl Copier {
 
     /// Waits until everything is there that one staged copy of `gpu` with buffers of `buffer` may have.
     pub(super) fn prepare_gpu(&self, gpu: &CopierGpu, buffer: Bytes) -> Result<(), CopyError> {
-        gpu.pool.prepare(buffer, None).map_err(|error| staging_error(Way::of(Method::Staged), error))
+        gpu.pool.prepare(buffer, None).map_err(|error| staging_error(Method::Staged, error))
     }
 
     /// What bounds a copy that `cancel` ends.
@@ -302,9 +303,9 @@ impl Copier {
 }
 
 /// What `option` rules out.
-pub(super) fn excluded(way: Way, option: &str) -> CopyError {
+pub(super) fn excluded(method: Method, option: &str) -> CopyError {
     CopyError::Unavailable {
-        way,
+        method,
         source: DeviceError::Unavailable {
             what: "this method".into(),
             reason: format!("the option `{option}` excludes it"),
@@ -314,13 +315,13 @@ pub(super) fn excluded(way: Way, option: &str) -> CopyError {
 }
 
 /// Checks that the memory has a window, of the form asked for.
-pub(super) fn has_window(buffer: &Buffer, via: Option<Via>) -> Result<(), DeviceError> {
+pub(super) fn has_window(buffer: &Buffer, mapping: Option<Mapping>) -> Result<(), DeviceError> {
     let absent = |reason: String| DeviceError::Unavailable {
         what: "a window on this buffer".into(),
         reason,
         remedy: "make the buffer with a window, as far as `headway doctor` lists one".into(),
     };
-    match (buffer.window(), via) {
+    match (buffer.window(), mapping) {
         (None, _) => Err(absent("it was made without one".into())),
         (Some(there), Some(asked)) if there != asked => Err(absent(format!("its window is {there}, not {asked}"))),
         (Some(_), _) => Ok(()),
@@ -348,11 +349,11 @@ fn pageable(gpu: &CopierGpu, copy: &mut Transfer<'_>) -> Result<Moved, DeviceErr
     Ok(Moved::ONE)
 }
 
-fn paged_window(gpu: &CopierGpu, copy: &mut Transfer<'_>, via: Option<Via>) -> Result<Moved, DeviceError> {
+fn paged_window(gpu: &CopierGpu, copy: &mut Transfer<'_>, mapping: Option<Mapping>) -> Result<Moved, DeviceError> {
     // The window claims the bytes itself; this empty claim only names the memory.
     let name = super::ends::claim(copy.device, 0, headway_device::Access::Read)?;
     let at = copy.device;
-    let moves = gpu.with_pager(via, at.buffer, &name, |pager| {
+    let moves = gpu.with_pager(mapping, at.buffer, &name, |pager| {
         let before = pager.moves();
         copy.with_bytes(|host| match host {
             HostBytes::In(from) => pager.store(at.offset, from),
@@ -363,8 +364,8 @@ fn paged_window(gpu: &CopierGpu, copy: &mut Transfer<'_>, via: Option<Via>) -> R
     Ok(Moved { chunks: moves.max(1), ..Moved::ONE })
 }
 
-fn resident(gpu: &CopierGpu, copy: &mut Transfer<'_>, via: Option<Via>) -> Result<Moved, DeviceError> {
-    let copier = gpu.resident(via)?;
+fn resident(gpu: &CopierGpu, copy: &mut Transfer<'_>, shape: Option<Shape>) -> Result<Moved, DeviceError> {
+    let copier = gpu.resident(shape)?;
     let mut copier = copier.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     let mut span = copy.device_span()?;
     if let Host::Held(host) = copy.host {
@@ -385,11 +386,11 @@ fn resident(gpu: &CopierGpu, copy: &mut Transfer<'_>, via: Option<Via>) -> Resul
 }
 
 /// What a staging error means for a copy by `way`.
-fn staging_error(way: Way, error: StagingError) -> CopyError {
-    let absent = |source| CopyError::Unavailable { way, source };
+fn staging_error(method: Method, error: StagingError) -> CopyError {
+    let absent = |source| CopyError::Unavailable { method, source };
     match error {
         StagingError::NotReady { .. } | StagingError::Busy { .. } => {
-            CopyError::NotReady { way, reason: error.to_string() }
+            CopyError::NotReady { method, reason: error.to_string() }
         }
         StagingError::SetUp { source, .. } => absent(source),
         StagingError::NoRelay { .. } | StagingError::Forked => absent(DeviceError::Unavailable {
@@ -397,9 +398,9 @@ fn staging_error(way: Way, error: StagingError) -> CopyError {
             reason: error.to_string(),
             remedy: "the driver's own call always copies".into(),
         }),
-        StagingError::Request(error) => CopyError::device(way, error, 0, 0),
+        StagingError::Request(error) => CopyError::device(method, error, 0, 0),
         StagingError::Chunk { chunk, completed_prefix, source } => {
-            CopyError::device(way, source, chunk, completed_prefix)
+            CopyError::device(method, source, chunk, completed_prefix)
         }
         StagingError::Timeout { after, state, completed_prefix } => {
             CopyError::Timeout { what: state, after, completed_prefix }
