@@ -319,9 +319,9 @@ mod tests {
     fn advice_on_huge_pages_keeps_to_what_lies_within() {
         let mut mapping = Mapping::anonymous(6 << 20).unwrap();
         for range in [0..0, 1..4096, 1..(6 << 20) - 1, 0..6 << 20] {
-            advise_huge(&mut mapping.bytes_mut()[range]);
+            advise_huge(&mut mapping[range]);
         }
-        assert!(mapping.bytes_mut().iter().all(|byte| *byte == 0));
+        assert!(mapping.iter().all(|byte| *byte == 0));
     }
 
     /// How many pages of `memory` are there (`mincore`).

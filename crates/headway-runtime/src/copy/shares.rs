@@ -96,7 +96,7 @@ mod tests {
             let key = Key {
                 gpu: EndpointId(gpu),
                 peer: None,
-                method: method,
+                method,
                 direction: Direction::H2d,
                 memory: HostMemory::Warm,
                 load: Load::Alone,
