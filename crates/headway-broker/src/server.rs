@@ -1,5 +1,6 @@
 //! The broker: one thread that decides, over sockets for control and shared pages for everything frequent.
 
+mod departure;
 mod desk;
 mod door;
 mod gpus;
