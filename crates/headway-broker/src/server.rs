@@ -3,6 +3,7 @@
 mod departure;
 mod desk;
 mod door;
+mod ends;
 mod gpus;
 mod journal;
 mod leases;

@@ -1,0 +1,91 @@
+//! How clients end: they leave, are cut off, or their process ends. What they hold is free when their GPU work has ended.
+
+use headway_core::decisions::sharing::log::Line;
+use headway_core::decisions::sharing::{ClientId, Input};
+use headway_core::units::Nanos;
+
+use super::desk::Desk;
+use super::session::{Gone, Session};
+
+impl Desk {
+    /// A client has closed its connection.
+    pub(super) fn leave(&mut self, now: Nanos, client: ClientId) {
+        self.catch_up(now, client, false);
+        self.counts.gone += 1;
+        self.let_go(now, client, false);
+    }
+
+    /// Serves a client no longer that does not keep to the protocol, or hangs.
+    pub(super) fn cut(&mut self, now: Nanos, client: ClientId, hung: bool) {
+        if self.sessions.get(&client).is_some_and(|session| session.gone.is_none()) {
+            self.counts.cut += 1;
+            let pid = self.sessions.get(&client).map_or(0, |session| session.peer.pid);
+            self.journal.note(now, &Line::Cut { now, client, pid, hung });
+            if hung {
+                self.strike(now, client);
+            }
+            self.let_go(now, client, hung);
+        }
+    }
+
+    pub(super) fn process_ended(&mut self, now: Nanos, client: ClientId) {
+        self.catch_up(now, client, false);
+        let Some(session) = self.sessions.get_mut(&client) else { return };
+        match &mut session.gone {
+            Some(gone) => {
+                gone.ended.get_or_insert(now);
+            }
+            None => {
+                self.counts.gone += 1;
+                self.let_go(now, client, false);
+                if let Some(Session { gone: Some(gone), .. }) = self.sessions.get_mut(&client) {
+                    gone.ended = Some(now);
+                }
+            }
+        }
+    }
+
+    /// Drops what a client waits for; what it holds stays until its GPU work has ended.
+    fn let_go(&mut self, now: Nanos, client: ClientId, hung: bool) {
+        let Some(session) = self.sessions.get_mut(&client).filter(|session| session.gone.is_none()) else { return };
+        self.roster_changed = true;
+        session.gone = Some(Gone { since: now, ended: session.process.has_ended().then_some(now), hung });
+        let tasks = session.tasks.clone();
+        self.end_leases_of(now, client);
+        let mut holds = false;
+        for task in &tasks {
+            let Some(task) = self.tasks.get_mut(task) else { continue };
+            task.open = task.open.take().filter(|open| open.granted.is_some());
+            if let Some(open) = &mut task.open {
+                open.engines = open.engines.take().filter(|engines| engines.held.is_some());
+                holds = true;
+            }
+        }
+        let _ = self.feed(now, Input::ClientGone { client });
+        self.take_all_turns(now);
+        if let Some(session) = self.sessions.get_mut(&client) {
+            // The end of the connection tells the client; the descriptors leave the poller with the session.
+            session.pages = session.pages.take().filter(|_| holds);
+        }
+        if !holds {
+            self.drained(now, client);
+        }
+    }
+
+    /// The GPU work of a client that is gone has ended: what it held is free.
+    pub(super) fn drained(&mut self, now: Nanos, client: ClientId) {
+        let Some(session) = self.sessions.get_mut(&client) else { return };
+        for task in std::mem::take(&mut session.tasks) {
+            if let Some(open) = self.tasks.get(&task).and_then(|task| task.open.as_ref()) {
+                self.charge_user(now, open.key.job);
+            }
+            self.priority.forget(task);
+            self.leases.forget(task);
+            self.without_room.remove(&task);
+            self.tasks.remove(&task);
+        }
+        let _ = self.feed(now, Input::Drained { client });
+        self.removed.push(client);
+        self.take_all_turns(now);
+    }
+}
