@@ -3,7 +3,6 @@
 mod departure;
 mod desk;
 mod door;
-mod ends;
 mod gpus;
 mod journal;
 mod leases;
