@@ -111,7 +111,10 @@ fn check_table(folder: &Path, (name, column, values): (&str, &str, &[&str])) {
     if text.contains(FIGURES) {
         // Samples of one point are in order.
         for line in &lines {
-            let figures: Vec<u64> = line[line.len() - 3..].iter().map(|figure| figure.parse().unwrap()).collect();
+            // A 99th percentile of few samples is left out.
+            let given = line[line.len() - 3..].iter().filter(|figure| !figure.is_empty());
+            let figures: Vec<u64> = given.map(|figure| figure.parse().unwrap()).collect();
+            assert!(figures.len() >= 2, "{name}: {line:?}");
             assert!(figures.is_sorted(), "{name}: {line:?}");
         }
     }

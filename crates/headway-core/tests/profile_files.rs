@@ -183,7 +183,7 @@ fn words_and_forms_that_do_not_belong_are_refused() {
         "\"h2d\"",
         "\"d2h\"",
         "true",
-        "only stores through a window are posted, not window d2h",
+        "only stores through a window are posted, not window vulkan d2h",
         "leave `posted` out",
     );
     check(DMA, "direction = \"d2h\"\n", "", "[[curve]]", "[[curve]] has no `direction`", "add `direction = \"h2d\"`");
