@@ -399,7 +399,8 @@ fn auto_is_what_choose_says() {
     }
     // The profile was made so that each of them wins somewhere.
     for method in [Method::Pageable, Method::Window(None), Method::Staged, Method::Resident(None), Method::Dma] {
-        assert!(seen.contains(&method), "{method} was never chosen");
+        let same = |other: &Method| std::mem::discriminant(other) == std::mem::discriminant(&method);
+        assert!(seen.iter().any(same), "{method} was never chosen");
     }
 }
 
