@@ -130,6 +130,8 @@ fn a_client_in_c_written_from_the_page_takes_turns_with_ours() {
     let output = theirs.wait_with_output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(output.status.success() && text.contains(&format!("{ROUNDS} rounds, {ROUNDS} leases")), "{text}");
+    // It has left when the broker has read what it said last.
+    wait_until("the client in C is gone", || ours.status().unwrap().clients.iter().all(|client| client.name != "in C"));
     assert_eq!(ours.status().unwrap().counts.cut, 0);
     drop(task);
     drop(ours);

@@ -8,6 +8,7 @@ use headway_core::decisions::sharing::{
     Action, Arbiter, ClientId, ClusterParameters, Event, GpuId, Input, JobId, Key, Outcome, Refused, TaskId, TokenId,
 };
 use headway_core::units::Nanos;
+use headway_os::clock;
 use headway_os::ipc::{Bell, Socket};
 
 use super::journal::{Journal, Known};
@@ -622,7 +623,8 @@ impl Desk {
     /// Writes down what a client says of an engine that was leased to it. Nothing depends on it.
     fn used(&mut self, now: Nanos, client: ClientId, used: Used) {
         let is_theirs = self.tasks.get(&used.job.task).is_some_and(|task| task.client == client);
-        if is_theirs && used.end <= now {
+        // It may have ended since this turn began, but not later than now.
+        if is_theirs && used.end <= clock::now().max(now) {
             self.journal.note(now, &Line::Used(used));
         }
     }
