@@ -61,7 +61,7 @@ impl Selector {
         &self.steps[self.steps.partition_point(|step| step.from <= bytes) - 1]
     }
 
-    /// All that is known of a copy of `bytes`, by one search: [`Selector::way`], [`Selector::tuning`],
+    /// All that is known of a copy of `bytes`, by one search: [`Selector::method`], [`Selector::tuning`],
     /// [`Selector::predicted`].
     #[must_use]
     pub fn pick(&self, bytes: Bytes) -> (Method, Option<Tuning>, Option<Nanos>) {
