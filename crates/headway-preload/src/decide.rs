@@ -188,8 +188,10 @@ fn look(out: Out, kind: Kind, attention: u32, real: impl FnOnce() -> Status) -> 
         }
     }
     let options = options();
+    let queues = options.aside != Aside::Never || options.piece.is_some();
     if options.fast && out.bytes >= fast::OUT_MIN {
-        let context = (attention & !COUNT != 0).then(|| context::current(driver)).flatten();
+        // Small copies of others would wait behind this one, too.
+        let context = queues.then(|| context::current(driver)).flatten();
         if let Some(context) = &context {
             context.enter();
             neighbours::announce(context.place, out.bytes);
@@ -202,7 +204,7 @@ fn look(out: Out, kind: Kind, attention: u32, real: impl FnOnce() -> Status) -> 
             return SUCCESS;
         }
     }
-    if options.aside == Aside::Never && options.piece.is_none() {
+    if !queues {
         return real();
     }
     let Some(context) = context::current(driver) else { return real() };
