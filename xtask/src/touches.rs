@@ -4,11 +4,11 @@
 //! It reads the tree as text: a test program or a page counts if it names something that the file makes public, or the file.
 
 use std::collections::BTreeSet;
-use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use anyhow::{Context, ensure};
+
+use crate::tidy::Tree;
 
 /// Names that many files have.
 const COMMON: [&str; 4] = ["Error", "Limits", "Options", "Report"];
@@ -32,21 +32,13 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let path = args.file.canonicalize().with_context(|| format!("find `{}`", args.file.display()))?;
     let file = path.strip_prefix(root.canonicalize()?).context("the file lies outside the repository")?;
     ensure!(file.extension().is_some_and(|kind| kind == "rs"), "`{}` is not a Rust source file", file.display());
-    let text = fs::read_to_string(&path).with_context(|| format!("read `{}`", path.display()))?;
-    let files = tracked(&root)?;
-    print!("{}", describe(&root, file, &text, &files)?);
+    let file = file.to_str().context("the path is not UTF-8")?;
+    print!("{}", describe(&Tree::read(&root)?, file)?);
     Ok(())
 }
 
-/// Every file that git knows, from the root.
-fn tracked(root: &Path) -> anyhow::Result<Vec<String>> {
-    let listed = Command::new("git").arg("ls-files").current_dir(root).output().context("start `git ls-files`")?;
-    ensure!(listed.status.success(), "`git ls-files` failed: {}", String::from_utf8_lossy(&listed.stderr));
-    Ok(String::from_utf8(listed.stdout)?.lines().map(str::to_owned).collect())
-}
-
-fn describe(root: &Path, file: &Path, text: &str, files: &[String]) -> anyhow::Result<String> {
-    let file = file.to_str().context("the path is not UTF-8")?;
+fn describe(tree: &Tree, file: &str) -> anyhow::Result<String> {
+    let text = tree.text(file).with_context(|| format!("`{file}` is no text that git knows"))?;
     let mut out = format!("{file}\n");
     for line in text.lines().take_while(|line| line.starts_with("//!")) {
         out += &format!("  {}\n", line.trim_start_matches("//!").trim());
@@ -55,11 +47,11 @@ fn describe(root: &Path, file: &Path, text: &str, files: &[String]) -> anyhow::R
     let (package, module) = place(file);
     out += "\nTests\n";
     let beside = file.trim_end_matches(".rs").to_owned() + "/tests.rs";
-    if text.contains("#[cfg(test)]") || files.contains(&beside) {
+    if text.contains("#[cfg(test)]") || tree.text(&beside).is_some() {
         out += &format!("  cargo test -p {package} --lib {module}\n");
     }
     let is_test = |path: &str| path.ends_with(".rs") && path.contains("/tests/") && path != file;
-    let tests = mentions(root, files, &names, file, is_test)?;
+    let tests = mentions(tree, &names, file, is_test);
     if tests.is_empty() {
         out += &format!("  cargo test -p {package}   # nothing in it is named by a test program\n");
     }
@@ -69,7 +61,7 @@ fn describe(root: &Path, file: &Path, text: &str, files: &[String]) -> anyhow::R
         out += &format!("  cargo test -p {package} --test {program}   # {}\n", join(&mention.names));
     }
     let is_page = |path: &str| path.ends_with(".md") && !path.starts_with("bench/runs") && path != "CHANGELOG.md";
-    let pages = mentions(root, files, &names, file, is_page)?;
+    let pages = mentions(tree, &names, file, is_page);
     if !pages.is_empty() {
         out += "\nPages\n";
     }
@@ -77,7 +69,7 @@ fn describe(root: &Path, file: &Path, text: &str, files: &[String]) -> anyhow::R
         out += &format!("  {}   # {}\n", mention.place, join(&mention.names));
     }
     let is_patch = |path: &str| path.starts_with("xtask/mutants/");
-    for mention in mentions(root, files, &BTreeSet::new(), file, is_patch)? {
+    for mention in mentions(tree, &BTreeSet::new(), file, is_patch) {
         let name = Path::new(&mention.place).file_stem().unwrap_or_default().to_string_lossy().into_owned();
         out += &format!("\nBroken on purpose by\n  cargo xtask mutants {name}\n");
     }
@@ -128,27 +120,20 @@ fn program(file: &str) -> String {
 }
 
 /// Files that name the file, or one of `names`; those with the most names first.
-fn mentions(
-    root: &Path,
-    files: &[String],
-    names: &BTreeSet<String>,
-    file: &str,
-    counts: impl Fn(&str) -> bool,
-) -> anyhow::Result<Vec<Mention>> {
+fn mentions(tree: &Tree, names: &BTreeSet<String>, file: &str, counts: impl Fn(&str) -> bool) -> Vec<Mention> {
     let mut found = Vec::new();
-    for place in files.iter().filter(|path| counts(path)) {
-        let Ok(text) = fs::read_to_string(root.join(place)) else { continue };
+    for (place, text) in tree.texts().filter(|(path, _)| counts(path)) {
         let words: BTreeSet<&str> = text.split(|c: char| !c.is_alphanumeric() && c != '_').collect();
         let mut named: BTreeSet<String> = names.iter().filter(|name| words.contains(name.as_str())).cloned().collect();
         if text.contains(file) {
             named.insert(file.rsplit('/').next().unwrap_or(file).to_owned());
         }
         if !named.is_empty() {
-            found.push(Mention { place: place.clone(), names: named });
+            found.push(Mention { place: place.to_owned(), names: named });
         }
     }
     found.sort_by(|a, b| b.names.len().cmp(&a.names.len()).then_with(|| a.place.cmp(&b.place)));
-    Ok(found)
+    found
 }
 
 fn join(names: &BTreeSet<String>) -> String {
@@ -172,19 +157,14 @@ mod tests {
 
     #[test]
     fn a_file_of_the_core_has_its_tests_and_a_patched_one_its_patch() {
-        let root = crate::root();
-        let files = tracked(&root).unwrap();
-        let of = |file: &str| {
-            let text = fs::read_to_string(root.join(file)).unwrap();
-            describe(&root, Path::new(file), &text, &files).unwrap()
-        };
+        let tree = Tree::read(&crate::root()).unwrap();
+        let of = |file: &str| describe(&tree, file).unwrap();
         let cuts = of("crates/headway-core/src/decisions/staging/cuts.rs");
         assert!(cuts.contains("cargo test -p headway-core --lib decisions::staging::cuts\n"), "{cuts}");
         let machine = of("crates/headway-core/src/files/machine.rs");
         assert!(machine.contains("cargo test -p headway-core --test machine_files"), "{machine}");
         assert!(machine.contains("  docs/"), "{machine}");
-        let patched = files.iter().filter(|path| path.starts_with("xtask/mutants/")).find_map(|patch| {
-            let text = fs::read_to_string(root.join(patch)).ok()?;
+        let patched = tree.texts().filter(|(path, _)| path.starts_with("xtask/mutants/")).find_map(|(patch, text)| {
             let file = text.lines().find_map(|line| line.strip_prefix("+++ b/"))?.to_owned();
             Some((Path::new(patch).file_stem()?.to_string_lossy().into_owned(), file))
         });

@@ -95,11 +95,8 @@ impl Context {
 
     /// The same for a context that was given up: what was queued in it before may be asked for.
     pub(crate) fn bind_anyway(&self) -> Result<(), DeviceError> {
-        let mut current = null_mut();
         // Others in this process may change what is current on this thread, so that it is asked for and not remembered.
-        // SAFETY: `current` is valid for the call to write.
-        self.note(unsafe { call!(self.driver, cuCtxGetCurrent(&raw mut current)) })?;
-        if current == self.handle.0 {
+        if self.is_current()? {
             return Ok(());
         }
         // SAFETY: the context is retained while this value lives.

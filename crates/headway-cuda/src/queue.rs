@@ -18,7 +18,7 @@ use crate::pieces::{self, Batch, Unit};
 use crate::pool::{self, Pool};
 use crate::table::Address;
 
-/// Programs that one gpu keeps loaded.
+/// Programs that one GPU keeps loaded.
 const PROGRAMS_MAX: usize = 256;
 /// Arguments of one launch.
 const ARGUMENTS_MAX: usize = 16;
@@ -27,7 +27,7 @@ const BLOCKS_MAX: u32 = 4096;
 /// Size of the smallest table.
 const TABLE_MIN: usize = 4096;
 
-/// Programs loaded for one gpu, by the addresses of their texts.
+/// Programs loaded for one GPU, by the addresses of their texts.
 #[derive(Default)]
 pub(crate) struct Modules {
     loaded: Mutex<Vec<(*const u8, *const u8, Arc<Module>)>>,

@@ -435,7 +435,7 @@ pub fn routes(driver: &Arc<Driver>, index: u32) -> Result<Vec<Verdict>, DeviceEr
 }
 
 /// Device memory of GPU number `index` by one route, zeroed, with a window on all of it; not probed before. For measurements:
-/// a gpu chooses the route itself.
+/// [`CudaGpu`](crate::CudaGpu) chooses the route itself.
 ///
 /// # Errors
 /// [`DeviceError::Unavailable`] with the route's reason, [`DeviceError::OutOfMemory`], [`DeviceError::Driver`].

@@ -33,7 +33,7 @@ pub enum Error {
     Import {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// What went wrong with it.
         source: Box<FormatError>,
     },
     /// A workload cannot be said in the format of another tool.
@@ -41,7 +41,7 @@ pub enum Error {
     Export {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// What went wrong with it.
         source: Box<FormatError>,
     },
     /// A file that would be replaced.
@@ -53,7 +53,7 @@ pub enum Error {
     /// A process with a camera failed.
     #[error("camera {camera} failed: {reason}")]
     Camera {
-        /// Which.
+        /// Number of the camera.
         camera: usize,
         /// What it said.
         reason: String,
@@ -64,7 +64,7 @@ pub enum Error {
     /// A process that loads the machine could not be started.
     #[error("cannot load the machine with a process of its own")]
     Load {
-        /// Why.
+        /// What went wrong with it.
         source: io::Error,
     },
     /// There is no such experiment.

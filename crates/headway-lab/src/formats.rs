@@ -151,7 +151,7 @@ pub enum FormatError {
     Time {
         /// Where.
         place: String,
-        /// Why.
+        /// What went wrong with it.
         source: UnitError,
     },
     /// Something is not there.

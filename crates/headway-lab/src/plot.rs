@@ -47,7 +47,7 @@ pub struct Line {
 pub struct PlotError {
     /// The plot.
     pub title: String,
-    /// Why.
+    /// What went wrong with it.
     pub reason: String,
 }
 

@@ -148,7 +148,7 @@ fn wait(driver: &Driver, stream: Stream) -> bool {
 
 /// Makes `copy`, or leaves it to the driver (`false`).
 pub(crate) fn copy(driver: &Driver, copy: Copy) -> bool {
-    let relaxed = Relaxed::new(driver);
+    let _relaxed = Relaxed::new(driver);
     if driver::captures(driver, copy.stream) || !driver::is_ordinary(driver, copy.host, copy.bytes) {
         return false;
     }
@@ -161,7 +161,7 @@ pub(crate) fn copy(driver: &Driver, copy: Copy) -> bool {
     let Ok(buffer) = (unsafe { gpu.gpu.foreign(copy.there, copy.bytes) }) else { return false };
     let at = At { buffer: &buffer, offset: 0 };
     let host = copy.host.cast::<u8>();
-    let done = match copy.direction {
+    match copy.direction {
         Direction::D2h => {
             // SAFETY: as above; a page that cannot be written raises the signal that the driver's own copy raises there.
             let to = unsafe { std::slice::from_raw_parts_mut(host, copy.bytes) };
@@ -175,7 +175,5 @@ pub(crate) fn copy(driver: &Driver, copy: Copy) -> bool {
             let how = How::Tuned(Method::Staged, tuning(copy.direction, HostMemory::Warm));
             gpu.copier.copy_in(at, from, how).is_ok()
         }
-    };
-    drop(relaxed);
-    done
+    }
 }

@@ -7,7 +7,7 @@ use std::ptr::NonNull;
 
 use crate::errno::{Errno, OsError};
 
-/// Pages of 2 MiB: what parallel touching is cut into, so that no huge page is shared by two threads.
+/// A huge page: 2 MiB. Parallel touching is cut into such ranges, so that no two threads share one.
 const HUGE_BYTES: usize = 2 << 20;
 /// Threads that touch at most.
 const TOUCH_THREADS_MAX: usize = 64;
@@ -289,9 +289,8 @@ pub fn populate_read(memory: &[u8]) -> Result<(), OsError> {
 /// Lets the kernel back `memory` by huge pages where it leaves that to the program: pages that appear later are huge. Only whole
 /// huge pages inside `memory` are concerned. A kernel without them changes nothing.
 pub fn advise_huge(memory: &mut [u8]) {
-    const HUGE: usize = 2 << 20;
-    let lead = memory.as_ptr().addr().wrapping_neg() % HUGE;
-    let bytes = memory.len().saturating_sub(lead) / HUGE * HUGE;
+    let lead = memory.as_ptr().addr().wrapping_neg() % HUGE_BYTES;
+    let bytes = memory.len().saturating_sub(lead) / HUGE_BYTES * HUGE_BYTES;
     if bytes > 0 {
         // SAFETY: the range lies within `memory`; the advice changes how it is backed, not what it holds.
         let _ = unsafe { libc::madvise(memory.as_mut_ptr().wrapping_add(lead).cast(), bytes, libc::MADV_HUGEPAGE) };
