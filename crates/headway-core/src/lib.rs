@@ -11,4 +11,5 @@ pub mod files;
 pub mod log;
 pub mod models;
 pub mod plan;
+pub mod random;
 pub mod units;
