@@ -8,11 +8,13 @@ use std::path::PathBuf;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use headway::core::models::cpu::Wish;
-use headway::core::models::transfer::{Direction, HostMemory, Load, Method, Statistic};
-use headway::core::plan::Strategy;
-use headway::core::units::{Bytes, Nanos, UnitError};
+use headway::explain::{Direction, HostMemory, Load, Statistic};
 use headway::keep::Keep;
+use headway::machine::Method;
+use headway::plan::Strategy;
+use headway::run::Wish;
+use headway::units::{Bytes, Nanos, UnitError};
+use headway_lab::child::Part;
 use headway_measure::Step;
 
 pub(crate) use self::broker::{BrokerArgs, ModeArg};
@@ -115,6 +117,13 @@ pub(crate) enum Command {
     Completions {
         /// The shell
         shell: clap_complete::Shell,
+    },
+    /// Serve an experiment or a benchmark that this program runs in another process
+    #[command(name = headway_lab::child::WORD, hide = true)]
+    LabChild {
+        #[arg(value_parser = word(Part::WORDS))]
+        part: Part,
+        order: String,
     },
 }
 

@@ -4,10 +4,10 @@ use std::fmt::Write;
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use headway::broker::{self, Access, MemoryStatus, Options, Phase, Status};
-use headway::core::decisions::engine_lock::{Engine, LockId, Order};
-use headway::core::units::Nanos;
-use headway::os::ipc::stop_when_told;
+use headway::broker::{
+    self, Access, Engine, LockId, MemoryStatus, Mode, Options, Order, Phase, Status, stop_when_told,
+};
+use headway::units::Nanos;
 use headway_lab::bench::broker as bench;
 
 use crate::Answer;
@@ -18,10 +18,10 @@ pub(crate) fn broker(out: &Out, args: &BrokerArgs) -> Result<Answer> {
     // Orderly, whoever asks: the socket is removed, and priorities are taken back.
     let stop = stop_when_told().context("cannot listen for signals")?;
     let mode = args.mode.map(|mode| match mode {
-        ModeArg::Optimal => headway::core::decisions::token::Mode::Optimal,
-        ModeArg::WorkConserving => headway::core::decisions::token::Mode::WorkConserving,
-        ModeArg::Fifo => headway::core::decisions::token::Mode::Fifo,
-        ModeArg::Priority => headway::core::decisions::token::Mode::Priority,
+        ModeArg::Optimal => Mode::Optimal,
+        ModeArg::WorkConserving => Mode::WorkConserving,
+        ModeArg::Fifo => Mode::Fifo,
+        ModeArg::Priority => Mode::Priority,
     });
     let usual = Options::default();
     let options = Options {

@@ -8,14 +8,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use clap::CommandFactory;
-use headway::core::files::machine::{self, Confidence, Machine};
-use headway::core::plan::planner::{self, ModelAnswer, Options};
-use headway::core::plan::{Outcome, Plan};
-use headway::cpus::{self, Assumption};
 use headway::keep::Keep;
+use headway::machine::{Confidence, Machine};
+use headway::plan::{self as plans, Assumption, ModelAnswer, Options, Outcome, Plan};
 use headway::run::Progress;
-use headway::{doctor as examine, files, report as reports, run as runs};
+use headway::{doctor as examine, report as reports, run as runs};
 use headway_lab::bench::{self, combine};
+use headway_lab::child;
 use headway_lab::reproduce as experiments;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
@@ -71,9 +70,9 @@ pub(crate) fn doctor(out: &Out, backend: PortArg) -> Result<Answer> {
 }
 
 fn machine(args: &PlanArgs) -> Result<Machine> {
-    let machine = files::machine(args.machine.as_deref().unwrap_or("h200-x4"))?;
+    let machine = headway::machine::open(args.machine.as_deref().unwrap_or("h200-x4"))?;
     Ok(match args.gpus {
-        Some(gpus) => files::restrict(&machine, gpus)?,
+        Some(gpus) => headway::machine::restrict(&machine, gpus)?,
         None => machine,
     })
 }
@@ -89,13 +88,13 @@ struct Planned<'a> {
 }
 
 pub(crate) fn plan(out: &Out, args: &PlanArgs) -> Result<Answer> {
-    let workload = files::workload(&args.workload)?;
+    let workload = headway::workload::open(&args.workload)?;
     if workload.value.sharing.is_some() {
         return sharing::plan(out, &machine(args)?, &workload);
     }
     let machine = machine(args)?;
-    let plan = files::plan(&machine, &workload, Options { strategy: args.strategy.map(Into::into) })?;
-    let (models, assumes, confidence) = (planner::models(&plan), cpus::assumption(&plan), machine.confidence());
+    let plan = headway::plan::make(&machine, &workload, Options { strategy: args.strategy.map(Into::into) })?;
+    let (models, assumes, confidence) = (plans::models(&plan), plans::assumption(&plan), machine.confidence());
     let planned = Planned { plan: &plan, models, assumes, confidence };
     out.print(&planned, || show::plan(&plan, &planned.models, &planned.assumes, &planned.confidence))?;
     Ok(match plan.verdict.outcome {
@@ -134,7 +133,7 @@ pub(crate) fn interrupt(out: &Out, left: &str) -> Arc<AtomicBool> {
 }
 
 pub(crate) fn run(out: &Out, args: &RunArgs) -> Result<Answer> {
-    let workload = files::workload(&args.plan.workload)?;
+    let workload = headway::workload::open(&args.plan.workload)?;
     let interrupt = interrupt(out, "a partial folder");
     let options = runs::Options {
         backend: args.backend.into(),
@@ -204,7 +203,7 @@ pub(crate) fn replay(out: &Out, log: &Path) -> Result<Answer> {
     Ok(Answer::Yes)
 }
 
-fn replay_broker(out: &Out, log: &headway::trace::broker::Log) -> Result<Answer> {
+fn replay_broker(out: &Out, log: &headway::report::BrokerLog) -> Result<Answer> {
     let replayed = match reports::replay_broker(log) {
         Err(headway::Error::ReplayBroker(difference)) if out.format == Format::Json => {
             let json = serde_json::json!({ "schema": 1, "equal": false, "difference": difference.to_string() });
@@ -296,16 +295,17 @@ pub(crate) fn reproduce(out: &Out, args: &ReproduceArgs) -> Result<Answer> {
 
 pub(crate) fn machines(out: &Out, name: Option<&str>) -> Result<Answer> {
     if let Some(name) = name {
-        let Some((_, text)) = machine::SHIPPED.iter().find(|(shipped, _)| *shipped == name) else {
+        let Some((_, text)) = headway::machine::SHIPPED.iter().find(|(shipped, _)| *shipped == name) else {
             // Names what is shipped.
-            files::machine(name)?;
+            headway::machine::open(name)?;
             anyhow::bail!("`{name}` is a file: read it directly");
         };
         let json = serde_json::json!({ "schema": 1, "name": name, "file": text });
         out.print(&json, || (*text).to_owned())?;
         return Ok(Answer::Yes);
     }
-    let machines: Vec<Machine> = machine::SHIPPED.iter().filter_map(|(name, _)| machine::shipped(name)).collect();
+    let machines: Vec<Machine> =
+        headway::machine::SHIPPED.iter().filter_map(|(name, _)| headway::machine::shipped(name)).collect();
     let list: Vec<_> = machines
         .iter()
         .map(|m| serde_json::json!({ "name": m.name, "description": m.description, "gpus": m.gpus().count(), "calibrated": m.calibration.is_some(), "confidence": m.confidence() }))
@@ -320,6 +320,10 @@ pub(crate) fn completions(shell: clap_complete::Shell) -> Result<Answer> {
     clap_complete::generate(shell, &mut Cli::command(), "headway", &mut script);
     write_out(&script)?;
     Ok(Answer::Yes)
+}
+
+pub(crate) fn lab_child(part: child::Part, order: &str) -> Result<Answer> {
+    Ok(if child::serve(part, order) { Answer::Yes } else { Answer::No })
 }
 
 /// A progress bar on stderr that appears only when something takes long.

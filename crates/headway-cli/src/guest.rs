@@ -6,8 +6,8 @@ use std::str::FromStr;
 
 use anyhow::Result;
 use clap::{Args, ValueEnum};
-use headway::core::units::{Bytes, UnitError};
 use headway::guest::{self, Aside, GuestError, GuestOptions};
+use headway::units::{Bytes, UnitError};
 
 use crate::Answer;
 

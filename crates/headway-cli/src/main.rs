@@ -16,7 +16,7 @@ mod transfers;
 use std::process::ExitCode;
 
 use clap::Parser;
-use headway::core::log::Incomplete;
+use headway::run::Incomplete;
 
 use args::{BenchCommand, Cli, Command};
 
@@ -45,9 +45,6 @@ impl Answer {
 }
 
 fn main() -> ExitCode {
-    headway_lab::reproduce::serve_load();
-    headway_lab::reproduce::serve_camera();
-    headway_lab::bench::broker::serve();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => return failure::misused(&error),
@@ -74,6 +71,7 @@ fn main() -> ExitCode {
         Command::Status { socket, lost } => broker::status(&out, socket.as_deref(), *lost),
         Command::Man { of, out: folder } => manual::man(&out, of, folder.as_deref()),
         Command::Completions { shell } => commands::completions(*shell),
+        Command::LabChild { part, order } => commands::lab_child(*part, order),
     };
     match answer {
         Ok(Answer::Yes) => ExitCode::SUCCESS,

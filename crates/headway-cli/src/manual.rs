@@ -40,7 +40,7 @@ fn built() -> clap::Command {
 /// The words of `command`, then of all its subcommands.
 fn subcommands(command: &clap::Command, words: &[String]) -> Vec<Vec<String>> {
     let mut all = vec![words.to_vec()];
-    for child in command.get_subcommands() {
+    for child in command.get_subcommands().filter(|child| !child.is_hide_set()) {
         all.extend(subcommands(child, &[words, &[child.get_name().to_owned()]].concat()));
     }
     all
@@ -51,7 +51,8 @@ fn page(words: &[String]) -> Result<Vec<u8>> {
     let mut command = built();
     for word in words {
         let Some(child) = command.find_subcommand(word) else {
-            let known: Vec<&str> = command.get_subcommands().map(clap::Command::get_name).collect();
+            let shown = command.get_subcommands().filter(|child| !child.is_hide_set());
+            let known: Vec<&str> = shown.map(clap::Command::get_name).collect();
             bail!("there is no command `{word}` below `{}`; use one of: {}", command.get_name(), known.join(", "));
         };
         command = child.clone();

@@ -5,14 +5,14 @@ use std::io::{self, IsTerminal};
 use std::path::Path;
 
 use anyhow::Result;
-use headway::core::analysis::sharing::{Resource, Unknown, Verdict};
-use headway::core::files::error::Loaded;
-use headway::core::files::machine::Machine;
-use headway::core::files::workload::Workload;
+use headway::machine::Machine;
 use headway::report as reports;
+use headway::report::TaskLog;
 use headway::run::{Options, tasks};
 use headway::share::{self, Report};
-use headway::trace::sharing::Log;
+use headway::share::{Resource, Unknown, Verdict};
+use headway::workload::Loaded;
+use headway::workload::Workload;
 
 use crate::Answer;
 use crate::commands::{Bar, Out};
@@ -47,7 +47,7 @@ pub(crate) fn run(out: &Out, workload: &Loaded<Workload>, options: &Options) -> 
     Ok(Answer::of_run(report.summary.verdict.held, report.summary.incomplete.as_ref()))
 }
 
-pub(crate) fn report(out: &Out, log: &Log, folder: Option<&Path>, traced: u64) -> Result<Answer> {
+pub(crate) fn report(out: &Out, log: &TaskLog, folder: Option<&Path>, traced: u64) -> Result<Answer> {
     let (summary, folder) = reports::report_sharing(log, folder, traced)?;
     out.print(&summary, || summary.table() + &folder.as_deref().map_or_else(String::new, places))?;
     Ok(if summary.verdict.held { Answer::Yes } else { Answer::No })

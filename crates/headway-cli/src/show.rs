@@ -4,19 +4,16 @@ use std::ffi::OsStr;
 use std::fmt::Write;
 use std::path::Path;
 
-use headway::core::analysis::schedulability::Strength as Proof;
-use headway::core::files::machine::{Confidence, Machine};
-use headway::core::models::cpu::Wish;
-use headway::core::plan::planner::{Evidence, ModelAnswer, rate_alone};
-use headway::core::plan::{
-    Outcome, Pipeline, Plan, PlannedBatch, Source, Strategy, Strength, Verdict, Violation, Work,
-};
-use headway::core::units::{Bytes, Nanos, Rate};
-use headway::cpus::Assumption;
 use headway::doctor::{Examination, State};
 use headway::keep::Keep;
+use headway::machine::{Confidence, Machine};
+use headway::plan::{
+    Assumption, Evidence, ModelAnswer, Outcome, Pipeline, Plan, PlannedBatch, Proof, Source, Strategy, Strength,
+    Verdict, Violation, Work, rate_alone,
+};
 use headway::report::{PAGE, TRACE};
-use headway::run::Report;
+use headway::run::{Report, Wish};
+use headway::units::{Bytes, Nanos, Rate};
 use headway_lab::bench::Target;
 
 use crate::args::RunArgs;

@@ -3,9 +3,9 @@
 use std::fmt::Write;
 
 use anyhow::Result;
-use headway::core::models::transfer::{Explanation, Figures, TAIL_SAMPLES};
-use headway::core::units::Nanos;
 use headway::explain::{self as explaining, Question};
+use headway::explain::{Explanation, Figures, TAIL_SAMPLES};
+use headway::units::Nanos;
 use headway_lab::bench::{self, Outcome};
 use headway_measure::{self as measuring, Depth};
 

@@ -10,17 +10,17 @@ use std::fs;
 use std::path::Path;
 
 use common::{command, headway, interrupt, place, root, wait_until};
-use headway::core::decisions::engine_lock::{
+use headway_core::decisions::engine_lock::{
     Engine, EngineParameters, LockId, Operation, Order, PeerLocks, Refused as EngineRefused, Work,
 };
-use headway::core::decisions::predictor::{Estimator, Form, PredictorParameters, Subject};
-use headway::core::decisions::sharing::log::{Fed, Line, Start, TaskLine, Used, Why};
-use headway::core::decisions::sharing::{
+use headway_core::decisions::predictor::{Estimator, Form, PredictorParameters, Subject};
+use headway_core::decisions::sharing::log::{Fed, Line, Start, TaskLine, Used, Why};
+use headway_core::decisions::sharing::{
     Action, Arbiter, ArbiterParameters, Class, ClientId, ClusterId, ClusterParameters, Direction, GpuId, Input, JobId,
     Key, Limits, ModelId, Outcome, Refused, Segment, TaskId, TaskParameters, TokenId,
 };
-use headway::core::decisions::token::{Mode, Refused as TokenRefused, TokenParameters};
-use headway::core::units::{Bytes, Nanos};
+use headway_core::decisions::token::{Mode, Refused as TokenRefused, TokenParameters};
+use headway_core::units::{Bytes, Nanos};
 use serde_json::Value;
 
 /// Fields that no output of this test has, by table: what only faults, GPUs, other modes or other workloads give.

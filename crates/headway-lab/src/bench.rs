@@ -29,9 +29,9 @@ pub use self::predict::{Compared, Prediction};
 pub use self::results::{Outcome, Row, Target};
 use crate::Error;
 use crate::plot::{Figure, Line, TO_P99};
+use headway::COMMIT;
 use headway::ports::{self, Backend};
 use headway::run::Progress;
-use headway::{COMMIT, files};
 use headway_measure::place::Place;
 use headway_measure::rig::{Rig, Wish};
 use headway_measure::sample::Effort;
@@ -100,7 +100,7 @@ const BYTES_QUICK: usize = 1 << 30;
 /// # Errors
 /// [`headway::Error::Backend`], [`headway_measure::Error::WrongCopy`], [`headway::Error::Interrupted`], and what devices and files refuse.
 pub fn transfers(options: &Options, mut progress: impl FnMut(Progress)) -> Result<Report, Error> {
-    let machine = options.machine.as_deref().map(files::machine).transpose()?;
+    let machine = options.machine.as_deref().map(headway::machine::open).transpose()?;
     let ports = ports::open(options.backend, options.model.as_deref(), options.gpus)?;
     let source = ports.first().map_or("emu", |port| port.description().source.label());
     let gpus: Vec<String> = ports.iter().map(|port| port.description().name.clone()).collect();

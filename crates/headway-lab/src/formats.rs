@@ -22,7 +22,6 @@ pub use self::jobs::{
 };
 pub use self::yaml::{read as read_yaml, write as write_yaml};
 use crate::Error;
-use headway::files;
 
 /// A format of another tool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -326,7 +325,7 @@ pub fn import_file(
 /// # Errors
 /// [`headway::Error::Read`], [`headway::Error::File`], [`Error::Export`].
 pub fn export_file(path: &Path, format: Format, options: &Export) -> Result<Exported, Error> {
-    let workload = files::workload(path)?.value;
+    let workload = headway::workload::open(path)?.value;
     export(format, &workload, options)
         .map_err(|source| Error::Export { path: path.to_owned(), source: Box::new(source) })
 }

@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 pub mod bench;
+pub mod child;
 mod error;
 pub mod formats;
 pub mod plot;

@@ -25,8 +25,9 @@ use flate2::write::GzEncoder;
 use headway_core::units::Nanos;
 use serde::Serialize;
 
-pub use self::gpusync_gpu::{Options as SharingOptions, serve_camera};
-pub use self::loads::serve_load;
+pub use self::gpusync_gpu::Options as SharingOptions;
+pub(crate) use self::gpusync_gpu::camera;
+pub(crate) use self::loads::serve as load;
 use crate::Error;
 use crate::plot::Figure;
 use headway::COMMIT;

@@ -69,7 +69,7 @@ use self::session::{Raw, Session};
 use self::sets::{Pace, Room};
 use headway::ports::{self, Backend};
 use headway::run::Progress;
-use headway::{emulation, files, stamp};
+use headway::{emulation, stamp};
 
 /// Copies that `staged` is tuned with: so long that starting them counts little.
 const STAGED_BYTES: usize = 512 << 20;
@@ -168,8 +168,11 @@ fn run(options: &Options, progress: &mut dyn FnMut(Progress)) -> Result<Report, 
         return Err(Error::Exists { path: options.out.clone() });
     }
     let ports = ports::open(options.backend, options.model.as_deref(), options.gpus)?;
-    let old =
-        if options.only.is_empty() || !exists { None } else { Some(files::machine(&options.out.to_string_lossy())?) };
+    let old = if options.only.is_empty() || !exists {
+        None
+    } else {
+        Some(headway::machine::open(&options.out.to_string_lossy())?)
+    };
     if let Some(file) = old.as_ref().map(|machine| machine.gpus().count()).filter(|file| *file != ports.len()) {
         return Err(Error::OtherNode { path: options.out.clone(), file, here: ports.len() });
     }

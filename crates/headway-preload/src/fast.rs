@@ -7,11 +7,12 @@
 use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use headway::copy::{At, Copier, CopyLimits, CopyOptions, CudaDriver, CudaGpu, How};
-use headway::core::files::machine::EndpointId;
-use headway::core::models::transfer::{Direction, HostMemory, Method, Stores, Tuning};
-use headway::core::units::{Bytes, Nanos};
-use headway::device::Limits;
+use headway::copy::{
+    At, Copier, CopyLimits, CopyOptions, CudaDriver, CudaGpu, Direction, HostMemory, How, Limits, Profile, Stores,
+    Tuning, mostly_absent,
+};
+use headway::machine::{EndpointId, Method};
+use headway::units::{Bytes, Nanos};
 
 use crate::driver::{self, DevicePtr, Driver, Relaxed, STREAM_LEGACY, SUCCESS, Stream};
 use crate::road;
@@ -88,7 +89,7 @@ fn open(driver: &Driver, device: c_int) -> Option<Gpu> {
     let limits = CopyLimits { pinned_max: PINNED_MAX, patience: PATIENCE, ..CopyLimits::default() };
     let options = CopyOptions { limits, ..CopyOptions::default() };
     let gpus = vec![(EndpointId(0), Arc::clone(&gpu) as _)];
-    let copier = Copier::new(gpus, headway::core::models::transfer::Profile::default(), options).ok()?;
+    let copier = Copier::new(gpus, Profile::default(), options).ok()?;
     Some(Gpu { gpu, copier })
 }
 
@@ -165,7 +166,7 @@ pub(crate) fn copy(driver: &Driver, copy: Copy) -> bool {
         Direction::D2h => {
             // SAFETY: as above; a page that cannot be written raises the signal that the driver's own copy raises there.
             let to = unsafe { std::slice::from_raw_parts_mut(host, copy.bytes) };
-            let memory = if headway::os::memory::mostly_absent(to, 8) { HostMemory::Fresh } else { HostMemory::Warm };
+            let memory = if mostly_absent(to, 8) { HostMemory::Fresh } else { HostMemory::Warm };
             let how = How::Tuned(Method::Staged, tuning(copy.direction, memory));
             gpu.copier.copy_out(to, at, how).is_ok()
         }

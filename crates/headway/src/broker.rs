@@ -5,20 +5,25 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
 use headway_broker::{BrokerLimits, Health, Probe, Server, Tell, place};
-use headway_core::decisions::engine_lock::{EngineParameters, Order, PeerLocks};
+use headway_core::decisions::engine_lock::EngineParameters;
+pub use headway_core::decisions::engine_lock::{Engine, LockId, Order, PeerLocks};
 use headway_core::decisions::predictor::PredictorParameters;
 use headway_core::decisions::sharing::{
     ArbiterParameters, CLASSES, Class, ClusterId, ClusterParameters, Distances, GpuId, Limits, ModelId,
 };
-use headway_core::decisions::token::{Mode, TokenParameters};
+pub use headway_core::decisions::token::Mode;
+use headway_core::decisions::token::TokenParameters;
 use headway_core::files::machine::{Endpoint, EndpointId, Machine};
 use headway_core::units::{Bytes, Nanos, PPM, Rate};
 use headway_cuda::{Nvml, NvmlGpu};
 use headway_os::affinity;
 
+/// A flag that the signals which end a broker set: what runs it removes its socket and ends.
+pub use headway_os::ipc::stop_when_told;
+
 pub use headway_broker::{Access, Client, MemoryStatus, OnLoss, Phase, Status, TaskShape};
 
-use crate::{Error, files};
+use crate::Error;
 
 /// How GPUs are shared.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -126,9 +131,9 @@ pub fn serve(
     tell: impl Fn(&str) + Send + Sync + 'static,
     started: impl FnOnce(&Path),
 ) -> Result<(), Error> {
-    let machine = files::machine(&options.machine)?;
+    let machine = crate::machine::open(&options.machine)?;
     let machine = match options.gpus {
-        Some(gpus) => files::restrict(&machine, gpus)?,
+        Some(gpus) => crate::machine::restrict(&machine, gpus)?,
         None => machine,
     };
     let usual = match options.access {
@@ -317,7 +322,7 @@ mod tests {
 
     #[test]
     fn every_gpu_is_in_one_cluster() {
-        let machine = files::machine("h200-x4").unwrap();
+        let machine = crate::machine::open("h200-x4").unwrap();
         let parameters = parameters(&machine, &Options { cpus: Some(6), ..Options::default() }).unwrap();
         let mut gpus: Vec<u32> =
             parameters.clusters.iter().flat_map(|cluster| &cluster.gpus).map(|gpu| gpu.0).collect();
@@ -328,7 +333,7 @@ mod tests {
     #[test]
     fn distances_follow_from_what_moving_a_state_takes() {
         let classes = |name: &str| {
-            let machine = files::machine(name).unwrap();
+            let machine = crate::machine::open(name).unwrap();
             let gpus: Vec<GpuId> = (0..machine.gpus().count() as u32).map(GpuId).collect();
             let distances = distances(&machine, &gpus);
             let row = |from: usize| (0..gpus.len()).map(|to| distances.class(from, to).0).collect::<Vec<_>>();

@@ -3,9 +3,13 @@
 use std::sync::Arc;
 
 use headway_core::files::machine::{EndpointId, Machine};
-use headway_core::models::transfer::{Profile, Stamp};
-use headway_device::gpu::Gpu;
+use headway_core::models::transfer::Stamp;
+pub use headway_core::models::transfer::{Direction, HostMemory, Profile, Stores, Tuning};
+pub use headway_device::gpu::{Caching, Gpu, Piece, Reach};
+pub use headway_device::{Access, Buffer, DeviceError, Limits, Span};
 
+/// Whether most pages of a slice were never touched: such memory is slower to copy into.
+pub use headway_os::memory::mostly_absent;
 pub use headway_runtime::copy::{
     At, Copier, CopyError, CopyLimits, CopyOptions, Event, How, ManyBy, Observation, Observer, Probe, Report,
 };
@@ -14,7 +18,7 @@ pub use headway_runtime::copy::{
 pub use headway_cuda::{CudaGpu, Driver as CudaDriver};
 
 use crate::ports::{self, Backend};
-use crate::{Error, files, stamp};
+use crate::{Error, stamp};
 
 /// What to open.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -31,6 +35,22 @@ pub struct Options {
     pub copies: CopyOptions,
 }
 
+/// Every GPU of this computer, with built-in figures of what copies cost.
+///
+/// # Errors
+/// As for [`open`].
+pub fn gpus() -> Result<Copier, Error> {
+    open(&Options::default())
+}
+
+/// So many emulated GPUs: threads and memory of this computer that go no faster than an H200 would.
+///
+/// # Errors
+/// As for [`open`].
+pub fn emulated(gpus: usize) -> Result<Copier, Error> {
+    open(&Options { backend: Backend::Emu, gpus: Some(gpus), ..Options::default() })
+}
+
 /// Opens the GPUs of a backend for copies.
 ///
 /// A profile that was measured on something else is stale: only the driver's own methods are chosen then, and one event says
@@ -39,7 +59,7 @@ pub struct Options {
 /// # Errors
 /// [`Error::Backend`], [`Error::TooFewGpus`], [`Error::Copy`], and what reading the machine gives.
 pub fn open(options: &Options) -> Result<Copier, Error> {
-    let machine = options.machine.as_deref().map(files::machine).transpose()?;
+    let machine = options.machine.as_deref().map(crate::machine::open).transpose()?;
     let ports = ports::open(options.backend, options.model.as_deref(), options.gpus)?;
     let ids = names(machine.as_ref(), &ports)?;
     let profile = machine.as_ref().map_or_else(Profile::default, |machine| machine.profile.clone());

@@ -4,7 +4,7 @@ use headway_core::files::machine::{EngineClass, Machine};
 use headway_core::units::Rate;
 use headway_device::emu::EmuSpec;
 
-use crate::{Error, files};
+use crate::Error;
 
 /// Machines that are imitated if none is named: the first one with as many GPUs as were asked for.
 const USUAL: [&str; 2] = ["h200-x1", "h200-x4"];
@@ -16,14 +16,14 @@ const USUAL: [&str; 2] = ["h200-x1", "h200-x4"];
 /// [`Error::TooFewGpus`], and what reading `model` gives.
 pub fn machine(model: Option<&str>, gpus: Option<usize>) -> Result<Machine, Error> {
     let wanted = gpus.unwrap_or(1);
-    let mut machine = files::machine(model.unwrap_or(USUAL[0]))?;
+    let mut machine = crate::machine::open(model.unwrap_or(USUAL[0]))?;
     for name in USUAL {
         if model.is_none() && machine.gpus().count() < wanted {
-            machine = files::machine(name)?;
+            machine = crate::machine::open(name)?;
         }
     }
     match gpus {
-        Some(gpus) => files::restrict(&machine, gpus),
+        Some(gpus) => crate::machine::restrict(&machine, gpus),
         None => Ok(machine),
     }
 }

@@ -1,12 +1,11 @@
 //! Which way a copy would go, and why (specification of transfers, 3.2): answered from a machine file, without a GPU.
 
 use headway_core::files::machine::Machine;
-use headway_core::models::transfer::{
-    self, Available, Direction, Explanation, HostMemory, Load, Profile, Request, Statistic, choose, defaults,
-};
+use headway_core::models::transfer::{self, Available, Profile, Request, choose, defaults};
+pub use headway_core::models::transfer::{Direction, Explanation, Figures, HostMemory, Load, Statistic, TAIL_SAMPLES};
 use headway_core::units::Bytes;
 
-use crate::{Error, files};
+use crate::Error;
 
 /// A copy that somebody thinks of making.
 #[derive(Clone, Debug)]
@@ -54,7 +53,7 @@ pub fn explain(question: &Question) -> Result<Explanation, Error> {
     if question.pieces == 0 || question.active == 0 {
         return Err(Error::Options("a copy has at least one piece and one GPU: `--pieces` and `--active` begin at 1"));
     }
-    let machine = files::machine(&question.machine)?;
+    let machine = crate::machine::open(&question.machine)?;
     let find = |name: &str| {
         let found = machine.endpoint(name).filter(|id| machine.gpus().any(|gpu| gpu == *id));
         found.ok_or_else(|| no_gpu(&machine, name))

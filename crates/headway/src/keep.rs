@@ -132,7 +132,7 @@ mod tests {
         let options = options(&folder.path().join("results"), keep);
         let mut chosen = runs::choose(&options).unwrap();
         let plan =
-            crate::files::plan(&chosen.machine, &workload, headway_core::plan::planner::Options::default()).unwrap();
+            crate::plan::make(&chosen.machine, &workload, headway_core::plan::planner::Options::default()).unwrap();
         let plan = std::sync::Arc::new(plan);
         let outlet = headway_runtime::outlet::Outlet::create(&folder.path().join("results")).unwrap();
         let ran = runs::execute(&mut chosen, &plan, &workload.value, &options, &outlet, &mut |_| ()).unwrap();

@@ -1,41 +1,55 @@
 //! Moves data between host and GPU memory, and shares GPUs between tasks, fast and on time.
 //!
-//! The one public API: the verbs of the command line as functions, and the crates below under their own names.
+//! A module for each verb, with the types that it needs:
+//!
+//! | module | does |
+//! |---|---|
+//! | [`copy`] | copies between host and GPU memory, each by the way that is best for it |
+//! | [`plan`] | windows and a verdict for a [`workload`] on a [`machine`] |
+//! | [`run`] | runs a plan: simulated, on emulated GPUs, or on GPUs |
+//! | [`share`] | how long tasks wait for GPUs that they share, at most |
+//! | [`report`] | reads the log of a run again: sums it up, draws it, makes its decisions again |
+//! | [`explain`] | which way a copy would go, and why |
+//! | [`doctor`] | what this computer has and lacks |
+//! | [`broker`] | arbitrates GPUs between processes |
+//! | [`guest`] | starts unmodified programs |
+//!
+//! Nothing needs a file: machines are shipped with the library, and workloads can be made in code.
 #![forbid(unsafe_code)]
 
 pub mod broker;
 pub mod copy;
-pub mod cpus;
+mod cpus;
 pub mod doctor;
-#[doc(hidden)]
-pub mod emulation;
 mod error;
 pub mod explain;
-pub mod files;
 pub mod guest;
 pub mod keep;
 mod logfile;
+pub mod machine;
+pub mod plan;
 pub mod ports;
 pub mod report;
 pub mod run;
 mod sample;
 pub mod share;
+mod why;
+pub mod workload;
+
+// For `headway-measure` and `headway-lab`; nobody else can rely on them.
+#[doc(hidden)]
+pub mod emulation;
 #[doc(hidden)]
 pub mod stamp;
 #[doc(hidden)]
 pub mod trackers;
 #[doc(hidden)]
 pub mod verify;
-mod why;
+
+pub use headway_core::files::error::FileError;
+pub use headway_core::units;
 
 pub use error::{Diagnosis, Error};
-pub use headway_core as core;
-pub use headway_device as device;
-pub use headway_kernels as kernels;
-pub use headway_os as os;
-pub use headway_runtime as runtime;
-pub use headway_sim as sim;
-pub use headway_trace as trace;
 
 /// Version of this build.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");

@@ -7,11 +7,18 @@ use std::path::{Path, PathBuf};
 use headway_core::decisions::sharing::log::Line;
 use headway_runtime::outlet::{MARK, OutFile, Outlet, OutputError};
 use headway_trace::excerpt::Excerpt;
-use headway_trace::replay::{Replayed, replay as replay_log};
-use headway_trace::summary::{self, Summary};
+pub use headway_trace::replay::Replayed;
+use headway_trace::replay::replay as replay_log;
+use headway_trace::summary;
+pub use headway_trace::summary::Summary;
 use headway_trace::timeline::Timeline;
 use headway_trace::{Log, broker, page, perfetto, sharing};
 use serde::Serialize;
+
+/// The log of a broker.
+pub use headway_trace::broker::Log as BrokerLog;
+/// The log of tasks that share GPUs.
+pub use headway_trace::sharing::Log as TaskLog;
 
 use crate::{Error, logfile};
 

@@ -12,8 +12,10 @@ use headway_core::decisions::dispatch::{Event, Limits};
 use headway_core::files::error::Loaded;
 use headway_core::files::machine::Machine;
 use headway_core::files::workload::Workload;
-use headway_core::log::{Header, Incomplete, Record, SCHEMA, Source, What};
-use headway_core::models::cpu::{self, Wish};
+pub use headway_core::log::Incomplete;
+use headway_core::log::{Header, Record, SCHEMA, Source, What};
+use headway_core::models::cpu;
+pub use headway_core::models::cpu::Wish;
 use headway_core::plan::planner::Options as PlanOptions;
 use headway_core::plan::{Outcome, Plan, PlannedStream, Strategy};
 use headway_core::units::{Bytes, Nanos};
@@ -32,7 +34,7 @@ use headway_trace::summary::Summary;
 use serde::Serialize;
 
 use crate::keep::Keep;
-use crate::{COMMIT, Error, VERSION, emulation, files, logfile, report, sample, verify, why};
+use crate::{COMMIT, Error, VERSION, emulation, logfile, report, sample, verify, why};
 
 /// What runs the plan.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -199,7 +201,7 @@ pub fn run(
 ) -> Result<Report, Error> {
     let mut chosen = choose(options)?;
     let mut warnings = std::mem::take(&mut chosen.warnings);
-    let mut plan = files::plan(&chosen.machine, workload, PlanOptions { strategy: options.strategy })?;
+    let mut plan = crate::plan::make(&chosen.machine, workload, PlanOptions { strategy: options.strategy })?;
     accept(&plan, options, &mut warnings)?;
     let seed = options.seed.unwrap_or(workload.value.seed);
     sow(&mut plan, seed);
@@ -627,9 +629,9 @@ pub fn choose(options: &Options) -> Result<Chosen, Error> {
 }
 
 fn named(options: &Options, default: &str) -> Result<Machine, Error> {
-    let machine = files::machine(options.machine.as_deref().unwrap_or(default))?;
+    let machine = crate::machine::open(options.machine.as_deref().unwrap_or(default))?;
     match options.gpus {
-        Some(gpus) => files::restrict(&machine, gpus),
+        Some(gpus) => crate::machine::restrict(&machine, gpus),
         None => Ok(machine),
     }
 }
@@ -654,8 +656,8 @@ fn gpus(options: &Options) -> Result<Chosen, Error> {
     let there = probe.devices.len();
     let mut warnings = Vec::new();
     let machine = match &options.machine {
-        Some(name) => files::machine(name)?,
-        None => files::machine(if there == 1 || options.gpus == Some(1) { "h200-x1" } else { "h200-x4" })?,
+        Some(name) => crate::machine::open(name)?,
+        None => crate::machine::open(if there == 1 || options.gpus == Some(1) { "h200-x1" } else { "h200-x4" })?,
     };
     if options.machine.is_none()
         && let Some(other) = probe.devices.iter().find(|device| !device.name.contains("H200"))
@@ -669,7 +671,7 @@ fn gpus(options: &Options) -> Result<Chosen, Error> {
     if wanted > there {
         return Err(Error::TooFewGpus { machine: "this one".to_owned(), wanted, available: there });
     }
-    let machine = files::restrict(&machine, wanted)?;
+    let machine = crate::machine::restrict(&machine, wanted)?;
     let mut devices: Vec<Box<dyn Device>> = Vec::new();
     for index in 0..wanted as u32 {
         devices.push(Box::new(headway_cuda::CudaDevice::open(index).map_err(failed)?));

@@ -1,8 +1,7 @@
 //! Tasks that share GPUs: what a job can be kept waiting, and whether tardiness is bounded, on a machine.
 
-use headway_core::analysis::sharing::{
-    Acquisition, Analysis, Blockers, CpuGuarantee, System, TaskDemand, Verdict, analyse,
-};
+use headway_core::analysis::sharing::{Acquisition, Analysis, Blockers, CpuGuarantee, System, TaskDemand, analyse};
+pub use headway_core::analysis::sharing::{Resource, Unknown, Verdict};
 use headway_core::decisions::engine_lock::{EngineParameters, Order};
 use headway_core::decisions::sharing::{ClientId, ClusterId, Segment, TaskId, TaskParameters};
 use headway_core::decisions::token::{Mode, TokenParameters};
@@ -16,6 +15,13 @@ use headway_core::units::{Bytes, Nanos, PPM, Rate};
 use serde::Serialize;
 
 use crate::Error;
+
+/// GPUs that the tasks of this program use in turns: by an arbiter of its own, or by a broker that serves other processes too.
+pub mod tasks {
+    pub use headway_core::decisions::engine_lock::{Operation, Work};
+    pub use headway_core::decisions::sharing::{ArbiterParameters, ClusterId, GpuId, TaskId};
+    pub use headway_runtime::sharing::{Client, ClientError, Engine, Gpu, Job, Sharing, SharingError, Task, TaskShape};
+}
 
 /// What the analysis says of a workload's tasks.
 #[derive(Clone, Debug, Serialize)]
@@ -290,7 +296,6 @@ mod tests {
     use headway_core::files::workload::parse;
 
     use super::*;
-    use crate::files;
 
     const TEXT: &str = "name = \"t\"\n[sharing]\ncpus = 8\n[[task]]\nid = \"a\"\nperiod = \"50 ms\"\nstate = \"5 MiB\"\n\
                         segments = [{ cpu = \"1 ms\" }, { copy = \"host -> gpu\", bytes = \"1 MiB\" }, \
@@ -298,7 +303,7 @@ mod tests {
                         segments = [{ compute = \"klt\", time = \"3 ms\" }]\n";
 
     fn of(machine: &str, text: &str) -> Result<Report, Error> {
-        bounds(&files::machine(machine).unwrap(), &parse("t.toml", text).unwrap())
+        bounds(&crate::machine::open(machine).unwrap(), &parse("t.toml", text).unwrap())
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use headway::core::units::{Bytes, Nanos};
+use headway::units::{Bytes, Nanos};
 
 #[derive(Debug, Args)]
 pub(crate) struct BrokerArgs {

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use headway::core::units::Nanos;
+use headway::units::Nanos;
 use headway_lab::formats::Format as Foreign;
 
 use super::word;

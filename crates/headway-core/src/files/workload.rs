@@ -7,12 +7,14 @@ mod task_file;
 mod unplanned;
 mod unplanned_file;
 mod wafer_file;
+mod write;
 
 use serde::{Deserialize, Serialize};
 
 pub use self::file::parse;
 pub use self::task::{Sharing, Task};
 pub use self::unplanned::{Kind, Otherwise, Unplanned, Urgent};
+pub use self::write::write;
 use crate::plan::combine::Mode;
 use crate::units::{Bytes, Nanos};
 
@@ -47,6 +49,29 @@ pub struct Workload {
     pub sharing: Option<Sharing>,
     /// The first 16 hexadecimal digits of the SHA-256 of the file's text.
     pub hash: String,
+}
+
+impl Workload {
+    /// A workload without parts: what a file with this name alone would say.
+    #[must_use]
+    pub fn new(name: &str) -> Self {
+        Self {
+            name: name.to_owned(),
+            description: String::new(),
+            duration: file::DURATION,
+            seed: file::SEED,
+            cycle: Cycle::default(),
+            grouping: Grouping::default(),
+            transform: Mode::default(),
+            streams: Vec::new(),
+            messages: Vec::new(),
+            flows: Vec::new(),
+            unplanned: Vec::new(),
+            tasks: Vec::new(),
+            sharing: None,
+            hash: String::new(),
+        }
+    }
 }
 
 /// How the packets of a stream become jobs of its steps.
@@ -103,6 +128,13 @@ pub struct Stream {
 }
 
 impl Stream {
+    /// A stream that starts at once, on whichever GPU the planner chooses, and goes on after a miss.
+    #[must_use]
+    pub fn new(id: &str, packet: Bytes, period: Nanos, deadline: Nanos, steps: Vec<Step>) -> Self {
+        let (start, gpu, on_miss) = (Nanos::ZERO, Placement::Auto, OnMiss::default());
+        Self { id: id.to_owned(), packet, period, deadline, start, gpu, steps, on_miss, cipher: None, wafer: None }
+    }
+
     /// The kernels of its steps, in their order.
     pub fn kernels(&self) -> impl Iterator<Item = &str> {
         self.steps.iter().filter_map(|step| match step {
@@ -191,6 +223,26 @@ pub enum Step {
     },
     /// Moves what every GPU has made of its images to all others. Only for wafers.
     Exchange,
+}
+
+impl Step {
+    /// The copy from the host to the stream's own GPU.
+    #[must_use]
+    pub const fn into_gpu() -> Self {
+        Self::Copy { from: Place::Host, to: Place::OwnGpu }
+    }
+
+    /// The copy from the stream's own GPU to the host.
+    #[must_use]
+    pub const fn out_of_gpu() -> Self {
+        Self::Copy { from: Place::OwnGpu, to: Place::Host }
+    }
+
+    /// A kernel on the stream's own GPU.
+    #[must_use]
+    pub fn compute(kernel: &str) -> Self {
+        Self::Compute { kernel: kernel.to_owned() }
+    }
 }
 
 /// An end of a copy step.

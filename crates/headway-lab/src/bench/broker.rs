@@ -29,7 +29,7 @@ use headway::COMMIT;
 use headway::run::Progress;
 use headway_measure::sample::{Effort, Figures, series};
 
-pub use self::crew::serve;
+pub(crate) use self::crew::take_part;
 
 /// How much to measure and where to write it.
 #[derive(Clone, Debug)]

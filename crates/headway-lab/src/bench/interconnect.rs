@@ -25,7 +25,7 @@ use super::results::Target;
 use crate::Error;
 use headway::ports;
 use headway::run::{Backend, Progress};
-use headway::{COMMIT, files, stamp};
+use headway::{COMMIT, stamp};
 use headway_measure::batches::{Bed, Block, Draw, Mix, Routes, Took, gpus_of};
 use headway_measure::fit::Observed;
 use headway_measure::interconnect::{Scope, calibrate};
@@ -195,8 +195,8 @@ fn on_ports(options: &Options, session: &mut Session<'_>) -> Result<Node, Error>
 
 /// The machine of a file.
 fn given(name: &str, gpus: usize) -> Result<Known, Error> {
-    let machine = files::machine(name)?;
-    let machine = if machine.gpus().count() == gpus { machine } else { files::restrict(&machine, gpus)? };
+    let machine = headway::machine::open(name)?;
+    let machine = if machine.gpus().count() == gpus { machine } else { headway::machine::restrict(&machine, gpus)? };
     let said = format!("{} ({}), from a file", machine.name, machine.hash);
     Ok(Known { machine, observed: None, said, sets: None })
 }

@@ -15,8 +15,8 @@ use rand_pcg::Pcg64Mcg;
 
 use super::Setting;
 use crate::Error;
+use headway::ports;
 use headway::run::Backend;
-use headway::{files, ports};
 use headway_measure::sample::{Effort, Figures, series};
 
 /// A queue that does not end what it has for this long is given up.
@@ -47,7 +47,7 @@ impl Bench {
                 );
             }
         };
-        let machine = setting.machine.as_deref().map(files::machine).transpose()?;
+        let machine = setting.machine.as_deref().map(headway::machine::open).transpose()?;
         let ports = ports::open(backend, setting.machine.as_deref(), Some(1))?;
         let name = |port: &Arc<dyn Gpu>| port.description().name.clone();
         let described = ports.first().map_or_else(|| "no GPU".to_owned(), name);

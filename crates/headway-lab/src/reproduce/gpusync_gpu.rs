@@ -24,7 +24,7 @@ use headway_os::{affinity, clock};
 use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 
-pub use self::child::serve_camera;
+pub(crate) use self::child::serve as camera;
 
 use self::child::{Crew, How, Open, Order, USERS};
 use self::results::{Files, Measured, Run};

@@ -1,17 +1,16 @@
 //! Load on the CPUs and on host memory while something else is measured, by processes of this program that always end.
 
 use std::io::{Read, Write};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
+use std::thread;
 use std::time::{Duration, Instant};
-use std::{env, thread};
 
 use headway_os::affinity;
 use headway_sim::fujii::Stress;
 
 use crate::Error;
+use crate::child::{self, Part};
 
-/// The environment variable that makes a process of this program a load: `spin`, `memory BYTES` or `pipes`.
-const VARIABLE: &str = "HEADWAY_LOAD";
 /// A load ends after this long even if nobody ends it.
 const LIFETIME: Duration = Duration::from_secs(600);
 /// Spinning processes for each CPU.
@@ -42,10 +41,9 @@ impl Loads {
             Stress::Pipes => (if light { 1 } else { GROUPS }, "pipes".to_owned()),
         };
         let failed = |source| Error::Load { source };
-        let program = env::current_exe().map_err(failed)?;
         for _ in 0..count {
-            let mut command = Command::new(&program);
-            command.env(VARIABLE, &what).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+            let mut command = child::command(Part::Load, &what).map_err(failed)?;
+            command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
             let mut child = command.spawn().map_err(failed)?;
             let mut begun = [0];
             // It says a byte when it is at work.
@@ -69,11 +67,8 @@ impl Drop for Loads {
     }
 }
 
-/// Turns this process into a load if it was started as one, until its parent goes or its life ends; else returns at once.
-///
-/// For the first line of `main`.
-pub fn serve_load() {
-    let Some(what) = env::var(VARIABLE).ok() else { return };
+/// Is a load, until its parent goes or its life ends: `spin`, `memory BYTES` or `pipes`.
+pub(crate) fn serve(what: &str) {
     let until = Instant::now() + LIFETIME;
     // The parent's end of the pipe closes with the parent.
     thread::spawn(|| {
@@ -86,7 +81,6 @@ pub fn serve_load() {
         _ if what == "pipes" => chatter(until),
         _ => while Instant::now() < until {},
     }
-    std::process::exit(0);
 }
 
 /// Touches fresh pages, at most `bytes` at a time.

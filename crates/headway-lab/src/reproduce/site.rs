@@ -7,8 +7,8 @@ use headway_device::emu::{EmuSpec, Emulated};
 
 use super::Setting;
 use crate::Error;
+use headway::ports;
 use headway::run::Backend;
-use headway::{files, ports};
 
 /// How many times slower than the machine file emulated devices are: their kernels run on the CPU.
 const SLOWER_EMULATED: u64 = 400;
@@ -31,12 +31,12 @@ impl Site {
         let there = if emulated { None } else { Some(ports::there()?) };
         let wanted = setting.gpus.or(there).unwrap_or(2);
         let default = if wanted == 1 { "h200-x1" } else { "h200-x4" };
-        let machine = files::machine(setting.machine.as_deref().unwrap_or(default))?;
+        let machine = headway::machine::open(setting.machine.as_deref().unwrap_or(default))?;
         if let Some(available) = there.filter(|&there| wanted > there) {
             return Err(headway::Error::TooFewGpus { machine: "this one".to_owned(), wanted, available }.into());
         }
         let wanted = if setting.gpus.is_none() { wanted.min(machine.gpus().count()) } else { wanted };
-        let machine = files::restrict(&machine, wanted)?;
+        let machine = headway::machine::restrict(&machine, wanted)?;
         let slower = setting.streams.slower.unwrap_or(if emulated { SLOWER_EMULATED } else { 1 });
         let machine = slowed(&machine, slower);
         let devices = if emulated { emulate(&machine)? } else { ports::devices(wanted, limits())? };

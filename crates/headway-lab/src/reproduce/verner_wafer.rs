@@ -17,7 +17,6 @@ use headway_core::units::Nanos;
 
 use super::{Outcome, Setting, Verdict};
 use crate::Error;
-use headway::files;
 use headway::run::Backend;
 use headway_measure::wafer::Images;
 
@@ -84,7 +83,7 @@ impl Study {
     }
 
     fn plan(&self, machine: &Machine, strategy: Strategy, cameras: u32) -> Result<Plan, Error> {
-        Ok(files::plan(machine, &self.workload(cameras)?, PlanOptions { strategy: Some(strategy) })?)
+        Ok(headway::plan::make(machine, &self.workload(cameras)?, PlanOptions { strategy: Some(strategy) })?)
     }
 
     /// The most cameras that a policy is accepted with.

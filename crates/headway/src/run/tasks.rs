@@ -20,7 +20,7 @@ use serde::Serialize;
 use super::{Backend, Options, Progress, named, publish, usual_place};
 use crate::logfile::LogFile;
 use crate::share::{self, Model};
-use crate::{COMMIT, Error, VERSION, emulation, files, report};
+use crate::{COMMIT, Error, VERSION, emulation, report};
 
 /// What came of a run.
 #[derive(Clone, Debug, Serialize)]
@@ -105,12 +105,12 @@ fn choose(options: &Options) -> Result<(Source, Machine, Vec<String>), Error> {
     let simulation = |warnings| Ok((Source::Sim, named(options, "h200-x4")?, warnings));
     let gpus = |there: usize| {
         let usual = if there == 1 || options.gpus == Some(1) { "h200-x1" } else { "h200-x4" };
-        let machine = files::machine(options.machine.as_deref().unwrap_or(usual))?;
+        let machine = crate::machine::open(options.machine.as_deref().unwrap_or(usual))?;
         let wanted = options.gpus.unwrap_or_else(|| there.min(machine.gpus().count()));
         if wanted > there {
             return Err(Error::TooFewGpus { machine: "this one".to_owned(), wanted, available: there });
         }
-        Ok((Source::Cuda, files::restrict(&machine, wanted)?, Vec::new()))
+        Ok((Source::Cuda, crate::machine::restrict(&machine, wanted)?, Vec::new()))
     };
     match options.backend {
         Backend::Sim => simulation(Vec::new()),

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::{Display, Write as _};
 
 use super::{Calibration, CapacityId, CapacityKind, Cpu, EndpointId, EndpointKind, EngineClass, Machine, RouteId};
-use crate::files::document::decimal;
+use crate::files::document::{decimal, quoted};
 use crate::models::transfer::{Curve, Direction, HostMemory, Key, Load, Method, Point, Stamp, Tuning, TuningKey};
 use crate::units::Nanos;
 
@@ -338,20 +338,6 @@ fn point_text(point: &Point) -> String {
     figures.extend([point.p99, point.max].iter().take_while(|time| **time != Nanos::MAX).map(|time| time.0));
     let figures: Vec<String> = figures.iter().map(u64::to_string).collect();
     format!("[{}]", figures.join(", "))
-}
-
-/// `text` as a basic string of TOML.
-fn quoted(text: &str) -> String {
-    let mut quoted = String::from("\"");
-    for c in text.chars() {
-        match c {
-            '"' | '\\' => quoted.extend(['\\', c]),
-            c if c.is_control() => quoted.push_str(&format!("\\u{:04X}", u32::from(c))),
-            c => quoted.push(c),
-        }
-    }
-    quoted.push('"');
-    quoted
 }
 
 fn list<'a>(items: impl Iterator<Item = &'a str>) -> String {

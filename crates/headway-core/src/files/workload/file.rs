@@ -10,9 +10,9 @@ use crate::plan::combine::Mode;
 use crate::units::{Bytes, NANOS_PER_SECOND, Nanos};
 
 /// How long a run lasts when the file does not say.
-const DURATION: Nanos = Nanos(NANOS_PER_SECOND);
+pub(super) const DURATION: Nanos = Nanos(NANOS_PER_SECOND);
 /// Seed when the file does not say.
-const SEED: u64 = 1;
+pub(super) const SEED: u64 = 1;
 /// The kernel that needs a key, and the size of the blocks it works on.
 const CIPHER: &str = "aes128-cbc";
 const CIPHER_BLOCK: u64 = 16;
@@ -25,11 +25,14 @@ const STEP: &[&str] = &["copy", "compute", "exchange"];
 const MESSAGE: &[&str] = &["id", "period", "start", "late", "blocks"];
 const BLOCK: &[&str] = &["from", "to", "bytes"];
 const FLOW: &[&str] = &["id", "server", "start", "cost", "period", "deadline"];
-const CYCLES: &[(&str, Cycle)] = &[("auto", Cycle::Auto), ("paper", Cycle::Paper), ("arrival", Cycle::Arrival)];
-const GROUPINGS: &[(&str, Grouping)] = &[("class", Grouping::Class), ("each", Grouping::Each), ("gpu", Grouping::Gpu)];
-const TRANSFORMS: &[(&str, Mode)] =
+pub(super) const CYCLES: &[(&str, Cycle)] =
+    &[("auto", Cycle::Auto), ("paper", Cycle::Paper), ("arrival", Cycle::Arrival)];
+pub(super) const GROUPINGS: &[(&str, Grouping)] =
+    &[("class", Grouping::Class), ("each", Grouping::Each), ("gpu", Grouping::Gpu)];
+pub(super) const TRANSFORMS: &[(&str, Mode)] =
     &[("fast", Mode::Fast), ("greedy", Mode::Greedy), ("search", Mode::Search), ("optimal", Mode::Optimal)];
-const ON_MISS: &[(&str, OnMiss)] = &[("finish", OnMiss::Finish), ("skip", OnMiss::Skip), ("stop", OnMiss::Stop)];
+pub(super) const ON_MISS: &[(&str, OnMiss)] =
+    &[("finish", OnMiss::Finish), ("skip", OnMiss::Skip), ("stop", OnMiss::Stop)];
 
 /// Reads a workload file.
 ///
@@ -51,22 +54,7 @@ fn read(source: &Source) -> Result<(Workload, BTreeMap<String, Range<usize>>), F
     let name = workload_name(&top.require("name", "\"my-workload\"")?)?;
     let description =
         top.take("description").map_or_else(|| Ok(String::new()), |f| f.text("\"...\"").map(str::to_owned))?;
-    let mut workload = Workload {
-        name,
-        description,
-        duration: DURATION,
-        seed: SEED,
-        cycle: Cycle::default(),
-        grouping: Grouping::default(),
-        transform: Mode::default(),
-        streams: Vec::new(),
-        messages: Vec::new(),
-        flows: Vec::new(),
-        unplanned: Vec::new(),
-        tasks: Vec::new(),
-        sharing: None,
-        hash: document::hash(&source.text),
-    };
+    let mut workload = Workload { description, hash: document::hash(&source.text), ..Workload::new(&name) };
     reader.run(&mut top, &mut workload)?;
     for table in top.tables("stream", STREAM)? {
         let stream = reader.stream(table, workload.seed)?;

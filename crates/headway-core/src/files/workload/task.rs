@@ -23,6 +23,12 @@ pub struct Task {
 }
 
 impl Task {
+    /// A task without state that starts at once and whose deadlines are its periods.
+    #[must_use]
+    pub fn new(id: &str, period: Nanos, segments: Vec<Segment>) -> Self {
+        Self { id: id.to_owned(), period, deadline: period, start: Nanos::ZERO, state: Bytes(0), segments }
+    }
+
     /// What happens while the token is held: from the first copy or kernel to the last.
     #[must_use]
     pub fn held(&self) -> &[Segment] {

@@ -27,11 +27,11 @@ const SHARING: &[&str] = &[
 const SEGMENTS: &str = "[{ copy = \"host -> gpu\", bytes = \"1 MB\" }, { compute = \"spin\", time = \"2 ms\" }]";
 /// Queue length of `relaxed` where the file does not say.
 const QUEUE: u32 = 2;
-const PEER_LOCKS: &[(&str, PeerLocks)] =
+pub(super) const PEER_LOCKS: &[(&str, PeerLocks)] =
     &[("group", PeerLocks::Group), ("nested", PeerLocks::Nested), ("group-backfill", PeerLocks::GroupBackfill)];
 
 /// Modes as files write them; `relaxed` takes its length from `queue`.
-const MODES: &[(&str, Mode)] = &[
+pub(super) const MODES: &[(&str, Mode)] = &[
     ("optimal", Mode::Optimal),
     ("work-conserving", Mode::WorkConserving),
     ("relaxed", Mode::Relaxed(QUEUE)),

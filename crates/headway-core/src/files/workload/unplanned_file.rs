@@ -8,7 +8,8 @@ use crate::units::Nanos;
 
 pub(super) const BULK: &[&str] = &["id", "from", "to", "bytes", "start"];
 pub(super) const URGENT: &[&str] = &["id", "from", "to", "bytes", "start", "deadline", "every", "otherwise"];
-const OTHERWISE: &[(&str, Otherwise)] = &[("refuse", Otherwise::Refuse), ("best-effort", Otherwise::BestEffort)];
+pub(super) const OTHERWISE: &[(&str, Otherwise)] =
+    &[("refuse", Otherwise::Refuse), ("best-effort", Otherwise::BestEffort)];
 
 impl Reader {
     /// Reads a transfer that takes what others leave over.

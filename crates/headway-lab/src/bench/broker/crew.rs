@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 use std::{env, fs, io, thread};
@@ -20,10 +20,8 @@ use headway_os::ipc::{Listener, Packet, Socket, Words};
 
 use super::contend::{self, WORDS};
 use crate::Error;
+use crate::child::{self, Part};
 
-/// The environment variable that makes a process of this program one of the benchmark's: `broker` or `client`, the folder,
-/// and what else the role needs.
-const VARIABLE: &str = "HEADWAY_BENCH_ROLE";
 /// Nothing takes that long, however slow the machine is.
 pub(super) const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -62,11 +60,12 @@ pub(super) struct Crew {
     listener: Listener,
 }
 
-/// Starts this program in a role; it ends with its standard input.
+/// Starts this program in a role: `broker` or `client`, the folder, and what else the role needs, a line each. It ends with its
+/// standard input.
 fn spawn(role: &str) -> Result<Child, Error> {
     let failed = |source| Error::Load { source };
-    let mut command = Command::new(env::current_exe().map_err(failed)?);
-    command.env(VARIABLE, role).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut command = child::command(Part::Broker, role).map_err(failed)?;
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
     command.spawn().map_err(failed)
 }
 
@@ -122,11 +121,8 @@ impl Drop for Crew {
     }
 }
 
-/// Turns this process into one of the benchmark's if it was started as one, until its parent goes; else returns at once.
-///
-/// For the first lines of `main`.
-pub fn serve() {
-    let Ok(role) = env::var(VARIABLE) else { return };
+/// Is one of the benchmark's processes, until its parent goes; whether it did what its role is.
+pub(crate) fn take_part(role: &str) -> bool {
     // The parent's end of the pipe closes with the parent.
     thread::spawn(|| {
         let _ = io::stdin().read(&mut [0]);
@@ -139,7 +135,7 @@ pub fn serve() {
         "broker" => broker(&folder, &orders),
         _ => client(&folder, &orders),
     };
-    std::process::exit(i32::from(done.is_none()));
+    done.is_some()
 }
 
 fn broker(folder: &Path, orders: &[&str]) -> Option<()> {

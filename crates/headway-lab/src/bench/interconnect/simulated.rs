@@ -183,5 +183,5 @@ fn known_sets(described: &Machine) -> Result<Option<String>, Error> {
 }
 
 fn gpus_of(name: &str) -> Result<usize, Error> {
-    Ok(headway::files::machine(name)?.gpus().count())
+    Ok(headway::machine::open(name)?.gpus().count())
 }

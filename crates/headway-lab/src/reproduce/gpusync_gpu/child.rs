@@ -1,12 +1,12 @@
 //! The process of one camera: it does what its parent orders, line by line, and ends with it.
 
 use std::fs::OpenOptions;
+use std::io;
 use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::{env, io};
 
 use headway_broker::{Client, OnLoss, TaskShape};
 use headway_core::decisions::sharing::ClusterId;
@@ -18,11 +18,9 @@ use headway_runtime::sharing::Sharing;
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
+use crate::child::{self, Part};
 use headway::ports;
 use headway::trackers::{Arbitration, Camera, Course, Load, Tracked, Video};
-
-/// The environment variable that makes a process of this program a camera.
-const VARIABLE: &str = "HEADWAY_CAMERA";
 
 /// What a camera is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -64,13 +62,8 @@ pub(super) enum Reply {
     Failed(String),
 }
 
-/// Turns this process into a camera if it was started as one, until its parent goes; else returns at once.
-///
-/// For the first lines of `main`.
-pub fn serve_camera() {
-    if env::var_os(VARIABLE).is_none() {
-        return;
-    }
+/// Is a camera, until its parent goes.
+pub(crate) fn serve() {
     let mut camera = None;
     for line in BufReader::new(io::stdin()).lines() {
         let Ok(line) = line else { break };
@@ -85,8 +78,6 @@ pub fn serve_camera() {
             break;
         }
     }
-    drop(camera);
-    std::process::exit(0);
 }
 
 /// An error with its causes, as one line.
@@ -183,11 +174,10 @@ impl Crew {
     /// Starts `count` processes of this program.
     pub(super) fn start(count: usize) -> Result<Self, Error> {
         let failed = |source| Error::Load { source };
-        let program = env::current_exe().map_err(failed)?;
         let mut crew = Self(Vec::with_capacity(count));
         for _ in 0..count {
-            let mut command = Command::new(&program);
-            command.env(VARIABLE, "1").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit());
+            let mut command = child::command(Part::Camera, "").map_err(failed)?;
+            command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit());
             let mut process = command.spawn().map_err(failed)?;
             let orders = process.stdin.take();
             let Some(stdout) = process.stdout.take() else {

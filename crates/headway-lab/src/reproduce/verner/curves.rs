@@ -19,7 +19,7 @@ use crate::Error;
 use crate::plot::{Figure, Line};
 use crate::reproduce::{Outcome, Row, Setting, Table, Verdict};
 use headway::run::Backend;
-use headway::{files, ports, stamp};
+use headway::{ports, stamp};
 use headway_measure::batches::{Bed, Block, Routes, Took};
 use headway_measure::interconnect::{Scope, calibrate};
 use headway_measure::node;
@@ -63,7 +63,7 @@ pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
     // Chunks of one block lie behind each other in the arena, which holds three times the largest copy.
     let room = Room::of(chunk * CHUNKS / 3 + chunk);
     let machine = match setting.machine.as_deref().filter(|_| backend == ports::Backend::Cuda) {
-        Some(name) => files::restrict(&files::machine(name)?, ports.len())?,
+        Some(name) => headway::machine::restrict(&headway::machine::open(name)?, ports.len())?,
         None => measured(setting, backend, &ports, room)?,
     };
     let mut bed = Bed::new(&ports, room)?;

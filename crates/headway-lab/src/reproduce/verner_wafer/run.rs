@@ -15,7 +15,6 @@ use headway_trace::timeline::Timeline;
 use super::Study;
 use crate::Error;
 use crate::reproduce::{Setting, Table};
-use headway::files;
 use headway::keep::Keep;
 use headway::run::{self, Options, Ran};
 use headway::verify::{self, Counted};
@@ -63,8 +62,11 @@ impl Site<'_> {
         };
         let workload = study.workload(cameras)?;
         let mut chosen = run::choose(&options)?;
-        let plan =
-            files::plan(&chosen.machine, &workload, headway_core::plan::planner::Options { strategy: Some(strategy) })?;
+        let plan = headway::plan::make(
+            &chosen.machine,
+            &workload,
+            headway_core::plan::planner::Options { strategy: Some(strategy) },
+        )?;
         let plan = Arc::new(plan);
         let outlet = Outlet::create(&scratch())?;
         let Ran { log, .. } = run::execute(&mut chosen, &plan, &workload.value, &options, &outlet, &mut |_| ())?;

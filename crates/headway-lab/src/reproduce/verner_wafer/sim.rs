@@ -22,9 +22,9 @@ const GENERATIONS: (u64, u64) = (90, 12);
 
 pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
     let name = setting.machine.as_deref().unwrap_or(NODE);
-    let mut machine = headway::files::machine(name)?;
+    let mut machine = headway::machine::open(name)?;
     if let Some(gpus) = setting.gpus {
-        machine = headway::files::restrict(&machine, gpus)?;
+        machine = headway::machine::restrict(&machine, gpus)?;
     }
     let from = if machine.endpoint("grabber").is_some() { "grabber" } else { "host" };
     let study = Study::of_paper(from, setting.seed);

@@ -1,0 +1,251 @@
+//! A [`Workload`] as the text of a workload file.
+
+use std::fmt::{Display, Write as _};
+
+use super::file::{CYCLES, GROUPINGS, ON_MISS, TRANSFORMS};
+use super::task_file::{MODES, PEER_LOCKS};
+use super::unplanned_file::OTHERWISE;
+use super::{Kind, Message, OnMiss, Place, Placement, Sharing, Step, Stream, Task, Unplanned, Workload};
+use crate::decisions::sharing::{Direction, Segment};
+use crate::decisions::token::Mode;
+use crate::files::document::quoted;
+use crate::units::{Bytes, Nanos};
+
+/// The workload file of `workload`.
+///
+/// Reading it gives the same workload but for its hash, or says what is wrong with it, at a line of this text.
+#[must_use]
+pub fn write(workload: &Workload) -> String {
+    let mut text = Text(String::new());
+    text.field("name", quoted(&workload.name));
+    if !workload.description.is_empty() {
+        text.field("description", quoted(&workload.description));
+    }
+    text.table("[run]");
+    text.field("duration", time(workload.duration));
+    text.field("seed", workload.seed);
+    text.field("cycle", word(CYCLES, &workload.cycle));
+    text.field("grouping", word(GROUPINGS, &workload.grouping));
+    text.field("transform", word(TRANSFORMS, &workload.transform));
+    workload.streams.iter().for_each(|stream| text.stream(stream));
+    workload.messages.iter().for_each(|message| text.message(message));
+    for flow in &workload.flows {
+        text.table("[[flow]]");
+        text.field("id", quoted(&flow.id));
+        text.field("server", quoted(&flow.server));
+        text.times([("start", flow.start), ("cost", flow.cost), ("period", flow.period), ("deadline", flow.deadline)]);
+    }
+    workload.unplanned.iter().for_each(|transfer| text.unplanned(transfer));
+    if let Some(sharing) = &workload.sharing {
+        text.sharing(sharing);
+    }
+    workload.tasks.iter().for_each(|task| text.task(task));
+    text.0
+}
+
+struct Text(String);
+
+impl Text {
+    fn table(&mut self, name: &str) {
+        let _ = writeln!(self.0, "\n{name}");
+    }
+
+    fn field(&mut self, key: &str, value: impl Display) {
+        let _ = writeln!(self.0, "{key} = {value}");
+    }
+
+    fn times<const N: usize>(&mut self, fields: [(&str, Nanos); N]) {
+        fields.into_iter().for_each(|(key, value)| self.field(key, time(value)));
+    }
+
+    fn stream(&mut self, stream: &Stream) {
+        self.table("[[stream]]");
+        self.field("id", quoted(&stream.id));
+        self.times([("period", stream.period), ("deadline", stream.deadline), ("start", stream.start)]);
+        match &stream.gpu {
+            Placement::Auto => {}
+            Placement::Gpu(name) => self.field("gpu", quoted(name)),
+            Placement::Cpu => self.field("processor", quoted("cpu")),
+            Placement::Either => self.field("processor", quoted("auto")),
+        }
+        if stream.on_miss != OnMiss::default() {
+            self.field("on_miss", word(ON_MISS, &stream.on_miss));
+        }
+        if let Some(of) = &stream.wafer {
+            let value = format!(
+                "{{ cameras = {}, width = {}, height = {}, pitch = {}, defects = {}, operations = {}, ring = {} }}",
+                of.cameras, of.width, of.height, of.pitch, of.defects, of.operations, of.ring
+            );
+            self.field("wafer", value);
+        } else {
+            self.field("packet", size(stream.packet));
+        }
+        self.field("steps", list(stream.steps.iter().map(step)));
+        if let Some(cipher) = &stream.cipher {
+            self.field("key", hex(&cipher.key));
+            self.field("iv", hex(&cipher.iv));
+        }
+    }
+
+    fn message(&mut self, message: &Message) {
+        self.table("[[message]]");
+        self.field("id", quoted(&message.id));
+        self.times([("period", message.period), ("start", message.start)]);
+        if let Some(late) = message.late {
+            self.field("late", time(late));
+        }
+        let blocks = message.blocks.iter().map(|block| {
+            let ends = [&block.from, &block.to].map(|end| quoted(end));
+            format!("{{ from = {}, to = {}, bytes = {} }}", ends[0], ends[1], size(block.bytes))
+        });
+        self.field("blocks", list(blocks));
+    }
+
+    fn unplanned(&mut self, transfer: &Unplanned) {
+        self.table(if matches!(transfer.kind, Kind::Bulk(_)) { "[[bulk]]" } else { "[[urgent]]" });
+        self.field("id", quoted(&transfer.id));
+        self.field("from", quoted(&transfer.from));
+        self.field("to", quoted(&transfer.to));
+        self.field("start", time(transfer.start));
+        match transfer.kind {
+            Kind::Bulk(None) => {}
+            Kind::Bulk(Some(bytes)) => self.field("bytes", size(bytes)),
+            Kind::Urgent(urgent) => {
+                self.field("bytes", size(urgent.bytes));
+                self.field("deadline", time(urgent.deadline));
+                if let Some(every) = urgent.every {
+                    self.field("every", time(every));
+                }
+                self.field("otherwise", word(OTHERWISE, &urgent.otherwise));
+            }
+        }
+    }
+
+    fn sharing(&mut self, sharing: &Sharing) {
+        self.table("[sharing]");
+        self.field("cpus", sharing.cpus);
+        if let Some(gpus) = &sharing.gpus {
+            self.field("gpus", list(gpus.iter().map(|gpu| quoted(gpu))));
+        }
+        self.field("tokens_per_gpu", sharing.tokens_per_gpu);
+        match sharing.mode {
+            None => {}
+            Some(Mode::Relaxed(queue)) => {
+                self.field("mode", quoted("relaxed"));
+                self.field("queue", queue);
+            }
+            Some(mode) => self.field("mode", word(MODES, &mode)),
+        }
+        self.field("affinity", sharing.affinity);
+        self.field("engine_locks", sharing.engine_locks);
+        self.field("peer_locks", word(PEER_LOCKS, &sharing.peer_locks));
+        self.field("migration", quoted(if sharing.peer_copies { "peer" } else { "system" }));
+        self.field("copy_engines", sharing.copy_engines);
+        self.field("chunk", sharing.chunk.map_or_else(|| quoted("whole"), size));
+    }
+
+    fn task(&mut self, task: &Task) {
+        self.table("[[task]]");
+        self.field("id", quoted(&task.id));
+        self.times([("period", task.period), ("deadline", task.deadline), ("start", task.start)]);
+        if task.state > Bytes(0) {
+            self.field("state", size(task.state));
+        }
+        let segments = task.segments.iter().map(|segment| match segment {
+            Segment::Cpu(longest) => format!("{{ cpu = {} }}", time(*longest)),
+            Segment::Copy { direction, bytes } => {
+                let way = if *direction == Direction::ToGpu { "host -> gpu" } else { "gpu -> host" };
+                format!("{{ copy = {}, bytes = {} }}", quoted(way), size(*bytes))
+            }
+            Segment::Execute { kernel, time: longest } => {
+                format!("{{ compute = {}, time = {} }}", quoted(kernel), time(*longest))
+            }
+        });
+        self.field("segments", list(segments));
+    }
+}
+
+fn step(step: &Step) -> String {
+    let place = |place: &Place| match place {
+        Place::Host => "host".to_owned(),
+        Place::OwnGpu => "gpu".to_owned(),
+        Place::Named(name) => name.clone(),
+    };
+    match step {
+        Step::Copy { from, to } => format!("{{ copy = {} }}", quoted(&format!("{} -> {}", place(from), place(to)))),
+        Step::Compute { kernel } => format!("{{ compute = {} }}", quoted(kernel)),
+        Step::Exchange => "{ exchange = \"gpus\" }".to_owned(),
+    }
+}
+
+fn list(elements: impl Iterator<Item = String>) -> String {
+    format!("[{}]", elements.collect::<Vec<_>>().join(", "))
+}
+
+fn word<T: PartialEq>(words: &[(&str, T)], value: &T) -> String {
+    quoted(words.iter().find(|(_, known)| known == value).map_or("", |(word, _)| word))
+}
+
+/// Exact, where shorter forms round.
+fn time(time: Nanos) -> String {
+    quoted(&format!("{} ns", time.0))
+}
+
+/// Exact, where shorter forms round.
+fn size(bytes: Bytes) -> String {
+    quoted(&format!("{} B", bytes.0))
+}
+
+fn hex(bytes: &[u8]) -> String {
+    quoted(&bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::parse;
+    use super::*;
+
+    fn again(text: &str) -> (Workload, Workload) {
+        let mut first = parse("first", text).unwrap_or_else(|error| panic!("{error}")).value;
+        let written = write(&first);
+        let second = parse("second", &written).unwrap_or_else(|error| panic!("{error}\n{written}")).value;
+        first.hash.clone_from(&second.hash);
+        (first, second)
+    }
+
+    #[test]
+    fn workload_files_are_read_back_as_they_were() {
+        for text in [
+            include_str!("../../../../../workloads/encrypt.toml"),
+            include_str!("../../../../../workloads/wafer.toml"),
+            include_str!("../../../../../workloads/messages.toml"),
+            include_str!("../../../../../workloads/background.toml"),
+            include_str!("../../../../../workloads/trackers.toml"),
+        ] {
+            let (first, second) = again(text);
+            assert_eq!(first, second);
+        }
+    }
+
+    #[test]
+    fn what_a_file_leaves_to_its_defaults_is_written_out() {
+        let (first, second) = again(
+            "name = \"a\"\ndescription = \"c \\\"d\\\"\"\n[run]\nduration = \"1.5 s\"\ncycle = \"arrival\"\n\
+             [[stream]]\nid = \"s\"\npacket = \"1001 B\"\nperiod = \"1 ms\"\ndeadline = \"9 ms\"\nprocessor = \"auto\"\n\
+             on_miss = \"skip\"\nsteps = [{ copy = \"host -> gpu\" }, { compute = \"spin\" }, { copy = \"gpu -> host\" }]\n\
+             [[message]]\nid = \"m\"\nperiod = \"3 ms\"\nlate = \"1 us\"\nblocks = [{ from = \"host\", to = \"gpu0\", bytes = \"7 B\" }]\n\
+             [[flow]]\nid = \"f\"\ncost = \"1 us\"\nperiod = \"1 ms\"\n\
+             [[bulk]]\nid = \"b\"\nfrom = \"host\"\nto = \"gpu0\"\nbytes = \"1 GB\"\n\
+             [[urgent]]\nid = \"u\"\nfrom = \"gpu0\"\nto = \"host\"\nbytes = \"1 kB\"\ndeadline = \"1 ms\"\n\
+             every = \"2 ms\"\notherwise = \"best-effort\"\n",
+        );
+        assert_eq!(first, second);
+        let (first, second) = again(
+            "name = \"t\"\n[sharing]\ncpus = 3\nmode = \"relaxed\"\nqueue = 5\ngpus = [\"gpu1\"]\nchunk = \"whole\"\n\
+             migration = \"system\"\n[[task]]\nid = \"a\"\nperiod = \"50 ms\"\nstate = \"4 MiB\"\n\
+             segments = [{ cpu = \"1 ms\" }, { copy = \"host -> gpu\", bytes = \"1 MB\" }, \
+             { compute = \"spin\", time = \"2 ms\" }, { copy = \"gpu -> host\", bytes = \"1 kB\" }]\n",
+        );
+        assert_eq!(first, second);
+    }
+}

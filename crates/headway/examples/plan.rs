@@ -1,0 +1,31 @@
+//! Asks whether two cameras can be processed in time, and how many of them could.
+
+use headway::units::{Bytes, Nanos};
+use headway::workload::{Step, Stream, Workload, check};
+use headway::{machine, plan};
+
+/// A frame of 1 MiB every 2 ms, moved in, worked on and moved out within 20 ms.
+fn camera(number: usize) -> Stream {
+    let steps = vec![Step::into_gpu(), Step::compute("spin"), Step::out_of_gpu()];
+    Stream::new(&format!("camera-{number}"), Bytes(1 << 20), Nanos(2_000_000), Nanos(20_000_000), steps)
+}
+
+fn plan_for(cameras: usize) -> Result<plan::Plan, headway::Error> {
+    let machine = machine::open("h200-x1")?;
+    let workload = check(&Workload { streams: (0..cameras).map(camera).collect(), ..Workload::new("cameras") })?;
+    plan::make(&machine, &workload, plan::Options::default())
+}
+
+fn main() -> Result<(), headway::Error> {
+    let two = plan_for(2)?;
+    println!("two cameras: {:?}", two.verdict.outcome);
+    for server in &two.servers {
+        println!("  {} is used {} %", server.name, server.verdict.utilisation_ppm / 10_000);
+    }
+    let mut most = 2;
+    while plan_for(most + 1)?.verdict.outcome == plan::Outcome::Schedulable {
+        most += 1;
+    }
+    println!("at most: {most}");
+    Ok(())
+}
