@@ -1,22 +1,24 @@
 //! A GPU as a [`Gpu`].
 
 use std::ffi::{c_int, c_uint, c_void};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
+use headway_core::files::machine::EngineClass;
 use headway_core::models::transfer::{Mapping, Shape};
 use headway_core::units::Nanos;
-use headway_device::buffer::{Budget, DeviceId, Domain};
+use headway_device::buffer::{Budget, DeviceId, Domain, HeapMemory};
 use headway_device::gpu::{Caching, Gpu, Pager, Queue, Reach, Resident, ResidentOptions};
-use headway_device::{Buffer, Description, DeviceError, HostKind, Limits, Span, check};
+use headway_device::{Buffer, Description, DeviceError, HostKind, Limits, Source, Span, Work, check};
 
-use crate::checked::{Driver, call};
-use crate::device::describe;
+use crate::checked::{Driver, call, lock};
 use crate::foreign::ForeignMemory;
 use crate::owned::{Context, CopyKind, DeviceMemory, copy_pageable};
 use crate::pinned::{InPlace, WholePinned};
 use crate::pool::Pool;
 use crate::queue::{CudaQueue, Modules};
 use crate::resident::{self, CudaResident};
+use crate::table::Ordinal;
+use crate::timeline::Clock;
 use crate::{table, window};
 
 /// A GPU for transfers, in the GPU's primary context; usable from any thread.
@@ -31,6 +33,8 @@ pub struct CudaGpu {
     budget: Arc<Budget>,
     pool: Arc<Pool>,
     modules: Arc<Modules>,
+    /// Made for the first queue that keeps time.
+    clock: Mutex<Option<Arc<Clock>>>,
 }
 
 impl CudaGpu {
@@ -45,7 +49,7 @@ impl CudaGpu {
         context.bind()?;
         let budget = Budget::new(&limits, description.memory_bytes);
         let pool = Arc::new(Pool::new(&context, &budget));
-        Ok(Self { description, context, budget, pool, modules: Arc::default() })
+        Ok(Self { description, context, budget, pool, modules: Arc::default(), clock: Mutex::default() })
     }
 
     /// Opens every GPU of `driver`, each with `limits`, with peer access wherever the hardware has it.
@@ -86,6 +90,23 @@ impl CudaGpu {
     /// [`DeviceError::Driver`].
     pub fn is_current(&self) -> Result<bool, DeviceError> {
         self.context.is_current()
+    }
+
+    /// Bound on the error of the times that queues tell now: half the time it took to read both clocks, plus drift since, plus the
+    /// events' resolution. `None` before the first queue that keeps time.
+    #[must_use]
+    pub fn clock_error(&self) -> Option<Nanos> {
+        lock(&self.clock).as_ref().map(|clock| clock.error())
+    }
+
+    fn clock(&self) -> Result<Arc<Clock>, DeviceError> {
+        let mut made = lock(&self.clock);
+        if let Some(clock) = &*made {
+            return Ok(Arc::clone(clock));
+        }
+        let clock = Arc::new(Clock::new(&self.context)?);
+        *made = Some(Arc::clone(&clock));
+        Ok(clock)
     }
 
     /// As [`Gpu::resident`], with what only a GPU's copier can tell.
@@ -179,9 +200,21 @@ impl Gpu for CudaGpu {
         Ok(if memory.is_empty() { HostKind::Pageable } else { HostKind::Pinned })
     }
 
+    fn pageable_buffer(&self, bytes: usize) -> Result<Buffer, DeviceError> {
+        self.context.bind()?;
+        let reservation = self.budget.reserve(1, bytes as u64, 0)?;
+        Ok(Buffer::new(HeapMemory::pageable(bytes)?, reservation))
+    }
+
+    fn load(&self, work: &dyn Work) -> Result<(), DeviceError> {
+        self.context.bind()?;
+        self.modules.get(&self.context, (work.id(), work.ptx(), work.entry())).map(drop)
+    }
+
     fn queue(&self, keeps_time: bool) -> Result<Box<dyn Queue>, DeviceError> {
         let max = self.description.limits.outstanding_per_engine_max;
-        Ok(Box::new(CudaQueue::new(&self.context, &self.modules, &self.pool, max, keeps_time)?))
+        let clock = if keeps_time { Some(self.clock()?) } else { None };
+        Ok(Box::new(CudaQueue::new(&self.context, &self.modules, &self.pool, max, clock)?))
     }
 
     fn copy_in(&self, to: &mut Span, from: &[u8]) -> Result<(), DeviceError> {
@@ -216,4 +249,17 @@ impl Gpu for CudaGpu {
     fn resident(&self, shape: Shape, options: ResidentOptions) -> Result<Box<dyn Resident>, DeviceError> {
         Ok(Box::new(self.start_resident(shape, options)?))
     }
+}
+
+/// What the driver says of the GPU `ordinal`. Each class of engines is a stream or more of its own.
+fn describe(driver: &Driver, ordinal: Ordinal, limits: Limits) -> Result<Description, DeviceError> {
+    Ok(Description {
+        name: driver.name(ordinal)?,
+        uuid: Some(driver.uuid(ordinal)?),
+        pci: driver.pci(ordinal)?,
+        source: if driver.is_fake() { Source::Fake } else { Source::Cuda },
+        engines: vec![EngineClass::H2d, EngineClass::D2h, EngineClass::Peer, EngineClass::Ee],
+        memory_bytes: driver.memory(ordinal)?,
+        limits,
+    })
 }

@@ -1,17 +1,15 @@
 //! GPUs through the CUDA driver API, and NVML, both loaded at run time.
 //!
 //! In layers: a table of the driver's functions, calls whose result is checked, types that own what the driver hands out,
-//! and on top of them [`CudaDevice`], which serves plans, and [`CudaGpu`], which serves copies. Whatever is missing is
+//! and on top of them [`CudaGpu`]. Whatever is missing is
 //! [`DeviceError::Unavailable`](headway_device::DeviceError) with its remedy, never a panic.
 
 mod abandoned;
 mod checked;
-mod device;
 mod foreign;
 mod gpu;
 mod nvml;
 mod owned;
-mod pageable;
 mod pieces;
 mod pinned;
 mod pool;
@@ -23,7 +21,6 @@ mod timeline;
 pub mod window;
 
 pub use checked::Driver;
-pub use device::{CudaDevice, open_all};
 pub use gpu::CudaGpu;
 pub use nvml::{Nvml, NvmlGpu, NvmlReport, PcieLink};
 pub use probe::{DeviceProbe, Probe, probe};

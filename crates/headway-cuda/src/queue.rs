@@ -7,7 +7,8 @@ use std::sync::{Arc, Mutex};
 
 use headway_core::units::Nanos;
 use headway_device::buffer::{Memory, Place};
-use headway_device::gpu::{Argument, Done, Move, Mover, Piece, Queue};
+use headway_device::gpu::{Completion, Mover, Operation, Piece, Queue};
+use headway_device::work::Argument;
 use headway_device::{DeviceError, Grid, Span, check};
 use headway_os::clock;
 
@@ -17,9 +18,10 @@ use crate::owned::{Context, CopyKind, Event, Module, Stream};
 use crate::pieces::{self, Batch, Unit};
 use crate::pool::{self, Pool};
 use crate::table::Address;
+use crate::timeline::Clock;
 
-/// Programs that one GPU keeps loaded.
-const PROGRAMS_MAX: usize = 256;
+/// Works that one GPU keeps loaded.
+const WORKS_MAX: usize = 256;
 /// Arguments of one launch.
 const ARGUMENTS_MAX: usize = 16;
 /// Blocks of the copy kernel; more than any GPU runs at a time.
@@ -27,7 +29,7 @@ const BLOCKS_MAX: u32 = 4096;
 /// Size of the smallest table.
 const TABLE_MIN: usize = 4096;
 
-/// Programs loaded for one GPU, by the addresses of their texts.
+/// Works loaded for one GPU, by the addresses of their texts.
 #[derive(Default)]
 pub(crate) struct Modules {
     loaded: Mutex<Vec<(*const u8, *const u8, Arc<Module>)>>,
@@ -39,7 +41,7 @@ unsafe impl Send for Modules {}
 unsafe impl Sync for Modules {}
 
 impl Modules {
-    /// The program of this name and text, loaded at its first use.
+    /// The work of this name and text, loaded at its first use.
     pub(crate) fn get(
         &self,
         context: &Arc<Context>,
@@ -51,8 +53,8 @@ impl Modules {
         if let Some((_, _, module)) = loaded.iter().find(same) {
             return Ok(Arc::clone(module));
         }
-        if loaded.len() == PROGRAMS_MAX {
-            return Err(DeviceError::Refused { limit: "programs of one gpu", max: PROGRAMS_MAX as u64 });
+        if loaded.len() == WORKS_MAX {
+            return Err(DeviceError::Refused { limit: "works of one GPU", max: WORKS_MAX as u64 });
         }
         let module = Arc::new(Module::load(context, id, ptx, entry)?);
         loaded.push((ptx.as_ptr(), entry.as_ptr(), Arc::clone(&module)));
@@ -73,7 +75,10 @@ pub(crate) struct CudaQueue {
     stream: Arc<Stream>,
     pending: VecDeque<Pending>,
     outstanding_max: usize,
-    keeps_time: bool,
+    /// On queues that keep time.
+    clock: Option<Arc<Clock>>,
+    /// When the GPU ended the operation that was taken last, as far as was told.
+    last_finished: Nanos,
     spare_events: Vec<Event>,
     spare_tables: Vec<pool::Piece>,
     batch: Batch,
@@ -81,11 +86,12 @@ pub(crate) struct CudaQueue {
 
 struct Pending {
     tag: u64,
-    what: Move,
+    what: Operation,
     /// What the copy kernel reads.
     table: Option<pool::Piece>,
     start: Option<Event>,
     end: Event,
+    submitted: Nanos,
 }
 
 /// One end of a copy.
@@ -116,7 +122,7 @@ impl CudaQueue {
         modules: &Arc<Modules>,
         pool: &Arc<Pool>,
         outstanding_max: usize,
-        keeps_time: bool,
+        clock: Option<Arc<Clock>>,
     ) -> Result<Self, DeviceError> {
         let stream = Arc::new(Stream::new(context)?);
         // Loaded now: later it could wait for what runs on the GPU. Where it cannot be, the moves that need it say why.
@@ -128,7 +134,8 @@ impl CudaQueue {
             stream,
             pending: VecDeque::new(),
             outstanding_max,
-            keeps_time,
+            clock,
+            last_finished: Nanos::ZERO,
             spare_events: Vec::new(),
             spare_tables: Vec::new(),
             batch: Batch::default(),
@@ -139,7 +146,7 @@ impl CudaQueue {
         let context = &self.contexts[0];
         match self.spare_events.pop() {
             Some(event) => Ok(event),
-            None if self.keeps_time => Event::new(context),
+            None if self.clock.is_some() => Event::new(context),
             None => Event::untimed(context),
         }
     }
@@ -151,7 +158,7 @@ impl CudaQueue {
             return Ok(End::Gpu(at));
         }
         let Some(peer) = Context::of(&self.contexts[0].driver, id) else {
-            return Err(DeviceError::Invalid { what: "move", reason: "memory of a device that is closed".into() });
+            return Err(DeviceError::Invalid { what: "copy", reason: "memory of a device that is closed".into() });
         };
         self.contexts.push(peer);
         Ok(End::Gpu(self.contexts.len() - 1))
@@ -161,24 +168,26 @@ impl CudaQueue {
         Ok((self.end(from)?, self.end(to)?))
     }
 
-    fn plan(&mut self, what: &Move) -> Result<Plan, DeviceError> {
+    fn plan(&mut self, what: &Operation) -> Result<Plan, DeviceError> {
         let own = &self.contexts[0];
         let known = |peer| self.contexts.iter().any(|context| context.id == peer);
-        check::movement((own.id, own.driver.domain), what, |peer| known(peer) || own.reaches(peer))?;
+        check::operation((own.id, own.driver.domain), what, |peer| known(peer) || own.reaches(peer))?;
         match what {
-            Move::Copy { from, .. } | Move::Relay { from, .. } if from.is_empty() => Ok(Plan::Nothing),
-            Move::Copy { from, to } => Ok(Plan::Copy(self.route(from, to)?)),
-            Move::Relay { from, through, to } => Ok(Plan::Relay(self.route(from, through)?, self.route(through, to)?)),
-            Move::Pieces { from, to, pieces, by } => match *by {
+            Operation::Copy { from, .. } | Operation::Relay { from, .. } if from.is_empty() => Ok(Plan::Nothing),
+            Operation::Copy { from, to } => Ok(Plan::Copy(self.route(from, to)?)),
+            Operation::Relay { from, through, to } => {
+                Ok(Plan::Relay(self.route(from, through)?, self.route(through, to)?))
+            }
+            Operation::Pieces { from, to, pieces, by } => match *by {
                 Mover::Loop => Ok(Plan::Each(self.route(from, to)?)),
                 Mover::Batch => pieces::check_batch(&own.driver).map(|()| Plan::Batch),
                 Mover::Kernel { blocks } => self.plan_kernel(address(from), address(to), pieces, blocks),
             },
-            Move::Launch { program, arguments, .. } => {
+            Operation::Launch { work, arguments, .. } => {
                 if arguments.len() > ARGUMENTS_MAX {
                     return Err(DeviceError::Refused { limit: "arguments of one launch", max: ARGUMENTS_MAX as u64 });
                 }
-                self.modules.get(own, (program.id(), program.ptx(), program.entry())).map(Plan::Launch)
+                self.modules.get(own, (work.id(), work.ptx(), work.entry())).map(Plan::Launch)
             }
         }
     }
@@ -214,27 +223,27 @@ impl CudaQueue {
     }
 
     /// Queues what was planned, between the events; the context is current.
-    fn queue(&mut self, what: &Move, plan: &Plan, start: Option<&Event>, end: &Event) -> Result<(), DeviceError> {
+    fn queue(&mut self, what: &Operation, plan: &Plan, start: Option<&Event>, end: &Event) -> Result<(), DeviceError> {
         if let Some(start) = start {
             start.record(&self.stream)?;
         }
         match (plan, what) {
-            (Plan::Copy(route), Move::Copy { from, to }) => {
+            (Plan::Copy(route), Operation::Copy { from, to }) => {
                 self.copy(*route, address(from), address(to), from.len())?
             }
-            (Plan::Relay(first, second), Move::Relay { from, through, to }) => {
+            (Plan::Relay(first, second), Operation::Relay { from, through, to }) => {
                 self.copy(*first, address(from), address(through), from.len())?;
                 self.copy(*second, address(through), address(to), from.len())?;
             }
-            (Plan::Each(route), Move::Pieces { from, to, pieces, .. }) => {
+            (Plan::Each(route), Operation::Pieces { from, to, pieces, .. }) => {
                 for &Piece { from: at, to: target, len } in pieces.iter().filter(|piece| piece.len > 0) {
                     self.copy(*route, address(from) + at as u64, address(to) + target as u64, len)?;
                 }
             }
-            (Plan::Batch, Move::Pieces { from, to, pieces, .. }) => {
+            (Plan::Batch, Operation::Pieces { from, to, pieces, .. }) => {
                 let (own, ends) = (&self.contexts[0], (address(from), address(to)));
                 // SAFETY: the pieces lie within the spans, which live until the end event is reached, or for ever; the ends
-                // are memory of GPUs or pinned, and the destination is claimed for writing (`check::movement`).
+                // are memory of GPUs or pinned, and the destination is claimed for writing (`check::operation`).
                 own.note(unsafe { self.batch.queue(&own.driver, ends, pieces, &self.stream) })?;
             }
             (Plan::Kernel { module, table, count, blocks }, _) => {
@@ -242,10 +251,12 @@ impl CudaQueue {
                 let grid = Grid { blocks: *blocks, threads: pieces::KERNEL_THREADS, shared_bytes: 0 };
                 let mut arguments: [*mut c_void; 2] = [(&raw mut table).cast(), (&raw mut count).cast()];
                 // SAFETY: the kernel takes a table and its length; the entries lie within the spans, of which this GPU
-                // reaches both (`check::movement`). Spans and table live until the end event is reached, or for ever.
+                // reaches both (`check::operation`). Spans and table live until the end event is reached, or for ever.
                 unsafe { self.stream.launch(module, grid, &mut arguments) }?;
             }
-            (Plan::Launch(module), Move::Launch { grid, arguments, .. }) => self.launch(module, *grid, arguments)?,
+            (Plan::Launch(module), Operation::Launch { grid, arguments, .. }) => {
+                self.launch(module, *grid, arguments)?
+            }
             _ => {}
         }
         end.record(&self.stream)
@@ -258,7 +269,7 @@ impl CudaQueue {
             (End::Gpu(from), End::Gpu(to)) if from == to => CopyKind::Within,
             (End::Gpu(from), End::Gpu(to)) => CopyKind::Between(&self.contexts[from], &self.contexts[to]),
         };
-        // SAFETY: the range lies within spans whose places, access and lengths were checked (`check::movement`), and which live
+        // SAFETY: the range lies within spans whose places, access and lengths were checked (`check::operation`), and which live
         // until the end event is reached, or for ever.
         unsafe { self.stream.copy(kind, source, target, bytes) }
     }
@@ -271,10 +282,11 @@ impl CudaQueue {
             *value = match argument {
                 Argument::Memory(span) => address(span),
                 Argument::Int(int) => u64::from(int.cast_unsigned()),
+                Argument::Null => 0,
             };
             *place = (&raw mut *value).cast();
         }
-        // SAFETY: that the entry takes these arguments, and stays within the spans, is the promise of `Program`; the spans live
+        // SAFETY: that the entry takes these arguments, and stays within the spans, is the promise of `Work`; the spans live
         // until the end event is reached, or for ever.
         unsafe { self.stream.launch(module, grid, &mut places[..arguments.len()]) }
     }
@@ -286,7 +298,7 @@ impl CudaQueue {
 }
 
 impl Queue for CudaQueue {
-    fn submit(&mut self, what: Move, tag: u64) -> Result<(), DeviceError> {
+    fn submit(&mut self, what: Operation, tag: u64) -> Result<(), DeviceError> {
         if self.pending.len() >= self.outstanding_max {
             let max = self.outstanding_max as u64;
             return Err(DeviceError::Refused { limit: "outstanding_per_engine_max", max });
@@ -294,19 +306,29 @@ impl Queue for CudaQueue {
         self.contexts[0].driver.here()?;
         let plan = self.plan(&what)?;
         self.contexts[0].bind()?;
-        let start = if self.keeps_time { Some(self.event()?) } else { None };
+        let start = match &self.clock {
+            Some(clock) => {
+                clock.maintain_for_more()?;
+                Some(self.event()?)
+            }
+            None => None,
+        };
         let end = self.event()?;
+        let submitted = clock::now();
         let queued = self.queue(&what, &plan, start.as_ref(), &end);
         let table = if let Plan::Kernel { table, .. } = plan { Some(table) } else { None };
         match queued {
             Ok(()) => {
-                self.pending.push_back(Pending { tag, what, table, start, end });
+                if let Some(clock) = &self.clock {
+                    clock.begin();
+                }
+                self.pending.push_back(Pending { tag, what, table, start, end, submitted });
                 Ok(())
             }
             Err(error) => {
                 // A part of it may run: what it uses is released when that has ended.
                 let own = &self.contexts[0];
-                if await_rest(own, &self.stream, "a part of a refused move").is_ok() {
+                if await_rest(own, &self.stream, "a part of a refused operation").is_ok() {
                     self.keep(table, start.into_iter().chain([end]));
                 } else {
                     let held = (what, table, start, end, Arc::clone(&self.modules));
@@ -317,24 +339,46 @@ impl Queue for CudaQueue {
         }
     }
 
-    fn poll(&mut self) -> Option<Done> {
+    fn poll(&mut self) -> Option<Completion> {
         let oldest = self.pending.front()?;
         let own = &self.contexts[0];
-        // Whatever made the context be given up: this move may end well all the same.
-        let reached = own.bind_anyway().and_then(|()| oldest.end.is_reached());
+        // Whatever made the context be given up: this operation may end well all the same.
+        let reached = own.bind_anyway().and_then(|()| {
+            if let Some(clock) = self.clock.as_ref().filter(|_| !own.is_lost()) {
+                clock.maintain()?;
+            }
+            oldest.end.is_reached()
+        });
         if reached == Ok(false) {
             return None;
         }
-        let Pending { tag, what, table, start, end } = self.pending.pop_front()?;
+        let noticed = clock::now();
+        let Pending { tag, what, table, start, end, submitted } = self.pending.pop_front()?;
+        if let Some(clock) = &self.clock {
+            clock.end(1);
+        }
         if let Err(error) = reached {
             // Whether it still runs is to be found out, and nothing after it can be known either.
             abandon(own, Some(&self.stream), (what, table, start, end, Arc::clone(&self.modules)), None);
-            return Some(Done { tag, result: Err(error), device_time: None });
+            return Some(Completion { tag, result: Err(error), started: submitted, finished: noticed, noticed });
         }
         drop(what);
-        let time = start.as_ref().and_then(|start| start.nanos_to(&end).ok());
+        // What is certain narrows what was measured: it ran after its submission and the operation ahead of it, and ended before
+        // it was noticed.
+        let earliest = submitted.max(self.last_finished).min(noticed);
+        let times = self.clock.as_ref().zip(start.as_ref()).map(|(clock, start)| clock.times_of(start, &end));
+        let (started, finished, result) = match times {
+            Some(Ok((started, finished))) => (started, finished, Ok(())),
+            Some(Err(error)) => (earliest, noticed, Err(error)),
+            None => (earliest, noticed, Ok(())),
+        };
+        let started = started.clamp(earliest, noticed);
+        let finished = finished.clamp(started, noticed);
+        if self.clock.is_some() {
+            self.last_finished = finished;
+        }
         self.keep(table, start.into_iter().chain([end]));
-        Some(Done { tag, result: Ok(()), device_time: time.map(|nanos| Nanos(nanos.max(0).cast_unsigned())) })
+        Some(Completion { tag, result, started, finished, noticed })
     }
 
     fn outstanding(&self) -> usize {
@@ -352,6 +396,9 @@ impl Drop for CudaQueue {
             if clock::now().saturating_sub(since) > DROP_MAX {
                 let (own, pending) = (&self.contexts[0], std::mem::take(&mut self.pending));
                 let told = told(own, pending.len());
+                if let Some(clock) = &self.clock {
+                    clock.end(pending.len());
+                }
                 abandon(own, Some(&self.stream), (pending, Arc::clone(&self.modules)), Some(&told));
                 return;
             }

@@ -5,12 +5,14 @@
 //! the clocks since (at most [`DRIFT_PPM`]), plus the resolution of event times. The pair is renewed every
 //! [`RENEW_AFTER`], which also keeps the 32-bit floats in which the driver gives differences fine enough.
 
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 use headway_core::units::Nanos;
 use headway_device::DeviceError;
 use headway_os::clock;
 
+use crate::checked::lock;
 use crate::owned::{Context, Event, Stream};
 
 /// How far the two clocks may run apart: twice what crystal oscillators are specified for. An assumption, not measured.
@@ -25,8 +27,53 @@ const ATTEMPTS_WHEN_IDLE: u32 = 2;
 /// How long one attempt may take before it is given up.
 const ATTEMPT_MAX: Nanos = Nanos(20_000_000);
 
+/// The timeline of one GPU, shared by its queues that keep time.
+pub(crate) struct Clock {
+    timeline: Mutex<Timeline>,
+    /// Operations that these queues have under way.
+    pending: AtomicUsize,
+}
+
+impl Clock {
+    pub(crate) fn new(context: &Arc<Context>) -> Result<Self, DeviceError> {
+        Ok(Self { timeline: Mutex::new(Timeline::new(context)?), pending: AtomicUsize::new(0) })
+    }
+
+    /// Renews the relation when it is old; before a submission.
+    pub(crate) fn maintain_for_more(&self) -> Result<(), DeviceError> {
+        let idle = self.pending.load(Ordering::Acquire) == 0;
+        lock(&self.timeline).maintain(clock::now(), idle)
+    }
+
+    /// Renews the relation when it is old; while operations are under way.
+    pub(crate) fn maintain(&self) -> Result<(), DeviceError> {
+        lock(&self.timeline).maintain(clock::now(), false)
+    }
+
+    /// Counts an operation that is under way.
+    pub(crate) fn begin(&self) {
+        self.pending.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Counts `operations` that are not under way any more.
+    pub(crate) fn end(&self, operations: usize) {
+        self.pending.fetch_sub(operations, Ordering::AcqRel);
+    }
+
+    /// The host times of two reached events.
+    pub(crate) fn times_of(&self, start: &Event, end: &Event) -> Result<(Nanos, Nanos), DeviceError> {
+        let timeline = lock(&self.timeline);
+        Ok((timeline.time_of(start)?, timeline.time_of(end)?))
+    }
+
+    /// Bound on the error of a time mapped now.
+    pub(crate) fn error(&self) -> Nanos {
+        lock(&self.timeline).error(clock::now())
+    }
+}
+
 /// The relation between one device's events and the host clock.
-pub(crate) struct Timeline {
+struct Timeline {
     stream: Stream,
     base: Event,
     base_at: Nanos,
@@ -37,7 +84,7 @@ pub(crate) struct Timeline {
 }
 
 impl Timeline {
-    pub(crate) fn new(context: &Arc<Context>) -> Result<Self, DeviceError> {
+    fn new(context: &Arc<Context>) -> Result<Self, DeviceError> {
         let mut timeline = Self {
             stream: Stream::new(context)?,
             base: Event::new(context)?,
@@ -58,19 +105,19 @@ impl Timeline {
     }
 
     /// Bound on the error of a time mapped at `now`.
-    pub(crate) fn error(&self, now: Nanos) -> Nanos {
+    fn error(&self, now: Nanos) -> Nanos {
         self.half_width.saturating_add(drift(now.saturating_sub(self.base_at))).saturating_add(RESOLUTION)
     }
 
     /// The host time of a reached event.
-    pub(crate) fn time_of(&self, event: &Event) -> Result<Nanos, DeviceError> {
+    fn time_of(&self, event: &Event) -> Result<Nanos, DeviceError> {
         let offset = self.base.nanos_to(event)?;
         Ok(Nanos(self.base_at.0.saturating_add_signed(offset)))
     }
 
     /// Renews the pair when it is old. On an idle device that takes some 20 us, once a second; on a busy one it only
     /// records or queries an event, and the pair is as good as polls are frequent.
-    pub(crate) fn maintain(&mut self, now: Nanos, idle: bool) -> Result<(), DeviceError> {
+    fn maintain(&mut self, now: Nanos, idle: bool) -> Result<(), DeviceError> {
         let old = now.saturating_sub(self.base_at) >= RENEW_AFTER;
         if old && idle {
             self.awaited_since = None;

@@ -1,4 +1,4 @@
-//! The conformance suite and the error paths against a library with the driver's interface and no GPU behind it.
+//! Error paths of engines on a GPU, and of what finds GPUs, against a library with the driver's interface and no GPU behind it.
 //!
 //! The library is compiled by each test with the faults it needs. What passes here says that the calls are right in number,
 //! order and arguments; it says nothing about any GPU.
@@ -11,14 +11,23 @@ use std::sync::{Arc, LazyLock};
 use headway_core::files::machine::EngineClass;
 use headway_core::models::transfer::Method;
 use headway_core::units::{Bytes, Nanos};
-use headway_cuda::{CudaDevice, Driver, Nvml, PcieLink};
-use headway_device::conformance::{self, SkipReason, Xor, wait_for};
-use headway_device::{Access, Buffer, Device, DeviceError, Grid, HostKind, Kernel, Lane, Limits, Operation, Source};
+use headway_cuda::{CudaGpu, Driver, Nvml, PcieLink};
+use headway_device::conformance::{self, Xor, wait_for};
+use headway_device::{Access, Buffer, DeviceError, Engines, Gpu, Grid, HostKind, Limits, Source, Span, Work};
 use headway_os::clock;
 use support::{Fake, failing};
 
-fn open(fake: &Fake) -> CudaDevice {
-    CudaDevice::open_with(&fake.driver(), 0, limits()).unwrap()
+fn open(fake: &Fake) -> Engines {
+    try_open(fake, limits()).unwrap()
+}
+
+fn try_open(fake: &Fake, limits: Limits) -> Result<Engines, DeviceError> {
+    Engines::open(Arc::new(CudaGpu::open(&fake.driver(), 0, limits)?))
+}
+
+/// Both ends of a copy of 64 bytes, claimed.
+fn ends(from: &Buffer, to: &Buffer) -> (Span, Span) {
+    (from.claim(0..64, Access::Read).unwrap(), to.claim(0..64, Access::Write).unwrap())
 }
 
 fn limits() -> Limits {
@@ -27,13 +36,7 @@ fn limits() -> Limits {
 
 static PLAIN: LazyLock<Fake> = LazyLock::new(|| Fake::build(&[]));
 
-fn open_plain() -> Result<Box<dyn Device>, SkipReason> {
-    Ok(Box::new(CudaDevice::open_with(&PLAIN.driver(), 0, limits())?))
-}
-
-headway_device::conformance!(fake_driver, open_plain);
-
-fn copies(device: &mut CudaDevice, method: Method, count: u64) -> (Buffer, Buffer) {
+fn copies(device: &mut Engines, method: Method, count: u64) -> (Buffer, Buffer) {
     let kind = if method == Method::Dma { HostKind::Pinned } else { HostKind::Pageable };
     let host = device.host_buffer(64 * count as usize, kind).unwrap();
     let there = device.device_buffer(64 * count as usize).unwrap();
@@ -41,7 +44,7 @@ fn copies(device: &mut CudaDevice, method: Method, count: u64) -> (Buffer, Buffe
         let range = 64 * tag as usize..64 * (tag as usize + 1);
         let from = host.claim(range.clone(), Access::Read).unwrap();
         let to = there.claim(range, Access::Write).unwrap();
-        device.submit(EngineClass::H2d, Operation::Copy { method, from, to }, tag).unwrap();
+        device.copy(EngineClass::H2d, method, (from, to), tag).unwrap();
     }
     (host, there)
 }
@@ -91,7 +94,7 @@ fn a_driver_without_devices_is_unavailable() {
 
 #[test]
 fn a_gpu_that_is_not_there_is_unavailable() {
-    let error = CudaDevice::open_with(&PLAIN.driver(), 2, limits()).err().unwrap();
+    let error = CudaGpu::open(&PLAIN.driver(), 2, limits()).err().unwrap();
     assert!(error.to_string().contains("GPU 2 is not available: the driver reports 2 GPUs"), "{error}");
 }
 
@@ -102,7 +105,7 @@ fn every_call_that_fails_at_opening_is_reported_and_leaks_nothing() {
     for call in calls.into_iter().chain(["cuEventCreate", "cuEventRecord", "cuEventQuery"]) {
         for at in [1, 2] {
             let fake = failing(call, 801, at, &[]);
-            match CudaDevice::open_with(&fake.driver(), 0, limits()) {
+            match try_open(&fake, limits()) {
                 Err(error) => assert_eq!(
                     error,
                     DeviceError::Driver { call: call_name(call), code: 801, name: "unknown error".into() }
@@ -123,8 +126,7 @@ fn call_name(call: &str) -> &'static str {
 fn everything_is_given_back_in_the_end() {
     let fake = Fake::build(&[]);
     let mut device = open(&fake);
-    let kernel: Arc<dyn Kernel> = Arc::new(Xor);
-    device.load(kernel).unwrap();
+    device.gpu().load(&Xor).unwrap();
     let memory = copies(&mut device, Method::Dma, 4);
     let pageable = copies(&mut device, Method::Pageable, 4);
     wait_for(&mut device, 3);
@@ -140,12 +142,13 @@ fn everything_is_given_back_in_the_end() {
 fn event_times_are_mapped_to_the_host_clock() {
     const COPY: u64 = 3_000_000;
     let fake = Fake::build(&["-DCOPY_NANOS=3000000"]);
-    let mut device = open(&fake);
+    let gpu = Arc::new(CudaGpu::open(&fake.driver(), 0, limits()).unwrap());
+    let mut device = Engines::open(Arc::<CudaGpu>::clone(&gpu)).unwrap();
     let before = clock::now();
     let _memory = copies(&mut device, Method::Dma, 2);
     let after = clock::now();
     clock::sleep_until(after + Nanos(COPY));
-    let error = device.clock_error().0;
+    let error = gpu.clock_error().expect("its queues keep time").0;
     let done = wait_for(&mut device, 2);
     for completion in &done {
         let lasted = completion.finished - completion.started;
@@ -164,16 +167,11 @@ fn a_refused_copy_changes_nothing() {
     let fake = failing("cuMemcpyHtoDAsync_v2", 1, 1, &[]);
     let mut device = open(&fake);
     let (host, there) = (device.host_buffer(64, HostKind::Pinned).unwrap(), device.device_buffer(64).unwrap());
-    let operation = || Operation::Copy {
-        method: Method::Dma,
-        from: host.claim(0..64, Access::Read).unwrap(),
-        to: there.claim(0..64, Access::Write).unwrap(),
-    };
-    let error = device.submit(EngineClass::H2d, operation(), 5).unwrap_err();
+    let error = device.copy(EngineClass::H2d, Method::Dma, ends(&host, &there), 5).unwrap_err();
     let name = "CUDA_ERROR_INVALID_VALUE".to_owned();
     assert_eq!(error, DeviceError::Driver { call: "cuMemcpyHtoDAsync_v2", code: 1, name });
     assert!(!device.must_poll());
-    device.submit(EngineClass::H2d, operation(), 6).unwrap();
+    device.copy(EngineClass::H2d, Method::Dma, ends(&host, &there), 6).unwrap();
     assert_eq!(wait_for(&mut device, 1)[0].tag, 6);
 }
 
@@ -187,9 +185,10 @@ fn an_error_that_ends_the_context_loses_the_device_and_frees_nothing_in_use() {
     let first = done.iter().position(|completion| completion.result.is_err()).unwrap();
     let name = "CUDA_ERROR_ILLEGAL_ADDRESS".to_owned();
     assert_eq!(done[first].result, Err(DeviceError::Driver { call: "cuEventQuery", code: 700, name }));
-    assert!(done[first + 1..].iter().all(|completion| completion.result == Err(DeviceError::DeviceLost)));
+    let lost = |error: &DeviceError| matches!(error, DeviceError::Driver { code: 700, .. } | DeviceError::DeviceLost);
+    assert!(done[first..].iter().all(|completion| completion.result.as_ref().is_err_and(lost)), "{done:?}");
     assert_eq!(device.host_buffer(1, HostKind::Pinned).unwrap_err(), DeviceError::DeviceLost);
-    assert_eq!(device.load(Arc::new(Xor)).unwrap_err(), DeviceError::DeviceLost);
+    assert_eq!(device.gpu().load(&Xor).unwrap_err(), DeviceError::DeviceLost);
     assert!(!device.must_poll());
     let last = 64 * 9..64 * 10;
     assert!(matches!(host.claim(last, Access::Write), Err(DeviceError::Overlap { .. })), "its copy may still run");
@@ -201,8 +200,7 @@ fn after_a_failed_stop_event_the_bytes_come_back_when_the_stream_is_empty() {
     let fake = failing("cuEventRecord", 1, 10, &[]);
     let mut device = open(&fake);
     let (host, there) = (device.host_buffer(64, HostKind::Pinned).unwrap(), device.device_buffer(64).unwrap());
-    let (from, to) = (host.claim(0..64, Access::Read).unwrap(), there.claim(0..64, Access::Write).unwrap());
-    let error = device.submit(EngineClass::H2d, Operation::Copy { method: Method::Dma, from, to }, 5).unwrap_err();
+    let error = device.copy(EngineClass::H2d, Method::Dma, ends(&host, &there), 5).unwrap_err();
     assert!(matches!(error, DeviceError::Driver { call: "cuEventRecord", .. }), "{error}");
     // Whoever claims them has the driver asked. Another test's thread may be asking just now, so once is not enough.
     let start = std::time::Instant::now();
@@ -210,7 +208,8 @@ fn after_a_failed_stop_event_the_bytes_come_back_when_the_stream_is_empty() {
         assert!(start.elapsed().as_secs() < 60, "the bytes stay claimed although the stream is empty");
         std::thread::yield_now();
     }
-    assert_eq!(device.device_buffer(1).unwrap_err(), DeviceError::DeviceLost);
+    device.copy(EngineClass::H2d, Method::Dma, ends(&host, &there), 6).unwrap();
+    assert_eq!(wait_for(&mut device, 1)[0].result, Ok(()));
 }
 
 #[test]
@@ -240,9 +239,9 @@ fn exhausted_memory_is_reported_with_figures() {
 fn pinned_buffers_share_slabs_and_the_limit_counts_slabs() {
     let fake = Fake::build(&[]);
     let limits = Limits { host_bytes_max: Bytes(4 << 20), ..limits() };
-    let mut device = CudaDevice::open_with(&fake.driver(), 0, limits).unwrap();
+    let device = try_open(&fake, limits).unwrap();
     let before = fake.live();
-    let mut pinned = |bytes| device.host_buffer(bytes, HostKind::Pinned);
+    let pinned = |bytes| device.host_buffer(bytes, HostKind::Pinned);
     let small: Vec<_> = (0..8).map(|_| pinned(100_000).unwrap()).collect();
     assert_eq!(fake.live(), before + 1, "eight buffers in one slab");
     let large = pinned(2 << 20).unwrap();
@@ -264,18 +263,9 @@ struct Other {
     entry: &'static str,
 }
 
-impl Kernel for Other {
+impl Work for Other {
     fn id(&self) -> &'static str {
         "other"
-    }
-    fn state_bytes(&self, _: usize) -> usize {
-        0
-    }
-    fn init_state(&self, _: &[Lane], _: &mut [u8]) -> Result<(), headway_device::KernelError> {
-        Ok(())
-    }
-    fn run(&self, _: &[u8], _: &mut [u8], _: &mut [u8]) -> Result<(), headway_device::KernelError> {
-        Ok(())
     }
     fn ptx(&self) -> &'static str {
         self.ptx
@@ -290,8 +280,7 @@ impl Kernel for Other {
 
 #[test]
 fn ptx_that_does_not_compile_comes_back_with_the_log() {
-    let mut device = open(&PLAIN);
-    let error = device.load(Arc::new(Other { ptx: "nonsense", entry: "x" })).unwrap_err();
+    let error = open(&PLAIN).gpu().load(&Other { ptx: "nonsense", entry: "x" }).unwrap_err();
     let text = error.to_string();
     assert!(matches!(error, DeviceError::KernelLoad { .. }), "{text}");
     assert!(text.contains("CUDA_ERROR_INVALID_PTX") && text.contains("line 1: not PTX"), "{text}");
@@ -300,7 +289,7 @@ fn ptx_that_does_not_compile_comes_back_with_the_log() {
 #[test]
 fn a_missing_entry_is_named() {
     let fake = Fake::build(&[]);
-    let error = open(&fake).load(Arc::new(Other { ptx: Xor.ptx(), entry: "nowhere" })).unwrap_err();
+    let error = open(&fake).gpu().load(&Other { ptx: Xor.ptx(), entry: "nowhere" }).unwrap_err();
     assert!(error.to_string().contains("CUDA_ERROR_NOT_FOUND"), "{error}");
     assert!(error.to_string().contains("entry `nowhere`"), "{error}");
     assert_eq!(fake.live(), 0);
@@ -308,24 +297,21 @@ fn a_missing_entry_is_named() {
 
 #[test]
 fn devices_of_one_driver_are_peers() {
-    let mut devices = CudaDevice::open_all_of(&PLAIN.driver(), limits()).unwrap();
-    let (first, second) = devices.split_at_mut(1);
-    conformance::peers_exchange_every_byte(&mut first[0], &mut second[0]);
-    conformance::peers_exchange_every_byte(&mut second[0], &mut first[0]);
+    let gpus = CudaGpu::open_all(&PLAIN.driver(), limits()).unwrap();
+    let [first, second] = gpus.try_into().unwrap_or_else(|_| panic!("two GPUs"));
+    let (first, second): (Arc<dyn Gpu>, Arc<dyn Gpu>) = (Arc::new(first), Arc::new(second));
+    conformance::peers_exchange_every_byte(&first, &second);
+    conformance::peers_exchange_every_byte(&second, &first);
 }
 
 #[test]
 fn peers_without_access_are_refused_and_everything_else_works() {
     let fake = Fake::build(&["-DNO_PEERS"]);
-    let mut devices = CudaDevice::open_all_of(&fake.driver(), limits()).unwrap();
+    let gpus = CudaGpu::open_all(&fake.driver(), limits()).unwrap();
+    let mut devices: Vec<_> = gpus.into_iter().map(|gpu| Engines::open(Arc::new(gpu)).unwrap()).collect();
     let (here, there) = (devices[0].device_buffer(64).unwrap(), devices[1].device_buffer(64).unwrap());
-    let operation = Operation::Copy {
-        method: Method::Peer,
-        from: here.claim(0..64, Access::Read).unwrap(),
-        to: there.claim(0..64, Access::Write).unwrap(),
-    };
-    let error = devices[0].submit(EngineClass::Peer, operation, 1).unwrap_err();
-    assert!(error.to_string().contains("peer access from GPU 0 to GPU 1 is not available"), "{error}");
+    let error = devices[0].copy(EngineClass::Peer, Method::Peer, ends(&here, &there), 1).unwrap_err();
+    assert!(error.to_string().contains("the other device cannot be reached directly"), "{error}");
     copies(&mut devices[0], Method::Dma, 1);
     wait_for(&mut devices[0], 1);
 }
@@ -333,40 +319,18 @@ fn peers_without_access_are_refused_and_everything_else_works() {
 #[test]
 fn memory_of_another_driver_is_refused() {
     let other = Fake::build(&[]);
-    let (mut device, mut stranger) = (open(&PLAIN), open(&other));
+    let (mut device, stranger) = (open(&PLAIN), open(&other));
     let (host, there) = (stranger.host_buffer(64, HostKind::Pinned).unwrap(), device.device_buffer(64).unwrap());
-    let operation = Operation::Copy {
-        method: Method::Dma,
-        from: host.claim(0..64, Access::Read).unwrap(),
-        to: there.claim(0..64, Access::Write).unwrap(),
-    };
-    let error = device.submit(EngineClass::H2d, operation, 1).unwrap_err();
+    let error = device.copy(EngineClass::H2d, Method::Dma, ends(&host, &there), 1).unwrap_err();
     assert!(matches!(error, DeviceError::Invalid { .. }), "{error}");
 }
 
 #[test]
-fn two_openings_of_one_gpu_share_memory_but_not_kernels() {
-    let (mut first, mut second) = (open(&PLAIN), open(&PLAIN));
+fn two_openings_of_one_gpu_share_memory() {
+    let (mut first, second) = (open(&PLAIN), open(&PLAIN));
     let (host, there) = (first.host_buffer(64, HostKind::Pinned).unwrap(), second.device_buffer(256).unwrap());
-    let operation = Operation::Copy {
-        method: Method::Dma,
-        from: host.claim(0..64, Access::Read).unwrap(),
-        to: there.claim(0..64, Access::Write).unwrap(),
-    };
-    first.submit(EngineClass::H2d, operation, 1).unwrap();
-    wait_for(&mut first, 1);
-    let kernel = first.load(Arc::new(Xor)).unwrap();
-    second.load(Arc::new(Xor)).unwrap();
-    let output = second.device_buffer(256).unwrap();
-    let operation = Operation::Launch {
-        kernel,
-        input: there.claim(0..256, Access::Read).unwrap(),
-        output: output.claim(0..256, Access::Write).unwrap(),
-        state: None,
-        lanes: 1,
-    };
-    let error = second.submit(EngineClass::Ee, operation, 2).unwrap_err();
-    assert!(matches!(error, DeviceError::Invalid { what: "launch", .. }), "{error}");
+    first.copy(EngineClass::H2d, Method::Dma, ends(&host, &there), 1).unwrap();
+    assert_eq!(wait_for(&mut first, 1)[0].result, Ok(()));
 }
 
 #[test]

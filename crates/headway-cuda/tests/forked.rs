@@ -8,9 +8,9 @@ use std::sync::{Arc, LazyLock};
 use headway_core::files::machine::{EndpointId, EngineClass};
 use headway_core::models::transfer::{Direction, Mapping, Method, Profile, Shape};
 use headway_core::units::{Bytes, Nanos};
-use headway_cuda::{CudaDevice, CudaGpu, Driver};
-use headway_device::gpu::{Caching, Gpu, Move, Piece, Reach, Resident, ResidentOptions};
-use headway_device::{Access, Device, DeviceError, HostKind, Limits, Operation};
+use headway_cuda::{CudaGpu, Driver};
+use headway_device::gpu::{Caching, Gpu, Operation, Piece, Reach, Resident, ResidentOptions};
+use headway_device::{Access, DeviceError, Engines, HostKind, Limits};
 use headway_os::fork::holds_in_a_child;
 use headway_runtime::copy::{At, Copier, CopyError, CopyOptions, How};
 use support::Fake;
@@ -43,7 +43,7 @@ fn every_entry_of_a_port_is_an_error_in_a_forked_child() {
     let write = || there.claim(0..64, Access::Write).unwrap();
     let read = || pinned.claim(0..64, Access::Read).unwrap();
     assert!(holds_in_a_child(|| {
-        let moved = queue.submit(Move::Copy { from: read(), to: write() }, 1);
+        let moved = queue.submit(Operation::Copy { from: read(), to: write() }, 1);
         let mut all = true;
         all &= refused("driver", Driver::load(&MAPPABLE.path));
         all &= refused("open", CudaGpu::open(&driver, 0, limits()));
@@ -64,8 +64,8 @@ fn every_entry_of_a_port_is_an_error_in_a_forked_child() {
         all &= refused("round trips", port.round_trips(Mapping::DmaBuf, 1));
         all
     }));
-    queue.submit(Move::Copy { from: read(), to: write() }, 2).unwrap();
-    assert_eq!(headway_device::port_conformance::finish(queue.as_mut(), 1)[0].result, Ok(()));
+    queue.submit(Operation::Copy { from: read(), to: write() }, 2).unwrap();
+    assert_eq!(headway_device::conformance::finish(queue.as_mut(), 1)[0].result, Ok(()));
 }
 
 #[test]
@@ -97,7 +97,7 @@ fn a_resident_copier_writes_nothing_in_a_forked_child_and_goes_on_in_the_parent(
 #[test]
 fn a_copier_and_a_device_are_errors_in_a_forked_child_and_can_be_dropped_there() {
     let ports = CudaGpu::open_all(&MAPPABLE.driver(), limits()).unwrap();
-    let mut device = CudaDevice::open_with(&MAPPABLE.driver(), 0, limits()).unwrap();
+    let mut device = Engines::open(Arc::new(CudaGpu::open(&MAPPABLE.driver(), 0, limits()).unwrap())).unwrap();
     let there = ports[0].device_buffer(1 << 20, Reach::Device).unwrap();
     let other = ports[1].device_buffer(1 << 20, Reach::Device).unwrap();
     let gpus = ports.into_iter().zip(1..).map(|(port, id)| (EndpointId(id), Arc::new(port) as Arc<dyn Gpu>));
@@ -111,12 +111,11 @@ fn a_copier_and_a_device_are_errors_in_a_forked_child_and_can_be_dropped_there()
     }
     copier.copy_many_in(at, &host, &pieces, None).unwrap();
     let ordinary = device.host_buffer(64, HostKind::Pageable).unwrap();
-    let pageable = |there: &headway_device::Buffer| Operation::Copy {
-        method: Method::Pageable,
-        from: ordinary.claim(0..64, Access::Read).unwrap(),
-        to: there.claim(0..64, Access::Write).unwrap(),
+    let pageable = |device: &mut Engines, tag| {
+        let ends = (ordinary.claim(0..64, Access::Read).unwrap(), there.claim(0..64, Access::Write).unwrap());
+        device.copy(EngineClass::H2d, Method::Pageable, ends, tag)
     };
-    device.submit(EngineClass::H2d, pageable(&there), 1).unwrap();
+    pageable(&mut device, 1).unwrap();
     let mut done = Vec::new();
     support::wait_until("the copy", || {
         device.poll(&mut done);
@@ -143,7 +142,7 @@ fn a_copier_and_a_device_are_errors_in_a_forked_child_and_can_be_dropped_there()
         all &= refused_copy("peer", copier.copy_peer(At { buffer: &other, offset: 0 }, at, 64));
         let pinned = copier.copy_pinned(Direction::H2d, at, at, 64, How::Auto);
         all &= refused_copy("pinned", pinned);
-        all &= refused("submit", device.submit(EngineClass::H2d, pageable(&there), 2));
+        all &= refused("submit", pageable(&mut device, 2));
         all &= refused("host buffer", device.host_buffer(64, HostKind::Pageable));
         drop((copier, device));
         all

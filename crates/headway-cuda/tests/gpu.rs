@@ -1,15 +1,15 @@
-//! The conformance suites on the first GPU; skipped with the reason where there is none.
+//! The conformance suite on the first GPU; skipped with the reason where there is none.
 
 use std::io::Write as _;
 
 use std::sync::Arc;
 
 use headway_core::units::Bytes;
-use headway_cuda::{CudaDevice, CudaGpu, Driver, Nvml};
+use headway_cuda::{CudaGpu, Driver, Nvml};
 use headway_device::conformance::SkipReason;
-use headway_device::gpu::{Caching, Gpu, Move, Reach};
-use headway_device::port_conformance::{self, finish};
-use headway_device::{Access, Device, Limits};
+use headway_device::conformance::{self, finish};
+use headway_device::gpu::{Caching, Gpu, Operation, Reach};
+use headway_device::{Access, Limits};
 
 /// Smaller than the default, as tests run side by side.
 fn limits() -> Limits {
@@ -26,17 +26,11 @@ fn driver() -> Result<Arc<Driver>, SkipReason> {
     }
 }
 
-fn open() -> Result<Box<dyn Device>, SkipReason> {
-    Ok(Box::new(CudaDevice::open_with(&driver()?, 0, limits())?))
-}
-
-headway_device::conformance!(gpu, open);
-
-fn open_port() -> Result<Arc<dyn Gpu>, SkipReason> {
+fn open() -> Result<Arc<dyn Gpu>, SkipReason> {
     Ok(Arc::new(CudaGpu::open(&driver()?, 0, Limits { host_bytes_max: Bytes(512 << 20), ..limits() })?))
 }
 
-headway_device::port_conformance!(gpu_port, open_port);
+headway_device::conformance!(gpu, open);
 
 /// Writes past the test harness, which hides the output of tests that pass.
 fn say(text: &str) {
@@ -53,26 +47,26 @@ fn with_driver(test: &str, body: fn(&Arc<Driver>) -> Result<(), SkipReason>) {
 #[test]
 fn all_pairs_of_neighbours_exchange_every_byte() {
     with_driver("all_pairs_of_neighbours_exchange_every_byte", |driver| {
-        let mut devices = CudaDevice::open_all_of(driver, limits()).expect("every GPU opens");
-        for at in 1..devices.len() {
-            let (first, rest) = devices.split_at_mut(at);
-            headway_device::conformance::peers_exchange_every_byte(&mut first[at - 1], &mut rest[0]);
-            headway_device::conformance::peers_exchange_every_byte(&mut rest[0], &mut first[at - 1]);
+        let gpus = CudaGpu::open_all(driver, limits()).expect("every GPU opens");
+        let gpus: Vec<Arc<dyn Gpu>> = gpus.into_iter().map(|gpu| Arc::new(gpu) as Arc<dyn Gpu>).collect();
+        for pair in gpus.windows(2) {
+            conformance::peers_exchange_every_byte(&pair[0], &pair[1]);
+            conformance::peers_exchange_every_byte(&pair[1], &pair[0]);
         }
         Ok(())
     });
 }
 
 #[test]
-fn ports_of_neighbours_exchange_every_byte() {
-    with_driver("ports_of_neighbours_exchange_every_byte", |driver| {
+fn queues_of_neighbours_exchange_every_byte() {
+    with_driver("queues_of_neighbours_exchange_every_byte", |driver| {
         let ports = CudaGpu::open_all(driver, limits())?;
         if ports.len() < 2 {
             return Err(SkipReason("there is one GPU".into()));
         }
         for pair in ports.windows(2) {
             if pair[0].reaches(pair[1].id()) {
-                port_conformance::ports_exchange_every_byte(&pair[0], &pair[1]);
+                conformance::gpus_exchange_every_byte(&pair[0], &pair[1]);
             } else {
                 say("not tested: two GPUs do not reach each other");
             }
@@ -93,7 +87,7 @@ fn ordinary_memory_has_arrived_when_the_copy_returns() {
         for (round, len) in (0..200u8).zip([64, 4096, 60_000, 1 << 20, BYTES].into_iter().cycle()) {
             port.copy_in(&mut there.claim(0..len, Access::Write)?, &vec![round + 1; len])?;
             let (from, to) = (there.claim(len - 64..len, Access::Read)?, host.claim(0..64, Access::Write)?);
-            queue.submit(Move::Copy { from, to }, 0)?;
+            queue.submit(Operation::Copy { from, to }, 0)?;
             assert_eq!(finish(queue.as_mut(), 1)[0].result, Ok(()));
             assert_eq!(host.claim(0..64, Access::Read)?.bytes()?, [round + 1; 64], "the last bytes of {len}");
         }
@@ -104,7 +98,9 @@ fn ordinary_memory_has_arrived_when_the_copy_returns() {
 #[test]
 fn the_event_clock_is_mapped_within_a_millisecond() {
     with_driver("the_event_clock_is_mapped_within_a_millisecond", |driver| {
-        let error = CudaDevice::open_with(driver, 0, limits()).expect("the first GPU opens").clock_error();
+        let gpu = CudaGpu::open(driver, 0, limits()).expect("the first GPU opens");
+        let _queue = gpu.queue(true)?;
+        let error = gpu.clock_error().expect("a queue keeps time");
         say(&format!("clock error at most {error}"));
         assert!(error.0 < 1_000_000, "{error}");
         Ok(())

@@ -10,11 +10,12 @@ use std::sync::Arc;
 use headway_core::units::Bytes;
 use headway_cuda::{CudaGpu, Driver};
 use headway_device::conformance::SkipReason;
-use headway_device::gpu::{Argument, Caching, CpuArgument, Gpu, Move, Program, Queue, Reach};
+use headway_device::gpu::{Caching, Gpu, Operation, Queue, Reach};
+use headway_device::work::{Argument, CpuArgument, Work};
 use headway_device::{Access, Buffer, DeviceError, Grid, Limits};
 use headway_kernels::inspect::wafer::Wafer;
 use headway_kernels::inspect::{Inspect, Layout, Merge, SYNOPSIS_BYTES, read_list, steps};
-use headway_kernels::klt::{Choice, CpuMachine, Machine, PortMachine, Region, Report, Shape, Tracker, Warp};
+use headway_kernels::klt::{Choice, CpuMachine, GpuMachine, Machine, Region, Report, Shape, Tracker, Warp};
 use headway_os::clock;
 
 /// Writes past the test harness, which hides the output of tests that pass.
@@ -86,7 +87,7 @@ fn the_tracker_leaves_the_same_bits_as_on_the_cpu() {
             [Warp::Translation, Warp::Photometric, Warp::Affine].map(|warp| (shape.with_search(warp, 3), warp))
         }) {
             let expected = frames(shape, CpuMachine::new(&shape))?;
-            let found = frames(shape, PortMachine::open(gpu, &shape)?)?;
+            let found = frames(shape, GpuMachine::open(gpu, &shape)?)?;
             let tracked: usize = expected.iter().map(|(report, _)| report.tracked.len()).sum();
             assert!(tracked > 40, "{tracked} features tracked");
             for (frame, (found, expected)) in found.iter().zip(&expected).enumerate() {
@@ -109,7 +110,7 @@ fn the_tracker_leaves_the_same_bits_as_on_the_cpu() {
 fn a_frame_takes() {
     with_port("a_frame_takes", |gpu| {
         let shape = Shape::default();
-        let mut tracker = Tracker::new(shape, PortMachine::open(gpu, &shape)?)?;
+        let mut tracker = Tracker::new(shape, GpuMachine::open(gpu, &shape)?)?;
         let images = [picture(&shape, 0.0), picture(&shape, 0.7)];
         tracker.track(&images[0], None)?;
         let features = tracker.refill(&images[0], &Choice::default())?;
@@ -146,7 +147,7 @@ impl Turns<'_> {
 
     fn launch(
         &mut self,
-        (program, grid): (Arc<dyn Program>, Grid),
+        (work, grid): (Arc<dyn Work>, Grid),
         regions: &[(&Buffer, Access, Range<usize>)],
         numbers: &[usize],
     ) -> Result<String, DeviceError> {
@@ -155,11 +156,11 @@ impl Turns<'_> {
             arguments.push(Argument::Memory(buffer.claim(range.clone(), *access)?));
         }
         arguments.extend(numbers.iter().map(|&number| Argument::Int(number as i32)));
-        self.1.submit(Move::Launch { program, grid, arguments }, 0)?;
+        self.1.submit(Operation::Launch { work, grid, arguments }, 0)?;
         loop {
             if let Some(done) = self.1.poll() {
                 done.result?;
-                return Ok(done.device_time.map_or_else(String::new, |time| time.to_string()));
+                return Ok((done.finished - done.started).to_string());
             }
         }
     }
@@ -201,7 +202,7 @@ fn an_inspection_writes_the_same_bytes_as_on_the_cpu() {
                 let mut synopsis = synopses.claim(range, Access::Write)?;
                 let mut arguments = vec![CpuArgument::Read(span.bytes()?), CpuArgument::Write(synopsis.bytes_mut()?)];
                 arguments.extend(numbers.map(|number| CpuArgument::Int(number as i32)));
-                Inspect.run(Inspect::grid(&layout), &mut arguments)?;
+                Inspect.launch(Inspect::grid(&layout), &mut arguments)?;
             }
             let regions = [
                 (&all, Access::Read, 0..all.len()),
@@ -216,7 +217,7 @@ fn an_inspection_writes_the_same_bytes_as_on_the_cpu() {
             let (from, to) = (CpuArgument::Read(synopses.bytes()?), CpuArgument::Write(span.bytes_mut()?));
             let mut arguments = vec![from, CpuArgument::Write(&mut []), to];
             arguments.extend(sizes.map(|number| CpuArgument::Int(number as i32)));
-            Merge.run(Merge::grid(), &mut arguments)?;
+            Merge.launch(Merge::grid(), &mut arguments)?;
             let found = turns.content(&list)?;
             assert!(found == span.bytes()?, "lists differ");
             let (defects, total) = read_list(&found)?;

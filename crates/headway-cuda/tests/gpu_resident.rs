@@ -9,10 +9,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use headway_core::files::machine::EngineClass;
 use headway_core::models::transfer::{Method, Shape};
 use headway_core::units::{Bytes, Nanos};
-use headway_cuda::{CudaDevice, CudaGpu, CudaResident, Driver};
+use headway_cuda::{CudaGpu, CudaResident, Driver};
 use headway_device::conformance::SkipReason;
 use headway_device::gpu::{Caching, Gpu as _, Reach, Resident as _, ResidentOptions};
-use headway_device::{Access, Buffer, Device as _, DeviceError, HostKind, Limits, Operation};
+use headway_device::{Access, Buffer, DeviceError, Engines, HostKind, Limits};
 use headway_os::clock;
 
 const FORMS: [Shape; 3] = [Shape::Hub, Shape::Gpc, Shape::Gpc4];
@@ -318,16 +318,16 @@ fn under_bulk(driver: &Arc<Driver>, class: EngineClass, body: impl FnOnce()) -> 
     std::thread::scope(|threads| {
         let _stop = Stop(&stop);
         let bulk = threads.spawn(|| {
-            let mut device = CudaDevice::open_with(driver, 0, limits()).unwrap();
+            let gpu = CudaGpu::open(driver, 0, limits()).unwrap();
+            let mut device = Engines::open(Arc::new(gpu)).unwrap();
             let host = device.host_buffer(2 * BYTES, HostKind::Pinned).unwrap();
             let there = device.device_buffer(2 * BYTES).unwrap();
             let mut done = Vec::new();
-            let submit = |device: &mut CudaDevice, tag: u64| {
+            let submit = |device: &mut Engines, tag: u64| {
                 let range = tag as usize * BYTES..(tag as usize + 1) * BYTES;
                 let (from, to) = if class == EngineClass::D2h { (&there, &host) } else { (&host, &there) };
                 let (from, to) = (from.claim(range.clone(), Access::Read), to.claim(range, Access::Write));
-                let operation = Operation::Copy { method: Method::Dma, from: from.unwrap(), to: to.unwrap() };
-                device.submit(class, operation, tag).unwrap();
+                device.copy(class, Method::Dma, (from.unwrap(), to.unwrap()), tag).unwrap();
             };
             submit(&mut device, 0);
             submit(&mut device, 1);

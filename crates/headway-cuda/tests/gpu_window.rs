@@ -9,10 +9,10 @@ use headway_core::files::machine::EngineClass;
 use headway_core::models::transfer::{Mapping, Method};
 use headway_core::units::{Bytes, Nanos};
 use headway_cuda::window::{self, Route};
-use headway_cuda::{CudaDevice, CudaGpu, Driver};
+use headway_cuda::{CudaGpu, Driver};
 use headway_device::conformance::{SkipReason, wait_for};
 use headway_device::gpu::Gpu as _;
-use headway_device::{Access, Buffer, Device as _, HostKind, Limits, Operation};
+use headway_device::{Access, Buffer, Engines, HostKind, Limits, Span};
 use headway_os::clock;
 
 /// Writes past the test harness, which hides the output of tests that pass.
@@ -55,11 +55,12 @@ fn by_each_route(test: &str, driver: &Arc<Driver>, bytes: usize, mut body: impl 
 }
 
 /// The other way to the same memory: the copy engines.
-struct Engines(CudaDevice);
+struct ByEngine(Engines);
 
-impl Engines {
+impl ByEngine {
     fn open(driver: &Arc<Driver>) -> Self {
-        Self(CudaDevice::open_with(driver, 0, limits()).expect("the first GPU opens"))
+        let gpu = CudaGpu::open(driver, 0, limits()).expect("the first GPU opens");
+        Self(Engines::open(Arc::new(gpu)).expect("its engines"))
     }
 
     fn write(&mut self, buffer: &Buffer, at: usize, from: &[u8]) {
@@ -69,19 +70,19 @@ impl Engines {
         drop(span);
         let from = host.claim(0..from.len(), Access::Read).expect("a buffer of our own");
         let to = buffer.claim(at..at + from.len(), Access::Write).expect("nobody else uses it");
-        self.run(EngineClass::H2d, Operation::Copy { method: Method::Dma, from, to });
+        self.run(EngineClass::H2d, (from, to));
     }
 
     fn read(&mut self, buffer: &Buffer, at: usize, bytes: usize) -> Vec<u8> {
         let host = self.0.host_buffer(bytes, HostKind::Pinned).expect("pinned memory");
         let from = buffer.claim(at..at + bytes, Access::Read).expect("nobody else uses it");
         let to = host.claim(0..bytes, Access::Write).expect("a fresh buffer");
-        self.run(EngineClass::D2h, Operation::Copy { method: Method::Dma, from, to });
+        self.run(EngineClass::D2h, (from, to));
         host.claim(0..bytes, Access::Read).expect("a buffer of our own").bytes().expect("host memory").to_vec()
     }
 
-    fn run(&mut self, engine: EngineClass, operation: Operation) {
-        self.0.submit(engine, operation, 0).expect("a sound copy");
+    fn run(&mut self, engine: EngineClass, ends: (Span, Span)) {
+        self.0.copy(engine, Method::Dma, ends, 0).expect("a sound copy");
         wait_for(&mut self.0, 1).remove(0).result.expect("the copy succeeds");
     }
 }
@@ -139,7 +140,7 @@ fn every_byte_passes_both_ways_through_every_route() {
     const TEST: &str = "every_byte_passes_both_ways_through_every_route";
     with_driver(TEST, |driver| {
         let bytes = (8 << 20) + 4096;
-        let mut engines = Engines::open(driver);
+        let mut engines = ByEngine::open(driver);
         by_each_route(TEST, driver, bytes, |route, buffer| {
             let zeroes = engines.read(buffer, 0, bytes);
             assert_eq!(first_difference(&zeroes, &vec![0; bytes]), None, "{route}: new memory is zeroed");
@@ -230,7 +231,7 @@ fn a_small_mapping_moves_over_a_large_buffer() {
     const TEST: &str = "a_small_mapping_moves_over_a_large_buffer";
     with_driver(TEST, |driver| {
         let gpu = CudaGpu::open(driver, 0, limits()).expect("the first GPU opens");
-        let mut engines = Engines::open(driver);
+        let mut engines = ByEngine::open(driver);
         let bytes = (64 << 20) + 4096;
         by_each_route(TEST, driver, bytes, |route, buffer| {
             let mut pager = match gpu.pager(route.mapping(), buffer) {

@@ -7,13 +7,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock};
 
 use headway_core::decisions::staging::Flow;
-use headway_core::files::machine::EndpointId;
+use headway_core::files::machine::{EndpointId, EngineClass};
 use headway_core::models::transfer::{Direction, HostMemory, Mapping, Method, Profile, Shape, default_tuning};
 use headway_core::units::{Bytes, Nanos};
-use headway_cuda::{CudaDevice, CudaGpu};
+use headway_cuda::CudaGpu;
 use headway_device::buffer::lend;
-use headway_device::gpu::{Caching, Gpu, Move, Piece, Reach};
-use headway_device::{Access, Buffer, Device, DeviceError, Limits, Operation, graveyard};
+use headway_device::gpu::{Caching, Gpu, Operation, Piece, Reach};
+use headway_device::{Access, Buffer, DeviceError, Engines, Limits, graveyard};
 use headway_runtime::copy::{At, Copier, CopyError, CopyLimits, CopyOptions, How, ManyBy};
 use headway_runtime::staging::{Pool, PoolOptions, Staged, StagingError, copy_pinned};
 use support::{Fake, in_time, wait_until};
@@ -182,9 +182,9 @@ fn a_context_that_was_given_up_lets_copies_end_that_the_engines_still_make() {
     let (mut queue, mut second) = (port.queue(false).unwrap(), port.queue(false).unwrap());
     fake.hold(true);
     let from = host.claim(0..64, Access::Read).unwrap();
-    queue.submit(Move::Copy { from, to: there.claim(0..64, Access::Write).unwrap() }, 7).unwrap();
+    queue.submit(Operation::Copy { from, to: there.claim(0..64, Access::Write).unwrap() }, 7).unwrap();
     let from = other.claim(0..64, Access::Read).unwrap();
-    second.submit(Move::Copy { from, to: target.claim(0..64, Access::Write).unwrap() }, 8).unwrap();
+    second.submit(Operation::Copy { from, to: target.claim(0..64, Access::Write).unwrap() }, 8).unwrap();
     // What does not end in time is given up with the context.
     in_time("the drop of a queue", move || drop(second));
     assert!(matches!(port.queue(false).err(), Some(DeviceError::DeviceLost)));
@@ -240,7 +240,7 @@ fn queues_that_hang_are_dropped() {
     fake.hold(true);
     for (queue, (host, there)) in queues.iter_mut().zip(&buffers) {
         let from = host.claim(0..64, Access::Read).unwrap();
-        queue.submit(Move::Copy { from, to: there.claim(0..64, Access::Write).unwrap() }, 0).unwrap();
+        queue.submit(Operation::Copy { from, to: there.claim(0..64, Access::Write).unwrap() }, 0).unwrap();
     }
     let before = fake.live();
     in_time("the drop of queues", move || drop(queues));
@@ -270,7 +270,8 @@ fn a_device_whose_context_ends_gives_lent_memory_back() {
     for method in [Method::Dma, Method::Pageable] {
         in_time("the device", move || {
             let fake = MAPPABLE.another();
-            let mut device = CudaDevice::open_with(&fake.driver(), 0, limits()).unwrap();
+            let gpu = CudaGpu::open(&fake.driver(), 0, limits()).unwrap();
+            let mut device = Engines::open(Arc::new(gpu)).unwrap();
             let there = device.device_buffer(64).unwrap();
             let pinned = device.host_buffer(64, headway_device::HostKind::Pinned).unwrap();
             let held = pinned.claim(0..64, Access::Read).unwrap();
@@ -280,10 +281,9 @@ fn a_device_whose_context_ends_gives_lent_memory_back() {
             };
             let results = lend(held.bytes().unwrap(), domain.filter(|_| method == Method::Dma), |host| {
                 let (from, to) = (host.claim(0..64, Access::Read), there.claim(0..64, Access::Write));
-                let operation = Operation::Copy { method, from: from.unwrap(), to: to.unwrap() };
                 let call = if method == Method::Dma { "cuEventQuery" } else { "cuMemcpyHtoD_v2" };
                 fake.fail(call, ILLEGAL_ADDRESS, 1);
-                device.submit(headway_core::files::machine::EngineClass::H2d, operation, 1).unwrap();
+                device.copy(EngineClass::H2d, method, (from.unwrap(), to.unwrap()), 1).unwrap();
                 let mut done = Vec::new();
                 wait_until("the completion", || {
                     device.poll(&mut done);

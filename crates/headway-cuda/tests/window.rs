@@ -26,7 +26,7 @@ fn open() -> Result<Arc<dyn Gpu>, SkipReason> {
     Ok(Arc::new(CudaGpu::open(&MAPPABLE.driver(), 0, limits)?))
 }
 
-headway_device::port_conformance!(mapped, open);
+headway_device::conformance!(mapped, open);
 
 #[test]
 fn the_suite_has_a_window_to_test() {

@@ -295,7 +295,7 @@ struct Claim {
 }
 
 impl Buffer {
-    /// For implementations of [`Device`](crate::Device): a buffer over `memory`.
+    /// For implementations of [`Gpu`](crate::Gpu): a buffer over `memory`.
     #[must_use]
     pub fn new(memory: impl Memory, reservation: Reservation) -> Self {
         Self::of(Box::new(memory), Some(reservation), true)
@@ -517,13 +517,13 @@ impl Span {
         self.hold.shared().memory.place()
     }
 
-    /// The memory behind it, for implementations of [`Device`](crate::Device) that look for their own.
+    /// The memory behind it, for implementations of [`Gpu`](crate::Gpu) that look for their own.
     #[must_use]
     pub fn memory(&self) -> &dyn Memory {
         self.hold.shared().memory.as_ref()
     }
 
-    /// The first byte. For implementations of [`Device`](crate::Device): it may be read, and written if this claims for
+    /// The first byte. For implementations of [`Gpu`](crate::Gpu): it may be read, and written if this claims for
     /// writing, while the span lives.
     #[must_use]
     pub fn as_ptr(&self) -> *mut u8 {

@@ -1,45 +1,24 @@
-//! What every device checks before it takes an operation.
+//! What every GPU checks before it takes an operation.
 
 use headway_core::files::machine::EngineClass;
 use headway_core::models::transfer::Method;
 
+use crate::DeviceError;
 use crate::buffer::{Access, DeviceId, Domain, Place, Span};
-use crate::gpu::{Argument, Move, Mover, Piece};
-use crate::kernel::{Grid, Kernel};
-use crate::{Description, DeviceError, Operation};
+use crate::gpu::{Mover, Operation, Piece};
+use crate::work::{Argument, Grid};
 
-/// Every span of a launch starts at a multiple of this; kernels rely on it.
+/// Every span of a step's launch starts at a multiple of this; entries rely on it.
 pub const LAUNCH_ALIGN: usize = 256;
 
-/// Pieces of one move at most.
+/// Pieces of one operation at most.
 pub const PIECES_MAX: usize = 1 << 20;
 
-/// Checks that `operation` is one for an engine of class `engine` of the device `id`; whether its kernel is loaded and has room
-/// for its output is left to the device.
+/// Checks that a copy by `method` is one for an engine of class `engine` of the device `id`.
 ///
 /// # Errors
-/// [`DeviceError::NoEngine`], [`DeviceError::Invalid`].
-pub fn operation(
-    description: &Description,
-    (id, domain): (DeviceId, Domain),
-    engine: EngineClass,
-    operation: &Operation,
-) -> Result<(), DeviceError> {
-    if !description.engines.contains(&engine) {
-        return Err(DeviceError::NoEngine { device: description.name.clone(), class: engine });
-    }
-    match operation {
-        Operation::Copy { method, from, to } => copy((id, domain), engine, *method, from, to),
-        Operation::Launch { kernel: _, input, output, state, lanes } => {
-            if *lanes == 0 {
-                return Err(DeviceError::Invalid { what: "launch", reason: "it has no lane".into() });
-            }
-            launch(id, engine, input, output, state.as_ref())
-        }
-    }
-}
-
-fn copy(
+/// [`DeviceError::Invalid`].
+pub fn copy(
     (id, domain): (DeviceId, Domain),
     engine: EngineClass,
     method: Method,
@@ -82,85 +61,51 @@ fn in_domain(place: Place, domain: Domain) -> bool {
     matches!(place, Place::Device { domain: theirs, .. } if theirs == domain)
 }
 
-fn launch(
-    id: DeviceId,
-    engine: EngineClass,
-    input: &Span,
-    output: &Span,
-    state: Option<&Span>,
-) -> Result<(), DeviceError> {
-    let refuse = |reason: String| Err(DeviceError::Invalid { what: "launch", reason });
-    if engine != EngineClass::Ee {
-        return refuse("kernels run on the execution engine only".into());
-    }
-    if output.access() != Access::Write || state.is_some_and(|state| state.access() != Access::Write) {
-        return refuse("output and state must be claimed for writing".into());
-    }
-    for span in [input, output].into_iter().chain(state) {
-        if !matches!(span.place(), Place::Device { id: theirs, .. } if theirs == id) {
-            return refuse("a span is not memory of this device".into());
-        }
-        if !span.as_ptr().addr().is_multiple_of(LAUNCH_ALIGN) {
-            return refuse(format!("a span starts {} bytes behind a multiple of 256", span.as_ptr().addr() % 256));
-        }
-    }
-    Ok(())
-}
-
-/// Checks that a launch of `kernel` has room for its output.
-///
-/// # Errors
-/// [`DeviceError::Invalid`].
-pub fn room(kernel: &dyn Kernel, input: &Span, output: &Span, lanes: u32) -> Result<(), DeviceError> {
-    let needed = kernel.output_bytes(input.len(), lanes);
-    if output.len() >= needed {
-        return Ok(());
-    }
-    let reason = format!("the output of {} bytes is shorter than the {needed} of `{}`", output.len(), kernel.id());
-    Err(DeviceError::Invalid { what: "launch", reason })
-}
-
-/// Checks that `what` is a move for a lane of the device `here`, and that pieces and arguments lie where they must;
+/// Checks that `what` is an operation for a queue of the device `here`, and that pieces and arguments lie where they must;
 /// `reaches` says whether copies between it and another device of its domain go directly.
 ///
 /// # Errors
 /// [`DeviceError::Invalid`]; [`DeviceError::Refused`] beyond [`PIECES_MAX`] pieces.
-pub fn movement(here: (DeviceId, Domain), what: &Move, reaches: impl Fn(DeviceId) -> bool) -> Result<(), DeviceError> {
-    let refuse = |reason: String| Err(DeviceError::Invalid { what: "move", reason });
+pub fn operation(
+    here: (DeviceId, Domain),
+    what: &Operation,
+    reaches: impl Fn(DeviceId) -> bool,
+) -> Result<(), DeviceError> {
+    let refuse = |reason: String| Err(DeviceError::Invalid { what: "operation", reason });
     let place = Place::Device { id: here.0, domain: here.1 };
     match what {
-        Move::Copy { from, to } => {
+        Operation::Copy { from, to } => {
             equal(from.len(), to.len())?;
             leg(here, from, to, reaches)
         }
-        Move::Relay { from, through, to } => {
+        Operation::Relay { from, through, to } => {
             equal(from.len(), through.len())?;
             equal(through.len(), to.len())?;
             if through.place() != place {
-                return refuse("a relay goes through memory of the lane's own device".into());
+                return refuse("a relay goes through memory of the queue's own device".into());
             }
             leg(here, from, through, &reaches)?;
             leg(here, through, to, &reaches)
         }
-        Move::Pieces { from, to, pieces: list, by } => {
+        Operation::Pieces { from, to, pieces: list, by } => {
             if *by == (Mover::Kernel { blocks: 0 }) {
                 return refuse("a kernel needs at least one thread block".into());
             }
             leg(here, from, to, reaches)?;
             pieces(from.len(), to.len(), list)
         }
-        Move::Launch { program: _, grid, arguments } => {
+        Operation::Launch { work: _, grid, arguments } => {
             let Grid { blocks, threads, shared_bytes: _ } = *grid;
             if blocks == 0 || !(1..=1024).contains(&threads) {
                 return refuse(format!("a grid of {blocks} blocks of {threads} threads cannot be launched"));
             }
             let reachable = |argument: &Argument| match argument {
-                Argument::Int(_) => true,
+                Argument::Int(_) | Argument::Null => true,
                 Argument::Memory(span) => span.place() == place || span.place() == Place::Host { pinned: Some(here.1) },
             };
             match arguments.iter().position(|argument| !reachable(argument)) {
                 Some(at) => {
-                    refuse(format!("argument {at} is neither memory of the lane's device nor pinned host memory"))
+                    refuse(format!("argument {at} is neither memory of the queue's device nor pinned host memory"))
                 }
                 None => Ok(()),
             }
@@ -172,23 +117,23 @@ fn equal(from: usize, to: usize) -> Result<(), DeviceError> {
     if from == to {
         return Ok(());
     }
-    Err(DeviceError::Invalid { what: "move", reason: format!("{from} bytes cannot be copied to {to}") })
+    Err(DeviceError::Invalid { what: "operation", reason: format!("{from} bytes cannot be copied to {to}") })
 }
 
-/// One copy of a lane of `here`: between its device and pinned host memory, within it, or with a device it reaches.
+/// One copy of a queue of `here`: between its device and pinned host memory, within it, or with a device it reaches.
 fn leg(
     here: (DeviceId, Domain),
     from: &Span,
     to: &Span,
     reaches: impl Fn(DeviceId) -> bool,
 ) -> Result<(), DeviceError> {
-    let refuse = |reason: &str| Err(DeviceError::Invalid { what: "move", reason: reason.into() });
+    let refuse = |reason: &str| Err(DeviceError::Invalid { what: "operation", reason: reason.into() });
     if to.access() != Access::Write {
         return refuse("the destination was claimed for reading");
     }
     let place = Place::Device { id: here.0, domain: here.1 };
     if from.place() != place && to.place() != place {
-        return refuse("neither source nor destination is memory of the lane's device");
+        return refuse("neither source nor destination is memory of the queue's device");
     }
     let other = if from.place() == place { to.place() } else { from.place() };
     match other {
@@ -208,12 +153,12 @@ fn leg(
 /// [`DeviceError::Invalid`]; [`DeviceError::Refused`] beyond [`PIECES_MAX`].
 pub fn pieces(from: usize, to: usize, pieces: &[Piece]) -> Result<(), DeviceError> {
     if pieces.len() > PIECES_MAX {
-        return Err(DeviceError::Refused { limit: "pieces of one move", max: PIECES_MAX as u64 });
+        return Err(DeviceError::Refused { limit: "pieces of one operation", max: PIECES_MAX as u64 });
     }
     let beyond = |at: usize, len: usize, room: usize| at.checked_add(len).is_none_or(|end| end > room);
     match pieces.iter().position(|piece| beyond(piece.from, piece.len, from) || beyond(piece.to, piece.len, to)) {
         Some(at) => Err(DeviceError::Invalid {
-            what: "move",
+            what: "operation",
             reason: format!(
                 "piece {at} ({:?}) lies outside a source of {from} or a destination of {to} bytes",
                 pieces[at]

@@ -1,128 +1,154 @@
-//! The emulated device: one thread per engine, real memory, throttled rates.
+//! The emulated GPU: queues as threads, device memory as memory of this process, paced engines.
 //!
-//! It exists so that the runtime's threads, queues and locks run without a GPU. Its figures are labelled `emu` and say
-//! nothing about any GPU.
+//! It exists so that everything runs, and is tested, without a GPU. Its figures are labelled `emu` and say nothing about any GPU.
+//! All emulated GPUs share [`Domain::EMULATED`].
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::thread::JoinHandle;
-use std::time::Duration;
+mod gate;
+mod memory;
+mod pager;
+mod queue;
+mod resident;
 
-use headway_core::files::machine::{CapacityKind, EndpointId, EngineClass, Machine};
-use headway_core::models::transfer::Method;
-use headway_core::plan::block;
-use headway_core::units::{Bytes, Nanos, Rate};
-use headway_os::sched::{Classes, Role};
-use headway_os::{clock, sched};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, Weak};
 
-use crate::buffer::{Budget, DeviceId, Domain, HeapMemory, Place, lock};
-use crate::{
-    Buffer, Completion, Description, Device, DeviceError, HostKind, Kernel, KernelId, Limits, Operation, Source, Span,
-    Waker, check, wake,
-};
+use headway_core::files::machine::{CapacityKind, EndpointId, EngineClass, KernelCost, Machine, RouteId};
+use headway_core::models::transfer::{Mapping, Method, Shape};
+use headway_core::units::{Bytes, Nanos};
 
-/// Kernels one device holds.
-const KERNELS_MAX: usize = 256;
-/// The two buffers through which `pageable` copies go have this size each (`cho-2018`, on CUDA's own pinned buffers).
+use gate::Gate;
+pub use gate::Pace;
+use memory::{PinnedMemory, Registered, WindowedMemory};
+use pager::EmuPager;
+use queue::EmuQueue;
+use resident::{EmuResident, PIECE_MAX};
+
+use crate::buffer::{Budget, Buffer, DeviceId, Domain, HeapMemory, HostKind, Place, Span, lock};
+use crate::gpu::{Caching, Gpu, Pager, Queue, Reach, Resident, ResidentOptions};
+use crate::work::{Demand, Work};
+use crate::{Description, DeviceError, Limits, Source, check};
+
+/// Queues alive on one GPU at a time.
+const QUEUES_MAX: usize = 256;
+/// Resident copiers alive on one GPU at a time.
+const RESIDENTS_MAX: usize = 8;
+/// The two buffers through which ordinary memory is copied have this size each (`cho-2018`, on CUDA's own pinned buffers).
 const BOUNCE_BYTES: usize = 1 << 20;
+/// Every window form, in the order of preference.
+const WINDOWS: [Mapping; 3] = [Mapping::Gdrdrv, Mapping::Vulkan, Mapping::DmaBuf];
+/// Every resident form.
+const RESIDENTS: [Shape; 3] = [Shape::Hub, Shape::Gpc, Shape::Gpc4];
 
-/// What a launch costs beyond its set-up: kernel name, input block, and operations for each pixel where a kernel has such, to a
-/// time.
-pub type KernelTime = Arc<dyn Fn(&str, &[u8], Option<u32>) -> Nanos + Send + Sync>;
+/// Emulated GPUs of this process, for copies between them.
+static GPUS: Mutex<Vec<(DeviceId, Weak<Shared>)>> = Mutex::new(Vec::new());
+
+/// What a launch of a work costs beyond its set-up.
+pub type LaunchTime = Arc<dyn Fn(&str, Demand) -> Nanos + Send + Sync>;
 
 /// What to build.
 #[derive(Clone)]
 pub struct EmuSpec {
     /// Name for people.
     pub name: String,
-    /// The engines; a class is served by the first that lists it.
-    pub engines: Vec<EmuEngine>,
-    /// What launches cost beyond their set-up; `None` = only what the CPU form takes.
-    pub kernel_time: Option<KernelTime>,
+    /// The classes of engines that plans may use; queues copy every way.
+    pub engines: Vec<EngineClass>,
+    /// Copies from the host.
+    pub h2d: Pace,
+    /// Copies to the host.
+    pub d2h: Pace,
+    /// Copies within the device and between devices; between two the slower counts. Outgoing and incoming ones are served
+    /// by an engine each.
+    pub peer: Pace,
+    /// One engine serves both directions to and from the host.
+    pub half_duplex: bool,
+    /// Pieces moved by a kernel.
+    pub kernel: Pace,
+    /// Launches, which take as long as the CPU form at least; the rate is not used.
+    pub launch: Pace,
+    /// What launches cost beyond that set-up; `None` = nothing.
+    pub launch_time: Option<LaunchTime>,
+    /// One piece of a resident copier.
+    pub piece: Pace,
+    /// What a load of 64 bytes through a window takes.
+    pub load_line: Nanos,
+    /// The window forms that it has.
+    pub windows: Vec<Mapping>,
+    /// The resident forms that it has.
+    pub residents: Vec<Shape>,
+    /// Whether copies to and from other emulated GPUs go directly.
+    pub peers: bool,
+    /// NUMA node to report.
+    pub numa: Option<u32>,
     /// Device memory.
     pub memory_bytes: Bytes,
     /// Limits.
     pub limits: Limits,
-    /// What goes wrong.
-    pub faults: Faults,
-}
-
-/// One engine: one operation at a time, first come first served, of the classes it lists.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct EmuEngine {
-    /// The classes and what they cost.
-    pub serves: Vec<Service>,
-}
-
-/// What an engine's operations of one class cost: at least `setup + bytes / rate`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Service {
-    /// The class.
-    pub class: EngineClass,
-    /// Time with no byte moving.
-    pub setup: Nanos,
-    /// Rate; `None` = as fast as the CPU copies. Not used for launches.
-    pub rate: Option<Rate>,
-}
-
-/// Faults to inject, by the position of an operation in the order of submission, the first being 0.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Faults {
-    /// These end with a driver error after their time; their bytes are not moved.
-    pub fail: BTreeSet<u64>,
-    /// These take longer by this much.
-    pub delay: BTreeMap<u64, Nanos>,
-    /// The engine thread panics in this one: the device is lost.
-    pub panic_at: Option<u64>,
 }
 
 impl EmuSpec {
-    /// Four unthrottled engines and 1 GiB of memory.
+    /// Everything at the pace of the CPU, every form but `gdrdrv`, 8 GiB of memory.
     #[must_use]
     pub fn new(name: &str) -> Self {
-        let classes = [EngineClass::H2d, EngineClass::D2h, EngineClass::Peer, EngineClass::Ee];
-        let engine = |class| EmuEngine { serves: vec![Service { class, setup: Nanos::ZERO, rate: None }] };
         Self {
             name: name.to_owned(),
-            engines: classes.map(engine).into(),
-            kernel_time: None,
-            memory_bytes: Bytes(1 << 30),
+            engines: vec![EngineClass::H2d, EngineClass::D2h, EngineClass::Peer, EngineClass::Ee],
+            h2d: Pace::FREE,
+            d2h: Pace::FREE,
+            peer: Pace::FREE,
+            half_duplex: false,
+            kernel: Pace::FREE,
+            launch: Pace::FREE,
+            launch_time: None,
+            piece: Pace::FREE,
+            load_line: Nanos::ZERO,
+            windows: vec![Mapping::Vulkan, Mapping::DmaBuf],
+            residents: RESIDENTS.to_vec(),
+            peers: true,
+            numa: None,
+            memory_bytes: Bytes(8 << 30),
             limits: Limits::default(),
-            faults: Faults::default(),
         }
     }
 
-    /// The engines of `gpu` in `machine`, with the set-up and the rate of the fastest route that each serves alone, and the
-    /// kernel costs of the file. Sharing of links between engines is not emulated.
+    /// The engines of `gpu` in `machine`, with the set-up and the rate of the fastest route that each serves alone, and the kernel
+    /// costs of the file; the rest as in [`EmuSpec::new`]. Sharing of links between engines is not emulated.
     #[must_use]
     pub fn of_machine(machine: &Machine, gpu: EndpointId) -> Self {
         let mut spec = Self::new(&format!("emulated {} of {}", machine.endpoints[gpu.at()].id, machine.name));
-        let own = (0..).zip(&machine.engines).filter(|(_, engine)| engine.gpu == gpu);
-        spec.engines = own
-            .map(|(index, engine)| EmuEngine {
-                serves: engine.serves.iter().map(|&class| service(machine, index, class)).collect(),
-            })
-            .collect();
+        // A class is served by the first engine that lists it.
+        let own = || (0..).zip(&machine.engines).filter(|(_, engine)| engine.gpu == gpu);
+        let server = |class| own().find(|(_, engine)| engine.serves.contains(&class)).map(|(index, _)| index);
+        let pace = |class| server(class).map_or(Pace::FREE, |engine| pace(machine, engine, class));
+        (spec.h2d, spec.d2h, spec.peer) = (pace(EngineClass::H2d), pace(EngineClass::D2h), pace(EngineClass::Peer));
+        spec.launch = pace(EngineClass::Ee);
+        spec.half_duplex = server(EngineClass::H2d).is_some() && server(EngineClass::H2d) == server(EngineClass::D2h);
+        spec.engines.retain(|class| server(*class).is_some());
+        spec.numa = machine.endpoints[gpu.at()].numa;
         let costs = machine.kernels.clone();
-        spec.kernel_time = Some(Arc::new(move |kernel, input, operations| {
-            let lanes = block::Header::read(input).map_or_else(
-                |_| vec![input.len() as u64],
-                |header| header.lanes.iter().map(|lane| lane.len() as u64).collect(),
-            );
-            let (total, chain) = (lanes.iter().sum(), lanes.iter().copied().max().unwrap_or(0));
-            let known =
-                costs.iter().find(|cost| cost.id == kernel && (cost.gpus.is_empty() || cost.gpus.contains(&gpu)));
-            known.map_or(Nanos::ZERO, |cost| cost.launch(Bytes(total), Bytes(chain), operations))
+        spec.launch_time = Some(Arc::new(move |work, Demand { bytes, chain, operations }| {
+            let here = |cost: &&KernelCost| cost.id == work && (cost.gpus.is_empty() || cost.gpus.contains(&gpu));
+            costs.iter().find(here).map_or(Nanos::ZERO, |cost| cost.launch(bytes, chain, operations))
         }));
         spec
     }
+
+    /// The pace of what serves `class`; `None` where nothing does.
+    #[must_use]
+    pub fn pace(&self, class: EngineClass) -> Option<Pace> {
+        let pace = match class {
+            EngineClass::H2d => self.h2d,
+            EngineClass::D2h => self.d2h,
+            EngineClass::Peer => self.peer,
+            EngineClass::Ee => self.launch,
+        };
+        self.engines.contains(&class).then_some(pace)
+    }
 }
 
-fn service(machine: &Machine, engine: u32, class: EngineClass) -> Service {
+/// Set-up and rate of the fastest route of `class` that `engine` serves.
+fn pace(machine: &Machine, engine: u32, class: EngineClass) -> Pace {
     let routes = (0..).zip(&machine.routes).filter(|(id, route)| {
-        machine.class(headway_core::files::machine::RouteId(*id)) == class
+        machine.class(RouteId(*id)) == class
             && route.method != Method::Pageable
             && route.engines.iter().any(|used| used.0 == engine)
     });
@@ -131,393 +157,410 @@ fn service(machine: &Machine, engine: u32, class: EngineClass) -> Service {
         let links = capacities.filter(|capacity| matches!(capacity.kind, CapacityKind::Link { .. }));
         links.map(|link| link.rate).min().map(|rate| (rate, route.setup))
     });
-    match rated.max_by_key(|&(rate, setup)| (rate, std::cmp::Reverse(setup))) {
-        Some((rate, setup)) => Service { class, setup, rate: Some(rate) },
-        None => Service { class, setup: Nanos::ZERO, rate: None },
-    }
+    let fastest = rated.max_by_key(|&(rate, setup)| (rate, std::cmp::Reverse(setup)));
+    fastest.map_or(Pace::FREE, |(rate, setup)| Pace { setup, rate: Some(rate) })
 }
 
-/// The emulated device.
-pub struct Emulated {
+/// An emulated GPU.
+pub struct EmuGpu {
+    shared: Arc<Shared>,
+}
+
+/// What the GPU, its queues, pagers and resident copiers share.
+struct Shared {
     description: Description,
     id: DeviceId,
     budget: Arc<Budget>,
-    kernels: Vec<Arc<dyn Kernel>>,
-    engines: Vec<Engine>,
-    shared: Arc<Shared>,
-    submitted: u64,
-    faults: Faults,
-}
-
-struct Engine {
-    classes: Vec<Service>,
-    queue: Arc<Queue>,
-    outstanding: usize,
-    thread: Option<JoinHandle<()>>,
-}
-
-struct Queue {
-    state: Mutex<QueueState>,
-    changed: Condvar,
-}
-
-#[derive(Default)]
-struct QueueState {
-    jobs: VecDeque<Job>,
-    stop: bool,
-    /// The scheduling class that the thread is to take, or to give back, next.
-    change: Option<Option<Arc<Classes>>>,
-}
-
-/// What all engine threads and the device share.
-struct Shared {
-    /// Completions with the engine they come from; bounded by the limits on outstanding operations.
-    done: Mutex<VecDeque<(usize, Completion)>>,
-    waker: Mutex<Option<Waker>>,
+    numa: Option<u32>,
+    peers: bool,
+    windows: Vec<Mapping>,
+    residents_forms: Vec<Shape>,
+    load_line: Nanos,
+    pace_in: Pace,
+    pace_out: Pace,
+    pace_peer: Pace,
+    kernel: Pace,
+    launch: Pace,
+    launch_time: Option<LaunchTime>,
+    piece: Pace,
+    h2d: Arc<Gate>,
+    d2h: Arc<Gate>,
+    peer_out: Gate,
+    peer_in: Gate,
+    ee: Gate,
+    /// The buffers of pageable copies in and out.
+    bounce: [Mutex<[Vec<u8>; 2]>; 2],
     lost: AtomicBool,
-    kernel_time: Option<KernelTime>,
+    queues: AtomicUsize,
+    residents: AtomicUsize,
+    pager_open: AtomicBool,
 }
 
-struct Job {
-    tag: u64,
-    work: Work,
-    service: Service,
-    fault: Option<Fault>,
-    delay: Nanos,
+impl Shared {
+    fn alive(&self) -> Result<(), DeviceError> {
+        if self.lost.load(Ordering::Acquire) { Err(DeviceError::DeviceLost) } else { Ok(()) }
+    }
+
+    fn here(&self) -> (DeviceId, Domain) {
+        (self.id, Domain::EMULATED)
+    }
 }
 
-#[derive(Clone, Copy)]
-enum Fault {
-    Fail,
-    Panic,
+/// The emulated GPU `id`, if it is open.
+fn find(id: DeviceId) -> Option<Arc<Shared>> {
+    lock(&GPUS).iter().find(|(other, _)| *other == id).and_then(|(_, gpu)| gpu.upgrade())
 }
 
-enum Work {
-    Copy { method: Method, from: Span, to: Span },
-    Launch { kernel: Arc<dyn Kernel>, input: Span, output: Span, state: Option<Span> },
-}
-
-impl Emulated {
-    /// Starts the engine threads.
-    ///
-    /// # Errors
-    /// [`DeviceError::Unavailable`] when the system gives no thread.
-    pub fn open(spec: EmuSpec) -> Result<Self, DeviceError> {
+impl EmuGpu {
+    /// A GPU; it starts no thread until a queue is asked for.
+    #[must_use]
+    pub fn open(spec: EmuSpec) -> Self {
+        let h2d = Arc::new(Gate::default());
+        let d2h = if spec.half_duplex { Arc::clone(&h2d) } else { Arc::default() };
         let shared = Arc::new(Shared {
-            done: Mutex::default(),
-            waker: Mutex::default(),
-            lost: AtomicBool::new(false),
-            kernel_time: spec.kernel_time,
-        });
-        let mut classes: Vec<_> = spec.engines.iter().flat_map(|e| e.serves.iter().map(|s| s.class)).collect();
-        classes.sort_unstable();
-        classes.dedup();
-        let mut device = Self {
             description: Description {
                 name: spec.name,
                 uuid: None,
                 pci: None,
                 source: Source::Emu,
-                engines: classes,
+                engines: spec.engines,
                 memory_bytes: spec.memory_bytes,
                 limits: spec.limits,
             },
             id: DeviceId::new(),
             budget: Budget::new(&spec.limits, spec.memory_bytes),
-            kernels: Vec::new(),
-            engines: Vec::new(),
-            shared,
-            submitted: 0,
-            faults: spec.faults,
-        };
-        for engine in spec.engines {
-            device.start_engine(engine)?;
-        }
-        Ok(device)
-    }
-
-    fn start_engine(&mut self, engine: EmuEngine) -> Result<(), DeviceError> {
-        let queue = Arc::new(Queue { state: Mutex::default(), changed: Condvar::new() });
-        let (index, shared, jobs) = (self.engines.len(), Arc::clone(&self.shared), Arc::clone(&queue));
-        let thread = std::thread::Builder::new()
-            .name(format!("headway-emu-{index}"))
-            .spawn(move || serve(index, &shared, &jobs))
-            .map_err(|error| DeviceError::Unavailable {
-                what: "a thread for an emulated engine".into(),
-                reason: error.to_string(),
-                remedy: "raise the limit on threads".into(),
-            })?;
-        self.engines.push(Engine { classes: engine.serves, queue, outstanding: 0, thread: Some(thread) });
-        Ok(())
-    }
-
-    fn alive(&self) -> Result<(), DeviceError> {
-        if self.shared.lost.load(Ordering::Acquire) { Err(DeviceError::DeviceLost) } else { Ok(()) }
-    }
-}
-
-impl Device for Emulated {
-    fn description(&self) -> &Description {
-        &self.description
-    }
-
-    fn host_buffer(&mut self, bytes: usize, kind: HostKind) -> Result<Buffer, DeviceError> {
-        self.alive()?;
-        let reservation = self.budget.reserve(1, bytes as u64, 0)?;
-        let pinned = match kind {
-            HostKind::Pinned => Some(Domain::EMULATED),
-            HostKind::Pageable => None,
-        };
-        Ok(Buffer::new(HeapMemory::new(bytes, Place::Host { pinned })?, reservation))
-    }
-
-    fn device_buffer(&mut self, bytes: usize) -> Result<Buffer, DeviceError> {
-        self.alive()?;
-        let reservation = self.budget.reserve(1, 0, bytes as u64)?;
-        let place = Place::Device { id: self.id, domain: Domain::EMULATED };
-        Ok(Buffer::new(HeapMemory::new(bytes, place)?, reservation))
-    }
-
-    fn load(&mut self, kernel: Arc<dyn Kernel>) -> Result<KernelId, DeviceError> {
-        self.alive()?;
-        if self.kernels.len() == KERNELS_MAX {
-            return Err(DeviceError::Refused { limit: "kernels of one device", max: KERNELS_MAX as u64 });
-        }
-        self.kernels.push(kernel);
-        Ok(KernelId::new(self.id, self.kernels.len() - 1))
-    }
-
-    fn submit(&mut self, engine: EngineClass, operation: Operation, tag: u64) -> Result<(), DeviceError> {
-        self.alive()?;
-        check::operation(&self.description, (self.id, Domain::EMULATED), engine, &operation)?;
-        let served = self.engines.iter_mut().find_map(|candidate| {
-            let service = candidate.classes.iter().find(|service| service.class == engine).copied();
-            service.map(|service| (candidate, service))
+            numa: spec.numa,
+            peers: spec.peers,
+            windows: spec.windows,
+            residents_forms: spec.residents,
+            load_line: spec.load_line,
+            pace_in: spec.h2d,
+            pace_out: spec.d2h,
+            pace_peer: spec.peer,
+            kernel: spec.kernel,
+            launch: spec.launch,
+            launch_time: spec.launch_time,
+            piece: spec.piece,
+            h2d,
+            d2h,
+            peer_out: Gate::default(),
+            peer_in: Gate::default(),
+            ee: Gate::default(),
+            bounce: Default::default(),
+            lost: AtomicBool::new(false),
+            queues: AtomicUsize::new(0),
+            residents: AtomicUsize::new(0),
+            pager_open: AtomicBool::new(false),
         });
-        let Some((served, service)) = served else {
-            return Err(DeviceError::NoEngine { device: self.description.name.clone(), class: engine });
-        };
-        let max = self.description.limits.outstanding_per_engine_max;
-        if served.outstanding >= max {
-            return Err(DeviceError::Refused { limit: "outstanding_per_engine_max", max: max as u64 });
+        let mut gpus = lock(&GPUS);
+        gpus.retain(|(_, gpu)| gpu.strong_count() > 0);
+        gpus.push((shared.id, Arc::downgrade(&shared)));
+        drop(gpus);
+        Self { shared }
+    }
+
+    fn place(&self) -> Place {
+        Place::Device { id: self.shared.id, domain: Domain::EMULATED }
+    }
+
+    /// Whether `have` lists `form`.
+    fn form<T: PartialEq + std::fmt::Debug>(&self, form: T, have: &[T]) -> Result<(), DeviceError> {
+        self.shared.alive()?;
+        if have.contains(&form) {
+            return Ok(());
         }
-        let work = match operation {
-            Operation::Copy { method, from, to } => Work::Copy { method, from, to },
-            Operation::Launch { kernel, input, output, state, lanes } => {
-                let Some(kernel) = self.kernels.get(kernel.index_on(self.id)?) else {
-                    return Err(DeviceError::Invalid { what: "launch", reason: "no such kernel is loaded".into() });
-                };
-                check::room(kernel.as_ref(), &input, &output, lanes)?;
-                Work::Launch { kernel: Arc::clone(kernel), input, output, state }
+        Err(DeviceError::Unavailable {
+            what: format!("the form {form:?} on `{}`", self.shared.description.name),
+            reason: "this emulated GPU was built without it".into(),
+            remedy: "list it in the GPU's specification, or use another form".into(),
+        })
+    }
+}
+
+/// Counts one more of what may be alive `max` times.
+fn count(counter: &AtomicUsize, max: usize, limit: &'static str) -> Result<(), DeviceError> {
+    let more = |count: usize| (count < max).then_some(count + 1);
+    match counter.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more) {
+        Ok(_) => Ok(()),
+        Err(_) => Err(DeviceError::Refused { limit, max: max as u64 }),
+    }
+}
+
+impl Gpu for EmuGpu {
+    fn description(&self) -> &Description {
+        &self.shared.description
+    }
+
+    fn id(&self) -> DeviceId {
+        self.shared.id
+    }
+
+    fn domain(&self) -> Domain {
+        Domain::EMULATED
+    }
+
+    fn numa(&self) -> Option<u32> {
+        self.shared.numa
+    }
+
+    fn reaches(&self, peer: DeviceId) -> bool {
+        self.shared.reaches(peer)
+    }
+
+    fn device_buffer(&self, bytes: usize, reach: Reach) -> Result<Buffer, DeviceError> {
+        self.shared.alive()?;
+        if let Reach::Window(mapping) = reach {
+            self.form(mapping, &self.shared.windows)?;
+        }
+        let reservation = self.shared.budget.reserve(1, 0, bytes as u64)?;
+        Ok(match reach {
+            Reach::Device => Buffer::new(HeapMemory::new(bytes, self.place())?, reservation),
+            Reach::Window(mapping) => {
+                Buffer::new(WindowedMemory::new(bytes, self.place(), mapping, self.shared.load_line)?, reservation)
             }
-        };
-        let sequence = self.submitted;
-        let fault = if self.faults.panic_at == Some(sequence) {
-            Some(Fault::Panic)
-        } else {
-            self.faults.fail.contains(&sequence).then_some(Fault::Fail)
-        };
-        let delay = self.faults.delay.get(&sequence).copied().unwrap_or(Nanos::ZERO);
-        self.submitted += 1;
-        served.outstanding += 1;
-        lock(&served.queue.state).jobs.push_back(Job { tag, work, service, fault, delay });
-        served.queue.changed.notify_one();
+        })
+    }
+
+    fn pinned_buffer(&self, bytes: usize, _: Caching) -> Result<Buffer, DeviceError> {
+        self.shared.alive()?;
+        let reservation = self.shared.budget.reserve(1, bytes as u64, 0)?;
+        Ok(Buffer::new(PinnedMemory::new(bytes)?, reservation))
+    }
+
+    fn register(&self, buffer: &Buffer) -> Result<Buffer, DeviceError> {
+        self.shared.alive()?;
+        let reservation = self.shared.budget.reserve(1, 0, 0)?;
+        Buffer::view(buffer, reservation, Registered::new)
+    }
+
+    fn host_kind(&self, memory: &[u8]) -> Result<HostKind, DeviceError> {
+        Ok(if memory::is_pinned(memory) { HostKind::Pinned } else { HostKind::Pageable })
+    }
+
+    fn pageable_buffer(&self, bytes: usize) -> Result<Buffer, DeviceError> {
+        self.shared.alive()?;
+        let reservation = self.shared.budget.reserve(1, bytes as u64, 0)?;
+        Ok(Buffer::new(HeapMemory::pageable(bytes)?, reservation))
+    }
+
+    fn load(&self, _: &dyn Work) -> Result<(), DeviceError> {
+        self.shared.alive()
+    }
+
+    fn queue(&self, _: bool) -> Result<Box<dyn Queue>, DeviceError> {
+        self.shared.alive()?;
+        count(&self.shared.queues, QUEUES_MAX, "queues of one GPU")?;
+        Ok(Box::new(EmuQueue::start(Arc::clone(&self.shared))?))
+    }
+
+    fn copy_in(&self, to: &mut Span, from: &[u8]) -> Result<(), DeviceError> {
+        self.shared.alive()?;
+        check::ordinary(self.shared.here(), to, from.len(), true)?;
+        let mut buffers = lock(&self.shared.bounce[0]);
+        let to = device_bytes_mut(to);
+        for (piece, (from, to)) in from.chunks(BOUNCE_BYTES).zip(to.chunks_mut(BOUNCE_BYTES)).enumerate() {
+            let buffer = bounce(&mut buffers[piece % 2], from.len());
+            buffer.copy_from_slice(from);
+            self.shared.bounce(true, from.len(), || to.copy_from_slice(buffer));
+        }
         Ok(())
     }
 
-    fn poll(&mut self, done: &mut Vec<Completion>) {
-        let mut finished = lock(&self.shared.done);
-        let noticed = clock::now();
-        for (engine, completion) in finished.drain(..) {
-            self.engines[engine].outstanding -= 1;
-            done.push(Completion { noticed, ..completion });
+    fn copy_out(&self, to: &mut [u8], from: &Span) -> Result<(), DeviceError> {
+        self.shared.alive()?;
+        check::ordinary(self.shared.here(), from, to.len(), false)?;
+        let mut buffers = lock(&self.shared.bounce[1]);
+        let from = device_bytes(from);
+        for (piece, (from, to)) in from.chunks(BOUNCE_BYTES).zip(to.chunks_mut(BOUNCE_BYTES)).enumerate() {
+            let buffer = bounce(&mut buffers[piece % 2], from.len());
+            self.shared.bounce(false, from.len(), || buffer.copy_from_slice(from));
+            to.copy_from_slice(buffer);
         }
+        Ok(())
     }
 
-    fn must_poll(&self) -> bool {
-        false
+    fn windows(&self) -> Vec<(Mapping, Result<(), DeviceError>)> {
+        WINDOWS.map(|mapping| (mapping, self.form(mapping, &self.shared.windows))).into()
     }
 
-    fn set_waker(&mut self, waker: Waker) {
-        *lock(&self.shared.waker) = Some(waker);
-    }
-
-    fn set_classes(&mut self, classes: Option<&Arc<Classes>>) {
-        for engine in &self.engines {
-            lock(&engine.queue.state).change = Some(classes.cloned());
-            engine.queue.changed.notify_one();
+    fn pager(&self, mapping: Mapping, buffer: &Buffer) -> Result<Box<dyn Pager>, DeviceError> {
+        self.form(mapping, &self.shared.windows)?;
+        if self.shared.pager_open.swap(true, Ordering::AcqRel) {
+            return Err(DeviceError::Refused { limit: "paged windows of one device", max: 1 });
         }
-    }
-}
-
-impl Drop for Emulated {
-    fn drop(&mut self) {
-        for engine in &self.engines {
-            let mut state = lock(&engine.queue.state);
-            state.stop = true;
-            let waiting = std::mem::take(&mut state.jobs);
-            drop(state);
-            engine.queue.changed.notify_one();
-            drop(waiting);
-        }
-        for thread in self.engines.iter_mut().filter_map(|engine| engine.thread.take()) {
-            // An engine thread contains the panics of its work; should one escape there is nothing left to save.
-            let _ = thread.join();
-        }
-    }
-}
-
-/// The loop of an engine thread.
-fn serve(index: usize, shared: &Shared, queue: &Queue) {
-    // Without it, every throttled operation would end up to 50 us late; a refusal only costs that precision.
-    let _ = sched::lower_timer_slack();
-    let mut bounce = [Vec::new(), Vec::new()];
-    let mut held = None;
-    loop {
-        let mut state = lock(&queue.state);
-        while state.jobs.is_empty() && !state.stop && state.change.is_none() {
-            state = queue.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
-        }
-        if state.stop {
-            return;
-        }
-        if let Some(change) = state.change.take() {
-            drop(state);
-            // The old class is given back before the new one is taken.
-            drop(held.take());
-            held = change.map(|classes| classes.take(Role::Helper));
-            continue;
-        }
-        let Some(mut job) = state.jobs.pop_front() else { continue };
-        drop(state);
-        let started = clock::now();
-        let duration = duration(shared, &job);
-        let result = run(shared, &mut job, &mut bounce);
-        wait_until(queue, started.saturating_add(duration));
-        let tag = job.tag;
-        drop(job);
-        let finished = clock::now();
-        let completion = Completion { tag, result, started, finished, noticed: finished };
-        lock(&shared.done).push_back((index, completion));
-        let waker = lock(&shared.waker).clone();
-        if let Some(waker) = waker {
-            wake(&waker);
-        }
-    }
-}
-
-/// Waits until `time`, or until the device is dropped.
-fn wait_until(queue: &Queue, time: Nanos) {
-    let mut state = lock(&queue.state);
-    while !state.stop {
-        let left = time.saturating_sub(clock::now());
-        if left == Nanos::ZERO {
-            return;
-        }
-        let waited = queue.changed.wait_timeout(state, Duration::from_nanos(left.0));
-        state = waited.unwrap_or_else(PoisonError::into_inner).0;
-    }
-}
-
-fn duration(shared: &Shared, job: &Job) -> Nanos {
-    let moving = match &job.work {
-        Work::Copy { from, .. } => job.service.rate.map_or(Nanos::ZERO, |rate| rate.time_for(Bytes(from.len() as u64))),
-        Work::Launch { kernel, input, state, .. } => shared.kernel_time.as_ref().map_or(Nanos::ZERO, |time| {
-            // A cost function that panics costs nothing rather than the engine.
-            let operations = || kernel.operations(state.as_ref().map_or(&[], device_bytes));
-            catch_unwind(AssertUnwindSafe(|| time(kernel.id(), device_bytes(input), operations())))
-                .unwrap_or(Nanos::ZERO)
-        }),
-    };
-    job.service.setup.saturating_add(moving).saturating_add(job.delay)
-}
-
-fn run(shared: &Shared, job: &mut Job, bounce: &mut [Vec<u8>; 2]) -> Result<(), DeviceError> {
-    if shared.lost.load(Ordering::Acquire) {
-        return Err(DeviceError::DeviceLost);
-    }
-    let attempt = catch_unwind(AssertUnwindSafe(|| match job.fault {
-        Some(Fault::Panic) => panic!("injected fault: an engine thread of the emulated device panics"),
-        Some(Fault::Fail) => {
-            Err(DeviceError::Driver { call: "emulated operation", code: -1, name: "INJECTED_FAULT".into() })
-        }
-        None => execute(&mut job.work, bounce),
-    }));
-    attempt.unwrap_or_else(|_| {
-        shared.lost.store(true, Ordering::Release);
-        Err(DeviceError::DeviceLost)
-    })
-}
-
-fn execute(work: &mut Work, bounce: &mut [Vec<u8>; 2]) -> Result<(), DeviceError> {
-    match work {
-        Work::Copy { method, from, to } => {
-            let (from, to) = (device_bytes(from), device_bytes_mut(to));
-            if *method != Method::Pageable {
-                to.copy_from_slice(from);
-                return Ok(());
+        match EmuPager::open(Arc::clone(&self.shared), buffer) {
+            Ok(pager) => Ok(Box::new(pager)),
+            Err(error) => {
+                self.shared.pager_open.store(false, Ordering::Release);
+                Err(error)
             }
-            for (piece, (from, to)) in from.chunks(BOUNCE_BYTES).zip(to.chunks_mut(BOUNCE_BYTES)).enumerate() {
-                let buffer = &mut bounce[piece % 2];
-                buffer.resize(buffer.len().max(from.len()), 0);
-                buffer[..from.len()].copy_from_slice(from);
-                to.copy_from_slice(&buffer[..from.len()]);
-            }
-            Ok(())
         }
-        Work::Launch { kernel, input, output, state } => {
-            let state = state.as_mut().map_or(&mut [][..], device_bytes_mut);
-            Ok(kernel.run(device_bytes(input), device_bytes_mut(output), state)?)
+    }
+
+    fn residents(&self) -> Vec<(Shape, Result<(), DeviceError>)> {
+        RESIDENTS.map(|shape| (shape, self.form(shape, &self.shared.residents_forms))).into()
+    }
+
+    fn resident(&self, shape: Shape, options: ResidentOptions) -> Result<Box<dyn Resident>, DeviceError> {
+        self.form(shape, &self.shared.residents_forms)?;
+        if !(1..=PIECE_MAX).contains(&options.piece) {
+            let reason = format!("pieces of {} bytes: 1 to {PIECE_MAX} can be had", options.piece);
+            return Err(DeviceError::Invalid { what: "resident copier", reason });
         }
+        let stage = EmuResident::stage()?;
+        count(&self.shared.residents, RESIDENTS_MAX, "resident copiers of one GPU")?;
+        Ok(Box::new(EmuResident::start(Arc::clone(&self.shared), shape, options, stage)?))
     }
 }
 
 /// The bytes of a span of host or emulated device memory.
-pub(crate) fn device_bytes(span: &Span) -> &[u8] {
-    // SAFETY: `check::operation` and `check::movement` admit only spans of host memory and of the domain of emulated devices; both are memory of
+fn device_bytes(span: &Span) -> &[u8] {
+    // SAFETY: `check::operation` and `check::ordinary` admit only spans of host memory and of the domain of emulated devices; both are memory of
     // this process, initialised and valid while the span lives. Nobody writes them: other claims on them only read.
     unsafe { std::slice::from_raw_parts(span.as_ptr(), span.len()) }
 }
 
 /// The same, to be written.
-pub(crate) fn device_bytes_mut(span: &mut Span) -> &mut [u8] {
-    // SAFETY: as in `device_bytes`; both checks admit only spans claimed for writing as destination, output and
-    // state, so nobody else holds a claim on these bytes.
+fn device_bytes_mut(span: &mut Span) -> &mut [u8] {
+    // SAFETY: as in `device_bytes`; both checks admit only spans claimed for writing as destination, so nobody else holds a claim on these bytes.
     unsafe { std::slice::from_raw_parts_mut(span.as_ptr(), span.len()) }
+}
+
+/// `len` bytes of `buffer`, made longer as needed.
+fn bounce(buffer: &mut Vec<u8>, len: usize) -> &mut [u8] {
+    if buffer.len() < len {
+        buffer.resize(len, 0);
+    }
+    &mut buffer[..len]
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::Access;
-    use crate::conformance::{self, Xor};
+    use crate::conformance::{Xor, finish};
+    use crate::gpu::Operation;
+    use crate::work::{CpuArgument, StepMemory, step};
+    use headway_core::plan::block;
+    use headway_core::units::Rate;
+    use headway_os::clock;
 
-    fn small(faults: Faults) -> Emulated {
-        Emulated::open(EmuSpec { faults, ..EmuSpec::new("emu0") }).unwrap()
+    const HOUR: Nanos = Nanos(3_600_000_000_000);
+
+    fn copy(from: &Buffer, to: &Buffer, at: usize) -> Operation {
+        let claim = |buffer: &Buffer, access| buffer.claim(at..at + 64, access).unwrap();
+        Operation::Copy { from: claim(from, Access::Read), to: claim(to, Access::Write) }
     }
 
-    fn copies(device: &mut Emulated, count: u64) -> (Buffer, Buffer) {
-        let host = device.host_buffer(64 * count as usize, HostKind::Pinned).unwrap();
-        let there = device.device_buffer(64 * count as usize).unwrap();
-        for tag in 0..count {
-            let range = 64 * tag as usize..64 * (tag as usize + 1);
-            let operation = Operation::Copy {
-                method: Method::Dma,
-                from: host.claim(range.clone(), Access::Read).unwrap(),
-                to: there.claim(range, Access::Write).unwrap(),
-            };
-            device.submit(EngineClass::H2d, operation, tag).unwrap();
+    /// What two copies of 64 bytes on two queues take together, if the second goes `inward`.
+    fn two_queues(spec: EmuSpec, inward: bool) -> Nanos {
+        let gpu = EmuGpu::open(spec);
+        let (host, there) =
+            (gpu.pinned_buffer(128, Caching::Cached).unwrap(), gpu.device_buffer(128, Reach::Device).unwrap());
+        let mut queues = [gpu.queue(false).unwrap(), gpu.queue(false).unwrap()];
+        let started = clock::now();
+        queues[0].submit(copy(&host, &there, 0), 0).unwrap();
+        queues[1].submit(if inward { copy(&host, &there, 64) } else { copy(&there, &host, 64) }, 0).unwrap();
+        for queue in &mut queues {
+            assert_eq!(finish(queue.as_mut(), 1)[0].result, Ok(()));
         }
-        (host, there)
+        clock::now() - started
+    }
+
+    #[test]
+    fn queues_take_turns_at_an_engine() {
+        let pace = Pace { setup: Nanos(300_000), rate: Some(Rate(64_000_000)) };
+        let spec = EmuSpec { h2d: pace, d2h: pace, ..EmuSpec::new("emu0") };
+        assert!(two_queues(spec.clone(), true) >= Nanos(602_000), "two copies in, one after the other");
+        assert!(two_queues(EmuSpec { half_duplex: true, ..spec }, false) >= Nanos(602_000), "one engine for both ways");
+    }
+
+    #[test]
+    fn ordinary_memory_takes_the_time_of_its_engine() {
+        let pace = Pace { setup: Nanos(200_000), rate: None };
+        let gpu = EmuGpu::open(EmuSpec { h2d: pace, ..EmuSpec::new("emu0") });
+        let there = gpu.device_buffer((2 << 20) + 1, Reach::Device).unwrap();
+        let started = clock::now();
+        gpu.copy_in(&mut there.claim(0..there.len(), Access::Write).unwrap(), &vec![1; there.len()]).unwrap();
+        assert!(clock::now() - started >= Nanos(600_000), "three buffers full");
+    }
+
+    #[test]
+    fn a_slow_window_takes_its_time_for_every_line() {
+        let spec = EmuSpec { load_line: Nanos(100_000), ..EmuSpec::new("emu0") };
+        let there = EmuGpu::open(spec).device_buffer(256, Reach::Window(Mapping::Vulkan)).unwrap();
+        let started = clock::now();
+        there.claim(0..256, Access::Read).unwrap().load(63, &mut [0; 66]).unwrap();
+        assert!(clock::now() - started >= Nanos(300_000), "66 bytes from byte 63 on lie in three lines");
+    }
+
+    #[test]
+    fn gpus_without_peers_do_not_reach_others() {
+        let lonely = EmuGpu::open(EmuSpec { peers: false, ..EmuSpec::new("emu0") });
+        let other = EmuGpu::open(EmuSpec::new("emu1"));
+        assert!(!lonely.reaches(other.id()) && !other.reaches(lonely.id()) && lonely.reaches(lonely.id()));
+        let buffer = |gpu: &EmuGpu| gpu.device_buffer(64, Reach::Device).unwrap();
+        let refused = other.queue(false).unwrap().submit(copy(&buffer(&lonely), &buffer(&other), 0), 0);
+        assert!(matches!(refused, Err(DeviceError::Invalid { .. })), "{refused:?}");
+    }
+
+    #[test]
+    fn a_resident_copier_that_does_not_answer_is_parked_and_leaves_memory_alone() {
+        let pace = Pace { setup: HOUR, rate: None };
+        let gpu = EmuGpu::open(EmuSpec { piece: pace, ..EmuSpec::new("emu0") });
+        let there = gpu.device_buffer(4096, Reach::Device).unwrap();
+        for shape in RESIDENTS {
+            let options = ResidentOptions { piece: 256, lease: HOUR, patience: Nanos(1_000_000) };
+            let mut resident = gpu.resident(shape, options).unwrap();
+            for _ in 0..2 {
+                let mut span = there.claim(0..4096, Access::Write).unwrap();
+                let error = resident.copy_in(&mut span, &[1; 4096]).unwrap_err();
+                assert!(matches!(error, DeviceError::Timeout { after: Nanos(1_000_000), .. }), "{error}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_resident_copier_whose_lease_ends_at_once_copies_all_the_same() {
+        let gpu = EmuGpu::open(EmuSpec::new("emu0"));
+        let there = gpu.device_buffer(1000, Reach::Device).unwrap();
+        for shape in RESIDENTS {
+            let options = ResidentOptions { piece: 256, lease: Nanos::ZERO, patience: HOUR };
+            let mut resident = gpu.resident(shape, options).unwrap();
+            for round in 0..50 {
+                let mut found = [0; 1000];
+                resident.copy_in(&mut there.claim(0..1000, Access::Write).unwrap(), &[round; 1000]).unwrap();
+                resident.copy_out(&mut found, &there.claim(0..1000, Access::Read).unwrap()).unwrap();
+                assert_eq!(found, [round; 1000]);
+            }
+        }
+    }
+
+    #[test]
+    fn queues_and_resident_copiers_are_bounded() {
+        let gpu = EmuGpu::open(EmuSpec::new("emu0"));
+        let queues: Vec<_> = (0..QUEUES_MAX).map(|_| gpu.queue(false).unwrap()).collect();
+        assert!(matches!(gpu.queue(false).err(), Some(DeviceError::Refused { .. })));
+        drop(queues);
+        gpu.queue(false).unwrap();
+        let options = ResidentOptions { piece: 256, lease: HOUR, patience: HOUR };
+        let residents: Vec<_> = (0..RESIDENTS_MAX).map(|_| gpu.resident(Shape::Hub, options).unwrap()).collect();
+        assert!(matches!(gpu.resident(Shape::Hub, options).err(), Some(DeviceError::Refused { .. })));
+        drop(residents);
+        gpu.resident(Shape::Hub, options).unwrap();
+        let wrong = ResidentOptions { piece: PIECE_MAX + 1, ..options };
+        assert!(matches!(gpu.resident(Shape::Hub, wrong).err(), Some(DeviceError::Invalid { .. })));
     }
 
     #[test]
     fn an_operation_lasts_at_least_setup_and_bytes_over_rate() {
-        let serves = vec![Service { class: EngineClass::H2d, setup: Nanos(300_000), rate: Some(Rate(64_000_000)) }];
-        let mut device =
-            Emulated::open(EmuSpec { engines: vec![EmuEngine { serves }], ..EmuSpec::new("slow") }).unwrap();
-        let _memory = copies(&mut device, 3);
-        let done = conformance::wait_for(&mut device, 3);
+        let pace = Pace { setup: Nanos(300_000), rate: Some(Rate(64_000_000)) };
+        let gpu = EmuGpu::open(EmuSpec { h2d: pace, ..EmuSpec::new("slow") });
+        let (host, there) =
+            (gpu.pinned_buffer(192, Caching::Cached).unwrap(), gpu.device_buffer(192, Reach::Device).unwrap());
+        let mut queue = gpu.queue(true).unwrap();
+        (0..3).for_each(|at| queue.submit(copy(&host, &there, 64 * at), at as u64).unwrap());
+        let done = finish(queue.as_mut(), 3);
         for completion in &done {
             assert!(completion.finished - completion.started >= Nanos(301_000), "{completion:?}");
         }
@@ -525,68 +568,37 @@ mod tests {
     }
 
     #[test]
-    fn one_engine_for_both_directions_serves_them_one_after_the_other() {
-        let service = |class| Service { class, setup: Nanos(100_000), rate: None };
-        let serves = vec![service(EngineClass::H2d), service(EngineClass::D2h)];
-        let mut device =
-            Emulated::open(EmuSpec { engines: vec![EmuEngine { serves }], ..EmuSpec::new("half") }).unwrap();
-        let _memory = copies(&mut device, 2);
-        let (host, there) = (device.host_buffer(8, HostKind::Pinned).unwrap(), device.device_buffer(8).unwrap());
-        let operation = Operation::Copy {
-            method: Method::Dma,
-            from: there.claim(0..8, Access::Read).unwrap(),
-            to: host.claim(0..8, Access::Write).unwrap(),
-        };
-        device.submit(EngineClass::D2h, operation, 2).unwrap();
-        let done = conformance::wait_for(&mut device, 3);
-        assert_eq!(done.iter().map(|completion| completion.tag).collect::<Vec<_>>(), [0, 1, 2]);
-        assert!(done.windows(2).all(|pair| pair[0].finished <= pair[1].started));
+    fn a_wait_for_an_engine_is_no_part_of_an_operation() {
+        let pace = Pace { setup: Nanos(2_000_000), rate: None };
+        let spec = EmuSpec { h2d: pace, d2h: pace, half_duplex: true, ..EmuSpec::new("half") };
+        let gpu = EmuGpu::open(spec);
+        let (host, there) =
+            (gpu.pinned_buffer(128, Caching::Cached).unwrap(), gpu.device_buffer(128, Reach::Device).unwrap());
+        let mut queues = [gpu.queue(true).unwrap(), gpu.queue(true).unwrap()];
+        queues[0].submit(copy(&host, &there, 0), 0).unwrap();
+        queues[1].submit(copy(&there, &host, 64), 0).unwrap();
+        let [first, second] = queues.each_mut().map(|queue| finish(queue.as_mut(), 1).remove(0));
+        let (earlier, later) = if first.started < second.started { (first, second) } else { (second, first) };
+        assert!(
+            later.started >= earlier.started + Nanos(2_000_000),
+            "one at a time, each timed from when it has the engine"
+        );
     }
 
     #[test]
-    fn an_injected_failure_ends_its_own_operation_only() {
-        let mut device = small(Faults { fail: [1].into(), ..Faults::default() });
-        let _memory = copies(&mut device, 3);
-        let done = conformance::wait_for(&mut device, 3);
-        assert!(matches!(&done[1].result, Err(DeviceError::Driver { name, .. }) if name == "INJECTED_FAULT"));
-        assert_eq!((&done[0].result, &done[2].result), (&Ok(()), &Ok(())));
-    }
-
-    #[test]
-    fn an_injected_delay_lengthens_its_own_operation() {
-        let mut device = small(Faults { delay: [(1, Nanos(2_000_000))].into(), ..Faults::default() });
-        let _memory = copies(&mut device, 2);
-        let done = conformance::wait_for(&mut device, 2);
-        assert!(done[1].finished - done[1].started >= Nanos(2_000_000));
-    }
-
-    #[test]
-    fn a_panic_on_an_engine_thread_is_a_lost_device_not_an_abort() {
-        let mut device = small(Faults { panic_at: Some(1), ..Faults::default() });
-        let (host, _there) = copies(&mut device, 3);
-        let done = conformance::wait_for(&mut device, 3);
-        assert_eq!(done[0].result, Ok(()));
-        assert_eq!(done[1].result, Err(DeviceError::DeviceLost));
-        assert_eq!(done[2].result, Err(DeviceError::DeviceLost));
-        assert_eq!(device.device_buffer(1).unwrap_err(), DeviceError::DeviceLost);
-        host.claim(0..64, Access::Write).expect("spans of failed operations are released");
-    }
-
-    #[test]
-    fn a_kernel_that_refuses_its_block_fails_the_launch() {
-        let mut device = small(Faults::default());
-        let kernel = device.load(Arc::new(Xor)).unwrap();
-        let (input, output) = (device.device_buffer(256).unwrap(), device.device_buffer(256).unwrap());
-        let operation = Operation::Launch {
-            kernel,
+    fn a_step_that_refuses_its_block_fails_the_launch() {
+        let gpu = EmuGpu::open(EmuSpec::new("emu0"));
+        let [input, output] = [(); 2].map(|()| gpu.device_buffer(256, Reach::Device).unwrap());
+        let memory = StepMemory {
             input: input.claim(0..256, Access::Read).unwrap(),
             output: output.claim(0..256, Access::Write).unwrap(),
             state: None,
-            lanes: 1,
         };
-        device.submit(EngineClass::Ee, operation, 9).unwrap();
-        let done = conformance::wait_for(&mut device, 1);
-        assert!(matches!(done[0].result, Err(DeviceError::Kernel(_))), "{done:?}");
+        let work: Arc<dyn Work> = Arc::new(Xor);
+        let mut queue = gpu.queue(true).unwrap();
+        queue.submit(step(&work, memory, 1).unwrap(), 9).unwrap();
+        let done = finish(queue.as_mut(), 1);
+        assert!(matches!(done[0].result, Err(DeviceError::Work(_))), "{done:?}");
     }
 
     #[test]
@@ -637,31 +649,18 @@ mod tests {
             hash: String::new(),
         };
         let spec = EmuSpec::of_machine(&machine, EndpointId(1));
-        let service = |class, setup, rate| Service { class, setup: Nanos(setup), rate };
-        assert_eq!(
-            spec.engines,
-            [EmuEngine {
-                serves: vec![service(EngineClass::H2d, 7, Some(Rate(5_000))), service(EngineClass::D2h, 0, None)]
-            }]
-        );
-        let port = crate::emu_port::EmuPortSpec::of_machine(&machine, EndpointId(1));
-        let pace = crate::emu_port::Pace { setup: Nanos(7), rate: Some(Rate(5_000)) };
-        assert_eq!((port.h2d, port.d2h, port.half_duplex), (pace, crate::emu_port::Pace::FREE, true));
+        let copies = Pace { setup: Nanos(7), rate: Some(Rate(5_000)) };
+        assert_eq!(spec.engines, [EngineClass::H2d, EngineClass::D2h]);
+        assert_eq!((spec.pace(EngineClass::H2d), spec.pace(EngineClass::D2h)), (Some(copies), Some(Pace::FREE)));
+        assert_eq!((spec.pace(EngineClass::Ee), spec.half_duplex), (None, true));
         let mut input = vec![0; 112];
         block::write_header(&mut input, 0, &[32, 48]).unwrap();
-        let time = spec.kernel_time.unwrap();
-        assert_eq!(time("k", &input, None), Nanos(10 + 480), "the longest lane at the chain rate");
+        let arguments = [CpuArgument::Read(&input), CpuArgument::Null, CpuArgument::Null, CpuArgument::Int(2)];
+        let demand = Xor.demand(&arguments).unwrap();
+        let time = spec.launch_time.unwrap();
+        assert_eq!(time("k", demand), Nanos(10 + 480), "the longest lane at the chain rate");
         // 80 bytes at 1 GB/s for up to 1000 operations, twice as long for twice as many.
-        assert_eq!(time("k", &input, Some(2000)), Nanos(10 + 160));
-        assert_eq!(time("unknown", &input, None), Nanos::ZERO);
-    }
-
-    #[test]
-    fn dropping_a_device_cuts_a_long_operation_short() {
-        let mut device = small(Faults { delay: [(0, Nanos(3_600_000_000_000))].into(), ..Faults::default() });
-        let (host, there) = copies(&mut device, 3);
-        drop(device);
-        host.claim(0..host.len(), Access::Write).unwrap();
-        there.claim(0..there.len(), Access::Write).unwrap();
+        assert_eq!(time("k", Demand { operations: Some(2000), ..demand }), Nanos(10 + 160));
+        assert_eq!(time("unknown", demand), Nanos::ZERO);
     }
 }

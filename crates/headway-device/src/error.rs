@@ -6,7 +6,7 @@ use headway_core::files::machine::EngineClass;
 use headway_core::units::{Bytes, Nanos};
 
 use crate::buffer::Access;
-use crate::kernel::KernelError;
+use crate::work::WorkError;
 
 /// What can go wrong on a device.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -111,9 +111,9 @@ pub enum DeviceError {
         /// What its compiler printed.
         log: String,
     },
-    /// The CPU form of a kernel failed.
+    /// The CPU form of a work failed.
     #[error(transparent)]
-    Kernel(#[from] KernelError),
+    Work(#[from] WorkError),
 }
 
 /// The word of the machine file for an engine class.

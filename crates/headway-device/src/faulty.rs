@@ -1,4 +1,4 @@
-//! A gpu on which things go wrong, for tests of what uses gpus.
+//! A GPU on which things go wrong, for tests of what uses GPUs.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -7,24 +7,25 @@ use std::sync::{Arc, Mutex};
 use headway_core::models::transfer::{Mapping, Shape};
 use headway_core::units::Nanos;
 use headway_os::clock;
+use headway_os::sched::Classes;
 
 use crate::buffer::{Buffer, DeviceId, Domain, HostKind, Span, lock};
-use crate::gpu::{Caching, CpuArgument, Done, Gpu, Move, Pager, Program, Queue, Reach, Resident, ResidentOptions};
-use crate::kernel::Grid;
-use crate::{Description, DeviceError};
+use crate::gpu::{Caching, Completion, Gpu, Operation, Pager, Queue, Reach, Resident, ResidentOptions};
+use crate::work::{CpuArgument, Grid, Work};
+use crate::{Description, DeviceError, Waker};
 
-/// What goes wrong. Submissions are counted over all queues of the gpu, pageable copies apart, the first being 0.
+/// What goes wrong. Submissions are counted over all queues of the GPU, pageable copies apart, the first being 0.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct PortFaults {
+pub struct Faults {
     /// These submissions are refused with a driver error.
     pub refuse: BTreeSet<u64>,
-    /// These moves end with a driver error.
+    /// These operations end with a driver error.
     pub fail: BTreeSet<u64>,
-    /// The ends of these moves are kept back for this long, and those of later ones of their queue with them.
+    /// The ends of these operations are kept back for this long, and those of later ones of their queue with them.
     pub delay: BTreeMap<u64, Nanos>,
-    /// Instead of these moves, a program that panics is launched: on an emulated gpu in the queue's thread.
+    /// Instead of these operations, a program that panics is launched: on an emulated GPU in the queue's thread.
     pub panic: BTreeSet<u64>,
-    /// At this submission the device is lost: it and every later call is refused, and no more moves end well.
+    /// At this submission the device is lost: it and every later call is refused, and no more operations end well.
     pub lose: Option<u64>,
     /// These pageable copies, in and out together, fail with a driver error.
     pub fail_pageable: BTreeSet<u64>,
@@ -32,9 +33,15 @@ pub struct PortFaults {
     pub refuse_pinning: bool,
     /// Every copy of a resident copier is a timeout.
     pub resident_timeout: bool,
+    /// Queues made from now on call no waker, as those of a real GPU: whoever wants to see an end must poll.
+    pub silent: bool,
 }
 
-/// A gpu with faults over another one.
+/// Sees every submission first and says what is to be submitted instead; nothing to be submitted for a tag = it ends at once as if it had
+/// been done.
+pub type Tap = Box<dyn FnMut(Operation, u64) -> Vec<(Option<Operation>, u64)> + Send>;
+
+/// A GPU with faults over another one.
 pub struct FaultyGpu {
     inner: Arc<dyn Gpu>,
     state: Arc<State>,
@@ -42,10 +49,12 @@ pub struct FaultyGpu {
 
 #[derive(Default)]
 struct State {
-    faults: Mutex<PortFaults>,
+    faults: Mutex<Faults>,
     submitted: AtomicU64,
     pageable: AtomicU64,
+    polls: AtomicU64,
     lost: AtomicBool,
+    tap: Mutex<Option<Tap>>,
 }
 
 fn injected(call: &'static str) -> DeviceError {
@@ -76,13 +85,26 @@ impl State {
 impl FaultyGpu {
     /// `inner` with `faults`.
     #[must_use]
-    pub fn new(inner: Arc<dyn Gpu>, faults: PortFaults) -> Self {
+    pub fn new(inner: Arc<dyn Gpu>, faults: Faults) -> Self {
         let state = State { faults: Mutex::new(faults), ..State::default() };
         Self { inner, state: Arc::new(state) }
     }
 
+    /// `inner` behind `tap`.
+    #[must_use]
+    pub fn with_tap(inner: Arc<dyn Gpu>, tap: Tap) -> Self {
+        let state = State { tap: Mutex::new(Some(tap)), ..State::default() };
+        Self { inner, state: Arc::new(state) }
+    }
+
+    /// How often its queues were polled.
+    #[must_use]
+    pub fn polls(&self) -> u64 {
+        self.state.polls.load(Ordering::Relaxed)
+    }
+
     /// Replaces the faults; positions count on.
-    pub fn set(&self, faults: PortFaults) {
+    pub fn set(&self, faults: Faults) {
         *lock(&self.state.faults) = faults;
     }
 
@@ -129,10 +151,20 @@ impl Gpu for FaultyGpu {
     fn host_kind(&self, memory: &[u8]) -> Result<HostKind, DeviceError> {
         self.inner.host_kind(memory)
     }
+    fn pageable_buffer(&self, bytes: usize) -> Result<Buffer, DeviceError> {
+        self.state.alive()?;
+        self.inner.pageable_buffer(bytes)
+    }
+    fn load(&self, work: &dyn Work) -> Result<(), DeviceError> {
+        self.state.alive()?;
+        self.inner.load(work)
+    }
     fn queue(&self, keeps_time: bool) -> Result<Box<dyn Queue>, DeviceError> {
         self.state.alive()?;
         let inner = self.inner.queue(keeps_time)?;
-        Ok(Box::new(FaultyQueue { inner, state: Arc::clone(&self.state), fates: VecDeque::new(), held: None }))
+        let (state, silent) = (Arc::clone(&self.state), lock(&self.state.faults).silent);
+        let (fates, made_up) = (VecDeque::new(), VecDeque::new());
+        Ok(Box::new(FaultyQueue { inner, state, fates, held: None, made_up, silent }))
     }
     fn copy_in(&self, to: &mut Span, from: &[u8]) -> Result<(), DeviceError> {
         self.state.pageable()?;
@@ -163,7 +195,7 @@ impl Gpu for FaultyGpu {
     }
 }
 
-/// What becomes of one move that the inner queue has taken.
+/// What becomes of one operation that the inner queue has taken.
 struct Fate {
     fails: bool,
     /// When its end may be seen.
@@ -176,11 +208,14 @@ struct FaultyQueue {
     /// In the order of submission.
     fates: VecDeque<Fate>,
     /// An end that has come and is kept back.
-    held: Option<Done>,
+    held: Option<Completion>,
+    /// What ends without having been done.
+    made_up: VecDeque<u64>,
+    silent: bool,
 }
 
-impl Queue for FaultyQueue {
-    fn submit(&mut self, what: Move, tag: u64) -> Result<(), DeviceError> {
+impl FaultyQueue {
+    fn submit_one(&mut self, what: Operation, tag: u64) -> Result<(), DeviceError> {
         self.state.alive()?;
         let position = self.state.submitted.fetch_add(1, Ordering::Relaxed);
         let faults = lock(&self.state.faults).clone();
@@ -193,7 +228,7 @@ impl Queue for FaultyQueue {
         }
         let what = if faults.panic.contains(&position) {
             let grid = Grid { blocks: 1, threads: 1, shared_bytes: 0 };
-            Move::Launch { program: Arc::new(Panic), grid, arguments: Vec::new() }
+            Operation::Launch { work: Arc::new(Panic), grid, arguments: Vec::new() }
         } else {
             what
         };
@@ -202,8 +237,28 @@ impl Queue for FaultyQueue {
         self.fates.push_back(Fate { fails: faults.fail.contains(&position), due });
         Ok(())
     }
+}
 
-    fn poll(&mut self) -> Option<Done> {
+impl Queue for FaultyQueue {
+    fn submit(&mut self, what: Operation, tag: u64) -> Result<(), DeviceError> {
+        let state = Arc::clone(&self.state);
+        let mut tap = lock(&state.tap);
+        let Some(tap) = tap.as_mut() else { return self.submit_one(what, tag) };
+        for (what, tag) in tap(what, tag) {
+            match what {
+                Some(what) => self.submit_one(what, tag)?,
+                None => self.made_up.push_back(tag),
+            }
+        }
+        Ok(())
+    }
+
+    fn poll(&mut self) -> Option<Completion> {
+        self.state.polls.fetch_add(1, Ordering::Relaxed);
+        if let Some(tag) = self.made_up.pop_front() {
+            let now = clock::now();
+            return Some(Completion { tag, result: Ok(()), started: now, finished: now, noticed: now });
+        }
         if self.held.is_none() {
             self.held = self.inner.poll();
         }
@@ -218,18 +273,35 @@ impl Queue for FaultyQueue {
             Some(Fate { fails: true, .. }) => Err(injected("emulated move")),
             _ => done.result,
         };
-        Some(Done { result, ..done })
+        let kept = fate.is_some_and(|fate| fate.due > done.finished);
+        let noticed = clock::now();
+        Some(Completion { result, finished: if kept { noticed } else { done.finished }, noticed, ..done })
+    }
+
+    fn must_poll(&self) -> bool {
+        let late = self.fates.iter().any(|fate| fate.due > Nanos::ZERO);
+        late || !self.made_up.is_empty() || self.inner.must_poll() || self.silent && self.outstanding() > 0
+    }
+
+    fn set_waker(&mut self, waker: Waker) {
+        if !self.silent {
+            self.inner.set_waker(waker);
+        }
+    }
+
+    fn set_classes(&mut self, classes: Option<&Arc<Classes>>) {
+        self.inner.set_classes(classes);
     }
 
     fn outstanding(&self) -> usize {
-        self.fates.len()
+        self.fates.len() + self.made_up.len()
     }
 }
 
 /// A program whose CPU form panics; it has no other.
 struct Panic;
 
-impl Program for Panic {
+impl Work for Panic {
     fn id(&self) -> &'static str {
         "injected-panic"
     }
@@ -239,7 +311,7 @@ impl Program for Panic {
     fn entry(&self) -> &'static str {
         ""
     }
-    fn run(&self, _: Grid, _: &mut [CpuArgument<'_>]) -> Result<(), DeviceError> {
+    fn launch(&self, _: Grid, _: &mut [CpuArgument<'_>]) -> Result<(), DeviceError> {
         panic!("injected fault: a program panics");
     }
 }
@@ -290,8 +362,8 @@ impl Resident for FaultyResident {
 mod tests {
     use super::*;
     use crate::Access;
-    use crate::emu_port::{EmuGpu, EmuPortSpec};
-    use crate::port_conformance::finish;
+    use crate::conformance::finish;
+    use crate::emu::{EmuGpu, EmuSpec};
 
     struct Bench {
         gpu: FaultyGpu,
@@ -300,8 +372,8 @@ mod tests {
     }
 
     impl Bench {
-        fn new(faults: PortFaults) -> Self {
-            let gpu = FaultyGpu::new(Arc::new(EmuGpu::open(EmuPortSpec::new("emu0"))), faults);
+        fn new(faults: Faults) -> Self {
+            let gpu = FaultyGpu::new(Arc::new(EmuGpu::open(EmuSpec::new("emu0"))), faults);
             let there = gpu.device_buffer(64, Reach::Device).unwrap();
             let host = gpu.inner.pinned_buffer(64, Caching::Cached).unwrap();
             Self { gpu, host, there }
@@ -314,7 +386,7 @@ mod tests {
                 .map(|at| {
                     let from = self.host.claim(at..at + 1, Access::Read).unwrap();
                     let to = self.there.claim(at..at + 1, Access::Write).unwrap();
-                    queue.submit(Move::Copy { from, to }, at as u64)
+                    queue.submit(Operation::Copy { from, to }, at as u64)
                 })
                 .collect();
             let taken = submitted.iter().filter(|result| result.is_ok()).count();
@@ -326,7 +398,7 @@ mod tests {
 
     #[test]
     fn the_submission_named_is_refused_and_the_move_named_fails() {
-        let bench = Bench::new(PortFaults { refuse: [1].into(), fail: [3].into(), ..PortFaults::default() });
+        let bench = Bench::new(Faults { refuse: [1].into(), fail: [3].into(), ..Faults::default() });
         let [submitted, ended] = bench.copies(5);
         assert_eq!(submitted, [Ok(()), Err(injected("emulated submission")), Ok(()), Ok(()), Ok(())]);
         assert_eq!(ended, [Ok(()), Ok(()), Err(injected("emulated move")), Ok(())]);
@@ -335,7 +407,7 @@ mod tests {
 
     #[test]
     fn a_delayed_end_keeps_later_ends_back() {
-        let bench = Bench::new(PortFaults { delay: [(0, Nanos(3_000_000))].into(), ..PortFaults::default() });
+        let bench = Bench::new(Faults { delay: [(0, Nanos(3_000_000))].into(), ..Faults::default() });
         let started = clock::now();
         assert_eq!(bench.copies(2)[1], [Ok(()), Ok(())]);
         assert!(clock::now() >= started.saturating_add(Nanos(3_000_000)));
@@ -343,7 +415,7 @@ mod tests {
 
     #[test]
     fn a_panic_in_a_queue_is_a_lost_device() {
-        let bench = Bench::new(PortFaults { panic: [1].into(), ..PortFaults::default() });
+        let bench = Bench::new(Faults { panic: [1].into(), ..Faults::default() });
         let [_, ended] = bench.copies(2);
         assert_eq!(ended, [Ok(()), Err(DeviceError::DeviceLost)]);
         assert_eq!(bench.gpu.device_buffer(1, Reach::Device).unwrap_err(), DeviceError::DeviceLost);
@@ -351,7 +423,7 @@ mod tests {
 
     #[test]
     fn a_lost_device_refuses_everything_and_releases_all_claims() {
-        let bench = Bench::new(PortFaults { lose: Some(2), ..PortFaults::default() });
+        let bench = Bench::new(Faults { lose: Some(2), ..Faults::default() });
         let [submitted, ended] = bench.copies(3);
         assert_eq!(submitted[2], Err(DeviceError::DeviceLost));
         assert!(ended.iter().all(|result| *result == Err(DeviceError::DeviceLost)));
@@ -362,11 +434,11 @@ mod tests {
 
     #[test]
     fn pinning_pageable_copies_and_resident_copiers_fail_on_demand() {
-        let bench = Bench::new(PortFaults {
+        let bench = Bench::new(Faults {
             refuse_pinning: true,
             fail_pageable: [1].into(),
             resident_timeout: true,
-            ..PortFaults::default()
+            ..Faults::default()
         });
         assert!(bench.gpu.pinned_buffer(1, Caching::Cached).is_err());
         assert!(bench.gpu.register(&bench.host).is_err());
@@ -377,7 +449,7 @@ mod tests {
         let options = ResidentOptions { piece: 256, lease: day, patience: day };
         let mut resident = bench.gpu.resident(Shape::Hub, options).unwrap();
         assert!(matches!(resident.copy_in(&mut span, &[1]), Err(DeviceError::Timeout { .. })));
-        bench.gpu.set(PortFaults::default());
+        bench.gpu.set(Faults::default());
         assert_eq!(resident.copy_in(&mut span, &[1]), Ok(()));
         bench.gpu.pinned_buffer(1, Caching::Cached).unwrap();
     }

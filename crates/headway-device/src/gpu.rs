@@ -1,15 +1,15 @@
-//! A GPU as transfer methods see it: memory, queues, windows, resident copiers; usable from any thread.
-//!
-//! [`Device`](crate::Device) serves a plan, one operation per engine; a [`Gpu`] serves copies. Both may be open on one GPU.
+//! A GPU: memory, queues, windows, resident copiers; usable from any thread.
 
 use std::sync::Arc;
 
 use headway_core::models::transfer::{Mapping, Shape};
 use headway_core::units::Nanos;
 
+use headway_os::sched::Classes;
+
 use crate::buffer::{Buffer, DeviceId, Domain, HostKind, Span};
-use crate::kernel::Grid;
-use crate::{Description, DeviceError};
+use crate::work::{Argument, Grid, Work};
+use crate::{Description, DeviceError, Waker};
 
 /// How the CPU may reach device memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -54,43 +54,8 @@ pub enum Mover {
     },
 }
 
-/// A compute step that experiments launch: a PTX form, and a CPU form for devices without a GPU. Both compute the same.
-pub trait Program: Send + Sync {
-    /// Name for messages.
-    fn id(&self) -> &'static str;
-    /// PTX text, for compute capability 7.5 and later.
-    fn ptx(&self) -> &'static str;
-    /// Entry point in it; its parameters are the [`Argument`]s in order: 64-bit addresses, and 32-bit integers.
-    fn entry(&self) -> &'static str;
-    /// The CPU form of one launch.
-    ///
-    /// # Errors
-    /// [`DeviceError::Invalid`] for arguments that do not fit.
-    fn run(&self, grid: Grid, arguments: &mut [CpuArgument<'_>]) -> Result<(), DeviceError>;
-}
-
-/// One argument of a [`Program`].
-#[derive(Debug)]
-pub enum Argument {
-    /// Device memory, or pinned host memory; may be written if it was claimed for writing.
-    Memory(Span),
-    /// A 32-bit integer.
-    Int(i32),
-}
-
-/// One argument as the CPU form sees it.
-#[derive(Debug)]
-pub enum CpuArgument<'a> {
-    /// Memory to be read.
-    Read(&'a [u8]),
-    /// Memory to be read and written.
-    Write(&'a mut [u8]),
-    /// A 32-bit integer.
-    Int(i32),
-}
-
 /// What a queue is asked to do. It owns its spans until it is complete.
-pub enum Move {
+pub enum Operation {
     /// One copy between spans of equal length by a copy engine: host (pinned) to device, device to host (pinned), within a
     /// device, or between devices of one domain, by where the spans are.
     Copy {
@@ -122,7 +87,7 @@ pub enum Move {
     /// A launch.
     Launch {
         /// What.
-        program: Arc<dyn Program>,
+        work: Arc<dyn Work>,
         /// Shape.
         grid: Grid,
         /// Arguments.
@@ -130,33 +95,54 @@ pub enum Move {
     },
 }
 
-/// The end of a [`Move`]. Its spans were released before it could be polled.
+/// The end of an operation. Its spans were released before it could be polled.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Done {
+pub struct Completion {
     /// The tag given at submission.
     pub tag: u64,
     /// How it ended; after an error the destination is unspecified.
     pub result: Result<(), DeviceError>,
-    /// From its start to its end on the device; only on queues that keep time.
-    pub device_time: Option<Nanos>,
+    /// When the GPU began it, on [`headway_os::clock`]; never before its submission, nor before the end of the operation ahead
+    /// of it in the same queue. On a queue that keeps no time, it may have begun later.
+    pub started: Nanos,
+    /// When the GPU ended it; never after `noticed`. On a queue that keeps no time, it may have ended earlier.
+    pub finished: Nanos,
+    /// When the poll that returns it saw it.
+    pub noticed: Nanos,
 }
 
-/// A queue on one device (a CUDA stream): moves begin and end in the order of submission.
+/// A queue on one GPU (a CUDA stream): operations begin and end in the order of submission.
 ///
-/// Between queues there is no order; queues share the device's engines. Dropping a queue waits for what was submitted.
+/// Between queues there is no order; they share the GPU's engines. Dropping a queue waits for what was submitted, on a GPU that
+/// does not answer for a bounded time; what has not ended then keeps its memory until it has.
 pub trait Queue: Send {
     /// Queues `what`; does not wait for it. A refusal changes nothing, but the spans are released.
     ///
     /// # Errors
     /// [`DeviceError::Invalid`] for spans that do not fit (lengths, places, host memory that is not pinned),
     /// [`DeviceError::Refused`] at `outstanding_per_engine_max`, [`DeviceError::Driver`], [`DeviceError::DeviceLost`].
-    fn submit(&mut self, what: Move, tag: u64) -> Result<(), DeviceError>;
+    fn submit(&mut self, what: Operation, tag: u64) -> Result<(), DeviceError>;
 
-    /// Takes the oldest move if it has ended; never blocks.
-    fn poll(&mut self) -> Option<Done>;
+    /// Takes the oldest operation if it has ended; never blocks.
+    fn poll(&mut self) -> Option<Completion>;
 
-    /// Moves submitted and not yet taken.
+    /// Operations submitted and not yet taken.
     fn outstanding(&self) -> usize;
+
+    /// Whether an operation is outstanding whose end does not call the waker, so that it must be polled for.
+    fn must_poll(&self) -> bool {
+        self.outstanding() > 0
+    }
+
+    /// Sets whom to call when there may be something to poll; a queue that says [`Queue::must_poll`] need not.
+    fn set_waker(&mut self, waker: Waker) {
+        drop(waker);
+    }
+
+    /// Says which scheduling class its thread is to take; `None` = it gives it back. A queue without a thread has nothing to do.
+    fn set_classes(&mut self, classes: Option<&Arc<Classes>>) {
+        let _ = classes;
+    }
 }
 
 /// Mapped device memory. Offsets count from the start of the buffer.
@@ -239,7 +225,7 @@ pub trait Resident: Send {
     fn park(&mut self) -> Result<(), DeviceError>;
 }
 
-/// One GPU, or what stands in for one, for transfers.
+/// One GPU, or what stands in for one. Everything made by it may outlive it.
 pub trait Gpu: Send + Sync {
     /// What it is.
     fn description(&self) -> &Description;
@@ -277,7 +263,19 @@ pub trait Gpu: Send + Sync {
     /// [`DeviceError::Invalid`] for memory that is not host memory, or is managed by the driver.
     fn host_kind(&self, memory: &[u8]) -> Result<HostKind, DeviceError>;
 
-    /// A new queue; `keeps_time` = [`Done::device_time`] is filled in. Slow.
+    /// Ordinary host memory, zeroed, counted by this GPU's limits.
+    ///
+    /// # Errors
+    /// [`DeviceError::OutOfMemory`], [`DeviceError::Refused`].
+    fn pageable_buffer(&self, bytes: usize) -> Result<Buffer, DeviceError>;
+
+    /// Loads `work` now and not at its first launch, which would wait for it. Slow: a GPU compiles it.
+    ///
+    /// # Errors
+    /// [`DeviceError::KernelLoad`] with the compiler's log, [`DeviceError::Refused`], [`DeviceError::DeviceLost`].
+    fn load(&self, work: &dyn Work) -> Result<(), DeviceError>;
+
+    /// A new queue; `keeps_time` = [`Completion::started`] and [`Completion::finished`] are the GPU's own times. Slow.
     ///
     /// # Errors
     /// [`DeviceError::Driver`], [`DeviceError::DeviceLost`].

@@ -1,25 +1,33 @@
-//! The conformance suite on emulated devices.
+//! The conformance suite on emulated GPUs.
+
+use std::sync::Arc;
 
 use headway_core::files::machine::EngineClass;
+use headway_core::models::transfer::{Mapping, Shape};
 use headway_core::units::{Bytes, Nanos, Rate};
-use headway_device::Limits;
-use headway_device::conformance;
-use headway_device::emu::{EmuEngine, EmuSpec, Emulated, Service};
+use headway_device::emu::{EmuGpu, EmuSpec, Pace};
+use headway_device::{Gpu, Limits, conformance};
 
-headway_device::conformance!(unthrottled, || Ok(Box::new(Emulated::open(EmuSpec::new("emu0"))?)));
+headway_device::conformance!(unthrottled, || Ok(Arc::new(EmuGpu::open(EmuSpec::new("emu0")))));
 
-/// One copy engine for both directions, no `peer`, small limits, a rate that matters.
+/// One engine for both directions, none for `peer`, one window form, small limits, paces that matter.
 fn narrow() -> EmuSpec {
-    let service = |class| Service { class, setup: Nanos(1_000), rate: Some(Rate(20_000_000_000)) };
+    let pace = |setup, rate| Pace { setup: Nanos(setup), rate: Some(Rate(rate)) };
     EmuSpec {
-        engines: vec![
-            EmuEngine { serves: vec![service(EngineClass::H2d), service(EngineClass::D2h)] },
-            EmuEngine { serves: vec![service(EngineClass::Ee)] },
-        ],
+        engines: vec![EngineClass::H2d, EngineClass::D2h, EngineClass::Ee],
+        h2d: pace(1_000, 20_000_000_000),
+        d2h: pace(1_000, 10_000_000_000),
+        peer: pace(1_000, 40_000_000_000),
+        launch: pace(1_000, 1),
+        half_duplex: true,
+        piece: pace(100, 10_000_000_000),
+        load_line: Nanos(10),
+        windows: vec![Mapping::Gdrdrv],
+        residents: vec![Shape::Gpc4],
         memory_bytes: Bytes(64 << 20),
         limits: Limits {
             outstanding_per_engine_max: 4,
-            buffers_max: 8,
+            buffers_max: 16,
             host_bytes_max: Bytes(64 << 20),
             ..Limits::default()
         },
@@ -27,16 +35,19 @@ fn narrow() -> EmuSpec {
     }
 }
 
-headway_device::conformance!(throttled, || Ok(Box::new(Emulated::open(narrow())?)));
+headway_device::conformance!(throttled, || Ok(Arc::new(EmuGpu::open(narrow()))));
 
 #[test]
-fn emulated_devices_are_peers_of_each_other() {
-    let open = |name| Emulated::open(EmuSpec::new(name)).expect("threads for an emulated device");
-    conformance::peers_exchange_every_byte(&mut open("emu0"), &mut open("emu1"));
+fn emulated_gpus_exchange_bytes() {
+    let open = |name| EmuGpu::open(EmuSpec::new(name));
+    let (first, second) = (open("emu0"), open("emu1"));
+    conformance::gpus_exchange_every_byte(&first, &second);
+    let [first, second] = [first, second].map(|gpu| Arc::new(gpu) as Arc<dyn Gpu>);
+    conformance::peers_exchange_every_byte(&first, &second);
 }
 
 #[test]
-fn an_absent_device_skips_its_tests_and_says_why() {
+fn an_absent_gpu_skips_its_tests_and_says_why() {
     let absent = || Err(conformance::SkipReason("there is none here (this line is expected)".into()));
-    conformance::run("absent device", &absent, |_, _| panic!("there is no device to test"));
+    conformance::run("absent GPU", &absent, |_| panic!("there is no GPU to test"));
 }

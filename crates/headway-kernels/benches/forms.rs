@@ -5,8 +5,7 @@ use std::hint::black_box;
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use headway_core::files::workload::Cipher;
 use headway_core::plan::block::{block_bytes, write_header};
-use headway_device::gpu::{CpuArgument, Program as _};
-use headway_device::kernel::{Kernel as _, Lane};
+use headway_device::work::{CpuArgument, Lane, Work as _};
 use headway_kernels::Aes128Cbc;
 use headway_kernels::inspect::wafer::Wafer;
 use headway_kernels::inspect::{Inspect, Layout, Merge, SYNOPSIS_BYTES, steps};
@@ -58,7 +57,7 @@ fn inspect_one(image: &[u8], synopsis: &mut [u8], operations: u32) {
     let sizes = [layout.width(), layout.height(), layout.pitch(), threshold, steps(operations) as usize, 0, 0];
     let mut arguments = vec![CpuArgument::Read(image), CpuArgument::Write(synopsis)];
     arguments.extend(sizes.map(|number| CpuArgument::Int(number as i32)));
-    Inspect.run(Inspect::grid(&layout), &mut arguments).expect("arguments of this layout");
+    Inspect.launch(Inspect::grid(&layout), &mut arguments).expect("arguments of this layout");
 }
 
 fn wafers(criterion: &mut Criterion) {
@@ -81,7 +80,7 @@ fn wafers(criterion: &mut Criterion) {
             let regions = [CpuArgument::Read(&synopsis), CpuArgument::Write(&mut []), CpuArgument::Write(&mut list)];
             let sizes = [1, 200, 1000, 0].map(CpuArgument::Int);
             let mut arguments: Vec<_> = regions.into_iter().chain(sizes).collect();
-            Merge.run(Merge::grid(), &mut arguments).expect("a synopsis of this layout");
+            Merge.launch(Merge::grid(), &mut arguments).expect("a synopsis of this layout");
         });
     });
     group.bench_function("make an image", |bencher| bencher.iter(|| wafer.fill(0, black_box(1), &mut image)));

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use aes::Aes128;
 use aes::cipher::{BlockEncrypt, KeyInit};
-use headway_device::kernel::{Grid, Kernel, KernelError, Lane};
+use headway_device::work::{Grid, Lane, Work, WorkError};
 
 use crate::lanes::{WARP, bad_block, begin};
 
@@ -26,7 +26,7 @@ const CHAINS: usize = 8;
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Aes128Cbc;
 
-impl Kernel for Aes128Cbc {
+impl Work for Aes128Cbc {
     fn id(&self) -> &'static str {
         ID
     }
@@ -35,12 +35,12 @@ impl Kernel for Aes128Cbc {
         lanes.saturating_mul(LANE_STATE)
     }
 
-    fn init_state(&self, lanes: &[Lane], state: &mut [u8]) -> Result<(), KernelError> {
+    fn init_state(&self, lanes: &[Lane], state: &mut [u8]) -> Result<(), WorkError> {
         assert!(state.len() >= self.state_bytes(lanes.len()), "the state has `state_bytes` for these lanes");
         for (lane, state) in lanes.iter().zip(state.chunks_exact_mut(LANE_STATE)) {
             let Some(cipher) = &lane.cipher else {
-                return Err(KernelError::MissingParameter {
-                    kernel: ID,
+                return Err(WorkError::MissingParameter {
+                    work: ID,
                     stream: lane.stream.clone(),
                     missing: "a key and an initialisation vector (`key` and `iv` of the stream)",
                 });
@@ -51,7 +51,7 @@ impl Kernel for Aes128Cbc {
         Ok(())
     }
 
-    fn run(&self, input: &[u8], output: &mut [u8], state: &mut [u8]) -> Result<(), KernelError> {
+    fn run(&self, input: &[u8], output: &mut [u8], state: &mut [u8]) -> Result<(), WorkError> {
         let lanes = lanes_of_blocks(input, output, state)?;
         for (lanes, states) in lanes.chunks(CHAINS).zip(state.chunks_mut(CHAINS * LANE_STATE)) {
             encrypt(input, output, lanes, states);
@@ -120,7 +120,7 @@ fn expand_key(key: &[u8; BLOCK]) -> [u8; ROUND_KEYS * BLOCK] {
 }
 
 /// As [`begin`], and checks that every lane has whole cipher blocks.
-pub(crate) fn lanes_of_blocks(input: &[u8], output: &mut [u8], state: &[u8]) -> Result<Vec<Range<usize>>, KernelError> {
+pub(crate) fn lanes_of_blocks(input: &[u8], output: &mut [u8], state: &[u8]) -> Result<Vec<Range<usize>>, WorkError> {
     let lanes = begin(ID, input, output, state, LANE_STATE)?;
     if let Some(at) = lanes.iter().position(|lane| lane.len() % BLOCK != 0) {
         let reason = format!("lane {at} has {} bytes, which is no multiple of {BLOCK}", lanes[at].len());

@@ -1,7 +1,7 @@
 //! A second CPU form of `aes128-cbc`, from tables of 32-bit words and the key schedule of this crate: it shares nothing with the
 //! first but that schedule's bytes in the state, so that each can check the other.
 
-use headway_device::kernel::{Grid, Kernel, KernelError, Lane};
+use headway_device::work::{Grid, Lane, Work, WorkError};
 
 use crate::aes128_cbc::{Aes128Cbc, BLOCK, CHAIN, ID, LANE_STATE, ROUND_KEYS, SBOX, doubled, lanes_of_blocks};
 
@@ -9,7 +9,7 @@ use crate::aes128_cbc::{Aes128Cbc, BLOCK, CHAIN, ID, LANE_STATE, ROUND_KEYS, SBO
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Aes128Tables;
 
-impl Kernel for Aes128Tables {
+impl Work for Aes128Tables {
     fn id(&self) -> &'static str {
         ID
     }
@@ -18,11 +18,11 @@ impl Kernel for Aes128Tables {
         Aes128Cbc.state_bytes(lanes)
     }
 
-    fn init_state(&self, lanes: &[Lane], state: &mut [u8]) -> Result<(), KernelError> {
+    fn init_state(&self, lanes: &[Lane], state: &mut [u8]) -> Result<(), WorkError> {
         Aes128Cbc.init_state(lanes, state)
     }
 
-    fn run(&self, input: &[u8], output: &mut [u8], state: &mut [u8]) -> Result<(), KernelError> {
+    fn run(&self, input: &[u8], output: &mut [u8], state: &mut [u8]) -> Result<(), WorkError> {
         let lanes = lanes_of_blocks(input, output, state)?;
         for (lane, state) in lanes.iter().zip(state.chunks_exact_mut(LANE_STATE)) {
             let mut keys = [[0; 4]; ROUND_KEYS];
@@ -127,7 +127,7 @@ mod tests {
         let size = block::block_bytes(lens.iter().copied()).0 as usize;
         let mut input: Vec<u8> = (0..size).map(|at| (at * at / 3) as u8).collect();
         block::write_header(&mut input, 5, &lens).unwrap();
-        let forms: [&dyn Kernel; 2] = [&Aes128Cbc, &Aes128Tables];
+        let forms: [&dyn Work; 2] = [&Aes128Cbc, &Aes128Tables];
         let made = forms.map(|form| {
             let mut state = vec![0; form.state_bytes(lanes.len())];
             form.init_state(&lanes, &mut state).unwrap();
@@ -147,6 +147,6 @@ mod tests {
         let mut input = vec![0; size];
         block::write_header(&mut input, 0, &[24]).unwrap();
         let refused = Aes128Tables.run(&input, &mut vec![0; size], &mut [0; LANE_STATE]);
-        assert!(matches!(refused, Err(KernelError::BadBlock { .. })), "{refused:?}");
+        assert!(matches!(refused, Err(WorkError::BadBlock { .. })), "{refused:?}");
     }
 }

@@ -10,7 +10,7 @@
 pub mod blocks;
 pub mod wafer;
 
-use headway_device::gpu::{CpuArgument, Program};
+use headway_device::work::{CpuArgument, Work};
 use headway_device::{DeviceError, Grid};
 
 use crate::words::{words, words_mut};
@@ -363,7 +363,7 @@ fn merge(arguments: &mut [CpuArgument<'_>]) -> Option<()> {
     Some(())
 }
 
-impl Program for Inspect {
+impl Work for Inspect {
     fn id(&self) -> &'static str {
         "inspect"
     }
@@ -373,12 +373,12 @@ impl Program for Inspect {
     fn entry(&self) -> &'static str {
         "inspect"
     }
-    fn run(&self, _grid: Grid, arguments: &mut [CpuArgument<'_>]) -> Result<(), DeviceError> {
+    fn launch(&self, _grid: Grid, arguments: &mut [CpuArgument<'_>]) -> Result<(), DeviceError> {
         inspect(arguments).ok_or_else(|| misfit(self.id()))
     }
 }
 
-impl Program for Merge {
+impl Work for Merge {
     fn id(&self) -> &'static str {
         "inspect_merge"
     }
@@ -388,7 +388,7 @@ impl Program for Merge {
     fn entry(&self) -> &'static str {
         "inspect_merge"
     }
-    fn run(&self, _grid: Grid, arguments: &mut [CpuArgument<'_>]) -> Result<(), DeviceError> {
+    fn launch(&self, _grid: Grid, arguments: &mut [CpuArgument<'_>]) -> Result<(), DeviceError> {
         merge(arguments).ok_or_else(|| misfit(self.id()))
     }
 }
@@ -421,8 +421,8 @@ mod tests {
     fn arguments_that_do_not_fit_are_refused() {
         let mut small = [0; 100];
         let arguments = &mut [CpuArgument::Read(&[0; 8]), CpuArgument::Write(&mut small), CpuArgument::Int(1)];
-        assert!(Inspect.run(Inspect::grid(&Layout::default()), arguments).is_err());
-        assert!(Merge.run(Merge::grid(), arguments).is_err());
+        assert!(Inspect.launch(Inspect::grid(&Layout::default()), arguments).is_err());
+        assert!(Merge.launch(Merge::grid(), arguments).is_err());
         assert!(read_list(&[0; 16]).is_err());
     }
 }

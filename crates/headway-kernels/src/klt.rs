@@ -21,7 +21,7 @@ mod tracker;
 
 use headway_device::Grid;
 
-pub use machines::{CpuMachine, Machine, PortMachine};
+pub use machines::{CpuMachine, GpuMachine, Machine};
 pub use select::{Choice, select};
 pub use stage::Stage;
 pub use tracker::{Feature, Report, Tracker};

@@ -3,13 +3,13 @@
 use std::ops::Range;
 
 use headway_core::plan::block::{ALIGN, HEADER_FIXED_BYTES, HEADER_LANE_BYTES, Header, header_bytes};
-use headway_device::kernel::KernelError;
+use headway_device::work::WorkError;
 
 /// Threads of a block in the PTX forms: each lane is served by one warp.
 pub(crate) const WARP: u32 = 32;
 
-pub(crate) fn bad_block(kernel: &'static str, reason: impl Into<String>) -> KernelError {
-    KernelError::BadBlock { kernel, reason: reason.into() }
+pub(crate) fn bad_block(work: &'static str, reason: impl Into<String>) -> WorkError {
+    WorkError::BadBlock { work, reason: reason.into() }
 }
 
 /// Checks `input` against the sizes of `output` and `state`, copies the header, and returns the lanes.
@@ -21,7 +21,7 @@ pub(crate) fn begin(
     output: &mut [u8],
     state: &[u8],
     state_bytes: usize,
-) -> Result<Vec<Range<usize>>, KernelError> {
+) -> Result<Vec<Range<usize>>, WorkError> {
     let lanes = Header::read(input).map_err(|error| bad_block(kernel, error.to_string()))?.lanes;
     let needed = lanes.last().map_or(header_bytes(0), |lane| lane.end.next_multiple_of(ALIGN));
     if output.len() < needed {

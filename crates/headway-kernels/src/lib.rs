@@ -26,13 +26,13 @@ mod words;
 
 use std::sync::Arc;
 
-use headway_device::kernel::Kernel;
+use headway_device::work::Work;
 
 pub use aes128_cbc::Aes128Cbc;
 pub use aes128_tables::Aes128Tables;
 pub use spin::Spin;
 
-type Make = fn() -> Arc<dyn Kernel>;
+type Make = fn() -> Arc<dyn Work>;
 
 /// Kernels of one application: no other stream can use them.
 const INSPECTION: [(&str, Make); 2] = [
@@ -44,14 +44,14 @@ const REGISTRY: [(&str, Make); 2] = [(aes128_cbc::ID, || Arc::new(Aes128Cbc)), (
 
 /// The kernel that workloads call `id`.
 #[must_use]
-pub fn find(id: &str) -> Option<Arc<dyn Kernel>> {
+pub fn find(id: &str) -> Option<Arc<dyn Work>> {
     REGISTRY.iter().chain(&INSPECTION).find(|(known, _)| *known == id).map(|(_, make)| make())
 }
 
 /// A second CPU form of the kernel that workloads call `id`, to check what the first has made; `None` where there is none.
 #[must_use]
-pub fn reference(id: &str) -> Option<Arc<dyn Kernel>> {
-    (id == aes128_cbc::ID).then(|| Arc::new(Aes128Tables) as Arc<dyn Kernel>)
+pub fn reference(id: &str) -> Option<Arc<dyn Work>> {
+    (id == aes128_cbc::ID).then(|| Arc::new(Aes128Tables) as Arc<dyn Work>)
 }
 
 /// The id of every kernel that any stream can name, in alphabetical order.

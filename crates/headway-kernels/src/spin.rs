@@ -1,6 +1,6 @@
 //! A kernel that only takes time.
 
-use headway_device::kernel::{Grid, Kernel, KernelError, Lane};
+use headway_device::work::{Grid, Lane, Work, WorkError};
 
 use crate::lanes::{WARP, begin, pad};
 
@@ -24,7 +24,7 @@ impl Spin {
     pub const ITERATIONS: u32 = 64;
 }
 
-impl Kernel for Spin {
+impl Work for Spin {
     fn id(&self) -> &'static str {
         ID
     }
@@ -33,7 +33,7 @@ impl Kernel for Spin {
         lanes.saturating_mul(LANE_STATE)
     }
 
-    fn init_state(&self, lanes: &[Lane], state: &mut [u8]) -> Result<(), KernelError> {
+    fn init_state(&self, lanes: &[Lane], state: &mut [u8]) -> Result<(), WorkError> {
         assert!(state.len() >= self.state_bytes(lanes.len()), "the state has `state_bytes` for these lanes");
         for state in state.chunks_exact_mut(LANE_STATE).take(lanes.len()) {
             state[..4].copy_from_slice(&Self::ITERATIONS.to_le_bytes());
@@ -42,7 +42,7 @@ impl Kernel for Spin {
         Ok(())
     }
 
-    fn run(&self, input: &[u8], output: &mut [u8], state: &mut [u8]) -> Result<(), KernelError> {
+    fn run(&self, input: &[u8], output: &mut [u8], state: &mut [u8]) -> Result<(), WorkError> {
         let lanes = begin(ID, input, output, state, LANE_STATE)?;
         for (lane, state) in lanes.iter().zip(state.chunks_exact_mut(LANE_STATE)) {
             let iterations = word(&state[..4]);

@@ -1,8 +1,8 @@
 //! The programs of the papers' experiments: an element-wise step, breadth-first search, the cheapest way down a grid.
 
 use headway_device::DeviceError;
-use headway_device::gpu::{CpuArgument, Program};
-use headway_device::kernel::Grid;
+use headway_device::work::Grid;
+use headway_device::work::{CpuArgument, Work};
 
 /// Threads of one block of [`Elementwise`].
 const ELEMENTWISE_THREADS: u32 = 256;
@@ -75,7 +75,7 @@ fn put(bytes: &mut [u8], at: usize, value: i32) -> Option<()> {
     Some(())
 }
 
-impl Program for Elementwise {
+impl Work for Elementwise {
     fn id(&self) -> &'static str {
         "elementwise"
     }
@@ -85,7 +85,7 @@ impl Program for Elementwise {
     fn entry(&self) -> &'static str {
         "elementwise"
     }
-    fn run(&self, _grid: Grid, arguments: &mut [CpuArgument<'_>]) -> Result<(), DeviceError> {
+    fn launch(&self, _grid: Grid, arguments: &mut [CpuArgument<'_>]) -> Result<(), DeviceError> {
         let [CpuArgument::Write(words), CpuArgument::Int(count)] = arguments else { return Err(misfit(self.id())) };
         let count = usize::try_from(*count).map_err(|_| misfit(self.id()))?;
         let words = words.get_mut(..4 * count).ok_or_else(|| misfit(self.id()))?;
@@ -96,7 +96,7 @@ impl Program for Elementwise {
     }
 }
 
-impl Program for BfsExpand {
+impl Work for BfsExpand {
     fn id(&self) -> &'static str {
         "bfs_expand"
     }
@@ -106,7 +106,7 @@ impl Program for BfsExpand {
     fn entry(&self) -> &'static str {
         "bfs_expand"
     }
-    fn run(&self, _grid: Grid, arguments: &mut [CpuArgument<'_>]) -> Result<(), DeviceError> {
+    fn launch(&self, _grid: Grid, arguments: &mut [CpuArgument<'_>]) -> Result<(), DeviceError> {
         let [
             CpuArgument::Read(nodes),
             CpuArgument::Read(edges),
@@ -141,7 +141,7 @@ impl Program for BfsExpand {
     }
 }
 
-impl Program for BfsAdvance {
+impl Work for BfsAdvance {
     fn id(&self) -> &'static str {
         "bfs_advance"
     }
@@ -151,7 +151,7 @@ impl Program for BfsAdvance {
     fn entry(&self) -> &'static str {
         "bfs_advance"
     }
-    fn run(&self, _grid: Grid, arguments: &mut [CpuArgument<'_>]) -> Result<(), DeviceError> {
+    fn launch(&self, _grid: Grid, arguments: &mut [CpuArgument<'_>]) -> Result<(), DeviceError> {
         let [
             CpuArgument::Write(frontier),
             CpuArgument::Write(reached),
@@ -175,7 +175,7 @@ impl Program for BfsAdvance {
     }
 }
 
-impl Program for Pathfinder {
+impl Work for Pathfinder {
     fn id(&self) -> &'static str {
         "pathfinder"
     }
@@ -185,7 +185,7 @@ impl Program for Pathfinder {
     fn entry(&self) -> &'static str {
         "pathfinder"
     }
-    fn run(&self, _grid: Grid, arguments: &mut [CpuArgument<'_>]) -> Result<(), DeviceError> {
+    fn launch(&self, _grid: Grid, arguments: &mut [CpuArgument<'_>]) -> Result<(), DeviceError> {
         let [
             CpuArgument::Read(rows),
             CpuArgument::Read(before),
@@ -230,7 +230,7 @@ mod tests {
 
     #[test]
     fn every_entry_is_in_its_ptx() {
-        let programs: [&dyn Program; 4] = [&Elementwise, &BfsExpand, &BfsAdvance, &Pathfinder];
+        let programs: [&dyn Work; 4] = [&Elementwise, &BfsExpand, &BfsAdvance, &Pathfinder];
         for program in programs {
             assert!(program.ptx().contains(&format!(".entry {}(", program.entry())), "{}", program.id());
         }
@@ -247,7 +247,7 @@ mod tests {
         loop {
             let mut more = [0];
             BfsExpand
-                .run(
+                .launch(
                     bfs_grid(5),
                     &mut [
                         CpuArgument::Read(&nodes),
@@ -261,7 +261,7 @@ mod tests {
                 )
                 .unwrap();
             let [a, b, c] = [&mut frontier[..], &mut reached[..], &mut visited[..]].map(CpuArgument::Write);
-            BfsAdvance.run(bfs_grid(5), &mut [a, b, c, CpuArgument::Write(&mut more), CpuArgument::Int(5)]).unwrap();
+            BfsAdvance.launch(bfs_grid(5), &mut [a, b, c, CpuArgument::Write(&mut more), CpuArgument::Int(5)]).unwrap();
             levels += 1;
             if more[0] == 0 {
                 break;
@@ -284,7 +284,7 @@ mod tests {
             CpuArgument::Int(2),
             CpuArgument::Int(20),
         ];
-        Pathfinder.run(Pathfinder::grid(4, 20), arguments).unwrap();
+        Pathfinder.launch(Pathfinder::grid(4, 20), arguments).unwrap();
         // First row: 13, 3, 11, 11; second: 8, 8, 4, 20.
         assert_eq!(after, bytes(&[8, 8, 4, 20]));
     }
@@ -293,7 +293,7 @@ mod tests {
     fn arguments_that_do_not_fit_are_refused() {
         let mut short = [0; 4];
         let arguments = &mut [CpuArgument::Write(&mut short), CpuArgument::Int(2)];
-        assert!(Elementwise.run(Elementwise::grid(2), arguments).is_err());
-        assert!(Pathfinder.run(Pathfinder::grid(1, 20), &mut [CpuArgument::Int(1)]).is_err());
+        assert!(Elementwise.launch(Elementwise::grid(2), arguments).is_err());
+        assert!(Pathfinder.launch(Pathfinder::grid(1, 20), &mut [CpuArgument::Int(1)]).is_err());
     }
 }

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use aes::cipher::{BlockEncryptMut, KeyIvInit, block_padding::NoPadding};
 use common::{below, bytes, cipher, lane, pack, random, run, state, unpack};
 use headway_core::files::workload::Cipher;
-use headway_device::kernel::{Kernel, KernelError, Lane};
+use headway_device::work::{Lane, Work, WorkError};
 use headway_kernels::{Aes128Cbc, Spin, find};
 
 fn hex<const N: usize>(text: &str) -> [u8; N] {
@@ -116,7 +116,7 @@ fn a_lane_that_is_no_multiple_of_16_is_refused_by_number() {
 fn a_stream_without_a_key_is_named() {
     let lanes = [Lane { stream: "lidar".into(), ..Lane::default() }];
     let error = Aes128Cbc.init_state(&lanes, &mut [0; 192]).unwrap_err();
-    assert!(matches!(error, KernelError::MissingParameter { stream, .. } if stream == "lidar"));
+    assert!(matches!(error, WorkError::MissingParameter { stream, .. } if stream == "lidar"));
 }
 
 #[test]
@@ -128,7 +128,7 @@ fn every_kernel_refuses_damaged_blocks_and_small_buffers() {
         let fresh = state(&*kernel, &lanes);
         let refused = |block: &[u8], output: usize, state_bytes: usize| {
             let mut state = fresh[..state_bytes].to_vec();
-            matches!(kernel.run(block, &mut vec![0; output], &mut state), Err(KernelError::BadBlock { .. }))
+            matches!(kernel.run(block, &mut vec![0; output], &mut state), Err(WorkError::BadBlock { .. }))
         };
         assert!(!refused(&good, good.len(), fresh.len()), "{id}");
         let mut bad = good.clone();

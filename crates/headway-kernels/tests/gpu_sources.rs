@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use common::{below, bytes, cipher, host_program, lane, pack, random, run, state};
-use headway_device::kernel::{Kernel, Lane};
+use headway_device::work::{Lane, Work};
 use headway_kernels::find;
 use tempfile::TempDir;
 
@@ -22,7 +22,7 @@ struct HostForm {
 
 impl HostForm {
     /// Builds it without any warning, or says why there is no compiler.
-    fn build(kernel: &dyn Kernel) -> Option<Self> {
+    fn build(kernel: &dyn Work) -> Option<Self> {
         let folder = tempfile::tempdir().unwrap();
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels").join(format!("{}.cu", kernel.entry()));
         let defines = [format!("-DSOURCE=\"{}\"", source.display()), format!("-DENTRY={}", kernel.entry())];
@@ -31,7 +31,7 @@ impl HostForm {
     }
 
     /// Output and state after a launch of `blocks` thread blocks.
-    fn run(&self, kernel: &dyn Kernel, lanes: u32, blocks: u32, input: &[u8], state: &[u8]) -> (Vec<u8>, Vec<u8>) {
+    fn run(&self, kernel: &dyn Work, lanes: u32, blocks: u32, input: &[u8], state: &[u8]) -> (Vec<u8>, Vec<u8>) {
         let file = |name: &str| self.folder.path().join(name);
         fs::write(file("input"), input).unwrap();
         fs::write(file("output"), vec![0x5A; input.len()]).unwrap();

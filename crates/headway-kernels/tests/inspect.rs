@@ -8,9 +8,9 @@ use std::sync::Arc;
 
 use common::{host_program, pack, state};
 use headway_core::files::workload;
-use headway_device::emu_port::{EmuGpu, EmuPortSpec};
-use headway_device::gpu::{Argument, CpuArgument, Gpu, Move, Program, Reach};
-use headway_device::kernel::{Camera, Kernel};
+use headway_device::emu::{EmuGpu, EmuSpec};
+use headway_device::gpu::{Gpu, Operation, Reach};
+use headway_device::work::{Argument, Camera, CpuArgument, Work};
 use headway_device::{Access, Buffer, DeviceError, Lane};
 use headway_kernels::inspect::blocks::{self, InspectBlock, MergeBlock};
 use headway_kernels::inspect::wafer::Wafer;
@@ -72,7 +72,7 @@ fn on_cpu(wafer: &Wafer, images: &[Words], operations: u32, sequence: u32) -> (V
         let mut synopsis = Words(vec![u64::MAX; SYNOPSIS_BYTES / 8]);
         let mut arguments = vec![CpuArgument::Read(image.bytes()), CpuArgument::Write(synopsis.bytes_mut())];
         arguments.extend(numbers(wafer, operations, camera, sequence).0.into_iter().map(CpuArgument::Int));
-        Inspect.run(Inspect::grid(&wafer.layout), &mut arguments).unwrap();
+        Inspect.launch(Inspect::grid(&wafer.layout), &mut arguments).unwrap();
         synopses.extend_from_slice(synopsis.bytes());
     }
     let all = Words::of(&synopses);
@@ -83,7 +83,7 @@ fn on_cpu(wafer: &Wafer, images: &[Words], operations: u32, sequence: u32) -> (V
         CpuArgument::Write(list.bytes_mut()),
     ];
     arguments.extend(numbers(wafer, operations, 0, sequence).1.into_iter().map(CpuArgument::Int));
-    Merge.run(Merge::grid(), &mut arguments).unwrap();
+    Merge.launch(Merge::grid(), &mut arguments).unwrap();
     (synopses, list.bytes().to_vec())
 }
 
@@ -209,13 +209,13 @@ fn an_emulated_device_writes_the_same_bytes() {
     let images = images(&wafer, 1);
     let (synopses, list) = on_cpu(&wafer, &images, 100, 1);
     assert!(!found(&list).is_empty());
-    let gpu = EmuGpu::open(EmuPortSpec::new("emu0"));
+    let gpu = EmuGpu::open(EmuSpec::new("emu0"));
     let mut lane = gpu.queue(false).unwrap();
     let mut launch =
-        |program: Arc<dyn Program>, grid, regions: &[(&Buffer, Access, std::ops::Range<usize>)], ints: Vec<i32>| {
+        |work: Arc<dyn Work>, grid, regions: &[(&Buffer, Access, std::ops::Range<usize>)], ints: Vec<i32>| {
             let spans = regions.iter().map(|(buffer, access, range)| buffer.claim(range.clone(), *access).unwrap());
             let arguments = spans.map(Argument::Memory).chain(ints.into_iter().map(Argument::Int)).collect();
-            lane.submit(Move::Launch { program, grid, arguments }, 0).unwrap();
+            lane.submit(Operation::Launch { work, grid, arguments }, 0).unwrap();
             while lane.outstanding() > 0 {
                 if let Some(done) = lane.poll() {
                     assert_eq!(done.result, Ok(()));

@@ -8,9 +8,9 @@ use std::process::Command;
 
 use common::host_program;
 use headway_device::DeviceError;
-use headway_device::emu_port::{EmuGpu, EmuPortSpec};
+use headway_device::emu::{EmuGpu, EmuSpec};
 use headway_kernels::klt::{
-    Choice, CpuMachine, Fate, Launch, Machine, Operand, PortMachine, Region, Report, Shape, Tracker, Warp,
+    Choice, CpuMachine, Fate, GpuMachine, Launch, Machine, Operand, Region, Report, Shape, Tracker, Warp,
 };
 use tempfile::TempDir;
 
@@ -209,10 +209,10 @@ fn agrees_with_the_cpu(shape: Shape, machine: impl Machine) {
 
 #[test]
 fn an_emulated_device_computes_the_same_bits() {
-    let gpu = EmuGpu::open(EmuPortSpec::new("emu0"));
+    let gpu = EmuGpu::open(EmuSpec::new("emu0"));
     for warp in [Warp::Translation, Warp::Photometric, Warp::Affine] {
         let shape = small().with_search(warp, 3);
-        agrees_with_the_cpu(shape, PortMachine::open(&gpu, &shape).unwrap());
+        agrees_with_the_cpu(shape, GpuMachine::open(&gpu, &shape).unwrap());
     }
 }
 
@@ -275,7 +275,7 @@ impl Machine for HostMachine {
     fn launch(&mut self, launches: &[Launch]) -> Result<(), DeviceError> {
         let mut lines = String::new();
         for Launch { stage, grid, operands } in launches {
-            let entry = headway_device::gpu::Program::entry(stage);
+            let entry = headway_device::Work::entry(stage);
             lines += &format!("{entry} {} {}", grid.blocks, grid.threads);
             for operand in operands {
                 lines += &match operand {

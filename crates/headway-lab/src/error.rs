@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use headway_core::files::error::FileError;
 use headway_core::log::Incomplete;
 use headway_core::models::transfer::fit::FitError;
-use headway_device::{DeviceError, KernelError};
+use headway_device::{DeviceError, WorkError};
 use headway_os::OsError;
 use headway_runtime::copy::CopyError;
 use headway_runtime::kernels::UnknownKernel;
@@ -88,7 +88,7 @@ macro_rules! through {
     };
 }
 
-through!(DeviceError, KernelError, CopyError, OsError, FileError, OutputError, RunError, Incomplete, UnknownKernel);
+through!(DeviceError, WorkError, CopyError, OsError, FileError, OutputError, RunError, Incomplete, UnknownKernel);
 
 impl From<FitError> for Error {
     fn from(error: FitError) -> Self {

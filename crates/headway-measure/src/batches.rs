@@ -11,7 +11,7 @@ use headway_core::models::transfer::Method;
 use headway_core::units::{Bytes, NANOS_PER_SECOND, Nanos};
 use headway_device::DeviceError;
 use headway_device::buffer::Access;
-use headway_device::gpu::{Gpu, Move, Queue};
+use headway_device::gpu::{Gpu, Operation, Queue};
 use headway_os::clock;
 use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
@@ -237,13 +237,13 @@ impl Bed {
         order.iter().enumerate().map(place).collect()
     }
 
-    fn moves(&self, order: &[Block]) -> Result<Vec<Option<Move>>, Error> {
+    fn moves(&self, order: &[Block]) -> Result<Vec<Option<Operation>>, Error> {
         let one = |(block, (from, to)): (&Block, (usize, usize))| {
             let source = self.stock[block.member.source()].source(block.member);
             let (gpu, place) = block.member.target();
             let from = source.claim(from..from + block.bytes, Access::Read)?;
             let to = self.stock[gpu].arenas[place].claim(to..to + block.bytes, Access::Write)?;
-            Ok(Some(Move::Copy { from, to }))
+            Ok(Some(Operation::Copy { from, to }))
         };
         order.iter().zip(self.places(order)).map(one).collect()
     }
@@ -280,7 +280,7 @@ impl Bed {
 struct Run<'b> {
     order: &'b [Block],
     /// What was not submitted yet.
-    moves: Vec<Option<Move>>,
+    moves: Vec<Option<Operation>>,
     waiting: usize,
     left: usize,
     /// Of each GPU and engine: whose queue has blocks on it, and how many.
@@ -290,7 +290,7 @@ struct Run<'b> {
 }
 
 impl<'b> Run<'b> {
-    fn new(order: &'b [Block], moves: Vec<Option<Move>>, gpus: usize) -> Self {
+    fn new(order: &'b [Block], moves: Vec<Option<Operation>>, gpus: usize) -> Self {
         let none = vec![Nanos::ZERO; order.len()];
         let took = Took { ends: none.clone(), calls: none };
         let (waiting, left, busy) = (order.len(), order.len(), vec![[(0, 0); 4]; gpus]);
@@ -387,14 +387,14 @@ impl<'m> Routes<'m> {
 
 #[cfg(test)]
 mod tests {
-    use headway_device::emu_port::{EmuGpu, EmuPortSpec};
+    use headway_device::emu::{EmuGpu, EmuSpec};
 
     use super::*;
 
     const ROOM: Room = Room::of(1 << 20);
 
     fn ports(count: usize) -> Vec<Arc<dyn Gpu>> {
-        let port = |at| Arc::new(EmuGpu::open(EmuPortSpec::new(&format!("emu{at}")))) as Arc<dyn Gpu>;
+        let port = |at| Arc::new(EmuGpu::open(EmuSpec::new(&format!("emu{at}")))) as Arc<dyn Gpu>;
         (0..count).map(port).collect()
     }
 

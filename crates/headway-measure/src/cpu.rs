@@ -7,7 +7,7 @@ use headway_core::files::workload::Cipher;
 use headway_core::plan::block;
 use headway_core::units::{Bytes, Nanos, PPM, Rate};
 use headway_device::buffer::Access;
-use headway_device::kernel::Lane;
+use headway_device::work::Lane;
 use headway_kernels as kernels;
 use headway_os::affinity::{self, Aside};
 use headway_os::clock;

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use headway_core::files::error::FileError;
 use headway_core::models::transfer::fit::FitError;
-use headway_device::{DeviceError, KernelError};
+use headway_device::{DeviceError, WorkError};
 use headway_os::OsError;
 use headway_runtime::copy::CopyError;
 
@@ -89,7 +89,7 @@ macro_rules! through {
     };
 }
 
-through!(DeviceError, KernelError, CopyError, OsError, FileError);
+through!(DeviceError, WorkError, CopyError, OsError, FileError);
 
 impl Diagnosis for Error {
     fn kind(&self) -> &'static str {

@@ -8,7 +8,7 @@ use headway_core::models::interconnect::{Network, Seen};
 use headway_core::models::transfer::Stamp;
 use headway_core::models::transfer::fit::FitError;
 use headway_core::units::{NANOS_PER_SECOND, Nanos};
-use headway_device::Device;
+use headway_device::Engines;
 use headway_device::gpu::Gpu;
 use headway_os::clock;
 
@@ -46,7 +46,7 @@ pub struct Scope {
 pub fn calibrate(
     session: &mut Session<'_>,
     ports: &[Arc<dyn Gpu>],
-    device: &mut dyn Device,
+    device: &mut Engines,
     scope: &Scope,
     (name, stamp): (&str, &Stamp),
 ) -> Result<(Machine, Observed), Error> {

@@ -1,15 +1,14 @@
 //! What kernels cost, and how late the host learns that something is done.
 
-use std::sync::Arc;
-
 use headway_core::files::machine::{EngineClass, KernelCost};
 use headway_core::files::workload::Cipher;
 use headway_core::models::transfer::Method;
 use headway_core::plan::block;
 use headway_core::units::{Bytes, Nanos, Rate};
 use headway_device::buffer::Access;
-use headway_device::kernel::Lane;
-use headway_device::{Completion, Device, HostKind, Operation};
+use headway_device::gpu::Completion;
+use headway_device::work::{Lane, StepMemory};
+use headway_device::{DeviceError, Engines, HostKind, Span};
 use headway_kernels as kernels;
 use headway_os::clock;
 use serde::{Deserialize, Serialize};
@@ -65,12 +64,12 @@ impl Cost {
 }
 
 /// Costs of every kernel that is shipped, on `device`. Each probe counts with its 99th percentile, since plans rely on them.
-pub(crate) fn costs(session: &mut Session<'_>, device: Box<dyn Device>, size: Size) -> Result<Vec<KernelCost>, Error> {
+pub(crate) fn costs(session: &mut Session<'_>, device: Engines, size: Size) -> Result<Vec<KernelCost>, Error> {
     let mut device = device;
     session.phase("kernels", kernels::ids().count() + 1);
     let mut costs = Vec::new();
     for id in kernels::ids() {
-        let cost = session.step(&format!("kernel {id}"), |_| cost(device.as_mut(), id, size))?;
+        let cost = session.step(&format!("kernel {id}"), |_| cost(&mut device, id, size))?;
         costs.push(cost.of(id));
         session.advance()?;
     }
@@ -87,7 +86,7 @@ pub(crate) fn costs(session: &mut Session<'_>, device: Box<dyn Device>, size: Si
     Ok(costs)
 }
 
-fn cost(device: &mut dyn Device, id: &str, size: Size) -> Result<Cost, Error> {
+fn cost(device: &mut Engines, id: &str, size: Size) -> Result<Cost, Error> {
     // The shortest lane that every kernel takes: one block of a cipher.
     let short = launches(device, id, 1, 16, size.effort)?;
     let chain = launches(device, id, 1, size.lane_bytes, size.effort)?;
@@ -106,9 +105,9 @@ fn cost(device: &mut dyn Device, id: &str, size: Size) -> Result<Cost, Error> {
 const MIN: u64 = 1_000_000;
 
 /// Times launches over `lanes` lanes of `bytes` bytes, from start to end on the device.
-fn launches(device: &mut dyn Device, id: &str, lanes: u32, bytes: u64, effort: Effort) -> Result<Figures, Error> {
+fn launches(device: &mut Engines, id: &str, lanes: u32, bytes: u64, effort: Effort) -> Result<Figures, Error> {
     let kernel = kernels::find(id).expect("the registry's own id");
-    let loaded = device.load(Arc::clone(&kernel))?;
+    device.gpu().load(kernel.as_ref())?;
     let lens = vec![bytes; lanes as usize];
     let size = block::block_bytes(lens.iter().copied()).0 as usize;
     let described: Vec<Lane> = (0..lanes)
@@ -123,9 +122,9 @@ fn launches(device: &mut dyn Device, id: &str, lanes: u32, bytes: u64, effort: E
     let input = device.device_buffer(size)?;
     let output = device.device_buffer(size)?;
     let state = device.device_buffer(state_bytes.max(1))?;
-    let send = |device: &mut dyn Device, len: usize, to: &headway_device::Buffer| -> Result<(), Error> {
+    let send = |device: &mut Engines, len: usize, to: &headway_device::Buffer| -> Result<(), Error> {
         let (from, to) = (host.claim(0..len, Access::Read)?, to.claim(0..len, Access::Write)?);
-        wait(device, EngineClass::H2d, Operation::Copy { method: Method::Dma, from, to }).map(drop)
+        copy(device, (from, to)).map(drop)
     };
     let mut packed = host.claim(0..size, Access::Write)?;
     block::write_header(packed.bytes_mut()?, 0, &lens).expect("the buffer has `block_bytes` for these lanes");
@@ -138,23 +137,29 @@ fn launches(device: &mut dyn Device, id: &str, lanes: u32, bytes: u64, effort: E
         send(device, state_bytes, &state)?;
     }
     let samples = series(effort, clock::now, |_| {
-        let operation = Operation::Launch {
-            kernel: loaded,
+        let memory = StepMemory {
             input: input.claim(0..size, Access::Read)?,
             output: output.claim(0..size, Access::Write)?,
             state: (state_bytes > 0).then(|| state.claim(0..state_bytes, Access::Write)).transpose()?,
-            lanes,
         };
-        let done = wait(device, EngineClass::Ee, operation)?;
+        let done = wait(device, |device| device.launch(&kernel, memory, lanes, 0))?;
         Ok::<_, Error>(done.finished - done.started)
     })?;
     Ok(Figures::of(&samples).expect("an effort asks for at least one sample"))
 }
 
-/// Submits `operation` and polls until it is complete.
-fn wait(device: &mut dyn Device, engine: EngineClass, operation: Operation) -> Result<Completion, Error> {
+/// Copies to the device and polls until the copy is complete.
+fn copy(device: &mut Engines, ends: (Span, Span)) -> Result<Completion, Error> {
+    wait(device, |device| device.copy(EngineClass::H2d, Method::Dma, ends, 0))
+}
+
+/// Submits an operation and polls until it is complete.
+fn wait(
+    device: &mut Engines,
+    submit: impl FnOnce(&mut Engines) -> Result<(), DeviceError>,
+) -> Result<Completion, Error> {
     let submitted = clock::now();
-    device.submit(engine, operation, 0)?;
+    submit(device)?;
     let mut done = Vec::new();
     loop {
         device.poll(&mut done);
@@ -164,14 +169,14 @@ fn wait(device: &mut dyn Device, engine: EngineClass, operation: Operation) -> R
         }
         if clock::now() > submitted + PATIENCE {
             let what = "an operation of the kernels' probe".to_owned();
-            return Err(headway_device::DeviceError::Timeout { what, after: PATIENCE }.into());
+            return Err(DeviceError::Timeout { what, after: PATIENCE }.into());
         }
         std::hint::spin_loop();
     }
 }
 
 /// The longest time between submission and start plus end and notice of small copies on an idle engine.
-pub(crate) fn jitter(session: &mut Session<'_>, device: &mut dyn Device, effort: Effort) -> Result<Nanos, Error> {
+pub(crate) fn jitter(session: &mut Session<'_>, device: &mut Engines, effort: Effort) -> Result<Nanos, Error> {
     session.phase("jitter", 1);
     let longest = session.step("jitter", |session| {
         let host = device.host_buffer(4096, HostKind::Pinned)?;
@@ -179,7 +184,7 @@ pub(crate) fn jitter(session: &mut Session<'_>, device: &mut dyn Device, effort:
         let figures = session.series("jitter", effort, |_| {
             let (from, to) = (host.claim(0..4096, Access::Read)?, target.claim(0..4096, Access::Write)?);
             let submitted = clock::now();
-            let done = wait(device, EngineClass::H2d, Operation::Copy { method: Method::Dma, from, to })?;
+            let done = copy(device, (from, to))?;
             Ok(done.started.saturating_sub(submitted) + done.noticed.saturating_sub(done.finished))
         })?;
         Ok(figures.max)
@@ -190,20 +195,21 @@ pub(crate) fn jitter(session: &mut Session<'_>, device: &mut dyn Device, effort:
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
     use std::sync::atomic::AtomicBool;
 
-    use headway_device::emu::{EmuSpec, Emulated};
+    use headway_device::emu::{EmuGpu, EmuSpec};
 
     use super::*;
 
     #[test]
     fn every_kernel_has_a_cost_that_a_machine_file_can_hold() {
-        let mut device = Emulated::open(EmuSpec::new("gpu0")).unwrap();
+        let mut device = Engines::open(Arc::new(EmuGpu::open(EmuSpec::new("gpu0")))).unwrap();
         let (stop, mut ignore) = (AtomicBool::new(false), |_| ());
         let mut session = Session::new(None, None, &stop, &mut ignore);
         let effort = Effort { warm_up: 1, n_min: 2, n_max: 2, time: Nanos(1) };
         assert!(jitter(&mut session, &mut device, effort).unwrap() < PATIENCE);
-        let found = costs(&mut session, Box::new(device), Size::small(effort)).unwrap();
+        let found = costs(&mut session, device, Size::small(effort)).unwrap();
         let ids: Vec<&str> = found.iter().map(|cost| cost.id.as_str()).collect();
         assert_eq!(ids, ["aes128-cbc", "inspect", "inspect-merge", "spin"]);
         for cost in found {

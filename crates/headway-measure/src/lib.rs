@@ -199,7 +199,7 @@ fn run(options: &Options, progress: &mut dyn FnMut(Progress)) -> Result<Report, 
         old => {
             let mut device = ports::device(options.backend, options.model.as_deref())?;
             let scope = options.scope(ports.len());
-            let (machine, _) = calibrate(&mut session, &ports, device.as_mut(), &scope, (&name, &stamp))?;
+            let (machine, _) = calibrate(&mut session, &ports, &mut device, &scope, (&name, &stamp))?;
             let (kernels, cpu, profile) = old.map(|old| (old.kernels, old.cpu, old.profile)).unwrap_or_default();
             Machine { kernels, cpu, profile, ..machine }
         }

@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 
 use headway_core::models::transfer::{Direction, Load};
 use headway_device::buffer::Access;
-use headway_device::gpu::{Caching, Gpu, Move, Queue, Reach};
+use headway_device::gpu::{Caching, Gpu, Operation, Queue, Reach};
 use headway_device::{Buffer, DeviceError};
 
 /// Copies that each direction puts on its engine at a time: one runs, one waits. The next ones follow when both have ended: an
@@ -108,7 +108,7 @@ impl Line {
             let at = self.next * self.chunk;
             let from = self.from.claim(0..self.chunk, Access::Read)?;
             let to = self.to.claim(at..at + self.chunk, Access::Write)?;
-            self.queue.submit(Move::Copy { from, to }, 0)?;
+            self.queue.submit(Operation::Copy { from, to }, 0)?;
             self.next = (self.next + 1) % IN_FLIGHT;
         }
         Ok(())

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use headway_core::units::{Bytes, NANOS_PER_SECOND, Nanos};
 use headway_device::buffer::Access;
-use headway_device::gpu::{Caching, Gpu, Move, Queue, Reach};
+use headway_device::gpu::{Caching, Gpu, Operation, Queue, Reach};
 use headway_device::{Buffer, DeviceError};
 use headway_os::clock;
 use rand_core::{Rng, SeedableRng};
@@ -287,7 +287,7 @@ impl Transfer {
             let at = self.next * pace.chunk;
             let from = self.from.claim(0..pace.chunk, Access::Read)?;
             let to = self.to.claim(at..at + pace.chunk, Access::Write)?;
-            self.queue.submit(Move::Copy { from, to }, 0)?;
+            self.queue.submit(Operation::Copy { from, to }, 0)?;
             self.next = (self.next + 1) % pace.in_flight;
         }
         Ok(())

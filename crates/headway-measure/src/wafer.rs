@@ -8,8 +8,8 @@ use headway_core::models::transfer::Method;
 use headway_core::plan::block::block_bytes;
 use headway_core::plan::{INSPECT, MERGE, PlannedWafer, Share};
 use headway_core::units::{Bytes, NANOS_PER_SECOND, Nanos, Rate};
-use headway_device::kernel::{Camera, Kernel, Lane};
-use headway_device::{Access, Buffer, Device, DeviceError, HostKind, KernelId, Operation};
+use headway_device::work::{Camera, Lane, StepMemory, Work};
+use headway_device::{Access, Buffer, DeviceError, Engines, HostKind, Span};
 use headway_kernels::find;
 use headway_kernels::inspect::blocks::MergeBlock;
 use headway_os::clock;
@@ -91,15 +91,21 @@ impl Calibration {
 
 /// Buffers and kernels of one device.
 struct Part {
-    device: Box<dyn Device>,
+    device: Engines,
     images: Buffer,
     on_device: Buffer,
     small: Buffer,
     cameras: Buffer,
     synopses: Buffer,
     merged: Buffer,
-    inspect: (KernelId, Arc<dyn Kernel>),
-    merge: KernelId,
+    inspect: Arc<dyn Work>,
+    merge: Arc<dyn Work>,
+}
+
+/// What every device does at once.
+enum Task {
+    CopyIn(Span, Span),
+    Launch(Arc<dyn Work>, StepMemory, u32),
 }
 
 struct Rig<'a> {
@@ -111,14 +117,14 @@ struct Rig<'a> {
 
 /// What inspecting the paper's images costs on `device`, and merging their synopses. `small` is for devices whose kernels run on
 /// the CPU.
-pub fn costs(device: Box<dyn Device>, effort: Effort, small: bool) -> Result<[KernelCost; 2], Error> {
+pub fn costs(device: Engines, effort: Effort, small: bool) -> Result<[KernelCost; 2], Error> {
     let of_paper = Images::of_paper(1);
     let (study, images) = if small { (Images { height: 300, ..of_paper }, 1) } else { (of_paper, 40) };
     Ok(calibrate(vec![device], &study, Size { images, effort, fixed: true })?.kernels())
 }
 
 /// Measures on all `devices` at once.
-pub fn calibrate(devices: Vec<Box<dyn Device>>, study: &Images, size: Size) -> Result<Calibration, Error> {
+pub fn calibrate(devices: Vec<Engines>, study: &Images, size: Size) -> Result<Calibration, Error> {
     let mut rig = Rig { study, size, parts: Vec::new(), lines: Vec::new() };
     let all = size.images * 2 * devices.len() as u32;
     for device in devices {
@@ -218,11 +224,13 @@ fn fit_operations(points: &[Point]) -> KernelCost {
     cost
 }
 
-fn part(mut device: Box<dyn Device>, study: &Images, images: u32, all: u32) -> Result<Part, Error> {
+fn part(device: Engines, study: &Images, images: u32, all: u32) -> Result<Part, Error> {
     let known = |id| find(id).expect("the kernels of a wafer are built");
     let (inspect, merge) = (known(INSPECT), known(MERGE));
     let block = block_bytes((0..images).map(|_| image_bytes(study, 1).0)).0 as usize;
     let state = inspect.state_bytes(images as usize);
+    device.gpu().load(inspect.as_ref())?;
+    device.gpu().load(merge.as_ref())?;
     let board = PlannedWafer::synopses(all).0 as usize;
     Ok(Part {
         images: device.host_buffer(block, HostKind::Pinned)?,
@@ -231,8 +239,8 @@ fn part(mut device: Box<dyn Device>, study: &Images, images: u32, all: u32) -> R
         cameras: device.device_buffer(state)?,
         synopses: device.device_buffer(board)?,
         merged: device.device_buffer(MergeBlock::output(all as usize))?,
-        inspect: (device.load(Arc::clone(&inspect))?, inspect),
-        merge: device.load(merge)?,
+        inspect,
+        merge,
         device,
     })
 }
@@ -263,14 +271,14 @@ impl Rig<'_> {
         let lane = |number| Lane { camera: Some(Camera { wafer, number }), ..Lane::default() };
         let lanes: Vec<Lane> = (first..first + images).map(lane).collect();
         for part in &mut self.parts {
-            let bytes = part.inspect.1.state_bytes(lanes.len());
+            let bytes = part.inspect.state_bytes(lanes.len());
             let mut state = part.small.claim(0..bytes, Access::Write)?;
-            part.inspect.1.init_state(&lanes, state.bytes_mut()?)?;
+            part.inspect.init_state(&lanes, state.bytes_mut()?)?;
         }
         self.each(|part| {
-            let bytes = part.inspect.1.state_bytes(lanes.len());
+            let bytes = part.inspect.state_bytes(lanes.len());
             let (from, to) = (part.small.claim(0..bytes, Access::Read)?, part.cameras.claim(0..bytes, Access::Write)?);
-            Ok((EngineClass::H2d, Operation::Copy { method: Method::Dma, from, to }))
+            Ok(Task::CopyIn(from, to))
         })
         .map(drop)
     }
@@ -279,7 +287,7 @@ impl Rig<'_> {
         self.each(|part| {
             let (from, to) =
                 (part.images.claim(0..block, Access::Read)?, part.on_device.claim(0..block, Access::Write)?);
-            Ok((EngineClass::H2d, Operation::Copy { method: Method::Dma, from, to }))
+            Ok(Task::CopyIn(from, to))
         })
     }
 
@@ -292,14 +300,12 @@ impl Rig<'_> {
     fn inspect(&mut self, first: u32, images: u32) -> Result<Nanos, Error> {
         let block = block_bytes((0..images).map(|_| image_bytes(self.study, 1).0)).0 as usize;
         self.each(|part| {
-            let launch = Operation::Launch {
-                kernel: part.inspect.0,
+            let memory = StepMemory {
                 input: part.on_device.claim(0..block, Access::Read)?,
                 output: part.synopses.claim(synopses(&Share { gpu: 0, first, cameras: images }), Access::Write)?,
                 state: Some(part.cameras.claim(0..part.cameras.len(), Access::Write)?),
-                lanes: images,
             };
-            Ok((EngineClass::Ee, launch))
+            Ok(Task::Launch(Arc::clone(&part.inspect), memory, images))
         })
     }
 
@@ -333,14 +339,12 @@ impl Rig<'_> {
     fn merges(&mut self, images: u32) -> Result<Figures, Error> {
         self.series("merge", images, 0, |rig| {
             rig.each(|part| {
-                let launch = Operation::Launch {
-                    kernel: part.merge,
+                let memory = StepMemory {
                     input: part.synopses.claim(0..PlannedWafer::synopses(images).0 as usize, Access::Read)?,
                     output: part.merged.claim(0..part.merged.len(), Access::Write)?,
                     state: None,
-                    lanes: images,
                 };
-                Ok((EngineClass::Ee, launch))
+                Ok(Task::Launch(Arc::clone(&part.merge), memory, images))
             })
         })
     }
@@ -362,13 +366,12 @@ impl Rig<'_> {
     }
 
     /// Does the same on every device at once; returns the time of the slowest.
-    fn each(
-        &mut self,
-        operation: impl Fn(&Part) -> Result<(EngineClass, Operation), DeviceError>,
-    ) -> Result<Nanos, Error> {
+    fn each(&mut self, task: impl Fn(&Part) -> Result<Task, DeviceError>) -> Result<Nanos, Error> {
         for part in &mut self.parts {
-            let (class, work) = operation(part)?;
-            part.device.submit(class, work, 0)?;
+            match task(part)? {
+                Task::CopyIn(from, to) => part.device.copy(EngineClass::H2d, Method::Dma, (from, to), 0)?,
+                Task::Launch(work, memory, lanes) => part.device.launch(&work, memory, lanes, 0)?,
+            }
         }
         let (begun, mut slowest, mut done) = (clock::now(), Nanos::ZERO, Vec::new());
         for part in &mut self.parts {

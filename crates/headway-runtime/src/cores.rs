@@ -12,8 +12,8 @@ use std::thread::JoinHandle;
 
 use headway_core::units::Nanos;
 use headway_device::buffer::{Budget, HeapMemory};
-use headway_device::kernel::{Kernel, Lane};
-use headway_device::{Access, Buffer, Completion, DeviceError, KernelError, Limits, Span, Waker, wake};
+use headway_device::work::{Lane, Work};
+use headway_device::{Access, Buffer, Completion, DeviceError, Limits, Span, Waker, WorkError, wake};
 use headway_os::sched::{Classes, Role};
 use headway_os::{affinity, clock, sched, topology};
 
@@ -22,7 +22,7 @@ const OTHERS: usize = 2;
 
 /// A kernel with the state that it keeps from job to job.
 pub struct Stage {
-    kernel: Arc<dyn Kernel>,
+    kernel: Arc<dyn Work>,
     state: Vec<u8>,
 }
 
@@ -30,8 +30,8 @@ impl Stage {
     /// The stage of `kernel` before its first job.
     ///
     /// # Errors
-    /// [`KernelError`] if the kernel lacks a parameter.
-    pub fn new(kernel: Arc<dyn Kernel>, lanes: &[Lane]) -> Result<Self, KernelError> {
+    /// [`WorkError`] if the kernel lacks a parameter.
+    pub fn new(kernel: Arc<dyn Work>, lanes: &[Lane]) -> Result<Self, WorkError> {
         let mut state = vec![0; kernel.state_bytes(lanes.len())];
         kernel.init_state(lanes, &mut state)?;
         Ok(Self { kernel, state })

@@ -9,7 +9,7 @@ use std::ops::Range;
 use headway_core::files::machine::EngineClass;
 use headway_core::models::transfer::Method;
 use headway_core::plan::{Plan, PlannedOperation, Work};
-use headway_device::{Access, Buffer, Device, DeviceError, HostKind, Operation};
+use headway_device::{Access, Buffer, DeviceError, Engines, HostKind, Span};
 
 use crate::pattern::{fill, first_difference};
 use crate::wall::settle;
@@ -89,20 +89,14 @@ impl Endpoints {
     ///
     /// # Errors
     /// [`DeviceError`] when there is no memory, or a copy fails.
-    pub fn new(
-        devices: &mut [Box<dyn Device>],
-        way: Way,
-        block: u64,
-        room: Room,
-        key: u64,
-    ) -> Result<Self, DeviceError> {
+    pub fn new(devices: &mut [Engines], way: Way, block: u64, room: Room, key: u64) -> Result<Self, DeviceError> {
         let too_large = |_| DeviceError::Invalid { what: "block", reason: format!("{block} bytes do not fit memory") };
         let block = usize::try_from(block).map_err(too_large)?;
         let stride = block.next_multiple_of(ALIGN as usize);
         let fitting = usize::try_from(room.bytes).unwrap_or(usize::MAX) / stride;
         let targets = usize::try_from(room.jobs).unwrap_or(usize::MAX).min(fitting).max(TARGETS_MIN);
         let sources = (3..).find(|sources| targets % sources != 0).expect("a number has finitely many divisors");
-        let mut buffer = |end: Option<usize>, places: usize| {
+        let buffer = |end: Option<usize>, places: usize| {
             let other = way.device();
             match end {
                 Some(gpu) => devices[gpu].device_buffer(stride * places),
@@ -117,8 +111,8 @@ impl Endpoints {
         ends.fill(devices)?;
         // From another place than the one that belongs there.
         let some = 0..block.min(ALIGN as usize);
-        let device = devices[way.device()].as_mut();
-        device.submit(way.class, ends.copy(1, 0, some)?, u64::MAX)?;
+        let device = &mut devices[way.device()];
+        device.copy(way.class, way.method, ends.spans(1, 0, some)?, u64::MAX)?;
         settle(device)?;
         Ok(ends)
     }
@@ -145,15 +139,9 @@ impl Endpoints {
     ///
     /// # Errors
     /// [`DeviceError`], for example while someone compares what lies where they would go.
-    pub fn submit(
-        &self,
-        devices: &mut [Box<dyn Device>],
-        job: u64,
-        range: Range<usize>,
-        tag: u64,
-    ) -> Result<(), DeviceError> {
-        let copy = self.copy(self.source(job), self.target(job), range)?;
-        devices[self.way.device()].submit(self.way.class, copy, tag)
+    pub fn submit(&self, devices: &mut [Engines], job: u64, range: Range<usize>, tag: u64) -> Result<(), DeviceError> {
+        let spans = self.spans(self.source(job), self.target(job), range)?;
+        devices[self.way.device()].copy(self.way.class, self.way.method, spans, tag)
     }
 
     /// Compares bytes `range` of job `job`, which have arrived in host memory; the offset of the first that is wrong.
@@ -171,19 +159,19 @@ impl Endpoints {
     /// [`DeviceError`].
     pub fn read_back(
         &self,
-        devices: &mut [Box<dyn Device>],
+        devices: &mut [Engines],
         job: u64,
         range: Range<usize>,
     ) -> Result<Option<usize>, DeviceError> {
         let Some(gpu) = self.way.to else { return self.compare(job, range) };
-        let device = devices[gpu].as_mut();
+        let device = &mut devices[gpu];
         let stage = device.host_buffer(STAGE.min(range.len()).max(1), HostKind::Pinned)?;
         for at in range.clone().step_by(STAGE) {
             let piece = at..range.end.min(at + STAGE);
             let len = piece.len();
             let from = self.to.claim(self.place(self.target(job), &piece), Access::Read)?;
-            let copy = Operation::Copy { method: Method::Dma, from, to: stage.claim(0..len, Access::Write)? };
-            device.submit(EngineClass::D2h, copy, u64::MAX)?;
+            let to = stage.claim(0..len, Access::Write)?;
+            device.copy(EngineClass::D2h, Method::Dma, (from, to), u64::MAX)?;
             settle(device)?;
             let span = stage.claim(0..len, Access::Read)?;
             if let Some(wrong) = first_difference(self.key_of(job), at, span.bytes()?) {
@@ -209,14 +197,15 @@ impl Endpoints {
         place * self.stride + range.start..place * self.stride + range.end
     }
 
-    fn copy(&self, source: usize, target: usize, range: Range<usize>) -> Result<Operation, DeviceError> {
+    /// Both ends of a copy of `range` from place `source` to place `target`.
+    fn spans(&self, source: usize, target: usize, range: Range<usize>) -> Result<(Span, Span), DeviceError> {
         let from = self.from.claim(self.place(source, &range), Access::Read)?;
         let to = self.to.claim(self.place(target, &range), Access::Write)?;
-        Ok(Operation::Copy { method: self.way.method, from, to })
+        Ok((from, to))
     }
 
     /// Fills every place of the source.
-    fn fill(&self, devices: &mut [Box<dyn Device>]) -> Result<(), DeviceError> {
+    fn fill(&self, devices: &mut [Engines]) -> Result<(), DeviceError> {
         for place in 0..self.sources {
             let key = self.key_of(place as u64);
             let Some(gpu) = self.way.from else {
@@ -224,14 +213,14 @@ impl Endpoints {
                 fill(key, 0, span.bytes_mut()?);
                 continue;
             };
-            let device = devices[gpu].as_mut();
+            let device = &mut devices[gpu];
             let stage = device.host_buffer(STAGE.min(self.block), HostKind::Pinned)?;
             for at in (0..self.block).step_by(STAGE) {
                 let piece = at..self.block.min(at + STAGE);
                 fill(key, at, stage.claim(0..piece.len(), Access::Write)?.bytes_mut()?);
                 let from = stage.claim(0..piece.len(), Access::Read)?;
                 let to = self.from.claim(self.place(place, &piece), Access::Write)?;
-                device.submit(EngineClass::H2d, Operation::Copy { method: Method::Dma, from, to }, u64::MAX)?;
+                device.copy(EngineClass::H2d, Method::Dma, (from, to), u64::MAX)?;
                 settle(device)?;
             }
         }
@@ -241,13 +230,15 @@ impl Endpoints {
 
 #[cfg(test)]
 mod tests {
-    use headway_device::emu::{EmuSpec, Emulated};
+    use std::sync::Arc;
+
+    use headway_device::emu::{EmuGpu, EmuSpec};
 
     use super::*;
 
-    fn devices(count: usize) -> Vec<Box<dyn Device>> {
-        let open = |at| Emulated::open(EmuSpec::new(&format!("gpu{at}"))).unwrap();
-        (0..count).map(|at| Box::new(open(at)) as Box<dyn Device>).collect()
+    fn devices(count: usize) -> Vec<Engines> {
+        let gpu = |at| Arc::new(EmuGpu::open(EmuSpec::new(&format!("gpu{at}"))));
+        (0..count).map(|at| Engines::open(gpu(at)).unwrap()).collect()
     }
 
     const IN: Way = Way { class: EngineClass::H2d, method: Method::Dma, from: None, to: Some(0) };
@@ -260,9 +251,9 @@ mod tests {
             let mut devices = devices(2);
             let ends = Endpoints::new(&mut devices, way, 10_001, Room { jobs: 5, bytes: 1 << 20 }, 7).unwrap();
             assert_eq!((ends.targets(), ends.block(), ends.ends_on_host()), (5, 10_001, way == OUT));
-            let bring = |devices: &mut [Box<dyn Device>], job, range: Range<usize>| {
+            let bring = |devices: &mut [Engines], job, range: Range<usize>| {
                 ends.submit(devices, job, range, 1).unwrap();
-                settle(devices[way.device()].as_mut()).unwrap();
+                settle(&mut devices[way.device()]).unwrap();
             };
             for job in 0..13 {
                 // Before it was brought there is something else, at every byte that could tell.
@@ -278,7 +269,7 @@ mod tests {
     #[test]
     fn memory_bounds_the_jobs_that_are_kept() {
         let mut devices = devices(1);
-        let places = |devices: &mut [Box<dyn Device>], jobs, bytes| {
+        let places = |devices: &mut [Engines], jobs, bytes| {
             let ends = Endpoints::new(devices, IN, 4097, Room { jobs, bytes }, 1).unwrap();
             (ends.targets, ends.sources)
         };

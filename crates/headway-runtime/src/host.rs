@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use headway_core::plan::payload::{Gathered, Payload, Piece};
-use headway_core::plan::{Plan, Source, Work};
-use headway_device::kernel::{Kernel, KernelError};
+use headway_core::plan::{self, Plan, Source};
+use headway_device::work::{Work, WorkError};
 
 use crate::blocks::{DataError, Gatherer, Scatterer};
 use crate::kernels::Kernels;
@@ -23,12 +23,12 @@ pub enum HostError {
     Data(#[from] DataError),
     /// A kernel refused its block.
     #[error(transparent)]
-    Kernel(#[from] KernelError),
+    Kernel(#[from] WorkError),
 }
 
 /// A kernel with the state it keeps from cycle to cycle.
 struct Stage {
-    kernel: Arc<dyn Kernel>,
+    kernel: Arc<dyn Work>,
     state: Vec<u8>,
 }
 
@@ -57,14 +57,14 @@ impl HostPayload {
     /// `interrupt` is true.
     ///
     /// # Errors
-    /// [`KernelError`] if a kernel lacks a parameter.
+    /// [`WorkError`] if a kernel lacks a parameter.
     pub fn new(
         plan: Arc<Plan>,
         kernels: &Kernels,
         gatherer: Gatherer,
         scatterer: Scatterer,
         interrupt: Arc<AtomicBool>,
-    ) -> Result<Self, KernelError> {
+    ) -> Result<Self, WorkError> {
         let mut stages = BTreeMap::new();
         let mut wafers = BTreeMap::new();
         for (number, pipeline) in (0u32..).zip(&plan.pipelines) {
@@ -130,15 +130,15 @@ impl Payload for HostPayload {
         let (before, after) = open.buffers.split_at_mut(step + 1);
         let (input, output) = (&before[step], &mut after[0]);
         match &planned.steps[step].operations[piece.index as usize].work {
-            Work::Copy { .. } => {
+            plan::Work::Copy { .. } => {
                 let range = piece.offset.0 as usize..(piece.offset.0 + piece.bytes.0) as usize;
                 output[range.clone()].copy_from_slice(&input[range]);
             }
-            Work::Compute { .. } => {
+            plan::Work::Compute { .. } => {
                 let stage = self.stages.get_mut(&(piece.pipeline, piece.step)).expect("every compute step has a stage");
                 stage.kernel.run(&input[..open.block], &mut output[..open.block], &mut stage.state)?;
             }
-            Work::Hold => {}
+            plan::Work::Hold => {}
         }
         Ok(())
     }

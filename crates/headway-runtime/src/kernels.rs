@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use headway_core::files::workload::Workload;
-use headway_core::plan::{Plan, PlannedWafer, Source, Work};
-use headway_device::kernel::{Camera, Kernel, Lane};
+use headway_core::plan::{self, Plan, PlannedWafer, Source};
+use headway_device::work::{Camera, Lane, Work};
 
 /// A kernel that nobody wrote.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -19,9 +19,9 @@ pub struct UnknownKernel {
 /// Kernels of all compute steps of a plan.
 #[derive(Clone)]
 pub struct Kernels {
-    stages: Vec<(u32, u32, Arc<dyn Kernel>)>,
+    stages: Vec<(u32, u32, Arc<dyn Work>)>,
     /// What checks them.
-    references: Vec<(u32, u32, Arc<dyn Kernel>)>,
+    references: Vec<(u32, u32, Arc<dyn Work>)>,
     lanes: Vec<Vec<Lane>>,
 }
 
@@ -35,7 +35,7 @@ impl Kernels {
         let mut lanes = Vec::new();
         for (number, pipeline) in (0u32..).zip(&plan.pipelines) {
             for (step, planned) in (0u32..).zip(&pipeline.steps) {
-                if let Work::Compute { kernel } = &planned.operations[0].work {
+                if let plan::Work::Compute { kernel } = &planned.operations[0].work {
                     let found = headway_kernels::find(kernel).ok_or_else(|| UnknownKernel {
                         name: kernel.clone(),
                         known: headway_kernels::ids().collect::<Vec<_>>().join(", "),
@@ -68,12 +68,12 @@ impl Kernels {
     }
 
     /// Pipeline, step and kernel of every compute step.
-    pub fn stages(&self) -> impl Iterator<Item = (u32, u32, &Arc<dyn Kernel>)> {
+    pub fn stages(&self) -> impl Iterator<Item = (u32, u32, &Arc<dyn Work>)> {
         self.stages.iter().map(|(pipeline, step, kernel)| (*pipeline, *step, kernel))
     }
 
     /// The same with the CPU form that says what a step must have made.
-    pub fn references(&self) -> impl Iterator<Item = (u32, u32, &Arc<dyn Kernel>)> {
+    pub fn references(&self) -> impl Iterator<Item = (u32, u32, &Arc<dyn Work>)> {
         self.references.iter().map(|(pipeline, step, kernel)| (*pipeline, *step, kernel))
     }
 

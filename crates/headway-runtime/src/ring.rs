@@ -24,7 +24,7 @@ use headway_core::plan::block::{self, Header};
 use headway_core::plan::payload::Gathered;
 use headway_core::plan::{Plan, Source};
 use headway_core::units::Bytes;
-use headway_device::kernel::{Kernel, KernelError, Lane};
+use headway_device::work::{Lane, Work, WorkError};
 
 use self::chains::Chains;
 use crate::blocks::{Collect, DataError, Supply};
@@ -163,7 +163,7 @@ const PIECE: usize = 64 << 10;
 struct Checked {
     name: String,
     /// `None` = blocks come back as they were sent.
-    kernel: Option<Arc<dyn Kernel>>,
+    kernel: Option<Arc<dyn Work>>,
     lanes: Vec<Lane>,
     /// Lanes whose every byte is compared, ascending, with the CPU's state of them.
     whole: Vec<usize>,
@@ -249,7 +249,7 @@ impl Checker {
 }
 
 /// The first state of `lanes`.
-fn fresh(kernel: &dyn Kernel, lanes: &[Lane]) -> Result<Vec<u8>, KernelError> {
+fn fresh(kernel: &dyn Work, lanes: &[Lane]) -> Result<Vec<u8>, WorkError> {
     let mut state = vec![0; kernel.state_bytes(lanes.len())];
     kernel.init_state(lanes, &mut state)?;
     Ok(state)

@@ -26,7 +26,7 @@ use headway_core::log::{Record, What};
 use headway_core::models::cpu;
 use headway_core::plan::{Plan, Source};
 use headway_core::units::{Bytes, Nanos};
-use headway_device::{Access, Completion, Device, DeviceError, KernelError};
+use headway_device::{Access, Completion, DeviceError, Engines, Waker, WorkError};
 use headway_os::clock;
 use headway_os::sched::{Classes, Held, Role, SchedError};
 
@@ -78,7 +78,7 @@ pub enum RunError {
     },
     /// A kernel lacks a parameter.
     #[error("cannot set up kernel state")]
-    State(#[from] KernelError),
+    State(#[from] WorkError),
     /// The dispatcher did not take an input.
     #[error("the dispatcher refused an input")]
     Dispatch(#[from] Refused),
@@ -232,7 +232,7 @@ pub struct WallOutcome {
     pub cpu: cpu::Use,
 }
 
-/// Runs `plan` on `devices`, the one with ordinal `i` being the plan's GPU `i`.
+/// Runs `plan` on `devices`, those with ordinal `i` being the plan's GPU `i`.
 ///
 /// `log` gets every record in order and should be quick; `progress` gets the time since the epoch now and then.
 ///
@@ -240,7 +240,7 @@ pub struct WallOutcome {
 /// [`RunError`]. All threads have ended and all operations are complete or discarded by then.
 pub fn run(
     job: Job<'_>,
-    devices: &mut [Box<dyn Device>],
+    devices: &mut [Engines],
     options: &Options,
     log: impl FnMut(&Record),
     progress: impl FnMut(Nanos),
@@ -260,7 +260,7 @@ pub fn run(
 /// [`RunError`]. All threads have ended and all operations are complete or discarded by then.
 pub fn run_work(
     work: Work<'_>,
-    devices: &mut [Box<dyn Device>],
+    devices: &mut [Engines],
     options: &Options,
     mut log: impl FnMut(&Record),
     mut progress: impl FnMut(Nanos),
@@ -326,11 +326,12 @@ pub fn run_work(
 }
 
 /// Tells `devices` whom to wake and which scheduling class their threads take.
-fn introduce(devices: &mut [Box<dyn Device>], inbox: &Sender<Message>, classes: &Arc<Classes>) {
+fn introduce(devices: &mut [Engines], inbox: &Sender<Message>, classes: &Arc<Classes>) {
     for device in devices {
         let inbox = inbox.clone();
         // A driver that has ended no longer listens, and need not.
-        device.set_waker(Arc::new(move || drop(inbox.send(Message::Wake))));
+        let waker: Waker = Arc::new(move || drop(inbox.send(Message::Wake)));
+        device.set_waker(&waker);
         device.set_classes(Some(classes));
     }
 }
@@ -380,7 +381,7 @@ struct Open {
 struct Driver<'a> {
     plan: &'a Plan,
     dispatcher: Dispatcher,
-    devices: &'a mut [Box<dyn Device>],
+    devices: &'a mut [Engines],
     buffers: &'a Buffers,
     cores: crew::Cores,
     messages: Receiver<Message>,

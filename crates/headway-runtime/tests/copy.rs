@@ -11,7 +11,7 @@ use headway_core::models::transfer::{
 };
 use headway_core::units::{Bytes, Nanos};
 use headway_device::Buffer;
-use headway_device::emu_port::{EmuGpu, EmuPortSpec};
+use headway_device::emu::{EmuGpu, EmuSpec};
 use headway_device::gpu::{Caching, Gpu, Mover, Piece, Reach};
 use headway_device::{Access, Limits};
 use headway_os::memory;
@@ -51,7 +51,7 @@ impl Random {
 
 fn port(name: &str) -> Arc<dyn Gpu> {
     let limits = Limits { host_bytes_max: Bytes(4 << 30), ..Limits::default() };
-    Arc::new(EmuGpu::open(EmuPortSpec { limits, ..EmuPortSpec::new(name) }))
+    Arc::new(EmuGpu::open(EmuSpec { limits, ..EmuSpec::new(name) }))
 }
 
 fn gpus(count: u32) -> Vec<(EndpointId, Arc<dyn Gpu>)> {
@@ -254,7 +254,7 @@ fn peers_exchange_bytes_of_every_size_and_alignment() {
 
 #[test]
 fn peers_without_a_direct_way_are_reported_once() {
-    let spec = |name: &str| EmuPortSpec { peers: false, ..EmuPortSpec::new(name) };
+    let spec = |name: &str| EmuSpec { peers: false, ..EmuSpec::new(name) };
     let open = |gpu: u32| -> (EndpointId, Arc<dyn Gpu>) {
         (EndpointId(gpu), Arc::new(EmuGpu::open(spec(&format!("gpu{gpu}")))))
     };
@@ -594,7 +594,7 @@ fn pinned_memory_named_as_ordinary_is_found_out() {
 #[test]
 fn a_probe_finds_what_a_port_has_and_names_what_is_used_instead() {
     let with_all = port("all");
-    let spec = EmuPortSpec { windows: vec![Mapping::DmaBuf], residents: vec![], ..EmuPortSpec::new("less") };
+    let spec = EmuSpec { windows: vec![Mapping::DmaBuf], residents: vec![], ..EmuSpec::new("less") };
     let with_less: Arc<dyn Gpu> = Arc::new(EmuGpu::open(spec));
     let gpus = vec![(EndpointId(0), with_all), (EndpointId(1), with_less)];
     let copier = Copier::new(gpus, Profile::default(), options()).unwrap();

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use headway_core::files::machine::EndpointId;
 use headway_core::models::transfer::{Curve, Direction, HostMemory, Key, Load, Mapping, Method, Point, Profile};
 use headway_core::units::{Bytes, Nanos};
-use headway_device::emu_port::{EmuGpu, EmuPortSpec};
-use headway_device::faulty::{FaultyGpu, PortFaults};
+use headway_device::emu::{EmuGpu, EmuSpec};
+use headway_device::faulty::{Faults, FaultyGpu};
 use headway_device::gpu::{Caching, Gpu, Piece, Reach};
 use headway_device::{Access, Buffer, DeviceError};
 use headway_runtime::copy::{At, Copier, CopyError, CopyLimits, CopyOptions, How, ManyBy, Report};
@@ -28,8 +28,8 @@ fn limits() -> CopyLimits {
 }
 
 fn rig(limits: CopyLimits, profile: Profile, options: CopyOptions) -> Rig {
-    let inner: Arc<dyn Gpu> = Arc::new(EmuGpu::open(EmuPortSpec::new("gpu0")));
-    let faults = Arc::new(FaultyGpu::new(inner, PortFaults::default()));
+    let inner: Arc<dyn Gpu> = Arc::new(EmuGpu::open(EmuSpec::new("gpu0")));
+    let faults = Arc::new(FaultyGpu::new(inner, Faults::default()));
     let port: Arc<dyn Gpu> = Arc::<FaultyGpu>::clone(&faults);
     let device = port.device_buffer(64 * CHUNK, Reach::Window(Mapping::Vulkan)).unwrap();
     let pinned = port.pinned_buffer(64 * CHUNK, Caching::Cached).unwrap();
@@ -70,9 +70,9 @@ fn a_chunk_that_fails_says_which_and_what_is_in_place_and_the_next_copy_works() 
         let at = rig.faults.submitted() + if first { 0 } else { 5 };
         let positions = BTreeSet::from([at]);
         rig.faults.set(if refuse {
-            PortFaults { refuse: positions, ..PortFaults::default() }
+            Faults { refuse: positions, ..Faults::default() }
         } else {
-            PortFaults { fail: positions, ..PortFaults::default() }
+            Faults { fail: positions, ..Faults::default() }
         });
         let error = rig.dma(20 * CHUNK).unwrap_err();
         let CopyError::Failed { chunk, completed_prefix, source } = error else { panic!("{error:?}") };
@@ -82,7 +82,7 @@ fn a_chunk_that_fails_says_which_and_what_is_in_place_and_the_next_copy_works() 
         let mut there = vec![0; completed_prefix as usize];
         rig.copier.copy_out(&mut there, rig.at(), How::By(Method::Pageable)).unwrap();
         assert!(there.iter().all(|byte| *byte == 0xEE));
-        rig.faults.set(PortFaults::default());
+        rig.faults.set(Faults::default());
         assert_eq!(rig.dma(20 * CHUNK).unwrap().chunks, 20);
     }
 }
@@ -90,7 +90,7 @@ fn a_chunk_that_fails_says_which_and_what_is_in_place_and_the_next_copy_works() 
 #[test]
 fn a_lost_device_refuses_this_copy_and_every_later_one_at_once() {
     let rig = plain();
-    rig.faults.set(PortFaults { lose: Some(rig.faults.submitted() + 3), ..PortFaults::default() });
+    rig.faults.set(Faults { lose: Some(rig.faults.submitted() + 3), ..Faults::default() });
     assert_eq!(rig.dma(20 * CHUNK).unwrap_err(), CopyError::DeviceLost);
     let submitted = rig.faults.submitted();
     assert_eq!(rig.dma(CHUNK).unwrap_err(), CopyError::DeviceLost);
@@ -105,11 +105,11 @@ fn a_copy_without_progress_is_given_up_and_leaves_the_engine_to_others() {
     let patience = Nanos(250_000_000);
     let rig = rig(CopyLimits { patience, ..limits() }, Profile::default(), CopyOptions::default());
     let held = BTreeMap::from([(rig.faults.submitted() + 1, Nanos(20_000_000_000))]);
-    rig.faults.set(PortFaults { delay: held, ..PortFaults::default() });
+    rig.faults.set(Faults { delay: held, ..Faults::default() });
     let error = rig.dma(20 * CHUNK).unwrap_err();
     let CopyError::Timeout { after, completed_prefix, .. } = error else { panic!("{error:?}") };
     assert_eq!((after, completed_prefix), (patience, CHUNK as u64));
-    rig.faults.set(PortFaults::default());
+    rig.faults.set(Faults::default());
     assert_eq!(rig.dma(20 * CHUNK).unwrap().ahead, 0);
 }
 
@@ -118,7 +118,7 @@ fn cancelling_ends_what_is_under_way_and_nothing_else() {
     let rig = plain();
     let start = rig.faults.submitted();
     let held = BTreeMap::from([(start, Nanos(100_000_000))]);
-    rig.faults.set(PortFaults { delay: held, ..PortFaults::default() });
+    rig.faults.set(Faults { delay: held, ..Faults::default() });
     let error = std::thread::scope(|threads| {
         let copy = threads.spawn(|| rig.dma(64 * CHUNK));
         while rig.faults.submitted() == start {
@@ -137,7 +137,7 @@ fn a_small_copy_waits_for_no_more_than_the_chunks_in_flight() {
     let start = rig.faults.submitted();
     // The first chunk is kept back so that the bulk copy is under way for sure when the small one comes.
     let held = BTreeMap::from([(start, Nanos(100_000_000))]);
-    rig.faults.set(PortFaults { delay: held, ..PortFaults::default() });
+    rig.faults.set(Faults { delay: held, ..Faults::default() });
     let small = rig.copier.ports()[0].device_buffer(64, Reach::Device).unwrap();
     let host = rig.copier.ports()[0].pinned_buffer(64, Caching::Cached).unwrap();
     std::thread::scope(|threads| {
@@ -157,10 +157,10 @@ fn a_small_copy_waits_for_no_more_than_the_chunks_in_flight() {
 #[test]
 fn without_pinned_memory_auto_uses_the_driver_and_says_so_once() {
     let rig = plain();
-    rig.faults.set(PortFaults { refuse_pinning: true, ..PortFaults::default() });
+    rig.faults.set(Faults { refuse_pinning: true, ..Faults::default() });
     for method in [Method::Staged, Method::Register] {
         let error = rig.copier.copy_in(rig.at(), &[1; 9000], How::By(method)).unwrap_err();
-        assert!(matches!(error,CopyError::Unavailable{method:named,.. }if named==method), "{error:?}");
+        assert!(matches!(error, CopyError::Unavailable { method: named, .. } if named == method), "{error:?}");
     }
     let error = rig.copier.copy_many_in(
         rig.at(),
@@ -189,14 +189,14 @@ fn a_request_of_many_pieces_that_fails_gives_everything_back() {
     let mut target = vec![0; 400 * 9000];
     for round in 0..12 {
         let at = rig.faults.submitted() + round % 3;
-        rig.faults.set(PortFaults { fail: BTreeSet::from([at]), ..PortFaults::default() });
+        rig.faults.set(Faults { fail: BTreeSet::from([at]), ..Faults::default() });
         let result = match round % 2 {
             0 => rig.copier.copy_many_in(rig.at(), &source, &pieces, Some(ManyBy::Gather)),
             _ => rig.copier.copy_many_out(&mut target, rig.at(), &pieces, Some(ManyBy::Gather)),
         };
         assert!(matches!(result, Err(CopyError::Failed { .. })), "{result:?}");
     }
-    rig.faults.set(PortFaults::default());
+    rig.faults.set(Faults::default());
     rig.copier.copy_many_in(rig.at(), &source, &pieces, Some(ManyBy::Gather)).unwrap();
     rig.copier.copy_many_out(&mut target, rig.at(), &pieces, Some(ManyBy::Gather)).unwrap();
     assert!(pieces.iter().all(|p| target[p.to..p.to + p.len].iter().all(|byte| *byte == 0 || *byte == 5)));
@@ -207,10 +207,10 @@ fn a_silent_resident_copier_is_a_timeout_by_name() {
     let rig = plain();
     let by = How::By(Method::Resident(None));
     rig.works(by, 1000);
-    rig.faults.set(PortFaults { resident_timeout: true, ..PortFaults::default() });
+    rig.faults.set(Faults { resident_timeout: true, ..Faults::default() });
     let error = rig.copier.copy_in(rig.at(), &[1; 9], by).unwrap_err();
     assert!(matches!(error, CopyError::Timeout { .. }), "{error:?}");
-    rig.faults.set(PortFaults::default());
+    rig.faults.set(Faults::default());
     rig.works(by, 1000);
 }
 

@@ -10,11 +10,10 @@ use headway_core::log::{Record, What};
 use headway_core::plan::planner::{self, Options as PlanOptions};
 use headway_core::plan::{Plan, Source, Strategy, Work as Planned};
 use headway_core::units::{Bytes, Nanos};
-use headway_device::emu::{EmuSpec, Emulated};
-use headway_device::{
-    Buffer, Completion, Description, Device, DeviceError, HostKind, Kernel, KernelId, Operation, Waker,
-};
-use headway_os::clock;
+use headway_device::buffer::Place;
+use headway_device::emu::{EmuGpu, EmuSpec};
+use headway_device::faulty::{FaultyGpu, Tap};
+use headway_device::{Engines, Gpu, Operation};
 use headway_runtime::blocks::{DataError, Gatherer, Scatterer};
 use headway_runtime::intake::Intake;
 use headway_runtime::kernels::Kernels;
@@ -58,7 +57,7 @@ fn planned(text: &str, strategy: Strategy) -> (Workload, Arc<Plan>) {
 /// Runs what begins within 80 ms.
 fn run(
     (workload, plan): &(Workload, Arc<Plan>),
-    devices: &mut [Box<dyn Device>],
+    devices: &mut [Engines],
 ) -> (Result<WallOutcome, RunError>, Vec<Record>) {
     let kernels = Kernels::of(plan, workload).unwrap();
     let folder = tempfile::tempdir().unwrap();
@@ -81,9 +80,16 @@ fn run(
     (outcome, records)
 }
 
-fn open(machine: &Machine) -> Vec<Box<dyn Device>> {
-    let device = |gpu| Box::new(Emulated::open(EmuSpec::of_machine(machine, gpu)).unwrap()) as Box<dyn Device>;
-    machine.gpus().map(device).collect()
+fn gpus(machine: &Machine) -> Vec<Arc<dyn Gpu>> {
+    machine.gpus().map(|gpu| Arc::new(EmuGpu::open(EmuSpec::of_machine(machine, gpu))) as Arc<dyn Gpu>).collect()
+}
+
+fn engines(gpus: Vec<Arc<dyn Gpu>>) -> Vec<Engines> {
+    gpus.into_iter().map(|gpu| Engines::open(gpu).unwrap()).collect()
+}
+
+fn open(machine: &Machine) -> Vec<Engines> {
+    engines(gpus(machine))
 }
 
 const STRATEGIES: [Strategy; 3] = [Strategy::Serial, Strategy::Combined, Strategy::Partitioned];
@@ -156,76 +162,46 @@ enum Slip {
     Misplaced,
 }
 
-/// A device that makes one mistake and does not say so.
-struct Careless {
-    inner: Box<dyn Device>,
-    class: EngineClass,
-    slip: Slip,
-    after: usize,
-    held: Option<(Operation, u64)>,
-    made_up: Vec<u64>,
-    done: bool,
+/// The class of engines that makes a copy.
+fn class_of(operation: &Operation) -> Option<EngineClass> {
+    let Operation::Copy { from, to } = operation else { return None };
+    Some(match (from.place(), to.place()) {
+        (Place::Host { .. }, _) => EngineClass::H2d,
+        (_, Place::Host { .. }) => EngineClass::D2h,
+        _ => EngineClass::Peer,
+    })
 }
 
-impl Careless {
-    fn exchange(&mut self, first: (Operation, u64), second: (Operation, u64)) -> Result<(), DeviceError> {
-        let (Operation::Copy { method, from: a, to: x }, Operation::Copy { from: b, to: y, .. }) = (first.0, second.0)
-        else {
-            panic!("only copies are held back")
-        };
-        assert_eq!(a.len(), y.len());
-        self.inner.submit(self.class, Operation::Copy { method, from: a, to: y }, first.1)?;
-        self.inner.submit(self.class, Operation::Copy { method, from: b, to: x }, second.1)
-    }
-}
-
-impl Device for Careless {
-    fn description(&self) -> &Description {
-        self.inner.description()
-    }
-    fn host_buffer(&mut self, bytes: usize, kind: HostKind) -> Result<Buffer, DeviceError> {
-        self.inner.host_buffer(bytes, kind)
-    }
-    fn device_buffer(&mut self, bytes: usize) -> Result<Buffer, DeviceError> {
-        self.inner.device_buffer(bytes)
-    }
-    fn load(&mut self, kernel: Arc<dyn Kernel>) -> Result<KernelId, DeviceError> {
-        self.inner.load(kernel)
-    }
-    fn submit(&mut self, engine: EngineClass, operation: Operation, tag: u64) -> Result<(), DeviceError> {
+/// Makes one mistake with the copies of `class` behind the first `after`, and does not say so.
+fn careless(class: EngineClass, slip: Slip, mut after: usize) -> Tap {
+    let (mut held, mut done) = (None, false);
+    Box::new(move |operation, tag| {
         // Copies with the greatest tag fill memory before the run and read it back after.
-        if engine != self.class || tag == u64::MAX || self.done {
-            return self.inner.submit(engine, operation, tag);
+        if class_of(&operation) != Some(class) || tag == u64::MAX || done {
+            return vec![(Some(operation), tag)];
         }
-        if let Some(first) = self.held.take() {
-            self.done = true;
-            return self.exchange(first, (operation, tag));
+        if let Some((Operation::Copy { from, to }, first)) = held.take() {
+            let Operation::Copy { from: other, to: target } = operation else { panic!("only copies have a class") };
+            assert_eq!(from.len(), target.len());
+            done = true;
+            let exchanged = Operation::Copy { from, to: target };
+            return vec![(Some(exchanged), first), (Some(Operation::Copy { from: other, to }), tag)];
         }
-        if self.after > 0 {
-            self.after -= 1;
-            return self.inner.submit(engine, operation, tag);
+        if after > 0 {
+            after -= 1;
+            return vec![(Some(operation), tag)];
         }
-        match self.slip {
+        match slip {
             Slip::Lost => {
-                self.done = true;
-                self.made_up.push(tag);
+                done = true;
+                vec![(None, tag)]
             }
-            Slip::Misplaced => self.held = Some((operation, tag)),
+            Slip::Misplaced => {
+                held = Some((operation, tag));
+                Vec::new()
+            }
         }
-        Ok(())
-    }
-    fn poll(&mut self, done: &mut Vec<Completion>) {
-        let now = clock::now();
-        let made_up = self.made_up.drain(..);
-        done.extend(made_up.map(|tag| Completion { tag, result: Ok(()), started: now, finished: now, noticed: now }));
-        self.inner.poll(done);
-    }
-    fn must_poll(&self) -> bool {
-        !self.made_up.is_empty() || self.inner.must_poll()
-    }
-    fn set_waker(&mut self, waker: Waker) {
-        self.inner.set_waker(waker);
-    }
+    })
 }
 
 /// Two blocks of one size at one time on every engine, and one that combining splits into parts of that size.
@@ -255,13 +231,11 @@ fn bytes_that_are_lost_or_misplaced_are_found_in_every_direction() {
         for (slip, strategy) in
             [(Slip::Lost, Strategy::Combined), (Slip::Lost, Strategy::Serial), (Slip::Misplaced, Strategy::Combined)]
         {
-            let mut devices = open(&machine);
-            let inner = devices.remove(0);
+            let mut gpus = gpus(&machine);
             // Both blocks of one job, whichever order the plan has for a batch.
-            let after = 6;
-            let careless = Careless { inner, class, slip, after, held: None, made_up: Vec::new(), done: false };
-            devices.insert(0, Box::new(careless));
-            let (outcome, _) = run(&planned(ALIKE, strategy), &mut devices);
+            let tap = careless(class, slip, 6);
+            gpus[0] = Arc::new(FaultyGpu::with_tap(Arc::clone(&gpus[0]), tap));
+            let (outcome, _) = run(&planned(ALIKE, strategy), &mut engines(gpus));
             let said = format!("{class:?}, {slip:?}, {strategy:?}: {outcome:?}");
             let Err(RunError::Data(DataError::Sequence { what, .. })) = outcome else { panic!("{said}") };
             assert!(what.contains("is not the one that was sent"), "{said}");

@@ -6,8 +6,8 @@ use headway_core::files::machine::{self, Machine};
 use headway_core::files::workload::{self, Workload};
 use headway_core::plan::Plan;
 use headway_core::plan::planner::{self, Options as PlanOptions};
-use headway_device::Device;
-use headway_device::emu::{EmuSpec, Emulated};
+use headway_device::Engines;
+use headway_device::emu::{EmuGpu, EmuSpec};
 use headway_runtime::blocks::{Collect, DataError, Supply};
 use headway_runtime::kernels::Kernels;
 use headway_runtime::ring::{Checker, Ring, Sampling, Verified};
@@ -61,8 +61,8 @@ impl Bench {
             requests: Default::default(),
         };
         let gpu = self.machine.gpus().next().unwrap();
-        let device = Emulated::open(EmuSpec::of_machine(&self.machine, gpu)).unwrap();
-        let mut devices: Vec<Box<dyn Device>> = vec![Box::new(device)];
+        let gpu = Arc::new(EmuGpu::open(EmuSpec::of_machine(&self.machine, gpu)));
+        let mut devices = vec![Engines::open(gpu).unwrap()];
         let outcome = wall::run_work(work, &mut devices, &Options::default(), |_| {}, |_| {});
         let found = found.lock().unwrap_or_else(PoisonError::into_inner).clone();
         (outcome.map(|outcome| outcome.written), found)

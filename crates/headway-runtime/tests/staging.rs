@@ -6,8 +6,8 @@ use std::sync::{Arc, Barrier};
 use headway_core::decisions::staging::{Flow, Order};
 use headway_core::models::transfer::{Stores, Tuning};
 use headway_core::units::{Bytes, Nanos};
-use headway_device::emu_port::{EmuGpu, EmuPortSpec, Pace};
-use headway_device::faulty::{FaultyGpu, PortFaults};
+use headway_device::emu::{EmuGpu, EmuSpec, Pace};
+use headway_device::faulty::{Faults, FaultyGpu};
 use headway_device::gpu::{Caching, Gpu, Reach};
 use headway_device::{Access, Buffer, DeviceError};
 use headway_runtime::copy::At;
@@ -54,15 +54,15 @@ impl Rig {
     /// The engine stands still for the next copy, so that another link, if there is one, gets chunks.
     fn stall(&self) {
         let delay = [(self.port.submitted(), Nanos(SECOND / 5))].into();
-        self.port.set(PortFaults { delay, ..PortFaults::default() });
+        self.port.set(Faults { delay, ..Faults::default() });
     }
 
     fn new(threads: u32) -> Self {
-        Self::of(EmuPortSpec::new("emu0"), options(threads))
+        Self::of(EmuSpec::new("emu0"), options(threads))
     }
 
-    fn of(spec: EmuPortSpec, options: PoolOptions) -> Self {
-        let port = Arc::new(FaultyGpu::new(Arc::new(EmuGpu::open(spec)), PortFaults::default()));
+    fn of(spec: EmuSpec, options: PoolOptions) -> Self {
+        let port = Arc::new(FaultyGpu::new(Arc::new(EmuGpu::open(spec)), Faults::default()));
         let pool = Pool::new(port.clone(), options);
         // Longer than the patience of some pools here.
         while let Err(error) = pool.prepare(Bytes(1), None) {
@@ -121,7 +121,7 @@ impl Rig {
 
     /// The pool is as it was: it does the largest copy that its memory allows.
     fn still_works(&self) {
-        self.port.set(PortFaults::default());
+        self.port.set(Faults::default());
         let threads = self.pool.threads() as u32;
         let tuning = tuning(threads, 1 << 20);
         let [moved, _] = self.check(&[&self.pool], 3 << 20, 0, 0, &Staged { ramp: false, ..Staged::new(tuning) });
@@ -187,7 +187,7 @@ fn a_hundred_mebibytes_and_seven_bytes_arrive() {
 
 #[test]
 fn no_bytes_take_no_thread_no_device_and_no_pool() {
-    let port = Arc::new(FaultyGpu::new(Arc::new(EmuGpu::open(EmuPortSpec::new("emu0"))), PortFaults::default()));
+    let port = Arc::new(FaultyGpu::new(Arc::new(EmuGpu::open(EmuSpec::new("emu0"))), Faults::default()));
     let pool = Pool::new(port.clone(), options(2));
     let there = port.device_buffer(1, Reach::Device).unwrap();
     let how = Staged::new(tuning(2, 4096));
@@ -199,7 +199,7 @@ fn no_bytes_take_no_thread_no_device_and_no_pool() {
 
 #[test]
 fn a_pool_that_is_not_ready_says_so_and_gets_ready() {
-    let port = Arc::new(EmuGpu::open(EmuPortSpec::new("emu0")));
+    let port = Arc::new(EmuGpu::open(EmuSpec::new("emu0")));
     let pool = Pool::new(port.clone(), options(2));
     let there = port.device_buffer(10, Reach::Device).unwrap();
     let how = Staged::new(tuning(2, 4096));
@@ -213,8 +213,8 @@ fn a_pool_that_is_not_ready_says_so_and_gets_ready() {
 
 #[test]
 fn pinning_that_is_refused_is_an_error_value() {
-    let faults = PortFaults { refuse_pinning: true, ..PortFaults::default() };
-    let port = Arc::new(FaultyGpu::new(Arc::new(EmuGpu::open(EmuPortSpec::new("emu0"))), faults));
+    let faults = Faults { refuse_pinning: true, ..Faults::default() };
+    let port = Arc::new(FaultyGpu::new(Arc::new(EmuGpu::open(EmuSpec::new("emu0"))), faults));
     let pool = Pool::new(port.clone(), options(2));
     let error = pool.prepare(Bytes(4096), None).unwrap_err();
     assert!(matches!(error, StagingError::SetUp { .. }), "{error}");
@@ -226,7 +226,7 @@ fn pinning_that_is_refused_is_an_error_value() {
 
 #[test]
 fn a_pool_without_memory_is_an_error_value() {
-    let port = Arc::new(EmuGpu::open(EmuPortSpec::new("emu0")));
+    let port = Arc::new(EmuGpu::open(EmuSpec::new("emu0")));
     let pool = Pool::new(port, PoolOptions { pinned_max: Bytes(0), ..options(2) });
     let error = pool.prepare(Bytes(4096), None).unwrap_err();
     let refused = DeviceError::Refused { limit: "pinned_max", max: 0 };
@@ -235,7 +235,7 @@ fn a_pool_without_memory_is_an_error_value() {
 
 #[test]
 fn short_pinned_memory_means_smaller_buffers() {
-    let rig = Rig::of(EmuPortSpec::new("emu0"), PoolOptions { pinned_max: Bytes(1 << 20), ..options(4) });
+    let rig = Rig::of(EmuSpec::new("emu0"), PoolOptions { pinned_max: Bytes(1 << 20), ..options(4) });
     let how = Staged { ramp: false, ..Staged::new(tuning(4, 4 << 20)) };
     let [moved, _] = rig.check(&[&rig.pool], 3 << 20, 0, 0, &how);
     assert_eq!((moved.buffer, moved.threads), (Bytes(128 << 10), 4));
@@ -244,13 +244,13 @@ fn short_pinned_memory_means_smaller_buffers() {
 
 #[test]
 fn the_pool_grows_to_what_copies_ask_for_and_no_further() {
-    let rig = Rig::of(EmuPortSpec::new("emu0"), PoolOptions { pinned_max: Bytes(100 << 20), ..options(4) });
+    let rig = Rig::of(EmuSpec::new("emu0"), PoolOptions { pinned_max: Bytes(100 << 20), ..options(4) });
     rig.pool.prepare(Bytes(16 << 20), None).unwrap();
     assert_eq!(rig.pool.pinned(), Bytes(96 << 20));
 }
 
 /// Faults at chunk `k`: what the caller is told and what is in place.
-fn fails_at(rig: &Rig, k: u64, faults: PortFaults) {
+fn fails_at(rig: &Rig, k: u64, faults: Faults) {
     let chunk = 4096;
     let how = Staged { order: Order::Index, ..Staged::new(tuning(2, chunk as u64)) };
     let data = noise(9 * chunk, k);
@@ -258,7 +258,7 @@ fn fails_at(rig: &Rig, k: u64, faults: PortFaults) {
     rig.port.set(faults.clone());
     let at = At { buffer: &there, offset: 0 };
     let error = copy_in(&[&rig.pool], at, &data, &how).unwrap_err();
-    rig.port.set(PortFaults::default());
+    rig.port.set(Faults::default());
     let StagingError::Chunk { chunk: failed, completed_prefix, source } = error else { panic!("{error}") };
     assert!(matches!(source, DeviceError::Driver { .. }));
     // The host is aligned to less than a line at worst, so chunk k ends at most a line early.
@@ -273,9 +273,9 @@ fn a_refused_or_failed_chunk_is_named_with_the_bytes_in_place_and_the_pool_lives
     let rig = Rig::new(2);
     for k in 0..9 {
         let next = rig.port.submitted();
-        fails_at(&rig, k, PortFaults { refuse: [next + k].into(), ..PortFaults::default() });
+        fails_at(&rig, k, Faults { refuse: [next + k].into(), ..Faults::default() });
         let next = rig.port.submitted();
-        fails_at(&rig, k, PortFaults { fail: [next + k].into(), ..PortFaults::default() });
+        fails_at(&rig, k, Faults { fail: [next + k].into(), ..Faults::default() });
         rig.still_works();
     }
 }
@@ -287,7 +287,7 @@ fn a_chunk_that_fails_on_the_way_out_leaves_its_prefix() {
     let there = rig.there(&data);
     for k in 0..10 {
         let next = rig.port.submitted();
-        rig.port.set(PortFaults { fail: [next + k].into(), ..PortFaults::default() });
+        rig.port.set(Faults { fail: [next + k].into(), ..Faults::default() });
         let mut memory = vec![0; data.len()];
         let how = Staged::new(tuning(2, 4096));
         let error = copy_out(&[&rig.pool], &mut memory, At { buffer: &there, offset: 0 }, &how).unwrap_err();
@@ -310,7 +310,7 @@ fn only_the_start_and_four_chunks_worth_at_the_end_of_a_copy_into_a_gpu_are_demo
         counts[usize::from(stores == Stores::Demoted)].fetch_add(to.len() as u64, Ordering::Relaxed);
         to.copy_from_slice(from);
     };
-    let port: Arc<dyn Gpu> = Arc::new(EmuGpu::open(EmuPortSpec::new("emu0")));
+    let port: Arc<dyn Gpu> = Arc::new(EmuGpu::open(EmuSpec::new("emu0")));
     let pool = Pool::with_copy_loop(Arc::clone(&port), options(2), Arc::new(copy_loop));
     pool.prepare(Bytes(1 << 20), None).unwrap();
     let (device, how) = (port.device_buffer(len, Reach::Device).unwrap(), Staged::new(tuning(2, 1 << 20)));
@@ -326,7 +326,7 @@ fn only_the_start_and_four_chunks_worth_at_the_end_of_a_copy_into_a_gpu_are_demo
 
 /// A pool whose copy loop asks `before` first, with the number of the call.
 fn with_loop(threads: u32, before: impl Fn(u64) + Send + Sync + 'static) -> Rig {
-    let port = Arc::new(FaultyGpu::new(Arc::new(EmuGpu::open(EmuPortSpec::new("emu0"))), PortFaults::default()));
+    let port = Arc::new(FaultyGpu::new(Arc::new(EmuGpu::open(EmuSpec::new("emu0"))), Faults::default()));
     let calls = AtomicU64::new(0);
     let copy_loop = move |to: &mut [u8], from: &[u8], _| {
         before(calls.fetch_add(1, Ordering::Relaxed));
@@ -358,7 +358,7 @@ fn a_lost_device_fails_this_copy_and_every_later_one_at_once() {
     let rig = Rig::new(2);
     let there = rig.there(&[0; 40_000]);
     let next = rig.port.submitted();
-    rig.port.set(PortFaults { lose: Some(next + 3), ..PortFaults::default() });
+    rig.port.set(Faults { lose: Some(next + 3), ..Faults::default() });
     let (at, how) = (At { buffer: &there, offset: 0 }, Staged::new(tuning(2, 4096)));
     let error = copy_in(&[&rig.pool], at, &[7; 40_000], &how).unwrap_err();
     assert!(matches!(error, StagingError::Chunk { source: DeviceError::DeviceLost, .. }), "{error}");
@@ -393,10 +393,10 @@ fn a_cancelled_copy_ends_and_says_what_is_in_place() {
 
 #[test]
 fn an_engine_that_never_answers_is_a_timeout_that_names_the_queues() {
-    let rig = Rig::of(EmuPortSpec::new("emu0"), PoolOptions { patience: Nanos(SECOND), ..options(2) });
+    let rig = Rig::of(EmuSpec::new("emu0"), PoolOptions { patience: Nanos(SECOND), ..options(2) });
     let there = rig.there(&[0; 40_000]);
     let next = rig.port.submitted();
-    rig.port.set(PortFaults { delay: [(next + 1, Nanos(u64::MAX / 2))].into(), ..PortFaults::default() });
+    rig.port.set(Faults { delay: [(next + 1, Nanos(u64::MAX / 2))].into(), ..Faults::default() });
     let (at, how) = (At { buffer: &there, offset: 0 }, Staged::new(tuning(2, 4096)));
     let error = copy_in(&[&rig.pool], at, &[7; 40_000], &how).unwrap_err();
     let StagingError::Timeout { after, state, completed_prefix } = &error else { panic!("{error}") };
@@ -427,7 +427,7 @@ fn a_destination_in_use_is_refused_and_one_beyond_the_end_too() {
 
 #[test]
 fn copies_of_many_threads_at_once_all_arrive() {
-    let rig = Rig::of(EmuPortSpec::new("emu0"), PoolOptions { pinned_max: Bytes(128 << 20), ..options(6) });
+    let rig = Rig::of(EmuSpec::new("emu0"), PoolOptions { pinned_max: Bytes(128 << 20), ..options(6) });
     rig.pool.prepare(Bytes(8 << 20), None).unwrap();
     let start = Barrier::new(4);
     std::thread::scope(|scope| {
@@ -465,7 +465,7 @@ fn retry(mut copy: impl FnMut() -> Result<Moved, StagingError>) {
 fn node(relays: usize, threads: u32, in_flight: u32, piece: u64) -> Vec<Rig> {
     (0..=relays)
         .map(|gpu| {
-            let rig = Rig::of(EmuPortSpec::new(&format!("emu{gpu}")), options(threads));
+            let rig = Rig::of(EmuSpec::new(&format!("emu{gpu}")), options(threads));
             rig.pool.prepare(Bytes(piece), (gpu > 0).then_some(in_flight)).unwrap();
             rig
         })
@@ -544,7 +544,7 @@ fn several_links_share_the_chunks_of_pinned_memory() {
 
 #[test]
 fn pinned_memory_over_its_own_link_needs_no_pool() {
-    let port = Arc::new(EmuGpu::open(EmuPortSpec::new("emu0")));
+    let port = Arc::new(EmuGpu::open(EmuSpec::new("emu0")));
     let rig = Rig::new(1);
     let pool = Pool::new(port.clone(), options(1));
     let host = rig.pinned(&noise(1 << 20, 1));
@@ -567,12 +567,12 @@ fn a_failing_relay_fails_the_copy_and_everything_comes_back() {
     let how = Staged::new(tuning(2, 64 << 10));
     rigs[0].stall();
     let next = rigs[1].port.submitted();
-    rigs[1].port.set(PortFaults { fail: [next + 2].into(), ..PortFaults::default() });
+    rigs[1].port.set(Faults { fail: [next + 2].into(), ..Faults::default() });
     let error = copy_in(&pools(&rigs), At { buffer: &there, offset: 0 }, &data, &how).unwrap_err();
     let StagingError::Chunk { completed_prefix, .. } = error else { panic!("{error}") };
     let in_place = completed_prefix as usize;
     assert!(rigs[0].read(&there)[..in_place] == data[..in_place]);
-    rigs[1].port.set(PortFaults::default());
+    rigs[1].port.set(Faults::default());
     // The queue that failed is made again.
     rigs[1].pool.prepare(Bytes(64 << 10), Some(2)).unwrap();
     rigs[0].stall();
@@ -582,7 +582,7 @@ fn a_failing_relay_fails_the_copy_and_everything_comes_back() {
 
 #[test]
 fn a_gpu_without_peer_access_is_no_relay_and_neither_is_the_target() {
-    let lonely = Rig::of(EmuPortSpec { peers: false, ..EmuPortSpec::new("lonely") }, options(1));
+    let lonely = Rig::of(EmuSpec { peers: false, ..EmuSpec::new("lonely") }, options(1));
     let rig = Rig::new(1);
     let there = rig.there(&[0; 100]);
     let how = Staged::new(tuning(1, 4096));
@@ -607,7 +607,7 @@ fn a_relay_that_is_not_prepared_is_left_out_until_it_is() {
 #[test]
 fn a_slow_link_takes_less() {
     let slow = Pace { setup: Nanos(SECOND / 50), rate: None };
-    let spec = EmuPortSpec { h2d: slow, ..EmuPortSpec::new("slow") };
+    let spec = EmuSpec { h2d: slow, ..EmuSpec::new("slow") };
     let rigs = [Rig::new(1), Rig::of(spec, options(1))];
     rigs[1].pool.prepare(Bytes(64 << 10), Some(1)).unwrap();
     let data = noise(16 << 20, 1);
@@ -621,7 +621,7 @@ fn a_slow_link_takes_less() {
 
 #[test]
 fn copies_by_demoted_stores_bring_every_byte_whatever_the_cpu_can() {
-    let port = Arc::new(EmuGpu::open(EmuPortSpec::new("emu0")));
+    let port = Arc::new(EmuGpu::open(EmuSpec::new("emu0")));
     // The path of a CPU that demotes lines, where this one does not too.
     let copy_loop = |to: &mut [u8], from: &[u8], stores: Stores| headway_os::copy::copy_as(to, from, stores, true);
     let pool = Pool::with_copy_loop(port.clone(), options(3), Arc::new(copy_loop));

@@ -4,14 +4,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use headway_core::decisions::dispatch::{Answer, Event, Input};
-use headway_core::files::machine::{Machine, shipped};
+use headway_core::files::machine::{EngineClass, Machine, shipped};
 use headway_core::files::workload::{self, Otherwise, Workload};
 use headway_core::log::{Record, What};
+use headway_core::models::transfer::Method;
 use headway_core::plan::planner::{self, Options as PlanOptions};
 use headway_core::plan::{Class, Plan, Source, Strategy};
 use headway_core::units::{Bytes, Nanos};
-use headway_device::emu::{EmuSpec, Emulated};
-use headway_device::{Access, Device, HostKind};
+use headway_device::emu::{EmuGpu, EmuSpec};
+use headway_device::{Access, Engines, HostKind};
 use headway_runtime::blocks::{Gatherer, Scatterer};
 use headway_runtime::intake::Intake;
 use headway_runtime::kernels::Kernels;
@@ -54,15 +55,15 @@ fn planned(text: &str, strategy: Strategy) -> (Workload, Arc<Plan>) {
     (workload, Arc::new(plan))
 }
 
-fn devices() -> Vec<Box<dyn Device>> {
+fn devices() -> Vec<Engines> {
     let machine = machine();
     let gpu = machine.gpus().next().unwrap();
-    vec![Box::new(Emulated::open(EmuSpec::of_machine(&machine, gpu)).unwrap())]
+    vec![Engines::open(Arc::new(EmuGpu::open(EmuSpec::of_machine(&machine, gpu)))).unwrap()]
 }
 
 fn run(
     (workload, plan): &(Workload, Arc<Plan>),
-    devices: &mut [Box<dyn Device>],
+    devices: &mut [Engines],
     span: u64,
     told: Vec<(Nanos, Input)>,
     requests: Requests,
@@ -159,12 +160,8 @@ fn another_thread_asks_for_copies_of_its_own_bytes() {
     let (told, refused, memory) = other.join().unwrap();
     assert!(matches!(*told, [Told::Answer(_), Told::Arrived(_)]), "{told:?}");
     assert_eq!(refused, Told::NotTaken);
-    let copy = headway_device::Operation::Copy {
-        method: headway_core::models::transfer::Method::Dma,
-        from: memory.claim(10_000..80_000, Access::Read).unwrap(),
-        to: back.claim(0..70_000, Access::Write).unwrap(),
-    };
-    devices[0].submit(headway_core::files::machine::EngineClass::D2h, copy, 1).unwrap();
+    let ends = (memory.claim(10_000..80_000, Access::Read).unwrap(), back.claim(0..70_000, Access::Write).unwrap());
+    devices[0].copy(EngineClass::D2h, Method::Dma, ends, 1).unwrap();
     let (mut done, since) = (Vec::new(), Instant::now());
     while done.is_empty() && since.elapsed() < Duration::from_secs(60) {
         devices[0].poll(&mut done);

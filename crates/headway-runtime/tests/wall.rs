@@ -3,20 +3,19 @@
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use headway_core::decisions::dispatch::{Action, Event, Input};
-use headway_core::files::machine::{self, EngineClass, Machine};
+use headway_core::files::machine::{self, Machine};
 use headway_core::files::workload::{self, Workload};
 use headway_core::log::{Record, What};
 use headway_core::models::cpu::Wish;
 use headway_core::plan::Plan;
 use headway_core::plan::planner::{self, Options as PlanOptions};
 use headway_core::units::Nanos;
-use headway_device::emu::{EmuSpec, Emulated, Faults};
-use headway_device::{
-    Buffer, Completion, Description, Device, DeviceError, HostKind, Kernel, KernelId, Operation, Waker,
-};
+use headway_device::emu::{EmuGpu, EmuSpec};
+use headway_device::faulty::{Faults, FaultyGpu};
+use headway_device::{DeviceError, Engines, Gpu};
 use headway_os::sched::{self, Missing, Role};
 use headway_os::{affinity, clock};
 use headway_runtime::blocks::{DataError, Gatherer, Scatterer, output_name};
@@ -91,8 +90,8 @@ impl Bench {
         path
     }
 
-    fn run(&self, intake: Intake, spec: EmuSpec, options: &Options) -> (Result<WallOutcome, RunError>, Vec<Record>) {
-        let mut devices: Vec<Box<dyn Device>> = vec![Box::new(Emulated::open(spec).unwrap())];
+    fn run(&self, intake: Intake, faults: Faults, options: &Options) -> (Result<WallOutcome, RunError>, Vec<Record>) {
+        let mut devices = [Engines::open(Arc::new(self.gpu(faults))).unwrap()];
         let mut records = Vec::new();
         let outcome = self.run_on(&mut devices, intake, options, |record| records.push(record.clone()));
         (outcome, records)
@@ -100,7 +99,7 @@ impl Bench {
 
     fn run_on(
         &self,
-        devices: &mut [Box<dyn Device>],
+        devices: &mut [Engines],
         intake: Intake,
         options: &Options,
         log: impl FnMut(&Record),
@@ -121,8 +120,9 @@ impl Bench {
         self.folder.path().join("result")
     }
 
-    fn spec(&self) -> EmuSpec {
-        EmuSpec::of_machine(&self.machine, self.machine.gpus().next().unwrap())
+    fn gpu(&self, faults: Faults) -> FaultyGpu {
+        let spec = EmuSpec::of_machine(&self.machine, self.machine.gpus().next().unwrap());
+        FaultyGpu::new(Arc::new(EmuGpu::open(spec)), faults)
     }
 
     fn open(&self, input: &Path) -> Intake {
@@ -134,7 +134,7 @@ impl Bench {
 fn every_stream_comes_out_as_one_unbroken_chain() {
     let bench = Bench::new();
     let input = bench.input(100_003);
-    let (outcome, records) = bench.run(bench.open(&input), bench.spec(), &Options::default());
+    let (outcome, records) = bench.run(bench.open(&input), Faults::default(), &Options::default());
     let outcome = outcome.unwrap();
     let intake = bench.open(&input);
     let kernel = headway_kernels::find("aes128-cbc").unwrap();
@@ -167,7 +167,7 @@ fn a_sparse_stream_in_short_cycles_runs_to_its_end() {
     let bench = Bench::of(&format!("name = \"sparse\"\n[run]\ncycle = \"paper\"\n{sparse}"));
     assert_eq!(bench.plan.pipelines[0].window, Nanos(6_000_000));
     let input = bench.input(3 * 64);
-    let (outcome, _) = bench.run(bench.open(&input), bench.spec(), &Options::default());
+    let (outcome, _) = bench.run(bench.open(&input), Faults::default(), &Options::default());
     assert!(outcome.is_ok(), "{outcome:?}");
 }
 
@@ -177,7 +177,7 @@ fn a_failing_operation_ends_the_run_with_its_place() {
     let input = bench.input(50_000);
     // Setting the states up takes one operation per pipeline; a later one is part of the run.
     let faults = Faults { fail: [12].into(), ..Faults::default() };
-    let (outcome, records) = bench.run(bench.open(&input), EmuSpec { faults, ..bench.spec() }, &Options::default());
+    let (outcome, records) = bench.run(bench.open(&input), faults, &Options::default());
     let error = outcome.unwrap_err();
     assert!(matches!(&error, RunError::Operation { source: DeviceError::Driver { .. }, .. }), "{error}");
     assert!(matches!(records.last().unwrap().what, What::Input(Input::Failed { .. })));
@@ -188,8 +188,8 @@ fn a_failing_operation_ends_the_run_with_its_place() {
 fn a_device_that_is_lost_ends_the_run() {
     let bench = Bench::new();
     let input = bench.input(50_000);
-    let faults = Faults { panic_at: Some(12), ..Faults::default() };
-    let (outcome, _) = bench.run(bench.open(&input), EmuSpec { faults, ..bench.spec() }, &Options::default());
+    let faults = Faults { panic: [12].into(), ..Faults::default() };
+    let (outcome, _) = bench.run(bench.open(&input), faults, &Options::default());
     assert!(matches!(outcome.unwrap_err(), RunError::Operation { source: DeviceError::DeviceLost, .. }));
 }
 
@@ -199,7 +199,7 @@ fn an_operation_that_hangs_is_noticed() {
     let input = bench.input(50_000);
     let faults = Faults { delay: [(12, Nanos(2_000_000_000))].into(), ..Faults::default() };
     let options = Options { stall_max: Nanos(200_000_000), ..Options::default() };
-    let (outcome, _) = bench.run(bench.open(&input), EmuSpec { faults, ..bench.spec() }, &options);
+    let (outcome, _) = bench.run(bench.open(&input), faults, &options);
     assert!(matches!(outcome.unwrap_err(), RunError::Stalled { .. }));
 }
 
@@ -209,7 +209,7 @@ fn input_that_shrinks_during_the_run_is_an_error() {
     let input = bench.input(100_000);
     let intake = bench.open(&input);
     fs::OpenOptions::new().write(true).open(&input).unwrap().set_len(60_000).unwrap();
-    let (outcome, _) = bench.run(intake, bench.spec(), &Options::default());
+    let (outcome, _) = bench.run(intake, Faults::default(), &Options::default());
     let error = outcome.unwrap_err();
     assert!(matches!(&error, RunError::Data(DataError::Input(InputError::Truncated { .. }))), "{error}");
     assert!(!bench.place().exists());
@@ -220,7 +220,7 @@ fn an_interrupt_ends_the_run() {
     let bench = Bench::new();
     let input = bench.input(100_000);
     let options = Options { interrupt: Arc::new(AtomicBool::new(true)), ..Options::default() };
-    let (outcome, _) = bench.run(bench.open(&input), bench.spec(), &options);
+    let (outcome, _) = bench.run(bench.open(&input), Faults::default(), &options);
     let RunError::Interrupted { cpu: Some(used) } = outcome.unwrap_err() else {
         panic!("an interrupt, with the threads")
     };
@@ -231,7 +231,7 @@ fn an_interrupt_ends_the_run() {
 fn devices_can_be_used_again_after_a_run_that_was_interrupted_with_operations_under_way() {
     let bench = Bench::new();
     let input = bench.input(100_000);
-    let mut devices: Vec<Box<dyn Device>> = vec![Box::new(Emulated::open(bench.spec()).unwrap())];
+    let mut devices = [Engines::open(Arc::new(bench.gpu(Faults::default()))).unwrap()];
     for first in 1..4 {
         let interrupt = Arc::new(AtomicBool::new(false));
         let options = Options { interrupt: Arc::clone(&interrupt), ..Options::default() };
@@ -251,7 +251,7 @@ fn a_plan_for_more_gpus_than_there_are_devices_is_refused() {
     bench.machine = machine::shipped("h200-x4").unwrap();
     bench.plan = Arc::new(planner::plan(&bench.machine, &bench.workload, PlanOptions::default()).unwrap());
     let input = bench.input(10_000);
-    let (outcome, _) = bench.run(bench.open(&input), bench.spec(), &Options::default());
+    let (outcome, _) = bench.run(bench.open(&input), Faults::default(), &Options::default());
     assert!(matches!(outcome.unwrap_err(), RunError::NoDevice { devices: 1, .. }));
 }
 
@@ -262,7 +262,7 @@ fn a_run_in_each_class_is_whole_and_then_the_calling_thread_is_what_it_was() {
         let bench = Bench::new();
         let input = bench.input(20_000);
         let options = Options { class, ..Options::default() };
-        let (outcome, records) = bench.run(bench.open(&input), bench.spec(), &options);
+        let (outcome, records) = bench.run(bench.open(&input), Faults::default(), &options);
         assert_eq!(sched::current().unwrap(), before, "after a run in class {word}");
         let cpu = match outcome {
             Err(RunError::Class { wanted, source }) if class != Wish::Auto && class != Wish::Ordinary => {
@@ -297,7 +297,7 @@ fn a_class_that_was_asked_for_and_is_refused_ends_the_run_before_it_begins() {
         let bench = Bench::new();
         let input = bench.input(20_000);
         let options = Options { class: Wish::Deadline, ..Options::default() };
-        let (outcome, records) = bench.run(bench.open(&input), bench.spec(), &options);
+        let (outcome, records) = bench.run(bench.open(&input), Faults::default(), &options);
         let Err(RunError::Class { wanted: Wish::Deadline, source }) = outcome else { panic!("{outcome:?}") };
         assert_eq!((source.lack, records.len()), (Missing::Affinity, 0));
         assert_eq!(sched::current().unwrap(), sched::SchedClass::Other);
@@ -306,46 +306,13 @@ fn a_class_that_was_asked_for_and_is_refused_ends_the_run_before_it_begins() {
     .unwrap();
 }
 
-/// A device that calls no waker, as a GPU: whoever wants to see an end must poll.
-struct Polled {
-    inner: Emulated,
-    polls: Arc<AtomicU64>,
-}
-
-impl Device for Polled {
-    fn description(&self) -> &Description {
-        self.inner.description()
-    }
-    fn host_buffer(&mut self, bytes: usize, kind: HostKind) -> Result<Buffer, DeviceError> {
-        self.inner.host_buffer(bytes, kind)
-    }
-    fn device_buffer(&mut self, bytes: usize) -> Result<Buffer, DeviceError> {
-        self.inner.device_buffer(bytes)
-    }
-    fn load(&mut self, kernel: Arc<dyn Kernel>) -> Result<KernelId, DeviceError> {
-        self.inner.load(kernel)
-    }
-    fn submit(&mut self, engine: EngineClass, operation: Operation, tag: u64) -> Result<(), DeviceError> {
-        self.inner.submit(engine, operation, tag)
-    }
-    fn poll(&mut self, done: &mut Vec<Completion>) {
-        self.polls.fetch_add(1, Ordering::Relaxed);
-        self.inner.poll(done);
-    }
-    fn must_poll(&self) -> bool {
-        true
-    }
-    fn set_waker(&mut self, _: Waker) {}
-}
-
 #[test]
 fn a_driver_in_a_class_that_is_rationed_sleeps_between_polls() {
     for class in [Wish::Deadline, Wish::Fifo] {
         let bench = Bench::new();
         let input = bench.input(20_000);
-        let polls = Arc::new(AtomicU64::new(0));
-        let inner = Emulated::open(bench.spec()).unwrap();
-        let mut devices: Vec<Box<dyn Device>> = vec![Box::new(Polled { inner, polls: Arc::clone(&polls) })];
+        let gpu = Arc::new(bench.gpu(Faults { silent: true, ..Faults::default() }));
+        let mut devices = [Engines::open(Arc::clone(&gpu) as Arc<dyn Gpu>).unwrap()];
         let options = Options { class, ..Options::default() };
         let mut inputs = 0;
         let start = clock::now();
@@ -359,7 +326,8 @@ fn a_driver_in_a_class_that_is_rationed_sleeps_between_polls() {
         outcome.unwrap();
         // 20 us pass between two polls, unless a message comes or a window opens; each of these is an input.
         let most = elapsed.0 / 20_000 + 2 * inputs + 100;
-        let polls = polls.load(Ordering::Relaxed);
+        // Each asks the queues of four engines.
+        let polls = gpu.polls() / 4;
         assert!(polls <= most, "{polls} polls in {elapsed}, {inputs} inputs");
     }
 }

@@ -54,11 +54,7 @@ fn range(machine: &Machine, class: EngineClass) -> String {
 
 /// The rate at which each GPU's engine of `class` is held.
 fn rates(machine: &Machine, class: EngineClass) -> impl Iterator<Item = Rate> {
-    let of_gpu = move |gpu| {
-        let spec = EmuSpec::of_machine(machine, gpu);
-        let services = spec.engines.into_iter().flat_map(|engine| engine.serves);
-        services.filter(|service| service.class == class).filter_map(|service| service.rate).max()
-    };
+    let of_gpu = move |gpu| EmuSpec::of_machine(machine, gpu).pace(class).and_then(|pace| pace.rate);
     machine.gpus().filter_map(of_gpu)
 }
 

@@ -8,7 +8,7 @@ use headway_core::files::error::FileError;
 use headway_core::log::Incomplete;
 use headway_core::plan::planner::PlanError;
 use headway_core::units::Nanos;
-use headway_device::{DeviceError, KernelError};
+use headway_device::{DeviceError, WorkError};
 use headway_os::OsError;
 use headway_runtime::blocks::DataError;
 use headway_runtime::copy::CopyError;
@@ -100,7 +100,7 @@ pub enum Error {
     UnknownKernel(#[from] UnknownKernel),
     /// A kernel lacks a parameter, or refused a block.
     #[error(transparent)]
-    Kernel(#[from] KernelError),
+    Kernel(#[from] WorkError),
     /// The backend asked for is not there.
     #[error("cannot use the {backend} backend")]
     Backend {

@@ -4,11 +4,9 @@ use std::sync::Arc;
 
 use headway_core::files::machine::EndpointId;
 use headway_core::units::Bytes;
-use headway_cuda::{CudaDevice, CudaGpu, Driver};
-use headway_device::emu::{EmuSpec, Emulated};
-use headway_device::emu_port::{EmuGpu, EmuPortSpec};
-use headway_device::gpu::Gpu;
-use headway_device::{Device, Limits};
+use headway_cuda::{CudaGpu, Driver};
+use headway_device::emu::{EmuGpu, EmuSpec};
+use headway_device::{Engines, Gpu, Limits};
 
 use crate::{Error, emulation};
 
@@ -37,7 +35,7 @@ pub fn open(backend: Backend, model: Option<&str>, gpus: Option<usize>) -> Resul
     match backend {
         Backend::Emu => {
             let machine = emulation::machine(model, gpus)?;
-            let spec = |gpu: EndpointId| EmuPortSpec { limits, ..EmuPortSpec::of_machine(&machine, gpu) };
+            let spec = |gpu: EndpointId| EmuSpec { limits, ..EmuSpec::of_machine(&machine, gpu) };
             Ok(machine.gpus().map(|gpu| Arc::new(EmuGpu::open(spec(gpu))) as Arc<dyn Gpu>).collect())
         }
         Backend::Cuda | Backend::Auto => {
@@ -65,22 +63,22 @@ pub fn imitates(backend: Backend, model: Option<&str>, gpus: Option<usize>) -> R
     }
 }
 
-/// The first GPU of `backend` as a device, for kernels.
+/// The engines of the first GPU of `backend`, for kernels.
 ///
 /// # Errors
 /// As for [`open`].
 #[doc(hidden)]
-pub fn device(backend: Backend, model: Option<&str>) -> Result<Box<dyn Device>, Error> {
+pub fn device(backend: Backend, model: Option<&str>) -> Result<Engines, Error> {
+    let failed = |backend| move |source| Error::Backend { backend, source };
     match backend {
         Backend::Emu => {
             let machine = emulation::machine(model, Some(1))?;
             let gpu = machine.gpus().next().expect("a machine restricted to one GPU has one");
-            let device = Emulated::open(EmuSpec::of_machine(&machine, gpu));
-            Ok(Box::new(device.map_err(|source| Error::Backend { backend: "emu", source })?))
+            Engines::open(Arc::new(EmuGpu::open(EmuSpec::of_machine(&machine, gpu)))).map_err(failed("emu"))
         }
         Backend::Cuda | Backend::Auto => {
-            let device = CudaDevice::open(0).map_err(|source| Error::Backend { backend: "cuda", source })?;
-            Ok(Box::new(device))
+            let gpu = Driver::system().and_then(|driver| CudaGpu::open(&driver, 0, Limits::default()));
+            gpu.and_then(|gpu| Engines::open(Arc::new(gpu))).map_err(failed("cuda"))
         }
     }
 }
@@ -99,9 +97,9 @@ pub fn there() -> Result<usize, Error> {
 /// # Errors
 /// [`Error::Backend`].
 #[doc(hidden)]
-pub fn devices(count: usize, limits: Limits) -> Result<Vec<Box<dyn Device>>, Error> {
+pub fn devices(count: usize, limits: Limits) -> Result<Vec<Engines>, Error> {
     let failed = |source| Error::Backend { backend: "cuda", source };
     let driver = Driver::system().map_err(failed)?;
-    let open = |index| CudaDevice::open_with(&driver, index, limits).map_err(failed);
-    (0..count as u32).map(|index| Ok(Box::new(open(index)?) as Box<dyn Device>)).collect()
+    let open = |index| CudaGpu::open(&driver, index, limits).and_then(|gpu| Engines::open(Arc::new(gpu)));
+    (0..count as u32).map(|index| open(index).map_err(failed)).collect()
 }

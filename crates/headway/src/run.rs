@@ -19,8 +19,9 @@ pub use headway_core::models::cpu::Wish;
 use headway_core::plan::planner::Options as PlanOptions;
 use headway_core::plan::{Outcome, Plan, PlannedStream, Strategy};
 use headway_core::units::{Bytes, Nanos};
-use headway_device::emu::{EmuSpec, Emulated};
-use headway_device::{Device, DeviceError};
+use headway_cuda::{CudaGpu, Driver};
+use headway_device::emu::{EmuGpu, EmuSpec};
+use headway_device::{DeviceError, Engines};
 use headway_runtime::blocks::{Gatherer, Scatterer, output_name};
 use headway_runtime::host::HostPayload;
 use headway_runtime::intake::{Intake, Share};
@@ -168,7 +169,7 @@ struct ManifestSegment {
 pub struct Chosen {
     pub source: Source,
     pub machine: Machine,
-    pub devices: Vec<Box<dyn Device>>,
+    pub devices: Vec<Engines>,
     pub warnings: Vec<String>,
 }
 
@@ -409,7 +410,7 @@ impl Parts<'_> {
     /// Runs everything, or what there is of it before the run ends early.
     fn drive(
         self,
-        devices: &mut [Box<dyn Device>],
+        devices: &mut [Engines],
         options: &Options,
         progress: &mut impl FnMut(Progress),
     ) -> Result<Driven, Error> {
@@ -458,7 +459,7 @@ impl Parts<'_> {
 
     fn on_devices(
         self,
-        devices: &mut [Box<dyn Device>],
+        devices: &mut [Engines],
         options: &Options,
         progress: &mut impl FnMut(Progress),
     ) -> Result<Driven, Error> {
@@ -640,12 +641,16 @@ fn simulation(options: &Options, warnings: Vec<String>) -> Result<Chosen, Error>
     Ok(Chosen { source: Source::Sim, machine: named(options, "h200-x4")?, devices: Vec::new(), warnings })
 }
 
+/// Memory of an emulated GPU: the blocks of messages use some of it, whatever the node has.
+const EMULATED_BYTES: Bytes = Bytes(1 << 30);
+
 fn emulation(options: &Options) -> Result<Chosen, Error> {
     let machine = emulation::machine(options.machine.as_deref(), options.gpus)?;
-    let mut devices: Vec<Box<dyn Device>> = Vec::new();
+    let mut devices: Vec<Engines> = Vec::new();
     for gpu in machine.gpus() {
-        let device = Emulated::open(EmuSpec::of_machine(&machine, gpu));
-        devices.push(Box::new(device.map_err(|source| Error::Backend { backend: "emu", source })?));
+        let spec = EmuSpec { memory_bytes: EMULATED_BYTES, ..EmuSpec::of_machine(&machine, gpu) };
+        let engines = Engines::open(Arc::new(EmuGpu::open(spec)));
+        devices.push(engines.map_err(|source| Error::Backend { backend: "emu", source })?);
     }
     Ok(Chosen { source: Source::Emu, machine, devices, warnings: Vec::new() })
 }
@@ -672,9 +677,11 @@ fn gpus(options: &Options) -> Result<Chosen, Error> {
         return Err(Error::TooFewGpus { machine: "this one".to_owned(), wanted, available: there });
     }
     let machine = crate::machine::restrict(&machine, wanted)?;
-    let mut devices: Vec<Box<dyn Device>> = Vec::new();
+    let driver = Driver::system().map_err(failed)?;
+    let open = |index| CudaGpu::open(&driver, index, headway_device::Limits::default());
+    let mut devices = Vec::new();
     for index in 0..wanted as u32 {
-        devices.push(Box::new(headway_cuda::CudaDevice::open(index).map_err(failed)?));
+        devices.push(open(index).and_then(|gpu| Engines::open(Arc::new(gpu))).map_err(failed)?);
     }
     Ok(Chosen { source: Source::Cuda, machine, devices, warnings })
 }

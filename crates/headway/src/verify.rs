@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use headway_core::files::workload::Wafer;
 use headway_core::plan::block;
 use headway_core::plan::{Plan, PlannedWafer, Source};
-use headway_device::kernel::Kernel;
+use headway_device::work::Work;
 use headway_runtime::blocks::output_name;
 use headway_runtime::intake::Intake;
 use headway_runtime::kernels::Kernels;
@@ -178,7 +178,7 @@ fn reference(
     stream: usize,
     offset: u64,
     bytes: u64,
-    stages: &mut [(Arc<dyn Kernel>, Vec<u8>)],
+    stages: &mut [(Arc<dyn Work>, Vec<u8>)],
 ) -> Result<Vec<u8>, Error> {
     let size = block::block_bytes([bytes]).0 as usize;
     let mut data = vec![0; size];

@@ -2,8 +2,7 @@
 
 use headway_core::files::workload::Wafer as Cameras;
 use headway_core::plan::block::Header;
-use headway_device::gpu::{CpuArgument, Program};
-use headway_device::kernel::{Grid, Kernel, KernelError, Lane};
+use headway_device::work::{CpuArgument, Grid, Lane, Work, WorkError};
 
 use super::wafer::Wafer;
 use super::{
@@ -51,9 +50,9 @@ pub fn wafer(cameras: &Cameras) -> Result<Wafer, LayoutError> {
     Ok(Wafer { layout, cameras: cameras.cameras as usize, defects: cameras.defects as usize, seed: cameras.seed })
 }
 
-fn camera_words(lane: &Lane) -> Result<[u32; CAMERA_WORDS], KernelError> {
-    let missing = || KernelError::MissingParameter {
-        kernel: INSPECT,
+fn camera_words(lane: &Lane) -> Result<[u32; CAMERA_WORDS], WorkError> {
+    let missing = || WorkError::MissingParameter {
+        work: INSPECT,
         stream: lane.stream.clone(),
         missing: "cameras (`wafer` of the stream)",
     };
@@ -62,7 +61,7 @@ fn camera_words(lane: &Lane) -> Result<[u32; CAMERA_WORDS], KernelError> {
     Ok([width, height, pitch, Wafer::THRESHOLD as u32, steps(operations), camera.number])
 }
 
-impl Kernel for InspectBlock {
+impl Work for InspectBlock {
     fn id(&self) -> &'static str {
         INSPECT
     }
@@ -75,7 +74,7 @@ impl Kernel for InspectBlock {
         lanes as usize * SYNOPSIS_BYTES
     }
 
-    fn init_state(&self, lanes: &[Lane], state: &mut [u8]) -> Result<(), KernelError> {
+    fn init_state(&self, lanes: &[Lane], state: &mut [u8]) -> Result<(), WorkError> {
         assert!(state.len() >= self.state_bytes(lanes.len()), "the state has `state_bytes` for these lanes");
         for (lane, state) in lanes.iter().zip(state.chunks_exact_mut(CAMERA_BYTES)) {
             state.fill(0);
@@ -92,7 +91,7 @@ impl Kernel for InspectBlock {
         words.map(u32::from_le_bytes).max().map(super::operations)
     }
 
-    fn run(&self, input: &[u8], output: &mut [u8], state: &mut [u8]) -> Result<(), KernelError> {
+    fn run(&self, input: &[u8], output: &mut [u8], state: &mut [u8]) -> Result<(), WorkError> {
         let header = Header::read(input).map_err(|error| bad_block(INSPECT, error.to_string()))?;
         let count = header.lanes.len();
         if output.len() < count * SYNOPSIS_BYTES || state.len() < self.state_bytes(count) {
@@ -108,7 +107,7 @@ impl Kernel for InspectBlock {
             let mut arguments = vec![CpuArgument::Read(&input[lane]), CpuArgument::Write(synopsis)];
             arguments.extend(numbers);
             let grid = self.grid(1);
-            Inspect.run(grid, &mut arguments).map_err(|error| bad_block(INSPECT, error.to_string()))?;
+            Inspect.launch(grid, &mut arguments).map_err(|error| bad_block(INSPECT, error.to_string()))?;
         }
         Ok(())
     }
@@ -126,7 +125,7 @@ impl Kernel for InspectBlock {
     }
 }
 
-impl Kernel for MergeBlock {
+impl Work for MergeBlock {
     fn id(&self) -> &'static str {
         MERGE
     }
@@ -139,11 +138,11 @@ impl Kernel for MergeBlock {
         Self::output(lanes as usize)
     }
 
-    fn init_state(&self, _lanes: &[Lane], _state: &mut [u8]) -> Result<(), KernelError> {
+    fn init_state(&self, _lanes: &[Lane], _state: &mut [u8]) -> Result<(), WorkError> {
         Ok(())
     }
 
-    fn run(&self, input: &[u8], output: &mut [u8], _state: &mut [u8]) -> Result<(), KernelError> {
+    fn run(&self, input: &[u8], output: &mut [u8], _state: &mut [u8]) -> Result<(), WorkError> {
         let synopses = input.chunks_exact(SYNOPSIS_BYTES);
         let images = synopses.len();
         if images == 0 || output.len() < Self::output(images) {
@@ -160,7 +159,7 @@ impl Kernel for MergeBlock {
         let numbers = [images as u32, width, height, sequence].map(|number| CpuArgument::Int(number.cast_signed()));
         let mut arguments = vec![CpuArgument::Read(input), CpuArgument::Write(scratch), CpuArgument::Write(list)];
         arguments.extend(numbers);
-        Merge.run(Merge::grid(), &mut arguments).map_err(|error| bad_block(MERGE, error.to_string()))
+        Merge.launch(Merge::grid(), &mut arguments).map_err(|error| bad_block(MERGE, error.to_string()))
     }
 
     fn ptx(&self) -> &'static str {

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::mem;
 use std::sync::Arc;
 
-use headway_device::gpu::{Argument, Caching, CpuArgument, Gpu, Move, Program, Queue, Reach};
+use headway_device::gpu::{Caching, Gpu, Operation, Queue, Reach};
+use headway_device::work::{Argument, CpuArgument, Work};
 use headway_device::{Access, Buffer, DeviceError};
 
 use super::{Launch, Operand, Region, Shape};
@@ -15,7 +16,10 @@ impl Launch {
     ///
     /// # Errors
     /// What `buffer` gives; [`DeviceError::Overlap`].
-    pub fn over<'b>(&self, buffer: impl Fn(Region) -> Result<&'b Buffer, DeviceError>) -> Result<Move, DeviceError> {
+    pub fn over<'b>(
+        &self,
+        buffer: impl Fn(Region) -> Result<&'b Buffer, DeviceError>,
+    ) -> Result<Operation, DeviceError> {
         let claim = |region, access| {
             let buffer = buffer(region)?;
             Ok::<_, DeviceError>(Argument::Memory(buffer.claim(0..buffer.len(), access)?))
@@ -28,8 +32,8 @@ impl Launch {
                 Operand::Int(int) => Argument::Int(*int),
             });
         }
-        let program: Arc<dyn Program> = Arc::new(self.stage);
-        Ok(Move::Launch { program, grid: self.grid, arguments })
+        let program: Arc<dyn Work> = Arc::new(self.stage);
+        Ok(Operation::Launch { work: program, grid: self.grid, arguments })
     }
 }
 
@@ -111,7 +115,7 @@ impl Machine for CpuMachine {
                     Operand::Int(int) => CpuArgument::Int(*int),
                 })
                 .collect();
-            let result = launch.stage.run(launch.grid, &mut arguments);
+            let result = launch.stage.launch(launch.grid, &mut arguments);
             for (operand, words) in launch.operands.iter().zip(lent) {
                 if let Operand::Read(region) | Operand::Write(region) = operand {
                     *self.words(*region)? = words;
@@ -124,13 +128,13 @@ impl Machine for CpuMachine {
 }
 
 /// A device: memory of its own, pinned memory for the copies, and one queue.
-pub struct PortMachine {
+pub struct GpuMachine {
     queue: Box<dyn Queue>,
     regions: BTreeMap<Region, Buffer>,
     pinned: Buffer,
 }
 
-impl PortMachine {
+impl GpuMachine {
     /// Zeroed memory for `shape` on `gpu`.
     ///
     /// # Errors
@@ -150,7 +154,7 @@ impl PortMachine {
     }
 
     /// Waits until it has ended: the claims of moves in a row would be in each other's way.
-    fn run(&mut self, what: Move) -> Result<(), DeviceError> {
+    fn run(&mut self, what: Operation) -> Result<(), DeviceError> {
         self.queue.submit(what, 0)?;
         loop {
             match self.queue.poll() {
@@ -161,20 +165,20 @@ impl PortMachine {
     }
 }
 
-impl Machine for PortMachine {
+impl Machine for GpuMachine {
     fn put(&mut self, region: Region, from: &[u8]) -> Result<(), DeviceError> {
         self.pinned.claim(0..from.len(), Access::Write)?.bytes_mut()?.copy_from_slice(from);
         let (source, to) = (
             self.pinned.claim(0..from.len(), Access::Read)?,
             self.buffer(region)?.claim(0..from.len(), Access::Write)?,
         );
-        self.run(Move::Copy { from: source, to })
+        self.run(Operation::Copy { from: source, to })
     }
 
     fn take(&mut self, region: Region, to: &mut [u8]) -> Result<(), DeviceError> {
         let (from, target) =
             (self.buffer(region)?.claim(0..to.len(), Access::Read)?, self.pinned.claim(0..to.len(), Access::Write)?);
-        self.run(Move::Copy { from, to: target })?;
+        self.run(Operation::Copy { from, to: target })?;
         to.copy_from_slice(self.pinned.claim(0..to.len(), Access::Read)?.bytes()?);
         Ok(())
     }

@@ -2,7 +2,7 @@
 
 use std::mem;
 
-use headway_device::gpu::{CpuArgument, Program};
+use headway_device::work::{CpuArgument, Work};
 use headway_device::{DeviceError, Grid};
 
 use super::forms::{self, Image, Listed};
@@ -73,7 +73,7 @@ impl<'a, 'b> Arguments<'a, 'b> {
         match self.0.next()? {
             CpuArgument::Read(bytes) => Some(bytes),
             CpuArgument::Write(bytes) => Some(bytes),
-            CpuArgument::Int(_) => None,
+            CpuArgument::Int(_) | CpuArgument::Null => None,
         }
     }
 
@@ -205,7 +205,7 @@ impl Stage {
     }
 }
 
-impl Program for Stage {
+impl Work for Stage {
     fn id(&self) -> &'static str {
         self.name()
     }
@@ -218,7 +218,7 @@ impl Program for Stage {
         self.name()
     }
 
-    fn run(&self, _grid: Grid, arguments: &mut [CpuArgument<'_>]) -> Result<(), DeviceError> {
+    fn launch(&self, _grid: Grid, arguments: &mut [CpuArgument<'_>]) -> Result<(), DeviceError> {
         self.compute(Arguments(arguments.iter_mut())).ok_or_else(|| DeviceError::Invalid {
             what: "launch",
             reason: format!("the arguments do not fit `{}`", self.name()),

@@ -7,7 +7,7 @@ use std::process::Command;
 
 use headway_core::files::workload::Cipher;
 use headway_core::plan::block::{Header, block_bytes, write_header};
-use headway_device::kernel::{Kernel, Lane};
+use headway_device::work::{Lane, Work};
 use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 
@@ -55,14 +55,14 @@ pub(crate) fn unpack(block: &[u8]) -> Vec<&[u8]> {
 }
 
 /// A fresh state.
-pub(crate) fn state(kernel: &dyn Kernel, lanes: &[Lane]) -> Vec<u8> {
+pub(crate) fn state(kernel: &dyn Work, lanes: &[Lane]) -> Vec<u8> {
     let mut state = vec![0xA5; kernel.state_bytes(lanes.len())];
     kernel.init_state(lanes, &mut state).unwrap();
     state
 }
 
 /// The CPU form's output.
-pub(crate) fn run(kernel: &dyn Kernel, block: &[u8], state: &mut [u8]) -> Vec<u8> {
+pub(crate) fn run(kernel: &dyn Work, block: &[u8], state: &mut [u8]) -> Vec<u8> {
     let mut output = vec![0x5A; block.len()];
     kernel.run(block, &mut output, state).unwrap();
     output

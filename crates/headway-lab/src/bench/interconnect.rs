@@ -212,7 +212,7 @@ fn measured(
     let stamp = stamp::stamp(ports, node::date(seconds));
     let watch = options.watch.unwrap_or(if backend == ports::Backend::Cuda { WATCH } else { Nanos::ZERO });
     let scope = Scope::brief(ports.len(), options.largest.0 as usize, watch);
-    let (machine, observed) = calibrate(session, ports, device.as_mut(), &scope, ("interconnect", &stamp))?;
+    let (machine, observed) = calibrate(session, ports, &mut device, &scope, ("interconnect", &stamp))?;
     fresh(machine, observed)
 }
 

@@ -7,7 +7,7 @@ use headway_core::files::machine::EndpointId;
 use headway_core::models::transfer::Direction;
 use headway_core::units::{Bytes, Nanos};
 use headway_device::Buffer;
-use headway_device::gpu::{Caching, Done, Gpu, Move, Queue, Reach};
+use headway_device::gpu::{Caching, Completion, Gpu, Operation, Queue, Reach};
 use headway_os::clock;
 use headway_runtime::copy::{At, Copier, CopyOptions, How};
 use rand_core::{Rng, SeedableRng};
@@ -138,7 +138,7 @@ pub(super) fn gb_per_s(bytes: Bytes, time: Nanos) -> f64 {
 }
 
 /// Waits for everything that `queues` have; the results in the order in which they ended.
-pub(super) fn finish(queues: &mut [Box<dyn Queue>]) -> Result<Vec<Done>, Error> {
+pub(super) fn finish(queues: &mut [Box<dyn Queue>]) -> Result<Vec<Completion>, Error> {
     let until = clock::now().saturating_add(PATIENCE);
     let mut all = Vec::new();
     while queues.iter().any(|queue| queue.outstanding() > 0) {
@@ -160,7 +160,7 @@ pub(super) fn finish(queues: &mut [Box<dyn Queue>]) -> Result<Vec<Done>, Error> 
 }
 
 /// Submits to a queue.
-pub(super) fn submit(queue: &mut Box<dyn Queue>, what: Move, tag: u64) -> Result<(), Error> {
+pub(super) fn submit(queue: &mut Box<dyn Queue>, what: Operation, tag: u64) -> Result<(), Error> {
     queue.submit(what, tag).map_err(Error::from)
 }
 

@@ -1,9 +1,11 @@
 //! Devices that experiments plan for and run on.
 
+use std::sync::Arc;
+
 use headway_core::files::machine::{CapacityKind, EndpointId, Machine};
 use headway_core::units::{Bytes, NANOS_PER_SECOND, Nanos, Rate};
-use headway_device::Device;
-use headway_device::emu::{EmuSpec, Emulated};
+use headway_device::Engines;
+use headway_device::emu::{EmuGpu, EmuSpec};
 
 use super::Setting;
 use crate::Error;
@@ -15,10 +17,13 @@ const SLOWER_EMULATED: u64 = 400;
 /// Pinned memory of one GPU: blocks of whole rings, both ways.
 const HOST_BYTES_MAX: Bytes = Bytes(48 << 30);
 
+/// Memory of an emulated GPU: some of it is used, whatever the node has.
+const EMULATED_BYTES: Bytes = Bytes(1 << 30);
+
 /// Devices with the machine that stands for them.
 pub(super) struct Site {
     pub(super) machine: Machine,
-    pub(super) devices: Vec<Box<dyn Device>>,
+    pub(super) devices: Vec<Engines>,
     /// `emu` or `cuda`.
     pub(super) source: &'static str,
     /// What the rates of the machine file were divided by.
@@ -63,11 +68,11 @@ fn limits() -> headway_device::Limits {
     headway_device::Limits { host_bytes_max: HOST_BYTES_MAX, ..headway_device::Limits::default() }
 }
 
-fn emulate(machine: &Machine) -> Result<Vec<Box<dyn Device>>, Error> {
-    let open = |gpu: EndpointId| -> Result<Box<dyn Device>, Error> {
-        let spec = EmuSpec { limits: limits(), ..EmuSpec::of_machine(machine, gpu) };
-        let device = Emulated::open(spec).map_err(|source| headway::Error::Backend { backend: "emu", source })?;
-        Ok(Box::new(device))
+fn emulate(machine: &Machine) -> Result<Vec<Engines>, Error> {
+    let open = |gpu: EndpointId| -> Result<Engines, Error> {
+        let spec = EmuSpec { limits: limits(), memory_bytes: EMULATED_BYTES, ..EmuSpec::of_machine(machine, gpu) };
+        let engines = Engines::open(Arc::new(EmuGpu::open(spec)));
+        Ok(engines.map_err(|source| headway::Error::Backend { backend: "emu", source })?)
     };
     machine.gpus().map(open).collect()
 }

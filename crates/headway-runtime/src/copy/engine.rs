@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 
 use headway_core::models::transfer::Method;
 use headway_core::units::{Bytes, Nanos};
-use headway_device::gpu::{Gpu, Move, Queue};
+use headway_device::gpu::{Gpu, Operation, Queue};
 use headway_device::{Access, DeviceError, Span};
 use headway_os::clock;
 
@@ -116,7 +116,7 @@ pub(super) const fn chunk_bytes(len: usize, max: Bytes) -> usize {
 /// A piece of work for a queue: one operation, and the bytes it is about.
 pub(super) struct Step {
     /// What.
-    pub(super) what: Move,
+    pub(super) what: Operation,
     /// Bytes.
     pub(super) len: u64,
 }
@@ -135,7 +135,7 @@ pub(super) fn steps(from: At<'_>, to: At<'_>, len: usize, chunk: usize) -> Resul
     while start < len {
         let here = chunk.min(len - start);
         let (from, to) = (claim(from, start, here, Access::Read)?, claim(to, start, here, Access::Write)?);
-        steps.push(Step { what: Move::Copy { from, to }, len: here as u64 });
+        steps.push(Step { what: Operation::Copy { from, to }, len: here as u64 });
         start += here;
     }
     Ok(steps)

@@ -11,7 +11,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 
 use headway_core::models::transfer::{Direction, HostMemory, Method};
 use headway_core::units::Bytes;
-use headway_device::gpu::{Move, Mover, Piece};
+use headway_device::gpu::{Mover, Operation, Piece};
 use headway_device::{Access, Buffer, DeviceError, Span};
 use headway_os::clock;
 
@@ -396,7 +396,7 @@ impl Ends<'_> {
         let host_range = if out { destinations(pieces) } else { sources(pieces) };
         let (from, to) = if out { (device, host) } else { (host, device) };
         let len = bytes as u64;
-        let Some(by) = by else { return Ok(Step { what: Move::Copy { from, to }, len }) };
+        let Some(by) = by else { return Ok(Step { what: Operation::Copy { from, to }, len }) };
         let mut at = 0;
         let relative = pieces.iter().map(|piece| {
             let (device_start, host_start) = if out { (piece.from, piece.to) } else { (piece.to, piece.from) };
@@ -407,7 +407,7 @@ impl Ends<'_> {
             Piece { from, to, len: piece.len }
         });
         let pieces = relative.collect();
-        Ok(Step { what: Move::Pieces { from, to, pieces, by }, len })
+        Ok(Step { what: Operation::Pieces { from, to, pieces, by }, len })
     }
 }
 

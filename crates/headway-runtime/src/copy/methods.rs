@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicBool;
 use headway_core::decisions::staging::Flow;
 use headway_core::models::transfer::{Direction, HostMemory, Mapping, Method, Shape, Tuning, default_tuning};
 use headway_core::units::Bytes;
-use headway_device::gpu::{Move, Mover, Piece};
+use headway_device::gpu::{Mover, Operation, Piece};
 use headway_device::{Buffer, DeviceError, HostKind};
 use headway_os::memory;
 
@@ -331,9 +331,9 @@ pub(super) fn has_window(buffer: &Buffer, mapping: Option<Mapping>) -> Result<()
 /// The same copy as one piece for `by`.
 pub(super) fn as_pieces(step: Step, by: Mover) -> Step {
     match step.what {
-        Move::Copy { from, to } => {
+        Operation::Copy { from, to } => {
             let pieces = std::sync::Arc::from([Piece { from: 0, to: 0, len: from.len() }]);
-            Step { what: Move::Pieces { from, to, pieces, by }, len: step.len }
+            Step { what: Operation::Pieces { from, to, pieces, by }, len: step.len }
         }
         what => Step { what, len: step.len },
     }

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use headway_core::models::transfer::{Direction, HostMemory, Method};
 use headway_core::units::{Bytes, Nanos};
-use headway_device::gpu::Move;
+use headway_device::gpu::Operation;
 use headway_device::{Access, DeviceError};
 use headway_os::clock;
 
@@ -147,7 +147,7 @@ impl Copier {
 fn one_step(from: At<'_>, to: At<'_>, len: usize) -> Result<Step, Stopped> {
     let claim = |at, access| claim(at, len, access).map_err(Stopped::early);
     let (from, to) = (claim(from, Access::Read)?, claim(to, Access::Write)?);
-    Ok(Step { what: Move::Copy { from, to }, len: len as u64 })
+    Ok(Step { what: Operation::Copy { from, to }, len: len as u64 })
 }
 
 impl At<'_> {

@@ -72,7 +72,7 @@ mod tests {
         Curve, HostMemory, Key, Load, Method, Point, Profile, Stores, Tuning, TuningKey,
     };
     use headway_core::units::{Bytes, Nanos};
-    use headway_device::emu_port::{EmuGpu, EmuPortSpec};
+    use headway_device::emu::{EmuGpu, EmuSpec};
     use headway_device::gpu::{Gpu, Reach};
 
     use super::*;
@@ -83,7 +83,7 @@ mod tests {
     /// Of GPUs 0 and 1: alone over both links is fastest, together `staged` is.
     fn copier() -> Copier {
         let ports = (0..2).map(|gpu| {
-            let port: Arc<dyn Gpu> = Arc::new(EmuGpu::open(EmuPortSpec::new(&format!("gpu{gpu}"))));
+            let port: Arc<dyn Gpu> = Arc::new(EmuGpu::open(EmuSpec::new(&format!("gpu{gpu}"))));
             (EndpointId(gpu), port)
         });
         let mut profile = Profile::default();

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use headway_core::files::machine::EngineClass;
 use headway_core::files::workload::Wafer;
 use headway_core::plan::payload::{Gathered, Piece};
-use headway_core::plan::{MERGE, Pipeline, PlannedWafer, Work};
+use headway_core::plan::{self, MERGE, Pipeline, PlannedWafer};
 use headway_core::units::Bytes;
-use headway_device::kernel::{Camera, Kernel, KernelError, Lane};
+use headway_device::work::{Camera, Lane, Work, WorkError};
 use headway_kernels::inspect::blocks::MergeBlock;
 
 use super::HostError;
@@ -31,8 +31,8 @@ struct Held {
 pub(super) struct WaferHost {
     planned: PlannedWafer,
     ring: Ring,
-    inspect: Arc<dyn Kernel>,
-    merge: Arc<dyn Kernel>,
+    inspect: Arc<dyn Work>,
+    merge: Arc<dyn Work>,
     /// What the kernel knows of the cameras, for every GPU.
     cameras: Vec<Vec<u8>>,
     /// Images of every place of the ring that was sent before, for every GPU.
@@ -43,7 +43,7 @@ pub(super) struct WaferHost {
 
 impl WaferHost {
     /// `None` for plans that no planner makes: without both kernels, or with images that cannot be inspected.
-    pub(super) fn new(planned: &PlannedWafer, kernels: &Kernels, number: u32) -> Result<Option<Self>, KernelError> {
+    pub(super) fn new(planned: &PlannedWafer, kernels: &Kernels, number: u32) -> Result<Option<Self>, WorkError> {
         let stage = |merge| {
             let mut stages = kernels.stages();
             let found = stages.find(|(pipeline, _, kernel)| *pipeline == number && (kernel.id() == MERGE) == merge);
@@ -92,17 +92,17 @@ impl WaferHost {
         let open = self.open.get_mut(&piece.cycle).expect("a submitted cycle was gathered");
         let at = piece.index as usize;
         match &pipeline.steps[piece.step as usize].operations[at].work {
-            Work::Copy { class: EngineClass::Peer, .. } => {
+            plan::Work::Copy { class: EngineClass::Peer, .. } => {
                 let (from, to) = self.planned.peers().nth(at).expect("an exchange has a copy for each pair");
                 let range = synopses(&self.planned.shares[from]);
                 let sent = open[from].synopses[range.clone()].to_vec();
                 open[to].synopses[range].copy_from_slice(&sent);
             }
-            Work::Copy { class: EngineClass::D2h, .. } => {
+            plan::Work::Copy { class: EngineClass::D2h, .. } => {
                 let Held { merged, list, .. } = &mut open[at];
                 list.copy_from_slice(&merged[..LIST]);
             }
-            Work::Copy { .. } => {
+            plan::Work::Copy { .. } => {
                 let row = &self.rows[&self.ring.row(piece.cycle)][at];
                 open[at].images.copy_from_slice(row);
                 // The place in the ring may have been sent again since.
@@ -111,16 +111,16 @@ impl WaferHost {
                 let name = || pipeline.name.clone();
                 numbered.map_err(|source| DataError::Block { pipeline: name(), cycle: piece.cycle, source })?;
             }
-            Work::Compute { kernel } if kernel == MERGE => {
+            plan::Work::Compute { kernel } if kernel == MERGE => {
                 let Held { synopses, merged, .. } = &mut open[at];
                 self.merge.run(synopses, merged, &mut [])?;
             }
-            Work::Compute { .. } => {
+            plan::Work::Compute { .. } => {
                 let Held { images, synopses: all, .. } = &mut open[at];
                 let own = &mut all[synopses(&self.planned.shares[at])];
                 self.inspect.run(images, own, &mut self.cameras[at])?;
             }
-            Work::Hold => {}
+            plan::Work::Hold => {}
         }
         Ok(())
     }
@@ -141,7 +141,7 @@ fn without_chain(lane: &Lane) -> Lane {
     Lane { camera, ..lane.clone() }
 }
 
-fn held(planned: &PlannedWafer, share: &headway_core::plan::Share) -> Held {
+fn held(planned: &PlannedWafer, share: &plan::Share) -> Held {
     let bytes = |size: Bytes| vec![0; size.0 as usize];
     Held {
         images: bytes(planned.block(share)),

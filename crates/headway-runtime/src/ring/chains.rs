@@ -9,7 +9,7 @@ use std::collections::btree_map::Entry;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-use headway_device::kernel::Kernel;
+use headway_device::work::Work;
 
 use super::{Checked, Ring, fresh};
 use crate::blocks::DataError;
@@ -90,7 +90,7 @@ impl Chains {
         &self,
         ring: &Ring,
         (number, checked): (usize, &Checked),
-        kernel: &dyn Kernel,
+        kernel: &dyn Work,
         lanes: &[usize],
     ) -> Result<u64, DataError> {
         let (track, layout, cycles) = (&self.tracks[number], &ring.layouts[number], self.cycles[number]);
@@ -103,7 +103,7 @@ impl Chains {
         // Blocks of all buffers have the same layout.
         let Some((first, ranges)) = inputs.values().next() else { return Ok(0) };
         let chosen: Vec<_> = lanes.iter().map(|&lane| checked.lanes[lane].clone()).collect();
-        let failed = |error: headway_device::kernel::KernelError| checked.wrong(cycles, error.to_string());
+        let failed = |error: headway_device::work::WorkError| checked.wrong(cycles, error.to_string());
         let mut state = fresh(kernel, &chosen).map_err(failed)?;
         let mut output = vec![0; first.len()];
         for slot in &track.slots {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use headway_core::decisions::staging::{Flow, Outcome, Task};
 use headway_core::units::Nanos;
-use headway_device::gpu::Move;
+use headway_device::gpu::Operation;
 use headway_device::{Access, Buffer, DeviceError};
 
 use super::crew::Signal;
@@ -231,8 +231,8 @@ impl Drive<'_> {
         let slot =
             link.slots.iter_mut().min_by_key(|slot| slot.queue.outstanding()).expect("a link in use has a queue");
         let what = match &slot.through {
-            None => Move::Copy { from, to },
-            Some(memory) => Move::Relay { from, through: memory.claim(0..bytes, Access::Write)?, to },
+            None => Operation::Copy { from, to },
+            Some(memory) => Operation::Relay { from, through: memory.claim(0..bytes, Access::Write)?, to },
         };
         slot.queue.submit(what, u64::from(task.buffer))?;
         link.chunks += 1;

@@ -501,7 +501,7 @@ fn no_thread(error: &std::io::Error) -> DeviceError {
 #[cfg(test)]
 mod tests {
     use headway_core::models::transfer::Tuning;
-    use headway_device::emu_port::{EmuGpu, EmuPortSpec};
+    use headway_device::emu::{EmuGpu, EmuSpec};
 
     use super::*;
     use crate::copy::At;
@@ -509,7 +509,7 @@ mod tests {
 
     #[test]
     fn in_a_forked_child_every_call_is_unavailable() {
-        let port = Arc::new(EmuGpu::open(EmuPortSpec::new("emu0")));
+        let port = Arc::new(EmuGpu::open(EmuSpec::new("emu0")));
         let pool = Pool::new(port.clone(), PoolOptions::default());
         let there = port.device_buffer(10, Reach::Device).unwrap();
         let at = At { buffer: &there, offset: 0 };

@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use headway_core::files::machine::EngineClass;
 use headway_core::models::transfer::Method;
-use headway_core::plan::{Pipeline, Plan, Source, Work};
+use headway_core::plan::{self, Pipeline, Plan, Source};
 use headway_core::units::{Bytes, Nanos};
-use headway_device::{Access, Buffer, Device, DeviceError, HostKind, Kernel, KernelId, Operation};
+use headway_device::work::StepMemory;
+use headway_device::{Access, Buffer, DeviceError, Engines, HostKind, Work};
 use headway_os::clock;
 
 use super::RunError;
@@ -37,7 +38,7 @@ pub(super) struct Piece {
 
 /// A compute step ready to launch.
 struct Stage {
-    kernel: KernelId,
+    work: Arc<dyn Work>,
     state: Option<Buffer>,
     lanes: u32,
 }
@@ -84,13 +85,12 @@ impl Buffers {
     /// Allocates the buffers of `plan` and loads its kernels with their first states.
     pub(super) fn new(
         plan: &Plan,
-        devices: &mut [Box<dyn Device>],
+        devices: &mut [Engines],
         kernels: &Kernels,
         cycles: &[u64],
         spare_cycles: usize,
     ) -> Result<Self, RunError> {
         let count = devices.len();
-        let mut loaded: Vec<Vec<(&'static str, KernelId)>> = vec![Vec::new(); count];
         let (mut pipelines, memory) = (Vec::new(), Memory::default());
         for (number, pipeline) in (0u32..).zip(&plan.pipelines) {
             match &pipeline.source {
@@ -113,22 +113,21 @@ impl Buffers {
                 continue;
             }
             let gpu = pipeline.gpu.unwrap_or(0);
-            let known = loaded.get_mut(gpu as usize).ok_or(RunError::NoDevice { gpu, devices: count })?;
-            let device = devices[gpu as usize].as_mut();
+            let device = devices.get_mut(gpu as usize).ok_or(RunError::NoDevice { gpu, devices: count })?;
             let stages = kernels.stages().filter(|(of, ..)| *of == number);
             let mut stages: Vec<(u32, Stage)> = stages
-                .map(|(_, step, kernel)| Ok((step, stage(device, known, kernel, kernels, number)?)))
+                .map(|(_, step, kernel)| Ok((step, stage(device, kernel, kernels, number)?)))
                 .collect::<Result<_, RunError>>()?;
             let mut steps = Vec::new();
             for (step, planned) in (0u32..).zip(&pipeline.steps) {
                 steps.push(match &planned.operations[0].work {
-                    Work::Copy { class: EngineClass::Peer, .. } => {
+                    plan::Work::Copy { class: EngineClass::Peer, .. } => {
                         let object = format!("step `{}` of pipeline `{}`", planned.name, pipeline.name);
                         let reason = "copies between GPUs inside a stream are not built yet";
                         return Err(RunError::Unsupported { object, reason });
                     }
-                    Work::Copy { class, method, .. } => Stepped::Copy { class: *class, method: *method },
-                    Work::Compute { .. } | Work::Hold => {
+                    plan::Work::Copy { class, method, .. } => Stepped::Copy { class: *class, method: *method },
+                    plan::Work::Compute { .. } | plan::Work::Hold => {
                         let at = stages.iter().position(|(of, _)| *of == step).expect("every compute step has a stage");
                         Stepped::Compute(stages.swap_remove(at).1)
                     }
@@ -175,7 +174,7 @@ impl Buffers {
     }
 
     /// Compares what messages brought and nobody has compared yet.
-    pub(super) fn compare_rest(&self, devices: &mut [Box<dyn Device>]) -> Result<Compared, RunError> {
+    pub(super) fn compare_rest(&self, devices: &mut [Engines]) -> Result<Compared, RunError> {
         let lanes = self.pipelines.iter().filter_map(|lane| match lane {
             Lane::Messages(lane) => Some(lane),
             Lane::Block(_) | Lane::Wafer(_) | Lane::Flow => None,
@@ -186,7 +185,7 @@ impl Buffers {
     /// Submits a piece to its engine.
     pub(super) fn submit(
         &self,
-        devices: &mut [Box<dyn Device>],
+        devices: &mut [Engines],
         cores: &Cores,
         piece: &Piece,
         operation: u64,
@@ -213,7 +212,7 @@ impl Buffers {
                 let range = piece.offset.0 as usize..(piece.offset.0 + piece.bytes.0) as usize;
                 let from = input.claim(range.clone(), Access::Read)?;
                 let to = output.claim(range, Access::Write)?;
-                device.submit(*class, Operation::Copy { method: *method, from, to }, operation)
+                device.copy(*class, *method, (from, to), operation)
             }
             Stepped::OnCore => unreachable!("what a core serves was handed to it above"),
             Stepped::Compute(stage) => {
@@ -224,8 +223,7 @@ impl Buffers {
                     Some(state) => Some(state.claim(0..state.len(), Access::Write)?),
                     None => None,
                 };
-                let launch = Operation::Launch { kernel: stage.kernel, input, output, state, lanes: stage.lanes };
-                device.submit(EngineClass::Ee, launch, operation)
+                device.launch(&stage.work, StepMemory { input, output, state }, stage.lanes, operation)
             }
         }
     }
@@ -259,15 +257,15 @@ fn on_core(pipeline: &Pipeline, core: u32, memory: &Memory, spare_cycles: usize)
 }
 
 /// One buffer before the first step and one after each, where its data lies then.
-fn buffers(device: &mut dyn Device, pipeline: &Pipeline) -> Result<Vec<Buffer>, DeviceError> {
+fn buffers(device: &mut Engines, pipeline: &Pipeline) -> Result<Vec<Buffer>, DeviceError> {
     let bytes = pipeline.reserve.0 as usize;
     let mut on_host = true;
     let mut buffers = vec![device.host_buffer(bytes, HostKind::Pinned)?];
     for step in &pipeline.steps {
         match step.operations[0].work {
-            Work::Copy { class: EngineClass::D2h, .. } => on_host = true,
-            Work::Copy { .. } => on_host = false,
-            Work::Compute { .. } | Work::Hold => {}
+            plan::Work::Copy { class: EngineClass::D2h, .. } => on_host = true,
+            plan::Work::Copy { .. } => on_host = false,
+            plan::Work::Compute { .. } | plan::Work::Hold => {}
         }
         buffers.push(if on_host {
             device.host_buffer(bytes, HostKind::Pinned)?
@@ -278,43 +276,30 @@ fn buffers(device: &mut dyn Device, pipeline: &Pipeline) -> Result<Vec<Buffer>, 
     Ok(buffers)
 }
 
-/// Loads a kernel, once per device, and puts its first state into device memory.
-fn stage(
-    device: &mut dyn Device,
-    loaded: &mut Vec<(&'static str, KernelId)>,
-    kernel: &Arc<dyn Kernel>,
-    kernels: &Kernels,
-    pipeline: u32,
-) -> Result<Stage, RunError> {
-    let prepare = |source| RunError::Prepare { what: format!("kernel `{}`", kernel.id()), source };
-    let id = match loaded.iter().find(|(name, _)| *name == kernel.id()) {
-        Some(&(_, id)) => id,
-        None => {
-            let id = device.load(Arc::clone(kernel)).map_err(prepare)?;
-            loaded.push((kernel.id(), id));
-            id
-        }
-    };
+/// Loads a work, and puts its first state into device memory.
+fn stage(device: &mut Engines, work: &Arc<dyn Work>, kernels: &Kernels, pipeline: u32) -> Result<Stage, RunError> {
+    let prepare = |source| RunError::Prepare { what: format!("kernel `{}`", work.id()), source };
+    device.gpu().load(work.as_ref()).map_err(prepare)?;
     let lanes = kernels.lanes(pipeline);
-    let bytes = kernel.state_bytes(lanes.len());
+    let bytes = work.state_bytes(lanes.len());
     let mut first = vec![0; bytes];
-    kernel.init_state(lanes, &mut first)?;
+    work.init_state(lanes, &mut first)?;
     let state = if bytes == 0 { None } else { Some(upload(device, &first).map_err(prepare)?) };
-    Ok(Stage { kernel: id, state, lanes: lanes.len() as u32 })
+    Ok(Stage { work: Arc::clone(work), state, lanes: lanes.len() as u32 })
 }
 
 /// Copies `bytes` to a new buffer of device memory and waits for it.
-pub(super) fn upload(device: &mut dyn Device, bytes: &[u8]) -> Result<Buffer, DeviceError> {
+pub(super) fn upload(device: &mut Engines, bytes: &[u8]) -> Result<Buffer, DeviceError> {
     let host = device.host_buffer(bytes.len(), HostKind::Pinned)?;
     let memory = device.device_buffer(bytes.len())?;
     host.claim(0..bytes.len(), Access::Write)?.bytes_mut()?.copy_from_slice(bytes);
     let (from, to) = (host.claim(0..bytes.len(), Access::Read)?, memory.claim(0..bytes.len(), Access::Write)?);
-    device.submit(EngineClass::H2d, Operation::Copy { method: Method::Dma, from, to }, u64::MAX)?;
+    device.copy(EngineClass::H2d, Method::Dma, (from, to), u64::MAX)?;
     settle(device).map(|()| memory)
 }
 
 /// Waits for the end of the only operation of a device.
-pub(crate) fn settle(device: &mut dyn Device) -> Result<(), DeviceError> {
+pub(crate) fn settle(device: &mut Engines) -> Result<(), DeviceError> {
     let deadline = clock::now() + PREPARE_MAX;
     let mut done = Vec::new();
     while done.is_empty() {

@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 
 use headway_core::plan::{Carried, Pipeline, Plan, Source, Work};
 use headway_core::units::Nanos;
-use headway_device::{Device, DeviceError};
+use headway_device::{DeviceError, Engines};
 use headway_os::clock;
 
 use super::RunError;
@@ -80,12 +80,7 @@ pub(super) struct MessageLane {
 
 impl MessageLane {
     /// Allocates and fills the memory of the blocks of `pipeline`, where pipelines run `cycles` cycles.
-    pub(super) fn new(
-        plan: &Plan,
-        number: u32,
-        devices: &mut [Box<dyn Device>],
-        cycles: &[u64],
-    ) -> Result<Self, RunError> {
+    pub(super) fn new(plan: &Plan, number: u32, devices: &mut [Engines], cycles: &[u64]) -> Result<Self, RunError> {
         let pipeline = &plan.pipelines[number as usize];
         let wanted_by_all = wanted_by_all(plan, cycles).max(1);
         let mut lines = Vec::new();
@@ -119,12 +114,7 @@ impl MessageLane {
     }
 
     /// Submits a piece of a block.
-    pub(super) fn submit(
-        &self,
-        devices: &mut [Box<dyn Device>],
-        piece: &Piece,
-        operation: u64,
-    ) -> Result<(), DeviceError> {
+    pub(super) fn submit(&self, devices: &mut [Engines], piece: &Piece, operation: u64) -> Result<(), DeviceError> {
         let line = &self.lines[piece.index as usize];
         let job = line.job(piece.cycle);
         line.begun.store(job + 1, Ordering::SeqCst);
@@ -176,7 +166,7 @@ impl MessageLane {
     }
 
     /// Compares what still lies there and was not compared.
-    fn compare_rest(&self, devices: &mut [Box<dyn Device>]) -> Result<Compared, RunError> {
+    fn compare_rest(&self, devices: &mut [Engines]) -> Result<Compared, RunError> {
         let mut total = Compared::default();
         for (index, line) in self.lines.iter().enumerate() {
             let mut book = line.book.lock().unwrap_or_else(PoisonError::into_inner);
@@ -276,7 +266,7 @@ fn wanted_by_all(plan: &Plan, cycles: &[u64]) -> u128 {
 /// The end of a run: everything that was not compared yet and is still there.
 pub(super) fn compare_rest<'a>(
     lanes: impl Iterator<Item = &'a MessageLane>,
-    devices: &mut [Box<dyn Device>],
+    devices: &mut [Engines],
 ) -> Result<Compared, RunError> {
     let mut total = Compared::default();
     for lane in lanes {

@@ -9,7 +9,7 @@ use headway_core::files::workload::Otherwise;
 use headway_core::log::Record;
 use headway_core::plan::Plan;
 use headway_core::units::{Bytes, Nanos};
-use headway_device::{Access, Buffer, Device, DeviceError, Operation};
+use headway_device::{Access, Buffer, DeviceError, Engines};
 
 use super::buffers::Piece;
 use super::{Driver, Message, RunError};
@@ -99,7 +99,7 @@ impl Request {
     pub(super) fn submit(
         &self,
         plan: &Plan,
-        devices: &mut [Box<dyn Device>],
+        devices: &mut [Engines],
         piece: &Piece,
         operation: u64,
     ) -> Result<(), DeviceError> {
@@ -111,7 +111,7 @@ impl Request {
         let (from, to) = (ends.from_offset + offset, ends.to_offset + offset);
         let from = ends.from.claim(from..from + len, Access::Read)?;
         let to = ends.to.claim(to..to + len, Access::Write)?;
-        devices[way.device()].submit(way.class, Operation::Copy { method: way.method, from, to }, operation)
+        devices[way.device()].copy(way.class, way.method, (from, to), operation)
     }
 }
 

@@ -1,14 +1,16 @@
 //! The buffers of a wafer's pipeline on all devices, and how an operation on one of them is submitted.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use headway_core::files::machine::EngineClass;
 use headway_core::files::workload::Wafer;
 use headway_core::models::transfer::Method;
-use headway_core::plan::{Pipeline, PlannedWafer, Share, Work};
+use headway_core::plan::{self, Pipeline, PlannedWafer, Share};
 use headway_core::units::Bytes;
-use headway_device::{Access, Buffer, Device, DeviceError, HostKind, KernelId, Operation};
+use headway_device::work::StepMemory;
+use headway_device::{Access, Buffer, DeviceError, Engines, HostKind, Work};
 use headway_kernels::inspect::blocks::MergeBlock;
 
 use super::RunError;
@@ -48,8 +50,8 @@ struct Slot {
 /// One device's part of a wafer.
 struct Part {
     share: Share,
-    inspect: KernelId,
-    merge: KernelId,
+    inspect: Arc<dyn Work>,
+    merge: Arc<dyn Work>,
     cameras: Buffer,
     slots: Vec<Slot>,
 }
@@ -69,7 +71,7 @@ impl WaferLane {
     pub(super) fn new(
         planned: &PlannedWafer,
         pipeline: &Pipeline,
-        devices: &mut [Box<dyn Device>],
+        devices: &mut [Engines],
         kernels: &Kernels,
         number: u32,
     ) -> Result<Self, RunError> {
@@ -82,14 +84,14 @@ impl WaferLane {
         for share in &planned.shares {
             let device =
                 devices.get_mut(share.gpu as usize).ok_or(RunError::NoDevice { gpu: share.gpu, devices: count })?;
-            parts.push(part(planned, share, device.as_mut(), kernels, number)?);
+            parts.push(part(planned, share, device, kernels, number)?);
         }
         let stages = pipeline.steps.iter().map(|step| match &step.operations[0].work {
-            Work::Copy { class: EngineClass::Peer, .. } => Stage::Exchange,
-            Work::Copy { class: EngineClass::D2h, .. } => Stage::List,
-            Work::Copy { .. } => Stage::Images,
-            Work::Compute { kernel } if kernel == headway_core::plan::MERGE => Stage::Merge,
-            Work::Compute { .. } | Work::Hold => Stage::Inspect,
+            plan::Work::Copy { class: EngineClass::Peer, .. } => Stage::Exchange,
+            plan::Work::Copy { class: EngineClass::D2h, .. } => Stage::List,
+            plan::Work::Copy { .. } => Stage::Images,
+            plan::Work::Compute { kernel } if kernel == plan::MERGE => Stage::Merge,
+            plan::Work::Compute { .. } | plan::Work::Hold => Stage::Inspect,
         });
         let lane = Self {
             name: pipeline.name.clone(),
@@ -106,15 +108,14 @@ impl WaferLane {
 
     /// Lets every pair that exchanges copy something before the run: a GPU maps the memory of another one at the first copy,
     /// which takes milliseconds.
-    fn meet(&self, devices: &mut [Box<dyn Device>]) -> Result<(), DeviceError> {
+    fn meet(&self, devices: &mut [Engines]) -> Result<(), DeviceError> {
         for &(from, to) in &self.peers {
             let [source, target] = [from, to].map(|part| &self.parts[part].slots[0].synopses);
             let range = synopses(&self.parts[from].share);
             let (from_span, to_span) =
                 (source.claim(range.clone(), Access::Read)?, target.claim(range, Access::Write)?);
-            let device = devices[self.parts[from].share.gpu as usize].as_mut();
-            let copy = Operation::Copy { method: Method::Peer, from: from_span, to: to_span };
-            device.submit(EngineClass::Peer, copy, u64::MAX)?;
+            let device = &mut devices[self.parts[from].share.gpu as usize];
+            device.copy(EngineClass::Peer, Method::Peer, (from_span, to_span), u64::MAX)?;
             settle(device)?;
         }
         Ok(())
@@ -193,51 +194,44 @@ impl WaferLane {
     }
 
     /// Submits one operation of a step.
-    pub(super) fn submit(
-        &self,
-        devices: &mut [Box<dyn Device>],
-        piece: &Piece,
-        operation: u64,
-    ) -> Result<(), DeviceError> {
+    pub(super) fn submit(&self, devices: &mut [Engines], piece: &Piece, operation: u64) -> Result<(), DeviceError> {
         let index = piece.index as usize;
         let whole = |buffer: &Buffer, access| buffer.claim(0..buffer.len(), access);
         let stage = self.stages[piece.step as usize];
         let (from, to) = if matches!(stage, Stage::Exchange) { self.peers[index] } else { (index, index) };
         let part = &self.parts[from];
         let slot = &part.slots[piece.slot];
-        let (class, work) = match stage {
+        let device = &mut devices[part.share.gpu as usize];
+        let (class, method, ends) = match stage {
             Stage::Images => {
-                let (from, to) = (whole(&slot.images, Access::Read)?, whole(&slot.on_device, Access::Write)?);
-                (EngineClass::H2d, Operation::Copy { method: Method::Dma, from, to })
+                let ends = (whole(&slot.images, Access::Read)?, whole(&slot.on_device, Access::Write)?);
+                (EngineClass::H2d, Method::Dma, ends)
             }
             Stage::Inspect => {
-                let launch = Operation::Launch {
-                    kernel: part.inspect,
+                let memory = StepMemory {
                     input: whole(&slot.on_device, Access::Read)?,
                     output: slot.synopses.claim(synopses(&part.share), Access::Write)?,
                     state: Some(whole(&part.cameras, Access::Write)?),
-                    lanes: part.share.cameras,
                 };
-                (EngineClass::Ee, launch)
+                return device.launch(&part.inspect, memory, part.share.cameras, operation);
             }
             Stage::Exchange => {
                 let range = synopses(&part.share);
                 let target = &self.parts[to].slots[piece.slot].synopses;
-                let (from, to) =
-                    (slot.synopses.claim(range.clone(), Access::Read)?, target.claim(range, Access::Write)?);
-                (EngineClass::Peer, Operation::Copy { method: Method::Peer, from, to })
+                let ends = (slot.synopses.claim(range.clone(), Access::Read)?, target.claim(range, Access::Write)?);
+                (EngineClass::Peer, Method::Peer, ends)
             }
             Stage::Merge => {
                 let (input, output) = (whole(&slot.synopses, Access::Read)?, whole(&slot.merged, Access::Write)?);
-                let lanes = self.cameras;
-                (EngineClass::Ee, Operation::Launch { kernel: part.merge, input, output, state: None, lanes })
+                let memory = StepMemory { input, output, state: None };
+                return device.launch(&part.merge, memory, self.cameras, operation);
             }
             Stage::List => {
-                let (from, to) = (slot.merged.claim(0..LIST, Access::Read)?, whole(&slot.list, Access::Write)?);
-                (EngineClass::D2h, Operation::Copy { method: Method::Dma, from, to })
+                let ends = (slot.merged.claim(0..LIST, Access::Read)?, whole(&slot.list, Access::Write)?);
+                (EngineClass::D2h, Method::Dma, ends)
             }
         };
-        devices[part.share.gpu as usize].submit(class, work, operation)
+        device.copy(class, method, ends, operation)
     }
 }
 
@@ -245,7 +239,7 @@ impl WaferLane {
 fn part(
     planned: &PlannedWafer,
     share: &Share,
-    device: &mut dyn Device,
+    device: &mut Engines,
     kernels: &Kernels,
     number: u32,
 ) -> Result<Part, RunError> {
@@ -256,14 +250,15 @@ fn part(
     let (mut inspect, mut merge) = (None, None);
     let own = share.first as usize..(share.first + share.cameras) as usize;
     for (_, _, kernel) in kernels.stages().filter(|(pipeline, ..)| *pipeline == number) {
-        let id = device.load(std::sync::Arc::clone(kernel)).map_err(prepare(kernel.id()))?;
+        device.gpu().load(kernel.as_ref()).map_err(prepare(kernel.id()))?;
+        let work = Arc::clone(kernel);
         let lanes = &kernels.lanes(number)[own.clone()];
         let mut state = vec![0; kernel.state_bytes(lanes.len())];
         kernel.init_state(lanes, &mut state)?;
         if state.is_empty() {
-            merge = Some(id);
+            merge = Some(work);
         } else {
-            inspect = Some((id, upload(device, &state).map_err(prepare("the cameras"))?));
+            inspect = Some((work, upload(device, &state).map_err(prepare("the cameras"))?));
         }
     }
     let (Some((inspect, cameras)), Some(merge)) = (inspect, merge) else {
@@ -272,7 +267,7 @@ fn part(
     };
     let block = planned.block(share).0 as usize;
     let all = PlannedWafer::synopses(planned.wafer.cameras).0 as usize;
-    let mut slot = || -> Result<Slot, DeviceError> {
+    let slot = || -> Result<Slot, DeviceError> {
         Ok(Slot {
             images: device.host_buffer(block, HostKind::Pinned)?,
             on_device: device.device_buffer(block)?,

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use headway_device::gpu::{Argument, Caching, Done, Gpu, Move, Program, Queue, Reach};
+use headway_device::gpu::{Caching, Completion, Gpu, Operation, Queue, Reach};
+use headway_device::work::{Argument, Work};
 use headway_device::{Access, Buffer, DeviceError};
 use headway_kernels::klt::{Launch, Region, Shape};
 use headway_kernels::study::Elementwise;
@@ -140,7 +141,7 @@ impl Memory {
         Ok(())
     }
 
-    fn run(&mut self, gpu: usize, what: Move) -> Result<(), DeviceError> {
+    fn run(&mut self, gpu: usize, what: Operation) -> Result<(), DeviceError> {
         let queue = &mut self.gpus.get_mut(gpu).ok_or_else(no_gpu)?.queue;
         queue.submit(what, 0)?;
         wait(queue.as_mut()).result
@@ -151,7 +152,7 @@ impl Memory {
         let at = self.saved_at(part);
         let from = self.saved.claim(at + range.start..at + range.end, Access::Read)?;
         let to = self.buffer(gpu, part)?.claim(range, Access::Write)?;
-        self.run(gpu, Move::Copy { from, to })
+        self.run(gpu, Operation::Copy { from, to })
     }
 
     /// Copies a range of a part of the state to system memory.
@@ -159,7 +160,7 @@ impl Memory {
         let at = self.saved_at(part);
         let to = self.saved.claim(at + range.start..at + range.end, Access::Write)?;
         let from = self.buffer(gpu, part)?.claim(range, Access::Read)?;
-        self.run(gpu, Move::Copy { from, to })
+        self.run(gpu, Operation::Copy { from, to })
     }
 
     /// Copies a range of a part of the state from GPU to GPU.
@@ -171,7 +172,7 @@ impl Memory {
     ) -> Result<(), DeviceError> {
         let source = self.buffer(from, part)?.claim(range.clone(), Access::Read)?;
         let target = self.buffer(to, part)?.claim(range, Access::Write)?;
-        self.run(to, Move::Copy { from: source, to: target })
+        self.run(to, Operation::Copy { from: source, to: target })
     }
 
     /// Writes what comes next into a region, into its pinned end only.
@@ -190,14 +191,14 @@ impl Memory {
     pub(super) fn push(&mut self, gpu: usize, region: Option<Region>, range: Range<usize>) -> Result<(), DeviceError> {
         let from = self.ends.claim(range.clone(), Access::Read)?;
         let to = self.end(gpu, region)?.claim(range, Access::Write)?;
-        self.run(gpu, Move::Copy { from, to })
+        self.run(gpu, Operation::Copy { from, to })
     }
 
     /// Copies a range of a region, or of the additional output, to its pinned end.
     pub(super) fn pull(&mut self, gpu: usize, region: Option<Region>, range: Range<usize>) -> Result<(), DeviceError> {
         let from = self.end(gpu, region)?.claim(range.clone(), Access::Read)?;
         let to = self.ends.claim(range, Access::Write)?;
-        self.run(gpu, Move::Copy { from, to })
+        self.run(gpu, Operation::Copy { from, to })
     }
 
     fn end(&self, gpu: usize, region: Option<Region>) -> Result<&Buffer, DeviceError> {
@@ -232,8 +233,8 @@ impl Memory {
                 }
                 let words = added.claim(at * part..(at + 1) * part, Access::Write)?;
                 let arguments = vec![Argument::Memory(words), Argument::Int(count.cast_signed())];
-                let program: Arc<dyn Program> = Arc::new(Elementwise);
-                queue.submit(Move::Launch { program, grid: Elementwise::grid(count), arguments }, 0)?;
+                let work: Arc<dyn Work> = Arc::new(Elementwise);
+                queue.submit(Operation::Launch { work, grid: Elementwise::grid(count), arguments }, 0)?;
             }
         }
         while queue.outstanding() > 0 {
@@ -268,7 +269,7 @@ fn no_gpu() -> DeviceError {
 }
 
 /// Waits for the oldest move of a queue that has one.
-fn wait(queue: &mut dyn Queue) -> Done {
+fn wait(queue: &mut dyn Queue) -> Completion {
     loop {
         match queue.poll() {
             Some(done) => return done,

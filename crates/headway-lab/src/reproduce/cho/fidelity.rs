@@ -8,7 +8,7 @@ use std::thread;
 
 use headway_core::models::transfer::{Direction, Stores};
 use headway_core::units::Nanos;
-use headway_device::gpu::{Caching, Gpu, Move, Queue};
+use headway_device::gpu::{Caching, Gpu, Operation, Queue};
 use headway_device::{Access, Buffer, DeviceError};
 use headway_os::{clock, copy};
 
@@ -150,7 +150,7 @@ impl DoubleQueue {
     ) -> Result<(), Error> {
         let from = from.claim(from_at..from_at + len, Access::Read)?;
         let to = to.claim(to_at..to_at + len, Access::Write)?;
-        queue.submit(Move::Copy { from, to }, 0)?;
+        queue.submit(Operation::Copy { from, to }, 0)?;
         finish(std::slice::from_mut(queue)).map(|_| ())
     }
 }

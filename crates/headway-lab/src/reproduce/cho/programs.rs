@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use headway_core::models::transfer::Direction;
 use headway_core::units::Nanos;
-use headway_device::gpu::{Argument, Move, Queue};
+use headway_device::gpu::{Operation, Queue};
+use headway_device::work::Argument;
 use headway_device::{Access, Buffer};
 use headway_kernels::study::{BfsAdvance, BfsExpand, Pathfinder, bfs_grid};
 use rand_core::{Rng, SeedableRng};
@@ -119,10 +120,10 @@ fn claim(buffer: &Buffer, access: Access) -> Result<Argument, Error> {
     Ok(Argument::Memory(buffer.claim(0..buffer.len(), access)?))
 }
 
-/// What the kernels in `queue` took on the device, or, where it keeps no time, from here to their end.
+/// What the kernels in `queue`, which keeps time, took on the device.
 fn kernel_time(queue: &mut Box<dyn Queue>) -> Result<Nanos, Error> {
     let done = finish(std::slice::from_mut(queue))?;
-    Ok(done.iter().filter_map(|done| done.device_time).fold(Nanos::ZERO, |sum, time| sum + time))
+    Ok(done.iter().fold(Nanos::ZERO, |sum, done| sum + (done.finished - done.started)))
 }
 
 /// The search on the device; the distance of every node.
@@ -156,14 +157,14 @@ pub(super) fn bfs(copies: &Copies<'_>, graph: &mut Graph) -> Result<(Costs, Vec<
         ];
         let mut arguments: Vec<Argument> = expand.into_iter().map(|(b, a)| claim(b, a)).collect::<Result<_, _>>()?;
         arguments.push(Argument::Int(count as i32));
-        submit(&mut queue, Move::Launch { program: Arc::new(BfsExpand), grid, arguments }, 0)?;
+        submit(&mut queue, Operation::Launch { work: Arc::new(BfsExpand), grid, arguments }, 0)?;
         // The second kernel claims what the first has: it is queued when that has ended.
         costs.kernels = costs.kernels + kernel_time(&mut queue)?;
         let advance = [frontier, reached, visited, &more];
         let mut arguments: Vec<Argument> =
             advance.into_iter().map(|buffer| claim(buffer, Access::Write)).collect::<Result<_, _>>()?;
         arguments.push(Argument::Int(count as i32));
-        submit(&mut queue, Move::Launch { program: Arc::new(BfsAdvance), grid, arguments }, 0)?;
+        submit(&mut queue, Operation::Launch { work: Arc::new(BfsAdvance), grid, arguments }, 0)?;
         costs.kernels = costs.kernels + kernel_time(&mut queue)?;
         costs.flags = costs.flags + copies.copy(Direction::D2h, &more, &mut flag)?;
         if flag[0] == 0 {
@@ -237,7 +238,7 @@ pub(super) fn pathfinder(copies: &Copies<'_>, grid: &mut Grid) -> Result<(Costs,
             vec![claim(&rest, Access::Read)?, claim(&best[at], Access::Read)?, claim(&best[1 - at], Access::Write)?];
         arguments.extend([grid.columns, row, count, HEIGHT].map(|value| Argument::Int(value as i32)));
         let shape = Pathfinder::grid(grid.columns as u32, HEIGHT as u32);
-        submit(&mut queue, Move::Launch { program: Arc::new(Pathfinder), grid: shape, arguments }, 0)?;
+        submit(&mut queue, Operation::Launch { work: Arc::new(Pathfinder), grid: shape, arguments }, 0)?;
         costs.kernels = costs.kernels + kernel_time(&mut queue)?;
         (row, at) = (row + count, 1 - at);
     }

@@ -4,7 +4,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use headway_core::units::Nanos;
-use headway_device::gpu::{Argument, Move, Queue};
+use headway_device::gpu::{Operation, Queue};
+use headway_device::work::Argument;
 use headway_device::{Access, Buffer};
 use headway_kernels::study::Elementwise;
 use headway_os::clock;
@@ -49,14 +50,14 @@ impl Arrays {
         let (from, to) = if inwards { (&self.pinned, &self.there) } else { (&self.there, &self.pinned) };
         let from = from.claim(range.clone(), Access::Read)?;
         let to = to.claim(range, Access::Write)?;
-        submit(queue, Move::Copy { from, to }, 0)
+        submit(queue, Operation::Copy { from, to }, 0)
     }
 
     fn launch(&self, queue: &mut Box<dyn Queue>, range: Range<usize>) -> Result<(), Error> {
         let words = (range.len() / 4) as u32;
         let memory = self.there.claim(range, Access::Write)?;
         let arguments = vec![Argument::Memory(memory), Argument::Int(words as i32)];
-        submit(queue, Move::Launch { program: Arc::new(Elementwise), grid: Elementwise::grid(words), arguments }, 0)
+        submit(queue, Operation::Launch { work: Arc::new(Elementwise), grid: Elementwise::grid(words), arguments }, 0)
     }
 
     /// Puts `data` where the copies in begin.

@@ -103,7 +103,7 @@ fn measured(setting: &Setting, backend: ports::Backend, ports: &[Arc<dyn Gpu>], 
     let mut session = Session::new(None, None, &stop, &mut ignore);
     let largest = if setting.quick { CHUNK_QUICK } else { room.largest.min(64 << 20) };
     let scope = Scope::brief(ports.len(), largest, Nanos::ZERO);
-    Ok(calibrate(&mut session, ports, device.as_mut(), &scope, ("node", &stamp))?.0)
+    Ok(calibrate(&mut session, ports, &mut device, &scope, ("node", &stamp))?.0)
 }
 
 /// Members of a scene for a number of GPUs.

@@ -13,7 +13,7 @@ use headway_core::models::transfer::Method;
 use headway_core::plan::stream::admission::{Admission, Admitted, LIMITS, Refused, Request, Way};
 use headway_core::plan::stream::running::{Domain, Job};
 use headway_core::units::{Bytes, Nanos};
-use headway_device::{Access, Buffer, Completion, Device, DeviceError, HostKind, Operation};
+use headway_device::{Access, Buffer, Completion, DeviceError, Engines, HostKind, Span};
 use headway_os::clock;
 use headway_runtime::pattern;
 use rand_core::{Rng, SeedableRng};
@@ -177,7 +177,7 @@ fn memory(site: &mut Site, routes: &[RouteId]) -> Result<BTreeMap<RouteId, Path>
         if class == EngineClass::D2h {
             let from = host.claim(0..bytes, Access::Read)?;
             let to = there.claim(0..bytes, Access::Write)?;
-            wait(device.as_mut(), Operation::Copy { method: Method::Dma, from, to })?;
+            wait(device, (from, to))?;
             // What is found here later has come from the GPU.
             host.claim(0..bytes, Access::Write)?.bytes_mut()?.fill(0);
         }
@@ -197,8 +197,8 @@ fn fill(buffer: &Buffer, route: RouteId) -> Result<(), DeviceError> {
     Ok(())
 }
 
-fn wait(device: &mut dyn Device, operation: Operation) -> Result<(), DeviceError> {
-    device.submit(EngineClass::H2d, operation, u64::MAX)?;
+fn wait(device: &mut Engines, ends: (Span, Span)) -> Result<(), DeviceError> {
+    device.copy(EngineClass::H2d, Method::Dma, ends, u64::MAX)?;
     let until = clock::now().saturating_add(PATIENCE);
     let mut done: Vec<Completion> = Vec::new();
     while done.is_empty() {
@@ -292,12 +292,8 @@ impl Driver<'_> {
             let range = 0..block.bytes.0 as usize;
             let (from, to) =
                 if way.class == EngineClass::H2d { (&way.host, &way.there) } else { (&way.there, &way.host) };
-            let operation = Operation::Copy {
-                method: Method::Dma,
-                from: from.claim(range.clone(), Access::Read)?,
-                to: to.claim(range, Access::Write)?,
-            };
-            self.site.devices[way.gpu].submit(way.class, operation, tag)?;
+            let ends = (from.claim(range.clone(), Access::Read)?, to.claim(range, Access::Write)?);
+            self.site.devices[way.gpu].copy(way.class, Method::Dma, ends, tag)?;
         }
         self.running = Some(Running { job, begun, outstanding, first: Nanos::MAX, last: Nanos::ZERO });
         Ok(())

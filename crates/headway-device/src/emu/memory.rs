@@ -13,7 +13,7 @@ use crate::buffer::{Domain, HeapMemory, Memory, Place, Span, lock};
 use crate::error::DeviceError;
 use crate::gpu::Window;
 
-/// Pinned ranges of all emulated gpus, which share one domain: address of the first byte to length.
+/// Pinned ranges of all emulated GPUs, which share one domain: address of the first byte to length.
 static PINNED: Mutex<BTreeMap<usize, usize>> = Mutex::new(BTreeMap::new());
 
 /// An entry of [`PINNED`], taken out when dropped.

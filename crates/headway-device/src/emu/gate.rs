@@ -1,4 +1,4 @@
-//! Engines of an emulated port: one operation at a time, at its pace.
+//! Engines of an emulated gpu: one operation at a time, at its pace.
 
 use std::sync::{Condvar, Mutex, PoisonError};
 
@@ -68,14 +68,15 @@ impl Drop for Turn<'_> {
     }
 }
 
-/// Does `body` under `gates`, entered in their order, and keeps them for what `pace` says that `bytes` bytes take.
+/// Does `body` under `gates`, entered in their order, and keeps them for at least `time`. Whatever stands in `began` was earlier;
+/// else it is when the gates were entered.
 ///
 /// Whoever needs two gates must take them in one order everywhere: outgoing peer gates come before incoming ones.
-pub(super) fn occupy<R>(gates: &[&Gate], pace: Pace, bytes: usize, body: impl FnOnce() -> R) -> R {
+pub(super) fn occupy<R>(gates: &[&Gate], time: Nanos, began: &mut Option<Nanos>, body: impl FnOnce() -> R) -> R {
     let _turns: Vec<Turn<'_>> = gates.iter().map(|gate| gate.enter()).collect();
     let started = clock::now();
+    began.get_or_insert(started);
     let result = body();
-    let time = pace.time(bytes);
     if time > Nanos::ZERO {
         clock::sleep_until(started.saturating_add(time));
     }
@@ -94,7 +95,7 @@ mod tests {
             for _ in 0..4 {
                 threads.spawn(|| {
                     for _ in 0..200 {
-                        occupy(&[&gate], Pace::FREE, 1, || {
+                        occupy(&[&gate], Nanos::ZERO, &mut None, || {
                             assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
                             std::thread::yield_now();
                             inside.fetch_sub(1, Ordering::SeqCst);
@@ -109,7 +110,7 @@ mod tests {
     fn an_operation_keeps_its_gate_for_setup_and_bytes_over_rate() {
         let pace = Pace { setup: Nanos(300_000), rate: Some(Rate(64_000_000)) };
         let started = clock::now();
-        occupy(&[&Gate::default()], pace, 64, || ());
+        occupy(&[&Gate::default()], pace.time(64), &mut None, || ());
         assert!(clock::now() >= started.saturating_add(Nanos(301_000)));
         assert_eq!(pace.slower(Pace::FREE), pace);
         let slower = Pace { setup: Nanos(1), rate: Some(Rate(5)) };

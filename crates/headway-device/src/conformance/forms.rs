@@ -1,4 +1,4 @@
-//! Windows, paged windows and resident copiers, in every form that the gpu has.
+//! Windows, paged windows and resident copiers, in every form that the GPU has.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use super::ways::{ByQueue, Ordinary};
 use super::{Bench, LARGEST, MARGIN, Noise, PATIENCE, Way, claim, memory, note, perform, pinned, read, same, write};
 use crate::DeviceError;
 use crate::buffer::{Access, Buffer};
-use crate::gpu::{Gpu, Move, Mover, Pager, Piece, Reach, Resident, ResidentOptions};
+use crate::gpu::{Gpu, Mover, Operation, Pager, Piece, Reach, Resident, ResidentOptions};
 
 /// Stores and loads through the window of a buffer.
 struct ByWindow;
@@ -70,10 +70,10 @@ pub fn windows_are_seen_by_queues_and_kernels(gpu: &Arc<dyn Gpu>) {
             ByWindow.put(&sent, 0, len, &there, 9);
             let (from, to) = (claim(&there, 9, len, Access::Read), claim(&host, 0, len, Access::Write));
             let what = if round % 2 == 0 {
-                Move::Copy { from, to }
+                Operation::Copy { from, to }
             } else {
                 let pieces = Arc::new([Piece { from: 0, to: 0, len }]);
-                Move::Pieces { from, to, pieces, by: Mover::Kernel { blocks: 1 } }
+                Operation::Pieces { from, to, pieces, by: Mover::Kernel { blocks: 1 } }
             };
             match perform(queue.as_mut(), what) {
                 Err(DeviceError::Unavailable { .. }) => continue,

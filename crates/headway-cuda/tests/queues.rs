@@ -6,11 +6,11 @@ mod support;
 use std::sync::{Arc, LazyLock};
 
 use headway_core::units::{Bytes, Nanos};
-use headway_cuda::{CudaDevice, CudaGpu};
+use headway_cuda::CudaGpu;
 use headway_device::buffer::lend_mut;
 use headway_device::conformance::SkipReason;
-use headway_device::gpu::{Caching, Done, Gpu, Move, Mover, Piece, Queue, Reach};
-use headway_device::port_conformance::{self, finish};
+use headway_device::conformance::{self, finish};
+use headway_device::gpu::{Caching, Completion, Gpu, Mover, Operation, Piece, Queue, Reach};
 use headway_device::{Access, Buffer, DeviceError, HostKind, Limits};
 use support::{Fake, failing, wait_until};
 
@@ -28,7 +28,7 @@ fn open_plain() -> Result<Arc<dyn Gpu>, SkipReason> {
     Ok(Arc::new(open(&PLAIN)))
 }
 
-headway_device::port_conformance!(fake_driver, open_plain);
+headway_device::conformance!(fake_driver, open_plain);
 
 fn pair(gpu: &CudaGpu, bytes: usize) -> (Buffer, Buffer) {
     let host = gpu.pinned_buffer(bytes, Caching::Cached).unwrap();
@@ -36,18 +36,18 @@ fn pair(gpu: &CudaGpu, bytes: usize) -> (Buffer, Buffer) {
     (host, gpu.device_buffer(bytes, Reach::Device).unwrap())
 }
 
-fn copy(from: &Buffer, to: &Buffer) -> Move {
+fn copy(from: &Buffer, to: &Buffer) -> Operation {
     let (from, to) = (from.claim(0..from.len(), Access::Read).unwrap(), to.claim(0..to.len(), Access::Write).unwrap());
-    Move::Copy { from, to }
+    Operation::Copy { from, to }
 }
 
-fn pieces(from: &Buffer, to: &Buffer, len: usize, by: Mover) -> Move {
+fn pieces(from: &Buffer, to: &Buffer, len: usize, by: Mover) -> Operation {
     let list = (0..from.len() / len).map(|at| Piece { from: at * len, to: at * len, len }).collect();
     let (from, to) = (from.claim(0..from.len(), Access::Read).unwrap(), to.claim(0..to.len(), Access::Write).unwrap());
-    Move::Pieces { from, to, pieces: list, by }
+    Operation::Pieces { from, to, pieces: list, by }
 }
 
-fn perform(queue: &mut dyn Queue, what: Move) -> Done {
+fn perform(queue: &mut dyn Queue, what: Operation) -> Completion {
     queue.submit(what, 1).unwrap();
     finish(queue, 1).remove(0)
 }
@@ -94,15 +94,17 @@ fn only_queues_that_keep_time_tell_the_time() {
     let gpu = open(&fake);
     let (host, there) = pair(&gpu, 64);
     // The library refuses to compare events that were made without time stamps.
-    assert_eq!(perform(gpu.queue(false).unwrap().as_mut(), copy(&host, &there)).device_time, None);
-    let time = perform(gpu.queue(true).unwrap().as_mut(), copy(&host, &there)).device_time;
-    assert!(time.is_some_and(|time| time >= Nanos(1_990_000)), "{time:?}");
+    assert_eq!(perform(gpu.queue(false).unwrap().as_mut(), copy(&host, &there)).result, Ok(()));
+    assert_eq!(gpu.clock_error(), None);
+    let done = perform(gpu.queue(true).unwrap().as_mut(), copy(&host, &there));
+    let error = gpu.clock_error().expect("a queue keeps time");
+    assert!(done.finished - done.started + error + error >= Nanos(1_990_000), "{done:?}");
 }
 
 #[test]
 fn ports_of_one_driver_exchange_every_byte() {
     let gpus = CudaGpu::open_all(&PLAIN.driver(), limits()).unwrap();
-    port_conformance::ports_exchange_every_byte(&gpus[0], &gpus[1]);
+    conformance::gpus_exchange_every_byte(&gpus[0], &gpus[1]);
 }
 
 #[test]
@@ -116,17 +118,17 @@ fn ports_without_access_do_not_reach_each_other() {
 }
 
 #[test]
-fn a_port_and_a_device_on_one_gpu_share_memory_and_its_loss() {
+fn two_openings_of_one_gpu_share_memory_and_its_loss() {
     let fake = failing("cuStreamSynchronize", 700, 4, &["-DFAIL_STICKY"]);
     let gpu = open(&fake);
-    let mut device = CudaDevice::open_with(&fake.driver(), 0, limits()).unwrap();
-    let there = headway_device::Device::device_buffer(&mut device, 64).unwrap();
+    let other = open(&fake);
+    let there = other.device_buffer(64, Reach::Device).unwrap();
     let (host, _) = pair(&gpu, 64);
     assert_eq!(perform(gpu.queue(false).unwrap().as_mut(), copy(&host, &there)).result, Ok(()));
     // Allocations wait for the memory to be zeroed.
     let lost = (0..9).find_map(|_| gpu.device_buffer(64, Reach::Device).err());
     assert!(matches!(lost, Some(DeviceError::Driver { code: 700, .. })), "{lost:?}");
-    assert_eq!(headway_device::Device::device_buffer(&mut device, 64).unwrap_err(), DeviceError::DeviceLost);
+    assert_eq!(other.device_buffer(64, Reach::Device).unwrap_err(), DeviceError::DeviceLost);
     assert_eq!(gpu.queue(false).err(), Some(DeviceError::DeviceLost));
 }
 
@@ -179,7 +181,7 @@ fn an_error_that_ends_the_context_ends_every_move_and_gives_its_bytes_back_soon_
         if let Ok(from) = host.claim(0..64, Access::Read)
             && let Ok(to) = there.claim(0..64, Access::Write)
         {
-            queue.submit(Move::Copy { from, to }, tag as u64).unwrap();
+            queue.submit(Operation::Copy { from, to }, tag as u64).unwrap();
         }
     }
     let done = finish(queue.as_mut(), 2);

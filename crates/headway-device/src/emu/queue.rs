@@ -1,4 +1,4 @@
-//! Queues of an emulated gpu: one thread each, first in, first out.
+//! Queues of an emulated GPU: one thread each, first in, first out.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -6,20 +6,21 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
+use headway_core::units::Nanos;
+use headway_os::sched::{Classes, Role};
 use headway_os::{clock, sched};
 
-use super::Shared;
 use super::gate::occupy;
+use super::{Shared, device_bytes, device_bytes_mut};
 use crate::buffer::{Access, DeviceId, Place, Span, lock};
-use crate::emu::{device_bytes, device_bytes_mut};
-use crate::gpu::{Argument, CpuArgument, Done, Move, Mover, Piece, Queue};
-use crate::{DeviceError, check};
+use crate::gpu::{Completion, Mover, Operation, Piece, Queue};
+use crate::work::{Argument, CpuArgument};
+use crate::{DeviceError, Waker, check, wake};
 
-/// A queue of an emulated gpu.
+/// A queue of an emulated GPU. It keeps time whether or not that was asked for.
 pub(super) struct EmuQueue {
     gpu: Arc<Shared>,
     line: Arc<Line>,
-    keeps_time: bool,
     outstanding: usize,
     thread: Option<JoinHandle<()>>,
 }
@@ -32,15 +33,18 @@ struct Line {
 
 #[derive(Default)]
 struct State {
-    jobs: VecDeque<(Move, u64)>,
-    done: VecDeque<Done>,
+    jobs: VecDeque<(Operation, u64)>,
+    done: VecDeque<Completion>,
+    waker: Option<Waker>,
     stop: bool,
+    /// The scheduling class that the thread is to take, or to give back, next.
+    change: Option<Option<Arc<Classes>>>,
 }
 
 impl EmuQueue {
     /// The caller has counted it in `gpu.queues`.
-    pub(super) fn start(gpu: Arc<Shared>, keeps_time: bool) -> Result<Self, DeviceError> {
-        let mut queue = Self { gpu, line: Arc::default(), keeps_time, outstanding: 0, thread: None };
+    pub(super) fn start(gpu: Arc<Shared>) -> Result<Self, DeviceError> {
+        let mut queue = Self { gpu, line: Arc::default(), outstanding: 0, thread: None };
         let (gpu, line) = (Arc::clone(&queue.gpu), Arc::clone(&queue.line));
         let thread = std::thread::Builder::new().name("headway-emu-queue".into()).spawn(move || serve(&gpu, &line));
         queue.thread = Some(thread.map_err(|error| DeviceError::Unavailable {
@@ -53,9 +57,9 @@ impl EmuQueue {
 }
 
 impl Queue for EmuQueue {
-    fn submit(&mut self, what: Move, tag: u64) -> Result<(), DeviceError> {
+    fn submit(&mut self, what: Operation, tag: u64) -> Result<(), DeviceError> {
         self.gpu.alive()?;
-        check::movement(self.gpu.here(), &what, |peer| self.gpu.reaches(peer))?;
+        check::operation(self.gpu.here(), &what, |peer| self.gpu.reaches(peer))?;
         let max = self.gpu.description.limits.outstanding_per_engine_max;
         if self.outstanding >= max {
             return Err(DeviceError::Refused { limit: "outstanding_per_engine_max", max: max as u64 });
@@ -66,17 +70,30 @@ impl Queue for EmuQueue {
         Ok(())
     }
 
-    fn poll(&mut self) -> Option<Done> {
+    fn poll(&mut self) -> Option<Completion> {
         if self.outstanding == 0 {
             return None;
         }
         let done = lock(&self.line.state).done.pop_front()?;
         self.outstanding -= 1;
-        Some(Done { device_time: done.device_time.filter(|_| self.keeps_time), ..done })
+        Some(Completion { noticed: clock::now(), ..done })
     }
 
     fn outstanding(&self) -> usize {
         self.outstanding
+    }
+
+    fn must_poll(&self) -> bool {
+        false
+    }
+
+    fn set_waker(&mut self, waker: Waker) {
+        lock(&self.line.state).waker = Some(waker);
+    }
+
+    fn set_classes(&mut self, classes: Option<&Arc<Classes>>) {
+        lock(&self.line.state).change = Some(classes.cloned());
+        self.line.changed.notify_one();
     }
 }
 
@@ -94,75 +111,95 @@ impl Drop for EmuQueue {
 
 /// The loop of a queue's thread; ends when the queue is dropped and nothing is left to do.
 fn serve(gpu: &Shared, line: &Line) {
-    // Without it, every throttled move would end up to 50 us late; a refusal only costs that precision.
+    // Without it, every throttled operation would end up to 50 us late; a refusal only costs that precision.
     let _ = sched::lower_timer_slack();
+    let mut held = None;
     loop {
         let mut state = lock(&line.state);
-        while state.jobs.is_empty() && !state.stop {
+        while state.jobs.is_empty() && !state.stop && state.change.is_none() {
             state = line.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        if let Some(change) = state.change.take() {
+            drop(state);
+            // The old class is given back before the new one is taken.
+            drop(held.take());
+            held = change.map(|classes| classes.take(Role::Helper));
+            continue;
         }
         let Some((mut what, tag)) = state.jobs.pop_front() else { return };
         drop(state);
-        let started = clock::now();
+        let (mut began, taken) = (None, clock::now());
         let result = gpu.alive().and_then(|()| {
-            catch_unwind(AssertUnwindSafe(|| execute(gpu, &mut what))).unwrap_or_else(|_| {
+            catch_unwind(AssertUnwindSafe(|| execute(gpu, &mut what, &mut began))).unwrap_or_else(|_| {
                 gpu.lost.store(true, Ordering::Release);
                 Err(DeviceError::DeviceLost)
             })
         });
         drop(what);
-        let device_time = Some(clock::now().saturating_sub(started));
-        lock(&line.state).done.push_back(Done { tag, result, device_time });
+        let (started, finished) = (began.unwrap_or(taken), clock::now());
+        let mut state = lock(&line.state);
+        state.done.push_back(Completion { tag, result, started, finished, noticed: finished });
+        let waker = state.waker.clone();
+        drop(state);
+        if let Some(waker) = waker {
+            wake(&waker);
+        }
     }
 }
 
-fn execute(gpu: &Shared, what: &mut Move) -> Result<(), DeviceError> {
+/// Does `what`; `began` becomes when the first of its engines was free.
+fn execute(gpu: &Shared, what: &mut Operation, began: &mut Option<Nanos>) -> Result<(), DeviceError> {
     match what {
-        Move::Copy { from, to } => copy(gpu, from, to),
-        Move::Relay { from, through, to } => {
-            copy(gpu, from, through);
-            copy(gpu, through, to);
+        Operation::Copy { from, to } => copy(gpu, from, to, began),
+        Operation::Relay { from, through, to } => {
+            copy(gpu, from, through, began);
+            copy(gpu, through, to, began);
         }
-        Move::Pieces { from, to, pieces, by } => move_pieces(gpu, from, to, pieces, *by),
-        Move::Launch { program, grid, arguments } => {
+        Operation::Pieces { from, to, pieces, by } => move_pieces(gpu, (from, to), pieces, *by, began),
+        Operation::Launch { work, grid, arguments } => {
             let mut arguments: Vec<CpuArgument<'_>> = arguments
                 .iter_mut()
                 .map(|argument| match argument {
                     Argument::Int(value) => CpuArgument::Int(*value),
+                    Argument::Null => CpuArgument::Null,
                     Argument::Memory(span) => match span.access() {
                         Access::Read => CpuArgument::Read(device_bytes(span)),
                         Access::Write => CpuArgument::Write(device_bytes_mut(span)),
                     },
                 })
                 .collect();
-            return occupy(&[&gpu.ee], gpu.launch, 0, || program.run(*grid, &mut arguments));
+            // A cost that panics costs nothing rather than the GPU.
+            let cost = || gpu.launch_time.as_ref().zip(work.demand(&arguments));
+            let cost = catch_unwind(AssertUnwindSafe(|| cost().map(|(time, demand)| time(work.id(), demand))));
+            let time = gpu.launch.setup.saturating_add(cost.ok().flatten().unwrap_or(Nanos::ZERO));
+            return occupy(&[&gpu.ee], time, began, || work.launch(*grid, &mut arguments));
         }
     }
     Ok(())
 }
 
 /// One copy, by the engines that its places need.
-fn copy(gpu: &Shared, from: &Span, to: &mut Span) {
-    let bytes = from.len();
-    with_engines(gpu, from.place(), to.place(), bytes, || device_bytes_mut(to).copy_from_slice(device_bytes(from)));
+fn copy(gpu: &Shared, from: &Span, to: &mut Span, began: &mut Option<Nanos>) {
+    let ends = (from.place(), to.place());
+    with_engines(gpu, ends, from.len(), began, || device_bytes_mut(to).copy_from_slice(device_bytes(from)));
 }
 
-fn with_engines(gpu: &Shared, from: Place, to: Place, bytes: usize, body: impl FnOnce()) {
-    match (from, to) {
-        (Place::Host { .. }, _) => occupy(&[&gpu.h2d], gpu.pace_in, bytes, body),
-        (_, Place::Host { .. }) => occupy(&[&gpu.d2h], gpu.pace_out, bytes, body),
+fn with_engines(gpu: &Shared, ends: (Place, Place), bytes: usize, began: &mut Option<Nanos>, body: impl FnOnce()) {
+    match ends {
+        (Place::Host { .. }, _) => occupy(&[&gpu.h2d], gpu.pace_in.time(bytes), began, body),
+        (_, Place::Host { .. }) => occupy(&[&gpu.d2h], gpu.pace_out.time(bytes), began, body),
         (Place::Device { id: from, .. }, Place::Device { id: to, .. }) => {
             let other = if from == to { None } else { super::find(if from == gpu.id { to } else { from }) };
             let other = other.as_deref().unwrap_or(gpu);
             let (source, target) = if from == gpu.id { (gpu, other) } else { (other, gpu) };
             let pace = source.pace_peer.slower(target.pace_peer);
-            occupy(&[&source.peer_out, &target.peer_in], pace, bytes, body);
+            occupy(&[&source.peer_out, &target.peer_in], pace.time(bytes), began, body);
         }
     }
 }
 
-fn move_pieces(gpu: &Shared, from: &Span, to: &mut Span, pieces: &[Piece], by: Mover) {
-    let (source, target) = (from.place(), to.place());
+fn move_pieces(gpu: &Shared, (from, to): (&Span, &mut Span), pieces: &[Piece], by: Mover, began: &mut Option<Nanos>) {
+    let ends = (from.place(), to.place());
     let (from, to) = (device_bytes(from), device_bytes_mut(to));
     let mut one = |piece: &Piece| {
         to[piece.to..piece.to + piece.len].copy_from_slice(&from[piece.from..piece.from + piece.len]);
@@ -171,11 +208,13 @@ fn move_pieces(gpu: &Shared, from: &Span, to: &mut Span, pieces: &[Piece], by: M
     match by {
         Mover::Loop => {
             for piece in pieces {
-                with_engines(gpu, source, target, piece.len, || one(piece));
+                with_engines(gpu, ends, piece.len, began, || one(piece));
             }
         }
-        Mover::Batch => with_engines(gpu, source, target, total, || pieces.iter().for_each(one)),
-        Mover::Kernel { blocks: _ } => occupy(&[&gpu.ee], gpu.kernel, total, || pieces.iter().for_each(one)),
+        Mover::Batch => with_engines(gpu, ends, total, began, || pieces.iter().for_each(one)),
+        Mover::Kernel { blocks: _ } => {
+            occupy(&[&gpu.ee], gpu.kernel.time(total), began, || pieces.iter().for_each(one));
+        }
     }
 }
 
@@ -183,7 +222,7 @@ impl Shared {
     /// The pageable copy's DMA of one bounce buffer.
     pub(super) fn bounce(&self, inward: bool, bytes: usize, body: impl FnOnce()) {
         let (gate, pace) = if inward { (&self.h2d, self.pace_in) } else { (&self.d2h, self.pace_out) };
-        occupy(&[gate], pace, bytes, body);
+        occupy(&[gate], pace.time(bytes), &mut None, body);
     }
 
     pub(super) fn reaches(&self, peer: DeviceId) -> bool {

@@ -2,22 +2,23 @@
 
 use std::sync::Arc;
 
+use headway_os::clock;
 use headway_os::memory::{Mapping, page_bytes};
 
 use super::launches::Add;
 use super::ways::Ordinary;
 use super::{Noise, Way, claim, copy, finish, memory, note, perform, pinned, read, same, write};
 use crate::buffer::{Access, Buffer, HostKind, lend, lend_mut};
-use crate::gpu::{Argument, Caching, Gpu, Move, Mover, Piece, Queue, Reach};
-use crate::kernel::Grid;
+use crate::gpu::{Caching, Completion, Gpu, Mover, Operation, Piece, Queue, Reach};
+use crate::work::{Argument, Grid};
 use crate::{DeviceError, Span};
 
 /// The suite fills queues up to their limit; it must be small enough for that.
 const FILLABLE_MAX: usize = 1 << 16;
 
-/// Test of the suite: moves of one queue, long and short ones in both directions, end in the order of submission; queues that
+/// Test of the suite: operations of one queue, long and short ones in both directions, end in the order of submission; queues that
 /// keep time tell it, others do not.
-pub fn moves_of_a_queue_end_in_order(gpu: &Arc<dyn Gpu>) {
+pub fn operations_of_a_queue_end_in_order(gpu: &Arc<dyn Gpu>) {
     let gpu = gpu.as_ref();
     let count = gpu.description().limits.outstanding_per_engine_max.min(32);
     let size = |at: usize| if at.is_multiple_of(3) { 1 << 18 } else { 64 };
@@ -25,7 +26,7 @@ pub fn moves_of_a_queue_end_in_order(gpu: &Arc<dyn Gpu>) {
     let (host, there) = (pinned(gpu, total), memory(gpu, total));
     for keeps_time in [false, true] {
         let mut queue = gpu.queue(keeps_time).expect("a queue");
-        let mut offset = 0;
+        let (mut offset, submitted) = (0, clock::now());
         for at in 0..count {
             let (from, to) = if at.is_multiple_of(2) { (&host, &there) } else { (&there, &host) };
             queue.submit(copy((from, offset), (to, offset), size(at)), at as u64).expect("within the limit");
@@ -35,7 +36,13 @@ pub fn moves_of_a_queue_end_in_order(gpu: &Arc<dyn Gpu>) {
         assert_eq!(queue.outstanding(), count, "nothing was taken yet");
         let done = finish(queue.as_mut(), count);
         assert!(done.iter().map(|done| done.tag).eq(0..count as u64), "{done:?}");
-        assert!(done.iter().all(|done| done.result.is_ok() && done.device_time.is_some() == keeps_time), "{done:?}");
+        assert!(done.iter().all(|done| done.result.is_ok()), "{done:?}");
+        for Completion { started, finished, noticed, .. } in &done {
+            assert!(submitted <= *started && started <= finished && finished <= noticed, "{done:?}");
+        }
+        if keeps_time {
+            assert!(done.windows(2).all(|pair| pair[0].finished <= pair[1].started), "{done:?}");
+        }
         assert_eq!((queue.poll(), queue.outstanding()), (None, 0), "nothing ends twice");
     }
 }
@@ -57,14 +64,14 @@ pub fn a_full_queue_refuses_and_stays_usable(gpu: &Arc<dyn Gpu>) {
     assert_eq!(perform(queue.as_mut(), copy((&host, max), (&there, max), 1)), Ok(()));
 }
 
-fn refused(queue: &mut dyn Queue, what: &str, wrong: Move) {
+fn refused(queue: &mut dyn Queue, what: &str, wrong: Operation) {
     let result = queue.submit(wrong, 0);
     assert!(matches!(result, Err(DeviceError::Invalid { .. })), "{what}: {result:?}");
     assert_eq!((queue.outstanding(), queue.poll()), (0, None), "{what}");
 }
 
 /// Test of the suite: wrong places, lengths, claims, pieces and grids are the caller's mistakes, found before anything runs.
-pub fn moves_against_the_rules_are_refused(gpu: &Arc<dyn Gpu>) {
+pub fn operations_against_the_rules_are_refused(gpu: &Arc<dyn Gpu>) {
     let gpu = gpu.as_ref();
     let (host, there, other) = (pinned(gpu, 64), memory(gpu, 64), memory(gpu, 64));
     let mut queue = gpu.queue(false).expect("a queue");
@@ -76,43 +83,43 @@ pub fn moves_against_the_rules_are_refused(gpu: &Arc<dyn Gpu>) {
         refused(queue, "from unpinned memory", copy((plain, 0), (&there, 0), 8));
         refused(queue, "to unpinned memory", copy((&there, 0), (plain, 0), 8));
         let (from, through, to) = (reads(plain, 8), writes(&other, 8), writes(&there, 8));
-        refused(queue, "relay from unpinned memory", Move::Relay { from, through, to });
+        refused(queue, "relay from unpinned memory", Operation::Relay { from, through, to });
         let pieces = Arc::new([Piece { from: 0, to: 0, len: 8 }]);
         let by = Mover::Kernel { blocks: 1 };
         refused(
             queue,
             "kernel on unpinned memory",
-            Move::Pieces { from: reads(plain, 8), to: writes(&there, 8), pieces, by },
+            Operation::Pieces { from: reads(plain, 8), to: writes(&there, 8), pieces, by },
         );
     });
     refused(queue, "host to host", copy((&host, 0), (&host, 32), 8));
-    refused(queue, "8 bytes to 9", Move::Copy { from: reads(&host, 8), to: writes(&there, 9) });
-    refused(queue, "destination for reading", Move::Copy { from: reads(&host, 8), to: reads(&there, 8) });
+    refused(queue, "8 bytes to 9", Operation::Copy { from: reads(&host, 8), to: writes(&there, 9) });
+    refused(queue, "destination for reading", Operation::Copy { from: reads(&host, 8), to: reads(&there, 8) });
     let (from, through, to) = (reads(&host, 8), writes(&other, 9), writes(&there, 8));
-    refused(queue, "relay of two lengths", Move::Relay { from, through, to });
+    refused(queue, "relay of two lengths", Operation::Relay { from, through, to });
     let (from, through, to) = (reads(&there, 8), writes(&host, 8), writes(&other, 8));
-    refused(queue, "relay through the host", Move::Relay { from, through, to });
+    refused(queue, "relay through the host", Operation::Relay { from, through, to });
     let (from, through, to) = (reads(&host, 8), reads(&other, 8), writes(&there, 8));
-    refused(queue, "relay through memory for reading", Move::Relay { from, through, to });
+    refused(queue, "relay through memory for reading", Operation::Relay { from, through, to });
     for by in [Mover::Loop, Mover::Batch, Mover::Kernel { blocks: 1 }] {
         for wrong in [(0, 1, 64), (1, 0, 64), (65, 0, 0), (0, 65, 0), (usize::MAX, 0, 2), (0, 0, usize::MAX)] {
             let pieces =
                 Arc::new([Piece { from: 0, to: 0, len: 1 }, Piece { from: wrong.0, to: wrong.1, len: wrong.2 }]);
-            let what = Move::Pieces { from: reads(&host, 64), to: writes(&there, 64), pieces, by };
+            let what = Operation::Pieces { from: reads(&host, 64), to: writes(&there, 64), pieces, by };
             refused(queue, &format!("piece {wrong:?} by {by:?}"), what);
         }
     }
     let pieces = || Arc::new([Piece { from: 0, to: 0, len: 1 }]);
     let (from, to) = (reads(&host, 8), writes(&there, 8));
-    refused(queue, "no block", Move::Pieces { from, to, pieces: pieces(), by: Mover::Kernel { blocks: 0 } });
+    refused(queue, "no block", Operation::Pieces { from, to, pieces: pieces(), by: Mover::Kernel { blocks: 0 } });
     let (from, to) = (reads(&host, 8), reads(&there, 8));
-    refused(queue, "pieces to memory for reading", Move::Pieces { from, to, pieces: pieces(), by: Mover::Loop });
+    refused(queue, "pieces to memory for reading", Operation::Pieces { from, to, pieces: pieces(), by: Mover::Loop });
     launches_against_the_rules(queue, &there);
 }
 
 fn launches_against_the_rules(queue: &mut dyn Queue, there: &Buffer) {
-    let launch = |grid, memory: Span| Move::Launch {
-        program: Arc::new(Add),
+    let launch = |grid, memory: Span| Operation::Launch {
+        work: Arc::new(Add),
         grid,
         arguments: vec![Argument::Memory(memory), Argument::Int(1)],
     };
@@ -152,7 +159,7 @@ pub fn accesses_against_the_rules_are_refused(gpu: &Arc<dyn Gpu>) {
     }
 }
 
-/// Test of the suite: claims hold while a move waits or runs, and are gone when it has ended or was refused.
+/// Test of the suite: claims hold while a operation waits or runs, and are gone when it has ended or was refused.
 pub fn claims_are_released_on_every_path(gpu: &Arc<dyn Gpu>) {
     let gpu = gpu.as_ref();
     let (host, there, through) = (pinned(gpu, 4096), memory(gpu, 4096), memory(gpu, 4096));
@@ -172,17 +179,17 @@ pub fn claims_are_released_on_every_path(gpu: &Arc<dyn Gpu>) {
     let spans =
         || (claim(&host, 0, 8, Access::Read), claim(&through, 0, 8, Access::Write), claim(&there, 0, 8, Access::Write));
     let (from, through, to) = spans();
-    assert_eq!(perform(queue.as_mut(), Move::Relay { from, through, to }), Ok(()));
+    assert_eq!(perform(queue.as_mut(), Operation::Relay { from, through, to }), Ok(()));
     all_free("a relay has ended");
     let pieces = |from, len| Arc::new([Piece { from, to: 0, len }]);
     let (from, _, to) = spans();
-    assert_eq!(perform(queue.as_mut(), Move::Pieces { from, to, pieces: pieces(1, 7), by: Mover::Loop }), Ok(()));
+    assert_eq!(perform(queue.as_mut(), Operation::Pieces { from, to, pieces: pieces(1, 7), by: Mover::Loop }), Ok(()));
     all_free("pieces have arrived");
     let (from, _, to) = spans();
-    assert!(queue.submit(Move::Pieces { from, to, pieces: pieces(2, 7), by: Mover::Loop }, 0).is_err());
+    assert!(queue.submit(Operation::Pieces { from, to, pieces: pieces(2, 7), by: Mover::Loop }, 0).is_err());
     all_free("pieces were refused");
     let (from, to) = (claim(&host, 0, 8, Access::Read), claim(&there, 0, 9, Access::Write));
-    assert!(queue.submit(Move::Copy { from, to }, 0).is_err());
+    assert!(queue.submit(Operation::Copy { from, to }, 0).is_err());
     all_free("a copy was refused");
 }
 
@@ -213,7 +220,7 @@ pub fn two_threads_use_queues_at_once(gpu: &Arc<dyn Gpu>) {
     });
 }
 
-/// Test of the suite: a queue dropped with moves outstanding has done them, and releases everything.
+/// Test of the suite: a queue dropped with operations outstanding has done them, and releases everything.
 pub fn dropping_a_busy_queue_waits_for_it(gpu: &Arc<dyn Gpu>) {
     let gpu = gpu.as_ref();
     let count = gpu.description().limits.outstanding_per_engine_max.min(16);
@@ -291,7 +298,7 @@ pub fn registered_memory_is_pinned_until_dropped(gpu: &Arc<dyn Gpu>) {
     });
 }
 
-/// Test of the suite: the gpu knows pinned memory from ordinary memory.
+/// Test of the suite: the GPU knows pinned memory from ordinary memory.
 pub fn pinned_memory_is_told_from_ordinary_memory(gpu: &Arc<dyn Gpu>) {
     // Its own pages: those of the allocator may hold what another test has registered.
     let ordinary = Mapping::anonymous(10_000).expect("memory of the process");

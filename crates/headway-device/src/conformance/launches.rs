@@ -1,4 +1,4 @@
-//! Launches of programs.
+//! Launches of works by a queue.
 
 use std::sync::Arc;
 
@@ -6,13 +6,13 @@ use super::ways::Ordinary;
 use super::{Noise, Way, claim, memory, perform, pinned, read, same, write};
 use crate::DeviceError;
 use crate::buffer::{Access, Place};
-use crate::gpu::{Argument, CpuArgument, Gpu, Move, Program};
-use crate::kernel::Grid;
+use crate::gpu::{Gpu, Operation};
+use crate::work::{Argument, CpuArgument, Grid, Work};
 
-/// The suite's program: adds an integer to every byte.
+/// The suite's work: adds an integer to every byte.
 pub(super) struct Add;
 
-impl Program for Add {
+impl Work for Add {
     fn id(&self) -> &'static str {
         "conformance-add"
     }
@@ -25,7 +25,7 @@ impl Program for Add {
         "headway_conformance_add"
     }
 
-    fn run(&self, _: Grid, arguments: &mut [CpuArgument<'_>]) -> Result<(), DeviceError> {
+    fn launch(&self, _: Grid, arguments: &mut [CpuArgument<'_>]) -> Result<(), DeviceError> {
         let [CpuArgument::Read(from), CpuArgument::Write(to), CpuArgument::Int(count), CpuArgument::Int(add)] =
             arguments
         else {
@@ -66,7 +66,7 @@ pub fn launches_compute_what_their_cpu_form_does(gpu: &Arc<dyn Gpu>) {
                 Argument::Int(add),
             ];
             let grid = Grid { blocks, threads, shared_bytes: 0 };
-            assert_eq!(perform(queue.as_mut(), Move::Launch { program: Arc::new(Add), grid, arguments }), Ok(()));
+            assert_eq!(perform(queue.as_mut(), Operation::Launch { work: Arc::new(Add), grid, arguments }), Ok(()));
             for at in 0..count {
                 expected[1 + at] = sent[5 + at].wrapping_add(add as u8);
             }

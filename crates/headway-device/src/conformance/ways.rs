@@ -7,7 +7,7 @@ use super::{
 };
 use crate::DeviceError;
 use crate::buffer::{Access, Buffer};
-use crate::gpu::{Gpu, Move, Mover, Piece, Queue};
+use crate::gpu::{Gpu, Mover, Operation, Piece, Queue};
 
 /// Copies by a queue, from and to pinned memory that holds the host's bytes at the same offsets.
 pub(super) struct ByQueue {
@@ -62,7 +62,7 @@ impl ByRelay {
     fn relay(&mut self, from: (&Buffer, usize), to: (&Buffer, usize), len: usize) {
         let (from, to) = (claim(from.0, from.1, len, Access::Read), claim(to.0, to.1, len, Access::Write));
         let through = claim(&self.through, 3, len, Access::Write);
-        assert_eq!(perform(self.by.queue.as_mut(), Move::Relay { from, through, to }), Ok(()), "{len} bytes");
+        assert_eq!(perform(self.by.queue.as_mut(), Operation::Relay { from, through, to }), Ok(()), "{len} bytes");
     }
 }
 
@@ -126,11 +126,11 @@ pub fn copies_within_a_device_move_every_byte(gpu: &Arc<dyn Gpu>) {
     exchange(gpu, queue.as_mut(), &first, gpu, &second);
 }
 
-/// Test for two gpus that reach each other: bytes go both ways, by queues of either, directly and by a relay.
+/// Test for two GPUs that reach each other: bytes go both ways, by queues of either, directly and by a relay.
 ///
 /// # Panics
 /// When they do not.
-pub fn ports_exchange_every_byte(first: &dyn Gpu, second: &dyn Gpu) {
+pub fn gpus_exchange_every_byte(first: &dyn Gpu, second: &dyn Gpu) {
     assert!(first.reaches(second.id()) && second.reaches(first.id()), "the gpus are to reach each other");
     let (here, there) = (memory(first, LARGEST + MARGIN), memory(second, LARGEST + MARGIN));
     for gpu in [first, second] {
@@ -209,7 +209,7 @@ pub fn pieces_arrive_by_every_mover(gpu: &Arc<dyn Gpu>) {
                 }
                 let count = pieces.len();
                 let (from, target) = (claim(from, 0, ROOM, Access::Read), claim(to, 0, ROOM, Access::Write));
-                match perform(queue.as_mut(), Move::Pieces { from, to: target, pieces, by }) {
+                match perform(queue.as_mut(), Operation::Pieces { from, to: target, pieces, by }) {
                     Ok(()) => {}
                     Err(error @ DeviceError::Unavailable { .. }) => {
                         note(&format!("not tested: pieces by {by:?}: {error}"));

@@ -1,0 +1,246 @@
+//! What runs on a GPU between copies: one computation with a PTX form and a CPU form.
+//!
+//! A work may be launched by itself, with arguments of the caller's choice, or be a step of a stream. As a step it gets the packed
+//! block of a cycle ([`headway_core::plan::block`]), an output, and a *state* that stays on the device from cycle to cycle
+//! (keys and chaining values, say). Both forms must write the same bytes.
+
+use std::sync::Arc;
+
+use headway_core::files::workload::{Cipher, Wafer};
+use headway_core::plan::block::Header;
+use headway_core::units::Bytes;
+
+use crate::DeviceError;
+use crate::buffer::{Access, Span};
+use crate::check::LAUNCH_ALIGN;
+use crate::gpu::Operation;
+
+/// What a work must know of one lane, fixed for a whole run.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Lane {
+    /// The stream's name, for messages.
+    pub stream: String,
+    /// Key and first IV, for works that encrypt.
+    pub cipher: Option<Cipher>,
+    /// What it sees, for works that inspect images.
+    pub camera: Option<Camera>,
+}
+
+/// One of the cameras that see a wafer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Camera {
+    /// All of them.
+    pub wafer: Wafer,
+    /// Which one: its images are the columns from `number` times the width on.
+    pub number: u32,
+}
+
+/// Launch shape of the PTX form: a one-dimensional grid.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Grid {
+    /// Thread blocks.
+    pub blocks: u32,
+    /// Threads in each.
+    pub threads: u32,
+    /// Dynamic shared memory in bytes.
+    pub shared_bytes: u32,
+}
+
+/// A state that cannot be made, or a block that a work refuses.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum WorkError {
+    /// A lane lacks what the work needs.
+    #[error("kernel `{work}` needs {missing} for stream `{stream}`")]
+    MissingParameter {
+        /// The work.
+        work: &'static str,
+        /// The stream.
+        stream: String,
+        /// What is missing, with the workload key that gives it.
+        missing: &'static str,
+    },
+    /// The input block is damaged or has a size the work cannot take.
+    #[error("kernel `{work}` refuses the block: {reason}")]
+    BadBlock {
+        /// The work.
+        work: &'static str,
+        /// Why.
+        reason: String,
+    },
+}
+
+/// One argument of a launch.
+#[derive(Debug)]
+pub enum Argument {
+    /// Device memory, or pinned host memory; may be written if it was claimed for writing.
+    Memory(Span),
+    /// No memory: the address 0.
+    Null,
+    /// A 32-bit integer.
+    Int(i32),
+}
+
+/// One argument as the CPU form sees it.
+#[derive(Debug)]
+pub enum CpuArgument<'a> {
+    /// Memory to be read.
+    Read(&'a [u8]),
+    /// Memory to be read and written.
+    Write(&'a mut [u8]),
+    /// No memory.
+    Null,
+    /// A 32-bit integer.
+    Int(i32),
+}
+
+/// What the cost of a launch depends on, as machine files count it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Demand {
+    /// Bytes in all lanes.
+    pub bytes: Bytes,
+    /// Bytes of the longest lane.
+    pub chain: Bytes,
+    /// Operations for each pixel, of works that have such.
+    pub operations: Option<u32>,
+}
+
+/// One computation that GPUs run.
+///
+/// Its CPU form is what emulated GPUs run. A work that is only launched gives [`Work::launch`]; a step of a stream gives
+/// [`Work::run`] with the sizes and the state that it needs.
+pub trait Work: Send + Sync {
+    /// The name that workloads and messages use.
+    fn id(&self) -> &'static str;
+
+    /// The PTX form as text, for compute capability 7.5 and later.
+    fn ptx(&self) -> &'static str;
+
+    /// Entry point in [`Work::ptx`]; its parameters are the arguments in order: 64-bit addresses, and 32-bit integers.
+    fn entry(&self) -> &'static str;
+
+    /// The CPU form of one launch; by default that of the step whose arguments these are.
+    ///
+    /// # Errors
+    /// [`DeviceError::Invalid`] for arguments that do not fit; the step's error.
+    fn launch(&self, grid: Grid, arguments: &mut [CpuArgument<'_>]) -> Result<(), DeviceError> {
+        let _ = grid;
+        match arguments {
+            [CpuArgument::Read(input), CpuArgument::Write(output), CpuArgument::Write(state), CpuArgument::Int(_)] => {
+                Ok(self.run(input, output, state)?)
+            }
+            [CpuArgument::Read(input), CpuArgument::Write(output), CpuArgument::Null, CpuArgument::Int(_)] => {
+                Ok(self.run(input, output, &mut [])?)
+            }
+            _ => Err(DeviceError::Invalid { what: "launch", reason: format!("`{}` takes other arguments", self.id()) }),
+        }
+    }
+
+    /// The CPU form of a step: writes the output and moves the state on.
+    ///
+    /// Where the output is a block, both forms write its header, each lane, and zeros from a lane's end to the next multiple of 16.
+    /// Other bytes, which belong to no lane, are unspecified. A work that says its own [`Work::output_bytes`] writes what it documents.
+    ///
+    /// # Errors
+    /// [`WorkError::BadBlock`]; `output` and `state` are then unspecified.
+    fn run(&self, input: &[u8], output: &mut [u8], state: &mut [u8]) -> Result<(), WorkError> {
+        let _ = (input, output, state);
+        Err(WorkError::BadBlock { work: self.id(), reason: "it is no step of a stream".to_owned() })
+    }
+
+    /// The arguments of a step's launch, by default input, output, state (or no memory) and the number of lanes. The entry must
+    /// treat lanes as independent.
+    fn arguments(&self, memory: StepMemory, lanes: u32) -> Vec<Argument> {
+        let StepMemory { input, output, state } = memory;
+        let state = state.map_or(Argument::Null, Argument::Memory);
+        vec![Argument::Memory(input), Argument::Memory(output), state, Argument::Int(lanes.cast_signed())]
+    }
+
+    /// Launch shape of a step with `lanes` lanes.
+    fn grid(&self, lanes: u32) -> Grid {
+        Grid { blocks: lanes.max(1), threads: 32, shared_bytes: 0 }
+    }
+
+    /// Size of the state for `lanes` lanes; may be zero.
+    fn state_bytes(&self, lanes: usize) -> usize {
+        let _ = lanes;
+        0
+    }
+
+    /// The least size of an output for `input` bytes in `lanes` lanes: the size of the input, unless the output is no block.
+    fn output_bytes(&self, input: usize, lanes: u32) -> usize {
+        let _ = lanes;
+        input
+    }
+
+    /// Fills a state for a new run.
+    ///
+    /// # Errors
+    /// [`WorkError::MissingParameter`].
+    fn init_state(&self, lanes: &[Lane], state: &mut [u8]) -> Result<(), WorkError> {
+        let _ = lanes;
+        state.fill(0);
+        Ok(())
+    }
+
+    /// Operations for each pixel that `state` asks for; `None` for works that have no such number.
+    fn operations(&self, state: &[u8]) -> Option<u32> {
+        let _ = state;
+        None
+    }
+
+    /// What a launch with these arguments costs; `None` where nobody has said. By default a step costs what is in its lanes.
+    fn demand(&self, arguments: &[CpuArgument<'_>]) -> Option<Demand> {
+        let [CpuArgument::Read(input), _, state, CpuArgument::Int(_)] = arguments else { return None };
+        let operations = match state {
+            CpuArgument::Write(state) => self.operations(state),
+            _ => self.operations(&[]),
+        };
+        let lanes = match Header::read(input) {
+            Ok(header) => header.lanes.iter().map(|lane| lane.len() as u64).collect(),
+            Err(_) => vec![input.len() as u64],
+        };
+        let chain = lanes.iter().copied().max().unwrap_or(0);
+        Some(Demand { bytes: Bytes(lanes.iter().sum()), chain: Bytes(chain), operations })
+    }
+}
+
+/// The memory of one launch of a step, all of it on one device.
+#[derive(Debug)]
+pub struct StepMemory {
+    /// The packed block to read.
+    pub input: Span,
+    /// Where the result goes, claimed for writing, at least of [`Work::output_bytes`].
+    pub output: Span,
+    /// The state, claimed for writing; `None` for works without one.
+    pub state: Option<Span>,
+}
+
+/// The launch of `work` as a step over a block of `lanes` lanes. Every span must start at a multiple of [`LAUNCH_ALIGN`] bytes, on
+/// which entries rely; whether all are memory of the GPU that launches is left to its queue.
+///
+/// # Errors
+/// [`DeviceError::Invalid`].
+pub fn step(work: &Arc<dyn Work>, memory: StepMemory, lanes: u32) -> Result<Operation, DeviceError> {
+    let refuse = |reason: String| Err(DeviceError::Invalid { what: "launch", reason });
+    let StepMemory { input, output, state } = &memory;
+    if lanes == 0 {
+        return refuse("it has no lane".into());
+    }
+    if output.access() != Access::Write || state.as_ref().is_some_and(|state| state.access() != Access::Write) {
+        return refuse("output and state must be claimed for writing".into());
+    }
+    for span in [input, output].into_iter().chain(state) {
+        let behind = span.as_ptr().addr() % LAUNCH_ALIGN;
+        if behind != 0 {
+            return refuse(format!("a span starts {behind} bytes behind a multiple of {LAUNCH_ALIGN}"));
+        }
+    }
+    let needed = work.output_bytes(input.len(), lanes);
+    if output.len() < needed {
+        let (len, id) = (output.len(), work.id());
+        return refuse(format!("the output of {len} bytes is shorter than the {needed} of `{id}`"));
+    }
+    let (grid, arguments) = (work.grid(lanes), work.arguments(memory, lanes));
+    Ok(Operation::Launch { work: Arc::clone(work), grid, arguments })
+}
