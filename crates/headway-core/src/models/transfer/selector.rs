@@ -23,8 +23,8 @@ struct Step {
     curve: Option<Curve>,
 }
 
-/// A comparison on which a choice can hang. Its sides are linear between two points of the curves, so that its outcome
-/// changes at most twice there.
+/// A comparison on which a choice can hang. Its sides are linear between two points of the curves, and on either side of a bend beyond
+/// the last, so that its outcome changes at most twice there.
 #[derive(Clone, Copy)]
 enum Test {
     /// Objective of one entry against that of another.
@@ -100,9 +100,11 @@ impl Selector {
 /// Every size from which on the choice may differ, ascending from 0.
 fn changes(case: &Case) -> BTreeSet<u64> {
     let curves = case.entries.iter().filter_map(|entry| entry.curve.as_ref());
+    let bends: Vec<u64> = curves.clone().filter_map(Curve::bend).map(|bytes| bytes.0).collect();
     let sizes = curves.flat_map(Curve::points).map(|point| point.bytes.0);
     // A point is a range of its own: the sizes around it, which staging is judged by, change at it and behind it.
     let mut starts: BTreeSet<u64> = sizes.flat_map(|size| [size, size.saturating_add(1)]).collect();
+    starts.extend(bends);
     starts.insert(0);
     let tests = tests(case);
     let ends: Vec<u64> = starts.iter().skip(1).map(|next| next - 1).chain([u64::MAX]).collect();
