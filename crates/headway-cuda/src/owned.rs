@@ -299,6 +299,22 @@ impl Stream {
         self.context.note(queued)
     }
 
+    /// Queues the write of a zero to the pinned word `word`, behind a memory barrier; the context must be current. `false` = this
+    /// driver or GPU does not have it, and nothing is queued.
+    ///
+    /// # Safety
+    /// The word must be nobody else's until the stream has passed this point.
+    pub(crate) unsafe fn write_word(&self, word: Address) -> Result<bool, DeviceError> {
+        self.context.driver.here()?;
+        let Some(write) = self.context.driver.table.cuStreamWriteValue32_v2 else { return Ok(false) };
+        // SAFETY: the caller's promise; the stream lives as long as `self`. Without flags the write waits for memory.
+        let code = unsafe { write(self.handle.0, word, 0, 0) };
+        if code == table::NOT_SUPPORTED {
+            return Ok(false);
+        }
+        self.context.note(self.context.driver.check("cuStreamWriteValue32_v2", code)).map(|()| true)
+    }
+
     /// Whether everything in it is done; the context must be current.
     pub(crate) fn is_idle(&self) -> Result<bool, DeviceError> {
         // SAFETY: the stream lives.

@@ -26,6 +26,12 @@ const WORKS_MAX: usize = 256;
 const ARGUMENTS_MAX: usize = 16;
 /// Blocks of the copy kernel; more than any GPU runs at a time.
 const BLOCKS_MAX: u32 = 4096;
+/// Bytes that a queue copies out of a GPU before it lets other streams in. The engine serves one stream until that stream reaches a
+/// word to be written: a small copy beside it waits for about so many bytes, not for all that is queued
+/// (`docs/small-copies.md`). Smaller pieces cost the bulk copy more of its rate.
+const TURN_BYTES: usize = 16 << 20;
+/// An operation that ends lets others in from so many bytes on: chunks of staged copies, where the word costs nothing.
+const CHUNK_BYTES: usize = 8 << 20;
 /// Size of the smallest table.
 const TABLE_MIN: usize = 4096;
 
@@ -82,6 +88,18 @@ pub(crate) struct CudaQueue {
     spare_events: Vec<Event>,
     spare_tables: Vec<pool::Piece>,
     batch: Batch,
+    turns: Turns,
+}
+
+/// When a queue lets other streams' copies out of the GPU in.
+#[derive(Default)]
+struct Turns {
+    /// Bytes copied out since it did last.
+    bytes: usize,
+    /// The word that is written then, pinned; it must outlive what is queued.
+    word: Option<Arc<pool::Piece>>,
+    /// It cannot be written here.
+    impossible: bool,
 }
 
 struct Pending {
@@ -89,6 +107,7 @@ struct Pending {
     what: Operation,
     /// What the copy kernel reads.
     table: Option<pool::Piece>,
+    word: Option<Arc<pool::Piece>>,
     start: Option<Event>,
     end: Event,
     submitted: Nanos,
@@ -139,6 +158,7 @@ impl CudaQueue {
             spare_events: Vec::new(),
             spare_tables: Vec::new(),
             batch: Batch::default(),
+            turns: Turns::default(),
         })
     }
 
@@ -262,7 +282,42 @@ impl CudaQueue {
         end.record(&self.stream)
     }
 
-    fn copy(&self, (from, to): Route, source: Address, target: Address, bytes: usize) -> Result<(), DeviceError> {
+    /// Queues a copy out of this GPU that lets other streams in.
+    fn copy_out(&mut self, source: Address, target: Address, bytes: usize) -> Result<(), DeviceError> {
+        let mut at = 0;
+        while at < bytes {
+            let len = (bytes - at).min(TURN_BYTES - self.turns.bytes);
+            let (from, to) = (source + at as u64, target + at as u64);
+            // SAFETY: as in `copy`.
+            unsafe { self.stream.copy(CopyKind::DeviceToHost, from, to, len) }?;
+            (at, self.turns.bytes) = (at + len, self.turns.bytes + len);
+            if self.turns.bytes == TURN_BYTES || (at == bytes && self.turns.bytes >= CHUNK_BYTES) {
+                self.let_others_in()?;
+            }
+        }
+        Ok(())
+    }
+
+    fn let_others_in(&mut self) -> Result<(), DeviceError> {
+        self.turns.bytes = 0;
+        if self.turns.impossible {
+            return Ok(());
+        }
+        if self.turns.word.is_none() {
+            // Without memory for it copies are made all the same.
+            self.turns.word = self.pool.take(size_of::<u32>()).ok().map(Arc::new);
+            self.contexts[0].bind()?;
+        }
+        let Some(word) = &self.turns.word else { return Ok(()) };
+        // SAFETY: the word is this queue's, and the operations that are queued hold it until they have ended.
+        self.turns.impossible = !unsafe { self.stream.write_word(word.base().expose_provenance() as Address) }?;
+        Ok(())
+    }
+
+    fn copy(&mut self, (from, to): Route, source: Address, target: Address, bytes: usize) -> Result<(), DeviceError> {
+        if let (End::Gpu(_), End::Host) = (from, to) {
+            return self.copy_out(source, target, bytes);
+        }
         let kind = match (from, to) {
             (End::Host, _) => CopyKind::HostToDevice,
             (_, End::Host) => CopyKind::DeviceToHost,
@@ -322,7 +377,8 @@ impl Queue for CudaQueue {
                 if let Some(clock) = &self.clock {
                     clock.begin();
                 }
-                self.pending.push_back(Pending { tag, what, table, start, end, submitted });
+                let word = self.turns.word.clone();
+                self.pending.push_back(Pending { tag, what, table, word, start, end, submitted });
                 Ok(())
             }
             Err(error) => {
@@ -331,7 +387,7 @@ impl Queue for CudaQueue {
                 if await_rest(own, &self.stream, "a part of a refused operation").is_ok() {
                     self.keep(table, start.into_iter().chain([end]));
                 } else {
-                    let held = (what, table, start, end, Arc::clone(&self.modules));
+                    let held = (what, table, self.turns.word.clone(), start, end, Arc::clone(&self.modules));
                     abandon(own, Some(&self.stream), held, Some(&told(own, 1)));
                 }
                 Err(error)
@@ -353,13 +409,14 @@ impl Queue for CudaQueue {
             return None;
         }
         let noticed = clock::now();
-        let Pending { tag, what, table, start, end, submitted } = self.pending.pop_front()?;
+        let Pending { tag, what, table, word, start, end, submitted } = self.pending.pop_front()?;
         if let Some(clock) = &self.clock {
             clock.end(1);
         }
         if let Err(error) = reached {
             // Whether it still runs is to be found out, and nothing after it can be known either.
-            abandon(own, Some(&self.stream), (what, table, start, end, Arc::clone(&self.modules)), None);
+            let held = (what, table, word, start, end, Arc::clone(&self.modules));
+            abandon(own, Some(&self.stream), held, None);
             return Some(Completion { tag, result: Err(error), started: submitted, finished: noticed, noticed });
         }
         drop(what);

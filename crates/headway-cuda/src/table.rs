@@ -27,6 +27,7 @@ pub(crate) const OUT_OF_MEMORY: Code = 2;
 pub(crate) const STUB_LIBRARY: Code = 34;
 pub(crate) const NO_DEVICE: Code = 100;
 pub(crate) const NOT_READY: Code = 600;
+pub(crate) const NOT_SUPPORTED: Code = 801;
 pub(crate) const PEER_ACCESS_ALREADY_ENABLED: Code = 704;
 pub(crate) const TOO_MANY_PEERS: Code = 711;
 pub(crate) const HOST_MEMORY_ALREADY_REGISTERED: Code = 712;
@@ -192,6 +193,7 @@ table! {
         // CUDA 10.1.
         cuThreadExchangeStreamCaptureMode(*mut c_int);
         // CUDA 11.7.
+        cuStreamWriteValue32_v2(Handle, Address, u32, c_uint);
         cuMemGetHandleForAddressRange(*mut c_void, Address, usize, c_int, u64);
         // CUDA 11.8.
         cuLaunchKernelEx(*const LaunchConfig, Handle, *mut *mut c_void, *mut *mut c_void);

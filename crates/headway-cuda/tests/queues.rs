@@ -101,6 +101,42 @@ fn only_queues_that_keep_time_tell_the_time() {
     assert!(done.finished - done.started + error + error >= Nanos(1_990_000), "{done:?}");
 }
 
+/// One copy out for each of `sizes`, all of one queue; then the words that the streams wrote.
+fn words_of_copies_out(fake: &Fake, sizes: &[usize]) -> i32 {
+    let gpu = open(fake);
+    let (host, there) = pair(&gpu, 20 << 20);
+    let mut queue = gpu.queue(false).unwrap();
+    let all = |queue: &mut dyn Queue, from: &Buffer, to: &Buffer| {
+        for &len in sizes {
+            let (from, to) = (from.claim(0..len, Access::Read).unwrap(), to.claim(0..len, Access::Write).unwrap());
+            assert_eq!(perform(queue, Operation::Copy { from, to }).result, Ok(()));
+        }
+    };
+    all(queue.as_mut(), &host, &there);
+    assert_eq!(fake.words(), 0, "copies into a GPU need none");
+    host.claim(0..20 << 20, Access::Write).unwrap().bytes_mut().unwrap().fill(0);
+    all(queue.as_mut(), &there, &host);
+    let longest = sizes.iter().max().copied().unwrap_or(0);
+    assert!(host.claim(0..longest, Access::Read).unwrap().bytes().unwrap().iter().all(|byte| *byte == 7));
+    fake.words()
+}
+
+#[test]
+fn copies_out_let_other_streams_in_now_and_then() {
+    let words = |sizes: &[usize]| words_of_copies_out(&Fake::build(&[]), sizes);
+    let mib = |count: usize| count << 20;
+    assert_eq!(words(&[mib(20)]), 1, "a whole copy does after 16 MiB");
+    assert_eq!(words(&[mib(8); 3]), 3, "chunks do at their end");
+    assert_eq!(words(&[mib(20), mib(3), 1, mib(1)]), 2, "what earlier copies left counts");
+    assert_eq!(words(&[100; 100]), 0);
+}
+
+#[test]
+fn a_driver_that_cannot_write_words_copies_all_the_same() {
+    assert_eq!(words_of_copies_out(&Fake::build(&["-DcuStreamWriteValue32_v2=gone"]), &[20 << 20]), 0);
+    assert_eq!(words_of_copies_out(&failing("cuStreamWriteValue32_v2", 801, 1, &[]), &[20 << 20]), 0);
+}
+
 #[test]
 fn ports_of_one_driver_exchange_every_byte() {
     let gpus = CudaGpu::open_all(&PLAIN.driver(), limits()).unwrap();

@@ -377,6 +377,16 @@ Code cuMemcpyHtoD_v2(Address to, const void *from, size_t bytes) {
 Code cuMemcpyDtoH_v2(void *to, Address from, size_t bytes) { COPY(cuMemcpyDtoH_v2, inside((void *)from, bytes, 0)); }
 Code cuMemcpyHtoDAsync_v2(Address to, const void *from, size_t bytes, Stream *stream) { for (long long end = now() + COPY_NANOS; now() < end;); COPY(cuMemcpyHtoDAsync_v2, MINE(stream) && bytes && inside((void *)to, bytes, 0) && inside(from, bytes, 1)); }
 Code cuMemcpyDtoHAsync_v2(void *to, Address from, size_t bytes, Stream *stream) { COPY(cuMemcpyDtoHAsync_v2, MINE(stream) && bytes && inside((void *)from, bytes, 0) && inside(to, bytes, 1)); }
+static int words;
+/* Words written by streams so far. */
+int headway_fake_words(void) { return words; }
+Code cuStreamWriteValue32_v2(Stream *stream, Address word, unsigned value, unsigned flags) {
+	ENTER(cuStreamWriteValue32_v2);
+	NEED(MINE(stream) && !flags && word % 4 == 0 && inside((void *)word, 4, 1), INVALID_VALUE);
+	*(unsigned *)word = value;
+	words++;
+	LEAVE(0);
+}
 Code cuMemcpyDtoDAsync_v2(Address to, Address from, size_t bytes, Stream *stream) { COPY(cuMemcpyDtoDAsync_v2, MINE(stream) && bytes && inside((void *)from, bytes, 0) && inside((void *)to, bytes, 0)); }
 Code cuMemcpyPeerAsync(Address to, void *to_context, Address from, void *from_context, size_t bytes, Stream *stream) {
 	COPY(cuMemcpyPeerAsync, MINE(stream) && bytes && to_context != from_context && current->peer_enabled && inside((void *)from, bytes, 0) && inside((void *)to, bytes, 0));

@@ -73,6 +73,15 @@ impl Fake {
             library.get::<unsafe extern "C" fn() -> i32>(b"headway_fake_live\0").unwrap()()
         }
     }
+
+    /// Words that streams have written.
+    pub fn words(&self) -> i32 {
+        // SAFETY: the library is loaded already, and this function of it takes nothing and returns an int.
+        unsafe {
+            let library = libloading::Library::new(&self.path).unwrap();
+            library.get::<unsafe extern "C" fn() -> i32>(b"headway_fake_words\0").unwrap()()
+        }
+    }
 }
 
 /// A library whose call `call` fails with `code`, the `at`-th time.
