@@ -27,14 +27,6 @@ use crate::Error;
 
 /// Copies up to this size are compared every time, larger ones at the beginning and the end of a series.
 pub const COMPARED_MAX: usize = 64 << 10;
-/// Largest copy through a window: stores, and the much slower loads.
-const STORES_MAX: u64 = 16 << 20;
-const LOADS_MAX: u64 = 256 << 10;
-/// Largest copy by a resident copier.
-const RESIDENT_MAX: u64 = 16 << 20;
-/// Smallest copies by the ways that are only for long ones.
-const STAGED_MIN: u64 = 64 << 10;
-const MULTIPATH_MIN: u64 = 4 << 20;
 /// Sizes measured beside bulk copies.
 const LOADED: std::ops::RangeInclusive<u64> = 64..=64 << 10;
 /// One copy of the bulk in the background.
@@ -85,15 +77,9 @@ struct Taken {
     posted: Option<Figures>,
 }
 
-/// Host memory that `way` is measured with. CPUs reach pinned memory like any other, so that `window` needs no curve of its
-/// own for it.
+/// Host memory that `method` is measured with.
 pub fn memories(method: Method, direction: Direction) -> Vec<HostMemory> {
-    let mut memories = match method {
-        Method::Dma | Method::Kernel => vec![HostMemory::Pinned],
-        Method::Resident(_) | Method::Multipath => vec![HostMemory::Pinned, HostMemory::Warm],
-        Method::Peer => Vec::new(),
-        _ => vec![HostMemory::Warm],
-    };
+    let mut memories = method.abilities().measured.to_vec();
     // Only what is written can be fresh.
     if direction == Direction::D2h && memories.contains(&HostMemory::Warm) {
         memories.push(HostMemory::Fresh);
@@ -101,22 +87,9 @@ pub fn memories(method: Method, direction: Direction) -> Vec<HostMemory> {
     memories
 }
 
-/// Whether `way` is measured with `bytes` bytes.
+/// Whether `method` is measured with `bytes` bytes.
 pub fn measures(method: Method, direction: Direction, bytes: u64) -> bool {
-    match method {
-        Method::Window(_) | Method::PagedWindow(_) => {
-            bytes <= if direction == Direction::H2d { STORES_MAX } else { LOADS_MAX }
-        }
-        Method::Resident(_) => bytes <= RESIDENT_MAX,
-        Method::Staged | Method::Register => bytes >= STAGED_MIN,
-        Method::Multipath => bytes >= MULTIPATH_MIN,
-        Method::Pageable | Method::Dma | Method::Kernel | Method::Peer => true,
-    }
-}
-
-/// Whether copies by `way` need device memory with a window.
-pub const fn needs_window(method: Method) -> bool {
-    matches!(method, Method::Window(_) | Method::PagedWindow(_))
+    method.abilities().measures(direction, Bytes(bytes))
 }
 
 /// Takes curves on one GPU.
@@ -216,7 +189,8 @@ impl Taker<'_, '_> {
                     (None, None) => Err(headway::Error::Interrupted.into()),
                     (None, Some(done)) => {
                         session.keep(&entrant.name, &entrant.times)?;
-                        let posted = is_posted(*method, direction).then(|| Figures::of(&entrant.calls)).flatten();
+                        let posted =
+                            method.abilities().is_posted(direction).then(|| Figures::of(&entrant.calls)).flatten();
                         Ok(Ok(Taken { done, posted }))
                     }
                 }
@@ -250,7 +224,7 @@ impl Taker<'_, '_> {
 
     /// Measures small copies by those of `ways` that are for such, beside each of `loads`.
     pub fn beside(&mut self, rig: &mut Rig, methods: &[Method], loads: &[Load]) -> Result<(), Error> {
-        let methods: Vec<Method> = methods.iter().copied().filter(|method| is_for_small(*method)).collect();
+        let methods: Vec<Method> = methods.iter().copied().filter(|method| method.abilities().urgent).collect();
         let small = self.sizes.iter().copied().filter(|size| LOADED.contains(size)).collect();
         let all = std::mem::replace(&mut self.sizes, small);
         self.session.phase("beside", 2 * loads.len() * methods.len() * self.sizes.len());
@@ -316,7 +290,7 @@ impl Taker<'_, '_> {
             })?;
             rig.compare()?;
             let counted = &calls[calls.len() - done.n as usize..];
-            let posted = is_posted(method, direction).then(|| Figures::of(counted)).flatten();
+            let posted = method.abilities().is_posted(direction).then(|| Figures::of(counted)).flatten();
             Ok(Taken { done, posted })
         });
         match taken {
@@ -393,15 +367,6 @@ fn is_doubtful(points: &BTreeMap<u64, Figures>, bytes: u64) -> bool {
     points.get(&bytes).is_some_and(|figures| figures.median.0 > limit)
 }
 
-/// Ways whose small copies are measured beside bulk ones.
-fn is_for_small(method: Method) -> bool {
-    matches!(method, Method::Dma | Method::Pageable | Method::Window(_) | Method::Resident(_))
-}
-
-pub const fn is_posted(method: Method, direction: Direction) -> bool {
-    needs_window(method) && matches!(direction, Direction::H2d)
-}
-
 /// Whether measuring cannot go on after `error` with other ways.
 fn is_fatal(error: &Error) -> bool {
     match error {
@@ -436,7 +401,7 @@ pub fn keep(profile: &mut Profile, lines: &BTreeMap<Key, Line>) {
     };
     for (key, line) in lines {
         // CPUs reach pinned memory like any other.
-        let pinned = (needs_window(key.method) && key.memory == HostMemory::Warm)
+        let pinned = (key.method.abilities().window && key.memory == HostMemory::Warm)
             .then(|| Key { memory: HostMemory::Pinned, ..key.clone() });
         for key in pinned.iter().chain([key]) {
             if let Some(found) = curve(&line.points) {

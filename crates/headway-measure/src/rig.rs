@@ -179,8 +179,11 @@ impl Rig {
             }
         };
         let call = clock::now() - begun;
-        let done =
-            if is_posted(report.method, shot.direction) { flush(&ends.target, shot.bytes, begun)? } else { call };
+        let done = if report.method.abilities().is_posted(shot.direction) {
+            flush(&ends.target, shot.bytes, begun)?
+        } else {
+            call
+        };
         let cpu = cpu_before.map(|before| clock::cpu_time().saturating_sub(before));
         self.last = Some(Last { shot: *shot, offset, fresh });
         Ok(Timing { call, done, cpu, method: report.method })
@@ -217,11 +220,6 @@ impl Ends {
         port.copy_in(&mut home.claim(0..bytes, Access::Write)?, &random[..bytes])?;
         Ok(Self { home, target: port.device_buffer(bytes, reach)? })
     }
-}
-
-/// Whether a copy by `way` returns before its bytes are in place.
-fn is_posted(method: Method, direction: Direction) -> bool {
-    direction == Direction::H2d && matches!(method, Method::Window(_) | Method::PagedWindow(_))
 }
 
 /// Waits until stores into `buffer` are in place, and returns the time since `begun`: a load through the window cannot

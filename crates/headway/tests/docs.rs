@@ -40,3 +40,21 @@ fn every_name_that_a_workload_gives_to_the_machine_is_checked_at_its_place() {
         "{error}"
     );
 }
+
+#[test]
+fn the_page_of_methods_has_the_table_that_the_program_uses() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/adding-a-method.md");
+    let page = std::fs::read_to_string(path).unwrap();
+    let table = headway_core::models::transfer::table();
+    let (begin, rest) = page.split_at(page.find("| method | what happens").expect("the table"));
+    let end = rest.find("\n\n").map_or("", |end| &rest[end + 1..]);
+    if std::env::var_os("SNAPSHOTS").is_some_and(|value| value == "overwrite") {
+        std::fs::write(path, format!("{begin}{table}{end}")).unwrap();
+    } else {
+        assert_eq!(
+            page,
+            format!("{begin}{table}{end}"),
+            "`SNAPSHOTS=overwrite cargo test -p headway --test docs` writes it"
+        );
+    }
+}

@@ -2,6 +2,7 @@
 //!
 //! A [`Profile`] holds measured [`Curve`]s, one per [`Key`]. Everything here is pure: integers, no clock.
 
+mod abilities;
 mod choose;
 mod curve;
 mod defaults;
@@ -16,6 +17,7 @@ mod words;
 
 use serde::{Deserialize, Serialize};
 
+pub use self::abilities::{Abilities, Cpu, Multiprocessors, Occupies, table};
 pub use self::choose::{Available, Candidate, Choice, Figures, Reason, Request, Verdict, choose};
 pub use self::curve::{Curve, Point, Statistic, TAIL_SAMPLES, tail};
 pub use self::defaults::{default_tuning, defaults};

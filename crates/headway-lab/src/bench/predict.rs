@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use super::Bench;
 use crate::Error;
-use headway_measure::curves::{measures, needs_window};
+use headway_measure::curves::measures;
 use headway_measure::rig::{Rig, Shot};
 use headway_measure::sample::Effort;
 use headway_measure::turns::{self, Entrant, Rules};
@@ -126,7 +126,7 @@ impl Bench<'_, '_> {
             let bytes = ((1 << exponent) + random.next_u64() % (1 << exponent)).min(largest);
             self.session.advance()?;
             if !measures(key.method, key.direction, bytes)
-                || (needs_window(key.method) && rig.window(bytes as usize).is_none())
+                || (key.method.abilities().window && rig.window(bytes as usize).is_none())
             {
                 continue;
             }

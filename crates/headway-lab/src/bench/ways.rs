@@ -8,7 +8,7 @@ use super::Bench;
 use super::results::Row;
 use super::targets::{AUTO, METHODS};
 use crate::Error;
-use headway_measure::curves::{measures, memories, needs_window};
+use headway_measure::curves::{measures, memories};
 use headway_measure::rig::{Rig, Shot};
 use headway_measure::sample::Effort;
 use headway_measure::turns::Entrant;
@@ -98,12 +98,12 @@ impl Bench<'_, '_> {
                 let mut entrants = vec![entrant(rig, "auto", How::Auto, here, bytes, true)];
                 for &method in methods.iter().filter(|method| measures(**method, direction, bytes)) {
                     // `auto` has the device memory that it has: another window's is no choice of it.
-                    if needs_window(method) && method.mapping() != rig.window(bytes as usize) {
+                    if method.abilities().window && method.mapping() != rig.window(bytes as usize) {
                         continue;
                     }
                     let kinds = memories(method, direction);
                     // CPUs reach pinned memory like any other.
-                    if kinds.contains(&memory) || (memory == HostMemory::Pinned && needs_window(method)) {
+                    if kinds.contains(&memory) || (memory == HostMemory::Pinned && method.abilities().window) {
                         entrants.push(entrant(rig, &method.to_string(), How::By(method), here, bytes, true));
                     }
                 }
@@ -129,7 +129,7 @@ fn entrant(
 ) -> Entrant {
     let bytes = bytes as usize;
     let window = match how {
-        How::By(method) if needs_window(method) => method.mapping(),
+        How::By(method) if method.abilities().window => method.mapping(),
         _ if windowed => rig.window(bytes),
         _ => None,
     };

@@ -10,7 +10,7 @@ use headway_runtime::copy::{At, Copier, ManyBy};
 use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 
-use super::{Taken, Taker, chain, is_fatal, is_posted};
+use super::{Taken, Taker, chain, is_fatal};
 use crate::Error;
 use crate::rig::{Rig, flush};
 use crate::sample::Figures;
@@ -109,7 +109,7 @@ impl Memory {
             (_, false) => copier.copy_many_out(&mut self.landing, at, pieces, Some(by))?,
         };
         let call = clock::now() - begun;
-        let posted = is_posted(case.method, direction);
+        let posted = case.method.abilities().is_posted(direction);
         Ok((call, if posted { flush(device, room, begun)? } else { call }))
     }
 
@@ -196,7 +196,7 @@ impl Taker<'_, '_> {
             })?;
             memory.compare(port.as_ref(), case, &pieces)?;
             let counted = &calls[calls.len() - done.n as usize..];
-            Ok(Taken { done, posted: is_posted(method, direction).then(|| Figures::of(counted)).flatten() })
+            Ok(Taken { done, posted: method.abilities().is_posted(direction).then(|| Figures::of(counted)).flatten() })
         })?;
         let pieces = u32::try_from(count).unwrap_or(u32::MAX);
         let key =

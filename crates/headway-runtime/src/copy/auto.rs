@@ -161,12 +161,9 @@ impl Auto {
     fn methods(&self, gpus: &[CopierGpu], at: Situation) -> BTreeSet<Method> {
         let gpu = &gpus[at.gpu];
         let known = |method| self.profile.curves.keys().any(|key| key.method.any_form() == method);
-        let mut methods: BTreeSet<Method> = [Method::Pageable, Method::Staged].into();
-        if at.memory == HostMemory::Pinned {
-            methods.extend([Method::Dma, Method::Kernel]);
-        } else {
-            methods.insert(Method::Register);
-        }
+        let always = [Method::Pageable, Method::Dma, Method::Register, Method::Staged, Method::Kernel];
+        let mut methods: BTreeSet<Method> =
+            always.into_iter().filter(|method| method.abilities().memory.contains(&at.memory)).collect();
         methods.extend(at.window.map(|mapping| Method::Window(Some(mapping))));
         let threads = at.memory == HostMemory::Pinned || !self.options.no_threads;
         if self.options.multipath && gpus.len() > 1 && threads {

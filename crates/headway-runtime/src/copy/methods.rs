@@ -74,11 +74,8 @@ impl Copier {
 
     /// What the options exclude, whoever asks.
     fn forbidden(&self, method: Method) -> Result<(), CopyError> {
-        let option = match method {
-            Method::Kernel | Method::Resident(_) if self.options.no_sm => "no_sm",
-            _ => return Ok(()),
-        };
-        Err(excluded(method, option))
+        let excludes = self.options.no_sm && method.abilities().occupies.multiprocessor();
+        if excludes { Err(excluded(method, "no_sm")) } else { Ok(()) }
     }
 
     /// Checks that the host end is pinned.

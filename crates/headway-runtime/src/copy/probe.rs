@@ -47,18 +47,14 @@ impl Copier {
         for (method, _) in tried.iter().filter(|(_, usable)| usable.is_err()) {
             self.auto.leave_out(at, *method);
         }
-        let fallback = |method: Method| match method {
-            Method::Pageable | Method::Peer => None,
-            Method::Window(_) => {
-                let mut residents = gpu.resident_forms().iter().map(|(shape, _)| Method::Resident(Some(*shape)));
-                residents.find(|method| self.options.resident && usable(*method)).or(Some(Method::Dma))
-            }
-            Method::PagedWindow(_) | Method::Resident(_) | Method::Multipath => Some(Method::Dma),
-            Method::Kernel | Method::Register => Some(Method::Staged),
-            Method::Dma | Method::Staged => Some(Method::Pageable),
+        let instead = |method: Method| {
+            let mut forms = method.abilities().instead.iter().flat_map(|instead| {
+                let asked = self.options.resident || instead.any_form() != Method::Resident(None);
+                tried.iter().map(|(other, _)| *other).filter(move |other| asked && other.any_form() == *instead)
+            });
+            let driver = (!method.abilities().instead.is_empty()).then_some(Method::Pageable);
+            forms.find(|other| usable(*other)).or(driver)
         };
-        let pageable = Method::Pageable;
-        let instead = |method| fallback(method).map(|next| if usable(next) { next } else { pageable });
         tried
             .iter()
             .map(|(method, usable)| Probe {
@@ -135,7 +131,7 @@ impl Bench<'_> {
 
     /// Pinned memory for ways that need it, or that stand in for the reference.
     fn held(&self) -> bool {
-        matches!(self.method, Method::Dma | Method::Kernel)
+        self.method.abilities().needs_pinned()
     }
 
     fn copy(&self, direction: Direction, host: Host<'_>, len: usize) -> Result<(), CopyError> {

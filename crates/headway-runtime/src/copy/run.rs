@@ -106,7 +106,7 @@ impl Copier {
         };
         let multipath = method == Method::Multipath;
         let borrow = if multipath { Borrow::Free(RELAYS_MAX) } else { Borrow::Nothing };
-        let shares = multipath || (copy.len >= BULK && uses_engine(method));
+        let shares = multipath || (copy.len >= BULK && method.abilities().occupies.engine);
         let running = shares.then(|| self.begin(&mut self.shares.links(copy.direction), copy, borrow));
         let relays = running.as_ref().map_or(&[][..], |running| &running.relays);
         let moved = self.by(copy, (method, tuning), true, relays)?;
@@ -133,11 +133,14 @@ impl Copier {
             && self.watcher.decide(|| bucket) == Decision::Driver
         {
             instead_of = Some((pick.method, "it was slower than the driver the last times".to_owned()));
-            pick = Pick { method: driver_method(bucket.memory), tuning: None, predicted: None };
+            pick = Pick { method: Method::of_driver(bucket.direction, bucket.memory), tuning: None, predicted: None };
         }
         let multipath = pick.method == Method::Multipath;
         let borrow = if multipath { Borrow::Spare(RELAYS_MAX) } else { Borrow::Nothing };
-        let running = links.as_mut().filter(|_| uses_engine(pick.method)).map(|links| self.begin(links, copy, borrow));
+        let running = links
+            .as_mut()
+            .filter(|_| pick.method.abilities().occupies.engine)
+            .map(|links| self.begin(links, copy, borrow));
         drop(links);
         let relays = running.as_ref().map_or(&[][..], |running| &running.relays);
         loop {
@@ -147,8 +150,9 @@ impl Copier {
             };
             let error = match self.by(copy, (pick.method, tuning), false, relays) {
                 Ok(moved) => {
-                    let judged =
-                        judged.filter(|bucket| [bucket.method, driver_method(bucket.memory)].contains(&pick.method));
+                    let judged = judged.filter(|bucket| {
+                        [bucket.method, Method::of_driver(bucket.direction, bucket.memory)].contains(&pick.method)
+                    });
                     return Ok(Outcome { method: pick.method, predicted: pick.predicted, moved, instead_of, judged });
                 }
                 Err(error) => error,
@@ -205,7 +209,7 @@ impl Copier {
     fn judged(&self, at: Situation, pick: Pick, bytes: Bytes) -> Option<Bucket> {
         let comparable = at.load == Load::Alone && at.active == 1 && !self.auto.is_stale();
         let gpu = self.gpus[at.gpu].endpoint;
-        (comparable && pick.method != driver_method(at.memory))
+        (comparable && pick.method != Method::of_driver(at.direction, at.memory))
             .then(|| Bucket::of(gpu, at.direction, at.memory, pick.method, bytes))
     }
 
@@ -216,7 +220,7 @@ impl Copier {
         }
         let curve =
             |method| self.auto.predicted(bucket.gpu, None, method, bucket.direction, bucket.memory, report.bytes);
-        let Some(driver) = curve(driver_method(bucket.memory)) else { return };
+        let Some(driver) = curve(Method::of_driver(bucket.direction, bucket.memory)) else { return };
         let observed = report.observed.saturating_sub(report.waited);
         let events = if report.method == bucket.method {
             self.watcher.observe(bucket, observed, curve(bucket.method), Some(driver))
@@ -311,21 +315,5 @@ const fn samples(bytes: usize) -> usize {
         ..0x20_0000 => 1,
         0x20_0000..0x100_0000 => 3,
         _ => 8,
-    }
-}
-
-/// The driver's own way for memory of this kind, with which others are compared.
-const fn driver_method(memory: HostMemory) -> Method {
-    match memory {
-        HostMemory::Pinned => Method::Dma,
-        HostMemory::Warm | HostMemory::Fresh | HostMemory::File => Method::Pageable,
-    }
-}
-
-/// Whether a copy by this way keeps a copy engine busy.
-const fn uses_engine(method: Method) -> bool {
-    match method {
-        Method::Pageable | Method::Dma | Method::Register | Method::Staged | Method::Multipath => true,
-        Method::Window(_) | Method::PagedWindow(_) | Method::Resident(_) | Method::Kernel | Method::Peer => false,
     }
 }

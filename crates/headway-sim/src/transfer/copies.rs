@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
 use headway_core::files::machine::{EndpointId, EngineClass, Machine};
-use headway_core::models::transfer::{Direction, HostMemory, Key, Load, Method, Shape, Statistic};
+use headway_core::models::transfer::{Cpu, Direction, HostMemory, Key, Load, Method, Multiprocessors, Statistic};
 use headway_core::units::{Bytes, Nanos};
 
 /// A copy that somebody asks for.
@@ -86,17 +86,15 @@ enum Resource {
     /// The one small mapping of a GPU.
     Pager(EndpointId),
     /// The resident copier of a GPU in one form.
-    Resident(EndpointId, Option<Shape>),
+    Resident(EndpointId, Method),
 }
 
 /// Makes the copies `requests` on `machine`, each taking what the machine's profile says of an idle node. The answers are in
 /// the order of the requests.
 ///
-/// Chunks are served in the order of asking; among equals, of the requests. None is preempted. What a copy keeps busy:
-/// `pageable`, `staged` and `multipath` the caller's CPU and the target's engine, `dma` the engine, `window` the CPU alone,
-/// `paged-window` also the GPU's small mapping, `resident` the copier, `kernel` the execution engine, `peer` an engine of
-/// each GPU. A copier that polls is not counted as a busy CPU. That copies at the same time share links and memory is not
-/// modelled here.
+/// Chunks are served in the order of asking; among equals, of the requests. None is preempted. What a copy keeps busy is what
+/// [`Occupies`](headway_core::models::transfer::Occupies) says of its method; threads of `staged` and `multipath` count as the
+/// caller's CPU, and a copier that polls as none. That copies at the same time share links and memory is not modelled here.
 ///
 /// # Errors
 /// [`CopiesError`].
@@ -170,20 +168,24 @@ fn occupies(machine: &Machine, at: usize, request: &Requested) -> Result<Vec<Res
         Direction::D2h => EngineClass::D2h,
         Direction::Peer => EngineClass::Peer,
     };
-    let cpu = Resource::Cpu(request.cpu);
-    Ok(match request.method {
-        Method::Pageable | Method::Staged | Method::Multipath => vec![cpu, engine(request.gpu, class)?],
-        Method::Dma | Method::Register => vec![engine(request.gpu, class)?],
-        Method::Window(_) => vec![cpu],
-        Method::PagedWindow(_) => vec![cpu, Resource::Pager(request.gpu)],
-        Method::Resident(shape) => vec![Resource::Resident(request.gpu, shape)],
-        Method::Kernel => vec![engine(request.gpu, EngineClass::Ee)?],
-        Method::Peer => {
-            let mut engines = vec![engine(request.gpu, EngineClass::Peer)?];
-            if let Some(peer) = request.peer {
-                engines.push(engine(peer, EngineClass::Peer)?);
-            }
-            engines
+    let held = request.method.abilities().occupies;
+    let mut resources = Vec::new();
+    if held.cpu != Cpu::Idle {
+        resources.push(Resource::Cpu(request.cpu));
+    }
+    if held.engine {
+        resources.push(engine(request.gpu, class)?);
+        if let (Direction::Peer, Some(peer)) = (request.direction, request.peer) {
+            resources.push(engine(peer, class)?);
         }
-    })
+    }
+    if held.pager {
+        resources.push(Resource::Pager(request.gpu));
+    }
+    match held.multiprocessors {
+        Multiprocessors::Free => {}
+        Multiprocessors::Launch => resources.push(engine(request.gpu, EngineClass::Ee)?),
+        Multiprocessors::Resident => resources.push(Resource::Resident(request.gpu, request.method)),
+    }
+    Ok(resources)
 }

@@ -178,7 +178,7 @@ fn in_form(table: &mut Table<'_>, method: Method) -> Result<Method, FileError> {
 fn direction(table: &mut Table<'_>, method: Method) -> Result<Direction, FileError> {
     let field = table.require("direction", "\"h2d\"")?;
     let direction = field.word(Direction::WORDS)?;
-    if method == Method::Peer && direction != Direction::Peer {
+    if method.abilities().between_gpus() && direction != Direction::Peer {
         let help = "write `direction = \"peer\"`".to_owned();
         return Err(field.error(format!("method `peer` does not copy {direction}"), Some(help)));
     }
@@ -188,8 +188,7 @@ fn direction(table: &mut Table<'_>, method: Method) -> Result<Direction, FileErr
 fn posted(table: &mut Table<'_>, method: Method, direction: Direction) -> Result<bool, FileError> {
     let Some(field) = table.take("posted") else { return Ok(false) };
     let posted = field.boolean()?;
-    let stores = matches!(method, Method::Window(_) | Method::PagedWindow(_)) && direction == Direction::H2d;
-    if posted && !stores {
+    if posted && !method.abilities().is_posted(direction) {
         let help = "leave `posted` out".to_owned();
         return Err(
             field.error(format!("only stores through a window are posted, not {method} {direction}"), Some(help))

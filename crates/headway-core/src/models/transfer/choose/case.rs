@@ -198,9 +198,8 @@ impl Case {
 
     /// The tuning that goes with the entry, if its way goes through pinned buffers.
     pub(in crate::models::transfer) fn tuning_of(&self, at: usize) -> Option<Tuning> {
-        let method = self.entries[at].method;
-        let buffered = method == Method::Staged || (method == Method::Multipath && self.memory != HostMemory::Pinned);
-        buffered.then_some(self.tuning)
+        let occupied = self.entries[at].method.abilities().occupies;
+        occupied.staging(self.memory).then_some(self.tuning)
     }
 
     fn figures(&self, at: usize, bytes: Bytes) -> Figures {
@@ -286,11 +285,7 @@ fn normal(request: &Request) -> Request {
 /// The driver's own way: `peer` between GPUs, `dma` for pinned memory, else `pageable`, which stands for all three where
 /// they are missing.
 fn driver(request: &Request, available: &Available) -> Method {
-    let method = match (request.direction, request.memory) {
-        (Direction::Peer, _) => Method::Peer,
-        (_, HostMemory::Pinned) => Method::Dma,
-        _ => Method::Pageable,
-    };
+    let method = Method::of_driver(request.direction, request.memory);
     if available.methods.contains(&method) { method } else { Method::Pageable }
 }
 
@@ -388,7 +383,7 @@ fn entries(
     let about = |k: &&Key| k.gpu == gpu && k.peer == peer && k.direction == request.direction;
     let mut methods: BTreeSet<Method> = profile.curves.keys().filter(about).map(|key| key.method).collect();
     methods.extend(&available.methods);
-    methods.retain(|method| (*method == Method::Peer) == (request.direction == Direction::Peer));
+    methods.retain(|method| method.abilities().directions.contains(&request.direction));
     methods.insert(driver);
     let key = |method| {
         let base = key_of(situation.memory, situation.load, situation.active, situation.pieces);
@@ -405,17 +400,15 @@ fn entries(
 /// What bars `way` whatever it costs.
 fn barred(method: Method, request: &Request, available: &Available) -> Option<Reason> {
     let pinned = request.memory == HostMemory::Pinned;
-    let sm = matches!(method, Method::Resident(_) | Method::Kernel);
-    let threads = method == Method::Staged || (method == Method::Multipath && !pinned);
-    let multipath = method == Method::Multipath;
+    let row = method.abilities();
     let tests = [
-        (!pinned && (method == Method::Dma || method == Method::Kernel), Reason::NotPinned),
+        (!pinned && row.needs_pinned(), Reason::NotPinned),
         (!available.methods.contains(&method), Reason::NotAvailable),
-        (available.no_sm && sm, Reason::NoSm),
-        (available.no_threads && threads, Reason::NoThreads),
-        (multipath && !available.multipath, Reason::NotGranted),
-        (multipath && request.objective != Statistic::Median, Reason::NotForLatency),
-        (method == Method::Kernel && !request.alignment.is_multiple_of(16), Reason::Unaligned),
+        (available.no_sm && row.occupies.multiprocessor(), Reason::NoSm),
+        (available.no_threads && row.occupies.staging(request.memory), Reason::NoThreads),
+        (row.occupies.others && !available.multipath, Reason::NotGranted),
+        (row.occupies.others && request.objective != Statistic::Median, Reason::NotForLatency),
+        (!request.alignment.is_multiple_of(row.aligned), Reason::Unaligned),
     ];
     tests.into_iter().find(|(bars, _)| *bars).map(|(_, reason)| reason)
 }

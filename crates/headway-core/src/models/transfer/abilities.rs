@@ -1,0 +1,356 @@
+//! What each method can do and what it takes: one row for each method, which everything that has to know asks.
+
+use super::{Direction, HostMemory, Method};
+use crate::units::Bytes;
+
+/// What one method can do and what it takes. What its copies cost is measured, and stands in a profile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Abilities {
+    /// What happens, for tables.
+    pub summary: &'static str,
+    /// Which way it copies.
+    pub directions: &'static [Direction],
+    /// The host memory it is for.
+    pub memory: &'static [HostMemory],
+    /// The host memory it is measured with. CPUs reach pinned memory like any other, so that what only the CPU does needs no
+    /// curve of its own for it.
+    pub measured: &'static [HostMemory],
+    /// The smallest copy it is measured with, and so chosen for.
+    pub least: Bytes,
+    /// The largest, to the GPU and from it.
+    pub most: [Bytes; 2],
+    /// The memory of the GPU must have been mapped into the CPU's address space.
+    pub window: bool,
+    /// The host address is a multiple of this in what is measured.
+    pub aligned: u8,
+    /// Its small copies do not queue behind bulk, or others are compared with them. They are measured while bulk moves, too.
+    pub urgent: bool,
+    /// A copy to the GPU returns before its bytes can be seen there.
+    pub posted: bool,
+    /// What a copy keeps busy.
+    pub occupies: Occupies,
+    /// What takes its place where it cannot be used: the first of these that can be, else `pageable`.
+    pub instead: &'static [Method],
+}
+
+/// What a copy keeps busy from its beginning to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Occupies {
+    /// The copy engine of its direction.
+    pub engine: bool,
+    /// CPUs.
+    pub cpu: Cpu,
+    /// Multiprocessors.
+    pub multiprocessors: Multiprocessors,
+    /// The one small mapping that moves over a GPU's memory.
+    pub pager: bool,
+    /// Links and engines of GPUs that the copy is not for.
+    pub others: bool,
+}
+
+/// Which CPUs a copy keeps busy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cpu {
+    /// None; whoever waits may sleep or poll.
+    Idle,
+    /// That of the caller.
+    Caller,
+    /// Threads of our own that copy through pinned buffers: as many as the tuning says.
+    Threads,
+    /// The same, but none where the host end is pinned.
+    ThreadsUnlessPinned,
+}
+
+/// Which multiprocessors a copy keeps busy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Multiprocessors {
+    /// None.
+    Free,
+    /// Those of a kernel launched for the copy.
+    Launch,
+    /// Those of a copier that stays.
+    Resident,
+}
+
+use Direction::{D2h, H2d, Peer};
+use HostMemory::{File, Fresh, Pinned, Warm};
+
+const ANY: &[HostMemory] = &[Pinned, Warm, Fresh, File];
+const ORDINARY: &[HostMemory] = &[Warm, Fresh, File];
+const ALL_SIZES: [Bytes; 2] = [Bytes(u64::MAX); 2];
+const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
+
+/// A copy between host and GPU that keeps nothing busy: what rows differ from.
+const PLAIN: Abilities = Abilities {
+    summary: "",
+    directions: &[H2d, D2h],
+    memory: ANY,
+    measured: &[Warm],
+    least: Bytes(0),
+    most: ALL_SIZES,
+    window: false,
+    aligned: 1,
+    urgent: false,
+    posted: false,
+    occupies: Occupies {
+        engine: false,
+        cpu: Cpu::Idle,
+        multiprocessors: Multiprocessors::Free,
+        pager: false,
+        others: false,
+    },
+    instead: &[],
+};
+const NOTHING: Occupies = PLAIN.occupies;
+
+const PAGEABLE: Abilities = Abilities {
+    summary: "the driver's own call",
+    urgent: true,
+    occupies: Occupies { engine: true, cpu: Cpu::Caller, ..NOTHING },
+    ..PLAIN
+};
+const DMA: Abilities = Abilities {
+    summary: "a copy engine, from or to pinned memory",
+    memory: &[Pinned],
+    measured: &[Pinned],
+    urgent: true,
+    occupies: Occupies { engine: true, ..NOTHING },
+    instead: &[Method::Pageable],
+    ..PLAIN
+};
+const REGISTER: Abilities = Abilities {
+    summary: "`dma`, the memory pinned for this one copy",
+    memory: ORDINARY,
+    least: Bytes(64 * KIB),
+    occupies: Occupies { engine: true, cpu: Cpu::Caller, ..NOTHING },
+    instead: &[Method::Staged],
+    ..PLAIN
+};
+const STAGED: Abilities = Abilities {
+    summary: "threads copy through pinned buffers while the engine copies",
+    least: Bytes(64 * KIB),
+    occupies: Occupies { engine: true, cpu: Cpu::Threads, ..NOTHING },
+    instead: &[Method::Pageable],
+    ..PLAIN
+};
+const WINDOW: Abilities = Abilities {
+    summary: "the CPU stores into and loads from mapped GPU memory",
+    most: [Bytes(16 * MIB), Bytes(256 * KIB)],
+    window: true,
+    urgent: true,
+    posted: true,
+    occupies: Occupies { cpu: Cpu::Caller, ..NOTHING },
+    instead: &[Method::Resident(None), Method::Dma],
+    ..PLAIN
+};
+const PAGED_WINDOW: Abilities = Abilities {
+    summary: "the same through a small mapping that is moved",
+    most: [Bytes(16 * MIB), Bytes(256 * KIB)],
+    window: true,
+    posted: true,
+    occupies: Occupies { cpu: Cpu::Caller, pager: true, ..NOTHING },
+    instead: &[Method::Dma],
+    ..PLAIN
+};
+const RESIDENT: Abilities = Abilities {
+    summary: "a kernel that stays on the GPU copies on command",
+    measured: &[Pinned, Warm],
+    most: [Bytes(16 * MIB); 2],
+    urgent: true,
+    occupies: Occupies { multiprocessors: Multiprocessors::Resident, ..NOTHING },
+    instead: &[Method::Dma],
+    ..PLAIN
+};
+const KERNEL: Abilities = Abilities {
+    summary: "a kernel launched for the copy reads or writes pinned memory",
+    memory: &[Pinned],
+    measured: &[Pinned],
+    aligned: 16,
+    occupies: Occupies { multiprocessors: Multiprocessors::Launch, ..NOTHING },
+    instead: &[Method::Staged],
+    ..PLAIN
+};
+const PEER: Abilities = Abilities {
+    summary: "a copy between two GPUs",
+    directions: &[Peer],
+    memory: &[],
+    measured: &[],
+    occupies: Occupies { engine: true, ..NOTHING },
+    ..PLAIN
+};
+const MULTIPATH: Abilities = Abilities {
+    summary: "one large copy over the links of several GPUs",
+    measured: &[Pinned, Warm],
+    least: Bytes(4 * MIB),
+    occupies: Occupies { engine: true, cpu: Cpu::ThreadsUnlessPinned, others: true, ..NOTHING },
+    instead: &[Method::Dma],
+    ..PLAIN
+};
+
+impl Method {
+    /// The row of this method; its form makes no difference.
+    #[must_use]
+    pub const fn abilities(self) -> &'static Abilities {
+        match self {
+            Self::Pageable => &PAGEABLE,
+            Self::Dma => &DMA,
+            Self::Register => &REGISTER,
+            Self::Staged => &STAGED,
+            Self::Window(_) => &WINDOW,
+            Self::PagedWindow(_) => &PAGED_WINDOW,
+            Self::Resident(_) => &RESIDENT,
+            Self::Kernel => &KERNEL,
+            Self::Peer => &PEER,
+            Self::Multipath => &MULTIPATH,
+        }
+    }
+
+    /// The driver's own method for a copy of this kind, with which others are compared.
+    #[must_use]
+    pub const fn of_driver(direction: Direction, memory: HostMemory) -> Self {
+        match (direction, memory) {
+            (Peer, _) => Self::Peer,
+            (H2d | D2h, Pinned) => Self::Dma,
+            (H2d | D2h, Warm | Fresh | File) => Self::Pageable,
+        }
+    }
+}
+
+impl Abilities {
+    /// Whether the host end must be pinned already.
+    #[must_use]
+    pub fn needs_pinned(&self) -> bool {
+        self.memory == [Pinned]
+    }
+
+    /// Whether it copies between GPUs, and nothing else.
+    #[must_use]
+    pub fn between_gpus(&self) -> bool {
+        self.directions == [Peer]
+    }
+
+    /// Whether its copies in this direction return before their bytes can be seen.
+    #[must_use]
+    pub fn is_posted(&self, direction: Direction) -> bool {
+        self.posted && direction == H2d
+    }
+
+    /// Whether it is measured with copies of `bytes` bytes.
+    #[must_use]
+    pub fn measures(&self, direction: Direction, bytes: Bytes) -> bool {
+        (self.least..=self.most[usize::from(direction != H2d)]).contains(&bytes)
+    }
+}
+
+impl Occupies {
+    /// Whether a copy of memory of this kind goes through pinned buffers of ours, which threads of ours fill or empty.
+    #[must_use]
+    pub fn staging(&self, memory: HostMemory) -> bool {
+        match self.cpu {
+            Cpu::Threads => true,
+            Cpu::ThreadsUnlessPinned => memory != Pinned,
+            Cpu::Idle | Cpu::Caller => false,
+        }
+    }
+
+    /// Whether it uses multiprocessors.
+    #[must_use]
+    pub fn multiprocessor(&self) -> bool {
+        self.multiprocessors != Multiprocessors::Free
+    }
+}
+
+/// The table of the methods as Markdown, as `docs/adding-a-method.md` has it.
+#[must_use]
+pub fn table() -> String {
+    let list = |words: Vec<String>| if words.is_empty() { "-".to_owned() } else { words.join(", ") };
+    let mut text =
+        "| method | what happens | directions | host memory | measured from | up to, in / out | keeps busy | \
+                    posted | instead |\n|---|---|---|---|---|---|---|---|---|\n"
+            .to_owned();
+    for method in Method::ALL.into_iter().filter(|method| method.any_form() == *method) {
+        let row = method.abilities();
+        let memory = match row.memory {
+            ANY => "any".to_owned(),
+            ORDINARY => "not pinned".to_owned(),
+            memory => list(memory.iter().map(ToString::to_string).collect()),
+        };
+        let most = match row.most {
+            ALL_SIZES => "-".to_owned(),
+            [to, from] if to == from => to.to_string(),
+            [to, from] => format!("{to} / {from}"),
+        };
+        let cells = [
+            format!("`{method}`{}", forms(method)),
+            row.summary.to_owned(),
+            list(row.directions.iter().map(ToString::to_string).collect()),
+            memory,
+            if row.least == Bytes(0) { "-".to_owned() } else { row.least.to_string() },
+            most,
+            list(busy(&row.occupies)),
+            if row.posted { "stores" } else { "-" }.to_owned(),
+            list(row.instead.iter().map(|method| format!("`{method}`")).collect()),
+        ];
+        text += &format!("| {} |\n", cells.join(" | "));
+    }
+    text
+}
+
+fn forms(method: Method) -> String {
+    let all = match method {
+        Method::Window(_) | Method::PagedWindow(_) | Method::Resident(_) => method.forms(),
+        _ => Vec::new(),
+    };
+    if all.is_empty() { String::new() } else { format!(" ({})", all.join(", ")) }
+}
+
+fn busy(occupies: &Occupies) -> Vec<String> {
+    let parts = [
+        (occupies.engine, "the copy engine"),
+        (occupies.cpu == Cpu::Caller, "the caller's CPU"),
+        (matches!(occupies.cpu, Cpu::Threads | Cpu::ThreadsUnlessPinned), "several CPUs"),
+        (occupies.multiprocessor(), "multiprocessors"),
+        (occupies.pager, "the small mapping"),
+        (occupies.others, "other GPUs' links"),
+    ];
+    parts.into_iter().filter(|(held, _)| *held).map(|(_, what)| what.to_owned()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::models::transfer::Shape;
+
+    #[test]
+    fn what_takes_a_methods_place_copies_the_same_way_and_ends_with_the_driver() {
+        for method in Method::ALL {
+            let row = method.abilities();
+            assert_eq!(row, method.any_form().abilities(), "{method}");
+            assert_eq!(
+                row.window,
+                method.any_form().mapping().is_some() || method.forms().contains(&"vulkan"),
+                "{method}"
+            );
+            assert!(row.least < row.most[0] && row.least < row.most[1] && row.aligned > 0, "{method}");
+            assert_eq!(row.memory.is_empty(), row.between_gpus(), "{method}");
+            assert!(!row.summary.is_empty() && !row.directions.is_empty(), "{method}");
+            assert!(row.measured.iter().all(|memory| row.memory.contains(memory)), "{method}");
+            for instead in row.instead {
+                assert_eq!(row.directions, instead.abilities().directions, "{method}");
+            }
+            let mut last = method;
+            for _ in 0..Method::ALL.len() {
+                last = last.abilities().instead.last().copied().unwrap_or(last);
+            }
+            assert!(matches!(last, Method::Pageable | Method::Peer), "{method} ends with {last}");
+        }
+        for (direction, memory) in [(H2d, Pinned), (D2h, Warm), (Peer, Pinned)] {
+            let driver = Method::of_driver(direction, memory).abilities();
+            assert!(driver.directions.contains(&direction));
+            assert!(direction == Peer || driver.memory.contains(&memory));
+        }
+        assert!(Method::Resident(Some(Shape::Hub)).abilities().measures(H2d, Bytes(16 * MIB)));
+        assert!(!Method::Window(None).abilities().measures(D2h, Bytes(MIB)));
+    }
+}
