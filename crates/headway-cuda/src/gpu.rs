@@ -1,6 +1,7 @@
 //! A GPU as a [`Gpu`].
 
 use std::ffi::{c_int, c_uint, c_void};
+use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 use headway_core::files::machine::EngineClass;
@@ -183,10 +184,10 @@ impl Gpu for CudaGpu {
         }
     }
 
-    fn register(&self, buffer: &Buffer) -> Result<Buffer, DeviceError> {
+    fn register(&self, buffer: &Buffer, range: Range<usize>) -> Result<Buffer, DeviceError> {
         self.context.bind()?;
         let reservation = self.budget.reserve(1, 0, 0)?;
-        Buffer::view(buffer, reservation, |span| InPlace::new(&self.context, span))
+        Buffer::view(buffer, range, reservation, |span| InPlace::new(&self.context, span))
     }
 
     fn host_kind(&self, memory: &[u8]) -> Result<HostKind, DeviceError> {

@@ -112,6 +112,7 @@ fn cases() -> Vec<Case> {
             (by(Method::Dma), true, event),
             (by(Method::Dma), true, (engine, 2)),
             (What::By(Method::Register), false, event),
+            (by(Method::Pinning), false, event),
             (by(Method::Pageable), false, (call, 1)),
             (by(Method::Pageable), false, ("", 0)),
             (by(Method::Staged), false, event),

@@ -66,7 +66,7 @@ fn everything_is_given_back_in_the_end() {
     let (host, there) = pair(&gpu, 10_000);
     queue.submit(pieces(&host, &there, 100, Mover::Kernel { blocks: 3 }), 0).unwrap();
     let mut ordinary = vec![0u8; 10_000];
-    lend_mut(&mut ordinary, None, |plain| drop(gpu.register(plain).unwrap()));
+    lend_mut(&mut ordinary, None, |plain| drop(gpu.register(plain, 0..plain.len()).unwrap()));
     let combined = gpu.pinned_buffer(10_000, Caching::WriteCombined).unwrap();
     drop(gpu);
     assert!(fake.live() > 0, "queues and buffers outlive their gpu");
@@ -290,7 +290,7 @@ fn memory_is_pinned_in_place_once_and_unpinned_when_the_view_is_dropped() {
     let kind = |memory: &Buffer| gpu.host_kind(memory.claim(77..50_000, Access::Read).unwrap().bytes().unwrap());
     lend_mut(&mut memory[33..], None, |plain| {
         assert_eq!(kind(plain), Ok(HostKind::Pageable));
-        let view = gpu.register(plain).unwrap();
+        let view = gpu.register(plain, 0..plain.len()).unwrap();
         assert_eq!((fake.live(), kind(&view)), (before + 1, Ok(HostKind::Pinned)));
         assert!(matches!(plain.claim(0..1, Access::Read), Err(DeviceError::Overlap { .. })));
         drop(view);
@@ -299,12 +299,12 @@ fn memory_is_pinned_in_place_once_and_unpinned_when_the_view_is_dropped() {
     // Two ranges that share a page.
     let (first, second) = memory.split_at_mut(50_000);
     lend_mut(first, None, |first| {
-        let view = gpu.register(first).unwrap();
+        let view = gpu.register(first, 0..first.len()).unwrap();
         lend_mut(second, None, |second| {
-            let error = gpu.register(second).unwrap_err();
+            let error = gpu.register(second, 0..second.len()).unwrap_err();
             assert!(matches!(error, DeviceError::Invalid { what: "register", .. }), "{error}");
             drop(view);
-            gpu.register(second).unwrap();
+            gpu.register(second, 0..second.len()).unwrap();
         });
     });
     assert_eq!(fake.live(), before);
@@ -332,7 +332,7 @@ fn where_pages_cannot_be_registered_the_driver_gives_its_own() {
     let (host, there) = pair(&gpu, 5000);
     assert_eq!(perform(gpu.queue(false).unwrap().as_mut(), copy(&host, &there)).result, Ok(()));
     let mut memory = vec![0u8; 64];
-    let refused = lend_mut(&mut memory, None, |plain| gpu.register(plain).err());
+    let refused = lend_mut(&mut memory, None, |plain| gpu.register(plain, 0..plain.len()).err());
     assert!(
         matches!(refused, Some(DeviceError::Driver { call: "cuMemHostRegister_v2", code: 801, .. })),
         "{refused:?}"
@@ -349,6 +349,6 @@ fn exhausted_memory_is_a_value() {
     let fake = failing("cuMemHostRegister_v2", 2, 1, &[]);
     let gpu = open(&fake);
     let mut memory = vec![0u8; 64];
-    let refused = lend_mut(&mut memory, None, |plain| gpu.register(plain).err());
+    let refused = lend_mut(&mut memory, None, |plain| gpu.register(plain, 0..plain.len()).err());
     assert!(matches!(refused, Some(DeviceError::OutOfMemory { .. })), "{refused:?}");
 }

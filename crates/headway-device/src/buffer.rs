@@ -302,7 +302,7 @@ impl Buffer {
     }
 
     /// For implementations of [`Gpu::register`](crate::gpu::Gpu::register): a buffer over memory that `make` makes of a
-    /// claim on all of `buffer`, for writing, or for reading where `buffer` was lent for reading.
+    /// claim on `range` of `buffer`, for writing, or for reading where `buffer` was lent for reading.
     ///
     /// `make`'s memory keeps the claim for as long as it lives.
     ///
@@ -310,12 +310,13 @@ impl Buffer {
     /// As for [`Buffer::claim`], and those of `make`.
     pub fn view<M: Memory>(
         buffer: &Self,
+        range: Range<usize>,
         reservation: Reservation,
         make: impl FnOnce(Span) -> Result<M, DeviceError>,
     ) -> Result<Self, DeviceError> {
         let writable = buffer.shared.writable;
         let access = if writable { Access::Write } else { Access::Read };
-        let span = buffer.claim(0..buffer.len(), access)?;
+        let span = buffer.claim(range, access)?;
         Ok(Self::of(Box::new(make(span)?), Some(reservation), writable))
     }
 

@@ -9,6 +9,7 @@ mod pager;
 mod queue;
 mod resident;
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
@@ -327,10 +328,10 @@ impl Gpu for EmuGpu {
         Ok(Buffer::new(PinnedMemory::new(bytes)?, reservation))
     }
 
-    fn register(&self, buffer: &Buffer) -> Result<Buffer, DeviceError> {
+    fn register(&self, buffer: &Buffer, range: Range<usize>) -> Result<Buffer, DeviceError> {
         self.shared.alive()?;
         let reservation = self.shared.budget.reserve(1, 0, 0)?;
-        Buffer::view(buffer, reservation, Registered::new)
+        Buffer::view(buffer, range, reservation, Registered::new)
     }
 
     fn host_kind(&self, memory: &[u8]) -> Result<HostKind, DeviceError> {

@@ -1,6 +1,7 @@
 //! A GPU on which things go wrong, for tests of what uses GPUs.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -29,6 +30,8 @@ pub struct Faults {
     pub lose: Option<u64>,
     /// These pageable copies, in and out together, fail with a driver error.
     pub fail_pageable: BTreeSet<u64>,
+    /// These registrations of memory, counted over the GPU, fail with a driver error.
+    pub refuse_register: BTreeSet<u64>,
     /// No memory can be pinned: neither allocated nor registered.
     pub refuse_pinning: bool,
     /// Every copy of a resident copier is a timeout.
@@ -52,6 +55,7 @@ struct State {
     faults: Mutex<Faults>,
     submitted: AtomicU64,
     pageable: AtomicU64,
+    registered: AtomicU64,
     polls: AtomicU64,
     lost: AtomicBool,
     tap: Mutex<Option<Tap>>,
@@ -114,6 +118,12 @@ impl FaultyGpu {
         self.state.submitted.load(Ordering::Relaxed)
     }
 
+    /// Registrations so far, refused ones included: the position of the next.
+    #[must_use]
+    pub fn registered(&self) -> u64 {
+        self.state.registered.load(Ordering::Relaxed)
+    }
+
     /// Loses the device now.
     pub fn lose(&self) {
         self.state.lost.store(true, Ordering::Release);
@@ -144,9 +154,13 @@ impl Gpu for FaultyGpu {
         self.state.pin()?;
         self.inner.pinned_buffer(bytes, caching)
     }
-    fn register(&self, buffer: &Buffer) -> Result<Buffer, DeviceError> {
+    fn register(&self, buffer: &Buffer, range: Range<usize>) -> Result<Buffer, DeviceError> {
         self.state.pin()?;
-        self.inner.register(buffer)
+        let position = self.state.registered.fetch_add(1, Ordering::Relaxed);
+        if lock(&self.state.faults).refuse_register.contains(&position) {
+            return Err(injected("emulated registration"));
+        }
+        self.inner.register(buffer, range)
     }
     fn host_kind(&self, memory: &[u8]) -> Result<HostKind, DeviceError> {
         self.inner.host_kind(memory)
@@ -441,7 +455,7 @@ mod tests {
             ..Faults::default()
         });
         assert!(bench.gpu.pinned_buffer(1, Caching::Cached).is_err());
-        assert!(bench.gpu.register(&bench.host).is_err());
+        assert!(bench.gpu.register(&bench.host, 0..bench.host.len()).is_err());
         let mut span = bench.there.claim(0..1, Access::Write).unwrap();
         assert_eq!(bench.gpu.copy_in(&mut span, &[1]), Ok(()));
         assert!(bench.gpu.copy_in(&mut span, &[1]).is_err());

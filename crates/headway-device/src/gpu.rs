@@ -1,5 +1,6 @@
 //! A GPU: memory, queues, windows, resident copiers; usable from any thread.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use headway_core::models::transfer::{Mapping, Shape};
@@ -250,12 +251,12 @@ pub trait Gpu: Send + Sync {
     /// [`DeviceError::OutOfMemory`], [`DeviceError::Refused`].
     fn pinned_buffer(&self, bytes: usize, caching: Caching) -> Result<Buffer, DeviceError>;
 
-    /// Pins the pages of ordinary host memory in place: a view of `buffer` as pinned memory, unpinned when dropped. Slow.
-    /// `buffer` must not be used through other claims that conflict; the view holds a claim on all of it.
+    /// Pins the pages of ordinary host memory in place: a view of `range` of `buffer` as pinned memory, unpinned when it and the claims on
+    /// it are dropped. Slow. The view holds a claim on the range. A page is pinned once only: ranges that share one are refused.
     ///
     /// # Errors
     /// [`DeviceError::Invalid`] for memory that is pinned already, [`DeviceError::Driver`].
-    fn register(&self, buffer: &Buffer) -> Result<Buffer, DeviceError>;
+    fn register(&self, buffer: &Buffer, range: Range<usize>) -> Result<Buffer, DeviceError>;
 
     /// What the driver says of host memory that somebody else allocated.
     ///

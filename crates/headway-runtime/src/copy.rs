@@ -14,6 +14,7 @@ mod methods;
 mod pages;
 mod peer;
 mod pieces;
+mod pinning;
 mod probe;
 mod run;
 mod shares;

@@ -98,7 +98,7 @@ fn round_trip(copier: &Copier, how: How, reach: Reach, len: usize, host: usize, 
     let at = At { buffer: &buffer, offset: device };
     let what = format!("{how:?} of {len} bytes, host + {host}, device + {device}");
 
-    let source = random.bytes(len + 8);
+    let source = random.bytes(len + host + 8);
     let data = &source[host..host + len];
     let report = copier.copy_in(at, data, how).unwrap_or_else(|error| panic!("{what}: {error:?}"));
     assert_eq!(report.bytes, Bytes(len as u64), "{what}");
@@ -107,9 +107,9 @@ fn round_trip(copier: &Copier, how: How, reach: Reach, len: usize, host: usize, 
 
     let inside = random.bytes(len + 8);
     set(port, &buffer, &inside);
-    let mut to = vec![0; len + 8];
+    let mut to = vec![0; len + host + 8];
     copier.copy_out(&mut to[host..host + len], at, how).unwrap_or_else(|error| panic!("{what}: {error:?}"));
-    assert!(to == only(&inside[device..device + len], host, len + 8), "{what}: out");
+    assert!(to == only(&inside[device..device + len], host, len + host + 8), "{what}: out");
 }
 
 /// The same from and to pinned memory.
@@ -170,6 +170,18 @@ fn memory_pinned_for_one_copy_moves_at_every_size_and_alignment() {
     every_size(|len, host, device| round_trip(&copier, how, Reach::Device, len, host, device));
     pinned_round_trip(&copier, how, MIB, 0, 0);
     round_trip(&copier, how, Reach::Device, LARGE, 1, 3);
+}
+
+#[test]
+fn memory_pinned_in_ranges_while_it_moves_arrives_at_every_size_and_alignment() {
+    let copier = copier(1, options());
+    let how = How::By(Method::Pinning);
+    every_size(|len, host, device| round_trip(&copier, how, Reach::Device, len, host, device));
+    pinned_round_trip(&copier, how, MIB, 0, 0);
+    // Of this size there are several ranges, of which neighbours must not have a page in common.
+    for host in [1, 4096, MIB + 77] {
+        round_trip(&copier, how, Reach::Device, 17 * MIB + 3, host, 3);
+    }
 }
 
 #[test]
@@ -604,6 +616,7 @@ fn a_probe_finds_what_a_port_has_and_names_what_is_used_instead() {
         Method::Pageable,
         Method::Dma,
         Method::Register,
+        Method::Pinning,
         Method::Staged,
         Method::Kernel,
         Method::Peer,
@@ -652,6 +665,7 @@ fn threads_copy_on_several_gpus_at_once_and_every_byte_is_right() {
         How::Auto,
         How::By(Method::Pageable),
         How::By(Method::Register),
+        How::By(Method::Pinning),
         How::By(Method::Window(None)),
         How::By(Method::Resident(None)),
         How::Tuned(Method::Staged, small_tuning()),

@@ -255,13 +255,13 @@ pub fn registered_memory_is_pinned_until_dropped(gpu: &Arc<dyn Gpu>) {
             noise.fill(&mut sent);
             memory_of_ours[at..at + len].copy_from_slice(&sent);
             lend_mut(&mut memory_of_ours[at..at + len], None, |plain| {
-                let view = gpu.register(plain).expect("ordinary memory can be registered");
+                let view = gpu.register(plain, 0..plain.len()).expect("ordinary memory can be registered");
                 assert_eq!(view.len(), len);
                 assert!(
                     matches!(plain.claim(0..1, Access::Read), Err(DeviceError::Overlap { .. })),
                     "the view claims it"
                 );
-                assert!(gpu.register(&view).is_err(), "it is pinned already");
+                assert!(gpu.register(&view, 0..view.len()).is_err(), "it is pinned already");
                 assert_eq!(
                     gpu.host_kind(claim(&view, 0, len, Access::Read).bytes().unwrap_or(&[])),
                     Ok(HostKind::Pinned)
@@ -279,7 +279,7 @@ pub fn registered_memory_is_pinned_until_dropped(gpu: &Arc<dyn Gpu>) {
     // Pages that may be written, so that every driver can pin them, and hold nothing else.
     let mut sent = Mapping::anonymous(10_000).expect("memory of the process");
     sent.fill(5);
-    lend(&sent[1..], None, |plain| match gpu.register(plain) {
+    lend(&sent[1..], None, |plain| match gpu.register(plain, 0..plain.len()) {
         Ok(view) => {
             assert!(matches!(view.claim(0..1, Access::Write), Err(DeviceError::Invalid { .. })), "lent for reading");
             let there = memory(gpu, 9_999);
@@ -291,10 +291,10 @@ pub fn registered_memory_is_pinned_until_dropped(gpu: &Arc<dyn Gpu>) {
         Err(error) => note(&format!("not tested: memory lent for reading, registered: {error}")),
     });
     let there = memory(gpu, 64);
-    assert!(matches!(gpu.register(&there), Err(DeviceError::Invalid { .. })), "device memory");
-    assert!(matches!(gpu.register(&pinned(gpu, 64)), Err(DeviceError::Invalid { .. })), "pinned memory");
+    assert!(matches!(gpu.register(&there, 0..there.len()), Err(DeviceError::Invalid { .. })), "device memory");
+    assert!(matches!(gpu.register(&pinned(gpu, 64), 0..64), Err(DeviceError::Invalid { .. })), "pinned memory");
     lend(&[0; 64], Some(gpu.domain()), |lent| {
-        assert!(matches!(gpu.register(lent), Err(DeviceError::Invalid { .. })), "memory lent as pinned");
+        assert!(matches!(gpu.register(lent, 0..lent.len()), Err(DeviceError::Invalid { .. })), "memory lent as pinned");
     });
 }
 

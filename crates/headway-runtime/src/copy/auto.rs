@@ -161,9 +161,13 @@ impl Auto {
     fn methods(&self, gpus: &[CopierGpu], at: Situation) -> BTreeSet<Method> {
         let gpu = &gpus[at.gpu];
         let known = |method| self.profile.curves.keys().any(|key| key.method.any_form() == method);
-        let always = [Method::Pageable, Method::Dma, Method::Register, Method::Staged, Method::Kernel];
+        let always = [Method::Pageable, Method::Dma, Method::Register, Method::Pinning, Method::Staged, Method::Kernel];
         let mut methods: BTreeSet<Method> =
             always.into_iter().filter(|method| method.abilities().memory.contains(&at.memory)).collect();
+        if self.options.mapped_files {
+            // A copy out looks at its pages only to see whether there are some, not whose they are.
+            methods.remove(&Method::Pinning);
+        }
         methods.extend(at.window.map(|mapping| Method::Window(Some(mapping))));
         let threads = at.memory == HostMemory::Pinned || !self.options.no_threads;
         if self.options.multipath && gpus.len() > 1 && threads {

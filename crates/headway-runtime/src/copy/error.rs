@@ -107,6 +107,8 @@ impl CopyError {
     /// Whether nothing was tried on the device, so that another way may do it; and whether this one is absent for good.
     pub(super) const fn absence(&self) -> Option<Absence> {
         match self {
+            // Other memory, or the same when less is locked, may be pinned.
+            Self::Unavailable { method: Method::Pinning, .. } => Some(Absence::Passing),
             Self::Unavailable { .. } => Some(Absence::Lasting),
             Self::NotReady { .. } | Self::Refused { .. } => Some(Absence::Passing),
             _ => None,

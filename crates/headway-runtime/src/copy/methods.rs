@@ -52,6 +52,7 @@ impl Copier {
         let result = match method {
             Method::Pageable => pageable(gpu, copy).map_err(|error| CopyError::device(method, error, 0, 0)),
             Method::Register => self.register(gpu, copy, method),
+            Method::Pinning => self.pinning(gpu, copy, method),
             Method::Dma => self.dma(gpu, copy, method),
             Method::Kernel => self.kernel(gpu, copy, method),
             Method::Window(_) => self.window(copy, method),
@@ -79,7 +80,7 @@ impl Copier {
     }
 
     /// Checks that the host end is pinned.
-    fn pinned(&self, gpu: &CopierGpu, copy: &Transfer<'_>, what: &'static str) -> Result<(), CopyError> {
+    pub(super) fn pinned(&self, gpu: &CopierGpu, copy: &Transfer<'_>, what: &'static str) -> Result<(), CopyError> {
         let kind = match &copy.host {
             _ if copy.pinned => return Ok(()),
             Host::In(memory) => gpu.device.host_kind(memory),
@@ -95,7 +96,7 @@ impl Copier {
         }
     }
 
-    fn dma(&self, gpu: &CopierGpu, copy: &mut Transfer<'_>, method: Method) -> Result<Moved, CopyError> {
+    pub(super) fn dma(&self, gpu: &CopierGpu, copy: &mut Transfer<'_>, method: Method) -> Result<Moved, CopyError> {
         self.pinned(gpu, copy, "dma")?;
         let cancel = self.cancel.watch();
         let (direction, len) = (copy.direction, copy.len);
@@ -116,7 +117,7 @@ impl Copier {
             let host = if direction == Direction::D2h { to } else { from };
             // Pinning waits until no kernel runs, and resident copiers run on until their leases end.
             self.gpus.iter().try_for_each(CopierGpu::park).map_err(Stopped::early)?;
-            let view = gpu.device.register(host.buffer).map_err(Stopped::unpinned)?;
+            let view = gpu.device.register(host.buffer, 0..host.buffer.len()).map_err(Stopped::unpinned)?;
             let pinned = At { buffer: &view, offset: host.offset };
             let (from, to) = if direction == Direction::D2h { (from, pinned) } else { (pinned, to) };
             self.engine_copy(gpu, direction, from, to, len, &cancel)

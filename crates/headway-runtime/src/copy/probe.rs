@@ -26,8 +26,7 @@ impl Copier {
         let gpu = &self.gpus[at];
         let mut methods: Vec<(Method, Result<(), DeviceError>)> =
             [Method::Pageable, Method::Dma].map(|method| (method, Ok(()))).into();
-        methods.push((Method::Register, Ok(())));
-        methods.push((Method::Staged, Ok(())));
+        methods.extend([Method::Register, Method::Pinning, Method::Staged].map(|method| (method, Ok(()))));
         for method in [Method::Window, Method::PagedWindow] {
             methods.extend(gpu.windows().iter().map(|(mapping, usable)| (method(Some(*mapping)), usable.clone())));
         }

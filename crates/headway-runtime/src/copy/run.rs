@@ -164,6 +164,10 @@ impl Copier {
                     self.auto.leave_out(copy.gpu, pick.method);
                     self.auto.pick(&self.gpus, at, bytes)
                 }
+                // Staging needs no page of the caller's pinned.
+                _ if pick.method == Method::Pinning && instead_of.is_none() => {
+                    Pick { method: Method::Staged, ..pageable }
+                }
                 _ => pageable,
             };
             // A choice that does not change would be tried for ever.

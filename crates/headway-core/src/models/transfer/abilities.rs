@@ -127,6 +127,15 @@ const REGISTER: Abilities = Abilities {
     instead: &[Method::Staged],
     ..PLAIN
 };
+const PINNING: Abilities = Abilities {
+    summary: "`dma` of ranges, each pinned while the one before is copied",
+    // Pages of files belong to others, too.
+    memory: &[Warm, Fresh],
+    least: Bytes(4 * MIB),
+    occupies: Occupies { engine: true, cpu: Cpu::Caller, ..NOTHING },
+    instead: &[Method::Staged],
+    ..PLAIN
+};
 const STAGED: Abilities = Abilities {
     summary: "threads copy through pinned buffers while the engine copies",
     least: Bytes(64 * KIB),
@@ -196,6 +205,7 @@ impl Method {
             Self::Pageable => &PAGEABLE,
             Self::Dma => &DMA,
             Self::Register => &REGISTER,
+            Self::Pinning => &PINNING,
             Self::Staged => &STAGED,
             Self::Window(_) => &WINDOW,
             Self::PagedWindow(_) => &PAGED_WINDOW,

@@ -90,6 +90,8 @@ pub enum Reason {
     NotForLatency,
     /// The host end is not pinned.
     NotPinned,
+    /// It is for other host memory.
+    OtherMemory,
     /// Its figures hold from a multiple of 16 bytes.
     Unaligned,
     /// The profile is stale.
@@ -123,6 +125,7 @@ impl fmt::Display for Reason {
             Self::NotGranted => f.write_str("links of other GPUs are not granted"),
             Self::NotForLatency => f.write_str("only for the median"),
             Self::NotPinned => f.write_str("needs pinned memory"),
+            Self::OtherMemory => f.write_str("not for this kind of host memory"),
             Self::Unaligned => f.write_str("measured from multiples of 16 bytes only"),
             Self::Stale => f.write_str("the profile is stale"),
             Self::NoCurve => f.write_str("not measured in this situation"),

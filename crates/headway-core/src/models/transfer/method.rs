@@ -17,6 +17,8 @@ pub enum Method {
     Dma,
     /// `dma` from or to ordinary memory that is pinned for this one copy and released behind it.
     Register,
+    /// The same in ranges: while one is copied the next is pinned, and the one before is released (Patil 2018: pinned and overlapped).
+    Pinning,
     /// Threads copy between ordinary memory and pinned buffers while the engine copies on (Cho 2018: double queuing).
     Staged,
     /// The CPU stores into and loads from mapped GPU memory (Fujii 2013: IORW).
@@ -64,10 +66,11 @@ pub struct NotAMethod(String);
 
 impl Method {
     /// Every method in each of its forms, in order.
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 20] = [
         Self::Pageable,
         Self::Dma,
         Self::Register,
+        Self::Pinning,
         Self::Staged,
         Self::Window(None),
         Self::Window(Some(Mapping::Gdrdrv)),
@@ -92,6 +95,7 @@ impl Method {
         match self {
             Self::Pageable => "pageable",
             Self::Dma | Self::Register => "dma",
+            Self::Pinning => "pinning",
             Self::Staged => "staged",
             Self::Window(_) => "window",
             Self::PagedWindow(_) => "paged-window",

@@ -403,6 +403,7 @@ fn barred(method: Method, request: &Request, available: &Available) -> Option<Re
     let row = method.abilities();
     let tests = [
         (!pinned && row.needs_pinned(), Reason::NotPinned),
+        (!row.between_gpus() && !row.memory.contains(&request.memory), Reason::OtherMemory),
         (!available.methods.contains(&method), Reason::NotAvailable),
         (available.no_sm && row.occupies.multiprocessor(), Reason::NoSm),
         (available.no_threads && row.occupies.staging(request.memory), Reason::NoThreads),

@@ -1,0 +1,115 @@
+//! Ordinary memory that is pinned range by range while it moves (Patil 2018: pinned and overlapped transfers).
+//!
+//! The CPU only asks for pages to be pinned and released, which the engine's copying hides. At most two ranges are pinned at a time:
+//! the one that is copied, and the next.
+
+use std::ops::Range;
+
+use headway_core::models::transfer::{Direction, Method};
+use headway_core::units::Bytes;
+use headway_device::gpu::{Gpu, Operation};
+use headway_device::{Access, DeviceError};
+
+use super::ends::{Host, Transfer};
+use super::engine::{Moved, Step, Stopped};
+use super::gpu::CopierGpu;
+use super::{At, Copier, CopyError};
+
+/// Ranges meet at multiples of this: no two have a page in common, not even a huge one.
+const CUT: usize = 2 << 20;
+/// A range is a quarter of the copy, within these: smaller ones spend their time in calls, larger ones hide less of it.
+const RANGE_MIN: usize = 4 << 20;
+const RANGE_MAX: usize = 64 << 20;
+
+impl Copier {
+    /// Pins the caller's pages in place, range by range.
+    pub(super) fn pinning(&self, gpu: &CopierGpu, copy: &mut Transfer<'_>, method: Method) -> Result<Moved, CopyError> {
+        let address = match &copy.host {
+            _ if self.pinned(gpu, copy, "pinning").is_ok() => return self.dma(gpu, copy, method),
+            Host::In(memory) => memory.as_ptr().addr(),
+            Host::Out(memory) => memory.as_ptr().addr(),
+            Host::Held(_) => return self.dma(gpu, copy, method),
+        };
+        let cancel = self.cancel.watch();
+        let (direction, len) = (copy.direction, copy.len);
+        let ranges = ranges(address, len, self.options.limits.chunk_max);
+        copy.with_buffers(None, |from, to| {
+            // Pinning waits until no kernel runs, and resident copiers run on until their leases end.
+            self.gpus.iter().try_for_each(CopierGpu::park).map_err(Stopped::early)?;
+            let mut run = gpu.engine(direction).open(gpu.device.as_ref(), None, self.bounds(&cancel))?;
+            for range in ranges {
+                while run.flying() > 1 {
+                    run.poll()?;
+                }
+                run.submit(pin(gpu.device.as_ref(), direction, from, to, range)?)?;
+            }
+            run.finish()
+        })
+        .map_err(|stopped| stopped.error(method, self.bounds(&cancel)))
+    }
+}
+
+/// The copy of one range, which unpins it when it has ended.
+fn pin(gpu: &dyn Gpu, direction: Direction, from: At<'_>, to: At<'_>, range: Range<usize>) -> Result<Step, Stopped> {
+    let within = |at: At<'_>| at.offset + range.start..at.offset + range.end;
+    let host = if direction == Direction::D2h { to } else { from };
+    let view = gpu.register(host.buffer, within(host)).map_err(|error| match error {
+        DeviceError::DeviceLost => Stopped::early(error),
+        error => Stopped::unpinned(error),
+    })?;
+    let all = 0..range.len();
+    let (from, to) = if direction == Direction::D2h {
+        (from.buffer.claim(within(from), Access::Read), view.claim(all, Access::Write))
+    } else {
+        (view.claim(all, Access::Read), to.buffer.claim(within(to), Access::Write))
+    };
+    let what = Operation::Copy { from: from.map_err(Stopped::early)?, to: to.map_err(Stopped::early)? };
+    Ok(Step { what, len: range.len() as u64 })
+}
+
+/// The ranges of a copy of `len` bytes from `address` on, each of `most` bytes at most if that is more than [`CUT`].
+fn ranges(address: usize, len: usize, most: Bytes) -> impl Iterator<Item = Range<usize>> {
+    let most = usize::try_from(most.0).unwrap_or(usize::MAX).clamp(CUT, RANGE_MAX);
+    let step = (len / 4).clamp(RANGE_MIN.min(most), most);
+    let mut start = 0;
+    std::iter::from_fn(move || {
+        if start == len {
+            return None;
+        }
+        let end = (start + step).min(len);
+        let beyond = (address + end) % CUT;
+        // The last range ends where the copy does, and a step is at least as long as what is cut off.
+        let end = if end == len || end - start <= beyond { end } else { end - beyond };
+        let range = start..end;
+        start = end;
+        Some(range)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_cover_the_copy_once_and_meet_at_cuts() {
+        const MIB: usize = 1 << 20;
+        for address in [0, 1, 4095, CUT - 1, CUT, 5 * CUT + 17] {
+            for len in [0, 1, 4096, 3 * MIB, 4 * MIB + 1, 17 * MIB, 100 * MIB + 5, 1 << 30] {
+                for most in [0, 1 << 20, 3 << 20, 32 << 20, u64::MAX] {
+                    let mut at = 0;
+                    for range in ranges(address, len, Bytes(most)) {
+                        assert!(range.start == at && range.end > at, "{address} {len} {most}: {range:?}");
+                        assert!(
+                            range.end == len || (address + range.end) % CUT == 0,
+                            "{address} {len} {most}: {range:?}"
+                        );
+                        assert!(range.len() <= RANGE_MAX.min((most as usize).max(CUT)), "{most}: {range:?}");
+                        at = range.end;
+                    }
+                    assert_eq!(at, len);
+                }
+            }
+        }
+        assert_eq!(ranges(0, 1 << 30, Bytes(32 << 20)).count(), 32);
+    }
+}
