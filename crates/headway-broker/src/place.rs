@@ -118,4 +118,25 @@ mod tests {
         assert_eq!(of(Some("here/b"), Some("/run/user/7")), Path::new("here/b"));
         assert!(is_abstract(Path::new("@abc")) && !is_abstract(Path::new("./@abc")));
     }
+    #[test]
+    fn a_client_stands_in_line_before_a_socket_that_is_full_and_gets_in_when_there_is_room() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let listener = headway_os::ipc::Listener::bind(&path, 0o600).unwrap();
+        let mut crowd = Vec::new();
+        while let Ok(socket) = Socket::connect(&path) {
+            crowd.push(socket);
+        }
+        let late = {
+            let path = path.clone();
+            std::thread::spawn(move || knock(&path).map(drop))
+        };
+        // Time for its first attempt. Without it the test would pass, but show less.
+        std::thread::sleep(20 * RETRY);
+        let mut served = Vec::new();
+        while let Some(socket) = listener.accept().unwrap() {
+            served.push(socket);
+        }
+        assert!(late.join().unwrap().is_ok(), "beside {} others", crowd.len());
+    }
 }
