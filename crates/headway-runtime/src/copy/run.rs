@@ -170,8 +170,10 @@ impl Copier {
                 }
                 _ => pageable,
             };
-            // A choice that does not change would be tried for ever.
-            let next = if next.method == pick.method { pageable } else { next };
+            // What has failed in this copy would fail again, for ever.
+            let failed =
+                |method| method == pick.method || instead_of.as_ref().is_some_and(|(first, _)| *first == method);
+            let next = if failed(next.method) { pageable } else { next };
             self.auto.tell_absence(copy.gpu, &gpu.device.description().name, pick.method, &reason, next.method);
             instead_of.get_or_insert((pick.method, reason));
             pick = next;
