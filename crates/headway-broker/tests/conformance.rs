@@ -14,6 +14,8 @@ use headway_broker::{Client, OnLoss, Options, Phase};
 use headway_core::decisions::sharing::log::Line;
 use headway_core::units::Nanos;
 use headway_os::clock;
+use headway_os::ipc::{Packet, Socket};
+use serde_json::Value;
 use support::{Broker, LIMIT, parameters, shape, wait_until};
 
 fn page() -> String {
@@ -38,11 +40,11 @@ fn the_numbers_of_the_page_are_those_of_the_code() {
     // As the messages have it, which a test cannot see: a greeting of another version is refused.
     let version = {
         let broker = Broker::start(|_| {});
-        let socket = headway_os::ipc::Socket::connect(&broker.socket).unwrap();
+        let socket = Socket::connect(&broker.socket).unwrap();
         socket.send(br#"{"hello":{"version":0,"name":"x","resumed":[]}}"#, &[]).unwrap();
         assert!(socket.wait(LIMIT));
         let mut buffer = [0; 1024];
-        let Ok(headway_os::ipc::Packet::Message(length, _)) = socket.receive(&mut buffer) else { panic!("no answer") };
+        let Ok(Packet::Message(length, _)) = socket.receive(&mut buffer) else { panic!("no answer") };
         let answer = String::from_utf8_lossy(&buffer[..length]).into_owned();
         let behind = answer.split("speaks version ").nth(1).unwrap();
         behind.chars().take_while(char::is_ascii_digit).collect::<String>().parse().unwrap()
@@ -80,6 +82,80 @@ fn the_numbers_of_the_page_are_those_of_the_code() {
     assert_eq!(state(7, Code::Revoked), 7 * 4 + 3);
     assert_eq!(entry(3) - entry(2), 8);
     assert_eq!(entry(RING_ENTRIES), entry(0));
+}
+
+/// What a connection hears after these packets: the answers' kinds, and `end` if it was ended.
+fn heard(broker: &Broker, packets: &[&[u8]]) -> Vec<String> {
+    let socket = Socket::connect(&broker.socket).unwrap();
+    for packet in packets {
+        // A connection that was ended takes no more.
+        let _ = socket.send(packet, &[]);
+    }
+    // Whatever was said before has been answered when this is, and nothing answers it once the connection is ended.
+    let _ = socket.send(br#""status""#, &[]);
+    let mut questions = 1 + packets.iter().filter(|packet| **packet == br#""status""#).count();
+    let (mut kinds, mut buffer) = (Vec::new(), vec![0; 128 << 10]);
+    loop {
+        assert!(socket.wait(LIMIT), "neither an answer nor an end: {kinds:?}");
+        match socket.receive(&mut buffer) {
+            Ok(Packet::Message(length, _)) => {
+                let answer: Value = serde_json::from_slice(&buffer[..length]).unwrap();
+                let kind = answer.as_str().map(str::to_owned);
+                kinds.push(kind.unwrap_or_else(|| answer.as_object().unwrap().keys().next().unwrap().clone()));
+                if kinds.last().is_some_and(|kind| kind == "status") {
+                    questions -= 1;
+                    if questions == 0 {
+                        kinds.pop();
+                        return kinds;
+                    }
+                }
+            }
+            Ok(Packet::Nothing) => {}
+            _ => {
+                kinds.push("end".to_owned());
+                return kinds;
+            }
+        }
+    }
+}
+
+#[test]
+fn what_the_page_says_is_refused_is_and_what_it_says_ends_the_connection_does() {
+    let broker = Broker::start(|_| {});
+    let hello = |version: u64| format!(r#"{{"hello":{{"version":{version},"name":"x","resumed":[]}}}}"#);
+    let greeting = hello(numbers()["VERSION"]);
+    let task = |change: &str| {
+        let whole = r#"{"register":{"name":"t","cluster":0,"period":1000,"deadline":50000000,"state":0,"segments":[],"thread":null}}"#;
+        let (from, to) = change.split_once(" -> ").unwrap();
+        assert!(whole.contains(from));
+        whole.replace(from, to)
+    };
+    let long = vec![b' '; (128 << 10) + 1];
+    let cases: [(&str, Vec<u8>, &[&str]); 14] = [
+        ("a task", task(r#""t" -> "u""#).into(), &["welcome", "registered"]),
+        ("without what may be null", task(r#","thread":null -> "#).into(), &["welcome", "registered"]),
+        ("a cluster that is not there", task(r#""cluster":0 -> "cluster":7"#).into(), &["welcome", "refused"]),
+        ("a period of zero", task("1000 -> 0").into(), &["welcome", "refused"]),
+        ("somebody else's task", br#"{"withdraw":{"task":7}}"#.to_vec(), &["welcome", "refused"]),
+        ("a GPU that is not there", br#"{"lost":{"gpu":77}}"#.to_vec(), &["welcome", "refused"]),
+        ("an unknown field", task(r#""state":0 -> "state":0,"more":1"#).into(), &["welcome", "end"]),
+        ("a missing field", task(r#""state":0, -> "#).into(), &["welcome", "end"]),
+        ("below zero", task("1000 -> -1").into(), &["welcome", "end"]),
+        ("too large", task(r#""cluster":0 -> "cluster":4294967296"#).into(), &["welcome", "end"]),
+        ("an unknown kind", br#"{"hallo":{}}"#.to_vec(), &["welcome", "end"]),
+        ("no JSON", b"hello".to_vec(), &["welcome", "end"]),
+        ("a packet that is too long", long, &["welcome", "end"]),
+        ("a second greeting", greeting.clone().into(), &["welcome", "end"]),
+    ];
+    for (what, packet, expected) in cases {
+        assert_eq!(heard(&broker, &[greeting.as_bytes(), &packet]), expected, "{what}");
+    }
+    assert_eq!(heard(&broker, &[greeting.as_bytes(), b""]), ["welcome", "end"], "an empty packet");
+    assert_eq!(heard(&broker, &[task(r#""t" -> "u""#).as_bytes()]), ["end"], "a task before the greeting");
+    assert_eq!(heard(&broker, &[br#""status""#, greeting.as_bytes()]), ["status", "welcome"], "asked first");
+    assert_eq!(heard(&broker, &[hello(0).as_bytes()]), ["refused", "end"], "another version");
+    let claim = greeting.replace("[]", r#"[{"id":5,"shape":{"name":"t","cluster":0,"period":1000,"deadline":50000000,"state":0,"segments":[],"thread":null},"held":null}]"#);
+    assert_eq!(heard(&broker, &[claim.as_bytes()]), ["refused", "end"], "a claim after the time");
 }
 
 /// The client in C with the page's numbers; `None` without a compiler.
