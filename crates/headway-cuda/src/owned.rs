@@ -111,6 +111,15 @@ impl Context {
         Ok(())
     }
 
+    /// Makes this the calling thread's current context until the value is dropped.
+    pub(crate) fn bind_for_now(&self) -> Result<Bound<'_>, DeviceError> {
+        let mut before = null_mut();
+        // SAFETY: `before` is valid for the call to write.
+        self.note(unsafe { call!(self.driver, cuCtxGetCurrent(&raw mut before)) })?;
+        self.bind()?;
+        Ok(Bound { context: self, before: Raw(before) })
+    }
+
     /// Whether this is the calling thread's current context.
     pub(crate) fn is_current(&self) -> Result<bool, DeviceError> {
         let mut current = null_mut();
@@ -156,7 +165,7 @@ impl Context {
     }
 
     /// Waits until nothing of a context that has ended uses memory any more; returns at once from one that has not.
-    fn settle(&self) {
+    pub(crate) fn settle(&self) {
         if let Some(time) = self.settles_in() {
             std::thread::sleep(std::time::Duration::from_nanos(time.0));
         }
@@ -214,6 +223,21 @@ impl Context {
         }
         peers.insert(peer.ordinal);
         Ok(())
+    }
+}
+
+/// While it lives a context is the thread's current one; then the one before is again.
+pub(crate) struct Bound<'a> {
+    context: &'a Context,
+    before: Raw,
+}
+
+impl Drop for Bound<'_> {
+    fn drop(&mut self) {
+        if self.before != self.context.handle {
+            // SAFETY: it was this thread's current context before; null is none.
+            let _ = unsafe { call!(self.context.driver, cuCtxSetCurrent(self.before.0)) };
+        }
     }
 }
 
@@ -643,43 +667,4 @@ unsafe impl Memory for DeviceMemory {
     fn place(&self) -> Place {
         Place::Device { id: self.context.id, domain: self.context.driver.domain }
     }
-}
-
-/// The driver's own synchronous copy between any host memory and this device, complete when this returns.
-///
-/// # Safety
-/// Both ends must be valid for `bytes` bytes, the destination unused by others, and `kind` one of the two host directions.
-pub(crate) unsafe fn copy_pageable(
-    context: &Context,
-    kind: CopyKind<'_>,
-    from: *mut u8,
-    to: *mut u8,
-    bytes: usize,
-) -> Result<(), DeviceError> {
-    context.bind()?;
-    if bytes == 0 {
-        return Ok(());
-    }
-    let driver = &context.driver;
-    // SAFETY: the caller's promise; the context is current.
-    let copied = unsafe {
-        if matches!(kind, CopyKind::DeviceToHost) {
-            call!(driver, cuMemcpyDtoH_v2(to.cast(), from.addr() as Address, bytes))
-        } else {
-            call!(driver, cuMemcpyHtoD_v2(to.addr() as Address, from.cast(), bytes))
-        }
-    };
-    let copied = context.note(copied).and_then(|()| {
-        if matches!(kind, CopyKind::DeviceToHost) {
-            return Ok(());
-        }
-        // CUDA driver API, "API synchronization behavior": from pageable memory the call may return when the bytes are staged.
-        // SAFETY: null names the default stream, in which the call above runs.
-        context.note(unsafe { call!(driver, cuStreamSynchronize(null_mut())) })
-    });
-    if copied.is_err() {
-        // The memory is the caller's again when this returns.
-        context.settle();
-    }
-    copied
 }

@@ -43,7 +43,15 @@ pub(crate) const HOST_REGISTER_PORTABLE: c_uint = 1;
 pub(crate) const HOST_REGISTER_DEVICE_MAP: c_uint = 2;
 pub(crate) const POINTER_MEMORY_TYPE: c_int = 2;
 pub(crate) const POINTER_IS_MANAGED: c_int = 8;
+pub(crate) const POINTER_DEVICE: c_int = 9;
 pub(crate) const MEMORY_TYPE_HOST: c_uint = 1;
+pub(crate) const MEMORY_TYPE_DEVICE: c_uint = 2;
+/// The legacy default stream by the handle that names it in every form of a function.
+pub(crate) const STREAM_LEGACY: usize = 1;
+/// `CU_STREAM_WAIT_VALUE_GEQ`: until the word has come to the value, by the sign of their difference.
+pub(crate) const WAIT_GEQ: c_uint = 0;
+/// `CU_STREAM_WAIT_VALUE_EQ`.
+pub(crate) const WAIT_EQ: c_uint = 1;
 /// The source is read in the order of the stream; the other orders let it be read earlier.
 pub(crate) const SOURCE_ORDER_STREAM: c_uint = 1;
 /// `CU_STREAM_CAPTURE_MODE_RELAXED`.
@@ -148,6 +156,7 @@ table! {
         cuStreamDestroy_v2(Handle);
         cuStreamSynchronize(Handle);
         cuStreamQuery(Handle);
+        cuStreamIsCapturing(Handle, *mut c_int);
         cuEventCreate(*mut Handle, c_uint);
         cuEventDestroy_v2(Handle);
         cuEventRecord(Handle, Handle);
@@ -194,6 +203,7 @@ table! {
         cuThreadExchangeStreamCaptureMode(*mut c_int);
         // CUDA 11.7.
         cuStreamWriteValue32_v2(Handle, Address, u32, c_uint);
+        cuStreamWaitValue32_v2(Handle, Address, u32, c_uint);
         cuMemGetHandleForAddressRange(*mut c_void, Address, usize, c_int, u64);
         // CUDA 11.8.
         cuLaunchKernelEx(*const LaunchConfig, Handle, *mut *mut c_void, *mut *mut c_void);

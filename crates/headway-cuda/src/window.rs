@@ -36,7 +36,8 @@ pub(crate) use self::memory::{AccessDescription, AllocationProperties, ExternalB
 use self::pager::{Base, Mover, Moving, Owner};
 use self::self_test::Bench;
 use crate::checked::{Driver, call, lock};
-use crate::owned::{Context, CopyKind, copy_pageable};
+use crate::gpu::copy_pageable;
+use crate::owned::{Context, CopyKind};
 use crate::table::{self, Address, Ordinal};
 
 pub(crate) use self::ping::of_form as round_trips_of_form;

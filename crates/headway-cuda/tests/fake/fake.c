@@ -14,6 +14,7 @@
  *   -DNO_REGISTER      memory cannot be pinned in place
  *   -DSTAGED           copies of ordinary memory arrive when the default stream is waited for
  *   -DMANAGED=1        every address is of managed memory
+ *   -DSTREAMS          streams work by themselves, and wait for words: see streams.h
  * and with what window.h says.
  */
 #define _GNU_SOURCE
@@ -75,7 +76,11 @@ static struct Context { int retained, peer_enabled; } contexts[DEVICES];
 typedef struct { char *base; size_t bytes; int pinned, used, foreign, fd; size_t room; } Range;
 static Range ranges[65536];
 static int range_count;
+#ifdef STREAMS
+#include "streams.h"
+#else
 typedef struct { struct Context *context; pthread_t last; int has_last, busy; } Stream;
+#endif
 typedef struct { long long nanos; int lag; unsigned untimed; struct Context *context; } Event;
 typedef struct { int entry; char *text; int shared, large_clusters; } Module;
 
@@ -220,10 +225,46 @@ Code cuCtxEnablePeerAccess(void *peer, unsigned flags) {
 	current->peer_enabled = 1;
 	LEAVE(0);
 }
+#ifndef STREAMS
 Code cuStreamCreate(void **stream, unsigned flags) { ENTER(cuStreamCreate); NEED(current, INVALID_CONTEXT); NEED(flags == 1, INVALID_VALUE); Stream *made = calloc(1, sizeof(Stream)); made->context = current; *stream = made; live++; LEAVE(0); }
 Code cuStreamDestroy_v2(Stream *stream) { finish(stream); ENTER(cuStreamDestroy_v2); NEED(MINE(stream), INVALID_CONTEXT); free(stream); live--; LEAVE(0); }
+Code cuStreamIsCapturing(Stream *stream, int *status) { (void)stream; ENTER(cuStreamIsCapturing); *status = 0; LEAVE(0); }
+#else
+Code cuStreamCreate(Stream **stream, unsigned flags) {
+	ENTER(cuStreamCreate);
+	NEED(current, INVALID_CONTEXT);
+	NEED(flags == 1, INVALID_VALUE);
+	Stream *made = calloc(1, sizeof *made);
+	made->context = current;
+	pthread_cond_init(&made->came, NULL);
+	pthread_create(&made->thread, NULL, serve_stream, made);
+	*stream = made;
+	live++;
+	LEAVE(0);
+}
+Code cuStreamDestroy_v2(Stream *stream) {
+	ENTER(cuStreamDestroy_v2);
+	NEED(MINE(stream), INVALID_CONTEXT);
+	stream->quits = 1;
+	pthread_cond_signal(&stream->came);
+	live--;
+	pthread_mutex_unlock(&mutex);
+	pthread_join(stream->thread, NULL);
+	free(stream);
+	return 0;
+}
+Code cuStreamQuery(Stream *stream) { ENTER(cuStreamQuery); stream = stream_of(stream); NEED(MINE(stream), INVALID_CONTEXT); LEAVE(stream->first ? NOT_READY : 0); }
+Code cuStreamIsCapturing(Stream *stream, int *status) { ENTER(cuStreamIsCapturing); NEED(MINE(stream_of(stream)), INVALID_CONTEXT); *status = capturing; LEAVE(0); }
+#endif
 /* From ordinary memory: with -DSTAGED the bytes arrive when the default stream is waited for. */
 static struct { char *to, *bytes; size_t count; } staged;
+#ifdef STREAMS
+Code cuStreamSynchronize(Stream *stream) {
+	Code code;
+	while ((code = cuStreamQuery(stream)) == NOT_READY) sched_yield();
+	return code;
+}
+#else
 Code cuStreamSynchronize(Stream *stream) {
 	while (held) sched_yield();
 	finish(stream);
@@ -236,6 +277,7 @@ Code cuStreamSynchronize(Stream *stream) {
 	}
 	LEAVE(0);
 }
+#endif
 Code cuEventCreate(void **event, unsigned flags) { ENTER(cuEventCreate); NEED(current, INVALID_CONTEXT); NEED(!(flags & ~2u), INVALID_VALUE); *event = calloc(1, sizeof(Event)); ((Event *)*event)->untimed = flags; ((Event *)*event)->context = current; live++; LEAVE(0); }
 Code cuEventDestroy_v2(void *event) { ENTER(cuEventDestroy_v2); NEED(current, INVALID_CONTEXT); free(event); live--; LEAVE(0); }
 Code cuEventRecord(Event *event, Stream *stream) { ENTER(cuEventRecord); NEED(MINE(event) && MINE(stream), INVALID_CONTEXT); event->nanos = now(); event->lag = LAG; LEAVE(0); }
@@ -356,6 +398,7 @@ Code cuPointerGetAttributes(unsigned count, const int *attributes, void **answer
 		switch (attributes[i]) {
 		case 2: *(unsigned *)answers[i] = pinned ? 1 : device ? 2 : 0; break;
 		case 8: *(unsigned *)answers[i] = MANAGED; break;
+		case 9: *(int *)answers[i] = 0; break;
 		default: LEAVE(INVALID_VALUE);
 		}
 	LEAVE(0);
@@ -375,11 +418,46 @@ Code cuMemcpyHtoD_v2(Address to, const void *from, size_t bytes) {
 #endif
 }
 Code cuMemcpyDtoH_v2(void *to, Address from, size_t bytes) { COPY(cuMemcpyDtoH_v2, inside((void *)from, bytes, 0)); }
+#ifdef STREAMS
+/* Little ordinary memory is read in the call. */
+Code cuMemcpyHtoDAsync_v2(Address to, const void *from, size_t bytes, Stream *stream) {
+	ENTER(cuMemcpyHtoDAsync_v2);
+	stream = stream_of(stream);
+	NEED(MINE(stream) && bytes && inside((void *)to, bytes, 0), INVALID_VALUE);
+	if (!inside(from, bytes, 1)) {
+		NEED(bytes <= 65536, INVALID_VALUE);
+		from = memcpy(malloc(bytes), from, bytes);
+	}
+	LEAVE(enqueue(stream, (Operation){COPY_BYTES, (char *)to, from, bytes, 0, NULL}));
+}
+Code cuMemcpyDtoHAsync_v2(void *to, Address from, size_t bytes, Stream *stream) {
+	ENTER(cuMemcpyDtoHAsync_v2);
+	stream = stream_of(stream);
+	NEED(MINE(stream) && bytes && inside((void *)from, bytes, 0) && inside(to, bytes, 1), INVALID_VALUE);
+	LEAVE(enqueue(stream, (Operation){COPY_BYTES, to, (char *)from, bytes, 0, NULL}));
+}
+#else
 Code cuMemcpyHtoDAsync_v2(Address to, const void *from, size_t bytes, Stream *stream) { for (long long end = now() + COPY_NANOS; now() < end;); COPY(cuMemcpyHtoDAsync_v2, MINE(stream) && bytes && inside((void *)to, bytes, 0) && inside(from, bytes, 1)); }
 Code cuMemcpyDtoHAsync_v2(void *to, Address from, size_t bytes, Stream *stream) { COPY(cuMemcpyDtoHAsync_v2, MINE(stream) && bytes && inside((void *)from, bytes, 0) && inside(to, bytes, 1)); }
+#endif
 static int words;
 /* Words written by streams so far. */
 int headway_fake_words(void) { return words; }
+#ifdef STREAMS
+Code cuStreamWriteValue32_v2(Stream *stream, Address word, unsigned value, unsigned flags) {
+	ENTER(cuStreamWriteValue32_v2);
+	stream = stream_of(stream);
+	NEED(MINE(stream) && !flags && word % 4 == 0 && inside((void *)word, 4, 1), INVALID_VALUE);
+	words++;
+	LEAVE(enqueue(stream, (Operation){WRITE_WORD, (char *)word, NULL, 0, value, NULL}));
+}
+Code cuStreamWaitValue32_v2(Stream *stream, Address word, unsigned value, unsigned flags) {
+	ENTER(cuStreamWaitValue32_v2);
+	stream = stream_of(stream);
+	NEED(MINE(stream) && flags <= 1 && word % 4 == 0 && inside((void *)word, 4, 1), INVALID_VALUE);
+	LEAVE(enqueue(stream, (Operation){flags ? WAIT_EQUAL : WAIT_REACHED, (char *)word, NULL, 0, value, NULL}));
+}
+#else
 Code cuStreamWriteValue32_v2(Stream *stream, Address word, unsigned value, unsigned flags) {
 	ENTER(cuStreamWriteValue32_v2);
 	NEED(MINE(stream) && !flags && word % 4 == 0 && inside((void *)word, 4, 1), INVALID_VALUE);
@@ -387,6 +465,8 @@ Code cuStreamWriteValue32_v2(Stream *stream, Address word, unsigned value, unsig
 	words++;
 	LEAVE(0);
 }
+Code cuStreamWaitValue32_v2(Stream *stream, Address word, unsigned value, unsigned flags) { (void)stream, (void)word, (void)value, (void)flags; ENTER(cuStreamWaitValue32_v2); LEAVE(801); }
+#endif
 Code cuMemcpyDtoDAsync_v2(Address to, Address from, size_t bytes, Stream *stream) { COPY(cuMemcpyDtoDAsync_v2, MINE(stream) && bytes && inside((void *)from, bytes, 0) && inside((void *)to, bytes, 0)); }
 Code cuMemcpyPeerAsync(Address to, void *to_context, Address from, void *from_context, size_t bytes, Stream *stream) {
 	COPY(cuMemcpyPeerAsync, MINE(stream) && bytes && to_context != from_context && current->peer_enabled && inside((void *)from, bytes, 0) && inside((void *)to, bytes, 0));

@@ -134,7 +134,9 @@ static void finish(Stream *stream) {
 	if (stream && stream->has_last) pthread_join(stream->last, NULL);
 	if (stream) stream->has_last = 0;
 }
+#ifndef STREAMS
 Code cuStreamQuery(Stream *stream) { ENTER(cuStreamQuery); NEED(current, INVALID_CONTEXT); LEAVE(held || (stream && __atomic_load_n(&stream->busy, __ATOMIC_SEQ_CST)) ? NOT_READY : 0); }
+#endif
 
 typedef struct { unsigned id, padding, value[16]; } Attribute;
 typedef struct { unsigned grid[3], block[3], shared; Stream *stream; Attribute *attributes; unsigned count; } Config;

@@ -1,0 +1,426 @@
+//! Copies in the order of a caller's stream, of memory that the caller allocated; the call returns before the bytes are there.
+//!
+//! Page-locked memory is copied in the caller's stream. Ordinary memory goes through page-locked slots: everything that the GPU is to
+//! do is queued in the call, on a stream of the copier's own, and threads move bytes between slots and the caller's memory. Streams
+//! and threads wait for each other by words in page-locked memory:
+//!
+//! | | the caller's stream | the copier's stream, for each chunk | a thread, for each chunk |
+//! |---|---|---|---|
+//! | into the GPU | writes *begin*, waits for *done*, writes *passed* | waits for *filled*, copies, writes *drained*; at the end *done* | waits for *begin* and *drained*, copies, writes *filled* |
+//! | out of the GPU | writes *begin*, waits for *done*, writes *passed* | waits for *drained*, copies, writes *filled* | waits for *filled*, copies, writes *drained*; the last one *done* |
+//!
+//! The threads call no function of the driver. A stream that waits for them therefore never waits for a lock that another thread holds
+//! inside the driver, while it loads a module for example and waits for all streams.
+
+mod pipeline;
+mod ticket;
+mod workers;
+
+use std::ffi::{c_int, c_uint, c_void};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+
+use headway_core::models::transfer::Direction;
+use headway_core::units::Bytes;
+use headway_device::{DeviceError, HostKind};
+
+use self::pipeline::{Pipeline, Work};
+pub use self::ticket::Ticket;
+use self::ticket::Tickets;
+use self::workers::Workers;
+use crate::CudaGpu;
+use crate::abandoned::{DROP_MAX, await_rest_for, leave};
+use crate::checked::{call, lock};
+use crate::owned::Context;
+use crate::pool::Pool;
+use crate::table::{self, Address, Handle};
+
+/// The driver itself takes ordinary memory of up to this size at once, without waiting for the stream.
+const DRIVER_BUFFERS: usize = 64 << 10;
+/// Page-locked memory is copied out of the GPU in pieces of this size, with a written word behind each, so that the engine serves
+/// other streams in between (`docs/small-copies.md`).
+const PIECE_BYTES: usize = 16 << 20;
+/// The smallest chunk of a staged copy.
+const CHUNK_MIN: usize = 512 << 10;
+
+/// What an [`OrderedCopier`] may use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OrderedOptions {
+    /// Threads that move bytes; they sleep while there is nothing to copy.
+    pub threads: u32,
+    /// Bytes of a slot, and of the largest chunk. A small copy of another stream waits for about one chunk.
+    pub slot: Bytes,
+    /// Streams of its own for each direction. A copy whose turn has not come in the caller's stream holds up later ones that use the
+    /// same of them. Each has eight slots.
+    pub pipelines: usize,
+    /// Copies that may be under way, or whose ticket lives.
+    pub tickets: usize,
+}
+
+impl Default for OrderedOptions {
+    /// Six threads, 8 MiB, two streams for each direction (256 MiB of page-locked memory once all four are used), 256 copies.
+    fn default() -> Self {
+        Self { threads: 6, slot: Bytes(8 << 20), pipelines: 2, tickets: 256 }
+    }
+}
+
+/// A CUDA stream of the caller's: the driver's handle as a number. 0 and 1 are the legacy default stream, 2 the calling thread's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StreamHandle(pub usize);
+
+/// A copy between memory of one GPU and host memory.
+#[derive(Clone, Copy, Debug)]
+pub struct OrderedCopy {
+    /// Into the GPU or out of it.
+    pub direction: Direction,
+    /// Address in the GPU's memory.
+    pub device: u64,
+    /// Address in host memory, page-locked or ordinary.
+    pub host: *mut u8,
+    /// Bytes.
+    pub bytes: usize,
+    /// The stream in whose order the copy is made.
+    pub stream: StreamHandle,
+}
+
+/// Makes copies in the order of callers' streams, from any thread.
+pub struct OrderedCopier {
+    shared: Arc<Shared>,
+    workers: Workers,
+}
+
+/// What copies, threads and tickets share.
+struct Shared {
+    context: Arc<Context>,
+    pool: Arc<Pool>,
+    options: OrderedOptions,
+    tickets: Tickets,
+    /// By direction: into the GPU, out of it. Made when they are first used.
+    pipelines: [Mutex<Vec<Pipeline>>; 2],
+    queue: workers::JobQueue,
+    /// The first error after which the copier makes no copies any more.
+    broken: OnceLock<DeviceError>,
+    closing: AtomicBool,
+}
+
+impl Shared {
+    fn check(&self) -> Result<(), DeviceError> {
+        self.broken.get().map_or(Ok(()), |error| Err(error.clone()))
+    }
+
+    /// Ends everything with `error`. Threads leave what they wait for.
+    fn fail(&self, error: DeviceError) -> DeviceError {
+        let error = self.broken.get_or_init(|| error).clone();
+        self.queue.wake_all();
+        error
+    }
+
+    /// Asks the driver whether the copier's streams have failed; slow.
+    fn look(&self) -> Result<(), DeviceError> {
+        self.check()?;
+        for pipelines in &self.pipelines {
+            for pipeline in lock(pipelines).iter() {
+                pipeline.stream.rests().map_err(|error| self.fail(error))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl OrderedCopier {
+    /// A copier for one GPU, in its primary context.
+    ///
+    /// # Errors
+    /// [`DeviceError::Unavailable`] for a driver that cannot wait for words (before CUDA 11.7), or where threads cannot be started;
+    /// [`DeviceError::OutOfMemory`]; [`DeviceError::Invalid`] for options that are zero.
+    pub fn new(gpu: &CudaGpu, options: OrderedOptions) -> Result<Self, DeviceError> {
+        let (context, pool) = (gpu.context(), gpu.pool());
+        context.driver.here()?;
+        let zero =
+            options.threads == 0 || options.slot.0 < CHUNK_MIN as u64 || options.pipelines == 0 || options.tickets == 0;
+        if zero {
+            return Err(DeviceError::Invalid {
+                what: "options of ordered copies",
+                reason: "threads, streams and tickets must be above zero, and slots have 512 KiB at least".into(),
+            });
+        }
+        if context.driver.table.cuStreamWaitValue32_v2.is_none()
+            || context.driver.table.cuStreamWriteValue32_v2.is_none()
+        {
+            return Err(DeviceError::Unavailable {
+                what: "copies in the order of a stream".into(),
+                reason: "this driver's streams do not wait for words in memory".into(),
+                remedy: "use a driver of CUDA 11.7 or later, or copies that return when the bytes are there".into(),
+            });
+        }
+        context.bind()?;
+        let tickets = Tickets::new(pool, options.tickets)?;
+        let shared = Arc::new(Shared {
+            context: Arc::clone(context),
+            pool: Arc::clone(pool),
+            options,
+            tickets,
+            pipelines: [Mutex::default(), Mutex::default()],
+            queue: workers::JobQueue::default(),
+            broken: OnceLock::new(),
+            closing: AtomicBool::new(false),
+        });
+        let workers = Workers::start(&shared, options.threads)?;
+        Ok(Self { shared, workers })
+    }
+
+    /// Queues a copy. It begins after everything that the stream was given before, and what the stream is given later begins after it.
+    /// The call does not wait for the copy, unless the queues of the driver are full (some copies of a gigabyte).
+    ///
+    /// The context that is current on the calling thread stays so.
+    ///
+    /// # Safety
+    /// Both ranges are memory as [`OrderedCopy`] says and stay so until the ticket says that the copy has ended. Until then nobody writes
+    /// the source, nor uses the destination, but in the order of the stream. The stream is of the GPU's primary context and is not
+    /// destroyed in this call.
+    ///
+    /// # Errors
+    /// [`DeviceError::Invalid`] for memory that is not of this GPU, or a stream that is being captured; [`DeviceError::Refused`] beyond
+    /// the limit of tickets; [`DeviceError::Driver`], [`DeviceError::DeviceLost`]. After an error nothing is queued that uses the memory.
+    pub unsafe fn copy(&self, copy: OrderedCopy) -> Result<Ticket, DeviceError> {
+        let shared = &self.shared;
+        shared.context.driver.here()?;
+        shared.check()?;
+        let _current = shared.context.bind_for_now()?;
+        self.check(&copy)?;
+        let staged = copy.bytes > 0
+            && host_kind(&shared.context, copy.host, copy.bytes)? == HostKind::Pageable
+            && !(copy.direction == Direction::H2d && copy.bytes <= DRIVER_BUFFERS);
+        let ticket = shared.tickets.take(shared)?;
+        let queued = if staged {
+            // SAFETY: the caller's promise.
+            unsafe { self.stage(&copy, &ticket) }
+        } else {
+            // SAFETY: the caller's promise.
+            unsafe { self.copy_in_stream(&copy, &ticket) }
+        };
+        match queued {
+            Ok(()) => Ok(ticket),
+            Err(error) => {
+                ticket.was_not_queued();
+                Err(error)
+            }
+        }
+    }
+
+    fn check(&self, copy: &OrderedCopy) -> Result<(), DeviceError> {
+        let context = &self.shared.context;
+        if copy.direction == Direction::Peer {
+            return Err(invalid("direction", "copies between GPUs are the driver's own"));
+        }
+        if copy.bytes == 0 {
+            return Ok(());
+        }
+        let last = copy.device.checked_add(copy.bytes as u64 - 1);
+        for address in [Some(copy.device), last] {
+            let known = address.map(|address| memory_at(context, address)).transpose()?;
+            if known != Some((table::MEMORY_TYPE_DEVICE, context.ordinal)) {
+                return Err(invalid("device memory", "the range is not memory of this GPU"));
+            }
+        }
+        let mut status: c_int = 0;
+        // SAFETY: `status` is valid for the call to write; a handle that is none is refused.
+        context.note(unsafe { call!(context.driver, cuStreamIsCapturing(copy.stream.handle(), &raw mut status)) })?;
+        if status != 0 {
+            return Err(invalid("stream", "it is being captured; record the driver's own copy"));
+        }
+        Ok(())
+    }
+
+    /// Page-locked memory, or little ordinary memory into the GPU: the driver copies it in the caller's stream.
+    ///
+    /// # Safety
+    /// As for [`OrderedCopier::copy`].
+    unsafe fn copy_in_stream(&self, copy: &OrderedCopy, ticket: &Ticket) -> Result<(), DeviceError> {
+        let (context, stream) = (&self.shared.context, copy.stream.handle());
+        let mut at = 0;
+        while at < copy.bytes {
+            let device = copy.device + at as u64;
+            let host = copy.host.wrapping_add(at).cast::<c_void>();
+            let is_out = copy.direction == Direction::D2h;
+            let len = if is_out { (copy.bytes - at).min(PIECE_BYTES) } else { copy.bytes };
+            at += len;
+            // SAFETY: the caller's promise: the range stays valid until the stream has passed this point.
+            let queued = unsafe {
+                if is_out {
+                    call!(context.driver, cuMemcpyDtoHAsync_v2(host, device, len, stream))
+                } else {
+                    call!(context.driver, cuMemcpyHtoDAsync_v2(device, host, len, stream))
+                }
+            };
+            let queued = context.note(queued).and_then(|()| match at < copy.bytes {
+                // SAFETY: the word is the ticket's own, which lives until it is written again.
+                true => unsafe { write_word(context, stream, ticket.begin(), ticket.generation()) },
+                false => Ok(()),
+            });
+            if let Err(error) = queued {
+                // Earlier pieces still use the memory, which is the caller's again when this returns.
+                return Err(self.after(stream, at > 0, error));
+            }
+        }
+        // SAFETY: as above.
+        unsafe { write_word(context, stream, ticket.done(), ticket.generation()) }
+            .map_err(|error| self.after(stream, copy.bytes > 0, error))
+    }
+
+    /// Waits for what was queued before a call failed.
+    fn after(&self, stream: Handle, queued: bool, error: DeviceError) -> DeviceError {
+        if queued {
+            // SAFETY: the stream is the caller's, who uses it in this call.
+            let _ = unsafe { call!(self.shared.context.driver, cuStreamSynchronize(stream)) };
+        }
+        error
+    }
+
+    /// Ordinary memory: through the slots of a pipeline.
+    ///
+    /// # Safety
+    /// As for [`OrderedCopier::copy`].
+    unsafe fn stage(&self, copy: &OrderedCopy, ticket: &Ticket) -> Result<(), DeviceError> {
+        let shared = &self.shared;
+        let mut pipelines = lock(&shared.pipelines[usize::from(copy.direction == Direction::D2h)]);
+        let at = pipelines.iter().position(Pipeline::is_free);
+        let at = match at {
+            Some(at) => at,
+            None if pipelines.len() < shared.options.pipelines => {
+                pipelines.push(Pipeline::new(&shared.context, &shared.pool, shared.options.slot)?);
+                pipelines.len() - 1
+            }
+            // The one whose copies were asked for first.
+            None => (0..pipelines.len()).min_by_key(|at| pipelines[*at].last_used()).unwrap_or(0),
+        };
+        let pipeline = &mut pipelines[at];
+        let stream = copy.stream.handle();
+        // SAFETY: words of the ticket, which live until their generation is over.
+        unsafe { write_word(&shared.context, stream, ticket.begin(), ticket.generation()) }?;
+        let threads = shared.options.threads as usize;
+        let chunk = (copy.bytes / (2 * threads)).next_multiple_of(4096).clamp(CHUNK_MIN, pipeline.slot_bytes());
+        let work = Work {
+            copy: *copy,
+            chunk,
+            begin: ticket.begin_word(),
+            generation: ticket.generation(),
+            done: ticket.done_word(),
+        };
+        // SAFETY: the caller's promise.
+        let queued = unsafe { pipeline.queue(&shared.context, work, ticket, |job| shared.queue.push(job)) };
+        let held = queued.and_then(|()| {
+            // SAFETY: as above. *Done* is written by a thread or the copier's stream, whatever the caller does; both words live until
+            // *passed* is written.
+            unsafe {
+                wait_for_word(&shared.context, stream, ticket.done(), ticket.generation(), table::WAIT_GEQ)?;
+                write_word(&shared.context, stream, ticket.awaited(), ticket.generation())
+            }
+        });
+        drop(pipelines);
+        // Some of it is queued and uses the memory: the copier is of no use any more.
+        held.map_err(|error| {
+            let error = shared.fail(error);
+            self.settle();
+            error
+        })
+    }
+
+    /// Waits for what the copier's streams were given, for a bounded time.
+    fn settle(&self) -> bool {
+        let context = &self.shared.context;
+        let all = self.shared.pipelines.iter().all(|pipelines| {
+            lock(pipelines).iter().all(|pipeline| await_rest_for(context, &pipeline.stream, "copies", DROP_MAX).is_ok())
+        });
+        all && self.workers.rest(DROP_MAX)
+    }
+}
+
+impl Drop for OrderedCopier {
+    /// Waits for two seconds at most. Copies that have not ended by then go on.
+    fn drop(&mut self) {
+        if self.shared.context.driver.here().is_err() {
+            // A forked child has none of the threads, and no stream uses its memory.
+            return self.workers.forget();
+        }
+        self.shared.closing.store(true, Ordering::Release);
+        self.shared.queue.wake_all();
+        if self.settle() {
+            return self.workers.join();
+        }
+        // The threads end when they have copied what is left. Until the streams rest nobody else gets slots and words.
+        self.workers.forget();
+        for pipelines in &self.shared.pipelines {
+            for pipeline in std::mem::take(&mut *lock(pipelines)) {
+                let stream = Arc::clone(&pipeline.stream);
+                leave(&self.shared.context, Some(&stream), (pipeline, Arc::clone(&self.shared)), None);
+            }
+        }
+    }
+}
+
+impl StreamHandle {
+    /// The handle that names the same stream whatever form of a function it is given to.
+    fn handle(self) -> Handle {
+        std::ptr::without_provenance_mut(self.0.max(table::STREAM_LEGACY))
+    }
+}
+
+fn invalid(what: &'static str, reason: &str) -> DeviceError {
+    DeviceError::Invalid { what, reason: reason.into() }
+}
+
+/// What the driver says of an address: its kind of memory, and the GPU.
+fn memory_at(context: &Context, address: Address) -> Result<(c_uint, c_int), DeviceError> {
+    let (mut kind, mut ordinal, mut managed): (c_uint, c_int, c_uint) = (0, 0, 0);
+    let mut attributes = [table::POINTER_MEMORY_TYPE, table::POINTER_DEVICE, table::POINTER_IS_MANAGED];
+    let mut answers: [*mut c_void; 3] = [(&raw mut kind).cast(), (&raw mut ordinal).cast(), (&raw mut managed).cast()];
+    let (count, attributes, answers) = (attributes.len() as c_uint, attributes.as_mut_ptr(), answers.as_mut_ptr());
+    // SAFETY: three attributes with a place of 4 bytes for each answer; the address is only looked up.
+    context.note(unsafe { call!(context.driver, cuPointerGetAttributes(count, attributes, answers, address)) })?;
+    if managed != 0 {
+        return Err(invalid("memory", "it is managed by the driver; use the driver's own copy"));
+    }
+    Ok((kind, ordinal))
+}
+
+/// Whether host memory is page-locked, by both of its ends.
+fn host_kind(context: &Context, host: *const u8, bytes: usize) -> Result<HostKind, DeviceError> {
+    let mut kind = HostKind::Pinned;
+    for address in [host.addr(), host.addr().wrapping_add(bytes - 1)] {
+        match memory_at(context, address as Address)?.0 {
+            0 => kind = HostKind::Pageable,
+            table::MEMORY_TYPE_HOST => {}
+            _ => return Err(invalid("host memory", "the range is not host memory")),
+        }
+    }
+    Ok(kind)
+}
+
+/// Has a stream write `value` to a word once it has passed all before.
+///
+/// # Safety
+/// The word is page-locked and lives until the stream has passed this point; the context is current.
+unsafe fn write_word(context: &Context, stream: Handle, word: Address, value: u32) -> Result<(), DeviceError> {
+    let Some(write) = context.driver.table.cuStreamWriteValue32_v2 else { return Err(DeviceError::DeviceLost) };
+    // SAFETY: the caller's promise. Without flags the write comes after all earlier writes of the stream.
+    let code = unsafe { write(stream, word, value, 0) };
+    context.note(context.driver.check("cuStreamWriteValue32_v2", code))
+}
+
+/// Has a stream wait for a word, as `flags` say.
+///
+/// # Safety
+/// As for [`write_word`].
+unsafe fn wait_for_word(
+    context: &Context,
+    stream: Handle,
+    word: Address,
+    value: u32,
+    flags: c_uint,
+) -> Result<(), DeviceError> {
+    let Some(wait) = context.driver.table.cuStreamWaitValue32_v2 else { return Err(DeviceError::DeviceLost) };
+    // SAFETY: the caller's promise.
+    let code = unsafe { wait(stream, word, value, flags) };
+    context.note(context.driver.check("cuStreamWaitValue32_v2", code))
+}

@@ -1,0 +1,157 @@
+//! Threads that move bytes between slots and the caller's memory. They call nothing of the driver.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use headway_core::units::Nanos;
+use headway_device::DeviceError;
+
+use super::Shared;
+use super::pipeline::Job;
+use crate::checked::lock;
+
+/// Between two looks at words that a stream is to write: at first, at most while a copy moves, and at most before its turn has come.
+const NAP_MIN: Duration = Duration::from_micros(5);
+const NAP_MOVING: Duration = Duration::from_micros(50);
+const NAP_WAITING: Duration = Duration::from_millis(1);
+
+/// Copies with chunks that no thread has taken yet, in the order in which they were asked for.
+#[derive(Default)]
+pub(super) struct JobQueue {
+    jobs: Mutex<VecDeque<(Arc<Job>, usize)>>,
+    came: Condvar,
+    /// Threads that copy a chunk.
+    busy: AtomicUsize,
+}
+
+/// What a thread finds in the queue.
+enum Found {
+    /// A chunk that can be copied now.
+    Chunk(Arc<Job>, usize),
+    /// Copies, of which none can go on; whether one has begun.
+    Nothing { moving: bool },
+    /// No copies.
+    Empty,
+}
+
+impl JobQueue {
+    pub(super) fn push(&self, job: Arc<Job>) {
+        lock(&self.jobs).push_back((job, 0));
+        self.came.notify_all();
+    }
+
+    pub(super) fn wake_all(&self) {
+        let _jobs = lock(&self.jobs);
+        self.came.notify_all();
+    }
+
+    fn find(&self, jobs: &mut VecDeque<(Arc<Job>, usize)>) -> Found {
+        if jobs.is_empty() {
+            return Found::Empty;
+        }
+        let Some(at) = jobs.iter().position(|(job, next)| job.is_ready(*next)) else {
+            return Found::Nothing { moving: jobs.iter().any(|(job, _)| job.has_begun()) };
+        };
+        let (job, next) = &mut jobs[at];
+        let found = (Arc::clone(job), *next);
+        *next += 1;
+        if *next == job.count() {
+            jobs.remove(at);
+        }
+        self.busy.fetch_add(1, Ordering::Relaxed);
+        Found::Chunk(found.0, found.1)
+    }
+
+    /// One thread's work until the copier is closed.
+    fn serve(&self, shared: &Shared) {
+        let mut nap = NAP_MIN;
+        let mut jobs = lock(&self.jobs);
+        loop {
+            if shared.broken.get().is_some() {
+                jobs.clear();
+            }
+            match self.find(&mut jobs) {
+                Found::Chunk(job, at) => {
+                    drop(jobs);
+                    job.copy(at);
+                    self.busy.fetch_sub(1, Ordering::Relaxed);
+                    nap = NAP_MIN;
+                    jobs = lock(&self.jobs);
+                }
+                Found::Nothing { moving } => {
+                    drop(jobs);
+                    std::thread::sleep(nap);
+                    nap = (nap * 2).min(if moving { NAP_MOVING } else { NAP_WAITING });
+                    jobs = lock(&self.jobs);
+                }
+                Found::Empty if shared.closing.load(Ordering::Acquire) => return,
+                Found::Empty => {
+                    nap = NAP_MIN;
+                    jobs = self.came.wait(jobs).unwrap_or_else(PoisonError::into_inner);
+                }
+            }
+        }
+    }
+}
+
+pub(super) struct Workers {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Workers {
+    pub(super) fn start(shared: &Arc<Shared>, count: u32) -> Result<Self, DeviceError> {
+        let mut workers = Self { shared: Arc::clone(shared), threads: Vec::new() };
+        for _ in 0..count {
+            let shared = Arc::clone(shared);
+            let work = move || shared.queue.serve(&shared);
+            match std::thread::Builder::new().name("headway-ordered".into()).spawn(work) {
+                Ok(thread) => workers.threads.push(thread),
+                Err(error) => {
+                    shared_close(&workers.shared);
+                    workers.join();
+                    return Err(DeviceError::Unavailable {
+                        what: "threads for copies".into(),
+                        reason: error.to_string(),
+                        remedy: "ask for fewer threads, or raise the limit of processes (`ulimit -u`)".into(),
+                    });
+                }
+            }
+        }
+        Ok(workers)
+    }
+
+    /// Waits until no copy is left, for `limit` at most.
+    pub(super) fn rest(&self, limit: Nanos) -> bool {
+        let (start, limit) = (Instant::now(), Duration::from_nanos(limit.0));
+        let queue = &self.shared.queue;
+        // In this order: a chunk that leaves the queue is counted as busy before the lock is free again.
+        while !(lock(&queue.jobs).is_empty() && queue.busy.load(Ordering::Relaxed) == 0) {
+            if start.elapsed() > limit {
+                return false;
+            }
+            std::thread::sleep(NAP_MOVING);
+        }
+        true
+    }
+
+    /// Lets the threads go: they end once the copier is closed and nothing is left to copy.
+    pub(super) fn forget(&mut self) {
+        self.threads.clear();
+    }
+
+    pub(super) fn join(&mut self) {
+        for thread in self.threads.drain(..) {
+            // A thread that has panicked has said so.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn shared_close(shared: &Shared) {
+    shared.closing.store(true, Ordering::Release);
+    shared.queue.wake_all();
+}

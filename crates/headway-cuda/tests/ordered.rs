@@ -1,0 +1,271 @@
+//! Copies in the order of a caller's stream, on a driver without a GPU whose streams work by themselves.
+
+mod support;
+
+use std::sync::LazyLock;
+use std::time::Duration;
+
+use headway_core::models::transfer::Direction;
+use headway_core::random::Pcg64Mcg;
+use headway_core::units::Bytes;
+use headway_cuda::{CudaGpu, Driver, OrderedCopier, OrderedCopy, OrderedOptions, StreamHandle, Ticket};
+use headway_device::buffer::Buffer;
+use headway_device::gpu::{Caching, Gpu, Reach};
+use headway_device::{Access, DeviceError, Limits};
+use support::{Fake, in_time};
+
+static STREAMS: LazyLock<Fake> = LazyLock::new(|| Fake::build(&["-DSTREAMS"]));
+/// Far longer than anything here takes.
+const LIMIT: Duration = Duration::from_secs(100);
+
+fn options() -> OrderedOptions {
+    OrderedOptions { threads: 3, slot: Bytes(512 << 10), pipelines: 2, tickets: 16 }
+}
+
+struct Setup {
+    /// Never unloaded: threads of streams whose context has ended stay in it.
+    library: &'static libloading::Library,
+    gpu: CudaGpu,
+    copier: OrderedCopier,
+}
+
+type Create = unsafe extern "C" fn(*mut usize, u32) -> i32;
+type Word = unsafe extern "C" fn(usize, u64, u32, u32) -> i32;
+
+impl Setup {
+    fn new(fake: &Fake) -> Self {
+        let limits = Limits { host_bytes_max: Bytes(1 << 30), ..Limits::default() };
+        let gpu = CudaGpu::open(&fake.driver(), 0, limits).unwrap();
+        let copier = OrderedCopier::new(&gpu, options()).unwrap();
+        // SAFETY: the library is loaded already.
+        let library = Box::leak(Box::new(unsafe { libloading::Library::new(&fake.path) }.unwrap()));
+        Self { library, gpu, copier }
+    }
+
+    /// A stream of the caller's.
+    fn stream(&self) -> StreamHandle {
+        // The library makes streams in the current context.
+        self.gpu.host_kind(&[0]).unwrap();
+        let mut stream = 0;
+        // SAFETY: the function takes a place for the handle, and flags of which it knows 1.
+        let code = unsafe { self.library.get::<Create>(b"cuStreamCreate\0").unwrap()(&raw mut stream, 1) };
+        assert_eq!(code, 0);
+        StreamHandle(stream)
+    }
+
+    /// Has a stream write or wait for a word in pinned memory.
+    fn word(&self, function: &[u8], stream: StreamHandle, word: &Buffer, value: u32) {
+        let address = word.claim(0..4, Access::Read).unwrap().as_ptr().addr() as u64;
+        // SAFETY: the functions take these; the word lives as long as the test.
+        let code = unsafe { self.library.get::<Word>(function).unwrap()(stream.0, address, value, 0) };
+        assert_eq!(code, 0);
+    }
+
+    fn device(&self, bytes: usize) -> Buffer {
+        self.gpu.device_buffer(bytes, Reach::Device).unwrap()
+    }
+
+    fn copy(
+        &self,
+        direction: Direction,
+        device: &Buffer,
+        host: &mut [u8],
+        stream: StreamHandle,
+    ) -> Result<Ticket, DeviceError> {
+        let device = device.claim(0..host.len(), Access::Read).unwrap().as_ptr().addr() as u64;
+        let copy = OrderedCopy { direction, device, host: host.as_mut_ptr(), bytes: host.len(), stream };
+        // SAFETY: the tests keep both ends until the ticket is done.
+        unsafe { self.copier.copy(copy) }
+    }
+}
+
+fn random(bytes: usize, seed: u64) -> Vec<u8> {
+    let mut data = vec![0; bytes];
+    Pcg64Mcg::seed_from_u64(seed).fill_bytes(&mut data);
+    data
+}
+
+#[test]
+fn every_size_goes_in_and_out_in_the_order_of_the_stream() {
+    let setup = Setup::new(&STREAMS);
+    let stream = setup.stream();
+    for bytes in [0, 1, 4095, 65_536, 65_537, 512 << 10, (512 << 10) + 1, 3 << 20, (9 << 20) + 77] {
+        let (mut data, device) = (random(bytes, bytes as u64), setup.device(bytes.max(1)));
+        let mut back = vec![0; bytes];
+        let first = setup.copy(Direction::H2d, &device, &mut data, stream).unwrap();
+        // Nobody waits in between: the stream's order is enough.
+        let second = setup.copy(Direction::D2h, &device, &mut back, stream).unwrap();
+        second.wait(LIMIT).unwrap();
+        assert!(first.is_done().unwrap(), "{bytes} bytes");
+        assert!(back == data, "{bytes} bytes");
+    }
+}
+
+#[test]
+fn nothing_moves_before_its_turn_and_what_comes_later_waits() {
+    let setup = Setup::new(&STREAMS);
+    let (stream, other) = (setup.stream(), setup.stream());
+    let word = setup.gpu.pinned_buffer(8, Caching::Cached).unwrap();
+    let bytes = 5 << 20;
+    let (mut data, device) = (random(bytes, 3), setup.device(bytes));
+    let mut early = vec![0; bytes];
+    let mut back = vec![0; bytes];
+    setup.word(b"cuStreamWaitValue32_v2\0", stream, &word, 1);
+    let held = setup.copy(Direction::H2d, &device, &mut data, stream).unwrap();
+    let last = setup.copy(Direction::D2h, &device, &mut back, stream).unwrap();
+    // Another stream is not held up, and sees the GPU's memory as it was.
+    setup.copy(Direction::D2h, &device, &mut early, other).unwrap().wait(LIMIT).unwrap();
+    assert!(early.iter().all(|byte| *byte == 0), "device buffers begin with zeros");
+    assert!(!held.is_done().unwrap() && !last.is_done().unwrap());
+    let timeout = held.wait(Duration::from_millis(20));
+    assert!(matches!(timeout, Err(DeviceError::Timeout { .. })), "{timeout:?}");
+    // The source is read when its turn has come, not before.
+    data[0] ^= 0xff;
+    setup.word(b"cuStreamWriteValue32_v2\0", other, &word, 1);
+    last.wait(LIMIT).unwrap();
+    assert!(back == data);
+}
+
+#[test]
+fn many_threads_with_streams_of_their_own_get_their_bytes() {
+    let setup = Setup::new(&STREAMS);
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            let setup = &setup;
+            scope.spawn(move || {
+                let stream = setup.stream();
+                for round in 0..6 {
+                    let bytes = 100_000 + 777_777 * ((thread + round) % 4);
+                    let (mut data, device) = (random(bytes, (10 * thread + round) as u64), setup.device(bytes));
+                    let mut back = vec![0; bytes];
+                    let first = setup.copy(Direction::H2d, &device, &mut data, stream).unwrap();
+                    setup.copy(Direction::D2h, &device, &mut back, stream).unwrap().wait(LIMIT).unwrap();
+                    assert!(first.is_done().unwrap() && back == data, "{thread} {round}");
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn pinned_memory_is_copied_in_the_callers_stream() {
+    let setup = Setup::new(&STREAMS);
+    let stream = setup.stream();
+    let bytes = 20 << 20;
+    let (pinned, device) = (setup.gpu.pinned_buffer(bytes, Caching::Cached).unwrap(), setup.device(bytes));
+    let mut span = pinned.claim(0..bytes, Access::Write).unwrap();
+    let host = span.bytes_mut().unwrap();
+    host.copy_from_slice(&random(bytes, 9));
+    let before = STREAMS.words();
+    setup.copy(Direction::H2d, &device, host, stream).unwrap().wait(LIMIT).unwrap();
+    host.fill(0);
+    setup.copy(Direction::D2h, &device, host, stream).unwrap().wait(LIMIT).unwrap();
+    assert!(host == random(bytes, 9).as_slice());
+    assert!(STREAMS.words() >= before + 3, "one for each end and one between the pieces on the way out");
+}
+
+#[test]
+fn what_is_wrong_is_refused_before_anything_is_queued() {
+    let setup = Setup::new(&STREAMS);
+    let (stream, device) = (setup.stream(), setup.device(1000));
+    let mut data = random(1000, 1);
+    let of = |direction, device: u64, host: &mut [u8]| OrderedCopy {
+        direction,
+        device,
+        host: host.as_mut_ptr(),
+        bytes: host.len(),
+        stream,
+    };
+    let there = device.claim(0..1000, Access::Read).unwrap().as_ptr().addr() as u64;
+    // SAFETY: none of these is queued.
+    let refused = |copy| unsafe { setup.copier.copy(copy) }.unwrap_err();
+    for copy in [
+        of(Direction::Peer, there, &mut data),
+        of(Direction::H2d, there + 1, &mut data),
+        of(Direction::H2d, u64::MAX - 5, &mut data),
+        of(Direction::D2h, data.as_ptr().addr() as u64, &mut random(1000, 2)),
+    ] {
+        assert!(matches!(refused(copy), DeviceError::Invalid { .. }), "{copy:?}");
+    }
+    let device_as_host =
+        OrderedCopy { host: std::ptr::without_provenance_mut(there as usize), ..of(Direction::H2d, there, &mut data) };
+    assert!(matches!(refused(device_as_host), DeviceError::Invalid { what: "host memory", .. }));
+    // All tickets are held by somebody.
+    let tickets: Vec<_> = (0..16).map(|_| setup.copy(Direction::H2d, &device, &mut data, stream).unwrap()).collect();
+    let beyond = setup.copy(Direction::H2d, &device, &mut data, stream);
+    assert!(matches!(beyond, Err(DeviceError::Refused { max: 16, .. })), "{beyond:?}");
+    drop(tickets);
+    in_time("the last copy", move || {
+        loop {
+            match setup.copy(Direction::H2d, &device, &mut data, stream) {
+                Ok(ticket) => break ticket.wait(LIMIT).unwrap(),
+                Err(DeviceError::Refused { .. }) => std::thread::yield_now(),
+                Err(error) => panic!("{error}"),
+            }
+        }
+    });
+}
+
+#[test]
+fn a_lost_context_ends_every_wait() {
+    let fake = Fake::build(&["-DSTREAMS"]);
+    let setup = Setup::new(&fake);
+    let (stream, device) = (setup.stream(), setup.device(4 << 20));
+    fake.hold(true);
+    let mut data = random(4 << 20, 5);
+    let ticket = setup.copy(Direction::H2d, &device, &mut data, stream).unwrap();
+    fake.fail("", 700, 0);
+    fake.hold(false);
+    in_time("waiting and dropping", move || {
+        let waited = ticket.wait(LIMIT);
+        assert!(matches!(waited, Err(DeviceError::Driver { code: 700, .. })), "{waited:?}");
+        assert!(setup.copy(Direction::H2d, &device, &mut data, stream).is_err());
+        drop(ticket);
+        drop(setup.copier);
+    });
+}
+
+#[test]
+fn every_call_that_fails_ends_the_copy_with_its_error() {
+    for call in ["cuStreamWriteValue32_v2", "cuStreamWaitValue32_v2", "cuMemcpyHtoDAsync_v2", "cuStreamCreate"] {
+        let fake = Fake::build(&["-DSTREAMS"]);
+        let setup = Setup::new(&fake);
+        let (stream, device) = (setup.stream(), setup.device(4 << 20));
+        fake.fail(call, 719, 2 - i32::from(call == "cuStreamCreate"));
+        let copied = in_time(call, move || {
+            let mut data = random(4 << 20, 5);
+            let copied = setup.copy(Direction::H2d, &device, &mut data, stream).map(drop);
+            drop(setup.copier);
+            copied
+        });
+        assert!(matches!(copied, Err(DeviceError::Driver { code: 719, .. })), "{call}: {copied:?}");
+    }
+}
+
+#[test]
+fn a_copier_that_is_dropped_lets_its_copies_end() {
+    let setup = Setup::new(&STREAMS);
+    let (stream, other, device) = (setup.stream(), setup.stream(), setup.device(6 << 20));
+    let word = setup.gpu.pinned_buffer(8, Caching::Cached).unwrap();
+    let (mut data, mut back) = (random(6 << 20, 4), vec![0; 6 << 20]);
+    setup.word(b"cuStreamWaitValue32_v2\0", stream, &word, 1);
+    setup.copy(Direction::H2d, &device, &mut data, stream).unwrap();
+    let last = setup.copy(Direction::D2h, &device, &mut back, stream).unwrap();
+    let Setup { library, gpu, copier } = setup;
+    in_time("dropping", move || drop(copier));
+    let address = word.claim(0..4, Access::Read).unwrap().as_ptr().addr() as u64;
+    gpu.host_kind(&[0]).unwrap();
+    // SAFETY: as in `Setup::word`.
+    assert_eq!(unsafe { library.get::<Word>(b"cuStreamWriteValue32_v2\0").unwrap()(other.0, address, 1, 0) }, 0);
+    last.wait(LIMIT).unwrap();
+    assert!(back == data);
+}
+
+#[test]
+fn a_driver_that_cannot_wait_for_words_is_named() {
+    let fake = Fake::build(&["-DcuStreamWaitValue32_v2=gone"]);
+    let gpu = CudaGpu::open(&fake.driver(), 0, Limits::default()).unwrap();
+    let made = OrderedCopier::new(&gpu, options()).map(drop);
+    assert!(matches!(&made, Err(DeviceError::Unavailable { remedy, .. }) if remedy.contains("11.7")), "{made:?}");
+    drop(Driver::load(&fake.path));
+}
