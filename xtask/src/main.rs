@@ -1,5 +1,6 @@
 //! What the repository does to itself: generated files and checks. `cargo xtask --help` lists the commands.
 
+mod capi;
 mod ci;
 mod claims;
 mod gpu_test;
@@ -23,6 +24,8 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Build libheadway.so and install it with its header
+    Capi(capi::Args),
     /// Run every check and every test
     Ci(ci::Args),
     /// Write docs/results.md from every kept run on GPUs
@@ -43,6 +46,7 @@ enum Command {
 
 fn main() -> ExitCode {
     let done = match Cli::parse().command {
+        Command::Capi(args) => capi::run(&args),
         Command::Ci(args) => ci::run(&args),
         Command::Claims(args) => claims::run(&args),
         Command::GpuTest(args) => gpu_test::run(&args),

@@ -12,7 +12,7 @@ use headway_device::buffer::{DeviceId, Domain};
 use headway_os::fork::Home;
 
 use crate::owned::Context;
-use crate::table::{self, Code, Ordinal, Table};
+use crate::table::{self, Code, Handle, Ordinal, Table};
 
 /// Names another driver library than the loader's `libcuda.so.1`.
 const LIBRARY_VARIABLE: &str = "HEADWAY_LIBCUDA";
@@ -177,6 +177,51 @@ impl Driver {
         Ok((version / 1000, version % 1000 / 10))
     }
 
+    /// Remembers the calling thread's current context, and makes it current again when the value is dropped.
+    ///
+    /// # Errors
+    /// [`DeviceError::Driver`].
+    pub fn keep_current(self: &Arc<Self>) -> Result<CurrentContext, DeviceError> {
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: `handle` is valid for the call to write.
+        unsafe { call!(self, cuCtxGetCurrent(&raw mut handle)) }?;
+        Ok(CurrentContext { driver: Arc::clone(self), handle })
+    }
+
+    /// The number of the GPU whose context is current on the calling thread.
+    ///
+    /// # Errors
+    /// [`DeviceError::Driver`].
+    pub fn current(&self) -> Result<Option<u32>, DeviceError> {
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: `handle` is valid for the call to write.
+        unsafe { call!(self, cuCtxGetCurrent(&raw mut handle)) }?;
+        if handle.is_null() {
+            return Ok(None);
+        }
+        let mut ordinal: Ordinal = 0;
+        // SAFETY: `ordinal` is valid for the call to write; a context is current.
+        unsafe { call!(self, cuCtxGetDevice(&raw mut ordinal)) }?;
+        Ok(Some(ordinal.unsigned_abs()))
+    }
+
+    /// The number of the GPU with this UUID, as `nvidia-smi -L` prints it.
+    ///
+    /// # Errors
+    /// [`DeviceError::Unavailable`] if there is none.
+    pub fn by_uuid(&self, uuid: &str) -> Result<u32, DeviceError> {
+        for index in 0..self.count()?.unsigned_abs() {
+            if self.uuid(self.device(index)?)?.eq_ignore_ascii_case(uuid) {
+                return Ok(index);
+            }
+        }
+        Err(DeviceError::Unavailable {
+            what: format!("the GPU {uuid}"),
+            reason: "the driver reports no GPU with this UUID".into(),
+            remedy: "see `nvidia-smi -L`, and check $CUDA_VISIBLE_DEVICES".into(),
+        })
+    }
+
     /// Number of devices.
     pub(crate) fn count(&self) -> Result<c_int, DeviceError> {
         let mut count: c_int = 0;
@@ -251,6 +296,24 @@ impl Driver {
         // SAFETY: `answer` is valid for the call to write.
         unsafe { call!(self, cuDeviceCanAccessPeer(&raw mut answer, from, to)) }?;
         Ok(answer != 0)
+    }
+}
+
+/// A thread's current context, which is current again when this is dropped.
+pub struct CurrentContext {
+    driver: Arc<Driver>,
+    handle: Handle,
+}
+
+impl Drop for CurrentContext {
+    fn drop(&mut self) {
+        let mut now = std::ptr::null_mut();
+        // SAFETY: `now` is valid for the call to write.
+        let asked = unsafe { call!(self.driver, cuCtxGetCurrent(&raw mut now)) };
+        if asked.is_ok() && now != self.handle {
+            // SAFETY: it was this thread's current context before; null is none. The value stays on its thread.
+            let _ = unsafe { call!(self.driver, cuCtxSetCurrent(self.handle)) };
+        }
     }
 }
 

@@ -105,6 +105,10 @@ impl CudaGpu {
         &self.context
     }
 
+    pub(crate) fn budget(&self) -> &Arc<Budget> {
+        &self.budget
+    }
+
     pub(crate) fn pool(&self) -> &Arc<Pool> {
         &self.pool
     }

@@ -21,9 +21,9 @@ mod table;
 mod timeline;
 pub mod window;
 
-pub use checked::Driver;
+pub use checked::{CurrentContext, Driver};
 pub use gpu::CudaGpu;
 pub use nvml::{Nvml, NvmlGpu, NvmlReport, PcieLink};
-pub use ordered::{OrderedCopier, OrderedCopy, OrderedOptions, StreamHandle, Ticket};
+pub use ordered::{HostEnd, LentEnds, OrderedCopier, OrderedOptions, RawCopy, StreamHandle, Ticket};
 pub use probe::{DeviceProbe, Probe, probe};
 pub use resident::CudaResident;

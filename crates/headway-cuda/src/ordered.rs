@@ -19,10 +19,12 @@ mod workers;
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
 
 use headway_core::models::transfer::Direction;
 use headway_core::units::Bytes;
-use headway_device::{DeviceError, HostKind};
+use headway_device::buffer::Budget;
+use headway_device::{Buffer, DeviceError, HostKind};
 
 use self::pipeline::{Pipeline, Work};
 pub use self::ticket::Ticket;
@@ -30,7 +32,8 @@ use self::ticket::Tickets;
 use self::workers::Workers;
 use crate::CudaGpu;
 use crate::abandoned::{DROP_MAX, await_rest_for, leave};
-use crate::checked::{call, lock};
+use crate::checked::{CurrentContext, call, lock};
+use crate::foreign::ForeignMemory;
 use crate::owned::Context;
 use crate::pool::Pool;
 use crate::table::{self, Address, Handle};
@@ -68,19 +71,55 @@ impl Default for OrderedOptions {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StreamHandle(pub usize);
 
-/// A copy between memory of one GPU and host memory.
+/// A copy between addresses, one of a GPU's memory and one of host memory, in the order of a stream. The value is the caller's promise that
+/// the copy may be made.
+#[derive(Debug, PartialEq, Eq)]
+pub struct RawCopy {
+    to: u64,
+    from: u64,
+    bytes: usize,
+    stream: StreamHandle,
+}
+
+impl RawCopy {
+    /// A copy of `bytes` bytes from `from` to `to`.
+    ///
+    /// # Safety
+    /// Both ranges are mapped and stay so until the copy has ended: until the call returns that waits for it, or until its ticket says
+    /// so. Until then nobody writes the source, nor uses the destination, but in the order of the stream. The stream is of the
+    /// GPU's primary context, and is not destroyed before the call that queues the copy returns.
+    #[must_use]
+    pub unsafe fn new(to: u64, from: u64, bytes: usize, stream: StreamHandle) -> Self {
+        Self { to, from, bytes, stream }
+    }
+}
+
+/// A copy whose ends were looked up.
 #[derive(Clone, Copy, Debug)]
-pub struct OrderedCopy {
-    /// Into the GPU or out of it.
-    pub direction: Direction,
-    /// Address in the GPU's memory.
-    pub device: u64,
-    /// Address in host memory, page-locked or ordinary.
-    pub host: *mut u8,
-    /// Bytes.
-    pub bytes: usize,
-    /// The stream in whose order the copy is made.
-    pub stream: StreamHandle,
+struct OrderedCopy {
+    direction: Direction,
+    device: u64,
+    host: *mut u8,
+    bytes: usize,
+    stream: StreamHandle,
+    /// Of the host memory.
+    kind: HostKind,
+}
+
+/// Both ends of a copy of ordinary memory, lent to whoever makes it.
+pub struct LentEnds<'a> {
+    /// The GPU's memory.
+    pub device: &'a Buffer,
+    /// The host's.
+    pub host: HostEnd<'a>,
+}
+
+/// Ordinary host memory as one end of a copy.
+pub enum HostEnd<'a> {
+    /// The source.
+    Source(&'a [u8]),
+    /// The destination.
+    Destination(&'a mut [u8]),
 }
 
 /// Makes copies in the order of callers' streams, from any thread.
@@ -93,6 +132,7 @@ pub struct OrderedCopier {
 struct Shared {
     context: Arc<Context>,
     pool: Arc<Pool>,
+    budget: Arc<Budget>,
     options: OrderedOptions,
     tickets: Tickets,
     /// By direction: into the GPU, out of it. Made when they are first used.
@@ -158,6 +198,7 @@ impl OrderedCopier {
         let shared = Arc::new(Shared {
             context: Arc::clone(context),
             pool: Arc::clone(pool),
+            budget: Arc::clone(gpu.budget()),
             options,
             tickets,
             pipelines: [Mutex::default(), Mutex::default()],
@@ -174,30 +215,64 @@ impl OrderedCopier {
     ///
     /// The context that is current on the calling thread stays so.
     ///
-    /// # Safety
-    /// Both ranges are memory as [`OrderedCopy`] says and stay so until the ticket says that the copy has ended. Until then nobody writes
-    /// the source, nor uses the destination, but in the order of the stream. The stream is of the GPU's primary context and is not
-    /// destroyed in this call.
-    ///
     /// # Errors
     /// [`DeviceError::Invalid`] for memory that is not of this GPU, or a stream that is being captured; [`DeviceError::Refused`] beyond
     /// the limit of tickets; [`DeviceError::Driver`], [`DeviceError::DeviceLost`]. After an error nothing is queued that uses the memory.
-    pub unsafe fn copy(&self, copy: OrderedCopy) -> Result<Ticket, DeviceError> {
-        let shared = &self.shared;
-        shared.context.driver.here()?;
-        shared.check()?;
-        let _current = shared.context.bind_for_now()?;
-        self.check(&copy)?;
-        let staged = copy.bytes > 0
-            && host_kind(&shared.context, copy.host, copy.bytes)? == HostKind::Pageable
-            && !(copy.direction == Direction::H2d && copy.bytes <= DRIVER_BUFFERS);
-        let ticket = shared.tickets.take(shared)?;
-        let queued = if staged {
-            // SAFETY: the caller's promise.
-            unsafe { self.stage(&copy, &ticket) }
-        } else {
-            // SAFETY: the caller's promise.
-            unsafe { self.copy_in_stream(&copy, &ticket) }
+    pub fn copy(&self, copy: RawCopy) -> Result<Ticket, DeviceError> {
+        let _before = self.enter()?;
+        let copy = self.ends(&copy)?;
+        self.queue(copy)
+    }
+
+    /// Makes a copy and returns when the bytes are there. Page-locked memory is copied in the stream (`None`). For ordinary memory this
+    /// waits until the stream has come to this point, and then `make` copies. `limit` bounds each wait.
+    ///
+    /// # Errors
+    /// As for [`OrderedCopier::copy`], and [`DeviceError::Timeout`]; then the copy of page-locked memory goes on.
+    pub fn copy_now<R>(
+        &self,
+        copy: RawCopy,
+        limit: Duration,
+        make: impl FnOnce(LentEnds<'_>) -> R,
+    ) -> Result<Option<R>, DeviceError> {
+        let _before = self.enter()?;
+        let copy = self.ends(&copy)?;
+        if copy.bytes == 0 || copy.kind == HostKind::Pinned {
+            return self.queue(copy)?.wait(limit).map(|()| None);
+        }
+        self.queue(OrderedCopy { bytes: 0, ..copy })?.wait(limit)?;
+        let reservation = self.shared.budget.reserve(1, 0, 0)?;
+        // SAFETY: the promise of `RawCopy`, which holds until this returns; the buffer does not leave.
+        let memory = unsafe { ForeignMemory::new(&self.shared.context, copy.device, copy.bytes) };
+        let device = &Buffer::new(memory, reservation);
+        // SAFETY: as above.
+        let host = unsafe {
+            match copy.direction {
+                Direction::D2h => HostEnd::Destination(std::slice::from_raw_parts_mut(copy.host, copy.bytes)),
+                _ => HostEnd::Source(std::slice::from_raw_parts(copy.host, copy.bytes)),
+            }
+        };
+        Ok(Some(make(LentEnds { device, host })))
+    }
+
+    fn enter(&self) -> Result<CurrentContext, DeviceError> {
+        self.shared.context.driver.here()?;
+        self.shared.check()?;
+        let before = self.shared.context.driver.keep_current()?;
+        self.shared.context.bind()?;
+        Ok(before)
+    }
+
+    fn queue(&self, copy: OrderedCopy) -> Result<Ticket, DeviceError> {
+        let is_small = copy.direction == Direction::H2d && copy.bytes <= DRIVER_BUFFERS;
+        let ticket = self.shared.tickets.take(&self.shared)?;
+        // SAFETY: the promise of `RawCopy`, from which the copy was made.
+        let queued = unsafe {
+            if copy.bytes == 0 || copy.kind == HostKind::Pinned || is_small {
+                self.copy_in_stream(&copy, &ticket)
+            } else {
+                self.stage(&copy, &ticket)
+            }
         };
         match queued {
             Ok(()) => Ok(ticket),
@@ -208,34 +283,40 @@ impl OrderedCopier {
         }
     }
 
-    fn check(&self, copy: &OrderedCopy) -> Result<(), DeviceError> {
-        let context = &self.shared.context;
-        if copy.direction == Direction::Peer {
-            return Err(invalid("direction", "copies between GPUs are the driver's own"));
+    /// Which end is the GPU's, and what the host's is.
+    fn ends(&self, copy: &RawCopy) -> Result<OrderedCopy, DeviceError> {
+        let (context, &RawCopy { to, from, bytes, stream }) = (&self.shared.context, copy);
+        let is_gpu = |address: u64| {
+            memory_at(context, address).map(|known| known == (table::MEMORY_TYPE_DEVICE, context.ordinal))
+        };
+        let (direction, device, host) = match (is_gpu(to)?, is_gpu(from)?) {
+            (true, false) => (Direction::H2d, to, from),
+            (false, true) => (Direction::D2h, from, to),
+            (true, true) => return Err(invalid("addresses", "both are memory of the GPU; use the driver's own copy")),
+            (false, false) => return Err(invalid("addresses", "neither is memory of this GPU")),
+        };
+        let ends_inside = |start: u64| start.checked_add((bytes as u64).max(1) - 1);
+        let (Some(last), Some(_)) = (ends_inside(device), ends_inside(host)) else {
+            return Err(invalid("addresses", "a range goes beyond the end of memory"));
+        };
+        if !is_gpu(last)? {
+            return Err(invalid("device memory", "the range is not all memory of this GPU"));
         }
-        if copy.bytes == 0 {
-            return Ok(());
-        }
-        let last = copy.device.checked_add(copy.bytes as u64 - 1);
-        for address in [Some(copy.device), last] {
-            let known = address.map(|address| memory_at(context, address)).transpose()?;
-            if known != Some((table::MEMORY_TYPE_DEVICE, context.ordinal)) {
-                return Err(invalid("device memory", "the range is not memory of this GPU"));
-            }
-        }
+        let host: *mut u8 = std::ptr::with_exposed_provenance_mut(host as usize);
+        let kind = host_kind(context, host, bytes)?;
         let mut status: c_int = 0;
         // SAFETY: `status` is valid for the call to write; a handle that is none is refused.
-        context.note(unsafe { call!(context.driver, cuStreamIsCapturing(copy.stream.handle(), &raw mut status)) })?;
+        context.note(unsafe { call!(context.driver, cuStreamIsCapturing(stream.handle(), &raw mut status)) })?;
         if status != 0 {
             return Err(invalid("stream", "it is being captured; record the driver's own copy"));
         }
-        Ok(())
+        Ok(OrderedCopy { direction, device, host, bytes, stream, kind })
     }
 
     /// Page-locked memory, or little ordinary memory into the GPU: the driver copies it in the caller's stream.
     ///
     /// # Safety
-    /// As for [`OrderedCopier::copy`].
+    /// As for [`RawCopy::new`].
     unsafe fn copy_in_stream(&self, copy: &OrderedCopy, ticket: &Ticket) -> Result<(), DeviceError> {
         let (context, stream) = (&self.shared.context, copy.stream.handle());
         let mut at = 0;
@@ -280,7 +361,7 @@ impl OrderedCopier {
     /// Ordinary memory: through the slots of a pipeline.
     ///
     /// # Safety
-    /// As for [`OrderedCopier::copy`].
+    /// As for [`RawCopy::new`].
     unsafe fn stage(&self, copy: &OrderedCopy, ticket: &Ticket) -> Result<(), DeviceError> {
         let shared = &self.shared;
         let mut pipelines = lock(&shared.pipelines[usize::from(copy.direction == Direction::D2h)]);
@@ -387,7 +468,7 @@ fn memory_at(context: &Context, address: Address) -> Result<(c_uint, c_int), Dev
 /// Whether host memory is page-locked, by both of its ends.
 fn host_kind(context: &Context, host: *const u8, bytes: usize) -> Result<HostKind, DeviceError> {
     let mut kind = HostKind::Pinned;
-    for address in [host.addr(), host.addr().wrapping_add(bytes - 1)] {
+    for address in [host.addr(), host.addr().wrapping_add(bytes.max(1) - 1)] {
         match memory_at(context, address as Address)?.0 {
             0 => kind = HostKind::Pageable,
             table::MEMORY_TYPE_HOST => {}

@@ -111,15 +111,6 @@ impl Context {
         Ok(())
     }
 
-    /// Makes this the calling thread's current context until the value is dropped.
-    pub(crate) fn bind_for_now(&self) -> Result<Bound<'_>, DeviceError> {
-        let mut before = null_mut();
-        // SAFETY: `before` is valid for the call to write.
-        self.note(unsafe { call!(self.driver, cuCtxGetCurrent(&raw mut before)) })?;
-        self.bind()?;
-        Ok(Bound { context: self, before: Raw(before) })
-    }
-
     /// Whether this is the calling thread's current context.
     pub(crate) fn is_current(&self) -> Result<bool, DeviceError> {
         let mut current = null_mut();
@@ -223,21 +214,6 @@ impl Context {
         }
         peers.insert(peer.ordinal);
         Ok(())
-    }
-}
-
-/// While it lives a context is the thread's current one; then the one before is again.
-pub(crate) struct Bound<'a> {
-    context: &'a Context,
-    before: Raw,
-}
-
-impl Drop for Bound<'_> {
-    fn drop(&mut self) {
-        if self.before != self.context.handle {
-            // SAFETY: it was this thread's current context before; null is none.
-            let _ = unsafe { call!(self.context.driver, cuCtxSetCurrent(self.before.0)) };
-        }
     }
 }
 

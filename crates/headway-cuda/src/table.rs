@@ -151,6 +151,7 @@ table! {
         cuDevicePrimaryCtxRelease_v2(Ordinal);
         cuCtxGetCurrent(*mut Handle);
         cuCtxSetCurrent(Handle);
+        cuCtxGetDevice(*mut Ordinal);
         cuCtxEnablePeerAccess(Handle, c_uint);
         cuStreamCreate(*mut Handle, c_uint);
         cuStreamDestroy_v2(Handle);

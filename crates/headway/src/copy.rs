@@ -1,5 +1,7 @@
 //! Copies between host and GPU memory: a [`Copier`] over the GPUs of a backend, with the profile of a machine file.
 
+mod streams;
+
 use std::sync::Arc;
 
 use headway_core::files::machine::{EndpointId, Machine};
@@ -16,6 +18,9 @@ pub use headway_runtime::copy::{
 
 /// GPUs of the CUDA driver, for copies of memory that somebody else allocated ([`CudaGpu::foreign`]).
 pub use headway_cuda::{CudaGpu, Driver as CudaDriver};
+
+pub use self::streams::{CopyTicket, StreamCopier, StreamOptions, WhichGpu};
+pub use headway_cuda::{RawCopy, StreamHandle};
 
 use crate::ports::{self, Backend};
 use crate::{Error, stamp};

@@ -57,7 +57,7 @@ pub(super) struct Job {
     stores: Stores,
 }
 
-// SAFETY: the caller of `OrderedCopier::copy` promises that the host range may be used until the copy has ended, by any thread.
+// SAFETY: whoever makes a `RawCopy` promises that the host range may be used until the copy has ended, by any thread.
 unsafe impl Send for Job {}
 // SAFETY: as above; each chunk is copied by one thread.
 unsafe impl Sync for Job {}
@@ -97,7 +97,7 @@ impl Pipeline {
     /// Queues all chunks of a copy; `push` hands them to the threads before the stream may have to wait for room.
     ///
     /// # Safety
-    /// As for [`super::OrderedCopier::copy`]; the context is current.
+    /// As for [`super::RawCopy::new`]; the context is current.
     pub(super) unsafe fn queue(
         &mut self,
         context: &Context,
@@ -158,7 +158,7 @@ impl Job {
         let memory = match work.copy.direction {
             Direction::H2d => HostMemory::Warm,
             _ => {
-                // SAFETY: the caller of `copy` promises the range; its pages are asked for, its bytes are not read.
+                // SAFETY: whoever makes a `RawCopy` promises the range; its pages are asked for, its bytes are not read.
                 let range = unsafe { std::slice::from_raw_parts(work.copy.host, work.copy.bytes) };
                 if mostly_absent(range, 8) { HostMemory::Fresh } else { HostMemory::Warm }
             }
@@ -196,7 +196,7 @@ impl Job {
         let len = (*chunk).min(copy.bytes - offset);
         let (staged, host) = (self.slots.memory[slot].base(), copy.host.wrapping_add(offset));
         let words = &self.slots.words;
-        // SAFETY: the slot is this chunk's until its word is written, and as long as a chunk; the caller of `copy` promises the
+        // SAFETY: the slot is this chunk's until its word is written, and as long as a chunk; whoever makes a `RawCopy` promises the
         // host's range, of which each chunk is copied by one thread.
         unsafe {
             if copy.direction == Direction::H2d {

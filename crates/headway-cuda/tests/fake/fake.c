@@ -217,6 +217,7 @@ Code cuDeviceCanAccessPeer(int *can, int from, int to) {
 Code cuDevicePrimaryCtxRetain(void **context, int device) { ENTER(cuDevicePrimaryCtxRetain); contexts[device].retained++; live++; *context = &contexts[device]; LEAVE(0); }
 Code cuDevicePrimaryCtxRelease_v2(int device) { ENTER(cuDevicePrimaryCtxRelease_v2); NEED(contexts[device].retained, INVALID_CONTEXT); contexts[device].retained--; live--; LEAVE(0); }
 Code cuCtxGetCurrent(void **context) { ENTER(cuCtxGetCurrent); *context = current; LEAVE(0); }
+Code cuCtxGetDevice(int *device) { ENTER(cuCtxGetDevice); NEED(current, INVALID_CONTEXT); *device = (int)(current - contexts); LEAVE(0); }
 Code cuCtxSetCurrent(void *context) { ENTER(cuCtxSetCurrent); current = context; LEAVE(0); }
 Code cuCtxEnablePeerAccess(void *peer, unsigned flags) {
 	ENTER(cuCtxEnablePeerAccess);

@@ -87,6 +87,18 @@ pub enum CopyError {
     },
 }
 
+impl From<DeviceError> for CopyError {
+    fn from(error: DeviceError) -> Self {
+        match error {
+            DeviceError::Invalid { what, reason } => Self::Invalid { what, reason },
+            DeviceError::Refused { limit, max } => Self::Refused { limit, max },
+            DeviceError::Timeout { what, after } => Self::Timeout { what, after, completed_prefix: 0 },
+            DeviceError::DeviceLost => Self::DeviceLost,
+            source => Self::Failed { chunk: 0, completed_prefix: 0, source },
+        }
+    }
+}
+
 impl CopyError {
     /// What a device's error means for a copy by `way` of which `prefix` bytes, and `chunk` chunks, are in place.
     pub(super) fn device(method: Method, error: DeviceError, chunk: u64, prefix: u64) -> Self {

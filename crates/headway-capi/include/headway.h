@@ -1,0 +1,237 @@
+/* Headway's copies for C and C++: any memory, any stream, any thread.
+ *
+ * Link with -lheadway (pkg-config: headway; CMake: find_package(headway), target headway::headway).
+ * Written by cbindgen from crates/headway-capi/src/lib.rs: `SNAPSHOTS=overwrite cargo test -p headway-capi`. */
+
+#ifndef HEADWAY_H
+#define HEADWAY_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/*
+ How a call ended.
+ */
+typedef enum headway_status {
+  /*
+   As it was to.
+   */
+  HEADWAY_STATUS_OK = 0,
+  /*
+   The copy has not ended yet.
+   */
+  HEADWAY_STATUS_NOT_READY = 1,
+  /*
+   Time is up, and what was asked for goes on.
+   */
+  HEADWAY_STATUS_TIMEOUT = 2,
+  /*
+   The caller's mistake: addresses, a stream that is being captured, a null pointer.
+   */
+  HEADWAY_STATUS_INVALID = 3,
+  /*
+   A limit is reached; try again when copies have ended.
+   */
+  HEADWAY_STATUS_REFUSED = 4,
+  /*
+   No driver, no GPU, or a driver that cannot do this.
+   */
+  HEADWAY_STATUS_UNAVAILABLE = 5,
+  /*
+   The driver or the GPU failed. Nothing is known of the destination.
+   */
+  HEADWAY_STATUS_FAILED = 6,
+  /*
+   A fault of Headway's.
+   */
+  HEADWAY_STATUS_INTERNAL = 7,
+} headway_status;
+
+/*
+ A copier for one GPU. Any thread may use it, several at a time.
+ */
+typedef struct headway_copier headway_copier;
+
+/*
+ A copy that was queued. Any thread may use it, several at a time.
+ */
+typedef struct headway_ticket headway_ticket;
+
+/*
+ What a copier may use. Set it with `headway_options_init`, then change what differs.
+ */
+typedef struct headway_options {
+  /*
+   Bytes of this structure, by which later versions know which fields there are.
+   */
+  size_t size;
+  /*
+   Threads of each of the two kinds of copies, those that wait and those that do not.
+   */
+  uint32_t threads;
+  /*
+   Page-locked memory for copies that wait, in bytes.
+   */
+  uint64_t pinned_bytes;
+  /*
+   A copy that makes no progress for so many nanoseconds is given up.
+   */
+  uint64_t patience_ns;
+  /*
+   Machine by name or file, whose profile says what copies cost; null = built-in figures.
+   */
+  const char *machine;
+} headway_options;
+
+/*
+ What a copy did.
+ */
+typedef struct headway_report {
+  /*
+   Bytes copied.
+   */
+  uint64_t bytes;
+  /*
+   Nanoseconds that it took, without the wait for the stream; 0 for page-locked memory.
+   */
+  uint64_t nanoseconds;
+  /*
+   How it was made, as `headway explain` names methods; empty for page-locked memory.
+   */
+  char method[32];
+} headway_report;
+
+#ifdef __cplusplus
+extern "C" {
+#endif // __cplusplus
+
+/*
+ The version of the library, for people: "0.1.0". The text lives as long as the program.
+ */
+const char *headway_version(void);
+
+/*
+ The text of the calling thread's last call that did not end with `HEADWAY_STATUS_OK` or `HEADWAY_STATUS_NOT_READY`. The text lives until
+ this thread's next call of the library that fails.
+ */
+const char *headway_last_error(void);
+
+/*
+ Sets what a copier uses if nothing else is asked for.
+
+ # Safety
+ `options` is null or points to a structure of the caller's.
+ */
+void headway_options_init(struct headway_options *options);
+
+/*
+ Opens a copier for GPU number `gpu` of the driver; -1 = the GPU whose primary context is current on the calling thread, or GPU 0 if there
+ is none. `options` may be null. The current context stays as it is. On success `*copier` is the caller's, to be closed with
+ `headway_copier_close`.
+
+ # Safety
+ `options` is null or was set by `headway_options_init`; `copier` points to a place for the result.
+ */
+enum headway_status headway_copier_open(int gpu,
+                                        const struct headway_options *options,
+                                        struct headway_copier **copier);
+
+/*
+ As `headway_copier_open`, for the GPU with a UUID as `nvidia-smi -L` prints it.
+
+ # Safety
+ As for `headway_copier_open`; `uuid` is a text that ends with 0.
+ */
+enum headway_status headway_copier_open_uuid(const char *uuid,
+                                             const struct headway_options *options,
+                                             struct headway_copier **copier);
+
+/*
+ Closes a copier; null is allowed. Waits two seconds at most for copies that were queued; what has not ended then goes on, and its tickets
+ stay valid.
+
+ # Safety
+ `copier` is null or came from `headway_copier_open` and is not used by any thread any more.
+ */
+void headway_copier_close(struct headway_copier *copier);
+
+/*
+ Copies `bytes` bytes from `from` to `to`, of which one is memory of the copier's GPU and the other host memory, after all that `stream` (a
+ `CUstream` or `cudaStream_t`; null = the legacy default stream) was given before. Returns when the bytes are there. `report` may be
+ null.
+
+ # Safety
+ Both ranges are the caller's for `bytes` bytes, and nobody writes the source or uses the destination until this returns, but in the order
+ of the stream. The stream is of the GPU's primary context.
+ */
+enum headway_status headway_copy(const struct headway_copier *copier,
+                                 void *to,
+                                 const void *from,
+                                 size_t bytes,
+                                 void *stream,
+                                 struct headway_report *report);
+
+/*
+ Queues such a copy and returns at once. The copy begins after all that `stream` was given before, and what the stream is given later
+ begins after the copy. The call waits only if the driver's queues are full: behind some gigabytes. On success `*ticket` is the
+ caller's, to be freed with `headway_ticket_free`.
+
+ # Safety
+ As for `headway_copy`, until the ticket says that the copy has ended. `ticket` points to a place for the result.
+ */
+enum headway_status headway_copy_async(const struct headway_copier *copier,
+                                       void *to,
+                                       const void *from,
+                                       size_t bytes,
+                                       void *stream,
+                                       struct headway_ticket **ticket);
+
+/*
+ Whether the copy has ended: `HEADWAY_STATUS_OK`, `HEADWAY_STATUS_NOT_READY`, or an error. Calls nothing of the driver.
+
+ # Safety
+ `ticket` came from `headway_copy_async`.
+ */
+enum headway_status headway_ticket_query(const struct headway_ticket *ticket);
+
+/*
+ Waits until the copy has ended, for `timeout_ns` nanoseconds at most (`HEADWAY_STATUS_TIMEOUT`; the copy goes on).
+
+ # Safety
+ As for `headway_ticket_query`.
+ */
+enum headway_status headway_ticket_wait(const struct headway_ticket *ticket,
+                                        uint64_t timeout_ns);
+
+/*
+ Calls `then` once, on a thread of the library's, when the copy has ended. It must return soon and may call nothing of this library but
+ `headway_last_error`. The ticket may be freed before.
+
+ # Safety
+ As for `headway_ticket_query`; `then` may be called with `context` on another thread.
+ */
+enum headway_status headway_ticket_when_done(const struct headway_ticket *ticket,
+                                             void (*then)(enum headway_status status, void *context),
+                                             void *context);
+
+/*
+ A descriptor that becomes readable when the copy has ended, for `poll` and `epoll`; the caller closes it. -1 = error.
+
+ # Safety
+ As for `headway_ticket_query`.
+ */
+int headway_ticket_descriptor(const struct headway_ticket *ticket);
+
+/*
+ Frees a ticket; null is allowed. The copy goes on, and its memory must stay until it has ended.
+
+ # Safety
+ `ticket` is null or came from `headway_copy_async` and is not used by any thread any more.
+ */
+void headway_ticket_free(struct headway_ticket *ticket);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif  // __cplusplus
+
+#endif  /* HEADWAY_H */

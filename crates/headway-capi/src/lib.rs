@@ -1,0 +1,404 @@
+//! Headway's copies for C and C++.
+//!
+//! Each function says who owns what and which threads may call it. Errors are values; [`headway_last_error`] has their text. A panic
+//! becomes [`Status::Internal`] and does not reach the caller.
+
+use std::cell::RefCell;
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::os::fd::IntoRawFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
+
+use headway::Error;
+use headway::copy::{CopyError, CopyTicket, DeviceError, RawCopy, StreamCopier, StreamHandle, StreamOptions, WhichGpu};
+use headway::units::Bytes;
+
+/// How a call ended.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Status {
+    /// As it was to.
+    Ok = 0,
+    /// The copy has not ended yet.
+    NotReady = 1,
+    /// Time is up, and what was asked for goes on.
+    Timeout = 2,
+    /// The caller's mistake: addresses, a stream that is being captured, a null pointer.
+    Invalid = 3,
+    /// A limit is reached; try again when copies have ended.
+    Refused = 4,
+    /// No driver, no GPU, or a driver that cannot do this.
+    Unavailable = 5,
+    /// The driver or the GPU failed. Nothing is known of the destination.
+    Failed = 6,
+    /// A fault of Headway's.
+    Internal = 7,
+}
+
+/// What a copier may use. Set it with `headway_options_init`, then change what differs.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Bytes of this structure, by which later versions know which fields there are.
+    pub size: usize,
+    /// Threads of each of the two kinds of copies, those that wait and those that do not.
+    pub threads: u32,
+    /// Page-locked memory for copies that wait, in bytes.
+    pub pinned_bytes: u64,
+    /// A copy that makes no progress for so many nanoseconds is given up.
+    pub patience_ns: u64,
+    /// Machine by name or file, whose profile says what copies cost; null = built-in figures.
+    pub machine: *const c_char,
+}
+
+/// What a copy did.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Report {
+    /// Bytes copied.
+    pub bytes: u64,
+    /// Nanoseconds that it took, without the wait for the stream; 0 for page-locked memory.
+    pub nanoseconds: u64,
+    /// How it was made, as `headway explain` names methods; empty for page-locked memory.
+    pub method: [c_char; 32],
+}
+
+/// A copier for one GPU. Any thread may use it, several at a time.
+pub struct Copier(StreamCopier);
+
+/// A copy that was queued. Any thread may use it, several at a time.
+pub struct Ticket(CopyTicket);
+
+thread_local! {
+    static LAST: RefCell<CString> = RefCell::default();
+}
+
+fn remember(text: &str) {
+    LAST.with_borrow_mut(|last| *last = CString::new(text.replace('\0', " ")).unwrap_or_default());
+}
+
+/// What went wrong, as a status, with its text for the caller.
+fn failed(error: &Error) -> Status {
+    let mut text = error.to_string();
+    let mut source = std::error::Error::source(error);
+    while let Some(cause) = source {
+        text = format!("{text}: {cause}");
+        source = cause.source();
+    }
+    remember(&text);
+    let of_device = |error: &DeviceError| match error {
+        DeviceError::Unavailable { .. } => Status::Unavailable,
+        DeviceError::Invalid { .. } => Status::Invalid,
+        DeviceError::Refused { .. } | DeviceError::OutOfMemory { .. } => Status::Refused,
+        DeviceError::Timeout { .. } => Status::Timeout,
+        _ => Status::Failed,
+    };
+    match error {
+        Error::Backend { source, .. } => of_device(source),
+        Error::Copy(CopyError::Invalid { .. } | CopyError::Overlap { .. }) => Status::Invalid,
+        Error::Copy(CopyError::Refused { .. }) => Status::Refused,
+        Error::Copy(CopyError::Timeout { .. }) => Status::Timeout,
+        Error::Copy(CopyError::Unavailable { .. } | CopyError::NotReady { .. }) => Status::Unavailable,
+        Error::Copy(CopyError::Failed { source, .. }) => of_device(source),
+        Error::Copy(_) => Status::Failed,
+        _ => Status::Invalid,
+    }
+}
+
+/// Runs a call's body; what it panics with is told as text.
+fn guarded(body: impl FnOnce() -> Result<Status, Error>) -> Status {
+    match catch_unwind(AssertUnwindSafe(body)) {
+        Ok(Ok(status)) => status,
+        Ok(Err(error)) => failed(&error),
+        Err(_) => {
+            remember("a fault inside Headway; its message is on standard error");
+            Status::Internal
+        }
+    }
+}
+
+fn invalid(what: &str) -> Status {
+    remember(what);
+    Status::Invalid
+}
+
+/// The version of the library, for people: "0.1.0". The text lives as long as the program.
+#[unsafe(no_mangle)]
+pub extern "C" fn headway_version() -> *const c_char {
+    const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "\0");
+    VERSION.as_ptr().cast()
+}
+
+/// The text of the calling thread's last call that did not end with `HEADWAY_STATUS_OK` or `HEADWAY_STATUS_NOT_READY`. The text lives until
+/// this thread's next call of the library that fails.
+#[unsafe(no_mangle)]
+pub extern "C" fn headway_last_error() -> *const c_char {
+    LAST.with_borrow(|last| last.as_ptr())
+}
+
+/// Sets what a copier uses if nothing else is asked for.
+///
+/// # Safety
+/// `options` is null or points to a structure of the caller's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn headway_options_init(options: *mut Options) {
+    let usual = StreamOptions::default();
+    let made = Options {
+        size: size_of::<Options>(),
+        threads: usual.threads,
+        pinned_bytes: usual.pinned.0,
+        patience_ns: u64::try_from(usual.patience.as_nanos()).unwrap_or(u64::MAX),
+        machine: std::ptr::null(),
+    };
+    if !options.is_null() {
+        // SAFETY: the caller's promise.
+        unsafe { options.write(made) };
+    }
+}
+
+/// Opens a copier for GPU number `gpu` of the driver; -1 = the GPU whose primary context is current on the calling thread, or GPU 0 if there
+/// is none. `options` may be null. The current context stays as it is. On success `*copier` is the caller's, to be closed with
+/// `headway_copier_close`.
+///
+/// # Safety
+/// `options` is null or was set by `headway_options_init`; `copier` points to a place for the result.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn headway_copier_open(gpu: c_int, options: *const Options, copier: *mut *mut Copier) -> Status {
+    let which = u32::try_from(gpu).map_or(WhichGpu::Current, WhichGpu::Index);
+    // SAFETY: the caller's promise.
+    unsafe { open(which, options, copier) }
+}
+
+/// As `headway_copier_open`, for the GPU with a UUID as `nvidia-smi -L` prints it.
+///
+/// # Safety
+/// As for `headway_copier_open`; `uuid` is a text that ends with 0.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn headway_copier_open_uuid(
+    uuid: *const c_char,
+    options: *const Options,
+    copier: *mut *mut Copier,
+) -> Status {
+    if uuid.is_null() {
+        return invalid("uuid is null");
+    }
+    // SAFETY: the caller's promise.
+    let uuid = unsafe { CStr::from_ptr(uuid) }.to_string_lossy().into_owned();
+    // SAFETY: the caller's promise.
+    unsafe { open(WhichGpu::Uuid(uuid), options, copier) }
+}
+
+/// # Safety
+/// As for `headway_copier_open`.
+unsafe fn open(which: WhichGpu, options: *const Options, copier: *mut *mut Copier) -> Status {
+    if copier.is_null() {
+        return invalid("copier is null: there is no place for the result");
+    }
+    // SAFETY: the caller's promise.
+    unsafe { copier.write(std::ptr::null_mut()) };
+    let mut chosen = StreamOptions::default();
+    if !options.is_null() {
+        // SAFETY: the caller's promise; the size comes first and says what follows.
+        let Options { size, threads, pinned_bytes, patience_ns, machine } = unsafe { options.read() };
+        if size != size_of::<Options>() {
+            return invalid("options.size is not this library's: call headway_options_init, or use its own header");
+        }
+        chosen.threads = threads;
+        chosen.pinned = Bytes(pinned_bytes);
+        chosen.patience = Duration::from_nanos(patience_ns);
+        if !machine.is_null() {
+            // SAFETY: the caller's promise.
+            chosen.machine = Some(unsafe { CStr::from_ptr(machine) }.to_string_lossy().into_owned());
+        }
+    }
+    guarded(|| {
+        let opened = StreamCopier::open(which, &chosen)?;
+        // SAFETY: the caller's promise.
+        unsafe { copier.write(Box::into_raw(Box::new(Copier(opened)))) };
+        Ok(Status::Ok)
+    })
+}
+
+/// Closes a copier; null is allowed. Waits two seconds at most for copies that were queued; what has not ended then goes on, and its tickets
+/// stay valid.
+///
+/// # Safety
+/// `copier` is null or came from `headway_copier_open` and is not used by any thread any more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn headway_copier_close(copier: *mut Copier) {
+    if !copier.is_null() {
+        guarded(|| {
+            // SAFETY: the caller's promise: it was made by `Box::into_raw`, and this is its last use.
+            drop(unsafe { Box::from_raw(copier) });
+            Ok(Status::Ok)
+        });
+    }
+}
+
+/// Copies `bytes` bytes from `from` to `to`, of which one is memory of the copier's GPU and the other host memory, after all that `stream` (a
+/// `CUstream` or `cudaStream_t`; null = the legacy default stream) was given before. Returns when the bytes are there. `report` may be
+/// null.
+///
+/// # Safety
+/// Both ranges are the caller's for `bytes` bytes, and nobody writes the source or uses the destination until this returns, but in the order
+/// of the stream. The stream is of the GPU's primary context.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn headway_copy(
+    copier: *const Copier,
+    to: *mut c_void,
+    from: *const c_void,
+    bytes: usize,
+    stream: *mut c_void,
+    report: *mut Report,
+) -> Status {
+    // SAFETY: the caller's promise.
+    let Some(Copier(copier)) = (unsafe { copier.as_ref() }) else { return invalid("copier is null") };
+    guarded(|| {
+        // SAFETY: the caller's promise.
+        let made = copier.copy(unsafe { raw(to, from, bytes, stream) })?;
+        if !report.is_null() {
+            let mut method = [0; 32];
+            let name = made.as_ref().map(|made| made.method.to_string()).unwrap_or_default();
+            // The last byte stays 0.
+            for (place, byte) in method.iter_mut().take(31).zip(name.bytes()) {
+                *place = byte as c_char;
+            }
+            let nanoseconds = made.map_or(0, |made| made.observed.0);
+            // SAFETY: the caller's promise.
+            unsafe { report.write(Report { bytes: bytes as u64, nanoseconds, method }) };
+        }
+        Ok(Status::Ok)
+    })
+}
+
+/// Queues such a copy and returns at once. The copy begins after all that `stream` was given before, and what the stream is given later
+/// begins after the copy. The call waits only if the driver's queues are full: behind some gigabytes. On success `*ticket` is the
+/// caller's, to be freed with `headway_ticket_free`.
+///
+/// # Safety
+/// As for `headway_copy`, until the ticket says that the copy has ended. `ticket` points to a place for the result.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn headway_copy_async(
+    copier: *const Copier,
+    to: *mut c_void,
+    from: *const c_void,
+    bytes: usize,
+    stream: *mut c_void,
+    ticket: *mut *mut Ticket,
+) -> Status {
+    if ticket.is_null() {
+        return invalid("ticket is null: there is no place for the result");
+    }
+    // SAFETY: the caller's promise.
+    unsafe { ticket.write(std::ptr::null_mut()) };
+    // SAFETY: the caller's promise.
+    let Some(Copier(copier)) = (unsafe { copier.as_ref() }) else { return invalid("copier is null") };
+    guarded(|| {
+        // SAFETY: the caller's promise.
+        let queued = copier.copy_async(unsafe { raw(to, from, bytes, stream) })?;
+        // SAFETY: the caller's promise.
+        unsafe { ticket.write(Box::into_raw(Box::new(Ticket(queued)))) };
+        Ok(Status::Ok)
+    })
+}
+
+/// # Safety
+/// As for `headway_copy`.
+unsafe fn raw(to: *mut c_void, from: *const c_void, bytes: usize, stream: *mut c_void) -> RawCopy {
+    let (to, from) = (to.expose_provenance() as u64, from.expose_provenance() as u64);
+    // SAFETY: the caller's promise.
+    unsafe { RawCopy::new(to, from, bytes, StreamHandle(stream.addr())) }
+}
+
+/// Whether the copy has ended: `HEADWAY_STATUS_OK`, `HEADWAY_STATUS_NOT_READY`, or an error. Calls nothing of the driver.
+///
+/// # Safety
+/// `ticket` came from `headway_copy_async`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn headway_ticket_query(ticket: *const Ticket) -> Status {
+    // SAFETY: the caller's promise.
+    let Some(Ticket(ticket)) = (unsafe { ticket.as_ref() }) else { return invalid("ticket is null") };
+    guarded(|| ticket.is_done().map(|done| if done { Status::Ok } else { Status::NotReady }))
+}
+
+/// Waits until the copy has ended, for `timeout_ns` nanoseconds at most (`HEADWAY_STATUS_TIMEOUT`; the copy goes on).
+///
+/// # Safety
+/// As for `headway_ticket_query`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn headway_ticket_wait(ticket: *const Ticket, timeout_ns: u64) -> Status {
+    // SAFETY: the caller's promise.
+    let Some(Ticket(ticket)) = (unsafe { ticket.as_ref() }) else { return invalid("ticket is null") };
+    guarded(|| ticket.wait(Duration::from_nanos(timeout_ns)).map(|()| Status::Ok))
+}
+
+/// A pointer of the caller's that another thread is to get.
+struct Context(*mut c_void);
+// SAFETY: the caller of `headway_ticket_when_done` promises that another thread may use it.
+unsafe impl Send for Context {}
+
+impl Context {
+    fn get(&self) -> *mut c_void {
+        self.0
+    }
+}
+
+/// Calls `then` once, on a thread of the library's, when the copy has ended. It must return soon and may call nothing of this library but
+/// `headway_last_error`. The ticket may be freed before.
+///
+/// # Safety
+/// As for `headway_ticket_query`; `then` may be called with `context` on another thread.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn headway_ticket_when_done(
+    ticket: *const Ticket,
+    then: Option<unsafe extern "C" fn(status: Status, context: *mut c_void)>,
+    context: *mut c_void,
+) -> Status {
+    // SAFETY: the caller's promise.
+    let Some(Ticket(ticket)) = (unsafe { ticket.as_ref() }) else { return invalid("ticket is null") };
+    let Some(then) = then else { return invalid("then is null") };
+    let context = Context(context);
+    guarded(|| {
+        ticket.when_done(move |result| {
+            let status = result.map_or_else(|error| failed(&error), |()| Status::Ok);
+            // SAFETY: the caller's promise.
+            unsafe { then(status, context.get()) };
+        })?;
+        Ok(Status::Ok)
+    })
+}
+
+/// A descriptor that becomes readable when the copy has ended, for `poll` and `epoll`; the caller closes it. -1 = error.
+///
+/// # Safety
+/// As for `headway_ticket_query`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn headway_ticket_descriptor(ticket: *const Ticket) -> c_int {
+    let mut descriptor = -1;
+    // SAFETY: the caller's promise.
+    match unsafe { ticket.as_ref() } {
+        None => drop(invalid("ticket is null")),
+        Some(Ticket(ticket)) => {
+            guarded(|| {
+                descriptor = ticket.descriptor()?.into_raw_fd();
+                Ok(Status::Ok)
+            });
+        }
+    }
+    descriptor
+}
+
+/// Frees a ticket; null is allowed. The copy goes on, and its memory must stay until it has ended.
+///
+/// # Safety
+/// `ticket` is null or came from `headway_copy_async` and is not used by any thread any more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn headway_ticket_free(ticket: *mut Ticket) {
+    if !ticket.is_null() {
+        guarded(|| {
+            // SAFETY: the caller's promise: it was made by `Box::into_raw`, and this is its last use.
+            drop(unsafe { Box::from_raw(ticket) });
+            Ok(Status::Ok)
+        });
+    }
+}

@@ -1,0 +1,138 @@
+//! The header is what the code gives, and the examples in C and C++ build without a warning and run, on a driver without a GPU.
+
+use std::env;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::LazyLock;
+
+use tempfile::TempDir;
+
+fn here() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+#[test]
+fn the_header_is_what_the_code_gives() {
+    let config = cbindgen::Config::from_file(here().join("cbindgen.toml")).unwrap();
+    let bindings = cbindgen::Builder::new().with_src(here().join("src/lib.rs")).with_config(config).generate().unwrap();
+    let mut text = Vec::new();
+    bindings.write(&mut text);
+    let text = String::from_utf8(text).unwrap();
+    snapbox::assert_data_eq!(text, snapbox::Data::read_from(&here().join("include/headway.h"), None).raw());
+}
+
+/// The shared library and the driver without a GPU; `None` without compilers.
+struct Built {
+    folder: TempDir,
+    driver: PathBuf,
+}
+
+static BUILT: LazyLock<Option<Built>> = LazyLock::new(|| {
+    if ["cc", "c++"].iter().any(|compiler| Command::new(compiler).arg("--version").output().is_err()) {
+        println!("skipped: no compilers named `cc` and `c++`");
+        return None;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let programs = env::current_exe().unwrap().parent().unwrap().to_owned();
+    let built = programs.join("libheadway_capi.so");
+    assert!(built.exists(), "{} was not built", built.display());
+    std::os::unix::fs::symlink(&built, folder.path().join("libheadway.so.0")).unwrap();
+    std::os::unix::fs::symlink("libheadway.so.0", folder.path().join("libheadway.so")).unwrap();
+    let driver = folder.path().join("libfake.so");
+    let source = here().join("../headway-cuda/tests/fake/fake.c");
+    run(Command::new("cc").args(["-shared", "-fPIC", "-O2", "-pthread", "-DSTREAMS", "-o"]).arg(&driver).arg(source));
+    Some(Built { folder, driver })
+});
+
+#[track_caller]
+fn run(command: &mut Command) -> String {
+    let output = command.output().unwrap();
+    let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{command:?}: {}\n{text}", output.status);
+    text
+}
+
+/// Builds an example with warnings as errors.
+fn example(built: &Built, compiler: &str, standard: &str, source: &str) -> Command {
+    let folder = built.folder.path();
+    let program = folder.join(format!("{source}.out"));
+    run(Command::new(compiler)
+        .args([standard, "-D_GNU_SOURCE", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread", "-I"])
+        .arg(here().join("include"))
+        .arg(here().join("examples").join(source))
+        .arg("-o")
+        .arg(&program)
+        .arg("-L")
+        .arg(folder)
+        .args(["-lheadway", "-ldl"]));
+    let mut command = Command::new(program);
+    command.env("LD_LIBRARY_PATH", folder).env("HEADWAY_LIBCUDA", &built.driver);
+    command
+}
+
+#[test]
+fn the_example_in_c_copies_there_and_back() {
+    let Some(built) = &*BUILT else { return };
+    // A driver function comes as a data pointer: `dlsym` leaves no other way.
+    let text = run(&mut example(built, "cc", "-std=c11", "copy.c"));
+    assert!(text.contains("in: 20000000 bytes by `") && text.contains("out: the same bytes"), "{text}");
+}
+
+#[test]
+fn the_example_in_cpp_copies_there_and_back() {
+    let Some(built) = &*BUILT else { return };
+    assert_eq!(run(&mut example(built, "c++", "-std=c++17", "copy.cpp")), "the same bytes\n");
+}
+
+#[test]
+fn a_missing_driver_is_an_error_with_its_remedy() {
+    let Some(built) = &*BUILT else { return };
+    let source = built.folder.path().join("missing.c");
+    std::fs::write(
+        &source,
+        r#"
+#include <headway.h>
+#include <stdio.h>
+int main(void) {
+    headway_copier *copier = (headway_copier *)&copier;
+    headway_options options;
+    headway_options_init(&options);
+    int status = headway_copier_open(0, &options, &copier);
+    printf("%d %d %s\n", status, copier == NULL, headway_last_error());
+    options.size = 3;
+    status = headway_copier_open(0, &options, &copier);
+    printf("%d %s\n", status, headway_last_error());
+    printf("%d %d %d %d\n", headway_copier_open(0, NULL, NULL), headway_copy(NULL, NULL, NULL, 0, NULL, NULL),
+           headway_ticket_query(NULL), headway_ticket_descriptor(NULL));
+    headway_copier_close(NULL);
+    headway_ticket_free(NULL);
+    return 0;
+}
+"#,
+    )
+    .unwrap();
+    let mut command = example(built, "cc", "-std=c11", source.to_str().unwrap());
+    let text = run(command.env("HEADWAY_LIBCUDA", "/nowhere/libcuda.so"));
+    let lines: Vec<&str> = text.lines().collect();
+    assert!(lines[0].starts_with("5 1 ") && lines[0].contains("/nowhere/libcuda.so"), "{text}");
+    assert!(lines[1].starts_with("3 ") && lines[1].contains("headway_options_init"), "{text}");
+    assert_eq!(lines[2], "3 3 3 -1", "{text}");
+}
+
+#[test]
+fn the_functions_of_the_header_are_exported_and_nothing_else() {
+    let Some(built) = &*BUILT else { return };
+    let Ok(_) = Command::new("nm").arg("--version").output() else { return println!("skipped: no `nm`") };
+    let text = run(Command::new("nm").args(["-D", "--defined-only"]).arg(built.folder.path().join("libheadway.so.0")));
+    let mut exported: Vec<&str> = text.lines().filter_map(|line| line.split_whitespace().nth(2)).collect();
+    exported.sort_unstable();
+    let header = std::fs::read_to_string(here().join("include/headway.h")).unwrap();
+    let name = |line: &str| {
+        let before = line.split_once('(')?.0.rsplit([' ', '*']).next()?.to_owned();
+        before.starts_with("headway_").then_some(before)
+    };
+    let mut declared: Vec<String> = header.lines().filter(|line| !line.starts_with(' ')).filter_map(name).collect();
+    declared.sort_unstable();
+    assert!(declared.len() > 10, "{declared:?}");
+    assert_eq!(exported, declared);
+}

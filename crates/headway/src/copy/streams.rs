@@ -1,0 +1,299 @@
+//! Copies between addresses: memory that the caller allocated, in the order of a CUDA stream of the caller's.
+//!
+//! ```no_run
+//! use headway::copy::{RawCopy, StreamCopier, StreamHandle, StreamOptions, WhichGpu};
+//! # let (gpu_address, stream, mut data) = (0u64, StreamHandle(0), vec![0u8; 1 << 30]);
+//! # fn main() -> Result<(), headway::Error> {
+//! let copier = StreamCopier::open(WhichGpu::Current, &StreamOptions::default())?;
+//! let host = data.as_mut_ptr().addr() as u64;
+//! // SAFETY: both ranges are this program's and stay until the ticket is done.
+//! let ticket = copier.copy_async(unsafe { RawCopy::new(host, gpu_address, data.len(), stream) })?;
+//! // Kernels that are launched in `stream` from now on begin when the bytes are there.
+//! ticket.wait(std::time::Duration::from_secs(10))?;
+//! # Ok(())
+//! # }
+//! ```
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use headway_core::files::machine::EndpointId;
+use headway_core::models::transfer::Profile;
+use headway_core::units::{Bytes, Nanos};
+use headway_cuda::{CudaGpu, Driver, HostEnd, LentEnds, OrderedCopier, OrderedOptions, RawCopy, Ticket};
+use headway_device::{DeviceError, Limits};
+use headway_os::ipc::Bell;
+use headway_runtime::copy::{At, Copier, CopyError, CopyLimits, CopyOptions, How, Report};
+
+use crate::Error;
+
+/// The GPU that a [`StreamCopier`] is for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum WhichGpu {
+    /// The one whose primary context is the calling thread's current one; GPU 0 if there is none.
+    Current,
+    /// By the driver's number.
+    Index(u32),
+    /// By UUID, as `nvidia-smi -L` prints it.
+    Uuid(String),
+}
+
+/// What a [`StreamCopier`] may use.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StreamOptions {
+    /// Machine by name or file, whose profile says what copies cost; `None` = built-in figures.
+    pub machine: Option<String>,
+    /// Threads of each of the two kinds of copies, those that wait and those that do not.
+    pub threads: u32,
+    /// Page-locked memory for copies that wait. Those that do not wait take up to 256 MiB of their own.
+    pub pinned: Bytes,
+    /// A copy that makes no progress for this long is given up.
+    pub patience: Duration,
+}
+
+impl Default for StreamOptions {
+    /// Built-in figures, 6 threads, 128 MiB, 10 s.
+    fn default() -> Self {
+        Self { machine: None, threads: 6, pinned: Bytes(128 << 20), patience: Duration::from_secs(10) }
+    }
+}
+
+/// Copies between addresses in the order of the caller's streams, from any thread, in the GPU's primary context.
+pub struct StreamCopier {
+    gpu: Arc<CudaGpu>,
+    copier: Copier,
+    ordered: OrderedCopier,
+    patience: Duration,
+    watcher: Watcher,
+}
+
+impl StreamCopier {
+    /// A copier for one GPU. The context that is current on the calling thread stays so.
+    ///
+    /// # Errors
+    /// [`Error::Backend`] without a driver or GPU, [`Error::Copy`], and what reading the machine gives.
+    pub fn open(which: WhichGpu, options: &StreamOptions) -> Result<Self, Error> {
+        let machine = options.machine.as_deref().map(crate::machine::open).transpose()?;
+        let driver = Driver::system().map_err(failed)?;
+        Self::of(&driver, &which, machine.map(|machine| machine.profile), options)
+    }
+
+    /// As [`StreamCopier::open`], with a driver that was loaded already.
+    ///
+    /// # Errors
+    /// As for [`StreamCopier::open`].
+    pub fn of(
+        driver: &Arc<Driver>,
+        which: &WhichGpu,
+        profile: Option<Profile>,
+        options: &StreamOptions,
+    ) -> Result<Self, Error> {
+        let before = driver.keep_current().map_err(failed)?;
+        let index = match which {
+            WhichGpu::Index(index) => *index,
+            WhichGpu::Current => driver.current().map_err(failed)?.unwrap_or(0),
+            WhichGpu::Uuid(uuid) => driver.by_uuid(uuid).map_err(failed)?,
+        };
+        let limits = Limits { host_bytes_max: Bytes(u64::MAX), ..Limits::default() };
+        let gpu = Arc::new(CudaGpu::open(driver, index, limits).map_err(failed)?);
+        let patience = Nanos(u64::try_from(options.patience.as_nanos()).unwrap_or(u64::MAX));
+        let limits =
+            CopyLimits { pinned_max: options.pinned, threads_max: options.threads, patience, ..CopyLimits::default() };
+        let copies = CopyOptions { limits, ..CopyOptions::default() };
+        let gpus = vec![(EndpointId(0), Arc::clone(&gpu) as _)];
+        let copier = Copier::new(gpus, profile.unwrap_or_default(), copies).map_err(Error::Copy)?;
+        let ordered = OrderedOptions { threads: options.threads, ..OrderedOptions::default() };
+        let ordered = OrderedCopier::new(&gpu, ordered).map_err(failed)?;
+        drop(before);
+        Ok(Self { gpu, copier, ordered, patience: options.patience, watcher: Watcher::default() })
+    }
+
+    /// The GPU.
+    #[must_use]
+    pub fn gpu(&self) -> &Arc<CudaGpu> {
+        &self.gpu
+    }
+
+    /// Makes a copy after all that its stream was given before, and returns when the bytes are there: with what the copy did, or `None`
+    /// for page-locked memory, which is copied in the stream itself.
+    ///
+    /// # Errors
+    /// [`Error::Copy`] for addresses of which not exactly one is this GPU's, streams that are being captured, and copies that fail
+    /// or take longer than the patience.
+    pub fn copy(&self, copy: RawCopy) -> Result<Option<Report>, Error> {
+        let made = self.ordered.copy_now(copy, self.patience, |LentEnds { device, host }| {
+            let at = At { buffer: device, offset: 0 };
+            match host {
+                HostEnd::Source(from) => self.copier.copy_in(at, from, How::Auto),
+                HostEnd::Destination(to) => self.copier.copy_out(to, at, How::Auto),
+            }
+        });
+        made.map_err(invalid)?.transpose().map_err(Error::Copy)
+    }
+
+    /// Queues a copy and returns at once: it begins after all that its stream was given before, and what the stream is given later begins
+    /// after it. It waits only if the driver's queues are full: behind some gigabytes.
+    ///
+    /// # Errors
+    /// As for [`StreamCopier::copy`]; and where 256 copies are under way.
+    pub fn copy_async(&self, copy: RawCopy) -> Result<CopyTicket, Error> {
+        let ticket = self.ordered.copy(copy).map_err(invalid)?;
+        Ok(CopyTicket { ticket: Arc::new(ticket), watched: Arc::clone(&self.watcher.watched) })
+    }
+}
+
+/// A copy that was queued. To drop it does not end the copy.
+#[derive(Clone, Debug)]
+pub struct CopyTicket {
+    ticket: Arc<Ticket>,
+    watched: Arc<Watched>,
+}
+
+impl CopyTicket {
+    /// Whether the bytes are there. Calls nothing of the driver.
+    ///
+    /// # Errors
+    /// [`Error::Copy`] after which nothing is known of the destination.
+    pub fn is_done(&self) -> Result<bool, Error> {
+        self.ticket.is_done().map_err(invalid)
+    }
+
+    /// Waits until the bytes are there, for `limit` at most.
+    ///
+    /// # Errors
+    /// [`Error::Copy`]: time is up, and the copy goes on; or as for [`CopyTicket::is_done`].
+    pub fn wait(&self, limit: Duration) -> Result<(), Error> {
+        self.ticket.wait(limit).map_err(invalid)
+    }
+
+    /// Calls `then` on a thread of the copier's when the bytes are there, or with the error. It must not block: others wait.
+    ///
+    /// # Errors
+    /// [`Error::Backend`] if the thread cannot be started.
+    pub fn when_done(&self, then: impl FnOnce(Result<(), Error>) + Send + 'static) -> Result<(), Error> {
+        self.watched.add(Arc::clone(&self.ticket), Box::new(then))
+    }
+
+    /// A descriptor that becomes readable when the copy has ended, for `poll` and event loops. What came of it [`CopyTicket::is_done`]
+    /// says.
+    ///
+    /// # Errors
+    /// [`Error::Backend`] if no descriptor is left, or the thread cannot be started.
+    pub fn descriptor(&self) -> Result<OwnedFd, Error> {
+        let system = |error: headway_os::OsError| {
+            failed(DeviceError::Unavailable {
+                what: "a descriptor for a copy".into(),
+                reason: error.to_string(),
+                remedy: "raise the limit of descriptors (`ulimit -n`)".into(),
+            })
+        };
+        let bell = Bell::new().map_err(system)?;
+        let kept = bell.as_fd().try_clone_to_owned().map_err(|error| {
+            failed(DeviceError::Unavailable {
+                what: "a descriptor for a copy".into(),
+                reason: error.to_string(),
+                remedy: "raise the limit of descriptors (`ulimit -n`)".into(),
+            })
+        })?;
+        self.when_done(move |_| bell.ring())?;
+        Ok(kept)
+    }
+}
+
+type Then = Box<dyn FnOnce(Result<(), Error>) + Send>;
+
+/// Copies for whose end something is to be called.
+#[derive(Default)]
+struct Watched {
+    state: Mutex<WatchedState>,
+    came: Condvar,
+}
+
+impl std::fmt::Debug for Watched {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Watched").finish_non_exhaustive()
+    }
+}
+
+#[derive(Default)]
+struct WatchedState {
+    copies: Vec<(Arc<Ticket>, Then)>,
+    thread: Option<JoinHandle<()>>,
+    closing: bool,
+}
+
+/// Between two looks at copies.
+const NAP_MIN: Duration = Duration::from_micros(20);
+const NAP_MAX: Duration = Duration::from_millis(1);
+
+impl Watched {
+    fn add(self: &Arc<Self>, ticket: Arc<Ticket>, then: Then) -> Result<(), Error> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if state.thread.is_none() && !state.closing {
+            let watched = Arc::clone(self);
+            let thread = std::thread::Builder::new().name("headway-tickets".into()).spawn(move || watched.watch());
+            state.thread = Some(thread.map_err(|error| {
+                failed(DeviceError::Unavailable {
+                    what: "a thread that watches copies".into(),
+                    reason: error.to_string(),
+                    remedy: "raise the limit of processes (`ulimit -u`), or poll the ticket".into(),
+                })
+            })?);
+        }
+        state.copies.push((ticket, then));
+        self.came.notify_all();
+        Ok(())
+    }
+
+    fn watch(&self) {
+        let mut nap = NAP_MIN;
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            let over = |(ticket, _): &mut (Arc<Ticket>, Then)| ticket.is_done() != Ok(false);
+            let over: Vec<_> = state.copies.extract_if(.., over).collect();
+            let is_idle = state.copies.is_empty();
+            if !over.is_empty() {
+                drop(state);
+                for (ticket, then) in over {
+                    let result = ticket.is_done().map(drop).map_err(invalid);
+                    drop(ticket);
+                    then(result);
+                }
+                nap = NAP_MIN;
+                state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+            } else if is_idle && state.closing {
+                return;
+            } else if is_idle {
+                state = self.came.wait(state).unwrap_or_else(PoisonError::into_inner);
+            } else {
+                drop(state);
+                std::thread::sleep(nap);
+                nap = (nap * 2).min(NAP_MAX);
+                state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+            }
+        }
+    }
+}
+
+/// Ends its thread when it is dropped, once all copies that are watched have ended.
+#[derive(Default)]
+struct Watcher {
+    watched: Arc<Watched>,
+}
+
+impl Drop for Watcher {
+    fn drop(&mut self) {
+        self.watched.state.lock().unwrap_or_else(PoisonError::into_inner).closing = true;
+        self.watched.came.notify_all();
+    }
+}
+
+fn failed(source: DeviceError) -> Error {
+    Error::Backend { source, backend: "cuda" }
+}
+
+fn invalid(error: DeviceError) -> Error {
+    Error::Copy(CopyError::from(error))
+}
