@@ -514,7 +514,7 @@ fn bytes(text: &str) -> Result<Bytes, UnitError> {
     text.parse::<u64>().map_or_else(|_| text.parse(), |bytes| Ok(Bytes(bytes)))
 }
 
-impl From<PortArg> for headway::ports::Backend {
+impl From<PortArg> for headway::gpus::Backend {
     fn from(backend: PortArg) -> Self {
         match backend {
             PortArg::Auto => Self::Auto,

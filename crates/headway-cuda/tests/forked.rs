@@ -32,14 +32,14 @@ fn refused<R>(what: &str, result: Result<R, DeviceError>) -> bool {
 }
 
 #[test]
-fn every_entry_of_a_port_is_an_error_in_a_forked_child() {
+fn every_entry_of_a_gpu_is_an_error_in_a_forked_child() {
     let driver = MAPPABLE.driver();
-    let port = CudaGpu::open(&driver, 0, limits()).unwrap();
-    let there = port.device_buffer(4096, Reach::Window(Mapping::DmaBuf)).unwrap();
-    let pinned = port.pinned_buffer(4096, Caching::Cached).unwrap();
-    let combined = port.pinned_buffer(4096, Caching::WriteCombined).unwrap();
+    let gpu = CudaGpu::open(&driver, 0, limits()).unwrap();
+    let there = gpu.device_buffer(4096, Reach::Window(Mapping::DmaBuf)).unwrap();
+    let pinned = gpu.pinned_buffer(4096, Caching::Cached).unwrap();
+    let combined = gpu.pinned_buffer(4096, Caching::WriteCombined).unwrap();
     let plain = vec![1u8; 4096];
-    let mut queue = port.queue(true).unwrap();
+    let mut queue = gpu.queue(true).unwrap();
     let write = || there.claim(0..64, Access::Write).unwrap();
     let read = || pinned.claim(0..64, Access::Read).unwrap();
     assert!(holds_in_a_child(|| {
@@ -47,21 +47,21 @@ fn every_entry_of_a_port_is_an_error_in_a_forked_child() {
         let mut all = true;
         all &= refused("driver", Driver::load(&MAPPABLE.path));
         all &= refused("open", CudaGpu::open(&driver, 0, limits()));
-        all &= refused("device buffer", port.device_buffer(64, Reach::Device));
-        all &= refused("window", port.device_buffer(64, Reach::Window(Mapping::DmaBuf)));
-        all &= refused("pinned buffer", port.pinned_buffer(64, Caching::Cached));
-        all &= refused("combined buffer", port.pinned_buffer(64, Caching::WriteCombined));
-        all &= refused("host kind", port.host_kind(&plain));
-        all &= refused("queue", port.queue(false));
+        all &= refused("device buffer", gpu.device_buffer(64, Reach::Device));
+        all &= refused("window", gpu.device_buffer(64, Reach::Window(Mapping::DmaBuf)));
+        all &= refused("pinned buffer", gpu.pinned_buffer(64, Caching::Cached));
+        all &= refused("combined buffer", gpu.pinned_buffer(64, Caching::WriteCombined));
+        all &= refused("host kind", gpu.host_kind(&plain));
+        all &= refused("queue", gpu.queue(false));
         all &= refused("submit", moved);
-        all &= refused("copy in", port.copy_in(&mut write(), &plain[..64]));
-        all &= refused("copy out", port.copy_out(&mut [0; 64], &there.claim(0..64, Access::Read).unwrap()));
+        all &= refused("copy in", gpu.copy_in(&mut write(), &plain[..64]));
+        all &= refused("copy out", gpu.copy_out(&mut [0; 64], &there.claim(0..64, Access::Read).unwrap()));
         all &= refused("pinned bytes", read().bytes());
         all &= refused("combined bytes", combined.claim(0..64, Access::Write).unwrap().bytes_mut());
         all &= write().store(0, &plain[..64]).is_err();
         all &= there.claim(0..64, Access::Read).unwrap().load(0, &mut [0; 64]).is_err();
-        all &= port.pager(Mapping::DmaBuf, &there).is_err();
-        all &= refused("round trips", port.round_trips(Mapping::DmaBuf, 1));
+        all &= gpu.pager(Mapping::DmaBuf, &there).is_err();
+        all &= refused("round trips", gpu.round_trips(Mapping::DmaBuf, 1));
         all
     }));
     queue.submit(Operation::Copy { from: read(), to: write() }, 2).unwrap();
@@ -70,13 +70,13 @@ fn every_entry_of_a_port_is_an_error_in_a_forked_child() {
 
 #[test]
 fn a_resident_copier_writes_nothing_in_a_forked_child_and_goes_on_in_the_parent() {
-    let port = CudaGpu::open(&MAPPABLE.driver(), 0, limits()).unwrap();
+    let gpu = CudaGpu::open(&MAPPABLE.driver(), 0, limits()).unwrap();
     let patience = Nanos(60_000_000_000);
     let options = ResidentOptions { piece: 4096, lease: Nanos(10_000_000_000), patience };
-    let mut copier = port.start_resident(Shape::Hub, options).unwrap();
+    let mut copier = gpu.start_resident(Shape::Hub, options).unwrap();
     assert!(copier.has_window(), "its mailbox is device memory, at an address that only the device may use");
     let (there, pinned) =
-        (port.device_buffer(4096, Reach::Device).unwrap(), port.pinned_buffer(4096, Caching::Cached).unwrap());
+        (gpu.device_buffer(4096, Reach::Device).unwrap(), gpu.pinned_buffer(4096, Caching::Cached).unwrap());
     let write = || there.claim(0..64, Access::Write).unwrap();
     copier.copy_in(&mut write(), &[5; 64]).unwrap();
     assert!(holds_in_a_child(|| {
@@ -86,7 +86,7 @@ fn a_resident_copier_writes_nothing_in_a_forked_child_and_goes_on_in_the_parent(
         all &= refused("copy out", copier.copy_out(&mut [0; 64], &there.claim(0..64, Access::Read).unwrap()));
         all &= refused("copy", copier.copy(&from, &mut write()));
         all &= refused("park", copier.park());
-        all &= refused("start", port.start_resident(Shape::Hub, options));
+        all &= refused("start", gpu.start_resident(Shape::Hub, options));
         all
     }));
     let mut back = [0; 64];
@@ -96,11 +96,11 @@ fn a_resident_copier_writes_nothing_in_a_forked_child_and_goes_on_in_the_parent(
 
 #[test]
 fn a_copier_and_a_device_are_errors_in_a_forked_child_and_can_be_dropped_there() {
-    let ports = CudaGpu::open_all(&MAPPABLE.driver(), limits()).unwrap();
+    let gpus = CudaGpu::open_all(&MAPPABLE.driver(), limits()).unwrap();
     let mut device = Engines::open(Arc::new(CudaGpu::open(&MAPPABLE.driver(), 0, limits()).unwrap())).unwrap();
-    let there = ports[0].device_buffer(1 << 20, Reach::Device).unwrap();
-    let other = ports[1].device_buffer(1 << 20, Reach::Device).unwrap();
-    let gpus = ports.into_iter().zip(1..).map(|(port, id)| (EndpointId(id), Arc::new(port) as Arc<dyn Gpu>));
+    let there = gpus[0].device_buffer(1 << 20, Reach::Device).unwrap();
+    let other = gpus[1].device_buffer(1 << 20, Reach::Device).unwrap();
+    let gpus = gpus.into_iter().zip(1..).map(|(gpu, id)| (EndpointId(id), Arc::new(gpu) as Arc<dyn Gpu>));
     let copier = Copier::new(gpus.collect(), Profile::default(), CopyOptions::default()).unwrap();
     copier.prepare().unwrap();
     let (at, mut host) = (At { buffer: &there, offset: 0 }, vec![7u8; 1 << 20]);

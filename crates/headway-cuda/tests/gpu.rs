@@ -60,11 +60,11 @@ fn all_pairs_of_neighbours_exchange_every_byte() {
 #[test]
 fn queues_of_neighbours_exchange_every_byte() {
     with_driver("queues_of_neighbours_exchange_every_byte", |driver| {
-        let ports = CudaGpu::open_all(driver, limits())?;
-        if ports.len() < 2 {
+        let gpus = CudaGpu::open_all(driver, limits())?;
+        if gpus.len() < 2 {
             return Err(SkipReason("there is one GPU".into()));
         }
-        for pair in ports.windows(2) {
+        for pair in gpus.windows(2) {
             if pair[0].reaches(pair[1].id()) {
                 conformance::gpus_exchange_every_byte(&pair[0], &pair[1]);
             } else {
@@ -80,12 +80,12 @@ fn queues_of_neighbours_exchange_every_byte() {
 fn ordinary_memory_has_arrived_when_the_copy_returns() {
     const BYTES: usize = 32 << 20;
     with_driver("ordinary_memory_has_arrived_when_the_copy_returns", |driver| {
-        let port = CudaGpu::open(driver, 0, limits())?;
-        let mut queue = port.queue(false)?;
-        let (there, host) = (port.device_buffer(BYTES, Reach::Device)?, port.pinned_buffer(64, Caching::Cached)?);
+        let gpu = CudaGpu::open(driver, 0, limits())?;
+        let mut queue = gpu.queue(false)?;
+        let (there, host) = (gpu.device_buffer(BYTES, Reach::Device)?, gpu.pinned_buffer(64, Caching::Cached)?);
         // Small copies travel with the command, larger ones through the driver's buffers.
         for (round, len) in (0..200u8).zip([64, 4096, 60_000, 1 << 20, BYTES].into_iter().cycle()) {
-            port.copy_in(&mut there.claim(0..len, Access::Write)?, &vec![round + 1; len])?;
+            gpu.copy_in(&mut there.claim(0..len, Access::Write)?, &vec![round + 1; len])?;
             let (from, to) = (there.claim(len - 64..len, Access::Read)?, host.claim(0..64, Access::Write)?);
             queue.submit(Operation::Copy { from, to }, 0)?;
             assert_eq!(finish(queue.as_mut(), 1)[0].result, Ok(()));

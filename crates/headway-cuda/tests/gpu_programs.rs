@@ -35,7 +35,7 @@ fn gpu() -> Result<CudaGpu, SkipReason> {
 }
 
 /// Runs `body` on the first GPU, or prints why not.
-fn with_port(test: &str, body: impl FnOnce(&CudaGpu) -> Result<(), DeviceError>) {
+fn with_gpu(test: &str, body: impl FnOnce(&CudaGpu) -> Result<(), DeviceError>) {
     match gpu() {
         Ok(gpu) => body(&gpu).expect("the GPU does what it is asked"),
         Err(SkipReason(reason)) => say(&format!("skipped {test}: {reason}")),
@@ -81,7 +81,7 @@ fn frames<M: Machine>(shape: Shape, machine: M) -> Result<Vec<Outcome>, DeviceEr
 
 #[test]
 fn the_tracker_leaves_the_same_bits_as_on_the_cpu() {
-    with_port("the_tracker_leaves_the_same_bits_as_on_the_cpu", |gpu| {
+    with_gpu("the_tracker_leaves_the_same_bits_as_on_the_cpu", |gpu| {
         let sizes = [Shape::default(), Shape::new(131, 99, 96).expect("a shape")];
         for (shape, warp) in sizes.into_iter().flat_map(|shape| {
             [Warp::Translation, Warp::Photometric, Warp::Affine].map(|warp| (shape.with_search(warp, 3), warp))
@@ -108,7 +108,7 @@ fn the_tracker_leaves_the_same_bits_as_on_the_cpu() {
 
 #[test]
 fn a_frame_takes() {
-    with_port("a_frame_takes", |gpu| {
+    with_gpu("a_frame_takes", |gpu| {
         let shape = Shape::default();
         let mut tracker = Tracker::new(shape, GpuMachine::open(gpu, &shape)?)?;
         let images = [picture(&shape, 0.0), picture(&shape, 0.7)];
@@ -180,7 +180,7 @@ fn host(gpu: &CudaGpu, bytes: usize) -> Result<Buffer, DeviceError> {
 
 #[test]
 fn an_inspection_writes_the_same_bytes_as_on_the_cpu() {
-    with_port("an_inspection_writes_the_same_bytes_as_on_the_cpu", |gpu| {
+    with_gpu("an_inspection_writes_the_same_bytes_as_on_the_cpu", |gpu| {
         let mut turns = Turns(gpu, gpu.queue(true)?);
         let layouts = [Layout::default(), Layout::new(90, 130, 41).expect("a layout")];
         for (layout, operations) in layouts.into_iter().flat_map(|layout| [0, 1000].map(|many| (layout, many))) {

@@ -32,7 +32,7 @@ fn say(text: &str) {
 }
 
 /// Runs `body` with the driver and a gpu, or prints why not.
-fn with_port(test: &str, body: fn(&Arc<Driver>, &CudaGpu)) {
+fn with_gpu(test: &str, body: fn(&Arc<Driver>, &CudaGpu)) {
     let open = || -> Result<(Arc<Driver>, CudaGpu), SkipReason> {
         let driver = Driver::system()?;
         if driver.is_fake() {
@@ -127,7 +127,7 @@ impl<'a> Checked<'a> {
 
 #[test]
 fn every_size_arrives_both_ways() {
-    with_port("every_size_arrives_both_ways", |_, gpu| {
+    with_gpu("every_size_arrives_both_ways", |_, gpu| {
         for piece in [65536, 256] {
             with_forms(gpu, ResidentOptions { piece, ..OPTIONS }, |shape, copier| {
                 let mut there = Checked::new(gpu, (1 << 20) + 4096, 1);
@@ -150,7 +150,7 @@ fn every_size_arrives_both_ways() {
 
 #[test]
 fn every_alignment_of_pinned_memory_arrives_both_ways() {
-    with_port("every_alignment_of_pinned_memory_arrives_both_ways", |_, gpu| {
+    with_gpu("every_alignment_of_pinned_memory_arrives_both_ways", |_, gpu| {
         with_forms(gpu, OPTIONS, |shape, copier| {
             let mut there = Checked::new(gpu, 8192, 3);
             let host = gpu.pinned_buffer(16384, Caching::Cached).unwrap();
@@ -188,7 +188,7 @@ fn every_alignment_of_pinned_memory_arrives_both_ways() {
 
 #[test]
 fn leases_end_and_copies_start_it_again() {
-    with_port("leases_end_and_copies_start_it_again", |_, gpu| {
+    with_gpu("leases_end_and_copies_start_it_again", |_, gpu| {
         with_forms(gpu, ResidentOptions { lease: Nanos(1_000_000), ..OPTIONS }, |shape, copier| {
             let mut there = Checked::new(gpu, 8192, 5);
             let mut restarts = Vec::new();
@@ -222,7 +222,7 @@ fn leases_end_and_copies_start_it_again() {
 
 #[test]
 fn frees_wait_for_the_lease_unless_it_is_parked() {
-    with_port("frees_wait_for_the_lease_unless_it_is_parked", |_, gpu| {
+    with_gpu("frees_wait_for_the_lease_unless_it_is_parked", |_, gpu| {
         with_forms(gpu, ResidentOptions { lease: Nanos(300_000_000), ..OPTIONS }, |shape, copier| {
             let mut took = Vec::new();
             for parks in [false, true] {
@@ -251,7 +251,7 @@ fn frees_wait_for_the_lease_unless_it_is_parked() {
 fn frees_get_through_a_steady_stream_of_copies() {
     const LEASE: Nanos = Nanos(50_000_000);
     const FOREVER: Nanos = Nanos(20_000_000_000);
-    with_port("frees_get_through_a_steady_stream_of_copies", |_, gpu| {
+    with_gpu("frees_get_through_a_steady_stream_of_copies", |_, gpu| {
         with_forms(gpu, ResidentOptions { lease: LEASE, ..OPTIONS }, |shape, copier| {
             let buffer = gpu.device_buffer(8192, Reach::Device).unwrap();
             let mut took = Vec::new();
@@ -419,7 +419,7 @@ fn say_row(shape: Shape, out: bool, bytes: usize, alone: (u64, u64, u64), loaded
 
 #[test]
 fn what_small_copies_take() {
-    with_port("what_small_copies_take", |driver, gpu| {
+    with_gpu("what_small_copies_take", |driver, gpu| {
         for (piece, times) in [(65536, TIMES), (256, TIMES_IN_PIECES)] {
             say_head(&format!(
                 "Resident copies of ordinary memory, us, n = {times}, pieces of {piece} bytes, bytes checked outside the time"
@@ -452,7 +452,7 @@ fn what_small_copies_take() {
 
 #[test]
 fn what_large_copies_reach() {
-    with_port("what_large_copies_reach", |_, gpu| {
+    with_gpu("what_large_copies_reach", |_, gpu| {
         const BYTES: usize = 64 << 20;
         let host = gpu.pinned_buffer(BYTES, Caching::Cached).unwrap();
         for piece in [16384, 65536, 262_144, 1 << 20] {

@@ -267,8 +267,8 @@ fn a_small_mapping_moves_over_a_large_buffer() {
 }
 
 #[test]
-fn a_port_gives_memory_with_its_best_window() {
-    with_driver("a_port_gives_memory_with_its_best_window", |driver| {
+fn a_gpu_gives_memory_with_its_best_window() {
+    with_driver("a_gpu_gives_memory_with_its_best_window", |driver| {
         let gpu = CudaGpu::open(driver, 0, limits()).expect("the first GPU opens");
         for mapping in [Mapping::Gdrdrv, Mapping::Vulkan, Mapping::DmaBuf] {
             match gpu.device_buffer(1000, headway_device::gpu::Reach::Window(mapping)) {

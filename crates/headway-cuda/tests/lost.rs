@@ -41,11 +41,11 @@ struct Rig {
 impl Rig {
     fn new() -> Self {
         let fake = MAPPABLE.another();
-        let ports = CudaGpu::open_all(&fake.driver(), limits()).unwrap();
-        let ports: Vec<Arc<dyn Gpu>> = ports.into_iter().map(|port| Arc::new(port) as Arc<dyn Gpu>).collect();
-        let device = ports[0].device_buffer(LEN, Reach::Window(Mapping::DmaBuf)).unwrap();
-        let other = ports[1].device_buffer(LEN, Reach::Device).unwrap();
-        let pinned = ports[0].pinned_buffer(LEN, Caching::Cached).unwrap();
+        let gpus = CudaGpu::open_all(&fake.driver(), limits()).unwrap();
+        let gpus: Vec<Arc<dyn Gpu>> = gpus.into_iter().map(|gpu| Arc::new(gpu) as Arc<dyn Gpu>).collect();
+        let device = gpus[0].device_buffer(LEN, Reach::Window(Mapping::DmaBuf)).unwrap();
+        let other = gpus[1].device_buffer(LEN, Reach::Device).unwrap();
+        let pinned = gpus[0].pinned_buffer(LEN, Caching::Cached).unwrap();
         let limits = CopyLimits {
             chunk_max: Bytes(128 << 10),
             pinned_max: Bytes(16 << 20),
@@ -53,7 +53,7 @@ impl Rig {
             ..CopyLimits::default()
         };
         let options = CopyOptions { limits, multipath: true, ..CopyOptions::default() };
-        let gpus = ports.into_iter().zip(1..).map(|(port, id)| (EndpointId(id), port)).collect();
+        let gpus = gpus.into_iter().zip(1..).map(|(gpu, id)| (EndpointId(id), gpu)).collect();
         let copier = Copier::new(gpus, Profile::default(), options).unwrap();
         copier.prepare().unwrap();
         Self { copier, device, other, pinned, fake }
@@ -175,12 +175,12 @@ fn windows_go_on_without_the_driver_and_do_not_hang() {
 #[test]
 fn a_context_that_was_given_up_lets_copies_end_that_the_engines_still_make() {
     let fake = MAPPABLE.another();
-    let port = CudaGpu::open(&fake.driver(), 0, limits()).unwrap();
+    let gpu = CudaGpu::open(&fake.driver(), 0, limits()).unwrap();
     let (host, there) =
-        (port.pinned_buffer(64, Caching::Cached).unwrap(), port.device_buffer(64, Reach::Device).unwrap());
+        (gpu.pinned_buffer(64, Caching::Cached).unwrap(), gpu.device_buffer(64, Reach::Device).unwrap());
     let (other, target) =
-        (port.pinned_buffer(64, Caching::Cached).unwrap(), port.device_buffer(64, Reach::Device).unwrap());
-    let (mut queue, mut second) = (port.queue(false).unwrap(), port.queue(false).unwrap());
+        (gpu.pinned_buffer(64, Caching::Cached).unwrap(), gpu.device_buffer(64, Reach::Device).unwrap());
+    let (mut queue, mut second) = (gpu.queue(false).unwrap(), gpu.queue(false).unwrap());
     fake.hold(true);
     let from = host.claim(0..64, Access::Read).unwrap();
     queue.submit(Operation::Copy { from, to: there.claim(0..64, Access::Write).unwrap() }, 7).unwrap();
@@ -188,7 +188,7 @@ fn a_context_that_was_given_up_lets_copies_end_that_the_engines_still_make() {
     second.submit(Operation::Copy { from, to: target.claim(0..64, Access::Write).unwrap() }, 8).unwrap();
     // What does not end in time is given up with the context.
     in_time("the drop of a queue", move || drop(second));
-    assert!(matches!(port.queue(false).err(), Some(DeviceError::DeviceLost)));
+    assert!(matches!(gpu.queue(false).err(), Some(DeviceError::DeviceLost)));
     assert_eq!(queue.poll(), None, "it may still run");
     assert!(host.claim(0..64, Access::Write).is_err() && other.claim(0..64, Access::Write).is_err());
     fake.hold(false);
@@ -200,17 +200,17 @@ fn a_context_that_was_given_up_lets_copies_end_that_the_engines_still_make() {
 #[test]
 fn lent_memory_comes_back_when_a_chunk_that_a_staging_pool_gave_up_has_ended() {
     let fake = MAPPABLE.another();
-    let port: Arc<dyn Gpu> = Arc::new(CudaGpu::open(&fake.driver(), 0, limits()).unwrap());
+    let gpu: Arc<dyn Gpu> = Arc::new(CudaGpu::open(&fake.driver(), 0, limits()).unwrap());
     let options = PoolOptions { patience: Nanos(100_000_000), ..PoolOptions::default() };
-    let pool = Pool::new(Arc::clone(&port), options);
-    let there = port.device_buffer(LEN, Reach::Device).unwrap();
-    let pinned = port.pinned_buffer(LEN, Caching::Cached).unwrap();
+    let pool = Pool::new(Arc::clone(&gpu), options);
+    let there = gpu.device_buffer(LEN, Reach::Device).unwrap();
+    let pinned = gpu.pinned_buffer(LEN, Caching::Cached).unwrap();
     let (given_up, given_back) = (AtomicBool::new(false), AtomicBool::new(false));
     fake.hold(true);
     std::thread::scope(|threads| {
         threads.spawn(|| {
             let held = pinned.claim(0..LEN, Access::Read).unwrap();
-            lend(held.bytes().unwrap(), Some(port.domain()), |host| {
+            lend(held.bytes().unwrap(), Some(gpu.domain()), |host| {
                 let (to, from) = (At { buffer: &there, offset: 0 }, At { buffer: host, offset: 0 });
                 let how = Staged::new(default_tuning(Direction::H2d, HostMemory::Pinned));
                 let copied = copy_pinned(&[&pool], Flow::In, to, from, LEN, &how);
@@ -233,11 +233,11 @@ fn queues_that_hang_are_dropped() {
         return;
     }
     let fake = MAPPABLE.another();
-    let port = CudaGpu::open(&fake.driver(), 0, limits()).unwrap();
+    let gpu = CudaGpu::open(&fake.driver(), 0, limits()).unwrap();
     let buffers: Vec<_> = (0..2)
-        .map(|_| (port.pinned_buffer(64, Caching::Cached).unwrap(), port.device_buffer(64, Reach::Device).unwrap()))
+        .map(|_| (gpu.pinned_buffer(64, Caching::Cached).unwrap(), gpu.device_buffer(64, Reach::Device).unwrap()))
         .collect();
-    let mut queues: Vec<_> = (0..2).map(|_| port.queue(true).unwrap()).collect();
+    let mut queues: Vec<_> = (0..2).map(|_| gpu.queue(true).unwrap()).collect();
     fake.hold(true);
     for (queue, (host, there)) in queues.iter_mut().zip(&buffers) {
         let from = host.claim(0..64, Access::Read).unwrap();

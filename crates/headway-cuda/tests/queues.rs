@@ -138,13 +138,13 @@ fn a_driver_that_cannot_write_words_copies_all_the_same() {
 }
 
 #[test]
-fn ports_of_one_driver_exchange_every_byte() {
+fn gpus_of_one_driver_exchange_every_byte() {
     let gpus = CudaGpu::open_all(&PLAIN.driver(), limits()).unwrap();
     conformance::gpus_exchange_every_byte(&gpus[0], &gpus[1]);
 }
 
 #[test]
-fn ports_without_access_do_not_reach_each_other() {
+fn gpus_without_access_do_not_reach_each_other() {
     let fake = Fake::build(&["-DNO_PEERS"]);
     let gpus = CudaGpu::open_all(&fake.driver(), limits()).unwrap();
     assert!(!gpus[0].reaches(gpus[1].id()) && gpus[0].reaches(gpus[0].id()));
@@ -266,7 +266,7 @@ fn ordinary_memory_has_arrived_when_the_copy_returns() {
 }
 
 #[test]
-fn another_current_context_does_not_disturb_a_port() {
+fn another_current_context_does_not_disturb_a_gpu() {
     let gpus = CudaGpu::open_all(&PLAIN.driver(), limits()).unwrap();
     let mut queues: Vec<_> = gpus.iter().map(|gpu| gpu.queue(true).unwrap()).collect();
     let memory: Vec<_> = gpus.iter().map(|gpu| pair(gpu, 64)).collect();

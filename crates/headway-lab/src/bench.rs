@@ -30,7 +30,7 @@ pub use self::results::{Outcome, Row, Target};
 use crate::Error;
 use crate::plot::{Figure, Line, TO_P99};
 use headway::COMMIT;
-use headway::ports::{self, Backend};
+use headway::gpus::{self, Backend};
 use headway::run::Progress;
 use headway_measure::place::Place;
 use headway_measure::rig::{Rig, Wish};
@@ -101,13 +101,13 @@ const BYTES_QUICK: usize = 1 << 30;
 /// [`headway::Error::Backend`], [`headway_measure::Error::WrongCopy`], [`headway::Error::Interrupted`], and what devices and files refuse.
 pub fn transfers(options: &Options, mut progress: impl FnMut(Progress)) -> Result<Report, Error> {
     let machine = options.machine.as_deref().map(headway::machine::open).transpose()?;
-    let ports = ports::open(options.backend, options.model.as_deref(), options.gpus)?;
-    let source = ports.first().map_or("emu", |port| port.description().source.label());
-    let gpus: Vec<String> = ports.iter().map(|port| port.description().name.clone()).collect();
-    let ids = ids(machine.as_ref(), ports.len())?;
+    let devices = gpus::open(options.backend, options.model.as_deref(), options.gpus)?;
+    let source = devices.first().map_or("emu", |gpu| gpu.description().source.label());
+    let gpus: Vec<String> = devices.iter().map(|gpu| gpu.description().name.clone()).collect();
+    let ids = ids(machine.as_ref(), devices.len())?;
     let profile = machine.as_ref().map(|machine| machine.profile.clone()).unwrap_or_default();
-    let copy = CopyOptions { resident: true, multipath: ports.len() > 1, ..CopyOptions::default() };
-    let copier = Arc::new(Copier::new(ids.iter().copied().zip(ports).collect(), profile.clone(), copy)?);
+    let copy = CopyOptions { resident: true, multipath: devices.len() > 1, ..CopyOptions::default() };
+    let copier = Arc::new(Copier::new(ids.iter().copied().zip(devices).collect(), profile.clone(), copy)?);
     let mut session = Session::new(None, None, &options.interrupt, &mut progress);
     if profile.curves.is_empty() {
         let hint = "no profile: `auto` uses built-in figures; `headway measure` writes a machine file for `--machine`";
@@ -119,7 +119,7 @@ pub fn transfers(options: &Options, mut progress: impl FnMut(Progress)) -> Resul
     let report = Report {
         schema: 1,
         source,
-        imitates: ports::imitates(options.backend, options.model.as_deref(), options.gpus)?,
+        imitates: gpus::imitates(options.backend, options.model.as_deref(), options.gpus)?,
         gpus,
         profile: machine
             .map_or_else(|| "built-in".to_owned(), |machine| format!("{} ({})", machine.name, machine.hash)),
@@ -173,7 +173,7 @@ impl Bench<'_, '_> {
         drop(place);
         self.small(&mut rig, &methods)?;
         self.many(&mut rig)?;
-        if self.copier.ports().len() > 1 {
+        if self.copier.gpus().len() > 1 {
             self.multipath(&mut rig, &methods)?;
             drop(rig);
             self.together()?;

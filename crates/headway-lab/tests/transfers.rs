@@ -4,7 +4,7 @@ use std::fs;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use headway::ports::Backend;
+use headway::gpus::Backend;
 use headway_core::units::Bytes;
 use headway_lab::bench;
 

@@ -149,9 +149,9 @@ impl Draw {
     }
 }
 
-/// Ports with memory for batches, and a queue for each engine that is submitted to.
+/// GPUs with memory for batches, and a queue for each engine that is submitted to.
 pub struct Bed {
-    pub ports: Vec<Arc<dyn Gpu>>,
+    pub gpus: Vec<Arc<dyn Gpu>>,
     pub stock: Vec<Stock>,
     /// Of each GPU: in, out, to peers.
     queues: Vec<[Box<dyn Queue>; 3]>,
@@ -160,14 +160,14 @@ pub struct Bed {
 
 /// A bed that is made when it is first used.
 pub struct Lazy<'p> {
-    ports: &'p [Arc<dyn Gpu>],
+    gpus: &'p [Arc<dyn Gpu>],
     room: Room,
     bed: Option<Bed>,
 }
 
 impl<'p> Lazy<'p> {
-    pub const fn new(ports: &'p [Arc<dyn Gpu>], room: Room) -> Self {
-        Self { ports, room, bed: None }
+    pub const fn new(gpus: &'p [Arc<dyn Gpu>], room: Room) -> Self {
+        Self { gpus, room, bed: None }
     }
 
     pub const fn room(&self) -> Room {
@@ -177,20 +177,20 @@ impl<'p> Lazy<'p> {
     pub fn get(&mut self) -> Result<&mut Bed, Error> {
         let made = match self.bed.take() {
             Some(bed) => bed,
-            None => Bed::new(self.ports, self.room)?,
+            None => Bed::new(self.gpus, self.room)?,
         };
         Ok(self.bed.insert(made))
     }
 }
 
 impl Bed {
-    pub fn new(ports: &[Arc<dyn Gpu>], room: Room) -> Result<Self, Error> {
-        let stock = (0..).zip(ports).map(|(gpu, port)| Stock::new(port.as_ref(), gpu, room));
-        let queues = ports.iter().map(|port| Ok([port.queue(false)?, port.queue(false)?, port.queue(false)?]));
+    pub fn new(gpus: &[Arc<dyn Gpu>], room: Room) -> Result<Self, Error> {
+        let stock = (0..).zip(gpus).map(|(gpu_id, gpu)| Stock::new(gpu.as_ref(), gpu_id, room));
+        let queues = gpus.iter().map(|gpu| Ok([gpu.queue(false)?, gpu.queue(false)?, gpu.queue(false)?]));
         Ok(Self {
             stock: stock.collect::<Result<_, _>>()?,
             queues: queues.collect::<Result<_, DeviceError>>()?,
-            ports: ports.to_vec(),
+            gpus: gpus.to_vec(),
             turn: 0,
         })
     }
@@ -199,7 +199,7 @@ impl Bed {
     pub fn run(&mut self, order: &[Block]) -> Result<Took, Error> {
         self.turn += 1;
         let moves = self.moves(order)?;
-        let mut run = Run::new(order, moves, self.ports.len());
+        let mut run = Run::new(order, moves, self.gpus.len());
         while run.left > 0 {
             if run.waiting > 0 {
                 run.submit(&mut self.queues)?;
@@ -227,7 +227,7 @@ impl Bed {
 
     /// Source offset and place in the target's arena of each block.
     fn places(&self, order: &[Block]) -> Vec<(usize, usize)> {
-        let mut used = vec![[0; 3]; self.ports.len()];
+        let mut used = vec![[0; 3]; self.gpus.len()];
         let place = |(at, block): (usize, &Block)| {
             let (gpu, place) = block.member.target();
             let to = used[gpu][place];
@@ -263,7 +263,7 @@ impl Bed {
                 let found = &mut landing[..bytes];
                 match block.member {
                     Member::D2h(_) => found.copy_from_slice(span.bytes()?),
-                    Member::H2d(_) | Member::Peer(..) => self.ports[gpu].copy_out(found, &span)?,
+                    Member::H2d(_) | Member::Peer(..) => self.gpus[gpu].copy_out(found, &span)?,
                 }
                 let wanted = &expected[from + part..from + part + bytes];
                 if let Some(at) = found.iter().zip(wanted).position(|(a, b)| a != b) {
@@ -393,9 +393,9 @@ mod tests {
 
     const ROOM: Room = Room::of(1 << 20);
 
-    fn ports(count: usize) -> Vec<Arc<dyn Gpu>> {
-        let port = |at| Arc::new(EmuGpu::open(EmuSpec::new(&format!("emu{at}")))) as Arc<dyn Gpu>;
-        (0..count).map(port).collect()
+    fn gpus(count: usize) -> Vec<Arc<dyn Gpu>> {
+        let gpu = |at| Arc::new(EmuGpu::open(EmuSpec::new(&format!("emu{at}")))) as Arc<dyn Gpu>;
+        (0..count).map(gpu).collect()
     }
 
     #[test]
@@ -428,7 +428,7 @@ mod tests {
 
     #[test]
     fn every_block_of_a_batch_brings_its_bytes_in_the_order_of_its_engines() {
-        let mut bed = Bed::new(&ports(3), ROOM).unwrap();
+        let mut bed = Bed::new(&gpus(3), ROOM).unwrap();
         let block = |member, bytes| Block { member, bytes };
         // The third waits for both of the first two: it leaves as the first one does and enters as the second.
         let order = [
@@ -451,7 +451,7 @@ mod tests {
 
     #[test]
     fn a_wrong_byte_ends_a_batch_with_its_place() {
-        let mut bed = Bed::new(&ports(1), ROOM).unwrap();
+        let mut bed = Bed::new(&gpus(1), ROOM).unwrap();
         let order = [Block { member: Member::D2h(0), bytes: 1 << 20 }];
         bed.run(&order).unwrap();
         bed.compare(&order).unwrap();

@@ -234,7 +234,7 @@ impl Taker<'_, '_> {
         }
         for &load in loads {
             for direction in [Direction::H2d, Direction::D2h] {
-                let bulk = Bulk::start(rig.port(), direction, load, BULK_CHUNK.min(rig.bytes_max()))?;
+                let bulk = Bulk::start(rig.device(), direction, load, BULK_CHUNK.min(rig.bytes_max()))?;
                 for &method in &methods {
                     self.line(rig, method, direction, memories(method, direction)[0], load)?;
                 }
@@ -480,7 +480,7 @@ pub fn peer(
 ) -> Result<(Key, Line), Error> {
     let key = peer_key(gpus[from], gpus[to]);
     let most = sizes.iter().max().map_or(1, |size| *size as usize);
-    let (source, target) = (&copier.ports()[from], &copier.ports()[to]);
+    let (source, target) = (&copier.gpus()[from], &copier.gpus()[to]);
     let mut random = vec![0; most];
     Pcg64Mcg::seed_from_u64((from * 64 + to) as u64).fill_bytes(&mut random);
     let home = source.device_buffer(most, Reach::Device)?;

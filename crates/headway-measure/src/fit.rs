@@ -35,16 +35,16 @@ pub struct Observed {
 
 impl Observed {
     /// The machine called `name` that fits.
-    pub fn machine(&self, name: &str, ports: &[Arc<dyn Gpu>], stamp: &Stamp) -> Result<Machine, Error> {
-        let endpoints = node::endpoints(ports, Path::new(SYSFS));
+    pub fn machine(&self, name: &str, devices: &[Arc<dyn Gpu>], stamp: &Stamp) -> Result<Machine, Error> {
+        let endpoints = node::endpoints(devices, Path::new(SYSFS));
         let gpus: Vec<EndpointId> = (0..)
             .map(EndpointId)
             .zip(&endpoints)
             .filter(|(_, e)| e.kind == EndpointKind::Gpu)
             .map(|(id, _)| id)
             .collect();
-        let models: BTreeMap<&str, usize> = ports.iter().fold(BTreeMap::new(), |mut models, port| {
-            *models.entry(port.description().name.as_str()).or_default() += 1;
+        let models: BTreeMap<&str, usize> = devices.iter().fold(BTreeMap::new(), |mut models, device| {
+            *models.entry(device.description().name.as_str()).or_default() += 1;
             models
         });
         let models: Vec<String> = models.iter().map(|(model, count)| format!("{count} x {model}")).collect();
@@ -57,7 +57,7 @@ impl Observed {
             date: stamp.date.clone(),
             driver: stamp.driver.clone(),
         };
-        self.fitted(&node, |from, to| from != to && ports[from].reaches(ports[to].id()))
+        self.fitted(&node, |from, to| from != to && devices[from].reaches(devices[to].id()))
     }
 
     /// The machine that fits, for a node whose GPUs reach each other as `reaches` says.

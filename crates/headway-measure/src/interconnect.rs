@@ -42,26 +42,26 @@ pub struct Scope {
     pub watch: Nanos,
 }
 
-/// The machine called `name` that explains what was measured on `ports`, with what was measured.
+/// The machine called `name` that explains what was measured on `gpus`, with what was measured.
 pub fn calibrate(
     session: &mut Session<'_>,
-    ports: &[Arc<dyn Gpu>],
+    gpus: &[Arc<dyn Gpu>],
     device: &mut Engines,
     scope: &Scope,
     (name, stamp): (&str, &Stamp),
 ) -> Result<(Machine, Observed), Error> {
-    let mut bed = Lazy::new(ports, scope.room);
-    let reaches = |from: usize, to: usize| from != to && ports[from].reaches(ports[to].id());
-    let sets = sets::sets(ports.len(), reaches);
+    let mut bed = Lazy::new(gpus, scope.room);
+    let reaches = |from: usize, to: usize| from != to && gpus[from].reaches(gpus[to].id());
+    let sets = sets::sets(gpus.len(), reaches);
     let rates = sets::measure(session, &mut bed, &sets, scope.pace)?;
     let setups = links::setups(session, &mut bed, (&sets, &rates), SETUP_REPEATS)?;
     let jitter = kernels::jitter(session, device, scope.jitter)?;
     let (sets, rates) = sets.into_iter().zip(rates).filter(|(_, rates)| !rates.0.is_empty()).unzip();
     let observed = Observed { sets, rates, setups, jitter };
-    let mut machine = observed.machine(name, ports, stamp)?;
-    rehearsal::put(&mut machine, &rehearsal::rehearse(session, &mut bed, ports.len(), reaches)?)?;
+    let mut machine = observed.machine(name, gpus, stamp)?;
+    rehearsal::put(&mut machine, &rehearsal::rehearse(session, &mut bed, gpus.len(), reaches)?)?;
     session.phase("check", scope.batches);
-    let mut draw = Draw::new(SEED, ports.len(), reaches, scope.room);
+    let mut draw = Draw::new(SEED, gpus.len(), reaches, scope.room);
     let (model, mut seen) = (Model::of(&machine), Seen::default());
     for number in 0..scope.batches {
         let batch = draw.batch();

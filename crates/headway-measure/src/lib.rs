@@ -67,7 +67,7 @@ use self::rig::{Rig, Shot, Wish};
 use self::sample::Effort;
 use self::session::{Raw, Session};
 use self::sets::{Pace, Room};
-use headway::ports::{self, Backend};
+use headway::gpus::{self, Backend};
 use headway::run::Progress;
 use headway::{emulation, stamp};
 
@@ -167,14 +167,14 @@ fn run(options: &Options, progress: &mut dyn FnMut(Progress)) -> Result<Report, 
     if exists && !options.force {
         return Err(Error::Exists { path: options.out.clone() });
     }
-    let ports = ports::open(options.backend, options.model.as_deref(), options.gpus)?;
+    let devices = gpus::open(options.backend, options.model.as_deref(), options.gpus)?;
     let old = if options.only.is_empty() || !exists {
         None
     } else {
         Some(headway::machine::open(&options.out.to_string_lossy())?)
     };
-    if let Some(file) = old.as_ref().map(|machine| machine.gpus().count()).filter(|file| *file != ports.len()) {
-        return Err(Error::OtherNode { path: options.out.clone(), file, here: ports.len() });
+    if let Some(file) = old.as_ref().map(|machine| machine.gpus().count()).filter(|file| *file != devices.len()) {
+        return Err(Error::OtherNode { path: options.out.clone(), file, here: devices.len() });
     }
     if old.is_none() && !options.does(Step::Links) {
         return Err(
@@ -182,7 +182,7 @@ fn run(options: &Options, progress: &mut dyn FnMut(Progress)) -> Result<Report, 
         );
     }
     let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    let stamp = stamp::stamp(&ports, node::date(seconds));
+    let stamp = stamp::stamp(&devices, node::date(seconds));
     let head = Head::new(&stamp, request(options));
     let journal = Journal::open(Journal::path_of(&options.out), &head)?;
     let known = journal.count();
@@ -197,15 +197,15 @@ fn run(options: &Options, progress: &mut dyn FnMut(Progress)) -> Result<Report, 
     let mut machine = match old {
         Some(old) if !options.does(Step::Links) => old,
         old => {
-            let mut device = ports::device(options.backend, options.model.as_deref())?;
-            let scope = options.scope(ports.len());
-            let (machine, _) = calibrate(&mut session, &ports, &mut device, &scope, (&name, &stamp))?;
+            let mut device = gpus::device(options.backend, options.model.as_deref())?;
+            let scope = options.scope(devices.len());
+            let (machine, _) = calibrate(&mut session, &devices, &mut device, &scope, (&name, &stamp))?;
             let (kernels, cpu, profile) = old.map(|old| (old.kernels, old.cpu, old.profile)).unwrap_or_default();
             Machine { kernels, cpu, profile, ..machine }
         }
     };
     machine.profile.stamp = Some(stamp);
-    Measurement { options, ports, machine, session }.make()
+    Measurement { options, devices, machine, session }.make()
 }
 
 impl Options {
@@ -320,7 +320,7 @@ fn request(options: &Options) -> BTreeMap<String, String> {
 /// A measurement under way.
 struct Measurement<'a> {
     options: &'a Options,
-    ports: Vec<Arc<dyn Gpu>>,
+    devices: Vec<Arc<dyn Gpu>>,
     machine: Machine,
     session: Session<'a>,
 }
@@ -352,7 +352,7 @@ impl Measurement<'_> {
 
     fn copier(&self, gpus: &[EndpointId]) -> Result<Arc<Copier>, Error> {
         let options = CopyOptions { resident: true, multipath: true, ..CopyOptions::default() };
-        let ends = gpus.iter().copied().zip(self.ports.iter().cloned()).collect();
+        let ends = gpus.iter().copied().zip(self.devices.iter().cloned()).collect();
         let profile = Profile { tunings: self.machine.profile.tunings.clone(), ..Profile::default() };
         Ok(Arc::new(Copier::new(ends, profile, options)?))
     }
@@ -361,7 +361,7 @@ impl Measurement<'_> {
         if !self.options.does(Step::Kernels) {
             return Ok(());
         }
-        let device = ports::device(self.options.backend, self.options.model.as_deref())?;
+        let device = gpus::device(self.options.backend, self.options.model.as_deref())?;
         let n = self.options.by_depth(20, 50, 200);
         let effort =
             Effort { warm_up: 2, n_min: 5, n_max: n, time: Nanos(self.options.by_depth(200, 500, 2000) * 1_000_000) };
@@ -390,7 +390,7 @@ impl Measurement<'_> {
             (Direction::D2h, HostMemory::Warm),
             (Direction::D2h, HostMemory::Fresh),
         ];
-        let groups = groups(&self.ports, self.options.each);
+        let groups = groups(&self.devices, self.options.each);
         self.session.phase("staging", situations.len() * (groups.len() + usize::from(gpus.len() > 1)));
         let shots = self.options.by_depth(4, 6, 10);
         for (direction, memory) in situations {
@@ -436,7 +436,7 @@ impl Measurement<'_> {
         if !does_curves && !does_beside {
             return Ok(());
         }
-        for group in groups(&self.ports, self.options.each) {
+        for group in groups(&self.devices, self.options.each) {
             let first = group[0];
             let mut rig = Rig::new(copier, first, Wish { bytes_max, pinned: true, huge_pages: false })?;
             let session = &mut self.session;
@@ -472,7 +472,7 @@ impl Measurement<'_> {
 
     /// Curves between GPUs: of every pair with `each`, else of one pair for all.
     fn peers(&mut self, copier: &Arc<Copier>, gpus: &[EndpointId], sizes: (&[u64], Thrift)) -> Result<(), Error> {
-        let reaches = |from: usize, to: usize| from != to && self.ports[from].reaches(self.ports[to].id());
+        let reaches = |from: usize, to: usize| from != to && self.devices[from].reaches(self.devices[to].id());
         let all = (0..gpus.len()).flat_map(|from| (0..gpus.len()).map(move |to| (from, to)));
         let pairs: Vec<(usize, usize)> = all.filter(|&(from, to)| reaches(from, to)).collect();
         let measured = if self.options.each { pairs.len() } else { pairs.len().min(1) };
@@ -519,8 +519,8 @@ impl Measurement<'_> {
 
     /// Writes the file and says what is in it.
     fn finish(self) -> Result<Report, Error> {
-        let Self { options, machine, session, ports } = self;
-        drop(ports);
+        let Self { options, machine, session, devices } = self;
+        drop(devices);
         let text = machine::write(&machine, &header(&machine));
         // What was written must mean what was measured; anything else is our fault.
         let machine = machine::parse(&options.out.display().to_string(), &text)?;
@@ -558,16 +558,16 @@ fn usable(copier: &Copier, gpus: usize) -> Vec<Vec<Method>> {
 }
 
 /// Positions of GPUs of the same model, which are measured once; with `each`, every one by itself.
-fn groups(ports: &[Arc<dyn Gpu>], each: bool) -> Vec<Vec<usize>> {
+fn groups(devices: &[Arc<dyn Gpu>], each: bool) -> Vec<Vec<usize>> {
     let mut groups: Vec<Vec<usize>> = Vec::new();
-    for (gpu, port) in ports.iter().enumerate() {
-        let model = |port: &Arc<dyn Gpu>| {
-            let description = port.description();
+    for (gpu, device) in devices.iter().enumerate() {
+        let model = |device: &Arc<dyn Gpu>| {
+            let description = device.description();
             // Emulated GPUs have names of their own.
             let name = description.uuid.as_ref().map(|_| description.name.clone());
-            (name, description.memory_bytes, port.numa())
+            (name, description.memory_bytes, device.numa())
         };
-        match groups.iter_mut().find(|group| !each && model(&ports[group[0]]) == model(port)) {
+        match groups.iter_mut().find(|group| !each && model(&devices[group[0]]) == model(device)) {
             Some(group) => group.push(gpu),
             None => groups.push(vec![gpu]),
         }

@@ -86,7 +86,7 @@ fn times(bed: &mut Bed, block: Block, repeats: usize) -> Result<[Nanos; 3], Erro
 
 /// The median time to submit each transfer when every engine is given one copy, the first call not counted.
 fn submissions(bed: &mut Bed, bytes: usize, repeats: usize) -> Result<Vec<(Member, Nanos)>, Error> {
-    let host = (0..bed.ports.len()).flat_map(|gpu| [Member::H2d(gpu), Member::D2h(gpu)]);
+    let host = (0..bed.gpus.len()).flat_map(|gpu| [Member::H2d(gpu), Member::D2h(gpu)]);
     let mut order: Vec<Block> = host.map(|member| Block { member, bytes }).collect();
     let mut calls = vec![Vec::new(); order.len()];
     for turn in 0..2 {

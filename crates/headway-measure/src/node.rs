@@ -23,13 +23,13 @@ pub fn part(gpu: usize, name: &str) -> String {
 }
 
 /// Memories and GPUs of the node, memories first.
-pub fn endpoints(ports: &[Arc<dyn Gpu>], sysfs: &Path) -> Vec<Endpoint> {
-    let gpus = ports.iter().enumerate().map(|(gpu, port)| Endpoint {
+pub fn endpoints(devices: &[Arc<dyn Gpu>], sysfs: &Path) -> Vec<Endpoint> {
+    let gpus = devices.iter().enumerate().map(|(gpu, device)| Endpoint {
         id: format!("gpu{gpu}"),
         kind: EndpointKind::Gpu,
-        numa: port.numa(),
-        pci: port.description().pci.clone(),
-        uuid: port.description().uuid.clone(),
+        numa: device.numa(),
+        pci: device.description().pci.clone(),
+        uuid: device.description().uuid.clone(),
     });
     memories(sysfs).into_iter().chain(gpus).collect()
 }

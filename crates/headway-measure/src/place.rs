@@ -38,7 +38,7 @@ impl Place {
     /// emulated, or there is no choice.
     pub fn settle(rig: &mut Rig) -> Result<Option<Self>, Error> {
         let Ok(all) = affinity::allowed() else { return Ok(None) };
-        if rig.port().description().source != Source::Cuda || all.len() < 2 {
+        if rig.device().description().source != Source::Cuda || all.len() < 2 {
             return Ok(None);
         }
         // Threads that stage start now, for all GPUs, so that they may run wherever this thread may; where there can be none, the

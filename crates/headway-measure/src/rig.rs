@@ -98,24 +98,24 @@ pub struct Wish {
 impl Rig {
     /// A rig on GPU number `gpu` of `copier`.
     pub fn new(copier: &Arc<Copier>, gpu: usize, wish: Wish) -> Result<Self, Error> {
-        let port = &copier.ports()[gpu];
+        let device = &copier.gpus()[gpu];
         let bytes = wish.bytes_max + SLACK;
         let mut source = ordinary(bytes, wish.huge_pages)?;
         Pcg64Mcg::seed_from_u64(SEED + gpu as u64).fill_bytes(&mut source);
         let mut landing = ordinary(bytes, wish.huge_pages)?;
         landing.fill(0x5a);
-        let plain = Ends::new(port.as_ref(), &source, bytes, Reach::Device)?;
+        let plain = Ends::new(device.as_ref(), &source, bytes, Reach::Device)?;
         let mut windowed = Vec::new();
-        for (mapping, _) in port.windows().into_iter().filter(|(_, usable)| usable.is_ok()) {
+        for (mapping, _) in device.windows().into_iter().filter(|(_, usable)| usable.is_ok()) {
             // A window that was there for the probe and is not now is found out by the copies that need it.
-            let ends = Ends::new(port.as_ref(), &source, bytes.min(WINDOWED_MAX + SLACK), Reach::Window(mapping));
+            let ends = Ends::new(device.as_ref(), &source, bytes.min(WINDOWED_MAX + SLACK), Reach::Window(mapping));
             windowed.extend(ends.ok().map(|ends| (mapping, ends)));
         }
         let pinned = match wish.pinned {
             true => {
-                let home = port.pinned_buffer(bytes, Caching::Cached)?;
+                let home = device.pinned_buffer(bytes, Caching::Cached)?;
                 home.claim(0..bytes, Access::Write)?.bytes_mut()?.copy_from_slice(&source);
-                Some((home, port.pinned_buffer(bytes, Caching::Cached)?))
+                Some((home, device.pinned_buffer(bytes, Caching::Cached)?))
             }
             false => None,
         };
@@ -128,9 +128,9 @@ impl Rig {
         &self.copier
     }
 
-    /// The port of its GPU.
-    pub fn port(&self) -> &Arc<dyn Gpu> {
-        &self.copier.ports()[self.gpu]
+    /// The device of that number.
+    pub fn device(&self) -> &Arc<dyn Gpu> {
+        &self.copier.gpus()[self.gpu]
     }
 
     /// Position of its GPU.
@@ -198,7 +198,7 @@ impl Rig {
                 let found = self.windowed.iter().find(|(mapping, _)| Some(*mapping) == shot.window);
                 let from = found.map_or(&self.plain, |(_, ends)| ends).target.claim(0..shot.bytes, Access::Read)?;
                 let landing = &mut self.landing[..shot.bytes];
-                self.copier.ports()[self.gpu].copy_out(landing, &from)?;
+                self.copier.gpus()[self.gpu].copy_out(landing, &from)?;
                 difference(landing, expected)
             }
             (_, HostMemory::Pinned) => {
@@ -215,10 +215,10 @@ impl Rig {
 }
 
 impl Ends {
-    fn new(port: &dyn Gpu, random: &[u8], bytes: usize, reach: Reach) -> Result<Self, DeviceError> {
-        let home = port.device_buffer(bytes, reach)?;
-        port.copy_in(&mut home.claim(0..bytes, Access::Write)?, &random[..bytes])?;
-        Ok(Self { home, target: port.device_buffer(bytes, reach)? })
+    fn new(gpu: &dyn Gpu, random: &[u8], bytes: usize, reach: Reach) -> Result<Self, DeviceError> {
+        let home = gpu.device_buffer(bytes, reach)?;
+        gpu.copy_in(&mut home.claim(0..bytes, Access::Write)?, &random[..bytes])?;
+        Ok(Self { home, target: gpu.device_buffer(bytes, reach)? })
     }
 }
 

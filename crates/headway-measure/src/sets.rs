@@ -203,7 +203,7 @@ pub fn measure(session: &mut Session<'_>, bed: &mut Lazy<'_>, sets: &[Set], pace
     for repeat in 0..pace.repeats {
         for (at, set) in sets.iter().enumerate().filter(|(at, _)| !given_up.contains(at)).collect::<Vec<_>>() {
             let key = format!("set {} {repeat}", set.name);
-            match session.step(&key, |_| bed.get().and_then(|bed| run(&bed.ports, &bed.stock, set, pace))) {
+            match session.step(&key, |_| bed.get().and_then(|bed| run(&bed.gpus, &bed.stock, set, pace))) {
                 Ok(found) => all[at].0.push(found),
                 Err(Error::Headway(headway::Error::Device(error @ DeviceError::Timeout { .. })))
                     if set.members.len() > 1 =>
@@ -233,18 +233,18 @@ pub struct Stock {
 const SHIFT: usize = PAGE / 2;
 
 impl Stock {
-    pub fn new(port: &dyn Gpu, gpu: u64, room: Room) -> Result<Self, Error> {
+    pub fn new(gpu: &dyn Gpu, gpu_id: u64, room: Room) -> Result<Self, Error> {
         let one = room.largest + OFFSETS * PAGE;
         let mut random = vec![0; one + SHIFT];
-        Pcg64Mcg::seed_from_u64(1 + gpu).fill_bytes(&mut random);
-        let host = port.pinned_buffer(one, Caching::Cached)?;
+        Pcg64Mcg::seed_from_u64(1 + gpu_id).fill_bytes(&mut random);
+        let host = gpu.pinned_buffer(one, Caching::Cached)?;
         host.claim(0..one, Access::Write)?.bytes_mut()?.copy_from_slice(&random[..one]);
-        let device = port.device_buffer(one, Reach::Device)?;
-        port.copy_in(&mut device.claim(0..one, Access::Write)?, &random[SHIFT..])?;
+        let device = gpu.device_buffer(one, Reach::Device)?;
+        gpu.copy_in(&mut device.claim(0..one, Access::Write)?, &random[SHIFT..])?;
         let arenas = [
-            port.device_buffer(room.arena, Reach::Device)?,
-            port.pinned_buffer(room.arena, Caching::Cached)?,
-            port.device_buffer(room.arena, Reach::Device)?,
+            gpu.device_buffer(room.arena, Reach::Device)?,
+            gpu.pinned_buffer(room.arena, Caching::Cached)?,
+            gpu.device_buffer(room.arena, Reach::Device)?,
         ];
         Ok(Self { random, host, device, arenas })
     }
@@ -300,10 +300,10 @@ impl Transfer {
 
 /// Runs all transfers of `set` until each has run for long enough, and returns their rates. The bytes that came last are
 /// compared.
-fn run(ports: &[Arc<dyn Gpu>], stock: &[Stock], set: &Set, pace: Pace) -> Result<Vec<u64>, Error> {
+fn run(gpus: &[Arc<dyn Gpu>], stock: &[Stock], set: &Set, pace: Pace) -> Result<Vec<u64>, Error> {
     let mut transfers = Vec::new();
     for &member in &set.members {
-        let queue = ports[member.queue().0].queue(false)?;
+        let queue = gpus[member.queue().0].queue(false)?;
         let (from, (gpu, place)) = (stock[member.source()].source(member).clone(), member.target());
         let to = stock[gpu].arenas[place].clone();
         transfers.push(Transfer { queue, from, to, next: 0, first: None, count: 0, last: Nanos::ZERO });
@@ -329,11 +329,11 @@ fn run(ports: &[Arc<dyn Gpu>], stock: &[Stock], set: &Set, pace: Pace) -> Result
     let rates = rates.collect();
     // Dropping a queue waits for what it still has.
     drop(transfers);
-    compare(ports, stock, set, pace)?;
+    compare(gpus, stock, set, pace)?;
     Ok(rates)
 }
 
-fn compare(ports: &[Arc<dyn Gpu>], stock: &[Stock], set: &Set, pace: Pace) -> Result<(), Error> {
+fn compare(gpus: &[Arc<dyn Gpu>], stock: &[Stock], set: &Set, pace: Pace) -> Result<(), Error> {
     let bytes = pace.chunk.min(COMPARED);
     let mut landing = vec![0; bytes];
     for &member in &set.members {
@@ -347,8 +347,8 @@ fn compare(ports: &[Arc<dyn Gpu>], stock: &[Stock], set: &Set, pace: Pace) -> Re
                 span.bytes_mut()?.fill(0);
             }
             Member::H2d(_) | Member::Peer(..) => {
-                ports[gpu].copy_out(&mut landing, &span)?;
-                ports[gpu].copy_in(&mut span, &zeros)?;
+                gpus[gpu].copy_out(&mut landing, &span)?;
+                gpus[gpu].copy_in(&mut span, &zeros)?;
             }
         }
         let wanted = &stock[member.source()].bytes(member)[at..at + bytes];

@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicBool;
 
 use headway::Diagnosis;
 use headway::explain::{Question, explain};
-use headway::ports::Backend;
+use headway::gpus::Backend;
 use headway_core::files::machine;
 use headway_core::models::transfer::{Direction, HostMemory, Load, Method, Statistic};
 use headway_core::units::{Bytes, Nanos};

@@ -185,7 +185,7 @@ pub struct Probe {
 /// Copies between host and GPU memory, from any thread.
 pub struct Copier {
     gpus: Vec<CopierGpu>,
-    ports: Vec<Arc<dyn Gpu>>,
+    devices: Vec<Arc<dyn Gpu>>,
     options: CopyOptions,
     auto: Auto,
     shares: Shares,
@@ -226,13 +226,12 @@ impl Copier {
         if gpus.is_empty() {
             return Err(invalid("a copier needs one at least"));
         }
-        let twice = |at: usize| gpus[..at].iter().any(|(id, port)| *id == gpus[at].0 || port.id() == gpus[at].1.id());
+        let twice = |at: usize| gpus[..at].iter().any(|(id, gpu)| *id == gpus[at].0 || gpu.id() == gpus[at].1.id());
         if (0..gpus.len()).any(twice) {
             return Err(invalid("one is given twice"));
         }
-        let ports = gpus.iter().map(|(_, port)| Arc::clone(port)).collect();
-        let gpus: Vec<CopierGpu> =
-            gpus.into_iter().map(|(id, port)| CopierGpu::new(id, port, options.limits)).collect();
+        let devices = gpus.iter().map(|(_, gpu)| Arc::clone(gpu)).collect();
+        let gpus: Vec<CopierGpu> = gpus.into_iter().map(|(id, gpu)| CopierGpu::new(id, gpu, options.limits)).collect();
         let warning = stale.as_ref().map(|what| {
             format!(
                 "the profile is stale ({what}): the driver's own methods are used; `headway measure` writes a new one"
@@ -248,7 +247,7 @@ impl Copier {
         let (cancel, crew, observer) = (Cancel::default(), OnceLock::new(), OnceLock::new());
         let watcher = Watcher::new(options.limits.events_max);
         let home = Home::here();
-        Ok(Self { gpus, ports, options, auto, shares, cpus, watcher, home, cancel, crew, observer })
+        Ok(Self { gpus, devices, options, auto, shares, cpus, watcher, home, cancel, crew, observer })
     }
 
     /// Calls `observer` at the end of every copy; `false` if there is one already.
@@ -282,10 +281,10 @@ impl Copier {
         self.gpus.iter().try_for_each(|gpu| self.prepare_gpu(gpu, buffer[0].max(buffer[1])))
     }
 
-    /// The ports.
+    /// The GPUs.
     #[must_use]
-    pub fn ports(&self) -> &[Arc<dyn Gpu>] {
-        &self.ports
+    pub fn gpus(&self) -> &[Arc<dyn Gpu>] {
+        &self.devices
     }
 
     /// Copies `from` to the device; the bytes are there when it returns.

@@ -1,4 +1,4 @@
-//! Copies on emulated ports: every way, direction, size and alignment on random bytes, compared through another way.
+//! Copies on emulated GPUs: every way, direction, size and alignment on random bytes, compared through another way.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -49,13 +49,13 @@ impl Random {
     }
 }
 
-fn port(name: &str) -> Arc<dyn Gpu> {
+fn gpu(name: &str) -> Arc<dyn Gpu> {
     let limits = Limits { host_bytes_max: Bytes(4 << 30), ..Limits::default() };
     Arc::new(EmuGpu::open(EmuSpec { limits, ..EmuSpec::new(name) }))
 }
 
 fn gpus(count: u32) -> Vec<(EndpointId, Arc<dyn Gpu>)> {
-    (0..count).map(|gpu| (EndpointId(gpu + 1), port(&format!("gpu{gpu}")))).collect()
+    (0..count).map(|id| (EndpointId(id + 1), gpu(&format!("gpu{id}")))).collect()
 }
 
 fn copier(count: u32, options: CopyOptions) -> Copier {
@@ -73,14 +73,14 @@ fn small_tuning() -> Tuning {
 }
 
 /// The bytes of device memory, by the driver's own call.
-fn seen(port: &dyn Gpu, buffer: &Buffer) -> Vec<u8> {
+fn seen(gpu: &dyn Gpu, buffer: &Buffer) -> Vec<u8> {
     let mut bytes = vec![0; buffer.len()];
-    port.copy_out(&mut bytes, &buffer.claim(0..buffer.len(), Access::Read).unwrap()).unwrap();
+    gpu.copy_out(&mut bytes, &buffer.claim(0..buffer.len(), Access::Read).unwrap()).unwrap();
     bytes
 }
 
-fn set(port: &dyn Gpu, buffer: &Buffer, bytes: &[u8]) {
-    port.copy_in(&mut buffer.claim(0..bytes.len(), Access::Write).unwrap(), bytes).unwrap();
+fn set(gpu: &dyn Gpu, buffer: &Buffer, bytes: &[u8]) {
+    gpu.copy_in(&mut buffer.claim(0..bytes.len(), Access::Write).unwrap(), bytes).unwrap();
 }
 
 /// What must arrive and nothing else: `data` at `offset`, zeros around.
@@ -92,9 +92,9 @@ fn only(data: &[u8], offset: usize, len: usize) -> Vec<u8> {
 
 /// Copies `len` bytes both ways by `how` between ordinary memory and a fresh buffer, at these offsets, and compares.
 fn round_trip(copier: &Copier, how: How, reach: Reach, len: usize, host: usize, device: usize) {
-    let port = copier.ports()[0].as_ref();
+    let gpu = copier.gpus()[0].as_ref();
     let mut random = Random(0x1234_5678_9ABC_DEF1 ^ len as u64);
-    let buffer = port.device_buffer(len + 8, reach).unwrap();
+    let buffer = gpu.device_buffer(len + 8, reach).unwrap();
     let at = At { buffer: &buffer, offset: device };
     let what = format!("{how:?} of {len} bytes, host + {host}, device + {device}");
 
@@ -103,10 +103,10 @@ fn round_trip(copier: &Copier, how: How, reach: Reach, len: usize, host: usize, 
     let report = copier.copy_in(at, data, how).unwrap_or_else(|error| panic!("{what}: {error:?}"));
     assert_eq!(report.bytes, Bytes(len as u64), "{what}");
     assert_eq!(report.instead_of, None, "{what}");
-    assert!(seen(port, &buffer) == only(data, device, len + 8), "{what}: in");
+    assert!(seen(gpu, &buffer) == only(data, device, len + 8), "{what}: in");
 
     let inside = random.bytes(len + 8);
-    set(port, &buffer, &inside);
+    set(gpu, &buffer, &inside);
     let mut to = vec![0; len + host + 8];
     copier.copy_out(&mut to[host..host + len], at, how).unwrap_or_else(|error| panic!("{what}: {error:?}"));
     assert!(to == only(&inside[device..device + len], host, len + host + 8), "{what}: out");
@@ -114,10 +114,10 @@ fn round_trip(copier: &Copier, how: How, reach: Reach, len: usize, host: usize, 
 
 /// The same from and to pinned memory.
 fn pinned_round_trip(copier: &Copier, how: How, len: usize, host: usize, device: usize) {
-    let port = copier.ports()[0].as_ref();
+    let gpu = copier.gpus()[0].as_ref();
     let mut random = Random(0x0FED_CBA9_8765_4321 ^ len as u64);
-    let buffer = port.device_buffer(len + 8, Reach::Device).unwrap();
-    let pinned = port.pinned_buffer(len + 8, Caching::Cached).unwrap();
+    let buffer = gpu.device_buffer(len + 8, Reach::Device).unwrap();
+    let pinned = gpu.pinned_buffer(len + 8, Caching::Cached).unwrap();
     let (to, from) = (At { buffer: &buffer, offset: device }, At { buffer: &pinned, offset: host });
     let what = format!("{how:?} of {len} pinned bytes, host + {host}, device + {device}");
 
@@ -125,10 +125,10 @@ fn pinned_round_trip(copier: &Copier, how: How, len: usize, host: usize, device:
     pinned.claim(0..len + 8, Access::Write).unwrap().bytes_mut().unwrap().copy_from_slice(&source);
     let copy = |direction| copier.copy_pinned(direction, to, from, len, how);
     copy(Direction::H2d).unwrap_or_else(|error| panic!("{what}: {error:?}"));
-    assert!(seen(port, &buffer) == only(&source[host..host + len], device, len + 8), "{what}: in");
+    assert!(seen(gpu, &buffer) == only(&source[host..host + len], device, len + 8), "{what}: in");
 
     let inside = random.bytes(len + 8);
-    set(port, &buffer, &inside);
+    set(gpu, &buffer, &inside);
     pinned.claim(0..len + 8, Access::Write).unwrap().bytes_mut().unwrap().fill(0);
     copy(Direction::D2h).unwrap_or_else(|error| panic!("{what}: {error:?}"));
     let span = pinned.claim(0..len + 8, Access::Read).unwrap();
@@ -252,13 +252,13 @@ fn peers_exchange_bytes_of_every_size_and_alignment() {
     let mut random = Random(77);
     for len in SIZES.into_iter().chain([20 * MIB + 7]) {
         for (from_offset, to_offset) in ALIGNMENTS {
-            let [from, to] = [0, 1].map(|gpu| copier.ports()[gpu].device_buffer(len + 8, Reach::Device).unwrap());
+            let [from, to] = [0, 1].map(|gpu| copier.gpus()[gpu].device_buffer(len + 8, Reach::Device).unwrap());
             let data = random.bytes(len + 8);
-            set(copier.ports()[0].as_ref(), &from, &data);
+            set(copier.gpus()[0].as_ref(), &from, &data);
             let ends = (At { buffer: &to, offset: to_offset }, At { buffer: &from, offset: from_offset });
             let report = copier.copy_peer(ends.0, ends.1, len).unwrap();
             assert_eq!((report.method, report.instead_of), (Method::Peer, None));
-            let arrived = seen(copier.ports()[1].as_ref(), &to);
+            let arrived = seen(copier.gpus()[1].as_ref(), &to);
             assert!(arrived == only(&data[from_offset..from_offset + len], to_offset, len + 8), "{len} bytes");
         }
     }
@@ -271,13 +271,13 @@ fn peers_without_a_direct_way_are_reported_once() {
         (EndpointId(gpu), Arc::new(EmuGpu::open(spec(&format!("gpu{gpu}")))))
     };
     let copier = Copier::new(vec![open(0), open(1)], Profile::default(), options()).unwrap();
-    let [from, to] = [0, 1].map(|gpu| copier.ports()[gpu].device_buffer(100, Reach::Device).unwrap());
-    set(copier.ports()[0].as_ref(), &from, &[9; 100]);
+    let [from, to] = [0, 1].map(|gpu| copier.gpus()[gpu].device_buffer(100, Reach::Device).unwrap());
+    set(copier.gpus()[0].as_ref(), &from, &[9; 100]);
     for _ in 0..2 {
         let report = copier.copy_peer(At { buffer: &to, offset: 0 }, At { buffer: &from, offset: 0 }, 100).unwrap();
         assert_eq!(report.instead_of.unwrap().0, Method::Peer);
     }
-    assert_eq!(seen(copier.ports()[1].as_ref(), &to), [9; 100]);
+    assert_eq!(seen(copier.gpus()[1].as_ref(), &to), [9; 100]);
     assert_eq!(copier.events().len(), 1);
     let multipath = copier.copy_in(At { buffer: &to, offset: 0 }, &[1; 64], How::By(Method::Multipath));
     assert!(matches!(multipath, Err(CopyError::Unavailable { .. })));
@@ -286,7 +286,7 @@ fn peers_without_a_direct_way_are_reported_once() {
 #[test]
 fn nothing_is_copied_without_a_call_of_the_device() {
     let copier = copier(1, options());
-    let buffer = copier.ports()[0].device_buffer(10, Reach::Device).unwrap();
+    let buffer = copier.gpus()[0].device_buffer(10, Reach::Device).unwrap();
     // A claim on everything: any claim for writing would be refused.
     let _claimed = buffer.claim(0..10, Access::Write).unwrap();
     let report = copier.copy_in(At { buffer: &buffer, offset: 0 }, &[], How::Auto).unwrap();
@@ -296,8 +296,8 @@ fn nothing_is_copied_without_a_call_of_the_device() {
 #[test]
 fn mistakes_are_named_and_change_nothing() {
     let copier = copier(1, options());
-    let port = copier.ports()[0].as_ref();
-    let buffer = port.device_buffer(100, Reach::Device).unwrap();
+    let gpu = copier.gpus()[0].as_ref();
+    let buffer = gpu.device_buffer(100, Reach::Device).unwrap();
     let at = |offset| At { buffer: &buffer, offset };
     let by = |method| How::By(method);
     let data = [7u8; 64];
@@ -315,19 +315,19 @@ fn mistakes_are_named_and_change_nothing() {
     let window = refused(copier.copy_in(at(0), &data, by(Method::Window(None))));
     assert!(matches!(window, CopyError::Unavailable { .. }), "{window:?}");
     assert!(matches!(refused(copier.copy_in(at(0), &data, by(Method::Peer))), CopyError::Invalid { .. }));
-    let other = self::port("other").device_buffer(64, Reach::Device).unwrap();
+    let other = self::gpu("other").device_buffer(64, Reach::Device).unwrap();
     let stranger = refused(copier.copy_in(At { buffer: &other, offset: 0 }, &data, How::Auto));
     assert!(matches!(stranger, CopyError::Invalid { what: "device memory", .. }));
     let claimed = buffer.claim(10..20, Access::Read).unwrap();
     assert!(matches!(refused(copier.copy_in(at(0), &data, How::Auto)), CopyError::Overlap { .. }));
     drop(claimed);
-    assert_eq!(seen(port, &buffer), [0; 100]);
+    assert_eq!(seen(gpu, &buffer), [0; 100]);
 }
 
 #[test]
 fn options_exclude_what_they_say_whoever_asks() {
     let copier = copier(1, CopyOptions { no_sm: true, no_threads: true, ..options() });
-    let buffer = copier.ports()[0].device_buffer(MIB, Reach::Device).unwrap();
+    let buffer = copier.gpus()[0].device_buffer(MIB, Reach::Device).unwrap();
     let at = At { buffer: &buffer, offset: 0 };
     for method in [Method::Kernel, Method::Resident(None), Method::Staged] {
         let error = copier.copy_in(at, &[1; 64], How::By(method)).unwrap_err();
@@ -371,12 +371,12 @@ fn profile(gpu: EndpointId) -> Profile {
 #[test]
 fn auto_is_what_choose_says() {
     let gpus = gpus(1);
-    let gpu = gpus[0].0;
-    let profile = profile(gpu);
+    let gpu_id = gpus[0].0;
+    let profile = profile(gpu_id);
     let copier = Copier::new(gpus, profile.clone(), CopyOptions { resident: true, ..options() }).unwrap();
-    let port = copier.ports()[0].as_ref();
+    let gpu = copier.gpus()[0].as_ref();
     // Staging is not set up while a copy could be asked to wait for it.
-    let prepared = port.device_buffer(4 * MIB, Reach::Device).unwrap();
+    let prepared = gpu.device_buffer(4 * MIB, Reach::Device).unwrap();
     let staged = How::By(Method::Staged);
     copier.copy_in(At { buffer: &prepared, offset: 0 }, &vec![1; 4 * MIB], staged).unwrap();
 
@@ -385,7 +385,7 @@ fn auto_is_what_choose_says() {
         let len = 1usize << exponent;
         for (window, pinned) in [(false, false), (true, false), (false, true)] {
             let reach = if window { Reach::Window(Mapping::Vulkan) } else { Reach::Device };
-            let buffer = port.device_buffer(len, reach).unwrap();
+            let buffer = gpu.device_buffer(len, reach).unwrap();
             let at = At { buffer: &buffer, offset: 0 };
             let memory = if pinned { HostMemory::Pinned } else { HostMemory::Warm };
             let mut methods: std::collections::BTreeSet<Method> =
@@ -395,10 +395,10 @@ fn auto_is_what_choose_says() {
                 methods.insert(Method::Window(Some(Mapping::Vulkan)));
             }
             let available = Available { methods, ..Available::default() };
-            let request = Request::new(gpu, Direction::H2d, memory, Bytes(len as u64));
+            let request = Request::new(gpu_id, Direction::H2d, memory, Bytes(len as u64));
             let wanted = choose(&profile, &request, &available);
             let report = if pinned {
-                let host = port.pinned_buffer(len, Caching::Cached).unwrap();
+                let host = gpu.pinned_buffer(len, Caching::Cached).unwrap();
                 let host = At { buffer: &host, offset: 0 };
                 copier.copy_pinned(Direction::H2d, at, host, len, How::Auto).unwrap()
             } else {
@@ -431,7 +431,7 @@ fn small_copies_follow_what_one_of_them_saw_of_the_pages() {
         profile.curves.insert(Key { memory: HostMemory::Fresh, ..key }, curve);
     }
     let copier = Copier::new(gpus, profile, CopyOptions { resident: true, ..options() }).unwrap();
-    let buffer = copier.ports()[0].device_buffer(64, Reach::Window(Mapping::Vulkan)).unwrap();
+    let buffer = copier.gpus()[0].device_buffer(64, Reach::Window(Mapping::Vulkan)).unwrap();
     let method = |to: &mut [u8]| copier.copy_out(to, At { buffer: &buffer, offset: 0 }, How::Auto).unwrap().method;
     let fresh = || method(&mut memory::Mapping::anonymous(64).unwrap());
     assert!((0..100).all(|_| fresh() == hub), "the first of them looked");
@@ -447,7 +447,7 @@ fn a_stale_profile_leaves_the_driver_and_one_warning() {
     let gpus = gpus(1);
     let profile = profile(gpus[0].0);
     let copier = Copier::with_stale(gpus, profile, options(), Some("driver 1, now 2".into())).unwrap();
-    let buffer = copier.ports()[0].device_buffer(MIB, Reach::Window(Mapping::Vulkan)).unwrap();
+    let buffer = copier.gpus()[0].device_buffer(MIB, Reach::Window(Mapping::Vulkan)).unwrap();
     for len in [64, MIB] {
         let report = copier.copy_in(At { buffer: &buffer, offset: 0 }, &vec![1; len], How::Auto).unwrap();
         assert_eq!(report.method, Method::Pageable);
@@ -485,10 +485,10 @@ fn movers() -> Vec<Option<ManyBy>> {
 }
 
 fn many_round_trip(copier: &Copier, by: Option<ManyBy>, pieces: &[Piece], space: usize) {
-    let port = copier.ports()[0].as_ref();
+    let gpu = copier.gpus()[0].as_ref();
     let mut random = Random(0xABCD_EF01);
     let what = format!("{by:?}, {} pieces", pieces.len());
-    let buffer = port.device_buffer(space + 5, Reach::Window(Mapping::Vulkan)).unwrap();
+    let buffer = gpu.device_buffer(space + 5, Reach::Window(Mapping::Vulkan)).unwrap();
     let at = At { buffer: &buffer, offset: 5 };
     let bytes: usize = pieces.iter().map(|piece| piece.len).sum();
 
@@ -499,10 +499,10 @@ fn many_round_trip(copier: &Copier, by: Option<ManyBy>, pieces: &[Piece], space:
     for piece in pieces {
         wanted[5 + piece.to..][..piece.len].copy_from_slice(&source[piece.from..][..piece.len]);
     }
-    assert!(seen(port, &buffer) == wanted, "{what}: in");
+    assert!(seen(gpu, &buffer) == wanted, "{what}: in");
 
     let inside = random.bytes(space + 5);
-    set(port, &buffer, &inside);
+    set(gpu, &buffer, &inside);
     let mut to = vec![0; space];
     copier.copy_many_out(&mut to, at, pieces, by).unwrap_or_else(|error| panic!("{what}: {error:?}"));
     let mut wanted = vec![0; space];
@@ -551,7 +551,7 @@ fn the_mover_of_many_pieces_is_the_one_that_was_measured_fastest() {
         profile.curves.insert(key, line(setup, 10));
     }
     let copier = Copier::new(gpus, profile, options()).unwrap();
-    let buffer = copier.ports()[0].device_buffer(MIB, Reach::Window(Mapping::Vulkan)).unwrap();
+    let buffer = copier.gpus()[0].device_buffer(MIB, Reach::Window(Mapping::Vulkan)).unwrap();
     let pieces: Vec<Piece> = (0..128).map(|i| Piece { from: i * 100, to: i * 200, len: 10 }).collect();
     let report = copier.copy_many_in(At { buffer: &buffer, offset: 0 }, &vec![1; MIB], &pieces, None).unwrap();
     // Two requests of the measured 64 pieces, each with half of the bytes.
@@ -586,26 +586,26 @@ fn a_few_long_pieces_go_one_by_one() {
 #[test]
 fn pinned_memory_named_as_ordinary_is_found_out() {
     let copier = copier(1, options());
-    let port = copier.ports()[0].as_ref();
-    let buffer = port.device_buffer(MIB, Reach::Device).unwrap();
-    let pinned = port.pinned_buffer(MIB, Caching::Cached).unwrap();
+    let gpu = copier.gpus()[0].as_ref();
+    let buffer = gpu.device_buffer(MIB, Reach::Device).unwrap();
+    let pinned = gpu.pinned_buffer(MIB, Caching::Cached).unwrap();
     let data = Random(3).bytes(MIB);
     pinned.claim(0..MIB, Access::Write).unwrap().bytes_mut().unwrap().copy_from_slice(&data);
     let span = pinned.claim(0..MIB, Access::Read).unwrap();
     for how in [How::By(Method::Dma), How::By(Method::Kernel), How::Auto] {
         let report = copier.copy_in(At { buffer: &buffer, offset: 0 }, span.bytes().unwrap(), how).unwrap();
         assert!(matches!(report.method, Method::Dma | Method::Kernel), "{report:?}");
-        assert!(seen(port, &buffer) == data);
+        assert!(seen(gpu, &buffer) == data);
     }
     let pieces = [Piece { from: 5, to: 0, len: 100 }, Piece { from: 1000, to: 500, len: 100 }];
     let report = copier.copy_many_in(At { buffer: &buffer, offset: 0 }, span.bytes().unwrap(), &pieces, None).unwrap();
     assert_eq!(report.method, Method::Kernel);
-    assert!(seen(port, &buffer)[500..600] == data[1000..1100]);
+    assert!(seen(gpu, &buffer)[500..600] == data[1000..1100]);
 }
 
 #[test]
-fn a_probe_finds_what_a_port_has_and_names_what_is_used_instead() {
-    let with_all = port("all");
+fn a_probe_finds_what_a_gpu_has_and_names_what_is_used_instead() {
+    let with_all = gpu("all");
     let spec = EmuSpec { windows: vec![Mapping::DmaBuf], residents: vec![], ..EmuSpec::new("less") };
     let with_less: Arc<dyn Gpu> = Arc::new(EmuGpu::open(spec));
     let gpus = vec![(EndpointId(0), with_all), (EndpointId(1), with_less)];
@@ -648,7 +648,7 @@ fn an_observer_sees_every_copy_once() {
         };
     })));
     assert!(!copier.observe(Arc::new(|_| ())));
-    let buffer = copier.ports()[0].device_buffer(64, Reach::Device).unwrap();
+    let buffer = copier.gpus()[0].device_buffer(64, Reach::Device).unwrap();
     let at = At { buffer: &buffer, offset: 0 };
     copier.copy_in(at, &[1; 60], How::Auto).unwrap();
     copier.copy_out(&mut [0; 4], at, How::Auto).unwrap();
@@ -676,8 +676,7 @@ fn threads_copy_on_several_gpus_at_once_and_every_byte_is_right() {
             threads.spawn(move || {
                 let mut random = Random(0x5EED + thread * 7919);
                 let reach = Reach::Window(Mapping::Vulkan);
-                let buffers: Vec<Buffer> =
-                    copier.ports().iter().map(|p| p.device_buffer(MIB, reach).unwrap()).collect();
+                let buffers: Vec<Buffer> = copier.gpus().iter().map(|p| p.device_buffer(MIB, reach).unwrap()).collect();
                 let (mut data, mut back) = (random.bytes(MIB), vec![0; MIB]);
                 for round in 0..40 {
                     let gpu = random.below(4);

@@ -1,4 +1,4 @@
-//! Copies on emulated ports on which things go wrong: nothing silent, nothing leaked, what arrived is right.
+//! Copies on emulated GPUs on which things go wrong: nothing silent, nothing leaked, what arrived is right.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -30,11 +30,11 @@ fn limits() -> CopyLimits {
 fn rig(limits: CopyLimits, profile: Profile, options: CopyOptions) -> Rig {
     let inner: Arc<dyn Gpu> = Arc::new(EmuGpu::open(EmuSpec::new("gpu0")));
     let faults = Arc::new(FaultyGpu::new(inner, Faults::default()));
-    let port: Arc<dyn Gpu> = Arc::<FaultyGpu>::clone(&faults);
-    let device = port.device_buffer(64 * CHUNK, Reach::Window(Mapping::Vulkan)).unwrap();
-    let pinned = port.pinned_buffer(64 * CHUNK, Caching::Cached).unwrap();
+    let gpu: Arc<dyn Gpu> = Arc::<FaultyGpu>::clone(&faults);
+    let device = gpu.device_buffer(64 * CHUNK, Reach::Window(Mapping::Vulkan)).unwrap();
+    let pinned = gpu.pinned_buffer(64 * CHUNK, Caching::Cached).unwrap();
     let options = CopyOptions { limits, ..options };
-    let copier = Copier::new(vec![(EndpointId(3), port)], profile, options).unwrap();
+    let copier = Copier::new(vec![(EndpointId(3), gpu)], profile, options).unwrap();
     Rig { copier, faults, device, pinned }
 }
 
@@ -138,8 +138,8 @@ fn a_small_copy_waits_for_no_more_than_the_chunks_in_flight() {
     // The first chunk is kept back so that the bulk copy is under way for sure when the small one comes.
     let held = BTreeMap::from([(start, Nanos(100_000_000))]);
     rig.faults.set(Faults { delay: held, ..Faults::default() });
-    let small = rig.copier.ports()[0].device_buffer(64, Reach::Device).unwrap();
-    let host = rig.copier.ports()[0].pinned_buffer(64, Caching::Cached).unwrap();
+    let small = rig.copier.gpus()[0].device_buffer(64, Reach::Device).unwrap();
+    let host = rig.copier.gpus()[0].pinned_buffer(64, Caching::Cached).unwrap();
     std::thread::scope(|threads| {
         let bulk = threads.spawn(|| rig.dma(64 * CHUNK));
         while rig.faults.submitted() < start + 2 {
@@ -249,7 +249,7 @@ fn pages_that_cannot_be_pinned_now_are_staged_and_may_be_pinned_the_next_time() 
     let limits = || CopyLimits { pinned_max: Bytes(64 << 20), ..limits() };
     let rig = rig(limits(), pinning_leads(), CopyOptions::default());
     rig.copier.prepare().unwrap();
-    let there = rig.copier.ports()[0].device_buffer(LEN, Reach::Device).unwrap();
+    let there = rig.copier.gpus()[0].device_buffer(LEN, Reach::Device).unwrap();
     let at = At { buffer: &there, offset: 0 };
     let data: Vec<u8> = (0..LEN).map(|i| (i * 7 + i / 251) as u8).collect();
     let (mut registered, mut replaced) = (0, 0);
@@ -270,7 +270,7 @@ fn pages_that_cannot_be_pinned_now_are_staged_and_may_be_pinned_the_next_time() 
     // Where threads may not stage either, the driver makes the copy.
     let poor = self::rig(limits(), pinning_leads(), CopyOptions { no_threads: true, ..CopyOptions::default() });
     poor.faults.set(Faults { refuse_register: BTreeSet::from([0]), ..Faults::default() });
-    let there = poor.copier.ports()[0].device_buffer(LEN, Reach::Device).unwrap();
+    let there = poor.copier.gpus()[0].device_buffer(LEN, Reach::Device).unwrap();
     let report = poor.copier.copy_in(At { buffer: &there, offset: 0 }, &data, How::Auto).unwrap();
     assert_eq!(report.method, Method::Pageable, "{report:?}");
     // By name the error is the caller's to see; a lost device is not passed off as a page that cannot be pinned.

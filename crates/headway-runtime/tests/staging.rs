@@ -1,4 +1,4 @@
-//! `staged`, `multipath` and chunked `dma` on emulated ports: sizes, edges and faults, every byte compared.
+//! `staged`, `multipath` and chunked `dma` on emulated GPUs: sizes, edges and faults, every byte compared.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Barrier};
@@ -44,17 +44,17 @@ fn noise(len: usize, seed: u64) -> Vec<u8> {
     bytes
 }
 
-/// A port with faults, and its pool, ready.
+/// A GPU with faults, and its pool, ready.
 struct Rig {
-    port: Arc<FaultyGpu>,
+    gpu: Arc<FaultyGpu>,
     pool: Pool,
 }
 
 impl Rig {
     /// The engine stands still for the next copy, so that another link, if there is one, gets chunks.
     fn stall(&self) {
-        let delay = [(self.port.submitted(), Nanos(SECOND / 5))].into();
-        self.port.set(Faults { delay, ..Faults::default() });
+        let delay = [(self.gpu.submitted(), Nanos(SECOND / 5))].into();
+        self.gpu.set(Faults { delay, ..Faults::default() });
     }
 
     fn new(threads: u32) -> Self {
@@ -62,37 +62,37 @@ impl Rig {
     }
 
     fn of(spec: EmuSpec, options: PoolOptions) -> Self {
-        let port = Arc::new(FaultyGpu::new(Arc::new(EmuGpu::open(spec)), Faults::default()));
-        let pool = Pool::new(port.clone(), options);
+        let gpu = Arc::new(FaultyGpu::new(Arc::new(EmuGpu::open(spec)), Faults::default()));
+        let pool = Pool::new(gpu.clone(), options);
         // Longer than the patience of some pools here.
         while let Err(error) = pool.prepare(Bytes(1), None) {
             assert!(matches!(error, StagingError::NotReady { .. }), "{error}");
         }
-        Self { port, pool }
+        Self { gpu, pool }
     }
 
     /// Device memory with `content`, written by the driver's own copy.
     fn there(&self, content: &[u8]) -> Buffer {
-        let buffer = self.port.device_buffer(content.len().max(1), Reach::Device).unwrap();
+        let buffer = self.gpu.device_buffer(content.len().max(1), Reach::Device).unwrap();
         self.write(&buffer, content);
         buffer
     }
 
     fn write(&self, buffer: &Buffer, content: &[u8]) {
         let mut span = buffer.claim(0..content.len(), Access::Write).unwrap();
-        self.port.copy_in(&mut span, content).unwrap();
+        self.gpu.copy_in(&mut span, content).unwrap();
     }
 
     /// What device memory holds, read by the driver's own copy.
     fn read(&self, buffer: &Buffer) -> Vec<u8> {
         let mut content = vec![0; buffer.len()];
         let span = buffer.claim(0..buffer.len(), Access::Read).unwrap();
-        self.port.copy_out(&mut content, &span).unwrap();
+        self.gpu.copy_out(&mut content, &span).unwrap();
         content
     }
 
     fn pinned(&self, content: &[u8]) -> Buffer {
-        let buffer = self.port.pinned_buffer(content.len(), Caching::Cached).unwrap();
+        let buffer = self.gpu.pinned_buffer(content.len(), Caching::Cached).unwrap();
         buffer.claim(0..content.len(), Access::Write).unwrap().bytes_mut().unwrap().copy_from_slice(content);
         buffer
     }
@@ -121,7 +121,7 @@ impl Rig {
 
     /// The pool is as it was: it does the largest copy that its memory allows.
     fn still_works(&self) {
-        self.port.set(Faults::default());
+        self.gpu.set(Faults::default());
         let threads = self.pool.threads() as u32;
         let tuning = tuning(threads, 1 << 20);
         let [moved, _] = self.check(&[&self.pool], 3 << 20, 0, 0, &Staged { ramp: false, ..Staged::new(tuning) });
@@ -187,21 +187,21 @@ fn a_hundred_mebibytes_and_seven_bytes_arrive() {
 
 #[test]
 fn no_bytes_take_no_thread_no_device_and_no_pool() {
-    let port = Arc::new(FaultyGpu::new(Arc::new(EmuGpu::open(EmuSpec::new("emu0"))), Faults::default()));
-    let pool = Pool::new(port.clone(), options(2));
-    let there = port.device_buffer(1, Reach::Device).unwrap();
+    let gpu = Arc::new(FaultyGpu::new(Arc::new(EmuGpu::open(EmuSpec::new("emu0"))), Faults::default()));
+    let pool = Pool::new(gpu.clone(), options(2));
+    let there = gpu.device_buffer(1, Reach::Device).unwrap();
     let how = Staged::new(tuning(2, 4096));
     let at = At { buffer: &there, offset: 1 };
     assert_eq!(copy_in(&[&pool], at, &[], &how).unwrap(), Moved::default());
     assert_eq!(copy_out(&[&pool], &mut [], at, &how).unwrap(), Moved::default());
-    assert_eq!((port.submitted(), pool.threads()), (0, 0));
+    assert_eq!((gpu.submitted(), pool.threads()), (0, 0));
 }
 
 #[test]
 fn a_pool_that_is_not_ready_says_so_and_gets_ready() {
-    let port = Arc::new(EmuGpu::open(EmuSpec::new("emu0")));
-    let pool = Pool::new(port.clone(), options(2));
-    let there = port.device_buffer(10, Reach::Device).unwrap();
+    let gpu = Arc::new(EmuGpu::open(EmuSpec::new("emu0")));
+    let pool = Pool::new(gpu.clone(), options(2));
+    let there = gpu.device_buffer(10, Reach::Device).unwrap();
     let how = Staged::new(tuning(2, 4096));
     let at = At { buffer: &there, offset: 0 };
     let error = copy_in(&[&pool], at, &[1; 10], &how).unwrap_err();
@@ -214,11 +214,11 @@ fn a_pool_that_is_not_ready_says_so_and_gets_ready() {
 #[test]
 fn pinning_that_is_refused_is_an_error_value() {
     let faults = Faults { refuse_pinning: true, ..Faults::default() };
-    let port = Arc::new(FaultyGpu::new(Arc::new(EmuGpu::open(EmuSpec::new("emu0"))), faults));
-    let pool = Pool::new(port.clone(), options(2));
+    let gpu = Arc::new(FaultyGpu::new(Arc::new(EmuGpu::open(EmuSpec::new("emu0"))), faults));
+    let pool = Pool::new(gpu.clone(), options(2));
     let error = pool.prepare(Bytes(4096), None).unwrap_err();
     assert!(matches!(error, StagingError::SetUp { .. }), "{error}");
-    let there = port.device_buffer(10, Reach::Device).unwrap();
+    let there = gpu.device_buffer(10, Reach::Device).unwrap();
     let error =
         copy_in(&[&pool], At { buffer: &there, offset: 0 }, &[1; 10], &Staged::new(tuning(2, 4096))).unwrap_err();
     assert!(matches!(error, StagingError::SetUp { .. }) && error.is_unavailable(), "{error}");
@@ -226,8 +226,8 @@ fn pinning_that_is_refused_is_an_error_value() {
 
 #[test]
 fn a_pool_without_memory_is_an_error_value() {
-    let port = Arc::new(EmuGpu::open(EmuSpec::new("emu0")));
-    let pool = Pool::new(port, PoolOptions { pinned_max: Bytes(0), ..options(2) });
+    let gpu = Arc::new(EmuGpu::open(EmuSpec::new("emu0")));
+    let pool = Pool::new(gpu, PoolOptions { pinned_max: Bytes(0), ..options(2) });
     let error = pool.prepare(Bytes(4096), None).unwrap_err();
     let refused = DeviceError::Refused { limit: "pinned_max", max: 0 };
     assert_eq!(error, StagingError::SetUp { gpu: "emu0".into(), source: refused });
@@ -255,10 +255,10 @@ fn fails_at(rig: &Rig, k: u64, faults: Faults) {
     let how = Staged { order: Order::Index, ..Staged::new(tuning(2, chunk as u64)) };
     let data = noise(9 * chunk, k);
     let there = rig.there(&vec![0; data.len()]);
-    rig.port.set(faults.clone());
+    rig.gpu.set(faults.clone());
     let at = At { buffer: &there, offset: 0 };
     let error = copy_in(&[&rig.pool], at, &data, &how).unwrap_err();
-    rig.port.set(Faults::default());
+    rig.gpu.set(Faults::default());
     let StagingError::Chunk { chunk: failed, completed_prefix, source } = error else { panic!("{error}") };
     assert!(matches!(source, DeviceError::Driver { .. }));
     // The host is aligned to less than a line at worst, so chunk k ends at most a line early.
@@ -272,9 +272,9 @@ fn fails_at(rig: &Rig, k: u64, faults: Faults) {
 fn a_refused_or_failed_chunk_is_named_with_the_bytes_in_place_and_the_pool_lives_on() {
     let rig = Rig::new(2);
     for k in 0..9 {
-        let next = rig.port.submitted();
+        let next = rig.gpu.submitted();
         fails_at(&rig, k, Faults { refuse: [next + k].into(), ..Faults::default() });
-        let next = rig.port.submitted();
+        let next = rig.gpu.submitted();
         fails_at(&rig, k, Faults { fail: [next + k].into(), ..Faults::default() });
         rig.still_works();
     }
@@ -286,8 +286,8 @@ fn a_chunk_that_fails_on_the_way_out_leaves_its_prefix() {
     let data = noise(40 << 10, 5);
     let there = rig.there(&data);
     for k in 0..10 {
-        let next = rig.port.submitted();
-        rig.port.set(Faults { fail: [next + k].into(), ..Faults::default() });
+        let next = rig.gpu.submitted();
+        rig.gpu.set(Faults { fail: [next + k].into(), ..Faults::default() });
         let mut memory = vec![0; data.len()];
         let how = Staged::new(tuning(2, 4096));
         let error = copy_out(&[&rig.pool], &mut memory, At { buffer: &there, offset: 0 }, &how).unwrap_err();
@@ -310,10 +310,10 @@ fn only_the_start_and_four_chunks_worth_at_the_end_of_a_copy_into_a_gpu_are_demo
         counts[usize::from(stores == Stores::Demoted)].fetch_add(to.len() as u64, Ordering::Relaxed);
         to.copy_from_slice(from);
     };
-    let port: Arc<dyn Gpu> = Arc::new(EmuGpu::open(EmuSpec::new("emu0")));
-    let pool = Pool::with_copy_loop(Arc::clone(&port), options(2), Arc::new(copy_loop));
+    let gpu: Arc<dyn Gpu> = Arc::new(EmuGpu::open(EmuSpec::new("emu0")));
+    let pool = Pool::with_copy_loop(Arc::clone(&gpu), options(2), Arc::new(copy_loop));
     pool.prepare(Bytes(1 << 20), None).unwrap();
-    let (device, how) = (port.device_buffer(len, Reach::Device).unwrap(), Staged::new(tuning(2, 1 << 20)));
+    let (device, how) = (gpu.device_buffer(len, Reach::Device).unwrap(), Staged::new(tuning(2, 1 << 20)));
     let at = At { buffer: &device, offset: 0 };
     let mut memory = noise(len, 77);
     copy_in(&[&pool], at, &memory, &how).unwrap();
@@ -326,15 +326,15 @@ fn only_the_start_and_four_chunks_worth_at_the_end_of_a_copy_into_a_gpu_are_demo
 
 /// A pool whose copy loop asks `before` first, with the number of the call.
 fn with_loop(threads: u32, before: impl Fn(u64) + Send + Sync + 'static) -> Rig {
-    let port = Arc::new(FaultyGpu::new(Arc::new(EmuGpu::open(EmuSpec::new("emu0"))), Faults::default()));
+    let gpu = Arc::new(FaultyGpu::new(Arc::new(EmuGpu::open(EmuSpec::new("emu0"))), Faults::default()));
     let calls = AtomicU64::new(0);
     let copy_loop = move |to: &mut [u8], from: &[u8], _| {
         before(calls.fetch_add(1, Ordering::Relaxed));
         to.copy_from_slice(from);
     };
-    let pool = Pool::with_copy_loop(port.clone(), options(threads), Arc::new(copy_loop));
+    let pool = Pool::with_copy_loop(gpu.clone(), options(threads), Arc::new(copy_loop));
     pool.prepare(Bytes(1), None).unwrap();
-    Rig { port, pool }
+    Rig { gpu, pool }
 }
 
 #[test]
@@ -357,16 +357,16 @@ fn a_panicking_worker_fails_its_copy_only() {
 fn a_lost_device_fails_this_copy_and_every_later_one_at_once() {
     let rig = Rig::new(2);
     let there = rig.there(&[0; 40_000]);
-    let next = rig.port.submitted();
-    rig.port.set(Faults { lose: Some(next + 3), ..Faults::default() });
+    let next = rig.gpu.submitted();
+    rig.gpu.set(Faults { lose: Some(next + 3), ..Faults::default() });
     let (at, how) = (At { buffer: &there, offset: 0 }, Staged::new(tuning(2, 4096)));
     let error = copy_in(&[&rig.pool], at, &[7; 40_000], &how).unwrap_err();
     assert!(matches!(error, StagingError::Chunk { source: DeviceError::DeviceLost, .. }), "{error}");
-    let submitted = rig.port.submitted();
+    let submitted = rig.gpu.submitted();
     let error = copy_out(&[&rig.pool], &mut [0; 10], at, &how).unwrap_err();
     assert_eq!(error, StagingError::Request(DeviceError::DeviceLost));
     assert!(!error.is_unavailable());
-    assert_eq!(rig.port.submitted(), submitted);
+    assert_eq!(rig.gpu.submitted(), submitted);
 }
 
 #[test]
@@ -395,8 +395,8 @@ fn a_cancelled_copy_ends_and_says_what_is_in_place() {
 fn an_engine_that_never_answers_is_a_timeout_that_names_the_queues() {
     let rig = Rig::of(EmuSpec::new("emu0"), PoolOptions { patience: Nanos(SECOND), ..options(2) });
     let there = rig.there(&[0; 40_000]);
-    let next = rig.port.submitted();
-    rig.port.set(Faults { delay: [(next + 1, Nanos(u64::MAX / 2))].into(), ..Faults::default() });
+    let next = rig.gpu.submitted();
+    rig.gpu.set(Faults { delay: [(next + 1, Nanos(u64::MAX / 2))].into(), ..Faults::default() });
     let (at, how) = (At { buffer: &there, offset: 0 }, Staged::new(tuning(2, 4096)));
     let error = copy_in(&[&rig.pool], at, &[7; 40_000], &how).unwrap_err();
     let StagingError::Timeout { after, state, completed_prefix } = &error else { panic!("{error}") };
@@ -503,11 +503,11 @@ fn a_relay_whose_gpu_has_copies_of_its_own_is_let_go() {
     }
     for _ in 0..20 {
         busy.store(0, Ordering::Relaxed);
-        let before = rigs[1].port.submitted();
+        let before = rigs[1].gpu.submitted();
         let over = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                while rigs[1].port.submitted() == before && !over.load(Ordering::Relaxed) {
+                while rigs[1].gpu.submitted() == before && !over.load(Ordering::Relaxed) {
                     std::thread::yield_now();
                 }
                 busy.store(1, Ordering::Relaxed);
@@ -544,18 +544,18 @@ fn several_links_share_the_chunks_of_pinned_memory() {
 
 #[test]
 fn pinned_memory_over_its_own_link_needs_no_pool() {
-    let port = Arc::new(EmuGpu::open(EmuSpec::new("emu0")));
+    let gpu = Arc::new(EmuGpu::open(EmuSpec::new("emu0")));
     let rig = Rig::new(1);
-    let pool = Pool::new(port.clone(), options(1));
+    let pool = Pool::new(gpu.clone(), options(1));
     let host = rig.pinned(&noise(1 << 20, 1));
-    let there = port.device_buffer(1 << 20, Reach::Device).unwrap();
+    let there = gpu.device_buffer(1 << 20, Reach::Device).unwrap();
     let at = |buffer| At { buffer, offset: 0 };
     let how = Staged::new(tuning(1, 100_000));
     let moved = copy_pinned(&[&pool], Flow::In, at(&there), at(&host), 1 << 20, &how).unwrap();
     assert_eq!((moved.chunks, pool.threads()), (11, 0));
     let data = host.claim(0..1 << 20, Access::Read).unwrap().bytes().unwrap().to_vec();
     let mut back = vec![0; 1 << 20];
-    port.copy_out(&mut back, &there.claim(0..1 << 20, Access::Read).unwrap()).unwrap();
+    gpu.copy_out(&mut back, &there.claim(0..1 << 20, Access::Read).unwrap()).unwrap();
     assert!(back == data);
 }
 
@@ -566,13 +566,13 @@ fn a_failing_relay_fails_the_copy_and_everything_comes_back() {
     let there = rigs[0].there(&vec![0; data.len()]);
     let how = Staged::new(tuning(2, 64 << 10));
     rigs[0].stall();
-    let next = rigs[1].port.submitted();
-    rigs[1].port.set(Faults { fail: [next + 2].into(), ..Faults::default() });
+    let next = rigs[1].gpu.submitted();
+    rigs[1].gpu.set(Faults { fail: [next + 2].into(), ..Faults::default() });
     let error = copy_in(&pools(&rigs), At { buffer: &there, offset: 0 }, &data, &how).unwrap_err();
     let StagingError::Chunk { completed_prefix, .. } = error else { panic!("{error}") };
     let in_place = completed_prefix as usize;
     assert!(rigs[0].read(&there)[..in_place] == data[..in_place]);
-    rigs[1].port.set(Faults::default());
+    rigs[1].gpu.set(Faults::default());
     // The queue that failed is made again.
     rigs[1].pool.prepare(Bytes(64 << 10), Some(2)).unwrap();
     rigs[0].stall();
@@ -621,14 +621,14 @@ fn a_slow_link_takes_less() {
 
 #[test]
 fn copies_by_demoted_stores_bring_every_byte_whatever_the_cpu_can() {
-    let port = Arc::new(EmuGpu::open(EmuSpec::new("emu0")));
+    let gpu = Arc::new(EmuGpu::open(EmuSpec::new("emu0")));
     // The path of a CPU that demotes lines, where this one does not too.
     let copy_loop = |to: &mut [u8], from: &[u8], stores: Stores| headway_os::copy::copy_as(to, from, stores, true);
-    let pool = Pool::with_copy_loop(port.clone(), options(3), Arc::new(copy_loop));
+    let pool = Pool::with_copy_loop(gpu.clone(), options(3), Arc::new(copy_loop));
     pool.prepare(Bytes(64 << 10), None).unwrap();
     for (len, seed) in [(1, 1), (63, 2), (64, 3), (4097, 4), (1_000_003, 5)] {
         let data = noise(len + 13, seed);
-        let there = port.device_buffer(len, Reach::Device).unwrap();
+        let there = gpu.device_buffer(len, Reach::Device).unwrap();
         let at = At { buffer: &there, offset: 0 };
         for stores in [Stores::Demoted, Stores::Plain] {
             let how = Staged::new(Tuning { stores, ..tuning(3, 60_000) });
@@ -636,7 +636,7 @@ fn copies_by_demoted_stores_bring_every_byte_whatever_the_cpu_can() {
                 let from = &data[start..start + len];
                 copy_in(&[&pool], at, from, &how).unwrap();
                 let mut seen = vec![0; len];
-                port.copy_out(&mut seen, &there.claim(0..len, Access::Read).unwrap()).unwrap();
+                gpu.copy_out(&mut seen, &there.claim(0..len, Access::Read).unwrap()).unwrap();
                 assert!(seen == from, "{len} bytes in, {stores:?}");
                 let mut back = vec![0; len + 13];
                 copy_out(&[&pool], &mut back[start..start + len], at, &how).unwrap();

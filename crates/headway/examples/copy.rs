@@ -6,7 +6,7 @@ use headway::copy::{self, At, How, Reach};
 
 fn main() -> Result<(), headway::Error> {
     let copier = copy::emulated(1)?;
-    let on_gpu = copier.ports()[0].device_buffer(1 << 20, Reach::Device)?;
+    let on_gpu = copier.gpus()[0].device_buffer(1 << 20, Reach::Device)?;
     let at = At { buffer: &on_gpu, offset: 0 };
 
     let sent: Vec<u8> = (0..1 << 20).map(|byte| (byte % 251) as u8).collect();

@@ -22,7 +22,7 @@ pub use headway_cuda::{CudaGpu, Driver as CudaDriver};
 pub use self::streams::{CopyTicket, StreamCopier, StreamOptions, WhichGpu};
 pub use headway_cuda::{RawCopy, StreamHandle};
 
-use crate::ports::{self, Backend};
+use crate::gpus::{self, Backend};
 use crate::{Error, stamp};
 
 /// What to open.
@@ -65,7 +65,7 @@ pub fn emulated(gpus: usize) -> Result<Copier, Error> {
 /// [`Error::Backend`], [`Error::TooFewGpus`], [`Error::Copy`], and what reading the machine gives.
 pub fn open(options: &Options) -> Result<Copier, Error> {
     let machine = options.machine.as_deref().map(crate::machine::open).transpose()?;
-    let ports = ports::open(options.backend, options.model.as_deref(), options.gpus)?;
+    let ports = gpus::open(options.backend, options.model.as_deref(), options.gpus)?;
     let ids = names(machine.as_ref(), &ports)?;
     let profile = machine.as_ref().map_or_else(Profile::default, |machine| machine.profile.clone());
     let stale = profile.stamp.as_ref().and_then(|was| difference(was, &stamp::stamp(&ports, String::new())));
@@ -117,7 +117,7 @@ mod tests {
     #[test]
     fn an_emulated_gpu_copies_by_the_facade() {
         let copier = open(&emulated(Some("h200-x4"), 2)).unwrap();
-        let buffer = copier.ports()[1].device_buffer(1000, Reach::Device).unwrap();
+        let buffer = copier.gpus()[1].device_buffer(1000, Reach::Device).unwrap();
         let at = At { buffer: &buffer, offset: 100 };
         let data: Vec<u8> = (0..900).map(|i| (i % 251) as u8).collect();
         copier.copy_in(at, &data, How::Auto).unwrap();

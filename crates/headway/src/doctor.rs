@@ -11,7 +11,7 @@ use headway_runtime::copy::{Copier, CopyOptions};
 use serde::Serialize;
 
 use crate::cpus;
-use crate::ports::{self, Backend};
+use crate::gpus::{self, Backend};
 
 /// One thing looked at.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -126,8 +126,8 @@ fn methods(backend: Backend) -> Vec<Check> {
     if backend != Backend::Emu && !gpus {
         return Vec::new();
     }
-    let opened = ports::open(backend, None, None).and_then(|ports| {
-        let ends = (0..).map(EndpointId).zip(ports).collect();
+    let opened = gpus::open(backend, None, None).and_then(|gpus| {
+        let ends = (0..).map(EndpointId).zip(gpus).collect();
         Ok(Copier::new(
             ends,
             Profile::default(),

@@ -8,8 +8,8 @@ use headway_device::gpu::Gpu;
 use headway_os::affinity;
 
 /// What makes a profile of this node stale when it changes.
-pub fn stamp(ports: &[Arc<dyn Gpu>], date: String) -> Stamp {
-    let report = match ports.first().map(|port| port.description().source) {
+pub fn stamp(gpus: &[Arc<dyn Gpu>], date: String) -> Stamp {
+    let report = match gpus.first().map(|gpu| gpu.description().source) {
         Some(headway_device::Source::Cuda) => Nvml::system().and_then(|nvml| nvml.report()).ok(),
         _ => None,
     };
@@ -19,12 +19,12 @@ pub fn stamp(ports: &[Arc<dyn Gpu>], date: String) -> Stamp {
         let link = gpu.and_then(|gpu| gpu.pcie_max);
         link.map_or_else(unknown, |link| format!("{}.0 x{}", link.generation, link.width))
     };
-    let uuids: Vec<String> = ports
+    let uuids: Vec<String> = gpus
         .iter()
-        .map(|port| port.description().uuid.clone().unwrap_or_else(|| port.description().name.clone()))
+        .map(|gpu| gpu.description().uuid.clone().unwrap_or_else(|| gpu.description().name.clone()))
         .collect();
     Stamp {
-        source: ports.first().map_or("emu", |port| port.description().source.label()).to_owned(),
+        source: gpus.first().map_or("emu", |gpu| gpu.description().source.label()).to_owned(),
         driver: report.as_ref().map_or_else(unknown, |report| report.driver_version.clone()),
         pcie: uuids.iter().map(|uuid| pcie(uuid)).collect(),
         gpus: uuids,

@@ -23,7 +23,7 @@ impl Bench<'_, '_> {
     /// All GPUs at once: the driver's call, pinned memory, and `auto`; without and with huge pages.
     pub(super) fn together(&mut self) -> Result<(), Error> {
         let bytes_max = EACH.min(self.bytes_max());
-        let gpus = self.copier.ports().len();
+        let gpus = self.copier.gpus().len();
         let hows = [
             ("pageable", HostMemory::Warm, How::By(Method::Pageable)),
             ("dma", HostMemory::Pinned, How::By(Method::Dma)),
@@ -79,7 +79,7 @@ impl Bench<'_, '_> {
         if !usable.contains(&method) || !measures(method, Direction::H2d, bytes as u64) {
             return Ok(());
         }
-        let gpus = self.copier.ports().len();
+        let gpus = self.copier.gpus().len();
         self.session.phase("multipath", 5 * 2);
         for direction in [Direction::H2d, Direction::D2h] {
             for memory in memories(method, direction) {
@@ -112,7 +112,7 @@ impl Bench<'_, '_> {
 fn rigs(copier: &Arc<Copier>, wish: Wish) -> Result<Vec<Rig>, Error> {
     std::thread::scope(|scope| {
         let make = |gpu| scope.spawn(move || Rig::new(copier, gpu, wish));
-        let threads: Vec<_> = (0..copier.ports().len()).map(make).collect();
+        let threads: Vec<_> = (0..copier.gpus().len()).map(make).collect();
         let joined =
             threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
         Ok(joined.collect::<Result<_, _>>()?)

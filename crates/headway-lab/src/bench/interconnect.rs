@@ -23,7 +23,7 @@ pub use self::results::{Errors, Group};
 pub use self::variants::Variant;
 use super::results::Target;
 use crate::Error;
-use headway::ports;
+use headway::gpus;
 use headway::run::{Backend, Progress};
 use headway::{COMMIT, stamp};
 use headway_measure::batches::{Bed, Block, Draw, Mix, Routes, Took, gpus_of};
@@ -139,7 +139,7 @@ pub fn run(options: &Options, mut progress: impl FnMut(Progress)) -> Result<Repo
     let mut session = Session::new(None, None, &options.interrupt, &mut progress);
     let mut node = match options.backend {
         Backend::Sim => simulated::node(options)?,
-        Backend::Auto | Backend::Emu | Backend::Cuda => on_ports(options, &mut session)?,
+        Backend::Auto | Backend::Emu | Backend::Cuda => on_gpus(options, &mut session)?,
     };
     session.phase("batches", options.batches);
     let (mut ran, mut failed) = (Vec::new(), None);
@@ -172,19 +172,19 @@ struct Node {
     next: Box<dyn FnMut() -> Result<Ran, Error>>,
 }
 
-fn on_ports(options: &Options, session: &mut Session<'_>) -> Result<Node, Error> {
-    let backend = if options.backend == Backend::Emu { ports::Backend::Emu } else { ports::Backend::Cuda };
-    let ports = ports::open(backend, options.model.as_deref(), options.gpus)?;
-    let source = ports.first().map_or("emu", |port| port.description().source.label());
-    let gpus = ports.iter().map(|port| port.description().name.clone()).collect();
+fn on_gpus(options: &Options, session: &mut Session<'_>) -> Result<Node, Error> {
+    let backend = if options.backend == Backend::Emu { gpus::Backend::Emu } else { gpus::Backend::Cuda };
+    let devices = gpus::open(backend, options.model.as_deref(), options.gpus)?;
+    let source = devices.first().map_or("emu", |gpu| gpu.description().source.label());
+    let gpus = devices.iter().map(|gpu| gpu.description().name.clone()).collect();
     let room = Room::of(options.largest.0 as usize);
     let known = match &options.machine {
-        Some(name) => given(name, ports.len())?,
-        None => measured(options, backend, &ports, session)?,
+        Some(name) => given(name, devices.len())?,
+        None => measured(options, backend, &devices, session)?,
     };
-    let reaches = |from: usize, to: usize| ports[from].reaches(ports[to].id());
-    let mut draw = Draw::new(options.seed, ports.len(), reaches, room);
-    let (mut bed, repeats) = (Bed::new(&ports, room)?, options.repeats);
+    let reaches = |from: usize, to: usize| devices[from].reaches(devices[to].id());
+    let mut draw = Draw::new(options.seed, devices.len(), reaches, room);
+    let (mut bed, repeats) = (Bed::new(&devices, room)?, options.repeats);
     let next = move || {
         let blocks = draw.batch();
         let took = bed.repeat(&blocks, repeats)?;
@@ -203,16 +203,16 @@ fn given(name: &str, gpus: usize) -> Result<Known, Error> {
 
 fn measured(
     options: &Options,
-    backend: ports::Backend,
-    ports: &[Arc<dyn Gpu>],
+    backend: gpus::Backend,
+    gpus: &[Arc<dyn Gpu>],
     session: &mut Session<'_>,
 ) -> Result<Known, Error> {
-    let mut device = ports::device(backend, options.model.as_deref())?;
+    let mut device = gpus::device(backend, options.model.as_deref())?;
     let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    let stamp = stamp::stamp(ports, node::date(seconds));
-    let watch = options.watch.unwrap_or(if backend == ports::Backend::Cuda { WATCH } else { Nanos::ZERO });
-    let scope = Scope::brief(ports.len(), options.largest.0 as usize, watch);
-    let (machine, observed) = calibrate(session, ports, &mut device, &scope, ("interconnect", &stamp))?;
+    let stamp = stamp::stamp(gpus, node::date(seconds));
+    let watch = options.watch.unwrap_or(if backend == gpus::Backend::Cuda { WATCH } else { Nanos::ZERO });
+    let scope = Scope::brief(gpus.len(), options.largest.0 as usize, watch);
+    let (machine, observed) = calibrate(session, gpus, &mut device, &scope, ("interconnect", &stamp))?;
     fresh(machine, observed)
 }
 
@@ -252,7 +252,7 @@ impl Report {
             schema: 1,
             source,
             imitates: match options.backend {
-                Backend::Emu => ports::imitates(ports::Backend::Emu, options.model.as_deref(), options.gpus)?,
+                Backend::Emu => gpus::imitates(gpus::Backend::Emu, options.model.as_deref(), options.gpus)?,
                 Backend::Auto | Backend::Sim | Backend::Cuda => None,
             },
             gpus: gpus.clone(),

@@ -28,7 +28,7 @@ impl Bench<'_, '_> {
     /// Windows by themselves, and resident copiers idle and beside bulk copies.
     pub(super) fn small(&mut self, rig: &mut Rig, methods: &[Method]) -> Result<(), Error> {
         self.session.phase("small", 3);
-        for (mapping, _) in rig.port().windows().into_iter().filter(|(_, usable)| usable.is_ok()) {
+        for (mapping, _) in rig.device().windows().into_iter().filter(|(_, usable)| usable.is_ok()) {
             if methods.contains(&Method::Window(Some(mapping))) {
                 self.window(rig, mapping)?;
                 self.round_trip(rig, mapping)?;
@@ -43,7 +43,7 @@ impl Bench<'_, '_> {
             for direction in [Direction::D2h, Direction::H2d] {
                 let bulk = match load {
                     Load::Alone => None,
-                    _ => Some(Bulk::start(rig.port(), direction, load, chunk)?),
+                    _ => Some(Bulk::start(rig.device(), direction, load, chunk)?),
                 };
                 for &method in resident.iter().chain(&[Method::Dma]) {
                     // Behind bulk copies the engine takes milliseconds each.
@@ -77,7 +77,7 @@ impl Bench<'_, '_> {
     /// Stores that a running kernel answers, through the window `mapping`.
     fn round_trip(&mut self, rig: &Rig, mapping: Mapping) -> Result<(), Error> {
         let rounds = if self.options.quick { 1_000 } else { 10_000 };
-        match rig.port().round_trips(mapping, rounds) {
+        match rig.device().round_trips(mapping, rounds) {
             Ok(times) => {
                 let method = Method::Window(Some(mapping));
                 let (direction, memory) = (Direction::H2d, HostMemory::Warm);
@@ -96,7 +96,7 @@ impl Bench<'_, '_> {
     /// the CPU takes to hand it over, behind others what it waits for them.
     fn window(&mut self, rig: &Rig, mapping: Mapping) -> Result<(), Error> {
         let most = 4096;
-        let buffer = rig.port().device_buffer(most, Reach::Window(mapping))?;
+        let buffer = rig.device().device_buffer(most, Reach::Window(mapping))?;
         let mut bytes = vec![0; most];
         Pcg64Mcg::seed_from_u64(1).fill_bytes(&mut bytes);
         let mut span = buffer.claim(0..most, Access::Write)?;
@@ -166,11 +166,11 @@ impl Bench<'_, '_> {
         // Every second piece of the source, to the same places in the opposite order.
         let pieces: Vec<Piece> =
             (0..count).map(|at| Piece { from: 2 * at * PIECE, to: 2 * (count - 1 - at) * PIECE, len: PIECE }).collect();
-        let port = std::sync::Arc::clone(rig.port());
-        let reach = port.windows().into_iter().find(|(_, usable)| usable.is_ok());
+        let gpu = std::sync::Arc::clone(rig.device());
+        let reach = gpu.windows().into_iter().find(|(_, usable)| usable.is_ok());
         let reach = reach.map_or(Reach::Device, |(mapping, _)| Reach::Window(mapping));
-        let device = port.device_buffer(span, reach)?;
-        let home = port.pinned_buffer(span, Caching::Cached)?;
+        let device = gpu.device_buffer(span, reach)?;
+        let home = gpu.pinned_buffer(span, Caching::Cached)?;
         let mut random = vec![0; span];
         Pcg64Mcg::seed_from_u64(2).fill_bytes(&mut random);
         home.claim(0..span, Access::Write)?.bytes_mut()?.copy_from_slice(&random);
@@ -188,11 +188,11 @@ impl Bench<'_, '_> {
                     Ok(clock::now() - begun)
                 });
                 let mut back = vec![0; span];
-                port.copy_out(&mut back, &device.claim(0..span, Access::Read)?)?;
+                gpu.copy_out(&mut back, &device.claim(0..span, Access::Read)?)?;
                 self.many_row(name, Direction::H2d, memory, count, figures, || difference(&pieces, &random, &back))?;
                 self.session.advance()?;
             }
-            port.copy_in(&mut device.claim(0..span, Access::Write)?, &random)?;
+            gpu.copy_in(&mut device.claim(0..span, Access::Write)?, &random)?;
             let mut landing = vec![0; span];
             let figures = self.session.series(MANY, effort, |_| {
                 let begun = clock::now();
@@ -203,7 +203,7 @@ impl Bench<'_, '_> {
                 difference(&pieces, &random, &landing)
             })?;
             // Zeros, so that the next strategy cannot live on what this one brought.
-            port.copy_in(&mut device.claim(0..span, Access::Write)?, &vec![0; span])?;
+            gpu.copy_in(&mut device.claim(0..span, Access::Write)?, &vec![0; span])?;
             self.session.advance()?;
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! What the experiments on ports share: a copier, random bytes, times, and queues driven to their end.
+//! What the experiments on GPUs share: a copier, random bytes, times, and queues driven to their end.
 
 use std::sync::Arc;
 use std::thread;
@@ -15,7 +15,7 @@ use rand_pcg::Pcg64Mcg;
 
 use super::Setting;
 use crate::Error;
-use headway::ports;
+use headway::gpus;
 use headway::run::Backend;
 use headway_measure::sample::{Effort, Figures, series};
 
@@ -39,8 +39,8 @@ pub(super) struct Shots {
 impl Bench {
     pub(super) fn open(setting: &Setting) -> Result<Self, Error> {
         let (backend, source) = match setting.backend {
-            Backend::Emu => (ports::Backend::Emu, "emu"),
-            Backend::Cuda | Backend::Auto => (ports::Backend::Cuda, "cuda"),
+            Backend::Emu => (gpus::Backend::Emu, "emu"),
+            Backend::Cuda | Backend::Auto => (gpus::Backend::Cuda, "cuda"),
             Backend::Sim => {
                 return Err(
                     headway::Error::Options("this experiment runs with `--backend emu` or `--backend cuda`").into()
@@ -48,14 +48,14 @@ impl Bench {
             }
         };
         let machine = setting.machine.as_deref().map(headway::machine::open).transpose()?;
-        let ports = ports::open(backend, setting.machine.as_deref(), Some(1))?;
-        let name = |port: &Arc<dyn Gpu>| port.description().name.clone();
-        let described = ports.first().map_or_else(|| "no GPU".to_owned(), name);
-        let named = |(at, port)| {
+        let gpus = gpus::open(backend, setting.machine.as_deref(), Some(1))?;
+        let name = |gpu: &Arc<dyn Gpu>| gpu.description().name.clone();
+        let described = gpus.first().map_or_else(|| "no GPU".to_owned(), name);
+        let named = |(at, gpu)| {
             let id = machine.as_ref().and_then(|machine| machine.gpus().nth(at));
-            (id.unwrap_or(EndpointId(at as u32)), port)
+            (id.unwrap_or(EndpointId(at as u32)), gpu)
         };
-        let gpus = ports.into_iter().enumerate().map(named).collect();
+        let gpus = gpus.into_iter().enumerate().map(named).collect();
         let profile = machine.map(|machine| machine.profile).unwrap_or_default();
         let copier = Copier::new(gpus, profile, CopyOptions::default())?;
         Ok(Self { copier, source, machine: described })
@@ -65,7 +65,7 @@ impl Bench {
     pub(super) fn gpu(&self) -> Result<&dyn Gpu, Error> {
         Ok(self
             .copier
-            .ports()
+            .gpus()
             .first()
             .map(AsRef::as_ref)
             .ok_or(headway::Error::Options("the experiment needs a GPU"))?)
@@ -77,9 +77,9 @@ impl Bench {
 
     /// Device memory that the CPU maps, or without windows such that it does not.
     pub(super) fn mapped(&self, bytes: usize) -> Result<Buffer, Error> {
-        let port = self.gpu()?;
-        let window = port.windows().into_iter().find_map(|(mapping, usable)| usable.ok().map(|()| mapping));
-        port.device_buffer(bytes, window.map_or(Reach::Device, Reach::Window)).map_err(Error::from)
+        let gpu = self.gpu()?;
+        let window = gpu.windows().into_iter().find_map(|(mapping, usable)| usable.ok().map(|()| mapping));
+        gpu.device_buffer(bytes, window.map_or(Reach::Device, Reach::Window)).map_err(Error::from)
     }
 
     pub(super) fn pinned(&self, bytes: usize) -> Result<Buffer, Error> {

@@ -20,7 +20,7 @@ pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
     match setting.backend {
         Backend::Sim => Ok(simulated(setting)),
         Backend::Emu | Backend::Cuda => hardware::run(setting),
-        Backend::Auto => match headway::ports::there() {
+        Backend::Auto => match headway::gpus::there() {
             Ok(1..) => hardware::run(setting),
             _ => Ok(simulated(setting)),
         },

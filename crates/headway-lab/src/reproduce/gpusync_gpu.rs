@@ -35,7 +35,7 @@ use self::verdicts::{grouped, mean_of, rows, table, worst_of};
 use super::{Outcome, Setting};
 use crate::Error;
 use crate::plot::{Figure, Line};
-use headway::ports;
+use headway::gpus;
 use headway::run::Backend;
 use headway::trackers::{Course, HAND_OVER, Load, Moving, Seen, Tracked};
 
@@ -221,9 +221,9 @@ fn node(cuda: bool, setting: &Setting) -> Result<(String, usize), Error> {
         let gpus = wanted.unwrap_or(2).clamp(1, 4);
         return Ok((format!("{gpus} emulated GPUs of {}", setting.machine.as_deref().unwrap_or("h200-x4")), gpus));
     }
-    let ports = ports::open(ports::Backend::Cuda, None, wanted)?;
-    let gpus = ports.len().min(wanted.unwrap_or(4));
-    let name = ports.first().map_or_else(String::new, |port| port.description().name.clone());
+    let devices = gpus::open(gpus::Backend::Cuda, None, wanted)?;
+    let gpus = devices.len().min(wanted.unwrap_or(4));
+    let name = devices.first().map_or_else(String::new, |gpu| gpu.description().name.clone());
     Ok((format!("{gpus} x {name}"), gpus))
 }
 

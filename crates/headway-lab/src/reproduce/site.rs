@@ -9,7 +9,7 @@ use headway_device::emu::{EmuGpu, EmuSpec};
 
 use super::Setting;
 use crate::Error;
-use headway::ports;
+use headway::gpus;
 use headway::run::Backend;
 
 /// How many times slower than the machine file emulated devices are: their kernels run on the CPU.
@@ -33,7 +33,7 @@ pub(super) struct Site {
 impl Site {
     pub(super) fn open(setting: &Setting) -> Result<Self, Error> {
         let emulated = setting.backend == Backend::Emu;
-        let there = if emulated { None } else { Some(ports::there()?) };
+        let there = if emulated { None } else { Some(gpus::there()?) };
         let wanted = setting.gpus.or(there).unwrap_or(2);
         let default = if wanted == 1 { "h200-x1" } else { "h200-x4" };
         let machine = headway::machine::open(setting.machine.as_deref().unwrap_or(default))?;
@@ -44,7 +44,7 @@ impl Site {
         let machine = headway::machine::restrict(&machine, wanted)?;
         let slower = setting.streams.slower.unwrap_or(if emulated { SLOWER_EMULATED } else { 1 });
         let machine = slowed(&machine, slower);
-        let devices = if emulated { emulate(&machine)? } else { ports::devices(wanted, limits())? };
+        let devices = if emulated { emulate(&machine)? } else { gpus::devices(wanted, limits())? };
         Ok(Self { machine, devices, source: if emulated { "emu" } else { "cuda" }, slower })
     }
 

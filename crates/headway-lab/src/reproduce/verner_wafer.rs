@@ -124,7 +124,7 @@ impl Most {
 }
 
 pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
-    let cuda = || headway::ports::there().is_ok_and(|gpus| gpus > 0);
+    let cuda = || headway::gpus::there().is_ok_and(|gpus| gpus > 0);
     match setting.backend {
         Backend::Sim => sim::run(setting),
         Backend::Auto if !cuda() => sim::run(setting),

@@ -62,14 +62,14 @@ struct Memory {
 }
 
 impl Memory {
-    fn new(port: &dyn Gpu, window: Option<Mapping>, room: usize) -> Result<Self, Error> {
+    fn new(gpu: &dyn Gpu, window: Option<Mapping>, room: usize) -> Result<Self, Error> {
         let mut random = vec![0; room];
         Pcg64Mcg::seed_from_u64(3).fill_bytes(&mut random);
-        let pinned = [port.pinned_buffer(room, Caching::Cached)?, port.pinned_buffer(room, Caching::Cached)?];
+        let pinned = [gpu.pinned_buffer(room, Caching::Cached)?, gpu.pinned_buffer(room, Caching::Cached)?];
         pinned[0].claim(0..room, Access::Write)?.bytes_mut()?.copy_from_slice(&random);
         // Without a window for so much memory, windows are not measured.
-        let windowed = window.and_then(|mapping| port.device_buffer(room, Reach::Window(mapping)).ok());
-        let plain = port.device_buffer(room, Reach::Device)?;
+        let windowed = window.and_then(|mapping| gpu.device_buffer(room, Reach::Window(mapping)).ok());
+        let plain = gpu.device_buffer(room, Reach::Device)?;
         Ok(Self { random, landing: vec![0; room], pinned, plain, windowed })
     }
 
@@ -78,11 +78,11 @@ impl Memory {
     }
 
     /// Puts the random bytes where the copy begins, and other bytes where it ends.
-    fn prepare(&mut self, port: &dyn Gpu, case: Case) -> Result<(), Error> {
+    fn prepare(&mut self, gpu: &dyn Gpu, case: Case) -> Result<(), Error> {
         let room = self.random.len();
         let clear = vec![0; room];
         let device = if case.direction == Direction::H2d { &clear } else { &self.random };
-        port.copy_in(&mut self.device(case.by).claim(0..room, Access::Write)?, device)?;
+        gpu.copy_in(&mut self.device(case.by).claim(0..room, Access::Write)?, device)?;
         self.landing.fill(0);
         self.pinned[1].claim(0..room, Access::Write)?.bytes_mut()?.fill(0);
         Ok(())
@@ -114,11 +114,11 @@ impl Memory {
     }
 
     /// Compares every piece.
-    fn compare(&mut self, port: &dyn Gpu, case: Case, pieces: &[Piece]) -> Result<(), Error> {
+    fn compare(&mut self, gpu: &dyn Gpu, case: Case, pieces: &[Piece]) -> Result<(), Error> {
         let room = self.random.len();
         if case.direction == Direction::H2d {
             let from = self.device(case.by).claim(0..room, Access::Read)?;
-            port.copy_out(&mut self.landing, &from)?;
+            gpu.copy_out(&mut self.landing, &from)?;
         } else if case.memory == HostMemory::Pinned {
             self.landing.copy_from_slice(self.pinned[1].claim(0..room, Access::Read)?.bytes()?);
         }
@@ -149,7 +149,7 @@ impl Taker<'_, '_> {
         let shapes = COUNTS.iter().flat_map(|&count| SIZES.map(|len| (count, len)));
         let shapes: Vec<(usize, usize)> = shapes.filter(|(count, len)| count * len <= most).collect();
         let Some(room) = shapes.iter().map(|(count, len)| 2 * count * len).max() else { return Ok(()) };
-        let mut memory = Memory::new(rig.port().as_ref(), rig.window(0), room)?;
+        let mut memory = Memory::new(rig.device().as_ref(), rig.window(0), room)?;
         let window = memory.windowed.as_ref().and_then(Buffer::window);
         let mut cases = Vec::new();
         for direction in [Direction::H2d, Direction::D2h] {
@@ -185,16 +185,16 @@ impl Taker<'_, '_> {
         let bytes = (count * len) as u64;
         let name = format!("gpu{} {count} pieces {method} {direction} {host} {len}", rig.gpu());
         let effort = self.thrift.of(bytes);
-        let (port, copier, pieces) = (rig.port(), rig.copier(), pieces(count, len));
+        let (gpu, copier, pieces) = (rig.device(), rig.copier(), pieces(count, len));
         let Taken { done, posted } = self.session.step(&name, |session| {
-            memory.prepare(port.as_ref(), case)?;
+            memory.prepare(gpu.as_ref(), case)?;
             let mut calls = Vec::new();
             let done = session.series(&name, effort, |_| {
                 let (call, done) = memory.shoot(copier, case, &pieces)?;
                 calls.push(call);
                 Ok(done)
             })?;
-            memory.compare(port.as_ref(), case, &pieces)?;
+            memory.compare(gpu.as_ref(), case, &pieces)?;
             let counted = &calls[calls.len() - done.n as usize..];
             Ok(Taken { done, posted: method.abilities().is_posted(direction).then(|| Figures::of(counted)).flatten() })
         })?;

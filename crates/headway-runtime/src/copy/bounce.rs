@@ -38,14 +38,14 @@ pub(super) struct Slots<'a> {
 impl Bounce {
     /// Takes up to `wanted` slots, possibly none when others use them all; at most `max` bytes are ever pinned, but always
     /// one slot.
-    pub(super) fn take(&self, port: &dyn Gpu, wanted: usize, max: Bytes) -> Result<Slots<'_>, DeviceError> {
+    pub(super) fn take(&self, gpu: &dyn Gpu, wanted: usize, max: Bytes) -> Result<Slots<'_>, DeviceError> {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let buffer = match &state.memory {
             Some(memory) => memory.clone(),
             None => {
                 let slots = usize::try_from(max.0).unwrap_or(usize::MAX) / SLOT;
                 let slots = slots.clamp(1, SLOTS_MAX);
-                let memory = port.pinned_buffer(slots * SLOT, Caching::Cached)?;
+                let memory = gpu.pinned_buffer(slots * SLOT, Caching::Cached)?;
                 state.memory = Some(memory.clone());
                 state.free = (0..slots).rev().map(|slot| slot * SLOT).collect();
                 memory

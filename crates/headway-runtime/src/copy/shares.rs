@@ -82,9 +82,9 @@ mod tests {
 
     /// Of GPUs 0 and 1: alone over both links is fastest, together `staged` is.
     fn copier() -> Copier {
-        let ports = (0..2).map(|gpu| {
-            let port: Arc<dyn Gpu> = Arc::new(EmuGpu::open(EmuSpec::new(&format!("gpu{gpu}"))));
-            (EndpointId(gpu), port)
+        let gpus = (0..2).map(|id| {
+            let gpu: Arc<dyn Gpu> = Arc::new(EmuGpu::open(EmuSpec::new(&format!("gpu{id}"))));
+            (EndpointId(id), gpu)
         });
         let mut profile = Profile::default();
         let costs = [(Method::Pageable, 1, 900), (Method::Staged, 1, 300), (Method::Multipath, 1, 200)];
@@ -111,7 +111,7 @@ mod tests {
             let at = TuningKey { gpu: EndpointId(gpu), direction: Direction::H2d, memory: HostMemory::Warm, active };
             profile.tunings.insert(at, tuning);
         }
-        let copier = Copier::new(ports.collect(), profile, CopyOptions { multipath: true, ..CopyOptions::default() });
+        let copier = Copier::new(gpus.collect(), profile, CopyOptions { multipath: true, ..CopyOptions::default() });
         let copier = copier.expect("two GPUs");
         copier.prepare().expect("threads and memory");
         copier
@@ -119,7 +119,7 @@ mod tests {
 
     /// The method of an automatic copy to `gpu`.
     fn method(copier: &Copier, gpu: usize) -> Method {
-        let to = copier.ports()[gpu].device_buffer(LEN, Reach::Device).expect("room");
+        let to = copier.gpus()[gpu].device_buffer(LEN, Reach::Device).expect("room");
         let from = vec![7; LEN];
         let report = copier.copy_in(At { buffer: &to, offset: 0 }, &from, How::Auto).expect("it copies");
         assert_eq!(report.instead_of, None);

@@ -189,7 +189,7 @@ pub(super) fn check_links(pools: &[&Pool]) -> Result<(), StagingError> {
         return Err(StagingError::Request(DeviceError::DeviceLost));
     }
     for relay in &pools[1..] {
-        let (own, to) = (relay.port(), target.port());
+        let (own, to) = (relay.gpu(), target.gpu());
         let reason = if own.id() == to.id() {
             "it is the target itself"
         } else if own.domain() != to.domain() || !own.reaches(to.id()) {

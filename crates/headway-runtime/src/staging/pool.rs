@@ -69,7 +69,7 @@ pub struct Pool {
 }
 
 pub(super) struct Shared {
-    pub(super) port: Arc<dyn Gpu>,
+    pub(super) gpu: Arc<dyn Gpu>,
     pub(super) options: PoolOptions,
     pub(super) crew: Crew<Work>,
     pub(super) copy_loop: CopyLoop,
@@ -117,18 +117,18 @@ struct Orders {
 }
 
 impl Pool {
-    /// A pool for `port`, not started: no thread, no pinned memory.
+    /// A pool for `gpu`, not started: no thread, no pinned memory.
     #[must_use]
-    pub fn new(port: Arc<dyn Gpu>, options: PoolOptions) -> Self {
-        Self::with_copy_loop(port, options, Arc::new(headway_os::copy::copy))
+    pub fn new(gpu: Arc<dyn Gpu>, options: PoolOptions) -> Self {
+        Self::with_copy_loop(gpu, options, Arc::new(headway_os::copy::copy))
     }
 
     /// As [`Pool::new`], with another way to copy bytes, for tests of faults. `copy_loop` makes its first argument equal to
     /// its second, visible to every thread and device when it returns.
     #[must_use]
-    pub fn with_copy_loop(port: Arc<dyn Gpu>, options: PoolOptions, copy_loop: CopyLoop) -> Self {
+    pub fn with_copy_loop(gpu: Arc<dyn Gpu>, options: PoolOptions, copy_loop: CopyLoop) -> Self {
         let shared = Shared {
-            port,
+            gpu,
             options,
             crew: Crew::new(),
             copy_loop,
@@ -193,8 +193,8 @@ impl Pool {
 
     /// The GPU.
     #[must_use]
-    pub fn port(&self) -> &Arc<dyn Gpu> {
-        &self.shared.port
+    pub fn gpu(&self) -> &Arc<dyn Gpu> {
+        &self.shared.gpu
     }
 
     /// Threads, once they have been started.
@@ -260,7 +260,7 @@ impl Shared {
     }
 
     pub(super) fn name(&self) -> String {
-        self.port.description().name.clone()
+        self.gpu.description().name.clone()
     }
 
     pub(super) fn is_ours(&self) -> bool {
@@ -353,7 +353,7 @@ impl Shared {
         if let Some(slot) = self.stock().queues.pop() {
             return Ok(slot);
         }
-        Ok(Slot { queue: self.port.queue(false)?, through: None, clean: true })
+        Ok(Slot { queue: self.gpu.queue(false)?, through: None, clean: true })
     }
 
     /// Takes `wanted` places for chunks of `bytes` bytes on this GPU, or as many as are free; has more made for the next time.
@@ -396,7 +396,7 @@ impl Shared {
     fn keep(self: &Arc<Self>) {
         let workers = self.start_workers();
         for _ in 0..QUEUES_AT_START {
-            if let Ok(queue) = self.port.queue(false) {
+            if let Ok(queue) = self.gpu.queue(false) {
                 self.stock().queues.push(Slot { queue, through: None, clean: true });
             }
         }
@@ -409,7 +409,7 @@ impl Shared {
             let (wanted, bytes) = orders.relays;
             if made < orders.slabs && orders.pinning.is_none() {
                 drop(orders);
-                let slab = self.port.pinned_buffer(self.slab_bytes() as usize, self.options.caching);
+                let slab = self.gpu.pinned_buffer(self.slab_bytes() as usize, self.options.caching);
                 orders = self.orders();
                 match slab {
                     Ok(slab) => self.stock().add_slab(slab),
@@ -439,8 +439,8 @@ impl Shared {
     }
 
     fn make_relay(&self, bytes: usize) -> Result<Slot, DeviceError> {
-        let through = self.port.device_buffer(bytes, Reach::Device)?;
-        Ok(Slot { queue: self.port.queue(false)?, through: Some(through), clean: true })
+        let through = self.gpu.device_buffer(bytes, Reach::Device)?;
+        Ok(Slot { queue: self.gpu.queue(false)?, through: Some(through), clean: true })
     }
 
     fn start_workers(self: &Arc<Self>) -> Vec<JoinHandle<()>> {
@@ -480,7 +480,7 @@ impl Shared {
     /// The CPUs for workers: those near the GPU, as far as this process may use them; all it may use where none are.
     fn cpus(&self) -> Vec<u32> {
         let allowed = affinity::allowed().unwrap_or_default();
-        let near = self.port.numa().and_then(|id| {
+        let near = self.gpu.numa().and_then(|id| {
             let nodes = topology::numa_nodes(Path::new(topology::SYSFS)).ok()?;
             nodes.into_iter().find(|node| node.id == id).map(|node| node.cpus)
         });
@@ -509,9 +509,9 @@ mod tests {
 
     #[test]
     fn in_a_forked_child_every_call_is_unavailable() {
-        let port = Arc::new(EmuGpu::open(EmuSpec::new("emu0")));
-        let pool = Pool::new(port.clone(), PoolOptions::default());
-        let there = port.device_buffer(10, Reach::Device).unwrap();
+        let gpu = Arc::new(EmuGpu::open(EmuSpec::new("emu0")));
+        let pool = Pool::new(gpu.clone(), PoolOptions::default());
+        let there = gpu.device_buffer(10, Reach::Device).unwrap();
         let at = At { buffer: &there, offset: 0 };
         let tuning = Tuning {
             threads: 1,

@@ -68,7 +68,7 @@ pub enum Arbitration<'a> {
 pub struct Camera {
     shape: Shape,
     video: Video,
-    ports: Vec<Arc<dyn Gpu>>,
+    gpus: Vec<Arc<dyn Gpu>>,
     memory: Memory,
     /// Digests of the first frames by the CPU form.
     expected: Vec<u64>,
@@ -103,12 +103,12 @@ fn sleep(at: Nanos, interrupt: &AtomicBool) -> bool {
 }
 
 impl Camera {
-    /// A camera on `ports`; the first `check` frames are tracked on the CPU to compare with.
+    /// A camera on `gpus`; the first `check` frames are tracked on the CPU to compare with.
     ///
     /// # Errors
     /// [`Error::Device`].
-    pub fn open(ports: Vec<Arc<dyn Gpu>>, shape: Shape, video: Video, load: Load, check: u64) -> Result<Self, Error> {
-        let memory = Memory::open(&ports, shape, load).map_err(Error::Device)?;
+    pub fn open(gpus: Vec<Arc<dyn Gpu>>, shape: Shape, video: Video, load: Load, check: u64) -> Result<Self, Error> {
+        let memory = Memory::open(&gpus, shape, load).map_err(Error::Device)?;
         let mut tracker = Tracker::new(shape, CpuMachine::new(&shape)).map_err(Error::Device)?;
         let mut digest = 0;
         let mut expected = Vec::new();
@@ -116,7 +116,7 @@ impl Camera {
             digest = track(&mut tracker, video.picture(frame), digest).map_err(Error::Device)?;
             expected.push(digest);
         }
-        Ok(Self { shape, video, ports, memory, expected })
+        Ok(Self { shape, video, gpus, memory, expected })
     }
 
     /// Another load; the state begins anew.
@@ -125,7 +125,7 @@ impl Camera {
     /// [`Error::Device`].
     pub fn set_load(&mut self, load: Load) -> Result<(), Error> {
         if *self.memory.load() != load {
-            self.memory = Memory::open(&self.ports, self.shape, load).map_err(Error::Device)?;
+            self.memory = Memory::open(&self.gpus, self.shape, load).map_err(Error::Device)?;
         }
         Ok(())
     }
@@ -136,7 +136,7 @@ impl Camera {
     /// As for [`Camera::run`].
     pub fn warm_up(&mut self) -> Result<(), Error> {
         let never = AtomicBool::new(false);
-        for gpu in 0..self.ports.len() as u32 {
+        for gpu in 0..self.gpus.len() as u32 {
             self.reset()?;
             let moving = Moving { chunk: None, peer: false };
             let course = Course { begin: clock::now().0, period: 1, frames: 3, moving };
@@ -221,7 +221,7 @@ impl Camera {
                 return Ok(tracker);
             }
             Arbitration::Fewest(users) => {
-                one.gpu = fewest(users, self.ports.len(), last);
+                one.gpu = fewest(users, self.gpus.len(), last);
                 one.granted = clock::now().0;
                 one.from = last.filter(|last| *last != one.gpu);
                 let word = users.word(one.gpu as usize);

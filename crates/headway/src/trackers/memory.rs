@@ -71,22 +71,27 @@ pub(super) struct Memory {
 }
 
 impl Memory {
-    /// Memory for `shape` and `load` on every GPU of `ports`.
+    /// Memory for `shape` and `load` on every GPU of `devices`.
     ///
     /// # Errors
-    /// [`DeviceError`] for memory or a queue that a port refuses.
-    pub(super) fn open(ports: &[Arc<dyn Gpu>], shape: Shape, load: Load) -> Result<Self, DeviceError> {
+    /// [`DeviceError`] for memory or a queue that a GPU refuses.
+    pub(super) fn open(devices: &[Arc<dyn Gpu>], shape: Shape, load: Load) -> Result<Self, DeviceError> {
         let none = DeviceError::Invalid { what: "ports", reason: "there is none".into() };
-        let first = ports.first().ok_or(none)?;
+        let first = devices.first().ok_or(none)?;
         let io = load.input.max(load.output).max(1) as usize;
         let mut gpus = Vec::new();
-        for port in ports {
+        for device in devices {
             let mut regions = BTreeMap::new();
             for region in Region::ALL {
-                regions.insert(region, port.device_buffer(shape.bytes(region), Reach::Device)?);
+                regions.insert(region, device.device_buffer(shape.bytes(region), Reach::Device)?);
             }
-            let added = port.device_buffer((load.state as usize).max(1), Reach::Device)?;
-            gpus.push(OnGpu { queue: port.queue(false)?, regions, added, io: port.device_buffer(io, Reach::Device)? });
+            let added = device.device_buffer((load.state as usize).max(1), Reach::Device)?;
+            gpus.push(OnGpu {
+                queue: device.queue(false)?,
+                regions,
+                added,
+                io: device.device_buffer(io, Reach::Device)?,
+            });
         }
         let largest = Region::ALL.iter().map(|region| shape.bytes(*region)).max().unwrap_or(0).max(io);
         let ends = first.pinned_buffer(largest, Caching::Cached)?;

@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::Error;
 use crate::child::{self, Part};
-use headway::ports;
+use headway::gpus;
 use headway::trackers::{Arbitration, Camera, Course, Load, Tracked, Video};
 
 /// What a camera is.
@@ -114,8 +114,8 @@ fn obey(camera: &mut Option<Camera>, order: Order) -> Result<Reply, Error> {
 }
 
 fn open(open: &Open) -> Result<Camera, Error> {
-    let backend = if open.cuda { ports::Backend::Cuda } else { ports::Backend::Emu };
-    let ports: Vec<Arc<dyn Gpu>> = ports::open(backend, open.machine.as_deref(), Some(open.gpus))?;
+    let backend = if open.cuda { gpus::Backend::Cuda } else { gpus::Backend::Emu };
+    let gpus: Vec<Arc<dyn Gpu>> = gpus::open(backend, open.machine.as_deref(), Some(open.gpus))?;
     let [width, height, slots] = open.shape;
     let wrong = |_| headway::Error::Options("the tracker cannot have pictures of this size");
     let shape = Shape::new(width, height, slots).map_err(wrong)?;
@@ -123,7 +123,7 @@ fn open(open: &Open) -> Result<Camera, Error> {
         Some(path) => Video::read(&shape, path, open.seed.wrapping_mul(1_000), open.pictures)?,
         None => Video::synthetic(&shape, open.seed, open.pictures),
     };
-    Ok(Camera::open(ports, shape, video, Load::default(), open.check)?)
+    Ok(Camera::open(gpus, shape, video, Load::default(), open.check)?)
 }
 
 fn run(camera: &mut Camera, course: &Course, how: &How) -> Result<Tracked, Error> {

@@ -19,7 +19,7 @@ use crate::Error;
 use crate::plot::{Figure, Line};
 use crate::reproduce::{Outcome, Row, Setting, Table, Verdict};
 use headway::run::Backend;
-use headway::{ports, stamp};
+use headway::{gpus, stamp};
 use headway_measure::batches::{Bed, Block, Routes, Took};
 use headway_measure::interconnect::{Scope, calibrate};
 use headway_measure::node;
@@ -56,20 +56,20 @@ struct Shown {
 
 /// The experiment on emulated GPUs or GPUs.
 pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
-    let backend = if setting.backend == Backend::Emu { ports::Backend::Emu } else { ports::Backend::Cuda };
-    let ports = ports::open(backend, setting.machine.as_deref().filter(|_| setting.backend == Backend::Emu), None)?;
-    let source = ports.first().map_or("emu", |port| port.description().source.label());
+    let backend = if setting.backend == Backend::Emu { gpus::Backend::Emu } else { gpus::Backend::Cuda };
+    let gpus = gpus::open(backend, setting.machine.as_deref().filter(|_| setting.backend == Backend::Emu), None)?;
+    let source = gpus.first().map_or("emu", |gpu| gpu.description().source.label());
     let chunk = if setting.quick { CHUNK_QUICK } else { CHUNK };
     // Chunks of one block lie behind each other in the arena, which holds three times the largest copy.
     let room = Room::of(chunk * CHUNKS / 3 + chunk);
-    let machine = match setting.machine.as_deref().filter(|_| backend == ports::Backend::Cuda) {
-        Some(name) => headway::machine::restrict(&headway::machine::open(name)?, ports.len())?,
-        None => measured(setting, backend, &ports, room)?,
+    let machine = match setting.machine.as_deref().filter(|_| backend == gpus::Backend::Cuda) {
+        Some(name) => headway::machine::restrict(&headway::machine::open(name)?, gpus.len())?,
+        None => measured(setting, backend, &gpus, room)?,
     };
-    let mut bed = Bed::new(&ports, room)?;
+    let mut bed = Bed::new(&gpus, room)?;
     let (mut rows, mut notes, mut tables, mut figures) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     let mut lines = Vec::new();
-    for scene in scenes(&machine, ports.len())? {
+    for scene in scenes(&machine, gpus.len())? {
         match show(&machine, &mut bed, &scene, chunk) {
             Ok(shown) => {
                 rows.extend(judge(&scene, &shown, source == "cuda"));
@@ -81,7 +81,7 @@ pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
     }
     let columns = vec!["scene", "transfer", "chunk", "bytes", "predicted_ns", "measured_ns"];
     tables.push(Table { name: "chunks".into(), columns, lines });
-    let described = ports.iter().map(|port| port.description().name.clone()).collect::<Vec<_>>().join(", ");
+    let described = gpus.iter().map(|gpu| gpu.description().name.clone()).collect::<Vec<_>>().join(", ");
     let mut outcome = outcome("verner-fig2.1", described, setting, rows);
     notes.push(format!(
         "Blocks of {} and less, in chunks of {}, all submitted at once by one thread; rates over {WINDOW} chunks. Predicted with \
@@ -94,16 +94,16 @@ pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
     Ok(outcome)
 }
 
-fn measured(setting: &Setting, backend: ports::Backend, ports: &[Arc<dyn Gpu>], room: Room) -> Result<Machine, Error> {
+fn measured(setting: &Setting, backend: gpus::Backend, gpus: &[Arc<dyn Gpu>], room: Room) -> Result<Machine, Error> {
     let model = setting.machine.as_deref();
-    let mut device = ports::device(backend, model.filter(|_| backend == ports::Backend::Emu))?;
+    let mut device = gpus::device(backend, model.filter(|_| backend == gpus::Backend::Emu))?;
     let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    let stamp = stamp::stamp(ports, node::date(seconds));
+    let stamp = stamp::stamp(gpus, node::date(seconds));
     let (stop, mut ignore) = (AtomicBool::new(false), |_| ());
     let mut session = Session::new(None, None, &stop, &mut ignore);
     let largest = if setting.quick { CHUNK_QUICK } else { room.largest.min(64 << 20) };
-    let scope = Scope::brief(ports.len(), largest, Nanos::ZERO);
-    Ok(calibrate(&mut session, ports, &mut device, &scope, ("node", &stamp))?.0)
+    let scope = Scope::brief(gpus.len(), largest, Nanos::ZERO);
+    Ok(calibrate(&mut session, gpus, &mut device, &scope, ("node", &stamp))?.0)
 }
 
 /// Members of a scene for a number of GPUs.

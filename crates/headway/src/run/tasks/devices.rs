@@ -26,7 +26,7 @@ use crate::share::Model;
 use crate::trackers::{
     Arbitration, Camera, Course, Frame, HAND_OVER, Load, Moving, Operated, Seen, Tracked, Video, observed,
 };
-use crate::{Error, ports};
+use crate::{Error, gpus};
 
 /// The kernel that tasks run on devices.
 const KERNEL: &str = "klt";
@@ -53,7 +53,7 @@ pub(super) fn run(
     for (at, task) in tasks.iter().enumerate() {
         known(workload, at, task)?;
     }
-    let ports = open(source, machine, model, options)?;
+    let gpus = open(source, machine, model, options)?;
     let cuda = source == Source::Cuda;
     let shape = if cuda { Shape::default() } else { Shape::new(160, 120, 64).unwrap_or_default() };
     let check = match (options.verify, cuda) {
@@ -70,7 +70,7 @@ pub(super) fn run(
             Some(path) => Video::read(&shape, path, own.wrapping_mul(1_000), pictures)?,
             None => Video::synthetic(&shape, own, pictures),
         };
-        let mut camera = Camera::open(ports.clone(), shape, video, Load::default(), check)?;
+        let mut camera = Camera::open(gpus.clone(), shape, video, Load::default(), check)?;
         camera.warm_up()?;
         cameras.push(camera);
     }
@@ -81,7 +81,7 @@ pub(super) fn run(
     let tracked = track(&sharing, model, rules, tasks, cameras, duration, options, progress)?;
     let first = tracked.iter().flat_map(|one| &one.frames).map(|frame| frame.release).min().unwrap_or(0);
     let seen: Vec<_> = tasks.iter().zip(&tracked).map(|(task, one)| (task.period, Seen::of(&one.frames))).collect();
-    let gpus = ports.len() as u32;
+    let gpus = gpus.len() as u32;
     let analysis = tokens.map(|tokens| observed(gpus, tokens, engines, model.peer, &seen, false));
     let bound = |bound: &headway_core::analysis::sharing::TaskBound| {
         Some(Bound { token: bound.token_wait, engines: bound.engine_wait, blocking: bound.blocking })
@@ -133,13 +133,13 @@ fn known(workload: &Loaded<Workload>, at: usize, task: &Task) -> Result<(), Erro
 /// The GPUs that the tasks share, in the order of the model.
 fn open(source: Source, machine: &Machine, model: &Model, options: &Options) -> Result<Vec<Arc<dyn Gpu>>, Error> {
     let (backend, name) = match source {
-        Source::Cuda => (ports::Backend::Cuda, None),
-        _ => (ports::Backend::Emu, options.machine.as_deref()),
+        Source::Cuda => (gpus::Backend::Cuda, None),
+        _ => (gpus::Backend::Emu, options.machine.as_deref()),
     };
-    let all = ports::open(backend, name, Some(machine.gpus().count()))?;
+    let all = gpus::open(backend, name, Some(machine.gpus().count()))?;
     let named = machine.gpus().map(|gpu| machine.endpoints[gpu.at()].id.as_str());
     let wanted = named.zip(all).filter(|(name, _)| model.report.gpus.iter().any(|gpu| gpu == name));
-    Ok(wanted.map(|(_, port)| port).collect())
+    Ok(wanted.map(|(_, gpu)| gpu).collect())
 }
 
 fn parameters(model: &Model, rules: &Rules) -> ArbiterParameters {

@@ -22,7 +22,7 @@ pub enum Backend {
     Cuda,
 }
 
-/// Host memory that one port may hold: both ends of the largest copies, and staging.
+/// Host memory that one GPU may hold: both ends of the largest copies, and staging.
 const HOST_BYTES_MAX: Bytes = Bytes(32 << 30);
 
 /// The first `gpus` GPUs of `backend`, or all of them. The emulated ones are those of `model`, a machine's name or file, by
@@ -40,13 +40,13 @@ pub fn open(backend: Backend, model: Option<&str>, gpus: Option<usize>) -> Resul
         }
         Backend::Cuda | Backend::Auto => {
             let failed = |source| Error::Backend { backend: "cuda", source };
-            let ports = Driver::system().and_then(|driver| CudaGpu::open_all(&driver, limits)).map_err(failed)?;
-            let there = ports.len();
+            let devices = Driver::system().and_then(|driver| CudaGpu::open_all(&driver, limits)).map_err(failed)?;
+            let there = devices.len();
             let wanted = gpus.unwrap_or(there).max(1);
             if wanted > there {
                 return Err(Error::TooFewGpus { machine: "this one".to_owned(), wanted, available: there });
             }
-            Ok(ports.into_iter().take(wanted).map(|port| Arc::new(port) as Arc<dyn Gpu>).collect())
+            Ok(devices.into_iter().take(wanted).map(|device| Arc::new(device) as Arc<dyn Gpu>).collect())
         }
     }
 }
