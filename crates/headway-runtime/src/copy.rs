@@ -2,7 +2,6 @@
 
 mod auto;
 mod bounce;
-mod crew;
 mod ends;
 mod engine;
 mod error;
@@ -18,6 +17,7 @@ mod pinning;
 mod probe;
 mod run;
 mod shares;
+mod thread_pool;
 mod wait;
 mod watch;
 
@@ -32,11 +32,11 @@ use headway_device::{Buffer, DeviceError};
 use headway_os::fork::Home;
 
 use self::auto::Auto;
-use self::crew::Crew;
 use self::ends::{Host, Transfer};
 use self::gpu::CopierGpu;
 use self::many::Many;
 use self::shares::Shares;
+use self::thread_pool::ThreadPool;
 use self::wait::Cancel;
 use self::watch::Watcher;
 
@@ -195,7 +195,7 @@ pub struct Copier {
     /// The process that has the threads and the drivers.
     home: Home,
     cancel: Cancel,
-    crew: OnceLock<Crew>,
+    thread_pool: OnceLock<ThreadPool>,
     observer: OnceLock<Observer>,
 }
 
@@ -244,10 +244,10 @@ impl Copier {
         if let Some(warning) = warning {
             auto.tell(warning);
         }
-        let (cancel, crew, observer) = (Cancel::default(), OnceLock::new(), OnceLock::new());
+        let (cancel, thread_pool, observer) = (Cancel::default(), OnceLock::new(), OnceLock::new());
         let watcher = Watcher::new(options.limits.events_max);
         let home = Home::here();
-        Ok(Self { gpus, devices, options, auto, shares, cpus, watcher, home, cancel, crew, observer })
+        Ok(Self { gpus, devices, options, auto, shares, cpus, watcher, home, cancel, thread_pool, observer })
     }
 
     /// Calls `observer` at the end of every copy; `false` if there is one already.
@@ -396,11 +396,11 @@ impl Copier {
     }
 
     /// The threads that gather and scatter, started on first use.
-    fn crew(&self) -> &Crew {
-        self.crew.get_or_init(|| {
+    fn thread_pool(&self) -> &ThreadPool {
+        self.thread_pool.get_or_init(|| {
             let cpus = headway_os::affinity::allowed().map_or(2, |cpus| cpus.len());
             let limit = self.options.limits.threads_max as usize;
-            Crew::start(cpus.saturating_sub(1).clamp(1, many::THREADS_MAX).min(limit))
+            ThreadPool::start(cpus.saturating_sub(1).clamp(1, many::THREADS_MAX).min(limit))
         })
     }
 }

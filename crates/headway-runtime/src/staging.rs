@@ -8,7 +8,6 @@
 //! memory of that GPU.
 
 mod assemble;
-mod crew;
 mod drive;
 mod exchange;
 mod gate;
@@ -18,6 +17,7 @@ mod pool;
 mod stock;
 mod sync;
 mod worker;
+mod workers;
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 

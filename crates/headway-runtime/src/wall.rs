@@ -6,7 +6,7 @@
 //! after the start.
 
 mod buffers;
-mod crew;
+mod cores;
 mod feed;
 mod messages;
 mod pace;
@@ -279,7 +279,7 @@ pub fn run_work(
         requests.open(inbox.clone());
         // First, so that the other threads keep off the CPUs of cores.
         let awake = options.spin > Nanos::ZERO && !held.class().is_rationed();
-        let cores = crew::Cores::start(plan, kernels, &classes, awake, &inbox)?;
+        let cores = cores::Cores::start(plan, kernels, &classes, awake, &inbox)?;
         let feeder = feed::Feeder::new(plan, supply, &buffers, &cycles, inbox.clone(), freed, Arc::clone(&stop));
         let feeder = feeder.within(options.limits.cycles_in_flight_max);
         scope.spawn(in_class(&classes, Role::Feeder, move || feeder.run()));
@@ -383,7 +383,7 @@ struct Driver<'a> {
     dispatcher: Dispatcher,
     devices: &'a mut [Engines],
     buffers: &'a Buffers,
-    cores: crew::Cores,
+    cores: cores::Cores,
     messages: Receiver<Message>,
     deliver: Sender<feed::Delivery>,
     options: &'a Options,

@@ -249,9 +249,9 @@ impl Copier {
         let gpu = &self.gpus[many.gpu];
         let cancel = self.cancel.watch();
         let bounds = self.bounds(&cancel);
-        let crew = (!self.options.no_threads && request.bytes > INLINE_MAX).then(|| self.crew());
-        let crew = crew.filter(|crew| crew.threads() > 0);
-        let threads = crew.map_or(0, |crew| crew.threads());
+        let thread_pool = (!self.options.no_threads && request.bytes > INLINE_MAX).then(|| self.thread_pool());
+        let thread_pool = thread_pool.filter(|thread_pool| thread_pool.threads() > 0);
+        let threads = thread_pool.map_or(0, |thread_pool| thread_pool.threads());
         // Every thread has something to do in requests that are not large, too.
         let size = request.bytes.div_ceil(threads.max(1) * 2).clamp(64 << 10, SLOT);
         let blocks = Arc::new(blocks(&request.pieces, size));
@@ -276,10 +276,10 @@ impl Copier {
                 by,
                 slots: slots.buffer.clone(),
                 free: slots.offsets.clone(),
-                crew,
+                thread_pool,
                 sender,
                 receiver,
-                with_crew: 0,
+                in_pool: 0,
                 next: 0,
                 ready: VecDeque::new(),
                 flying: VecDeque::new(),
@@ -425,11 +425,11 @@ struct Flow<'a> {
     by: Option<Mover>,
     slots: Buffer,
     free: Vec<usize>,
-    crew: Option<&'a super::crew::Crew>,
+    thread_pool: Option<&'a super::thread_pool::ThreadPool>,
     sender: Sender<(Placed, Result<(), DeviceError>)>,
     receiver: Receiver<(Placed, Result<(), DeviceError>)>,
     /// Blocks that threads work on.
-    with_crew: usize,
+    in_pool: usize,
     /// The first block that nobody has.
     next: usize,
     /// Blocks for the queue (in), or for the CPU (out).
@@ -450,8 +450,8 @@ impl Flow<'_> {
             drop(run);
             Ok(Moved::default())
         };
-        while self.with_crew > 0 && self.receiver.recv().is_ok() {
-            self.with_crew -= 1;
+        while self.in_pool > 0 && self.receiver.recv().is_ok() {
+            self.in_pool -= 1;
         }
         result.and(ended)
     }
@@ -536,15 +536,15 @@ impl Flow<'_> {
     /// Has the CPU gather or scatter a block; true if this thread did it itself.
     fn work(&mut self, placed: Placed) -> Result<bool, Stopped> {
         let job = self.job(placed).map_err(Stopped::early)?;
-        match self.crew {
-            Some(crew) => {
+        match self.thread_pool {
+            Some(thread_pool) => {
                 let sender = self.sender.clone();
-                crew.submit(Box::new(move || {
+                thread_pool.submit(Box::new(move || {
                     let result = job();
                     // Nobody listens only if the request is gone, which waits for all its jobs.
                     let _ = sender.send((placed, result));
                 }));
-                self.with_crew += 1;
+                self.in_pool += 1;
                 Ok(false)
             }
             None => {
@@ -567,7 +567,7 @@ impl Flow<'_> {
     /// What the threads have done.
     fn collect(&mut self) -> Result<(), Stopped> {
         while let Ok((placed, result)) = self.receiver.try_recv() {
-            self.with_crew -= 1;
+            self.in_pool -= 1;
             result.map_err(Stopped::early)?;
             self.worked(placed);
         }

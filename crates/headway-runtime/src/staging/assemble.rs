@@ -7,11 +7,11 @@ use headway_core::decisions::staging::{Cuts, Flow, LinkShape, Pipeline, Ramp};
 use headway_core::units::Bytes;
 use headway_device::{Buffer, DeviceError};
 
-use super::crew::Signal;
 use super::drive::{Drive, Link};
 use super::exchange::Exchange;
 use super::pool::Shared;
 use super::worker::{Job, Pinned};
+use super::workers::Signal;
 use super::{Pool, Staged, StagingError};
 use crate::copy::At;
 
@@ -70,7 +70,7 @@ impl<'a> Request<'a> {
         for (link, shape) in links.iter_mut().zip(&shapes) {
             link.place = Some(link.shared.place(self.flow, shape.in_flight, &signal));
         }
-        let workers: Vec<usize> = links.iter().map(|link| link.shared.crew.len()).collect();
+        let workers: Vec<usize> = links.iter().map(|link| link.shared.workers.len()).collect();
         let pipeline = Pipeline::new(self.flow, self.how.order, cuts.count(), &shapes);
         let job = Arc::new(Job {
             exchange: Exchange::new(pipeline, &workers, &signal),
@@ -100,15 +100,15 @@ impl<'a> Request<'a> {
     fn take_pinned(&self, link: &mut Link, buffer: u64, links: usize) {
         let chunks = self.bytes.div_ceil(buffer.min(BUFFER_MIN)).max(1);
         let threads = u64::from(self.how.tuning.threads.max(1)).min(chunks) as usize;
-        link.workers = link.shared.crew.reserve(threads);
+        link.workers = link.shared.workers.reserve(threads);
         if link.workers.is_empty() {
             return;
         }
-        link.wanted = threads.min(link.shared.crew.len());
+        link.wanted = threads.min(link.shared.workers.len());
         let buffers = u64::from(self.wanted(link, buffer, links).buffers);
         link.slabs = link.shared.take_slabs(buffers.div_ceil(fitting(&link.shared, buffer)) as usize);
         if link.slabs.is_empty() {
-            link.workers.drain(..).for_each(|worker| link.shared.crew.release(worker));
+            link.workers.drain(..).for_each(|worker| link.shared.workers.release(worker));
             link.wanted = 0;
         }
     }
@@ -152,7 +152,7 @@ impl<'a> Request<'a> {
             // Nobody wakes for a link that gets no chunk.
             link.wanted = if chunks == 0 { 0 } else { link.wanted };
             let most = link.workers.len().min(link.wanted);
-            link.workers.drain(most..).for_each(|worker| link.shared.crew.release(worker));
+            link.workers.drain(most..).for_each(|worker| link.shared.workers.release(worker));
             let each = fitting(&link.shared, bound);
             let wanted = self.wanted(link, bound, count);
             let buffers = u64::from(wanted.buffers).min(link.slabs.len() as u64 * each).min(chunks);

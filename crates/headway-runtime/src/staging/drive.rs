@@ -9,12 +9,12 @@ use headway_core::units::Nanos;
 use headway_device::gpu::Operation;
 use headway_device::{Access, Buffer, DeviceError};
 
-use super::crew::Signal;
 use super::exchange::{Ended, Fault, Round};
 use super::gate::Place;
 use super::pool::Shared;
 use super::stock::Slot;
 use super::worker::Job;
+use super::workers::Signal;
 use crate::copy::At;
 
 /// Polls before the CPU is offered to others, and before parking where nothing is on an engine.
@@ -99,7 +99,7 @@ impl Link {
 
 impl Drop for Link {
     fn drop(&mut self) {
-        self.workers.drain(..).for_each(|worker| self.shared.crew.release(worker));
+        self.workers.drain(..).for_each(|worker| self.shared.workers.release(worker));
         self.give_back();
     }
 }
@@ -127,9 +127,9 @@ impl Drive<'_> {
     /// Calls the workers, and moves everything.
     pub(super) fn run(&mut self) -> Ending {
         for (index, link) in self.links.iter_mut().enumerate() {
-            link.shared.crew.offer((Arc::clone(&self.job), index), link.wanted - link.workers.len());
+            link.shared.workers.offer((Arc::clone(&self.job), index), link.wanted - link.workers.len());
             for worker in link.workers.drain(..) {
-                link.shared.crew.call(worker, (Arc::clone(&self.job), index));
+                link.shared.workers.call(worker, (Arc::clone(&self.job), index));
             }
         }
         let mut ended = Vec::new();
@@ -165,7 +165,7 @@ impl Drive<'_> {
                 link.retired = true;
                 self.job.exchange.retire(index, &mut round.called);
                 // Who has not begun for it yet stays at home.
-                link.shared.crew.recall(|(job, at)| Arc::ptr_eq(job, &self.job) && *at == index);
+                link.shared.workers.recall(|(job, at)| Arc::ptr_eq(job, &self.job) && *at == index);
             }
             let holds = link.retired && !link.slots.is_empty() && !link.flying();
             if holds && self.job.exchange.is_empty(index) {
@@ -215,7 +215,7 @@ impl Drive<'_> {
     /// Calls workers back.
     fn call(&self, round: &mut Round) {
         for (index, worker) in round.called.drain(..) {
-            self.links[index].shared.crew.call(worker, (Arc::clone(&self.job), index));
+            self.links[index].shared.workers.call(worker, (Arc::clone(&self.job), index));
         }
     }
 
@@ -279,10 +279,10 @@ impl Drive<'_> {
     /// Lets go of all workers; afterwards nobody else has the job.
     pub(super) fn dismiss(&mut self) {
         for link in &self.links {
-            link.shared.crew.recall(|(job, _)| Arc::ptr_eq(job, &self.job));
+            link.shared.workers.recall(|(job, _)| Arc::ptr_eq(job, &self.job));
         }
         for (link, worker) in self.job.exchange.dismiss() {
-            self.links[link].shared.crew.release(worker);
+            self.links[link].shared.workers.release(worker);
         }
         let mut tries = 0u32;
         while Arc::get_mut(&mut self.job).is_none() {

@@ -11,8 +11,8 @@ use headway_core::decisions::staging::{Census, EngineStep, Outcome, Pipeline, Ta
 use headway_device::DeviceError;
 use headway_os::OsError;
 
-use super::crew::Signal;
 use super::sync::{Arc, AtomicBool, AtomicU32, Mutex, MutexGuard, Ordering, lock, spin_until};
+use super::workers::Signal;
 
 /// Spells of looking, of some 200 us each, that a worker stays for after its last part: until what is in all buffers has gone.
 const STAYS: u32 = 5;

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::crew::Signal;
+use super::workers::Signal;
 
 /// One engine of one GPU. Each party names how many chunks, of all parties, may be on the engine for its own to follow.
 #[derive(Default)]

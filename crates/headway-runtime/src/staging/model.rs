@@ -1,14 +1,14 @@
-//! Where threads meet, under a scheduler that tries many interleavings: a crew of two, three chunks, whole or shared, both
+//! Where threads meet, under a scheduler that tries many interleavings: two workers, three chunks, whole or shared, both
 //! directions, a failure at each step. The same sources as in the product, over primitives of the model checker.
 
-#[path = "crew.rs"]
-#[expect(dead_code, reason = "the model does without time")]
-#[expect(clippy::duplicate_mod, reason = "compiled over other primitives")]
-mod crew;
 #[path = "exchange.rs"]
 #[expect(dead_code, reason = "the model has no timeouts")]
 #[expect(clippy::duplicate_mod, reason = "compiled over other primitives")]
 mod exchange;
+#[path = "workers.rs"]
+#[expect(dead_code, reason = "the model does without time")]
+#[expect(clippy::duplicate_mod, reason = "compiled over other primitives")]
+mod workers;
 
 mod sync {
     use std::time::Duration;
@@ -34,9 +34,9 @@ mod sync {
 use headway_core::decisions::staging::{Flow, LinkShape, Order, Outcome, Pipeline, Task};
 use headway_device::DeviceError;
 
-use self::crew::{Crew, Signal};
 use self::exchange::{Ended, Exchange, Fault, Part, Round};
 use self::sync::{Arc, Mutex};
+use self::workers::{Signal, Workers};
 
 const CHUNKS: u64 = 3;
 const WORKERS: usize = 2;
@@ -107,7 +107,7 @@ impl Job {
 }
 
 /// The driver, as [`super::drive`] does it; the engine ends what it has when there is nothing else to do.
-fn transfer(crew: &Crew<Arc<Job>>, flow: Flow, (buffers, parts): (u32, u32), failing: Failing) -> (Outcome, u64) {
+fn transfer(workers: &Workers<Arc<Job>>, flow: Flow, (buffers, parts): (u32, u32), failing: Failing) -> (Outcome, u64) {
     let driver = Signal::here();
     let shape = LinkShape { parts, buffers, in_flight: 2 };
     let pipeline = Pipeline::new(flow, Order::Arrival, CHUNKS, &[shape]);
@@ -118,10 +118,10 @@ fn transfer(crew: &Crew<Arc<Job>>, flow: Flow, (buffers, parts): (u32, u32), fai
         failing,
         flow,
     });
-    let hired = crew.reserve(WORKERS);
-    assert_eq!(hired.len(), WORKERS, "a member is late");
-    crew.offer(Arc::clone(&job), WORKERS - hired.len());
-    hired.into_iter().for_each(|worker| crew.call(worker, Arc::clone(&job)));
+    let hired = workers.reserve(WORKERS);
+    assert_eq!(hired.len(), WORKERS, "a worker is late");
+    workers.offer(Arc::clone(&job), WORKERS - hired.len());
+    hired.into_iter().for_each(|worker| workers.call(worker, Arc::clone(&job)));
     let (mut round, mut ended, mut flying) = (Round::default(), Vec::new(), Vec::new());
     let mut flights = 0;
     let outcome = loop {
@@ -133,7 +133,7 @@ fn transfer(crew: &Crew<Arc<Job>>, flow: Flow, (buffers, parts): (u32, u32), fai
             }
             flying.push(task);
         }
-        round.called.drain(..).for_each(|(_, worker)| crew.call(worker, Arc::clone(&job)));
+        round.called.drain(..).for_each(|(_, worker)| workers.call(worker, Arc::clone(&job)));
         if let Some(outcome) = outcome {
             break outcome;
         }
@@ -147,8 +147,8 @@ fn transfer(crew: &Crew<Arc<Job>>, flow: Flow, (buffers, parts): (u32, u32), fai
             ended.push(Ended { link: 0, buffer: task.buffer, result: job.fly(task) });
         }
     };
-    crew.recall(|other| Arc::ptr_eq(other, &job));
-    job.exchange.dismiss().into_iter().for_each(|(_, worker)| crew.release(worker));
+    workers.recall(|other| Arc::ptr_eq(other, &job));
+    job.exchange.dismiss().into_iter().for_each(|(_, worker)| workers.release(worker));
     while Arc::get_mut(&mut job).is_none() {
         shuttle::thread::yield_now();
     }
@@ -161,24 +161,24 @@ fn transfer(crew: &Crew<Arc<Job>>, flow: Flow, (buffers, parts): (u32, u32), fai
     (outcome, prefix)
 }
 
-/// Two transfers in a row by one crew, the second without a fault.
+/// Two transfers in a row by the same workers, the second without a fault.
 fn scenario(flow: Flow, shape: (u32, u32), failing: Failing) {
-    let crew: Arc<Crew<Arc<Job>>> = Arc::new(Crew::new());
+    let workers: Arc<Workers<Arc<Job>>> = Arc::new(Workers::new());
     let threads: Vec<_> = (0..WORKERS)
         .map(|_| {
-            let crew = Arc::clone(&crew);
+            let workers = Arc::clone(&workers);
             shuttle::thread::spawn(move || {
-                let me = crew.enlist();
-                crew.live(&me, |job| {
+                let me = workers.enlist();
+                workers.live(&me, |job| {
                     job.exchange.serve(0, me.index, |task| job.open(task), |task, part| job.copy(task, part))
                 });
             })
         })
         .collect();
-    while crew.len() < WORKERS {
+    while workers.len() < WORKERS {
         shuttle::thread::yield_now();
     }
-    let (outcome, prefix) = transfer(&crew, flow, shape, failing);
+    let (outcome, prefix) = transfer(&workers, flow, shape, failing);
     match failing {
         Failing::Nothing => assert_eq!(outcome, Outcome::Complete),
         Failing::Open(chunk) | Failing::Worker(chunk) | Failing::Engine(chunk) => {
@@ -187,11 +187,11 @@ fn scenario(flow: Flow, shape: (u32, u32), failing: Failing) {
         }
         Failing::Cancel(_) => assert!(matches!(outcome, Outcome::Cancelled | Outcome::Complete)),
     }
-    assert_eq!(transfer(&crew, flow, shape, Failing::Nothing).0, Outcome::Complete);
-    crew.close();
+    assert_eq!(transfer(&workers, flow, shape, Failing::Nothing).0, Outcome::Complete);
+    workers.close();
     threads.into_iter().for_each(|thread| thread.join().unwrap());
     // Nobody is lost: both are idle again.
-    assert_eq!(crew.reserve(WORKERS + 1).len(), WORKERS);
+    assert_eq!(workers.reserve(WORKERS + 1).len(), WORKERS);
 }
 
 fn explore(flow: Flow) {

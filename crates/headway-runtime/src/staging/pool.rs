@@ -18,10 +18,10 @@ use headway_os::fork::Home;
 use headway_os::{affinity, topology};
 
 use super::StagingError;
-use super::crew::Crew;
 use super::gate::{Gate, Place};
 use super::stock::{Retired, Slot, Stock};
 use super::worker::{CopyLoop, Work, live};
+use super::workers::Workers;
 
 /// Pinned memory is made in pieces of this size; a transfer has whole ones.
 const SLAB_BYTES: u64 = 16 << 20;
@@ -71,7 +71,7 @@ pub struct Pool {
 pub(super) struct Shared {
     pub(super) gpu: Arc<dyn Gpu>,
     pub(super) options: PoolOptions,
-    pub(super) crew: Crew<Work>,
+    pub(super) workers: Workers<Work>,
     pub(super) copy_loop: CopyLoop,
     /// Into the GPU, and out of it.
     gates: [Arc<Gate>; 2],
@@ -130,7 +130,7 @@ impl Pool {
         let shared = Shared {
             gpu,
             options,
-            crew: Crew::new(),
+            workers: Workers::new(),
             copy_loop,
             gates: [Arc::default(), Arc::default()],
             home: Home::here(),
@@ -200,7 +200,7 @@ impl Pool {
     /// Threads, once they have been started.
     #[must_use]
     pub fn threads(&self) -> usize {
-        self.shared.crew.len()
+        self.shared.workers.len()
     }
 
     /// Takes all idle threads until the value returned is dropped.
@@ -209,10 +209,10 @@ impl Pool {
         struct Lent(Arc<Shared>, Vec<usize>);
         impl Drop for Lent {
             fn drop(&mut self) {
-                self.1.drain(..).for_each(|worker| self.0.crew.release(worker));
+                self.1.drain(..).for_each(|worker| self.0.workers.release(worker));
             }
         }
-        Lent(Arc::clone(&self.shared), self.shared.crew.reserve(usize::MAX))
+        Lent(Arc::clone(&self.shared), self.shared.workers.reserve(usize::MAX))
     }
 
     /// Pinned memory that exists.
@@ -236,7 +236,7 @@ impl Drop for Pool {
             shared.news.notify_all();
             orders.keeper.take()
         };
-        shared.crew.close();
+        shared.workers.close();
         if let Some(keeper) = keeper {
             // A panic of it has been reported where it happened.
             let _ = keeper.join();
@@ -275,7 +275,7 @@ impl Shared {
         self.lost.load(Ordering::Relaxed)
     }
 
-    pub(super) fn place(&self, flow: Flow, limit: u32, signal: &Arc<super::crew::Signal>) -> Place {
+    pub(super) fn place(&self, flow: Flow, limit: u32, signal: &Arc<super::workers::Signal>) -> Place {
         Place::new(&self.gates[usize::from(flow == Flow::Out)], limit, signal)
     }
 
@@ -305,7 +305,7 @@ impl Shared {
         let stock = self.stock();
         let pinned = stock.slabs_made >= orders.slabs || orders.pinning.is_some();
         let relays = stock.relays_made >= orders.relays.0 && stock.relay_bytes >= orders.relays.1;
-        pinned && (relays || orders.relaying.is_some()) && orders.threads.is_some_and(|all| self.crew.len() >= all)
+        pinned && (relays || orders.relaying.is_some()) && orders.threads.is_some_and(|all| self.workers.len() >= all)
     }
 
     fn start(self: &Arc<Self>, orders: &mut Orders) {
@@ -328,7 +328,7 @@ impl Shared {
         if let Some(source) = self.failure(&orders) {
             return Err(self.set_up(source));
         }
-        let ready = self.stock().slabs_made > 0 && orders.threads.is_some_and(|all| self.crew.len() >= all.min(1));
+        let ready = self.stock().slabs_made > 0 && orders.threads.is_some_and(|all| self.workers.len() >= all.min(1));
         if ready { Ok(()) } else { Err(StagingError::NotReady { gpu: self.name() }) }
     }
 
@@ -457,11 +457,11 @@ impl Shared {
                     // Refused, it runs where it may: slower across NUMA nodes, and right.
                     let _ = affinity::restrict(&cpus);
                 }
-                let me = shared.crew.enlist();
+                let me = shared.workers.enlist();
                 // Under the lock of those who wait for it.
                 drop(shared.orders());
                 shared.news.notify_all();
-                live(&shared.crew, &me);
+                live(&shared.workers, &me);
             });
             match spawned {
                 Ok(worker) => workers.push(worker),

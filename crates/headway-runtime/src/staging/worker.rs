@@ -10,8 +10,8 @@ use headway_core::models::transfer::Stores;
 use headway_device::{Access, Buffer, DeviceError, Span};
 use headway_os::{clock, copy, memory};
 
-use super::crew::{Crew, Member};
 use super::exchange::{Exchange, Fault, Part};
+use super::workers::{WorkerThread, Workers};
 
 /// Of a copy into a GPU, so many of the largest chunks at its end are demoted, and no more than so many bytes. What is in a
 /// core's own cache is read by the engine at a fifth of the rate once that core sleeps, and cores sleep when there is nothing left
@@ -130,8 +130,8 @@ impl Job {
 }
 
 /// The life of a worker.
-pub(super) fn live(crew: &Crew<Work>, me: &Member<Work>) {
-    crew.live(me, |(job, link)| {
+pub(super) fn live(workers: &Workers<Work>, me: &WorkerThread<Work>) {
+    workers.live(me, |(job, link)| {
         let started = clock::thread_cpu_time();
         let open = |task| job.open(*link, task).map_err(Fault::Device);
         let free = job.exchange.serve(*link, me.index, open, |task, ends| job.copy(task, ends));

@@ -11,9 +11,9 @@ use headway_device::{Access, Buffer, DeviceError, Engines, HostKind, Work};
 use headway_os::clock;
 
 use super::RunError;
-use super::crew::Cores;
-use super::messages::{self, Compared, MessageLane};
-use super::wafers::WaferLane;
+use super::cores::Cores;
+use super::messages::{self, Compared, MessageBuffers};
+use super::wafers::WaferBuffers;
 use crate::cores::{Job, Memory};
 use crate::kernels::Kernels;
 
@@ -61,15 +61,16 @@ enum On {
     Core(u32),
 }
 
-enum Lane {
-    Block(BlockLane),
-    Wafer(WaferLane),
-    Messages(MessageLane),
+/// What a pipeline has: buffers of its kind.
+enum PipelineBuffers {
+    Block(BlockBuffers),
+    Wafer(WaferBuffers),
+    Messages(MessageBuffers),
     /// Only time passes.
     Flow,
 }
 
-struct BlockLane {
+struct BlockBuffers {
     on: On,
     steps: Vec<Stepped>,
     /// Per slot: one buffer before the first step and one after each.
@@ -78,7 +79,7 @@ struct BlockLane {
 
 /// All buffers of a run. Claims on them are checked, so any thread may hold a reference.
 pub(super) struct Buffers {
-    pipelines: Vec<Lane>,
+    pipelines: Vec<PipelineBuffers>,
 }
 
 impl Buffers {
@@ -95,21 +96,22 @@ impl Buffers {
         for (number, pipeline) in (0u32..).zip(&plan.pipelines) {
             match &pipeline.source {
                 Source::Wafer(planned) => {
-                    pipelines.push(Lane::Wafer(WaferLane::new(planned, pipeline, devices, kernels, number)?));
+                    pipelines
+                        .push(PipelineBuffers::Wafer(WaferBuffers::new(planned, pipeline, devices, kernels, number)?));
                     continue;
                 }
                 Source::Message | Source::Batch(_) | Source::Bulk(_) | Source::Urgent(_) => {
-                    pipelines.push(Lane::Messages(MessageLane::new(plan, number, devices, cycles)?));
+                    pipelines.push(PipelineBuffers::Messages(MessageBuffers::new(plan, number, devices, cycles)?));
                     continue;
                 }
                 Source::Flow => {
-                    pipelines.push(Lane::Flow);
+                    pipelines.push(PipelineBuffers::Flow);
                     continue;
                 }
                 Source::Streams(_) => {}
             }
             if let Some(core) = plan.core_of(pipeline) {
-                pipelines.push(Lane::Block(on_core(pipeline, core, &memory, spare_cycles)?));
+                pipelines.push(PipelineBuffers::Block(on_core(pipeline, core, &memory, spare_cycles)?));
                 continue;
             }
             let gpu = pipeline.gpu.unwrap_or(0);
@@ -137,7 +139,7 @@ impl Buffers {
                 .map(|_| buffers(device, pipeline))
                 .collect::<Result<_, DeviceError>>()
                 .map_err(|source| unprepared(pipeline, source))?;
-            pipelines.push(Lane::Block(BlockLane { on: On::Device(gpu as usize), steps, slots }));
+            pipelines.push(PipelineBuffers::Block(BlockBuffers { on: On::Device(gpu as usize), steps, slots }));
         }
         Ok(Self { pipelines })
     }
@@ -145,41 +147,41 @@ impl Buffers {
     /// How many cycles of a pipeline can hold buffers at a time.
     pub(super) fn slots(&self, pipeline: u32) -> usize {
         match &self.pipelines[pipeline as usize] {
-            Lane::Block(lane) => lane.slots.len(),
-            Lane::Wafer(lane) => lane.slots(),
-            Lane::Messages(_) | Lane::Flow => 0,
+            PipelineBuffers::Block(buffers) => buffers.slots.len(),
+            PipelineBuffers::Wafer(buffers) => buffers.slots(),
+            PipelineBuffers::Messages(_) | PipelineBuffers::Flow => 0,
         }
     }
 
     /// The buffers of a slot that a cycle's data is put into.
     pub(super) fn first(&self, pipeline: u32, slot: usize) -> Ends<'_> {
         match &self.pipelines[pipeline as usize] {
-            Lane::Block(lane) => Ends::Block(&lane.slots[slot][0]),
-            Lane::Wafer(lane) => Ends::Wafer(lane),
-            Lane::Messages(lane) => Ends::Messages(lane),
-            Lane::Flow => Ends::Nowhere,
+            PipelineBuffers::Block(buffers) => Ends::Block(&buffers.slots[slot][0]),
+            PipelineBuffers::Wafer(buffers) => Ends::Wafer(buffers),
+            PipelineBuffers::Messages(buffers) => Ends::Messages(buffers),
+            PipelineBuffers::Flow => Ends::Nowhere,
         }
     }
 
     /// The buffers of a slot that a cycle's result is in.
     pub(super) fn last(&self, pipeline: u32, slot: usize) -> Ends<'_> {
         match &self.pipelines[pipeline as usize] {
-            Lane::Block(lane) => {
-                Ends::Block(lane.slots[slot].last().expect("a slot has a buffer before the first step"))
+            PipelineBuffers::Block(buffers) => {
+                Ends::Block(buffers.slots[slot].last().expect("a slot has a buffer before the first step"))
             }
-            Lane::Wafer(lane) => Ends::Wafer(lane),
-            Lane::Messages(lane) => Ends::Messages(lane),
-            Lane::Flow => Ends::Nowhere,
+            PipelineBuffers::Wafer(buffers) => Ends::Wafer(buffers),
+            PipelineBuffers::Messages(buffers) => Ends::Messages(buffers),
+            PipelineBuffers::Flow => Ends::Nowhere,
         }
     }
 
     /// Compares what messages brought and nobody has compared yet.
     pub(super) fn compare_rest(&self, devices: &mut [Engines]) -> Result<Compared, RunError> {
-        let lanes = self.pipelines.iter().filter_map(|lane| match lane {
-            Lane::Messages(lane) => Some(lane),
-            Lane::Block(_) | Lane::Wafer(_) | Lane::Flow => None,
+        let messages = self.pipelines.iter().filter_map(|buffers| match buffers {
+            PipelineBuffers::Messages(buffers) => Some(buffers),
+            PipelineBuffers::Block(_) | PipelineBuffers::Wafer(_) | PipelineBuffers::Flow => None,
         });
-        messages::compare_rest(lanes, devices)
+        messages::compare_rest(messages, devices)
     }
 
     /// Submits a piece to its engine.
@@ -190,15 +192,15 @@ impl Buffers {
         piece: &Piece,
         operation: u64,
     ) -> Result<(), DeviceError> {
-        let lane = match &self.pipelines[piece.pipeline as usize] {
-            Lane::Block(lane) => lane,
-            Lane::Wafer(lane) => return lane.submit(devices, piece, operation),
-            Lane::Messages(lane) => return lane.submit(devices, piece, operation),
-            Lane::Flow => return Ok(()),
+        let buffers = match &self.pipelines[piece.pipeline as usize] {
+            PipelineBuffers::Block(buffers) => buffers,
+            PipelineBuffers::Wafer(buffers) => return buffers.submit(devices, piece, operation),
+            PipelineBuffers::Messages(buffers) => return buffers.submit(devices, piece, operation),
+            PipelineBuffers::Flow => return Ok(()),
         };
-        let slot = &lane.slots[piece.slot];
+        let slot = &buffers.slots[piece.slot];
         let (input, output) = (&slot[piece.step as usize], &slot[piece.step as usize + 1]);
-        let device = match lane.on {
+        let device = match buffers.on {
             On::Device(at) => &mut devices[at],
             On::Core(core) => {
                 let block = 0..piece.block.0 as usize;
@@ -207,7 +209,7 @@ impl Buffers {
                 return Ok(());
             }
         };
-        match &lane.steps[piece.step as usize] {
+        match &buffers.steps[piece.step as usize] {
             Stepped::Copy { class, method } => {
                 let range = piece.offset.0 as usize..(piece.offset.0 + piece.bytes.0) as usize;
                 let from = input.claim(range.clone(), Access::Read)?;
@@ -234,9 +236,9 @@ pub(super) enum Ends<'a> {
     /// One packed block.
     Block(&'a Buffer),
     /// Images, or lists, of every GPU.
-    Wafer(&'a WaferLane),
+    Wafer(&'a WaferBuffers),
     /// The ends of messages' blocks.
-    Messages(&'a MessageLane),
+    Messages(&'a MessageBuffers),
     /// A flow has no data.
     Nowhere,
 }
@@ -247,13 +249,13 @@ fn unprepared(pipeline: &Pipeline, source: DeviceError) -> RunError {
 
 /// The buffers of a pipeline on a core, all in ordinary memory. Its cycles can be so short that whoever fills and empties them
 /// is late by several: there are buffers for [`AHEAD`].
-fn on_core(pipeline: &Pipeline, core: u32, memory: &Memory, spare_cycles: usize) -> Result<BlockLane, RunError> {
+fn on_core(pipeline: &Pipeline, core: u32, memory: &Memory, spare_cycles: usize) -> Result<BlockBuffers, RunError> {
     let ahead = (AHEAD.0 / pipeline.period.0.max(1)).min(CYCLES_AHEAD_MAX) as usize;
     let buffers = || (0..=pipeline.steps.len()).map(|_| memory.buffer(pipeline.reserve.0 as usize)).collect();
     let slots = (0..(pipeline.steps.len() + 1 + spare_cycles).max(ahead)).map(|_| buffers());
     let slots = slots.collect::<Result<_, DeviceError>>().map_err(|source| unprepared(pipeline, source))?;
     let steps = pipeline.steps.iter().map(|_| Stepped::OnCore).collect();
-    Ok(BlockLane { on: On::Core(core), steps, slots })
+    Ok(BlockBuffers { on: On::Core(core), steps, slots })
 }
 
 /// One buffer before the first step and one after each, where its data lies then.

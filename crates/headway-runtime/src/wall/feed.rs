@@ -137,7 +137,7 @@ impl Feeder {
                 let mut span = buffer.claim(0..buffer.len(), Access::Write).map_err(claimed)?;
                 self.supply.supply(pipeline, cycle, slot, span.bytes_mut().map_err(claimed)?)?.block
             }
-            Ends::Wafer(lane) => lane.number(slot, cycle)?,
+            Ends::Wafer(buffers) => buffers.number(slot, cycle)?,
             Ends::Messages(_) | Ends::Nowhere => unreachable!("only pipelines that are fed have cycles here"),
         };
         let progress = &mut self.pipelines[pipeline as usize];
@@ -173,7 +173,7 @@ impl Sink {
     pub(super) fn run(mut self) -> Result<Vec<u64>, OutputError> {
         while let Ok(delivery) = self.delivered.recv() {
             if let Err(error) = self.unpack(&delivery) {
-                // A driver that has ended has its own error to report.
+                // A driver that has ended has its buffers error to report.
                 let _ = self.inbox.send(Message::Failed(error));
                 return Ok(Vec::new());
             }
@@ -198,8 +198,8 @@ impl Sink {
                 let span = buffer.claim(0..block.0 as usize, Access::Read).map_err(claimed)?;
                 self.collect.collect(pipeline, cycle, slot, span.bytes().map_err(claimed)?)
             }
-            Ends::Wafer(lane) => lane.deliver(slot, (pipeline, cycle), self.collect.as_mut()),
-            Ends::Messages(lane) => lane.landed(cycle),
+            Ends::Wafer(buffers) => buffers.deliver(slot, (pipeline, cycle), self.collect.as_mut()),
+            Ends::Messages(buffers) => buffers.landed(cycle),
             Ends::Nowhere => Ok(()),
         }
     }

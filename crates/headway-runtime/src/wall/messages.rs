@@ -61,7 +61,7 @@ type Given = BTreeMap<u64, (u64, Range<usize>)>;
 /// One block of a message.
 struct Line {
     ends: Endpoints,
-    /// Which part of which job a cycle carries; `None` = its own job, whole.
+    /// Which part of which job a cycle carries; `None` = its buffers job, whole.
     carried: Option<Carried>,
     /// A cycle may bring something else than planned: what each that is under way was given.
     varies: Option<Mutex<Given>>,
@@ -73,12 +73,12 @@ struct Line {
 }
 
 /// A pipeline of messages.
-pub(super) struct MessageLane {
+pub(super) struct MessageBuffers {
     name: String,
     lines: Vec<Line>,
 }
 
-impl MessageLane {
+impl MessageBuffers {
     /// Allocates and fills the memory of the blocks of `pipeline`, where pipelines run `cycles` cycles.
     pub(super) fn new(plan: &Plan, number: u32, devices: &mut [Engines], cycles: &[u64]) -> Result<Self, RunError> {
         let pipeline = &plan.pipelines[number as usize];
@@ -237,7 +237,7 @@ impl Line {
     }
 }
 
-/// The messages in a batch, in the order of its operations; none where a cycle's job is the message's own.
+/// The messages in a batch, in the order of its operations; none where a cycle's job is the message's buffers.
 fn carried(pipeline: &Pipeline) -> &[Carried] {
     if let Source::Batch(parts) = &pipeline.source { parts } else { &[] }
 }
@@ -265,12 +265,12 @@ fn wanted_by_all(plan: &Plan, cycles: &[u64]) -> u128 {
 
 /// The end of a run: everything that was not compared yet and is still there.
 pub(super) fn compare_rest<'a>(
-    lanes: impl Iterator<Item = &'a MessageLane>,
+    pipelines: impl Iterator<Item = &'a MessageBuffers>,
     devices: &mut [Engines],
 ) -> Result<Compared, RunError> {
     let mut total = Compared::default();
-    for lane in lanes {
-        let Compared { blocks, moved, equal } = lane.compare_rest(devices)?;
+    for buffers in pipelines {
+        let Compared { blocks, moved, equal } = buffers.compare_rest(devices)?;
         total = Compared { blocks: total.blocks + blocks, moved: total.moved + moved, equal: total.equal + equal };
     }
     Ok(total)

@@ -57,7 +57,7 @@ struct Part {
 }
 
 /// A wafer's pipeline on its devices.
-pub(super) struct WaferLane {
+pub(super) struct WaferBuffers {
     name: String,
     ring: Ring,
     cameras: u32,
@@ -66,7 +66,7 @@ pub(super) struct WaferLane {
     parts: Vec<Part>,
 }
 
-impl WaferLane {
+impl WaferBuffers {
     /// Allocates the buffers, loads the kernels and fills the ring.
     pub(super) fn new(
         planned: &PlannedWafer,
@@ -93,7 +93,7 @@ impl WaferLane {
             plan::Work::Compute { kernel } if kernel == plan::MERGE => Stage::Merge,
             plan::Work::Compute { .. } | plan::Work::Hold => Stage::Inspect,
         });
-        let lane = Self {
+        let buffers = Self {
             name: pipeline.name.clone(),
             ring,
             cameras: planned.wafer.cameras,
@@ -101,9 +101,9 @@ impl WaferLane {
             peers: planned.peers().collect(),
             parts,
         };
-        lane.fill()?;
-        lane.meet(devices).map_err(|source| RunError::Prepare { what: "copies between GPUs".to_owned(), source })?;
-        Ok(lane)
+        buffers.fill()?;
+        buffers.meet(devices).map_err(|source| RunError::Prepare { what: "copies between GPUs".to_owned(), source })?;
+        Ok(buffers)
     }
 
     /// Lets every pair that exchanges copy something before the run: a GPU maps the memory of another one at the first copy,

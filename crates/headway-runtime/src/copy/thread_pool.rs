@@ -23,13 +23,13 @@ struct Shared {
 }
 
 /// A few threads that live as long as this value. A job that panics ends alone.
-pub(super) struct Crew {
+pub(super) struct ThreadPool {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
     home: Home,
 }
 
-impl Crew {
+impl ThreadPool {
     /// Starts up to `threads` threads; fewer when the system gives no more.
     pub(super) fn start(threads: usize) -> Self {
         let shared = Arc::<Shared>::default();
@@ -53,7 +53,7 @@ impl Crew {
     }
 }
 
-impl Drop for Crew {
+impl Drop for ThreadPool {
     fn drop(&mut self) {
         if !self.home.is_here() {
             // The threads, and whoever held the lock, stayed in the parent.
@@ -93,12 +93,12 @@ mod tests {
 
     #[test]
     fn jobs_go_on_after_one_that_panics() {
-        let crew = Crew::start(2);
-        assert_eq!(crew.threads(), 2);
+        let thread_pool = ThreadPool::start(2);
+        assert_eq!(thread_pool.threads(), 2);
         let (sent, taken) = channel();
         for number in 0..100 {
             let sent = sent.clone();
-            crew.submit(Box::new(move || {
+            thread_pool.submit(Box::new(move || {
                 assert!(number % 10 != 3, "a job that fails");
                 sent.send(number).unwrap();
             }));

@@ -1,6 +1,6 @@
 //! Threads that wait for jobs.
 //!
-//! A member is in one place at a time: idle here, with a job in its mailbox, at work, or lent to a transfer that calls it
+//! A worker is in one place at a time: idle here, with a job in its mailbox, at work, or lent to a transfer that calls it
 //! back. Only who has it may give it a job.
 
 use std::time::Duration;
@@ -54,21 +54,21 @@ impl Signal {
     }
 }
 
-/// A thread of a crew.
-pub(super) struct Member<J> {
+/// One thread of a pool.
+pub(super) struct WorkerThread<J> {
     pub(super) index: usize,
     mailbox: Mutex<Option<J>>,
     signal: Arc<Signal>,
 }
 
-/// A job that may have more members.
+/// A job that may have more workers.
 struct Open<J> {
     job: J,
     wanted: usize,
 }
 
 struct Inner<J> {
-    members: Vec<Arc<Member<J>>>,
+    workers: Vec<Arc<WorkerThread<J>>>,
     /// The last to come is the first to go: it may still be spinning.
     idle: Vec<usize>,
     open: Vec<Open<J>>,
@@ -76,35 +76,35 @@ struct Inner<J> {
 }
 
 /// The threads of one pool.
-pub(super) struct Crew<J> {
+pub(super) struct Workers<J> {
     inner: Mutex<Inner<J>>,
 }
 
-impl<J: Clone> Crew<J> {
+impl<J: Clone> Workers<J> {
     pub(super) fn new() -> Self {
-        Self { inner: Mutex::new(Inner { members: Vec::new(), idle: Vec::new(), open: Vec::new(), closed: false }) }
+        Self { inner: Mutex::new(Inner { workers: Vec::new(), idle: Vec::new(), open: Vec::new(), closed: false }) }
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner<J>> {
         lock(&self.inner)
     }
 
-    /// Makes the calling thread a member.
-    pub(super) fn enlist(&self) -> Arc<Member<J>> {
+    /// Makes the calling thread a worker.
+    pub(super) fn enlist(&self) -> Arc<WorkerThread<J>> {
         let mut inner = self.lock();
-        let index = inner.members.len();
-        let member = Arc::new(Member { index, mailbox: Mutex::new(None), signal: Signal::here() });
-        inner.members.push(Arc::clone(&member));
+        let index = inner.workers.len();
+        let worker = Arc::new(WorkerThread { index, mailbox: Mutex::new(None), signal: Signal::here() });
+        inner.workers.push(Arc::clone(&worker));
         self.place(inner, index);
-        member
+        worker
     }
 
     /// How many there are.
     pub(super) fn len(&self) -> usize {
-        self.lock().members.len()
+        self.lock().workers.len()
     }
 
-    /// Takes `wanted` idle members, or as many as there are. The caller has them.
+    /// Takes `wanted` idle workers, or as many as there are. The caller has them.
     pub(super) fn reserve(&self, wanted: usize) -> Vec<usize> {
         let mut inner = self.lock();
         let at = inner.idle.len() - wanted.min(inner.idle.len());
@@ -118,13 +118,13 @@ impl<J: Clone> Crew<J> {
         }
     }
 
-    /// Gives `job` to the member `index`, whom the caller has.
+    /// Gives `job` to the worker `index`, whom the caller has.
     pub(super) fn call(&self, index: usize, job: J) {
-        let member = Arc::clone(&self.lock().members[index]);
-        member.give(job);
+        let worker = Arc::clone(&self.lock().workers[index]);
+        worker.give(job);
     }
 
-    /// The member `index` is free again.
+    /// The worker `index` is free again.
     pub(super) fn release(&self, index: usize) {
         self.place(self.lock(), index);
     }
@@ -139,9 +139,9 @@ impl<J: Clone> Crew<J> {
         if open.wanted == 0 {
             inner.open.remove(0);
         }
-        let member = Arc::clone(&inner.members[index]);
+        let worker = Arc::clone(&inner.workers[index]);
         drop(inner);
-        member.give(job);
+        worker.give(job);
     }
 
     /// Nobody begins the jobs that `is` names any more; those who were about to are idle again.
@@ -149,27 +149,27 @@ impl<J: Clone> Crew<J> {
         let mut inner = self.lock();
         inner.open.retain(|open| !is(&open.job));
         let mut free = Vec::new();
-        for member in &inner.members {
-            let mut mailbox = member.mailbox();
+        for worker in &inner.workers {
+            let mut mailbox = worker.mailbox();
             if mailbox.as_ref().is_some_and(&is) {
                 *mailbox = None;
-                free.push(member.index);
+                free.push(worker.index);
             }
         }
         drop(inner);
         free.into_iter().for_each(|index| self.release(index));
     }
 
-    /// The life of member `me`: its jobs, until the crew is closed. `work` says whether the member is free afterwards, rather
+    /// The life of worker `me`: its jobs, until the pool is closed. `work` says whether the worker is free afterwards, rather
     /// than lent to who calls it back.
-    pub(super) fn live(&self, me: &Member<J>, mut work: impl FnMut(&J) -> bool) {
+    pub(super) fn live(&self, me: &WorkerThread<J>, mut work: impl FnMut(&J) -> bool) {
         loop {
             let job = me.mailbox().take();
             if let Some(job) = job {
                 if work(&job) {
                     self.release(me.index);
                 }
-                // Last: who waits until nobody holds the job finds its members free.
+                // Last: who waits until nobody holds the job finds its workers free.
                 drop(job);
             } else if self.lock().closed {
                 return;
@@ -183,11 +183,11 @@ impl<J: Clone> Crew<J> {
     pub(super) fn close(&self) {
         let mut inner = self.lock();
         inner.closed = true;
-        inner.members.iter().for_each(|member| member.signal.raise());
+        inner.workers.iter().for_each(|worker| worker.signal.raise());
     }
 }
 
-impl<J> Member<J> {
+impl<J> WorkerThread<J> {
     fn mailbox(&self) -> MutexGuard<'_, Option<J>> {
         lock(&self.mailbox)
     }
