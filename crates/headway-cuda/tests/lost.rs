@@ -30,7 +30,7 @@ fn limits() -> Limits {
 }
 
 /// A copier over two GPUs of a library of its own, with memory on the first, and pinned memory.
-struct Rig {
+struct Fixture {
     copier: Copier,
     device: Buffer,
     other: Buffer,
@@ -38,7 +38,7 @@ struct Rig {
     fake: Fake,
 }
 
-impl Rig {
+impl Fixture {
     fn new() -> Self {
         let fake = MAPPABLE.another();
         let gpus = CudaGpu::open_all(&fake.driver(), limits()).unwrap();
@@ -139,16 +139,16 @@ fn whatever_copies_when_the_context_ends_returns_the_error_and_the_borrowed_memo
     for case in cases() {
         let what = format!("{case:?}");
         in_time(&what.clone(), move || {
-            let rig = Rig::new();
-            rig.copy(case).unwrap_or_else(|error| panic!("{what} before: {error:?}"));
+            let fixture = Fixture::new();
+            fixture.copy(case).unwrap_or_else(|error| panic!("{what} before: {error:?}"));
             let (call, at) = case.ends_at;
-            rig.fake.fail(call, ILLEGAL_ADDRESS, at);
-            let error = rig.copy(case).expect_err(&what);
+            fixture.fake.fail(call, ILLEGAL_ADDRESS, at);
+            let error = fixture.copy(case).expect_err(&what);
             let text = format!("{error:?}");
             assert!(text.contains("ILLEGAL_ADDRESS") || text.contains("DeviceLost"), "{what}: {text}");
-            rig.copy(case).expect_err("the context is gone");
+            fixture.copy(case).expect_err("the context is gone");
             // Whatever is left of it is given up without waiting for the GPU.
-            drop(rig);
+            drop(fixture);
         });
     }
 }
@@ -160,11 +160,11 @@ fn windows_go_on_without_the_driver_and_do_not_hang() {
             let what = What::By(method(Some(Mapping::DmaBuf)));
             let case = Case { what, direction, pinned: false, ends_at: ("", 0) };
             in_time(&format!("{case:?}"), move || {
-                let rig = Rig::new();
-                rig.copy(case).unwrap();
-                rig.fake.fail("", ILLEGAL_ADDRESS, 0);
+                let fixture = Fixture::new();
+                fixture.copy(case).unwrap();
+                fixture.fake.fail("", ILLEGAL_ADDRESS, 0);
                 // The CPU alone moves the bytes: the copy may end well, or say that the device is lost.
-                if let Err(error) = rig.copy(case) {
+                if let Err(error) = fixture.copy(case) {
                     assert!(format!("{error:?}").contains("ILLEGAL_ADDRESS"), "{error:?}");
                 }
             });

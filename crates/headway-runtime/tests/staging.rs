@@ -45,12 +45,12 @@ fn noise(len: usize, seed: u64) -> Vec<u8> {
 }
 
 /// A GPU with faults, and its pool, ready.
-struct Rig {
+struct Fixture {
     gpu: Arc<FaultyGpu>,
     pool: Pool,
 }
 
-impl Rig {
+impl Fixture {
     /// The engine stands still for the next copy, so that another link, if there is one, gets chunks.
     fn stall(&self) {
         let delay = [(self.gpu.submitted(), Nanos(SECOND / 5))].into();
@@ -144,13 +144,13 @@ fn sizes(buffer: usize, threads: usize) -> Vec<usize> {
 
 #[test]
 fn every_size_and_alignment_arrives_and_nothing_beside_it_changes() {
-    let rig = Rig::new(3);
+    let fixture = Fixture::new(3);
     let buffer = 16 << 10;
     for len in sizes(buffer, 3) {
         for host in [0, 1, 7, 63] {
             for device in [0, 3] {
                 let how = Staged::new(tuning(3, buffer as u64));
-                let [moved_in, moved_out] = rig.check(&[&rig.pool], len, host, device, &how);
+                let [moved_in, moved_out] = fixture.check(&[&fixture.pool], len, host, device, &how);
                 assert!(moved_in.threads <= 3 && (moved_in.threads == 0) == (len == 0));
                 assert!(moved_out.chunks >= (len as u64).div_ceil(buffer as u64));
             }
@@ -160,14 +160,14 @@ fn every_size_and_alignment_arrives_and_nothing_beside_it_changes() {
 
 #[test]
 fn both_orders_both_stores_with_and_without_a_ramp_move_the_same_bytes() {
-    let rig = Rig::new(4);
+    let fixture = Fixture::new(4);
     for order in [Order::Arrival, Order::Index] {
         for stores in [Stores::Plain, Stores::NonTemporal, Stores::Demoted] {
             for ramp in [false, true] {
                 for in_flight in [0, 1, 2, 9] {
                     let tuning = Tuning { stores, in_flight, ..tuning(2, 2 << 20) };
                     let how = Staged { order, ramp, populate: true, ..Staged::new(tuning) };
-                    let [moved, _] = rig.check(&[&rig.pool], (5 << 20) + 77, 7, 3, &how);
+                    let [moved, _] = fixture.check(&[&fixture.pool], (5 << 20) + 77, 7, 3, &how);
                     // 512 KiB, then whole mebibytes: for two buffers of the largest size there is too little.
                     assert_eq!(moved.chunks, if ramp { 1 + 5 } else { 3 }, "{how:?}");
                 }
@@ -178,9 +178,9 @@ fn both_orders_both_stores_with_and_without_a_ramp_move_the_same_bytes() {
 
 #[test]
 fn a_hundred_mebibytes_and_seven_bytes_arrive() {
-    let rig = Rig::new(4);
+    let fixture = Fixture::new(4);
     let how = Staged::new(tuning(4, 2 << 20));
-    let [moved_in, moved_out] = rig.check(&[&rig.pool], (100 << 20) + 7, 1, 3, &how);
+    let [moved_in, moved_out] = fixture.check(&[&fixture.pool], (100 << 20) + 7, 1, 3, &how);
     assert!(moved_in.chunks > 50 && moved_out.chunks > 50);
     assert!(moved_in.cpu > Nanos(0) && moved_out.cpu > Nanos(0));
 }
@@ -235,68 +235,68 @@ fn a_pool_without_memory_is_an_error_value() {
 
 #[test]
 fn short_pinned_memory_means_smaller_buffers() {
-    let rig = Rig::of(EmuSpec::new("emu0"), PoolOptions { pinned_max: Bytes(1 << 20), ..options(4) });
+    let fixture = Fixture::of(EmuSpec::new("emu0"), PoolOptions { pinned_max: Bytes(1 << 20), ..options(4) });
     let how = Staged { ramp: false, ..Staged::new(tuning(4, 4 << 20)) };
-    let [moved, _] = rig.check(&[&rig.pool], 3 << 20, 0, 0, &how);
+    let [moved, _] = fixture.check(&[&fixture.pool], 3 << 20, 0, 0, &how);
     assert_eq!((moved.buffer, moved.threads), (Bytes(128 << 10), 4));
-    assert_eq!(rig.pool.pinned(), Bytes(1 << 20));
+    assert_eq!(fixture.pool.pinned(), Bytes(1 << 20));
 }
 
 #[test]
 fn the_pool_grows_to_what_copies_ask_for_and_no_further() {
-    let rig = Rig::of(EmuSpec::new("emu0"), PoolOptions { pinned_max: Bytes(100 << 20), ..options(4) });
-    rig.pool.prepare(Bytes(16 << 20), None).unwrap();
-    assert_eq!(rig.pool.pinned(), Bytes(96 << 20));
+    let fixture = Fixture::of(EmuSpec::new("emu0"), PoolOptions { pinned_max: Bytes(100 << 20), ..options(4) });
+    fixture.pool.prepare(Bytes(16 << 20), None).unwrap();
+    assert_eq!(fixture.pool.pinned(), Bytes(96 << 20));
 }
 
 /// Faults at chunk `k`: what the caller is told and what is in place.
-fn fails_at(rig: &Rig, k: u64, faults: Faults) {
+fn fails_at(fixture: &Fixture, k: u64, faults: Faults) {
     let chunk = 4096;
     let how = Staged { order: Order::Index, ..Staged::new(tuning(2, chunk as u64)) };
     let data = noise(9 * chunk, k);
-    let there = rig.there(&vec![0; data.len()]);
-    rig.gpu.set(faults.clone());
+    let there = fixture.there(&vec![0; data.len()]);
+    fixture.gpu.set(faults.clone());
     let at = At { buffer: &there, offset: 0 };
-    let error = copy_in(&[&rig.pool], at, &data, &how).unwrap_err();
-    rig.gpu.set(Faults::default());
+    let error = copy_in(&[&fixture.pool], at, &data, &how).unwrap_err();
+    fixture.gpu.set(Faults::default());
     let StagingError::Chunk { chunk: failed, completed_prefix, source } = error else { panic!("{error}") };
     assert!(matches!(source, DeviceError::Driver { .. }));
     // The host is aligned to less than a line at worst, so chunk k ends at most a line early.
     assert_eq!(failed, k);
     let in_place = completed_prefix as usize;
     assert!(in_place <= k as usize * chunk, "{in_place}");
-    assert!(rig.read(&there)[..in_place] == data[..in_place]);
+    assert!(fixture.read(&there)[..in_place] == data[..in_place]);
 }
 
 #[test]
 fn a_refused_or_failed_chunk_is_named_with_the_bytes_in_place_and_the_pool_lives_on() {
-    let rig = Rig::new(2);
+    let fixture = Fixture::new(2);
     for k in 0..9 {
-        let next = rig.gpu.submitted();
-        fails_at(&rig, k, Faults { refuse: [next + k].into(), ..Faults::default() });
-        let next = rig.gpu.submitted();
-        fails_at(&rig, k, Faults { fail: [next + k].into(), ..Faults::default() });
-        rig.still_works();
+        let next = fixture.gpu.submitted();
+        fails_at(&fixture, k, Faults { refuse: [next + k].into(), ..Faults::default() });
+        let next = fixture.gpu.submitted();
+        fails_at(&fixture, k, Faults { fail: [next + k].into(), ..Faults::default() });
+        fixture.still_works();
     }
 }
 
 #[test]
 fn a_chunk_that_fails_on_the_way_out_leaves_its_prefix() {
-    let rig = Rig::new(2);
+    let fixture = Fixture::new(2);
     let data = noise(40 << 10, 5);
-    let there = rig.there(&data);
+    let there = fixture.there(&data);
     for k in 0..10 {
-        let next = rig.gpu.submitted();
-        rig.gpu.set(Faults { fail: [next + k].into(), ..Faults::default() });
+        let next = fixture.gpu.submitted();
+        fixture.gpu.set(Faults { fail: [next + k].into(), ..Faults::default() });
         let mut memory = vec![0; data.len()];
         let how = Staged::new(tuning(2, 4096));
-        let error = copy_out(&[&rig.pool], &mut memory, At { buffer: &there, offset: 0 }, &how).unwrap_err();
+        let error = copy_out(&[&fixture.pool], &mut memory, At { buffer: &there, offset: 0 }, &how).unwrap_err();
         let StagingError::Chunk { chunk, completed_prefix, .. } = error else { panic!("{error}") };
         assert_eq!(chunk, k);
         assert!(completed_prefix <= k * 4096);
         assert!(memory[..completed_prefix as usize] == data[..completed_prefix as usize]);
     }
-    rig.still_works();
+    fixture.still_works();
 }
 
 #[test]
@@ -325,7 +325,7 @@ fn only_the_start_and_four_chunks_worth_at_the_end_of_a_copy_into_a_gpu_are_demo
 }
 
 /// A pool whose copy loop asks `before` first, with the number of the call.
-fn with_loop(threads: u32, before: impl Fn(u64) + Send + Sync + 'static) -> Rig {
+fn with_loop(threads: u32, before: impl Fn(u64) + Send + Sync + 'static) -> Fixture {
     let gpu = Arc::new(FaultyGpu::new(Arc::new(EmuGpu::open(EmuSpec::new("emu0"))), Faults::default()));
     let calls = AtomicU64::new(0);
     let copy_loop = move |to: &mut [u8], from: &[u8], _| {
@@ -334,39 +334,39 @@ fn with_loop(threads: u32, before: impl Fn(u64) + Send + Sync + 'static) -> Rig 
     };
     let pool = Pool::with_copy_loop(gpu.clone(), options(threads), Arc::new(copy_loop));
     pool.prepare(Bytes(1), None).unwrap();
-    Rig { gpu, pool }
+    Fixture { gpu, pool }
 }
 
 #[test]
 fn a_panicking_worker_fails_its_copy_only() {
     for at in 0..5 {
-        let rig = with_loop(2, move |call| assert!(call != at, "injected"));
-        let there = rig.there(&[0; 20_000]);
+        let fixture = with_loop(2, move |call| assert!(call != at, "injected"));
+        let there = fixture.there(&[0; 20_000]);
         let error =
-            copy_in(&[&rig.pool], At { buffer: &there, offset: 0 }, &[7; 20_000], &Staged::new(tuning(2, 4096)))
+            copy_in(&[&fixture.pool], At { buffer: &there, offset: 0 }, &[7; 20_000], &Staged::new(tuning(2, 4096)))
                 .unwrap_err();
         assert!(
             matches!(error, StagingError::Panicked { chunk, completed_prefix } if completed_prefix <= chunk * 4096)
         );
-        assert_eq!(rig.pool.threads(), 2);
-        rig.still_works();
+        assert_eq!(fixture.pool.threads(), 2);
+        fixture.still_works();
     }
 }
 
 #[test]
 fn a_lost_device_fails_this_copy_and_every_later_one_at_once() {
-    let rig = Rig::new(2);
-    let there = rig.there(&[0; 40_000]);
-    let next = rig.gpu.submitted();
-    rig.gpu.set(Faults { lose: Some(next + 3), ..Faults::default() });
+    let fixture = Fixture::new(2);
+    let there = fixture.there(&[0; 40_000]);
+    let next = fixture.gpu.submitted();
+    fixture.gpu.set(Faults { lose: Some(next + 3), ..Faults::default() });
     let (at, how) = (At { buffer: &there, offset: 0 }, Staged::new(tuning(2, 4096)));
-    let error = copy_in(&[&rig.pool], at, &[7; 40_000], &how).unwrap_err();
+    let error = copy_in(&[&fixture.pool], at, &[7; 40_000], &how).unwrap_err();
     assert!(matches!(error, StagingError::Chunk { source: DeviceError::DeviceLost, .. }), "{error}");
-    let submitted = rig.gpu.submitted();
-    let error = copy_out(&[&rig.pool], &mut [0; 10], at, &how).unwrap_err();
+    let submitted = fixture.gpu.submitted();
+    let error = copy_out(&[&fixture.pool], &mut [0; 10], at, &how).unwrap_err();
     assert_eq!(error, StagingError::Request(DeviceError::DeviceLost));
     assert!(!error.is_unavailable());
-    assert_eq!(rig.gpu.submitted(), submitted);
+    assert_eq!(fixture.gpu.submitted(), submitted);
 }
 
 #[test]
@@ -374,52 +374,52 @@ fn a_cancelled_copy_ends_and_says_what_is_in_place() {
     for at in 0..4 {
         let cancel = Arc::new(AtomicBool::new(false));
         let flag = Arc::clone(&cancel);
-        let rig = with_loop(1, move |call| {
+        let fixture = with_loop(1, move |call| {
             if call == at {
                 flag.store(true, Ordering::Relaxed);
             }
         });
         let data = noise(32 << 20, at);
-        let there = rig.there(&vec![0; data.len()]);
+        let there = fixture.there(&vec![0; data.len()]);
         let how = Staged { cancel: Some(&cancel), ..Staged::new(tuning(1, 4096)) };
-        let error = copy_in(&[&rig.pool], At { buffer: &there, offset: 0 }, &data, &how).unwrap_err();
+        let error = copy_in(&[&fixture.pool], At { buffer: &there, offset: 0 }, &data, &how).unwrap_err();
         let StagingError::Cancelled { completed_prefix } = error else { panic!("{error}") };
         let in_place = completed_prefix as usize;
         assert!(in_place < data.len());
-        assert!(rig.read(&there)[..in_place] == data[..in_place]);
-        rig.still_works();
+        assert!(fixture.read(&there)[..in_place] == data[..in_place]);
+        fixture.still_works();
     }
 }
 
 #[test]
 fn an_engine_that_never_answers_is_a_timeout_that_names_the_queues() {
-    let rig = Rig::of(EmuSpec::new("emu0"), PoolOptions { patience: Nanos(SECOND), ..options(2) });
-    let there = rig.there(&[0; 40_000]);
-    let next = rig.gpu.submitted();
-    rig.gpu.set(Faults { delay: [(next + 1, Nanos(u64::MAX / 2))].into(), ..Faults::default() });
+    let fixture = Fixture::of(EmuSpec::new("emu0"), PoolOptions { patience: Nanos(SECOND), ..options(2) });
+    let there = fixture.there(&[0; 40_000]);
+    let next = fixture.gpu.submitted();
+    fixture.gpu.set(Faults { delay: [(next + 1, Nanos(u64::MAX / 2))].into(), ..Faults::default() });
     let (at, how) = (At { buffer: &there, offset: 0 }, Staged::new(tuning(2, 4096)));
-    let error = copy_in(&[&rig.pool], at, &[7; 40_000], &how).unwrap_err();
+    let error = copy_in(&[&fixture.pool], at, &[7; 40_000], &how).unwrap_err();
     let StagingError::Timeout { after, state, completed_prefix } = &error else { panic!("{error}") };
     assert_eq!((*after, *completed_prefix > 40_000), (Nanos(SECOND), false));
     assert!(state.contains("2 on the engine") && state.contains("free"), "{state}");
     // The engine stays taken until the copies that were given up end; nothing is reused before.
-    let error = copy_in(&[&rig.pool], at, &[7; 40_000], &how).unwrap_err();
+    let error = copy_in(&[&fixture.pool], at, &[7; 40_000], &how).unwrap_err();
     let StagingError::Timeout { state, completed_prefix: 0, .. } = &error else { panic!("{error}") };
     assert!(state.contains("6 full") && state.contains("waiting for others on the engine"), "{state}");
 }
 
 #[test]
 fn a_destination_in_use_is_refused_and_one_beyond_the_end_too() {
-    let rig = Rig::new(2);
-    let there = rig.there(&[0; 1000]);
+    let fixture = Fixture::new(2);
+    let there = fixture.there(&[0; 1000]);
     let how = Staged::new(tuning(2, 4096));
     let held = there.claim(999..1000, Access::Read).unwrap();
-    let error = copy_in(&[&rig.pool], At { buffer: &there, offset: 0 }, &[1; 1000], &how).unwrap_err();
+    let error = copy_in(&[&fixture.pool], At { buffer: &there, offset: 0 }, &[1; 1000], &how).unwrap_err();
     assert!(matches!(error, StagingError::Request(DeviceError::Overlap { .. })));
-    copy_out(&[&rig.pool], &mut [0; 1000], At { buffer: &there, offset: 0 }, &how).unwrap();
+    copy_out(&[&fixture.pool], &mut [0; 1000], At { buffer: &there, offset: 0 }, &how).unwrap();
     drop(held);
     for offset in [1, usize::MAX] {
-        let error = copy_in(&[&rig.pool], At { buffer: &there, offset }, &[1; 1000], &how).unwrap_err();
+        let error = copy_in(&[&fixture.pool], At { buffer: &there, offset }, &[1; 1000], &how).unwrap_err();
         assert!(matches!(error, StagingError::Request(DeviceError::OutOfRange { .. })), "{error}");
     }
     assert!(matches!(copy_in(&[], At { buffer: &there, offset: 0 }, &[1], &how), Err(StagingError::Request(_))));
@@ -427,27 +427,27 @@ fn a_destination_in_use_is_refused_and_one_beyond_the_end_too() {
 
 #[test]
 fn copies_of_many_threads_at_once_all_arrive() {
-    let rig = Rig::of(EmuSpec::new("emu0"), PoolOptions { pinned_max: Bytes(128 << 20), ..options(6) });
-    rig.pool.prepare(Bytes(8 << 20), None).unwrap();
+    let fixture = Fixture::of(EmuSpec::new("emu0"), PoolOptions { pinned_max: Bytes(128 << 20), ..options(6) });
+    fixture.pool.prepare(Bytes(8 << 20), None).unwrap();
     let start = Barrier::new(4);
     std::thread::scope(|scope| {
         for thread in 0..4 {
-            let (rig, start) = (&rig, &start);
+            let (fixture, start) = (&fixture, &start);
             scope.spawn(move || {
                 start.wait();
                 for turn in 0..10 {
                     let len = (3 << 20) + thread * 4097 + turn;
-                    let (data, there) = (noise(len, turn as u64), rig.there(&vec![0; len]));
+                    let (data, there) = (noise(len, turn as u64), fixture.there(&vec![0; len]));
                     let (at, how) = (At { buffer: &there, offset: 0 }, Staged::new(tuning(3, 256 << 10)));
-                    retry(|| copy_in(&[&rig.pool], at, &data, &how));
+                    retry(|| copy_in(&[&fixture.pool], at, &data, &how));
                     let mut back = vec![0; len];
-                    retry(|| copy_out(&[&rig.pool], &mut back, at, &how));
+                    retry(|| copy_out(&[&fixture.pool], &mut back, at, &how));
                     assert!(back == data, "thread {thread}, turn {turn}");
                 }
             });
         }
     });
-    rig.still_works();
+    fixture.still_works();
 }
 
 /// Until a copy finds a thread.
@@ -462,81 +462,81 @@ fn retry(mut copy: impl FnMut() -> Result<Moved, StagingError>) {
 }
 
 /// A target and relays, prepared to be relays.
-fn node(relays: usize, threads: u32, in_flight: u32, piece: u64) -> Vec<Rig> {
+fn node(relays: usize, threads: u32, in_flight: u32, piece: u64) -> Vec<Fixture> {
     (0..=relays)
         .map(|gpu| {
-            let rig = Rig::of(EmuSpec::new(&format!("emu{gpu}")), options(threads));
-            rig.pool.prepare(Bytes(piece), (gpu > 0).then_some(in_flight)).unwrap();
-            rig
+            let fixture = Fixture::of(EmuSpec::new(&format!("emu{gpu}")), options(threads));
+            fixture.pool.prepare(Bytes(piece), (gpu > 0).then_some(in_flight)).unwrap();
+            fixture
         })
         .collect()
 }
 
-fn pools(rigs: &[Rig]) -> Vec<&Pool> {
-    rigs.iter().map(|rig| &rig.pool).collect()
+fn pools(fixtures: &[Fixture]) -> Vec<&Pool> {
+    fixtures.iter().map(|fixture| &fixture.pool).collect()
 }
 
 #[test]
 fn several_links_share_the_chunks_of_ordinary_memory() {
-    let rigs = node(2, 2, 4, 64 << 10);
+    let fixtures = node(2, 2, 4, 64 << 10);
     let how = Staged::new(Tuning { in_flight: 4, ..tuning(2, 64 << 10) });
     for len in [1, 100, 64 << 10, (9 << 20) + 13] {
-        for moved in rigs[0].check(&pools(&rigs), len, 7, 3, &how) {
+        for moved in fixtures[0].check(&pools(&fixtures), len, 7, 3, &how) {
             // Which link gets how many is a matter of time.
             assert_eq!(moved.links.iter().sum::<u64>(), moved.chunks);
         }
     }
-    for rig in &rigs {
-        rig.still_works();
+    for fixture in &fixtures {
+        fixture.still_works();
     }
 }
 
 #[test]
 fn a_relay_whose_gpu_has_copies_of_its_own_is_let_go() {
-    let rigs = node(1, 2, 4, 64 << 10);
+    let fixtures = node(1, 2, 4, 64 << 10);
     let busy = AtomicU32::new(1);
     let own = [&busy];
     let tuning = Tuning { in_flight: 4, ..tuning(2, 64 << 10) };
     let how = Staged { own: &own, ..Staged::new(tuning) };
-    for moved in rigs[0].check(&pools(&rigs), 9 << 20, 7, 3, &how) {
+    for moved in fixtures[0].check(&pools(&fixtures), 9 << 20, 7, 3, &how) {
         assert_eq!(moved.links, [moved.chunks, 0], "it never took part");
     }
     for _ in 0..20 {
         busy.store(0, Ordering::Relaxed);
-        let before = rigs[1].gpu.submitted();
+        let before = fixtures[1].gpu.submitted();
         let over = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                while rigs[1].gpu.submitted() == before && !over.load(Ordering::Relaxed) {
+                while fixtures[1].gpu.submitted() == before && !over.load(Ordering::Relaxed) {
                     std::thread::yield_now();
                 }
                 busy.store(1, Ordering::Relaxed);
             });
-            for moved in rigs[0].check(&pools(&rigs), 9 << 20, 7, 3, &how) {
+            for moved in fixtures[0].check(&pools(&fixtures), 9 << 20, 7, 3, &how) {
                 assert_eq!(moved.links.iter().sum::<u64>(), moved.chunks);
             }
             over.store(true, Ordering::Relaxed);
         });
     }
-    for rig in &rigs {
-        rig.still_works();
+    for fixture in &fixtures {
+        fixture.still_works();
     }
 }
 
 #[test]
 fn several_links_share_the_chunks_of_pinned_memory() {
-    let rigs = node(3, 1, 4, 64 << 10);
+    let fixtures = node(3, 1, 4, 64 << 10);
     let how = Staged::new(Tuning { in_flight: 4, ..tuning(1, 64 << 10) });
     for len in [1, 64 << 10, (9 << 20) + 13] {
         let data = noise(len + 5, len as u64);
-        let (host, there) = (rigs[0].pinned(&data), rigs[0].there(&vec![0; len + 9]));
+        let (host, there) = (fixtures[0].pinned(&data), fixtures[0].there(&vec![0; len + 9]));
         let (from, to) = (At { buffer: &host, offset: 5 }, At { buffer: &there, offset: 9 });
-        let moved = copy_pinned(&pools(&rigs), Flow::In, to, from, len, &how).unwrap();
-        assert!(rigs[0].read(&there)[9..] == data[5..]);
+        let moved = copy_pinned(&pools(&fixtures), Flow::In, to, from, len, &how).unwrap();
+        assert!(fixtures[0].read(&there)[9..] == data[5..]);
         assert_eq!((moved.links.iter().sum::<u64>(), moved.threads), (moved.chunks, 0));
         assert!(len < 1 << 20 || moved.links.iter().all(|chunks| *chunks > 0), "{moved:?}");
         host.claim(0..len + 5, Access::Write).unwrap().bytes_mut().unwrap().fill(0);
-        copy_pinned(&pools(&rigs), Flow::Out, to, from, len, &how).unwrap();
+        copy_pinned(&pools(&fixtures), Flow::Out, to, from, len, &how).unwrap();
         let back = host.claim(0..len + 5, Access::Read).unwrap();
         assert!(back.bytes().unwrap()[..5] == [0; 5] && back.bytes().unwrap()[5..] == data[5..]);
     }
@@ -545,9 +545,9 @@ fn several_links_share_the_chunks_of_pinned_memory() {
 #[test]
 fn pinned_memory_over_its_own_link_needs_no_pool() {
     let gpu = Arc::new(EmuGpu::open(EmuSpec::new("emu0")));
-    let rig = Rig::new(1);
+    let fixture = Fixture::new(1);
     let pool = Pool::new(gpu.clone(), options(1));
-    let host = rig.pinned(&noise(1 << 20, 1));
+    let host = fixture.pinned(&noise(1 << 20, 1));
     let there = gpu.device_buffer(1 << 20, Reach::Device).unwrap();
     let at = |buffer| At { buffer, offset: 0 };
     let how = Staged::new(tuning(1, 100_000));
@@ -561,46 +561,47 @@ fn pinned_memory_over_its_own_link_needs_no_pool() {
 
 #[test]
 fn a_failing_relay_fails_the_copy_and_everything_comes_back() {
-    let rigs = node(1, 2, 2, 64 << 10);
+    let fixtures = node(1, 2, 2, 64 << 10);
     let data = noise(4 << 20, 3);
-    let there = rigs[0].there(&vec![0; data.len()]);
+    let there = fixtures[0].there(&vec![0; data.len()]);
     let how = Staged::new(tuning(2, 64 << 10));
-    rigs[0].stall();
-    let next = rigs[1].gpu.submitted();
-    rigs[1].gpu.set(Faults { fail: [next + 2].into(), ..Faults::default() });
-    let error = copy_in(&pools(&rigs), At { buffer: &there, offset: 0 }, &data, &how).unwrap_err();
+    fixtures[0].stall();
+    let next = fixtures[1].gpu.submitted();
+    fixtures[1].gpu.set(Faults { fail: [next + 2].into(), ..Faults::default() });
+    let error = copy_in(&pools(&fixtures), At { buffer: &there, offset: 0 }, &data, &how).unwrap_err();
     let StagingError::Chunk { completed_prefix, .. } = error else { panic!("{error}") };
     let in_place = completed_prefix as usize;
-    assert!(rigs[0].read(&there)[..in_place] == data[..in_place]);
-    rigs[1].gpu.set(Faults::default());
+    assert!(fixtures[0].read(&there)[..in_place] == data[..in_place]);
+    fixtures[1].gpu.set(Faults::default());
     // The queue that failed is made again.
-    rigs[1].pool.prepare(Bytes(64 << 10), Some(2)).unwrap();
-    rigs[0].stall();
-    let [moved, _] = rigs[0].check(&pools(&rigs), 4 << 20, 0, 0, &how);
+    fixtures[1].pool.prepare(Bytes(64 << 10), Some(2)).unwrap();
+    fixtures[0].stall();
+    let [moved, _] = fixtures[0].check(&pools(&fixtures), 4 << 20, 0, 0, &how);
     assert!(moved.links[1] > 0);
 }
 
 #[test]
 fn a_gpu_without_peer_access_is_no_relay_and_neither_is_the_target() {
-    let lonely = Rig::of(EmuSpec { peers: false, ..EmuSpec::new("lonely") }, options(1));
-    let rig = Rig::new(1);
-    let there = rig.there(&[0; 100]);
+    let lonely = Fixture::of(EmuSpec { peers: false, ..EmuSpec::new("lonely") }, options(1));
+    let fixture = Fixture::new(1);
+    let there = fixture.there(&[0; 100]);
     let how = Staged::new(tuning(1, 4096));
-    for relay in [&lonely, &rig] {
-        let error = copy_in(&[&rig.pool, &relay.pool], At { buffer: &there, offset: 0 }, &[1; 100], &how).unwrap_err();
+    for relay in [&lonely, &fixture] {
+        let error =
+            copy_in(&[&fixture.pool, &relay.pool], At { buffer: &there, offset: 0 }, &[1; 100], &how).unwrap_err();
         assert!(matches!(error, StagingError::NoRelay { .. }) && error.is_unavailable(), "{error}");
     }
 }
 
 #[test]
 fn a_relay_that_is_not_prepared_is_left_out_until_it_is() {
-    let rigs = [Rig::new(2), Rig::new(2)];
+    let fixtures = [Fixture::new(2), Fixture::new(2)];
     let how = Staged::new(tuning(2, 64 << 10));
-    let [moved, _] = rigs[0].check(&pools(&rigs), 1 << 20, 0, 0, &how);
+    let [moved, _] = fixtures[0].check(&pools(&fixtures), 1 << 20, 0, 0, &how);
     assert_eq!(moved.links[1], 0);
-    rigs[1].pool.prepare(Bytes(64 << 10), Some(2)).unwrap();
-    rigs[0].stall();
-    let [moved, _] = rigs[0].check(&pools(&rigs), 4 << 20, 0, 0, &how);
+    fixtures[1].pool.prepare(Bytes(64 << 10), Some(2)).unwrap();
+    fixtures[0].stall();
+    let [moved, _] = fixtures[0].check(&pools(&fixtures), 4 << 20, 0, 0, &how);
     assert!(moved.links[1] > 0);
 }
 
@@ -608,14 +609,14 @@ fn a_relay_that_is_not_prepared_is_left_out_until_it_is() {
 fn a_slow_link_takes_less() {
     let slow = Pace { setup: Nanos(SECOND / 50), rate: None };
     let spec = EmuSpec { h2d: slow, ..EmuSpec::new("slow") };
-    let rigs = [Rig::new(1), Rig::of(spec, options(1))];
-    rigs[1].pool.prepare(Bytes(64 << 10), Some(1)).unwrap();
+    let fixtures = [Fixture::new(1), Fixture::of(spec, options(1))];
+    fixtures[1].pool.prepare(Bytes(64 << 10), Some(1)).unwrap();
     let data = noise(16 << 20, 1);
-    let (host, there) = (rigs[0].pinned(&data), rigs[0].there(&vec![0; data.len()]));
+    let (host, there) = (fixtures[0].pinned(&data), fixtures[0].there(&vec![0; data.len()]));
     let at = |buffer| At { buffer, offset: 0 };
     let how = Staged::new(tuning(1, 64 << 10));
-    let moved = copy_pinned(&pools(&rigs), Flow::In, at(&there), at(&host), data.len(), &how).unwrap();
-    assert!(rigs[0].read(&there) == data);
+    let moved = copy_pinned(&pools(&fixtures), Flow::In, at(&there), at(&host), data.len(), &how).unwrap();
+    assert!(fixtures[0].read(&there) == data);
     assert!(moved.links[1] < moved.links[0], "{moved:?}");
 }
 
