@@ -32,8 +32,8 @@ use crate::plot::{Figure, Line, TO_P99};
 use headway::COMMIT;
 use headway::gpus::{self, Backend};
 use headway::run::Progress;
+use headway_measure::copy_timer::{CopyTimer, TimerOptions};
 use headway_measure::place::Place;
-use headway_measure::rig::{Rig, Wish};
 use headway_measure::sample::Effort;
 use headway_measure::session::Session;
 
@@ -162,21 +162,22 @@ impl Bench<'_, '_> {
     fn make(mut self) -> Result<(Self, Option<Prediction>), Error> {
         let methods = self.usable();
         let most = self.bytes_max();
-        let mut rig = Rig::new(&self.copier, 0, Wish { bytes_max: most, pinned: true, huge_pages: false })?;
-        let place = Place::settle(&mut rig)?;
+        let mut timer =
+            CopyTimer::new(&self.copier, 0, TimerOptions { bytes_max: most, pinned: true, huge_pages: false })?;
+        let place = Place::settle(&mut timer)?;
         self.place = place.as_ref().map(|place| place.found().to_string());
         // First: what else the host does changes within minutes, and the profile may just have been measured.
-        let prediction = self.predict(&mut rig, &methods)?;
-        self.table(&mut rig, &methods)?;
-        self.automatic(&mut rig, &methods)?;
+        let prediction = self.predict(&mut timer, &methods)?;
+        self.table(&mut timer, &methods)?;
+        self.automatic(&mut timer, &methods)?;
         // Threads of bulk copies may run anywhere.
         drop(place);
-        self.small(&mut rig, &methods)?;
-        self.many(&mut rig)?;
+        self.small(&mut timer, &methods)?;
+        self.many(&mut timer)?;
         if self.copier.gpus().len() > 1 {
-            self.multipath(&mut rig, &methods)?;
-            drop(rig);
-            self.together()?;
+            self.multipath(&mut timer, &methods)?;
+            drop(timer);
+            self.concurrent()?;
         }
         self.host()?;
         Ok((self, prediction))

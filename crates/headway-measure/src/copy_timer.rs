@@ -29,7 +29,7 @@ const SEED: u64 = 0x4845_4144_5741_5921;
 
 /// One copy to be made.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Shot {
+pub struct CopySpec {
     /// How.
     pub how: How,
     /// Which way.
@@ -56,7 +56,7 @@ pub struct Timing {
 }
 
 /// Memory at both ends of one GPU.
-pub struct Rig {
+pub struct CopyTimer {
     copier: Arc<Copier>,
     gpu: usize,
     bytes_max: usize,
@@ -79,14 +79,14 @@ struct Ends {
 
 /// The last copy, until it has been compared.
 struct Last {
-    shot: Shot,
+    spec: CopySpec,
     offset: usize,
     fresh: Option<Mapping>,
 }
 
-/// What a rig is made for.
+/// What a [`CopyTimer`] is made for.
 #[derive(Clone, Copy, Debug)]
-pub struct Wish {
+pub struct TimerOptions {
     /// Largest copy.
     pub bytes_max: usize,
     /// Whether it is to have pinned memory.
@@ -95,14 +95,14 @@ pub struct Wish {
     pub huge_pages: bool,
 }
 
-impl Rig {
-    /// A rig on GPU number `gpu` of `copier`.
-    pub fn new(copier: &Arc<Copier>, gpu: usize, wish: Wish) -> Result<Self, Error> {
+impl CopyTimer {
+    /// A timer of copies on GPU number `gpu` of `copier`.
+    pub fn new(copier: &Arc<Copier>, gpu: usize, options: TimerOptions) -> Result<Self, Error> {
         let device = &copier.gpus()[gpu];
-        let bytes = wish.bytes_max + SLACK;
-        let mut source = ordinary(bytes, wish.huge_pages)?;
+        let bytes = options.bytes_max + SLACK;
+        let mut source = ordinary(bytes, options.huge_pages)?;
         Pcg64Mcg::seed_from_u64(SEED + gpu as u64).fill_bytes(&mut source);
-        let mut landing = ordinary(bytes, wish.huge_pages)?;
+        let mut landing = ordinary(bytes, options.huge_pages)?;
         landing.fill(0x5a);
         let plain = Ends::new(device.as_ref(), &source, bytes, Reach::Device)?;
         let mut windowed = Vec::new();
@@ -111,7 +111,7 @@ impl Rig {
             let ends = Ends::new(device.as_ref(), &source, bytes.min(WINDOWED_MAX + SLACK), Reach::Window(mapping));
             windowed.extend(ends.ok().map(|ends| (mapping, ends)));
         }
-        let pinned = match wish.pinned {
+        let pinned = match options.pinned {
             true => {
                 let home = device.pinned_buffer(bytes, Caching::Cached)?;
                 home.claim(0..bytes, Access::Write)?.bytes_mut()?.copy_from_slice(&source);
@@ -119,7 +119,7 @@ impl Rig {
             }
             false => None,
         };
-        let bytes_max = wish.bytes_max;
+        let bytes_max = options.bytes_max;
         Ok(Self { copier: Arc::clone(copier), gpu, bytes_max, source, landing, pinned, plain, windowed, last: None })
     }
 
@@ -149,67 +149,67 @@ impl Rig {
     }
 
     /// Makes one copy; `turn` picks which bytes. The copy before it must have been compared, or is not any more.
-    pub fn shoot(&mut self, shot: &Shot, turn: u32) -> Result<Timing, Error> {
+    pub fn time(&mut self, spec: &CopySpec, turn: u32) -> Result<Timing, Error> {
         let offset = turn as usize % OFFSETS * PAGE;
         self.last = None;
-        let mut fresh = match (shot.memory, shot.direction) {
-            (HostMemory::Fresh, Direction::D2h) => Some(Mapping::anonymous(shot.bytes.max(1))?),
+        let mut fresh = match (spec.memory, spec.direction) {
+            (HostMemory::Fresh, Direction::D2h) => Some(Mapping::anonymous(spec.bytes.max(1))?),
             _ => None,
         };
-        let found = self.windowed.iter().find(|(mapping, _)| Some(*mapping) == shot.window);
+        let found = self.windowed.iter().find(|(mapping, _)| Some(*mapping) == spec.window);
         let ends = found.map_or(&self.plain, |(_, ends)| ends);
-        let cpu_before = (shot.bytes >= CPU_TIME_MIN).then(clock::cpu_time);
+        let cpu_before = (spec.bytes >= CPU_TIME_MIN).then(clock::cpu_time);
         let begun = clock::now();
-        let report = match (shot.memory, shot.direction) {
+        let report = match (spec.memory, spec.direction) {
             (HostMemory::Pinned, direction) => {
                 let (home, target) = self.pinned.as_ref().ok_or_else(no_pinned)?;
                 let (device, host) = match direction {
                     Direction::H2d => (At { buffer: &ends.target, offset: 0 }, At { buffer: home, offset }),
                     _ => (At { buffer: &ends.home, offset }, At { buffer: target, offset: 0 }),
                 };
-                self.copier.copy_pinned(direction, device, host, shot.bytes, shot.how)?
+                self.copier.copy_pinned(direction, device, host, spec.bytes, spec.how)?
             }
             (_, Direction::H2d) => {
                 let to = At { buffer: &ends.target, offset: 0 };
-                self.copier.copy_in(to, &self.source[offset..offset + shot.bytes], shot.how)?
+                self.copier.copy_in(to, &self.source[offset..offset + spec.bytes], spec.how)?
             }
             _ => {
                 let to = fresh.as_mut().unwrap_or(&mut self.landing);
-                self.copier.copy_out(&mut to[..shot.bytes], At { buffer: &ends.home, offset }, shot.how)?
+                self.copier.copy_out(&mut to[..spec.bytes], At { buffer: &ends.home, offset }, spec.how)?
             }
         };
         let call = clock::now() - begun;
-        let done = if report.method.abilities().is_posted(shot.direction) {
-            flush(&ends.target, shot.bytes, begun)?
+        let done = if report.method.abilities().is_posted(spec.direction) {
+            flush(&ends.target, spec.bytes, begun)?
         } else {
             call
         };
         let cpu = cpu_before.map(|before| clock::cpu_time().saturating_sub(before));
-        self.last = Some(Last { shot: *shot, offset, fresh });
+        self.last = Some(Last { spec: *spec, offset, fresh });
         Ok(Timing { call, done, cpu, method: report.method })
     }
 
     /// Compares what the last copy brought, through the driver's own copy where it went to the device.
     pub fn compare(&mut self) -> Result<(), Error> {
-        let Some(Last { shot, offset, fresh }) = self.last.take() else { return Ok(()) };
-        let expected = &self.source[offset..offset + shot.bytes];
-        let differs = match (shot.direction, shot.memory) {
+        let Some(Last { spec, offset, fresh }) = self.last.take() else { return Ok(()) };
+        let expected = &self.source[offset..offset + spec.bytes];
+        let differs = match (spec.direction, spec.memory) {
             (Direction::H2d, _) => {
-                let found = self.windowed.iter().find(|(mapping, _)| Some(*mapping) == shot.window);
-                let from = found.map_or(&self.plain, |(_, ends)| ends).target.claim(0..shot.bytes, Access::Read)?;
-                let landing = &mut self.landing[..shot.bytes];
+                let found = self.windowed.iter().find(|(mapping, _)| Some(*mapping) == spec.window);
+                let from = found.map_or(&self.plain, |(_, ends)| ends).target.claim(0..spec.bytes, Access::Read)?;
+                let landing = &mut self.landing[..spec.bytes];
                 self.copier.gpus()[self.gpu].copy_out(landing, &from)?;
                 difference(landing, expected)
             }
             (_, HostMemory::Pinned) => {
                 let (_, target) = self.pinned.as_ref().ok_or_else(no_pinned)?;
-                difference(target.claim(0..shot.bytes, Access::Read)?.bytes()?, expected)
+                difference(target.claim(0..spec.bytes, Access::Read)?.bytes()?, expected)
             }
-            _ => difference(&fresh.as_ref().unwrap_or(&self.landing)[..shot.bytes], expected),
+            _ => difference(&fresh.as_ref().unwrap_or(&self.landing)[..spec.bytes], expected),
         };
         match differs {
             None => Ok(()),
-            Some(at) => Err(Error::WrongCopy { copy: describe(&shot), gpu: self.gpu, at: at as u64 }),
+            Some(at) => Err(Error::WrongCopy { copy: describe(&spec), gpu: self.gpu, at: at as u64 }),
         }
     }
 }
@@ -233,7 +233,7 @@ pub(super) fn flush(buffer: &Buffer, bytes: usize, begun: Nanos) -> Result<Nanos
     Ok(clock::now() - begun)
 }
 
-/// Ordinary memory; huge pages are a wish that the system may refuse.
+/// Ordinary memory; huge pages are a hint that the system may refuse.
 fn ordinary(bytes: usize, huge_pages: bool) -> Result<Mapping, Error> {
     let mapping = Mapping::anonymous(bytes)?;
     if huge_pages {
@@ -254,6 +254,6 @@ fn no_pinned() -> DeviceError {
     DeviceError::Invalid { what: "measurement", reason: "this rig was made without pinned memory".into() }
 }
 
-fn describe(shot: &Shot) -> String {
-    format!("{} bytes {} by {:?}, {} memory", shot.bytes, shot.direction, shot.how, shot.memory)
+fn describe(spec: &CopySpec) -> String {
+    format!("{} bytes {} by {:?}, {} memory", spec.bytes, spec.direction, spec.how, spec.memory)
 }

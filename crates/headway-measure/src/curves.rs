@@ -17,12 +17,12 @@ use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 use serde::{Deserialize, Serialize};
 
+use super::copy_timer::{CopySpec, CopyTimer};
 use super::load::Bulk;
-use super::rig::{Rig, Shot};
 use super::sample::{Effort, Figures};
 use super::session::Session;
+use super::timer_threads;
 use super::turns::{self, Entrant, Rules};
-use super::volley;
 use crate::Error;
 
 /// Copies up to this size are compared every time, larger ones at the beginning and the end of a series.
@@ -39,7 +39,7 @@ const DOUBT_PERCENT: u64 = 110;
 
 /// How much is spent on a point, by its size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Thrift {
+pub struct Efforts {
     /// Up to 64 KiB.
     pub small: Effort,
     /// Up to 1 MiB.
@@ -50,7 +50,7 @@ pub struct Thrift {
     pub patience: Nanos,
 }
 
-impl Thrift {
+impl Efforts {
     /// The effort for a copy of `bytes` bytes.
     pub const fn of(&self, bytes: u64) -> Effort {
         if bytes <= COMPARED_MAX as u64 {
@@ -98,7 +98,7 @@ pub struct Taker<'s, 'a> {
     /// The GPU's name in the machine file.
     pub gpu: EndpointId,
     pub sizes: Vec<u64>,
-    pub thrift: Thrift,
+    pub efforts: Efforts,
     pub lines: BTreeMap<Key, Line>,
     /// Ways that failed, which are left out.
     pub dropped: Vec<(Method, String)>,
@@ -107,20 +107,20 @@ pub struct Taker<'s, 'a> {
 impl Taker<'_, '_> {
     /// Measures `ways` in both directions with nothing else going on, more closely where the fastest one changes. At each size all
     /// ways take turns.
-    pub fn alone(&mut self, rig: &mut Rig, methods: &[Method]) -> Result<(), Error> {
+    pub fn alone(&mut self, timer: &mut CopyTimer, methods: &[Method]) -> Result<(), Error> {
         let directions = [Direction::H2d, Direction::D2h];
         self.session.phase("alone", directions.len() * self.sizes.len());
         for direction in directions {
             let mut last: BTreeMap<(Method, HostMemory), Nanos> = BTreeMap::new();
             for bytes in self.sizes.clone() {
-                let patience = self.thrift.patience;
+                let patience = self.efforts.patience;
                 let kinds = methods
                     .iter()
                     .flat_map(|&method| memories(method, direction).into_iter().map(move |m| (method, m)));
                 let kinds = kinds.filter(|kind| measures(kind.0, direction, bytes));
                 let kinds = kinds.filter(|kind| last.get(kind).is_none_or(|last| *last <= patience));
                 let kinds: Vec<(Method, HostMemory)> = kinds.filter(|kind| !self.is_dropped(kind.0)).collect();
-                self.in_turns(rig, direction, &kinds, bytes, "")?;
+                self.in_turns(timer, direction, &kinds, bytes, "")?;
                 for kind in kinds {
                     let key = self.key(kind, direction);
                     let median = self.lines.get(&key).and_then(|line| line.points.get(&bytes)).map(|f| f.median);
@@ -128,9 +128,9 @@ impl Taker<'_, '_> {
                 }
                 self.session.advance()?;
             }
-            self.again(rig, direction)?;
+            self.again(timer, direction)?;
             for memory in [HostMemory::Pinned, HostMemory::Warm, HostMemory::Fresh] {
-                self.bisect(rig, direction, memory)?;
+                self.bisect(timer, direction, memory)?;
             }
         }
         Ok(())
@@ -138,12 +138,12 @@ impl Taker<'_, '_> {
 
     /// Measures the sizes again at which a way was slower than with more bytes: most often it is what else the host did for some
     /// milliseconds, and all ways that took turns then were measured too slow.
-    fn again(&mut self, rig: &mut Rig, direction: Direction) -> Result<(), Error> {
+    fn again(&mut self, timer: &mut CopyTimer, direction: Direction) -> Result<(), Error> {
         for bytes in self.sizes.clone() {
             let lines = || self.lines_alone(direction).filter(|(_, line)| line.points.contains_key(&bytes));
             if lines().any(|(_, line)| is_doubtful(&line.points, bytes)) {
                 let kinds: Vec<_> = lines().map(|(key, _)| (key.method, key.memory)).collect();
-                self.in_turns(rig, direction, &kinds, bytes, " again")?;
+                self.in_turns(timer, direction, &kinds, bytes, " again")?;
             }
             self.session.go_on()?;
         }
@@ -162,25 +162,25 @@ impl Taker<'_, '_> {
     /// dropped with all its curves.
     fn in_turns(
         &mut self,
-        rig: &mut Rig,
+        timer: &mut CopyTimer,
         direction: Direction,
         kinds: &[(Method, HostMemory)],
         bytes: u64,
         note: &str,
     ) -> Result<(), Error> {
         let name = |(method, memory): &(Method, HostMemory)| {
-            format!("gpu{} {method} {direction} {memory} {} {bytes}{note}", rig.gpu(), Load::Alone)
+            format!("gpu{} {method} {direction} {memory} {} {bytes}{note}", timer.gpu(), Load::Alone)
         };
         let names: Vec<String> = kinds.iter().map(name).collect();
-        let effort = self.thrift.of(bytes);
+        let effort = self.efforts.of(bytes);
         let taken: Vec<Result<Taken, String>> = self.session.step(&names.join(", "), |session| {
             let entrant = |(name, (method, memory)): (&String, &(Method, HostMemory))| {
                 let (how, window) = (How::By(*method), method.mapping());
-                Entrant::new(name.clone(), Shot { how, direction, memory: *memory, bytes: bytes as usize, window })
+                Entrant::new(name.clone(), CopySpec { how, direction, memory: *memory, bytes: bytes as usize, window })
             };
             let mut entrants: Vec<Entrant> = names.iter().zip(kinds).map(entrant).collect();
             let rules = Rules { effort, parks: true, spares: false, undecided: None };
-            turns::take(session, rig, &mut entrants, rules)?;
+            turns::take(session, timer, &mut entrants, rules)?;
             let result = |(entrant, (method, _)): (Entrant, &(Method, HostMemory))| {
                 let done = entrant.figures();
                 match (entrant.failed, done) {
@@ -223,7 +223,7 @@ impl Taker<'_, '_> {
     }
 
     /// Measures small copies by those of `ways` that are for such, beside each of `loads`.
-    pub fn beside(&mut self, rig: &mut Rig, methods: &[Method], loads: &[Load]) -> Result<(), Error> {
+    pub fn under_load(&mut self, timer: &mut CopyTimer, methods: &[Method], loads: &[Load]) -> Result<(), Error> {
         let methods: Vec<Method> = methods.iter().copied().filter(|method| method.abilities().urgent).collect();
         let small = self.sizes.iter().copied().filter(|size| LOADED.contains(size)).collect();
         let all = std::mem::replace(&mut self.sizes, small);
@@ -234,9 +234,9 @@ impl Taker<'_, '_> {
         }
         for &load in loads {
             for direction in [Direction::H2d, Direction::D2h] {
-                let bulk = Bulk::start(rig.device(), direction, load, BULK_CHUNK.min(rig.bytes_max()))?;
+                let bulk = Bulk::start(timer.device(), direction, load, BULK_CHUNK.min(timer.bytes_max()))?;
                 for &method in &methods {
-                    self.line(rig, method, direction, memories(method, direction)[0], load)?;
+                    self.line(timer, method, direction, memories(method, direction)[0], load)?;
                 }
                 bulk.stop()?;
             }
@@ -248,18 +248,18 @@ impl Taker<'_, '_> {
     /// One curve; a way that fails is dropped with all its curves.
     fn line(
         &mut self,
-        rig: &mut Rig,
+        timer: &mut CopyTimer,
         method: Method,
         direction: Direction,
         memory: HostMemory,
         load: Load,
     ) -> Result<(), Error> {
         // A resident copier of the curve before would be a load.
-        rig.copier().park()?;
+        timer.copier().park()?;
         let mut last = Nanos::ZERO;
         for bytes in self.sizes.clone() {
-            if measures(method, direction, bytes) && !self.is_dropped(method) && last <= self.thrift.patience {
-                let taken = self.point(rig, (method, direction, memory, load), bytes)?;
+            if measures(method, direction, bytes) && !self.is_dropped(method) && last <= self.efforts.patience {
+                let taken = self.point(timer, (method, direction, memory, load), bytes)?;
                 last = taken.map_or(last, |figures| figures.median);
             }
             self.session.advance()?;
@@ -270,25 +270,26 @@ impl Taker<'_, '_> {
     /// One point, by copies one after the other; `None` for a way that failed.
     fn point(
         &mut self,
-        rig: &mut Rig,
+        timer: &mut CopyTimer,
         (method, direction, memory, load): (Method, Direction, HostMemory, Load),
         bytes: u64,
     ) -> Result<Option<Figures>, Error> {
         let key = Key { load, ..self.key((method, memory), direction) };
-        let shot = Shot { how: How::By(method), direction, memory, bytes: bytes as usize, window: method.mapping() };
-        let name = format!("gpu{} {method} {direction} {memory} {load} {bytes}", rig.gpu());
-        let effort = self.thrift.of(bytes);
+        let spec =
+            CopySpec { how: How::By(method), direction, memory, bytes: bytes as usize, window: method.mapping() };
+        let name = format!("gpu{} {method} {direction} {memory} {load} {bytes}", timer.gpu());
+        let effort = self.efforts.of(bytes);
         let taken = self.session.step(&name, |session| {
             let mut calls = Vec::new();
             let done = session.series(&name, effort, |turn| {
-                let timing = rig.shoot(&shot, turn)?;
-                if turn == 0 || shot.bytes <= COMPARED_MAX {
-                    rig.compare()?;
+                let timing = timer.time(&spec, turn)?;
+                if turn == 0 || spec.bytes <= COMPARED_MAX {
+                    timer.compare()?;
                 }
                 calls.push(timing.call);
                 Ok(timing.done)
             })?;
-            rig.compare()?;
+            timer.compare()?;
             let counted = &calls[calls.len() - done.n as usize..];
             let posted = method.abilities().is_posted(direction).then(|| Figures::of(counted)).flatten();
             Ok(Taken { done, posted })
@@ -307,7 +308,7 @@ impl Taker<'_, '_> {
     }
 
     /// Where the fastest way changes between two sizes, measures both ways in between, to 5 %.
-    fn bisect(&mut self, rig: &mut Rig, direction: Direction, memory: HostMemory) -> Result<(), Error> {
+    fn bisect(&mut self, timer: &mut CopyTimer, direction: Direction, memory: HostMemory) -> Result<(), Error> {
         let sizes = self.sizes.clone();
         for pair in sizes.windows(2) {
             let (mut low, mut high) = (pair[0], pair[1]);
@@ -327,9 +328,9 @@ impl Taker<'_, '_> {
                 if high * 100 <= low * BISECT_PERCENT || middle <= low || middle >= high {
                     break;
                 }
-                self.in_turns(rig, direction, &kinds, middle, " between")?;
+                self.in_turns(timer, direction, &kinds, middle, " between")?;
                 if kinds.iter().any(|kind| self.doubts(*kind, direction, middle)) {
-                    self.in_turns(rig, direction, &kinds, middle, " between again")?;
+                    self.in_turns(timer, direction, &kinds, middle, " between again")?;
                 }
                 match self.winner(direction, memory, middle) {
                     Some(winner) if winner == first => low = middle,
@@ -415,33 +416,33 @@ pub fn keep(profile: &mut Profile, lines: &BTreeMap<Key, Line>) {
 }
 
 /// Curves of copies on all GPUs at once. `hows` names the ways, each as it is to be used with so many GPUs.
-pub fn together(
+pub fn concurrent(
     session: &mut Session<'_>,
     gpus: &[EndpointId],
-    rigs: &mut [Rig],
+    timers: &mut [CopyTimer],
     hows: &[(Method, Direction, HostMemory, How)],
-    (sizes, thrift): (&[u64], Thrift),
+    (sizes, efforts): (&[u64], Efforts),
 ) -> Result<BTreeMap<Key, Line>, Error> {
     let mut lines: BTreeMap<Key, Line> = BTreeMap::new();
-    let active = u32::try_from(rigs.len()).unwrap_or(u32::MAX);
+    let active = u32::try_from(timers.len()).unwrap_or(u32::MAX);
     session.phase("together", hows.len() * sizes.len());
     for &(method, direction, memory, how) in hows {
         for &bytes in sizes {
             if measures(method, direction, bytes) {
                 let name = format!("all {method} {direction} {memory} {bytes}");
-                let shot = Shot { how, direction, memory, bytes: bytes as usize, window: None };
-                let mut each: Vec<Vec<Nanos>> = vec![Vec::new(); rigs.len()];
+                let spec = CopySpec { how, direction, memory, bytes: bytes as usize, window: None };
+                let mut each: Vec<Vec<Nanos>> = vec![Vec::new(); timers.len()];
                 let all: Vec<Figures> = session.step(&name, |session| {
-                    volley::with(rigs, &shot, |volleys| {
-                        session.series(&name, thrift.of(bytes), |turn| {
-                            let timings = volleys.shoot(turn)?;
+                    timer_threads::with(timers, &spec, |threads| {
+                        session.series(&name, efforts.of(bytes), |turn| {
+                            let timings = threads.time(turn)?;
                             each.iter_mut().zip(&timings).for_each(|(times, timing)| times.push(timing.done));
-                            if turn == 0 || shot.bytes <= COMPARED_MAX {
-                                volleys.compare()?;
+                            if turn == 0 || spec.bytes <= COMPARED_MAX {
+                                threads.compare()?;
                             }
                             Ok(timings.iter().map(|timing| timing.done).max().unwrap_or_default())
                         })?;
-                        volleys.compare()
+                        threads.compare()
                     })?;
                     Ok(each.iter().filter_map(|times| Figures::of(times)).collect())
                 })?;
@@ -476,7 +477,7 @@ pub fn peer(
     copier: &Arc<Copier>,
     gpus: &[EndpointId],
     (from, to): (usize, usize),
-    (sizes, thrift): (&[u64], Thrift),
+    (sizes, efforts): (&[u64], Efforts),
 ) -> Result<(Key, Line), Error> {
     let key = peer_key(gpus[from], gpus[to]);
     let most = sizes.iter().max().map_or(1, |size| *size as usize);
@@ -493,7 +494,7 @@ pub fn peer(
         let figures = session.step(&name, |session| {
             // Zeros first, so that what is found afterwards was copied.
             target.copy_in(&mut place.claim(0..len, Access::Write)?, &vec![0; len])?;
-            let figures = session.series(&name, thrift.of(bytes), |_| {
+            let figures = session.series(&name, efforts.of(bytes), |_| {
                 let begun = clock::now();
                 copier.copy_peer(At { buffer: &place, offset: 0 }, At { buffer: &home, offset: 0 }, len)?;
                 Ok(clock::now() - begun)

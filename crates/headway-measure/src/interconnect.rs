@@ -17,7 +17,7 @@ use super::fit::Observed;
 use super::sample::Effort;
 use super::session::Session;
 use super::sets::{Pace, Room};
-use super::{kernels, links, rehearsal, sets};
+use super::{kernels, links, sets, small_batches};
 use crate::Error;
 
 /// Repetitions of each random batch.
@@ -59,7 +59,7 @@ pub fn calibrate(
     let (sets, rates) = sets.into_iter().zip(rates).filter(|(_, rates)| !rates.0.is_empty()).unzip();
     let observed = Observed { sets, rates, setups, jitter };
     let mut machine = observed.machine(name, gpus, stamp)?;
-    rehearsal::put(&mut machine, &rehearsal::rehearse(session, &mut bed, gpus.len(), reaches)?)?;
+    small_batches::put(&mut machine, &small_batches::measure(session, &mut bed, gpus.len(), reaches)?)?;
     session.phase("check", scope.batches);
     let mut draw = Draw::new(SEED, gpus.len(), reaches, scope.room);
     let (model, mut seen) = (Model::of(&machine), Seen::default());

@@ -5,6 +5,8 @@
 #[doc(hidden)]
 pub mod batches;
 #[doc(hidden)]
+pub mod copy_timer;
+#[doc(hidden)]
 pub mod cpu;
 #[doc(hidden)]
 pub mod curves;
@@ -24,22 +26,20 @@ pub mod load;
 pub mod node;
 #[doc(hidden)]
 pub mod place;
-#[doc(hidden)]
-pub mod rehearsal;
 mod report;
-#[doc(hidden)]
-pub mod rig;
 #[doc(hidden)]
 pub mod sample;
 #[doc(hidden)]
 pub mod session;
 #[doc(hidden)]
 pub mod sets;
+#[doc(hidden)]
+pub mod small_batches;
 mod staging;
 #[doc(hidden)]
-pub mod turns;
+pub mod timer_threads;
 #[doc(hidden)]
-pub mod volley;
+pub mod turns;
 #[doc(hidden)]
 pub mod wafer;
 
@@ -57,13 +57,13 @@ use headway_device::gpu::Gpu;
 use headway_os::{affinity, copy};
 use headway_runtime::copy::{Copier, CopyLimits, CopyOptions, How};
 
-use self::curves::{Line, Taker, Thrift};
+use self::copy_timer::{CopySpec, CopyTimer, TimerOptions};
+use self::curves::{Efforts, Line, Taker};
 pub use self::error::Error;
 use self::interconnect::{Scope, calibrate};
 use self::journal::{Head, Journal};
 use self::place::Place;
 pub use self::report::{Checked, Report};
-use self::rig::{Rig, Shot, Wish};
 use self::sample::Effort;
 use self::session::{Raw, Session};
 use self::sets::{Pace, Room};
@@ -238,22 +238,22 @@ impl Options {
         self.copy_sizes().last().map_or(1, |bytes| *bytes as usize)
     }
 
-    fn thrift(&self) -> Thrift {
+    fn efforts(&self) -> Efforts {
         let effort = |warm_up, n_min, n_max, ms: u64| Effort { warm_up, n_min, n_max, time: Nanos(ms * 1_000_000) };
         self.by_depth(
-            Thrift {
+            Efforts {
                 small: effort(5, 10, 200, 10),
                 middle: effort(5, 5, 100, 15),
                 large: effort(2, 3, 40, 20),
                 patience: Nanos(60_000_000),
             },
-            Thrift {
+            Efforts {
                 small: effort(20, 20, 500, 50),
                 middle: effort(5, 10, 200, 50),
                 large: effort(2, 5, 40, 100),
                 patience: Nanos::MAX,
             },
-            Thrift {
+            Efforts {
                 small: effort(50, 100, 1000, 500),
                 middle: effort(10, 30, 300, 300),
                 large: effort(2, 7, 60, 600),
@@ -381,9 +381,9 @@ impl Measurement<'_> {
     fn staging(&mut self, copier: &Arc<Copier>, gpus: &[EndpointId]) -> Result<(), Error> {
         let bytes_max = self.options.size_max().min(STAGED_BYTES);
         let cpus = affinity::allowed().map_or(2, |cpus| cpus.len()) as u32;
-        let mut rigs = Vec::new();
+        let mut timers = Vec::new();
         for gpu in 0..gpus.len() {
-            rigs.push(Rig::new(copier, gpu, Wish { bytes_max, pinned: false, huge_pages: false })?);
+            timers.push(CopyTimer::new(copier, gpu, TimerOptions { bytes_max, pinned: false, huge_pages: false })?);
         }
         let situations = [
             (Direction::H2d, HostMemory::Warm),
@@ -392,7 +392,7 @@ impl Measurement<'_> {
         ];
         let groups = groups(&self.devices, self.options.each);
         self.session.phase("staging", situations.len() * (groups.len() + usize::from(gpus.len() > 1)));
-        let shots = self.options.by_depth(4, 6, 10);
+        let samples = self.options.by_depth(4, 6, 10);
         for (direction, memory) in situations {
             // Pages touched for the first time take so long that shorter copies tell enough.
             let bytes_max = if memory == HostMemory::Fresh { bytes_max.min(STAGED_BYTES_FRESH) } else { bytes_max };
@@ -406,7 +406,7 @@ impl Measurement<'_> {
                 let first = group[0];
                 let key = format!("staging gpu{first} {direction} {memory} {bytes_max}");
                 let found = self.session.step(&key, |session| {
-                    search(session, &mut rigs[first..=first], (direction, memory), space(1), shots)
+                    search(session, &mut timers[first..=first], (direction, memory), space(1), samples)
                 })?;
                 for &gpu in group {
                     let key = TuningKey { gpu: gpus[gpu], direction, memory, active: 1 };
@@ -419,7 +419,7 @@ impl Measurement<'_> {
                 let key = format!("staging all {direction} {memory} {bytes_max}");
                 let found = self
                     .session
-                    .step(&key, |session| search(session, &mut rigs, (direction, memory), space(active), shots))?;
+                    .step(&key, |session| search(session, &mut timers, (direction, memory), space(active), samples))?;
                 for &gpu in gpus {
                     let key = TuningKey { gpu, direction, memory, active };
                     self.machine.profile.tunings.extend(found.map(|tuning| (key, tuning)));
@@ -431,32 +431,32 @@ impl Measurement<'_> {
     }
 
     fn curves(&mut self, copier: &Arc<Copier>, gpus: &[EndpointId], methods: &[Vec<Method>]) -> Result<(), Error> {
-        let (sizes, thrift, bytes_max) = (self.options.copy_sizes(), self.options.thrift(), self.options.size_max());
+        let (sizes, efforts, bytes_max) = (self.options.copy_sizes(), self.options.efforts(), self.options.size_max());
         let (does_curves, does_beside) = (self.options.does(Step::Curves), self.options.does(Step::Beside));
         if !does_curves && !does_beside {
             return Ok(());
         }
         for group in groups(&self.devices, self.options.each) {
             let first = group[0];
-            let mut rig = Rig::new(copier, first, Wish { bytes_max, pinned: true, huge_pages: false })?;
+            let mut timer = CopyTimer::new(copier, first, TimerOptions { bytes_max, pinned: true, huge_pages: false })?;
             let session = &mut self.session;
             let mut taker = Taker {
                 session,
                 gpu: gpus[first],
                 sizes: sizes.clone(),
-                thrift,
+                efforts,
                 lines: BTreeMap::new(),
                 dropped: Vec::new(),
             };
             if does_curves {
-                let place = Place::settle(&mut rig)?;
-                taker.alone(&mut rig, &methods[first])?;
+                let place = Place::settle(&mut timer)?;
+                taker.alone(&mut timer, &methods[first])?;
                 // Threads that gather and copy in bulk may run anywhere.
                 drop(place);
-                taker.many(&rig, &methods[first])?;
+                taker.many(&timer, &methods[first])?;
             }
             if does_beside {
-                taker.beside(&mut rig, &methods[first], &[Load::BulkSame, Load::BulkOpposite])?;
+                taker.under_load(&mut timer, &methods[first], &[Load::BulkSame, Load::BulkOpposite])?;
             }
             for &gpu in &group {
                 // GPUs of one model behind equal links cost the same.
@@ -465,13 +465,13 @@ impl Measurement<'_> {
             }
         }
         if does_curves && gpus.len() > 1 {
-            self.peers(copier, gpus, (&sizes, thrift))?;
+            self.peers(copier, gpus, (&sizes, efforts))?;
         }
         Ok(())
     }
 
     /// Curves between GPUs: of every pair with `each`, else of one pair for all.
-    fn peers(&mut self, copier: &Arc<Copier>, gpus: &[EndpointId], sizes: (&[u64], Thrift)) -> Result<(), Error> {
+    fn peers(&mut self, copier: &Arc<Copier>, gpus: &[EndpointId], sizes: (&[u64], Efforts)) -> Result<(), Error> {
         let reaches = |from: usize, to: usize| from != to && self.devices[from].reaches(self.devices[to].id());
         let all = (0..gpus.len()).flat_map(|from| (0..gpus.len()).map(move |to| (from, to)));
         let pairs: Vec<(usize, usize)> = all.filter(|&(from, to)| reaches(from, to)).collect();
@@ -492,9 +492,9 @@ impl Measurement<'_> {
 
     fn together(&mut self, copier: &Arc<Copier>, gpus: &[EndpointId], methods: &[Vec<Method>]) -> Result<(), Error> {
         let bytes_max = self.options.size_max().min(256 << 20);
-        let mut rigs = Vec::new();
+        let mut timers = Vec::new();
         for gpu in 0..gpus.len() {
-            rigs.push(Rig::new(copier, gpu, Wish { bytes_max, pinned: true, huge_pages: false })?);
+            timers.push(CopyTimer::new(copier, gpu, TimerOptions { bytes_max, pinned: true, huge_pages: false })?);
         }
         let sizes: Vec<u64> =
             self.options.copy_sizes().into_iter().filter(|size| (1 << 20..=256 << 20).contains(size)).collect();
@@ -511,8 +511,8 @@ impl Measurement<'_> {
                 }
             }
         }
-        let thrift = self.options.thrift();
-        let lines = curves::together(&mut self.session, gpus, &mut rigs, &hows, (&sizes, thrift))?;
+        let efforts = self.options.efforts();
+        let lines = curves::concurrent(&mut self.session, gpus, &mut timers, &hows, (&sizes, efforts))?;
         curves::keep(&mut self.machine.profile, &lines);
         Ok(())
     }
@@ -575,34 +575,34 @@ fn groups(devices: &[Arc<dyn Gpu>], each: bool) -> Vec<Vec<usize>> {
     groups
 }
 
-/// Searches on `rigs` at the same time; the slowest of them counts.
+/// Searches on `timers` at the same time; the slowest of them counts.
 fn search(
     session: &mut Session<'_>,
-    rigs: &mut [Rig],
+    timers: &mut [CopyTimer],
     (direction, memory): (Direction, HostMemory),
     space: staging::Space,
-    shots: u32,
+    samples: u32,
 ) -> Result<Option<Tuning>, Error> {
     let method = Method::Staged;
-    let effort = Effort { warm_up: 1, n_min: shots, n_max: shots, time: Nanos::ZERO };
-    let names: Vec<String> = rigs.iter().map(|rig| rig.gpu().to_string()).collect();
+    let effort = Effort { warm_up: 1, n_min: samples, n_max: samples, time: Nanos::ZERO };
+    let names: Vec<String> = timers.iter().map(|timer| timer.gpu().to_string()).collect();
     let found = staging::search(space, |tuning, least| {
         let limit = Nanos(least.0.saturating_mul(BEHIND_PERCENT) / 100);
         let how = How::Tuned(method, tuning);
-        let shot = Shot { how, direction, memory, bytes: space.bytes.0 as usize, window: None };
+        let spec = CopySpec { how, direction, memory, bytes: space.bytes.0 as usize, window: None };
         let Tuning { threads, buffer, stores, in_flight } = tuning;
         let key =
             format!("tuning gpu{} {direction} {memory} {threads} {} {stores} {in_flight}", names.join("+"), buffer.0);
-        let figures = volley::with(rigs, &shot, |volleys| {
+        let figures = timer_threads::with(timers, &spec, |threads| {
             session.series_below(&key, effort, limit, |turn| {
-                let timings = volleys.shoot(turn)?;
+                let timings = threads.time(turn)?;
                 Ok(timings.iter().map(|timing| timing.done).max().unwrap_or_default())
             })
         })?;
         Ok::<_, Error>(figures.median)
     })?;
     // Comparing takes several times as long as copying: of a search, only the last copies.
-    rigs.iter_mut().try_for_each(Rig::compare)?;
+    timers.iter_mut().try_for_each(CopyTimer::compare)?;
     Ok(found.map(|(tuning, _)| tuning))
 }
 

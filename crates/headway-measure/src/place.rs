@@ -11,7 +11,7 @@ use headway_device::Source;
 use headway_os::affinity::{self, Aside};
 use headway_runtime::copy::How;
 
-use super::rig::{Rig, Shot};
+use super::copy_timer::{CopySpec, CopyTimer};
 use super::sample::Figures;
 use crate::Error;
 
@@ -36,20 +36,20 @@ pub struct Found(Vec<(Nanos, u32)>);
 impl Place {
     /// Has the calling thread stay on the CPU from which small copies by the driver take least; `None` where copies are
     /// emulated, or there is no choice.
-    pub fn settle(rig: &mut Rig) -> Result<Option<Self>, Error> {
+    pub fn settle(timer: &mut CopyTimer) -> Result<Option<Self>, Error> {
         let Ok(all) = affinity::allowed() else { return Ok(None) };
-        if rig.device().description().source != Source::Cuda || all.len() < 2 {
+        if timer.device().description().source != Source::Cuda || all.len() < 2 {
             return Ok(None);
         }
         // Threads that stage start now, for all GPUs, so that they may run wherever this thread may; where there can be none, the
         // copies that need them will say so.
-        let _ = rig.copier().prepare();
-        rig.copier().park()?;
+        let _ = timer.copier().prepare();
+        timer.copier().park()?;
         let Some(aside) = Aside::on(&all) else { return Ok(None) };
         let mut found = Vec::new();
         for cpu in all.iter().copied().step_by(all.len().div_ceil(TRIED_MAX)) {
             if affinity::restrict(&[cpu]).is_ok() {
-                found.push((cost(rig)?, cpu));
+                found.push((cost(timer)?, cpu));
             }
         }
         found.sort_unstable();
@@ -65,13 +65,13 @@ impl Place {
 }
 
 /// What a copy in and one out take together.
-fn cost(rig: &mut Rig) -> Result<Nanos, Error> {
+fn cost(timer: &mut CopyTimer) -> Result<Nanos, Error> {
     let mut sum = Nanos::ZERO;
     for direction in [Direction::H2d, Direction::D2h] {
-        let shot = shot(Method::Pageable, direction, BYTES.min(rig.bytes_max()));
+        let spec = spec(Method::Pageable, direction, BYTES.min(timer.bytes_max()));
         let mut times = Vec::new();
         for turn in 0..COPIES {
-            let timing = rig.shoot(&shot, turn)?;
+            let timing = timer.time(&spec, turn)?;
             times.extend((turn >= WARM_UP).then_some(timing.done));
         }
         sum = sum.saturating_add(Figures::of(&times).map_or(Nanos::ZERO, |figures| figures.median));
@@ -79,8 +79,8 @@ fn cost(rig: &mut Rig) -> Result<Nanos, Error> {
     Ok(sum)
 }
 
-fn shot(method: Method, direction: Direction, bytes: usize) -> Shot {
-    Shot { how: How::By(method), direction, memory: HostMemory::Warm, bytes, window: None }
+fn spec(method: Method, direction: Direction, bytes: usize) -> CopySpec {
+    CopySpec { how: How::By(method), direction, memory: HostMemory::Warm, bytes, window: None }
 }
 
 impl fmt::Display for Found {

@@ -32,7 +32,7 @@ const SEED: u64 = 0x7265_6865_6172_7365;
 pub(super) type Ran = (Vec<Block>, Vec<Took>);
 
 /// Runs small batches of copies of one kind on GPUs that reach each other as `reaches` says.
-pub(super) fn rehearse(
+pub(super) fn measure(
     session: &mut Session<'_>,
     bed: &mut Lazy<'_>,
     gpus: usize,

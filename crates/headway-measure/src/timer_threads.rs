@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 
-use super::rig::{Rig, Shot, Timing};
+use super::copy_timer::{CopySpec, CopyTimer, Timing};
 use crate::Error;
 
 /// Looks for the others before the CPU is offered to them.
@@ -14,58 +14,62 @@ const SPINS: u32 = 10_000;
 #[derive(Clone, Copy)]
 enum Order {
     /// Make the copy of this turn, together with the others; this many have begun when all have.
-    Shoot(u32, u64),
+    Time(u32, u64),
     /// Compare what the last copy brought.
     Compare,
 }
 
 /// A thread for each GPU.
-pub struct Volleys {
-    hands: Vec<Hand>,
-    shots: u64,
+pub struct TimerThreads {
+    threads: Vec<TimerThread>,
+    copies: u64,
 }
 
-struct Hand {
+struct TimerThread {
     orders: Sender<Order>,
     answers: Receiver<Result<Option<Timing>, Error>>,
 }
 
-/// `body` with threads that make `shot` on every one of `rigs`.
-pub fn with<R>(rigs: &mut [Rig], shot: &Shot, body: impl FnOnce(&mut Volleys) -> Result<R, Error>) -> Result<R, Error> {
+/// `body` with threads that make `spec` on every one of `timers`.
+pub fn with<R>(
+    timers: &mut [CopyTimer],
+    spec: &CopySpec,
+    body: impl FnOnce(&mut TimerThreads) -> Result<R, Error>,
+) -> Result<R, Error> {
     let begun = AtomicU64::new(0);
     std::thread::scope(|scope| {
-        let mut hands = Vec::new();
-        for rig in rigs.iter_mut() {
+        let mut threads = Vec::new();
+        for timer in timers.iter_mut() {
             let (orders, taken) = channel();
             let (answer, answers) = channel();
             let begun = &begun;
-            scope.spawn(move || serve(rig, shot, &taken, &answer, begun));
-            hands.push(Hand { orders, answers });
+            scope.spawn(move || serve(timer, spec, &taken, &answer, begun));
+            threads.push(TimerThread { orders, answers });
         }
         // The threads end when nobody can give them orders any more.
-        body(&mut Volleys { hands, shots: 0 })
+        body(&mut TimerThreads { threads, copies: 0 })
     })
 }
 
 fn serve(
-    rig: &mut Rig,
-    shot: &Shot,
+    timer: &mut CopyTimer,
+    spec: &CopySpec,
     orders: &Receiver<Order>,
     answer: &Sender<Result<Option<Timing>, Error>>,
     begun: &AtomicU64,
 ) {
     for order in orders {
         let result = match order {
-            Order::Shoot(turn, all) => {
+            Order::Time(turn, all) => {
                 begun.fetch_add(1, Ordering::AcqRel);
                 let mut looks = 0u32;
                 while begun.load(Ordering::Acquire) < all {
                     looks = looks.saturating_add(1);
                     if looks < SPINS { std::hint::spin_loop() } else { std::thread::yield_now() }
                 }
-                rig.shoot(shot, turn).map(Some)
+                timer.time(spec, turn).map(Some)
             }
-            Order::Compare => rig.compare().map(|()| None),
+            Order::Compare => timer.compare().map(|()| None),
         };
         if answer.send(result).is_err() {
             return;
@@ -73,12 +77,12 @@ fn serve(
     }
 }
 
-impl Volleys {
+impl TimerThreads {
     /// One copy on each GPU; all begin together.
-    pub fn shoot(&mut self, turn: u32) -> Result<Vec<Timing>, Error> {
-        self.shots += 1;
-        let all = self.shots * self.hands.len() as u64;
-        Ok(self.order(Order::Shoot(turn, all))?.into_iter().flatten().collect())
+    pub fn time(&mut self, turn: u32) -> Result<Vec<Timing>, Error> {
+        self.copies += 1;
+        let all = self.copies * self.threads.len() as u64;
+        Ok(self.order(Order::Time(turn, all))?.into_iter().flatten().collect())
     }
 
     /// Compares what the last copies brought.
@@ -88,14 +92,14 @@ impl Volleys {
 
     /// What all answer, the first error if there is one.
     fn order(&self, order: Order) -> Result<Vec<Option<Timing>>, Error> {
-        for hand in &self.hands {
+        for thread in &self.threads {
             // One that is gone has panicked, which its missing answer shows.
-            let _ = hand.orders.send(order);
+            let _ = thread.orders.send(order);
         }
         let answers: Vec<_> = self
-            .hands
+            .threads
             .iter()
-            .map(|hand| hand.answers.recv().expect("a thread answers until it has no orders"))
+            .map(|thread| thread.answers.recv().expect("a thread answers until it has no orders"))
             .collect();
         answers.into_iter().collect()
     }

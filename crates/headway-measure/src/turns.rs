@@ -12,8 +12,8 @@ use headway_os::clock;
 use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 
+use super::copy_timer::{CopySpec, CopyTimer};
 use super::curves::COMPARED_MAX;
-use super::rig::{Rig, Shot};
 use super::sample::{Effort, Figures};
 use super::session::Session;
 use crate::Error;
@@ -33,7 +33,7 @@ const MORE: u64 = 3;
 /// One kind of copy, and what it took.
 pub struct Entrant {
     pub name: String,
-    pub shot: Shot,
+    pub spec: CopySpec,
     /// Until the bytes were in place.
     pub times: Vec<Nanos>,
     /// Until the call returned.
@@ -67,9 +67,9 @@ pub struct Rules {
 }
 
 impl Entrant {
-    pub fn new(name: String, shot: Shot) -> Self {
+    pub fn new(name: String, spec: CopySpec) -> Self {
         let (times, calls, cpu) = (Vec::new(), Vec::new(), Vec::new());
-        Self { name, shot, times, calls, cpu, took: None, failed: None, made: 0, last: Nanos::MAX }
+        Self { name, spec, times, calls, cpu, took: None, failed: None, made: 0, last: Nanos::MAX }
     }
 
     /// What its copies took.
@@ -78,10 +78,10 @@ impl Entrant {
     }
 
     /// One copy.
-    fn shoot(&mut self, rig: &mut Rig, counts: bool) -> Result<(), Error> {
-        let timing = rig.shoot(&self.shot, self.made)?;
-        if self.made == 0 || self.shot.bytes <= COMPARED_MAX {
-            rig.compare()?;
+    fn time(&mut self, timer: &mut CopyTimer, counts: bool) -> Result<(), Error> {
+        let timing = timer.time(&self.spec, self.made)?;
+        if self.made == 0 || self.spec.bytes <= COMPARED_MAX {
+            timer.compare()?;
         }
         self.made += 1;
         self.last = timing.done;
@@ -95,16 +95,16 @@ impl Entrant {
     }
 
     /// Its copies in a row.
-    fn turn(&mut self, rig: &mut Rig, parks: bool) -> Result<(), Error> {
+    fn turn(&mut self, timer: &mut CopyTimer, parks: bool) -> Result<(), Error> {
         if parks {
-            rig.copier().park()?;
+            timer.copier().park()?;
         }
         // The first copy of all sets things up.
         if self.made == 0 || self.last < LONG {
-            self.shoot(rig, false)?;
+            self.time(timer, false)?;
         }
         for _ in 0..if self.last < LONG { BURST } else { 1 } {
-            self.shoot(rig, true)?;
+            self.time(timer, true)?;
         }
         Ok(())
     }
@@ -112,7 +112,7 @@ impl Entrant {
 
 /// Whether an entrant needs further copies, by what there is of all.
 fn wants(entrant: &Entrant, best: Nanos, rules: Rules, over: bool) -> bool {
-    let (effort, made, is_long) = (rules.effort, entrant.times.len(), entrant.shot.bytes > 16 << 20);
+    let (effort, made, is_long) = (rules.effort, entrant.times.len(), entrant.spec.bytes > 16 << 20);
     let limit = Nanos(best.0.saturating_mul(BEHIND_PERCENT) / 100);
     let behind = rules.spares && entrant.times.iter().min().is_some_and(|least| *least > limit);
     let least = effort.n_min as usize;
@@ -128,11 +128,16 @@ fn wants(entrant: &Entrant, best: Nanos, rules: Rules, over: bool) -> bool {
 ///
 /// # Errors
 /// [`headway::Error::Interrupted`], and what is no failure of one way.
-pub fn take(session: &mut Session<'_>, rig: &mut Rig, entrants: &mut [Entrant], rules: Rules) -> Result<(), Error> {
+pub fn take(
+    session: &mut Session<'_>,
+    timer: &mut CopyTimer,
+    entrants: &mut [Entrant],
+    rules: Rules,
+) -> Result<(), Error> {
     let time = Nanos(rules.effort.time.0.saturating_mul(entrants.len() as u64));
     let until = clock::now().saturating_add(time);
     let at_last = until.saturating_add(Nanos(time.0.saturating_mul(MORE)));
-    let mut random = Pcg64Mcg::seed_from_u64(entrants.first().map_or(0, |entrant| entrant.shot.bytes as u64));
+    let mut random = Pcg64Mcg::seed_from_u64(entrants.first().map_or(0, |entrant| entrant.spec.bytes as u64));
     let mut order: Vec<usize> = (0..entrants.len()).collect();
     loop {
         let now = clock::now();
@@ -151,7 +156,7 @@ pub fn take(session: &mut Session<'_>, rig: &mut Rig, entrants: &mut [Entrant], 
             order.swap(last, (random.next_u64() % (last as u64 + 1)) as usize);
         }
         for &at in order.iter().filter(|at| due[**at]) {
-            match entrants[at].turn(rig, rules.parks) {
+            match entrants[at].turn(timer, rules.parks) {
                 Ok(()) => {}
                 Err(
                     error @ (Error::WrongCopy { .. }
@@ -164,7 +169,7 @@ pub fn take(session: &mut Session<'_>, rig: &mut Rig, entrants: &mut [Entrant], 
             session.go_on()?;
         }
     }
-    rig.compare()
+    timer.compare()
 }
 
 #[cfg(test)]
@@ -179,9 +184,9 @@ mod tests {
 
     fn entrant(bytes: usize, times: &[u64]) -> Entrant {
         let how = How::By(Method::Dma);
-        let shot = Shot { how, direction: Direction::H2d, memory: HostMemory::Pinned, bytes, window: None };
+        let spec = CopySpec { how, direction: Direction::H2d, memory: HostMemory::Pinned, bytes, window: None };
         let times = times.iter().copied().map(Nanos).collect();
-        Entrant { times, ..Entrant::new("dma".to_owned(), shot) }
+        Entrant { times, ..Entrant::new("dma".to_owned(), spec) }
     }
 
     #[test]

@@ -108,7 +108,7 @@ enum Task {
     Launch(Arc<dyn Work>, StepMemory, u32),
 }
 
-struct Rig<'a> {
+struct WaferBench<'a> {
     study: &'a Images,
     size: Size,
     parts: Vec<Part>,
@@ -125,36 +125,36 @@ pub fn costs(device: Engines, effort: Effort, small: bool) -> Result<[KernelCost
 
 /// Measures on all `devices` at once.
 pub fn calibrate(devices: Vec<Engines>, study: &Images, size: Size) -> Result<Calibration, Error> {
-    let mut rig = Rig { study, size, parts: Vec::new(), lines: Vec::new() };
+    let mut bench = WaferBench { study, size, parts: Vec::new(), lines: Vec::new() };
     let all = size.images * 2 * devices.len() as u32;
     for device in devices {
-        rig.parts.push(part(device, study, size.images * 2, all)?);
+        bench.parts.push(part(device, study, size.images * 2, all)?);
     }
     let (one, two) = (size.images, size.images * 2);
     let mut copies = [Nanos::ZERO; 2];
     for (time, images) in copies.iter_mut().zip([one, two]) {
-        rig.load(images)?;
-        *time = rig.copies(images)?.median;
+        bench.load(images)?;
+        *time = bench.copies(images)?.median;
     }
     let copy = slope(copies, one);
-    let operations = if size.fixed { study.operations } else { rig.operations(copy)? };
+    let operations = if size.fixed { study.operations } else { bench.operations(copy)? };
     let mut inspections = Vec::new();
     for images in [one, two] {
-        rig.load(images)?;
+        bench.load(images)?;
         for operations in [operations, fewer(operations)] {
-            rig.tell(0, images, operations)?;
-            let figures = rig.inspections(images, operations)?;
+            bench.tell(0, images, operations)?;
+            let figures = bench.inspections(images, operations)?;
             inspections.push(Point { bytes: image_bytes(study, images), operations, figures });
         }
     }
     let inspect = slope([inspections[0].figures.median, inspections[2].figures.median], one);
-    rig.all_synopses(two, all)?;
+    bench.all_synopses(two, all)?;
     let mut merges = Vec::new();
     for images in [one.min(all / 2).max(1), all] {
-        merges.push((PlannedWafer::synopses(images), rig.merges(images)?));
+        merges.push((PlannedWafer::synopses(images), bench.merges(images)?));
     }
     let kernels = [fit_operations(&inspections), fit(MERGE, &merges)];
-    Ok(Calibration { operations, copy, inspect, kernels, lines: rig.lines })
+    Ok(Calibration { operations, copy, inspect, kernels, lines: bench.lines })
 }
 
 /// Time of one of `more` further images.
@@ -245,7 +245,7 @@ fn part(device: Engines, study: &Images, images: u32, all: u32) -> Result<Part, 
     })
 }
 
-impl Rig<'_> {
+impl WaferBench<'_> {
     fn wafer(&self, cameras: u32, operations: u32) -> Wafer {
         let Images { width, height, pitch, seed, .. } = *self.study;
         Wafer { cameras, width, height, pitch, defects: (cameras * 4 / 5).clamp(4, 200), operations, ring: 1, seed }
@@ -293,7 +293,7 @@ impl Rig<'_> {
 
     fn copies(&mut self, images: u32) -> Result<Figures, Error> {
         let block = block_bytes((0..images).map(|_| image_bytes(self.study, 1).0)).0 as usize;
-        self.series("copy", images, 0, |rig| rig.copy(block))
+        self.series("copy", images, 0, |bench| bench.copy(block))
     }
 
     /// The cameras that were told of, from `first` on.
@@ -310,7 +310,7 @@ impl Rig<'_> {
     }
 
     fn inspections(&mut self, images: u32, operations: u32) -> Result<Figures, Error> {
-        self.series("inspect", images, operations, |rig| rig.inspect(0, images))
+        self.series("inspect", images, operations, |bench| bench.inspect(0, images))
     }
 
     /// Operations with which an image takes as much longer on a GPU than on its way there as on the paper's node.
@@ -337,8 +337,8 @@ impl Rig<'_> {
     }
 
     fn merges(&mut self, images: u32) -> Result<Figures, Error> {
-        self.series("merge", images, 0, |rig| {
-            rig.each(|part| {
+        self.series("merge", images, 0, |bench| {
+            bench.each(|part| {
                 let memory = StepMemory {
                     input: part.synopses.claim(0..PlannedWafer::synopses(images).0 as usize, Access::Read)?,
                     output: part.merged.claim(0..part.merged.len(), Access::Write)?,

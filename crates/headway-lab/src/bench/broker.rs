@@ -4,8 +4,8 @@
 //! the host, from its monotonic clock, which all processes share. Two readings of it are part of every sample.
 
 mod contend;
-mod crew;
 mod judge;
+mod processes;
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -22,14 +22,14 @@ use headway_core::units::{Bytes, Nanos};
 use headway_os::{affinity, clock, ipc, sched};
 use serde::Serialize;
 
-use self::crew::{Crew, Rest};
+use self::processes::{BrokerProcess, Rest};
 use super::results::{Outcome, Target};
 use crate::Error;
 use headway::COMMIT;
 use headway::run::Progress;
 use headway_measure::sample::{Effort, Figures, series};
 
-pub(crate) use self::crew::take_part;
+pub(crate) use self::processes::take_part;
 
 /// How much to measure and where to write it.
 #[derive(Clone, Debug)]
@@ -127,20 +127,20 @@ const EXECUTE: Operation = Operation { work: Work::Execute, bytes: Bytes(0), pre
 /// [`headway::Error::Write`].
 pub fn measure(options: &Options, mut progress: impl FnMut(Progress)) -> Result<Report, Error> {
     let mut bench = Bench { options, samples: Vec::new(), warnings: Vec::new() };
-    type Part = fn(&mut Bench<'_>, &Crew) -> Result<(), Error>;
+    type Part = fn(&mut Bench<'_>, &BrokerProcess) -> Result<(), Error>;
     let parts: [(&'static str, Rest, Part); 12] = [
         ("comparison", Rest::Usual, |bench, _| bench.comparison()),
-        ("lease", Rest::Usual, |bench, crew| bench.lease(crew)),
-        ("tokens", Rest::Usual, |bench, crew| bench.tokens(crew, [(TOKEN_BUSY, None), (TOKEN_PACED, Some(PACE))])),
-        ("spinning", Rest::Usual, |bench, crew| bench.hand_over(crew, SPINS, HOLD_SHORT, USUAL_LOOK)),
-        ("sleeping", Rest::Usual, |bench, crew| bench.hand_over(crew, SLEEPS, HOLD_LONG, USUAL_LOOK)),
-        ("patient", Rest::Usual, |bench, crew| bench.hand_over(crew, PATIENT, HOLD_LONG, LONG_LOOK)),
-        ("sleeps soon", Rest::Soon, |bench, crew| bench.tokens(crew, [(TOKEN_SOON, Some(PACE))])),
-        ("sleeps soon", Rest::Soon, |bench, crew| bench.hand_over(crew, SPINS_SOON, HOLD_SHORT, USUAL_LOOK)),
-        ("sleeps soon", Rest::Soon, |bench, crew| bench.hand_over(crew, SLEEPS_SOON, HOLD_LONG, USUAL_LOOK)),
-        ("never sleeps", Rest::Never, |bench, crew| bench.tokens(crew, [(TOKEN_NEVER, Some(PACE))])),
-        ("never sleeps", Rest::Never, |bench, crew| bench.hand_over(crew, SPINS_NEVER, HOLD_SHORT, USUAL_LOOK)),
-        ("never sleeps", Rest::Never, |bench, crew| bench.hand_over(crew, SLEEPS_NEVER, HOLD_LONG, USUAL_LOOK)),
+        ("lease", Rest::Usual, |bench, broker| bench.lease(broker)),
+        ("tokens", Rest::Usual, |bench, broker| bench.tokens(broker, [(TOKEN_BUSY, None), (TOKEN_PACED, Some(PACE))])),
+        ("spinning", Rest::Usual, |bench, broker| bench.hand_over(broker, SPINS, HOLD_SHORT, USUAL_LOOK)),
+        ("sleeping", Rest::Usual, |bench, broker| bench.hand_over(broker, SLEEPS, HOLD_LONG, USUAL_LOOK)),
+        ("patient", Rest::Usual, |bench, broker| bench.hand_over(broker, PATIENT, HOLD_LONG, LONG_LOOK)),
+        ("sleeps soon", Rest::Soon, |bench, broker| bench.tokens(broker, [(TOKEN_SOON, Some(PACE))])),
+        ("sleeps soon", Rest::Soon, |bench, broker| bench.hand_over(broker, SPINS_SOON, HOLD_SHORT, USUAL_LOOK)),
+        ("sleeps soon", Rest::Soon, |bench, broker| bench.hand_over(broker, SLEEPS_SOON, HOLD_LONG, USUAL_LOOK)),
+        ("never sleeps", Rest::Never, |bench, broker| bench.tokens(broker, [(TOKEN_NEVER, Some(PACE))])),
+        ("never sleeps", Rest::Never, |bench, broker| bench.hand_over(broker, SPINS_NEVER, HOLD_SHORT, USUAL_LOOK)),
+        ("never sleeps", Rest::Never, |bench, broker| bench.hand_over(broker, SLEEPS_NEVER, HOLD_LONG, USUAL_LOOK)),
     ];
     let total = parts.len() as u64;
     for ((phase, rest, part), done) in parts.into_iter().zip(0..) {
@@ -149,7 +149,7 @@ pub fn measure(options: &Options, mut progress: impl FnMut(Progress)) -> Result<
             break;
         }
         progress(Progress { phase, done, total });
-        if let Err(error) = Crew::start(rest).and_then(|crew| part(&mut bench, &crew)) {
+        if let Err(error) = BrokerProcess::start(rest).and_then(|broker| part(&mut bench, &broker)) {
             bench.warnings.push(format!("{phase}: {}", chain(&error)));
         }
     }
@@ -192,10 +192,10 @@ impl Bench<'_> {
         Ok(())
     }
 
-    fn lease(&mut self, crew: &Crew) -> Result<(), Error> {
-        let client = crew.connect()?;
+    fn lease(&mut self, broker: &BrokerProcess) -> Result<(), Error> {
+        let client = broker.connect()?;
         let mut task = task(&client)?;
-        let mut token = task.acquire(clock::now(), 0, Some(crew::PATIENCE)).map_err(headway::Error::Client)?;
+        let mut token = task.acquire(clock::now(), 0, Some(processes::PATIENCE)).map_err(headway::Error::Client)?;
         let until = clock::now().saturating_add(Nanos(1_000_000_000));
         while client.status().map_err(headway::Error::Client)?.gpus.iter().all(|gpu| gpu.leased_to.is_none()) {
             if clock::now() > until {
@@ -211,8 +211,12 @@ impl Bench<'_> {
         Ok(())
     }
 
-    fn tokens<const N: usize>(&mut self, crew: &Crew, rows: [(&'static str, Option<Nanos>); N]) -> Result<(), Error> {
-        let client = crew.connect()?;
+    fn tokens<const N: usize>(
+        &mut self,
+        broker: &BrokerProcess,
+        rows: [(&'static str, Option<Nanos>); N],
+    ) -> Result<(), Error> {
+        let client = broker.connect()?;
         let mut task = task(&client)?;
         for (what, pace) in rows {
             let n = if pace.is_some() { 3_000 } else { 100_000 };
@@ -221,7 +225,7 @@ impl Bench<'_> {
                     clock::sleep_until(clock::now().saturating_add(pace));
                 }
                 let start = clock::now();
-                let token = task.acquire(start, 0, Some(crew::PATIENCE)).map_err(headway::Error::Client)?;
+                let token = task.acquire(start, 0, Some(processes::PATIENCE)).map_err(headway::Error::Client)?;
                 let time = clock::now().saturating_sub(start);
                 token.release(Nanos(1_000));
                 Ok::<_, Error>(time)
@@ -232,9 +236,9 @@ impl Bench<'_> {
     }
 
     /// This process and another one take one engine in turns, each as soon as it can.
-    fn hand_over(&mut self, crew: &Crew, what: &'static str, hold: Nanos, look: Nanos) -> Result<(), Error> {
+    fn hand_over(&mut self, broker: &BrokerProcess, what: &'static str, hold: Nanos, look: Nanos) -> Result<(), Error> {
         let effort = self.effort(20_000);
-        let waits = contend::both(crew, hold, look, effort)?;
+        let waits = contend::both(broker, hold, look, effort)?;
         let fits = |waited: Nanos| if hold == HOLD_LONG { waited >= ASLEEP } else { waited < AWAKE };
         let samples = waits.into_iter().filter(|wait| fits(wait.waited)).map(|wait| wait.handed).collect();
         self.samples.push((what, samples));
@@ -255,7 +259,7 @@ fn chain(error: &Error) -> String {
 
 /// A task that may ask as often as it likes.
 fn task(client: &Client) -> Result<Task<'_>, Error> {
-    Ok(client.register(crew::shape()).map_err(headway::Error::Client)?)
+    Ok(client.register(processes::shape()).map_err(headway::Error::Client)?)
 }
 
 fn timed(work: impl FnOnce()) -> Nanos {

@@ -11,17 +11,17 @@ use super::results::Row;
 use super::targets::{MULTIPATH, TOGETHER, TOGETHER_HUGE};
 use super::ways;
 use crate::Error;
+use headway_measure::copy_timer::{CopySpec, CopyTimer, TimerOptions};
 use headway_measure::curves::{measures, memories};
-use headway_measure::rig::{Rig, Shot, Wish};
 use headway_measure::sample::{Effort, Figures};
-use headway_measure::volley;
+use headway_measure::timer_threads;
 
 /// What each GPU copies when all copy at once: so long that beginning and end count little.
 const EACH: usize = 1 << 30;
 
 impl Bench<'_, '_> {
     /// All GPUs at once: the driver's call, pinned memory, and `auto`; without and with huge pages.
-    pub(super) fn together(&mut self) -> Result<(), Error> {
+    pub(super) fn concurrent(&mut self) -> Result<(), Error> {
         let bytes_max = EACH.min(self.bytes_max());
         let gpus = self.copier.gpus().len();
         let hows = [
@@ -34,29 +34,29 @@ impl Bench<'_, '_> {
         }
         self.session.phase("together", 2 * 2 * hows.len());
         for (part, huge_pages) in [(TOGETHER, false), (TOGETHER_HUGE, true)] {
-            let mut rigs = rigs(&self.copier, Wish { bytes_max, pinned: true, huge_pages })?;
+            let mut timers = timers(&self.copier, TimerOptions { bytes_max, pinned: true, huge_pages })?;
             for direction in [Direction::H2d, Direction::D2h] {
                 for (name, memory, how) in hows {
-                    let shot = Shot { how, direction, memory, bytes: bytes_max, window: None };
+                    let spec = CopySpec { how, direction, memory, bytes: bytes_max, window: None };
                     let (mut cpu, mut took) = (Vec::new(), None);
                     let effort = self.effort_of_many();
-                    let figures = volley::with(&mut rigs, &shot, |volleys| {
+                    let figures = timer_threads::with(&mut timers, &spec, |threads| {
                         let figures = self.session.series(part, effort, |turn| {
-                            let timings = volleys.shoot(turn)?;
+                            let timings = threads.time(turn)?;
                             if turn == 0 {
-                                volleys.compare()?;
+                                threads.compare()?;
                             }
                             // Each thread saw the whole process's CPU time.
                             cpu.extend(timings.iter().filter_map(|timing| timing.cpu).max());
                             took = timings.first().map(|timing| timing.method);
                             Ok(timings.iter().map(|timing| timing.done).max().unwrap_or_default())
                         })?;
-                        volleys.compare()?;
+                        threads.compare()?;
                         Ok(figures)
                     })?;
                     let took = took.filter(|_| how == How::Auto).map(|method| method.to_string());
                     let cpu = Figures::of(&cpu).map(|figures| figures.median);
-                    let row = ways::row(part, name, &shot, Load::Alone, cpu, took).with(figures);
+                    let row = ways::row(part, name, &spec, Load::Alone, cpu, took).with(figures);
                     self.rows.push(Row { gpus, bytes: Bytes((bytes_max * gpus) as u64), ..row });
                     self.session.advance()?;
                 }
@@ -73,9 +73,9 @@ impl Bench<'_, '_> {
     }
 
     /// One GPU over the links of all, beside its own link only.
-    pub(super) fn multipath(&mut self, rig: &mut Rig, usable: &[Method]) -> Result<(), Error> {
+    pub(super) fn multipath(&mut self, timer: &mut CopyTimer, usable: &[Method]) -> Result<(), Error> {
         let method = Method::Multipath;
-        let bytes = rig.bytes_max();
+        let bytes = timer.bytes_max();
         if !usable.contains(&method) || !measures(method, Direction::H2d, bytes as u64) {
             return Ok(());
         }
@@ -86,19 +86,19 @@ impl Bench<'_, '_> {
                 let alone = if memory == HostMemory::Pinned { Method::Dma } else { Method::Staged };
                 for (method, gpus) in [(Method::Multipath, gpus), (alone, 1)] {
                     let how = How::By(method);
-                    let shot = Shot { how, direction, memory, bytes, window: None };
+                    let spec = CopySpec { how, direction, memory, bytes, window: None };
                     let mut cpu = Vec::new();
                     let figures = self.session.series(MULTIPATH, self.effort_of_many(), |turn| {
-                        let timing = rig.shoot(&shot, turn)?;
+                        let timing = timer.time(&spec, turn)?;
                         if turn == 0 {
-                            rig.compare()?;
+                            timer.compare()?;
                         }
                         cpu.extend(timing.cpu);
                         Ok::<Nanos, headway_measure::Error>(timing.done)
                     })?;
-                    rig.compare()?;
+                    timer.compare()?;
                     let cpu = Figures::of(&cpu).map(|figures| figures.median);
-                    let row = ways::row(MULTIPATH, method.word(), &shot, Load::Alone, cpu, None).with(figures);
+                    let row = ways::row(MULTIPATH, method.word(), &spec, Load::Alone, cpu, None).with(figures);
                     self.rows.push(Row { gpus, ..row });
                     self.session.advance()?;
                 }
@@ -108,10 +108,10 @@ impl Bench<'_, '_> {
     }
 }
 
-/// A rig on each GPU, made at the same time.
-fn rigs(copier: &Arc<Copier>, wish: Wish) -> Result<Vec<Rig>, Error> {
+/// A timer of copies on each GPU, made at the same time.
+fn timers(copier: &Arc<Copier>, options: TimerOptions) -> Result<Vec<CopyTimer>, Error> {
     std::thread::scope(|scope| {
-        let make = |gpu| scope.spawn(move || Rig::new(copier, gpu, wish));
+        let make = |gpu| scope.spawn(move || CopyTimer::new(copier, gpu, options));
         let threads: Vec<_> = (0..copier.gpus().len()).map(make).collect();
         let joined =
             threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));

@@ -16,7 +16,7 @@ use super::Bench;
 use super::targets::HOST;
 use super::{results::Row, ways};
 use crate::Error;
-use headway_measure::rig::Shot;
+use headway_measure::copy_timer::CopySpec;
 use headway_measure::sample::{Effort, Figures};
 
 /// What each CPU goes through, all of them together at most, and the memory that each copies to, over and over, as staging buffers
@@ -83,7 +83,7 @@ impl Bench<'_, '_> {
         for work in Work::ALL {
             for &cpus in &counts {
                 let figures =
-                    self.session.series(HOST, effort, |_| Ok(together(work, cpus, each, &mut buffers, &source)))?;
+                    self.session.series(HOST, effort, |_| Ok(concurrent(work, cpus, each, &mut buffers, &source)))?;
                 self.keep(&work.name(cpus), cpus * each, figures);
                 self.session.advance()?;
             }
@@ -103,8 +103,8 @@ impl Bench<'_, '_> {
     /// Nothing is copied to a GPU: of a row of ordinary memory on its way only the host's half is left.
     fn keep(&mut self, name: &str, bytes: usize, figures: Figures) {
         let how = How::By(Method::Staged);
-        let shot = Shot { how, direction: Direction::H2d, memory: HostMemory::Warm, bytes, window: None };
-        let row = ways::row(HOST, name, &shot, Load::Alone, None, None).with(figures);
+        let spec = CopySpec { how, direction: Direction::H2d, memory: HostMemory::Warm, bytes, window: None };
+        let row = ways::row(HOST, name, &spec, Load::Alone, None, None).with(figures);
         self.rows.push(Row { gpus: 0, ..row });
     }
 }
@@ -160,7 +160,7 @@ impl Drop for End<'_> {
 }
 
 /// How long `cpus` threads take that begin together, each with `each` bytes.
-fn together(work: Work, cpus: usize, each: usize, buffers: &mut [u8], source: &[u8]) -> Nanos {
+fn concurrent(work: Work, cpus: usize, each: usize, buffers: &mut [u8], source: &[u8]) -> Nanos {
     let barrier = Barrier::new(cpus + 1);
     thread::scope(|scope| {
         let parts = buffers.chunks_mut(BUFFER).zip(source.chunks(each)).take(cpus);
@@ -208,7 +208,7 @@ mod tests {
         let mut buffers = vec![0; 2 * BUFFER];
         for work in [Work::Copy(Stores::Plain), Work::Copy(Stores::Demoted)] {
             buffers.fill(0xA5);
-            together(work, 1, source.len(), &mut buffers, &source);
+            concurrent(work, 1, source.len(), &mut buffers, &source);
             let (first, second) = buffers.split_at(BUFFER);
             // The fifth part and the rest overwrite the first two.
             assert_eq!(first[..PART], source[4 * PART..5 * PART]);

@@ -12,8 +12,8 @@ use serde::Serialize;
 
 use super::Bench;
 use crate::Error;
+use headway_measure::copy_timer::{CopySpec, CopyTimer};
 use headway_measure::curves::measures;
-use headway_measure::rig::{Rig, Shot};
 use headway_measure::sample::Effort;
 use headway_measure::turns::{self, Entrant, Rules};
 
@@ -95,7 +95,7 @@ impl fmt::Display for Prediction {
 
 impl Bench<'_, '_> {
     /// Compares as many random points as the time allows; `None` without a profile.
-    pub(super) fn predict(&mut self, rig: &mut Rig, methods: &[Method]) -> Result<Option<Prediction>, Error> {
+    pub(super) fn predict(&mut self, timer: &mut CopyTimer, methods: &[Method]) -> Result<Option<Prediction>, Error> {
         let gpu = self.ids[0];
         let usable = |method: &Method| methods.contains(method);
         let curves: Vec<_> = self
@@ -114,7 +114,7 @@ impl Bench<'_, '_> {
             return Ok(None);
         }
         let count = if self.options.quick { POINTS_QUICK } else { POINTS };
-        let largest = BYTES_MAX.min(rig.bytes_max() as u64);
+        let largest = BYTES_MAX.min(timer.bytes_max() as u64);
         self.session.phase("predict", count);
         let mut random = Pcg64Mcg::seed_from_u64(3);
         // By size, as the curves were taken: what copies of other sizes leave in caches costs small ones a tenth.
@@ -126,11 +126,11 @@ impl Bench<'_, '_> {
             let bytes = ((1 << exponent) + random.next_u64() % (1 << exponent)).min(largest);
             self.session.advance()?;
             if !measures(key.method, key.direction, bytes)
-                || (key.method.abilities().window && rig.window(bytes as usize).is_none())
+                || (key.method.abilities().window && timer.window(bytes as usize).is_none())
             {
                 continue;
             }
-            let shot = Shot {
+            let spec = CopySpec {
                 how: How::By(key.method),
                 direction: key.direction,
                 memory: key.memory,
@@ -138,7 +138,7 @@ impl Bench<'_, '_> {
                 window: key.method.mapping(),
             };
             let (entrants, predicted) = groups.entry(bytes.ilog2() / 2).or_default();
-            entrants.push(Entrant::new(format!("{} {} {}", key.method, key.direction, key.memory), shot));
+            entrants.push(Entrant::new(format!("{} {} {}", key.method, key.direction, key.memory), spec));
             predicted.push(curve.at(Bytes(bytes), Statistic::Median));
         }
         // In turns too, and without a resident copier of the turn before.
@@ -146,7 +146,7 @@ impl Bench<'_, '_> {
         let rules = Rules { effort, parks: true, spares: false, undecided: None };
         let mut points = Vec::new();
         for (mut entrants, predicted) in groups.into_values() {
-            turns::take(self.session, rig, &mut entrants, rules)?;
+            turns::take(self.session, timer, &mut entrants, rules)?;
             for (entrant, predicted) in entrants.into_iter().zip(predicted) {
                 points.extend(compared(entrant, predicted)?);
             }
@@ -162,7 +162,7 @@ fn compared(entrant: Entrant, predicted: Nanos) -> Result<Option<Compared>, Erro
     }
     Ok(entrant.figures().map(|figures| Compared {
         what: entrant.name,
-        bytes: Bytes(entrant.shot.bytes as u64),
+        bytes: Bytes(entrant.spec.bytes as u64),
         predicted,
         measured: figures.median,
         n: figures.n,

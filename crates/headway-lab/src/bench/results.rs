@@ -133,8 +133,8 @@ pub(super) fn csv(rows: &[Row], source: &str) -> String {
             row.p99.map_or_else(String::new, |p99| p99.0.to_string()),
             row.max.0,
             row.rate(),
-            ratio(beside(rows, row, "pageable")),
-            ratio(beside(rows, row, "dma")),
+            ratio(counterpart(rows, row, "pageable")),
+            ratio(counterpart(rows, row, "dma")),
             row.min.0,
             row.p25.0,
             row.p75.0,
@@ -144,7 +144,7 @@ pub(super) fn csv(rows: &[Row], source: &str) -> String {
 }
 
 /// The row of `way` in the situation of `row`; `dma` has pinned memory, `pageable` that of `row` or warm memory.
-pub(super) fn beside<'a>(rows: &'a [Row], row: &Row, method: &str) -> Option<&'a Row> {
+pub(super) fn counterpart<'a>(rows: &'a [Row], row: &Row, method: &str) -> Option<&'a Row> {
     let same = |other: &&Row| {
         (other.part, other.gpus, other.direction, other.load, other.bytes)
             == (row.part, row.gpus, row.direction, row.load, row.bytes)
@@ -167,7 +167,7 @@ pub(super) fn table(rows: &[Row], part: &str) -> String {
     );
     for row in rows.iter().filter(|row| row.part == part) {
         let ratio =
-            |method| beside(rows, row, method).map_or_else(|| "-".to_owned(), |o| quotient(row.rate(), o.rate()));
+            |method| counterpart(rows, row, method).map_or_else(|| "-".to_owned(), |o| quotient(row.rate(), o.rate()));
         let cpu =
             row.cpu_millis_per_gb().map_or_else(|| "-".to_owned(), |ms| format!("{}.{:03}", ms / 1000, ms % 1000));
         let method = row.took.as_ref().map_or_else(|| row.method.clone(), |took| format!("{} ({took})", row.method));

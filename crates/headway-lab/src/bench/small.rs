@@ -14,8 +14,8 @@ use super::Bench;
 use super::targets::{MANY, RESIDENT, WINDOW};
 use super::ways::row;
 use crate::Error;
+use headway_measure::copy_timer::{CopySpec, CopyTimer};
 use headway_measure::load::Bulk;
-use headway_measure::rig::{Rig, Shot};
 use headway_measure::sample::{Effort, Figures};
 
 /// Pieces of the request of many, and their length.
@@ -26,12 +26,12 @@ const BULK_CHUNK: usize = 256 << 20;
 
 impl Bench<'_, '_> {
     /// Windows by themselves, and resident copiers idle and beside bulk copies.
-    pub(super) fn small(&mut self, rig: &mut Rig, methods: &[Method]) -> Result<(), Error> {
+    pub(super) fn small(&mut self, timer: &mut CopyTimer, methods: &[Method]) -> Result<(), Error> {
         self.session.phase("small", 3);
-        for (mapping, _) in rig.device().windows().into_iter().filter(|(_, usable)| usable.is_ok()) {
+        for (mapping, _) in timer.device().windows().into_iter().filter(|(_, usable)| usable.is_ok()) {
             if methods.contains(&Method::Window(Some(mapping))) {
-                self.window(rig, mapping)?;
-                self.round_trip(rig, mapping)?;
+                self.window(timer, mapping)?;
+                self.round_trip(timer, mapping)?;
             }
         }
         self.session.advance()?;
@@ -39,33 +39,33 @@ impl Bench<'_, '_> {
         let resident: Vec<Method> =
             methods.iter().copied().filter(|method| matches!(method, Method::Resident(_))).collect();
         for load in [Load::Alone, Load::BulkSame] {
-            let chunk = BULK_CHUNK.min(rig.bytes_max());
+            let chunk = BULK_CHUNK.min(timer.bytes_max());
             for direction in [Direction::D2h, Direction::H2d] {
                 let bulk = match load {
                     Load::Alone => None,
-                    _ => Some(Bulk::start(rig.device(), direction, load, chunk)?),
+                    _ => Some(Bulk::start(timer.device(), direction, load, chunk)?),
                 };
                 for &method in resident.iter().chain(&[Method::Dma]) {
                     // Behind bulk copies the engine takes milliseconds each.
                     let n_max = if method == Method::Dma { many / 100 } else { many };
                     let effort = Effort { warm_up: 20, n_min: 20, n_max, time: Nanos(2_000_000_000) };
-                    let shot = Shot {
+                    let spec = CopySpec {
                         how: How::By(method),
                         direction,
                         memory: HostMemory::Pinned,
-                        bytes: 4096.min(rig.bytes_max()),
+                        bytes: 4096.min(timer.bytes_max()),
                         window: None,
                     };
                     let figures = self.session.series(RESIDENT, effort, |turn| {
-                        let timing = rig.shoot(&shot, turn)?;
+                        let timing = timer.time(&spec, turn)?;
                         // A comparison by the driver would wait behind the bulk each time.
                         if turn % 64 == 0 && (load == Load::Alone || direction == Direction::D2h) {
-                            rig.compare()?;
+                            timer.compare()?;
                         }
                         Ok(timing.done)
                     })?;
-                    rig.compare()?;
-                    self.rows.push(row(RESIDENT, &method.to_string(), &shot, load, None, None).with(figures));
+                    timer.compare()?;
+                    self.rows.push(row(RESIDENT, &method.to_string(), &spec, load, None, None).with(figures));
                 }
                 bulk.map(Bulk::stop).transpose()?;
             }
@@ -75,16 +75,16 @@ impl Bench<'_, '_> {
     }
 
     /// Stores that a running kernel answers, through the window `mapping`.
-    fn round_trip(&mut self, rig: &Rig, mapping: Mapping) -> Result<(), Error> {
+    fn round_trip(&mut self, timer: &CopyTimer, mapping: Mapping) -> Result<(), Error> {
         let rounds = if self.options.quick { 1_000 } else { 10_000 };
-        match rig.device().round_trips(mapping, rounds) {
+        match timer.device().round_trips(mapping, rounds) {
             Ok(times) => {
                 let method = Method::Window(Some(mapping));
                 let (direction, memory) = (Direction::H2d, HostMemory::Warm);
-                let shot = Shot { how: How::By(method), direction, memory, bytes: 4, window: Some(mapping) };
+                let spec = CopySpec { how: How::By(method), direction, memory, bytes: 4, window: Some(mapping) };
                 let figures = Figures::of(&times).ok_or(headway::Error::Interrupted)?;
                 let name = format!("round trip {mapping}");
-                self.rows.push(row(WINDOW, &name, &shot, Load::Alone, None, None).with(figures));
+                self.rows.push(row(WINDOW, &name, &spec, Load::Alone, None, None).with(figures));
             }
             Err(error @ DeviceError::Unavailable { .. }) => self.session.warnings.push(error.to_string()),
             Err(error) => return Err(error.into()),
@@ -94,9 +94,9 @@ impl Bench<'_, '_> {
 
     /// Stores and loads by the CPU itself, without the copier around them. A store is posted: into a window at rest it takes what
     /// the CPU takes to hand it over, behind others what it waits for them.
-    fn window(&mut self, rig: &Rig, mapping: Mapping) -> Result<(), Error> {
+    fn window(&mut self, timer: &CopyTimer, mapping: Mapping) -> Result<(), Error> {
         let most = 4096;
-        let buffer = rig.device().device_buffer(most, Reach::Window(mapping))?;
+        let buffer = timer.device().device_buffer(most, Reach::Window(mapping))?;
         let mut bytes = vec![0; most];
         Pcg64Mcg::seed_from_u64(1).fill_bytes(&mut bytes);
         let mut span = buffer.claim(0..most, Access::Write)?;
@@ -108,7 +108,7 @@ impl Bench<'_, '_> {
         };
         let own = self.session.series("clock", effort, pair)?.median;
         for len in [64, 1024, 4096] {
-            let shot = |direction| Shot {
+            let spec = |direction| CopySpec {
                 how: How::By(Method::Window(Some(mapping))),
                 direction,
                 memory: HostMemory::Warm,
@@ -127,7 +127,7 @@ impl Bench<'_, '_> {
                     Ok((clock::now() - begun).saturating_sub(own))
                 })?;
                 let name = format!("{name} {mapping}");
-                self.rows.push(row(WINDOW, &name, &shot(Direction::H2d), Load::Alone, None, None).with(figures));
+                self.rows.push(row(WINDOW, &name, &spec(Direction::H2d), Load::Alone, None, None).with(figures));
             }
             let mut back = vec![0; len];
             let figures = self.session.series(WINDOW, effort, |_| {
@@ -138,20 +138,20 @@ impl Bench<'_, '_> {
             if let Some(at) = back.iter().zip(&bytes).position(|(a, b)| a != b) {
                 return Err(headway_measure::Error::WrongCopy {
                     copy: format!("window {mapping}"),
-                    gpu: rig.gpu(),
+                    gpu: timer.gpu(),
                     at: at as u64,
                 }
                 .into());
             }
             let name = format!("load {mapping}");
-            self.rows.push(row(WINDOW, &name, &shot(Direction::D2h), Load::Alone, None, None).with(figures));
+            self.rows.push(row(WINDOW, &name, &spec(Direction::D2h), Load::Alone, None, None).with(figures));
         }
         Ok(())
     }
 
     /// Many pieces in one request, by every strategy, from ordinary and from pinned memory.
-    pub(super) fn many(&mut self, rig: &mut Rig) -> Result<(), Error> {
-        let fitting = rig.bytes_max() / (2 * PIECE);
+    pub(super) fn many(&mut self, timer: &mut CopyTimer) -> Result<(), Error> {
+        let fitting = timer.bytes_max() / (2 * PIECE);
         let count = PIECES.min(fitting.max(1));
         let span = 2 * count * PIECE;
         let strategies: [(&str, Option<ManyBy>); 7] = [
@@ -166,7 +166,7 @@ impl Bench<'_, '_> {
         // Every second piece of the source, to the same places in the opposite order.
         let pieces: Vec<Piece> =
             (0..count).map(|at| Piece { from: 2 * at * PIECE, to: 2 * (count - 1 - at) * PIECE, len: PIECE }).collect();
-        let gpu = std::sync::Arc::clone(rig.device());
+        let gpu = std::sync::Arc::clone(timer.device());
         let reach = gpu.windows().into_iter().find(|(_, usable)| usable.is_ok());
         let reach = reach.map_or(Reach::Device, |(mapping, _)| Reach::Window(mapping));
         let device = gpu.device_buffer(span, reach)?;
@@ -175,7 +175,7 @@ impl Bench<'_, '_> {
         Pcg64Mcg::seed_from_u64(2).fill_bytes(&mut random);
         home.claim(0..span, Access::Write)?.bytes_mut()?.copy_from_slice(&random);
         let at = At { buffer: &device, offset: 0 };
-        let copier = std::sync::Arc::clone(rig.copier());
+        let copier = std::sync::Arc::clone(timer.copier());
         let effort = self.effort((count * PIECE) as u64);
         self.session.phase("many", strategies.len() * 3);
         for (name, by) in strategies {
@@ -225,8 +225,8 @@ impl Bench<'_, '_> {
                     let copy = format!("{count} pieces {direction} by {name}");
                     return Err(headway_measure::Error::WrongCopy { copy, gpu: 0, at: at as u64 }.into());
                 }
-                let shot = Shot { how: How::Auto, direction, memory, bytes: count * PIECE, window: None };
-                self.rows.push(row(MANY, name, &shot, Load::Alone, None, None).with(figures));
+                let spec = CopySpec { how: How::Auto, direction, memory, bytes: count * PIECE, window: None };
+                self.rows.push(row(MANY, name, &spec, Load::Alone, None, None).with(figures));
                 Ok(())
             }
             Err(headway_measure::Error::Headway(headway::Error::Copy(error))) => {

@@ -32,7 +32,7 @@ pub(super) fn judge(rows: &[Row]) -> Vec<Target> {
     }
     targets.push(automatic(rows));
     for (direction, least) in [(Direction::H2d, 155), (Direction::D2h, 165)] {
-        together(rows, direction, least, &mut targets);
+        concurrent(rows, direction, least, &mut targets);
     }
     for (direction, pinned) in [(Direction::H2d, 195), (Direction::D2h, 150)] {
         for (memory, least) in [(HostMemory::Pinned, pinned), (HostMemory::Warm, 120)] {
@@ -126,7 +126,7 @@ fn automatic(rows: &[Row]) -> Target {
 }
 
 /// Several GPUs at once, ordinary memory.
-fn together(rows: &[Row], direction: Direction, least: u64, targets: &mut Vec<Target>) {
+fn concurrent(rows: &[Row], direction: Direction, least: u64, targets: &mut Vec<Target>) {
     for (part, pages) in [(TOGETHER, "small pages"), (TOGETHER_HUGE, "huge pages")] {
         let row = longest(rows, |row| {
             row.part == part && row.method == "auto" && (row.direction, row.memory) == (direction, HostMemory::Warm)
@@ -136,7 +136,7 @@ fn together(rows: &[Row], direction: Direction, least: u64, targets: &mut Vec<Ta
         targets.push(with_references(reached, rows, direction, HostMemory::Warm));
         // What memory gives beyond two links is another question.
         let row = row.filter(|row| row.gpus == 2);
-        let pinned = row.and_then(|row| results::beside(rows, row, "dma"));
+        let pinned = row.and_then(|row| results::counterpart(rows, row, "dma"));
         let target = format!("two GPUs at once, ordinary memory of {pages}, {direction}: at least 0.94 of pinned dma");
         targets.push(ratio(target, row.zip(pinned), 94));
     }

@@ -8,7 +8,7 @@ use super::results::Row;
 use super::targets::{allowed, is_open};
 use super::ways::row;
 use crate::Error;
-use headway_measure::rig::Rig;
+use headway_measure::copy_timer::CopyTimer;
 use headway_measure::sample::{Effort, Figures};
 use headway_measure::turns::{self, Entrant, Rules, Undecided};
 
@@ -16,20 +16,20 @@ impl Bench<'_, '_> {
     /// Makes the copies in turns and adds their rows. A kind that fails is left out with a warning.
     pub(super) fn turns(
         &mut self,
-        rig: &mut Rig,
+        timer: &mut CopyTimer,
         mut entrants: Vec<Entrant>,
         part: &'static str,
         load: Load,
         effort: Effort,
     ) -> Result<(), Error> {
-        let compares = entrants.first().is_some_and(|entrant| entrant.shot.how == How::Auto);
+        let compares = entrants.first().is_some_and(|entrant| entrant.spec.how == How::Auto);
         let rules = Rules { effort, parks: false, spares: true, undecided: compares.then_some(undecided as Undecided) };
-        turns::take(self.session, rig, &mut entrants, rules)?;
+        turns::take(self.session, timer, &mut entrants, rules)?;
         for entrant in &entrants {
             match &entrant.failed {
                 None => self.rows.extend(row_of(entrant, part, load)),
                 Some(error) => {
-                    let size = entrant.shot.bytes;
+                    let size = entrant.spec.bytes;
                     self.session.warnings.push(format!("{} is left out at {size} bytes: {error}", entrant.name));
                 }
             }
@@ -40,8 +40,8 @@ impl Bench<'_, '_> {
 
 fn row_of(entrant: &Entrant, part: &'static str, load: Load) -> Option<Row> {
     let cpu = Figures::of(&entrant.cpu).map(|figures| figures.median);
-    let took = entrant.took.filter(|_| entrant.shot.how == How::Auto).map(|method| method.to_string());
-    entrant.figures().map(|figures| row(part, &entrant.name, &entrant.shot, load, cpu, took).with(figures))
+    let took = entrant.took.filter(|_| entrant.spec.how == How::Auto).map(|method| method.to_string());
+    entrant.figures().map(|figures| row(part, &entrant.name, &entrant.spec, load, cpu, took).with(figures))
 }
 
 /// `auto`, which comes first, and the best of the others, while their spread leaves open whether it is behind.
@@ -60,11 +60,11 @@ mod tests {
     use headway_core::units::Nanos;
 
     use super::*;
-    use headway_measure::rig::Shot;
+    use headway_measure::copy_timer::CopySpec;
 
     fn entrant(how: How, times: &[u64]) -> Entrant {
-        let shot = Shot { how, direction: Direction::H2d, memory: HostMemory::Warm, bytes: 64, window: None };
-        let mut entrant = Entrant::new(String::new(), shot);
+        let spec = CopySpec { how, direction: Direction::H2d, memory: HostMemory::Warm, bytes: 64, window: None };
+        let mut entrant = Entrant::new(String::new(), spec);
         entrant.times.extend(times.iter().copied().map(Nanos));
         entrant
     }

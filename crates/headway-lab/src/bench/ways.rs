@@ -8,8 +8,8 @@ use super::Bench;
 use super::results::Row;
 use super::targets::{AUTO, METHODS};
 use crate::Error;
+use headway_measure::copy_timer::{CopySpec, CopyTimer};
 use headway_measure::curves::{measures, memories};
-use headway_measure::rig::{Rig, Shot};
 use headway_measure::sample::Effort;
 use headway_measure::turns::Entrant;
 
@@ -20,7 +20,7 @@ const FRESH_MAX: u64 = 1 << 30;
 pub(super) fn row(
     part: &'static str,
     method: &str,
-    shot: &Shot,
+    spec: &CopySpec,
     load: Load,
     cpu: Option<Nanos>,
     took: Option<String>,
@@ -29,10 +29,10 @@ pub(super) fn row(
         part,
         gpus: 1,
         method: method.to_owned(),
-        direction: shot.direction,
-        memory: shot.memory,
+        direction: spec.direction,
+        memory: spec.memory,
         load,
-        bytes: Bytes(shot.bytes as u64),
+        bytes: Bytes(spec.bytes as u64),
         n: 0,
         min: Nanos::ZERO,
         p25: Nanos::ZERO,
@@ -47,8 +47,8 @@ pub(super) fn row(
 
 impl Bench<'_, '_> {
     /// The table of ways: every way, direction, memory and size.
-    pub(super) fn table(&mut self, rig: &mut Rig, methods: &[Method]) -> Result<(), Error> {
-        let sizes: Vec<u64> = self.sizes().into_iter().filter(|size| *size as usize <= rig.bytes_max()).collect();
+    pub(super) fn table(&mut self, timer: &mut CopyTimer, methods: &[Method]) -> Result<(), Error> {
+        let sizes: Vec<u64> = self.sizes().into_iter().filter(|size| *size as usize <= timer.bytes_max()).collect();
         self.session.phase("ways", 2 * sizes.len());
         for direction in [Direction::H2d, Direction::D2h] {
             for &bytes in &sizes {
@@ -56,7 +56,7 @@ impl Bench<'_, '_> {
                 for &method in methods.iter().filter(|method| measures(**method, direction, bytes)) {
                     for memory in memories(method, direction) {
                         entrants.push(entrant(
-                            rig,
+                            timer,
                             &method.to_string(),
                             How::By(method),
                             (direction, memory),
@@ -65,7 +65,7 @@ impl Bench<'_, '_> {
                         ));
                     }
                 }
-                self.turns(rig, entrants, METHODS, Load::Alone, self.effort(bytes))?;
+                self.turns(timer, entrants, METHODS, Load::Alone, self.effort(bytes))?;
                 self.session.advance()?;
             }
         }
@@ -73,13 +73,13 @@ impl Bench<'_, '_> {
     }
 
     /// `auto` against every single way, at powers of two.
-    pub(super) fn automatic(&mut self, rig: &mut Rig, methods: &[Method]) -> Result<(), Error> {
+    pub(super) fn automatic(&mut self, timer: &mut CopyTimer, methods: &[Method]) -> Result<(), Error> {
         let step = if self.options.quick { 2 } else { 1 };
         let sizes: Vec<u64> = match &self.options.sizes {
             Some(_) => self.sizes(),
             None => (0..=32).step_by(step).map(|exponent| 1 << exponent).collect(),
         };
-        let sizes: Vec<u64> = sizes.into_iter().filter(|size| *size as usize <= rig.bytes_max()).collect();
+        let sizes: Vec<u64> = sizes.into_iter().filter(|size| *size as usize <= timer.bytes_max()).collect();
         let situations = [
             (Direction::H2d, HostMemory::Warm),
             (Direction::D2h, HostMemory::Warm),
@@ -95,22 +95,22 @@ impl Bench<'_, '_> {
                     continue;
                 }
                 let here = (direction, memory);
-                let mut entrants = vec![entrant(rig, "auto", How::Auto, here, bytes, true)];
+                let mut entrants = vec![entrant(timer, "auto", How::Auto, here, bytes, true)];
                 for &method in methods.iter().filter(|method| measures(**method, direction, bytes)) {
                     // `auto` has the device memory that it has: another window's is no choice of it.
-                    if method.abilities().window && method.mapping() != rig.window(bytes as usize) {
+                    if method.abilities().window && method.mapping() != timer.window(bytes as usize) {
                         continue;
                     }
                     let kinds = memories(method, direction);
                     // CPUs reach pinned memory like any other.
                     if kinds.contains(&memory) || (memory == HostMemory::Pinned && method.abilities().window) {
-                        entrants.push(entrant(rig, &method.to_string(), How::By(method), here, bytes, true));
+                        entrants.push(entrant(timer, &method.to_string(), How::By(method), here, bytes, true));
                     }
                 }
                 // There are many points, and turns compare well with few copies.
                 let effort = self.effort(bytes);
                 let effort = Effort { time: Nanos(effort.time.0 / 3), ..effort };
-                self.turns(rig, entrants, AUTO, Load::Alone, effort)?;
+                self.turns(timer, entrants, AUTO, Load::Alone, effort)?;
             }
         }
         Ok(())
@@ -120,7 +120,7 @@ impl Bench<'_, '_> {
 /// One kind of copy. With `windowed`, device memory has a window wherever there is one for this size, so that every way can
 /// be used; else only the ways that need one get it.
 fn entrant(
-    rig: &Rig,
+    timer: &CopyTimer,
     name: &str,
     how: How,
     (direction, memory): (Direction, HostMemory),
@@ -130,9 +130,9 @@ fn entrant(
     let bytes = bytes as usize;
     let window = match how {
         How::By(method) if method.abilities().window => method.mapping(),
-        _ if windowed => rig.window(bytes),
+        _ if windowed => timer.window(bytes),
         _ => None,
     };
-    let shot = Shot { how, direction, memory, bytes, window };
-    Entrant::new(name.to_owned(), shot)
+    let spec = CopySpec { how, direction, memory, bytes, window };
+    Entrant::new(name.to_owned(), spec)
 }

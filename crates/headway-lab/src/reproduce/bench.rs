@@ -31,7 +31,7 @@ pub(super) struct Bench {
 
 /// The first sample, which most papers report alone, and what all samples come to.
 #[derive(Clone, Copy)]
-pub(super) struct Shots {
+pub(super) struct Samples {
     pub(super) first: Nanos,
     pub(super) figures: Figures,
 }
@@ -123,11 +123,15 @@ pub(super) fn random(seed: u64, bytes: usize) -> Vec<u8> {
 }
 
 /// Samples within `time`: at least `n_min`, at most 1000, without warm-up, as the first one is reported.
-pub(super) fn shots(n_min: u32, time: Nanos, mut once: impl FnMut() -> Result<Nanos, Error>) -> Result<Shots, Error> {
+pub(super) fn samples(
+    n_min: u32,
+    time: Nanos,
+    mut once: impl FnMut() -> Result<Nanos, Error>,
+) -> Result<Samples, Error> {
     let effort = Effort { warm_up: 0, n_min: n_min.max(1), n_max: 1_000, time };
     let samples = series(effort, clock::now, |_| once())?;
     match (samples.first(), Figures::of(&samples)) {
-        (Some(&first), Some(figures)) => Ok(Shots { first, figures }),
+        (Some(&first), Some(figures)) => Ok(Samples { first, figures }),
         _ => Err(headway::Error::Options("a series needs at least one sample").into()),
     }
 }

@@ -26,7 +26,7 @@ use rand_pcg::Pcg64Mcg;
 
 pub(crate) use self::child::serve as camera;
 
-use self::child::{Crew, How, Open, Order, USERS};
+use self::child::{CameraProcesses, How, Open, Order, USERS};
 use self::results::{Files, Measured, Run};
 use self::setup::{
     Alone, Configuration, Kind, SIMULATED_BUSY_PPM, alone, configurations, frame_kernels, load, periods, state_bytes,
@@ -112,7 +112,7 @@ struct Scale {
 
 /// Everything that stays the same from run to run.
 struct Bench {
-    crew: Crew,
+    processes: CameraProcesses,
     gpus: usize,
     cpus: u32,
     /// How long cameras look for an engine before they sleep.
@@ -238,7 +238,7 @@ impl Bench {
         let periods = periods(cameras, options.speedup);
         let duration = if quick { options.duration.min(Nanos(600_000_000)) } else { options.duration };
         let scale = Scale::of(cuda, quick);
-        let mut crew = Crew::start(cameras)?;
+        let mut processes = CameraProcesses::start(cameras)?;
         let open = |camera: usize| Open {
             cuda,
             machine: (!cuda).then(|| setting.machine.clone().unwrap_or_else(|| "h200-x4".to_owned())),
@@ -249,27 +249,27 @@ impl Bench {
             check: scale.check,
             video: options.video.clone(),
         };
-        crew.order(&(0..cameras).map(|camera| (camera, Order::Open(open(camera)))).collect::<Vec<_>>())?;
+        processes.order(&(0..cameras).map(|camera| (camera, Order::Open(open(camera)))).collect::<Vec<_>>())?;
         let users = Words::create("headway users", 0, USERS)?;
         let frames = periods.iter().map(|period| (duration.0 / period.0).max(2)).collect();
         let folder = std::env::temp_dir().join(format!("headway-gpusync-{}", std::process::id()));
         let (load, alone) = (Load::default(), Alone::default());
-        Ok(Self { crew, gpus, cpus, look, periods, frames, scale, busy_ppm: 0, load, alone, users, folder })
+        Ok(Self { processes, gpus, cpus, look, periods, frames, scale, busy_ppm: 0, load, alone, users, folder })
     }
 
     /// Measures what a camera takes alone, and gives all of them the load at which kernels take so much of each GPU.
     fn load(&mut self, busy_ppm: u64, segments: u32, cuda: bool) -> Result<(), Error> {
         // The rate of copies says how large the state is, and only with that state it is seen what a pass takes.
-        let first = measure_alone(&mut self.crew, &self.scale, self.scale.first_state)?;
+        let first = measure_alone(&mut self.processes, &self.scale, self.scale.first_state)?;
         let kernels = frame_kernels(&self.periods, self.gpus, busy_ppm);
         let state = state_bytes(kernels, first.bytes_per_s).clamp(Load::UNIT, if cuda { 1 << 30 } else { 1 << 20 });
-        self.alone = measure_alone(&mut self.crew, &self.scale, state)?;
+        self.alone = measure_alone(&mut self.processes, &self.scale, state)?;
         let load = load(&self.periods, self.gpus, busy_ppm, segments, &self.alone, state);
         let most = if cuda { u64::MAX } else { 1 << 20 };
         self.load = Load { input: load.input.min(most), output: load.output.min(most), ..load };
         self.busy_ppm = busy_ppm;
         let cameras = 0..self.periods.len();
-        self.crew.order(&cameras.map(|camera| (camera, Order::Load(self.load))).collect::<Vec<_>>())?;
+        self.processes.order(&cameras.map(|camera| (camera, Order::Load(self.load))).collect::<Vec<_>>())?;
         Ok(())
     }
 
@@ -369,7 +369,7 @@ impl Bench {
             .enumerate()
             .map(|(camera, course)| (camera, Order::Run { course, how: how(camera, self) }))
             .collect();
-        self.crew.order(&orders)
+        self.processes.order(&orders)
     }
 }
 
@@ -392,14 +392,14 @@ fn phases(periods: &[Nanos], seed: u64) -> Vec<u64> {
 }
 
 /// Two short runs of the first camera on the first GPU, with nobody else there; more if the second says nothing.
-fn measure_alone(crew: &mut Crew, scale: &Scale, state: u64) -> Result<Alone, Error> {
+fn measure_alone(processes: &mut CameraProcesses, scale: &Scale, state: u64) -> Result<Alone, Error> {
     let load =
         |passes| Load { segments: 3, cpu_ns: 0, passes, input: scale.first_copies, output: scale.first_copies, state };
     let mut frames = |passes| {
-        crew.order(&[(0, Order::Load(load(passes)))])?;
+        processes.order(&[(0, Order::Load(load(passes)))])?;
         let moving = Moving { chunk: Some(2 << 20), peer: true };
         let course = Course { begin: clock::now().0, period: 1, frames: ALONE_FRAMES, moving };
-        let tracked = crew.order(&[(0, Order::Run { course, how: How::Fixed(0) })])?;
+        let tracked = processes.order(&[(0, Order::Run { course, how: How::Fixed(0) })])?;
         Ok::<Vec<_>, Error>(tracked.into_iter().flat_map(|tracked| tracked.frames).collect())
     };
     let one = frames(1)?;

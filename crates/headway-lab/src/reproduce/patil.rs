@@ -10,7 +10,7 @@ use headway_core::units::Nanos;
 pub(super) use self::batch::batch;
 pub(super) use self::table_1::table_1;
 pub(super) use self::table_2::table_2;
-use super::bench::{Bench, Shots};
+use super::bench::{Bench, Samples};
 use super::{Outcome, Setting};
 
 const MIB: usize = 1 << 20;
@@ -26,8 +26,9 @@ fn effort(setting: &Setting) -> (u32, Nanos) {
 }
 
 /// A line of a table: what was timed, then the figures.
-fn line<const N: usize>(situation: [String; N], shots: Shots) -> Vec<String> {
-    let f = shots.figures;
-    let [n, first, median, max] = [u64::from(f.n), shots.first.0, f.median.0, f.max.0].map(|figure| figure.to_string());
+fn line<const N: usize>(situation: [String; N], samples: Samples) -> Vec<String> {
+    let f = samples.figures;
+    let [n, first, median, max] =
+        [u64::from(f.n), samples.first.0, f.median.0, f.max.0].map(|figure| figure.to_string());
     situation.into_iter().chain([n, first, median, f.p99_ns(), max]).collect()
 }

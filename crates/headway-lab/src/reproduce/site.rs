@@ -96,7 +96,7 @@ fn slowed(machine: &Machine, factor: u64) -> Machine {
 }
 
 /// An error with its causes.
-pub(super) fn told(error: &dyn std::error::Error) -> String {
+pub(super) fn with_causes(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(error.source(), |cause| cause.source());
     causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }

@@ -12,7 +12,7 @@ use rand_pcg::Pcg64Mcg;
 
 use super::{Taken, Taker, chain, is_fatal};
 use crate::Error;
-use crate::rig::{Rig, flush};
+use crate::copy_timer::{CopyTimer, flush};
 use crate::sample::Figures;
 
 /// Pieces of one request.
@@ -89,7 +89,7 @@ impl Memory {
     }
 
     /// Makes one request: the times until the call returned, and until the bytes were in place.
-    fn shoot(&mut self, copier: &Copier, case: Case, pieces: &[Piece]) -> Result<(Nanos, Nanos), Error> {
+    fn time(&mut self, copier: &Copier, case: Case, pieces: &[Piece]) -> Result<(Nanos, Nanos), Error> {
         let Case { by, direction, memory, .. } = case;
         let pinned = memory == HostMemory::Pinned;
         let device = self.windowed.as_ref().filter(|_| by == ManyBy::Window).unwrap_or(&self.plain);
@@ -144,12 +144,12 @@ fn pieces(count: usize, len: usize) -> Vec<Piece> {
 impl Taker<'_, '_> {
     /// Measures requests of many pieces by every mover that `ways` allow, with nothing else going on; of those requests that
     /// are no larger than the largest copy.
-    pub fn many(&mut self, rig: &Rig, methods: &[Method]) -> Result<(), Error> {
+    pub fn many(&mut self, timer: &CopyTimer, methods: &[Method]) -> Result<(), Error> {
         let most = self.sizes.last().map_or(0, |bytes| *bytes as usize);
         let shapes = COUNTS.iter().flat_map(|&count| SIZES.map(|len| (count, len)));
         let shapes: Vec<(usize, usize)> = shapes.filter(|(count, len)| count * len <= most).collect();
         let Some(room) = shapes.iter().map(|(count, len)| 2 * count * len).max() else { return Ok(()) };
-        let mut memory = Memory::new(rig.device().as_ref(), rig.window(0), room)?;
+        let mut memory = Memory::new(timer.device().as_ref(), timer.window(0), room)?;
         let window = memory.windowed.as_ref().and_then(Buffer::window);
         let mut cases = Vec::new();
         for direction in [Direction::H2d, Direction::D2h] {
@@ -162,7 +162,7 @@ impl Taker<'_, '_> {
         let mut left_out = Vec::new();
         for case in cases {
             if !left_out.contains(&case.by) {
-                match self.request(rig, &mut memory, case) {
+                match self.request(timer, &mut memory, case) {
                     Err(error) if !is_fatal(&error) => {
                         let Case { method, direction, count, .. } = case;
                         let why = chain(&error);
@@ -180,17 +180,17 @@ impl Taker<'_, '_> {
         Ok(())
     }
 
-    fn request(&mut self, rig: &Rig, memory: &mut Memory, case: Case) -> Result<(), Error> {
+    fn request(&mut self, timer: &CopyTimer, memory: &mut Memory, case: Case) -> Result<(), Error> {
         let Case { method, direction, memory: host, count, len, .. } = case;
         let bytes = (count * len) as u64;
-        let name = format!("gpu{} {count} pieces {method} {direction} {host} {len}", rig.gpu());
-        let effort = self.thrift.of(bytes);
-        let (gpu, copier, pieces) = (rig.device(), rig.copier(), pieces(count, len));
+        let name = format!("gpu{} {count} pieces {method} {direction} {host} {len}", timer.gpu());
+        let effort = self.efforts.of(bytes);
+        let (gpu, copier, pieces) = (timer.device(), timer.copier(), pieces(count, len));
         let Taken { done, posted } = self.session.step(&name, |session| {
             memory.prepare(gpu.as_ref(), case)?;
             let mut calls = Vec::new();
             let done = session.series(&name, effort, |_| {
-                let (call, done) = memory.shoot(copier, case, &pieces)?;
+                let (call, done) = memory.time(copier, case, &pieces)?;
                 calls.push(call);
                 Ok(done)
             })?;

@@ -8,7 +8,7 @@ use headway_core::units::Nanos;
 use headway_os::clock;
 use headway_os::ipc::Words;
 
-use super::crew::{self, Crew};
+use super::processes::{self, BrokerProcess};
 use super::{EXECUTE, task};
 use crate::Error;
 use headway_measure::sample::Effort;
@@ -57,12 +57,12 @@ impl Orders {
 }
 
 /// The waits of both processes.
-pub(super) fn both(crew: &Crew, hold: Nanos, look: Nanos, effort: Effort) -> Result<Vec<Wait>, Error> {
+pub(super) fn both(broker: &BrokerProcess, hold: Nanos, look: Nanos, effort: Effort) -> Result<Vec<Wait>, Error> {
     let orders = Orders { hold, look, n_max: effort.n_max / 2, time: effort.time };
-    let words = crew.words();
+    let words = broker.words();
     (0..WORDS).for_each(|at| words.long(at).store(0, Ordering::SeqCst));
-    let client = crew.connect()?;
-    let mut second = crew.second(&orders.text())?;
+    let client = broker.connect()?;
+    let mut second = broker.second(&orders.text())?;
     let mut waits = contend(&client, words, &orders);
     words.long(STOP).store(1, Ordering::SeqCst);
     if waits.is_err() {
@@ -89,10 +89,10 @@ pub(super) fn both(crew: &Crew, hold: Nanos, look: Nanos, effort: Effort) -> Res
 pub(super) fn contend(client: &Client, words: &Words, orders: &Orders) -> Result<Vec<Wait>, Error> {
     client.look_for(orders.look);
     let mut task = task(client)?;
-    let mut token = task.acquire(clock::now(), 0, Some(crew::PATIENCE)).map_err(headway::Error::Client)?;
+    let mut token = task.acquire(clock::now(), 0, Some(processes::PATIENCE)).map_err(headway::Error::Client)?;
     let [released, ready, stop] = [RELEASED, READY, STOP].map(|at| words.long(at));
     ready.fetch_add(1, Ordering::SeqCst);
-    let patience = clock::now().saturating_add(Nanos(crew::PATIENCE.as_nanos() as u64));
+    let patience = clock::now().saturating_add(Nanos(processes::PATIENCE.as_nanos() as u64));
     while ready.load(Ordering::SeqCst) < 2 {
         if clock::now() > patience {
             return Err(headway::Error::Options("the other process did not come").into());

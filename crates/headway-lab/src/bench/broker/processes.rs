@@ -53,7 +53,7 @@ impl Rest {
 }
 
 /// A broker in a process of its own, and the folder in which it listens. Both go when this is dropped.
-pub(super) struct Crew {
+pub(super) struct BrokerProcess {
     folder: PathBuf,
     broker: Child,
     words: Words,
@@ -69,7 +69,7 @@ fn spawn(role: &str) -> Result<Child, Error> {
     command.spawn().map_err(failed)
 }
 
-impl Crew {
+impl BrokerProcess {
     /// Starts the broker.
     pub(super) fn start(rest: Rest) -> Result<Self, Error> {
         let folder = env::temp_dir().join(format!("headway-bench-{}-{}", std::process::id(), clock::now().0));
@@ -80,9 +80,9 @@ impl Crew {
         let mut broker = spawn(&format!("broker\n{}\n{}", folder.display(), rest.text()))?;
         // It says a byte when it listens.
         let heard = broker.stdout.take().map(|mut said| said.read_exact(&mut [0]));
-        let crew = Self { folder, broker, words, listener };
+        let this = Self { folder, broker, words, listener };
         match heard {
-            Some(Ok(())) => Ok(crew),
+            Some(Ok(())) => Ok(this),
             _ => Err(Error::Load { source: io::Error::other("the broker ended before it listened") }),
         }
     }
@@ -113,7 +113,7 @@ impl Crew {
     }
 }
 
-impl Drop for Crew {
+impl Drop for BrokerProcess {
     fn drop(&mut self) {
         let _ = self.broker.kill();
         let _ = self.broker.wait();

@@ -29,7 +29,7 @@ const MEMORY: u64 = 4 << 30;
 const PAIR_MAX: u64 = 8 << 20;
 
 /// Which way of this machine stands for each method of the paper, and how much is measured.
-struct Rig<'a> {
+struct Setup<'a> {
     bench: &'a Bench,
     /// The paper's method and ours.
     methods: Vec<(Method, Method)>,
@@ -61,7 +61,7 @@ pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
     let most = if setting.quick { 64 << 10 } else { 64 << 20 };
     let window = methods.iter().find(|(paper, _)| *paper == fujii::IORW).and_then(|(_, ours)| ours.mapping());
     let reach = window.map_or(Reach::Device, Reach::Window);
-    let rig = Rig {
+    let setup = Setup {
         bench: &bench,
         there: gpu.device_buffer(2 * most, reach)?,
         sizes: fujii::grid().filter(|b| b.0 <= most as u64).step_by(if setting.quick { 4 } else { 1 }).collect(),
@@ -75,7 +75,7 @@ pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
     for stress in [Stress::Alone, Stress::Cpu, Stress::Memory, Stress::Pipes] {
         let loads = Loads::start(stress, if setting.quick { 1 << 20 } else { MEMORY }, setting.quick)?;
         for class in [Class::RealTime, Class::Normal] {
-            let note = match rig.singles(class, stress) {
+            let note = match setup.singles(class, stress) {
                 Ok((singles, used)) => {
                     study.singles.extend(singles);
                     format!("{}: {used}.", word(class))
@@ -89,13 +89,13 @@ pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
         }
         drop(loads);
     }
-    study.pairs = rig.pairs()?;
+    study.pairs = setup.pairs()?;
     notes.push(format!(
         "Every statement of the paper is asked of this machine too; other hardware is expected to differ. Comparisons allow \
          {SLACK_PERCENT} %. Pinned memory on the host. Where a size takes too long for a method, it is not measured."
     ));
     let mut tables = tables(&study);
-    tables.push(rig.mapping());
+    tables.push(setup.mapping());
     Ok(Outcome {
         rows: statements(&study, SLACK_PERCENT).into_iter().map(measured).collect(),
         notes,
@@ -150,7 +150,7 @@ fn enter(class: Class) -> Result<String, String> {
     }
 }
 
-impl Rig<'_> {
+impl Setup<'_> {
     /// Every method, direction and size by a thread of `class`; and which scheduling class that is here.
     fn singles(&self, class: Class, stress: Stress) -> Result<(BTreeMap<Single, Stat>, String), Refused> {
         let measure = || {

@@ -162,19 +162,19 @@ fn run(camera: &mut Camera, course: &Course, how: &How) -> Result<Tracked, Error
 pub(super) const USERS: usize = 64;
 
 /// The processes of all cameras; they end when this is dropped.
-pub(super) struct Crew(Vec<Member>);
+pub(super) struct CameraProcesses(Vec<CameraProcess>);
 
-struct Member {
+struct CameraProcess {
     process: Child,
     orders: Option<ChildStdin>,
     replies: BufReader<ChildStdout>,
 }
 
-impl Crew {
+impl CameraProcesses {
     /// Starts `count` processes of this program.
     pub(super) fn start(count: usize) -> Result<Self, Error> {
         let failed = |source| Error::Load { source };
-        let mut crew = Self(Vec::with_capacity(count));
+        let mut processes = Self(Vec::with_capacity(count));
         for _ in 0..count {
             let mut command = child::command(Part::Camera, "").map_err(failed)?;
             command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit());
@@ -183,9 +183,9 @@ impl Crew {
             let Some(stdout) = process.stdout.take() else {
                 return Err(failed(io::Error::other("a process has no output")));
             };
-            crew.0.push(Member { process, orders, replies: BufReader::new(stdout) });
+            processes.0.push(CameraProcess { process, orders, replies: BufReader::new(stdout) });
         }
-        Ok(crew)
+        Ok(processes)
     }
 
     /// Gives each camera among `of` its order, then waits for all of them.
@@ -194,8 +194,8 @@ impl Crew {
             let lost = |reason: &dyn std::fmt::Display| Error::Camera { camera: *camera, reason: reason.to_string() };
             let mut text = serde_json::to_vec(order).map_err(|error| lost(&error))?;
             text.push(b'\n');
-            let member = self.0.get_mut(*camera).ok_or_else(|| lost(&"there is no such camera"))?;
-            let orders = member.orders.as_mut().ok_or_else(|| lost(&"it has ended"))?;
+            let process = self.0.get_mut(*camera).ok_or_else(|| lost(&"there is no such camera"))?;
+            let orders = process.orders.as_mut().ok_or_else(|| lost(&"it has ended"))?;
             orders.write_all(&text).and_then(|()| orders.flush()).map_err(|error| lost(&error))?;
         }
         // All are heard before any failure is told: nobody is left in the middle of an order.
@@ -213,7 +213,7 @@ impl Crew {
     }
 }
 
-impl Member {
+impl CameraProcess {
     fn reply(&mut self) -> io::Result<Reply> {
         let mut line = String::new();
         if self.replies.read_line(&mut line)? == 0 {
@@ -223,21 +223,21 @@ impl Member {
     }
 }
 
-impl Drop for Crew {
+impl Drop for CameraProcesses {
     fn drop(&mut self) {
         // A closed pipe ends them in order; memory of GPUs takes its time.
-        for member in &mut self.0 {
-            member.orders = None;
+        for process in &mut self.0 {
+            process.orders = None;
         }
-        for member in &mut self.0 {
+        for process in &mut self.0 {
             for _ in 0..500 {
-                match member.process.try_wait() {
+                match process.process.try_wait() {
                     Ok(None) => std::thread::sleep(std::time::Duration::from_millis(10)),
                     _ => break,
                 }
             }
-            let _ = member.process.kill();
-            let _ = member.process.wait();
+            let _ = process.process.kill();
+            let _ = process.process.wait();
         }
     }
 }

@@ -20,7 +20,7 @@ use rand_pcg::Pcg64;
 
 use super::{Draw, PERIODS_MS, Verdict};
 use crate::Error;
-use crate::reproduce::site::{Site, told};
+use crate::reproduce::site::{Site, with_causes};
 use crate::reproduce::{Outcome, Row, Setting, Table};
 use headway_measure::sample::Figures;
 
@@ -107,7 +107,7 @@ pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
     let ended = wall::run_work(work, &mut site.devices, &options, |record| watch.see(record), |_| {});
     let verified = found.lock().unwrap_or_else(PoisonError::into_inner).clone();
     let lines = lines(&plan, &bounds, watch.responses);
-    let failure = ended.err().map(|error| told(&error));
+    let failure = ended.err().map(|error| with_causes(&error));
     let trouble = (watch.misses, &watch.overruns[..]);
     Ok(outcome(setting, &site, &lines, &verified, duration, trouble, failure.as_deref()))
 }

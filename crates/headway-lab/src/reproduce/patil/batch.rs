@@ -12,7 +12,7 @@ use headway_runtime::copy::{At, How, ManyBy};
 use super::{DIRECTIONS, line, outcome};
 use crate::Error;
 use crate::plot::{Figure, Line, TO_P99};
-use crate::reproduce::bench::{Bench, Shots, gb_per_s, random, same, shots};
+use crate::reproduce::bench::{Bench, Samples, gb_per_s, random, same, samples};
 use crate::reproduce::{Outcome, Row, Setting, Table, Verdict};
 
 /// Every way in which many pieces go.
@@ -64,7 +64,7 @@ impl Memory {
 struct Timed {
     point: Point,
     name: &'static str,
-    shots: Shots,
+    samples: Samples,
 }
 
 #[derive(Default)]
@@ -99,13 +99,13 @@ impl Study {
             }?;
             Ok(clock::now() - before)
         };
-        let shots = match once() {
+        let samples = match once() {
             Ok(first) if first.0 > 50 * time.0 => {
                 let (size, count) = (point.size, point.count);
                 self.skipped.insert(format!("{name} at {count} x {size} B {}: one copy takes {first}", point.word));
                 return Ok(());
             }
-            Ok(first) => Shots { first, ..shots(n_min, time, once)? },
+            Ok(first) => Samples { first, ..samples(n_min, time, once)? },
             Err(Error::Headway(headway::Error::Copy(error))) => {
                 self.skipped.insert(format!("{name}: {error}"));
                 return Ok(());
@@ -117,16 +117,16 @@ impl Study {
         } else {
             same(name, &host, &memory.expected)?;
         }
-        self.timed.push(Timed { point, name, shots });
+        self.timed.push(Timed { point, name, samples });
         Ok(())
     }
 
     /// The best way against one copy after the other.
     fn row(&self, point: Point) -> Option<Row> {
         let at_point = || self.timed.iter().filter(|timed| timed.point == point);
-        let each = at_point().find(|timed| timed.name == "loop")?.shots.figures.median;
+        let each = at_point().find(|timed| timed.name == "loop")?.samples.figures.median;
         let others = at_point().filter(|timed| timed.name != "loop");
-        let (best, name) = others.map(|timed| (timed.shots.figures.median, timed.name)).min()?;
+        let (best, name) = others.map(|timed| (timed.samples.figures.median, timed.name)).min()?;
         let ratio = each.0 as f64 / best.0.max(1) as f64;
         Some(Row {
             what: format!("{} x {} B {}", point.count, point.size, point.word),
@@ -141,8 +141,8 @@ impl Study {
 
     /// Rates of pieces of one size, one direction.
     fn figure(&self, size: usize, (direction, word): (Direction, &str), source: &str) -> (String, Figure) {
-        let rate = |timed: &Timed| gb_per_s(Bytes((size * timed.point.count) as u64), timed.shots.figures.median);
-        let slow = |timed: &Timed| gb_per_s(Bytes((size * timed.point.count) as u64), timed.shots.figures.p99);
+        let rate = |timed: &Timed| gb_per_s(Bytes((size * timed.point.count) as u64), timed.samples.figures.median);
+        let slow = |timed: &Timed| gb_per_s(Bytes((size * timed.point.count) as u64), timed.samples.figures.p99);
         let line = |(name, _): (&str, ManyBy)| {
             let own = || {
                 let same =
@@ -185,8 +185,8 @@ pub(in crate::reproduce) fn batch(setting: &Setting) -> Result<Outcome, Error> {
     for &size in sizes {
         outcome.figures.extend(DIRECTIONS.map(|direction| study.figure(size, direction, outcome.source)));
     }
-    let lines = study.timed.iter().map(|Timed { point, name, shots }| {
-        line([(*name).to_owned(), point.word.to_owned(), point.size.to_string(), point.count.to_string()], *shots)
+    let lines = study.timed.iter().map(|Timed { point, name, samples }| {
+        line([(*name).to_owned(), point.word.to_owned(), point.size.to_string(), point.count.to_string()], *samples)
     });
     outcome.tables.push(Table {
         name: "batch".into(),

@@ -11,7 +11,7 @@ use headway_runtime::copy::{At, How};
 use super::{DIRECTIONS, MIB, effort, line, outcome};
 use crate::Error;
 use crate::plot::{Figure, Line, TO_P99};
-use crate::reproduce::bench::{Bench, Shots, gb_per_s, random, same, shots};
+use crate::reproduce::bench::{Bench, Samples, gb_per_s, random, same, samples};
 use crate::reproduce::{Outcome, Row, Setting, Table, Verdict};
 
 const METHODS: [(&str, Method); 4] = [
@@ -92,7 +92,7 @@ impl Memory {
 }
 
 /// Times by MiB, number of the direction and name of the way.
-type Times = BTreeMap<(usize, usize, &'static str), Shots>;
+type Times = BTreeMap<(usize, usize, &'static str), Samples>;
 
 fn measure(bench: &Bench, setting: &Setting, sizes: &[usize]) -> Result<Times, Error> {
     let (n_min, time) = effort(setting);
@@ -103,9 +103,9 @@ fn measure(bench: &Bench, setting: &Setting, sizes: &[usize]) -> Result<Times, E
         for (at, (direction, _)) in DIRECTIONS.into_iter().enumerate() {
             for (name, method) in METHODS {
                 memory.prepare(bench, direction, mib * MIB)?;
-                let shots = shots(n_min, time, || memory.copy(bench, direction, (name, method), mib * MIB))?;
+                let samples = samples(n_min, time, || memory.copy(bench, direction, (name, method), mib * MIB))?;
                 memory.check(bench, direction, name, mib * MIB)?;
-                times.insert((mib, at, name), shots);
+                times.insert((mib, at, name), samples);
             }
         }
     }
@@ -114,7 +114,9 @@ fn measure(bench: &Bench, setting: &Setting, sizes: &[usize]) -> Result<Times, E
 
 /// GB/s of the median.
 fn rate(times: &Times, mib: usize, direction: usize, name: &'static str) -> f64 {
-    times.get(&(mib, direction, name)).map_or(0.0, |shots| gb_per_s(Bytes((mib * MIB) as u64), shots.figures.median))
+    times
+        .get(&(mib, direction, name))
+        .map_or(0.0, |samples| gb_per_s(Bytes((mib * MIB) as u64), samples.figures.median))
 }
 
 /// Whether pinned memory shortens our copy at least as much as it shortens the paper's copy of the same size. Both are pairs
@@ -144,7 +146,7 @@ fn row(times: &Times, mib: usize, at: usize) -> Row {
 fn figure(times: &Times, sizes: &[usize], at: usize, source: &str) -> (String, Figure) {
     let word = DIRECTIONS[at].1;
     let slow = |mib: usize, name| {
-        times.get(&(mib, at, name)).map_or(0.0, |shots| gb_per_s(Bytes((mib * MIB) as u64), shots.figures.p99))
+        times.get(&(mib, at, name)).map_or(0.0, |samples| gb_per_s(Bytes((mib * MIB) as u64), samples.figures.p99))
     };
     let line = |(name, _): (&'static str, Method)| {
         let points = sizes.iter().map(|&mib| (mib as f64, rate(times, mib, at, name))).collect();
@@ -167,12 +169,12 @@ pub(in crate::reproduce) fn table_1(setting: &Setting) -> Result<Outcome, Error>
     }
     outcome.notes.push(
         "Each size is compared with the paper's figures for it: pinned memory must shorten our copy at least as much. (The \
-         text says to 35 %, the paper's own figures give 12.5 to 31.6 %.) Paper: Tesla V100 PCIe, single shots, whether MB is 10^6 or 2^20 is not stated. Ours: medians of copies of MiB = 2^20 bytes."
+         text says to 35 %, the paper's own figures give 12.5 to 31.6 %.) Paper: Tesla V100 PCIe, single samples, whether MB is 10^6 or 2^20 is not stated. Ours: medians of copies of MiB = 2^20 bytes."
             .into(),
     );
     outcome.figures.extend((0..DIRECTIONS.len()).map(|at| figure(&times, sizes, at, outcome.source)));
-    let lines = times.iter().map(|((mib, at, name), shots)| {
-        line([(*name).to_owned(), DIRECTIONS[*at].1.to_owned(), (mib * MIB).to_string()], *shots)
+    let lines = times.iter().map(|((mib, at, name), samples)| {
+        line([(*name).to_owned(), DIRECTIONS[*at].1.to_owned(), (mib * MIB).to_string()], *samples)
     });
     outcome.tables.push(Table {
         name: "table1".into(),

@@ -13,7 +13,7 @@ use headway_os::clock;
 use super::{MIB, effort, line, outcome};
 use crate::Error;
 use crate::plot::{Figure, Line};
-use crate::reproduce::bench::{Bench, random, same, shots, submit};
+use crate::reproduce::bench::{Bench, random, same, samples, submit};
 use crate::reproduce::{Outcome, Row, Setting, Table, Verdict};
 
 /// MB, sequential and overlapped, ms.
@@ -188,15 +188,15 @@ impl<'a> Study<'a> {
     fn time(&mut self, name: &str, how: Overlap, queues: usize, segments: usize) -> Result<Nanos, Error> {
         let (n_min, time) = effort(self.setting);
         let bytes = self.arrays.bytes;
-        let shots = shots(n_min.min(10), Nanos(time.0 / 2), || {
+        let samples = samples(n_min.min(10), Nanos(time.0 / 2), || {
             self.arrays.fill(&self.data[..bytes])?;
             let time = overlapped(&self.arrays, &mut self.queues[..queues], how, segments)?;
             self.arrays.check(name, &self.expected[..bytes])?;
             Ok(time)
         })?;
         let situation = [name.to_owned(), queues.to_string(), segments.to_string(), bytes.to_string()];
-        self.lines.push(line(situation, shots));
-        Ok(shots.figures.median)
+        self.lines.push(line(situation, samples));
+        Ok(samples.figures.median)
     }
 
     fn size(&mut self, mib: usize) -> Result<Found, Error> {

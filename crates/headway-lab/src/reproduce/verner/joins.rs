@@ -21,7 +21,7 @@ use rand_pcg::Pcg64Mcg;
 
 use super::{Setting, Verdict};
 use crate::Error;
-use crate::reproduce::site::{Site, told};
+use crate::reproduce::site::{Site, with_causes};
 use crate::reproduce::{Outcome, Row, Table};
 use headway_measure::sample::Figures;
 
@@ -133,7 +133,7 @@ pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
         ended
     });
     let count = driver.count;
-    Ok(outcome(setting, &site, &count, duration, ended.err().map(|error| told(&error)).as_deref()))
+    Ok(outcome(setting, &site, &count, duration, ended.err().map(|error| with_causes(&error)).as_deref()))
 }
 
 /// Answers joins until nobody asks any more.

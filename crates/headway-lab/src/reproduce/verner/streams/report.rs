@@ -7,7 +7,7 @@ use headway_core::units::Nanos;
 use super::demand::Demand;
 use super::trial::{Trial, cycle_bytes};
 use super::{Found, Setting, Try, cycle_of};
-use crate::reproduce::site::{Site, told};
+use crate::reproduce::site::{Site, with_causes};
 use crate::reproduce::{Outcome, Row, Table, Verdict};
 use headway_measure::sample::Figures;
 
@@ -113,7 +113,7 @@ fn planned(found: &Found, duration: Nanos) -> Row {
             (text, Verdict::own(trial.is_clean()))
         }
         Err(error) => {
-            let text = format!("{} streams planned; it did not start: {}", plan.streams.len(), told(error));
+            let text = format!("{} streams planned; it did not start: {}", plan.streams.len(), with_causes(error));
             (text, Verdict::NotComparable)
         }
     };
@@ -228,7 +228,8 @@ fn border(results: &Results, demand: &Demand) -> Row {
     let held: Vec<&Try> = results.tries.iter().filter(|one| one.holds()).collect();
     let missed = results.tries.iter().filter(|one| one.trial.as_ref().is_ok_and(|trial| trial.misses > 0));
     let first = missed.map(|one| one.streams).min();
-    let failed = results.tries.iter().find_map(|one| one.trial.as_ref().err().map(|error| (one.streams, told(error))));
+    let failed =
+        results.tries.iter().find_map(|one| one.trial.as_ref().err().map(|error| (one.streams, with_causes(error))));
     let most = held.iter().map(|one| one.streams).max();
     let ours = match (most, first, failed, results.tries.is_empty()) {
         (.., true) => "not tried: no policy ran without a miss and left streams over".to_owned(),

@@ -15,7 +15,7 @@ use headway_runtime::wall::{self, RunError, Work};
 use super::cycle_of;
 use super::search::Case;
 use crate::Error;
-use crate::reproduce::site::{Site, told};
+use crate::reproduce::site::{Site, with_causes};
 
 /// Streams of each GPU that are compared with the CPU byte by byte, and those that have their turn in each block.
 const SAMPLING: Sampling = Sampling { streams: 32, turns: 32, chains: None };
@@ -180,7 +180,7 @@ pub(super) fn run(site: &mut Site, case: &Case, duration: Nanos, until: Until) -
         Err(error @ (RunError::Prepare { .. } | RunError::State(_) | RunError::Unsupported { .. })) => {
             return Err(error.into());
         }
-        Err(error) => trial.failure = Some(told(&error)),
+        Err(error) => trial.failure = Some(with_causes(&error)),
     }
     trial.verified = found.lock().unwrap_or_else(PoisonError::into_inner).clone();
     Ok(trial)
