@@ -13,9 +13,9 @@ mod bounds;
 mod completion;
 #[cfg(test)]
 pub(crate) mod fixtures;
+mod measured_sets;
 #[cfg(test)]
 mod tests;
-mod together;
 mod trial;
 
 use std::cmp::Ordering;
@@ -27,7 +27,7 @@ use crate::files::machine::{CapacityId, CapacityKind, Machine, RouteId};
 use crate::models::wide;
 use crate::units::{Nanos, PPM, Rate};
 
-use self::together::Together;
+use self::measured_sets::MeasuredSets;
 pub use bounds::{Bound, Floor, Loads, Shape, Total, Wcet};
 pub use completion::{BatchBlock, Completion, Interval};
 pub use trial::{Accuracy, Judged, Seen, Trial, validate};
@@ -134,7 +134,7 @@ pub struct Network {
     engines: usize,
     route_names: Vec<String>,
     capacity_names: Vec<String>,
-    together: Option<Together>,
+    measured: Option<MeasuredSets>,
 }
 
 /// Where one capacity stands while rates are being filled.
@@ -165,7 +165,7 @@ pub struct Scratch {
     full: Vec<u32>,
     waiting: Vec<u32>,
     shares: Vec<Share>,
-    together: together::Memory,
+    measured: measured_sets::Memory,
 }
 
 impl Scratch {
@@ -196,7 +196,7 @@ impl Network {
             engines: machine.engines.len(),
             route_names: Vec::with_capacity(machine.routes.len()),
             capacity_names: machine.capacities.iter().map(|c| c.id.clone()).collect(),
-            together: None,
+            measured: None,
         };
         for route in &machine.routes {
             let mut uses = BTreeMap::new();
@@ -227,7 +227,7 @@ impl Network {
             let name = |end: crate::files::machine::EndpointId| machine.endpoints.get(end.at()).map_or("?", |e| &e.id);
             network.route_names.push(format!("{} -> {}", name(route.from), name(route.to)));
         }
-        network.together = Together::new(machine, &network);
+        network.measured = MeasuredSets::new(machine, &network);
         network
     }
 
@@ -276,8 +276,8 @@ impl Network {
         while !scratch.waiting.is_empty() {
             self.freeze_smallest(active, scratch)?;
         }
-        if let Some(together) = &self.together {
-            together.correct(self, active, &mut scratch.together, &mut scratch.shares);
+        if let Some(measured) = &self.measured {
+            measured.correct(self, active, &mut scratch.measured, &mut scratch.shares);
         }
         Ok(&scratch.shares)
     }

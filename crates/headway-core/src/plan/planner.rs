@@ -24,9 +24,9 @@ mod cores;
 mod division;
 mod gangs;
 mod models;
-mod seats;
+mod processors;
 mod servers;
-mod together;
+mod stream_batches;
 mod uneven;
 mod unplanned;
 mod wafers;
@@ -34,7 +34,7 @@ mod wafers;
 use combined::Domains;
 pub use division::margins;
 pub use models::{Evidence, ModelAnswer, models};
-use seats::Seat;
+use processors::Processor;
 pub(crate) use servers::{demands, steps_on};
 pub use unplanned::rate_alone;
 
@@ -129,7 +129,7 @@ enum Resolved {
 /// Streams that will share a pipeline.
 #[derive(Debug)]
 struct Group {
-    seat: Seat,
+    processor: Processor,
     steps: Vec<Resolved>,
     gathered: bool,
     /// The window of every step.
@@ -282,14 +282,14 @@ struct Planner<'a> {
 
 impl Planner<'_> {
     fn plan(&self) -> Result<Plan, PlanError> {
-        let seats = self.place()?;
-        let groups = self.group(&seats)?;
+        let processors = self.place()?;
+        let groups = self.group(&processors)?;
         let mut pipelines = Vec::new();
         let mut streams: Vec<Option<PlannedStream>> = vec![None; self.workload.streams.len()];
         for group in &groups {
             let number = pipelines.len() as u32;
             for (lane, &stream) in (0u32..).zip(&group.streams) {
-                streams[stream] = Some(self.planned_stream(stream, group.seat, number, lane));
+                streams[stream] = Some(self.planned_stream(stream, group.processor, number, lane));
             }
             pipelines.push(self.pipeline(group)?);
         }
@@ -358,7 +358,7 @@ impl Planner<'_> {
         engines.chain(self.cores(pipelines)).collect()
     }
 
-    fn planned_stream(&self, index: usize, seat: Seat, pipeline: u32, lane: u32) -> PlannedStream {
+    fn planned_stream(&self, index: usize, processor: Processor, pipeline: u32, lane: u32) -> PlannedStream {
         let stream = &self.workload.streams[index];
         PlannedStream {
             id: stream.id.clone(),
@@ -367,7 +367,7 @@ impl Planner<'_> {
             deadline: stream.deadline,
             start: stream.start,
             on_miss: stream.on_miss,
-            gpu: self.gpu_of(seat),
+            gpu: self.gpu_of(processor),
             pipeline,
             lane,
         }
@@ -391,29 +391,30 @@ impl Planner<'_> {
     }
 
     /// The streams that share pipelines, in the order of GPU, form, window and first stream.
-    fn group(&self, seats: &[Seat]) -> Result<Vec<Group>, PlanError> {
-        let mut shortest: BTreeMap<Seat, Nanos> = BTreeMap::new();
+    fn group(&self, processors: &[Processor]) -> Result<Vec<Group>, PlanError> {
+        let mut shortest: BTreeMap<Processor, Nanos> = BTreeMap::new();
         let mut formed = Vec::new();
-        for (index, (stream, &seat)) in self.workload.streams.iter().zip(seats).enumerate() {
+        for (index, (stream, &processor)) in self.workload.streams.iter().zip(processors).enumerate() {
             if self.is_wafer(index) {
                 continue;
             }
-            let steps = self.resolve(stream, seat)?;
-            let (gathered, window) = self.window(stream, seat, steps.len() as u64)?;
+            let steps = self.resolve(stream, processor)?;
+            let (gathered, window) = self.window(stream, processor, steps.len() as u64)?;
             if gathered {
-                let least = shortest.entry(seat).or_insert(window);
+                let least = shortest.entry(processor).or_insert(window);
                 *least = window.min(*least);
             }
-            formed.push((index, seat, steps, gathered, window));
+            formed.push((index, processor, steps, gathered, window));
         }
         // Cores have the classes of the shortest window on any of them.
-        let on_cores = shortest.iter().filter(|(seat, _)| matches!(seat, Seat::Core(_))).map(|(_, window)| *window);
+        let on_cores =
+            shortest.iter().filter(|(processor, _)| matches!(processor, Processor::Core(_))).map(|(_, window)| *window);
         let on_cores = on_cores.min().unwrap_or(Nanos::ZERO);
-        let on_gpus = shortest.iter().filter(|(seat, _)| matches!(seat, Seat::Gpu(_)));
+        let on_gpus = shortest.iter().filter(|(processor, _)| matches!(processor, Processor::Gpu(_)));
         let shortest_of_all = on_gpus.map(|(_, window)| *window).min();
         let mut groups: BTreeMap<_, Group> = BTreeMap::new();
-        for (index, seat, steps, gathered, window) in formed {
-            let on_core = matches!(seat, Seat::Core(_));
+        for (index, processor, steps, gathered, window) in formed {
+            let on_core = matches!(processor, Processor::Core(_));
             let shared = gathered && self.workload.grouping != Grouping::Each;
             let window = match self.workload.grouping {
                 _ if !gathered => window,
@@ -424,24 +425,24 @@ impl Planner<'_> {
                 // Cores have no copies that could move in one batch.
                 Grouping::Gpu | Grouping::Class => {
                     // Classes T_min 2^j, rounded down: harmonic, so that all of them start together again and again.
-                    let least = if on_core { on_cores } else { shortest[&seat] };
+                    let least = if on_core { on_cores } else { shortest[&processor] };
                     Nanos(least.0 << (window.0 / least.0).ilog2())
                 }
             };
             let alone = if shared { None } else { Some(index) };
             // Only whole blocks can be given up: streams that skip share none with others.
             let skips = self.workload.streams[index].on_miss == OnMiss::Skip;
-            let key = (seat, !gathered, window, steps.clone(), alone, skips);
-            let group = groups.entry(key).or_insert(Group { seat, steps, gathered, window, streams: Vec::new() });
+            let key = (processor, !gathered, window, steps.clone(), alone, skips);
+            let group = groups.entry(key).or_insert(Group { processor, steps, gathered, window, streams: Vec::new() });
             group.streams.push(index);
         }
         Ok(groups.into_values().collect())
     }
 
     /// Whether the packets of a stream are gathered in cycles, and the window of each of its steps.
-    fn window(&self, stream: &Stream, seat: Seat, steps: u64) -> Result<(bool, Nanos), PlanError> {
+    fn window(&self, stream: &Stream, processor: Processor, steps: u64) -> Result<(bool, Nanos), PlanError> {
         // A generation makes all steps in one window.
-        let generation = self.strategy == Strategy::Generation && matches!(seat, Seat::Gpu(_));
+        let generation = self.strategy == Strategy::Generation && matches!(processor, Processor::Gpu(_));
         let steps = if generation { 1 } else { steps };
         let by_arrival = Nanos(stream.deadline.0 / steps);
         if self.cycle == Cycle::Arrival && generation {
@@ -462,8 +463,8 @@ impl Planner<'_> {
         Ok((true, window))
     }
 
-    fn resolve(&self, stream: &Stream, seat: Seat) -> Result<Vec<Resolved>, PlanError> {
-        let Seat::Gpu(gpu) = seat else { return self.resolve_on_core(stream) };
+    fn resolve(&self, stream: &Stream, processor: Processor) -> Result<Vec<Resolved>, PlanError> {
+        let Processor::Gpu(gpu) = processor else { return self.resolve_on_core(stream) };
         let mut steps = Vec::new();
         for (number, step) in stream.steps.iter().enumerate() {
             steps.push(match step {
@@ -521,9 +522,9 @@ impl Planner<'_> {
     fn pipeline(&self, group: &Group) -> Result<Pipeline, PlanError> {
         let first = &self.workload.streams[group.streams[0]];
         let reserve = block_bytes(group.streams.iter().map(|&s| self.lane_bytes(group, s)));
-        let on = match group.seat {
-            Seat::Gpu(gpu) => self.machine.endpoints[gpu.at()].id.clone(),
-            Seat::Core(core) => cores::name(core),
+        let on = match group.processor {
+            Processor::Gpu(gpu) => self.machine.endpoints[gpu.at()].id.clone(),
+            Processor::Core(core) => cores::name(core),
         };
         if reserve.0 > u64::from(u32::MAX) {
             return Err(PlanError::Impossible {
@@ -546,7 +547,7 @@ impl Planner<'_> {
         Ok(Pipeline {
             name,
             source: Source::Streams(streams),
-            gpu: self.gpu_of(group.seat),
+            gpu: self.gpu_of(group.processor),
             period,
             start,
             gather,
@@ -564,14 +565,14 @@ impl Planner<'_> {
         Ok(match step {
             Resolved::Copy(route) => self.copy_step(*route, reserve),
             Resolved::Compute(kernel) => {
-                let (engine, cost) = match group.seat {
-                    Seat::Gpu(gpu) => {
+                let (engine, cost) = match group.processor {
+                    Processor::Gpu(gpu) => {
                         let engine = self.machine.execution_engine(gpu).expect("resolved kernels have an engine");
                         let cost = self.machine.kernel(kernel, gpu).expect("resolved kernels have a cost");
                         let chain = group.streams.iter().map(|&s| self.lane_bytes(group, s)).max().unwrap_or(0);
                         (engine, cost.cost(reserve, Bytes(chain)))
                     }
-                    Seat::Core(core) => self.on_core(core, kernel, reserve, group.streams.len() as u64),
+                    Processor::Core(core) => self.on_core(core, kernel, reserve, group.streams.len() as u64),
                 };
                 let cost = self.with_margin(cost);
                 if cost == Nanos::MAX {

@@ -409,7 +409,7 @@ impl Network {
                 .chain(members.iter().map(|m| format!("the own link of engine {}", m.engine)))
                 .collect(),
             pipes: limits.chain(owns).collect(),
-            together: None,
+            measured: None,
         };
         for (at, member) in (0u32..).zip(members) {
             let first = network.crossings.len() as u32;

@@ -61,7 +61,7 @@ impl Planner<'_> {
                 let chosen = routes.iter().zip(&domain).filter(|(_, of)| (**of == number) == inside);
                 chosen.map(|(route, _)| *route).collect::<Vec<RouteId>>()
             };
-            (split(true), self.network.beside(&split(false)))
+            (split(true), self.network.loaded_by(&split(false)))
         };
         Ok(Domains { parts: (0..count).map(part).collect(), whole: self.network.clone() })
     }
@@ -98,7 +98,7 @@ impl Planner<'_> {
             let set = MessageSet::grouped(elementary, &groups).map_err(|error| self.senseless(&error))?;
             let network = &domains.parts[domain].1;
             let transformed = self.transformed(&set, network, &fixed)?;
-            notes.push(told(&set, &transformed));
+            notes.push(summary(&set, &transformed));
             for priced in &transformed.batches {
                 let (pipeline, batch) = self.batch_pipeline(&parts, &priced.batch, network)?;
                 pipelines.push(pipeline);
@@ -191,7 +191,7 @@ impl Planner<'_> {
 }
 
 /// What combining did, in one sentence.
-fn told(set: &MessageSet, transformed: &Transformed) -> String {
+fn summary(set: &MessageSet, transformed: &Transformed) -> String {
     let before = transformed.sums.first().map_or(0, |sum| sum.ppm());
     let percent = |ppm: u64| format!("{}.{:02} %", ppm / 10_000, ppm % 10_000 / 100);
     format!(

@@ -1,6 +1,6 @@
 //! Cores of the CPU as processors of streams: each is an engine of its own, behind those of the machine, and a server of its own.
 
-use super::{Bytes, EngineId, Nanos, Pipeline, PlanError, Planner, Resolved, Seat};
+use super::{Bytes, EngineId, Nanos, Pipeline, PlanError, Planner, Processor, Resolved};
 use crate::files::machine::EngineClass;
 use crate::files::workload::{Placement, Step, Stream};
 use crate::plan::stream::class_window;
@@ -39,7 +39,7 @@ pub(super) fn name(core: u32) -> String {
 impl Planner<'_> {
     /// Gives every stream that is to run on the CPU its core: in the order of deadlines, so that streams of one class share a core,
     /// each core taking as many as the least load that all fit in allows. So a job is behind none that is much longer.
-    pub(super) fn place_on_cores(&self, placed: &mut [Option<Seat>]) -> Result<(), PlanError> {
+    pub(super) fn place_on_cores(&self, placed: &mut [Option<Processor>]) -> Result<(), PlanError> {
         let streams = &self.workload.streams;
         let mut rest: Vec<usize> = (0..placed.len()).filter(|&at| streams[at].gpu == Placement::Cpu).collect();
         rest.sort_by_key(|&at| (streams[at].deadline, at));
@@ -63,7 +63,7 @@ impl Planner<'_> {
         }
         let cores = cut(&weights, high, self.cpu.cores).expect("one core has room for the sum of all");
         for (at, core) in rest.into_iter().zip(cores) {
-            placed[at] = Some(Seat::Core(core));
+            placed[at] = Some(Processor::Core(core));
         }
         Ok(())
     }

@@ -6,7 +6,7 @@ use super::{BatchBlock, EngineId, Nanos, Pipeline, PlanError, Planner, Source, S
 use crate::plan::Gang;
 
 /// What is submitted at once: the jobs of a step of one gang on one server.
-type Together = (u32, usize, u32);
+type GangStep = (u32, usize, u32);
 
 impl Planner<'_> {
     /// Whether pipelines of streams advance together.
@@ -18,8 +18,8 @@ impl Planner<'_> {
     ///
     /// Copies move as one batch, in the order of the pipelines; kernels of one engine follow each other.
     pub(super) fn price_gangs(&self, pipelines: &mut [Pipeline]) -> Result<(), PlanError> {
-        let mut blocks: BTreeMap<Together, Vec<BatchBlock>> = BTreeMap::new();
-        let mut kernels: BTreeMap<Together, BTreeMap<EngineId, Nanos>> = BTreeMap::new();
+        let mut blocks: BTreeMap<GangStep, Vec<BatchBlock>> = BTreeMap::new();
+        let mut kernels: BTreeMap<GangStep, BTreeMap<EngineId, Nanos>> = BTreeMap::new();
         for (key, step) in of_gangs(pipelines) {
             for operation in &step.operations {
                 match operation.work {
@@ -34,7 +34,7 @@ impl Planner<'_> {
                 }
             }
         }
-        let mut costs: BTreeMap<Together, Nanos> = BTreeMap::new();
+        let mut costs: BTreeMap<GangStep, Nanos> = BTreeMap::new();
         for (key, by_engine) in kernels {
             costs.insert(key, by_engine.into_values().max().unwrap_or_default());
         }
@@ -67,7 +67,7 @@ pub(super) fn form(pipelines: &mut [Pipeline], chained: bool) {
     }
 }
 
-fn of_gangs(pipelines: &[Pipeline]) -> impl Iterator<Item = (Together, &crate::plan::PlannedStep)> {
+fn of_gangs(pipelines: &[Pipeline]) -> impl Iterator<Item = (GangStep, &crate::plan::PlannedStep)> {
     pipelines.iter().filter_map(|p| Some((p, p.gang?))).flat_map(|(pipeline, gang)| {
         pipeline.steps.iter().enumerate().map(move |(at, step)| ((gang.number, at, step.server), step))
     })

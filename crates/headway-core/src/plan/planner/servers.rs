@@ -45,7 +45,7 @@ impl Planner<'_> {
             }
         }
         if self.strategy == Strategy::Combined {
-            self.together(pipelines, domains, batches)?;
+            self.batch_streams(pipelines, domains, batches)?;
         }
         self.price_gangs(pipelines)?;
         if self.uneven {
@@ -159,8 +159,8 @@ impl Planner<'_> {
             Strategy::PerGpu => !self.shares_gpu(planned, &self.machine.routes[other.at()]),
             _ => false,
         };
-        let beside: Vec<RouteId> = used.iter().copied().filter(|other| *other == route || meets(other)).collect();
-        let rate = domains.network(route).guaranteed_rate(route, &beside)?;
+        let concurrent: Vec<RouteId> = used.iter().copied().filter(|other| *other == route || meets(other)).collect();
+        let rate = domains.network(route).guaranteed_rate(route, &concurrent)?;
         Ok((planned.setup.max(planned.setup_queued), rate))
     }
 

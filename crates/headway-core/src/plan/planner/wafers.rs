@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::{
     BatchBlock, Bytes, Domains, EndpointId, Nanos, Pipeline, Place, PlanError, PlannedOperation, PlannedStep,
-    PlannedStream, Planner, RouteId, Seat, Source, Step, Strategy, Stream, Work,
+    PlannedStream, Planner, Processor, RouteId, Source, Step, Strategy, Stream, Work,
 };
 use crate::files::workload::Wafer;
 use crate::plan::{Gang, PlannedWafer, Share};
@@ -32,7 +32,7 @@ impl Planner<'_> {
                     object: format!("stream `{}`", stream.id),
                 });
             };
-            streams[index] = Some(self.planned_stream(index, Seat::Gpu(first), pipelines.len() as u32, 0));
+            streams[index] = Some(self.planned_stream(index, Processor::Gpu(first), pipelines.len() as u32, 0));
             let planned = PlannedWafer {
                 stream: index as u32,
                 wafer,

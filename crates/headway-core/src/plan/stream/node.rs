@@ -161,7 +161,7 @@ impl Node {
                 chosen.map(|(route, _)| *route).collect::<Vec<RouteId>>()
             };
             // Other domains may be busy at any time.
-            let own = network.beside(&split(false));
+            let own = network.loaded_by(&split(false));
             Domain { routes: split(true), admission: Admission::new(own, machine.calibration.clone(), limits) }
         };
         let engines = machine.gpus().filter_map(|gpu| machine.execution_engine(gpu));

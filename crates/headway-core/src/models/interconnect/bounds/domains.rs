@@ -21,7 +21,7 @@ impl Network {
             let asked = (0u32..).zip(row).filter(|(_, used)| **used > 0).map(|(engine, &used)| {
                 let own = routes.iter().filter(|&&r| self.engines(r).contains(&engine));
                 let own = own.filter(|&&r| self.crossings(r).iter().any(|c| c.capacity == capacity));
-                let fastest = own.map(|&r| self.fastest_beside(&load, r, capacity, sigma_ppm)).max().unwrap_or(0);
+                let fastest = own.map(|&r| self.fastest_without(&load, r, capacity, sigma_ppm)).max().unwrap_or(0);
                 fastest.saturating_mul(u128::from(used))
             });
             load.members(capacity) > 1 && asked.fold(0u128, u128::saturating_add) > low
@@ -53,7 +53,7 @@ impl Network {
     }
 
     /// The most bytes a second that `route` can move if `capacity` does not hold it back: by what no other engine crosses.
-    fn fastest_beside(&self, load: &Load<'_>, route: RouteId, capacity: u32, sigma_ppm: u64) -> u128 {
+    fn fastest_without(&self, load: &Load<'_>, route: RouteId, capacity: u32, sigma_ppm: u64) -> u128 {
         let own = self.crossings(route).iter().filter(|c| c.capacity != capacity && load.members(c.capacity) == 1);
         let fastest = own.map(|c| {
             let pipe = &self.pipes[c.capacity as usize];
@@ -66,7 +66,7 @@ impl Network {
     /// The same network while any of `others` may be in use: links whose opposite one of them crosses run at the rate of both
     /// directions.
     #[must_use]
-    pub fn beside(&self, others: &[RouteId]) -> Self {
+    pub fn loaded_by(&self, others: &[RouteId]) -> Self {
         let mut network = self.clone();
         for &route in others {
             for crossing in self.crossings(route) {

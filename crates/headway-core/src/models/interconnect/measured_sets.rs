@@ -21,7 +21,7 @@ type Sums = BTreeMap<Role, (u64, u64)>;
 
 /// Measured rates in parts per million of what limits give.
 #[derive(Clone, Debug)]
-pub(super) struct Together {
+pub(super) struct MeasuredSets {
     /// Class and way back of every copy between pinned memory and a GPU, by route.
     ways: Vec<Option<(EngineClass, Option<RouteId>)>>,
     /// By routes in ascending order: the factor of each.
@@ -37,7 +37,7 @@ pub(super) struct Memory {
     roles: Vec<Role>,
 }
 
-impl Together {
+impl MeasuredSets {
     /// What the sets of `machine` say beside what `network`, without corrections, gives; `None` without sets.
     pub(super) fn new(machine: &Machine, network: &Network) -> Option<Self> {
         if machine.sets.is_empty() {
@@ -49,7 +49,7 @@ impl Together {
             is_copy.then(|| (class, machine.route(it.to, it.from)))
         };
         let ways = (0..).map(RouteId).zip(&machine.routes).map(way).collect();
-        let mut together = Self { ways, sets: BTreeMap::new(), shapes: BTreeMap::new() };
+        let mut measured = Self { ways, sets: BTreeMap::new(), shapes: BTreeMap::new() };
         let mut sums: BTreeMap<Box<[Role]>, Sums> = BTreeMap::new();
         let mut scratch = Scratch::new();
         for set in &machine.sets {
@@ -57,7 +57,7 @@ impl Together {
             let Ok(shares) = network.allocate(&set.routes, &mut scratch) else { continue };
             let factors: Box<[u64]> =
                 shares.iter().zip(&set.rates).map(|(share, rate)| factor(*rate, share.rate)).collect();
-            let roles: Vec<Role> = set.routes.iter().filter_map(|route| together.role(*route, &set.routes)).collect();
+            let roles: Vec<Role> = set.routes.iter().filter_map(|route| measured.role(*route, &set.routes)).collect();
             let mut shape = roles.clone();
             shape.sort_unstable();
             let sums = sums.entry(shape.into()).or_default();
@@ -65,15 +65,15 @@ impl Together {
                 let (sum, n) = sums.entry(*role).or_default();
                 (*sum, *n) = (sum.saturating_add(*factor), *n + 1);
             }
-            together.sets.insert(set.routes.as_slice().into(), factors);
+            measured.sets.insert(set.routes.as_slice().into(), factors);
         }
         // What one set says may be its GPUs' own.
         let several = |sums: &Sums, shape: &[Role]| sums.values().map(|(_, n)| *n).sum::<u64>() > shape.len() as u64;
         for (shape, sums) in sums.into_iter().filter(|(shape, sums)| several(sums, shape)) {
             let factors = shape.iter().map(|role| sums[role].0 / sums[role].1).collect();
-            together.shapes.insert(shape, factors);
+            measured.shapes.insert(shape, factors);
         }
-        Some(together)
+        Some(measured)
     }
 
     fn role(&self, route: RouteId, set: &[RouteId]) -> Option<Role> {

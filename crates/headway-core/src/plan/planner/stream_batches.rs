@@ -21,7 +21,7 @@ struct Division {
 impl Planner<'_> {
     /// Puts the copies that are released together on one server into one batch, or into two of opposite directions on
     /// different GPUs, or leaves them alone: whichever takes least time.
-    pub(super) fn together(
+    pub(super) fn batch_streams(
         &self,
         pipelines: &mut [Pipeline],
         domains: &Domains,

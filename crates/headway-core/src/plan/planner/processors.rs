@@ -5,7 +5,7 @@ use crate::files::workload::{Placement, Stream};
 
 /// What serves a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Seat {
+pub(super) enum Processor {
     Gpu(EndpointId),
     /// A core of the CPU.
     Core(u32),
@@ -13,7 +13,7 @@ pub(super) enum Seat {
 
 impl Planner<'_> {
     /// What serves every stream: as written, or largest rate first onto the least loaded GPU or core.
-    pub(super) fn place(&self) -> Result<Vec<Seat>, PlanError> {
+    pub(super) fn place(&self) -> Result<Vec<Processor>, PlanError> {
         let rate = |s: &Stream| u128::from(s.packet.0) * u128::from(u32::MAX) / u128::from(s.period.0);
         let gpus: Vec<EndpointId> = self.machine.gpus().collect();
         let mut load = vec![0u128; gpus.len()];
@@ -23,7 +23,7 @@ impl Planner<'_> {
                 let found = gpus.iter().position(|&gpu| self.machine.endpoints[gpu.at()].id == *name);
                 let at = found.ok_or_else(|| self.unknown(stream, "gpu", name, gpus.iter()))?;
                 load[at] += rate(stream);
-                placed[index] = Some(Seat::Gpu(gpus[at]));
+                placed[index] = Some(Processor::Gpu(gpus[at]));
             }
         }
         self.place_on_cores(&mut placed)?;
@@ -39,15 +39,15 @@ impl Planner<'_> {
                 });
             };
             load[at] += rate(stream);
-            placed[index] = Some(Seat::Gpu(gpus[at]));
+            placed[index] = Some(Processor::Gpu(gpus[at]));
         }
         Ok(placed.into_iter().flatten().collect())
     }
 
-    pub(super) fn gpu_of(&self, seat: Seat) -> Option<u32> {
-        match seat {
-            Seat::Gpu(gpu) => Some(self.ordinal(gpu)),
-            Seat::Core(_) => None,
+    pub(super) fn gpu_of(&self, processor: Processor) -> Option<u32> {
+        match processor {
+            Processor::Gpu(gpu) => Some(self.ordinal(gpu)),
+            Processor::Core(_) => None,
         }
     }
 
