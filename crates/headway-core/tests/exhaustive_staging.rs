@@ -370,7 +370,7 @@ fn a_link_without_buffers_carries_nothing() {
 #[test]
 fn a_worker_gets_its_own_place_in_every_chunk_while_it_is_free() {
     let mut pipeline = Pipeline::new(Flow::In, Order::Arrival, 2, &[shared(3, 2, 1)]);
-    let mut part = |wish| match pipeline.worker_next(0, wish) {
+    let mut part = |preferred| match pipeline.worker_next(0, preferred) {
         WorkerStep::Fill(task, part) => (task.chunk, part),
         step => panic!("{step:?}"),
     };

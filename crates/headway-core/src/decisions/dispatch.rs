@@ -453,8 +453,8 @@ impl Dispatcher {
             self.give_up(server);
         }
         while self.servers[server].in_flight < room {
-            let together = self.most_urgent(server);
-            let operations = together.iter().map(|key| self.planned_step(server, key).operations.len()).sum::<usize>();
+            let keys = self.most_urgent(server);
+            let operations = keys.iter().map(|key| self.planned_step(server, key).operations.len()).sum::<usize>();
             if operations == 0 {
                 return;
             }
@@ -466,11 +466,11 @@ impl Dispatcher {
             self.servers[server].in_flight += 1;
             self.unit_count += 1;
             let (first_start, last_finish) = (Nanos::MAX, Nanos::ZERO);
-            let rest = together.iter().all(|key| !key.is_guaranteed());
+            let rest = keys.iter().all(|key| !key.is_guaranteed());
             self.servers[server].in_rest += u32::from(rest);
             let jobs = Vec::new();
             let mut unit = Unit { server: server as u32, jobs, outstanding: 0, rest, first_start, last_finish };
-            for key in together {
+            for key in keys {
                 let (job, last_of_job) = self.submit(server, key, &mut unit.outstanding);
                 unit.jobs.push(job);
                 if let Some(state) = self.state(job) {

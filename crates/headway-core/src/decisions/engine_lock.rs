@@ -36,12 +36,20 @@ enum State {
     /// Holds the first lock of a nested pair and has not asked for the second.
     Obtained { operation: Operation, locks: Locks, lock: LockId },
     /// Holds all locks of its operation; `backfill` = it passed a group that waits for another lock.
-    Running { operation: Operation, locks: Locks, since: Nanos, told: Told, kept: Bytes, backfill: bool },
+    Running {
+        operation: Operation,
+        locks: Locks,
+        since: Nanos,
+        #[serde(rename = "told")]
+        reported: Reported,
+        kept: Bytes,
+        backfill: bool,
+    },
 }
 
-/// What was told of an operation that takes long.
+/// What was reported of an operation that takes long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-enum Told {
+enum Reported {
     Nothing,
     OverBudget,
     Overrun,
@@ -266,10 +274,10 @@ impl EngineLocks {
                 && at <= now
             {
                 let job = self.job_mut(task);
-                if let State::Running { since, told, .. } = &mut job.state {
-                    *told = next;
+                if let State::Running { since, reported, .. } = &mut job.state {
+                    *reported = next;
                     let (job, since) = (job.id, *since);
-                    let event = if next == Told::Overrun {
+                    let event = if next == Reported::Overrun {
                         Event::Overrun { job, since }
                     } else {
                         Event::OverBudget { job, since }

@@ -210,9 +210,9 @@ impl Pipeline {
         Self { flow, order, chunks, next: 0, links: links.iter().map(link).collect(), stop: None, lost: u64::MAX }
     }
 
-    /// What a free worker of `link` does, if possible in place `wish` of the chunk: a worker that always has the same place finds
+    /// What a free worker of `link` does, if possible in place `preferred` of the chunk: a worker that always has the same place finds
     /// it in its own cache.
-    pub fn worker_next(&mut self, link: usize, wish: u32) -> WorkerStep {
+    pub fn worker_next(&mut self, link: usize, preferred: u32) -> WorkerStep {
         if self.worker_is_done(link) {
             return WorkerStep::Done;
         }
@@ -223,7 +223,7 @@ impl Pipeline {
             };
             self.links[link].open = begun;
         }
-        match (self.links[link].claim_part(wish), self.flow) {
+        match (self.links[link].claim_part(preferred), self.flow) {
             (None, _) => WorkerStep::Wait,
             (Some((task, part)), Flow::In) => WorkerStep::Fill(task, part),
             (Some((task, part)), Flow::Out) => WorkerStep::Drain(task, part),
@@ -503,14 +503,14 @@ impl Link {
         Some(buffer)
     }
 
-    /// A part of the open buffer, which is not open any more after its last one: `wish`, or the first that is left.
-    fn claim_part(&mut self, wish: u32) -> Option<(Task, u32)> {
+    /// A part of the open buffer, which is not open any more after its last one: `preferred`, or the first that is left.
+    fn claim_part(&mut self, preferred: u32) -> Option<(Task, u32)> {
         let buffer = self.open?;
         let State::Copying { chunk, claimed, .. } = &mut self.buffers[buffer as usize] else {
             unreachable!("an open buffer is being copied")
         };
-        let wish = wish % self.parts;
-        let part = if *claimed >> wish & 1 == 0 { wish } else { claimed.trailing_ones() };
+        let preferred = preferred % self.parts;
+        let part = if *claimed >> preferred & 1 == 0 { preferred } else { claimed.trailing_ones() };
         *claimed |= 1 << part;
         let task = Task { buffer, chunk: *chunk };
         if claimed.count_ones() == self.parts {

@@ -54,7 +54,7 @@ fn is_whole(wafer: &PlannedWafer, steps: &[PlannedStep]) -> bool {
 fn gangs(plan: &Plan, limits: &Limits) -> Result<(), Refused> {
     let phase = |p: &Pipeline| (p.period, p.start, p.gather, p.window);
     let mut first: BTreeMap<u32, &Pipeline> = BTreeMap::new();
-    let mut together: BTreeMap<(u32, usize, u32), usize> = BTreeMap::new();
+    let mut submitted: BTreeMap<(u32, usize, u32), usize> = BTreeMap::new();
     for pipeline in &plan.pipelines {
         let Some(gang) = pipeline.gang else { continue };
         let leader = first.entry(gang.number).or_insert(pipeline);
@@ -68,7 +68,7 @@ fn gangs(plan: &Plan, limits: &Limits) -> Result<(), Refused> {
             if step.chunk > Bytes(0) {
                 return Err(Refused::Plan(format!("step `{}` of a gang is cut into chunks", step.name)));
             }
-            let operations = together.entry((gang.number, at, step.server)).or_default();
+            let operations = submitted.entry((gang.number, at, step.server)).or_default();
             *operations += step.operations.len();
             if *operations > limits.operations_max {
                 let (operations, limit) = (*operations, limits.operations_max);

@@ -42,18 +42,18 @@ impl Dispatcher {
         if let Some(of_batch) = batch(job) {
             let mates = same_time.filter_map(|(&key, mate)| batch(&mate.job).map(|place| (place, key)));
             let mates = mates.filter(|(place, _)| place.number == of_batch.number);
-            let mut together: Vec<(u32, Key)> = mates.map(|(place, key)| (place.order, key)).collect();
-            together.sort_unstable();
-            return together.into_iter().map(|(_, key)| key).collect();
+            let mut keys: Vec<(u32, Key)> = mates.map(|(place, key)| (place.order, key)).collect();
+            keys.sort_unstable();
+            return keys.into_iter().map(|(_, key)| key).collect();
         }
         let gang = |job: &Job| self.plan.pipelines[job.pipeline as usize].gang;
         if gang(job).is_none() {
             return vec![first];
         }
         let with = same_time.filter(|(_, other)| (gang(&other.job), other.job.step) == (gang(job), job.step));
-        let mut together: Vec<(u32, Key)> = with.map(|(&key, other)| (other.job.pipeline, key)).collect();
-        together.sort_unstable();
-        together.into_iter().map(|(_, key)| key).collect()
+        let mut keys: Vec<(u32, Key)> = with.map(|(&key, other)| (other.job.pipeline, key)).collect();
+        keys.sort_unstable();
+        keys.into_iter().map(|(_, key)| key).collect()
     }
 
     pub(super) fn planned_step(&self, server: usize, key: &Key) -> &PlannedStep {

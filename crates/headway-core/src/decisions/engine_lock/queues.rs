@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use super::{
-    Action, Engine, EngineLocks, Event, Job, Lock, LockId, Locks, Operation, Order, PeerLocks, Refused, State, Told,
-    Work,
+    Action, Engine, EngineLocks, Event, Job, Lock, LockId, Locks, Operation, Order, PeerLocks, Refused, Reported,
+    State, Work,
 };
 use crate::decisions::sharing::{JobId, Key, TaskId};
 use crate::units::{Bytes, Nanos};
@@ -85,7 +85,7 @@ impl EngineLocks {
     pub(super) fn run(&mut self, task: TaskId, operation: Operation, locks: Locks, kept: Bytes) {
         let since = self.now;
         let job = self.job_mut(task);
-        job.state = State::Running { operation, locks, since, told: Told::Nothing, kept, backfill: false };
+        job.state = State::Running { operation, locks, since, reported: Reported::Nothing, kept, backfill: false };
         let job = job.id;
         self.actions.push_back(Action::Run { job, first: locks[0], second: locks[1] });
     }
@@ -237,15 +237,15 @@ impl EngineLocks {
     }
 
     /// When something must be told of a job's operation, and what.
-    pub(super) fn next_deadline(&self, task: TaskId) -> Option<(Nanos, Told)> {
-        let State::Running { operation, since, told, .. } = self.jobs[&task].state else { return None };
+    pub(super) fn next_deadline(&self, task: TaskId) -> Option<(Nanos, Reported)> {
+        let State::Running { operation, since, reported, .. } = self.jobs[&task].state else { return None };
         let times = |n: u64| (operation.budget > Nanos::ZERO).then(|| Nanos(operation.budget.0.saturating_mul(n)));
         let watchdog = Some(self.parameters.watchdog).filter(|time| *time > Nanos::ZERO);
-        let overrun = times(8).into_iter().chain(watchdog).min().filter(|_| told < Told::Overrun);
-        let over_budget = times(2).filter(|_| told < Told::OverBudget);
+        let overrun = times(8).into_iter().chain(watchdog).min().filter(|_| reported < Reported::Overrun);
+        let over_budget = times(2).filter(|_| reported < Reported::OverBudget);
         let at = |after: Nanos, what| (since.saturating_add(after), what);
-        let overrun = overrun.map(|after| at(after, Told::Overrun));
-        over_budget.map(|after| at(after, Told::OverBudget)).into_iter().chain(overrun).min()
+        let overrun = overrun.map(|after| at(after, Reported::Overrun));
+        over_budget.map(|after| at(after, Reported::OverBudget)).into_iter().chain(overrun).min()
     }
 
     /// Whether a lock is held idle: its head or its holder waits for another lock.

@@ -239,11 +239,11 @@ impl Watch {
             return Err(Full { capacity });
         }
         let state = self.buckets.entry(bucket).or_default();
-        let told = [
+        let events = [
             driver.and_then(|driver| state.compare(bucket, ppm(observed, driver))),
             predicted.and_then(|predicted| state.rate(bucket, observed, predicted)),
         ];
-        told.into_iter().flatten().for_each(|event| self.tell(event));
+        events.into_iter().flatten().for_each(|event| self.tell(event));
         Ok(())
     }
 

@@ -31,7 +31,7 @@ impl Scope {
     }
 
     /// What a job may ask for: the GPU of its token, and the one it leaves for a peer copy.
-    fn wishes(self) -> Vec<(u32, Option<u32>)> {
+    fn requests(self) -> Vec<(u32, Option<u32>)> {
         let singles = (0..self.gpus).map(|gpu| (gpu, None));
         let pairs = (0..self.gpus).flat_map(|a| (a + 1..self.gpus).map(move |b| (b, Some(a))));
         singles.chain(pairs).collect()
@@ -52,7 +52,7 @@ impl Scope {
         for task in 0..self.jobs {
             match state.locks.jobs[&TaskId(task)].state {
                 super::super::State::Idle => {
-                    next.extend(self.wishes().into_iter().map(|wish| self.acquire(state, task, wish)));
+                    next.extend(self.requests().into_iter().map(|request| self.acquire(state, task, request)));
                 }
                 super::super::State::Obtained { .. } => {
                     let mut after = state.clone();
@@ -175,7 +175,8 @@ impl Scope {
         };
         let mut waited: BTreeMap<Vec<u8>, u8> = BTreeMap::new();
         let mut open: Vec<(State, u8)> = Vec::new();
-        let asked = free.values().flat_map(|state| self.wishes().into_iter().map(|wish| self.acquire(state, 0, wish)));
+        let asked =
+            free.values().flat_map(|state| self.requests().into_iter().map(|request| self.acquire(state, 0, request)));
         for state in asked.filter(waits) {
             if waited.insert(self.canonical(&state, 1), 0).is_none() {
                 open.push((state, 0));
