@@ -89,7 +89,7 @@ fn replay(log: &Path) -> Vec<(Why, u64)> {
     starts
 }
 
-fn beside(path: &Path, ending: &str) -> PathBuf {
+fn sibling(path: &Path, ending: &str) -> PathBuf {
     let mut path = path.as_os_str().to_owned();
     path.push(ending);
     PathBuf::from(path)
@@ -229,7 +229,7 @@ fn a_log_has_as_many_files_as_it_may_each_readable_without_the_others_and_nothin
         .filter(|name| name.starts_with("broker.log"))
         .collect();
     assert_eq!(names.into_iter().collect::<Vec<_>>(), ["broker.log", "broker.log.1", "broker.log.2"]);
-    for file in [log.clone(), beside(&log, ".1"), beside(&log, ".2")] {
+    for file in [log.clone(), sibling(&log, ".1"), sibling(&log, ".2")] {
         let starts = replay(&file);
         assert_eq!(starts[0], (Why::Rotated, 0), "{}", file.display());
         // A line and a snapshot more than the limit.
@@ -286,7 +286,7 @@ fn what_is_used_by_lease_is_in_the_log() {
 fn a_log_stays_bounded_where_something_else_has_the_name_of_an_older_file() {
     let (folder, disk) = (tempfile::tempdir().unwrap(), Disk::default());
     let (socket, log) = (folder.path().join("broker"), folder.path().join("broker.log"));
-    let theirs = beside(&log, ".1");
+    let theirs = sibling(&log, ".1");
     fs::create_dir(&theirs).unwrap();
     fs::write(theirs.join("notes"), "precious").unwrap();
     let broker = Broker::at(&socket, |options| {
@@ -305,7 +305,7 @@ fn a_log_stays_bounded_where_something_else_has_the_name_of_an_older_file() {
     let length = fs::metadata(&log).unwrap().len();
     assert!(length < 3 * (16 << 10), "{length}");
     assert_eq!(fs::read_to_string(theirs.join("notes")).unwrap(), "precious");
-    assert!(!beside(&log, ".2").exists());
+    assert!(!sibling(&log, ".2").exists());
     let told = disk.told();
     assert!(told.len() == 1 && told[0].contains(&theirs.display().to_string()), "{told:?}");
     replay(&log);

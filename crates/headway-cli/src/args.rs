@@ -12,7 +12,7 @@ use headway::explain::{Direction, HostMemory, Load, Statistic};
 use headway::keep::Keep;
 use headway::machine::Method;
 use headway::plan::Strategy;
-use headway::run::Wish;
+use headway::run::RequestedClass;
 use headway::units::{Bytes, Nanos, UnitError};
 use headway_lab::child::Part;
 use headway_measure::Step;
@@ -169,8 +169,8 @@ pub(crate) struct RunArgs {
     #[arg(long)]
     pub(crate) no_verify: bool,
     /// Scheduling class of the threads that drive devices; auto: the strongest that the system permits
-    #[arg(long, value_name = "CLASS", default_value = "auto", value_parser = word(Wish::WORDS))]
-    pub(crate) cpu_class: Wish,
+    #[arg(long, value_name = "CLASS", default_value = "auto", value_parser = word(RequestedClass::WORDS))]
+    pub(crate) cpu_class: RequestedClass,
     /// Without `--input`: random bytes for each stream, which a longer run reads again and again; of its output as many are
     /// kept, and all are compared [default: 16 MiB, or less for all together to have 1 GiB]
     #[arg(long, value_name = "SIZE", value_parser = str::parse::<Bytes>)]

@@ -12,7 +12,7 @@ use headway::plan::{
     Verdict, Violation, Work, rate_alone,
 };
 use headway::report::{PAGE, TRACE};
-use headway::run::{Report, Wish};
+use headway::run::{Report, RequestedClass};
 use headway::units::{Bytes, Nanos, Rate};
 use headway_lab::bench::Target;
 
@@ -371,7 +371,7 @@ fn again(report: &Report, args: &RunArgs) -> String {
     option("input", args.input.as_ref().map(quoted));
     option("duration", args.duration.map(|duration| format!("'{} ns'", duration.0)));
     option("seed", Some(summary.seed.to_string()));
-    option("cpu-class", (args.cpu_class != Wish::Auto).then(|| args.cpu_class.word().to_owned()));
+    option("cpu-class", (args.cpu_class != RequestedClass::Auto).then(|| args.cpu_class.word().to_owned()));
     option("out", args.out.as_ref().map(quoted));
     let usual = Keep::default();
     option("sample-max", args.sample_max.map(|bytes| format!("'{} B'", bytes.0)));

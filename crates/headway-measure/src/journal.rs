@@ -155,23 +155,23 @@ fn lock(file: &File, path: &Path) -> Result<(), Error> {
 
 /// Writes head and steps beside `path` and then puts them in its place; the file is open at its end and locked.
 fn rewrite(path: &Path, head: &Head, known: &BTreeMap<String, Value>) -> io::Result<File> {
-    let mut beside = path.as_os_str().to_owned();
-    beside.push(format!(".{}", std::process::id()));
-    let beside = PathBuf::from(beside);
+    let mut temporary = path.as_os_str().to_owned();
+    temporary.push(format!(".{}", std::process::id()));
+    let temporary = PathBuf::from(temporary);
     let mut text = json(head)?;
     for (key, value) in known {
         text.push_str(&json(&Line { key: key.clone(), value: value.clone() })?);
     }
     let written = || -> io::Result<File> {
-        let mut file = OpenOptions::new().create(true).write(true).truncate(true).open(&beside)?;
+        let mut file = OpenOptions::new().create(true).write(true).truncate(true).open(&temporary)?;
         // Without locks there is nothing to take.
         let _ = file.try_lock();
         file.write_all(text.as_bytes())?;
         file.sync_all()?;
-        fs::rename(&beside, path)?;
+        fs::rename(&temporary, path)?;
         Ok(file)
     };
-    written().inspect_err(|_| drop(fs::remove_file(&beside)))
+    written().inspect_err(|_| drop(fs::remove_file(&temporary)))
 }
 
 fn read(text: &[u8]) -> Found {

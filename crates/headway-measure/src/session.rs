@@ -143,9 +143,9 @@ impl Raw {
     pub fn open(path: &Path, goes_on: bool) -> Result<Self, Error> {
         let failed = |source| headway::Error::Write { path: path.to_owned(), source };
         let old = if goes_on { File::open(path).ok() } else { None };
-        let mut beside = path.as_os_str().to_owned();
-        beside.push(format!(".{}", std::process::id()));
-        let mut file = GzEncoder::new(File::create(&beside).map_err(failed)?, Compression::fast());
+        let mut temporary = path.as_os_str().to_owned();
+        temporary.push(format!(".{}", std::process::id()));
+        let mut file = GzEncoder::new(File::create(&temporary).map_err(failed)?, Compression::fast());
         if let Some(old) = old {
             let mut old = BufReader::new(MultiGzDecoder::new(BufReader::new(old)));
             let mut line = Vec::new();
@@ -155,7 +155,7 @@ impl Raw {
                 line.clear();
             }
         }
-        std::fs::rename(&beside, path).map_err(failed)?;
+        std::fs::rename(&temporary, path).map_err(failed)?;
         Ok(Self { path: path.to_owned(), file, since: clock::now() })
     }
 

@@ -377,7 +377,7 @@ impl Copier {
     /// Takes what has happened since the last call.
     #[must_use]
     pub fn events(&self) -> Vec<Event> {
-        self.auto.told()
+        self.auto.take_events()
     }
 
     /// The position of the GPU whose memory `buffer` is.

@@ -206,11 +206,11 @@ fn divide(allowed: &[u32], cores: usize, siblings: impl Fn(u32) -> Vec<u32>) -> 
     let (mut own, mut others) = (Vec::new(), allowed.to_vec());
     while own.len() < cores {
         let cpu = *others.last()?;
-        let mut beside = siblings(cpu);
-        if beside.len() < 2 {
-            beside = vec![cpu, cpu ^ 1];
+        let mut same_core = siblings(cpu);
+        if same_core.len() < 2 {
+            same_core = vec![cpu, cpu ^ 1];
         }
-        others.retain(|other| *other != cpu && !beside.contains(other));
+        others.retain(|other| *other != cpu && !same_core.contains(other));
         own.insert(0, cpu);
     }
     (others.len() >= OTHERS).then_some((own, others))

@@ -185,7 +185,7 @@ impl Outlet {
         self.write(INCOMPLETE, why.as_bytes())?;
         let whole = self.place.join(MARK).is_file() && !self.place.join(INCOMPLETE).exists();
         if whole || replaceable(&self.place).is_err() {
-            let beside = |number: u32| {
+            let sibling = |number: u32| {
                 let mut name = self.place.clone().into_os_string();
                 name.push(PART);
                 if number > 1 {
@@ -194,7 +194,7 @@ impl Outlet {
                 PathBuf::from(name)
             };
             // Hours of work are not given up because somebody has put a file there.
-            if let Some(free) = (1..=PARTS_MAX).map(beside).find(|place| replaceable(place).is_ok()) {
+            if let Some(free) = (1..=PARTS_MAX).map(sibling).find(|place| replaceable(place).is_ok()) {
                 self.place = free;
             }
         }
@@ -383,16 +383,16 @@ mod tests {
         }
         assert_eq!(begun("whole").publish().unwrap(), place);
         assert!(!place.join(INCOMPLETE).exists());
-        let beside = folder.path().join("result.incomplete");
-        assert_eq!(early("three"), beside);
+        let sibling = folder.path().join("result.incomplete");
+        assert_eq!(early("three"), sibling);
         assert_eq!(
-            (read(&place, "streams/a.bin"), read(&beside, "streams/a.bin.incomplete")),
+            (read(&place, "streams/a.bin"), read(&sibling, "streams/a.bin.incomplete")),
             ("whole".into(), "three".into())
         );
         // Somebody else's file is in the way.
-        fs::write(beside.join("notes"), "mine").unwrap();
+        fs::write(sibling.join("notes"), "mine").unwrap();
         assert_eq!(early("four"), folder.path().join("result.incomplete-2"));
-        assert_eq!(read(&beside, "notes"), "mine");
+        assert_eq!(read(&sibling, "notes"), "mine");
     }
 
     #[test]

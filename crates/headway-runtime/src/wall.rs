@@ -38,7 +38,7 @@ pub(crate) use buffers::settle;
 pub use messages::Compared;
 use pace::Pace;
 use requests::Asked;
-pub use requests::{Ends, NotTaken, Request, Requests, Told};
+pub use requests::{Ends, NotTaken, Request, RequestOutcome, Requests};
 
 /// A run that could not be completed. A log that ends with [`RunError::Stopped`] or [`RunError::Interrupted`] replays.
 #[derive(Debug, thiserror::Error)]
@@ -72,7 +72,7 @@ pub enum RunError {
     #[error("the thread that drives the devices cannot run in class `{}`; `auto` takes the strongest that is permitted", wanted.word())]
     Class {
         /// The class.
-        wanted: cpu::Wish,
+        wanted: cpu::RequestedClass,
         /// Why not.
         source: SchedError,
     },
@@ -150,7 +150,7 @@ pub struct Options {
     /// kernel rations spins for a much shorter time.
     pub spin: Nanos,
     /// The scheduling class of the threads that drive the devices. The calling thread has it until [`run`] returns.
-    pub class: cpu::Wish,
+    pub class: cpu::RequestedClass,
     /// Give up after this long without a completion while operations are under way.
     pub stall_max: Nanos,
     /// Ends the run early when it becomes true.
@@ -164,7 +164,7 @@ impl Default for Options {
             limits: Limits::default(),
             spare_cycles: 4,
             spin: Nanos::ZERO,
-            class: cpu::Wish::Ordinary,
+            class: cpu::RequestedClass::Ordinary,
             stall_max: Nanos(30_000_000_000),
             interrupt: Arc::new(AtomicBool::new(false)),
         }
@@ -180,7 +180,7 @@ enum Message {
     /// A device may have completions.
     Wake,
     /// Somebody asks for one urgent copy.
-    Ask(Box<(Request, Sender<Told>)>),
+    Ask(Box<(Request, Sender<RequestOutcome>)>),
 }
 
 /// What is to be run.
@@ -209,8 +209,8 @@ pub struct Work<'a> {
     pub supply: Box<dyn Supply>,
     /// What empties the last ones.
     pub collect: Box<dyn Collect>,
-    /// What is told at which time after the epoch, in the order of time.
-    pub told: Vec<(Nanos, Input)>,
+    /// Inputs of the dispatcher by time after the epoch, ascending.
+    pub inputs: Vec<(Nanos, Input)>,
     /// Where other threads ask for urgent copies.
     pub requests: Requests,
 }
@@ -249,8 +249,8 @@ pub fn run(
     let cycles = gatherer.cycles();
     let packets = gatherer.runs().iter().map(|run| run.packets).collect();
     let (supply, collect) = (Box::new(gatherer.clone()), Box::new(scatterer));
-    let (told, requests) = (Vec::new(), Requests::default());
-    let work = Work { plan, kernels, cycles, packets, supply, collect, told, requests };
+    let (inputs, requests) = (Vec::new(), Requests::default());
+    let work = Work { plan, kernels, cycles, packets, supply, collect, inputs, requests };
     run_work(work, devices, options, log, progress)
 }
 
@@ -265,7 +265,7 @@ pub fn run_work(
     mut log: impl FnMut(&Record),
     mut progress: impl FnMut(Nanos),
 ) -> Result<WallOutcome, RunError> {
-    let Work { plan, kernels, cycles, packets, mut supply, collect, told, requests } = work;
+    let Work { plan, kernels, cycles, packets, mut supply, collect, inputs, requests } = work;
     let buffers = Arc::new(Buffers::new(plan, devices, kernels, &cycles, options.spare_cycles)?);
     prepare(plan, &buffers, supply.as_mut())?;
     let (inbox, messages) = mpsc::channel();
@@ -297,7 +297,7 @@ pub fn run_work(
             open: BTreeMap::new(),
             under_way: BTreeMap::new(),
             holding: BinaryHeap::new(),
-            told: told.into_iter().collect(),
+            inputs: inputs.into_iter().collect(),
             epoch: Nanos::MAX,
             asked: Asked::default(),
             events: VecDeque::new(),
@@ -315,7 +315,7 @@ pub fn run_work(
         // Closing the channels ends the sink after what was delivered, and the feeder at its next message.
         drop(driver);
         let written = sink.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        let cpu = cpu::Use { asked: classes.wish(), threads: classes.threads(), woken, noticed };
+        let cpu = cpu::Use { asked: classes.requested(), threads: classes.threads(), woken, noticed };
         let times = driven.map_err(|error| error.with_use(&cpu))?;
         Ok((written?, times, cpus, cpu))
     });
@@ -338,7 +338,7 @@ fn introduce(devices: &mut [Engines], inbox: &Sender<Message>, classes: &Arc<Cla
 
 /// Puts the calling thread, the driver, into the class that was asked for.
 fn enter(classes: &Classes) -> Result<Held, RunError> {
-    let (wanted, held) = (classes.wish(), classes.take(Role::Driver));
+    let (wanted, held) = (classes.requested(), classes.take(Role::Driver));
     match held.refused().first() {
         Some(refused) if !wanted.is_met_by(held.class()) => Err(RunError::Class { wanted, source: refused.clone() }),
         _ => Ok(held),
@@ -392,8 +392,8 @@ struct Driver<'a> {
     under_way: BTreeMap<u64, (u32, u64, u32)>,
     /// Flows that hold their servers: until when, since when, and the number of their operation.
     holding: BinaryHeap<Reverse<(Nanos, Nanos, u64)>>,
-    /// What is still to be told, by time after the epoch.
-    told: VecDeque<(Nanos, Input)>,
+    /// Inputs still to come, by time after the epoch.
+    inputs: VecDeque<(Nanos, Input)>,
     epoch: Nanos,
     asked: Asked,
     /// Taken from the dispatcher, and not told yet.
@@ -465,8 +465,8 @@ impl Driver<'_> {
     /// Waits until something may have happened: a message, a window about to open, or a device that must be polled.
     fn wait(&mut self) -> Option<Message> {
         let held = self.holding.peek().map_or(Nanos::MAX, |Reverse((end, ..))| *end);
-        let told = self.told.front().map_or(Nanos::MAX, |(at, _)| self.epoch.saturating_add(*at));
-        let next = self.dispatcher.poll_timeout().unwrap_or(Nanos::MAX).min(held).min(told);
+        let inputs = self.inputs.front().map_or(Nanos::MAX, |(at, _)| self.epoch.saturating_add(*at));
+        let next = self.dispatcher.poll_timeout().unwrap_or(Nanos::MAX).min(held).min(inputs);
         let polls = self.cores.must_poll() || self.devices.iter().any(|device| device.must_poll());
         let sleep = self.pace.sleep(next, polls, clock::now);
         if let Ok(message) = self.messages.try_recv() {

@@ -72,7 +72,7 @@ fn run(
         packets: Vec::new(),
         supply: Box::new(gatherer),
         collect: Box::new(scatterer),
-        told: Vec::new(),
+        inputs: Vec::new(),
         requests: wall::Requests::default(),
     };
     let mut records = Vec::new();

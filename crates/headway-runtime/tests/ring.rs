@@ -57,7 +57,7 @@ impl Bench {
             packets: vec![CYCLES; self.plan.streams.len()],
             supply: Box::new(ring),
             collect: Box::new(checker),
-            told: Vec::new(),
+            inputs: Vec::new(),
             requests: Default::default(),
         };
         let gpu = self.machine.gpus().next().unwrap();

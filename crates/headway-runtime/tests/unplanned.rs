@@ -17,7 +17,7 @@ use headway_runtime::blocks::{Gatherer, Scatterer};
 use headway_runtime::intake::Intake;
 use headway_runtime::kernels::Kernels;
 use headway_runtime::outlet::Outlet;
-use headway_runtime::wall::{self, Ends, Options, Request, Requests, RunError, Told, WallOutcome, Work};
+use headway_runtime::wall::{self, Ends, Options, Request, RequestOutcome, Requests, RunError, WallOutcome, Work};
 
 const MS: u64 = 1_000_000;
 
@@ -65,7 +65,7 @@ fn run(
     (workload, plan): &(Workload, Arc<Plan>),
     devices: &mut [Engines],
     span: u64,
-    told: Vec<(Nanos, Input)>,
+    inputs: Vec<(Nanos, Input)>,
     requests: Requests,
 ) -> (Result<WallOutcome, RunError>, Vec<Record>) {
     let kernels = Kernels::of(plan, workload).unwrap();
@@ -85,7 +85,7 @@ fn run(
         packets: Vec::new(),
         supply: Box::new(gatherer),
         collect: Box::new(scatterer),
-        told,
+        inputs,
         requests,
     };
     let mut records = Vec::new();
@@ -102,12 +102,12 @@ fn bulk_and_requests_move_beside_frames_and_every_byte_is_compared() {
     let plan = planned(WORKLOAD, Strategy::Partitioned);
     assert_eq!(plan.1.pipelines.len(), 4, "{:?}", plan.1.verdict.notes);
     let ask = |otherwise, deadline| Input::Urgent { pipeline: 3, bytes: Bytes(69_999), deadline, otherwise };
-    let told = vec![
+    let inputs = vec![
         (Nanos(MS), ask(Otherwise::Refuse, Nanos(15 * MS))),
         (Nanos(2 * MS), ask(Otherwise::BestEffort, Nanos(1))),
         (Nanos(3 * MS), ask(Otherwise::Refuse, Nanos(1))),
     ];
-    let (outcome, records) = run(&plan, &mut devices(), 200, told, Requests::default());
+    let (outcome, records) = run(&plan, &mut devices(), 200, inputs, Requests::default());
     let compared = outcome.unwrap().compared;
     // What still lies there at the end, and what came to the host as far as a thread kept pace.
     assert!(compared.equal >= 10 * 100_001 + 2 * 69_999 && compared.moved >= compared.equal, "{compared:?}");
@@ -144,22 +144,22 @@ fn another_thread_asks_for_copies_of_its_own_bytes() {
     let asked = requests.clone();
     let other = std::thread::spawn(move || {
         let since = Instant::now();
-        let told = loop {
+        let outcomes = loop {
             match asked.ask(request.clone()) {
-                Ok(told) => break told,
+                Ok(outcomes) => break outcomes,
                 Err(_) if since.elapsed() < Duration::from_secs(60) => std::thread::yield_now(),
                 Err(error) => panic!("{error}"),
             }
         };
         let outside = Ends { from, from_offset: 30_001, to: memory.clone(), to_offset: 0 };
         let refused = asked.ask(Request { ends: Some(outside), ..request }).unwrap();
-        (told.iter().collect::<Vec<Told>>(), refused.recv().unwrap(), memory)
+        (outcomes.iter().collect::<Vec<RequestOutcome>>(), refused.recv().unwrap(), memory)
     });
     let (outcome, _) = run(&plan, &mut devices, 200, Vec::new(), requests);
     outcome.unwrap();
-    let (told, refused, memory) = other.join().unwrap();
-    assert!(matches!(*told, [Told::Answer(_), Told::Arrived(_)]), "{told:?}");
-    assert_eq!(refused, Told::NotTaken);
+    let (outcomes, refused, memory) = other.join().unwrap();
+    assert!(matches!(*outcomes, [RequestOutcome::Answer(_), RequestOutcome::Arrived(_)]), "{outcomes:?}");
+    assert_eq!(refused, RequestOutcome::NotTaken);
     let ends = (memory.claim(10_000..80_000, Access::Read).unwrap(), back.claim(0..70_000, Access::Write).unwrap());
     devices[0].copy(EngineClass::D2h, Method::Dma, ends, 1).unwrap();
     let (mut done, since) = (Vec::new(), Instant::now());
@@ -193,8 +193,8 @@ fn what_a_late_producer_left_out_goes_with_later_slots_or_is_its_own_miss() {
     let headway_core::plan::Announced { pipeline, part, .. } = plan.1.announced[0];
     let ready = |job, at| (Nanos(at * MS), Input::Ready { pipeline, part, job });
     // Job 1 comes after its first slot, and each slot has room for a part only; job 2 is there in time.
-    let told = vec![ready(0, 0), ready(1, 45), ready(2, 80), ready(3, 119)];
-    let (outcome, records) = run(&plan, &mut devices(), 160, told, Requests::default());
+    let inputs = vec![ready(0, 0), ready(1, 45), ready(2, 80), ready(3, 119)];
+    let (outcome, records) = run(&plan, &mut devices(), 160, inputs, Requests::default());
     let compared = outcome.unwrap().compared;
     assert_eq!(compared.equal, compared.moved);
     let unready: Vec<u64> = events(&records)

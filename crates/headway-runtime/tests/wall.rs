@@ -9,7 +9,7 @@ use headway_core::decisions::dispatch::{Action, Event, Input};
 use headway_core::files::machine::{self, Machine};
 use headway_core::files::workload::{self, Workload};
 use headway_core::log::{Record, What};
-use headway_core::models::cpu::Wish;
+use headway_core::models::cpu::RequestedClass;
 use headway_core::plan::Plan;
 use headway_core::plan::planner::{self, Options as PlanOptions};
 use headway_core::units::Nanos;
@@ -258,14 +258,16 @@ fn a_plan_for_more_gpus_than_there_are_devices_is_refused() {
 #[test]
 fn a_run_in_each_class_is_whole_and_then_the_calling_thread_is_what_it_was() {
     let before = sched::current().unwrap();
-    for &(word, class) in Wish::WORDS {
+    for &(word, class) in RequestedClass::WORDS {
         let bench = Bench::new();
         let input = bench.input(20_000);
         let options = Options { class, ..Options::default() };
         let (outcome, records) = bench.run(bench.open(&input), Faults::default(), &options);
         assert_eq!(sched::current().unwrap(), before, "after a run in class {word}");
         let cpu = match outcome {
-            Err(RunError::Class { wanted, source }) if class != Wish::Auto && class != Wish::Ordinary => {
+            Err(RunError::Class { wanted, source })
+                if class != RequestedClass::Auto && class != RequestedClass::Ordinary =>
+            {
                 eprintln!("skipped: {source}");
                 assert_eq!(wanted, class);
                 continue;
@@ -287,7 +289,7 @@ fn a_run_in_each_class_is_whole_and_then_the_calling_thread_is_what_it_was() {
 #[test]
 fn a_class_that_was_asked_for_and_is_refused_ends_the_run_before_it_begins() {
     let all = affinity::allowed().unwrap();
-    let permitted = sched::strongest(Wish::Deadline, Role::Driver);
+    let permitted = sched::strongest(RequestedClass::Deadline, Role::Driver);
     if all.len() < 2 || !permitted.refused.is_empty() {
         eprintln!("skipped: {} CPUs, {:?}", all.len(), permitted.refused);
         return;
@@ -296,9 +298,9 @@ fn a_class_that_was_asked_for_and_is_refused_ends_the_run_before_it_begins() {
         affinity::restrict(&all[..1]).unwrap();
         let bench = Bench::new();
         let input = bench.input(20_000);
-        let options = Options { class: Wish::Deadline, ..Options::default() };
+        let options = Options { class: RequestedClass::Deadline, ..Options::default() };
         let (outcome, records) = bench.run(bench.open(&input), Faults::default(), &options);
-        let Err(RunError::Class { wanted: Wish::Deadline, source }) = outcome else { panic!("{outcome:?}") };
+        let Err(RunError::Class { wanted: RequestedClass::Deadline, source }) = outcome else { panic!("{outcome:?}") };
         assert_eq!((source.lack, records.len()), (Missing::Affinity, 0));
         assert_eq!(sched::current().unwrap(), sched::SchedClass::Other);
     })
@@ -308,7 +310,7 @@ fn a_class_that_was_asked_for_and_is_refused_ends_the_run_before_it_begins() {
 
 #[test]
 fn a_driver_in_a_class_that_is_rationed_sleeps_between_polls() {
-    for class in [Wish::Deadline, Wish::Fifo] {
+    for class in [RequestedClass::Deadline, RequestedClass::Fifo] {
         let bench = Bench::new();
         let input = bench.input(20_000);
         let gpu = Arc::new(bench.gpu(Faults { silent: true, ..Faults::default() }));

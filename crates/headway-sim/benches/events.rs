@@ -50,7 +50,7 @@ fn events(criterion: &mut Criterion) {
         epoch: Nanos(10_000_000),
         cycles: cycles.collect(),
         packets: plan.streams.iter().map(|s| seconds * 1_000_000_000 / s.period.0).collect(),
-        told: Vec::new(),
+        inputs: Vec::new(),
         seed: 1,
         faults: Faults::default(),
         limits: Limits::default(),

@@ -33,9 +33,9 @@ pub struct Run {
     pub cycles: Vec<u64>,
     /// Packets per stream.
     pub packets: Vec<u64>,
-    /// What is told at which time after the epoch, in the order of time: urgent requests, and jobs of
+    /// Inputs of the dispatcher by time after the epoch, ascending: urgent requests, and jobs of
     /// messages that are there.
-    pub told: Vec<(Nanos, Input)>,
+    pub inputs: Vec<(Nanos, Input)>,
     /// Seed of everything drawn.
     pub seed: u64,
     /// What goes wrong.
@@ -143,8 +143,8 @@ struct Driver<'a, P, L> {
     now: Nanos,
     /// Longest lane of each pipeline's open cycles, by cycle modulo its length.
     longest_lane: Vec<Vec<Bytes>>,
-    /// How much of what the run tells was told.
-    told: usize,
+    /// How many of the run's inputs were given.
+    inputs_given: usize,
     /// What a pipeline has gathered and the dispatcher had no room for.
     held: Vec<Option<(u64, Gathered)>>,
     /// What the dispatcher waits for next, and when the driver will wake for it.
@@ -183,7 +183,7 @@ pub fn simulate<P: Payload, L: FnMut(&Record)>(
         outcome: Outcome { end: Nanos::ZERO, inputs: 0, actions: 0, events: 0, finished: false },
         now: Nanos::ZERO,
         longest_lane: vec![vec![Bytes(0); run.limits.cycles_in_flight_max.max(1)]; plan.pipelines.len()],
-        told: 0,
+        inputs_given: 0,
         held: vec![None; plan.pipelines.len()],
         wake: (Nanos::MAX, Nanos::MAX),
     };
@@ -245,8 +245,8 @@ impl<P: Payload, L: FnMut(&Record)> Driver<'_, P, L> {
         let window = self.dispatcher.poll_timeout().map(|due| self.wakes(due));
         let data = self.arrivals.peek().map(|Reverse((at, ..))| *at);
         let engine = self.engines.next_event()?;
-        let told = self.run.told.get(self.told).map(|(at, _)| self.run.epoch.saturating_add(*at));
-        let Some(next) = [window, data, engine, told].into_iter().flatten().min() else { return Ok(false) };
+        let input = self.run.inputs.get(self.inputs_given).map(|(at, _)| self.run.epoch.saturating_add(*at));
+        let Some(next) = [window, data, engine, input].into_iter().flatten().min() else { return Ok(false) };
         self.now = self.now.max(next);
         self.engines.advance(self.now);
         // First, so that windows which open now find what is ready now.
@@ -285,18 +285,18 @@ impl<P: Payload, L: FnMut(&Record)> Driver<'_, P, L> {
     /// Tells what is to be told by now; whether there was anything.
     fn tell(&mut self) -> Result<bool, SimError<P::Error>> {
         let run = self.run;
-        let before = self.told;
-        while let Some((at, input)) = run.told.get(self.told)
+        let before = self.inputs_given;
+        while let Some((at, input)) = run.inputs.get(self.inputs_given)
             && run.epoch.saturating_add(*at) <= self.now
         {
-            self.told += 1;
+            self.inputs_given += 1;
             match self.feed(input.clone()) {
                 // Who asks too often, or too late, is not served: nothing has changed.
                 Err(SimError::Dispatch(Refused::TooManyCycles { .. } | Refused::Order(_))) => {}
                 fed => fed?,
             }
         }
-        Ok(self.told > before)
+        Ok(self.inputs_given > before)
     }
 
     fn gather(&mut self, pipeline: u32, cycle: u64) -> Result<(), SimError<P::Error>> {

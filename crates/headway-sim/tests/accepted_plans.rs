@@ -2,7 +2,7 @@
 
 mod support;
 
-use headway_core::decisions::dispatch::{Answer as Told, Event, Input};
+use headway_core::decisions::dispatch::{Answer, Event, Input};
 use headway_core::files::machine::Machine;
 use headway_core::files::workload::{
     Block, Cycle, Flow, Grouping, Kind, Message, OnMiss, Otherwise, Place, Placement, Step, Stream, Unplanned, Urgent,
@@ -10,7 +10,7 @@ use headway_core::files::workload::{
 };
 use headway_core::models::transfer::Method;
 use headway_core::plan::planner::{Options, plan};
-use headway_core::plan::{Class, Outcome as Answer, Plan, Source, Strategy};
+use headway_core::plan::{Class, Outcome, Plan, Source, Strategy};
 use headway_core::units::{Bytes, Nanos, Rate};
 use headway_sim::{Faults, Run};
 use support::{Draw, EPOCH, Null, empty, events, is_fault, logged, machine, run_of};
@@ -107,18 +107,18 @@ fn unplanned(machine: &Machine, draw: &mut Draw, number: usize) -> Unplanned {
 
 /// Requests at any time, of any size.
 fn requests(plan: &Plan, draw: &mut Draw, span: u64) -> Vec<(Nanos, Input)> {
-    let mut told = Vec::new();
+    let mut inputs = Vec::new();
     for (pipeline, of) in (0u32..).zip(&plan.pipelines) {
         let Source::Urgent(urgent) = of.source else { continue };
         for _ in 0..draw.below(20) {
             let otherwise = *draw.pick(&[Otherwise::Refuse, Otherwise::BestEffort]);
             let bytes = Bytes(draw.within(1, urgent.bytes.0));
             let deadline = Nanos(draw.within(1, 2 * urgent.deadline.0));
-            told.push((Nanos(draw.below(span)), Input::Urgent { pipeline, bytes, deadline, otherwise }));
+            inputs.push((Nanos(draw.below(span)), Input::Urgent { pipeline, bytes, deadline, otherwise }));
         }
     }
-    told.sort_by_key(|(at, _)| *at);
-    told
+    inputs.sort_by_key(|(at, _)| *at);
+    inputs
 }
 
 fn workload(machine: &Machine, draw: &mut Draw) -> Workload {
@@ -185,7 +185,7 @@ fn largest_accepted(machine: &Machine, workload: &Workload, options: Options) ->
     let mut factor = 8;
     for _ in 0..14 {
         let Ok(plan) = plan(machine, &larger(workload, factor), options) else { break };
-        if plan.verdict.outcome != Answer::Schedulable {
+        if plan.verdict.outcome != Outcome::Schedulable {
             break;
         }
         accepted = Some(plan);
@@ -204,10 +204,10 @@ fn run(plan: &Plan, draw: &mut Draw) -> Run {
     }
     let kernel_ppm_min = *draw.pick(&[None, Some(0), Some(500_000), Some(999_000)]);
     let faults = Faults { kernel_ppm_min, ..Faults::default() };
-    let told = requests(plan, draw, span);
+    let inputs = requests(plan, draw, span);
     let unplanned = std::iter::repeat_n(u64::from(u32::MAX), plan.pipelines.len() - planned().count());
     let cycles = cycles(span).chain(unplanned).collect();
-    Run { epoch: EPOCH, cycles, told, seed: draw.below(1 << 40), faults, ..run_of(plan, 0) }
+    Run { epoch: EPOCH, cycles, inputs, seed: draw.below(1 << 40), faults, ..run_of(plan, 0) }
 }
 
 #[derive(Debug, Default)]
@@ -235,9 +235,9 @@ impl Seen {
                 let class = plan.pipelines[*pipeline as usize].source.class();
                 self.pieces_of_bulk += u64::from(class == Class::Bulk);
             }
-            Event::Answered { answer: Told::Guaranteed { .. }, .. } => self.admitted += 1,
-            Event::Answered { answer: Told::BestEffort(_), .. } => self.best_effort += 1,
-            Event::Answered { answer: Told::Refused(_), .. } => self.refused += 1,
+            Event::Answered { answer: Answer::Guaranteed { .. }, .. } => self.admitted += 1,
+            Event::Answered { answer: Answer::BestEffort(_), .. } => self.best_effort += 1,
+            Event::Answered { answer: Answer::Refused(_), .. } => self.refused += 1,
             _ => {}
         }
     }
@@ -345,7 +345,7 @@ fn the_shipped_encryption_workload_holds_with_a_kernel_that_is_fast_enough() {
         let kernel = machine.kernels.iter_mut().find(|kernel| kernel.id == "aes128-cbc").unwrap();
         kernel.chain_rate = Some(Rate(100_000_000));
         let plan = plan(&machine, &workload, Options::default()).unwrap();
-        assert_eq!(plan.verdict.outcome, Answer::Schedulable, "{:?}", plan.verdict);
+        assert_eq!(plan.verdict.outcome, Outcome::Schedulable, "{:?}", plan.verdict);
         let (outcome, log) = logged(&plan, &machine, &run_of(&plan, 20), &mut Null::partial(&plan, 1));
         assert!(outcome.unwrap().finished);
         assert_eq!(events(&log).find(|event| is_fault(event)), None);

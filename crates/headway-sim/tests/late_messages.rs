@@ -107,17 +107,17 @@ struct Seen {
 /// Runs one accepted plan.
 fn check(plan: &Plan, machine: &Machine, there: &BTreeMap<(u32, u64), u64>, seen: &mut Seen, seed: u64) {
     let cycles: Vec<u64> = plan.pipelines.iter().map(|p| END.saturating_sub(p.start.0).div_ceil(p.period.0)).collect();
-    let mut told = Vec::new();
+    let mut inputs = Vec::new();
     for of in &plan.announced {
         let alone = plan.pipelines[of.pipeline as usize].source == Source::Message;
         for (&(message, job), &at) in there.range((of.message, 0)..=(of.message, u64::MAX)) {
             if message == of.message && (!alone || job < cycles[of.pipeline as usize]) {
-                told.push((Nanos(at), Input::Ready { pipeline: of.pipeline, part: of.part, job }));
+                inputs.push((Nanos(at), Input::Ready { pipeline: of.pipeline, part: of.part, job }));
             }
         }
     }
-    told.sort_by_key(|(at, _)| *at);
-    let run = Run { cycles, told, ..run_of(plan, 0) };
+    inputs.sort_by_key(|(at, _)| *at);
+    let run = Run { cycles, inputs, ..run_of(plan, 0) };
     let mut moved = Moved { plan, arrived: Arrived::new() };
     let mut log: Vec<Record> = Vec::new();
     let outcome = simulate(plan, machine, &run, &mut moved, |record| log.push(record.clone()));

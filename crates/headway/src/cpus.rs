@@ -1,6 +1,6 @@
 //! What plans assume of the CPUs, and how to get more of them.
 
-use headway_core::models::cpu::{Class, Wish};
+use headway_core::models::cpu::{Class, RequestedClass};
 use headway_core::plan::Plan;
 use headway_core::units::Nanos;
 use headway_os::sched::{self, Missing, Role, SchedError};
@@ -43,7 +43,7 @@ pub(crate) struct Driver {
 
 /// Tries the classes for the driver of a run.
 pub(crate) fn driver() -> Driver {
-    let sched::Taken { class, refused } = sched::strongest(Wish::Auto, Role::Driver);
+    let sched::Taken { class, refused } = sched::strongest(RequestedClass::Auto, Role::Driver);
     let found = format!("{class}; deadlines hold as long as {}", class.assumption());
     let ways: Vec<String> = refused.iter().map(|error| format!("{}: {}", error.wanted, remedy(error))).collect();
     Driver { class, found, remedy: (!ways.is_empty()).then(|| ways.join("; for ")).map(|ways| format!("for {ways}")) }

@@ -1,7 +1,7 @@
 //! Plans a workload and runs it: in virtual time, on the emulated device, or on GPUs.
 
+mod inputs;
 pub mod tasks;
-mod told;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use headway_core::files::workload::Workload;
 pub use headway_core::log::Incomplete;
 use headway_core::log::{Header, Record, SCHEMA, Source, What};
 use headway_core::models::cpu;
-pub use headway_core::models::cpu::Wish;
+pub use headway_core::models::cpu::RequestedClass;
 use headway_core::plan::planner::Options as PlanOptions;
 use headway_core::plan::{Outcome, Plan, PlannedStream, Strategy};
 use headway_core::units::{Bytes, Nanos};
@@ -75,7 +75,7 @@ pub struct Options {
     /// Compare every stream with the CPU's result.
     pub verify: bool,
     /// The scheduling class of the threads that drive devices.
-    pub cpu_class: Wish,
+    pub cpu_class: RequestedClass,
     /// How much is kept on disk.
     pub keep: Keep,
     /// Ends the run early when it becomes true; what it did until then is kept.
@@ -95,7 +95,7 @@ impl Default for Options {
             seed: None,
             force: false,
             verify: true,
-            cpu_class: Wish::Auto,
+            cpu_class: RequestedClass::Auto,
             keep: Keep::default(),
             interrupt: Arc::new(AtomicBool::new(false)),
         }
@@ -205,10 +205,10 @@ pub fn run(
     let mut plan = crate::plan::make(&chosen.machine, workload, PlanOptions { strategy: options.strategy })?;
     accept(&plan, options, &mut warnings)?;
     let seed = options.seed.unwrap_or(workload.value.seed);
-    sow(&mut plan, seed);
+    set_seed(&mut plan, seed);
     let plan = Arc::new(plan);
     let source = chosen.source;
-    if source == Source::Sim && options.cpu_class != Wish::Auto {
+    if source == Source::Sim && options.cpu_class != RequestedClass::Auto {
         warnings.push("a simulation drives no devices: the scheduling class has no effect".to_owned());
     }
     let place = options.out.clone().unwrap_or_else(|| usual_place(&plan.workload.name, source));
@@ -303,7 +303,7 @@ fn usual_place(workload: &str, source: Source) -> PathBuf {
 }
 
 /// Gives the run's seed to what is drawn in the plan.
-fn sow(plan: &mut Plan, seed: u64) {
+fn set_seed(plan: &mut Plan, seed: u64) {
     for pipeline in &mut plan.pipelines {
         if let headway_core::plan::Source::Wafer(planned) = &mut pipeline.source {
             planned.wafer.seed = seed;
@@ -427,7 +427,12 @@ impl Parts<'_> {
         let run = Run {
             epoch,
             cycles: self.header.cycles.clone(),
-            told: told::told(self.plan, &self.header.cycles, span(self.plan, &self.header.cycles), self.header.seed),
+            inputs: inputs::inputs(
+                self.plan,
+                &self.header.cycles,
+                span(self.plan, &self.header.cycles),
+                self.header.seed,
+            ),
             packets: self.header.streams.iter().map(|run| run.packets).collect(),
             seed: self.header.seed,
             faults: Faults::default(),
@@ -438,11 +443,11 @@ impl Parts<'_> {
         let mut payload =
             HostPayload::new(Arc::clone(self.plan), self.kernels, self.gatherer, self.scatterer, interrupt)?;
         let mut records = Vec::new();
-        let mut told = Nanos::ZERO;
+        let mut reported = Nanos::ZERO;
         let ended = simulate(self.plan, self.machine, &run, &mut payload, |record| {
             records.push(record.clone());
-            if record.at > told {
-                told = record.at + Nanos(10_000_000);
+            if record.at > reported {
+                reported = record.at + Nanos(10_000_000);
                 let done = record.at.saturating_sub(epoch).0.min(total.0);
                 progress(Progress { phase: "simulating", done, total: total.0 });
             }
@@ -472,10 +477,10 @@ impl Parts<'_> {
         let cycles = self.header.cycles.clone();
         let packets = self.header.streams.iter().map(|run| run.packets).collect();
         let (supply, collect) = (Box::new(gatherer), Box::new(scatterer));
-        let told = told::told(plan, &self.header.cycles, Nanos(total), self.header.seed);
+        let inputs = inputs::inputs(plan, &self.header.cycles, Nanos(total), self.header.seed);
         let mut records = Vec::new();
         let ended = wall::run_work(
-            wall::Work { plan, kernels, cycles, packets, supply, collect, told, requests: wall::Requests::default() },
+            wall::Work { plan, kernels, cycles, packets, supply, collect, inputs, requests: wall::Requests::default() },
             devices,
             &habits,
             |record| records.push(record.clone()),

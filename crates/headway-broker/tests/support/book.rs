@@ -44,11 +44,11 @@ impl Book {
     /// Reads what the broker that has just ended wrote, checks the state after every input, and leaves nothing but the last
     /// snapshot and what follows it for the next broker.
     pub(crate) fn close(&mut self) {
-        let older = |number: u32| beside(&self.log, &format!(".{number}"));
+        let older = |number: u32| sibling(&self.log, &format!(".{number}"));
         let count = (1..).find(|number| !older(*number).exists()).unwrap();
         let mut files: Vec<PathBuf> = (1..count).rev().map(older).collect();
         // Neither is there if the broker was killed before its start, the second one while it renamed them.
-        files.extend([self.log.clone(), beside(&self.log, ".new")].into_iter().filter(|file| file.exists()));
+        files.extend([self.log.clone(), sibling(&self.log, ".new")].into_iter().filter(|file| file.exists()));
         let mut known = std::mem::take(&mut self.kept);
         for file in files {
             let bytes = fs::read(&file).unwrap();
@@ -113,7 +113,7 @@ fn feed(arbiter: &mut Arbiter, parameters: &ArbiterParameters, fed: &Fed) {
     engines.check().unwrap_or_else(|violation| panic!("after {input:?} at {now}: {violation:?}"));
 }
 
-fn beside(path: &Path, ending: &str) -> PathBuf {
+fn sibling(path: &Path, ending: &str) -> PathBuf {
     let mut path = path.as_os_str().to_owned();
     path.push(ending);
     PathBuf::from(path)

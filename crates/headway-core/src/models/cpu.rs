@@ -74,7 +74,7 @@ impl Class {
 /// The class asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Wish {
+pub enum RequestedClass {
     /// The strongest that the system permits.
     #[default]
     Auto,
@@ -88,8 +88,8 @@ pub enum Wish {
     Ordinary,
 }
 
-impl Wish {
-    /// Every wish by its word.
+impl RequestedClass {
+    /// Every class by its word.
     pub const WORDS: &'static [(&'static str, Self)] = &[
         ("auto", Self::Auto),
         ("deadline", Self::Deadline),
@@ -101,7 +101,7 @@ impl Wish {
     /// Its word.
     #[must_use]
     pub fn word(self) -> &'static str {
-        Self::WORDS.iter().find(|(_, wish)| *wish == self).map_or("auto", |(word, _)| word)
+        Self::WORDS.iter().find(|(_, requested)| *requested == self).map_or("auto", |(word, _)| word)
     }
 
     /// Whether `class` is what was asked for. With `auto` every class is.
@@ -135,7 +135,7 @@ pub struct Threads {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Use {
     /// The class asked for.
-    pub asked: Wish,
+    pub asked: RequestedClass,
     /// The threads, the driver first.
     pub threads: Vec<Threads>,
     /// How long after the times that it had asked for the driver ran.
@@ -265,8 +265,12 @@ mod tests {
     fn a_use_keeps_its_form() {
         let class = Class::Deadline { runtime: Nanos(100_000), period: Nanos(200_000) };
         let threads = vec![Threads { role: "driver".to_owned(), count: 1, class, refused: Vec::new() }];
-        let used =
-            Use { asked: Wish::Auto, threads, woken: Lateness::default(), noticed: Meter::new(Nanos(1)).lateness() };
+        let used = Use {
+            asked: RequestedClass::Auto,
+            threads,
+            woken: Lateness::default(),
+            noticed: Meter::new(Nanos(1)).lateness(),
+        };
         let text = serde_json::to_string(&used).unwrap();
         let start = r#"{"asked":"auto","threads":[{"role":"driver","count":1,"class":"deadline","runtime":100000,"period":200000}]"#;
         assert!(text.starts_with(start), "{text}");
@@ -275,10 +279,17 @@ mod tests {
     }
 
     #[test]
-    fn only_the_class_asked_for_meets_a_wish() {
+    fn only_the_class_asked_for_meets_a_request() {
         let fifo = Class::Fifo { priority: 10 };
-        assert!(Wish::Auto.is_met_by(fifo) && Wish::Fifo.is_met_by(fifo) && !Wish::Deadline.is_met_by(fifo));
-        assert!(Wish::Nice.is_met_by(Class::Nice { nice: -5 }) && !Wish::Nice.is_met_by(Class::Nice { nice: 5 }));
-        assert!(Wish::WORDS.iter().all(|(word, wish)| wish.word() == *word));
+        assert!(
+            RequestedClass::Auto.is_met_by(fifo)
+                && RequestedClass::Fifo.is_met_by(fifo)
+                && !RequestedClass::Deadline.is_met_by(fifo)
+        );
+        assert!(
+            RequestedClass::Nice.is_met_by(Class::Nice { nice: -5 })
+                && !RequestedClass::Nice.is_met_by(Class::Nice { nice: 5 })
+        );
+        assert!(RequestedClass::WORDS.iter().all(|(word, requested)| requested.word() == *word));
     }
 }

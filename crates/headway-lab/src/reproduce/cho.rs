@@ -111,7 +111,7 @@ fn mean_gain(sweep: &Sweep, part: impl Fn(&Costs) -> Nanos + Copy, mode: usize, 
 /// The paper's queues against the paper's figure, and ours against the paper's queues.
 fn judged(sweep: &Sweep, (direction, part): (&str, fn(&Costs) -> Nanos), x: &str, claim: &Claim) -> [Row; 2] {
     let [paper_s, ours] = [1, 2].map(|mode| mean_gain(sweep, part, mode, claim.from));
-    let told = |mode: usize, mean: Option<f64>| {
+    let gain_text = |mode: usize, mean: Option<f64>| {
         let most = sweep.iter().map(|(_, costs)| gain(costs, part, mode)).fold(0.0, f64::max);
         let from = threshold(sweep, part, mode).map_or_else(|| "never".to_owned(), |size| format!("from {x} {size}"));
         let mean =
@@ -122,13 +122,13 @@ fn judged(sweep: &Sweep, (direction, part): (&str, fn(&Costs) -> Nanos), x: &str
         Row {
             what: format!("{direction} gain of the paper's queues"),
             paper: claim.text.into(),
-            ours: format!("with N and B of our choice; {}", told(1, paper_s)),
+            ours: format!("with N and B of our choice; {}", gain_text(1, paper_s)),
             verdict: paper_s.map_or(Verdict::NotComparable, |mean| Verdict::fitted(mean >= claim.gain)),
         },
         Row {
             what: format!("{direction} gain of `copy` of ours, at least that of the paper's queues"),
             paper: "not treated".into(),
-            ours: told(2, ours),
+            ours: gain_text(2, ours),
             verdict: ours.zip(paper_s).map_or(Verdict::NotComparable, |(ours, paper_s)| Verdict::own(ours >= paper_s)),
         },
     ]

@@ -7,7 +7,7 @@
 use std::marker::PhantomData;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use headway_core::models::cpu::{Class, Threads, Wish};
+use headway_core::models::cpu::{Class, RequestedClass, Threads};
 use headway_core::units::Nanos;
 
 use super::SchedError;
@@ -86,21 +86,21 @@ pub struct Taken {
 /// The class that the threads of one run ask for, and what each of them got.
 #[derive(Debug)]
 pub struct Classes {
-    wish: Wish,
+    requested: RequestedClass,
     taken: Mutex<Vec<(Role, Taken)>>,
 }
 
 impl Classes {
     /// Nobody has asked yet.
     #[must_use]
-    pub fn new(wish: Wish) -> Arc<Self> {
-        Arc::new(Self { wish, taken: Mutex::default() })
+    pub fn new(requested: RequestedClass) -> Arc<Self> {
+        Arc::new(Self { requested, taken: Mutex::default() })
     }
 
     /// What is asked for.
     #[must_use]
-    pub const fn wish(&self) -> Wish {
-        self.wish
+    pub const fn requested(&self) -> RequestedClass {
+        self.requested
     }
 
     /// Puts the calling thread into the strongest class that is asked for and permitted, until the value returned is dropped.
@@ -108,11 +108,11 @@ impl Classes {
     pub fn take(&self, role: Role) -> Held {
         let before = Attributes::of_this_thread().ok();
         // Timed waits would end up to 50 us later, in older kernels those of real-time threads, too.
-        let slack = if self.wish == Wish::Ordinary { None } else { super::timer_slack() };
+        let slack = if self.requested == RequestedClass::Ordinary { None } else { super::timer_slack() };
         if slack.is_some() {
             let _ = super::lower_timer_slack();
         }
-        let taken = climb(self.wish, role, before);
+        let taken = climb(self.requested, role, before);
         self.taken.lock().unwrap_or_else(PoisonError::into_inner).push((role, taken.clone()));
         Held { before, slack, taken, own_thread: PhantomData }
     }
@@ -176,10 +176,10 @@ impl Drop for Held {
 
 /// The class that a thread of `role` would get here, tried on a thread that then ends.
 #[must_use]
-pub fn strongest(wish: Wish, role: Role) -> Taken {
+pub fn strongest(requested: RequestedClass, role: Role) -> Taken {
     let tried = std::thread::Builder::new()
         .name("headway-probe".into())
-        .spawn(move || climb(wish, role, Attributes::of_this_thread().ok()));
+        .spawn(move || climb(requested, role, Attributes::of_this_thread().ok()));
     let taken = tried.ok().and_then(|thread| thread.join().ok());
     taken.unwrap_or(Taken { class: Class::Ordinary, refused: Vec::new() })
 }
@@ -187,13 +187,13 @@ pub fn strongest(wish: Wish, role: Role) -> Taken {
 /// Puts the calling thread, which had these attributes, into one class.
 type Rung = fn(Role, Option<Attributes>) -> Result<Class, SchedError>;
 
-/// Tries the classes of `wish`, the strongest first.
-fn climb(wish: Wish, role: Role, before: Option<Attributes>) -> Taken {
-    let rungs: &[Rung] = match wish {
-        Wish::Auto | Wish::Deadline => &[deadline, fifo, nice],
-        Wish::Fifo => &[fifo, nice],
-        Wish::Nice => &[nice],
-        Wish::Ordinary => &[],
+/// Tries the classes of `requested`, the strongest first.
+fn climb(requested: RequestedClass, role: Role, before: Option<Attributes>) -> Taken {
+    let rungs: &[Rung] = match requested {
+        RequestedClass::Auto | RequestedClass::Deadline => &[deadline, fifo, nice],
+        RequestedClass::Fifo => &[fifo, nice],
+        RequestedClass::Nice => &[nice],
+        RequestedClass::Ordinary => &[],
     };
     let mut refused = Vec::new();
     for rung in rungs {
@@ -251,16 +251,20 @@ mod tests {
 
     #[test]
     fn every_rung_is_the_class_in_use_or_names_what_is_missing_and_is_given_back() {
-        for (wish, wanted) in [(Wish::Deadline, "SCHED_DEADLINE"), (Wish::Fifo, "SCHED_FIFO"), (Wish::Nice, "a nice")] {
+        for (requested, wanted) in [
+            (RequestedClass::Deadline, "SCHED_DEADLINE"),
+            (RequestedClass::Fifo, "SCHED_FIFO"),
+            (RequestedClass::Nice, "a nice"),
+        ] {
             on_a_thread(move || {
                 let before = Attributes::of_this_thread().unwrap();
                 let slack = crate::sched::timer_slack();
-                let classes = Classes::new(wish);
+                let classes = Classes::new(requested);
                 let held = classes.take(Role::Driver);
                 assert!(crate::sched::timer_slack() <= Some(Nanos(1)));
                 let now = Attributes::of_this_thread().unwrap();
                 assert_eq!(now.class(), held.class());
-                assert_eq!(wish.is_met_by(held.class()), held.refused().is_empty());
+                assert_eq!(requested.is_met_by(held.class()), held.refused().is_empty());
                 if let Some(refused) = held.refused().first() {
                     eprintln!("skipped: {refused}");
                     assert!(refused.wanted.starts_with(wanted) && !refused.missing.is_empty(), "{refused}");
@@ -276,10 +280,10 @@ mod tests {
 
     #[test]
     fn threads_that_start_under_a_class_are_ordinary_ones() {
-        for wish in [Wish::Deadline, Wish::Fifo, Wish::Nice] {
+        for requested in [RequestedClass::Deadline, RequestedClass::Fifo, RequestedClass::Nice] {
             on_a_thread(move || {
                 let before = Attributes::of_this_thread().unwrap().class();
-                let held = Classes::new(wish).take(Role::Driver);
+                let held = Classes::new(requested).take(Role::Driver);
                 on_a_thread(move || assert_eq!(Attributes::of_this_thread().unwrap().class(), before));
                 drop(held);
             });
@@ -287,10 +291,10 @@ mod tests {
     }
 
     #[test]
-    fn a_wish_for_an_ordinary_thread_changes_nothing() {
+    fn a_request_for_an_ordinary_thread_changes_nothing() {
         on_a_thread(|| {
             let before = Attributes::of_this_thread().unwrap();
-            let held = Classes::new(Wish::Ordinary).take(Role::Sink);
+            let held = Classes::new(RequestedClass::Ordinary).take(Role::Sink);
             assert_eq!((Attributes::of_this_thread().unwrap(), held.refused().len()), (before, 0));
         });
     }
@@ -298,14 +302,14 @@ mod tests {
     #[test]
     fn a_thread_with_few_cpus_gets_no_reservation_and_is_told_that_this_is_why() {
         let all = crate::affinity::allowed().unwrap();
-        let deadline = strongest(Wish::Deadline, Role::Driver);
-        if !Wish::Deadline.is_met_by(deadline.class) || all.len() < 2 {
+        let deadline = strongest(RequestedClass::Deadline, Role::Driver);
+        if !RequestedClass::Deadline.is_met_by(deadline.class) || all.len() < 2 {
             eprintln!("skipped: {} CPUs, {:?}", all.len(), deadline.refused);
             return;
         }
         on_a_thread(move || {
             crate::affinity::restrict(&all[..1]).unwrap();
-            let held = Classes::new(Wish::Auto).take(Role::Driver);
+            let held = Classes::new(RequestedClass::Auto).take(Role::Driver);
             let refused = &held.refused()[0];
             assert_eq!((refused.wanted, refused.errno.0), ("SCHED_DEADLINE", libc::EPERM));
             assert!(refused.missing.contains(&format!("may run on 1 of {} CPUs", all.len())), "{refused}");
@@ -315,12 +319,12 @@ mod tests {
 
     #[test]
     fn reservations_beyond_what_the_cpus_have_are_refused_as_busy_and_the_next_rung_is_taken() {
-        let wanted = strongest(Wish::Deadline, Role::Core);
-        if !Wish::Deadline.is_met_by(wanted.class) {
+        let wanted = strongest(RequestedClass::Deadline, Role::Core);
+        if !RequestedClass::Deadline.is_met_by(wanted.class) {
             eprintln!("skipped: {:?}", wanted.refused);
             return;
         }
-        let classes = Classes::new(Wish::Auto);
+        let classes = Classes::new(RequestedClass::Auto);
         let cpus = crate::topology::online(std::path::Path::new("/")).unwrap().len();
         let (go, wait) = std::sync::mpsc::channel::<()>();
         let wait = Mutex::new(wait);
@@ -353,7 +357,7 @@ mod tests {
                 eprintln!("skipped: SCHED_FIFO was refused with {errno}");
                 return;
             }
-            let held = Classes::new(Wish::Fifo).take(Role::Driver);
+            let held = Classes::new(RequestedClass::Fifo).take(Role::Driver);
             assert_eq!(held.class(), Class::Fifo { priority: 30 });
             drop(held);
             assert_eq!(current().unwrap(), SchedClass::Fifo { priority: 30 });

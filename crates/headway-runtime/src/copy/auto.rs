@@ -284,15 +284,15 @@ impl Auto {
     }
 
     /// What was told since the last call.
-    pub(super) fn told(&self) -> Vec<Event> {
+    pub(super) fn take_events(&self) -> Vec<Event> {
         let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
         let dropped = std::mem::take(&mut events.dropped);
-        let mut told = Vec::with_capacity(events.kept.len() + 1);
+        let mut taken = Vec::with_capacity(events.kept.len() + 1);
         if dropped > 0 {
-            told.push(Event { at: clock::now(), what: format!("{dropped} earlier events were dropped") });
+            taken.push(Event { at: clock::now(), what: format!("{dropped} earlier events were dropped") });
         }
-        told.extend(events.kept.drain(..));
-        told
+        taken.extend(events.kept.drain(..));
+        taken
     }
 }
 

@@ -62,14 +62,14 @@ impl Watcher {
         // Who finds another thread judging leaves it at that: the next copy is like this one.
         let Ok(mut watch) = self.watch.try_lock() else { return Vec::new() };
         tell(&mut watch);
-        let mut told = Vec::new();
+        let mut texts = Vec::new();
         while let Some(event) = watch.poll_event() {
             if let Event::Demoted { .. } = event {
                 self.demotions.store(true, Ordering::Relaxed);
             }
-            told.push(text(event));
+            texts.push(text(event));
         }
-        told
+        texts
     }
 }
 

@@ -119,15 +119,15 @@ mod tests {
     #[test]
     fn parties_take_turns_chunk_by_chunk() {
         let gate = Arc::new(Gate::default());
-        let ((mut a, _), (mut b, told), (mut c, _)) = (place(&gate, 2), place(&gate, 2), place(&gate, 2));
+        let ((mut a, _), (mut b, signal), (mut c, _)) = (place(&gate, 2), place(&gate, 2), place(&gate, 2));
         assert!(a.take() && a.take() && !a.take());
         assert!(!b.take() && !c.take());
         a.release();
-        assert!(!told.take(), "a is first: it asked before b");
+        assert!(!signal.take(), "a is first: it asked before b");
         assert!(!b.take());
         assert!(a.take());
         a.release();
-        assert!(told.take());
+        assert!(signal.take());
         assert!(!a.take() && !c.take(), "b comes before both");
         assert!(b.take());
     }
@@ -135,12 +135,12 @@ mod tests {
     #[test]
     fn a_party_with_a_smaller_limit_waits_for_it_and_nobody_passes() {
         let gate = Arc::new(Gate::default());
-        let ((mut wide, _), (mut narrow, told)) = (place(&gate, 4), place(&gate, 1));
+        let ((mut wide, _), (mut narrow, signal)) = (place(&gate, 4), place(&gate, 1));
         assert!(wide.take() && wide.take() && !narrow.take() && !wide.take());
         wide.release();
-        assert!(!told.take() && !narrow.take());
+        assert!(!signal.take() && !narrow.take());
         wide.release();
-        assert!(told.take() && narrow.take());
+        assert!(signal.take() && narrow.take());
         narrow.release();
         assert!(wide.take());
     }
@@ -148,11 +148,11 @@ mod tests {
     #[test]
     fn who_goes_leaves_the_queue_and_the_engine() {
         let gate = Arc::new(Gate::default());
-        let ((mut a, _), (mut b, _), (mut c, told)) = (place(&gate, 1), place(&gate, 1), place(&gate, 1));
+        let ((mut a, _), (mut b, _), (mut c, signal)) = (place(&gate, 1), place(&gate, 1), place(&gate, 1));
         assert!(a.take() && !b.take() && !c.take());
         drop(a);
         assert!(!c.take());
         drop(b);
-        assert!(told.take() && c.take());
+        assert!(signal.take() && c.take());
     }
 }

@@ -43,9 +43,9 @@ pub struct Request {
     pub ends: Option<Ends>,
 }
 
-/// What is told of a request, in this order.
+/// What becomes of a request, in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Told {
+pub enum RequestOutcome {
     /// Whether it goes.
     Answer(Answer),
     /// It is complete since this time on the host's monotonic clock.
@@ -77,12 +77,12 @@ impl Requests {
     ///
     /// # Errors
     /// [`NotTaken`] while no run is under way.
-    pub fn ask(&self, request: Request) -> Result<Receiver<Told>, NotTaken> {
-        let (tell, told) = mpsc::channel();
+    pub fn ask(&self, request: Request) -> Result<Receiver<RequestOutcome>, NotTaken> {
+        let (tell, outcomes) = mpsc::channel();
         let inbox = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let Inbox(inbox) = inbox.as_ref().ok_or(NotTaken)?;
         inbox.send(Message::Ask(Box::new((request, tell)))).map_err(|_| NotTaken)?;
-        Ok(told)
+        Ok(outcomes)
     }
 
     pub(super) fn open(&self, inbox: Sender<Message>) {
@@ -117,7 +117,7 @@ impl Request {
 
 /// The requests of other threads that are under way.
 #[derive(Default)]
-pub(super) struct Asked(BTreeMap<(u32, u64), (Request, Sender<Told>)>);
+pub(super) struct Asked(BTreeMap<(u32, u64), (Request, Sender<RequestOutcome>)>);
 
 impl Asked {
     /// The request of a cycle, if it has ends of its own.
@@ -128,7 +128,7 @@ impl Asked {
     /// Tells who asked that all is there; whether the bytes are theirs, so that nobody else looks at them.
     pub(super) fn arrived(&mut self, pipeline: u32, cycle: u64, now: Nanos) -> bool {
         let Some((request, tell)) = self.0.remove(&(pipeline, cycle)) else { return false };
-        let _ = tell.send(Told::Arrived(now));
+        let _ = tell.send(RequestOutcome::Arrived(now));
         request.ends.is_some()
     }
 }
@@ -137,10 +137,10 @@ impl Driver<'_> {
     /// Tells the dispatcher what the run is to tell by now; whether there was anything.
     pub(super) fn tell(&mut self, now: Nanos, log: &mut impl FnMut(&Record)) -> Result<bool, RunError> {
         let mut any = false;
-        while let Some((at, _)) = self.told.front()
+        while let Some((at, _)) = self.inputs.front()
             && self.epoch.saturating_add(*at) <= now
         {
-            let Some((_, input)) = self.told.pop_front() else { break };
+            let Some((_, input)) = self.inputs.pop_front() else { break };
             any |= self.offer(now, input, None, log)?;
         }
         Ok(any)
@@ -150,7 +150,7 @@ impl Driver<'_> {
     pub(super) fn ask(
         &mut self,
         now: Nanos,
-        (request, tell): (Request, Sender<Told>),
+        (request, tell): (Request, Sender<RequestOutcome>),
         log: &mut impl FnMut(&Record),
     ) -> Result<bool, RunError> {
         let Request { pipeline, bytes, deadline, otherwise, ref ends } = request;
@@ -161,7 +161,7 @@ impl Driver<'_> {
             inside(&ends.from, ends.from_offset) && inside(&ends.to, ends.to_offset)
         };
         if ends.as_ref().is_some_and(|ends| !fits(ends)) {
-            let _ = tell.send(Told::NotTaken);
+            let _ = tell.send(RequestOutcome::NotTaken);
             return Ok(false);
         }
         self.offer(now, Input::Urgent { pipeline, bytes, deadline, otherwise }, Some((request, tell)), log)
@@ -172,7 +172,7 @@ impl Driver<'_> {
         &mut self,
         now: Nanos,
         input: Input,
-        asked: Option<(Request, Sender<Told>)>,
+        asked: Option<(Request, Sender<RequestOutcome>)>,
         log: &mut impl FnMut(&Record),
     ) -> Result<bool, RunError> {
         match self.feed(now, input, log) {
@@ -181,7 +181,7 @@ impl Driver<'_> {
                 while let Some(event) = self.dispatcher.poll_event() {
                     if let (Event::Answered { pipeline, cycle, answer, .. }, Some((request, tell))) = (&event, &asked) {
                         // Who asked need not listen.
-                        let _ = tell.send(Told::Answer(*answer));
+                        let _ = tell.send(RequestOutcome::Answer(*answer));
                         if !matches!(answer, Answer::Refused(_)) {
                             self.asked.0.insert((*pipeline, *cycle), (request.clone(), tell.clone()));
                         }
@@ -192,7 +192,7 @@ impl Driver<'_> {
             }
             Err(RunError::Dispatch(Refused::TooManyCycles { .. } | Refused::Order(_) | Refused::Unexpected { .. })) => {
                 if let Some((_, tell)) = asked {
-                    let _ = tell.send(Told::NotTaken);
+                    let _ = tell.send(RequestOutcome::NotTaken);
                 }
                 Ok(false)
             }

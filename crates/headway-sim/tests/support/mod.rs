@@ -116,7 +116,7 @@ pub(crate) fn run_of(plan: &Plan, cycles: u64) -> Run {
         epoch: EPOCH,
         cycles: vec![cycles; plan.pipelines.len()],
         packets: vec![u64::MAX; plan.streams.len()],
-        told: Vec::new(),
+        inputs: Vec::new(),
         seed: 1,
         faults: Faults::default(),
         limits: Limits::default(),

@@ -6,8 +6,8 @@ use headway_core::units::Nanos;
 
 /// What a run of length `span` with so many `cycles` tells, in the order of time: requests at distances from zero to twice
 /// their mean, and jobs from zero to as late as the workload says, all as likely.
-pub(super) fn told(plan: &Plan, cycles: &[u64], span: Nanos, seed: u64) -> Vec<(Nanos, Input)> {
-    let mut told = Vec::new();
+pub(super) fn inputs(plan: &Plan, cycles: &[u64], span: Nanos, seed: u64) -> Vec<(Nanos, Input)> {
+    let mut inputs = Vec::new();
     for (pipeline, of) in (0u32..).zip(&plan.pipelines) {
         let Source::Urgent(urgent) = of.source else { continue };
         let Some(every) = urgent.every else { continue };
@@ -18,7 +18,7 @@ pub(super) fn told(plan: &Plan, cycles: &[u64], span: Nanos, seed: u64) -> Vec<(
                 break;
             }
             let (bytes, deadline, otherwise) = (urgent.bytes, urgent.deadline, urgent.otherwise);
-            told.push((at, Input::Urgent { pipeline, bytes, deadline, otherwise }));
+            inputs.push((at, Input::Urgent { pipeline, bytes, deadline, otherwise }));
         }
     }
     for of in &plan.announced {
@@ -40,11 +40,11 @@ pub(super) fn told(plan: &Plan, cycles: &[u64], span: Nanos, seed: u64) -> Vec<(
         for job in 0..jobs {
             let late = below(of.late.saturating_add(Nanos(1)), !seed, of.message, job);
             there = there.max((start + period * job).saturating_add(late));
-            told.push((there, Input::Ready { pipeline: of.pipeline, part: of.part, job }));
+            inputs.push((there, Input::Ready { pipeline: of.pipeline, part: of.part, job }));
         }
     }
-    told.sort_by_key(|(at, _)| *at);
-    told
+    inputs.sort_by_key(|(at, _)| *at);
+    inputs
 }
 
 /// A time below `end` that follows from the other three (SplitMix64).

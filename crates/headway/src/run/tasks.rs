@@ -10,7 +10,7 @@ use headway_core::files::error::Loaded;
 use headway_core::files::machine::Machine;
 use headway_core::files::workload::{Sharing, Workload};
 use headway_core::log::{Incomplete, Source};
-use headway_core::models::cpu::Wish;
+use headway_core::models::cpu::RequestedClass;
 use headway_core::plan::Named;
 use headway_device::DeviceError;
 use headway_runtime::outlet::{MARK, Outlet, OutputError};
@@ -70,7 +70,7 @@ pub fn run(
     if options.strategy.is_some() {
         return Err(Error::Options("tasks that share GPUs have no `--strategy`: `[sharing]` says how they do it"));
     }
-    if options.cpu_class != Wish::Auto {
+    if options.cpu_class != RequestedClass::Auto {
         return Err(Error::Options("tasks that share GPUs run as ordinary threads: leave out `--cpu-class`"));
     }
     let (source, machine, mut warnings) = choose(options)?;

@@ -116,8 +116,8 @@ impl Record {
         let (folder, name) = Folder::of(socket).map_err(place)?;
         let folder = Folder::open(&folder).map_err(place)?;
         let (state, held) = (with_ending(&name, ".state"), with_ending(&name, ".held"));
-        let beside = |name: &OsString| folder.path(name);
-        let failed = |name: &OsString, source| ServerError::Place { path: beside(name), source };
+        let path_of = |name: &OsString| folder.path(name);
+        let failed = |name: &OsString, source| ServerError::Place { path: path_of(name), source };
         let clients = folder.read(&state, BYTES_MAX).map_err(|source| failed(&state, source))?;
         // Taken for "nobody held anything", a damaged file would give a living holder's token to somebody else.
         let damaged = |_| {

@@ -99,7 +99,7 @@ pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
         packets,
         supply: Box::new(ring),
         collect: Box::new(checker),
-        told: Vec::new(),
+        inputs: Vec::new(),
         requests: Default::default(),
     };
     let mut watch =

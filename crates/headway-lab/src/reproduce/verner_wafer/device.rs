@@ -252,7 +252,7 @@ fn ratio(policies: &[Policy], of: impl Fn(&Policy) -> u32) -> Option<f64> {
 }
 
 /// The ratio as a line of the table says it, and whether it is the paper's.
-fn told(ratio: Option<f64>) -> (String, Option<bool>) {
+fn ratio_text(ratio: Option<f64>) -> (String, Option<bool>) {
     match ratio {
         Some(ratio) => (format!("{ratio:.2}"), Some(ratio >= GAIN - 1e-9)),
         None => ("none: one generation at a time takes not even one camera".to_owned(), None),
@@ -277,8 +277,8 @@ fn rows(policies: &[Policy], ran: &[(&str, &Figures)], cuda: bool) -> Vec<Row> {
     let planned = |policy: &Policy| policy.most.cameras();
     // What was accepted must have run, and something must have been.
     let all_ran = !ran.is_empty() && policies.iter().all(|policy| !matches!(policy.figures, Some(Err(_))));
-    let (planned_ratio, planned_holds) = told(ratio(policies, planned));
-    let (punctual_ratio, punctual_holds) = told(ratio(policies, |policy| policy.without_jitter));
+    let (planned_ratio, planned_holds) = ratio_text(ratio(policies, planned));
+    let (punctual_ratio, punctual_holds) = ratio_text(ratio(policies, |policy| policy.without_jitter));
     let misses = ran.iter().map(|(name, f)| format!("{name} {} of {}", f.misses(), f.summary.totals.packets));
     let mut rows = vec![
         Row {
@@ -326,7 +326,7 @@ fn rows(policies: &[Policy], ran: &[(&str, &Figures)], cuda: bool) -> Vec<Row> {
         });
     }
     if policies.iter().any(|policy| policy.limit.is_some()) {
-        let (found, holds) = told(ratio(policies, |policy| policy.limit.unwrap_or(0)));
+        let (found, holds) = ratio_text(ratio(policies, |policy| policy.limit.unwrap_or(0)));
         rows.push(Row {
             what: "most cameras without a miss in runs of 1 s, and their ratio".into(),
             paper: "1.67".into(),

@@ -159,7 +159,7 @@ pub(super) fn run(site: &mut Site, case: &Case, duration: Nanos, until: Until) -
         packets,
         supply: Box::new(ring),
         collect: Box::new(checker),
-        told: Vec::new(),
+        inputs: Vec::new(),
         requests: Default::default(),
     };
     let mut trial = Trial { cycles: cycles.iter().copied().max().unwrap_or(0), ..Trial::default() };
