@@ -1,7 +1,6 @@
 //! The broker: one thread that decides, over sockets for control and shared pages for everything frequent.
 
 mod departure;
-mod desk;
 mod door;
 mod gpus;
 mod journal;
@@ -12,8 +11,9 @@ mod pages;
 mod predecessor;
 mod priority;
 mod resume;
-mod seat;
 mod session;
+mod socket_files;
+mod state;
 mod status;
 mod turns;
 
@@ -27,14 +27,14 @@ use headway_core::units::{Nanos, PPM};
 use headway_os::clock;
 use headway_os::ipc::{Packet, Poller, Words};
 
-use self::desk::Desk;
 use self::door::Door;
 use self::gpus::Watch;
 pub use self::gpus::{Health, Probe};
 pub use self::journal::{Faults, Tell};
 use self::pace::Pace;
-use self::seat::Seat;
 use self::session::Session;
+use self::socket_files::SocketFiles;
+use self::state::BrokerState;
 use crate::error::ServerError;
 use crate::layout::{ASLEEP, BEAT, GPUS_MAX, NOTICE_LONGS, NOTICE_WORDS};
 use crate::message::BYTES_MAX;
@@ -197,11 +197,11 @@ pub struct Server {
     door: Door,
     poller: Poller,
     notice: Words,
-    desk: Desk,
+    state: BrokerState,
     watch: Watch,
     ready: Vec<u64>,
     /// Given up last: until then no other broker takes the place.
-    _seat: Seat,
+    _files: SocketFiles,
 }
 
 /// What a number in the poller stands for.
@@ -223,18 +223,18 @@ impl Server {
         if gpus > GPUS_MAX {
             return Err(ServerError::TooManyGpus { gpus, max: GPUS_MAX });
         }
-        let mut seat = Seat::take(&options)?;
+        let mut files = SocketFiles::take(&options)?;
         allow_descriptors();
-        let epoch = seat.next_epoch(options.must_remember)?;
+        let epoch = files.next_epoch(options.must_remember)?;
         // Whoever comes before the log is read finds nobody, and tries again.
-        let desk = Desk::new(&options, epoch, clock::now())?;
+        let state = BrokerState::new(&options, epoch, clock::now())?;
         let poller = Poller::new()?;
-        let door = Door::new(seat.listen(options.access)?, &poller)?;
+        let door = Door::new(files.listen(options.access)?, &poller)?;
         let notice = Words::create("headway notice", NOTICE_LONGS, NOTICE_WORDS)?;
         notice.forbid_other_writers()?;
-        let watch = Watch::begin(options.probe.clone(), desk.gpus.clone())?;
+        let watch = Watch::begin(options.probe.clone(), state.gpus.clone())?;
         poller.add(watch.bell.as_fd(), GPUS)?;
-        Ok(Self { options, door, poller, notice, desk, watch, ready: Vec::new(), _seat: seat })
+        Ok(Self { options, door, poller, notice, state, watch, ready: Vec::new(), _files: files })
     }
 
     /// Arbitrates until `stop` is set.
@@ -243,7 +243,7 @@ impl Server {
     /// [`ServerError`] when the system fails; never because of what a client does, or of a disk that is full or broken.
     pub fn run(&mut self, stop: &AtomicBool) -> Result<(), ServerError> {
         if self.options.urgent {
-            self.desk.scheduling = priority::hurry(self.options.spin_share_ppm);
+            self.state.scheduling = priority::hurry(self.options.spin_share_ppm);
         }
         let mut pace = Pace::new(self.options.spin, self.options.spin_share_ppm, clock::now());
         let mut turns = 0u32;
@@ -273,9 +273,9 @@ impl Server {
         let now = clock::now();
         self.notice.long(BEAT).store(now.0.max(1), Ordering::Relaxed);
         // Before anything is granted: whoever holds something is waited for by the next broker.
-        self.desk.write_down(now);
-        let busy = self.desk.turn(now, SHARE);
-        for client in self.desk.take_removed() {
+        self.state.write_down(now);
+        let busy = self.state.turn(now, SHARE);
+        for client in self.state.take_removed() {
             self.forget(client);
         }
         busy
@@ -284,9 +284,9 @@ impl Server {
     /// Sleeps until somebody rings, connects, writes or ends, or until it is time for something.
     fn sleep(&mut self) -> Result<(), ServerError> {
         let asleep = self.notice.word(ASLEEP);
-        let may = handshake::may_sleep(|| asleep.store(1, Ordering::Relaxed), || self.desk.is_idle());
+        let may = handshake::may_sleep(|| asleep.store(1, Ordering::Relaxed), || self.state.is_idle());
         let bound = if may {
-            let due = self.desk.wake_time().into_iter().chain(self.door.wake_time()).min();
+            let due = self.state.wake_time().into_iter().chain(self.door.wake_time()).min();
             let wake = due.map_or(SLEEP_MAX, |time| time.saturating_sub(clock::now()));
             Duration::from_nanos(wake.0.min(SLEEP_MAX.0))
         } else {
@@ -302,7 +302,7 @@ impl Server {
         for number in &ready {
             if *number == GPUS {
                 for gpu in self.watch.take_lost() {
-                    self.desk.lose(clock::now(), gpu);
+                    self.state.lose(clock::now(), gpu);
                 }
                 continue;
             }
@@ -310,8 +310,8 @@ impl Server {
             match number % KINDS {
                 LISTENER => self.accept(),
                 SOCKET => self.converse(client),
-                BELL => self.desk.silence(client),
-                _ => self.desk.process_ended(clock::now(), client),
+                BELL => self.state.silence(client),
+                _ => self.state.process_ended(clock::now(), client),
             }
         }
         self.ready = ready;
@@ -324,23 +324,23 @@ impl Server {
         let mut buffer = vec![0; BYTES_MAX];
         for _ in 0..SHARE {
             let now = clock::now();
-            let Some(socket) = self.desk.socket(client) else { return };
+            let Some(socket) = self.state.socket(client) else { return };
             match socket.receive(&mut buffer) {
                 Ok(Packet::Message(length, descriptors)) => {
-                    let greeted = self.desk.is_greeted(client);
+                    let greeted = self.state.is_greeted(client);
                     // No message to a broker brings descriptors.
                     let is_one = descriptors.is_empty();
-                    if !is_one || !self.desk.message(now, client, &buffer[..length], &self.notice) {
+                    if !is_one || !self.state.message(now, client, &buffer[..length], &self.notice) {
                         return self.cut(now, client);
                     }
-                    if self.desk.is_greeted(client) {
+                    if self.state.is_greeted(client) {
                         self.door.settle(client);
                     }
-                    self.desk.take_hints().into_iter().for_each(|gpu| self.watch.hint(gpu));
-                    if !greeted && let Some(bell) = self.desk.bell(client) {
+                    self.state.take_hints().into_iter().for_each(|gpu| self.watch.hint(gpu));
+                    if !greeted && let Some(bell) = self.state.bell(client) {
                         // Without its bell the client would never be heard: it is told by the end of its connection.
                         if self.poller.add(bell.as_fd(), client.0 * KINDS + BELL).is_err() {
-                            self.desk.cut(now, client, false);
+                            self.state.cut(now, client, false);
                             return;
                         }
                     }
@@ -349,7 +349,7 @@ impl Server {
                 Ok(Packet::Nothing) => return,
                 Ok(Packet::End) | Err(_) => {
                     self.unhook(client);
-                    self.desk.leave(now, client);
+                    self.state.leave(now, client);
                     return;
                 }
             }
@@ -358,11 +358,11 @@ impl Server {
 
     fn cut(&mut self, now: Nanos, client: ClientId) {
         self.unhook(client);
-        self.desk.cut(now, client, false);
+        self.state.cut(now, client, false);
     }
 
     fn unhook(&self, client: ClientId) {
-        if let Some(socket) = self.desk.socket(client) {
+        if let Some(socket) = self.state.socket(client) {
             self.poller.remove(socket.as_fd());
         }
     }
@@ -370,7 +370,7 @@ impl Server {
     /// Drops a session after its descriptors have left the poller.
     fn forget(&mut self, client: ClientId) {
         self.door.settle(client);
-        let Some(session) = self.desk.remove(client) else { return };
+        let Some(session) = self.state.remove(client) else { return };
         if let Some(socket) = &session.socket {
             self.poller.remove(socket.as_fd());
         }

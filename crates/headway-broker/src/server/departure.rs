@@ -4,10 +4,10 @@ use headway_core::decisions::sharing::log::Line;
 use headway_core::decisions::sharing::{ClientId, Input};
 use headway_core::units::Nanos;
 
-use super::desk::Desk;
 use super::session::{Gone, Session};
+use super::state::BrokerState;
 
-impl Desk {
+impl BrokerState {
     /// A client has closed its connection.
     pub(super) fn leave(&mut self, now: Nanos, client: ClientId) {
         self.catch_up(now, client, false);

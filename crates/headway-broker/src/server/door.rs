@@ -104,7 +104,7 @@ impl Server {
         if !self.make_room(peer.uid) {
             return session::refuse(&socket, "too many connections of this user have not said who they are");
         }
-        let client = self.desk.next_client();
+        let client = self.state.next_client();
         let number = client.0 * KINDS;
         let watched = self.poller.add(socket.as_fd(), number + SOCKET);
         if watched.and_then(|()| self.poller.add(process.as_fd(), number + PROCESS)).is_err() {
@@ -113,7 +113,7 @@ impl Server {
         }
         let until = clock::now().saturating_add(self.options.greeting);
         self.door.guests.insert(client, Guest { uid: peer.uid, until });
-        self.desk.admit(client, Session::new(socket, process, peer));
+        self.state.admit(client, Session::new(socket, process, peer));
     }
 
     /// Sees that another connection of a user may wait to say who it is: the one that is silent for longest goes, so that whoever
@@ -124,7 +124,7 @@ impl Server {
             return true;
         }
         let is_silent =
-            |client: &ClientId| self.desk.socket(*client).is_none_or(|socket| !socket.wait(std::time::Duration::ZERO));
+            |client: &ClientId| self.state.socket(*client).is_none_or(|socket| !socket.wait(std::time::Duration::ZERO));
         // Numbers of clients grow: the first is the one that came first.
         let Some(silent) = guests().find(is_silent) else { return false };
         self.show_out(silent, "others of this user came and this one had not said who it is");
@@ -132,12 +132,12 @@ impl Server {
     }
 
     fn show_out(&mut self, client: ClientId, reason: &str) {
-        if let Some(socket) = self.desk.socket(client) {
+        if let Some(socket) = self.state.socket(client) {
             session::refuse(socket, reason);
         }
         self.door.settle(client);
         self.unhook(client);
-        self.desk.cut(clock::now(), client, false);
+        self.state.cut(clock::now(), client, false);
     }
 
     /// Ends what has waited for too long, and opens the door again.

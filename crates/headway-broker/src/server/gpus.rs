@@ -17,7 +17,7 @@ use headway_core::units::Nanos;
 use headway_os::ipc::Bell;
 use headway_os::{Errno, OsError};
 
-use super::desk::Desk;
+use super::state::BrokerState;
 
 /// What is known of a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,7 +109,7 @@ fn look(probe: &Probe, gpus: &[GpuId], hinted: &Receiver<GpuId>, tell: &Sender<G
     }
 }
 
-impl Desk {
+impl BrokerState {
     /// A client has met an error of a GPU: a hint, to be looked at.
     pub(super) fn fault(&mut self, now: Nanos, client: ClientId, gpu: GpuId) {
         if !self.gpus.contains(&gpu) || self.lost.contains(&gpu) {

@@ -4,7 +4,7 @@ use headway_core::decisions::engine_lock::{Engine, LockId, Operation, Work};
 use headway_core::decisions::sharing::{ClientId, GpuId, Input, JobId, TaskId};
 use headway_core::units::{Bytes, Nanos};
 
-use super::desk::{Desk, Engines};
+use super::state::{BrokerState, Engines};
 use crate::layout::{Code, ENGINES};
 use crate::protocol::lease::{self, Revoked};
 
@@ -36,7 +36,7 @@ impl Leases {
     }
 }
 
-impl Desk {
+impl BrokerState {
     fn position(&self, gpu: GpuId) -> Option<usize> {
         self.gpus.iter().position(|known| *known == gpu)
     }
@@ -134,7 +134,7 @@ impl Desk {
         self.collect_returns(now);
         let gpu = self.gpus[lock / ENGINES];
         let owner = TaskId(owner);
-        let is_holder = |open: &&mut super::desk::Open| {
+        let is_holder = |open: &&mut super::state::Open| {
             open.engines.is_none() && open.granted.is_some_and(|(granted, _)| granted == gpu)
         };
         let task = self.tasks.get_mut(&owner).filter(|task| task.client == client);

@@ -22,7 +22,7 @@ use headway_core::units::{Nanos, PPM, Rate};
 use headway_os::ipc::Peer;
 
 use super::BrokerLimits;
-use super::desk::{Desk, Open, Task};
+use super::state::{BrokerState, Open, Task};
 use crate::layout::GPUS_MAX;
 use crate::message::TaskShape;
 use crate::text::shown;
@@ -123,7 +123,7 @@ fn postponed(used: Nanos, declared: Nanos, period: Nanos) -> Nanos {
     Nanos(u64::try_from(over).unwrap_or(u64::MAX)).min(POSTPONED_MAX)
 }
 
-impl Desk {
+impl BrokerState {
     pub(super) fn uid_of(&self, client: ClientId) -> u32 {
         self.sessions.get(&client).map_or(u32::MAX, |session| session.peer.uid)
     }

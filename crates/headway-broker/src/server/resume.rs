@@ -8,9 +8,9 @@ use headway_core::decisions::sharing::{ClientId, Input, JobId, Key, Refused, Seg
 use headway_core::units::{Bytes, Nanos};
 use headway_os::ipc::Words;
 
-use super::desk::{Desk, Engines, Open, Slot, Task};
 use super::limits::REQUEST_BYTES;
 use super::pages::Pages;
+use super::state::{BrokerState, Engines, Open, Slot, Task};
 use crate::layout::{ENGINES, GENERATIONS, SLOTS, TASKS_MAX};
 use crate::message::{FromBroker, FromClient, HeldToken, ResumedTask, TaskShape, VERSION, Welcome};
 use crate::text;
@@ -18,7 +18,7 @@ use crate::text;
 /// Parts of a task at most.
 const SEGMENTS_MAX: usize = 1_024;
 
-impl Desk {
+impl BrokerState {
     /// Answers one message; `false` if the client must be cut off.
     pub(super) fn message(&mut self, now: Nanos, client: ClientId, text: &[u8], notice: &Words) -> bool {
         let Ok(message) = serde_json::from_slice::<FromClient>(text) else { return false };

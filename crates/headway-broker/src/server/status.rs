@@ -3,13 +3,13 @@
 use headway_core::decisions::sharing::{ClientId, TaskId};
 use headway_core::units::Nanos;
 
-use super::desk::{Desk, Open, Task};
+use super::state::{BrokerState, Open, Task};
 use crate::status::{ClientStatus, GpuStatus, JobStatus, Phase, Status};
 
 /// Jobs listed at most, so that the document fits a message.
 const JOBS_MAX: usize = 128;
 
-impl Desk {
+impl BrokerState {
     /// The state as `client` may see it: the owner all, others their own tasks.
     pub(super) fn status(&self, now: Nanos, client: ClientId) -> Status {
         let uid = self.sessions.get(&client).map(|session| session.peer.uid);

@@ -26,7 +26,7 @@ use headway_core::decisions::sharing::{ClientId, ClusterId, Input, JobId, TaskId
 use headway_core::units::Nanos;
 use serde::{Deserialize, Serialize};
 
-use super::desk::{Desk, Open, Task};
+use super::state::{BrokerState, Open, Task};
 use crate::layout::Code;
 
 /// How long a user counts as one who asks after its last request has ended.
@@ -224,7 +224,7 @@ impl Turns {
     }
 }
 
-impl Desk {
+impl BrokerState {
     /// A job has asked: it goes to the arbiter at once, or when it is its user's turn.
     pub(super) fn queue(&mut self, now: Nanos, job: JobId) {
         let Some(task) = self.tasks.get(&job.task) else { return };
@@ -329,7 +329,7 @@ impl Desk {
         }
         if let Err(refused) = self.feed(now, Input::Request { key, acquisition }) {
             self.counts.refused += 1;
-            self.answer(job.task, slot, Code::Refused, [super::desk::reason(&refused) as u64, 0, 0, 0]);
+            self.answer(job.task, slot, Code::Refused, [super::state::reason(&refused) as u64, 0, 0, 0]);
             if let Some(task) = self.tasks.get_mut(&job.task) {
                 task.open = None;
             }

@@ -22,7 +22,7 @@ use crate::place;
 const EPOCH_MAX: u64 = 1 << 24;
 
 /// A broker's place, held until this is dropped.
-pub(super) struct Seat {
+pub(super) struct SocketFiles {
     folder: Folder,
     name: OsString,
     lock: File,
@@ -31,7 +31,7 @@ pub(super) struct Seat {
     _claims: Vec<Claim>,
 }
 
-impl Seat {
+impl SocketFiles {
     /// Takes the place: nobody listens there, and nobody else can come before this is dropped.
     pub(super) fn take(options: &Options) -> Result<Self, ServerError> {
         let path = &options.socket;
@@ -146,7 +146,7 @@ impl Seat {
     }
 }
 
-impl Drop for Seat {
+impl Drop for SocketFiles {
     fn drop(&mut self) {
         // A start that was refused leaves nothing: what never noted a socket tells nobody anything.
         if self.bound.is_none() && self.lock.metadata().is_ok_and(|lock| lock.len() == 0) {

@@ -87,7 +87,8 @@ pub(super) struct Task {
     pub(super) open: Option<Open>,
 }
 
-pub(super) struct Desk {
+/// What the broker knows of clients, tasks and engines, and what it decides.
+pub(super) struct BrokerState {
     pub(super) arbiter: Arbiter,
     pub(super) clusters: Vec<ClusterParameters>,
     pub(super) engines: Option<engine_lock::EngineParameters>,
@@ -128,7 +129,7 @@ pub(super) struct Desk {
     pub(super) withheld: Vec<Action>,
 }
 
-impl Desk {
+impl BrokerState {
     pub(super) fn new(options: &Options, epoch: u64, now: Nanos) -> Result<Self, ServerError> {
         let parameters = options.arbiter.clone();
         let mut arbiter = Arbiter::new(parameters.clone()).map_err(ServerError::Parameters)?;
@@ -309,7 +310,7 @@ impl Desk {
         }
     }
 
-    /// When [`Desk::turn`] is due although nobody rings.
+    /// When [`BrokerState::turn`] is due although nobody rings.
     pub(super) fn wake_time(&self) -> Option<Nanos> {
         let drained = self.sessions.values().filter_map(|session| self.drained_at(session.gone?));
         let watched = self.tasks.values().filter_map(|task| self.overdue_at(task));
