@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use criterion::{Criterion, criterion_group};
 use headway_broker::client::Task;
-use headway_broker::{Client, OnLoss, Options, Server, TaskShape};
+use headway_broker::{Client, OnLoss, Server, ServerOptions, TaskShape};
 use headway_core::decisions::engine_lock::{EngineParameters, Operation, Order, PeerLocks, Work};
 use headway_core::decisions::predictor::PredictorParameters;
 use headway_core::decisions::sharing::{ArbiterParameters, ClusterId, ClusterParameters, Limits};
@@ -23,7 +23,7 @@ use headway_os::clock;
 /// The role of a broker's process: its socket, and how long it spins.
 const ROLE: &str = "HEADWAY_BENCH_BROKER";
 
-fn options(socket: &Path, spin: Nanos) -> Options {
+fn options(socket: &Path, spin: Nanos) -> ServerOptions {
     let tokens =
         TokenParameters { cpus: 16, per_gpu: 2, mode: Mode::WorkConserving, affinity: true, discount_holder: false };
     let engines = EngineParameters {
@@ -41,7 +41,12 @@ fn options(socket: &Path, spin: Nanos) -> Options {
         predictor: PredictorParameters::default(),
         limits: Limits::default(),
     };
-    Options { spin, boost: false, watchdog: Nanos(u64::MAX / 2), ..Options::new(socket.to_owned(), arbiter) }
+    ServerOptions {
+        spin,
+        boost: false,
+        watchdog: Nanos(u64::MAX / 2),
+        ..ServerOptions::new(socket.to_owned(), arbiter)
+    }
 }
 
 /// A broker in a process of its own, killed at the end.

@@ -11,14 +11,14 @@
 //!
 //! # What it costs
 //! A broker that sleeps must be woken first, which takes longer than all else: a few microseconds on a bare machine, 50 to
-//! 600 in virtual ones. So it looks for requests for [`Options::spin`] before it sleeps, and for at most
-//! [`Options::spin_share_ppm`] of the time. By default, with eight CPUs or more: it stays awake while it is asked every 10 ms,
+//! 600 in virtual ones. So it looks for requests for [`ServerOptions::spin`] before it sleeps, and for at most
+//! [`ServerOptions::spin_share_ppm`] of the time. By default, with eight CPUs or more: it stays awake while it is asked every 10 ms,
 //! at the price of one CPU; with fewer CPUs: it looks for up to 200 us, at the price of a quarter of one.
 //!
 //! # What others can do to you
 //! No two clients share a page. Everything that the broker reads from a page is copied once and checked; its own book, not
 //! the page, says who holds what. So a client that lies harms itself. A client that ends, however it ends, gives back what
-//! it held after [`Options::drain`]; one that hangs with a token after [`Options::watchdog`], and is cut off. Those two
+//! it held after [`ServerOptions::drain`]; one that hangs with a token after [`ServerOptions::watchdog`], and is cut off. Those two
 //! times bound what a client can cost the others beside its regular use. What is in flight on a GPU cannot be recalled, and a
 //! process that was stopped for longer than that, between a grant and its use, goes on as if it still held it until it asks or
 //! looks ([`client::Token::is_revoked`]): no program outside the kernel can keep it from the GPU.
@@ -46,8 +46,8 @@
 //! other holder at most. With `--urgent-first`, no job is held back by more urgent ones of others for longer than `T / 8`.
 //!
 //! # Priorities of clients' threads
-//! With [`Options::boost`] the thread of a holder gets a real-time priority by its urgency; of another user than the broker's only up to
-//! [`Options::lend_realtime`]. The broker takes it back when the token is given back, the client is cut off, or it ends itself. A
+//! With [`ServerOptions::boost`] the thread of a holder gets a real-time priority by its urgency; of another user than the broker's only up to
+//! [`ServerOptions::lend_realtime`]. The broker takes it back when the token is given back, the client is cut off, or it ends itself. A
 //! guardian, a process of a few pages that the broker starts first, does so if the broker is killed: it knows each thread by its
 //! number and the time of its start. What kills the guardian too, as `SIGKILL` to a whole control group, leaves threads raised
 //! until they end.
@@ -59,10 +59,10 @@
 //! A client says nothing to a broker that is not its own user's, root's, or the owner's of a folder that only root can have
 //! made for him ([`ClientError::Stranger`]).
 //!
-//! A GPU that the driver or the machine file knows by a UUID has one broker in the whole machine ([`Options::claims`]): the broker
+//! A GPU that the driver or the machine file knows by a UUID has one broker in the whole machine ([`ServerOptions::claims`]): the broker
 //! binds a name without a file (`headway-gpu/UUID`, an abstract Unix socket), which the kernel gives to one process of a
 //! network namespace at a time and takes back when it ends. The error names the process that has it. Any user can take such a
-//! name. [`Options::despite_claims`] starts a broker although another user has it; of one user, two brokers never have one GPU. A GPU without a UUID is simulated: it exists in its broker only.
+//! name. [`ServerOptions::despite_claims`] starts a broker although another user has it; of one user, two brokers never have one GPU. A GPU without a UUID is simulated: it exists in its broker only.
 //!
 //! # When a GPU is lost
 //! The broker believes its [`Probe`] or its owner, no client: what a client meets ([`Client::report_fault`]) has the probe
@@ -71,18 +71,18 @@
 //!
 //! # When the broker ends
 //! Clients finish what they hold a lock for and wait, or fail, as they choose ([`OnLoss`]). A broker that is started again
-//! at the same socket waits [`Options::recover`] for them, takes over the tokens and engines that they say they hold, and
+//! at the same socket waits [`ServerOptions::recover`] for them, takes over the tokens and engines that they say they hold, and
 //! grants to others only then. A task comes back only with the process that had it. Who does not come back within that time
 //! counts as ended.
 //! Beside the socket the broker always keeps a record of the tokens and their holders (`.state`, `.held`). It believes a claim
-//! only if the record says the same of that process, its start and its user. A damaged record is an error. With a log ([`Options::log`]) it also remembers what those
+//! only if the record says the same of that process, its start and its user. A damaged record is an error. With a log ([`ServerOptions::log`]) it also remembers what those
 //! processes cannot tell: what jobs cost, where state is, which GPUs are lost, what was reconfigured. The broker logs an input
-//! and its outcome before it answers. A file of the log that is full ([`Options::log_bytes`]) is followed by another one,
+//! and its outcome before it answers. A file of the log that is full ([`ServerOptions::log_bytes`]) is followed by another one,
 //! which begins with a snapshot: a start needs no other file.
 //!
 //! # When a disk is full or broken
-//! The broker goes on, says so once ([`Options::tell`]) and in its status, and tries again every second. When that works it
-//! writes a snapshot. With [`Options::must_remember`] it grants nothing meanwhile.
+//! The broker goes on, says so once ([`ServerOptions::tell`]) and in its status, and tries again every second. When that works it
+//! writes a snapshot. With [`ServerOptions::must_remember`] it grants nothing meanwhile.
 #![forbid(unsafe_code)]
 
 pub mod client;
@@ -102,5 +102,5 @@ pub use client::{Client, OnLoss};
 pub use error::{ClientError, Reason, ServerError};
 pub use layout::{GPUS_MAX, TASKS_MAX};
 pub use message::TaskShape;
-pub use server::{Access, BrokerLimits, Faults, Health, Options, Probe, Server, Tell};
+pub use server::{Access, BrokerLimits, Faults, Health, Probe, Server, ServerOptions, Tell};
 pub use status::{ClientStatus, Counts, GpuStatus, JobStatus, MemoryStatus, Phase, Status};

@@ -89,7 +89,7 @@ impl Default for BrokerLimits {
 
 /// What a broker is started with.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct ServerOptions {
     /// Where it listens.
     pub socket: PathBuf,
     /// Who may connect.
@@ -139,7 +139,7 @@ pub struct Options {
     pub faults: Option<Faults>,
 }
 
-impl Options {
+impl ServerOptions {
     /// The usual times, for a private broker. How long it stays awake depends on how many CPUs it may use.
     #[must_use]
     pub fn new(socket: PathBuf, arbiter: ArbiterParameters) -> Self {
@@ -193,7 +193,7 @@ const SLEEP_MAX: Nanos = Nanos(if cfg!(test) { 3_600_000_000_000 } else { 250_00
 
 /// A broker that listens. Everything ends when it is dropped; clients then wait for the next one.
 pub struct Server {
-    options: Options,
+    options: ServerOptions,
     door: Door,
     poller: Poller,
     notice: Words,
@@ -218,7 +218,7 @@ impl Server {
     ///
     /// # Errors
     /// [`ServerError`] with what is in the way.
-    pub fn bind(options: Options) -> Result<Self, ServerError> {
+    pub fn bind(options: ServerOptions) -> Result<Self, ServerError> {
         let gpus = options.arbiter.clusters.iter().map(|cluster| cluster.gpus.len()).sum();
         if gpus > GPUS_MAX {
             return Err(ServerError::TooManyGpus { gpus, max: GPUS_MAX });

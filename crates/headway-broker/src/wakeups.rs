@@ -13,7 +13,7 @@ use headway_core::units::{Bytes, Nanos};
 use headway_os::clock;
 use headway_os::ipc::Socket;
 
-use crate::{Client, OnLoss, Options, Server, TaskShape};
+use crate::{Client, OnLoss, Server, ServerOptions, TaskShape};
 
 /// One more than there are tokens, so that somebody waits for a token while the others take turns at one engine.
 const CLIENTS: u32 = 3;
@@ -22,7 +22,7 @@ const ROUNDS: u32 = 200;
 /// Nobody is away from its CPU for that long.
 const STALL: Duration = Duration::from_secs(120);
 
-fn options(socket: std::path::PathBuf) -> Options {
+fn options(socket: std::path::PathBuf) -> ServerOptions {
     let tokens =
         TokenParameters { cpus: 64, per_gpu: TOKENS, mode: Mode::Fifo, affinity: false, discount_holder: false };
     let engines = EngineParameters {
@@ -40,7 +40,7 @@ fn options(socket: std::path::PathBuf) -> Options {
         predictor: PredictorParameters::default(),
         limits: Limits::default(),
     };
-    let mut options = Options::new(socket, arbiter);
+    let mut options = ServerOptions::new(socket, arbiter);
     (options.boost, options.urgent, options.spin) = (false, false, Nanos(0));
     options.watchdog = Nanos(86_400_000_000_000);
     options

@@ -10,7 +10,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use headway_broker::{Client, OnLoss, Options, Phase};
+use headway_broker::{Client, OnLoss, Phase, ServerOptions};
 use headway_core::decisions::sharing::log::Line;
 use headway_core::units::Nanos;
 use headway_os::clock;
@@ -183,7 +183,7 @@ fn a_client_in_c_written_from_the_page_takes_turns_with_ours() {
     let folder = tempfile::tempdir().unwrap();
     let Some(program) = compiled(folder.path()) else { return };
     let log = folder.path().join("log");
-    let broker = Broker::at(&folder.path().join("broker"), |options: &mut Options| {
+    let broker = Broker::at(&folder.path().join("broker"), |options: &mut ServerOptions| {
         options.arbiter = parameters(1, 1, Nanos(0));
         options.log = Some(log.clone());
         // It sleeps at once, so that it must be woken.

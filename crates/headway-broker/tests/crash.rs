@@ -23,7 +23,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use headway_broker::{Client, OnLoss, Options, Server, client};
+use headway_broker::{Client, OnLoss, Server, ServerOptions, client};
 use headway_core::decisions::engine_lock::Work;
 use headway_core::units::Nanos;
 use headway_os::clock;
@@ -103,8 +103,8 @@ fn leave(words: &Words, at: usize, me: u32) {
     let _ = words.word(at).compare_exchange(me, 0, Ordering::SeqCst, Ordering::SeqCst);
 }
 
-fn options(socket: &Path) -> Options {
-    let mut options = Options::new(socket.to_owned(), parameters(GPUS as u32, PER_GPU as u32, WATCHDOG));
+fn options(socket: &Path) -> ServerOptions {
+    let mut options = ServerOptions::new(socket.to_owned(), parameters(GPUS as u32, PER_GPU as u32, WATCHDOG));
     options.boost = false;
     options.urgent = false;
     options.drain = DRAIN;

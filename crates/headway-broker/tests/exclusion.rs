@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use headway_broker::{Client, OnLoss, Options, Phase};
+use headway_broker::{Client, OnLoss, Phase, ServerOptions};
 use headway_core::decisions::engine_lock::Work;
 use headway_core::units::Nanos;
 use headway_os::clock;
@@ -18,7 +18,7 @@ const ROUNDS: u32 = 200;
 
 #[test]
 fn an_engine_that_is_in_use_by_lease_is_granted_to_nobody_else_in_any_of_many_rounds() {
-    let broker = Broker::start(|options: &mut Options| options.arbiter = parameters(1, 2, Nanos(0)));
+    let broker = Broker::start(|options: &mut ServerOptions| options.arbiter = parameters(1, 2, Nanos(0)));
     let one = Client::connect(&broker.socket, "one", OnLoss::Wait).unwrap();
     let two = Client::connect(&broker.socket, "two", OnLoss::Wait).unwrap();
     let (mut a, mut b) = (one.register(shape("a")).unwrap(), two.register(shape("b")).unwrap());
@@ -68,7 +68,7 @@ fn holder() {
 #[test]
 fn what_a_dead_client_held_stays_taken_until_its_gpu_work_has_ended() {
     // Longer than any test: only the end of the drain frees the token, and that never comes.
-    let broker = Broker::start(|options: &mut Options| {
+    let broker = Broker::start(|options: &mut ServerOptions| {
         options.arbiter = parameters(1, 1, Nanos(0));
         options.drain = Nanos(86_400_000_000_000);
     });

@@ -4,7 +4,7 @@ mod support;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use headway_broker::{Client, ClientError, OnLoss, Options, Reason, TaskShape};
+use headway_broker::{Client, ClientError, OnLoss, Reason, ServerOptions, TaskShape};
 use headway_core::decisions::sharing::Segment;
 use headway_core::decisions::token::Mode;
 use headway_core::units::Nanos;
@@ -18,7 +18,7 @@ fn connect(broker: &Broker) -> Client {
 }
 
 /// One token, which goes to the most urgent.
-fn by_urgency(options: &mut Options) {
+fn by_urgency(options: &mut ServerOptions) {
     options.arbiter = parameters(1, 1, Nanos(0));
     options.arbiter.clusters[0].tokens.mode = Mode::Priority;
 }

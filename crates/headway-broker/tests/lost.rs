@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-use headway_broker::{Client, ClientError, Health, JobStatus, OnLoss, Options, Phase, Probe, Reason, Status};
+use headway_broker::{Client, ClientError, Health, JobStatus, OnLoss, Phase, Probe, Reason, ServerOptions, Status};
 use headway_core::decisions::engine_lock::Work;
 use headway_core::decisions::sharing::{GpuId, Segment};
 use headway_core::units::Nanos;
@@ -17,7 +17,7 @@ fn connect(broker: &Broker, name: &str) -> Client {
     Client::connect(&broker.socket, name, OnLoss::Wait).unwrap()
 }
 
-fn gpus(gpus: u32, per_gpu: u32) -> impl FnOnce(&mut Options) {
+fn gpus(gpus: u32, per_gpu: u32) -> impl FnOnce(&mut ServerOptions) {
     move |options| options.arbiter = parameters(gpus, per_gpu, Nanos(0))
 }
 

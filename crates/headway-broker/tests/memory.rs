@@ -10,7 +10,9 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use headway_broker::{Client, ClientError, Faults, OnLoss, Options, Phase, Server, ServerError, Status, Tell, client};
+use headway_broker::{
+    Client, ClientError, Faults, OnLoss, Phase, Server, ServerError, ServerOptions, Status, Tell, client,
+};
 use headway_core::decisions::engine_lock::{Engine, Work};
 use headway_core::decisions::sharing::GpuId;
 use headway_core::decisions::sharing::log::{Line, Why};
@@ -33,7 +35,7 @@ impl Disk {
         self.errno.store(errno, Ordering::SeqCst);
     }
 
-    fn options(&self, ending: &'static str, options: &mut Options) {
+    fn options(&self, ending: &'static str, options: &mut ServerOptions) {
         let (errno, told) = (Arc::clone(&self.errno), Arc::clone(&self.told));
         options.faults = Some(Faults::new(move |path| {
             let errno = Some(errno.load(Ordering::SeqCst)).filter(|errno| *errno != 0);
@@ -48,7 +50,7 @@ impl Disk {
     }
 }
 
-fn one_gpu(options: &mut Options) {
+fn one_gpu(options: &mut ServerOptions) {
     options.arbiter = parameters(1, 1, Nanos(0));
 }
 
@@ -138,13 +140,13 @@ fn a_full_or_broken_disk_does_not_end_the_broker_and_when_it_is_well_again_a_sna
 fn a_broker_starts_on_a_full_disk_unless_it_must_remember() {
     let (folder, disk) = (tempfile::tempdir().unwrap(), Disk::default());
     let (socket, log) = (folder.path().join("broker"), folder.path().join("broker.log"));
-    let change = |options: &mut Options| {
+    let change = |options: &mut ServerOptions| {
         one_gpu(options);
         options.log = Some(log.clone());
         disk.options("", options);
     };
     disk.is(ENOSPC);
-    let mut must = Options::new(socket.clone(), parameters(1, 1, Nanos(0)));
+    let mut must = ServerOptions::new(socket.clone(), parameters(1, 1, Nanos(0)));
     must.must_remember = true;
     change(&mut must);
     let refused = Server::bind(must).map(drop).unwrap_err();
@@ -156,7 +158,7 @@ fn a_broker_starts_on_a_full_disk_unless_it_must_remember() {
     disk.is(0);
     wait_until("the disk is used again", || client.status().unwrap().memory.trouble.is_none());
     // A place that is wrong is the user's mistake, and said at once.
-    let mut wrong = Options::new(folder.path().join("other"), parameters(1, 1, Nanos(0)));
+    let mut wrong = ServerOptions::new(folder.path().join("other"), parameters(1, 1, Nanos(0)));
     wrong.log = Some(folder.path().join("none/log"));
     assert!(
         matches!(Server::bind(wrong).map(drop), Err(ServerError::Log { source, .. }) if source.kind() == io::ErrorKind::NotFound)
@@ -209,7 +211,7 @@ fn a_log_has_as_many_files_as_it_may_each_readable_without_the_others_and_nothin
     const BYTES: u64 = 20_000;
     let folder = tempfile::tempdir().unwrap();
     let (socket, log) = (folder.path().join("broker"), folder.path().join("broker.log"));
-    let change = |options: &mut Options| {
+    let change = |options: &mut ServerOptions| {
         options.recover = Nanos(600_000_000_000);
         options.log = Some(log.clone());
         (options.log_bytes, options.log_files) = (BYTES, 3);

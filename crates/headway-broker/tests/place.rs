@@ -9,7 +9,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 
-use headway_broker::{Client, ClientError, OnLoss, Options, Server, ServerError, TaskShape, client};
+use headway_broker::{Client, ClientError, OnLoss, Server, ServerError, ServerOptions, TaskShape, client};
 use headway_core::units::Nanos;
 use headway_os::clock;
 use headway_os::ipc::{Listener, Packet, Process, Signal, Socket, stop_when_told, this_thread, user};
@@ -22,8 +22,8 @@ const RUNNING: i32 = 7;
 const ENDED: i32 = 8;
 const NOBODY: u32 = 65_534;
 
-fn options(socket: &Path) -> Options {
-    let mut options = Options::new(socket.to_owned(), parameters(1, 1, Nanos(0)));
+fn options(socket: &Path) -> ServerOptions {
+    let mut options = ServerOptions::new(socket.to_owned(), parameters(1, 1, Nanos(0)));
     (options.boost, options.urgent, options.spin) = (false, false, Nanos(0));
     options
 }
@@ -60,7 +60,7 @@ fn broker() {
     }
     let stop = stop_when_told().unwrap();
     let boost = env::var_os("PLACE_BOOST").is_some();
-    match Server::bind(Options { boost, ..options(&socket) }) {
+    match Server::bind(ServerOptions { boost, ..options(&socket) }) {
         Ok(mut server) => {
             server.run(stop).unwrap();
             drop(server);
@@ -448,7 +448,7 @@ fn a_record_that_was_cut_short_is_refused() {
 fn a_log_lies_where_nobody_else_can_take_it_away_and_is_no_file_with_two_names() {
     let folder = tempfile::tempdir().unwrap();
     let (socket, place) = (folder.path().join("s"), folder.path().join("logs"));
-    let with = |log: PathBuf| Server::bind(Options { log: Some(log), ..options(&socket) }).map(drop);
+    let with = |log: PathBuf| Server::bind(ServerOptions { log: Some(log), ..options(&socket) }).map(drop);
     let text = |error: ServerError| match error {
         ServerError::Log { source, .. } => source.to_string(),
         error => panic!("{error}"),

@@ -5,7 +5,7 @@ mod support;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-use headway_broker::{Access, Client, ClientError, OnLoss, Options, Phase, Reason, Server, ServerError, client};
+use headway_broker::{Access, Client, ClientError, OnLoss, Phase, Reason, Server, ServerError, ServerOptions, client};
 use headway_core::decisions::engine_lock::{Operation, Work};
 use headway_core::decisions::sharing::GpuId;
 use headway_core::units::{Bytes, Nanos};
@@ -19,7 +19,7 @@ fn connect(broker: &Broker, name: &str) -> Client {
     Client::connect(&broker.socket, name, OnLoss::Wait).unwrap()
 }
 
-fn one_gpu(per_gpu: u32) -> impl FnOnce(&mut Options) {
+fn one_gpu(per_gpu: u32) -> impl FnOnce(&mut ServerOptions) {
     move |options| options.arbiter = parameters(1, per_gpu, Nanos(0))
 }
 
@@ -265,9 +265,10 @@ fn who_sends_what_is_no_message_is_cut_off_and_nobody_else_notices() {
 #[test]
 fn a_second_broker_at_the_same_socket_is_refused() {
     let broker = Broker::start(|_| {});
-    let error = Server::bind(Options::new(broker.socket.clone(), parameters(1, 1, Nanos(0)))).map(drop).unwrap_err();
+    let error =
+        Server::bind(ServerOptions::new(broker.socket.clone(), parameters(1, 1, Nanos(0)))).map(drop).unwrap_err();
     assert!(matches!(error, ServerError::Running { .. }), "{error}");
-    assert_eq!(Options::new(broker.socket.clone(), parameters(1, 1, Nanos(0))).access, Access::Private);
+    assert_eq!(ServerOptions::new(broker.socket.clone(), parameters(1, 1, Nanos(0))).access, Access::Private);
 }
 
 #[test]
@@ -294,7 +295,7 @@ fn a_client_that_holds_a_token_for_too_long_is_cut_off_and_the_next_one_goes_on(
 fn a_broker_started_again_takes_over_who_holds_what() {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("broker");
-    let change = |options: &mut Options| {
+    let change = |options: &mut ServerOptions| {
         one_gpu(2)(options);
         // As long as it takes: both come back.
         options.recover = Nanos(600_000_000_000);
@@ -357,7 +358,7 @@ fn a_broker_started_again_remembers_from_its_log_what_the_clients_do_not_tell() 
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("broker");
     let log = folder.path().join("log");
-    let change = |options: &mut Options| {
+    let change = |options: &mut ServerOptions| {
         options.arbiter = parameters(3, 1, Nanos(0));
         options.recover = Nanos(600_000_000_000);
         options.log = Some(log.clone());
@@ -397,7 +398,7 @@ fn who_claims_a_token_that_another_holds_is_refused_with_a_log_and_without() {
 fn claim(has_log: bool) {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("broker");
-    let change = |options: &mut Options| {
+    let change = |options: &mut ServerOptions| {
         one_gpu(1)(options);
         options.recover = Nanos(600_000_000_000);
         options.log = has_log.then(|| folder.path().join("log"));

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::thread::{Scope, ScopedJoinHandle};
 use std::{fs, thread};
 
-use headway_broker::{Access, Client, ClientError, OnLoss, Options, Reason, TaskShape};
+use headway_broker::{Access, Client, ClientError, OnLoss, Reason, ServerOptions, TaskShape};
 use headway_core::decisions::sharing::GpuId;
 use headway_core::decisions::token::Mode;
 use headway_core::units::Nanos;
@@ -23,7 +23,7 @@ const MANY: u32 = 54_321;
 const ONE: u32 = 54_322;
 
 /// A broker for a group with one token; `None` without the right to try it.
-fn broker(folder: &Path, change: impl FnOnce(&mut Options)) -> Option<Broker> {
+fn broker(folder: &Path, change: impl FnOnce(&mut ServerOptions)) -> Option<Broker> {
     if user() != 0 {
         println!("skipped: only root can have other users' rights");
         return None;

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use headway::broker::{
-    self, Access, Engine, LockId, MemoryStatus, Mode, Options, Order, Phase, Status, stop_when_told,
+    self, Access, BrokerOptions, Engine, LockId, MemoryStatus, Mode, Order, Phase, Status, stop_when_told,
 };
 use headway::units::Nanos;
 use headway_lab::bench::broker as bench;
@@ -23,8 +23,8 @@ pub(crate) fn broker(out: &Out, args: &BrokerArgs) -> Result<Answer> {
         ModeArg::Fifo => Mode::Fifo,
         ModeArg::Priority => Mode::Priority,
     });
-    let usual = Options::default();
-    let options = Options {
+    let usual = BrokerOptions::default();
+    let options = BrokerOptions {
         socket: args.socket.clone(),
         access: if args.group { Access::Group } else { Access::Private },
         machine: args.machine.clone(),
@@ -71,7 +71,8 @@ pub(crate) fn status(out: &Out, socket: Option<&Path>, lost: Option<u32>) -> Res
 }
 
 pub(crate) fn bench(out: &Out, args: &BenchBrokerArgs) -> Result<Answer> {
-    let options = bench::Options { out: args.out.clone(), quick: args.quick, interrupt: interrupt(out, "processes") };
+    let options =
+        bench::BrokerBenchOptions { out: args.out.clone(), quick: args.quick, interrupt: interrupt(out, "processes") };
     let mut bar = Bar::new(!out.quiet);
     let report = bench::measure(&options, |progress| bar.show(progress));
     bar.finish();
@@ -83,7 +84,7 @@ pub(crate) fn bench(out: &Out, args: &BenchBrokerArgs) -> Result<Answer> {
     Ok(if report.is_behind() { Answer::No } else { Answer::Yes })
 }
 
-fn benched(report: &bench::Report) -> String {
+fn benched(report: &bench::BrokerBenchReport) -> String {
     let mut text =
         format!("machine   {}, {} CPUs, {}\n\n", report.machine.cpu, report.machine.cpus, report.machine.kernel);
     for row in &report.rows {

@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 use clap::CommandFactory;
 use headway::keep::Keep;
 use headway::machine::{Confidence, Machine};
-use headway::plan::{self as plans, Assumption, ModelAnswer, Options, Outcome, Plan};
+use headway::plan::{self as plans, Assumption, ModelAnswer, Outcome, Plan, PlanOptions};
 use headway::run::Progress;
 use headway::{doctor as examine, report as reports, run as runs};
 use headway_lab::bench::{self, combine};
@@ -93,7 +93,7 @@ pub(crate) fn plan(out: &Out, args: &PlanArgs) -> Result<Answer> {
         return sharing::plan(out, &machine(args)?, &workload);
     }
     let machine = machine(args)?;
-    let plan = headway::plan::make(&machine, &workload, Options { strategy: args.strategy.map(Into::into) })?;
+    let plan = headway::plan::make(&machine, &workload, PlanOptions { strategy: args.strategy.map(Into::into) })?;
     let (models, assumes, confidence) = (plans::models(&plan), plans::assumption(&plan), machine.confidence());
     let planned = Planned { plan: &plan, models, assumes, confidence };
     out.print(&planned, || show::plan(&plan, &planned.models, &planned.assumes, &planned.confidence))?;
@@ -106,7 +106,7 @@ pub(crate) fn plan(out: &Out, args: &PlanArgs) -> Result<Answer> {
 
 pub(crate) fn bench_combine(out: &Out, args: &BenchCombineArgs) -> Result<Answer> {
     let interrupt = interrupt(out, "nothing");
-    let options = combine::Options { out: args.out.clone(), seed: args.seed, quick: args.quick, interrupt };
+    let options = combine::CombineBenchOptions { out: args.out.clone(), seed: args.seed, quick: args.quick, interrupt };
     let mut bar = Bar::new(!out.quiet);
     let report = combine::run(&options, |progress| bar.show(progress));
     bar.finish();
@@ -135,7 +135,7 @@ pub(crate) fn interrupt(out: &Out, left: &str) -> Arc<AtomicBool> {
 pub(crate) fn run(out: &Out, args: &RunArgs) -> Result<Answer> {
     let workload = headway::workload::open(&args.plan.workload)?;
     let interrupt = interrupt(out, "a partial folder");
-    let options = runs::Options {
+    let options = runs::RunOptions {
         backend: args.backend.into(),
         machine: args.plan.machine.clone(),
         gpus: args.plan.gpus,

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use anyhow::Result;
 use headway_lab::bench::Outcome;
-use headway_lab::bench::interconnect::{Options, Report, run};
+use headway_lab::bench::interconnect::{InterconnectBenchOptions, InterconnectBenchReport, run};
 
 use crate::Answer;
 use crate::args::InterconnectArgs;
@@ -12,7 +12,7 @@ use crate::commands::{Bar, Out, interrupt};
 use crate::show::imitation;
 
 pub(crate) fn bench(out: &Out, args: &InterconnectArgs) -> Result<Answer> {
-    let options = Options {
+    let options = InterconnectBenchOptions {
         backend: args.backend.into(),
         model: args.model.clone(),
         machine: args.machine.clone(),
@@ -38,7 +38,7 @@ pub(crate) fn bench(out: &Out, args: &InterconnectArgs) -> Result<Answer> {
     Ok(if missed && report.source != "emu" { Answer::No } else { Answer::Yes })
 }
 
-fn shown(report: &Report) -> String {
+fn shown(report: &InterconnectBenchReport) -> String {
     let mut text = format!("source    {}, machine {}\n", report.source, report.machine);
     imitation(&mut text, report.imitates.as_deref());
     text.push('\n');

@@ -8,8 +8,8 @@ use anyhow::Result;
 use headway::machine::Machine;
 use headway::report as reports;
 use headway::report::TaskLog;
-use headway::run::{Options, tasks};
-use headway::share::{self, Report};
+use headway::run::{RunOptions, tasks};
+use headway::share::{self, SharingReport};
 use headway::share::{Resource, Unknown, Verdict};
 use headway::workload::Loaded;
 use headway::workload::Workload;
@@ -28,7 +28,7 @@ pub(crate) fn plan(out: &Out, machine: &Machine, workload: &Loaded<Workload>) ->
     })
 }
 
-pub(crate) fn run(out: &Out, workload: &Loaded<Workload>, options: &Options) -> Result<Answer> {
+pub(crate) fn run(out: &Out, workload: &Loaded<Workload>, options: &RunOptions) -> Result<Answer> {
     let mut bar = Bar::new(!out.quiet && io::stderr().is_terminal());
     let report = tasks::run(workload, options, |progress| bar.show(progress));
     bar.finish();
@@ -61,7 +61,7 @@ fn places(folder: &Path) -> String {
     )
 }
 
-fn text(report: &Report) -> String {
+fn text(report: &SharingReport) -> String {
     let mut text = format!(
         "workload  {} ({})\nmachine   {} ({})\nsharing   {} GPUs, {} tokens each, {} CPUs, mode {}\n\n",
         report.workload.name,
@@ -114,7 +114,7 @@ fn text(report: &Report) -> String {
     text
 }
 
-fn verdict(report: &Report) -> String {
+fn verdict(report: &SharingReport) -> String {
     let name = |at: u32| report.tasks.get(at as usize).map_or_else(|| format!("number {at}"), |task| task.id.clone());
     match report.verdict {
         Verdict::Yes => "tardiness is bounded".to_owned(),

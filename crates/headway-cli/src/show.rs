@@ -12,7 +12,7 @@ use headway::plan::{
     Verdict, Violation, Work, rate_alone,
 };
 use headway::report::{PAGE, TRACE};
-use headway::run::{Report, RequestedClass};
+use headway::run::{RequestedClass, RunReport};
 use headway::units::{Bytes, Nanos, Rate};
 use headway_lab::bench::Target;
 
@@ -324,7 +324,7 @@ fn batched(text: &mut String, batch: &PlannedBatch) {
     }
 }
 
-pub(crate) fn run(report: &Report, args: &RunArgs) -> String {
+pub(crate) fn run(report: &RunReport, args: &RunArgs) -> String {
     let mut text = report.summary.table(width());
     let _ = writeln!(text);
     imitation(&mut text, report.imitates.as_deref());
@@ -357,7 +357,7 @@ pub(crate) fn imitation(text: &mut String, imitates: Option<&str>) {
 }
 
 /// The command that repeats this run.
-fn again(report: &Report, args: &RunArgs) -> String {
+fn again(report: &RunReport, args: &RunArgs) -> String {
     let summary = &report.summary;
     let mut command = format!("headway run {} --backend {}", quoted(&args.plan.workload), summary.source);
     let mut option = |name: &str, value: Option<String>| {

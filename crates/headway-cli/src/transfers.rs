@@ -20,7 +20,7 @@ pub(crate) fn measure(out: &Out, args: &MeasureArgs) -> Result<Answer> {
         (_, true) => Depth::Full,
         _ => Depth::Normal,
     };
-    let options = measuring::Options {
+    let options = measuring::MeasureOptions {
         backend: args.backend.into(),
         model: args.model.clone(),
         gpus: args.gpus,
@@ -46,7 +46,7 @@ pub(crate) fn measure(out: &Out, args: &MeasureArgs) -> Result<Answer> {
     Ok(Answer::Yes)
 }
 
-fn measured(report: &measuring::Report) -> String {
+fn measured(report: &measuring::MeasureReport) -> String {
     let mut text = format!(
         "machine   {} (source {}), {} curves with {} points\nfile      {}\n",
         report.machine,
@@ -97,7 +97,7 @@ fn measured(report: &measuring::Report) -> String {
 }
 
 pub(crate) fn bench(out: &Out, args: &BenchArgs) -> Result<Answer> {
-    let options = bench::Options {
+    let options = bench::TransferBenchOptions {
         backend: args.backend.into(),
         model: args.model.clone(),
         machine: args.machine.clone(),
@@ -121,7 +121,7 @@ pub(crate) fn bench(out: &Out, args: &BenchArgs) -> Result<Answer> {
     Ok(if missed && report.source == "cuda" { Answer::No } else { Answer::Yes })
 }
 
-fn benched(report: &bench::Report) -> String {
+fn benched(report: &bench::TransferBenchReport) -> String {
     let mut text = format!("source    {}, profile {}\n", report.source, report.profile);
     imitation(&mut text, report.imitates.as_deref());
     text.push('\n');

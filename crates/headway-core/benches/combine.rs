@@ -11,7 +11,7 @@ use std::time::Instant;
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
 use headway_core::files::machine::{self, Machine, RouteId};
 use headway_core::models::interconnect::Network;
-use headway_core::plan::combine::{Counting, Mode, Options, Pricer, Transformed, transform};
+use headway_core::plan::combine::{CombineOptions, Counting, Mode, Pricer, Transformed, transform};
 use headway_core::plan::message::{Elementary, MessageSet};
 use headway_core::units::{Bytes, Nanos};
 
@@ -56,7 +56,7 @@ fn messages(count: usize, distinct: bool, routes: &[RouteId]) -> MessageSet {
 fn transformed(machine: &Machine, set: &MessageSet, mode: Mode, counting: Counting) -> Transformed {
     let network = Network::new(machine);
     let mut pricer = Pricer::new(&network, machine.calibration.as_ref());
-    transform(set, &mut pricer, Options { mode, counting }, &mut |_| true).expect("every route has a rate")
+    transform(set, &mut pricer, CombineOptions { mode, counting }, &mut |_| true).expect("every route has a rate")
 }
 
 #[allow(clippy::disallowed_methods, reason = "a benchmark reads the clock")]

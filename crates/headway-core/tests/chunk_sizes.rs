@@ -4,7 +4,7 @@ use headway_core::analysis::schedulability::{ChunkFlow, chunk_sizes};
 use headway_core::files::machine::{Machine, shipped};
 use headway_core::files::workload::parse;
 use headway_core::models::interconnect::Network;
-use headway_core::plan::planner::{Options, plan};
+use headway_core::plan::planner::{PlanOptions, plan};
 use headway_core::plan::{Outcome, Plan, PlannedStep, Strategy, Work};
 use headway_core::units::{Bytes, Nanos};
 
@@ -30,7 +30,7 @@ fn planned(machine: &Machine, streams: &[(u64, u64)]) -> Plan {
     let text: String = streams.iter().enumerate().map(stream).collect();
     let text = format!("name = \"w\"\n[run]\ncycle = \"paper\"\ngrouping = \"each\"\n{text}");
     let workload = parse("w.toml", &text).unwrap_or_else(|error| panic!("{error}")).value;
-    plan(machine, &workload, Options { strategy: Some(Strategy::Partitioned) }).unwrap()
+    plan(machine, &workload, PlanOptions { strategy: Some(Strategy::Partitioned) }).unwrap()
 }
 
 fn steps(plan: &Plan) -> Vec<&PlannedStep> {

@@ -2,7 +2,7 @@
 
 use headway_core::files::machine::{self, Cpu, CpuCost, Machine, shipped};
 use headway_core::files::workload::{self, Placement, Workload};
-use headway_core::plan::planner::{self, Options, PlanError};
+use headway_core::plan::planner::{self, PlanError, PlanOptions};
 use headway_core::plan::stream::{Fluid, Margins, Reach, search};
 use headway_core::plan::{Outcome, Plan, Strategy};
 use headway_core::units::{Bytes, Nanos, PPM, Rate};
@@ -28,7 +28,7 @@ fn workload(streams: &[(u64, u64, u64, &str)]) -> Workload {
 }
 
 fn planned(machine: &Machine, workload: &Workload) -> Plan {
-    planner::plan(machine, workload, Options::default()).unwrap()
+    planner::plan(machine, workload, PlanOptions::default()).unwrap()
 }
 
 fn cores_of(plan: &Plan) -> Vec<Option<u32>> {
@@ -117,7 +117,7 @@ fn a_machine_without_figures_of_its_cpu_says_that_they_are_assumed() {
         plan.verdict.notes
     );
     machine.cpu = Some(Cpu { cores: 0, assumed: false, kernels: Vec::new() });
-    let refused = planner::plan(&machine, &workload(&[(4096, 1000, 20_000, "cpu")]), Options::default());
+    let refused = planner::plan(&machine, &workload(&[(4096, 1000, 20_000, "cpu")]), PlanOptions::default());
     assert!(matches!(refused, Err(PlanError::UnknownName { .. } | PlanError::Impossible { .. })), "{refused:?}");
 }
 
@@ -147,7 +147,7 @@ fn short_deadlines_go_to_the_cpu_when_the_planner_may_choose() {
 fn every_strategy_keeps_cores_out_of_what_it_ties_together() {
     let streams = [(4096, 1000, 20_000, "gpu"), (4096, 1000, 20_000, "gpu"), (1024, 1000, 2_000, "cpu")];
     for strategy in Strategy::ALL {
-        let options = Options { strategy: Some(strategy) };
+        let options = PlanOptions { strategy: Some(strategy) };
         let plan = planner::plan(&machine(1), &workload(&streams), options).unwrap();
         let core = plan.servers.iter().find(|server| server.name == "cpu0").unwrap();
         assert_eq!(core.engines.len(), 1, "{strategy:?}");

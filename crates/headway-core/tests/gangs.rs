@@ -13,7 +13,7 @@ use headway_core::decisions::dispatch::{Action, Dispatcher, Event, Input, Limits
 use headway_core::files::machine::{Machine, shipped};
 use headway_core::files::workload::{Workload, parse};
 use headway_core::models::interconnect::{BatchBlock, Network};
-use headway_core::plan::planner::{Options, plan};
+use headway_core::plan::planner::{PlanOptions, plan};
 use headway_core::plan::{Gang, Outcome, Pipeline, Plan, Source, Strategy, Work};
 use headway_core::units::{Bytes, Nanos};
 
@@ -145,7 +145,7 @@ fn streams(bytes: u64, deadlines: [u64; 2], run: &str) -> Workload {
 }
 
 fn planned(machine: &Machine, workload: &Workload, strategy: Strategy) -> Plan {
-    plan(machine, workload, Options { strategy: Some(strategy) }).unwrap()
+    plan(machine, workload, PlanOptions { strategy: Some(strategy) }).unwrap()
 }
 
 /// The bound on the blocks that step `at` of all pipelines moves.

@@ -6,7 +6,7 @@ use headway_core::files::machine::{self, Calibration, EngineClass, EngineId, Mac
 use headway_core::files::workload::{self, Cycle, Flow, Grouping, Message, Placement, Step, Stream, Workload};
 use headway_core::models::transfer::Method;
 use headway_core::plan::block::block_bytes;
-use headway_core::plan::planner::{Options, PlanError, models, plan};
+use headway_core::plan::planner::{PlanError, PlanOptions, models, plan};
 use headway_core::plan::{Outcome, Pipeline, Plan, PlannedStep, PlannedStream, Source, Strategy, Strength, Work};
 use headway_core::units::{Bytes, Nanos, Rate};
 
@@ -60,8 +60,8 @@ const IN: &str = "{ copy = \"host -> gpu\" }";
 const OUT: &str = "{ copy = \"gpu -> host\" }";
 const SPIN: &str = "{ compute = \"spin\" }";
 
-fn with(strategy: Strategy) -> Options {
-    Options { strategy: Some(strategy) }
+fn with(strategy: Strategy) -> PlanOptions {
+    PlanOptions { strategy: Some(strategy) }
 }
 
 fn random_workload(machine: &Machine, draw: &mut Draw) -> Workload {
@@ -114,7 +114,7 @@ fn for_random_plans(cases: u64, mut check: impl FnMut(&Machine, &Workload, &Plan
             let workload = random_workload(&machine, &mut draw);
             let all = [Strategy::Serial, Strategy::Combined, Strategy::Partitioned];
             for strategy in all.map(Some).into_iter().chain([None]) {
-                let plan = plan(&machine, &workload, Options { strategy }).unwrap();
+                let plan = plan(&machine, &workload, PlanOptions { strategy }).unwrap();
                 check(&machine, &workload, &plan);
             }
         }
@@ -221,7 +221,7 @@ fn one_window_per_step_and_none_for_gathering_would_miss_by_up_to_a_cycle() {
     let text = format!("name = \"w\"\n{}", stream_text("s", "64 B", "7 ms", "30 ms", &format!("{IN}, {SPIN}, {OUT}")));
     let mut workload = parsed(&text);
     workload.cycle = Cycle::Paper;
-    let plan = plan(&shipped("h200-x1"), &workload, Options::default()).unwrap();
+    let plan = plan(&shipped("h200-x1"), &workload, PlanOptions::default()).unwrap();
     let stream = &plan.streams[0];
     let pipeline = pipeline_of(&plan, stream);
     assert_eq!(pipeline.window, Nanos(7_500_000));
@@ -407,7 +407,7 @@ fn the_plan_kept_is_accepted_if_any_is_and_has_the_greatest_margin() {
     let mut won = [0, 0, 0];
     for _ in 0..60 {
         let workload = random_workload(&machine, &mut draw);
-        let kept = plan(&machine, &workload, Options::default()).unwrap();
+        let kept = plan(&machine, &workload, PlanOptions::default()).unwrap();
         let all = [Strategy::Serial, Strategy::Combined, Strategy::Partitioned];
         let plans = all.map(|s| plan(&machine, &workload, with(s)).unwrap());
         let tried: Vec<&Plan> =
@@ -436,7 +436,7 @@ fn streams_without_a_place_go_largest_first_to_the_least_loaded_gpu() {
     text += &stream("fixed", "5 kB");
     text += "gpu = \"gpu1\"\n";
     let machine = shipped("h200-x4").with_gpus(2).unwrap();
-    let plan = plan(&machine, &parsed(&text), Options::default()).unwrap();
+    let plan = plan(&machine, &parsed(&text), PlanOptions::default()).unwrap();
     let gpus: Vec<u32> = plan.streams.iter().filter_map(|s| s.gpu).collect();
     // 5 on gpu1; 8 to gpu0; 4 to gpu1 (9); 4 to gpu0 (12); 2 to gpu1 (11); 1 to gpu1 (12).
     assert_eq!(gpus, [1, 0, 1, 0, 1, 1]);
@@ -492,7 +492,7 @@ fn batches_and_kernels_are_never_cut() {
          {{ from = \"host\", to = \"gpu0\", bytes = \"200 MB\" }}, {{ from = \"gpu0\", to = \"host\", bytes = \"1 MB\" }}]\n"
     );
     let [kept, plan] =
-        [Options::default(), with(Strategy::Serial)].map(|o| plan(&shipped("h200-x1"), &parsed(&text), o).unwrap());
+        [PlanOptions::default(), with(Strategy::Serial)].map(|o| plan(&shipped("h200-x1"), &parsed(&text), o).unwrap());
     // By itself on its engine, the large block is a copy like any other.
     assert_ne!(kept.strategy, Strategy::Serial);
     assert_eq!(kept.verdict.outcome, Outcome::Schedulable);
@@ -508,7 +508,7 @@ fn without_a_calibration_only_serial_is_tried_and_the_plan_says_so() {
     let text = format!("name = \"w\"\n{}", stream_text("s", "64 kB", "10 ms", "40 ms", &format!("{IN}, {OUT}")));
     let mut machine = shipped("tyan-ft72b7015");
     let plan_of = |machine: &Machine, options| plan(machine, &parsed(&text), options).unwrap();
-    let planned = plan_of(&machine, Options::default());
+    let planned = plan_of(&machine, PlanOptions::default());
     assert_eq!((planned.strategy, planned.jitter), (Strategy::Serial, Nanos::ZERO));
     let note = "machine `tyan-ft72b7015` is not calibrated: the answer holds for the model, not for a node";
     assert_eq!(planned.verdict.notes, [note]);
@@ -519,7 +519,7 @@ fn without_a_calibration_only_serial_is_tried_and_the_plan_says_so() {
     assert_eq!(asked.verdict.notes, [note]);
     machine.calibration =
         Some(Calibration { margin_ppm: 0, jitter: Nanos::ZERO, ..shipped("h200-x1").calibration.unwrap() });
-    let calibrated = plan_of(&machine, Options::default());
+    let calibrated = plan_of(&machine, PlanOptions::default());
     assert_eq!(calibrated.strategy, Strategy::Partitioned);
     assert_eq!(
         calibrated.verdict.notes,
@@ -531,7 +531,7 @@ fn without_a_calibration_only_serial_is_tried_and_the_plan_says_so() {
 fn costs_are_those_of_the_model_with_margin_and_jitter() {
     // Block: 32 bytes of header, 8,000,000 of data.
     let text = format!("name = \"w\"\n{}", stream_text("s", "8 MB", "100 ms", "100 ms", &format!("{IN}, {OUT}")));
-    let tyan = plan(&shipped("tyan-ft72b7015"), &parsed(&text), Options::default()).unwrap();
+    let tyan = plan(&shipped("tyan-ft72b7015"), &parsed(&text), PlanOptions::default()).unwrap();
     assert_eq!(tyan.pipelines[0].reserve, Bytes(8_000_032));
     assert_eq!(tyan.pipelines[0].steps[0].cost, Nanos(1_000_004));
     let text =
@@ -560,7 +560,7 @@ fn a_kernel_costs_what_its_longest_lane_takes() {
     for stream in &mut workload.streams {
         stream.steps[1] = Step::Compute { kernel: "aes128-cbc".to_owned() };
     }
-    let plan = plan(&shipped("h200-x1"), &workload, Options::default()).unwrap();
+    let plan = plan(&shipped("h200-x1"), &workload, PlanOptions::default()).unwrap();
     let [pipeline] = plan.pipelines.as_slice() else { panic!("one pipeline for both") };
     // Cycles of 10 ms: two packets of each; 12 us and 32 kB at 38 MB/s, times 1.05, plus 200 us.
     assert_eq!(pipeline.steps[1].cost, Nanos(((12_000 + 842_106) * 105_u64).div_ceil(100) + 200_000));
@@ -569,7 +569,7 @@ fn a_kernel_costs_what_its_longest_lane_takes() {
 #[test]
 fn verner_figure_2_1_is_predicted_to_the_nanosecond() {
     let workload = parsed(include_str!("../../../workloads/verner-fig2.1.toml"));
-    let plan = plan(&shipped("tyan-ft72b7015"), &workload, Options::default()).unwrap();
+    let plan = plan(&shipped("tyan-ft72b7015"), &workload, PlanOptions::default()).unwrap();
     let [batch] = plan.batches.as_slice() else { panic!("one batch") };
     assert_eq!(batch.predicted, Nanos(21_333_334));
     let mut ends: Vec<Nanos> = batch.blocks.iter().map(|b| b.1).collect();
@@ -584,7 +584,7 @@ fn verner_figure_2_1_is_predicted_to_the_nanosecond() {
 fn np_edf_miss_names_the_blocker_and_the_first_interval() {
     let workload = parsed(include_str!("../../../workloads/np-edf-miss.toml"));
     // Without a calibration costs are as stated.
-    let plan = plan(&shipped("tyan-ft72b7015"), &workload, Options::default()).unwrap();
+    let plan = plan(&shipped("tyan-ft72b7015"), &workload, PlanOptions::default()).unwrap();
     assert_eq!((plan.verdict.outcome, plan.verdict.strength), (Outcome::NotSchedulable, Strength::Exact));
     let violation = plan.verdict.violation.unwrap();
     assert_eq!(violation.blocker.as_deref(), Some("b"));
@@ -603,7 +603,7 @@ fn flows_cost_what_they_state_with_the_margin_and_the_jitter_of_the_machine() {
     // A flow that leaves no time for a release 100 us late: an issue's example.
     let workload = parsed("name = \"w\"\n[[flow]]\nid = \"a\"\ncost = \"1 ms\"\nperiod = \"1 ms\"\n");
     let machine = machine::shipped("h200-x4").unwrap();
-    let full = plan(&machine, &workload, Options::default()).unwrap();
+    let full = plan(&machine, &workload, PlanOptions::default()).unwrap();
     assert_eq!(full.verdict.outcome, Outcome::NotSchedulable);
     let step = &full.pipelines[0].steps[0];
     let cost = machine.calibration.as_ref().unwrap().with_margin(Nanos(MS));
@@ -612,14 +612,14 @@ fn flows_cost_what_they_state_with_the_margin_and_the_jitter_of_the_machine() {
         assert_ne!(answer.outcome, Outcome::Schedulable, "{answer:?}");
     }
     let bare = Machine { calibration: None, ..machine };
-    let bare = plan(&bare, &workload, Options::default()).unwrap();
+    let bare = plan(&bare, &workload, PlanOptions::default()).unwrap();
     assert_eq!((bare.verdict.outcome, bare.pipelines[0].steps[0].hold), (Outcome::Schedulable, None));
 }
 
 /// The error of planning, and the line of the workload that it points at.
 fn error_of(machine: &Machine, text: &str) -> (PlanError, String) {
     let loaded = loaded(text);
-    let error = plan(machine, &loaded.value, Options::default()).unwrap_err();
+    let error = plan(machine, &loaded.value, PlanOptions::default()).unwrap_err();
     let line = loaded.error_at(error.place(), error.to_string(), None).source_line;
     (error, line)
 }
@@ -687,7 +687,7 @@ fn workloads_that_no_file_can_say_are_refused_and_never_panic() {
          [[flow]]\nid = \"f\"\ncost = \"1 us\"\nperiod = \"1 ms\"\n",
         stream_text("s", "1 kB", "1 ms", "10 ms", IN)
     ));
-    assert!(plan(&h200, &good, Options::default()).is_ok());
+    assert!(plan(&h200, &good, PlanOptions::default()).is_ok());
     type Spoil = fn(&mut Workload);
     let spoils: [(&str, Spoil); 6] = [
         ("stream.s", |w| w.streams[0].period = Nanos::ZERO),
@@ -700,12 +700,12 @@ fn workloads_that_no_file_can_say_are_refused_and_never_panic() {
     for (place, spoil) in spoils {
         let mut workload = good.clone();
         spoil(&mut workload);
-        let error = plan(&h200, &workload, Options::default()).unwrap_err();
+        let error = plan(&h200, &workload, PlanOptions::default()).unwrap_err();
         assert!(matches!(error, PlanError::Impossible { .. }), "{error}");
         assert_eq!(error.place(), place, "{error}");
     }
     let nothing = Workload { streams: vec![], messages: vec![], flows: vec![], ..good };
-    let error = plan(&h200, &nothing, Options::default()).unwrap_err();
+    let error = plan(&h200, &nothing, PlanOptions::default()).unwrap_err();
     assert_eq!(error.to_string(), "the workload cannot be planned: it has no stream, message or flow");
 }
 
@@ -740,7 +740,7 @@ fn extreme_times_and_sizes_give_a_plan_or_an_error() {
                 Flow { id: "f".to_owned(), server: "cpu".to_owned(), start: Nanos::ZERO, cost, period, deadline };
             let workload =
                 Workload { streams: vec![stream], messages: vec![message], flows: vec![flow], ..good.clone() };
-            match plan(&machine, &workload, Options::default()) {
+            match plan(&machine, &workload, PlanOptions::default()) {
                 Ok(plan) => {
                     planned += 1;
                     for step in plan.pipelines.iter().flat_map(|p| &p.steps) {

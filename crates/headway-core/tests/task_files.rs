@@ -6,7 +6,7 @@ use headway_core::decisions::token::Mode;
 use headway_core::files::error::FileError;
 use headway_core::files::machine::shipped;
 use headway_core::files::workload::{Workload, parse};
-use headway_core::plan::planner::{Options, PlanError, plan};
+use headway_core::plan::planner::{PlanError, PlanOptions, plan};
 use headway_core::units::{Bytes, Nanos};
 
 const BASE: &str = r#"name = "trackers"
@@ -100,6 +100,6 @@ fn what_no_task_can_do_is_refused_at_its_place() {
 #[test]
 fn the_planner_of_streams_refuses_tasks() {
     let machine = shipped("h200-x4").expect("it is shipped");
-    let error = plan(&machine, &read(BASE), Options::default()).expect_err("tasks are no streams");
+    let error = plan(&machine, &read(BASE), PlanOptions::default()).expect_err("tasks are no streams");
     assert!(matches!(&error, PlanError::Impossible { place, .. } if place == "task.cam0"), "{error}");
 }

@@ -3,7 +3,7 @@
 use headway_core::analysis::schedulability::{Task, chunked};
 use headway_core::files::machine::{Machine, shipped};
 use headway_core::files::workload::{self, Workload};
-use headway_core::plan::planner::{Options, models, plan};
+use headway_core::plan::planner::{PlanOptions, models, plan};
 use headway_core::plan::{Outcome, Pipeline, Plan, Source, Strength};
 use headway_core::units::Nanos;
 
@@ -51,7 +51,7 @@ fn two_gpus() -> Machine {
 }
 
 fn planned(machine: &Machine, workload: &Workload) -> Plan {
-    plan(machine, workload, Options::default()).unwrap()
+    plan(machine, workload, PlanOptions::default()).unwrap()
 }
 
 /// What every server has to do with the windows of a plan, read from nothing but the plan's windows and costs.

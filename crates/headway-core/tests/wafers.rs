@@ -4,7 +4,7 @@ use headway_core::decisions::dispatch::{Action, Dispatcher, Input, Limits};
 use headway_core::files::error::FileError;
 use headway_core::files::machine::{EngineClass, Machine, shipped};
 use headway_core::files::workload::{Step, Wafer, Workload, parse};
-use headway_core::plan::planner::{Options, plan};
+use headway_core::plan::planner::{PlanOptions, plan};
 use headway_core::plan::{Outcome, Plan, PlannedWafer, Share, Source, Strategy, Work};
 use headway_core::units::{Bytes, Nanos, Rate};
 
@@ -30,7 +30,7 @@ fn refused(old: &str, new: &str) -> FileError {
 }
 
 fn planned(machine: &Machine, workload: &Workload, strategy: Strategy) -> Plan {
-    plan(machine, workload, Options { strategy: Some(strategy) }).unwrap()
+    plan(machine, workload, PlanOptions { strategy: Some(strategy) }).unwrap()
 }
 
 fn wafer_of(plan: &Plan) -> &PlannedWafer {
@@ -149,7 +149,7 @@ fn a_single_gpu_exchanges_nothing_and_the_plan_says_so() {
 
 #[test]
 fn without_a_strategy_three_are_tried_and_generations_are_not() {
-    let chosen = plan(&shipped("h200-x4").unwrap(), &workload(15, "host"), Options::default()).unwrap();
+    let chosen = plan(&shipped("h200-x4").unwrap(), &workload(15, "host"), PlanOptions::default()).unwrap();
     let tried: Vec<_> = chosen.alternatives.iter().map(|other| other.strategy).collect();
     assert_eq!(tried, [Strategy::Serial, Strategy::Combined, Strategy::Partitioned]);
 }

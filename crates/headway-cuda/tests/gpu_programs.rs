@@ -15,7 +15,7 @@ use headway_device::work::{Argument, CpuArgument, Work};
 use headway_device::{Access, Buffer, DeviceError, Grid, Limits};
 use headway_kernels::inspect::wafer::Wafer;
 use headway_kernels::inspect::{Inspect, Layout, Merge, SYNOPSIS_BYTES, read_list, steps};
-use headway_kernels::klt::{Choice, CpuMachine, GpuMachine, Machine, Region, Report, Shape, Tracker, Warp};
+use headway_kernels::klt::{Choice, CpuMachine, FrameReport, GpuMachine, Machine, Region, Shape, Tracker, Warp};
 use headway_os::clock;
 
 /// Writes past the test harness, which hides the output of tests that pass.
@@ -55,7 +55,7 @@ fn picture(shape: &Shape, by: f32) -> Vec<f32> {
 }
 
 /// What a frame showed, and what all regions hold after it.
-type Outcome = (Report, Vec<Vec<u8>>);
+type Outcome = (FrameReport, Vec<Vec<u8>>);
 
 /// The outcomes of five frames.
 fn frames<M: Machine>(shape: Shape, machine: M) -> Result<Vec<Outcome>, DeviceError> {

@@ -24,7 +24,7 @@ use headway_device::Grid;
 pub use machines::{CpuMachine, GpuMachine, Machine};
 pub use select::{Choice, select};
 pub use stage::Stage;
-pub use tracker::{Feature, Report, Tracker};
+pub use tracker::{Feature, FrameReport, Tracker};
 
 /// Pixels along a side of a template.
 pub const SIDE: usize = 11;

@@ -10,7 +10,7 @@ use common::host_program;
 use headway_device::DeviceError;
 use headway_device::emu::{EmuGpu, EmuSpec};
 use headway_kernels::klt::{
-    Choice, CpuMachine, Fate, GpuMachine, Launch, Machine, Operand, Region, Report, Shape, Tracker, Warp,
+    Choice, CpuMachine, Fate, FrameReport, GpuMachine, Launch, Machine, Operand, Region, Shape, Tracker, Warp,
 };
 use tempfile::TempDir;
 
@@ -38,7 +38,7 @@ fn small() -> Shape {
 }
 
 /// Finds corners in `first`, and where they are in `second`.
-fn follow<M: Machine>(tracker: &mut Tracker<M>, first: &[f32], second: &[f32]) -> (Report, Report) {
+fn follow<M: Machine>(tracker: &mut Tracker<M>, first: &[f32], second: &[f32]) -> (FrameReport, FrameReport) {
     tracker.track(first, None).unwrap();
     let found = tracker.refill(first, &Choice { margin: 20, ..Choice::default() }).unwrap();
     assert!(found > 20, "{found} corners");
@@ -179,7 +179,7 @@ fn content(machine: &mut impl Machine, shape: &Shape) -> Vec<Vec<u8>> {
 }
 
 /// Three frames with features that come, go and are renewed; leaves each machine's content in `check`.
-fn run<M: Machine>(tracker: &mut Tracker<M>, shape: &Shape, mut check: impl FnMut(&mut M, Report)) {
+fn run<M: Machine>(tracker: &mut Tracker<M>, shape: &Shape, mut check: impl FnMut(&mut M, FrameReport)) {
     for (frame, (dx, dy)) in [(0.0, 0.0), (1.3, -0.4), (4.0, 1.0), (7.2, 2.9)].into_iter().enumerate() {
         let image = picture(shape, |x, y| (x - dx, y - dy));
         let report = tracker.track(&image, None).unwrap();

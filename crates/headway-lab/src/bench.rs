@@ -39,7 +39,7 @@ use headway_measure::session::Session;
 
 /// What to compare and where to write it.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct TransferBenchOptions {
     /// On what.
     pub backend: Backend,
     /// The machine that the emulated backend imitates.
@@ -62,7 +62,7 @@ pub struct Options {
 
 /// What was found.
 #[derive(Clone, Debug, Serialize)]
-pub struct Report {
+pub struct TransferBenchReport {
     /// Version of the JSON form.
     pub schema: u32,
     /// What the figures stand for: `emu` or `cuda`.
@@ -99,7 +99,10 @@ const BYTES_QUICK: usize = 1 << 30;
 ///
 /// # Errors
 /// [`headway::Error::Backend`], [`headway_measure::Error::WrongCopy`], [`headway::Error::Interrupted`], and what devices and files refuse.
-pub fn transfers(options: &Options, mut progress: impl FnMut(Progress)) -> Result<Report, Error> {
+pub fn transfers(
+    options: &TransferBenchOptions,
+    mut progress: impl FnMut(Progress),
+) -> Result<TransferBenchReport, Error> {
     let machine = options.machine.as_deref().map(headway::machine::open).transpose()?;
     let devices = gpus::open(options.backend, options.model.as_deref(), options.gpus)?;
     let source = devices.first().map_or("emu", |gpu| gpu.description().source.label());
@@ -116,7 +119,7 @@ pub fn transfers(options: &Options, mut progress: impl FnMut(Progress)) -> Resul
     let bench = Bench { options, copier, ids, profile, session: &mut session, rows: Vec::new(), place: None };
     let (Bench { rows, place, .. }, prediction) = bench.make()?;
     let warnings = session.finish()?;
-    let report = Report {
+    let report = TransferBenchReport {
         schema: 1,
         source,
         imitates: gpus::imitates(options.backend, options.model.as_deref(), options.gpus)?,
@@ -149,7 +152,7 @@ fn ids(machine: Option<&Machine>, gpus: usize) -> Result<Vec<EndpointId>, Error>
 
 /// A benchmark under way.
 struct Bench<'b, 'a> {
-    options: &'b Options,
+    options: &'b TransferBenchOptions,
     copier: Arc<Copier>,
     ids: Vec<EndpointId>,
     profile: Profile,
@@ -237,7 +240,7 @@ impl Bench<'_, '_> {
     }
 }
 
-impl Report {
+impl TransferBenchReport {
     /// Everything for people, in Markdown.
     #[must_use]
     pub fn markdown(&self) -> String {

@@ -25,7 +25,7 @@ use flate2::write::GzEncoder;
 use headway_core::units::Nanos;
 use serde::Serialize;
 
-pub use self::gpusync_gpu::Options as SharingOptions;
+pub use self::gpusync_gpu::SharingOptions;
 pub(crate) use self::gpusync_gpu::camera;
 pub(crate) use self::loads::serve as load;
 use crate::Error;

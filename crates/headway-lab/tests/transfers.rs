@@ -12,7 +12,7 @@ use headway_lab::bench;
 fn a_comparison_leaves_rows_plots_and_a_summary_with_every_target() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("results");
-    let options = bench::Options {
+    let options = bench::TransferBenchOptions {
         backend: Backend::Emu,
         model: Some("h200-x4".to_owned()),
         machine: None,

@@ -63,7 +63,7 @@ pub use self::error::Error;
 use self::interconnect::{Scope, calibrate};
 use self::journal::{Head, Journal};
 use self::place::Place;
-pub use self::report::{Checked, Report};
+pub use self::report::{Checked, MeasureReport};
 use self::sample::Effort;
 use self::session::{Raw, Session};
 use self::sets::{Pace, Room};
@@ -120,7 +120,7 @@ pub enum Depth {
 
 /// What to measure and where to write it.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct MeasureOptions {
     /// On what.
     pub backend: Backend,
     /// The machine that the emulated backend imitates.
@@ -155,14 +155,14 @@ pub struct Options {
 ///
 /// # Errors
 /// [`Error::Exists`], [`headway::Error::Backend`], [`Error::Paused`], and what devices and files refuse.
-pub fn measure(options: &Options, mut progress: impl FnMut(Progress)) -> Result<Report, Error> {
+pub fn measure(options: &MeasureOptions, mut progress: impl FnMut(Progress)) -> Result<MeasureReport, Error> {
     run(options, &mut progress).map_err(|error| match error {
         Error::Headway(headway::Error::Interrupted) => Error::Paused { journal: Journal::path_of(&options.out) },
         error => error,
     })
 }
 
-fn run(options: &Options, progress: &mut dyn FnMut(Progress)) -> Result<Report, Error> {
+fn run(options: &MeasureOptions, progress: &mut dyn FnMut(Progress)) -> Result<MeasureReport, Error> {
     let exists = options.out.exists();
     if exists && !options.force {
         return Err(Error::Exists { path: options.out.clone() });
@@ -208,7 +208,7 @@ fn run(options: &Options, progress: &mut dyn FnMut(Progress)) -> Result<Report, 
     Measurement { options, devices, machine, session }.make()
 }
 
-impl Options {
+impl MeasureOptions {
     fn does(&self, step: Step) -> bool {
         self.only.is_empty() || self.only.contains(&step)
     }
@@ -293,8 +293,8 @@ impl Options {
 }
 
 /// The options that change what is measured, for the journal.
-fn request(options: &Options) -> BTreeMap<String, String> {
-    let Options { gpus, sizes, model, each, watch, only, depth, .. } = options;
+fn request(options: &MeasureOptions) -> BTreeMap<String, String> {
+    let MeasureOptions { gpus, sizes, model, each, watch, only, depth, .. } = options;
     let listed = |texts: Vec<String>| (!texts.is_empty()).then(|| texts.join(","));
     let words = only
         .iter()
@@ -319,14 +319,14 @@ fn request(options: &Options) -> BTreeMap<String, String> {
 
 /// A measurement under way.
 struct Measurement<'a> {
-    options: &'a Options,
+    options: &'a MeasureOptions,
     devices: Vec<Arc<dyn Gpu>>,
     machine: Machine,
     session: Session<'a>,
 }
 
 impl Measurement<'_> {
-    fn make(mut self) -> Result<Report, Error> {
+    fn make(mut self) -> Result<MeasureReport, Error> {
         let gpus: Vec<EndpointId> = self.machine.gpus().collect();
         self.kernels()?;
         let copier = self.copier(&gpus)?;
@@ -518,7 +518,7 @@ impl Measurement<'_> {
     }
 
     /// Writes the file and says what is in it.
-    fn finish(self) -> Result<Report, Error> {
+    fn finish(self) -> Result<MeasureReport, Error> {
         let Self { options, machine, session, devices } = self;
         drop(devices);
         let text = machine::write(&machine, &header(&machine));
@@ -530,7 +530,7 @@ impl Measurement<'_> {
             Backend::Emu => Some(emulation::machine(options.model.as_deref(), options.gpus)?),
             Backend::Auto | Backend::Cuda => None,
         };
-        Ok(Report::of(&machine, imitated.as_ref(), &options.out, warnings))
+        Ok(MeasureReport::of(&machine, imitated.as_ref(), &options.out, warnings))
     }
 }
 

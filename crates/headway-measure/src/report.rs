@@ -12,7 +12,7 @@ use headway::explain::measured_ways;
 
 /// What came of a measurement.
 #[derive(Clone, Debug, Serialize)]
-pub struct Report {
+pub struct MeasureReport {
     /// Version of the JSON form.
     pub schema: u32,
     /// The machine file.
@@ -64,7 +64,7 @@ impl Checked {
     }
 }
 
-impl Report {
+impl MeasureReport {
     /// Sums `machine` up, which was written to `file`; `imitated` is what was emulated.
     pub(super) fn of(machine: &Machine, imitated: Option<&Machine>, file: &Path, warnings: Vec<String>) -> Self {
         let profile = &machine.profile;

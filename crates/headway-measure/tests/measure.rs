@@ -11,10 +11,10 @@ use headway::gpus::Backend;
 use headway_core::files::machine;
 use headway_core::models::transfer::{Direction, HostMemory, Load, Method, Statistic};
 use headway_core::units::{Bytes, Nanos};
-use headway_measure::{Depth, Error, Options, Step, measure};
+use headway_measure::{Depth, Error, MeasureOptions, Step, measure};
 
-fn options(out: &Path) -> Options {
-    Options {
+fn options(out: &Path) -> MeasureOptions {
+    MeasureOptions {
         backend: Backend::Emu,
         model: None,
         gpus: None,
@@ -52,7 +52,7 @@ fn a_measured_file_is_read_back_and_answers_questions() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("node.toml");
     let raw = folder.path().join("raw.jsonl.gz");
-    let report = measure(&Options { raw: Some(raw.clone()), ..options(&file) }, |_| ()).unwrap();
+    let report = measure(&MeasureOptions { raw: Some(raw.clone()), ..options(&file) }, |_| ()).unwrap();
     assert_eq!((report.machine.as_str(), report.source.as_str()), ("node", "emu"));
     assert!(raw.metadata().unwrap().len() > 1000 && !folder.path().join("node.toml.partial.jsonl").exists());
 
@@ -85,7 +85,7 @@ fn a_node_that_is_watched_is_checked_with_more_batches() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("node.toml");
     let only = vec![Step::Links, Step::Kernels];
-    let report = measure(&Options { only, watch: Nanos(1_000_000_000), ..options(&file) }, |_| ()).unwrap();
+    let report = measure(&MeasureOptions { only, watch: Nanos(1_000_000_000), ..options(&file) }, |_| ()).unwrap();
     let checked = report.calibration.unwrap();
     let found = machine::parse("node", &fs::read_to_string(&file).unwrap()).unwrap().calibration.unwrap();
     // Without that it is checked with 30.
@@ -98,7 +98,7 @@ fn requests_of_many_pieces_are_measured_by_every_mover_and_explained() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("node.toml");
     // 256 pieces of 64 bytes fit, 8192 do not.
-    measure(&Options { sizes: Some(vec![Bytes(16 << 10)]), ..options(&file) }, |_| ()).unwrap();
+    measure(&MeasureOptions { sizes: Some(vec![Bytes(16 << 10)]), ..options(&file) }, |_| ()).unwrap();
     let machine = machine::parse("node", &fs::read_to_string(&file).unwrap()).unwrap();
     let many = |direction, memory| {
         let keys = machine.profile.curves.keys().filter(move |key| key.pieces > 1);
@@ -128,10 +128,10 @@ fn a_file_that_exists_is_kept_unless_forced_and_parts_of_it_can_be_measured_agai
     fs::write(&file, "mine").unwrap();
     assert!(matches!(measure(&options(&file), |_| ()), Err(Error::Exists { .. })));
     assert_eq!(fs::read_to_string(&file).unwrap(), "mine");
-    let few = Options { sizes: Some(vec![Bytes(64)]), force: true, ..options(&file) };
+    let few = MeasureOptions { sizes: Some(vec![Bytes(64)]), force: true, ..options(&file) };
     measure(&few, |_| ()).unwrap();
     let before = machine::parse("before", &fs::read_to_string(&file).unwrap()).unwrap();
-    measure(&Options { only: vec![Step::Kernels], ..few }, |_| ()).unwrap();
+    measure(&MeasureOptions { only: vec![Step::Kernels], ..few }, |_| ()).unwrap();
     let after = machine::parse("after", &fs::read_to_string(&file).unwrap()).unwrap();
     assert_eq!((after.profile.curves, after.capacities), (before.profile.curves, before.capacities));
 }
@@ -140,7 +140,7 @@ fn a_file_that_exists_is_kept_unless_forced_and_parts_of_it_can_be_measured_agai
 fn an_interrupted_measurement_goes_on_where_it_was() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("node.toml");
-    let options = Options { sizes: Some(vec![Bytes(64), Bytes(256)]), ..options(&file) };
+    let options = MeasureOptions { sizes: Some(vec![Bytes(64), Bytes(256)]), ..options(&file) };
     let interrupt = Arc::clone(&options.interrupt);
     let stop = |progress: headway::run::Progress| {
         if progress.phase == "alone" && progress.done == 3 {
@@ -151,13 +151,13 @@ fn an_interrupted_measurement_goes_on_where_it_was() {
     let journal = folder.path().join("node.toml.partial.jsonl");
     let kept = fs::read_to_string(&journal).unwrap().lines().count();
     assert!(!file.exists() && kept > 3, "{kept}");
-    let again = Options { interrupt: Arc::new(AtomicBool::new(false)), ..options };
-    // Options that would measure something else are refused, and what is done stays.
+    let again = MeasureOptions { interrupt: Arc::new(AtomicBool::new(false)), ..options };
+    // MeasureOptions that would measure something else are refused, and what is done stays.
     for other in [
-        Options { depth: Depth::Normal, ..again.clone() },
-        Options { only: vec![Step::Links], ..again.clone() },
-        Options { sizes: Some(vec![Bytes(64), Bytes(257)]), ..again.clone() },
-        Options { watch: Nanos(1), ..again.clone() },
+        MeasureOptions { depth: Depth::Normal, ..again.clone() },
+        MeasureOptions { only: vec![Step::Links], ..again.clone() },
+        MeasureOptions { sizes: Some(vec![Bytes(64), Bytes(257)]), ..again.clone() },
+        MeasureOptions { watch: Nanos(1), ..again.clone() },
     ] {
         let error = measure(&other, |_| ()).unwrap_err();
         assert!(matches!(error, Error::OtherJournal { .. }) && error.help().is_some(), "{error}");
@@ -172,14 +172,14 @@ fn an_interrupted_measurement_goes_on_where_it_was() {
 fn two_gpus_are_measured_together_and_a_part_without_a_file_to_complete_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("two.toml");
-    let two = Options {
+    let two = MeasureOptions {
         model: Some("h200-x4".to_owned()),
         gpus: Some(2),
         sizes: Some(vec![Bytes(4096), Bytes(1 << 20)]),
         ..options(&file)
     };
     assert!(matches!(
-        measure(&Options { only: vec![Step::Curves], ..two.clone() }, |_| ()),
+        measure(&MeasureOptions { only: vec![Step::Curves], ..two.clone() }, |_| ()),
         Err(Error::Headway(headway::Error::Options(_)))
     ));
     measure(&two, |_| ()).unwrap();
@@ -188,6 +188,6 @@ fn two_gpus_are_measured_together_and_a_part_without_a_file_to_complete_is_refus
     assert!(keys().any(|key| key.active == 2 && key.direction == Direction::D2h));
     assert!(keys().any(|key| key.peer.is_some()));
     assert!(machine.capacities.iter().any(|capacity| capacity.id == "gpu1.peer-in"));
-    let one = Options { gpus: Some(1), force: true, only: vec![Step::Kernels], ..two };
+    let one = MeasureOptions { gpus: Some(1), force: true, only: vec![Step::Kernels], ..two };
     assert!(matches!(measure(&one, |_| ()), Err(Error::OtherNode { file: 2, here: 1, .. })));
 }

@@ -127,7 +127,7 @@ pub struct At<'a> {
 
 /// What one copy did.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Report {
+pub struct CopyReport {
     /// How.
     pub method: Method,
     /// Bytes moved.
@@ -154,7 +154,7 @@ pub struct Observation<'a> {
     /// Which way.
     pub direction: Direction,
     /// What it did, or why it failed.
-    pub result: Result<&'a Report, &'a CopyError>,
+    pub result: Result<&'a CopyReport, &'a CopyError>,
 }
 
 /// Called at the end of every copy, on the thread that asked for it. Must not block.
@@ -291,7 +291,7 @@ impl Copier {
     ///
     /// # Errors
     /// [`CopyError`].
-    pub fn copy_in(&self, to: At<'_>, from: &[u8], how: How) -> Result<Report, CopyError> {
+    pub fn copy_in(&self, to: At<'_>, from: &[u8], how: How) -> Result<CopyReport, CopyError> {
         let (gpu, direction, len) = (self.gpu_of(to.buffer)?, Direction::H2d, from.len());
         self.copy(Transfer { gpu, direction, device: to, host: Host::In(from), len, pinned: false }, how)
     }
@@ -300,7 +300,7 @@ impl Copier {
     ///
     /// # Errors
     /// [`CopyError`].
-    pub fn copy_out(&self, to: &mut [u8], from: At<'_>, how: How) -> Result<Report, CopyError> {
+    pub fn copy_out(&self, to: &mut [u8], from: At<'_>, how: How) -> Result<CopyReport, CopyError> {
         let (gpu, direction, len) = (self.gpu_of(from.buffer)?, Direction::D2h, to.len());
         self.copy(Transfer { gpu, direction, device: from, host: Host::Out(to), len, pinned: false }, how)
     }
@@ -316,7 +316,7 @@ impl Copier {
         host: At<'_>,
         len: usize,
         how: How,
-    ) -> Result<Report, CopyError> {
+    ) -> Result<CopyReport, CopyError> {
         let gpu = self.gpu_of(device.buffer)?;
         let wrong = |what, reason: &str| Err(CopyError::Invalid { what, reason: reason.into() });
         if direction == Direction::Peer {
@@ -332,7 +332,7 @@ impl Copier {
     ///
     /// # Errors
     /// [`CopyError`].
-    pub fn copy_peer(&self, to: At<'_>, from: At<'_>, len: usize) -> Result<Report, CopyError> {
+    pub fn copy_peer(&self, to: At<'_>, from: At<'_>, len: usize) -> Result<CopyReport, CopyError> {
         self.peer(to, from, len)
     }
 
@@ -347,7 +347,7 @@ impl Copier {
         from: &[u8],
         pieces: &[Piece],
         by: Option<ManyBy>,
-    ) -> Result<Report, CopyError> {
+    ) -> Result<CopyReport, CopyError> {
         let many = Many { gpu: self.gpu_of(to.buffer)?, direction: Direction::H2d, device: to, host: Host::In(from) };
         self.many(many, pieces, by)
     }
@@ -362,7 +362,7 @@ impl Copier {
         from: At<'_>,
         pieces: &[Piece],
         by: Option<ManyBy>,
-    ) -> Result<Report, CopyError> {
+    ) -> Result<CopyReport, CopyError> {
         let many =
             Many { gpu: self.gpu_of(from.buffer)?, direction: Direction::D2h, device: from, host: Host::Out(to) };
         self.many(many, pieces, by)

@@ -139,7 +139,7 @@ impl RunError {
 
 /// Bounds and habits of a wall-clock run.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct WallOptions {
     /// Time from the start of the driver to the epoch: threads are up and buffers are full by then.
     pub lead: Nanos,
     /// Bounds of the dispatcher.
@@ -157,7 +157,7 @@ pub struct Options {
     pub interrupt: Arc<AtomicBool>,
 }
 
-impl Default for Options {
+impl Default for WallOptions {
     fn default() -> Self {
         Self {
             lead: Nanos(50_000_000),
@@ -241,7 +241,7 @@ pub struct WallOutcome {
 pub fn run(
     job: Job<'_>,
     devices: &mut [Engines],
-    options: &Options,
+    options: &WallOptions,
     log: impl FnMut(&Record),
     progress: impl FnMut(Nanos),
 ) -> Result<WallOutcome, RunError> {
@@ -261,7 +261,7 @@ pub fn run(
 pub fn run_work(
     work: Work<'_>,
     devices: &mut [Engines],
-    options: &Options,
+    options: &WallOptions,
     mut log: impl FnMut(&Record),
     mut progress: impl FnMut(Nanos),
 ) -> Result<WallOutcome, RunError> {
@@ -386,7 +386,7 @@ struct Driver<'a> {
     cores: cores::Cores,
     messages: Receiver<Message>,
     deliver: Sender<feed::Delivery>,
-    options: &'a Options,
+    options: &'a WallOptions,
     open: BTreeMap<(u32, u64), Open>,
     /// Pipeline, cycle and step of each operation under way.
     under_way: BTreeMap<u64, (u32, u64, u32)>,

@@ -301,7 +301,7 @@ fn mistakes_are_named_and_change_nothing() {
     let at = |offset| At { buffer: &buffer, offset };
     let by = |method| How::By(method);
     let data = [7u8; 64];
-    let refused = |error: Result<_, CopyError>| error.map(|_: headway_runtime::copy::Report| ()).unwrap_err();
+    let refused = |error: Result<_, CopyError>| error.map(|_: headway_runtime::copy::CopyReport| ()).unwrap_err();
 
     for method in [Method::Dma, Method::Kernel] {
         assert!(matches!(refused(copier.copy_in(at(0), &data, by(method))), CopyError::Invalid { .. }), "{method}");

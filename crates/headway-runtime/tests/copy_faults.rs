@@ -10,7 +10,7 @@ use headway_device::emu::{EmuGpu, EmuSpec};
 use headway_device::faulty::{Faults, FaultyGpu};
 use headway_device::gpu::{Caching, Gpu, Piece, Reach};
 use headway_device::{Access, Buffer, DeviceError};
-use headway_runtime::copy::{At, Copier, CopyError, CopyLimits, CopyOptions, How, ManyBy, Report};
+use headway_runtime::copy::{At, Copier, CopyError, CopyLimits, CopyOptions, CopyReport, How, ManyBy};
 
 const CHUNK: usize = 64 << 10;
 const DMA: How = How::By(Method::Dma);
@@ -47,7 +47,7 @@ impl Fixture {
         At { buffer: &self.device, offset: 0 }
     }
 
-    fn dma(&self, len: usize) -> Result<Report, CopyError> {
+    fn dma(&self, len: usize) -> Result<CopyReport, CopyError> {
         let host = At { buffer: &self.pinned, offset: 0 };
         self.copier.copy_pinned(Direction::H2d, self.at(), host, len, DMA)
     }

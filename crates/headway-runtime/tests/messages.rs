@@ -7,7 +7,7 @@ use headway_core::decisions::dispatch::{Action, Event};
 use headway_core::files::machine::{EngineClass, Machine, shipped};
 use headway_core::files::workload::{self, Workload};
 use headway_core::log::{Record, What};
-use headway_core::plan::planner::{self, Options as PlanOptions};
+use headway_core::plan::planner::{self, PlanOptions};
 use headway_core::plan::{Plan, Source, Strategy, Work as Planned};
 use headway_core::units::{Bytes, Nanos};
 use headway_device::buffer::Place;
@@ -18,7 +18,7 @@ use headway_runtime::blocks::{DataError, Gatherer, Scatterer};
 use headway_runtime::intake::Intake;
 use headway_runtime::kernels::Kernels;
 use headway_runtime::outlet::Outlet;
-use headway_runtime::wall::{self, Options, RunError, WallOutcome, Work};
+use headway_runtime::wall::{self, RunError, WallOptions, WallOutcome, Work};
 
 /// Blocks into and out of two GPUs and between them, one that combining splits over seven slots or more, and one that is cut
 /// into chunks where it stays alone.
@@ -76,7 +76,7 @@ fn run(
         requests: wall::Requests::default(),
     };
     let mut records = Vec::new();
-    let outcome = wall::run_work(work, devices, &Options::default(), |record| records.push(record.clone()), |_| {});
+    let outcome = wall::run_work(work, devices, &WallOptions::default(), |record| records.push(record.clone()), |_| {});
     (outcome, records)
 }
 

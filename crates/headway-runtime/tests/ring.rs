@@ -5,13 +5,13 @@ use std::sync::{Arc, PoisonError};
 use headway_core::files::machine::{self, Machine};
 use headway_core::files::workload::{self, Workload};
 use headway_core::plan::Plan;
-use headway_core::plan::planner::{self, Options as PlanOptions};
+use headway_core::plan::planner::{self, PlanOptions};
 use headway_device::Engines;
 use headway_device::emu::{EmuGpu, EmuSpec};
 use headway_runtime::blocks::{Collect, DataError, Supply};
 use headway_runtime::kernels::Kernels;
 use headway_runtime::ring::{Checker, Ring, Sampling, Verified};
-use headway_runtime::wall::{self, Options, RunError, Work};
+use headway_runtime::wall::{self, RunError, WallOptions, Work};
 
 const CYCLES: u64 = 12;
 
@@ -63,7 +63,7 @@ impl Bench {
         let gpu = self.machine.gpus().next().unwrap();
         let gpu = Arc::new(EmuGpu::open(EmuSpec::of_machine(&self.machine, gpu)));
         let mut devices = vec![Engines::open(gpu).unwrap()];
-        let outcome = wall::run_work(work, &mut devices, &Options::default(), |_| {}, |_| {});
+        let outcome = wall::run_work(work, &mut devices, &WallOptions::default(), |_| {}, |_| {});
         let found = found.lock().unwrap_or_else(PoisonError::into_inner).clone();
         (outcome.map(|outcome| outcome.written), found)
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
-use headway_broker::{Client, OnLoss, Options, Server};
+use headway_broker::{Client, OnLoss, Server, ServerOptions};
 use headway_core::decisions::engine_lock::{EngineParameters, Operation, Order, PeerLocks, Work};
 use headway_core::decisions::predictor::PredictorParameters;
 use headway_core::decisions::sharing::{ArbiterParameters, ClusterId, ClusterParameters, Limits};
@@ -40,8 +40,8 @@ fn both(parameters: &ArbiterParameters, body: impl Fn(&Sharing)) {
     body(&Sharing::local(parameters.clone()).unwrap());
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("broker");
-    let options = Options { boost: false, ..Options::new(socket.clone(), parameters.clone()) };
-    let mut server = Server::bind(Options { watchdog: Nanos(u64::MAX / 2), ..options }).unwrap();
+    let options = ServerOptions { boost: false, ..ServerOptions::new(socket.clone(), parameters.clone()) };
+    let mut server = Server::bind(ServerOptions { watchdog: Nanos(u64::MAX / 2), ..options }).unwrap();
     let stop = Arc::new(AtomicBool::new(false));
     let thread = {
         let stop = Arc::clone(&stop);

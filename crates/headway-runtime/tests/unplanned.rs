@@ -8,7 +8,7 @@ use headway_core::files::machine::{EngineClass, Machine, shipped};
 use headway_core::files::workload::{self, Otherwise, Workload};
 use headway_core::log::{Record, What};
 use headway_core::models::transfer::Method;
-use headway_core::plan::planner::{self, Options as PlanOptions};
+use headway_core::plan::planner::{self, PlanOptions};
 use headway_core::plan::{Class, Plan, Source, Strategy};
 use headway_core::units::{Bytes, Nanos};
 use headway_device::emu::{EmuGpu, EmuSpec};
@@ -17,7 +17,7 @@ use headway_runtime::blocks::{Gatherer, Scatterer};
 use headway_runtime::intake::Intake;
 use headway_runtime::kernels::Kernels;
 use headway_runtime::outlet::Outlet;
-use headway_runtime::wall::{self, Ends, Options, Request, RequestOutcome, Requests, RunError, WallOutcome, Work};
+use headway_runtime::wall::{self, Ends, Request, RequestOutcome, Requests, RunError, WallOptions, WallOutcome, Work};
 
 const MS: u64 = 1_000_000;
 
@@ -89,7 +89,7 @@ fn run(
         requests,
     };
     let mut records = Vec::new();
-    let outcome = wall::run_work(work, devices, &Options::default(), |record| records.push(record.clone()), |_| {});
+    let outcome = wall::run_work(work, devices, &WallOptions::default(), |record| records.push(record.clone()), |_| {});
     (outcome, records)
 }
 

@@ -11,7 +11,7 @@ use headway_core::files::workload::{self, Workload};
 use headway_core::log::{Record, What};
 use headway_core::models::cpu::RequestedClass;
 use headway_core::plan::Plan;
-use headway_core::plan::planner::{self, Options as PlanOptions};
+use headway_core::plan::planner::{self, PlanOptions};
 use headway_core::units::Nanos;
 use headway_device::emu::{EmuGpu, EmuSpec};
 use headway_device::faulty::{Faults, FaultyGpu};
@@ -22,7 +22,7 @@ use headway_runtime::blocks::{DataError, Gatherer, Scatterer, output_name};
 use headway_runtime::intake::{InputError, Intake};
 use headway_runtime::kernels::Kernels;
 use headway_runtime::outlet::Outlet;
-use headway_runtime::wall::{self, Job, Options, RunError, WallOutcome};
+use headway_runtime::wall::{self, Job, RunError, WallOptions, WallOutcome};
 
 /// Two streams in one class, one in another, one whose packets are jobs of their own; deadlines that any machine meets
 /// sooner or later, since nothing here asks how fast it is.
@@ -90,7 +90,12 @@ impl Bench {
         path
     }
 
-    fn run(&self, intake: Intake, faults: Faults, options: &Options) -> (Result<WallOutcome, RunError>, Vec<Record>) {
+    fn run(
+        &self,
+        intake: Intake,
+        faults: Faults,
+        options: &WallOptions,
+    ) -> (Result<WallOutcome, RunError>, Vec<Record>) {
         let mut devices = [Engines::open(Arc::new(self.gpu(faults))).unwrap()];
         let mut records = Vec::new();
         let outcome = self.run_on(&mut devices, intake, options, |record| records.push(record.clone()));
@@ -101,7 +106,7 @@ impl Bench {
         &self,
         devices: &mut [Engines],
         intake: Intake,
-        options: &Options,
+        options: &WallOptions,
         log: impl FnMut(&Record),
     ) -> Result<WallOutcome, RunError> {
         let kernels = Kernels::of(&self.plan, &self.workload).unwrap();
@@ -134,7 +139,7 @@ impl Bench {
 fn every_stream_comes_out_as_one_unbroken_chain() {
     let bench = Bench::new();
     let input = bench.input(100_003);
-    let (outcome, records) = bench.run(bench.open(&input), Faults::default(), &Options::default());
+    let (outcome, records) = bench.run(bench.open(&input), Faults::default(), &WallOptions::default());
     let outcome = outcome.unwrap();
     let intake = bench.open(&input);
     let kernel = headway_kernels::find("aes128-cbc").unwrap();
@@ -167,7 +172,7 @@ fn a_sparse_stream_in_short_cycles_runs_to_its_end() {
     let bench = Bench::of(&format!("name = \"sparse\"\n[run]\ncycle = \"paper\"\n{sparse}"));
     assert_eq!(bench.plan.pipelines[0].window, Nanos(6_000_000));
     let input = bench.input(3 * 64);
-    let (outcome, _) = bench.run(bench.open(&input), Faults::default(), &Options::default());
+    let (outcome, _) = bench.run(bench.open(&input), Faults::default(), &WallOptions::default());
     assert!(outcome.is_ok(), "{outcome:?}");
 }
 
@@ -177,7 +182,7 @@ fn a_failing_operation_ends_the_run_with_its_place() {
     let input = bench.input(50_000);
     // Setting the states up takes one operation per pipeline; a later one is part of the run.
     let faults = Faults { fail: [12].into(), ..Faults::default() };
-    let (outcome, records) = bench.run(bench.open(&input), faults, &Options::default());
+    let (outcome, records) = bench.run(bench.open(&input), faults, &WallOptions::default());
     let error = outcome.unwrap_err();
     assert!(matches!(&error, RunError::Operation { source: DeviceError::Driver { .. }, .. }), "{error}");
     assert!(matches!(records.last().unwrap().what, What::Input(Input::Failed { .. })));
@@ -189,7 +194,7 @@ fn a_device_that_is_lost_ends_the_run() {
     let bench = Bench::new();
     let input = bench.input(50_000);
     let faults = Faults { panic: [12].into(), ..Faults::default() };
-    let (outcome, _) = bench.run(bench.open(&input), faults, &Options::default());
+    let (outcome, _) = bench.run(bench.open(&input), faults, &WallOptions::default());
     assert!(matches!(outcome.unwrap_err(), RunError::Operation { source: DeviceError::DeviceLost, .. }));
 }
 
@@ -198,7 +203,7 @@ fn an_operation_that_hangs_is_noticed() {
     let bench = Bench::new();
     let input = bench.input(50_000);
     let faults = Faults { delay: [(12, Nanos(2_000_000_000))].into(), ..Faults::default() };
-    let options = Options { stall_max: Nanos(200_000_000), ..Options::default() };
+    let options = WallOptions { stall_max: Nanos(200_000_000), ..WallOptions::default() };
     let (outcome, _) = bench.run(bench.open(&input), faults, &options);
     assert!(matches!(outcome.unwrap_err(), RunError::Stalled { .. }));
 }
@@ -209,7 +214,7 @@ fn input_that_shrinks_during_the_run_is_an_error() {
     let input = bench.input(100_000);
     let intake = bench.open(&input);
     fs::OpenOptions::new().write(true).open(&input).unwrap().set_len(60_000).unwrap();
-    let (outcome, _) = bench.run(intake, Faults::default(), &Options::default());
+    let (outcome, _) = bench.run(intake, Faults::default(), &WallOptions::default());
     let error = outcome.unwrap_err();
     assert!(matches!(&error, RunError::Data(DataError::Input(InputError::Truncated { .. }))), "{error}");
     assert!(!bench.place().exists());
@@ -219,7 +224,7 @@ fn input_that_shrinks_during_the_run_is_an_error() {
 fn an_interrupt_ends_the_run() {
     let bench = Bench::new();
     let input = bench.input(100_000);
-    let options = Options { interrupt: Arc::new(AtomicBool::new(true)), ..Options::default() };
+    let options = WallOptions { interrupt: Arc::new(AtomicBool::new(true)), ..WallOptions::default() };
     let (outcome, _) = bench.run(bench.open(&input), Faults::default(), &options);
     let RunError::Interrupted { cpu: Some(used) } = outcome.unwrap_err() else {
         panic!("an interrupt, with the threads")
@@ -234,7 +239,7 @@ fn devices_can_be_used_again_after_a_run_that_was_interrupted_with_operations_un
     let mut devices = [Engines::open(Arc::new(bench.gpu(Faults::default()))).unwrap()];
     for first in 1..4 {
         let interrupt = Arc::new(AtomicBool::new(false));
-        let options = Options { interrupt: Arc::clone(&interrupt), ..Options::default() };
+        let options = WallOptions { interrupt: Arc::clone(&interrupt), ..WallOptions::default() };
         let mut submitted = 0;
         let outcome = bench.run_on(&mut devices, bench.open(&input), &options, |record| {
             submitted += u32::from(matches!(record.what, What::Action(Action::Submit { .. })));
@@ -242,7 +247,7 @@ fn devices_can_be_used_again_after_a_run_that_was_interrupted_with_operations_un
         });
         assert!(matches!(outcome.unwrap_err(), RunError::Interrupted { .. }));
     }
-    bench.run_on(&mut devices, bench.open(&input), &Options::default(), |_| {}).unwrap();
+    bench.run_on(&mut devices, bench.open(&input), &WallOptions::default(), |_| {}).unwrap();
 }
 
 #[test]
@@ -251,7 +256,7 @@ fn a_plan_for_more_gpus_than_there_are_devices_is_refused() {
     bench.machine = machine::shipped("h200-x4").unwrap();
     bench.plan = Arc::new(planner::plan(&bench.machine, &bench.workload, PlanOptions::default()).unwrap());
     let input = bench.input(10_000);
-    let (outcome, _) = bench.run(bench.open(&input), Faults::default(), &Options::default());
+    let (outcome, _) = bench.run(bench.open(&input), Faults::default(), &WallOptions::default());
     assert!(matches!(outcome.unwrap_err(), RunError::NoDevice { devices: 1, .. }));
 }
 
@@ -261,7 +266,7 @@ fn a_run_in_each_class_is_whole_and_then_the_calling_thread_is_what_it_was() {
     for &(word, class) in RequestedClass::WORDS {
         let bench = Bench::new();
         let input = bench.input(20_000);
-        let options = Options { class, ..Options::default() };
+        let options = WallOptions { class, ..WallOptions::default() };
         let (outcome, records) = bench.run(bench.open(&input), Faults::default(), &options);
         assert_eq!(sched::current().unwrap(), before, "after a run in class {word}");
         let cpu = match outcome {
@@ -298,7 +303,7 @@ fn a_class_that_was_asked_for_and_is_refused_ends_the_run_before_it_begins() {
         affinity::restrict(&all[..1]).unwrap();
         let bench = Bench::new();
         let input = bench.input(20_000);
-        let options = Options { class: RequestedClass::Deadline, ..Options::default() };
+        let options = WallOptions { class: RequestedClass::Deadline, ..WallOptions::default() };
         let (outcome, records) = bench.run(bench.open(&input), Faults::default(), &options);
         let Err(RunError::Class { wanted: RequestedClass::Deadline, source }) = outcome else { panic!("{outcome:?}") };
         assert_eq!((source.lack, records.len()), (Missing::Affinity, 0));
@@ -315,7 +320,7 @@ fn a_driver_in_a_class_that_is_rationed_sleeps_between_polls() {
         let input = bench.input(20_000);
         let gpu = Arc::new(bench.gpu(Faults { silent: true, ..Faults::default() }));
         let mut devices = [Engines::open(Arc::clone(&gpu) as Arc<dyn Gpu>).unwrap()];
-        let options = Options { class, ..Options::default() };
+        let options = WallOptions { class, ..WallOptions::default() };
         let mut inputs = 0;
         let start = clock::now();
         let count = |record: &Record| inputs += u64::from(matches!(record.what, What::Input(_)));

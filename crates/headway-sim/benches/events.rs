@@ -11,7 +11,7 @@ use headway_core::decisions::dispatch::Limits;
 use headway_core::files::machine;
 use headway_core::files::workload;
 use headway_core::plan::payload::{Gathered, Payload, Piece};
-use headway_core::plan::planner::{self, Options};
+use headway_core::plan::planner::{self, PlanOptions};
 use headway_core::plan::{Plan, Source};
 use headway_core::units::{Bytes, Nanos};
 use headway_sim::{Faults, Run, simulate};
@@ -40,7 +40,7 @@ fn events(criterion: &mut Criterion) {
     let machine = machine::shipped("h200-x4").expect("shipped");
     let text = include_str!("../../../workloads/encrypt.toml");
     let workload = workload::parse("encrypt.toml", text).expect("shipped").value;
-    let plan = planner::plan(&machine, &workload, Options::default()).expect("the shipped workload fits");
+    let plan = planner::plan(&machine, &workload, PlanOptions::default()).expect("the shipped workload fits");
     let seconds = 20;
     let cycles = plan.pipelines.iter().map(|p| match p.source {
         Source::Streams(_) => seconds * 1_000_000_000 / p.period.0,

@@ -9,7 +9,7 @@ use headway_core::files::workload::{
     Workload,
 };
 use headway_core::models::transfer::Method;
-use headway_core::plan::planner::{Options, plan};
+use headway_core::plan::planner::{PlanOptions, plan};
 use headway_core::plan::{Class, Outcome, Plan, Source, Strategy};
 use headway_core::units::{Bytes, Nanos, Rate};
 use headway_sim::{Faults, Run};
@@ -180,7 +180,7 @@ fn larger(workload: &Workload, factor: u64) -> Workload {
 }
 
 /// The plan with the largest of the sizes tried that is accepted.
-fn largest_accepted(machine: &Machine, workload: &Workload, options: Options) -> Option<Plan> {
+fn largest_accepted(machine: &Machine, workload: &Workload, options: PlanOptions) -> Option<Plan> {
     let mut accepted = None;
     let mut factor = 8;
     for _ in 0..14 {
@@ -285,7 +285,7 @@ fn accepted_plans_hold(machine: &Machine, seed: u64, cases: u32) -> Seen {
             Some(Strategy::Lockstep),
             Some(Strategy::Generation),
         ]);
-        let Some(plan) = largest_accepted(machine, &workload, Options { strategy }) else { continue };
+        let Some(plan) = largest_accepted(machine, &workload, PlanOptions { strategy }) else { continue };
         seen.count(&plan);
         for partial in [false, true] {
             let mut null = if partial { Null::partial(&plan, draw.below(1 << 40)) } else { Null::full(&plan) };
@@ -344,7 +344,7 @@ fn the_shipped_encryption_workload_holds_with_a_kernel_that_is_fast_enough() {
         // The shipped costs are provisional; with these, one chain does not block a short cycle for too long.
         let kernel = machine.kernels.iter_mut().find(|kernel| kernel.id == "aes128-cbc").unwrap();
         kernel.chain_rate = Some(Rate(100_000_000));
-        let plan = plan(&machine, &workload, Options::default()).unwrap();
+        let plan = plan(&machine, &workload, PlanOptions::default()).unwrap();
         assert_eq!(plan.verdict.outcome, Outcome::Schedulable, "{:?}", plan.verdict);
         let (outcome, log) = logged(&plan, &machine, &run_of(&plan, 20), &mut Null::partial(&plan, 1));
         assert!(outcome.unwrap().finished);

@@ -9,7 +9,7 @@ use headway_core::decisions::dispatch::{Action, Dispatcher, Event, Input, Limits
 use headway_core::files::machine::Machine;
 use headway_core::files::workload::{Cycle, Grouping, OnMiss, Place, Placement, Step, Stream, Workload};
 use headway_core::log::What;
-use headway_core::plan::planner::{Options, plan};
+use headway_core::plan::planner::{PlanOptions, plan};
 use headway_core::plan::{Outcome as Answer, Plan, Strategy};
 use headway_core::units::{Bytes, Nanos};
 use headway_sim::{Faults, Run, simulate};
@@ -75,7 +75,7 @@ fn no_accepted_set_misses_with_any_offsets_and_any_costs_up_to_the_worst() {
         seed += 1;
         let draw = &mut Draw(seed);
         let set = set(draw);
-        let plan = plan(&machine, &flows(&set), Options::default()).unwrap();
+        let plan = plan(&machine, &flows(&set), PlanOptions::default()).unwrap();
         let starts = starts(&set, draw);
         let costs = [None, Some(0), Some(900_000)].map(|kernel_ppm_min| Faults { kernel_ppm_min, ..Faults::default() });
         match plan.verdict.outcome {
@@ -136,7 +136,7 @@ fn a_late_producer_makes_nobody_late_but_itself() {
         seed += 1;
         let draw = &mut Draw(seed);
         let workload = streams(draw);
-        let options = Options { strategy: Some(Strategy::Partitioned) };
+        let options = PlanOptions { strategy: Some(Strategy::Partitioned) };
         let mut plan = plan(&machine, &workload, options).unwrap();
         let fits = plan.pipelines.iter().all(|pipeline| pipeline.gather == Nanos::ZERO);
         if plan.verdict.outcome != Answer::Schedulable || !fits {
@@ -295,7 +295,7 @@ fn no_accepted_set_misses_when_jobs_are_late_within_the_jitter_of_the_machine() 
         let workload = flows(&set);
         let starts = starts(&set, draw);
         let faults = Faults { wake_late_max: jitter, ..Faults::default() };
-        let planned = plan(&machine, &workload, Options::default()).unwrap();
+        let planned = plan(&machine, &workload, PlanOptions::default()).unwrap();
         if planned.verdict.outcome == Answer::Schedulable {
             accepted += 1;
             for (step, &(cost, ..)) in planned.pipelines.iter().map(|p| &p.steps[0]).zip(&set) {
@@ -307,7 +307,7 @@ fn no_accepted_set_misses_when_jobs_are_late_within_the_jitter_of_the_machine() 
             }
             assert!(!misses(&machine, &worst, &starts, faults, seed).0, "seed {seed}: {set:?} from {starts:?}");
         }
-        let lean = plan(&punctual, &workload, Options::default()).unwrap();
+        let lean = plan(&punctual, &workload, PlanOptions::default()).unwrap();
         if lean.verdict.outcome == Answer::Schedulable {
             without += 1;
             let worst = at_worst(&lean, Nanos::ZERO);

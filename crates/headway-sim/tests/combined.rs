@@ -9,7 +9,7 @@ use headway_core::files::machine::Machine;
 use headway_core::files::workload::{Block, Message, Workload};
 use headway_core::log::{Record, What};
 use headway_core::plan::payload::{Gathered, Payload, Piece};
-use headway_core::plan::planner::{Options, plan};
+use headway_core::plan::planner::{PlanOptions, plan};
 use headway_core::plan::{Outcome as Answer, Plan, Source, Strategy};
 use headway_core::units::{Bytes, Nanos};
 use headway_sim::{Run, simulate};
@@ -92,7 +92,7 @@ fn every_byte_of_every_message_arrives_once_and_in_time() {
     let (mut ran, mut split, mut together) = (0, 0, 0);
     for case in 0..60 {
         let workload = messages(&machine, &mut draw);
-        let plan = plan(&machine, &workload, Options { strategy: Some(Strategy::Combined) }).unwrap();
+        let plan = plan(&machine, &workload, PlanOptions { strategy: Some(Strategy::Combined) }).unwrap();
         if plan.verdict.outcome != Answer::Schedulable {
             continue;
         }

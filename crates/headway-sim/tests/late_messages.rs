@@ -11,7 +11,7 @@ use headway_core::files::workload::{Block, Message, Workload};
 use headway_core::log::Record;
 use headway_core::plan::combine::Mode;
 use headway_core::plan::payload::{Gathered, Payload, Piece};
-use headway_core::plan::planner::{Options, plan};
+use headway_core::plan::planner::{PlanOptions, plan};
 use headway_core::plan::{Outcome as Answer, Plan, Source, Strategy};
 use headway_core::units::{Bytes, Nanos};
 use headway_sim::{Run, simulate};
@@ -182,7 +182,7 @@ fn hurried() -> Workload {
 #[test]
 fn a_block_that_is_there_as_late_as_its_message_says_is_carried_in_any_batch() {
     let (machine, workload) = (machine("h200-x4"), hurried());
-    let plan = plan(&machine, &workload, Options { strategy: Some(Strategy::Combined) }).unwrap();
+    let plan = plan(&machine, &workload, PlanOptions { strategy: Some(Strategy::Combined) }).unwrap();
     assert_eq!(plan.verdict.outcome, Answer::Schedulable);
     assert!(plan.pipelines.iter().any(|of| matches!(&of.source, Source::Batch(parts) if parts.len() == 2)));
     for early in [0, 1, MS] {
@@ -199,10 +199,10 @@ fn a_block_that_is_there_as_late_as_its_message_says_is_carried_in_any_batch() {
 fn a_message_that_can_be_later_than_its_period_is_in_no_batch() {
     let (machine, mut workload) = (machine("h200-x4"), hurried());
     workload.messages[0].late = Some(Nanos(5 * MS));
-    let refused = plan(&machine, &workload, Options { strategy: Some(Strategy::Combined) }).unwrap_err();
+    let refused = plan(&machine, &workload, PlanOptions { strategy: Some(Strategy::Combined) }).unwrap_err();
     let cause = std::error::Error::source(&refused).unwrap().to_string();
     assert!(cause.starts_with("message `camera` may be there 5 ms after its release"), "{cause}");
-    let other = plan(&machine, &workload, Options::default()).unwrap();
+    let other = plan(&machine, &workload, PlanOptions::default()).unwrap();
     assert_eq!(other.verdict.outcome, Answer::Schedulable);
     assert_ne!(other.strategy, Strategy::Combined);
 }
@@ -223,7 +223,7 @@ fn a_late_producer_of_a_message_makes_nobody_late_but_itself() {
         let workload = messages(&machine, draw);
         let there = producers(&workload, draw);
         let strategy = *draw.pick(&[Strategy::Combined, Strategy::Combined, Strategy::Serial, Strategy::Partitioned]);
-        let plan = plan(&machine, &workload, Options { strategy: Some(strategy) }).unwrap();
+        let plan = plan(&machine, &workload, PlanOptions { strategy: Some(strategy) }).unwrap();
         if plan.verdict.outcome == Answer::Schedulable && !plan.announced.is_empty() {
             seen.accepted += 1;
             check(&plan, &machine, &there, &mut seen, seed);

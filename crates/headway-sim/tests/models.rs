@@ -5,14 +5,14 @@ mod support;
 use headway_core::analysis::schedulability::Strength;
 use headway_core::files::machine::shipped;
 use headway_core::files::workload::{Workload, parse};
-use headway_core::plan::planner::{Evidence, ModelAnswer, Options, models, plan};
+use headway_core::plan::planner::{Evidence, ModelAnswer, PlanOptions, models, plan};
 use headway_core::plan::{Outcome, Plan};
 use headway_core::units::Nanos;
 use headway_sim::Faults;
 use support::{Draw, Null, events, flows, is_fault, logged, run_of};
 
 fn planned(workload: &Workload) -> Plan {
-    plan(&shipped("tyan-ft72b7015").unwrap(), workload, Options::default()).unwrap()
+    plan(&shipped("tyan-ft72b7015").unwrap(), workload, PlanOptions::default()).unwrap()
 }
 
 fn outcomes(answers: &[ModelAnswer]) -> [Outcome; 3] {
@@ -139,7 +139,7 @@ fn streams_open_their_windows_at_known_times() {
     };
     let text = format!("name = \"w\"\n{}{}", stream("s", 5, 10, 1_000_000), stream("t", 40, 80, 8_000_000));
     let workload = parse("w.toml", &text).unwrap().value;
-    let plan = plan(&shipped("h200-x1").unwrap(), &workload, Options::default()).unwrap();
+    let plan = plan(&shipped("h200-x1").unwrap(), &workload, PlanOptions::default()).unwrap();
     let answers = models(&plan);
     assert_eq!(outcomes(&answers), [Outcome::Schedulable; 3]);
     assert!(answers[1].model.contains(&format!("releases up to {} late", plan.jitter)), "{}", answers[1].model);

@@ -6,7 +6,7 @@ use headway_core::decisions::dispatch::{Action, Dispatcher, Event, Input, Limits
 use headway_core::files::machine::Machine;
 use headway_core::files::workload;
 use headway_core::log::{Record, What};
-use headway_core::plan::planner::{Options, plan};
+use headway_core::plan::planner::{PlanOptions, plan};
 use headway_core::plan::{Plan, Source};
 use headway_core::units::{Bytes, Nanos};
 use headway_sim::{Faults, Run, SimError};
@@ -27,7 +27,7 @@ fn mixed() -> (Machine, Plan) {
              [[flow]]\nid = \"f\"\ncost = \"1 ms\"\nperiod = \"7 ms\"\n";
     let machine = machine("h200-x4");
     let workload = workload::parse("mixed.toml", &text).unwrap().value;
-    let plan = plan(&machine, &workload, Options::default()).unwrap();
+    let plan = plan(&machine, &workload, PlanOptions::default()).unwrap();
     (machine, plan)
 }
 
@@ -37,7 +37,7 @@ fn one_stream() -> (Machine, Plan) {
                 deadline = \"12 ms\"\nsteps = [{ copy = \"host -> gpu\" }, { compute = \"spin\" }, { copy = \"gpu -> host\" }]\n";
     let machine = machine("h200-x1");
     let workload = workload::parse("one.toml", text).unwrap().value;
-    let plan = plan(&machine, &workload, Options::default()).unwrap();
+    let plan = plan(&machine, &workload, PlanOptions::default()).unwrap();
     (machine, plan)
 }
 
@@ -261,7 +261,7 @@ fn operations_begin_when_submitted_to_idle_engines_and_take_what_the_model_says(
     // A node of round figures.
     let text = include_str!("../../headway-core/tests/machines/h200-x1.toml");
     let machine = headway_core::files::machine::parse("h200-x1", text).unwrap();
-    let plan = plan(&machine, &workload, Options::default()).unwrap();
+    let plan = plan(&machine, &workload, PlanOptions::default()).unwrap();
     let (outcome, log) = logged(&plan, &machine, &run_of(&plan, 3), &mut Null::full(&plan));
     assert!(outcome.unwrap().finished);
     let block = Bytes(32 + 4096);

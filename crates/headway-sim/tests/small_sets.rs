@@ -3,7 +3,7 @@
 mod support;
 
 use headway_core::files::machine::Machine;
-use headway_core::plan::planner::{Options, plan};
+use headway_core::plan::planner::{PlanOptions, plan};
 use headway_core::plan::{Outcome as Answer, Plan, Violation};
 use headway_core::units::Nanos;
 use headway_sim::{Faults, Run};
@@ -16,7 +16,7 @@ const HALF: u64 = 500;
 const HYPERPERIOD: u64 = 60;
 
 fn planned(machine: &Machine, tasks: &[(u64, u64, u64)]) -> Plan {
-    plan(machine, &flows(tasks), Options::default()).unwrap()
+    plan(machine, &flows(tasks), PlanOptions::default()).unwrap()
 }
 
 /// Cost in half microseconds and period in microseconds, deadline = period.

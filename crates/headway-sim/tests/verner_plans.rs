@@ -6,7 +6,7 @@ use headway_core::decisions::dispatch::Event;
 use headway_core::files::machine::shipped;
 use headway_core::files::workload::parse;
 use headway_core::log::What;
-use headway_core::plan::planner::{Options, plan};
+use headway_core::plan::planner::{PlanOptions, plan};
 use headway_core::plan::stream::{Pool, best_split, longest_prefix};
 use headway_core::plan::{Outcome, Strategy};
 use headway_sim::verner::pools::{KINDS, Reading};
@@ -33,7 +33,7 @@ fn the_planner_accepts_what_the_framework_accepts_and_no_window_is_late() {
         let split = best_split(&site, policy, &pool, border).unwrap().expect("the border is accepted");
         let text = workload("aes", &machine, policy, &split.load).unwrap();
         let parsed = parse("aes.toml", &text).unwrap_or_else(|error| panic!("{error}\n{text}")).value;
-        let planned = plan(&machine, &parsed, Options { strategy: Some(strategy) }).unwrap();
+        let planned = plan(&machine, &parsed, PlanOptions { strategy: Some(strategy) }).unwrap();
         assert_eq!(planned.verdict.outcome, Outcome::Schedulable, "{name} {policy:?}: {:?}\n{text}", planned.verdict);
         let (outcome, log) = logged(&planned, &machine, &run_of(&planned, 50), &mut Null::full(&planned));
         assert!(outcome.unwrap().finished);
@@ -45,7 +45,7 @@ fn the_planner_accepts_what_the_framework_accepts_and_no_window_is_late() {
         more.blocks.iter_mut().flatten().for_each(|block| block.0 += block.0 / 20);
         let text = workload("aes", &machine, policy, &more).unwrap();
         let parsed = parse("aes.toml", &text).unwrap().value;
-        let refused = plan(&machine, &parsed, Options { strategy: Some(strategy) }).unwrap();
+        let refused = plan(&machine, &parsed, PlanOptions { strategy: Some(strategy) }).unwrap();
         assert_eq!(refused.verdict.outcome, Outcome::NotSchedulable, "{name} {policy:?}");
     }
 }

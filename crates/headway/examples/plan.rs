@@ -13,7 +13,7 @@ fn camera(number: usize) -> Stream {
 fn plan_for(cameras: usize) -> Result<plan::Plan, headway::Error> {
     let machine = machine::open("h200-x1")?;
     let workload = check(&Workload { streams: (0..cameras).map(camera).collect(), ..Workload::new("cameras") })?;
-    plan::make(&machine, &workload, plan::Options::default())
+    plan::make(&machine, &workload, plan::PlanOptions::default())
 }
 
 fn main() -> Result<(), headway::Error> {

@@ -1,6 +1,6 @@
 //! Runs a workload that was made in code, in virtual time, and says whether every deadline held.
 
-use headway::run::{Backend, Options, run};
+use headway::run::{Backend, RunOptions, run};
 use headway::units::{Bytes, Nanos};
 use headway::workload::{Step, Stream, Workload, check};
 
@@ -11,11 +11,11 @@ fn main() -> Result<(), headway::Error> {
 
     // `Backend::Emu` runs it with threads and real memory, `Backend::Cuda` on GPUs.
     let out = std::env::temp_dir().join(format!("headway-example-{}", std::process::id()));
-    let options = Options {
+    let options = RunOptions {
         backend: Backend::Sim,
         duration: Some(Nanos(100_000_000)),
         out: Some(out.clone()),
-        ..Options::default()
+        ..RunOptions::default()
     };
     let report = run(&workload, &options, |_| ())?;
 

@@ -27,7 +27,7 @@ use crate::Error;
 
 /// How GPUs are shared.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Options {
+pub struct BrokerOptions {
     /// Where the broker listens; `None` = the usual place of the access.
     pub socket: Option<PathBuf>,
     /// Who may connect.
@@ -80,9 +80,9 @@ pub struct Options {
     pub must_remember: bool,
 }
 
-impl Default for Options {
+impl Default for BrokerOptions {
     fn default() -> Self {
-        let usual = headway_broker::Options::new(
+        let usual = headway_broker::ServerOptions::new(
             PathBuf::new(),
             ArbiterParameters {
                 clusters: Vec::new(),
@@ -126,7 +126,7 @@ impl Default for Options {
 /// # Errors
 /// [`Error::Broker`], and what reading the machine gives.
 pub fn serve(
-    options: &Options,
+    options: &BrokerOptions,
     stop: &AtomicBool,
     tell: impl Fn(&str) + Send + Sync + 'static,
     started: impl FnOnce(&Path),
@@ -143,8 +143,8 @@ pub fn serve(
     let socket = options.socket.clone().unwrap_or(usual);
     let arbiter = parameters(&machine, options)?;
     let (claims, probe) = known(&machine);
-    let usual = headway_broker::Options::new(socket.clone(), arbiter);
-    let mut server = Server::bind(headway_broker::Options {
+    let usual = headway_broker::ServerOptions::new(socket.clone(), arbiter);
+    let mut server = Server::bind(headway_broker::ServerOptions {
         access: options.access,
         limits: BrokerLimits { deadline_min: options.deadline_min, ..usual.limits },
         claims,
@@ -229,7 +229,7 @@ pub fn declare_lost(socket: Option<&Path>, gpu: u32) -> Result<(), Error> {
 ///
 /// # Errors
 /// [`Error::System`] if the system does not tell the CPUs.
-pub fn parameters(machine: &Machine, options: &Options) -> Result<ArbiterParameters, Error> {
+pub fn parameters(machine: &Machine, options: &BrokerOptions) -> Result<ArbiterParameters, Error> {
     let mut nodes: BTreeMap<Option<u32>, Vec<GpuId>> = BTreeMap::new();
     for (gpu, number) in machine.gpus().zip(0..) {
         nodes.entry(machine.endpoints[gpu.at()].numa).or_default().push(GpuId(number));
@@ -323,7 +323,7 @@ mod tests {
     #[test]
     fn every_gpu_is_in_one_cluster() {
         let machine = crate::machine::open("h200-x4").unwrap();
-        let parameters = parameters(&machine, &Options { cpus: Some(6), ..Options::default() }).unwrap();
+        let parameters = parameters(&machine, &BrokerOptions { cpus: Some(6), ..BrokerOptions::default() }).unwrap();
         let mut gpus: Vec<u32> =
             parameters.clusters.iter().flat_map(|cluster| &cluster.gpus).map(|gpu| gpu.0).collect();
         gpus.sort_unstable();
@@ -352,7 +352,8 @@ mod tests {
     fn a_broker_tells_its_status_until_it_is_stopped() {
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("broker");
-        let options = Options { socket: Some(socket.clone()), boost: false, cpus: Some(2), ..Options::default() };
+        let options =
+            BrokerOptions { socket: Some(socket.clone()), boost: false, cpus: Some(2), ..BrokerOptions::default() };
         let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let (started, listening) = std::sync::mpsc::channel();

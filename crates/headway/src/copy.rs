@@ -13,7 +13,7 @@ pub use headway_device::{Access, Buffer, DeviceError, Limits, Span};
 /// Whether most pages of a slice were never touched: such memory is slower to copy into.
 pub use headway_os::memory::mostly_absent;
 pub use headway_runtime::copy::{
-    At, Copier, CopyError, CopyLimits, CopyOptions, Event, How, ManyBy, Observation, Observer, Probe, Report,
+    At, Copier, CopyError, CopyLimits, CopyOptions, CopyReport, Event, How, ManyBy, Observation, Observer, Probe,
 };
 
 /// GPUs of the CUDA driver, for copies of memory that somebody else allocated ([`CudaGpu::foreign`]).

@@ -92,7 +92,7 @@ fn permission(wanted: &str) -> String {
 mod tests {
     use super::*;
     use headway_core::files::{machine, workload};
-    use headway_core::plan::planner::{self, Options};
+    use headway_core::plan::planner::{self, PlanOptions};
 
     #[test]
     fn a_plan_names_how_late_the_driver_may_be_on_its_machine() {
@@ -100,7 +100,7 @@ mod tests {
         let workload = workload::parse("encrypt.toml", text).unwrap().value;
         let of = |name: &str| {
             let machine = machine::shipped(name).unwrap();
-            assumption(&planner::plan(&machine, &workload, Options::default()).unwrap())
+            assumption(&planner::plan(&machine, &workload, PlanOptions::default()).unwrap())
         };
         let h200 = of("h200-x1");
         assert_eq!(h200.late_max, Nanos(100_000));

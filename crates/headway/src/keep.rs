@@ -79,7 +79,7 @@ mod tests {
     use headway_core::files::workload;
 
     use super::*;
-    use crate::run::{Backend, Options, run};
+    use crate::run::{Backend, RunOptions, run};
     use crate::{report, run as runs};
 
     const WORKLOAD: &str = r#"
@@ -94,9 +94,9 @@ mod tests {
         iv = "101112131415161718191a1b1c1d1e1f"
     "#;
 
-    fn options(out: &Path, keep: Keep) -> Options {
+    fn options(out: &Path, keep: Keep) -> RunOptions {
         let out = Some(out.to_owned());
-        Options { backend: Backend::Sim, duration: Some(Nanos(500_000_000)), out, keep, ..Options::default() }
+        RunOptions { backend: Backend::Sim, duration: Some(Nanos(500_000_000)), out, keep, ..RunOptions::default() }
     }
 
     #[test]
@@ -132,7 +132,7 @@ mod tests {
         let options = options(&folder.path().join("results"), keep);
         let mut chosen = runs::choose(&options).unwrap();
         let plan =
-            crate::plan::make(&chosen.machine, &workload, headway_core::plan::planner::Options::default()).unwrap();
+            crate::plan::make(&chosen.machine, &workload, headway_core::plan::planner::PlanOptions::default()).unwrap();
         let plan = std::sync::Arc::new(plan);
         let outlet = headway_runtime::outlet::Outlet::create(&folder.path().join("results")).unwrap();
         let ran = runs::execute(&mut chosen, &plan, &workload.value, &options, &outlet, &mut |_| ()).unwrap();

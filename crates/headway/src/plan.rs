@@ -2,7 +2,7 @@
 
 pub use headway_core::analysis::schedulability::Strength as Proof;
 use headway_core::plan::planner;
-pub use headway_core::plan::planner::{Evidence, ModelAnswer, Options, PlanError, models, rate_alone};
+pub use headway_core::plan::planner::{Evidence, ModelAnswer, PlanError, PlanOptions, models, rate_alone};
 pub use headway_core::plan::{
     Outcome, Pipeline, Plan, PlannedBatch, PlannedStep, PlannedStream, Source, Strategy, Strength, Verdict, Violation,
     Work,
@@ -18,7 +18,7 @@ pub use crate::cpus::{Assumption, assumption};
 ///
 /// # Errors
 /// [`Error::File`] where the workload names something that the machine does not have, [`Error::Plan`] otherwise.
-pub fn make(machine: &Machine, workload: &Loaded<Workload>, options: Options) -> Result<Plan, Error> {
+pub fn make(machine: &Machine, workload: &Loaded<Workload>, options: PlanOptions) -> Result<Plan, Error> {
     let mut plan = planner::plan(machine, &workload.value, options).map_err(|error| match error.place() {
         "" => Error::Plan(Box::new(error)),
         place => {

@@ -16,7 +16,7 @@ pub use headway_core::log::Incomplete;
 use headway_core::log::{Header, Record, SCHEMA, Source, What};
 use headway_core::models::cpu;
 pub use headway_core::models::cpu::RequestedClass;
-use headway_core::plan::planner::Options as PlanOptions;
+use headway_core::plan::planner::PlanOptions;
 use headway_core::plan::{Outcome, Plan, PlannedStream, Strategy};
 use headway_core::units::{Bytes, Nanos};
 use headway_cuda::{CudaGpu, Driver};
@@ -53,7 +53,7 @@ pub enum Backend {
 
 /// What to run and how.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct RunOptions {
     /// What runs it.
     pub backend: Backend,
     /// Machine by name or file; `None` = `h200-x4` in simulation, else what fits the devices.
@@ -82,7 +82,7 @@ pub struct Options {
     pub interrupt: Arc<AtomicBool>,
 }
 
-impl Default for Options {
+impl Default for RunOptions {
     fn default() -> Self {
         Self {
             backend: Backend::Auto,
@@ -115,7 +115,7 @@ pub struct Progress {
 
 /// What came of a run.
 #[derive(Clone, Debug, Serialize)]
-pub struct Report {
+pub struct RunReport {
     /// Version of the JSON form.
     pub schema: u32,
     /// The figures.
@@ -190,16 +190,16 @@ pub struct Ran {
 const GRANULE: u64 = 16;
 
 /// Runs `workload`. Results appear in the output folder only when all of them are whole. Of a run that ended early, because of
-/// `on_miss = "stop"` or of [`Options::interrupt`], everything up to there appears, marked as incomplete: see
+/// `on_miss = "stop"` or of [`RunOptions::interrupt`], everything up to there appears, marked as incomplete: see
 /// [`Summary::incomplete`].
 ///
 /// # Errors
 /// [`Error`]; nothing is left behind then.
 pub fn run(
     workload: &Loaded<Workload>,
-    options: &Options,
+    options: &RunOptions,
     mut progress: impl FnMut(Progress),
-) -> Result<Report, Error> {
+) -> Result<RunReport, Error> {
     let mut chosen = choose(options)?;
     let mut warnings = std::mem::take(&mut chosen.warnings);
     let mut plan = crate::plan::make(&chosen.machine, workload, PlanOptions { strategy: options.strategy })?;
@@ -242,7 +242,7 @@ pub fn run(
     let folder = publish(outlet, summary.incomplete.as_ref(), &mut warnings)?;
     let files = [name, report::TRACE, report::PAGE, "streams"].map(|name| folder.join(name)).to_vec();
     let imitates = (source == Source::Emu).then(|| emulation::imitates(&chosen.machine));
-    Ok(Report { schema: 1, summary, verified, messages: ran.compared, folder, imitates, files, warnings })
+    Ok(RunReport { schema: 1, summary, verified, messages: ran.compared, folder, imitates, files, warnings })
 }
 
 /// Puts the results in their place, marked if the run ended early.
@@ -267,7 +267,7 @@ pub(crate) fn publish(
 fn compare(
     ran: &Ran,
     plan: &Plan,
-    options: &Options,
+    options: &RunOptions,
     outlet: &Outlet,
     warnings: &mut Vec<String>,
     progress: &mut impl FnMut(Progress),
@@ -320,7 +320,7 @@ pub fn execute(
     chosen: &mut Chosen,
     plan: &Arc<Plan>,
     workload: &Workload,
-    options: &Options,
+    options: &RunOptions,
     outlet: &Outlet,
     progress: &mut impl FnMut(Progress),
 ) -> Result<Ran, Error> {
@@ -369,7 +369,7 @@ fn wafer_of(plan: &Plan) -> Option<&PlannedStream> {
 }
 
 /// Generations that arrive in `duration`.
-fn generations(stream: &PlannedStream, duration: Nanos, options: &Options) -> Result<u64, Error> {
+fn generations(stream: &PlannedStream, duration: Nanos, options: &RunOptions) -> Result<u64, Error> {
     if options.input.is_some() {
         return Err(Error::Options("the images of a wafer are synthetic: leave out `--input`"));
     }
@@ -411,7 +411,7 @@ impl Parts<'_> {
     fn drive(
         self,
         devices: &mut [Engines],
-        options: &Options,
+        options: &RunOptions,
         progress: &mut impl FnMut(Progress),
     ) -> Result<Driven, Error> {
         if self.header.source == Source::Sim {
@@ -421,7 +421,7 @@ impl Parts<'_> {
         }
     }
 
-    fn simulate(self, options: &Options, progress: &mut impl FnMut(Progress)) -> Result<Driven, Error> {
+    fn simulate(self, options: &RunOptions, progress: &mut impl FnMut(Progress)) -> Result<Driven, Error> {
         // A real start needs a lead of at least 10 ms; the simulation keeps it so that logs look alike.
         let epoch = Nanos(10_000_000);
         let run = Run {
@@ -465,7 +465,7 @@ impl Parts<'_> {
     fn on_devices(
         self,
         devices: &mut [Engines],
-        options: &Options,
+        options: &RunOptions,
         progress: &mut impl FnMut(Progress),
     ) -> Result<Driven, Error> {
         let Self { plan, kernels, gatherer, scatterer, .. } = self;
@@ -473,7 +473,7 @@ impl Parts<'_> {
         // A GPU's windows are worth a busy CPU; the emulated device needs that CPU itself.
         let spin = if self.header.source == Source::Cuda { Nanos(200_000) } else { Nanos::ZERO };
         let (class, interrupt) = (options.cpu_class, Arc::clone(&options.interrupt));
-        let habits = wall::Options { spin, class, interrupt, ..wall::Options::default() };
+        let habits = wall::WallOptions { spin, class, interrupt, ..wall::WallOptions::default() };
         let cycles = self.header.cycles.clone();
         let packets = self.header.streams.iter().map(|run| run.packets).collect();
         let (supply, collect) = (Box::new(gatherer), Box::new(scatterer));
@@ -507,7 +507,7 @@ impl Parts<'_> {
 fn intake(
     plan: &Plan,
     workload: &Workload,
-    options: &Options,
+    options: &RunOptions,
     outlet: &Outlet,
     seed: u64,
 ) -> Result<(Intake, Vec<u64>), Error> {
@@ -567,7 +567,7 @@ fn cycles(plan: &Plan, mut cycles: Vec<u64>, duration: Nanos) -> Vec<u64> {
 }
 
 /// Refuses plans that are not accepted, unless forced.
-fn accept(plan: &Plan, options: &Options, warnings: &mut Vec<String>) -> Result<(), Error> {
+fn accept(plan: &Plan, options: &RunOptions, warnings: &mut Vec<String>) -> Result<(), Error> {
     let verdict = match plan.verdict.outcome {
         Outcome::Schedulable => return Ok(()),
         Outcome::NotSchedulable => "deadlines can be missed",
@@ -617,7 +617,7 @@ fn manifest<'a>(
 
 /// Opens the devices of the backend, and finds the machine file that stands for them.
 #[doc(hidden)]
-pub fn choose(options: &Options) -> Result<Chosen, Error> {
+pub fn choose(options: &RunOptions) -> Result<Chosen, Error> {
     match options.backend {
         Backend::Sim => simulation(options, Vec::new()),
         Backend::Emu => emulation(options),
@@ -634,7 +634,7 @@ pub fn choose(options: &Options) -> Result<Chosen, Error> {
     }
 }
 
-fn named(options: &Options, default: &str) -> Result<Machine, Error> {
+fn named(options: &RunOptions, default: &str) -> Result<Machine, Error> {
     let machine = crate::machine::open(options.machine.as_deref().unwrap_or(default))?;
     match options.gpus {
         Some(gpus) => crate::machine::restrict(&machine, gpus),
@@ -642,14 +642,14 @@ fn named(options: &Options, default: &str) -> Result<Machine, Error> {
     }
 }
 
-fn simulation(options: &Options, warnings: Vec<String>) -> Result<Chosen, Error> {
+fn simulation(options: &RunOptions, warnings: Vec<String>) -> Result<Chosen, Error> {
     Ok(Chosen { source: Source::Sim, machine: named(options, "h200-x4")?, devices: Vec::new(), warnings })
 }
 
 /// Memory of an emulated GPU: the blocks of messages use some of it, whatever the node has.
 const EMULATED_BYTES: Bytes = Bytes(1 << 30);
 
-fn emulation(options: &Options) -> Result<Chosen, Error> {
+fn emulation(options: &RunOptions) -> Result<Chosen, Error> {
     let machine = emulation::machine(options.machine.as_deref(), options.gpus)?;
     let mut devices: Vec<Engines> = Vec::new();
     for gpu in machine.gpus() {
@@ -660,7 +660,7 @@ fn emulation(options: &Options) -> Result<Chosen, Error> {
     Ok(Chosen { source: Source::Emu, machine, devices, warnings: Vec::new() })
 }
 
-fn gpus(options: &Options) -> Result<Chosen, Error> {
+fn gpus(options: &RunOptions) -> Result<Chosen, Error> {
     let failed = |source| Error::Backend { backend: "cuda", source };
     let probe = headway_cuda::probe().map_err(failed)?;
     let there = probe.devices.len();

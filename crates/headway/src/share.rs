@@ -25,7 +25,7 @@ pub mod tasks {
 
 /// What the analysis says of a workload's tasks.
 #[derive(Clone, Debug, Serialize)]
-pub struct Report {
+pub struct SharingReport {
     /// Version of the JSON form.
     pub schema: u32,
     /// The workload file.
@@ -89,7 +89,7 @@ struct Used {
 /// # Errors
 /// [`Error::File`] where the workload has no tasks, names a GPU that the machine does not have, or needs a route that is not
 /// there; [`Error::Plan`] if a route has no rate.
-pub fn bounds(machine: &Machine, workload: &Loaded<Workload>) -> Result<Report, Error> {
+pub fn bounds(machine: &Machine, workload: &Loaded<Workload>) -> Result<SharingReport, Error> {
     let Some(sharing) = &workload.value.sharing else {
         let help = Some("add a `[[task]]` and a `[sharing]` table".to_owned());
         return Err(Error::from(workload.error_at("", "the workload has no tasks that share GPUs", help)));
@@ -99,7 +99,7 @@ pub fn bounds(machine: &Machine, workload: &Loaded<Workload>) -> Result<Report, 
 
 /// What [`bounds`] rests on, for whoever runs the tasks.
 pub(crate) struct Model {
-    pub(crate) report: Report,
+    pub(crate) report: SharingReport,
     /// The rate that every route keeps whatever the others do, and the longest time before a copy's first byte.
     pub(crate) rate: Rate,
     pub(crate) setup: Nanos,
@@ -252,7 +252,7 @@ fn demand(number: u32, task: &Task, system: &System) -> TaskDemand {
     }
 }
 
-fn report(machine: &Machine, workload: &Workload, used: &Used, system: &System, analysis: Analysis) -> Report {
+fn report(machine: &Machine, workload: &Workload, used: &Used, system: &System, analysis: Analysis) -> SharingReport {
     let task = |(bound, task): (&headway_core::analysis::sharing::TaskBound, &Task)| TaskReport {
         id: task.id.clone(),
         period: task.period,
@@ -274,7 +274,7 @@ fn report(machine: &Machine, workload: &Workload, used: &Used, system: &System, 
         notes.push(format!("machine `{}` is not calibrated: the bounds hold for its model only", machine.name));
     }
     let named = |name: &str, hash: &str| Named { name: name.to_owned(), hash: hash.to_owned() };
-    Report {
+    SharingReport {
         schema: 1,
         workload: named(&workload.name, &workload.hash),
         machine: named(&machine.name, &machine.hash),
@@ -302,7 +302,7 @@ mod tests {
                         { compute = \"klt\", time = \"2 ms\" }]\n[[task]]\nid = \"b\"\nperiod = \"100 ms\"\n\
                         segments = [{ compute = \"klt\", time = \"3 ms\" }]\n";
 
-    fn of(machine: &str, text: &str) -> Result<Report, Error> {
+    fn of(machine: &str, text: &str) -> Result<SharingReport, Error> {
         bounds(&crate::machine::open(machine).unwrap(), &parse("t.toml", text).unwrap())
     }
 

@@ -1,7 +1,7 @@
 //! The files shown in the documentation are accepted, and plan as the text says.
 
 use headway::machine::{self, Machine};
-use headway::plan::{Options, Outcome};
+use headway::plan::{Outcome, PlanOptions};
 use headway::workload::{self, Loaded, Workload};
 
 const PAGE: &str = include_str!("../../../docs/files.md");
@@ -23,7 +23,7 @@ fn example() -> (Machine, Loaded<Workload>) {
 #[test]
 fn the_example_files_are_accepted_and_schedulable() {
     let (machine, workload) = example();
-    let plan = headway::plan::make(&machine, &workload, Options::default()).unwrap();
+    let plan = headway::plan::make(&machine, &workload, PlanOptions::default()).unwrap();
     assert_eq!(plan.verdict.outcome, Outcome::Schedulable);
     assert_eq!((plan.streams.len(), plan.batches.len(), plan.pipelines.len()), (1, 2, 5));
 }
@@ -33,7 +33,7 @@ fn every_name_that_a_workload_gives_to_the_machine_is_checked_at_its_place() {
     let (machine, _) = example();
     let text = block("workload").replace(r#"gpu = "auto""#, r#"gpu = "gpu7""#);
     let workload = workload::parse("workload", &text).unwrap();
-    let error = headway::plan::make(&machine, &workload, Options::default()).unwrap_err().to_string();
+    let error = headway::plan::make(&machine, &workload, PlanOptions::default()).unwrap_err().to_string();
     let line = text.lines().position(|line| line.contains("gpu7")).unwrap() + 1;
     assert!(
         error.contains(&format!("workload:{line}:7:")) && error.contains("gpu7") && error.contains("gpu0"),

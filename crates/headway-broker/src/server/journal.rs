@@ -2,7 +2,7 @@
 //!
 //! Nothing that happens to a file ends the broker. What cannot be written is trouble: it is told once, it is in the status, and
 //! every second the broker tries again. When that works it writes a snapshot, so that nothing but the lines in between is
-//! missing. With [`Options::must_remember`](super::Options::must_remember) nobody is granted anything meanwhile.
+//! missing. With [`ServerOptions::must_remember`](super::ServerOptions::must_remember) nobody is granted anything meanwhile.
 
 mod log;
 mod record;
@@ -20,7 +20,7 @@ use headway_core::units::Nanos;
 use self::log::Log;
 use self::record::Record;
 pub(super) use self::record::{Known, Roster};
-use super::Options;
+use super::ServerOptions;
 use super::turns::Use;
 use crate::error::ServerError;
 use crate::status::MemoryStatus;
@@ -111,7 +111,7 @@ impl Journal {
     /// # Errors
     /// [`ServerError`] for places where nothing can be written for another reason than that a disk is full or broken; for
     /// those too if the broker must remember.
-    pub(super) fn open(options: &Options, epoch: u64, now: Nanos) -> Result<(Self, Before), ServerError> {
+    pub(super) fn open(options: &ServerOptions, epoch: u64, now: Nanos) -> Result<(Self, Before), ServerError> {
         let (record, mut roster, trouble) =
             Record::open(&options.socket, options.faults.clone(), options.must_remember)?;
         let memory = options.log.as_deref().filter(|_| !roster.is_empty());

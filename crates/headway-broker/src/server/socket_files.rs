@@ -12,7 +12,7 @@ use std::path::Path;
 use headway_os::ipc::{Claim, Listener, Socket};
 
 use super::journal::is_passing;
-use super::{Access, Options};
+use super::{Access, ServerOptions};
 use crate::error::ServerError;
 use crate::folder::{Entry, Folder, with_ending};
 use crate::place;
@@ -33,7 +33,7 @@ pub(super) struct SocketFiles {
 
 impl SocketFiles {
     /// Takes the place: nobody listens there, and nobody else can come before this is dropped.
-    pub(super) fn take(options: &Options) -> Result<Self, ServerError> {
+    pub(super) fn take(options: &ServerOptions) -> Result<Self, ServerError> {
         let path = &options.socket;
         if place::is_abstract(path) {
             let source = io::Error::new(io::ErrorKind::InvalidInput, place::ABSTRACT);
@@ -161,7 +161,7 @@ impl Drop for SocketFiles {
 }
 
 /// Claims every GPU that the system knows by a name, for the whole machine.
-fn claims(options: &Options) -> Result<Vec<Claim>, ServerError> {
+fn claims(options: &ServerOptions) -> Result<Vec<Claim>, ServerError> {
     let mut claims = Vec::new();
     for gpu in &options.claims {
         match Claim::take(&format!("headway-gpu/{gpu}"))? {

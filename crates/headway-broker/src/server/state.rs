@@ -19,7 +19,7 @@ use super::predecessor::Recovery;
 use super::priority::Priority;
 use super::session::{Gone, Session};
 use super::turns::Turns;
-use super::{Access, BrokerLimits, Options};
+use super::{Access, BrokerLimits, ServerOptions};
 use crate::error::{Reason, ServerError};
 use crate::layout::{Code, Entry, RING_ENTRIES};
 use crate::message::TaskShape;
@@ -130,7 +130,7 @@ pub(super) struct BrokerState {
 }
 
 impl BrokerState {
-    pub(super) fn new(options: &Options, epoch: u64, now: Nanos) -> Result<Self, ServerError> {
+    pub(super) fn new(options: &ServerOptions, epoch: u64, now: Nanos) -> Result<Self, ServerError> {
         let parameters = options.arbiter.clone();
         let mut arbiter = Arbiter::new(parameters.clone()).map_err(ServerError::Parameters)?;
         let (mut journal, before) = Journal::open(options, epoch, now)?;

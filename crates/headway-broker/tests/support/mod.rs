@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use headway_broker::{Options, Server, TaskShape};
+use headway_broker::{Server, ServerOptions, TaskShape};
 use headway_core::decisions::engine_lock::{EngineParameters, Operation, Order, PeerLocks, Work};
 use headway_core::decisions::predictor::PredictorParameters;
 use headway_core::decisions::sharing::{ArbiterParameters, ClusterId, ClusterParameters, Limits};
@@ -73,15 +73,15 @@ pub(crate) struct Broker {
 }
 
 impl Broker {
-    pub(crate) fn start(change: impl FnOnce(&mut Options)) -> Self {
+    pub(crate) fn start(change: impl FnOnce(&mut ServerOptions)) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let mut broker = Self::at(&folder.path().join("broker"), change);
         broker.folder = Some(folder);
         broker
     }
 
-    pub(crate) fn at(socket: &Path, change: impl FnOnce(&mut Options)) -> Self {
-        let mut options = Options::new(socket.to_owned(), parameters(2, 2, Nanos(0)));
+    pub(crate) fn at(socket: &Path, change: impl FnOnce(&mut ServerOptions)) -> Self {
+        let mut options = ServerOptions::new(socket.to_owned(), parameters(2, 2, Nanos(0)));
         options.boost = false;
         options.urgent = false;
         options.drain = Nanos(1_000_000);

@@ -20,4 +20,6 @@ mod transform;
 pub use cost::Pricer;
 pub use rank::{Utilisation, gain};
 pub use rules::{Counting, combine, parts_max};
-pub use transform::{Accepts, CombineError, Kept, LIMITS, Limits, Mode, Options, Priced, Transformed, transform};
+pub use transform::{
+    Accepts, CombineError, CombineOptions, Kept, LIMITS, Limits, Mode, Priced, Transformed, transform,
+};

@@ -40,7 +40,7 @@ pub use unplanned::rate_alone;
 
 /// What the user may decide.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Options {
+pub struct PlanOptions {
     /// Use this strategy only; `None` = the accepted one with the greatest margin.
     pub strategy: Option<Strategy>,
 }
@@ -149,7 +149,7 @@ struct Group {
 /// verdict says so.
 ///
 /// Transfers without windows never keep others out: where their mere traffic would, they are left out and a note says so.
-pub fn plan(machine: &Machine, workload: &Workload, options: Options) -> Result<Plan, PlanError> {
+pub fn plan(machine: &Machine, workload: &Workload, options: PlanOptions) -> Result<Plan, PlanError> {
     check(workload)?;
     let best = uneven::instead(machine, workload, options, division::best(machine, workload, options)?)?;
     if best.verdict.outcome == Outcome::Schedulable || workload.unplanned.is_empty() {
@@ -165,7 +165,7 @@ pub fn plan(machine: &Machine, workload: &Workload, options: Options) -> Result<
 }
 
 /// The best plan of those that the options leave open, with windows of different lengths where `uneven`.
-fn best(machine: &Machine, workload: &Workload, options: Options, uneven: bool) -> Result<Plan, PlanError> {
+fn best(machine: &Machine, workload: &Workload, options: PlanOptions, uneven: bool) -> Result<Plan, PlanError> {
     let strategies: &[Strategy] = match options.strategy {
         Some(Strategy::Serial) => &[Strategy::Serial],
         Some(Strategy::Combined) => &[Strategy::Combined],

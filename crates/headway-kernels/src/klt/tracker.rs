@@ -25,7 +25,7 @@ pub struct Feature {
 
 /// What a frame showed.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Report {
+pub struct FrameReport {
     /// Features that were tracked into this frame, by slot.
     pub tracked: Vec<Feature>,
     /// Those that were lost, with the reason.
@@ -71,7 +71,7 @@ impl<M: Machine> Tracker<M> {
     ///
     /// # Errors
     /// [`DeviceError::Invalid`] for a picture of another size; those of copies and launches.
-    pub fn track(&mut self, image: &[f32], prediction: Option<[f32; 9]>) -> Result<Report, DeviceError> {
+    pub fn track(&mut self, image: &[f32], prediction: Option<[f32; 9]>) -> Result<FrameReport, DeviceError> {
         self.put_image(Region::Image, image)?;
         self.machine.put(Region::Prediction, bytes(&prediction.unwrap_or(IDENTITY)))?;
         self.machine.launch(&self.shape.track())?;
@@ -79,7 +79,7 @@ impl<M: Machine> Tracker<M> {
         let mut status = vec![0.0f32; self.shape.slots()];
         self.machine.take(Region::Parameters, bytes_mut(&mut parameters))?;
         self.machine.take(Region::Status, bytes_mut(&mut status))?;
-        let mut report = Report::default();
+        let mut report = FrameReport::default();
         for (slot, &difference) in status.iter().enumerate() {
             let Some(id) = self.slots[slot] else { continue };
             if let Some(fate) = Fate::of_lost(difference) {

@@ -33,7 +33,7 @@ pub(crate) use self::processes::take_part;
 
 /// How much to measure and where to write it.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct BrokerBenchOptions {
     /// Folder for figures and summary.
     pub out: PathBuf,
     /// Fewer samples: a few seconds in all, instead of half a minute.
@@ -74,7 +74,7 @@ pub struct Machine {
 
 /// What was found.
 #[derive(Clone, Debug, Serialize)]
-pub struct Report {
+pub struct BrokerBenchReport {
     /// Version of the JSON form.
     pub schema: u32,
     /// Where.
@@ -125,7 +125,7 @@ const EXECUTE: Operation = Operation { work: Work::Execute, bytes: Bytes(0), pre
 ///
 /// # Errors
 /// [`headway::Error::Write`].
-pub fn measure(options: &Options, mut progress: impl FnMut(Progress)) -> Result<Report, Error> {
+pub fn measure(options: &BrokerBenchOptions, mut progress: impl FnMut(Progress)) -> Result<BrokerBenchReport, Error> {
     let mut bench = Bench { options, samples: Vec::new(), warnings: Vec::new() };
     type Part = fn(&mut Bench<'_>, &BrokerProcess) -> Result<(), Error>;
     let parts: [(&'static str, Rest, Part); 12] = [
@@ -158,7 +158,7 @@ pub fn measure(options: &Options, mut progress: impl FnMut(Progress)) -> Result<
         Some(Row { what, n: figures.n, median: figures.median, p99: figures.tail(), max: figures.max })
     };
     let rows: Vec<Row> = bench.samples.iter().filter_map(row).collect();
-    let report = Report {
+    let report = BrokerBenchReport {
         schema: 1,
         machine: machine(),
         commit: COMMIT,
@@ -172,7 +172,7 @@ pub fn measure(options: &Options, mut progress: impl FnMut(Progress)) -> Result<
 }
 
 struct Bench<'a> {
-    options: &'a Options,
+    options: &'a BrokerBenchOptions,
     samples: Vec<(&'static str, Vec<Nanos>)>,
     warnings: Vec<String>,
 }
@@ -317,7 +317,7 @@ fn machine() -> Machine {
     }
 }
 
-impl Report {
+impl BrokerBenchReport {
     /// Everything for people, in Markdown.
     #[must_use]
     pub fn markdown(&self) -> String {

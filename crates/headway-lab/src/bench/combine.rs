@@ -11,7 +11,7 @@ use std::time::Instant;
 use headway_core::analysis::schedulability::{Task, jeffay};
 use headway_core::files::machine::{self, Machine, RouteId};
 use headway_core::models::interconnect::Network;
-use headway_core::plan::combine::{CombineError, Counting, Mode, Options as How, Priced, Pricer, transform};
+use headway_core::plan::combine::{CombineError, CombineOptions, Counting, Mode, Priced, Pricer, transform};
 use headway_core::plan::message::{Elementary, MessageSet};
 use headway_core::units::{Bytes, Nanos};
 use rand_core::{Rng, SeedableRng};
@@ -29,7 +29,7 @@ const MS: u64 = 1_000_000;
 
 /// What to measure and where to write it.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct CombineBenchOptions {
     /// Folder for figures and summary.
     pub out: PathBuf,
     /// Seed of all sets.
@@ -42,7 +42,7 @@ pub struct Options {
 
 /// What was found.
 #[derive(Clone, Debug, Serialize)]
-pub struct Report {
+pub struct CombineBenchReport {
     /// Version of the JSON form.
     pub schema: u32,
     /// Commit of the program.
@@ -55,9 +55,9 @@ pub struct Report {
     pub machine: String,
     /// Seed of all sets.
     pub seed: u64,
-    /// How long transformations took.
+    /// CombineOptions long transformations took.
     pub speeds: Vec<Speed>,
-    /// How far results are from the optimum.
+    /// CombineOptions far results are from the optimum.
     pub distances: Vec<Distance>,
     /// What became of sets that pass a test.
     pub kept: Kept,
@@ -140,7 +140,7 @@ const LIMITS: &[(usize, bool, f64)] = &[(1_000, false, 0.4), (10_000, false, 25.
 ///
 /// # Errors
 /// [`headway::Error::Plan`] if a set cannot be transformed, and what files refuse.
-pub fn run(options: &Options, mut progress: impl FnMut(Progress)) -> Result<Report, Error> {
+pub fn run(options: &CombineBenchOptions, mut progress: impl FnMut(Progress)) -> Result<CombineBenchReport, Error> {
     let machine = machine::shipped("h200-x4").expect("a shipped machine");
     let cases = if options.quick { QUICK } else { FULL };
     let total = cases.len() as u64 + 2;
@@ -164,7 +164,7 @@ pub fn run(options: &Options, mut progress: impl FnMut(Progress)) -> Result<Repo
         measured: format!("{} of {} transformations did", kept.lost, kept.passing),
         outcome: if kept.lost == 0 { Outcome::Met } else { Outcome::NotMet },
     });
-    let report = Report {
+    let report = CombineBenchReport {
         schema: 1,
         commit: COMMIT,
         optimised: !cfg!(debug_assertions),
@@ -186,7 +186,7 @@ fn refused(error: CombineError) -> Error {
 }
 
 #[allow(clippy::disallowed_methods, reason = "a benchmark reads the clock")]
-fn timed(machine: &Machine, case: &Case, options: &Options) -> Result<Speed, Error> {
+fn timed(machine: &Machine, case: &Case, options: &CombineBenchOptions) -> Result<Speed, Error> {
     let network = Network::new(machine);
     let set = messages(machine, case, options.seed);
     let (mut times, mut sums_ppm) = (Vec::new(), (0, 0));
@@ -196,7 +196,7 @@ fn timed(machine: &Machine, case: &Case, options: &Options) -> Result<Speed, Err
         }
         let begun = Instant::now();
         let mut pricer = Pricer::new(&network, machine.calibration.as_ref());
-        let how = How { mode: case.mode, counting: Counting::PhaseAware };
+        let how = CombineOptions { mode: case.mode, counting: Counting::PhaseAware };
         let found = transform(&set, &mut pricer, how, &mut |_| true).map_err(refused)?;
         times.push(Nanos(u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX)));
         sums_ppm = (found.sums[0].ppm(), found.sum().ppm());
@@ -267,7 +267,7 @@ fn tested(machine: &Machine, sets: u64, seed: u64) -> Result<Kept, Error> {
             continue;
         }
         for mode in [Mode::Fast, Mode::Greedy, Mode::Search, Mode::Optimal] {
-            let how = How { mode, counting: Counting::PhaseAware };
+            let how = CombineOptions { mode, counting: Counting::PhaseAware };
             let free = transform(&set, &mut pricer, how, &mut |_| true).map_err(refused)?;
             let test: &mut dyn FnMut(&[Task]) -> bool = &mut |tasks| jeffay(tasks).is_schedulable();
             let found = transform(&set, &mut pricer, how, test).map_err(refused)?;
@@ -322,7 +322,7 @@ fn load() -> String {
     text.split_whitespace().next().unwrap_or("unknown").to_owned()
 }
 
-impl Report {
+impl CombineBenchReport {
     /// Everything for people, in Markdown.
     #[must_use]
     pub fn markdown(&self) -> String {
@@ -392,7 +392,7 @@ mod tests {
     fn a_quick_benchmark_writes_every_time_and_loses_no_set_that_passes() {
         let folder = std::env::temp_dir().join(format!("headway-bench-combine-{}", std::process::id()));
         let interrupt = Arc::new(AtomicBool::new(false));
-        let options = Options { out: folder.clone(), seed: 1, quick: true, interrupt };
+        let options = CombineBenchOptions { out: folder.clone(), seed: 1, quick: true, interrupt };
         let report = run(&options, |_| {}).unwrap();
         assert_eq!(report.speeds.len(), QUICK.len());
         assert!(report.speeds.iter().all(|speed| speed.sums_ppm.1 < speed.sums_ppm.0), "{:?}", report.speeds);

@@ -35,7 +35,7 @@ use headway_measure::sets::Room;
 
 /// What to run and where to write it.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct InterconnectBenchOptions {
     /// On what.
     pub backend: Backend,
     /// The machine that is simulated, or that the emulated backend imitates.
@@ -63,7 +63,7 @@ pub struct Options {
 
 /// What was found.
 #[derive(Clone, Debug, Serialize)]
-pub struct Report {
+pub struct InterconnectBenchReport {
     /// Version of the JSON form.
     pub schema: u32,
     /// What the figures stand for: `sim`, `emu` or `cuda`.
@@ -129,7 +129,10 @@ struct Ran {
 /// # Errors
 /// [`headway::Error::Backend`], [`headway_measure::Error::WrongCopy`], [`headway::Error::Interrupted`], and what devices and files refuse. After a failure the
 /// batches that were run until then are in the folder all the same.
-pub fn run(options: &Options, mut progress: impl FnMut(Progress)) -> Result<Report, Error> {
+pub fn run(
+    options: &InterconnectBenchOptions,
+    mut progress: impl FnMut(Progress),
+) -> Result<InterconnectBenchReport, Error> {
     if !LARGEST.contains(&options.largest.0) {
         return Err(headway::Error::Options("blocks are between 4 KiB and 1 GiB at most").into());
     }
@@ -145,7 +148,7 @@ pub fn run(options: &Options, mut progress: impl FnMut(Progress)) -> Result<Repo
     let (mut ran, mut failed) = (Vec::new(), None);
     for number in 0..options.batches {
         if number % SAVED_EVERY == 0 {
-            Report::of(options, &node, &ran)?.write(&options.out)?;
+            InterconnectBenchReport::of(options, &node, &ran)?.write(&options.out)?;
         }
         let done = (node.next)().map(|batch| ran.push(batch)).and_then(|()| Ok(session.advance()?));
         if let Err(error) = done {
@@ -153,7 +156,7 @@ pub fn run(options: &Options, mut progress: impl FnMut(Progress)) -> Result<Repo
             break;
         }
     }
-    let mut report = Report::of(options, &node, &ran)?;
+    let mut report = InterconnectBenchReport::of(options, &node, &ran)?;
     report.warnings.extend(session.finish()?);
     report.warnings.extend(failed.iter().map(|error| format!("ended early: {error}")));
     report.write(&options.out)?;
@@ -172,7 +175,7 @@ struct Node {
     next: Box<dyn FnMut() -> Result<Ran, Error>>,
 }
 
-fn on_gpus(options: &Options, session: &mut Session<'_>) -> Result<Node, Error> {
+fn on_gpus(options: &InterconnectBenchOptions, session: &mut Session<'_>) -> Result<Node, Error> {
     let backend = if options.backend == Backend::Emu { gpus::Backend::Emu } else { gpus::Backend::Cuda };
     let devices = gpus::open(backend, options.model.as_deref(), options.gpus)?;
     let source = devices.first().map_or("emu", |gpu| gpu.description().source.label());
@@ -202,7 +205,7 @@ fn given(name: &str, gpus: usize) -> Result<Known, Error> {
 }
 
 fn measured(
-    options: &Options,
+    options: &InterconnectBenchOptions,
     backend: gpus::Backend,
     gpus: &[Arc<dyn Gpu>],
     session: &mut Session<'_>,
@@ -234,8 +237,12 @@ fn judge(machine: &Machine, ran: &[Ran]) -> Result<Vec<Judged>, Error> {
     ran.iter().map(one).collect()
 }
 
-impl Report {
-    fn of(options: &Options, Node { source, gpus, known, .. }: &Node, ran: &[Ran]) -> Result<Self, Error> {
+impl InterconnectBenchReport {
+    fn of(
+        options: &InterconnectBenchOptions,
+        Node { source, gpus, known, .. }: &Node,
+        ran: &[Ran],
+    ) -> Result<Self, Error> {
         let judged = judge(&known.machine, ran)?;
         let variants = variants::compare(&known.machine, ran, &judged)?;
         let cases: Vec<Case> = ran
@@ -301,8 +308,8 @@ mod tests {
     use super::*;
     use crate::bench::Outcome;
 
-    fn options(backend: Backend, out: &Path) -> Options {
-        Options {
+    fn options(backend: Backend, out: &Path) -> InterconnectBenchOptions {
+        InterconnectBenchOptions {
             backend,
             model: None,
             machine: None,
@@ -341,7 +348,8 @@ mod tests {
         assert_eq!(read(folder.path(), "batches.csv").lines().count(), 121);
         // What was found is the file's: predicting with it gives the same.
         let file = folder.path().join("machine.toml").display().to_string();
-        let again = Options { machine: Some(file), ..options(Backend::Sim, &folder.path().join("again")) };
+        let again =
+            InterconnectBenchOptions { machine: Some(file), ..options(Backend::Sim, &folder.path().join("again")) };
         assert_eq!(run(&again, |_| ()).unwrap().groups.len(), report.groups.len());
     }
 
@@ -349,7 +357,7 @@ mod tests {
     fn emulated_gpus_are_measured_and_their_batches_written_down() {
         let folder = tempfile::tempdir().unwrap();
         let model = Some("h200-x4".to_owned());
-        let few = Options {
+        let few = InterconnectBenchOptions {
             batches: 8,
             largest: Bytes(128 << 10),
             gpus: Some(2),
@@ -387,9 +395,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let good = options(Backend::Sim, folder.path());
         for wrong in [
-            Options { batches: 0, ..good.clone() },
-            Options { repeats: 0, ..good.clone() },
-            Options { largest: Bytes(100), ..good.clone() },
+            InterconnectBenchOptions { batches: 0, ..good.clone() },
+            InterconnectBenchOptions { repeats: 0, ..good.clone() },
+            InterconnectBenchOptions { largest: Bytes(100), ..good.clone() },
         ] {
             assert!(matches!(run(&wrong, |_| ()), Err(Error::Headway(headway::Error::Options(_)))));
         }

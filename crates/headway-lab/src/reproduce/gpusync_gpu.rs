@@ -41,7 +41,7 @@ use headway::trackers::{Course, HAND_OVER, Load, Moving, Seen, Tracked};
 
 /// What only this experiment asks.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Options {
+pub struct SharingOptions {
     /// GPUs; `None` = all, at most four.
     pub gpus: Option<usize>,
     /// How long each run releases frames.
@@ -68,7 +68,7 @@ pub struct Options {
     pub out: Option<PathBuf>,
 }
 
-impl Default for Options {
+impl Default for SharingOptions {
     fn default() -> Self {
         Self {
             gpus: None,
@@ -191,7 +191,7 @@ fn chain(error: &dyn std::error::Error) -> String {
 }
 
 /// The configurations that were asked for.
-fn chosen(options: &Options, gpus: usize, quick: bool) -> Result<Vec<Configuration>, Error> {
+fn chosen(options: &SharingOptions, gpus: usize, quick: bool) -> Result<Vec<Configuration>, Error> {
     let mut configurations = configurations(gpus, options.all, quick);
     if !options.only.is_empty() {
         configurations.retain(|one| options.only.iter().any(|word| one.is_called(word)));
@@ -206,7 +206,7 @@ fn chosen(options: &Options, gpus: usize, quick: bool) -> Result<Vec<Configurati
 }
 
 /// Loads in parts per million. Emulated GPUs are CPUs, which could not keep up.
-fn loads(options: &Options, cuda: bool) -> Vec<u64> {
+fn loads(options: &SharingOptions, cuda: bool) -> Vec<u64> {
     if !cuda {
         return vec![150_000];
     }
@@ -325,7 +325,10 @@ impl Bench {
         let socket = self.folder.join("broker");
         // What an earlier broker of this experiment left would make the next one wait for its clients.
         let _ = std::fs::remove_dir_all(&self.folder);
-        let options = headway_broker::Options { boost: false, ..headway_broker::Options::new(socket.clone(), arbiter) };
+        let options = headway_broker::ServerOptions {
+            boost: false,
+            ..headway_broker::ServerOptions::new(socket.clone(), arbiter)
+        };
         let mut server = Server::bind(options).map_err(headway::Error::Broker)?;
         let stop = AtomicBool::new(false);
         let tracked = thread::scope(|scope| {
@@ -462,7 +465,7 @@ fn outcome(
 }
 
 /// How the load was scaled.
-fn scaling(bench: &Bench, options: &Options, source: &str) -> String {
+fn scaling(bench: &Bench, options: &SharingOptions, source: &str) -> String {
     let load = &bench.load;
     format!(
         "Scaled load ({source}): periods are the paper's divided by {}; work is scaled so that kernels would take the load's \

@@ -3,7 +3,9 @@
 use headway_core::analysis::schedulability::{self, Task};
 use headway_core::files::machine::{self, Calibration, Machine, RouteId};
 use headway_core::models::interconnect::Network;
-use headway_core::plan::combine::{CombineError, Counting, Mode, Options, Pricer, Transformed, combine, transform};
+use headway_core::plan::combine::{
+    CombineError, CombineOptions, Counting, Mode, Pricer, Transformed, combine, transform,
+};
 use headway_core::plan::message::{Elementary, MessageSet};
 use headway_core::units::{Bytes, Nanos};
 use rand_core::{Rng, SeedableRng};
@@ -235,8 +237,9 @@ fn value(transformed: &Transformed) -> f64 {
 fn compared(machine: &Machine, network: &Network, generator: &Generator, random: &mut Pcg64Mcg) -> Result<Sums, Error> {
     let set = message_set(machine, generator, random);
     let mut pricer = Pricer::new(network, machine.calibration.as_ref());
-    let mut of =
-        |mode, counting| transform(&set, &mut pricer, Options { mode, counting }, &mut |_| true).map_err(refused);
+    let mut of = |mode, counting| {
+        transform(&set, &mut pricer, CombineOptions { mode, counting }, &mut |_| true).map_err(refused)
+    };
     let paper = of(Mode::Greedy, Counting::Paper)?;
     let [greedy, search, optimal] =
         [Mode::Greedy, Mode::Search, Mode::Optimal].map(|mode| of(mode, Counting::PhaseAware));
@@ -323,7 +326,7 @@ fn set_example() -> Result<Row, Error> {
         |route, mb: u64, ms: u64| Elementary::periodic("m", route, Bytes(mb * 1_000_000), Nanos(ms * MS), Nanos::ZERO);
     let set = MessageSet::new(vec![message(first, 10, 15), message(second, 10, 15), message(third, 15, 20)]);
     let set = set.expect("sound messages");
-    let options = Options { mode: Mode::Greedy, counting: Counting::Paper };
+    let options = CombineOptions { mode: Mode::Greedy, counting: Counting::Paper };
     let mut pricer = Pricer::new(&network, machine.calibration.as_ref());
     let found = transform(&set, &mut pricer, options, &mut |_| true).map_err(refused)?;
     let (before, after) = (found.sums[0].0 as f64 / 2f64.powi(64), value(&found));

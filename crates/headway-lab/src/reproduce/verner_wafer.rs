@@ -11,7 +11,7 @@ mod sim;
 use headway_core::files::error::Loaded;
 use headway_core::files::machine::Machine;
 use headway_core::files::workload::{self, Workload};
-use headway_core::plan::planner::Options as PlanOptions;
+use headway_core::plan::planner::PlanOptions;
 use headway_core::plan::{Outcome as Answer, Plan, Strategy};
 use headway_core::units::Nanos;
 
@@ -169,11 +169,11 @@ mod tests {
         let text = include_str!("../../../../workloads/wafer.toml");
         let workload = workload::parse("wafer.toml", text).unwrap();
         let folder = tempfile::tempdir().unwrap();
-        let options = headway::run::Options {
+        let options = headway::run::RunOptions {
             backend: Backend::Sim,
             duration: Some(Nanos(15 * PERIOD.0)),
             out: Some(folder.path().join("results")),
-            ..headway::run::Options::default()
+            ..headway::run::RunOptions::default()
         };
         let report = headway::run::run(&workload, &options, |_| ()).unwrap();
         assert!(report.summary.verdict.held, "{}", report.summary.verdict.text);

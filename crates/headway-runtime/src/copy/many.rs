@@ -22,7 +22,7 @@ use super::error::chain;
 use super::gpu::CopierGpu;
 use super::methods::{excluded, has_window, kernel_blocks};
 use super::pieces::{Blocks, arrange, blocks, continuous, destinations, sources};
-use super::{At, Copier, CopyError, How, ManyBy, Report};
+use super::{At, Copier, CopyError, CopyReport, How, ManyBy};
 
 /// Threads that gather at most: one moves some 11 GB/s, and the link takes 55.
 pub(super) const THREADS_MAX: usize = 6;
@@ -86,7 +86,7 @@ struct Ends<'a> {
 
 impl Copier {
     /// Makes `many` by `by`, or by the mover that is best as far as known.
-    pub(super) fn many(&self, many: Many<'_>, pieces: &[Piece], by: Option<ManyBy>) -> Result<Report, CopyError> {
+    pub(super) fn many(&self, many: Many<'_>, pieces: &[Piece], by: Option<ManyBy>) -> Result<CopyReport, CopyError> {
         let (gpu, direction) = (many.gpu, many.direction);
         let result = self.many_report(many, pieces, by);
         if let Err(CopyError::DeviceLost) = result {
@@ -96,7 +96,7 @@ impl Copier {
         result
     }
 
-    fn many_report(&self, mut many: Many<'_>, pieces: &[Piece], by: Option<ManyBy>) -> Result<Report, CopyError> {
+    fn many_report(&self, mut many: Many<'_>, pieces: &[Piece], by: Option<ManyBy>) -> Result<CopyReport, CopyError> {
         let started = clock::now();
         let gpu = &self.gpus[many.gpu];
         if gpu.is_lost() {
@@ -125,7 +125,7 @@ impl Copier {
             let (endpoint, direction, pieces) = (gpu.endpoint, many.direction, request.pieces.len());
             self.auto.predicted_many(endpoint, direction, by, request.memory(), pieces, bytes)
         };
-        Ok(Report {
+        Ok(CopyReport {
             method,
             bytes,
             chunks: moved.chunks,

@@ -12,7 +12,7 @@ use super::bounce::{SLOT, take_slots};
 use super::ends::claim;
 use super::engine::{Bounds, Moved, Step, Stopped, chunk_bytes, steps};
 use super::gpu::CopierGpu;
-use super::{At, Copier, CopyError, Report};
+use super::{At, Copier, CopyError, CopyReport};
 
 /// Chunks are this many times those between host and GPU: the link is seven times as fast.
 const CHUNKS: u64 = 8;
@@ -21,14 +21,14 @@ const SLOTS: usize = 5;
 
 impl Copier {
     /// Copies `len` bytes, through the lines of both GPUs.
-    pub(super) fn peer(&self, to: At<'_>, from: At<'_>, len: usize) -> Result<Report, CopyError> {
+    pub(super) fn peer(&self, to: At<'_>, from: At<'_>, len: usize) -> Result<CopyReport, CopyError> {
         let (source, target) = (self.gpu_of(from.buffer)?, self.gpu_of(to.buffer)?);
         let started = clock::now();
         let result = self.peer_copy(source, target, to, from, len).map(|(moved, instead_of)| {
             let method = Method::Peer;
             let (gpu, peer) = (self.gpus[source].endpoint, self.gpus[target].endpoint);
             let bytes = Bytes(len as u64);
-            Report {
+            CopyReport {
                 method,
                 bytes,
                 chunks: moved.chunks,

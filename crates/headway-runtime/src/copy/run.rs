@@ -13,7 +13,7 @@ use super::engine::Moved;
 use super::error::{Absence, chain};
 use super::methods::{LINKS_MAX, RELAYS_MAX};
 use super::shares::Running;
-use super::{Copier, CopyError, How, Observation, Report};
+use super::{Copier, CopyError, CopyReport, How, Observation};
 
 /// From this size on a copy is bulk: it keeps an engine busy for longer than a small copy takes altogether.
 const BULK: usize = 1 << 20;
@@ -38,10 +38,10 @@ pub(super) struct Outcome {
 
 impl Copier {
     /// Makes `copy` as asked for.
-    pub(super) fn copy(&self, mut copy: Transfer<'_>, how: How) -> Result<Report, CopyError> {
+    pub(super) fn copy(&self, mut copy: Transfer<'_>, how: How) -> Result<CopyReport, CopyError> {
         let started = clock::now();
         let result = self.attempt(&mut copy, how).map(|outcome| {
-            let report = Report {
+            let report = CopyReport {
                 method: outcome.method,
                 bytes: Bytes(copy.len as u64),
                 chunks: outcome.moved.chunks,
@@ -61,7 +61,7 @@ impl Copier {
     }
 
     /// Calls the observer.
-    pub(super) fn tell_observer(&self, gpu: usize, direction: Direction, result: &Result<Report, CopyError>) {
+    pub(super) fn tell_observer(&self, gpu: usize, direction: Direction, result: &Result<CopyReport, CopyError>) {
         if let Some(observer) = self.observer.get() {
             observer(&Observation { gpu, direction, result: result.as_ref() });
         }
@@ -220,7 +220,7 @@ impl Copier {
     }
 
     /// Tells the watch what a judged copy took, by the bucket's way or by the driver's own call instead.
-    fn judge(&self, bucket: Bucket, report: &Report) {
+    fn judge(&self, bucket: Bucket, report: &CopyReport) {
         if !self.watcher.judges(report.observed) {
             return;
         }

@@ -17,14 +17,14 @@ use headway_runtime::outlet::{MARK, Outlet, OutputError};
 use headway_trace::sharing::{Bound, Header, Job, KIND, Log, SCHEMA, Summary, TaskHead};
 use serde::Serialize;
 
-use super::{Backend, Options, Progress, named, publish, usual_place};
+use super::{Backend, Progress, RunOptions, named, publish, usual_place};
 use crate::logfile::LogFile;
 use crate::share::{self, Model};
 use crate::{COMMIT, Error, VERSION, emulation, report};
 
 /// What came of a run.
 #[derive(Clone, Debug, Serialize)]
-pub struct Report {
+pub struct TasksReport {
     /// Version of the JSON form.
     pub schema: u32,
     /// The figures.
@@ -61,9 +61,9 @@ struct Ran {
 /// have.
 pub fn run(
     workload: &Loaded<Workload>,
-    options: &Options,
+    options: &RunOptions,
     mut progress: impl FnMut(Progress),
-) -> Result<Report, Error> {
+) -> Result<TasksReport, Error> {
     let Some(sharing) = &workload.value.sharing else {
         return Err(Error::Options("the workload has no tasks that share GPUs"));
     };
@@ -96,11 +96,11 @@ pub fn run(
     let folder = publish(outlet, summary.incomplete.as_ref(), &mut warnings)?;
     let files = [name, report::TRACE, report::PAGE].map(|name| folder.join(name)).to_vec();
     let imitates = (source == Source::Emu).then(|| emulation::imitates(&machine));
-    Ok(Report { schema: 1, summary, verified: ran.verified, folder, imitates, files, warnings })
+    Ok(TasksReport { schema: 1, summary, verified: ran.verified, folder, imitates, files, warnings })
 }
 
 /// Where it runs, and the machine file that stands for that.
-fn choose(options: &Options) -> Result<(Source, Machine, Vec<String>), Error> {
+fn choose(options: &RunOptions) -> Result<(Source, Machine, Vec<String>), Error> {
     let failed = |source| Error::Backend { backend: "cuda", source };
     let simulation = |warnings| Ok((Source::Sim, named(options, "h200-x4")?, warnings));
     let gpus = |there: usize| {
@@ -128,7 +128,7 @@ fn choose(options: &Options) -> Result<(Source, Machine, Vec<String>), Error> {
 }
 
 /// Refuses tasks that need more than there is, unless forced; tells where tardiness may have no bound.
-fn accept(model: &Model, options: &Options, warnings: &mut Vec<String>) -> Result<(), Error> {
+fn accept(model: &Model, options: &RunOptions, warnings: &mut Vec<String>) -> Result<(), Error> {
     match model.report.verdict {
         Verdict::Yes => {}
         Verdict::No(resource) if !options.force => {

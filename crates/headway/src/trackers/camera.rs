@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use headway_core::units::Nanos;
 use headway_device::gpu::Gpu;
-use headway_kernels::klt::{Choice, CpuMachine, Machine, Report, Shape, Tracker};
+use headway_kernels::klt::{Choice, CpuMachine, FrameReport, Machine, Shape, Tracker};
 use headway_os::clock;
 use headway_os::ipc::Words;
 use headway_runtime::sharing::Task;
@@ -295,7 +295,7 @@ fn track<M: Machine>(
 }
 
 /// FNV-1a, 64 bits, over every figure of a report.
-fn digested(report: &Report, digest: u64) -> u64 {
+fn digested(report: &FrameReport, digest: u64) -> u64 {
     let mut hash = digest ^ 0xcbf2_9ce4_8422_2325;
     let mut add = |word: u64| hash = (hash ^ word).wrapping_mul(0x0100_0000_01b3);
     for feature in &report.tracked {

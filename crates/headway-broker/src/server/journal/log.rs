@@ -15,7 +15,7 @@ use rustix::fs::OFlags;
 use super::{Faults, allowed};
 use crate::error::ServerError;
 use crate::folder::{Folder, with_ending};
-use crate::server::Options;
+use crate::server::ServerOptions;
 
 /// Longest line that is read: a snapshot of the most tasks that there may be takes a few MiB.
 const LINE_MAX: u64 = 256 << 20;
@@ -37,7 +37,7 @@ pub(super) struct Log {
 
 impl Log {
     /// The log at `path`; nothing is written yet.
-    pub(super) fn new(path: &Path, options: &Options) -> Result<Self, ServerError> {
+    pub(super) fn new(path: &Path, options: &ServerOptions) -> Result<Self, ServerError> {
         let failed = |source| ServerError::Log { path: path.to_owned(), source };
         let (folder, name) = Folder::of(path).map_err(failed)?;
         let folder = Folder::open_shared(&folder).map_err(failed)?;

@@ -175,8 +175,8 @@ fn byte_per_ns(links: usize, limits: &[(&[usize], u64)]) -> (Machine, Vec<RouteI
     (b.0, routes)
 }
 
-fn with_mode(mode: Mode, counting: Counting) -> Options {
-    Options { mode, counting }
+fn with_mode(mode: Mode, counting: Counting) -> CombineOptions {
+    CombineOptions { mode, counting }
 }
 
 fn sum_of(transformed: &Transformed) -> f64 {

@@ -32,7 +32,7 @@ pub enum Mode {
 
 /// What the user may decide.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Options {
+pub struct CombineOptions {
     /// How hard to look.
     pub mode: Mode,
     /// How slots are counted.
@@ -162,10 +162,10 @@ pub type Accepts<'t> = &'t mut dyn FnMut(&[Task]) -> bool;
 pub fn transform(
     set: &MessageSet,
     pricer: &mut Pricer<'_>,
-    options: Options,
+    options: CombineOptions,
     accepts: Accepts<'_>,
 ) -> Result<Transformed, CombineError> {
-    let Options { mode, counting } = options;
+    let CombineOptions { mode, counting } = options;
     let given = Start::of(set, pricer)?;
     let started = if mode == Mode::Fast { given.merged(pricer)? } else { given.clone() };
     let steps = greedy(&started.set, pricer, counting, None)?;

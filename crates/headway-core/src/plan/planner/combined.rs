@@ -3,7 +3,7 @@
 use super::batches::{block_name, part_name};
 use super::{Bytes, Carried, Nanos, Network, Pipeline, PlanError, PlannedBatch, Planner, RouteId, Source, Work};
 use crate::analysis::schedulability::{self, Task};
-use crate::plan::combine::{CombineError, Options, Pricer, Transformed, transform};
+use crate::plan::combine::{CombineError, CombineOptions, Pricer, Transformed, transform};
 use crate::plan::message::{Batch, Elementary, MessageError, MessageSet};
 use crate::units::PPM;
 
@@ -144,7 +144,7 @@ impl Planner<'_> {
             let verdict = if implicit { schedulability::jeffay(&tasks) } else { schedulability::chunked(&tasks, 1) };
             verdict.is_schedulable()
         };
-        let options = Options { mode: self.workload.transform, ..Options::default() };
+        let options = CombineOptions { mode: self.workload.transform, ..CombineOptions::default() };
         Ok(transform(set, &mut pricer, options, &mut accepts)?)
     }
 

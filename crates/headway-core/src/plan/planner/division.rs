@@ -1,13 +1,13 @@
 //! The streams that may run on either: which of them the CPU takes (`verner-2014`, V-B; specification of messages, 6).
 
-use super::{Machine, Nanos, Options, Outcome, Plan, PlanError, Workload};
+use super::{Machine, Nanos, Outcome, Plan, PlanError, PlanOptions, Workload};
 use crate::files::workload::{Placement, Stream};
 use crate::plan::Division;
 use crate::plan::stream::{Fluid, Margins, Reach, Rectangle, search};
 use crate::units::{NANOS_PER_SECOND, PPM};
 
 /// As [`super::best`], with every stream that may run on either given its place.
-pub(super) fn best(machine: &Machine, workload: &Workload, options: Options) -> Result<Plan, PlanError> {
+pub(super) fn best(machine: &Machine, workload: &Workload, options: PlanOptions) -> Result<Plan, PlanError> {
     let either: Vec<usize> =
         (0..workload.streams.len()).filter(|&at| workload.streams[at].gpu == Placement::Either).collect();
     if either.is_empty() {
@@ -42,7 +42,7 @@ pub(super) fn best(machine: &Machine, workload: &Workload, options: Options) -> 
 fn planned(
     machine: &Machine,
     workload: &Workload,
-    options: Options,
+    options: PlanOptions,
     either: &[usize],
     on_cpu: &[bool],
 ) -> Result<Plan, PlanError> {

@@ -10,7 +10,7 @@
 //! to any step. What is found passes the same tests as every other plan.
 
 use super::servers::{demands, steps_on};
-use super::{Cycle, Machine, Nanos, Network, Options, Outcome, Pipeline, Plan, PlanError, Source, Strategy, Work};
+use super::{Cycle, Machine, Nanos, Network, Outcome, Pipeline, Plan, PlanError, PlanOptions, Source, Strategy, Work};
 use crate::analysis::schedulability::{self, Task, chunked};
 use crate::files::machine::Cpu;
 use crate::files::workload::{Placement, Workload};
@@ -29,7 +29,12 @@ const FACTOR_MAX: u64 = 64 * PPM;
 
 /// `best`, which fails with windows of equal length, or a plan with windows of different lengths that holds. Where there is none,
 /// `best` stays a "no" only if no division of the deadlines can hold; else nothing is decided.
-pub(super) fn instead(machine: &Machine, workload: &Workload, options: Options, best: Plan) -> Result<Plan, PlanError> {
+pub(super) fn instead(
+    machine: &Machine,
+    workload: &Workload,
+    options: PlanOptions,
+    best: Plan,
+) -> Result<Plan, PlanError> {
     let streams = |pipeline: &Pipeline| matches!(pipeline.source, Source::Streams(_));
     let as_asked = options.strategy.is_some_and(Strategy::is_baseline) || workload.cycle == Cycle::Paper;
     if as_asked || best.verdict.outcome != Outcome::NotSchedulable || !best.pipelines.iter().any(streams) {
@@ -58,7 +63,7 @@ pub(super) fn instead(machine: &Machine, workload: &Workload, options: Options, 
     }
     let no = hopeless(machine, &best);
     for other in best.alternatives.iter_mut().filter(|other| other.outcome == Outcome::NotSchedulable) {
-        let options = Options { strategy: Some(other.strategy) };
+        let options = PlanOptions { strategy: Some(other.strategy) };
         let again = || super::best(machine, workload, options, false).map_or(true, |plan| hopeless(machine, &plan));
         let no = if other.strategy == best.strategy || !tried_again { no } else { again() };
         other.outcome = if no { Outcome::NotSchedulable } else { Outcome::Undecided };

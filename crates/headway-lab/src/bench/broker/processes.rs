@@ -139,13 +139,13 @@ pub(crate) fn take_part(role: &str) -> bool {
 }
 
 fn broker(folder: &Path, orders: &[&str]) -> Option<()> {
-    let usual = headway_broker::Options::new(folder.join("broker"), arbiter());
+    let usual = headway_broker::ServerOptions::new(folder.join("broker"), arbiter());
     let (spin, spin_share_ppm) = match Rest::parse(orders)? {
         Rest::Usual => (usual.spin, usual.spin_share_ppm),
         Rest::Soon => (Nanos(200_000), PPM / 4),
         Rest::Never => (FOREVER, PPM),
     };
-    let options = headway_broker::Options { spin, spin_share_ppm, ..usual };
+    let options = headway_broker::ServerOptions { spin, spin_share_ppm, ..usual };
     let mut server = Server::bind(options).ok()?;
     io::stdout().write_all(b".").and_then(|()| io::stdout().flush()).ok()?;
     server.run(&AtomicBool::new(false)).ok()

@@ -9,7 +9,7 @@ use headway_core::models::transfer::fit::FitError;
 use headway_core::units::{Nanos, PPM};
 use serde::Serialize;
 
-use super::{Report, Target, Variant};
+use super::{InterconnectBenchReport, Target, Variant};
 use crate::Error;
 use crate::bench::results::Outcome;
 use crate::plot::{Figure, Line};
@@ -313,7 +313,7 @@ fn table(text: &mut String, groups: &[Group]) {
     }
 }
 
-impl Report {
+impl InterconnectBenchReport {
     /// Everything for people, in Markdown.
     #[must_use]
     pub fn markdown(&self) -> String {

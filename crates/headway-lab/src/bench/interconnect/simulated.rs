@@ -8,7 +8,7 @@ use headway_core::units::{Nanos, PPM, Rate};
 use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 
-use super::{Known, Options, Ran, fresh, given};
+use super::{InterconnectBenchOptions, Known, Ran, fresh, given};
 use crate::Error;
 use headway_measure::batches::{Block, Draw, Routes, Took};
 use headway_measure::fit::Observed;
@@ -113,7 +113,7 @@ fn scale(machine: &mut Machine, at: usize, ppm: u64) {
 }
 
 /// The node that `options` describe.
-pub(super) fn node(options: &Options) -> Result<super::Node, Error> {
+pub(super) fn node(options: &InterconnectBenchOptions) -> Result<super::Node, Error> {
     let name = options.model.as_deref().unwrap_or("h200-x4");
     let described = given(name, options.gpus.map_or_else(|| gpus_of(name), Ok)?)?.machine;
     let count = described.gpus().count();

@@ -9,7 +9,7 @@ use headway_core::files::machine::{EngineClass, Machine};
 use headway_core::files::workload::{Cycle, Grouping, OnMiss, Place, Placement, Step, Stream, Workload};
 use headway_core::log::{Record, What};
 use headway_core::plan::combine::Mode;
-use headway_core::plan::planner::{Options, plan};
+use headway_core::plan::planner::{PlanOptions, plan};
 use headway_core::plan::{Outcome as Answer, Plan, PlannedStep, Strategy, Work};
 use headway_core::units::{Bytes, Nanos};
 use headway_runtime::kernels::Kernels;
@@ -91,7 +91,7 @@ pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
     let cycles: Vec<u64> = plan.pipelines.iter().map(|p| duration.0.div_ceil(p.period.0)).collect();
     let packets = plan.streams.iter().map(|stream| cycles[stream.pipeline as usize]).collect();
     let spin = if site.source == "cuda" { Nanos(200_000) } else { Nanos::ZERO };
-    let options = wall::Options { spin, ..wall::Options::default() };
+    let options = wall::WallOptions { spin, ..wall::WallOptions::default() };
     let work = Run {
         plan: &plan,
         kernels: &kernels,
@@ -118,7 +118,7 @@ fn accepted(machine: &Machine, seed: u64) -> Result<(Workload, Plan, Vec<Vec<Nan
     for percent in PERCENT {
         for _ in 0..DRAWS {
             let workload = workload(machine, &mut draw, percent, seed);
-            let options = Options { strategy: Some(Strategy::Partitioned) };
+            let options = PlanOptions { strategy: Some(Strategy::Partitioned) };
             let plan = plan(machine, &workload, options).map_err(|error| headway::Error::Plan(Box::new(error)))?;
             let whole = plan.pipelines.iter().flat_map(|p| &p.steps).all(|step| step.chunk == Bytes(0));
             if plan.verdict.outcome != Answer::Schedulable || !whole {

@@ -7,7 +7,7 @@ use super::run::{Figures, RUNS_COLUMNS, STEPS_COLUMNS, Site, folder};
 use super::{CAMERAS_MAX, GAIN, Most, PERIOD, POLICIES, Study};
 use crate::Error;
 use crate::reproduce::{Outcome, Row, Setting, Table, Verdict};
-use headway::run::{self, Backend, Chosen, Options};
+use headway::run::{self, Backend, Chosen, RunOptions};
 use headway_measure::sample::Effort;
 use headway_measure::wafer::{COLUMNS, Calibration, SHAPE, Size, calibrate};
 
@@ -75,7 +75,7 @@ pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
     // The emulated node needs as many GPUs in its machine file as are asked for.
     let several = setting.backend == Backend::Emu && setting.gpus.is_some_and(|gpus| gpus > 1);
     let named = setting.machine.clone().or_else(|| several.then(|| "h200-x4".to_owned()));
-    let options = Options { backend: setting.backend, machine: named, gpus: setting.gpus, ..Options::default() };
+    let options = RunOptions { backend: setting.backend, machine: named, gpus: setting.gpus, ..RunOptions::default() };
     let Chosen { source, machine, devices, mut warnings } = run::choose(&options)?;
     let described = devices.iter().map(|device| device.description().name.clone()).collect::<Vec<_>>().join(", ");
     let calibration = calibrate(devices, &study.images(), size)?;

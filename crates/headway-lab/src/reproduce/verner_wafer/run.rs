@@ -16,7 +16,7 @@ use super::Study;
 use crate::Error;
 use crate::reproduce::{Setting, Table};
 use headway::keep::Keep;
-use headway::run::{self, Options, Ran};
+use headway::run::{self, Ran, RunOptions};
 use headway::verify::{self, Counted};
 
 /// Numbers scratch folders of one process.
@@ -50,7 +50,7 @@ impl Site<'_> {
         cameras: u32,
         duration: Nanos,
     ) -> Result<Figures, Error> {
-        let options = Options {
+        let options = RunOptions {
             backend: self.setting.backend,
             machine: Some(self.machine.clone()),
             gpus: Some(self.gpus),
@@ -58,14 +58,14 @@ impl Site<'_> {
             duration: Some(duration),
             seed: Some(study.seed),
             keep: Keep::all(),
-            ..Options::default()
+            ..RunOptions::default()
         };
         let workload = study.workload(cameras)?;
         let mut chosen = run::choose(&options)?;
         let plan = headway::plan::make(
             &chosen.machine,
             &workload,
-            headway_core::plan::planner::Options { strategy: Some(strategy) },
+            headway_core::plan::planner::PlanOptions { strategy: Some(strategy) },
         )?;
         let plan = Arc::new(plan);
         let outlet = Outlet::create(&scratch())?;

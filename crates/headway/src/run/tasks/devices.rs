@@ -20,7 +20,7 @@ use headway_os::clock;
 use headway_runtime::sharing::{Sharing, TaskShape};
 use headway_trace::sharing::{Bound, Doing, Engine, Job, Span, Unit};
 
-use super::super::{Options, Progress};
+use super::super::{Progress, RunOptions};
 use super::Ran;
 use crate::share::Model;
 use crate::trackers::{
@@ -45,7 +45,7 @@ pub(super) fn run(
     model: &Model,
     workload: &Loaded<Workload>,
     rules: &Rules,
-    options: &Options,
+    options: &RunOptions,
     seed: u64,
     progress: &mut impl FnMut(Progress),
 ) -> Result<Ran, Error> {
@@ -131,7 +131,7 @@ fn known(workload: &Loaded<Workload>, at: usize, task: &Task) -> Result<(), Erro
 }
 
 /// The GPUs that the tasks share, in the order of the model.
-fn open(source: Source, machine: &Machine, model: &Model, options: &Options) -> Result<Vec<Arc<dyn Gpu>>, Error> {
+fn open(source: Source, machine: &Machine, model: &Model, options: &RunOptions) -> Result<Vec<Arc<dyn Gpu>>, Error> {
     let (backend, name) = match source {
         Source::Cuda => (gpus::Backend::Cuda, None),
         _ => (gpus::Backend::Emu, options.machine.as_deref()),
@@ -175,7 +175,7 @@ fn track(
     tasks: &[Task],
     cameras: Vec<Camera>,
     duration: Nanos,
-    options: &Options,
+    options: &RunOptions,
     progress: &mut impl FnMut(Progress),
 ) -> Result<Vec<Tracked>, Error> {
     let begin = clock::now().saturating_add(LEAD);

@@ -16,7 +16,7 @@ use headway_trace::sharing::{Bound, Doing, Engine, Job, Span, Unit};
 
 use headway_core::decisions::engine_lock::{Order, PeerLocks};
 
-use super::super::{Options, Progress};
+use super::super::{Progress, RunOptions};
 use super::Ran;
 use crate::Error;
 use crate::share::Model;
@@ -25,7 +25,7 @@ pub(super) fn run(
     model: &Model,
     workload: &Loaded<Workload>,
     sharing: &Sharing,
-    options: &Options,
+    options: &RunOptions,
     seed: u64,
     progress: &mut impl FnMut(Progress),
 ) -> Result<Ran, Error> {

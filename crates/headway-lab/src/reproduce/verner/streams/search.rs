@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use headway_core::files::machine::Machine;
 use headway_core::files::workload::Workload;
-use headway_core::plan::planner::{self, Options, PlanError, margins};
+use headway_core::plan::planner::{self, PlanError, PlanOptions, margins};
 use headway_core::plan::stream::{Found, Margins, Reach, Rectangle, search};
 use headway_core::plan::{Plan, Strategy};
 use headway_core::units::{Nanos, PPM};
@@ -40,7 +40,7 @@ pub(super) struct Planned {
 /// The first streams, as many as `on_cpu` is long, so divided, with their plan, accepted or not.
 pub(super) fn forced(machine: &Machine, demand: &Demand, policy: Strategy, on_cpu: &[bool]) -> Result<Case, Error> {
     let workload = demand.workload(on_cpu, Part::All).expect("at least one stream is planned");
-    let plan = planner::plan(machine, &workload, Options { strategy: Some(policy) });
+    let plan = planner::plan(machine, &workload, PlanOptions { strategy: Some(policy) });
     Ok(Case { workload, plan: Arc::new(plan.map_err(|error| headway::Error::Plan(Box::new(error)))?) })
 }
 
@@ -59,7 +59,7 @@ impl Divider<'_> {
     fn side(&mut self, on_cpu: &[bool], part: Part) -> Result<u64, Error> {
         let Some(workload) = self.demand.workload(on_cpu, part) else { return Ok(u64::MAX) };
         self.plans += 1;
-        match planner::plan(self.machine, &workload, Options { strategy: Some(self.policy) }) {
+        match planner::plan(self.machine, &workload, PlanOptions { strategy: Some(self.policy) }) {
             Ok(plan) => Ok(margins(&plan).least()),
             // Blocks that no buffer could hold, cycles without length.
             Err(PlanError::Impossible { .. }) => Ok(0),

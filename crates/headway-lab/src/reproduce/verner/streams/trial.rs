@@ -146,11 +146,11 @@ pub(super) fn run(site: &mut Site, case: &Case, duration: Nanos, until: Until) -
     let stop = Arc::new(AtomicBool::new(false));
     // A GPU's windows are worth a busy CPU; the emulated device needs that CPU itself.
     let spin = if site.source == "cuda" { Nanos(200_000) } else { Nanos::ZERO };
-    let options = wall::Options {
+    let options = wall::WallOptions {
         spin,
         spare_cycles: spare_cycles(plan),
         interrupt: Arc::clone(&stop),
-        ..wall::Options::default()
+        ..wall::WallOptions::default()
     };
     let work = Work {
         plan,
