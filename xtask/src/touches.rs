@@ -46,8 +46,8 @@ fn describe(tree: &Tree, file: &str) -> anyhow::Result<String> {
     let names = public_names(text);
     let (package, module) = place(file);
     out += "\nTests\n";
-    let beside = file.trim_end_matches(".rs").to_owned() + "/tests.rs";
-    if text.contains("#[cfg(test)]") || tree.text(&beside).is_some() {
+    let tests_file = file.trim_end_matches(".rs").to_owned() + "/tests.rs";
+    if text.contains("#[cfg(test)]") || tree.text(&tests_file).is_some() {
         out += &format!("  cargo test -p {package} --lib {module}\n");
     }
     let is_test = |path: &str| path.ends_with(".rs") && path.contains("/tests/") && path != file;

@@ -142,19 +142,19 @@ fn end_with_parent() {
 }
 
 /// What a process of this test is told by its environment.
-struct Told {
+struct Orders {
     socket: PathBuf,
     words: Words,
     number: usize,
     life: u32,
 }
 
-fn told() -> Option<Told> {
+fn orders() -> Option<Orders> {
     let memory = var("CRASH_MEMORY")?;
     end_with_parent();
     let memory = File::options().read(true).write(true).open(memory).unwrap();
     let number = |name: &str| var(name).unwrap().parse().unwrap();
-    Some(Told {
+    Some(Orders {
         socket: PathBuf::from(var("CRASH_SOCKET")?),
         words: Words::open(memory.into(), 0, WORDS).unwrap(),
         number: number("CRASH_NUMBER") as usize,
@@ -163,17 +163,17 @@ fn told() -> Option<Told> {
 }
 
 /// Waits for what `wait` gives, and notes how long that was if nothing befell this worker or the broker meanwhile.
-fn timed<T>(told: &Told, wait: impl FnOnce() -> T) -> T {
-    let word = |at: usize| told.words.word(at).load(Ordering::SeqCst);
+fn timed<T>(orders: &Orders, wait: impl FnOnce() -> T) -> T {
+    let word = |at: usize| orders.words.word(at).load(Ordering::SeqCst);
     let (brokers, hits, start) = (word(BROKERS), word(HITS), Instant::now());
     let value = wait();
     let waited = u32::try_from(start.elapsed().as_micros()).unwrap_or(u32::MAX);
-    if word(EXCUSED + told.number) == 0 && word(BROKERS) == brokers && brokers.is_multiple_of(2) {
-        told.words.word(WAITED + told.number).fetch_max(waited, Ordering::SeqCst);
+    if word(EXCUSED + orders.number) == 0 && word(BROKERS) == brokers && brokers.is_multiple_of(2) {
+        orders.words.word(WAITED + orders.number).fetch_max(waited, Ordering::SeqCst);
         // The one under way at the start, and those since.
         let hanging = u64::from(word(HITS).wrapping_sub(hits)) + 1;
         let is_long = u64::from(waited) * 1_000 > hanging * (WATCHDOG.0 + DRAIN.0);
-        told.words.word(LONG_WAITS).fetch_add(u32::from(is_long), Ordering::SeqCst);
+        orders.words.word(LONG_WAITS).fetch_add(u32::from(is_long), Ordering::SeqCst);
     }
     value
 }
@@ -181,32 +181,32 @@ fn timed<T>(told: &Told, wait: impl FnOnce() -> T) -> T {
 /// Not a test: the life of a worker, in a process of its own.
 #[test]
 fn worker() {
-    let Some(told) = told() else { return };
-    let (words, me) = (&told.words, told.life);
+    let Some(orders) = orders() else { return };
+    let (words, me) = (&orders.words, orders.life);
     // A broker may just be starting.
-    let mut client = Client::connect(&told.socket, "worker", OnLoss::Wait);
+    let mut client = Client::connect(&orders.socket, "worker", OnLoss::Wait);
     while client.is_err() {
         std::thread::yield_now();
-        client = Client::connect(&told.socket, "worker", OnLoss::Wait);
+        client = Client::connect(&orders.socket, "worker", OnLoss::Wait);
     }
     let client = client.unwrap();
     let Ok(mut task) = client.register(shape("work")) else { return };
     let mut random = Pcg64Mcg::seed_from_u64(u64::from(me));
     // Whoever was cut off ends, and is started again.
-    while let Ok(mut token) = timed(&told, || task.acquire(clock::now(), 0, None)) {
+    while let Ok(mut token) = timed(&orders, || task.acquire(clock::now(), 0, None)) {
         let at = TOKENS + token.token().0 as usize;
         enter(words, at, me);
         let gpu = token.gpu().0 as usize;
         for _ in 0..random.next_u32() % 4 {
             let engine = (random.next_u32() % 3) as usize;
             let work = [Work::Execute, Work::CopyIn, Work::CopyOut][engine];
-            let Ok(held) = timed(&told, || token.engine(operation(work))) else { break };
+            let Ok(held) = timed(&orders, || token.engine(operation(work))) else { break };
             enter(words, ENGINES + gpu * 3 + engine, me);
             for _ in 0..random.next_u32() % 200 {
                 std::hint::spin_loop();
             }
-            while words.word(LINGER + told.number).load(Ordering::SeqCst) == me {
-                words.word(INSIDE + told.number).store(me, Ordering::SeqCst);
+            while words.word(LINGER + orders.number).load(Ordering::SeqCst) == me {
+                words.word(INSIDE + orders.number).store(me, Ordering::SeqCst);
                 pause();
             }
             leave(words, ENGINES + gpu * 3 + engine, me);
@@ -214,22 +214,22 @@ fn worker() {
         }
         leave(words, at, me);
         token.release(Nanos(1_000));
-        words.word(ROUNDS + told.number).fetch_add(1, Ordering::SeqCst);
+        words.word(ROUNDS + orders.number).fetch_add(1, Ordering::SeqCst);
     }
 }
 
 /// Not a test: a client that lies, in a process of its own.
 #[test]
 fn liar() {
-    let (Some(lie), Some(told)) = (var("CRASH_LIE"), told()) else { return };
+    let (Some(lie), Some(orders)) = (var("CRASH_LIE"), orders()) else { return };
     let lie = Lie::ALL[lie.parse::<usize>().unwrap()];
-    let mut random = Pcg64Mcg::seed_from_u64(u64::from(told.life));
-    let step = told.words.word(TOLD);
+    let mut random = Pcg64Mcg::seed_from_u64(u64::from(orders.life));
+    let step = orders.words.word(TOLD);
     let await_next = || {
         step.store(1, Ordering::SeqCst);
         wait_until("the broker has ended", || step.load(Ordering::SeqCst) == 2);
     };
-    let kept = liar::tell(&told.socket, lie, &mut random, await_next);
+    let kept = liar::tell(&orders.socket, lie, &mut random, await_next);
     step.store(3, Ordering::SeqCst);
     if kept.is_some() {
         liar::stay();

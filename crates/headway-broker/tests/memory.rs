@@ -27,7 +27,7 @@ const EIO: i32 = 5;
 #[derive(Clone, Default)]
 struct Disk {
     errno: Arc<AtomicI32>,
-    told: Arc<Mutex<Vec<String>>>,
+    messages: Arc<Mutex<Vec<String>>>,
 }
 
 impl Disk {
@@ -36,17 +36,17 @@ impl Disk {
     }
 
     fn options(&self, ending: &'static str, options: &mut ServerOptions) {
-        let (errno, told) = (Arc::clone(&self.errno), Arc::clone(&self.told));
+        let (errno, messages) = (Arc::clone(&self.errno), Arc::clone(&self.messages));
         options.faults = Some(Faults::new(move |path| {
             let errno = Some(errno.load(Ordering::SeqCst)).filter(|errno| *errno != 0);
             // However long the test takes: the file that would follow a broken one fails too.
             errno.filter(|_| path.to_string_lossy().trim_end_matches(".new").ends_with(ending))
         }));
-        options.tell = Some(Tell::new(move |text| told.lock().unwrap().push(text.to_owned())));
+        options.tell = Some(Tell::new(move |text| messages.lock().unwrap().push(text.to_owned())));
     }
 
-    fn told(&self) -> Vec<String> {
-        self.told.lock().unwrap().clone()
+    fn messages(&self) -> Vec<String> {
+        self.messages.lock().unwrap().clone()
     }
 }
 
@@ -121,10 +121,15 @@ fn a_full_or_broken_disk_does_not_end_the_broker_and_when_it_is_well_again_a_sna
         let memory = client.status().unwrap().memory;
         let trouble = memory.trouble.expect("there is trouble");
         assert!(trouble.contains(&folder.path().display().to_string()) && trouble.contains("os error"), "{trouble}");
-        assert_eq!(disk.told().len(), 1, "told once: {:?}", disk.told());
+        assert_eq!(disk.messages().len(), 1, "told once: {:?}", disk.messages());
         disk.is(0);
         wait_until("the disk is used again", || client.status().unwrap().memory.trouble.is_none());
-        assert_eq!((disk.told().len(), client.status().unwrap().memory.gaps), (2, 1), "{ending}: {:?}", disk.told());
+        assert_eq!(
+            (disk.messages().len(), client.status().unwrap().memory.gaps),
+            (2, 1),
+            "{ending}: {:?}",
+            disk.messages()
+        );
         task.acquire(clock::now(), 0, Some(LIMIT)).unwrap().release(Nanos(1));
         drop(task);
         drop(client);
@@ -195,7 +200,7 @@ fn a_broker_that_must_remember_grants_nothing_until_it_can_be_written_down() {
         });
         assert!(!waiter.is_finished(), "granted, although nothing could be written down");
         assert!(one.status().unwrap().gpus[0].holders.is_empty());
-        assert!(disk.told()[0].contains("nobody is granted anything"), "{:?}", disk.told());
+        assert!(disk.messages()[0].contains("nobody is granted anything"), "{:?}", disk.messages());
         disk.is(0);
         waiter.join().unwrap().unwrap();
     });
@@ -308,7 +313,7 @@ fn a_log_stays_bounded_where_something_else_has_the_name_of_an_older_file() {
     assert!(length < 3 * (16 << 10), "{length}");
     assert_eq!(fs::read_to_string(theirs.join("notes")).unwrap(), "precious");
     assert!(!sibling(&log, ".2").exists());
-    let told = disk.told();
-    assert!(told.len() == 1 && told[0].contains(&theirs.display().to_string()), "{told:?}");
+    let messages = disk.messages();
+    assert!(messages.len() == 1 && messages[0].contains(&theirs.display().to_string()), "{messages:?}");
     replay(&log);
 }

@@ -40,7 +40,7 @@ fn again(role: &str, socket: &Path) -> Command {
     command
 }
 
-fn told() -> Option<PathBuf> {
+fn socket_from_env() -> Option<PathBuf> {
     let socket = PathBuf::from(env::var_os("PLACE_SOCKET")?);
     // Ends with the process that started it.
     std::thread::spawn(|| {
@@ -53,7 +53,7 @@ fn told() -> Option<PathBuf> {
 /// Not a test: a broker in a process of its own.
 #[test]
 fn broker() {
-    let Some(socket) = told() else { return };
+    let Some(socket) = socket_from_env() else { return };
     if let Some(most) = env::var("PLACE_DESCRIPTORS").ok().and_then(|text| text.parse().ok()) {
         let limit = rustix::process::Rlimit { current: Some(most), maximum: Some(most) };
         rustix::process::setrlimit(rustix::process::Resource::Nofile, limit).unwrap();
@@ -75,7 +75,7 @@ fn broker() {
 /// Not a test: somebody who pretends to be a broker.
 #[test]
 fn impostor() {
-    let Some(socket) = told() else { return };
+    let Some(socket) = socket_from_env() else { return };
     let listener = Listener::bind(&socket, 0o777).unwrap();
     loop {
         if let Ok(Some(client)) = listener.accept() {

@@ -79,13 +79,13 @@ fn the_next_token_goes_to_another_user_however_many_wait_and_whatever_they_say()
     let owner = connect(&broker);
     thread::scope(|scope| {
         let broker = &broker;
-        let (give_back, told) = std::sync::mpsc::channel::<()>();
+        let (give_back, given_back) = std::sync::mpsc::channel::<()>();
         let holder = as_user(scope, MANY, move || {
             let client = connect(broker);
             let mut task = client.register(due_in(100_000)).unwrap();
             let token = task.acquire(Nanos(1), 0, Some(LIMIT)).unwrap();
             // Until it is told, and not less than a little, so that it has used something.
-            told.recv().unwrap();
+            given_back.recv().unwrap();
             token.release(Nanos(1));
         });
         wait_until("it holds", || owner.status().unwrap().counts.tokens == 1);

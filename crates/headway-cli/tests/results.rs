@@ -286,11 +286,14 @@ fn too_much_work_is_laid_to_its_stream_and_what_would_help_helps() {
         assert!(refused.err.contains(word), "`{word}` is missing\n{}", refused.err);
     }
     let answer = headway(place.path(), &[&run[..], &["--format", "json"]].concat()).exits(1);
-    let told = answer.json();
-    assert_eq!((&told["schema"], &told["kind"], &told["status"]), (&1.into(), &"not-accepted".into(), &1.into()));
-    let causes = told["causes"].as_array().unwrap();
-    assert!(causes.iter().any(|cause| cause.as_str().unwrap().contains(words[0])), "{told}");
-    assert!(answer.err.is_empty() && told["help"].as_str().unwrap().contains("--force"), "{answer:#?}");
+    let refusal = answer.json();
+    assert_eq!(
+        (&refusal["schema"], &refusal["kind"], &refusal["status"]),
+        (&1.into(), &"not-accepted".into(), &1.into())
+    );
+    let causes = refusal["causes"].as_array().unwrap();
+    assert!(causes.iter().any(|cause| cause.as_str().unwrap().contains(words[0])), "{refusal}");
+    assert!(answer.err.is_empty() && refusal["help"].as_str().unwrap().contains("--force"), "{answer:#?}");
 
     // With so many streams as it says, the plan is accepted. With one fewer it is not: whether other cycles would do is not known.
     for (parts, status) in [(4, 0), (3, 3)] {
@@ -312,11 +315,11 @@ fn errors_are_json_where_json_is_asked_for() {
     fs::write(place.path().join("bad.toml"), SMALL.replacen("period = \"20 ms\"", "period = 20", 1)).unwrap();
     let json = |args: &[&str]| {
         let answer = headway(place.path(), args);
-        let told = answer.json();
-        assert_eq!(told["status"], answer.status.unwrap(), "{answer:#?}");
-        assert!(answer.err.is_empty() && told["causes"].is_array() && told["message"].is_string(), "{answer:#?}");
-        assert_eq!((&told["schema"], &told["error"]), (&1.into(), &true.into()), "{answer:#?}");
-        told
+        let refusal = answer.json();
+        assert_eq!(refusal["status"], answer.status.unwrap(), "{answer:#?}");
+        assert!(answer.err.is_empty() && refusal["causes"].is_array() && refusal["message"].is_string(), "{answer:#?}");
+        assert_eq!((&refusal["schema"], &refusal["error"]), (&1.into(), &true.into()), "{answer:#?}");
+        refusal
     };
     let missing = json(&["plan", "nowhere.toml", "--format", "json"]);
     assert_eq!((&missing["kind"], &missing["message"]), (&"read".into(), &"cannot read `nowhere.toml`".into()));

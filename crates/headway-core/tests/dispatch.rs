@@ -497,11 +497,11 @@ fn a_job_that_ends_when_its_window_closes_is_not_late_and_a_nanosecond_later_it_
         dispatcher.handle(Nanos(0), &data(0)).unwrap();
         assert_eq!(submitted(&mut dispatcher), [(0, 0)]);
         dispatcher.handle(Nanos(end), &done(0, 7, 11)).unwrap();
-        let told = events(&mut dispatcher);
+        let seen = events(&mut dispatcher);
         let by = Nanos(1);
-        assert_eq!(told.contains(&Event::Late { pipeline: 0, cycle: 0, step: 0, by }), late);
-        assert_eq!(told.contains(&Event::Missed { stream: 0, packet: 0, by }), late);
-        assert!(!told.iter().any(|event| matches!(event, Event::Overrun { .. })));
+        assert_eq!(seen.contains(&Event::Late { pipeline: 0, cycle: 0, step: 0, by }), late);
+        assert_eq!(seen.contains(&Event::Missed { stream: 0, packet: 0, by }), late);
+        assert!(!seen.iter().any(|event| matches!(event, Event::Overrun { .. })));
     }
 }
 
@@ -571,14 +571,14 @@ fn a_window_that_opens_within_the_jitter_is_not_late_and_a_nanosecond_later_it_i
         let mut dispatcher = started(plan, Limits::default(), 1);
         assert_eq!(dispatcher.poll_timeout(), Some(Nanos(10)));
         dispatcher.handle(Nanos(wake), &Input::Timeout).unwrap();
-        let told = events(&mut dispatcher);
-        let by = told.iter().find_map(|event| match event {
+        let seen = events(&mut dispatcher);
+        let by = seen.iter().find_map(|event| match event {
             Event::ReleaseLate { by, .. } => Some(*by),
             _ => None,
         });
         assert_eq!(by, late);
         // The deadline stays where the plan has it.
-        assert!(told.contains(&Event::Ready { pipeline: 0, cycle: 0, step: 0, deadline: Nanos(20) }));
+        assert!(seen.contains(&Event::Ready { pipeline: 0, cycle: 0, step: 0, deadline: Nanos(20) }));
     }
 }
 

@@ -146,9 +146,9 @@ impl World {
                 once(&mut next.placed, task.chunk, "placed");
             }
         }
-        let told = next.pipeline.worker_done(link, task.buffer, !fails);
+        let notified = next.pipeline.worker_done(link, task.buffer, !fails);
         let wakes = next.pipeline.engine_is_ready(link) && !self.pipeline.engine_is_ready(link);
-        assert!(told || !(wakes || next.pipeline.outcome().is_some()), "the engine would not hear of it");
+        assert!(notified || !(wakes || next.pipeline.outcome().is_some()), "the engine would not hear of it");
         next
     }
 

@@ -865,13 +865,13 @@ fn copies_of_streams_that_open_their_windows_together_move_in_one_batch_where_th
         steps.filter_map(copy).collect()
     };
     let serial = copies(&plan(&machine, &streams("gpu"), with(Strategy::Serial)).unwrap());
-    let together = plan(&machine, &streams("gpu"), with(Strategy::Combined)).unwrap();
+    let combined = plan(&machine, &streams("gpu"), with(Strategy::Combined)).unwrap();
     let alone: u64 = serial.iter().map(|(.., cost)| cost.0).sum();
-    let batches: u64 = together.batches.iter().map(|batch| batch.worst_case.0).sum();
-    assert_eq!((serial.len(), copies(&together).len(), together.batches.is_empty()), (8, 8, false));
+    let batches: u64 = combined.batches.iter().map(|batch| batch.worst_case.0).sum();
+    assert_eq!((serial.len(), copies(&combined).len(), combined.batches.is_empty()), (8, 8, false));
     assert!(batches * 2 < alone, "{batches} {alone}");
-    for (number, _, cost) in copies(&together) {
-        assert_eq!(together.batches[number.expect("all are in batches") as usize].worst_case, cost);
+    for (number, _, cost) in copies(&combined) {
+        assert_eq!(combined.batches[number.expect("all are in batches") as usize].worst_case, cost);
     }
     let one = plan(&shipped("h200-x1"), &streams("gpu"), with(Strategy::Combined)).unwrap();
     assert!(

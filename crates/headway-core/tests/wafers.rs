@@ -72,8 +72,8 @@ fn what_no_inspection_can_be_is_refused_where_it_stands() {
         assert!(error.to_string().contains(message), "{new}: {error}");
         assert!(error.line > 1, "{new}: {error}");
     }
-    let beside = format!("{STREAM}[[flow]]\nid = \"f\"\ncost = \"1 ms\"\nperiod = \"2 ms\"\n");
-    assert!(parse("w.toml", &beside).unwrap_err().to_string().contains("stands alone"));
+    let with_flow = format!("{STREAM}[[flow]]\nid = \"f\"\ncost = \"1 ms\"\nperiod = \"2 ms\"\n");
+    assert!(parse("w.toml", &with_flow).unwrap_err().to_string().contains("stands alone"));
 }
 
 #[test]
@@ -127,8 +127,8 @@ fn one_generation_at_a_time_has_all_steps_in_one_period() {
     let [nine, ten] = [9, 10].map(|cameras| planned(&node, &workload(cameras, "grabber"), Strategy::Generation));
     assert_eq!((nine.verdict.outcome, ten.verdict.outcome), (Outcome::Schedulable, Outcome::NotSchedulable));
     let [server] = nine.servers.as_slice() else { panic!("{:?}", nine.servers) };
-    let together: u64 = nine.pipelines[0].steps.iter().map(|step| step.cost.0).sum();
-    assert!(together <= 1_111_111 && together > 1_050_000, "{together}");
+    let total: u64 = nine.pipelines[0].steps.iter().map(|step| step.cost.0).sum();
+    assert!(total <= 1_111_111 && total > 1_050_000, "{total}");
     assert_eq!(server.name, "node");
     for step in 0..5 {
         assert_eq!(nine.pipelines[0].release(3, step), Nanos(3 * 1_111_111));
@@ -193,7 +193,7 @@ fn one_cycle(plan: &Plan) -> Vec<(Vec<(u32, Bytes)>, usize)> {
 #[test]
 fn copies_of_a_step_go_together_or_one_after_the_other_as_planned() {
     let node = shipped("wafer-k20m").unwrap();
-    for (strategy, together) in [
+    for (strategy, at_once) in [
         (Strategy::Generation, [3, 3, 6, 3, 3]),
         (Strategy::Serial, [1, 3, 1, 3, 1]),
         (Strategy::Combined, [3, 3, 6, 3, 3]),
@@ -202,7 +202,7 @@ fn copies_of_a_step_go_together_or_one_after_the_other_as_planned() {
     ] {
         let plan = planned(&node, &workload(7, "grabber"), strategy);
         let seen = one_cycle(&plan);
-        assert_eq!(seen.iter().map(|(_, most)| *most).collect::<Vec<_>>(), together, "{strategy:?}");
+        assert_eq!(seen.iter().map(|(_, most)| *most).collect::<Vec<_>>(), at_once, "{strategy:?}");
         let wafer = wafer_of(&plan);
         for ((operations, _), step) in seen.iter().zip(&plan.pipelines[0].steps) {
             let indices = operations.iter().map(|(index, _)| *index);

@@ -43,10 +43,10 @@ pub(crate) fn abandon(
     context: &Arc<Context>,
     stream: Option<&Arc<Stream>>,
     held: impl Send + 'static,
-    told: Option<&str>,
+    message: Option<&str>,
 ) {
     context.lose();
-    leave(context, stream, held, told);
+    leave(context, stream, held, message);
 }
 
 /// The same where the context goes on.
@@ -54,10 +54,10 @@ pub(crate) fn leave(
     context: &Arc<Context>,
     stream: Option<&Arc<Stream>>,
     held: impl Send + 'static,
-    told: Option<&str>,
+    message: Option<&str>,
 ) {
     let grave = Abandoned { _held: Box::new(held), stream: stream.cloned(), context: Arc::clone(context) };
-    graveyard::bury(Box::new(grave), told);
+    graveyard::bury(Box::new(grave), message);
 }
 
 /// Waits until `stream` is empty, for [`DROP_MAX`] at most; the error that stands in the way of knowing.
@@ -82,7 +82,7 @@ pub(crate) fn await_rest_for(context: &Context, stream: &Stream, what: &str, bou
     }
 }
 
-/// What an abandoned `count` operations are told by.
-pub(crate) fn told(context: &Context, count: usize) -> String {
+/// What says that `count` operations were abandoned.
+pub(crate) fn message(context: &Context, count: usize) -> String {
     format!("GPU {} did not end {count} operations within {DROP_MAX}", context.ordinal)
 }

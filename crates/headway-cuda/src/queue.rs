@@ -12,7 +12,7 @@ use headway_device::work::Argument;
 use headway_device::{DeviceError, Grid, Span, check};
 use headway_os::clock;
 
-use crate::abandoned::{DROP_MAX, abandon, await_rest, told};
+use crate::abandoned::{DROP_MAX, abandon, await_rest, message};
 use crate::checked::lock;
 use crate::owned::{Context, CopyKind, Event, Module, Stream};
 use crate::pieces::{self, Batch, Unit};
@@ -388,7 +388,7 @@ impl Queue for CudaQueue {
                     self.keep(table, start.into_iter().chain([end]));
                 } else {
                     let held = (what, table, self.turns.word.clone(), start, end, Arc::clone(&self.modules));
-                    abandon(own, Some(&self.stream), held, Some(&told(own, 1)));
+                    abandon(own, Some(&self.stream), held, Some(&message(own, 1)));
                 }
                 Err(error)
             }
@@ -452,11 +452,11 @@ impl Drop for CudaQueue {
             }
             if clock::now().saturating_sub(since) > DROP_MAX {
                 let (own, pending) = (&self.contexts[0], std::mem::take(&mut self.pending));
-                let told = told(own, pending.len());
+                let message = message(own, pending.len());
                 if let Some(clock) = &self.clock {
                     clock.end(pending.len());
                 }
-                abandon(own, Some(&self.stream), (pending, Arc::clone(&self.modules)), Some(&told));
+                abandon(own, Some(&self.stream), (pending, Arc::clone(&self.modules)), Some(&message));
                 return;
             }
             std::thread::yield_now();

@@ -530,8 +530,8 @@ impl Drop for CudaResident {
         } else if self.context.driver.here().is_ok() {
             // A unit may still use them.
             let (stream, name) = (Arc::clone(&parts.stream), self.shape);
-            let told = format!("the resident copier `{name}` did not leave GPU {}", self.context.ordinal);
-            leave(&self.context, Some(&stream), parts, Some(&told));
+            let message = format!("the resident copier `{name}` did not leave GPU {}", self.context.ordinal);
+            leave(&self.context, Some(&stream), parts, Some(&message));
         } else {
             // In a forked child nothing of them can be given back.
             std::mem::forget(parts);

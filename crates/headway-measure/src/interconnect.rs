@@ -86,13 +86,13 @@ fn watch(
 ) -> Result<Seen, Error> {
     let seconds = |time: Nanos| (time.0 / NANOS_PER_SECOND) as usize;
     session.phase("watch", seconds(time));
-    let (mut seen, begun, mut told) = (Seen::default(), clock::now(), 0);
+    let (mut seen, begun, mut reported) = (Seen::default(), clock::now(), 0);
     loop {
         let passed = clock::now() - begun;
-        for _ in told..seconds(passed) {
+        for _ in reported..seconds(passed) {
             session.advance()?;
         }
-        told = seconds(passed);
+        reported = seconds(passed);
         if passed >= time {
             return Ok(seen);
         }

@@ -342,7 +342,7 @@ impl Measurement<'_> {
         }
         self.curves(&copier, &gpus, &methods)?;
         if self.options.does(Step::Together) && gpus.len() > 1 {
-            self.together(&copier, &gpus, &methods)?;
+            self.concurrent(&copier, &gpus, &methods)?;
         }
         drop(copier);
         let profile = self.machine.profile.clone();
@@ -490,7 +490,7 @@ impl Measurement<'_> {
         Ok(())
     }
 
-    fn together(&mut self, copier: &Arc<Copier>, gpus: &[EndpointId], methods: &[Vec<Method>]) -> Result<(), Error> {
+    fn concurrent(&mut self, copier: &Arc<Copier>, gpus: &[EndpointId], methods: &[Vec<Method>]) -> Result<(), Error> {
         let bytes_max = self.options.size_max().min(256 << 20);
         let mut timers = Vec::new();
         for gpu in 0..gpus.len() {

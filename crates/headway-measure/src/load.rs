@@ -116,13 +116,13 @@ impl Line {
 }
 
 fn serve(mut queues: Vec<Line>, stop: &AtomicBool, started: &mpsc::SyncSender<()>) -> Result<u64, DeviceError> {
-    let mut told = false;
+    let mut has_started = false;
     while !stop.load(Ordering::Relaxed) {
         for queue in &mut queues {
             queue.turn()?;
         }
-        if !told && queues.iter().all(|queue| queue.done > 0) {
-            told = started.send(()).is_ok();
+        if !has_started && queues.iter().all(|queue| queue.done > 0) {
+            has_started = started.send(()).is_ok();
         }
         std::thread::yield_now();
     }

@@ -239,17 +239,17 @@ mod tests {
     #[test]
     fn the_least_time_so_far_is_told_until_the_best_are_tried_again() {
         let mut times: Vec<Nanos> = Vec::new();
-        let mut told: Vec<Nanos> = Vec::new();
+        let mut least_times: Vec<Nanos> = Vec::new();
         let Ok(_) = search(SPACE, |tuning, least| {
-            told.push(least);
+            least_times.push(least);
             times.push(Nanos(h200(tuning)));
             Ok::<_, Infallible>(Nanos(h200(tuning)))
         });
         let finals = times.len() - FINALISTS * FINALS;
-        for (at, least) in told[..finals].iter().enumerate() {
+        for (at, least) in least_times[..finals].iter().enumerate() {
             assert_eq!(*least, times[..at].iter().copied().min().unwrap_or(Nanos::MAX), "{at}");
         }
-        assert!(told[finals..].iter().all(|least| *least == Nanos::MAX));
+        assert!(least_times[finals..].iter().all(|least| *least == Nanos::MAX));
     }
 
     #[test]

@@ -175,10 +175,10 @@ pub fn make_nice(tid: u32, nice: i32) -> Result<(), OsError> {
 /// # Errors
 /// [`SchedError`] when the kernel refuses.
 pub fn boost_latency(times: u32) -> Result<Nanos, SchedError> {
-    let (tell, told) = std::sync::mpsc::channel();
+    let (sender, receiver) = std::sync::mpsc::channel();
     let (end, ended) = std::sync::mpsc::channel::<()>();
     let thread = std::thread::Builder::new().name("headway-probe".into()).spawn(move || {
-        let _ = tell.send(crate::ipc::this_thread());
+        let _ = sender.send(crate::ipc::this_thread());
         let _ = ended.recv();
     });
     let thread = thread.map_err(|error| refusal("SCHED_FIFO", Errno(error.raw_os_error().unwrap_or(libc::EAGAIN))))?;
@@ -193,7 +193,7 @@ pub fn boost_latency(times: u32) -> Result<Nanos, SchedError> {
         }
         Ok(longest)
     };
-    let measured = told.recv().map_err(|_| refusal("SCHED_FIFO", Errno(libc::ESRCH))).and_then(measure);
+    let measured = receiver.recv().map_err(|_| refusal("SCHED_FIFO", Errno(libc::ESRCH))).and_then(measure);
     drop(end);
     let _ = thread.join();
     measured
@@ -323,14 +323,14 @@ mod tests {
 
     #[test]
     fn another_thread_is_put_into_a_class_or_the_refusal_says_why() {
-        let (tell, told) = std::sync::mpsc::channel();
+        let (sender, receiver) = std::sync::mpsc::channel();
         let (end, ended) = std::sync::mpsc::channel::<()>();
         let thread = std::thread::spawn(move || {
-            tell.send(crate::ipc::this_thread()).unwrap();
+            sender.send(crate::ipc::this_thread()).unwrap();
             let _ = ended.recv();
             current().unwrap()
         });
-        let tid = told.recv().unwrap();
+        let tid = receiver.recv().unwrap();
         let raised = make_fifo(tid, 12);
         drop(end);
         let class = thread.join().unwrap();

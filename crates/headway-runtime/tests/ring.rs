@@ -104,7 +104,7 @@ fn the_chains_of_all_streams_are_those_of_the_whole_run() {
 }
 
 /// Blocks that the CPU form makes of a ring with three buffers; in cycle `wrong` it sees another byte of the second stream.
-fn rehearse(wrong: Option<u64>) -> Result<Verified, DataError> {
+fn run_ring(wrong: Option<u64>) -> Result<Verified, DataError> {
     let bench = Bench::new(&text(AES, &[160, 48, 4096]));
     let kernels = Kernels::of(&bench.plan, &bench.workload).unwrap();
     let (_, _, kernel) = kernels.stages().next().unwrap();
@@ -134,9 +134,9 @@ fn rehearse(wrong: Option<u64>) -> Result<Verified, DataError> {
 
 #[test]
 fn one_wrong_byte_anywhere_in_a_run_is_found_at_the_end_of_its_chain() {
-    assert_eq!(rehearse(None).unwrap().chains, 3);
+    assert_eq!(run_ring(None).unwrap().chains, 3);
     for wrong in [0, 5, CYCLES - 1] {
-        let Err(DataError::Sequence { what, .. }) = rehearse(Some(wrong)) else { panic!("cycle {wrong} passed") };
+        let Err(DataError::Sequence { what, .. }) = run_ring(Some(wrong)) else { panic!("cycle {wrong} passed") };
         assert!(what.contains("chain of stream `s1`"), "{what}");
     }
 }

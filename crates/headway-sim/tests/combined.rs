@@ -89,7 +89,7 @@ fn until(plan: &Plan, end: u64) -> Run {
 fn every_byte_of_every_message_arrives_once_and_in_time() {
     let machine = machine("h200-x4");
     let mut draw = Draw(3);
-    let (mut ran, mut split, mut together) = (0, 0, 0);
+    let (mut ran, mut split, mut batched) = (0, 0, 0);
     for case in 0..60 {
         let workload = messages(&machine, &mut draw);
         let plan = plan(&machine, &workload, PlanOptions { strategy: Some(Strategy::Combined) }).unwrap();
@@ -107,7 +107,7 @@ fn every_byte_of_every_message_arrives_once_and_in_time() {
         assert_eq!(moved.twice, 0, "case {case}");
         for pipeline in &plan.pipelines {
             let Source::Batch(parts) = &pipeline.source else { panic!("only messages") };
-            together += usize::from(parts.len() > 1);
+            batched += usize::from(parts.len() > 1);
             for part in parts {
                 split += usize::from(part.member.parts_max() > 1);
                 let jobs = (0..).take_while(|&job| part.message.window(job).1 <= u128::from(end));
@@ -124,5 +124,5 @@ fn every_byte_of_every_message_arrives_once_and_in_time() {
         assert!(log.iter().all(|record| record.at >= EPOCH || matches!(record.what, What::Input(_))));
         ran += 1;
     }
-    assert!(ran > 30 && split > 20 && together > 30, "{ran} {split} {together}");
+    assert!(ran > 30 && split > 20 && batched > 30, "{ran} {split} {batched}");
 }

@@ -202,8 +202,8 @@ fn empty_cycles_cost_nothing_and_are_told() {
     let mut log = Vec::new();
     let outcome = headway_sim::simulate(&plan, &machine, &run_of(&plan, 5), &mut Silent, |r| log.push(r.clone()));
     assert!(outcome.unwrap().finished);
-    let told: Vec<Event> = events(&log).cloned().collect();
-    assert_eq!(told, (0..5).map(|cycle| Event::Empty { pipeline: 0, cycle }).collect::<Vec<_>>());
+    let seen: Vec<Event> = events(&log).cloned().collect();
+    assert_eq!(seen, (0..5).map(|cycle| Event::Empty { pipeline: 0, cycle }).collect::<Vec<_>>());
 }
 
 #[test]

@@ -33,7 +33,7 @@ pub(super) fn claims(runs: &[Run]) -> Vec<Claim> {
     claims.push(chosen(runs));
     for (gpus, direction, word) in [(2, "h2d", "into"), (2, "d2h", "out of"), (4, "h2d", "into"), (4, "d2h", "out of")]
     {
-        claims.push(together(runs, gpus, direction, word));
+        claims.push(concurrent(runs, gpus, direction, word));
     }
     claims
 }
@@ -194,7 +194,7 @@ fn chosen(runs: &[Run]) -> Claim {
     }
 }
 
-fn together(runs: &[Run], gpus: usize, direction: &str, word: &str) -> Claim {
+fn concurrent(runs: &[Run], gpus: usize, direction: &str, word: &str) -> Claim {
     let count = gpus.to_string();
     let of = |run: &Run| {
         let of_way = |method, memory| {

@@ -37,7 +37,7 @@ fn ranked(claim: &Claim, gpu: &str, at: usize, measure: &Measure) -> Option<Stri
         Better::More => b.total_cmp(a),
         Better::Less => a.total_cmp(b),
     });
-    let cell = |(figure, run): &(f64, String)| format!("{} ({run})", told(*figure, measure));
+    let cell = |(figure, run): &(f64, String)| format!("{} ({run})", figure_text(*figure, measure));
     let (best, worst) = (figures.first()?, figures.last()?);
     let meets = |figure: f64, target: f64| match measure.better {
         Better::More => figure >= target,
@@ -48,7 +48,7 @@ fn ranked(claim: &Claim, gpu: &str, at: usize, measure: &Measure) -> Option<Stri
         |target| {
             let word = if measure.better == Better::More { "at least" } else { "at most" };
             let met = figures.iter().filter(|(figure, _)| meets(*figure, target)).count();
-            (format!("{word} {}", told(target, measure)), format!("{met} of {}", figures.len()))
+            (format!("{word} {}", figure_text(target, measure)), format!("{met} of {}", figures.len()))
         },
     );
     let median = cell(&figures[figures.len() / 2]);
@@ -61,7 +61,7 @@ fn ranked(claim: &Claim, gpu: &str, at: usize, measure: &Measure) -> Option<Stri
     ))
 }
 
-fn told(figure: f64, measure: &Measure) -> String {
+fn figure_text(figure: f64, measure: &Measure) -> String {
     format!("{figure:.*}", measure.digits)
 }
 
@@ -70,8 +70,9 @@ fn every_run(claim: &Claim) -> String {
     let rule = "|---".repeat(claim.measures.len() + 4);
     let mut text = format!("\n| run | GPUs | commit | {names} | samples |\n{rule}|\n");
     for line in &claim.lines {
-        let told = |(figure, measure): (&Option<f64>, &Measure)| figure.map_or("-".to_owned(), |f| told(f, measure));
-        let figures: Vec<String> = line.figures.iter().zip(&claim.measures).map(told).collect();
+        let figure_text =
+            |(figure, measure): (&Option<f64>, &Measure)| figure.map_or("-".to_owned(), |f| figure_text(f, measure));
+        let figures: Vec<String> = line.figures.iter().zip(&claim.measures).map(figure_text).collect();
         // The name of a run comes first; what follows a comma says which part of it.
         let (folder, part) = line.run.split_once(", ").map_or((line.run.as_str(), ""), |(run, part)| (run, part));
         let run = format!("[{folder}](../bench/runs/{folder}/summary.md) {part}");

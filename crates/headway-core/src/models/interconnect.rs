@@ -3,7 +3,7 @@
 //!
 //! Rates are weighted max-min fair, found by progressive filling in exact integer arithmetic: the level of every shared
 //! capacity rises until one is full, its members are frozen, and the rest share what is left. Where a machine has measured sets,
-//! predictions follow these (see `together`). The authors name their own
+//! predictions follow these (see `measured_sets`). The authors name their own
 //! model only as "accurate" (`verner-2014`, II); this one fits their Figure II.1 and the concurrent sets of the H200.
 //!
 //! A predicted completion time is *not* a bound: with less data, or with a faster link, another block can end later. Plans

@@ -81,8 +81,8 @@ impl Loan {
         self.wait_at_most(LOAN_TOLD_AFTER, LOAN_MAX);
     }
 
-    pub(super) fn wait_at_most(&mut self, told_after: Nanos, bound: Nanos) {
-        let (mut tries, mut since, mut told) = (0u32, None, false);
+    pub(super) fn wait_at_most(&mut self, report_after: Nanos, bound: Nanos) {
+        let (mut tries, mut since, mut reported) = (0u32, None, false);
         // `get_mut` orders what other threads did with the memory before what the lender does next.
         while Arc::get_mut(&mut self.0.shared).is_none() {
             tries = tries.saturating_add(1);
@@ -94,8 +94,8 @@ impl Loan {
             std::thread::yield_now();
             let now = clock::now();
             let waited = now.saturating_sub(*since.get_or_insert(now));
-            if waited > told_after && !told {
-                told = true;
+            if waited > report_after && !reported {
+                reported = true;
                 eprintln!(
                     "headway: {self} is still in use {waited} after its copy was given up; waiting for at most {bound}"
                 );

@@ -148,8 +148,8 @@ pub fn accesses_against_the_rules_are_refused(gpu: &Arc<dyn Gpu>) {
     invalid("bytes of device memory", closed.bytes().map(drop));
     invalid("no window", closed.store(0, &[1]));
     invalid("no window", closed.load(0, &mut [1]));
-    for (via, _) in gpu.windows().into_iter().filter(|(_, tried)| tried.is_ok()) {
-        let open = gpu.device_buffer(64, Reach::Window(via)).expect("a form said to be usable");
+    for (mapping, _) in gpu.windows().into_iter().filter(|(_, tried)| tried.is_ok()) {
+        let open = gpu.device_buffer(64, Reach::Window(mapping)).expect("a form said to be usable");
         let mut part = claim(&open, 8, 8, Access::Write);
         assert!(matches!(part.store(1, &[0; 8]), Err(DeviceError::OutOfRange { .. })));
         assert!(matches!(part.load(usize::MAX, &mut [0; 8]), Err(DeviceError::OutOfRange { .. })));
@@ -319,7 +319,7 @@ pub fn pinned_memory_is_told_from_ordinary_memory(gpu: &Arc<dyn Gpu>) {
 pub fn buffers_are_zeroed_aligned_and_bounded(gpu: &Arc<dyn Gpu>) {
     let gpu = gpu.as_ref();
     let mut reaches = vec![Reach::Device];
-    reaches.extend(gpu.windows().iter().filter(|(_, tried)| tried.is_ok()).map(|(via, _)| Reach::Window(*via)));
+    reaches.extend(gpu.windows().iter().filter(|(_, tried)| tried.is_ok()).map(|(mapping, _)| Reach::Window(*mapping)));
     let address = |buffer: &Buffer| claim(buffer, 0, 1, Access::Read).as_ptr().addr();
     for round in 0..2 {
         for &reach in &reaches {

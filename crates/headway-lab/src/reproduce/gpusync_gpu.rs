@@ -332,17 +332,17 @@ impl Bench {
         let mut server = Server::bind(options).map_err(headway::Error::Broker)?;
         let stop = AtomicBool::new(false);
         let tracked = thread::scope(|scope| {
-            let (tell, told) = channel();
+            let (sender, receiver) = channel();
             let stop = &stop;
             scope.spawn(move || {
                 let ended = server.run(stop);
                 drop(server);
-                let _ = tell.send(ended);
+                let _ = sender.send(ended);
             });
             let tracked =
                 self.order(configuration, phases, |_, this| How::Broker { socket: socket.clone(), look: this.look });
             stop.store(true, Ordering::Relaxed);
-            match told.recv() {
+            match receiver.recv() {
                 Ok(Err(error)) => Err(headway::Error::Broker(error).into()),
                 _ => tracked,
             }

@@ -144,7 +144,7 @@ pub fn stop_when_told() -> Result<&'static AtomicBool, OsError> {
                 continue;
             }
             let mut action: libc::sigaction = std::mem::zeroed();
-            action.sa_sigaction = told as *const () as usize;
+            action.sa_sigaction = on_signal as *const () as usize;
             libc::sigemptyset(&raw mut action.sa_mask);
             if libc::sigaction(signal, &raw const action, std::ptr::null_mut()) != 0 {
                 return Err(OsError::last("sigaction"));
@@ -154,7 +154,7 @@ pub fn stop_when_told() -> Result<&'static AtomicBool, OsError> {
     Ok(&STOP)
 }
 
-extern "C" fn told(_signal: libc::c_int) {
+extern "C" fn on_signal(_signal: libc::c_int) {
     if STOP.swap(true, Ordering::Relaxed) {
         // SAFETY: ends the process, which is allowed in a handler.
         unsafe { libc::_exit(2) };

@@ -329,17 +329,17 @@ mod tests {
         let (go, wait) = std::sync::mpsc::channel::<()>();
         let wait = Mutex::new(wait);
         std::thread::scope(|scope| {
-            let (tell, told) = std::sync::mpsc::channel();
+            let (sender, receiver) = std::sync::mpsc::channel();
             // Each reserves 0.8 of a CPU.
             for _ in 0..=cpus * 2 {
-                let (tell, classes, wait) = (tell.clone(), &classes, &wait);
+                let (sender, classes, wait) = (sender.clone(), &classes, &wait);
                 scope.spawn(move || {
                     let held = classes.take(Role::Core);
-                    tell.send((held.class(), held.refused().to_vec())).unwrap();
+                    sender.send((held.class(), held.refused().to_vec())).unwrap();
                     let _ = wait.lock().unwrap_or_else(PoisonError::into_inner).recv();
                 });
             }
-            let found: Vec<_> = told.iter().take(cpus * 2 + 1).collect();
+            let found: Vec<_> = receiver.iter().take(cpus * 2 + 1).collect();
             drop(go);
             let refused: Vec<_> = found.iter().filter_map(|(_, refused)| refused.first()).collect();
             assert!(!refused.is_empty());

@@ -88,10 +88,10 @@ mod tests {
         });
         let mut profile = Profile::default();
         let costs = [(Method::Pageable, 1, 900), (Method::Staged, 1, 300), (Method::Multipath, 1, 200)];
-        let together = [(Method::Pageable, 2, 900), (Method::Staged, 2, 300)];
+        let concurrent = [(Method::Pageable, 2, 900), (Method::Staged, 2, 300)];
         for (gpu, (method, active, us)) in (0..2)
             .flat_map(|gpu| costs.map(|cost| (gpu, cost)))
-            .chain((0..2).flat_map(|gpu| together.map(|cost| (gpu, cost))))
+            .chain((0..2).flat_map(|gpu| concurrent.map(|cost| (gpu, cost))))
         {
             let key = Key {
                 gpu: EndpointId(gpu),

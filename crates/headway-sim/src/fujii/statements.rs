@@ -456,10 +456,14 @@ fn micros_alike(c: &mut Check<'_>, figure: Figure) {
 
 fn gpc4_better(c: &mut Check<'_>, figure: Figure) {
     for bytes in sizes(32 * KIB, 2 * MIB) {
-        let beside = |c: &mut Check<'_>, method| {
+        let pair_and_alone = |c: &mut Check<'_>, method| {
             Some((c.pair(method, DMA, Direction::D2h, bytes, figure)?, c.alone(method, Direction::D2h, bytes, figure)?))
         };
-        let (Some(gpc4), Some(hub), Some(gpc)) = (beside(c, GPC4), beside(c, HUB), beside(c, GPC)) else { continue };
+        let (Some(gpc4), Some(hub), Some(gpc)) =
+            (pair_and_alone(c, GPC4), pair_and_alone(c, HUB), pair_and_alone(c, GPC))
+        else {
+            continue;
+        };
         let point = || at(Direction::D2h, bytes);
         c.holds(c.lt(gpc4.0, hub.0) && c.lt(gpc4.0, gpc.0), || format!("{}: GPC4 {}, HUB {}", point(), gpc4.0, hub.0));
         for (method, (two, own)) in [(HUB, hub), (GPC, gpc), (GPC4, gpc4)] {

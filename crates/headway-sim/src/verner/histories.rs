@@ -119,7 +119,7 @@ impl History {
             return;
         }
         let request = self.request();
-        let beside = self.domain.admission().flows().any(|(_, leaving)| leaving);
+        let some_leave = self.domain.admission().flows().any(|(_, leaving)| leaving);
         match self.domain.join(self.now, &request) {
             Ok(admitted) => {
                 let way = match admitted.way {
@@ -128,7 +128,7 @@ impl History {
                     Way::Combined { .. } => 2,
                 };
                 self.tally.joins[way] += 1;
-                self.tally.joins_beside_leavers += u64::from(beside);
+                self.tally.joins_beside_leavers += u64::from(some_leave);
             }
             Err(Refused::Overload { .. }) => self.tally.refused += 1,
             Err(error) => unreachable!("requests are well formed: {error}"),

@@ -144,11 +144,11 @@ fn a_log_replays_and_one_that_was_changed_does_not() {
 fn jobs_are_told_with_what_they_waited_for_and_what_they_did_by_lease() {
     let mut broker = two();
     broker.feed(1_500, release(2));
-    let told = jobs(&read(&broker.text()).unwrap());
-    let names: Vec<&str> = told.header.tasks.iter().map(|task| task.id.as_str()).collect();
+    let shared = jobs(&read(&broker.text()).unwrap());
+    let names: Vec<&str> = shared.header.tasks.iter().map(|task| task.id.as_str()).collect();
     assert_eq!(names, ["t1", "t2"]);
     let spans = |at: usize| {
-        let all = told.jobs[at].spans.iter();
+        let all = shared.jobs[at].spans.iter();
         all.map(|span| (span.doing, span.begin.0, span.end.0)).collect::<Vec<_>>()
     };
     assert_eq!(
@@ -163,15 +163,15 @@ fn jobs_are_told_with_what_they_waited_for_and_what_they_did_by_lease() {
         ]
     );
     let ee = Engine { gpu: 0, unit: Unit::Ee };
-    assert_eq!(told.jobs[0].spans[4].engines, [Some(ee), None]);
+    assert_eq!(shared.jobs[0].spans[4].engines, [Some(ee), None]);
     assert_eq!(spans(1), [(Doing::Cpu, 140, 150), (Doing::TokenWait, 150, 400), (Doing::Cpu, 400, 500)]);
-    assert_eq!(told.jobs[1].blocked, [Nanos(250), Nanos(0)]);
-    let waits = crate::sharing::waits(&told);
+    assert_eq!(shared.jobs[1].blocked, [Nanos(250), Nanos(0)]);
+    let waits = crate::sharing::waits(&shared);
     assert_eq!(waits.len(), 1, "{waits:?}");
     assert_eq!((waits[0].job, waits[0].behind, waits[0].time), (1, 0, Nanos(250)));
-    assert!(told.header.notes.iter().any(|note| note.starts_with("2 uses of leased engines")), "{:?}", told.header);
+    assert!(shared.header.notes.iter().any(|note| note.starts_with("2 uses of leased engines")), "{:?}", shared.header);
     // The whole report is made of it.
-    let summary = crate::sharing::summarize(&told);
+    let summary = crate::sharing::summarize(&shared);
     assert_eq!((summary.verdict.jobs, summary.verdict.misses), (2, 0));
 }
 
@@ -187,11 +187,11 @@ fn a_later_file_needs_none_before_it() {
     broker.lines.drain(..before);
     let log = read(&broker.text()).unwrap();
     assert_eq!(replay(&log).unwrap().inputs, 3);
-    let told = jobs(&log);
+    let shared = jobs(&log);
     // The job that was open at the end of the file before is not told.
-    assert_eq!(told.jobs.len(), 1);
-    assert_eq!((told.header.task(told.jobs[0].task), told.jobs[0].held), ("t1", [Nanos(190), Nanos(290)]));
-    assert_eq!(told.header.tasks[0].period, Nanos(1_000));
+    assert_eq!(shared.jobs.len(), 1);
+    assert_eq!((shared.header.task(shared.jobs[0].task), shared.jobs[0].held), ("t1", [Nanos(190), Nanos(290)]));
+    assert_eq!(shared.header.tasks[0].period, Nanos(1_000));
 }
 
 #[test]

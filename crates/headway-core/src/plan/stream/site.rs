@@ -231,8 +231,8 @@ impl Site {
                 }
                 // Windows are harmonic and in phase: a block of class j can go in 2^j parts, one per shortest cycle
                 // (synchronous combining, Definition IV.4).
-                let together = self.batches(load, 0..classes, true, load.window)?;
-                Ok(vec![vec![together], vec![by_class]])
+                let batches = self.batches(load, 0..classes, true, load.window)?;
+                Ok(vec![vec![batches], vec![by_class]])
             }
         }
     }

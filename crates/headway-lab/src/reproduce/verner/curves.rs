@@ -197,13 +197,13 @@ fn judge(scene: &Scene, shown: &Shown, is_gpu: bool) -> Vec<Row> {
         let shortest = shown.ends_of(scene.members.len() - 1, all).last().copied().unwrap_or_default();
         let others = (1..scene.members.len()).filter_map(|at| shown.ends_of(at, all).last().copied()).max()?;
         // The first chunks begin one after the other: they tell little.
-        let together: Vec<Nanos> = longest.iter().copied().filter(|end| *end <= shortest).skip(1).collect();
+        let concurrent: Vec<Nanos> = longest.iter().copied().filter(|end| *end <= shortest).skip(1).collect();
         let alone: Vec<Nanos> = longest.into_iter().filter(|end| *end > others).collect();
         let each = |ends: &[Nanos]| {
             let (first, last) = (ends.first()?, ends.last()?);
             (ends.len() > 2).then(|| (ends.len() - 1) as f64 / (last.0 - first.0).max(1) as f64)
         };
-        Some(each(&alone)? / each(&together)?)
+        Some(each(&alone)? / each(&concurrent)?)
     };
     let found = change(&predicted.blocks).zip(change(&took.ends));
     rows.push(Row {

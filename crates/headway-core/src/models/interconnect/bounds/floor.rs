@@ -13,12 +13,12 @@ use crate::units::{NANOS_PER_SECOND, PPM};
 /// together, and the moving part divided for batches split.
 #[derive(Clone, Debug)]
 pub struct Floor {
-    lanes: BTreeMap<RouteId, Lane>,
+    route_costs: BTreeMap<RouteId, RouteCost>,
     resources: usize,
 }
 
 #[derive(Clone, Debug)]
-struct Lane {
+struct RouteCost {
     engines: Vec<usize>,
     /// Resources crossed: position, use in ppm, lowest rate when nothing comes the other way.
     rates: Vec<(usize, u64, u64)>,
@@ -47,7 +47,7 @@ impl Network {
         engines.sort_unstable();
         engines.dedup();
         let shared: Vec<u32> = (0..self.pipes.len() as u32).filter(|&l| load.members(l) > 1).collect();
-        let lane = |&route: &RouteId| {
+        let route_cost = |&route: &RouteId| {
             let way = self.way(route);
             let held = self.engines(route).iter().map(|e| engines.partition_point(|other| other < e));
             let held: Vec<usize> = held.collect();
@@ -62,9 +62,9 @@ impl Network {
             });
             let rates = of_engines.chain(of_shared).collect();
             let first = way.setup.saturating_sub(way.setup_again()).0;
-            (route, Lane { engines: held.clone(), rates, setup_queued: way.setup_queued.0, first })
+            (route, RouteCost { engines: held.clone(), rates, setup_queued: way.setup_queued.0, first })
         };
-        Floor { lanes: routes.iter().map(lane).collect(), resources: engines.len() + shared.len() }
+        Floor { route_costs: routes.iter().map(route_cost).collect(), resources: engines.len() + shared.len() }
     }
 }
 
@@ -84,13 +84,13 @@ impl Floor {
         let none = || vec![0; self.resources];
         let mut loads = Loads { setups: none(), first: none(), moving: none() };
         for (route, total) in totals {
-            let lane = &self.lanes[&route];
-            for &engine in &lane.engines {
-                let setups = lane.setup_queued.saturating_mul(total.blocks);
+            let route_cost = &self.route_costs[&route];
+            for &engine in &route_cost.engines {
+                let setups = route_cost.setup_queued.saturating_mul(total.blocks);
                 loads.setups[engine] = loads.setups[engine].saturating_add(setups);
-                loads.first[engine] = loads.first[engine].max(lane.first);
+                loads.first[engine] = loads.first[engine].max(route_cost.first);
             }
-            for &(resource, use_ppm, low) in &lane.rates {
+            for &(resource, use_ppm, low) in &route_cost.rates {
                 let asked = u128::from(total.bytes) * u128::from(use_ppm) * u128::from(NANOS_PER_SECOND / PPM);
                 let time = u64::try_from(asked / u128::from(low.max(1))).unwrap_or(u64::MAX);
                 loads.moving[resource] = loads.moving[resource].saturating_add(time);

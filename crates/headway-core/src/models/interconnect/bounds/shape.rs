@@ -18,8 +18,9 @@ pub struct Total {
     pub blocks: u64,
 }
 
+/// What copies over one route take, and which capacities they share.
 #[derive(Clone, Debug)]
-struct Lane {
+struct RouteCost {
     /// First and last of its engines, as positions in `Shape::first`.
     engines: [usize; 2],
     setup_queued: Nanos,
@@ -39,7 +40,7 @@ struct Lane {
 /// A set of routes, prepared for pricing batches over all of them.
 #[derive(Clone, Debug)]
 pub struct Shape {
-    lanes: Vec<Lane>,
+    route_costs: Vec<RouteCost>,
     /// Per engine: what its first block can pay beyond `setup_queued`.
     first: Vec<Nanos>,
     is_single: bool,
@@ -88,9 +89,9 @@ impl Network {
             Some(calibration) if is_single => self.prepared_twin(&load, &blocks, &engines, calibration.sigma_ppm),
             _ => None,
         };
-        let lane = |&route: &RouteId| self.lane(&load, route, &engines, &shared, twin.as_ref());
+        let route_cost = |&route: &RouteId| self.route_cost(&load, route, &engines, &shared, twin.as_ref());
         Ok(Shape {
-            lanes: routes.iter().map(lane).collect::<Result<_, _>>()?,
+            route_costs: routes.iter().map(route_cost).collect::<Result<_, _>>()?,
             first,
             is_single,
             shared: shared.iter().map(|&l| Rate(load.carried(l))).collect(),
@@ -104,14 +105,14 @@ impl Network {
         })
     }
 
-    fn lane(
+    fn route_cost(
         &self,
         load: &Load<'_>,
         route: RouteId,
         engines: &[u32],
         shared: &[u32],
         twin: Option<&Twin>,
-    ) -> Result<Lane, Starved> {
+    ) -> Result<RouteCost, Starved> {
         let (way, held) = (self.way(route), self.engines(route));
         let place = |engine: Option<&u32>| engine.map_or(0, |e| engines.partition_point(|other| other < e));
         let ends = [place(held.first()), place(held.last())];
@@ -121,7 +122,7 @@ impl Network {
             u64::try_from((low * u128::from(PPM)).div_ceil(u128::from(c.use_ppm))).unwrap_or(u64::MAX)
         });
         let uses = crossings.iter().filter_map(|c| Some((shared.iter().position(|&l| l == c.capacity)?, c.use_ppm)));
-        Ok(Lane {
+        Ok(RouteCost {
             engines: ends,
             setup_queued: way.setup_again(),
             setup_larger: way.setup_queued.max(way.setup),
@@ -155,7 +156,7 @@ impl Shape {
     /// # Errors
     /// [`Starved`] when the derated machine leaves some route nothing.
     pub fn wcet(&mut self, totals: &[Total]) -> Result<Nanos, Starved> {
-        debug_assert_eq!(totals.len(), self.lanes.len());
+        debug_assert_eq!(totals.len(), self.route_costs.len());
         let blocks = totals.iter().fold(0, |sum: u64, total| sum.saturating_add(total.blocks));
         let rounding = Nanos(blocks.saturating_sub(1));
         let mut best = self.serial(totals).saturating_add(rounding);
@@ -185,15 +186,20 @@ impl Shape {
 
     /// The time to submit all blocks but the last.
     fn submissions(&self, totals: &[Total]) -> Nanos {
-        let pairs = || self.lanes.iter().zip(totals).filter(|(_, total)| total.blocks > 0);
-        let all =
-            pairs().fold(0u64, |sum, (lane, total)| sum.saturating_add(lane.submit.0.saturating_mul(total.blocks)));
-        Nanos(all.saturating_sub(pairs().next_back().map_or(0, |(lane, _)| lane.submit.0)))
+        let pairs = || self.route_costs.iter().zip(totals).filter(|(_, total)| total.blocks > 0);
+        let all = pairs().fold(0u64, |sum, (route_cost, total)| {
+            sum.saturating_add(route_cost.submit.0.saturating_mul(total.blocks))
+        });
+        Nanos(all.saturating_sub(pairs().next_back().map_or(0, |(route_cost, _)| route_cost.submit.0)))
     }
 
     fn serial(&self, totals: &[Total]) -> Nanos {
         let first = self.first.iter().fold(Nanos::ZERO, |sum, &first| sum.saturating_add(first));
-        let times = self.lanes.iter().zip(totals).map(|(lane, total)| Self::time(total, lane.setup_queued, lane.alone));
+        let times = self
+            .route_costs
+            .iter()
+            .zip(totals)
+            .map(|(route_cost, total)| Self::time(total, route_cost.setup_queued, route_cost.alone));
         times.fold(first, Nanos::saturating_add)
     }
 
@@ -205,11 +211,11 @@ impl Shape {
         self.busy.copy_from_slice(&self.first);
         self.used.fill(0);
         self.used_all.fill(0);
-        for (lane, total) in self.lanes.iter().zip(totals) {
-            let engine = lane.engines[0];
-            let time = Self::time(total, lane.setup_queued, lane.alone);
+        for (route_cost, total) in self.route_costs.iter().zip(totals) {
+            let engine = route_cost.engines[0];
+            let time = Self::time(total, route_cost.setup_queued, route_cost.alone);
             self.busy[engine] = self.busy[engine].saturating_add(time);
-            for &(capacity, use_ppm) in &lane.uses {
+            for &(capacity, use_ppm) in &route_cost.uses {
                 let used = u128::from(total.bytes) * u128::from(use_ppm);
                 self.used[engine * width + capacity] += used;
                 self.used_all[capacity] += used;
@@ -230,10 +236,12 @@ impl Shape {
     fn share(&mut self, totals: &[Total]) -> Option<Nanos> {
         self.busy.fill(Nanos::ZERO);
         self.larger.fill(Nanos::ZERO);
-        for (lane, total) in self.lanes.iter().zip(totals) {
-            let rate = lane.guaranteed?;
-            let [a, b] = lane.engines;
-            for (ends, setup) in [(&mut self.busy, lane.setup_queued), (&mut self.larger, lane.setup_larger)] {
+        for (route_cost, total) in self.route_costs.iter().zip(totals) {
+            let rate = route_cost.guaranteed?;
+            let [a, b] = route_cost.engines;
+            for (ends, setup) in
+                [(&mut self.busy, route_cost.setup_queued), (&mut self.larger, route_cost.setup_larger)]
+            {
                 let end = ends[a].max(ends[b]).saturating_add(Self::time(total, setup, rate));
                 (ends[a], ends[b]) = (end, end);
             }
@@ -249,10 +257,10 @@ impl Shape {
     /// What the busiest engine needs at the fastest that any bound lets it be.
     fn least(&mut self, totals: &[Total]) -> Nanos {
         self.busy.copy_from_slice(&self.first);
-        for (lane, total) in self.lanes.iter().zip(totals) {
-            let moving = u128::from(total.bytes) * u128::from(NANOS_PER_SECOND) / u128::from(lane.fastest.0);
-            let setups = Nanos(lane.setup_queued.0.saturating_mul(total.blocks));
-            let busy = &mut self.busy[lane.engines[0]];
+        for (route_cost, total) in self.route_costs.iter().zip(totals) {
+            let moving = u128::from(total.bytes) * u128::from(NANOS_PER_SECOND) / u128::from(route_cost.fastest.0);
+            let setups = Nanos(route_cost.setup_queued.0.saturating_mul(total.blocks));
+            let busy = &mut self.busy[route_cost.engines[0]];
             *busy = busy.saturating_add(setups).saturating_add(Nanos(u64::try_from(moving).unwrap_or(u64::MAX)));
         }
         self.busy.iter().copied().max().unwrap_or_default()
@@ -262,10 +270,10 @@ impl Shape {
         let Some(twin) = &mut self.twin else { return Ok(Nanos::MAX) };
         self.busy.copy_from_slice(&self.first);
         twin.left.fill(0);
-        for (lane, total) in self.lanes.iter().zip(totals) {
-            let busy = &mut self.busy[lane.engines[0]];
-            *busy = busy.saturating_add(Nanos(lane.setup_queued.0.saturating_mul(total.blocks)));
-            twin.left[lane.member] += u128::from(total.bytes);
+        for (route_cost, total) in self.route_costs.iter().zip(totals) {
+            let busy = &mut self.busy[route_cost.engines[0]];
+            *busy = busy.saturating_add(Nanos(route_cost.setup_queued.0.saturating_mul(total.blocks)));
+            twin.left[route_cost.member] += u128::from(total.bytes);
         }
         for (left, &(engine, own_fast)) in twin.left.iter_mut().zip(&twin.members) {
             let gap = (u128::from(self.busy[engine].0) * u128::from(own_fast)).div_ceil(u128::from(NANOS_PER_SECOND));
