@@ -25,7 +25,7 @@ use headway_core::units::{Bytes, Nanos};
 use headway_cuda::{CudaGpu, Driver, HostEnd, LentEnds, OrderedCopier, OrderedOptions, RawCopy, Ticket};
 use headway_device::{DeviceError, Limits};
 use headway_os::ipc::Bell;
-use headway_runtime::copy::{At, Copier, CopyError, CopyLimits, CopyOptions, How, Report};
+use headway_runtime::copy::{At, Copier, CopyError, CopyLimits, CopyOptions, CopyReport, How};
 
 use crate::Error;
 
@@ -122,7 +122,7 @@ impl StreamCopier {
     /// # Errors
     /// [`Error::Copy`] for addresses of which not exactly one is this GPU's, streams that are being captured, and copies that fail
     /// or take longer than the patience.
-    pub fn copy(&self, copy: RawCopy) -> Result<Option<Report>, Error> {
+    pub fn copy(&self, copy: RawCopy) -> Result<Option<CopyReport>, Error> {
         let made = self.ordered.copy_now(copy, self.patience, |LentEnds { device, host }| {
             let at = At { buffer: device, offset: 0 };
             match host {
