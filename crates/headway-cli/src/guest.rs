@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
 use std::str::FromStr;
 
 use anyhow::Result;
@@ -29,6 +30,10 @@ pub(crate) struct ExecArgs {
     /// Count copies, and print the counts on standard error at exit and on SIGUSR1
     #[arg(long)]
     pub(crate) stats: bool,
+    /// Write a line for each copy to this file: what it was, how long its call took, what became of it. `headway report` sums
+    /// it up. In the name, `%p` is the process; further processes of the program write to FILE.PROCESS
+    #[arg(long, value_name = "FILE")]
+    pub(crate) log: Option<PathBuf>,
     /// Do not exchange with other guests of this user when bulk copies are under way
     #[arg(long)]
     pub(crate) alone: bool,
@@ -91,7 +96,8 @@ fn options(args: &ExecArgs) -> GuestOptions {
 /// Returns only if the program could not be started.
 pub(crate) fn exec(args: &ExecArgs) -> Result<Answer> {
     let [program, arguments @ ..] = args.command.as_slice() else { return Ok(Answer::No) };
-    let mut command = guest::command(options(args), program, arguments).map_err(headway::Error::from)?;
+    let mut command =
+        guest::command(options(args), args.log.as_deref(), program, arguments).map_err(headway::Error::from)?;
     let source = command.exec();
     let program = program.to_string_lossy().into_owned();
     Err(headway::Error::from(GuestError::Start { program, source }).into())

@@ -3,5 +3,6 @@
 pub(crate) mod document;
 pub mod error;
 pub mod guest;
+pub mod guest_log;
 pub mod machine;
 pub mod workload;

@@ -7,10 +7,12 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::time::Instant;
 
 use headway_core::files::guest::{Aside, GuestOptions, VARIABLE};
+use headway_core::files::guest_log::{Became, Host, Towards, Why};
 use headway_core::models::transfer::Direction;
 
 use crate::context::{self, Prepared};
 use crate::driver::{self, DevicePtr, Driver, Relaxed, SUCCESS, Status, Stream, driver};
+use crate::log::{self, Made};
 use crate::stats::{self, Kind, Outcome};
 use crate::{fast, neighbours, road};
 
@@ -61,6 +63,8 @@ const COUNT: u32 = 4;
 const ALWAYS: u32 = 8;
 /// Other guests may announce bulk copies.
 const NEIGHBOURS: u32 = 16;
+/// Copies are logged.
+const LOG: u32 = 32;
 
 /// Copies out of a GPU of this size and more are looked at in any case.
 static LARGE: AtomicUsize = AtomicUsize::new(usize::MAX);
@@ -86,6 +90,9 @@ pub(crate) fn begin() {
     if options.stats {
         stats::begin();
         attention |= COUNT;
+    }
+    if log::begin(options) {
+        attention |= LOG;
     }
     if options.aside == Aside::Always {
         attention |= ALWAYS;
@@ -123,7 +130,7 @@ pub(crate) fn attend(set: u32, clear: u32) {
 #[inline]
 pub(crate) fn into_gpu(copy: In, kind: Kind, real: impl FnOnce() -> Status) -> Status {
     let attention = ATTENTION.load(Ordering::Relaxed);
-    if attention & (COUNT | NEW) == 0 && copy.bytes < LARGE_IN.load(Ordering::Relaxed) {
+    if attention & (COUNT | NEW | LOG) == 0 && copy.bytes < LARGE_IN.load(Ordering::Relaxed) {
         return real();
     }
     look_in(copy, kind, attention, real)
@@ -134,13 +141,28 @@ fn look_in(copy: In, kind: Kind, attention: u32, real: impl FnOnce() -> Status) 
     if attention & COUNT != 0 {
         stats::count(kind, copy.bytes);
     }
-    let Some(driver) = driver() else { return real() };
-    // The first copy of most programs goes into a GPU: by then the context exists and nothing hurries.
-    if attention & NEW != 0 {
-        context::current(driver);
+    observed(attention, (kind, copy.bytes, copy.stream), |made| {
+        let Some(driver) = driver() else { return real() };
+        // The first copy of most programs goes into a GPU: by then the context exists and nothing hurries.
+        if attention & NEW != 0 {
+            context::current(driver);
+        }
+        let large = copy.bytes >= LARGE_IN.load(Ordering::Relaxed);
+        if large && made_fast(driver, copy.of_ordinary_memory(), made) { SUCCESS } else { real() }
+    })
+}
+
+/// Makes a copy by `make`, and logs it where copies are logged.
+fn observed(attention: u32, asked: (Kind, usize, Stream), make: impl FnOnce(&mut Made) -> Status) -> Status {
+    let (kind, bytes, stream) = asked;
+    let mut made = Made::new(kind);
+    if attention & LOG == 0 {
+        return make(&mut made);
     }
-    let fast = copy.bytes >= LARGE_IN.load(Ordering::Relaxed) && made_fast(driver, copy.of_ordinary_memory());
-    if fast { SUCCESS } else { real() }
+    let asked = log::start(kind, bytes, stream);
+    let status = make(&mut made);
+    log::copied(asked, made, status);
+    status
 }
 
 impl In {
@@ -151,13 +173,20 @@ impl In {
 }
 
 /// Makes a large copy by several threads if it is of ordinary memory.
-fn made_fast(driver: &Driver, copy: fast::Copy) -> bool {
+fn made_fast(driver: &Driver, copy: fast::Copy, made: &mut Made) -> bool {
     let start = Instant::now();
-    let made = fast::copy(driver, copy);
-    if made {
-        stats::made_fast(copy.direction, copy.bytes, start.elapsed());
+    match fast::copy(driver, copy, &mut made.host) {
+        Ok(()) => {
+            stats::made_fast(copy.direction, copy.bytes, start.elapsed());
+            let direction = if copy.direction == Direction::D2h { Towards::Out } else { Towards::In };
+            made.by(Became::Fast, direction);
+            true
+        }
+        Err(why) => {
+            made.left_to_driver(why);
+            false
+        }
     }
-    made
 }
 
 /// A copy that may be one out of a GPU.
@@ -175,7 +204,19 @@ fn look(out: Out, kind: Kind, attention: u32, real: impl FnOnce() -> Status) -> 
     if attention & COUNT != 0 {
         stats::count(kind, out.bytes);
     }
+    observed(attention, (kind, out.bytes, out.stream), |made| make(out, kind, attention, real, made))
+}
+
+/// Makes a copy that may be one out of a GPU.
+fn make(out: Out, kind: Kind, attention: u32, real: impl FnOnce() -> Status, made: &mut Made) -> Status {
     if out.bytes == 0 || LARGE.load(Ordering::Relaxed) == usize::MAX {
+        return real();
+    }
+    // Copies that are only counted or logged are not asked about.
+    if attention & !(COUNT | LOG) == 0 && out.bytes < LARGE.load(Ordering::Relaxed) {
+        if options().aside == Aside::Auto {
+            made.left_to_driver(Why::EngineFree);
+        }
         return real();
     }
     let Some(driver) = driver() else { return real() };
@@ -183,44 +224,68 @@ fn look(out: Out, kind: Kind, attention: u32, real: impl FnOnce() -> Status) -> 
     if by_address && out.bytes >= LARGE_IN.load(Ordering::Relaxed) {
         let copy =
             In { to: out.to as DevicePtr, from: out.from as *const c_void, bytes: out.bytes, stream: out.stream };
-        if made_fast(driver, copy.of_ordinary_memory()) {
+        if made_fast(driver, copy.of_ordinary_memory(), made) {
             return SUCCESS;
         }
+        // The end that was asked about may lie on the GPU.
+        *made = Made::new(kind);
     }
     let options = options();
     let queues = options.aside != Aside::Never || options.piece.is_some();
-    if options.fast && out.bytes >= fast::OUT_MIN {
-        // Small copies of others would wait behind this one, too.
-        let context = queues.then(|| context::current(driver)).flatten();
-        if let Some(context) = &context {
-            context.enter();
-            neighbours::announce(context.place, out.bytes);
-        }
-        let made = made_fast(driver, out.to_ordinary_memory());
-        if let Some(context) = &context {
-            context.leave();
-        }
-        if made {
-            return SUCCESS;
-        }
+    if options.fast && out.bytes >= fast::OUT_MIN && made_fast_out(driver, out, queues, made) {
+        return SUCCESS;
+    }
+    if by_address && made.host == Host::KnownToDriver {
+        made.host = Host::NotAsked;
     }
     if !queues {
         return real();
     }
-    let Some(context) = context::current(driver) else { return real() };
-    if out.bytes <= ASIDE_MAX && goes_aside(driver, &context, out, attention) {
-        let relaxed = Relaxed::new(driver);
-        let made = aside(driver, &context, out);
-        drop(relaxed);
-        match made {
-            Ok(status) => {
-                stats::outcome(Outcome::Aside, 1);
-                return status;
-            }
-            Err(reason) => stats::outcome(reason, 1),
+    let Some(context) = context::current(driver) else {
+        made.left_to_driver(Why::Context);
+        return real();
+    };
+    if out.bytes <= ASIDE_MAX && options.aside != Aside::Never {
+        if !goes_aside(driver, &context, out, attention) {
+            made.left_to_driver(Why::EngineFree);
+        } else if let Some(status) = made_aside(driver, &context, out, made) {
+            return status;
         }
     }
-    if out.bytes >= BULK_MIN { bulk(driver, &context, out, real) } else { real() }
+    if out.bytes >= BULK_MIN { bulk(driver, &context, out, real, made) } else { real() }
+}
+
+/// Makes a large copy out of a GPU by several threads; small copies of others would wait behind it, too.
+fn made_fast_out(driver: &Driver, out: Out, queues: bool, made: &mut Made) -> bool {
+    let context = queues.then(|| context::current(driver)).flatten();
+    if let Some(context) = &context {
+        context.enter();
+        neighbours::announce(context.place, out.bytes);
+    }
+    let is_made = made_fast(driver, out.to_ordinary_memory(), made);
+    if let Some(context) = &context {
+        context.leave();
+    }
+    is_made
+}
+
+/// Makes a copy by a kernel, if that can be; the call's answer then.
+fn made_aside(driver: &Driver, context: &Prepared, out: Out, made: &mut Made) -> Option<Status> {
+    let relaxed = Relaxed::new(driver);
+    let answer = aside(driver, context, out, &mut made.host);
+    drop(relaxed);
+    match answer {
+        Ok(status) => {
+            stats::outcome(Outcome::Aside, 1);
+            made.by(Became::Aside, Towards::Out);
+            Some(status)
+        }
+        Err(reason) => {
+            stats::outcome(reason, 1);
+            made.left_to_driver(reason.why());
+            None
+        }
+    }
 }
 
 impl Out {
@@ -246,7 +311,7 @@ fn goes_aside(driver: &Driver, context: &Prepared, out: Out, attention: u32) -> 
 ///
 /// # Errors
 /// Why it is left to the driver; nothing has been queued then, or only a copy into a line of ours.
-fn aside(driver: &Driver, context: &Prepared, out: Out) -> Result<Status, Outcome> {
+fn aside(driver: &Driver, context: &Prepared, out: Out, host_is: &mut Host) -> Result<Status, Outcome> {
     if driver::captures(driver, out.stream) {
         return Err(Outcome::Capture);
     }
@@ -254,6 +319,7 @@ fn aside(driver: &Driver, context: &Prepared, out: Out) -> Result<Status, Outcom
         return Err(Outcome::OtherMemory);
     }
     if let Some(to) = driver::pinned(driver, out.to, out.bytes) {
+        *host_is = Host::PageLocked;
         launch(driver, context, to, out)?;
         // SAFETY: the stream is the caller's, who uses it in this call.
         return Ok(if out.waits { unsafe { (driver.stream_synchronize)(out.stream) } } else { SUCCESS });
@@ -262,6 +328,7 @@ fn aside(driver: &Driver, context: &Prepared, out: Out) -> Result<Status, Outcom
     if out.bytes > context::LINE_BYTES || !driver::is_ordinary(driver, out.to, out.bytes) {
         return Err(Outcome::OtherMemory);
     }
+    *host_is = Host::Ordinary;
     let line = context.line().ok_or(Outcome::NoLine)?;
     launch(driver, context, line.seen_by_device(), out)?;
     // SAFETY: as above.
@@ -282,15 +349,22 @@ fn launch(driver: &Driver, context: &Prepared, to: DevicePtr, out: Out) -> Resul
 }
 
 /// A bulk copy: whole or in pieces, and remembered until it has left the engine.
-fn bulk(driver: &Driver, context: &Prepared, out: Out, real: impl FnOnce() -> Status) -> Status {
+fn bulk(driver: &Driver, context: &Prepared, out: Out, real: impl FnOnce() -> Status, made: &mut Made) -> Status {
     let relaxed = Relaxed::new(driver);
-    if driver::captures(driver, out.stream) || !driver::on_device(driver, out.from, out.bytes, context.device) {
+    let captures = driver::captures(driver, out.stream);
+    if captures || !driver::on_device(driver, out.from, out.bytes, context.device) {
         drop(relaxed);
+        made.left_to_driver(if captures { Why::Capture } else { Why::NotOnGpu });
         return real();
     }
     let piece = options().piece.map(|piece| piece_bytes(piece.0 as usize, out.bytes));
     let piece = piece.filter(|piece| context.writes_values() && out.bytes > *piece);
     let piece = piece.filter(|_| driver::pinned(driver, out.to, out.bytes).is_some());
+    made.left_to_driver(Why::Whole);
+    if piece.is_some() {
+        made.host = Host::PageLocked;
+        made.by(Became::Pieces, Towards::Out);
+    }
     drop(relaxed);
     context.enter();
     neighbours::announce(context.place, out.bytes);

@@ -13,6 +13,7 @@ use headway::copy::{
 };
 use headway::machine::{EndpointId, Method};
 use headway::units::{Bytes, Nanos};
+use headway_core::files::guest_log::{Host, Why};
 
 use crate::driver::{self, DevicePtr, Driver, Relaxed, STREAM_LEGACY, SUCCESS, Stream};
 use crate::road;
@@ -147,22 +148,33 @@ fn wait(driver: &Driver, stream: Stream) -> bool {
     unsafe { (driver.stream_synchronize)(stream) == SUCCESS }
 }
 
-/// Makes `copy`, or leaves it to the driver (`false`).
-pub(crate) fn copy(driver: &Driver, copy: Copy) -> bool {
+/// Makes `copy`, and notes what the host's end is once that is known.
+///
+/// # Errors
+/// Why it is left to the driver, which makes it from the start.
+pub(crate) fn copy(driver: &Driver, copy: Copy, host_is: &mut Host) -> Result<(), Why> {
     let _relaxed = Relaxed::new(driver);
-    if driver::captures(driver, copy.stream) || !driver::is_ordinary(driver, copy.host, copy.bytes) {
-        return false;
+    if driver::captures(driver, copy.stream) {
+        return Err(Why::Capture);
     }
-    let Some((device, gpu)) = current(driver) else { return false };
-    if !driver::on_device(driver, copy.there, copy.bytes, device) || !wait(driver, copy.stream) {
-        return false;
+    if !driver::is_ordinary(driver, copy.host, copy.bytes) {
+        *host_is = Host::KnownToDriver;
+        return Err(Why::NotOrdinary);
+    }
+    *host_is = Host::Ordinary;
+    let (device, gpu) = current(driver).ok_or(Why::Context)?;
+    if !driver::on_device(driver, copy.there, copy.bytes, device) {
+        return Err(Why::NotOnGpu);
+    }
+    if !wait(driver, copy.stream) {
+        return Err(Why::Failed);
     }
     // SAFETY: the driver knows the range as plain memory of this GPU. The guest keeps both ends while its call lasts, as for the
     // driver's own call.
-    let Ok(buffer) = (unsafe { gpu.gpu.foreign(copy.there, copy.bytes) }) else { return false };
+    let buffer = unsafe { gpu.gpu.foreign(copy.there, copy.bytes) }.map_err(|_| Why::Failed)?;
     let at = At { buffer: &buffer, offset: 0 };
     let host = copy.host.cast::<u8>();
-    match copy.direction {
+    let made = match copy.direction {
         Direction::D2h => {
             // SAFETY: as above; a page that cannot be written raises the signal that the driver's own copy raises there.
             let to = unsafe { std::slice::from_raw_parts_mut(host, copy.bytes) };
@@ -176,5 +188,6 @@ pub(crate) fn copy(driver: &Driver, copy: Copy) -> bool {
             let how = How::Tuned(Method::Staged, tuning(copy.direction, HostMemory::Warm));
             gpu.copier.copy_in(at, from, how).is_ok()
         }
-    }
+    };
+    if made { Ok(()) } else { Err(Why::Failed) }
 }

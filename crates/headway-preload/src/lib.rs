@@ -8,6 +8,7 @@
 //! - [`decide`]: what becomes of one copy: passed on, made by a kernel in its own stream, or queued in pieces.
 //! - [`context`]: what Headway keeps for each CUDA context: the kernel, pinned lines, bulk copies under way.
 //! - [`fast`]: large copies of ordinary memory, by several threads and through pinned memory.
+//! - [`log`]: the event log, one line for each copy.
 //! - [`neighbours`]: a page in shared memory by which guests of one user know of each other's bulk copies.
 //!
 //! It links no CUDA library, and its constructor does nothing. Threads start with the first large copy of ordinary memory, and
@@ -18,6 +19,7 @@ mod context;
 mod decide;
 mod driver;
 mod fast;
+mod log;
 mod neighbours;
 mod road;
 mod stats;

@@ -78,7 +78,8 @@ fn until(place: usize) -> Option<&'static AtomicU64> {
     Some(unsafe { &*page.0.add(place % PLACES) })
 }
 
-fn now_ns() -> u64 {
+/// The monotonic clock, which no call of the guest changes.
+pub(crate) fn now_ns() -> u64 {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `now` is valid for the call to write.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };

@@ -5,18 +5,10 @@ use std::fmt::{self, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use headway_core::models::transfer::Direction;
-
 /// Which call made a copy.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
-    In,
-    InAsync,
-    Out,
-    OutAsync,
-    Any,
-    AnyAsync,
-}
+pub(crate) use headway_core::files::guest_log::Call as Kind;
+use headway_core::files::guest_log::Why;
+use headway_core::models::transfer::Direction;
 
 const KINDS: [(Kind, &str); 6] = [
     (Kind::In, "into a GPU, waiting"),
@@ -36,6 +28,18 @@ pub(crate) enum Outcome {
     OtherMemory,
     NoLine,
     NotLaunched,
+}
+
+impl Outcome {
+    /// The reason for the log, of an outcome that left the copy to the driver.
+    pub(crate) const fn why(self) -> Why {
+        match self {
+            Self::Capture => Why::Capture,
+            Self::NoLine => Why::NoLine,
+            Self::NotLaunched => Why::NotLaunched,
+            Self::OtherMemory | Self::Aside | Self::Piece => Why::OtherMemory,
+        }
+    }
 }
 
 const OUTCOMES: [(Outcome, &str); 6] = [

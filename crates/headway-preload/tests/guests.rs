@@ -3,6 +3,9 @@
 //! The library in C counts what reaches the driver; the guest compares every byte. What passes here says which calls are made
 //! and in which order. It says nothing about any GPU.
 
+#[path = "guests/log.rs"]
+mod log;
+
 use std::env;
 use std::fs::{self, File};
 use std::io::Write;
@@ -49,8 +52,8 @@ fn preload() -> PathBuf {
     library
 }
 
-/// Runs a guest; `None` where there is no compiler.
-fn run(road: &str, task: &str, options: Option<GuestOptions>) -> Option<Output> {
+/// The command that runs a guest; `None` where there is no compiler.
+fn guest(road: &str, task: &str, options: Option<GuestOptions>) -> Option<Command> {
     let built = BUILT.as_ref()?;
     let program = if road == "linked" { "linked-guest" } else { "guest" };
     let mut command = Command::new(built.folder.path().join(program));
@@ -58,7 +61,12 @@ fn run(road: &str, task: &str, options: Option<GuestOptions>) -> Option<Output> 
     if let Some(options) = options {
         command.env("LD_PRELOAD", preload()).env(VARIABLE, options.to_string());
     }
-    Some(command.output().unwrap())
+    Some(command)
+}
+
+/// Runs a guest; `None` where there is no compiler.
+fn run(road: &str, task: &str, options: Option<GuestOptions>) -> Option<Output> {
+    Some(guest(road, task, options)?.output().unwrap())
 }
 
 /// What a guest printed: the calls that reached the driver.

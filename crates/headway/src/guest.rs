@@ -5,16 +5,20 @@
 
 use std::env;
 use std::ffi::{OsStr, OsString};
-use std::io;
-use std::path::PathBuf;
+use std::fs::{self, File};
+use std::io::{self, BufRead, BufReader, Read};
+use std::path::{self, Path, PathBuf};
 use std::process::Command;
 
 pub use headway_core::files::guest::{Aside, GuestOptions};
 use headway_core::files::guest::{PIECE_MIN, VARIABLE};
+use headway_core::files::guest_log;
 use headway_core::units::Bytes;
 
 /// The library's file name.
 const LIBRARY: &str = "libheadway_preload.so";
+/// A first line of a log is shorter.
+const FIRST_LINE_MAX: u64 = 64 << 10;
 /// The piece that lets a small copy in after 41 us while a bulk copy keeps 0.95 of its rate (H200, PCIe 5, 2026-11-22).
 pub const PIECE_USUAL: Bytes = Bytes(4 << 20);
 
@@ -40,6 +44,20 @@ pub enum GuestError {
         /// The piece.
         asked: Bytes,
     },
+    /// A file of something else lies where the log would be written.
+    #[error("`{path}` exists and is not the log of a guest")]
+    NoLog {
+        /// The path.
+        path: PathBuf,
+    },
+    /// The log could not be prepared.
+    #[error("cannot write the log `{path}`")]
+    Log {
+        /// The path.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
     /// The program could not be started.
     #[error("cannot start `{program}`")]
     Start {
@@ -58,6 +76,8 @@ impl GuestError {
             }
             Self::Unspeakable { .. } => "move Headway to a folder without spaces and colons",
             Self::SmallPiece { .. } => "4 MiB is a good piece for PCIe 5; `--yield=auto` takes it",
+            Self::NoLog { .. } => "name another file; only logs of guests are replaced",
+            Self::Log { .. } => "name a file in a folder that exists and that you may write",
             Self::Start { .. } => "check the command behind `--`; it is looked for in `$PATH`",
         }
     }
@@ -76,12 +96,36 @@ fn library() -> Result<PathBuf, GuestError> {
     })
 }
 
-/// The command that runs `program` as a guest; other libraries of `LD_PRELOAD` stay, behind ours.
+/// The absolute path of a log, where the log of an earlier guest is removed. `%p` is left for the guest's processes.
+fn prepare_log(asked: &Path) -> Result<PathBuf, GuestError> {
+    let error = |source| GuestError::Log { path: asked.to_owned(), source };
+    let path = path::absolute(asked).map_err(error)?;
+    let folder = path.parent().unwrap_or(Path::new("/"));
+    if !fs::metadata(folder).map_err(error)?.is_dir() {
+        return Err(error(io::Error::from(io::ErrorKind::NotADirectory)));
+    }
+    let Ok(about) = fs::symlink_metadata(&path) else { return Ok(path) };
+    if !about.is_file() {
+        return Err(GuestError::NoLog { path });
+    }
+    let mut first = Vec::new();
+    let file = File::open(&path).map_err(error)?;
+    BufReader::new(file.take(FIRST_LINE_MAX)).read_until(b'\n', &mut first).map_err(error)?;
+    if !first.is_empty() && !guest_log::Start::begins(&String::from_utf8_lossy(&first)) {
+        return Err(GuestError::NoLog { path });
+    }
+    fs::remove_file(&path).map_err(error)?;
+    Ok(path)
+}
+
+/// The command that runs `program` as a guest; other libraries of `LD_PRELOAD` stay, behind ours. With `log`, each of its
+/// processes that copies writes one.
 ///
 /// # Errors
-/// [`GuestError`] if the library is missing, or the options cannot be meant.
+/// [`GuestError`] if the library is missing, the options cannot be meant, or the log cannot be written.
 pub fn command<'a>(
     options: GuestOptions,
+    log: Option<&Path>,
     program: &OsStr,
     arguments: impl IntoIterator<Item = &'a OsString>,
 ) -> Result<Command, GuestError> {
@@ -99,6 +143,10 @@ pub fn command<'a>(
     }
     let mut command = Command::new(program);
     command.args(arguments).env("LD_PRELOAD", preload).env(VARIABLE, options.to_string());
+    match log {
+        Some(log) => command.env(guest_log::VARIABLE, prepare_log(log)?),
+        None => command.env_remove(guest_log::VARIABLE),
+    };
     Ok(command)
 }
 
@@ -109,7 +157,20 @@ mod tests {
     #[test]
     fn tiny_pieces_are_refused_before_anything_is_started() {
         let options = GuestOptions { piece: Some(Bytes(1024)), ..GuestOptions::default() };
-        let error = command(options, OsStr::new("true"), []).unwrap_err();
+        let error = command(options, None, OsStr::new("true"), []).unwrap_err();
         assert!(error.to_string().contains("64 KiB"), "{error}");
+    }
+    #[test]
+    fn only_logs_of_guests_are_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("log");
+        fs::write(&path, "{\"kind\":\"guest\"}\n{}").unwrap();
+        assert_eq!(prepare_log(&path).unwrap(), path);
+        assert!(!path.exists());
+        fs::write(&path, "a letter\n").unwrap();
+        assert!(matches!(prepare_log(&path), Err(GuestError::NoLog { .. })));
+        assert_eq!(fs::read(&path).unwrap(), b"a letter\n");
+        assert!(matches!(prepare_log(&folder.path().join("no/log")), Err(GuestError::Log { .. })));
+        assert!(matches!(prepare_log(folder.path()), Err(GuestError::NoLog { .. })));
     }
 }

@@ -4,6 +4,7 @@
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -189,6 +190,29 @@ int main(int argc, char **argv) {
         release(0);
         out_async(small, device + 1, SMALL, 22);
         check(small, 1, SMALL, "small bytes");
+    } else if (!strcmp(does, "many")) {
+        for (size_t i = 0; i < 70000; i++) {
+            if (out_async(small, device + i, 8, 22)) fail("one of many");
+            fake_clear();
+        }
+    } else if (!strcmp(does, "killed")) {
+        out_async(small, device + 1, SMALL, 22);
+        raise(SIGKILL);
+    } else if (!strcmp(does, "closes")) {
+        /* A program that closes what it did not open, and gets the same numbers for files of its own. */
+        for (int i = 3; i < 1024; i++) close(i);
+        FILE *own = tmpfile();
+        for (int i = 3; i < 1024; i++) dup2(fileno(own), i);
+        out_async(small, device + 1, SMALL, 22);
+        if (fseek(own, 0, SEEK_END) || ftell(own)) fail("somebody wrote into the program's own file");
+    } else if (!strcmp(does, "twice")) {
+        out_async(small, device + 1, SMALL, 22);
+        fflush(stdout);
+        pid_t child = fork();
+        if (!child) { out_async(small, device + 1, SMALL, 22); execl(argv[0], argv[0], argv[1], "idle", (char *)0); _exit(1); }
+        int status;
+        waitpid(child, &status, 0);
+        if (status) fail("the second process");
     } else if (strcmp(does, "bulk")) fail("unknown task");
     printf("%s", fake_log());
     return 0;
