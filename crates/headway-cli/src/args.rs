@@ -60,7 +60,7 @@ pub(crate) enum Command {
         /// A log, or a folder of results
         log: PathBuf,
     },
-    /// Sum a log up; with `--out`, draw its trace and page
+    /// Sum a log up: of a run, of a broker, or of `headway exec --log`; with `--out`, draw trace and page of a run
     Report {
         /// A log, or a folder of results
         log: PathBuf,

@@ -168,6 +168,9 @@ pub(crate) fn replay(out: &Out, log: &Path) -> Result<Answer> {
     if let Some(log) = reports::open_broker(log)? {
         return replay_broker(out, &log);
     }
+    if reports::open_guest(log)?.is_some() {
+        anyhow::bail!("the log of a guest has no decisions that could be made again; `headway report` sums it up");
+    }
     if reports::open_sharing(log)?.is_some() {
         anyhow::bail!("a run of tasks has no inputs in its log that could be fed again; `headway report` sums it up");
     }
@@ -230,6 +233,14 @@ fn replay_broker(out: &Out, log: &headway::report::BrokerLog) -> Result<Answer> 
 }
 
 pub(crate) fn report(out: &Out, log: &Path, folder: Option<&Path>, traced: u64) -> Result<Answer> {
+    if let Some(log) = reports::open_guest(log)? {
+        if folder.is_some() {
+            anyhow::bail!("the log of a guest has no page and no trace: leave `--out` away");
+        }
+        let summary = reports::report_guest(&log);
+        out.print(&summary, || summary.table())?;
+        return Ok(if summary.differences.is_empty() { Answer::Yes } else { Answer::No });
+    }
     if let Some(log) = reports::open_sharing(log)? {
         return sharing::report(out, &log, folder, traced);
     }

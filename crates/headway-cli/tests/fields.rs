@@ -4,6 +4,8 @@
 //! object has a table, and the type of a field links to the table of what lies inside it.
 
 mod common;
+#[path = "fields/guest.rs"]
+mod guest;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -363,6 +365,7 @@ fn others(found: &mut Found, place: &Path) {
     found.command(place, "headway-export", &exported);
     let imported = ["import", "jobs.csv", "--from", "jobs", "--window", "1 s", "--out", "imported.toml"];
     found.command(place, "headway-import", &imported);
+    guest::log(found, place);
     status(found, place);
     journal(found, place);
 }

@@ -9,6 +9,7 @@ mod check;
 mod due;
 mod elementary;
 pub mod excerpt;
+pub mod guest;
 pub mod page;
 pub mod perfetto;
 mod proto;

@@ -12,11 +12,13 @@ use headway_trace::replay::replay as replay_log;
 use headway_trace::summary;
 pub use headway_trace::summary::Summary;
 use headway_trace::timeline::Timeline;
-use headway_trace::{Log, broker, page, perfetto, sharing};
+use headway_trace::{Log, broker, guest, page, perfetto, sharing};
 use serde::Serialize;
 
 /// The log of a broker.
 pub use headway_trace::broker::Log as BrokerLog;
+/// The log of a guest.
+pub use headway_trace::guest::Log as GuestLog;
 /// The log of tasks that share GPUs.
 pub use headway_trace::sharing::Log as TaskLog;
 
@@ -120,6 +122,27 @@ pub fn open_sharing(path: &Path) -> Result<Option<sharing::Log>, Error> {
     }
     let (input, path) = logfile::open(path)?;
     Ok(Some(sharing::Log::read(input, &path.display().to_string())?))
+}
+
+/// The log of a guest at `path`; `None` if it is another log.
+///
+/// # Errors
+/// [`Error::Read`], [`Error::Log`].
+pub fn open_guest(path: &Path) -> Result<Option<GuestLog>, Error> {
+    let mut first = String::new();
+    let read = logfile::open(path)?.0.read_line(&mut first);
+    // What is no text is no log of any kind; whoever reads it as one says so.
+    if read.is_err() || !GuestLog::begins(&first) {
+        return Ok(None);
+    }
+    let (input, path) = logfile::open(path)?;
+    Ok(Some(GuestLog::read(input, &path.display().to_string())?))
+}
+
+/// Sums a guest's log up.
+#[must_use]
+pub fn report_guest(log: &GuestLog) -> guest::Summary {
+    guest::summarize(log)
 }
 
 /// The log of a broker at `path`; `None` if it is another log.

@@ -158,6 +158,26 @@ pub enum Why {
     Failed,
 }
 
+impl Why {
+    /// In words.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::NoOption => "no option concerns copies of this call and size",
+            Self::EngineFree => "nothing was known to be on the engine",
+            Self::Capture => "the stream was recording a graph",
+            Self::NotOrdinary => "the driver knows the host's memory: it is page-locked or managed",
+            Self::Context => "the context is not the device's primary one, or could not be prepared",
+            Self::NotOnGpu => "the GPU's end is not plain memory of the current GPU",
+            Self::OtherMemory => "the memory is neither page-locked nor ordinary, or the copy is too large for a line",
+            Self::NoLine => "all page-locked lines were in use",
+            Self::NotLaunched => "the driver did not take the kernel",
+            Self::Whole => "bulk copies are not cut into pieces, or not of this memory",
+            Self::Failed => "another way failed, and the driver made the copy from the start",
+        }
+    }
+}
+
 /// The first line.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Start {
@@ -226,6 +246,63 @@ pub struct Counted {
     pub longest: Nanos,
 }
 
+/// A way in which copies lose time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Problem {
+    /// Large copies of memory that is not page-locked.
+    Ordinary,
+    /// Many copies of a few bytes.
+    Tiny,
+    /// Small results for which the program waits again and again.
+    Blocking,
+    /// The same memory, not page-locked, copied again and again.
+    Repeated,
+}
+
+/// What `--lint` found at one place of the program.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Finding {
+    /// What loses time.
+    pub problem: Problem,
+    /// Library, function and offset of the first caller that belongs neither to CUDA nor to Headway.
+    pub site: String,
+    /// The function.
+    pub call: Call,
+    /// Copies that were found there.
+    pub copies: u64,
+    /// Their bytes.
+    pub bytes: Bytes,
+    /// Their time in calls.
+    pub took: Nanos,
+    /// How much shorter that time would have been by figures of the same run; `None` = nothing in the run says it.
+    pub gain: Option<Nanos>,
+}
+
+/// An accelerated copy that gave other bytes than the driver's (`--verify`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Difference {
+    /// The function.
+    pub call: Call,
+    /// Who made the copy.
+    pub became: Became,
+    /// Size of the copy.
+    pub bytes: Bytes,
+    /// Where the first byte differs.
+    pub offset: Bytes,
+}
+
+/// What `--verify` did until the end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Verified {
+    /// Accelerated copies that were compared with the driver's.
+    pub compared: u64,
+    /// Of these, those that differed.
+    pub different: u64,
+    /// Accelerated copies that could not be compared.
+    pub not_compared: u64,
+}
+
 /// The last line of a program that came to its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct End {
@@ -247,6 +324,12 @@ pub enum Line {
     Counted(Counted),
     /// Lines that could not be written just before this one.
     Lost(u64),
+    /// What `--lint` found at one place, at the end.
+    Finding(Finding),
+    /// A copy that was wrong.
+    Difference(Difference),
+    /// What was compared, at the end.
+    Verified(Verified),
     /// The end.
     End(End),
 }

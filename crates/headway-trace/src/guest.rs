@@ -1,0 +1,100 @@
+//! The log of a guest (`headway exec --log`): who copied what, how long the calls took, and which small copies were made while a bulk
+//! copy was under way.
+
+mod summary;
+mod table;
+#[cfg(test)]
+mod tests;
+
+use std::io::BufRead;
+
+use headway_core::files::guest_log::{Copy, Counted, Difference, End, Finding, Line, SCHEMA, Start, Verified};
+
+pub use self::summary::{Beside, Group, Reason, Summary, Times, summarize};
+use crate::LogError;
+
+/// A log that was read.
+#[derive(Clone, Debug)]
+pub struct Log {
+    /// The first line.
+    pub start: Start,
+    /// Copies with lines, in the order in which they began.
+    pub copies: Vec<Copy>,
+    /// Copies without lines.
+    pub counted: Vec<Counted>,
+    /// What `--lint` found.
+    pub findings: Vec<Finding>,
+    /// What `--verify` found.
+    pub differences: Vec<Difference>,
+    /// What `--verify` did.
+    pub verified: Option<Verified>,
+    /// Lines that could not be written.
+    pub lost: u64,
+    /// Lines that are no lines: cut off when a disk was full or a computer stopped.
+    pub torn: u64,
+    /// The last line; `None` where the program was killed.
+    pub end: Option<End>,
+}
+
+impl Log {
+    /// Whether a first line begins such a log.
+    #[must_use]
+    pub fn begins(line: &str) -> bool {
+        Start::begins(line)
+    }
+
+    /// Reads a log; `name` is what errors call it.
+    ///
+    /// # Errors
+    /// [`LogError::Read`]; [`LogError::Parse`] and [`LogError::Schema`] for the first line. Later lines that cannot be read are
+    /// counted as torn.
+    pub fn read(mut input: impl BufRead, name: &str) -> Result<Self, LogError> {
+        let (mut bytes, mut number) = (Vec::new(), 0);
+        let mut next = |bytes: &mut Vec<u8>| {
+            bytes.clear();
+            number += 1;
+            let read = input.read_until(b'\n', bytes);
+            read.map_err(|source| LogError::Read { name: name.to_owned(), line: number, source })
+        };
+        next(&mut bytes)?;
+        let wrong = |source| LogError::Parse { name: name.to_owned(), line: 1, source };
+        let start: Start = serde_json::from_slice(&bytes).map_err(wrong)?;
+        if start.schema != SCHEMA {
+            return Err(LogError::Schema { name: name.to_owned(), found: start.schema });
+        }
+        let mut log = Self {
+            start,
+            copies: Vec::new(),
+            counted: Vec::new(),
+            findings: Vec::new(),
+            differences: Vec::new(),
+            verified: None,
+            lost: 0,
+            torn: 0,
+            end: None,
+        };
+        while next(&mut bytes)? > 0 {
+            if !bytes.trim_ascii().is_empty() {
+                log.line(serde_json::from_slice(&bytes).ok());
+            }
+        }
+        log.copies.sort_by_key(|copy| copy.at);
+        Ok(log)
+    }
+
+    fn line(&mut self, line: Option<Line>) {
+        match line {
+            None => self.torn += 1,
+            Some(Line::Copy(copy)) => self.copies.push(copy),
+            Some(Line::Counted(counted)) => self.counted.push(counted),
+            Some(Line::Lost(lost)) => self.lost += lost,
+            Some(Line::Finding(finding)) => self.findings.push(finding),
+            Some(Line::Difference(difference)) => self.differences.push(difference),
+            Some(Line::Verified(verified)) => self.verified = Some(verified),
+            Some(Line::End(end)) => {
+                self.lost = self.lost.max(end.lost);
+                self.end = Some(end);
+            }
+        }
+    }
+}

@@ -1,0 +1,285 @@
+//! The figures of a guest's log.
+
+use std::collections::BTreeMap;
+
+use headway_core::files::guest_log::{
+    BULK_MIN, Became, Call, Copy, Difference, Finding, SIZES, Towards, Verified, Why, size_class,
+};
+use headway_core::units::{Bytes, NANOS_PER_SECOND, Nanos};
+use serde::Serialize;
+
+use super::Log;
+
+/// Version of the summary's JSON form.
+const SCHEMA: u32 = 1;
+/// Copies that are listed one by one.
+const SLOWEST: usize = 10;
+/// Of fewer, a 99th percentile says nothing.
+const P99_MIN: u64 = 100;
+/// Of fewer copies without a bulk copy nothing is concluded.
+const ALONE_MIN: u64 = 10;
+/// What a queued bulk copy is taken to move in a second. A log cannot say when it ended; `--aside` assumes the same of the bulk
+/// copies of other guests.
+const BULK_BYTES_PER_S: u64 = 20_000_000_000;
+
+/// What a guest's log says.
+#[derive(Clone, Debug, Serialize)]
+pub struct Summary {
+    /// Version of this JSON form.
+    pub schema: u32,
+    /// The process.
+    pub pid: u32,
+    /// Its program and arguments.
+    pub command: Vec<String>,
+    /// Options of the guest.
+    pub options: String,
+    /// Whether the program came to its end; otherwise it was killed or runs on.
+    pub ended: bool,
+    /// Whether the log had reached its greatest size, so that later copies were only counted.
+    pub full: bool,
+    /// Lines that could not be written.
+    pub lost: u64,
+    /// Lines that were cut off.
+    pub torn: u64,
+    /// Copies.
+    pub copies: u64,
+    /// Their bytes.
+    pub bytes: Bytes,
+    /// Time of all threads in their calls.
+    pub blocked: Nanos,
+    /// By call, class of sizes and who made them.
+    pub groups: Vec<Group>,
+    /// Why copies were passed on.
+    pub reasons: Vec<Reason>,
+    /// Small copies out of a GPU and bulk ones.
+    pub beside: Beside,
+    /// The slowest copies.
+    pub slowest: Vec<Copy>,
+    /// What `--lint` found.
+    pub findings: Vec<Finding>,
+    /// Copies that `--verify` found wrong.
+    pub differences: Vec<Difference>,
+    /// What `--verify` did; `None` without it, and where the program was killed.
+    pub verified: Option<Verified>,
+}
+
+/// Copies of one call, one class of sizes and one maker.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Group {
+    /// The function.
+    pub call: Call,
+    /// The class of sizes.
+    pub size: &'static str,
+    /// Who made them.
+    pub became: Became,
+    /// How many.
+    pub copies: u64,
+    /// Their bytes.
+    pub bytes: Bytes,
+    /// Median of the time in the call; `None` where no copy has a line.
+    pub median: Option<Nanos>,
+    /// 99th percentile; `None` of fewer than 100.
+    pub p99: Option<Nanos>,
+    /// The longest.
+    pub longest: Nanos,
+    /// All together.
+    pub blocked: Nanos,
+}
+
+/// A reason and how often it was met.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Reason {
+    /// Why copies were passed on.
+    pub why: Why,
+    /// How many copies.
+    pub copies: u64,
+}
+
+/// Times of copies of one kind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Times {
+    /// How many.
+    pub copies: u64,
+    /// Median of the time in the call; `None` = there is none.
+    pub median: Option<Nanos>,
+    /// The longest.
+    pub longest: Nanos,
+    /// All together.
+    pub blocked: Nanos,
+}
+
+/// Small copies out of a GPU: with and without a bulk copy out of the same process under way in another stream.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Beside {
+    /// Made by the driver, with a bulk copy under way.
+    pub with: Times,
+    /// Made by the driver, without one.
+    pub without: Times,
+    /// Made by a kernel (`--aside`).
+    pub aside: Times,
+    /// What those with a bulk copy took beyond as many medians without one; `None` where too few say it.
+    pub waited: Option<Nanos>,
+}
+
+/// Times of which each counts for as many copies as its line is a sample of.
+#[derive(Default)]
+struct Sample {
+    times: Vec<(Nanos, u64)>,
+}
+
+impl Sample {
+    fn add(&mut self, copy: &Copy) {
+        self.times.push((copy.took, copy.of));
+    }
+
+    fn copies(&self) -> u64 {
+        self.times.iter().map(|(_, of)| of).sum()
+    }
+
+    /// The smallest time that `percent` of the copies do not exceed.
+    fn quantile(&mut self, percent: u64) -> Option<Nanos> {
+        self.times.sort_unstable();
+        let rank = (u128::from(self.copies()) * u128::from(percent)).div_ceil(100);
+        let mut seen = 0;
+        let at = |(time, of): &(Nanos, u64)| {
+            seen += u128::from(*of);
+            (seen >= rank).then_some(*time)
+        };
+        self.times.iter().find_map(at)
+    }
+
+    fn summed(mut self) -> Times {
+        let blocked = self.times.iter().fold(0u64, |sum, (time, of)| sum.saturating_add(time.0.saturating_mul(*of)));
+        let longest = self.times.iter().map(|(time, _)| *time).max().unwrap_or_default();
+        Times { copies: self.copies(), median: self.quantile(50), longest, blocked: Nanos(blocked) }
+    }
+}
+
+/// Sums a log up.
+#[must_use]
+pub fn summarize(log: &Log) -> Summary {
+    let groups = groups(log);
+    let mut reasons: BTreeMap<Why, u64> = BTreeMap::new();
+    for (why, copy) in log.copies.iter().filter_map(|copy| Some((copy.why?, copy))) {
+        *reasons.entry(why).or_default() += copy.of;
+    }
+    let mut slowest = log.copies.clone();
+    slowest.sort_by_key(|copy| std::cmp::Reverse(copy.took));
+    slowest.truncate(SLOWEST);
+    Summary {
+        schema: SCHEMA,
+        pid: log.start.pid,
+        command: log.start.command.clone(),
+        options: log.start.options.clone(),
+        ended: log.end.is_some(),
+        full: log.end.is_some_and(|end| end.full),
+        lost: log.lost,
+        torn: log.torn,
+        copies: groups.iter().map(|group| group.copies).sum(),
+        bytes: Bytes(groups.iter().fold(0, |sum, group| sum.saturating_add(group.bytes.0))),
+        blocked: groups.iter().fold(Nanos::ZERO, |sum, group| sum.saturating_add(group.blocked)),
+        groups,
+        reasons: reasons.into_iter().map(|(why, copies)| Reason { why, copies }).collect(),
+        beside: beside(&log.copies),
+        slowest,
+        findings: log.findings.clone(),
+        differences: log.differences.clone(),
+        verified: log.verified,
+    }
+}
+
+#[derive(Default)]
+struct Totals {
+    copies: u64,
+    bytes: u64,
+    blocked: Nanos,
+    longest: Nanos,
+    sample: Sample,
+}
+
+impl Totals {
+    fn add(&mut self, copies: u64, bytes: Bytes, took: Nanos, longest: Nanos) {
+        self.copies = self.copies.saturating_add(copies);
+        self.bytes = self.bytes.saturating_add(bytes.0);
+        self.blocked = self.blocked.saturating_add(took);
+        self.longest = self.longest.max(longest);
+    }
+}
+
+fn groups(log: &Log) -> Vec<Group> {
+    let mut totals: BTreeMap<(Call, usize, Became), Totals> = BTreeMap::new();
+    for copy in &log.copies {
+        let totals = totals.entry((copy.call, size_class(copy.bytes.0), copy.became)).or_default();
+        // The others that the line is a sample of are counted.
+        totals.add(1, copy.bytes, copy.took, copy.took);
+        totals.sample.add(copy);
+    }
+    for counted in &log.counted {
+        let totals = totals.entry((counted.call, counted.class, counted.became)).or_default();
+        totals.add(counted.copies, counted.bytes, counted.took, counted.longest);
+    }
+    let group = |((call, class, became), mut totals): ((Call, usize, Became), Totals)| Group {
+        call,
+        size: SIZES.get(class).map_or("?", |(_, name)| name),
+        became,
+        copies: totals.copies,
+        bytes: Bytes(totals.bytes),
+        median: totals.sample.quantile(50),
+        p99: (totals.sample.copies() >= P99_MIN).then(|| totals.sample.quantile(99)).flatten(),
+        longest: totals.longest,
+        blocked: totals.blocked,
+    };
+    totals.into_iter().map(group).collect()
+}
+
+/// Bulk copies out of the GPU that the log puts under way at a time.
+#[derive(Default)]
+struct UnderWay {
+    /// By stream, until when.
+    until: BTreeMap<u64, Nanos>,
+    /// Until when those that were queued keep the engine.
+    queued: Nanos,
+}
+
+impl UnderWay {
+    fn add(&mut self, copy: &Copy) {
+        let mut end = copy.at.saturating_add(copy.took);
+        if !copy.call.waits() && copy.became != Became::Fast {
+            let takes = u128::from(copy.bytes.0) * u128::from(NANOS_PER_SECOND) / u128::from(BULK_BYTES_PER_S);
+            let takes = Nanos(u64::try_from(takes).unwrap_or(u64::MAX));
+            self.queued = self.queued.max(copy.at).saturating_add(takes);
+            end = end.max(self.queued);
+        }
+        let until = self.until.entry(copy.stream).or_default();
+        *until = end.max(*until);
+    }
+
+    /// Whether one is in another stream. Behind one in its own stream a copy must wait.
+    fn is_elsewhere(&self, copy: &Copy) -> bool {
+        let mut at = self.until.iter().filter(|(_, until)| **until > copy.at).map(|(stream, _)| *stream).peekable();
+        at.peek().is_some() && at.all(|stream| stream != copy.stream)
+    }
+}
+
+fn beside(copies: &[Copy]) -> Beside {
+    let mut under_way = UnderWay::default();
+    let [mut with, mut without, mut aside] = [const { Sample { times: Vec::new() } }; 3];
+    for copy in copies.iter().filter(|copy| copy.direction == Towards::Out && copy.status == 0) {
+        if copy.became == Became::Aside {
+            aside.add(copy);
+        } else if copy.bytes.0 >= BULK_MIN {
+            under_way.add(copy);
+        } else if under_way.is_elsewhere(copy) {
+            with.add(copy);
+        } else {
+            without.add(copy);
+        }
+    }
+    let [with, without, aside] = [with, without, aside].map(Sample::summed);
+    let known = with.copies > 0 && without.copies >= ALONE_MIN;
+    let waited = without.median.filter(|_| known).map(|median| {
+        let usual = Nanos(median.0.saturating_mul(with.copies));
+        with.blocked.saturating_sub(usual)
+    });
+    Beside { with, without, aside, waited }
+}
