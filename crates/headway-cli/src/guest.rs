@@ -30,6 +30,13 @@ pub(crate) struct ExecArgs {
     /// Count copies, and print the counts on standard error at exit and on SIGUSR1
     #[arg(long)]
     pub(crate) stats: bool,
+    /// Print on standard error at exit where in the program copies lose time: large copies of ordinary memory, many tiny copies,
+    /// small results waited for again and again, memory worth page-locking; with what this run says would be gained
+    #[arg(long)]
+    pub(crate) lint: bool,
+    /// Have the driver make each accelerated copy again and compare; a difference is printed, and the driver's bytes are kept
+    #[arg(long)]
+    pub(crate) verify: bool,
     /// Write a line for each copy to this file: what it was, how long its call took, what became of it. `headway report` sums
     /// it up. In the name, `%p` is the process; further processes of the program write to FILE.PROCESS
     #[arg(long, value_name = "FILE")]
@@ -90,7 +97,8 @@ fn options(args: &ExecArgs) -> GuestOptions {
         // Small copies that go by a kernel wait for nobody: then whole copies keep their full rate.
         PieceArg::Auto => (aside == Aside::Never).then_some(guest::PIECE_USUAL),
     };
-    GuestOptions { fast: args.fast == Switch::On, aside, piece, stats: args.stats, alone: args.alone }
+    let ExecArgs { stats, lint, verify, alone, .. } = *args;
+    GuestOptions { fast: args.fast == Switch::On, aside, piece, stats, lint, verify, alone }
 }
 
 /// Returns only if the program could not be started.

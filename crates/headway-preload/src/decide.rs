@@ -12,9 +12,9 @@ use headway_core::models::transfer::Direction;
 
 use crate::context::{self, Prepared};
 use crate::driver::{self, DevicePtr, Driver, Relaxed, SUCCESS, Status, Stream, driver};
-use crate::log::{self, Made};
+use crate::log::{self, Asked, Made};
 use crate::stats::{self, Kind, Outcome};
-use crate::{fast, neighbours, road};
+use crate::{fast, lint, neighbours, road, verify};
 
 /// A copy out of a GPU, as the guest asked for it.
 #[derive(Clone, Copy, Debug)]
@@ -65,6 +65,8 @@ const ALWAYS: u32 = 8;
 const NEIGHBOURS: u32 = 16;
 /// Copies are logged.
 const LOG: u32 = 32;
+/// Copies that lose time are looked for.
+const LINT: u32 = 64;
 
 /// Copies out of a GPU of this size and more are looked at in any case.
 static LARGE: AtomicUsize = AtomicUsize::new(usize::MAX);
@@ -93,6 +95,13 @@ pub(crate) fn begin() {
     }
     if log::begin(options) {
         attention |= LOG;
+    }
+    if options.lint {
+        lint::begin();
+        attention |= LINT;
+    }
+    if options.verify {
+        verify::begin();
     }
     if options.aside == Aside::Always {
         attention |= ALWAYS;
@@ -130,7 +139,7 @@ pub(crate) fn attend(set: u32, clear: u32) {
 #[inline]
 pub(crate) fn into_gpu(copy: In, kind: Kind, real: impl FnOnce() -> Status) -> Status {
     let attention = ATTENTION.load(Ordering::Relaxed);
-    if attention & (COUNT | NEW | LOG) == 0 && copy.bytes < LARGE_IN.load(Ordering::Relaxed) {
+    if attention & (COUNT | NEW | LOG | LINT) == 0 && copy.bytes < LARGE_IN.load(Ordering::Relaxed) {
         return real();
     }
     look_in(copy, kind, attention, real)
@@ -141,27 +150,44 @@ fn look_in(copy: In, kind: Kind, attention: u32, real: impl FnOnce() -> Status) 
     if attention & COUNT != 0 {
         stats::count(kind, copy.bytes);
     }
-    observed(attention, (kind, copy.bytes, copy.stream), |made| {
+    let asked = (copy.from as usize, copy.bytes, copy.stream);
+    observed(attention, kind, asked, |made| {
         let Some(driver) = driver() else { return real() };
         // The first copy of most programs goes into a GPU: by then the context exists and nothing hurries.
         if attention & NEW != 0 {
             context::current(driver);
         }
         let large = copy.bytes >= LARGE_IN.load(Ordering::Relaxed);
-        if large && made_fast(driver, copy.of_ordinary_memory(), made) { SUCCESS } else { real() }
+        let fast = if large { made_fast(driver, copy.of_ordinary_memory(), made) } else { None };
+        fast.unwrap_or_else(real)
     })
 }
 
-/// Makes a copy by `make`, and logs it where copies are logged.
-fn observed(attention: u32, asked: (Kind, usize, Stream), make: impl FnOnce(&mut Made) -> Status) -> Status {
-    let (kind, bytes, stream) = asked;
-    let mut made = Made::new(kind);
-    if attention & LOG == 0 {
+/// Makes a copy of `asked` (the host's address, bytes, stream) by `make`, and logs it or looks for lost time where that is asked for.
+fn observed(
+    attention: u32,
+    call: Kind,
+    asked: (usize, usize, Stream),
+    make: impl FnOnce(&mut Made) -> Status,
+) -> Status {
+    let mut made = Made::new(call);
+    if attention & (LOG | LINT) == 0 {
         return make(&mut made);
     }
-    let asked = log::start(kind, bytes, stream);
+    let (host, bytes, stream) = asked;
+    let start_ns = neighbours::now_ns();
     let status = make(&mut made);
-    log::copied(asked, made, status);
+    let took = neighbours::now_ns().saturating_sub(start_ns);
+    let asked = Asked { call, bytes, stream, host, start_ns };
+    if attention & LOG != 0 {
+        log::copied(asked, made, took, status);
+    }
+    if attention & LINT != 0
+        && status == SUCCESS
+        && let Some(driver) = driver()
+    {
+        lint::copied(driver, asked, made, took);
+    }
     status
 }
 
@@ -172,19 +198,19 @@ impl In {
     }
 }
 
-/// Makes a large copy by several threads if it is of ordinary memory.
-fn made_fast(driver: &Driver, copy: fast::Copy, made: &mut Made) -> bool {
+/// Makes a large copy by several threads if it is of ordinary memory; the call's answer then.
+fn made_fast(driver: &Driver, copy: fast::Copy, made: &mut Made) -> Option<Status> {
     let start = Instant::now();
     match fast::copy(driver, copy, &mut made.host) {
         Ok(()) => {
             stats::made_fast(copy.direction, copy.bytes, start.elapsed());
             let direction = if copy.direction == Direction::D2h { Towards::Out } else { Towards::In };
             made.by(Became::Fast, direction);
-            true
+            Some(if options().verify { verify::compare(driver, copy, made.call, made.became) } else { SUCCESS })
         }
         Err(why) => {
             made.left_to_driver(why);
-            false
+            None
         }
     }
 }
@@ -204,7 +230,7 @@ fn look(out: Out, kind: Kind, attention: u32, real: impl FnOnce() -> Status) -> 
     if attention & COUNT != 0 {
         stats::count(kind, out.bytes);
     }
-    observed(attention, (kind, out.bytes, out.stream), |made| make(out, kind, attention, real, made))
+    observed(attention, kind, (out.to as usize, out.bytes, out.stream), |made| make(out, kind, attention, real, made))
 }
 
 /// Makes a copy that may be one out of a GPU.
@@ -213,7 +239,7 @@ fn make(out: Out, kind: Kind, attention: u32, real: impl FnOnce() -> Status, mad
         return real();
     }
     // Copies that are only counted or logged are not asked about.
-    if attention & !(COUNT | LOG) == 0 && out.bytes < LARGE.load(Ordering::Relaxed) {
+    if attention & !(COUNT | LOG | LINT) == 0 && out.bytes < LARGE.load(Ordering::Relaxed) {
         if options().aside == Aside::Auto {
             made.left_to_driver(Why::EngineFree);
         }
@@ -224,16 +250,19 @@ fn make(out: Out, kind: Kind, attention: u32, real: impl FnOnce() -> Status, mad
     if by_address && out.bytes >= LARGE_IN.load(Ordering::Relaxed) {
         let copy =
             In { to: out.to as DevicePtr, from: out.from as *const c_void, bytes: out.bytes, stream: out.stream };
-        if made_fast(driver, copy.of_ordinary_memory(), made) {
-            return SUCCESS;
+        if let Some(status) = made_fast(driver, copy.of_ordinary_memory(), made) {
+            return status;
         }
         // The end that was asked about may lie on the GPU.
         *made = Made::new(kind);
     }
     let options = options();
     let queues = options.aside != Aside::Never || options.piece.is_some();
-    if options.fast && out.bytes >= fast::OUT_MIN && made_fast_out(driver, out, queues, made) {
-        return SUCCESS;
+    if options.fast
+        && out.bytes >= fast::OUT_MIN
+        && let Some(status) = made_fast_out(driver, out, queues, made)
+    {
+        return status;
     }
     if by_address && made.host == Host::KnownToDriver {
         made.host = Host::NotAsked;
@@ -256,17 +285,17 @@ fn make(out: Out, kind: Kind, attention: u32, real: impl FnOnce() -> Status, mad
 }
 
 /// Makes a large copy out of a GPU by several threads; small copies of others would wait behind it, too.
-fn made_fast_out(driver: &Driver, out: Out, queues: bool, made: &mut Made) -> bool {
+fn made_fast_out(driver: &Driver, out: Out, queues: bool, made: &mut Made) -> Option<Status> {
     let context = queues.then(|| context::current(driver)).flatten();
     if let Some(context) = &context {
         context.enter();
         neighbours::announce(context.place, out.bytes);
     }
-    let is_made = made_fast(driver, out.to_ordinary_memory(), made);
+    let answer = made_fast(driver, out.to_ordinary_memory(), made);
     if let Some(context) = &context {
         context.leave();
     }
-    is_made
+    answer
 }
 
 /// Makes a copy by a kernel, if that can be; the call's answer then.
@@ -278,7 +307,9 @@ fn made_aside(driver: &Driver, context: &Prepared, out: Out, made: &mut Made) ->
         Ok(status) => {
             stats::outcome(Outcome::Aside, 1);
             made.by(Became::Aside, Towards::Out);
-            Some(status)
+            // A copy into ordinary memory is complete, too, whatever the call's name says.
+            let complete = out.waits || made.host == Host::Ordinary;
+            Some(checked(driver, out, complete, status, made))
         }
         Err(reason) => {
             stats::outcome(reason, 1);
@@ -293,6 +324,18 @@ impl Out {
         let Self { to, from, bytes, stream, .. } = self;
         fast::Copy { direction: Direction::D2h, host: to, there: from, bytes, stream }
     }
+}
+
+/// Compares a copy that the driver did not make as it was asked to, where that is asked for; the call's answer.
+fn checked(driver: &Driver, out: Out, complete: bool, status: Status, made: &Made) -> Status {
+    if !options().verify || status != SUCCESS {
+        return status;
+    }
+    if !complete {
+        verify::skip();
+        return status;
+    }
+    verify::compare(driver, out.to_ordinary_memory(), made.call, made.became)
 }
 
 /// Whether something is on the engine that a small copy would wait for.
@@ -369,7 +412,10 @@ fn bulk(driver: &Driver, context: &Prepared, out: Out, real: impl FnOnce() -> St
     context.enter();
     neighbours::announce(context.place, out.bytes);
     let status = match piece {
-        Some(piece) => pieces(driver, context, out, piece),
+        Some(piece) => {
+            let status = pieces(driver, context, out, piece);
+            checked(driver, out, out.waits, status, made)
+        }
         None => real(),
     };
     if status == SUCCESS && !out.waits {

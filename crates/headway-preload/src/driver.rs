@@ -68,6 +68,7 @@ functions! {
     mem_host_alloc: c"cuMemHostAlloc", fn(*mut *mut c_void, usize, c_uint);
     mem_host_get_device_pointer: c"cuMemHostGetDevicePointer_v2", fn(*mut DevicePtr, *mut c_void, c_uint);
     memcpy_dtoh_async: c"cuMemcpyDtoHAsync_v2", fn(*mut c_void, DevicePtr, usize, Stream);
+    memcpy_htod_async: c"cuMemcpyHtoDAsync_v2", fn(DevicePtr, *const c_void, usize, Stream);
     module_get_function: c"cuModuleGetFunction", fn(*mut usize, usize, *const std::ffi::c_char);
     module_load_data: c"cuModuleLoadData", fn(*mut usize, *const c_void);
     pointer_get_attributes: c"cuPointerGetAttributes", fn(c_uint, *mut c_int, *mut *mut c_void, DevicePtr);

@@ -9,6 +9,8 @@
 //! - [`context`]: what Headway keeps for each CUDA context: the kernel, pinned lines, bulk copies under way.
 //! - [`fast`]: large copies of ordinary memory, by several threads and through pinned memory.
 //! - [`log`]: the event log, one line for each copy.
+//! - [`lint`]: where in the program copies lose time.
+//! - [`verify`]: accelerated copies compared with the driver's.
 //! - [`neighbours`]: a page in shared memory by which guests of one user know of each other's bulk copies.
 //!
 //! It links no CUDA library, and its constructor does nothing. Threads start with the first large copy of ordinary memory, and
@@ -19,7 +21,9 @@ mod context;
 mod decide;
 mod driver;
 mod fast;
+mod lint;
 mod log;
 mod neighbours;
 mod road;
 mod stats;
+mod verify;

@@ -14,7 +14,8 @@ use std::{env, fs, io, process, thread};
 
 use headway_core::files::guest::GuestOptions;
 use headway_core::files::guest_log::{
-    Became, Call, Copy, Counted, End, Host, KIND, Line, SCHEMA, SIZES, Start, Towards, VARIABLE, Why, size_class,
+    Became, Call, Copy, Counted, Difference, End, Finding, Host, KIND, Line, SCHEMA, SIZES, Start, Towards, VARIABLE,
+    Verified, Why, size_class,
 };
 use headway_core::units::{Bytes, Nanos};
 
@@ -40,11 +41,12 @@ const DESCRIPTOR_MIN: c_int = 400;
 const TRIES: u32 = 100;
 
 /// How a copy was made, as far as it is known at the time.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Made {
     pub(crate) direction: Towards,
     pub(crate) host: Host,
     pub(crate) became: Became,
+    pub(crate) call: Call,
     /// The first reason to leave it to the driver.
     why: Option<Why>,
 }
@@ -56,7 +58,7 @@ impl Made {
             Call::Out | Call::OutAsync => Towards::Out,
             Call::Any | Call::AnyAsync => Towards::Unknown,
         };
-        Self { direction, ..Self::default() }
+        Self { direction, host: Host::default(), became: Became::default(), call, why: None }
     }
 
     pub(crate) fn left_to_driver(&mut self, why: Why) {
@@ -75,6 +77,8 @@ pub(crate) struct Asked {
     pub(crate) call: Call,
     pub(crate) bytes: usize,
     pub(crate) stream: usize,
+    /// The address of the host's end; where the call goes by the addresses, that of the destination.
+    pub(crate) host: usize,
     pub(crate) start_ns: u64,
 }
 
@@ -216,20 +220,14 @@ fn command() -> Vec<String> {
     text.split('\0').map(str::to_owned).collect()
 }
 
-/// When an observed call begins.
-pub(crate) fn start(call: Call, bytes: usize, stream: usize) -> Asked {
-    Asked { call, bytes, stream, start_ns: now_ns() }
-}
-
-/// A call has returned.
-pub(crate) fn copied(asked: Asked, made: Made, status: i32) {
-    let end = now_ns();
+/// A call has returned after `took` nanoseconds.
+pub(crate) fn copied(asked: Asked, made: Made, took: u64, status: i32) {
     // SAFETY: the call has no argument and cannot fail.
     let thread = unsafe { libc::syscall(libc::SYS_gettid) } as u32;
     let passed = made.became == Became::PassedOn;
     let copy = Copy {
         at: Nanos(asked.start_ns.saturating_sub(BEGAN_NS.load(Ordering::Relaxed))),
-        took: Nanos(end.saturating_sub(asked.start_ns)),
+        took: Nanos(took),
         thread,
         call: asked.call,
         direction: made.direction,
@@ -244,6 +242,35 @@ pub(crate) fn copied(asked: Asked, made: Made, status: i32) {
     if let Some(log) = log().as_mut() {
         log.copy(copy);
     }
+}
+
+/// Writes what was found at one place of the program.
+pub(crate) fn found(finding: Finding) {
+    write_line(&Line::Finding(finding));
+}
+
+/// Writes that a copy was wrong.
+pub(crate) fn differs(difference: Difference) {
+    write_line(&Line::Difference(difference));
+}
+
+/// Writes what was compared.
+pub(crate) fn verified(verified: Verified) {
+    write_line(&Line::Verified(verified));
+}
+
+fn write_line(line: &Line) {
+    if let Ok(mut log) = LOG.try_lock()
+        && let Some(log) = log.as_mut()
+    {
+        log.line(line);
+    }
+}
+
+/// Prints on standard error, by one call.
+pub(crate) fn print(text: &str) {
+    // SAFETY: the bytes are initialised. Whether anybody reads standard error does not matter.
+    unsafe { libc::write(libc::STDERR_FILENO, text.as_ptr().cast(), text.len()) };
 }
 
 impl Log {

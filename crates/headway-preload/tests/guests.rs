@@ -3,8 +3,12 @@
 //! The library in C counts what reaches the driver; the guest compares every byte. What passes here says which calls are made
 //! and in which order. It says nothing about any GPU.
 
+#[path = "guests/lint.rs"]
+mod lint;
 #[path = "guests/log.rs"]
 mod log;
+#[path = "guests/verify.rs"]
+mod verify;
 
 use std::env;
 use std::fs::{self, File};
@@ -78,10 +82,18 @@ fn calls(road: &str, task: &str, options: Option<GuestOptions>) -> Option<String
 }
 
 const ROADS: [&str; 4] = ["resolver", "old", "dlsym", "linked"];
-const ASIDE: GuestOptions = GuestOptions { fast: false, aside: Aside::Auto, piece: None, stats: false, alone: true };
-const YIELD: GuestOptions =
-    GuestOptions { fast: false, aside: Aside::Never, piece: Some(Bytes(8 << 20)), stats: false, alone: true };
-const FAST: GuestOptions = GuestOptions { fast: true, aside: Aside::Never, piece: None, stats: false, alone: true };
+const NOTHING: GuestOptions = GuestOptions {
+    fast: false,
+    aside: Aside::Never,
+    piece: None,
+    stats: false,
+    lint: false,
+    verify: false,
+    alone: true,
+};
+const ASIDE: GuestOptions = GuestOptions { aside: Aside::Auto, ..NOTHING };
+const YIELD: GuestOptions = GuestOptions { piece: Some(Bytes(8 << 20)), ..NOTHING };
+const FAST: GuestOptions = GuestOptions { fast: true, ..NOTHING };
 const BULK: usize = 20 << 20;
 
 #[test]

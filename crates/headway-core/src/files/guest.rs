@@ -33,6 +33,10 @@ pub struct GuestOptions {
     pub piece: Option<Bytes>,
     /// Whether copies are counted, and the counts printed when the guest ends.
     pub stats: bool,
+    /// Whether places in the program whose copies lose time are printed when the guest ends.
+    pub lint: bool,
+    /// Whether accelerated copies are made again by the driver and compared.
+    pub verify: bool,
     /// Whether the guest neither tells other guests of its bulk copies nor asks for theirs.
     pub alone: bool,
 }
@@ -60,6 +64,8 @@ impl fmt::Display for GuestOptions {
         }
         f.write_str(if self.fast { ",fast" } else { "" })?;
         f.write_str(if self.stats { ",stats" } else { "" })?;
+        f.write_str(if self.lint { ",lint" } else { "" })?;
+        f.write_str(if self.verify { ",verify" } else { "" })?;
         f.write_str(if self.alone { ",alone" } else { "" })
     }
 }
@@ -81,6 +87,8 @@ impl FromStr for GuestOptions {
                 }
                 ("fast", "") => options.fast = true,
                 ("stats", "") => options.stats = true,
+                ("lint", "") => options.lint = true,
+                ("verify", "") => options.verify = true,
                 ("alone", "") => options.alone = true,
                 _ => return Err(unknown()),
             }
@@ -97,9 +105,9 @@ mod tests {
     fn options_survive_the_environment() {
         for aside in [Aside::Never, Aside::Auto, Aside::Always] {
             for piece in [None, Some(PIECE_MIN), Some(Bytes(4 << 20))] {
-                for bits in 0..8 {
-                    let [fast, stats, alone] = [1, 2, 4].map(|bit| bits & bit != 0);
-                    let options = GuestOptions { fast, aside, piece, stats, alone };
+                for bits in 0..32 {
+                    let [fast, stats, alone, lint, verify] = [1, 2, 4, 8, 16].map(|bit| bits & bit != 0);
+                    let options = GuestOptions { fast, aside, piece, stats, lint, verify, alone };
                     assert_eq!(options.to_string().parse(), Ok(options));
                 }
             }

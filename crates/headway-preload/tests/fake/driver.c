@@ -162,6 +162,8 @@ CUresult cuEventSynchronize(size_t event) { (void)event; LOG("wait for an event\
 CUresult cuEventElapsedTime(float *ms, size_t a, size_t b) { (void)a, (void)b; *ms = 0; return SUCCESS; }
 CUresult cuModuleLoadData(size_t *module, const void *image) { *module = strstr(image, "headway_aside") ? 5 : 0; return SUCCESS; }
 CUresult cuModuleGetFunction(size_t *function, size_t module, const char *name) { (void)name; *function = module; return SUCCESS; }
+/* With FAKE_CORRUPT, copies in streams of Headway and those of its kernel give a wrong byte. */
+static void corrupt(void *to, size_t bytes) { if (bytes && getenv("FAKE_CORRUPT")) ((unsigned char *)to)[bytes / 2] ^= 1; }
 CUresult cuLaunchKernel(size_t function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
                         size_t stream, void **arguments, void **extra) {
     (void)gy, (void)gz, (void)by, (void)bz, (void)shared, (void)extra, (void)bx;
@@ -172,6 +174,7 @@ CUresult cuLaunchKernel(size_t function, unsigned gx, unsigned gy, unsigned gz, 
     if (covered(to, bytes) < 0 || covered(from, bytes) < 0) { LOG("kernel faults\n"); sticky = ILLEGAL_ADDRESS; return SUCCESS; }
     LOG("kernel %llu by %u in %zu\n", (unsigned long long)bytes, gx, stream);
     memcpy((void *)to, (void *)from, bytes);
+    corrupt((void *)to, bytes);
     return SUCCESS;
 }
 static int failing;       /* copies in streams of Headway fail */
@@ -181,6 +184,7 @@ static CUresult copy(const char *name, void *to, const void *from, size_t bytes,
     if (sticky) return sticky;
     if (failing && stream >= 100) return failing;
     memcpy(to, from, bytes);
+    if (stream >= 100) corrupt(to, bytes);
     return SUCCESS;
 }
 CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t bytes, size_t stream) { return copy("out", to, (void *)from, bytes, stream); }

@@ -195,6 +195,13 @@ int main(int argc, char **argv) {
             if (out_async(small, device + i, 8, 22)) fail("one of many");
             fake_clear();
         }
+    } else if (!strcmp(does, "lint")) {
+        unsigned char *ordinary[3], result[8];
+        for (int i = 0; i < 3; i++) out(bulk, device, BULK); /* page-locked, and it waits: the rate to compare with */
+        for (int i = 0; i < 3; i++) out(ordinary[i] = malloc(BULK), device, BULK);
+        for (int i = 0; i < 20; i++) out(ordinary[0], device, BULK / 2);
+        for (int i = 0; i < 3000; i++) { out_async(small, device + i, 8, 22); fake_clear(); }
+        for (int i = 0; i < 500; i++) { out(result, device + i, 8); fake_clear(); }
     } else if (!strcmp(does, "killed")) {
         out_async(small, device + 1, SMALL, 22);
         raise(SIGKILL);

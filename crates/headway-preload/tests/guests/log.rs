@@ -9,18 +9,15 @@ use headway_core::files::guest::GuestOptions;
 use headway_core::files::guest_log::{Became, Call, Copy, End, Host, Line, Start, Towards, VARIABLE, Why};
 use tempfile::TempDir;
 
-use super::{ASIDE, BULK, FAST, LARGE, YIELD, guest, run};
-
-/// A guest that only logs.
-const NOTHING: GuestOptions = GuestOptions { fast: false, ..FAST };
+use super::{ASIDE, BULK, FAST, LARGE, NOTHING, YIELD, guest, run};
 
 /// A log that was read: every line must be whole.
-struct Read {
+pub(crate) struct Read {
     start: Start,
-    lines: Vec<Line>,
+    pub(crate) lines: Vec<Line>,
 }
 
-fn read(path: &Path) -> Read {
+pub(crate) fn read(path: &Path) -> Read {
     let text = fs::read_to_string(path).unwrap();
     assert!(text.ends_with('\n'), "the last line is not whole: {text}");
     let mut lines = text.lines();
@@ -40,7 +37,7 @@ impl Read {
 }
 
 /// Runs a guest with a log: what it printed, and the folder with `log`.
-fn logged(road: &str, task: &str, options: GuestOptions) -> Option<(Output, TempDir)> {
+pub(crate) fn logged(road: &str, task: &str, options: GuestOptions) -> Option<(Output, TempDir)> {
     logged_by(guest(road, task, Some(options))?)
 }
 

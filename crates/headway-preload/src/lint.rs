@@ -1,0 +1,283 @@
+//! `--lint`: where in the program copies lose time.
+//!
+//! Copies are sorted into problems and counted; a sample of them is traced to its call site by the C library's unwinder. No lock is
+//! held while the driver, the unwinder or the loader is asked.
+
+use std::ffi::{CStr, c_int, c_void};
+use std::fmt::Write;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use headway_core::files::guest_log::{BULK_MIN, Became, Call, Finding, Host, Problem, Towards};
+use headway_core::units::{Bytes, Nanos};
+
+use crate::driver::{self, Driver, Relaxed};
+use crate::log::{self, Asked, Made};
+use crate::road;
+
+/// Copies of each problem that are all traced; of more, one in 2, 4, 8 and so on.
+const ALL: u64 = 64;
+/// Places that are told apart.
+const SITES_MAX: usize = 128;
+/// Frames that are looked at.
+const FRAMES: usize = 32;
+/// Up to this size a copy is tiny, or a small result.
+const TINY_MAX: u64 = 4 << 10;
+/// From this size on it is worth page-locking memory that is copied again and again.
+const LOCK_MIN: u64 = 64 << 10;
+/// Places for blocks of memory that were copied; two that share one displace each other.
+const BLOCKS: usize = 256;
+/// So often a block is copied before it counts as copied again and again.
+const AGAIN: u32 = 4;
+/// Below these numbers, tiny copies and small results are nobody's problem.
+const TINY_MANY: u64 = 1_000;
+const RESULTS_MANY: u64 = 100;
+/// Libraries of CUDA, by the beginning of their names.
+const CUDA: [&str; 10] = [
+    "libcuda",
+    "libcublas",
+    "libcudnn",
+    "libcufft",
+    "libcurand",
+    "libcusparse",
+    "libcusolver",
+    "libcupti",
+    "libnv",
+    "libnccl",
+];
+
+const PROBLEMS: usize = 4;
+
+struct Site {
+    problem: Problem,
+    call: Call,
+    address: usize,
+    name: String,
+    copies: u64,
+    bytes: u64,
+    took: u64,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Block {
+    address: usize,
+    bytes: u64,
+    times: u32,
+}
+
+struct State {
+    seen: [u64; PROBLEMS],
+    sites: Vec<Site>,
+    /// Samples of places beyond [`SITES_MAX`].
+    beyond: u64,
+    blocks: [Block; BLOCKS],
+    /// Large page-locked copies that waited, into a GPU and out of it: bytes and nanoseconds.
+    locked: [(u64, u64); 2],
+}
+
+static STATE: Mutex<State> = Mutex::new(State {
+    seen: [0; PROBLEMS],
+    sites: Vec::new(),
+    beyond: 0,
+    blocks: [Block { address: 0, bytes: 0, times: 0 }; BLOCKS],
+    locked: [(0, 0); 2],
+});
+
+fn state() -> MutexGuard<'static, State> {
+    STATE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+pub(crate) fn begin() {
+    // SAFETY: the function may be called at exit. It comes before the log's, which was registered earlier.
+    unsafe { libc::atexit(finish) };
+}
+
+/// A call has returned after `took` nanoseconds.
+pub(crate) fn copied(driver: &Driver, asked: Asked, made: Made, took: u64) {
+    let bytes = asked.bytes as u64;
+    if made.direction == Towards::Unknown || bytes == 0 || (bytes > TINY_MAX && bytes < LOCK_MIN) {
+        return;
+    }
+    let out = made.direction == Towards::Out;
+    let host = if bytes >= LOCK_MIN { memory(driver, asked, made.host) } else { made.host };
+    let Some((problem, step)) = state().sort(asked, out, host, (made.became, took)) else { return };
+    let Some((address, name)) = site() else { return };
+    state().add((problem, asked.call, address, name), step, (bytes, took));
+}
+
+/// What the host's end of a copy is; the driver is asked where nobody did.
+fn memory(driver: &Driver, asked: Asked, known: Host) -> Host {
+    if matches!(known, Host::Ordinary | Host::PageLocked) {
+        return known;
+    }
+    let _relaxed = Relaxed::new(driver);
+    let host = asked.host as *mut c_void;
+    if driver::is_ordinary(driver, host, asked.bytes) {
+        Host::Ordinary
+    } else if driver::pinned(driver, host, asked.bytes).is_some() {
+        Host::PageLocked
+    } else {
+        known
+    }
+}
+
+impl State {
+    /// The problem of a copy, and how many copies of that problem its sample stands for; `None` = none, or no sample.
+    fn sort(&mut self, asked: Asked, out: bool, host: Host, made: (Became, u64)) -> Option<(Problem, u64)> {
+        let bytes = asked.bytes as u64;
+        let problem = if bytes <= TINY_MAX {
+            let waits = asked.call.waits() || host == Host::Ordinary;
+            if out && waits { Problem::Blocking } else { Problem::Tiny }
+        } else if host == Host::Ordinary {
+            let again = self.again(asked.host, bytes);
+            if !again && bytes < BULK_MIN {
+                return None;
+            }
+            if again { Problem::Repeated } else { Problem::Ordinary }
+        } else {
+            // The time of a call that does not wait says nothing of the copy.
+            if host == Host::PageLocked && bytes >= BULK_MIN && asked.call.waits() && made.0 == Became::PassedOn {
+                let (sum, took) = &mut self.locked[usize::from(out)];
+                (*sum, *took) = (sum.saturating_add(bytes), took.saturating_add(made.1));
+            }
+            return None;
+        };
+        let seen = &mut self.seen[problem as usize];
+        *seen += 1;
+        let step = (seen.next_power_of_two() / ALL).max(1);
+        (*seen % step == 0).then_some((problem, step))
+    }
+
+    /// Whether a block of memory has been copied again and again.
+    fn again(&mut self, address: usize, bytes: u64) -> bool {
+        let block = &mut self.blocks[(address >> 6) % BLOCKS];
+        if (block.address, block.bytes) != (address, bytes) {
+            *block = Block { address, bytes, times: 0 };
+        }
+        block.times = block.times.saturating_add(1);
+        block.times >= AGAIN
+    }
+
+    fn add(&mut self, place: (Problem, Call, usize, String), step: u64, (bytes, took): (u64, u64)) {
+        let (problem, call, address, name) = place;
+        let same = |site: &Site| (site.problem, site.call, site.address) == (problem, call, address);
+        let at = match self.sites.iter().position(same) {
+            Some(at) => at,
+            None if self.sites.len() < SITES_MAX => {
+                self.sites.push(Site { problem, call, address, name, copies: 0, bytes: 0, took: 0 });
+                self.sites.len() - 1
+            }
+            None => return self.beyond += 1,
+        };
+        let site = &mut self.sites[at];
+        site.copies = site.copies.saturating_add(step);
+        site.bytes = site.bytes.saturating_add(bytes.saturating_mul(step));
+        site.took = site.took.saturating_add(took.saturating_mul(step));
+    }
+
+    fn findings(&self) -> Vec<Finding> {
+        let worth = |site: &&Site| match site.problem {
+            Problem::Tiny => site.copies >= TINY_MANY,
+            Problem::Blocking => site.copies >= RESULTS_MANY,
+            Problem::Ordinary | Problem::Repeated => true,
+        };
+        let finding = |site: &Site| Finding {
+            problem: site.problem,
+            site: site.name.clone(),
+            call: site.call,
+            copies: site.copies,
+            bytes: Bytes(site.bytes),
+            took: Nanos(site.took),
+            gain: self.gain(site),
+        };
+        let mut findings: Vec<Finding> = self.sites.iter().filter(worth).map(finding).collect();
+        findings.sort_by_key(|finding| std::cmp::Reverse(finding.took));
+        findings
+    }
+
+    /// How much shorter the copies of a place would have been at the rate of this run's page-locked copies; `None` = there are none,
+    /// or the problem is another.
+    fn gain(&self, site: &Site) -> Option<Nanos> {
+        if !matches!(site.problem, Problem::Ordinary | Problem::Repeated) {
+            return None;
+        }
+        let out = matches!(site.call, Call::Out | Call::OutAsync);
+        let (bytes, took) = self.locked[usize::from(out)];
+        let needs = u128::from(site.bytes) * u128::from(took) / u128::from((bytes > 0).then_some(bytes)?);
+        Some(Nanos(site.took.saturating_sub(u64::try_from(needs).unwrap_or(u64::MAX))))
+    }
+}
+
+/// The first caller that belongs neither to CUDA nor to Headway: its address, and its library, function and offset.
+fn site() -> Option<(usize, String)> {
+    let mut frames = [std::ptr::null_mut::<c_void>(); FRAMES];
+    // SAFETY: there is room for that many addresses.
+    let count = unsafe { libc::backtrace(frames.as_mut_ptr(), FRAMES as c_int) };
+    let ours = about(site as *const c_void)?.dli_fbase;
+    for frame in frames.iter().take(usize::try_from(count).unwrap_or(0)) {
+        // A return address may lie behind the end of the function that called.
+        let address = frame.wrapping_byte_sub(1);
+        let Some(about) = about(address) else { return Some((address as usize, format!("{:#x}", address as usize))) };
+        let path = text(about.dli_fname);
+        let name = path.rsplit('/').next().unwrap_or_default();
+        if about.dli_fbase == ours || CUDA.iter().any(|cuda| name.starts_with(cuda)) {
+            continue;
+        }
+        let (function, start) = match text(about.dli_sname) {
+            function if function.is_empty() => (String::new(), about.dli_fbase),
+            function => (format!("({function})"), about.dli_saddr),
+        };
+        let offset = (address as usize).wrapping_sub(start as usize);
+        return Some((address as usize, format!("{name}{function}+{offset:#x}")));
+    }
+    None
+}
+
+fn about(address: *const c_void) -> Option<libc::Dl_info> {
+    // SAFETY: all-zero bytes are a valid `Dl_info`.
+    let mut about: libc::Dl_info = unsafe { std::mem::zeroed() };
+    // SAFETY: the address is only a number to the call; `about` is valid for it to write.
+    (unsafe { libc::dladdr(address, &raw mut about) } != 0).then_some(about)
+}
+
+/// A text of the loader; empty if there is none.
+fn text(place: *const std::ffi::c_char) -> String {
+    if place.is_null() {
+        return String::new();
+    }
+    // SAFETY: the loader gives texts that end in zero, of libraries that are loaded.
+    unsafe { CStr::from_ptr(place) }.to_string_lossy().into_owned()
+}
+
+/// At exit. It never waits: `exit` may have been called by a signal handler that interrupted this module.
+extern "C" fn finish() {
+    if road::is_off() {
+        return;
+    }
+    let Ok(state) = STATE.try_lock() else { return };
+    let (findings, beyond) = (state.findings(), state.beyond);
+    drop(state);
+    let mut text = String::new();
+    for finding in &findings {
+        let Finding { problem, site, call, copies, bytes, took, gain } = finding;
+        let (problem, remedy) = match problem {
+            Problem::Ordinary => ("large copies of ordinary memory", "page-locked memory"),
+            Problem::Repeated => ("the same ordinary memory copied again and again", "page-locking it once"),
+            Problem::Tiny => ("many tiny copies", "one larger copy"),
+            Problem::Blocking => ("small results waited for again and again", "asking for several at once, or later"),
+        };
+        let gain = gain.map_or_else(
+            || "not known from this run".to_owned(),
+            |gain| format!("about {gain}, at the rate of this run's page-locked copies"),
+        );
+        let _ = writeln!(text, "  {problem}: {} at {site}", call.name());
+        let _ = writeln!(text, "    about {copies} copies of {bytes} in {took}; gained by {remedy}: {gain}");
+    }
+    if findings.is_empty() {
+        text.push_str("  none was found\n");
+    }
+    if beyond > 0 {
+        let _ = writeln!(text, "  {beyond} samples of further places were not told apart");
+    }
+    log::print(&format!("headway: copies of process {} that lose time\n{text}", std::process::id()));
+    findings.into_iter().for_each(log::found);
+}

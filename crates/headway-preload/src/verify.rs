@@ -1,0 +1,102 @@
+//! `--verify`: each accelerated copy that is complete when its call returns is made again by the driver, and compared.
+//!
+//! Copies that may still be under way when the call returns are counted as not compared: waiting for them here could wait for
+//! something that the program does only after the call.
+
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use headway_core::files::guest_log::{Became, Call, Difference, Verified};
+use headway_core::models::transfer::Direction;
+use headway_core::units::Bytes;
+
+use crate::driver::{Driver, Relaxed, SUCCESS, Status};
+use crate::fast::Copy;
+use crate::{log, road};
+
+/// What is read back at a time.
+const PART: usize = 4 << 20;
+
+static COMPARED: AtomicU64 = AtomicU64::new(0);
+static DIFFERENT: AtomicU64 = AtomicU64::new(0);
+static NOT_COMPARED: AtomicU64 = AtomicU64::new(0);
+
+pub(crate) fn begin() {
+    // SAFETY: the function may be called at exit. It comes before the log's, which was registered earlier.
+    unsafe { libc::atexit(finish) };
+}
+
+/// A copy that may not be complete yet.
+pub(crate) fn skip() {
+    NOT_COMPARED.fetch_add(1, Ordering::Relaxed);
+}
+
+/// Compares a copy that is complete, and mends what differs. The answer is the driver's where it made the copy again.
+pub(crate) fn compare(driver: &Driver, copy: Copy, call: Call, became: Became) -> Status {
+    let _relaxed = Relaxed::new(driver);
+    let mut scratch = Vec::new();
+    if scratch.try_reserve_exact(PART.min(copy.bytes)).is_err() {
+        skip();
+        return SUCCESS;
+    }
+    scratch.resize(PART.min(copy.bytes), 0u8);
+    let mut first = None;
+    let mut at = 0;
+    while at < copy.bytes {
+        let part = &mut scratch[..PART.min(copy.bytes - at)];
+        let there = copy.there + at as u64;
+        // SAFETY: the range was looked up when the copy was made; `part` is as long. Ordinary memory is complete when the call
+        // returns.
+        let status = unsafe { (driver.memcpy_dtoh_async)(part.as_mut_ptr().cast(), there, part.len(), copy.stream) };
+        if status != SUCCESS {
+            skip();
+            return SUCCESS;
+        }
+        let host = copy.host.wrapping_byte_add(at).cast::<u8>();
+        // SAFETY: the guest's end of the copy, which it keeps while its call lasts.
+        let ours = unsafe { std::slice::from_raw_parts(host, part.len()) };
+        if let Some(offset) = part.iter().zip(ours).position(|(driver, ours)| driver != ours) {
+            first.get_or_insert(at + offset);
+            if copy.direction == Direction::D2h {
+                // SAFETY: as above; the driver's own call would write there.
+                unsafe { std::ptr::copy_nonoverlapping(part.as_ptr(), host, part.len()) };
+            }
+        }
+        at += part.len();
+    }
+    COMPARED.fetch_add(1, Ordering::Relaxed);
+    first.map_or(SUCCESS, |first| different(driver, copy, (call, became), first))
+}
+
+fn different(driver: &Driver, copy: Copy, (call, became): (Call, Became), first: usize) -> Status {
+    DIFFERENT.fetch_add(1, Ordering::Relaxed);
+    let Copy { host, there, bytes, stream, direction } = copy;
+    log::print(&format!(
+        "headway: WRONG: {} of {bytes} bytes between {:#x} and {there:#x} of the GPU, made {}, differs from the driver's from byte \
+         {first} on; the driver's bytes are kept\n",
+        call.name(),
+        host as usize,
+        became.name()
+    ));
+    log::differs(Difference { call, became, bytes: Bytes(bytes as u64), offset: Bytes(first as u64) });
+    if direction == Direction::D2h {
+        return SUCCESS;
+    }
+    // SAFETY: the guest's copy, in its stream. The driver has read ordinary memory when the call returns.
+    unsafe { (driver.memcpy_htod_async)(there, host.cast_const().cast::<c_void>(), bytes, stream) }
+}
+
+/// At exit.
+extern "C" fn finish() {
+    if road::is_off() {
+        return;
+    }
+    let [compared, different, not_compared] =
+        [&COMPARED, &DIFFERENT, &NOT_COMPARED].map(|count| count.load(Ordering::Relaxed));
+    log::print(&format!(
+        "headway: accelerated copies of process {}: {compared} compared with the driver's, {different} differed, {not_compared} could \
+         not be compared\n",
+        std::process::id()
+    ));
+    log::verified(Verified { compared, different, not_compared });
+}
