@@ -99,7 +99,11 @@ pub(crate) fn copied(driver: &Driver, asked: Asked, made: Made, took: u64) {
     }
     let out = made.direction == Towards::Out;
     let host = if bytes >= LOCK_MIN { memory(driver, asked, made.host) } else { made.host };
-    let Some((problem, step)) = state().sort(asked, out, host, (made.became, took)) else { return };
+    let Some((mut problem, step)) = state().sort(asked, out, host, (made.became, took)) else { return };
+    // Whatever the call's name says, the driver waits for copies into ordinary memory. Of tiny ones only samples are asked about.
+    if problem == Problem::Tiny && out && memory(driver, asked, made.host) == Host::Ordinary {
+        problem = Problem::Blocking;
+    }
     let Some((address, name)) = site() else { return };
     state().add((problem, asked.call, address, name), step, (bytes, took));
 }
@@ -125,8 +129,7 @@ impl State {
     fn sort(&mut self, asked: Asked, out: bool, host: Host, made: (Became, u64)) -> Option<(Problem, u64)> {
         let bytes = asked.bytes as u64;
         let problem = if bytes <= TINY_MAX {
-            let waits = asked.call.waits() || host == Host::Ordinary;
-            if out && waits { Problem::Blocking } else { Problem::Tiny }
+            if out && asked.call.waits() { Problem::Blocking } else { Problem::Tiny }
         } else if host == Host::Ordinary {
             let again = self.again(asked.host, bytes);
             if !again && bytes < BULK_MIN {

@@ -18,7 +18,10 @@ pub(crate) struct Read {
 }
 
 pub(crate) fn read(path: &Path) -> Read {
-    let text = fs::read_to_string(path).unwrap();
+    parsed(&fs::read_to_string(path).unwrap())
+}
+
+fn parsed(text: &str) -> Read {
     assert!(text.ends_with('\n'), "the last line is not whole: {text}");
     let mut lines = text.lines();
     let start = serde_json::from_str(lines.next().unwrap()).unwrap();
@@ -192,6 +195,28 @@ fn a_log_that_may_not_grow_ends_no_program() {
     assert!(output.status.success(), "{output:?}");
     assert!(fs::metadata(folder.path().join("log")).unwrap().len() <= 1000);
     read(&folder.path().join("log"));
+}
+
+#[test]
+fn a_full_disk_costs_lines_and_leaves_whole_ones() {
+    let Some(guest) = guest("resolver", "many", Some(NOTHING)) else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let disk = folder.path().display().to_string();
+    let mut command = Command::new("unshare");
+    let script =
+        "mount -t tmpfs -o size=16k none \"$1\" || exit 77; \"$0\" resolver many > /dev/null || exit 1; cat \"$1\"/log";
+    command.args(["-rm", "sh", "-c", script]).arg(guest.get_program()).arg(&disk);
+    command.envs(guest.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let Ok(output) = command.env(VARIABLE, folder.path().join("log")).output() else { return };
+    let text = String::from_utf8_lossy(&output.stderr);
+    if output.status.code() == Some(77) || text.starts_with("unshare: ") {
+        println!("skipped: this user may not mount a small disk");
+        return;
+    }
+    assert!(output.status.success(), "{output:?}");
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!((8_000..=16_384).contains(&text.len()), "{}", text.len());
+    assert!(parsed(&text).copies().len() > 20);
 }
 
 #[test]
