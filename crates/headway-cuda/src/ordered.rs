@@ -389,7 +389,9 @@ impl OrderedCopier {
             done: ticket.done_word(),
         };
         // SAFETY: the caller's promise.
-        let queued = unsafe { pipeline.queue(&shared.context, work, ticket, |job| shared.queue.push(job)) };
+        let queued = unsafe {
+            pipeline.queue(&shared.context, work, ticket, |job| shared.queue.push(job), || shared.queue.wake_all())
+        };
         let held = queued.and_then(|()| {
             // SAFETY: as above. *Done* is written by a thread or the copier's stream, whatever the caller does; both words live until
             // *passed* is written.

@@ -114,8 +114,8 @@ pub(crate) fn begin() {
         LARGE.store(BULK_MIN, Ordering::Relaxed);
     }
     if options.fast {
-        LARGE.store(BULK_MIN.min(fast::OUT_MIN), Ordering::Relaxed);
-        LARGE_IN.store(fast::IN_MIN, Ordering::Relaxed);
+        LARGE.store(BULK_MIN.min(headway::copy::STAGED_OUT_MIN), Ordering::Relaxed);
+        LARGE_IN.store(headway::copy::STAGED_IN_MIN, Ordering::Relaxed);
     }
     ATTENTION.store(attention, Ordering::Relaxed);
 }
@@ -259,7 +259,7 @@ fn make(out: Out, kind: Kind, attention: u32, real: impl FnOnce() -> Status, mad
     let options = options();
     let queues = options.aside != Aside::Never || options.piece.is_some();
     if options.fast
-        && out.bytes >= fast::OUT_MIN
+        && out.bytes >= headway::copy::STAGED_OUT_MIN
         && let Some(status) = made_fast_out(driver, out, queues, made)
     {
         return status;

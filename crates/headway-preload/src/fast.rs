@@ -8,8 +8,8 @@ use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use headway::copy::{
-    At, Copier, CopyLimits, CopyOptions, CudaDriver, CudaGpu, Direction, HostMemory, How, Limits, Profile, Stores,
-    Tuning, mostly_absent,
+    At, Copier, CopyLimits, CopyOptions, CudaDriver, CudaGpu, Direction, HostMemory, How, Limits, Profile,
+    frugal_tuning, mostly_absent,
 };
 use headway::machine::{EndpointId, Method};
 use headway::units::{Bytes, Nanos};
@@ -18,25 +18,10 @@ use headway_core::files::guest_log::{Host, Why};
 use crate::driver::{self, DevicePtr, Driver, Relaxed, STREAM_LEGACY, SUCCESS, Stream};
 use crate::road;
 
-/// From these sizes on `staged` was faster than the driver's own call on an H200 by a quarter and more (`bench/runs`).
-pub(crate) const IN_MIN: usize = 4 << 20;
-pub(crate) const OUT_MIN: usize = 2 << 20;
 /// The driver waits without end for a GPU that is busy, and so does a guest: a copy that was given up could still write.
 const PATIENCE: Nanos = Nanos(3_600_000_000_000);
 /// Pinned memory of each GPU.
 const PINNED_MAX: Bytes = Bytes(256 << 20);
-
-/// Threads and buffers that reach nine tenths of pinned memory at the least price in CPUs (H200, 512 MiB: six threads 10.0 ms,
-/// fourteen 10.0 ms; `bench/runs/2026-11-22-h200x1-transfers-none-behind/tunings.csv`).
-const fn tuning(direction: Direction, memory: HostMemory) -> Tuning {
-    let (threads, buffer, stores) = match (direction, memory) {
-        // It is the first touch of pages that takes long, and threads share it.
-        (_, HostMemory::Fresh) => (12, 16 << 20, Stores::Plain),
-        (Direction::D2h, _) => (4, 8 << 20, Stores::NonTemporal),
-        _ => (6, 8 << 20, Stores::Plain),
-    };
-    Tuning { threads, buffer: Bytes(buffer), stores, in_flight: 3 }
-}
 
 /// A copy between ordinary memory and the GPU of the current context.
 #[derive(Clone, Copy, Debug)]
@@ -179,13 +164,13 @@ pub(crate) fn copy(driver: &Driver, copy: Copy, host_is: &mut Host) -> Result<()
             // SAFETY: as above; a page that cannot be written raises the signal that the driver's own copy raises there.
             let to = unsafe { std::slice::from_raw_parts_mut(host, copy.bytes) };
             let memory = if mostly_absent(to, 8) { HostMemory::Fresh } else { HostMemory::Warm };
-            let how = How::Tuned(Method::Staged, tuning(copy.direction, memory));
+            let how = How::Tuned(Method::Staged, frugal_tuning(copy.direction, memory));
             gpu.copier.copy_out(to, at, how).is_ok()
         }
         Direction::H2d | Direction::Peer => {
             // SAFETY: as above, for reading.
             let from = unsafe { std::slice::from_raw_parts(host, copy.bytes) };
-            let how = How::Tuned(Method::Staged, tuning(copy.direction, HostMemory::Warm));
+            let how = How::Tuned(Method::Staged, frugal_tuning(copy.direction, HostMemory::Warm));
             gpu.copier.copy_in(at, from, how).is_ok()
         }
     };

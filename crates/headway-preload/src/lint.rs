@@ -147,7 +147,7 @@ impl State {
         let seen = &mut self.seen[problem as usize];
         *seen += 1;
         let step = (seen.next_power_of_two() / ALL).max(1);
-        (*seen % step == 0).then_some((problem, step))
+        (*seen).is_multiple_of(step).then_some((problem, step))
     }
 
     /// Whether a block of memory has been copied again and again.

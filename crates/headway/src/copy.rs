@@ -19,7 +19,9 @@ pub use headway_runtime::copy::{
 /// GPUs of the CUDA driver, for copies of memory that somebody else allocated ([`CudaGpu::foreign`]).
 pub use headway_cuda::{CudaGpu, Driver as CudaDriver};
 
-pub use self::streams::{CopyTicket, StreamCopier, StreamOptions, WhichGpu};
+pub use self::streams::{
+    CopyTicket, STAGED_IN_MIN, STAGED_OUT_MIN, StreamCopier, StreamOptions, WhichGpu, frugal_tuning,
+};
 pub use headway_cuda::{RawCopy, StreamHandle};
 
 use crate::gpus::{self, Backend};

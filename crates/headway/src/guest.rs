@@ -100,7 +100,7 @@ fn library() -> Result<PathBuf, GuestError> {
 fn prepare_log(asked: &Path) -> Result<PathBuf, GuestError> {
     let error = |source| GuestError::Log { path: asked.to_owned(), source };
     let path = path::absolute(asked).map_err(error)?;
-    let folder = path.parent().unwrap_or(Path::new("/"));
+    let folder = path.parent().unwrap_or_else(|| Path::new("/"));
     if !fs::metadata(folder).map_err(error)?.is_dir() {
         return Err(error(io::Error::from(io::ErrorKind::NotADirectory)));
     }

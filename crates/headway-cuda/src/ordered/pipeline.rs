@@ -16,6 +16,8 @@ use crate::owned::{Context, CopyKind, Stream};
 use crate::pool::{Piece, Pool};
 use crate::table;
 
+/// The threads are woken after so many chunks are queued, at the latest: the driver's queue holds about three hundred.
+const WAKE_AFTER: usize = 64;
 /// Slots of a pipeline.
 const SLOTS: u64 = 8;
 
@@ -94,7 +96,8 @@ impl Pipeline {
         self.slots.memory[0].bytes()
     }
 
-    /// Queues all chunks of a copy; `push` hands them to the threads before the stream may have to wait for room.
+    /// Queues all chunks of a copy; `push` hands them to the threads, and `wake` wakes these: at the end, since a thread that wakes
+    /// may take the caller's CPU, but before the driver's queue may be full.
     ///
     /// # Safety
     /// As for [`super::RawCopy::new`]; the context is current.
@@ -104,6 +107,7 @@ impl Pipeline {
         work: Work,
         ticket: &Ticket,
         push: impl FnOnce(Arc<Job>),
+        wake: impl Fn(),
     ) -> Result<(), DeviceError> {
         let (copy, chunk, first) = (work.copy, work.chunk, self.chunks);
         let count = copy.bytes.div_ceil(chunk);
@@ -114,14 +118,19 @@ impl Pipeline {
         unsafe { wait_for_word(context, self.stream.handle(), ticket.begin(), ticket.generation(), table::WAIT_GEQ) }?;
         push(Arc::new(Job::new(work, &self.slots, first, count)));
         for at in 0..count {
+            if at == WAKE_AFTER {
+                wake();
+            }
             // SAFETY: the caller's promise.
             unsafe { self.queue_chunk(context, &copy, first + at as u64, at * chunk, chunk) }?;
         }
-        match copy.direction {
+        let ended = match copy.direction {
             // SAFETY: as above.
             Direction::H2d => unsafe { write_word(context, self.stream.handle(), ticket.done(), ticket.generation()) },
             _ => Ok(()),
-        }
+        };
+        wake();
+        ended
     }
 
     /// # Safety

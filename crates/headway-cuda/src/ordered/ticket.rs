@@ -16,6 +16,8 @@ use crate::table::Address;
 
 /// Words of different tickets lie in different lines.
 const LINE: usize = 64;
+/// How long a thread that waits looks before it sleeps: about what the shortest sleep takes.
+const SPIN: Duration = Duration::from_micros(60);
 /// The longest sleep between two looks at a word.
 const NAP_MAX: Duration = Duration::from_micros(200);
 /// How often a thread that waits asks the driver for errors.
@@ -171,6 +173,10 @@ impl Ticket {
             if looked.elapsed() >= LOOK {
                 self.shared.look()?;
                 looked = Instant::now();
+            }
+            if start.elapsed() < SPIN {
+                std::hint::spin_loop();
+                continue;
             }
             std::thread::sleep(nap.min(limit.saturating_sub(start.elapsed())));
             nap = (nap * 2).min(NAP_MAX);
