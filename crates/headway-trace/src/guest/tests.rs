@@ -1,3 +1,5 @@
+//! What the report says of logs of guests.
+
 use headway_core::files::guest_log::{Became, Call, Copy, Counted, Host, KIND, Line, SCHEMA, Start, Towards, Why};
 use headway_core::units::{Bytes, Nanos};
 
