@@ -281,8 +281,21 @@ Code cuStreamSynchronize(Stream *stream) {
 #endif
 Code cuEventCreate(void **event, unsigned flags) { ENTER(cuEventCreate); NEED(current, INVALID_CONTEXT); NEED(!(flags & ~2u), INVALID_VALUE); *event = calloc(1, sizeof(Event)); ((Event *)*event)->untimed = flags; ((Event *)*event)->context = current; live++; LEAVE(0); }
 Code cuEventDestroy_v2(void *event) { ENTER(cuEventDestroy_v2); NEED(current, INVALID_CONTEXT); free(event); live--; LEAVE(0); }
+#ifdef STREAMS
+/* Reached when the stream has come to it. */
+Code cuEventRecord(Event *event, Stream *stream) {
+	ENTER(cuEventRecord);
+	stream = stream_of(stream);
+	NEED(MINE(event) && MINE(stream), INVALID_CONTEXT);
+	event->nanos = now();
+	__atomic_store_n(&event->lag, 1, __ATOMIC_RELEASE);
+	LEAVE(enqueue(stream, (Operation){WRITE_WORD, (char *)&event->lag, NULL, 0, 0, NULL}));
+}
+Code cuEventQuery(Event *event) { ENTER(cuEventQuery); NEED(MINE(event), INVALID_CONTEXT); LEAVE(__atomic_load_n(&event->lag, __ATOMIC_ACQUIRE) ? NOT_READY : 0); }
+#else
 Code cuEventRecord(Event *event, Stream *stream) { ENTER(cuEventRecord); NEED(MINE(event) && MINE(stream), INVALID_CONTEXT); event->nanos = now(); event->lag = LAG; LEAVE(0); }
 Code cuEventQuery(Event *event) { ENTER(cuEventQuery); NEED(MINE(event), INVALID_CONTEXT); LEAVE(held || (event->lag > 0 && event->lag--) ? NOT_READY : 0); }
+#endif
 Code cuEventElapsedTime(float *millis, Event *from, Event *to) { ENTER(cuEventElapsedTime); NEED(from->nanos && to->nanos && !from->untimed && !to->untimed, 400); *millis = (to->nanos - from->nanos) * 1e-6f; LEAVE(0); }
 Code cuModuleLoadDataEx(void **module, const char *image, unsigned count, int *options, void **values) {
 	ENTER(cuModuleLoadDataEx);
