@@ -1,6 +1,5 @@
 //! A GPU as a [`Gpu`].
 
-use std::ffi::{c_int, c_uint, c_void};
 use std::ops::Range;
 use std::ptr::null_mut;
 use std::sync::{Arc, Mutex};
@@ -14,6 +13,7 @@ use headway_device::{Buffer, Description, DeviceError, HostKind, Limits, Source,
 
 use crate::checked::{Driver, call, lock};
 use crate::foreign::ForeignMemory;
+use crate::lookup::Known;
 use crate::owned::{Context, CopyKind, DeviceMemory};
 use crate::pinned::{InPlace, WholePinned};
 use crate::pool::Pool;
@@ -21,7 +21,7 @@ use crate::queue::{CudaQueue, Modules};
 use crate::resident::{self, CudaResident};
 use crate::table::{Address, Ordinal};
 use crate::timeline::Clock;
-use crate::{table, window};
+use crate::window;
 
 /// A GPU for transfers, in the GPU's primary context; usable from any thread.
 ///
@@ -130,26 +130,6 @@ impl CudaGpu {
     pub fn start_resident(&self, shape: Shape, options: ResidentOptions) -> Result<CudaResident, DeviceError> {
         CudaResident::start(&self.context, shape, options, &self.pool)
     }
-
-    /// The driver's word on one address: `None` for memory that it does not know.
-    fn kind_at(&self, address: *const u8) -> Result<Option<HostKind>, DeviceError> {
-        let (mut kind, mut managed): (c_uint, c_uint) = (0, 0);
-        let mut attributes: [c_int; 2] = [table::POINTER_MEMORY_TYPE, table::POINTER_IS_MANAGED];
-        let mut answers: [*mut c_void; 2] = [(&raw mut kind).cast(), (&raw mut managed).cast()];
-        let (count, attributes, answers) = (attributes.len() as c_uint, attributes.as_mut_ptr(), answers.as_mut_ptr());
-        // SAFETY: two attributes with a place for each answer, 4 bytes and at most 4 bytes long; the address is only looked up.
-        self.context.note(unsafe {
-            call!(self.context.driver, cuPointerGetAttributes(count, attributes, answers, address.addr() as u64))
-        })?;
-        match (kind, managed) {
-            (0, 0) => Ok(None),
-            (table::MEMORY_TYPE_HOST, 0) => Ok(Some(HostKind::Pinned)),
-            _ => {
-                let reason = if managed == 0 { "it is not host memory" } else { "it is managed by the driver" };
-                Err(DeviceError::Invalid { what: "host memory", reason: reason.into() })
-            }
-        }
-    }
 }
 
 impl Gpu for CudaGpu {
@@ -207,7 +187,7 @@ impl Gpu for CudaGpu {
         self.context.bind()?;
         // Both ends: pinned ranges may begin or stop within it.
         for byte in memory.first().into_iter().chain(memory.last()) {
-            if self.kind_at(byte)? != Some(HostKind::Pinned) {
+            if Known::of(&self.context, std::ptr::from_ref(byte).addr() as Address)?.host_kind()? != HostKind::Pinned {
                 return Ok(HostKind::Pageable);
             }
         }

@@ -8,6 +8,7 @@ mod abandoned;
 mod checked;
 mod foreign;
 mod gpu;
+mod lookup;
 mod nvml;
 mod ordered;
 mod owned;
@@ -20,6 +21,7 @@ mod resident;
 mod table;
 mod timeline;
 pub mod window;
+mod words;
 
 pub use checked::{CurrentContext, Driver};
 pub use gpu::CudaGpu;

@@ -16,7 +16,7 @@ mod pipeline;
 mod ticket;
 mod workers;
 
-use std::ffi::{c_int, c_uint, c_void};
+use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
@@ -26,7 +26,7 @@ use headway_core::units::Bytes;
 use headway_device::buffer::Budget;
 use headway_device::{Buffer, DeviceError, HostKind};
 
-use self::pipeline::{Pipeline, Work};
+use self::pipeline::Pipeline;
 pub use self::ticket::Ticket;
 use self::ticket::Tickets;
 use self::workers::Workers;
@@ -34,15 +34,15 @@ use crate::CudaGpu;
 use crate::abandoned::{DROP_MAX, await_rest_for, leave};
 use crate::checked::{CurrentContext, call, lock};
 use crate::foreign::ForeignMemory;
+use crate::lookup::Known;
 use crate::owned::Context;
 use crate::pool::Pool;
+use crate::queue::TURN_BYTES;
 use crate::table::{self, Address, Handle};
+use crate::words;
 
 /// The driver itself takes ordinary memory of up to this size at once, without waiting for the stream.
 const DRIVER_BUFFERS: usize = 64 << 10;
-/// Page-locked memory is copied out of the GPU in pieces of this size, with a written word behind each, so that the engine serves
-/// other streams in between (`docs/small-copies.md`).
-const PIECE_BYTES: usize = 16 << 20;
 /// The smallest chunk of a staged copy.
 const CHUNK_MIN: usize = 512 << 10;
 
@@ -155,6 +155,12 @@ impl Shared {
         error
     }
 
+    /// Has the threads end when nothing is left to copy.
+    fn close(&self) {
+        self.closing.store(true, Ordering::Release);
+        self.queue.wake_all();
+    }
+
     /// Asks the driver whether the copier's streams have failed; slow.
     fn look(&self) -> Result<(), DeviceError> {
         self.check()?;
@@ -184,15 +190,7 @@ impl OrderedCopier {
                 reason: "threads, streams and tickets must be above zero, and slots have 512 KiB at least".into(),
             });
         }
-        if context.driver.table.cuStreamWaitValue32_v2.is_none()
-            || context.driver.table.cuStreamWriteValue32_v2.is_none()
-        {
-            return Err(DeviceError::Unavailable {
-                what: "copies in the order of a stream".into(),
-                reason: "this driver's streams do not wait for words in memory".into(),
-                remedy: "use a driver of CUDA 11.7 or later, or copies that return when the bytes are there".into(),
-            });
-        }
+        words::check(context)?;
         context.bind()?;
         let tickets = Tickets::new(pool, options.tickets)?;
         let shared = Arc::new(Shared {
@@ -286,8 +284,11 @@ impl OrderedCopier {
     /// Which end is the GPU's, and what the host's is.
     fn ends(&self, copy: &RawCopy) -> Result<OrderedCopy, DeviceError> {
         let (context, &RawCopy { to, from, bytes, stream }) = (&self.shared.context, copy);
-        let is_gpu = |address: u64| {
-            memory_at(context, address).map(|known| known == (table::MEMORY_TYPE_DEVICE, context.ordinal))
+        let is_gpu = |address: u64| match Known::of(context, address)? {
+            known if known.is_managed() => {
+                Err(invalid("memory", "it is managed by the driver; use the driver's own copy"))
+            }
+            known => Ok(known.is_on(context)),
         };
         let (direction, device, host) = match (is_gpu(to)?, is_gpu(from)?) {
             (true, false) => (Direction::H2d, to, from),
@@ -324,7 +325,8 @@ impl OrderedCopier {
             let device = copy.device + at as u64;
             let host = copy.host.wrapping_add(at).cast::<c_void>();
             let is_out = copy.direction == Direction::D2h;
-            let len = if is_out { (copy.bytes - at).min(PIECE_BYTES) } else { copy.bytes };
+            // Behind each piece the engine serves other streams (`docs/small-copies.md`).
+            let len = if is_out { (copy.bytes - at).min(TURN_BYTES) } else { copy.bytes };
             at += len;
             // SAFETY: the caller's promise: the range stays valid until the stream has passed this point.
             let queued = unsafe {
@@ -334,18 +336,18 @@ impl OrderedCopier {
                     call!(context.driver, cuMemcpyHtoDAsync_v2(device, host, len, stream))
                 }
             };
-            let queued = context.note(queued).and_then(|()| match at < copy.bytes {
+            let mut queued = context.note(queued);
+            if queued.is_ok() && at < copy.bytes {
                 // SAFETY: the word is the ticket's own, which lives until it is written again.
-                true => unsafe { write_word(context, stream, ticket.begin(), ticket.generation()) },
-                false => Ok(()),
-            });
+                queued = unsafe { words::write(context, stream, ticket.begin().address(), ticket.generation()) };
+            }
             if let Err(error) = queued {
                 // Earlier pieces still use the memory, which is the caller's again when this returns.
                 return Err(self.after(stream, at > 0, error));
             }
         }
         // SAFETY: as above.
-        unsafe { write_word(context, stream, ticket.done(), ticket.generation()) }
+        unsafe { words::write(context, stream, ticket.done().address(), ticket.generation()) }
             .map_err(|error| self.after(stream, copy.bytes > 0, error))
     }
 
@@ -372,32 +374,22 @@ impl OrderedCopier {
                 pipelines.push(Pipeline::new(&shared.context, &shared.pool, shared.options.slot)?);
                 pipelines.len() - 1
             }
-            // The one whose copies were asked for first.
-            None => (0..pipelines.len()).min_by_key(|at| pipelines[*at].last_used()).unwrap_or(0),
+            None => (0..pipelines.len()).min_by_key(|at| pipelines[*at].copies()).unwrap_or(0),
         };
         let pipeline = &mut pipelines[at];
         let stream = copy.stream.handle();
         // SAFETY: words of the ticket, which live until their generation is over.
-        unsafe { write_word(&shared.context, stream, ticket.begin(), ticket.generation()) }?;
+        unsafe { words::write(&shared.context, stream, ticket.begin().address(), ticket.generation()) }?;
         let threads = shared.options.threads as usize;
         let chunk = (copy.bytes / (2 * threads)).next_multiple_of(4096).clamp(CHUNK_MIN, pipeline.slot_bytes());
-        let work = Work {
-            copy: *copy,
-            chunk,
-            begin: ticket.begin_word(),
-            generation: ticket.generation(),
-            done: ticket.done_word(),
-        };
         // SAFETY: the caller's promise.
-        let queued = unsafe {
-            pipeline.queue(&shared.context, work, ticket, |job| shared.queue.push(job), || shared.queue.wake_all())
-        };
+        let queued = unsafe { pipeline.queue(&shared.context, copy, chunk, ticket, &shared.queue) };
         let held = queued.and_then(|()| {
             // SAFETY: as above. *Done* is written by a thread or the copier's stream, whatever the caller does; both words live until
             // *passed* is written.
             unsafe {
-                wait_for_word(&shared.context, stream, ticket.done(), ticket.generation(), table::WAIT_GEQ)?;
-                write_word(&shared.context, stream, ticket.awaited(), ticket.generation())
+                words::wait(&shared.context, stream, ticket.done().address(), ticket.generation(), table::WAIT_GEQ)?;
+                words::write(&shared.context, stream, ticket.awaited().address(), ticket.generation())
             }
         });
         drop(pipelines);
@@ -426,8 +418,7 @@ impl Drop for OrderedCopier {
             // A forked child has none of the threads, and no stream uses its memory.
             return self.workers.forget();
         }
-        self.shared.closing.store(true, Ordering::Release);
-        self.shared.queue.wake_all();
+        self.shared.close();
         if self.settle() {
             return self.workers.join();
         }
@@ -453,57 +444,11 @@ fn invalid(what: &'static str, reason: &str) -> DeviceError {
     DeviceError::Invalid { what, reason: reason.into() }
 }
 
-/// What the driver says of an address: its kind of memory, and the GPU.
-fn memory_at(context: &Context, address: Address) -> Result<(c_uint, c_int), DeviceError> {
-    let (mut kind, mut ordinal, mut managed): (c_uint, c_int, c_uint) = (0, 0, 0);
-    let mut attributes = [table::POINTER_MEMORY_TYPE, table::POINTER_DEVICE, table::POINTER_IS_MANAGED];
-    let mut answers: [*mut c_void; 3] = [(&raw mut kind).cast(), (&raw mut ordinal).cast(), (&raw mut managed).cast()];
-    let (count, attributes, answers) = (attributes.len() as c_uint, attributes.as_mut_ptr(), answers.as_mut_ptr());
-    // SAFETY: three attributes with a place of 4 bytes for each answer; the address is only looked up.
-    context.note(unsafe { call!(context.driver, cuPointerGetAttributes(count, attributes, answers, address)) })?;
-    if managed != 0 {
-        return Err(invalid("memory", "it is managed by the driver; use the driver's own copy"));
-    }
-    Ok((kind, ordinal))
-}
-
 /// Whether host memory is page-locked, by both of its ends.
 fn host_kind(context: &Context, host: *const u8, bytes: usize) -> Result<HostKind, DeviceError> {
-    let mut kind = HostKind::Pinned;
-    for address in [host.addr(), host.addr().wrapping_add(bytes.max(1) - 1)] {
-        match memory_at(context, address as Address)?.0 {
-            0 => kind = HostKind::Pageable,
-            table::MEMORY_TYPE_HOST => {}
-            _ => return Err(invalid("host memory", "the range is not host memory")),
-        }
-    }
-    Ok(kind)
-}
-
-/// Has a stream write `value` to a word once it has passed all before.
-///
-/// # Safety
-/// The word is page-locked and lives until the stream has passed this point; the context is current.
-unsafe fn write_word(context: &Context, stream: Handle, word: Address, value: u32) -> Result<(), DeviceError> {
-    let Some(write) = context.driver.table.cuStreamWriteValue32_v2 else { return Err(DeviceError::DeviceLost) };
-    // SAFETY: the caller's promise. Without flags the write comes after all earlier writes of the stream.
-    let code = unsafe { write(stream, word, value, 0) };
-    context.note(context.driver.check("cuStreamWriteValue32_v2", code))
-}
-
-/// Has a stream wait for a word, as `flags` say.
-///
-/// # Safety
-/// As for [`write_word`].
-unsafe fn wait_for_word(
-    context: &Context,
-    stream: Handle,
-    word: Address,
-    value: u32,
-    flags: c_uint,
-) -> Result<(), DeviceError> {
-    let Some(wait) = context.driver.table.cuStreamWaitValue32_v2 else { return Err(DeviceError::DeviceLost) };
-    // SAFETY: the caller's promise.
-    let code = unsafe { wait(stream, word, value, flags) };
-    context.note(context.driver.check("cuStreamWaitValue32_v2", code))
+    let last = host.addr().wrapping_add(bytes.max(1) - 1);
+    let [first, last] =
+        [host.addr(), last].map(|address| Known::of(context, address as Address).and_then(Known::host_kind));
+    let both = (first?, last?);
+    Ok(if both == (HostKind::Pinned, HostKind::Pinned) { HostKind::Pinned } else { HostKind::Pageable })
 }

@@ -17,6 +17,7 @@ use headway_os::{clock, topology};
 
 use crate::checked::{self, Driver, call, lock};
 use crate::table::{self, Address, Handle, LaunchAttribute, LaunchConfig, Ordinal};
+use crate::words;
 
 /// Size of the log the driver's compiler may fill.
 const LOG_BYTES: usize = 8192;
@@ -306,13 +307,11 @@ impl Stream {
     /// The word must be nobody else's until the stream has passed this point.
     pub(crate) unsafe fn write_word(&self, word: Address) -> Result<bool, DeviceError> {
         self.context.driver.here()?;
-        let Some(write) = self.context.driver.table.cuStreamWriteValue32_v2 else { return Ok(false) };
-        // SAFETY: the caller's promise; the stream lives as long as `self`. Without flags the write waits for memory.
-        let code = unsafe { write(self.handle.0, word, 0, 0) };
-        if code == table::NOT_SUPPORTED {
-            return Ok(false);
+        // SAFETY: the caller's promise; the stream lives as long as `self`.
+        match unsafe { words::write(&self.context, self.handle.0, word, 0) } {
+            Err(DeviceError::Unavailable { .. } | DeviceError::Driver { code: table::NOT_SUPPORTED, .. }) => Ok(false),
+            written => written.map(|()| true),
         }
-        self.context.note(self.context.driver.check("cuStreamWriteValue32_v2", code)).map(|()| true)
     }
 
     /// Whether everything in it is done; the context must be current.

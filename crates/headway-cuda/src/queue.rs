@@ -29,7 +29,7 @@ const BLOCKS_MAX: u32 = 4096;
 /// Bytes that a queue copies out of a GPU before it lets other streams in. The engine serves one stream until that stream reaches a
 /// word to be written: a small copy beside it waits for about so many bytes, not for all that is queued
 /// (`docs/small-copies.md`). Smaller pieces cost the bulk copy more of its rate.
-const TURN_BYTES: usize = 16 << 20;
+pub(crate) const TURN_BYTES: usize = 16 << 20;
 /// An operation that ends lets others in from so many bytes on: chunks of staged copies, where the word costs nothing.
 const CHUNK_BYTES: usize = 8 << 20;
 /// Size of the smallest table.

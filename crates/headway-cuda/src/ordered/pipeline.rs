@@ -3,18 +3,19 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use headway_core::models::transfer::{Direction, HostMemory, Stores};
+use headway_core::models::transfer::{Direction, Stores};
 use headway_core::units::Bytes;
 use headway_device::DeviceError;
 use headway_device::buffer::Memory;
 use headway_os::copy;
 use headway_os::memory::mostly_absent;
 
+use super::OrderedCopy;
 use super::ticket::{Ticket, Word, Words};
-use super::{OrderedCopy, wait_for_word, write_word};
+use super::workers::JobQueue;
 use crate::owned::{Context, CopyKind, Stream};
 use crate::pool::{Piece, Pool};
-use crate::table;
+use crate::{table, words};
 
 /// The threads are woken after so many chunks are queued, at the latest: the driver's queue holds about three hundred.
 const WAKE_AFTER: usize = 64;
@@ -29,7 +30,7 @@ pub(super) struct Pipeline {
     chunks: u64,
     /// The copy that was queued last.
     last: Option<(Word, u32)>,
-    uses: u64,
+    copies: u64,
 }
 
 /// Page-locked memory through which chunks go. A slot's words count its uses.
@@ -39,18 +40,15 @@ pub(super) struct Slots {
     words: Arc<Words>,
 }
 
-/// What is to be copied, in chunks of `chunk` bytes.
-pub(super) struct Work {
-    pub(super) copy: OrderedCopy,
-    pub(super) chunk: usize,
-    pub(super) begin: Word,
-    pub(super) done: Word,
-    pub(super) generation: u32,
-}
-
 /// A copy as the threads see it.
 pub(super) struct Job {
-    work: Work,
+    copy: OrderedCopy,
+    /// Bytes of a chunk; the last one may be shorter.
+    chunk: usize,
+    /// The ticket's words, and the generation that they come to.
+    begin: Word,
+    done: Word,
+    generation: u32,
     slots: Arc<Slots>,
     /// Number of its first chunk in the pipeline.
     first: u64,
@@ -80,7 +78,7 @@ impl Pipeline {
         let words = Words::new(pool, 2 * SLOTS as usize)?;
         // Pinning may have made another context current.
         context.bind()?;
-        Ok(Self { stream, slots: Arc::new(Slots { memory, words }), chunks: 0, last: None, uses: 0 })
+        Ok(Self { stream, slots: Arc::new(Slots { memory, words }), chunks: 0, last: None, copies: 0 })
     }
 
     /// Whether all copies that it was given have ended.
@@ -88,48 +86,49 @@ impl Pipeline {
         self.last.as_ref().is_none_or(|(done, generation)| done.reached(*generation))
     }
 
-    pub(super) fn last_used(&self) -> u64 {
-        self.uses
+    /// How many it was given.
+    pub(super) fn copies(&self) -> u64 {
+        self.copies
     }
 
     pub(super) fn slot_bytes(&self) -> usize {
         self.slots.memory[0].bytes()
     }
 
-    /// Queues all chunks of a copy; `push` hands them to the threads, and `wake` wakes these: at the end, since a thread that wakes
-    /// may take the caller's CPU, but before the driver's queue may be full.
+    /// Queues all chunks of a copy, and hands it to the threads. They are woken at the end, since a thread that wakes may take the
+    /// caller's CPU, but before the driver's queue may be full.
     ///
     /// # Safety
     /// As for [`super::RawCopy::new`]; the context is current.
     pub(super) unsafe fn queue(
         &mut self,
         context: &Context,
-        work: Work,
+        copy: &OrderedCopy,
+        chunk: usize,
         ticket: &Ticket,
-        push: impl FnOnce(Arc<Job>),
-        wake: impl Fn(),
+        jobs: &JobQueue,
     ) -> Result<(), DeviceError> {
-        let (copy, chunk, first) = (work.copy, work.chunk, self.chunks);
+        let (first, stream, generation) = (self.chunks, self.stream.handle(), ticket.generation());
         let count = copy.bytes.div_ceil(chunk);
         self.chunks += count as u64;
-        self.uses += 1;
-        self.last = Some((work.done.clone(), work.generation));
+        self.copies += 1;
+        self.last = Some((ticket.done(), generation));
         // SAFETY: the words live as long as the ticket's memory.
-        unsafe { wait_for_word(context, self.stream.handle(), ticket.begin(), ticket.generation(), table::WAIT_GEQ) }?;
-        push(Arc::new(Job::new(work, &self.slots, first, count)));
+        unsafe { words::wait(context, stream, ticket.begin().address(), generation, table::WAIT_GEQ) }?;
+        jobs.push(Arc::new(Job::new(*copy, chunk, ticket, &self.slots, first)));
         for at in 0..count {
             if at == WAKE_AFTER {
-                wake();
+                jobs.wake_all();
             }
             // SAFETY: the caller's promise.
-            unsafe { self.queue_chunk(context, &copy, first + at as u64, at * chunk, chunk) }?;
+            unsafe { self.queue_chunk(context, copy, first + at as u64, at * chunk, chunk) }?;
         }
         let ended = match copy.direction {
             // SAFETY: as above.
-            Direction::H2d => unsafe { write_word(context, self.stream.handle(), ticket.done(), ticket.generation()) },
+            Direction::H2d => unsafe { words::write(context, stream, ticket.done().address(), generation) },
             _ => Ok(()),
         };
-        wake();
+        jobs.wake_all();
         ended
     }
 
@@ -155,35 +154,32 @@ impl Pipeline {
         // SAFETY: slots and words live until the stream has passed this point (`OrderedCopier::drop`); the caller promises
         // the device's range.
         unsafe {
-            wait_for_word(context, stream, wait, value, table::WAIT_EQ)?;
+            words::wait(context, stream, wait, value, table::WAIT_EQ)?;
             self.stream.copy(kind, from, to, len)?;
-            write_word(context, stream, write, turn)
+            words::write(context, stream, write, turn)
         }
     }
 }
 
 impl Job {
-    fn new(work: Work, slots: &Arc<Slots>, first: u64, count: usize) -> Self {
-        let memory = match work.copy.direction {
-            Direction::H2d => HostMemory::Warm,
-            _ => {
-                // SAFETY: whoever makes a `RawCopy` promises the range; its pages are asked for, its bytes are not read.
-                let range = unsafe { std::slice::from_raw_parts(work.copy.host, work.copy.bytes) };
-                if mostly_absent(range, 8) { HostMemory::Fresh } else { HostMemory::Warm }
-            }
+    fn new(copy: OrderedCopy, chunk: usize, ticket: &Ticket, slots: &Arc<Slots>, first: u64) -> Self {
+        let has_pages = || {
+            // SAFETY: whoever makes a `RawCopy` promises the range; its pages are asked for, its bytes are not read.
+            !mostly_absent(unsafe { std::slice::from_raw_parts(copy.host, copy.bytes) }, 8)
         };
-        let is_out = work.copy.direction == Direction::D2h;
-        let stores = if is_out && memory == HostMemory::Warm { Stores::NonTemporal } else { Stores::Plain };
-        Self { work, slots: Arc::clone(slots), first, left: AtomicUsize::new(count), stores }
+        let stores = if copy.direction == Direction::D2h && has_pages() { Stores::NonTemporal } else { Stores::Plain };
+        let left = AtomicUsize::new(copy.bytes.div_ceil(chunk));
+        let (begin, done, generation) = (ticket.begin(), ticket.done(), ticket.generation());
+        Self { copy, chunk, begin, done, generation, slots: Arc::clone(slots), first, left, stores }
     }
 
     pub(super) fn count(&self) -> usize {
-        self.work.copy.bytes.div_ceil(self.work.chunk)
+        self.copy.bytes.div_ceil(self.chunk)
     }
 
     /// Whether its turn has come in the caller's stream.
     pub(super) fn has_begun(&self) -> bool {
-        self.work.begin.reached(self.work.generation)
+        self.begin.reached(self.generation)
     }
 
     /// Whether a thread can copy chunk `at` now.
@@ -191,7 +187,7 @@ impl Job {
         let number = self.first + at as u64;
         let (slot, turn) = (slot_of(number), use_of(number));
         let word = |which| self.slots.words.word(2 * slot + which).load(Ordering::Acquire);
-        match self.work.copy.direction {
+        match self.copy.direction {
             Direction::H2d => self.has_begun() && word(1) == turn.wrapping_sub(1),
             _ => word(0) == turn,
         }
@@ -199,37 +195,20 @@ impl Job {
 
     /// Copies chunk `at`, which is ready.
     pub(super) fn copy(&self, at: usize) {
-        let Work { copy, chunk, .. } = &self.work;
         let number = self.first + at as u64;
-        let (slot, turn, offset) = (slot_of(number), use_of(number), at * chunk);
-        let len = (*chunk).min(copy.bytes - offset);
-        let (staged, host) = (self.slots.memory[slot].base(), copy.host.wrapping_add(offset));
-        let words = &self.slots.words;
+        let (slot, turn, offset) = (slot_of(number), use_of(number), at * self.chunk);
+        let len = self.chunk.min(self.copy.bytes - offset);
+        let (staged, host) = (self.slots.memory[slot].base(), self.copy.host.wrapping_add(offset));
+        let is_in = self.copy.direction == Direction::H2d;
+        let (to, from) = if is_in { (staged, host) } else { (host, staged) };
         // SAFETY: the slot is this chunk's until its word is written, and as long as a chunk; whoever makes a `RawCopy` promises the
         // host's range, of which each chunk is copied by one thread.
-        unsafe {
-            if copy.direction == Direction::H2d {
-                copy_bytes(
-                    std::slice::from_raw_parts_mut(staged, len),
-                    std::slice::from_raw_parts(host, len),
-                    self.stores,
-                );
-                words.word(2 * slot).store(turn, Ordering::Release);
-            } else {
-                copy_bytes(
-                    std::slice::from_raw_parts_mut(host, len),
-                    std::slice::from_raw_parts(staged, len),
-                    self.stores,
-                );
-                words.word(2 * slot + 1).store(turn, Ordering::Release);
-            }
-        }
-        if self.left.fetch_sub(1, Ordering::AcqRel) == 1 && copy.direction == Direction::D2h {
-            self.work.done.set(self.work.generation);
+        let (to, from) = unsafe { (std::slice::from_raw_parts_mut(to, len), std::slice::from_raw_parts(from, len)) };
+        copy::copy(to, from, self.stores);
+        // *Filled*, or *drained*.
+        self.slots.words.word(2 * slot + usize::from(!is_in)).store(turn, Ordering::Release);
+        if self.left.fetch_sub(1, Ordering::AcqRel) == 1 && !is_in {
+            self.done.set(self.generation);
         }
     }
-}
-
-fn copy_bytes(to: &mut [u8], from: &[u8], stores: Stores) {
-    copy::copy(to, from, stores);
 }

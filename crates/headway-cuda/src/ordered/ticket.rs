@@ -153,7 +153,7 @@ impl Ticket {
     /// # Errors
     /// The error after which the copier gave up; the destination is unspecified then.
     pub fn is_done(&self) -> Result<bool, DeviceError> {
-        if self.done_word().reached(self.generation) {
+        if self.done().reached(self.generation) {
             return Ok(true);
         }
         self.shared.check().map(|()| false)
@@ -184,26 +184,18 @@ impl Ticket {
         Ok(())
     }
 
-    pub(super) fn begin(&self) -> Address {
-        self.begin_word().address()
-    }
-
-    pub(super) fn done(&self) -> Address {
-        self.done_word().address()
-    }
-
-    /// The word that a stream writes when it has waited; from now on the ticket's memory is kept until it has.
-    pub(super) fn awaited(&self) -> Address {
-        self.shared.tickets.awaited[self.index].store(self.generation, Ordering::Release);
-        self.shared.tickets.word(self.index, Which::Passed).address()
-    }
-
-    pub(super) fn begin_word(&self) -> Word {
+    pub(super) fn begin(&self) -> Word {
         self.shared.tickets.word(self.index, Which::Begin)
     }
 
-    pub(super) fn done_word(&self) -> Word {
+    pub(super) fn done(&self) -> Word {
         self.shared.tickets.word(self.index, Which::Done)
+    }
+
+    /// The word that a stream writes when it has waited; from now on the ticket's memory is kept until it has.
+    pub(super) fn awaited(&self) -> Word {
+        self.shared.tickets.awaited[self.index].store(self.generation, Ordering::Release);
+        self.shared.tickets.word(self.index, Which::Passed)
     }
 
     pub(super) fn generation(&self) -> u32 {
@@ -212,7 +204,7 @@ impl Ticket {
 
     /// Nothing will end it: it is over.
     pub(super) fn was_not_queued(self) {
-        self.done_word().set(self.generation);
+        self.done().set(self.generation);
     }
 }
 

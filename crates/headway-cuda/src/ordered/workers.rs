@@ -114,7 +114,7 @@ impl Workers {
             match std::thread::Builder::new().name("headway-ordered".into()).spawn(work) {
                 Ok(thread) => workers.threads.push(thread),
                 Err(error) => {
-                    shared_close(&workers.shared);
+                    workers.shared.close();
                     workers.join();
                     return Err(DeviceError::Unavailable {
                         what: "threads for copies".into(),
@@ -152,9 +152,4 @@ impl Workers {
             let _ = thread.join();
         }
     }
-}
-
-fn shared_close(shared: &Shared) {
-    shared.closing.store(true, Ordering::Release);
-    shared.queue.wake_all();
 }
