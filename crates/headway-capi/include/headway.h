@@ -157,8 +157,8 @@ void headway_copier_close(struct headway_copier *copier);
 
 /*
  Copies `bytes` bytes from `from` to `to`, of which one is memory of the copier's GPU and the other host memory, after all that `stream` (a
- `CUstream` or `cudaStream_t`; null = the legacy default stream) was given before. Returns when the bytes are there. `report` may be
- null.
+ `CUstream` or `cudaStream_t`; null = the legacy default stream) was given before. Returns when the bytes are there.
+ `report` may be null.
 
  # Safety
  Both ranges are the caller's for `bytes` bytes, and nobody writes the source or uses the destination until this returns, but in the order

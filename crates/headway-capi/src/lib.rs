@@ -105,7 +105,7 @@ fn failed(error: &Error) -> Status {
     }
 }
 
-/// Runs a call's body; what it panics with is told as text.
+/// Runs a call's body. A panic in it becomes a status, and a text for `headway_last_error`.
 fn guarded(body: impl FnOnce() -> Result<Status, Error>) -> Status {
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(status)) => status,
@@ -236,8 +236,8 @@ pub unsafe extern "C" fn headway_copier_close(copier: *mut Copier) {
 }
 
 /// Copies `bytes` bytes from `from` to `to`, of which one is memory of the copier's GPU and the other host memory, after all that `stream` (a
-/// `CUstream` or `cudaStream_t`; null = the legacy default stream) was given before. Returns when the bytes are there. `report` may be
-/// null.
+/// `CUstream` or `cudaStream_t`; null = the legacy default stream) was given before. Returns when the bytes are there.
+/// `report` may be null.
 ///
 /// # Safety
 /// Both ranges are the caller's for `bytes` bytes, and nobody writes the source or uses the destination until this returns, but in the order

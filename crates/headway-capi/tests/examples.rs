@@ -120,6 +120,48 @@ int main(void) {
 }
 
 #[test]
+fn tickets_of_a_copier_that_was_closed_still_tell_of_the_end() {
+    let Some(built) = &*BUILT else { return };
+    let source = built.folder.path().join("closed.c");
+    let example = here().join("examples/copy.c");
+    std::fs::write(
+        &source,
+        format!(
+            r#"
+#define main example
+#include "{}"
+#undef main
+int main(void) {{
+    void *context = NULL, *stream = NULL;
+    unsigned long long there = 0;
+    static unsigned char data[1 << 20];
+    headway_copier *copier = NULL;
+    headway_ticket *ticket = NULL;
+    driver = dlopen(getenv("HEADWAY_LIBCUDA"), RTLD_NOW);
+    if (example() || ((Retain)function("cuDevicePrimaryCtxRetain"))(&context, 0) || ((SetCurrent)function("cuCtxSetCurrent"))(context) ||
+        ((Allocate)function("cuMemAlloc_v2"))(&there, sizeof data) || ((CreateStream)function("cuStreamCreate"))(&stream, 1))
+        return 1;
+    check(headway_copier_open(-1, NULL, &copier), "open");
+    check(headway_copy_async(copier, (void *)there, data, sizeof data, stream, &ticket), "copy_async");
+    headway_copier_close(copier);
+    struct pollfd event = {{headway_ticket_descriptor(ticket), POLLIN, 0}};
+    if (event.fd < 0 || poll(&event, 1, 60000) != 1)
+        return 2;
+    check(headway_ticket_query(ticket), "query");
+    headway_ticket_free(ticket);
+    printf("told\n");
+    return 0;
+}}
+"#,
+            example.display()
+        ),
+    )
+    .unwrap();
+    let text = run(&mut self::example(built, "cc", "-std=c11", source.to_str().unwrap()));
+    assert!(text.ends_with("told\n"), "{text}");
+}
+
+#[test]
 fn the_functions_of_the_header_are_exported_and_nothing_else() {
     let Some(built) = &*BUILT else { return };
     let Ok(_) = Command::new("nm").arg("--version").output() else { return println!("skipped: no `nm`") };

@@ -8,10 +8,9 @@ use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use headway::copy::{
-    At, Copier, CopyLimits, CopyOptions, CudaDriver, CudaGpu, Direction, HostMemory, How, Limits, Profile,
-    frugal_tuning, mostly_absent,
+    At, Copier, CopyLimits, CopyOptions, CudaDriver, CudaGpu, Direction, Limits, Profile, frugal_staging,
 };
-use headway::machine::{EndpointId, Method};
+use headway::machine::EndpointId;
 use headway::units::{Bytes, Nanos};
 use headway_core::files::guest_log::{Host, Why};
 
@@ -163,15 +162,13 @@ pub(crate) fn copy(driver: &Driver, copy: Copy, host_is: &mut Host) -> Result<()
         Direction::D2h => {
             // SAFETY: as above; a page that cannot be written raises the signal that the driver's own copy raises there.
             let to = unsafe { std::slice::from_raw_parts_mut(host, copy.bytes) };
-            let memory = if mostly_absent(to, 8) { HostMemory::Fresh } else { HostMemory::Warm };
-            let how = How::Tuned(Method::Staged, frugal_tuning(copy.direction, memory));
+            let how = frugal_staging(copy.direction, to);
             gpu.copier.copy_out(to, at, how).is_ok()
         }
         Direction::H2d | Direction::Peer => {
             // SAFETY: as above, for reading.
             let from = unsafe { std::slice::from_raw_parts(host, copy.bytes) };
-            let how = How::Tuned(Method::Staged, frugal_tuning(copy.direction, HostMemory::Warm));
-            gpu.copier.copy_in(at, from, how).is_ok()
+            gpu.copier.copy_in(at, from, frugal_staging(copy.direction, from)).is_ok()
         }
     };
     if made { Ok(()) } else { Err(Why::Failed) }

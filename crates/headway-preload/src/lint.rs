@@ -16,7 +16,7 @@ use crate::road;
 
 /// Copies of each problem that are all traced; of more, one in 2, 4, 8 and so on.
 const ALL: u64 = 64;
-/// Places that are told apart.
+/// Call sites that get a line of their own.
 const SITES_MAX: usize = 128;
 /// Frames that are looked at.
 const FRAMES: usize = 32;
@@ -279,7 +279,7 @@ extern "C" fn finish() {
         text.push_str("  none was found\n");
     }
     if beyond > 0 {
-        let _ = writeln!(text, "  {beyond} samples of further places were not told apart");
+        let _ = writeln!(text, "  {beyond} samples of further places have no line of their own");
     }
     log::print(&format!("headway: copies of process {} that lose time\n{text}", std::process::id()));
     findings.into_iter().for_each(log::found);

@@ -20,7 +20,7 @@ pub use headway_runtime::copy::{
 pub use headway_cuda::{CudaGpu, Driver as CudaDriver};
 
 pub use self::streams::{
-    CopyTicket, STAGED_IN_MIN, STAGED_OUT_MIN, StreamCopier, StreamOptions, WhichGpu, frugal_tuning,
+    CopyTicket, STAGED_IN_MIN, STAGED_OUT_MIN, StreamCopier, StreamOptions, WhichGpu, frugal_staging,
 };
 pub use headway_cuda::{RawCopy, StreamHandle};
 

@@ -2,8 +2,8 @@
 //!
 //! ```no_run
 //! use headway::copy::{RawCopy, StreamCopier, StreamHandle, StreamOptions, WhichGpu};
-//! # let (gpu_address, stream, mut data) = (0u64, StreamHandle(0), vec![0u8; 1 << 30]);
 //! # fn main() -> Result<(), headway::Error> {
+//! # let (gpu_address, stream, mut data) = (0u64, StreamHandle(0), vec![0u8; 1 << 30]);
 //! let copier = StreamCopier::open(WhichGpu::Current, &StreamOptions::default())?;
 //! let host = data.as_mut_ptr().addr() as u64;
 //! // SAFETY: both ranges are this program's and stay until the ticket is done.
@@ -15,12 +15,11 @@
 //! ```
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::thread::JoinHandle;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use headway_core::files::machine::EndpointId;
-use headway_core::models::transfer::{Direction, HostMemory, Method, Profile, Stores, Tuning};
+use headway_core::models::transfer::{Direction, Method, Profile, Stores, Tuning};
 use headway_core::units::{Bytes, Nanos};
 use headway_cuda::{CudaGpu, Driver, HostEnd, LentEnds, OrderedCopier, OrderedOptions, RawCopy, Ticket};
 use headway_device::{DeviceError, Limits};
@@ -35,17 +34,18 @@ pub const STAGED_IN_MIN: usize = 4 << 20;
 /// The same out of the GPU.
 pub const STAGED_OUT_MIN: usize = 2 << 20;
 
-/// Threads and buffers with which `staged` reaches nine tenths of page-locked memory at the least price in CPUs (H200, 512 MiB: six threads
-/// 10.0 ms, fourteen 10.0 ms; `bench/runs/2026-11-22-h200x1-transfers-none-behind/tunings.csv`).
+/// How large copies between a GPU and the ordinary memory `host` are made where nothing was measured: by `staged`, with the threads and
+/// buffers that reach nine tenths of page-locked memory at the least price in CPUs (H200, 512 MiB: six threads 10.0 ms, fourteen 10.0
+/// ms; `bench/runs/2026-11-22-h200x1-transfers-none-behind/tunings.csv`).
 #[must_use]
-pub const fn frugal_tuning(direction: Direction, memory: HostMemory) -> Tuning {
-    let (threads, buffer, stores) = match (direction, memory) {
+pub fn frugal_staging(direction: Direction, host: &[u8]) -> How {
+    let (threads, buffer, stores) = match direction {
         // It is the first touch of pages that takes long, and threads share it.
-        (_, HostMemory::Fresh) => (12, 16 << 20, Stores::Plain),
-        (Direction::D2h, _) => (4, 8 << 20, Stores::NonTemporal),
-        _ => (6, 8 << 20, Stores::Plain),
+        Direction::D2h if mostly_absent(host, 8) => (12, 16 << 20, Stores::Plain),
+        Direction::D2h => (4, 8 << 20, Stores::NonTemporal),
+        Direction::H2d | Direction::Peer => (6, 8 << 20, Stores::Plain),
     };
-    Tuning { threads, buffer: Bytes(buffer), stores, in_flight: 3 }
+    How::Tuned(Method::Staged, Tuning { threads, buffer: Bytes(buffer), stores, in_flight: 3 })
 }
 
 /// The GPU that a [`StreamCopier`] is for.
@@ -87,7 +87,7 @@ pub struct StreamCopier {
     patience: Duration,
     /// Whether a profile says what copies cost here.
     is_measured: bool,
-    watcher: Watcher,
+    watched: Arc<Watched>,
 }
 
 impl StreamCopier {
@@ -129,7 +129,7 @@ impl StreamCopier {
         let ordered = OrderedOptions { threads: options.threads, ..OrderedOptions::default() };
         let ordered = OrderedCopier::new(&gpu, ordered).map_err(failed)?;
         drop(before);
-        Ok(Self { gpu, copier, ordered, patience: options.patience, is_measured, watcher: Watcher::default() })
+        Ok(Self { gpu, copier, ordered, patience: options.patience, is_measured, watched: Arc::default() })
     }
 
     /// The GPU.
@@ -158,12 +158,7 @@ impl StreamCopier {
     /// What was measured decides, if something was.
     fn how(&self, direction: Direction, host: &[u8]) -> How {
         let least = if direction == Direction::D2h { STAGED_OUT_MIN } else { STAGED_IN_MIN };
-        if self.is_measured || host.len() < least {
-            return How::Auto;
-        }
-        let is_fresh = direction == Direction::D2h && mostly_absent(host, 8);
-        let memory = if is_fresh { HostMemory::Fresh } else { HostMemory::Warm };
-        How::Tuned(Method::Staged, frugal_tuning(direction, memory))
+        if self.is_measured || host.len() < least { How::Auto } else { frugal_staging(direction, host) }
     }
 
     /// Queues a copy and returns at once: it begins after all that its stream was given before, and what the stream is given later begins
@@ -173,7 +168,7 @@ impl StreamCopier {
     /// As for [`StreamCopier::copy`]; and where 256 copies are under way.
     pub fn copy_async(&self, copy: RawCopy) -> Result<CopyTicket, Error> {
         let ticket = self.ordered.copy(copy).map_err(invalid)?;
-        Ok(CopyTicket { ticket: Arc::new(ticket), watched: Arc::clone(&self.watcher.watched) })
+        Ok(CopyTicket { ticket: Arc::new(ticket), watched: Arc::clone(&self.watched) })
     }
 }
 
@@ -209,27 +204,16 @@ impl CopyTicket {
         self.watched.add(Arc::clone(&self.ticket), Box::new(then))
     }
 
-    /// A descriptor that becomes readable when the copy has ended, for `poll` and event loops. What came of it [`CopyTicket::is_done`]
-    /// says.
+    /// A descriptor that becomes readable when the copy has ended, for `poll` and event loops. [`CopyTicket::is_done`] tells whether it
+    /// failed.
     ///
     /// # Errors
     /// [`Error::Backend`] if no descriptor is left, or the thread cannot be started.
     pub fn descriptor(&self) -> Result<OwnedFd, Error> {
-        let system = |error: headway_os::OsError| {
-            failed(DeviceError::Unavailable {
-                what: "a descriptor for a copy".into(),
-                reason: error.to_string(),
-                remedy: "raise the limit of descriptors (`ulimit -n`)".into(),
-            })
-        };
-        let bell = Bell::new().map_err(system)?;
-        let kept = bell.as_fd().try_clone_to_owned().map_err(|error| {
-            failed(DeviceError::Unavailable {
-                what: "a descriptor for a copy".into(),
-                reason: error.to_string(),
-                remedy: "raise the limit of descriptors (`ulimit -n`)".into(),
-            })
-        })?;
+        let none =
+            |reason: String| lacking("a descriptor for a copy", reason, "raise the limit of descriptors (`ulimit -n`)");
+        let bell = Bell::new().map_err(|error| none(error.to_string()))?;
+        let kept = bell.as_fd().try_clone_to_owned().map_err(|error| none(error.to_string()))?;
         self.when_done(move |_| bell.ring())?;
         Ok(kept)
     }
@@ -253,74 +237,68 @@ impl std::fmt::Debug for Watched {
 #[derive(Default)]
 struct WatchedState {
     copies: Vec<(Arc<Ticket>, Then)>,
-    thread: Option<JoinHandle<()>>,
-    closing: bool,
+    /// Whether a thread looks at them.
+    is_served: bool,
 }
 
 /// Between two looks at copies.
 const NAP_MIN: Duration = Duration::from_micros(20);
 const NAP_MAX: Duration = Duration::from_millis(1);
+/// How long the thread stays when there is nothing to look at.
+const LINGER: Duration = Duration::from_secs(1);
 
 impl Watched {
+    fn lock(&self) -> MutexGuard<'_, WatchedState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn add(self: &Arc<Self>, ticket: Arc<Ticket>, then: Then) -> Result<(), Error> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if state.thread.is_none() && !state.closing {
+        let mut state = self.lock();
+        if !state.is_served {
             let watched = Arc::clone(self);
-            let thread = std::thread::Builder::new().name("headway-tickets".into()).spawn(move || watched.watch());
-            state.thread = Some(thread.map_err(|error| {
-                failed(DeviceError::Unavailable {
-                    what: "a thread that watches copies".into(),
-                    reason: error.to_string(),
-                    remedy: "raise the limit of processes (`ulimit -u`), or poll the ticket".into(),
-                })
-            })?);
+            let started = std::thread::Builder::new().name("headway-tickets".into()).spawn(move || watched.watch());
+            let remedy = "raise the limit of processes (`ulimit -u`), or poll the ticket";
+            started.map_err(|error| lacking("a thread that watches copies", error.to_string(), remedy))?;
+            state.is_served = true;
         }
         state.copies.push((ticket, then));
         self.came.notify_all();
         Ok(())
     }
 
+    /// Looks at copies until there have been none for a while.
     fn watch(&self) {
         let mut nap = NAP_MIN;
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.lock();
         loop {
+            if state.copies.is_empty() {
+                state = self.came.wait_timeout(state, LINGER).unwrap_or_else(PoisonError::into_inner).0;
+                if state.copies.is_empty() {
+                    state.is_served = false;
+                    return;
+                }
+            }
             let over = |(ticket, _): &mut (Arc<Ticket>, Then)| ticket.is_done() != Ok(false);
             let over: Vec<_> = state.copies.extract_if(.., over).collect();
-            let is_idle = state.copies.is_empty();
-            if !over.is_empty() {
-                drop(state);
-                for (ticket, then) in over {
-                    let result = ticket.is_done().map(drop).map_err(invalid);
-                    drop(ticket);
-                    then(result);
-                }
-                nap = NAP_MIN;
-                state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-            } else if is_idle && state.closing {
-                return;
-            } else if is_idle {
-                state = self.came.wait(state).unwrap_or_else(PoisonError::into_inner);
-            } else {
-                drop(state);
+            drop(state);
+            if over.is_empty() {
                 std::thread::sleep(nap);
                 nap = (nap * 2).min(NAP_MAX);
-                state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+            } else {
+                nap = NAP_MIN;
             }
+            for (ticket, then) in over {
+                let result = ticket.is_done().map(drop).map_err(invalid);
+                drop(ticket);
+                then(result);
+            }
+            state = self.lock();
         }
     }
 }
 
-/// Ends its thread when it is dropped, once all copies that are watched have ended.
-#[derive(Default)]
-struct Watcher {
-    watched: Arc<Watched>,
-}
-
-impl Drop for Watcher {
-    fn drop(&mut self) {
-        self.watched.state.lock().unwrap_or_else(PoisonError::into_inner).closing = true;
-        self.watched.came.notify_all();
-    }
+fn lacking(what: &str, reason: String, remedy: &str) -> Error {
+    failed(DeviceError::Unavailable { what: what.into(), reason, remedy: remedy.into() })
 }
 
 fn failed(source: DeviceError) -> Error {
