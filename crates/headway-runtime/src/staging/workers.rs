@@ -169,7 +169,7 @@ impl<J: Clone> Workers<J> {
                 if work(&job) {
                     self.release(me.index);
                 }
-                // Last: who waits until nobody holds the job finds its workers free.
+                // This comes last, so that a caller that waits for the job to be let go finds its workers free.
                 drop(job);
             } else if self.lock().closed {
                 return;
