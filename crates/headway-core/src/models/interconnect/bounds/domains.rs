@@ -11,7 +11,7 @@ impl Network {
     ///
     /// Two routes are in one domain if they have an engine in common, or a capacity that can be full: one of which the
     /// engines that cross it can together ask for more than its lowest rate. The two directions of one wire do not tie
-    /// domains; see [`Network::beside`]. `sigma_ppm` is the largest quotient of fastest and slowest rate seen.
+    /// domains; see [`Network::loaded_by`]. `sigma_ppm` is the largest quotient of fastest and slowest rate seen.
     #[must_use]
     pub fn domains(&self, routes: &[RouteId], sigma_ppm: u64) -> Vec<usize> {
         let load = Load::new(self, routes.iter().copied());
