@@ -14,6 +14,8 @@
 //! | [`broker`] | arbitrates GPUs between processes |
 //! | [`guest`] | starts unmodified programs |
 //!
+//! The feature `gzip` compresses long logs of runs, and reads compressed ones.
+//!
 //! Nothing needs a file: machines are shipped with the library, and workloads can be made in code.
 #![forbid(unsafe_code)]
 

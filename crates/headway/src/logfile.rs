@@ -1,12 +1,11 @@
-//! Log files of runs: text, or compressed where they are long.
+//! Log files of runs: text, or compressed where they are long and the feature `gzip` is on.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 
-use flate2::Compression;
-use flate2::bufread::MultiGzDecoder;
-use flate2::write::GzEncoder;
+#[cfg(feature = "gzip")]
+use flate2::{Compression, bufread::MultiGzDecoder, write::GzEncoder};
 use headway_runtime::outlet::{OutFile, Outlet, OutputError};
 use headway_trace::{Log, LogWriter};
 
@@ -19,6 +18,7 @@ const PACKED: &str = "run.jsonl.gz";
 /// First bytes of a compressed file (RFC 1952).
 const MAGIC: [u8; 2] = [0x1f, 0x8b];
 /// On the log of the main job level 3 is twice as fast as the usual level, for files a sixth larger.
+#[cfg(feature = "gzip")]
 const LEVEL: u32 = 3;
 
 /// The log that `path` names, or that lies in the folder of results there.
@@ -39,36 +39,57 @@ pub(crate) fn open(path: &Path) -> Result<(Box<dyn BufRead>, PathBuf), Error> {
     let error = |source| Error::Read { path: path.clone(), source };
     let mut file = BufReader::with_capacity(1 << 16, File::open(&path).map_err(error)?);
     let packed = file.fill_buf().map_err(error)?.starts_with(&MAGIC);
-    Ok((if packed { Box::new(BufReader::new(MultiGzDecoder::new(file))) } else { Box::new(file) }, path))
+    let log = if packed { unpacked(file).map_err(error)? } else { Box::new(file) };
+    Ok((log, path))
+}
+
+#[cfg(feature = "gzip")]
+#[expect(clippy::unnecessary_wraps, reason = "without the feature it is an error")]
+fn unpacked(file: BufReader<File>) -> io::Result<Box<dyn BufRead>> {
+    Ok(Box::new(BufReader::new(MultiGzDecoder::new(file))))
+}
+
+#[cfg(not(feature = "gzip"))]
+fn unpacked(_file: BufReader<File>) -> io::Result<Box<dyn BufRead>> {
+    let text = "the log is compressed, and this program was built without `headway`'s feature `gzip`; `gunzip` it";
+    Err(io::Error::new(io::ErrorKind::Unsupported, text))
 }
 
 /// A log under construction.
 pub(crate) enum LogFile {
     Plain(OutFile),
+    #[cfg(feature = "gzip")]
     Packed(Box<GzEncoder<OutFile>>),
 }
 
 impl LogFile {
     /// Begins a log of `records` records in `outlet`; returns its name inside the results too.
     pub(crate) fn create(outlet: &Outlet, records: usize, keep: &Keep) -> Result<(Self, &'static str), OutputError> {
-        if (records as u64) < keep.packed_from {
-            return Ok((Self::Plain(outlet.file(PLAIN)?), PLAIN));
+        #[cfg(feature = "gzip")]
+        if records as u64 >= keep.packed_from {
+            let encoder = GzEncoder::new(outlet.file(PACKED)?, Compression::new(LEVEL));
+            return Ok((Self::Packed(Box::new(encoder)), PACKED));
         }
-        Ok((Self::Packed(Box::new(GzEncoder::new(outlet.file(PACKED)?, Compression::new(LEVEL)))), PACKED))
+        #[cfg(not(feature = "gzip"))]
+        let _ = (records, keep);
+        Ok((Self::Plain(outlet.file(PLAIN)?), PLAIN))
     }
 
     /// Bytes on disk so far, but for what is gathered to be compressed.
     fn written(&self) -> u64 {
         match self {
             Self::Plain(file) => file.written(),
+            #[cfg(feature = "gzip")]
             Self::Packed(encoder) => encoder.get_ref().written(),
         }
     }
 
     /// Writes everything out.
+    #[cfg_attr(not(feature = "gzip"), expect(unused_variables, reason = "a plain file knows its path"))]
     pub(crate) fn finish(self, path: &Path) -> Result<(), OutputError> {
         let file = match self {
             Self::Plain(file) => file,
+            #[cfg(feature = "gzip")]
             Self::Packed(encoder) => {
                 encoder.finish().map_err(|source| OutputError::Write { path: path.to_owned(), source })?
             }
@@ -81,6 +102,7 @@ impl Write for LogFile {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match self {
             Self::Plain(file) => Write::write(file, bytes),
+            #[cfg(feature = "gzip")]
             Self::Packed(encoder) => encoder.write(bytes),
         }
     }
@@ -88,6 +110,7 @@ impl Write for LogFile {
     fn flush(&mut self) -> io::Result<()> {
         match self {
             Self::Plain(file) => file.flush(),
+            #[cfg(feature = "gzip")]
             Self::Packed(encoder) => encoder.flush(),
         }
     }
