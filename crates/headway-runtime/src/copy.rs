@@ -2,20 +2,20 @@
 
 mod auto;
 mod bounce;
-mod ends;
+mod decide;
 mod engine;
 mod error;
+mod execute;
 mod gate;
 mod gpu;
 mod kinds;
 mod many;
-mod methods;
 mod pages;
 mod peer;
 mod pieces;
 mod pinning;
 mod probe;
-mod run;
+mod request;
 mod shares;
 mod thread_pool;
 mod wait;
@@ -32,9 +32,9 @@ use headway_device::{Buffer, DeviceError};
 use headway_os::fork::Home;
 
 use self::auto::Auto;
-use self::ends::{Host, Transfer};
 use self::gpu::CopierGpu;
 use self::many::Many;
+use self::request::{Host, Transfer};
 use self::shares::Shares;
 use self::thread_pool::ThreadPool;
 use self::wait::Cancel;

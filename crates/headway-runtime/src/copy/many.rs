@@ -16,12 +16,12 @@ use headway_device::{Access, Buffer, DeviceError, Span};
 use headway_os::clock;
 
 use super::bounce::{SLOT, take_slots};
-use super::ends::{Host, Transfer, claim};
 use super::engine::{Moved, Run, Step, Stopped};
 use super::error::chain;
+use super::execute::{excluded, has_window, kernel_blocks};
 use super::gpu::CopierGpu;
-use super::methods::{excluded, has_window, kernel_blocks};
 use super::pieces::{Blocks, arrange, blocks, continuous, destinations, sources};
+use super::request::{Host, Transfer, claim};
 use super::{At, Copier, CopyError, CopyReport, How, ManyBy};
 
 /// Threads that gather at most: one moves some 11 GB/s, and the link takes 55.

@@ -9,9 +9,9 @@ use headway_device::{Access, DeviceError};
 use headway_os::clock;
 
 use super::bounce::{SLOT, take_slots};
-use super::ends::claim;
 use super::engine::{Bounds, Moved, Step, Stopped, chunk_bytes, steps};
 use super::gpu::CopierGpu;
+use super::request::claim;
 use super::{At, Copier, CopyError, CopyReport};
 
 /// Chunks are this many times those between host and GPU: the link is seven times as fast.

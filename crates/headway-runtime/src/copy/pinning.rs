@@ -10,9 +10,9 @@ use headway_core::units::Bytes;
 use headway_device::gpu::{Gpu, Operation};
 use headway_device::{Access, DeviceError};
 
-use super::ends::{Host, Transfer};
 use super::engine::{Moved, Step, Stopped};
 use super::gpu::CopierGpu;
+use super::request::{Host, Transfer};
 use super::{At, Copier, CopyError};
 
 /// Ranges meet at multiples of this: no two have a page in common, not even a huge one.

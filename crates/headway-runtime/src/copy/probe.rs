@@ -4,9 +4,9 @@ use headway_core::models::transfer::{Direction, Method};
 use headway_device::gpu::{Caching, Reach};
 use headway_device::{Access, Buffer, DeviceError};
 
-use super::ends::{Host, Transfer, claim};
 use super::error::chain;
 use super::gpu::CopierGpu;
+use super::request::{Host, Transfer, claim};
 use super::{At, Copier, CopyError, Probe};
 
 /// Sizes around lines and pages, and one of several chunks with a tail.

@@ -8,10 +8,10 @@ use headway_device::HostKind;
 use headway_os::{clock, memory};
 
 use super::auto::{Pick, Situation};
-use super::ends::{Host, Transfer};
 use super::engine::Moved;
 use super::error::{Absence, chain};
-use super::methods::{LINKS_MAX, RELAYS_MAX};
+use super::execute::{LINKS_MAX, RELAYS_MAX};
+use super::request::{Host, Transfer};
 use super::shares::Running;
 use super::{Copier, CopyError, CopyReport, How, Observation};
 

@@ -9,9 +9,9 @@ use headway_device::gpu::{Mover, Operation, Piece};
 use headway_device::{Buffer, DeviceError, HostKind};
 use headway_os::memory;
 
-use super::ends::{Host, HostBytes, Transfer};
 use super::engine::{Bounds, Moved, Step, Stopped, chunk_bytes, steps};
 use super::gpu::CopierGpu;
+use super::request::{Host, HostBytes, Transfer};
 use super::wait::Patience;
 use super::{At, Copier, CopyError};
 use crate::staging::{self, Pool, Staged, StagingError};
@@ -349,7 +349,7 @@ fn pageable(gpu: &CopierGpu, copy: &mut Transfer<'_>) -> Result<Moved, DeviceErr
 
 fn paged_window(gpu: &CopierGpu, copy: &mut Transfer<'_>, mapping: Option<Mapping>) -> Result<Moved, DeviceError> {
     // The window claims the bytes itself; this empty claim only names the memory.
-    let name = super::ends::claim(copy.device, 0, headway_device::Access::Read)?;
+    let name = super::request::claim(copy.device, 0, headway_device::Access::Read)?;
     let at = copy.device;
     let moves = gpu.with_pager(mapping, at.buffer, &name, |pager| {
         let before = pager.moves();
@@ -368,10 +368,10 @@ fn resident(gpu: &CopierGpu, copy: &mut Transfer<'_>, shape: Option<Shape>) -> R
     let mut span = copy.device_span()?;
     if let Host::Held(host) = copy.host {
         if copy.direction == Direction::D2h {
-            let mut to = super::ends::claim(host, copy.len, headway_device::Access::Write)?;
+            let mut to = super::request::claim(host, copy.len, headway_device::Access::Write)?;
             copier.copy(&span, &mut to)?;
         } else {
-            let from = super::ends::claim(host, copy.len, headway_device::Access::Read)?;
+            let from = super::request::claim(host, copy.len, headway_device::Access::Read)?;
             copier.copy(&from, &mut span)?;
         }
         return Ok(Moved::ONE);
