@@ -16,7 +16,9 @@ mod pieces;
 mod pinning;
 mod probe;
 mod request;
+mod run;
 mod shares;
+mod situation;
 mod thread_pool;
 mod wait;
 mod watch;
@@ -34,7 +36,7 @@ use headway_os::fork::Home;
 use self::auto::Auto;
 use self::gpu::CopierGpu;
 use self::many::Many;
-use self::request::{Host, Transfer};
+use self::request::{Host, Request};
 use self::shares::Shares;
 use self::thread_pool::ThreadPool;
 use self::wait::Cancel;
@@ -293,7 +295,7 @@ impl Copier {
     /// [`CopyError`].
     pub fn copy_in(&self, to: At<'_>, from: &[u8], how: How) -> Result<CopyReport, CopyError> {
         let (gpu, direction, len) = (self.gpu_of(to.buffer)?, Direction::H2d, from.len());
-        self.copy(Transfer { gpu, direction, device: to, host: Host::In(from), len, pinned: false }, how)
+        self.copy(Request::new(gpu, direction, to, Host::In(from), len), how)
     }
 
     /// Copies from the device to `to`.
@@ -302,7 +304,7 @@ impl Copier {
     /// [`CopyError`].
     pub fn copy_out(&self, to: &mut [u8], from: At<'_>, how: How) -> Result<CopyReport, CopyError> {
         let (gpu, direction, len) = (self.gpu_of(from.buffer)?, Direction::D2h, to.len());
-        self.copy(Transfer { gpu, direction, device: from, host: Host::Out(to), len, pinned: false }, how)
+        self.copy(Request::new(gpu, direction, from, Host::Out(to), len), how)
     }
 
     /// Copies between host memory that is a pinned [`Buffer`] and the device.
@@ -325,7 +327,7 @@ impl Copier {
         if host.buffer.place() != (Place::Host { pinned: Some(self.gpus[gpu].device.domain()) }) {
             return wrong("host memory", "it is not pinned for this GPU; use `copy_in` or `copy_out` on its bytes");
         }
-        self.copy(Transfer { gpu, direction, device, host: Host::Held(host), len, pinned: false }, how)
+        self.copy(Request::new(gpu, direction, device, Host::Held(host), len), how)
     }
 
     /// Copies between two devices.

@@ -11,26 +11,8 @@ use headway_core::units::{Bytes, Nanos};
 use headway_os::clock;
 
 use super::gpu::CopierGpu;
+use super::situation::Situation;
 use super::{CopyOptions, Event, ManyBy};
-
-/// What decides beside the size.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Situation {
-    /// Position of the GPU.
-    pub(super) gpu: usize,
-    /// Host to GPU or back.
-    pub(super) direction: Direction,
-    /// The host end.
-    pub(super) memory: HostMemory,
-    /// What else the GPU carries.
-    pub(super) load: Load,
-    /// GPUs that copy the same way, this one included.
-    pub(super) active: u32,
-    /// Whether links of other GPUs would be granted.
-    pub(super) granted: bool,
-    /// The device end's window.
-    pub(super) window: Option<Mapping>,
-}
 
 /// What was chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,6 +20,11 @@ pub(super) struct Pick {
     pub(super) method: Method,
     pub(super) tuning: Option<Tuning>,
     pub(super) predicted: Option<Nanos>,
+}
+
+impl Pick {
+    /// The driver's own call, which copies whatever memory.
+    pub(super) const DRIVER: Self = Self { method: Method::Pageable, tuning: None, predicted: None };
 }
 
 /// Choices of all situations, compiled as they are met.

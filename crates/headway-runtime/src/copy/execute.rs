@@ -3,15 +3,16 @@
 use std::sync::atomic::AtomicBool;
 
 use headway_core::decisions::staging::Flow;
-use headway_core::models::transfer::{Direction, HostMemory, Mapping, Method, Shape, Tuning, default_tuning};
+use headway_core::models::transfer::{Direction, HostMemory, Mapping, Method, Shape, default_tuning};
 use headway_core::units::Bytes;
 use headway_device::gpu::{Mover, Operation, Piece};
 use headway_device::{Buffer, DeviceError, HostKind};
 use headway_os::memory;
 
+use super::decide::Decision;
 use super::engine::{Bounds, Moved, Step, Stopped, chunk_bytes, steps};
 use super::gpu::CopierGpu;
-use super::request::{Host, HostBytes, Transfer};
+use super::request::{Host, HostBytes, Request};
 use super::wait::Patience;
 use super::{At, Copier, CopyError};
 use crate::staging::{self, Pool, Staged, StagingError};
@@ -38,31 +39,24 @@ pub(super) const fn kernel_blocks(direction: Direction) -> u32 {
 }
 
 impl Copier {
-    /// Makes `copy` by `way`; a tuning for ways through pinned buffers, which `set_up` waits for; positions of the GPUs whose
-    /// links `multipath` has borrowed.
-    pub(super) fn by(
-        &self,
-        copy: &mut Transfer<'_>,
-        (method, tuning): (Method, Option<Tuning>),
-        set_up: bool,
-        relays: &[usize],
-    ) -> Result<Moved, CopyError> {
-        let gpu = &self.gpus[copy.gpu];
+    /// Carries out `request` as decided.
+    pub(super) fn execute(&self, request: &mut Request<'_>, decision: &Decision<'_>) -> Result<Moved, CopyError> {
+        let (gpu, method) = (&self.gpus[request.gpu], decision.method);
         self.forbidden(method)?;
         let result = match method {
-            Method::Pageable => pageable(gpu, copy).map_err(|error| CopyError::device(method, error, 0, 0)),
-            Method::Register => self.register(gpu, copy, method),
-            Method::Pinning => self.pinning(gpu, copy, method),
-            Method::Dma => self.dma(gpu, copy, method),
-            Method::Kernel => self.kernel(gpu, copy, method),
-            Method::Window(_) => self.window(copy, method),
+            Method::Pageable => pageable(gpu, request).map_err(|error| CopyError::device(method, error, 0, 0)),
+            Method::Register => self.register(gpu, request, method),
+            Method::Pinning => self.pinning(gpu, request, method),
+            Method::Dma => self.dma(gpu, request, method),
+            Method::Kernel => self.kernel(gpu, request, method),
+            Method::Window(_) => self.window(request, method),
             Method::PagedWindow(mapping) => {
-                paged_window(gpu, copy, mapping).map_err(|error| CopyError::device(method, error, 0, 0))
+                paged_window(gpu, request, mapping).map_err(|error| CopyError::device(method, error, 0, 0))
             }
             Method::Resident(shape) => {
-                resident(gpu, copy, shape).map_err(|error| CopyError::device(method, error, 0, 0))
+                resident(gpu, request, shape).map_err(|error| CopyError::device(method, error, 0, 0))
             }
-            Method::Staged | Method::Multipath => self.staged(copy, (method, tuning), set_up, relays),
+            Method::Staged | Method::Multipath => self.staged(request, decision),
             Method::Peer => {
                 Err(CopyError::Invalid { what: "method", reason: "`peer` copies between GPUs; use `copy_peer`".into() })
             }
@@ -80,13 +74,8 @@ impl Copier {
     }
 
     /// Checks that the host end is pinned.
-    pub(super) fn pinned(&self, gpu: &CopierGpu, copy: &Transfer<'_>, what: &'static str) -> Result<(), CopyError> {
-        let kind = match &copy.host {
-            _ if copy.pinned => return Ok(()),
-            Host::In(memory) => gpu.device.host_kind(memory),
-            Host::Out(memory) => gpu.device.host_kind(memory),
-            Host::Held(_) => return Ok(()), // checked where it came in
-        };
+    pub(super) fn pinned(&self, gpu: &CopierGpu, request: &Request<'_>, what: &'static str) -> Result<(), CopyError> {
+        let kind = request.kind(|memory| gpu.device.host_kind(memory));
         match kind.map_err(|error| CopyError::device(Method::Dma, error, 0, 0))? {
             HostKind::Pinned => Ok(()),
             HostKind::Pageable => Err(CopyError::Invalid {
@@ -96,33 +85,35 @@ impl Copier {
         }
     }
 
-    pub(super) fn dma(&self, gpu: &CopierGpu, copy: &mut Transfer<'_>, method: Method) -> Result<Moved, CopyError> {
-        self.pinned(gpu, copy, "dma")?;
+    pub(super) fn dma(&self, gpu: &CopierGpu, request: &mut Request<'_>, method: Method) -> Result<Moved, CopyError> {
+        self.pinned(gpu, request, "dma")?;
         let cancel = self.cancel.watch();
-        let (direction, len) = (copy.direction, copy.len);
-        copy.with_buffers(Some(gpu.device.domain()), |from, to| {
-            self.engine_copy(gpu, direction, from, to, len, &cancel)
-        })
-        .map_err(|stopped| stopped.error(method, self.bounds(&cancel)))
+        let (direction, len) = (request.direction, request.len);
+        request
+            .with_buffers(Some(gpu.device.domain()), |from, to| {
+                self.engine_copy(gpu, direction, from, to, len, &cancel)
+            })
+            .map_err(|stopped| stopped.error(method, self.bounds(&cancel)))
     }
 
     /// Pins the caller's pages in place for this one copy.
-    fn register(&self, gpu: &CopierGpu, copy: &mut Transfer<'_>, method: Method) -> Result<Moved, CopyError> {
-        if self.pinned(gpu, copy, "register").is_ok() {
-            return self.dma(gpu, copy, method);
+    fn register(&self, gpu: &CopierGpu, request: &mut Request<'_>, method: Method) -> Result<Moved, CopyError> {
+        if self.pinned(gpu, request, "register").is_ok() {
+            return self.dma(gpu, request, method);
         }
         let cancel = self.cancel.watch();
-        let (direction, len) = (copy.direction, copy.len);
-        copy.with_buffers(None, |from, to| {
-            let host = if direction == Direction::D2h { to } else { from };
-            // Pinning waits until no kernel runs, and resident copiers run on until their leases end.
-            self.gpus.iter().try_for_each(CopierGpu::park).map_err(Stopped::early)?;
-            let view = gpu.device.register(host.buffer, 0..host.buffer.len()).map_err(Stopped::unpinned)?;
-            let pinned = At { buffer: &view, offset: host.offset };
-            let (from, to) = if direction == Direction::D2h { (from, pinned) } else { (pinned, to) };
-            self.engine_copy(gpu, direction, from, to, len, &cancel)
-        })
-        .map_err(|stopped| stopped.error(method, self.bounds(&cancel)))
+        let (direction, len) = (request.direction, request.len);
+        request
+            .with_buffers(None, |from, to| {
+                let host = if direction == Direction::D2h { to } else { from };
+                // Pinning waits until no kernel runs, and resident copiers run on until their leases end.
+                self.gpus.iter().try_for_each(CopierGpu::park).map_err(Stopped::early)?;
+                let view = gpu.device.register(host.buffer, 0..host.buffer.len()).map_err(Stopped::unpinned)?;
+                let pinned = At { buffer: &view, offset: host.offset };
+                let (from, to) = if direction == Direction::D2h { (from, pinned) } else { (pinned, to) };
+                self.engine_copy(gpu, direction, from, to, len, &cancel)
+            })
+            .map_err(|stopped| stopped.error(method, self.bounds(&cancel)))
     }
 
     fn engine_copy(
@@ -139,77 +130,74 @@ impl Copier {
         gpu.engine(direction).run(gpu.device.as_ref(), None, steps, self.bounds(cancel))
     }
 
-    fn kernel(&self, gpu: &CopierGpu, copy: &mut Transfer<'_>, method: Method) -> Result<Moved, CopyError> {
-        self.pinned(gpu, copy, "kernel")?;
+    fn kernel(&self, gpu: &CopierGpu, request: &mut Request<'_>, method: Method) -> Result<Moved, CopyError> {
+        self.pinned(gpu, request, "kernel")?;
         let cancel = self.cancel.watch();
-        let (direction, len) = (copy.direction, copy.len);
+        let (direction, len) = (request.direction, request.len);
         let by = Mover::Kernel { blocks: kernel_blocks(direction) };
-        copy.with_buffers(Some(gpu.device.domain()), |from, to| {
-            let chunk = chunk_bytes(len, self.options.limits.chunk_max);
-            let steps = steps(from, to, len, chunk).map_err(Stopped::early)?;
-            let steps = steps.into_iter().map(|step| as_pieces(step, by)).collect();
-            gpu.kernels.run(gpu.device.as_ref(), None, steps, self.bounds(&cancel))
-        })
-        .map_err(|stopped| stopped.error(method, self.bounds(&cancel)))
+        request
+            .with_buffers(Some(gpu.device.domain()), |from, to| {
+                let chunk = chunk_bytes(len, self.options.limits.chunk_max);
+                let steps = steps(from, to, len, chunk).map_err(Stopped::early)?;
+                let steps = steps.into_iter().map(|step| as_pieces(step, by)).collect();
+                gpu.kernels.run(gpu.device.as_ref(), None, steps, self.bounds(&cancel))
+            })
+            .map_err(|stopped| stopped.error(method, self.bounds(&cancel)))
     }
 
     /// Stores or loads through the buffer's own window.
-    fn window(&self, copy: &mut Transfer<'_>, method: Method) -> Result<Moved, CopyError> {
+    fn window(&self, request: &mut Request<'_>, method: Method) -> Result<Moved, CopyError> {
         let refuse = |error| CopyError::device(method, error, 0, 0);
-        has_window(copy.device.buffer, method.mapping()).map_err(refuse)?;
-        let mut span = copy.device_span().map_err(refuse)?;
+        has_window(request.device.buffer, method.mapping()).map_err(refuse)?;
+        let mut span = request.device_span().map_err(refuse)?;
         let cancelled = |prefix: usize| CopyError::Cancelled { completed_prefix: prefix as u64 };
-        let cancel = (copy.len > WINDOW_STEP).then(|| self.cancel.watch());
+        let cancel = (request.len > WINDOW_STEP).then(|| self.cancel.watch());
         let stop = || cancel.as_ref().is_some_and(|cancel| cancel.load(std::sync::atomic::Ordering::Relaxed));
         let mut at = 0;
-        copy.with_bytes(|host| {
-            match host {
-                HostBytes::In(from) => {
-                    for part in from.chunks(WINDOW_STEP) {
-                        if stop() {
-                            return Err(cancelled(at));
+        request
+            .with_bytes(|host| {
+                match host {
+                    HostBytes::In(from) => {
+                        for part in from.chunks(WINDOW_STEP) {
+                            if stop() {
+                                return Err(cancelled(at));
+                            }
+                            span.store(at, part).map_err(refuse)?;
+                            at += part.len();
                         }
-                        span.store(at, part).map_err(refuse)?;
-                        at += part.len();
+                    }
+                    HostBytes::Out(to) => {
+                        for part in to.chunks_mut(WINDOW_STEP) {
+                            if stop() {
+                                return Err(cancelled(at));
+                            }
+                            span.load(at, part).map_err(refuse)?;
+                            at += part.len();
+                        }
                     }
                 }
-                HostBytes::Out(to) => {
-                    for part in to.chunks_mut(WINDOW_STEP) {
-                        if stop() {
-                            return Err(cancelled(at));
-                        }
-                        span.load(at, part).map_err(refuse)?;
-                        at += part.len();
-                    }
-                }
-            }
-            Ok(Moved::ONE)
-        })
-        .map_err(refuse)?
+                Ok(Moved::ONE)
+            })
+            .map_err(refuse)?
     }
 
     /// Through pinned buffers, over one link or several.
-    fn staged(
-        &self,
-        copy: &mut Transfer<'_>,
-        (method, tuning): (Method, Option<Tuning>),
-        set_up: bool,
-        relays: &[usize],
-    ) -> Result<Moved, CopyError> {
+    fn staged(&self, request: &mut Request<'_>, decision: &Decision<'_>) -> Result<Moved, CopyError> {
+        let (method, set_up) = (decision.method, decision.named);
         if method == Method::Multipath {
-            self.has_relay(copy.gpu, method)?;
+            self.has_relay(request.gpu, method)?;
         }
-        let relays: Vec<&CopierGpu> = relays.iter().map(|relay| &self.gpus[*relay]).collect();
+        let relays: Vec<&CopierGpu> = decision.relays.iter().map(|relay| &self.gpus[*relay]).collect();
         // Relays let go as soon as their GPUs have copies of their own.
-        let own: Vec<_> = relays.iter().map(|gpu| gpu.engine(copy.direction).gate.bulk_count()).collect();
-        let mut links: Vec<&Pool> = vec![&self.gpus[copy.gpu].pool];
+        let own: Vec<_> = relays.iter().map(|gpu| gpu.engine(request.direction).gate.bulk_count()).collect();
+        let mut links: Vec<&Pool> = vec![&self.gpus[request.gpu].pool];
         links.extend(relays.into_iter().map(|gpu| &gpu.pool));
-        let pinned = links.len() > 1 && self.pinned(&self.gpus[copy.gpu], copy, "multipath").is_ok();
-        let tuning = tuning.unwrap_or_else(|| {
-            let ordinary = || self.situation(copy).map_or(HostMemory::Warm, |at| at.memory);
-            default_tuning(copy.direction, if pinned { HostMemory::Pinned } else { ordinary() })
+        let pinned = links.len() > 1 && self.pinned(&self.gpus[request.gpu], request, "multipath").is_ok();
+        let tuning = decision.tuning.unwrap_or_else(|| {
+            let ordinary = || self.situation(request).map_or(HostMemory::Warm, |at| at.memory);
+            default_tuning(request.direction, if pinned { HostMemory::Pinned } else { ordinary() })
         });
-        let huge = match &mut copy.host {
+        let huge = match &mut request.host {
             Host::Out(to) if self.options.huge_pages && to.len() >= HUGE_MIN => {
                 let fresh = memory::mostly_absent(to, HUGE_SAMPLES);
                 if fresh {
@@ -227,7 +215,7 @@ impl Copier {
         }
         let mut patience = Patience::new(self.options.limits.patience);
         let moved = loop {
-            match self.staged_once(copy, &links, pinned, &how) {
+            match self.staged_once(request, &links, pinned, &how) {
                 Err(StagingError::NotReady { .. }) if set_up => {
                     for (at, link) in links.iter().enumerate() {
                         let relay = (at > 0).then_some(tuning.in_flight);
@@ -235,7 +223,7 @@ impl Copier {
                     }
                 }
                 // Who has borrowed this GPU's threads lets go of them now that it has a copy of its own.
-                Err(StagingError::Busy { .. }) if (set_up || self.shares.is_lent(copy.gpu)) && patience.pause() => {}
+                Err(StagingError::Busy { .. }) if (set_up || self.shares.is_lent(request.gpu)) && patience.pause() => {}
                 result => break result,
             }
         };
@@ -245,17 +233,17 @@ impl Copier {
 
     fn staged_once(
         &self,
-        copy: &mut Transfer<'_>,
+        request: &mut Request<'_>,
         links: &[&Pool],
         pinned: bool,
         how: &Staged<'_>,
     ) -> Result<staging::Moved, StagingError> {
-        let flow = if copy.direction == Direction::D2h { Flow::Out } else { Flow::In };
-        let (device, len) = (copy.device, copy.len);
-        match &mut copy.host {
+        let flow = if request.direction == Direction::D2h { Flow::Out } else { Flow::In };
+        let (device, len) = (request.device, request.len);
+        match &mut request.host {
             Host::Held(host) => staging::copy_pinned(links, flow, device, *host, len, how),
             Host::In(_) | Host::Out(_) if pinned => {
-                copy.with_buffers(Some(self.gpus[copy.gpu].device.domain()), |from, to| {
+                request.with_buffers(Some(self.gpus[request.gpu].device.domain()), |from, to| {
                     let host = if flow == Flow::In { from } else { to };
                     staging::copy_pinned(links, flow, device, host, len, how)
                 })
@@ -338,22 +326,22 @@ pub(super) fn as_pieces(step: Step, by: Mover) -> Step {
 }
 
 /// The driver's own call.
-fn pageable(gpu: &CopierGpu, copy: &mut Transfer<'_>) -> Result<Moved, DeviceError> {
-    let mut span = copy.device_span()?;
-    copy.with_bytes(|host| match host {
+fn pageable(gpu: &CopierGpu, request: &mut Request<'_>) -> Result<Moved, DeviceError> {
+    let mut span = request.device_span()?;
+    request.with_bytes(|host| match host {
         HostBytes::In(from) => gpu.device.copy_in(&mut span, from),
         HostBytes::Out(to) => gpu.device.copy_out(to, &span),
     })??;
     Ok(Moved::ONE)
 }
 
-fn paged_window(gpu: &CopierGpu, copy: &mut Transfer<'_>, mapping: Option<Mapping>) -> Result<Moved, DeviceError> {
+fn paged_window(gpu: &CopierGpu, request: &mut Request<'_>, mapping: Option<Mapping>) -> Result<Moved, DeviceError> {
     // The window claims the bytes itself; this empty claim only names the memory.
-    let name = super::request::claim(copy.device, 0, headway_device::Access::Read)?;
-    let at = copy.device;
+    let name = super::request::claim(request.device, 0, headway_device::Access::Read)?;
+    let at = request.device;
     let moves = gpu.with_pager(mapping, at.buffer, &name, |pager| {
         let before = pager.moves();
-        copy.with_bytes(|host| match host {
+        request.with_bytes(|host| match host {
             HostBytes::In(from) => pager.store(at.offset, from),
             HostBytes::Out(to) => pager.load(at.offset, to),
         })??;
@@ -362,21 +350,21 @@ fn paged_window(gpu: &CopierGpu, copy: &mut Transfer<'_>, mapping: Option<Mappin
     Ok(Moved { chunks: moves.max(1), ..Moved::ONE })
 }
 
-fn resident(gpu: &CopierGpu, copy: &mut Transfer<'_>, shape: Option<Shape>) -> Result<Moved, DeviceError> {
+fn resident(gpu: &CopierGpu, request: &mut Request<'_>, shape: Option<Shape>) -> Result<Moved, DeviceError> {
     let copier = gpu.resident(shape)?;
     let mut copier = copier.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    let mut span = copy.device_span()?;
-    if let Host::Held(host) = copy.host {
-        if copy.direction == Direction::D2h {
-            let mut to = super::request::claim(host, copy.len, headway_device::Access::Write)?;
+    let mut span = request.device_span()?;
+    if let Host::Held(host) = request.host {
+        if request.direction == Direction::D2h {
+            let mut to = super::request::claim(host, request.len, headway_device::Access::Write)?;
             copier.copy(&span, &mut to)?;
         } else {
-            let from = super::request::claim(host, copy.len, headway_device::Access::Read)?;
+            let from = super::request::claim(host, request.len, headway_device::Access::Read)?;
             copier.copy(&from, &mut span)?;
         }
         return Ok(Moved::ONE);
     }
-    copy.with_bytes(|host| match host {
+    request.with_bytes(|host| match host {
         HostBytes::In(from) => copier.copy_in(&mut span, from),
         HostBytes::Out(to) => copier.copy_out(to, &span),
     })??;

@@ -21,7 +21,7 @@ use super::error::chain;
 use super::execute::{excluded, has_window, kernel_blocks};
 use super::gpu::CopierGpu;
 use super::pieces::{Blocks, arrange, blocks, continuous, destinations, sources};
-use super::request::{Host, Transfer, claim};
+use super::request::{self, Host, claim};
 use super::{At, Copier, CopyError, CopyReport, How, ManyBy};
 
 /// Threads that gather at most: one moves some 11 GB/s, and the link takes 55.
@@ -64,13 +64,13 @@ pub(super) struct Many<'a> {
 }
 
 /// Ordered and checked pieces, and what the memory at both ends is like.
-struct Request {
+struct Checked {
     pieces: Vec<Piece>,
     bytes: usize,
     pinned: bool,
 }
 
-impl Request {
+impl Checked {
     /// The host memory whose curves it goes by.
     const fn memory(&self) -> HostMemory {
         if self.pinned { HostMemory::Pinned } else { HostMemory::Warm }
@@ -138,7 +138,7 @@ impl Copier {
     }
 
     /// The mover for `request`; `None` = its pieces one by one, as single copies.
-    fn mover(&self, many: &Many<'_>, request: &Request) -> Option<ManyBy> {
+    fn mover(&self, many: &Many<'_>, request: &Checked) -> Option<ManyBy> {
         let kernel = ManyBy::kernel(many.direction);
         let pieces = request.pieces.len();
         if pieces <= 1 || request.bytes / pieces >= LONG {
@@ -157,7 +157,7 @@ impl Copier {
     }
 
     /// The mover that the profile says is fastest, if it has two to compare.
-    fn measured_mover(&self, many: &Many<'_>, request: &Request, kernel: ManyBy, windowed: bool) -> Option<ManyBy> {
+    fn measured_mover(&self, many: &Many<'_>, request: &Checked, kernel: ManyBy, windowed: bool) -> Option<ManyBy> {
         let sm = !self.options.no_sm;
         let movers = [
             (ManyBy::Queue(Mover::Loop), request.pinned),
@@ -175,7 +175,7 @@ impl Copier {
         if costs.len() < 2 { None } else { costs.into_iter().min_by_key(|(cost, _)| *cost).map(|(_, by)| by) }
     }
 
-    fn many_by(&self, many: &mut Many<'_>, request: &Request, by: ManyBy) -> Result<Moved, CopyError> {
+    fn many_by(&self, many: &mut Many<'_>, request: &Checked, by: ManyBy) -> Result<Moved, CopyError> {
         let method = by.method();
         let sm = matches!(by, ManyBy::Queue(Mover::Kernel { .. }) | ManyBy::Resident);
         if sm && self.options.no_sm {
@@ -200,24 +200,24 @@ impl Copier {
         }
     }
 
-    fn one_by_one(&self, many: &mut Many<'_>, request: &Request) -> Result<(Method, Moved), CopyError> {
+    fn one_by_one(&self, many: &mut Many<'_>, request: &Checked) -> Result<(Method, Moved), CopyError> {
         let mut total = Moved::default();
         let mut method = Method::Pageable;
         let gpu = many.gpu;
         let direction = many.direction;
         for piece in &request.pieces {
             let (device, host) = many.one(piece);
-            let mut copy = Transfer { gpu, direction, device, host, len: piece.len, pinned: false };
-            let outcome = self.attempt(&mut copy, How::Auto)?;
-            total.chunks += outcome.moved.chunks;
-            total.waited = total.waited.saturating_add(outcome.moved.waited);
-            method = outcome.method;
+            let mut copy = request::Request::new(gpu, direction, device, host, piece.len);
+            let (decision, moved) = self.run(&mut copy, How::Auto)?;
+            total.chunks += moved.chunks;
+            total.waited = total.waited.saturating_add(moved.waited);
+            method = decision.method;
         }
         Ok((method, total))
     }
 
     /// Pinned memory: the mover reaches both ends.
-    fn direct(&self, many: &mut Many<'_>, request: &Request, by: Mover, method: Method) -> Result<Moved, CopyError> {
+    fn direct(&self, many: &mut Many<'_>, request: &Checked, by: Mover, method: Method) -> Result<Moved, CopyError> {
         let gpu = &self.gpus[many.gpu];
         let cancel = self.cancel.watch();
         let bounds = self.bounds(&cancel);
@@ -242,7 +242,7 @@ impl Copier {
     fn gathered(
         &self,
         many: &mut Many<'_>,
-        request: &Request,
+        request: &Checked,
         by: Option<Mover>,
         method: Method,
     ) -> Result<Moved, CopyError> {
@@ -299,7 +299,7 @@ impl At<'_> {
 }
 
 impl Many<'_> {
-    fn arrange(&self, gpu: &CopierGpu, pieces: &[Piece]) -> Result<Request, CopyError> {
+    fn arrange(&self, gpu: &CopierGpu, pieces: &[Piece]) -> Result<Checked, CopyError> {
         let device = self.device.buffer.len().checked_sub(self.device.offset).ok_or_else(|| CopyError::Invalid {
             what: "range",
             reason: format!("offset {} of a buffer of {} bytes", self.device.offset, self.device.buffer.len()),
@@ -311,7 +311,7 @@ impl Many<'_> {
         };
         let bytes = pieces.iter().map(|piece| piece.len).sum();
         let kind = if bytes == 0 { Ok(headway_device::HostKind::Pageable) } else { gpu.device.host_kind(host) };
-        Ok(Request { pieces, bytes, pinned: kind == Ok(headway_device::HostKind::Pinned) })
+        Ok(Checked { pieces, bytes, pinned: kind == Ok(headway_device::HostKind::Pinned) })
     }
 
     /// `body` with both ends as buffers; the host's said to be pinned for `pinned`'s domain.
@@ -342,7 +342,7 @@ impl Many<'_> {
     /// `body` for each piece, with its device end claimed.
     fn each(
         &mut self,
-        request: &Request,
+        request: &Checked,
         mut body: impl FnMut(Span, Host<'_>) -> Result<(), DeviceError>,
     ) -> Result<Moved, DeviceError> {
         let write = self.direction != Direction::D2h;
@@ -355,7 +355,7 @@ impl Many<'_> {
     }
 
     /// Stores or loads of the CPU, all under one claim.
-    fn window(&mut self, request: &Request) -> Result<Moved, DeviceError> {
+    fn window(&mut self, request: &Checked) -> Result<Moved, DeviceError> {
         let pieces = &request.pieces;
         let out = self.direction == Direction::D2h;
         let range = if out { sources(pieces) } else { destinations(pieces) };

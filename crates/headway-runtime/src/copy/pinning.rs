@@ -12,7 +12,7 @@ use headway_device::{Access, DeviceError};
 
 use super::engine::{Moved, Step, Stopped};
 use super::gpu::CopierGpu;
-use super::request::{Host, Transfer};
+use super::request::{Host, Request};
 use super::{At, Copier, CopyError};
 
 /// Ranges meet at multiples of this: no two have a page in common, not even a huge one.
@@ -23,29 +23,35 @@ const RANGE_MAX: usize = 64 << 20;
 
 impl Copier {
     /// Pins the caller's pages in place, range by range.
-    pub(super) fn pinning(&self, gpu: &CopierGpu, copy: &mut Transfer<'_>, method: Method) -> Result<Moved, CopyError> {
-        let address = match &copy.host {
-            _ if self.pinned(gpu, copy, "pinning").is_ok() => return self.dma(gpu, copy, method),
+    pub(super) fn pinning(
+        &self,
+        gpu: &CopierGpu,
+        request: &mut Request<'_>,
+        method: Method,
+    ) -> Result<Moved, CopyError> {
+        let address = match &request.host {
+            _ if self.pinned(gpu, request, "pinning").is_ok() => return self.dma(gpu, request, method),
             Host::In(memory) => memory.as_ptr().addr(),
             Host::Out(memory) => memory.as_ptr().addr(),
-            Host::Held(_) => return self.dma(gpu, copy, method),
+            Host::Held(_) => return self.dma(gpu, request, method),
         };
         let cancel = self.cancel.watch();
-        let (direction, len) = (copy.direction, copy.len);
+        let (direction, len) = (request.direction, request.len);
         let ranges = ranges(address, len, self.options.limits.chunk_max);
-        copy.with_buffers(None, |from, to| {
-            // Pinning waits until no kernel runs, and resident copiers run on until their leases end.
-            self.gpus.iter().try_for_each(CopierGpu::park).map_err(Stopped::early)?;
-            let mut run = gpu.engine(direction).open(gpu.device.as_ref(), None, self.bounds(&cancel))?;
-            for range in ranges {
-                while run.flying() > 1 {
-                    run.poll()?;
+        request
+            .with_buffers(None, |from, to| {
+                // Pinning waits until no kernel runs, and resident copiers run on until their leases end.
+                self.gpus.iter().try_for_each(CopierGpu::park).map_err(Stopped::early)?;
+                let mut run = gpu.engine(direction).open(gpu.device.as_ref(), None, self.bounds(&cancel))?;
+                for range in ranges {
+                    while run.flying() > 1 {
+                        run.poll()?;
+                    }
+                    run.submit(pin(gpu.device.as_ref(), direction, from, to, range)?)?;
                 }
-                run.submit(pin(gpu.device.as_ref(), direction, from, to, range)?)?;
-            }
-            run.finish()
-        })
-        .map_err(|stopped| stopped.error(method, self.bounds(&cancel)))
+                run.finish()
+            })
+            .map_err(|stopped| stopped.error(method, self.bounds(&cancel)))
     }
 }
 

@@ -4,9 +4,10 @@ use headway_core::models::transfer::{Direction, Method};
 use headway_device::gpu::{Caching, Reach};
 use headway_device::{Access, Buffer, DeviceError};
 
+use super::decide::Decision;
 use super::error::chain;
 use super::gpu::CopierGpu;
-use super::request::{Host, Transfer, claim};
+use super::request::{Host, Request, claim};
 use super::{At, Copier, CopyError, Probe};
 
 /// Sizes around lines and pages, and one of several chunks with a tail.
@@ -135,9 +136,9 @@ impl Bench<'_> {
 
     fn copy(&self, direction: Direction, host: Host<'_>, len: usize) -> Result<(), CopyError> {
         let device = At { buffer: &self.device, offset: GUARD };
-        let mut copy = Transfer { gpu: self.gpu, direction, device, host, len, pinned: false };
-        let relays: Vec<usize> = (0..self.copier.gpus.len()).filter(|at| self.copier.reaches(*at, self.gpu)).collect();
-        self.copier.by(&mut copy, (self.method, None), true, &relays).map(|_| ())
+        let mut request = Request::new(self.gpu, direction, device, host, len);
+        let relays = (0..self.copier.gpus.len()).filter(|at| self.copier.reaches(*at, self.gpu)).collect();
+        self.copier.execute(&mut request, &Decision::named(self.method, None, relays)).map(|_| ())
     }
 
     fn refuse(&self, error: DeviceError) -> CopyError {
@@ -203,8 +204,8 @@ impl Bench<'_> {
 
     fn by_engine(&self, direction: Direction, len: usize) -> Result<(), CopyError> {
         let (device, host) = (At { buffer: &self.device, offset: 0 }, At { buffer: &self.pinned, offset: 0 });
-        let mut copy = Transfer { gpu: self.gpu, direction, device, host: Host::Held(host), len, pinned: false };
-        self.copier.by(&mut copy, (Method::Dma, None), true, &[]).map(|_| ())
+        let mut request = Request::new(self.gpu, direction, device, Host::Held(host), len);
+        self.copier.execute(&mut request, &Decision::named(Method::Dma, None, Vec::new())).map(|_| ())
     }
 }
 

@@ -1,8 +1,10 @@
-//! The two ends of one copy between host and GPU.
+//! A copy between host and GPU as it was asked for.
+
+use std::cell::Cell;
 
 use headway_core::models::transfer::Direction;
 use headway_device::buffer::{Domain, lend, lend_mut};
-use headway_device::{Access, DeviceError, Span};
+use headway_device::{Access, DeviceError, HostKind, Span};
 
 use super::{At, CopyError};
 
@@ -24,8 +26,8 @@ pub(super) enum HostBytes<'a> {
     Out(&'a mut [u8]),
 }
 
-/// One copy.
-pub(super) struct Transfer<'a> {
+/// One copy as asked for.
+pub(super) struct Request<'a> {
     /// Position of the GPU.
     pub(super) gpu: usize,
     /// Which way.
@@ -36,8 +38,8 @@ pub(super) struct Transfer<'a> {
     pub(super) host: Host<'a>,
     /// How much.
     pub(super) len: usize,
-    /// The driver has said that the host end is pinned.
-    pub(super) pinned: bool,
+    /// What the driver has said of the host end.
+    kind: Cell<Option<HostKind>>,
 }
 
 /// Claims `len` bytes at `at`.
@@ -46,7 +48,29 @@ pub(super) fn claim(at: At<'_>, len: usize, access: Access) -> Result<Span, Devi
     at.buffer.claim(at.offset..at.offset.checked_add(len).ok_or_else(outside)?, access)
 }
 
-impl Transfer<'_> {
+impl<'a> Request<'a> {
+    pub(super) const fn new(gpu: usize, direction: Direction, device: At<'a>, host: Host<'a>, len: usize) -> Self {
+        Self { gpu, direction, device, host, len, kind: Cell::new(None) }
+    }
+
+    /// What the host memory is: asked by `ask` unless it is known, since each question takes up to 0.6 us.
+    pub(super) fn kind(
+        &self,
+        ask: impl FnOnce(&[u8]) -> Result<HostKind, DeviceError>,
+    ) -> Result<HostKind, DeviceError> {
+        let memory: &[u8] = match &self.host {
+            Host::In(from) => from,
+            Host::Out(to) => to,
+            Host::Held(_) => return Ok(HostKind::Pinned), // checked where it came in
+        };
+        if let Some(known) = self.kind.get() {
+            return Ok(known);
+        }
+        let kind = ask(memory)?;
+        self.kind.set(Some(kind));
+        Ok(kind)
+    }
+
     /// Checks both ends, whatever way comes.
     pub(super) fn within_range(&self) -> Result<(), CopyError> {
         let check = |at: At<'_>, what| match at.offset.checked_add(self.len) {
