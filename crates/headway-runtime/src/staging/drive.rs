@@ -42,6 +42,8 @@ pub(super) struct Link {
     pub(super) chunks: u64,
     /// It is a relay that was let go.
     pub(super) retired: bool,
+    /// Its workers have nothing to do any more, and those who had not begun were called off.
+    pub(super) recalled: bool,
 }
 
 impl Link {
@@ -57,6 +59,7 @@ impl Link {
             waited: Duration::ZERO,
             chunks: 0,
             retired: false,
+            recalled: false,
         }
     }
 
@@ -164,7 +167,10 @@ impl Drive<'_> {
             if !link.retired && own.load(Ordering::Relaxed) > 0 {
                 link.retired = true;
                 self.job.exchange.retire(index, &mut round.called);
-                // Who has not begun for it yet stays at home.
+            }
+            // Not before: on the way out a chunk that the engine has brought still needs somebody who copies it on.
+            if link.retired && !link.recalled && self.job.exchange.worker_is_done(index) {
+                link.recalled = true;
                 link.shared.workers.recall(|(job, at)| Arc::ptr_eq(job, &self.job) && *at == index);
             }
             let holds = link.retired && !link.slots.is_empty() && !link.flying();

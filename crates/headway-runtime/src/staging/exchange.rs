@@ -300,6 +300,11 @@ impl<P: Part> Exchange<P> {
         self.turn(&inner);
     }
 
+    /// Whether the workers of `link` have nothing to do any more, now and later.
+    pub(super) fn worker_is_done(&self, link: usize) -> bool {
+        self.lock().pipeline.worker_is_done(link)
+    }
+
     /// No chunk is begun any more.
     pub(super) fn cancel(&self) {
         let mut inner = self.lock();

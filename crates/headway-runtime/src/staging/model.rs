@@ -1,5 +1,6 @@
 //! Where threads meet, under a scheduler that tries many interleavings: two workers, three chunks, whole or shared, both
-//! directions, a failure at each step. The same sources as in the product, over primitives of the model checker.
+//! directions, a failure at each step, a second link that is let go. The same sources as in the product, over primitives of
+//! the model checker.
 
 #[path = "exchange.rs"]
 #[expect(dead_code, reason = "the model has no timeouts")]
@@ -40,6 +41,11 @@ use self::workers::{Signal, Workers};
 
 const CHUNKS: u64 = 3;
 const WORKERS: usize = 2;
+/// Nobody lets go of a link.
+const NEVER: u32 = u32::MAX;
+
+/// A job and the link that a worker serves.
+type Call = (Arc<Job>, usize);
 
 /// What goes wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,8 +65,8 @@ impl Part for u32 {
 
 struct Job {
     exchange: Exchange<u32>,
-    /// The chunk in each part of each buffer; locked while it is used, by one at a time.
-    buffers: Vec<Vec<Mutex<Option<u64>>>>,
+    /// The chunk in each part of each buffer of each link; locked while it is used, by one at a time.
+    buffers: Vec<Vec<Vec<Mutex<Option<u64>>>>>,
     /// How often a worker copied each part of each chunk.
     copied: Mutex<[Vec<u32>; CHUNKS as usize]>,
     failing: Failing,
@@ -69,8 +75,8 @@ struct Job {
 
 impl Job {
     /// The parts of a chunk; nobody has the buffer.
-    fn open(&self, task: Task) -> Result<Vec<u32>, Fault> {
-        let parts = &self.buffers[task.buffer as usize];
+    fn open(&self, link: usize, task: Task) -> Result<Vec<u32>, Fault> {
+        let parts = &self.buffers[link][task.buffer as usize];
         parts.iter().for_each(|part| drop(part.try_lock().expect("nobody has a chunk that is begun")));
         if self.failing == Failing::Open(task.chunk) {
             Err(Fault::Panic)
@@ -79,9 +85,9 @@ impl Job {
         }
     }
 
-    fn copy(&self, task: Task, part: u32) -> Result<(), Fault> {
+    fn copy(&self, link: usize, task: Task, part: u32) -> Result<(), Fault> {
         let mut place =
-            self.buffers[task.buffer as usize][part as usize].try_lock().expect("a part has one user at a time");
+            self.buffers[link][task.buffer as usize][part as usize].try_lock().expect("a part has one user at a time");
         self.copied.lock().unwrap()[task.chunk as usize][part as usize] += 1;
         match self.flow {
             Flow::In => *place = Some(task.chunk),
@@ -91,8 +97,8 @@ impl Job {
         if self.failing == Failing::Worker(task.chunk) { Err(Fault::Panic) } else { Ok(()) }
     }
 
-    fn fly(&self, task: Task) -> Result<(), Fault> {
-        for place in &self.buffers[task.buffer as usize] {
+    fn fly(&self, link: usize, task: Task) -> Result<(), Fault> {
+        for place in &self.buffers[link][task.buffer as usize] {
             let mut place = place.try_lock().expect("the engine has a buffer to itself");
             match self.flow {
                 Flow::In => assert_eq!(place.take(), Some(task.chunk)),
@@ -106,34 +112,52 @@ impl Job {
     }
 }
 
-/// The driver, as [`super::drive`] does it; the engine ends what it has when there is nothing else to do.
-fn transfer(workers: &Workers<Arc<Job>>, flow: Flow, (buffers, parts): (u32, u32), failing: Failing) -> (Outcome, u64) {
+/// The driver, as [`super::drive`] does it, with the workers of each link; the engine ends what it has when there is nothing else
+/// to do. The second link is let go when `let_go` chunks have been submitted.
+fn transfer(
+    pools: &[Arc<Workers<Call>>],
+    flow: Flow,
+    (buffers, parts): (u32, u32),
+    failing: Failing,
+    let_go: u32,
+) -> (Outcome, u64) {
     let driver = Signal::here();
-    let shape = LinkShape { parts, buffers, in_flight: 2 };
-    let pipeline = Pipeline::new(flow, Order::Arrival, CHUNKS, &[shape]);
+    let links = pools.len();
+    let pipeline =
+        Pipeline::new(flow, Order::Arrival, CHUNKS, &vec![LinkShape { parts, buffers, in_flight: 2 }; links]);
+    let parted = || (0..parts).map(|_| Mutex::new(None)).collect();
     let mut job = Arc::new(Job {
-        exchange: Exchange::new(pipeline, &[WORKERS], &driver),
-        buffers: (0..buffers).map(|_| (0..parts).map(|_| Mutex::new(None)).collect()).collect(),
+        exchange: Exchange::new(pipeline, &vec![WORKERS; links], &driver),
+        buffers: (0..links).map(|_| (0..buffers).map(|_| parted()).collect()).collect(),
         copied: Mutex::new([(); CHUNKS as usize].map(|()| vec![0; parts as usize])),
         failing,
         flow,
     });
-    let hired = workers.reserve(WORKERS);
-    assert_eq!(hired.len(), WORKERS, "a worker is late");
-    workers.offer(Arc::clone(&job), WORKERS - hired.len());
-    hired.into_iter().for_each(|worker| workers.call(worker, Arc::clone(&job)));
+    for (link, workers) in pools.iter().enumerate() {
+        let hired = workers.reserve(WORKERS);
+        assert_eq!(hired.len(), WORKERS, "a worker is late");
+        hired.into_iter().for_each(|worker| workers.call(worker, (Arc::clone(&job), link)));
+    }
     let (mut round, mut ended, mut flying) = (Round::default(), Vec::new(), Vec::new());
-    let mut flights = 0;
+    let (mut flights, mut retired, mut recalled) = (0, false, false);
     let outcome = loop {
+        if flights >= let_go && !retired {
+            retired = true;
+            job.exchange.retire(1, &mut round.called);
+        }
+        if retired && !recalled && job.exchange.worker_is_done(1) {
+            recalled = true;
+            pools[1].recall(|(other, link)| Arc::ptr_eq(other, &job) && *link == 1);
+        }
         let outcome = job.exchange.round(&mut ended, |_, wanted| wanted, &mut round);
-        for (_, task) in round.tasks.drain(..) {
+        for (link, task) in round.tasks.drain(..) {
             flights += 1;
-            if failing == Failing::Cancel(flights) {
+            if failing == Failing::Cancel(u64::from(flights)) {
                 job.exchange.cancel();
             }
-            flying.push(task);
+            flying.push((link, task));
         }
-        round.called.drain(..).for_each(|(_, worker)| workers.call(worker, Arc::clone(&job)));
+        round.called.drain(..).for_each(|(link, worker)| pools[link].call(worker, (Arc::clone(&job), link)));
         if let Some(outcome) = outcome {
             break outcome;
         }
@@ -143,12 +167,12 @@ fn transfer(workers: &Workers<Arc<Job>>, flow: Flow, (buffers, parts): (u32, u32
         if flying.is_empty() {
             driver.wait();
         } else {
-            let task: Task = flying.remove(0);
-            ended.push(Ended { link: 0, buffer: task.buffer, result: job.fly(task) });
+            let (link, task) = flying.remove(0);
+            ended.push(Ended { link, buffer: task.buffer, result: job.fly(link, task) });
         }
     };
-    workers.recall(|other| Arc::ptr_eq(other, &job));
-    job.exchange.dismiss().into_iter().for_each(|(_, worker)| workers.release(worker));
+    pools.iter().for_each(|workers| workers.recall(|(other, _)| Arc::ptr_eq(other, &job)));
+    job.exchange.dismiss().into_iter().for_each(|(link, worker)| pools[link].release(worker));
     while Arc::get_mut(&mut job).is_none() {
         shuttle::thread::yield_now();
     }
@@ -161,24 +185,24 @@ fn transfer(workers: &Workers<Arc<Job>>, flow: Flow, (buffers, parts): (u32, u32
     (outcome, prefix)
 }
 
-/// Two transfers in a row by the same workers, the second without a fault.
-fn scenario(flow: Flow, shape: (u32, u32), failing: Failing) {
-    let workers: Arc<Workers<Arc<Job>>> = Arc::new(Workers::new());
-    let threads: Vec<_> = (0..WORKERS)
-        .map(|_| {
-            let workers = Arc::clone(&workers);
-            shuttle::thread::spawn(move || {
-                let me = workers.enlist();
-                workers.live(&me, |job| {
-                    job.exchange.serve(0, me.index, |task| job.open(task), |task, part| job.copy(task, part))
-                });
-            })
+/// Two transfers in a row by the same workers over so many links, the second without a fault.
+fn scenario(links: usize, flow: Flow, shape: (u32, u32), failing: Failing, let_go: u32) {
+    let pools: Vec<Arc<Workers<Call>>> = (0..links).map(|_| Arc::new(Workers::new())).collect();
+    let enlist = |workers: &Arc<Workers<Call>>| {
+        let workers = Arc::clone(workers);
+        shuttle::thread::spawn(move || {
+            let me = workers.enlist();
+            workers.live(&me, |(job, link)| {
+                let link = *link;
+                job.exchange.serve(link, me.index, |task| job.open(link, task), |task, part| job.copy(link, task, part))
+            });
         })
-        .collect();
-    while workers.len() < WORKERS {
+    };
+    let threads: Vec<_> = pools.iter().flat_map(|workers| (0..WORKERS).map(|_| enlist(workers))).collect();
+    while pools.iter().any(|workers| workers.len() < WORKERS) {
         shuttle::thread::yield_now();
     }
-    let (outcome, prefix) = transfer(&workers, flow, shape, failing);
+    let (outcome, prefix) = transfer(&pools, flow, shape, failing, let_go);
     match failing {
         Failing::Nothing => assert_eq!(outcome, Outcome::Complete),
         Failing::Open(chunk) | Failing::Worker(chunk) | Failing::Engine(chunk) => {
@@ -187,11 +211,11 @@ fn scenario(flow: Flow, shape: (u32, u32), failing: Failing) {
         }
         Failing::Cancel(_) => assert!(matches!(outcome, Outcome::Cancelled | Outcome::Complete)),
     }
-    assert_eq!(transfer(&workers, flow, shape, Failing::Nothing).0, Outcome::Complete);
-    workers.close();
+    assert_eq!(transfer(&pools, flow, shape, Failing::Nothing, NEVER).0, Outcome::Complete);
+    pools.iter().for_each(|workers| workers.close());
     threads.into_iter().for_each(|thread| thread.join().unwrap());
-    // Nobody is lost: both are idle again.
-    assert_eq!(workers.reserve(WORKERS + 1).len(), WORKERS);
+    // Nobody is lost: all are idle again.
+    assert!(pools.iter().all(|workers| workers.reserve(WORKERS + 1).len() == WORKERS));
 }
 
 fn explore(flow: Flow) {
@@ -200,8 +224,8 @@ fn explore(flow: Flow) {
         .chain([Failing::Nothing]);
     for failing in faults {
         for shape in [(1, 1), (2, 1), (4, 1), (1, 2), (3, 2)] {
-            shuttle::check_random(move || scenario(flow, shape, failing), 40);
-            shuttle::check_pct(move || scenario(flow, shape, failing), 40, 3);
+            shuttle::check_random(move || scenario(1, flow, shape, failing, NEVER), 40);
+            shuttle::check_pct(move || scenario(1, flow, shape, failing, NEVER), 40, 3);
         }
     }
 }
@@ -214,4 +238,16 @@ fn no_interleaving_of_two_workers_on_the_way_in_deadlocks_or_moves_a_chunk_twice
 #[test]
 fn no_interleaving_of_two_workers_on_the_way_out_deadlocks_or_moves_a_chunk_twice() {
     explore(Flow::Out);
+}
+
+#[test]
+fn no_interleaving_of_letting_go_of_a_link_leaves_a_chunk_in_it() {
+    for flow in [Flow::In, Flow::Out] {
+        for let_go in 0..=CHUNKS as u32 {
+            for shape in [(1, 1), (2, 1), (2, 2)] {
+                shuttle::check_random(move || scenario(2, flow, shape, Failing::Nothing, let_go), 60);
+                shuttle::check_pct(move || scenario(2, flow, shape, Failing::Nothing, let_go), 60, 3);
+            }
+        }
+    }
 }
