@@ -4,6 +4,7 @@ use std::io::{self, BufRead};
 
 use headway_core::log::{End, Header, Incomplete, Record, SCHEMA};
 use serde::Deserialize;
+use serde_json::Value;
 
 use crate::check;
 
@@ -143,11 +144,8 @@ impl Log {
             };
             match serde_json::from_slice::<Record>(&text) {
                 Ok(record) => {
-                    check::record(known, &record).map_err(|what| LogError::Check {
-                        name: name.to_owned(),
-                        line: Some(line),
-                        what,
-                    })?;
+                    let checked = check::record(known, &record).and_then(|()| no_more(&text, &record));
+                    checked.map_err(|what| LogError::Check { name: name.to_owned(), line: Some(line), what })?;
                     records.push(record);
                 }
                 Err(error) => match serde_json::from_slice::<End>(&text) {
@@ -182,6 +180,35 @@ impl Log {
     #[must_use]
     pub fn omitted(&self) -> u64 {
         self.omitted
+    }
+}
+
+/// Checks that a line says nothing besides its record.
+fn no_more(text: &[u8], record: &Record) -> Result<(), String> {
+    if serde_json::to_vec(record).is_ok_and(|line| text.trim_ascii_end() == line) {
+        return Ok(());
+    }
+    let whole = serde_json::to_value(record).and_then(|known| Ok((known, serde_json::from_slice(text)?)));
+    let (known, line) = whole.map_err(|error| error.to_string())?;
+    match unknown(&known, &line) {
+        Some(key) => Err(format!("the key `{key}` means nothing there")),
+        None => Ok(()),
+    }
+}
+
+/// The first key of `line` that `known` lacks.
+fn unknown(known: &Value, line: &Value) -> Option<String> {
+    match (known, line) {
+        (Value::Object(known), Value::Object(line)) => line.iter().find_map(|(key, value)| match known.get(key) {
+            Some(known) => unknown(known, value),
+            // Keys that say nothing are left out by some versions.
+            None if value.is_null() => None,
+            None => Some(key.clone()),
+        }),
+        (Value::Array(known), Value::Array(line)) => {
+            known.iter().zip(line).find_map(|(known, line)| unknown(known, line))
+        }
+        _ => None,
     }
 }
 

@@ -2,6 +2,7 @@
 
 use headway_core::decisions::dispatch::{Dispatcher, Limits, Refused};
 use headway_core::log::What;
+use headway_core::units::Nanos;
 use serde::Serialize;
 
 use crate::Log;
@@ -39,8 +40,8 @@ pub struct Divergence {
 
 /// Feeds every input of `log` to a new dispatcher with [`Limits::default`] and compares actions and events in order.
 ///
-/// Actions and events are compared byte for byte in their JSON form. Wherever the log feeds an input after time moved on or
-/// after actions or events were polled, nothing may be left to poll.
+/// Actions and events are compared byte for byte in their JSON form, and must have the time of the input before them. Wherever the
+/// log feeds an input after time moved on or after actions or events were polled, nothing may be left to poll.
 ///
 /// # Errors
 /// [`Divergence`] at the first difference; an input that the dispatcher refuses is one.
@@ -55,6 +56,7 @@ pub fn replay(log: &Log) -> Result<Replayed, Divergence> {
         .map_err(|error| refused(0, "a plan that can be run".to_owned(), &error))?;
     let mut replayed = Replayed { inputs: 0, actions: 0, events: 0, finished: false, omitted: log.omitted() };
     let mut feeding = None;
+    let mut now = Nanos::ZERO;
     for (at, record) in log.records().iter().enumerate() {
         match &record.what {
             What::Input(input) => {
@@ -62,17 +64,18 @@ pub fn replay(log: &Log) -> Result<Replayed, Divergence> {
                     drained(&mut dispatcher, at, || json(input))?;
                 }
                 feeding = Some(record.at);
+                now = record.at;
                 dispatcher.handle(record.at, input).map_err(|error| refused(at, json(input), &error))?;
                 replayed.inputs += 1;
             }
             What::Action(action) => {
                 feeding = None;
-                same(at, action, dispatcher.poll_action().as_ref(), "no action")?;
+                same(at, (record.at, action), (now, dispatcher.poll_action().as_ref()), "no action")?;
                 replayed.actions += 1;
             }
             What::Event(event) => {
                 feeding = None;
-                same(at, event, dispatcher.poll_event().as_ref(), "no event")?;
+                same(at, (record.at, event), (now, dispatcher.poll_event().as_ref()), "no event")?;
                 replayed.events += 1;
             }
         }
@@ -94,11 +97,23 @@ fn drained(dispatcher: &mut Dispatcher, at: usize, expected: impl FnOnce() -> St
     }
 }
 
-fn same<T: Serialize>(at: usize, logged: &T, polled: Option<&T>, none: &str) -> Result<(), Divergence> {
-    let expected = json(logged);
-    match polled.map(json) {
-        Some(got) if got == expected => Ok(()),
-        got => Err(Divergence { record: at as u64, expected, got: got.unwrap_or_else(|| none.to_owned()) }),
+fn same<T: Serialize>(
+    at: usize,
+    logged: (Nanos, &T),
+    polled: (Nanos, Option<&T>),
+    none: &str,
+) -> Result<(), Divergence> {
+    let expected = json(logged.1);
+    let got = polled.1.map_or_else(|| none.to_owned(), json);
+    let record = at as u64;
+    match got == expected {
+        true if logged.0 == polled.0 => Ok(()),
+        true => Err(Divergence {
+            record,
+            expected: format!("{expected} at {} ns", logged.0.0),
+            got: format!("the same at {} ns, the time of the input before it", polled.0.0),
+        }),
+        false => Err(Divergence { record, expected, got }),
     }
 }
 

@@ -70,6 +70,24 @@ fn a_line_that_is_no_json_is_named_with_its_number() {
 }
 
 #[test]
+fn a_key_that_no_record_has_is_named_wherever_it_is() {
+    let whole = String::from_utf8(text(&log(&plan(3), 1, Bend::default()))).unwrap();
+    let lines: Vec<&str> = whole.lines().collect();
+    for (at, line) in lines.iter().enumerate().take(lines.len() - 1).skip(1) {
+        let innermost = line.rfind('{').unwrap() + 1;
+        for place in [1, innermost] {
+            let added = format!("{}\"sent\":1,{}", &line[..place], &line[place..]).replace(",}", "}");
+            let mut edited = lines.clone();
+            edited[at] = &added;
+            let error = read(edited.join("\n").as_bytes()).unwrap_err().to_string();
+            assert!(error.contains(&format!("line {}", at + 1)) && error.contains("`sent`"), "{added}: {error}");
+        }
+    }
+    let spaced = whole.replace("\":", "\" : ");
+    assert!(read(spaced.as_bytes()).is_ok(), "spaces are no keys");
+}
+
+#[test]
 fn records_that_name_what_the_plan_lacks_are_refused_before_anything_indexes() {
     let (header, records) = run(&plan(3), 1, Bend::default());
     let refused = |what: What| {

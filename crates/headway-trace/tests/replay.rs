@@ -39,6 +39,18 @@ fn a_changed_action_diverges_there() {
 }
 
 #[test]
+fn a_changed_time_of_a_decision_diverges_there() {
+    let (header, records) = run(&plan(3), 4, Bend::default());
+    for at in (0..records.len()).filter(|at| !matches!(records[*at].what, What::Input(_))) {
+        let mut changed = records.clone();
+        changed[at].at = Nanos(changed[at].at.0 + 1);
+        let divergence = replay(&Log::new(header.clone(), changed, "changed").unwrap()).unwrap_err();
+        assert_eq!(divergence.record, at as u64);
+        assert!(divergence.expected.ends_with(&format!("at {} ns", records[at].at.0 + 1)), "{divergence}");
+    }
+}
+
+#[test]
 fn an_event_that_the_log_lacks_diverges_at_the_next_input() {
     let (header, mut records) = run(&plan(3), 4, Bend::default());
     let at = records.iter().position(|r| matches!(r.what, What::Event(Event::Complete { .. }))).unwrap();
