@@ -8,13 +8,13 @@ use std::ffi::{OsStr, OsString};
 use std::fs::{DirBuilder, File};
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, FileExt};
 use std::path::{Path, PathBuf};
 
 use headway_os::ipc::user;
 use rustix::fs::{
-    AtFlags, FileType, FlockOperation, Gid, Mode, OFlags, Stat, chownat, flock, fstat, openat, renameat, statat,
-    unlinkat,
+    AtFlags, FileType, FlockOperation, Gid, Mode, OFlags, RenameFlags, Stat, chownat, flock, fstat, openat, renameat,
+    renameat_with, statat, unlinkat,
 };
 use rustix::io::Errno;
 
@@ -217,6 +217,41 @@ impl Folder {
         written
     }
 
+    /// The same with `room` bytes or more, blanks behind `bytes`. Two files take turns, the other one called NAME`.new`: so long as
+    /// `bytes` fit into them a full disk is no hindrance, if the file system can exchange two names.
+    pub(crate) fn replace_within(&self, name: &OsStr, bytes: &[u8], room: usize) -> io::Result<()> {
+        let room = if bytes.len() <= room { room } else { bytes.len().next_power_of_two() };
+        let mut padded = bytes.to_owned();
+        padded.resize(room, b' ');
+        let new = with_ending(name, ".new");
+        self.fill(&new, &padded)?;
+        match renameat_with(&self.fd, &new, &self.fd, name, RenameFlags::EXCHANGE) {
+            Ok(()) => Ok(()),
+            // The first of the two, or a file system that cannot.
+            Err(Errno::NOENT | Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
+                self.rename(&new, name)?;
+                self.fill(&new, &padded)
+            }
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    /// Writes `bytes` into a file that has as many, or makes it.
+    fn fill(&self, name: &OsStr, bytes: &[u8]) -> io::Result<()> {
+        if let Ok(file) = self.file(name, OFlags::RDWR)
+            && file.metadata()?.len() == bytes.len() as u64
+        {
+            return file.write_all_at(bytes, 0);
+        }
+        self.remove(name)?;
+        let written = self.file(name, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL);
+        let written = written.and_then(|mut file| file.write_all(bytes));
+        if written.is_err() {
+            let _ = self.remove(name);
+        }
+        written
+    }
+
     /// Gives a file another name, in place of what has that name.
     pub(crate) fn rename(&self, from: &OsStr, to: &OsStr) -> io::Result<()> {
         Ok(renameat(&self.fd, from, &self.fd, to)?)
@@ -320,6 +355,36 @@ mod tests {
         assert_eq!(folder.read(name("a"), 100).unwrap().unwrap(), b"ours");
         assert_eq!(fs::symlink_metadata(place.path().join("a")).unwrap().permissions().mode() & 0o777, 0o600);
         assert!(folder.entry(name("a.new")).unwrap().is_none());
+    }
+
+    #[test]
+    fn what_fits_is_replaced_in_the_same_two_files() {
+        let place = tempfile::tempdir().unwrap();
+        let folder = Folder::open(place.path()).unwrap();
+        let text = |name: &str| fs::read_to_string(place.path().join(name)).unwrap();
+        let files = || ["a", "a.new"].map(|at| folder.entry(name(at)).unwrap().unwrap().file);
+        folder.replace_within(name("a"), b"first", 64).unwrap();
+        let mut pair = files();
+        for content in ["second", "", "a longer one", &"x".repeat(64)] {
+            folder.replace_within(name("a"), content.as_bytes(), 64).unwrap();
+            pair.reverse();
+            assert_eq!(files(), pair, "they took turns");
+            assert_eq!(text("a"), format!("{content:64}"));
+        }
+        // More than there is room for: larger files, from then on two again.
+        folder.replace_within(name("a"), &[b'y'; 65], 64).unwrap();
+        folder.replace_within(name("a"), &[b'z'; 65], 64).unwrap();
+        assert_eq!(text("a"), format!("{:128}", "z".repeat(65)));
+        let mut pair = files();
+        pair.reverse();
+        folder.replace_within(name("a"), &[b'z'; 70], 64).unwrap();
+        assert_eq!(files(), pair);
+        // A link in place of the second file is not written through.
+        fs::write(place.path().join("victim"), "precious").unwrap();
+        fs::remove_file(place.path().join("a.new")).unwrap();
+        symlink(place.path().join("victim"), place.path().join("a.new")).unwrap();
+        folder.replace_within(name("a"), b"new", 64).unwrap();
+        assert_eq!((text("a"), text("victim")), (format!("{:64}", "new"), "precious".to_owned()));
     }
 
     #[test]

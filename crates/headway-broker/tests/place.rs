@@ -434,10 +434,16 @@ fn a_record_that_was_cut_short_is_refused() {
     broker.stop();
     let record = folder.path().join("s.held");
     let whole = fs::read(&record).unwrap();
-    for length in [whole.len() - 1, whole.len() - 32, whole.len() - 64, 64, 100] {
-        fs::write(&record, &whole[..length]).unwrap();
+    // A first line and two tokens, of 64 bytes each; what follows is room for more.
+    let used = whole.iter().rposition(|byte| *byte != b' ').unwrap() + 1;
+    assert_eq!(used, 3 * 64);
+    let cut = [used - 1, used - 32, used - 64, 100, 64, 63, 10, 0].map(|length| whole[..length].to_vec());
+    let wrong = (0..20).map(|at| [&whole[..at], b"#", &whole[at + 1..]].concat());
+    for damaged in cut.into_iter().chain(wrong) {
+        fs::write(&record, &damaged).unwrap();
         let error = bind(&socket).unwrap_err();
-        assert!(matches!(&error, ServerError::Place { path, .. } if *path == record), "{length}: {error}");
+        let text = String::from_utf8_lossy(&damaged).into_owned();
+        assert!(matches!(&error, ServerError::Place { path, .. } if *path == record), "{text}: {error}");
     }
     fs::write(&record, &whole).unwrap();
     bind(&socket).unwrap();

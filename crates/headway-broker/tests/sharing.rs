@@ -427,13 +427,71 @@ fn claim(has_log: bool) {
     let mut buffer = [0; 4096];
     let Ok(Packet::Message(length, _)) = liar.receive(&mut buffer) else { panic!() };
     let answer = String::from_utf8_lossy(&buffer[..length]).into_owned();
-    assert!(answer.contains("by its record job 1 of task"), "{answer}");
+    assert!(answer.contains("task 77 was nobody's"), "{answer}");
     std::os::unix::fs::symlink(&socket, &name).unwrap();
     wait_until("the honest one is back", || client::status(&socket).is_ok_and(|status| !status.recovering));
     let holders = client::status(&socket).unwrap().gpus[0].holders.len();
     assert_eq!((holders, token.is_revoked()), (1, false));
     token.release(Nanos(1));
     task.acquire(clock::now(), 0, Some(LIMIT)).unwrap().release(Nanos(1));
+}
+
+#[test]
+fn a_claim_names_the_gpu_of_its_token_and_a_slot_of_its_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("broker");
+    let change = |options: &mut ServerOptions| {
+        options.arbiter = parameters(2, 1, Nanos(0));
+        options.recover = Nanos(600_000_000_000);
+    };
+    let mut broker = Broker::at(&socket, change);
+    let name = folder.path().join("name");
+    std::os::unix::fs::symlink(&socket, &name).unwrap();
+    let client = Client::connect(&name, "one", OnLoss::Wait).unwrap();
+    let mut tasks = [client.register(shape("a")).unwrap(), client.register(shape("b")).unwrap()];
+    let tokens = tasks.each_mut().map(|task| task.acquire(clock::now(), 0, Some(LIMIT)).unwrap());
+    let status = client.status().unwrap();
+    let claims: Vec<serde_json::Value> = (0..2)
+        .map(|at| {
+            let id = status.jobs.iter().find(|job| job.name == ["a", "b"][at]).unwrap().task;
+            let (gpu, token) = (tokens[at].gpu(), tokens[at].token());
+            let held = serde_json::json!({
+                "job": 1, "release": 1, "gpu": gpu, "token": token, "slot": 2 * at, "generation": 1,
+                "locks": [false, false, false],
+            });
+            serde_json::json!({ "id": id, "shape": shape("x"), "held": held })
+        })
+        .collect();
+    // This process, by another client than its own, which does not find the broker.
+    std::fs::remove_file(&name).unwrap();
+    broker.stop();
+    let _broker = Broker::at(&socket, change);
+    let greet = |claims: &[serde_json::Value]| {
+        let socket = Socket::connect(&socket).unwrap();
+        let hello = serde_json::json!({ "hello": { "version": 4, "name": "two", "resumed": claims } });
+        socket.send(hello.to_string().as_bytes(), &[]).unwrap();
+        assert!(socket.wait(LIMIT));
+        let mut buffer = [0; 4096];
+        let Ok(Packet::Message(length, _)) = socket.receive(&mut buffer) else { panic!("no answer") };
+        (String::from_utf8_lossy(&buffer[..length]).into_owned(), socket)
+    };
+    let with = |key: &str, value: u64| {
+        let mut claims = claims.clone();
+        claims[1]["held"][key] = value.into();
+        greet(&claims).0
+    };
+    let other = u64::from(tokens[0].gpu().0);
+    assert!(with("gpu", other).contains(&format!("is not one of GPU {other}")));
+    assert!(with("gpu", 77).contains("is not one of GPU 77"));
+    assert!(with("slot", 1).contains("slot 1 with generation 1 is no slot of a token"));
+    assert!(with("slot", 128).contains("slot 128"));
+    assert!(with("generation", 0).contains("generation 0"));
+    assert!(with("slot", 0).contains("slot 0 is another task's"));
+    assert!(greet(&[claims[0].clone(), claims[0].clone()]).0.contains("already registered"));
+    // Nothing of what was refused has left a trace.
+    let (answer, _kept) = greet(&claims);
+    assert!(answer.contains("welcome"), "{answer}");
+    tokens.into_iter().for_each(std::mem::forget);
 }
 
 #[test]

@@ -59,10 +59,13 @@ impl Recovery {
             return Err(format!("task {} was another process's when the broker before ended", task.0));
         }
         let Some(HeldToken { token, job, .. }) = held else { return Ok(()) };
+        if owner.is_none() {
+            return Err(format!("task {} was nobody's when the broker before ended, and held nothing", task.0));
+        }
         // What could not be written is not known: then whoever was served is believed.
         let Some(tokens) = &self.held else { return Ok(()) };
         let holder = tokens.get(&(cluster, *token));
-        if owner.is_some() && holder == Some(&JobId { task, job: *job }) {
+        if holder == Some(&JobId { task, job: *job }) {
             return Ok(());
         }
         let who =
@@ -150,6 +153,8 @@ mod tests {
         let part = recovery(false);
         assert!(part.may_have(pid, now, 7, TaskId(5), cluster, Some(&claim(2, 8))).is_ok());
         assert!(part.may_have(pid + 1, now, 7, TaskId(5), cluster, Some(&claim(1, 9))).is_err());
+        let stranger = part.may_have(pid + 1, now, 7, TaskId(6), cluster, Some(&claim(1, 9)));
+        assert!(stranger.is_err(), "a task that nobody knows of holds nothing");
     }
 
     #[test]

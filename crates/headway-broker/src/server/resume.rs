@@ -102,13 +102,14 @@ impl BrokerState {
         };
         session.pages = Some(pages);
         session.name = text::shown(name);
-        for task in resumed {
-            if let Err(reason) = self.resume(now, client, task) {
-                if let Some(session) = self.sessions.get(&client) {
-                    session.send(&FromBroker::Refused { reason });
-                }
-                return false;
+        // All are looked at before one is believed: a greeting that is refused leaves everything as it was.
+        let checked = (0..resumed.len()).try_for_each(|at| self.check_claim(client, &resumed[at], &resumed[..at]));
+        let back = checked.and_then(|()| resumed.into_iter().try_for_each(|task| self.resume(now, client, task)));
+        if let Err(reason) = back {
+            if let Some(session) = self.sessions.get(&client) {
+                session.send(&FromBroker::Refused { reason });
             }
+            return false;
         }
         let Some(session) = self.sessions.get(&client) else { return false };
         self.roster_changed = true;
@@ -209,24 +210,41 @@ impl BrokerState {
         FromBroker::Done
     }
 
-    /// A task from before the broker was started again, with the token that it holds.
-    fn resume(&mut self, now: Nanos, client: ClientId, resumed: ResumedTask) -> Result<(), String> {
+    /// Whether `client` may come back with this task, and with what it says that the task holds, besides the `others`.
+    fn check_claim(&self, client: ClientId, claim: &ResumedTask, others: &[ResumedTask]) -> Result<(), String> {
         let Some(recovery) = &self.recovering else {
             return Err("too late: the broker no longer waits for the clients of its predecessor".to_owned());
         };
-        let ResumedTask { id, shape, held } = resumed;
+        let ResumedTask { id, shape, held } = claim;
         let session = self.sessions.get(&client).ok_or("the client is gone")?;
-        let (peer, started) = (session.peer, session.started);
-        recovery.may_have(peer.pid, started, peer.uid, id, shape.cluster, held.as_ref())?;
+        let peer = session.peer;
+        recovery.may_have(peer.pid, session.started, peer.uid, *id, shape.cluster, held.as_ref())?;
+        if self.tasks.contains_key(id) || others.iter().any(|other| other.id == *id) {
+            return Err(Refused::TaskExists { task: *id }.to_string());
+        }
+        let Some(HeldToken { gpu, token, slot, generation, .. }) = held else { return Ok(()) };
+        let is_token_slot = slot.is_multiple_of(2) && (*slot as usize) < SLOTS;
+        if !is_token_slot || *generation == 0 || *generation > GENERATIONS {
+            return Err(format!("slot {slot} with generation {generation} is no slot of a token"));
+        }
+        if others.iter().any(|other| other.held.as_ref().is_some_and(|held| held.slot == *slot)) {
+            return Err(format!("slot {slot} is another task's"));
+        }
+        match self.arbiter.tokens(shape.cluster).and_then(|tokens| tokens.gpu(*token)) {
+            Some(there) if there == *gpu => Ok(()),
+            _ => Err(format!("token {} is not one of GPU {}", token.0, gpu.0)),
+        }
+    }
+
+    /// A task from before the broker was started again, with the token that it holds; its claim was checked.
+    fn resume(&mut self, now: Nanos, client: ClientId, resumed: ResumedTask) -> Result<(), String> {
+        let ResumedTask { id, shape, held } = resumed;
         let deadline = shape.deadline;
         self.register(now, client, shape, Some(id))?;
         held.map_or(Ok(()), |held| self.adopt(now, id, deadline, held))
     }
 
     fn adopt(&mut self, now: Nanos, id: TaskId, deadline: Nanos, held: HeldToken) -> Result<(), String> {
-        if held.slot as usize >= SLOTS || held.generation > GENERATIONS {
-            return Err("a slot that is not there".to_owned());
-        }
         let job = JobId { task: id, job: held.job };
         let key = Key { deadline: held.release.saturating_add(deadline), release: held.release, job };
         let slot = Slot { number: held.slot, generation: held.generation };

@@ -360,6 +360,13 @@ impl TokenAllocator {
         self.homes.get(&task).map(|position| u32::try_from(*position).unwrap_or(u32::MAX))
     }
 
+    /// The GPU that a token is one of; `None` = there is no such token.
+    #[must_use]
+    pub fn gpu(&self, token: TokenId) -> Option<GpuId> {
+        let fifo = self.fifos.iter().find(|fifo| fifo.token == token)?;
+        self.gpus.get(fifo.position).copied()
+    }
+
     /// The queue sizes in force.
     #[must_use]
     pub fn sizes(&self) -> Sizes {

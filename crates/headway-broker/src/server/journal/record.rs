@@ -2,7 +2,8 @@
 //! so that a broker that is started again knows whom to believe.
 //!
 //! `.state` is replaced whenever a client or task comes or goes. `.held` has a slot of 64 bytes for each token, which is written
-//! in place before a holder is told: that needs no room on the disk, and a process that is killed never leaves half a slot.
+//! in place before a holder is told; a process that is killed never leaves half a slot. Both have their room on the disk from the
+//! start, so that it may be full later.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -24,6 +25,8 @@ use crate::server::turns::Use;
 const SCHEMA: u32 = 1;
 /// Largest file that is read: thousands of clients with all tasks that they may have.
 const BYTES_MAX: u64 = 16 << 20;
+/// Room that `.state` has from the start, for some hundred clients, and `.held`, for as many tokens.
+const ROOM: usize = 16 << 10;
 /// Bytes of a slot; they divide the size of a page, so that a slot is written at once.
 const SLOT: usize = 64;
 /// The first slot says whether the others are all, and how many they are.
@@ -104,6 +107,11 @@ fn parse(text: &str) -> Option<((ClusterId, TokenId), Option<JobId>)> {
     }
 }
 
+fn damage(what: &str) -> io::Error {
+    let remedy = "end the processes that the broker before served, then move it away";
+    io::Error::new(io::ErrorKind::InvalidData, format!("it is damaged: {what}; {remedy}"))
+}
+
 impl Record {
     /// Reads what is there and takes it over: it stays true until clients are back or known to be gone. With what went
     /// wrong, if that is a full or broken disk.
@@ -120,29 +128,31 @@ impl Record {
         let failed = |name: &OsString, source| ServerError::Place { path: path_of(name), source };
         let clients = folder.read(&state, BYTES_MAX).map_err(|source| failed(&state, source))?;
         // Taken for "nobody held anything", a damaged file would give a living holder's token to somebody else.
-        let damaged = |_| {
-            let text = "it is damaged; end the processes that the broker before served, then move it away";
-            failed(&state, io::Error::new(io::ErrorKind::InvalidData, text))
-        };
+        let damaged = |_| failed(&state, damage("it does not say who was served"));
         let clients = clients.map(|bytes| serde_json::from_slice::<State>(&bytes).map_err(damaged)).transpose()?;
         let known = clients.filter(|state| state.schema == SCHEMA && state.boot == boot());
-        let (clients, users) = known.map(|state| (state.clients, state.users)).unwrap_or_default();
-        let slots = folder.read(&held, BYTES_MAX).map_err(|source| failed(&held, source))?.unwrap_or_default();
+        let (mut clients, users) = known.map(|state| (state.clients, state.users)).unwrap_or_default();
+        let slots = folder.read(&held, BYTES_MAX).map_err(|source| failed(&held, source))?;
+        if slots.is_none() {
+            // Its owner has removed it, as errors advise.
+            clients.clear();
+        }
+        let slots = slots.unwrap_or_default();
         let length = slots.len();
         let slots = String::from_utf8_lossy(&slots).into_owned();
         let mut lines = slots.lines();
-        let count = lines.next().and_then(|line| line.strip_prefix(COMPLETE)?.trim().parse::<usize>().ok());
+        let first = lines.next().unwrap_or_default().trim_end();
+        let count = first.strip_prefix(COMPLETE).and_then(|count| count.trim().parse::<usize>().ok());
         let is_complete = count.is_some();
+        if !is_complete && first != INCOMPLETE && !clients.is_empty() {
+            return Err(failed(&held, damage("its first line is wrong")));
+        }
         let slots: Vec<_> = if clients.is_empty() {
             Vec::new()
         } else if let Some(count) = count {
             let all: Vec<_> = lines.take(count).map_while(parse).collect();
             if all.len() < count || length / SLOT <= count {
-                let text = format!(
-                    "it is damaged: {} of its {count} entries are whole; end the processes that the broker before served, then move it away",
-                    all.len()
-                );
-                return Err(failed(&held, io::Error::new(io::ErrorKind::InvalidData, text)));
+                return Err(failed(&held, damage(&format!("{} of its {count} entries are whole", all.len()))));
             }
             all
         } else {
@@ -188,9 +198,11 @@ impl Record {
             self.write(at + 1, &holding(self.slots[at]))?;
         }
         self.write_first()?;
-        // Slots of a broker that had more of them.
+        // No slots of a broker that had more of them, and room for those to come.
+        let used = (self.slots.len() + 1) * SLOT;
         if let Some(file) = &self.file {
-            file.set_len(((self.slots.len() + 1) * SLOT) as u64)?;
+            file.set_len(used as u64)?;
+            file.write_all_at(&vec![b' '; ROOM.saturating_sub(used)], used as u64)?;
         }
         Ok(())
     }
@@ -277,7 +289,7 @@ impl Record {
         allowed(self.faults.as_ref(), &self.folder.path(&self.state))?;
         let state = State { schema: SCHEMA, boot: boot(), clients: self.clients.clone(), users: self.users.clone() };
         let text = serde_json::to_vec(&state).map_err(io::Error::from)?;
-        self.folder.replace(&self.state, &text)?;
+        self.folder.replace_within(&self.state, &text, ROOM)?;
         self.is_written = true;
         Ok(())
     }
