@@ -68,7 +68,8 @@ pub(crate) enum Command {
         #[arg(long)]
         out: Option<PathBuf>,
         /// Operations and packets that the trace shows at most; of a longer run, parts
-        #[arg(long, value_name = "N", default_value_t = Keep::default().traced)]
+        #[arg(long, value_name = "N", default_value_t = Keep::default().traced,
+        value_parser = clap::value_parser!(u64).range(1..))]
         trace_max: u64,
     },
     /// Make an experiment of a paper again and compare
@@ -136,7 +137,7 @@ pub(crate) struct PlanArgs {
     #[arg(long)]
     pub(crate) machine: Option<String>,
     /// Use only this many GPUs of it
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub(crate) gpus: Option<usize>,
     /// Use only this strategy [default: the accepted one with the greatest margin]
     #[arg(long, value_enum)]
@@ -179,7 +180,8 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "SIZE", default_value_t = Keep::default().log, value_parser = str::parse::<Bytes>)]
     pub(crate) log_max: Bytes,
     /// Operations and packets that the trace shows at most; of a longer run, parts
-    #[arg(long, value_name = "N", default_value_t = Keep::default().traced)]
+    #[arg(long, value_name = "N", default_value_t = Keep::default().traced,
+        value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) trace_max: u64,
 }
 
@@ -203,7 +205,7 @@ pub(crate) struct ReproduceArgs {
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,
     /// Use this many GPUs, where an experiment can use several [default: all]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = count)]
     pub(crate) gpus: Option<usize>,
     /// How long each run on devices lasts [default: what suits it on GPUs]
     #[arg(long, value_name = "TIME", value_parser = str::parse::<Nanos>)]
@@ -239,16 +241,16 @@ pub(crate) struct ReproduceArgs {
 #[command(next_help_heading = "Options of gpusync-gpu")]
 pub(crate) struct ExperimentSharingArgs {
     /// How often each configuration is run
-    #[arg(long, value_name = "N", default_value_t = 5)]
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) repetitions: u32,
     /// Every scenario of the paper instead of a few
     #[arg(long)]
     pub(crate) all: bool,
     /// Cameras, each a process [default: 5 for each GPU]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = count)]
     pub(crate) cameras: Option<usize>,
     /// CPUs that tokens are given for [default: those allowed here, at most one for each camera]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) cpus: Option<u32>,
     /// Loads: share of each GPU's time that kernels take if nobody is in the way, percent [default: 76, as simulated]
     #[arg(long, value_name = "PERCENT", value_delimiter = ',')]
@@ -257,7 +259,7 @@ pub(crate) struct ExperimentSharingArgs {
     #[arg(long, value_name = "NAME")]
     pub(crate) only: Vec<String>,
     /// Divide the paper's periods by this
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) speedup: u32,
     /// Kernel segments of a frame beside the tracker's
     #[arg(long, value_name = "N", default_value_t = 9)]
@@ -284,7 +286,7 @@ pub(crate) struct MeasureArgs {
     #[arg(long, value_name = "MACHINE")]
     pub(crate) model: Option<String>,
     /// Measure only the first so many GPUs
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = count)]
     pub(crate) gpus: Option<usize>,
     /// Machine file to write; beside it, FILE.partial.jsonl keeps what is done until all is
     #[arg(long, value_name = "FILE", default_value = "machine.toml")]
@@ -305,7 +307,7 @@ pub(crate) struct MeasureArgs {
     #[arg(long, value_name = "STEP", value_delimiter = ',', value_parser = step())]
     pub(crate) only: Vec<Step>,
     /// Sizes of copies instead of powers of two up to 1 GiB, for example "64 B,4 KiB"
-    #[arg(long, value_name = "SIZE", value_delimiter = ',', value_parser = str::parse::<Bytes>)]
+    #[arg(long, value_name = "SIZE", value_delimiter = ',', value_parser = some_bytes)]
     pub(crate) sizes: Option<Vec<Bytes>>,
     /// Measure every GPU by itself, not one of each model
     #[arg(long)]
@@ -342,13 +344,13 @@ pub(crate) struct InterconnectArgs {
     #[arg(long)]
     pub(crate) machine: Option<String>,
     /// Use only the first so many GPUs
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = count)]
     pub(crate) gpus: Option<usize>,
     /// Random batches
-    #[arg(long, value_name = "N", default_value_t = 300)]
+    #[arg(long, value_name = "N", default_value_t = 300, value_parser = count)]
     pub(crate) batches: usize,
     /// Repetitions of each; their median is compared with the prediction, each of them with the bound
-    #[arg(long, value_name = "N", default_value_t = 5)]
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = count)]
     pub(crate) repeats: usize,
     /// Largest block; sizes are uniform in their logarithm from 64 KiB on
     #[arg(long, value_name = "SIZE", default_value = "256 MiB", value_parser = str::parse::<Bytes>)]
@@ -386,10 +388,10 @@ pub(crate) struct BenchArgs {
     #[arg(long)]
     pub(crate) machine: Option<String>,
     /// Use only the first so many GPUs
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = count)]
     pub(crate) gpus: Option<usize>,
     /// Sizes to compare instead of 64 B to 1 GiB
-    #[arg(long, value_name = "SIZE", value_delimiter = ',', value_parser = str::parse::<Bytes>)]
+    #[arg(long, value_name = "SIZE", value_delimiter = ',', value_parser = some_bytes)]
     pub(crate) sizes: Option<Vec<Bytes>>,
     /// Methods to compare, beside `pageable` and `dma` [default: all]
     #[arg(long, value_name = "METHOD", value_delimiter = ',', value_parser = method())]
@@ -507,6 +509,27 @@ fn method() -> impl TypedValueParser<Value = Method> {
 
 fn step() -> impl TypedValueParser<Value = Step> {
     word(&Step::WORDS)
+}
+
+/// A number of things, of which there is one at least. Negative numbers are told like zero.
+fn count(text: &str) -> Result<usize, &'static str> {
+    text.parse().ok().filter(|count| *count > 0).ok_or("give a whole number from 1 on")
+}
+
+/// A size above zero, with a unit.
+fn some_bytes(text: &str) -> Result<Bytes, String> {
+    match text.parse::<Bytes>() {
+        Ok(Bytes(0)) => Err("give a size above zero".to_owned()),
+        parsed => parsed.map_err(|error| error.to_string()),
+    }
+}
+
+/// A time above zero, with a unit.
+fn some_time(text: &str) -> Result<Nanos, String> {
+    match text.parse::<Nanos>() {
+        Ok(Nanos(0)) => Err("give a time above zero".to_owned()),
+        parsed => parsed.map_err(|error| error.to_string()),
+    }
 }
 
 /// A size with a unit, or a number of bytes.

@@ -4,6 +4,7 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use headway::Diagnosis;
+use headway::guest::GuestError;
 use serde::Serialize;
 
 use crate::args::Format;
@@ -34,7 +35,16 @@ struct Place {
 /// Tells an error with its causes, each once, and picks the exit status.
 pub(crate) fn tell(error: &anyhow::Error, format: Format) -> ExitCode {
     let known = diagnosis(error);
-    let status = if known.is_some_and(Diagnosis::is_answer) { 1 } else { 2 };
+    let status = match error.downcast_ref::<headway::Error>() {
+        // As `env` and `timeout` have it: a guest's own status is not mistaken for one of these.
+        Some(headway::Error::Guest(GuestError::Start { source, .. })) if source.kind() == io::ErrorKind::NotFound => {
+            127
+        }
+        Some(headway::Error::Guest(GuestError::Start { .. })) => 126,
+        Some(headway::Error::Guest(_)) => 125,
+        _ if known.is_some_and(Diagnosis::is_answer) => 1,
+        _ => 2,
+    };
     let causes = || match known {
         Some(known) => known.causes(),
         None => error.chain().skip(1).map(ToString::to_string).collect(),

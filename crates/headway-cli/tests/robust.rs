@@ -186,6 +186,44 @@ fn results_go_nowhere_but_to_a_free_place_or_over_earlier_results() {
 }
 
 #[test]
+fn values_that_mean_nothing_are_refused_before_anything_is_done() {
+    let place = place();
+    for (line, words) in [
+        ("reproduce gpusync-gpu --gpus 0", "from 1 on"),
+        ("reproduce gpusync-gpu --gpus -1", "from 1 on"),
+        ("reproduce gpusync-gpu --speedup 0", "0 is not in 1.."),
+        ("reproduce gpusync-gpu --repetitions 0", "0 is not in 1.."),
+        ("measure --backend emu --gpus 0", "from 1 on"),
+        ("measure --backend emu --sizes 0B", "above zero"),
+        ("bench transfers --backend emu --sizes 0B", "above zero"),
+        ("bench interconnect --backend sim --repeats 0", "from 1 on"),
+        ("broker --watchdog 0s", "above zero"),
+        ("broker --chunk 0B", "above zero"),
+        ("broker --log-size 0B", "above zero"),
+        ("run workloads/encrypt.toml --backend sim --trace-max 0", "0 is not in 1.."),
+        ("plan workloads/encrypt.toml --gpus -1", "invalid digit"),
+        ("explain --bytes 4KiB --direction h2d --active 99", "which has fewer"),
+    ] {
+        let args: Vec<&str> = line.split_whitespace().collect();
+        let before = tree(place.path());
+        let answer = headway(place.path(), &args).exits(2);
+        assert!(answer.err.contains(words) && !answer.err.contains("panicked"), "{line}: {}", answer.err);
+        assert_eq!(tree(place.path()), before, "{line}");
+    }
+}
+
+#[test]
+fn a_program_that_cannot_be_started_ends_as_under_env_and_timeout() {
+    let place = place();
+    let status = |command: &[&str]| headway(place.path(), &[&["exec"], command].concat()).status;
+    fs::write(place.path().join("text"), "no program").unwrap();
+    assert_eq!(status(&["--", "sh", "-c", "exit 3"]), Some(3));
+    assert_eq!(status(&["--", "no-such-program"]), Some(127));
+    assert_eq!(status(&["--", "./text"]), Some(126));
+    assert_eq!(status(&["--yield=1KiB", "--", "true"]), Some(125));
+}
+
+#[test]
 fn more_gpus_than_there_are_and_none_at_all_are_refused() {
     let place = place();
     fails(place.path(), &sim(&["--gpus", "99"]), 2, &["`h200-x4` has 4 GPUs, not 99", "from 1 to 4"]);

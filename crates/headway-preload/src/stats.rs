@@ -2,9 +2,10 @@
 
 use std::ffi::c_int;
 use std::fmt::{self, Write};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use headway_core::files::guest::{FIRST_VARIABLE, GuestOptions, VARIABLE};
 /// Which call made a copy.
 pub(crate) use headway_core::files::guest_log::Call as Kind;
 use headway_core::files::guest_log::Why;
@@ -86,6 +87,13 @@ struct Text {
     length: usize,
 }
 
+impl Text {
+    fn print(&self) {
+        // SAFETY: the bytes are initialised. Whether anybody reads standard error does not matter.
+        unsafe { libc::write(libc::STDERR_FILENO, self.bytes.as_ptr().cast(), self.length) };
+    }
+}
+
 impl Write for Text {
     fn write_str(&mut self, text: &str) -> fmt::Result {
         let rest = &mut self.bytes[self.length..];
@@ -141,15 +149,41 @@ pub(crate) fn made_fast(direction: Direction, bytes: usize, took: Duration) {
 extern "C" fn print() {
     let mut text = Text { bytes: [0; 4096], length: 0 };
     let _ = table(&mut text);
-    // SAFETY: the bytes are initialised. Whether anybody reads standard error does not matter.
-    unsafe { libc::write(libc::STDERR_FILENO, text.bytes.as_ptr().cast(), text.length) };
+    text.print();
 }
 
 extern "C" fn on_signal(_signal: c_int) {
     print();
 }
 
+/// Called at the end of every process that runs the library.
+#[used]
+// SAFETY: the loader calls what stands in this section, without arguments.
+#[unsafe(link_section = ".fini_array")]
+static END: extern "C" fn() = end;
+
+/// Says that nothing was counted, if this is the process that was started as a guest: its user asked for counts.
+extern "C" fn end() {
+    let is = |variable: &str, holds: &dyn Fn(&str) -> bool| std::env::var(variable).is_ok_and(|text| holds(&text));
+    if BEGUN.load(Ordering::Relaxed)
+        || !is(FIRST_VARIABLE, &|text| text.parse() == Ok(std::process::id()))
+        || !is(VARIABLE, &|text| text.parse().is_ok_and(|options: GuestOptions| options.stats))
+    {
+        return;
+    }
+    let mut text = Text { bytes: [0; 4096], length: 0 };
+    let _ = writeln!(
+        text,
+        "headway: process {} loaded no CUDA driver, so that no copies were counted; processes that it started say so themselves",
+        std::process::id()
+    );
+    text.print();
+}
+
+static BEGUN: AtomicBool = AtomicBool::new(false);
+
 pub(crate) fn begin() {
+    BEGUN.store(true, Ordering::Relaxed);
     // SAFETY: the function only reads atomics and writes to a descriptor.
     unsafe { libc::atexit(print) };
     // SAFETY: all-zero bytes are a valid `sigaction`: the default.

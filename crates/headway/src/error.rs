@@ -311,7 +311,7 @@ impl Diagnosis for Error {
                  a run with a larger `--log-max` keeps more"
             }
             Self::Backend { backend: "cuda", .. } => {
-                "`--backend sim` needs no GPU; `headway doctor` says what is missing"
+                "`headway doctor` says what is missing; `--backend sim` and `--backend emu` need no GPU, where `--help` lists them"
             }
             Self::Output(
                 OutputError::Create { source, .. }

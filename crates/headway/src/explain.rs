@@ -54,6 +54,9 @@ pub fn explain(question: &Question) -> Result<Explanation, Error> {
         return Err(Error::Options("a copy has at least one piece and one GPU: `--pieces` and `--active` begin at 1"));
     }
     let machine = crate::machine::open(&question.machine)?;
+    if question.active as usize > machine.gpus().count() {
+        return Err(Error::Options("`--active` counts GPUs of the machine, which has fewer"));
+    }
     let find = |name: &str| {
         let found = machine.endpoint(name).filter(|id| machine.gpus().any(|gpu| gpu == *id));
         found.ok_or_else(|| no_gpu(&machine, name))

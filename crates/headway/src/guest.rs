@@ -11,7 +11,7 @@ use std::path::{self, Path, PathBuf};
 use std::process::Command;
 
 pub use headway_core::files::guest::{Aside, GuestOptions};
-use headway_core::files::guest::{PIECE_MIN, VARIABLE};
+use headway_core::files::guest::{FIRST_VARIABLE, PIECE_MIN, VARIABLE};
 use headway_core::files::guest_log;
 use headway_core::units::Bytes;
 
@@ -119,7 +119,8 @@ fn prepare_log(asked: &Path) -> Result<PathBuf, GuestError> {
 }
 
 /// The command that runs `program` as a guest; other libraries of `LD_PRELOAD` stay, behind ours. With `log`, each of its
-/// processes that copies writes one.
+/// processes that copies writes one. With `stats`, a program that takes the place of this process (`exec`) also says when it ends
+/// that it loaded no CUDA driver.
 ///
 /// # Errors
 /// [`GuestError`] if the library is missing, the options cannot be meant, or the log cannot be written.
@@ -143,6 +144,7 @@ pub fn command<'a>(
     }
     let mut command = Command::new(program);
     command.args(arguments).env("LD_PRELOAD", preload).env(VARIABLE, options.to_string());
+    command.env(FIRST_VARIABLE, std::process::id().to_string());
     match log {
         Some(log) => command.env(guest_log::VARIABLE, prepare_log(log)?),
         None => command.env_remove(guest_log::VARIABLE),

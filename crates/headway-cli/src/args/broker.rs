@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use headway::units::{Bytes, Nanos};
 
+use super::{some_bytes, some_time};
+
 #[derive(Debug, Args)]
 pub(crate) struct BrokerArgs {
     /// Where to listen [default: $HEADWAY_BROKER, else headway/broker in $XDG_RUNTIME_DIR, else /tmp/headway-UID/broker]
@@ -38,13 +40,13 @@ pub(crate) struct BrokerArgs {
     #[arg(long)]
     pub(crate) urgent_first: bool,
     /// Longest copy under one lock
-    #[arg(long, value_name = "SIZE", default_value = "2 MiB", value_parser = str::parse::<Bytes>)]
+    #[arg(long, value_name = "SIZE", default_value = "2 MiB", value_parser = some_bytes)]
     pub(crate) chunk: Bytes,
     /// How long a GPU may still work for a process that has ended
     #[arg(long, value_name = "TIME", default_value = "20 ms", value_parser = str::parse::<Nanos>)]
     pub(crate) drain: Nanos,
     /// Cut off a client that holds a token or an engine for longer
-    #[arg(long, value_name = "TIME", default_value = "10 s", value_parser = str::parse::<Nanos>)]
+    #[arg(long, value_name = "TIME", default_value = "10 s", value_parser = some_time)]
     pub(crate) watchdog: Nanos,
     /// Wait so long for clients of an earlier broker
     #[arg(long, value_name = "TIME", default_value = "5 s", value_parser = str::parse::<Nanos>)]
@@ -71,7 +73,7 @@ pub(crate) struct BrokerArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) log: Option<PathBuf>,
     /// Begin another file of the log, with a snapshot, at this size
-    #[arg(long, value_name = "SIZE", default_value = "64 MiB", value_parser = str::parse::<Bytes>)]
+    #[arg(long, value_name = "SIZE", default_value = "64 MiB", value_parser = some_bytes)]
     pub(crate) log_size: Bytes,
     /// Keep so many files of the log: FILE, FILE.1 and so on
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=1000))]

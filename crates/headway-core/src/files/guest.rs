@@ -10,6 +10,9 @@ use crate::units::Bytes;
 /// The environment variable that carries the options. Without it the preloaded library passes every call on.
 pub const VARIABLE: &str = "HEADWAY_GUEST";
 
+/// The environment variable with the number of the process that was started as a guest, other than those that it starts.
+pub const FIRST_VARIABLE: &str = "HEADWAY_GUEST_FIRST";
+
 /// When small copies out of a GPU are made by a kernel in their own stream, instead of queueing at the copy engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Aside {
