@@ -60,14 +60,20 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Keeps a folder of figures as it was written, beside `setup.tsv`; large tables are packed.
+/// Keeps a folder of figures as it was written, beside `setup.tsv`; large tables are packed, plots are left out.
 fn keep_figures(args: &Args, folder: &Path, what: &str) -> anyhow::Result<()> {
     let setup = fs::read_to_string(args.results.join("setup.tsv")).context("read setup.tsv")?;
     fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
     for entry in fs::read_dir(args.results.join(what)).with_context(|| format!("read {what}/"))? {
         let from = entry?.path();
         let name = from.file_name().context("a file without a name")?.to_string_lossy().into_owned();
-        let content = fs::read(&from).with_context(|| format!("read {}", from.display()))?;
+        if name.ends_with(".svg") {
+            continue;
+        }
+        let mut content = fs::read(&from).with_context(|| format!("read {}", from.display()))?;
+        if name == "summary.md" {
+            content = without_pictures(&String::from_utf8(content).context("summary.md is not text")?).into_bytes();
+        }
         if name == "rows.csv" || (name.ends_with(".csv") && content.len() > PLAIN_MAX) {
             let file = File::create(folder.join(format!("{name}.gz"))).with_context(|| format!("create {name}.gz"))?;
             let mut packed = GzEncoder::new(file, Compression::best());
@@ -80,6 +86,17 @@ fn keep_figures(args: &Args, folder: &Path, what: &str) -> anyhow::Result<()> {
     fs::write(folder.join("SETUP.md"), setup_page(&args.name, &setup)).context("write SETUP.md")?;
     println!("kept {}", folder.display());
     Ok(())
+}
+
+/// The page without its pictures, which `headway plot` draws from the tables.
+fn without_pictures(page: &str) -> String {
+    let is_picture = |line: &&str| line.starts_with("![") && line.ends_with(".svg)");
+    if !page.lines().any(|line| is_picture(&line)) {
+        return page.to_owned();
+    }
+    let lines: Vec<&str> = page.lines().filter(|line| !is_picture(line)).collect();
+    let text = lines.join("\n");
+    format!("{}\n\n`headway plot` draws the columns of the tables here.\n", text.trim_end())
 }
 
 /// Whether a log is that of tasks sharing GPUs: its header says so.
@@ -124,6 +141,16 @@ mod tests {
         assert!(is_of_tasks(b"{\"schema\":1,\"kind\":\"sharing\"}\n{}\n"));
         assert!(!is_of_tasks(b"{\"schema\":1}\n{\"kind\":\"sharing\"}\n"));
         assert!(!is_of_tasks(b"no log"));
+    }
+
+    #[test]
+    fn pictures_are_left_out_of_pages() {
+        let page = "# Copies\n\ntext\n\n![time](time-h2d.svg)\n\n![rate](rate.svg)\n";
+        assert_eq!(
+            without_pictures(page),
+            "# Copies\n\ntext\n\n`headway plot` draws the columns of the tables here.\n"
+        );
+        assert_eq!(without_pictures("text\n"), "text\n");
     }
 
     #[test]

@@ -81,6 +81,8 @@ pub(crate) enum Command {
         #[command(subcommand)]
         what: BenchCommand,
     },
+    /// Draw rows of a results file (SVG)
+    Plot(PlotArgs),
     /// Say which way a copy would go, and why
     Explain(ExplainArgs),
     /// Make a workload file from a task set of another tool
@@ -418,6 +420,30 @@ pub(crate) struct BenchCombineArgs {
 }
 
 #[derive(Debug, Args)]
+pub(crate) struct PlotArgs {
+    /// Table with a header line (CSV, also compressed), such as `rows.csv` of a benchmark
+    pub(crate) rows: PathBuf,
+    /// Column along the horizontal axis
+    #[arg(long, value_name = "COLUMN")]
+    pub(crate) x: String,
+    /// Columns along the vertical axis
+    #[arg(long, value_name = "COLUMN", value_delimiter = ',', required = true)]
+    pub(crate) y: Vec<String>,
+    /// Columns whose values tell lines apart
+    #[arg(long, value_name = "COLUMN", value_delimiter = ',')]
+    pub(crate) by: Vec<String>,
+    /// Draw only rows with this value in this column; may be given several times
+    #[arg(long, value_name = "COLUMN=VALUE", value_delimiter = ',', value_parser = column_value)]
+    pub(crate) only: Vec<(String, String)>,
+    /// The picture
+    #[arg(long, value_name = "FILE")]
+    pub(crate) out: PathBuf,
+    /// Replace a file that exists
+    #[arg(long)]
+    pub(crate) force: bool,
+}
+
+#[derive(Debug, Args)]
 pub(crate) struct ExplainArgs {
     /// Size of the copy, for example "4 KiB"; a number alone is bytes
     #[arg(long, value_parser = bytes)]
@@ -509,6 +535,12 @@ fn method() -> impl TypedValueParser<Value = Method> {
 
 fn step() -> impl TypedValueParser<Value = Step> {
     word(&Step::WORDS)
+}
+
+/// A column and the value that it must have.
+fn column_value(text: &str) -> Result<(String, String), &'static str> {
+    let (column, value) = text.split_once('=').ok_or("give COLUMN=VALUE")?;
+    Ok((column.to_owned(), value.to_owned()))
 }
 
 /// A number of things, of which there is one at least. Negative numbers are told like zero.

@@ -1,13 +1,14 @@
-//! Task sets of other tools: `import` and `export`.
+//! Files for other tools: task sets by `import` and `export`, pictures by `plot`.
 
 use std::path::Path;
 
 use anyhow::Result;
 use headway_lab::formats::{self, Export, Import};
+use headway_lab::plot::{RowsPlot, of_rows};
 use serde::Serialize;
 
 use crate::Answer;
-use crate::args::{ExportArgs, ImportArgs};
+use crate::args::{ExportArgs, ImportArgs, PlotArgs};
 use crate::commands::Out;
 
 pub(crate) fn import(out: &Out, args: &ImportArgs) -> Result<Answer> {
@@ -28,6 +29,16 @@ pub(crate) fn export(out: &Out, args: &ExportArgs) -> Result<Answer> {
     let options = Export { unit: args.unit, server: args.server.clone() };
     let exported = formats::export_file(&args.file, args.to, &options)?;
     finish(out, args.out.as_deref(), args.force, &exported, &exported.text, &exported.notes)
+}
+
+pub(crate) fn plot(out: &Out, args: &PlotArgs) -> Result<Answer> {
+    let PlotArgs { rows, x, y, by, only, .. } = args;
+    let wanted = RowsPlot { rows: rows.clone(), x: x.clone(), y: y.clone(), by: by.clone(), only: only.clone() };
+    let figure = of_rows(&wanted)?;
+    formats::save(&args.out, &figure.svg().map_err(headway_lab::Error::from)?, args.force)?;
+    let json = serde_json::json!({ "schema": 1, "file": args.out, "lines": figure.lines.len() });
+    out.print(&json, || format!("wrote {}\n", args.out.display()))?;
+    Ok(Answer::Yes)
 }
 
 /// Writes the text where it belongs and says what there is to know on stderr.

@@ -62,6 +62,7 @@ fn main() -> ExitCode {
         Command::Bench { what: BenchCommand::Interconnect(args) } => interconnect::bench(&out, args),
         Command::Bench { what: BenchCommand::Broker(args) } => broker::bench(&out, args),
         Command::Bench { what: BenchCommand::Combine(args) } => commands::bench_combine(&out, args),
+        Command::Plot(args) => formats::plot(&out, args),
         Command::Explain(args) => transfers::explain(&out, args),
         Command::Import(args) => formats::import(&out, args),
         Command::Export(args) => formats::export(&out, args),

@@ -349,6 +349,8 @@ fn others(found: &mut Found, place: &Path) {
     let columns = rows.lines().find(|line| !line.starts_with('#')).unwrap();
     let row: BTreeMap<_, _> = columns.split(',').map(|column| (column, Value::from("text"))).collect();
     found.check(&serde_json::json!(row), "rowscsv", "rows.csv");
+    let plot = ["plot", "transfers/rows.csv", "--x", "bytes", "--y", "median_ns", "--by", "way", "--out", "plot.svg"];
+    found.command(place, "headway-plot", &plot);
     let bench = ["bench", "interconnect", "--backend", "sim", "--batches", "3", "--out", "interconnect"];
     found.command(place, "headway-bench-interconnect", &bench);
     found.command(place, "headway-bench-combine", &["bench", "combine", "--quick", "--out", "combine"]);

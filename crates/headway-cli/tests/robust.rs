@@ -186,6 +186,24 @@ fn results_go_nowhere_but_to_a_free_place_or_over_earlier_results() {
 }
 
 #[test]
+fn a_file_to_be_replaced_stays_when_the_new_one_cannot_be_written() {
+    let place = place();
+    let export = ["export", "workloads/np-edf-miss.toml", "--to", "jobs", "--out", "jobs.csv", "--force", "--quiet"];
+    headway(place.path(), &export).exits(0);
+    let written = fs::read(place.path().join("jobs.csv")).unwrap();
+    fs::write(place.path().join("jobs.csv"), "precious").unwrap();
+    let before = tree(place.path());
+    is_one_error(&on_a_small_disk(place.path(), 0, &export), 2, &["cannot write", "File too large"]);
+    assert_eq!(tree(place.path()), before);
+    assert_eq!(fs::read(place.path().join("jobs.csv")).unwrap(), b"precious");
+    std::os::unix::fs::symlink("jobs.csv", place.path().join("link")).unwrap();
+    let through = ["export", "workloads/np-edf-miss.toml", "--to", "jobs", "--out", "link", "--force"];
+    headway(place.path(), &through).exits(0);
+    assert!(place.path().join("link").is_symlink());
+    assert_eq!(fs::read(place.path().join("jobs.csv")).unwrap(), written);
+}
+
+#[test]
 fn values_that_mean_nothing_are_refused_before_anything_is_done() {
     let place = place();
     for (line, words) in [

@@ -58,6 +58,14 @@ pub enum Error {
         /// What it said.
         reason: String,
     },
+    /// A table of results has not what is to be drawn.
+    #[error("cannot draw `{path}`: {what}")]
+    Rows {
+        /// The table.
+        path: PathBuf,
+        /// What is wrong.
+        what: String,
+    },
     /// A plot cannot be drawn.
     #[error(transparent)]
     Plot(#[from] PlotError),
@@ -114,7 +122,7 @@ impl Diagnosis for Error {
             Self::Export { .. } => "export",
             Self::Exists { .. } => "exists",
             Self::Camera { .. } => "camera",
-            Self::Plot(_) => "plot",
+            Self::Rows { .. } | Self::Plot(_) => "plot",
             Self::Load { .. } => "load",
             Self::NoExperiment { .. } => "no-experiment",
         }

@@ -330,7 +330,7 @@ pub fn export_file(path: &Path, format: Format, options: &Export) -> Result<Expo
         .map_err(|source| Error::Export { path: path.to_owned(), source: Box::new(source) })
 }
 
-/// Writes a result into a new file; one that is there stays unless `force`.
+/// Writes a result into a new file; one that is there stays unless `force`, and then until the new one is written.
 ///
 /// # Errors
 /// [`Error::Exists`], [`headway::Error::Write`].
@@ -338,7 +338,20 @@ pub fn save(path: &Path, text: &str, force: bool) -> Result<(), Error> {
     if path.exists() && !force {
         return Err(Error::Exists { path: path.to_owned() });
     }
-    Ok(fs::write(path, text).map_err(|source| headway::Error::Write { path: path.to_owned(), source })?)
+    let failed = |source| headway::Error::Write { path: path.to_owned(), source };
+    if !path.metadata().is_ok_and(|about| about.is_file()) {
+        // New, or a device such as `/dev/stdout`.
+        return Ok(fs::write(path, text).map_err(failed)?);
+    }
+    // Through a link to the file itself, whose name stays.
+    let path = path.canonicalize().map_err(failed)?;
+    let mut partial = path.clone().into_os_string();
+    partial.push(format!(".partial-{}", std::process::id()));
+    let written = fs::write(&partial, text).and_then(|()| fs::rename(&partial, &path));
+    if written.is_err() {
+        let _ = fs::remove_file(&partial);
+    }
+    Ok(written.map_err(failed)?)
 }
 
 fn read(path: &Path) -> Result<String, headway::Error> {
