@@ -36,7 +36,7 @@ fn words(line: &str) -> Vec<String> {
 }
 
 /// Pages whose commands are run, each in a place of its own.
-const PAGES: [&str; 3] = ["README.md", "docs/commands.md", "docs/reproduce.md"];
+const PAGES: [&str; 4] = ["README.md", "docs/first-workload.md", "docs/commands.md", "docs/reproduce.md"];
 
 fn page(name: &str) -> Option<String> {
     let text = fs::read_to_string(root().join(name));
@@ -44,6 +44,11 @@ fn page(name: &str) -> Option<String> {
         eprintln!("skipped: the sources have no {name}");
     }
     text.ok()
+}
+
+/// The first file that `text` shows in TOML, for the reader to save.
+fn file_shown(text: &str) -> Option<&str> {
+    Some(text.split_once("```toml\n")?.1.split_once("```")?.0)
 }
 
 /// Runs a command of a page; runs last as short as can be, and few sizes are measured.
@@ -80,6 +85,9 @@ fn every_command_of_the_pages_works_in_the_order_shown() {
         let Some(text) = page(name) else { return };
         let (place, commands) = (place(), commands(&text));
         assert!(!commands.is_empty(), "{name} has no commands");
+        if name == "docs/first-workload.md" {
+            fs::write(place.path().join("cameras.toml"), file_shown(&text).unwrap()).unwrap();
+        }
         for args in commands {
             if let Some(at) = args.iter().position(|arg| arg == "--input") {
                 fs::write(place.path().join(&args[at + 1]), random(100_000, 5)).unwrap();
@@ -90,6 +98,22 @@ fn every_command_of_the_pages_works_in_the_order_shown() {
             assert!(answer.status == Some(0) || refused, "{name}: {args:?}: {answer:#?}");
         }
     }
+}
+
+#[test]
+fn the_first_workload_is_answered_as_its_page_says() {
+    let Some(text) = page("docs/first-workload.md") else { return };
+    let (place, shown) = (place(), file_shown(&text).unwrap());
+    let lines = shown.lines().filter(|line| !line.is_empty());
+    assert!(lines.count() <= 15);
+    let plan = |bytes: &str| {
+        fs::write(place.path().join("cameras.toml"), shown.replace("48 MB", bytes)).unwrap();
+        run(place.path(), &words("plan cameras.toml --machine h200-x1"))
+    };
+    assert!(plan("48 MB").exits(0).out.contains("\nverdict   schedulable\n"));
+    let refused = plan("600 MB").exits(1).out;
+    assert!(refused.contains("NOT schedulable") && refused.contains("118.1"), "{refused}");
+    assert!(text.contains("118 %"));
 }
 
 #[test]
