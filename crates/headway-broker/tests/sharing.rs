@@ -488,6 +488,9 @@ fn a_claim_names_the_gpu_of_its_token_and_a_slot_of_its_own() {
     assert!(with("generation", 0).contains("generation 0"));
     assert!(with("slot", 0).contains("slot 0 is another task's"));
     assert!(greet(&[claims[0].clone(), claims[0].clone()]).0.contains("already registered"));
+    let mut busy = claims.clone();
+    busy[1]["held"]["locks"] = serde_json::json!([true, false, true]);
+    assert!(greet(&busy).0.contains("one engine in use at most"));
     // Nothing of what was refused has left a trace.
     let (answer, _kept) = greet(&claims);
     assert!(answer.contains("welcome"), "{answer}");

@@ -21,8 +21,9 @@ pub(super) struct Recovery {
     missing: Vec<(Known, Process)>,
     /// Whose each task was: of those that are waited for, whether they have come back or not.
     owners: BTreeMap<TaskId, Known>,
-    /// Who held each token; `None` = not all of it could be written.
-    held: Option<BTreeMap<(ClusterId, TokenId), JobId>>,
+    /// Who held each token, as far as it could be written, and whether that is all.
+    held: BTreeMap<(ClusterId, TokenId), JobId>,
+    is_complete: bool,
 }
 
 impl Recovery {
@@ -38,7 +39,13 @@ impl Recovery {
             owners.extend(known.tasks.iter().map(|task| (*task, known.clone())));
             missing.push((known, process));
         }
-        (!missing.is_empty()).then_some(Self { until, missing, owners, held: roster.held })
+        (!missing.is_empty()).then_some(Self {
+            until,
+            missing,
+            owners,
+            held: roster.held,
+            is_complete: roster.is_complete,
+        })
     }
 
     /// Whether a process may come back with a task, and with the token that it says the task holds. A task that is not known
@@ -62,10 +69,12 @@ impl Recovery {
         if owner.is_none() {
             return Err(format!("task {} was nobody's when the broker before ended, and held nothing", task.0));
         }
-        // What could not be written is not known: then whoever was served is believed.
-        let Some(tokens) = &self.held else { return Ok(()) };
-        let holder = tokens.get(&(cluster, *token));
+        let holder = self.held.get(&(cluster, *token));
         if holder == Some(&JobId { task, job: *job }) {
+            return Ok(());
+        }
+        // Of what could not be written, whoever was served is believed.
+        if !self.is_complete && holder.is_none() && !self.held.values().any(|held| held.task == task) {
             return Ok(());
         }
         let who =
@@ -112,9 +121,9 @@ mod tests {
     /// This process had task 5, whose job 9 held token 1, when the broker before ended.
     fn recovery(is_complete: bool) -> Recovery {
         let pid = std::process::id();
-        let known = Known { pid, started: started(pid).unwrap(), uid: 7, tasks: vec![TaskId(5)] };
+        let known = Known { pid, started: started(pid).unwrap(), uid: 7, tasks: vec![TaskId(5), TaskId(6)] };
         let held = [((ClusterId(0), TokenId(1)), JobId { task: TaskId(5), job: 9 })].into();
-        let roster = Roster { clients: vec![known], users: Vec::new(), held: is_complete.then_some(held) };
+        let roster = Roster { clients: vec![known], users: Vec::new(), held, is_complete };
         Recovery::begin(roster, Nanos(0)).unwrap()
     }
 
@@ -135,7 +144,8 @@ mod tests {
         assert!(!may(pid + 1, now, 7, 5, &claim(1, 9)), "another process");
         assert!(!may(pid, now + 1, 7, 5, &claim(1, 9)), "a process that has the number now");
         assert!(!may(pid, now, 8, 5, &claim(1, 9)), "another user");
-        assert!(!may(pid, now, 7, 6, &claim(1, 9)), "a task that was not there");
+        assert!(!may(pid, now, 7, 6, &claim(1, 9)), "another task");
+        assert!(!may(pid, now, 7, 8, &claim(1, 9)), "a task that was not there");
         assert!(!may(pid, now, 7, 5, &claim(2, 9)), "a token that nobody held");
         assert!(!may(pid, now, 7, 5, &claim(1, 8)), "another job");
         let other = all.may_have(pid, now, 7, TaskId(5), ClusterId(1), Some(&claim(1, 9)));
@@ -151,9 +161,14 @@ mod tests {
         let pid = std::process::id();
         let (now, cluster) = (started(pid).unwrap(), ClusterId(0));
         let part = recovery(false);
-        assert!(part.may_have(pid, now, 7, TaskId(5), cluster, Some(&claim(2, 8))).is_ok());
+        assert!(part.may_have(pid, now, 7, TaskId(6), cluster, Some(&claim(2, 8))).is_ok());
+        assert!(part.may_have(pid, now, 7, TaskId(5), cluster, Some(&claim(1, 9))).is_ok());
+        let others = part.may_have(pid, now, 7, TaskId(6), cluster, Some(&claim(1, 8)));
+        assert!(others.is_err(), "a token that the record gives to somebody else");
+        let second = part.may_have(pid, now, 7, TaskId(5), cluster, Some(&claim(2, 9)));
+        assert!(second.is_err(), "another token than the record gives to this task");
         assert!(part.may_have(pid + 1, now, 7, TaskId(5), cluster, Some(&claim(1, 9))).is_err());
-        let stranger = part.may_have(pid + 1, now, 7, TaskId(6), cluster, Some(&claim(1, 9)));
+        let stranger = part.may_have(pid + 1, now, 7, TaskId(8), cluster, Some(&claim(3, 9)));
         assert!(stranger.is_err(), "a task that nobody knows of holds nothing");
     }
 
@@ -161,6 +176,6 @@ mod tests {
     fn a_process_that_has_the_number_of_one_that_ended_is_not_waited_for() {
         let pid = std::process::id();
         let known = Known { pid, started: started(pid).unwrap() + 1, uid: 0, tasks: Vec::new() };
-        assert!(Recovery::begin(Roster { clients: vec![known], users: Vec::new(), held: None }, Nanos(0)).is_none());
+        assert!(Recovery::begin(Roster { clients: vec![known], ..Roster::default() }, Nanos(0)).is_none());
     }
 }

@@ -222,7 +222,12 @@ impl BrokerState {
         if self.tasks.contains_key(id) || others.iter().any(|other| other.id == *id) {
             return Err(Refused::TaskExists { task: *id }.to_string());
         }
-        let Some(HeldToken { gpu, token, slot, generation, .. }) = held else { return Ok(()) };
+        let Some(HeldToken { gpu, token, slot, generation, locks, .. }) = held else { return Ok(()) };
+        if locks.iter().filter(|used| **used).count() > 1 {
+            return Err(
+                "a task comes back with one engine in use at most; finish the others and greet again".to_owned()
+            );
+        }
         let is_token_slot = slot.is_multiple_of(2) && (*slot as usize) < SLOTS;
         if !is_token_slot || *generation == 0 || *generation > GENERATIONS {
             return Err(format!("slot {slot} with generation {generation} is no slot of a token"));

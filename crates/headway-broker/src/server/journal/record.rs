@@ -58,8 +58,10 @@ struct State {
 pub(in crate::server) struct Roster {
     pub(in crate::server) clients: Vec<Known>,
     pub(in crate::server) users: Vec<Use>,
-    /// Who held each token; `None` = not all of it could be written.
-    pub(in crate::server) held: Option<BTreeMap<(ClusterId, TokenId), JobId>>,
+    /// Who held each token, as far as it could be written.
+    pub(in crate::server) held: BTreeMap<(ClusterId, TokenId), JobId>,
+    /// Whether that is all.
+    pub(in crate::server) is_complete: bool,
 }
 
 impl Roster {
@@ -159,7 +161,7 @@ impl Record {
             lines.filter_map(parse).collect()
         };
         let taken = slots.iter().filter_map(|(token, job)| Some((*token, (*job)?))).collect();
-        let roster = Roster { clients: clients.clone(), users: users.clone(), held: is_complete.then_some(taken) };
+        let roster = Roster { clients: clients.clone(), users: users.clone(), held: taken, is_complete };
         let is_whole = is_complete || clients.is_empty();
         let mut this = Self {
             folder,
