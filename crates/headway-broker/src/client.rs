@@ -278,7 +278,7 @@ impl Client {
             let link = self.shared.live(None)?;
             match Self::ask_at(&link, &mut answers, question, self.shared.patience()) {
                 Err(ClientError::Lost) if link.is_lost() => {}
-                Ok(FromBroker::Refused { reason }) => return Err(ClientError::Refused { reason }),
+                Ok(FromBroker::Refused { reason }) => return Err(refused(&reason)),
                 answered => return answered,
             }
         }
@@ -363,7 +363,7 @@ pub fn status(socket: &Path) -> Result<Status, ClientError> {
     let _ = connection.send(&question, &[]);
     match receive(&connection)?.0 {
         FromBroker::Status(status) => Ok(*status),
-        FromBroker::Refused { reason } => Err(ClientError::Refused { reason }),
+        FromBroker::Refused { reason } => Err(refused(&reason)),
         _ => Err(ClientError::Protocol { what: "an answer to another question" }),
     }
 }
@@ -397,4 +397,9 @@ fn await_answer(socket: &Socket) -> Result<(), ClientError> {
         }
     }
     Ok(())
+}
+
+/// What a broker refuses, in its words.
+fn refused(reason: &str) -> ClientError {
+    ClientError::Refused { reason: crate::text::readable(reason) }
 }

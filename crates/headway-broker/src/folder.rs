@@ -8,7 +8,7 @@ use std::ffi::{OsStr, OsString};
 use std::fs::{DirBuilder, File};
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::os::unix::fs::{DirBuilderExt, FileExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use headway_os::ipc::user;
@@ -68,6 +68,7 @@ impl Folder {
             );
             return Err(denied(text));
         }
+        check_above(path)?;
         Ok(this)
     }
 
@@ -196,6 +197,10 @@ impl Folder {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             file => file?,
         };
+        let mode = fstat(&file)?.st_mode & 0o7777;
+        if mode & FOREIGN_WRITE != 0 {
+            return Err(denied(format!("others may have written to it (mode {mode:o}); move it away")));
+        }
         let mut bytes = Vec::new();
         file.take(most.saturating_add(1)).read_to_end(&mut bytes)?;
         if bytes.len() as u64 > most {
@@ -294,6 +299,22 @@ impl Folder {
     }
 }
 
+/// Refuses a folder that others can put another one in place of, since they may rename and remove what is in one above it.
+fn check_above(path: &Path) -> io::Result<()> {
+    for above in std::fs::canonicalize(path)?.ancestors().skip(1) {
+        let mode = std::fs::metadata(above).map_or(0, |above| above.mode());
+        if mode & FOREIGN_WRITE & 0o007 != 0 && mode & STICKY == 0 {
+            return Err(denied(format!(
+                "every user may rename and remove what is in `{}` above it (mode {:o}); `chmod o-w` or `chmod +t` that, or \
+                 choose another folder",
+                above.display(),
+                mode & 0o7777
+            )));
+        }
+    }
+    Ok(())
+}
+
 /// A name with something behind it.
 pub(crate) fn with_ending(name: &OsStr, ending: &str) -> OsString {
     let mut name = name.to_owned();
@@ -326,6 +347,15 @@ mod tests {
             assert!(error.to_string().contains("others may write"), "{mode:o}: {error}");
         }
         fs::set_permissions(place.path(), fs::Permissions::from_mode(0o700)).unwrap();
+        let inner = place.path().join("inner");
+        fs::create_dir(&inner).unwrap();
+        for (mode, fits) in [(0o777, false), (0o1777, true), (0o775, true), (0o700, true)] {
+            fs::set_permissions(place.path(), fs::Permissions::from_mode(mode)).unwrap();
+            fs::set_permissions(&inner, fs::Permissions::from_mode(0o700)).unwrap();
+            let opened = Folder::open(&inner);
+            assert_eq!(opened.is_ok(), fits, "{mode:o}");
+            assert!(opened.err().is_none_or(|error| error.to_string().contains("above it")));
+        }
         if user() != 0 {
             println!("skipped: only root gives a folder to another user");
             return;
@@ -398,6 +428,18 @@ mod tests {
         fs::write(place.path().join("long"), [b'x'; 101]).unwrap();
         assert!(folder.read(name("long"), 100).is_err());
         assert!(folder.read(name("none"), 100).unwrap().is_none());
+    }
+
+    #[test]
+    fn a_file_that_others_may_write_to_is_not_believed() {
+        let place = tempfile::tempdir().unwrap();
+        let folder = Folder::open(place.path()).unwrap();
+        folder.replace(name("a"), b"ours").unwrap();
+        assert!(folder.read(name("a"), 100).is_ok());
+        for mode in [0o666, 0o660, 0o602] {
+            fs::set_permissions(place.path().join("a"), fs::Permissions::from_mode(mode)).unwrap();
+            assert!(folder.read(name("a"), 100).unwrap_err().to_string().contains("others may have written"));
+        }
     }
 
     #[test]

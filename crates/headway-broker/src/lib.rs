@@ -37,8 +37,8 @@
 //! beside the socket. A user one of whose clients was cut off since it hung is passed over for as long as the watchdog, and
 //! twice as long each time it happens again, up to eight times.
 //!
-//! With the watchdog `W`, the drain `D` and `T = 2 W + D`, a user who has used less than all others is granted a token within `T`,
-//! and each of `U` users within `T (U + log2(6 U) / 8)`; `T` more in modes where requests stand in line for one token, and not
+//! With the watchdog `W`, the drain `D`, `K` tokens a GPU and `T = (K + 1) W + D`, a user who has used less than all others is
+//! granted a token within `T`, and each of `U` users within `T (U + log2(6 U) / 8)`; `T` more in modes where requests stand in line for one token, and not
 //! counting the time for which it is passed over. These are the only bounds that hold between users: bounds of the analysis are
 //! for one user, while nobody else has asked for ten seconds. Then every request goes to the arbiter at once.
 //!

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::status::Status;
 
 /// Version of everything that client and broker share: messages and pages.
-pub(crate) const VERSION: u32 = 4;
+pub(crate) const VERSION: u32 = 5;
 /// Longest message.
 pub(crate) const BYTES_MAX: usize = 128 << 10;
 

@@ -8,6 +8,7 @@ mod leases;
 mod limits;
 mod pace;
 mod pages;
+mod places;
 mod predecessor;
 mod priority;
 mod resume;
@@ -67,6 +68,8 @@ pub struct BrokerLimits {
     pub deadline_min: Nanos,
     /// Most of a cluster's tokens that one client gets by its urgency while others wait, in parts per million.
     pub urgent_ppm: u64,
+    /// Descriptors for connections, five a client; `None` = nearly all that the system lets the broker have.
+    pub descriptors: Option<usize>,
     /// CPU, copy and kernel time of one user's tasks, as they declare it, per unit of time, in parts per million; one GPU
     /// fully used is 1,000,000. `None` = of a private broker what the most GPUs have, of one for a group what its GPUs have.
     pub utilisation_ppm_per_user: Option<u64>,
@@ -82,6 +85,7 @@ impl Default for BrokerLimits {
             log_bytes_per_user: 16 << 20,
             deadline_min: Nanos(100_000),
             urgent_ppm: 900_000,
+            descriptors: None,
             utilisation_ppm_per_user: None,
         }
     }
@@ -224,12 +228,13 @@ impl Server {
             return Err(ServerError::TooManyGpus { gpus, max: GPUS_MAX });
         }
         let mut files = SocketFiles::take(&options)?;
-        allow_descriptors();
+        let descriptors = allow_descriptors();
         let epoch = files.next_epoch(options.must_remember)?;
         // Whoever comes before the log is read finds nobody, and tries again.
         let state = BrokerState::new(&options, epoch, clock::now())?;
         let poller = Poller::new()?;
-        let door = Door::new(files.listen(options.access)?, &poller)?;
+        let descriptors = options.limits.descriptors.unwrap_or_else(|| descriptors.saturating_sub(door::OWN));
+        let door = Door::new(files.listen(options.access)?, &poller, descriptors)?;
         let notice = Words::create("headway notice", NOTICE_LONGS, NOTICE_WORDS)?;
         notice.forbid_other_writers()?;
         let watch = Watch::begin(options.probe.clone(), state.gpus.clone())?;
@@ -247,8 +252,14 @@ impl Server {
         }
         let mut pace = Pace::new(self.options.spin, self.options.spin_share_ppm, clock::now());
         let mut turns = 0u32;
+        let mut expected = clock::now();
         while !stop.load(Ordering::Relaxed) {
-            if self.turn() {
+            let now = clock::now();
+            // A broker that was stopped, or got no CPU, has not heard its clients.
+            self.state.excuse(now, now.saturating_sub(expected));
+            let busy = self.turn(now);
+            expected = clock::now();
+            if busy {
                 pace.found(clock::now());
                 turns = turns.wrapping_add(1);
                 // However busy the pages are, control messages and deaths are seen.
@@ -262,15 +273,16 @@ impl Server {
                 std::hint::spin_loop();
                 continue;
             }
-            self.sleep()?;
+            expected = expected.saturating_add(self.sleep()?);
             pace.slept(now, clock::now());
         }
+        self.state.roster_changed = true;
+        self.state.write_down(clock::now());
         Ok(())
     }
 
     /// Looks at every page once; whether there was anything to do.
-    fn turn(&mut self) -> bool {
-        let now = clock::now();
+    fn turn(&mut self, now: Nanos) -> bool {
         self.notice.long(BEAT).store(now.0.max(1), Ordering::Relaxed);
         // Before anything is granted: whoever holds something is waited for by the next broker.
         self.state.write_down(now);
@@ -281,8 +293,8 @@ impl Server {
         busy
     }
 
-    /// Sleeps until somebody rings, connects, writes or ends, or until it is time for something.
-    fn sleep(&mut self) -> Result<(), ServerError> {
+    /// Sleeps until somebody rings, connects, writes or ends, or until it is time for something: how long that may take.
+    fn sleep(&mut self) -> Result<Nanos, ServerError> {
         let asleep = self.notice.word(ASLEEP);
         let may = handshake::may_sleep(|| asleep.store(1, Ordering::Relaxed), || self.state.is_idle());
         let bound = if may {
@@ -292,7 +304,8 @@ impl Server {
         } else {
             Duration::ZERO
         };
-        self.poll(bound)
+        self.poll(bound)?;
+        Ok(Nanos(u64::try_from(bound.as_nanos()).unwrap_or(u64::MAX)))
     }
 
     fn poll(&mut self, bound: Duration) -> Result<(), ServerError> {
@@ -381,10 +394,90 @@ impl Server {
     }
 }
 
-/// Has this process use as many descriptors as it may: five a client.
-fn allow_descriptors() {
+/// Has this process use as many descriptors as it may, five a client; how many that are.
+fn allow_descriptors() -> usize {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
     // Where that is refused, fewer clients fit.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
+    let allowed = getrlimit(Resource::Nofile).current;
+    allowed.and_then(|count| usize::try_from(count).ok()).unwrap_or(usize::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use headway_core::decisions::engine_lock::{EngineParameters, Order, PeerLocks};
+    use headway_core::decisions::predictor::PredictorParameters;
+    use headway_core::decisions::sharing::{ClusterId, ClusterParameters, Limits};
+    use headway_core::decisions::token::{Mode, TokenParameters};
+    use headway_core::units::Bytes;
+
+    use super::*;
+    use crate::client::{Client, OnLoss};
+    use crate::message::TaskShape;
+
+    const WATCHDOG: Nanos = Nanos(600_000_000_000);
+
+    fn options(socket: PathBuf) -> ServerOptions {
+        let tokens =
+            TokenParameters { cpus: 1, per_gpu: 1, mode: Mode::WorkConserving, affinity: true, discount_holder: false };
+        let engines = EngineParameters {
+            copy_engines: 2,
+            peer: PeerLocks::Group,
+            order: Order::Arrival,
+            chunk_bytes: None,
+            keep_bytes: Bytes(0),
+            unlocked_below: Bytes(0),
+            watchdog: WATCHDOG,
+        };
+        let arbiter = ArbiterParameters {
+            clusters: vec![ClusterParameters::equal(1, tokens)],
+            engines: Some(engines),
+            predictor: PredictorParameters::default(),
+            limits: Limits::default(),
+        };
+        ServerOptions { watchdog: WATCHDOG, boost: false, urgent: false, ..ServerOptions::new(socket, arbiter) }
+    }
+
+    /// Who holds a token, at the times of a clock that is ours, of a broker that goes round when we say so.
+    fn cut_off(late: Nanos, then: Nanos) -> u64 {
+        let folder = tempfile::tempdir().unwrap();
+        let mut server = Server::bind(options(folder.path().join("s"))).unwrap();
+        let socket = server.options.socket.clone();
+        let holder = std::thread::spawn(move || {
+            let client = Client::connect(&socket, "one", OnLoss::Fail).unwrap();
+            let shape = TaskShape {
+                name: "a".to_owned(),
+                cluster: ClusterId(0),
+                period: Nanos(1_000),
+                deadline: Nanos(1_000_000),
+                state: Bytes(0),
+                segments: Vec::new(),
+                thread: None,
+            };
+            let mut task = client.register(shape).unwrap();
+            std::mem::forget(task.acquire(clock::now(), 0, None).unwrap());
+            std::mem::forget(task);
+            client
+        });
+        while server.state.counts.tokens == 0 {
+            server.turn(clock::now());
+            server.poll(Duration::from_millis(1)).unwrap();
+        }
+        let client = holder.join().unwrap();
+        let now = clock::now().saturating_add(late);
+        server.state.excuse(now, late);
+        server.turn(now.saturating_add(then));
+        drop(client);
+        server.state.counts.cut
+    }
+
+    #[test]
+    fn nobody_is_cut_off_because_the_broker_was_stopped_until_a_watchdog_after_it_went_on() {
+        let short = Nanos(WATCHDOG.0 / 16);
+        assert_eq!(cut_off(Nanos(3 * WATCHDOG.0), Nanos(0)), 0);
+        assert_eq!(cut_off(Nanos(3 * WATCHDOG.0), Nanos(WATCHDOG.0 - 1)), 0);
+        assert_eq!(cut_off(Nanos(3 * WATCHDOG.0), WATCHDOG), 1);
+        assert_eq!(cut_off(short, Nanos(WATCHDOG.0 - short.0)), 1, "what is usual excuses nobody");
+    }
 }

@@ -29,6 +29,8 @@ pub struct Status {
     pub clients: Vec<ClientStatus>,
     /// Tasks without an open request are counted only.
     pub jobs: Vec<JobStatus>,
+    /// Clients and jobs that are left out, those that hold nothing first, since a message has no room for more.
+    pub omitted: u64,
     /// Tasks for which there is no room on the GPUs that are left, by what they declare.
     pub without_room: Vec<TaskId>,
     /// Whether what happens is written down.

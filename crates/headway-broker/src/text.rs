@@ -2,21 +2,36 @@
 
 /// Longest name that a client may give itself, a task or a kernel, in bytes.
 pub(crate) const NAME_BYTES_MAX: usize = 256;
-/// Letters that are kept of a name.
+/// Letters that are kept of a name, and bytes of them as they are shown: an escaped letter has up to ten.
 const LETTERS_MAX: usize = 64;
+const SHOWN_MAX: usize = 128;
 
 /// A name as terminals, logs and sentences may show it: what is not to be seen, or changes how what follows is read, is
 /// escaped, and back-ticks, in which we quote names, are apostrophes.
 pub(crate) fn shown(name: &str) -> String {
     let mut text = String::with_capacity(name.len().min(LETTERS_MAX));
     for letter in name.chars().take(LETTERS_MAX) {
+        let before = text.len();
         match letter {
             '`' => text.push('\''),
             '"' | '\'' | '\\' => text.push(letter),
             _ => text.extend(letter.escape_debug()),
         }
+        if text.len() > SHOWN_MAX {
+            text.truncate(before);
+            break;
+        }
     }
     text
+}
+
+/// A sentence of the other side as terminals may show it.
+pub(crate) fn readable(text: &str) -> String {
+    let escape = |letter: char| match letter {
+        '"' | '\'' | '\\' => vec![letter],
+        _ => letter.escape_debug().collect(),
+    };
+    text.chars().flat_map(escape).collect()
 }
 
 /// Refuses names that are no names.
@@ -45,6 +60,9 @@ mod tests {
             assert_eq!(shown(raw), text);
         }
         assert_eq!(shown(&"x".repeat(1_000)).len(), LETTERS_MAX);
+        let escaped = shown(&"\u{e0001}".repeat(64));
+        assert!(escaped.len() <= SHOWN_MAX && escaped.ends_with("\\u{e0001}"), "{escaped}");
+        assert_eq!(readable("`a` is \"b\"\u{1b}[2J\u{202e}"), "`a` is \"b\"\\u{1b}[2J\\u{202e}");
         assert!(check("a task", &"x".repeat(NAME_BYTES_MAX)).is_ok());
         assert!(check("a task", &"x".repeat(100_000)).unwrap_err().contains("100000 bytes"));
     }

@@ -206,6 +206,7 @@ fn a_damaged_record_or_count_of_starts_is_refused_and_stays() {
         (".epoch", "2147483648\n"),
         (".epoch", "18446744073709551615\n"),
         (".epoch", "-1\n"),
+        (".epoch", ""),
     ] {
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("s");
@@ -446,6 +447,18 @@ fn a_record_that_was_cut_short_is_refused() {
         assert!(matches!(&error, ServerError::Place { path, .. } if *path == record), "{text}: {error}");
     }
     fs::write(&record, &whole).unwrap();
+    // One of the two alone says that there was a broker, but not whom it served.
+    for missing in ["s.held", "s.state"] {
+        let (file, aside) = (folder.path().join(missing), folder.path().join("aside"));
+        fs::rename(&file, &aside).unwrap();
+        let error = bind(&socket).unwrap_err();
+        assert!(matches!(&error, ServerError::Place { path, .. } if *path == file), "{missing}: {error}");
+        assert!(!file.exists());
+        fs::rename(&aside, &file).unwrap();
+    }
+    fs::set_permissions(&record, fs::Permissions::from_mode(0o666)).unwrap();
+    assert!(matches!(bind(&socket).unwrap_err(), ServerError::Place { path, .. } if path == record));
+    fs::set_permissions(&record, fs::Permissions::from_mode(0o600)).unwrap();
     bind(&socket).unwrap();
     std::mem::forget(held);
 }

@@ -420,7 +420,7 @@ fn claim(has_log: bool) {
     );
     let shape_text = serde_json::to_string(&shape("liar")).unwrap();
     let hello = format!(
-        "{{\"hello\":{{\"version\":4,\"name\":\"liar\",\"resumed\":[{{\"id\":77,\"shape\":{shape_text},\"held\":{held}}}]}}}}"
+        "{{\"hello\":{{\"version\":5,\"name\":\"liar\",\"resumed\":[{{\"id\":77,\"shape\":{shape_text},\"held\":{held}}}]}}}}"
     );
     liar.send(hello.as_bytes(), &[]).unwrap();
     assert!(liar.wait(LIMIT));
@@ -468,7 +468,7 @@ fn a_claim_names_the_gpu_of_its_token_and_a_slot_of_its_own() {
     let _broker = Broker::at(&socket, change);
     let greet = |claims: &[serde_json::Value]| {
         let socket = Socket::connect(&socket).unwrap();
-        let hello = serde_json::json!({ "hello": { "version": 4, "name": "two", "resumed": claims } });
+        let hello = serde_json::json!({ "hello": { "version": 5, "name": "two", "resumed": claims } });
         socket.send(hello.to_string().as_bytes(), &[]).unwrap();
         assert!(socket.wait(LIMIT));
         let mut buffer = [0; 4096];
@@ -491,10 +491,71 @@ fn a_claim_names_the_gpu_of_its_token_and_a_slot_of_its_own() {
     let mut busy = claims.clone();
     busy[1]["held"]["locks"] = serde_json::json!([true, false, true]);
     assert!(greet(&busy).0.contains("one engine in use at most"));
+    busy[1]["held"]["locks"] = serde_json::json!([true, false, false]);
+    busy[1]["shape"]["period"] = 0.into();
+    // The first one was believed before the second one was found to be no task.
+    assert!(greet(&busy).0.contains("period and deadline must be above zero"));
     // Nothing of what was refused has left a trace.
     let (answer, _kept) = greet(&claims);
     assert!(answer.contains("welcome"), "{answer}");
     tokens.into_iter().for_each(std::mem::forget);
+}
+
+#[test]
+fn an_engine_in_use_is_the_job_s_that_the_record_names_whoever_comes_back_first() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("broker");
+    let change = |options: &mut ServerOptions| {
+        one_gpu(2)(options);
+        options.recover = Nanos(600_000_000_000);
+    };
+    let mut broker = Broker::at(&socket, change);
+    let name = folder.path().join("name");
+    std::os::unix::fs::symlink(&socket, &name).unwrap();
+    let honest = Client::connect(&name, "honest", OnLoss::Wait).unwrap();
+    let mut task = honest.register(shape("a")).unwrap();
+    let other = Client::connect(&name, "other", OnLoss::Fail).unwrap();
+    let mut others = other.register(shape("b")).unwrap();
+    let mut token = task.acquire(clock::now(), 0, Some(LIMIT)).unwrap();
+    let second = others.acquire(clock::now(), 0, Some(LIMIT)).unwrap();
+    // Two clients hold tokens of the GPU: nothing is leased.
+    let engine = token.engine(operation(Work::Execute)).unwrap();
+    let jobs = honest.status().unwrap().jobs;
+    let id = jobs.iter().find(|job| job.name == "b").unwrap().task;
+    std::fs::remove_file(&name).unwrap();
+    broker.stop();
+    let _broker = Broker::at(&socket, change);
+    let greet = |locks: [bool; 3]| {
+        let liar = Socket::connect(&socket).unwrap();
+        let held = serde_json::json!({
+            "job": 1, "release": u64::MAX, "gpu": second.gpu(), "token": second.token(), "slot": 0, "generation": 1,
+            "locks": locks,
+        });
+        let claim = serde_json::json!({ "id": id, "shape": shape("b"), "held": held });
+        let hello = serde_json::json!({ "hello": { "version": 5, "name": "liar", "resumed": [claim] } });
+        liar.send(hello.to_string().as_bytes(), &[]).unwrap();
+        assert!(liar.wait(LIMIT));
+        let mut buffer = [0; 4096];
+        let Ok(Packet::Message(length, _)) = liar.receive(&mut buffer) else { panic!("no answer") };
+        (String::from_utf8_lossy(&buffer[..length]).into_owned(), liar)
+    };
+    let (answer, _) = greet([true, false, false]);
+    assert!(answer.contains("did not have that engine"), "{answer}");
+    let (answer, _kept) = greet([false; 3]);
+    assert!(answer.contains("welcome"), "{answer}");
+    // A job that is released in the future has no deadline beyond its own.
+    let job = client::status(&socket).unwrap().jobs.into_iter().find(|job| job.task == id).unwrap();
+    assert!(job.slack_ns <= 50_000_000, "{job:?}");
+    std::os::unix::fs::symlink(&socket, &name).unwrap();
+    wait_until("the honest one is back", || client::status(&socket).is_ok_and(|status| !status.recovering));
+    let status = client::status(&socket).unwrap();
+    let runs =
+        |job: &&headway_broker::JobStatus| matches!(&job.phase, Phase::Holds { runs_on, .. } if !runs_on.is_empty());
+    assert_eq!(status.jobs.iter().filter(runs).map(|job| job.name.as_str()).collect::<Vec<_>>(), ["a"]);
+    engine.release();
+    assert!(!token.is_revoked());
+    token.release(Nanos(1));
+    std::mem::forget(second);
 }
 
 #[test]

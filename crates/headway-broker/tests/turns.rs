@@ -149,3 +149,60 @@ fn who_waits_for_a_turn_can_give_up_and_lose_the_gpu() {
     });
     drop(token);
 }
+
+#[test]
+fn users_who_take_all_that_they_may_leave_places_for_others() {
+    let folder = tempfile::tempdir().unwrap();
+    let change = |options: &mut ServerOptions| {
+        options.arbiter.limits.tasks_max = 12;
+        options.limits.descriptors = Some(40);
+    };
+    let Some(broker) = broker(folder.path(), change) else { return };
+    let owner = connect(&broker);
+    let refused = |error: ClientError| match error {
+        ClientError::Refused { reason } => reason,
+        error => panic!("{error}"),
+    };
+    // Registers, and keeps, tasks until there is no place.
+    let fill = |client: &Client| {
+        let mut count = 0;
+        loop {
+            assert!(count < 12);
+            match client.register(shape("a")) {
+                Ok(task) => std::mem::forget(task),
+                Err(error) => break (count, refused(error)),
+            }
+            count += 1;
+        }
+    };
+    let greedy = || {
+        let client = connect(&broker);
+        let (_, reason) = fill(&client);
+        assert!(reason.contains("`--tasks`"), "{reason}");
+        let mut clients = Vec::new();
+        let reason = loop {
+            assert!(clients.len() < 12);
+            match Client::connect(&broker.socket, "one", OnLoss::Fail) {
+                Ok(client) => clients.push(client),
+                Err(error) => break refused(error),
+            }
+        };
+        assert!(reason.contains("descriptors for others"), "{reason}");
+        (client, clients)
+    };
+    thread::scope(|scope| {
+        let first = as_user(scope, MANY, greedy).join().unwrap();
+        let second = as_user(scope, ONE, greedy).join().unwrap();
+        let third = || {
+            let client = connect(&broker);
+            std::mem::forget(client.register(shape("a")).unwrap());
+            client
+        };
+        let third = as_user(scope, ONE + 1, third).join().unwrap();
+        // The owner has all that is left.
+        let (left, _) = fill(&owner);
+        let sum = |status: headway_broker::Status| status.clients.iter().map(|client| client.tasks).sum::<usize>();
+        assert!(left >= 2 && sum(owner.status().unwrap()) == 12, "{left}");
+        drop((first, second, third));
+    });
+}

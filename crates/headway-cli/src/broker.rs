@@ -44,6 +44,7 @@ pub(crate) fn broker(out: &Out, args: &BrokerArgs) -> Result<Answer> {
         boost: !args.no_boost,
         lend_realtime: args.lend_realtime,
         deadline_min: args.least_deadline,
+        tasks_max: args.tasks,
         despite_claims: args.despite_claims,
         log: args.log.clone(),
         log_bytes: args.log_size,
@@ -177,6 +178,9 @@ fn text(status: &Status) -> String {
             "client    {} `{}`, process {} of user {}, {} tasks{state}",
             client.client.0, client.name, client.pid, client.uid, client.tasks
         );
+    }
+    if status.omitted > 0 {
+        let _ = writeln!(text, "          {} more clients and jobs, for which the answer has no room", status.omitted);
     }
     if !status.without_room.is_empty() {
         let tasks = list(status.without_room.iter().map(|task| format!("task {}", task.0)));

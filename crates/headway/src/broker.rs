@@ -72,6 +72,8 @@ pub struct BrokerOptions {
     pub lend_realtime: Option<i32>,
     /// The shortest relative deadline of a task.
     pub deadline_min: Nanos,
+    /// Tasks of all users together.
+    pub tasks_max: usize,
     /// Size at which another file of the log is begun.
     pub log_bytes: Bytes,
     /// Files of the log that are kept.
@@ -114,6 +116,7 @@ impl Default for BrokerOptions {
             despite_claims: usual.despite_claims,
             lend_realtime: usual.lend_realtime,
             deadline_min: usual.limits.deadline_min,
+            tasks_max: usual.arbiter.limits.tasks_max,
             log_bytes: Bytes(usual.log_bytes),
             log_files: usual.log_files,
             must_remember: usual.must_remember,
@@ -264,7 +267,7 @@ pub fn parameters(machine: &Machine, options: &BrokerOptions) -> Result<ArbiterP
         clusters: nodes.into_values().zip(0..).map(cluster).collect(),
         engines: options.engine_locks.then_some(engines),
         predictor: PredictorParameters::default(),
-        limits: Limits::default(),
+        limits: Limits { tasks_max: options.tasks_max, requests_max: options.tasks_max },
     })
 }
 

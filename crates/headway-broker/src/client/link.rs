@@ -85,7 +85,7 @@ impl Link {
         };
         let welcome = match answer {
             FromBroker::Welcome(welcome) => welcome,
-            FromBroker::Refused { reason } => return Err(ClientError::Refused { reason }),
+            FromBroker::Refused { reason } => return Err(super::refused(&reason)),
             _ => return Err(ClientError::Protocol { what: "no welcome" }),
         };
         let descriptors = <[_; 4]>::try_from(descriptors);

@@ -45,7 +45,15 @@ impl BrokerState {
         }
     }
 
-    /// Drops what a client waits for; what it holds stays until its GPU work has ended.
+    /// A greeting is refused after a part of what it claims was believed: nothing of it stays, so that it may come again.
+    pub(super) fn undo(&mut self, now: Nanos, client: ClientId) {
+        self.let_go(now, client, false);
+        if self.sessions.get(&client).is_some_and(|session| !session.tasks.is_empty()) {
+            self.drained(now, client);
+        }
+    }
+
+    /// Drops what a client waits for; what it holds stays until its GPU work has ended. Its threads are ordinary ones from now on.
     fn let_go(&mut self, now: Nanos, client: ClientId, hung: bool) {
         let Some(session) = self.sessions.get_mut(&client).filter(|session| session.gone.is_none()) else { return };
         self.roster_changed = true;
@@ -54,6 +62,7 @@ impl BrokerState {
         self.end_leases_of(now, client);
         let mut holds = false;
         for task in &tasks {
+            self.priority.set(*task, None);
             let Some(task) = self.tasks.get_mut(task) else { continue };
             task.open = task.open.take().filter(|open| open.granted.is_some());
             if let Some(open) = &mut task.open {
@@ -67,6 +76,7 @@ impl BrokerState {
             // The end of the connection tells the client; the descriptors leave the poller with the session.
             session.pages = session.pages.take().filter(|_| holds);
         }
+        self.priority.apply();
         if !holds {
             self.drained(now, client);
         }

@@ -10,11 +10,20 @@ use headway_core::units::Nanos;
 use headway_os::clock;
 use headway_os::ipc::{Listener, Poller, Socket, user};
 
+use super::limits::is_trusted;
+use super::places::leaves_room;
 use super::session::{self, Session};
 use super::{Access, KINDS, LISTENER, PROCESS, SHARE, SOCKET, Server};
 
 /// How long nobody is accepted after not even the spare descriptor was left.
 const PAUSE: Nanos = Nanos(100_000_000);
+
+/// Descriptors of the broker itself: its files, claims of GPUs, the poller, a spare one, and some for its owner and root to ask
+/// who has all the others.
+pub(super) const OWN: usize = 64;
+/// Those of a connection, and with them those of a client's pages.
+const CONNECTION: usize = 2;
+const CLIENT: usize = 5;
 
 /// Connections before they have said who they are.
 #[derive(Clone, Copy, Debug)]
@@ -31,12 +40,14 @@ pub(super) struct Door {
     /// Nobody is accepted before.
     shut_until: Option<Nanos>,
     guests: BTreeMap<ClientId, Guest>,
+    /// Descriptors for connections.
+    descriptors: usize,
 }
 
 impl Door {
-    pub(super) fn new(listener: Listener, poller: &Poller) -> Result<Self, headway_os::OsError> {
+    pub(super) fn new(listener: Listener, poller: &Poller, descriptors: usize) -> Result<Self, headway_os::OsError> {
         poller.add(listener.as_fd(), LISTENER)?;
-        Ok(Self { listener, spare: spare(), shut_until: None, guests: BTreeMap::new() })
+        Ok(Self { listener, spare: spare(), shut_until: None, guests: BTreeMap::new(), descriptors })
     }
 
     /// When something is due here although nobody comes.
@@ -101,6 +112,11 @@ impl Server {
         if self.options.access == Access::Private && peer.uid != user() && peer.uid != 0 {
             return session::refuse(&socket, "the socket is another user's");
         }
+        if !self.has_descriptors(peer.uid) {
+            let reason = "this user has as many connections as leave descriptors for others; end clients, or raise the \
+                          broker's limit (`ulimit -n`)";
+            return session::refuse(&socket, reason);
+        }
         if !self.make_room(peer.uid) {
             return session::refuse(&socket, "too many connections of this user have not said who they are");
         }
@@ -114,6 +130,17 @@ impl Server {
         let until = clock::now().saturating_add(self.options.greeting);
         self.door.guests.insert(client, Guest { uid: peer.uid, until });
         self.state.admit(client, Session::new(socket, process, peer));
+    }
+
+    /// Whether a connection of a user leaves descriptors for those of others.
+    fn has_descriptors(&self, uid: u32) -> bool {
+        let (mut own, mut taken) = (0, 0);
+        for session in self.state.sessions.values() {
+            let used = if session.pages.is_some() { CLIENT } else { CONNECTION };
+            taken += used;
+            own += if session.peer.uid == uid { used } else { 0 };
+        }
+        is_trusted(uid) || leaves_room(own, taken, self.door.descriptors)
     }
 
     /// Sees that another connection of a user may wait to say who it is: the one that is silent for longest goes, so that whoever

@@ -13,6 +13,7 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
+use headway_core::decisions::engine_lock::LockId;
 use headway_core::decisions::sharing::log::{Fed, Line, Start, TaskLine, Why};
 use headway_core::decisions::sharing::{Arbiter, ArbiterParameters, ClusterId, Input, JobId, Memory, TaskId, TokenId};
 use headway_core::units::Nanos;
@@ -181,6 +182,15 @@ impl Journal {
         let holders = clusters.filter_map(|cluster| Some((cluster.id, arbiter.tokens(cluster.id)?.holders())));
         let holders = holders.flat_map(|(id, holders)| holders.map(move |(token, job)| ((id, token), job)));
         if let Err(error) = self.record.hold(&holders.collect(), recovering) {
+            let what = self.record.describe(&error);
+            self.fail(now, what);
+        }
+    }
+
+    /// Writes down that a job gets engines, before it is told.
+    pub(super) fn engines(&mut self, now: Nanos, locks: &[LockId], job: JobId) {
+        let written = locks.iter().try_for_each(|lock| self.record.lock(*lock, job));
+        if let Err(error) = written {
             let what = self.record.describe(&error);
             self.fail(now, what);
         }

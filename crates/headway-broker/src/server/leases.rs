@@ -37,7 +37,7 @@ impl Leases {
 }
 
 impl BrokerState {
-    fn position(&self, gpu: GpuId) -> Option<usize> {
+    pub(super) fn position(&self, gpu: GpuId) -> Option<usize> {
         self.gpus.iter().position(|known| *known == gpu)
     }
 

@@ -17,11 +17,12 @@
 
 use std::collections::BTreeMap;
 
-use headway_core::decisions::sharing::{ClientId, ClusterId, JobId, Segment};
+use headway_core::decisions::sharing::{ClientId, ClusterId, JobId, Segment, TaskId};
 use headway_core::units::{Nanos, PPM, Rate};
-use headway_os::ipc::Peer;
+use headway_os::ipc::{Peer, user};
 
 use super::BrokerLimits;
+use super::places::leaves_room;
 use super::state::{BrokerState, Open, Task};
 use crate::layout::GPUS_MAX;
 use crate::message::TaskShape;
@@ -123,6 +124,11 @@ fn postponed(used: Nanos, declared: Nanos, period: Nanos) -> Nanos {
     Nanos(u64::try_from(over).unwrap_or(u64::MAX)).min(POSTPONED_MAX)
 }
 
+/// Whether a user is the broker's own or root: they end and configure it, and need not leave room for others.
+pub(super) fn is_trusted(uid: u32) -> bool {
+    uid == user() || uid == 0
+}
+
 impl BrokerState {
     pub(super) fn uid_of(&self, client: ClientId) -> u32 {
         self.sessions.get(&client).map_or(u32::MAX, |session| session.peer.uid)
@@ -136,7 +142,7 @@ impl BrokerState {
     }
 
     /// Whether another task of this user's stays within its limits.
-    pub(super) fn admit_user(&self, uid: u32, shape: &TaskShape) -> Result<(), String> {
+    pub(super) fn admit_user(&self, uid: u32, shape: &TaskShape, resumed: Option<TaskId>) -> Result<(), String> {
         let BrokerLimits { tasks_per_user, utilisation_ppm_per_user: most, deadline_min, .. } = self.limits;
         let gpus = if self.is_for_group { self.gpus.len() } else { GPUS_MAX };
         let most = most.unwrap_or(gpus as u64 * PPM);
@@ -150,6 +156,19 @@ impl BrokerState {
         let theirs: Vec<&Task> = self.tasks.values().filter(is_theirs).collect();
         if theirs.len() >= tasks_per_user {
             return Err(format!("this user has {} tasks, the most allowed", theirs.len()));
+        }
+        // Those that were there before the broker was started again have their places.
+        let recovery = self.recovering.as_ref();
+        let is_back = resumed.is_some_and(|id| recovery.is_some_and(|recovery| recovery.has(id)));
+        let kept = recovery.map_or(0, |recovery| recovery.places(|task| self.tasks.contains_key(&task)));
+        let (taken, all) = (self.tasks.len() + kept, self.tasks_max);
+        let own = if is_trusted(uid) { 0 } else { theirs.len() };
+        if !is_back && !leaves_room(own, taken, all) {
+            return Err(format!(
+                "{taken} of the {all} tasks that the broker has room for are there, {} of them this user's, who has to leave \
+                 room for others; withdraw tasks, or start the broker with more `--tasks`",
+                theirs.len()
+            ));
         }
         let used =
             theirs.iter().fold(utilisation_ppm(shape), |sum, task| sum.saturating_add(utilisation_ppm(&task.shape)));

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use headway_core::decisions::engine_lock::LockId;
 use headway_core::decisions::sharing::{ClusterId, JobId, TaskId, TokenId};
 use headway_core::units::Nanos;
 use headway_os::clock;
@@ -23,6 +24,8 @@ pub(super) struct Recovery {
     owners: BTreeMap<TaskId, Known>,
     /// Who held each token, as far as it could be written, and whether that is all.
     held: BTreeMap<(ClusterId, TokenId), JobId>,
+    /// Who had each engine last.
+    engines: BTreeMap<LockId, JobId>,
     is_complete: bool,
 }
 
@@ -44,6 +47,7 @@ impl Recovery {
             missing,
             owners,
             held: roster.held,
+            engines: roster.engines,
             is_complete: roster.is_complete,
         })
     }
@@ -85,6 +89,26 @@ impl Recovery {
         ))
     }
 
+    /// Whether a job may come back with an engine in use. Of one that the record gives to nobody, who holds a token of the GPU is
+    /// believed: it may have been used by lease.
+    pub(super) fn may_use(&self, engine: LockId, job: JobId) -> Result<(), String> {
+        let user = self.engines.get(&engine).filter(|user| self.is_complete && **user != job);
+        // What a job gave back stays in its slot until it gives its token back too, and is in nobody's way then.
+        match user.filter(|user| self.held.values().any(|holder| holder == *user)) {
+            Some(user) => Err(format!(
+                "job {} of task {} did not have that engine of GPU {} when the broker before ended: by its record job {} of \
+                 task {} did",
+                job.job, job.task.0, engine.gpu.0, user.job, user.task.0
+            )),
+            None => Ok(()),
+        }
+    }
+
+    /// How many of its tasks have not come back, of which `came` tells.
+    pub(super) fn places(&self, came: impl Fn(TaskId) -> bool) -> usize {
+        self.owners.keys().filter(|task| !came(**task)).count()
+    }
+
     /// Whether a task of this number was there.
     pub(super) fn has(&self, task: TaskId) -> bool {
         self.owners.contains_key(&task)
@@ -114,6 +138,7 @@ impl Recovery {
 
 #[cfg(test)]
 mod tests {
+    use headway_core::decisions::engine_lock::Engine;
     use headway_core::decisions::sharing::GpuId;
 
     use super::*;
@@ -123,7 +148,9 @@ mod tests {
         let pid = std::process::id();
         let known = Known { pid, started: started(pid).unwrap(), uid: 7, tasks: vec![TaskId(5), TaskId(6)] };
         let held = [((ClusterId(0), TokenId(1)), JobId { task: TaskId(5), job: 9 })].into();
-        let roster = Roster { clients: vec![known], users: Vec::new(), held, is_complete };
+        let engine = LockId { gpu: GpuId(0), engine: Engine::In };
+        let engines = [(engine, JobId { task: TaskId(5), job: 9 })].into();
+        let roster = Roster { clients: vec![known], users: Vec::new(), held, engines, is_complete };
         Recovery::begin(roster, Nanos(0)).unwrap()
     }
 
@@ -170,6 +197,28 @@ mod tests {
         assert!(part.may_have(pid + 1, now, 7, TaskId(5), cluster, Some(&claim(1, 9))).is_err());
         let stranger = part.may_have(pid + 1, now, 7, TaskId(8), cluster, Some(&claim(3, 9)));
         assert!(stranger.is_err(), "a task that nobody knows of holds nothing");
+    }
+
+    #[test]
+    fn an_engine_is_in_use_by_the_job_of_the_record_so_long_as_that_has_its_token() {
+        let engine = |gpu, engine| LockId { gpu: GpuId(gpu), engine };
+        let job = |task, job| JobId { task: TaskId(task), job };
+        let mut all = recovery(true);
+        assert!(all.may_use(engine(0, Engine::In), job(5, 9)).is_ok());
+        let liar = all.may_use(engine(0, Engine::In), job(6, 1)).unwrap_err();
+        assert!(liar.contains("job 9 of task 5 did"), "{liar}");
+        assert!(all.may_use(engine(0, Engine::Out), job(6, 1)).is_ok(), "used by lease, perhaps");
+        assert!(recovery(false).may_use(engine(0, Engine::In), job(6, 1)).is_ok(), "not all could be written");
+        // It has given the engine back, and then its token.
+        all.held.clear();
+        assert!(all.may_use(engine(0, Engine::In), job(6, 1)).is_ok());
+    }
+
+    #[test]
+    fn places_are_kept_for_tasks_that_have_not_come_back() {
+        let all = recovery(true);
+        assert_eq!(all.places(|_| false), 2);
+        assert_eq!(all.places(|task| task == TaskId(6)), 1);
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use headway_core::decisions::sharing::{Key, TaskId};
 use headway_core::units::Nanos;
-use headway_os::ipc::{has_thread, this_thread, thread_started, user};
+use headway_os::ipc::{has_thread, this_thread, thread_is_of, thread_started, user};
 use headway_os::sched::{self, Guard, SchedError};
 
 /// Priorities given: above ordinary threads, below interrupt threads (50).
@@ -44,6 +44,14 @@ struct Managed {
     is_own: bool,
     key: Option<Key>,
     level: Option<i32>,
+}
+
+impl Managed {
+    /// Whether the thread was the broker's own user's when its task was registered, and is another user's now. Only root's
+    /// threads can become that.
+    fn is_foreign(&self) -> bool {
+        self.is_own && user() == 0 && !thread_is_of(self.pid, self.tid, user())
+    }
 }
 
 pub(super) struct Priority {
@@ -137,20 +145,28 @@ impl Priority {
             Some((LEVEL_MAX - rank.min(100) as i32).max(LEVEL_MIN))
         };
         for (task, thread) in &mut self.threads {
-            let level = level_of(task).map(|level| level.min(thread.ceiling).max(1));
+            let mut level = level_of(task).map(|level| level.min(thread.ceiling).max(1));
             if level == thread.level {
                 continue;
             }
-            thread.level = level;
+            let was_raised = std::mem::replace(&mut thread.level, level).is_some();
             // A thread that has ended has no priority; its number may be another's by now.
             if thread_started(thread.pid, thread.tid) != Some(thread.started) {
                 self.guard.iter().for_each(|guard| guard.forget(thread.tid));
                 continue;
             }
             let Managed { pid, tid, started, .. } = *thread;
+            if thread.is_foreign() {
+                level = level.zip(self.lend).map(|(level, most)| level.min(most));
+                thread.level = level;
+            }
             let done = match level {
+                None if !was_raised => continue,
                 // What nobody would take back is not given.
-                Some(_) if !self.guard.as_ref().is_none_or(|guard| guard.note(pid, tid, started)) => continue,
+                Some(_) if !self.guard.as_mut().is_none_or(|guard| guard.note(pid, tid, started)) => {
+                    thread.level = None;
+                    continue;
+                }
                 Some(level) => sched::make_fifo(tid, level),
                 None => {
                     let done = sched::make_ordinary(tid);

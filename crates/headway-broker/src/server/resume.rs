@@ -8,7 +8,7 @@ use headway_core::decisions::sharing::{ClientId, Input, JobId, Key, Refused, Seg
 use headway_core::units::{Bytes, Nanos};
 use headway_os::ipc::Words;
 
-use super::limits::REQUEST_BYTES;
+use super::limits::{REQUEST_BYTES, is_trusted};
 use super::pages::Pages;
 use super::state::{BrokerState, Engines, Open, Slot, Task};
 use crate::layout::{ENGINES, GENERATIONS, SLOTS, TASKS_MAX};
@@ -67,8 +67,7 @@ impl BrokerState {
     }
 
     pub(super) fn is_owner(&self, client: ClientId) -> bool {
-        let uid = self.sessions.get(&client).map(|session| session.peer.uid);
-        uid == Some(headway_os::ipc::user()) || uid == Some(0)
+        self.sessions.get(&client).is_some_and(|session| is_trusted(session.peer.uid))
     }
 
     fn hello(
@@ -80,19 +79,9 @@ impl BrokerState {
         resumed: Vec<ResumedTask>,
         notice: &Words,
     ) -> bool {
-        let has_room = self.sessions.get(&client).is_some_and(|session| self.has_room(session.peer.uid));
+        let refused = self.check_greeting(client, version, name);
         let Some(session) = self.sessions.get_mut(&client) else { return false };
-        if !has_room {
-            let reason = "this user has as many clients as the broker allows; end one of them".to_owned();
-            session.send(&FromBroker::Refused { reason });
-            return false;
-        }
-        if version != VERSION {
-            let reason = format!("this broker speaks version {VERSION}, the client {version}; use the same of both");
-            session.send(&FromBroker::Refused { reason });
-            return false;
-        }
-        if let Err(reason) = text::check("the client", name) {
+        if let Err(reason) = refused {
             session.send(&FromBroker::Refused { reason });
             return false;
         }
@@ -109,6 +98,7 @@ impl BrokerState {
             if let Some(session) = self.sessions.get(&client) {
                 session.send(&FromBroker::Refused { reason });
             }
+            self.undo(now, client);
             return false;
         }
         let Some(session) = self.sessions.get(&client) else { return false };
@@ -127,6 +117,22 @@ impl BrokerState {
         let Ok(text) = serde_json::to_vec(&FromBroker::Welcome(welcome)) else { return false };
         let [page, answers, bell] = pages.descriptors();
         socket.send(&text, &[page, answers, notice.as_fd(), bell]).is_ok()
+    }
+
+    fn check_greeting(&self, client: ClientId, version: u32, name: &str) -> Result<(), String> {
+        let peer = self.sessions.get(&client).ok_or("the client is gone")?.peer;
+        if !self.has_room(peer.uid) {
+            return Err("this user has as many clients as the broker allows; end one of them".to_owned());
+        }
+        if version != VERSION {
+            return Err(format!("this broker speaks version {VERSION}, the client {version}; use the same of both"));
+        }
+        if peer.pid == 0 {
+            let text = "the broker does not see this process, which is in another PID namespace, and could not wait for its \
+                        end; start the broker where all clients are seen, as outside of containers";
+            return Err(text.to_owned());
+        }
+        text::check("the client", name)
     }
 
     fn register(
@@ -152,7 +158,7 @@ impl BrokerState {
                 *kernel = text::shown(kernel);
             }
         }
-        self.admit_user(uid, &shape)?;
+        self.admit_user(uid, &shape, id)?;
         let id = id.unwrap_or_else(|| self.next_task_id());
         let input = Input::Register(TaskParameters {
             id,
@@ -222,7 +228,13 @@ impl BrokerState {
         if self.tasks.contains_key(id) || others.iter().any(|other| other.id == *id) {
             return Err(Refused::TaskExists { task: *id }.to_string());
         }
-        let Some(HeldToken { gpu, token, slot, generation, locks, .. }) = held else { return Ok(()) };
+        let Some(HeldToken { job, gpu, token, slot, generation, locks, .. }) = held else { return Ok(()) };
+        for (engine, _) in locks.iter().enumerate().filter(|(_, used)| **used) {
+            let known = self.engines.filter(|engines| engine < 2 || engines.copy_engines > 1);
+            let lock = self.position(*gpu).filter(|_| known.is_some()).map(|at| self.lock_id(at * ENGINES + engine));
+            let Some(lock) = lock else { return Err(format!("GPU {} has no lock {engine}", gpu.0)) };
+            recovery.may_use(lock, JobId { task: *id, job: *job })?;
+        }
         if locks.iter().filter(|used| **used).count() > 1 {
             return Err(
                 "a task comes back with one engine in use at most; finish the others and greet again".to_owned()
@@ -251,10 +263,12 @@ impl BrokerState {
 
     fn adopt(&mut self, now: Nanos, id: TaskId, deadline: Nanos, held: HeldToken) -> Result<(), String> {
         let job = JobId { task: id, job: held.job };
-        let key = Key { deadline: held.release.saturating_add(deadline), release: held.release, job };
+        // As of a request: no job is due before it asks, and none is released later.
+        let release = held.release.clamp(now.saturating_sub(deadline), now);
+        let key = Key { deadline: release.saturating_add(deadline), release, job };
         let slot = Slot { number: held.slot, generation: held.generation };
         if let Some(task) = self.tasks.get_mut(&id) {
-            task.last_release = Some(held.release);
+            task.last_release = Some(release);
             task.open = Some(Open { entered: true, ..Open::new(key, slot, now) });
         }
         self.feed(now, Input::Adopt { key, token: held.token }).map_err(|error| error.to_string())?;

@@ -130,11 +130,11 @@ impl SocketFiles {
     pub(super) fn next_epoch(&self, must_remember: bool) -> Result<u64, ServerError> {
         let name = with_ending(&self.name, ".epoch");
         let failed = |source| ServerError::Place { path: self.folder.path(&name), source };
-        let text = self.folder.read(&name, 64).map_err(failed)?.unwrap_or_default();
-        let text = String::from_utf8_lossy(&text);
-        let before = match text.trim() {
-            "" => 0,
-            number => number.parse::<u64>().ok().filter(|number| *number < EPOCH_MAX).ok_or_else(|| {
+        let text = self.folder.read(&name, 64).map_err(failed)?;
+        let text = text.as_deref().map(String::from_utf8_lossy);
+        let before = match text.as_deref().map(str::trim) {
+            None => 0,
+            Some(number) => number.parse::<u64>().ok().filter(|number| *number < EPOCH_MAX).ok_or_else(|| {
                 failed(io::Error::new(io::ErrorKind::InvalidData, "it is no broker's count of starts; move it away"))
             })?,
         };

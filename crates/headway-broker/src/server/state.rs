@@ -18,12 +18,15 @@ use super::pages::Next;
 use super::predecessor::Recovery;
 use super::priority::Priority;
 use super::session::{Gone, Session};
-use super::turns::Turns;
+use super::turns::{self, Turns};
 use super::{Access, BrokerLimits, ServerOptions};
 use crate::error::{Reason, ServerError};
 use crate::layout::{Code, Entry, RING_ENTRIES};
 use crate::message::TaskShape;
 use crate::status::Counts;
+
+/// The part of the watchdog that the broker may be late without consequence.
+const LATE: u64 = 8;
 
 /// Where an answer goes.
 #[derive(Clone, Copy, Debug)]
@@ -101,6 +104,9 @@ pub(super) struct BrokerState {
     pub(super) scheduling: String,
     pub(super) counts: Counts,
     pub(super) limits: BrokerLimits,
+    pub(super) tasks_max: usize,
+    /// Of the cluster with most, as the broker was started.
+    tokens_per_gpu: u32,
     pub(super) accounts: Accounts,
     pub(super) turns: Turns,
     /// Whether other users than the broker's may come.
@@ -114,6 +120,8 @@ pub(super) struct BrokerState {
     pub(super) roster_changed: bool,
     drain: Nanos,
     pub(super) watchdog: Nanos,
+    /// Nobody is cut off before: the broker itself was late.
+    excused_until: Nanos,
     next_client: u64,
     pub(super) next_task: u32,
     pub(super) removed: Vec<ClientId>,
@@ -134,7 +142,9 @@ impl BrokerState {
         let parameters = options.arbiter.clone();
         let mut arbiter = Arbiter::new(parameters.clone()).map_err(ServerError::Parameters)?;
         let (mut journal, before) = Journal::open(options, epoch, now)?;
-        let turns = Turns::new(options.watchdog, options.drain, before.users, now);
+        let tokens_per_gpu = parameters.clusters.iter().map(|cluster| cluster.tokens.per_gpu).max().unwrap_or(1);
+        let longest = turns::longest_hold(tokens_per_gpu, options.watchdog, options.drain);
+        let turns = Turns::new(options.watchdog, longest, before.users, now);
         let recovering = Recovery::begin(before.roster, now.saturating_add(options.recover));
         // Without anybody from before there is nobody whom it concerns, and lost GPUs may be back.
         let memory = before.memory.filter(|_| recovering.is_some());
@@ -158,6 +168,8 @@ impl BrokerState {
             scheduling: "as it was started".to_owned(),
             counts: Counts::default(),
             limits: options.limits,
+            tasks_max: parameters.limits.tasks_max,
+            tokens_per_gpu,
             accounts: Accounts::default(),
             turns,
             is_for_group: options.access == Access::Group,
@@ -168,6 +180,7 @@ impl BrokerState {
             roster_changed: true,
             drain: options.drain,
             watchdog: options.watchdog,
+            excused_until: Nanos::ZERO,
             next_client,
             next_task,
             removed: Vec::new(),
@@ -230,6 +243,9 @@ impl BrokerState {
     /// One look at everything; whether there was anything to do.
     pub(super) fn turn(&mut self, now: Nanos, share: usize) -> bool {
         self.mend(now);
+        if self.turns.are_due_to_be_written(now) {
+            self.roster_changed = true;
+        }
         let mut busy = self.collect_returns(now);
         if self.recovering.as_ref().is_none_or(|recovery| recovery.is_over(now)) {
             if self.recovering.take().is_some() {
@@ -316,7 +332,7 @@ impl BrokerState {
         let watched = self.tasks.values().filter_map(|task| self.overdue_at(task));
         drained
             .chain(watched)
-            .chain(self.arbiter.poll_timeout())
+            .chain(self.engine_timeout())
             .chain(self.journal.retry_at())
             .chain(self.turns_due())
             .chain(self.recovering.as_ref().map(|recovery| recovery.next_look(self.started)))
@@ -331,12 +347,27 @@ impl BrokerState {
         let open = task.open.as_ref().filter(|open| open.granted.is_some())?;
         let is_served = self.sessions.get(&task.client)?.gone.is_none();
         // Where users share, one that keeps an engine does not have another one cut off who waits for it.
+        let most = Nanos(self.watchdog.0.saturating_mul(u64::from(self.tokens_per_gpu)));
         let waited = match open.asked {
             _ if !self.turns.are_taken(task.shape.cluster) => Nanos::ZERO,
-            Some(_) => self.watchdog,
-            None => open.waited.min(self.watchdog),
+            Some(_) => most,
+            None => open.waited.min(most),
         };
-        is_served.then(|| open.since.saturating_add(self.watchdog).saturating_add(waited))
+        let at = open.since.saturating_add(self.watchdog).saturating_add(waited);
+        is_served.then(|| at.max(self.excused_until))
+    }
+
+    /// When an engine has been used for too long.
+    fn engine_timeout(&self) -> Option<Nanos> {
+        self.arbiter.poll_timeout().map(|at| at.max(self.excused_until))
+    }
+
+    /// The broker went round so much later than it meant to. Whoever gave something back meanwhile was not heard, and whoever
+    /// waited for an answer got none: if that took a part of the watchdog that counts, everybody has another one from now on.
+    pub(super) fn excuse(&mut self, now: Nanos, late: Nanos) {
+        if late.0 >= self.watchdog.0 / LATE {
+            self.excused_until = now.saturating_add(self.watchdog);
+        }
     }
 
     /// When the GPU work of a client that is gone has ended.
@@ -368,7 +399,7 @@ impl BrokerState {
             .collect();
         hung.dedup();
         hung.into_iter().for_each(|client| self.cut(now, client, true));
-        if self.arbiter.poll_timeout().is_some_and(|time| time <= now) {
+        if self.engine_timeout().is_some_and(|time| time <= now) {
             let _ = self.feed(now, Input::Timeout);
         }
         if self.turns_due().is_some_and(|time| time <= now) {
@@ -386,6 +417,14 @@ impl BrokerState {
         let fed = Fed { now, input, actions: actions.clone(), refused: result.as_ref().err().cloned() };
         // What comes of it is written down before anybody is told: the next broker never knows less than the clients.
         self.journal.fed(fed, &self.arbiter, self.recovering.is_some());
+        for action in &actions {
+            if let Action::Run { job, .. } = action
+                && let Some(engines) = self.tasks.get(&job.task).and_then(|task| task.open.as_ref()?.engines.as_ref())
+            {
+                let locks: Vec<_> = engines.locks.iter().map(|lock| self.lock_id(*lock)).collect();
+                self.journal.engines(now, &locks, *job);
+            }
+        }
         for action in actions {
             let is_grant = matches!(action, Action::Grant { .. } | Action::Run { .. } | Action::Obtained { .. });
             if is_grant && (self.journal.forbids_grants() || !self.withheld.is_empty()) {
@@ -643,7 +682,8 @@ impl BrokerState {
             tasks: session.tasks.clone(),
         });
         let missing = self.recovering.iter().flat_map(Recovery::missing);
-        self.journal.serve(now, served.chain(missing), self.turns.accounts());
+        let users = self.turns.written(now);
+        self.journal.serve(now, served.chain(missing), users);
     }
 }
 

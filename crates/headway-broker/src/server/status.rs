@@ -1,13 +1,39 @@
 //! What the broker tells about itself.
 
+use std::collections::BTreeSet;
+
 use headway_core::decisions::sharing::{ClientId, TaskId};
 use headway_core::units::Nanos;
 
 use super::state::{BrokerState, Open, Task};
+use crate::message::BYTES_MAX;
 use crate::status::{ClientStatus, GpuStatus, JobStatus, Phase, Status};
 
-/// Jobs listed at most, so that the document fits a message.
-const JOBS_MAX: usize = 128;
+/// Tasks without room that are listed at most.
+const LISTED_MAX: usize = 128;
+/// What a message holds beside the document.
+const FRAME_BYTES: usize = 64;
+
+/// Leaves out clients and jobs until the document has at most `most` bytes: who holds something stays longest.
+fn fit(status: &mut Status, most: usize) {
+    let length = |status: &Status| serde_json::to_vec(status).map_or(usize::MAX, |text| text.len());
+    if length(status) <= most {
+        return;
+    }
+    let holders: BTreeSet<ClientId> =
+        status.jobs.iter().filter(|job| matches!(job.phase, Phase::Holds { .. })).map(|job| job.client).collect();
+    status.jobs.sort_by_key(|job| matches!(job.phase, Phase::WaitsForToken));
+    status.clients.sort_by_key(|client| !holders.contains(&client.client));
+    while length(status) > most && status.jobs.len() + status.clients.len() > 0 {
+        let (jobs, clients) = (status.jobs.len(), status.clients.len());
+        // The longer of the two loses an eighth.
+        let [jobs_left, clients_left] =
+            if jobs > clients { [jobs - jobs.div_ceil(8), clients] } else { [jobs, clients - clients.div_ceil(8)] };
+        status.jobs.truncate(jobs_left);
+        status.clients.truncate(clients_left);
+        status.omitted += (jobs + clients - jobs_left - clients_left) as u64;
+    }
+}
 
 impl BrokerState {
     /// The state as `client` may see it: the owner all, others their own tasks.
@@ -30,7 +56,7 @@ impl BrokerState {
         let sees_task = |id: &TaskId| self.tasks.get(id).is_some_and(|task| sees(task.client));
         let open = self.tasks.iter().filter(|(_, task)| sees(task.client));
         let jobs = open.filter_map(|(id, task)| Some(self.job_status(now, *id, task, task.open.as_ref()?)));
-        Status {
+        let mut status = Status {
             schema: 1,
             epoch: self.epoch,
             pid: std::process::id(),
@@ -40,11 +66,14 @@ impl BrokerState {
             scheduling: self.scheduling.clone(),
             gpus: self.gpu_status(&sees),
             clients: clients.collect(),
-            jobs: jobs.take(JOBS_MAX).collect(),
-            without_room: self.without_room.iter().filter(|id| sees_task(id)).copied().take(JOBS_MAX).collect(),
+            jobs: jobs.collect(),
+            omitted: 0,
+            without_room: self.without_room.iter().filter(|id| sees_task(id)).copied().take(LISTED_MAX).collect(),
             memory: self.journal.status(self.withheld.len()),
             counts: self.counts,
-        }
+        };
+        fit(&mut status, BYTES_MAX - FRAME_BYTES);
+        status
     }
 
     fn gpu_status(&self, sees: &impl Fn(ClientId) -> bool) -> Vec<GpuStatus> {
@@ -88,5 +117,64 @@ impl BrokerState {
             since: now.saturating_sub(open.since),
             phase,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use headway_core::decisions::sharing::{GpuId, TokenId};
+
+    use super::*;
+
+    #[test]
+    fn a_status_fits_a_message_and_who_holds_something_is_left_out_last() {
+        let name = "\\u{e0001}".repeat(12);
+        let job = |id: u32| JobStatus {
+            task: TaskId(id),
+            name: name.clone(),
+            client: ClientId(u64::from(id / 4)),
+            job: 1,
+            slack_ns: -1,
+            since: Nanos(1),
+            phase: match id % 100 {
+                50 => Phase::Holds { gpu: GpuId(0), token: TokenId(0), waits_for: Vec::new(), runs_on: Vec::new() },
+                _ => Phase::WaitsForToken,
+            },
+        };
+        let client = |id: u64| ClientStatus {
+            client: ClientId(id),
+            name: name.clone(),
+            pid: 1,
+            uid: 1,
+            tasks: 4,
+            draining: false,
+        };
+        let mut status = Status {
+            schema: 1,
+            epoch: 1,
+            pid: 1,
+            uptime: Nanos(1),
+            recovering: false,
+            priority: String::new(),
+            scheduling: String::new(),
+            gpus: Vec::new(),
+            clients: (0..512).map(client).collect(),
+            jobs: (0..2_048).map(job).collect(),
+            omitted: 0,
+            without_room: Vec::new(),
+            memory: crate::status::MemoryStatus::default(),
+            counts: crate::status::Counts::default(),
+        };
+        let whole = status.clone();
+        fit(&mut status, 10 << 20);
+        assert_eq!(status, whole, "there is room");
+        fit(&mut status, 64 << 10);
+        let length = serde_json::to_vec(&status).unwrap().len();
+        assert!((48 << 10..=64 << 10).contains(&length), "{length}");
+        assert_eq!(status.jobs.len() + status.clients.len() + status.omitted as usize, 2_560);
+        let holds = |job: &&JobStatus| matches!(job.phase, Phase::Holds { .. });
+        assert_eq!(status.jobs.iter().filter(holds).count(), 20, "2,048 jobs, one of a hundred");
+        let holders: Vec<_> = status.jobs.iter().filter(holds).map(|job| job.client).collect();
+        assert!(holders.iter().all(|holder| status.clients.iter().any(|client| client.client == *holder)));
     }
 }

@@ -5,8 +5,9 @@
 //! lately is next, and of that user the most urgent job. The arbiter sees requests one by one as they get their turn: its log is
 //! replayed as ever and says nothing of users.
 //!
-//! With `W` the watchdog and `D` the drain, a token is free again `T = 2 W + D` after its grant at the latest: a holder may keep it
-//! for `W`, and for up to `W` more if it waits that long for engines. With `U` users who ask for the tokens of a cluster:
+//! With `W` the watchdog, `D` the drain and `K` tokens a GPU, a token is free again `T = (K + 1) W + D` after its grant at the
+//! latest: a holder may keep it for `W`, and for up to `K W` more while it waits for engines, each of which the `K - 1` other
+//! holders may keep for `W`. With `U` users who ask for the tokens of a cluster:
 //!
 //! * a user who has used less than every other one gets the next token that is free, so within `T`;
 //! * every user gets one within `T (U + log2(6 U) / 8)`. Use is forgotten with a half-life of `T / 8`, by all at the same rate. So
@@ -33,6 +34,8 @@ use crate::layout::Code;
 const CALM: Nanos = Nanos(10_000_000_000);
 /// Half-life of what a user has used, as a part of the longest time for which a token is kept.
 const HALF_LIFE: u64 = 8;
+/// How often in a half-life what users have used is written down.
+const WRITTEN: u64 = 4;
 /// How often the time for which a user is passed over is doubled at most.
 const DOUBLED_MAX: u32 = 3;
 /// After so many watchdogs without another one, a user's clients that hung are forgotten.
@@ -77,6 +80,13 @@ pub(super) struct Turns {
     ledgers: BTreeMap<ClusterId, Ledger>,
     watchdog: Nanos,
     half_life: Nanos,
+    /// When the accounts were last written down.
+    written: Nanos,
+}
+
+/// The longest time after which a token is free again.
+pub(super) fn longest_hold(tokens_per_gpu: u32, watchdog: Nanos, drain: Nanos) -> Nanos {
+    Nanos(watchdog.0.saturating_mul(u64::from(tokens_per_gpu) + 1).saturating_add(drain.0))
 }
 
 /// A user who asks at one moment: when its oldest request came, and for how long its present holders have had their tokens.
@@ -105,10 +115,9 @@ impl Use {
 
 impl Turns {
     /// Goes on from what the broker before wrote down.
-    pub(super) fn new(watchdog: Nanos, drain: Nanos, before: Vec<Use>, now: Nanos) -> Self {
-        let longest = watchdog.0.saturating_mul(2).saturating_add(drain.0);
-        let half_life = Nanos((longest / HALF_LIFE).max(1));
-        let mut this = Self { ledgers: BTreeMap::new(), watchdog, half_life };
+    pub(super) fn new(watchdog: Nanos, longest: Nanos, before: Vec<Use>, now: Nanos) -> Self {
+        let half_life = Nanos((longest.0 / HALF_LIFE).max(1));
+        let mut this = Self { ledgers: BTreeMap::new(), watchdog, half_life, written: now };
         for account in before.into_iter().filter(|account| account.counted <= now) {
             let ledger = this.ledgers.entry(account.cluster).or_default();
             if ledger.users.len() < USERS_MAX {
@@ -216,8 +225,20 @@ impl Turns {
         ledgers.filter_map(of).min()
     }
 
+    /// Whether what users have used since it was last written down could matter to the next broker.
+    pub(super) fn are_due_to_be_written(&self, now: Nanos) -> bool {
+        let is_counted = self.ledgers.values().any(|ledger| ledger.several);
+        is_counted && now.saturating_sub(self.written).0 >= self.half_life.0 / WRITTEN
+    }
+
+    /// The same, which is written down now.
+    pub(super) fn written(&mut self, now: Nanos) -> Vec<Use> {
+        self.written = now;
+        self.accounts()
+    }
+
     /// What the next broker is to know.
-    pub(super) fn accounts(&self) -> Vec<Use> {
+    fn accounts(&self) -> Vec<Use> {
         // Where no second user ever asked, there is nothing to tell.
         let ledgers = self.ledgers.values().filter(|ledger| ledger.users.len() > 1);
         ledgers.flat_map(|ledger| ledger.users.values()).map(|user| user.account).collect()
@@ -377,6 +398,7 @@ mod tests {
     const MS: u64 = 1_000_000;
     const CLUSTER: ClusterId = ClusterId(0);
     const WATCHDOG: Nanos = Nanos(500 * MS);
+    const LONGEST: Nanos = Nanos(2 * WATCHDOG.0);
 
     /// A process of a user: it holds a token for `hold`, and asks again `think` after it gave it back.
     #[derive(Clone, Copy)]
@@ -391,7 +413,7 @@ mod tests {
 
     /// Grants, the longest wait and all time with a token, of each user.
     fn share(tokens: usize, users: &[(u32, usize, u64, u64)], until: u64) -> BTreeMap<u32, (u64, u64, u64)> {
-        let mut turns = Turns::new(WATCHDOG, Nanos::ZERO, Vec::new(), Nanos::ZERO);
+        let mut turns = Turns::new(WATCHDOG, LONGEST, Vec::new(), Nanos::ZERO);
         let process =
             |&(uid, _, hold, think): &(u32, usize, u64, u64)| Process { uid, hold, think, asked: 1, holds: None };
         let mut processes: Vec<Process> =
@@ -476,7 +498,7 @@ mod tests {
     #[test]
     fn who_hangs_is_passed_over_longer_each_time_also_after_it_connected_again_or_the_broker_was_started_again() {
         let asker = |uid| Asker { uid, since: Nanos(1), holding: Nanos::ZERO };
-        let mut turns = Turns::new(WATCHDOG, Nanos::ZERO, Vec::new(), Nanos::ZERO);
+        let mut turns = Turns::new(WATCHDOG, LONGEST, Vec::new(), Nanos::ZERO);
         let mut now = Nanos(1);
         for doubled in [0, 1, 2, 3, 3] {
             turns.see(now, CLUSTER, 2);
@@ -487,7 +509,7 @@ mod tests {
             assert_eq!(turns.next(Nanos(until.0 - 1), CLUSTER, &[asker(1), asker(2)]), Some(2));
             // The next broker reads what this one wrote.
             let text = serde_json::to_string(&turns.accounts()).unwrap();
-            turns = Turns::new(WATCHDOG, Nanos::ZERO, serde_json::from_str(&text).unwrap(), until);
+            turns = Turns::new(WATCHDOG, LONGEST, serde_json::from_str(&text).unwrap(), until);
             assert_eq!(turns.next(Nanos(until.0 - 1), CLUSTER, &[asker(1)]), None);
             assert_eq!(turns.next(until, CLUSTER, &[asker(1)]), Some(1));
             now = until;
@@ -499,7 +521,7 @@ mod tests {
 
     #[test]
     fn users_take_turns_while_two_ask_and_until_one_has_been_quiet_for_a_while() {
-        let mut turns = Turns::new(WATCHDOG, Nanos::ZERO, Vec::new(), Nanos::ZERO);
+        let mut turns = Turns::new(WATCHDOG, LONGEST, Vec::new(), Nanos::ZERO);
         turns.see(Nanos(1), CLUSTER, 1);
         assert!(!turns.look(Nanos(1), CLUSTER, [1].into_iter()));
         assert_eq!((turns.wake_time(), turns.accounts().len()), (None, 0), "nothing of a single user");
@@ -512,8 +534,23 @@ mod tests {
     }
 
     #[test]
+    fn what_users_have_used_is_written_down_several_times_in_a_half_life_while_they_share() {
+        let mut turns = Turns::new(WATCHDOG, LONGEST, Vec::new(), Nanos(1));
+        let due = Nanos(1 + LONGEST.0 / HALF_LIFE / WRITTEN);
+        turns.see(Nanos(1), CLUSTER, 1);
+        turns.look(Nanos(1), CLUSTER, [1].into_iter());
+        assert!(!turns.are_due_to_be_written(due), "nothing of a single user");
+        turns.charge(Nanos(1), CLUSTER, 2, Nanos(MS));
+        turns.look(Nanos(1), CLUSTER, [1, 2].into_iter());
+        assert!(!turns.are_due_to_be_written(Nanos(due.0 - 1)));
+        assert!(turns.are_due_to_be_written(due));
+        assert_eq!(turns.written(due).len(), 2);
+        assert!(!turns.are_due_to_be_written(due));
+    }
+
+    #[test]
     fn of_users_without_end_few_are_remembered_and_those_who_used_most_stay() {
-        let mut turns = Turns::new(WATCHDOG, Nanos::ZERO, Vec::new(), Nanos::ZERO);
+        let mut turns = Turns::new(WATCHDOG, LONGEST, Vec::new(), Nanos::ZERO);
         turns.charge(Nanos(1), CLUSTER, 0, WATCHDOG);
         for uid in 1..3 * USERS_MAX as u32 {
             turns.charge(Nanos(1), CLUSTER, uid, Nanos(1));

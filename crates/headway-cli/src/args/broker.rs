@@ -5,14 +5,14 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use headway::units::{Bytes, Nanos};
 
-use super::{some_bytes, some_time};
+use super::{count, some_bytes, some_time};
 
 #[derive(Debug, Args)]
 pub(crate) struct BrokerArgs {
     /// Where to listen [default: $HEADWAY_BROKER, else headway/broker in $XDG_RUNTIME_DIR, else /tmp/headway-UID/broker]
     #[arg(long, value_name = "PATH")]
     pub(crate) socket: Option<PathBuf>,
-    /// Let every user connect who may enter the socket's folder
+    /// Let users in the group of the socket's folder connect, and give the socket to that group
     #[arg(long)]
     pub(crate) group: bool,
     /// Machine whose GPUs are shared: a shipped name or a file
@@ -60,6 +60,9 @@ pub(crate) struct BrokerArgs {
     /// Leave the priority of holders and of the broker as it is
     #[arg(long)]
     pub(crate) no_boost: bool,
+    /// Tasks of all users together; each may have so many that twice as many stay free
+    #[arg(long, value_name = "N", default_value = "4096", value_parser = count)]
+    pub(crate) tasks: usize,
     /// Raise threads of other users too, up to this SCHED_FIFO priority [default: never]
     #[arg(long, value_name = "PRIORITY", value_parser = clap::value_parser!(i32).range(1..=40))]
     pub(crate) lend_realtime: Option<i32>,

@@ -115,6 +115,15 @@ pub fn thread_started(pid: u32, tid: u32) -> Option<u64> {
     start_of(&format!("/proc/{pid}/task/{tid}/stat"))
 }
 
+/// Whether the thread `tid` of the process `pid` has the rights of the user `uid` and of nobody else: its real, effective, saved
+/// and file system user.
+#[must_use]
+pub fn thread_is_of(pid: u32, tid: u32, uid: u32) -> bool {
+    let Ok(text) = std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/status")) else { return false };
+    let users = text.lines().find_map(|line| line.strip_prefix("Uid:"));
+    users.is_some_and(|users| users.split_whitespace().all(|known| known.parse() == Ok(uid)))
+}
+
 fn start_of(stat: &str) -> Option<u64> {
     let stat = std::fs::read_to_string(stat).ok()?;
     // The name in parentheses may hold spaces and parentheses itself.
@@ -173,6 +182,24 @@ mod tests {
     use std::process::{Command, Stdio};
 
     use super::*;
+
+    #[test]
+    fn a_thread_is_of_the_user_whose_rights_alone_it_has() {
+        let (pid, me) = (std::process::id(), user());
+        assert!(thread_is_of(pid, this_thread(), me));
+        assert!(!thread_is_of(pid, this_thread(), me + 1));
+        assert!(!thread_is_of(pid, u32::MAX, me));
+        if me != 0 {
+            println!("skipped: only root becomes another user");
+            return;
+        }
+        let other = std::thread::spawn(move || {
+            // SAFETY: changes the effective user of this thread alone.
+            let done = unsafe { libc::syscall(libc::SYS_setresuid, -1, 54_321, -1) };
+            (done, thread_is_of(pid, this_thread(), me), thread_is_of(pid, this_thread(), 54_321))
+        });
+        assert_eq!(other.join().unwrap(), (0, false, false));
+    }
 
     #[test]
     fn a_process_has_not_ended_until_it_is_killed() {

@@ -70,29 +70,29 @@ impl Guard {
     /// [`OsError`] if there is no room for another process.
     pub fn start() -> Result<Self, OsError> {
         let page = Page::new()?;
-        let mut ends: [RawFd; 2] = [-1; 2];
-        // SAFETY: two descriptors are written to `ends`.
-        if unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) } != 0 {
-            return Err(OsError::last("pipe2"));
-        }
-        // SAFETY: the call has given both descriptors to us alone.
-        let [death, life] = ends.map(|end| unsafe { OwnedFd::from_raw_fd(end) });
-        // SAFETY: the child calls nothing but what is allowed after a fork of a process with threads, and never returns.
-        let pid = unsafe { libc::fork() };
-        if pid == 0 {
-            watch(death.as_raw_fd(), page.slots());
-        }
-        if pid < 0 {
-            return Err(OsError::last("fork"));
-        }
+        let (pid, life) = spawn(&page)?;
         Ok(Self { page, pid, life: Some(life) })
+    }
+
+    /// Starts another guardian where somebody has killed this one: what is noted stays. Whether there is one.
+    fn revive(&mut self) -> bool {
+        // SAFETY: asks for the end of our own child; no status is written.
+        if unsafe { libc::waitpid(self.pid, std::ptr::null_mut(), libc::WNOHANG) } == 0 {
+            return true;
+        }
+        let Ok((pid, life)) = spawn(&self.page) else { return false };
+        (self.pid, self.life) = (pid, Some(life));
+        true
     }
 
     /// Notes the thread `tid` of the process `pid`, which is raised only after this: `started` is when it was started
     /// ([`thread_started`](crate::ipc::thread_started)), so that no later thread of its number is taken for it. `false` if
-    /// there is no room.
+    /// there is no room, or no guardian.
     #[must_use]
-    pub fn note(&self, pid: u32, tid: u32, started: u64) -> bool {
+    pub fn note(&mut self, pid: u32, tid: u32, started: u64) -> bool {
+        if !self.revive() {
+            return false;
+        }
         let slots = self.page.slots();
         let has = |slot: &&Slot| slot.tid.load(Ordering::Acquire) == tid;
         let free = |slot: &&Slot| slot.tid.load(Ordering::Acquire) == 0;
@@ -116,6 +116,26 @@ impl Guard {
     pub fn pid(&self) -> u32 {
         self.pid.unsigned_abs()
     }
+}
+
+/// Starts the guardian's process: its number, and what ends with ours.
+fn spawn(page: &Page) -> Result<(libc::pid_t, OwnedFd), OsError> {
+    let mut ends: [RawFd; 2] = [-1; 2];
+    // SAFETY: two descriptors are written to `ends`.
+    if unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) } != 0 {
+        return Err(OsError::last("pipe2"));
+    }
+    // SAFETY: the call has given both descriptors to us alone.
+    let [death, life] = ends.map(|end| unsafe { OwnedFd::from_raw_fd(end) });
+    // SAFETY: the child calls nothing but what is allowed after a fork of a process with threads, and never returns.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        watch(death.as_raw_fd(), page.slots());
+    }
+    if pid < 0 {
+        return Err(OsError::last("fork"));
+    }
+    Ok((pid, life))
 }
 
 impl Drop for Guard {
@@ -248,8 +268,8 @@ mod tests {
         // SAFETY: the child only starts its guardian and waits.
         let broker = unsafe { libc::fork() };
         if broker == 0 {
-            let guard = Guard::start();
-            let is_noted = guard.as_ref().is_ok_and(|guard| {
+            let mut guard = Guard::start();
+            let is_noted = guard.as_mut().is_ok_and(|guard| {
                 let all = guard.note(noted, noted, since(noted))
                     && guard.note(forgotten, forgotten, since(forgotten))
                     // Another thread had this number.
@@ -276,6 +296,27 @@ mod tests {
         wait_until("it is ordinary again", || !is_raised(&children[0]));
         assert!(children[1..].iter().all(is_raised), "not what was given back, is another thread, or was not noted");
         let _ = other;
+        for child in &mut children {
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+    }
+
+    #[test]
+    fn a_guardian_that_was_killed_is_replaced_by_one_that_knows_what_it_knew() {
+        let mut children = [raised(), raised()];
+        let [first, second] = [0, 1].map(|at| children[at].id());
+        let since = |pid| thread_started(pid, pid).unwrap();
+        let mut guard = Guard::start().unwrap();
+        assert!(guard.note(first, first, since(first)));
+        let killed = Process::open(guard.pid()).unwrap();
+        killed.tell(Signal::Kill).unwrap();
+        wait_until("it has ended", || killed.has_ended());
+        assert!(guard.note(second, second, since(second)));
+        let process = Process::open(guard.pid()).unwrap();
+        assert!(!process.has_ended());
+        drop(guard);
+        assert!(process.has_ended() && !children.iter().any(is_raised));
         for child in &mut children {
             child.kill().unwrap();
             child.wait().unwrap();

@@ -1,9 +1,12 @@
-//! The record beside the socket: which processes are served, which tasks are theirs, who holds which token. It is always there,
-//! so that a broker that is started again knows whom to believe.
+//! The record beside the socket: which processes are served, which tasks are theirs, who holds which token and which engine. It
+//! is always there, so that a broker that is started again knows whom to believe.
 //!
-//! `.state` is replaced whenever a client or task comes or goes. `.held` has a slot of 64 bytes for each token, which is written
-//! in place before a holder is told; a process that is killed never leaves half a slot. Both have their room on the disk from the
-//! start, so that it may be full later.
+//! `.state` is replaced whenever a client or task comes or goes. `.held` has a slot of 64 bytes for each token and each engine
+//! lock, which is written in place before a holder is told; a process that is killed never leaves half a slot. Both have their
+//! room on the disk from the start, so that it may be full later.
+//!
+//! An engine that was given back stays in its slot until it is granted again: that counts only while the job holds a token. Of
+//! engines that are used by lease nothing is written: then one client alone holds tokens of that GPU.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -12,7 +15,8 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use headway_core::decisions::sharing::{ClusterId, JobId, TaskId, TokenId};
+use headway_core::decisions::engine_lock::{Engine, LockId};
+use headway_core::decisions::sharing::{ClusterId, GpuId, JobId, TaskId, TokenId};
 use headway_os::ipc::boot;
 use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
@@ -60,6 +64,8 @@ pub(in crate::server) struct Roster {
     pub(in crate::server) users: Vec<Use>,
     /// Who held each token, as far as it could be written.
     pub(in crate::server) held: BTreeMap<(ClusterId, TokenId), JobId>,
+    /// Who had each engine last, other than by lease.
+    pub(in crate::server) engines: BTreeMap<LockId, JobId>,
     /// Whether that is all.
     pub(in crate::server) is_complete: bool,
 }
@@ -70,18 +76,29 @@ impl Roster {
     }
 }
 
+/// What a slot is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    Token(ClusterId, TokenId),
+    Engine(LockId),
+}
+
+type Entry = (Place, Option<JobId>);
+
 pub(super) struct Record {
     folder: Folder,
     state: OsString,
     held: OsString,
     file: Option<File>,
     /// What each slot says.
-    slots: Vec<((ClusterId, TokenId), Option<JobId>)>,
+    slots: Vec<Entry>,
     /// What the state file is to say, and whether it does.
     clients: Vec<Known>,
     users: Vec<Use>,
     is_written: bool,
     is_complete: bool,
+    /// Whether nobody is told of what could not be written: then nothing is ever missing.
+    must_remember: bool,
     faults: Option<Faults>,
 }
 
@@ -92,25 +109,65 @@ fn slot(text: &str) -> [u8; SLOT] {
     slot
 }
 
-fn holding(slot: ((ClusterId, TokenId), Option<JobId>)) -> [u8; SLOT] {
-    match slot {
-        ((cluster, token), Some(job)) => self::slot(&format!("{} {} {} {}", cluster.0, token.0, job.task.0, job.job)),
-        ((cluster, token), None) => self::slot(&format!("{} {} free", cluster.0, token.0)),
+const ENGINES: [(Engine, &str); 3] = [(Engine::Execute, "execute"), (Engine::In, "in"), (Engine::Out, "out")];
+
+fn holding((place, job): Entry) -> [u8; SLOT] {
+    let place = match place {
+        Place::Token(cluster, token) => format!("{} {}", cluster.0, token.0),
+        Place::Engine(LockId { gpu, engine }) => {
+            let name = ENGINES.iter().find(|known| known.0 == engine).map_or("", |known| known.1);
+            format!("gpu {} {name}", gpu.0)
+        }
+    };
+    let job = job.map_or_else(|| "free".to_owned(), |job| format!("{} {}", job.task.0, job.job));
+    slot(&format!("{place} {job}"))
+}
+
+fn parse(text: &str) -> Option<Entry> {
+    let mut words = text.split_whitespace();
+    let mut word = || words.next();
+    let place = match word()? {
+        "gpu" => {
+            let (gpu, name) = (GpuId(word()?.parse().ok()?), word()?);
+            Place::Engine(LockId { gpu, engine: ENGINES.iter().find(|known| known.1 == name)?.0 })
+        }
+        cluster => Place::Token(ClusterId(cluster.parse().ok()?), TokenId(word()?.parse().ok()?)),
+    };
+    match word()? {
+        "free" => Some((place, None)),
+        task => Some((place, Some(JobId { task: TaskId(task.parse().ok()?), job: word()?.parse().ok()? }))),
     }
 }
 
-fn parse(text: &str) -> Option<((ClusterId, TokenId), Option<JobId>)> {
-    let mut words = text.split_whitespace();
-    let mut word = || words.next();
-    let token = (ClusterId(word()?.parse().ok()?), TokenId(word()?.parse().ok()?));
-    match word()? {
-        "free" => Some((token, None)),
-        task => Some((token, Some(JobId { task: TaskId(task.parse().ok()?), job: word()?.parse().ok()? }))),
+/// What `.held` says, and whether that is all. Where nobody was served it counts for nothing.
+fn entries(bytes: &[u8], was_served: bool) -> Result<(Vec<Entry>, bool), String> {
+    let text = String::from_utf8_lossy(bytes);
+    let mut lines = text.lines();
+    let first = lines.next().unwrap_or_default().trim_end();
+    let count = first.strip_prefix(COMPLETE).and_then(|count| count.trim().parse::<usize>().ok());
+    if !was_served {
+        return Ok((Vec::new(), count.is_some()));
     }
+    match count {
+        Some(count) => {
+            let all: Vec<_> = lines.take(count).map_while(parse).collect();
+            if all.len() < count || bytes.len() / SLOT <= count {
+                return Err(format!("{} of its {count} entries are whole", all.len()));
+            }
+            Ok((all, true))
+        }
+        None if first == INCOMPLETE => Ok((lines.filter_map(parse).collect(), false)),
+        None => Err("its first line is wrong".to_owned()),
+    }
+}
+
+fn names_holders(bytes: &[u8]) -> bool {
+    let text = String::from_utf8_lossy(bytes);
+    text.lines().filter_map(parse).any(|entry| matches!(entry, (Place::Token(..), Some(_))))
 }
 
 fn damage(what: &str) -> io::Error {
-    let remedy = "end the processes that the broker before served, then move it away";
+    let remedy = "end the processes that the broker before served, then move `.state` and `.held` away";
     io::Error::new(io::ErrorKind::InvalidData, format!("it is damaged: {what}; {remedy}"))
 }
 
@@ -132,36 +189,27 @@ impl Record {
         // Taken for "nobody held anything", a damaged file would give a living holder's token to somebody else.
         let damaged = |_| failed(&state, damage("it does not say who was served"));
         let clients = clients.map(|bytes| serde_json::from_slice::<State>(&bytes).map_err(damaged)).transpose()?;
-        let known = clients.filter(|state| state.schema == SCHEMA && state.boot == boot());
-        let (mut clients, users) = known.map(|state| (state.clients, state.users)).unwrap_or_default();
         let slots = folder.read(&held, BYTES_MAX).map_err(|source| failed(&held, source))?;
-        if slots.is_none() {
-            // Its owner has removed it, as errors advise.
-            clients.clear();
+        let has_clients = clients.is_some();
+        let known = clients.filter(|state| state.schema == SCHEMA && state.boot == boot());
+        let (clients, users) = known.map(|state| (state.clients, state.users)).unwrap_or_default();
+        // Its owner removes both, as errors advise. One alone says that there was a broker, and not whom it served.
+        if slots.is_none() && !clients.is_empty() {
+            return Err(failed(&held, damage("it is missing, and clients were served")));
         }
         let slots = slots.unwrap_or_default();
-        let length = slots.len();
-        let slots = String::from_utf8_lossy(&slots).into_owned();
-        let mut lines = slots.lines();
-        let first = lines.next().unwrap_or_default().trim_end();
-        let count = first.strip_prefix(COMPLETE).and_then(|count| count.trim().parse::<usize>().ok());
-        let is_complete = count.is_some();
-        if !is_complete && first != INCOMPLETE && !clients.is_empty() {
-            return Err(failed(&held, damage("its first line is wrong")));
+        if !has_clients && names_holders(&slots) {
+            return Err(failed(&state, damage("it is missing, and `.held` names holders")));
         }
-        let slots: Vec<_> = if clients.is_empty() {
-            Vec::new()
-        } else if let Some(count) = count {
-            let all: Vec<_> = lines.take(count).map_while(parse).collect();
-            if all.len() < count || length / SLOT <= count {
-                return Err(failed(&held, damage(&format!("{} of its {count} entries are whole", all.len()))));
+        let (slots, is_complete) = entries(&slots, !clients.is_empty()).map_err(|what| failed(&held, damage(&what)))?;
+        let (mut taken, mut engines) = (BTreeMap::new(), BTreeMap::new());
+        for (place, job) in slots.iter().filter_map(|(place, job)| Some((*place, (*job)?))) {
+            match place {
+                Place::Token(cluster, token) => drop(taken.insert((cluster, token), job)),
+                Place::Engine(lock) => drop(engines.insert(lock, job)),
             }
-            all
-        } else {
-            lines.filter_map(parse).collect()
-        };
-        let taken = slots.iter().filter_map(|(token, job)| Some((*token, (*job)?))).collect();
-        let roster = Roster { clients: clients.clone(), users: users.clone(), held: taken, is_complete };
+        }
+        let roster = Roster { clients: clients.clone(), users: users.clone(), held: taken, engines, is_complete };
         let is_whole = is_complete || clients.is_empty();
         let mut this = Self {
             folder,
@@ -173,6 +221,7 @@ impl Record {
             users,
             is_written: false,
             is_complete: is_whole,
+            must_remember,
             faults,
         };
         let trouble = match this.rewrite() {
@@ -222,35 +271,23 @@ impl Record {
 
     /// Notes that what is in the files is not all, as well as that can be done.
     fn spoil(&mut self) {
-        let _ = self.write(0, &slot(INCOMPLETE));
+        if !self.must_remember {
+            let _ = self.write(0, &slot(INCOMPLETE));
+        }
     }
 
     /// Notes who holds what. While clients of the broker before are waited for, their tokens stay as they were.
     pub(super) fn hold(&mut self, holders: &Holders, recovering: bool) -> io::Result<()> {
-        for (token, job) in holders {
-            match self.slots.iter().position(|(known, _)| known == token) {
-                Some(at) if self.slots[at].1 == Some(*job) => {}
-                Some(at) => {
-                    self.slots[at].1 = Some(*job);
-                    self.put(at)?;
-                }
-                None => {
-                    self.slots.push((*token, Some(*job)));
-                    self.put(self.slots.len() - 1)?;
-                    // Only now: a number above what is there would say that the file is damaged.
-                    let written = self.write_first();
-                    if written.is_err() {
-                        self.spoil();
-                    }
-                    written?;
-                }
-            }
+        for ((cluster, token), job) in holders {
+            self.enter(Place::Token(*cluster, *token), *job)?;
         }
         if recovering {
             return Ok(());
         }
         for at in 0..self.slots.len() {
-            if self.slots[at].1.is_some() && !holders.contains_key(&self.slots[at].0) {
+            let is_free =
+                |place| matches!(place, Place::Token(cluster, token) if !holders.contains_key(&(cluster, token)));
+            if self.slots[at].1.is_some() && is_free(self.slots[at].0) {
                 self.slots[at].1 = None;
                 self.put(at)?;
             }
@@ -264,6 +301,27 @@ impl Record {
             }
         }
         Ok(())
+    }
+
+    /// Notes that a job gets an engine.
+    pub(super) fn lock(&mut self, lock: LockId, job: JobId) -> io::Result<()> {
+        self.enter(Place::Engine(lock), job)
+    }
+
+    fn enter(&mut self, place: Place, job: JobId) -> io::Result<()> {
+        match self.slots.iter().position(|(known, _)| *known == place) {
+            Some(at) if self.slots[at].1 == Some(job) => Ok(()),
+            Some(at) => {
+                self.slots[at].1 = Some(job);
+                self.put(at)
+            }
+            None => {
+                self.slots.push((place, Some(job)));
+                self.put(self.slots.len() - 1)?;
+                // Only now: a number above what is there would say that the file is damaged.
+                self.write_first().inspect_err(|_| self.spoil())
+            }
+        }
     }
 
     fn put(&mut self, at: usize) -> io::Result<()> {
@@ -303,9 +361,10 @@ mod tests {
 
     #[test]
     fn slots_read_back_as_they_were_written_and_have_one_size() {
-        let token = (ClusterId(u32::MAX), TokenId(u32::MAX));
+        let token = Place::Token(ClusterId(u32::MAX), TokenId(u32::MAX));
+        let lock = Place::Engine(LockId { gpu: GpuId(u32::MAX), engine: Engine::Execute });
         let job = JobId { task: TaskId(u32::MAX), job: u64::MAX };
-        for slot in [(token, Some(job)), (token, None)] {
+        for slot in [(token, Some(job)), (token, None), (lock, Some(job)), (lock, None)] {
             let bytes = holding(slot);
             assert_eq!(bytes[SLOT - 1], b'\n');
             assert_eq!(parse(std::str::from_utf8(&bytes).unwrap()), Some(slot));

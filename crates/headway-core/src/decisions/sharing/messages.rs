@@ -61,7 +61,7 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { tasks_max: 1_024, requests_max: 1_024 }
+        Self { tasks_max: 4_096, requests_max: 4_096 }
     }
 }
 
