@@ -15,6 +15,8 @@ const PACK: &str = ".gpu";
 const PACK_BYTES_MAX: u64 = 60 << 20;
 /// Test programs that use a GPU if there is one. Others may need files or tools that the GPU machine does not have.
 const GPU_TESTS: &str = "gpu*";
+/// What `headway exec` loads into other programs, from beside itself.
+const PRELOAD: (&str, &str) = ("headway-preload", "libheadway_preload.so");
 /// The crate and the name of the program.
 const PROGRAM: (&str, &str) = ("headway-cli", "headway");
 /// Runs the pack; needs nothing but bash and the driver.
@@ -33,10 +35,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let tests_folder = pack.join("tests");
     empty(&tests_folder)?;
 
-    let programs = built(&["build", "--release", "-p", PROGRAM.0])?;
+    let programs = built(&["build", "--release", "-p", PROGRAM.0, "-p", PRELOAD.0])?;
     let program = programs.iter().find(|it| !it.is_test && it.target == PROGRAM.1);
     let program = program.with_context(|| format!("{} builds no program `{}`", PROGRAM.0, PROGRAM.1))?;
     let mut bytes = stripped_copy(&program.path, &pack.join(PROGRAM.1))?;
+    bytes += stripped_copy(&program.path.with_file_name(PRELOAD.1), &pack.join(PRELOAD.1))?;
 
     let mut arguments = vec!["test", "--release", "--no-run", "--test", GPU_TESTS];
     arguments.extend(args.packages.iter().flat_map(|name| ["-p", name]));

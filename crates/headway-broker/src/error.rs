@@ -59,26 +59,13 @@ impl std::fmt::Display for Reason {
 pub enum ServerError {
     /// The socket cannot be made.
     #[error("cannot listen at `{path}`")]
-    Listen {
-        /// Where.
-        path: PathBuf,
-        /// Why.
-        source: OsError,
-    },
+    Listen { path: PathBuf, source: OsError },
     /// A folder or file beside the socket cannot be used.
     #[error("cannot use `{path}`")]
-    Place {
-        /// Which.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
+    Place { path: PathBuf, source: io::Error },
     /// Another broker is there.
     #[error("a broker already listens at `{path}`; stop it, or choose another socket with `--socket`")]
-    Running {
-        /// Where.
-        path: PathBuf,
-    },
+    Running { path: PathBuf },
     /// Something else has the socket's name.
     #[error(
         "`{path}` is {}, and is not replaced; move it away, or choose another socket with `--socket`",
@@ -114,12 +101,7 @@ pub enum ServerError {
     System(#[from] OsError),
     /// The log cannot be written.
     #[error("cannot write the log `{path}`")]
-    Log {
-        /// Which.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
+    Log { path: PathBuf, source: io::Error },
 }
 
 /// What a client is told instead of what it asked for.
@@ -128,12 +110,7 @@ pub enum ServerError {
 pub enum ClientError {
     /// Nobody listens, or the connection was refused.
     #[error("cannot reach a broker at `{path}`; start one with `headway broker`, or name its socket")]
-    Connect {
-        /// Where.
-        path: PathBuf,
-        /// Why.
-        source: OsError,
-    },
+    Connect { path: PathBuf, source: OsError },
     /// The name is no path.
     #[error("cannot reach a broker at `{path}`: {}", crate::place::ABSTRACT)]
     Abstract {
@@ -178,10 +155,7 @@ pub enum ClientError {
     Lost,
     /// The broker says no.
     #[error("the broker refuses: {reason}")]
-    Refused {
-        /// Why.
-        reason: String,
-    },
+    Refused { reason: String },
     /// A request through the ring was refused.
     #[error("the request is refused: {0}")]
     Request(Reason),
@@ -190,10 +164,7 @@ pub enum ClientError {
     Revoked,
     /// The GPU is lost, and what was held or waited for with it.
     #[error("GPU {} is lost: the token and everything on the GPU are gone; ask for another one, and begin the job anew", .gpu.0)]
-    GpuLost {
-        /// Which.
-        gpu: GpuId,
-    },
+    GpuLost { gpu: GpuId },
     /// Nothing was granted in the time given.
     #[error("nothing was granted in the time given; the request is withdrawn")]
     TimedOut,

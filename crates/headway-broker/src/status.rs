@@ -61,7 +61,6 @@ pub struct MemoryStatus {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GpuStatus {
-    /// Which.
     pub gpu: GpuId,
     /// Tokens it has.
     pub tokens: u32,
@@ -79,7 +78,6 @@ pub struct GpuStatus {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ClientStatus {
-    /// Which.
     pub client: ClientId,
     /// The name it gave.
     pub name: String,
@@ -87,7 +85,6 @@ pub struct ClientStatus {
     pub pid: u32,
     /// Its user.
     pub uid: u32,
-    /// Its tasks.
     pub tasks: usize,
     /// Whether it is gone and its GPU work is waited for.
     pub draining: bool,
@@ -103,7 +100,6 @@ pub enum Phase {
     Holds {
         /// On which GPU.
         gpu: GpuId,
-        /// Which.
         token: TokenId,
         /// Locks it waits for.
         waits_for: Vec<LockId>,
@@ -116,11 +112,9 @@ pub enum Phase {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct JobStatus {
-    /// Its task.
     pub task: TaskId,
     /// Name of the task.
     pub name: String,
-    /// Its client.
     pub client: ClientId,
     /// Its number.
     pub job: u64,

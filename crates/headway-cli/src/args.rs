@@ -3,6 +3,7 @@
 mod foreign;
 
 mod broker;
+mod label;
 
 use std::path::PathBuf;
 
@@ -23,7 +24,7 @@ pub(crate) use self::foreign::{ExportArgs, ImportArgs};
 /// Moves data between host and GPU memory on time: plans periodic transfers, runs them, shows what happened.
 #[derive(Debug, Parser)]
 #[command(name = "headway", version, max_term_width = 100, disable_help_subcommand = true)]
-#[command(after_help = "Exit status: 0 yes, 1 a negative answer, 2 an error, 3 undecided.")]
+#[command(after_help = "Exit status: 0 yes, 1 a negative answer, 2 an error, 3 undecided, 130 interrupted.")]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,
@@ -117,10 +118,7 @@ pub(crate) enum Command {
         out: Option<PathBuf>,
     },
     /// Print a completion script for a shell
-    Completions {
-        /// The shell
-        shell: clap_complete::Shell,
-    },
+    Completions { shell: clap_complete::Shell },
     /// Serve an experiment or a benchmark that this program runs in another process
     #[command(name = headway_lab::child::WORD, hide = true)]
     LabChild {
@@ -141,7 +139,8 @@ pub(crate) struct PlanArgs {
     /// Use only this many GPUs of it
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub(crate) gpus: Option<usize>,
-    /// Use only this strategy [default: the accepted one with the greatest margin]
+    /// Use only this strategy [default: of serial, partitioned and, for messages and wafers, combined, the accepted one with the
+    /// greatest margin; serial for a machine that is not calibrated]
     #[arg(long, value_enum)]
     pub(crate) strategy: Option<StrategyArg>,
 }
@@ -159,7 +158,7 @@ pub(crate) struct RunArgs {
     /// How long packets arrive, for example "5 s" [default: until the input ends; for a sample, what the workload says]
     #[arg(long, value_parser = str::parse::<Nanos>)]
     pub(crate) duration: Option<Nanos>,
-    /// Folder for the results [default: out/NAME-SOURCE]
+    /// Folder for the results [default: out/NAME-SOURCE-OPTIONS, with the options that were given]
     #[arg(long)]
     pub(crate) out: Option<PathBuf>,
     /// Seed instead of the workload's
@@ -185,6 +184,9 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "N", default_value_t = Keep::default().traced,
         value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) trace_max: u64,
+    /// See [`label`].
+    #[arg(skip)]
+    pub(crate) label: String,
 }
 
 #[derive(Debug, Args)]
@@ -200,7 +202,7 @@ pub(crate) struct ReproduceArgs {
     /// Machine whose profile `copy` chooses by [default: the built-in rules]
     #[arg(long)]
     pub(crate) machine: Option<String>,
-    /// Folder for raw figures, plots and summary [default: out/NAME-SOURCE]
+    /// Folder for raw figures, plots and summary [default: out/NAME-SOURCE-OPTIONS, with the options that were given]
     #[arg(long)]
     pub(crate) out: Option<PathBuf>,
     /// Seed of everything drawn
@@ -236,6 +238,9 @@ pub(crate) struct ReproduceArgs {
     pub(crate) policies: Vec<Strategy>,
     #[command(flatten)]
     pub(crate) sharing: ExperimentSharingArgs,
+    /// See [`label`].
+    #[arg(skip)]
+    pub(crate) label: String,
 }
 
 /// What only `gpusync-gpu` asks.
@@ -363,14 +368,14 @@ pub(crate) struct InterconnectArgs {
     /// Seed of the batches
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,
-    /// Folder for figures, plots, machine file and summary
+    /// Folder for figures, plots, machine file and summary; other options given are added to its name
     #[arg(long, default_value = "out/interconnect")]
     pub(crate) out: PathBuf,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct BenchBrokerArgs {
-    /// Folder for figures and summary
+    /// Folder for figures and summary; other options given are added to its name
     #[arg(long, default_value = "out/broker")]
     pub(crate) out: PathBuf,
     /// Fewer samples: a few seconds instead of half a minute
@@ -398,7 +403,7 @@ pub(crate) struct BenchArgs {
     /// Methods to compare, beside `pageable` and `dma` [default: all]
     #[arg(long, value_name = "METHOD", value_delimiter = ',', value_parser = method())]
     pub(crate) ways: Vec<Method>,
-    /// Folder for figures, plots and summary
+    /// Folder for figures, plots and summary; other options given are added to its name
     #[arg(long, default_value = "out/transfers")]
     pub(crate) out: PathBuf,
     /// Fewer and smaller points: about a minute for one GPU
@@ -408,7 +413,7 @@ pub(crate) struct BenchArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct BenchCombineArgs {
-    /// Folder for figures and summary
+    /// Folder for figures and summary; other options given are added to its name
     #[arg(long, default_value = "out/combine")]
     pub(crate) out: PathBuf,
     /// Seed of all message sets

@@ -82,7 +82,7 @@ pub(crate) fn bench(out: &Out, args: &BenchBrokerArgs) -> Result<Answer> {
         out.warn(warning);
     }
     out.print(&report, || benched(&report))?;
-    Ok(if report.is_behind() { Answer::No } else { Answer::Yes })
+    Ok(Answer::of_bench(report.complete, report.is_behind()))
 }
 
 fn benched(report: &bench::BrokerBenchReport) -> String {

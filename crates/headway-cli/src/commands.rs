@@ -21,7 +21,7 @@ use serde::Serialize;
 
 use crate::Answer;
 use crate::args::{BenchCombineArgs, Cli, Format, PlanArgs, PortArg, ReproduceArgs, RunArgs};
-use crate::{sharing, show};
+use crate::{failure, sharing, show};
 
 /// Where and how to print.
 pub(crate) struct Out {
@@ -93,7 +93,8 @@ pub(crate) fn plan(out: &Out, args: &PlanArgs) -> Result<Answer> {
         return sharing::plan(out, &machine(args)?, &workload);
     }
     let machine = machine(args)?;
-    let plan = headway::plan::make(&machine, &workload, PlanOptions { strategy: args.strategy.map(Into::into) })?;
+    let mut plan = plans::make(&machine, &workload, PlanOptions { strategy: args.strategy.map(Into::into) })?;
+    plan.verdict.notes.extend(plans::absent_kernels(&plan));
     let (models, assumes, confidence) = (plans::models(&plan), plans::assumption(&plan), machine.confidence());
     let planned = Planned { plan: &plan, models, assumes, confidence };
     out.print(&planned, || show::plan(&plan, &planned.models, &planned.assumes, &planned.confidence))?;
@@ -111,9 +112,12 @@ pub(crate) fn bench_combine(out: &Out, args: &BenchCombineArgs) -> Result<Answer
     let report = combine::run(&options, |progress| bar.show(progress));
     bar.finish();
     let report = report?;
+    if !report.complete {
+        out.warn(bench::ENDED_EARLY);
+    }
     out.print(&report, || show::targets(&report.targets, &report.folder))?;
     let missed = report.targets.iter().any(|target| target.outcome == bench::Outcome::NotMet);
-    Ok(if missed && report.optimised { Answer::No } else { Answer::Yes })
+    Ok(Answer::of_bench(report.complete, missed && report.optimised))
 }
 
 /// A flag that becomes true when the user asks for the end; `left` is what stays behind where that cannot be had.
@@ -123,7 +127,7 @@ pub(crate) fn interrupt(out: &Out, left: &str) -> Arc<AtomicBool> {
     let handler = move || {
         // Whoever asks twice does not want to wait for the tidying up.
         if flag.swap(true, Ordering::Relaxed) {
-            std::process::exit(2);
+            std::process::exit(failure::INTERRUPTED.into());
         }
     };
     if let Err(error) = ctrlc::set_handler(handler) {
@@ -143,6 +147,7 @@ pub(crate) fn run(out: &Out, args: &RunArgs) -> Result<Answer> {
         input: args.input.clone(),
         duration: args.duration,
         out: args.out.clone(),
+        label: args.label.clone(),
         seed: args.seed,
         force: args.force,
         verify: !args.no_verify,
@@ -291,17 +296,60 @@ pub(crate) fn reproduce(out: &Out, args: &ReproduceArgs) -> Result<Answer> {
         speedup: special.speedup,
         segments: special.segments,
         video: special.video.clone(),
-        out: args.out.clone(),
     };
     let (quick, seed, gpus, duration) = (args.quick, args.seed, args.gpus, args.duration);
-    let setting = experiments::Setting { backend, quick, seed, machine, gpus, duration, streams, sharing };
-    let outcome = experiments::find(name)?.run(&setting)?;
-    let usual = || Path::new("out").join(format!("{}-{}", outcome.experiment, outcome.source));
-    let folder = args.out.clone().unwrap_or_else(usual);
-    outcome.write(&folder)?;
+    let (out_folder, label, so_far) = (args.out.clone(), args.label.clone(), experiments::SoFar::default());
+    let setting = experiments::Setting {
+        backend,
+        quick,
+        seed,
+        machine,
+        gpus,
+        duration,
+        streams,
+        sharing,
+        out: out_folder,
+        label,
+        so_far,
+    };
+    let experiment = experiments::find(name)?;
+    experiment.may_write(&setting)?;
+    let ended = keep_if_interrupted(out, &setting);
+    let outcome = experiment.run(&setting)?;
+    ended.store(true, Ordering::Relaxed);
+    let folder = outcome.write(&setting.folder(outcome.experiment, outcome.source))?;
     out.print(&outcome, || show::reproduced(&outcome, &folder))?;
     let held = outcome.rows.iter().all(|row| row.verdict != experiments::Verdict::NotReproduced);
     Ok(if held { Answer::Yes } else { Answer::No })
+}
+
+/// From now on an interrupt writes down what there is, and ends the program, until what is returned becomes true: then
+/// everything is written in a moment.
+fn keep_if_interrupted(out: &Out, setting: &experiments::Setting) -> Arc<AtomicBool> {
+    let (setting, quiet, ended) = (setting.clone(), out.quiet, Arc::new(AtomicBool::new(false)));
+    let has_ended = Arc::clone(&ended);
+    let handler = move || {
+        if has_ended.load(Ordering::Relaxed) {
+            return;
+        }
+        let said = match setting.so_far.take() {
+            None => "interrupted; nothing was kept".to_owned(),
+            Some(outcome) => match outcome.write(&setting.folder(outcome.experiment, outcome.source)) {
+                Ok(folder) => {
+                    format!("interrupted: `{}` keeps the figures so far, and is marked as incomplete", folder.display())
+                }
+                Err(error) => format!("interrupted; the figures so far cannot be kept: {error}"),
+            },
+        };
+        if !quiet {
+            eprintln!("warning: {said}");
+        }
+        std::process::exit(failure::INTERRUPTED.into());
+    };
+    if let Err(error) = ctrlc::set_handler(handler) {
+        out.warn(&format!("an interrupt will keep nothing: {error}"));
+    }
+    ended
 }
 
 pub(crate) fn machines(out: &Out, name: Option<&str>) -> Result<Answer> {

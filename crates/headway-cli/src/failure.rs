@@ -9,6 +9,9 @@ use serde::Serialize;
 
 use crate::args::Format;
 
+/// The exit status of a command that an interrupt ended, as shells have it.
+pub(crate) const INTERRUPTED: u8 = 130;
+
 /// An error as JSON (docs/files.md).
 #[derive(Serialize)]
 struct Document {
@@ -43,6 +46,7 @@ pub(crate) fn tell(error: &anyhow::Error, format: Format) -> ExitCode {
         Some(headway::Error::Guest(GuestError::Start { .. })) => 126,
         Some(headway::Error::Guest(_)) => 125,
         _ if known.is_some_and(Diagnosis::is_answer) => 1,
+        _ if known.is_some_and(|known| known.kind() == "interrupted") => INTERRUPTED,
         _ => 2,
     };
     let causes = || match known {

@@ -15,7 +15,6 @@ mod transfers;
 
 use std::process::ExitCode;
 
-use clap::Parser;
 use headway::run::Incomplete;
 
 use args::{BenchCommand, Cli, Command};
@@ -23,7 +22,6 @@ use args::{BenchCommand, Cli, Command};
 /// What a command answers; its exit status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
-    /// Yes.
     Yes,
     /// A negative answer.
     No,
@@ -34,6 +32,15 @@ pub(crate) enum Answer {
 }
 
 impl Answer {
+    /// Of a benchmark: no if it is behind a target that counts here.
+    pub(crate) fn of_bench(complete: bool, behind: bool) -> Self {
+        match (complete, behind) {
+            (false, _) => Self::Interrupted,
+            (true, true) => Self::No,
+            (true, false) => Self::Yes,
+        }
+    }
+
     /// Of a run: yes if everything was in time.
     pub(crate) fn of_run(held: bool, incomplete: Option<&Incomplete>) -> Self {
         match incomplete {
@@ -45,7 +52,7 @@ impl Answer {
 }
 
 fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    let cli = match Cli::read() {
         Ok(cli) => cli,
         Err(error) => return failure::misused(&error),
     };
@@ -78,7 +85,7 @@ fn main() -> ExitCode {
         Ok(Answer::Yes) => ExitCode::SUCCESS,
         Ok(Answer::No) => ExitCode::from(1),
         Ok(Answer::Undecided) => ExitCode::from(3),
-        Ok(Answer::Interrupted) => ExitCode::from(2),
+        Ok(Answer::Interrupted) => ExitCode::from(failure::INTERRUPTED),
         Err(error) => failure::tell(&error, cli.format),
     }
 }

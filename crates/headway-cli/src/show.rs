@@ -9,7 +9,7 @@ use headway::keep::Keep;
 use headway::machine::{Confidence, Machine};
 use headway::plan::{
     Assumption, Evidence, ModelAnswer, Outcome, Pipeline, Plan, PlannedBatch, Proof, Source, Strategy, Strength,
-    Verdict, Violation, Work, rate_alone,
+    Violation, Work, failing, rate_alone,
 };
 use headway::report::{PAGE, TRACE};
 use headway::run::{RequestedClass, RunReport};
@@ -48,6 +48,7 @@ pub(crate) fn examination(examination: &Examination) -> String {
 pub(crate) fn machines(machines: &[Machine]) -> String {
     let mut text = String::new();
     for machine in machines {
+        let gpus = machine.gpus().count();
         let calibrated = match &machine.calibration {
             None => "not calibrated".to_owned(),
             Some(calibration) if calibration.driver == "none" => "not measured".to_owned(),
@@ -56,9 +57,9 @@ pub(crate) fn machines(machines: &[Machine]) -> String {
         };
         let _ = writeln!(
             text,
-            "{:<20} {} GPUs, {calibrated}\n{:<20} {}",
+            "{:<20} {gpus} GPU{}, {calibrated}\n{:<20} {}",
             machine.name,
-            machine.gpus().count(),
+            if gpus == 1 { "" } else { "s" },
             "",
             machine.description
         );
@@ -76,7 +77,7 @@ pub(crate) fn plan(plan: &Plan, models: &[ModelAnswer], assumes: &Assumption, co
         plan.strategy.name(),
         meaning(plan.strategy)
     );
-    verdict(&mut text, &plan.verdict);
+    verdict(&mut text, plan);
     let _ = writeln!(text, "assumes   {}", assumes.text);
     let _ = writeln!(text, "support   {}", confidence.statement);
     if let Some(division) = &plan.division {
@@ -87,7 +88,7 @@ pub(crate) fn plan(plan: &Plan, models: &[ModelAnswer], assumes: &Assumption, co
     alternatives(&mut text, plan);
     let _ = writeln!(text, "\n{:<24} {:>12} {:>12}  answer", "server", "utilisation", "margin");
     for server in &plan.servers {
-        let margin = server.verdict.margin_ppm.map_or_else(|| "-".to_owned(), factor);
+        let margin = server.verdict.margin_ppm.and_then(factor).unwrap_or_else(none);
         let outcome = answer(server.verdict.outcome, by_choice);
         let _ = writeln!(
             text,
@@ -159,7 +160,7 @@ fn model_answers(text: &mut String, models: &[ModelAnswer], by_choice: bool) {
     let width = models.iter().map(|answer| answer.model.chars().count()).max().unwrap_or(0);
     let _ = writeln!(text, "\n{:<width$} {:>9}  answer", "model", "margin");
     for found in models {
-        let margin = found.margin_ppm.map_or_else(|| "-".to_owned(), factor);
+        let margin = found.margin_ppm.and_then(factor).unwrap_or_else(none);
         let proof = match found.strength {
             Proof::Exact => "exact",
             Proof::Sufficient => "sufficient",
@@ -198,7 +199,7 @@ fn alternatives(text: &mut String, plan: &Plan) {
     let _ = writeln!(text, "\n{:<24} {:>12} {:>12}  answer", "strategy", "utilisation", "margin");
     for other in &plan.alternatives {
         let kept = if other.strategy == plan.strategy { ", kept" } else { "" };
-        let margin = other.margin_ppm.map_or_else(|| "-".to_owned(), factor);
+        let margin = other.margin_ppm.and_then(factor).unwrap_or_else(none);
         let (name, used, outcome) = (other.strategy.name(), percent(other.utilisation_ppm), outcome(other.outcome));
         let _ = writeln!(text, "{name:<24} {used:>12} {margin:>12}  {outcome}{kept}");
     }
@@ -220,16 +221,21 @@ fn outcome(outcome: Outcome) -> &'static str {
     }
 }
 
-/// A margin as the factor on all costs: `1.25x`, rounded down.
-fn factor(ppm: u64) -> String {
-    if ppm >= 100_000_000 {
-        ">100x".to_owned()
-    } else {
-        format!("{}.{:02}x", ppm / 1_000_000, ppm % 1_000_000 / 10_000)
+/// A margin as the factor on all costs, `1.25x`, rounded down. Below a hundredth there is none.
+fn factor(ppm: u64) -> Option<String> {
+    match ppm {
+        ..10_000 => None,
+        100_000_000.. => Some(">100x".to_owned()),
+        _ => Some(format!("{}.{:02}x", ppm / 1_000_000, ppm % 1_000_000 / 10_000)),
     }
 }
 
-fn verdict(text: &mut String, verdict: &Verdict) {
+fn none() -> String {
+    "-".to_owned()
+}
+
+fn verdict(text: &mut String, plan: &Plan) {
+    let verdict = &plan.verdict;
     let strength = match verdict.strength {
         Strength::Exact => "exact: yes and no are both proofs",
         Strength::Sufficient => "sufficient: yes is a proof, no may be pessimistic",
@@ -240,12 +246,15 @@ fn verdict(text: &mut String, verdict: &Verdict) {
     let _ = writeln!(text, "verdict   {said}");
     let _ = writeln!(text, "holds for {}", verdict.model);
     let _ = writeln!(text, "strength  {strength}");
-    if let Some(margin) = verdict.margin_ppm {
+    if let Some(margin) = verdict.margin_ppm.and_then(factor) {
         let may = if verdict.outcome == Outcome::Schedulable { "may" } else { "would have to" };
-        let _ = writeln!(text, "margin    all costs {may} be {} what they are", factor(margin));
+        let _ = writeln!(text, "margin    all costs {may} be {margin} what they are");
     }
     if let Some(violation) = &verdict.violation {
         evidence(text, violation);
+    }
+    if let Some(failing) = failing(plan) {
+        let _ = writeln!(text, "servers   {failing}");
     }
     for note in &verdict.notes {
         let _ = writeln!(text, "note      {note}");
@@ -369,10 +378,12 @@ fn again(report: &RunReport, args: &RunArgs) -> String {
     option("gpus", args.plan.gpus.map(|gpus| gpus.to_string()));
     option("strategy", args.plan.strategy.map(|strategy| Strategy::from(strategy).name().to_owned()));
     option("input", args.input.as_ref().map(quoted));
-    option("duration", args.duration.map(|duration| format!("'{} ns'", duration.0)));
-    option("seed", Some(summary.seed.to_string()));
+    option("duration", args.duration.map(exactly));
+    option("seed", args.seed.map(|seed| seed.to_string()));
     option("cpu-class", (args.cpu_class != RequestedClass::Auto).then(|| args.cpu_class.word().to_owned()));
-    option("out", args.out.as_ref().map(quoted));
+    // Times are told in another unit, which would name another folder.
+    let named = (summary.complete && !args.label.is_empty()).then_some(&report.folder);
+    option("out", args.out.as_ref().or(named).map(quoted));
     let usual = Keep::default();
     option("sample-max", args.sample_max.map(|bytes| format!("'{} B'", bytes.0)));
     option("log-max", (args.log_max != usual.log).then(|| format!("'{} B'", args.log_max.0)));
@@ -383,6 +394,12 @@ fn again(report: &RunReport, args: &RunArgs) -> String {
         }
     }
     command
+}
+
+/// A time for a shell, in a unit that loses nothing of it.
+fn exactly(time: Nanos) -> String {
+    let text = time.to_string();
+    if text.parse() == Ok(time) { format!("'{text}'") } else { format!("'{} ns'", time.0) }
 }
 
 /// `word` as a shell reads it back.
@@ -441,8 +458,17 @@ mod tests {
     }
 
     #[test]
+    fn a_time_is_told_as_it_is_read_back() {
+        assert_eq!([100_000_000, 2_000_000_001].map(|ns| exactly(Nanos(ns))), ["'100 ms'", "'2000000001 ns'"]);
+    }
+
+    #[test]
     fn factors_are_rounded_down_and_shares_up() {
-        assert_eq!((factor(1_249_999), factor(999_999)), ("1.24x".to_owned(), "0.99x".to_owned()));
+        assert_eq!(
+            [1_249_999, 999_999, 10_000].map(factor),
+            ["1.24x", "0.99x", "0.01x"].map(|text| Some(text.to_owned()))
+        );
+        assert_eq!([0, 9_999].map(factor), [None, None]);
         assert_eq!(percent(1_000_001), "100.01 %");
     }
 }

@@ -24,6 +24,14 @@ fn commands(help: &str) -> Vec<&str> {
 }
 
 #[test]
+fn help_may_be_asked_for_as_a_command() {
+    let mut asked = Command::new(env!("CARGO_BIN_EXE_headway"));
+    let asked = asked.args(["help", "bench", "combine"]).env("COLUMNS", "100").output().unwrap();
+    assert!(asked.status.success());
+    assert_eq!(String::from_utf8(asked.stdout).unwrap(), help(&["bench", "combine"]));
+}
+
+#[test]
 fn every_help_text_is_the_committed_one() {
     let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
     let assert = Assert::new().action_env("SNAPSHOTS");

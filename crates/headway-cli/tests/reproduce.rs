@@ -172,11 +172,27 @@ const SIMULATED: [&str; 8] = [
 /// Experiments whose work is done by processes of their own.
 const WITH_PROCESSES: [&str; 1] = ["gpusync-gpu"];
 
+/// Experiments that ask something of a GPU that nothing else has.
+const ON_GPUS: [&str; 1] = ["who-waits"];
+
+#[test]
+fn experiments_that_need_a_gpu_say_so() {
+    for name in ON_GPUS {
+        let place = tempfile::tempdir().unwrap();
+        for backend in ["sim", "emu"] {
+            let answer = headway(place.path(), &["reproduce", name, "--backend", backend, "--out", "r"]);
+            assert_eq!(answer.status, Some(2), "{answer:#?}");
+            assert!(answer.err.contains("--backend cuda"), "{answer:#?}");
+        }
+        assert!(!place.path().join("r").exists());
+    }
+}
+
 #[test]
 fn every_experiment_is_expected_here() {
     let known: Vec<_> = EXPERIMENTS.iter().map(|experiment| experiment.name).collect();
     let expected: Vec<_> =
-        EXPECTED.iter().map(|expected| expected.name).chain(SIMULATED).chain(WITH_PROCESSES).collect();
+        EXPECTED.iter().map(|expected| expected.name).chain(SIMULATED).chain(WITH_PROCESSES).chain(ON_GPUS).collect();
     assert_eq!(known, expected);
 }
 

@@ -172,7 +172,7 @@ fn an_interrupted_run_keeps_what_it_did_and_says_that_it_is_incomplete() {
     let sim =
         ["run", fig, "--machine", "tyan-ft72b7015", "--backend", "sim", "--duration", "40000 s", "--out", "a/sim"];
     for (args, begun) in [(&emulated[..], "streams/b.bin"), (&sim[..], "")] {
-        let answer = interrupted_at(place.path(), args, begun).exits(2);
+        let answer = interrupted_at(place.path(), args, begun).exits(130);
         let results = args[args.len() - 1];
         assert!(answer.out.starts_with("INCOMPLETE, interrupted after "), "{answer:#?}");
         assert!(answer.err.contains("warning: the run was interrupted: its results are incomplete"), "{answer:#?}");
@@ -198,7 +198,7 @@ fn an_interrupted_run_of_tasks_keeps_the_jobs_that_were_complete() {
             backend,
             "--force",
         ];
-        let answer = interrupted_at(place.path(), &run, "").exits(2);
+        let answer = interrupted_at(place.path(), &run, "").exits(130);
         assert!(answer.out.contains("INCOMPLETE, interrupted after "), "{answer:#?}");
         is_kept(place.path(), backend, "interrupted");
     }
@@ -260,7 +260,7 @@ fn a_second_interrupt_ends_a_run_at_once() {
         interrupt(&child);
         assert!(started.elapsed() < Duration::from_secs(300), "it does not end");
     }
-    assert_eq!(child.wait().unwrap().code(), Some(2));
+    assert_eq!(child.wait().unwrap().code(), Some(130));
 }
 
 /// One chain of 104.86 MB/s where a GPU works a chain off at 41 MB/s.

@@ -90,11 +90,112 @@ fn what_is_wrong_in_a_workload_is_shown_at_its_place() {
     let caret = "\n   | ^^^^^\nhelp: did you mean `packet`?";
     fails(place.path(), &["run", "edited.toml"], 2, &["edited.toml:18:1: unknown key `paket`", caret]);
     edited(place.path(), "\"aes128-cbc\"", "\"rot13\"");
-    fails(place.path(), &["run", "edited.toml"], 2, &["edited.toml:21:", "`rot13`", "help: write one of: aes128-cbc"]);
+    fails(
+        place.path(),
+        &["run", "edited.toml"],
+        2,
+        &["edited.toml:21:", "`rot13`", "help: write one of: aes128-cbc", "add a `[[kernel]]` with `id = \"rot13\"`"],
+    );
     edited(place.path(), "id = \"s00\"", "id = \"s00\"\ngpu = \"gpu9\"");
     fails(place.path(), &["run", "edited.toml"], 2, &["edited.toml:18:", "`gpu9`", "write one of: gpu0, gpu1", "^^^"]);
+    fs::write(
+        place.path().join("far.toml"),
+        TOO_MUCH.replacen("host -> gpu\" }, { copy = \"gpu", "host -> gpu7\" }, { copy = \"gpu7", 1),
+    )
+    .unwrap();
+    let caret = format!("\n  |{}^^^^^^^^^^^^^^\nhelp: write one of: host, gpu0", " ".repeat(19));
+    fails(place.path(), &["plan", "far.toml"], 2, &["far.toml:7:19: stream `a` names `gpu7`", &caret]);
     edited(place.path(), "period = \"4 ms\"", "period = 4");
     fails(place.path(), &["plan", "edited.toml"], 2, &["edited.toml:19:10", "unit", "\"4 ms\""]);
+}
+
+#[test]
+fn a_block_of_a_message_that_goes_to_no_gpu_is_shown_at_the_name() {
+    let place = place();
+    let text = "name = \"m\"\n[[message]]\nid = \"slow\"\nperiod = \"25 ms\"\n\
+                blocks = [{ from = \"host\", to = \"gpu7\", bytes = \"1 MB\" }]\n";
+    fs::write(place.path().join("m.toml"), text).unwrap();
+    let caret = format!("\n  |{}^^^^^^\nhelp: write one of: host", " ".repeat(33));
+    fails(place.path(), &["plan", "m.toml"], 2, &["m.toml:5:33: message `slow` names `gpu7`", &caret]);
+}
+
+/// Two streams that each ask a GPU for a multiple of what its links carry.
+const TOO_MUCH: &str = r#"name = "much"
+[[stream]]
+id = "a"
+packet = "100 MB"
+period = "2 us"
+deadline = "4 us"
+steps = [{ copy = "host -> gpu" }, { copy = "gpu -> host" }]
+[[stream]]
+id = "b"
+packet = "100 MB"
+period = "2 ms"
+deadline = "20 ms"
+steps = [{ copy = "host -> gpu" }, { copy = "gpu -> host" }]
+"#;
+
+#[test]
+fn a_refused_plan_names_every_server_that_fails_and_no_margin_where_there_is_none() {
+    let place = place();
+    fs::write(place.path().join("much.toml"), TOO_MUCH).unwrap();
+    let plan = headway(place.path(), &["plan", "much.toml", "--strategy", "partitioned"]).exits(1).out;
+    assert!(!plan.contains("0.00x") && !plan.contains("\nmargin  "), "{plan}");
+    let line = plan.lines().find(|line| line.starts_with("servers   4 of 4 servers fail")).unwrap();
+    let at = ["gpu0.h2d", "gpu0.d2h", "gpu1.h2d", "gpu1.d2h"].map(|server| line.find(&format!("`{server}`")).unwrap());
+    assert!(at.is_sorted(), "the fullest comes first: {line}");
+    let run = ["run", "much.toml", "--strategy", "partitioned", "--backend", "sim"];
+    let failing = line.trim_start_matches("servers   ");
+    assert!(headway(place.path(), &run).exits(1).err.contains(&format!("  cause: {failing}\n")), "{failing}");
+}
+
+#[test]
+fn a_plan_says_which_kernel_a_run_lacks_and_the_run_begins_nothing() {
+    let place = place();
+    let machine = headway(place.path(), &["machines", "h200-x1"]).exits(0).out;
+    let own = machine.replacen("id = \"aes128-cbc\"", "id = \"rot13\"", 1);
+    assert_ne!(own, machine);
+    fs::write(place.path().join("own.toml"), own).unwrap();
+    let text = TOO_MUCH.replace("100 MB", "4 KiB").replace("2 us", "2 ms").replace("4 us", "20 ms");
+    let text = text.replacen("}, {", "}, { compute = \"rot13\" }, {", 1);
+    fs::write(place.path().join("rot.toml"), text).unwrap();
+    let plan = headway(place.path(), &["plan", "rot.toml", "--machine", "own.toml"]).exits(0);
+    let said = "\nnote      kernel `rot13` is not in this program, which can plan it but not run it; it has aes128-cbc";
+    assert!(plan.out.contains(said), "{}", plan.out);
+    let run = ["run", "rot.toml", "--machine", "own.toml", "--backend", "sim"];
+    fails(place.path(), &run, 2, &["`rot13`", "aes128-cbc"]);
+    let other = headway(place.path(), &["plan", ENCRYPT]).exits(0).out;
+    assert!(!other.contains("is not in this program"), "{other}");
+}
+
+#[test]
+fn a_strategy_is_chosen_among_those_that_the_help_names() {
+    let place = place();
+    let help = headway(place.path(), &["plan", "--help"]).exits(0).out;
+    let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
+    let said = "[default: of serial, partitioned and, for messages and wafers, combined, the accepted one with the greatest \
+                margin; serial for a machine that is not calibrated]";
+    assert!(help.contains(said), "{help}");
+    for (workload, machine, tried) in [
+        (ENCRYPT, "h200-x4", &["serial", "partitioned"][..]),
+        ("workloads/verner-fig2.1.toml", "tyan-ft72b7015", &["serial"]),
+        ("workloads/wafer.toml", "h200-x4", &["serial", "combined", "partitioned"]),
+        ("message.toml", "h200-x4", &["serial", "combined", "partitioned"]),
+    ] {
+        let message = "name = \"m\"\n[[message]]\nid = \"m\"\nperiod = \"25 ms\"\n\
+                       blocks = [{ from = \"host\", to = \"gpu0\", bytes = \"1 MB\" }]\n";
+        fs::write(place.path().join("message.toml"), message).unwrap();
+        let plan = headway(place.path(), &["plan", workload, "--machine", machine, "--format", "json"]).json();
+        let others = plan["alternatives"].as_array().unwrap();
+        assert_eq!(
+            others.iter().map(|other| other["strategy"].as_str().unwrap()).collect::<Vec<_>>(),
+            tried,
+            "{workload}"
+        );
+        let accepted = others.iter().filter(|other| other["outcome"] == "schedulable");
+        let best = accepted.map(|other| other["margin_ppm"].as_u64().unwrap()).max();
+        assert!(best.is_none() || plan["verdict"]["margin_ppm"].as_u64() == best, "{workload}");
+    }
 }
 
 #[test]
@@ -340,7 +441,7 @@ fn an_interrupt_before_a_run_begins_leaves_nothing_behind() {
     // Writing this sample would take much longer than it takes to send a signal.
     is_one_error(
         &interrupted_at(place.path(), &sim(&["--duration", "60 s"]), ""),
-        2,
+        130,
         &["interrupted; nothing was kept"],
     );
     assert_eq!(tree(place.path()), before);

@@ -78,7 +78,6 @@ pub struct StreamRun {
 pub struct Record {
     /// When: virtual time in a simulation, the host's monotonic clock otherwise.
     pub at: Nanos,
-    /// What.
     #[serde(flatten)]
     pub what: What,
 }
@@ -116,9 +115,7 @@ pub enum Incomplete {
     Interrupted,
     /// A stream with `on_miss = "stop"` missed a deadline.
     Stopped {
-        /// The stream.
         stream: String,
-        /// The packet.
         packet: u64,
         /// By how much.
         by: Nanos,

@@ -9,17 +9,19 @@ pub mod combine;
 pub mod message;
 pub mod payload;
 pub mod planner;
+mod sharded;
 pub mod stream;
 mod times;
 
 use serde::{Deserialize, Serialize};
 
 use crate::files::machine::{CapacityId, EngineClass, EngineId, RouteId};
-use crate::files::workload::{OnMiss, Urgent, Wafer};
+use crate::files::workload::{OnMiss, Urgent};
 use crate::models::transfer::Method;
-use crate::plan::block::block_bytes;
 use crate::plan::message::{Elementary, Member};
 use crate::units::{Bytes, Nanos, Rate};
+
+pub use self::sharded::{Shard, Sharded, is_first_kernel};
 
 /// Version of the JSON form of [`Plan`].
 pub const SCHEMA: u32 = 1;
@@ -108,7 +110,6 @@ pub struct Announced {
 /// What a strategy would give.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Alternative {
-    /// The strategy.
     pub strategy: Strategy,
     /// Yes, no, or not known.
     pub outcome: Outcome,
@@ -176,14 +177,12 @@ pub struct PlannedEngine {
     pub name: String,
     /// Ordinal of its GPU among the machine's GPUs; `None` = a core of the CPU.
     pub gpu: Option<u32>,
-    /// What it serves.
     pub serves: Vec<EngineClass>,
 }
 
 /// A link or limit of the machine file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlannedCapacity {
-    /// Name.
     pub name: String,
     /// Typical rate.
     pub rate: Rate,
@@ -232,7 +231,6 @@ pub struct PlannedStream {
 /// they follow each other in the same way. In a chained [`Gang`] all steps have the window of the first.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pipeline {
-    /// Name.
     pub name: String,
     /// What feeds it.
     pub source: Source,
@@ -280,8 +278,9 @@ pub enum Source {
     Batch(Vec<Carried>),
     /// A flow of the workload: no data, only cost.
     Flow,
-    /// The images of a wafer.
-    Wafer(PlannedWafer),
+    /// A stream whose packets are divided among all GPUs.
+    #[serde(rename = "wafer")]
+    Sharded(Sharded),
     /// A bulk transfer of so many bytes, or endless. A cycle is one piece of it, of [`Pipeline::reserve`] bytes but for the
     /// last: the next begins when one is complete, so that period and window mean nothing.
     Bulk(Option<Bytes>),
@@ -307,7 +306,7 @@ impl Source {
     pub fn streams(&self) -> &[u32] {
         match self {
             Self::Streams(streams) => streams,
-            Self::Wafer(wafer) => std::slice::from_ref(&wafer.stream),
+            Self::Sharded(sharded) => std::slice::from_ref(&sharded.stream),
             Self::Message | Self::Batch(_) | Self::Flow | Self::Bulk(_) | Self::Urgent(_) => &[],
         }
     }
@@ -316,7 +315,7 @@ impl Source {
     #[must_use]
     pub fn one_by_one(&self, step: &PlannedStep) -> bool {
         let copies = step.operations.iter().all(|operation| matches!(operation.work, Work::Copy { .. }));
-        matches!(self, Self::Wafer(wafer) if wafer.one_by_one && copies)
+        matches!(self, Self::Sharded(sharded) if sharded.one_by_one && copies)
     }
 
     /// Who its jobs go before.
@@ -325,7 +324,7 @@ impl Source {
         match self {
             Self::Bulk(_) => Class::Bulk,
             Self::Urgent(_) => Class::Urgent,
-            Self::Streams(_) | Self::Message | Self::Batch(_) | Self::Flow | Self::Wafer(_) => Class::Guaranteed,
+            Self::Streams(_) | Self::Message | Self::Batch(_) | Self::Flow | Self::Sharded(_) => Class::Guaranteed,
         }
     }
 
@@ -338,94 +337,9 @@ impl Source {
     /// Whether its cycles begin with data that comes from outside.
     #[must_use]
     pub const fn is_fed(&self) -> bool {
-        matches!(self, Self::Streams(_) | Self::Wafer(_))
+        matches!(self, Self::Streams(_) | Self::Sharded(_))
     }
 }
-
-/// A pipeline whose steps work on all GPUs at once.
-///
-/// Copies, kernels and lists have one operation for each share, in their order; the exchange has [`PlannedWafer::peers`].
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PlannedWafer {
-    /// The stream, by position in [`Plan::streams`].
-    pub stream: u32,
-    /// What the cameras see.
-    pub wafer: Wafer,
-    /// The cameras of each GPU that has some.
-    pub shares: Vec<Share>,
-    /// The copies of a step go one after the other.
-    pub one_by_one: bool,
-}
-
-/// The images that one GPU inspects.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Share {
-    /// Ordinal of the GPU.
-    pub gpu: u32,
-    /// Its first camera.
-    pub first: u32,
-    /// How many follow each other.
-    pub cameras: u32,
-}
-
-impl PlannedWafer {
-    /// Shares of `cameras` among `gpus`, as equal as can be, the larger ones first.
-    #[must_use]
-    pub fn deal(cameras: u32, gpus: u32) -> Vec<Share> {
-        let parts = gpus.min(cameras);
-        let mut first = 0;
-        let share = |gpu| {
-            let cameras = cameras / parts + u32::from(gpu < cameras % parts);
-            let share = Share { gpu, first, cameras };
-            first += cameras;
-            share
-        };
-        (0..parts).map(share).collect()
-    }
-
-    /// Source and target of every copy of the exchange, by position in [`PlannedWafer::shares`]: in each round every GPU sends
-    /// to another one.
-    pub fn peers(&self) -> impl Iterator<Item = (usize, usize)> + use<> {
-        let count = self.shares.len();
-        (1..count).flat_map(move |round| (0..count).map(move |from| (from, (from + round) % count)))
-    }
-
-    /// Size of the packed block that carries the images of `share`.
-    #[must_use]
-    pub fn block(&self, share: &Share) -> Bytes {
-        block_bytes((0..share.cameras).map(|_| self.wafer.image().0))
-    }
-
-    /// Size of the synopses of `cameras` images.
-    #[must_use]
-    pub fn synopses(cameras: u32) -> Bytes {
-        Bytes(Wafer::SYNOPSIS.0 * u64::from(cameras))
-    }
-
-    /// Operations for each pixel that `kernel` makes, if their number is the wafer's.
-    #[must_use]
-    pub fn operations(&self, kernel: &str) -> Option<u32> {
-        (kernel == INSPECT).then_some(self.wafer.operations)
-    }
-
-    /// What operation `index` of `work` works on.
-    #[must_use]
-    pub fn bytes(&self, work: &Work, index: u32) -> Bytes {
-        match work {
-            Work::Copy { bytes, .. } => *bytes,
-            Work::Compute { kernel } if kernel == INSPECT => {
-                let cameras = self.shares.get(index as usize).map_or(0, |share| share.cameras);
-                Bytes(self.wafer.image().0.saturating_mul(u64::from(cameras)))
-            }
-            Work::Compute { .. } | Work::Hold => Self::synopses(self.wafer.cameras),
-        }
-    }
-}
-
-/// The kernel that makes a synopsis of every image.
-pub const INSPECT: &str = "inspect";
-/// The kernel that makes the list of defects from the synopses of a generation.
-pub const MERGE: &str = "inspect-merge";
 
 /// A message of the workload inside a batch.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -535,7 +449,6 @@ pub enum Work {
         to: String,
         /// The direction: what the engine must serve.
         class: EngineClass,
-        /// The route.
         route: RouteId,
         /// The way of moving.
         method: Method,
@@ -625,7 +538,6 @@ pub enum Strength {
 /// More work due in an interval than the interval holds.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Violation {
-    /// The server.
     pub server: String,
     /// The step that blocks: started just before the interval, it cannot be interrupted. `None` = nothing blocks.
     pub blocker: Option<String>,

@@ -1,7 +1,7 @@
 //! Streams on cores of the CPU: how they are planned, tested and divided.
 
 use headway_core::files::machine::{self, Cpu, CpuCost, Machine, shipped};
-use headway_core::files::workload::{self, Placement, Workload};
+use headway_core::files::workload::{Cycle, Placement, Workload};
 use headway_core::plan::planner::{self, PlanError, PlanOptions};
 use headway_core::plan::stream::{Fluid, Margins, Reach, search};
 use headway_core::plan::{Outcome, Plan, Strategy};
@@ -24,7 +24,7 @@ fn workload(streams: &[(u64, u64, u64, &str)]) -> Workload {
              steps = [{{ copy = \"host -> gpu\" }}, {{ compute = \"aes128-cbc\" }}, {{ copy = \"gpu -> host\" }}]\n"
         );
     }
-    workload::parse("cores.toml", &text).unwrap().value
+    headway_kernels::workload::parse("cores.toml", &text).unwrap().value
 }
 
 fn planned(machine: &Machine, workload: &Workload) -> Plan {
@@ -59,7 +59,7 @@ fn a_stream_on_the_cpu_has_a_core_and_no_copies() {
 #[test]
 fn a_job_on_a_core_costs_its_set_up_its_lanes_and_its_bytes_with_the_margin() {
     let (machine, workload) = (machine(1), workload(&[(4096, 1000, 2_000, "cpu"), (8192, 1000, 2_000, "cpu")]));
-    let workload = Workload { cycle: workload::Cycle::Paper, ..workload };
+    let workload = Workload { cycle: Cycle::Paper, ..workload };
     let plan = planned(&machine, &workload);
     assert_eq!(plan.pipelines.len(), 1);
     let (pipeline, calibration) = (&plan.pipelines[0], machine.calibration.as_ref().unwrap());
@@ -226,7 +226,8 @@ fn a_workload_file_says_which_processor_may_serve_and_steps_that_fit() {
     let both = "{ copy = \"host -> gpu\" }, { compute = \"aes128-cbc\" }, { copy = \"gpu -> host\" }";
     let (alone, half) = ("{ compute = \"aes128-cbc\" }", "{ copy = \"host -> gpu\" }, { compute = \"aes128-cbc\" }");
     let read = |processor: &str, steps: &str, more: &str| {
-        workload::parse("a.toml", &text(processor, steps, more)).map(|loaded| loaded.value.streams[0].gpu.clone())
+        headway_kernels::workload::parse("a.toml", &text(processor, steps, more))
+            .map(|loaded| loaded.value.streams[0].gpu.clone())
     };
     assert_eq!(read("", both, "").unwrap(), Placement::Auto);
     assert_eq!(read("processor = \"gpu\"", half, "gpu = \"gpu1\"").unwrap(), Placement::Gpu("gpu1".to_owned()));
@@ -242,5 +243,8 @@ fn a_workload_file_says_which_processor_may_serve_and_steps_that_fit() {
     ] {
         assert!(read(processor, steps, more).is_err(), "{processor} {steps} {more}");
     }
-    assert_eq!(Bytes(16), workload::parse("a.toml", &text("", both, "")).unwrap().value.streams[0].packet);
+    assert_eq!(
+        Bytes(16),
+        headway_kernels::workload::parse("a.toml", &text("", both, "")).unwrap().value.streams[0].packet
+    );
 }

@@ -11,11 +11,12 @@ use bench::Bench;
 use case::{compute, copy, flow, server, step, stream};
 use headway_core::decisions::dispatch::{Action, Dispatcher, Event, Input, Limits, Refused};
 use headway_core::files::machine::{Machine, shipped};
-use headway_core::files::workload::{Workload, parse};
+use headway_core::files::workload::Workload;
 use headway_core::models::interconnect::{BatchBlock, Network};
 use headway_core::plan::planner::{PlanOptions, plan};
 use headway_core::plan::{Gang, Outcome, Pipeline, Plan, Source, Strategy, Work};
 use headway_core::units::{Bytes, Nanos};
+use headway_kernels::workload::parse;
 
 /// Two pipelines of a stream each, with windows of 10 and these steps, in one gang.
 fn pair(chained: bool, steps: &[bool]) -> Plan {

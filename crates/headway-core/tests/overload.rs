@@ -9,9 +9,10 @@ mod case;
 use bench::Bench;
 use case::{copy, flow, server, step, stream};
 use headway_core::decisions::dispatch::{Action, Event, Input};
-use headway_core::files::workload::{OnMiss, parse};
+use headway_core::files::workload::OnMiss;
 use headway_core::plan::{Pipeline, Plan, Source};
 use headway_core::units::{Bytes, Nanos};
+use headway_kernels::workload::parse;
 use proptest::prelude::*;
 
 /// One server; pipelines of one copy each: (cost, period, what a miss does). Periods are windows and deadlines.

@@ -632,12 +632,18 @@ fn errors_point_at_the_line_they_are_about() {
         |steps: &str, more: &str| format!("name = \"w\"\n{}{more}", stream_text("s", "1 kB", "1 ms", "10 ms", steps));
     let cases = [
         (&h200, one(IN, "gpu = \"gpu7\"\n"), "stream.s.gpu", "gpu = \"gpu7\"", "it has gpu0"),
-        (&tyan, one(&format!("{IN}, {SPIN}"), ""), "stream.s.steps.1", "steps = [", "names `spin`"),
-        (&h200, one("{ copy = \"disk -> gpu\" }", ""), "stream.s.steps.0", "steps = [", "names `disk`"),
+        (
+            &tyan,
+            one(&format!("{IN}, {SPIN}"), ""),
+            "stream.s.steps.1.compute",
+            "steps = [",
+            "`tyan-ft72b7015` says no cost; it says one of no kernel",
+        ),
+        (&h200, one("{ copy = \"disk -> gpu\" }", ""), "stream.s.steps.0.copy", "steps = [", "names `disk`"),
         (
             &tyan,
             one(&format!("{IN}, {{ copy = \"gpu -> gpu1\" }}"), "gpu = \"gpu0\"\n"),
-            "stream.s.steps.1",
+            "stream.s.steps.1.copy",
             "steps = [",
             "no route from `gpu0` to `gpu1`",
         ),
@@ -653,9 +659,12 @@ fn errors_point_at_the_line_they_are_about() {
             "name = \"w\"\n[[message]]\nid = \"m\"\nperiod = \"1 ms\"\nblocks = [\n{{ from = \"cpu0\", to = \"gpu0\", bytes = \"1 B\" }},\n{{ from = \"{from}\", to = \"{to}\", bytes = \"1 B\" }}]\n"
         )
     };
-    for (from, to, says) in [("cpu0", "gpu9", "names `gpu9`"), ("cpu0", "cpu1", "no route from `cpu0` to `cpu1`")] {
+    for (from, to, place, says) in [
+        ("cpu0", "gpu9", "message.m.blocks.1.to", "names `gpu9`"),
+        ("cpu0", "cpu1", "message.m.blocks.1", "no route from `cpu0` to `cpu1`"),
+    ] {
         let (error, shown) = error_of(&tyan, &message(from, to));
-        assert_eq!(error.place(), "message.m.blocks.1");
+        assert_eq!(error.place(), place);
         assert!(shown.contains(from) && shown.contains(to), "{shown}");
         assert!(error.to_string().contains(says), "{error}");
     }

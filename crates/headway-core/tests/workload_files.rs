@@ -4,9 +4,11 @@ use std::collections::BTreeSet;
 
 use headway_core::files::error::{FileError, Loaded};
 use headway_core::files::workload::{
-    Cycle, Grouping, Kind, OnMiss, Otherwise, Place, Placement, Step, Urgent, Workload, parse,
+    Cycle, Grouping, Kind, OnMiss, Otherwise, Place, Placement, Step, Urgent, Workload,
 };
 use headway_core::units::{Bytes, Nanos};
+use headway_kernels::Cipher;
+use headway_kernels::workload::parse;
 use proptest::prelude::*;
 
 const BASE: &str = r#"name = "w"
@@ -70,10 +72,11 @@ fn a_file_becomes_streams_messages_and_flows() {
     assert_eq!(cam.steps[0], Step::Copy { from: Place::Host, to: Place::OwnGpu });
     assert_eq!(cam.steps[1], Step::Compute { kernel: "aes128-cbc".into() });
     assert_eq!(cam.steps[2], Step::Copy { from: Place::Named("gpu1".into()), to: Place::Named("cpu1".into()) });
-    let cipher = cam.cipher.expect("it has one");
+    let cipher = Cipher::of(&cam.parameters).expect("it has one");
     assert_eq!((cipher.key[1], cipher.key[15], cipher.iv[0], cipher.iv[15]), (1, 15, 15, 0));
     let log = &w.streams[1];
-    assert_eq!((log.start, &log.gpu, log.on_miss, log.cipher), (Nanos::ZERO, &Placement::Auto, OnMiss::Finish, None));
+    assert_eq!((log.start, &log.gpu, log.on_miss), (Nanos::ZERO, &Placement::Auto, OnMiss::Finish));
+    assert_eq!(Cipher::of(&log.parameters), None);
     assert_eq!((w.messages[0].period, w.messages[0].blocks.len()), (Nanos(30_000_000), 2));
     assert_eq!((w.messages[0].blocks[1].to.as_str(), w.messages[0].blocks[1].bytes), ("gpu2", Bytes(64_000_000)));
     let flow = &w.flows[0];
@@ -501,7 +504,7 @@ fn shipped(name: &str, text: &str) -> Workload {
 fn encrypt_has_64_streams_with_keys_of_their_own() {
     let w = shipped("encrypt.toml", include_str!("../../../workloads/encrypt.toml"));
     assert_eq!(w.streams.len(), 64);
-    let ciphers: Vec<_> = w.streams.iter().map(|s| s.cipher.expect("each has one")).collect();
+    let ciphers: Vec<_> = w.streams.iter().map(|s| Cipher::of(&s.parameters).expect("each has one")).collect();
     assert_eq!(ciphers.iter().map(|c| c.key).collect::<BTreeSet<_>>().len(), 64);
     assert_eq!(ciphers.iter().map(|c| c.iv).collect::<BTreeSet<_>>().len(), 64);
     for (i, s) in w.streams.iter().enumerate() {

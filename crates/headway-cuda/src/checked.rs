@@ -1,17 +1,16 @@
 //! Checked calls: the driver, loaded and initialised, and what every result code means.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::ffi::{CStr, OsString, c_char, c_int, c_void};
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use headway_core::units::Bytes;
 use headway_device::DeviceError;
 use headway_device::buffer::{DeviceId, Domain};
 use headway_os::fork::Home;
 
-use crate::owned::Context;
 use crate::table::{self, Code, Handle, Ordinal, Table};
 
 /// Names another driver library than the loader's `libcuda.so.1`.
@@ -44,8 +43,6 @@ pub struct Driver {
     pub(crate) is_guest: bool,
     home: Home,
     ids: Mutex<BTreeMap<Ordinal, DeviceId>>,
-    /// What is open, so that memory names its context by its device.
-    pub(crate) contexts: Mutex<HashMap<DeviceId, Weak<Context>>>,
 }
 
 impl fmt::Debug for Driver {
@@ -110,7 +107,6 @@ impl Driver {
             is_guest,
             home: Home::here(),
             ids: Mutex::default(),
-            contexts: Mutex::default(),
         };
         driver.init()?;
         Ok(Arc::new(driver))
@@ -336,9 +332,4 @@ fn forked() -> DeviceError {
 pub(crate) fn text(buffer: &[c_char]) -> String {
     let bytes: Vec<u8> = buffer.iter().take_while(|&&byte| byte != 0).map(|&byte| byte as u8).collect();
     String::from_utf8_lossy(&bytes).into_owned()
-}
-
-/// What the loader says about a library or symbol that it did not find.
-pub(crate) fn loader_text(error: &libloading::Error) -> String {
-    std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
 }

@@ -5,6 +5,7 @@
 //! [`DeviceError::Unavailable`](headway_device::DeviceError) with its remedy, never a panic.
 
 mod abandoned;
+pub mod arbitration;
 mod checked;
 mod foreign;
 mod gpu;

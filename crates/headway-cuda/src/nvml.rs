@@ -7,7 +7,8 @@ use headway_device::DeviceError;
 use headway_os::topology::pci_address;
 use libloading::Library;
 
-use crate::checked::{loader_text, text};
+use crate::checked::text;
+use crate::table::loader_text;
 
 type Code = c_int;
 type Handle = *mut c_void;

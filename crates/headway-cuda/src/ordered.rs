@@ -116,9 +116,7 @@ pub struct LentEnds<'a> {
 
 /// Ordinary host memory as one end of a copy.
 pub enum HostEnd<'a> {
-    /// The source.
     Source(&'a [u8]),
-    /// The destination.
     Destination(&'a mut [u8]),
 }
 

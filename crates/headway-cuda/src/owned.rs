@@ -3,12 +3,12 @@
 //! Each keeps its context alive, so nothing outlives what it belongs to. A handle that cannot be given back (the context is
 //! lost) is left to the driver.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::path::Path;
 use std::ptr::{null_mut, with_exposed_provenance, with_exposed_provenance_mut, without_provenance_mut};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, LazyLock, Mutex, Weak};
 
 use headway_core::units::{Bytes, Nanos};
 use headway_device::buffer::{DeviceId, Memory, Place};
@@ -17,7 +17,6 @@ use headway_os::{clock, topology};
 
 use crate::checked::{self, Driver, call, lock};
 use crate::table::{self, Address, Handle, LaunchAttribute, LaunchConfig, Ordinal};
-use crate::words;
 
 /// Size of the log the driver's compiler may fill.
 const LOG_BYTES: usize = 8192;
@@ -54,11 +53,14 @@ pub(crate) struct Context {
     peers: Mutex<BTreeSet<Ordinal>>,
 }
 
+/// What is open, so that memory names its context by its device.
+static OPEN: LazyLock<Mutex<HashMap<DeviceId, Weak<Context>>>> = LazyLock::new(Mutex::default);
+
 impl Context {
     /// The context of the GPU `ordinal`: one value for everything open on it, until it is lost.
     pub(crate) fn retain(driver: &Arc<Driver>, ordinal: Ordinal) -> Result<Arc<Self>, DeviceError> {
         let id = driver.id(ordinal);
-        let mut contexts = lock(&driver.contexts);
+        let mut contexts = lock(&OPEN);
         if let Some(open) = contexts.get(&id).and_then(Weak::upgrade).filter(|context| !context.is_lost()) {
             return Ok(open);
         }
@@ -83,7 +85,8 @@ impl Context {
 
     /// The open context of the GPU `id`, if there is one.
     pub(crate) fn of(driver: &Driver, id: DeviceId) -> Option<Arc<Self>> {
-        lock(&driver.contexts).get(&id).and_then(Weak::upgrade)
+        let open = lock(&OPEN).get(&id).and_then(Weak::upgrade);
+        open.filter(|context| std::ptr::eq(&raw const *context.driver, driver))
     }
 
     /// Makes this the calling thread's current context; it stays so.
@@ -260,6 +263,17 @@ impl Stream {
         Ok(Self { context: Arc::clone(context), handle: Raw(handle) })
     }
 
+    /// A stream of a priority; lower numbers go first.
+    pub(crate) fn ranked(context: &Arc<Context>, priority: c_int) -> Result<Self, DeviceError> {
+        context.bind()?;
+        let create = context.driver.table.cuStreamCreateWithPriority.ok_or_else(no_priorities)?;
+        let mut handle = null_mut();
+        // SAFETY: `handle` is valid for the call to write; the context is current.
+        let code = unsafe { create(&raw mut handle, table::STREAM_NON_BLOCKING, priority) };
+        context.note(context.driver.check("cuStreamCreateWithPriority", code))?;
+        Ok(Self { context: Arc::clone(context), handle: Raw(handle) })
+    }
+
     /// The driver's handle, for calls that take a stream while this value lives.
     pub(crate) fn handle(&self) -> Handle {
         self.handle.0
@@ -298,20 +312,6 @@ impl Stream {
             }
         };
         self.context.note(queued)
-    }
-
-    /// Queues the write of a zero to the pinned word `word`, behind a memory barrier; the context must be current. `false` = this
-    /// driver or GPU does not have it, and nothing is queued.
-    ///
-    /// # Safety
-    /// The word must be nobody else's until the stream has passed this point.
-    pub(crate) unsafe fn write_word(&self, word: Address) -> Result<bool, DeviceError> {
-        self.context.driver.here()?;
-        // SAFETY: the caller's promise; the stream lives as long as `self`.
-        match unsafe { words::write(&self.context, self.handle.0, word, 0) } {
-            Err(DeviceError::Unavailable { .. } | DeviceError::Driver { code: table::NOT_SUPPORTED, .. }) => Ok(false),
-            written => written.map(|()| true),
-        }
     }
 
     /// Whether everything in it is done; the context must be current.
@@ -376,6 +376,14 @@ impl Drop for Stream {
     }
 }
 
+fn no_priorities() -> DeviceError {
+    DeviceError::Unavailable {
+        what: "streams with priorities, and streams that wait for events of others".into(),
+        reason: "this driver does not have them".into(),
+        remedy: "update the NVIDIA driver".into(),
+    }
+}
+
 /// Where a copy goes.
 #[derive(Clone, Copy)]
 pub(crate) enum CopyKind<'a> {
@@ -416,6 +424,15 @@ impl Event {
     pub(crate) fn record(&self, stream: &Stream) -> Result<(), DeviceError> {
         // SAFETY: event and stream live and are of one context.
         self.context.note(unsafe { call!(self.context.driver, cuEventRecord(self.handle.0, stream.handle.0)) })
+    }
+
+    /// Has `stream` wait until this is reached; the context must be current.
+    pub(crate) fn hold(&self, stream: &Stream) -> Result<(), DeviceError> {
+        let wait = self.context.driver.table.cuStreamWaitEvent.ok_or_else(no_priorities)?;
+        self.context.driver.here()?;
+        // SAFETY: event and stream live and are of one context.
+        let code = unsafe { wait(stream.handle.0, self.handle.0, 0) };
+        self.context.note(self.context.driver.check("cuStreamWaitEvent", code))
     }
 
     /// Whether the stream has passed it; the context must be current.

@@ -26,13 +26,11 @@ pub struct DeviceProbe {
     pub uuid: String,
     /// PCI address in the kernel's form, where it has one.
     pub pci: Option<String>,
-    /// Its memory.
     pub memory_bytes: Bytes,
     /// Compute capability, as (major, minor).
     pub compute_capability: (u32, u32),
     /// Copy engines the driver reports.
     pub async_engines: u32,
-    /// Multiprocessors.
     pub multiprocessors: u32,
     /// Whether the driver ends kernels that run for long (a display hangs on this GPU).
     pub kernel_time_limit: bool,

@@ -19,6 +19,7 @@ use crate::pieces::{self, Batch, Unit};
 use crate::pool::{self, Pool};
 use crate::table::Address;
 use crate::timeline::Clock;
+use crate::words;
 
 /// Works that one GPU keeps loaded.
 const WORKS_MAX: usize = 256;
@@ -309,8 +310,9 @@ impl CudaQueue {
             self.contexts[0].bind()?;
         }
         let Some(word) = &self.turns.word else { return Ok(()) };
+        let (context, word) = (&self.contexts[0], word.base().expose_provenance() as Address);
         // SAFETY: the word is this queue's, and the operations that are queued hold it until they have ended.
-        self.turns.impossible = !unsafe { self.stream.write_word(word.base().expose_provenance() as Address) }?;
+        self.turns.impossible = !unsafe { words::try_write(context, self.stream.handle(), word) }?;
         Ok(())
     }
 

@@ -9,7 +9,6 @@ use std::path::Path;
 use headway_device::DeviceError;
 use libloading::Library;
 
-use crate::checked::loader_text;
 use crate::window::{AccessDescription, AllocationProperties, ExternalBuffer, ExternalDescription};
 
 /// `CUresult`.
@@ -50,6 +49,8 @@ pub(crate) const MEMORY_TYPE_DEVICE: c_uint = 2;
 pub(crate) const STREAM_LEGACY: usize = 1;
 /// `CU_STREAM_WAIT_VALUE_GEQ`: until the word has come to the value, by the sign of their difference.
 pub(crate) const WAIT_GEQ: c_uint = 0;
+/// `CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER`.
+pub(crate) const STREAM_WRITE_WITHOUT_BARRIER: c_uint = 1;
 /// `CU_STREAM_WAIT_VALUE_EQ`.
 pub(crate) const WAIT_EQ: c_uint = 1;
 /// The source is read in the order of the stream; the other orders let it be read earlier.
@@ -200,6 +201,10 @@ table! {
     }
     // What older drivers do not have.
     optional {
+        // CUDA 5.5.
+        cuStreamCreateWithPriority(*mut Handle, c_uint, c_int);
+        cuCtxGetStreamPriorityRange(*mut c_int, *mut c_int);
+        cuStreamWaitEvent(Handle, Handle, c_uint);
         // CUDA 10.1.
         cuThreadExchangeStreamCaptureMode(*mut c_int);
         // CUDA 11.7.
@@ -279,6 +284,11 @@ fn open(path: &Path) -> Result<Library, DeviceError> {
         reason: loader_text(&error),
         remedy: "install the NVIDIA driver, or name its libcuda.so.1 in $HEADWAY_LIBCUDA".into(),
     })
+}
+
+/// What the loader says about a library or symbol that it did not find.
+pub(crate) fn loader_text(error: &libloading::Error) -> String {
+    std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
 }
 
 fn missing(path: &Path, symbol: &str) -> DeviceError {

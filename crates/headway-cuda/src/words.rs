@@ -5,7 +5,7 @@ use std::ffi::c_uint;
 use headway_device::DeviceError;
 
 use crate::owned::Context;
-use crate::table::{Address, Handle};
+use crate::table::{self, Address, Handle};
 
 /// Fails where the driver's streams cannot write words and wait for them.
 pub(crate) fn check(context: &Context) -> Result<(), DeviceError> {
@@ -29,10 +29,40 @@ fn unavailable() -> DeviceError {
 /// # Safety
 /// The word is page-locked, and nobody else's until the stream has passed this point.
 pub(crate) unsafe fn write(context: &Context, stream: Handle, word: Address, value: u32) -> Result<(), DeviceError> {
+    // Without flags the write comes after all earlier writes of the stream.
+    // SAFETY: the caller's promise.
+    unsafe { write_with(context, stream, word, value, 0) }
+}
+
+/// The same, as `flags` say.
+///
+/// # Safety
+/// As for [`write`].
+pub(crate) unsafe fn write_with(
+    context: &Context,
+    stream: Handle,
+    word: Address,
+    value: u32,
+    flags: c_uint,
+) -> Result<(), DeviceError> {
     let write = context.driver.table.cuStreamWriteValue32_v2.ok_or_else(unavailable)?;
-    // SAFETY: the caller's promise. Without flags the write comes after all earlier writes of the stream.
-    let code = unsafe { write(stream, word, value, 0) };
+    // SAFETY: the caller's promise.
+    let code = unsafe { write(stream, word, value, flags) };
     context.note(context.driver.check("cuStreamWriteValue32_v2", code))
+}
+
+/// Has a stream write a zero to a word, behind a memory barrier; the context must be current. `false` = this driver or GPU does not have
+/// it, and nothing is queued.
+///
+/// # Safety
+/// As for [`write`].
+pub(crate) unsafe fn try_write(context: &Context, stream: Handle, word: Address) -> Result<bool, DeviceError> {
+    context.driver.here()?;
+    // SAFETY: the caller's promise.
+    match unsafe { write(context, stream, word, 0) } {
+        Err(DeviceError::Unavailable { .. } | DeviceError::Driver { code: table::NOT_SUPPORTED, .. }) => Ok(false),
+        written => written.map(|()| true),
+    }
 }
 
 /// Has a stream wait for a word, as `flags` say.

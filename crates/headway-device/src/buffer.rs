@@ -96,7 +96,6 @@ pub enum Place {
     },
     /// In a device's memory.
     Device {
-        /// The device.
         id: DeviceId,
         /// Whose devices can reach it.
         domain: Domain,

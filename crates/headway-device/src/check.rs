@@ -8,9 +8,6 @@ use crate::buffer::{Access, DeviceId, Domain, Place, Span};
 use crate::gpu::{Mover, Operation, Piece};
 use crate::work::{Argument, Grid};
 
-/// Every span of a step's launch starts at a multiple of this; entries rely on it.
-pub const LAUNCH_ALIGN: usize = 256;
-
 /// Pieces of one operation at most.
 pub const PIECES_MAX: usize = 1 << 20;
 
@@ -94,10 +91,13 @@ pub fn operation(
             leg(here, from, to, reaches)?;
             pieces(from.len(), to.len(), list)
         }
-        Operation::Launch { work: _, grid, arguments } => {
+        Operation::Launch { work, grid, arguments } => {
             let Grid { blocks, threads, shared_bytes: _ } = *grid;
+            let id = work.id();
             if blocks == 0 || !(1..=1024).contains(&threads) {
-                return refuse(format!("a grid of {blocks} blocks of {threads} threads cannot be launched"));
+                return refuse(format!(
+                    "the grid of kernel `{id}` has {blocks} blocks of {threads} threads; give it blocks of 1 to 1024 threads"
+                ));
             }
             let reachable = |argument: &Argument| match argument {
                 Argument::Int(_) | Argument::Null => true,

@@ -82,7 +82,6 @@ pub struct EmuSpec {
     pub numa: Option<u32>,
     /// Device memory.
     pub memory_bytes: Bytes,
-    /// Limits.
     pub limits: Limits,
 }
 

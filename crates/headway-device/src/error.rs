@@ -33,7 +33,6 @@ pub enum DeviceError {
     /// The device has no engine of this class.
     #[error("device `{device}` has no engine of class {}", class_name(*class))]
     NoEngine {
-        /// The device.
         device: String,
         /// The class asked for.
         class: EngineClass,
@@ -75,7 +74,6 @@ pub enum DeviceError {
     OutOfMemory {
         /// Which memory.
         what: &'static str,
-        /// Bytes wanted.
         wanted: Bytes,
         /// Bytes that would be given.
         available: Bytes,
@@ -83,7 +81,6 @@ pub enum DeviceError {
     /// A call of the driver failed.
     #[error("{call} failed with {name} ({code})")]
     Driver {
-        /// The call.
         call: &'static str,
         /// The driver's code.
         code: i32,
@@ -104,7 +101,6 @@ pub enum DeviceError {
     /// The driver refused a kernel's PTX.
     #[error("kernel `{kernel}` cannot be loaded: {reason}\n{log}")]
     KernelLoad {
-        /// The kernel.
         kernel: String,
         /// The driver's name for the error.
         reason: String,

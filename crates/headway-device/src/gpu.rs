@@ -80,18 +80,14 @@ pub enum Operation {
         from: Span,
         /// Covers all destinations, claimed for writing.
         to: Span,
-        /// The pieces.
         pieces: Arc<[Piece]>,
         /// Who moves them.
         by: Mover,
     },
-    /// A launch.
     Launch {
-        /// What.
         work: Arc<dyn Work>,
         /// Shape.
         grid: Grid,
-        /// Arguments.
         arguments: Vec<Argument>,
     },
 }

@@ -71,7 +71,6 @@ pub struct Description {
     pub source: Source,
     /// The classes it serves, ascending.
     pub engines: Vec<EngineClass>,
-    /// Its memory.
     pub memory_bytes: Bytes,
     /// The limits it was opened with.
     pub limits: Limits,

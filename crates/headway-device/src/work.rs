@@ -3,16 +3,19 @@
 //! A work may be launched by itself, with arguments of the caller's choice, or be a step of a stream. As a step it gets the packed
 //! block of a cycle ([`headway_core::plan::block`]), an output, and a *state* that stays on the device from cycle to cycle
 //! (keys and chaining values, say). Both forms must write the same bytes.
+//!
+//! The PTX form of a step finds input, output and state at multiples of [`LAUNCH_ALIGN`] bytes. The CPU form gets slices that may start
+//! anywhere.
 
+use std::fmt::Debug;
 use std::sync::Arc;
 
-use headway_core::files::workload::{Cipher, Wafer};
-use headway_core::plan::block::Header;
+use headway_core::files::workload::Parameters;
+use headway_core::plan::block::{Header, LAUNCH_ALIGN};
 use headway_core::units::Bytes;
 
 use crate::DeviceError;
 use crate::buffer::{Access, Span};
-use crate::check::LAUNCH_ALIGN;
 use crate::gpu::Operation;
 
 /// What a work must know of one lane, fixed for a whole run.
@@ -20,19 +23,25 @@ use crate::gpu::Operation;
 pub struct Lane {
     /// The stream's name, for messages.
     pub stream: String,
-    /// Key and first IV, for works that encrypt.
-    pub cipher: Option<Cipher>,
-    /// What it sees, for works that inspect images.
-    pub camera: Option<Camera>,
+    /// What the stream's keys say, for the works that know them.
+    pub parameters: Parameters,
+    /// Of a stream whose packets are divided, the item that the lane carries; else 0.
+    pub item: u32,
 }
 
-/// One of the cameras that see a wafer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Camera {
-    /// All of them.
-    pub wafer: Wafer,
-    /// Which one: its images are the columns from `number` times the width on.
-    pub number: u32,
+/// The items of a stream whose packets are divided, where no input brings them: synthetic, so that the results are known too.
+pub trait Items: Debug + Send + Sync {
+    /// Writes item `item` of the packet at place `row` of the ring.
+    fn fill(&self, item: u32, row: u32, bytes: &mut [u8]);
+
+    /// Refuses a result that is damaged or not of the packet of `cycle`.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    fn check(&self, result: &[u8], cycle: u64) -> Result<(), String>;
+
+    /// Whether a result is what the packet at place `row` of the ring must give.
+    fn is_right(&self, result: &[u8], row: u32) -> bool;
 }
 
 /// Launch shape of the PTX form: a one-dimensional grid.
@@ -53,21 +62,14 @@ pub enum WorkError {
     /// A lane lacks what the work needs.
     #[error("kernel `{work}` needs {missing} for stream `{stream}`")]
     MissingParameter {
-        /// The work.
         work: &'static str,
-        /// The stream.
         stream: String,
         /// What is missing, with the workload key that gives it.
         missing: &'static str,
     },
     /// The input block is damaged or has a size the work cannot take.
     #[error("kernel `{work}` refuses the block: {reason}")]
-    BadBlock {
-        /// The work.
-        work: &'static str,
-        /// Why.
-        reason: String,
-    },
+    BadBlock { work: &'static str, reason: String },
 }
 
 /// One argument of a launch.
@@ -101,7 +103,7 @@ pub struct Demand {
     pub bytes: Bytes,
     /// Bytes of the longest lane.
     pub chain: Bytes,
-    /// Operations for each pixel, of works that have such.
+    /// Operations for each element of the data, of works that have such.
     pub operations: Option<u32>,
 }
 
@@ -183,7 +185,20 @@ pub trait Work: Send + Sync {
         Ok(())
     }
 
-    /// Operations for each pixel that `state` asks for; `None` for works that have no such number.
+    /// The lane as a new run must begin it to go on where `output`, the lane's last one, ended; `None` for works whose state does
+    /// not follow from their output.
+    fn resume(&self, lane: &Lane, output: &[u8]) -> Option<Lane> {
+        let _ = (lane, output);
+        None
+    }
+
+    /// The items of a stream with these parameters that is divided and whose first kernel this is; `None` where there are none.
+    fn items(&self, parameters: &Parameters) -> Option<Arc<dyn Items>> {
+        let _ = parameters;
+        None
+    }
+
+    /// Operations for each element that `state` asks for; `None` for works that have no such number.
     fn operations(&self, state: &[u8]) -> Option<u32> {
         let _ = state;
         None
@@ -203,6 +218,21 @@ pub trait Work: Send + Sync {
         let chain = lanes.iter().copied().max().unwrap_or(0);
         Some(Demand { bytes: Bytes(lanes.iter().sum()), chain: Bytes(chain), operations })
     }
+}
+
+/// The works that the steps of streams can name.
+pub trait Library: Sync {
+    /// The work called `id`.
+    fn find(&self, id: &str) -> Option<Arc<dyn Work>>;
+
+    /// A second CPU form of the work called `id`, to check what the first has made; `None` where there is none.
+    fn reference(&self, id: &str) -> Option<Arc<dyn Work>> {
+        let _ = id;
+        None
+    }
+
+    /// The id of every work that any stream can name, in alphabetical order.
+    fn ids(&self) -> Vec<&'static str>;
 }
 
 /// The memory of one launch of a step, all of it on one device.
@@ -233,7 +263,10 @@ pub fn step(work: &Arc<dyn Work>, memory: StepMemory, lanes: u32) -> Result<Oper
     for span in [input, output].into_iter().chain(state) {
         let behind = span.as_ptr().addr() % LAUNCH_ALIGN;
         if behind != 0 {
-            return refuse(format!("a span starts {behind} bytes behind a multiple of {LAUNCH_ALIGN}"));
+            let id = work.id();
+            return refuse(format!(
+                "kernel `{id}` relies on multiples of {LAUNCH_ALIGN} bytes, and a span starts {behind} behind one; claim it from a multiple"
+            ));
         }
     }
     let needed = work.output_bytes(input.len(), lanes);

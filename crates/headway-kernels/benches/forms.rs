@@ -3,13 +3,12 @@
 use std::hint::black_box;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use headway_core::files::workload::Cipher;
 use headway_core::plan::block::{block_bytes, write_header};
 use headway_device::work::{CpuArgument, Lane, Work as _};
-use headway_kernels::Aes128Cbc;
 use headway_kernels::inspect::wafer::Wafer;
 use headway_kernels::inspect::{Inspect, Layout, Merge, SYNOPSIS_BYTES, steps};
 use headway_kernels::klt::{Choice, CpuMachine, Machine as _, Shape, Tracker, Warp, select};
+use headway_kernels::{Aes128Cbc, Cipher};
 
 /// A picture with texture at several scales, moved by `by` pixels.
 fn picture(shape: &Shape, by: f32) -> Vec<f32> {
@@ -95,8 +94,8 @@ fn ciphers(criterion: &mut Criterion) {
         let lens = vec![2048; count];
         let mut input = vec![0; block_bytes(lens.iter().copied()).0 as usize];
         write_header(&mut input, 0, &lens).expect("the buffer has `block_bytes` for these lanes");
-        let cipher = Some(Cipher { key: [7; 16], iv: [0; 16] });
-        let lanes = vec![Lane { stream: String::new(), cipher, camera: None }; count];
+        let parameters = Cipher { key: [7; 16], iv: [0; 16] }.parameters();
+        let lanes = vec![Lane { parameters, ..Lane::default() }; count];
         let (mut output, mut state) = (vec![0; input.len()], vec![0; Aes128Cbc.state_bytes(count)]);
         Aes128Cbc.init_state(&lanes, &mut state).expect("every lane has a key");
         group.throughput(Throughput::Bytes(2048 * count as u64));

@@ -6,6 +6,7 @@ use aes::Aes128;
 use aes::cipher::{BlockEncrypt, KeyInit};
 use headway_device::work::{Grid, Lane, Work, WorkError};
 
+use crate::cipher::Cipher;
 use crate::lanes::{WARP, bad_block, begin};
 
 pub(crate) const ID: &str = "aes128-cbc";
@@ -38,7 +39,7 @@ impl Work for Aes128Cbc {
     fn init_state(&self, lanes: &[Lane], state: &mut [u8]) -> Result<(), WorkError> {
         assert!(state.len() >= self.state_bytes(lanes.len()), "the state has `state_bytes` for these lanes");
         for (lane, state) in lanes.iter().zip(state.chunks_exact_mut(LANE_STATE)) {
-            let Some(cipher) = &lane.cipher else {
+            let Some(cipher) = Cipher::of(&lane.parameters) else {
                 return Err(WorkError::MissingParameter {
                     work: ID,
                     stream: lane.stream.clone(),
@@ -57,6 +58,14 @@ impl Work for Aes128Cbc {
             encrypt(input, output, lanes, states);
         }
         Ok(())
+    }
+
+    fn resume(&self, lane: &Lane, output: &[u8]) -> Option<Lane> {
+        let cipher = Cipher::of(&lane.parameters)?;
+        // The last block of the ciphertext takes the place of the initialisation vector.
+        let iv = *output.last_chunk()?;
+        let parameters = lane.parameters.clone().and(Cipher { iv, ..cipher }.parameters());
+        Some(Lane { parameters, ..lane.clone() })
     }
 
     fn ptx(&self) -> &'static str {

@@ -45,6 +45,10 @@ impl Work for Aes128Tables {
         Ok(())
     }
 
+    fn resume(&self, lane: &Lane, output: &[u8]) -> Option<Lane> {
+        Aes128Cbc.resume(lane, output)
+    }
+
     fn ptx(&self) -> &'static str {
         Aes128Cbc.ptx()
     }
@@ -97,16 +101,16 @@ fn encrypt(block: [u32; 4], keys: &[[u32; 4]; ROUND_KEYS]) -> [u32; 4] {
 
 #[cfg(test)]
 mod tests {
-    use headway_core::files::workload::Cipher;
     use headway_core::plan::block;
 
     use super::*;
+    use crate::Cipher;
 
     #[test]
     fn a_block_is_that_of_fips_197_appendix_b() {
         let key = [0x2b, 0x7e, 0x15, 0x16, 0x28, 0xae, 0xd2, 0xa6, 0xab, 0xf7, 0x15, 0x88, 0x09, 0xcf, 0x4f, 0x3c];
         let plain = [0x3243_f6a8, 0x885a_308d, 0x3131_98a2, 0xe037_0734];
-        let lane = Lane { stream: String::new(), cipher: Some(Cipher { key, iv: [0; 16] }), camera: None };
+        let lane = Lane { parameters: Cipher { key, iv: [0; 16] }.parameters(), ..Lane::default() };
         let mut state = vec![0; LANE_STATE];
         Aes128Tables.init_state(&[lane], &mut state).unwrap();
         let keys: Vec<[u32; 4]> = state[..CHAIN].chunks_exact(BLOCK).map(words_of).collect();
@@ -120,8 +124,8 @@ mod tests {
         let lanes: Vec<Lane> = (0..21u8)
             .map(|at| Lane {
                 stream: format!("s{at}"),
-                cipher: Some(Cipher { key: [at.wrapping_mul(37); 16], iv: [at ^ 0x5a; 16] }),
-                camera: None,
+                parameters: Cipher { key: [at.wrapping_mul(37); 16], iv: [at ^ 0x5a; 16] }.parameters(),
+                item: 0,
             })
             .collect();
         let size = block::block_bytes(lens.iter().copied()).0 as usize;

@@ -8,6 +8,8 @@
 //! synopsis, follow the comparison. Both forms write the same bytes.
 
 pub mod blocks;
+pub mod cameras;
+pub mod ring;
 pub mod wafer;
 
 use headway_device::work::{CpuArgument, Work};
@@ -63,7 +65,6 @@ pub enum LayoutError {
         width: usize,
         /// Height of the image.
         height: usize,
-        /// Its cells.
         cells: usize,
     },
     /// Too few dies to compare.
@@ -184,9 +185,7 @@ pub struct Defect {
     pub x: u32,
     /// Upper edge.
     pub y: u32,
-    /// Width.
     pub width: u32,
-    /// Height.
     pub height: u32,
     /// Pixels that differ.
     pub pixels: u32,

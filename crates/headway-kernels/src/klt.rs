@@ -182,7 +182,6 @@ pub enum Operand {
 /// One launch of a frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Launch {
-    /// What.
     pub stage: Stage,
     /// Shape.
     pub grid: Grid,
@@ -194,14 +193,8 @@ pub struct Launch {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ShapeError {
-    /// The picture.
     #[error("pictures of {width} x {height} cannot be tracked; use 64 to 4096 pixels along each side")]
-    Picture {
-        /// Its width.
-        width: usize,
-        /// Its height.
-        height: usize,
-    },
+    Picture { width: usize, height: usize },
     /// The number of slots.
     #[error("{slots} slots cannot be had; use a multiple of 32 up to 65536")]
     Slots {

@@ -17,19 +17,22 @@
 
 mod aes128_cbc;
 mod aes128_tables;
+mod cipher;
 pub mod inspect;
 pub mod klt;
 mod lanes;
 mod spin;
 pub mod study;
 mod words;
+pub mod workload;
 
 use std::sync::Arc;
 
-use headway_device::work::Work;
+use headway_device::work::{Library, Work};
 
 pub use aes128_cbc::Aes128Cbc;
 pub use aes128_tables::Aes128Tables;
+pub use cipher::Cipher;
 pub use spin::Spin;
 
 type Make = fn() -> Arc<dyn Work>;
@@ -52,6 +55,24 @@ pub fn find(id: &str) -> Option<Arc<dyn Work>> {
 #[must_use]
 pub fn reference(id: &str) -> Option<Arc<dyn Work>> {
     (id == aes128_cbc::ID).then(|| Arc::new(Aes128Tables) as Arc<dyn Work>)
+}
+
+/// The kernels that ship.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Shipped;
+
+impl Library for Shipped {
+    fn find(&self, id: &str) -> Option<Arc<dyn Work>> {
+        find(id)
+    }
+
+    fn reference(&self, id: &str) -> Option<Arc<dyn Work>> {
+        reference(id)
+    }
+
+    fn ids(&self) -> Vec<&'static str> {
+        ids().collect()
+    }
 }
 
 /// The id of every kernel that any stream can name, in alphabetical order.

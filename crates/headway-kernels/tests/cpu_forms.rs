@@ -7,9 +7,8 @@ use std::process::{Command, Stdio};
 
 use aes::cipher::{BlockEncryptMut, KeyIvInit, block_padding::NoPadding};
 use common::{below, bytes, cipher, lane, pack, random, run, state, unpack};
-use headway_core::files::workload::Cipher;
 use headway_device::work::{Lane, Work, WorkError};
-use headway_kernels::{Aes128Cbc, Spin, find};
+use headway_kernels::{Aes128Cbc, Cipher, Spin, find};
 
 fn hex<const N: usize>(text: &str) -> [u8; N] {
     let digits: String = text.split_whitespace().collect();

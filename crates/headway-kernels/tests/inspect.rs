@@ -7,12 +7,12 @@ use std::process::Command;
 use std::sync::Arc;
 
 use common::{host_program, pack, state};
-use headway_core::files::workload;
 use headway_device::emu::{EmuGpu, EmuSpec};
 use headway_device::gpu::{Gpu, Operation, Reach};
-use headway_device::work::{Argument, Camera, CpuArgument, Work};
+use headway_device::work::{Argument, CpuArgument, Work};
 use headway_device::{Access, Buffer, DeviceError, Lane};
-use headway_kernels::inspect::blocks::{self, InspectBlock, MergeBlock};
+use headway_kernels::inspect::blocks::{InspectBlock, MergeBlock};
+use headway_kernels::inspect::cameras::Cameras;
 use headway_kernels::inspect::wafer::Wafer;
 use headway_kernels::inspect::{Defect, Inspect, Layout, Merge, SYNOPSIS_BYTES, read_list, steps};
 
@@ -284,7 +284,7 @@ fn the_cuda_source_writes_the_same_bytes_as_the_cpu_forms() {
 fn as_block(wafer: &Wafer, images: &[Words], operations: u32, sequence: u32) -> (Vec<u8>, Vec<Lane>) {
     let images: Vec<&[u8]> = images.iter().map(|image| &image.bytes()[..wafer.layout.image_bytes()]).collect();
     let (width, height, pitch) = (wafer.layout.width(), wafer.layout.height(), wafer.layout.pitch());
-    let cameras = workload::Wafer {
+    let cameras = Cameras {
         cameras: wafer.cameras as u32,
         width: width as u32,
         height: height as u32,
@@ -294,8 +294,8 @@ fn as_block(wafer: &Wafer, images: &[Words], operations: u32, sequence: u32) -> 
         ring: 1,
         seed: wafer.seed,
     };
-    assert_eq!(blocks::wafer(&cameras), Ok(*wafer));
-    let lane = |number| Lane { camera: Some(Camera { wafer: cameras, number }), ..Lane::default() };
+    assert_eq!(cameras.wafer(), Ok(*wafer));
+    let lane = |item| Lane { parameters: cameras.parameters(), item, ..Lane::default() };
     (pack(u64::from(sequence), &images), (0..cameras.cameras).map(lane).collect())
 }
 

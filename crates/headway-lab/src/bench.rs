@@ -14,10 +14,9 @@ mod turns;
 mod ways;
 
 use std::fmt::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::{fs, io};
 
 use headway_core::files::machine::{EndpointId, Machine};
 use headway_core::models::transfer::{Direction, HostMemory, Method, Profile};
@@ -28,6 +27,8 @@ use serde::Serialize;
 pub use self::predict::{Compared, Prediction};
 pub use self::results::{Outcome, Row, Target};
 use crate::Error;
+pub use crate::folder::ENDED_EARLY;
+use crate::folder::{self, Folder};
 use crate::plot::{Figure, Line, TO_P99};
 use headway::COMMIT;
 use headway::gpus::{self, Backend};
@@ -70,7 +71,6 @@ pub struct TransferBenchReport {
     /// With the emulated backend: what it imitates, and what its times do not say.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub imitates: Option<String>,
-    /// The GPUs.
     pub gpus: Vec<String>,
     /// Where `auto`'s figures came from.
     pub profile: String,
@@ -84,25 +84,30 @@ pub struct TransferBenchReport {
     pub targets: Vec<Target>,
     /// How far predictions were off.
     pub prediction: Option<Prediction>,
-    /// The folder.
+    /// Whether it was not interrupted.
+    pub complete: bool,
     pub folder: PathBuf,
     /// What the user should know.
     pub warnings: Vec<String>,
 }
+
+const TITLE: &str = "Copies";
 
 /// Most memory that a copy of the benchmark uses at each end, by default and with `quick`.
 const BYTES_MAX: usize = 4 << 30;
 const BYTES_QUICK: usize = 1 << 30;
 
 /// Compares copies as `options` say. Every copy's bytes are compared at the beginning and the end of its series, small ones
-/// every time.
+/// every time. What was done before an interruption is written and marked as incomplete.
 ///
 /// # Errors
-/// [`headway::Error::Backend`], [`headway_measure::Error::WrongCopy`], [`headway::Error::Interrupted`], and what devices and files refuse.
+/// [`headway::Error::Backend`], [`headway_measure::Error::WrongCopy`], [`headway::Error::Interrupted`] before the first row, and what devices and
+/// files refuse.
 pub fn transfers(
     options: &TransferBenchOptions,
     mut progress: impl FnMut(Progress),
 ) -> Result<TransferBenchReport, Error> {
+    folder::check(&options.out, TITLE)?;
     let machine = options.machine.as_deref().map(headway::machine::open).transpose()?;
     let devices = gpus::open(options.backend, options.model.as_deref(), options.gpus)?;
     let source = devices.first().map_or("emu", |gpu| gpu.description().source.label());
@@ -116,10 +121,17 @@ pub fn transfers(
         let hint = "no profile: `auto` uses built-in figures; `headway measure` writes a machine file for `--machine`";
         session.warnings.push(hint.to_owned());
     }
-    let bench = Bench { options, copier, ids, profile, session: &mut session, rows: Vec::new(), place: None };
-    let (Bench { rows, place, .. }, prediction) = bench.make()?;
-    let warnings = session.finish()?;
-    let report = TransferBenchReport {
+    let mut bench = Bench { options, copier, ids, profile, session: &mut session, rows: Vec::new(), place: None };
+    let mut prediction = None;
+    let made = bench.make(&mut prediction);
+    let Bench { rows, place, .. } = bench;
+    let complete = match made {
+        Err(Error::Headway(headway::Error::Interrupted)) if !rows.is_empty() => false,
+        made => made.map(|()| true)?,
+    };
+    let mut warnings = session.finish()?;
+    warnings.extend((!complete).then(|| ENDED_EARLY.to_owned()));
+    let mut report = TransferBenchReport {
         schema: 1,
         source,
         imitates: gpus::imitates(options.backend, options.model.as_deref(), options.gpus)?,
@@ -131,10 +143,11 @@ pub fn transfers(
         targets: targets::judge(&rows),
         rows,
         prediction,
+        complete,
         folder: options.out.clone(),
         warnings,
     };
-    report.write(&options.out)?;
+    report.write()?;
     Ok(report)
 }
 
@@ -162,7 +175,7 @@ struct Bench<'b, 'a> {
 }
 
 impl Bench<'_, '_> {
-    fn make(mut self) -> Result<(Self, Option<Prediction>), Error> {
+    fn make(&mut self, prediction: &mut Option<Prediction>) -> Result<(), Error> {
         let methods = self.usable();
         let most = self.bytes_max();
         let mut timer =
@@ -170,7 +183,7 @@ impl Bench<'_, '_> {
         let place = Place::settle(&mut timer)?;
         self.place = place.as_ref().map(|place| place.found().to_string());
         // First: what else the host does changes within minutes, and the profile may just have been measured.
-        let prediction = self.predict(&mut timer, &methods)?;
+        *prediction = self.predict(&mut timer, &methods)?;
         self.table(&mut timer, &methods)?;
         self.automatic(&mut timer, &methods)?;
         // Threads of bulk copies may run anywhere.
@@ -182,8 +195,7 @@ impl Bench<'_, '_> {
             drop(timer);
             self.concurrent()?;
         }
-        self.host()?;
-        Ok((self, prediction))
+        self.host()
     }
 
     /// Ways of the first GPU that were asked for and can be used.
@@ -245,7 +257,7 @@ impl TransferBenchReport {
     #[must_use]
     pub fn markdown(&self) -> String {
         let mut text = format!(
-            "# Copies\n\nSource `{}`, GPUs: {}; profile {}; commit {}. GB = 10^9 bytes; times are until the bytes are in \
+            "# {TITLE}\n\nSource `{}`, GPUs: {}; profile {}; commit {}. GB = 10^9 bytes; times are until the bytes are in \
              place; random data, compared.\n\n{}## Targets\n\n| target | measured | |\n|---|---|---|\n",
             self.source,
             self.gpus.join(", "),
@@ -319,20 +331,16 @@ impl TransferBenchReport {
         figures
     }
 
-    fn write(&self, folder: &Path) -> Result<(), Error> {
-        let failed = |path: PathBuf| move |source: io::Error| Error::from(headway::Error::Write { path, source });
-        fs::create_dir_all(folder).map_err(failed(folder.to_owned()))?;
-        let put = |name: &str, text: String| {
-            let path = folder.join(name);
-            fs::write(&path, text).map_err(failed(path))
-        };
-        put("rows.csv", results::csv(&self.rows, self.source))?;
+    fn write(&mut self) -> Result<(), Error> {
+        let folder = Folder::open(&self.folder, TITLE, self.complete)?;
+        folder.put("rows.csv", results::csv(&self.rows, self.source))?;
         if let Some(prediction) = &self.prediction {
-            put("predictions.csv", prediction.csv())?;
+            folder.put("predictions.csv", prediction.csv())?;
         }
         for (name, figure) in self.figures() {
-            put(&format!("{name}.svg"), figure.svg()?)?;
+            folder.put(&format!("{name}.svg"), figure.svg()?)?;
         }
-        put("summary.md", self.markdown())
+        self.folder = folder.summary(&self.markdown())?;
+        Ok(())
     }
 }

@@ -20,11 +20,18 @@ pub enum Part {
     Camera,
     /// The broker of a benchmark, or one of its clients.
     Broker,
+    /// Makes small copies beside the bulk copies of its parent.
+    SmallCopies,
 }
 
 impl Part {
     /// Every part with its word.
-    pub const WORDS: &[(&str, Self)] = &[("load", Self::Load), ("camera", Self::Camera), ("broker", Self::Broker)];
+    pub const WORDS: &[(&str, Self)] = &[
+        ("load", Self::Load),
+        ("camera", Self::Camera),
+        ("broker", Self::Broker),
+        ("small-copies", Self::SmallCopies),
+    ];
 
     fn word(self) -> &'static str {
         Self::WORDS.iter().find(|(_, part)| *part == self).map_or("", |(word, _)| word)
@@ -37,6 +44,7 @@ pub fn serve(part: Part, order: &str) -> bool {
     match part {
         Part::Load => reproduce::load(order),
         Part::Camera => reproduce::camera(),
+        Part::SmallCopies => return reproduce::small_copies(order),
         Part::Broker => return broker::take_part(order),
     }
     true

@@ -9,7 +9,7 @@ use headway_core::models::transfer::fit::FitError;
 use headway_device::{DeviceError, WorkError};
 use headway_os::OsError;
 use headway_runtime::copy::CopyError;
-use headway_runtime::kernels::UnknownKernel;
+use headway_runtime::kernels::KernelError;
 use headway_runtime::outlet::OutputError;
 use headway_runtime::wall::RunError;
 
@@ -50,6 +50,16 @@ pub enum Error {
         /// The file.
         path: PathBuf,
     },
+    /// Something else stands where results belong.
+    #[error("`{folder}` exists, and {reason}")]
+    InTheWay {
+        /// What is there.
+        folder: PathBuf,
+        /// Why it is no earlier result.
+        reason: String,
+        /// What summaries of earlier results are called.
+        title: String,
+    },
     /// A process with a camera failed.
     #[error("camera {camera} failed: {reason}")]
     Camera {
@@ -78,7 +88,6 @@ pub enum Error {
     /// There is no such experiment.
     #[error("there is no experiment `{name}`; there are: {known}")]
     NoExperiment {
-        /// The name.
         name: String,
         /// Those that exist.
         known: String,
@@ -96,7 +105,7 @@ macro_rules! through {
     };
 }
 
-through!(DeviceError, WorkError, CopyError, OsError, FileError, OutputError, RunError, Incomplete, UnknownKernel);
+through!(DeviceError, WorkError, CopyError, OsError, FileError, OutputError, RunError, Incomplete, KernelError);
 
 impl From<FitError> for Error {
     fn from(error: FitError) -> Self {
@@ -121,6 +130,7 @@ impl Diagnosis for Error {
             Self::Import { .. } => "import",
             Self::Export { .. } => "export",
             Self::Exists { .. } => "exists",
+            Self::InTheWay { .. } => "output",
             Self::Camera { .. } => "camera",
             Self::Rows { .. } | Self::Plot(_) => "plot",
             Self::Load { .. } => "load",
@@ -133,6 +143,9 @@ impl Diagnosis for Error {
             Self::Headway(error) => error.help(),
             Self::Measure(error) => error.help(),
             Self::Exists { .. } => Some("`--force` replaces it; or choose another file with `--out`".to_owned()),
+            Self::InTheWay { title, .. } => Some(format!(
+                "nothing is replaced but earlier results of \"{title}\": choose another folder with `--out`"
+            )),
             _ => None,
         }
     }

@@ -138,7 +138,6 @@ pub enum FormatError {
     /// A value is not of its kind.
     #[error("{place}: `{value}` is not {expected}")]
     Value {
-        /// Where.
         place: String,
         /// What stands there.
         value: String,
@@ -148,31 +147,20 @@ pub enum FormatError {
     /// A time is no whole number of nanoseconds.
     #[error("{place}: the time cannot be read")]
     Time {
-        /// Where.
         place: String,
         /// What went wrong with it.
         source: UnitError,
     },
     /// Something is not there.
     #[error("{place} has no {what}; add it")]
-    Missing {
-        /// Where.
-        place: String,
-        /// What.
-        what: &'static str,
-    },
+    Missing { place: String, what: &'static str },
     /// Something is there twice.
     #[error("{what} is there twice; keep one")]
-    Twice {
-        /// What.
-        what: String,
-    },
+    Twice { what: String },
     /// The target has no words for it.
     #[error("{place}: {what} cannot be said there; {instead}")]
     CannotSay {
-        /// Where.
         place: String,
-        /// What.
         what: &'static str,
         /// What to do about it.
         instead: &'static str,
@@ -180,17 +168,13 @@ pub enum FormatError {
     /// The format leaves something open.
     #[error("the format does not say {what}; give it with `{flag}`")]
     Open {
-        /// What.
         what: &'static str,
         /// The argument of the command line.
         flag: &'static str,
     },
     /// A choice that the format does not have.
     #[error("the format counts in {unit}; leave out `--unit`")]
-    Unit {
-        /// Its unit.
-        unit: &'static str,
-    },
+    Unit { unit: &'static str },
     /// The workload has no flows on the server.
     #[error("there is no server `{server}` with flows; choose one of: {known}")]
     NoServer {

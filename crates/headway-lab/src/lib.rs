@@ -6,8 +6,10 @@
 pub mod bench;
 pub mod child;
 mod error;
+mod folder;
 pub mod formats;
 pub mod plot;
 pub mod reproduce;
 
 pub use error::Error;
+pub use headway_runtime::outlet::file_name;

@@ -28,7 +28,6 @@ pub struct Figure {
     pub y: String,
     /// From where to where error bars reach, in words; empty = there are none.
     pub bars: String,
-    /// The lines.
     pub lines: Vec<Line>,
 }
 

@@ -14,21 +14,25 @@ mod site;
 mod verner;
 pub(crate) mod verner_combine;
 mod verner_wafer;
+mod who_waits;
 
 use headway_core::plan::Strategy;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::{fs, io};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use headway_core::units::Nanos;
+use headway_runtime::outlet::file_name;
 use serde::Serialize;
 
 pub use self::gpusync_gpu::SharingOptions;
 pub(crate) use self::gpusync_gpu::camera;
 pub(crate) use self::loads::serve as load;
+pub(crate) use self::who_waits::serve as small_copies;
 use crate::Error;
+use crate::folder::{self, Folder};
 use crate::plot::Figure;
 use headway::COMMIT;
 use headway::run::Backend;
@@ -143,6 +147,12 @@ pub const EXPERIMENTS: &[Experiment] = &[
         paper: "Elliott, Ward, Anderson 2013, 5",
         run: gpusync_gpu::run,
     },
+    Experiment {
+        name: "who-waits",
+        about: "a small copy beside a bulk copy, by what is between the bulk copy's pieces: who waits for whom, and the price (cuda)",
+        paper: "no paper",
+        run: who_waits::run,
+    },
 ];
 
 /// How an experiment is made.
@@ -164,13 +174,52 @@ pub struct Setting {
     pub streams: StreamSetting,
     /// What only `gpusync-gpu` asks.
     pub sharing: SharingOptions,
+    /// Folder for the results; `None` = `out/NAME-SOURCE` with [`Setting::label`] behind it.
+    pub out: Option<PathBuf>,
+    /// What tells these results from others of the same experiment.
+    pub label: String,
+    /// What there is so far.
+    pub so_far: SoFar,
+}
+
+impl Setting {
+    /// Where the results belong.
+    #[must_use]
+    pub fn folder(&self, experiment: &str, source: &str) -> PathBuf {
+        let usual = || Path::new("out").join(format!("{experiment}-{source}{}", file_name(&self.label)));
+        self.out.clone().unwrap_or_else(usual)
+    }
+
+    /// Keeps raw figures, which are there even if somebody ends the experiment.
+    fn keep(&self, experiment: &'static str, source: &'static str, machine: &str, tables: Vec<Table>) {
+        self.so_far.keep(Outcome { tables, ..Outcome::new(experiment, source, machine.to_owned(), self.seed) });
+    }
+}
+
+/// What an experiment has found so far, for whoever ends it early.
+#[derive(Clone, Debug, Default)]
+pub struct SoFar(Arc<Mutex<Option<Outcome>>>);
+
+impl SoFar {
+    /// Keeps this instead of what was kept before.
+    fn keep(&self, outcome: Outcome) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(outcome);
+    }
+
+    /// The raw figures so far. No row of the comparison is judged by a part of them.
+    #[must_use]
+    pub fn take(&self) -> Option<Outcome> {
+        let outcome = self.0.lock().unwrap_or_else(PoisonError::into_inner).take()?;
+        Some(Outcome { complete: false, rows: Vec::new(), notes: Vec::new(), figures: Vec::new(), ..outcome })
+    }
 }
 
 impl Default for Setting {
     fn default() -> Self {
         let (machine, gpus, duration, streams) = (None, None, None, StreamSetting::default());
-        let sharing = SharingOptions::default();
-        Self { backend: Backend::Sim, quick: false, seed: 1, machine, gpus, duration, streams, sharing }
+        let (sharing, so_far) = (SharingOptions::default(), SoFar::default());
+        let (backend, quick, seed, out, label) = (Backend::Sim, false, 1, None, String::new());
+        Self { backend, quick, seed, machine, gpus, duration, streams, sharing, out, label, so_far }
     }
 }
 
@@ -275,7 +324,6 @@ pub struct Table {
     pub name: String,
     /// Names of the columns, units last.
     pub columns: Vec<&'static str>,
-    /// The lines.
     pub lines: Vec<Vec<String>>,
 }
 
@@ -300,7 +348,6 @@ impl Table {
 pub struct Outcome {
     /// Version of the JSON form.
     pub schema: u32,
-    /// The experiment.
     pub experiment: &'static str,
     /// What the figures stand for: `sim`, `emu` or `cuda`.
     pub source: &'static str,
@@ -308,8 +355,9 @@ pub struct Outcome {
     pub machine: String,
     /// Commit of the program.
     pub commit: &'static str,
-    /// Seed.
     pub seed: u64,
+    /// Whether it was not interrupted.
+    pub complete: bool,
     /// Paper and ours.
     pub rows: Vec<Row>,
     /// What a reader must know.
@@ -333,6 +381,7 @@ impl Outcome {
             machine,
             commit: COMMIT,
             seed,
+            complete: true,
             rows: Vec::new(),
             notes: Vec::new(),
             tables: Vec::new(),
@@ -344,9 +393,14 @@ impl Outcome {
     #[must_use]
     pub fn markdown(&self) -> String {
         let mut text = format!(
-            "# {}\n\nSource `{}`, machine {}, commit {}, seed {}.\n\n| what | paper | ours | verdict |\n|---|---|---|---|\n",
+            "# {}\n\nSource `{}`, machine {}, commit {}, seed {}.\n\n",
             self.experiment, self.source, self.machine, self.commit, self.seed
         );
+        text.push_str(&if self.complete {
+            "| what | paper | ours | verdict |\n|---|---|---|---|\n".to_owned()
+        } else {
+            format!("{}: raw figures, and no comparison with the paper.\n", folder::ENDED_EARLY)
+        });
         let cell = |text: &str| text.replace('|', "\\|").replace('\n', " ");
         for row in &self.rows {
             let verdict = row.verdict.label();
@@ -366,34 +420,27 @@ impl Outcome {
         text
     }
 
-    /// Writes the page, the raw figures and the plots into `folder`, which is made if it is not there.
+    /// Writes the page, the raw figures and the plots into `folder`, which is made if it is not there, or beside it if they are not
+    /// complete and complete ones are there. Returns where they are.
     ///
     /// # Errors
     /// [`headway::Error::Write`], [`Error::Plot`].
-    pub fn write(&self, folder: &Path) -> Result<(), Error> {
-        let failed = |path: PathBuf| move |source: io::Error| Error::from(headway::Error::Write { path, source });
-        fs::create_dir_all(folder).map_err(failed(folder.to_owned()))?;
-        let put = |name: String, text: String| {
-            let path = folder.join(name);
-            fs::write(&path, text).map_err(failed(path))
-        };
+    pub fn write(&self, folder: &Path) -> Result<PathBuf, Error> {
+        let folder = Folder::open(folder, self.experiment, self.complete)?;
         for table in &self.tables {
             if table.lines.len() <= LINES_PLAIN {
-                put(format!("{}.csv", table.name), table.csv())?;
+                folder.put(&format!("{}.csv", table.name), table.csv())?;
                 continue;
             }
-            let path = folder.join(format!("{}.csv.gz", table.name));
-            let compressed = || {
-                let mut file = GzEncoder::new(fs::File::create(&path)?, Compression::fast());
-                file.write_all(table.csv().as_bytes())?;
-                file.finish().map(drop)
-            };
-            compressed().map_err(failed(path.clone()))?;
+            let name = format!("{}.csv.gz", table.name);
+            let mut packed = GzEncoder::new(Vec::new(), Compression::fast());
+            let packed = packed.write_all(table.csv().as_bytes()).and_then(|()| packed.finish());
+            folder.put(&name, packed.map_err(|source| headway::Error::Write { path: folder.path(&name), source })?)?;
         }
         for (name, figure) in &self.figures {
-            put(format!("{name}.svg"), figure.svg()?)?;
+            folder.put(&format!("{name}.svg"), figure.svg()?)?;
         }
-        put("summary.md".to_owned(), self.markdown())
+        folder.summary(&self.markdown())
     }
 }
 
@@ -412,6 +459,20 @@ pub fn find(name: &str) -> Result<&'static Experiment, Error> {
 }
 
 impl Experiment {
+    /// Checks that where the results may go is free, or has earlier ones of the same experiment.
+    ///
+    /// # Errors
+    /// [`Error::InTheWay`] if there is anything else, [`headway::Error::Read`].
+    pub fn may_write(&self, setting: &Setting) -> Result<(), Error> {
+        let sources: &[&str] = match setting.backend {
+            Backend::Auto => &["sim", "emu", "cuda"],
+            Backend::Sim => &["sim"],
+            Backend::Emu => &["emu"],
+            Backend::Cuda => &["cuda"],
+        };
+        sources.iter().try_for_each(|source| folder::check(&setting.folder(self.name, source), self.name))
+    }
+
     /// Makes it.
     ///
     /// # Errors

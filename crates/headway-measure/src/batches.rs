@@ -97,6 +97,7 @@ pub struct Draw {
 }
 
 impl Draw {
+    /// Draws batches for so many GPUs, within `room`; `reaches` tells which of them reach each other.
     pub fn new(seed: u64, gpus: usize, reaches: impl Fn(usize, usize) -> bool, room: Room) -> Self {
         let all = (0..gpus).flat_map(|from| (0..gpus).map(move |to| (from, to)));
         let pairs = all.filter(|&(from, to)| from != to && reaches(from, to)).collect();
@@ -166,6 +167,7 @@ pub struct Lazy<'p> {
 }
 
 impl<'p> Lazy<'p> {
+    /// Opens nothing yet.
     pub const fn new(gpus: &'p [Arc<dyn Gpu>], room: Room) -> Self {
         Self { gpus, room, bed: None }
     }
@@ -174,6 +176,7 @@ impl<'p> Lazy<'p> {
         self.room
     }
 
+    /// Opens streams and memory the first time.
     pub fn get(&mut self) -> Result<&mut Bed, Error> {
         let made = match self.bed.take() {
             Some(bed) => bed,
@@ -184,6 +187,7 @@ impl<'p> Lazy<'p> {
 }
 
 impl Bed {
+    /// Opens streams and memory of every GPU, within `room`.
     pub fn new(gpus: &[Arc<dyn Gpu>], room: Room) -> Result<Self, Error> {
         let stock = (0..).zip(gpus).map(|(gpu_id, gpu)| Stock::new(gpu.as_ref(), gpu_id, room));
         let queues = gpus.iter().map(|gpu| Ok([gpu.queue(false)?, gpu.queue(false)?, gpu.queue(false)?]));
@@ -348,6 +352,7 @@ pub struct Routes<'m> {
 }
 
 impl<'m> Routes<'m> {
+    /// The routes that batches use.
     pub fn of(machine: &'m Machine) -> Self {
         Self { machine, gpus: machine.gpus().collect() }
     }

@@ -30,7 +30,6 @@ const SEED: u64 = 0x4845_4144_5741_5921;
 /// One copy to be made.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CopySpec {
-    /// How.
     pub how: How,
     /// Which way.
     pub direction: Direction,

@@ -3,12 +3,11 @@
 use std::sync::Arc;
 
 use headway_core::files::machine::{Cpu, CpuCost};
-use headway_core::files::workload::Cipher;
 use headway_core::plan::block;
 use headway_core::units::{Bytes, Nanos, PPM, Rate};
 use headway_device::buffer::Access;
 use headway_device::work::Lane;
-use headway_kernels as kernels;
+use headway_kernels::{self as kernels, Cipher};
 use headway_os::affinity::{self, Aside};
 use headway_os::clock;
 use headway_runtime::cores::{Core, Job, Memory, Stage, Stages, apart, timed};
@@ -102,7 +101,8 @@ fn cost(id: &str, effort: Effort) -> Result<Cost, Error> {
 fn stages(id: &str) -> Result<Stages, Error> {
     let mut stages = Stages::new();
     for (number, (lanes, _)) in (0u32..).zip(PROBES) {
-        let lane = Lane { stream: "probe".into(), cipher: Some(Cipher { key: [7; 16], iv: [9; 16] }), camera: None };
+        let parameters = Cipher { key: [7; 16], iv: [9; 16] }.parameters();
+        let lane = Lane { stream: "probe".into(), parameters, item: 0 };
         let kernel = kernels::find(id).expect("the registry's own id");
         stages.insert((number, 0), Stage::new(kernel, &vec![lane; lanes])?);
     }

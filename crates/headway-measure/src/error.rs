@@ -20,14 +20,10 @@ pub enum Error {
     Headway(#[from] headway::Error),
     /// Somebody asked the measurement to end.
     #[error("interrupted; `{journal}` keeps what was measured")]
-    Paused {
-        /// The journal.
-        journal: PathBuf,
-    },
+    Paused { journal: PathBuf },
     /// A copy brought other bytes than it should have.
     #[error("a copy of gpu{gpu} is wrong: {copy}: byte {at} differs")]
     WrongCopy {
-        /// Which copy.
         copy: String,
         /// Position of the GPU.
         gpu: usize,
@@ -43,17 +39,13 @@ pub enum Error {
     /// An interrupted measurement of something else is kept where this one would keep what it has done.
     #[error("`{journal}` keeps another measurement that was interrupted: {difference}")]
     OtherJournal {
-        /// The journal.
         journal: PathBuf,
         /// In what they differ.
         difference: String,
     },
     /// Two measurements into one file.
     #[error("another measurement writes to `{journal}` now")]
-    JournalInUse {
-        /// The journal.
-        journal: PathBuf,
-    },
+    JournalInUse { journal: PathBuf },
     /// A file has the name of a journal and is none.
     #[error("`{path}` is not what a measurement keeps")]
     NoJournal {

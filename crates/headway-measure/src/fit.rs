@@ -23,7 +23,6 @@ const RATE_MIN: u64 = 1_000_000;
 
 /// Everything measured on links.
 pub struct Observed {
-    /// The sets.
     pub sets: Vec<Set>,
     /// Their rates.
     pub rates: Vec<Rates>,

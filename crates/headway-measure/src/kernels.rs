@@ -1,7 +1,6 @@
 //! What kernels cost, and how late the host learns that something is done.
 
 use headway_core::files::machine::{EngineClass, KernelCost};
-use headway_core::files::workload::Cipher;
 use headway_core::models::transfer::Method;
 use headway_core::plan::block;
 use headway_core::units::{Bytes, Nanos, Rate};
@@ -9,7 +8,7 @@ use headway_device::buffer::Access;
 use headway_device::gpu::Completion;
 use headway_device::work::{Lane, StepMemory};
 use headway_device::{DeviceError, Engines, HostKind, Span};
-use headway_kernels as kernels;
+use headway_kernels::{self as kernels, Cipher};
 use headway_os::clock;
 use serde::{Deserialize, Serialize};
 
@@ -113,8 +112,8 @@ fn launches(device: &mut Engines, id: &str, lanes: u32, bytes: u64, effort: Effo
     let described: Vec<Lane> = (0..lanes)
         .map(|lane| Lane {
             stream: format!("probe {lane}"),
-            cipher: Some(Cipher { key: [7; 16], iv: [9; 16] }),
-            camera: None,
+            parameters: Cipher { key: [7; 16], iv: [9; 16] }.parameters(),
+            item: 0,
         })
         .collect();
     let state_bytes = kernel.state_bytes(lanes as usize);

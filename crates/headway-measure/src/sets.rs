@@ -76,6 +76,7 @@ impl Member {
 
 /// Copies that follow each other begin at this many different offsets, a page apart: each brings other bytes.
 pub const OFFSETS: usize = 61;
+/// Bytes of a page: offsets are multiples of it.
 pub const PAGE: usize = 4096;
 /// Blocks of one batch, at most: a page of every arena is kept for each.
 const BLOCKS_MAX: usize = 64;
@@ -90,6 +91,7 @@ pub struct Room {
 }
 
 impl Room {
+    /// Room for copies of up to `largest` bytes.
     pub const fn of(largest: usize) -> Self {
         Self { largest, arena: 3 * largest + BLOCKS_MAX * PAGE }
     }
@@ -233,6 +235,7 @@ pub struct Stock {
 const SHIFT: usize = PAGE / 2;
 
 impl Stock {
+    /// Takes memory of one GPU and of its host.
     pub fn new(gpu: &dyn Gpu, gpu_id: u64, room: Room) -> Result<Self, Error> {
         let one = room.largest + OFFSETS * PAGE;
         let mut random = vec![0; one + SHIFT];

@@ -67,6 +67,7 @@ pub struct Rules {
 }
 
 impl Entrant {
+    /// One that has not been timed yet.
     pub fn new(name: String, spec: CopySpec) -> Self {
         let (times, calls, cpu) = (Vec::new(), Vec::new(), Vec::new());
         Self { name, spec, times, calls, cpu, took: None, failed: None, made: 0, last: Nanos::MAX }

@@ -3,17 +3,17 @@
 use std::sync::Arc;
 
 use headway_core::files::machine::{EngineClass, KernelCost, Machine};
-use headway_core::files::workload::Wafer;
 use headway_core::models::transfer::Method;
-use headway_core::plan::block::block_bytes;
-use headway_core::plan::{INSPECT, MERGE, PlannedWafer, Share};
+use headway_core::plan::block::{Header, block_bytes, write_header};
 use headway_core::units::{Bytes, NANOS_PER_SECOND, Nanos, Rate};
-use headway_device::work::{Camera, Lane, StepMemory, Work};
+use headway_device::work::{Items, Lane, StepMemory, Work};
 use headway_device::{Access, Buffer, DeviceError, Engines, HostKind, Span};
 use headway_kernels::find;
-use headway_kernels::inspect::blocks::MergeBlock;
+use headway_kernels::inspect::SYNOPSIS_BYTES;
+use headway_kernels::inspect::blocks::{INSPECT, MERGE, MergeBlock};
+use headway_kernels::inspect::cameras::Cameras;
+use headway_kernels::inspect::ring::Ring;
 use headway_os::clock;
-use headway_runtime::wafer::{Ring, synopses};
 
 use super::sample::{Effort, Figures, series};
 use crate::Error;
@@ -151,7 +151,7 @@ pub fn calibrate(devices: Vec<Engines>, study: &Images, size: Size) -> Result<Ca
     bench.all_synopses(two, all)?;
     let mut merges = Vec::new();
     for images in [one.min(all / 2).max(1), all] {
-        merges.push((PlannedWafer::synopses(images), bench.merges(images)?));
+        merges.push((Bytes(synopses(0, images).end as u64), bench.merges(images)?));
     }
     let kernels = [fit_operations(&inspections), fit(MERGE, &merges)];
     Ok(Calibration { operations, copy, inspect, kernels, lines: bench.lines })
@@ -224,6 +224,11 @@ fn fit_operations(points: &[Point]) -> KernelCost {
     cost
 }
 
+/// Bytes of the synopses of `images` images from `first` on.
+fn synopses(first: u32, images: u32) -> std::ops::Range<usize> {
+    first as usize * SYNOPSIS_BYTES..(first + images) as usize * SYNOPSIS_BYTES
+}
+
 fn part(device: Engines, study: &Images, images: u32, all: u32) -> Result<Part, Error> {
     let known = |id| find(id).expect("the kernels of a wafer are built");
     let (inspect, merge) = (known(INSPECT), known(MERGE));
@@ -231,7 +236,7 @@ fn part(device: Engines, study: &Images, images: u32, all: u32) -> Result<Part, 
     let state = inspect.state_bytes(images as usize);
     device.gpu().load(inspect.as_ref())?;
     device.gpu().load(merge.as_ref())?;
-    let board = PlannedWafer::synopses(all).0 as usize;
+    let board = synopses(0, all).end;
     Ok(Part {
         images: device.host_buffer(block, HostKind::Pinned)?,
         on_device: device.device_buffer(block)?,
@@ -246,19 +251,21 @@ fn part(device: Engines, study: &Images, images: u32, all: u32) -> Result<Part, 
 }
 
 impl WaferBench<'_> {
-    fn wafer(&self, cameras: u32, operations: u32) -> Wafer {
+    fn wafer(&self, cameras: u32, operations: u32) -> Cameras {
         let Images { width, height, pitch, seed, .. } = *self.study;
-        Wafer { cameras, width, height, pitch, defects: (cameras * 4 / 5).clamp(4, 200), operations, ring: 1, seed }
+        Cameras { cameras, width, height, pitch, defects: (cameras * 4 / 5).clamp(4, 200), operations, ring: 1, seed }
     }
 
     /// Puts a block of so many images into the memory of every device.
     fn load(&mut self, images: u32) -> Result<(), Error> {
         let wafer = self.wafer(images, 0);
         let ring = Ring::new(&wafer).expect("the study's images can be inspected");
-        let share = Share { gpu: 0, first: 0, cameras: images };
-        let block = block_bytes((0..images).map(|_| wafer.image().0)).0 as usize;
+        let lens = vec![wafer.image().0; images as usize];
+        let block = block_bytes(lens.iter().copied()).0 as usize;
         let mut filled = vec![0; block];
-        ring.fill(&share, 0, &mut filled).expect("the buffer has the size of the block");
+        write_header(&mut filled, 0, &lens).expect("the buffer has the size of the block");
+        let lanes = Header::read(&filled).expect("a header just written is whole").lanes;
+        (0..).zip(lanes).for_each(|(camera, lane)| ring.fill(camera, 0, &mut filled[lane]));
         for part in &mut self.parts {
             part.images.claim(0..block, Access::Write)?.bytes_mut()?.copy_from_slice(&filled);
         }
@@ -267,8 +274,8 @@ impl WaferBench<'_> {
 
     /// Tells every device of the cameras from `first` on.
     fn tell(&mut self, first: u32, images: u32, operations: u32) -> Result<(), Error> {
-        let wafer = self.wafer(images, operations);
-        let lane = |number| Lane { camera: Some(Camera { wafer, number }), ..Lane::default() };
+        let parameters = self.wafer(images, operations).parameters();
+        let lane = |item| Lane { parameters: parameters.clone(), item, ..Lane::default() };
         let lanes: Vec<Lane> = (first..first + images).map(lane).collect();
         for part in &mut self.parts {
             let bytes = part.inspect.state_bytes(lanes.len());
@@ -302,7 +309,7 @@ impl WaferBench<'_> {
         self.each(|part| {
             let memory = StepMemory {
                 input: part.on_device.claim(0..block, Access::Read)?,
-                output: part.synopses.claim(synopses(&Share { gpu: 0, first, cameras: images }), Access::Write)?,
+                output: part.synopses.claim(synopses(first, images), Access::Write)?,
                 state: Some(part.cameras.claim(0..part.cameras.len(), Access::Write)?),
             };
             Ok(Task::Launch(Arc::clone(&part.inspect), memory, images))
@@ -340,7 +347,7 @@ impl WaferBench<'_> {
         self.series("merge", images, 0, |bench| {
             bench.each(|part| {
                 let memory = StepMemory {
-                    input: part.synopses.claim(0..PlannedWafer::synopses(images).0 as usize, Access::Read)?,
+                    input: part.synopses.claim(synopses(0, images), Access::Read)?,
                     output: part.merged.claim(0..part.merged.len(), Access::Write)?,
                     state: None,
                 };

@@ -64,9 +64,7 @@ impl fmt::Display for Errno {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{call} failed with {errno}")]
 pub struct OsError {
-    /// The call.
     pub call: &'static str,
-    /// Why.
     pub errno: Errno,
 }
 

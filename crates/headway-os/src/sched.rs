@@ -80,7 +80,6 @@ pub enum Missing {
 pub struct SchedError {
     /// The class asked for.
     pub wanted: &'static str,
-    /// Why.
     pub errno: Errno,
     /// What is missing.
     pub missing: String,

@@ -41,7 +41,6 @@ pub enum TopologyError {
     Parse {
         /// The file.
         path: PathBuf,
-        /// Its text.
         text: String,
         /// What was expected.
         expected: &'static str,

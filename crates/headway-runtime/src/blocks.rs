@@ -1,5 +1,6 @@
 //! Between streams and blocks: packs what arrived in a cycle, and takes processed blocks apart again.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use headway_core::log::StreamRun;
@@ -7,11 +8,13 @@ use headway_core::plan::block::{self, BlockError, Header};
 use headway_core::plan::payload::Gathered;
 use headway_core::plan::{Plan, PlannedStream, Source};
 use headway_core::units::Bytes;
+use headway_device::work::Items;
 
 use crate::intake::{InputError, Intake};
+use crate::kernels::Kernels;
 use crate::outlet::{OutFile, Outlet, OutputError, file_name};
+use crate::shards;
 use crate::tail::{Ends, Left, Tail};
-use crate::wafer;
 
 /// A block that cannot be packed, or that comes back different from what was sent.
 #[derive(Debug, thiserror::Error)]
@@ -28,7 +31,6 @@ pub enum DataError {
     Block {
         /// The pipeline's name.
         pipeline: String,
-        /// The cycle.
         cycle: u64,
         /// What is wrong.
         source: BlockError,
@@ -70,12 +72,12 @@ pub trait Collect: Send {
     /// [`DataError`] if it is not the block expected.
     fn collect(&mut self, pipeline: u32, cycle: u64, slot: usize, block: &[u8]) -> Result<(), DataError>;
 
-    /// Takes the lists of a wafer's generation, one from every GPU that inspected some of it.
+    /// Takes the results of a packet that was divided, one from every GPU that worked on some of it.
     ///
     /// # Errors
-    /// As for `collect`; unless it is overridden, every list is refused.
-    fn collect_lists(&mut self, pipeline: u32, cycle: u64, lists: &[&[u8]]) -> Result<(), DataError> {
-        let what = format!("{} lists that nobody collects", lists.len());
+    /// As for `collect`; unless it is overridden, every result is refused.
+    fn collect_results(&mut self, pipeline: u32, cycle: u64, results: &[&[u8]]) -> Result<(), DataError> {
+        let what = format!("{} results that nobody collects", results.len());
         Err(DataError::Sequence { pipeline: format!("number {pipeline}"), cycle, what })
     }
 
@@ -102,8 +104,8 @@ impl Supply for Gatherer {
 }
 
 impl Collect for Scatterer {
-    fn collect_lists(&mut self, pipeline: u32, cycle: u64, lists: &[&[u8]]) -> Result<(), DataError> {
-        self.scatter_lists(pipeline, cycle, lists)
+    fn collect_results(&mut self, pipeline: u32, cycle: u64, results: &[&[u8]]) -> Result<(), DataError> {
+        self.scatter_results(pipeline, cycle, results)
     }
 
     fn collect(&mut self, pipeline: u32, cycle: u64, _slot: usize, block: &[u8]) -> Result<(), DataError> {
@@ -135,9 +137,9 @@ impl Gatherer {
         Self { plan, intake, runs }
     }
 
-    /// A gatherer for a plan whose only stream is that of a wafer, of which `packets` generations arrive.
+    /// A gatherer for a plan whose only stream is divided among GPUs, of which `packets` packets arrive.
     #[must_use]
-    pub fn of_wafer(plan: Arc<Plan>, packets: u64) -> Self {
+    pub fn of_sharded(plan: Arc<Plan>, packets: u64) -> Self {
         let run = |stream: &PlannedStream| StreamRun { packets, bytes: Bytes(packets.saturating_mul(stream.packet.0)) };
         let runs = plan.streams.iter().map(run).collect();
         Self { plan, intake: Arc::default(), runs }
@@ -177,7 +179,7 @@ impl Gatherer {
     fn lens(&self, pipeline: u32, cycle: u64) -> Vec<u64> {
         match &self.plan.pipelines[pipeline as usize].source {
             Source::Streams(streams) => streams.iter().map(|&stream| self.part(pipeline, cycle, stream).1).collect(),
-            Source::Wafer(_)
+            Source::Sharded(_)
             | Source::Message
             | Source::Batch(_)
             | Source::Flow
@@ -219,6 +221,8 @@ pub struct Scatterer {
     bounds: Bounds,
     /// The next cycle of each pipeline that is not empty must be at least this one.
     next: Vec<u64>,
+    /// What the results of divided packets must be, by pipeline.
+    items: BTreeMap<u32, Arc<dyn Items>>,
 }
 
 /// How much of each output goes into its file, and what becomes of the rest.
@@ -227,7 +231,7 @@ struct Bounds {
     /// Bytes of each stream's file; empty = all bytes of all streams.
     keep: Vec<u64>,
     tails: Vec<Tail>,
-    wrong_list: Option<u64>,
+    wrong_result: Option<u64>,
     left: Left,
 }
 
@@ -246,14 +250,20 @@ impl Scatterer {
         let streams = gatherer.plan.streams.iter();
         let files = streams.map(|stream| outlet.file(&output_name(&stream.id))).collect::<Result<_, _>>()?;
         let next = vec![0; gatherer.plan.pipelines.len()];
-        Ok(Self { gatherer, files, bounds: Bounds::default(), next })
+        Ok(Self { gatherer, files, bounds: Bounds::default(), next, items: BTreeMap::new() })
+    }
+
+    /// The same that checks the results of divided packets against the items of `kernels`.
+    #[must_use]
+    pub fn checking(self, kernels: &Kernels) -> Self {
+        Self { items: kernels.all_items(), ..self }
     }
 
     /// The same that writes no more than the first `keep` bytes of each stream. What follows can be compared after the run: of
-    /// streams by the digests in `left`; a wafer's lists are compared with what was planted when they come.
+    /// streams by the digests in `left`; results of divided packets are compared with what they must be when they come.
     #[must_use]
     pub fn bounded(mut self, keep: Vec<u64>, left: Left) -> Self {
-        self.bounds = Bounds { tails: vec![Tail::default(); self.files.len()], keep, wrong_list: None, left };
+        self.bounds = Bounds { tails: vec![Tail::default(); self.files.len()], keep, wrong_result: None, left };
         self
     }
 
@@ -301,34 +311,31 @@ impl Scatterer {
         Ok(())
     }
 
-    /// Appends the list of defects of the generation of `cycle`, which every GPU has made.
+    /// Appends the result of the packet of `cycle`, which every GPU has made.
     ///
     /// # Errors
-    /// [`DataError`]; lists that differ, that are of another generation or of several, or come out of order are refused.
-    pub fn scatter_lists(&mut self, pipeline: u32, cycle: u64, lists: &[&[u8]]) -> Result<(), DataError> {
+    /// [`DataError`]; results that differ, that are of another packet, or come out of order are refused.
+    pub fn scatter_results(&mut self, pipeline: u32, cycle: u64, results: &[&[u8]]) -> Result<(), DataError> {
         let planned = &self.gatherer.plan.pipelines[pipeline as usize];
         let wrong = |what: String| Err(DataError::Sequence { pipeline: planned.name.clone(), cycle, what });
-        let Source::Wafer(wafer) = &planned.source else { return Ok(()) };
-        let Some(first) = lists.first() else { return wrong("no list came back".to_owned()) };
+        let Source::Sharded(sharded) = &planned.source else { return Ok(()) };
+        let Some(first) = results.first() else { return wrong("no result came back".to_owned()) };
         if cycle != self.next[pipeline as usize] {
             return wrong(format!("cycle {} was expected", self.next[pipeline as usize]));
         }
-        if let Some(other) = lists.iter().position(|list| list != first) {
-            return wrong(format!("GPU {} lists other defects than GPU 0", wafer.shares[other].gpu));
+        if let Some(other) = results.iter().position(|result| result != first) {
+            return wrong(format!("GPU {} made another result than GPU 0", sharded.shards[other].gpu));
         }
-        match wafer::sequence(first) {
-            None => return wrong("synopses of different generations were merged".to_owned()),
-            Some(sequence) if u64::from(sequence) != cycle & u64::from(wafer::SEQUENCE_MAX) => {
-                return wrong(format!("the list of generation {sequence} came back"));
-            }
-            Some(_) => {}
+        let Some(items) = self.items.get(&pipeline).cloned() else {
+            return wrong("nothing says what the result must be".to_owned());
+        };
+        if let Err(what) = items.check(first, cycle) {
+            return wrong(what);
         }
         self.next[pipeline as usize] = cycle + 1;
-        let (stream, shape) = (wafer.stream, wafer.wafer);
-        if self.append(stream, first)? > 0 && self.bounds.wrong_list.is_none() {
-            let planted = wafer::Ring::new(&shape).map(|ring| ring.planted(u64::from(ring.row(cycle))));
-            let equal = planted.is_ok_and(|planted| wafer::listed(first).is_ok_and(|listed| listed == planted));
-            self.bounds.wrong_list = (!equal).then_some(cycle);
+        let (stream, row) = (sharded.stream, shards::row(sharded, cycle));
+        if self.append(stream, first)? > 0 && self.bounds.wrong_result.is_none() {
+            self.bounds.wrong_result = (!items.is_right(first, row)).then_some(cycle);
         }
         Ok(())
     }
@@ -358,8 +365,8 @@ impl Scatterer {
     /// # Errors
     /// [`OutputError`].
     pub fn finish(self) -> Result<Vec<u64>, OutputError> {
-        let Bounds { tails, wrong_list, left, .. } = self.bounds;
-        left.put(Ends { digests: tails.into_iter().map(Tail::finish).collect(), wrong_list });
+        let Bounds { tails, wrong_result, left, .. } = self.bounds;
+        left.put(Ends { digests: tails.into_iter().map(Tail::finish).collect(), wrong_result });
         self.files.into_iter().map(OutFile::finish).collect()
     }
 }

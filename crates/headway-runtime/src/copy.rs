@@ -75,7 +75,6 @@ impl Default for CopyLimits {
 /// What may be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CopyOptions {
-    /// Limits.
     pub limits: CopyLimits,
     /// Keep resident copiers on the GPUs for `auto`.
     pub resident: bool,
@@ -121,7 +120,6 @@ pub enum How {
 /// A range of a buffer of device memory.
 #[derive(Clone, Copy, Debug)]
 pub struct At<'a> {
-    /// The buffer.
     pub buffer: &'a Buffer,
     /// Offset of the first byte.
     pub offset: usize,
@@ -130,7 +128,6 @@ pub struct At<'a> {
 /// What one copy did.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CopyReport {
-    /// How.
     pub method: Method,
     /// Bytes moved.
     pub bytes: Bytes,
@@ -167,7 +164,6 @@ pub type Observer = Arc<dyn Fn(&Observation<'_>) + Send + Sync>;
 pub struct Event {
     /// When, on the host's clock.
     pub at: Nanos,
-    /// What.
     pub what: String,
 }
 
@@ -283,7 +279,6 @@ impl Copier {
         self.gpus.iter().try_for_each(|gpu| self.prepare_gpu(gpu, buffer[0].max(buffer[1])))
     }
 
-    /// The GPUs.
     #[must_use]
     pub fn gpus(&self) -> &[Arc<dyn Gpu>] {
         &self.devices

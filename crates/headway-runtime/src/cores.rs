@@ -46,7 +46,6 @@ pub type Stages = BTreeMap<(u32, u32), Stage>;
 pub struct Job {
     /// What its completion carries.
     pub tag: u64,
-    /// The stage.
     pub stage: (u32, u32),
     /// The packed block; host memory.
     pub input: Span,
@@ -262,12 +261,16 @@ pub fn timed(core: &Core, job: Job) -> Result<Nanos, DeviceError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use headway_core::files::workload::Cipher;
     use headway_core::plan::block;
+    use headway_kernels::Cipher;
+
+    fn lane() -> Lane {
+        let parameters = Cipher { key: [1; 16], iv: [2; 16] }.parameters();
+        Lane { stream: "s".to_owned(), parameters, item: 0 }
+    }
 
     fn stages(lanes: usize) -> Stages {
-        let cipher = Some(Cipher { key: [1; 16], iv: [2; 16] });
-        let lanes = vec![Lane { stream: "s".to_owned(), cipher, camera: None }; lanes];
+        let lanes = vec![lane(); lanes];
         let kernel = headway_kernels::find("aes128-cbc").unwrap();
         [((3, 0), Stage::new(kernel, &lanes).unwrap())].into()
     }
@@ -310,10 +313,8 @@ mod tests {
         let size = block::block_bytes([64]).0 as usize;
         let (mut input, mut output) = (vec![0; size], vec![0; size]);
         block::write_header(&mut input, 0, &[64]).unwrap();
-        let cipher = Some(Cipher { key: [1; 16], iv: [2; 16] });
-        let lane = [Lane { stream: "s".to_owned(), cipher, camera: None }];
         let mut state = vec![0; reference.state_bytes(1)];
-        reference.init_state(&lane, &mut state).unwrap();
+        reference.init_state(&[lane()], &mut state).unwrap();
         reference.run(&input, &mut output, &mut state).unwrap();
         assert_eq!(output[block::header_bytes(1)..][..64], [first, second].concat());
     }

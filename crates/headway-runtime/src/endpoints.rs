@@ -26,7 +26,6 @@ const TARGETS_MIN: usize = 2;
 pub struct Way {
     /// The direction.
     pub class: EngineClass,
-    /// How.
     pub method: Method,
     /// The device that it starts at.
     pub from: Option<usize>,

@@ -1,6 +1,6 @@
 //! The payload of a simulated run: ordinary memory, copies by the CPU, kernels in their CPU form.
 
-mod wafers;
+mod sharded;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use headway_device::work::{Work, WorkError};
 
 use crate::blocks::{DataError, Gatherer, Scatterer};
 use crate::kernels::Kernels;
-use wafers::WaferHost;
+use sharded::ShardedHost;
 
 /// A payload that cannot go on.
 #[derive(Debug, thiserror::Error)]
@@ -45,8 +45,8 @@ pub struct HostPayload {
     scatterer: Scatterer,
     stages: BTreeMap<(u32, u32), Stage>,
     open: BTreeMap<(u32, u64), Open>,
-    /// Pipelines of wafers, by number.
-    wafers: BTreeMap<u32, WaferHost>,
+    /// Pipelines whose packets are divided, by number.
+    sharded: BTreeMap<u32, ShardedHost>,
     /// Buffers of delivered cycles, by pipeline: a cycle takes them over instead of allocating.
     spare: Vec<Vec<Vec<Vec<u8>>>>,
     interrupt: Arc<AtomicBool>,
@@ -66,22 +66,20 @@ impl HostPayload {
         interrupt: Arc<AtomicBool>,
     ) -> Result<Self, WorkError> {
         let mut stages = BTreeMap::new();
-        let mut wafers = BTreeMap::new();
+        let mut sharded = BTreeMap::new();
         for (number, pipeline) in (0u32..).zip(&plan.pipelines) {
-            if let Source::Wafer(planned) = &pipeline.source
-                && let Some(wafer) = WaferHost::new(planned, kernels, number)?
-            {
-                wafers.insert(number, wafer);
+            if let Source::Sharded(planned) = &pipeline.source {
+                sharded.insert(number, ShardedHost::new(planned, kernels, number)?);
             }
         }
-        for (pipeline, step, kernel) in kernels.stages().filter(|(pipeline, ..)| !wafers.contains_key(pipeline)) {
+        for (pipeline, step, kernel) in kernels.stages().filter(|(pipeline, ..)| !sharded.contains_key(pipeline)) {
             let lanes = kernels.lanes(pipeline);
             let mut state = vec![0; kernel.state_bytes(lanes.len())];
             kernel.init_state(lanes, &mut state)?;
             stages.insert((pipeline, step), Stage { kernel: Arc::clone(kernel), state });
         }
         let spare = plan.pipelines.iter().map(|_| Vec::new()).collect();
-        Ok(Self { plan, gatherer, scatterer, stages, open: BTreeMap::new(), wafers, spare, interrupt })
+        Ok(Self { plan, gatherer, scatterer, stages, open: BTreeMap::new(), sharded, spare, interrupt })
     }
 
     /// Ends the run: writes everything out and returns the bytes of each stream.
@@ -102,8 +100,8 @@ impl Payload for HostPayload {
 
     fn gather(&mut self, pipeline: u32, cycle: u64) -> Result<Gathered, HostError> {
         let planned = &self.plan.pipelines[pipeline as usize];
-        if let Some(wafer) = self.wafers.get_mut(&pipeline) {
-            return wafer.gather(planned, cycle);
+        if let Some(sharded) = self.sharded.get_mut(&pipeline) {
+            return sharded.gather(planned, cycle);
         }
         let mut buffers = self.spare[pipeline as usize]
             .pop()
@@ -119,8 +117,8 @@ impl Payload for HostPayload {
 
     fn execute(&mut self, piece: &Piece) -> Result<(), HostError> {
         let planned = &self.plan.pipelines[piece.pipeline as usize];
-        if let Some(wafer) = self.wafers.get_mut(&piece.pipeline) {
-            return wafer.execute(planned, piece);
+        if let Some(sharded) = self.sharded.get_mut(&piece.pipeline) {
+            return sharded.execute(planned, piece);
         }
         if !matches!(planned.source, Source::Streams(_)) {
             return Ok(()); // Messages and flows carry no user's bytes.
@@ -144,8 +142,8 @@ impl Payload for HostPayload {
     }
 
     fn deliver(&mut self, pipeline: u32, cycle: u64) -> Result<(), HostError> {
-        if let Some(wafer) = self.wafers.get_mut(&pipeline) {
-            return wafer.deliver(pipeline, cycle, &mut self.scatterer);
+        if let Some(sharded) = self.sharded.get_mut(&pipeline) {
+            return sharded.deliver(pipeline, cycle, &mut self.scatterer);
         }
         if let Some(open) = self.open.remove(&(pipeline, cycle)) {
             let last = open.buffers.last().expect("there is a buffer before the first step");

@@ -19,20 +19,12 @@ const FILES_MAX: usize = 4096;
 pub enum InputError {
     /// The path cannot be opened or listed.
     #[error("cannot open input `{path}`")]
-    Open {
-        /// The path.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
+    Open { path: PathBuf, source: io::Error },
     /// There is nothing to process.
     #[error(
         "input `{path}` is empty; give a file of at least one block of 16 bytes, or leave out `--input` to use a sample"
     )]
-    Empty {
-        /// The path.
-        path: PathBuf,
-    },
+    Empty { path: PathBuf },
     /// A folder with too many files.
     #[error("folder `{path}` holds {files} files, more than {max}; pack them into fewer")]
     TooManyFiles {
@@ -49,7 +41,6 @@ pub enum InputError {
          or leave it out to process exactly what is there"
     )]
     TooShort {
-        /// The path.
         path: PathBuf,
         /// Bytes there.
         available: u64,
@@ -68,7 +59,6 @@ pub enum InputError {
     ShareTooShort {
         /// The folder.
         path: PathBuf,
-        /// The stream.
         stream: String,
         /// Bytes there.
         available: u64,
@@ -79,10 +69,7 @@ pub enum InputError {
     },
     /// Neither a file nor a folder.
     #[error("input `{path}` is neither a file nor a folder; save what it gives to a file first")]
-    NotAFile {
-        /// The path.
-        path: PathBuf,
-    },
+    NotAFile { path: PathBuf },
     /// A file ended before the size it had when the run began.
     #[error("input `{path}` was truncated during the run: {wanted} bytes at offset {offset} are not there any more")]
     Truncated {
@@ -98,9 +85,7 @@ pub enum InputError {
     Read {
         /// The file.
         path: PathBuf,
-        /// Where.
         offset: u64,
-        /// Why.
         source: io::Error,
     },
 }

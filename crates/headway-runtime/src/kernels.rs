@@ -1,19 +1,58 @@
 //! The kernels of a plan with the lanes they serve.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use headway_core::files::workload::Workload;
-use headway_core::plan::{self, Plan, PlannedWafer, Source};
-use headway_device::work::{Camera, Lane, Work};
+use headway_core::plan::{self, Pipeline, Plan, Sharded, Source};
+use headway_device::work::{Items, Lane, Library, Work};
 
-/// A kernel that nobody wrote.
+/// A library whose kernels cannot run a plan.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("there is no kernel `{name}`; this build has {known}")]
-pub struct UnknownKernel {
-    /// What the workload asks for.
-    pub name: String,
-    /// What there is.
-    pub known: String,
+#[non_exhaustive]
+pub enum KernelError {
+    /// It does not give a kernel that the plan names.
+    #[error(
+        "pipeline `{pipeline}` runs kernel `{name}`, which the library does not give; name one that it gives ({known}), or use a \
+         library with `{name}`"
+    )]
+    Unknown {
+        /// Whose step names it.
+        pipeline: String,
+        /// What the plan asks for.
+        name: String,
+        /// What the library gives.
+        known: String,
+    },
+    /// A pipeline whose packets are divided has other kernels than one for a GPU's own items and one for the summaries of all.
+    #[error(
+        "pipeline `{pipeline}` is divided among GPUs, which takes two kernels, and its plan has {kernels}; plan the workload again"
+    )]
+    Count {
+        pipeline: String,
+        /// How many it has.
+        kernels: usize,
+    },
+    /// A kernel's sizes or answers are not those that its step needs.
+    #[error("kernel `{kernel}` cannot serve pipeline `{pipeline}`: {reason}")]
+    Unfit {
+        /// Whose step it is.
+        pipeline: String,
+        kernel: String,
+        /// What does not fit, and what to change.
+        reason: String,
+    },
+}
+
+/// What serves a pipeline whose packets are divided among GPUs.
+#[derive(Clone)]
+pub struct Divided {
+    /// Works on the items of one GPU.
+    pub first: Arc<dyn Work>,
+    /// Works on the summaries of all items.
+    pub second: Arc<dyn Work>,
+    /// What the packets consist of.
+    pub items: Arc<dyn Items>,
 }
 
 /// Kernels of all compute steps of a plan.
@@ -23,48 +62,55 @@ pub struct Kernels {
     /// What checks them.
     references: Vec<(u32, u32, Arc<dyn Work>)>,
     lanes: Vec<Vec<Lane>>,
+    /// What serves the pipelines whose packets are divided.
+    divided: BTreeMap<u32, Divided>,
 }
 
 impl Kernels {
-    /// Finds the kernels that `plan` names, and the parameters of its streams in `workload`.
+    /// Finds the kernels that `plan` names in `library`, and the parameters of its streams in `workload`.
     ///
     /// # Errors
-    /// [`UnknownKernel`].
-    pub fn of(plan: &Plan, workload: &Workload) -> Result<Self, UnknownKernel> {
+    /// [`KernelError`].
+    pub fn of(plan: &Plan, workload: &Workload, library: &dyn Library) -> Result<Self, KernelError> {
         let (mut stages, mut references) = (Vec::new(), Vec::new());
-        let mut lanes = Vec::new();
+        let (mut lanes, mut divided) = (Vec::new(), BTreeMap::new());
         for (number, pipeline) in (0u32..).zip(&plan.pipelines) {
+            let mut works = Vec::new();
             for (step, planned) in (0u32..).zip(&pipeline.steps) {
                 if let plan::Work::Compute { kernel } = &planned.operations[0].work {
-                    let found = headway_kernels::find(kernel).ok_or_else(|| UnknownKernel {
+                    let found = library.find(kernel).ok_or_else(|| KernelError::Unknown {
+                        pipeline: pipeline.name.clone(),
                         name: kernel.clone(),
-                        known: headway_kernels::ids().collect::<Vec<_>>().join(", "),
+                        known: library.ids().join(", "),
                     })?;
                     // What a core has made with a CPU form is checked by another.
-                    let other = plan.core_of(pipeline).and_then(|_| headway_kernels::reference(kernel));
+                    let other = plan.core_of(pipeline).and_then(|_| library.reference(kernel));
                     references.push((number, step, other.unwrap_or_else(|| Arc::clone(&found))));
-                    stages.push((number, step, found));
+                    stages.push((number, step, Arc::clone(&found)));
+                    works.push(found);
                 }
             }
             lanes.push(match &pipeline.source {
-                Source::Streams(streams) => streams
-                    .iter()
-                    .map(|&stream| {
-                        let stream = &workload.streams[stream as usize];
-                        Lane { stream: stream.id.clone(), cipher: stream.cipher, camera: None }
-                    })
-                    .collect(),
-                Source::Wafer(PlannedWafer { stream, wafer, .. }) => (0..wafer.cameras)
-                    .map(|number| Lane {
-                        stream: workload.streams[*stream as usize].id.clone(),
-                        cipher: None,
-                        camera: Some(Camera { wafer: *wafer, number }),
-                    })
-                    .collect(),
+                Source::Streams(streams) => {
+                    check_blocks(pipeline, &works, streams.len())?;
+                    streams
+                        .iter()
+                        .map(|&stream| {
+                            let stream = &workload.streams[stream as usize];
+                            Lane { stream: stream.id.clone(), parameters: stream.parameters.clone(), item: 0 }
+                        })
+                        .collect()
+                }
+                Source::Sharded(planned) => {
+                    divided.insert(number, divide(pipeline, planned, &works)?);
+                    let stream = &workload.streams[planned.stream as usize].id;
+                    let lane = |item| Lane { stream: stream.clone(), parameters: planned.parameters.clone(), item };
+                    (0..planned.sharding.items).map(lane).collect()
+                }
                 Source::Message | Source::Batch(_) | Source::Flow | Source::Bulk(_) | Source::Urgent(_) => Vec::new(),
             });
         }
-        Ok(Self { stages, references, lanes })
+        Ok(Self { stages, references, lanes, divided })
     }
 
     /// Pipeline, step and kernel of every compute step.
@@ -77,9 +123,78 @@ impl Kernels {
         self.references.iter().map(|(pipeline, step, kernel)| (*pipeline, *step, kernel))
     }
 
+    pub(crate) fn all_items(&self) -> BTreeMap<u32, Arc<dyn Items>> {
+        self.divided.iter().map(|(pipeline, divided)| (*pipeline, Arc::clone(&divided.items))).collect()
+    }
+
+    /// What serves a pipeline of the plan whose packets are divided.
+    ///
+    /// # Panics
+    /// If they are not.
+    #[must_use]
+    pub fn divided(&self, pipeline: u32) -> &Divided {
+        &self.divided[&pipeline]
+    }
+
     /// The lanes of a pipeline.
     #[must_use]
     pub fn lanes(&self, pipeline: u32) -> &[Lane] {
         &self.lanes[pipeline as usize]
     }
+}
+
+fn unfit(pipeline: &Pipeline, kernel: &Arc<dyn Work>, reason: String) -> KernelError {
+    KernelError::Unfit { pipeline: pipeline.name.clone(), kernel: kernel.id().to_owned(), reason }
+}
+
+/// Refuses works of which one makes no block for the next step of `pipeline`, which serves so many lanes.
+fn check_blocks(pipeline: &Pipeline, works: &[Arc<dyn Work>], lanes: usize) -> Result<(), KernelError> {
+    let bytes = pipeline.reserve.0 as usize;
+    for work in works {
+        let made = work.output_bytes(bytes, lanes as u32);
+        if made != bytes {
+            let reason = format!(
+                "it makes {made} bytes of a block of {bytes}, and a step leaves a block of the same size; correct its `output_bytes`"
+            );
+            return Err(unfit(pipeline, work, reason));
+        }
+    }
+    Ok(())
+}
+
+/// What serves the packets of `pipeline`, divided as `planned`, if `works` fit them.
+fn divide(pipeline: &Pipeline, planned: &Sharded, works: &[Arc<dyn Work>]) -> Result<Divided, KernelError> {
+    let [first, second] = works else {
+        return Err(KernelError::Count { pipeline: pipeline.name.clone(), kernels: works.len() });
+    };
+    let sharding = &planned.sharding;
+    let all = sharding.summaries(sharding.items).0 as usize;
+    for shard in &planned.shards {
+        let made = first.output_bytes(planned.block(shard).0 as usize, shard.items);
+        let room = sharding.summaries(shard.items).0 as usize;
+        if made != room {
+            let items = shard.items;
+            let reason = format!(
+                "it makes {made} bytes of {items} items, whose summaries have {room}; correct its `output_bytes` or the stream's `summary`"
+            );
+            return Err(unfit(pipeline, first, reason));
+        }
+    }
+    let (made, result) = (second.output_bytes(all, sharding.items), sharding.summary.0 as usize);
+    if made < result {
+        let reason = format!(
+            "it makes {made} bytes, and the result has {result}; correct its `output_bytes` or the stream's `summary`"
+        );
+        return Err(unfit(pipeline, second, reason));
+    }
+    if second.state_bytes(sharding.items as usize) > 0 {
+        let reason =
+            "it has a state, which is kept for the first kernel of a divided stream only; leave it without one";
+        return Err(unfit(pipeline, second, reason.to_owned()));
+    }
+    let items = first.items(&planned.parameters).ok_or_else(|| {
+        let reason = "it has no items for the stream's keys, and nothing else brings them; give them in its `items`";
+        unfit(pipeline, first, reason.to_owned())
+    })?;
+    Ok(Divided { first: Arc::clone(first), second: Arc::clone(second), items })
 }

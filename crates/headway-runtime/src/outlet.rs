@@ -13,7 +13,6 @@ pub enum OutputError {
     Create {
         /// The folder.
         path: PathBuf,
-        /// Why.
         source: io::Error,
     },
     /// Something else stands where the result belongs.
@@ -31,7 +30,6 @@ pub enum OutputError {
     Write {
         /// Where the file would have been.
         path: PathBuf,
-        /// Why.
         source: io::Error,
     },
     /// The finished folder cannot be put in its place.
@@ -39,7 +37,6 @@ pub enum OutputError {
     Publish {
         /// Where they belong.
         path: PathBuf,
-        /// Why.
         source: io::Error,
     },
 }

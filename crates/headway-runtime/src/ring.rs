@@ -2,8 +2,8 @@
 //!
 //! Every buffer of a pipeline's ring is filled once with bytes of a seed; each cycle only its number is written into the
 //! block's header. So no byte of payload passes the CPU on its way to a GPU, and a run can be as fast as the links. A buffer
-//! comes again after as many cycles as the ring has buffers, but a cipher in CBC mode goes on with its chain: no ciphertext
-//! comes twice.
+//! comes again after as many cycles as the ring has buffers, but a kernel that carries state from block to block goes on with
+//! it: of a chaining cipher no ciphertext comes twice.
 //!
 //! What comes back is compared with what the CPU form of the kernel makes:
 //!
@@ -12,8 +12,8 @@
 //! | order of the blocks, and their whole headers: cycle, lanes, offsets, sizes | every block |
 //! | all bytes of some streams, drawn from the seed, as one chain from the first IV on | every block |
 //! | pipelines without a kernel: another piece of the block's bytes each time | every block |
-//! | all bytes of some other streams, which follow the chaining value that the block before ended with | every block, each block other streams, until all had their turn, and again |
-//! | the last packet of every stream with a cipher, as the end of one chain over the whole run | once, after the last block |
+//! | all bytes of some other streams, if their state follows from how the block before ended ([`Work::resume`]) | every block, each block other streams, until all had their turn, and again |
+//! | the last packet of every such stream, as the end of one chain over the whole run | once, after the last block |
 
 mod chains;
 
@@ -34,8 +34,6 @@ use crate::pattern::{self, mixed};
 
 /// Bytes of the cycle number in a block's header.
 const CYCLE: Range<usize> = 8..16;
-/// Bytes of a chaining value.
-const CHAIN: usize = 16;
 
 /// Blocks of cores come so often, and are checked by a form so slow, that only this part of a sample is compared as they come.
 const CORE_SHARE: usize = 8;
@@ -71,7 +69,7 @@ pub struct Verified {
     pub reached: u64,
     /// Streams whose chains over the whole run were compared at their end.
     pub chains: u64,
-    /// Bytes that the CPU encrypted for that.
+    /// Bytes that the CPU worked on for that.
     pub chain_bytes: u64,
 }
 
@@ -97,7 +95,6 @@ pub struct Ring {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("stream `{stream}` does not send exactly one packet in every cycle of its pipeline")]
 pub struct Uneven {
-    /// The stream.
     pub stream: String,
 }
 
@@ -168,10 +165,10 @@ struct Checked {
     /// Lanes whose every byte is compared, ascending, with the CPU's state of them.
     whole: Vec<usize>,
     state: Vec<u8>,
-    /// The next lane that has its turn, and those that have it in the next block with their chaining values.
+    /// The next lane that has its turn, and those that have it in the next block as they stand then.
     next: usize,
     at_a_time: usize,
-    turns: Vec<(usize, [u8; CHAIN])>,
+    turns: Vec<(usize, Lane)>,
     reached: Vec<bool>,
     cycle: u64,
 }
@@ -318,7 +315,7 @@ impl Checked {
         Ok(if layout.lanes.len() == 1 { expected.len() as u64 } else { 0 })
     }
 
-    /// Compares the streams that have their turn, and remembers the chaining values of those that are next.
+    /// Compares the streams that have their turn, and remembers how those that are next go on.
     fn turn(
         &mut self,
         ring: &Ring,
@@ -331,14 +328,7 @@ impl Checked {
         let lanes: Vec<usize> = turns.iter().map(|(lane, _)| *lane).collect();
         let mut bytes = 0;
         if !lanes.is_empty() {
-            let continued = |(lane, chain): &(usize, [u8; CHAIN])| {
-                let mut continued = self.lanes[*lane].clone();
-                if let Some(cipher) = &mut continued.cipher {
-                    cipher.iv = *chain;
-                }
-                continued
-            };
-            let chosen: Vec<Lane> = turns.iter().map(continued).collect();
+            let chosen: Vec<Lane> = turns.into_iter().map(|(_, resumed)| resumed).collect();
             let Some(kernel) = &self.kernel else { return Ok((0, 0)) };
             let state = fresh(kernel.as_ref(), &chosen);
             let mut state = state.map_err(|error| self.wrong(cycle, error.to_string()))?;
@@ -350,12 +340,8 @@ impl Checked {
             let lane = self.next;
             self.next = (self.next + 1) % self.lanes.len();
             let range = layout.lanes[lane].clone();
-            // Only ciphers chain by their last block.
-            if self.lanes[lane].cipher.is_some() && range.len() >= CHAIN {
-                let mut chain = [0; CHAIN];
-                chain.copy_from_slice(&block[range.end - CHAIN..range.end]);
-                self.turns.push((lane, chain));
-            }
+            let resumed = self.kernel.as_ref().and_then(|kernel| kernel.resume(&self.lanes[lane], &block[range]));
+            self.turns.extend(resumed.map(|resumed| (lane, resumed)));
         }
         Ok((lanes.len() as u64, bytes))
     }

@@ -149,7 +149,6 @@ enum GpuOf<'job, 'sharing> {
 }
 
 impl Gpu<'_, '_> {
-    /// Which GPU.
     #[must_use]
     pub fn id(&self) -> GpuId {
         match &self.0 {

@@ -90,22 +90,13 @@ pub enum StagingError {
     Forked,
     /// Threads and pinned memory are being set up.
     #[error("the staging pool of `{gpu}` is not ready yet")]
-    NotReady {
-        /// The GPU.
-        gpu: String,
-    },
+    NotReady { gpu: String },
     /// The pool could not be set up.
     #[error("the staging pool of `{gpu}` cannot be set up: {source}")]
-    SetUp {
-        /// The GPU.
-        gpu: String,
-        /// Why.
-        source: DeviceError,
-    },
+    SetUp { gpu: String, source: DeviceError },
     /// Other copies use all threads, or all pinned memory.
     #[error("all {what} of the staging pool of `{gpu}` are in use; raise the pool's limit")]
     Busy {
-        /// The GPU.
         gpu: String,
         /// What there is none of.
         what: &'static str,
@@ -117,7 +108,6 @@ pub enum StagingError {
         relay: String,
         /// The GPU of the copy.
         target: String,
-        /// Why.
         reason: &'static str,
     },
     /// The request does not fit its memory.
@@ -130,23 +120,19 @@ pub enum StagingError {
         chunk: u64,
         /// Every byte below is in place.
         completed_prefix: u64,
-        /// Why.
         source: DeviceError,
     },
     /// A page of the source could not be read from its file.
     #[error("the source of chunk {chunk} cannot be read: {source}; the first {completed_prefix} bytes are in place")]
     Page {
-        /// The chunk.
         chunk: u64,
         /// Every byte below is in place.
         completed_prefix: u64,
-        /// Why.
         source: OsError,
     },
     /// A staging thread panicked; it goes on with the next copy.
     #[error("a staging thread panicked at chunk {chunk}; the first {completed_prefix} bytes are in place")]
     Panicked {
-        /// Its chunk.
         chunk: u64,
         /// Every byte below is in place.
         completed_prefix: u64,

@@ -53,8 +53,8 @@ impl Tail {
 pub struct Ends {
     /// Digests of what follows the kept bytes of each stream.
     pub digests: Vec<Vec<Digest>>,
-    /// The first list of a wafer, of those that were not kept, that differs from what was planted.
-    pub wrong_list: Option<u64>,
+    /// The first cycle of a divided stream whose result was not kept and is not what it must be.
+    pub wrong_result: Option<u64>,
 }
 
 /// Where a sink leaves what it knows of bytes that were not kept, for whoever compares them after the run.

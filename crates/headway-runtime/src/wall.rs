@@ -11,7 +11,7 @@ mod feed;
 mod messages;
 mod pace;
 mod requests;
-mod wafers;
+mod sharded;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
@@ -46,12 +46,7 @@ pub use requests::{Ends, NotTaken, Request, RequestOutcome, Requests};
 pub enum RunError {
     /// The plan needs something that this driver does not do.
     #[error("{object} cannot run on devices: {reason}")]
-    Unsupported {
-        /// What.
-        object: String,
-        /// Why.
-        reason: &'static str,
-    },
+    Unsupported { object: String, reason: &'static str },
     /// The plan has more GPUs than there are devices.
     #[error("the plan uses GPU {gpu}, but only {devices} devices are open")]
     NoDevice {
@@ -62,16 +57,10 @@ pub enum RunError {
     },
     /// Buffers or kernels could not be set up.
     #[error("cannot set up {what}")]
-    Prepare {
-        /// What.
-        what: String,
-        /// Why.
-        source: DeviceError,
-    },
+    Prepare { what: String, source: DeviceError },
     /// The system does not let the driver run in the scheduling class that was asked for.
     #[error("the thread that drives the devices cannot run in class `{}`; `auto` takes the strongest that is permitted", wanted.word())]
     Class {
-        /// The class.
         wanted: cpu::RequestedClass,
         /// Why not.
         source: SchedError,
@@ -87,11 +76,8 @@ pub enum RunError {
     Operation {
         /// The pipeline's name.
         pipeline: String,
-        /// The cycle.
         cycle: u64,
-        /// The step.
         step: u32,
-        /// Why.
         source: DeviceError,
     },
     /// Input or output failed.
@@ -100,9 +86,7 @@ pub enum RunError {
     /// A stream that must stop at a miss missed.
     #[error("stream `{stream}` missed the deadline of packet {packet} by {by}, and its `on_miss` is `stop`")]
     Stopped {
-        /// The stream.
         stream: String,
-        /// The packet.
         packet: u64,
         /// By how much.
         by: Nanos,
@@ -185,7 +169,6 @@ enum Message {
 
 /// What is to be run.
 pub struct Job<'a> {
-    /// The plan.
     pub plan: &'a Arc<Plan>,
     /// The kernels of its compute steps.
     pub kernels: &'a Kernels,
@@ -197,7 +180,6 @@ pub struct Job<'a> {
 
 /// The same with whatever brings and takes the blocks.
 pub struct Work<'a> {
-    /// The plan.
     pub plan: &'a Arc<Plan>,
     /// The kernels of its compute steps.
     pub kernels: &'a Kernels,
@@ -358,7 +340,7 @@ fn in_class<T>(classes: &Arc<Classes>, role: Role, work: impl FnOnce() -> T) -> 
 fn prepare(plan: &Plan, buffers: &Buffers, supply: &mut dyn Supply) -> Result<(), RunError> {
     for (number, pipeline) in (0u32..).zip(&plan.pipelines) {
         for slot in 0..buffers.slots(number) {
-            // A wafer's ring is filled with its buffers.
+            // The ring of divided packets is filled with its buffers.
             let buffers::Ends::Block(buffer) = buffers.first(number, slot) else { continue };
             let what = || format!("buffers of pipeline `{}`", pipeline.name);
             let mut span = buffer
@@ -565,12 +547,12 @@ impl Driver<'_> {
                     // Messages have their memory elsewhere.
                     let Open { slot, block } = self.open.get(&(pipeline, cycle)).copied().unwrap_or_default();
                     let piece = buffers::Piece { pipeline, cycle, step, index, slot, block, offset, bytes };
-                    self.under_way.insert(operation, (pipeline, cycle, step));
                     let submitted = match self.asked.under_way(pipeline, cycle) {
                         Some(request) => request.submit(self.plan, self.devices, &piece, operation),
                         None => self.buffers.submit(self.devices, &self.cores, &piece, operation),
                     };
                     submitted.map_err(|source| self.failed(pipeline, cycle, step, source))?;
+                    self.under_way.insert(operation, (pipeline, cycle, step));
                 }
                 Action::Deliver { pipeline, cycle } | Action::Drop { pipeline, cycle } => {
                     let Open { slot, block } = self.open.remove(&(pipeline, cycle)).unwrap_or_default();

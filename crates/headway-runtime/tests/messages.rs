@@ -14,6 +14,7 @@ use headway_device::buffer::Place;
 use headway_device::emu::{EmuGpu, EmuSpec};
 use headway_device::faulty::{FaultyGpu, Tap};
 use headway_device::{Engines, Gpu, Operation};
+use headway_kernels::Shipped;
 use headway_runtime::blocks::{DataError, Gatherer, Scatterer};
 use headway_runtime::intake::Intake;
 use headway_runtime::kernels::Kernels;
@@ -59,7 +60,7 @@ fn run(
     (workload, plan): &(Workload, Arc<Plan>),
     devices: &mut [Engines],
 ) -> (Result<WallOutcome, RunError>, Vec<Record>) {
-    let kernels = Kernels::of(plan, workload).unwrap();
+    let kernels = Kernels::of(plan, workload, &Shipped).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let outlet = Outlet::create(&folder.path().join("out")).unwrap();
     let gatherer = Gatherer::new(Arc::clone(plan), Arc::new(Intake::default()));

@@ -3,11 +3,12 @@
 use std::sync::{Arc, PoisonError};
 
 use headway_core::files::machine::{self, Machine};
-use headway_core::files::workload::{self, Workload};
+use headway_core::files::workload::Workload;
 use headway_core::plan::Plan;
 use headway_core::plan::planner::{self, PlanOptions};
 use headway_device::Engines;
 use headway_device::emu::{EmuGpu, EmuSpec};
+use headway_kernels::{Cipher, Shipped};
 use headway_runtime::blocks::{Collect, DataError, Supply};
 use headway_runtime::kernels::Kernels;
 use headway_runtime::ring::{Checker, Ring, Sampling, Verified};
@@ -39,15 +40,15 @@ struct Bench {
 impl Bench {
     fn new(text: &str) -> Self {
         let machine = machine::shipped("h200-x1").unwrap();
-        let workload = workload::parse("ring.toml", text).unwrap().value;
+        let workload = headway_kernels::workload::parse("ring.toml", text).unwrap().value;
         let plan = planner::plan(&machine, &workload, PlanOptions::default()).unwrap();
         Self { machine, workload, plan: Arc::new(plan) }
     }
 
     /// Runs the plan, checking with the parameters of `believed`.
     fn run(&self, believed: &Workload, sampling: Sampling) -> (Result<Vec<u64>, RunError>, Verified) {
-        let kernels = Kernels::of(&self.plan, &self.workload).unwrap();
-        let believed = Kernels::of(&self.plan, believed).unwrap();
+        let kernels = Kernels::of(&self.plan, &self.workload, &Shipped).unwrap();
+        let believed = Kernels::of(&self.plan, believed, &Shipped).unwrap();
         let ring = Ring::new(&self.plan, 7).unwrap();
         let (checker, found) = Checker::new(&ring, &self.plan, &believed, sampling).unwrap();
         let work = Work {
@@ -83,7 +84,9 @@ fn every_block_comes_back_and_every_stream_has_its_turn() {
 fn another_key_than_the_cpu_s_is_found_in_whole_streams_and_in_turns() {
     let bench = Bench::new(&text(AES, &[160, 48, 4096]));
     let mut other = bench.workload.clone();
-    other.streams[1].cipher.as_mut().unwrap().key[0] ^= 1;
+    let mut cipher = Cipher::of(&other.streams[1].parameters).unwrap();
+    cipher.key[0] ^= 1;
+    other.streams[1].parameters = cipher.parameters();
     for (streams, turns) in [(3, 0), (0, 3)] {
         let sampling = Sampling { streams, turns, chains: None };
         let (outcome, found) = bench.run(&other, sampling);
@@ -106,7 +109,7 @@ fn the_chains_of_all_streams_are_those_of_the_whole_run() {
 /// Blocks that the CPU form makes of a ring with three buffers; in cycle `wrong` it sees another byte of the second stream.
 fn run_ring(wrong: Option<u64>) -> Result<Verified, DataError> {
     let bench = Bench::new(&text(AES, &[160, 48, 4096]));
-    let kernels = Kernels::of(&bench.plan, &bench.workload).unwrap();
+    let kernels = Kernels::of(&bench.plan, &bench.workload, &Shipped).unwrap();
     let (_, _, kernel) = kernels.stages().next().unwrap();
     let mut ring = Ring::new(&bench.plan, 7).unwrap();
     let sampling = Sampling { streams: 0, turns: 0, chains: Some(vec![CYCLES]) };

@@ -13,6 +13,7 @@ use headway_core::plan::{Class, Plan, Source, Strategy};
 use headway_core::units::{Bytes, Nanos};
 use headway_device::emu::{EmuGpu, EmuSpec};
 use headway_device::{Access, Engines, HostKind};
+use headway_kernels::Shipped;
 use headway_runtime::blocks::{Gatherer, Scatterer};
 use headway_runtime::intake::Intake;
 use headway_runtime::kernels::Kernels;
@@ -68,7 +69,7 @@ fn run(
     inputs: Vec<(Nanos, Input)>,
     requests: Requests,
 ) -> (Result<WallOutcome, RunError>, Vec<Record>) {
-    let kernels = Kernels::of(plan, workload).unwrap();
+    let kernels = Kernels::of(plan, workload, &Shipped).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let outlet = Outlet::create(&folder.path().join("out")).unwrap();
     let gatherer = Gatherer::new(Arc::clone(plan), Arc::new(Intake::default()));

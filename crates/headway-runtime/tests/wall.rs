@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use headway_core::decisions::dispatch::{Action, Event, Input};
 use headway_core::files::machine::{self, Machine};
-use headway_core::files::workload::{self, Workload};
+use headway_core::files::workload::Workload;
 use headway_core::log::{Record, What};
 use headway_core::models::cpu::RequestedClass;
 use headway_core::plan::Plan;
@@ -16,6 +16,7 @@ use headway_core::units::Nanos;
 use headway_device::emu::{EmuGpu, EmuSpec};
 use headway_device::faulty::{Faults, FaultyGpu};
 use headway_device::{DeviceError, Engines, Gpu};
+use headway_kernels::Shipped;
 use headway_os::sched::{self, Missing, Role};
 use headway_os::{affinity, clock};
 use headway_runtime::blocks::{DataError, Gatherer, Scatterer, output_name};
@@ -78,7 +79,7 @@ impl Bench {
 
     fn of(text: &str) -> Self {
         let machine = machine::shipped("h200-x1").unwrap();
-        let workload = workload::parse("small.toml", text).unwrap().value;
+        let workload = headway_kernels::workload::parse("small.toml", text).unwrap().value;
         let plan = planner::plan(&machine, &workload, PlanOptions::default()).unwrap();
         Self { folder: tempfile::tempdir().unwrap(), machine, workload, plan: Arc::new(plan) }
     }
@@ -109,7 +110,7 @@ impl Bench {
         options: &WallOptions,
         log: impl FnMut(&Record),
     ) -> Result<WallOutcome, RunError> {
-        let kernels = Kernels::of(&self.plan, &self.workload).unwrap();
+        let kernels = Kernels::of(&self.plan, &self.workload, &Shipped).unwrap();
         let gatherer = Gatherer::new(Arc::clone(&self.plan), Arc::new(intake));
         let outlet = Outlet::create(&self.place()).unwrap();
         let scatterer = Scatterer::new(gatherer.clone(), &outlet).unwrap();
@@ -152,7 +153,7 @@ fn every_stream_comes_out_as_one_unbroken_chain() {
         let data =
             headway_core::plan::block::header_bytes(1)..headway_core::plan::block::header_bytes(1) + bytes as usize;
         intake.read(number, 0, &mut block[data.clone()]).unwrap();
-        let lane = headway_device::Lane { stream: stream.id.clone(), cipher: stream.cipher, camera: None };
+        let lane = headway_device::Lane { stream: stream.id.clone(), parameters: stream.parameters.clone(), item: 0 };
         let mut state = vec![0; kernel.state_bytes(1)];
         kernel.init_state(&[lane], &mut state).unwrap();
         let mut expected = vec![0; block.len()];

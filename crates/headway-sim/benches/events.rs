@@ -9,7 +9,6 @@ use std::hint::black_box;
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use headway_core::decisions::dispatch::Limits;
 use headway_core::files::machine;
-use headway_core::files::workload;
 use headway_core::plan::payload::{Gathered, Payload, Piece};
 use headway_core::plan::planner::{self, PlanOptions};
 use headway_core::plan::{Plan, Source};
@@ -39,7 +38,7 @@ impl Payload for Full<'_> {
 fn events(criterion: &mut Criterion) {
     let machine = machine::shipped("h200-x4").expect("shipped");
     let text = include_str!("../../../workloads/encrypt.toml");
-    let workload = workload::parse("encrypt.toml", text).expect("shipped").value;
+    let workload = headway_kernels::workload::parse("encrypt.toml", text).expect("shipped").value;
     let plan = planner::plan(&machine, &workload, PlanOptions::default()).expect("the shipped workload fits");
     let seconds = 20;
     let cycles = plan.pipelines.iter().map(|p| match p.source {

@@ -99,10 +99,14 @@ impl<'a> Engines<'a> {
                 (Some(*route), Phase::Fixed(setup), piece.bytes)
             }
             Work::Compute { kernel } => {
-                let source = &self.plan.pipelines[piece.pipeline as usize].source;
+                let pipeline = &self.plan.pipelines[piece.pipeline as usize];
+                let source = &pipeline.source;
                 let cost = match self.machine.engines.get(engines[0]).map(|engine| engine.gpu) {
                     Some(gpu) => {
-                        let operations = if let Source::Wafer(of) = source { of.operations(kernel) } else { None };
+                        let operations = match source {
+                            Source::Sharded(sharded) => sharded.operations(&pipeline.steps, piece.step as usize),
+                            _ => None,
+                        };
                         let known = self.machine.kernel(kernel, gpu);
                         known.map(|k: &KernelCost| k.launch(piece.bytes, longest_lane, operations))
                     }

@@ -65,9 +65,7 @@ pub enum Stress {
 /// One transfer at a time: the situation of a measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Single {
-    /// Method.
     pub method: Method,
-    /// Direction.
     pub direction: Direction,
     /// Size.
     pub bytes: Bytes,

@@ -97,17 +97,13 @@ pub enum SimError<E: std::error::Error + 'static> {
         step: &'static str,
         /// The pipeline's name.
         pipeline: String,
-        /// The cycle.
         cycle: u64,
-        /// Why.
         source: E,
     },
     /// A stream that must stop at a miss missed.
     #[error("stream `{stream}` missed the deadline of packet {packet} by {by}, and its `on_miss` is `stop`")]
     Stopped {
-        /// The stream.
         stream: String,
-        /// The packet.
         packet: u64,
         /// By how much.
         by: Nanos,

@@ -36,18 +36,10 @@ pub enum SharingError {
     Arbiter(#[from] Refused),
     /// There is nothing to run on.
     #[error("a cluster of {cpus} CPUs and {gpus} GPUs runs nothing; give at least one of each")]
-    Empty {
-        /// CPUs.
-        cpus: u32,
-        /// GPUs.
-        gpus: u32,
-    },
+    Empty { cpus: u32, gpus: u32 },
     /// A task without a period would release jobs without end in one instant.
     #[error("task `{task}` has no period; give one above zero")]
-    NoPeriod {
-        /// Which.
-        task: String,
-    },
+    NoPeriod { task: String },
     /// A copy would never end.
     #[error("a rate of the cluster is zero; give every kind of copy a rate")]
     NoRate,

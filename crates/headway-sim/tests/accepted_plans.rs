@@ -5,8 +5,8 @@ mod support;
 use headway_core::decisions::dispatch::{Answer, Event, Input};
 use headway_core::files::machine::Machine;
 use headway_core::files::workload::{
-    Block, Cycle, Flow, Grouping, Kind, Message, OnMiss, Otherwise, Place, Placement, Step, Stream, Unplanned, Urgent,
-    Workload,
+    Block, Cycle, Flow, Grouping, Kind, Message, OnMiss, Otherwise, Parameters, Place, Placement, Step, Stream,
+    Unplanned, Urgent, Workload,
 };
 use headway_core::models::transfer::Method;
 use headway_core::plan::planner::{PlanOptions, plan};
@@ -66,8 +66,8 @@ fn stream(machine: &Machine, draw: &mut Draw, number: usize) -> Stream {
         gpu: gpu.map_or(Placement::Auto, |gpu| Placement::Gpu(gpu.to_owned())),
         steps,
         on_miss: OnMiss::Finish,
-        cipher: None,
-        wafer: None,
+        parameters: Parameters::default(),
+        sharding: None,
     }
 }
 
@@ -338,7 +338,7 @@ fn on_the_tyan_without_calibration() {
 #[test]
 fn the_shipped_encryption_workload_holds_with_a_kernel_that_is_fast_enough() {
     let text = include_str!("../../../workloads/encrypt.toml");
-    let workload = headway_core::files::workload::parse("encrypt.toml", text).unwrap().value;
+    let workload = headway_kernels::workload::parse("encrypt.toml", text).unwrap().value;
     for name in ["h200-x1", "h200-x4"] {
         let mut machine = machine(name);
         // The shipped costs are provisional; with these, one chain does not block a short cycle for too long.

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use headway_core::decisions::dispatch::{Action, Dispatcher, Event, Input, Limits};
 use headway_core::files::machine::Machine;
-use headway_core::files::workload::{Cycle, Grouping, OnMiss, Place, Placement, Step, Stream, Workload};
+use headway_core::files::workload::{Cycle, Grouping, OnMiss, Parameters, Place, Placement, Step, Stream, Workload};
 use headway_core::log::What;
 use headway_core::plan::planner::{PlanOptions, plan};
 use headway_core::plan::{Outcome as Answer, Plan, Strategy};
@@ -118,8 +118,8 @@ fn streams(draw: &mut Draw) -> Workload {
             gpu: Placement::Auto,
             steps: vec![Step::Copy { from: Place::Host, to: Place::OwnGpu }],
             on_miss: OnMiss::Finish,
-            cipher: None,
-            wafer: None,
+            parameters: Parameters::default(),
+            sharding: None,
         }
     };
     let streams = (0..count).map(stream).collect();

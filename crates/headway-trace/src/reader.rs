@@ -28,7 +28,6 @@ pub enum LogError {
         name: String,
         /// The line that was to be read, from 1.
         line: u64,
-        /// Why.
         source: io::Error,
     },
     /// A line is not what a log has there.

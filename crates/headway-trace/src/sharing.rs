@@ -51,7 +51,6 @@ pub struct Header {
     pub gpus: Vec<String>,
     /// CPUs that tokens are given for.
     pub cpus: u32,
-    /// Tokens per GPU.
     pub tokens_per_gpu: u32,
     /// How tokens are given, in words.
     pub mode: String,
@@ -68,7 +67,6 @@ pub struct Header {
 pub struct TaskHead {
     /// Name.
     pub id: String,
-    /// Period.
     pub period: Nanos,
     /// Bounds; `None` where nothing is known.
     pub bound: Option<Bound>,
@@ -92,7 +90,6 @@ pub struct Job {
     pub task: u32,
     /// Its number.
     pub job: u64,
-    /// Release.
     pub release: Nanos,
     /// The later of its release and its predecessor's end.
     pub start: Nanos,
@@ -172,7 +169,6 @@ pub enum Unit {
 /// A part of a job's time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Span {
-    /// What.
     pub doing: Doing,
     /// From when.
     pub begin: Nanos,

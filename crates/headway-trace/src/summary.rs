@@ -151,7 +151,6 @@ pub struct Totals {
 pub struct Response {
     /// Shortest.
     pub min: Nanos,
-    /// Median.
     pub median: Nanos,
     /// 99th percentile; of fewer than 100 values it is left out.
     pub p99: Option<Nanos>,
@@ -192,7 +191,6 @@ pub struct StreamSummary {
 /// What one engine did.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct EngineSummary {
-    /// Name.
     pub name: String,
     /// Ordinal of its GPU; `None` = it is on the CPU.
     pub gpu: Option<u32>,
@@ -212,7 +210,6 @@ pub struct EngineSummary {
 /// What crossed one link or limit.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct CapacitySummary {
-    /// Name.
     pub name: String,
     /// Typical rate.
     pub rate: Rate,
@@ -225,7 +222,6 @@ pub struct CapacitySummary {
 /// The queue in front of one server.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ServerSummary {
-    /// Name.
     pub name: String,
     /// Jobs that were submitted to it.
     pub jobs: u64,
@@ -253,11 +249,8 @@ pub struct LongestWait {
 /// A job by name.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct JobName {
-    /// Its pipeline.
     pub pipeline: String,
-    /// Its step.
     pub step: String,
-    /// Its cycle.
     pub cycle: u64,
 }
 
@@ -293,11 +286,9 @@ pub struct StepSummary {
 pub struct Blame {
     /// Position of the pipeline that waited.
     pub waiting: u32,
-    /// Its name.
     pub waiting_name: String,
     /// Position of the pipeline that occupied the server; `None` = nobody: the driver was slow.
     pub cause: Option<u32>,
-    /// Its name.
     pub cause_name: Option<String>,
     /// All waits together.
     pub total: Nanos,
@@ -312,7 +303,6 @@ pub struct Blame {
 pub struct BlamedWait {
     /// How long.
     pub wait: Nanos,
-    /// The server.
     pub server: String,
     /// The job that waited.
     pub job: JobName,

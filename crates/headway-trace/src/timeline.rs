@@ -55,11 +55,8 @@ pub struct Ended {
 /// One step of one cycle.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Job {
-    /// The pipeline.
     pub pipeline: u32,
-    /// The cycle.
     pub cycle: u64,
-    /// The step.
     pub step: u32,
     /// When it joined the queue of its server.
     pub ready: Option<Nanos>,
@@ -93,9 +90,7 @@ pub struct Wait {
 /// A delivered cycle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Delivery {
-    /// The pipeline.
     pub pipeline: u32,
-    /// The cycle.
     pub cycle: u64,
     /// When.
     pub at: Nanos,

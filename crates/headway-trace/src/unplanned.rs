@@ -35,7 +35,6 @@ pub struct BulkSummary {
 pub struct UrgentSummary {
     /// Name.
     pub id: String,
-    /// Requests.
     pub requests: u64,
     /// Of these, admitted.
     pub guaranteed: u64,

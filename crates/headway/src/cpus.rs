@@ -91,8 +91,9 @@ fn permission(wanted: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use headway_core::files::{machine, workload};
+    use headway_core::files::machine;
     use headway_core::plan::planner::{self, PlanOptions};
+    use headway_kernels::workload;
 
     #[test]
     fn a_plan_names_how_late_the_driver_may_be_on_its_machine() {

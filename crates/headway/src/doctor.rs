@@ -182,7 +182,7 @@ fn allowed() -> Check {
 
 fn numa() -> Check {
     match topology::numa_nodes(Path::new("/sys")) {
-        Ok(nodes) => ok("NUMA", format!("{} nodes", nodes.len())),
+        Ok(nodes) => ok("NUMA", format!("{} node{}", nodes.len(), if nodes.len() == 1 { "" } else { "s" })),
         Err(error) => absent("NUMA", &error, "one node is assumed"),
     }
 }

@@ -14,7 +14,7 @@ use headway_runtime::blocks::DataError;
 use headway_runtime::copy::CopyError;
 use headway_runtime::host::HostError;
 use headway_runtime::intake::InputError;
-use headway_runtime::kernels::UnknownKernel;
+use headway_runtime::kernels::KernelError;
 use headway_runtime::outlet::OutputError;
 use headway_runtime::wall::RunError;
 use headway_sim::SimError;
@@ -33,7 +33,6 @@ pub enum Error {
     Read {
         /// The file.
         path: PathBuf,
-        /// Why.
         source: io::Error,
     },
     /// A machine or workload file is wrong at a place that can be pointed at.
@@ -42,7 +41,6 @@ pub enum Error {
     /// A machine name that is neither shipped nor a file.
     #[error("there is no machine `{name}`: it is neither a file nor shipped; shipped machines: {shipped}")]
     NoMachine {
-        /// The name.
         name: String,
         /// The names of the machines shipped.
         shipped: String,
@@ -50,7 +48,6 @@ pub enum Error {
     /// Fewer GPUs than asked for.
     #[error("machine `{machine}` has {available} GPUs, not {wanted}")]
     TooFewGpus {
-        /// The machine.
         machine: String,
         /// GPUs asked for.
         wanted: usize,
@@ -95,9 +92,9 @@ pub enum Error {
     /// Packing or unpacking failed.
     #[error(transparent)]
     Data(DataError),
-    /// A kernel is not built.
+    /// The library's kernels cannot run the plan.
     #[error(transparent)]
-    UnknownKernel(#[from] UnknownKernel),
+    Library(#[from] KernelError),
     /// A kernel lacks a parameter, or refused a block.
     #[error(transparent)]
     Kernel(#[from] WorkError),
@@ -106,7 +103,6 @@ pub enum Error {
     Backend {
         /// Its name.
         backend: &'static str,
-        /// Why.
         source: DeviceError,
     },
     /// A simulated run failed.
@@ -130,9 +126,7 @@ pub enum Error {
     /// A stream that must stop at a miss missed.
     #[error("stream `{stream}` missed the deadline of packet {packet} by {by}, and its `on_miss` is `stop`")]
     Stopped {
-        /// The stream.
         stream: String,
-        /// The packet.
         packet: u64,
         /// By how much.
         by: Nanos,
@@ -140,7 +134,6 @@ pub enum Error {
     /// A thread of a run panicked, which is a defect of Headway.
     #[error("the thread of task `{task}` panicked: {text}")]
     Panicked {
-        /// The task.
         task: String,
         /// What it said.
         text: String,
@@ -151,7 +144,6 @@ pub enum Error {
     /// What came out differs from the reference.
     #[error("stream `{stream}` is wrong: byte {at} of its output differs from the CPU's; nothing was kept")]
     Wrong {
-        /// The stream.
         stream: String,
         /// First byte that differs, or the shorter length.
         at: u64,
@@ -161,11 +153,9 @@ pub enum Error {
         "stream `{stream}` is wrong: a byte from {first} to {last} of its output differs from the CPU's; nothing was kept"
     )]
     WrongTail {
-        /// The stream.
         stream: String,
         /// First and last byte of the stretch in which something differs.
         first: u64,
-        /// The last.
         last: u64,
     },
     /// A log cannot be read.
@@ -192,12 +182,7 @@ pub enum Error {
     ReplayBroker(#[from] headway_trace::broker::Divergence),
     /// A file or folder cannot be written.
     #[error("cannot write `{path}`")]
-    Write {
-        /// Which.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
+    Write { path: PathBuf, source: io::Error },
     /// A device refused or failed in a measurement.
     #[error(transparent)]
     Device(#[from] DeviceError),
@@ -210,9 +195,7 @@ pub enum Error {
     /// A machine has no GPU of that name.
     #[error("machine `{machine}` has no GPU `{name}`; its GPUs: {known}")]
     NoGpu {
-        /// The machine.
         machine: String,
-        /// The name.
         name: String,
         /// The names it has.
         known: String,
@@ -270,7 +253,7 @@ impl Diagnosis for Error {
             Self::Sample { .. } => "sample",
             Self::Output(_) => "output",
             Self::Data(_) => "data",
-            Self::UnknownKernel(_) | Self::Kernel(_) => "kernel",
+            Self::Library(_) | Self::Kernel(_) => "kernel",
             Self::Backend { .. } => "backend",
             Self::Simulate(_) | Self::Sharing(_) => "simulation",
             Self::Shared(_) => "sharing",

@@ -16,11 +16,9 @@ pub struct Question {
     pub gpu: Option<String>,
     /// Name of the target of a peer copy.
     pub peer: Option<String>,
-    /// Direction.
     pub direction: Direction,
     /// Size of all pieces together.
     pub bytes: Bytes,
-    /// Pieces.
     pub pieces: u32,
     /// The host end.
     pub memory: HostMemory,

@@ -51,6 +51,27 @@ pub fn open(backend: Backend, model: Option<&str>, gpus: Option<usize>) -> Resul
     }
 }
 
+/// What an experiment asks of a GPU's copy engines.
+#[doc(hidden)]
+pub mod arbitration {
+    use headway_cuda::{CudaGpu, Driver};
+    use headway_device::{Gpu, Limits};
+
+    pub use headway_cuda::arbitration::{Arbitration, Beside, Between, Bulk, Hand, Small};
+
+    use crate::Error;
+
+    /// Of the first GPU, with bulk copies of `bulk_bytes`; and its name.
+    ///
+    /// # Errors
+    /// [`Error::Backend`].
+    pub fn open(bulk_bytes: usize) -> Result<(Arbitration, String), Error> {
+        let gpu = Driver::system().and_then(|driver| CudaGpu::open(&driver, 0, Limits::default()));
+        let opened = gpu.and_then(|gpu| Ok((Arbitration::new(&gpu, bulk_bytes)?, gpu.description().name.clone())));
+        opened.map_err(|source| Error::Backend { backend: "cuda", source })
+    }
+}
+
 /// What the GPUs that [`open`] gives imitate; `None` for real ones.
 ///
 /// # Errors

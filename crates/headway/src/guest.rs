@@ -34,10 +34,7 @@ pub enum GuestError {
     },
     /// A path that the loader would take for two, since it separates paths by spaces and colons.
     #[error("the path of the library, `{path}`, has a space or a colon in it, which `LD_PRELOAD` cannot express")]
-    Unspeakable {
-        /// The path.
-        path: PathBuf,
-    },
+    Unspeakable { path: PathBuf },
     /// A piece so small that the engine would spend its time on set-up.
     #[error("pieces of {} bytes are smaller than 64 KiB", asked.0)]
     SmallPiece {
@@ -46,26 +43,13 @@ pub enum GuestError {
     },
     /// A file of something else lies where the log would be written.
     #[error("`{path}` exists and is not the log of a guest")]
-    NoLog {
-        /// The path.
-        path: PathBuf,
-    },
+    NoLog { path: PathBuf },
     /// The log could not be prepared.
     #[error("cannot write the log `{path}`")]
-    Log {
-        /// The path.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
+    Log { path: PathBuf, source: io::Error },
     /// The program could not be started.
     #[error("cannot start `{program}`")]
-    Start {
-        /// The program.
-        program: String,
-        /// Why.
-        source: io::Error,
-    },
+    Start { program: String, source: io::Error },
 }
 
 impl GuestError {

@@ -1,6 +1,5 @@
 //! How much of a run is kept on disk, and what is said of the rest.
 
-use headway_core::files::workload::Wafer;
 use headway_core::plan::PlannedStream;
 use headway_core::units::{Bytes, Nanos};
 use headway_runtime::intake::bytes_within;
@@ -46,10 +45,10 @@ impl Keep {
         Self { sample: Some(Bytes(u64::MAX)), log: Bytes(u64::MAX), traced: u64::MAX, packed_from: u64::MAX }
     }
 
-    /// Bytes of the lists of defects that are kept: whole lists, at least one.
-    pub(crate) fn lists(&self) -> u64 {
-        let list = Wafer::SYNOPSIS.0;
-        self.sample.unwrap_or(SAMPLE).0.max(list) / list * list
+    /// Bytes of results of `size` each that are kept: whole results, at least one.
+    pub(crate) fn results(&self, size: Bytes) -> u64 {
+        let size = size.0.max(1);
+        self.sample.unwrap_or(SAMPLE).0.max(size) / size * size
     }
 
     /// Bytes of the sample for each of `streams` in a run of `duration`: all that it takes, or as many whole granules as are
@@ -76,7 +75,7 @@ mod tests {
     use std::fs;
     use std::path::Path;
 
-    use headway_core::files::workload;
+    use headway_kernels::workload;
 
     use super::*;
     use crate::run::{Backend, RunOptions, run};

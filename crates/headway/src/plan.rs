@@ -8,11 +8,31 @@ pub use headway_core::plan::{
     Work,
 };
 
+use std::collections::BTreeSet;
+
 use crate::machine::Machine;
 use crate::workload::{Loaded, Workload};
 use crate::{Error, why};
 
 pub use crate::cpus::{Assumption, assumption};
+pub use crate::why::failing;
+
+/// For each kernel of `plan` that this program does not have, which a run of it needs, a sentence that says so.
+#[must_use]
+pub fn absent_kernels(plan: &Plan) -> Vec<String> {
+    let operations = plan.pipelines.iter().flat_map(|pipeline| &pipeline.steps).flat_map(|step| &step.operations);
+    let names: BTreeSet<&str> = operations
+        .filter_map(|operation| match &operation.work {
+            Work::Compute { kernel } => Some(kernel.as_str()),
+            Work::Copy { .. } | Work::Hold => None,
+        })
+        .collect();
+    let absent = names.into_iter().filter(|name| headway_kernels::find(name).is_none());
+    let known = headway_kernels::ids().collect::<Vec<_>>().join(", ");
+    absent
+        .map(|name| format!("kernel `{name}` is not in this program, which can plan it but not run it; it has {known}"))
+        .collect()
+}
 
 /// Plans a workload; what a file causes is reported at its line.
 ///
@@ -24,6 +44,10 @@ pub fn make(machine: &Machine, workload: &Loaded<Workload>, options: PlanOptions
         place => {
             let help = match &error {
                 PlanError::UnknownName { known, .. } => Some(format!("write one of: {known}")),
+                PlanError::UnknownKernel { known, name, .. } => {
+                    let add = format!("add a `[[kernel]]` with `id = \"{name}\"` and its cost to the machine file");
+                    Some(if known.is_empty() { add } else { format!("write one of: {known}; or {add}") })
+                }
                 PlanError::NoRoute { .. } => Some("name ends between which the machine file has a route".to_owned()),
                 _ => None,
             };

@@ -1,5 +1,6 @@
 //! Plans a workload and runs it: in virtual time, on the emulated device, or on GPUs.
 
+mod devices;
 mod inputs;
 pub mod tasks;
 
@@ -11,17 +12,16 @@ use std::sync::atomic::AtomicBool;
 use headway_core::decisions::dispatch::{Event, Limits};
 use headway_core::files::error::Loaded;
 use headway_core::files::machine::Machine;
-use headway_core::files::workload::Workload;
+use headway_core::files::workload::{Sharding, Workload};
 pub use headway_core::log::Incomplete;
 use headway_core::log::{Header, Record, SCHEMA, Source, What};
 use headway_core::models::cpu;
 pub use headway_core::models::cpu::RequestedClass;
 use headway_core::plan::planner::PlanOptions;
-use headway_core::plan::{Outcome, Plan, PlannedStream, Strategy};
+use headway_core::plan::{Outcome, Plan, PlannedStream, Sharded, Strategy};
 use headway_core::units::{Bytes, Nanos};
-use headway_cuda::{CudaGpu, Driver};
-use headway_device::emu::{EmuGpu, EmuSpec};
-use headway_device::{DeviceError, Engines};
+use headway_device::Engines;
+use headway_kernels::Shipped;
 use headway_runtime::blocks::{Gatherer, Scatterer, output_name};
 use headway_runtime::host::HostPayload;
 use headway_runtime::intake::{Intake, Share};
@@ -34,6 +34,7 @@ use headway_trace::Log;
 use headway_trace::summary::Summary;
 use serde::Serialize;
 
+pub use self::devices::choose;
 use crate::keep::Keep;
 use crate::{COMMIT, Error, VERSION, emulation, logfile, report, sample, verify, why};
 
@@ -66,8 +67,10 @@ pub struct RunOptions {
     pub input: Option<PathBuf>,
     /// How long packets arrive; `None` = until the input ends, or what the workload says for a sample.
     pub duration: Option<Nanos>,
-    /// Where the results go; `None` = `out/NAME-SOURCE`.
+    /// Where the results go; `None` = `out/NAME-SOURCE` with [`RunOptions::label`] behind it.
     pub out: Option<PathBuf>,
+    /// What tells these results from those of other runs of the workload, for example `-seed-7`.
+    pub label: String,
     /// Seed instead of the workload's.
     pub seed: Option<u64>,
     /// Run although the plan is not accepted.
@@ -92,6 +95,7 @@ impl Default for RunOptions {
             input: None,
             duration: None,
             out: None,
+            label: String::new(),
             seed: None,
             force: false,
             verify: true,
@@ -211,7 +215,7 @@ pub fn run(
     if source == Source::Sim && options.cpu_class != RequestedClass::Auto {
         warnings.push("a simulation drives no devices: the scheduling class has no effect".to_owned());
     }
-    let place = options.out.clone().unwrap_or_else(|| usual_place(&plan.workload.name, source));
+    let place = options.place(&plan.workload.name, source);
     let outlet = Outlet::create(&place)?;
     let mut ran = execute(&mut chosen, &plan, &workload.value, options, &outlet, &mut progress)?;
     let padded = ran.intake.shares().iter().filter(|share| share.padding > 0).count();
@@ -297,16 +301,21 @@ fn outputs(plan: &Plan, log: &Log, outlet: &Outlet) -> Result<Vec<(String, u64)>
     plan.streams.iter().map(output).collect()
 }
 
-/// Where results go if nobody says: into a folder of the workload's name, whatever that holds.
-fn usual_place(workload: &str, source: Source) -> PathBuf {
-    Path::new("out").join(format!("{}-{source}", file_name(workload)))
+impl RunOptions {
+    /// Where the results go; if nobody says, into a folder of the workload's name, whatever that holds.
+    fn place(&self, workload: &str, source: Source) -> PathBuf {
+        let usual = || Path::new("out").join(format!("{}-{source}{}", file_name(workload), file_name(&self.label)));
+        self.out.clone().unwrap_or_else(usual)
+    }
 }
 
 /// Gives the run's seed to what is drawn in the plan.
 fn set_seed(plan: &mut Plan, seed: u64) {
     for pipeline in &mut plan.pipelines {
-        if let headway_core::plan::Source::Wafer(planned) = &mut pipeline.source {
-            planned.wafer.seed = seed;
+        if let headway_core::plan::Source::Sharded(Sharded { parameters, .. }) = &mut pipeline.source
+            && parameters.number(Sharding::SEED).is_some()
+        {
+            *parameters = std::mem::take(parameters).with_number(Sharding::SEED, seed);
         }
     }
 }
@@ -326,14 +335,14 @@ pub fn execute(
 ) -> Result<Ran, Error> {
     let Chosen { source, machine, devices, .. } = chosen;
     let source = *source;
-    let kernels = Kernels::of(plan, workload)?;
+    let kernels = Kernels::of(plan, workload, &Shipped)?;
     let seed = options.seed.unwrap_or(workload.seed);
     let duration = options.duration.unwrap_or(workload.duration);
-    let (intake, gatherer, kept) = match wafer_of(plan) {
-        Some(stream) => {
-            let generations = generations(stream, duration, options)?;
-            let gatherer = Gatherer::of_wafer(Arc::clone(plan), generations);
-            (Arc::default(), gatherer, vec![options.keep.lists(); plan.streams.len()])
+    let (intake, gatherer, kept) = match sharded_of(plan) {
+        Some(sharded) => {
+            let packets = packets(&plan.streams[sharded.stream as usize], duration, options)?;
+            let gatherer = Gatherer::of_sharded(Arc::clone(plan), packets);
+            (Arc::default(), gatherer, vec![options.keep.results(sharded.sharding.summary); plan.streams.len()])
         }
         None => {
             let (intake, kept) = intake(plan, workload, options, outlet, seed)?;
@@ -354,7 +363,7 @@ pub fn execute(
         streams: gatherer.runs().to_vec(),
         cpu: None,
     };
-    let scatterer = Scatterer::new(gatherer.clone(), outlet)?.bounded(kept.clone(), left.clone());
+    let scatterer = Scatterer::new(gatherer.clone(), outlet)?.checking(&kernels).bounded(kept.clone(), left.clone());
     let parts = Parts { plan, machine, header: &header, kernels: &kernels, gatherer, scatterer };
     let Driven { records, compared, incomplete, cpu } = parts.drive(devices, options, progress)?;
     header.cpu = cpu;
@@ -362,20 +371,22 @@ pub fn execute(
     Ok(Ran { log, kernels, intake, compared, kept, left })
 }
 
-/// The stream of the plan's wafer, if it has one.
-fn wafer_of(plan: &Plan) -> Option<&PlannedStream> {
-    let wafers = plan.pipelines.iter().filter(|p| matches!(p.source, headway_core::plan::Source::Wafer(_)));
-    wafers.flat_map(|p| p.source.streams()).map(|&stream| &plan.streams[stream as usize]).next()
+/// The stream of the plan that is divided among GPUs, if it has one.
+fn sharded_of(plan: &Plan) -> Option<&Sharded> {
+    plan.pipelines.iter().find_map(|pipeline| match &pipeline.source {
+        headway_core::plan::Source::Sharded(sharded) => Some(sharded),
+        _ => None,
+    })
 }
 
-/// Generations that arrive in `duration`.
-fn generations(stream: &PlannedStream, duration: Nanos, options: &RunOptions) -> Result<u64, Error> {
+/// Packets of a stream without input that arrive in `duration`.
+fn packets(stream: &PlannedStream, duration: Nanos, options: &RunOptions) -> Result<u64, Error> {
     if options.input.is_some() {
         return Err(Error::Options("the images of a wafer are synthetic: leave out `--input`"));
     }
     match duration.0 / stream.period.0 {
         0 => Err(Error::Options("no generation of images arrives in that time; choose a longer `--duration`")),
-        generations => Ok(generations),
+        packets => Ok(packets),
     }
 }
 
@@ -543,7 +554,7 @@ fn bounded(plan: &Plan, ran: &Ran, verified: bool) -> Option<String> {
         return Some(format!("streams/ has at most the first {kept} that {streams} gave (`--sample-max`)"));
     }
     let compared = if verified { "all of it was compared before" } else { "nothing of it was compared" };
-    let input = if wafer_of(plan).is_some() { "" } else { "; they read sample.bin again and again" };
+    let input = if sharded_of(plan).is_some() { "" } else { "; they read sample.bin again and again" };
     Some(format!(
         "streams/ has the first {kept} of {} that {streams} gave (`--sample-max`), {compared}{input}",
         Bytes(of)
@@ -575,7 +586,7 @@ fn accept(plan: &Plan, options: &RunOptions, warnings: &mut Vec<String>) -> Resu
         Outcome::Undecided => "the tests could not decide",
     };
     if !options.force {
-        return Err(Error::NotAccepted { verdict: verdict.to_owned(), why: why::reasons(&plan.verdict) });
+        return Err(Error::NotAccepted { verdict: verdict.to_owned(), why: why::reasons(plan) });
     }
     warnings.push(format!("running although {verdict}"));
     Ok(())
@@ -613,80 +624,4 @@ fn manifest<'a>(
             complete,
         })
         .collect()
-}
-
-/// Opens the devices of the backend, and finds the machine file that stands for them.
-#[doc(hidden)]
-pub fn choose(options: &RunOptions) -> Result<Chosen, Error> {
-    match options.backend {
-        Backend::Sim => simulation(options, Vec::new()),
-        Backend::Emu => emulation(options),
-        Backend::Cuda => gpus(options),
-        Backend::Auto => match headway_cuda::probe() {
-            Ok(probe) if !probe.devices.is_empty() => gpus(options),
-            Ok(_) => simulation(options, Vec::new()),
-            // No driver is the ordinary case of a machine without GPUs; anything else is worth a word.
-            Err(DeviceError::Unavailable { .. }) if std::env::var_os("HEADWAY_LIBCUDA").is_none() => {
-                simulation(options, Vec::new())
-            }
-            Err(error) => simulation(options, vec![format!("simulating, since the driver reports no GPU: {error}")]),
-        },
-    }
-}
-
-fn named(options: &RunOptions, default: &str) -> Result<Machine, Error> {
-    let machine = crate::machine::open(options.machine.as_deref().unwrap_or(default))?;
-    match options.gpus {
-        Some(gpus) => crate::machine::restrict(&machine, gpus),
-        None => Ok(machine),
-    }
-}
-
-fn simulation(options: &RunOptions, warnings: Vec<String>) -> Result<Chosen, Error> {
-    Ok(Chosen { source: Source::Sim, machine: named(options, "h200-x4")?, devices: Vec::new(), warnings })
-}
-
-/// Memory of an emulated GPU: the blocks of messages use some of it, whatever the node has.
-const EMULATED_BYTES: Bytes = Bytes(1 << 30);
-
-fn emulation(options: &RunOptions) -> Result<Chosen, Error> {
-    let machine = emulation::machine(options.machine.as_deref(), options.gpus)?;
-    let mut devices: Vec<Engines> = Vec::new();
-    for gpu in machine.gpus() {
-        let spec = EmuSpec { memory_bytes: EMULATED_BYTES, ..EmuSpec::of_machine(&machine, gpu) };
-        let engines = Engines::open(Arc::new(EmuGpu::open(spec)));
-        devices.push(engines.map_err(|source| Error::Backend { backend: "emu", source })?);
-    }
-    Ok(Chosen { source: Source::Emu, machine, devices, warnings: Vec::new() })
-}
-
-fn gpus(options: &RunOptions) -> Result<Chosen, Error> {
-    let failed = |source| Error::Backend { backend: "cuda", source };
-    let probe = headway_cuda::probe().map_err(failed)?;
-    let there = probe.devices.len();
-    let mut warnings = Vec::new();
-    let machine = match &options.machine {
-        Some(name) => crate::machine::open(name)?,
-        None => crate::machine::open(if there == 1 || options.gpus == Some(1) { "h200-x1" } else { "h200-x4" })?,
-    };
-    if options.machine.is_none()
-        && let Some(other) = probe.devices.iter().find(|device| !device.name.contains("H200"))
-    {
-        warnings.push(format!(
-            "no machine file describes `{}`: planning with `{}`, so the plan's answer does not hold for this node",
-            other.name, machine.name
-        ));
-    }
-    let wanted = options.gpus.unwrap_or_else(|| there.min(machine.gpus().count()));
-    if wanted > there {
-        return Err(Error::TooFewGpus { machine: "this one".to_owned(), wanted, available: there });
-    }
-    let machine = crate::machine::restrict(&machine, wanted)?;
-    let driver = Driver::system().map_err(failed)?;
-    let open = |index| CudaGpu::open(&driver, index, headway_device::Limits::default());
-    let mut devices = Vec::new();
-    for index in 0..wanted as u32 {
-        devices.push(open(index).and_then(|gpu| Engines::open(Arc::new(gpu))).map_err(failed)?);
-    }
-    Ok(Chosen { source: Source::Cuda, machine, devices, warnings })
 }

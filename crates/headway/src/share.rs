@@ -36,7 +36,6 @@ pub struct SharingReport {
     pub gpus: Vec<String>,
     /// CPUs `m`.
     pub cpus: u32,
-    /// Tokens per GPU.
     pub tokens_per_gpu: u32,
     /// Queue discipline of the tokens.
     pub mode: Mode,
@@ -59,7 +58,6 @@ pub struct SharingReport {
 pub struct TaskReport {
     /// Name.
     pub id: String,
-    /// Period.
     pub period: Nanos,
     /// Relative deadline.
     pub deadline: Nanos,

@@ -10,15 +10,16 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use headway_core::files::workload::Wafer;
 use headway_core::plan::block;
-use headway_core::plan::{Plan, PlannedWafer, Source};
-use headway_device::work::Work;
+use headway_core::plan::{Plan, PlannedStream, Sharded, Source};
+use headway_device::work::{Items, Work};
+use headway_kernels::inspect::cameras::Cameras;
+use headway_kernels::inspect::ring::{Ring, listed};
 use headway_runtime::blocks::output_name;
 use headway_runtime::intake::Intake;
 use headway_runtime::kernels::Kernels;
+use headway_runtime::shards;
 use headway_runtime::tail::{self, Ends, Tail};
-use headway_runtime::wafer::{self, Ring};
 
 use crate::Error;
 
@@ -46,65 +47,83 @@ pub fn verify(
     interrupt: &AtomicBool,
     mut progress: impl FnMut(usize),
 ) -> Result<(), Error> {
-    let Outputs { folder, lost, kept, ends } = outputs;
     for (number, stream) in plan.streams.iter().enumerate() {
         progress(number);
-        if let Source::Wafer(planned) = &plan.pipelines[stream.pipeline as usize].source {
-            let counted = lists(planned, &folder.join(output_name(&stream.id)), interrupt)?;
-            if let Some(first) = counted.first_wrong.or(ends.wrong_list) {
-                return Err(Error::Wrong { stream: stream.id.clone(), at: first * Wafer::SYNOPSIS.0 });
+        match &plan.pipelines[stream.pipeline as usize].source {
+            Source::Sharded(sharded) => {
+                let file = outputs.folder.join(output_name(&stream.id));
+                let items = kernels.divided(stream.pipeline).items.as_ref();
+                let wrong = wrong_result(sharded, items, &file, interrupt)?;
+                if let Some(first) = wrong.or(outputs.ends.wrong_result) {
+                    return Err(Error::Wrong { stream: stream.id.clone(), at: first * sharded.sharding.summary.0 });
+                }
             }
-            continue;
-        }
-        if lost.contains(&(number as u32)) {
-            continue;
-        }
-        let Source::Streams(members) = &plan.pipelines[stream.pipeline as usize].source else { continue };
-        let lane = members.iter().position(|&member| member as usize == number).unwrap_or(0);
-        let lane = &kernels.lanes(stream.pipeline)[lane..=lane];
-        let mut stages = Vec::new();
-        for (pipeline, _, kernel) in kernels.references() {
-            if pipeline == stream.pipeline {
-                let mut state = vec![0; kernel.state_bytes(1)];
-                kernel.init_state(lane, &mut state)?;
-                stages.push((Arc::clone(kernel), state));
+            Source::Streams(members) if !outputs.lost.contains(&(number as u32)) => {
+                let lane = members.iter().position(|&member| member as usize == number).unwrap_or(0);
+                let mut stages = stages(kernels, stream.pipeline, lane)?;
+                compare(stream, number, &mut stages, intake, outputs, interrupt)?;
             }
+            _ => {}
         }
-        let share = &intake.shares()[number];
-        let total = share.bytes + share.padding;
-        let kept = kept.get(number).map_or(total, |kept| (*kept).min(total));
-        let path = folder.join(output_name(&stream.id));
-        let wrong = |at| Error::Wrong { stream: stream.id.clone(), at };
-        let mut output =
-            BufReader::new(File::open(&path).map_err(|source| Error::Read { path: path.clone(), source })?);
-        let mut tail = Tail::default();
-        let mut offset = 0;
-        while offset < total {
-            if interrupt.load(Ordering::Relaxed) {
-                return Err(Error::Interrupted);
-            }
-            let until = if offset < kept { kept } else { total };
-            let expected = reference(intake, number, offset, STRIDE.min(until - offset), &mut stages)?;
-            if offset >= kept {
-                tail.write(&expected);
-            } else if let Some(at) = difference(&mut output, &expected, &path)? {
-                return Err(wrong(offset + at));
-            }
-            offset += expected.len() as u64;
+    }
+    Ok(())
+}
+
+/// A kernel that says what a step must have made, with its state.
+type Stage = (Arc<dyn Work>, Vec<u8>);
+
+/// The stages of a pipeline for one of its lanes, before the first packet.
+fn stages(kernels: &Kernels, pipeline: u32, lane: usize) -> Result<Vec<Stage>, Error> {
+    let lane = &kernels.lanes(pipeline)[lane..=lane];
+    let own = kernels.references().filter(|(of, ..)| *of == pipeline);
+    own.map(|(.., kernel)| {
+        let mut state = vec![0; kernel.state_bytes(1)];
+        kernel.init_state(lane, &mut state)?;
+        Ok((Arc::clone(kernel), state))
+    })
+    .collect()
+}
+
+/// Compares what stream `number` gave with what `stages` make of its input.
+fn compare(
+    stream: &PlannedStream,
+    number: usize,
+    stages: &mut [Stage],
+    intake: &Intake,
+    outputs: &Outputs<'_>,
+    interrupt: &AtomicBool,
+) -> Result<(), Error> {
+    let Outputs { folder, kept, ends, .. } = outputs;
+    let share = &intake.shares()[number];
+    let total = share.bytes + share.padding;
+    let kept = kept.get(number).map_or(total, |kept| (*kept).min(total));
+    let path = folder.join(output_name(&stream.id));
+    let wrong = |at| Error::Wrong { stream: stream.id.clone(), at };
+    let mut output = BufReader::new(File::open(&path).map_err(|source| Error::Read { path: path.clone(), source })?);
+    let mut tail = Tail::default();
+    let mut offset = 0;
+    while offset < total {
+        if interrupt.load(Ordering::Relaxed) {
+            return Err(Error::Interrupted);
         }
-        if output.read(&mut [0]).map_err(|source| Error::Read { path: path.clone(), source })? != 0 {
-            return Err(wrong(total));
+        let until = if offset < kept { kept } else { total };
+        let expected = reference(intake, number, offset, STRIDE.min(until - offset), stages)?;
+        if offset >= kept {
+            tail.write(&expected);
+        } else if let Some(at) = difference(&mut output, &expected, &path)? {
+            return Err(wrong(offset + at));
         }
-        let (expected, found) = (tail.finish(), ends.digests.get(number).map_or(&[][..], Vec::as_slice));
-        let differs = (0..expected.len().max(found.len())).find(|&at| expected.get(at) != found.get(at));
-        if let Some(at) = differs {
-            let first = kept + at as u64 * tail::STRIDE;
-            return Err(Error::WrongTail {
-                stream: stream.id.clone(),
-                first,
-                last: total.min(first + tail::STRIDE) - 1,
-            });
-        }
+        offset += expected.len() as u64;
+    }
+    if output.read(&mut [0]).map_err(|source| Error::Read { path: path.clone(), source })? != 0 {
+        return Err(wrong(total));
+    }
+    let (expected, found) = (tail.finish(), ends.digests.get(number).map_or(&[][..], Vec::as_slice));
+    let differs = (0..expected.len().max(found.len())).find(|&at| expected.get(at) != found.get(at));
+    if let Some(at) = differs {
+        let first = kept + at as u64 * tail::STRIDE;
+        let last = total.min(first + tail::STRIDE) - 1;
+        return Err(Error::WrongTail { stream: stream.id.clone(), first, last });
     }
     Ok(())
 }
@@ -143,24 +162,16 @@ pub struct Counted {
 ///
 /// # Errors
 /// [`Error::Read`], [`Error::Interrupted`], [`Error::Device`] for bytes that are no list.
-pub fn lists(planned: &PlannedWafer, path: &Path, interrupt: &AtomicBool) -> Result<Counted, Error> {
-    let error = |source| Error::Read { path: path.to_owned(), source };
-    let ring = Ring::new(&planned.wafer).expect("a wafer that was run can be inspected");
-    let rows: Vec<Vec<[u32; 5]>> = (0..planned.wafer.ring).map(|row| ring.planted(u64::from(row))).collect();
-    let mut file = BufReader::new(File::open(path).map_err(error)?);
+///
+/// # Panics
+/// If the stream is not that of a wafer.
+pub fn lists(planned: &Sharded, path: &Path, interrupt: &AtomicBool) -> Result<Counted, Error> {
+    let cameras = Cameras::of(&planned.parameters).expect("the stream is that of a wafer");
+    let ring = Ring::new(&cameras).expect("a wafer that was run can be inspected");
+    let rows: Vec<Vec<[u32; 5]>> = (0..planned.sharding.ring).map(|row| ring.planted(row)).collect();
     let mut counted = Counted::default();
-    let mut list = vec![0; Wafer::SYNOPSIS.0 as usize];
-    loop {
-        match file.read_exact(&mut list) {
-            Ok(()) => {}
-            Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => return Ok(counted),
-            Err(e) => return Err(error(e)),
-        }
-        if interrupt.load(Ordering::Relaxed) {
-            return Err(Error::Interrupted);
-        }
-        let planted = &rows[ring.row(counted.lists) as usize];
-        let listed = wafer::listed(&list).map_err(Error::Device)?;
+    results(planned, path, interrupt, |row, list| {
+        let (planted, listed) = (&rows[row as usize], listed(list).map_err(Error::Device)?);
         let found = planted.iter().filter(|defect| listed.binary_search(defect).is_ok()).count();
         counted.planted += planted.len() as u64;
         counted.found += found as u64;
@@ -169,17 +180,55 @@ pub fn lists(planned: &PlannedWafer, path: &Path, interrupt: &AtomicBool) -> Res
             counted.first_wrong = Some(counted.lists);
         }
         counted.lists += 1;
+        Ok(())
+    })?;
+    Ok(counted)
+}
+
+/// The first result in the file at `path` that is not what it must be.
+fn wrong_result(
+    planned: &Sharded,
+    items: &dyn Items,
+    path: &Path,
+    interrupt: &AtomicBool,
+) -> Result<Option<u64>, Error> {
+    let (mut number, mut wrong) = (0, None);
+    results(planned, path, interrupt, |row, result| {
+        if wrong.is_none() && !items.is_right(result, row) {
+            wrong = Some(number);
+        }
+        number += 1;
+        Ok(())
+    })?;
+    Ok(wrong)
+}
+
+/// Calls `each` with every result in the file at `path`, and with the place in the ring that its packet was sent from.
+fn results(
+    planned: &Sharded,
+    path: &Path,
+    interrupt: &AtomicBool,
+    mut each: impl FnMut(u32, &[u8]) -> Result<(), Error>,
+) -> Result<(), Error> {
+    let error = |source| Error::Read { path: path.to_owned(), source };
+    let mut file = BufReader::new(File::open(path).map_err(error)?);
+    let mut result = vec![0; planned.sharding.summary.0 as usize];
+    for cycle in 0.. {
+        match file.read_exact(&mut result) {
+            Ok(()) => {}
+            Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => break,
+            Err(e) => return Err(error(e)),
+        }
+        if interrupt.load(Ordering::Relaxed) {
+            return Err(Error::Interrupted);
+        }
+        each(shards::row(planned, cycle), &result)?;
     }
+    Ok(())
 }
 
 /// What the kernels make of `bytes` bytes of a stream from `offset` on.
-fn reference(
-    intake: &Intake,
-    stream: usize,
-    offset: u64,
-    bytes: u64,
-    stages: &mut [(Arc<dyn Work>, Vec<u8>)],
-) -> Result<Vec<u8>, Error> {
+fn reference(intake: &Intake, stream: usize, offset: u64, bytes: u64, stages: &mut [Stage]) -> Result<Vec<u8>, Error> {
     let size = block::block_bytes([bytes]).0 as usize;
     let mut data = vec![0; size];
     block::write_header(&mut data, 0, &[bytes]).expect("a block of one stride fits its own size");

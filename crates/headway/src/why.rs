@@ -1,11 +1,13 @@
 //! Why a plan is not accepted, in sentences: whose work is too much, and what would help.
 
 use headway_core::files::machine::{KernelCost, Machine};
-use headway_core::plan::{Pipeline, Plan, PlannedStep, PlannedStream, Verdict, Work};
+use headway_core::plan::{Outcome, Pipeline, Plan, PlannedStep, PlannedStream, Server, Work};
 use headway_core::units::{Bytes, NANOS_PER_SECOND, Nanos, PPM, Rate};
 
 /// Steps, streams and parts that sentences name; the others are counted.
 const NAMED_MAX: usize = 3;
+/// Servers that a sentence names.
+const SERVERS_NAMED_MAX: usize = 8;
 /// Most parts into which a chain is thought to be cut.
 const PARTS_MAX: u64 = 4096;
 
@@ -20,8 +22,32 @@ pub(crate) fn explain(plan: &mut Plan, machine: &Machine) {
     }
 }
 
-/// What a verdict rests on, a sentence each.
-pub(crate) fn reasons(verdict: &Verdict) -> Vec<String> {
+/// Which servers fail, the fullest first, where more than one does.
+#[must_use]
+pub fn failing(plan: &Plan) -> Option<String> {
+    let mut failing: Vec<&Server> =
+        plan.servers.iter().filter(|server| server.verdict.outcome == Outcome::NotSchedulable).collect();
+    if failing.len() < 2 {
+        return None;
+    }
+    failing.sort_by_key(|server| std::cmp::Reverse(server.verdict.utilisation_ppm));
+    let named = |server: &&Server| format!("`{}` {}", server.name, percent(server.verdict.utilisation_ppm.into()));
+    let names: Vec<String> = failing.iter().take(SERVERS_NAMED_MAX).map(named).collect();
+    let more = failing.len() - names.len();
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    let (count, all) = (failing.len(), plan.servers.len());
+    Some(format!("{count} of {all} servers fail, with a utilisation of: {}{more}", names.join(", ")))
+}
+
+/// What the verdict of a plan rests on, a sentence each.
+pub(crate) fn reasons(plan: &Plan) -> Vec<String> {
+    let mut lines = of_violation(plan);
+    lines.extend(failing(plan));
+    lines
+}
+
+fn of_violation(plan: &Plan) -> Vec<String> {
+    let verdict = &plan.verdict;
     let Some(violation) = &verdict.violation else { return verdict.notes.clone() };
     let server = &violation.server;
     if violation.interval == Nanos::ZERO {

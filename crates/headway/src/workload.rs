@@ -6,9 +6,12 @@ use std::path::Path;
 pub use headway_core::decisions::sharing::{Direction, Segment};
 pub use headway_core::files::error::Loaded;
 pub use headway_core::files::workload::{
-    Block, Cipher, Cycle, Flow, Grouping, Kind, Message, OnMiss, Otherwise, Place, Placement, Sharing, Step, Stream,
-    Task, Unplanned, Urgent, Wafer, Workload, parse, write,
+    Block, Cycle, Flow, Grouping, Kind, Message, OnMiss, Otherwise, Parameters, Place, Placement, Sharding, Sharing,
+    Step, Stream, Task, Unplanned, Urgent, Workload,
 };
+pub use headway_kernels::Cipher;
+pub use headway_kernels::inspect::cameras::Cameras;
+pub use headway_kernels::workload::{parse, write};
 
 use crate::Error;
 

@@ -145,7 +145,6 @@ pub struct Token<'task, 'client> {
 }
 
 impl<'client> Token<'_, 'client> {
-    /// The GPU.
     #[must_use]
     pub fn gpu(&self) -> GpuId {
         self.gpu

@@ -43,7 +43,6 @@ pub(crate) enum Revoked {
     Busy {
         /// Task, as the client claims.
         owner: u32,
-        /// The word.
         word: u64,
     },
 }

@@ -232,7 +232,6 @@ pub enum Violation {
     },
     /// With known offsets, some costs make this job miss its deadline. All times count from the start.
     Late {
-        /// Its task.
         task: usize,
         /// Its number, from 0.
         job: u64,

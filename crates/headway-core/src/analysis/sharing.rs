@@ -30,7 +30,6 @@ pub enum CpuGuarantee {
     Reservation {
         /// CPU time per period.
         runtime: Nanos,
-        /// Period.
         period: Nanos,
     },
     /// None.
@@ -42,7 +41,6 @@ pub enum CpuGuarantee {
 pub struct System {
     /// GPUs `g`.
     pub gpus: u32,
-    /// Tokens.
     pub tokens: TokenParameters,
     /// Engine locks; `None` = a token is the right to every engine, which needs one token per GPU.
     pub engines: Option<EngineParameters>,
@@ -102,7 +100,6 @@ pub enum Verdict {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Resource {
-    /// CPUs.
     Cpu,
     /// Execution engines.
     Execute,
@@ -115,7 +112,6 @@ pub enum Resource {
 /// What one task can suffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TaskBound {
-    /// Which.
     pub task: TaskId,
     /// `THT`: its longest token hold time.
     pub token_hold: Nanos,

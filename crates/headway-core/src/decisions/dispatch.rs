@@ -502,8 +502,8 @@ impl Dispatcher {
         let planned = &pipeline.steps[job.step as usize];
         for (index, operation) in (0u32..).zip(&planned.operations) {
             let (offset, bytes) = match &pipeline.source {
-                Source::Wafer(_) if only.is_some_and(|only| only != u64::from(index)) => continue,
-                Source::Wafer(wafer) => (Bytes(0), wafer.bytes(&operation.work, index)),
+                Source::Sharded(_) if only.is_some_and(|only| only != u64::from(index)) => continue,
+                Source::Sharded(sharded) => (Bytes(0), sharded.bytes(&pipeline.steps, job.step as usize, index)),
                 Source::Batch(parts) => {
                     let part = match &contents {
                         Some(contents) => contents[index as usize].clone(),

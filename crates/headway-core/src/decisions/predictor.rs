@@ -40,7 +40,6 @@ impl Form {
 /// What an estimate is about: an acquisition of a task on a model of GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Subject {
-    /// The task.
     pub task: TaskId,
     /// Which of the token requests of a job, from 0.
     pub acquisition: u32,

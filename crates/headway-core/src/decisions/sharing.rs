@@ -60,7 +60,6 @@ pub struct JobId {
 pub struct Key {
     /// Absolute deadline.
     pub deadline: Nanos,
-    /// Release.
     pub release: Nanos,
     /// Task, then number: ties are broken by them.
     pub job: JobId,

@@ -83,7 +83,6 @@ impl LinkShape {
 pub struct Task {
     /// The buffer, counted within its link.
     pub buffer: u32,
-    /// The chunk.
     pub chunk: u64,
 }
 
@@ -117,10 +116,7 @@ pub enum Outcome {
     /// Every chunk is in place.
     Complete,
     /// A chunk failed; it is the first one that was reported.
-    Failed {
-        /// The chunk.
-        chunk: u64,
-    },
+    Failed { chunk: u64 },
     /// It was cancelled before its end.
     Cancelled,
 }

@@ -78,7 +78,7 @@ fn distance(a: &str, b: &str) -> usize {
 }
 
 /// A table whose keys are all known.
-pub(crate) struct Table<'a> {
+pub struct Table<'a> {
     source: &'a Source,
     what: String,
     /// The table's header, or all of an inline table.
@@ -92,7 +92,7 @@ impl<'a> Table<'a> {
         what: &str,
         span: Range<usize>,
         entries: DeTable<'a>,
-        known: &'static [&'static str],
+        known: &[&'static str],
     ) -> Result<Self, FileError> {
         let table = Self::any(source, what, span, entries);
         let unknown = table.fields.values().filter(|field| !known.contains(&field.key.as_str()));
@@ -118,12 +118,12 @@ impl<'a> Table<'a> {
     }
 
     /// The field called `key`, if it is written.
-    pub(crate) fn take(&mut self, key: &str) -> Option<Field<'a>> {
+    pub fn take(&mut self, key: &str) -> Option<Field<'a>> {
         self.fields.remove(key)
     }
 
     /// The field called `key`; without it, an error at the table that shows how to write it, as in `example`.
-    pub(crate) fn require(&mut self, key: &str, example: &str) -> Result<Field<'a>, FileError> {
+    pub fn require(&mut self, key: &str, example: &str) -> Result<Field<'a>, FileError> {
         self.take(key).ok_or_else(|| {
             let help = format!("add `{key} = {example}`");
             self.source.error(self.span.clone(), format!("{} has no `{key}`", self.what), Some(help))
@@ -131,13 +131,18 @@ impl<'a> Table<'a> {
     }
 
     /// The tables `[[key]]`, each of which may hold the keys `known`.
-    pub(crate) fn tables(&mut self, key: &'static str, known: &'static [&'static str]) -> Result<Vec<Self>, FileError> {
+    pub(crate) fn tables(&mut self, key: &'static str, known: &[&'static str]) -> Result<Vec<Self>, FileError> {
         let Some(field) = self.take(key) else { return Ok(Vec::new()) };
         let what = format!("[[{key}]]");
         if matches!(field.value, DeValue::Table(_)) {
             return Err(field.error(format!("`{key}` is one table, not a list"), Some(format!("write `{what}`"))));
         }
         field.elements(&what)?.into_iter().map(|element| element.table(&what, known)).collect()
+    }
+
+    /// Where every field stands.
+    pub(crate) fn marks(&self) -> BTreeMap<String, Mark> {
+        self.fields.iter().map(|(key, field)| (key.clone(), field.mark())).collect()
     }
 
     /// All fields left, in the order of the file.
@@ -148,13 +153,21 @@ impl<'a> Table<'a> {
     }
 
     /// An error at the table.
-    pub(crate) fn error(&self, message: impl AsRef<str>, help: impl Into<String>) -> FileError {
+    pub fn error(&self, message: impl AsRef<str>, help: impl Into<String>) -> FileError {
         self.source.error(self.span.clone(), message, Some(help.into()))
     }
 }
 
+/// Where a key stands.
+#[derive(Clone, Debug)]
+pub(crate) struct Mark {
+    pub(crate) key: Range<usize>,
+    pub(crate) value: Range<usize>,
+    pub(crate) excerpt: String,
+}
+
 /// A key with its value, or an element of a list.
-pub(crate) struct Field<'a> {
+pub struct Field<'a> {
     source: &'a Source,
     /// The key; of a list's element, the list's.
     pub(crate) key: String,
@@ -167,20 +180,31 @@ pub(crate) struct Field<'a> {
 }
 
 impl<'a> Field<'a> {
+    /// The key; of a list's element, the list's.
+    #[must_use]
+    pub fn key(&self) -> &str {
+        &self.key
+    }
+
     /// An error at the value.
-    pub(crate) fn error(&self, message: impl AsRef<str>, help: Option<String>) -> FileError {
+    pub fn error(&self, message: impl AsRef<str>, help: Option<String>) -> FileError {
         self.source.error(self.span.clone(), message, help)
     }
 
     /// An error at the key.
-    pub(crate) fn key_error(&self, message: impl AsRef<str>, help: Option<String>) -> FileError {
+    pub fn key_error(&self, message: impl AsRef<str>, help: Option<String>) -> FileError {
         self.source.error(self.key_span.clone(), message, help)
     }
 
     /// `key = value` as the user wrote it, or only the key where that is long.
-    pub(crate) fn excerpt(&self) -> &str {
+    pub fn excerpt(&self) -> &str {
         let written = self.source.text.get(self.whole.clone()).unwrap_or(&self.key);
         if written.len() <= 60 && !written.contains('\n') { written } else { &self.key }
+    }
+
+    /// Where it stands.
+    pub(crate) fn mark(&self) -> Mark {
+        Mark { key: self.key_span.clone(), value: self.span.clone(), excerpt: self.excerpt().to_owned() }
     }
 
     fn mistyped(&self, wanted: &str, example: &str) -> FileError {
@@ -198,7 +222,7 @@ impl<'a> Field<'a> {
     }
 
     /// The value as a text.
-    pub(crate) fn text(&self, example: &str) -> Result<&str, FileError> {
+    pub fn text(&self, example: &str) -> Result<&str, FileError> {
         match &self.value {
             DeValue::String(text) => Ok(text),
             _ => Err(self.mistyped("a text", example)),
@@ -296,7 +320,7 @@ impl<'a> Field<'a> {
     }
 
     /// The value as an integer from `min` to `max`.
-    pub(crate) fn integer(&self, min: u64, max: u64) -> Result<u64, FileError> {
+    pub fn integer(&self, min: u64, max: u64) -> Result<u64, FileError> {
         let DeValue::Integer(number) = &self.value else {
             return Err(self.mistyped("an integer", &min.to_string()));
         };
@@ -357,7 +381,7 @@ impl<'a> Field<'a> {
     }
 
     /// The value as a table that may hold the keys `known`.
-    pub(crate) fn table(self, what: &str, known: &'static [&'static str]) -> Result<Table<'a>, FileError> {
+    pub fn table(self, what: &str, known: &[&'static str]) -> Result<Table<'a>, FileError> {
         match self.value {
             DeValue::Table(entries) => Table::new(self.source, what, self.span, entries, known),
             _ => Err(self.mistyped("a table", "{ ... }")),

@@ -16,7 +16,6 @@ pub const FIRST_VARIABLE: &str = "HEADWAY_GUEST_FIRST";
 /// When small copies out of a GPU are made by a kernel in their own stream, instead of queueing at the copy engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Aside {
-    /// Never.
     #[default]
     Never,
     /// While a bulk copy of this program, or of another guest of the same user, is on the copy engine.
@@ -51,7 +50,6 @@ pub const PIECE_MIN: Bytes = Bytes(64 << 10);
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{word}` in ${VARIABLE} is not an option of this version of Headway; start the program with `headway exec`")]
 pub struct GuestOptionError {
-    /// The word.
     pub word: String,
 }
 

@@ -242,7 +242,6 @@ pub struct Counted {
     pub bytes: Bytes,
     /// Their time in calls.
     pub took: Nanos,
-    /// The longest.
     pub longest: Nanos,
 }
 
@@ -318,7 +317,6 @@ pub struct End {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Line {
-    /// A copy.
     Copy(Copy),
     /// Copies without lines.
     Counted(Counted),
@@ -330,7 +328,6 @@ pub enum Line {
     Difference(Difference),
     /// What was compared, at the end.
     Verified(Verified),
-    /// The end.
     End(End),
 }
 

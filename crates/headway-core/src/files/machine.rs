@@ -201,7 +201,7 @@ pub struct KernelCost {
     pub setup: Nanos,
     /// All data of one launch together, when there is enough of it to fill the GPU.
     pub rate: Rate,
-    /// Data that must be processed one after the other (one CBC chain); `None` = data of a launch is independent.
+    /// Data that must be processed one after the other (one chain of blocks); `None` = data of a launch is independent.
     pub chain_rate: Option<Rate>,
     /// Bytes times operations for each pixel, per second, beside what [`KernelCost::rate`] takes; `None` = [`KernelCost::rate`]
     /// stands for [`KernelCost::OPERATIONS`] operations.

@@ -1,20 +1,25 @@
 //! What is asked for: streams, messages, flows, transfers without windows, and tasks. Read from a *workload file*.
 
+mod application;
 mod file;
+mod parameters;
 mod processor_file;
+mod sharding;
 mod task;
 mod task_file;
 mod unplanned;
 mod unplanned_file;
-mod wafer_file;
 mod write;
 
 use serde::{Deserialize, Serialize};
 
-pub use self::file::parse;
+pub use self::application::{Application, Field, Keys, Own, Table, Written};
+pub use self::file::{parse, parse_with};
+pub use self::parameters::Parameters;
+pub use self::sharding::Sharding;
 pub use self::task::{Sharing, Task};
 pub use self::unplanned::{Kind, Otherwise, Unplanned, Urgent};
-pub use self::write::write;
+pub use self::write::{write, write_with};
 use crate::plan::combine::Mode;
 use crate::units::{Bytes, Nanos};
 
@@ -121,10 +126,10 @@ pub struct Stream {
     pub steps: Vec<Step>,
     /// What a lateness does to the packet.
     pub on_miss: OnMiss,
-    /// AES-128 key and first initialisation vector, for steps that encrypt.
-    pub cipher: Option<Cipher>,
-    /// The cameras, if its packets are generations of images of a wafer.
-    pub wafer: Option<Wafer>,
+    /// What the works of its steps are told.
+    pub parameters: Parameters,
+    /// How its packets are divided among all GPUs, if they are.
+    pub sharding: Option<Sharding>,
 }
 
 impl Stream {
@@ -132,7 +137,18 @@ impl Stream {
     #[must_use]
     pub fn new(id: &str, packet: Bytes, period: Nanos, deadline: Nanos, steps: Vec<Step>) -> Self {
         let (start, gpu, on_miss) = (Nanos::ZERO, Placement::Auto, OnMiss::default());
-        Self { id: id.to_owned(), packet, period, deadline, start, gpu, steps, on_miss, cipher: None, wafer: None }
+        Self {
+            id: id.to_owned(),
+            packet,
+            period,
+            deadline,
+            start,
+            gpu,
+            steps,
+            on_miss,
+            parameters: Parameters::default(),
+            sharding: None,
+        }
     }
 
     /// The kernels of its steps, in their order.
@@ -141,55 +157,6 @@ impl Stream {
             Step::Compute { kernel } => Some(kernel.as_str()),
             Step::Copy { .. } | Step::Exchange => None,
         })
-    }
-}
-
-/// Cameras that see one wafer at the same time (Verner 2012; specification of messages, 7.1): a packet is a generation, one
-/// image from each camera, dealt to the GPUs. The wafer is synthetic and its defects are known.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Wafer {
-    /// Images of a generation.
-    pub cameras: u32,
-    /// Pixels of 16 bits in a row of an image.
-    pub width: u32,
-    /// Rows.
-    pub height: u32,
-    /// Rows after which the pattern repeats: the height of a die.
-    pub pitch: u32,
-    /// Defects in a generation.
-    pub defects: u32,
-    /// Operations for each pixel.
-    pub operations: u32,
-    /// Generations after which the images repeat: what the grabber's ring of buffers holds.
-    pub ring: u32,
-    /// What the images and defects follow from.
-    pub seed: u64,
-}
-
-impl Wafer {
-    /// What a GPU keeps of an image for the others, and the list of defects: 4 KiB each.
-    pub const SYNOPSIS: Bytes = Bytes(4096);
-
-    /// Bytes of an image.
-    #[must_use]
-    pub fn image(&self) -> Bytes {
-        Bytes(2 * u64::from(self.width) * u64::from(self.height))
-    }
-}
-
-/// Key and initialisation vector of a stream.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Cipher {
-    /// AES-128 key.
-    pub key: [u8; 16],
-    /// CBC initialisation vector of the first packet; afterwards the last ciphertext block takes its place.
-    pub iv: [u8; 16],
-}
-
-impl std::fmt::Debug for Cipher {
-    /// Keys do not belong in logs and panics.
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Cipher { .. }")
     }
 }
 
@@ -210,18 +177,13 @@ pub enum Placement {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
     /// Moves the data: `"host -> gpu"`.
-    Copy {
-        /// Where from.
-        from: Place,
-        /// Where to.
-        to: Place,
-    },
+    Copy { from: Place, to: Place },
     /// Runs a kernel over the data on the stream's GPU.
     Compute {
         /// Kernel name, for example `aes128-cbc`.
         kernel: String,
     },
-    /// Moves what every GPU has made of its images to all others. Only for wafers.
+    /// Moves what every GPU has made of its items to all others. Only for streams with a [`Stream::sharding`].
     Exchange,
 }
 
@@ -282,7 +244,6 @@ pub struct Message {
     /// Its producer says when each job is there; where a run stands in for it, up to so much after the release. `None` = every
     /// job is there when it is released.
     pub late: Option<Nanos>,
-    /// The blocks.
     pub blocks: Vec<Block>,
 }
 

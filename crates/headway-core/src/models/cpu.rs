@@ -98,7 +98,7 @@ impl RequestedClass {
         ("ordinary", Self::Ordinary),
     ];
 
-    /// Its word.
+    /// As files and options write it.
     #[must_use]
     pub fn word(self) -> &'static str {
         Self::WORDS.iter().find(|(_, requested)| *requested == self).map_or("auto", |(word, _)| word)

@@ -70,7 +70,6 @@ pub enum Starved {
 /// What one active transfer gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Share {
-    /// Its rate.
     pub rate: Rate,
     /// The full capacity that keeps it from being faster; the lowest id where several do.
     pub limited_by: CapacityId,

@@ -64,7 +64,6 @@ pub enum Load {
     BulkSame,
     /// Bulk copies in the other direction.
     BulkOpposite,
-    /// Both.
     BulkBoth,
 }
 
@@ -90,7 +89,6 @@ pub struct Key {
     pub peer: Option<EndpointId>,
     /// Method and form.
     pub method: Method,
-    /// Direction.
     pub direction: Direction,
     /// The host end; [`HostMemory::Pinned`] for peer copies, where it means nothing.
     pub memory: HostMemory,
@@ -118,9 +116,7 @@ pub struct Tuning {
 /// The situation a [`Tuning`] is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TuningKey {
-    /// The GPU.
     pub gpu: EndpointId,
-    /// Direction.
     pub direction: Direction,
     /// Ordinary memory: warm, fresh or file.
     pub memory: HostMemory,

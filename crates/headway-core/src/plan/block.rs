@@ -18,6 +18,8 @@ use crate::units::Bytes;
 pub const MAGIC: u32 = u32::from_le_bytes(*b"HWB1");
 /// Lane data starts at multiples of this.
 pub const ALIGN: usize = 16;
+/// What the PTX form of a step's kernel reads and writes (input, output, state) starts at multiples of this.
+pub const LAUNCH_ALIGN: usize = 256;
 /// Bytes of the header before the lanes' entries: magic number, lanes, cycle.
 pub const HEADER_FIXED_BYTES: usize = 16;
 /// Bytes of the header for each lane: offset, bytes.

@@ -65,7 +65,6 @@ pub enum MessageError {
     Period {
         /// The message.
         name: String,
-        /// Its period.
         period: Nanos,
     },
     /// The deadline is zero or above the period.
@@ -73,9 +72,7 @@ pub enum MessageError {
     Deadline {
         /// The message.
         name: String,
-        /// Its deadline.
         deadline: Nanos,
-        /// Its period.
         period: Nanos,
     },
     /// Messages of one batch that are not ready together.
@@ -91,9 +88,7 @@ pub enum MessageError {
     Jitter {
         /// The message.
         name: String,
-        /// The jitter.
         jitter: Nanos,
-        /// The deadline.
         deadline: Nanos,
     },
 }

@@ -14,11 +14,8 @@ pub struct Gathered {
 /// A piece of a submitted operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
-    /// The pipeline.
     pub pipeline: u32,
-    /// The cycle.
     pub cycle: u64,
-    /// The step.
     pub step: u32,
     /// Which of the step's operations.
     pub index: u32,

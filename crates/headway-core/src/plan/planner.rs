@@ -26,10 +26,10 @@ mod gangs;
 mod models;
 mod processors;
 mod servers;
+mod sharded;
 mod stream_batches;
 mod uneven;
 mod unplanned;
-mod wafers;
 
 use combined::Domains;
 pub use division::margins;
@@ -41,7 +41,8 @@ pub use unplanned::rate_alone;
 /// What the user may decide.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PlanOptions {
-    /// Use this strategy only; `None` = the accepted one with the greatest margin.
+    /// Use this strategy only; `None` = of `serial`, `partitioned` and, for messages and wafers, `combined`, the accepted one with the
+    /// greatest margin. Without a calibration `None` is `serial`.
     pub strategy: Option<Strategy>,
 }
 
@@ -56,11 +57,24 @@ pub enum PlanError {
         place: String,
         /// What names it.
         object: String,
-        /// The name.
         name: String,
-        /// The machine.
         machine: String,
         /// The names it has.
+        known: String,
+    },
+    /// A kernel of which the machine says no cost.
+    #[error(
+        "{object} names kernel `{name}`, of which machine `{machine}` says no cost; it says one of {}",
+        or_none(known)
+    )]
+    UnknownKernel {
+        /// Key of the place in the workload file.
+        place: String,
+        /// What names it.
+        object: String,
+        name: String,
+        machine: String,
+        /// The kernels of which it says one; may be empty.
         known: String,
     },
     /// No way leads from one endpoint to the other.
@@ -74,7 +88,6 @@ pub enum PlanError {
         from: String,
         /// Where it would end.
         to: String,
-        /// The machine.
         machine: String,
     },
     /// The windows of the steps would have no length, or a block no size that can be said.
@@ -82,9 +95,7 @@ pub enum PlanError {
     Impossible {
         /// Key of the place in the workload file.
         place: String,
-        /// What.
         object: String,
-        /// Why.
         reason: String,
     },
     /// The machine gives a route no rate.
@@ -98,7 +109,6 @@ pub enum PlanError {
     NoGpu {
         /// Key of the place in the workload file.
         place: String,
-        /// The machine.
         machine: String,
         /// What needs it.
         object: String,
@@ -111,12 +121,18 @@ impl PlanError {
     pub fn place(&self) -> &str {
         match self {
             Self::UnknownName { place, .. }
+            | Self::UnknownKernel { place, .. }
             | Self::NoRoute { place, .. }
             | Self::Impossible { place, .. }
             | Self::NoGpu { place, .. } => place,
             Self::Network(_) | Self::Combine(_) => "",
         }
     }
+}
+
+/// A list of kernels as a sentence has it.
+const fn or_none(known: &str) -> &str {
+    if known.is_empty() { "no kernel" } else { known }
 }
 
 /// A copy or compute step with its ends resolved; streams may share a pipeline only if all of these agree.
@@ -177,8 +193,8 @@ fn best(machine: &Machine, workload: &Workload, options: PlanOptions, uneven: bo
         Some(Strategy::Generation) => &[Strategy::Generation],
         // Without a calibration nothing says how far transfers that run together keep to the model.
         None if machine.calibration.is_none() => &[Strategy::Serial],
-        // Only messages, and the images of a wafer, are combined.
-        None if workload.messages.is_empty() && workload.streams.iter().all(|stream| stream.wafer.is_none()) => {
+        // Only messages, and the shards of a packet, are combined.
+        None if workload.messages.is_empty() && workload.streams.iter().all(|stream| stream.sharding.is_none()) => {
             &[Strategy::Serial, Strategy::Partitioned]
         }
         None => &[Strategy::Serial, Strategy::Combined, Strategy::Partitioned],
@@ -232,11 +248,8 @@ fn check(workload: &Workload) -> Result<(), PlanError> {
         );
     }
     for stream in &workload.streams {
-        if stream.wafer.is_none() && stream.steps.contains(&Step::Exchange) {
-            return impossible(
-                format!("stream.{}", stream.id),
-                "only GPUs that share a wafer exchange what they made of it",
-            );
+        if let Some(reason) = sharded::fault(stream) {
+            return impossible(format!("stream.{}", stream.id), &reason);
         }
         if stream.steps.is_empty() || stream.period == Nanos::ZERO {
             return impossible(format!("stream.{}", stream.id), "it has no steps or no period");
@@ -297,7 +310,7 @@ impl Planner<'_> {
             gangs::form(&mut pipelines, self.strategy == Strategy::Generation);
         }
         let mut notes = Vec::new();
-        self.wafers(&mut pipelines, &mut streams, &mut notes)?;
+        self.sharded(&mut pipelines, &mut streams, &mut notes)?;
         let mut batches: Vec<PlannedBatch> = Vec::new();
         let domains = match self.strategy {
             Strategy::Combined => self.domains(&pipelines)?,
@@ -395,7 +408,7 @@ impl Planner<'_> {
         let mut shortest: BTreeMap<Processor, Nanos> = BTreeMap::new();
         let mut formed = Vec::new();
         for (index, (stream, &processor)) in self.workload.streams.iter().zip(processors).enumerate() {
-            if self.is_wafer(index) {
+            if self.is_sharded(index) {
                 continue;
             }
             let steps = self.resolve(stream, processor)?;
@@ -475,12 +488,12 @@ impl Planner<'_> {
                     Resolved::Compute(kernel.clone())
                 }
                 Step::Copy { from, to } => {
-                    let key = format!("steps.{number}");
+                    let key = format!("steps.{number}.copy");
                     let (from, to) = (self.end(stream, &key, from, gpu)?, self.end(stream, &key, to, gpu)?);
                     let route = self.route(from, to);
                     Resolved::Copy(route.ok_or_else(|| self.no_route(stream, &key, (from, to)))?)
                 }
-                Step::Exchange => unreachable!("a stream without a wafer that exchanges is refused at the start"),
+                Step::Exchange => unreachable!("a stream that exchanges without shards is refused at the start"),
             });
         }
         Ok(steps)

@@ -16,7 +16,8 @@ use libloading::Library;
 use super::Missing;
 use super::home::{Home, keep_from_children};
 use super::pager::{Base, Mover, SPAN_BYTES};
-use crate::checked::{loader_text, lock};
+use crate::checked::lock;
+use crate::table::loader_text;
 use crate::table::{Address, Handle};
 
 /// Pages of a GPU, by which gdrdrv pins.

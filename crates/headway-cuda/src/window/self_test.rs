@@ -18,7 +18,6 @@ pub(crate) const BYTES: usize = AT + SIZES[SIZES.len() - 1] + GUARD_BYTES;
 
 /// The other way to the same memory.
 pub(crate) trait Bench {
-    /// The window.
     fn window(&self) -> &dyn Window;
     /// Writes by another method.
     fn write(&self, at: usize, from: &[u8]) -> Result<(), DeviceError>;

@@ -1,17 +1,21 @@
 //! Inspection as steps of a stream: a GPU's images come in one packed block, and leave their synopses for all GPUs to merge.
 
-use headway_core::files::workload::Wafer as Cameras;
-use headway_core::plan::block::Header;
-use headway_device::work::{CpuArgument, Grid, Lane, Work, WorkError};
+use std::sync::Arc;
 
+use headway_core::files::workload::Parameters;
+use headway_core::plan::block::Header;
+use headway_device::work::{CpuArgument, Grid, Items, Lane, Work, WorkError};
+
+use super::cameras::Cameras;
+use super::ring::Ring;
 use super::wafer::Wafer;
-use super::{
-    CELLS_MAX, Inspect, Layout, LayoutError, MAGIC_SYNOPSIS, MERGE_THREADS, Merge, SCRATCH, SYNOPSIS_BYTES, THREADS,
-    steps,
-};
+use super::{CELLS_MAX, Inspect, MAGIC_SYNOPSIS, MERGE_THREADS, Merge, SCRATCH, SYNOPSIS_BYTES, THREADS, steps};
 use crate::lanes::bad_block;
 
-pub(crate) use headway_core::plan::{INSPECT, MERGE};
+/// The kernel that makes a synopsis of every image.
+pub const INSPECT: &str = "inspect";
+/// The kernel that makes the list of defects from the synopses of a generation.
+pub const MERGE: &str = "inspect-merge";
 
 /// What is known of a camera: width, height, pitch, threshold, steps of the chain, number, little-endian words.
 const CAMERA_BYTES: usize = 32;
@@ -41,24 +45,14 @@ impl MergeBlock {
     }
 }
 
-/// The images of a workload.
-///
-/// # Errors
-/// [`LayoutError`].
-pub fn wafer(cameras: &Cameras) -> Result<Wafer, LayoutError> {
-    let layout = Layout::new(cameras.width as usize, cameras.height as usize, cameras.pitch as usize)?;
-    Ok(Wafer { layout, cameras: cameras.cameras as usize, defects: cameras.defects as usize, seed: cameras.seed })
-}
-
 fn camera_words(lane: &Lane) -> Result<[u32; CAMERA_WORDS], WorkError> {
     let missing = || WorkError::MissingParameter {
         work: INSPECT,
         stream: lane.stream.clone(),
         missing: "cameras (`wafer` of the stream)",
     };
-    let camera = lane.camera.ok_or_else(missing)?;
-    let Cameras { width, height, pitch, operations, .. } = camera.wafer;
-    Ok([width, height, pitch, Wafer::THRESHOLD as u32, steps(operations), camera.number])
+    let Cameras { width, height, pitch, operations, .. } = Cameras::of(&lane.parameters).ok_or_else(missing)?;
+    Ok([width, height, pitch, Wafer::THRESHOLD as u32, steps(operations), lane.item])
 }
 
 impl Work for InspectBlock {
@@ -83,6 +77,11 @@ impl Work for InspectBlock {
             }
         }
         Ok(())
+    }
+
+    fn items(&self, parameters: &Parameters) -> Option<Arc<dyn Items>> {
+        let ring = Ring::new(&Cameras::of(parameters)?).ok()?;
+        Some(Arc::new(ring))
     }
 
     fn operations(&self, state: &[u8]) -> Option<u32> {

@@ -26,9 +26,7 @@ pub struct Planted {
     pub x: usize,
     /// Upper edge.
     pub y: usize,
-    /// Width.
     pub width: usize,
-    /// Height.
     pub height: usize,
     /// How much brighter it is, in counts; negative: darker.
     pub contrast: i32,

@@ -13,7 +13,6 @@ const IDENTITY: [f32; 9] = [1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0];
 pub struct Feature {
     /// Counts the features of a tracker, so that a slot's next one can be told from it.
     pub id: u64,
-    /// Its slot.
     pub slot: usize,
     /// Position x, y in the picture, in pixels from the centre of the first one.
     pub at: [f32; 2],

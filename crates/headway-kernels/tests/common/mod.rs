@@ -5,9 +5,9 @@ use std::env;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use headway_core::files::workload::Cipher;
 use headway_core::plan::block::{Header, block_bytes, write_header};
 use headway_device::work::{Lane, Work};
+use headway_kernels::Cipher;
 use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 
@@ -35,7 +35,7 @@ pub(crate) fn cipher(random: &mut impl Rng) -> Cipher {
 }
 
 pub(crate) fn lane(cipher: Cipher) -> Lane {
-    Lane { stream: "camera".into(), cipher: Some(cipher), camera: None }
+    Lane { stream: "camera".into(), parameters: cipher.parameters(), item: 0 }
 }
 
 /// A block of these lanes. Its padding is not zero, as in a buffer that was used before.

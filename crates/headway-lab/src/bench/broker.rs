@@ -10,10 +10,10 @@ mod processes;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::hint::black_box;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::{fs, io, thread};
+use std::{fs, thread};
 
 use headway_broker::Client;
 use headway_broker::client::Task;
@@ -25,6 +25,7 @@ use serde::Serialize;
 use self::processes::{BrokerProcess, Rest};
 use super::results::{Outcome, Target};
 use crate::Error;
+use crate::folder::{self, Folder};
 use headway::COMMIT;
 use headway::run::Progress;
 use headway_measure::sample::{Effort, Figures, series};
@@ -45,7 +46,6 @@ pub struct BrokerBenchOptions {
 /// The figures of one thing that was timed.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Row {
-    /// What.
     pub what: &'static str,
     /// Samples.
     pub n: u32,
@@ -64,7 +64,6 @@ pub struct Machine {
     pub cpu: String,
     /// CPUs allowed to this process.
     pub cpus: usize,
-    /// Kernel.
     pub kernel: String,
     /// Whether it runs under a hypervisor, where waking a CPU that idles costs more.
     pub is_virtual: bool,
@@ -77,7 +76,6 @@ pub struct Machine {
 pub struct BrokerBenchReport {
     /// Version of the JSON form.
     pub schema: u32,
-    /// Where.
     pub machine: Machine,
     /// Commit of the program.
     pub commit: &'static str,
@@ -85,11 +83,14 @@ pub struct BrokerBenchReport {
     pub rows: Vec<Row>,
     /// Every target.
     pub targets: Vec<Target>,
-    /// The folder.
+    /// Whether it was not interrupted.
+    pub complete: bool,
     pub folder: PathBuf,
     /// What could not be measured, and why.
     pub warnings: Vec<String>,
 }
+
+const TITLE: &str = "Arbitration between processes";
 
 const LEASED: &str = "leased engine lock, acquire and release";
 const TOKEN_BUSY: &str = "token, request to grant, one after the other";
@@ -126,6 +127,8 @@ const EXECUTE: Operation = Operation { work: Work::Execute, bytes: Bytes(0), pre
 /// # Errors
 /// [`headway::Error::Write`].
 pub fn measure(options: &BrokerBenchOptions, mut progress: impl FnMut(Progress)) -> Result<BrokerBenchReport, Error> {
+    folder::check(&options.out, TITLE)?;
+    let mut complete = true;
     let mut bench = Bench { options, samples: Vec::new(), warnings: Vec::new() };
     type Part = fn(&mut Bench<'_>, &BrokerProcess) -> Result<(), Error>;
     let parts: [(&'static str, Rest, Part); 12] = [
@@ -145,7 +148,8 @@ pub fn measure(options: &BrokerBenchOptions, mut progress: impl FnMut(Progress))
     let total = parts.len() as u64;
     for ((phase, rest, part), done) in parts.into_iter().zip(0..) {
         if options.interrupt.load(Ordering::Relaxed) {
-            bench.warnings.push(format!("interrupted before: {phase}"));
+            complete = false;
+            bench.warnings.push(folder::ENDED_EARLY.to_owned());
             break;
         }
         progress(Progress { phase, done, total });
@@ -158,16 +162,17 @@ pub fn measure(options: &BrokerBenchOptions, mut progress: impl FnMut(Progress))
         Some(Row { what, n: figures.n, median: figures.median, p99: figures.tail(), max: figures.max })
     };
     let rows: Vec<Row> = bench.samples.iter().filter_map(row).collect();
-    let report = BrokerBenchReport {
+    let mut report = BrokerBenchReport {
         schema: 1,
         machine: machine(),
         commit: COMMIT,
         targets: judge::judge(&rows),
         rows,
+        complete,
         folder: options.out.clone(),
         warnings: bench.warnings,
     };
-    report.write(&options.out, &bench.samples)?;
+    report.write(&bench.samples)?;
     Ok(report)
 }
 
@@ -324,7 +329,7 @@ impl BrokerBenchReport {
         let Machine { cpu, cpus, kernel, is_virtual, realtime } = &self.machine;
         let guest = if *is_virtual { ", under a hypervisor" } else { "" };
         let mut text = format!(
-            "# Arbitration between processes\n\nSource: this host, no GPU involved. {cpu}, {cpus} CPUs{guest}; {kernel}; {realtime}; commit \
+            "# {TITLE}\n\nSource: this host, no GPU involved. {cpu}, {cpus} CPUs{guest}; {kernel}; {realtime}; commit \
              {}. The broker and two clients are processes of their own; times include two readings of the clock.\n\n\
              ## Targets\n\n| target | measured | |\n|---|---|---|\n",
             self.commit
@@ -346,19 +351,14 @@ impl BrokerBenchReport {
         text
     }
 
-    fn write(&self, folder: &Path, samples: &[(&'static str, Vec<Nanos>)]) -> Result<(), Error> {
-        let failed = |path: PathBuf| move |source: io::Error| Error::from(headway::Error::Write { path, source });
-        fs::create_dir_all(folder).map_err(failed(folder.to_owned()))?;
-        let put = |name: &str, text: String| {
-            let path = folder.join(name);
-            fs::write(&path, text).map_err(failed(path))
-        };
+    fn write(&mut self, samples: &[(&'static str, Vec<Nanos>)]) -> Result<(), Error> {
+        let folder = Folder::open(&self.folder, TITLE, self.complete)?;
         let mut rows = String::from("what,n,median_ns,p99_ns,max_ns\n");
         for Row { what, n, median, p99, max } in &self.rows {
             let p99 = p99.map_or_else(String::new, |p99| p99.0.to_string());
             let _ = writeln!(rows, "\"{what}\",{n},{},{p99},{}", median.0, max.0);
         }
-        put("rows.csv", rows)?;
+        folder.put("rows.csv", rows)?;
         // Every sample: how often each time occurred.
         let mut raw = String::from("what,ns,samples\n");
         for (what, samples) in samples {
@@ -368,8 +368,9 @@ impl BrokerBenchReport {
                 let _ = writeln!(raw, "\"{what}\",{ns},{count}");
             });
         }
-        put("samples.csv", raw)?;
-        put("summary.md", self.markdown())
+        folder.put("samples.csv", raw)?;
+        self.folder = folder.summary(&self.markdown())?;
+        Ok(())
     }
 
     /// Whether a target was missed.

@@ -20,6 +20,7 @@ use serde::Serialize;
 
 use super::{Outcome, Target};
 use crate::Error;
+use crate::folder::{self, Folder};
 use crate::reproduce::verner_combine;
 pub use crate::reproduce::verner_combine::Distance;
 use headway::COMMIT;
@@ -63,9 +64,12 @@ pub struct CombineBenchReport {
     pub kept: Kept,
     /// Every target.
     pub targets: Vec<Target>,
-    /// The folder.
+    /// Whether it was not interrupted.
+    pub complete: bool,
     pub folder: PathBuf,
 }
+
+const TITLE: &str = "Message combining";
 
 /// Transformations of one set.
 #[derive(Clone, Debug, Serialize)]
@@ -141,30 +145,36 @@ const LIMITS: &[(usize, bool, f64)] = &[(1_000, false, 0.4), (10_000, false, 25.
 /// # Errors
 /// [`headway::Error::Plan`] if a set cannot be transformed, and what files refuse.
 pub fn run(options: &CombineBenchOptions, mut progress: impl FnMut(Progress)) -> Result<CombineBenchReport, Error> {
+    folder::check(&options.out, TITLE)?;
     let machine = machine::shipped("h200-x4").expect("a shipped machine");
+    let stopped = || options.interrupt.load(Ordering::Relaxed);
     let cases = if options.quick { QUICK } else { FULL };
     let total = cases.len() as u64 + 2;
     let begun = load();
     let mut speeds = Vec::new();
     for (done, case) in (0..).zip(cases) {
         progress(Progress { phase: "combining", done, total });
-        if options.interrupt.load(Ordering::Relaxed) {
+        if !speeds.is_empty() && stopped() {
             break;
         }
         speeds.push(timed(&machine, case, options)?);
     }
     progress(Progress { phase: "comparing with the optimum", done: total - 2, total });
-    let distances = verner_combine::distances(if options.quick { 40 } else { 200 }, options.seed)?;
+    let distances = verner_combine::distances(if options.quick { 40 } else { 200 }, options.seed, &stopped)?;
     progress(Progress { phase: "testing", done: total - 1, total });
-    let kept = tested(&machine, if options.quick { 100 } else { 2_000 }, options.seed)?;
+    let kept = tested(&machine, if options.quick { 100 } else { 2_000 }, options.seed, &stopped)?;
     let mut targets = speed_targets(&speeds);
     targets.extend(distances.iter().map(distance_target));
     targets.push(Target {
         target: "a set that passes the test is never replaced by one that fails it".to_owned(),
         measured: format!("{} of {} transformations did", kept.lost, kept.passing),
-        outcome: if kept.lost == 0 { Outcome::Met } else { Outcome::NotMet },
+        outcome: match kept.lost {
+            0 if kept.passing == 0 => Outcome::NotMeasured,
+            0 => Outcome::Met,
+            _ => Outcome::NotMet,
+        },
     });
-    let report = CombineBenchReport {
+    let mut report = CombineBenchReport {
         schema: 1,
         commit: COMMIT,
         optimised: !cfg!(debug_assertions),
@@ -175,6 +185,7 @@ pub fn run(options: &CombineBenchOptions, mut progress: impl FnMut(Progress)) ->
         distances,
         kept,
         targets,
+        complete: !stopped(),
         folder: options.out.clone(),
     };
     report.write()?;
@@ -244,11 +255,15 @@ fn messages(machine: &Machine, case: &Case, seed: u64) -> MessageSet {
 }
 
 /// Transforms sets of which the links are nearly full, in every mode.
-fn tested(machine: &Machine, sets: u64, seed: u64) -> Result<Kept, Error> {
+fn tested(machine: &Machine, sets: u64, seed: u64, stopped: &dyn Fn() -> bool) -> Result<Kept, Error> {
     let network = Network::new(machine);
     let mut random = Pcg64Mcg::seed_from_u64(seed ^ 0x7e57);
-    let mut kept = Kept { sets, ..Kept::default() };
+    let mut kept = Kept::default();
     for number in 0..sets {
+        if stopped() {
+            break;
+        }
+        kept.sets += 1;
         let case = case(2 + below(&mut random, 8) as usize, number % 2 == 0, Mode::Search, 1);
         let mut elementary = messages(machine, &case, random.next_u64()).elementary;
         let asked: u64 = elementary.iter().map(|m| m.bytes.0 * 1_000 / m.period.0).sum();
@@ -326,9 +341,10 @@ impl CombineBenchReport {
     /// Everything for people, in Markdown.
     #[must_use]
     pub fn markdown(&self) -> String {
+        let early = if self.complete { String::new() } else { format!("{}\n\n", folder::ENDED_EARLY) };
         let checked = if self.optimised { "" } else { ", built with debug checks: times mean nothing" };
         let mut text = format!(
-            "# Message combining\n\nHost: {}. Commit {}{checked}; routes of `{}`, seed {}. Times are wall-clock times of one \
+            "# {TITLE}\n\n{early}Host: {}. Commit {}{checked}; routes of `{}`, seed {}. Times are wall-clock times of one \
              whole transformation, prices included.\n\n## Targets\n\n| target | measured | |\n|---|---|---|\n",
             self.host, self.commit, self.machine, self.seed
         );
@@ -366,21 +382,17 @@ impl CombineBenchReport {
         text
     }
 
-    fn write(&self) -> Result<(), Error> {
-        let put = |name: &str, text: String| {
-            let path = self.folder.join(name);
-            fs::write(&path, text).map_err(|source| Error::from(headway::Error::Write { path, source }))
-        };
-        fs::create_dir_all(&self.folder)
-            .map_err(|source| headway::Error::Write { path: self.folder.clone(), source })?;
+    fn write(&mut self) -> Result<(), Error> {
+        let folder = Folder::open(&self.folder, TITLE, self.complete)?;
         let mut rows = "messages,periods,mode,run,time_ns\n".to_owned();
         for speed in &self.speeds {
             for (run, time) in speed.times.iter().enumerate() {
                 let _ = writeln!(rows, "{},{},{},{run},{}", speed.messages, speed.periods, speed.mode, time.0);
             }
         }
-        put("rows.csv", rows)?;
-        put("summary.md", self.markdown())
+        folder.put("rows.csv", rows)?;
+        self.folder = folder.summary(&self.markdown())?;
+        Ok(())
     }
 }
 

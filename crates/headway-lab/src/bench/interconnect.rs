@@ -5,11 +5,11 @@ mod results;
 mod simulated;
 mod variants;
 
-use std::path::{Path, PathBuf};
+use std::fs;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{SystemTime, UNIX_EPOCH};
-use std::{fs, io};
 
 use headway_core::files::machine::{self, Machine};
 use headway_core::models::interconnect::{Judged, Network};
@@ -23,6 +23,7 @@ pub use self::results::{Errors, Group};
 pub use self::variants::Variant;
 use super::results::Target;
 use crate::Error;
+use crate::folder::{self, Folder};
 use headway::gpus;
 use headway::run::{Backend, Progress};
 use headway::{COMMIT, stamp};
@@ -71,7 +72,6 @@ pub struct InterconnectBenchReport {
     /// With the emulated backend: what it imitates, and what its times do not say.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub imitates: Option<String>,
-    /// The GPUs.
     pub gpus: Vec<String>,
     /// The machine that predicted, and where it comes from.
     pub machine: String,
@@ -87,7 +87,8 @@ pub struct InterconnectBenchReport {
     pub variants: Vec<Variant>,
     /// Every target.
     pub targets: Vec<Target>,
-    /// The folder.
+    /// Whether it was not interrupted.
+    pub complete: bool,
     pub folder: PathBuf,
     /// What the user should know.
     pub warnings: Vec<String>,
@@ -103,6 +104,7 @@ pub struct InterconnectBenchReport {
     file: Option<String>,
 }
 
+const TITLE: &str = "Interconnect";
 /// Smallest and largest block that can be asked for.
 const LARGEST: std::ops::RangeInclusive<u64> = 4096..=1 << 30;
 
@@ -127,8 +129,8 @@ struct Ran {
 /// Compares predictions with random batches as `options` say; without a machine file the node is measured first.
 ///
 /// # Errors
-/// [`headway::Error::Backend`], [`headway_measure::Error::WrongCopy`], [`headway::Error::Interrupted`], and what devices and files refuse. After a failure the
-/// batches that were run until then are in the folder all the same.
+/// [`headway::Error::Backend`], [`headway_measure::Error::WrongCopy`], [`headway::Error::Interrupted`] before the first batch, and what devices and files
+/// refuse. After a failure or an interruption the batches that were run until then are in the folder all the same.
 pub fn run(
     options: &InterconnectBenchOptions,
     mut progress: impl FnMut(Progress),
@@ -139,16 +141,17 @@ pub fn run(
     if options.batches == 0 || options.repeats == 0 {
         return Err(headway::Error::Options("at least one batch and one repetition are needed").into());
     }
+    folder::check(&options.out, TITLE)?;
     let mut session = Session::new(None, None, &options.interrupt, &mut progress);
     let mut node = match options.backend {
         Backend::Sim => simulated::node(options)?,
         Backend::Auto | Backend::Emu | Backend::Cuda => on_gpus(options, &mut session)?,
     };
     session.phase("batches", options.batches);
-    let (mut ran, mut failed) = (Vec::new(), None);
+    let (mut ran, mut failed, mut saved) = (Vec::new(), None, None);
     for number in 0..options.batches {
         if number % SAVED_EVERY == 0 {
-            InterconnectBenchReport::of(options, &node, &ran)?.write(&options.out)?;
+            saved = Some(InterconnectBenchReport::of(options, &node, &ran)?.write()?);
         }
         let done = (node.next)().map(|batch| ran.push(batch)).and_then(|()| Ok(session.advance()?));
         if let Err(error) = done {
@@ -158,8 +161,16 @@ pub fn run(
     }
     let mut report = InterconnectBenchReport::of(options, &node, &ran)?;
     report.warnings.extend(session.finish()?);
-    report.warnings.extend(failed.iter().map(|error| format!("ended early: {error}")));
-    report.write(&options.out)?;
+    report.complete = failed.is_none();
+    let failed = failed.filter(|error| !matches!(error, Error::Headway(headway::Error::Interrupted)));
+    if !report.complete {
+        let ended = || folder::ENDED_EARLY.to_owned();
+        report.warnings.push(failed.as_ref().map_or_else(ended, |error| format!("ended early: {error}")));
+    }
+    report.folder = report.write()?;
+    if let Some(saved) = saved.filter(|saved| *saved != report.folder) {
+        fs::remove_dir_all(&saved).map_err(|source| headway::Error::Write { path: saved, source })?;
+    }
     failed.map_or(Ok(report), Err)
 }
 
@@ -270,6 +281,8 @@ impl InterconnectBenchReport {
             targets: results::judge(&groups),
             groups,
             variants,
+            // Until the last batch was run.
+            complete: false,
             folder: options.out.clone(),
             warnings: results::warnings(&known.machine),
             rates: Some(results::rates(&known.machine, known.observed.as_ref())?),
@@ -283,29 +296,26 @@ impl InterconnectBenchReport {
         })
     }
 
-    fn write(&self, folder: &Path) -> Result<(), Error> {
-        let failed = |path: PathBuf| move |source: io::Error| Error::from(headway::Error::Write { path, source });
-        fs::create_dir_all(folder).map_err(failed(folder.to_owned()))?;
-        let put = |name: &str, text: &str| {
-            let path = folder.join(name);
-            fs::write(&path, text).map_err(failed(path))
-        };
-        put("batches.csv", &results::batches_csv(&self.cases, self.source))?;
-        put("blocks.csv", &results::blocks_csv(&self.cases, self.source))?;
+    fn write(&self) -> Result<PathBuf, Error> {
+        let folder = Folder::open(&self.folder, TITLE, self.complete)?;
+        folder.put("batches.csv", results::batches_csv(&self.cases, self.source))?;
+        folder.put("blocks.csv", results::blocks_csv(&self.cases, self.source))?;
         if let Some(file) = &self.file {
-            put("machine.toml", file)?;
-            put("sets.csv", &self.sets)?;
+            folder.put("machine.toml", file)?;
+            folder.put("sets.csv", &self.sets)?;
         }
         for (name, figure) in results::figures(&self.cases, &self.variants, self.source) {
-            put(&format!("{name}.svg"), &figure.svg()?)?;
+            folder.put(&format!("{name}.svg"), &figure.svg()?)?;
         }
-        put("summary.md", &self.markdown())
+        folder.summary(&self.markdown())
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::path::Path;
+
     use crate::bench::Outcome;
 
     fn options(backend: Backend, out: &Path) -> InterconnectBenchOptions {
@@ -385,9 +395,10 @@ mod tests {
                 options.interrupt.store(true, std::sync::atomic::Ordering::Relaxed);
             }
         };
-        assert!(matches!(run(&options, stop), Err(Error::Headway(headway::Error::Interrupted))));
+        let report = run(&options, stop).unwrap();
+        assert!(!report.complete && folder.path().join("INCOMPLETE.txt").is_file());
         assert_eq!(read(folder.path(), "batches.csv").lines().count(), 8);
-        assert!(read(folder.path(), "summary.md").contains("ended early"));
+        assert!(read(folder.path(), "summary.md").contains("INCOMPLETE"));
     }
 
     #[test]

@@ -18,7 +18,6 @@ pub struct Row {
     /// The method, or `auto`, or how many pieces were moved.
     #[serde(rename = "way")]
     pub method: String,
-    /// Direction.
     pub direction: Direction,
     /// The host end.
     pub memory: HostMemory,

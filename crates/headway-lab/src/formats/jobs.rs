@@ -17,7 +17,6 @@ const RESULTS: &str = "Task ID, Job ID, BCCT, WCCT, BCRT, WCRT";
 /// One job; times are absolute, in units of the file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Job {
-    /// Its task.
     pub task: u64,
     /// Its number in the task.
     pub job: u64,
@@ -45,7 +44,6 @@ pub struct Edge {
 /// Jobs and their precedences.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct JobSet {
-    /// The jobs.
     pub jobs: Vec<Job>,
     /// The precedences.
     pub edges: Vec<Edge>,

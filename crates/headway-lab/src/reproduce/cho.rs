@@ -155,16 +155,7 @@ fn finished(mut outcome: Outcome, sweep: &Sweep, x: &str, claims: [Claim; 2]) ->
             verdict: label(least < 0.5),
         });
     }
-    let columns = vec![x_column(x), "mode", "h2d_ns", "d2h_ns", "flags_ns", "kernels_ns", "h2d_bytes", "d2h_bytes"];
-    let mut lines = Vec::new();
-    for (size, costs) in sweep {
-        for ((_, name), c) in MODES.iter().zip(costs) {
-            let figures = [c.h2d.0, c.d2h.0, c.flags.0, c.kernels.0, c.h2d_bytes, c.d2h_bytes];
-            let figures = figures.map(|figure| figure.to_string());
-            lines.push([size.to_string(), (*name).to_owned()].into_iter().chain(figures).collect());
-        }
-    }
-    outcome.tables.push(Table { name: "sweep".into(), columns, lines });
+    outcome.tables.push(table(sweep, x));
     for (direction, part) in parts {
         let line = |(at, (_, name)): (usize, &(Mode, &str))| {
             Line::new(*name, sweep.iter().map(|(size, costs)| (*size as f64, gain(costs, part, at))).collect())
@@ -181,6 +172,19 @@ fn finished(mut outcome: Outcome, sweep: &Sweep, x: &str, claims: [Claim; 2]) ->
     let figure = Figure::new("transfer time over kernel time", outcome.source, [x, "ratio"], lines);
     outcome.figures.push(("ratio".into(), figure));
     outcome
+}
+
+fn table(sweep: &Sweep, x: &str) -> Table {
+    let columns = vec![x_column(x), "mode", "h2d_ns", "d2h_ns", "flags_ns", "kernels_ns", "h2d_bytes", "d2h_bytes"];
+    let mut lines = Vec::new();
+    for (size, costs) in sweep {
+        for ((_, name), c) in MODES.iter().zip(costs) {
+            let figures = [c.h2d.0, c.d2h.0, c.flags.0, c.kernels.0, c.h2d_bytes, c.d2h_bytes];
+            let figures = figures.map(|figure| figure.to_string());
+            lines.push([size.to_string(), (*name).to_owned()].into_iter().chain(figures).collect());
+        }
+    }
+    Table { name: "sweep".into(), columns, lines }
 }
 
 fn x_column(x: &str) -> &'static str {
@@ -202,6 +206,7 @@ pub(super) fn bfs(setting: &Setting) -> Result<Outcome, Error> {
             Ok(costs)
         })?;
         sweep.push((1 << exponent, costs));
+        setting.keep("cho-bfs", bench.source, &bench.machine, vec![table(&sweep, "nodes")]);
     }
     let mut outcome = outcome("cho-bfs", &bench, setting);
     outcome.notes.push(
@@ -241,6 +246,7 @@ pub(super) fn pathfinder(setting: &Setting) -> Result<Outcome, Error> {
             Ok(costs)
         })?;
         sweep.push((width as u64, costs));
+        setting.keep("cho-pathfinder", bench.source, &bench.machine, vec![table(&sweep, "columns")]);
     }
     let mut outcome = outcome("cho-pathfinder", &bench, setting);
     outcome.notes.push(format!(

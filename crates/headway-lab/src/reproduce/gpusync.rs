@@ -39,6 +39,8 @@ const NEAR: f64 = 0.10;
 const MODES: [(Mode, &str); 3] =
     [(Mode::Optimal, "optimal"), (Mode::WorkConserving, "work-conserving"), (Mode::Relaxed(2), "relaxed(2)")];
 
+const MACHINE: &str = "two clusters of 6 CPUs and 4 GPUs with one copy engine, after the paper; costs are assumptions";
+
 const SECOND: u64 = 1_000_000_000;
 /// 20 seeds of 8 s after 2 s, against the paper's one run of five minutes after 30 s.
 const FULL: Effort = Effort { seeds: 20, warm_up: Nanos(2 * SECOND), until: Nanos(10 * SECOND) };
@@ -78,7 +80,8 @@ fn reproduce(setting: &Setting) -> Result<Outcome, SharingError> {
         let modes = if setting.quick { &MODES[1..2] } else { &MODES[..] };
         sets.extend(modes.iter().map(|(mode, _)| (Set { mode: *mode, ..set }, effort)));
     }
-    let studied = study(&sets, setting.seed)?;
+    let keep = |studied: &[Studied]| setting.keep("gpusync-sim", "sim", MACHINE, vec![scenario_table(studied)]);
+    let studied = study(&sets, setting.seed, keep)?;
     let modes = if setting.quick { 1 } else { MODES.len() };
     let (middle, swept) = studied.split_at(modes);
     let mut rows = vec![aliases(setting.seed, base)?];
@@ -94,12 +97,7 @@ fn reproduce(setting: &Setting) -> Result<Outcome, SharingError> {
         notes: notes(setting.quick, base),
         tables: vec![scenario_table(&studied), shape_table(&studied)],
         figures: figures(middle),
-        ..Outcome::new(
-            "gpusync-sim",
-            "sim",
-            "two clusters of 6 CPUs and 4 GPUs with one copy engine, after the paper; costs are assumptions".to_owned(),
-            setting.seed,
-        )
+        ..Outcome::new("gpusync-sim", "sim", MACHINE.to_owned(), setting.seed)
     })
 }
 
@@ -135,25 +133,20 @@ fn variants(quick: bool) -> Vec<Set> {
     sets
 }
 
-/// Calibrates every set, then runs every scenario with every seed.
-fn study(sets: &[(Set, Effort)], seed: u64) -> Result<Vec<Studied>, SharingError> {
+/// Calibrates every set, then runs every scenario with every seed, set by set.
+fn study(sets: &[(Set, Effort)], seed: u64, keep: impl Fn(&[Studied])) -> Result<Vec<Studied>, SharingError> {
     let works = on_all_cores(sets.len(), |at| calibrate(&sets[at].0, seed, sets[at].1))?;
     let scenarios = Scenario::distinct();
-    let mut pieces = Vec::new();
-    for (at, (_, effort)) in sets.iter().enumerate() {
-        for scenario in &scenarios {
-            pieces.extend((0..effort.seeds).map(|run| (at, *scenario, seed.wrapping_add(run))));
-        }
-    }
-    let runs = on_all_cores(pieces.len(), |piece| {
-        let (at, scenario, seed) = pieces[piece];
-        simulated(&sets[at].0, works[at], scenario, seed, sets[at].1)
-    })?;
-    let mut runs = runs.into_iter();
     let mut studied = Vec::new();
     for ((set, effort), work) in sets.iter().zip(works) {
-        let of = |scenario: &Scenario| (*scenario, runs.by_ref().take(effort.seeds as usize).collect());
+        let seeds = effort.seeds as usize;
+        let runs = on_all_cores(scenarios.len() * seeds, |piece| {
+            simulated(set, work, scenarios[piece / seeds], seed.wrapping_add((piece % seeds) as u64), *effort)
+        })?;
+        let mut runs = runs.into_iter();
+        let of = |scenario: &Scenario| (*scenario, runs.by_ref().take(seeds).collect());
         studied.push(Studied { set: *set, effort: *effort, work, runs: scenarios.iter().map(of).collect() });
+        keep(&studied);
     }
     Ok(studied)
 }

@@ -12,7 +12,7 @@ mod verdicts;
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, AsRawFd};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::thread;
@@ -34,6 +34,7 @@ use self::setup::{
 use self::verdicts::{grouped, mean_of, rows, table, worst_of};
 use super::{Outcome, Setting};
 use crate::Error;
+use crate::folder;
 use crate::plot::{Figure, Line};
 use headway::gpus;
 use headway::run::Backend;
@@ -64,8 +65,6 @@ pub struct SharingOptions {
     pub segments: u32,
     /// A video instead of computed pictures: 8-bit grey levels of 320 x 240 pixels, picture after picture.
     pub video: Option<PathBuf>,
-    /// Where results are written as they come.
-    pub out: Option<PathBuf>,
 }
 
 impl Default for SharingOptions {
@@ -82,7 +81,6 @@ impl Default for SharingOptions {
             speedup: 1,
             segments: 9,
             video: None,
-            out: None,
         }
     }
 }
@@ -139,8 +137,10 @@ pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
     let (options, quick) = (&setting.sharing, setting.quick);
     let (machine, gpus) = node(cuda, setting)?;
     let mut bench = Bench::open(setting, cuda, gpus)?;
-    let folder = options.out.clone().unwrap_or_else(|| Path::new("out").join(format!("gpusync-gpu-{source}")));
+    let folder = setting.folder("gpusync-gpu", source);
+    folder::grow(&folder, "gpusync-gpu")?;
     let mut files = Files::create(&folder)?;
+    setting.keep("gpusync-gpu", source, &machine, Vec::new());
     let configurations = chosen(options, gpus, quick)?;
     let repetitions = if quick { 1 } else { options.repetitions.max(1) };
     let mut all = Vec::new();

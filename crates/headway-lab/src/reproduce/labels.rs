@@ -5,7 +5,7 @@ use headway::run::Backend;
 
 /// The rows that compare a figure of the paper with a figure of ours without a free parameter, by experiment. A `*` stands for
 /// the sizes of a table.
-const MAY_BE_REPRODUCED: [(&str, &[&str]); 16] = [
+const MAY_BE_REPRODUCED: [(&str, &[&str]); 17] = [
     // Statements with a size in them, on devices; the simulation's constants were chosen.
     ("fujii", &["A1", "A2", "C3", "C4"]),
     // Each size by the paper's figures for it.
@@ -35,6 +35,8 @@ const MAY_BE_REPRODUCED: [(&str, &[&str]); 16] = [
     ("join-leave", &[]),
     // Other hardware, another load, and targets of ours.
     ("gpusync-gpu", &[]),
+    // Not in a paper.
+    ("who-waits", &[]),
 ];
 
 fn may_be_reproduced(experiment: &str, what: &str) -> bool {

@@ -31,6 +31,7 @@ const CHUNKS: [(&str, Option<Nanos>); 4] = [
     ("0.2 ms", Some(Nanos(200_000))),
 ];
 const GRANULE: Bytes = Bytes(4096);
+const MACHINE: &str = "one server; copies as on an engine of the shipped h200-x4";
 
 pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
     if matches!(setting.backend, Backend::Emu | Backend::Cuda) {
@@ -39,8 +40,15 @@ pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
     let mut draw = Draw(Pcg64::seed_from_u64(setting.seed));
     let (sets, points): (usize, &[u64]) =
         if setting.quick { (40, &[30, 60, 90]) } else { (200, &[10, 20, 30, 40, 50, 60, 70, 80, 90, 95]) };
-    let models: Vec<Models> = points.iter().map(|&percent| Models::of(&mut draw, percent, sets)).collect();
-    let chunks: Vec<Chunks> = points.iter().map(|&percent| Chunks::of(&mut draw, percent, sets)).collect();
+    let (mut models, mut chunks) = (Vec::new(), Vec::new());
+    for &percent in points {
+        models.push(Models::of(&mut draw, percent, sets));
+        setting.keep("np-edf", "sim", MACHINE, tables(&models, &chunks));
+    }
+    for &percent in points {
+        chunks.push(Chunks::of(&mut draw, percent, sets));
+        setting.keep("np-edf", "sim", MACHINE, tables(&models, &chunks));
+    }
     Ok(Outcome {
         rows: rows(&models, &chunks),
         notes: vec![
@@ -53,12 +61,7 @@ pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
         ],
         tables: tables(&models, &chunks),
         figures: figures(&models, &chunks),
-        ..Outcome::new(
-            "np-edf",
-            "sim",
-            "one server; copies as on an engine of the shipped h200-x4".to_owned(),
-            setting.seed,
-        )
+        ..Outcome::new("np-edf", "sim", MACHINE.to_owned(), setting.seed)
     })
 }
 

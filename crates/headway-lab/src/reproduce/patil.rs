@@ -11,13 +11,18 @@ pub(super) use self::batch::batch;
 pub(super) use self::table_1::table_1;
 pub(super) use self::table_2::table_2;
 use super::bench::{Bench, Samples};
-use super::{Outcome, Setting};
+use super::{Outcome, Setting, Table};
 
 const MIB: usize = 1 << 20;
 const DIRECTIONS: [(Direction, &str); 2] = [(Direction::H2d, "h2d"), (Direction::D2h, "d2h")];
 
 fn outcome(experiment: &'static str, bench: Bench, setting: &Setting) -> Outcome {
     Outcome::new(experiment, bench.source, bench.machine, setting.seed)
+}
+
+/// Keeps a table of what was timed so far.
+fn keep(setting: &Setting, experiment: &'static str, bench: &Bench, table: Table) {
+    setting.keep(experiment, bench.source, &bench.machine, vec![table]);
 }
 
 /// Least samples of a point, and the time after which no further one is begun.

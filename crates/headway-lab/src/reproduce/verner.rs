@@ -112,6 +112,9 @@ fn figure_2_1_simulated(setting: &Setting) -> Result<Outcome, Error> {
 
 /// Histories of the full experiment, and of the quick one.
 const HISTORIES: (u64, u64) = (100_000, 500);
+const JOIN_MACHINES: &str = "verner-r1, verner-r2";
+/// What there is so far is kept each time that so many were made.
+const KEPT_EVERY: u64 = 250;
 /// Joins and leaves of each.
 const CHANGES: u32 = 24;
 
@@ -126,6 +129,9 @@ pub(super) fn join_leave(setting: &Setting) -> Result<Outcome, Error> {
     for number in 0..count {
         let at = (number % 2) as usize;
         totals[at].add(&history(&machines[at], setting.seed.wrapping_mul(1 << 32).wrapping_add(number), CHANGES));
+        if number % KEPT_EVERY == 0 {
+            setting.keep("join-leave", "sim", JOIN_MACHINES, vec![tallies(&machines, &totals)]);
+        }
     }
     let mut total = totals[0];
     total.add(&totals[1]);
@@ -150,18 +156,8 @@ pub(super) fn join_leave(setting: &Setting) -> Result<Outcome, Error> {
         ),
         verdict: Verdict::own(total.misses == 0 && joined > 0),
     }];
-    let line = |(machine, tally): (&Machine, &Tally)| {
-        let [grown, alone, combined] = tally.joins;
-        let counts = [tally.histories, grown, alone, combined, tally.refused, tally.leaves, tally.jobs, tally.misses];
-        let counts = counts.map(|count| count.to_string());
-        [machine.name.clone()].into_iter().chain(counts).collect()
-    };
-    let mut outcome = outcome("join-leave", "verner-r1, verner-r2".to_owned(), setting, rows);
-    outcome.tables = vec![Table {
-        name: "histories".into(),
-        columns: vec!["machine", "histories", "grown", "alone", "combined", "refused", "leaves", "jobs", "misses"],
-        lines: machines.iter().zip(&totals).map(line).collect(),
-    }];
+    let mut outcome = outcome("join-leave", JOIN_MACHINES.to_owned(), setting, rows);
+    outcome.tables = vec![tallies(&machines, &totals)];
     outcome.notes = vec![
         "Costs of jobs are drawn between nothing and the worst case, half of them the worst case; a third of the changes \
          come at once. Capacity of a leaver returns at the first idle instant after its last deadline: returning it at the \
@@ -169,6 +165,20 @@ pub(super) fn join_leave(setting: &Setting) -> Result<Outcome, Error> {
             .into(),
     ];
     Ok(outcome)
+}
+
+fn tallies(machines: &[Machine], totals: &[Tally]) -> Table {
+    let line = |(machine, tally): (&Machine, &Tally)| {
+        let [grown, alone, combined] = tally.joins;
+        let counts = [tally.histories, grown, alone, combined, tally.refused, tally.leaves, tally.jobs, tally.misses];
+        let counts = counts.map(|count| count.to_string());
+        [machine.name.clone()].into_iter().chain(counts).collect()
+    };
+    Table {
+        name: "histories".into(),
+        columns: vec!["machine", "histories", "grown", "alone", "combined", "refused", "leaves", "jobs", "misses"],
+        lines: machines.iter().zip(totals).map(line).collect(),
+    }
 }
 
 #[cfg(test)]

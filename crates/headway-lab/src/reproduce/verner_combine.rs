@@ -87,7 +87,6 @@ pub struct Distance {
     pub generator: &'static str,
     /// The same in words.
     pub about: &'static str,
-    /// Sets.
     pub sets: usize,
     /// What is shipped by default.
     pub search: (f64, f64),
@@ -97,8 +96,8 @@ pub struct Distance {
     pub paper: (f64, f64),
 }
 
-/// The distances over `sets` sets of every generator of at most 8 messages.
-pub(crate) fn distances(sets: usize, seed: u64) -> Result<Vec<Distance>, Error> {
+/// The distances over `sets` sets of every generator of at most 8 messages; of fewer generators once it is `stopped`.
+pub(crate) fn distances(sets: usize, seed: u64, stopped: &dyn Fn() -> bool) -> Result<Vec<Distance>, Error> {
     let machine = node();
     let network = Network::new(&machine);
     let mut found = Vec::new();
@@ -106,6 +105,9 @@ pub(crate) fn distances(sets: usize, seed: u64) -> Result<Vec<Distance>, Error> 
         let mut random = Pcg64Mcg::seed_from_u64(seed.wrapping_add(number << 32));
         let mut sums = Vec::new();
         for _ in 0..sets {
+            if stopped() {
+                return Ok(found);
+            }
             sums.push(compared(&machine, &network, generator, &mut random)?);
         }
         found.push(Distance {
@@ -138,6 +140,7 @@ pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
             let figures = figures.map(|figure| format!("{figure:.6}"));
             [generator.name.to_owned(), set.to_string(), sums.messages.to_string()].into_iter().chain(figures).collect()
         }));
+        setting.keep("verner-combine", "sim", &described(&machine), vec![table(lines.clone())]);
         figure_lines.push(sorted(&format!("{}: greedy", generator.name), &sums, |sums| sums.greedy));
         figure_lines.push(sorted(&format!("{}: search", generator.name), &sums, |sums| sums.search));
     }
@@ -150,28 +153,19 @@ pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
     Ok(Outcome {
         rows,
         notes: notes(count),
-        tables: vec![Table {
-            name: "sums".into(),
-            columns: vec![
-                "generator",
-                "set",
-                "messages",
-                "given",
-                "greedy_paper_counts",
-                "greedy",
-                "search",
-                "optimal",
-            ],
-            lines,
-        }],
+        tables: vec![table(lines)],
         figures: vec![("excess".into(), figure)],
-        ..Outcome::new(
-            "verner-combine",
-            "sim",
-            format!("{} {}, margin and jitter 0", machine.name, machine.hash),
-            setting.seed,
-        )
+        ..Outcome::new("verner-combine", "sim", described(&machine), setting.seed)
     })
+}
+
+fn described(machine: &Machine) -> String {
+    format!("{} {}, margin and jitter 0", machine.name, machine.hash)
+}
+
+fn table(lines: Vec<Vec<String>>) -> Table {
+    let columns = vec!["generator", "set", "messages", "given", "greedy_paper_counts", "greedy", "search", "optimal"];
+    Table { name: "sums".into(), columns, lines }
 }
 
 fn notes(count: usize) -> Vec<String> {

@@ -10,10 +10,11 @@ mod sim;
 
 use headway_core::files::error::Loaded;
 use headway_core::files::machine::Machine;
-use headway_core::files::workload::{self, Workload};
+use headway_core::files::workload::Workload;
 use headway_core::plan::planner::PlanOptions;
 use headway_core::plan::{Outcome as Answer, Plan, Strategy};
 use headway_core::units::Nanos;
+use headway_kernels::workload;
 
 use super::{Outcome, Setting, Verdict};
 use crate::Error;
@@ -182,7 +183,7 @@ mod tests {
         assert_eq!(lists, 15 * 4096);
         // A list that says something else than what was planted is found out.
         let plan: Plan = serde_json::from_slice(&std::fs::read(report.folder.join("plan.json")).unwrap()).unwrap();
-        let headway_core::plan::Source::Wafer(planned) = &plan.pipelines[0].source else { panic!("no wafer") };
+        let headway_core::plan::Source::Sharded(planned) = &plan.pipelines[0].source else { panic!("no wafer") };
         let path = report.folder.join("streams/wafer.bin");
         let mut bytes = std::fs::read(&path).unwrap();
         bytes[3 * 4096 + 16] ^= 1;

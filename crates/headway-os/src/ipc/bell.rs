@@ -39,7 +39,6 @@ impl Bell {
         let _ = unsafe { libc::write(self.0.as_raw_fd(), (&raw const one).cast(), 8) };
     }
 
-    /// Silences it.
     pub fn silence(&self) {
         let mut count = 0u64;
         // SAFETY: eight bytes of `count` are written.

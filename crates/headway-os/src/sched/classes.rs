@@ -77,7 +77,6 @@ impl Role {
 /// A class that a thread got, and the stronger ones that it did not get.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Taken {
-    /// The class.
     pub class: Class,
     /// The classes that were tried first.
     pub refused: Vec<SchedError>,

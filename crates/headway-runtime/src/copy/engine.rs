@@ -61,14 +61,12 @@ pub(super) struct Stopped {
     pub(super) chunk: u64,
     /// Every byte below is in place.
     pub(super) prefix: u64,
-    /// Why.
     pub(super) why: Why,
 }
 
 /// Why a copy ended early.
 #[derive(Debug)]
 pub(super) enum Why {
-    /// The device.
     Device(DeviceError),
     /// Something that the way needs is not there.
     Absent(DeviceError),
@@ -115,7 +113,6 @@ pub(super) const fn chunk_bytes(len: usize, max: Bytes) -> usize {
 
 /// A piece of work for a queue: one operation, and the bytes it is about.
 pub(super) struct Step {
-    /// What.
     pub(super) what: Operation,
     /// Bytes.
     pub(super) len: u64,

@@ -51,11 +51,9 @@ pub enum CopyError {
     /// The device refused or failed.
     #[error("the copy failed at chunk {chunk}; the first {completed_prefix} bytes are in place")]
     Failed {
-        /// The chunk.
         chunk: u64,
         /// Every byte below is in place.
         completed_prefix: u64,
-        /// Why.
         source: DeviceError,
     },
     /// No progress within the bound.

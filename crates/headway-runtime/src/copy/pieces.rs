@@ -7,7 +7,6 @@ use super::CopyError;
 /// Pieces that go together: those of [`Blocks::pieces`] in `first..last`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Block {
-    /// The first.
     pub(super) first: usize,
     /// Behind the last.
     pub(super) last: usize,

@@ -1,6 +1,6 @@
 //! The chain of every stream over a whole run, computed again by the CPU when the last block has come back.
 //!
-//! A ciphertext of a chaining cipher depends on all plaintext before it: if each stream's last packet is what the CPU makes of all
+//! The output of a kernel that chains depends on all input before it: if each stream's last packet is what the CPU makes of all
 //! that was sent, no block before it was lost, repeated or changed on its way to the kernel. That costs CPU time for every byte
 //! of the run, so all CPUs work on it, and only after the run.
 
@@ -53,16 +53,20 @@ impl Chains {
         last && self.missing == 0
     }
 
-    /// Compares the last packet of every stream with a cipher with what the CPU makes of the whole run.
+    /// Compares the last packet of every stream that chains with what the CPU makes of the whole run.
     ///
     /// Returns the streams and the bytes that the CPU worked on.
     pub(super) fn compare(&self, ring: &Ring, pipelines: &[Checked]) -> Result<(u64, u64), DataError> {
         let mut groups = Vec::new();
         for (number, checked) in pipelines.iter().enumerate() {
             let Some(kernel) = &checked.kernel else { continue };
-            let ciphers: Vec<usize> =
-                (0..checked.lanes.len()).filter(|&at| checked.lanes[at].cipher.is_some()).collect();
-            groups.extend(ciphers.chunks(GROUP).map(|lanes| (number, kernel.as_ref(), lanes.to_vec())));
+            let (ranges, end) = (&ring.layouts[number].lanes, &self.tracks[number].end);
+            let chains = |at: &usize| {
+                let last = end.get(ranges[*at].clone());
+                last.is_some_and(|last| kernel.resume(&checked.lanes[*at], last).is_some())
+            };
+            let chained: Vec<usize> = (0..checked.lanes.len()).filter(chains).collect();
+            groups.extend(chained.chunks(GROUP).map(|lanes| (number, kernel.as_ref(), lanes.to_vec())));
         }
         let next = AtomicUsize::new(0);
         let work = || {

@@ -191,7 +191,6 @@ impl Pool {
         }
     }
 
-    /// The GPU.
     #[must_use]
     pub fn gpu(&self) -> &Arc<dyn Gpu> {
         &self.shared.gpu

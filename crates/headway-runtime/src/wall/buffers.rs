@@ -13,7 +13,7 @@ use headway_os::clock;
 use super::RunError;
 use super::cores::Cores;
 use super::messages::{self, Compared, MessageBuffers};
-use super::wafers::WaferBuffers;
+use super::sharded::ShardedBuffers;
 use crate::cores::{Job, Memory};
 use crate::kernels::Kernels;
 
@@ -64,7 +64,7 @@ enum On {
 /// What a pipeline has: buffers of its kind.
 enum PipelineBuffers {
     Block(BlockBuffers),
-    Wafer(WaferBuffers),
+    Sharded(ShardedBuffers),
     Messages(MessageBuffers),
     /// Only time passes.
     Flow,
@@ -95,9 +95,9 @@ impl Buffers {
         let (mut pipelines, memory) = (Vec::new(), Memory::default());
         for (number, pipeline) in (0u32..).zip(&plan.pipelines) {
             match &pipeline.source {
-                Source::Wafer(planned) => {
-                    pipelines
-                        .push(PipelineBuffers::Wafer(WaferBuffers::new(planned, pipeline, devices, kernels, number)?));
+                Source::Sharded(planned) => {
+                    let buffers = ShardedBuffers::new(planned, pipeline, devices, kernels, number)?;
+                    pipelines.push(PipelineBuffers::Sharded(buffers));
                     continue;
                 }
                 Source::Message | Source::Batch(_) | Source::Bulk(_) | Source::Urgent(_) => {
@@ -148,7 +148,7 @@ impl Buffers {
     pub(super) fn slots(&self, pipeline: u32) -> usize {
         match &self.pipelines[pipeline as usize] {
             PipelineBuffers::Block(buffers) => buffers.slots.len(),
-            PipelineBuffers::Wafer(buffers) => buffers.slots(),
+            PipelineBuffers::Sharded(buffers) => buffers.slots(),
             PipelineBuffers::Messages(_) | PipelineBuffers::Flow => 0,
         }
     }
@@ -157,7 +157,7 @@ impl Buffers {
     pub(super) fn first(&self, pipeline: u32, slot: usize) -> Ends<'_> {
         match &self.pipelines[pipeline as usize] {
             PipelineBuffers::Block(buffers) => Ends::Block(&buffers.slots[slot][0]),
-            PipelineBuffers::Wafer(buffers) => Ends::Wafer(buffers),
+            PipelineBuffers::Sharded(buffers) => Ends::Sharded(buffers),
             PipelineBuffers::Messages(buffers) => Ends::Messages(buffers),
             PipelineBuffers::Flow => Ends::Nowhere,
         }
@@ -169,7 +169,7 @@ impl Buffers {
             PipelineBuffers::Block(buffers) => {
                 Ends::Block(buffers.slots[slot].last().expect("a slot has a buffer before the first step"))
             }
-            PipelineBuffers::Wafer(buffers) => Ends::Wafer(buffers),
+            PipelineBuffers::Sharded(buffers) => Ends::Sharded(buffers),
             PipelineBuffers::Messages(buffers) => Ends::Messages(buffers),
             PipelineBuffers::Flow => Ends::Nowhere,
         }
@@ -179,7 +179,7 @@ impl Buffers {
     pub(super) fn compare_rest(&self, devices: &mut [Engines]) -> Result<Compared, RunError> {
         let messages = self.pipelines.iter().filter_map(|buffers| match buffers {
             PipelineBuffers::Messages(buffers) => Some(buffers),
-            PipelineBuffers::Block(_) | PipelineBuffers::Wafer(_) | PipelineBuffers::Flow => None,
+            PipelineBuffers::Block(_) | PipelineBuffers::Sharded(_) | PipelineBuffers::Flow => None,
         });
         messages::compare_rest(messages, devices)
     }
@@ -194,7 +194,7 @@ impl Buffers {
     ) -> Result<(), DeviceError> {
         let buffers = match &self.pipelines[piece.pipeline as usize] {
             PipelineBuffers::Block(buffers) => buffers,
-            PipelineBuffers::Wafer(buffers) => return buffers.submit(devices, piece, operation),
+            PipelineBuffers::Sharded(buffers) => return buffers.submit(devices, piece, operation),
             PipelineBuffers::Messages(buffers) => return buffers.submit(devices, piece, operation),
             PipelineBuffers::Flow => return Ok(()),
         };
@@ -236,7 +236,7 @@ pub(super) enum Ends<'a> {
     /// One packed block.
     Block(&'a Buffer),
     /// Images, or lists, of every GPU.
-    Wafer(&'a WaferBuffers),
+    Sharded(&'a ShardedBuffers),
     /// The ends of messages' blocks.
     Messages(&'a MessageBuffers),
     /// A flow has no data.

@@ -137,7 +137,7 @@ impl Feeder {
                 let mut span = buffer.claim(0..buffer.len(), Access::Write).map_err(claimed)?;
                 self.supply.supply(pipeline, cycle, slot, span.bytes_mut().map_err(claimed)?)?.block
             }
-            Ends::Wafer(buffers) => buffers.number(slot, cycle)?,
+            Ends::Sharded(buffers) => buffers.number(slot, cycle)?,
             Ends::Messages(_) | Ends::Nowhere => unreachable!("only pipelines that are fed have cycles here"),
         };
         let progress = &mut self.pipelines[pipeline as usize];
@@ -198,7 +198,7 @@ impl Sink {
                 let span = buffer.claim(0..block.0 as usize, Access::Read).map_err(claimed)?;
                 self.collect.collect(pipeline, cycle, slot, span.bytes().map_err(claimed)?)
             }
-            Ends::Wafer(buffers) => buffers.deliver(slot, (pipeline, cycle), self.collect.as_mut()),
+            Ends::Sharded(buffers) => buffers.deliver(slot, (pipeline, cycle), self.collect.as_mut()),
             Ends::Messages(buffers) => buffers.landed(cycle),
             Ends::Nowhere => Ok(()),
         }

@@ -12,7 +12,6 @@ use super::job::OpKind;
 pub struct Record {
     /// When.
     pub at: Nanos,
-    /// Which job.
     pub job: JobId,
     /// What happened.
     pub what: What,
@@ -42,22 +41,15 @@ pub enum What {
         kind: OpKind,
     },
     /// It has the first of two locks.
-    Obtained {
-        /// Which.
-        lock: LockId,
-    },
+    Obtained { lock: LockId },
     /// Its operation begins.
     Running {
-        /// What.
         kind: OpKind,
         /// On which engine; a peer copy also runs on the source's.
         engine: LockId,
     },
     /// Its operation is complete.
-    Ran {
-        /// What.
-        kind: OpKind,
-    },
+    Ran { kind: OpKind },
     /// It gave its token back.
     Released,
     /// It is complete.
@@ -88,9 +80,7 @@ impl Blocked {
 /// A complete job.
 #[derive(Clone, Copy, Debug)]
 pub struct Finished<'a> {
-    /// Which.
     pub job: JobId,
-    /// Release.
     pub release: Nanos,
     /// The later of its release and its predecessor's completion.
     pub start: Nanos,

@@ -16,7 +16,6 @@ pub struct Requested {
     pub gpu: EndpointId,
     /// The target of a peer copy.
     pub peer: Option<EndpointId>,
-    /// How.
     pub method: Method,
     /// Which way.
     pub direction: Direction,
@@ -54,13 +53,10 @@ pub enum CopiesError {
     NoCurve {
         /// Position of the request.
         request: usize,
-        /// The machine.
         machine: String,
-        /// How.
         method: Method,
         /// Which way.
         direction: Direction,
-        /// The GPU.
         gpu: EndpointId,
     },
     /// The GPU lacks an engine that the method needs.
@@ -68,11 +64,8 @@ pub enum CopiesError {
     NoEngine {
         /// Position of the request.
         request: usize,
-        /// The machine.
         machine: String,
-        /// The class.
         class: EngineClass,
-        /// The GPU.
         gpu: EndpointId,
     },
 }

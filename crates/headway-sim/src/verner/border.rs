@@ -80,7 +80,6 @@ pub struct Point {
     pub reading: Reading,
     /// Seed of the pool.
     pub seed: u64,
-    /// The policy.
     pub policy: Strategy,
     /// Streams of the longest accepted prefix.
     pub streams: usize,

@@ -10,13 +10,11 @@ use headway_core::units::{Bytes, Nanos};
 /// What happened in some histories.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
-    /// Histories.
     pub histories: u64,
     /// Joins accepted: by growing a block, as a message of their own, by combining.
     pub joins: [u64; 3],
     /// Joins refused.
     pub refused: u64,
-    /// Leaves.
     pub leaves: u64,
     /// Joins accepted while a leaver's capacity was not yet back.
     pub joins_beside_leavers: u64,

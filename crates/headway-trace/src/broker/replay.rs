@@ -34,7 +34,6 @@ pub enum Divergence {
         name: String,
         /// The line, from 1.
         line: u64,
-        /// Why.
         source: StartError,
     },
     /// Another decision.

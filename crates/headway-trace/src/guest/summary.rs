@@ -41,7 +41,6 @@ pub struct Summary {
     pub lost: u64,
     /// Lines that were cut off.
     pub torn: u64,
-    /// Copies.
     pub copies: u64,
     /// Their bytes.
     pub bytes: Bytes,
@@ -53,7 +52,6 @@ pub struct Summary {
     pub reasons: Vec<Reason>,
     /// Small copies out of a GPU and bulk ones.
     pub beside: Beside,
-    /// The slowest copies.
     pub slowest: Vec<Copy>,
     /// What `--lint` found.
     pub findings: Vec<Finding>,
@@ -72,7 +70,6 @@ pub struct Group {
     pub size: &'static str,
     /// Who made them.
     pub became: Became,
-    /// How many.
     pub copies: u64,
     /// Their bytes.
     pub bytes: Bytes,
@@ -80,7 +77,6 @@ pub struct Group {
     pub median: Option<Nanos>,
     /// 99th percentile; `None` of fewer than 100.
     pub p99: Option<Nanos>,
-    /// The longest.
     pub longest: Nanos,
     /// All together.
     pub blocked: Nanos,
@@ -91,18 +87,15 @@ pub struct Group {
 pub struct Reason {
     /// Why copies were passed on.
     pub why: Why,
-    /// How many copies.
     pub copies: u64,
 }
 
 /// Times of copies of one kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Times {
-    /// How many.
     pub copies: u64,
     /// Median of the time in the call; `None` = there is none.
     pub median: Option<Nanos>,
-    /// The longest.
     pub longest: Nanos,
     /// All together.
     pub blocked: Nanos,

@@ -20,7 +20,6 @@ const MERGED: i64 = -1;
 /// What one engine, or one task, did: one row of the timeline.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Lane {
-    /// Name.
     pub(crate) name: String,
     /// Rows of a group stand together.
     pub(crate) group: Option<u32>,
@@ -33,7 +32,6 @@ pub(crate) struct Lane {
 pub(crate) struct Item {
     /// Begin.
     pub(crate) start: Nanos,
-    /// End.
     pub(crate) end: Nanos,
     /// Position of its job.
     pub(crate) job: usize,

@@ -44,7 +44,6 @@ pub struct Summary {
     pub incomplete: Option<Incomplete>,
     /// Whether all deadlines and bounds held.
     pub verdict: Verdict,
-    /// The tasks.
     pub tasks: Vec<TaskFigures>,
     /// The engines that were used.
     pub engines: Vec<EngineFigures>,
@@ -64,7 +63,6 @@ pub struct Summary {
 pub struct Verdict {
     /// They did, in a run that came to its end.
     pub held: bool,
-    /// Jobs.
     pub jobs: u64,
     /// Of these, late.
     pub misses: u64,
@@ -79,9 +77,7 @@ pub struct Verdict {
 pub struct TaskFigures {
     /// Name.
     pub id: String,
-    /// Period.
     pub period: Nanos,
-    /// Jobs.
     pub jobs: u64,
     /// Response: mean.
     pub mean_ppm: u64,

@@ -132,7 +132,6 @@ impl StreamCopier {
         Ok(Self { gpu, copier, ordered, patience: options.patience, is_measured, watched: Arc::default() })
     }
 
-    /// The GPU.
     #[must_use]
     pub fn gpu(&self) -> &Arc<CudaGpu> {
         &self.gpu

@@ -17,7 +17,8 @@ use headway_runtime::outlet::{MARK, Outlet, OutputError};
 use headway_trace::sharing::{Bound, Header, Job, KIND, Log, SCHEMA, Summary, TaskHead};
 use serde::Serialize;
 
-use super::{Backend, Progress, RunOptions, named, publish, usual_place};
+use super::devices::named;
+use super::{Backend, Progress, RunOptions, publish};
 use crate::logfile::LogFile;
 use crate::share::{self, Model};
 use crate::{COMMIT, Error, VERSION, emulation, report};
@@ -76,7 +77,7 @@ pub fn run(
     let (source, machine, mut warnings) = choose(options)?;
     let model = share::model(&machine, workload, sharing)?;
     accept(&model, options, &mut warnings)?;
-    let place = options.out.clone().unwrap_or_else(|| usual_place(&workload.value.name, source));
+    let place = options.place(&workload.value.name, source);
     let outlet = Outlet::create(&place)?;
     let seed = options.seed.unwrap_or(workload.value.seed);
     let ran = match source {

@@ -29,6 +29,7 @@ pub struct Seen {
 }
 
 impl Seen {
+    /// The largest of each time over all frames.
     pub fn of(frames: &[Frame]) -> Self {
         let mut seen = Self::default();
         for frame in frames {

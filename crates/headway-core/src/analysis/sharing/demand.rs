@@ -24,7 +24,6 @@ pub struct Acquisition {
 /// A task as the analysis sees it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TaskDemand {
-    /// Which.
     pub task: TaskId,
     /// Minimum time between two releases.
     pub period: Nanos,

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::{Limits, Refused, TIME_MAX};
 use crate::files::machine::EngineClass;
-use crate::plan::{Announced, Pipeline, Plan, PlannedOperation, PlannedStep, PlannedWafer, Source, Work};
+use crate::plan::{Announced, Pipeline, Plan, PlannedOperation, PlannedStep, Sharded, Source, Work};
 use crate::units::{Bytes, Nanos};
 
 /// Refuses runs in which some time would be later than [`TIME_MAX`], so that the rest of this module may add.
@@ -33,21 +33,21 @@ pub(super) fn fits(plan: &Plan, epoch: Nanos, cycles: &[u64]) -> Result<(), Refu
     Ok(())
 }
 
-/// Whether the shares of a wafer follow each other, and every step has an operation for each of them.
-fn is_whole(wafer: &PlannedWafer, steps: &[PlannedStep]) -> bool {
+/// Whether the shards of a packet follow each other, and every step has an operation for each of them.
+fn is_whole(sharded: &Sharded, steps: &[PlannedStep]) -> bool {
     let mut next = 0;
-    for share in &wafer.shares {
-        if share.first != next || share.cameras == 0 || share.cameras > wafer.wafer.cameras - next {
+    for shard in &sharded.shards {
+        if shard.first != next || shard.items == 0 || shard.items > sharded.sharding.items - next {
             return false;
         }
-        next += share.cameras;
+        next += shard.items;
     }
     let peer = |operation: &PlannedOperation| matches!(operation.work, Work::Copy { class: EngineClass::Peer, .. });
     let fits = |step: &PlannedStep| match step.operations.iter().any(peer) {
-        true => step.operations.len() == wafer.peers().count(),
-        false => step.operations.len() == wafer.shares.len(),
+        true => step.operations.len() == sharded.peers().count(),
+        false => step.operations.len() == sharded.shards.len(),
     };
-    next == wafer.wafer.cameras && next > 0 && wafer.wafer.ring > 0 && steps.iter().all(fits)
+    next == sharded.sharding.items && next > 0 && sharded.sharding.ring > 0 && steps.iter().all(fits)
 }
 
 /// Refuses gangs whose pipelines do not have the same cycles, or whose jobs could never be submitted at once.
@@ -123,10 +123,10 @@ pub(super) fn check(plan: &Plan, limits: &Limits) -> Result<(), Refused> {
                 _ => return broken(format!("stream {stream} does not belong to pipeline `{name}`")),
             }
         }
-        if let Source::Wafer(wafer) = &pipeline.source
-            && !is_whole(wafer, steps)
+        if let Source::Sharded(sharded) = &pipeline.source
+            && !is_whole(sharded, steps)
         {
-            return broken(format!("`{name}` does not say which GPU inspects which images"));
+            return broken(format!("`{name}` does not say which GPU works on which items"));
         }
     }
     let speaks = |of: &Announced| match plan.pipelines.get(of.pipeline as usize).map(|pipeline| &pipeline.source) {

@@ -20,9 +20,7 @@ pub enum Input {
     },
     /// The block of a cycle lies in its first buffer; zero bytes = nothing arrived in this cycle.
     Data {
-        /// The pipeline.
         pipeline: u32,
-        /// The cycle.
         cycle: u64,
         /// Size of the block.
         bytes: Bytes,
@@ -44,7 +42,6 @@ pub enum Input {
     /// A producer says that the blocks of a job are there. Those of a part come in the order of jobs. What is said at an
     /// instant counts for the windows that open at it if it is fed before everything else of that instant.
     Ready {
-        /// The pipeline.
         pipeline: u32,
         /// Which of the batch's operations; 0 where the pipeline is of the message alone.
         part: u32,
@@ -74,11 +71,8 @@ pub enum Action {
     Submit {
         /// Number to be quoted by [`Input::Done`].
         operation: u64,
-        /// The pipeline.
         pipeline: u32,
-        /// The cycle.
         cycle: u64,
-        /// The step.
         step: u32,
         /// Which of the step's operations.
         index: u32,
@@ -88,19 +82,9 @@ pub enum Action {
         bytes: Bytes,
     },
     /// All steps of the cycle are complete: hand its block to the user.
-    Deliver {
-        /// The pipeline.
-        pipeline: u32,
-        /// The cycle.
-        cycle: u64,
-    },
+    Deliver { pipeline: u32, cycle: u64 },
     /// The cycle is given up: its block is not needed any more and goes to nobody.
-    Drop {
-        /// The pipeline.
-        pipeline: u32,
-        /// The cycle.
-        cycle: u64,
-    },
+    Drop { pipeline: u32, cycle: u64 },
 }
 
 /// What the user is told.
@@ -109,36 +93,19 @@ pub enum Action {
 pub enum Event {
     /// A job joined the queue of its server.
     Ready {
-        /// The pipeline.
         pipeline: u32,
-        /// The cycle.
         cycle: u64,
-        /// The step.
         step: u32,
         /// When its window closes.
         deadline: Nanos,
     },
     /// A job is complete.
-    Complete {
-        /// The pipeline.
-        pipeline: u32,
-        /// The cycle.
-        cycle: u64,
-        /// The step.
-        step: u32,
-    },
+    Complete { pipeline: u32, cycle: u64, step: u32 },
     /// Nothing arrived in this cycle; its jobs cost nothing.
-    Empty {
-        /// The pipeline.
-        pipeline: u32,
-        /// The cycle.
-        cycle: u64,
-    },
+    Empty { pipeline: u32, cycle: u64 },
     /// The block of a cycle was not there when its first window opened.
     DataLate {
-        /// The pipeline.
         pipeline: u32,
-        /// The cycle.
         cycle: u64,
         /// By how much.
         by: Nanos,
@@ -146,7 +113,6 @@ pub enum Event {
     /// Bytes of a message were not there when the last slot of its window opened, or came too late for the slots that were
     /// left to take them: the job is given up, and its producer missed it. What moved of it stays.
     Unready {
-        /// The pipeline.
         pipeline: u32,
         /// Which of its operations.
         part: u32,
@@ -157,94 +123,60 @@ pub enum Event {
     },
     /// A window opened later than the plan's jitter allows, because the driver woke late.
     ReleaseLate {
-        /// The pipeline.
         pipeline: u32,
-        /// The cycle.
         cycle: u64,
-        /// The step.
         step: u32,
         /// By how much.
         by: Nanos,
     },
     /// A job ended after its window.
     Late {
-        /// The pipeline.
         pipeline: u32,
-        /// The cycle.
         cycle: u64,
-        /// The step.
         step: u32,
         /// By how much.
         by: Nanos,
     },
     /// A job took longer on its engines than the worst case the plan counts with: the model was exceeded.
     Overrun {
-        /// The pipeline.
         pipeline: u32,
-        /// The cycle.
         cycle: u64,
-        /// The step.
         step: u32,
         /// What the plan counts with.
         cost: Nanos,
-        /// What it took.
         took: Nanos,
     },
     /// A packet was delivered after its deadline.
     Missed {
-        /// The stream.
         stream: u32,
-        /// The packet.
         packet: u64,
         /// By how much.
         by: Nanos,
     },
     /// More packets of a block were delivered after their deadlines than are named, [`NAMED_MAX`](super::NAMED_MAX).
     MissedMore {
-        /// The pipeline.
         pipeline: u32,
-        /// The cycle.
         cycle: u64,
         /// How many beside those that are named.
         packets: u64,
     },
     /// A packet was given up with its cycle: it was late or its pipeline is paused, and its stream skips.
-    Lost {
-        /// The stream.
-        stream: u32,
-        /// The packet.
-        packet: u64,
-    },
+    Lost { stream: u32, packet: u64 },
     /// More work than planned: this pipeline waits behind all others, or is given up if its streams skip.
-    Paused {
-        /// The pipeline.
-        pipeline: u32,
-    },
+    Paused { pipeline: u32 },
     /// The servers of a paused pipeline have caught up: it takes part again.
-    Resumed {
-        /// The pipeline.
-        pipeline: u32,
-    },
+    Resumed { pipeline: u32 },
     /// What becomes of an urgent request.
     Answered {
-        /// The pipeline.
         pipeline: u32,
         /// The cycle that the request is.
         cycle: u64,
         /// Its size.
         bytes: Bytes,
-        /// The answer.
         answer: Answer,
     },
     /// An operation failed; nothing more is submitted.
-    Halted {
-        /// The pipeline.
-        pipeline: u32,
-        /// The cycle.
-        cycle: u64,
-        /// The step.
-        step: u32,
-    },
+    Halted { pipeline: u32, cycle: u64, step: u32 },
 }
 
 /// What becomes of an urgent request.
@@ -280,10 +212,7 @@ pub enum Unfit {
     Unknown,
     /// Its server counts with too many others.
     #[error("{limit} requests since the last idle instant are the limit")]
-    Full {
-        /// The limit.
-        limit: usize,
-    },
+    Full { limit: usize },
 }
 
 /// Bounds of everything that could grow.
@@ -321,7 +250,6 @@ pub enum Refused {
     Unexpected {
         /// What it claims to be.
         what: &'static str,
-        /// Its number.
         number: u64,
     },
     /// Too many cycles of a pipeline are unfinished.
@@ -329,7 +257,6 @@ pub enum Refused {
     TooManyCycles {
         /// The pipeline's name.
         pipeline: String,
-        /// The limit.
         limit: usize,
     },
     /// A time of the run would not fit.
@@ -345,12 +272,9 @@ pub enum Refused {
     TooManyOperations {
         /// The step's name.
         step: String,
-        /// Its operations.
         operations: usize,
-        /// The limit.
         limit: usize,
     },
-    /// Time went back.
     #[error("time went back from {from} to {to}")]
     TimeWentBack {
         /// The latest time seen.

@@ -40,7 +40,7 @@ impl Overload {
             Source::Streams(streams) => {
                 !streams.is_empty() && streams.iter().all(|&s| plan.streams[s as usize].on_miss == OnMiss::Skip)
             }
-            Source::Wafer(_)
+            Source::Sharded(_)
             | Source::Message
             | Source::Batch(_)
             | Source::Flow

@@ -17,7 +17,7 @@ pub(super) fn carried(pipeline: &Pipeline, cycle: u64, contents: Option<&[Option
             Bytes(bytes.fold(0, u64::saturating_add))
         }
         Source::Streams(_)
-        | Source::Wafer(_)
+        | Source::Sharded(_)
         | Source::Message
         | Source::Flow
         | Source::Bulk(_)

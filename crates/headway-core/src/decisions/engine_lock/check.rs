@@ -15,25 +15,16 @@ pub enum Violation {
     },
     /// A lock is free and its first waiter could start.
     #[error("{lock:?} is free, and its first waiter has not started")]
-    Idle {
-        /// Which.
-        lock: LockId,
-    },
+    Idle { lock: LockId },
     /// A queue in the order of urgency is not.
     #[error("the queue of {lock:?} is not in the order of urgency")]
-    Order {
-        /// Which.
-        lock: LockId,
-    },
+    Order { lock: LockId },
     /// Somebody waits, and nobody runs or has the next step to do.
     #[error("deadlock: operations wait and none is under way")]
     Deadlock,
     /// A job runs at another key than it inherits.
     #[error("task {} runs at another key than it inherits", .task.0)]
-    Boost {
-        /// Which.
-        task: TaskId,
-    },
+    Boost { task: TaskId },
 }
 
 impl EngineLocks {

@@ -20,9 +20,7 @@ pub enum Engine {
 /// One lock. The order is the lock number of nested requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct LockId {
-    /// The GPU.
     pub gpu: GpuId,
-    /// Its engine.
     pub engine: Engine,
 }
 
@@ -43,7 +41,6 @@ pub enum Work {
 /// One operation: what is held until it has completed on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Operation {
-    /// What.
     pub work: Work,
     /// Bytes; 0 for kernels.
     pub bytes: Bytes,
@@ -105,7 +102,6 @@ pub struct EngineParameters {
 pub enum Action {
     /// The job holds all locks of its operation.
     Run {
-        /// Which job.
         job: JobId,
         /// The lock, or the lower of two; `None` = the copy needs none.
         first: Option<LockId>,
@@ -113,19 +109,9 @@ pub enum Action {
         second: Option<LockId>,
     },
     /// The job holds the first lock of a nested pair and must ask for the second one.
-    Obtained {
-        /// Which job.
-        job: JobId,
-        /// The lock.
-        lock: LockId,
-    },
+    Obtained { job: JobId, lock: LockId },
     /// The job runs at this key.
-    SetBoost {
-        /// Which job.
-        job: JobId,
-        /// The key.
-        key: Key,
-    },
+    SetBoost { job: JobId, key: Key },
 }
 
 /// What the user is told.
@@ -143,7 +129,6 @@ pub enum Event {
     Backfilled {
         /// Whose.
         job: JobId,
-        /// The lock.
         lock: LockId,
     },
     /// The operation is under way for twice its budget.
@@ -177,46 +162,25 @@ pub enum Refused {
     Order,
     /// Engines belong to holders of tokens.
     #[error("job {} of task {} holds no token; request one first", .job.job, .job.task.0)]
-    NoToken {
-        /// Which.
-        job: JobId,
-    },
+    NoToken { job: JobId },
     /// There are no locks for the GPU.
     #[error("GPU {} is not among those whose engines are locked here", .gpu.0)]
-    NoSuchGpu {
-        /// Which.
-        gpu: GpuId,
-    },
+    NoSuchGpu { gpu: GpuId },
     /// The job was already given a token here.
     #[error("job {} of task {} is already known to the engine locks", .job.job, .job.task.0)]
-    TokenTwice {
-        /// Which.
-        job: JobId,
-    },
+    TokenTwice { job: JobId },
     /// One operation at a time.
     #[error("job {} of task {} already holds or waits for an engine; complete that operation first", .job.job, .job.task.0)]
-    Busy {
-        /// Which.
-        job: JobId,
-    },
+    Busy { job: JobId },
     /// The job is not migrating.
     #[error("job {} of task {} has no state on another GPU to copy from", .job.job, .job.task.0)]
-    NotMigrating {
-        /// Which.
-        job: JobId,
-    },
+    NotMigrating { job: JobId },
     /// The job has no operation under way.
     #[error("job {} of task {} has no operation under way", .job.job, .job.task.0)]
-    NothingHeld {
-        /// Which.
-        job: JobId,
-    },
+    NothingHeld { job: JobId },
     /// The job has not obtained a first lock, or has asked for the second one already.
     #[error("job {} of task {} holds no first lock of a nested pair", .job.job, .job.task.0)]
-    NoFirstLock {
-        /// Which.
-        job: JobId,
-    },
+    NoFirstLock { job: JobId },
     /// A copy is larger than the chunk.
     #[error("a copy of {bytes} in one operation; chunks are {chunk_bytes}, cut it")]
     ChunkTooLarge {

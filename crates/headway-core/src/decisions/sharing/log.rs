@@ -16,7 +16,7 @@ use crate::units::Nanos;
 /// Version of the lines.
 pub const SCHEMA: u32 = 2;
 
-/// A line.
+/// What one line of the broker's log says.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
@@ -44,7 +44,6 @@ pub enum Line {
     Fault {
         /// When.
         now: Nanos,
-        /// Which GPU.
         gpu: GpuId,
         /// Who says so.
         client: ClientId,
@@ -55,7 +54,6 @@ pub enum Line {
     WithoutRoom {
         /// When.
         now: Nanos,
-        /// Which task.
         task: TaskId,
     },
 }
@@ -83,7 +81,6 @@ pub struct Start {
     pub epoch: u64,
     /// When.
     pub now: Nanos,
-    /// Why.
     pub why: Why,
     /// Lines that could not be written before this one.
     pub missing: u64,
@@ -123,7 +120,6 @@ pub struct TaskLine {
     pub task: TaskId,
     /// The name that its client gave it.
     pub name: String,
-    /// Its client.
     pub client: ClientId,
     /// The client's process.
     pub pid: u32,

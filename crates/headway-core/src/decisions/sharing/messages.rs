@@ -40,7 +40,6 @@ impl ClusterParameters {
 /// What an [`super::Arbiter`] is made from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ArbiterParameters {
-    /// Clusters.
     pub clusters: Vec<ClusterParameters>,
     /// Engine locks; `None` = none: a token is the right to every engine (`e` in the paper's scenarios).
     pub engines: Option<EngineParameters>,
@@ -82,10 +81,7 @@ pub enum Input {
     /// A task appears.
     Register(TaskParameters),
     /// A task without an open request goes.
-    Withdraw {
-        /// Which.
-        task: TaskId,
-    },
+    Withdraw { task: TaskId },
     /// A job wants a token. A task's first GPU use, or the one after the GPU was lost, counts as distance 0 everywhere.
     Request {
         /// Which; its deadline and release are its priority.
@@ -96,42 +92,32 @@ pub enum Input {
     /// A job holds this token from before the arbiter was there: it is granted that, not another. To be told before any
     /// request.
     Adopt {
-        /// Which.
         key: Key,
         /// The token of the task's cluster.
         token: TokenId,
     },
     /// A job gives its token back.
     Release {
-        /// Which.
         job: JobId,
         /// How it was used.
         outcome: Outcome,
     },
     /// A job no longer wants the token it waits for. A token granted meanwhile is released.
-    Abort {
-        /// Which.
-        job: JobId,
-    },
+    Abort { job: JobId },
     /// A job used up its budget. It continues with a later deadline: anew in the queue, or with the token it keeps.
     Exhausted {
-        /// Which.
         job: JobId,
         /// Its postponed deadline.
         deadline: Nanos,
     },
     /// A token holder wants an engine.
     Acquire {
-        /// Which.
         job: JobId,
         /// For what.
         operation: Operation,
     },
     /// A job in nested mode asks for the second lock of a peer copy.
-    Next {
-        /// Which.
-        job: JobId,
-    },
+    Next { job: JobId },
     /// An operation has completed on the device: its locks are free.
     Complete {
         /// Whose.
@@ -143,23 +129,16 @@ pub enum Input {
         job: JobId,
     },
     /// A process died. Its waiting requests go at once, its tokens after [`Input::Drained`].
-    ClientGone {
-        /// Which.
-        client: ClientId,
-    },
+    ClientGone { client: ClientId },
     /// A dead process's GPU work has ended.
     Drained {
         /// Whose.
         client: ClientId,
     },
     /// A GPU is lost: its tokens are withdrawn, and who waits queues anew. [`Event::Inadmissible`] tells who no longer fits.
-    GpuLost {
-        /// Which.
-        gpu: GpuId,
-    },
+    GpuLost { gpu: GpuId },
     /// New parameters for a cluster's tokens; they apply when the present holders have finished.
     Reconfigure {
-        /// Which.
         cluster: ClusterId,
         /// The new ones.
         tokens: TokenParameters,
@@ -178,9 +157,7 @@ pub enum Action {
     Grant {
         /// Whom.
         job: JobId,
-        /// Which GPU.
         gpu: GpuId,
-        /// Which token.
         token: TokenId,
         /// Where the task's state is, if it is elsewhere.
         from: Option<GpuId>,
@@ -201,7 +178,6 @@ pub enum Action {
     },
     /// Run the job at this priority.
     SetBoost {
-        /// Which.
         job: JobId,
         /// Its own key or the most urgent it inherits.
         key: Key,
@@ -210,7 +186,6 @@ pub enum Action {
     Revoke {
         /// Whom.
         job: JobId,
-        /// Which GPU.
         gpu: GpuId,
     },
 }
@@ -220,17 +195,11 @@ pub enum Action {
 #[serde(rename_all = "kebab-case")]
 pub enum Event {
     /// From a cluster's tokens.
-    Token {
-        /// Which cluster.
-        cluster: ClusterId,
-        /// What.
-        event: token::Event,
-    },
+    Token { cluster: ClusterId, event: token::Event },
     /// From the engine locks.
     Engine(engine_lock::Event),
     /// A GPU is lost, and what the tasks declare no longer fits: this one has no room.
     Inadmissible {
-        /// Which.
         task: TaskId,
         /// GPUs of its cluster that are left.
         gpus: u32,
@@ -249,40 +218,22 @@ pub enum Refused {
     Engine(#[from] engine_lock::Refused),
     /// No such task.
     #[error("task {} is not registered; register it first", .task.0)]
-    UnknownTask {
-        /// Which.
-        task: TaskId,
-    },
+    UnknownTask { task: TaskId },
     /// A task of that number is there.
     #[error("task {} is already registered; withdraw it first or choose another number", .task.0)]
-    TaskExists {
-        /// Which.
-        task: TaskId,
-    },
+    TaskExists { task: TaskId },
     /// The task has a request open.
     #[error("task {} has a request open; it can go when that is released", .task.0)]
-    TaskBusy {
-        /// Which.
-        task: TaskId,
-    },
+    TaskBusy { task: TaskId },
     /// No such cluster.
     #[error("there is no cluster {}", .cluster.0)]
-    UnknownCluster {
-        /// Which.
-        cluster: ClusterId,
-    },
+    UnknownCluster { cluster: ClusterId },
     /// No such GPU, or one that is lost.
     #[error("GPU {} belongs to no cluster", .gpu.0)]
-    UnknownGpu {
-        /// Which.
-        gpu: GpuId,
-    },
+    UnknownGpu { gpu: GpuId },
     /// A GPU is in two clusters, or the lists of a cluster differ in length.
     #[error("cluster {} does not fit: each GPU in one cluster, with a model and a row of distances", .cluster.0)]
-    Cluster {
-        /// Which.
-        cluster: ClusterId,
-    },
+    Cluster { cluster: ClusterId },
     /// No room for another task.
     #[error("{tasks_max} tasks are registered, the most allowed; raise the limit")]
     TooManyTasks {

@@ -17,10 +17,7 @@ pub enum Violation {
     },
     /// The head of a FIFO holds no token, or another member does.
     #[error("FIFO {fifo}: not exactly its head holds the token")]
-    Grant {
-        /// Which.
-        fifo: usize,
-    },
+    Grant { fifo: usize },
     /// Too many requests are in FIFOs, or in one.
     #[error("FIFOs are longer than the mode allows")]
     Length,
@@ -41,10 +38,7 @@ pub enum Violation {
     },
     /// A holder's key is not what it inherits.
     #[error("the holder of FIFO {fifo} runs at another key than it inherits")]
-    Boost {
-        /// Which FIFO.
-        fifo: usize,
-    },
+    Boost { fifo: usize },
 }
 
 impl TokenAllocator {

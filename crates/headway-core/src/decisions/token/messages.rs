@@ -23,29 +23,16 @@ pub struct TokenRequest {
 pub enum Action {
     /// The job holds a token.
     Grant {
-        /// Which job.
         job: JobId,
-        /// Its GPU.
         gpu: GpuId,
         /// Position of that GPU.
         position: u32,
-        /// The token.
         token: TokenId,
     },
     /// The holder runs at this key: its own or the most urgent it inherits.
-    SetBoost {
-        /// Which job.
-        job: JobId,
-        /// The key.
-        key: Key,
-    },
+    SetBoost { job: JobId, key: Key },
     /// The job's token is void: its GPU is lost.
-    Revoke {
-        /// Which job.
-        job: JobId,
-        /// The GPU.
-        gpu: GpuId,
-    },
+    Revoke { job: JobId, gpu: GpuId },
 }
 
 /// What the user is told.
@@ -75,7 +62,6 @@ pub enum Event {
     Evicted {
         /// Whose.
         job: JobId,
-        /// By which.
         by: JobId,
     },
     /// A waiter moved to a FIFO that had become empty.
@@ -84,7 +70,6 @@ pub enum Event {
         job: JobId,
         /// From which FIFO.
         from: TokenId,
-        /// To which.
         to: TokenId,
     },
     /// A holder gave its token to the next in its FIFO.
@@ -93,19 +78,16 @@ pub enum Event {
         from: JobId,
         /// To whom.
         to: JobId,
-        /// Which.
         token: TokenId,
     },
     /// A holder used up its budget: its place counts as free, its token is not.
     VirtuallyReleased {
         /// Whose.
         job: JobId,
-        /// Which.
         token: TokenId,
     },
     /// A GPU is lost; its tokens are gone.
     GpuLost {
-        /// Which.
         gpu: GpuId,
         /// The queue sizes of the GPUs that are left; `None` = there are none.
         sizes: Option<Sizes>,
@@ -133,27 +115,17 @@ pub enum Refused {
         gpus: u32,
         /// `rho`.
         per_gpu: u32,
-        /// Mode.
         mode: Mode,
     },
     /// The task holds or waits for a token: tokens are the outermost lock and never nested.
     #[error("task {} already holds or waits for a token; release it first", .task.0)]
-    TaskBusy {
-        /// Which.
-        task: TaskId,
-    },
+    TaskBusy { task: TaskId },
     /// The job has no request, or its task's request is another job's.
     #[error("job {} of task {} has no such request", .job.job, .job.task.0)]
-    NoRequest {
-        /// Which.
-        job: JobId,
-    },
+    NoRequest { job: JobId },
     /// The job does not hold a token.
     #[error("job {} of task {} holds no token; abort the request instead", .job.job, .job.task.0)]
-    NotHolder {
-        /// Which.
-        job: JobId,
-    },
+    NotHolder { job: JobId },
     /// Too many requests are open.
     #[error("{requests_max} requests are open, the most allowed; raise the limit")]
     TooManyRequests {
@@ -165,21 +137,14 @@ pub enum Refused {
     Estimates {
         /// Estimates given.
         given: usize,
-        /// GPUs.
         gpus: usize,
     },
     /// No such GPU, or one already lost.
     #[error("GPU {} is not among those that this cluster shares", .gpu.0)]
-    NoGpu {
-        /// Which.
-        gpu: GpuId,
-    },
+    NoGpu { gpu: GpuId },
     /// The token that a job holds from before is another's, or there is none of that number.
     #[error("token {} is taken or not there", .token.0)]
-    NoToken {
-        /// Which.
-        token: TokenId,
-    },
+    NoToken { token: TokenId },
     /// A reconfiguration is under way.
     #[error("the last reconfiguration has not ended; wait until its event")]
     Reconfiguring,
@@ -207,7 +172,6 @@ pub enum Standing {
     Stopped,
     /// Holds a token.
     Holder {
-        /// Which.
         token: TokenId,
         /// Whether its budget is used up and its place counts as free.
         virtually_released: bool,

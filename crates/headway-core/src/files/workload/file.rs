@@ -3,8 +3,11 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use super::{Block, Cipher, Cycle, Flow, Grouping, Message, OnMiss, Place, Placement, Step, Stream, Workload};
-use crate::files::document::{self, Field, Table};
+use super::application::{Application, Keys, Own, Written};
+use super::{
+    Block, Cycle, Flow, Grouping, Message, OnMiss, Parameters, Place, Placement, Sharding, Step, Stream, Workload,
+};
+use crate::files::document::{self, Field, Mark, Table};
 use crate::files::error::{FileError, Loaded, Source};
 use crate::plan::combine::Mode;
 use crate::units::{Bytes, NANOS_PER_SECOND, Nanos};
@@ -13,14 +16,10 @@ use crate::units::{Bytes, NANOS_PER_SECOND, Nanos};
 pub(super) const DURATION: Nanos = Nanos(NANOS_PER_SECOND);
 /// Seed when the file does not say.
 pub(super) const SEED: u64 = 1;
-/// The kernel that needs a key, and the size of the blocks it works on.
-const CIPHER: &str = "aes128-cbc";
-const CIPHER_BLOCK: u64 = 16;
 
 const TOP: &[&str] = &["name", "description", "run", "stream", "message", "flow", "bulk", "urgent", "task", "sharing"];
 const RUN: &[&str] = &["duration", "seed", "cycle", "grouping", "transform"];
-const STREAM: &[&str] =
-    &["id", "packet", "period", "deadline", "start", "processor", "gpu", "on_miss", "steps", "key", "iv", "wafer"];
+const STREAM: &[&str] = &["id", "packet", "period", "deadline", "start", "processor", "gpu", "on_miss", "steps"];
 const STEP: &[&str] = &["copy", "compute", "exchange"];
 const MESSAGE: &[&str] = &["id", "period", "start", "late", "blocks"];
 const BLOCK: &[&str] = &["from", "to", "bytes"];
@@ -34,21 +33,32 @@ pub(super) const TRANSFORMS: &[(&str, Mode)] =
 pub(super) const ON_MISS: &[(&str, OnMiss)] =
     &[("finish", OnMiss::Finish), ("skip", OnMiss::Skip), ("stop", OnMiss::Stop)];
 
-/// Reads a workload file.
+/// Reads a workload file whose streams have no keys of applications.
 ///
-/// The places are called `run.KEY`, `stream.ID`, `stream.ID.KEY`, `stream.ID.steps.N`, `message.ID`, `message.ID.KEY`,
+/// # Errors
+/// As for [`parse_with`].
+pub fn parse(name: &str, text: &str) -> Result<Loaded<Workload>, FileError> {
+    parse_with(name, text, &[])
+}
+
+/// Reads a workload file whose streams may have the keys of `applications`.
+///
+/// The places are called `run.KEY`, `stream.ID`, `stream.ID.KEY`, `stream.ID.steps.N`, `stream.ID.steps.N.KEY`, `message.ID`, `message.ID.KEY`,
 /// `message.ID.blocks.N`, `flow.ID`, `flow.ID.KEY`, `bulk.ID`, `bulk.ID.KEY`, `urgent.ID`, `urgent.ID.KEY`, `task.ID`,
 /// `task.ID.KEY`, `task.ID.segments.N`, `sharing` and `sharing.KEY`, with N counted from 0.
 ///
 /// # Errors
 /// At the first thing that is not TOML, not a known key or not a value of its kind, or that no machine can do.
-pub fn parse(name: &str, text: &str) -> Result<Loaded<Workload>, FileError> {
+pub fn parse_with(name: &str, text: &str, applications: &[&dyn Application]) -> Result<Loaded<Workload>, FileError> {
     let source = Source::new(name, text);
-    let (value, spans) = read(&source)?;
+    let (value, spans) = read(&source, applications)?;
     Ok(Loaded { value, source, spans })
 }
 
-fn read(source: &Source) -> Result<(Workload, BTreeMap<String, Range<usize>>), FileError> {
+fn read(
+    source: &Source,
+    applications: &[&dyn Application],
+) -> Result<(Workload, BTreeMap<String, Range<usize>>), FileError> {
     let mut top = document::root(source, TOP)?;
     let mut reader = Reader::default();
     let name = workload_name(&top.require("name", "\"my-workload\"")?)?;
@@ -56,8 +66,9 @@ fn read(source: &Source) -> Result<(Workload, BTreeMap<String, Range<usize>>), F
         top.take("description").map_or_else(|| Ok(String::new()), |f| f.text("\"...\"").map(str::to_owned))?;
     let mut workload = Workload { description, hash: document::hash(&source.text), ..Workload::new(&name) };
     reader.run(&mut top, &mut workload)?;
-    for table in top.tables("stream", STREAM)? {
-        let stream = reader.stream(table, workload.seed)?;
+    let keys: Vec<&str> = STREAM.iter().chain(applications.iter().flat_map(|it| it.keys())).copied().collect();
+    for table in top.tables("stream", &keys)? {
+        let stream = reader.stream(source, table, applications, &workload)?;
         workload.streams.push(stream);
     }
     for table in top.tables("message", MESSAGE)? {
@@ -68,7 +79,7 @@ fn read(source: &Source) -> Result<(Workload, BTreeMap<String, Range<usize>>), F
     }
     reader.unplanned(&mut top, &mut workload)?;
     reader.tasks(&mut top, &mut workload)?;
-    super::wafer_file::alone(source, &workload)?;
+    alone(source, &workload)?;
     if workload.streams.is_empty()
         && workload.messages.is_empty()
         && workload.flows.is_empty()
@@ -98,8 +109,6 @@ pub(super) struct Reader {
     ids: BTreeMap<String, &'static str>,
     /// Streams by their ids in lower case.
     streams: BTreeMap<String, String>,
-    /// Which stream has which key and initialisation vector.
-    ciphers: BTreeMap<([u8; 16], [u8; 16]), String>,
 }
 
 impl Reader {
@@ -221,86 +230,90 @@ impl Reader {
         Ok(())
     }
 
-    fn stream(&mut self, mut table: Table<'_>, seed: u64) -> Result<Stream, FileError> {
+    fn stream(
+        &mut self,
+        source: &Source,
+        mut table: Table<'_>,
+        applications: &[&dyn Application],
+        workload: &Workload,
+    ) -> Result<Stream, FileError> {
+        let mut written = Written { source, header: table.span.clone(), marks: table.marks() };
         let (id, part) = self.identify(&mut table, "stream")?;
-        let wafer = self.take(&mut table, &part, "wafer").map(|field| Self::wafer(field, seed)).transpose()?;
-        let packet_field = match wafer {
-            Some(_) => self.take(&mut table, &part, "packet"),
-            None => Some(self.require(&mut table, &part, "packet", "\"16 KiB\"")?),
-        };
-        let packet = match (&wafer, &packet_field) {
-            (None, Some(field)) => field.size_above_zero("16 KiB")?,
-            (Some(wafer), field) => Self::generation(field.as_ref(), wafer)?,
-            (None, None) => unreachable!("a packet was required"),
+        let (parameters, sharding) = self.own(&mut table, &id, &written, (applications, workload.seed))?;
+        let packet = match (sharding, self.take(&mut table, &part, "packet")) {
+            (Some(sharding), None) => sharding.packet(),
+            (_, Some(field)) => field.size_above_zero("16 KiB")?,
+            (None, None) => return Err(table.require("packet", "\"16 KiB\"").err().expect("it is not there")),
         };
         let period = self.require(&mut table, &part, "period", "\"4 ms\"")?.time_above_zero("4 ms")?;
         let deadline_field = self.require(&mut table, &part, "deadline", "\"40 ms\"")?;
         let deadline = deadline_field.time_above_zero("40 ms")?;
         let start = self.take(&mut table, &part, "start").map_or(Ok(Nanos::ZERO), |f| f.time())?;
         let processor = self.take(&mut table, &part, "processor");
-        let gpu = match self.take(&mut table, &part, "gpu") {
-            Some(field) if wafer.is_some() => {
-                let help = "leave `gpu` out".to_owned();
-                return Err(field.key_error("the images of a wafer are dealt to all GPUs", Some(help)));
-            }
-            field => super::processor_file::placement(field.as_ref(), processor.as_ref(), wafer.is_some())?,
-        };
-        let on_miss_field = self.take(&mut table, &part, "on_miss");
-        let on_miss = on_miss_field.as_ref().map_or(Ok(OnMiss::Finish), |f| f.word(ON_MISS))?;
-        let steps_field = self.require(&mut table, &part, "steps", "[{ copy = \"host -> gpu\" }]")?;
-        let misplaced = Self::misplaced(&steps_field);
-        let (steps, encrypts) = self.steps(steps_field, &part, &gpu)?;
-        Self::inspection(&steps, wafer.is_some(), misplaced)?;
+        let gpu = self.take(&mut table, &part, "gpu");
+        let gpu = super::processor_file::placement(gpu.as_ref(), processor.as_ref())?;
+        let on_miss = self.take(&mut table, &part, "on_miss").map_or(Ok(OnMiss::Finish), |f| f.word(ON_MISS))?;
+        let steps = self.require(&mut table, &part, "steps", "[{ copy = \"host -> gpu\" }]")?;
+        let steps = self.steps(steps, &part, &gpu, &mut written.marks)?;
+        let stream = Stream { id, packet, period, deadline, start, gpu, steps, on_miss, parameters, sharding };
+        for application in applications {
+            application.check(&stream, &workload.streams, &written)?;
+        }
         if let Some(field) = &processor {
-            super::processor_file::fits(field, &gpu, &steps)?;
-        }
-        if let (Some(field), OnMiss::Skip, Some(_)) = (&on_miss_field, on_miss, &encrypts) {
-            let message = format!("stream `{id}` encrypts in a chain, in which no packet can be left out");
-            return Err(field.error(message, Some("write `on_miss = \"finish\"` or `on_miss = \"stop\"`".to_owned())));
-        }
-        if let (Some(field), OnMiss::Skip, Some(_)) = (&on_miss_field, on_miss, &wafer) {
-            let message = "no image of a wafer is left out";
-            return Err(field.error(message, Some("write `on_miss = \"finish\"` or `on_miss = \"stop\"`".to_owned())));
+            super::processor_file::fits(field, &stream.gpu, &stream.steps)?;
         }
         // The cycle is deadline / (steps + 1): one step more than is written, as packets are gathered first.
-        let shortest = steps.len() as u64 + 1;
+        let shortest = stream.steps.len() as u64 + 1;
         if deadline.0 < shortest {
-            let message = format!("`{}` is too short for {} steps", deadline_field.excerpt(), steps.len());
+            let message = format!("`{}` is too short for {} steps", deadline_field.excerpt(), stream.steps.len());
             let help =
                 format!("write at least `deadline = \"{shortest} ns\"`: a nanosecond for gathering and each step");
             return Err(deadline_field.error(message, Some(help)));
         }
-        if let Some(packet_field) = &packet_field
-            && encrypts.is_some()
-            && !packet.0.is_multiple_of(CIPHER_BLOCK)
-        {
-            let message =
-                format!("`{}` is not a multiple of {CIPHER_BLOCK} bytes as `{CIPHER}` needs", packet_field.excerpt());
-            let help = format!("write for example `packet = \"{} B\"`", packet.0.next_multiple_of(CIPHER_BLOCK));
-            return Err(packet_field.error(message, Some(help)));
-        }
-        let cipher = self.cipher(&mut table, &id, &part)?;
-        if let (Some(step), None) = (encrypts, &cipher) {
-            let help = "add `key` and `iv`, 32 hexadecimal digits each, to the stream".to_owned();
-            return Err(step.error(format!("stream `{id}` encrypts but has no key"), Some(help)));
-        }
-        Ok(Stream { id, packet, period, deadline, start, gpu, steps, on_miss, cipher, wafer })
+        Ok(stream)
     }
 
-    /// Reads the steps; returns also the first one that encrypts.
-    fn steps<'a>(
+    /// Reads the keys of all applications.
+    fn own(
         &mut self,
-        list: Field<'a>,
+        table: &mut Table<'_>,
+        stream: &str,
+        written: &Written<'_>,
+        (applications, seed): (&[&dyn Application], u64),
+    ) -> Result<(Parameters, Option<Sharding>), FileError> {
+        let (mut parameters, mut divided) = (Parameters::default(), None);
+        for application in applications {
+            let known = application.keys();
+            for (key, mark) in known.iter().filter_map(|key| Some((key, written.marks.get(*key)?))) {
+                self.note(format!("stream.{stream}.{key}"), &mark.value);
+            }
+            let Own { parameters: own, sharding } = application.read(&mut Keys { table, known, stream, seed })?;
+            parameters = parameters.and(own);
+            divided = divided.or(sharding);
+        }
+        Ok((parameters, divided))
+    }
+
+    /// Reads the steps; notes where the kernels are named.
+    fn steps(
+        &mut self,
+        list: Field<'_>,
         part: &str,
         gpu: &Placement,
-    ) -> Result<(Vec<Step>, Option<Field<'a>>), FileError> {
+        marks: &mut BTreeMap<String, Mark>,
+    ) -> Result<Vec<Step>, FileError> {
         let none = list
             .error("the stream has no steps", Some("write for example `steps = [{ copy = \"host -> gpu\" }]`".into()));
-        let (mut steps, mut encrypts, mut at) = (Vec::new(), None, None);
+        let (mut steps, mut at) = (Vec::new(), None);
         for (i, element) in list.elements("[{ copy = \"host -> gpu\" }]")?.into_iter().enumerate() {
             self.note(format!("{part}.steps.{i}"), &element.span);
             let mut table = element.table("a step", STEP)?;
-            match (table.take("copy"), table.take("compute"), table.take("exchange")) {
+            let step = format!("{part}.steps.{i}");
+            match (
+                self.take(&mut table, &step, "copy"),
+                self.take(&mut table, &step, "compute"),
+                table.take("exchange"),
+            ) {
                 (Some(copy), None, None) => steps.push(copy_step(&copy, &mut at, gpu)?),
                 (None, None, Some(exchange)) => {
                     exchange.word(&[("gpus", ())])?;
@@ -309,11 +322,8 @@ impl Reader {
                 (None, Some(compute), None) => {
                     let kernel = compute.name()?;
                     on_own_gpu(&compute, at.as_ref(), gpu)?;
-                    let cipher = kernel == CIPHER;
                     steps.push(Step::Compute { kernel });
-                    if cipher && encrypts.is_none() {
-                        encrypts = Some(compute);
-                    }
+                    marks.insert(format!("steps.{i}"), compute.mark());
                 }
                 _ => {
                     let help = "write `{ copy = \"host -> gpu\" }` or `{ compute = \"KERNEL\" }`";
@@ -321,27 +331,7 @@ impl Reader {
                 }
             }
         }
-        if steps.is_empty() { Err(none) } else { Ok((steps, encrypts)) }
-    }
-
-    fn cipher(&mut self, table: &mut Table<'_>, id: &str, part: &str) -> Result<Option<Cipher>, FileError> {
-        let (key_field, iv) = match (self.take(table, part, "key"), self.take(table, part, "iv")) {
-            (None, None) => return Ok(None),
-            (Some(key), Some(iv)) => (key, iv),
-            (Some(one), None) | (None, Some(one)) => {
-                let missing = if one.key == "key" { "iv" } else { "key" };
-                let help = format!("add `{missing}`, 32 hexadecimal digits");
-                return Err(one.key_error(format!("stream `{id}` has `{}` but no `{missing}`", one.key), Some(help)));
-            }
-        };
-        let (key, iv) = (hex(&key_field)?, hex(&iv)?);
-        if let Some(other) = self.ciphers.insert((key, iv), id.to_owned()) {
-            let help = "draw a new random `iv`, and a `key` of its own, for each stream: with the same pair, packets that begin \
-                        alike encrypt alike, and whoever sees the ciphertexts can tell";
-            let message = format!("stream `{id}` has the same key and iv as stream `{other}`");
-            return Err(key_field.error(message, Some(help.to_owned())));
-        }
-        Ok(Some(Cipher { key, iv }))
+        if steps.is_empty() { Err(none) } else { Ok(steps) }
     }
 
     fn message(&mut self, mut table: Table<'_>) -> Result<Message, FileError> {
@@ -357,8 +347,9 @@ impl Reader {
         for (i, element) in list.elements(example)?.into_iter().enumerate() {
             self.note(format!("{part}.blocks.{i}"), &element.span);
             let mut table = element.table("a block", BLOCK)?;
-            let from = table.require("from", "\"host\"")?.name()?;
-            let to_field = table.require("to", "\"gpu0\"")?;
+            let block = format!("{part}.blocks.{i}");
+            let from = self.require(&mut table, &block, "from", "\"host\"")?.name()?;
+            let to_field = self.require(&mut table, &block, "to", "\"gpu0\"")?;
             let to = to_field.name()?;
             if from == to {
                 let help = "name two endpoints of the machine".to_owned();
@@ -384,6 +375,18 @@ impl Reader {
             return Err(cost_field.error(message, Some(help)));
         }
         Ok(Flow { id, server, start, cost, period, deadline })
+    }
+}
+
+/// Refuses what no plan can put beside a stream whose steps take all GPUs.
+fn alone(source: &Source, workload: &Workload) -> Result<(), FileError> {
+    let parts = workload.streams.len() + workload.messages.len() + workload.flows.len() + workload.tasks.len();
+    match workload.streams.iter().find(|stream| stream.sharding.is_some()) {
+        Some(stream) if parts > 1 => {
+            let help = "put it into a workload file of its own".to_owned();
+            Err(source.error(0..0, format!("stream `{}` uses all GPUs and stands alone", stream.id), Some(help)))
+        }
+        _ => Ok(()),
     }
 }
 
@@ -450,18 +453,4 @@ fn same(a: &Place, b: &Place, gpu: &Placement) -> bool {
         _ => false,
     };
     a == b || (own(a) && own(b))
-}
-
-fn hex(field: &Field<'_>) -> Result<[u8; 16], FileError> {
-    let text = field.text("\"000102030405060708090a0b0c0d0e0f\"")?;
-    let digits: Vec<u8> = text.chars().map_while(|c| c.to_digit(16)).filter_map(|d| u8::try_from(d).ok()).collect();
-    if digits.len() != 32 || text.len() != 32 {
-        let help = "write 16 bytes as hexadecimal digits, for example from `openssl rand -hex 16`".to_owned();
-        return Err(field.error(format!("`{}` is not 32 hexadecimal digits", field.key), Some(help)));
-    }
-    let mut bytes = [0; 16];
-    for (byte, pair) in bytes.iter_mut().zip(digits.chunks_exact(2)) {
-        *byte = pair[0] << 4 | pair[1];
-    }
-    Ok(bytes)
 }

@@ -14,16 +14,8 @@ enum Processor {
 const PROCESSORS: &[(&str, Processor)] = &[("gpu", Processor::Gpu), ("cpu", Processor::Cpu), ("auto", Processor::Auto)];
 
 /// The placement that both keys together say.
-pub(super) fn placement(
-    gpu: Option<&Field<'_>>,
-    processor: Option<&Field<'_>>,
-    wafer: bool,
-) -> Result<Placement, FileError> {
+pub(super) fn placement(gpu: Option<&Field<'_>>, processor: Option<&Field<'_>>) -> Result<Placement, FileError> {
     let wanted = processor.map_or(Ok(Processor::Gpu), |field| field.word(PROCESSORS))?;
-    if let (Some(field), true) = (processor, wafer && wanted != Processor::Gpu) {
-        let help = "leave `processor` out".to_owned();
-        return Err(field.key_error("the images of a wafer are dealt to all GPUs", Some(help)));
-    }
     let placed = gpu.map_or(Ok(Placement::Auto), on_gpu)?;
     match (wanted, placed) {
         (Processor::Gpu, placed) => Ok(placed),

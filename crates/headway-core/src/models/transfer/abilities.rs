@@ -38,9 +38,7 @@ pub struct Abilities {
 pub struct Occupies {
     /// The copy engine of its direction.
     pub engine: bool,
-    /// CPUs.
     pub cpu: Cpu,
-    /// Multiprocessors.
     pub multiprocessors: Multiprocessors,
     /// The one small mapping that moves over a GPU's memory.
     pub pager: bool,

@@ -19,7 +19,6 @@ pub struct Request {
     pub gpu: EndpointId,
     /// The target of a peer copy.
     pub peer: Option<EndpointId>,
-    /// Direction.
     pub direction: Direction,
     /// Size of all pieces together.
     pub bytes: Bytes,

@@ -108,7 +108,6 @@ impl Curve {
         Some(Self { points: points.into(), tops: tops.into() })
     }
 
-    /// The points.
     #[must_use]
     pub fn points(&self) -> &[Point] {
         &self.points

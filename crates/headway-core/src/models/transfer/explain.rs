@@ -12,7 +12,6 @@ pub struct Explanation {
     pub question: String,
     /// Where the figures come from: the profile's source and date, or `default`.
     pub profile: String,
-    /// The rows.
     pub rows: Vec<Row>,
     /// What decided and what was assumed.
     pub why: Vec<String>,

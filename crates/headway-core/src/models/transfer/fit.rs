@@ -81,7 +81,6 @@ pub enum FitError {
         sample: usize,
         /// Copies.
         transfers: usize,
-        /// Rates.
         rates: usize,
     },
     /// A copy is not between host memory and a GPU, or is there twice.
@@ -91,7 +90,6 @@ pub enum FitError {
         sample: usize,
         /// The endpoint's name, or its number if there is none.
         endpoint: String,
-        /// The direction.
         direction: Direction,
     },
     /// A rate is too low for the model.
@@ -99,25 +97,14 @@ pub enum FitError {
     Slow {
         /// Position of the sample.
         sample: usize,
-        /// The rate.
         rate: Rate,
     },
     /// No sample has the copy alone.
     #[error("`{gpu}` {direction} was never measured alone; add a sample with this copy only")]
-    NotAlone {
-        /// The GPU.
-        gpu: String,
-        /// The direction.
-        direction: Direction,
-    },
+    NotAlone { gpu: String, direction: Direction },
     /// No set-up was given.
     #[error("`{gpu}` {direction} has no set-up time; measure small copies")]
-    NoSetup {
-        /// The GPU.
-        gpu: String,
-        /// The direction.
-        direction: Direction,
-    },
+    NoSetup { gpu: String, direction: Direction },
     /// The fitted model leaves a copy without a share.
     #[error(transparent)]
     Starved(#[from] Starved),

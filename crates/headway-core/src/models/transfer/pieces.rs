@@ -12,7 +12,6 @@ use crate::units::Bytes;
 const LINE: u64 = 64;
 /// A page: what one thread faults in as it writes.
 const PAGE: u64 = 4 << 10;
-/// A huge page.
 const HUGE_PAGE: u64 = 2 << 20;
 /// From this size on a copy to the host is cut on huge pages.
 const HUGE_FROM: u64 = 64 << 20;

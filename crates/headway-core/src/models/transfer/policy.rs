@@ -34,9 +34,7 @@ pub const TRUSTED_PPM: std::ops::RangeInclusive<u64> = 800_000..=1_250_000;
 /// Copies that are judged together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Bucket {
-    /// The GPU.
     pub gpu: EndpointId,
-    /// Direction.
     pub direction: Direction,
     /// The host end.
     pub memory: HostMemory,
@@ -60,13 +58,9 @@ impl Bucket {
 #[serde(rename_all = "kebab-case", tag = "input")]
 pub enum Input {
     /// A copy of this bucket is about to be made.
-    Call {
-        /// The bucket.
-        bucket: Bucket,
-    },
+    Call { bucket: Bucket },
     /// A copy was made by the bucket's way.
     Observed {
-        /// The bucket.
         bucket: Bucket,
         /// What it took, waiting excluded.
         observed: Nanos,
@@ -77,7 +71,6 @@ pub enum Input {
     },
     /// A copy of this bucket was made by the driver's own call instead.
     Instead {
-        /// The bucket.
         bucket: Bucket,
         /// What it took.
         observed: Nanos,
@@ -103,33 +96,22 @@ pub enum Decision {
 #[serde(rename_all = "kebab-case", tag = "event")]
 pub enum Event {
     /// The driver's own call is used from here on.
-    Demoted {
-        /// The bucket.
-        bucket: Bucket,
-    },
+    Demoted { bucket: Bucket },
     /// The bucket's way is used again.
-    Restored {
-        /// The bucket.
-        bucket: Bucket,
-    },
+    Restored { bucket: Bucket },
     /// Copies take another time than the curve says; remedy: `headway measure`.
     Suspect {
-        /// The bucket.
         bucket: Bucket,
         /// Median of observed over predicted, in ppm.
         median_ppm: u64,
     },
     /// They agree with it again.
-    Trusted {
-        /// The bucket.
-        bucket: Bucket,
-    },
+    Trusted { bucket: Bucket },
 }
 
 /// How much is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Buckets.
     pub buckets_max: usize,
     /// Events not yet taken; further ones are counted and dropped.
     pub events_max: usize,

@@ -56,7 +56,6 @@ pub const LIMITS: Limits = Limits { optimal_max: 16, search_max: 2_000_000, test
 /// A batch with its worst-case time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Priced {
-    /// The batch.
     pub batch: Batch,
     /// Its worst-case time.
     pub cost: Nanos,
@@ -136,13 +135,11 @@ pub enum CombineError {
         name: String,
         /// How late its producer may be.
         late: Nanos,
-        /// Its period.
         period: Nanos,
     },
     /// The optimum of so many messages would take too long.
     #[error("the optimum is sought for at most {max} messages, and these are {messages}; use `search`")]
     TooMany {
-        /// Messages.
         messages: usize,
         /// [`LIMITS`]`.optimal_max`.
         max: usize,

@@ -128,7 +128,8 @@ impl Planner<'_> {
         for (number, block) in message.blocks.iter().enumerate() {
             let place = format!("message.{}.blocks.{number}", message.id);
             let object = format!("message `{}`", message.id);
-            let route = self.named_route([&place; 3], &object, &block.from, &block.to)?;
+            let [from, to] = ["from", "to"].map(|end| format!("{place}.{end}"));
+            let route = self.named_route([&from, &to, &place], &object, &block.from, &block.to)?;
             blocks.push(BatchBlock { route, bytes: block.bytes });
         }
         Ok(blocks)

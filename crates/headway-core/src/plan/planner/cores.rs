@@ -92,7 +92,7 @@ impl Planner<'_> {
             if self.cpu.kernel(kernel).is_none() {
                 let known: Vec<&str> = self.cpu.kernels.iter().map(|kernel| kernel.id.as_str()).collect();
                 return Err(PlanError::UnknownName {
-                    place: format!("stream.{}.steps.{number}", stream.id),
+                    place: format!("stream.{}.steps.{number}.compute", stream.id),
                     object: format!("stream `{}` on the CPU", stream.id),
                     name: kernel.clone(),
                     machine: self.machine.name.clone(),

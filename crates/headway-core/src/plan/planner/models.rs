@@ -38,31 +38,20 @@ pub enum Evidence {
     Demand(Violation),
     /// The first job that some costs make late. All times count from the epoch.
     Late {
-        /// The server.
         server: String,
         /// Whose job.
         name: String,
         /// Its number, from 0.
         job: u64,
-        /// Its release.
         release: Nanos,
-        /// Its deadline.
         deadline: Nanos,
         /// The latest time at which it, or a piece of it, may end.
         finish: Nanos,
     },
     /// The work on a server is more than its time.
-    Utilisation {
-        /// The server.
-        server: String,
-    },
+    Utilisation { server: String },
     /// The test gives no answer.
-    Unknown {
-        /// The server.
-        server: String,
-        /// Why.
-        reason: String,
-    },
+    Unknown { server: String, reason: String },
 }
 
 /// The verdict for any offsets, then the one for exactly the offsets of the plan with costs from zero to the worst case,

@@ -114,7 +114,7 @@ impl Planner<'_> {
                 pipeline.steps.iter_mut().for_each(|step| step.piece = step.cost);
                 continue;
             }
-            if let Source::Wafer(planned) = &pipeline.source
+            if let Source::Sharded(planned) = &pipeline.source
                 && !self.strategy.lets_gpus_overlap()
             {
                 for step in &mut pipeline.steps {
@@ -187,7 +187,7 @@ impl Planner<'_> {
                         let gpu = self.machine.engines[first.at()].gpu;
                         format!("{} transfers", self.machine.endpoints[gpu.at()].id)
                     }
-                    several if pipelines.iter().any(|p| matches!(p.source, Source::Wafer(_))) => {
+                    several if pipelines.iter().any(|p| matches!(p.source, Source::Sharded(_))) => {
                         self.common_name(several).to_owned()
                     }
                     _ => "transfers".to_owned(),
@@ -243,7 +243,7 @@ impl Planner<'_> {
             if !pipeline.source.is_planned() {
                 break; // they come last
             }
-            if pipeline.gang.is_some() || matches!(pipeline.source, Source::Wafer(_)) {
+            if pipeline.gang.is_some() || matches!(pipeline.source, Source::Sharded(_)) {
                 return false;
             }
             let [operation] = step.operations.as_slice() else { return false };

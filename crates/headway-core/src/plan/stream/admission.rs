@@ -62,7 +62,6 @@ pub enum Way {
 pub struct Admitted {
     /// Number of the message that carries it.
     pub message: u64,
-    /// How.
     pub way: Way,
     /// The start of the first cycle that carries it.
     pub effective: Nanos,
@@ -105,7 +104,6 @@ pub enum Refused {
     Full {
         /// The name.
         flow: String,
-        /// The limit.
         limit: usize,
     },
     /// A route has no rate.

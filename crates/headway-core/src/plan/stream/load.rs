@@ -2,7 +2,7 @@
 
 use crate::units::{Bytes, NANOS_PER_SECOND, Nanos};
 
-/// Streams grow in whole blocks of AES: the smallest amount that a cycle carries.
+/// Streams grow by so many bytes: the smallest amount that a cycle carries, and a block of every cipher in use.
 pub const GRANULE: Bytes = Bytes(16);
 
 /// A stream known by its rate: bytes come evenly, each must be processed within `deadline`.

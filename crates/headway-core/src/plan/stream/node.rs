@@ -54,9 +54,7 @@ pub enum Server {
 /// A part of an accepted flow: a step, or what of it falls into one domain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part {
-    /// Its step.
     pub step: usize,
-    /// Its server.
     pub server: Server,
     /// The start of its first window, and the length of its windows, one after the other.
     pub first: Nanos,
@@ -70,14 +68,7 @@ pub struct Part {
 pub enum Refused {
     /// A domain does not take its transfers.
     #[error("step {step} does not fit domain {domain}")]
-    Transfers {
-        /// The step.
-        step: usize,
-        /// The domain.
-        domain: usize,
-        /// Why.
-        source: admission::Refused,
-    },
+    Transfers { step: usize, domain: usize, source: admission::Refused },
     /// An execution engine would miss windows.
     #[error(
         "kernel of step {step} of flow `{flow}` would let `{suffers}` miss windows; lower its rate, or raise its deadline"
@@ -85,7 +76,6 @@ pub enum Refused {
     Kernel {
         /// Who asked.
         flow: String,
-        /// The step.
         step: usize,
         /// Whose window could be missed.
         suffers: String,
@@ -107,7 +97,6 @@ pub enum Refused {
     Step {
         /// Who asked.
         flow: String,
-        /// The step.
         step: usize,
     },
     /// The name is taken, or the flow is not running.

@@ -28,7 +28,6 @@ impl Rectangle {
 /// The largest factors on all costs with which everything holds, parts per million; the largest number where there is nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Margins {
-    /// Of the CPU.
     pub cpu: u64,
     /// Of the rest.
     pub gpus: u64,
@@ -61,7 +60,6 @@ impl Reach {
 /// The best rectangle.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found {
-    /// The rectangle.
     pub rectangle: Rectangle,
     /// Whether each stream is inside.
     pub on_cpu: Vec<bool>,

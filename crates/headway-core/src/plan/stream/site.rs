@@ -37,28 +37,13 @@ impl Strategy {
 pub enum SiteError {
     /// It has none.
     #[error("machine `{machine}` has no GPU; use one that has")]
-    NoGpu {
-        /// The machine.
-        machine: String,
-    },
+    NoGpu { machine: String },
     /// No memory is connected both ways.
     #[error("machine `{machine}` has no routes from a memory to `{gpu}` and back")]
-    NoRoute {
-        /// The machine.
-        machine: String,
-        /// The GPU.
-        gpu: String,
-    },
+    NoRoute { machine: String, gpu: String },
     /// The kernel's cost is not known.
     #[error("machine `{machine}` has no cost of kernel `{kernel}` on `{gpu}`; add a `[[kernel]]` table")]
-    NoKernel {
-        /// The machine.
-        machine: String,
-        /// The GPU.
-        gpu: String,
-        /// The kernel.
-        kernel: String,
-    },
+    NoKernel { machine: String, gpu: String, kernel: String },
     /// The machine gives a route no rate.
     #[error("a route has no rate")]
     Network(#[from] Starved),

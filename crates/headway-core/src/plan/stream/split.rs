@@ -46,7 +46,6 @@ impl Pool {
         Self { streams, by_deadline, by_rate, rates }
     }
 
-    /// The streams.
     #[must_use]
     pub fn streams(&self) -> &[Fluid] {
         &self.streams

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use ash::vk;
 use libloading::Library;
 
-use crate::checked::loader_text;
+use crate::table::loader_text;
 
 /// Where Vulkan may come from, in the order of trying.
 pub(super) const SOURCES: [Source; 3] = [

@@ -35,7 +35,6 @@ pub(super) enum Rest {
     Usual,
     /// After 200 us, and so that looking costs a quarter of a CPU: usual where CPUs are few.
     Soon,
-    /// Never.
     Never,
 }
 

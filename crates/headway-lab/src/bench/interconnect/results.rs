@@ -53,7 +53,6 @@ impl From<Accuracy> for Errors {
 /// Some of the batches.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Group {
-    /// Which.
     pub what: String,
     /// Errors of the last end of each batch: the median of its repetitions against the prediction.
     pub batches: Errors,
@@ -318,12 +317,13 @@ impl InterconnectBenchReport {
     #[must_use]
     pub fn markdown(&self) -> String {
         let mut text = format!(
-            "# Interconnect\n\nSource `{}`, GPUs: {}; machine {}; seed {}; commit {}. Random batches of copies between pinned \
+            "# {}\n\nSource `{}`, GPUs: {}; machine {}; seed {}; commit {}. Random batches of copies between pinned \
              host memory and GPUs and between GPUs, submitted by one thread and run {} times each after once to warm up; sizes \
              uniform in their logarithm, whole pages. Times count from the first submission until the last end is noticed; the error of a \
              batch is |median - predicted| / predicted. Bytes are compared in the run that warms up: blocks up to 256 KiB \
              whole, of longer ones 256 KiB at both ends and in the middle.\n\n## Targets\n\n| target | measured | \
              |\n|---|---|---|\n",
+            super::TITLE,
             self.source,
             self.gpus.join(", "),
             self.machine,

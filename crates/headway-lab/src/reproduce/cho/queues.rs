@@ -135,19 +135,24 @@ pub(in crate::reproduce) fn queues(setting: &Setting) -> Result<Outcome, Error> 
         lines: Vec::new(),
     };
     let both = [(Direction::H2d, "h2d"), (Direction::D2h, "d2h")];
-    let made: Vec<_> =
-        both.into_iter().map(|direction| study.direction(direction, (threads, buffers))).collect::<Result<_, _>>()?;
+    let mut made = Vec::new();
+    for direction in both {
+        made.push(study.direction(direction, (threads, buffers))?);
+        let (source, machine) = (study.bench.source, &study.bench.machine);
+        setting.keep("cho-queues", source, machine, vec![table(study.lines.clone())]);
+    }
     let mut outcome = outcome("cho-queues", &study.bench, setting);
     for (rows, figure) in made {
         outcome.rows.extend(rows);
         outcome.figures.push(figure);
     }
-    outcome.tables.push(Table {
-        name: "queues".into(),
-        columns: vec!["mode", "direction", "threads", "buffer_bytes", "median_ns", "gb_per_s"],
-        lines: study.lines,
-    });
+    outcome.tables.push(table(study.lines));
     Ok(outcome)
+}
+
+fn table(lines: Vec<Vec<String>>) -> Table {
+    let columns = vec!["mode", "direction", "threads", "buffer_bytes", "median_ns", "gb_per_s"];
+    Table { name: "queues".into(), columns, lines }
 }
 
 #[cfg(test)]

@@ -88,6 +88,7 @@ pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
             }
         }
         drop(loads);
+        setting.keep("fujii", bench.source, &bench.machine, tables(&study));
     }
     study.pairs = setup.pairs()?;
     notes.push(format!(

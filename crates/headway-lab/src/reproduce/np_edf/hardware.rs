@@ -6,12 +6,13 @@ use std::sync::{Arc, PoisonError};
 use headway_core::analysis::schedulability::{ConcreteTask, Costs, Task, Ties, concrete};
 use headway_core::decisions::dispatch::{Event, Input};
 use headway_core::files::machine::{EngineClass, Machine};
-use headway_core::files::workload::{Cycle, Grouping, OnMiss, Place, Placement, Step, Stream, Workload};
+use headway_core::files::workload::{Cycle, Grouping, OnMiss, Parameters, Place, Placement, Step, Stream, Workload};
 use headway_core::log::{Record, What};
 use headway_core::plan::combine::Mode;
 use headway_core::plan::planner::{PlanOptions, plan};
 use headway_core::plan::{Outcome as Answer, Plan, PlannedStep, Strategy, Work};
 use headway_core::units::{Bytes, Nanos};
+use headway_kernels::Shipped;
 use headway_runtime::kernels::Kernels;
 use headway_runtime::ring::{Checker, Ring, Sampling, Verified};
 use headway_runtime::wall::{self, Work as Run};
@@ -84,7 +85,7 @@ pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
     let duration = site.duration(setting);
     let (workload, plan, bounds) = accepted(&site.machine, setting.seed)?;
     let plan = Arc::new(plan);
-    let kernels = Kernels::of(&plan, &workload)?;
+    let kernels = Kernels::of(&plan, &workload, &Shipped)?;
     let ring = Ring::new(&plan, setting.seed).expect("every flow has a pipeline of its own");
     let (checker, found) = Checker::new(&ring, &plan, &kernels, Sampling { streams: 0, turns: 0, chains: None })
         .map_err(headway::Error::Data)?;
@@ -177,8 +178,8 @@ fn workload(machine: &Machine, draw: &mut Draw, percent: u64, seed: u64) -> Work
                 Step::Copy { from: Place::OwnGpu, to: Place::Host },
             ],
             on_miss: OnMiss::Finish,
-            cipher: None,
-            wafer: None,
+            parameters: Parameters::default(),
+            sharding: None,
         }
     };
     Workload {

@@ -9,7 +9,7 @@ use headway_device::gpu::{Mover, Piece};
 use headway_os::clock;
 use headway_runtime::copy::{At, How, ManyBy};
 
-use super::{DIRECTIONS, line, outcome};
+use super::{DIRECTIONS, keep, line, outcome};
 use crate::Error;
 use crate::plot::{Figure, Line, TO_P99};
 use crate::reproduce::bench::{Bench, Samples, gb_per_s, random, same, samples};
@@ -139,6 +139,27 @@ impl Study {
         })
     }
 
+    fn table(&self) -> Table {
+        let lines = self.timed.iter().map(|Timed { point, name, samples }| {
+            line([(*name).to_owned(), point.word.to_owned(), point.size.to_string(), point.count.to_string()], *samples)
+        });
+        Table {
+            name: "batch".into(),
+            columns: vec![
+                "way",
+                "direction",
+                "piece_bytes",
+                "pieces",
+                "n",
+                "first_ns",
+                "median_ns",
+                "p99_ns",
+                "max_ns",
+            ],
+            lines: lines.collect(),
+        }
+    }
+
     /// Rates of pieces of one size, one direction.
     fn figure(&self, size: usize, (direction, word): (Direction, &str), source: &str) -> (String, Figure) {
         let rate = |timed: &Timed| gb_per_s(Bytes((size * timed.point.count) as u64), timed.samples.figures.median);
@@ -177,6 +198,7 @@ pub(in crate::reproduce) fn batch(setting: &Setting) -> Result<Outcome, Error> {
                 }
                 rows.extend(study.row(point));
             }
+            keep(setting, "patil-batch", &bench, study.table());
         }
     }
     let mut outcome = outcome("patil-batch", bench, setting);
@@ -185,13 +207,6 @@ pub(in crate::reproduce) fn batch(setting: &Setting) -> Result<Outcome, Error> {
     for &size in sizes {
         outcome.figures.extend(DIRECTIONS.map(|direction| study.figure(size, direction, outcome.source)));
     }
-    let lines = study.timed.iter().map(|Timed { point, name, samples }| {
-        line([(*name).to_owned(), point.word.to_owned(), point.size.to_string(), point.count.to_string()], *samples)
-    });
-    outcome.tables.push(Table {
-        name: "batch".into(),
-        columns: vec!["way", "direction", "piece_bytes", "pieces", "n", "first_ns", "median_ns", "p99_ns", "max_ns"],
-        lines: lines.collect(),
-    });
+    outcome.tables.push(study.table());
     Ok(outcome)
 }

@@ -8,7 +8,7 @@ use headway_device::{Access, Buffer};
 use headway_os::clock;
 use headway_runtime::copy::{At, How};
 
-use super::{DIRECTIONS, MIB, effort, line, outcome};
+use super::{DIRECTIONS, MIB, effort, keep, line, outcome};
 use crate::Error;
 use crate::plot::{Figure, Line, TO_P99};
 use crate::reproduce::bench::{Bench, Samples, gb_per_s, random, same, samples};
@@ -108,6 +108,7 @@ fn measure(bench: &Bench, setting: &Setting, sizes: &[usize]) -> Result<Times, E
                 times.insert((mib, at, name), samples);
             }
         }
+        keep(setting, "patil-table1", bench, table(&times));
     }
     Ok(times)
 }
@@ -173,15 +174,19 @@ pub(in crate::reproduce) fn table_1(setting: &Setting) -> Result<Outcome, Error>
             .into(),
     );
     outcome.figures.extend((0..DIRECTIONS.len()).map(|at| figure(&times, sizes, at, outcome.source)));
+    outcome.tables.push(table(&times));
+    Ok(outcome)
+}
+
+fn table(times: &Times) -> Table {
     let lines = times.iter().map(|((mib, at, name), samples)| {
         line([(*name).to_owned(), DIRECTIONS[*at].1.to_owned(), (mib * MIB).to_string()], *samples)
     });
-    outcome.tables.push(Table {
+    Table {
         name: "table1".into(),
         columns: vec!["way", "direction", "bytes", "n", "first_ns", "median_ns", "p99_ns", "max_ns"],
         lines: lines.collect(),
-    });
-    Ok(outcome)
+    }
 }
 
 #[cfg(test)]

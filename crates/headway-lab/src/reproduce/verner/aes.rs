@@ -21,7 +21,12 @@ pub(in super::super) fn run(setting: &Setting) -> Result<Outcome, Error> {
     let loaded = machines.clone().map(|machine| with_setup(&machine, OVERHEAD));
     let usable = "the shipped machines have GPUs, routes and the kernel";
     let sites: Vec<Site> = machines.iter().chain(&loaded).map(|machine| study.site(machine).expect(usable)).collect();
-    let points = study.run(&sites, &STRATEGIES).expect("every route of the shipped machines has a rate");
+    let names = format!("verner-r1 {}, verner-r2 {}", machines[0].hash, machines[1].hash);
+    let mut points = Vec::new();
+    for policy in STRATEGIES {
+        points.extend(study.run(&sites, &[policy]).expect("every route of the shipped machines has a rate"));
+        setting.keep("verner-aes", "sim", &names, vec![streams(&points)]);
+    }
     let mut rows = vec![bracket(&points)];
     for (at, name) in ["verner-r1", "verner-r2", "verner-r1, 10 us an operation", "verner-r2, 10 us an operation"]
         .into_iter()
@@ -30,7 +35,6 @@ pub(in super::super) fn run(setting: &Setting) -> Result<Outcome, Error> {
         rows.push(gains(&points, at, name));
     }
     rows.extend([sampling(&points), pairs()]);
-    let names = format!("verner-r1 {}, verner-r2 {}", machines[0].hash, machines[1].hash);
     let mut outcome = outcome("verner-aes", names, setting, rows);
     outcome.tables = vec![streams(&points), per_workload(&points)];
     outcome.notes = notes(&study);

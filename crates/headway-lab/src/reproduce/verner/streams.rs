@@ -57,20 +57,21 @@ pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
         all.push((policy, search::longest(&site.machine, &demand, policy)));
     }
     let planning = clock::now() - started;
-    let (mut found, mut refused) = (Vec::new(), Vec::new());
+    let (found, tries, refused) = (Vec::new(), Vec::new(), Vec::new());
+    let mut results = report::Results { found, tries, refused, without: None, cores, planning, duration };
     for (policy, planned) in all {
         match planned {
             Ok(Some(planned)) => {
                 let trial = trial::run(&mut site, &planned.case, duration, Until::End);
-                found.push(Found { policy, planned, trial });
+                results.found.push(Found { policy, planned, trial });
+                setting.so_far.keep(report::outcome(setting, &site, &demand, &results));
             }
-            Ok(None) => refused.push(format!("`{}` accepts not even one stream.", policy.name())),
-            Err(error) => refused.push(format!("`{}` cannot be planned: {error}.", policy.name())),
+            Ok(None) => results.refused.push(format!("`{}` accepts not even one stream.", policy.name())),
+            Err(error) => results.refused.push(format!("`{}` cannot be planned: {error}.", policy.name())),
         }
     }
-    let tries = border(&mut site, &demand, &found, duration);
-    let without = without_cpu(&site, &demand, &found)?;
-    let results = report::Results { found, tries, refused, without, cores, planning, duration };
+    results.tries = border(&mut site, &demand, &results.found, duration);
+    results.without = without_cpu(&site, &demand, &results.found)?;
     Ok(report::outcome(setting, &site, &demand, &results))
 }
 

@@ -18,6 +18,7 @@ const GAINS: [f64; 2] = [74.0, 31.0];
 const STEPS: (u64, u64) = (20, 4);
 /// Pools of each workload: all, and quick.
 const POOLS: (u64, u64) = (5, 1);
+const MACHINE: &str = "verner-r2 with an interconnect of A = b to 2 b, b = 8 GB/s";
 const OVERHEAD: Nanos = Nanos(10_000);
 
 /// A curve over A/b: the mean gain in percent of every seed.
@@ -38,12 +39,12 @@ pub(in super::super) fn run(setting: &Setting) -> Result<Outcome, Error> {
             sweeps.push(of(&plain, steps, reading, policy, ""));
         }
     }
+    setting.keep("verner-sweep", "sim", MACHINE, vec![table(&sweeps)]);
     let study = Study { readings: vec![Reading::Truncate], ..study };
     let loaded = points(&study, steps, OVERHEAD, &[Strategy::Combined]);
     sweeps.push(of(&loaded, steps, Reading::Truncate, Strategy::Combined, ", 10 us an operation"));
     let rows = GAINS.into_iter().flat_map(|gain| sweeps.iter().map(move |sweep| crossing_row(sweep, gain))).collect();
-    let machine = "verner-r2 with an interconnect of A = b to 2 b, b = 8 GB/s".to_owned();
-    let mut outcome = outcome("verner-sweep", machine, setting, rows);
+    let mut outcome = outcome("verner-sweep", MACHINE.to_owned(), setting, rows);
     outcome.tables = vec![table(&sweeps)];
     outcome.figures = vec![("gain".into(), figure(&sweeps))];
     outcome.notes = vec![

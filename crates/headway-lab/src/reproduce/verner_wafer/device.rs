@@ -98,6 +98,8 @@ pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
             cameras => Some(site.run(&study, strategy, cameras, duration)),
         };
         policies.push(Policy { name, most, without_jitter, figures, limit: None });
+        let label = if source == headway_core::log::Source::Cuda { "cuda" } else { "emu" };
+        setting.keep("verner-wafer", label, &described, ran(&policies));
     }
     if search {
         for (at, (strategy, _)) in POLICIES.into_iter().enumerate() {
@@ -175,12 +177,30 @@ fn outcome(
             Some(Ok(_)) => {}
         }
     }
-    let ran: Vec<(&str, &Figures)> = policies
-        .iter()
-        .filter_map(|policy| policy.figures.as_ref()?.as_ref().ok().map(|figures| (policy.name, figures)))
-        .collect();
+    let mut tables = vec![Table { name: "calibration".into(), columns: COLUMNS.to_vec(), lines: calibration.lines }];
+    tables.extend(ran(policies));
+    Outcome {
+        rows: rows(policies, &figures_of(policies), cuda),
+        notes,
+        tables,
+        ..Outcome::new(
+            "verner-wafer",
+            if cuda { "cuda" } else { "emu" },
+            format!("{} with {gpus} GPUs and measured kernels ({described})", machine.name),
+            setting.seed,
+        )
+    }
+}
+
+/// Plans that were run to their end.
+fn figures_of(policies: &[Policy]) -> Vec<(&str, &Figures)> {
+    policies.iter().filter_map(|policy| Some((policy.name, policy.figures.as_ref()?.as_ref().ok()?))).collect()
+}
+
+/// Plans and runs.
+fn ran(policies: &[Policy]) -> Vec<Table> {
+    let ran = figures_of(policies);
     let mut tables = vec![
-        Table { name: "calibration".into(), columns: COLUMNS.to_vec(), lines: calibration.lines },
         planned(policies),
         Table {
             name: "runs".into(),
@@ -194,17 +214,7 @@ fn outcome(
         },
     ];
     tables.extend(ran.iter().map(|(name, figures)| figures.raw(name)));
-    Outcome {
-        rows: rows(policies, &ran, cuda),
-        notes,
-        tables,
-        ..Outcome::new(
-            "verner-wafer",
-            if cuda { "cuda" } else { "emu" },
-            format!("{} with {gpus} GPUs and measured kernels ({described})", machine.name),
-            setting.seed,
-        )
-    }
+    tables
 }
 
 /// An error with its causes.

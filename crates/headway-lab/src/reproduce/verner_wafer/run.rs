@@ -73,7 +73,7 @@ impl Site<'_> {
         if let Some(why) = log.incomplete() {
             return Err(why.clone().into());
         }
-        let Some(Source::Wafer(planned)) = plan.pipelines.first().map(|pipeline| &pipeline.source) else {
+        let Some(Source::Sharded(planned)) = plan.pipelines.first().map(|pipeline| &pipeline.source) else {
             return Err(headway::Error::Options("the experiment's workload has a wafer").into());
         };
         let counted = verify::lists(planned, &outlet.path(&output_name("wafer")), &options.interrupt)?;

@@ -1,8 +1,8 @@
 //! On the paper's node in virtual time.
 
 use headway_core::files::machine::Machine;
-use headway_core::plan::INSPECT;
 use headway_core::units::{NANOS_PER_SECOND, Nanos, Rate};
+use headway_kernels::inspect::blocks::INSPECT;
 
 use super::run::{RUNS_COLUMNS, STEPS_COLUMNS, Site};
 use super::{GAIN, Most, POLICIES, Study, Verdict};
@@ -32,7 +32,7 @@ pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
     let duration = setting.duration.unwrap_or(Nanos(study.period.0 * generations));
     let setting = Setting { backend: Backend::Sim, ..setting.clone() };
     let site = Site { setting: &setting, machine: name.to_owned(), gpus: machine.gpus().count() };
-    let mut most = Vec::new();
+    let (named, mut most) = (format!("{} {}", machine.name, machine.hash), Vec::new());
     let (mut runs, mut steps, mut clean) = (Vec::new(), Vec::new(), true);
     for (strategy, policy) in POLICIES {
         let found = study.most(&machine, strategy, LIMIT)?;
@@ -41,17 +41,15 @@ pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
             clean &= figures.clean();
             runs.push(figures.line(policy));
             steps.extend(figures.steps(policy));
+            setting.keep("verner-wafer", "sim", &named, ran(&runs, &steps).into());
         }
         most.push(found);
     }
     let step = if setting.quick { TAU_STEPS.1 } else { TAU_STEPS.0 };
     let sweep = sweep(&machine, &study, step)?;
     let rows = rows(&most, &runs, clean);
-    let mut outcome = Outcome {
-        rows,
-        notes: notes(&most, &sweep),
-        ..Outcome::new("verner-wafer", "sim", format!("{} {}", machine.name, machine.hash), setting.seed)
-    };
+    let mut outcome =
+        Outcome { rows, notes: notes(&most, &sweep), ..Outcome::new("verner-wafer", "sim", named, setting.seed) };
     let lines = POLICIES.iter().enumerate().map(|(at, (_, policy))| {
         Line::new(*policy, sweep.iter().map(|(tau, cameras)| (*tau as f64 / 1e3, f64::from(cameras[at]))).collect())
     });
@@ -61,16 +59,20 @@ pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
     let line = |(tau, cameras): &(u64, [u32; 4])| {
         [tau.to_string()].into_iter().chain(cameras.map(|count| count.to_string())).collect()
     };
-    outcome.tables = vec![
-        Table {
-            name: "sweep".into(),
-            columns: vec!["tau_ns", "generation", "serial", "combined", "partitioned"],
-            lines: sweep.iter().map(line).collect(),
-        },
-        Table { name: "runs".into(), columns: RUNS_COLUMNS.into(), lines: runs },
-        Table { name: "steps".into(), columns: STEPS_COLUMNS.into(), lines: steps },
-    ];
+    outcome.tables = vec![Table {
+        name: "sweep".into(),
+        columns: vec!["tau_ns", "generation", "serial", "combined", "partitioned"],
+        lines: sweep.iter().map(line).collect(),
+    }];
+    outcome.tables.extend(ran(&runs, &steps));
     Ok(outcome)
+}
+
+fn ran(runs: &[Vec<String>], steps: &[Vec<String>]) -> [Table; 2] {
+    [
+        Table { name: "runs".into(), columns: RUNS_COLUMNS.into(), lines: runs.to_vec() },
+        Table { name: "steps".into(), columns: STEPS_COLUMNS.into(), lines: steps.to_vec() },
+    ]
 }
 
 /// Cameras of every policy for every time that an image may take.

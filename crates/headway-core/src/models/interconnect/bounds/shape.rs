@@ -14,7 +14,6 @@ const MEMBERS_REMEMBERED_MAX: usize = 10;
 pub struct Total {
     /// Bytes of all blocks.
     pub bytes: u64,
-    /// Blocks.
     pub blocks: u64,
 }
 

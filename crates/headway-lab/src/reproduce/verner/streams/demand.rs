@@ -1,9 +1,10 @@
 //! The streams that ask to be encrypted: the paper's pool, as streams of packets.
 
 use headway_core::files::machine::Machine;
-use headway_core::files::workload::{Cipher, Cycle, Grouping, OnMiss, Place, Placement, Step, Stream, Workload};
+use headway_core::files::workload::{Cycle, Grouping, OnMiss, Place, Placement, Step, Stream, Workload};
 use headway_core::plan::stream::{Fluid, class_window, gathered_bytes};
 use headway_core::units::Nanos;
+use headway_kernels::Cipher;
 use headway_sim::verner::pools::{KINDS, Kind, Reading};
 
 use super::Setting;
@@ -138,6 +139,7 @@ impl Demand {
     /// A stream with one packet in each `cycle`.
     fn stream(&self, at: usize, gpu: Placement, cycle: Nanos) -> Stream {
         let fluid = self.streams[at];
+        let cipher = Cipher { key: secret(self.seed, 2 * at as u64), iv: secret(self.seed, 2 * at as u64 + 1) };
         Stream {
             id: format!("s{at}"),
             packet: gathered_bytes(fluid.bits_per_second, cycle),
@@ -151,8 +153,8 @@ impl Demand {
                 Step::Copy { from: Place::OwnGpu, to: Place::Host },
             ],
             on_miss: OnMiss::Finish,
-            cipher: Some(Cipher { key: secret(self.seed, 2 * at as u64), iv: secret(self.seed, 2 * at as u64 + 1) }),
-            wafer: None,
+            parameters: cipher.parameters(),
+            sharding: None,
         }
     }
 }

@@ -8,6 +8,7 @@ use headway_core::decisions::dispatch::{Action, Event, Input};
 use headway_core::log::{Record, What};
 use headway_core::plan::{Pipeline, Plan};
 use headway_core::units::{Bytes, Nanos};
+use headway_kernels::Shipped;
 use headway_runtime::kernels::Kernels;
 use headway_runtime::ring::{Checker, Ring, Sampling, Verified};
 use headway_runtime::wall::{self, RunError, Work};
@@ -135,7 +136,7 @@ impl Watch<'_> {
 /// Runs a plan for `duration`. What goes wrong once it runs is part of the trial.
 pub(super) fn run(site: &mut Site, case: &Case, duration: Nanos, until: Until) -> Result<Trial, Error> {
     let plan = &case.plan;
-    let kernels = Kernels::of(plan, &case.workload)?;
+    let kernels = Kernels::of(plan, &case.workload, &Shipped)?;
     let cycles_of = |pipeline: &Pipeline| duration.0.div_ceil(pipeline.period.0.max(1)).max(1);
     let cycles: Vec<u64> = plan.pipelines.iter().map(cycles_of).collect();
     let packets = plan.streams.iter().map(|stream| cycles[stream.pipeline as usize]).collect();

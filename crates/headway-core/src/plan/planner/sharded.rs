@@ -1,4 +1,4 @@
-//! Streams of a wafer: one pipeline whose steps work on all GPUs at once.
+//! Streams whose packets are divided among all GPUs: one pipeline whose steps work on all of them at once.
 
 use std::collections::BTreeMap;
 
@@ -6,24 +6,44 @@ use super::{
     BatchBlock, Bytes, Domains, EndpointId, Nanos, Pipeline, Place, PlanError, PlannedOperation, PlannedStep,
     PlannedStream, Planner, Processor, RouteId, Source, Step, Strategy, Stream, Work,
 };
-use crate::files::workload::Wafer;
-use crate::plan::{Gang, PlannedWafer, Share};
+use crate::plan::{Gang, Shard, Sharded, is_first_kernel};
+
+/// Why no machine can run a stream that is divided, or that exchanges, as this one.
+pub(super) fn fault(stream: &Stream) -> Option<String> {
+    use Step::{Compute, Copy, Exchange};
+    let Some(sharding) = &stream.sharding else {
+        let exchanges = stream.steps.contains(&Exchange);
+        return exchanges.then(|| "only GPUs that share a packet exchange what they made of it".to_owned());
+    };
+    match stream.steps.as_slice() {
+        [
+            Copy { to: Place::OwnGpu, .. },
+            Compute { .. },
+            Exchange,
+            Compute { .. },
+            Copy { from: Place::OwnGpu, .. },
+        ] => sharding.fault(stream.packet),
+        _ => Some(
+            "a stream that is divided among GPUs copies in, computes, exchanges, computes and copies out".to_owned(),
+        ),
+    }
+}
 
 impl Planner<'_> {
-    /// Whether stream `index` is dealt to all GPUs.
-    pub(super) fn is_wafer(&self, index: usize) -> bool {
-        self.workload.streams[index].wafer.is_some()
+    /// Whether stream `index` is divided among all GPUs.
+    pub(super) fn is_sharded(&self, index: usize) -> bool {
+        self.workload.streams[index].sharding.is_some()
     }
 
-    /// The streams of wafers with a pipeline of its own each.
-    pub(super) fn wafers(
+    /// The streams that are divided, with a pipeline of its own each.
+    pub(super) fn sharded(
         &self,
         pipelines: &mut Vec<Pipeline>,
         streams: &mut [Option<PlannedStream>],
         notes: &mut Vec<String>,
     ) -> Result<(), PlanError> {
         for (index, stream) in self.workload.streams.iter().enumerate() {
-            let Some(wafer) = stream.wafer else { continue };
+            let Some(sharding) = stream.sharding else { continue };
             let gpus: Vec<EndpointId> = self.machine.gpus().collect();
             let Some(&first) = gpus.first() else {
                 return Err(PlanError::NoGpu {
@@ -33,42 +53,43 @@ impl Planner<'_> {
                 });
             };
             streams[index] = Some(self.planned_stream(index, Processor::Gpu(first), pipelines.len() as u32, 0));
-            let planned = PlannedWafer {
+            let planned = Sharded {
                 stream: index as u32,
-                wafer,
-                shares: PlannedWafer::deal(wafer.cameras, gpus.len() as u32),
+                sharding,
+                parameters: stream.parameters.clone(),
+                shards: Sharded::deal(sharding.items, gpus.len() as u32),
                 one_by_one: self.strategy == Strategy::Serial,
             };
-            if planned.shares.len() == 1 {
+            if planned.shards.len() == 1 {
                 notes
                     .push(format!("stream `{}` runs on one GPU: there is nobody to exchange synopses with", stream.id));
             }
-            pipelines.push(self.inspection(stream, planned, &gpus)?);
+            pipelines.push(self.sharded_pipeline(stream, planned, &gpus)?);
         }
         Ok(())
     }
 
-    /// The pipeline of a wafer: a generation is released when it arrives, and every step has a window of one period, or of its
+    /// The pipeline of such a stream: a packet is released when it arrives, and every step has a window of one period, or of its
     /// part of the deadline where that is shorter.
-    fn inspection(&self, stream: &Stream, planned: PlannedWafer, gpus: &[EndpointId]) -> Result<Pipeline, PlanError> {
-        let steps = self.inspection_steps(stream, &planned, gpus)?;
+    fn sharded_pipeline(&self, stream: &Stream, planned: Sharded, gpus: &[EndpointId]) -> Result<Pipeline, PlanError> {
+        let steps = self.sharded_steps(stream, &planned, gpus)?;
         let chained = self.strategy == Strategy::Generation;
         let windows = if chained { 1 } else { steps.len() as u64 };
         let window = Nanos(stream.deadline.0 / windows).min(stream.period);
-        let largest = planned.shares.iter().map(|share| planned.block(share)).max().unwrap_or_default();
+        let largest = planned.shards.iter().map(|shard| planned.block(shard)).max().unwrap_or_default();
         if largest.0 > u64::from(u32::MAX) || window == Nanos::ZERO {
             let reason = if window == Nanos::ZERO {
                 format!("its deadline of {} leaves no time for its steps", stream.deadline)
             } else {
-                format!("a GPU's part of a generation has {largest}, more than 4 GiB")
+                format!("a GPU's part of a packet has {largest}, more than 4 GiB")
             };
             let object = format!("stream `{}`", stream.id);
             return Err(PlanError::Impossible { place: format!("stream.{}", stream.id), object, reason });
         }
-        let reserve = planned.shares.iter().fold(0, |sum: u64, share| sum.saturating_add(planned.block(share).0));
+        let reserve = planned.shards.iter().fold(0, |sum: u64, shard| sum.saturating_add(planned.block(shard).0));
         Ok(Pipeline {
             name: stream.id.clone(),
-            source: Source::Wafer(planned),
+            source: Source::Sharded(planned),
             gpu: None,
             period: stream.period,
             start: stream.start,
@@ -81,45 +102,45 @@ impl Planner<'_> {
         })
     }
 
-    fn inspection_steps(
+    fn sharded_steps(
         &self,
         stream: &Stream,
-        planned: &PlannedWafer,
+        planned: &Sharded,
         gpus: &[EndpointId],
     ) -> Result<Vec<PlannedStep>, PlanError> {
         let mut steps = Vec::new();
         for (number, step) in stream.steps.iter().enumerate() {
-            let key = format!("steps.{number}");
-            let gpu = |share: &Share| gpus[share.gpu as usize];
+            let key = format!("steps.{number}.copy");
+            let gpu = |shard: &Shard| gpus[shard.gpu as usize];
             let operations: Vec<PlannedOperation> = match step {
                 Step::Copy { from, to } => {
-                    let bytes = |share: &Share| match to {
-                        Place::OwnGpu => planned.block(share),
-                        _ => Wafer::SYNOPSIS,
+                    let bytes = |shard: &Shard| match to {
+                        Place::OwnGpu => planned.block(shard),
+                        _ => planned.sharding.summary,
                     };
-                    let copies = planned.shares.iter().map(|share| {
-                        let route = self.route_of(stream, &key, (from, to), gpu(share))?;
-                        Ok(self.copy(route, bytes(share)))
+                    let copies = planned.shards.iter().map(|shard| {
+                        let route = self.route_of(stream, &key, (from, to), gpu(shard))?;
+                        Ok(self.copy(route, bytes(shard)))
                     });
                     copies.collect::<Result<_, PlanError>>()?
                 }
                 Step::Exchange => {
                     let copies = planned.peers().map(|(from, to)| {
-                        let (from, to) = (&planned.shares[from], &planned.shares[to]);
+                        let (from, to) = (&planned.shards[from], &planned.shards[to]);
                         let ends = (gpu(from), gpu(to));
                         let route = self.route(ends.0, ends.1).ok_or_else(|| self.no_route(stream, &key, ends))?;
-                        Ok(self.copy(route, PlannedWafer::synopses(from.cameras)))
+                        Ok(self.copy(route, planned.sharding.summaries(from.items)))
                     });
                     copies.collect::<Result<_, PlanError>>()?
                 }
                 Step::Compute { kernel } => {
-                    let launches = planned.shares.iter().map(|share| self.launch(stream, number, kernel, gpu(share)));
+                    let launches = planned.shards.iter().map(|shard| self.launch(stream, number, kernel, gpu(shard)));
                     launches.collect::<Result<_, PlanError>>()?
                 }
             };
             // One GPU has nobody to exchange with.
             if !operations.is_empty() {
-                steps.push(self.spread_step(step, operations, planned, gpus));
+                steps.push(self.spread_step(step, operations, is_first_kernel(&steps, steps.len()), (planned, gpus)));
             }
         }
         Ok(steps)
@@ -145,8 +166,8 @@ impl Planner<'_> {
         &self,
         step: &Step,
         operations: Vec<PlannedOperation>,
-        planned: &PlannedWafer,
-        gpus: &[EndpointId],
+        is_first_kernel: bool,
+        (planned, gpus): (&Sharded, &[EndpointId]),
     ) -> PlannedStep {
         let name = match (step, &operations[0].work) {
             (Step::Exchange, _) => "exchange".to_owned(),
@@ -159,11 +180,12 @@ impl Planner<'_> {
             },
             (_, Work::Hold) => String::new(),
         };
-        let costs = (0..).zip(&operations).zip(&planned.shares).filter_map(|((index, operation), share)| {
+        let costs = (0..).zip(&operations).zip(&planned.shards).filter_map(|((index, operation), shard)| {
             let Work::Compute { kernel } = &operation.work else { return None };
-            let bytes = planned.bytes(&operation.work, index);
-            let known = self.machine.kernel(kernel, gpus[share.gpu as usize])?;
-            Some(self.with_margin(known.launch(bytes, bytes, planned.operations(kernel))))
+            let bytes = planned.launch_bytes(is_first_kernel, index);
+            let per_element = if is_first_kernel { planned.sharding.operations } else { None };
+            let known = self.machine.kernel(kernel, gpus[shard.gpu as usize])?;
+            Some(self.with_margin(known.launch(bytes, bytes, per_element)))
         });
         let cost = costs.max().unwrap_or_default();
         PlannedStep { name, server: 0, cost, chunk: Bytes(0), piece: cost, hold: None, batch: None, operations }
@@ -186,7 +208,7 @@ impl Planner<'_> {
     /// other they cost the sum.
     pub(super) fn price_spread(
         &self,
-        planned: &PlannedWafer,
+        planned: &Sharded,
         step: &mut PlannedStep,
         used: &[RouteId],
         domains: &Domains,
@@ -236,8 +258,8 @@ impl Planner<'_> {
 
     pub(super) fn unknown_kernel(&self, stream: &Stream, number: usize, kernel: &str) -> PlanError {
         let known: Vec<&str> = self.machine.kernels.iter().map(|k| k.id.as_str()).collect();
-        PlanError::UnknownName {
-            place: format!("stream.{}.steps.{number}", stream.id),
+        PlanError::UnknownKernel {
+            place: format!("stream.{}.steps.{number}.compute", stream.id),
             object: format!("stream `{}`", stream.id),
             name: kernel.to_owned(),
             machine: self.machine.name.clone(),

@@ -1,12 +1,15 @@
-//! Streams of wafers: what files say and what is refused, plans on several GPUs, and how the dispatcher runs them.
+//! Streams whose packets are divided among GPUs, with the images of a wafer: what files say and what is refused, plans on several
+//! GPUs, and how the dispatcher runs them.
 
 use headway_core::decisions::dispatch::{Action, Dispatcher, Input, Limits};
 use headway_core::files::error::FileError;
 use headway_core::files::machine::{EngineClass, Machine, shipped};
-use headway_core::files::workload::{Step, Wafer, Workload, parse};
+use headway_core::files::workload::{Parameters, Sharding, Step, Workload};
 use headway_core::plan::planner::{PlanOptions, plan};
-use headway_core::plan::{Outcome, Plan, PlannedWafer, Share, Source, Strategy, Work};
+use headway_core::plan::{Outcome, Plan, Shard, Sharded, Source, Strategy, Work};
 use headway_core::units::{Bytes, Nanos, Rate};
+use headway_kernels::inspect::cameras::Cameras;
+use headway_kernels::workload::parse;
 
 const STREAM: &str = r#"name = "w"
 [run]
@@ -33,21 +36,23 @@ fn planned(machine: &Machine, workload: &Workload, strategy: Strategy) -> Plan {
     plan(machine, workload, PlanOptions { strategy: Some(strategy) }).unwrap()
 }
 
-fn wafer_of(plan: &Plan) -> &PlannedWafer {
+fn sharded_of(plan: &Plan) -> &Sharded {
     let [pipeline] = plan.pipelines.as_slice() else { panic!("{} pipelines", plan.pipelines.len()) };
-    let Source::Wafer(wafer) = &pipeline.source else { panic!("{:?}", pipeline.source) };
-    wafer
+    let Source::Sharded(sharded) = &pipeline.source else { panic!("{:?}", pipeline.source) };
+    sharded
 }
 
 #[test]
 fn a_wafer_has_the_papers_images_unless_the_file_says_otherwise() {
     let stream = &workload(15, "host").streams[0];
-    let wafer = stream.wafer.unwrap();
+    let wafer = Cameras::of(&stream.parameters).unwrap();
     let expected =
-        Wafer { cameras: 15, width: 200, height: 1000, pitch: 100, defects: 12, operations: 1000, ring: 10, seed: 5 };
+        Cameras { cameras: 15, width: 200, height: 1000, pitch: 100, defects: 12, operations: 1000, ring: 10, seed: 5 };
     assert_eq!(wafer, expected);
     assert_eq!((wafer.image(), stream.packet), (Bytes(400_000), Bytes(6_000_000)));
     assert_eq!(stream.steps[2], Step::Exchange);
+    let sharding = Sharding { items: 15, item: Bytes(400_000), summary: Bytes(4096), operations: Some(1000), ring: 10 };
+    assert_eq!(stream.sharding, Some(sharding));
 }
 
 #[test]
@@ -77,14 +82,58 @@ fn what_no_inspection_can_be_is_refused_where_it_stands() {
 }
 
 #[test]
-fn images_are_dealt_evenly_and_every_gpu_sends_to_every_other_once() {
-    let share = |gpu, first, cameras| Share { gpu, first, cameras };
-    assert_eq!(PlannedWafer::deal(7, 3), [share(0, 0, 3), share(1, 3, 2), share(2, 5, 2)]);
-    assert_eq!(PlannedWafer::deal(2, 4), [share(0, 0, 1), share(1, 1, 1)]);
+fn what_gpus_cannot_share_is_refused_with_its_remedy() {
+    type Spoil = fn(&mut Sharding);
+    let node = shipped("wafer-k20m").unwrap();
+    let cases: [(Spoil, &str); 6] = [
+        (|sharding| sharding.items = 0, "has 0 items of"),
+        (|sharding| sharding.ring = 0, "a ring of 0: give at least one of each"),
+        (|sharding| sharding.summary = Bytes(0), "give at least one of each"),
+        (
+            |sharding| sharding.summary = Bytes(4100),
+            "have 4100 bytes, no multiple of 256, on which kernels rely: make them 4352 bytes",
+        ),
+        (|sharding| sharding.summary = Bytes(1 << 30), "more than 4 GiB: make them smaller"),
+        (|sharding| sharding.items = 14, "is not 14 items of 400 kB: make it 5.6 MB, or leave it out"),
+    ];
+    for (spoil, says) in cases {
+        let mut workload = workload(15, "grabber");
+        spoil(workload.streams[0].sharding.as_mut().unwrap());
+        let error = plan(&node, &workload, PlanOptions::default()).unwrap_err();
+        assert!(error.to_string().contains(says) && error.to_string().contains("`stream.wafer`"), "{error}");
+        assert_eq!(error.place(), "stream.wafer");
+    }
+    let mut workload = workload(15, "grabber");
+    workload.streams[0].steps.remove(2);
+    let error = plan(&node, &workload, PlanOptions::default()).unwrap_err().to_string();
+    assert!(error.contains("copies in, computes, exchanges, computes and copies out"), "{error}");
+    workload.streams[0].sharding = None;
+    workload.streams[0].steps.insert(2, Step::Exchange);
+    let error = plan(&node, &workload, PlanOptions::default()).unwrap_err().to_string();
+    assert!(error.contains("only GPUs that share a packet exchange"), "{error}");
+}
+
+#[test]
+fn a_kernel_of_which_the_machine_says_no_cost_is_refused_at_its_step() {
+    let mut node = shipped("wafer-k20m").unwrap();
+    node.kernels.retain(|kernel| kernel.id != "inspect-merge");
+    let error = plan(&node, &workload(15, "grabber"), PlanOptions::default()).unwrap_err();
+    assert_eq!(error.place(), "stream.wafer.steps.3.compute");
+    assert_eq!(
+        error.to_string(),
+        "stream `wafer` names kernel `inspect-merge`, of which machine `wafer-k20m` says no cost; it says one of inspect"
+    );
+}
+
+#[test]
+fn items_are_dealt_evenly_and_every_gpu_sends_to_every_other_once() {
+    let share = |gpu, first, items| Shard { gpu, first, items };
+    assert_eq!(Sharded::deal(7, 3), [share(0, 0, 3), share(1, 3, 2), share(2, 5, 2)]);
+    assert_eq!(Sharded::deal(2, 4), [share(0, 0, 1), share(1, 1, 1)]);
     for gpus in 1..6 {
-        let shares = PlannedWafer::deal(12, gpus);
-        let wafer = workload(12, "host").streams[0].wafer.unwrap();
-        let planned = PlannedWafer { stream: 0, wafer, shares, one_by_one: false };
+        let shards = Sharded::deal(12, gpus);
+        let sharding = workload(12, "host").streams[0].sharding.unwrap();
+        let planned = Sharded { stream: 0, sharding, parameters: Parameters::default(), shards, one_by_one: false };
         let mut pairs: Vec<_> = planned.peers().collect();
         for round in pairs.chunks(gpus as usize) {
             let mut targets: Vec<_> = round.iter().map(|pair| pair.1).collect();
@@ -203,12 +252,13 @@ fn copies_of_a_step_go_together_or_one_after_the_other_as_planned() {
         let plan = planned(&node, &workload(7, "grabber"), strategy);
         let seen = one_cycle(&plan);
         assert_eq!(seen.iter().map(|(_, most)| *most).collect::<Vec<_>>(), at_once, "{strategy:?}");
-        let wafer = wafer_of(&plan);
-        for ((operations, _), step) in seen.iter().zip(&plan.pipelines[0].steps) {
+        let sharded = sharded_of(&plan);
+        let steps = &plan.pipelines[0].steps;
+        for ((number, (operations, _)), step) in seen.iter().enumerate().zip(steps) {
             let indices = operations.iter().map(|(index, _)| *index);
             assert!(indices.eq(0..step.operations.len() as u32), "{strategy:?}: {operations:?}");
             for (index, bytes) in operations {
-                assert_eq!(*bytes, wafer.bytes(&step.operations[*index as usize].work, *index));
+                assert_eq!(*bytes, sharded.bytes(steps, number, *index));
             }
         }
         // Three images, two, two; what GPUs keep of them for the others; all synopses; lists.
@@ -221,19 +271,19 @@ fn copies_of_a_step_go_together_or_one_after_the_other_as_planned() {
 }
 
 #[test]
-fn a_plan_whose_shares_leave_out_an_image_is_refused() {
+fn a_plan_whose_shards_leave_out_an_item_is_refused() {
     let node = shipped("wafer-k20m").unwrap();
     let good = planned(&node, &workload(7, "grabber"), Strategy::Combined);
-    let spoil: [fn(&mut PlannedWafer); 4] = [
-        |wafer| wafer.shares[2].cameras -= 1,
-        |wafer| wafer.shares[1].first += 1,
-        |wafer| wafer.shares.truncate(2),
-        |wafer| wafer.wafer.ring = 0,
+    let spoil: [fn(&mut Sharded); 4] = [
+        |sharded| sharded.shards[2].items -= 1,
+        |sharded| sharded.shards[1].first += 1,
+        |sharded| sharded.shards.truncate(2),
+        |sharded| sharded.sharding.ring = 0,
     ];
     for spoil in spoil {
         let mut plan = good.clone();
-        let Source::Wafer(wafer) = &mut plan.pipelines[0].source else { panic!() };
-        spoil(wafer);
+        let Source::Sharded(sharded) = &mut plan.pipelines[0].source else { panic!() };
+        spoil(sharded);
         assert!(Dispatcher::new(plan, Limits::default()).is_err());
     }
 }

@@ -1,102 +1,97 @@
-//! The buffers of a wafer's pipeline on all devices, and how an operation on one of them is submitted.
+//! The buffers of a pipeline whose packets are divided among all devices, and how an operation on one of them is submitted.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use headway_core::files::machine::EngineClass;
-use headway_core::files::workload::Wafer;
 use headway_core::models::transfer::Method;
-use headway_core::plan::{self, Pipeline, PlannedWafer, Share};
+use headway_core::plan::{self, Pipeline, Shard, Sharded, is_first_kernel};
 use headway_core::units::Bytes;
-use headway_device::work::StepMemory;
+use headway_device::work::{Items, StepMemory};
 use headway_device::{Access, Buffer, DeviceError, Engines, HostKind, Work};
-use headway_kernels::inspect::blocks::MergeBlock;
 
 use super::RunError;
 use super::buffers::{Piece, settle, upload};
 use crate::blocks::{Collect, DataError};
-use crate::kernels::Kernels;
-use crate::wafer::{Ring, synopses};
+use crate::kernels::{Divided, Kernels};
+use crate::shards;
 
 /// Threads that fill the ring.
 const FILLERS_MAX: usize = 16;
-const LIST: usize = Wafer::SYNOPSIS.0 as usize;
 
 /// What a step does on every device.
 #[derive(Clone, Copy, Debug)]
 enum Stage {
-    /// Images to the device.
-    Images,
-    Inspect,
-    /// Synopses to the other devices.
+    /// Items to the device.
+    Items,
+    /// The kernel that works on the device's own items.
+    First,
+    /// Summaries to the other devices.
     Exchange,
-    Merge,
-    /// The list to the host.
-    List,
+    /// The kernel that works on the summaries of all items.
+    Second,
+    /// The result to the host.
+    Result,
 }
 
 /// One place of the ring on one device.
 struct Slot {
-    images: Buffer,
+    items: Buffer,
     on_device: Buffer,
-    /// The synopses of all cameras.
-    synopses: Buffer,
-    /// The list, and scratch memory behind it.
-    merged: Buffer,
-    list: Buffer,
+    /// What the first kernels made of all items.
+    summaries: Buffer,
+    /// The result, and scratch memory behind it.
+    made: Buffer,
+    result: Buffer,
 }
 
-/// One device's part of a wafer.
+/// One device's part.
 struct Part {
-    share: Share,
-    inspect: Arc<dyn Work>,
-    merge: Arc<dyn Work>,
-    cameras: Buffer,
+    shard: Shard,
+    first: Arc<dyn Work>,
+    second: Arc<dyn Work>,
+    state: Option<Buffer>,
     slots: Vec<Slot>,
 }
 
-/// A wafer's pipeline on its devices.
-pub(super) struct WaferBuffers {
+/// A pipeline whose packets are divided, on its devices.
+pub(super) struct ShardedBuffers {
     name: String,
-    ring: Ring,
-    cameras: u32,
+    planned: Sharded,
+    items: Arc<dyn Items>,
     stages: Vec<Stage>,
     peers: Vec<(usize, usize)>,
     parts: Vec<Part>,
 }
 
-impl WaferBuffers {
+impl ShardedBuffers {
     /// Allocates the buffers, loads the kernels and fills the ring.
     pub(super) fn new(
-        planned: &PlannedWafer,
+        planned: &Sharded,
         pipeline: &Pipeline,
         devices: &mut [Engines],
         kernels: &Kernels,
         number: u32,
     ) -> Result<Self, RunError> {
         let count = devices.len();
-        let ring = Ring::new(&planned.wafer).map_err(|error| {
-            let source = DeviceError::Invalid { what: "image", reason: error.to_string() };
-            RunError::Prepare { what: format!("the images of `{}`", pipeline.name), source }
-        })?;
         let mut parts = Vec::new();
-        for share in &planned.shares {
+        for shard in &planned.shards {
             let device =
-                devices.get_mut(share.gpu as usize).ok_or(RunError::NoDevice { gpu: share.gpu, devices: count })?;
-            parts.push(part(planned, share, device, kernels, number)?);
+                devices.get_mut(shard.gpu as usize).ok_or(RunError::NoDevice { gpu: shard.gpu, devices: count })?;
+            parts.push(part(planned, shard, device, kernels, number)?);
         }
-        let stages = pipeline.steps.iter().map(|step| match &step.operations[0].work {
+        let stages = pipeline.steps.iter().enumerate().map(|(at, step)| match &step.operations[0].work {
             plan::Work::Copy { class: EngineClass::Peer, .. } => Stage::Exchange,
-            plan::Work::Copy { class: EngineClass::D2h, .. } => Stage::List,
-            plan::Work::Copy { .. } => Stage::Images,
-            plan::Work::Compute { kernel } if kernel == plan::MERGE => Stage::Merge,
-            plan::Work::Compute { .. } | plan::Work::Hold => Stage::Inspect,
+            plan::Work::Copy { class: EngineClass::D2h, .. } => Stage::Result,
+            plan::Work::Copy { .. } => Stage::Items,
+            _ if is_first_kernel(&pipeline.steps, at) => Stage::First,
+            plan::Work::Compute { .. } | plan::Work::Hold => Stage::Second,
         });
         let buffers = Self {
             name: pipeline.name.clone(),
-            ring,
-            cameras: planned.wafer.cameras,
+            planned: planned.clone(),
+            items: Arc::clone(&kernels.divided(number).items),
             stages: stages.collect(),
             peers: planned.peers().collect(),
             parts,
@@ -110,11 +105,11 @@ impl WaferBuffers {
     /// which takes milliseconds.
     fn meet(&self, devices: &mut [Engines]) -> Result<(), DeviceError> {
         for &(from, to) in &self.peers {
-            let [source, target] = [from, to].map(|part| &self.parts[part].slots[0].synopses);
-            let range = synopses(&self.parts[from].share);
+            let [source, target] = [from, to].map(|part| &self.parts[part].slots[0].summaries);
+            let range = self.planned.summaries_of(&self.parts[from].shard);
             let (from_span, to_span) =
                 (source.claim(range.clone(), Access::Read)?, target.claim(range, Access::Write)?);
-            let device = &mut devices[self.parts[from].share.gpu as usize];
+            let device = &mut devices[self.parts[from].shard.gpu as usize];
             device.copy(EngineClass::Peer, Method::Peer, (from_span, to_span), u64::MAX)?;
             settle(device)?;
         }
@@ -133,8 +128,9 @@ impl WaferBuffers {
         let fill = || -> Result<(), DataError> {
             while let Some(&(part, slot)) = places.get(next.fetch_add(1, Ordering::Relaxed)) {
                 let damaged = |source| DataError::Block { pipeline: self.name.clone(), cycle: slot as u64, source };
-                self.write(&part.slots[slot].images, slot as u64, |bytes| {
-                    self.ring.fill(&part.share, slot as u32, bytes).map_err(damaged)
+                self.write(&part.slots[slot].items, slot as u64, |bytes| {
+                    let items = self.items.as_ref();
+                    shards::fill(items, &self.planned, &part.shard, slot as u32, bytes).map_err(damaged)
                 })?;
             }
             Ok(())
@@ -166,31 +162,34 @@ impl WaferBuffers {
         DataError::Sequence { pipeline: self.name.clone(), cycle, what: error.to_string() }
     }
 
-    /// Gives the images of `slot` the number of their new generation; returns the bytes of all of them.
+    /// Gives the items of `slot` the number of their new packet; returns the bytes of all of them.
     pub(super) fn number(&self, slot: usize, cycle: u64) -> Result<Bytes, DataError> {
         let mut total = Bytes(0);
         for part in &self.parts {
             let damaged = |source| DataError::Block { pipeline: self.name.clone(), cycle, source };
-            self.write(&part.slots[slot].images, cycle, |bytes| {
-                total = total + self.ring.number(&part.share, cycle, bytes).map_err(damaged)?;
+            self.write(&part.slots[slot].items, cycle, |bytes| {
+                total = total + shards::number(&self.planned, &part.shard, cycle, bytes).map_err(damaged)?;
                 Ok(())
             })?;
         }
         Ok(total)
     }
 
-    /// Hands the lists of `slot` on.
+    /// Hands the results of `slot` on.
     pub(super) fn deliver(
         &self,
         slot: usize,
         (pipeline, cycle): (u32, u64),
         collect: &mut dyn Collect,
     ) -> Result<(), DataError> {
-        let claim = |part: &Part| part.slots[slot].list.claim(0..LIST, Access::Read);
+        let claim = |part: &Part| {
+            let result = &part.slots[slot].result;
+            result.claim(0..result.len(), Access::Read)
+        };
         let spans: Result<Vec<_>, DeviceError> = self.parts.iter().map(claim).collect();
         let spans = spans.map_err(|error| self.claimed(cycle, &error))?;
-        let lists: Result<Vec<&[u8]>, DeviceError> = spans.iter().map(|span| span.bytes()).collect();
-        collect.collect_lists(pipeline, cycle, &lists.map_err(|error| self.claimed(cycle, &error))?)
+        let results: Result<Vec<&[u8]>, DeviceError> = spans.iter().map(|span| span.bytes()).collect();
+        collect.collect_results(pipeline, cycle, &results.map_err(|error| self.claimed(cycle, &error))?)
     }
 
     /// Submits one operation of a step.
@@ -201,33 +200,33 @@ impl WaferBuffers {
         let (from, to) = if matches!(stage, Stage::Exchange) { self.peers[index] } else { (index, index) };
         let part = &self.parts[from];
         let slot = &part.slots[piece.slot];
-        let device = &mut devices[part.share.gpu as usize];
+        let device = &mut devices[part.shard.gpu as usize];
         let (class, method, ends) = match stage {
-            Stage::Images => {
-                let ends = (whole(&slot.images, Access::Read)?, whole(&slot.on_device, Access::Write)?);
+            Stage::Items => {
+                let ends = (whole(&slot.items, Access::Read)?, whole(&slot.on_device, Access::Write)?);
                 (EngineClass::H2d, Method::Dma, ends)
             }
-            Stage::Inspect => {
+            Stage::First => {
                 let memory = StepMemory {
                     input: whole(&slot.on_device, Access::Read)?,
-                    output: slot.synopses.claim(synopses(&part.share), Access::Write)?,
-                    state: Some(whole(&part.cameras, Access::Write)?),
+                    output: slot.summaries.claim(self.planned.summaries_of(&part.shard), Access::Write)?,
+                    state: part.state.as_ref().map(|state| whole(state, Access::Write)).transpose()?,
                 };
-                return device.launch(&part.inspect, memory, part.share.cameras, operation);
+                return device.launch(&part.first, memory, part.shard.items, operation);
             }
             Stage::Exchange => {
-                let range = synopses(&part.share);
-                let target = &self.parts[to].slots[piece.slot].synopses;
-                let ends = (slot.synopses.claim(range.clone(), Access::Read)?, target.claim(range, Access::Write)?);
+                let range = self.planned.summaries_of(&part.shard);
+                let target = &self.parts[to].slots[piece.slot].summaries;
+                let ends = (slot.summaries.claim(range.clone(), Access::Read)?, target.claim(range, Access::Write)?);
                 (EngineClass::Peer, Method::Peer, ends)
             }
-            Stage::Merge => {
-                let (input, output) = (whole(&slot.synopses, Access::Read)?, whole(&slot.merged, Access::Write)?);
+            Stage::Second => {
+                let (input, output) = (whole(&slot.summaries, Access::Read)?, whole(&slot.made, Access::Write)?);
                 let memory = StepMemory { input, output, state: None };
-                return device.launch(&part.merge, memory, self.cameras, operation);
+                return device.launch(&part.second, memory, self.planned.sharding.items, operation);
             }
-            Stage::List => {
-                let ends = (slot.merged.claim(0..LIST, Access::Read)?, whole(&slot.list, Access::Write)?);
+            Stage::Result => {
+                let ends = (slot.made.claim(0..slot.result.len(), Access::Read)?, whole(&slot.result, Access::Write)?);
                 (EngineClass::D2h, Method::Dma, ends)
             }
         };
@@ -237,8 +236,8 @@ impl WaferBuffers {
 
 /// Buffers and kernels of one device.
 fn part(
-    planned: &PlannedWafer,
-    share: &Share,
+    planned: &Sharded,
+    shard: &Shard,
     device: &mut Engines,
     kernels: &Kernels,
     number: u32,
@@ -247,36 +246,26 @@ fn part(
         let what = what.to_owned();
         move |source| RunError::Prepare { what, source }
     };
-    let (mut inspect, mut merge) = (None, None);
-    let own = share.first as usize..(share.first + share.cameras) as usize;
-    for (_, _, kernel) in kernels.stages().filter(|(pipeline, ..)| *pipeline == number) {
-        device.gpu().load(kernel.as_ref()).map_err(prepare(kernel.id()))?;
-        let work = Arc::clone(kernel);
-        let lanes = &kernels.lanes(number)[own.clone()];
-        let mut state = vec![0; kernel.state_bytes(lanes.len())];
-        kernel.init_state(lanes, &mut state)?;
-        if state.is_empty() {
-            merge = Some(work);
-        } else {
-            inspect = Some((work, upload(device, &state).map_err(prepare("the cameras"))?));
-        }
+    let Divided { first, second, .. } = kernels.divided(number);
+    for work in [first, second] {
+        device.gpu().load(work.as_ref()).map_err(prepare(work.id()))?;
     }
-    let (Some((inspect, cameras)), Some(merge)) = (inspect, merge) else {
-        let reason = "its steps do not inspect and merge";
-        return Err(RunError::Unsupported { object: "the pipeline of a wafer".to_owned(), reason });
-    };
-    let block = planned.block(share).0 as usize;
-    let all = PlannedWafer::synopses(planned.wafer.cameras).0 as usize;
+    let lanes = &kernels.lanes(number)[shard.first as usize..(shard.first + shard.items) as usize];
+    let mut state = vec![0; first.state_bytes(lanes.len())];
+    first.init_state(lanes, &mut state)?;
+    let state = if state.is_empty() { None } else { Some(upload(device, &state).map_err(prepare(first.id()))?) };
+    let (block, sharding) = (planned.block(shard).0 as usize, &planned.sharding);
+    let all = sharding.summaries(sharding.items).0 as usize;
     let slot = || -> Result<Slot, DeviceError> {
         Ok(Slot {
-            images: device.host_buffer(block, HostKind::Pinned)?,
+            items: device.host_buffer(block, HostKind::Pinned)?,
             on_device: device.device_buffer(block)?,
-            synopses: device.device_buffer(all)?,
-            merged: device.device_buffer(MergeBlock::output(planned.wafer.cameras as usize))?,
-            list: device.host_buffer(LIST, HostKind::Pinned)?,
+            summaries: device.device_buffer(all)?,
+            made: device.device_buffer(second.output_bytes(all, sharding.items))?,
+            result: device.host_buffer(sharding.summary.0 as usize, HostKind::Pinned)?,
         })
     };
-    let slots: Result<Vec<Slot>, DeviceError> = (0..planned.wafer.ring).map(|_| slot()).collect();
-    let slots = slots.map_err(prepare("the ring of images"))?;
-    Ok(Part { share: *share, inspect, merge, cameras, slots })
+    let slots: Result<Vec<Slot>, DeviceError> = (0..sharding.ring).map(|_| slot()).collect();
+    let slots = slots.map_err(prepare("the ring of items"))?;
+    Ok(Part { shard: *shard, first: Arc::clone(first), second: Arc::clone(second), state, slots })
 }

@@ -1,0 +1,120 @@
+//! `key` and `iv` of a stream: what steps that encrypt need, and the rules for them in workload files.
+
+use std::fmt;
+
+use headway_core::files::error::FileError;
+use headway_core::files::workload::{Application, Field, Keys, OnMiss, Own, Parameters, Step, Stream, Written};
+
+use crate::aes128_cbc::{BLOCK, ID};
+
+const KEY: &str = "key";
+const IV: &str = "iv";
+
+/// Key and initialisation vector of a stream.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Cipher {
+    /// AES-128 key.
+    pub key: [u8; BLOCK],
+    /// CBC initialisation vector of the first packet; afterwards the last ciphertext block takes its place.
+    pub iv: [u8; BLOCK],
+}
+
+impl fmt::Debug for Cipher {
+    /// Keys do not belong in logs and panics.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Cipher { .. }")
+    }
+}
+
+impl Cipher {
+    /// The cipher that `parameters` hold.
+    #[must_use]
+    pub fn of(parameters: &Parameters) -> Option<Self> {
+        let bytes = |name| parameters.secret(name)?.try_into().ok();
+        Some(Self { key: bytes(KEY)?, iv: bytes(IV)? })
+    }
+
+    /// What the works of a stream with this cipher are told.
+    #[must_use]
+    pub fn parameters(&self) -> Parameters {
+        Parameters::default().with_secret(KEY, &self.key).with_secret(IV, &self.iv)
+    }
+}
+
+/// Streams that encrypt.
+pub(crate) struct Encryption;
+
+impl Application for Encryption {
+    fn keys(&self) -> &'static [&'static str] {
+        &[KEY, IV]
+    }
+
+    fn read(&self, keys: &mut Keys<'_, '_>) -> Result<Own, FileError> {
+        let (key, iv) = match (keys.take(KEY), keys.take(IV)) {
+            (None, None) => return Ok(Own::default()),
+            (Some(key), Some(iv)) => (key, iv),
+            (Some(one), None) | (None, Some(one)) => {
+                let missing = if one.key() == KEY { IV } else { KEY };
+                let message = format!("stream `{}` has `{}` but no `{missing}`", keys.stream(), one.key());
+                return Err(one.key_error(message, Some(format!("add `{missing}`, 32 hexadecimal digits"))));
+            }
+        };
+        let cipher = Cipher { key: digits(&key)?, iv: digits(&iv)? };
+        Ok(Own { parameters: cipher.parameters(), sharding: None })
+    }
+
+    fn check(&self, stream: &Stream, others: &[Stream], written: &Written<'_>) -> Result<(), FileError> {
+        let id = &stream.id;
+        let cipher = Cipher::of(&stream.parameters);
+        let same = |other: &&Stream| cipher.is_some() && Cipher::of(&other.parameters) == cipher;
+        if let Some(other) = others.iter().find(same) {
+            let help = "draw a new random `iv`, and a `key` of its own, for each stream: with the same pair, packets that begin \
+                        alike encrypt alike, and whoever sees the ciphertexts can tell";
+            let message = format!("stream `{id}` has the same key and iv as stream `{}`", other.id);
+            return Err(written.error(KEY, message, help.to_owned()));
+        }
+        let encrypts = |step: &Step| matches!(step, Step::Compute { kernel } if kernel == ID);
+        let Some(step) = stream.steps.iter().position(encrypts) else { return Ok(()) };
+        if stream.on_miss == OnMiss::Skip {
+            let message = format!("stream `{id}` encrypts in a chain, in which no packet can be left out");
+            let help = "write `on_miss = \"finish\"` or `on_miss = \"stop\"`".to_owned();
+            return Err(written.error("on_miss", message, help));
+        }
+        if !stream.packet.0.is_multiple_of(BLOCK as u64) {
+            let message = format!("`{}` is not a multiple of {BLOCK} bytes as `{ID}` needs", written.excerpt("packet"));
+            let help = format!("write for example `packet = \"{} B\"`", stream.packet.0.next_multiple_of(BLOCK as u64));
+            return Err(written.error("packet", message, help));
+        }
+        if cipher.is_none() {
+            let help = "add `key` and `iv`, 32 hexadecimal digits each, to the stream".to_owned();
+            return Err(written.error(
+                &format!("steps.{step}"),
+                format!("stream `{id}` encrypts but has no key"),
+                help,
+            ));
+        }
+        Ok(())
+    }
+
+    fn write(&self, stream: &Stream) -> Vec<(&'static str, String)> {
+        let text = |bytes: [u8; BLOCK]| {
+            let digits: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+            format!("\"{digits}\"")
+        };
+        Cipher::of(&stream.parameters).map_or_else(Vec::new, |it| vec![(KEY, text(it.key)), (IV, text(it.iv))])
+    }
+}
+
+fn digits(field: &Field<'_>) -> Result<[u8; BLOCK], FileError> {
+    let text = field.text("\"000102030405060708090a0b0c0d0e0f\"")?;
+    let digits: Vec<u8> = text.chars().map_while(|c| c.to_digit(16)).filter_map(|d| u8::try_from(d).ok()).collect();
+    if digits.len() != 2 * BLOCK || text.len() != 2 * BLOCK {
+        let help = "write 16 bytes as hexadecimal digits, for example from `openssl rand -hex 16`".to_owned();
+        return Err(field.error(format!("`{}` is not 32 hexadecimal digits", field.key()), Some(help)));
+    }
+    let mut bytes = [0; BLOCK];
+    for (byte, pair) in bytes.iter_mut().zip(digits.chunks_exact(2)) {
+        *byte = pair[0] << 4 | pair[1];
+    }
+    Ok(bytes)
+}

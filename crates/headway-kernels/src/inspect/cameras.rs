@@ -1,0 +1,230 @@
+//! `wafer = { ... }` of a stream: generations of images in place of packets that the user gives.
+
+use headway_core::files::error::FileError;
+use headway_core::files::workload::{
+    Application, Field, Keys, OnMiss, Own, Parameters, Place, Sharding, Step, Stream, Written,
+};
+use headway_core::units::Bytes;
+
+use super::blocks::{INSPECT, MERGE};
+use super::wafer::Wafer;
+use super::{CELL, CELLS_MAX, Layout, LayoutError, SYNOPSIS_BYTES};
+
+const WAFER: &str = "wafer";
+const KEYS: &[&str] = &["cameras", "width", "height", "pitch", "defects", "operations", "ring"];
+/// The steps of such a stream, in this order.
+const STEPS: &str = "[{ copy = \"host -> gpu\" }, { compute = \"inspect\" }, { exchange = \"gpus\" }, { compute = \
+                     \"inspect-merge\" }, { copy = \"gpu -> host\" }]";
+const CAMERAS_MAX: u64 = 4096;
+/// Columns of a generation that a list can address.
+const COLUMNS_MAX: u64 = 1 << 20;
+/// Pixels along a side of an image, so that a list can address them.
+const SIDE_MAX: u64 = 65_535;
+/// Defects in a generation: a list has room for 255.
+const DEFECTS_MAX: u64 = 200;
+/// Generations in the ring.
+const RING_MAX: u64 = 64;
+/// What the file does not say: the paper's images and operations (Verner 2012), and what is ours.
+const DEFAULT: Cameras =
+    Cameras { cameras: 1, width: 200, height: 1000, pitch: 100, defects: 12, operations: 1000, ring: 10, seed: 1 };
+
+/// Cameras that see one wafer at the same time (Verner 2012; specification of messages, 7.1): a packet is a generation, one
+/// image from each camera, dealt to the GPUs. The wafer is synthetic and its defects are known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cameras {
+    /// Images of a generation.
+    pub cameras: u32,
+    /// Pixels of 16 bits in a row of an image.
+    pub width: u32,
+    /// Rows.
+    pub height: u32,
+    /// Rows after which the pattern repeats: the height of a die.
+    pub pitch: u32,
+    /// Defects in a generation.
+    pub defects: u32,
+    /// Operations for each pixel.
+    pub operations: u32,
+    /// Generations after which the images repeat: what the grabber's ring of buffers holds.
+    pub ring: u32,
+    /// What the images and defects follow from.
+    pub seed: u64,
+}
+
+impl Cameras {
+    /// Bytes of an image.
+    #[must_use]
+    pub fn image(&self) -> Bytes {
+        Bytes(2 * u64::from(self.width) * u64::from(self.height))
+    }
+
+    /// How a generation is divided among GPUs.
+    #[must_use]
+    pub fn sharding(&self) -> Sharding {
+        let Self { cameras: items, operations, ring, .. } = *self;
+        let summary = Bytes(SYNOPSIS_BYTES as u64);
+        Sharding { items, item: self.image(), summary, operations: Some(operations), ring }
+    }
+
+    /// What the works of a stream of these cameras are told.
+    #[must_use]
+    pub fn parameters(&self) -> Parameters {
+        let Self { cameras, width, height, pitch, defects, operations, ring, seed } = *self;
+        let names = [
+            ("cameras", cameras),
+            ("width", width),
+            ("height", height),
+            ("pitch", pitch),
+            ("defects", defects),
+            (Sharding::OPERATIONS, operations),
+            ("ring", ring),
+        ];
+        let all = Parameters::default();
+        names
+            .into_iter()
+            .fold(all, |all, (name, number)| all.with_number(name, number.into()))
+            .with_number(Sharding::SEED, seed)
+    }
+
+    /// The cameras that `parameters` describe.
+    #[must_use]
+    pub fn of(parameters: &Parameters) -> Option<Self> {
+        let number = |name| parameters.number(name).and_then(|number| u32::try_from(number).ok());
+        Some(Self {
+            cameras: number("cameras")?,
+            width: number("width")?,
+            height: number("height")?,
+            pitch: number("pitch")?,
+            defects: number("defects")?,
+            operations: number(Sharding::OPERATIONS)?,
+            ring: number("ring")?,
+            seed: parameters.number(Sharding::SEED)?,
+        })
+    }
+
+    /// Their images.
+    ///
+    /// # Errors
+    /// [`LayoutError`].
+    pub fn wafer(&self) -> Result<Wafer, LayoutError> {
+        let layout = Layout::new(self.width as usize, self.height as usize, self.pitch as usize)?;
+        Ok(Wafer { layout, cameras: self.cameras as usize, defects: self.defects as usize, seed: self.seed })
+    }
+}
+
+/// Streams of wafers.
+pub(crate) struct Inspection;
+
+impl Application for Inspection {
+    fn keys(&self) -> &'static [&'static str] {
+        &[WAFER]
+    }
+
+    fn read(&self, keys: &mut Keys<'_, '_>) -> Result<Own, FileError> {
+        let Some(field) = keys.take(WAFER) else { return Ok(Own::default()) };
+        let cameras = cameras(field, keys.seed())?;
+        Ok(Own { parameters: cameras.parameters(), sharding: Some(cameras.sharding()) })
+    }
+
+    fn check(&self, stream: &Stream, _others: &[Stream], written: &Written<'_>) -> Result<(), FileError> {
+        let Some(cameras) = Cameras::of(&stream.parameters) else {
+            let only = |step: &Step| *step == Step::Exchange || computes(step, INSPECT) || computes(step, MERGE);
+            if !stream.steps.iter().any(only) {
+                return Ok(());
+            }
+            let help = "add `wafer = { cameras = 15 }` to the stream, or use other steps".to_owned();
+            return Err(written.error(
+                "steps",
+                "only streams of a wafer are inspected and exchanged between GPUs",
+                help,
+            ));
+        };
+        let generation = cameras.sharding().packet();
+        if stream.packet != generation {
+            let excerpt = written.excerpt("packet");
+            let message = format!("`{excerpt}` is not {} images of {}", cameras.cameras, cameras.image());
+            let help = format!("write `packet = \"{} B\"`, or leave it out", generation.0);
+            return Err(written.error("packet", message, help));
+        }
+        for key in ["gpu", "processor"].into_iter().filter(|key| written.has(key)) {
+            let usual = key == "processor" && written.excerpt(key).contains("\"gpu\"");
+            if !usual {
+                let message = "the images of a wafer are dealt to all GPUs";
+                return Err(written.key_error(key, message, format!("leave `{key}` out")));
+            }
+        }
+        if !is_inspection(&stream.steps) {
+            let help = format!("write `steps = {STEPS}`, with a memory of the machine for `host` if it has several");
+            return Err(written.error("steps", "these are not the steps of an inspection", help));
+        }
+        if stream.on_miss == OnMiss::Skip {
+            let help = "write `on_miss = \"finish\"` or `on_miss = \"stop\"`".to_owned();
+            return Err(written.error("on_miss", "no image of a wafer is left out", help));
+        }
+        Ok(())
+    }
+
+    fn write(&self, stream: &Stream) -> Vec<(&'static str, String)> {
+        let Some(of) = Cameras::of(&stream.parameters) else { return Vec::new() };
+        let value = format!(
+            "{{ cameras = {}, width = {}, height = {}, pitch = {}, defects = {}, operations = {}, ring = {} }}",
+            of.cameras, of.width, of.height, of.pitch, of.defects, of.operations, of.ring
+        );
+        vec![(WAFER, value)]
+    }
+}
+
+fn computes(step: &Step, name: &str) -> bool {
+    matches!(step, Step::Compute { kernel } if kernel == name)
+}
+
+fn is_inspection(steps: &[Step]) -> bool {
+    match steps {
+        [
+            Step::Copy { to: Place::OwnGpu, .. },
+            inspect,
+            Step::Exchange,
+            merge,
+            Step::Copy { from: Place::OwnGpu, .. },
+        ] => computes(inspect, INSPECT) && computes(merge, MERGE),
+        _ => false,
+    }
+}
+
+fn cameras(field: Field<'_>, seed: u64) -> Result<Cameras, FileError> {
+    let mut table = field.table("a wafer", KEYS)?;
+    let cameras = table.require("cameras", "15")?.integer(1, CAMERAS_MAX)?;
+    let mut number = |key: &str, usual: u32, least: u64, most: u64| {
+        let read = table.take(key).map_or_else(|| Ok(u64::from(usual)), |field| field.integer(least, most));
+        read.map(|value| value as u32)
+    };
+    let read = Cameras {
+        cameras: cameras as u32,
+        width: number("width", DEFAULT.width, 1, SIDE_MAX)?,
+        height: number("height", DEFAULT.height, 3, SIDE_MAX)?,
+        pitch: number("pitch", DEFAULT.pitch, 1, SIDE_MAX / 3)?,
+        defects: number("defects", DEFAULT.defects, 0, DEFECTS_MAX)?,
+        operations: number("operations", DEFAULT.operations, 0, 1_000_000)?,
+        ring: number("ring", DEFAULT.ring, 1, RING_MAX)?,
+        seed,
+    };
+    let Cameras { width, height, pitch, .. } = read;
+    let cells = width.div_ceil(CELL as u32) as usize * height.div_ceil(CELL as u32) as usize;
+    if cells > CELLS_MAX {
+        let message = format!(
+            "an image of {width} x {height} pixels has {cells} cells of {CELL} x {CELL}, more than {CELLS_MAX}"
+        );
+        return Err(table.error(message, "use smaller images"));
+    }
+    if pitch > height / 3 {
+        let message = format!("an image {height} pixels high has fewer than three dies of {pitch}");
+        return Err(table.error(message, "use taller images, or a smaller pitch"));
+    }
+    let columns = cameras * u64::from(width);
+    if columns > COLUMNS_MAX {
+        let message = format!(
+            "{cameras} images of {width} columns are {columns} columns wide, and a list addresses {COLUMNS_MAX}"
+        );
+        return Err(table.error(message, "use fewer cameras"));
+    }
+    Ok(read)
+}
