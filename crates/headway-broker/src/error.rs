@@ -63,6 +63,16 @@ pub enum ServerError {
     /// A folder or file beside the socket cannot be used.
     #[error("cannot use `{path}`")]
     Place { path: PathBuf, source: io::Error },
+    /// The limit on open files leaves no room for clients.
+    #[error(
+        "at most {limit} open files are allowed, and the broker needs {least} or more; raise the limit (`ulimit -n 4096`)"
+    )]
+    TooFewDescriptors {
+        /// The limit, hard and soft.
+        limit: usize,
+        /// The least that the broker starts with.
+        least: usize,
+    },
     /// Another broker is there.
     #[error("a broker already listens at `{path}`; stop it, or choose another socket with `--socket`")]
     Running { path: PathBuf },

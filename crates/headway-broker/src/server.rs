@@ -229,6 +229,9 @@ impl Server {
         }
         let mut files = SocketFiles::take(&options)?;
         let descriptors = allow_descriptors();
+        if options.limits.descriptors.is_none() && descriptors < door::LEAST {
+            return Err(ServerError::TooFewDescriptors { limit: descriptors, least: door::LEAST });
+        }
         let epoch = files.next_epoch(options.must_remember)?;
         // Whoever comes before the log is read finds nobody, and tries again.
         let state = BrokerState::new(&options, epoch, clock::now())?;
@@ -406,7 +409,7 @@ fn allow_descriptors() -> usize {
 
 #[cfg(test)]
 mod tests {
-    use headway_core::decisions::engine_lock::{EngineParameters, Order, PeerLocks};
+    use headway_core::decisions::engine_lock::{EngineParameters, Operation, Order, PeerLocks, Work};
     use headway_core::decisions::predictor::PredictorParameters;
     use headway_core::decisions::sharing::{ClusterId, ClusterParameters, Limits};
     use headway_core::decisions::token::{Mode, TokenParameters};
@@ -439,6 +442,60 @@ mod tests {
         ServerOptions { watchdog: WATCHDOG, boost: false, urgent: false, ..ServerOptions::new(socket, arbiter) }
     }
 
+    fn shape(name: &str) -> TaskShape {
+        TaskShape {
+            name: name.to_owned(),
+            cluster: ClusterId(0),
+            period: Nanos(1_000),
+            deadline: Nanos(1_000_000),
+            state: Bytes(0),
+            segments: Vec::new(),
+            thread: None,
+        }
+    }
+
+    /// How many are cut off when an engine, of a GPU with two holders, is given back as the broker goes on so late.
+    fn cut_off_giving_back(late: Nanos, excused: bool) -> u64 {
+        let folder = tempfile::tempdir().unwrap();
+        let mut options = options(folder.path().join("s"));
+        options.arbiter.clusters[0].tokens.per_gpu = 2;
+        let mut server = Server::bind(options).unwrap();
+        let socket = server.options.socket.clone();
+        let (give_back, wait) = std::sync::mpsc::channel::<()>();
+        let holder = std::thread::spawn(move || {
+            let clients = ["a", "b"].map(|name| Client::connect(&socket, name, OnLoss::Fail).unwrap());
+            let [mut a, mut b] = [0, 1].map(|at| clients[at].register(shape("t")).unwrap());
+            let mut first = a.acquire(clock::now(), 0, None).unwrap();
+            let second = b.acquire(clock::now(), 0, None).unwrap();
+            let operation = Operation { work: Work::Execute, bytes: Bytes(0), predicted: Nanos(0), budget: Nanos(0) };
+            let engine = first.engine(operation).unwrap();
+            wait.recv().unwrap();
+            drop(engine);
+            std::mem::forget((first, second));
+            std::mem::forget((a, b));
+            clients
+        });
+        while server.state.counts.engines == 0 {
+            server.turn(clock::now());
+            server.poll(Duration::from_millis(1)).unwrap();
+        }
+        give_back.send(()).unwrap();
+        let clients = holder.join().unwrap();
+        let now = clock::now().saturating_add(late);
+        if excused {
+            server.state.excuse(now, late);
+        }
+        server.turn(now);
+        drop(clients);
+        server.state.counts.cut
+    }
+
+    #[test]
+    fn whoever_gives_back_what_it_had_while_the_broker_was_stopped_is_not_cut_off() {
+        assert_eq!(cut_off_giving_back(Nanos(3 * WATCHDOG.0), true), 0);
+        assert!(cut_off_giving_back(Nanos(3 * WATCHDOG.0), false) > 0, "it is the excuse that helps");
+    }
+
     /// Who holds a token, at the times of a clock that is ours, of a broker that goes round when we say so.
     fn cut_off(late: Nanos, then: Nanos) -> u64 {
         let folder = tempfile::tempdir().unwrap();
@@ -446,16 +503,7 @@ mod tests {
         let socket = server.options.socket.clone();
         let holder = std::thread::spawn(move || {
             let client = Client::connect(&socket, "one", OnLoss::Fail).unwrap();
-            let shape = TaskShape {
-                name: "a".to_owned(),
-                cluster: ClusterId(0),
-                period: Nanos(1_000),
-                deadline: Nanos(1_000_000),
-                state: Bytes(0),
-                segments: Vec::new(),
-                thread: None,
-            };
-            let mut task = client.register(shape).unwrap();
+            let mut task = client.register(shape("a")).unwrap();
             std::mem::forget(task.acquire(clock::now(), 0, None).unwrap());
             std::mem::forget(task);
             client

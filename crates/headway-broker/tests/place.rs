@@ -369,7 +369,7 @@ fn sleeps(pid: u32) -> u64 {
 fn a_broker_without_descriptors_says_so_sleeps_and_serves_again_when_there_are_some() {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("broker");
-    let mut broker = Other::start(again("broker", &socket).env("PLACE_DESCRIPTORS", "32"));
+    let mut broker = Other::start(again("broker", &socket).env("PLACE_DESCRIPTORS", "100"));
     wait_until("the broker serves", || is_there(&socket));
     let first = Client::connect(&socket, "first", OnLoss::Fail).unwrap();
     let (mut kept, mut refused) = (Vec::new(), 0);
@@ -391,6 +391,20 @@ fn a_broker_without_descriptors_says_so_sleeps_and_serves_again_when_there_are_s
     assert!(first.status().is_ok() && broker.has_ended().is_none());
     drop((kept, silent));
     wait_until("there is room again", || Client::connect(&socket, "later", OnLoss::Fail).is_ok());
+}
+
+#[test]
+fn a_broker_that_would_have_no_descriptors_for_clients_does_not_start() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("broker");
+    let mut command = again("broker", &socket);
+    let mut started = command.env("PLACE_DESCRIPTORS", "64").stderr(Stdio::piped()).spawn().unwrap();
+    let stdin = started.stdin.take();
+    let started = started.wait_with_output().unwrap();
+    drop(stdin);
+    let said = String::from_utf8_lossy(&started.stderr);
+    assert!(!started.status.success() && said.contains("TooFewDescriptors { limit: 64, least: 96 }"), "{said}");
+    assert!(!socket.exists());
 }
 
 #[test]
@@ -447,6 +461,19 @@ fn a_record_that_was_cut_short_is_refused() {
         assert!(matches!(&error, ServerError::Place { path, .. } if *path == record), "{text}: {error}");
     }
     fs::write(&record, &whole).unwrap();
+    // One bit of any byte.
+    for file in [record.clone(), folder.path().join("s.state")] {
+        let whole = fs::read(&file).unwrap();
+        let used = whole.iter().rposition(|byte| *byte != b' ').unwrap() + 1;
+        for at in 0..used {
+            let mut damaged = whole.clone();
+            damaged[at] ^= 1;
+            fs::write(&file, &damaged).unwrap();
+            let error = bind(&socket).unwrap_err();
+            assert!(matches!(&error, ServerError::Place { path, .. } if *path == file), "byte {at}: {error}");
+        }
+        fs::write(&file, &whole).unwrap();
+    }
     // One of the two alone says that there was a broker, but not whom it served.
     for missing in ["s.held", "s.state"] {
         let (file, aside) = (folder.path().join(missing), folder.path().join("aside"));

@@ -21,6 +21,8 @@ const PAUSE: Nanos = Nanos(100_000_000);
 /// Descriptors of the broker itself: its files, claims of GPUs, the poller, a spare one, and some for its owner and root to ask
 /// who has all the others.
 pub(super) const OWN: usize = 64;
+/// With fewer, hardly any client of other users could come.
+pub(super) const LEAST: usize = 96;
 /// Those of a connection, and with them those of a client's pages.
 const CONNECTION: usize = 2;
 const CLIENT: usize = 5;

@@ -1,8 +1,9 @@
 //! Places that users share: tasks, descriptors.
 //!
 //! With a fixed number of places for each user, a few users take all of them. So what a user may have follows from what is free:
-//! it takes another place only where more than twice as many as it has stay free. However many users take all that they may,
-//! the next one finds a third of what is left.
+//! it takes another place only where more than twice as many as it has stay free. If some users take all that they may, the next
+//! one may have a third of what is left. That shrinks by a third with each user: with few places for many users, the last ones find
+//! too little.
 
 /// Whether a user who has `own` of `all` places, of which `taken` are taken, may have another one.
 pub(super) const fn leaves_room(own: usize, taken: usize, all: usize) -> bool {

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use headway_core::decisions::engine_lock::{self, Operation};
+use headway_core::decisions::engine_lock::{self, Event as EngineEvent, Operation};
 use headway_core::decisions::sharing::log::{Fed, Line, Used};
 use headway_core::decisions::sharing::{
     Action, Arbiter, ClientId, ClusterParameters, Event, GpuId, Input, JobId, Key, Outcome, Refused, TaskId, TokenId,
@@ -466,7 +466,8 @@ impl BrokerState {
         let mut overrun = Vec::new();
         while let Some(event) = self.arbiter.poll_event() {
             match event {
-                Event::Engine(engine_lock::Event::Overrun { job, .. }) => overrun.push(job),
+                // Of uses that seem long because the broker was late, nothing is known. The token's watchdog goes on.
+                Event::Engine(EngineEvent::Overrun { job, .. }) if now >= self.excused_until => overrun.push(job),
                 Event::Inadmissible { task, .. } => {
                     self.without_room.insert(task);
                     self.journal.note(now, &Line::WithoutRoom { now, task });

@@ -5,6 +5,8 @@
 //! lock, which is written in place before a holder is told; a process that is killed never leaves half a slot. Both have their
 //! room on the disk from the start, so that it may be full later.
 //!
+//! Each slot, and the whole of `.state`, has a checksum, so that a damaged value is not taken for another one.
+//!
 //! An engine that was given back stays in its slot until it is granted again: that counts only while the job holds a token. Of
 //! engines that are used by lease nothing is written: then one client alone holds tokens of that GPU.
 
@@ -34,8 +36,8 @@ const ROOM: usize = 16 << 10;
 /// Bytes of a slot; they divide the size of a page, so that a slot is written at once.
 const SLOT: usize = 64;
 /// The first slot says whether the others are all, and how many they are.
-const COMPLETE: &str = "headway 2 complete";
-const INCOMPLETE: &str = "headway 2 incomplete";
+const COMPLETE: &str = "headway 3 complete";
+const INCOMPLETE: &str = "headway 3 incomplete";
 
 /// A process with the tasks of one of its clients.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -102,11 +104,31 @@ pub(super) struct Record {
     faults: Option<Faults>,
 }
 
+/// FNV-1a of 32 bits: one byte that is another one always shows.
+fn checksum(text: &str) -> u32 {
+    text.bytes().fold(0x811c_9dc5, |sum, byte| (sum ^ u32::from(byte)).wrapping_mul(0x0100_0193))
+}
+
 fn slot(text: &str) -> [u8; SLOT] {
+    let text = format!("{text} {:08x}", checksum(text));
+    let length = text.len().min(SLOT - 1);
     let mut slot = [b' '; SLOT];
-    slot[..text.len().min(SLOT - 1)].copy_from_slice(&text.as_bytes()[..text.len().min(SLOT - 1)]);
+    slot[..length].copy_from_slice(&text.as_bytes()[..length]);
     slot[SLOT - 1] = b'\n';
     slot
+}
+
+/// The text of a slot, unless it is damaged.
+fn text_of(slot: &[u8]) -> Option<&str> {
+    let line = std::str::from_utf8(slot.strip_suffix(b"\n")?).ok().filter(|line| line.len() == SLOT - 1)?;
+    let (text, sum) = line.trim_end_matches(' ').rsplit_once(' ')?;
+    (sum == format!("{:08x}", checksum(text))).then_some(text)
+}
+
+/// The JSON of a state file, unless it is damaged.
+fn json_of(bytes: &[u8]) -> Option<&str> {
+    let (sum, json) = std::str::from_utf8(bytes).ok()?.trim_end_matches(' ').split_once(' ')?;
+    (sum == format!("{:08x}", checksum(json))).then_some(json)
 }
 
 const ENGINES: [(Engine, &str); 3] = [(Engine::Execute, "execute"), (Engine::In, "in"), (Engine::Out, "out")];
@@ -123,8 +145,8 @@ fn holding((place, job): Entry) -> [u8; SLOT] {
     slot(&format!("{place} {job}"))
 }
 
-fn parse(text: &str) -> Option<Entry> {
-    let mut words = text.split_whitespace();
+fn parse(slot: &[u8]) -> Option<Entry> {
+    let mut words = text_of(slot)?.split_whitespace();
     let mut word = || words.next();
     let place = match word()? {
         "gpu" => {
@@ -141,29 +163,27 @@ fn parse(text: &str) -> Option<Entry> {
 
 /// What `.held` says, and whether that is all. Where nobody was served it counts for nothing.
 fn entries(bytes: &[u8], was_served: bool) -> Result<(Vec<Entry>, bool), String> {
-    let text = String::from_utf8_lossy(bytes);
-    let mut lines = text.lines();
-    let first = lines.next().unwrap_or_default().trim_end();
+    let mut slots = bytes.chunks(SLOT);
+    let first = slots.next().and_then(text_of).unwrap_or_default();
     let count = first.strip_prefix(COMPLETE).and_then(|count| count.trim().parse::<usize>().ok());
     if !was_served {
         return Ok((Vec::new(), count.is_some()));
     }
     match count {
         Some(count) => {
-            let all: Vec<_> = lines.take(count).map_while(parse).collect();
-            if all.len() < count || bytes.len() / SLOT <= count {
+            let all: Vec<_> = slots.take(count).map_while(parse).collect();
+            if all.len() < count {
                 return Err(format!("{} of its {count} entries are whole", all.len()));
             }
             Ok((all, true))
         }
-        None if first == INCOMPLETE => Ok((lines.filter_map(parse).collect(), false)),
+        None if first == INCOMPLETE => Ok((slots.filter_map(parse).collect(), false)),
         None => Err("its first line is wrong".to_owned()),
     }
 }
 
 fn names_holders(bytes: &[u8]) -> bool {
-    let text = String::from_utf8_lossy(bytes);
-    text.lines().filter_map(parse).any(|entry| matches!(entry, (Place::Token(..), Some(_))))
+    bytes.chunks(SLOT).filter_map(parse).any(|entry| matches!(entry, (Place::Token(..), Some(_))))
 }
 
 fn damage(what: &str) -> io::Error {
@@ -187,8 +207,9 @@ impl Record {
         let failed = |name: &OsString, source| ServerError::Place { path: path_of(name), source };
         let clients = folder.read(&state, BYTES_MAX).map_err(|source| failed(&state, source))?;
         // Taken for "nobody held anything", a damaged file would give a living holder's token to somebody else.
-        let damaged = |_| failed(&state, damage("it does not say who was served"));
-        let clients = clients.map(|bytes| serde_json::from_slice::<State>(&bytes).map_err(damaged)).transpose()?;
+        let damaged = || failed(&state, damage("it does not say who was served"));
+        let parsed = |bytes: Vec<u8>| json_of(&bytes).and_then(|json| serde_json::from_str::<State>(json).ok());
+        let clients = clients.map(|bytes| parsed(bytes).ok_or_else(damaged)).transpose()?;
         let slots = folder.read(&held, BYTES_MAX).map_err(|source| failed(&held, source))?;
         let has_clients = clients.is_some();
         let known = clients.filter(|state| state.schema == SCHEMA && state.boot == boot());
@@ -348,8 +369,9 @@ impl Record {
     fn write_clients(&mut self) -> io::Result<()> {
         allowed(self.faults.as_ref(), &self.folder.path(&self.state))?;
         let state = State { schema: SCHEMA, boot: boot(), clients: self.clients.clone(), users: self.users.clone() };
-        let text = serde_json::to_vec(&state).map_err(io::Error::from)?;
-        self.folder.replace_within(&self.state, &text, ROOM)?;
+        let json = serde_json::to_string(&state).map_err(io::Error::from)?;
+        let text = format!("{:08x} {json}", checksum(&json));
+        self.folder.replace_within(&self.state, text.as_bytes(), ROOM)?;
         self.is_written = true;
         Ok(())
     }
@@ -367,8 +389,8 @@ mod tests {
         for slot in [(token, Some(job)), (token, None), (lock, Some(job)), (lock, None)] {
             let bytes = holding(slot);
             assert_eq!(bytes[SLOT - 1], b'\n');
-            assert_eq!(parse(std::str::from_utf8(&bytes).unwrap()), Some(slot));
+            assert_eq!(parse(&bytes), Some(slot));
         }
-        assert_eq!(parse("1 2"), None);
+        assert_eq!(parse(&slot("1 2")), None);
     }
 }
