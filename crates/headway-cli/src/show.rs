@@ -381,7 +381,7 @@ fn again(report: &RunReport, args: &RunArgs) -> String {
     option("duration", args.duration.map(exactly));
     option("seed", args.seed.map(|seed| seed.to_string()));
     option("cpu-class", (args.cpu_class != RequestedClass::Auto).then(|| args.cpu_class.word().to_owned()));
-    // Times are told in another unit, which would name another folder.
+    // The folder is repeated in full: `--duration` is printed in another unit here, which would name another folder.
     let named = (summary.complete && !args.label.is_empty()).then_some(&report.folder);
     option("out", args.out.as_ref().or(named).map(quoted));
     let usual = Keep::default();

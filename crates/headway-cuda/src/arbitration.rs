@@ -72,7 +72,7 @@ pub enum Hand {
 pub struct Small {
     /// Which way.
     pub direction: Direction,
-    /// Length.
+    /// Bytes of the copy.
     pub bytes: usize,
     /// By what.
     pub hand: Hand,
@@ -326,7 +326,7 @@ impl Arbitration {
 impl Drop for Arbitration {
     /// After an error copies may still run. Where they do not end the context is given up, and the memory stays.
     fn drop(&mut self) {
-        // Who waits for it may have been left behind by an error.
+        // An error may have left a stream waiting for this word.
         // SAFETY: the word is ours.
         unsafe { self.word(1).cast::<u32>().write_volatile(1) };
         let since = clock::now();

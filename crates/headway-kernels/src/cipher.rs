@@ -34,7 +34,7 @@ impl Cipher {
         Some(Self { key: bytes(KEY)?, iv: bytes(IV)? })
     }
 
-    /// What the works of a stream with this cipher are told.
+    /// Parameters that the `Work` of each step of a stream with this cipher is made with.
     #[must_use]
     pub fn parameters(&self) -> Parameters {
         Parameters::default().with_secret(KEY, &self.key).with_secret(IV, &self.iv)

@@ -126,7 +126,7 @@ pub struct Stream {
     pub steps: Vec<Step>,
     /// What a lateness does to the packet.
     pub on_miss: OnMiss,
-    /// What the works of its steps are told.
+    /// Parameters that the `Work` of each step is made with.
     pub parameters: Parameters,
     /// How its packets are divided among all GPUs, if they are.
     pub sharding: Option<Sharding>,

@@ -18,7 +18,7 @@ pub struct Sharded {
     pub stream: u32,
     /// How its packets are divided.
     pub sharding: Sharding,
-    /// What the works of its steps are told.
+    /// Parameters that the `Work` of each step is made with.
     pub parameters: Parameters,
     /// The items of each GPU that has some.
     pub shards: Vec<Shard>,

@@ -36,7 +36,7 @@ pub struct Cameras {
     pub cameras: u32,
     /// Pixels of 16 bits in a row of an image.
     pub width: u32,
-    /// Rows.
+    /// Rows of pixels in an image.
     pub height: u32,
     /// Rows after which the pattern repeats: the height of a die.
     pub pitch: u32,
@@ -65,7 +65,7 @@ impl Cameras {
         Sharding { items, item: self.image(), summary, operations: Some(operations), ring }
     }
 
-    /// What the works of a stream of these cameras are told.
+    /// Parameters that the `Work` of each step of a stream with these cameras is made with.
     #[must_use]
     pub fn parameters(&self) -> Parameters {
         let Self { cameras, width, height, pitch, defects, operations, ring, seed } = *self;

@@ -33,7 +33,7 @@ pub trait Application: Sync {
 /// What the keys of an application say of one stream.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Own {
-    /// What the works of its steps are told.
+    /// Parameters that the `Work` of each step is made with.
     pub parameters: Parameters,
     /// How its packets are divided among all GPUs, if they are.
     pub sharding: Option<Sharding>,
