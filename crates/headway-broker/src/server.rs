@@ -418,6 +418,7 @@ mod tests {
     use super::*;
     use crate::client::{Client, OnLoss};
     use crate::message::TaskShape;
+    use crate::status::Counts;
 
     const WATCHDOG: Nanos = Nanos(600_000_000_000);
 
@@ -461,12 +462,13 @@ mod tests {
         options.arbiter.clusters[0].tokens.per_gpu = 2;
         let mut server = Server::bind(options).unwrap();
         let socket = server.options.socket.clone();
-        let (give_back, wait) = std::sync::mpsc::channel::<()>();
+        let (go_on, wait) = std::sync::mpsc::channel::<()>();
         let holder = std::thread::spawn(move || {
             let clients = ["a", "b"].map(|name| Client::connect(&socket, name, OnLoss::Fail).unwrap());
             let [mut a, mut b] = [0, 1].map(|at| clients[at].register(shape("t")).unwrap());
             let mut first = a.acquire(clock::now(), 0, None).unwrap();
             let second = b.acquire(clock::now(), 0, None).unwrap();
+            wait.recv().unwrap();
             let operation = Operation { work: Work::Execute, bytes: Bytes(0), predicted: Nanos(0), budget: Nanos(0) };
             let engine = first.engine(operation).unwrap();
             wait.recv().unwrap();
@@ -475,11 +477,18 @@ mod tests {
             std::mem::forget((a, b));
             clients
         });
-        while server.state.counts.engines == 0 {
-            server.turn(clock::now());
-            server.poll(Duration::from_millis(1)).unwrap();
-        }
-        give_back.send(()).unwrap();
+        // Only with a second holder of a token is the lease of the first withdrawn, and the engine counted.
+        let turn_until = |server: &mut Server, enough: fn(&Counts) -> bool| {
+            while !enough(&server.state.counts) {
+                assert!(!holder.is_finished(), "the holder ended before it was served");
+                server.turn(clock::now());
+                server.poll(Duration::from_millis(1)).unwrap();
+            }
+        };
+        turn_until(&mut server, |counts| counts.tokens == 2);
+        go_on.send(()).unwrap();
+        turn_until(&mut server, |counts| counts.engines > 0);
+        go_on.send(()).unwrap();
         let clients = holder.join().unwrap();
         let now = clock::now().saturating_add(late);
         if excused {
