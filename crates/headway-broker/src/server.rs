@@ -4,6 +4,7 @@ mod departure;
 mod door;
 mod gpus;
 mod journal;
+mod lateness;
 mod leases;
 mod limits;
 mod pace;
@@ -257,7 +258,7 @@ impl Server {
         let mut turns = 0u32;
         let mut expected = clock::now();
         while !stop.load(Ordering::Relaxed) {
-            let now = clock::now();
+            let now = self.look(None);
             // A broker that was stopped, or got no CPU, has not heard its clients.
             self.state.excuse(now, now.saturating_sub(expected));
             let busy = self.turn(now);
@@ -284,7 +285,13 @@ impl Server {
         Ok(())
     }
 
-    /// Looks at every page once; whether there was anything to do.
+    /// Finds what a client has written, or all have, and then reads the clock.
+    fn look(&mut self, client: Option<ClientId>) -> Nanos {
+        self.state.look(client);
+        clock::now()
+    }
+
+    /// Handles what the last look found; whether there was anything to do.
     fn turn(&mut self, now: Nanos) -> bool {
         self.notice.long(BEAT).store(now.0.max(1), Ordering::Relaxed);
         // Before anything is granted: whoever holds something is waited for by the next broker.
@@ -327,7 +334,10 @@ impl Server {
                 LISTENER => self.accept(),
                 SOCKET => self.converse(client),
                 BELL => self.state.silence(client),
-                _ => self.state.process_ended(clock::now(), client),
+                _ => {
+                    let now = self.look(Some(client));
+                    self.state.process_ended(now, client);
+                }
             }
         }
         self.ready = ready;
@@ -339,9 +349,10 @@ impl Server {
     fn converse(&mut self, client: ClientId) {
         let mut buffer = vec![0; BYTES_MAX];
         for _ in 0..SHARE {
-            let now = clock::now();
             let Some(socket) = self.state.socket(client) else { return };
-            match socket.receive(&mut buffer) {
+            let packet = socket.receive(&mut buffer);
+            let now = self.look(Some(client));
+            match packet {
                 Ok(Packet::Message(length, descriptors)) => {
                     let greeted = self.state.is_greeted(client);
                     // No message to a broker brings descriptors.
@@ -413,7 +424,7 @@ mod tests {
 
     use headway_core::decisions::engine_lock::{EngineParameters, Operation, Order, PeerLocks, Work};
     use headway_core::decisions::predictor::PredictorParameters;
-    use headway_core::decisions::sharing::{ClusterId, ClusterParameters, Limits};
+    use headway_core::decisions::sharing::{ClusterId, ClusterParameters, Limits, Segment};
     use headway_core::decisions::token::{Mode, TokenParameters};
     use headway_core::units::Bytes;
 
@@ -461,7 +472,8 @@ mod tests {
     fn turn_until<T>(server: &mut Server, holder: &JoinHandle<T>, enough: fn(&Counts) -> bool) {
         while !enough(&server.state.counts) {
             assert!(!holder.is_finished(), "the holder ended before it was served");
-            server.turn(clock::now());
+            let now = server.look(None);
+            server.turn(now);
             server.poll(Duration::from_millis(1)).unwrap();
         }
     }
@@ -494,7 +506,7 @@ mod tests {
         turn_until(&mut server, &holder, |counts| counts.engines > 0);
         go_on.send(()).unwrap();
         let clients = holder.join().unwrap();
-        let now = clock::now().saturating_add(late);
+        let now = server.look(None).saturating_add(late);
         if excused {
             server.state.excuse(now, late);
         }
@@ -523,11 +535,69 @@ mod tests {
         });
         turn_until(&mut server, &holder, |counts| counts.tokens > 0);
         let client = holder.join().unwrap();
-        let now = clock::now().saturating_add(late);
+        let now = server.look(None).saturating_add(late);
         server.state.excuse(now, late);
         server.turn(now.saturating_add(then));
         drop(client);
         server.state.counts.cut
+    }
+
+    /// A broker that has granted a token to a task that declared `declared` for each job, and what has it given back and then ends.
+    fn granted(declared: Nanos) -> (Server, impl FnOnce() -> Client) {
+        let folder = tempfile::tempdir().unwrap();
+        let mut server = Server::bind(options(folder.path().join("s"))).unwrap();
+        let socket = server.options.socket.clone();
+        let (go_on, wait) = std::sync::mpsc::channel::<()>();
+        let holder = std::thread::spawn(move || {
+            let client = Client::connect(&socket, "one", OnLoss::Fail).unwrap();
+            let execute = Segment::Execute { kernel: "k".to_owned(), time: declared };
+            let shape = TaskShape { period: declared, deadline: declared, segments: vec![execute], ..shape("a") };
+            let mut task = client.register(shape).unwrap();
+            let token = task.acquire(clock::now(), 0, None).unwrap();
+            wait.recv().unwrap();
+            token.release(Nanos(1));
+            std::mem::forget(task);
+            client
+        });
+        turn_until(&mut server, &holder, |counts| counts.tokens > 0);
+        let give_back = move || {
+            go_on.send(()).unwrap();
+            let client = holder.join().unwrap();
+            drop(folder);
+            client
+        };
+        (server, give_back)
+    }
+
+    #[test]
+    fn a_token_that_is_given_back_after_the_clock_was_read_is_given_back_at_the_next_look() {
+        let (mut server, give_back) = granted(WATCHDOG);
+        let before = server.look(None);
+        let _client = give_back();
+        server.turn(before);
+        let holds = |server: &Server| server.state.tasks.values().any(|task| task.open.is_some());
+        assert!(holds(&server), "its use lasted longer than until then");
+        let after = server.look(None);
+        server.turn(after);
+        assert!(!holds(&server));
+    }
+
+    #[test]
+    fn time_in_which_the_broker_was_stopped_is_not_counted_as_use() {
+        for (excused, is_postponed) in [(true, false), (false, true)] {
+            // Twice as much is no reason to postpone anything.
+            let (mut server, give_back) = granted(Nanos(WATCHDOG.0 / 2));
+            let release = |server: &Server| server.state.tasks.values().next().unwrap().last_release;
+            let first = release(&server);
+            let _client = give_back();
+            let late = Nanos(3 * WATCHDOG.0);
+            let now = server.look(None).saturating_add(late);
+            if excused {
+                server.state.excuse(now, late);
+            }
+            server.turn(now);
+            assert_eq!(release(&server) > first, is_postponed, "excused: {excused}");
+        }
     }
 
     #[test]

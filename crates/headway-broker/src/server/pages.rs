@@ -17,6 +17,8 @@ pub(super) struct Pages {
     broker: Words,
     pub(super) bell: Bell,
     head: u64,
+    /// Entries that were there at the last look.
+    seen: u64,
 }
 
 /// What is next in a ring.
@@ -32,7 +34,7 @@ impl Pages {
         let client = Words::create("headway client", CLIENT_LONGS, CLIENT_WORDS)?;
         let broker = Words::create("headway broker", BROKER_LONGS, BROKER_WORDS)?;
         broker.forbid_other_writers()?;
-        Ok(Self { client, broker, bell: Bell::new()?, head: 0 })
+        Ok(Self { client, broker, bell: Bell::new()?, head: 0, seen: 0 })
     }
 
     /// What the client gets: its page, the broker's, and the bell.
@@ -44,10 +46,15 @@ impl Pages {
         self.client.long(TAIL).load(Ordering::Acquire) == self.head
     }
 
-    /// Takes the next entry: copied once, then looked at.
+    /// [`next`](Self::next) gives the entries that are there now. Whoever reads the clock afterwards knows a time at which each of them
+    /// had been written.
+    pub(super) fn look(&mut self) {
+        self.seen = self.client.long(TAIL).load(Ordering::Acquire);
+    }
+
+    /// Takes the next entry that was there at the last look: copied once, then looked at.
     pub(super) fn next(&mut self) -> Next {
-        let tail = self.client.long(TAIL).load(Ordering::Acquire);
-        match tail.wrapping_sub(self.head) {
+        match self.seen.wrapping_sub(self.head) {
             0 => return Next::Nothing,
             1..=RING_ENTRIES => {}
             _ => return Next::Nonsense,

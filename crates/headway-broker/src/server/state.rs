@@ -8,7 +8,6 @@ use headway_core::decisions::sharing::{
     Action, Arbiter, ClientId, ClusterParameters, Event, GpuId, Input, JobId, Key, Outcome, Refused, TaskId, TokenId,
 };
 use headway_core::units::Nanos;
-use headway_os::clock;
 use headway_os::ipc::{Bell, Socket};
 
 use super::journal::{Journal, Known};
@@ -24,9 +23,6 @@ use crate::error::{Reason, ServerError};
 use crate::layout::{Code, Entry, RING_ENTRIES};
 use crate::message::TaskShape;
 use crate::status::Counts;
-
-/// The part of the watchdog that the broker may be late without consequence.
-const LATE: u64 = 8;
 
 /// Where an answer goes.
 #[derive(Clone, Copy, Debug)]
@@ -121,7 +117,7 @@ pub(super) struct BrokerState {
     drain: Nanos,
     pub(super) watchdog: Nanos,
     /// Nobody is cut off before: the broker itself was late.
-    excused_until: Nanos,
+    pub(super) excused_until: Nanos,
     next_client: u64,
     pub(super) next_task: u32,
     pub(super) removed: Vec<ClientId>,
@@ -360,14 +356,6 @@ impl BrokerState {
     /// When an engine has been used for too long.
     fn engine_timeout(&self) -> Option<Nanos> {
         self.arbiter.poll_timeout().map(|at| at.max(self.excused_until))
-    }
-
-    /// The broker went round so much later than it meant to. Whoever gave something back meanwhile was not heard, and whoever
-    /// waited for an answer got none: if that took a part of the watchdog that counts, everybody has another one from now on.
-    pub(super) fn excuse(&mut self, now: Nanos, late: Nanos) {
-        if late.0 >= self.watchdog.0 / LATE {
-            self.excused_until = now.saturating_add(self.watchdog);
-        }
     }
 
     /// When the GPU work of a client that is gone has ended.
@@ -664,8 +652,8 @@ impl BrokerState {
     /// Writes down what a client says of an engine that was leased to it. Nothing depends on it.
     fn used(&mut self, now: Nanos, client: ClientId, used: Used) {
         let is_theirs = self.tasks.get(&used.job.task).is_some_and(|task| task.client == client);
-        // It may have ended since this turn began, but not later than now.
-        if is_theirs && used.end <= clock::now().max(now) {
+        // What it wrote was there at `now`.
+        if is_theirs && used.end <= now {
             self.journal.note(now, &Line::Used(used));
         }
     }
