@@ -425,7 +425,7 @@ impl Node {
         self.count("workers stopped");
         self.set(EXCUSED + worker, 1);
         let process = Process::open(self.workers[worker].id()).unwrap();
-        process.tell(Signal::Stop).ok().map(|()| process)
+        process.signal(Signal::Stop).ok().map(|()| process)
     }
 
     fn hang(&mut self, worker: usize, random: &mut Pcg64Mcg) {
@@ -434,9 +434,9 @@ impl Node {
         self.set(LINGER + worker, 0);
         match random.next_u32() % 3 {
             0 => self.count("of those stopped, killed so"),
-            1 => process.tell(Signal::Continue).unwrap(),
+            1 => process.signal(Signal::Continue).unwrap(),
             _ => {
-                process.tell(Signal::Continue).unwrap();
+                process.signal(Signal::Continue).unwrap();
                 // Back among the others; what it held may be another's by now.
                 return self.await_rounds(worker, 1);
             }
@@ -461,7 +461,7 @@ impl Node {
             self.broker = start_broker(&self.socket);
             self.await_lie(&mut child, 3);
             if let Some(process) = stopped {
-                process.tell(Signal::Continue).unwrap();
+                process.signal(Signal::Continue).unwrap();
             }
             self.await_rounds(other, 1);
         }
@@ -485,7 +485,7 @@ impl Node {
                 self.restart_broker();
                 self.set(LINGER + worker, 0);
                 if let Some(process) = process.filter(|_| random.next_u32().is_multiple_of(2)) {
-                    process.tell(Signal::Continue).unwrap();
+                    process.signal(Signal::Continue).unwrap();
                     return self.await_rounds(worker, 1);
                 }
                 self.replace(worker);

@@ -98,13 +98,13 @@ impl Other {
         self.0.try_wait().unwrap()
     }
 
-    fn tell(&self, signal: Signal) {
-        Process::open(self.0.id()).unwrap().tell(signal).unwrap();
+    fn signal(&self, signal: Signal) {
+        Process::open(self.0.id()).unwrap().signal(signal).unwrap();
     }
 
     /// Stops every thread: the kernel stops those on other CPUs a little after the signal was sent.
     fn stop(&self) {
-        self.tell(Signal::Stop);
+        self.signal(Signal::Stop);
         let is_stopped = |thread: PathBuf| {
             let stat = fs::read_to_string(thread.join("stat")).unwrap();
             stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'))
@@ -310,7 +310,7 @@ fn a_stopped_broker_is_told_of_and_when_it_goes_on_so_do_its_clients() {
         let error = task.acquire(clock::now(), 0, None).map(drop).unwrap_err();
         assert!(is_silent(&error), "{error}");
         drop(client.register(shape("b")));
-        broker.tell(Signal::Continue);
+        broker.signal(Signal::Continue);
         client.bear_silence(LIMIT);
         // Answers to what was asked meanwhile are not taken for the answers to this.
         assert!(client.status().unwrap().clients.iter().any(|client| client.name == "one"));
@@ -332,7 +332,7 @@ fn where_so_many_wait_that_nobody_is_let_in_a_client_says_so() {
     wait_until("nobody else is let in", || Socket::connect(&socket).map(|one| waiting.push(one)).is_err());
     let error = client::status(&socket).unwrap_err();
     assert!(matches!(error, ClientError::Crowded { .. }), "{error}");
-    broker.tell(Signal::Continue);
+    broker.signal(Signal::Continue);
     wait_until("they were all shown out", || is_there(&socket));
 }
 

@@ -38,7 +38,7 @@ pub enum Status {
 /// What a copier may use. Set it with `headway_options_init`, then change what differs.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub struct Options {
+pub struct CopierOptions {
     /// Bytes of this structure, by which later versions know which fields there are.
     pub size: usize,
     /// Threads of each of the two kinds of copies, those that wait and those that do not.
@@ -54,7 +54,7 @@ pub struct Options {
 /// What a copy did.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub struct Report {
+pub struct CopyResult {
     /// Bytes copied.
     pub bytes: u64,
     /// Nanoseconds that it took, without the wait for the stream; 0 for page-locked memory.
@@ -141,10 +141,10 @@ pub extern "C" fn headway_last_error() -> *const c_char {
 /// # Safety
 /// `options` is null or points to a structure of the caller's.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn headway_options_init(options: *mut Options) {
+pub unsafe extern "C" fn headway_options_init(options: *mut CopierOptions) {
     let usual = StreamOptions::default();
-    let made = Options {
-        size: size_of::<Options>(),
+    let made = CopierOptions {
+        size: size_of::<CopierOptions>(),
         threads: usual.threads,
         pinned_bytes: usual.pinned.0,
         patience_ns: u64::try_from(usual.patience.as_nanos()).unwrap_or(u64::MAX),
@@ -163,7 +163,11 @@ pub unsafe extern "C" fn headway_options_init(options: *mut Options) {
 /// # Safety
 /// `options` is null or was set by `headway_options_init`; `copier` points to a place for the result.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn headway_copier_open(gpu: c_int, options: *const Options, copier: *mut *mut Copier) -> Status {
+pub unsafe extern "C" fn headway_copier_open(
+    gpu: c_int,
+    options: *const CopierOptions,
+    copier: *mut *mut Copier,
+) -> Status {
     let which = u32::try_from(gpu).map_or(WhichGpu::Current, WhichGpu::Index);
     // SAFETY: the caller's promise.
     unsafe { open(which, options, copier) }
@@ -176,7 +180,7 @@ pub unsafe extern "C" fn headway_copier_open(gpu: c_int, options: *const Options
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn headway_copier_open_uuid(
     uuid: *const c_char,
-    options: *const Options,
+    options: *const CopierOptions,
     copier: *mut *mut Copier,
 ) -> Status {
     if uuid.is_null() {
@@ -190,7 +194,7 @@ pub unsafe extern "C" fn headway_copier_open_uuid(
 
 /// # Safety
 /// As for `headway_copier_open`.
-unsafe fn open(which: WhichGpu, options: *const Options, copier: *mut *mut Copier) -> Status {
+unsafe fn open(which: WhichGpu, options: *const CopierOptions, copier: *mut *mut Copier) -> Status {
     if copier.is_null() {
         return invalid("copier is null: there is no place for the result");
     }
@@ -199,8 +203,8 @@ unsafe fn open(which: WhichGpu, options: *const Options, copier: *mut *mut Copie
     let mut chosen = StreamOptions::default();
     if !options.is_null() {
         // SAFETY: the caller's promise; the size comes first and says what follows.
-        let Options { size, threads, pinned_bytes, patience_ns, machine } = unsafe { options.read() };
-        if size != size_of::<Options>() {
+        let CopierOptions { size, threads, pinned_bytes, patience_ns, machine } = unsafe { options.read() };
+        if size != size_of::<CopierOptions>() {
             return invalid("options.size is not this library's: call headway_options_init, or use its own header");
         }
         chosen.threads = threads;
@@ -249,7 +253,7 @@ pub unsafe extern "C" fn headway_copy(
     from: *const c_void,
     bytes: usize,
     stream: *mut c_void,
-    report: *mut Report,
+    report: *mut CopyResult,
 ) -> Status {
     // SAFETY: the caller's promise.
     let Some(Copier(copier)) = (unsafe { copier.as_ref() }) else { return invalid("copier is null") };
@@ -265,7 +269,7 @@ pub unsafe extern "C" fn headway_copy(
             }
             let nanoseconds = made.map_or(0, |made| made.observed.0);
             // SAFETY: the caller's promise.
-            unsafe { report.write(Report { bytes: bytes as u64, nanoseconds, method }) };
+            unsafe { report.write(CopyResult { bytes: bytes as u64, nanoseconds, method }) };
         }
         Ok(Status::Ok)
     })

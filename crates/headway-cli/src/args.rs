@@ -49,8 +49,8 @@ pub(crate) enum Command {
     /// Say what this machine can do, what is missing, and what to do about it
     Doctor {
         /// On what every way of copying is tried
-        #[arg(long, value_enum, default_value_t = PortArg::Auto)]
-        backend: PortArg,
+        #[arg(long, value_enum, default_value_t = CopyBackendArg::Auto)]
+        backend: CopyBackendArg,
     },
     /// Say whether every deadline of a workload holds, why, and with what margin
     Plan(PlanArgs),
@@ -287,8 +287,8 @@ const POLICIES: &[(&str, Strategy)] = &[
 #[derive(Debug, Args)]
 pub(crate) struct MeasureArgs {
     /// What is measured
-    #[arg(long, value_enum, default_value_t = PortArg::Auto)]
-    pub(crate) backend: PortArg,
+    #[arg(long, value_enum, default_value_t = CopyBackendArg::Auto)]
+    pub(crate) backend: CopyBackendArg,
     /// Machine that `--backend emu` imitates [default: h200-x1; h200-x4 for more GPUs]
     #[arg(long, value_name = "MACHINE")]
     pub(crate) model: Option<String>,
@@ -386,8 +386,8 @@ pub(crate) struct BenchBrokerArgs {
 #[derive(Debug, Args)]
 pub(crate) struct BenchArgs {
     /// What is measured
-    #[arg(long, value_enum, default_value_t = PortArg::Auto)]
-    pub(crate) backend: PortArg,
+    #[arg(long, value_enum, default_value_t = CopyBackendArg::Auto)]
+    pub(crate) backend: CopyBackendArg,
     /// Machine that `--backend emu` imitates [default: h200-x1; h200-x4 for more GPUs]
     #[arg(long, value_name = "MACHINE")]
     pub(crate) model: Option<String>,
@@ -515,7 +515,7 @@ pub(crate) enum ExcludeArg {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum PortArg {
+pub(crate) enum CopyBackendArg {
     /// GPUs
     Auto,
     /// Threads and real memory, throttled to a machine file
@@ -574,12 +574,12 @@ fn bytes(text: &str) -> Result<Bytes, UnitError> {
     text.parse::<u64>().map_or_else(|_| text.parse(), |bytes| Ok(Bytes(bytes)))
 }
 
-impl From<PortArg> for headway::gpus::Backend {
-    fn from(backend: PortArg) -> Self {
+impl From<CopyBackendArg> for headway::gpus::Backend {
+    fn from(backend: CopyBackendArg) -> Self {
         match backend {
-            PortArg::Auto => Self::Auto,
-            PortArg::Emu => Self::Emu,
-            PortArg::Cuda => Self::Cuda,
+            CopyBackendArg::Auto => Self::Auto,
+            CopyBackendArg::Emu => Self::Emu,
+            CopyBackendArg::Cuda => Self::Cuda,
         }
     }
 }
@@ -587,9 +587,9 @@ impl From<PortArg> for headway::gpus::Backend {
 impl From<HostArg> for HostMemory {
     fn from(host: HostArg) -> Self {
         match host {
-            HostArg::Pageable => Self::Warm,
+            HostArg::Pageable => Self::Touched,
             HostArg::Pinned => Self::Pinned,
-            HostArg::Fresh => Self::Fresh,
+            HostArg::Fresh => Self::Untouched,
             HostArg::File => Self::File,
         }
     }

@@ -20,7 +20,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
 use crate::Answer;
-use crate::args::{BenchCombineArgs, Cli, Format, PlanArgs, PortArg, ReproduceArgs, RunArgs};
+use crate::args::{BenchCombineArgs, Cli, CopyBackendArg, Format, PlanArgs, ReproduceArgs, RunArgs};
 use crate::{failure, sharing, show};
 
 /// Where and how to print.
@@ -63,7 +63,7 @@ pub(crate) fn write_out(text: &[u8]) -> Result<()> {
     }
 }
 
-pub(crate) fn doctor(out: &Out, backend: PortArg) -> Result<Answer> {
+pub(crate) fn doctor(out: &Out, backend: CopyBackendArg) -> Result<Answer> {
     let examination = examine::examine(backend.into());
     out.print(&examination, || show::examination(&examination))?;
     Ok(Answer::Yes)

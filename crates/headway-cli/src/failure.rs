@@ -36,7 +36,7 @@ struct Place {
 }
 
 /// Tells an error with its causes, each once, and picks the exit status.
-pub(crate) fn tell(error: &anyhow::Error, format: Format) -> ExitCode {
+pub(crate) fn report(error: &anyhow::Error, format: Format) -> ExitCode {
     let known = diagnosis(error);
     let status = match error.downcast_ref::<headway::Error>() {
         // As `env` and `timeout` have it: a guest's own status is not mistaken for one of these.

@@ -86,6 +86,6 @@ fn main() -> ExitCode {
         Ok(Answer::No) => ExitCode::from(1),
         Ok(Answer::Undecided) => ExitCode::from(3),
         Ok(Answer::Interrupted) => ExitCode::from(failure::INTERRUPTED),
-        Err(error) => failure::tell(&error, cli.format),
+        Err(error) => failure::report(&error, cli.format),
     }
 }

@@ -166,7 +166,7 @@ fn explained(explanation: &Explanation, long: bool) -> String {
             text,
             "{:<13} {:<9} median {:<9}  p99 {:<9}  max {:<9} ",
             row.method,
-            row.via,
+            row.form,
             shown(median),
             shown(p99),
             shown(max)

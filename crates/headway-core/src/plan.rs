@@ -220,8 +220,9 @@ pub struct PlannedStream {
     pub gpu: Option<u32>,
     /// Position in [`Plan::pipelines`].
     pub pipeline: u32,
-    /// Its lane in that pipeline's blocks.
-    pub lane: u32,
+    /// Position of its portion in that pipeline's blocks.
+    #[serde(rename = "lane")]
+    pub portion: u32,
 }
 
 /// Releases one job per step and cycle.
@@ -270,7 +271,7 @@ pub struct Gang {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Source {
-    /// These streams, by position in [`Plan::streams`], in lane order.
+    /// These streams, by position in [`Plan::streams`], in the order of their portions.
     Streams(Vec<u32>),
     /// A message of the workload: every cycle carries its full blocks.
     Message,

@@ -9,7 +9,8 @@ use headway_core::units::{Bytes, Nanos, PPM, Rate};
 
 fn machine(cores: u32) -> Machine {
     let mut machine = shipped("h200-x1").unwrap();
-    let aes = CpuCost { id: "aes128-cbc".to_owned(), setup: Nanos(2_000), lane: Nanos(100), rate: Rate(1_000_000_000) };
+    let aes =
+        CpuCost { id: "aes128-cbc".to_owned(), setup: Nanos(2_000), portion: Nanos(100), rate: Rate(1_000_000_000) };
     machine.cpu = Some(Cpu { cores, assumed: false, kernels: vec![aes] });
     machine
 }
@@ -57,7 +58,7 @@ fn a_stream_on_the_cpu_has_a_core_and_no_copies() {
 }
 
 #[test]
-fn a_job_on_a_core_costs_its_set_up_its_lanes_and_its_bytes_with_the_margin() {
+fn a_job_on_a_core_costs_its_set_up_its_portions_and_its_bytes_with_the_margin() {
     let (machine, workload) = (machine(1), workload(&[(4096, 1000, 2_000, "cpu"), (8192, 1000, 2_000, "cpu")]));
     let workload = Workload { cycle: Cycle::Paper, ..workload };
     let plan = planned(&machine, &workload);

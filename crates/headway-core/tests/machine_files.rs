@@ -142,7 +142,7 @@ fn a_file_becomes_indices_integers_and_defaults() {
     );
     assert_eq!(m.capacities[0].rate_low, m.capacities[0].rate);
     assert_eq!(m.capacities[2].rate_low, Rate(19_000_000_000));
-    assert_eq!(m.engines[1].lanes, 2);
+    assert_eq!(m.engines[1].parallel, 2);
     let [h2d, d2h, peer] = [&m.routes[0], &m.routes[1], &m.routes[2]];
     assert_eq!((h2d.weight, h2d.setup, h2d.setup_queued), (645, Nanos(7_300), Nanos(2_600)));
     assert_eq!((d2h.weight, d2h.setup_queued, d2h.method), (1_000, Nanos(5_000), Method::Dma));

@@ -130,21 +130,21 @@ fn is_gathered(pipeline: &Pipeline) -> bool {
 }
 
 #[test]
-fn every_stream_has_exactly_one_lane_of_one_pipeline_on_its_gpu() {
+fn every_stream_has_exactly_one_portion_of_one_pipeline_on_its_gpu() {
     for_random_plans(300, |machine, workload, plan| {
         assert_eq!(plan.streams.len(), workload.streams.len());
-        let mut lanes = vec![0; plan.streams.len()];
+        let mut portions = vec![0; plan.streams.len()];
         for (number, pipeline) in (0u32..).zip(&plan.pipelines) {
             let Source::Streams(streams) = &pipeline.source else { continue };
-            for (lane, &stream) in (0u32..).zip(streams) {
-                lanes[stream as usize] += 1;
+            for (portion, &stream) in (0u32..).zip(streams) {
+                portions[stream as usize] += 1;
                 let planned = &plan.streams[stream as usize];
-                assert_eq!((planned.pipeline, planned.lane), (number, lane));
+                assert_eq!((planned.pipeline, planned.portion), (number, portion));
                 assert_eq!(planned.gpu, pipeline.gpu);
                 assert_eq!(pipeline.steps.len(), workload.streams[stream as usize].steps.len());
             }
         }
-        assert!(lanes.iter().all(|&count| count == 1), "{lanes:?}");
+        assert!(portions.iter().all(|&count| count == 1), "{portions:?}");
         for (planned, stream) in plan.streams.iter().zip(&workload.streams) {
             assert_eq!((planned.packet, planned.period, planned.start), (stream.packet, stream.period, stream.start));
             if let Placement::Gpu(name) = &stream.gpu {
@@ -553,7 +553,7 @@ fn costs_are_those_of_the_model_with_margin_and_jitter() {
 }
 
 #[test]
-fn a_kernel_costs_what_its_longest_lane_takes() {
+fn a_kernel_costs_what_its_longest_portion_takes() {
     let short = stream_text("short", "1600 B", "5 ms", "40 ms", &format!("{IN}, {SPIN}, {OUT}"));
     let long = stream_text("long", "16 kB", "5 ms", "40 ms", &format!("{IN}, {SPIN}, {OUT}"));
     let mut workload = parsed(&format!("name = \"w\"\n[run]\ncycle = \"paper\"\n{short}{long}"));

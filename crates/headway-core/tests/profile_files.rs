@@ -114,7 +114,7 @@ fn curves_are_spread_over_their_gpus_and_defaults_filled_in() {
     }
     let window = Method::Window(Some(Mapping::Vulkan));
     let busy = |gpu| Key {
-        memory: HostMemory::Warm,
+        memory: HostMemory::Touched,
         load: Load::BulkSame,
         active: 2,
         pieces: 16,
@@ -129,8 +129,8 @@ fn curves_are_spread_over_their_gpus_and_defaults_filled_in() {
     assert_eq!(peers, [gpus[0], gpus[2]], "all but the target");
     assert_eq!(curves.len(), 3 + 2 + 2);
     let tuning = |gpu, direction, memory, active| tunings[&TuningKey { gpu, direction, memory, active }];
-    assert_eq!(tuning(gpus[1], Direction::D2h, HostMemory::Fresh, 4).stores, Stores::NonTemporal);
-    assert_eq!(tuning(gpus[2], Direction::H2d, HostMemory::Warm, 1).buffer, Bytes(1 << 20));
+    assert_eq!(tuning(gpus[1], Direction::D2h, HostMemory::Untouched, 4).stores, Stores::NonTemporal);
+    assert_eq!(tuning(gpus[2], Direction::H2d, HostMemory::Touched, 1).buffer, Bytes(1 << 20));
     assert_eq!(tunings.len(), 4);
 }
 

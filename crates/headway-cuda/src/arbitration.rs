@@ -82,9 +82,9 @@ pub struct Small {
     pub queued_first: bool,
 }
 
-/// What one bulk copy and the small ones beside it took.
+/// What one bulk copy took, and the small ones made meanwhile.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Beside {
+pub struct BulkAndSmall {
     /// The bulk copy, from its first to its last operation.
     pub bulk: Nanos,
     /// Each small copy, from the call, or from when it was ready, to its end.
@@ -163,7 +163,7 @@ impl Arbitration {
     ///
     /// # Errors
     /// [`DeviceError`]; [`DeviceError::Invalid`] if a small copy brought wrong bytes.
-    pub fn beside(&mut self, bulk: &Bulk, small: &Small) -> Result<Beside, DeviceError> {
+    pub fn bulk_and_small(&mut self, bulk: &Bulk, small: &Small) -> Result<BulkAndSmall, DeviceError> {
         self.context.bind()?;
         let mut waits = Vec::new();
         if small.queued_first {
@@ -186,7 +186,7 @@ impl Arbitration {
                 waits.push(self.one(small, waits.len() as u8)?);
             }
         }
-        Ok(Beside { bulk: self.ended()?, small: waits })
+        Ok(BulkAndSmall { bulk: self.ended()?, small: waits })
     }
 
     fn small_stream(&self, small: &Small) -> &Stream {

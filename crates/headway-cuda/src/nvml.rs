@@ -125,7 +125,7 @@ pub struct NvmlGpu {
 pub struct PcieLink {
     /// Generation, 1 to 6.
     pub generation: u32,
-    /// Lanes.
+    /// PCIe lanes in use.
     pub width: u32,
 }
 

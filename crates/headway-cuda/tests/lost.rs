@@ -229,7 +229,7 @@ fn lent_memory_comes_back_when_a_chunk_that_a_staging_pool_gave_up_has_ended() {
 /// Run again as a child by the test below.
 #[test]
 fn queues_that_hang_are_dropped() {
-    if std::env::var_os("HEADWAY_TEST_LANES").is_none() {
+    if std::env::var_os("HEADWAY_TEST_QUEUES").is_none() {
         return;
     }
     let fake = MAPPABLE.another();
@@ -256,7 +256,7 @@ fn queues_that_hang_are_dropped() {
 fn a_queue_that_does_not_end_in_time_is_left_behind_and_standard_error_says_so_once() {
     let child = std::process::Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "--nocapture", "queues_that_hang_are_dropped"])
-        .env("HEADWAY_TEST_LANES", "1")
+        .env("HEADWAY_TEST_QUEUES", "1")
         .output()
         .unwrap();
     let said = String::from_utf8_lossy(&child.stderr);

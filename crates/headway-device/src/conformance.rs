@@ -3,11 +3,11 @@
 //! Every way to move bytes is tried in every size and alignment on random data with guard bytes around, and compared through
 //! another way. Nothing is asserted about speed. Where the hardware is absent every test prints why it was skipped and passes.
 
+mod copies;
 mod engines;
 mod forms;
 mod launches;
 mod rules;
-mod ways;
 
 use std::io::Write as _;
 use std::sync::Arc;
@@ -20,6 +20,11 @@ use crate::buffer::{Access, Buffer, Span};
 use crate::gpu::{Caching, Completion, Gpu, Operation, Queue, Reach};
 use crate::{DeviceError, Limits};
 
+pub use copies::{
+    copies_within_a_device_move_every_byte, gpus_exchange_every_byte,
+    ordinary_memory_is_copied_every_byte_and_no_other, pieces_arrive_by_every_mover,
+    queues_copy_every_byte_and_no_other, relays_copy_every_byte_and_no_other,
+};
 pub use engines::{
     Xor, a_class_that_is_not_served_is_refused, a_full_engine_refuses_and_stays_usable, buffers_are_bounded_in_number,
     completions_wake_or_ask_to_be_polled, copies_against_the_rules_of_engines_are_refused,
@@ -40,11 +45,6 @@ pub use rules::{
     operations_against_the_rules_are_refused, operations_of_a_queue_end_in_order,
     pinned_memory_is_told_from_ordinary_memory, registered_memory_is_pinned_until_dropped,
     two_threads_use_queues_at_once,
-};
-pub use ways::{
-    copies_within_a_device_move_every_byte, gpus_exchange_every_byte,
-    ordinary_memory_is_copied_every_byte_and_no_other, pieces_arrive_by_every_mover,
-    queues_copy_every_byte_and_no_other, relays_copy_every_byte_and_no_other,
 };
 
 /// How long the suite waits for a GPU that may be slow but must not hang.
@@ -240,8 +240,8 @@ fn has_room(gpu: &dyn Gpu, size: usize) -> bool {
     needed <= host_bytes_max.0 && needed <= memory.0
 }
 
-/// A way to move bytes between host and device.
-trait Way {
+/// Moves bytes between host and device by one method.
+trait HostCopy {
     /// Copies `host[at..at + len]` to offset `to` of `there`.
     fn put(&mut self, host: &[u8], at: usize, len: usize, there: &Buffer, to: usize);
     /// Copies `len` bytes from offset `from` of `there` to `host[at..at + len]`.
@@ -266,8 +266,8 @@ impl Bench {
     /// Tries `way` both ways at one size and place; every byte arrives, and no byte beside them changes.
     fn case(
         &mut self,
-        way: &mut dyn Way,
-        other: &mut dyn Way,
+        way: &mut dyn HostCopy,
+        other: &mut dyn HostCopy,
         there: &Buffer,
         len: usize,
         (host, device): (usize, usize),
@@ -292,7 +292,7 @@ impl Bench {
     }
 
     /// Tries `way` in all sizes and alignments.
-    fn every_case(&mut self, way: &mut dyn Way, other: &mut dyn Way, there: &Buffer) {
+    fn every_case(&mut self, way: &mut dyn HostCopy, other: &mut dyn HostCopy, there: &Buffer) {
         for len in SIZES {
             for host in HOST_OFFSETS {
                 for device in DEVICE_OFFSETS {

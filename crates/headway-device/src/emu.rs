@@ -631,7 +631,7 @@ mod tests {
                 id: "gpu0.h2d".into(),
                 gpu: EndpointId(1),
                 serves: vec![EngineClass::H2d, EngineClass::D2h],
-                lanes: 1,
+                parallel: 1,
             }],
             routes: vec![route(&[0, 1], Method::Dma), route(&[2], Method::Pageable)],
             sets: vec![],
@@ -658,7 +658,7 @@ mod tests {
         let arguments = [CpuArgument::Read(&input), CpuArgument::Null, CpuArgument::Null, CpuArgument::Int(2)];
         let demand = Xor.demand(&arguments).unwrap();
         let time = spec.launch_time.unwrap();
-        assert_eq!(time("k", demand), Nanos(10 + 480), "the longest lane at the chain rate");
+        assert_eq!(time("k", demand), Nanos(10 + 480), "the longest portion at the chain rate");
         // 80 bytes at 1 GB/s for up to 1000 operations, twice as long for twice as many.
         assert_eq!(time("k", Demand { operations: Some(2000), ..demand }), Nanos(10 + 160));
         assert_eq!(time("unknown", demand), Nanos::ZERO);

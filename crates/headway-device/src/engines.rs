@@ -115,7 +115,7 @@ impl Engines {
         self.lines[at].queue.submit(Operation::Copy { from, to }, tag)
     }
 
-    /// Queues a launch of `work` over a block of `lanes` lanes on the execution engine; otherwise as [`Engines::copy`].
+    /// Queues a launch of `work` over a block of `portions` portions on the execution engine; otherwise as [`Engines::copy`].
     ///
     /// # Errors
     /// As for [`Engines::copy`], and those of [`step`].
@@ -123,12 +123,12 @@ impl Engines {
         &mut self,
         work: &Arc<dyn Work>,
         memory: StepMemory,
-        lanes: u32,
+        portions: u32,
         tag: u64,
     ) -> Result<(), DeviceError> {
         let at = self.line(EngineClass::Ee)?;
         self.room(at)?;
-        self.lines[at].queue.submit(step(work, memory, lanes)?, tag)
+        self.lines[at].queue.submit(step(work, memory, portions)?, tag)
     }
 
     fn line(&self, class: EngineClass) -> Result<usize, DeviceError> {

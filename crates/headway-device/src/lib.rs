@@ -24,7 +24,7 @@ pub use buffer::{Access, Buffer, HostKind, Span};
 pub use engines::Engines;
 pub use error::DeviceError;
 pub use gpu::{Completion, Gpu, Operation, Queue};
-pub use work::{Grid, Lane, Work, WorkError};
+pub use work::{Grid, Portion, Work, WorkError};
 
 /// Called when a completion can be polled; from any thread, at any time, possibly without reason. Must not block.
 pub type Waker = Arc<dyn Fn() + Send + Sync>;

@@ -18,14 +18,14 @@ use crate::DeviceError;
 use crate::buffer::{Access, Span};
 use crate::gpu::Operation;
 
-/// What a work must know of one lane, fixed for a whole run.
+/// What a work must know of one portion, fixed for a whole run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Lane {
+pub struct Portion {
     /// The stream's name, for messages.
     pub stream: String,
     /// What the stream's keys say, for the works that know them.
     pub parameters: Parameters,
-    /// Of a stream whose packets are divided, the item that the lane carries; else 0.
+    /// Of a stream whose packets are divided, the item that the portion carries; else 0.
     pub item: u32,
 }
 
@@ -59,7 +59,7 @@ pub struct Grid {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum WorkError {
-    /// A lane lacks what the work needs.
+    /// A portion lacks what the work needs.
     #[error("kernel `{work}` needs {missing} for stream `{stream}`")]
     MissingParameter {
         work: &'static str,
@@ -99,9 +99,9 @@ pub enum CpuArgument<'a> {
 /// What the cost of a launch depends on, as machine files count it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Demand {
-    /// Bytes in all lanes.
+    /// Bytes in all portions.
     pub bytes: Bytes,
-    /// Bytes of the longest lane.
+    /// Bytes of the longest portion.
     pub chain: Bytes,
     /// Operations for each element of the data, of works that have such.
     pub operations: Option<u32>,
@@ -140,8 +140,8 @@ pub trait Work: Send + Sync {
 
     /// The CPU form of a step: writes the output and moves the state on.
     ///
-    /// Where the output is a block, both forms write its header, each lane, and zeros from a lane's end to the next multiple of 16.
-    /// Other bytes, which belong to no lane, are unspecified. A work that says its own [`Work::output_bytes`] writes what it documents.
+    /// Where the output is a block, both forms write its header, each portion, and zeros from a portion's end to the next multiple of 16.
+    /// Other bytes, which belong to no portion, are unspecified. A work that says its own [`Work::output_bytes`] writes what it documents.
     ///
     /// # Errors
     /// [`WorkError::BadBlock`]; `output` and `state` are then unspecified.
@@ -150,28 +150,28 @@ pub trait Work: Send + Sync {
         Err(WorkError::BadBlock { work: self.id(), reason: "it is no step of a stream".to_owned() })
     }
 
-    /// The arguments of a step's launch, by default input, output, state (or no memory) and the number of lanes. The entry must
-    /// treat lanes as independent.
-    fn arguments(&self, memory: StepMemory, lanes: u32) -> Vec<Argument> {
+    /// The arguments of a step's launch, by default input, output, state (or no memory) and the number of portions. The entry must
+    /// treat portions as independent.
+    fn arguments(&self, memory: StepMemory, portions: u32) -> Vec<Argument> {
         let StepMemory { input, output, state } = memory;
         let state = state.map_or(Argument::Null, Argument::Memory);
-        vec![Argument::Memory(input), Argument::Memory(output), state, Argument::Int(lanes.cast_signed())]
+        vec![Argument::Memory(input), Argument::Memory(output), state, Argument::Int(portions.cast_signed())]
     }
 
-    /// Launch shape of a step with `lanes` lanes.
-    fn grid(&self, lanes: u32) -> Grid {
-        Grid { blocks: lanes.max(1), threads: 32, shared_bytes: 0 }
+    /// Launch shape of a step with `portions` portions.
+    fn grid(&self, portions: u32) -> Grid {
+        Grid { blocks: portions.max(1), threads: 32, shared_bytes: 0 }
     }
 
-    /// Size of the state for `lanes` lanes; may be zero.
-    fn state_bytes(&self, lanes: usize) -> usize {
-        let _ = lanes;
+    /// Size of the state for `portions` portions; may be zero.
+    fn state_bytes(&self, portions: usize) -> usize {
+        let _ = portions;
         0
     }
 
-    /// The least size of an output for `input` bytes in `lanes` lanes: the size of the input, unless the output is no block.
-    fn output_bytes(&self, input: usize, lanes: u32) -> usize {
-        let _ = lanes;
+    /// The least size of an output for `input` bytes in `portions` portions: the size of the input, unless the output is no block.
+    fn output_bytes(&self, input: usize, portions: u32) -> usize {
+        let _ = portions;
         input
     }
 
@@ -179,16 +179,16 @@ pub trait Work: Send + Sync {
     ///
     /// # Errors
     /// [`WorkError::MissingParameter`].
-    fn init_state(&self, lanes: &[Lane], state: &mut [u8]) -> Result<(), WorkError> {
-        let _ = lanes;
+    fn init_state(&self, portions: &[Portion], state: &mut [u8]) -> Result<(), WorkError> {
+        let _ = portions;
         state.fill(0);
         Ok(())
     }
 
-    /// The lane as a new run must begin it to go on where `output`, the lane's last one, ended; `None` for works whose state does
+    /// The portion as a new run must begin it to go on where `output`, the portion's last one, ended; `None` for works whose state does
     /// not follow from their output.
-    fn resume(&self, lane: &Lane, output: &[u8]) -> Option<Lane> {
-        let _ = (lane, output);
+    fn resume(&self, portion: &Portion, output: &[u8]) -> Option<Portion> {
+        let _ = (portion, output);
         None
     }
 
@@ -204,19 +204,19 @@ pub trait Work: Send + Sync {
         None
     }
 
-    /// What a launch with these arguments costs; `None` where nobody has said. By default a step costs what is in its lanes.
+    /// What a launch with these arguments costs; `None` where nobody has said. By default a step costs what is in its portions.
     fn demand(&self, arguments: &[CpuArgument<'_>]) -> Option<Demand> {
         let [CpuArgument::Read(input), _, state, CpuArgument::Int(_)] = arguments else { return None };
         let operations = match state {
             CpuArgument::Write(state) => self.operations(state),
             _ => self.operations(&[]),
         };
-        let lanes = match Header::read(input) {
-            Ok(header) => header.lanes.iter().map(|lane| lane.len() as u64).collect(),
+        let portions = match Header::read(input) {
+            Ok(header) => header.portions.iter().map(|portion| portion.len() as u64).collect(),
             Err(_) => vec![input.len() as u64],
         };
-        let chain = lanes.iter().copied().max().unwrap_or(0);
-        Some(Demand { bytes: Bytes(lanes.iter().sum()), chain: Bytes(chain), operations })
+        let chain = portions.iter().copied().max().unwrap_or(0);
+        Some(Demand { bytes: Bytes(portions.iter().sum()), chain: Bytes(chain), operations })
     }
 }
 
@@ -246,16 +246,16 @@ pub struct StepMemory {
     pub state: Option<Span>,
 }
 
-/// The launch of `work` as a step over a block of `lanes` lanes. Every span must start at a multiple of [`LAUNCH_ALIGN`] bytes, on
+/// The launch of `work` as a step over a block of `portions` portions. Every span must start at a multiple of [`LAUNCH_ALIGN`] bytes, on
 /// which entries rely; whether all are memory of the GPU that launches is left to its queue.
 ///
 /// # Errors
 /// [`DeviceError::Invalid`].
-pub fn step(work: &Arc<dyn Work>, memory: StepMemory, lanes: u32) -> Result<Operation, DeviceError> {
+pub fn step(work: &Arc<dyn Work>, memory: StepMemory, portions: u32) -> Result<Operation, DeviceError> {
     let refuse = |reason: String| Err(DeviceError::Invalid { what: "launch", reason });
     let StepMemory { input, output, state } = &memory;
-    if lanes == 0 {
-        return refuse("it has no lane".into());
+    if portions == 0 {
+        return refuse("it has no portion".into());
     }
     if output.access() != Access::Write || state.as_ref().is_some_and(|state| state.access() != Access::Write) {
         return refuse("output and state must be claimed for writing".into());
@@ -269,11 +269,11 @@ pub fn step(work: &Arc<dyn Work>, memory: StepMemory, lanes: u32) -> Result<Oper
             ));
         }
     }
-    let needed = work.output_bytes(input.len(), lanes);
+    let needed = work.output_bytes(input.len(), portions);
     if output.len() < needed {
         let (len, id) = (output.len(), work.id());
         return refuse(format!("the output of {len} bytes is shorter than the {needed} of `{id}`"));
     }
-    let (grid, arguments) = (work.grid(lanes), work.arguments(memory, lanes));
+    let (grid, arguments) = (work.grid(portions), work.arguments(memory, portions));
     Ok(Operation::Launch { work: Arc::clone(work), grid, arguments })
 }

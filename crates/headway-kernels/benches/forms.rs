@@ -4,7 +4,7 @@ use std::hint::black_box;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use headway_core::plan::block::{block_bytes, write_header};
-use headway_device::work::{CpuArgument, Lane, Work as _};
+use headway_device::work::{CpuArgument, Portion, Work as _};
 use headway_kernels::inspect::wafer::Wafer;
 use headway_kernels::inspect::{Inspect, Layout, Merge, SYNOPSIS_BYTES, steps};
 use headway_kernels::klt::{Choice, CpuMachine, Machine as _, Shape, Tracker, Warp, select};
@@ -88,18 +88,18 @@ fn wafers(criterion: &mut Criterion) {
 
 /// Packets of 2 KiB of many streams, one after the other and eight at a time.
 fn ciphers(criterion: &mut Criterion) {
-    let mut group = criterion.benchmark_group("aes128-cbc, lanes of 2 KiB");
+    let mut group = criterion.benchmark_group("aes128-cbc, portions of 2 KiB");
     group.sample_size(10);
     for count in [1, 8, 32] {
         let lens = vec![2048; count];
         let mut input = vec![0; block_bytes(lens.iter().copied()).0 as usize];
-        write_header(&mut input, 0, &lens).expect("the buffer has `block_bytes` for these lanes");
+        write_header(&mut input, 0, &lens).expect("the buffer has `block_bytes` for these portions");
         let parameters = Cipher { key: [7; 16], iv: [0; 16] }.parameters();
-        let lanes = vec![Lane { parameters, ..Lane::default() }; count];
+        let portions = vec![Portion { parameters, ..Portion::default() }; count];
         let (mut output, mut state) = (vec![0; input.len()], vec![0; Aes128Cbc.state_bytes(count)]);
-        Aes128Cbc.init_state(&lanes, &mut state).expect("every lane has a key");
+        Aes128Cbc.init_state(&portions, &mut state).expect("every portion has a key");
         group.throughput(Throughput::Bytes(2048 * count as u64));
-        group.bench_function(format!("{count} lanes"), |bencher| {
+        group.bench_function(format!("{count} portions"), |bencher| {
             bencher.iter(|| Aes128Cbc.run(black_box(&input), &mut output, &mut state).expect("whole blocks"));
         });
     }

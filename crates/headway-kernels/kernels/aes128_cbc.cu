@@ -1,4 +1,4 @@
-// AES-128 in CBC mode, one chain per lane of the block (FIPS 197; NIST SP 800-38A, 6.2).
+// AES-128 in CBC mode, one chain per portion of the block (FIPS 197; NIST SP 800-38A, 6.2).
 //
 // A chain is serial: its speed is the latency of one 16-byte block, ten rounds of table lookups. So four threads serve one
 // chain, one column of the cipher's state each. In a round a thread gets the other columns by three shuffles, looks up one
@@ -7,7 +7,7 @@
 // is needed, equal addresses are served by one broadcast, and plaintext and ciphertext move 512 bytes at a time, because
 // thread t fetches and stores block t of each 32.
 //
-// State of a lane, 192 bytes: 11 round keys of 16 bytes, then the chaining value. All words are little endian, so row 0 of
+// State of a portion, 192 bytes: 11 round keys of 16 bytes, then the chaining value. All words are little endian, so row 0 of
 // a column is its low byte.
 
 #include "block.cuh"
@@ -98,7 +98,7 @@ __device__ __forceinline__ unsigned last_column(const unsigned* tables, unsigned
         ^ (lookup<0, 2>(tables, from.c) & 0x00ff0000u) ^ (lookup<1, 3>(tables, from.d) & 0xff000000u);
 }
 
-// What the warp shares of its lane: plaintext and ciphertext of 32 blocks.
+// What the warp shares of its portion: plaintext and ciphertext of 32 blocks.
 struct Tile {
     uint4 plain[WARP];
     uint4 cipher[WARP];
@@ -129,9 +129,9 @@ __device__ __forceinline__ unsigned encrypt_tile(const unsigned* tables, const u
     return chain;
 }
 
-// Encrypts the 16-byte blocks of a lane that begins at `source` and `target`. Fills `tables` too if this is the `first` lane
+// Encrypts the 16-byte blocks of a portion that begins at `source` and `target`. Fills `tables` too if this is the `first` portion
 // of the thread block: the loads of keys and plaintext are then under way already.
-__device__ __forceinline__ void encrypt_lane(unsigned* tables, Tile* tile, const uint4* source, uint4* target,
+__device__ __forceinline__ void encrypt_portion(unsigned* tables, Tile* tile, const uint4* source, uint4* target,
     unsigned blocks, unsigned* state, unsigned thread, bool first)
 {
     const uint4 zero = make_uint4(0, 0, 0, 0);
@@ -163,22 +163,22 @@ __device__ __forceinline__ void encrypt_lane(unsigned* tables, Tile* tile, const
     }
 }
 
-// Grid: blocks of one warp. Any number is correct, one per lane is fastest.
+// Grid: blocks of one warp. Any number is correct, one per portion is fastest.
 extern "C" __global__ void __launch_bounds__(WARP) aes128_cbc(const unsigned char* __restrict__ input,
-    unsigned char* __restrict__ output, unsigned char* __restrict__ state, unsigned lanes)
+    unsigned char* __restrict__ output, unsigned char* __restrict__ state, unsigned portions)
 {
     __shared__ unsigned tables[4 * 256];
     __shared__ Tile tile;
     const unsigned thread = threadIdx.x;
-    for (unsigned lane = blockIdx.x; lane < lanes; lane += gridDim.x) {
-        const BlockLane read = block_read_lane(input, lane);
+    for (unsigned portion = blockIdx.x; portion < portions; portion += gridDim.x) {
+        const BlockPortion read = block_read_portion(input, portion);
         const uint4* source = reinterpret_cast<const uint4*>(input + read.entry.x);
         uint4* target = reinterpret_cast<uint4*>(output + read.entry.x);
-        unsigned* lane_state = reinterpret_cast<unsigned*>(state + STATE_BYTES * static_cast<size_t>(lane));
-        const unsigned blocks = block_lane_bytes(read, lanes) / 16;
-        encrypt_lane(tables, &tile, source, target, blocks, lane_state, thread, lane == blockIdx.x);
+        unsigned* portion_state = reinterpret_cast<unsigned*>(state + STATE_BYTES * static_cast<size_t>(portion));
+        const unsigned blocks = block_portion_bytes(read, portions) / 16;
+        encrypt_portion(tables, &tile, source, target, blocks, portion_state, thread, portion == blockIdx.x);
         if (thread == 0) {
-            block_write_lane(output, read, lanes, lane);
+            block_write_portion(output, read, portions, portion);
         }
     }
 }

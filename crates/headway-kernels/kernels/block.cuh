@@ -1,40 +1,40 @@
-// The packed block (headway-core, block.rs) as kernels see it: each lane is padded to a multiple of 16 bytes.
+// The packed block (headway-core, block.rs) as kernels see it: each portion is padded to a multiple of 16 bytes.
 #pragma once
 
 // First word of a block, "HWB1".
 #define BLOCK_MAGIC 0x31425748u
 
-// What the header says of one lane.
-struct BlockLane {
-    uint4 fixed; // magic, lanes, cycle
+// What the header says of one portion.
+struct BlockPortion {
+    uint4 fixed; // magic, portions, cycle
     uint2 entry; // offset, bytes
 };
 
-__device__ __forceinline__ BlockLane block_read_lane(const unsigned char* input, unsigned lane)
+__device__ __forceinline__ BlockPortion block_read_portion(const unsigned char* input, unsigned portion)
 {
-    BlockLane read;
+    BlockPortion read;
     read.fixed = *reinterpret_cast<const uint4*>(input);
-    read.entry = *reinterpret_cast<const uint2*>(input + 16 + 8 * static_cast<size_t>(lane));
+    read.entry = *reinterpret_cast<const uint2*>(input + 16 + 8 * static_cast<size_t>(portion));
     return read;
 }
 
-// Bytes of the lane; none if the block is not one of `lanes` lanes or the lane is not aligned.
-__device__ __forceinline__ unsigned block_lane_bytes(const BlockLane& lane, unsigned lanes)
+// Bytes of the portion; none if the block is not one of `portions` portions or the portion is not aligned.
+__device__ __forceinline__ unsigned block_portion_bytes(const BlockPortion& portion, unsigned portions)
 {
-    const bool valid = lane.fixed.x == BLOCK_MAGIC && lane.fixed.y == lanes && lane.entry.x % 16 == 0;
-    return valid ? lane.entry.y : 0;
+    const bool valid = portion.fixed.x == BLOCK_MAGIC && portion.fixed.y == portions && portion.entry.x % 16 == 0;
+    return valid ? portion.entry.y : 0;
 }
 
-// Writes the header's part for `lane`; over all lanes that is the whole header.
-__device__ __forceinline__ void block_write_lane(
-    unsigned char* output, const BlockLane& read, unsigned lanes, unsigned lane)
+// Writes the header's part for `portion`; over all portions that is the whole header.
+__device__ __forceinline__ void block_write_portion(
+    unsigned char* output, const BlockPortion& read, unsigned portions, unsigned portion)
 {
-    uint2* entry = reinterpret_cast<uint2*>(output + 16 + 8 * static_cast<size_t>(lane));
+    uint2* entry = reinterpret_cast<uint2*>(output + 16 + 8 * static_cast<size_t>(portion));
     *entry = read.entry;
-    if (lane == 0) {
+    if (portion == 0) {
         *reinterpret_cast<uint4*>(output) = read.fixed;
     }
-    if (lane == lanes - 1 && lanes % 2 == 1) {
+    if (portion == portions - 1 && portions % 2 == 1) {
         entry[1] = make_uint2(0, 0); // the padding to 16
     }
 }

@@ -112,26 +112,26 @@ extern "C" __global__ void __launch_bounds__(THREADS) inspect(const unsigned sho
     inspect_cell(image, synopsis, width, height, pitch, threshold, steps, camera, sequence, cell);
 }
 
-// Every lane of a packed block is an image; its synopsis is as many times 4 KiB behind the start of `output` as lanes are before
-// it. The state tells of each lane: width, height, pitch, threshold, steps, camera. Grid: CELLS_MAX blocks for each lane.
+// Every portion of a packed block is an image; its synopsis is as many times 4 KiB behind the start of `output` as portions are before
+// it. The state tells of each portion: width, height, pitch, threshold, steps, camera. Grid: CELLS_MAX blocks for each portion.
 extern "C" __global__ void __launch_bounds__(THREADS) inspect_block(const unsigned char* __restrict__ input,
-    unsigned char* __restrict__ output, const unsigned char* __restrict__ state, unsigned lanes)
+    unsigned char* __restrict__ output, const unsigned char* __restrict__ state, unsigned portions)
 {
-    const unsigned lane = blockIdx.x / CELLS_MAX;
+    const unsigned portion = blockIdx.x / CELLS_MAX;
     const int cell = static_cast<int>(blockIdx.x % CELLS_MAX);
-    if (lane >= lanes) {
+    if (portion >= portions) {
         return;
     }
-    const BlockLane read = block_read_lane(input, lane);
-    const int* camera = reinterpret_cast<const int*>(state) + CAMERA * static_cast<size_t>(lane);
+    const BlockPortion read = block_read_portion(input, portion);
+    const int* camera = reinterpret_cast<const int*>(state) + CAMERA * static_cast<size_t>(portion);
     const int width = camera[0], height = camera[1];
     const int cells = (width + CELL - 1) / CELL * ((height + CELL - 1) / CELL);
-    const bool whole = block_lane_bytes(read, lanes) == 2u * static_cast<unsigned>(width) * static_cast<unsigned>(height);
+    const bool whole = block_portion_bytes(read, portions) == 2u * static_cast<unsigned>(width) * static_cast<unsigned>(height);
     if (!whole || cell >= cells) {
         return;
     }
     inspect_cell(reinterpret_cast<const unsigned short*>(input + read.entry.x),
-        reinterpret_cast<unsigned*>(output) + SYNOPSIS * static_cast<size_t>(lane), width, height, camera[2], camera[3],
+        reinterpret_cast<unsigned*>(output) + SYNOPSIS * static_cast<size_t>(portion), width, height, camera[2], camera[3],
         camera[4], camera[5], static_cast<int>(read.fixed.z & 0x7fffffffu), cell);
 }
 
@@ -354,15 +354,15 @@ extern "C" __global__ void __launch_bounds__(MERGE_THREADS) inspect_merge(const 
     merge_row(synopses, scratch, list, images, width, height, sequence);
 }
 
-// `input` holds a synopsis for each lane, `output` takes the list and behind it the scratch memory. Synopses that are not those
+// `input` holds a synopsis for each portion, `output` takes the list and behind it the scratch memory. Synopses that are not those
 // of cameras 0, 1, 2, ... of one size and sequence number give a list of zeros. Grid: one block.
 extern "C" __global__ void __launch_bounds__(MERGE_THREADS) inspect_merge_block(const unsigned char* __restrict__ input,
-    unsigned char* __restrict__ output, const unsigned char*, unsigned lanes)
+    unsigned char* __restrict__ output, const unsigned char*, unsigned portions)
 {
     __shared__ int strangers;
     const unsigned* synopses = reinterpret_cast<const unsigned*>(input);
     unsigned* list = reinterpret_cast<unsigned*>(output);
-    const int thread = static_cast<int>(threadIdx.x), images = static_cast<int>(lanes);
+    const int thread = static_cast<int>(threadIdx.x), images = static_cast<int>(portions);
     if (thread == 0) {
         strangers = 0;
     }

@@ -4,26 +4,26 @@ use std::ops::Range;
 
 use aes::Aes128;
 use aes::cipher::{BlockEncrypt, KeyInit};
-use headway_device::work::{Grid, Lane, Work, WorkError};
+use headway_device::work::{Grid, Portion, Work, WorkError};
 
 use crate::cipher::Cipher;
-use crate::lanes::{WARP, bad_block, begin};
+use crate::portions::{WARP, bad_block, begin};
 
 pub(crate) const ID: &str = "aes128-cbc";
 
 /// Bytes of a cipher block, a round key and a chaining value.
 pub(crate) const BLOCK: usize = 16;
 pub(crate) const ROUND_KEYS: usize = 11;
-/// State of a lane, the same in both forms: the round keys in the order of FIPS 197, section 5.2, the first of which is the
+/// State of a portion, the same in both forms: the round keys in the order of FIPS 197, section 5.2, the first of which is the
 /// key itself, then the chaining value.
-pub(crate) const LANE_STATE: usize = (ROUND_KEYS + 1) * BLOCK;
+pub(crate) const PORTION_STATE: usize = (ROUND_KEYS + 1) * BLOCK;
 pub(crate) const CHAIN: usize = ROUND_KEYS * BLOCK;
-/// Lanes that the CPU encrypts in turns: a block waits for the one before it in its chain, not for those of other chains.
+/// Portions that the CPU encrypts in turns: a block waits for the one before it in its chain, not for those of other chains.
 const CHAINS: usize = 8;
 
-/// Encrypts each lane with its stream's key, as one CBC message over all blocks of a run.
+/// Encrypts each portion with its stream's key, as one CBC message over all blocks of a run.
 ///
-/// Lanes must be multiples of 16 bytes: nothing is padded.
+/// Portions must be multiples of 16 bytes: nothing is padded.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Aes128Cbc;
 
@@ -32,17 +32,17 @@ impl Work for Aes128Cbc {
         ID
     }
 
-    fn state_bytes(&self, lanes: usize) -> usize {
-        lanes.saturating_mul(LANE_STATE)
+    fn state_bytes(&self, portions: usize) -> usize {
+        portions.saturating_mul(PORTION_STATE)
     }
 
-    fn init_state(&self, lanes: &[Lane], state: &mut [u8]) -> Result<(), WorkError> {
-        assert!(state.len() >= self.state_bytes(lanes.len()), "the state has `state_bytes` for these lanes");
-        for (lane, state) in lanes.iter().zip(state.chunks_exact_mut(LANE_STATE)) {
-            let Some(cipher) = Cipher::of(&lane.parameters) else {
+    fn init_state(&self, portions: &[Portion], state: &mut [u8]) -> Result<(), WorkError> {
+        assert!(state.len() >= self.state_bytes(portions.len()), "the state has `state_bytes` for these portions");
+        for (portion, state) in portions.iter().zip(state.chunks_exact_mut(PORTION_STATE)) {
+            let Some(cipher) = Cipher::of(&portion.parameters) else {
                 return Err(WorkError::MissingParameter {
                     work: ID,
-                    stream: lane.stream.clone(),
+                    stream: portion.stream.clone(),
                     missing: "a key and an initialisation vector (`key` and `iv` of the stream)",
                 });
             };
@@ -53,19 +53,19 @@ impl Work for Aes128Cbc {
     }
 
     fn run(&self, input: &[u8], output: &mut [u8], state: &mut [u8]) -> Result<(), WorkError> {
-        let lanes = lanes_of_blocks(input, output, state)?;
-        for (lanes, states) in lanes.chunks(CHAINS).zip(state.chunks_mut(CHAINS * LANE_STATE)) {
-            encrypt(input, output, lanes, states);
+        let portions = portions_of_blocks(input, output, state)?;
+        for (portions, states) in portions.chunks(CHAINS).zip(state.chunks_mut(CHAINS * PORTION_STATE)) {
+            encrypt(input, output, portions, states);
         }
         Ok(())
     }
 
-    fn resume(&self, lane: &Lane, output: &[u8]) -> Option<Lane> {
-        let cipher = Cipher::of(&lane.parameters)?;
+    fn resume(&self, portion: &Portion, output: &[u8]) -> Option<Portion> {
+        let cipher = Cipher::of(&portion.parameters)?;
         // The last block of the ciphertext takes the place of the initialisation vector.
         let iv = *output.last_chunk()?;
-        let parameters = lane.parameters.clone().and(Cipher { iv, ..cipher }.parameters());
-        Some(Lane { parameters, ..lane.clone() })
+        let parameters = portion.parameters.clone().and(Cipher { iv, ..cipher }.parameters());
+        Some(Portion { parameters, ..portion.clone() })
     }
 
     fn ptx(&self) -> &'static str {
@@ -76,31 +76,32 @@ impl Work for Aes128Cbc {
         "aes128_cbc"
     }
 
-    fn grid(&self, lanes: u32) -> Grid {
-        Grid { blocks: lanes.max(1), threads: WARP, shared_bytes: 0 }
+    fn grid(&self, portions: u32) -> Grid {
+        Grid { blocks: portions.max(1), threads: WARP, shared_bytes: 0 }
     }
 }
 
-/// Continues the chains of some lanes, whose lengths are multiples of [`BLOCK`].
-fn encrypt(input: &[u8], output: &mut [u8], lanes: &[Range<usize>], states: &mut [u8]) {
-    let ciphers: Vec<_> = states.chunks_exact(LANE_STATE).map(|state| Aes128::new((&state[..BLOCK]).into())).collect();
+/// Continues the chains of some portions, whose lengths are multiples of [`BLOCK`].
+fn encrypt(input: &[u8], output: &mut [u8], portions: &[Range<usize>], states: &mut [u8]) {
+    let ciphers: Vec<_> =
+        states.chunks_exact(PORTION_STATE).map(|state| Aes128::new((&state[..BLOCK]).into())).collect();
     let mut chains: [aes::Block; CHAINS] = Default::default();
-    for (chain, state) in chains.iter_mut().zip(states.chunks_exact(LANE_STATE)) {
+    for (chain, state) in chains.iter_mut().zip(states.chunks_exact(PORTION_STATE)) {
         chain.copy_from_slice(&state[CHAIN..]);
     }
-    let longest = lanes.iter().map(Range::len).max().unwrap_or(0);
+    let longest = portions.iter().map(Range::len).max().unwrap_or(0);
     for at in (0..longest).step_by(BLOCK) {
-        for ((lane, cipher), chain) in lanes.iter().zip(&ciphers).zip(&mut chains) {
-            if at >= lane.len() {
+        for ((portion, cipher), chain) in portions.iter().zip(&ciphers).zip(&mut chains) {
+            if at >= portion.len() {
                 continue;
             }
-            let place = lane.start + at..lane.start + at + BLOCK;
+            let place = portion.start + at..portion.start + at + BLOCK;
             chain.iter_mut().zip(&input[place.clone()]).for_each(|(chain, plain)| *chain ^= plain);
             cipher.encrypt_block(chain);
             output[place].copy_from_slice(chain);
         }
     }
-    for (chain, state) in chains.iter().zip(states.chunks_exact_mut(LANE_STATE)) {
+    for (chain, state) in chains.iter().zip(states.chunks_exact_mut(PORTION_STATE)) {
         state[CHAIN..].copy_from_slice(chain);
     }
 }
@@ -128,14 +129,18 @@ fn expand_key(key: &[u8; BLOCK]) -> [u8; ROUND_KEYS * BLOCK] {
     keys
 }
 
-/// As [`begin`], and checks that every lane has whole cipher blocks.
-pub(crate) fn lanes_of_blocks(input: &[u8], output: &mut [u8], state: &[u8]) -> Result<Vec<Range<usize>>, WorkError> {
-    let lanes = begin(ID, input, output, state, LANE_STATE)?;
-    if let Some(at) = lanes.iter().position(|lane| lane.len() % BLOCK != 0) {
-        let reason = format!("lane {at} has {} bytes, which is no multiple of {BLOCK}", lanes[at].len());
+/// As [`begin`], and checks that every portion has whole cipher blocks.
+pub(crate) fn portions_of_blocks(
+    input: &[u8],
+    output: &mut [u8],
+    state: &[u8],
+) -> Result<Vec<Range<usize>>, WorkError> {
+    let portions = begin(ID, input, output, state, PORTION_STATE)?;
+    if let Some(at) = portions.iter().position(|portion| portion.len() % BLOCK != 0) {
+        let reason = format!("portion {at} has {} bytes, which is no multiple of {BLOCK}", portions[at].len());
         return Err(bad_block(ID, reason));
     }
-    Ok(lanes)
+    Ok(portions)
 }
 
 /// Product with x in the field of FIPS 197, section 4.

@@ -1,9 +1,9 @@
 //! A second CPU form of `aes128-cbc`, from tables of 32-bit words and the key schedule of this crate: it shares nothing with the
 //! first but that schedule's bytes in the state, so that each can check the other.
 
-use headway_device::work::{Grid, Lane, Work, WorkError};
+use headway_device::work::{Grid, Portion, Work, WorkError};
 
-use crate::aes128_cbc::{Aes128Cbc, BLOCK, CHAIN, ID, LANE_STATE, ROUND_KEYS, SBOX, doubled, lanes_of_blocks};
+use crate::aes128_cbc::{Aes128Cbc, BLOCK, CHAIN, ID, PORTION_STATE, ROUND_KEYS, SBOX, doubled, portions_of_blocks};
 
 /// Encrypts as [`Aes128Cbc`] does, without the processor's instructions for it.
 #[derive(Clone, Copy, Debug, Default)]
@@ -14,23 +14,23 @@ impl Work for Aes128Tables {
         ID
     }
 
-    fn state_bytes(&self, lanes: usize) -> usize {
-        Aes128Cbc.state_bytes(lanes)
+    fn state_bytes(&self, portions: usize) -> usize {
+        Aes128Cbc.state_bytes(portions)
     }
 
-    fn init_state(&self, lanes: &[Lane], state: &mut [u8]) -> Result<(), WorkError> {
-        Aes128Cbc.init_state(lanes, state)
+    fn init_state(&self, portions: &[Portion], state: &mut [u8]) -> Result<(), WorkError> {
+        Aes128Cbc.init_state(portions, state)
     }
 
     fn run(&self, input: &[u8], output: &mut [u8], state: &mut [u8]) -> Result<(), WorkError> {
-        let lanes = lanes_of_blocks(input, output, state)?;
-        for (lane, state) in lanes.iter().zip(state.chunks_exact_mut(LANE_STATE)) {
+        let portions = portions_of_blocks(input, output, state)?;
+        for (portion, state) in portions.iter().zip(state.chunks_exact_mut(PORTION_STATE)) {
             let mut keys = [[0; 4]; ROUND_KEYS];
             for (words, bytes) in keys.iter_mut().zip(state.chunks_exact(BLOCK)) {
                 *words = words_of(bytes);
             }
             let mut chain = words_of(&state[CHAIN..]);
-            let (plain, cipher) = (&input[lane.clone()], &mut output[lane.clone()]);
+            let (plain, cipher) = (&input[portion.clone()], &mut output[portion.clone()]);
             for (plain, cipher) in plain.chunks_exact(BLOCK).zip(cipher.chunks_exact_mut(BLOCK)) {
                 let plain = words_of(plain);
                 chain = encrypt(std::array::from_fn(|at| chain[at] ^ plain[at]), &keys);
@@ -45,8 +45,8 @@ impl Work for Aes128Tables {
         Ok(())
     }
 
-    fn resume(&self, lane: &Lane, output: &[u8]) -> Option<Lane> {
-        Aes128Cbc.resume(lane, output)
+    fn resume(&self, portion: &Portion, output: &[u8]) -> Option<Portion> {
+        Aes128Cbc.resume(portion, output)
     }
 
     fn ptx(&self) -> &'static str {
@@ -57,8 +57,8 @@ impl Work for Aes128Tables {
         Aes128Cbc.entry()
     }
 
-    fn grid(&self, lanes: u32) -> Grid {
-        Aes128Cbc.grid(lanes)
+    fn grid(&self, portions: u32) -> Grid {
+        Aes128Cbc.grid(portions)
     }
 }
 
@@ -110,9 +110,9 @@ mod tests {
     fn a_block_is_that_of_fips_197_appendix_b() {
         let key = [0x2b, 0x7e, 0x15, 0x16, 0x28, 0xae, 0xd2, 0xa6, 0xab, 0xf7, 0x15, 0x88, 0x09, 0xcf, 0x4f, 0x3c];
         let plain = [0x3243_f6a8, 0x885a_308d, 0x3131_98a2, 0xe037_0734];
-        let lane = Lane { parameters: Cipher { key, iv: [0; 16] }.parameters(), ..Lane::default() };
-        let mut state = vec![0; LANE_STATE];
-        Aes128Tables.init_state(&[lane], &mut state).unwrap();
+        let portion = Portion { parameters: Cipher { key, iv: [0; 16] }.parameters(), ..Portion::default() };
+        let mut state = vec![0; PORTION_STATE];
+        Aes128Tables.init_state(&[portion], &mut state).unwrap();
         let keys: Vec<[u32; 4]> = state[..CHAIN].chunks_exact(BLOCK).map(words_of).collect();
         let cipher = encrypt(plain, keys.as_slice().try_into().unwrap());
         assert_eq!(cipher, [0x3925_841d, 0x02dc_09fb, 0xdc11_8597, 0x196a_0b32]);
@@ -120,9 +120,9 @@ mod tests {
 
     #[test]
     fn both_cpu_forms_write_the_same_bytes_and_leave_the_same_state() {
-        let lens: Vec<u64> = (0..21).map(|lane| 16 * (lane * 7 % 13)).collect();
-        let lanes: Vec<Lane> = (0..21u8)
-            .map(|at| Lane {
+        let lens: Vec<u64> = (0..21).map(|portion| 16 * (portion * 7 % 13)).collect();
+        let portions: Vec<Portion> = (0..21u8)
+            .map(|at| Portion {
                 stream: format!("s{at}"),
                 parameters: Cipher { key: [at.wrapping_mul(37); 16], iv: [at ^ 0x5a; 16] }.parameters(),
                 item: 0,
@@ -133,8 +133,8 @@ mod tests {
         block::write_header(&mut input, 5, &lens).unwrap();
         let forms: [&dyn Work; 2] = [&Aes128Cbc, &Aes128Tables];
         let made = forms.map(|form| {
-            let mut state = vec![0; form.state_bytes(lanes.len())];
-            form.init_state(&lanes, &mut state).unwrap();
+            let mut state = vec![0; form.state_bytes(portions.len())];
+            form.init_state(&portions, &mut state).unwrap();
             let mut output = vec![0; size];
             form.run(&input, &mut output, &mut state).unwrap();
             let once = output.clone();
@@ -146,11 +146,11 @@ mod tests {
     }
 
     #[test]
-    fn a_lane_with_a_broken_block_is_refused() {
+    fn a_portion_with_a_broken_block_is_refused() {
         let size = block::block_bytes([24]).0 as usize;
         let mut input = vec![0; size];
         block::write_header(&mut input, 0, &[24]).unwrap();
-        let refused = Aes128Tables.run(&input, &mut vec![0; size], &mut [0; LANE_STATE]);
+        let refused = Aes128Tables.run(&input, &mut vec![0; size], &mut [0; PORTION_STATE]);
         assert!(matches!(refused, Err(WorkError::BadBlock { .. })), "{refused:?}");
     }
 }

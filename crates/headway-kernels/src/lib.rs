@@ -1,13 +1,13 @@
 //! The compute steps that workloads name, each in two forms over the same packed block: one for the CPU, one as PTX.
 //!
-//! | id | does | state of a lane |
+//! | id | does | state of a portion |
 //! |---|---|---|
-//! | `aes128-cbc` | encrypts each lane, chained from block to block | round keys and chaining value, 192 bytes |
-//! | `spin` | copies each lane and computes for a time proportional to its bytes | iterations and a sum, 8 bytes |
+//! | `aes128-cbc` | encrypts each portion, chained from block to block | round keys and chaining value, 192 bytes |
+//! | `spin` | copies each portion and computes for a time proportional to its bytes | iterations and a sum, 8 bytes |
 //!
 //! | `inspect`, `inspect-merge` | only for wafers: [`inspect::blocks`] | what is known of a camera, 32 bytes; none |
 //!
-//! The first two write in both forms the header, every lane, and zeros from a lane's end to the next multiple of 16; bytes elsewhere stay as
+//! The first two write in both forms the header, every portion, and zeros from a portion's end to the next multiple of 16; bytes elsewhere stay as
 //! they were. The state they leave is the same too, byte for byte.
 //!
 //! Experiments launch programs of their own: [`klt`] (a feature tracker), [`inspect`] (wafer inspection), [`study`] (the papers'
@@ -20,7 +20,7 @@ mod aes128_tables;
 mod cipher;
 pub mod inspect;
 pub mod klt;
-mod lanes;
+mod portions;
 mod spin;
 pub mod study;
 mod words;

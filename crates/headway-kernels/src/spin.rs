@@ -1,20 +1,20 @@
 //! A kernel that only takes time.
 
-use headway_device::work::{Grid, Lane, Work, WorkError};
+use headway_device::work::{Grid, Portion, Work, WorkError};
 
-use crate::lanes::{WARP, begin, pad};
+use crate::portions::{WARP, begin, pad};
 
 pub(crate) const ID: &str = "spin";
 
-/// State of a lane, the same in both forms: iterations for each 16 bytes and the sum, little-endian words.
-const LANE_STATE: usize = 8;
+/// State of a portion, the same in both forms: iterations for each 16 bytes and the sum, little-endian words.
+const PORTION_STATE: usize = 8;
 /// Bytes that one chain of iterations stands for.
 const UNIT: usize = 16;
 
-/// Copies each lane and computes for a time proportional to its bytes.
+/// Copies each portion and computes for a time proportional to its bytes.
 ///
-/// The first word of a lane's state is the number of dependent steps for each 16 bytes; a caller may write another one than
-/// [`Spin::ITERATIONS`]. A GPU serves a lane with 32 threads, so that each 512 bytes take that many steps. The second
+/// The first word of a portion's state is the number of dependent steps for each 16 bytes; a caller may write another one than
+/// [`Spin::ITERATIONS`]. A GPU serves a portion with 32 threads, so that each 512 bytes take that many steps. The second
 /// word sums the results, which keeps compilers from leaving the work out.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Spin;
@@ -29,13 +29,13 @@ impl Work for Spin {
         ID
     }
 
-    fn state_bytes(&self, lanes: usize) -> usize {
-        lanes.saturating_mul(LANE_STATE)
+    fn state_bytes(&self, portions: usize) -> usize {
+        portions.saturating_mul(PORTION_STATE)
     }
 
-    fn init_state(&self, lanes: &[Lane], state: &mut [u8]) -> Result<(), WorkError> {
-        assert!(state.len() >= self.state_bytes(lanes.len()), "the state has `state_bytes` for these lanes");
-        for state in state.chunks_exact_mut(LANE_STATE).take(lanes.len()) {
+    fn init_state(&self, portions: &[Portion], state: &mut [u8]) -> Result<(), WorkError> {
+        assert!(state.len() >= self.state_bytes(portions.len()), "the state has `state_bytes` for these portions");
+        for state in state.chunks_exact_mut(PORTION_STATE).take(portions.len()) {
             state[..4].copy_from_slice(&Self::ITERATIONS.to_le_bytes());
             state[4..].fill(0);
         }
@@ -43,14 +43,14 @@ impl Work for Spin {
     }
 
     fn run(&self, input: &[u8], output: &mut [u8], state: &mut [u8]) -> Result<(), WorkError> {
-        let lanes = begin(ID, input, output, state, LANE_STATE)?;
-        for (lane, state) in lanes.iter().zip(state.chunks_exact_mut(LANE_STATE)) {
+        let portions = begin(ID, input, output, state, PORTION_STATE)?;
+        for (portion, state) in portions.iter().zip(state.chunks_exact_mut(PORTION_STATE)) {
             let iterations = word(&state[..4]);
-            let units = input[lane.clone()].chunks(UNIT);
+            let units = input[portion.clone()].chunks(UNIT);
             let sum = units.fold(word(&state[4..]), |sum, unit| sum ^ burn(unit, iterations));
             state[4..].copy_from_slice(&sum.to_le_bytes());
-            output[lane.clone()].copy_from_slice(&input[lane.clone()]);
-            pad(output, lane);
+            output[portion.clone()].copy_from_slice(&input[portion.clone()]);
+            pad(output, portion);
         }
         Ok(())
     }
@@ -63,8 +63,8 @@ impl Work for Spin {
         "spin"
     }
 
-    fn grid(&self, lanes: u32) -> Grid {
-        Grid { blocks: lanes.max(1), threads: WARP, shared_bytes: 0 }
+    fn grid(&self, portions: u32) -> Grid {
+        Grid { blocks: portions.max(1), threads: WARP, shared_bytes: 0 }
     }
 }
 

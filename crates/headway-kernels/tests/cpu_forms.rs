@@ -6,8 +6,8 @@ use std::io::Write;
 use std::process::{Command, Stdio};
 
 use aes::cipher::{BlockEncryptMut, KeyIvInit, block_padding::NoPadding};
-use common::{below, bytes, cipher, lane, pack, random, run, state, unpack};
-use headway_device::work::{Lane, Work, WorkError};
+use common::{below, bytes, cipher, pack, portion, random, run, state, unpack};
+use headway_device::work::{Portion, Work, WorkError};
 use headway_kernels::{Aes128Cbc, Cipher, Spin, find};
 
 fn hex<const N: usize>(text: &str) -> [u8; N] {
@@ -28,20 +28,20 @@ fn nist_sp_800_38a_f_2_1_gives_the_published_ciphertext() {
         30c81c46a35ce411e5fbc1191a0a52ef f69f2445df4f9b17ad2b417be66c3710");
     let expected: [u8; 64] = hex("7649abac8119b246cee98e9b12e9197d 5086cb9b507219ee95db113a917678b2
         73bed6b8e3c1743b7116e69e22229516 3ff1caa1681fac09120eca307586e1a7");
-    let mut state = state(&Aes128Cbc, &[lane(Cipher { key, iv })]);
+    let mut state = state(&Aes128Cbc, &[portion(Cipher { key, iv })]);
     let output = run(&Aes128Cbc, &pack(1, &[&plain]), &mut state);
     assert_eq!(unpack(&output), [expected]);
     assert_eq!(state[176..], expected[48..]);
 }
 
-/// Lanes of random length cut into packets of random lengths, some empty; returns what went in and what came out.
-fn random_streams(seed: u64, lanes: &[Lane], cycles: u64) -> (Vec<Vec<u8>>, Vec<Vec<u8>>) {
+/// Portions of random length cut into packets of random lengths, some empty; returns what went in and what came out.
+fn random_streams(seed: u64, portions: &[Portion], cycles: u64) -> (Vec<Vec<u8>>, Vec<Vec<u8>>) {
     let mut random = random(seed);
-    let mut state = state(&Aes128Cbc, lanes);
-    let mut plain = vec![Vec::new(); lanes.len()];
+    let mut state = state(&Aes128Cbc, portions);
+    let mut plain = vec![Vec::new(); portions.len()];
     let mut encrypted = plain.clone();
     for cycle in 0..cycles {
-        let packets: Vec<_> = lanes
+        let packets: Vec<_> = portions
             .iter()
             .map(|_| {
                 let blocks = below(&mut random, 40);
@@ -50,9 +50,9 @@ fn random_streams(seed: u64, lanes: &[Lane], cycles: u64) -> (Vec<Vec<u8>>, Vec<
             .collect();
         let packets: Vec<&[u8]> = packets.iter().map(Vec::as_slice).collect();
         let output = run(&Aes128Cbc, &pack(cycle, &packets), &mut state);
-        for (lane, (packet, output)) in packets.iter().zip(unpack(&output)).enumerate() {
-            plain[lane].extend_from_slice(packet);
-            encrypted[lane].extend_from_slice(output);
+        for (portion, (packet, output)) in packets.iter().zip(unpack(&output)).enumerate() {
+            plain[portion].extend_from_slice(packet);
+            encrypted[portion].extend_from_slice(output);
         }
     }
     (plain, encrypted)
@@ -62,8 +62,8 @@ fn random_streams(seed: u64, lanes: &[Lane], cycles: u64) -> (Vec<Vec<u8>>, Vec<
 fn packets_of_a_stream_equal_one_message() {
     let mut random = random(11);
     let ciphers: Vec<_> = (0..5).map(|_| cipher(&mut random)).collect();
-    let lanes: Vec<_> = ciphers.iter().copied().map(lane).collect();
-    let (plain, encrypted) = random_streams(12, &lanes, 30);
+    let portions: Vec<_> = ciphers.iter().copied().map(portion).collect();
+    let (plain, encrypted) = random_streams(12, &portions, 30);
     for ((plain, encrypted), cipher) in plain.iter().zip(&encrypted).zip(&ciphers) {
         let one = cbc::Encryptor::<aes::Aes128>::new(&cipher.key.into(), &cipher.iv.into());
         assert!(!plain.is_empty());
@@ -81,8 +81,8 @@ fn packets_of_a_stream_equal_openssl() {
     }
     let mut random = random(13);
     let ciphers: Vec<_> = (0..3).map(|_| cipher(&mut random)).collect();
-    let lanes: Vec<_> = ciphers.iter().copied().map(lane).collect();
-    let (plain, encrypted) = random_streams(14, &lanes, 20);
+    let portions: Vec<_> = ciphers.iter().copied().map(portion).collect();
+    let (plain, encrypted) = random_streams(14, &portions, 20);
     for ((plain, encrypted), cipher) in plain.iter().zip(&encrypted).zip(&ciphers) {
         let mut openssl = Command::new("openssl")
             .args(["enc", "-aes-128-cbc", "-nopad", "-K", &hex_text(&cipher.key), "-iv", &hex_text(&cipher.iv)])
@@ -100,21 +100,21 @@ fn packets_of_a_stream_equal_openssl() {
 }
 
 #[test]
-fn a_lane_that_is_no_multiple_of_16_is_refused_by_number() {
-    let lanes = vec![lane(cipher(&mut random(15))); 2];
-    let mut state = state(&Aes128Cbc, &lanes);
+fn a_portion_that_is_no_multiple_of_16_is_refused_by_number() {
+    let portions = vec![portion(cipher(&mut random(15))); 2];
+    let mut state = state(&Aes128Cbc, &portions);
     let block = pack(0, &[&[0; 16], &[0; 20]]);
     let error = Aes128Cbc.run(&block, &mut vec![0; block.len()], &mut state).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "kernel `aes128-cbc` refuses the block: lane 1 has 20 bytes, which is no multiple of 16"
+        "kernel `aes128-cbc` refuses the block: portion 1 has 20 bytes, which is no multiple of 16"
     );
 }
 
 #[test]
 fn a_stream_without_a_key_is_named() {
-    let lanes = [Lane { stream: "lidar".into(), ..Lane::default() }];
-    let error = Aes128Cbc.init_state(&lanes, &mut [0; 192]).unwrap_err();
+    let portions = [Portion { stream: "lidar".into(), ..Portion::default() }];
+    let error = Aes128Cbc.init_state(&portions, &mut [0; 192]).unwrap_err();
     assert!(matches!(error, WorkError::MissingParameter { stream, .. } if stream == "lidar"));
 }
 
@@ -122,17 +122,17 @@ fn a_stream_without_a_key_is_named() {
 fn every_kernel_refuses_damaged_blocks_and_small_buffers() {
     for id in headway_kernels::ids() {
         let kernel = find(id).unwrap();
-        let lanes = vec![lane(cipher(&mut random(16))); 3];
+        let portions = vec![portion(cipher(&mut random(16))); 3];
         let good = pack(9, &[&[1; 32], &[], &[2; 16]]);
-        let fresh = state(&*kernel, &lanes);
+        let fresh = state(&*kernel, &portions);
         let refused = |block: &[u8], output: usize, state_bytes: usize| {
             let mut state = fresh[..state_bytes].to_vec();
             matches!(kernel.run(block, &mut vec![0; output], &mut state), Err(WorkError::BadBlock { .. }))
         };
         assert!(!refused(&good, good.len(), fresh.len()), "{id}");
         let mut bad = good.clone();
-        bad[16] = 200; // the first lane's offset
-        assert!(refused(&bad, good.len(), fresh.len()), "{id}: lane outside");
+        bad[16] = 200; // the first portion's offset
+        assert!(refused(&bad, good.len(), fresh.len()), "{id}: portion outside");
         let mut bad = good.clone();
         bad[0] ^= 1;
         assert!(refused(&bad, good.len(), fresh.len()), "{id}: magic");
@@ -143,7 +143,7 @@ fn every_kernel_refuses_damaged_blocks_and_small_buffers() {
 }
 
 #[test]
-fn a_block_without_lanes_is_its_header() {
+fn a_block_without_portions_is_its_header() {
     for id in headway_kernels::ids() {
         let block = pack(77, &[]);
         assert_eq!(run(&*find(id).unwrap(), &block, &mut []), block, "{id}");
@@ -153,22 +153,22 @@ fn a_block_without_lanes_is_its_header() {
 #[test]
 fn spin_copies_and_zeroes_the_padding() {
     let mut random = random(17);
-    let lanes: Vec<_> = [0, 1, 15, 16, 17, 100].map(|len| bytes(&mut random, len)).into();
-    let lanes: Vec<&[u8]> = lanes.iter().map(Vec::as_slice).collect();
-    let mut state = state(&Spin, &vec![Lane::default(); lanes.len()]);
-    let block = pack(5, &lanes);
+    let portions: Vec<_> = [0, 1, 15, 16, 17, 100].map(|len| bytes(&mut random, len)).into();
+    let portions: Vec<&[u8]> = portions.iter().map(Vec::as_slice).collect();
+    let mut state = state(&Spin, &vec![Portion::default(); portions.len()]);
+    let block = pack(5, &portions);
     let output = run(&Spin, &block, &mut state);
-    assert_eq!(unpack(&output), lanes);
+    assert_eq!(unpack(&output), portions);
     let data = output[64..].iter().filter(|&&byte| byte == 0xA5 || byte == 0x5A).count();
-    let copied = lanes.concat().iter().filter(|&&byte| byte == 0xA5 || byte == 0x5A).count();
+    let copied = portions.concat().iter().filter(|&&byte| byte == 0xA5 || byte == 0x5A).count();
     assert_eq!(data, copied, "padding is zero");
-    assert_ne!(state[4 * 8 + 4..5 * 8], [0; 4], "the lane of 17 bytes has a sum");
+    assert_ne!(state[4 * 8 + 4..5 * 8], [0; 4], "the portion of 17 bytes has a sum");
 }
 
 #[test]
 fn an_output_that_ends_before_the_padding_is_refused() {
     let block = pack(5, &[&[1; 17]]);
-    let mut state = state(&Spin, &[Lane::default()]);
+    let mut state = state(&Spin, &[Portion::default()]);
     let error = Spin.run(&block, &mut [0; 49], &mut state).unwrap_err();
     assert_eq!(error.to_string(), "kernel `spin` refuses the block: its output needs 64 bytes and has 49");
 }

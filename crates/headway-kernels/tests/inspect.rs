@@ -10,7 +10,7 @@ use common::{host_program, pack, state};
 use headway_device::emu::{EmuGpu, EmuSpec};
 use headway_device::gpu::{Gpu, Operation, Reach};
 use headway_device::work::{Argument, CpuArgument, Work};
-use headway_device::{Access, Buffer, DeviceError, Lane};
+use headway_device::{Access, Buffer, DeviceError, Portion};
 use headway_kernels::inspect::blocks::{InspectBlock, MergeBlock};
 use headway_kernels::inspect::cameras::Cameras;
 use headway_kernels::inspect::wafer::Wafer;
@@ -210,14 +210,14 @@ fn an_emulated_device_writes_the_same_bytes() {
     let (synopses, list) = on_cpu(&wafer, &images, 100, 1);
     assert!(!found(&list).is_empty());
     let gpu = EmuGpu::open(EmuSpec::new("emu0"));
-    let mut lane = gpu.queue(false).unwrap();
+    let mut queue = gpu.queue(false).unwrap();
     let mut launch =
         |work: Arc<dyn Work>, grid, regions: &[(&Buffer, Access, std::ops::Range<usize>)], ints: Vec<i32>| {
             let spans = regions.iter().map(|(buffer, access, range)| buffer.claim(range.clone(), *access).unwrap());
             let arguments = spans.map(Argument::Memory).chain(ints.into_iter().map(Argument::Int)).collect();
-            lane.submit(Operation::Launch { work, grid, arguments }, 0).unwrap();
-            while lane.outstanding() > 0 {
-                if let Some(done) = lane.poll() {
+            queue.submit(Operation::Launch { work, grid, arguments }, 0).unwrap();
+            while queue.outstanding() > 0 {
+                if let Some(done) = queue.poll() {
                     assert_eq!(done.result, Ok(()));
                 }
             }
@@ -280,8 +280,8 @@ fn the_cuda_source_writes_the_same_bytes_as_the_cpu_forms() {
     assert!(fs::read(file("list")).unwrap() == list);
 }
 
-/// The images of a row as lanes of one block, with what a stream knows of its cameras.
-fn as_block(wafer: &Wafer, images: &[Words], operations: u32, sequence: u32) -> (Vec<u8>, Vec<Lane>) {
+/// The images of a row as portions of one block, with what a stream knows of its cameras.
+fn as_block(wafer: &Wafer, images: &[Words], operations: u32, sequence: u32) -> (Vec<u8>, Vec<Portion>) {
     let images: Vec<&[u8]> = images.iter().map(|image| &image.bytes()[..wafer.layout.image_bytes()]).collect();
     let (width, height, pitch) = (wafer.layout.width(), wafer.layout.height(), wafer.layout.pitch());
     let cameras = Cameras {
@@ -295,8 +295,8 @@ fn as_block(wafer: &Wafer, images: &[Words], operations: u32, sequence: u32) -> 
         seed: wafer.seed,
     };
     assert_eq!(cameras.wafer(), Ok(*wafer));
-    let lane = |item| Lane { parameters: cameras.parameters(), item, ..Lane::default() };
-    (pack(u64::from(sequence), &images), (0..cameras.cameras).map(lane).collect())
+    let portion = |item| Portion { parameters: cameras.parameters(), item, ..Portion::default() };
+    (pack(u64::from(sequence), &images), (0..cameras.cameras).map(portion).collect())
 }
 
 #[test]
@@ -304,8 +304,8 @@ fn a_block_of_images_gives_the_synopses_and_the_list_of_its_images() {
     let wafer = wafer_for_devices();
     let images = images(&wafer, 1);
     let (synopses, list) = on_cpu(&wafer, &images, 100, 1);
-    let (block, lanes) = as_block(&wafer, &images, 100, 1);
-    let (block, mut state) = (Words::of(&block), state(&InspectBlock, &lanes));
+    let (block, portions) = as_block(&wafer, &images, 100, 1);
+    let (block, mut state) = (Words::of(&block), state(&InspectBlock, &portions));
     let mut found = Words::zeroed(3 * SYNOPSIS_BYTES);
     InspectBlock.run(block.bytes(), found.bytes_mut(), &mut state).unwrap();
     assert!(found.bytes() == synopses);
@@ -325,7 +325,7 @@ fn the_cuda_source_treats_blocks_as_the_cpu_forms_do() {
     let Some(program) = host_program("inspect.cpp", &[], folder.path()) else { return };
     let images = images(&wafer, 1);
     let (synopses, list) = on_cpu(&wafer, &images, 100, 1);
-    let (block, lanes) = as_block(&wafer, &images, 100, 1);
+    let (block, portions) = as_block(&wafer, &images, 100, 1);
     let file = |name: &str| folder.path().join(name);
     let run = |lines: &str| {
         fs::write(file("launches"), lines).unwrap();
@@ -333,7 +333,7 @@ fn the_cuda_source_treats_blocks_as_the_cpu_forms_do() {
         assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
     };
     fs::write(file("block"), &block).unwrap();
-    fs::write(file("state"), state(&InspectBlock, &lanes)).unwrap();
+    fs::write(file("state"), state(&InspectBlock, &portions)).unwrap();
     fs::write(file("synopses"), vec![7; 3 * SYNOPSIS_BYTES]).unwrap();
     fs::write(file("output"), vec![7; MergeBlock::output(3)]).unwrap();
     let inspect = InspectBlock.grid(3);

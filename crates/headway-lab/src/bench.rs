@@ -288,9 +288,9 @@ impl TransferBenchReport {
     /// Plots, each with the name of its file.
     fn figures(&self) -> Vec<(String, Figure)> {
         let situations = [
-            (Direction::H2d, HostMemory::Warm),
-            (Direction::D2h, HostMemory::Warm),
-            (Direction::D2h, HostMemory::Fresh),
+            (Direction::H2d, HostMemory::Touched),
+            (Direction::D2h, HostMemory::Touched),
+            (Direction::D2h, HostMemory::Untouched),
             (Direction::H2d, HostMemory::Pinned),
             (Direction::D2h, HostMemory::Pinned),
         ];

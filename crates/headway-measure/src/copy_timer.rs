@@ -152,7 +152,7 @@ impl CopyTimer {
         let offset = turn as usize % OFFSETS * PAGE;
         self.last = None;
         let mut fresh = match (spec.memory, spec.direction) {
-            (HostMemory::Fresh, Direction::D2h) => Some(Mapping::anonymous(spec.bytes.max(1))?),
+            (HostMemory::Untouched, Direction::D2h) => Some(Mapping::anonymous(spec.bytes.max(1))?),
             _ => None,
         };
         let found = self.windowed.iter().find(|(mapping, _)| Some(*mapping) == spec.window);
@@ -250,7 +250,7 @@ fn difference(found: &[u8], expected: &[u8]) -> Option<usize> {
 }
 
 fn no_pinned() -> DeviceError {
-    DeviceError::Invalid { what: "measurement", reason: "this rig was made without pinned memory".into() }
+    DeviceError::Invalid { what: "measurement", reason: "this timer was made without pinned memory".into() }
 }
 
 fn describe(spec: &CopySpec) -> String {

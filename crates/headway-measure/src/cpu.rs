@@ -6,7 +6,7 @@ use headway_core::files::machine::{Cpu, CpuCost};
 use headway_core::plan::block;
 use headway_core::units::{Bytes, Nanos, PPM, Rate};
 use headway_device::buffer::Access;
-use headway_device::work::Lane;
+use headway_device::work::Portion;
 use headway_kernels::{self as kernels, Cipher};
 use headway_os::affinity::{self, Aside};
 use headway_os::clock;
@@ -29,7 +29,7 @@ const MARGIN_PPM: u64 = 150_000;
 const COLD: usize = 24 << 20;
 const BLOCKS_MAX: usize = 256;
 
-/// Jobs that the figures come from: lanes and bytes of each. The first is the set-up, the second what lanes add, the others what
+/// Jobs that the figures come from: portions and bytes of each. The first is the set-up, the second what portions add, the others what
 /// bytes do: one long chain, as many as work in turns, and many short ones.
 const PROBES: [(usize, u64); 6] = [(1, 16), (256, 16), (1, 64 << 10), (8, 8 << 10), (256, 1 << 10), (1024, 1 << 10)];
 
@@ -37,7 +37,7 @@ const PROBES: [(usize, u64); 6] = [(1, 16), (256, 16), (1, 64 << 10), (8, 8 << 1
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Cost {
     setup: Nanos,
-    lane: Nanos,
+    portion: Nanos,
     rate: u64,
 }
 
@@ -59,7 +59,8 @@ pub(super) fn costs<'k>(ids: impl Iterator<Item = &'k str>, effort: Effort) -> R
 
 /// The CPU of these costs.
 pub(super) fn of(costs: Vec<(String, Cost)>) -> Cpu {
-    let cost = |(id, cost): (String, Cost)| CpuCost { id, setup: cost.setup, lane: cost.lane, rate: Rate(cost.rate) };
+    let cost =
+        |(id, cost): (String, Cost)| CpuCost { id, setup: cost.setup, portion: cost.portion, rate: Rate(cost.rate) };
     Cpu { cores: cores(), assumed: false, kernels: costs.into_iter().map(cost).collect() }
 }
 
@@ -76,8 +77,8 @@ fn cost(id: &str, effort: Effort) -> Result<Cost, Error> {
         all.push(Core::start(number as u32, stages(id)?, cpu, Arc::new(|| {}))?);
     }
     let mut times = Vec::new();
-    for (number, (lanes, bytes)) in (0u32..).zip(PROBES) {
-        let lens = vec![bytes; lanes];
+    for (number, (portions, bytes)) in (0u32..).zip(PROBES) {
+        let lens = vec![bytes; portions];
         let found = std::thread::scope(|scope| {
             let probes: Vec<_> = all.iter().map(|core| scope.spawn(|| slow(core, number, &lens, effort))).collect();
             probes.into_iter().map(|probe| probe.join().expect("probes do not panic")).collect::<Result<Vec<_>, _>>()
@@ -85,26 +86,26 @@ fn cost(id: &str, effort: Effort) -> Result<Cost, Error> {
         times.push(found?.into_iter().max().unwrap_or_default());
     }
     let setup = times[0];
-    let lane = Nanos(times[1].saturating_sub(setup).0.div_ceil(PROBES[1].0 as u64));
-    let rates = PROBES.iter().zip(&times).skip(2).map(|(&(lanes, bytes), time)| {
-        let fixed = setup + Nanos(lane.0 * lanes as u64);
-        let total = bytes * lanes as u64;
+    let portion = Nanos(times[1].saturating_sub(setup).0.div_ceil(PROBES[1].0 as u64));
+    let rates = PROBES.iter().zip(&times).skip(2).map(|(&(portions, bytes), time)| {
+        let fixed = setup + Nanos(portion.0 * portions as u64);
+        let total = bytes * portions as u64;
         // Less than a nanosecond for each kibibyte cannot be told from nothing.
         rate(Bytes(total), time.saturating_sub(fixed).max(Nanos(total >> 10)))
     });
     let slowest = rates.min().unwrap_or(MIN);
     let kept = u128::from(slowest) * u128::from(PPM - MARGIN_PPM) / u128::from(PPM);
-    Ok(Cost { setup, lane, rate: (kept as u64).max(MIN) })
+    Ok(Cost { setup, portion, rate: (kept as u64).max(MIN) })
 }
 
 /// A stage of kernel `id` for every probe.
 fn stages(id: &str) -> Result<Stages, Error> {
     let mut stages = Stages::new();
-    for (number, (lanes, _)) in (0u32..).zip(PROBES) {
+    for (number, (portions, _)) in (0u32..).zip(PROBES) {
         let parameters = Cipher { key: [7; 16], iv: [9; 16] }.parameters();
-        let lane = Lane { stream: "probe".into(), parameters, item: 0 };
+        let portion = Portion { stream: "probe".into(), parameters, item: 0 };
         let kernel = kernels::find(id).expect("the registry's own id");
-        stages.insert((number, 0), Stage::new(kernel, &vec![lane; lanes])?);
+        stages.insert((number, 0), Stage::new(kernel, &vec![portion; portions])?);
     }
     Ok(stages)
 }
@@ -117,7 +118,7 @@ fn slow(core: &Core, stage: u32, lens: &[u64], effort: Effort) -> Result<Nanos, 
     for _ in 0..(COLD / size).clamp(1, BLOCKS_MAX) {
         let (input, output) = (memory.buffer(size)?, memory.buffer(size)?);
         let mut packed = input.claim(0..size, Access::Write)?;
-        block::write_header(packed.bytes_mut()?, 0, lens).expect("the buffer has `block_bytes` for these lanes");
+        block::write_header(packed.bytes_mut()?, 0, lens).expect("the buffer has `block_bytes` for these portions");
         drop(packed);
         blocks.push((input, output));
     }

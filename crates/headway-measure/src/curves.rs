@@ -81,8 +81,8 @@ struct Taken {
 pub fn memories(method: Method, direction: Direction) -> Vec<HostMemory> {
     let mut memories = method.abilities().measured.to_vec();
     // Only what is written can be fresh.
-    if direction == Direction::D2h && memories.contains(&HostMemory::Warm) {
-        memories.push(HostMemory::Fresh);
+    if direction == Direction::D2h && memories.contains(&HostMemory::Touched) {
+        memories.push(HostMemory::Untouched);
     }
     memories
 }
@@ -129,7 +129,7 @@ impl Taker<'_, '_> {
                 self.session.advance()?;
             }
             self.again(timer, direction)?;
-            for memory in [HostMemory::Pinned, HostMemory::Warm, HostMemory::Fresh] {
+            for memory in [HostMemory::Pinned, HostMemory::Touched, HostMemory::Untouched] {
                 self.bisect(timer, direction, memory)?;
             }
         }
@@ -259,7 +259,8 @@ impl Taker<'_, '_> {
         let mut last = Nanos::ZERO;
         for bytes in self.sizes.clone() {
             if measures(method, direction, bytes) && !self.is_dropped(method) && last <= self.efforts.patience {
-                let taken = self.point(timer, (method, direction, memory, load), bytes)?;
+                let key = Key { load, ..self.key((method, memory), direction) };
+                let taken = self.point(timer, key, bytes)?;
                 last = taken.map_or(last, |figures| figures.median);
             }
             self.session.advance()?;
@@ -268,13 +269,8 @@ impl Taker<'_, '_> {
     }
 
     /// One point, by copies one after the other; `None` for a way that failed.
-    fn point(
-        &mut self,
-        timer: &mut CopyTimer,
-        (method, direction, memory, load): (Method, Direction, HostMemory, Load),
-        bytes: u64,
-    ) -> Result<Option<Figures>, Error> {
-        let key = Key { load, ..self.key((method, memory), direction) };
+    fn point(&mut self, timer: &mut CopyTimer, key: Key, bytes: u64) -> Result<Option<Figures>, Error> {
+        let Key { method, direction, memory, load, .. } = key;
         let spec =
             CopySpec { how: How::By(method), direction, memory, bytes: bytes as usize, window: method.mapping() };
         let name = format!("gpu{} {method} {direction} {memory} {load} {bytes}", timer.gpu());
@@ -402,7 +398,7 @@ pub fn keep(profile: &mut Profile, lines: &BTreeMap<Key, Line>) {
     };
     for (key, line) in lines {
         // CPUs reach pinned memory like any other.
-        let pinned = (key.method.abilities().window && key.memory == HostMemory::Warm)
+        let pinned = (key.method.abilities().window && key.memory == HostMemory::Touched)
             .then(|| Key { memory: HostMemory::Pinned, ..key.clone() });
         for key in pinned.iter().chain([key]) {
             if let Some(found) = curve(&line.points) {

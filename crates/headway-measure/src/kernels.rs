@@ -6,7 +6,7 @@ use headway_core::plan::block;
 use headway_core::units::{Bytes, Nanos, Rate};
 use headway_device::buffer::Access;
 use headway_device::gpu::Completion;
-use headway_device::work::{Lane, StepMemory};
+use headway_device::work::{Portion, StepMemory};
 use headway_device::{DeviceError, Engines, HostKind, Span};
 use headway_kernels::{self as kernels, Cipher};
 use headway_os::clock;
@@ -17,18 +17,18 @@ use super::session::Session;
 use super::wafer;
 use crate::Error;
 
-/// Lanes that fill a GPU: eight for each of the 132 multiprocessors of the largest one known.
-const LANES_MANY: u32 = 1_056;
+/// Portions that fill a GPU: eight for each of the 132 multiprocessors of the largest one known.
+const PORTIONS_MANY: u32 = 1_056;
 /// An operation not complete after this long is given up.
 const PATIENCE: Nanos = Nanos(10_000_000_000);
 
 /// How large the probes are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Size {
-    /// Lanes of the probe that fills the device.
-    pub lanes: u32,
-    /// Bytes of each lane.
-    pub lane_bytes: u64,
+    /// Portions of the probe that fills the device.
+    pub portions: u32,
+    /// Bytes of each portion.
+    pub portion_bytes: u64,
     /// Launches, and copies, that each figure comes from.
     pub effort: Effort,
 }
@@ -36,12 +36,12 @@ pub(crate) struct Size {
 impl Size {
     /// For a GPU.
     pub(crate) const fn full(effort: Effort) -> Self {
-        Self { lanes: LANES_MANY, lane_bytes: 16 << 10, effort }
+        Self { portions: PORTIONS_MANY, portion_bytes: 16 << 10, effort }
     }
 
     /// For a device whose kernels run on the CPU.
     pub(crate) const fn small(effort: Effort) -> Self {
-        Self { lanes: 8, lane_bytes: 4 << 10, effort }
+        Self { portions: 8, portion_bytes: 4 << 10, effort }
     }
 }
 
@@ -72,7 +72,7 @@ pub(crate) fn costs(session: &mut Session<'_>, device: Engines, size: Size) -> R
         costs.push(cost.of(id));
         session.advance()?;
     }
-    let small = size.lanes < LANES_MANY;
+    let small = size.portions < PORTIONS_MANY;
     let of_wafers = session.step("kernels of wafers", |_| {
         let found = wafer::costs(device, size.effort, small)?;
         Ok(found.map(|KernelCost { id, setup, rate, operation_rate, .. }| {
@@ -86,16 +86,16 @@ pub(crate) fn costs(session: &mut Session<'_>, device: Engines, size: Size) -> R
 }
 
 fn cost(device: &mut Engines, id: &str, size: Size) -> Result<Cost, Error> {
-    // The shortest lane that every kernel takes: one block of a cipher.
+    // The shortest portion that every kernel takes: one block of a cipher.
     let short = launches(device, id, 1, 16, size.effort)?;
-    let chain = launches(device, id, 1, size.lane_bytes, size.effort)?;
-    let filled = launches(device, id, size.lanes, size.lane_bytes, size.effort)?;
+    let chain = launches(device, id, 1, size.portion_bytes, size.effort)?;
+    let filled = launches(device, id, size.portions, size.portion_bytes, size.effort)?;
     let setup = short.p99;
     // What data adds to a launch: less than a nanosecond for each kibibyte cannot be told from nothing.
     let slowest =
         |bytes: u64, with: Figures| rate(Bytes(bytes), with.p99.saturating_sub(setup).max(Nanos(bytes >> 10)));
-    let chain_rate = slowest(size.lane_bytes, chain);
-    let total = u64::from(size.lanes) * size.lane_bytes;
+    let chain_rate = slowest(size.portion_bytes, chain);
+    let total = u64::from(size.portions) * size.portion_bytes;
     let rate = slowest(total, filled).max(chain_rate).max(MIN);
     Ok(Cost { setup, rate, chain_rate: Some(chain_rate.max(MIN)), operation_rate: None })
 }
@@ -103,20 +103,20 @@ fn cost(device: &mut Engines, id: &str, size: Size) -> Result<Cost, Error> {
 /// The slowest rate that a machine file can hold.
 const MIN: u64 = 1_000_000;
 
-/// Times launches over `lanes` lanes of `bytes` bytes, from start to end on the device.
-fn launches(device: &mut Engines, id: &str, lanes: u32, bytes: u64, effort: Effort) -> Result<Figures, Error> {
+/// Times launches over `portions` portions of `bytes` bytes, from start to end on the device.
+fn launches(device: &mut Engines, id: &str, portions: u32, bytes: u64, effort: Effort) -> Result<Figures, Error> {
     let kernel = kernels::find(id).expect("the registry's own id");
     device.gpu().load(kernel.as_ref())?;
-    let lens = vec![bytes; lanes as usize];
+    let lens = vec![bytes; portions as usize];
     let size = block::block_bytes(lens.iter().copied()).0 as usize;
-    let described: Vec<Lane> = (0..lanes)
-        .map(|lane| Lane {
-            stream: format!("probe {lane}"),
+    let described: Vec<Portion> = (0..portions)
+        .map(|portion| Portion {
+            stream: format!("probe {portion}"),
             parameters: Cipher { key: [7; 16], iv: [9; 16] }.parameters(),
             item: 0,
         })
         .collect();
-    let state_bytes = kernel.state_bytes(lanes as usize);
+    let state_bytes = kernel.state_bytes(portions as usize);
     let host = device.host_buffer(size.max(state_bytes).max(1), HostKind::Pinned)?;
     let input = device.device_buffer(size)?;
     let output = device.device_buffer(size)?;
@@ -126,7 +126,7 @@ fn launches(device: &mut Engines, id: &str, lanes: u32, bytes: u64, effort: Effo
         copy(device, (from, to)).map(drop)
     };
     let mut packed = host.claim(0..size, Access::Write)?;
-    block::write_header(packed.bytes_mut()?, 0, &lens).expect("the buffer has `block_bytes` for these lanes");
+    block::write_header(packed.bytes_mut()?, 0, &lens).expect("the buffer has `block_bytes` for these portions");
     drop(packed);
     send(device, size, &input)?;
     if state_bytes > 0 {
@@ -141,7 +141,7 @@ fn launches(device: &mut Engines, id: &str, lanes: u32, bytes: u64, effort: Effo
             output: output.claim(0..size, Access::Write)?,
             state: (state_bytes > 0).then(|| state.claim(0..state_bytes, Access::Write)).transpose()?,
         };
-        let done = wait(device, |device| device.launch(&kernel, memory, lanes, 0))?;
+        let done = wait(device, |device| device.launch(&kernel, memory, portions, 0))?;
         Ok::<_, Error>(done.finished - done.started)
     })?;
     Ok(Figures::of(&samples).expect("an effort asks for at least one sample"))

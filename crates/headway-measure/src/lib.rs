@@ -80,7 +80,7 @@ const BEHIND_PERCENT: u64 = 110;
 /// A part of the measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Step {
-    /// Rates of links, alone and together; set-up times.
+    /// Rates of links, one alone and several at once; set-up times.
     Links,
     /// Costs of kernels; how late the host learns that something is done.
     Kernels,
@@ -88,10 +88,10 @@ pub enum Step {
     Staging,
     /// Every way, direction, memory and size, and many pieces in one request, with nothing else going on.
     Curves,
-    /// Small copies beside bulk ones.
-    Beside,
+    /// Small copies while bulk ones run.
+    Busy,
     /// Large copies on all GPUs at once.
-    Together,
+    AllGpus,
 }
 
 impl Step {
@@ -101,8 +101,8 @@ impl Step {
         ("kernels", Self::Kernels),
         ("staging", Self::Staging),
         ("curves", Self::Curves),
-        ("beside", Self::Beside),
-        ("together", Self::Together),
+        ("busy", Self::Busy),
+        ("all-gpus", Self::AllGpus),
     ];
 }
 
@@ -341,7 +341,7 @@ impl Measurement<'_> {
             copier.prepare()?;
         }
         self.curves(&copier, &gpus, &methods)?;
-        if self.options.does(Step::Together) && gpus.len() > 1 {
+        if self.options.does(Step::AllGpus) && gpus.len() > 1 {
             self.concurrent(&copier, &gpus, &methods)?;
         }
         drop(copier);
@@ -386,16 +386,16 @@ impl Measurement<'_> {
             timers.push(CopyTimer::new(copier, gpu, TimerOptions { bytes_max, pinned: false, huge_pages: false })?);
         }
         let situations = [
-            (Direction::H2d, HostMemory::Warm),
-            (Direction::D2h, HostMemory::Warm),
-            (Direction::D2h, HostMemory::Fresh),
+            (Direction::H2d, HostMemory::Touched),
+            (Direction::D2h, HostMemory::Touched),
+            (Direction::D2h, HostMemory::Untouched),
         ];
         let groups = groups(&self.devices, self.options.each);
         self.session.phase("staging", situations.len() * (groups.len() + usize::from(gpus.len() > 1)));
         let samples = self.options.by_depth(4, 6, 10);
         for (direction, memory) in situations {
             // Pages touched for the first time take so long that shorter copies tell enough.
-            let bytes_max = if memory == HostMemory::Fresh { bytes_max.min(STAGED_BYTES_FRESH) } else { bytes_max };
+            let bytes_max = if memory == HostMemory::Untouched { bytes_max.min(STAGED_BYTES_FRESH) } else { bytes_max };
             let space = |active: u32| staging::Space {
                 threads_max: (cpus.saturating_sub(1) / active).max(1),
                 pinned_max: CopyLimits::default().pinned_max,
@@ -432,8 +432,8 @@ impl Measurement<'_> {
 
     fn curves(&mut self, copier: &Arc<Copier>, gpus: &[EndpointId], methods: &[Vec<Method>]) -> Result<(), Error> {
         let (sizes, efforts, bytes_max) = (self.options.copy_sizes(), self.options.efforts(), self.options.size_max());
-        let (does_curves, does_beside) = (self.options.does(Step::Curves), self.options.does(Step::Beside));
-        if !does_curves && !does_beside {
+        let (does_curves, does_busy) = (self.options.does(Step::Curves), self.options.does(Step::Busy));
+        if !does_curves && !does_busy {
             return Ok(());
         }
         for group in groups(&self.devices, self.options.each) {
@@ -455,7 +455,7 @@ impl Measurement<'_> {
                 drop(place);
                 taker.many(&timer, &methods[first])?;
             }
-            if does_beside {
+            if does_busy {
                 taker.under_load(&mut timer, &methods[first], &[Load::BulkSame, Load::BulkOpposite])?;
             }
             for &gpu in &group {

@@ -118,7 +118,7 @@ pub fn put_curves(machine: &mut Machine, profile: &Profile) {
                 peer: None,
                 method: Method::Pageable,
                 direction,
-                memory: HostMemory::Warm,
+                memory: HostMemory::Touched,
                 load: Load::Alone,
                 active,
                 pieces: 1,

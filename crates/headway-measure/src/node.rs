@@ -101,7 +101,7 @@ impl Builder {
     }
 
     fn engine(&mut self, id: String, gpu: EndpointId, class: EngineClass) -> EngineId {
-        self.machine.engines.push(Engine { id, gpu, serves: vec![class], lanes: 1 });
+        self.machine.engines.push(Engine { id, gpu, serves: vec![class], parallel: 1 });
         EngineId(self.machine.engines.len() as u32 - 1)
     }
 

@@ -80,7 +80,7 @@ fn cost(timer: &mut CopyTimer) -> Result<Nanos, Error> {
 }
 
 fn spec(method: Method, direction: Direction, bytes: usize) -> CopySpec {
-    CopySpec { how: How::By(method), direction, memory: HostMemory::Warm, bytes, window: None }
+    CopySpec { how: How::By(method), direction, memory: HostMemory::Touched, bytes, window: None }
 }
 
 impl fmt::Display for Found {

@@ -96,9 +96,9 @@ fn thresholds(machine: &Machine) -> Vec<(String, Vec<(Bytes, String)>)> {
     let Some(gpu) = machine.gpus().next() else { return Vec::new() };
     let available = measured_ways(&machine.profile);
     let situations = [
-        (Direction::H2d, HostMemory::Warm),
-        (Direction::D2h, HostMemory::Warm),
-        (Direction::D2h, HostMemory::Fresh),
+        (Direction::H2d, HostMemory::Touched),
+        (Direction::D2h, HostMemory::Touched),
+        (Direction::D2h, HostMemory::Untouched),
         (Direction::H2d, HostMemory::Pinned),
         (Direction::D2h, HostMemory::Pinned),
     ];

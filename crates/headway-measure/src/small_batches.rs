@@ -40,7 +40,7 @@ pub(super) fn measure(
 ) -> Result<Vec<Ran>, Error> {
     let any_peers = (0..gpus).any(|from| (0..gpus).any(|to| reaches(from, to)));
     let mixes = &MIXES[..if any_peers { 3 } else { 2 }];
-    session.phase("rehearsal", mixes.len() * BATCHES);
+    session.phase("small batches", mixes.len() * BATCHES);
     let mut draw = Draw::new(SEED, gpus, reaches, Room::of(LARGEST.min(bed.room().largest)));
     let mut ran: Vec<Ran> = Vec::new();
     while ran.len() < mixes.len() * BATCHES {
@@ -50,7 +50,7 @@ pub(super) fn measure(
             && !has_hand_over(&batch)
             && ran.iter().filter(|(other, _)| Mix::of(other) == mix).count() < BATCHES;
         if is_open {
-            let took = run(session, bed, &format!("rehearsal {}", ran.len()), &batch, REPEATS)?;
+            let took = run(session, bed, &format!("small batches {}", ran.len()), &batch, REPEATS)?;
             ran.push((batch, took));
             session.advance()?;
         }

@@ -6,7 +6,7 @@ use headway_core::files::machine::{EngineClass, KernelCost, Machine};
 use headway_core::models::transfer::Method;
 use headway_core::plan::block::{Header, block_bytes, write_header};
 use headway_core::units::{Bytes, NANOS_PER_SECOND, Nanos, Rate};
-use headway_device::work::{Items, Lane, StepMemory, Work};
+use headway_device::work::{Items, Portion, StepMemory, Work};
 use headway_device::{Access, Buffer, DeviceError, Engines, HostKind, Span};
 use headway_kernels::find;
 use headway_kernels::inspect::SYNOPSIS_BYTES;
@@ -142,7 +142,7 @@ pub fn calibrate(devices: Vec<Engines>, study: &Images, size: Size) -> Result<Ca
     for images in [one, two] {
         bench.load(images)?;
         for operations in [operations, fewer(operations)] {
-            bench.tell(0, images, operations)?;
+            bench.describe(0, images, operations)?;
             let figures = bench.inspections(images, operations)?;
             inspections.push(Point { bytes: image_bytes(study, images), operations, figures });
         }
@@ -264,26 +264,26 @@ impl WaferBench<'_> {
         let block = block_bytes(lens.iter().copied()).0 as usize;
         let mut filled = vec![0; block];
         write_header(&mut filled, 0, &lens).expect("the buffer has the size of the block");
-        let lanes = Header::read(&filled).expect("a header just written is whole").lanes;
-        (0..).zip(lanes).for_each(|(camera, lane)| ring.fill(camera, 0, &mut filled[lane]));
+        let portions = Header::read(&filled).expect("a header just written is whole").portions;
+        (0..).zip(portions).for_each(|(camera, portion)| ring.fill(camera, 0, &mut filled[portion]));
         for part in &mut self.parts {
             part.images.claim(0..block, Access::Write)?.bytes_mut()?.copy_from_slice(&filled);
         }
         self.copy(block).map(drop)
     }
 
-    /// Tells every device of the cameras from `first` on.
-    fn tell(&mut self, first: u32, images: u32, operations: u32) -> Result<(), Error> {
+    /// Describes to every device the cameras from `first` on.
+    fn describe(&mut self, first: u32, images: u32, operations: u32) -> Result<(), Error> {
         let parameters = self.wafer(images, operations).parameters();
-        let lane = |item| Lane { parameters: parameters.clone(), item, ..Lane::default() };
-        let lanes: Vec<Lane> = (first..first + images).map(lane).collect();
+        let portion = |item| Portion { parameters: parameters.clone(), item, ..Portion::default() };
+        let portions: Vec<Portion> = (first..first + images).map(portion).collect();
         for part in &mut self.parts {
-            let bytes = part.inspect.state_bytes(lanes.len());
+            let bytes = part.inspect.state_bytes(portions.len());
             let mut state = part.small.claim(0..bytes, Access::Write)?;
-            part.inspect.init_state(&lanes, state.bytes_mut()?)?;
+            part.inspect.init_state(&portions, state.bytes_mut()?)?;
         }
         self.each(|part| {
-            let bytes = part.inspect.state_bytes(lanes.len());
+            let bytes = part.inspect.state_bytes(portions.len());
             let (from, to) = (part.small.claim(0..bytes, Access::Read)?, part.cameras.claim(0..bytes, Access::Write)?);
             Ok(Task::CopyIn(from, to))
         })
@@ -325,7 +325,7 @@ impl WaferBench<'_> {
         let images = self.size.images * 2;
         let mut times = [0.0; 2];
         for (time, operations) in times.iter_mut().zip([PROBES.0, PROBES.1]) {
-            self.tell(0, images, operations)?;
+            self.describe(0, images, operations)?;
             *time = self.inspections(images, operations)?.median.0 as f64 / f64::from(images);
         }
         let wanted = copy.0 as f64 * SHAPE.1 / SHAPE.0;
@@ -337,7 +337,7 @@ impl WaferBench<'_> {
     /// Synopses of `all` cameras on every device, `images` at a time.
     fn all_synopses(&mut self, images: u32, all: u32) -> Result<(), Error> {
         for first in (0..all).step_by(images as usize) {
-            self.tell(first, images, 0)?;
+            self.describe(first, images, 0)?;
             self.inspect(first, images)?;
         }
         Ok(())
@@ -377,7 +377,7 @@ impl WaferBench<'_> {
         for part in &mut self.parts {
             match task(part)? {
                 Task::CopyIn(from, to) => part.device.copy(EngineClass::H2d, Method::Dma, (from, to), 0)?,
-                Task::Launch(work, memory, lanes) => part.device.launch(&work, memory, lanes, 0)?,
+                Task::Launch(work, memory, portions) => part.device.launch(&work, memory, portions, 0)?,
             }
         }
         let (begun, mut slowest, mut done) = (clock::now(), Nanos::ZERO, Vec::new());

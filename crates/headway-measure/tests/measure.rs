@@ -67,8 +67,8 @@ fn a_measured_file_is_read_back_and_answers_questions() {
     assert!(!machine.profile.posted.is_empty());
 
     for (direction, memory, load) in [
-        (Direction::H2d, HostMemory::Warm, Load::Alone),
-        (Direction::D2h, HostMemory::Fresh, Load::Alone),
+        (Direction::H2d, HostMemory::Touched, Load::Alone),
+        (Direction::D2h, HostMemory::Untouched, Load::Alone),
         (Direction::H2d, HostMemory::Pinned, Load::Alone),
         (Direction::D2h, HostMemory::Pinned, Load::BulkSame),
     ] {
@@ -108,12 +108,12 @@ fn requests_of_many_pieces_are_measured_by_every_mover_and_explained() {
     use Method::{Dma, Kernel, Pageable, Resident, Staged, Window};
     for direction in [Direction::H2d, Direction::D2h] {
         assert_eq!(many(direction, HostMemory::Pinned), [Pageable, Dma, Window(None), Resident(None), Kernel]);
-        assert_eq!(many(direction, HostMemory::Warm), [Pageable, Staged, Window(None), Resident(None)]);
+        assert_eq!(many(direction, HostMemory::Touched), [Pageable, Staged, Window(None), Resident(None)]);
     }
     let posted = machine.profile.posted.keys().any(|key| key.pieces == 256 && matches!(key.method, Window(_)));
     assert!(posted, "stores are posted");
 
-    for memory in [HostMemory::Pinned, HostMemory::Warm] {
+    for memory in [HostMemory::Pinned, HostMemory::Touched] {
         let question = Question { pieces: 256, ..question(&file, 16 << 10, Direction::H2d, memory, Load::Alone) };
         let explanation = explain(&question).unwrap();
         assert!(explanation.rows[0].figures.n >= 3, "{explanation:#?}");

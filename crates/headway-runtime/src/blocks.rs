@@ -202,18 +202,18 @@ impl Gatherer {
         let block = block::write_header(buffer, cycle, &lens).map_err(damaged)?;
         let header = Header::read(&buffer[..block.0 as usize]).map_err(damaged)?;
         let Source::Streams(streams) = &planned.source else { return Ok(Gathered::default()) };
-        for (&stream, lane) in streams.iter().zip(&header.lanes) {
+        for (&stream, portion) in streams.iter().zip(&header.portions) {
             let (from, _) = self.part(pipeline, cycle, stream);
-            self.intake.read(stream as usize, from, &mut buffer[lane.clone()])?;
-            let padded = lane.end.next_multiple_of(block::ALIGN).min(block.0 as usize);
-            buffer[lane.end..padded].fill(0);
+            self.intake.read(stream as usize, from, &mut buffer[portion.clone()])?;
+            let padded = portion.end.next_multiple_of(block::ALIGN).min(block.0 as usize);
+            buffer[portion.end..padded].fill(0);
         }
-        let longest_lane = Bytes(lens.iter().copied().max().unwrap_or(0));
-        Ok(Gathered { block, longest_lane })
+        let longest_portion = Bytes(lens.iter().copied().max().unwrap_or(0));
+        Ok(Gathered { block, longest_portion })
     }
 }
 
-/// Takes blocks apart and appends every lane to its stream's file.
+/// Takes blocks apart and appends every portion to its stream's file.
 #[derive(Debug)]
 pub struct Scatterer {
     gatherer: Gatherer,
@@ -282,7 +282,7 @@ impl Scatterer {
         Ok(rest.len())
     }
 
-    /// Appends the lanes of the block of `cycle`.
+    /// Appends the portions of the block of `cycle`.
     ///
     /// # Errors
     /// [`DataError`]; a block of another cycle, out of order, or of other sizes is refused.
@@ -297,16 +297,16 @@ impl Scatterer {
         if cycle < self.next[pipeline as usize] {
             return wrong(format!("cycle {} came back before it", self.next[pipeline as usize] - 1));
         }
-        let lens: Vec<u64> = header.lanes.iter().map(|lane| lane.len() as u64).collect();
+        let lens: Vec<u64> = header.portions.iter().map(|portion| portion.len() as u64).collect();
         let sent = self.gatherer.lens(pipeline, cycle);
         if lens != sent {
-            return wrong(format!("lanes of {lens:?} bytes came back, {sent:?} were sent"));
+            return wrong(format!("portions of {lens:?} bytes came back, {sent:?} were sent"));
         }
         self.next[pipeline as usize] = cycle + 1;
         let plan = Arc::clone(&self.gatherer.plan);
         let Source::Streams(streams) = &plan.pipelines[pipeline as usize].source else { return Ok(()) };
-        for (&stream, lane) in streams.iter().zip(header.lanes) {
-            self.append(stream, &block[lane])?;
+        for (&stream, portion) in streams.iter().zip(header.portions) {
+            self.append(stream, &block[portion])?;
         }
         Ok(())
     }
@@ -340,7 +340,7 @@ impl Scatterer {
         Ok(())
     }
 
-    /// Appends zeros for the lanes of a cycle that was given up, so that what follows stays in its place.
+    /// Appends zeros for the portions of a cycle that was given up, so that what follows stays in its place.
     ///
     /// # Errors
     /// [`DataError`]; a cycle out of order is refused.

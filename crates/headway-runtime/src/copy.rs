@@ -240,7 +240,7 @@ impl Copier {
         let cpus =
             headway_os::affinity::allowed().map_or(u32::MAX, |cpus| u32::try_from(cpus.len()).unwrap_or(u32::MAX));
         if let Some(warning) = warning {
-            auto.tell(warning);
+            auto.report(warning);
         }
         let (cancel, thread_pool, observer) = (Cancel::default(), OnceLock::new(), OnceLock::new());
         let watcher = Watcher::new(options.limits.events_max);
@@ -275,7 +275,7 @@ impl Copier {
     /// [`CopyError::Unavailable`] for the first GPU whose threads or memory cannot be had.
     pub fn prepare(&self) -> Result<(), CopyError> {
         let buffer =
-            [Direction::H2d, Direction::D2h].map(|direction| default_tuning(direction, HostMemory::Warm).buffer);
+            [Direction::H2d, Direction::D2h].map(|direction| default_tuning(direction, HostMemory::Touched).buffer);
         self.gpus.iter().try_for_each(|gpu| self.prepare_gpu(gpu, buffer[0].max(buffer[1])))
     }
 

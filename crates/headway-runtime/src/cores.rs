@@ -12,7 +12,7 @@ use std::thread::JoinHandle;
 
 use headway_core::units::Nanos;
 use headway_device::buffer::{Budget, HeapMemory};
-use headway_device::work::{Lane, Work};
+use headway_device::work::{Portion, Work};
 use headway_device::{Access, Buffer, Completion, DeviceError, Limits, Span, Waker, WorkError, wake};
 use headway_os::sched::{Classes, Role};
 use headway_os::{affinity, clock, sched, topology};
@@ -31,9 +31,9 @@ impl Stage {
     ///
     /// # Errors
     /// [`WorkError`] if the kernel lacks a parameter.
-    pub fn new(kernel: Arc<dyn Work>, lanes: &[Lane]) -> Result<Self, WorkError> {
-        let mut state = vec![0; kernel.state_bytes(lanes.len())];
-        kernel.init_state(lanes, &mut state)?;
+    pub fn new(kernel: Arc<dyn Work>, portions: &[Portion]) -> Result<Self, WorkError> {
+        let mut state = vec![0; kernel.state_bytes(portions.len())];
+        kernel.init_state(portions, &mut state)?;
         Ok(Self { kernel, state })
     }
 }
@@ -264,15 +264,15 @@ mod tests {
     use headway_core::plan::block;
     use headway_kernels::Cipher;
 
-    fn lane() -> Lane {
+    fn portion() -> Portion {
         let parameters = Cipher { key: [1; 16], iv: [2; 16] }.parameters();
-        Lane { stream: "s".to_owned(), parameters, item: 0 }
+        Portion { stream: "s".to_owned(), parameters, item: 0 }
     }
 
-    fn stages(lanes: usize) -> Stages {
-        let lanes = vec![lane(); lanes];
+    fn stages(portions: usize) -> Stages {
+        let portions = vec![portion(); portions];
         let kernel = headway_kernels::find("aes128-cbc").unwrap();
-        [((3, 0), Stage::new(kernel, &lanes).unwrap())].into()
+        [((3, 0), Stage::new(kernel, &portions).unwrap())].into()
     }
 
     fn block() -> (Buffer, Buffer, usize) {
@@ -314,7 +314,7 @@ mod tests {
         let (mut input, mut output) = (vec![0; size], vec![0; size]);
         block::write_header(&mut input, 0, &[64]).unwrap();
         let mut state = vec![0; reference.state_bytes(1)];
-        reference.init_state(&[lane()], &mut state).unwrap();
+        reference.init_state(&[portion()], &mut state).unwrap();
         reference.run(&input, &mut output, &mut state).unwrap();
         assert_eq!(output[block::header_bytes(1)..][..64], [first, second].concat());
     }

@@ -23,7 +23,7 @@ const TARGETS_MIN: usize = 2;
 
 /// Which way a transfer goes: the device that it is submitted to, and the devices of its ends, `None` being the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Way {
+pub struct CopyPath {
     /// The direction.
     pub class: EngineClass,
     pub method: Method,
@@ -33,7 +33,7 @@ pub struct Way {
     pub to: Option<usize>,
 }
 
-impl Way {
+impl CopyPath {
     /// The way of a planned copy; `None` for what no device can do: work that is no copy, and copies that stay on the host.
     #[must_use]
     pub fn of(plan: &Plan, operation: &PlannedOperation) -> Option<Self> {
@@ -48,7 +48,7 @@ impl Way {
         Some(Self { class, method, from, to })
     }
 
-    /// The device that copies this way: the source's, where there are two.
+    /// The device that copies this path: the source's, where there are two.
     pub(crate) fn device(&self) -> usize {
         self.from.or(self.to).unwrap_or(0)
     }
@@ -72,7 +72,7 @@ pub struct Room {
 /// The memory of one transfer.
 #[derive(Debug)]
 pub struct Endpoints {
-    way: Way,
+    path: CopyPath,
     block: usize,
     stride: usize,
     sources: usize,
@@ -88,7 +88,7 @@ impl Endpoints {
     ///
     /// # Errors
     /// [`DeviceError`] when there is no memory, or a copy fails.
-    pub fn new(devices: &mut [Engines], way: Way, block: u64, room: Room, key: u64) -> Result<Self, DeviceError> {
+    pub fn new(devices: &mut [Engines], path: CopyPath, block: u64, room: Room, key: u64) -> Result<Self, DeviceError> {
         let too_large = |_| DeviceError::Invalid { what: "block", reason: format!("{block} bytes do not fit memory") };
         let block = usize::try_from(block).map_err(too_large)?;
         let stride = block.next_multiple_of(ALIGN as usize);
@@ -96,22 +96,22 @@ impl Endpoints {
         let targets = usize::try_from(room.jobs).unwrap_or(usize::MAX).min(fitting).max(TARGETS_MIN);
         let sources = (3..).find(|sources| targets % sources != 0).expect("a number has finitely many divisors");
         let buffer = |end: Option<usize>, places: usize| {
-            let other = way.device();
+            let other = path.device();
             match end {
                 Some(gpu) => devices[gpu].device_buffer(stride * places),
-                None if way.method == Method::Pageable => {
+                None if path.method == Method::Pageable => {
                     devices[other].host_buffer(stride * places, HostKind::Pageable)
                 }
                 None => devices[other].host_buffer(stride * places, HostKind::Pinned),
             }
         };
-        let (from, to) = (buffer(way.from, sources)?, buffer(way.to, targets)?);
-        let ends = Self { way, block, stride, sources, targets, key, from, to };
+        let (from, to) = (buffer(path.from, sources)?, buffer(path.to, targets)?);
+        let ends = Self { path, block, stride, sources, targets, key, from, to };
         ends.fill(devices)?;
         // From another place than the one that belongs there.
         let some = 0..block.min(ALIGN as usize);
-        let device = &mut devices[way.device()];
-        device.copy(way.class, way.method, ends.spans(1, 0, some)?, u64::MAX)?;
+        let device = &mut devices[path.device()];
+        device.copy(path.class, path.method, ends.spans(1, 0, some)?, u64::MAX)?;
         settle(device)?;
         Ok(ends)
     }
@@ -131,7 +131,7 @@ impl Endpoints {
     /// Whether what arrives can be compared where it lies.
     #[must_use]
     pub const fn ends_on_host(&self) -> bool {
-        self.way.to.is_none()
+        self.path.to.is_none()
     }
 
     /// Submits bytes `range` of job `job`.
@@ -140,7 +140,7 @@ impl Endpoints {
     /// [`DeviceError`], for example while someone compares what lies where they would go.
     pub fn submit(&self, devices: &mut [Engines], job: u64, range: Range<usize>, tag: u64) -> Result<(), DeviceError> {
         let spans = self.spans(self.source(job), self.target(job), range)?;
-        devices[self.way.device()].copy(self.way.class, self.way.method, spans, tag)
+        devices[self.path.device()].copy(self.path.class, self.path.method, spans, tag)
     }
 
     /// Compares bytes `range` of job `job`, which have arrived in host memory; the offset of the first that is wrong.
@@ -162,7 +162,7 @@ impl Endpoints {
         job: u64,
         range: Range<usize>,
     ) -> Result<Option<usize>, DeviceError> {
-        let Some(gpu) = self.way.to else { return self.compare(job, range) };
+        let Some(gpu) = self.path.to else { return self.compare(job, range) };
         let device = &mut devices[gpu];
         let stage = device.host_buffer(STAGE.min(range.len()).max(1), HostKind::Pinned)?;
         for at in range.clone().step_by(STAGE) {
@@ -207,7 +207,7 @@ impl Endpoints {
     fn fill(&self, devices: &mut [Engines]) -> Result<(), DeviceError> {
         for place in 0..self.sources {
             let key = self.key_of(place as u64);
-            let Some(gpu) = self.way.from else {
+            let Some(gpu) = self.path.from else {
                 let mut span = self.from.claim(self.place(place, &(0..self.block)), Access::Write)?;
                 fill(key, 0, span.bytes_mut()?);
                 continue;
@@ -240,27 +240,27 @@ mod tests {
         (0..count).map(|at| Engines::open(gpu(at)).unwrap()).collect()
     }
 
-    const IN: Way = Way { class: EngineClass::H2d, method: Method::Dma, from: None, to: Some(0) };
-    const OUT: Way = Way { class: EngineClass::D2h, method: Method::Dma, from: Some(1), to: None };
-    const ACROSS: Way = Way { class: EngineClass::Peer, method: Method::Peer, from: Some(1), to: Some(0) };
+    const IN: CopyPath = CopyPath { class: EngineClass::H2d, method: Method::Dma, from: None, to: Some(0) };
+    const OUT: CopyPath = CopyPath { class: EngineClass::D2h, method: Method::Dma, from: Some(1), to: None };
+    const ACROSS: CopyPath = CopyPath { class: EngineClass::Peer, method: Method::Peer, from: Some(1), to: Some(0) };
 
     #[test]
     fn every_way_brings_every_job_and_what_was_not_brought_is_found() {
-        for way in [IN, OUT, ACROSS] {
+        for path in [IN, OUT, ACROSS] {
             let mut devices = devices(2);
-            let ends = Endpoints::new(&mut devices, way, 10_001, Room { jobs: 5, bytes: 1 << 20 }, 7).unwrap();
-            assert_eq!((ends.targets(), ends.block(), ends.ends_on_host()), (5, 10_001, way == OUT));
+            let ends = Endpoints::new(&mut devices, path, 10_001, Room { jobs: 5, bytes: 1 << 20 }, 7).unwrap();
+            assert_eq!((ends.targets(), ends.block(), ends.ends_on_host()), (5, 10_001, path == OUT));
             let bring = |devices: &mut [Engines], job, range: Range<usize>| {
                 ends.submit(devices, job, range, 1).unwrap();
-                settle(&mut devices[way.device()]).unwrap();
+                settle(&mut devices[path.device()]).unwrap();
             };
             for job in 0..13 {
                 // Before it was brought there is something else, at every byte that could tell.
-                assert_eq!(ends.read_back(&mut devices, job, 0..10_001).unwrap(), Some(0), "{way:?}");
+                assert_eq!(ends.read_back(&mut devices, job, 0..10_001).unwrap(), Some(0), "{path:?}");
                 bring(&mut devices, job, 0..3_000);
-                assert_eq!(ends.read_back(&mut devices, job, 0..10_001).unwrap(), Some(3_000), "{way:?}, job {job}");
+                assert_eq!(ends.read_back(&mut devices, job, 0..10_001).unwrap(), Some(3_000), "{path:?}, job {job}");
                 bring(&mut devices, job, 3_000..10_001);
-                assert_eq!(ends.read_back(&mut devices, job, 0..10_001).unwrap(), None, "{way:?}, job {job}");
+                assert_eq!(ends.read_back(&mut devices, job, 0..10_001).unwrap(), None, "{path:?}, job {job}");
             }
         }
     }

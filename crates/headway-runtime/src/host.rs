@@ -73,9 +73,9 @@ impl HostPayload {
             }
         }
         for (pipeline, step, kernel) in kernels.stages().filter(|(pipeline, ..)| !sharded.contains_key(pipeline)) {
-            let lanes = kernels.lanes(pipeline);
-            let mut state = vec![0; kernel.state_bytes(lanes.len())];
-            kernel.init_state(lanes, &mut state)?;
+            let portions = kernels.portions(pipeline);
+            let mut state = vec![0; kernel.state_bytes(portions.len())];
+            kernel.init_state(portions, &mut state)?;
             stages.insert((pipeline, step), Stage { kernel: Arc::clone(kernel), state });
         }
         let spare = plan.pipelines.iter().map(|_| Vec::new()).collect();

@@ -372,7 +372,7 @@ mod tests {
             on_miss: OnMiss::Finish,
             gpu: Some(0),
             pipeline: 0,
-            lane: 0,
+            portion: 0,
         }
     }
 

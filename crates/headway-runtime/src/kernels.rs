@@ -1,11 +1,11 @@
-//! The kernels of a plan with the lanes they serve.
+//! The kernels of a plan with the portions they serve.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use headway_core::files::workload::Workload;
 use headway_core::plan::{self, Pipeline, Plan, Sharded, Source};
-use headway_device::work::{Items, Lane, Library, Work};
+use headway_device::work::{Items, Library, Portion, Work};
 
 /// A library whose kernels cannot run a plan.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -61,7 +61,7 @@ pub struct Kernels {
     stages: Vec<(u32, u32, Arc<dyn Work>)>,
     /// What checks them.
     references: Vec<(u32, u32, Arc<dyn Work>)>,
-    lanes: Vec<Vec<Lane>>,
+    portions: Vec<Vec<Portion>>,
     /// What serves the pipelines whose packets are divided.
     divided: BTreeMap<u32, Divided>,
 }
@@ -73,7 +73,7 @@ impl Kernels {
     /// [`KernelError`].
     pub fn of(plan: &Plan, workload: &Workload, library: &dyn Library) -> Result<Self, KernelError> {
         let (mut stages, mut references) = (Vec::new(), Vec::new());
-        let (mut lanes, mut divided) = (Vec::new(), BTreeMap::new());
+        let (mut portions, mut divided) = (Vec::new(), BTreeMap::new());
         for (number, pipeline) in (0u32..).zip(&plan.pipelines) {
             let mut works = Vec::new();
             for (step, planned) in (0u32..).zip(&pipeline.steps) {
@@ -90,27 +90,28 @@ impl Kernels {
                     works.push(found);
                 }
             }
-            lanes.push(match &pipeline.source {
+            portions.push(match &pipeline.source {
                 Source::Streams(streams) => {
                     check_blocks(pipeline, &works, streams.len())?;
                     streams
                         .iter()
                         .map(|&stream| {
                             let stream = &workload.streams[stream as usize];
-                            Lane { stream: stream.id.clone(), parameters: stream.parameters.clone(), item: 0 }
+                            Portion { stream: stream.id.clone(), parameters: stream.parameters.clone(), item: 0 }
                         })
                         .collect()
                 }
                 Source::Sharded(planned) => {
                     divided.insert(number, divide(pipeline, planned, &works)?);
                     let stream = &workload.streams[planned.stream as usize].id;
-                    let lane = |item| Lane { stream: stream.clone(), parameters: planned.parameters.clone(), item };
-                    (0..planned.sharding.items).map(lane).collect()
+                    let portion =
+                        |item| Portion { stream: stream.clone(), parameters: planned.parameters.clone(), item };
+                    (0..planned.sharding.items).map(portion).collect()
                 }
                 Source::Message | Source::Batch(_) | Source::Flow | Source::Bulk(_) | Source::Urgent(_) => Vec::new(),
             });
         }
-        Ok(Self { stages, references, lanes, divided })
+        Ok(Self { stages, references, portions, divided })
     }
 
     /// Pipeline, step and kernel of every compute step.
@@ -136,10 +137,10 @@ impl Kernels {
         &self.divided[&pipeline]
     }
 
-    /// The lanes of a pipeline.
+    /// The portions of a pipeline.
     #[must_use]
-    pub fn lanes(&self, pipeline: u32) -> &[Lane] {
-        &self.lanes[pipeline as usize]
+    pub fn portions(&self, pipeline: u32) -> &[Portion] {
+        &self.portions[pipeline as usize]
     }
 }
 
@@ -147,11 +148,11 @@ fn unfit(pipeline: &Pipeline, kernel: &Arc<dyn Work>, reason: String) -> KernelE
     KernelError::Unfit { pipeline: pipeline.name.clone(), kernel: kernel.id().to_owned(), reason }
 }
 
-/// Refuses works of which one makes no block for the next step of `pipeline`, which serves so many lanes.
-fn check_blocks(pipeline: &Pipeline, works: &[Arc<dyn Work>], lanes: usize) -> Result<(), KernelError> {
+/// Refuses works of which one makes no block for the next step of `pipeline`, which serves so many portions.
+fn check_blocks(pipeline: &Pipeline, works: &[Arc<dyn Work>], portions: usize) -> Result<(), KernelError> {
     let bytes = pipeline.reserve.0 as usize;
     for work in works {
-        let made = work.output_bytes(bytes, lanes as u32);
+        let made = work.output_bytes(bytes, portions as u32);
         if made != bytes {
             let reason = format!(
                 "it makes {made} bytes of a block of {bytes}, and a step leaves a block of the same size; correct its `output_bytes`"

@@ -9,7 +9,7 @@
 //!
 //! | what | how much |
 //! |---|---|
-//! | order of the blocks, and their whole headers: cycle, lanes, offsets, sizes | every block |
+//! | order of the blocks, and their whole headers: cycle, portions, offsets, sizes | every block |
 //! | all bytes of some streams, drawn from the seed, as one chain from the first IV on | every block |
 //! | pipelines without a kernel: another piece of the block's bytes each time | every block |
 //! | all bytes of some other streams, if their state follows from how the block before ended ([`Work::resume`]) | every block, each block other streams, until all had their turn, and again |
@@ -24,7 +24,7 @@ use headway_core::plan::block::{self, Header};
 use headway_core::plan::payload::Gathered;
 use headway_core::plan::{Plan, Source};
 use headway_core::units::Bytes;
-use headway_device::work::{Lane, Work, WorkError};
+use headway_device::work::{Portion, Work, WorkError};
 
 use self::chains::Chains;
 use crate::blocks::{Collect, DataError, Supply};
@@ -55,7 +55,7 @@ pub struct Sampling {
 pub struct Verified {
     /// Blocks delivered in order with the header that was sent.
     pub blocks: u64,
-    /// Bytes of all lanes of these blocks.
+    /// Bytes of all portions of these blocks.
     pub bytes: u64,
     /// Streams whose every byte was compared.
     pub streams: u64,
@@ -73,6 +73,15 @@ pub struct Verified {
     pub chain_bytes: u64,
 }
 
+/// Which block of a run it is, and where in the ring its bytes lie.
+#[derive(Clone, Copy, Debug)]
+struct BlockPlace {
+    pipeline: u32,
+    cycle: u64,
+    /// The buffer of the ring that was sent.
+    slot: usize,
+}
+
 /// The layout of one pipeline's blocks, the same in every cycle.
 #[derive(Debug)]
 struct Layout {
@@ -80,7 +89,7 @@ struct Layout {
     lens: Vec<u64>,
     /// The header with cycle 0.
     header: Vec<u8>,
-    lanes: Vec<Range<usize>>,
+    portions: Vec<Range<usize>>,
     block: Bytes,
 }
 
@@ -118,10 +127,10 @@ impl Ring {
             }
             let block = block::block_bytes(lens.iter().copied());
             let mut header = vec![0; block.0 as usize];
-            block::write_header(&mut header, 0, &lens).expect("the buffer has `block_bytes` for these lanes");
-            let lanes = Header::read(&header).expect("a header just written is whole").lanes;
+            block::write_header(&mut header, 0, &lens).expect("the buffer has `block_bytes` for these portions");
+            let portions = Header::read(&header).expect("a header just written is whole").portions;
             header.truncate(block::header_bytes(lens.len()));
-            layouts.push(Layout { streams: members, lens, header, lanes, block });
+            layouts.push(Layout { streams: members, lens, header, portions, block });
         }
         Ok(Self { layouts: Arc::new(layouts), seed })
     }
@@ -138,9 +147,9 @@ impl Supply for Ring {
         let header = layout.header.len();
         buffer[..header].copy_from_slice(&layout.header);
         self.fill(pipeline, slot, header, &mut buffer[header..layout.block.0 as usize]);
-        for lane in &layout.lanes {
-            let padded = lane.end.next_multiple_of(block::ALIGN).min(layout.block.0 as usize);
-            buffer[lane.end..padded].fill(0);
+        for portion in &layout.portions {
+            let padded = portion.end.next_multiple_of(block::ALIGN).min(layout.block.0 as usize);
+            buffer[portion.end..padded].fill(0);
         }
         Ok(())
     }
@@ -148,8 +157,8 @@ impl Supply for Ring {
     fn supply(&mut self, pipeline: u32, cycle: u64, _slot: usize, buffer: &mut [u8]) -> Result<Gathered, DataError> {
         let layout = &self.layouts[pipeline as usize];
         buffer[CYCLE].copy_from_slice(&cycle.to_le_bytes());
-        let longest_lane = Bytes(layout.lens.iter().copied().max().unwrap_or(0));
-        Ok(Gathered { block: layout.block, longest_lane })
+        let longest_portion = Bytes(layout.lens.iter().copied().max().unwrap_or(0));
+        Ok(Gathered { block: layout.block, longest_portion })
     }
 }
 
@@ -161,14 +170,14 @@ struct Checked {
     name: String,
     /// `None` = blocks come back as they were sent.
     kernel: Option<Arc<dyn Work>>,
-    lanes: Vec<Lane>,
-    /// Lanes whose every byte is compared, ascending, with the CPU's state of them.
+    portions: Vec<Portion>,
+    /// Portions whose every byte is compared, ascending, with the CPU's state of them.
     whole: Vec<usize>,
     state: Vec<u8>,
-    /// The next lane that has its turn, and those that have it in the next block as they stand then.
+    /// The next portion that has its turn, and those that have it in the next block as they stand then.
     next: usize,
     at_a_time: usize,
-    turns: Vec<(usize, Lane)>,
+    turns: Vec<(usize, Portion)>,
     reached: Vec<bool>,
     cycle: u64,
 }
@@ -199,15 +208,15 @@ impl Checker {
         for (number, pipeline) in (0u32..).zip(&plan.pipelines) {
             let mut stages = kernels.references().filter(|(of, ..)| *of == number);
             let kernel = stages.next().map(|(_, _, kernel)| Arc::clone(kernel));
-            let lanes = kernels.lanes(number).to_vec();
+            let portions = kernels.portions(number).to_vec();
             let share = if plan.core_of(pipeline).is_some() { CORE_SHARE } else { 1 };
             let most = if kernel.is_some() { sampling.streams.div_ceil(share) } else { 0 };
-            let (count, draws) = (lanes.len() as u64, most.min(lanes.len()) as u64);
+            let (count, draws) = (portions.len() as u64, most.min(portions.len()) as u64);
             // One of each `count / draws` neighbours.
             let draw = |at: u64| (at * count + mixed(ring.seed ^ at ^ u64::from(number) << 40) % count) / draws.max(1);
             let mut whole: Vec<usize> = (0..draws).map(|at| draw(at) as usize).collect();
             whole.dedup();
-            let chosen: Vec<Lane> = whole.iter().map(|&lane| lanes[lane].clone()).collect();
+            let chosen: Vec<Portion> = whole.iter().map(|&portion| portions[portion].clone()).collect();
             let sequence = |what: String| DataError::Sequence { pipeline: pipeline.name.clone(), cycle: 0, what };
             if stages.next().is_some() {
                 return Err(sequence("several kernels work on one block".to_owned()));
@@ -217,12 +226,12 @@ impl Checker {
                 None => Vec::new(),
             };
             own.streams += whole.len() as u64;
-            let mut reached = vec![false; lanes.len()];
-            whole.iter().for_each(|&lane| reached[lane] = true);
+            let mut reached = vec![false; portions.len()];
+            whole.iter().for_each(|&portion| reached[portion] = true);
             pipelines.push(Checked {
                 name: pipeline.name.clone(),
                 kernel,
-                lanes,
+                portions,
                 whole,
                 state,
                 next: 0,
@@ -245,10 +254,10 @@ impl Checker {
     }
 }
 
-/// The first state of `lanes`.
-fn fresh(kernel: &dyn Work, lanes: &[Lane]) -> Result<Vec<u8>, WorkError> {
-    let mut state = vec![0; kernel.state_bytes(lanes.len())];
-    kernel.init_state(lanes, &mut state)?;
+/// The first state of `portions`.
+fn fresh(kernel: &dyn Work, portions: &[Portion]) -> Result<Vec<u8>, WorkError> {
+    let mut state = vec![0; kernel.state_bytes(portions.len())];
+    kernel.init_state(portions, &mut state)?;
     Ok(state)
 }
 
@@ -257,43 +266,44 @@ impl Checked {
         DataError::Sequence { pipeline: self.name.clone(), cycle, what }
     }
 
-    /// A block of `lanes` only, as the ring's buffer holds them, and where they are in it.
+    /// A block of `portions` only, as the ring's buffer holds them, and where they are in it.
     fn excerpt(
         &self,
         ring: &Ring,
-        (pipeline, cycle, slot): (u32, u64, usize),
-        lanes: &[usize],
+        at: BlockPlace,
+        portions: &[usize],
     ) -> Result<(Vec<u8>, Vec<Range<usize>>), DataError> {
+        let BlockPlace { pipeline, cycle, slot } = at;
         let layout = &ring.layouts[pipeline as usize];
-        let lens: Vec<u64> = lanes.iter().map(|&lane| layout.lens[lane]).collect();
+        let lens: Vec<u64> = portions.iter().map(|&portion| layout.lens[portion]).collect();
         let mut input = vec![0; block::block_bytes(lens.iter().copied()).0 as usize];
         let damaged = |source| DataError::Block { pipeline: self.name.clone(), cycle, source };
         block::write_header(&mut input, cycle, &lens).map_err(damaged)?;
-        let ranges = Header::read(&input).map_err(damaged)?.lanes;
-        for (&lane, range) in lanes.iter().zip(&ranges) {
-            ring.fill(pipeline, slot, layout.lanes[lane].start, &mut input[range.clone()]);
+        let ranges = Header::read(&input).map_err(damaged)?.portions;
+        for (&portion, range) in portions.iter().zip(&ranges) {
+            ring.fill(pipeline, slot, layout.portions[portion].start, &mut input[range.clone()]);
         }
         Ok((input, ranges))
     }
 
-    /// Compares `lanes` of a block with what the kernel makes of the ring's bytes from `state` on.
+    /// Compares `portions` of a block with what the kernel makes of the ring's bytes from `state` on.
     fn compare(
         &self,
         ring: &Ring,
-        place: (u32, u64, usize),
-        lanes: &[usize],
+        at: BlockPlace,
+        portions: &[usize],
         state: &mut [u8],
         block: &[u8],
     ) -> Result<u64, DataError> {
-        let (pipeline, cycle, _) = place;
+        let BlockPlace { pipeline, cycle, .. } = at;
         let Some(kernel) = &self.kernel else { return Ok(0) };
         let layout = &ring.layouts[pipeline as usize];
-        let (input, ranges) = self.excerpt(ring, place, lanes)?;
+        let (input, ranges) = self.excerpt(ring, at, portions)?;
         let mut output = vec![0; input.len()];
         kernel.run(&input, &mut output, state).map_err(|error| self.wrong(cycle, error.to_string()))?;
-        for (&lane, range) in lanes.iter().zip(&ranges) {
-            if block[layout.lanes[lane].clone()] != output[range.clone()] {
-                let stream = &self.lanes[lane].stream;
+        for (&portion, range) in portions.iter().zip(&ranges) {
+            if block[layout.portions[portion].clone()] != output[range.clone()] {
+                let stream = &self.portions[portion].stream;
                 return Err(self.wrong(cycle, format!("bytes of stream `{stream}` are not what the CPU makes of them")));
             }
         }
@@ -301,49 +311,44 @@ impl Checked {
     }
 
     /// Compares a piece of a block that comes back as it was sent, each time another one.
-    fn piece(&self, ring: &Ring, (pipeline, cycle, slot): (u32, u64, usize), block: &[u8]) -> Result<u64, DataError> {
+    fn piece(&self, ring: &Ring, at: BlockPlace, block: &[u8]) -> Result<u64, DataError> {
+        let BlockPlace { pipeline, cycle, slot } = at;
         let layout = &ring.layouts[pipeline as usize];
-        let (first, end) = (layout.header.len(), layout.lanes.last().map_or(0, |lane| lane.end));
+        let (first, end) = (layout.header.len(), layout.portions.last().map_or(0, |portion| portion.end));
         let pieces = (end - first).div_ceil(PIECE).max(1) as u64;
         let from = first + (cycle % pieces) as usize * PIECE;
         let mut expected = vec![0; end.min(from + PIECE) - from];
         ring.fill(pipeline, slot, from, &mut expected);
-        // Between lanes there may be zeros, which the ring's words do not say: such blocks have one lane.
-        if layout.lanes.len() == 1 && block[from..from + expected.len()] != expected[..] {
+        // Between portions there may be zeros, which the ring's words do not say: such blocks have one portion.
+        if layout.portions.len() == 1 && block[from..from + expected.len()] != expected[..] {
             return Err(self.wrong(cycle, format!("bytes from {from} on are not those that were sent")));
         }
-        Ok(if layout.lanes.len() == 1 { expected.len() as u64 } else { 0 })
+        Ok(if layout.portions.len() == 1 { expected.len() as u64 } else { 0 })
     }
 
     /// Compares the streams that have their turn, and remembers how those that are next go on.
-    fn turn(
-        &mut self,
-        ring: &Ring,
-        place: (u32, u64, usize),
-        count: usize,
-        block: &[u8],
-    ) -> Result<(u64, u64), DataError> {
-        let (pipeline, cycle, _) = place;
+    fn turn(&mut self, ring: &Ring, at: BlockPlace, count: usize, block: &[u8]) -> Result<(u64, u64), DataError> {
+        let BlockPlace { pipeline, cycle, .. } = at;
         let turns = std::mem::take(&mut self.turns);
-        let lanes: Vec<usize> = turns.iter().map(|(lane, _)| *lane).collect();
+        let portions: Vec<usize> = turns.iter().map(|(portion, _)| *portion).collect();
         let mut bytes = 0;
-        if !lanes.is_empty() {
-            let chosen: Vec<Lane> = turns.into_iter().map(|(_, resumed)| resumed).collect();
+        if !portions.is_empty() {
+            let chosen: Vec<Portion> = turns.into_iter().map(|(_, resumed)| resumed).collect();
             let Some(kernel) = &self.kernel else { return Ok((0, 0)) };
             let state = fresh(kernel.as_ref(), &chosen);
             let mut state = state.map_err(|error| self.wrong(cycle, error.to_string()))?;
-            bytes = self.compare(ring, place, &lanes, &mut state, block)?;
-            lanes.iter().for_each(|&lane| self.reached[lane] = true);
+            bytes = self.compare(ring, at, &portions, &mut state, block)?;
+            portions.iter().for_each(|&portion| self.reached[portion] = true);
         }
         let layout = &ring.layouts[pipeline as usize];
-        for _ in 0..count.min(self.lanes.len()) {
-            let lane = self.next;
-            self.next = (self.next + 1) % self.lanes.len();
-            let range = layout.lanes[lane].clone();
-            let resumed = self.kernel.as_ref().and_then(|kernel| kernel.resume(&self.lanes[lane], &block[range]));
-            self.turns.extend(resumed.map(|resumed| (lane, resumed)));
+        for _ in 0..count.min(self.portions.len()) {
+            let portion = self.next;
+            self.next = (self.next + 1) % self.portions.len();
+            let range = layout.portions[portion].clone();
+            let resumed = self.kernel.as_ref().and_then(|kernel| kernel.resume(&self.portions[portion], &block[range]));
+            self.turns.extend(resumed.map(|resumed| (portion, resumed)));
         }
-        Ok((lanes.len() as u64, bytes))
+        Ok((portions.len() as u64, bytes))
     }
 }
 
@@ -363,7 +368,7 @@ impl Collect for Checker {
         if !same {
             return Err(checked.wrong(cycle, "another header came back than was sent".to_owned()));
         }
-        let place = (pipeline, cycle, slot);
+        let place = BlockPlace { pipeline, cycle, slot };
         if checked.kernel.is_none() {
             self.own.turn_bytes += checked.piece(&self.ring, place, block)?;
         }

@@ -24,8 +24,8 @@ pub(crate) fn fill(
 ) -> Result<(), BlockError> {
     number(sharded, shard, u64::from(row), buffer)?;
     let header = block::Header::read(buffer)?;
-    for (item, lane) in (shard.first..).zip(header.lanes) {
-        items.fill(item, row, &mut buffer[lane]);
+    for (item, portion) in (shard.first..).zip(header.portions) {
+        items.fill(item, row, &mut buffer[portion]);
     }
     Ok(())
 }

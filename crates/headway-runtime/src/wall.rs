@@ -411,7 +411,7 @@ impl Driver<'_> {
             now = clock::now().max(now);
             self.pace.woke(now);
             // First, so that windows which open now find what is ready now.
-            let mut fed = self.tell(now, log)?;
+            let mut fed = self.feed_due(now, log)?;
             for completion in std::mem::take(&mut self.done) {
                 fed = true;
                 last_end = now;

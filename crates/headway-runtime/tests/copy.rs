@@ -69,7 +69,7 @@ fn options() -> CopyOptions {
 }
 
 fn small_tuning() -> Tuning {
-    Tuning { threads: 2, buffer: Bytes(256 << 10), ..default_tuning(Direction::H2d, HostMemory::Warm) }
+    Tuning { threads: 2, buffer: Bytes(256 << 10), ..default_tuning(Direction::H2d, HostMemory::Touched) }
 }
 
 /// The bytes of device memory, by the driver's own call.
@@ -353,10 +353,10 @@ fn profile(gpu: EndpointId) -> Profile {
     let window = Method::Window(Some(Mapping::Vulkan));
     for direction in [Direction::H2d, Direction::D2h] {
         for (memory, method, curve) in [
-            (HostMemory::Warm, Method::Pageable, line(5_000, 10)),
-            (HostMemory::Warm, window, line(100, 2)),
-            (HostMemory::Warm, Method::Staged, line(50_000, 40)),
-            (HostMemory::Warm, Method::Resident(Some(Shape::Hub)), line(2_000, 3)),
+            (HostMemory::Touched, Method::Pageable, line(5_000, 10)),
+            (HostMemory::Touched, window, line(100, 2)),
+            (HostMemory::Touched, Method::Staged, line(50_000, 40)),
+            (HostMemory::Touched, Method::Resident(Some(Shape::Hub)), line(2_000, 3)),
             (HostMemory::Pinned, Method::Pageable, line(5_000, 20)),
             (HostMemory::Pinned, Method::Dma, line(4_000, 50)),
             (HostMemory::Pinned, Method::Kernel, line(3_000, 30)),
@@ -387,7 +387,7 @@ fn auto_is_what_choose_says() {
             let reach = if window { Reach::Window(Mapping::Vulkan) } else { Reach::Device };
             let buffer = gpu.device_buffer(len, reach).unwrap();
             let at = At { buffer: &buffer, offset: 0 };
-            let memory = if pinned { HostMemory::Pinned } else { HostMemory::Warm };
+            let memory = if pinned { HostMemory::Pinned } else { HostMemory::Touched };
             let mut methods: std::collections::BTreeSet<Method> =
                 [Method::Pageable, Method::Dma, Method::Staged, Method::Kernel].into();
             methods.extend(residents.map(|shape| Method::Resident(Some(shape))));
@@ -425,10 +425,10 @@ fn small_copies_follow_what_one_of_them_saw_of_the_pages() {
     for (_, curve) in profile.curves.iter_mut().filter(|(key, _)| key.method == Method::Pageable) {
         *curve = line(3_600_000_000_000, 10);
     }
-    let into_warm: Vec<Key> = profile.curves.keys().filter(|key| key.memory == HostMemory::Warm).cloned().collect();
+    let into_warm: Vec<Key> = profile.curves.keys().filter(|key| key.memory == HostMemory::Touched).cloned().collect();
     for key in into_warm {
         let curve = if key.method == window { line(9_000, 2) } else { profile.curves[&key].clone() };
-        profile.curves.insert(Key { memory: HostMemory::Fresh, ..key }, curve);
+        profile.curves.insert(Key { memory: HostMemory::Untouched, ..key }, curve);
     }
     let copier = Copier::new(gpus, profile, CopyOptions { resident: true, ..options() }).unwrap();
     let buffer = copier.gpus()[0].device_buffer(64, Reach::Window(Mapping::Vulkan)).unwrap();
@@ -541,8 +541,8 @@ fn the_mover_of_many_pieces_is_the_one_that_was_measured_fastest() {
     let mut profile = profile(gpus[0].0);
     let window = Method::Window(Some(Mapping::Vulkan));
     for (method, memory, setup) in [
-        (ManyBy::Gather.method(), HostMemory::Warm, 9_000),
-        (window, HostMemory::Warm, 40_000),
+        (ManyBy::Gather.method(), HostMemory::Touched, 9_000),
+        (window, HostMemory::Touched, 40_000),
         // Says nothing about requests from ordinary memory.
         (window, HostMemory::Pinned, 1),
     ] {

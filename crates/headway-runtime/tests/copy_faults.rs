@@ -219,7 +219,7 @@ fn promises() -> Profile {
     let mut curves = BTreeMap::new();
     for (method, nanos) in [(Method::Pageable, 2), (Method::Window(Some(Mapping::Vulkan)), 1)] {
         let direction = Direction::H2d;
-        let (gpu, memory) = (EndpointId(3), HostMemory::Warm);
+        let (gpu, memory) = (EndpointId(3), HostMemory::Touched);
         let key = Key { gpu, peer: None, method, direction, memory, load: Load::Alone, active: 1, pieces: 1 };
         let time = Nanos(nanos);
         let point = Point { bytes: Bytes(1), n: 100, median: time, p99: time, max: time };
@@ -233,7 +233,7 @@ fn pinning_leads() -> Profile {
     let mut curves = BTreeMap::new();
     for (method, nanos) in [(Method::Pageable, 900), (Method::Pinning, 500), (Method::Staged, 700)] {
         for direction in [Direction::H2d, Direction::D2h] {
-            let (gpu, memory) = (EndpointId(3), HostMemory::Warm);
+            let (gpu, memory) = (EndpointId(3), HostMemory::Touched);
             let key = Key { gpu, peer: None, method, direction, memory, load: Load::Alone, active: 1, pieces: 1 };
             let time = Nanos(nanos * 1_000_000_000);
             let point = Point { bytes: Bytes(4 << 20), n: 100, median: time, p99: time, max: time };

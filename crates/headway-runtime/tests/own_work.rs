@@ -17,7 +17,7 @@ use headway_core::plan::payload::{Payload as _, Piece};
 use headway_core::plan::planner::{self, PlanOptions};
 use headway_core::units::{Bytes, Nanos, Rate};
 use headway_device::emu::{EmuGpu, EmuSpec};
-use headway_device::work::{Grid, Items, Lane, Library, WorkError};
+use headway_device::work::{Grid, Items, Library, Portion, WorkError};
 use headway_device::{Engines, Work};
 use headway_runtime::blocks::{Gatherer, Scatterer, output_name};
 use headway_runtime::host::HostPayload;
@@ -104,7 +104,7 @@ enum Fault {
     NoThreads,
 }
 
-/// The sum of each lane, or of all sums.
+/// The sum of each portion, or of all sums.
 struct Sum {
     total: bool,
     fault: Fault,
@@ -123,21 +123,21 @@ impl Work for Sum {
         "sum"
     }
 
-    fn grid(&self, _lanes: u32) -> Grid {
+    fn grid(&self, _portions: u32) -> Grid {
         let threads = if self.fault == Fault::NoThreads { 0 } else { 32 };
         Grid { blocks: 1, threads, shared_bytes: 0 }
     }
 
-    fn output_bytes(&self, _input: usize, lanes: u32) -> usize {
+    fn output_bytes(&self, _input: usize, portions: u32) -> usize {
         match (self.total, self.fault) {
             (true, Fault::SmallTotal) => 16,
             (true, _) => SUM,
-            (false, Fault::LargeSums) => SUM * lanes as usize + 1,
-            (false, _) => SUM * lanes as usize,
+            (false, Fault::LargeSums) => SUM * portions as usize + 1,
+            (false, _) => SUM * portions as usize,
         }
     }
 
-    fn state_bytes(&self, _lanes: usize) -> usize {
+    fn state_bytes(&self, _portions: usize) -> usize {
         if self.total && self.fault == Fault::StateOfTotal { 8 } else { 0 }
     }
 
@@ -160,13 +160,13 @@ impl Work for Sum {
         }
         let header =
             Header::read(input).map_err(|error| WorkError::BadBlock { work: "sum", reason: error.to_string() })?;
-        for (at, lane) in header.lanes.into_iter().enumerate() {
-            put(at, [input[lane].iter().map(|byte| u64::from(*byte)).sum(), header.cycle]);
+        for (at, portion) in header.portions.into_iter().enumerate() {
+            put(at, [input[portion].iter().map(|byte| u64::from(*byte)).sum(), header.cycle]);
         }
         Ok(())
     }
 
-    fn init_state(&self, _lanes: &[Lane], _state: &mut [u8]) -> Result<(), WorkError> {
+    fn init_state(&self, _portions: &[Portion], _state: &mut [u8]) -> Result<(), WorkError> {
         Ok(())
     }
 }

@@ -115,7 +115,7 @@ fn run_ring(wrong: Option<u64>) -> Result<Verified, DataError> {
     let sampling = Sampling { streams: 0, turns: 0, chains: Some(vec![CYCLES]) };
     let (mut checker, found) = Checker::new(&ring, &bench.plan, &kernels, sampling).unwrap();
     let mut state = vec![0; kernel.state_bytes(3)];
-    kernel.init_state(kernels.lanes(0), &mut state).unwrap();
+    kernel.init_state(kernels.portions(0), &mut state).unwrap();
     let size = headway_core::plan::block::block_bytes([160, 48, 4096]).0 as usize;
     let mut slots = vec![vec![0; size]; 3];
     for (slot, buffer) in slots.iter_mut().enumerate() {
@@ -125,7 +125,7 @@ fn run_ring(wrong: Option<u64>) -> Result<Verified, DataError> {
         let slot = (cycle * 2 % 3) as usize;
         let filled = ring.supply(0, cycle, slot, &mut slots[slot]).unwrap().block.0 as usize;
         let mut sent = slots[slot][..filled].to_vec();
-        let second = headway_core::plan::block::Header::read(&sent).unwrap().lanes[1].start;
+        let second = headway_core::plan::block::Header::read(&sent).unwrap().portions[1].start;
         sent[second] ^= u8::from(wrong == Some(cycle));
         let mut block = vec![0; filled];
         kernel.run(&sent, &mut block, &mut state).unwrap();

@@ -153,9 +153,10 @@ fn every_stream_comes_out_as_one_unbroken_chain() {
         let data =
             headway_core::plan::block::header_bytes(1)..headway_core::plan::block::header_bytes(1) + bytes as usize;
         intake.read(number, 0, &mut block[data.clone()]).unwrap();
-        let lane = headway_device::Lane { stream: stream.id.clone(), parameters: stream.parameters.clone(), item: 0 };
+        let portion =
+            headway_device::Portion { stream: stream.id.clone(), parameters: stream.parameters.clone(), item: 0 };
         let mut state = vec![0; kernel.state_bytes(1)];
-        kernel.init_state(&[lane], &mut state).unwrap();
+        kernel.init_state(&[portion], &mut state).unwrap();
         let mut expected = vec![0; block.len()];
         kernel.run(&block, &mut expected, &mut state).unwrap();
         let found = fs::read(bench.place().join(output_name(&stream.id))).unwrap();

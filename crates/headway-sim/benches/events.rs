@@ -23,7 +23,7 @@ impl Payload for Full<'_> {
 
     fn gather(&mut self, pipeline: u32, _cycle: u64) -> Result<Gathered, Infallible> {
         let block = self.0.pipelines[pipeline as usize].reserve;
-        Ok(Gathered { block, longest_lane: Bytes(4096) })
+        Ok(Gathered { block, longest_portion: Bytes(4096) })
     }
 
     fn execute(&mut self, _piece: &Piece) -> Result<(), Infallible> {

@@ -81,7 +81,7 @@ impl<'a> Engines<'a> {
     }
 
     /// Queues an operation on its engines. `scale` shortens kernels to that share of their cost, parts per million.
-    pub(crate) fn submit(&mut self, now: Nanos, number: u64, piece: Piece, longest_lane: Bytes, scale: Option<u32>) {
+    pub(crate) fn submit(&mut self, now: Nanos, number: u64, piece: Piece, longest_portion: Bytes, scale: Option<u32>) {
         let step = &self.plan.pipelines[piece.pipeline as usize].steps[piece.step as usize];
         let planned = &step.operations[piece.index as usize];
         let mut engines: Vec<usize> = planned.engines.iter().map(|engine| engine.at()).collect();
@@ -108,11 +108,11 @@ impl<'a> Engines<'a> {
                             _ => None,
                         };
                         let known = self.machine.kernel(kernel, gpu);
-                        known.map(|k: &KernelCost| k.launch(piece.bytes, longest_lane, operations))
+                        known.map(|k: &KernelCost| k.launch(piece.bytes, longest_portion, operations))
                     }
                     None => {
-                        let lanes = source.streams().len() as u64;
-                        self.cpu.kernel(kernel).map(|k| k.cost(piece.bytes, lanes))
+                        let portions = source.streams().len() as u64;
+                        self.cpu.kernel(kernel).map(|k| k.cost(piece.bytes, portions))
                     }
                 };
                 (None, Phase::Fixed(scaled(cost.unwrap_or(step.cost))), Bytes(0))

@@ -137,8 +137,8 @@ struct Driver<'a, P, L> {
     log: L,
     outcome: Outcome,
     now: Nanos,
-    /// Longest lane of each pipeline's open cycles, by cycle modulo its length.
-    longest_lane: Vec<Vec<Bytes>>,
+    /// Longest portion of each pipeline's open cycles, by cycle modulo its length.
+    longest_portion: Vec<Vec<Bytes>>,
     /// How many of the run's inputs were given.
     inputs_given: usize,
     /// What a pipeline has gathered and the dispatcher had no room for.
@@ -178,7 +178,7 @@ pub fn simulate<P: Payload, L: FnMut(&Record)>(
         log,
         outcome: Outcome { end: Nanos::ZERO, inputs: 0, actions: 0, events: 0, finished: false },
         now: Nanos::ZERO,
-        longest_lane: vec![vec![Bytes(0); run.limits.cycles_in_flight_max.max(1)]; plan.pipelines.len()],
+        longest_portion: vec![vec![Bytes(0); run.limits.cycles_in_flight_max.max(1)]; plan.pipelines.len()],
         inputs_given: 0,
         held: vec![None; plan.pipelines.len()],
         wake: (Nanos::MAX, Nanos::MAX),
@@ -246,7 +246,7 @@ impl<P: Payload, L: FnMut(&Record)> Driver<'_, P, L> {
         self.now = self.now.max(next);
         self.engines.advance(self.now);
         // First, so that windows which open now find what is ready now.
-        let mut any = self.tell()?;
+        let mut any = self.feed_due()?;
         while let Some(ended) = self.engines.pop_ended(self.now) {
             any = true;
             if self.run.faults.fail_operation == Some(ended.operation) {
@@ -278,8 +278,8 @@ impl<P: Payload, L: FnMut(&Record)> Driver<'_, P, L> {
         Ok(true)
     }
 
-    /// Tells what is to be told by now; whether there was anything.
-    fn tell(&mut self) -> Result<bool, SimError<P::Error>> {
+    /// Feeds the dispatcher the inputs that are due by now; whether there were any.
+    fn feed_due(&mut self) -> Result<bool, SimError<P::Error>> {
         let run = self.run;
         let before = self.inputs_given;
         while let Some((at, input)) = run.inputs.get(self.inputs_given)
@@ -312,9 +312,9 @@ impl<P: Payload, L: FnMut(&Record)> Driver<'_, P, L> {
             }
             fed => fed?,
         }
-        let lanes = &mut self.longest_lane[pipeline as usize];
-        let slot = (cycle % lanes.len() as u64) as usize;
-        lanes[slot] = gathered.longest_lane;
+        let portions = &mut self.longest_portion[pipeline as usize];
+        let slot = (cycle % portions.len() as u64) as usize;
+        portions[slot] = gathered.longest_portion;
         if cycle + 1 < self.run.cycles[pipeline as usize] {
             let at = self.data_at(pipeline, cycle + 1).max(self.now);
             self.arrivals.push(Reverse((at, pipeline, cycle + 1)));
@@ -335,13 +335,13 @@ impl<P: Payload, L: FnMut(&Record)> Driver<'_, P, L> {
             match action {
                 Action::Submit { operation, pipeline, cycle, step, index, offset, bytes } => {
                     let piece = headway_core::plan::payload::Piece { pipeline, cycle, step, index, offset, bytes };
-                    let lanes = &self.longest_lane[pipeline as usize];
-                    let lane = lanes[(cycle % lanes.len() as u64) as usize];
+                    let portions = &self.longest_portion[pipeline as usize];
+                    let portion = portions[(cycle % portions.len() as u64) as usize];
                     let scale = self.run.faults.kernel_ppm_min.map(|least| {
                         let span = 1_000_000 - least.min(1_000_000);
                         least + (self.random.next_u64() % (u64::from(span) + 1)) as u32
                     });
-                    self.engines.submit(self.now, operation, piece, lane, scale);
+                    self.engines.submit(self.now, operation, piece, portion, scale);
                 }
                 Action::Deliver { pipeline, cycle } => {
                     self.payload.deliver(pipeline, cycle).map_err(|source| {

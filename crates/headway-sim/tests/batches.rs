@@ -139,7 +139,12 @@ fn small_machine(draw: &mut Draw) -> Machine {
         of.capacities.push(Capacity { id: format!("c{at}"), rate, rate_low: rate, kind });
     }
     for at in 0..engines {
-        of.engines.push(Engine { id: format!("e{at}"), gpu: EndpointId(1), serves: vec![EngineClass::H2d], lanes: 1 });
+        of.engines.push(Engine {
+            id: format!("e{at}"),
+            gpu: EndpointId(1),
+            serves: vec![EngineClass::H2d],
+            parallel: 1,
+        });
     }
     for _ in 0..draw.within(1, 5) {
         let mut uses = Vec::new();

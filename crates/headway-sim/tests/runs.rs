@@ -184,7 +184,7 @@ impl headway_core::plan::payload::Payload for Silent {
     type Error = std::convert::Infallible;
 
     fn gather(&mut self, _: u32, _: u64) -> Result<headway_core::plan::payload::Gathered, Self::Error> {
-        Ok(headway_core::plan::payload::Gathered { block: Bytes(0), longest_lane: Bytes(0) })
+        Ok(headway_core::plan::payload::Gathered { block: Bytes(0), longest_portion: Bytes(0) })
     }
 
     fn execute(&mut self, _: &headway_core::plan::payload::Piece) -> Result<(), Self::Error> {
@@ -266,7 +266,7 @@ fn operations_begin_when_submitted_to_idle_engines_and_take_what_the_model_says(
     assert!(outcome.unwrap().finished);
     let block = Bytes(32 + 4096);
     let kernel = machine.kernels.iter().find(|kernel| kernel.id == "aes128-cbc").unwrap().cost(block, Bytes(4096));
-    // The longest lane is what takes the time, not all the data.
+    // The longest portion is what takes the time, not all the data.
     assert_eq!(kernel, Nanos(12_000 + (4096 * 1_000_u64).div_ceil(38)));
     let copy = |rate: u64| Nanos(7_300 + (block.0 * 1_000).div_ceil(rate));
     let mut submitted = Vec::new();

@@ -1,21 +1,21 @@
 //! One HTML file that shows a run: no network, no fonts or scripts from elsewhere.
 //!
 //! The file is the same for streams and for tasks that share GPUs; each gives the tables, rows and jobs of its kind as data.
-//! Its size does not grow with the run: `lanes` and `series` say what is kept.
+//! Its size does not grow with the run: `tracks` and `series` say what is kept.
 
-pub(crate) mod lanes;
 pub(crate) mod series;
 pub(crate) mod shell;
 pub(crate) mod still;
+pub(crate) mod tracks;
 
 use std::io::{self, Write};
 
 use headway_core::units::{Bytes, Nanos};
 use serde::Serialize;
 
-use self::lanes::{Item, Kept, Lane, Reduced, Row, SINGLY_MAX};
 use self::series::{Point, Series};
 use self::shell::Shell;
+use self::tracks::{Item, Kept, Reduced, Row, SINGLY_MAX, Track};
 use crate::Log;
 use crate::summary::Summary;
 use crate::timeline::{Job, Operation, Timeline};
@@ -76,12 +76,12 @@ struct Jobs {
 pub fn write(log: &Log, summary: &Summary, out: impl Write) -> io::Result<()> {
     let timeline = Timeline::new(log);
     let points = points(log, &timeline);
-    let lanes = lanes(log, &timeline);
+    let tracks = tracks(log, &timeline);
     let deadlines: Vec<Nanos> = log.header().plan.streams.iter().map(|stream| stream.deadline).collect();
     let wanted = wanted(&timeline, &points, &deadlines);
-    let picture = wanted.first().map(|window| still(log, &timeline, &lanes, *window)).unwrap_or_default();
+    let picture = wanted.first().map(|window| still(log, &timeline, &tracks, *window)).unwrap_or_default();
     let Reduced { mut rows, kept, jobs: drawn } =
-        lanes::reduce(&lanes, timeline.jobs.len(), timeline.span(), wanted, SINGLY_MAX);
+        tracks::reduce(&tracks, timeline.jobs.len(), timeline.span(), wanted, SINGLY_MAX);
     let (jobs, positions) = jobs(&timeline, drawn);
     rows.iter_mut().for_each(|row| row.renumber(&positions));
     let plan = &log.header().plan;
@@ -160,7 +160,7 @@ fn jobs(timeline: &Timeline, drawn: Vec<bool>) -> (Jobs, Vec<i64>) {
             kept[cause] = true;
         }
     }
-    let positions = lanes::positions(&kept);
+    let positions = tracks::positions(&kept);
     let mut jobs = Jobs::default();
     let after = |time: Option<Nanos>| time.unwrap_or(timeline.epoch).saturating_sub(timeline.epoch);
     for (job, _) in timeline.jobs.iter().zip(&kept).filter(|(_, kept)| **kept) {
@@ -180,8 +180,8 @@ fn flags(job: &Job) -> u8 {
     u8::from(job.overrun) | u8::from(job.late.is_some()) << 1
 }
 
-/// A lane for each engine, and for each server without engines.
-fn lanes(log: &Log, timeline: &Timeline) -> Vec<Lane> {
+/// A track for each engine, and for each server without engines.
+fn tracks(log: &Log, timeline: &Timeline) -> Vec<Track> {
     let plan = &log.header().plan;
     let mut operations: Vec<Vec<&Operation>> = vec![Vec::new(); plan.engines.len() + plan.servers.len()];
     for operation in timeline.operations.iter().filter(|operation| operation.ended.is_some()) {
@@ -194,10 +194,10 @@ fn lanes(log: &Log, timeline: &Timeline) -> Vec<Lane> {
     let engines = plan.engines.iter().map(|engine| (engine.name.as_str(), engine.gpu, true));
     let servers = plan.servers.iter().map(|server| (server.name.as_str(), None, server.engines.is_empty()));
     let named = engines.chain(servers).zip(operations).filter(|((.., shown), _)| *shown);
-    named.map(|((name, gpu, _), operations)| lane(name, gpu, &operations, timeline)).collect()
+    named.map(|((name, gpu, _), operations)| track(name, gpu, &operations, timeline)).collect()
 }
 
-fn lane(name: &str, group: Option<u32>, operations: &[&Operation], timeline: &Timeline) -> Lane {
+fn track(name: &str, group: Option<u32>, operations: &[&Operation], timeline: &Timeline) -> Track {
     let item = |operation: &&Operation| {
         let ended = operation.ended?;
         Some(Item {
@@ -212,22 +212,22 @@ fn lane(name: &str, group: Option<u32>, operations: &[&Operation], timeline: &Ti
     };
     let mut items: Vec<Item> = operations.iter().filter_map(item).collect();
     items.sort_by_key(|item| item.start);
-    Lane { name: name.to_owned(), group, items }
+    Track { name: name.to_owned(), group, items }
 }
 
 /// The engines around what matters most.
-fn still(log: &Log, timeline: &Timeline, lanes: &[Lane], (from, to): (Nanos, Nanos)) -> String {
+fn still(log: &Log, timeline: &Timeline, tracks: &[Track], (from, to): (Nanos, Nanos)) -> String {
     let around = Nanos(to.saturating_sub(from).0 / 4 + 1_000);
     let plan = &log.header().plan;
     let color = |item: &Item| {
         let hue = (u64::from(timeline.jobs[item.job].pipeline) * 137_508 / 1_000 + 208) % 360;
         format!("hsl({hue} 42% 62%)")
     };
-    let tell = |lane: &Lane, item: &Item| {
+    let tell = |track: &Track, item: &Item| {
         let Job { pipeline, cycle, step, .. } = &timeline.jobs[item.job];
         let pipeline = &plan.pipelines[*pipeline as usize];
         let took = item.end.saturating_sub(item.start);
-        format!("{} #{cycle}: {} on {}, {took}", pipeline.name, pipeline.steps[*step as usize].name, lane.name)
+        format!("{} #{cycle}: {} on {}, {took}", pipeline.name, pipeline.steps[*step as usize].name, track.name)
     };
-    still::still(lanes, (from.saturating_sub(around), to.saturating_add(around)), color, tell)
+    still::still(tracks, (from.saturating_sub(around), to.saturating_add(around)), color, tell)
 }

@@ -131,7 +131,7 @@ impl Interned {
 
 /// Tracks that take slices side by side: a slice goes to the first one that is free. Perfetto draws tracks of one name and
 /// parent as one.
-struct Lanes {
+struct SharedTracks {
     parent: u64,
     name: String,
     rank: u64,
@@ -216,14 +216,14 @@ impl Builder {
         self.tracks
     }
 
-    /// The lane for a slice; slices must come in the order of their start.
-    fn lane(&mut self, lanes: &mut Lanes, from: Nanos, to: Nanos) -> u64 {
-        if let Some(lane) = lanes.free.iter_mut().find(|lane| lane.0 <= from) {
-            lane.0 = to;
-            return lane.1;
+    /// The track for a slice; slices must come in the order of their start.
+    fn free_track(&mut self, shared: &mut SharedTracks, from: Nanos, to: Nanos) -> u64 {
+        if let Some(track) = shared.free.iter_mut().find(|track| track.0 <= from) {
+            track.0 = to;
+            return track.1;
         }
-        let uuid = self.track(lanes.parent, &lanes.name, lanes.rank);
-        lanes.free.push((to, uuid));
+        let uuid = self.track(shared.parent, &shared.name, shared.rank);
+        shared.free.push((to, uuid));
         uuid
     }
 
@@ -307,13 +307,13 @@ impl Builder {
             gpus.entry(gpu).or_insert_with(|| self.group(ROOT, &name, rank));
         }
         let abstract_servers = self.abstract_servers(log);
-        let engines = (0..).zip(&plan.engines).map(|(rank, engine)| Lanes {
+        let engines = (0..).zip(&plan.engines).map(|(rank, engine)| SharedTracks {
             parent: gpus[&engine.gpu],
             name: engine.name.clone(),
             rank,
             free: Vec::new(),
         });
-        let mut lanes: Vec<Lanes> = engines.chain(abstract_servers).collect();
+        let mut rows: Vec<SharedTracks> = engines.chain(abstract_servers).collect();
         let mut ended: Vec<(Nanos, Nanos, usize)> = (0..)
             .zip(&timeline.operations)
             .filter_map(|(at, operation)| operation.ended.map(|ended| (ended.started, ended.finished, at)))
@@ -326,7 +326,7 @@ impl Builder {
             let held = &timeline.planned(log, operation).engines;
             let server = plan.engines.len() + timeline.step(log, operation.job).server as usize;
             for row in held.iter().map(|engine| engine.at()).chain(held.is_empty().then_some(server)) {
-                let track = self.lane(&mut lanes[row], from, to);
+                let track = self.free_track(&mut rows[row], from, to);
                 self.operation(log, timeline, flows, operation, (from, to, track));
                 if std::mem::take(&mut last) {
                     self.trouble(log, timeline, operation.job, (to, track));
@@ -336,19 +336,19 @@ impl Builder {
     }
 
     /// Rows for the servers; only those without engines get operations.
-    fn abstract_servers(&mut self, log: &Log) -> Vec<Lanes> {
+    fn abstract_servers(&mut self, log: &Log) -> Vec<SharedTracks> {
         let servers = &log.header().plan.servers;
         let parent = match servers.iter().any(|server| server.engines.is_empty()) {
             true => self.group(ROOT, "servers", 100),
             false => ROOT,
         };
-        let lanes = |(rank, server): (u64, &headway_core::plan::Server)| Lanes {
+        let shared = |(rank, server): (u64, &headway_core::plan::Server)| SharedTracks {
             parent,
             name: server.name.clone(),
             rank,
             free: Vec::new(),
         };
-        (0..).zip(servers).map(lanes).collect()
+        (0..).zip(servers).map(shared).collect()
     }
 
     fn operation(
@@ -401,14 +401,14 @@ impl Builder {
         let mut tracks = Vec::new();
         for (rank, stream) in (0..).zip(&log.header().plan.streams) {
             let parent = self.group(group, &stream.id, rank);
-            let lanes = Lanes { parent, name: "packets".to_owned(), rank: 0, free: Vec::new() };
-            tracks.push((lanes, self.track(parent, "deadlines", 1)));
+            let packets = SharedTracks { parent, name: "packets".to_owned(), rank: 0, free: Vec::new() };
+            tracks.push((packets, self.track(parent, "deadlines", 1)));
         }
         let mut packets: Vec<_> = timeline.packets(log).collect();
         packets.sort_by_key(|packet| (packet.arrival, packet.stream));
         for packet in packets {
-            let (lanes, deadlines) = &mut tracks[packet.stream as usize];
-            let track = self.lane(lanes, packet.arrival, packet.delivered);
+            let (shared, deadlines) = &mut tracks[packet.stream as usize];
+            let track = self.free_track(shared, packet.arrival, packet.delivered);
             let slack = packet.deadline.0.cast_signed() - packet.delivered.0.cast_signed();
             let arguments = vec![
                 ("packet", Value::Uint(packet.packet)),

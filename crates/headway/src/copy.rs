@@ -29,7 +29,7 @@ use crate::{Error, stamp};
 
 /// What to open.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Options {
+pub struct OpenOptions {
     /// On what.
     pub backend: Backend,
     /// Machine by name or file, whose profile says what copies cost; `None` = built-in figures.
@@ -47,7 +47,7 @@ pub struct Options {
 /// # Errors
 /// As for [`open`].
 pub fn gpus() -> Result<Copier, Error> {
-    open(&Options::default())
+    open(&OpenOptions::default())
 }
 
 /// So many emulated GPUs: threads and memory of this computer that go no faster than an H200 would.
@@ -55,7 +55,7 @@ pub fn gpus() -> Result<Copier, Error> {
 /// # Errors
 /// As for [`open`].
 pub fn emulated(gpus: usize) -> Result<Copier, Error> {
-    open(&Options { backend: Backend::Emu, gpus: Some(gpus), ..Options::default() })
+    open(&OpenOptions { backend: Backend::Emu, gpus: Some(gpus), ..OpenOptions::default() })
 }
 
 /// Opens the GPUs of a backend for copies.
@@ -65,32 +65,32 @@ pub fn emulated(gpus: usize) -> Result<Copier, Error> {
 ///
 /// # Errors
 /// [`Error::Backend`], [`Error::TooFewGpus`], [`Error::Copy`], and what reading the machine gives.
-pub fn open(options: &Options) -> Result<Copier, Error> {
+pub fn open(options: &OpenOptions) -> Result<Copier, Error> {
     let machine = options.machine.as_deref().map(crate::machine::open).transpose()?;
-    let ports = gpus::open(options.backend, options.model.as_deref(), options.gpus)?;
-    let ids = names(machine.as_ref(), &ports)?;
+    let gpus = gpus::open(options.backend, options.model.as_deref(), options.gpus)?;
+    let ids = names(machine.as_ref(), &gpus)?;
     let profile = machine.as_ref().map_or_else(Profile::default, |machine| machine.profile.clone());
-    let stale = profile.stamp.as_ref().and_then(|was| difference(was, &stamp::stamp(&ports, String::new())));
-    let gpus = ids.into_iter().zip(ports).collect();
+    let stale = profile.stamp.as_ref().and_then(|was| difference(was, &stamp::stamp(&gpus, String::new())));
+    let gpus = ids.into_iter().zip(gpus).collect();
     Copier::with_stale(gpus, profile, options.copies, stale).map_err(Error::Copy)
 }
 
-/// The name of each port in the machine file: by UUID where the file has them, else in order.
-fn names(machine: Option<&Machine>, ports: &[Arc<dyn Gpu>]) -> Result<Vec<EndpointId>, Error> {
-    let Some(machine) = machine else { return Ok((0..ports.len() as u32).map(EndpointId).collect()) };
-    let gpus: Vec<EndpointId> = machine.gpus().collect();
-    let by_uuid = |port: &Arc<dyn Gpu>| {
-        let uuid = port.description().uuid.as_ref()?;
-        gpus.iter().copied().find(|gpu| machine.endpoints[gpu.at()].uuid.as_ref() == Some(uuid))
+/// The name of each GPU in the machine file: by UUID where the file has them, else in order.
+fn names(machine: Option<&Machine>, gpus: &[Arc<dyn Gpu>]) -> Result<Vec<EndpointId>, Error> {
+    let Some(machine) = machine else { return Ok((0..gpus.len() as u32).map(EndpointId).collect()) };
+    let endpoints: Vec<EndpointId> = machine.gpus().collect();
+    let by_uuid = |gpu: &Arc<dyn Gpu>| {
+        let uuid = gpu.description().uuid.as_ref()?;
+        endpoints.iter().copied().find(|endpoint| machine.endpoints[endpoint.at()].uuid.as_ref() == Some(uuid))
     };
-    if let Some(named) = ports.iter().map(by_uuid).collect() {
+    if let Some(named) = gpus.iter().map(by_uuid).collect() {
         return Ok(named);
     }
-    if gpus.len() < ports.len() {
-        let (machine, wanted) = (machine.name.clone(), ports.len());
-        return Err(Error::TooFewGpus { machine, wanted, available: gpus.len() });
+    if endpoints.len() < gpus.len() {
+        let (machine, wanted) = (machine.name.clone(), gpus.len());
+        return Err(Error::TooFewGpus { machine, wanted, available: endpoints.len() });
     }
-    Ok(gpus.into_iter().take(ports.len()).collect())
+    Ok(endpoints.into_iter().take(gpus.len()).collect())
 }
 
 /// What has changed since `was`; GPUs that are not used now do not count.
@@ -110,10 +110,10 @@ mod tests {
 
     use super::*;
 
-    fn emulated(machine: Option<&str>, gpus: usize) -> Options {
+    fn emulated(machine: Option<&str>, gpus: usize) -> OpenOptions {
         let model = Some("h200-x4".to_owned());
         let machine = machine.map(str::to_owned);
-        Options { backend: Backend::Emu, machine, model, gpus: Some(gpus), copies: CopyOptions::default() }
+        OpenOptions { backend: Backend::Emu, machine, model, gpus: Some(gpus), copies: CopyOptions::default() }
     }
 
     #[test]

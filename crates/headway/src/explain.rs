@@ -112,7 +112,7 @@ mod tests {
             direction: Direction::D2h,
             bytes: Bytes(1 << 30),
             pieces: 1,
-            memory: HostMemory::Warm,
+            memory: HostMemory::Touched,
             load: Load::Alone,
             active: 1,
             objective: Statistic::Median,

@@ -57,7 +57,7 @@ pub mod arbitration {
     use headway_cuda::{CudaGpu, Driver};
     use headway_device::{Gpu, Limits};
 
-    pub use headway_cuda::arbitration::{Arbitration, Beside, Between, Bulk, Hand, Small};
+    pub use headway_cuda::arbitration::{Arbitration, Between, Bulk, BulkAndSmall, Hand, Small};
 
     use crate::Error;
 

@@ -59,8 +59,8 @@ pub fn verify(
                 }
             }
             Source::Streams(members) if !outputs.lost.contains(&(number as u32)) => {
-                let lane = members.iter().position(|&member| member as usize == number).unwrap_or(0);
-                let mut stages = stages(kernels, stream.pipeline, lane)?;
+                let portion = members.iter().position(|&member| member as usize == number).unwrap_or(0);
+                let mut stages = stages(kernels, stream.pipeline, portion)?;
                 compare(stream, number, &mut stages, intake, outputs, interrupt)?;
             }
             _ => {}
@@ -72,13 +72,13 @@ pub fn verify(
 /// A kernel that says what a step must have made, with its state.
 type Stage = (Arc<dyn Work>, Vec<u8>);
 
-/// The stages of a pipeline for one of its lanes, before the first packet.
-fn stages(kernels: &Kernels, pipeline: u32, lane: usize) -> Result<Vec<Stage>, Error> {
-    let lane = &kernels.lanes(pipeline)[lane..=lane];
+/// The stages of a pipeline for one of its portions, before the first packet.
+fn stages(kernels: &Kernels, pipeline: u32, portion: usize) -> Result<Vec<Stage>, Error> {
+    let portion = &kernels.portions(pipeline)[portion..=portion];
     let own = kernels.references().filter(|(of, ..)| *of == pipeline);
     own.map(|(.., kernel)| {
         let mut state = vec![0; kernel.state_bytes(1)];
-        kernel.init_state(lane, &mut state)?;
+        kernel.init_state(portion, &mut state)?;
         Ok((Arc::clone(kernel), state))
     })
     .collect()
@@ -232,12 +232,12 @@ fn reference(intake: &Intake, stream: usize, offset: u64, bytes: u64, stages: &m
     let size = block::block_bytes([bytes]).0 as usize;
     let mut data = vec![0; size];
     block::write_header(&mut data, 0, &[bytes]).expect("a block of one stride fits its own size");
-    let lane = block::header_bytes(1)..block::header_bytes(1) + bytes as usize;
-    intake.read(stream, offset, &mut data[lane.clone()])?;
+    let portion = block::header_bytes(1)..block::header_bytes(1) + bytes as usize;
+    intake.read(stream, offset, &mut data[portion.clone()])?;
     for (kernel, state) in stages {
         let mut next = vec![0; size];
         kernel.run(&data, &mut next, state)?;
         data = next;
     }
-    Ok(data[lane].to_vec())
+    Ok(data[portion].to_vec())
 }

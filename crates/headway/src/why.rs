@@ -126,7 +126,7 @@ fn who(plan: &Plan, pipeline: &Pipeline) -> String {
 }
 
 /// What a stream brings in a cycle of its pipeline.
-fn lane(stream: &PlannedStream, pipeline: &Pipeline) -> Bytes {
+fn portion(stream: &PlannedStream, pipeline: &Pipeline) -> Bytes {
     let gathered = pipeline.gather > Nanos::ZERO;
     let packets = if gathered { pipeline.period.0.div_ceil(stream.period.0.max(1)) } else { 1 };
     Bytes(stream.packet.0.saturating_mul(packets))
@@ -140,8 +140,8 @@ fn chain(plan: &Plan, machine: &Machine, pipeline: &Pipeline, step: &PlannedStep
     let cost: &KernelCost = machine.kernel(kernel, gpu)?;
     let chain_rate = cost.chain_rate?;
     let streams = pipeline.source.streams().iter().map(|&at| &plan.streams[at as usize]);
-    let longest = streams.reduce(|a, b| if lane(b, pipeline) > lane(a, pipeline) { b } else { a })?;
-    let bytes = lane(longest, pipeline);
+    let longest = streams.reduce(|a, b| if portion(b, pipeline) > portion(a, pipeline) { b } else { a })?;
+    let bytes = portion(longest, pipeline);
     if chain_rate.time_for(bytes) <= cost.rate.time_for(pipeline.reserve) {
         return None;
     }

@@ -138,7 +138,7 @@ pub struct Engine {
     /// What it serves; one DMA engine for both directions serves both.
     pub serves: Vec<EngineClass>,
     /// Operations it can work on at a time in hardware; plans assume 1.
-    pub lanes: u32,
+    pub parallel: u32,
 }
 
 /// A kind of operation.

@@ -86,7 +86,7 @@ struct Crossing {
 }
 
 #[derive(Clone, Debug)]
-struct Way {
+struct CompiledRoute {
     crossings: std::ops::Range<u32>,
     engines: std::ops::Range<u32>,
     weight: u32,
@@ -97,7 +97,7 @@ struct Way {
     submit: Nanos,
 }
 
-impl Way {
+impl CompiledRoute {
     /// Engine time of an operation with no byte moving, that finds operations of the queues `before` on its engines. One that
     /// waits for another queue starts on an engine that is idle by then.
     fn setup_behind(&self, mut before: impl Iterator<Item = u32>) -> Nanos {
@@ -126,7 +126,7 @@ struct Pipe {
 /// The part of a [`Machine`] that moves bytes, in dense arrays.
 #[derive(Clone, Debug)]
 pub struct Network {
-    ways: Vec<Way>,
+    routes: Vec<CompiledRoute>,
     crossings: Vec<Crossing>,
     engine_ids: Vec<u32>,
     pipes: Vec<Pipe>,
@@ -188,7 +188,7 @@ impl Network {
             Pipe { rate: capacity.rate.0, rate_low: capacity.rate_low.0.min(capacity.rate.0), opposite }
         });
         let mut network = Self {
-            ways: Vec::with_capacity(machine.routes.len()),
+            routes: Vec::with_capacity(machine.routes.len()),
             crossings: Vec::new(),
             engine_ids: Vec::new(),
             pipes: pipes.collect(),
@@ -214,7 +214,7 @@ impl Network {
                 },
             ));
             network.engine_ids.extend(engines);
-            network.ways.push(Way {
+            network.routes.push(CompiledRoute {
                 crossings: first.0..network.crossings.len() as u32,
                 engines: first.1..network.engine_ids.len() as u32,
                 weight: route.weight,
@@ -230,24 +230,24 @@ impl Network {
         network
     }
 
-    fn way(&self, route: RouteId) -> &Way {
-        &self.ways[route.at()]
+    fn route(&self, route: RouteId) -> &CompiledRoute {
+        &self.routes[route.at()]
     }
 
     /// The engine time of one operation over `route` with no byte moving, at most.
     #[must_use]
     pub fn setup(&self, route: RouteId) -> Nanos {
-        let way = self.way(route);
-        way.setup.max(way.setup_queued)
+        let compiled = self.route(route);
+        compiled.setup.max(compiled.setup_queued)
     }
 
     fn crossings(&self, route: RouteId) -> &[Crossing] {
-        let range = &self.ways[route.at()].crossings;
+        let range = &self.routes[route.at()].crossings;
         &self.crossings[range.start as usize..range.end as usize]
     }
 
     fn engines(&self, route: RouteId) -> &[u32] {
-        let range = &self.ways[route.at()].engines;
+        let range = &self.routes[route.at()].engines;
         &self.engine_ids[range.start as usize..range.end as usize]
     }
 
@@ -359,7 +359,7 @@ impl Network {
                 kept += 1;
                 continue;
             };
-            let rate = scaled(self.way(route).weight, smallest);
+            let rate = scaled(self.route(route).weight, smallest);
             if rate == 0 {
                 return Err(self.no_share(route, by.capacity));
             }

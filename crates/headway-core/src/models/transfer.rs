@@ -47,9 +47,11 @@ pub enum HostMemory {
     /// Pinned for the GPU.
     Pinned,
     /// Ordinary memory whose pages are there.
-    Warm,
+    #[serde(rename = "warm")]
+    Touched,
     /// Ordinary memory never touched: pages appear as they are written.
-    Fresh,
+    #[serde(rename = "fresh")]
+    Untouched,
     /// A mapped file.
     File,
 }

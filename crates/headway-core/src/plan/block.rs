@@ -1,12 +1,12 @@
 //! The packed block: what one pipeline cycle moves in one copy.
 //!
-//! A pipeline serves several streams, its *lanes*. What they gathered in a cycle lies in one contiguous block, so that one
+//! A pipeline serves several streams. What they gathered in a cycle lies in one contiguous block, a *portion* for each, so that one
 //! copy and one kernel launch serve them all:
 //!
 //! ```text
-//! 0        u32 magic   u32 lanes   u64 cycle
-//! 16       lanes x { u32 offset, u32 bytes }          offsets count from the start of the block
-//! ...      padding to 16, then each lane's data, each starting at a multiple of 16
+//! 0        u32 magic   u32 portions   u64 cycle
+//! 16       portions x { u32 offset, u32 bytes }          offsets count from the start of the block
+//! ...      padding to 16, then each portion's data, each starting at a multiple of 16
 //! ```
 //!
 //! All words are little endian. The header travels with the data, so that a kernel needs no second copy to learn the
@@ -16,14 +16,14 @@ use crate::units::Bytes;
 
 /// First word of every block.
 pub const MAGIC: u32 = u32::from_le_bytes(*b"HWB1");
-/// Lane data starts at multiples of this.
+/// Portion data starts at multiples of this.
 pub const ALIGN: usize = 16;
 /// What the PTX form of a step's kernel reads and writes (input, output, state) starts at multiples of this.
 pub const LAUNCH_ALIGN: usize = 256;
-/// Bytes of the header before the lanes' entries: magic number, lanes, cycle.
+/// Bytes of the header before the portions' entries: magic number, portions, cycle.
 pub const HEADER_FIXED_BYTES: usize = 16;
-/// Bytes of the header for each lane: offset, bytes.
-pub const HEADER_LANE_BYTES: usize = 8;
+/// Bytes of the header for each portion: offset, bytes.
+pub const HEADER_PORTION_BYTES: usize = 8;
 
 /// A block that cannot be written or read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -40,28 +40,28 @@ pub enum BlockError {
     /// Offsets are 32 bits wide.
     #[error("a block of {0} bytes is larger than 4 GiB - 1; use fewer streams per pipeline or shorter cycles")]
     TooLarge(u64),
-    /// The first word is not [`MAGIC`], or a lane lies outside the block.
+    /// The first word is not [`MAGIC`], or a portion lies outside the block.
     #[error("the buffer holds no valid block: {0}")]
     Corrupt(&'static str),
 }
 
-/// Where the data of the first lane starts.
+/// Where the data of the first portion starts.
 #[must_use]
-pub const fn header_bytes(lanes: usize) -> usize {
-    (HEADER_FIXED_BYTES + HEADER_LANE_BYTES * lanes).next_multiple_of(ALIGN)
+pub const fn header_bytes(portions: usize) -> usize {
+    (HEADER_FIXED_BYTES + HEADER_PORTION_BYTES * portions).next_multiple_of(ALIGN)
 }
 
-/// Size of a block whose lanes hold `lens` bytes.
+/// Size of a block whose portions hold `lens` bytes.
 pub fn block_bytes(lens: impl IntoIterator<Item = u64>) -> Bytes {
-    let (mut lanes, mut data) = (0, 0u64);
+    let (mut portions, mut data) = (0, 0u64);
     for len in lens {
-        lanes += 1;
+        portions += 1;
         data = data.saturating_add(len.checked_next_multiple_of(ALIGN as u64).unwrap_or(u64::MAX));
     }
-    Bytes((header_bytes(lanes) as u64).saturating_add(data))
+    Bytes((header_bytes(portions) as u64).saturating_add(data))
 }
 
-/// Writes the header for lanes of `lens` bytes into `buffer` and returns the size of the whole block.
+/// Writes the header for portions of `lens` bytes into `buffer` and returns the size of the whole block.
 ///
 /// # Errors
 /// [`BlockError::TooSmall`] or [`BlockError::TooLarge`]; the buffer is then unchanged.
@@ -79,8 +79,8 @@ pub fn write_header(buffer: &mut [u8], cycle: u64, lens: &[u64]) -> Result<Bytes
     buffer[4..8].copy_from_slice(&(lens.len() as u32).to_le_bytes());
     buffer[8..16].copy_from_slice(&cycle.to_le_bytes());
     let mut offset = header;
-    for (lane, &len) in lens.iter().enumerate() {
-        let at = HEADER_FIXED_BYTES + HEADER_LANE_BYTES * lane;
+    for (portion, &len) in lens.iter().enumerate() {
+        let at = HEADER_FIXED_BYTES + HEADER_PORTION_BYTES * portion;
         buffer[at..at + 4].copy_from_slice(&(offset as u32).to_le_bytes());
         buffer[at + 4..at + 8].copy_from_slice(&(len as u32).to_le_bytes());
         offset += (len as usize).next_multiple_of(ALIGN);
@@ -88,13 +88,13 @@ pub fn write_header(buffer: &mut [u8], cycle: u64, lens: &[u64]) -> Result<Bytes
     Ok(total)
 }
 
-/// A block that was checked: every lane lies inside the buffer, behind the header, and no two overlap.
+/// A block that was checked: every portion lies inside the buffer, behind the header, and no two overlap.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Header {
     /// The cycle the block belongs to.
     pub cycle: u64,
-    /// Byte range of each lane in the block.
-    pub lanes: Vec<std::ops::Range<usize>>,
+    /// Byte range of each portion in the block.
+    pub portions: Vec<std::ops::Range<usize>>,
 }
 
 impl Header {
@@ -111,22 +111,22 @@ impl Header {
         let count = word(4).ok_or_else(|| short.clone())? as usize;
         let cycle =
             u64::from(word(8).ok_or_else(|| short.clone())?) | u64::from(word(12).ok_or_else(|| short.clone())?) << 32;
-        if count > (buffer.len() - HEADER_FIXED_BYTES) / HEADER_LANE_BYTES {
+        if count > (buffer.len() - HEADER_FIXED_BYTES) / HEADER_PORTION_BYTES {
             return Err(short);
         }
-        let mut lanes = Vec::with_capacity(count);
+        let mut portions = Vec::with_capacity(count);
         let mut end = header_bytes(count);
-        for lane in 0..count {
-            let at = HEADER_FIXED_BYTES + HEADER_LANE_BYTES * lane;
+        for portion in 0..count {
+            let at = HEADER_FIXED_BYTES + HEADER_PORTION_BYTES * portion;
             let (Some(offset), Some(len)) = (word(at), word(at + 4)) else { return Err(short) };
             let (offset, len) = (offset as usize, len as usize);
             if offset < end || offset % ALIGN != 0 || len > buffer.len().saturating_sub(offset) {
-                return Err(BlockError::Corrupt("a lane lies outside the block or over another one"));
+                return Err(BlockError::Corrupt("a portion lies outside the block or over another one"));
             }
             end = offset + len;
-            lanes.push(offset..end);
+            portions.push(offset..end);
         }
-        Ok(Self { cycle, lanes })
+        Ok(Self { cycle, portions })
     }
 }
 
@@ -140,7 +140,7 @@ mod tests {
         let total = write_header(&mut buffer, 7, &[16, 0, 33]).unwrap();
         assert_eq!(total, Bytes(48 + 16 + 48));
         let header = Header::read(&buffer).unwrap();
-        assert_eq!(header, Header { cycle: 7, lanes: vec![48..64, 64..64, 64..97] });
+        assert_eq!(header, Header { cycle: 7, portions: vec![48..64, 64..64, 64..97] });
     }
 
     #[test]
@@ -160,7 +160,7 @@ mod tests {
                 let mut bad = good.clone();
                 bad[at] ^= flip;
                 if let Ok(header) = Header::read(&bad) {
-                    assert!(header.lanes.iter().all(|lane| lane.end <= bad.len()), "byte {at} ^ {flip:#x}");
+                    assert!(header.portions.iter().all(|portion| portion.end <= bad.len()), "byte {at} ^ {flip:#x}");
                 }
             }
         }

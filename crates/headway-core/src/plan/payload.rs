@@ -7,8 +7,8 @@ use crate::units::Bytes;
 pub struct Gathered {
     /// Size of the block; zero = nothing arrived.
     pub block: Bytes,
-    /// The longest lane: data that a chained kernel must process one piece after the other.
-    pub longest_lane: Bytes,
+    /// The longest portion: data that a chained kernel must process one piece after the other.
+    pub longest_portion: Bytes,
 }
 
 /// A piece of a submitted operation.

@@ -301,8 +301,8 @@ impl Planner<'_> {
         let mut streams: Vec<Option<PlannedStream>> = vec![None; self.workload.streams.len()];
         for group in &groups {
             let number = pipelines.len() as u32;
-            for (lane, &stream) in (0u32..).zip(&group.streams) {
-                streams[stream] = Some(self.planned_stream(stream, group.processor, number, lane));
+            for (portion, &stream) in (0u32..).zip(&group.streams) {
+                streams[stream] = Some(self.planned_stream(stream, group.processor, number, portion));
             }
             pipelines.push(self.pipeline(group)?);
         }
@@ -371,7 +371,7 @@ impl Planner<'_> {
         engines.chain(self.cores(pipelines)).collect()
     }
 
-    fn planned_stream(&self, index: usize, processor: Processor, pipeline: u32, lane: u32) -> PlannedStream {
+    fn planned_stream(&self, index: usize, processor: Processor, pipeline: u32, portion: u32) -> PlannedStream {
         let stream = &self.workload.streams[index];
         PlannedStream {
             id: stream.id.clone(),
@@ -382,7 +382,7 @@ impl Planner<'_> {
             on_miss: stream.on_miss,
             gpu: self.gpu_of(processor),
             pipeline,
-            lane,
+            portion,
         }
     }
 
@@ -526,7 +526,7 @@ impl Planner<'_> {
     }
 
     /// The most bytes a stream can add to one block.
-    fn lane_bytes(&self, group: &Group, stream: usize) -> u64 {
+    fn portion_bytes(&self, group: &Group, stream: usize) -> u64 {
         let stream = &self.workload.streams[stream];
         let packets = if group.gathered { group.window.0.div_ceil(stream.period.0) } else { 1 };
         packets.saturating_mul(stream.packet.0)
@@ -534,7 +534,7 @@ impl Planner<'_> {
 
     fn pipeline(&self, group: &Group) -> Result<Pipeline, PlanError> {
         let first = &self.workload.streams[group.streams[0]];
-        let reserve = block_bytes(group.streams.iter().map(|&s| self.lane_bytes(group, s)));
+        let reserve = block_bytes(group.streams.iter().map(|&s| self.portion_bytes(group, s)));
         let on = match group.processor {
             Processor::Gpu(gpu) => self.machine.endpoints[gpu.at()].id.clone(),
             Processor::Core(core) => cores::name(core),
@@ -582,7 +582,7 @@ impl Planner<'_> {
                     Processor::Gpu(gpu) => {
                         let engine = self.machine.execution_engine(gpu).expect("resolved kernels have an engine");
                         let cost = self.machine.kernel(kernel, gpu).expect("resolved kernels have a cost");
-                        let chain = group.streams.iter().map(|&s| self.lane_bytes(group, s)).max().unwrap_or(0);
+                        let chain = group.streams.iter().map(|&s| self.portion_bytes(group, s)).max().unwrap_or(0);
                         (engine, cost.cost(reserve, Bytes(chain)))
                     }
                     Processor::Core(core) => self.on_core(core, kernel, reserve, group.streams.len() as u64),

@@ -113,7 +113,7 @@ pub(crate) fn stream(at: u32, period: u64, deadline: u64) -> PlannedStream {
         on_miss: OnMiss::Finish,
         gpu: Some(0),
         pipeline: at,
-        lane: 0,
+        portion: 0,
     }
 }
 

@@ -328,14 +328,14 @@ Code cuFuncSetAttribute(Module *function, int attribute, int value) { ENTER(cuFu
 static int anywhere(const void *start, size_t bytes) { return inside(start, bytes, 0) || inside(start, bytes, 1); }
 static Code run_xor(unsigned blocks, void **arguments) {
 	unsigned char *input = *(void **)arguments[0], *output = *(void **)arguments[1];
-	unsigned *state = *(void **)arguments[2], lanes = *(unsigned *)arguments[3], *table = (unsigned *)(input + 16);
-	memcpy(output, input, (16 + 8 * lanes + 15) / 16 * 16);
-	for (unsigned lane = 0; lane < lanes && lane < blocks; lane++) {
-		if (!inside(input + table[2 * lane], table[2 * lane + 1], 0) || !inside(output + table[2 * lane], table[2 * lane + 1], 0))
+	unsigned *state = *(void **)arguments[2], portions = *(unsigned *)arguments[3], *table = (unsigned *)(input + 16);
+	memcpy(output, input, (16 + 8 * portions + 15) / 16 * 16);
+	for (unsigned portion = 0; portion < portions && portion < blocks; portion++) {
+		if (!inside(input + table[2 * portion], table[2 * portion + 1], 0) || !inside(output + table[2 * portion], table[2 * portion + 1], 0))
 			return 700;
-		for (unsigned i = 0; i < table[2 * lane + 1]; i++)
-			output[table[2 * lane] + i] = input[table[2 * lane] + i] ^ (lane + state[lane]);
-		state[lane]++;
+		for (unsigned i = 0; i < table[2 * portion + 1]; i++)
+			output[table[2 * portion] + i] = input[table[2 * portion] + i] ^ (portion + state[portion]);
+		state[portion]++;
 	}
 	return 0;
 }

@@ -12,7 +12,7 @@ use headway_os::clock;
 use super::{Noise, PATIENCE, claim, read, same, write};
 use crate::buffer::{Access, Buffer, HostKind};
 use crate::gpu::{Completion, Gpu};
-use crate::work::{Grid, Lane, StepMemory, Work, WorkError};
+use crate::work::{Grid, Portion, StepMemory, Work, WorkError};
 use crate::{DeviceError, Engines, Span, Waker};
 
 /// Sizes around the usual borders: line, page, and a megabyte.
@@ -284,8 +284,8 @@ pub fn steps_write_what_their_cpu_form_writes(gpu: &Arc<dyn Gpu>) {
             let header = 0..block::header_bytes(lens.len());
             same("header", &found[header.clone()], &expected[header]);
             let header = Header::read(&found).expect("the kernel copies the header");
-            for (lane, range) in header.lanes.into_iter().enumerate() {
-                same(&format!("cycle {cycle}, lane {lane} of {lens:?}"), &found[range.clone()], &expected[range]);
+            for (portion, range) in header.portions.into_iter().enumerate() {
+                same(&format!("cycle {cycle}, portion {portion} of {lens:?}"), &found[range.clone()], &expected[range]);
             }
         }
     }
@@ -300,14 +300,14 @@ pub fn steps_against_the_rules_are_refused(gpu: &Arc<dyn Gpu>) {
     let launch = Launch::new(&mut engines, &[16]);
     let plain = host(&engines, 4096, HostKind::Pageable);
     let len = launch.input.len();
-    let mut refused = |what: &str, memory: StepMemory, lanes| {
-        let result = engines.launch(&launch.work, memory, lanes, 0);
+    let mut refused = |what: &str, memory: StepMemory, portions| {
+        let result = engines.launch(&launch.work, memory, portions, 0);
         assert!(matches!(result, Err(DeviceError::Invalid { .. })), "{what}: {result:?}");
     };
     let input = |range: Range<usize>| launch.input.claim(range, Access::Read).expect("nobody else holds a claim");
     let output = |range: Range<usize>| launch.output.claim(range, Access::Write).expect("nobody else holds a claim");
     let memory = |input, output| StepMemory { input, output, state: None };
-    refused("no lane", memory(input(0..len), output(0..len)), 0);
+    refused("no portion", memory(input(0..len), output(0..len)), 0);
     refused("a short output", memory(input(0..len), output(0..len - 1)), 1);
     refused("a shifted input", memory(input(1..len), output(0..len)), 1);
     refused("an output for reading", memory(input(0..len), input(0..len)), 1);
@@ -384,7 +384,7 @@ struct Launch {
     input: Buffer,
     output: Buffer,
     state: Buffer,
-    lanes: u32,
+    portions: u32,
 }
 
 impl Launch {
@@ -396,7 +396,7 @@ impl Launch {
             input: memory(engines, bytes),
             output: memory(engines, bytes),
             state: memory(engines, Xor.state_bytes(lens.len())),
-            lanes: lens.len() as u32,
+            portions: lens.len() as u32,
         };
         engines.gpu().load(launch.work.as_ref()).expect("the test's step loads");
         let staging = host(engines, bytes, HostKind::Pinned);
@@ -413,11 +413,11 @@ impl Launch {
             output: claim(&self.output, 0, self.output.len(), Access::Write),
             state: Some(claim(&self.state, 0, self.state.len(), Access::Write)),
         };
-        engines.launch(&self.work, memory, self.lanes, tag)
+        engines.launch(&self.work, memory, self.portions, tag)
     }
 }
 
-/// The suite's step: every byte of lane `i` becomes `byte ^ (i + launches so far)`; the state counts launches per lane.
+/// The suite's step: every byte of portion `i` becomes `byte ^ (i + launches so far)`; the state counts launches per portion.
 #[derive(Clone, Copy, Debug)]
 pub struct Xor;
 
@@ -426,11 +426,11 @@ impl Work for Xor {
         "conformance-xor"
     }
 
-    fn state_bytes(&self, lanes: usize) -> usize {
-        4 * lanes
+    fn state_bytes(&self, portions: usize) -> usize {
+        4 * portions
     }
 
-    fn init_state(&self, _: &[Lane], state: &mut [u8]) -> Result<(), WorkError> {
+    fn init_state(&self, _: &[Portion], state: &mut [u8]) -> Result<(), WorkError> {
         state.fill(0);
         Ok(())
     }
@@ -438,14 +438,14 @@ impl Work for Xor {
     fn run(&self, input: &[u8], output: &mut [u8], state: &mut [u8]) -> Result<(), WorkError> {
         let refuse = |reason: String| WorkError::BadBlock { work: "conformance-xor", reason };
         let header = Header::read(input).map_err(|error| refuse(error.to_string()))?;
-        let first = block::header_bytes(header.lanes.len());
-        if output.len() < input.len() || state.len() < 4 * header.lanes.len() {
+        let first = block::header_bytes(header.portions.len());
+        if output.len() < input.len() || state.len() < 4 * header.portions.len() {
             return Err(refuse("output or state is too small".into()));
         }
         output[..first].copy_from_slice(&input[..first]);
-        for ((lane, range), state) in (0u32..).zip(header.lanes).zip(state.chunks_exact_mut(4)) {
+        for ((portion, range), state) in (0u32..).zip(header.portions).zip(state.chunks_exact_mut(4)) {
             let launches = u32::from_le_bytes([state[0], state[1], state[2], state[3]]);
-            let mask = lane.wrapping_add(launches) as u8;
+            let mask = portion.wrapping_add(launches) as u8;
             for (to, from) in output[range.clone()].iter_mut().zip(&input[range]) {
                 *to = from ^ mask;
             }
@@ -462,8 +462,8 @@ impl Work for Xor {
         "headway_conformance_xor"
     }
 
-    fn grid(&self, lanes: u32) -> Grid {
+    fn grid(&self, portions: u32) -> Grid {
         // More dynamic shared memory than a kernel gets without asking, so that asking is tested too.
-        Grid { blocks: lanes, threads: 128, shared_bytes: 50 << 10 }
+        Grid { blocks: portions, threads: 128, shared_bytes: 50 << 10 }
     }
 }

@@ -6,8 +6,10 @@ use headway_core::models::transfer::{Mapping, Shape};
 use headway_core::units::Nanos;
 use headway_os::clock;
 
-use super::ways::{ByQueue, Ordinary};
-use super::{Bench, LARGEST, MARGIN, Noise, PATIENCE, Way, claim, memory, note, perform, pinned, read, same, write};
+use super::copies::{ByQueue, Ordinary};
+use super::{
+    Bench, HostCopy, LARGEST, MARGIN, Noise, PATIENCE, claim, memory, note, perform, pinned, read, same, write,
+};
 use crate::DeviceError;
 use crate::buffer::{Access, Buffer};
 use crate::gpu::{Gpu, Mover, Operation, Pager, Piece, Reach, Resident, ResidentOptions};
@@ -15,7 +17,7 @@ use crate::gpu::{Gpu, Mover, Operation, Pager, Piece, Reach, Resident, ResidentO
 /// Stores and loads through the window of a buffer.
 struct ByWindow;
 
-impl Way for ByWindow {
+impl HostCopy for ByWindow {
     fn put(&mut self, host: &[u8], at: usize, len: usize, there: &Buffer, to: usize) {
         let stored = claim(there, to - 1, len + 2, Access::Write).store(1, &host[at..at + len]);
         assert_eq!(stored, Ok(()), "{len} bytes");
@@ -93,7 +95,7 @@ pub fn windows_are_seen_by_queues_and_kernels(gpu: &Arc<dyn Gpu>) {
 /// Copies by a pager, which knows its buffer.
 struct ByPager(Box<dyn Pager>);
 
-impl Way for ByPager {
+impl HostCopy for ByPager {
     fn put(&mut self, host: &[u8], at: usize, len: usize, _: &Buffer, to: usize) {
         assert_eq!(self.0.store(to, &host[at..at + len]), Ok(()), "{len} bytes");
     }
@@ -161,7 +163,7 @@ struct ByResident {
     pinned: Option<Buffer>,
 }
 
-impl Way for ByResident {
+impl HostCopy for ByResident {
     fn put(&mut self, host: &[u8], at: usize, len: usize, there: &Buffer, to: usize) {
         let mut target = claim(there, to, len, Access::Write);
         let copied = match &self.pinned {

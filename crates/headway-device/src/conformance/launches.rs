@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use super::ways::Ordinary;
-use super::{Noise, Way, claim, memory, perform, pinned, read, same, write};
+use super::copies::Ordinary;
+use super::{HostCopy, Noise, claim, memory, perform, pinned, read, same, write};
 use crate::DeviceError;
 use crate::buffer::{Access, Place};
 use crate::gpu::{Gpu, Operation};

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use headway_os::clock;
 use headway_os::memory::{Mapping, page_bytes};
 
+use super::copies::Ordinary;
 use super::launches::Add;
-use super::ways::Ordinary;
-use super::{Noise, Way, claim, copy, finish, memory, note, perform, pinned, read, same, write};
+use super::{HostCopy, Noise, claim, copy, finish, memory, note, perform, pinned, read, same, write};
 use crate::buffer::{Access, Buffer, HostKind, lend, lend_mut};
 use crate::gpu::{Caching, Completion, Gpu, Mover, Operation, Piece, Queue, Reach};
 use crate::work::{Argument, Grid};

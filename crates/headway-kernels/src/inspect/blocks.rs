@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use headway_core::files::workload::Parameters;
 use headway_core::plan::block::Header;
-use headway_device::work::{CpuArgument, Grid, Items, Lane, Work, WorkError};
+use headway_device::work::{CpuArgument, Grid, Items, Portion, Work, WorkError};
 
 use super::cameras::Cameras;
 use super::ring::Ring;
 use super::wafer::Wafer;
 use super::{CELLS_MAX, Inspect, MAGIC_SYNOPSIS, MERGE_THREADS, Merge, SCRATCH, SYNOPSIS_BYTES, THREADS, steps};
-use crate::lanes::bad_block;
+use crate::portions::bad_block;
 
 /// The kernel that makes a synopsis of every image.
 pub const INSPECT: &str = "inspect";
@@ -25,7 +25,7 @@ const STEPS: usize = 4;
 
 /// The synopsis of every image of a block.
 ///
-/// A lane is an image, the block's cycle its sequence number. The output is no block: the synopsis of lane `i` begins at
+/// A portion is an image, the block's cycle its sequence number. The output is no block: the synopsis of portion `i` begins at
 /// `i` times [`SYNOPSIS_BYTES`].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct InspectBlock;
@@ -45,14 +45,14 @@ impl MergeBlock {
     }
 }
 
-fn camera_words(lane: &Lane) -> Result<[u32; CAMERA_WORDS], WorkError> {
+fn camera_words(portion: &Portion) -> Result<[u32; CAMERA_WORDS], WorkError> {
     let missing = || WorkError::MissingParameter {
         work: INSPECT,
-        stream: lane.stream.clone(),
+        stream: portion.stream.clone(),
         missing: "cameras (`wafer` of the stream)",
     };
-    let Cameras { width, height, pitch, operations, .. } = Cameras::of(&lane.parameters).ok_or_else(missing)?;
-    Ok([width, height, pitch, Wafer::THRESHOLD as u32, steps(operations), lane.item])
+    let Cameras { width, height, pitch, operations, .. } = Cameras::of(&portion.parameters).ok_or_else(missing)?;
+    Ok([width, height, pitch, Wafer::THRESHOLD as u32, steps(operations), portion.item])
 }
 
 impl Work for InspectBlock {
@@ -60,19 +60,19 @@ impl Work for InspectBlock {
         INSPECT
     }
 
-    fn state_bytes(&self, lanes: usize) -> usize {
-        lanes.saturating_mul(CAMERA_BYTES)
+    fn state_bytes(&self, portions: usize) -> usize {
+        portions.saturating_mul(CAMERA_BYTES)
     }
 
-    fn output_bytes(&self, _input: usize, lanes: u32) -> usize {
-        lanes as usize * SYNOPSIS_BYTES
+    fn output_bytes(&self, _input: usize, portions: u32) -> usize {
+        portions as usize * SYNOPSIS_BYTES
     }
 
-    fn init_state(&self, lanes: &[Lane], state: &mut [u8]) -> Result<(), WorkError> {
-        assert!(state.len() >= self.state_bytes(lanes.len()), "the state has `state_bytes` for these lanes");
-        for (lane, state) in lanes.iter().zip(state.chunks_exact_mut(CAMERA_BYTES)) {
+    fn init_state(&self, portions: &[Portion], state: &mut [u8]) -> Result<(), WorkError> {
+        assert!(state.len() >= self.state_bytes(portions.len()), "the state has `state_bytes` for these portions");
+        for (portion, state) in portions.iter().zip(state.chunks_exact_mut(CAMERA_BYTES)) {
             state.fill(0);
-            for (word, bytes) in camera_words(lane)?.iter().zip(state.chunks_exact_mut(4)) {
+            for (word, bytes) in camera_words(portion)?.iter().zip(state.chunks_exact_mut(4)) {
                 bytes.copy_from_slice(&word.to_le_bytes());
             }
         }
@@ -92,18 +92,20 @@ impl Work for InspectBlock {
 
     fn run(&self, input: &[u8], output: &mut [u8], state: &mut [u8]) -> Result<(), WorkError> {
         let header = Header::read(input).map_err(|error| bad_block(INSPECT, error.to_string()))?;
-        let count = header.lanes.len();
+        let count = header.portions.len();
         if output.len() < count * SYNOPSIS_BYTES || state.len() < self.state_bytes(count) {
             return Err(bad_block(INSPECT, format!("output or state is too small for {count} images")));
         }
         let synopses = output.chunks_exact_mut(SYNOPSIS_BYTES);
-        for ((lane, synopsis), camera) in header.lanes.into_iter().zip(synopses).zip(state.chunks_exact(CAMERA_BYTES)) {
+        for ((portion, synopsis), camera) in
+            header.portions.into_iter().zip(synopses).zip(state.chunks_exact(CAMERA_BYTES))
+        {
             let words = camera.as_chunks::<4>().0;
             let numbers = words.iter().take(CAMERA_WORDS).map(|word| u32::from_le_bytes(*word));
             let numbers = numbers
                 .chain([header.cycle as u32 & (u32::MAX >> 1)])
                 .map(|number| CpuArgument::Int(number.cast_signed()));
-            let mut arguments = vec![CpuArgument::Read(&input[lane]), CpuArgument::Write(synopsis)];
+            let mut arguments = vec![CpuArgument::Read(&input[portion]), CpuArgument::Write(synopsis)];
             arguments.extend(numbers);
             let grid = self.grid(1);
             Inspect.launch(grid, &mut arguments).map_err(|error| bad_block(INSPECT, error.to_string()))?;
@@ -119,8 +121,8 @@ impl Work for InspectBlock {
         "inspect_block"
     }
 
-    fn grid(&self, lanes: u32) -> Grid {
-        Grid { blocks: lanes.max(1).saturating_mul(CELLS_MAX as u32), threads: THREADS, shared_bytes: 0 }
+    fn grid(&self, portions: u32) -> Grid {
+        Grid { blocks: portions.max(1).saturating_mul(CELLS_MAX as u32), threads: THREADS, shared_bytes: 0 }
     }
 }
 
@@ -129,15 +131,15 @@ impl Work for MergeBlock {
         MERGE
     }
 
-    fn state_bytes(&self, _lanes: usize) -> usize {
+    fn state_bytes(&self, _portions: usize) -> usize {
         0
     }
 
-    fn output_bytes(&self, _input: usize, lanes: u32) -> usize {
-        Self::output(lanes as usize)
+    fn output_bytes(&self, _input: usize, portions: u32) -> usize {
+        Self::output(portions as usize)
     }
 
-    fn init_state(&self, _lanes: &[Lane], _state: &mut [u8]) -> Result<(), WorkError> {
+    fn init_state(&self, _portions: &[Portion], _state: &mut [u8]) -> Result<(), WorkError> {
         Ok(())
     }
 
@@ -169,7 +171,7 @@ impl Work for MergeBlock {
         "inspect_merge_block"
     }
 
-    fn grid(&self, _lanes: u32) -> Grid {
+    fn grid(&self, _portions: u32) -> Grid {
         Grid { blocks: 1, threads: MERGE_THREADS, shared_bytes: 0 }
     }
 }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use headway_core::plan::block::{Header, block_bytes, write_header};
-use headway_device::work::{Lane, Work};
+use headway_device::work::{Portion, Work};
 use headway_kernels::Cipher;
 use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
@@ -34,30 +34,30 @@ pub(crate) fn cipher(random: &mut impl Rng) -> Cipher {
     cipher
 }
 
-pub(crate) fn lane(cipher: Cipher) -> Lane {
-    Lane { stream: "camera".into(), parameters: cipher.parameters(), item: 0 }
+pub(crate) fn portion(cipher: Cipher) -> Portion {
+    Portion { stream: "camera".into(), parameters: cipher.parameters(), item: 0 }
 }
 
-/// A block of these lanes. Its padding is not zero, as in a buffer that was used before.
-pub(crate) fn pack(cycle: u64, lanes: &[&[u8]]) -> Vec<u8> {
-    let lens: Vec<_> = lanes.iter().map(|lane| lane.len() as u64).collect();
+/// A block of these portions. Its padding is not zero, as in a buffer that was used before.
+pub(crate) fn pack(cycle: u64, portions: &[&[u8]]) -> Vec<u8> {
+    let lens: Vec<_> = portions.iter().map(|portion| portion.len() as u64).collect();
     let mut block = vec![0xA5; block_bytes(lens.iter().copied()).0 as usize];
     write_header(&mut block, cycle, &lens).unwrap();
-    for (range, lane) in Header::read(&block).unwrap().lanes.into_iter().zip(lanes) {
-        block[range].copy_from_slice(lane);
+    for (range, portion) in Header::read(&block).unwrap().portions.into_iter().zip(portions) {
+        block[range].copy_from_slice(portion);
     }
     block
 }
 
-/// The lanes of a block.
+/// The portions of a block.
 pub(crate) fn unpack(block: &[u8]) -> Vec<&[u8]> {
-    Header::read(block).unwrap().lanes.into_iter().map(|lane| &block[lane]).collect()
+    Header::read(block).unwrap().portions.into_iter().map(|portion| &block[portion]).collect()
 }
 
 /// A fresh state.
-pub(crate) fn state(kernel: &dyn Work, lanes: &[Lane]) -> Vec<u8> {
-    let mut state = vec![0xA5; kernel.state_bytes(lanes.len())];
-    kernel.init_state(lanes, &mut state).unwrap();
+pub(crate) fn state(kernel: &dyn Work, portions: &[Portion]) -> Vec<u8> {
+    let mut state = vec![0xA5; kernel.state_bytes(portions.len())];
+    kernel.init_state(portions, &mut state).unwrap();
     state
 }
 

@@ -1,4 +1,4 @@
-// Runs a kernel's CUDA source on the host: FOLDER BLOCKS THREADS LANES. The folder has `input`, `output` and `state`;
+// Runs a kernel's CUDA source on the host: FOLDER BLOCKS THREADS PORTIONS. The folder has `input`, `output` and `state`;
 // the last two are overwritten. SOURCE is the file, ENTRY the kernel. Buffers have exactly the files' sizes.
 
 #include "cuda.hpp"
@@ -16,9 +16,9 @@ int main(int count, char** arguments)
     Buffer input(folder + "/input");
     Buffer output(folder + "/output");
     Buffer state(folder + "/state");
-    const unsigned lanes = static_cast<unsigned>(std::stoul(arguments[4]));
+    const unsigned portions = static_cast<unsigned>(std::stoul(arguments[4]));
     launch(static_cast<unsigned>(std::stoul(arguments[2])), static_cast<unsigned>(std::stoul(arguments[3])),
-        [&] { ENTRY(input.bytes, output.bytes, state.bytes, lanes); });
+        [&] { ENTRY(input.bytes, output.bytes, state.bytes, portions); });
     output.save();
     state.save();
     return 0;

@@ -25,9 +25,9 @@ impl Bench<'_, '_> {
         let bytes_max = EACH.min(self.bytes_max());
         let gpus = self.copier.gpus().len();
         let hows = [
-            ("pageable", HostMemory::Warm, How::By(Method::Pageable)),
+            ("pageable", HostMemory::Touched, How::By(Method::Pageable)),
             ("dma", HostMemory::Pinned, How::By(Method::Dma)),
-            ("auto", HostMemory::Warm, How::Auto),
+            ("auto", HostMemory::Touched, How::Auto),
         ];
         if let Err(error) = self.copier.prepare() {
             self.session.warnings.push(format!("copies of all GPUs at once are not staged: {error}"));

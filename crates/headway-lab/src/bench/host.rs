@@ -103,7 +103,7 @@ impl Bench<'_, '_> {
     /// Nothing is copied to a GPU: of a row of ordinary memory on its way only the host's half is left.
     fn keep(&mut self, name: &str, bytes: usize, figures: Figures) {
         let how = How::By(Method::Staged);
-        let spec = CopySpec { how, direction: Direction::H2d, memory: HostMemory::Warm, bytes, window: None };
+        let spec = CopySpec { how, direction: Direction::H2d, memory: HostMemory::Touched, bytes, window: None };
         let row = ways::row(HOST, name, &spec, Load::Alone, None, None).with(figures);
         self.rows.push(Row { gpus: 0, ..row });
     }

@@ -218,7 +218,7 @@ pub(super) mod tests {
             gpus: 1,
             method: method.to_owned(),
             direction,
-            memory: if method == "dma" { HostMemory::Pinned } else { HostMemory::Warm },
+            memory: if method == "dma" { HostMemory::Pinned } else { HostMemory::Touched },
             load: Load::Alone,
             bytes: Bytes(bytes),
             n: 10,

@@ -80,7 +80,7 @@ impl Bench<'_, '_> {
         match timer.device().round_trips(mapping, rounds) {
             Ok(times) => {
                 let method = Method::Window(Some(mapping));
-                let (direction, memory) = (Direction::H2d, HostMemory::Warm);
+                let (direction, memory) = (Direction::H2d, HostMemory::Touched);
                 let spec = CopySpec { how: How::By(method), direction, memory, bytes: 4, window: Some(mapping) };
                 let figures = Figures::of(&times).ok_or(headway::Error::Interrupted)?;
                 let name = format!("round trip {mapping}");
@@ -111,7 +111,7 @@ impl Bench<'_, '_> {
             let spec = |direction| CopySpec {
                 how: How::By(Method::Window(Some(mapping))),
                 direction,
-                memory: HostMemory::Warm,
+                memory: HostMemory::Touched,
                 bytes: len,
                 window: Some(mapping),
             };
@@ -179,7 +179,7 @@ impl Bench<'_, '_> {
         let effort = self.effort((count * PIECE) as u64);
         self.session.phase("many", strategies.len() * 3);
         for (name, by) in strategies {
-            for memory in [HostMemory::Pinned, HostMemory::Warm] {
+            for memory in [HostMemory::Pinned, HostMemory::Touched] {
                 let pinned = home.claim(0..span, Access::Read)?;
                 let from = if memory == HostMemory::Pinned { pinned.bytes()? } else { &random[..] };
                 let figures = self.session.series(MANY, effort, |_| {
@@ -199,7 +199,7 @@ impl Bench<'_, '_> {
                 copier.copy_many_out(&mut landing, at, &pieces, by)?;
                 Ok(clock::now() - begun)
             });
-            self.many_row(name, Direction::D2h, HostMemory::Warm, count, figures, || {
+            self.many_row(name, Direction::D2h, HostMemory::Touched, count, figures, || {
                 difference(&pieces, &random, &landing)
             })?;
             // Zeros, so that the next strategy cannot live on what this one brought.

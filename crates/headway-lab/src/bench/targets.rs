@@ -35,7 +35,7 @@ pub(super) fn judge(rows: &[Row]) -> Vec<Target> {
         concurrent(rows, direction, least, &mut targets);
     }
     for (direction, pinned) in [(Direction::H2d, 195), (Direction::D2h, 150)] {
-        for (memory, least) in [(HostMemory::Pinned, pinned), (HostMemory::Warm, 120)] {
+        for (memory, least) in [(HostMemory::Pinned, pinned), (HostMemory::Touched, 120)] {
             let row = longest(rows, |row| {
                 row.part == MULTIPATH && row.method == "multipath" && (row.direction, row.memory) == (direction, memory)
             });
@@ -59,16 +59,16 @@ fn staged(rows: &[Row], direction: Direction, targets: &mut Vec<Target>) {
         })
     };
     for bytes in [256 * MIB, GIB] {
-        let (ours, pinned) = (row("staged", bytes, HostMemory::Warm), row("dma", bytes, HostMemory::Pinned));
+        let (ours, pinned) = (row("staged", bytes, HostMemory::Touched), row("dma", bytes, HostMemory::Pinned));
         let target = format!("staged {direction} {}: at least 0.94 of pinned dma", size(Bytes(bytes)));
         targets.push(ratio(target, ours.zip(pinned), 94));
     }
     let least = if direction == Direction::H2d { 450 } else { 250 };
-    let pair = row("staged", GIB, HostMemory::Warm).zip(row("pageable", GIB, HostMemory::Warm));
+    let pair = row("staged", GIB, HostMemory::Touched).zip(row("pageable", GIB, HostMemory::Touched));
     let target = format!("staged {direction} 1 GiB: at least {} x the driver's call", quotient(least, 100));
     targets.push(ratio(target, pair, least));
     if direction == Direction::D2h {
-        let pair = row("staged", GIB, HostMemory::Fresh).zip(row("pageable", GIB, HostMemory::Fresh));
+        let pair = row("staged", GIB, HostMemory::Untouched).zip(row("pageable", GIB, HostMemory::Untouched));
         let target = "staged d2h 1 GiB into fresh pages: at least 5 x the driver's call, which PyTorch's .cpu() makes";
         targets.push(ratio(target.to_owned(), pair, 500));
     }
@@ -129,11 +129,11 @@ fn automatic(rows: &[Row]) -> Target {
 fn concurrent(rows: &[Row], direction: Direction, least: u64, targets: &mut Vec<Target>) {
     for (part, pages) in [(TOGETHER, "small pages"), (TOGETHER_HUGE, "huge pages")] {
         let row = longest(rows, |row| {
-            row.part == part && row.method == "auto" && (row.direction, row.memory) == (direction, HostMemory::Warm)
+            row.part == part && row.method == "auto" && (row.direction, row.memory) == (direction, HostMemory::Touched)
         });
         let target = format!("four GPUs at once, ordinary memory of {pages}, {direction}: at least {least} GB/s");
         let reached = at_least(target, row.filter(|row| row.gpus >= 4), least * GB);
-        targets.push(with_references(reached, rows, direction, HostMemory::Warm));
+        targets.push(with_references(reached, rows, direction, HostMemory::Touched));
         // What memory gives beyond two links is another question.
         let row = row.filter(|row| row.gpus == 2);
         let pinned = row.and_then(|row| results::counterpart(rows, row, "dma"));
@@ -153,7 +153,7 @@ fn with_references(mut target: Target, rows: &[Row], direction: Direction, memor
     if let Some(row) = pinned {
         target.measured += &format!("; pinned memory of {} GPUs at once: {} GB/s", row.gpus, gb(row));
     }
-    if direction == Direction::H2d && memory == HostMemory::Warm {
+    if direction == Direction::H2d && memory == HostMemory::Touched {
         for row in ["copied", "read"].into_iter().filter_map(|what| host::fastest(rows, what)) {
             target.measured += &format!("; {}, no engine at work: {} GB/s", row.method, gb(row));
         }

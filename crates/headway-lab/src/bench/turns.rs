@@ -63,7 +63,7 @@ mod tests {
     use headway_measure::copy_timer::CopySpec;
 
     fn entrant(how: How, times: &[u64]) -> Entrant {
-        let spec = CopySpec { how, direction: Direction::H2d, memory: HostMemory::Warm, bytes: 64, window: None };
+        let spec = CopySpec { how, direction: Direction::H2d, memory: HostMemory::Touched, bytes: 64, window: None };
         let mut entrant = Entrant::new(String::new(), spec);
         entrant.times.extend(times.iter().copied().map(Nanos));
         entrant

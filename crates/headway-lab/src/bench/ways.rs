@@ -13,7 +13,7 @@ use headway_measure::curves::{measures, memories};
 use headway_measure::sample::Effort;
 use headway_measure::turns::Entrant;
 
-/// Fresh pages take long: this size ends their comparison.
+/// Untouched pages take long: this size ends their comparison.
 const FRESH_MAX: u64 = 1 << 30;
 
 /// A row of one GPU, its figures still to be filled in.
@@ -81,9 +81,9 @@ impl Bench<'_, '_> {
         };
         let sizes: Vec<u64> = sizes.into_iter().filter(|size| *size as usize <= timer.bytes_max()).collect();
         let situations = [
-            (Direction::H2d, HostMemory::Warm),
-            (Direction::D2h, HostMemory::Warm),
-            (Direction::D2h, HostMemory::Fresh),
+            (Direction::H2d, HostMemory::Touched),
+            (Direction::D2h, HostMemory::Touched),
+            (Direction::D2h, HostMemory::Untouched),
             (Direction::H2d, HostMemory::Pinned),
             (Direction::D2h, HostMemory::Pinned),
         ];
@@ -91,7 +91,7 @@ impl Bench<'_, '_> {
         for (direction, memory) in situations {
             for &bytes in &sizes {
                 self.session.advance()?;
-                if memory == HostMemory::Fresh && bytes > FRESH_MAX {
+                if memory == HostMemory::Untouched && bytes > FRESH_MAX {
                     continue;
                 }
                 let here = (direction, memory);

@@ -4,7 +4,7 @@ mod rival;
 
 use std::time::Duration;
 
-use headway::gpus::arbitration::{Arbitration, Beside, Between, Bulk, Hand, Small};
+use headway::gpus::arbitration::{Arbitration, Between, Bulk, BulkAndSmall, Hand, Small};
 use headway_core::models::transfer::Direction;
 use headway_core::units::Nanos;
 use headway_os::clock;
@@ -106,21 +106,21 @@ fn cases(bulk_bytes: usize, has_priorities: bool) -> Vec<Case> {
 }
 
 /// Bulk copies with small ones beside them, until there are enough.
-fn beside(gpu: &mut Arbitration, case: &Case, rounds: usize) -> Result<Beside, Error> {
+fn bulk_with_small(gpu: &mut Arbitration, case: &Case, rounds: usize) -> Result<BulkAndSmall, Error> {
     let (mut bulk, mut small, since) = (Vec::new(), Vec::new(), clock::now());
     while bulk.len() < rounds && (bulk.len() < 2 || clock::now() - since < Nanos(TIME_MAX.as_nanos() as u64)) {
-        let one = gpu.beside(&case.bulk, &case.small)?;
+        let one = gpu.bulk_and_small(&case.bulk, &case.small)?;
         bulk.push(one.bulk);
         small.extend(one.small);
     }
     // What comes first sets things up.
     small.drain(..1.min(small.len() - 1));
     bulk.sort_unstable();
-    Ok(Beside { bulk: bulk[bulk.len() / 2], small })
+    Ok(BulkAndSmall { bulk: bulk[bulk.len() / 2], small })
 }
 
 /// Bulk copies, one behind the other, while another process makes small ones.
-fn beside_another(gpu: &mut Arbitration, case: &Case, samples: usize) -> Result<Beside, Error> {
+fn bulk_with_rival(gpu: &mut Arbitration, case: &Case, samples: usize) -> Result<BulkAndSmall, Error> {
     let mut rival = Rival::start(&case.small, samples)?;
     let mut bulk = Vec::new();
     let small = loop {
@@ -130,7 +130,7 @@ fn beside_another(gpu: &mut Arbitration, case: &Case, samples: usize) -> Result<
         }
     };
     bulk.sort_unstable();
-    Ok(Beside { bulk: bulk[bulk.len() / 2], small })
+    Ok(BulkAndSmall { bulk: bulk[bulk.len() / 2], small })
 }
 
 /// `who-waits`.
@@ -154,13 +154,13 @@ pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
     let alone = Figures::of(&alone).ok_or(headway::Error::Options("no small copy was made"))?;
     for case in cases(bulk_bytes, gpu.has_priorities()) {
         let made = if case.is_foreign {
-            beside_another(&mut gpu, &case, samples)
+            bulk_with_rival(&mut gpu, &case, samples)
         } else {
             // A copy that waits for the whole bulk copy gives one sample for each.
-            beside(&mut gpu, &case, rounds.min(SAMPLES + 10))
+            bulk_with_small(&mut gpu, &case, rounds.min(SAMPLES + 10))
         };
         match made {
-            Ok(Beside { bulk, small }) => {
+            Ok(BulkAndSmall { bulk, small }) => {
                 let Some(small) = Figures::of(&small) else { continue };
                 let alone = whole.iter().find(|(direction, _)| *direction == case.bulk.direction);
                 let share = alone.map_or(0.0, |(_, alone)| alone.0 as f64 / bulk.0.max(1) as f64);

@@ -33,7 +33,7 @@ struct Case {
 
 /// The movers that `ways` allow, each with its way and the host memory that it is chosen for.
 fn movers(methods: &[Method], window: Option<Mapping>, direction: Direction) -> Vec<(ManyBy, Method, HostMemory)> {
-    let (pinned, warm) = (HostMemory::Pinned, HostMemory::Warm);
+    let (pinned, warm) = (HostMemory::Pinned, HostMemory::Touched);
     let mut movers = vec![
         (ManyBy::Queue(Mover::Loop), Method::Dma, pinned),
         (ManyBy::Queue(Mover::Batch), Method::Pageable, pinned),

@@ -54,7 +54,7 @@ impl Process {
     ///
     /// # Errors
     /// [`OsError`]: `ESRCH` if it has ended, `EPERM` if it is another user's.
-    pub fn tell(&self, signal: Signal) -> Result<(), OsError> {
+    pub fn signal(&self, signal: Signal) -> Result<(), OsError> {
         let number = match signal {
             Signal::Kill => libc::SIGKILL,
             Signal::Stop => libc::SIGSTOP,
@@ -207,15 +207,15 @@ mod tests {
         let process = Process::open(child.id()).unwrap();
         assert!(!process.has_ended());
         assert!(!is_stopped(child.id()));
-        process.tell(Signal::Stop).unwrap();
+        process.signal(Signal::Stop).unwrap();
         while !is_stopped(child.id()) {
             std::thread::yield_now();
         }
-        process.tell(Signal::Continue).unwrap();
-        process.tell(Signal::Kill).unwrap();
+        process.signal(Signal::Continue).unwrap();
+        process.signal(Signal::Kill).unwrap();
         child.wait().unwrap();
         assert!(process.has_ended());
-        assert_eq!(process.tell(Signal::Kill).unwrap_err().errno.0, libc::ESRCH);
+        assert_eq!(process.signal(Signal::Kill).unwrap_err().errno.0, libc::ESRCH);
     }
 
     #[test]

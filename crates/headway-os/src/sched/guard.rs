@@ -290,7 +290,7 @@ mod tests {
         unsafe { libc::waitpid(broker, &raw mut status, libc::WUNTRACED) };
         assert!(libc::WIFSTOPPED(status), "{status}");
         assert!(children.iter().all(is_raised), "while it lives nothing changes");
-        Process::open(broker.unsigned_abs()).unwrap().tell(Signal::Kill).unwrap();
+        Process::open(broker.unsigned_abs()).unwrap().signal(Signal::Kill).unwrap();
         // SAFETY: takes the end of the child.
         unsafe { libc::waitpid(broker, &raw mut status, 0) };
         wait_until("it is ordinary again", || !is_raised(&children[0]));
@@ -310,7 +310,7 @@ mod tests {
         let mut guard = Guard::start().unwrap();
         assert!(guard.note(first, first, since(first)));
         let killed = Process::open(guard.pid()).unwrap();
-        killed.tell(Signal::Kill).unwrap();
+        killed.signal(Signal::Kill).unwrap();
         wait_until("it has ended", || killed.has_ended());
         assert!(guard.note(second, second, since(second)));
         let process = Process::open(guard.pid()).unwrap();

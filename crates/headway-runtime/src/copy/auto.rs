@@ -185,7 +185,7 @@ impl Auto {
             fitting.sort_by_key(|(active, _)| (*active > at.active, active.abs_diff(at.active)));
             fitting.first().map(|(_, tuning)| *tuning)
         };
-        of(at.memory).or_else(|| if at.memory == HostMemory::Pinned { None } else { of(HostMemory::Warm) })
+        of(at.memory).or_else(|| if at.memory == HostMemory::Pinned { None } else { of(HostMemory::Touched) })
     }
 
     /// Leaves `way` out on `gpu` from now on.
@@ -239,27 +239,27 @@ impl Auto {
     }
 
     /// Tells, once for each way of each GPU, that another is used.
-    pub(super) fn tell_absence(&self, gpu: usize, name: &str, method: Method, reason: &str, instead: Method) {
+    pub(super) fn report_absence(&self, gpu: usize, name: &str, method: Method, reason: &str, instead: Method) {
         let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
         let new = events.absences.insert((gpu, method));
         drop(events);
         if new {
-            self.tell(format!("`{name}`: `{method}` cannot be used, `{instead}` is used instead: {reason}"));
+            self.report(format!("`{name}`: `{method}` cannot be used, `{instead}` is used instead: {reason}"));
         }
     }
 
     /// Tells, once for each pair, that a copy between two GPUs goes through the host.
-    pub(super) fn tell_denied(&self, from: EndpointId, to: EndpointId, what: &str) {
+    pub(super) fn report_denied(&self, from: EndpointId, to: EndpointId, what: &str) {
         let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
         let new = events.denied.insert((from, to));
         drop(events);
         if new {
-            self.tell(what.to_owned());
+            self.report(what.to_owned());
         }
     }
 
     /// Tells the user.
-    pub(super) fn tell(&self, what: String) {
+    pub(super) fn report(&self, what: String) {
         let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
         if events.kept.len() >= self.options.limits.events_max {
             events.kept.pop_front();

@@ -95,7 +95,7 @@ impl Copier {
         let borrow = if multipath { Borrow::Free(RELAYS_MAX) } else { Borrow::Nothing };
         let shares = multipath || (request.len >= BULK && method.abilities().occupies.engine);
         let running = shares.then(|| self.begin(&mut self.shares.links(request.direction), request, borrow));
-        let memory = if matches!(request.host, Host::Held(_)) { HostMemory::Pinned } else { HostMemory::Warm };
+        let memory = if matches!(request.host, Host::Held(_)) { HostMemory::Pinned } else { HostMemory::Touched };
         let bytes = Bytes(request.len as u64);
         let predicted = self.auto.predicted(gpu.endpoint, None, method, request.direction, memory, bytes);
         Decision { predicted, ..Decision::named(method, tuning, Vec::new()).under_way(running) }
@@ -162,7 +162,7 @@ impl Copier {
         // What has failed in this copy would fail again, for ever.
         let first = decision.instead_of.as_ref().map(|(first, _)| *first);
         let next = if next.method == tried || Some(next.method) == first { Pick::DRIVER } else { next };
-        self.auto.tell_absence(request.gpu, &gpu.device.description().name, tried, &reason, next.method);
+        self.auto.report_absence(request.gpu, &gpu.device.description().name, tried, &reason, next.method);
         let instead_of = decision.instead_of.clone().or(Some((tried, reason)));
         Ok(self.picked(Decision { instead_of, ..decision }, next))
     }

@@ -194,7 +194,7 @@ impl Copier {
         links.extend(relays.into_iter().map(|gpu| &gpu.pool));
         let pinned = links.len() > 1 && self.pinned(&self.gpus[request.gpu], request, "multipath").is_ok();
         let tuning = decision.tuning.unwrap_or_else(|| {
-            let ordinary = || self.situation(request).map_or(HostMemory::Warm, |at| at.memory);
+            let ordinary = || self.situation(request).map_or(HostMemory::Touched, |at| at.memory);
             default_tuning(request.direction, if pinned { HostMemory::Pinned } else { ordinary() })
         });
         let huge = match &mut request.host {

@@ -73,7 +73,7 @@ struct Checked {
 impl Checked {
     /// The host memory whose curves it goes by.
     const fn memory(&self) -> HostMemory {
-        if self.pinned { HostMemory::Pinned } else { HostMemory::Warm }
+        if self.pinned { HostMemory::Pinned } else { HostMemory::Touched }
     }
 }
 
@@ -92,7 +92,7 @@ impl Copier {
         if let Err(CopyError::DeviceLost) = result {
             self.gpus[gpu].lose();
         }
-        self.tell_observer(gpu, direction, &result);
+        self.notify_observer(gpu, direction, &result);
         result
     }
 
@@ -117,7 +117,7 @@ impl Copier {
             },
         };
         if let Some((absent, reason)) = &instead_of {
-            self.auto.tell_absence(many.gpu, &gpu.device.description().name, *absent, reason, method);
+            self.auto.report_absence(many.gpu, &gpu.device.description().name, *absent, reason, method);
         }
         let chosen = chosen.filter(|_| instead_of.is_none());
         let bytes = Bytes(request.bytes as u64);

@@ -42,7 +42,7 @@ impl Copier {
                 instead_of,
             }
         });
-        self.tell_observer(source, Direction::Peer, &result);
+        self.notify_observer(source, Direction::Peer, &result);
         result
     }
 
@@ -69,7 +69,7 @@ impl Copier {
         });
         if let Some((_, reason)) = &instead_of {
             let names = [source, target].map(|gpu| gpu.device.description().name.as_str()).join(" -> ");
-            self.auto.tell_denied(source.endpoint, target.endpoint, &format!("{names}: {reason}"));
+            self.auto.report_denied(source.endpoint, target.endpoint, &format!("{names}: {reason}"));
         }
         let cancel = self.cancel.watch();
         let bounds = self.bounds(&cancel);

@@ -30,7 +30,7 @@ impl Copier {
             }
             report
         });
-        self.tell_observer(request.gpu, request.direction, &result);
+        self.notify_observer(request.gpu, request.direction, &result);
         result
     }
 
@@ -54,7 +54,7 @@ impl Copier {
     }
 
     /// Calls the observer.
-    pub(super) fn tell_observer(&self, gpu: usize, direction: Direction, result: &Result<CopyReport, CopyError>) {
+    pub(super) fn notify_observer(&self, gpu: usize, direction: Direction, result: &Result<CopyReport, CopyError>) {
         if let Some(observer) = self.observer.get() {
             observer(&Observation { gpu, direction, result: result.as_ref() });
         }
@@ -78,6 +78,6 @@ impl Copier {
         } else {
             self.watcher.observe_instead(bucket, observed, driver)
         };
-        events.into_iter().for_each(|event| self.auto.tell(event));
+        events.into_iter().for_each(|event| self.auto.report(event));
     }
 }

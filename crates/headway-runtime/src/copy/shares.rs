@@ -98,7 +98,7 @@ mod tests {
                 peer: None,
                 method,
                 direction: Direction::H2d,
-                memory: HostMemory::Warm,
+                memory: HostMemory::Touched,
                 load: Load::Alone,
                 active,
                 pieces: 1,
@@ -108,7 +108,7 @@ mod tests {
             let curve = Curve::new(vec![point(1), point(1 << 30)]).expect("ascending");
             profile.curves.extend(BTreeMap::from([(key, curve)]));
             let tuning = Tuning { threads: 2, buffer: Bytes(1 << 20), stores: Stores::Plain, in_flight: 2 };
-            let at = TuningKey { gpu: EndpointId(gpu), direction: Direction::H2d, memory: HostMemory::Warm, active };
+            let at = TuningKey { gpu: EndpointId(gpu), direction: Direction::H2d, memory: HostMemory::Touched, active };
             profile.tunings.insert(at, tuning);
         }
         let copier = Copier::new(gpus.collect(), profile, CopyOptions { multipath: true, ..CopyOptions::default() });

@@ -57,10 +57,10 @@ impl Copier {
             && let Some(warm) = self.situation_with(request, |_| false)
         {
             let pick = |memory| self.auto.pick(&self.gpus, Situation { memory, ..warm }, bytes);
-            let (there, absent) = (pick(HostMemory::Warm), pick(HostMemory::Fresh));
+            let (there, absent) = (pick(HostMemory::Touched), pick(HostMemory::Untouched));
             let same = there.method == absent.method && there.tuning == absent.tuning;
-            if warm.memory != HostMemory::Warm || same {
-                return (Some(warm), warm.memory != HostMemory::Warm);
+            if warm.memory != HostMemory::Touched || same {
+                return (Some(warm), warm.memory != HostMemory::Touched);
             }
         }
         (self.situation(request), true)
@@ -75,15 +75,15 @@ impl Copier {
     fn situation_with(&self, request: &Request<'_>, is_absent: impl Fn(&[u8]) -> bool) -> Option<Situation> {
         let gpu = &self.gpus[request.gpu];
         let kind = || request.kind(|memory| gpu.kinds.of(memory, || gpu.device.host_kind(memory))).ok();
-        let written = |to: &[u8]| if is_absent(to) { HostMemory::Fresh } else { HostMemory::Warm };
+        let written = |to: &[u8]| if is_absent(to) { HostMemory::Untouched } else { HostMemory::Touched };
         let memory = match &request.host {
             Host::Held(_) => HostMemory::Pinned,
-            Host::In(_) if request.len < ASK => HostMemory::Warm,
+            Host::In(_) if request.len < ASK => HostMemory::Touched,
             Host::Out(to) if request.len < ASK => written(to),
             Host::In(_) => match kind()? {
                 HostKind::Pinned => HostMemory::Pinned,
                 HostKind::Pageable if self.options.mapped_files => HostMemory::File,
-                HostKind::Pageable => HostMemory::Warm,
+                HostKind::Pageable => HostMemory::Touched,
             },
             Host::Out(to) => match kind()? {
                 HostKind::Pinned => HostMemory::Pinned,

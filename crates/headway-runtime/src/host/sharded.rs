@@ -9,7 +9,7 @@ use headway_core::files::workload::Sharding;
 use headway_core::plan::payload::{Gathered, Piece};
 use headway_core::plan::{self, Pipeline, Shard, Sharded, is_first_kernel};
 use headway_core::units::Bytes;
-use headway_device::work::{Items, Lane, Work, WorkError};
+use headway_device::work::{Items, Portion, Work, WorkError};
 
 use super::HostError;
 use crate::blocks::{DataError, Scatterer};
@@ -48,10 +48,10 @@ impl ShardedHost {
         let Divided { first, second, items } = kernels.divided(number).clone();
         let mut states = Vec::new();
         for shard in &planned.shards {
-            let own = &kernels.lanes(number)[shard.first as usize..(shard.first + shard.items) as usize];
-            let lanes: Vec<Lane> = own.iter().map(without_operations).collect();
-            let mut state = vec![0; first.state_bytes(lanes.len())];
-            first.init_state(&lanes, &mut state)?;
+            let own = &kernels.portions(number)[shard.first as usize..(shard.first + shard.items) as usize];
+            let portions: Vec<Portion> = own.iter().map(without_operations).collect();
+            let mut state = vec![0; first.state_bytes(portions.len())];
+            first.init_state(&portions, &mut state)?;
             states.push(state);
         }
         let (rows, open, spare) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
@@ -82,7 +82,7 @@ impl ShardedHost {
             .pop()
             .unwrap_or_else(|| planned.shards.iter().map(|shard| held(planned, shard, second)).collect());
         self.open.insert(cycle, held);
-        Ok(Gathered { block: pipeline.reserve, longest_lane: planned.sharding.item })
+        Ok(Gathered { block: pipeline.reserve, longest_portion: planned.sharding.item })
     }
 
     pub(super) fn execute(&mut self, pipeline: &Pipeline, piece: &Piece) -> Result<(), HostError> {
@@ -134,12 +134,12 @@ impl ShardedHost {
 }
 
 /// Operations that only take time are left out: time is virtual here.
-fn without_operations(lane: &Lane) -> Lane {
-    let mut lane = lane.clone();
-    if lane.parameters.number(Sharding::OPERATIONS).is_some() {
-        lane.parameters = lane.parameters.with_number(Sharding::OPERATIONS, 0);
+fn without_operations(portion: &Portion) -> Portion {
+    let mut portion = portion.clone();
+    if portion.parameters.number(Sharding::OPERATIONS).is_some() {
+        portion.parameters = portion.parameters.with_number(Sharding::OPERATIONS, 0);
     }
-    lane
+    portion
 }
 
 fn held(planned: &Sharded, shard: &Shard, second: &dyn Work) -> Held {

@@ -11,10 +11,10 @@ use std::thread;
 
 use headway_device::work::Work;
 
-use super::{Checked, Ring, fresh};
+use super::{BlockPlace, Checked, Ring, fresh};
 use crate::blocks::DataError;
 
-/// Lanes that one thread works on at a time: their blocks of a whole ring fit into its cache.
+/// Portions that one thread works on at a time: their blocks of a whole ring fit into its cache.
 const GROUP: usize = 32;
 
 /// What is kept of one pipeline until its last block is there.
@@ -42,7 +42,8 @@ impl Chains {
     }
 
     /// Takes note of a block; whether it was the last of all pipelines.
-    pub(super) fn note(&mut self, (pipeline, cycle, slot): (u32, u64, usize), block: &[u8]) -> bool {
+    pub(super) fn note(&mut self, at: BlockPlace, block: &[u8]) -> bool {
+        let BlockPlace { pipeline, cycle, slot } = at;
         let track = &mut self.tracks[pipeline as usize];
         track.slots.push(slot as u32);
         let last = cycle + 1 == self.cycles[pipeline as usize];
@@ -60,20 +61,20 @@ impl Chains {
         let mut groups = Vec::new();
         for (number, checked) in pipelines.iter().enumerate() {
             let Some(kernel) = &checked.kernel else { continue };
-            let (ranges, end) = (&ring.layouts[number].lanes, &self.tracks[number].end);
+            let (ranges, end) = (&ring.layouts[number].portions, &self.tracks[number].end);
             let chains = |at: &usize| {
                 let last = end.get(ranges[*at].clone());
-                last.is_some_and(|last| kernel.resume(&checked.lanes[*at], last).is_some())
+                last.is_some_and(|last| kernel.resume(&checked.portions[*at], last).is_some())
             };
-            let chained: Vec<usize> = (0..checked.lanes.len()).filter(chains).collect();
-            groups.extend(chained.chunks(GROUP).map(|lanes| (number, kernel.as_ref(), lanes.to_vec())));
+            let chained: Vec<usize> = (0..checked.portions.len()).filter(chains).collect();
+            groups.extend(chained.chunks(GROUP).map(|portions| (number, kernel.as_ref(), portions.to_vec())));
         }
         let next = AtomicUsize::new(0);
         let work = || {
             let (mut streams, mut bytes) = (0, 0);
-            while let Some((pipeline, kernel, lanes)) = groups.get(next.fetch_add(1, Ordering::Relaxed)) {
-                bytes += self.group(ring, (*pipeline, &pipelines[*pipeline]), *kernel, lanes)?;
-                streams += lanes.len() as u64;
+            while let Some((pipeline, kernel, portions)) = groups.get(next.fetch_add(1, Ordering::Relaxed)) {
+                bytes += self.group(ring, (*pipeline, &pipelines[*pipeline]), *kernel, portions)?;
+                streams += portions.len() as u64;
             }
             Ok((streams, bytes))
         };
@@ -89,36 +90,40 @@ impl Chains {
         })
     }
 
-    /// Runs the kernel's CPU form over all cycles of some lanes.
+    /// Runs the kernel's CPU form over all cycles of some portions.
     fn group(
         &self,
         ring: &Ring,
         (number, checked): (usize, &Checked),
         kernel: &dyn Work,
-        lanes: &[usize],
+        portions: &[usize],
     ) -> Result<u64, DataError> {
         let (track, layout, cycles) = (&self.tracks[number], &ring.layouts[number], self.cycles[number]);
         let mut inputs = BTreeMap::new();
         for &slot in &track.slots {
             if let Entry::Vacant(empty) = inputs.entry(slot) {
-                empty.insert(checked.excerpt(ring, (number as u32, 0, slot as usize), lanes)?);
+                empty.insert(checked.excerpt(
+                    ring,
+                    BlockPlace { pipeline: number as u32, cycle: 0, slot: slot as usize },
+                    portions,
+                )?);
             }
         }
         // Blocks of all buffers have the same layout.
         let Some((first, ranges)) = inputs.values().next() else { return Ok(0) };
-        let chosen: Vec<_> = lanes.iter().map(|&lane| checked.lanes[lane].clone()).collect();
+        let chosen: Vec<_> = portions.iter().map(|&portion| checked.portions[portion].clone()).collect();
         let failed = |error: headway_device::work::WorkError| checked.wrong(cycles, error.to_string());
         let mut state = fresh(kernel, &chosen).map_err(failed)?;
         let mut output = vec![0; first.len()];
         for slot in &track.slots {
             kernel.run(&inputs[slot].0, &mut output, &mut state).map_err(failed)?;
         }
-        for (&lane, range) in lanes.iter().zip(ranges) {
-            if track.end[layout.lanes[lane].clone()] != output[range.clone()] {
-                let stream = &checked.lanes[lane].stream;
+        for (&portion, range) in portions.iter().zip(ranges) {
+            if track.end[layout.portions[portion].clone()] != output[range.clone()] {
+                let stream = &checked.portions[portion].stream;
                 return Err(checked.wrong(cycles - 1, format!("the chain of stream `{stream}` is not the CPU's")));
             }
         }
-        Ok(lanes.iter().map(|&lane| layout.lens[lane]).sum::<u64>() * track.slots.len() as u64)
+        Ok(portions.iter().map(|&portion| layout.lens[portion]).sum::<u64>() * track.slots.len() as u64)
     }
 }

@@ -26,7 +26,7 @@ struct Waiting {
 
 impl Inner {
     /// Tells the first in the queue if it can go on.
-    fn tell(&self) {
+    fn notify(&self) {
         if let Some(first) = self.queue.front()
             && self.held < first.limit
         {
@@ -68,7 +68,7 @@ impl Place {
             }
             inner.held += 1;
             self.held += 1;
-            inner.tell();
+            inner.notify();
             return true;
         }
         if self.ticket.is_none() {
@@ -85,7 +85,7 @@ impl Place {
         let mut inner = self.gate.lock();
         inner.held -= 1;
         self.held -= 1;
-        inner.tell();
+        inner.notify();
     }
 
     /// Leaves the queue, if it stands in it.
@@ -93,7 +93,7 @@ impl Place {
         if let Some(ticket) = self.ticket.take() {
             let mut inner = self.gate.lock();
             inner.queue.retain(|waiting| waiting.ticket != ticket);
-            inner.tell();
+            inner.notify();
         }
     }
 }

@@ -40,7 +40,7 @@ pub(super) struct Piece {
 struct Stage {
     work: Arc<dyn Work>,
     state: Option<Buffer>,
-    lanes: u32,
+    portions: u32,
 }
 
 /// What one step does on the device.
@@ -225,7 +225,7 @@ impl Buffers {
                     Some(state) => Some(state.claim(0..state.len(), Access::Write)?),
                     None => None,
                 };
-                device.launch(&stage.work, StepMemory { input, output, state }, stage.lanes, operation)
+                device.launch(&stage.work, StepMemory { input, output, state }, stage.portions, operation)
             }
         }
     }
@@ -282,12 +282,12 @@ fn buffers(device: &mut Engines, pipeline: &Pipeline) -> Result<Vec<Buffer>, Dev
 fn stage(device: &mut Engines, work: &Arc<dyn Work>, kernels: &Kernels, pipeline: u32) -> Result<Stage, RunError> {
     let prepare = |source| RunError::Prepare { what: format!("kernel `{}`", work.id()), source };
     device.gpu().load(work.as_ref()).map_err(prepare)?;
-    let lanes = kernels.lanes(pipeline);
-    let bytes = work.state_bytes(lanes.len());
+    let portions = kernels.portions(pipeline);
+    let bytes = work.state_bytes(portions.len());
     let mut first = vec![0; bytes];
-    work.init_state(lanes, &mut first)?;
+    work.init_state(portions, &mut first)?;
     let state = if bytes == 0 { None } else { Some(upload(device, &first).map_err(prepare)?) };
-    Ok(Stage { work: Arc::clone(work), state, lanes: lanes.len() as u32 })
+    Ok(Stage { work: Arc::clone(work), state, portions: portions.len() as u32 })
 }
 
 /// Copies `bytes` to a new buffer of device memory and waits for it.

@@ -40,7 +40,7 @@ impl Cores {
         let mut stages: Vec<Stages> = (0..count).map(|_| Stages::new()).collect();
         for (pipeline, step, kernel) in kernels.stages() {
             if let Some(core) = plan.core_of(&plan.pipelines[pipeline as usize]) {
-                let stage = Stage::new(Arc::clone(kernel), kernels.lanes(pipeline))?;
+                let stage = Stage::new(Arc::clone(kernel), kernels.portions(pipeline))?;
                 stages[core as usize].insert((pipeline, step), stage);
             }
         }

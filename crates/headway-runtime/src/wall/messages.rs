@@ -13,7 +13,7 @@ use headway_os::clock;
 use super::RunError;
 use super::buffers::Piece;
 use crate::blocks::DataError;
-use crate::endpoints::{ALIGN, Endpoints, Room, Way};
+use crate::endpoints::{ALIGN, CopyPath, Endpoints, Room};
 
 /// What the destinations on one device take together at most; a quarter of a GPU's memory is more.
 const DEVICE_MAX: u64 = 4 << 30;
@@ -86,13 +86,13 @@ impl MessageBuffers {
         let mut lines = Vec::new();
         for (index, operation) in pipeline.steps[0].operations.iter().enumerate() {
             let object = || format!("block {index} of `{}`", pipeline.name);
-            let Some(way) = Way::of(plan, operation) else {
+            let Some(path) = CopyPath::of(plan, operation) else {
                 let reason = "no engine of a GPU moves it";
                 return Err(RunError::Unsupported { object: object(), reason });
             };
             let count = devices.len();
-            let Some(device) = devices.get(way.last_device()) else {
-                return Err(RunError::NoDevice { gpu: way.last_device() as u32, devices: count });
+            let Some(device) = devices.get(path.last_device()) else {
+                return Err(RunError::NoDevice { gpu: path.last_device() as u32, devices: count });
             };
             let (block, jobs) = needs(pipeline, index, cycles.get(number as usize).copied().unwrap_or(0));
             let memory = (device.description().memory_bytes.0 / DEVICE_PART).min(DEVICE_MAX);
@@ -102,9 +102,9 @@ impl MessageBuffers {
             let speaks = plan.announced.iter().any(|of| (of.pipeline, of.part as usize) == (number, index));
             let varies = (shorter || speaks).then(Mutex::default);
             let share = if shorter { u128::from(block) * 4 } else { share };
-            let bytes = if way.to.is_some() { u64::try_from(share).unwrap_or(memory) } else { HOST_MAX };
+            let bytes = if path.to.is_some() { u64::try_from(share).unwrap_or(memory) } else { HOST_MAX };
             let key = u64::from(number) << 20 | index as u64;
-            let ends = Endpoints::new(devices, way, block, Room { jobs, bytes }, key)
+            let ends = Endpoints::new(devices, path, block, Room { jobs, bytes }, key)
                 .map_err(|source| RunError::Prepare { what: object(), source })?;
             let book = Book { places: vec![Landed::default(); ends.targets()], ..Book::default() };
             let carried = carried(pipeline).get(index).cloned();

@@ -13,7 +13,7 @@ use headway_device::{Access, Buffer, DeviceError, Engines};
 
 use super::buffers::Piece;
 use super::{Driver, Message, RunError};
-use crate::endpoints::Way;
+use crate::endpoints::CopyPath;
 
 /// One end of an urgent copy.
 #[derive(Clone, Debug)]
@@ -78,10 +78,10 @@ impl Requests {
     /// # Errors
     /// [`NotTaken`] while no run is under way.
     pub fn ask(&self, request: Request) -> Result<Receiver<RequestOutcome>, NotTaken> {
-        let (tell, outcomes) = mpsc::channel();
+        let (reply, outcomes) = mpsc::channel();
         let inbox = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let Inbox(inbox) = inbox.as_ref().ok_or(NotTaken)?;
-        inbox.send(Message::Ask(Box::new((request, tell)))).map_err(|_| NotTaken)?;
+        inbox.send(Message::Ask(Box::new((request, reply)))).map_err(|_| NotTaken)?;
         Ok(outcomes)
     }
 
@@ -95,7 +95,7 @@ impl Requests {
 }
 
 impl Request {
-    /// Submits a piece to the engine of its way.
+    /// Submits a piece to the engine of its path.
     pub(super) fn submit(
         &self,
         plan: &Plan,
@@ -105,13 +105,13 @@ impl Request {
     ) -> Result<(), DeviceError> {
         let planned = &plan.pipelines[piece.pipeline as usize].steps[piece.step as usize];
         let unknown = || DeviceError::Invalid { what: "urgent copy", reason: "no engine of a GPU moves it".to_owned() };
-        let way = Way::of(plan, &planned.operations[0]).ok_or_else(unknown)?;
+        let path = CopyPath::of(plan, &planned.operations[0]).ok_or_else(unknown)?;
         let ends = self.ends.as_ref().ok_or_else(unknown)?;
         let (offset, len) = (piece.offset.0 as usize, piece.bytes.0 as usize);
         let (from, to) = (ends.from_offset + offset, ends.to_offset + offset);
         let from = ends.from.claim(from..from + len, Access::Read)?;
         let to = ends.to.claim(to..to + len, Access::Write)?;
-        devices[way.device()].copy(way.class, way.method, (from, to), operation)
+        devices[path.device()].copy(path.class, path.method, (from, to), operation)
     }
 }
 
@@ -127,15 +127,15 @@ impl Asked {
 
     /// Tells who asked that all is there; whether the bytes are theirs, so that nobody else looks at them.
     pub(super) fn arrived(&mut self, pipeline: u32, cycle: u64, now: Nanos) -> bool {
-        let Some((request, tell)) = self.0.remove(&(pipeline, cycle)) else { return false };
-        let _ = tell.send(RequestOutcome::Arrived(now));
+        let Some((request, reply)) = self.0.remove(&(pipeline, cycle)) else { return false };
+        let _ = reply.send(RequestOutcome::Arrived(now));
         request.ends.is_some()
     }
 }
 
 impl Driver<'_> {
-    /// Tells the dispatcher what the run is to tell by now; whether there was anything.
-    pub(super) fn tell(&mut self, now: Nanos, log: &mut impl FnMut(&Record)) -> Result<bool, RunError> {
+    /// Feeds the dispatcher the inputs that are due by `now`; whether there were any.
+    pub(super) fn feed_due(&mut self, now: Nanos, log: &mut impl FnMut(&Record)) -> Result<bool, RunError> {
         let mut any = false;
         while let Some((at, _)) = self.inputs.front()
             && self.epoch.saturating_add(*at) <= now
@@ -146,11 +146,11 @@ impl Driver<'_> {
         Ok(any)
     }
 
-    /// Takes the request of another thread; whether the dispatcher was told something.
+    /// Takes the request of another thread; whether the dispatcher got an input.
     pub(super) fn ask(
         &mut self,
         now: Nanos,
-        (request, tell): (Request, Sender<RequestOutcome>),
+        (request, reply): (Request, Sender<RequestOutcome>),
         log: &mut impl FnMut(&Record),
     ) -> Result<bool, RunError> {
         let Request { pipeline, bytes, deadline, otherwise, ref ends } = request;
@@ -161,10 +161,10 @@ impl Driver<'_> {
             inside(&ends.from, ends.from_offset) && inside(&ends.to, ends.to_offset)
         };
         if ends.as_ref().is_some_and(|ends| !fits(ends)) {
-            let _ = tell.send(RequestOutcome::NotTaken);
+            let _ = reply.send(RequestOutcome::NotTaken);
             return Ok(false);
         }
-        self.offer(now, Input::Urgent { pipeline, bytes, deadline, otherwise }, Some((request, tell)), log)
+        self.offer(now, Input::Urgent { pipeline, bytes, deadline, otherwise }, Some((request, reply)), log)
     }
 
     /// Feeds what may be refused without harm.
@@ -179,11 +179,12 @@ impl Driver<'_> {
             Ok(()) => {
                 // Its first piece may be submitted before the events are told.
                 while let Some(event) = self.dispatcher.poll_event() {
-                    if let (Event::Answered { pipeline, cycle, answer, .. }, Some((request, tell))) = (&event, &asked) {
+                    if let (Event::Answered { pipeline, cycle, answer, .. }, Some((request, reply))) = (&event, &asked)
+                    {
                         // Who asked need not listen.
-                        let _ = tell.send(RequestOutcome::Answer(*answer));
+                        let _ = reply.send(RequestOutcome::Answer(*answer));
                         if !matches!(answer, Answer::Refused(_)) {
-                            self.asked.0.insert((*pipeline, *cycle), (request.clone(), tell.clone()));
+                            self.asked.0.insert((*pipeline, *cycle), (request.clone(), reply.clone()));
                         }
                     }
                     self.events.push_back(event);
@@ -191,8 +192,8 @@ impl Driver<'_> {
                 Ok(true)
             }
             Err(RunError::Dispatch(Refused::TooManyCycles { .. } | Refused::Order(_) | Refused::Unexpected { .. })) => {
-                if let Some((_, tell)) = asked {
-                    let _ = tell.send(RequestOutcome::NotTaken);
+                if let Some((_, reply)) = asked {
+                    let _ = reply.send(RequestOutcome::NotTaken);
                 }
                 Ok(false)
             }

@@ -250,9 +250,9 @@ fn part(
     for work in [first, second] {
         device.gpu().load(work.as_ref()).map_err(prepare(work.id()))?;
     }
-    let lanes = &kernels.lanes(number)[shard.first as usize..(shard.first + shard.items) as usize];
-    let mut state = vec![0; first.state_bytes(lanes.len())];
-    first.init_state(lanes, &mut state)?;
+    let portions = &kernels.portions(number)[shard.first as usize..(shard.first + shard.items) as usize];
+    let mut state = vec![0; first.state_bytes(portions.len())];
+    first.init_state(portions, &mut state)?;
     let state = if state.is_empty() { None } else { Some(upload(device, &state).map_err(prepare(first.id()))?) };
     let (block, sharding) = (planned.block(shard).0 as usize, &planned.sharding);
     let all = sharding.summaries(sharding.items).0 as usize;

@@ -2,7 +2,7 @@
 
 use headway_core::files::machine::{Machine, RouteId};
 use headway_core::models::interconnect::{BatchBlock, Network};
-use headway_core::plan::stream::admission::{Admission, LIMITS, Refused, Request, Way};
+use headway_core::plan::stream::admission::{Admission, LIMITS, Placement, Refused, Request};
 use headway_core::plan::stream::running::Domain;
 use headway_core::random::Pcg64Mcg;
 use headway_core::units::{Bytes, Nanos};
@@ -120,12 +120,12 @@ impl History {
         let some_leave = self.domain.admission().flows().any(|(_, leaving)| leaving);
         match self.domain.join(self.now, &request) {
             Ok(admitted) => {
-                let way = match admitted.way {
-                    Way::Grown => 0,
-                    Way::Alone => 1,
-                    Way::Combined { .. } => 2,
+                let placement = match admitted.placement {
+                    Placement::Grown => 0,
+                    Placement::Alone => 1,
+                    Placement::Combined { .. } => 2,
                 };
-                self.tally.joins[way] += 1;
+                self.tally.joins[placement] += 1;
                 self.tally.joins_beside_leavers += u64::from(some_leave);
             }
             Err(Refused::Overload { .. }) => self.tally.refused += 1,

@@ -66,14 +66,14 @@ impl<'a> Null<'a> {
     }
 
     /// The most bytes a stream can have in a cycle of the pipeline.
-    fn lane_max(&self, pipeline: &Pipeline) -> u64 {
+    fn portion_max(&self, pipeline: &Pipeline) -> u64 {
         let Source::Streams(streams) = &pipeline.source else { return 0 };
-        let lane = |&stream: &u32| {
+        let portion = |&stream: &u32| {
             let stream = &self.plan.streams[stream as usize];
             let packets = if pipeline.gather.0 == 0 { 1 } else { pipeline.gather.0.div_ceil(stream.period.0) };
             packets * stream.packet.0
         };
-        streams.iter().map(lane).max().unwrap_or(0)
+        streams.iter().map(portion).max().unwrap_or(0)
     }
 }
 
@@ -83,20 +83,20 @@ impl Payload for Null<'_> {
     fn gather(&mut self, pipeline: u32, _: u64) -> Result<Gathered, Infallible> {
         self.gathered += 1;
         let planned = &self.plan.pipelines[pipeline as usize];
-        let lane_max = self.lane_max(planned);
+        let portion_max = self.portion_max(planned);
         let reserve = planned.reserve.0;
-        let (block, lane) = match &mut self.draw {
-            None => (reserve, lane_max),
+        let (block, portion) = match &mut self.draw {
+            None => (reserve, portion_max),
             Some(draw) => match draw.below(4) {
                 0 => (0, 0),
                 1 => {
                     let block = draw.within(1, reserve);
-                    (block, draw.within(0, lane_max.min(block)))
+                    (block, draw.within(0, portion_max.min(block)))
                 }
-                _ => (reserve, lane_max),
+                _ => (reserve, portion_max),
             },
         };
-        Ok(Gathered { block: Bytes(block), longest_lane: Bytes(lane) })
+        Ok(Gathered { block: Bytes(block), longest_portion: Bytes(portion) })
     }
 
     fn execute(&mut self, _: &Piece) -> Result<(), Infallible> {

@@ -4,8 +4,8 @@ use std::fmt::Write as _;
 
 use headway_core::units::Nanos;
 
-use super::lanes::{Item, Lane};
 use super::shell::escape;
+use super::tracks::{Item, Track};
 
 /// Width of the picture.
 const WIDTH: u64 = 1_200;
@@ -19,17 +19,17 @@ const ITEMS_MAX: usize = 3_000;
 /// Marks of the axis.
 const TICKS: u64 = 6;
 
-/// Draws `[from, to)` of the lanes that do something in it. `color` and `tell` say how an item looks and what it is.
+/// Draws `[from, to)` of the tracks that do something in it. `color` and `tell` say how an item looks and what it is.
 pub(crate) fn still(
-    lanes: &[Lane],
+    tracks: &[Track],
     (from, to): (Nanos, Nanos),
     color: impl Fn(&Item) -> String,
-    tell: impl Fn(&Lane, &Item) -> String,
+    tell: impl Fn(&Track, &Item) -> String,
 ) -> String {
     let inside = |item: &&Item| item.end > from && item.start < to && item.end > item.start;
-    let shown: Vec<(&Lane, Vec<&Item>)> = lanes
+    let shown: Vec<(&Track, Vec<&Item>)> = tracks
         .iter()
-        .map(|lane| (lane, lane.items.iter().filter(inside).collect::<Vec<_>>()))
+        .map(|track| (track, track.items.iter().filter(inside).collect::<Vec<_>>()))
         .filter(|(_, items)| !items.is_empty())
         .collect();
     if shown.is_empty() {
@@ -56,9 +56,9 @@ pub(crate) fn still(
         );
     }
     let mut left = ITEMS_MAX;
-    for ((lane, items), row) in shown.iter().zip(0u64..) {
+    for ((track, items), row) in shown.iter().zip(0u64..) {
         let y = HEAD + row * ROW;
-        let _ = writeln!(svg, "<text x=\"0\" y=\"{}\">{}</text>", y + 13, escape(&lane.name));
+        let _ = writeln!(svg, "<text x=\"0\" y=\"{}\">{}</text>", y + 13, escape(&track.name));
         for item in items.iter().take(left) {
             let (x, end) = (place(item.start), place(item.end));
             let (top, tall) = if item.waits { (y + NAME + BAR / 3, BAR / 3) } else { (y + NAME, BAR) };
@@ -68,7 +68,7 @@ pub(crate) fn still(
                 text(x),
                 text(end.saturating_sub(x).max(40)),
                 color(item),
-                escape(&tell(lane, item)),
+                escape(&tell(track, item)),
             );
         }
         left = left.saturating_sub(items.len());

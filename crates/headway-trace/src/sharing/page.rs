@@ -7,10 +7,10 @@ use headway_core::units::Nanos;
 use serde::Serialize;
 
 use super::{Doing, Engine, Job, Log, Span, Summary, Unit, Wait, waits};
-use crate::page::lanes::{self, Item, Kept, Lane, Reduced, Row, SINGLY_MAX};
 use crate::page::series::{self, Point, Series};
 use crate::page::shell::{self, Shell};
 use crate::page::still::still;
+use crate::page::tracks::{self, Item, Kept, Reduced, Row, SINGLY_MAX, Track};
 
 /// Others that a job names as those it waited for, longest first.
 const BEHIND_MAX: usize = 4;
@@ -61,14 +61,14 @@ struct Jobs {
 /// Those of `out`.
 pub fn write(log: &Log, summary: &Summary, out: impl Write) -> io::Result<()> {
     let epoch = log.jobs.iter().map(|job| job.release).min().unwrap_or_default();
-    let (lanes, engines) = lanes(log, epoch);
+    let (tracks, engines) = tracks(log, epoch);
     let points = points(log, epoch);
     let wanted = wanted(log, epoch);
     let mut behind = behind(log);
-    let picture = picture(log, epoch, &lanes, &behind, wanted.first().copied());
+    let picture = picture(log, epoch, &tracks, &behind, wanted.first().copied());
     let Reduced { mut rows, kept, jobs: drawn } =
-        lanes::reduce(&lanes, log.jobs.len(), summary.span, wanted, SINGLY_MAX);
-    let positions = lanes::positions(&drawn);
+        tracks::reduce(&tracks, log.jobs.len(), summary.span, wanted, SINGLY_MAX);
+    let positions = tracks::positions(&drawn);
     rows.iter_mut().for_each(|row| row.renumber(&positions));
     let deadlines: Vec<Nanos> = (0..log.header.tasks.len()).map(|task| deadline(log, task)).collect();
     let room = series::room(points.len());
@@ -117,9 +117,9 @@ fn points(log: &Log, epoch: Nanos) -> Vec<Vec<Point>> {
     points
 }
 
-/// A lane for each task and each engine, and the engines' rows. Of the engines that nobody used, those are shown that every
+/// A track for each task and each engine, and the engines' rows. Of the engines that nobody used, those are shown that every
 /// GPU has.
-fn lanes(log: &Log, epoch: Nanos) -> (Vec<Lane>, BTreeMap<Engine, usize>) {
+fn tracks(log: &Log, epoch: Nanos) -> (Vec<Track>, BTreeMap<Engine, usize>) {
     let header = &log.header;
     let used: BTreeSet<Engine> =
         log.jobs.iter().flat_map(|job| &job.spans).flat_map(|span| span.engines).flatten().collect();
@@ -127,25 +127,25 @@ fn lanes(log: &Log, epoch: Nanos) -> (Vec<Lane>, BTreeMap<Engine, usize>) {
     let units = [Unit::Ee, Unit::H2d].into_iter().chain(both_ways.then_some(Unit::D2h));
     let there = (0..header.gpus.len() as u32).flat_map(|gpu| units.clone().map(move |unit| Engine { gpu, unit }));
     let engines: BTreeSet<Engine> = used.iter().copied().chain(there).collect();
-    let task = |head: &super::TaskHead| Lane { name: head.id.clone(), ..Lane::default() };
-    let engine = |engine: &Engine| Lane { name: header.engine(*engine), group: Some(engine.gpu), items: Vec::new() };
-    let mut lanes: Vec<Lane> = header.tasks.iter().map(task).chain(engines.iter().map(engine)).collect();
+    let task = |head: &super::TaskHead| Track { name: head.id.clone(), ..Track::default() };
+    let engine = |engine: &Engine| Track { name: header.engine(*engine), group: Some(engine.gpu), items: Vec::new() };
+    let mut tracks: Vec<Track> = header.tasks.iter().map(task).chain(engines.iter().map(engine)).collect();
     let rows: BTreeMap<Engine, usize> = engines.into_iter().zip(header.tasks.len()..).collect();
     for (at, job) in log.jobs.iter().enumerate() {
         for span in job.spans.iter().filter(|span| span.end > span.begin) {
             let item = item(at, job, span, epoch);
             if (job.task as usize) < header.tasks.len() {
-                lanes[job.task as usize].items.push(item);
+                tracks[job.task as usize].items.push(item);
             }
             if matches!(span.doing, Doing::Copy | Doing::Execute) {
                 for row in span.engines.iter().flatten().filter_map(|engine| rows.get(engine)) {
-                    lanes[*row].items.push(item);
+                    tracks[*row].items.push(item);
                 }
             }
         }
     }
-    lanes.iter_mut().for_each(|lane| lane.items.sort_by_key(|item| item.start));
-    (lanes, rows)
+    tracks.iter_mut().for_each(|track| track.items.sort_by_key(|item| item.start));
+    (tracks, rows)
 }
 
 fn item(at: usize, job: &Job, span: &Span, epoch: Nanos) -> Item {
@@ -236,7 +236,7 @@ const ALL: [Doing; 7] =
 fn picture(
     log: &Log,
     epoch: Nanos,
-    lanes: &[Lane],
+    tracks: &[Track],
     behind: &BTreeMap<usize, Vec<Wait>>,
     around: Option<(Nanos, Nanos)>,
 ) -> String {
@@ -246,7 +246,7 @@ fn picture(
     let wide = shortest.saturating_mul(PERIODS).max(least.saturating_mul(2)).max(1);
     let begin = from.saturating_sub(Nanos((wide - least) / 2));
     let name = |job: usize| format!("{} {}", log.header.task(log.jobs[job].task), log.jobs[job].job);
-    let tell = |_: &Lane, item: &Item| {
+    let tell = |_: &Track, item: &Item| {
         let (job, doing) = (&log.jobs[item.job], ALL[usize::from(item.kind).min(ALL.len() - 1)]);
         let time = item.end.saturating_sub(item.start);
         let mut text = format!("{} job {} {} for {time}", log.header.task(job.task), job.job, doing.label());
@@ -258,7 +258,7 @@ fn picture(
         }
         text
     };
-    let svg = still(lanes, (begin, begin.saturating_add(Nanos(wide))), |item| color(item.kind).to_owned(), tell);
+    let svg = still(tracks, (begin, begin.saturating_add(Nanos(wide))), |item| color(item.kind).to_owned(), tell);
     let entry = |doing: Doing| format!("<tspan fill=\"{}\">\u{25a0}</tspan> {}  ", color(doing as u8), doing.label());
     let legend = ALL.map(entry).concat();
     let since = if epoch > Nanos::ZERO { "<p>Times count from the first release.</p>\n" } else { "" };

@@ -154,7 +154,7 @@ fn stream(index: u32, streams: u32) -> (PlannedStream, Pipeline) {
         on_miss: OnMiss::Finish,
         gpu: Some(gpu),
         pipeline: index,
-        lane: 0,
+        portion: 0,
     };
     (planned, pipeline)
 }

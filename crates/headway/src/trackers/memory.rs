@@ -76,7 +76,7 @@ impl Memory {
     /// # Errors
     /// [`DeviceError`] for memory or a queue that a GPU refuses.
     pub(super) fn open(devices: &[Arc<dyn Gpu>], shape: Shape, load: Load) -> Result<Self, DeviceError> {
-        let none = DeviceError::Invalid { what: "ports", reason: "there is none".into() };
+        let none = DeviceError::Invalid { what: "trackers", reason: "there is no GPU".into() };
         let first = devices.first().ok_or(none)?;
         let io = load.input.max(load.output).max(1) as usize;
         let mut gpus = Vec::new();

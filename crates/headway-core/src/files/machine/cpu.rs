@@ -23,7 +23,7 @@ pub struct Cpu {
     pub kernels: Vec<CpuCost>,
 }
 
-/// The cost of a kernel on one core: `setup + lane * lanes + bytes / rate`, rounded up. A core works on the lanes of a job one
+/// The cost of a kernel on one core: `setup + portion * portions + bytes / rate`, rounded up. A core works on the portions of a job one
 /// after the other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CpuCost {
@@ -32,17 +32,17 @@ pub struct CpuCost {
     /// From handing a job to the core's thread to its end, with no data.
     pub setup: Nanos,
     /// What each stream of a job adds, whatever its size.
-    pub lane: Nanos,
+    pub portion: Nanos,
     /// All data of a job together.
     pub rate: Rate,
 }
 
 impl CpuCost {
-    /// Worst-case time of one job over `total` bytes in `lanes` lanes.
+    /// Worst-case time of one job over `total` bytes in `portions` portions.
     #[must_use]
-    pub fn cost(&self, total: Bytes, lanes: u64) -> Nanos {
-        let lanes = Nanos(self.lane.0.saturating_mul(lanes));
-        self.setup.saturating_add(lanes).saturating_add(self.rate.time_for(total))
+    pub fn cost(&self, total: Bytes, portions: u64) -> Nanos {
+        let portions = Nanos(self.portion.0.saturating_mul(portions));
+        self.setup.saturating_add(portions).saturating_add(self.rate.time_for(total))
     }
 }
 
@@ -50,8 +50,12 @@ impl Cpu {
     /// What stands in where nobody measured: two cores that encrypt 250 MB/s together, the rate of the CPU in `verner-2014`, V-B.
     #[must_use]
     pub fn assumed() -> Self {
-        let aes =
-            CpuCost { id: "aes128-cbc".to_owned(), setup: Nanos(20_000), lane: Nanos(1_000), rate: Rate(125_000_000) };
+        let aes = CpuCost {
+            id: "aes128-cbc".to_owned(),
+            setup: Nanos(20_000),
+            portion: Nanos(1_000),
+            rate: Rate(125_000_000),
+        };
         Self { cores: 2, assumed: true, kernels: vec![aes] }
     }
 
@@ -83,9 +87,9 @@ pub(super) fn read(top: &mut Table<'_>) -> Result<Option<Cpu>, FileError> {
             return Err(field.error(format!("kernel `{id}` has two costs on the CPU"), Some(help)));
         }
         let setup = table.require("setup", "\"5 us\"")?.time()?;
-        let lane = table.require("lane", "\"200 ns\"")?.time()?;
+        let portion = table.require("lane", "\"200 ns\"")?.time()?;
         let rate = table.require("rate", "\"500 MB/s\"")?.rate_above_zero("500 MB/s")?;
-        kernels.push(CpuCost { id, setup, lane, rate });
+        kernels.push(CpuCost { id, setup, portion, rate });
     }
     Ok(Some(Cpu { cores, assumed: false, kernels }))
 }

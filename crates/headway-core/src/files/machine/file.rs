@@ -249,8 +249,8 @@ impl<'a> Reader<'a> {
             if serves.is_empty() {
                 return Err(empty);
             }
-            let lanes = table.take("lanes").map_or(Ok(1), |f| f.integer(1, 64))?;
-            self.machine.engines.push(Engine { id, gpu, serves, lanes: narrow(lanes) });
+            let parallel = table.take("lanes").map_or(Ok(1), |f| f.integer(1, 64))?;
+            self.machine.engines.push(Engine { id, gpu, serves, parallel: narrow(parallel) });
         }
         Ok(())
     }

@@ -77,7 +77,7 @@ impl Reader<'_> {
             in_flight: narrow(table.require("in_flight", "2")?.integer(1, IN_FLIGHT_MAX)?),
         };
         for gpu in gpus {
-            let key = TuningKey { gpu, direction, memory: kind.unwrap_or(HostMemory::Warm), active };
+            let key = TuningKey { gpu, direction, memory: kind.unwrap_or(HostMemory::Touched), active };
             if self.machine.profile.tunings.insert(key, tuning).is_some() {
                 let message = format!("`{}` has two tunings of staging {direction} for this situation", self.id(gpu));
                 return Err(table.error(message, "give one for each GPU and situation"));

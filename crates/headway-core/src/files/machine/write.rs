@@ -174,7 +174,7 @@ impl Text<'_> {
             self.field("id", quoted(&engine.id));
             self.field("gpu", quoted(self.end(engine.gpu)));
             self.field("serves", list(engine.serves.iter().map(|class| super::file::word(*class))));
-            self.unusual("lanes", engine.lanes, 1, |lanes| lanes.to_string());
+            self.unusual("lanes", engine.parallel, 1, |parallel| parallel.to_string());
         }
     }
 
@@ -232,9 +232,9 @@ impl Text<'_> {
         self.field("cores", cpu.cores);
         self.line("kernels = [");
         for kernel in &cpu.kernels {
-            let [setup, lane] = [kernel.setup, kernel.lane].map(|time| quoted(&time.exact()));
+            let [setup, portion] = [kernel.setup, kernel.portion].map(|time| quoted(&time.exact()));
             let (id, rate) = (quoted(&kernel.id), quoted(&kernel.rate.exact()));
-            self.line(&format!("  {{ id = {id}, setup = {setup}, lane = {lane}, rate = {rate} }},"));
+            self.line(&format!("  {{ id = {id}, setup = {setup}, lane = {portion}, rate = {rate} }},"));
         }
         self.line("]");
     }
@@ -282,7 +282,7 @@ impl Text<'_> {
                 self.table("[[staging]]");
                 self.gpus(&gpus, None);
                 self.field("direction", quoted(direction.word()));
-                self.unusual("memory", memory, HostMemory::Warm, |memory| quoted(memory.word()));
+                self.unusual("memory", memory, HostMemory::Touched, |memory| quoted(memory.word()));
                 self.unusual("active", active, 1, |active| active.to_string());
                 self.field("threads", tuning.threads);
                 self.field("buffer", quoted(&tuning.buffer.exact()));

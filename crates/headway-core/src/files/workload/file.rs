@@ -148,7 +148,7 @@ impl Reader {
             return Err(field.error(format!("a {other} is already called `{id}`"), Some(help)));
         }
         if kind == "stream" {
-            self.tell_apart(&id, &field)?;
+            self.refuse_same_file(&id, &field)?;
         }
         let part = format!("{kind}.{id}");
         self.note(part.clone(), &field.span);
@@ -157,7 +157,7 @@ impl Reader {
 
     /// Refuses a stream whose id differs from another's in upper and lower case only: on file systems that do not tell them
     /// apart, the results of both would be one file.
-    fn tell_apart(&mut self, id: &str, at: &Field<'_>) -> Result<(), FileError> {
+    fn refuse_same_file(&mut self, id: &str, at: &Field<'_>) -> Result<(), FileError> {
         let Some(other) = self.streams.insert(id.to_lowercase(), id.to_owned()) else { return Ok(()) };
         let message = format!("stream `{id}` differs from stream `{other}` in upper and lower case only");
         let help = "give one of them another id: each names the file of its stream's results, and not every file system \

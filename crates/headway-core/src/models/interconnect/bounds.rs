@@ -11,7 +11,7 @@ mod shape;
 use serde::{Deserialize, Serialize};
 
 use super::completion::{Fifos, floor_rate};
-use super::{BatchBlock, Crossing, Network, Pipe, Scratch, Starved, Way};
+use super::{BatchBlock, CompiledRoute, Crossing, Network, Pipe, Scratch, Starved};
 use crate::files::machine::{Calibration, RouteId};
 use crate::units::{Bytes, NANOS_PER_SECOND, Nanos, PPM, Rate};
 
@@ -126,7 +126,7 @@ impl<'a> Load<'a> {
 
     /// The rate that `route` keeps whatever the other engines carry.
     fn guaranteed(&self, route: RouteId) -> Result<Rate, Starved> {
-        let weight = self.network.way(route).weight;
+        let weight = self.network.route(route).weight;
         let rates = self.network.crossings(route).iter().map(|c| {
             let sum = |pulls: &[u128]| -> u128 { self.row(pulls, c.capacity).iter().sum() };
             // At any time the transfers under way have different engines; counting each at either of its engines bounds
@@ -170,7 +170,7 @@ impl Network {
         let mut total = self.setups_first(blocks).into_iter().fold(Nanos::ZERO, Nanos::saturating_add);
         for block in blocks {
             let moving = load.alone(block.route)?.time_for(block.bytes);
-            total = total.saturating_add(self.way(block.route).setup_again()).saturating_add(moving);
+            total = total.saturating_add(self.route(block.route).setup_again()).saturating_add(moving);
         }
         Ok(total.saturating_add(rounding(blocks)))
     }
@@ -192,7 +192,7 @@ impl Network {
         for block in blocks {
             let engine = self.engines(block.route)[0] as usize;
             let time = load.alone(block.route)?.time_for(block.bytes);
-            own[engine] = own[engine].saturating_add(self.way(block.route).setup_queued).saturating_add(time);
+            own[engine] = own[engine].saturating_add(self.route(block.route).setup_queued).saturating_add(time);
             for crossing in self.crossings(block.route) {
                 let used = u128::from(block.bytes.0) * u128::from(crossing.use_ppm);
                 bytes[crossing.capacity as usize * self.engines + engine] += used;
@@ -225,9 +225,11 @@ impl Network {
         let mut queued = vec![Nanos::ZERO; self.engines];
         let mut larger = queued.clone();
         for block in order {
-            let (way, engines) = (self.way(block.route), self.engines(block.route));
+            let (compiled, engines) = (self.route(block.route), self.engines(block.route));
             let moving = load.guaranteed(block.route)?.time_for(block.bytes);
-            for (ends, setup) in [(&mut queued, way.setup_again()), (&mut larger, way.setup_queued.max(way.setup))] {
+            for (ends, setup) in
+                [(&mut queued, compiled.setup_again()), (&mut larger, compiled.setup_queued.max(compiled.setup))]
+            {
                 let start = engines.iter().map(|&e| ends[e as usize]).max().unwrap_or_default();
                 let end = start.saturating_add(setup).saturating_add(moving);
                 engines.iter().for_each(|&e| ends[e as usize] = end);
@@ -278,16 +280,16 @@ impl Network {
     #[must_use]
     pub fn submissions(&self, order: &[BatchBlock]) -> Nanos {
         let before_last = &order[..order.len().saturating_sub(1)];
-        before_last.iter().fold(Nanos::ZERO, |sum, block| sum.saturating_add(self.way(block.route).submit))
+        before_last.iter().fold(Nanos::ZERO, |sum, block| sum.saturating_add(self.route(block.route).submit))
     }
 
     /// What the first block on each engine can pay beyond what others do, whichever block that is.
     fn setups_first(&self, blocks: &[BatchBlock]) -> Vec<Nanos> {
         let mut first = vec![Nanos::ZERO; self.engines];
         for block in blocks {
-            let way = self.way(block.route);
+            let compiled = self.route(block.route);
             for &engine in self.engines(block.route) {
-                let more = way.setup.saturating_sub(way.setup_again());
+                let more = compiled.setup.saturating_sub(compiled.setup_again());
                 first[engine as usize] = first[engine as usize].max(more);
             }
         }
@@ -358,7 +360,7 @@ impl Network {
         let mut members: Vec<Member> = Vec::new();
         let first = self.setups_first(blocks);
         for block in blocks {
-            let (way, engine) = (self.way(block.route), self.engines(block.route)[0]);
+            let (compiled, engine) = (self.route(block.route), self.engines(block.route)[0]);
             let is_own = |c: &&Crossing| load.members(c.capacity) == 1;
             let own = || self.crossings(block.route).iter().filter(is_own);
             let fastest = |low: u64| u128::from(low) * u128::from(sigma_ppm) / u128::from(PPM);
@@ -373,18 +375,18 @@ impl Network {
             let place = members.iter().position(|m| m.engine == engine);
             let at = place.unwrap_or(members.len());
             if place.is_none() {
-                let (weight, setup) = (way.weight, first[engine as usize]);
+                let (weight, setup) = (compiled.weight, first[engine as usize]);
                 members.push(Member { engine, weight, own_low, own_fast, shared, bytes: 0, setup });
             } else {
                 let same = &members[at];
-                if (same.weight, same.own_low, same.own_fast) != (way.weight, own_low, own_fast)
+                if (same.weight, same.own_low, same.own_fast) != (compiled.weight, own_low, own_fast)
                     || same.shared != shared
                 {
                     return None;
                 }
             }
             members[at].bytes += u128::from(block.bytes.0);
-            members[at].setup = members[at].setup.saturating_add(way.setup_queued);
+            members[at].setup = members[at].setup.saturating_add(compiled.setup_queued);
         }
         Some(members)
     }
@@ -400,7 +402,7 @@ impl Network {
         let owns = owns.map(|rate| Pipe { rate, rate_low: rate, opposite: None });
         let names = live.iter().map(|&l| load.network.capacity_names[l as usize].clone());
         let mut network = Self {
-            ways: Vec::new(),
+            routes: Vec::new(),
             crossings: Vec::new(),
             engine_ids: (0..members.len() as u32).collect(),
             engines: members.len(),
@@ -420,7 +422,7 @@ impl Network {
             }
             let crossings = first..network.crossings.len() as u32;
             let (engines, weight, none) = (at..at + 1, member.weight, Nanos::ZERO);
-            network.ways.push(Way {
+            network.routes.push(CompiledRoute {
                 crossings,
                 engines,
                 weight,

@@ -72,12 +72,12 @@ impl Fifos {
         let mut submitted = Nanos::ZERO;
         for (at, block) in order.iter().enumerate() {
             let engines = network.engines(block.route);
-            let way = network.way(block.route);
+            let compiled = network.route(block.route);
             self.submitted.push(submitted);
-            submitted = submitted.saturating_add(way.submit);
+            submitted = submitted.saturating_add(compiled.submit);
             let last = |engine: &u32| self.queues[*engine as usize].0.last().copied();
-            let before = engines.iter().filter_map(last).map(|at: usize| network.way(order[at].route).queue);
-            let setup = way.setup_behind(before);
+            let before = engines.iter().filter_map(last).map(|at: usize| network.route(order[at].route).queue);
+            let setup = compiled.setup_behind(before);
             self.setup_left.push(setup.0);
             self.nano_bytes_left.push(u128::from(block.bytes.0) * NANO_BYTES);
             for &engine in engines {
@@ -252,8 +252,8 @@ impl<'a> Search<'a> {
     fn new(network: &'a Network, blocks: &'a [BatchBlock]) -> Result<Self, Starved> {
         let mut busy = vec![Nanos::ZERO; network.engines];
         for block in blocks {
-            let way = network.way(block.route);
-            let setup = way.setup.min(way.setup_queued);
+            let compiled = network.route(block.route);
+            let setup = compiled.setup.min(compiled.setup_queued);
             let alone = network.rate_alone(block.route)?.0;
             // Rounded down: the ends of an engine's blocks are rounded up one by one, this sum must stay below them.
             let moving = u128::from(block.bytes.0) * NANO_BYTES / u128::from(alone);

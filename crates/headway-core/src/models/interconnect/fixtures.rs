@@ -64,7 +64,7 @@ impl Builder {
     }
 
     pub(crate) fn engine(&mut self, id: &str, gpu: EndpointId, class: EngineClass) -> EngineId {
-        self.0.engines.push(Engine { id: id.into(), gpu, serves: vec![class], lanes: 1 });
+        self.0.engines.push(Engine { id: id.into(), gpu, serves: vec![class], parallel: 1 });
         EngineId(self.0.engines.len() as u32 - 1)
     }
 

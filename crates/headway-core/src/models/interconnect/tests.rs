@@ -110,7 +110,7 @@ fn h200_both_ways_on_four_gpus_is_shared_by_weight() {
 }
 
 #[test]
-fn h200_peer_copies_are_limited_by_ports() {
+fn h200_peer_copies_are_limited_by_the_links_of_each_gpu() {
     let h = h200();
     let p = &h.peer;
     let rows = [
@@ -402,16 +402,16 @@ fn simulate(networks: &[Network], period: u64, order: &[BatchBlock]) -> Vec<Nano
     let (mut submitted, mut from) = (0, Vec::new());
     for (at, b) in order.iter().enumerate() {
         let engines = network.engines(b.route);
-        let way = network.way(b.route);
+        let compiled = network.route(b.route);
         let mut last: Vec<_> = Vec::new();
         for e in engines {
             last.extend(order[..at].iter().rfind(|a| network.engines(a.route).contains(e)));
         }
-        let is_own = |a: &&BatchBlock| engines.len() == 1 || network.way(a.route).queue == way.queue;
-        let setup = if !last.is_empty() && last.iter().all(is_own) { way.setup_queued } else { way.setup };
+        let is_own = |a: &&BatchBlock| engines.len() == 1 || network.route(a.route).queue == compiled.queue;
+        let setup = if !last.is_empty() && last.iter().all(is_own) { compiled.setup_queued } else { compiled.setup };
         left.push((setup.0, u128::from(b.bytes.0) * 1_000_000_000));
         from.push(submitted);
-        submitted += way.submit.0;
+        submitted += compiled.submit.0;
     }
     let (mut now, mut ends) = (0u64, vec![None; order.len()]);
     while ends.contains(&None) {
@@ -551,7 +551,7 @@ proptest! {
             for &(n, _) in members.iter().filter(|&&(n, _)| shares[n].limited_by.0 == l) {
                 prop_assert!(used + slack >= u128::from(capacity) * 1_000_000, "capacity {l} not full");
                 for &(other, use_other) in &members {
-                    let (mine, its) = (network.way(active[n]).weight, network.way(active[other]).weight);
+                    let (mine, its) = (network.route(active[n]).weight, network.route(active[other]).weight);
                     let rounding = u128::from(mine) * (2 + slack / u128::from(use_other));
                     let (low, high) = (
                         u128::from(shares[other].rate.0) * u128::from(mine),

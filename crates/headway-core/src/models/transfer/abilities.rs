@@ -71,10 +71,10 @@ pub enum Multiprocessors {
 }
 
 use Direction::{D2h, H2d, Peer};
-use HostMemory::{File, Fresh, Pinned, Warm};
+use HostMemory::{File, Pinned, Touched, Untouched};
 
-const ANY: &[HostMemory] = &[Pinned, Warm, Fresh, File];
-const ORDINARY: &[HostMemory] = &[Warm, Fresh, File];
+const ANY: &[HostMemory] = &[Pinned, Touched, Untouched, File];
+const ORDINARY: &[HostMemory] = &[Touched, Untouched, File];
 const ALL_SIZES: [Bytes; 2] = [Bytes(u64::MAX); 2];
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
@@ -84,7 +84,7 @@ const PLAIN: Abilities = Abilities {
     summary: "",
     directions: &[H2d, D2h],
     memory: ANY,
-    measured: &[Warm],
+    measured: &[Touched],
     least: Bytes(0),
     most: ALL_SIZES,
     window: false,
@@ -128,7 +128,7 @@ const REGISTER: Abilities = Abilities {
 const PINNING: Abilities = Abilities {
     summary: "`dma` of ranges, each pinned while the one before is copied",
     // Pages of files belong to others, too.
-    memory: &[Warm, Fresh],
+    memory: &[Touched, Untouched],
     least: Bytes(4 * MIB),
     occupies: Occupies { engine: true, cpu: Cpu::Caller, ..NOTHING },
     instead: &[Method::Staged],
@@ -162,7 +162,7 @@ const PAGED_WINDOW: Abilities = Abilities {
 };
 const RESIDENT: Abilities = Abilities {
     summary: "a kernel that stays on the GPU copies on command",
-    measured: &[Pinned, Warm],
+    measured: &[Pinned, Touched],
     most: [Bytes(16 * MIB); 2],
     urgent: true,
     occupies: Occupies { multiprocessors: Multiprocessors::Resident, ..NOTHING },
@@ -188,7 +188,7 @@ const PEER: Abilities = Abilities {
 };
 const MULTIPATH: Abilities = Abilities {
     summary: "one large copy over the links of several GPUs",
-    measured: &[Pinned, Warm],
+    measured: &[Pinned, Touched],
     least: Bytes(4 * MIB),
     occupies: Occupies { engine: true, cpu: Cpu::ThreadsUnlessPinned, others: true, ..NOTHING },
     instead: &[Method::Dma],
@@ -220,7 +220,7 @@ impl Method {
         match (direction, memory) {
             (Peer, _) => Self::Peer,
             (H2d | D2h, Pinned) => Self::Dma,
-            (H2d | D2h, Warm | Fresh | File) => Self::Pageable,
+            (H2d | D2h, Touched | Untouched | File) => Self::Pageable,
         }
     }
 }
@@ -353,7 +353,7 @@ mod tests {
             }
             assert!(matches!(last, Method::Pageable | Method::Peer), "{method} ends with {last}");
         }
-        for (direction, memory) in [(H2d, Pinned), (D2h, Warm), (Peer, Pinned)] {
+        for (direction, memory) in [(H2d, Pinned), (D2h, Touched), (Peer, Pinned)] {
             let driver = Method::of_driver(direction, memory).abilities();
             assert!(driver.directions.contains(&direction));
             assert!(direction == Peer || driver.memory.contains(&memory));

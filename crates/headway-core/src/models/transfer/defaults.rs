@@ -57,7 +57,7 @@ pub const fn default_tuning(direction: Direction, memory: HostMemory) -> Tuning 
     match memory {
         HostMemory::Pinned => Tuning { threads, buffer: Bytes(8 * MIB), stores, in_flight: 4 },
         // It is the first touch of pages that takes long, and threads share it.
-        HostMemory::Fresh => Tuning { threads: 12, buffer: Bytes(16 * MIB), stores: Stores::Plain, in_flight: 2 },
+        HostMemory::Untouched => Tuning { threads: 12, buffer: Bytes(16 * MIB), stores: Stores::Plain, in_flight: 2 },
         _ => Tuning { threads, buffer: Bytes(buffer), stores, in_flight: 3 },
     }
 }
@@ -80,11 +80,11 @@ pub fn defaults() -> Profile {
         .collect();
     let methods = [(Direction::H2d, PAGEABLE_IN, WINDOW_IN), (Direction::D2h, PAGEABLE_OUT, WINDOW_OUT)];
     for (direction, pageable, window) in methods {
-        add(Method::Pageable, direction, HostMemory::Warm, None, pageable);
-        add(Method::Staged, direction, HostMemory::Warm, None, &staged);
+        add(Method::Pageable, direction, HostMemory::Touched, None, pageable);
+        add(Method::Staged, direction, HostMemory::Touched, None, &staged);
         add(Method::Dma, direction, HostMemory::Pinned, None, DMA);
         for mapping in [Mapping::Gdrdrv, Mapping::Vulkan, Mapping::DmaBuf] {
-            for memory in [HostMemory::Pinned, HostMemory::Warm] {
+            for memory in [HostMemory::Pinned, HostMemory::Touched] {
                 add(Method::Window(Some(mapping)), direction, memory, None, window);
             }
         }

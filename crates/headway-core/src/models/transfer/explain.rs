@@ -23,7 +23,8 @@ pub struct Row {
     /// The method's word.
     pub method: &'static str,
     /// The form's word, or nothing.
-    pub via: &'static str,
+    #[serde(rename = "via")]
+    pub form: &'static str,
     /// Predicted figures; `None` = not measured. Fewer than [`TAIL_SAMPLES`] copies have no 99th percentile: their longest one is
     /// the maximum.
     #[serde(flatten)]
@@ -37,7 +38,7 @@ pub struct Row {
 pub fn explain(machine: &Machine, request: &Request, choice: &Choice) -> Explanation {
     let row = |candidate: &super::Candidate| Row {
         method: candidate.method.word(),
-        via: candidate.method.form().unwrap_or(""),
+        form: candidate.method.form().unwrap_or(""),
         figures: Figures {
             p99: candidate.figures.p99.filter(|_| !(1..TAIL_SAMPLES).contains(&candidate.figures.n)),
             ..candidate.figures
@@ -95,11 +96,11 @@ mod tests {
         let gpu = machine.gpus().next().expect("it has one");
         let methods = BTreeSet::from([Method::Window(Some(Mapping::Vulkan)), Method::Resident(Some(Shape::Hub))]);
         let available = Available { methods, ..Available::default() };
-        let request = Request::new(gpu, Direction::H2d, HostMemory::Warm, Bytes(4096));
+        let request = Request::new(gpu, Direction::H2d, HostMemory::Touched, Bytes(4096));
         let explained = explain(&machine, &request, &choose(&machine.profile, &request, &available));
         assert_eq!(explained.question, "4 KiB h2d gpu0, memory warm, load alone, 1 active GPU, objective median");
         assert_eq!(explained.profile, "default, not measured");
-        let rows: Vec<_> = explained.rows.iter().map(|row| (row.method, row.via, row.verdict.as_str())).collect();
+        let rows: Vec<_> = explained.rows.iter().map(|row| (row.method, row.form, row.verdict.as_str())).collect();
         let missing = "rejected: not usable here; `headway doctor` says why";
         let expected = [
             ("window", "vulkan", "chosen"),

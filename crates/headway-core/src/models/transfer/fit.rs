@@ -288,7 +288,7 @@ fn engine(gpu_id: &str, gpu: EndpointId, class: EngineClass) -> Engine {
         EngineClass::Peer => "peer",
         EngineClass::Ee => "ee",
     };
-    Engine { id: format!("{gpu_id}.{word}"), gpu, serves: vec![class], lanes: 1 }
+    Engine { id: format!("{gpu_id}.{word}"), gpu, serves: vec![class], parallel: 1 }
 }
 
 /// The memory on the GPU's NUMA node, else the first.

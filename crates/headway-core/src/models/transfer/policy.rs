@@ -225,7 +225,7 @@ impl Watch {
             driver.and_then(|driver| state.compare(bucket, ppm(observed, driver))),
             predicted.and_then(|predicted| state.rate(bucket, observed, predicted)),
         ];
-        events.into_iter().flatten().for_each(|event| self.tell(event));
+        events.into_iter().flatten().for_each(|event| self.push(event));
         Ok(())
     }
 
@@ -233,11 +233,11 @@ impl Watch {
     pub fn handle_instead(&mut self, bucket: Bucket, observed: Nanos, driver: Nanos) {
         let state = self.buckets.get_mut(&bucket);
         if let Some(event) = state.and_then(|state| state.doubt(bucket, ppm(observed, driver))) {
-            self.tell(event);
+            self.push(event);
         }
     }
 
-    fn tell(&mut self, event: Event) {
+    fn push(&mut self, event: Event) {
         if self.events.len() < self.limits.events_max {
             self.events.push_back(event);
         } else {
@@ -366,7 +366,7 @@ mod tests {
 
     fn bucket(bytes: u64) -> Bucket {
         let method = Method::Staged;
-        Bucket::of(EndpointId(1), Direction::H2d, HostMemory::Warm, method, Bytes(bytes))
+        Bucket::of(EndpointId(1), Direction::H2d, HostMemory::Touched, method, Bytes(bytes))
     }
 
     /// One copy that took `observed`, where the driver takes 100.

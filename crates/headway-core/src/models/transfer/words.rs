@@ -31,7 +31,7 @@ words! {
     Direction: H2d = "h2d", D2h = "d2h", Peer = "peer";
     Mapping: Gdrdrv = "gdrdrv", Vulkan = "vulkan", DmaBuf = "dma-buf";
     Shape: Hub = "hub", Gpc = "gpc", Gpc4 = "gpc4";
-    HostMemory: Pinned = "pinned", Warm = "warm", Fresh = "fresh", File = "file";
+    HostMemory: Pinned = "pinned", Touched = "warm", Untouched = "fresh", File = "file";
     Load: Alone = "alone", BulkSame = "bulk-same", BulkOpposite = "bulk-opposite", BulkBoth = "bulk-both";
     Stores: Plain = "plain", NonTemporal = "non-temporal", Demoted = "demoted";
     Statistic: Median = "median", P99 = "p99", Max = "max";
@@ -48,6 +48,9 @@ mod tests {
         }
         for (word, shape) in Shape::WORDS {
             assert_eq!(serde_json::to_value(shape).expect("plain data"), *word);
+        }
+        for (word, memory) in HostMemory::WORDS {
+            assert_eq!(serde_json::to_value(memory).expect("plain data"), *word);
         }
         for (word, load) in Load::WORDS {
             assert_eq!(serde_json::to_value(load).expect("plain data"), *word);

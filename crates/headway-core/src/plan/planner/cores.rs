@@ -78,7 +78,7 @@ impl Planner<'_> {
         let share = |time: Nanos| (u128::from(time.0) * u128::from(WHOLE) / u128::from(cycle.0)).min(1 << 40) as u64;
         let mut weight = Weight { cycle, own: 0, of_class: 0 };
         for kernel in kernels(stream) {
-            weight.own += share(kernel.lane.saturating_add(kernel.rate.time_for(bytes)));
+            weight.own += share(kernel.portion.saturating_add(kernel.rate.time_for(bytes)));
             weight.of_class += share(self.with_margin(kernel.setup));
         }
         weight
@@ -112,9 +112,9 @@ impl Planner<'_> {
     }
 
     /// The engine of a core, and what a job of a kernel costs there.
-    pub(super) fn on_core(&self, core: u32, kernel: &str, bytes: Bytes, lanes: u64) -> (EngineId, Nanos) {
+    pub(super) fn on_core(&self, core: u32, kernel: &str, bytes: Bytes, portions: u64) -> (EngineId, Nanos) {
         let cost = self.cpu.kernel(kernel).expect("resolved kernels have a cost on the CPU");
-        (EngineId(self.machine.engines.len() as u32 + core), cost.cost(bytes, lanes))
+        (EngineId(self.machine.engines.len() as u32 + core), cost.cost(bytes, portions))
     }
 
     /// The cores that the pipelines use, and those before them.

@@ -45,7 +45,7 @@ pub struct Request {
 
 /// How a flow was taken in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum Placement {
     /// The blocks of a message on the same routes grew.
     Grown,
     /// It has a message of its own.
@@ -62,7 +62,7 @@ pub enum Way {
 pub struct Admitted {
     /// Number of the message that carries it.
     pub message: u64,
-    pub way: Way,
+    pub placement: Placement,
     /// The start of the first cycle that carries it.
     pub effective: Nanos,
 }
@@ -170,7 +170,7 @@ pub struct Admission {
 /// One way of taking a flow in: the message with its blocks after the join.
 struct Candidate {
     message: Option<u64>,
-    way: Way,
+    placement: Placement,
     reserve: Vec<BatchBlock>,
     after: Running,
 }
@@ -278,10 +278,10 @@ impl Admission {
             let there = |route: RouteId| message.blocks.iter().any(|block| block.route == route);
             if request.blocks.iter().all(|block| there(block.route)) {
                 let reserve = gathered(message.period, 1);
-                candidates.extend(self.with(Some((number, message)), Way::Grown, reserve)?);
+                candidates.extend(self.with(Some((number, message)), Placement::Grown, reserve)?);
             }
         }
-        if let Some(mut alone) = self.with(None, Way::Alone, gathered(request.window, 1))? {
+        if let Some(mut alone) = self.with(None, Placement::Alone, gathered(request.window, 1))? {
             (alone.after.period, alone.after.start) = (request.window, now);
             candidates.push(alone);
         }
@@ -291,7 +291,7 @@ impl Admission {
             let parts = if request.window.0.is_multiple_of(message.period.0) { whole } else { whole - 1 };
             if parts > 0 {
                 let reserve = gathered(request.window, parts);
-                candidates.extend(self.with(Some((number, message)), Way::Combined { parts }, reserve)?);
+                candidates.extend(self.with(Some((number, message)), Placement::Combined { parts }, reserve)?);
             }
         }
         Ok(candidates)
@@ -301,7 +301,7 @@ impl Admission {
     fn with(
         &self,
         message: Option<(u64, &Running)>,
-        way: Way,
+        placement: Placement,
         reserve: Vec<BatchBlock>,
     ) -> Result<Option<Candidate>, Starved> {
         let empty = Running { period: Nanos::ZERO, start: Nanos::ZERO, blocks: Vec::new(), cost: Nanos::ZERO };
@@ -317,7 +317,7 @@ impl Admission {
         }
         let cost = self.network.wcet(&after.blocks, self.calibration.as_ref())?.value;
         after.cost = cost.max(after.cost);
-        Ok(Some(Candidate { message: message.map(|(number, _)| number), way, reserve, after }))
+        Ok(Some(Candidate { message: message.map(|(number, _)| number), placement, reserve, after }))
     }
 
     /// Whether the set with the candidate passes; else the flow that could miss.
@@ -342,20 +342,20 @@ impl Admission {
     }
 
     fn take(&mut self, now: Nanos, request: &Request, candidate: Candidate) -> Admitted {
-        let Candidate { message, way, reserve, after } = candidate;
+        let Candidate { message, placement, reserve, after } = candidate;
         let number = message.unwrap_or_else(|| {
             self.count += 1;
             self.count
         });
         let effective = after.next_cycle(now);
-        let window = match way {
-            Way::Grown => after.period,
-            Way::Alone | Way::Combined { .. } => request.window,
+        let window = match placement {
+            Placement::Grown => after.period,
+            Placement::Alone | Placement::Combined { .. } => request.window,
         };
         self.messages.insert(number, after);
         let flow = Flow { message: number, reserve, start: effective, window, last_deadline: None };
         self.flows.insert(request.id.clone(), flow);
-        Admitted { message: number, way, effective }
+        Admitted { message: number, placement, effective }
     }
 
     /// The largest share of its bytes, in tenths of a percent, with which a flow would be accepted.
@@ -407,16 +407,16 @@ mod tests {
     fn the_first_way_that_passes_is_taken() {
         let mut domain = domain();
         let first = domain.join(MS, &request("a", 0, 1_000_000, MS * 10)).unwrap();
-        assert_eq!((first.way, first.effective), (Way::Alone, MS));
+        assert_eq!((first.placement, first.effective), (Placement::Alone, MS));
         // The same route and a longer window: the block grows, from the next cycle on.
         let second = domain.join(MS * 2, &request("b", 0, 500_000, MS * 25)).unwrap();
-        assert_eq!((second.message, second.way, second.effective), (first.message, Way::Grown, MS * 11));
+        assert_eq!((second.message, second.placement, second.effective), (first.message, Placement::Grown, MS * 11));
         assert_eq!(domain.messages()[&1].blocks[0].bytes, Bytes(1_500_000));
         // Another route: a message of its own.
-        assert_eq!(domain.join(MS * 2, &request("c", 2, 1_000_000, MS * 10)).unwrap().way, Way::Alone);
+        assert_eq!(domain.join(MS * 2, &request("c", 2, 1_000_000, MS * 10)).unwrap().placement, Placement::Alone);
         // 11 ms of copying would block the windows of 10 ms; in parts it fits.
         let long = domain.join(MS * 2, &request("d", 3, 90_000_000, MS * 40)).unwrap();
-        assert_eq!(long.way, Way::Combined { parts: 4 });
+        assert_eq!(long.placement, Placement::Combined { parts: 4 });
     }
 
     #[test]

@@ -251,10 +251,10 @@ impl Node {
             let request =
                 Request { id: part_name(&flow.id, step), blocks: own, period: flow.period, window: flow.window };
             let refused = |source| Refused::Transfers { step, domain: number, source };
-            let Admitted { message, way, effective } = domain.admission.join(at, &request).map_err(refused)?;
-            let window = match way {
-                admission::Way::Grown => domain.admission.messages()[&message].period,
-                admission::Way::Alone | admission::Way::Combined { .. } => flow.window,
+            let Admitted { message, placement, effective } = domain.admission.join(at, &request).map_err(refused)?;
+            let window = match placement {
+                admission::Placement::Grown => domain.admission.messages()[&message].period,
+                admission::Placement::Alone | admission::Placement::Combined { .. } => flow.window,
             };
             parts.push(Part { step, server: Server::Domain(number), first: effective, window });
         }

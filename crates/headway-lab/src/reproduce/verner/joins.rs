@@ -10,7 +10,7 @@ use std::time::Duration;
 use headway_core::files::machine::{EngineClass, Machine, RouteId};
 use headway_core::models::interconnect::{BatchBlock, Network};
 use headway_core::models::transfer::Method;
-use headway_core::plan::stream::admission::{Admission, Admitted, LIMITS, Refused, Request, Way};
+use headway_core::plan::stream::admission::{Admission, Admitted, LIMITS, Placement, Refused, Request};
 use headway_core::plan::stream::running::{Domain, Job};
 use headway_core::units::{Bytes, Nanos};
 use headway_device::{Access, Buffer, Completion, DeviceError, Engines, HostKind, Span};
@@ -366,10 +366,10 @@ impl Driver<'_> {
         self.count.computed.push(took);
         match self.domain.resume(now, joined) {
             Ok(admitted) => {
-                let way = match admitted.way {
-                    Way::Grown => 0,
-                    Way::Alone => 1,
-                    Way::Combined { .. } => 2,
+                let way = match admitted.placement {
+                    Placement::Grown => 0,
+                    Placement::Alone => 1,
+                    Placement::Combined { .. } => 2,
                 };
                 self.count.joins[way] += 1;
             }

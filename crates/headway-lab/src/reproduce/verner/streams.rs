@@ -94,7 +94,7 @@ fn serve(setting: &Setting, site: &mut Site) -> Result<String, Error> {
     let text = match kernel {
         Some(kernel) if cpu.cores > 0 => format!(
             "{} cores of the CPU may serve; a job costs {} and {} for each stream, and its bytes at {} ({source})",
-            cpu.cores, kernel.setup, kernel.lane, kernel.rate
+            cpu.cores, kernel.setup, kernel.portion, kernel.rate
         ),
         _ => "no core of the CPU serves".to_owned(),
     };

@@ -48,7 +48,7 @@ impl Network {
         engines.dedup();
         let shared: Vec<u32> = (0..self.pipes.len() as u32).filter(|&l| load.members(l) > 1).collect();
         let route_cost = |&route: &RouteId| {
-            let way = self.way(route);
+            let compiled = self.route(route);
             let held = self.engines(route).iter().map(|e| engines.partition_point(|other| other < e));
             let held: Vec<usize> = held.collect();
             let crossings = self.crossings(route).iter();
@@ -61,8 +61,8 @@ impl Network {
                 Some((engines.len() + at, c.use_ppm, low(c.capacity)))
             });
             let rates = of_engines.chain(of_shared).collect();
-            let first = way.setup.saturating_sub(way.setup_again()).0;
-            (route, RouteCost { engines: held.clone(), rates, setup_queued: way.setup_queued.0, first })
+            let first = compiled.setup.saturating_sub(compiled.setup_again()).0;
+            (route, RouteCost { engines: held.clone(), rates, setup_queued: compiled.setup_queued.0, first })
         };
         Floor { route_costs: routes.iter().map(route_cost).collect(), resources: engines.len() + shared.len() }
     }

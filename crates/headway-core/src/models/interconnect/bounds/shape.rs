@@ -112,7 +112,7 @@ impl Network {
         shared: &[u32],
         twin: Option<&Twin>,
     ) -> Result<RouteCost, Starved> {
-        let (way, held) = (self.way(route), self.engines(route));
+        let (compiled, held) = (self.route(route), self.engines(route));
         let place = |engine: Option<&u32>| engine.map_or(0, |e| engines.partition_point(|other| other < e));
         let ends = [place(held.first()), place(held.last())];
         let crossings = self.crossings(route);
@@ -123,9 +123,9 @@ impl Network {
         let uses = crossings.iter().filter_map(|c| Some((shared.iter().position(|&l| l == c.capacity)?, c.use_ppm)));
         Ok(RouteCost {
             engines: ends,
-            setup_queued: way.setup_again(),
-            setup_larger: way.setup_queued.max(way.setup),
-            submit: way.submit,
+            setup_queued: compiled.setup_again(),
+            setup_larger: compiled.setup_queued.max(compiled.setup),
+            submit: compiled.submit,
             alone: load.alone(route)?,
             fastest: Rate(fastest.min().unwrap_or(u64::MAX)),
             guaranteed: load.guaranteed(route).ok(),

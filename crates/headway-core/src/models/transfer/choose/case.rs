@@ -353,8 +353,8 @@ fn nearest(
         let keys = profile.curves.range(from..).map(|(key, _)| key).take_while(|key| same(key));
         known.extend(keys.map(|k| Situation { memory: k.memory, load: k.load, active: k.active, pieces: k.pieces }));
     }
-    let ordinary = matches!(request.memory, HostMemory::Fresh | HostMemory::File);
-    let memory_fits = |memory| memory == request.memory || (ordinary && memory == HostMemory::Warm);
+    let ordinary = matches!(request.memory, HostMemory::Untouched | HostMemory::File);
+    let memory_fits = |memory| memory == request.memory || (ordinary && memory == HostMemory::Touched);
     known.retain(|s| {
         let load_fits = s.load == request.load || s.load == Load::Alone;
         memory_fits(s.memory) && load_fits && (1..=request.pieces).contains(&s.pieces)
@@ -416,9 +416,9 @@ fn barred(method: Method, request: &Request, available: &Available) -> Option<Re
 
 /// The tuning measured nearest to the request, else the built-in one.
 fn tuning(profile: &Profile, request: &Request, gpu: EndpointId) -> Tuning {
-    let ordinary = matches!(request.memory, HostMemory::Fresh | HostMemory::File);
+    let ordinary = matches!(request.memory, HostMemory::Untouched | HostMemory::File);
     let fits = |k: &&TuningKey| {
-        let memory = k.memory == request.memory || (ordinary && k.memory == HostMemory::Warm);
+        let memory = k.memory == request.memory || (ordinary && k.memory == HostMemory::Touched);
         k.gpu == gpu && k.direction == request.direction && memory
     };
     let near = |k: &&TuningKey| (k.memory != request.memory, k.active.abs_diff(request.active), k.active);

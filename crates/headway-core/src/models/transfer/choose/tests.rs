@@ -111,7 +111,7 @@ fn a_lead_below_three_percent_goes_to_the_driver_unless_figures_do_not_scatter()
 
 #[test]
 fn staging_must_lead_at_the_measured_sizes_around_and_have_no_worse_tail() {
-    let request = |bytes| ask(Direction::H2d, HostMemory::Warm, bytes);
+    let request = |bytes| ask(Direction::H2d, HostMemory::Touched, bytes);
     let choice = |bytes, staged: &[(u64, u64, u64, u64)]| {
         let mut profile = measured();
         profile.curves.insert(key(PAGEABLE, &request(1)), flat(&[(100, 1_000), (200, 2_000), (300, 3_000)]));
@@ -122,7 +122,7 @@ fn staging_must_lead_at_the_measured_sizes_around_and_have_no_worse_tail() {
     assert_eq!(choice(200, &leads).method, STAGED);
     assert_eq!(
         choice(200, &leads).tuning,
-        Some(crate::models::transfer::default_tuning(Direction::H2d, HostMemory::Warm))
+        Some(crate::models::transfer::default_tuning(Direction::H2d, HostMemory::Touched))
     );
     let mut low = leads;
     low[0] = (100, 971, 971, 971);
@@ -141,7 +141,7 @@ fn staging_must_lead_at_the_measured_sizes_around_and_have_no_worse_tail() {
 
 #[test]
 fn the_slowest_of_fewer_than_100_copies_is_no_tail() {
-    let request = ask(Direction::H2d, HostMemory::Warm, 200);
+    let request = ask(Direction::H2d, HostMemory::Touched, 200);
     let choice = |n: u32, theirs: u32| {
         let mut profile = measured();
         profile.curves.insert(key(PAGEABLE, &request), curve_of(theirs, &[(200, 2_000, 2_000, 2_000)]));
@@ -177,7 +177,7 @@ fn exclusions_grants_and_probes_bar_ways() {
     request.alignment = 8;
     assert_eq!(verdict(&choose(&profile, &request, &available), KERNEL), Verdict::Rejected(Reason::Unaligned));
 
-    let warm = ask(Direction::D2h, HostMemory::Warm, 64 * MIB);
+    let warm = ask(Direction::D2h, HostMemory::Touched, 64 * MIB);
     for (method, time) in [(PAGEABLE, 900), (STAGED, 300), (DMA, 1), (MULTIPATH, 100)] {
         profile.curves.insert(key(method, &warm), flat(&[(64 * MIB, time)]));
     }
@@ -230,7 +230,7 @@ fn a_stale_profile_means_the_driver_and_names_the_remedy() {
 
 #[test]
 fn the_nearest_situation_with_the_drivers_figures_is_used_and_told() {
-    let base = ask(Direction::D2h, HostMemory::Warm, KIB);
+    let base = ask(Direction::D2h, HostMemory::Touched, KIB);
     let mut profile = measured();
     let mut put = |method, request: &Request, time| profile.curves.insert(key(method, request), flat(&[(KIB, time)]));
     put(PAGEABLE, &base, 1_000);
@@ -239,7 +239,7 @@ fn the_nearest_situation_with_the_drivers_figures_is_used_and_told() {
     put(WINDOW, &Request { load: Load::BulkSame, ..base.clone() }, 1);
     let available = usable(&[WINDOW]);
     let of = |request: &Request| choose(&profile, request, &available);
-    let mut request = Request { memory: HostMemory::Fresh, load: Load::BulkSame, active: 2, ..base };
+    let mut request = Request { memory: HostMemory::Untouched, load: Load::BulkSame, active: 2, ..base };
     let choice = of(&request);
     assert_eq!((choice.method, choice.predicted), (WINDOW, Some(Nanos(10))));
     assert_eq!(choice.why[1..].len(), 3, "{:?}", choice.why);
@@ -269,9 +269,9 @@ fn pieces_not_measured_cost_as_requests_of_fewer() {
 
 #[test]
 fn tunings_come_from_the_nearest_situation() {
-    let request = Request { active: 3, ..ask(Direction::D2h, HostMemory::Fresh, MIB) };
+    let request = Request { active: 3, ..ask(Direction::D2h, HostMemory::Untouched, MIB) };
     let mut profile = measured();
-    let warm = Request { memory: HostMemory::Warm, ..request.clone() };
+    let warm = Request { memory: HostMemory::Touched, ..request.clone() };
     profile.curves.insert(key(PAGEABLE, &warm), flat(&[(MIB, 1_000)]));
     profile.curves.insert(key(STAGED, &warm), flat(&[(MIB, 100)]));
     let tuning = |threads| Tuning { threads, buffer: Bytes(MIB), stores: Stores::Plain, in_flight: 2 };
@@ -279,9 +279,9 @@ fn tunings_come_from_the_nearest_situation() {
         let key = TuningKey { gpu: GPU, direction: Direction::D2h, memory, active };
         profile.tunings.insert(key, tuning(threads));
     };
-    put(HostMemory::Warm, 3, 9);
-    put(HostMemory::Fresh, 1, 5);
-    put(HostMemory::Fresh, 4, 6);
+    put(HostMemory::Touched, 3, 9);
+    put(HostMemory::Untouched, 1, 5);
+    put(HostMemory::Untouched, 4, 6);
     assert_eq!(choose(&profile, &request, &usable(&[STAGED])).tuning, Some(tuning(6)));
 }
 
@@ -326,7 +326,7 @@ fn without_a_profile_nothing_is_used_that_could_be_worse_than_the_driver() {
     let available = usable(&[PAGEABLE, DMA, STAGED, WINDOW, HUB, KERNEL]);
     for direction in [Direction::H2d, Direction::D2h] {
         let method = |memory, bytes| choose(&profile, &ask(direction, memory, bytes), &available).method;
-        for memory in [HostMemory::Warm, HostMemory::Fresh, HostMemory::File] {
+        for memory in [HostMemory::Touched, HostMemory::Untouched, HostMemory::File] {
             assert_eq!(method(memory, 64), WINDOW);
             assert_eq!(method(memory, MIB), PAGEABLE);
             assert_eq!(method(memory, 32 * MIB), PAGEABLE);
@@ -338,10 +338,10 @@ fn without_a_profile_nothing_is_used_that_could_be_worse_than_the_driver() {
             assert_eq!(method(HostMemory::Pinned, bytes), DMA);
         }
     }
-    let choice = choose(&profile, &ask(Direction::H2d, HostMemory::Warm, 1 << 30), &available);
+    let choice = choose(&profile, &ask(Direction::H2d, HostMemory::Touched, 1 << 30), &available);
     assert!(choice.why[1].starts_with("default:"), "{:?}", choice.why);
     assert_eq!(choice.candidates.iter().map(|c| c.figures.n).max(), Some(0));
-    let peer = Request { peer: Some(EndpointId(3)), ..ask(Direction::Peer, HostMemory::Warm, MIB) };
+    let peer = Request { peer: Some(EndpointId(3)), ..ask(Direction::Peer, HostMemory::Touched, MIB) };
     assert_eq!(choose(&profile, &peer, &usable(&[DMA, Method::Peer])).method, Method::Peer);
     assert_eq!(choose(&profile, &peer, &usable(&[DMA])).method, PAGEABLE);
 }
@@ -363,7 +363,7 @@ fn any_profile() -> impl Strategy<Value = Profile> {
                 (bytes, base + a, p99, if missing <= 1 { u64::MAX } else { max })
             });
             let points: Vec<_> = points.collect();
-            for memory in [HostMemory::Pinned, HostMemory::Warm] {
+            for memory in [HostMemory::Pinned, HostMemory::Touched] {
                 if !points.is_empty() {
                     profile.curves.insert(key(*method, &ask(Direction::H2d, memory, 1)), curve(&points));
                 }
@@ -381,7 +381,7 @@ proptest! {
         objective in prop_oneof![Just(Statistic::Median), Just(Statistic::P99), Just(Statistic::Max)],
         far in proptest::collection::vec(0..u64::MAX, 20),
     ) {
-        let memory = if pinned { HostMemory::Pinned } else { HostMemory::Warm };
+        let memory = if pinned { HostMemory::Pinned } else { HostMemory::Touched };
         let mut request = ask(Direction::H2d, memory, 0);
         request.objective = objective;
         let mut available = usable(&METHODS);
@@ -401,7 +401,7 @@ proptest! {
     fn a_choice_is_never_predicted_to_be_slower_than_the_driver(
         profile in any_profile(), pinned: bool, bytes in 0..1_000_u64,
     ) {
-        let memory = if pinned { HostMemory::Pinned } else { HostMemory::Warm };
+        let memory = if pinned { HostMemory::Pinned } else { HostMemory::Touched };
         let choice = choose(&profile, &ask(Direction::H2d, memory, bytes), &usable(&METHODS));
         let own = if pinned { DMA } else { PAGEABLE };
         let median = |method| choice.candidates.iter().find(|c| c.method == method).and_then(|c| c.figures.median);

@@ -197,7 +197,7 @@ fn step_name(plan: &Plan, pipeline: &Pipeline, step: usize) -> String {
     plan.core_of(pipeline).map_or_else(|| name.clone(), |core| format!("{name} on cpu{core}"))
 }
 
-/// Bytes of all lanes of one cycle of the GPUs.
+/// Bytes of all portions of one cycle of the GPUs.
 pub(super) fn cycle_bytes(plan: &Plan) -> Bytes {
     Bytes(plan.streams.iter().filter(|stream| stream.gpu.is_some()).map(|stream| stream.packet.0).sum())
 }

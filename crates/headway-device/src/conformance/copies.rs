@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use super::{
-    Bench, LARGE, LARGEST, MARGIN, Noise, Way, claim, copy, has_room, memory, note, perform, pinned, read, same, write,
+    Bench, HostCopy, LARGE, LARGEST, MARGIN, Noise, claim, copy, has_room, memory, note, perform, pinned, read, same,
+    write,
 };
 use crate::DeviceError;
 use crate::buffer::{Access, Buffer};
@@ -21,7 +22,7 @@ impl ByQueue {
     }
 }
 
-impl Way for ByQueue {
+impl HostCopy for ByQueue {
     fn put(&mut self, host: &[u8], at: usize, len: usize, there: &Buffer, to: usize) {
         write(&self.pinned, at, &host[at..at + len]);
         let moved = perform(self.queue.as_mut(), copy((&self.pinned, at), (there, to), len));
@@ -40,7 +41,7 @@ impl Way for ByQueue {
 /// The driver's own copies.
 pub(super) struct Ordinary<'a>(pub(super) &'a dyn Gpu);
 
-impl Way for Ordinary<'_> {
+impl HostCopy for Ordinary<'_> {
     fn put(&mut self, host: &[u8], at: usize, len: usize, there: &Buffer, to: usize) {
         let copied = self.0.copy_in(&mut claim(there, to, len, Access::Write), &host[at..at + len]);
         assert_eq!(copied, Ok(()), "{len} bytes");
@@ -66,7 +67,7 @@ impl ByRelay {
     }
 }
 
-impl Way for ByRelay {
+impl HostCopy for ByRelay {
     fn put(&mut self, host: &[u8], at: usize, len: usize, there: &Buffer, to: usize) {
         write(&self.by.pinned, at, &host[at..at + len]);
         let source = self.by.pinned.clone();
@@ -82,7 +83,7 @@ impl Way for ByRelay {
     }
 }
 
-fn large(gpu: &dyn Gpu, way: &mut dyn Way, other: &mut dyn Way) {
+fn large(gpu: &dyn Gpu, way: &mut dyn HostCopy, other: &mut dyn HostCopy) {
     let there = memory(gpu, LARGE + MARGIN);
     Bench::new(LARGE).case(way, other, &there, LARGE, (1, 5));
 }

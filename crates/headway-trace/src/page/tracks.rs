@@ -14,12 +14,12 @@ const BLOCKS_MAX: usize = 60_000;
 const BLOCKS_OF_ROW: (usize, usize) = (128, 4_096);
 /// Windows that are tried at most.
 const WINDOWS_MAX: usize = 400;
-/// What a lane's operation without a job is called in the data block.
+/// What a track's operation without a job is called in the data block.
 const MERGED: i64 = -1;
 
 /// What one engine, or one task, did: one row of the timeline.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Lane {
+pub(crate) struct Track {
     pub(crate) name: String,
     /// Rows of a group stand together.
     pub(crate) group: Option<u32>,
@@ -45,7 +45,7 @@ pub(crate) struct Item {
     pub(crate) marked: bool,
 }
 
-/// A lane as the data block has it; equal positions in its vectors belong together.
+/// A track as the data block has it; equal positions in its vectors belong together.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct Row {
     name: String,
@@ -79,9 +79,9 @@ pub(crate) struct Kept {
     pub(crate) windows: Vec<(Nanos, Nanos)>,
 }
 
-/// Rows and what they keep of `lanes`.
+/// Rows and what they keep of `tracks`.
 pub(crate) struct Reduced {
-    /// One for each lane.
+    /// One for each track.
     pub(crate) rows: Vec<Row>,
     /// What was kept.
     pub(crate) kept: Kept,
@@ -92,20 +92,20 @@ pub(crate) struct Reduced {
 /// Keeps all operations if they are at most `singly`. Otherwise those of the run's beginning, then those of the windows in
 /// `wanted`, in their order, as long as there is room; the rest is merged.
 pub(crate) fn reduce(
-    lanes: &[Lane],
+    tracks: &[Track],
     jobs: usize,
     span: Nanos,
     wanted: impl IntoIterator<Item = (Nanos, Nanos)>,
     singly: usize,
 ) -> Reduced {
-    let operations: usize = lanes.iter().map(|lane| lane.items.len()).sum();
+    let operations: usize = tracks.iter().map(|track| track.items.len()).sum();
     let all = operations <= singly;
-    let windows = if all { vec![(Nanos::ZERO, Nanos(u64::MAX))] } else { choose(lanes, span, wanted, singly) };
-    let of_row = (BLOCKS_MAX / lanes.len().max(1)).clamp(BLOCKS_OF_ROW.0, BLOCKS_OF_ROW.1);
+    let windows = if all { vec![(Nanos::ZERO, Nanos(u64::MAX))] } else { choose(tracks, span, wanted, singly) };
+    let of_row = (BLOCKS_MAX / tracks.len().max(1)).clamp(BLOCKS_OF_ROW.0, BLOCKS_OF_ROW.1);
     let block = Nanos((span.0 / of_row as u64).max(1));
     let mut kept = Kept { operations: operations as u64, singly: 0, block, windows };
     let mut named = vec![false; jobs];
-    let rows = lanes.iter().map(|lane| row(lane, &mut kept, &mut named)).collect();
+    let rows = tracks.iter().map(|track| row(track, &mut kept, &mut named)).collect();
     if all {
         (kept.block, kept.windows) = (Nanos::ZERO, Vec::new());
     }
@@ -114,12 +114,12 @@ pub(crate) fn reduce(
 
 /// Disjoint windows in order.
 fn choose(
-    lanes: &[Lane],
+    tracks: &[Track],
     span: Nanos,
     wanted: impl IntoIterator<Item = (Nanos, Nanos)>,
     singly: usize,
 ) -> Vec<(Nanos, Nanos)> {
-    let mut starts: Vec<Nanos> = lanes.iter().flat_map(|lane| lane.items.iter().map(|item| item.start)).collect();
+    let mut starts: Vec<Nanos> = tracks.iter().flat_map(|track| track.items.iter().map(|item| item.start)).collect();
     starts.sort_unstable();
     let begin_with = starts.get(singly / 4).copied().unwrap_or(span);
     let count = |from: Nanos, to: Nanos| {
@@ -147,13 +147,13 @@ fn choose(
     windows
 }
 
-/// A lane's items, those outside the windows in blocks.
-fn row(lane: &Lane, kept: &mut Kept, jobs: &mut [bool]) -> Row {
-    let mut row = Row { name: lane.name.clone(), group: lane.group, ..Row::default() };
+/// A track's items, those outside the windows in blocks.
+fn row(track: &Track, kept: &mut Kept, jobs: &mut [bool]) -> Row {
+    let mut row = Row { name: track.name.clone(), group: track.group, ..Row::default() };
     let mut open: Vec<&Item> = Vec::new();
     let mut covered = Nanos::ZERO;
     let mut window = 0;
-    for item in &lane.items {
+    for item in &track.items {
         while kept.windows.get(window).is_some_and(|(_, to)| *to <= item.start) {
             window += 1;
         }
@@ -170,7 +170,7 @@ fn row(lane: &Lane, kept: &mut Kept, jobs: &mut [bool]) -> Row {
         }
     }
     row.close(&mut open, &mut covered, kept, jobs);
-    if lane.items.iter().all(|item| item.kind == 0) {
+    if track.items.iter().all(|item| item.kind == 0) {
         row.kind.clear();
     }
     row
@@ -231,7 +231,7 @@ mod tests {
     use super::*;
 
     /// `count` operations of 6 ns every 10 ns.
-    fn lane(count: usize) -> Lane {
+    fn track(count: usize) -> Track {
         let item = |at: usize| Item {
             start: Nanos(10 * at as u64),
             end: Nanos(10 * at as u64 + 6),
@@ -241,7 +241,7 @@ mod tests {
             waits: at.is_multiple_of(2),
             marked: at == 777,
         };
-        Lane { name: "a".into(), group: None, items: (0..count).map(item).collect() }
+        Track { name: "a".into(), group: None, items: (0..count).map(item).collect() }
     }
 
     fn sums(row: &Row) -> (u64, u64, u64) {
@@ -253,7 +253,7 @@ mod tests {
 
     #[test]
     fn a_short_run_is_kept_whole() {
-        let reduced = reduce(&[lane(1_000)], 1_000, Nanos(10_000), [], 1_000);
+        let reduced = reduce(&[track(1_000)], 1_000, Nanos(10_000), [], 1_000);
         assert_eq!(reduced.kept, Kept { operations: 1_000, singly: 1_000, block: Nanos(0), windows: vec![] });
         assert!(reduced.jobs.iter().all(|kept| *kept));
         assert_eq!(sums(&reduced.rows[0]), (1_000, 6_000, 3_000));
@@ -263,7 +263,7 @@ mod tests {
     fn a_long_run_keeps_its_beginning_and_what_was_wanted_and_loses_no_time_no_byte_and_no_mark() {
         let n = 200_000;
         let wanted = [(Nanos(1_000_000), Nanos(1_002_000)), (Nanos(0), Nanos(2_000_000))];
-        let reduced = reduce(&[lane(n)], n, Nanos(2_000_000), wanted, 2_000);
+        let reduced = reduce(&[track(n)], n, Nanos(2_000_000), wanted, 2_000);
         let row = &reduced.rows[0];
         assert_eq!(sums(row), (n as u64, 6 * n as u64, 3 * n as u64));
         assert_eq!(row.blocks.iter().map(|block| block.3).sum::<u64>() + u64::from(reduced.jobs[777]), 1);
@@ -280,7 +280,7 @@ mod tests {
     #[test]
     fn ten_times_as_long_a_run_takes_no_more_room() {
         let size = |n: usize| {
-            let reduced = reduce(&[lane(n), lane(n)], n, Nanos(10 * n as u64), [], SINGLY_MAX);
+            let reduced = reduce(&[track(n), track(n)], n, Nanos(10 * n as u64), [], SINGLY_MAX);
             serde_json::to_string(&reduced.rows).unwrap().len()
         };
         let (short, long) = (size(100_000), size(1_000_000));
