@@ -1,0 +1,497 @@
+/*
+ * A library with the CUDA driver's interface for copies, exact in names, versions and order, and no GPU behind it.
+ *
+ * Streams are queues: what is queued happens only when somebody waits for it, so that who does not wait sees old bytes. A query makes one
+ * step. Ordinary memory is copied in the call, behind what was queued. Contexts own their memory and streams; a forked child
+ * gets "not initialised". Every copy is counted by the name of the call (fake_count), also those of Headway.
+ *
+ * FAKE_PIN_MAX=BYTES: as much memory may be page-locked. FAKE_VERSION=NUMBER: the driver's version.
+ */
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <stdio.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+typedef int CUresult;
+typedef uint64_t CUdeviceptr;
+typedef struct stream *CUstream;
+typedef struct event *CUevent;
+typedef size_t CUcontext;
+enum {
+    SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_FOUND = 500,
+    NOT_READY = 600, CONTEXT_DESTROYED = 709, NOT_SUPPORTED = 801, CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901, CAPTURE_IMPLICIT = 906
+};
+enum { HOST = 1, DEVICE = 2 };
+enum { PRIMARY = 77 };
+
+int headway_fake_driver = 1;
+
+static pthread_mutex_t lock = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
+#define LOCKED for (int once = (pthread_mutex_lock(&lock), 1); once; once = (pthread_mutex_unlock(&lock), 0))
+
+/* Calls by name. */
+static struct { const char *name; unsigned long calls, bytes; } counts[64];
+static void counted(const char *name, size_t bytes) {
+    LOCKED {
+        size_t i = 0;
+        while (counts[i].name && strcmp(counts[i].name, name)) i++;
+        counts[i].name = name, counts[i].calls++, counts[i].bytes += bytes;
+    }
+}
+unsigned long fake_count(const char *name) {
+    for (size_t i = 0; counts[i].name; i++) if (!strcmp(counts[i].name, name)) return counts[i].calls;
+    return 0;
+}
+
+/* State. */
+static pid_t owner;
+static int sticky;
+static __thread CUcontext current;
+static CUcontext dead[1024];
+static int dead_count, primary_alive;
+void fake_break(int error) { sticky = error; }
+
+static CUresult state(void) {
+    if (owner != getpid()) return NOT_INITIALIZED;
+    if (sticky) return sticky;
+    if (!current) return INVALID_CONTEXT;
+    if (current == PRIMARY) return primary_alive ? SUCCESS : CONTEXT_DESTROYED;
+    for (int i = 0; i < dead_count; i++) if (dead[i] == current) return CONTEXT_DESTROYED;
+    return SUCCESS;
+}
+#define ALIVE do { CUresult alive = state(); if (alive) return alive; } while (0)
+
+/* Memory. */
+static struct range { uint64_t start; size_t bytes; int kind; CUcontext context; } ranges[8192];
+static int ranges_count;
+static size_t locked_bytes;
+static void range(void *start, size_t bytes, int kind) {
+    LOCKED {
+        int i = 0;
+        while (i < ranges_count && ranges[i].bytes) i++;
+        if (i == ranges_count && i + 1 < (int)(sizeof ranges / sizeof *ranges)) ranges_count++;
+        ranges[i] = (struct range){(uint64_t)start, bytes, kind, current};
+        if (kind == HOST) locked_bytes += bytes;
+    }
+}
+static int no_range(uint64_t start) {
+    int found = 0;
+    LOCKED for (int i = 0; i < ranges_count; i++)
+        if (ranges[i].bytes && ranges[i].start == start) {
+            if (ranges[i].kind == HOST) locked_bytes -= ranges[i].bytes;
+            ranges[i].bytes = 0, found = 1;
+        }
+    return found;
+}
+static struct range covering(uint64_t start, size_t bytes) {
+    struct range found = {0};
+    LOCKED for (int i = 0; i < ranges_count; i++)
+        if (ranges[i].bytes && start >= ranges[i].start && start + bytes <= ranges[i].start + ranges[i].bytes) found = ranges[i];
+    return found;
+}
+static int may_lock(size_t bytes) {
+    const char *max = getenv("FAKE_PIN_MAX");
+    return !max || locked_bytes + bytes <= strtoul(max, 0, 0);
+}
+
+/* Streams and events. */
+struct op { int kind; void *to; const void *from; size_t bytes; CUevent event; unsigned long mark; };
+enum { COPY, RECORD, WAIT };
+struct stream {
+    int joined; /* with the legacy default stream */
+    CUcontext context;
+    struct op *ops;
+    size_t first, end, room;
+    int capturing, invalidated, mode;
+    pthread_t thread;
+    struct stream *next;
+};
+struct event { unsigned long recorded, reached; CUstream where; };
+static struct stream legacy, *streams;
+static __thread struct stream *own;
+static __thread int thread_mode;
+
+static CUstream named(CUstream stream, int per_thread) {
+    if ((size_t)stream == 1 || (!stream && !per_thread)) return &legacy;
+    if ((size_t)stream == 2 || !stream) {
+        if (!own) LOCKED { own = calloc(1, sizeof *own); own->joined = 1, own->next = streams, streams = own; }
+        return own;
+    }
+    return stream;
+}
+static int known(CUstream stream) {
+    if (stream == &legacy) return 1;
+    for (CUstream each = streams; each; each = each->next) if (each == stream) return each == own || each->context == current || !each->context;
+    return 0;
+}
+static void drain(CUstream stream);
+static void step(CUstream stream) {
+    struct op op = stream->ops[stream->first++];
+    if (op.kind == COPY) memmove(op.to, op.from, op.bytes);
+    if (op.kind == RECORD && op.event->reached < op.mark) op.event->reached = op.mark;
+    if (op.kind == WAIT) while (op.event->reached < op.mark && op.event->where->first < op.event->where->end) step(op.event->where);
+}
+static void drain(CUstream stream) { while (stream->first < stream->end) step(stream); }
+/* What the legacy default stream waits for, or what waits for it. */
+static void join(CUstream stream) {
+    if (stream == &legacy) { for (CUstream each = streams; each; each = each->next) if (each->joined && !each->capturing) drain(each); }
+    else if (stream->joined) drain(&legacy);
+}
+static void push(CUstream stream, struct op op) {
+    join(stream);
+    if (stream->end == stream->room) {
+        stream->room = stream->room ? 2 * stream->room : 64;
+        stream->ops = realloc(stream->ops, stream->room * sizeof op);
+    }
+    stream->ops[stream->end++] = op;
+}
+/* Whether the call would disturb a capture; it does then. */
+static CUresult disturbs(CUstream stream) {
+    CUresult status = SUCCESS;
+    for (CUstream each = streams; each && stream == &legacy; each = each->next)
+        if (each->capturing && each->joined) each->invalidated = 1, status = CAPTURE_IMPLICIT;
+    return status;
+}
+
+CUresult cuInit(unsigned flags) { (void)flags; owner = getpid(); return SUCCESS; }
+CUresult cuDriverGetVersion(int *version) { const char *asked = getenv("FAKE_VERSION"); *version = asked ? atoi(asked) : 13010; return SUCCESS; }
+CUresult cuDevicePrimaryCtxRetain(CUcontext *context, int device) { (void)device; primary_alive = 1; *context = PRIMARY; return owner == getpid() ? SUCCESS : NOT_INITIALIZED; }
+static CUresult gone(CUcontext context) {
+    LOCKED {
+        for (CUstream each = streams; each; each = each->next) if (each->context == context) each->first = each->end = 0;
+        if (context == PRIMARY) legacy.first = legacy.end = 0;
+        for (int i = 0; i < ranges_count; i++) if (ranges[i].context == context) {
+            if (ranges[i].kind == HOST && ranges[i].bytes) locked_bytes -= ranges[i].bytes;
+            ranges[i].bytes = 0;
+        }
+    }
+    return SUCCESS;
+}
+CUresult cuDevicePrimaryCtxRelease_v2(int device) { (void)device; counted("cuDevicePrimaryCtxRelease_v2", 0); return SUCCESS; }
+CUresult cuDevicePrimaryCtxReset_v2(int device) { (void)device; counted("cuDevicePrimaryCtxReset_v2", 0); primary_alive = 0; return gone(PRIMARY); }
+CUresult cuDevicePrimaryCtxRelease(int device) { return cuDevicePrimaryCtxRelease_v2(device); }
+CUresult cuDevicePrimaryCtxReset(int device) { return cuDevicePrimaryCtxReset_v2(device); }
+CUresult cuCtxCreate_v2(CUcontext *context, unsigned flags, int device) {
+    static CUcontext next = 200;
+    (void)flags, (void)device;
+    if (owner != getpid()) return NOT_INITIALIZED;
+    current = *context = next++;
+    return SUCCESS;
+}
+CUresult cuCtxDestroy_v2(CUcontext context) { counted("cuCtxDestroy_v2", 0); dead[dead_count++] = context; if (current == context) current = 0; return gone(context); }
+CUresult cuCtxDestroy(CUcontext context) { return cuCtxDestroy_v2(context); }
+CUresult cuCtxSetCurrent(CUcontext context) { current = context; return SUCCESS; }
+CUresult cuCtxGetCurrent(CUcontext *context) { *context = current; return owner == getpid() ? SUCCESS : NOT_INITIALIZED; }
+CUresult cuCtxPushCurrent_v2(CUcontext context) { current = context; return SUCCESS; }
+CUresult cuCtxPopCurrent_v2(CUcontext *context) { *context = current, current = 0; return SUCCESS; }
+CUresult cuCtxGetDevice(int *device) { *device = 0; return current ? SUCCESS : INVALID_CONTEXT; }
+CUresult cuCtxGetId(CUcontext context, unsigned long long *id) { *id = context ? context : current; return SUCCESS; }
+CUresult cuGetErrorName(int code, const char **name) { (void)code; *name = "FAKE"; return SUCCESS; }
+CUresult cuDeviceGetCount(int *count) { *count = 1; return SUCCESS; }
+CUresult cuDeviceGet(int *device, int index) { *device = index; return SUCCESS; }
+CUresult cuDeviceGetName(char *name, int bytes, int device) { (void)device; snprintf(name, (size_t)bytes, "fake"); return SUCCESS; }
+CUresult cuDeviceTotalMem_v2(size_t *bytes, int device) { (void)device; *bytes = (size_t)1 << 30; return SUCCESS; }
+CUresult cuDeviceGetPCIBusId(char *text, int bytes, int device) { (void)device; snprintf(text, (size_t)bytes, "0000:00:00.0"); return SUCCESS; }
+CUresult cuDeviceCanAccessPeer(int *can, int a, int b) { (void)a, (void)b; *can = 0; return SUCCESS; }
+CUresult cuDeviceGetAttribute(int *value, int attribute, int device) { (void)device; *value = attribute == 75 ? 9 : attribute == 41; return SUCCESS; }
+CUresult cuDeviceGetUuid_v2(unsigned char *uuid, int device) { (void)device; memset(uuid, 7, 16); return SUCCESS; }
+CUresult cuDeviceGetUuid(unsigned char *uuid, int device) { return cuDeviceGetUuid_v2(uuid, device); }
+CUresult cuModuleGetLoadingMode(int *mode) { *mode = 2; return SUCCESS; }
+
+static void *memory(size_t bytes) { void *got = 0; return posix_memalign(&got, 4096, (bytes + 4095) / 4096 * 4096) ? 0 : got; }
+CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t bytes) {
+    ALIVE;
+    void *got = memory(bytes);
+    if (!got) return OUT_OF_MEMORY;
+    range(got, bytes, DEVICE);
+    *address = (CUdeviceptr)got;
+    return SUCCESS;
+}
+CUresult cuMemFree_v2(CUdeviceptr address) { ALIVE; if (!no_range(address)) return INVALID_VALUE; free((void *)address); return SUCCESS; }
+CUresult cuMemHostAlloc(void **address, size_t bytes, unsigned flags) {
+    (void)flags;
+    ALIVE;
+    if (!may_lock(bytes) || !(*address = memory(bytes))) return OUT_OF_MEMORY;
+    range(*address, bytes, HOST);
+    return SUCCESS;
+}
+CUresult cuMemFreeHost(void *address) { ALIVE; if (!no_range((uint64_t)address)) return INVALID_VALUE; free(address); return SUCCESS; }
+CUresult cuMemHostRegister_v2(void *address, size_t bytes, unsigned flags) {
+    (void)flags;
+    ALIVE;
+    if (!may_lock(bytes)) return OUT_OF_MEMORY;
+    range(address, bytes, HOST);
+    return SUCCESS;
+}
+CUresult cuMemHostUnregister(void *address) { ALIVE; return no_range((uint64_t)address) ? SUCCESS : INVALID_VALUE; }
+CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total) { *free_bytes = *total = (size_t)1 << 30; return SUCCESS; }
+CUresult cuMemsetD8_v2(CUdeviceptr to, unsigned char value, size_t bytes) { ALIVE; LOCKED { join(&legacy); drain(&legacy); } memset((void *)to, value, bytes); return SUCCESS; }
+CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *seen, void *address, unsigned flags) { (void)flags; *seen = (CUdeviceptr)address; return SUCCESS; }
+CUresult cuPointerGetAttributes(unsigned count, int *attributes, void **values, CUdeviceptr address) {
+    if (owner != getpid()) return NOT_INITIALIZED;
+    struct range found = covering(address, 1);
+    for (unsigned i = 0; i < count; i++) switch (attributes[i]) {
+        case 2: *(unsigned *)values[i] = (unsigned)found.kind; break;
+        case 3: *(CUdeviceptr *)values[i] = found.kind ? address : 0; break;
+        case 8: *(unsigned *)values[i] = 0; break;
+        case 9: *(int *)values[i] = found.kind ? 0 : -2; break;
+        case 11: *(CUdeviceptr *)values[i] = found.start; break;
+        case 12: *(size_t *)values[i] = found.bytes; break;
+        default: return INVALID_VALUE;
+    }
+    return SUCCESS;
+}
+
+CUresult cuStreamCreate(CUstream *stream, unsigned flags) {
+    ALIVE;
+    LOCKED {
+        *stream = calloc(1, sizeof **stream);
+        (*stream)->joined = !(flags & 1), (*stream)->context = current, (*stream)->next = streams;
+        streams = *stream;
+    }
+    return SUCCESS;
+}
+CUresult cuStreamDestroy_v2(CUstream stream) { LOCKED drain(stream); return SUCCESS; } /* the memory stays, for who uses it once more */
+static CUresult is_capturing(CUstream stream, int *status) {
+    CUresult answer = SUCCESS;
+    LOCKED {
+        answer = disturbs(stream);
+        *status = stream->invalidated ? 2 : stream->capturing;
+    }
+    return answer;
+}
+CUresult cuStreamIsCapturing(CUstream stream, int *status) { ALIVE; return is_capturing(named(stream, 0), status); }
+CUresult cuStreamBeginCapture_v2(CUstream stream, int mode) {
+    ALIVE;
+    if (named(stream, 0) == &legacy) return CAPTURE_UNSUPPORTED;
+    LOCKED stream->capturing = 1, stream->invalidated = 0, stream->mode = mode, stream->thread = pthread_self();
+    return SUCCESS;
+}
+CUresult cuStreamEndCapture(CUstream stream, void **graph) {
+    CUresult status = stream->invalidated ? CAPTURE_INVALIDATED : SUCCESS;
+    LOCKED stream->capturing = stream->invalidated = 0;
+    *graph = (void *)1;
+    return status;
+}
+CUresult cuThreadExchangeStreamCaptureMode(int *mode) { int before = thread_mode; thread_mode = *mode; *mode = before; return SUCCESS; }
+static CUresult stream_query(CUstream stream) {
+    CUresult status = SUCCESS;
+    LOCKED {
+        if (stream->capturing) stream->invalidated = 1, status = CAPTURE_UNSUPPORTED;
+        else if (stream->first < stream->end) { step(stream); status = stream->first < stream->end ? NOT_READY : SUCCESS; }
+    }
+    return status;
+}
+CUresult cuStreamQuery(CUstream stream) { ALIVE; return stream_query(named(stream, 0)); }
+static CUresult stream_wait(CUstream stream) {
+    CUresult status = SUCCESS;
+    LOCKED {
+        if (!known(stream)) status = INVALID_HANDLE;
+        else if (stream->capturing) stream->invalidated = 1, status = CAPTURE_UNSUPPORTED;
+        else if (!(status = disturbs(stream))) { join(stream); drain(stream); }
+    }
+    return status;
+}
+CUresult cuStreamSynchronize(CUstream stream) { ALIVE; return stream_wait(named(stream, 0)); }
+CUresult cuStreamSynchronize_ptsz(CUstream stream) { ALIVE; return stream_wait(named(stream, 1)); }
+CUresult cuCtxSynchronize(void) { ALIVE; LOCKED { for (CUstream each = streams; each; each = each->next) if (each->context == current) drain(each); drain(&legacy); } return SUCCESS; }
+CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags) {
+    (void)flags;
+    ALIVE;
+    LOCKED if (event->recorded) push(named(stream, 0), (struct op){.kind = WAIT, .event = event, .mark = event->recorded});
+    return SUCCESS;
+}
+CUresult cuStreamWriteValue32_v2(CUstream stream, CUdeviceptr address, unsigned value, unsigned flags) {
+    (void)value;
+    ALIVE;
+    if (covering(address, 4).kind == 0 || flags) return INVALID_VALUE;
+    counted("cuStreamWriteValue32_v2", 4);
+    LOCKED if (!named(stream, 0)->capturing) push(named(stream, 0), (struct op){.kind = COPY});
+    return SUCCESS;
+}
+CUresult cuEventCreate(CUevent *event, unsigned flags) { (void)flags; ALIVE; *event = calloc(1, sizeof **event); return SUCCESS; }
+CUresult cuEventDestroy_v2(CUevent event) { (void)event; return SUCCESS; }
+CUresult cuEventRecord(CUevent event, CUstream stream) {
+    ALIVE;
+    CUstream where = named(stream, 0);
+    CUresult status = SUCCESS;
+    LOCKED {
+        if (!known(where)) status = INVALID_HANDLE;
+        else if (!(status = disturbs(where))) {
+            event->where = where;
+            push(where, (struct op){.kind = RECORD, .event = event, .mark = ++event->recorded});
+        }
+    }
+    return status;
+}
+CUresult cuEventQuery(CUevent event) {
+    ALIVE;
+    CUresult status = SUCCESS;
+    LOCKED {
+        if (event->reached < event->recorded && event->where->first < event->where->end) step(event->where);
+        if (event->reached < event->recorded && event->where->first < event->where->end) status = NOT_READY;
+    }
+    return status;
+}
+CUresult cuEventSynchronize(CUevent event) {
+    ALIVE;
+    LOCKED while (event->reached < event->recorded && event->where->first < event->where->end) step(event->where);
+    return SUCCESS;
+}
+CUresult cuEventElapsedTime(float *ms, CUevent a, CUevent b) { (void)a, (void)b; *ms = 0; return SUCCESS; }
+
+CUresult cuModuleLoadData(size_t *module, const void *image) { ALIVE; *module = strstr(image, "headway_aside") ? 5 : 0; return SUCCESS; }
+CUresult cuModuleGetFunction(size_t *function, size_t module, const char *name) { (void)name; ALIVE; *function = module; return SUCCESS; }
+CUresult cuLaunchKernel(size_t function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
+                        CUstream stream, void **arguments, void **extra) {
+    (void)gx, (void)gy, (void)gz, (void)by, (void)bz, (void)shared, (void)extra, (void)bx;
+    ALIVE;
+    if (function != 5) return INVALID_VALUE;
+    CUdeviceptr to = *(CUdeviceptr *)arguments[0], from = *(CUdeviceptr *)arguments[1];
+    uint64_t bytes = *(uint64_t *)arguments[2];
+    if (!bytes) return SUCCESS;
+    if (!covering(to, bytes).kind || !covering(from, bytes).kind) { sticky = 700; return SUCCESS; }
+    counted("kernel", bytes);
+    LOCKED push(named(stream, 0), (struct op){.to = (void *)to, .from = (void *)from, .bytes = bytes});
+    return SUCCESS;
+}
+
+/* Copies. */
+enum { OUT = 1, IN = 2, ANY = 3 };
+static CUresult copy(const char *name, void *to, const void *from, size_t bytes, CUstream stream, int waits, int way) {
+    ALIVE;
+    counted(name, bytes);
+    CUresult status = SUCCESS;
+    int ordinary = 0;
+    pthread_mutex_lock(&lock);
+    if (!known(stream)) status = INVALID_HANDLE;
+    else if (bytes) {
+        struct range there = covering((uint64_t)to, 1), here = covering((uint64_t)from, 1);
+        if (way == ANY) way = (here.kind == DEVICE ? OUT : 0) | (there.kind == DEVICE ? IN : 0);
+        if ((way & IN && covering((uint64_t)to, bytes).kind != DEVICE) || (way & OUT && covering((uint64_t)from, bytes).kind != DEVICE)) status = INVALID_VALUE;
+        const void *host = way == IN ? from : to;
+        struct range locked = way == IN ? here : there;
+        ordinary = way != (IN | OUT) && locked.kind != HOST;
+        if (locked.kind == HOST && !covering((uint64_t)host, bytes).kind) status = INVALID_VALUE;
+        if (!status) status = disturbs(stream);
+        if (!status && stream->capturing) waits = 0, bytes = ordinary = 0;
+        else if (!status && (ordinary || waits)) { join(stream); drain(stream); }
+        else if (!status) push(stream, (struct op){.to = to, .from = from, .bytes = bytes});
+    }
+    pthread_mutex_unlock(&lock);
+    /* Ordinary memory may be of any kind: what it does to the caller happens without the lock. */
+    if (!status && bytes && (ordinary || waits)) memmove(to, from, bytes);
+    return status;
+}
+#define BOTH(name, suffix, arguments, call) CUresult name arguments { enum { PER_THREAD = 0 }; const char *called = #name; return call; } \
+    CUresult name##suffix arguments { enum { PER_THREAD = 1 }; const char *called = #name #suffix; return call; }
+BOTH(cuMemcpyDtoHAsync_v2, _ptsz, (void *to, CUdeviceptr from, size_t bytes, CUstream stream), copy(called, to, (void *)from, bytes, named(stream, PER_THREAD), 0, OUT))
+BOTH(cuMemcpyDtoH_v2, _ptds, (void *to, CUdeviceptr from, size_t bytes), copy(called, to, (void *)from, bytes, named(0, PER_THREAD), 1, OUT))
+BOTH(cuMemcpyHtoDAsync_v2, _ptsz, (CUdeviceptr to, const void *from, size_t bytes, CUstream stream), copy(called, (void *)to, from, bytes, named(stream, PER_THREAD), 0, IN))
+BOTH(cuMemcpyHtoD_v2, _ptds, (CUdeviceptr to, const void *from, size_t bytes), copy(called, (void *)to, from, bytes, named(0, PER_THREAD), 1, IN))
+BOTH(cuMemcpyAsync, _ptsz, (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream), copy(called, (void *)to, (void *)from, bytes, named(stream, PER_THREAD), 0, ANY))
+BOTH(cuMemcpy, _ptds, (CUdeviceptr to, CUdeviceptr from, size_t bytes), copy(called, (void *)to, (void *)from, bytes, named(0, PER_THREAD), 1, ANY))
+BOTH(cuMemcpyDtoDAsync_v2, _ptsz, (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream), copy(called, (void *)to, (void *)from, bytes, named(stream, PER_THREAD), 0, IN | OUT))
+BOTH(cuMemcpyDtoD_v2, _ptds, (CUdeviceptr to, CUdeviceptr from, size_t bytes), copy(called, (void *)to, (void *)from, bytes, named(0, PER_THREAD), 0, IN | OUT))
+BOTH(cuMemcpyPeerAsync, _ptsz, (CUdeviceptr to, CUcontext a, CUdeviceptr from, CUcontext b, size_t bytes, CUstream stream), ((void)a, (void)b, copy(called, (void *)to, (void *)from, bytes, named(stream, PER_THREAD), 0, IN | OUT)))
+BOTH(cuMemcpyPeer, _ptds, (CUdeviceptr to, CUcontext a, CUdeviceptr from, CUcontext b, size_t bytes), ((void)a, (void)b, copy(called, (void *)to, (void *)from, bytes, named(0, PER_THREAD), 0, IN | OUT)))
+
+/* CUDA_MEMCPY2D and CUDA_MEMCPY3D of the driver's header. */
+struct memcpy2d {
+    size_t from_x, from_y; unsigned from_kind; const void *from_host; CUdeviceptr from_device; void *from_array; size_t from_pitch;
+    size_t to_x, to_y; unsigned to_kind; void *to_host; CUdeviceptr to_device; void *to_array; size_t to_pitch, width, height;
+};
+struct memcpy3d {
+    size_t from_x, from_y, from_z, from_lod; unsigned from_kind; const void *from_host; CUdeviceptr from_device; void *from_array, *reserved_a; size_t from_pitch, from_height;
+    size_t to_x, to_y, to_z, to_lod; unsigned to_kind; void *to_host; CUdeviceptr to_device; void *to_array, *reserved_b; size_t to_pitch, to_height, width, height, depth;
+};
+static CUresult rows(const char *name, const struct memcpy3d *c, CUstream stream, int waits) {
+    int way = (c->to_kind == DEVICE ? IN : 0) | (c->from_kind == DEVICE ? OUT : 0);
+    if (c->from_kind > 2 || c->to_kind > 2 || !c->from_kind || !c->to_kind) return NOT_SUPPORTED;
+    const char *from = c->from_kind == HOST ? c->from_host : (const char *)c->from_device;
+    char *to = c->to_kind == HOST ? c->to_host : (char *)c->to_device;
+    for (size_t z = 0; z < c->depth; z++) for (size_t y = 0; y < c->height; y++) {
+        size_t out = ((c->from_z + z) * c->from_height + c->from_y + y) * c->from_pitch + c->from_x;
+        size_t in = ((c->to_z + z) * c->to_height + c->to_y + y) * c->to_pitch + c->to_x;
+        CUresult status = copy(name, to + in, from + out, c->width, stream, waits, way ? way : ANY);
+        if (status) return status;
+    }
+    return SUCCESS;
+}
+static CUresult plane(const char *name, const struct memcpy2d *c, CUstream stream, int waits) {
+    struct memcpy3d whole = {
+        .from_x = c->from_x, .from_y = c->from_y, .from_kind = c->from_kind, .from_host = c->from_host, .from_device = c->from_device, .from_pitch = c->from_pitch,
+        .to_x = c->to_x, .to_y = c->to_y, .to_kind = c->to_kind, .to_host = c->to_host, .to_device = c->to_device, .to_pitch = c->to_pitch,
+        .width = c->width, .height = c->height, .depth = 1,
+    };
+    return rows(name, &whole, stream, waits);
+}
+BOTH(cuMemcpy2D_v2, _ptds, (const struct memcpy2d *c), plane(called, c, named(0, PER_THREAD), 1))
+BOTH(cuMemcpy2DUnaligned_v2, _ptds, (const struct memcpy2d *c), plane(called, c, named(0, PER_THREAD), 1))
+BOTH(cuMemcpy2DAsync_v2, _ptsz, (const struct memcpy2d *c, CUstream stream), plane(called, c, named(stream, PER_THREAD), 0))
+BOTH(cuMemcpy3D_v2, _ptds, (const struct memcpy3d *c), rows(called, c, named(0, PER_THREAD), 1))
+BOTH(cuMemcpy3DAsync_v2, _ptsz, (const struct memcpy3d *c, CUstream stream), rows(called, c, named(stream, PER_THREAD), 0))
+static CUresult batch(const char *name, CUdeviceptr *to, CUdeviceptr *from, size_t *sizes, size_t count, CUstream stream, size_t *failed) {
+    if (stream == &legacy) return INVALID_VALUE;
+    for (size_t i = 0; i < count; i++) {
+        CUresult status = copy(name, (void *)to[i], (void *)from[i], sizes[i], stream, 0, ANY);
+        if (status) { if (failed) *failed = i; return status; }
+    }
+    return SUCCESS;
+}
+BOTH(cuMemcpyBatchAsync, _ptsz, (CUdeviceptr *to, CUdeviceptr *from, size_t *sizes, size_t count, void *attributes, size_t *first, size_t kinds, size_t *failed, CUstream stream),
+     ((void)attributes, (void)first, (void)kinds, batch(called, to, from, sizes, count, named(stream, PER_THREAD), failed)))
+BOTH(cuMemcpyBatchAsync_v2, _ptsz, (CUdeviceptr *to, CUdeviceptr *from, size_t *sizes, size_t count, void *attributes, size_t *first, size_t kinds, CUstream stream),
+     ((void)attributes, (void)first, (void)kinds, batch(called, to, from, sizes, count, named(stream, PER_THREAD), 0)))
+
+#define NOT_HERE(name) CUresult name(void) { return NOT_SUPPORTED; }
+NOT_HERE(cuCtxEnablePeerAccess) NOT_HERE(cuModuleLoadDataEx) NOT_HERE(cuModuleUnload) NOT_HERE(cuFuncSetAttribute)
+NOT_HERE(cuMemGetAllocationGranularity) NOT_HERE(cuMemCreate) NOT_HERE(cuMemRelease) NOT_HERE(cuMemExportToShareableHandle)
+NOT_HERE(cuMemAddressReserve) NOT_HERE(cuMemAddressFree) NOT_HERE(cuMemMap) NOT_HERE(cuMemUnmap) NOT_HERE(cuMemSetAccess)
+NOT_HERE(cuImportExternalMemory) NOT_HERE(cuDestroyExternalMemory) NOT_HERE(cuExternalMemoryGetMappedBuffer)
+/* Always passed on; this driver has none. */
+CUresult cuGetExportTable(const void **table, const void *id) { (void)id; counted("cuGetExportTable", 0); *table = 0; return NOT_FOUND; }
+
+CUresult cuGetProcAddress_v2(const char *name, void **function, int version, uint64_t flags, int *found);
+CUresult cuGetProcAddress(const char *name, void **function, int version, uint64_t flags) { return cuGetProcAddress_v2(name, function, version, flags, 0); }
+/* The name for the resolver, since which version it means this function, and its form for per-thread default streams. */
+static const struct named { const char *name; int since; void *plain, *per_thread; const char *symbol; } table[] = {
+#define ONE(name, since, symbol) {#name, since, symbol, 0, #symbol},
+#define TWO(name, since, symbol, suffix) {#name, since, symbol, symbol##suffix, #symbol},
+    ONE(cuInit, 2000, cuInit) ONE(cuDriverGetVersion, 2020, cuDriverGetVersion) ONE(cuDevicePrimaryCtxRetain, 7000, cuDevicePrimaryCtxRetain)
+    ONE(cuDevicePrimaryCtxRelease, 7000, cuDevicePrimaryCtxRelease) ONE(cuDevicePrimaryCtxRelease, 11000, cuDevicePrimaryCtxRelease_v2)
+    ONE(cuDevicePrimaryCtxReset, 7000, cuDevicePrimaryCtxReset) ONE(cuDevicePrimaryCtxReset, 11000, cuDevicePrimaryCtxReset_v2)
+    ONE(cuCtxDestroy, 2000, cuCtxDestroy) ONE(cuCtxDestroy, 4000, cuCtxDestroy_v2) ONE(cuCtxCreate, 3020, cuCtxCreate_v2)
+    ONE(cuCtxSetCurrent, 4000, cuCtxSetCurrent) ONE(cuCtxGetCurrent, 4000, cuCtxGetCurrent) ONE(cuCtxGetDevice, 2000, cuCtxGetDevice)
+    ONE(cuDeviceGetCount, 2000, cuDeviceGetCount) ONE(cuDeviceGet, 2000, cuDeviceGet) ONE(cuModuleGetLoadingMode, 11070, cuModuleGetLoadingMode)
+    ONE(cuGetExportTable, 3000, cuGetExportTable) ONE(cuMemAlloc, 3020, cuMemAlloc_v2) ONE(cuMemFree, 3020, cuMemFree_v2)
+    ONE(cuMemHostAlloc, 2020, cuMemHostAlloc) ONE(cuMemFreeHost, 2000, cuMemFreeHost) ONE(cuStreamCreate, 2000, cuStreamCreate)
+    TWO(cuStreamSynchronize, 2000, cuStreamSynchronize, _ptsz)
+    TWO(cuMemcpyDtoHAsync, 3020, cuMemcpyDtoHAsync_v2, _ptsz) TWO(cuMemcpyDtoH, 3020, cuMemcpyDtoH_v2, _ptds)
+    TWO(cuMemcpyHtoDAsync, 3020, cuMemcpyHtoDAsync_v2, _ptsz) TWO(cuMemcpyHtoD, 3020, cuMemcpyHtoD_v2, _ptds)
+    TWO(cuMemcpyAsync, 4000, cuMemcpyAsync, _ptsz) TWO(cuMemcpy, 4000, cuMemcpy, _ptds)
+    TWO(cuMemcpyDtoDAsync, 3020, cuMemcpyDtoDAsync_v2, _ptsz) TWO(cuMemcpyDtoD, 3020, cuMemcpyDtoD_v2, _ptds)
+    TWO(cuMemcpyPeerAsync, 4000, cuMemcpyPeerAsync, _ptsz) TWO(cuMemcpyPeer, 4000, cuMemcpyPeer, _ptds)
+    TWO(cuMemcpy2D, 3020, cuMemcpy2D_v2, _ptds) TWO(cuMemcpy2DUnaligned, 3020, cuMemcpy2DUnaligned_v2, _ptds) TWO(cuMemcpy2DAsync, 3020, cuMemcpy2DAsync_v2, _ptsz)
+    TWO(cuMemcpy3D, 3020, cuMemcpy3D_v2, _ptds) TWO(cuMemcpy3DAsync, 3020, cuMemcpy3DAsync_v2, _ptsz)
+    TWO(cuMemcpyBatchAsync, 12080, cuMemcpyBatchAsync, _ptsz) TWO(cuMemcpyBatchAsync, 13000, cuMemcpyBatchAsync_v2, _ptsz)
+    ONE(cuGetProcAddress, 11030, cuGetProcAddress) ONE(cuGetProcAddress, 12000, cuGetProcAddress_v2)
+};
+CUresult cuGetProcAddress_v2(const char *name, void **function, int version, uint64_t flags, int *found) {
+    int newest = 0;
+    cuDriverGetVersion(&newest);
+    *function = 0;
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++)
+        if (!strcmp(name, table[i].name) && table[i].since <= version && table[i].since <= newest)
+            *function = flags == 2 && table[i].per_thread ? table[i].per_thread : table[i].plain;
+    if (found) *found = *function ? 0 : 1;
+    return *function ? SUCCESS : NOT_FOUND;
+}
+/* The name of the function at this address, if it is one of the table's. */
+const char *fake_symbol(const void *address) {
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) if (table[i].plain == address || table[i].per_thread == address) return table[i].symbol;
+    return 0;
+}

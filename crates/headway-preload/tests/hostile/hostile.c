@@ -1,0 +1,576 @@
+/*
+ * A program that misuses memory, contexts, threads and limits around its copies, and knows nothing of Headway.
+ *
+ *     hostile CASE
+ *
+ * It prints the status of each call and a hash of the bytes that it got. Its output and the way it ends must be the same with
+ * and without Headway, on a GPU and on the driver library of the tests. `hostile --list` prints the cases.
+ */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+typedef int CUresult;
+typedef uint64_t CUdeviceptr;
+typedef void *CUstream, *CUcontext;
+
+#define MIB ((size_t)1 << 20)
+#ifndef LARGE_MIB
+#define LARGE_MIB 24
+#endif
+#define LARGE (LARGE_MIB * MIB + 4096 + 77)
+#define MIDDLE (LARGE_MIB * MIB / 3 * 2)
+#define SMALL ((size_t)3000)
+
+static void *driver;
+static CUresult (*init)(unsigned), (*retain)(CUcontext *, int), (*release)(int), (*reset)(int);
+static CUresult (*set_current)(CUcontext), (*create)(CUcontext *, unsigned, int), (*destroy)(CUcontext);
+static CUresult (*alloc)(CUdeviceptr *, size_t), (*host_alloc)(void **, size_t, unsigned), (*host_register)(void *, size_t, unsigned);
+static CUresult (*stream_create)(CUstream *, unsigned), (*stream_sync)(CUstream), (*fill)(CUdeviceptr, unsigned char, size_t);
+static CUresult (*in)(CUdeviceptr, const void *, size_t), (*out)(void *, CUdeviceptr, size_t), (*any)(CUdeviceptr, CUdeviceptr, size_t);
+static CUresult (*in_async)(CUdeviceptr, const void *, size_t, CUstream), (*out_async)(void *, CUdeviceptr, size_t, CUstream);
+static CUresult (*begin_capture)(CUstream, int), (*end_capture)(CUstream, void **), (*load)(void **, const void *);
+static CUresult (*function_of)(void **, void *, const char *);
+static CUresult (*launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, void **, void **);
+
+static void find(void *function, const char *name) {
+    *(void **)function = dlsym(driver, name);
+    if (!*(void **)function) { fprintf(stderr, "the driver has no %s\n", name); exit(2); }
+}
+static void open_driver(void) {
+    driver = dlopen("libcuda.so.1", RTLD_NOW);
+    if (!driver) { fprintf(stderr, "%s\n", dlerror()); exit(2); }
+    find(&init, "cuInit"), find(&retain, "cuDevicePrimaryCtxRetain"), find(&release, "cuDevicePrimaryCtxRelease_v2");
+    find(&reset, "cuDevicePrimaryCtxReset_v2"), find(&set_current, "cuCtxSetCurrent"), find(&create, "cuCtxCreate_v2");
+    find(&destroy, "cuCtxDestroy_v2"), find(&alloc, "cuMemAlloc_v2"), find(&host_alloc, "cuMemHostAlloc");
+    find(&host_register, "cuMemHostRegister_v2"), find(&stream_create, "cuStreamCreate"), find(&stream_sync, "cuStreamSynchronize");
+    find(&fill, "cuMemsetD8_v2"), find(&in, "cuMemcpyHtoD_v2"), find(&out, "cuMemcpyDtoH_v2"), find(&any, "cuMemcpy");
+    find(&in_async, "cuMemcpyHtoDAsync_v2"), find(&out_async, "cuMemcpyDtoHAsync_v2");
+    find(&begin_capture, "cuStreamBeginCapture_v2"), find(&end_capture, "cuStreamEndCapture"), find(&load, "cuModuleLoadData");
+    find(&function_of, "cuModuleGetFunction"), find(&launch, "cuLaunchKernel");
+}
+
+static CUcontext context;
+static CUdeviceptr device;
+static CUstream stream;
+static unsigned char *pinned; /* SMALL bytes, and room */
+
+static void must(CUresult status, const char *what) {
+    if (status) { printf("%s: status %d\n", what, status); exit(3); }
+}
+static void said(const char *what, CUresult status) { printf("%s: status %d\n", what, status); fflush(stdout); }
+static uint64_t hash(const void *memory, size_t bytes) {
+    uint64_t sum = 14695981039346656037u;
+    for (size_t i = 0; i < bytes; i++) sum = (sum ^ ((const unsigned char *)memory)[i]) * 1099511628211u;
+    return sum;
+}
+static void hashed(const char *what, const void *memory, size_t bytes) {
+    printf("%s: bytes %016llx\n", what, (unsigned long long)hash(memory, bytes));
+    fflush(stdout);
+}
+static void pattern(unsigned char *memory, size_t bytes, unsigned seed) {
+    for (size_t i = 0; i < bytes; i++) memory[i] = (unsigned char)((i * 2654435761u + seed) >> 13);
+}
+static unsigned char *fresh(size_t bytes) {
+    unsigned char *memory = mmap(0, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) { printf("no memory: %d\n", errno); exit(3); }
+    return memory;
+}
+/* What is on the GPU, read by way of small page-locked copies that nobody makes faster. */
+static void on_gpu(const char *what, CUdeviceptr from, size_t bytes) {
+    uint64_t sum = 0;
+    for (size_t at = 0; at < bytes; at += SMALL) {
+        size_t part = bytes - at < SMALL ? bytes - at : SMALL;
+        CUresult status = out(pinned, from + at, part);
+        if (status) { said(what, status); return; }
+        sum = sum * 31 + hash(pinned, part);
+    }
+    printf("%s: bytes %016llx\n", what, (unsigned long long)sum);
+    fflush(stdout);
+}
+static void start(void) {
+    must(init(0), "cuInit");
+    must(retain(&context, 0), "cuDevicePrimaryCtxRetain");
+    must(set_current(context), "cuCtxSetCurrent");
+    must(alloc(&device, 2 * LARGE), "cuMemAlloc");
+    must(host_alloc((void **)&pinned, 4096, 0), "cuMemHostAlloc");
+    must(stream_create(&stream, 1), "cuStreamCreate");
+    unsigned char *source = fresh(LARGE);
+    pattern(source, LARGE, 7);
+    must(in(device, source, LARGE), "first copy");
+    must(fill(device + LARGE, 0x55, LARGE), "cuMemsetD8");
+    munmap(source, LARGE);
+}
+
+static void overwritten(void) {
+    unsigned char *source = fresh(LARGE);
+    for (unsigned i = 0; i < 4; i++) {
+        pattern(source, LARGE, i);
+        said("in", in_async(device, source, LARGE, stream));
+        memset(source, 0xee, LARGE);
+    }
+    said("wait", stream_sync(stream));
+    on_gpu("last", device, LARGE);
+}
+static void freed(void) {
+    unsigned char *source = fresh(LARGE);
+    pattern(source, LARGE, 3);
+    said("in", in_async(device, source, LARGE, stream));
+    munmap(source, LARGE);
+    said("wait", stream_sync(stream));
+    on_gpu("in", device, LARGE);
+    unsigned char *to = fresh(LARGE);
+    said("out", out_async(to, device, LARGE, stream));
+    said("wait", stream_sync(stream));
+    hashed("out", to, LARGE);
+    munmap(to, LARGE);
+    said("later", out(pinned, device, SMALL));
+}
+static void read_only(size_t bytes) {
+    unsigned char *to = fresh(LARGE);
+    pattern(to, LARGE, 1);
+    mprotect(to, LARGE, PROT_READ);
+    said("out", out(to, device, bytes));
+    hashed("out", to, LARGE);
+}
+static void read_only_large(void) { read_only(LARGE); }
+static void read_only_small(void) { read_only(SMALL); }
+static void read_only_half(void) {
+    unsigned char *to = fresh(LARGE);
+    mprotect(to + MIDDLE, LARGE - MIDDLE, PROT_READ);
+    said("out", out(to, device, LARGE));
+}
+static void no_access_in(void) {
+    unsigned char *source = fresh(LARGE);
+    mprotect(source, LARGE, PROT_NONE);
+    said("in", in(device, source, LARGE));
+}
+static void no_access_in_half(void) {
+    unsigned char *source = fresh(LARGE);
+    pattern(source, MIDDLE, 2);
+    mprotect(source + MIDDLE, LARGE - MIDDLE, PROT_NONE);
+    said("in", in_async(device, source, LARGE, stream));
+    said("wait", stream_sync(stream));
+}
+static void no_access_out(void) {
+    unsigned char *to = fresh(LARGE);
+    mprotect(to, LARGE, PROT_NONE);
+    said("out", out_async(to, device, LARGE, stream));
+}
+static void null_pointers(void) {
+    said("in from null", in(device, 0, SMALL));
+}
+static void unmapped(void) {
+    unsigned char *memory = fresh(LARGE);
+    munmap(memory, LARGE);
+    said("out", out(memory, device, LARGE));
+}
+static unsigned char *truncated_file(size_t bytes, size_t left) {
+    FILE *file = tmpfile();
+    if (!file || ftruncate(fileno(file), (off_t)bytes)) exit(3);
+    unsigned char *memory = mmap(0, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fileno(file), 0);
+    if (memory == MAP_FAILED) exit(3);
+    pattern(memory, bytes, 5);
+    if (ftruncate(fileno(file), (off_t)left)) exit(3);
+    return memory;
+}
+static void truncated_in(void) { said("in", in(device, truncated_file(LARGE, MIDDLE), LARGE)); }
+static void truncated_out(void) { said("out", out(truncated_file(LARGE, MIDDLE), device, LARGE)); }
+static void overlapping(void) {
+    unsigned char *memory = fresh(2 * LARGE);
+    pattern(memory, 2 * LARGE, 9);
+    said("host to host", any((CUdeviceptr)memory + LARGE, (CUdeviceptr)memory, LARGE / 2));
+    hashed("host to host", memory, 2 * LARGE);
+    /* Both ways between the same two places, without waiting in between. */
+    said("in", in_async(device, memory + 1, LARGE, stream));
+    said("out", out_async(memory + 4096, device, LARGE, stream));
+    said("in", in_async(device + 3, memory + 4097, LARGE, stream));
+    said("wait", stream_sync(stream));
+    hashed("both ways", memory, 2 * LARGE);
+    on_gpu("both ways", device, LARGE);
+}
+static void huge(void) {
+    size_t bytes = (LARGE + 4 * MIB) / (2 * MIB) * (2 * MIB);
+    unsigned char *memory = mmap(0, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB, -1, 0);
+    if (memory == MAP_FAILED) {
+        memory = (unsigned char *)(((uintptr_t)fresh(bytes + 2 * MIB) + 2 * MIB - 1) & ~(uintptr_t)(2 * MIB - 1));
+        madvise(memory, bytes, MADV_HUGEPAGE);
+    }
+    said("out", out(memory + 5, device, LARGE));
+    hashed("out", memory, bytes);
+    pattern(memory, bytes, 6);
+    said("in", in(device, memory + 9, LARGE));
+    on_gpu("in", device, LARGE);
+}
+static void registered_half(void) {
+    /* A third in the middle is page-locked. */
+    size_t third = LARGE_MIB * MIB / 3, all = 4 * third;
+    unsigned char *memory = fresh(all);
+    said("register", host_register(memory + third, third, 0));
+    pattern(memory, all, 4);
+    said("in, begins and ends ordinary", in(device, memory, LARGE));
+    said("in, begins registered", in(device, memory + third + 4096, 2 * third));
+    said("in, ends registered", in(device, memory + 100, 2 * third - 5000));
+    said("in, queued", in_async(device, memory + third + 4096, 2 * third, stream));
+    said("wait", stream_sync(stream));
+    on_gpu("in", device, LARGE);
+    said("out, begins and ends ordinary", out(memory, device, LARGE));
+    said("out, begins registered", out(memory + third + 4096, device, 2 * third));
+    said("out, ends registered", out(memory + 100, device, 2 * third - 5000));
+    said("out, small, across the end", out(memory + 2 * third - 1000, device, SMALL));
+    hashed("out", memory, all);
+}
+static void again(const char *what) {
+    said(what, retain(&context, 0));
+    said("current", set_current(context));
+    said("memory", alloc(&device, LARGE));
+    unsigned char *memory = fresh(LARGE), *back = fresh(LARGE);
+    pattern(memory, LARGE, 8);
+    said("in", in(device, memory, LARGE));
+    said("out", out(back, device, LARGE));
+    hashed("out", back, LARGE);
+}
+static void reset_in_flight(void) {
+    unsigned char *memory;
+    must(host_alloc((void **)&memory, LARGE, 0), "cuMemHostAlloc");
+    for (int i = 0; i < 8; i++) must(out_async(memory, device, LARGE, stream), "out");
+    unsigned char *ordinary = fresh(LARGE);
+    must(in_async(device, ordinary, LARGE, stream), "in");
+    said("reset", reset(0));
+    again("after the reset");
+}
+static void destroyed_in_flight(void) {
+    CUcontext own;
+    CUstream theirs;
+    CUdeviceptr there;
+    said("create", create(&own, 0, 0));
+    must(alloc(&there, LARGE), "cuMemAlloc");
+    must(stream_create(&theirs, 1), "cuStreamCreate");
+    unsigned char *memory, *ordinary = fresh(LARGE);
+    pattern(ordinary, LARGE, 2);
+    must(host_alloc((void **)&memory, LARGE, 0), "cuMemHostAlloc");
+    said("in", in(there, ordinary, LARGE));
+    for (int i = 0; i < 8; i++) must(out_async(memory, there, LARGE, theirs), "out");
+    said("out", out_async(pinned, there, SMALL, theirs));
+    said("destroy", destroy(own));
+    said("current", set_current(context));
+    unsigned char *back = fresh(LARGE);
+    said("out", out(back, device, LARGE));
+    hashed("out", back, LARGE);
+    said("create", create(&own, 0, 0));
+    must(alloc(&there, LARGE), "cuMemAlloc");
+    said("in", in(there, ordinary, LARGE));
+    said("out", out(back, there, LARGE));
+    hashed("out", back, LARGE);
+    said("destroy", destroy(own));
+}
+static void no_context(void) {
+    set_current(0);
+    unsigned char *memory = fresh(LARGE);
+    said("in", in(device, memory, LARGE));
+    said("out", out(memory, device, LARGE));
+    said("out, small", out(memory, device, SMALL));
+    said("out, queued", out_async(memory, device, LARGE, stream));
+}
+static void sticky(void) {
+    void (*fake_break)(int) = (void (*)(int))dlsym(driver, "fake_break");
+    unsigned char *memory = fresh(LARGE);
+    if (fake_break) fake_break(700);
+    else {
+        static const char ptx[] =
+            ".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry wrong()\n{\n.reg .b64 %a;\n.reg .b32 %v;\n"
+            "mov.u64 %a, 64;\nmov.u32 %v, 1;\nst.global.u32 [%a], %v;\nret;\n}\n";
+        void *module, *function;
+        must(load(&module, ptx), "cuModuleLoadData");
+        must(function_of(&function, module, "wrong"), "cuModuleGetFunction");
+        must(launch(function, 1, 1, 1, 1, 1, 1, 0, stream, 0, 0), "cuLaunchKernel");
+        said("wait", stream_sync(stream));
+    }
+    said("in", in(device, memory, LARGE));
+    said("in, queued", in_async(device, memory, LARGE, stream));
+    said("out", out(memory, device, LARGE));
+    said("out, queued", out_async(memory, device, LARGE, stream));
+    said("out, small", out(memory, device, SMALL));
+    said("memory", alloc(&device, SMALL));
+}
+static void invalid(void) {
+    unsigned char *memory = fresh(LARGE);
+    said("beyond, in", in(device + LARGE + MIB, memory, LARGE));
+    said("beyond, out", out(memory, device + LARGE + MIB, LARGE));
+    said("nothing", in(device, memory, 0));
+    said("nothing, queued", out_async(memory, device, 0, stream));
+    said("small and beyond", out(memory, device + 2 * LARGE - 16, SMALL));
+    said("not of the GPU", out(memory, 4096, LARGE));
+}
+
+static void *one_of_many(void *argument) {
+    size_t number = (size_t)argument, bytes = 4 * MIB + 1000 * number + 13;
+    CUstream own;
+    CUdeviceptr there;
+    uint64_t *answer = malloc(sizeof *answer);
+    *answer = 0;
+    if (set_current(context) || stream_create(&own, 1) || alloc(&there, bytes)) return answer;
+    unsigned char *source = fresh(bytes), *back = fresh(bytes);
+    pattern(source, bytes, (unsigned)number);
+    for (int i = 0; i < 2; i++) {
+        if (in_async(there, source, bytes, own) || out_async(back, there, bytes, own) || stream_sync(own)) return answer;
+        if (memcmp(source, back, bytes)) return answer;
+    }
+    *answer = hash(back, bytes);
+    munmap(source, bytes), munmap(back, bytes);
+    return answer;
+}
+static void threads(size_t count) {
+    pthread_t all[64];
+    uint64_t sum = 0;
+    for (size_t i = 0; i < count; i++) if (pthread_create(&all[i], 0, one_of_many, (void *)i)) { printf("no thread\n"); exit(3); }
+    for (size_t i = 0; i < count; i++) {
+        void *answer;
+        pthread_join(all[i], &answer);
+        if (!*(uint64_t *)answer) printf("thread %zu: wrong\n", i);
+        sum += *(uint64_t *)answer;
+    }
+    printf("threads: bytes %016llx\n", (unsigned long long)sum);
+}
+static void many_threads(void) { threads(64); }
+static void threads_that_end(void) { for (int i = 0; i < 8; i++) threads(3); }
+
+static void both_ways(const char *what) {
+    unsigned char *memory = fresh(LARGE), *back = fresh(LARGE);
+    pattern(memory, LARGE, 11);
+    said(what, in(device, memory, LARGE));
+    said(what, out(back, device, LARGE));
+    hashed(what, back, LARGE);
+    munmap(memory, LARGE), munmap(back, LARGE);
+}
+static void child_by_vfork(void) {
+    both_ways("before");
+    fflush(stdout);
+    pid_t child = vfork();
+    if (!child) _exit(7);
+    int status = 0;
+    waitpid(child, &status, 0);
+    printf("child: %d\n", WEXITSTATUS(status));
+    both_ways("after");
+    fflush(stdout);
+    child = vfork();
+    if (!child) { execl("/bin/sh", "sh", "-c", "exit 5", (char *)0); _exit(1); }
+    waitpid(child, &status, 0);
+    printf("program: %d\n", WEXITSTATUS(status));
+    char *arguments[] = {"sh", "-c", "exit 6", 0};
+    if (posix_spawn(&child, "/bin/sh", 0, 0, arguments, environ)) exit(3);
+    waitpid(child, &status, 0);
+    printf("program: %d\n", WEXITSTATUS(status));
+    both_ways("after programs");
+}
+static void child_by_fork(void) {
+    both_ways("before");
+    fflush(stdout);
+    pid_t child = fork();
+    if (!child) {
+        /* What a driver answers in a forked child. */
+        unsigned char *memory = fresh(LARGE);
+        said("child, in", in(device, memory, LARGE));
+        said("child, out", out(memory, device, LARGE));
+        fflush(stdout);
+        exit(4);
+    }
+    int status = 0;
+    waitpid(child, &status, 0);
+    printf("child: %d\n", WIFSIGNALED(status) ? -WTERMSIG(status) : WEXITSTATUS(status));
+    both_ways("after");
+}
+/* A child of a thread that copies, as a DataLoader's workers are. */
+static volatile int stop;
+static void *copies(void *count) {
+    unsigned char *memory = fresh(LARGE);
+    set_current(context);
+    while (!stop && !in(device, memory, LARGE)) __atomic_add_fetch((int *)count, 1, __ATOMIC_SEQ_CST);
+    return 0;
+}
+static void fork_beside_copies(void) {
+    pthread_t thread;
+    int count = 0;
+    pthread_create(&thread, 0, copies, &count);
+    for (int i = 0; i < 20; i++) {
+        int seen = __atomic_load_n(&count, __ATOMIC_SEQ_CST);
+        while (__atomic_load_n(&count, __ATOMIC_SEQ_CST) == seen) usleep(100);
+        fflush(stdout);
+        pid_t child = fork();
+        if (!child) { void *memory = malloc(MIB); memset(memory, 1, MIB); free(memory); exit(0); }
+        int status = 0;
+        waitpid(child, &status, 0);
+        if (status) printf("child %d: %d\n", i, status);
+    }
+    stop = 1;
+    pthread_join(thread, 0);
+    both_ways("after");
+}
+static void exit_beside_copies(void) {
+    pthread_t thread[4];
+    int count = 0;
+    for (int i = 0; i < 4; i++) pthread_create(&thread[i], 0, copies, &count);
+    while (__atomic_load_n(&count, __ATOMIC_SEQ_CST) < 8) usleep(100);
+    printf("exit\n");
+    exit(9);
+}
+static void exit_of_a_thread(void) {
+    pthread_t thread;
+    int count = 0;
+    pthread_create(&thread, 0, copies, &count);
+    while (__atomic_load_n(&count, __ATOMIC_SEQ_CST) < 4) usleep(100);
+    stop = 1;
+    printf("main ends\n");
+    fflush(stdout);
+    alarm(10); /* a driver's own threads may keep the process alive */
+    pthread_exit(0);
+}
+static void killed(void) {
+    both_ways("before");
+    raise(SIGTERM);
+}
+static void closed(void) {
+    both_ways("before");
+    printf("close: %d\n", dlclose(driver));
+    open_driver();
+    start();
+    both_ways("after");
+}
+static void limit(int which, rlim_t value) {
+    struct rlimit rlimit = {value, value};
+    if (setrlimit(which, &rlimit)) { printf("no limit: %d\n", errno); exit(3); }
+}
+static void few_locked(void) { limit(RLIMIT_MEMLOCK, 0); both_ways("few locked"); both_ways("again"); }
+static void few_addresses(void) {
+    unsigned long pages = 0;
+    FILE *file = fopen("/proc/self/statm", "r");
+    if (!file || fscanf(file, "%lu", &pages) != 1) exit(3);
+    fclose(file);
+    limit(RLIMIT_AS, pages * 4096 + 64 * MIB);
+    both_ways("few addresses");
+    both_ways("again");
+}
+static void few_files(void) {
+    limit(RLIMIT_NOFILE, 4);
+    both_ways("few files");
+}
+static void few_threads(void) {
+    /* The limit does not hold for root. */
+    if (!getuid() && setresuid(65534, 65534, 65534)) { printf("another user: %d\n", errno); exit(3); }
+    limit(RLIMIT_NPROC, 1);
+    pthread_t thread;
+    printf("a thread: %s\n", pthread_create(&thread, 0, one_of_many, 0) ? "refused" : "started");
+    both_ways("few threads");
+    both_ways("again");
+}
+
+struct capture { CUstream stream; int mode; CUresult begun, ended; pthread_barrier_t begin, end; };
+static void *captures(void *argument) {
+    struct capture *capture = argument;
+    void *graph = 0;
+    set_current(context);
+    capture->begun = begin_capture(capture->stream, capture->mode);
+    pthread_barrier_wait(&capture->begin);
+    pthread_barrier_wait(&capture->end);
+    capture->ended = end_capture(capture->stream, &graph);
+    return 0;
+}
+static void captured_elsewhere(void) {
+    static const char *modes[] = {"global", "of the thread", "relaxed"};
+    unsigned char *memory = fresh(LARGE), *back = fresh(LARGE);
+    pattern(memory, LARGE, 12);
+    for (int i = 0; i < 12; i++) {
+        struct capture capture = {.mode = i % 3};
+        must(stream_create(&capture.stream, i / 3 % 2), "cuStreamCreate");
+        pthread_barrier_init(&capture.begin, 0, 2), pthread_barrier_init(&capture.end, 0, 2);
+        pthread_t thread;
+        pthread_create(&thread, 0, captures, &capture);
+        pthread_barrier_wait(&capture.begin);
+        CUresult went[4] = {0};
+        memset(back, 0, LARGE);
+        if (i < 6) {
+            went[0] = in(device, memory, LARGE), went[1] = out(back, device, LARGE), went[2] = out(pinned, device, SMALL);
+        } else {
+            went[0] = in_async(device, memory, LARGE, stream), went[1] = out_async(back, device, LARGE, stream);
+            went[2] = out_async(pinned, device, SMALL, stream), went[3] = stream_sync(stream);
+        }
+        pthread_barrier_wait(&capture.end);
+        pthread_join(thread, 0);
+        printf("%s, %s, %s: begun %d, in %d, out %d, small %d, wait %d, ended %d, bytes %016llx\n", modes[i % 3],
+               i / 3 % 2 ? "apart" : "joined", i < 6 ? "waiting" : "queued", capture.begun, went[0], went[1], went[2], went[3], capture.ended,
+               (unsigned long long)hash(back, LARGE));
+        fflush(stdout);
+    }
+}
+static void captured(void) {
+    unsigned char *memory, *ordinary = fresh(LARGE);
+    void *graph = 0;
+    must(host_alloc((void **)&memory, LARGE, 0), "cuMemHostAlloc");
+    for (int mode = 0; mode < 3; mode++) {
+        said("begin", begin_capture(stream, mode));
+        said("out", out_async(memory, device, LARGE, stream));
+        said("out, small", out_async(pinned, device, SMALL, stream));
+        said("in", in_async(device, memory, LARGE, stream));
+        said("end", end_capture(stream, &graph));
+        said("begin", begin_capture(stream, mode));
+        said("out, ordinary", out_async(ordinary, device, LARGE, stream));
+        said("in, ordinary", in_async(device, ordinary, LARGE, stream));
+        said("end", end_capture(stream, &graph));
+    }
+    both_ways("after");
+}
+/* Small results beside a bulk copy: what `--aside` and `--yield` are for. */
+static void beside(void) {
+    unsigned char *bulk;
+    CUstream other;
+    must(host_alloc((void **)&bulk, LARGE, 0), "cuMemHostAlloc");
+    must(stream_create(&other, 1), "cuStreamCreate");
+    uint64_t sum = 0;
+    for (int i = 0; i < 50; i++) {
+        must(out_async(bulk, device, LARGE, other), "bulk");
+        unsigned char small[SMALL];
+        must(out_async(pinned, device + (CUdeviceptr)i * 7, SMALL, stream), "small");
+        must(stream_sync(stream), "wait");
+        must(out(small, device + (CUdeviceptr)i * 11, SMALL - (size_t)i), "small, ordinary");
+        sum = sum * 31 + hash(pinned, SMALL) + hash(small, SMALL - (size_t)i);
+    }
+    must(stream_sync(other), "wait");
+    printf("beside: bytes %016llx\n", (unsigned long long)(sum + hash(bulk, LARGE)));
+}
+
+static const struct { const char *name; void (*run)(void); } cases[] = {
+    {"overwritten", overwritten}, {"freed", freed}, {"read-only", read_only_large}, {"read-only-small", read_only_small},
+    {"read-only-half", read_only_half}, {"no-access-in", no_access_in}, {"no-access-in-half", no_access_in_half},
+    {"no-access-out", no_access_out}, {"null", null_pointers}, {"unmapped", unmapped}, {"truncated-in", truncated_in},
+    {"truncated-out", truncated_out}, {"overlapping", overlapping}, {"huge", huge}, {"registered-half", registered_half},
+    {"reset", reset_in_flight}, {"destroyed", destroyed_in_flight}, {"no-context", no_context}, {"sticky", sticky},
+    {"invalid", invalid}, {"many-threads", many_threads}, {"threads-that-end", threads_that_end}, {"vfork", child_by_vfork},
+    {"fork", child_by_fork}, {"fork-beside-copies", fork_beside_copies}, {"exit-beside-copies", exit_beside_copies},
+    {"main-thread-ends", exit_of_a_thread}, {"killed", killed}, {"closed", closed}, {"few-locked", few_locked},
+    {"few-addresses", few_addresses}, {"few-files", few_files}, {"few-threads", few_threads},
+    {"captured-elsewhere", captured_elsewhere}, {"captured", captured}, {"beside", beside},
+};
+
+int main(int argc, char **argv) {
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        if (argc == 2 && !strcmp(argv[1], "--list")) puts(cases[i].name);
+        else if (argc == 2 && !strcmp(argv[1], cases[i].name)) {
+            open_driver();
+            start();
+            cases[i].run();
+            return 0;
+        }
+    }
+    return argc == 2 && !strcmp(argv[1], "--list") ? 0 : 2;
+}
