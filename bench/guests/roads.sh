@@ -3,7 +3,7 @@
 #
 # roads.py (PyTorch, CuPy, Numba, JAX, Triton, ...), roads.cu in four builds, and the hostile programs of headway-preload's tests, on the
 # machine's own driver. Different programs run at the same time: nothing here is a measurement of time. Each guest runs with
-# everything on, and hostile ones also with `--fast` alone. Prints a table and, in $OUT/roads.jsonl, one line of JSON for each comparison.
+# everything on, and C programs also with every small copy by a kernel and large ones in pieces of 64 KiB. Prints a table and, in $OUT/roads.jsonl, one line of JSON for each comparison.
 # Programs whose two plain runs already differ are `undefined`. PARALLEL programs run at a time, each for at most LIMIT seconds.
 set -u
 headway=$(realpath "$1")
@@ -27,7 +27,7 @@ run() {
     esac
     # shellcheck disable=SC2086
     if [ -n "$options" ]; then set -- "$headway" exec $options -- "$@"; fi
-    (cd "$work" && timeout -k 5 "$LIMIT" "$@") >"$work/$name.$how.out" 2>"$work/$name.$how.err" </dev/null
+    { (cd "$work" && timeout -k 5 "$LIMIT" "$@") >"$work/$name.$how.out" 2>"$work/$name.$how.err" </dev/null; } 2>/dev/null
     echo "$?" >"$work/$name.$how.rc"
 }
 same() { cmp -s "$work/$1.$2.out" "$work/$1.$3.out" && cmp -s "$work/$1.$2.rc" "$work/$1.$3.rc"; }
@@ -72,9 +72,14 @@ fi
     for name in static shared static-per-thread shared-per-thread; do
         [ ! -x "roads-$name" ] || echo "compare nvcc-$name 'all always' ./roads-$name"
     done
-    hows="all fast always"
-    if "$headway" exec --help 2>/dev/null | grep -q -- --hook; then hows="$hows audit"; fi
-    ./hostile --list | while read -r case; do echo "compare hostile-$case '$hows' ./hostile $case"; done
+    ./hostile --list | while read -r case; do
+        hows="all always"
+        case $case in
+            registered-half | captured* | null) hows="all always fast" ;;
+            overwritten | fork | vfork | beside) if "$headway" exec --help 2>/dev/null | grep -q -- --hook; then hows="$hows audit"; fi ;;
+        esac
+        echo "compare hostile-$case '$hows' ./hostile $case"
+    done
 } | xargs -d '\n' -P "${PARALLEL:-6}" -I{} bash -c '{}' >"$out/roads.jsonl"
 sort -o "$out/roads.jsonl" "$out/roads.jsonl"
 
