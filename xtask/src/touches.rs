@@ -31,7 +31,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let root = crate::root();
     let path = args.file.canonicalize().with_context(|| format!("find `{}`", args.file.display()))?;
     let file = path.strip_prefix(root.canonicalize()?).context("the file lies outside the repository")?;
-    ensure!(file.extension().is_some_and(|kind| kind == "rs"), "`{}` is not a Rust source file", file.display());
+    ensure!(
+        file.extension().is_some_and(|kind| kind == "rs"),
+        "`{}` is not a Rust source file; after a change of a CUDA source run `cargo xtask ptx`, after one of a page `cargo xtask tidy`",
+        file.display()
+    );
     let file = file.to_str().context("the path is not UTF-8")?;
     print!("{}", describe(&Tree::read(&root)?, file)?);
     Ok(())
@@ -53,7 +57,7 @@ fn describe(tree: &Tree, file: &str) -> anyhow::Result<String> {
     let is_test = |path: &str| path.ends_with(".rs") && path.contains("/tests/") && path != file;
     let tests = mentions(tree, &names, file, is_test);
     if tests.is_empty() {
-        out += &format!("  cargo test -p {package}   # nothing in it is named by a test program\n");
+        out += &format!("  cargo test -p {package}   # all of it: no test program names anything in this file\n");
     }
     for mention in tests.iter().take(SHOWN) {
         let (package, _) = place(&mention.place);
@@ -125,7 +129,7 @@ fn mentions(tree: &Tree, names: &BTreeSet<String>, file: &str, counts: impl Fn(&
     for (place, text) in tree.texts().filter(|(path, _)| counts(path)) {
         let words: BTreeSet<&str> = text.split(|c: char| !c.is_alphanumeric() && c != '_').collect();
         let mut named: BTreeSet<String> = names.iter().filter(|name| words.contains(name.as_str())).cloned().collect();
-        if text.contains(file) {
+        if text.contains(file) || short(file).is_some_and(|short| text.contains(&short)) || is_test_of(place, file) {
             named.insert(file.rsplit('/').next().unwrap_or(file).to_owned());
         }
         if !named.is_empty() {
@@ -134,6 +138,19 @@ fn mentions(tree: &Tree, names: &BTreeSet<String>, file: &str, counts: impl Fn(&
     }
     found.sort_by(|a, b| b.names.len().cmp(&a.names.len()).then_with(|| a.place.cmp(&b.place)));
     found
+}
+
+/// The path as ARCHITECTURE.md writes it: `core/plan.rs` for `crates/headway-core/src/plan.rs`.
+fn short(file: &str) -> Option<String> {
+    let (package, inside) = file.strip_prefix("crates/")?.split_once("/src/")?;
+    Some(format!("`{}/{inside}`", package.strip_prefix("headway-").unwrap_or(package)))
+}
+
+/// Whether `place` is the file of the same name below the `tests` of the same package.
+fn is_test_of(place: &str, file: &str) -> bool {
+    let name = |path: &str| path.rsplit('/').next().unwrap_or(path).to_owned();
+    let package = |path: &str, folder: &str| path.split_once(folder).map(|(package, _)| package.to_owned());
+    package(place, "/tests/").is_some_and(|of| package(file, "/src/") == Some(of)) && name(place) == name(file)
 }
 
 fn join(names: &BTreeSet<String>) -> String {
@@ -153,6 +170,17 @@ mod tests {
                     #[cfg(test)]\nmod tests { pub fn of_a_test() {} }\n";
         assert_eq!(public_names(text).into_iter().collect::<Vec<_>>(), ["Cuts", "with_huge_parts"]);
         assert_eq!(public_names("pub fn count() {}\npub struct Error;\n"), BTreeSet::new());
+    }
+
+    #[test]
+    fn pages_may_write_a_path_in_short_and_a_test_may_have_the_files_name() {
+        assert_eq!(short("crates/headway-core/src/plan/block.rs").as_deref(), Some("`core/plan/block.rs`"));
+        assert_eq!(short("crates/headway/src/copy.rs").as_deref(), Some("`headway/copy.rs`"));
+        assert_eq!(short("xtask/src/ci.rs"), None);
+        let lint = "crates/headway-preload/src/lint.rs";
+        assert!(is_test_of("crates/headway-preload/tests/guests/lint.rs", lint));
+        assert!(!is_test_of("crates/headway-cli/tests/lint.rs", lint));
+        assert!(!is_test_of("crates/headway-preload/tests/guests/log.rs", lint));
     }
 
     #[test]

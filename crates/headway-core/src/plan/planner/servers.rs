@@ -157,7 +157,8 @@ impl Planner<'_> {
             Strategy::Partitioned => true,
             // A copy that shares an engine's GPU waits for its turn.
             Strategy::PerGpu => !self.shares_gpu(planned, &self.machine.routes[other.at()]),
-            _ => false,
+            // These never let another copy run beside one that is priced here.
+            Strategy::Serial | Strategy::Combined | Strategy::Lockstep | Strategy::Generation => false,
         };
         let concurrent: Vec<RouteId> = used.iter().copied().filter(|other| *other == route || meets(other)).collect();
         let rate = domains.network(route).guaranteed_rate(route, &concurrent)?;
