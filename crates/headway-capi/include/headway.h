@@ -117,7 +117,7 @@ const char *headway_version(void);
 const char *headway_last_error(void);
 
 /*
- Sets what a copier uses if nothing else is asked for.
+ Sets the defaults of a copier.
 
  # Safety
  `options` is null or points to a structure of the caller's.

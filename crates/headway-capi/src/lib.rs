@@ -136,7 +136,7 @@ pub extern "C" fn headway_last_error() -> *const c_char {
     LAST.with_borrow(|last| last.as_ptr())
 }
 
-/// Sets what a copier uses if nothing else is asked for.
+/// Sets the defaults of a copier.
 ///
 /// # Safety
 /// `options` is null or points to a structure of the caller's.

@@ -99,7 +99,7 @@ pub(crate) enum Command {
     Exec(crate::guest::ExecArgs),
     /// Arbitrate GPUs between processes until interrupted
     Broker(BrokerArgs),
-    /// Say who holds and who waits at a broker
+    /// List the holders and the waiters of a broker
     Status {
         /// Give up this GPU for everybody, as it is lost; only for the user who runs the broker
         #[arg(long, value_name = "GPU")]
@@ -268,7 +268,7 @@ pub(crate) struct ExperimentSharingArgs {
     /// Divide the paper's periods by this
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) speedup: u32,
-    /// Kernel segments of a frame beside the tracker's
+    /// Kernel segments of a frame, in addition to the tracker's
     #[arg(long, value_name = "N", default_value_t = 9)]
     pub(crate) segments: u32,
     /// Video of 8-bit grey levels, 320 x 240 pixels, picture after picture [default: computed pictures]
@@ -295,7 +295,7 @@ pub(crate) struct MeasureArgs {
     /// Measure only the first so many GPUs
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = count)]
     pub(crate) gpus: Option<usize>,
-    /// Machine file to write; beside it, FILE.partial.jsonl keeps what is done until all is
+    /// Machine file to write. Until it is complete, FILE.partial.jsonl keeps what is done
     #[arg(long, value_name = "FILE", default_value = "machine.toml")]
     pub(crate) out: PathBuf,
     /// Name of the machine [default: that of the file]
@@ -506,7 +506,7 @@ pub(crate) enum ExcludeArg {
     /// Multiprocessors of the GPU
     #[value(name = "no-sm")]
     Sm,
-    /// Threads beside the caller's
+    /// Threads other than the caller's
     #[value(name = "no-threads")]
     Threads,
     /// Links of other GPUs
@@ -548,7 +548,7 @@ fn column_value(text: &str) -> Result<(String, String), &'static str> {
     Ok((column.to_owned(), value.to_owned()))
 }
 
-/// A number of things, of which there is one at least. Negative numbers are told like zero.
+/// A number of things, one at least. A negative number gives the same error as zero.
 fn count(text: &str) -> Result<usize, &'static str> {
     text.parse().ok().filter(|count| *count > 0).ok_or("give a whole number from 1 on")
 }

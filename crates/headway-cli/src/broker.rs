@@ -1,4 +1,4 @@
-//! The commands of GPU sharing: the broker, and who holds and waits.
+//! The commands of GPU sharing: the broker, and its holders and waiters.
 
 use std::fmt::Write;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! How errors are told: as text on the standard error, or as a JSON document on the standard output.
+//! How the program prints errors: as text on the standard error, or as a JSON document on the standard output.
 
 use std::io::{self, Write};
 use std::process::ExitCode;

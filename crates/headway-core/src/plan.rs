@@ -289,13 +289,13 @@ pub enum Source {
     Urgent(Urgent),
 }
 
-/// Who goes first of those that are due at the same time.
+/// What is served first of what is due at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Class {
     /// What the plan has windows for.
     Guaranteed,
-    /// Single copies that are asked for while others run.
+    /// Single copies that a program requests while others run.
     Urgent,
     /// What has no deadline.
     Bulk,
@@ -319,7 +319,7 @@ impl Source {
         matches!(self, Self::Sharded(sharded) if sharded.one_by_one && copies)
     }
 
-    /// Who its jobs go before.
+    /// Its class, which orders its jobs against others that are due at the same time.
     #[must_use]
     pub const fn class(&self) -> Class {
         match self {

@@ -1,4 +1,4 @@
-//! Who waits for whom at a GPU's copy engines: small copies on one stream, beside a bulk copy on others.
+//! How long small copies on one stream wait at a GPU's copy engines while a bulk copy runs on others.
 //!
 //! No document says when an engine that serves a stream turns to another one. It depends on what the bulk copy's stream meets between
 //! two pieces, so that is what a measurement varies ([`Between`]). The copies here are the driver's own, as any program queues them:

@@ -106,7 +106,7 @@ struct OrderedCopy {
     kind: HostKind,
 }
 
-/// Both ends of a copy of ordinary memory, lent to whoever makes it.
+/// Both ends of a copy of ordinary memory, lent to the threads that make it.
 pub struct LentEnds<'a> {
     /// The GPU's memory.
     pub device: &'a Buffer,

@@ -189,7 +189,7 @@ impl Context {
             .is_some_and(|peer| self.enable_peer(&peer).is_ok() && peer.enable_peer(self).is_ok())
     }
 
-    /// Lets this context use the memory of `peer`; asked of the driver once.
+    /// Lets this context use the memory of `peer`; calls the driver once for each pair.
     pub(crate) fn enable_peer(&self, peer: &Self) -> Result<(), DeviceError> {
         let mut peers = lock(&self.peers);
         if peer.ordinal == self.ordinal || peers.contains(&peer.ordinal) {

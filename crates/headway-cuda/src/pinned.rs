@@ -123,7 +123,7 @@ impl Drop for PinnedMemory {
     }
 }
 
-/// A whole allocation as one buffer, zeroed by whoever makes it.
+/// A whole allocation as one buffer; its maker zeroes it.
 pub(crate) struct WholePinned {
     memory: PinnedMemory,
     bytes: usize,

@@ -43,7 +43,7 @@ use crate::table::{self, Address, Ordinal};
 pub(crate) use self::ping::of_form as round_trips_of_form;
 pub use self::ping::round_trips;
 
-/// A way to memory with a window: a form, and for Vulkan who allocates.
+/// A way to memory with a window: a form, and for Vulkan which side allocates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Route {
     /// The kernel module gdrdrv pins and maps CUDA's memory.

@@ -212,7 +212,7 @@ fn find(id: DeviceId) -> Option<Arc<Shared>> {
 }
 
 impl EmuGpu {
-    /// A GPU; it starts no thread until a queue is asked for.
+    /// A GPU; it starts no thread before its first queue.
     #[must_use]
     pub fn open(spec: EmuSpec) -> Self {
         let h2d = Arc::new(Gate::default());

@@ -191,7 +191,7 @@ impl Engines {
         self.lines.iter().any(|line| line.queue.must_poll())
     }
 
-    /// Sets whom to call when there may be something to poll.
+    /// Sets the function that is called when there may be something to poll.
     pub fn set_waker(&mut self, waker: &Waker) {
         *lock(&self.shared.waker) = Some(Arc::clone(waker));
         for line in &mut self.lines {

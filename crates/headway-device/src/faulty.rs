@@ -36,7 +36,7 @@ pub struct Faults {
     pub refuse_pinning: bool,
     /// Every copy of a resident copier is a timeout.
     pub resident_timeout: bool,
-    /// Queues made from now on call no waker, as those of a real GPU: whoever wants to see an end must poll.
+    /// Queues made from now on call no waker, as those of a real GPU: a thread that waits for an end must poll.
     pub silent: bool,
 }
 

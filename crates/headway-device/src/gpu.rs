@@ -41,7 +41,7 @@ pub struct Piece {
     pub len: usize,
 }
 
-/// Who moves the pieces of one request.
+/// What moves the pieces of one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Mover {
     /// The copy engine, one copy queued per piece.
@@ -55,7 +55,7 @@ pub enum Mover {
     },
 }
 
-/// What a queue is asked to do. It owns its spans until it is complete.
+/// An operation for a queue. It owns its spans until it is complete.
 pub enum Operation {
     /// One copy between spans of equal length by a copy engine: host (pinned) to device, device to host (pinned), within a
     /// device, or between devices of one domain, by where the spans are.
@@ -81,7 +81,7 @@ pub enum Operation {
         /// Covers all destinations, claimed for writing.
         to: Span,
         pieces: Arc<[Piece]>,
-        /// Who moves them.
+        /// What moves them.
         by: Mover,
     },
     Launch {
@@ -131,7 +131,7 @@ pub trait Queue: Send {
         self.outstanding() > 0
     }
 
-    /// Sets whom to call when there may be something to poll; a queue that says [`Queue::must_poll`] need not.
+    /// Sets the function that is called when there may be something to poll; a queue with [`Queue::must_poll`] need not call it.
     fn set_waker(&mut self, waker: Waker) {
         drop(waker);
     }

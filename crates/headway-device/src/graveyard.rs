@@ -2,7 +2,7 @@
 //!
 //! An operation that does not end in time, or whose end cannot be asked for any more, may still use its memory. Whoever gives it
 //! up buries it here together with the question whether it has ended. The question is asked again whenever somebody waits for
-//! memory: who lent it ([`lend`](crate::buffer::lend)), or who claims bytes that are still claimed. So memory comes back as soon
+//! memory: the call that lent it ([`lend`](crate::buffer::lend)), or a claim on bytes that are still claimed. So memory comes back as soon
 //! as the driver says that nothing uses it, and never before.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

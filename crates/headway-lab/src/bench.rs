@@ -1,5 +1,5 @@
 //! Benchmarks of copies: every way beside the driver's own call and pinned memory in the same run, `auto` against the best
-//! of them, several GPUs, small copies beside bulk ones, and what the profile predicted.
+//! of them, several GPUs, small copies while bulk ones run, and what the profile predicted.
 
 pub mod broker;
 pub mod combine;

@@ -192,7 +192,7 @@ pub enum FormatError {
     /// No finite window stands for the endless schedule.
     #[error("no window stands for all of the schedule")]
     Window(#[source] Reason),
-    /// More is asked for than the server gives.
+    /// The tasks demand more than the server gives.
     #[error(
         "the flows ask for more than the whole server: no window stands for all of the schedule; lower their costs"
     )]

@@ -196,7 +196,7 @@ impl Setting {
     }
 }
 
-/// What an experiment has found so far, for whoever ends it early.
+/// What an experiment has found so far; kept when somebody ends it early.
 #[derive(Clone, Debug, Default)]
 pub struct SoFar(Arc<Mutex<Option<Outcome>>>);
 

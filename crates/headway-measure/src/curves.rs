@@ -1,4 +1,4 @@
-//! Cost curves: what every way takes for copies of each size, alone and beside bulk copies.
+//! Cost curves: what every way takes for copies of each size, alone and while bulk copies run.
 
 mod many;
 
@@ -27,7 +27,7 @@ use crate::Error;
 
 /// Copies up to this size are compared every time, larger ones at the beginning and the end of a series.
 pub const COMPARED_MAX: usize = 64 << 10;
-/// Sizes measured beside bulk copies.
+/// Sizes measured while bulk copies run.
 const LOADED: std::ops::RangeInclusive<u64> = 64..=64 << 10;
 /// One copy of the bulk in the background.
 const BULK_CHUNK: usize = 64 << 20;

@@ -1,4 +1,4 @@
-//! The CPU that copies are asked for from while they are timed.
+//! The CPU from which copies are made while they are timed.
 //!
 //! A virtual machine shows one NUMA node where its CPUs are on several: a small copy takes a microsecond or two longer from some
 //! of them, and a thread that moves in the middle of a measurement changes every figure behind it.

@@ -88,7 +88,7 @@ pub fn notch(n: u32, p25: Nanos, p75: Nanos) -> Nanos {
     Nanos(u64::try_from(notch).unwrap_or(u64::MAX))
 }
 
-/// Times `once` as `effort` says. `once` is told its number, counting from 0 with the runs for warm-up, and returns the time
+/// Times `once` as `effort` says. `once` gets its number, counting from 0 with the runs for warm-up, and returns the time
 /// it took; `clock` only ends the series.
 pub fn series<E>(
     effort: Effort,

@@ -22,7 +22,7 @@ use crate::Error;
 const BURST: usize = 4;
 /// Copies that take longer come one at a time, each counted: 50 us are little of them.
 const LONG: Nanos = Nanos(5_000_000);
-/// Who takes more than this many percent of the best median even at best is not timed more often than needed.
+/// A method whose best time is more than this many percent of the best median is not timed more often than needed.
 const BEHIND_PERCENT: u64 = 130;
 /// Counted copies of such a kind, if they are long; and of the others.
 const BEHIND_MIN: usize = 2;

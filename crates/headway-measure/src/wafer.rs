@@ -303,7 +303,7 @@ impl WaferBench<'_> {
         self.series("copy", images, 0, |bench| bench.copy(block))
     }
 
-    /// The cameras that were told of, from `first` on.
+    /// The cameras that were described to the devices, from `first` on.
     fn inspect(&mut self, first: u32, images: u32) -> Result<Nanos, Error> {
         let block = block_bytes((0..images).map(|_| image_bytes(self.study, 1).0)).0 as usize;
         self.each(|part| {

@@ -83,7 +83,7 @@ pub struct SchedError {
     pub errno: Errno,
     /// What is missing.
     pub missing: String,
-    /// The same, for whoever looks for a remedy.
+    /// The same, with what a remedy needs.
     pub lack: Missing,
     /// The class in use instead.
     pub fallback: SchedClass,

@@ -108,7 +108,7 @@ pub(crate) fn copied(driver: &Driver, asked: Asked, made: Made, took: u64) {
     state().add((problem, asked.call, address, name), step, (bytes, took));
 }
 
-/// What the host's end of a copy is; the driver is asked where nobody did.
+/// What the host's end of a copy is; asks the driver unless that is known already.
 fn memory(driver: &Driver, asked: Asked, known: Host) -> Host {
     if matches!(known, Host::Ordinary | Host::PageLocked) {
         return known;

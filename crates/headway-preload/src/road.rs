@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use crate::driver::Status;
 use crate::{calls, decide};
 
-/// A function of the driver that this library replaces: under which names it is asked for, and the real one.
+/// A function of the driver that this library replaces: the names under which programs look it up, and the real one.
 pub(crate) struct Replaced {
     /// Its name for `cuGetProcAddress`.
     pub(crate) base: &'static CStr,

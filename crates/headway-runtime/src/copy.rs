@@ -145,7 +145,7 @@ pub struct CopyReport {
     pub instead_of: Option<(Method, String)>,
 }
 
-/// One copy that has ended, for whoever keeps a log of them.
+/// One copy that has ended, for an observer that logs copies.
 #[derive(Clone, Copy, Debug)]
 pub struct Observation<'a> {
     /// Position of the GPU; of a peer copy the source's.

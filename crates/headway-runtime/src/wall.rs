@@ -307,7 +307,7 @@ pub fn run_work(
     Ok(WallOutcome { written, epoch, end, compared, cpus, cpu })
 }
 
-/// Tells `devices` whom to wake and which scheduling class their threads take.
+/// Gives `devices` the thread to wake and the scheduling class of their threads.
 fn introduce(devices: &mut [Engines], inbox: &Sender<Message>, classes: &Arc<Classes>) {
     for device in devices {
         let inbox = inbox.clone();

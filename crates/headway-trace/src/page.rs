@@ -26,7 +26,7 @@ pub const SCHEMA: u32 = shell::SCHEMA;
 const KIND: &str = "streams";
 /// Characters per line of the tables shown where scripts are off.
 const PLAIN_WIDTH: usize = 120;
-/// Pairs of who waited for whom that the page has; the command's summary has all.
+/// Pairs of jobs, one waiting for the other, that the page shows; the command's summary has all.
 const BLAME_MAX: usize = 1_000;
 /// Windows to keep for each reason.
 const WORTH_SEEING: usize = 100;
@@ -38,7 +38,7 @@ struct Data<'a> {
     schema: u32,
     kind: &'static str,
     summary: &'a Summary,
-    /// Pairs of who waited for whom beyond those in the summary.
+    /// Pairs of jobs, one waiting for the other, beyond those in the summary.
     more_blame: usize,
     pipelines: Vec<PipelineData<'a>>,
     streams: Vec<Series>,

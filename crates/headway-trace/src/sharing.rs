@@ -1,4 +1,4 @@
-//! What a run of tasks that share GPUs did: its log, who waited for whom, the figures, a trace and a page.
+//! What a run of tasks that share GPUs did: its log, which job waited for which, the figures, a trace and a page.
 //!
 //! A log is lines of JSON: a [`Header`], then one [`Job`] a line in the order of completion, then their number. A job's
 //! [`Span`]s say what it did or waited for, in order and without overlap; culprits are not logged but follow from the spans of
@@ -121,7 +121,7 @@ pub enum Doing {
     TokenWait,
     /// Waits for an engine.
     EngineWait,
-    /// Is being told of a grant.
+    /// The notice of a grant is on its way to it.
     HandOver,
     /// Its copy runs.
     Copy,

@@ -1,4 +1,4 @@
-//! The figures of a run: per stream, engine, capacity, server and step, and who waited for whom.
+//! The figures of a run: per stream, engine, capacity, server and step, and which job waited for which.
 
 use std::collections::BTreeMap;
 

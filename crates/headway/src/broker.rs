@@ -1,4 +1,4 @@
-//! The broker of a machine: arbitrates its GPUs between processes, and tells who holds and waits.
+//! The broker of a machine: arbitrates its GPUs between processes, and lists holders and waiters.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

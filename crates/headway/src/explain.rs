@@ -1,4 +1,4 @@
-//! Which way a copy would go, and why (specification of transfers, 3.2): answered from a machine file, without a GPU.
+//! Which method a copy would take, and why (specification of transfers, 3.2): answered from a machine file, without a GPU.
 
 use headway_core::files::machine::Machine;
 use headway_core::models::transfer::{self, Available, Profile, Request, choose, defaults};

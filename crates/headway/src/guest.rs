@@ -56,7 +56,7 @@ impl GuestError {
     pub(crate) fn help(&self) -> &'static str {
         match self {
             Self::NoLibrary { .. } => {
-                "`cargo build --release` builds it beside `headway`; an installed `headway` looks in `../lib/headway`, too"
+                "`cargo build --release` builds it next to `headway`; an installed `headway` looks in `../lib/headway`, too"
             }
             Self::Unspeakable { .. } => "move Headway to a folder without spaces and colons",
             Self::SmallPiece { .. } => "4 MiB is a good piece for PCIe 5; `--yield=auto` takes it",

@@ -36,7 +36,7 @@ pub(crate) struct BrokerArgs {
     /// Copy engines of each GPU that have a lock: 1 for both ways, or 2
     #[arg(long, value_name = "N", default_value_t = 2)]
     pub(crate) copy_engines: u32,
-    /// Engines serve the most urgent job first, not who came first
+    /// Engines serve the most urgent job first, not the one that came first
     #[arg(long)]
     pub(crate) urgent_first: bool,
     /// Longest copy under one lock

@@ -216,7 +216,7 @@ impl Dispatcher {
         self.actions.pop_front()
     }
 
-    /// The next thing the user is told.
+    /// The next event for the user.
     pub fn poll_event(&mut self) -> Option<Event> {
         self.events.pop_front()
     }

@@ -102,7 +102,7 @@ pub enum Segment {
 pub struct TaskParameters {
     /// Its number.
     pub id: TaskId,
-    /// Who runs it.
+    /// The client that runs it.
     pub client: ClientId,
     /// Where it runs.
     pub cluster: ClusterId,

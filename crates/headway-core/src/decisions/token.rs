@@ -1,11 +1,11 @@
-//! Tokens: who may use which GPU, and when. A k-exclusion lock with priority donation (R2DGLP) as a sans-IO state machine.
+//! Tokens: which job may use which GPU, and when. A k-exclusion lock with priority donation (R2DGLP) as a sans-IO state machine.
 //!
 //! Elliott 2013, 4.2, omits the rules; the specification of sharing, 3, states those used here, with the proof by search of
 //! where they differ from the published implementation. Every request is in one place: in one of `k` FIFOs whose head holds
 //! the token; among the donors, each lending its priority to one FIFO request; or in a queue by priority.
 //!
 //! The driver feeds inputs with `handle_*`, after each drains [`TokenAllocator::poll_action`], then
-//! [`TokenAllocator::poll_event`]. Time never decides; it only discounts what a holder has used, where that is asked for.
+//! [`TokenAllocator::poll_event`]. Time never decides; with `discount_holder` it only discounts what a holder has used.
 
 mod check;
 mod choice;
@@ -44,7 +44,7 @@ struct Request {
     client: ClientId,
     estimates: Vec<Nanos>,
     place: Place,
-    /// Who lends its priority to this request.
+    /// The request that lends its priority to this one.
     donor: Option<TaskId>,
     /// Since when it holds its token.
     granted: Option<Nanos>,
@@ -306,7 +306,7 @@ impl TokenAllocator {
         self.actions.pop_front()
     }
 
-    /// The next thing the user is told.
+    /// The next event for the user.
     pub fn poll_event(&mut self) -> Option<Event> {
         self.events.pop_front()
     }

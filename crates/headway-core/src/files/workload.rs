@@ -1,4 +1,4 @@
-//! What is asked for: streams, messages, flows, transfers without windows, and tasks. Read from a *workload file*.
+//! Workloads: streams, messages, flows, transfers without windows, and tasks. Read from a *workload file*.
 
 mod application;
 mod file;

@@ -30,7 +30,7 @@ pub trait Payload {
     /// What goes wrong with files and buffers.
     type Error: std::error::Error + Send + Sync + 'static;
 
-    /// Whether the run should end now. It is asked before every instant.
+    /// Whether the run should end now. The driver calls it before every instant.
     fn interrupted(&self) -> bool {
         false
     }

@@ -26,7 +26,7 @@ const DATA_BYTES: usize = 4;
 const WORDS_BYTES: usize = BYTES_MAX / DATA_BYTES * size_of::<u64>();
 /// Words that are looked at together.
 const GROUP: usize = 4;
-/// Words that are asked for ahead, 24 lines: without, and with 8 to 16 lines, a copy of 8 KiB took longer.
+/// Words that are prefetched, 24 lines: without, and with 8 to 16 lines, a copy of 8 KiB took longer.
 #[cfg(target_arch = "x86_64")]
 const AHEAD: usize = 24 * LINE_BYTES / size_of::<u64>();
 

@@ -20,7 +20,7 @@ const LOAN_MAX: Nanos = Nanos(600_000_000_000);
 /// Lends `memory` to `body` as a buffer that gives claims for reading; `pinned` names the domain it is pinned for.
 ///
 /// Returns, or unwinds, only when the last claim and the last handle are gone: `memory` is only borrowed, so no other way is safe.
-/// What was given up while it used `memory` is asked for meanwhile ([`graveyard`]). If something still holds it ten
+/// Meanwhile it asks whether operations that were given up while they used `memory` have ended ([`graveyard`]). If something still holds it ten
 /// minutes after `body` has ended, the process is ended with a message: a GPU that neither ends a copy nor fails writes to memory
 /// whose owner takes it to be free, or the caller never gets it back.
 pub fn lend<R>(memory: &[u8], pinned: Option<Domain>, body: impl FnOnce(&Buffer) -> R) -> R {

@@ -71,7 +71,7 @@ impl Drop for Turn<'_> {
 /// Does `body` under `gates`, entered in their order, and keeps them for at least `time`. Whatever stands in `began` was earlier;
 /// else it is when the gates were entered.
 ///
-/// Whoever needs two gates must take them in one order everywhere: outgoing peer gates come before incoming ones.
+/// A thread that needs two gates must take them in this order: outgoing peer gates come before incoming ones.
 pub(super) fn occupy<R>(gates: &[&Gate], time: Nanos, began: &mut Option<Nanos>, body: impl FnOnce() -> R) -> R {
     let _turns: Vec<Turn<'_>> = gates.iter().map(|gate| gate.enter()).collect();
     let started = clock::now();

@@ -174,7 +174,7 @@ pub fn run(
     failed.map_or(Ok(report), Err)
 }
 
-/// Results are written down each time that so many batches were run: whoever ends the program has them.
+/// Results are written down each time that so many batches were run: they stay when somebody ends the program.
 const SAVED_EVERY: usize = 50;
 
 /// What runs batches.

@@ -25,7 +25,7 @@ const PIECE: usize = 4096;
 const BULK_CHUNK: usize = 256 << 20;
 
 impl Bench<'_, '_> {
-    /// Windows by themselves, and resident copiers idle and beside bulk copies.
+    /// Windows by themselves, and resident copiers idle and while bulk copies run.
     pub(super) fn small(&mut self, timer: &mut CopyTimer, methods: &[Method]) -> Result<(), Error> {
         self.session.phase("small", 3);
         for (mapping, _) in timer.device().windows().into_iter().filter(|(_, usable)| usable.is_ok()) {

@@ -48,7 +48,7 @@ fn simulated(setting: &Setting) -> Outcome {
 /// Statements that name a size or a ratio. The others name an order only, and the paper's plots are not available.
 const WITH_FIGURES: [&str; 4] = ["A1", "A2", "C3", "C4"];
 
-/// The label of a statement that was asked of real memory and real engines.
+/// The label of a statement that was tested on real memory and real engines.
 fn measured(finding: Finding) -> Row {
     let label = if WITH_FIGURES.contains(&finding.id) { Verdict::figure } else { Verdict::own };
     row(finding, label)

@@ -1,4 +1,4 @@
-//! Who waits for whom at the copy engines: a small copy beside a bulk copy, by what the bulk copy's stream meets between its pieces.
+//! How long a small copy waits while a bulk copy runs, by what the bulk copy's stream meets between its pieces.
 
 mod rival;
 
@@ -196,7 +196,7 @@ fn listed(found: &[Found]) -> String {
     text
 }
 
-/// What programs may rely on, asked of these figures.
+/// Whether these figures confirm what programs may rely on.
 fn verdicts(found: &[Found], alone: Nanos) -> Vec<Row> {
     let of = |what: &str| found.iter().find(|found| found.case.what == what);
     let is_long = |found: &Found| found.small.median.0 * 2 > found.bulk.0;

@@ -135,7 +135,7 @@ fn start_of(stat: &str) -> Option<u64> {
 /// What [`stop_when_told`] sets.
 static STOP: AtomicBool = AtomicBool::new(false);
 
-/// A flag that becomes true when this process is asked to end: by `SIGTERM`, by `SIGINT`, or by `SIGHUP` unless that is ignored
+/// A flag that becomes true when a signal tells this process to end: by `SIGTERM`, by `SIGINT`, or by `SIGHUP` unless that is ignored
 /// (`nohup`). Asked twice, it ends at once.
 ///
 /// # Errors

@@ -20,7 +20,7 @@ const SO_PEERPIDFD: libc::c_int = 77;
 /// `SO_PASSRIGHTS` of the same, since Linux 6.16.
 const SO_PASSRIGHTS: libc::c_int = 83;
 
-/// Who is at the other end, as the kernel saw it when the connection was made.
+/// The process at the other end, as the kernel saw it when the connection was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer {
     /// Process.
@@ -86,14 +86,14 @@ fn socket() -> Result<OwnedFd, OsError> {
 }
 
 /// A name of the whole machine that one process has at a time: the kernel takes it back when the process ends, however it
-/// ends, and says who has it. Nobody can take it away; who comes first has it, whoever that is.
+/// ends, and says who has it. Nobody can take it away: the first process has it, whichever that is.
 pub struct Claim(#[expect(dead_code, reason = "held, not read")] OwnedFd);
 
-/// Who asks for the holder of a claim waits in this queue for ever; when it is full the holder is no longer told.
+/// A process that asks for the holder of a claim waits in this queue for ever; when it is full nobody learns the holder.
 const ASKERS: libc::c_int = 4_096;
 
 impl Claim {
-    /// Takes the name, or says who has it as far as the kernel tells.
+    /// Takes the name, or returns the process that has it, if the kernel names one.
     ///
     /// # Errors
     /// [`OsError`], also for a name that is too long.
@@ -200,7 +200,7 @@ impl Socket {
         Ok(Self(fd))
     }
 
-    /// Who is at the other end.
+    /// The process at the other end.
     ///
     /// # Errors
     /// [`OsError`].
@@ -336,7 +336,7 @@ impl Socket {
         unsafe { libc::poll(&raw mut poll, 1, millis) > 0 }
     }
 
-    /// Ends the connection at both ends; whoever waits here sees it too.
+    /// Ends the connection at both ends; threads that wait here see it too.
     pub fn shut_down(&self) {
         // SAFETY: the call touches no memory.
         let _ = unsafe { libc::shutdown(self.0.as_raw_fd(), libc::SHUT_RDWR) };

@@ -102,7 +102,7 @@ impl Classes {
         self.requested
     }
 
-    /// Puts the calling thread into the strongest class that is asked for and permitted, until the value returned is dropped.
+    /// Puts the calling thread into the strongest class that is wanted and permitted, until the returned value is dropped.
     /// Threads that it starts meanwhile are ordinary ones.
     pub fn take(&self, role: Role) -> Held {
         let before = Attributes::of_this_thread().ok();

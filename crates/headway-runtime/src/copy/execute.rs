@@ -67,7 +67,7 @@ impl Copier {
         result
     }
 
-    /// What the options exclude, whoever asks.
+    /// Refuses what the options exclude, whether the method was named or chosen.
     fn forbidden(&self, method: Method) -> Result<(), CopyError> {
         let excludes = self.options.no_sm && method.abilities().occupies.multiprocessor();
         if excludes { Err(excluded(method, "no_sm")) } else { Ok(()) }

@@ -47,7 +47,7 @@ impl Gate {
         Bulk(self)
     }
 
-    /// Where bulk copies are counted, for who waits for the first.
+    /// The count of bulk copies, for a thread that waits for the first.
     pub(super) const fn bulk_count(&self) -> &AtomicU32 {
         &self.bulk
     }

@@ -1,4 +1,4 @@
-//! Long copies as the GPUs of one copier share their links: who is under way, and whose link is lent to whom.
+//! How the GPUs of one copier share their links in long copies: which copies run, and which links are lent to which GPU.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

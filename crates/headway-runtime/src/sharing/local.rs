@@ -43,7 +43,7 @@ struct Granted {
 }
 
 impl State {
-    /// Puts an input before the arbiter, and wakes whoever is granted something.
+    /// Puts an input before the arbiter, and wakes the threads that are granted something.
     fn feed(&mut self, input: &Input) -> Result<(), Refused> {
         // Under the lock, so that time never goes back.
         let result = self.arbiter.handle(clock::now(), input);

@@ -42,7 +42,7 @@ pub(super) struct Link {
     pub(super) chunks: u64,
     /// It is a relay that was let go.
     pub(super) retired: bool,
-    /// Its workers have nothing to do any more, and those who had not begun were called off.
+    /// Its workers have nothing to do any more, and those that had not begun were called off.
     pub(super) recalled: bool,
 }
 

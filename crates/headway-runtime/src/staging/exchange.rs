@@ -1,4 +1,4 @@
-//! Where the threads of one transfer meet: the pipeline behind a lock, and who waits for work.
+//! Where the threads of one transfer meet: the pipeline behind a lock, and the threads that wait for work.
 //!
 //! The lock is taken once a part of a chunk, to report it and get the next. What a part is copied from and to is claimed once
 //! a chunk, by who begins it.
@@ -292,7 +292,7 @@ impl<P: Part> Exchange<P> {
         inner.pipeline.outcome()
     }
 
-    /// `link` begins no more chunks; who waits for one is called, and finds that there is nothing.
+    /// `link` begins no more chunks; threads that wait for one wake up and find nothing.
     pub(super) fn retire(&self, link: usize, called: &mut Vec<(usize, usize)>) {
         let mut inner = self.lock();
         inner.pipeline.retire(link);

@@ -111,14 +111,14 @@ impl<J: Clone> Workers<J> {
         inner.idle.drain(at..).collect()
     }
 
-    /// Lets `wanted` of those who become idle later join `job`.
+    /// Lets `wanted` of the workers that become idle later join `job`.
     pub(super) fn offer(&self, job: J, wanted: usize) {
         if wanted > 0 {
             self.lock().open.push(Open { job, wanted });
         }
     }
 
-    /// Gives `job` to the worker `index`, whom the caller has.
+    /// Gives `job` to the worker `index`, which the caller has reserved.
     pub(super) fn call(&self, index: usize, job: J) {
         let worker = Arc::clone(&self.lock().workers[index]);
         worker.give(job);
@@ -144,7 +144,7 @@ impl<J: Clone> Workers<J> {
         worker.give(job);
     }
 
-    /// Nobody begins the jobs that `is` names any more; those who were about to are idle again.
+    /// No worker begins a job for which `is` holds any more; workers that were about to are idle again.
     pub(super) fn recall(&self, is: impl Fn(&J) -> bool) {
         let mut inner = self.lock();
         inner.open.retain(|open| !is(&open.job));
@@ -179,7 +179,7 @@ impl<J: Clone> Workers<J> {
         }
     }
 
-    /// Sends everybody home who has no job.
+    /// Ends every worker as soon as it has no job.
     pub(super) fn close(&self) {
         let mut inner = self.lock();
         inner.closed = true;

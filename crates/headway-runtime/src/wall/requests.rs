@@ -125,7 +125,7 @@ impl Asked {
         self.0.get(&(pipeline, cycle)).map(|(request, _)| request).filter(|request| request.ends.is_some())
     }
 
-    /// Tells who asked that all is there; whether the bytes are theirs, so that nobody else looks at them.
+    /// Reports to the requester that all bytes are there. Returns whether the buffers are the requester's; then the run does not compare them.
     pub(super) fn arrived(&mut self, pipeline: u32, cycle: u64, now: Nanos) -> bool {
         let Some((request, reply)) = self.0.remove(&(pipeline, cycle)) else { return false };
         let _ = reply.send(RequestOutcome::Arrived(now));

@@ -1,4 +1,4 @@
-//! Where a job's time went: every nanosecond from its start to its end, by what it did and behind whom.
+//! Where a job's time went: every nanosecond from its start to its end, by what it did and which job it waited for.
 
 use std::fmt;
 

@@ -64,7 +64,7 @@ pub struct Task {
     pub start: Nanos,
     /// Data that follows the task from GPU to GPU.
     pub state: Bytes,
-    /// CPU time before the token is asked for.
+    /// CPU time before the job requests a token.
     pub before: Nanos,
     /// What happens while the token is held, costs at their mean.
     pub segments: Vec<Segment>,
@@ -81,7 +81,7 @@ pub struct Setting {
     pub scenario: Scenario,
     /// Tokens per GPU instead of the scenario's; not used where the driver arbitrates.
     pub tokens_per_gpu: Option<u32>,
-    /// Who is served first by the engines, where they have locks.
+    /// The order in which engines with locks serve jobs.
     pub order: Order,
     /// Queue discipline of the tokens.
     pub mode: Mode,
@@ -89,7 +89,7 @@ pub struct Setting {
     pub predictor: Form,
     /// Seed of everything drawn.
     pub seed: u64,
-    /// When the simulation ends; jobs that are not complete then are not told of.
+    /// When the simulation ends; it reports no job that is not complete then.
     pub until: Nanos,
 }
 

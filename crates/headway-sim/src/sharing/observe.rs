@@ -120,14 +120,14 @@ impl Finished<'_> {
     }
 }
 
-/// Who is told.
+/// Gets what happens in the simulation.
 pub trait Observer {
     /// Whether every wait is attributed to a culprit. It takes time.
     const BLAMES: bool = false;
-    /// Whether it is told of the CPUs at every instant.
+    /// Whether it gets the state of the CPUs at every instant.
     const WATCHES_CPUS: bool = false;
 
-    /// Whether the simulation should go on. It is asked before every instant; the jobs that are not complete then are lost.
+    /// Whether the simulation should go on. The simulation calls it before every instant; the jobs that are not complete then are lost.
     fn goes_on(&self) -> bool {
         true
     }

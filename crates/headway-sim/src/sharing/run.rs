@@ -1,4 +1,4 @@
-//! The event loop: releases, CPUs under EDF, engines; and what is accounted to whom as time passes.
+//! The event loop: releases, CPUs under EDF, engines, and the attribution of time to jobs.
 
 use std::collections::VecDeque;
 
@@ -25,7 +25,7 @@ pub(super) enum Phase {
     Running { left: Nanos, since: Nanos },
     /// Waits for a token.
     Token,
-    /// Is being told of a grant.
+    /// The notice of a grant is on its way to it.
     Delay { until: Nanos },
     /// Waits for engine locks.
     Lock,

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use headway_core::units::Bytes;
 
-/// Who decides which operation an engine serves next, and how many tokens a GPU has.
+/// What decides which operation an engine serves next, and how many tokens a GPU has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arbitration {
     /// `E`: two tokens per GPU and a lock per engine.

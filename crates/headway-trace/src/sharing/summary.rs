@@ -47,7 +47,7 @@ pub struct Summary {
     pub tasks: Vec<TaskFigures>,
     /// The engines that were used.
     pub engines: Vec<EngineFigures>,
-    /// Who waited for whom, longest total first.
+    /// Which task waited for which, longest total first.
     pub waits: Vec<WaitFigures>,
     /// Late jobs, the latest first, each with what it waited for.
     pub late: Vec<String>,

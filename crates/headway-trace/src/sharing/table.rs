@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use super::summary::{Summary, TaskFigures};
 
-/// Pairs of who waited for whom that a terminal gets.
+/// Pairs of tasks, one waiting for the other, that a terminal shows.
 const WAIT_LINES: usize = 8;
 /// Late jobs that a terminal gets.
 const LATE_LINES: usize = 5;

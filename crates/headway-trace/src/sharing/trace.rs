@@ -1,6 +1,6 @@
 //! A trace for `ui.perfetto.dev`: a track for each task with what its jobs do, and one for each engine with who uses it.
 //!
-//! A wait's slice says behind whom (perfetto.dev, "Track events"; names are written where they stand, not interned).
+//! A wait's slice names the job that it waited for (perfetto.dev, "Track events"; names are written where they stand, not interned).
 
 use std::collections::BTreeMap;
 use std::io::{self, BufWriter, Write};

@@ -38,7 +38,7 @@ impl Demand {
         Self { items }
     }
 
-    /// Below it nothing is asked for; `None` when nothing is asked for at all.
+    /// Shorter intervals have no demand; `None` = no interval has.
     pub(super) fn first_deadline(&self) -> Option<u64> {
         self.items.first().map(|i| i.deadline)
     }

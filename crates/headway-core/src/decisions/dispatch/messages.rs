@@ -87,7 +87,7 @@ pub enum Action {
     Drop { pipeline: u32, cycle: u64 },
 }
 
-/// What the user is told.
+/// What happened, for the user and the log.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Event {

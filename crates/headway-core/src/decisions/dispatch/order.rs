@@ -1,4 +1,4 @@
-//! Who goes first in front of a server.
+//! Which job a server takes next.
 
 use super::{Dispatcher, Job, Server, Waiting};
 use crate::plan::{Class, PlannedStep};

@@ -1,6 +1,6 @@
 //! Which packets of a delivered block are after their deadlines.
 //!
-//! A block can carry a hundred thousand packets. Whoever looks at each of them when the block is late takes longer than a cycle,
+//! A block can carry a hundred thousand packets. To look at each of them when the block is late takes longer than a cycle,
 //! and never catches up: so late ones are found by bisection, the first are named and the others counted.
 
 use super::Event;

@@ -1,4 +1,4 @@
-//! Who is given up when there is more work than planned.
+//! Which pipelines are paused when there is more work than planned.
 //!
 //! An accepted plan cannot be overloaded while its costs hold. If a job takes longer than its worst case, or ends late, one
 //! pipeline of its server is paused: first bulk transfers, then those whose streams skip, then the others, the latest of the
@@ -17,7 +17,7 @@ use crate::plan::{Class, Plan, Source};
 pub(super) struct Overload {
     /// By pipeline: whether all its streams skip.
     skips: Vec<bool>,
-    /// By pipeline: whether it is a bulk transfer beside others.
+    /// By pipeline: whether it is a bulk transfer while others run.
     bulk: Vec<bool>,
     /// By server: how often it had something to do after it had nothing.
     busy: Vec<u64>,

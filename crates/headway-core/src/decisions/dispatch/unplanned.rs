@@ -120,7 +120,7 @@ impl Dispatcher {
         }
     }
 
-    /// Admits an urgent request, or does with it what is asked for otherwise.
+    /// Admits an urgent request, or treats it as its `otherwise` says.
     pub(super) fn request(
         &mut self,
         pipeline: u32,

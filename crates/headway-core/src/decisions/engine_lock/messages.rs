@@ -46,7 +46,7 @@ pub struct Operation {
     pub bytes: Bytes,
     /// Predicted time, used to fill locks held idle.
     pub predicted: Nanos,
-    /// The longest it should take; held twice as long is told, eight times as long is an overrun. Zero = not watched.
+    /// The longest it should take. A lock that is held twice as long gives an event, eight times as long is an overrun. Zero = not watched.
     pub budget: Nanos,
 }
 
@@ -82,7 +82,7 @@ pub struct EngineParameters {
     pub copy_engines: u32,
     /// Rule for peer copies.
     pub peer: PeerLocks,
-    /// Who is served first.
+    /// The order in which waiting jobs are served.
     #[serde(default)]
     pub order: Order,
     /// Longest chunk; a larger copy is refused. `None` = whole copies (`X` in the paper).
@@ -114,7 +114,7 @@ pub enum Action {
     SetBoost { job: JobId, key: Key },
 }
 
-/// What the user is told.
+/// What happened, for the user and the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Event {

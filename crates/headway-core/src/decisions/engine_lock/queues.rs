@@ -1,4 +1,4 @@
-//! Who is in which queue, who starts, who inherits (specification of sharing, 4).
+//! The queues of engine locks: which job starts next, and which inherits a priority (specification of sharing, 4).
 
 use std::collections::BTreeMap;
 
@@ -101,7 +101,7 @@ impl EngineLocks {
         self.job_mut(task).state = State::Idle;
     }
 
-    /// Starts everybody who can start, then fills locks held idle where that is allowed, then passes keys on.
+    /// Starts every job that can start, then fills locks held idle where that is allowed, then passes keys on.
     pub(super) fn settle(&mut self) {
         let ids: Vec<LockId> = self.locks.keys().copied().collect();
         // A start frees nothing, so that one pass is enough.
@@ -236,7 +236,7 @@ impl EngineLocks {
         }
     }
 
-    /// When something must be told of a job's operation, and what.
+    /// When a job's operation gives the next event, and which.
     pub(super) fn next_deadline(&self, task: TaskId) -> Option<(Nanos, Reported)> {
         let State::Running { operation, since, reported, .. } = self.jobs[&task].state else { return None };
         let times = |n: u64| (operation.budget > Nanos::ZERO).then(|| Nanos(operation.budget.0.saturating_mul(n)));

@@ -6,7 +6,7 @@ use crate::units::Nanos;
 /// Tasks for which there is no room on `gpus` GPUs with `tokens` tokens together, if those with smaller numbers come first.
 ///
 /// Necessary conditions only, on what the tasks declare: kernels need no more execution engines than there are, jobs with
-/// their CPU time and kernels no more tokens, and none more than its period. Who is not listed may still be late.
+/// their CPU time and kernels no more tokens, and none more than its period. A task that is not listed may still be late.
 pub(super) fn without_room<'t>(tasks: impl Iterator<Item = &'t TaskParameters>, gpus: u32, tokens: u32) -> Vec<TaskId> {
     // Shares of a GPU and of a token, in units of 2^-40, rounded down: the test must not be pessimistic.
     let share = |time: Nanos, period: Nanos| (u128::from(time.0) << 40) / u128::from(period.0.max(1));

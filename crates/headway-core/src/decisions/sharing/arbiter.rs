@@ -150,7 +150,7 @@ impl Arbiter {
         self.actions.pop_front()
     }
 
-    /// The next thing the user is told.
+    /// The next event for the user.
     pub fn poll_event(&mut self) -> Option<Event> {
         self.events.pop_front()
     }

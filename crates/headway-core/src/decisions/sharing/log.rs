@@ -25,7 +25,7 @@ pub enum Line {
     Broker(Box<Start>),
     /// An input of the arbiter and its decisions.
     Fed(Fed),
-    /// Who a task is; written when it is registered, and again behind every [`Start`].
+    /// A task's client and name; written when it is registered, and again behind every [`Start`].
     Task(TaskLine),
     /// A client has used an engine that was leased to it.
     Used(Used),
@@ -45,7 +45,7 @@ pub enum Line {
         /// When.
         now: Nanos,
         gpu: GpuId,
-        /// Who says so.
+        /// The client that says so.
         client: ClientId,
         /// Its process.
         pid: u32,
@@ -88,7 +88,7 @@ pub struct Start {
     pub arbiter: ArbiterParameters,
     /// What it knew of earlier jobs.
     pub memory: Memory,
-    /// Who held which token.
+    /// The tokens that were held, and their holders.
     pub holders: Vec<(ClusterId, TokenId, JobId)>,
     /// Its whole state, as JSON.
     pub state: String,
@@ -111,7 +111,7 @@ pub struct Fed {
     pub refused: Option<Refused>,
 }
 
-/// Who a task is.
+/// A task's client and name.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TaskLine {
     /// When this was written.

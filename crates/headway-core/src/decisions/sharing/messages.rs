@@ -135,7 +135,7 @@ pub enum Input {
         /// Whose.
         client: ClientId,
     },
-    /// A GPU is lost: its tokens are withdrawn, and who waits queues anew. [`Event::Inadmissible`] tells who no longer fits.
+    /// A GPU is lost: its tokens are withdrawn, and waiting jobs queue anew. [`Event::Inadmissible`] names tasks that no longer fit.
     GpuLost { gpu: GpuId },
     /// New parameters for a cluster's tokens; they apply when the present holders have finished.
     Reconfigure {
@@ -143,7 +143,7 @@ pub enum Input {
         /// The new ones.
         tokens: TokenParameters,
     },
-    /// Whoever was there before this arbiter and has not come back is gone: what is remembered of the tasks is forgotten.
+    /// Clients of the arbiter before that have not come back are gone: the arbiter forgets their tasks.
     Recovered,
     /// Time passes.
     Timeout,
@@ -190,7 +190,7 @@ pub enum Action {
     },
 }
 
-/// What the user is told.
+/// What happened, for the user and the log.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Event {

@@ -1,4 +1,4 @@
-//! Which FIFO a request enters, whom a donor helps, whom an idle token takes (specification of sharing, 3.2, 3.3 and 3.5).
+//! Which FIFO a request enters, which job a donor helps, which job an idle token takes (specification of sharing, 3.2, 3.3 and 3.5).
 //!
 //! Any choice keeps the bounds: only FIFOs with room are candidates.
 

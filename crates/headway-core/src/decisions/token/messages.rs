@@ -11,7 +11,7 @@ use crate::units::Nanos;
 pub struct TokenRequest {
     /// The job and its priority.
     pub key: Key,
-    /// Who dies with it.
+    /// The client with which the request ends.
     pub client: ClientId,
     /// Predicted hold time on each GPU, by position.
     pub estimates: Vec<Nanos>,
@@ -35,7 +35,7 @@ pub enum Action {
     Revoke { job: JobId, gpu: GpuId },
 }
 
-/// What the user is told.
+/// What happened, for the user and the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Event {

@@ -7,7 +7,7 @@ use crate::units::Nanos;
 /// What a removal leaves behind.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Vacated {
-    /// Who donated to what was removed.
+    /// The donor of the request that was removed.
     donor: Option<TaskId>,
     /// The request that thereby became one of the `m` most urgent.
     promoted: Option<TaskId>,
@@ -255,7 +255,7 @@ impl TokenAllocator {
         }
     }
 
-    /// U1-U3: who takes a free slot.
+    /// U1-U3: which request takes a free slot.
     fn next_to_enter(&self, vacated: Vacated) -> Option<TaskId> {
         if !self.sizes.donation {
             return self.queue.first().map(|key| key.job.task);

@@ -38,7 +38,7 @@ impl Task {
         &self.segments[first..end.max(first)]
     }
 
-    /// CPU time before the token is asked for.
+    /// CPU time before the job requests a token.
     #[must_use]
     pub fn before(&self) -> Nanos {
         cpu(self.segments.iter())

@@ -1,4 +1,4 @@
-//! Transfers that no window is planned for: bulk ones take what others leave over, urgent ones are asked for while others run.
+//! Transfers that no window is planned for: bulk ones take what others leave over, a program requests urgent ones while others run.
 
 use serde::{Deserialize, Serialize};
 
@@ -35,7 +35,7 @@ pub struct Urgent {
     pub bytes: Bytes,
     /// Relative deadline of the requests that a run makes.
     pub deadline: Nanos,
-    /// Mean distance of the requests that a run makes at random; `None` = only who calls the library makes some.
+    /// Mean distance of the requests that a run makes at random; `None` = only callers of the library make some.
     pub every: Option<Nanos>,
     /// What becomes of these when they do not fit.
     pub otherwise: Otherwise,

@@ -35,7 +35,7 @@ pub struct Completion {
     pub finish: Nanos,
     /// Completion of each block, by its position in the order.
     pub blocks: Vec<Nanos>,
-    /// Who moved when, how fast and limited by what.
+    /// Which block moved when, how fast, and limited by what.
     pub intervals: Vec<Interval>,
 }
 

@@ -49,7 +49,7 @@ pub struct Occupies {
 /// Which CPUs a copy keeps busy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cpu {
-    /// None; whoever waits may sleep or poll.
+    /// None; the waiting thread may sleep or poll.
     Idle,
     /// That of the caller.
     Caller,

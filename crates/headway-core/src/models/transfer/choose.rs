@@ -12,7 +12,7 @@ use super::{Direction, HostMemory, Load, Method, Profile, Statistic, Tuning};
 use crate::files::machine::EndpointId;
 use crate::units::{Bytes, Nanos};
 
-/// A copy whose way is asked for.
+/// A copy for which a method is to be chosen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
     /// The GPU; of a peer copy the source.
@@ -130,7 +130,7 @@ impl fmt::Display for Reason {
             Self::NoCurve => f.write_str("not measured in this situation"),
             Self::NoValue(statistic) => write!(f, "objective {statistic} has no value"),
             Self::NoBound => f.write_str("no maximum, and the copy has a deadline"),
-            Self::NoComparison => f.write_str("the driver's call was not measured beside it"),
+            Self::NoComparison => f.write_str("the driver's call was not measured in the same situation"),
             Self::StagingLead(bytes) => write!(f, "median leads `pageable` by less than 3 % at {bytes}"),
             Self::StagingTrails(bytes) => write!(f, "median no better than that of `pageable` at {bytes}"),
             Self::StagingTail => f.write_str("p99 above that of `pageable`"),

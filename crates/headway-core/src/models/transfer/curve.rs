@@ -32,7 +32,7 @@ pub struct Point {
     pub max: Nanos,
 }
 
-/// Which figure of a [`Point`] is asked for.
+/// A figure of a [`Point`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Statistic {

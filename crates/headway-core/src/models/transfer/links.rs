@@ -1,7 +1,7 @@
-//! Who uses which GPU's link to the host, in one direction: which links a long copy may borrow of other GPUs (`multipath`), and how
+//! The use of each GPU's link to the host, in one direction: which links a long copy may borrow of other GPUs (`multipath`), and how
 //! many GPUs it has to share the memory with.
 //!
-//! Who comes first is granted the links that nobody uses. A GPU's own copy comes before who borrowed its link: the borrower lets
+//! The first copy gets the links that are idle. A GPU's own copy comes before one that borrowed its link: the borrower lets
 //! go. Copies of several GPUs often start together, one round after the other, and the first of a round would borrow what it had to
 //! give back at once, and work as if it were alone. So a GPU that was met in the last copy is expected in the next: it counts as
 //! active, and its link is not granted. One copy that meets nobody ends that. No clock: everything counts copies, so that a log of

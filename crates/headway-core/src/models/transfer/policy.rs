@@ -53,7 +53,7 @@ impl Bucket {
     }
 }
 
-/// What is told to a [`Watch`]; the whole of it, for a log.
+/// An input of a [`Watch`], whole, for a log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "input")]
 pub enum Input {
@@ -245,7 +245,7 @@ impl Watch {
         }
     }
 
-    /// What the user is told next.
+    /// The next event for the user.
     pub fn poll_event(&mut self) -> Option<Event> {
         self.events.pop_front()
     }

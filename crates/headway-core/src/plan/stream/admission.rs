@@ -74,7 +74,7 @@ pub enum Refused {
     /// Some flow could miss a deadline.
     #[error("flow `{flow}` would let `{suffers}` miss deadlines{}", helped(*helps))]
     Overload {
-        /// Who asked.
+        /// The flow that asked to join.
         flow: String,
         /// Whose deadline could be missed.
         suffers: String,

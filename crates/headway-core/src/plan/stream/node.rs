@@ -82,7 +82,7 @@ pub enum Refused {
     },
     /// Its steps fit, and their windows one after the other take too long.
     #[error(
-        "packets of flow `{flow}` would take up to {latency} beside what runs now, and have {deadline}; shorten its windows"
+        "packets of flow `{flow}` would take up to {latency} with what runs now, and have {deadline}; shorten its windows"
     )]
     Latency {
         /// Who asked.

@@ -1,6 +1,6 @@
 //! The search for a rectangle of streams with short deadlines and low rates that the CPU takes (specification of messages, 6).
 //!
-//! What fits is asked of whoever plans: with more streams on the CPU its margin falls and that of the GPUs, whose cycles get
+//! The caller's planner says what fits: with more streams on the CPU its margin falls and that of the GPUs, whose cycles get
 //! longer, rises. So of all `d*` with one `r*` only those are looked at that bisection for equal margins needs.
 
 use super::Fluid;

@@ -72,7 +72,7 @@ impl Domain {
         }
     }
 
-    /// Who is here.
+    /// The flows and messages that are admitted.
     #[must_use]
     pub const fn admission(&self) -> &Admission {
         &self.admission

@@ -18,7 +18,7 @@ pub(super) const SOURCES: [Source; 3] = [
     Source { library: "libEGL_nvidia.so.0", driver: true },
 ];
 
-/// The version of the interface between loader and driver that is asked for: the first that knows Vulkan 1.1.
+/// The version of the interface between loader and driver: the first that knows Vulkan 1.1.
 const DRIVER_INTERFACE: u32 = 5;
 
 /// Folders where the loader looks for drivers' manifests.

@@ -95,7 +95,7 @@ impl BrokerProcess {
         &self.words
     }
 
-    /// Starts the second client, which contends as it is told.
+    /// Starts the second client, which contends as `how` says.
     pub(super) fn second(&self, orders: &str) -> Result<Child, Error> {
         let child = spawn(&format!("client\n{}\n{orders}", self.folder.display()))?;
         let until = clock::now().saturating_add(Nanos(PATIENCE.as_nanos() as u64));

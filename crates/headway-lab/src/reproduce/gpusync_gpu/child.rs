@@ -37,7 +37,7 @@ pub(super) struct Open {
     pub(super) video: Option<PathBuf>,
 }
 
-/// Who arbitrates.
+/// How GPUs are arbitrated.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum How {
     /// A broker at this socket, and how long to look for an engine before sleeping.

@@ -28,7 +28,7 @@ use headway_measure::sample::Figures;
 /// Windows are this, times powers of two up to eight, or anything between.
 const WINDOW: u64 = 4_000_000;
 const WINDOW_MAX: Nanos = Nanos(8 * WINDOW);
-/// A join takes effect so much later than it is asked for, at the earliest.
+/// The least time from the request of a join to its effect.
 const LEAD: Nanos = Nanos(20_000_000);
 /// Between two changes there is up to twice this.
 const PAUSE: u64 = 15_000_000;

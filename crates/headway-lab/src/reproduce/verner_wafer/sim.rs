@@ -12,7 +12,7 @@ use crate::reproduce::{Outcome, Row, Setting, Table};
 use headway::run::Backend;
 
 const NODE: &str = "wafer-k20m";
-/// Cameras that are asked for at most: far more than any policy reaches.
+/// Most cameras that are tried: far more than any policy reaches.
 const LIMIT: u32 = 48;
 /// Times for an image in the sweep, from and to, and the steps, in the quick form too.
 const TAUS: (u64, u64) = (100_000, 300_000);
