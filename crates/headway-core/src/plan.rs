@@ -204,7 +204,6 @@ pub struct Server {
 /// A stream with its place.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlannedStream {
-    /// Name.
     pub id: String,
     /// Size of a packet.
     pub packet: Bytes,
@@ -489,7 +488,6 @@ pub struct PlannedBatch {
 pub struct RateInterval {
     /// Start.
     pub from: Nanos,
-    /// End.
     pub to: Nanos,
     /// Per active block: its name, its rate, and the capacity that keeps it from being faster.
     pub rates: Vec<(String, Rate, String)>,

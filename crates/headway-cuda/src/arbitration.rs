@@ -50,7 +50,6 @@ pub enum Between {
 /// A large copy between page-locked memory and the GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bulk {
-    /// Which way.
     pub direction: Direction,
     /// Length of a piece, bytes; as long as the copy = it is whole.
     pub piece: usize,
@@ -70,7 +69,6 @@ pub enum Hand {
 /// A small copy between page-locked memory and the GPU, on a stream of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Small {
-    /// Which way.
     pub direction: Direction,
     /// Bytes of the copy.
     pub bytes: usize,

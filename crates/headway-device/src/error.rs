@@ -66,7 +66,6 @@ pub enum DeviceError {
     Refused {
         /// The limit's name in [`Limits`](crate::Limits), or of a fixed bound.
         limit: &'static str,
-        /// Its value.
         max: u64,
     },
     /// Memory is exhausted, by its amount or by a limit.
@@ -95,7 +94,6 @@ pub enum DeviceError {
     Timeout {
         /// What was waited for, with what is known of its state.
         what: String,
-        /// The bound.
         after: Nanos,
     },
     /// The driver refused a kernel's PTX.

@@ -37,7 +37,6 @@ pub struct Piece {
     pub from: usize,
     /// Offset in the destination span; destinations of one request do not overlap.
     pub to: usize,
-    /// Length.
     pub len: usize,
 }
 
@@ -60,14 +59,12 @@ pub enum Operation {
     /// One copy between spans of equal length by a copy engine: host (pinned) to device, device to host (pinned), within a
     /// device, or between devices of one domain, by where the spans are.
     Copy {
-        /// Source.
         from: Span,
         /// Destination, claimed for writing.
         to: Span,
     },
     /// Two copies in a row, through memory of this device: the second begins when the first has ended.
     Relay {
-        /// Source.
         from: Span,
         /// Memory of this device, claimed for writing.
         through: Span,
@@ -86,7 +83,6 @@ pub enum Operation {
     },
     Launch {
         work: Arc<dyn Work>,
-        /// Shape.
         grid: Grid,
         arguments: Vec<Argument>,
     },

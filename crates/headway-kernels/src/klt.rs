@@ -183,7 +183,6 @@ pub enum Operand {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Launch {
     pub stage: Stage,
-    /// Shape.
     pub grid: Grid,
     /// Arguments.
     pub operands: Vec<Operand>,
@@ -197,10 +196,7 @@ pub enum ShapeError {
     Picture { width: usize, height: usize },
     /// The number of slots.
     #[error("{slots} slots cannot be had; use a multiple of 32 up to 65536")]
-    Slots {
-        /// The number.
-        slots: usize,
-    },
+    Slots { slots: usize },
 }
 
 impl Shape {

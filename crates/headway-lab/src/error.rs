@@ -31,7 +31,6 @@ pub enum Error {
     /// A file of another tool cannot become a workload.
     #[error("cannot import `{path}`")]
     Import {
-        /// The file.
         path: PathBuf,
         /// What went wrong with it.
         source: Box<FormatError>,
@@ -39,17 +38,13 @@ pub enum Error {
     /// A workload cannot be said in the format of another tool.
     #[error("cannot export `{path}`")]
     Export {
-        /// The file.
         path: PathBuf,
         /// What went wrong with it.
         source: Box<FormatError>,
     },
     /// A file that would be replaced.
     #[error("`{path}` exists")]
-    Exists {
-        /// The file.
-        path: PathBuf,
-    },
+    Exists { path: PathBuf },
     /// Something else stands where results belong.
     #[error("`{folder}` exists, and {reason}")]
     InTheWay {

@@ -102,7 +102,6 @@ pub struct Export {
 pub struct Exported {
     /// Version of the JSON form.
     pub schema: u32,
-    /// The file.
     pub text: String,
     /// What a reader must know: the window, which number stands for which flow.
     pub notes: Vec<String>,
@@ -114,10 +113,7 @@ pub struct Exported {
 pub enum FormatError {
     /// Longer than anything that is read.
     #[error("the file has {bytes} bytes; at most {BYTES_MAX} are read: split it")]
-    Size {
-        /// Its length.
-        bytes: usize,
-    },
+    Size { bytes: usize },
     /// Not comma-separated values of equal width.
     #[error("not a table of comma-separated values")]
     ReadTable(#[from] csv::Error),
@@ -178,7 +174,6 @@ pub enum FormatError {
     /// The workload has no flows on the server.
     #[error("there is no server `{server}` with flows; choose one of: {known}")]
     NoServer {
-        /// The name.
         server: String,
         /// Those that exist.
         known: String,

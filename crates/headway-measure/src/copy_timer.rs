@@ -31,11 +31,9 @@ const SEED: u64 = 0x4845_4144_5741_5921;
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CopySpec {
     pub how: How,
-    /// Which way.
     pub direction: Direction,
     /// What the host end is.
     pub memory: HostMemory,
-    /// Length.
     pub bytes: usize,
     /// The window that the device memory has.
     pub window: Option<transfer::Mapping>,

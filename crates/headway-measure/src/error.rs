@@ -48,20 +48,13 @@ pub enum Error {
     JournalInUse { journal: PathBuf },
     /// A file has the name of a journal and is none.
     #[error("`{path}` is not what a measurement keeps")]
-    NoJournal {
-        /// The file.
-        path: PathBuf,
-    },
+    NoJournal { path: PathBuf },
     /// A file that would be replaced.
     #[error("`{path}` exists")]
-    Exists {
-        /// The file.
-        path: PathBuf,
-    },
+    Exists { path: PathBuf },
     /// The file that is to be completed describes another node.
     #[error("`{path}` has {file} GPUs, and {here} are here")]
     OtherNode {
-        /// The file.
         path: PathBuf,
         /// GPUs in it.
         file: usize,

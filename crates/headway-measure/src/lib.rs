@@ -131,7 +131,6 @@ pub struct MeasureOptions {
     pub out: PathBuf,
     /// Name of the machine; `None` = that of the file.
     pub name: Option<String>,
-    /// How much.
     pub depth: Depth,
     /// Replace a file that exists.
     pub force: bool,

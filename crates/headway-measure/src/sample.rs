@@ -20,7 +20,6 @@ pub struct Effort {
 /// What a series of times comes to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Figures {
-    /// Samples.
     pub n: u32,
     /// The fastest.
     pub min: Nanos,

@@ -39,7 +39,6 @@ pub enum TopologyError {
     /// A file has an unexpected text.
     #[error("{} holds `{text}`, which is not {expected}", path.display())]
     Parse {
-        /// The file.
         path: PathBuf,
         text: String,
         /// What was expected.

@@ -150,7 +150,6 @@ pub struct CopyReport {
 pub struct Observation<'a> {
     /// Position of the GPU; of a peer copy the source's.
     pub gpu: usize,
-    /// Which way.
     pub direction: Direction,
     /// What it did, or why it failed.
     pub result: Result<&'a CopyReport, &'a CopyError>,
@@ -172,7 +171,6 @@ pub struct Event {
 pub struct Probe {
     /// Position of the GPU.
     pub gpu: usize,
-    /// The way.
     pub method: Method,
     /// `Err`: why not, with the remedy.
     pub usable: Result<(), DeviceError>,

@@ -28,7 +28,6 @@ pub enum InputError {
     /// A folder with too many files.
     #[error("folder `{path}` holds {files} files, more than {max}; pack them into fewer")]
     TooManyFiles {
-        /// The folder.
         path: PathBuf,
         /// Files in it.
         files: usize,
@@ -57,7 +56,6 @@ pub enum InputError {
          {needed}; shorten `--duration`, or leave it out to process exactly what is there"
     )]
     ShareTooShort {
-        /// The folder.
         path: PathBuf,
         stream: String,
         /// Bytes there.
@@ -73,7 +71,6 @@ pub enum InputError {
     /// A file ended before the size it had when the run began.
     #[error("input `{path}` was truncated during the run: {wanted} bytes at offset {offset} are not there any more")]
     Truncated {
-        /// The file.
         path: PathBuf,
         /// Where reading failed.
         offset: u64,
@@ -82,12 +79,7 @@ pub enum InputError {
     },
     /// Reading failed.
     #[error("cannot read input `{path}` at offset {offset}")]
-    Read {
-        /// The file.
-        path: PathBuf,
-        offset: u64,
-        source: io::Error,
-    },
+    Read { path: PathBuf, offset: u64, source: io::Error },
 }
 
 /// A part of a file.

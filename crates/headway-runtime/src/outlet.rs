@@ -10,11 +10,7 @@ use std::path::{Path, PathBuf};
 pub enum OutputError {
     /// The folder cannot be made.
     #[error("cannot create output folder `{path}`")]
-    Create {
-        /// The folder.
-        path: PathBuf,
-        source: io::Error,
-    },
+    Create { path: PathBuf, source: io::Error },
     /// Something else stands where the result belongs.
     #[error(
         "`{path}` exists and {reason}; nothing is replaced but earlier results: choose another folder with `--out`"

@@ -59,11 +59,9 @@ pub struct Verified {
     pub bytes: u64,
     /// Streams whose every byte was compared.
     pub streams: u64,
-    /// Their bytes.
     pub stream_bytes: u64,
     /// Turns of other streams.
     pub turns: u64,
-    /// Their bytes.
     pub turn_bytes: u64,
     /// Streams that had a turn or were compared as a whole.
     pub reached: u64,

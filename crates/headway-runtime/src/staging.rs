@@ -140,7 +140,6 @@ pub enum StagingError {
     /// Nothing moved for the bound.
     #[error("no progress for {after}: {state}; the first {completed_prefix} bytes are in place")]
     Timeout {
-        /// The bound.
         after: Nanos,
         /// Where buffers and threads are.
         state: String,

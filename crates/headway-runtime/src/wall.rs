@@ -98,7 +98,6 @@ pub enum RunError {
         "no operation ended for {waited} with {outstanding} under way; the device hangs or another program holds it"
     )]
     Stalled {
-        /// How long.
         waited: Nanos,
         /// Operations under way.
         outstanding: usize,

@@ -67,7 +67,6 @@ pub enum Stress {
 pub struct Single {
     pub method: Method,
     pub direction: Direction,
-    /// Size.
     pub bytes: Bytes,
     /// Class of the task.
     pub class: Class,

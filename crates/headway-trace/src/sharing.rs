@@ -65,7 +65,6 @@ pub struct Header {
 /// A task and what its jobs may be kept waiting.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TaskHead {
-    /// Name.
     pub id: String,
     pub period: Nanos,
     /// Bounds; `None` where nothing is known.
@@ -88,14 +87,12 @@ pub struct Bound {
 pub struct Job {
     /// Position of its task.
     pub task: u32,
-    /// Its number.
     pub job: u64,
     pub release: Nanos,
     /// The later of its release and its predecessor's end.
     pub start: Nanos,
     /// Absolute deadline.
     pub deadline: Nanos,
-    /// End.
     pub done: Nanos,
     /// When it had a token, and when it gave it back.
     pub held: [Nanos; 2],
@@ -158,7 +155,6 @@ pub struct Engine {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Unit {
-    /// Kernels.
     Ee,
     /// Copies in, or all copies where there is one copy engine.
     H2d,
@@ -172,7 +168,6 @@ pub struct Span {
     pub doing: Doing,
     /// From when.
     pub begin: Nanos,
-    /// Until when.
     pub end: Nanos,
     /// The engines: one, or two for a copy between GPUs.
     #[serde(default, skip_serializing_if = "engineless")]

@@ -154,14 +154,12 @@ pub struct Response {
     pub median: Nanos,
     /// 99th percentile; of fewer than 100 values it is left out.
     pub p99: Option<Nanos>,
-    /// Longest.
     pub max: Nanos,
 }
 
 /// What one stream experienced.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct StreamSummary {
-    /// Name.
     pub id: String,
     /// Ordinal of its GPU; `None` = it is on the CPU.
     pub gpu: Option<u32>,
@@ -301,7 +299,6 @@ pub struct Blame {
 /// One job's wait for one other job.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct BlamedWait {
-    /// How long.
     pub wait: Nanos,
     pub server: String,
     /// The job that waited.

@@ -92,7 +92,6 @@ pub struct Wait {
 pub struct Delivery {
     pub pipeline: u32,
     pub cycle: u64,
-    /// When.
     pub at: Nanos,
 }
 
@@ -101,7 +100,6 @@ pub struct Delivery {
 pub struct Packet {
     /// Position of its stream.
     pub stream: u32,
-    /// Its number.
     pub packet: u64,
     /// The cycle that carried it.
     pub cycle: u64,

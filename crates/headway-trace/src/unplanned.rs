@@ -16,7 +16,6 @@ use crate::timeline::Timeline;
 /// What a bulk transfer moved while others had their windows.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct BulkSummary {
-    /// Name.
     pub id: String,
     /// Bytes of the pieces that arrived.
     pub bytes: Bytes,
@@ -33,7 +32,6 @@ pub struct BulkSummary {
 /// What became of urgent requests.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct UrgentSummary {
-    /// Name.
     pub id: String,
     pub requests: u64,
     /// Of these, admitted.

@@ -30,11 +30,7 @@ use crate::guest::GuestError;
 pub enum Error {
     /// A file could not be read.
     #[error("cannot read `{path}`")]
-    Read {
-        /// The file.
-        path: PathBuf,
-        source: io::Error,
-    },
+    Read { path: PathBuf, source: io::Error },
     /// A machine or workload file is wrong at a place that can be pointed at.
     #[error("{0}")]
     File(Box<FileError>),
@@ -100,11 +96,7 @@ pub enum Error {
     Kernel(#[from] WorkError),
     /// The backend asked for is not there.
     #[error("cannot use the {backend} backend")]
-    Backend {
-        /// Its name.
-        backend: &'static str,
-        source: DeviceError,
-    },
+    Backend { backend: &'static str, source: DeviceError },
     /// A simulated run failed.
     #[error("the simulated run failed")]
     Simulate(#[source] Box<SimError<HostError>>),

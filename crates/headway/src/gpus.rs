@@ -18,7 +18,6 @@ pub enum Backend {
     Auto,
     /// Threads and real memory, throttled to a machine file.
     Emu,
-    /// GPUs.
     Cuda,
 }
 

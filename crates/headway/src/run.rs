@@ -48,7 +48,6 @@ pub enum Backend {
     Sim,
     /// Threads and real memory, throttled to the machine file.
     Emu,
-    /// GPUs.
     Cuda,
 }
 
@@ -122,7 +121,6 @@ pub struct Progress {
 pub struct RunReport {
     /// Version of the JSON form.
     pub schema: u32,
-    /// The figures.
     pub summary: Summary,
     /// Streams compared with the CPU's result and found equal.
     pub verified: usize,
@@ -142,7 +140,6 @@ pub struct RunReport {
 /// What a stream read and where its result is, for whoever wants to check it.
 #[derive(Serialize)]
 struct ManifestEntry<'a> {
-    /// Name.
     stream: &'a str,
     /// Its output inside the folder.
     output: String,

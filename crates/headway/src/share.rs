@@ -56,7 +56,6 @@ pub struct SharingReport {
 /// Bounds of one task.
 #[derive(Clone, Debug, Serialize)]
 pub struct TaskReport {
-    /// Name.
     pub id: String,
     pub period: Nanos,
     /// Relative deadline.

@@ -204,10 +204,7 @@ pub enum Reason {
     },
     /// Too many points in time would have to be examined.
     #[error("more than {max} steps are needed; lower the utilisation or use fewer distinct periods")]
-    Steps {
-        /// The bound.
-        max: u64,
-    },
+    Steps { max: u64 },
 }
 
 /// Why a set is not schedulable.

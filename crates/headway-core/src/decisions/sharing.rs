@@ -82,12 +82,7 @@ pub enum Segment {
     /// Time on a CPU while the token is held; the longest.
     Cpu(Nanos),
     /// One copy between host and GPU.
-    Copy {
-        /// Which way.
-        direction: Direction,
-        /// How much.
-        bytes: Bytes,
-    },
+    Copy { direction: Direction, bytes: Bytes },
     /// Kernels between two synchronisations: one request for the execution engine.
     Execute {
         /// What runs, for people.
@@ -100,7 +95,6 @@ pub enum Segment {
 /// A task as it is registered.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TaskParameters {
-    /// Its number.
     pub id: TaskId,
     /// The client that runs it.
     pub client: ClientId,
@@ -179,9 +173,7 @@ pub enum DistanceError {
     /// A row is not as long as there are rows.
     #[error("the distances from GPU {from} have {columns} columns; give one for each of the {gpus} GPUs")]
     NotSquare {
-        /// Row.
         from: usize,
-        /// Its length.
         columns: usize,
         /// Rows.
         gpus: usize,
@@ -189,7 +181,6 @@ pub enum DistanceError {
     /// A class is out of range, zero between two GPUs, or not zero on the diagonal.
     #[error("the distance from GPU {from} to GPU {to} is class {class}; use 0 for the same GPU and 1 to 7 otherwise")]
     Class {
-        /// Row.
         from: usize,
         /// Column.
         to: usize,

@@ -187,7 +187,6 @@ pub struct Start {
     pub kind: String,
     /// Version of Headway.
     pub version: String,
-    /// The process.
     pub pid: u32,
     /// Its program and arguments, cut after 1,024 bytes.
     pub command: Vec<String>,
@@ -206,11 +205,9 @@ pub struct Copy {
     pub took: Nanos,
     /// The thread, by the kernel's number.
     pub thread: u32,
-    /// The function.
     pub call: Call,
     /// Which way, where that is known.
     pub direction: Towards,
-    /// Size.
     pub bytes: Bytes,
     /// The stream's handle; 1 is the legacy default stream, 2 the thread's own.
     pub stream: u64,
@@ -230,7 +227,6 @@ pub struct Copy {
 /// Small quick copies that have no line of their own, summed up by class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counted {
-    /// The function.
     pub call: Call,
     /// Position of the class of sizes.
     pub class: usize,
@@ -238,7 +234,6 @@ pub struct Counted {
     pub became: Became,
     /// How many since the line before of this class.
     pub copies: u64,
-    /// Their bytes.
     pub bytes: Bytes,
     /// Their time in calls.
     pub took: Nanos,
@@ -266,11 +261,9 @@ pub struct Finding {
     pub problem: Problem,
     /// Library, function and offset of the first caller that belongs neither to CUDA nor to Headway.
     pub site: String,
-    /// The function.
     pub call: Call,
     /// Copies that were found there.
     pub copies: u64,
-    /// Their bytes.
     pub bytes: Bytes,
     /// Their time in calls.
     pub took: Nanos,
@@ -281,7 +274,6 @@ pub struct Finding {
 /// An accelerated copy that gave other bytes than the driver's (`--verify`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Difference {
-    /// The function.
     pub call: Call,
     /// Who made the copy.
     pub became: Became,

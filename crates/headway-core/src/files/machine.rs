@@ -151,7 +151,6 @@ pub enum EngineClass {
     D2h,
     /// GPU to GPU.
     Peer,
-    /// Kernels.
     Ee,
 }
 

@@ -110,7 +110,6 @@ pub enum Grouping {
 /// of its arrival (`verner-2014`, III).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stream {
-    /// Name.
     pub id: String,
     /// Size of a packet.
     pub packet: Bytes,
@@ -235,7 +234,6 @@ pub enum OnMiss {
 /// Blocks that become ready together every `period` and must all have arrived before the next ones are ready.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
-    /// Name.
     pub id: String,
     /// Period and implicit deadline.
     pub period: Nanos,
@@ -254,14 +252,12 @@ pub struct Block {
     pub from: String,
     /// Endpoint it must reach.
     pub to: String,
-    /// Its size.
     pub bytes: Bytes,
 }
 
 /// A sporadic task `(c, p, d)` on a server of its own choosing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Flow {
-    /// Name.
     pub id: String,
     /// Flows with the same server compete; any name.
     pub server: String,

@@ -162,7 +162,6 @@ pub struct Lateness {
     /// 99th percentile; of fewer than 100 delays it is left out.
     #[serde(default)]
     pub p99: Option<Nanos>,
-    /// Longest.
     pub max: Nanos,
     /// Of these delays, longer than the jitter that the plan allows.
     pub beyond: u64,

@@ -56,25 +56,13 @@ pub struct Elementary {
 pub enum MessageError {
     /// Nothing to move, or granules of nothing.
     #[error("message `{name}` has blocks or granules of 0 bytes; give both at least 1")]
-    NoBytes {
-        /// The message.
-        name: String,
-    },
+    NoBytes { name: String },
     /// The period is zero or too long.
     #[error("message `{name}` has a period of {period}; it must be above 0 and below {TIME_MAX}")]
-    Period {
-        /// The message.
-        name: String,
-        period: Nanos,
-    },
+    Period { name: String, period: Nanos },
     /// The deadline is zero or above the period.
     #[error("message `{name}` has a deadline of {deadline}; it must be above 0 and at most the period, {period}")]
-    Deadline {
-        /// The message.
-        name: String,
-        deadline: Nanos,
-        period: Nanos,
-    },
+    Deadline { name: String, deadline: Nanos, period: Nanos },
     /// Messages of one batch that are not ready together.
     #[error("messages `{name}` and `{other}` are one batch and must be ready and due at the same times, periodically")]
     Group {
@@ -85,12 +73,7 @@ pub enum MessageError {
     },
     /// A release jitter that leaves no time.
     #[error("message `{name}` can be released {jitter} late and must arrive {deadline} after its nominal release")]
-    Jitter {
-        /// The message.
-        name: String,
-        jitter: Nanos,
-        deadline: Nanos,
-    },
+    Jitter { name: String, jitter: Nanos, deadline: Nanos },
 }
 
 impl Elementary {

@@ -47,7 +47,6 @@ pub struct BrokerBenchOptions {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Row {
     pub what: &'static str,
-    /// Samples.
     pub n: u32,
     /// Of half of them.
     pub median: Nanos,

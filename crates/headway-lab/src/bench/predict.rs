@@ -39,7 +39,6 @@ pub struct Prediction {
 pub struct Compared {
     /// Way, direction and memory.
     pub what: String,
-    /// Size.
     pub bytes: Bytes,
     /// The profile's median.
     pub predicted: Nanos,

@@ -25,7 +25,6 @@ pub struct Row {
     pub load: Load,
     /// Bytes of one copy; of all GPUs together where several copied.
     pub bytes: Bytes,
-    /// Samples.
     pub n: u32,
     /// Of the fastest copy.
     pub min: Nanos,

@@ -114,7 +114,6 @@ pub(super) const fn chunk_bytes(len: usize, max: Bytes) -> usize {
 /// A piece of work for a queue: one operation, and the bytes it is about.
 pub(super) struct Step {
     pub(super) what: Operation,
-    /// Bytes.
     pub(super) len: u64,
 }
 

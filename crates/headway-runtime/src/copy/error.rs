@@ -11,7 +11,6 @@ pub enum CopyError {
     /// The way that was asked for cannot be used.
     #[error("method `{method}` cannot be used")]
     Unavailable {
-        /// The way.
         method: Method,
         /// Why, with the remedy.
         source: DeviceError,
@@ -19,7 +18,6 @@ pub enum CopyError {
     /// The way needs threads and pinned memory that are being set up.
     #[error("method `{method}` is being set up: {reason}")]
     NotReady {
-        /// The way.
         method: Method,
         /// What is missing.
         reason: String,
@@ -42,12 +40,7 @@ pub enum CopyError {
     },
     /// A limit is reached.
     #[error("refused: the limit {limit} = {max} is reached")]
-    Refused {
-        /// Its name.
-        limit: &'static str,
-        /// Its value.
-        max: u64,
-    },
+    Refused { limit: &'static str, max: u64 },
     /// The device refused or failed.
     #[error("the copy failed at chunk {chunk}; the first {completed_prefix} bytes are in place")]
     Failed {
@@ -61,7 +54,6 @@ pub enum CopyError {
     Timeout {
         /// What was waited for.
         what: String,
-        /// The bound.
         after: Nanos,
         /// Every byte below is in place.
         completed_prefix: u64,

@@ -30,13 +30,11 @@ pub(super) enum HostBytes<'a> {
 pub(super) struct Request<'a> {
     /// Position of the GPU.
     pub(super) gpu: usize,
-    /// Which way.
     pub(super) direction: Direction,
     /// The device end.
     pub(super) device: At<'a>,
     /// The host end.
     pub(super) host: Host<'a>,
-    /// How much.
     pub(super) len: usize,
     /// What the driver has said of the host end.
     kind: Cell<Option<HostKind>>,

@@ -10,7 +10,6 @@ use super::job::OpKind;
 /// One line of the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Record {
-    /// When.
     pub at: Nanos,
     pub job: JobId,
     /// What happened.

@@ -10,18 +10,15 @@ use headway_core::units::{Bytes, Nanos};
 /// A copy that somebody asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Requested {
-    /// When.
     pub at: Nanos,
     /// The GPU; of a peer copy the source.
     pub gpu: EndpointId,
     /// The target of a peer copy.
     pub peer: Option<EndpointId>,
     pub method: Method,
-    /// Which way.
     pub direction: Direction,
     /// The host end.
     pub memory: HostMemory,
-    /// Size.
     pub bytes: Bytes,
     /// Size of the chunks that it is cut into; `None` = one. Others may come between two chunks.
     pub chunk: Option<Bytes>,
@@ -55,7 +52,6 @@ pub enum CopiesError {
         request: usize,
         machine: String,
         method: Method,
-        /// Which way.
         direction: Direction,
         gpu: EndpointId,
     },

@@ -39,7 +39,6 @@ pub struct StagedLink {
 pub struct Staged {
     /// Direction.
     pub flow: Flow,
-    /// Size.
     pub bytes: Bytes,
     /// Size of one buffer.
     pub buffer: Bytes,

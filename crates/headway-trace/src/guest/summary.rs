@@ -27,7 +27,6 @@ const BULK_BYTES_PER_S: u64 = 20_000_000_000;
 pub struct Summary {
     /// Version of this JSON form.
     pub schema: u32,
-    /// The process.
     pub pid: u32,
     /// Its program and arguments.
     pub command: Vec<String>,
@@ -42,7 +41,6 @@ pub struct Summary {
     /// Lines that were cut off.
     pub torn: u64,
     pub copies: u64,
-    /// Their bytes.
     pub bytes: Bytes,
     /// Time of all threads in their calls.
     pub blocked: Nanos,
@@ -64,14 +62,12 @@ pub struct Summary {
 /// Copies of one call, one class of sizes and one maker.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Group {
-    /// The function.
     pub call: Call,
     /// The class of sizes.
     pub size: &'static str,
     /// Who made them.
     pub became: Became,
     pub copies: u64,
-    /// Their bytes.
     pub bytes: Bytes,
     /// Median of the time in the call; `None` where no copy has a line.
     pub median: Option<Nanos>,

@@ -30,7 +30,6 @@ pub(crate) struct Track {
 /// What is drawn as one rectangle. Times are after the epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Item {
-    /// Begin.
     pub(crate) start: Nanos,
     pub(crate) end: Nanos,
     /// Position of its job.

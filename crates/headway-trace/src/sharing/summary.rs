@@ -75,7 +75,6 @@ pub struct Verdict {
 /// One task.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct TaskFigures {
-    /// Name.
     pub id: String,
     pub period: Nanos,
     pub jobs: u64,
@@ -102,7 +101,6 @@ pub struct TaskFigures {
 /// One engine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct EngineFigures {
-    /// Name.
     pub id: String,
     /// Time in use.
     pub busy: Nanos,

@@ -28,7 +28,6 @@ use crate::{COMMIT, Error, VERSION, emulation, report};
 pub struct TasksReport {
     /// Version of the JSON form.
     pub schema: u32,
-    /// The figures.
     pub summary: Summary,
     /// Frames compared with the CPU's result and found equal.
     pub verified: u64,

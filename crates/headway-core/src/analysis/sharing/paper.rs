@@ -10,7 +10,6 @@ pub struct Letters {
     pub m: u64,
     /// Tokens per GPU.
     pub rho: u64,
-    /// GPUs.
     pub g: u64,
     /// Bytes that a job moves.
     pub d: Bytes,

@@ -27,7 +27,6 @@ pub enum Input {
     },
     /// A submitted operation ended.
     Done {
-        /// Its number.
         operation: u64,
         /// When its engine began with it.
         started: Nanos,
@@ -35,10 +34,7 @@ pub enum Input {
         finished: Nanos,
     },
     /// A submitted operation failed; the run cannot go on.
-    Failed {
-        /// Its number.
-        operation: u64,
-    },
+    Failed { operation: u64 },
     /// A producer says that the blocks of a job are there. Those of a part come in the order of jobs. What is said at an
     /// instant counts for the windows that open at it if it is fed before everything else of that instant.
     Ready {
@@ -171,7 +167,6 @@ pub enum Event {
         pipeline: u32,
         /// The cycle that the request is.
         cycle: u64,
-        /// Its size.
         bytes: Bytes,
         answer: Answer,
     },

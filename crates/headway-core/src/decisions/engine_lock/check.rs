@@ -9,10 +9,7 @@ use crate::decisions::sharing::TaskId;
 pub enum Violation {
     /// What a job holds or waits for is not what the queues say.
     #[error("task {} is not where its state says", .task.0)]
-    Place {
-        /// Whose.
-        task: TaskId,
-    },
+    Place { task: TaskId },
     /// A lock is free and its first waiter could start.
     #[error("{lock:?} is free, and its first waiter has not started")]
     Idle { lock: LockId },

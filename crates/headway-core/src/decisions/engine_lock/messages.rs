@@ -9,7 +9,6 @@ use crate::units::{Bytes, Nanos};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Engine {
-    /// Kernels.
     Execute,
     /// Copies to the GPU (`h2d`).
     In,
@@ -120,31 +119,16 @@ pub enum Action {
 pub enum Event {
     /// The operation waits in one or two queues.
     Waiting {
-        /// Whose.
         job: JobId,
         /// Requests ahead of it in the longer queue, holder included.
         ahead: u32,
     },
     /// The operation was served out of order on a lock held idle.
-    Backfilled {
-        /// Whose.
-        job: JobId,
-        lock: LockId,
-    },
+    Backfilled { job: JobId, lock: LockId },
     /// The operation is under way for twice its budget.
-    OverBudget {
-        /// Whose.
-        job: JobId,
-        /// Since when.
-        since: Nanos,
-    },
+    OverBudget { job: JobId, since: Nanos },
     /// The operation is under way for eight times its budget, or for the watchdog's time.
-    Overrun {
-        /// Whose.
-        job: JobId,
-        /// Since when.
-        since: Nanos,
-    },
+    Overrun { job: JobId, since: Nanos },
 }
 
 /// An input that cannot be accepted; nothing has changed.
@@ -186,7 +170,6 @@ pub enum Refused {
     ChunkTooLarge {
         /// The copy.
         bytes: Bytes,
-        /// The limit.
         chunk_bytes: Bytes,
     },
 }

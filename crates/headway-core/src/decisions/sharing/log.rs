@@ -31,31 +31,22 @@ pub enum Line {
     Used(Used),
     /// The broker has cut a client off.
     Cut {
-        /// When.
         now: Nanos,
-        /// Whom.
         client: ClientId,
-        /// Its process.
         pid: u32,
         /// Whether it had held something for too long; otherwise it broke the protocol.
         hung: bool,
     },
     /// A client has met an error that a lost GPU gives.
     Fault {
-        /// When.
         now: Nanos,
         gpu: GpuId,
         /// The client that says so.
         client: ClientId,
-        /// Its process.
         pid: u32,
     },
     /// By what the tasks declare, this one has no room on the GPUs that are left.
-    WithoutRoom {
-        /// When.
-        now: Nanos,
-        task: TaskId,
-    },
+    WithoutRoom { now: Nanos, task: TaskId },
 }
 
 /// Why a [`Start`] was written.
@@ -79,7 +70,6 @@ pub struct Start {
     pub version: String,
     /// Number of the broker's start.
     pub epoch: u64,
-    /// When.
     pub now: Nanos,
     pub why: Why,
     /// Lines that could not be written before this one.
@@ -99,7 +89,6 @@ pub struct Start {
 /// An input and everything that came of it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fed {
-    /// When.
     pub now: Nanos,
     /// What the arbiter was fed.
     pub input: Input,
@@ -116,7 +105,6 @@ pub struct Fed {
 pub struct TaskLine {
     /// When this was written.
     pub now: Nanos,
-    /// Its number.
     pub task: TaskId,
     /// The name that its client gave it.
     pub name: String,
@@ -132,13 +120,11 @@ pub struct TaskLine {
 pub struct Used {
     /// When the broker read this.
     pub now: Nanos,
-    /// Whose job.
     pub job: JobId,
     /// The engine.
     pub lock: LockId,
     /// From when.
     pub begin: Nanos,
-    /// Until when.
     pub end: Nanos,
     /// Uses before this one that the client had no room to tell of.
     #[serde(default, skip_serializing_if = "is_zero")]

@@ -11,7 +11,6 @@ use crate::units::Nanos;
 /// A cluster: its tokens and where its GPUs are.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClusterParameters {
-    /// Its number.
     pub id: ClusterId,
     /// GPUs by position, none of them in another cluster.
     pub gpus: Vec<GpuId>,
@@ -119,22 +118,13 @@ pub enum Input {
     /// A job in nested mode asks for the second lock of a peer copy.
     Next { job: JobId },
     /// An operation has completed on the device: its locks are free.
-    Complete {
-        /// Whose.
-        job: JobId,
-    },
+    Complete { job: JobId },
     /// An operation has completed and the same follows: the locks stay if that is allowed and nobody waits.
-    Renew {
-        /// Whose.
-        job: JobId,
-    },
+    Renew { job: JobId },
     /// A process died. Its waiting requests go at once, its tokens after [`Input::Drained`].
     ClientGone { client: ClientId },
     /// A dead process's GPU work has ended.
-    Drained {
-        /// Whose.
-        client: ClientId,
-    },
+    Drained { client: ClientId },
     /// A GPU is lost: its tokens are withdrawn, and waiting jobs queue anew. [`Event::Inadmissible`] names tasks that no longer fit.
     GpuLost { gpu: GpuId },
     /// New parameters for a cluster's tokens; they apply when the present holders have finished.
@@ -155,7 +145,6 @@ pub enum Input {
 pub enum Action {
     /// Tell the job that it holds a token.
     Grant {
-        /// Whom.
         job: JobId,
         gpu: GpuId,
         token: TokenId,
@@ -164,14 +153,12 @@ pub enum Action {
     },
     /// Tell the job that it holds all locks of its operation: submit it.
     Run {
-        /// Whom.
         job: JobId,
         /// The locks, ascending.
         locks: Vec<LockId>,
     },
     /// Tell the job that it holds the first lock of a nested pair: it must send [`Input::Next`].
     Obtained {
-        /// Whom.
         job: JobId,
         /// The first lock.
         lock: LockId,
@@ -183,11 +170,7 @@ pub enum Action {
         key: Key,
     },
     /// Tell the job that its token or request is void because a GPU is lost.
-    Revoke {
-        /// Whom.
-        job: JobId,
-        gpu: GpuId,
-    },
+    Revoke { job: JobId, gpu: GpuId },
 }
 
 /// What happened, for the user and the log.
@@ -236,19 +219,13 @@ pub enum Refused {
     Cluster { cluster: ClusterId },
     /// No room for another task.
     #[error("{tasks_max} tasks are registered, the most allowed; raise the limit")]
-    TooManyTasks {
-        /// The limit.
-        tasks_max: usize,
-    },
+    TooManyTasks { tasks_max: usize },
     /// There are no engine locks in this configuration.
     #[error("engine locks are off: a token is the right to every engine of its GPU")]
     NoEngineLocks,
     /// A token is released while one of its engines is in use.
     #[error("task {} still holds or waits for an engine; complete the operation first", .task.0)]
-    EngineInUse {
-        /// Whose.
-        task: TaskId,
-    },
+    EngineInUse { task: TaskId },
     /// Inputs must come in order of time.
     #[error("time went back from {before} to {now}")]
     TimeWentBack {

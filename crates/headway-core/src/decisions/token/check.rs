@@ -11,10 +11,7 @@ use crate::decisions::sharing::{Key, TaskId};
 pub enum Violation {
     /// A request is in no place, in two, or where its links do not lead.
     #[error("task {} is not in exactly one place", .task.0)]
-    Place {
-        /// Whose request.
-        task: TaskId,
-    },
+    Place { task: TaskId },
     /// The head of a FIFO holds no token, or another member does.
     #[error("FIFO {fifo}: not exactly its head holds the token")]
     Grant { fifo: usize },
@@ -26,10 +23,7 @@ pub enum Violation {
     Slot,
     /// A queued request is in `TOP`, or a donor is not.
     #[error("task {} is among the most urgent and deferred, or donates and is not", .task.0)]
-    Top {
-        /// Whose request.
-        task: TaskId,
-    },
+    Top { task: TaskId },
     /// A donation does not lead to one FIFO request and back.
     #[error("the donation of task {} leads to no FIFO request of its own", .task.0)]
     Donation {

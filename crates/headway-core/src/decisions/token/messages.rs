@@ -40,33 +40,19 @@ pub enum Action {
 #[serde(rename_all = "kebab-case")]
 pub enum Event {
     /// The request entered a FIFO.
-    Queued {
-        /// Whose.
-        job: JobId,
-        /// Which FIFO.
-        token: TokenId,
-    },
+    Queued { job: JobId, token: TokenId },
     /// The request waits by priority.
-    Deferred {
-        /// Whose.
-        job: JobId,
-    },
+    Deferred { job: JobId },
     /// The request lends its priority to another one.
     Donating {
-        /// Whose.
         job: JobId,
         /// To which.
         donee: JobId,
     },
     /// A donor was pushed out of the most urgent requests by `by`, which took its donee.
-    Evicted {
-        /// Whose.
-        job: JobId,
-        by: JobId,
-    },
+    Evicted { job: JobId, by: JobId },
     /// A waiter moved to a FIFO that had become empty.
     Stolen {
-        /// Whose.
         job: JobId,
         /// From which FIFO.
         from: TokenId,
@@ -81,11 +67,7 @@ pub enum Event {
         token: TokenId,
     },
     /// A holder used up its budget: its place counts as free, its token is not.
-    VirtuallyReleased {
-        /// Whose.
-        job: JobId,
-        token: TokenId,
-    },
+    VirtuallyReleased { job: JobId, token: TokenId },
     /// A GPU is lost; its tokens are gone.
     GpuLost {
         gpu: GpuId,
@@ -128,10 +110,7 @@ pub enum Refused {
     NotHolder { job: JobId },
     /// Too many requests are open.
     #[error("{requests_max} requests are open, the most allowed; raise the limit")]
-    TooManyRequests {
-        /// The limit.
-        requests_max: usize,
-    },
+    TooManyRequests { requests_max: usize },
     /// The estimates do not fit the GPUs.
     #[error("a request has {given} estimates, but there are {gpus} GPUs; give one for each")]
     Estimates {
@@ -156,7 +135,6 @@ pub enum Refused {
 pub enum Standing {
     /// Behind others in a FIFO.
     Waiting {
-        /// Which FIFO.
         token: TokenId,
         /// Requests ahead, holder included.
         ahead: u32,

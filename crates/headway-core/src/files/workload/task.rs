@@ -8,7 +8,6 @@ use crate::units::{Bytes, Nanos};
 /// Recurrent jobs that ask for any GPU, have input, output and state, and may migrate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Task {
-    /// Name.
     pub id: String,
     /// Minimum time between releases.
     pub period: Nanos,

@@ -7,7 +7,6 @@ use crate::units::{Bytes, Nanos};
 /// A transfer without windows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unplanned {
-    /// Name.
     pub id: String,
     /// Endpoint it leaves.
     pub from: String,

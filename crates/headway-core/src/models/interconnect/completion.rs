@@ -13,7 +13,6 @@ use crate::units::{Bytes, NANOS_PER_SECOND, Nanos, PPM, Rate};
 pub struct BatchBlock {
     /// The way it takes.
     pub route: RouteId,
-    /// Its size.
     pub bytes: Bytes,
 }
 

@@ -178,7 +178,6 @@ impl Figures {
 /// A way that was looked at.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Candidate {
-    /// The way.
     pub method: Method,
     /// Its predicted cost.
     pub figures: Figures,
@@ -189,7 +188,6 @@ pub struct Candidate {
 /// The way a copy goes, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Choice {
-    /// The way.
     pub method: Method,
     /// How, where it goes through pinned buffers from or to ordinary memory.
     pub tuning: Option<Tuning>,

@@ -131,7 +131,6 @@ pub enum CombineError {
          is left for it; lower `late`, or carry messages one at a time with `--strategy serial`"
     )]
     Late {
-        /// The message.
         name: String,
         /// How late its producer may be.
         late: Nanos,

@@ -39,7 +39,6 @@ pub enum Evidence {
     /// The first job that some costs make late. All times count from the epoch.
     Late {
         server: String,
-        /// Whose job.
         name: String,
         /// Its number, from 0.
         job: u64,

@@ -33,7 +33,6 @@ pub const LIMITS: Limits = Limits { flows_max: 4096, blocks_max: 64 };
 /// What a flow asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// Its name.
     pub id: String,
     /// What each packet moves, one block per route.
     pub blocks: Vec<BatchBlock>,
@@ -83,29 +82,16 @@ pub enum Refused {
     },
     /// The name is taken.
     #[error("flow `{flow}` is there already; wait until it has left, or choose another name")]
-    Known {
-        /// The name.
-        flow: String,
-    },
+    Known { flow: String },
     /// No such flow is running.
     #[error("flow `{flow}` is not running")]
-    Unknown {
-        /// The name.
-        flow: String,
-    },
+    Unknown { flow: String },
     /// It asks for nothing, or has no time.
     #[error("flow `{flow}` needs at least one block, a period and a window above zero")]
-    Empty {
-        /// The name.
-        flow: String,
-    },
+    Empty { flow: String },
     /// A limit of the domain is reached.
     #[error("the domain holds {limit} flows, its limit; let one leave before `{flow}` joins")]
-    Full {
-        /// The name.
-        flow: String,
-        limit: usize,
-    },
+    Full { flow: String, limit: usize },
     /// A route has no rate.
     #[error("a route of the flow has no rate")]
     Network(#[from] Starved),

@@ -30,7 +30,6 @@ pub enum Step {
 /// What a flow asks of a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Flow {
-    /// Its name.
     pub id: String,
     /// Steps in order.
     pub steps: Vec<Step>,
@@ -58,7 +57,6 @@ pub struct Part {
     pub server: Server,
     /// The start of its first window, and the length of its windows, one after the other.
     pub first: Nanos,
-    /// The length.
     pub window: Nanos,
 }
 
@@ -102,7 +100,6 @@ pub enum Refused {
     /// The name is taken, or the flow is not running.
     #[error("flow `{flow}` {what}")]
     Name {
-        /// The name.
         flow: String,
         /// What is wrong with it.
         what: &'static str,
