@@ -1,15 +1,18 @@
 //! The log of a guest (`headway exec --log`): who copied what, how long the calls took, and which small copies were made while a bulk
 //! copy was under way.
 
+mod page;
 mod summary;
 mod table;
 #[cfg(test)]
 mod tests;
+mod under_way;
 
 use std::io::BufRead;
 
 use headway_core::files::guest_log::{Copy, Counted, Difference, End, Finding, Line, SCHEMA, Start, Verified};
 
+pub use self::page::write as write_page;
 pub use self::summary::{Beside, Group, Reason, Summary, Times, summarize};
 use crate::LogError;
 

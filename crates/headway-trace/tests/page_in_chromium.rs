@@ -8,12 +8,15 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use common::{Bend, log, plan};
+use headway_core::files::guest_log::{
+    Became, Call, Copy, End, Finding, Host, KIND, Line, Problem, SCHEMA, Start, Towards, Why,
+};
 use headway_core::log::{Incomplete, Source};
 use headway_core::plan::Named;
 use headway_core::units::{Bytes, Nanos};
 use headway_trace::sharing::{self, Doing, Engine, Span, TaskHead, Unit};
 use headway_trace::summary::summarize;
-use headway_trace::{Log, page};
+use headway_trace::{Log, guest, page};
 
 fn chromium() -> Option<PathBuf> {
     let named = std::env::var_os("HEADWAY_CHROMIUM").map(PathBuf::from);
@@ -233,6 +236,126 @@ fn names_of_tasks_and_gpus_that_look_like_markup_are_text_and_never_run() {
     }
 }
 
+/// A guest's log: twenty token reads alone, a bulk copy, three reads beside it of which one is long, one that a kernel made, and one copy
+/// into the GPU that failed.
+fn guest(site: &str, ended: bool) -> guest::Log {
+    const US: u64 = 1_000;
+    let small = Copy {
+        at: Nanos(0),
+        took: Nanos(10 * US),
+        thread: 11,
+        call: Call::Out,
+        direction: Towards::Out,
+        bytes: Bytes(4),
+        stream: 0x20,
+        host: Host::PageLocked,
+        became: Became::PassedOn,
+        why: Some(Why::EngineFree),
+        status: 0,
+        of: 1,
+    };
+    let mut copies: Vec<Copy> = (0..20).map(|at| Copy { at: Nanos(at * 100 * US), ..small }).collect();
+    let bulk = Copy { call: Call::OutAsync, bytes: Bytes(1 << 30), stream: 0x10, why: Some(Why::Whole), ..small };
+    copies.push(Copy { at: Nanos(3_000 * US), took: Nanos(5 * US), ..bulk });
+    copies.push(Copy { at: Nanos(3_100 * US), took: Nanos(19_000 * US), ..small });
+    copies.push(Copy { at: Nanos(22_200 * US), took: Nanos(11 * US), ..small });
+    copies.push(Copy { at: Nanos(22_300 * US), took: Nanos(12 * US), became: Became::Aside, why: None, ..small });
+    copies.push(Copy {
+        at: Nanos(90_000 * US),
+        call: Call::In,
+        direction: Towards::In,
+        thread: 12,
+        status: 700,
+        ..small
+    });
+    let start = Start {
+        schema: SCHEMA,
+        kind: KIND.to_owned(),
+        version: "1".into(),
+        pid: 5,
+        command: vec!["python3".into(), site.to_owned()],
+        options: "aside=auto".into(),
+        began_unix: Nanos(1),
+    };
+    let finding = Finding {
+        problem: Problem::Blocking,
+        site: site.to_owned(),
+        call: Call::Out,
+        copies: 23,
+        bytes: Bytes(92),
+        took: Nanos(19_000 * US),
+        gain: None,
+    };
+    let mut lines = vec![serde_json::to_string(&start).unwrap()];
+    lines.extend(copies.into_iter().map(|copy| serde_json::to_string(&Line::Copy(copy)).unwrap()));
+    lines.push(serde_json::to_string(&Line::Finding(finding)).unwrap());
+    if ended {
+        let end = End { at: Nanos(100_000 * US), lost: 0, full: false };
+        lines.push(serde_json::to_string(&Line::End(end)).unwrap());
+    }
+    guest::Log::read((lines.join("\n") + "\n").as_bytes(), "fixture").unwrap()
+}
+
+fn guest_html(log: &guest::Log) -> String {
+    let mut html = Vec::new();
+    guest::write_page(log, &mut html).unwrap();
+    String::from_utf8(html).unwrap()
+}
+
+#[test]
+fn the_page_of_a_guest_draws_who_copied_and_what_waited_beside_what() {
+    let html = guest_html(&guest("loop.py", true));
+    let Some(document) = opened(&html) else { return };
+    assert!(document.contains("<html lang=\"en\" data-kind=\"guest\" data-ready=\"yes\">"), "{}", &document[..400]);
+    assert!(text_of(&document, "verdict").starts_with("25 copies in 19."), "{}", text_of(&document, "verdict"));
+    assert!(text_of(&document, "timeline-range").starts_with("0&nbsp;ns to 100.000&nbsp;ms"));
+    // Calls: out small passed on and aside, the bulk copy, the one into the GPU.
+    assert_eq!((rows(&document, "streams"), rows(&document, "steps"), rows(&document, "pairs")), (4, 10, 1));
+    let pairs = from_id(&document, "pairs").split("</table>").next().unwrap();
+    assert!(pairs.contains("0x20") && pairs.contains("0x10") && pairs.contains("19.0&nbsp;ms"), "{pairs}");
+    assert!(text_of(&document, "blame-lead").contains("2 copies, median"), "{}", text_of(&document, "blame-lead"));
+    assert!(from_id(&document, "late").contains("small results waited for again and again: cuMemcpyDtoH at loop.py"));
+    let click = "document.getElementById('zoom-wait').click();";
+    let Some(document) = used(&html, click) else { return };
+    let selected = from_id(&document, "timeline-selected").split("</p>").next().unwrap();
+    for part in [
+        "cuMemcpyDtoH of 4&nbsp;B",
+        "stream 0x20",
+        "1.07&nbsp;GB of stream 0x10 were taken to be under way",
+        "twice the median",
+    ] {
+        assert!(selected.contains(part), "{part}: {selected}");
+    }
+}
+
+#[test]
+fn a_guests_command_that_looks_like_markup_is_text_and_its_page_says_that_it_was_killed() {
+    let html = guest_html(&guest(EVIL, false));
+    assert!(!html.contains("<img"));
+    assert_eq!(html.matches("</script>").count(), 2);
+    assert!(text_of(&html, "incomplete").starts_with("The log has no last line"));
+    let plain = html.split("<noscript>").nth(1).unwrap().split("</noscript>").next().unwrap();
+    assert!(plain.contains("<pre>") && plain.contains("<svg") && plain.matches("<rect").count() >= 3, "{plain}");
+    let click = "for (const id of ['zoom-worst', 'zoom-wait', 'idle']) document.getElementById(id).click();";
+    let Some(document) = used(&html, click) else { return };
+    assert!(document.contains("data-ready=\"yes\"") && !document.contains("<img"), "{}", &document[..400]);
+}
+
+#[test]
+fn the_page_of_a_long_guests_log_stays_small() {
+    let mut log = guest("loop.py", true);
+    let copies: Vec<Copy> = log.copies.clone();
+    let size = |log: &guest::Log| guest_html(log).len();
+    let mut of = |times: u64| {
+        let again =
+            |round: u64| copies.iter().map(move |copy| Copy { at: Nanos(copy.at.0 + round * 100_000_000), ..*copy });
+        log.copies = (0..times).flat_map(again).collect();
+        size(&log)
+    };
+    let (short, long) = (of(4_000), of(16_000));
+    assert!(long < short * 3 / 2, "{short} and {long} bytes");
+}
+
 #[test]
 fn the_search_leaves_what_is_called_so_and_says_how_much_that_is() {
     let search = "const field = document.getElementById('search'); field.value = 'VOICE 3'; field.dispatchEvent(new Event('input'));";
@@ -251,7 +374,7 @@ fn keys_zoom_pan_and_select_on_both_pages() {
     let press = "const chart = document.getElementById('timeline');
         for (const key of ['+', '+', 'ArrowRight', 'n', 'ArrowDown']) chart.dispatchEvent(new KeyboardEvent('keydown', { key }));";
     let streams = html(&log(&plan(3), 6, Bend::default()));
-    for html in [streams, tasks_html(&tasks(["a", "b"]))] {
+    for html in [streams, tasks_html(&tasks(["a", "b"])), guest_html(&guest("loop.py", true))] {
         let (Some(before), Some(after)) = (opened(&html), used(&html, press)) else { return };
         assert_ne!(text_of(&before, "timeline-range"), text_of(&after, "timeline-range"));
         assert!(text_of(&before, "timeline-selected").is_empty());
@@ -274,7 +397,7 @@ fn nothing_is_wider_than_a_phone_with_long_names_and_many_streams() {
     // A window cannot be as narrow as a phone; a frame in it can.
     let tell = "addEventListener('load', () => setTimeout(() => parent.postMessage(
         [innerWidth, document.documentElement.scrollWidth, document.documentElement.dataset.ready].join(' '), '*'), 500));";
-    for html in [streams, tasks_html(&tasks([&long, &long]))] {
+    for html in [streams, tasks_html(&tasks([&long, &long])), guest_html(&guest(&long, true))] {
         let policy = html.find("<meta http-equiv=\"Content-Security-Policy\"").unwrap();
         let end = policy + html[policy..].find('>').unwrap() + 1;
         let free = format!("{}{}", &html[..policy], &html[end..])

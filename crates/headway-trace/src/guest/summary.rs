@@ -2,13 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use headway_core::files::guest_log::{
-    BULK_MIN, Became, Call, Copy, Difference, Finding, SIZES, Towards, Verified, Why, size_class,
-};
-use headway_core::units::{Bytes, NANOS_PER_SECOND, Nanos};
+use headway_core::files::guest_log::{Became, Call, Copy, Difference, Finding, SIZES, Verified, Why, size_class};
+use headway_core::units::{Bytes, Nanos};
 use serde::Serialize;
 
 use super::Log;
+use super::under_way::{Role, roles};
 
 /// Version of the summary's JSON form.
 const SCHEMA: u32 = 1;
@@ -18,10 +17,6 @@ const SLOWEST: usize = 10;
 const P99_MIN: u64 = 100;
 /// Of fewer copies without a bulk copy nothing is concluded.
 const ALONE_MIN: u64 = 10;
-/// What a queued bulk copy is taken to move in a second. A log cannot say when it ended; `--aside` assumes the same of the bulk
-/// copies of other guests.
-const BULK_BYTES_PER_S: u64 = 20_000_000_000;
-
 /// What a guest's log says.
 #[derive(Clone, Debug, Serialize)]
 pub struct Summary {
@@ -221,47 +216,14 @@ fn groups(log: &Log) -> Vec<Group> {
     totals.into_iter().map(group).collect()
 }
 
-/// Bulk copies out of the GPU that the log puts under way at a time.
-#[derive(Default)]
-struct UnderWay {
-    /// By stream, until when.
-    until: BTreeMap<u64, Nanos>,
-    /// Until when those that were queued keep the engine.
-    queued: Nanos,
-}
-
-impl UnderWay {
-    fn add(&mut self, copy: &Copy) {
-        let mut end = copy.at.saturating_add(copy.took);
-        if !copy.call.waits() && copy.became != Became::Fast {
-            let takes = u128::from(copy.bytes.0) * u128::from(NANOS_PER_SECOND) / u128::from(BULK_BYTES_PER_S);
-            let takes = Nanos(u64::try_from(takes).unwrap_or(u64::MAX));
-            self.queued = self.queued.max(copy.at).saturating_add(takes);
-            end = end.max(self.queued);
-        }
-        let until = self.until.entry(copy.stream).or_default();
-        *until = end.max(*until);
-    }
-
-    /// Whether one is in another stream. Behind one in its own stream a copy must wait.
-    fn is_elsewhere(&self, copy: &Copy) -> bool {
-        let mut at = self.until.iter().filter(|(_, until)| **until > copy.at).map(|(stream, _)| *stream).peekable();
-        at.peek().is_some() && at.all(|stream| stream != copy.stream)
-    }
-}
-
 fn beside(copies: &[Copy]) -> Beside {
-    let mut under_way = UnderWay::default();
     let [mut with, mut without, mut aside] = [const { Sample { times: Vec::new() } }; 3];
-    for copy in copies.iter().filter(|copy| copy.direction == Towards::Out && copy.status == 0) {
-        if copy.became == Became::Aside {
-            aside.add(copy);
-        } else if copy.bytes.0 >= BULK_MIN {
-            under_way.add(copy);
-        } else if under_way.is_elsewhere(copy) {
-            with.add(copy);
-        } else {
-            without.add(copy);
+    for (copy, role) in copies.iter().zip(roles(copies)) {
+        match role {
+            Role::Aside => aside.add(copy),
+            Role::Small(Some(_)) => with.add(copy),
+            Role::Small(None) => without.add(copy),
+            Role::Bulk(..) | Role::None => {}
         }
     }
     let [with, without, aside] = [with, without, aside].map(Sample::summed);

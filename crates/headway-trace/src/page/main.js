@@ -3,7 +3,7 @@
   try {
     const data = JSON.parse(byId("headway-data").textContent);
     document.documentElement.dataset.kind = data.kind;
-    const view = (data.kind === "sharing" ? drawSharing : drawStreams)(data);
+    const view = ({ sharing: drawSharing, guest: drawGuest }[data.kind] || drawStreams)(data);
     tellKept(data.kept);
     const unused = (data.summary.capacities || []).filter((capacity) => capacity.bytes === 0).length;
     finder([[view.idle, "engine"], [unused, "link"]]);

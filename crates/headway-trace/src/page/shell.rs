@@ -18,6 +18,7 @@ const SCRIPT: &str = concat!(
     include_str!("timeline.js"),
     include_str!("streams.js"),
     include_str!("sharing.js"),
+    include_str!("guest.js"),
     include_str!("main.js"),
     "})();\n"
 );
