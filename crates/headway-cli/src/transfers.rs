@@ -32,6 +32,7 @@ pub(crate) fn measure(out: &Out, args: &MeasureArgs) -> Result<Answer> {
         sizes: args.sizes.clone(),
         each: args.each,
         watch: args.watch.unwrap_or_default(),
+        other: headway_lab::child::small_copies().unwrap_or_default(),
         raw: args.raw.clone(),
         interrupt: interrupt(out, "nothing but the journal"),
     };

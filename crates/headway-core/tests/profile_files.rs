@@ -94,7 +94,7 @@ const STAGING: &str = "gpu = \"gpu1\"\ndirection";
 
 #[test]
 fn curves_are_spread_over_their_gpus_and_defaults_filled_in() {
-    let Profile { stamp, curves, posted, tunings } = base().profile;
+    let Profile { stamp, curves, posted, tunings, .. } = base().profile;
     let stamp = stamp.expect("it has one");
     assert_eq!((stamp.gpus.len(), stamp.pcie[2].as_str(), stamp.cpus.as_str()), (3, "5.0 x8", "0-15"));
     let gpus = [1, 2, 3].map(EndpointId);
@@ -518,7 +518,7 @@ proptest! {
         if let Some(key) = curves.keys().find(|key| key.peer.is_none()).cloned() {
             curves.extend((1..3).map(|gpu| (Key { gpu: EndpointId(gpu), ..key.clone() }, shared.clone())));
         }
-        machine.profile = Profile { stamp: Some(stamp(&texts)), curves, posted, tunings };
+        machine.profile = Profile { stamp: Some(stamp(&texts)), curves, posted, tunings, ..Profile::default() };
         prop_assert_eq!(reread(&machine), machine);
     }
 

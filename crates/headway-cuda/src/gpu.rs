@@ -5,8 +5,9 @@ use std::ptr::null_mut;
 use std::sync::{Arc, Mutex};
 
 use headway_core::files::machine::EngineClass;
-use headway_core::models::transfer::{Mapping, Shape};
-use headway_core::units::Nanos;
+use headway_core::models::transfer::arbitration::{WAIT_COPIES, built_in};
+use headway_core::models::transfer::{Direction, Mapping, Shape};
+use headway_core::units::{Bytes, Nanos};
 use headway_device::buffer::{Budget, DeviceId, Domain, HeapMemory};
 use headway_device::gpu::{Caching, Gpu, Pager, Queue, Reach, Resident, ResidentOptions};
 use headway_device::{Buffer, Description, DeviceError, HostKind, Limits, Source, Span, Work, check};
@@ -49,6 +50,9 @@ impl CudaGpu {
         let description = describe(driver, ordinal, limits)?;
         let context = Context::retain(driver, ordinal)?;
         context.bind()?;
+        // Until somebody measures this one: what is known of its class.
+        let known = built_in(&description.name, Direction::D2h);
+        context.begin_turn(known.and_then(|(known, _)| known.advise(WAIT_COPIES).word()));
         let budget = Budget::new(&limits, description.memory_bytes);
         let pool = Arc::new(Pool::new(&context, &budget));
         Ok(Self { description, context, budget, pool, modules: Arc::default(), clock: Mutex::default() })
@@ -209,6 +213,10 @@ impl Gpu for CudaGpu {
         let max = self.description.limits.outstanding_per_engine_max;
         let clock = if keeps_time { Some(self.clock()?) } else { None };
         Ok(Box::new(CudaQueue::new(&self.context, &self.modules, &self.pool, max, clock)?))
+    }
+
+    fn set_turn(&self, bytes: Option<Bytes>) {
+        self.context.set_turn(bytes);
     }
 
     fn copy_in(&self, to: &mut Span, from: &[u8]) -> Result<(), DeviceError> {

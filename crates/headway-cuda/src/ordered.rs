@@ -37,7 +37,6 @@ use crate::foreign::ForeignMemory;
 use crate::lookup::Known;
 use crate::owned::Context;
 use crate::pool::Pool;
-use crate::queue::TURN_BYTES;
 use crate::table::{self, Address, Handle};
 use crate::words;
 
@@ -318,13 +317,13 @@ impl OrderedCopier {
     /// As for [`RawCopy::new`].
     unsafe fn copy_in_stream(&self, copy: &OrderedCopy, ticket: &Ticket) -> Result<(), DeviceError> {
         let (context, stream) = (&self.shared.context, copy.stream.handle());
-        let mut at = 0;
+        let (turn, mut at) = (context.turn_bytes(), 0);
         while at < copy.bytes {
             let device = copy.device + at as u64;
             let host = copy.host.wrapping_add(at).cast::<c_void>();
             let is_out = copy.direction == Direction::D2h;
             // Behind each piece the engine serves other streams (`docs/small-copies.md`).
-            let len = if is_out { (copy.bytes - at).min(TURN_BYTES) } else { copy.bytes };
+            let len = if is_out { (copy.bytes - at).min(turn) } else { copy.bytes };
             at += len;
             // SAFETY: the caller's promise: the range stays valid until the stream has passed this point.
             let queued = unsafe {

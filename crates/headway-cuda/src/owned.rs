@@ -7,7 +7,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::path::Path;
 use std::ptr::{null_mut, with_exposed_provenance, with_exposed_provenance_mut, without_provenance_mut};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, Weak};
 
 use headway_core::units::{Bytes, Nanos};
@@ -51,6 +51,12 @@ pub(crate) struct Context {
     /// When the driver was first seen to have ended it; 0 = never.
     ended: AtomicU64,
     peers: Mutex<BTreeSet<Ordinal>>,
+    /// Bytes that a queue copies out before it lets other streams in; 0 = nobody has said so yet.
+    turn: AtomicUsize,
+}
+
+fn turn(bytes: Option<Bytes>) -> usize {
+    bytes.map_or(usize::MAX, |bytes| usize::try_from(bytes.0).unwrap_or(usize::MAX).max(1))
 }
 
 /// What is open, so that memory names its context by its device.
@@ -78,9 +84,28 @@ impl Context {
             lost: AtomicBool::new(false),
             ended: AtomicU64::new(0),
             peers: Mutex::default(),
+            turn: AtomicUsize::new(0),
         });
         contexts.insert(id, Arc::downgrade(&context));
         Ok(context)
+    }
+
+    /// Bytes that a queue copies out before it lets other streams in: it writes a word then, at which the engine turns to them.
+    pub(crate) fn turn_bytes(&self) -> usize {
+        match self.turn.load(Ordering::Relaxed) {
+            0 => usize::MAX,
+            bytes => bytes,
+        }
+    }
+
+    /// `None` = copies stay whole.
+    pub(crate) fn set_turn(&self, bytes: Option<Bytes>) {
+        self.turn.store(turn(bytes), Ordering::Relaxed);
+    }
+
+    /// The same, unless it was set before.
+    pub(crate) fn begin_turn(&self, bytes: Option<Bytes>) {
+        let _ = self.turn.compare_exchange(0, turn(bytes), Ordering::Relaxed, Ordering::Relaxed);
     }
 
     /// The open context of the GPU `id`, if there is one.

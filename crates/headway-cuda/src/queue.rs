@@ -27,12 +27,8 @@ const WORKS_MAX: usize = 256;
 const ARGUMENTS_MAX: usize = 16;
 /// Blocks of the copy kernel; more than any GPU runs at a time.
 const BLOCKS_MAX: u32 = 4096;
-/// Bytes that a queue copies out of a GPU before it lets other streams in. The engine serves one stream until that stream reaches a
-/// word to be written: a small copy beside it waits for about so many bytes, not for all that is queued
-/// (`docs/small-copies.md`). Smaller pieces cost the bulk copy more of its rate.
-pub(crate) const TURN_BYTES: usize = 16 << 20;
-/// An operation that ends lets others in from so many bytes on: chunks of staged copies, where the word costs nothing.
-const CHUNK_BYTES: usize = 8 << 20;
+/// An operation that ends lets others in from this part of a turn on: chunks of staged copies, where the word costs nothing.
+const CHUNK_PART: usize = 2;
 /// Size of the smallest table.
 const TABLE_MIN: usize = 4096;
 
@@ -285,14 +281,20 @@ impl CudaQueue {
 
     /// Queues a copy out of this GPU that lets other streams in.
     fn copy_out(&mut self, source: Address, target: Address, bytes: usize) -> Result<(), DeviceError> {
+        // The engine serves one stream until that stream reaches a word to be written: a small copy beside it waits for about a
+        // turn, not for all that is queued (`docs/small-copies.md`). Shorter turns cost the bulk copy more of its rate.
+        let turn = self.contexts[0].turn_bytes();
         let mut at = 0;
         while at < bytes {
-            let len = (bytes - at).min(TURN_BYTES - self.turns.bytes);
+            if self.turns.bytes >= turn {
+                self.let_others_in()?;
+            }
+            let len = (bytes - at).min(turn - self.turns.bytes);
             let (from, to) = (source + at as u64, target + at as u64);
             // SAFETY: as in `copy`.
             unsafe { self.stream.copy(CopyKind::DeviceToHost, from, to, len) }?;
             (at, self.turns.bytes) = (at + len, self.turns.bytes + len);
-            if self.turns.bytes == TURN_BYTES || (at == bytes && self.turns.bytes >= CHUNK_BYTES) {
+            if self.turns.bytes == turn || (at == bytes && self.turns.bytes >= turn / CHUNK_PART) {
                 self.let_others_in()?;
             }
         }

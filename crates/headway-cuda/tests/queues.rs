@@ -102,8 +102,9 @@ fn only_queues_that_keep_time_tell_the_time() {
 }
 
 /// One copy out for each of `sizes`, all of one queue; then the words that the streams wrote.
-fn words_of_copies_out(fake: &Fake, sizes: &[usize]) -> i32 {
+fn words_of_copies_out(fake: &Fake, turn: Option<u64>, sizes: &[usize]) -> i32 {
     let gpu = open(fake);
+    gpu.set_turn(turn.map(Bytes));
     let (host, there) = pair(&gpu, 20 << 20);
     let mut queue = gpu.queue(false).unwrap();
     let all = |queue: &mut dyn Queue, from: &Buffer, to: &Buffer| {
@@ -123,18 +124,21 @@ fn words_of_copies_out(fake: &Fake, sizes: &[usize]) -> i32 {
 
 #[test]
 fn copies_out_let_other_streams_in_now_and_then() {
-    let words = |sizes: &[usize]| words_of_copies_out(&Fake::build(&[]), sizes);
+    let words = |sizes: &[usize]| words_of_copies_out(&Fake::build(&[]), Some(16 << 20), sizes);
     let mib = |count: usize| count << 20;
     assert_eq!(words(&[mib(20)]), 1, "a whole copy does after 16 MiB");
     assert_eq!(words(&[mib(8); 3]), 3, "chunks do at their end");
     assert_eq!(words(&[mib(20), mib(3), 1, mib(1)]), 2, "what earlier copies left counts");
     assert_eq!(words(&[100; 100]), 0);
+    let of = |turn, sizes: &[usize]| words_of_copies_out(&Fake::build(&[]), turn, sizes);
+    assert_eq!(of(Some(4 << 20), &[mib(20)]), 5, "the turn is what was measured");
+    assert_eq!(of(None, &[mib(20)]), 0, "whole copies");
 }
 
 #[test]
 fn a_driver_that_cannot_write_words_copies_all_the_same() {
-    assert_eq!(words_of_copies_out(&Fake::build(&["-DcuStreamWriteValue32_v2=gone"]), &[20 << 20]), 0);
-    assert_eq!(words_of_copies_out(&failing("cuStreamWriteValue32_v2", 801, 1, &[]), &[20 << 20]), 0);
+    assert_eq!(words_of_copies_out(&Fake::build(&["-DcuStreamWriteValue32_v2=gone"]), Some(16 << 20), &[20 << 20]), 0);
+    assert_eq!(words_of_copies_out(&failing("cuStreamWriteValue32_v2", 801, 1, &[]), Some(16 << 20), &[20 << 20]), 0);
 }
 
 #[test]

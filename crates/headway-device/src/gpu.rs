@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use headway_core::models::transfer::{Mapping, Shape};
-use headway_core::units::Nanos;
+use headway_core::units::{Bytes, Nanos};
 
 use headway_os::sched::Classes;
 
@@ -273,6 +273,12 @@ pub trait Gpu: Send + Sync {
     /// # Errors
     /// [`DeviceError::Driver`], [`DeviceError::DeviceLost`].
     fn queue(&self, keeps_time: bool) -> Result<Box<dyn Queue>, DeviceError>;
+
+    /// Sets how many bytes queues copy out before they let other streams in, for everything that is open on this GPU; `None` = copies
+    /// stay whole. A GPU whose engines do that by themselves, or on which nobody knows how, has nothing to do.
+    fn set_turn(&self, bytes: Option<Bytes>) {
+        let _ = bytes;
+    }
 
     /// The driver's own copy of ordinary memory to the device; the bytes are there when it returns.
     ///

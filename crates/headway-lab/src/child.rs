@@ -2,6 +2,7 @@
 //!
 //! They are started as `PROGRAM lab-child PART ORDER`; the program passes part and order on to [`serve`].
 
+use std::ffi::OsString;
 use std::process::Command;
 use std::{env, io};
 
@@ -48,6 +49,14 @@ pub fn serve(part: Part, order: &str) -> bool {
         Part::Broker => return broker::take_part(order),
     }
     true
+}
+
+/// Program and arguments of a process that makes small copies as the order behind them says.
+///
+/// # Errors
+/// What the system says where this program cannot be found.
+pub fn small_copies() -> io::Result<Vec<OsString>> {
+    Ok(vec![env::current_exe()?.into(), WORD.into(), Part::SmallCopies.word().into()])
 }
 
 /// This program with that part.

@@ -30,12 +30,12 @@ use serde::Serialize;
 pub use self::gpusync_gpu::SharingOptions;
 pub(crate) use self::gpusync_gpu::camera;
 pub(crate) use self::loads::serve as load;
-pub(crate) use self::who_waits::serve as small_copies;
 use crate::Error;
 use crate::folder::{self, Folder};
 use crate::plot::Figure;
 use headway::COMMIT;
 use headway::run::Backend;
+pub(crate) use headway_measure::rival::serve as small_copies;
 
 /// One experiment.
 #[derive(Clone, Copy, Debug)]

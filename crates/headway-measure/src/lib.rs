@@ -2,6 +2,7 @@
 //! what every way of copying takes for every size (specification of transfers, 2.5 and 3.1).
 #![forbid(unsafe_code)]
 
+mod arbitration;
 #[doc(hidden)]
 pub mod batches;
 #[doc(hidden)]
@@ -28,6 +29,8 @@ pub mod node;
 pub mod place;
 mod report;
 #[doc(hidden)]
+pub mod rival;
+#[doc(hidden)]
 pub mod sample;
 #[doc(hidden)]
 pub mod session;
@@ -44,6 +47,7 @@ pub mod turns;
 pub mod wafer;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -57,6 +61,7 @@ use headway_device::gpu::Gpu;
 use headway_os::{affinity, copy};
 use headway_runtime::copy::{Copier, CopyLimits, CopyOptions, How};
 
+use self::arbitration::Asking;
 use self::copy_timer::{CopySpec, CopyTimer, TimerOptions};
 use self::curves::{Efforts, Line, Taker};
 pub use self::error::Error;
@@ -92,17 +97,20 @@ pub enum Step {
     Busy,
     /// Large copies on all GPUs at once.
     AllGpus,
+    /// Who waits for whom at the copy engines.
+    Arbitration,
 }
 
 impl Step {
     /// Every step with its word, in the order in which they are made.
-    pub const WORDS: [(&'static str, Self); 6] = [
+    pub const WORDS: [(&'static str, Self); 7] = [
         ("links", Self::Links),
         ("kernels", Self::Kernels),
         ("staging", Self::Staging),
         ("curves", Self::Curves),
         ("busy", Self::Busy),
         ("all-gpus", Self::AllGpus),
+        ("arbitration", Self::Arbitration),
     ];
 }
 
@@ -143,6 +151,8 @@ pub struct MeasureOptions {
     /// How long random batches of copies are run beyond those that check the model, so that margin and jitter cover what
     /// happens now and then.
     pub watch: Nanos,
+    /// Program and arguments that call [`rival::serve`] with the order behind them; empty = nothing is asked across processes.
+    pub other: Vec<OsString>,
     /// File for every sample.
     pub raw: Option<PathBuf>,
     /// Ends the measurement early when it becomes true.
@@ -344,6 +354,7 @@ impl Measurement<'_> {
             self.concurrent(&copier, &gpus, &methods)?;
         }
         drop(copier);
+        self.arbitration(&gpus)?;
         let profile = self.machine.profile.clone();
         links::put_curves(&mut self.machine, &profile);
         self.finish()
@@ -374,6 +385,31 @@ impl Measurement<'_> {
         let costs = self.session.step("cores", |_| cpu::costs(headway_kernels::ids(), effort))?;
         self.machine.cpu = Some(cpu::of(costs));
         self.session.advance()?;
+        Ok(())
+    }
+
+    fn arbitration(&mut self, gpus: &[EndpointId]) -> Result<(), Error> {
+        if !self.options.does(Step::Arbitration) {
+            return Ok(());
+        }
+        let groups = groups(&self.devices, self.options.each);
+        self.session.phase("arbitration", 2 * groups.len());
+        let asking = Asking {
+            bulk_bytes: self.options.by_depth(128 << 20, 256 << 20, 1 << 30).min(self.options.size_max().max(4 << 20)),
+            rounds: self.options.by_depth((2, 20), (5, 100), (10, 200)),
+        };
+        let (backend, model) = (self.options.backend, self.options.model.as_deref());
+        for group in groups {
+            let index = group[0] as u32;
+            let who = (backend, model, self.options.other.as_slice());
+            for (way, found) in arbitration::of_gpu(&mut self.session, who, index, asking)? {
+                self.session.warnings.extend(found.left_out);
+                for &gpu in &group {
+                    let place = &mut self.machine.profile.arbitration;
+                    place.extend(found.arbitration.clone().map(|found| ((gpus[gpu], way), found)));
+                }
+            }
+        }
         Ok(())
     }
 

@@ -26,6 +26,7 @@ fn options(out: &Path) -> MeasureOptions {
         sizes: Some(vec![Bytes(64), Bytes(4096), Bytes(64 << 10)]),
         each: false,
         watch: Nanos::ZERO,
+        other: Vec::new(),
         raw: None,
         interrupt: Arc::new(AtomicBool::new(false)),
     }
@@ -91,6 +92,30 @@ fn a_node_that_is_watched_is_checked_with_more_batches() {
     // Without that it is checked with 30.
     assert!(found.batches > 30 && found.batches == checked.batches, "{checked:?}");
     assert_eq!((found.margin_ppm, found.jitter), (checked.margin_ppm, checked.jitter));
+}
+
+#[test]
+fn who_waits_for_whom_is_asked_of_every_gpu_both_ways_and_can_be_asked_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("node.toml");
+    let only = vec![Step::Links, Step::Arbitration];
+    let options = MeasureOptions { only, sizes: Some(vec![Bytes(64)]), gpus: Some(2), ..options(&file) };
+    measure(&options, |_| ()).unwrap();
+    let read = || machine::parse("node", &fs::read_to_string(&file).unwrap()).unwrap();
+    let found = read().profile.arbitration;
+    assert_eq!(found.len(), 4, "two GPUs, two ways");
+    for asked in found.values() {
+        assert_eq!(asked.whole.piece, Bytes(4 << 20), "of sizes this small");
+        assert!(asked.time > Nanos::ZERO && asked.whole.wait.n > 0);
+        let pieces: Vec<u64> = asked.words.iter().map(|cut| cut.piece.0 >> 20).collect();
+        assert_eq!(pieces, [1, 2]);
+        assert_eq!(asked.streams.len(), 2);
+        assert_eq!(asked.process, None, "emulated GPUs are of one process");
+        assert!(asked.words.iter().all(|cut| cut.wait.n >= 2 && cut.share_ppm > 0));
+    }
+    let again = MeasureOptions { only: vec![Step::Arbitration], force: true, ..options };
+    measure(&again, |_| ()).unwrap();
+    assert_eq!(read().profile.arbitration.len(), 4);
 }
 
 #[test]

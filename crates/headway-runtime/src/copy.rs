@@ -26,6 +26,7 @@ mod watch;
 use std::sync::{Arc, OnceLock};
 
 use headway_core::files::machine::EndpointId;
+use headway_core::models::transfer::arbitration::WAIT_COPIES;
 use headway_core::models::transfer::{Direction, HostMemory, Method, Profile, Tuning, default_tuning};
 use headway_core::units::{Bytes, NANOS_PER_SECOND, Nanos};
 use headway_device::buffer::Place;
@@ -228,6 +229,14 @@ impl Copier {
         }
         let devices = gpus.iter().map(|(_, gpu)| Arc::clone(gpu)).collect();
         let gpus: Vec<CopierGpu> = gpus.into_iter().map(|(id, gpu)| CopierGpu::new(id, gpu, options.limits)).collect();
+        if stale.is_none() {
+            for gpu in &gpus {
+                // What nobody asked stays as the GPU's class has it.
+                if let Some(asked) = profile.arbitration.get(&(gpu.endpoint, Direction::D2h)) {
+                    gpu.device.set_turn(asked.advise(WAIT_COPIES).word());
+                }
+            }
+        }
         let warning = stale.as_ref().map(|what| {
             format!(
                 "the profile is stale ({what}): the driver's own methods are used; `headway measure` writes a new one"

@@ -1,5 +1,8 @@
 //! The GPUs of a backend, or what stands in for them, opened for transfers and for kernels.
 
+#[doc(hidden)]
+pub mod arbitration;
+
 use std::sync::Arc;
 
 use headway_core::files::machine::EndpointId;
@@ -47,27 +50,6 @@ pub fn open(backend: Backend, model: Option<&str>, gpus: Option<usize>) -> Resul
             }
             Ok(devices.into_iter().take(wanted).map(|device| Arc::new(device) as Arc<dyn Gpu>).collect())
         }
-    }
-}
-
-/// What an experiment asks of a GPU's copy engines.
-#[doc(hidden)]
-pub mod arbitration {
-    use headway_cuda::{CudaGpu, Driver};
-    use headway_device::{Gpu, Limits};
-
-    pub use headway_cuda::arbitration::{Arbitration, Between, Bulk, BulkAndSmall, Hand, Small};
-
-    use crate::Error;
-
-    /// Of the first GPU, with bulk copies of `bulk_bytes`; and its name.
-    ///
-    /// # Errors
-    /// [`Error::Backend`].
-    pub fn open(bulk_bytes: usize) -> Result<(Arbitration, String), Error> {
-        let gpu = Driver::system().and_then(|driver| CudaGpu::open(&driver, 0, Limits::default()));
-        let opened = gpu.and_then(|gpu| Ok((Arbitration::new(&gpu, bulk_bytes)?, gpu.description().name.clone())));
-        opened.map_err(|source| Error::Backend { backend: "cuda", source })
     }
 }
 

@@ -3,6 +3,7 @@
 //! A [`Profile`] holds measured [`Curve`]s, one per [`Key`]. Everything here is pure: integers, no clock.
 
 mod abilities;
+pub mod arbitration;
 mod choose;
 mod curve;
 mod defaults;
@@ -180,4 +181,6 @@ pub struct Profile {
     pub posted: std::collections::BTreeMap<Key, Curve>,
     /// The tunings of `staged`.
     pub tunings: std::collections::BTreeMap<TuningKey, Tuning>,
+    /// Who waits for whom at the copy engines; a pair that is missing was not asked.
+    pub arbitration: std::collections::BTreeMap<(EndpointId, Direction), arbitration::Arbitration>,
 }

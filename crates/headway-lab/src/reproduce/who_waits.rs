@@ -1,7 +1,5 @@
 //! How long a small copy waits while a bulk copy runs, by what the bulk copy's stream meets between its pieces.
 
-mod rival;
-
 use std::time::Duration;
 
 use headway::gpus::arbitration::{Arbitration, Between, Bulk, BulkAndSmall, Hand, Small};
@@ -9,12 +7,12 @@ use headway_core::models::transfer::Direction;
 use headway_core::units::Nanos;
 use headway_os::clock;
 
-use self::rival::Rival;
-pub(crate) use self::rival::serve;
 use super::{Outcome, Row, Setting, Table, Verdict};
 use crate::Error;
+use crate::child::{self, Part};
 use crate::plot::{Figure, Line};
 use headway::run::Backend;
+use headway_measure::rival::{self, Rival};
 use headway_measure::sample::Figures;
 
 const MIB: usize = 1 << 20;
@@ -121,11 +119,14 @@ fn bulk_with_small(gpu: &mut Arbitration, case: &Case, rounds: usize) -> Result<
 
 /// Bulk copies, one behind the other, while another process makes small ones.
 fn bulk_with_rival(gpu: &mut Arbitration, case: &Case, samples: usize) -> Result<BulkAndSmall, Error> {
-    let mut rival = Rival::start(&case.small, samples)?;
+    let failed = |source| Error::Load { source };
+    let order = rival::order(&case.small, 0, samples);
+    let command = child::command(Part::SmallCopies, &order).map_err(failed)?;
+    let mut rival = Rival::start(command).map_err(failed)?;
     let mut bulk = Vec::new();
     let small = loop {
         bulk.push(gpu.bulk(&case.bulk)?);
-        if let Some(small) = rival.heard()? {
+        if let Some(small) = rival.heard().map_err(failed)? {
             break small;
         }
     };
@@ -140,7 +141,7 @@ pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
     }
     let (bulk_bytes, rounds) = if setting.quick { (128 * MIB, 10) } else { (1 << 30, ROUNDS_MAX) };
     let samples = if setting.quick { 2 * SAMPLES } else { 20 * SAMPLES };
-    let (mut gpu, machine) = headway::gpus::arbitration::open(bulk_bytes)?;
+    let (mut gpu, machine) = headway::gpus::arbitration::open(0, bulk_bytes)?;
     let mut whole = Vec::new();
     for direction in [OUT, IN] {
         let bulk = Bulk { direction, piece: bulk_bytes, between: Between::Nothing };

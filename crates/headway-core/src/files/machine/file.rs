@@ -37,6 +37,7 @@ const TOP: &[&str] = &[
     "profile",
     "curve",
     "staging",
+    "arbitration",
 ];
 const ENDPOINT: &[&str] = &["id", "numa", "pci", "uuid"];
 const LINK: &[&str] = &["id", "from", "to", "rate", "rate_low", "opposite", "rate_both"];

@@ -1,13 +1,15 @@
-//! The part of a machine file that says what copies cost: `[profile]`, `[[curve]]`, `[[staging]]`.
+//! The part of a machine file that says what copies cost: `[profile]`, `[[curve]]`, `[[staging]]`,
+//! `[[arbitration]]`.
 
 use super::EndpointId;
 use super::file::{Reader, narrow};
 use crate::files::document::{Field, SIZE_MAX, TIME_MAX, Table};
 use crate::files::error::FileError;
+use crate::models::transfer::arbitration::{Arbitration, Cut, Wait};
 use crate::models::transfer::{
     Curve, Direction, HostMemory, Key, Load, Method, Point, Stamp, Stores, Tuning, TuningKey,
 };
-use crate::units::{Bytes, Nanos};
+use crate::units::{Bytes, Nanos, PPM};
 
 /// Most GPUs active together, pieces of a request, samples of a point.
 const COUNT_MAX: u64 = u32::MAX as u64;
@@ -18,6 +20,9 @@ const IN_FLIGHT_MAX: u64 = 64;
 const PROFILE: &[&str] = &["source", "driver", "gpus", "pcie", "cpus", "commit", "date"];
 const CURVE: &[&str] =
     &["gpu", "gpus", "peer", "method", "via", "direction", "memory", "load", "active", "pieces", "posted", "points"];
+const ARBITRATION: &[&str] = &["gpu", "gpus", "direction", "time", "whole", "words", "streams", "process"];
+/// A bulk copy's rate beside others, of that alone: a measurement may be off by some percent.
+const SHARE_MAX_PPM: u64 = 2 * PPM;
 const STAGING: &[&str] = &["gpu", "gpus", "direction", "memory", "active", "threads", "buffer", "stores", "in_flight"];
 
 impl Reader<'_> {
@@ -28,6 +33,9 @@ impl Reader<'_> {
         }
         for table in top.tables("staging", STAGING)? {
             self.staging(table)?;
+        }
+        for table in top.tables("arbitration", ARBITRATION)? {
+            self.arbitration(table)?;
         }
         Ok(())
     }
@@ -81,6 +89,29 @@ impl Reader<'_> {
             if self.machine.profile.tunings.insert(key, tuning).is_some() {
                 let message = format!("`{}` has two tunings of staging {direction} for this situation", self.id(gpu));
                 return Err(table.error(message, "give one for each GPU and situation"));
+            }
+        }
+        Ok(())
+    }
+
+    fn arbitration(&mut self, mut table: Table<'_>) -> Result<(), FileError> {
+        let field = table.require("direction", "\"d2h\"")?;
+        let direction = field.word(Direction::WORDS)?;
+        if direction == Direction::Peer {
+            let help = "write h2d or d2h".to_owned();
+            return Err(field.error("only copies to and from the host were asked about", Some(help)));
+        }
+        let gpus = self.gpus_of(&mut table, None)?;
+        let time = table.require("time", "\"19.4 ms\"")?.time()?;
+        let whole = cut(table.require("whole", CUT)?)?;
+        let words = table.take("words").map_or(Ok(Vec::new()), |field| cuts(field, whole.piece))?;
+        let streams = table.take("streams").map_or(Ok(Vec::new()), |field| cuts(field, whole.piece))?;
+        let process = table.take("process").map(process).transpose()?;
+        let found = Arbitration { whole, time, words, streams, process };
+        for gpu in gpus {
+            if self.machine.profile.arbitration.insert((gpu, direction), found.clone()).is_some() {
+                let message = format!("`{}` has two tables of who waits for copies {direction}", self.id(gpu));
+                return Err(table.error(message, "give one for each GPU and direction"));
             }
         }
         Ok(())
@@ -207,6 +238,80 @@ fn optional_word<T: Copy>(
     words: &[(&'static str, T)],
 ) -> Result<Option<T>, FileError> {
     table.take(key).map(|field| field.word(words)).transpose()
+}
+
+/// A bulk copy cut into pieces, and the wait of small copies beside it.
+const CUT: &str = "[4194304, 934100, 27333, 80610, 91861, 123994]";
+/// A wait.
+const WAIT: &str = "[2000, 1055181, 1062854, 1080704]";
+
+/// What is wrong with the figures of a wait, should they be wrong.
+struct Wrong {
+    shape: FileError,
+    order: FileError,
+}
+
+impl Wrong {
+    fn of(field: &Field<'_>, shape: &str) -> Self {
+        Self {
+            shape: field.error(format!("`{}` is not what stands here", field.excerpt()), Some(shape.to_owned())),
+            order: field.error(
+                format!("`{}` has median, p99 and max that fall", field.excerpt()),
+                Some("p99 is at least the median, max at least p99".to_owned()),
+            ),
+        }
+    }
+}
+
+/// `[piece, share in ppm, samples, median, p99, max]`.
+fn cut(field: Field<'_>) -> Result<Cut, FileError> {
+    let shape = "a row is [piece in bytes, rate in ppm of a whole copy's, samples, median, p99, max], times in ns";
+    let wrong = Wrong::of(&field, shape);
+    let figures = field.elements(CUT)?;
+    let [piece, share, rest @ ..] = figures.as_slice() else { return Err(wrong.shape) };
+    let (piece, share_ppm) = (Bytes(piece.integer(1, SIZE_MAX.0)?), share.integer(1, SHARE_MAX_PPM)?);
+    Ok(Cut { piece, share_ppm, wait: wait(wrong, rest)? })
+}
+
+/// Rows by length of the piece, all below that of the whole copy.
+fn cuts(field: Field<'_>, whole: Bytes) -> Result<Vec<Cut>, FileError> {
+    let mut cuts: Vec<Cut> = Vec::new();
+    for field in field.elements(&format!("[{CUT}]"))? {
+        let long = field.error("the piece is no part of the whole copy", Some("leave the row out".to_owned()));
+        let order = "sort the rows by the length of the piece".to_owned();
+        let order = field.error("the piece is not longer than the one before it", Some(order));
+        let cut = cut(field)?;
+        if cut.piece >= whole {
+            return Err(long);
+        }
+        if cuts.last().is_some_and(|last| last.piece >= cut.piece) {
+            return Err(order);
+        }
+        cuts.push(cut);
+    }
+    Ok(cuts)
+}
+
+fn process(field: Field<'_>) -> Result<Wait, FileError> {
+    let wrong = Wrong::of(&field, "a wait is [samples, median, p99, max], times in ns");
+    wait(wrong, &field.elements(WAIT)?)
+}
+
+/// `samples, median, p99, max`; p99 and max may be left out together, or max alone.
+fn wait(wrong: Wrong, figures: &[Field<'_>]) -> Result<Wait, FileError> {
+    let [n, median, rest @ ..] = figures else { return Err(wrong.shape) };
+    if rest.len() > 2 {
+        return Err(wrong.shape);
+    }
+    let time = |field: &Field<'_>| field.integer(0, TIME_MAX.0).map(Nanos);
+    let rest: Vec<Nanos> = rest.iter().map(time).collect::<Result<_, _>>()?;
+    let wait = Wait {
+        n: narrow(n.integer(1, COUNT_MAX)?),
+        median: time(median)?,
+        p99: rest.first().copied().unwrap_or(Nanos::MAX),
+        max: rest.get(1).copied().unwrap_or(Nanos::MAX),
+    };
+    if wait.median > wait.p99 || wait.p99 > wait.max { Err(wrong.order) } else { Ok(wait) }
 }
 
 /// Points as `[bytes, samples, median, p99, max]` with times in ns; p99 and max may be left out together, or max alone.

@@ -115,7 +115,9 @@ impl Restriction {
         });
         let tunings = old.tunings.iter().filter(|(key, _)| stays(&key.gpu));
         let tunings = tunings.map(|(key, tuning)| (TuningKey { gpu: self.end(key.gpu), ..*key }, *tuning)).collect();
-        Profile { stamp, curves: curves(&old.curves), posted: curves(&old.posted), tunings }
+        let asked = old.arbitration.iter().filter(|((gpu, _), _)| stays(gpu));
+        let arbitration = asked.map(|((gpu, way), found)| ((self.end(*gpu), *way), found.clone())).collect();
+        Profile { stamp, curves: curves(&old.curves), posted: curves(&old.posted), tunings, arbitration }
     }
 
     /// The cost entry, unless it was for GPUs that are all gone.

@@ -5,6 +5,7 @@ use std::fmt::{Display, Write as _};
 
 use super::{Calibration, CapacityId, CapacityKind, Cpu, EndpointId, EndpointKind, EngineClass, Machine, RouteId};
 use crate::files::document::{decimal, quoted};
+use crate::models::transfer::arbitration::{Arbitration, Cut, Wait};
 use crate::models::transfer::{Curve, Direction, HostMemory, Key, Load, Method, Point, Stamp, Tuning, TuningKey};
 use crate::units::Nanos;
 
@@ -41,6 +42,7 @@ pub fn write(machine: &Machine, header: &[&str]) -> String {
     text.tunings();
     text.curves(&machine.profile.curves, false);
     text.curves(&machine.profile.posted, true);
+    text.arbitration();
     text.out
 }
 
@@ -292,6 +294,32 @@ impl Text<'_> {
         }
     }
 
+    fn arbitration(&mut self) {
+        let mut groups: BTreeMap<_, Shared<Arbitration>> = BTreeMap::new();
+        for ((gpu, direction), found) in &self.machine.profile.arbitration {
+            group(groups.entry(*direction).or_default(), found, *gpu);
+        }
+        for (direction, all) in groups {
+            for (found, gpus) in all {
+                self.table("[[arbitration]]");
+                self.gpus(&gpus, None);
+                self.field("direction", quoted(direction.word()));
+                self.field("time", quoted(&found.time.exact()));
+                self.field("whole", cut_text(&found.whole));
+                for (key, cuts) in [("words", &found.words), ("streams", &found.streams)] {
+                    if !cuts.is_empty() {
+                        self.line(&format!("{key} = ["));
+                        cuts.iter().for_each(|cut| self.line(&format!("  {},", cut_text(cut))));
+                        self.line("]");
+                    }
+                }
+                if let Some(wait) = &found.process {
+                    self.field("process", format!("[{}]", wait_text(wait)));
+                }
+            }
+        }
+    }
+
     fn curves(&mut self, curves: &BTreeMap<Key, Curve>, posted: bool) {
         let mut groups: BTreeMap<Shape, Shared<Curve>> = BTreeMap::new();
         for (key, curve) in curves {
@@ -331,6 +359,17 @@ fn group<T: Clone + PartialEq>(groups: &mut Shared<T>, value: &T, gpu: EndpointI
         Some((_, gpus)) => gpus.push(gpu),
         None => groups.push((value.clone(), vec![gpu])),
     }
+}
+
+fn cut_text(cut: &Cut) -> String {
+    format!("[{}, {}, {}]", cut.piece.0, cut.share_ppm, wait_text(&cut.wait))
+}
+
+fn wait_text(wait: &Wait) -> String {
+    let mut figures = vec![u64::from(wait.n), wait.median.0];
+    figures.extend([wait.p99, wait.max].iter().take_while(|time| **time != Nanos::MAX).map(|time| time.0));
+    let figures: Vec<String> = figures.iter().map(u64::to_string).collect();
+    figures.join(", ")
 }
 
 fn point_text(point: &Point) -> String {
