@@ -7,6 +7,8 @@ use headway_core::decisions::sharing::{GpuId, Refused};
 use headway_core::units::Nanos;
 use headway_os::OsError;
 
+use crate::mps::MpsError;
+
 /// Why a request through the ring was refused; a number in shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
@@ -112,6 +114,9 @@ pub enum ServerError {
     /// The log cannot be written.
     #[error("cannot write the log `{path}`")]
     Log { path: PathBuf, source: io::Error },
+    /// The MPS daemon cannot be run.
+    #[error(transparent)]
+    Mps(#[from] MpsError),
 }
 
 /// What a client is told instead of what it asked for.
@@ -190,6 +195,9 @@ pub enum ClientError {
         /// The limit.
         max: usize,
     },
+    /// Others could have put something else into the folder of the broker's MPS daemon.
+    #[error("the folder `{path}` of the broker's MPS daemon is not used")]
+    MpsFolder { path: PathBuf, source: io::Error },
     /// The system refused something.
     #[error(transparent)]
     System(#[from] OsError),

@@ -40,6 +40,7 @@ use self::state::BrokerState;
 use crate::error::ServerError;
 use crate::layout::{ASLEEP, BEAT, GPUS_MAX, NOTICE_LONGS, NOTICE_WORDS};
 use crate::message::BYTES_MAX;
+use crate::mps::{self, Daemon, MpsError, MpsOptions};
 use crate::protocol::handshake;
 
 /// Who may connect.
@@ -140,6 +141,8 @@ pub struct ServerOptions {
     pub must_remember: bool,
     /// Is told what goes wrong while the broker goes on; `None` = it is in the status only.
     pub tell: Option<Tell>,
+    /// Runs an MPS daemon for the broker's user.
+    pub mps: Option<MpsOptions>,
     /// A disk that is full or broken, for tests.
     pub faults: Option<Faults>,
 }
@@ -170,6 +173,7 @@ impl ServerOptions {
             log_files: LOG_FILES,
             must_remember: false,
             tell: None,
+            mps: None,
             faults: None,
         }
     }
@@ -205,6 +209,7 @@ pub struct Server {
     state: BrokerState,
     watch: Watch,
     ready: Vec<u64>,
+    mps: Option<Daemon>,
     /// Given up last: until then no other broker takes the place.
     _files: SocketFiles,
 }
@@ -217,6 +222,9 @@ const BELL: u64 = 2;
 const PROCESS: u64 = 3;
 /// The bell of the thread that looks after GPUs: no client has the number 0.
 const GPUS: u64 = 1;
+/// The guardian of the MPS daemon, and that daemon.
+const MPS_GUARDIAN: u64 = 2;
+const MPS_DAEMON: u64 = 3;
 
 impl Server {
     /// Listens.
@@ -235,15 +243,17 @@ impl Server {
         }
         let epoch = files.next_epoch(options.must_remember)?;
         // Whoever comes before the log is read finds nobody, and tries again.
-        let state = BrokerState::new(&options, epoch, clock::now())?;
+        let mut state = BrokerState::new(&options, epoch, clock::now())?;
         let poller = Poller::new()?;
+        let mps = mps_daemon(&options, &poller)?;
+        state.about.mps = mps.as_ref().and_then(Daemon::status);
         let descriptors = options.limits.descriptors.unwrap_or_else(|| descriptors.saturating_sub(door::OWN));
         let door = Door::new(files.listen(options.access)?, &poller, descriptors)?;
         let notice = Words::create("headway notice", NOTICE_LONGS, NOTICE_WORDS)?;
         notice.forbid_other_writers()?;
         let watch = Watch::begin(options.probe.clone(), state.gpus.clone())?;
         poller.add(watch.bell.as_fd(), GPUS)?;
-        Ok(Self { options, door, poller, notice, state, watch, ready: Vec::new(), _files: files })
+        Ok(Self { options, door, poller, notice, state, watch, ready: Vec::new(), mps, _files: files })
     }
 
     /// Arbitrates until `stop` is set.
@@ -252,7 +262,7 @@ impl Server {
     /// [`ServerError`] when the system fails; never because of what a client does, or of a disk that is full or broken.
     pub fn run(&mut self, stop: &AtomicBool) -> Result<(), ServerError> {
         if self.options.urgent {
-            self.state.scheduling = priority::hurry(self.options.spin_share_ppm);
+            self.state.about.scheduling = priority::hurry(self.options.spin_share_ppm);
         }
         let mut pace = Pace::new(self.options.spin, self.options.spin_share_ppm, clock::now());
         let mut turns = 0u32;
@@ -323,11 +333,18 @@ impl Server {
         let waited = self.poller.wait(Some(bound), &mut ready);
         self.notice.word(ASLEEP).store(0, Ordering::Relaxed);
         for number in &ready {
-            if *number == GPUS {
-                for gpu in self.watch.take_lost() {
-                    self.state.lose(clock::now(), gpu);
+            match *number {
+                GPUS => {
+                    for gpu in self.watch.take_lost() {
+                        self.state.lose(clock::now(), gpu);
+                    }
+                    continue;
                 }
-                continue;
+                MPS_GUARDIAN | MPS_DAEMON => {
+                    self.mps_ended(*number);
+                    continue;
+                }
+                _ => {}
             }
             let client = ClientId(number / KINDS);
             match number % KINDS {
@@ -343,6 +360,17 @@ impl Server {
         self.ready = ready;
         self.keep_door(clock::now());
         waited.map_err(ServerError::System)
+    }
+
+    /// The MPS daemon or its guardian has ended, and the broker goes on.
+    fn mps_ended(&mut self, which: u64) {
+        let Some(daemon) = &mut self.mps else { return };
+        self.poller.remove(if which == MPS_DAEMON { daemon.process() } else { daemon.guardian() });
+        let text = daemon.ended();
+        self.state.about.mps = daemon.status();
+        if let (Some(text), Some(tell)) = (text, &self.options.tell) {
+            tell.say(&text);
+        }
     }
 
     /// Handles the messages of a client.
@@ -406,6 +434,28 @@ impl Server {
         }
         self.poller.remove(session.process.as_fd());
     }
+}
+
+/// Starts the MPS daemon that is asked for.
+fn mps_daemon(options: &ServerOptions, poller: &Poller) -> Result<Option<Daemon>, ServerError> {
+    let Some(asked) = &options.mps else { return Ok(None) };
+    if options.access == Access::Group {
+        return Err(MpsError::Group.into());
+    }
+    let daemon = Daemon::start(asked, &options.socket)?;
+    poller.add(daemon.guardian(), MPS_GUARDIAN)?;
+    poller.add(daemon.process(), MPS_DAEMON)?;
+    let strangers = mps::others().into_iter().filter(|other| daemon.is_other(other));
+    for other in strangers {
+        let text = format!(
+            "another MPS daemon runs (process {} of user {}): on a GPU that both serve, its programs and those of this one take turns",
+            other.pid, other.uid
+        );
+        if let Some(tell) = &options.tell {
+            tell.say(&text);
+        }
+    }
+    Ok(Some(daemon))
 }
 
 /// Has this process use as many descriptors as it may, five a client; how many that are.

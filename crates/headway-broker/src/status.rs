@@ -37,6 +37,21 @@ pub struct Status {
     pub memory: MemoryStatus,
     /// What happened since the start.
     pub counts: Counts,
+    /// The MPS daemon that the broker runs, for its own user; `None` = none, or somebody else asks.
+    #[serde(default)]
+    pub mps: Option<MpsStatus>,
+}
+
+/// A daemon of NVIDIA's Multi-Process Service.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MpsStatus {
+    /// Its process.
+    pub pid: u32,
+    /// Where programs meet it (`CUDA_MPS_PIPE_DIRECTORY`).
+    pub folder: String,
+    /// Where it logs (`CUDA_MPS_LOG_DIRECTORY`).
+    pub log: String,
 }
 
 /// What a broker that is started after this one will know.

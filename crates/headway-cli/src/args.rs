@@ -126,6 +126,9 @@ pub(crate) enum Command {
         part: Part,
         order: String,
     },
+    /// Start the MPS daemon of a broker, and stop it when the broker has ended
+    #[command(name = crate::broker::GUARD, hide = true)]
+    MpsGuard { folder: PathBuf },
 }
 
 /// What plans are made from.
@@ -554,7 +557,7 @@ fn count(text: &str) -> Result<usize, &'static str> {
 }
 
 /// A size above zero, with a unit.
-fn some_bytes(text: &str) -> Result<Bytes, String> {
+pub(crate) fn some_bytes(text: &str) -> Result<Bytes, String> {
     match text.parse::<Bytes>() {
         Ok(Bytes(0)) => Err("give a size above zero".to_owned()),
         parsed => parsed.map_err(|error| error.to_string()),

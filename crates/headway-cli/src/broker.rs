@@ -5,8 +5,10 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use headway::broker::{
-    self, Access, BrokerOptions, Engine, LockId, MemoryStatus, Mode, Order, Phase, Status, stop_when_told,
+    self, Access, BrokerOptions, Engine, LockId, MemoryStatus, Mode, MpsOptions, MpsStatus, Order, Phase, Status,
+    stop_when_told,
 };
+use headway::mps;
 use headway::units::Nanos;
 use headway_lab::bench::broker as bench;
 
@@ -50,6 +52,7 @@ pub(crate) fn broker(out: &Out, args: &BrokerArgs) -> Result<Answer> {
         log_bytes: args.log_size,
         log_files: args.log_files,
         must_remember: args.must_remember,
+        mps: args.mps.then(guardian).transpose()?,
         ..usual
     };
     // Whatever goes wrong is said, also to who wants no notes.
@@ -59,6 +62,21 @@ pub(crate) fn broker(out: &Out, args: &BrokerArgs) -> Result<Answer> {
             eprintln!("listening at {}", socket.display());
         }
     })?;
+    Ok(Answer::Yes)
+}
+
+/// This program, as the guardian of an MPS daemon.
+fn guardian() -> Result<MpsOptions> {
+    let program = std::env::current_exe().context("cannot find this program, which is to guard the MPS daemon")?;
+    Ok(MpsOptions { guardian: vec![program.into(), GUARD.into()] })
+}
+
+/// The hidden command of that guardian.
+pub(crate) const GUARD: &str = "mps-guard";
+
+/// Guards the MPS daemon in `folder`.
+pub(crate) fn guard(folder: &Path) -> Result<Answer> {
+    mps::guard(folder).context("cannot guard the MPS daemon")?;
     Ok(Answer::Yes)
 }
 
@@ -143,6 +161,12 @@ fn memory(memory: &MemoryStatus) -> String {
     text
 }
 
+/// The MPS daemon.
+fn daemon(status: &Status) -> String {
+    let line = |mps: &MpsStatus| format!("MPS       daemon {}, in {}; it logs in {}\n", mps.pid, mps.folder, mps.log);
+    status.mps.as_ref().map_or_else(String::new, line)
+}
+
 fn text(status: &Status) -> String {
     let mut text = format!("broker    process {}, start {}, up {}\n", status.pid, status.epoch, status.uptime);
     if status.recovering {
@@ -150,7 +174,7 @@ fn text(status: &Status) -> String {
     }
     let _ = writeln!(text, "priority  of holders {}", status.priority);
     let _ = writeln!(text, "thread    {}", status.scheduling);
-    text.push_str(&memory(&status.memory));
+    text.push_str(&(memory(&status.memory) + &daemon(status)));
     let counts = &status.counts;
     let _ = writeln!(
         text,

@@ -138,6 +138,7 @@ pub(crate) fn interrupt(out: &Out, left: &str) -> Arc<AtomicBool> {
 
 pub(crate) fn run(out: &Out, args: &RunArgs) -> Result<Answer> {
     let workload = headway::workload::open(&args.plan.workload)?;
+    join_mps(out, args.backend.into());
     let interrupt = interrupt(out, "a partial folder");
     let options = runs::RunOptions {
         backend: args.backend.into(),
@@ -167,6 +168,18 @@ pub(crate) fn run(out: &Out, args: &RunArgs) -> Result<Answer> {
     }
     out.print(&report, || show::run(&report, args))?;
     Ok(Answer::of_run(report.summary.verdict.held, report.summary.incomplete.as_ref()))
+}
+
+/// Joins the MPS daemon of this user's broker, if there is one. To be called while there is one thread.
+fn join_mps(out: &Out, backend: runs::Backend) {
+    if !matches!(backend, runs::Backend::Auto | runs::Backend::Cuda) {
+        return;
+    }
+    match headway::mps::join(None) {
+        Ok(Some(daemon)) => out.note(&format!("joins the MPS daemon of the broker (process {})", daemon.pid)),
+        Ok(None) => {}
+        Err(error) => out.warn(&format!("does not join the MPS daemon of a broker: {error}")),
+    }
 }
 
 pub(crate) fn replay(out: &Out, log: &Path) -> Result<Answer> {
@@ -239,11 +252,12 @@ fn replay_broker(out: &Out, log: &headway::report::BrokerLog) -> Result<Answer> 
 
 pub(crate) fn report(out: &Out, log: &Path, folder: Option<&Path>, traced: u64) -> Result<Answer> {
     if let Some(log) = reports::open_guest(log)? {
-        if folder.is_some() {
-            anyhow::bail!("the log of a guest has no page and no trace: leave `--out` away");
-        }
         let summary = reports::report_guest(&log);
-        out.print(&summary, || summary.table())?;
+        let folder = folder.map(|folder| reports::draw_guest(&log, folder)).transpose()?;
+        out.print(&summary, || {
+            let page = folder.map(|folder| format!("\npage     {}\n", folder.join(reports::PAGE).display()));
+            summary.table() + &page.unwrap_or_default()
+        })?;
         return Ok(if summary.differences.is_empty() { Answer::Yes } else { Answer::No });
     }
     if let Some(log) = reports::open_sharing(log)? {

@@ -35,8 +35,11 @@ struct Place {
     width: usize,
 }
 
-/// Tells an error with its causes, each once, and picks the exit status.
-pub(crate) fn report(error: &anyhow::Error, format: Format) -> ExitCode {
+/// The exit status of `exec` where the program was not started, as `env` and `timeout` have it.
+pub(crate) const NOT_STARTED: u8 = 125;
+
+/// Tells an error with its causes, each once, and picks the exit status: `usual` where nothing else fits.
+pub(crate) fn report(error: &anyhow::Error, format: Format, usual: u8) -> ExitCode {
     let known = diagnosis(error);
     let status = match error.downcast_ref::<headway::Error>() {
         // As `env` and `timeout` have it: a guest's own status is not mistaken for one of these.
@@ -44,10 +47,9 @@ pub(crate) fn report(error: &anyhow::Error, format: Format) -> ExitCode {
             127
         }
         Some(headway::Error::Guest(GuestError::Start { .. })) => 126,
-        Some(headway::Error::Guest(_)) => 125,
         _ if known.is_some_and(Diagnosis::is_answer) => 1,
         _ if known.is_some_and(|known| known.kind() == "interrupted") => INTERRUPTED,
-        _ => 2,
+        _ => usual,
     };
     let causes = || match known {
         Some(known) => known.causes(),

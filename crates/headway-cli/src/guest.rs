@@ -8,9 +8,11 @@ use std::str::FromStr;
 use anyhow::Result;
 use clap::{Args, ValueEnum};
 use headway::guest::{self, Aside, GuestError, GuestOptions};
+use headway::mps::{self, Share};
 use headway::units::{Bytes, UnitError};
 
 use crate::Answer;
+use crate::args::some_bytes;
 
 #[derive(Debug, Args)]
 pub(crate) struct ExecArgs {
@@ -23,10 +25,13 @@ pub(crate) struct ExecArgs {
         default_value = "never")]
     pub(crate) aside: AsideArg,
     /// Bulk copies out of a GPU are queued in pieces of this size, between which the engine serves other streams: a size,
-    /// `auto` (4 MiB, or whole copies where `--aside` is given), or `never`
+    /// `auto` (what was measured of this GPU or its class; whole copies where `--aside` is given), or `never`
     #[arg(long = "yield", value_name = "SIZE", num_args = 0..=1, require_equals = true, default_missing_value = "auto",
         default_value = "auto")]
     pub(crate) piece: PieceArg,
+    /// What `headway measure` found on this node, for `--yield=auto`: a file [default: built-in figures of the GPU's class]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) machine: Option<String>,
     /// Count copies, and print the counts on standard error at exit and on SIGUSR1
     #[arg(long)]
     pub(crate) stats: bool,
@@ -44,6 +49,16 @@ pub(crate) struct ExecArgs {
     /// Do not exchange with other guests of this user when bulk copies are under way
     #[arg(long)]
     pub(crate) alone: bool,
+    /// Use at most this part of each GPU's multiprocessors, at the same time as others: the program joins the MPS daemon of the
+    /// broker (`headway broker --mps`)
+    #[arg(long, value_name = "PERCENT")]
+    pub(crate) share: Option<Percent>,
+    /// With `--share`: take at most this much memory of each GPU
+    #[arg(long, value_name = "SIZE", requires = "share", value_parser = some_bytes)]
+    pub(crate) memory: Option<Bytes>,
+    /// With `--share`: socket of the broker [default: the user's, else the machine's]
+    #[arg(long, value_name = "PATH", requires = "share")]
+    pub(crate) socket: Option<PathBuf>,
     /// The program and its arguments, behind `--`
     #[arg(last = true, required = true, value_name = "COMMAND")]
     pub(crate) command: Vec<OsString>,
@@ -73,6 +88,20 @@ pub(crate) enum PieceArg {
     Bytes(Bytes),
 }
 
+/// A part of a GPU, such as "90%".
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Percent(u8);
+
+impl FromStr for Percent {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let number = text.strip_suffix('%').unwrap_or(text).trim_end();
+        let percent = number.parse().ok().filter(|percent| (1..=100).contains(percent));
+        percent.map(Self).ok_or("give a whole number of percent from 1% to 100%")
+    }
+}
+
 impl FromStr for PieceArg {
     type Err = UnitError;
 
@@ -85,27 +114,39 @@ impl FromStr for PieceArg {
     }
 }
 
-fn options(args: &ExecArgs) -> GuestOptions {
+/// The options, and what a piece that the program chose is based on.
+fn options(args: &ExecArgs) -> Result<(GuestOptions, Option<String>)> {
     let aside = match args.aside {
         AsideArg::Auto => Aside::Auto,
         AsideArg::Always => Aside::Always,
         AsideArg::Never => Aside::Never,
     };
-    let piece = match args.piece {
-        PieceArg::Bytes(bytes) => Some(bytes),
-        PieceArg::Never => None,
+    let (piece, why) = match args.piece {
+        PieceArg::Bytes(bytes) => (Some(bytes), None),
+        PieceArg::Never => (None, None),
+        PieceArg::Auto if aside == Aside::Never => {
+            let usual = guest::usual_piece(args.machine.as_deref())?;
+            (usual.piece, Some(usual.why))
+        }
         // Small copies that go by a kernel wait for nobody: then whole copies keep their full rate.
-        PieceArg::Auto => (aside == Aside::Never).then_some(guest::PIECE_USUAL),
+        PieceArg::Auto => (None, None),
     };
     let ExecArgs { stats, lint, verify, alone, .. } = *args;
-    GuestOptions { fast: args.fast == Switch::On, aside, piece, stats, lint, verify, alone }
+    Ok((GuestOptions { fast: args.fast == Switch::On, aside, piece, stats, lint, verify, alone }, why))
 }
 
 /// Returns only if the program could not be started.
 pub(crate) fn exec(args: &ExecArgs) -> Result<Answer> {
     let [program, arguments @ ..] = args.command.as_slice() else { return Ok(Answer::No) };
-    let mut command =
-        guest::command(options(args), args.log.as_deref(), program, arguments).map_err(headway::Error::from)?;
+    let (options, why) = options(args)?;
+    if let (true, Some(why)) = (options.stats, why) {
+        eprintln!("headway: bulk copies out of a GPU: {why}");
+    }
+    let mut command = guest::command(options, args.log.as_deref(), program, arguments).map_err(headway::Error::from)?;
+    if let Some(Percent(percent)) = args.share {
+        let share = Share { percent, memory: args.memory };
+        mps::join_as_guest(&mut command, args.socket.as_deref(), share)?;
+    }
     let source = command.exec();
     let program = program.to_string_lossy().into_owned();
     Err(headway::Error::from(GuestError::Start { program, source }).into())
@@ -118,21 +159,43 @@ mod tests {
     use super::*;
     use crate::args::{Cli, Command};
 
-    fn parsed(line: &str) -> GuestOptions {
+    fn args(line: &str) -> ExecArgs {
         let line = ["headway", "exec"].into_iter().chain(line.split_whitespace()).chain(["--", "true", "--aside"]);
         let Command::Exec(args) = Cli::try_parse_from(line).unwrap().command else {
             unreachable!("the verb is `exec`")
         };
-        options(&args)
+        args
     }
 
     #[test]
-    fn bulk_copies_yield_unless_small_ones_go_aside() {
-        assert_eq!(parsed("").piece, Some(guest::PIECE_USUAL));
+    fn a_share_is_a_whole_number_of_percent() {
+        for (text, share) in [("90%", Some(90)), ("1", Some(1)), ("100 %", Some(100))] {
+            assert_eq!(text.parse::<Percent>().ok(), share.map(Percent), "{text}");
+        }
+        for text in ["0%", "101%", "", "%", "half", "-5%", "50.5%", "90%%"] {
+            assert!(text.parse::<Percent>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn bulk_copies_yield_as_was_measured_unless_small_ones_go_aside() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("node.toml");
+        let text = "name = \"node\"\n[[memory]]\nid = \"host\"\n[[gpu]]\nid = \"gpu0\"\n[[arbitration]]\ndirection = \"d2h\"\n\
+                    time = \"19 ms\"\nwhole = [1073741824, 1000000, 20, 19000000]\nwords = [[2097152, 930000, 100, 70000, 90000]]\n";
+        std::fs::write(&file, text).unwrap();
+        let parsed = |line: &str| {
+            let given = ExecArgs { machine: Some(file.display().to_string()), ..args(line) };
+            options(&given).unwrap()
+        };
+        let (usual, why) = parsed("");
+        assert_eq!(usual.piece, Some(Bytes(2 << 20)));
+        assert!(why.unwrap().contains("measured, `node`"));
         let fast = GuestOptions { fast: true, ..GuestOptions::default() };
-        assert_eq!(parsed("--aside"), GuestOptions { aside: Aside::Auto, ..fast });
-        assert_eq!(parsed("--aside --yield=2MiB").piece, Some(Bytes(2 << 20)));
-        assert_eq!(parsed("--yield=never --stats"), GuestOptions { stats: true, ..fast });
-        assert_eq!(parsed("--yield=never --fast=off"), GuestOptions::default());
+        assert_eq!(parsed("--aside"), (GuestOptions { aside: Aside::Auto, ..fast }, None));
+        assert_eq!(parsed("--aside --yield=4MiB").0.piece, Some(Bytes(4 << 20)));
+        assert_eq!(parsed("--yield=never --stats").0, GuestOptions { stats: true, ..fast });
+        assert_eq!(parsed("--yield=never --fast=off").0, GuestOptions::default());
+        assert!(options(&ExecArgs { machine: Some("no such machine".to_owned()), ..args("") }).is_err());
     }
 }

@@ -79,6 +79,7 @@ fn main() -> ExitCode {
         Command::Status { socket, lost } => broker::status(&out, socket.as_deref(), *lost),
         Command::Man { of, out: folder } => manual::man(&out, of, folder.as_deref()),
         Command::Completions { shell } => commands::completions(*shell),
+        Command::MpsGuard { folder } => broker::guard(folder),
         Command::LabChild { part, order } => commands::lab_child(*part, order),
     };
     match answer {
@@ -86,6 +87,9 @@ fn main() -> ExitCode {
         Ok(Answer::No) => ExitCode::from(1),
         Ok(Answer::Undecided) => ExitCode::from(3),
         Ok(Answer::Interrupted) => ExitCode::from(failure::INTERRUPTED),
-        Err(error) => failure::report(&error, cli.format),
+        Err(error) => {
+            let usual = if matches!(cli.command, Command::Exec(_)) { failure::NOT_STARTED } else { 2 };
+            failure::report(&error, cli.format, usual)
+        }
     }
 }

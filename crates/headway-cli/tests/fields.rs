@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
-use common::{command, headway, interrupt, place, root, wait_until};
+use common::{command, fake_mps, headway, interrupt, place, root, wait_until};
 use headway_core::decisions::engine_lock::{
     Engine, EngineParameters, LockId, Operation, Order, PeerLocks, Refused as EngineRefused, Work,
 };
@@ -374,10 +374,10 @@ fn others(found: &mut Found, place: &Path) {
 
 /// What a broker says of itself.
 fn status(found: &mut Found, place: &Path) {
-    let mut broker = command(place)
-        .args(["broker", "--socket", "broker.socket", "--log", "broker.jsonl", "--quiet"])
-        .spawn()
-        .unwrap();
+    let mut broker = command(place);
+    fake_mps(&mut broker, place);
+    broker.args(["broker", "--mps", "--socket", "broker.socket", "--log", "broker.jsonl", "--quiet"]);
+    let mut broker = broker.spawn().unwrap();
     let ask = || headway(place, &["status", "--socket", "broker.socket", "--format", "json"]);
     // It listens within moments, or has ended with an error.
     let answer = loop {

@@ -26,7 +26,7 @@ mod words;
 
 pub use checked::{CurrentContext, Driver};
 pub use gpu::CudaGpu;
-pub use nvml::{Nvml, NvmlGpu, NvmlReport, PcieLink};
+pub use nvml::{ComputeMode, Nvml, NvmlGpu, NvmlReport, PcieLink};
 pub use ordered::{HostEnd, LentEnds, OrderedCopier, OrderedOptions, RawCopy, StreamHandle, Ticket};
 pub use probe::{DeviceProbe, Probe, probe};
 pub use resident::CudaResident;

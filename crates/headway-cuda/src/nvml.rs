@@ -75,6 +75,7 @@ table! {
     nvmlDeviceGetCurrPcieLinkWidth(Handle, *mut c_uint);
     nvmlDeviceGetMaxPcieLinkGeneration(Handle, *mut c_uint);
     nvmlDeviceGetMaxPcieLinkWidth(Handle, *mut c_uint);
+    nvmlDeviceGetComputeMode(Handle, *mut c_uint);
     nvmlDeviceGetNvLinkState(Handle, c_uint, *mut c_uint);
     nvmlDeviceGetNvLinkRemotePciInfo_v2(Handle, c_uint, *mut PciInfo);
 }
@@ -116,8 +117,34 @@ pub struct NvmlGpu {
     pub pcie_now: Option<PcieLink>,
     /// The fastest this GPU and this slot can do.
     pub pcie_max: Option<PcieLink>,
+    /// Which programs may use it.
+    pub compute_mode: ComputeMode,
     /// PCI addresses at the other end of its active NVLinks: one entry per link; switches on nodes that have them.
     pub nvlinks: Vec<Option<String>>,
+}
+
+/// Which programs may use a GPU, as its administrator has set it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ComputeMode {
+    /// All.
+    Default,
+    /// One at a time; several under one MPS daemon.
+    ExclusiveProcess,
+    /// None.
+    Prohibited,
+    /// A mode of other drivers, or the driver does not say.
+    Unknown,
+}
+
+impl ComputeMode {
+    const fn of(number: c_uint) -> Self {
+        match number {
+            0 => Self::Default,
+            2 => Self::Prohibited,
+            3 => Self::ExclusiveProcess,
+            _ => Self::Unknown,
+        }
+    }
 }
 
 /// Speed of a PCIe link.
@@ -242,8 +269,16 @@ impl Nvml {
                 table.nvmlDeviceGetCurrPcieLinkWidth,
             ),
             pcie_max: self.pcie(handle, table.nvmlDeviceGetMaxPcieLinkGeneration, table.nvmlDeviceGetMaxPcieLinkWidth),
+            compute_mode: self.compute_mode(handle),
             nvlinks: self.nvlinks(handle)?,
         })
+    }
+
+    fn compute_mode(&self, handle: Handle) -> ComputeMode {
+        let mut mode = 0;
+        // SAFETY: the handle is NVML's; `mode` is valid for the call to write.
+        let code = unsafe { (self.table.nvmlDeviceGetComputeMode)(handle, &raw mut mode) };
+        if code == 0 { ComputeMode::of(mode) } else { ComputeMode::Unknown }
     }
 
     fn text(&self, call: &'static str, ask: impl Fn(*mut c_char, c_uint) -> Code) -> Result<String, DeviceError> {

@@ -11,7 +11,7 @@ use std::sync::{Arc, LazyLock};
 use headway_core::files::machine::EngineClass;
 use headway_core::models::transfer::Method;
 use headway_core::units::{Bytes, Nanos};
-use headway_cuda::{CudaGpu, Driver, Nvml, PcieLink};
+use headway_cuda::{ComputeMode, CudaGpu, Driver, Nvml, PcieLink};
 use headway_device::conformance::{self, Xor, wait_for};
 use headway_device::{Access, Buffer, DeviceError, Engines, Gpu, Grid, HostKind, Limits, Source, Span, Work};
 use headway_os::clock;
@@ -342,6 +342,7 @@ fn nvml_reports_links_and_leaves_out_what_it_does_not_know() {
     assert_eq!(first.pcie_now, Some(PcieLink { generation: 1, width: 16 }));
     assert_eq!(first.nvlinks, [Some("0000:0b:00.0".to_owned()), None], "link 1 is down, link 2 hides its end");
     assert_eq!((second.pcie_now, &second.nvlinks), (None, &vec![]));
+    assert_eq!((first.compute_mode, second.compute_mode), (ComputeMode::ExclusiveProcess, ComputeMode::Unknown));
     assert_eq!(second.pcie_max, Some(PcieLink { generation: 5, width: 16 }));
 }
 

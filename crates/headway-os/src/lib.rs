@@ -7,6 +7,7 @@
 pub mod affinity;
 pub mod clock;
 pub mod copy;
+pub mod environment;
 mod errno;
 pub mod fork;
 pub mod ipc;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
-use headway_broker::{BrokerLimits, Health, Probe, Server, Tell, place};
+use headway_broker::{BrokerLimits, Health, MpsError, Probe, Server, Tell, place};
 use headway_core::decisions::engine_lock::EngineParameters;
 pub use headway_core::decisions::engine_lock::{Engine, LockId, Order, PeerLocks};
 use headway_core::decisions::predictor::PredictorParameters;
@@ -21,7 +21,7 @@ use headway_os::affinity;
 /// A flag that the signals which end a broker set: what runs it removes its socket and ends.
 pub use headway_os::ipc::stop_when_told;
 
-pub use headway_broker::{Access, Client, MemoryStatus, OnLoss, Phase, Status, TaskShape};
+pub use headway_broker::{Access, Client, MemoryStatus, MpsOptions, MpsStatus, OnLoss, Phase, Status, TaskShape};
 
 use crate::Error;
 
@@ -80,6 +80,8 @@ pub struct BrokerOptions {
     pub log_files: u32,
     /// Whether nobody is granted anything while what happens cannot be written down.
     pub must_remember: bool,
+    /// Runs an MPS daemon for the broker's user ([`mps`](crate::mps)); what is here has it started and stopped.
+    pub mps: Option<MpsOptions>,
 }
 
 impl Default for BrokerOptions {
@@ -120,6 +122,7 @@ impl Default for BrokerOptions {
             log_bytes: Bytes(usual.log_bytes),
             log_files: usual.log_files,
             must_remember: usual.must_remember,
+            mps: None,
         }
     }
 }
@@ -145,6 +148,9 @@ pub fn serve(
     };
     let socket = options.socket.clone().unwrap_or(usual);
     let arbiter = parameters(&machine, options)?;
+    if let Some(why) = options.mps.as_ref().and_then(|_| crate::mps::forbidden()) {
+        return Err(Error::Broker(MpsError::Forbidden(why).into()));
+    }
     let (claims, probe) = known(&machine);
     let usual = headway_broker::ServerOptions::new(socket.clone(), arbiter);
     let mut server = Server::bind(headway_broker::ServerOptions {
@@ -165,6 +171,7 @@ pub fn serve(
         log_bytes: options.log_bytes.0,
         log_files: options.log_files,
         must_remember: options.must_remember,
+        mps: options.mps.clone(),
         tell: Some(Tell::new(tell)),
         ..usual
     })

@@ -10,8 +10,8 @@ use headway_os::{affinity, memory, sched, topology};
 use headway_runtime::copy::{Copier, CopyOptions};
 use serde::Serialize;
 
-use crate::cpus;
 use crate::gpus::{self, Backend};
+use crate::{cpus, mps};
 
 /// One thing looked at.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -56,7 +56,7 @@ pub struct Examination {
 pub fn examine(backend: Backend) -> Examination {
     let mut checks = vec![cuda()];
     checks.extend(devices());
-    checks.extend([nvml(), allowed(), numa(), locked(), realtime(), deadline(), driver(), rung()]);
+    checks.extend([nvml(), mps::examine(), allowed(), numa(), locked(), realtime(), deadline(), driver(), rung()]);
     checks.extend(methods(backend));
     Examination { schema: 1, version: crate::VERSION, commit: crate::COMMIT, checks }
 }

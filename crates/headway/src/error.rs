@@ -53,6 +53,9 @@ pub enum Error {
     /// An unmodified program cannot be started as a guest.
     #[error(transparent)]
     Guest(#[from] GuestError),
+    /// The environment can be changed only while the process has one thread.
+    #[error("this process has several threads, so its environment cannot be changed to join the broker's MPS daemon")]
+    NotAlone,
     /// No plan can be made.
     #[error("cannot plan")]
     Plan(#[source] Box<PlanError>),
@@ -261,6 +264,7 @@ impl Diagnosis for Error {
             Self::Copy(_) => "copy",
             Self::System(_) => "system",
             Self::Guest(_) => "guest",
+            Self::NotAlone => "not-alone",
             Self::NoGpu { .. } => "no-gpu",
             Self::Broker(_) => "broker",
             Self::Client(_) => "broker-client",
@@ -298,6 +302,9 @@ impl Diagnosis for Error {
                 }
                 _ => "nothing was kept; choose another folder with `--out`",
             },
+            Self::NotAlone => {
+                "call `mps::join` first of all; or set `CUDA_MPS_PIPE_DIRECTORY` where the program is started"
+            }
             Self::Panicked { .. } => "this is a defect of Headway: report it with this text; nothing was kept",
             Self::Stopped { .. } => {
                 "lower the load or the times that the machine file gives, or write `on_miss = \"finish\"`"

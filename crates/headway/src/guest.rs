@@ -13,14 +13,68 @@ use std::process::Command;
 pub use headway_core::files::guest::{Aside, GuestOptions};
 use headway_core::files::guest::{FIRST_VARIABLE, PIECE_MIN, VARIABLE};
 use headway_core::files::guest_log;
+use headway_core::models::transfer::Direction;
+use headway_core::models::transfer::arbitration::{Advice, WAIT_GUESTS, built_in};
 use headway_core::units::Bytes;
+
+use crate::Error;
 
 /// The library's file name.
 const LIBRARY: &str = "libheadway_preload.so";
 /// A first line of a log is shorter.
 const FIRST_LINE_MAX: u64 = 64 << 10;
-/// The piece that lets a small copy in after 41 us while a bulk copy keeps 0.95 of its rate (H200, PCIe 5, 2026-11-22).
-pub const PIECE_USUAL: Bytes = Bytes(4 << 20);
+/// The piece of bulk copies out of a GPU that is best for who copies little beside them, and what says so.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UsualPiece {
+    /// `None` = whole copies.
+    pub piece: Option<Bytes>,
+    /// For people: what it is based on.
+    pub why: String,
+}
+
+/// The piece by what was measured of `machine`, a name or file, else by the built-in figures for the GPUs that NVML names. Of several GPUs
+/// the smallest piece counts. GPUs of which nothing is known get whole copies.
+///
+/// # Errors
+/// What reading the machine gives.
+pub fn usual_piece(machine: Option<&str>) -> Result<UsualPiece, Error> {
+    let Some(name) = machine else { return Ok(usual_piece_of_class()) };
+    let machine = crate::machine::open(name)?;
+    let asked = machine.profile.arbitration.iter().filter(|((_, way), _)| *way == Direction::D2h);
+    let found = asked.map(|(_, asked)| (asked.advise(WAIT_GUESTS), format!("measured, `{}`", machine.name)));
+    Ok(smallest(found).unwrap_or_else(|| UsualPiece {
+        piece: None,
+        why: format!(
+            "whole copies: `{}` does not say what lets others in; `headway measure --only arbitration` finds out",
+            machine.name
+        ),
+    }))
+}
+
+fn usual_piece_of_class() -> UsualPiece {
+    let names: Vec<String> = headway_cuda::Nvml::system()
+        .and_then(|nvml| nvml.report())
+        .map_or_else(|_| Vec::new(), |report| report.gpus.into_iter().map(|gpu| gpu.name).collect());
+    let known = |name: &String| {
+        let (known, run) = built_in(name, Direction::D2h)?;
+        Some((known.advise(WAIT_GUESTS), format!("built-in figures for {name}, run {run}")))
+    };
+    smallest(names.iter().filter_map(known)).unwrap_or_else(|| {
+        let here = if names.is_empty() { "the GPUs here, which NVML does not name".to_owned() } else { names.join(", ") };
+        UsualPiece {
+            piece: None,
+            why: format!(
+                "whole copies: nothing is known of what lets others in on {here}; `headway measure` finds out, `--machine FILE` says \
+                 what it found"
+            ),
+        }
+    })
+}
+
+fn smallest(found: impl Iterator<Item = (Advice, String)>) -> Option<UsualPiece> {
+    let pieces = found.map(|(advice, from)| UsualPiece { piece: advice.word(), why: format!("{advice} ({from})") });
+    pieces.min_by_key(|usual| usual.piece.map_or(u64::MAX, |piece| piece.0))
+}
 
 /// Why a program cannot be started as a guest.
 #[derive(Debug, thiserror::Error)]
@@ -47,6 +101,25 @@ pub enum GuestError {
     /// The log could not be prepared.
     #[error("cannot write the log `{path}`")]
     Log { path: PathBuf, source: io::Error },
+    /// A share of which nothing is known.
+    #[error(
+        "a share of {percent} %{} cannot be meant: it is 1 % to 100 % of the multiprocessors, and memory of 1 MiB and more",
+        memory.map_or_else(String::new, |memory| format!(" with {memory} of memory"))
+    )]
+    NoShare {
+        /// Of the multiprocessors.
+        percent: u8,
+        /// Of the memory of each GPU.
+        memory: Option<Bytes>,
+    },
+    /// Nobody runs an MPS daemon that the program could join.
+    #[error("{}", no_mps(socket, *is_there))]
+    NoMps {
+        /// Where a broker was looked for.
+        socket: PathBuf,
+        /// Whether there is one.
+        is_there: bool,
+    },
     /// The program could not be started.
     #[error("cannot start `{program}`")]
     Start { program: String, source: io::Error },
@@ -62,8 +135,22 @@ impl GuestError {
             Self::SmallPiece { .. } => "4 MiB is a good piece for PCIe 5; `--yield=auto` takes it",
             Self::NoLog { .. } => "name another file; only logs of guests are replaced",
             Self::Log { .. } => "name a file in a folder that exists and that you may write",
+            Self::NoShare { .. } => "`--share 90%` leaves a tenth to the job beside it",
+            Self::NoMps { .. } => {
+                "`headway broker --mps` runs an MPS daemon; `headway doctor` says whether that is possible here. Without `--share` the \
+                 program computes in turns with others"
+            }
             Self::Start { .. } => "check the command behind `--`; it is looked for in `$PATH`",
         }
+    }
+}
+
+fn no_mps(socket: &Path, is_there: bool) -> String {
+    let socket = socket.display();
+    if is_there {
+        format!("the broker at `{socket}` runs no MPS daemon for this user, so that a share of a GPU cannot be given")
+    } else {
+        format!("no broker listens at `{socket}`, so that a share of a GPU cannot be given")
     }
 }
 
@@ -146,6 +233,37 @@ mod tests {
         let error = command(options, None, OsStr::new("true"), []).unwrap_err();
         assert!(error.to_string().contains("64 KiB"), "{error}");
     }
+    #[test]
+    fn the_usual_piece_is_what_was_measured_and_says_by_what() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("node.toml");
+        let base = "name = \"node\"\n[[memory]]\nid = \"host\"\n[[gpu]]\nid = \"gpu0\"\n[[gpu]]\nid = \"gpu1\"\n";
+        let usual = |more: &str| {
+            fs::write(&path, format!("{base}{more}")).unwrap();
+            usual_piece(path.to_str()).unwrap()
+        };
+        let nothing = usual("");
+        assert_eq!(nothing.piece, None);
+        assert!(
+            nothing.why.contains("`node` does not say") && nothing.why.contains("--only arbitration"),
+            "{}",
+            nothing.why
+        );
+        let table = |gpu: u32, piece: u32| {
+            format!(
+                "[[arbitration]]\ngpu = \"gpu{gpu}\"\ndirection = \"d2h\"\ntime = \"19 ms\"\n\
+                 whole = [1073741824, 1000000, 20, 19000000]\nwords = [[{piece}, 930000, 100, 70000, 90000]]\n"
+            )
+        };
+        let found = usual(&format!("{}{}", table(0, 4 << 20), table(1, 2 << 20)));
+        assert_eq!(found.piece, Some(Bytes(2 << 20)), "the smallest");
+        assert!(found.why.contains("70 us") && found.why.contains("measured, `node`"), "{}", found.why);
+        let whole =
+            usual("[[arbitration]]\ndirection = \"d2h\"\ntime = \"19 ms\"\nwhole = [1073741824, 1000000, 20, 9000]\n");
+        assert!(whole.piece.is_none() && whole.why.contains("whole copies let small ones in"), "{}", whole.why);
+        assert!(usual_piece(Some("no such machine")).is_err());
+    }
+
     #[test]
     fn only_logs_of_guests_are_replaced() {
         let folder = tempfile::tempdir().unwrap();

@@ -13,6 +13,7 @@
 //! | [`doctor`] | what this computer has and lacks |
 //! | [`broker`] | arbitrates GPUs between processes |
 //! | [`guest`] | starts unmodified programs |
+//! | [`mps`] | joins the daemon of NVIDIA's Multi-Process Service that a broker runs |
 //!
 //! The feature `gzip` compresses long logs of runs, and reads compressed ones.
 //!
@@ -30,6 +31,7 @@ pub mod guest;
 pub mod keep;
 mod logfile;
 pub mod machine;
+pub mod mps;
 pub mod plan;
 pub mod report;
 pub mod run;

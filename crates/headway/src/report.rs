@@ -145,6 +145,17 @@ pub fn report_guest(log: &GuestLog) -> guest::Summary {
     guest::summarize(log)
 }
 
+/// Writes summary and page of a guest's log into a folder.
+///
+/// # Errors
+/// [`Error::Output`].
+pub fn draw_guest(log: &GuestLog, out: &Path) -> Result<PathBuf, Error> {
+    let outlet = Outlet::create(out)?;
+    put(&outlet, PAGE, |file| guest::write_page(log, file))?;
+    outlet.write(MARK, &json(&guest::summarize(log)))?;
+    Ok(outlet.publish()?)
+}
+
 /// The log of a broker at `path`; `None` if it is another log.
 ///
 /// # Errors

@@ -38,6 +38,10 @@ impl Tell {
     pub fn new(tell: impl Fn(&str) + Send + Sync + 'static) -> Self {
         Self(Arc::new(tell))
     }
+
+    pub(super) fn say(&self, text: &str) {
+        (self.0)(text);
+    }
 }
 
 impl fmt::Debug for Tell {

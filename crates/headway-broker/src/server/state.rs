@@ -17,6 +17,7 @@ use super::pages::Next;
 use super::predecessor::Recovery;
 use super::priority::Priority;
 use super::session::{Gone, Session};
+use super::status::About;
 use super::turns::{self, Turns};
 use super::{Access, BrokerLimits, ServerOptions};
 use crate::error::{Reason, ServerError};
@@ -96,8 +97,8 @@ pub(super) struct BrokerState {
     pub(super) tasks: BTreeMap<TaskId, Task>,
     pub(super) leases: Leases,
     pub(super) priority: Priority,
-    /// How the broker's own thread is scheduled.
-    pub(super) scheduling: String,
+    /// What the broker's process does beside arbitrating.
+    pub(super) about: About,
     pub(super) counts: Counts,
     pub(super) limits: BrokerLimits,
     pub(super) tasks_max: usize,
@@ -161,7 +162,7 @@ impl BrokerState {
             sessions: BTreeMap::new(),
             tasks: BTreeMap::new(),
             priority: Priority::new(options.boost, options.lend_realtime),
-            scheduling: "as it was started".to_owned(),
+            about: About::default(),
             counts: Counts::default(),
             limits: options.limits,
             tasks_max: parameters.limits.tasks_max,

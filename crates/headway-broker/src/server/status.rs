@@ -7,7 +7,7 @@ use headway_core::units::Nanos;
 
 use super::state::{BrokerState, Open, Task};
 use crate::message::BYTES_MAX;
-use crate::status::{ClientStatus, GpuStatus, JobStatus, Phase, Status};
+use crate::status::{ClientStatus, GpuStatus, JobStatus, MpsStatus, Phase, Status};
 
 /// Tasks without room that are listed at most.
 const LISTED_MAX: usize = 128;
@@ -32,6 +32,20 @@ fn fit(status: &mut Status, most: usize) {
         status.jobs.truncate(jobs_left);
         status.clients.truncate(clients_left);
         status.omitted += (jobs + clients - jobs_left - clients_left) as u64;
+    }
+}
+
+/// What the broker's process does beside arbitrating.
+pub(super) struct About {
+    /// How its thread is scheduled.
+    pub(super) scheduling: String,
+    /// The MPS daemon that it runs.
+    pub(super) mps: Option<MpsStatus>,
+}
+
+impl Default for About {
+    fn default() -> Self {
+        Self { scheduling: "as it was started".to_owned(), mps: None }
     }
 }
 
@@ -63,7 +77,7 @@ impl BrokerState {
             uptime: now.saturating_sub(self.started),
             recovering: self.recovering.is_some(),
             priority: self.priority.describe(),
-            scheduling: self.scheduling.clone(),
+            scheduling: self.about.scheduling.clone(),
             gpus: self.gpu_status(&sees),
             clients: clients.collect(),
             jobs: jobs.collect(),
@@ -71,6 +85,8 @@ impl BrokerState {
             without_room: self.without_room.iter().filter(|id| sees_task(id)).copied().take(LISTED_MAX).collect(),
             memory: self.journal.status(self.withheld.len()),
             counts: self.counts,
+            // One daemon serves one user.
+            mps: self.about.mps.clone().filter(|_| uid == Some(headway_os::ipc::user())),
         };
         fit(&mut status, BYTES_MAX - FRAME_BYTES);
         status
@@ -164,6 +180,7 @@ mod tests {
             without_room: Vec::new(),
             memory: crate::status::MemoryStatus::default(),
             counts: crate::status::Counts::default(),
+            mps: None,
         };
         let whole = status.clone();
         fit(&mut status, 10 << 20);

@@ -84,6 +84,9 @@ pub(crate) struct BrokerArgs {
     /// Grant nothing while it cannot be written down, as on a full disk; otherwise the broker goes on
     #[arg(long)]
     pub(crate) must_remember: bool,
+    /// Run an MPS daemon for this user: programs that join it compute at the same time, not by turns (`exec --share`)
+    #[arg(long, conflicts_with = "group")]
+    pub(crate) mps: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

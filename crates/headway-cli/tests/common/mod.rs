@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -33,6 +34,19 @@ pub(crate) fn command(folder: &Path) -> Command {
     command.current_dir(folder).env("COLUMNS", "100").env("HEADWAY_LIBCUDA", folder.join("no libcuda.so.1"));
     command.stdin(Stdio::null());
     command
+}
+
+/// Has `command` find a script in `folder` in place of NVIDIA's program for MPS, and no other daemon of this computer.
+pub(crate) fn fake_mps(command: &mut Command, folder: &Path) {
+    let script = folder.join("bin/nvidia-cuda-mps-control");
+    if !script.exists() {
+        fs::create_dir(script.parent().unwrap()).unwrap();
+        fs::write(&script, include_str!("fake-mps.sh")).unwrap();
+        fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    let path = format!("{}:{}", folder.join("bin").display(), std::env::var("PATH").unwrap());
+    command.env("PATH", path).env("FAKE_MPS", "works").env("FAKE_MPS_RECORD", folder.join("record"));
+    command.env("CUDA_MPS_PIPE_DIRECTORY", folder.join("usual")).env_remove("CUDA_MPS_LOG_DIRECTORY");
 }
 
 /// What a command said.

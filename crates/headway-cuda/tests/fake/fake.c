@@ -531,6 +531,7 @@ int nvmlDeviceGetCurrPcieLinkGeneration(void *handle, unsigned *value) { *value 
 int nvmlDeviceGetCurrPcieLinkWidth(void *handle, unsigned *value) { (void)handle; *value = 16; return 0; }
 int nvmlDeviceGetMaxPcieLinkGeneration(void *handle, unsigned *value) { (void)handle; *value = 5; return 0; }
 int nvmlDeviceGetMaxPcieLinkWidth(void *handle, unsigned *value) { (void)handle; *value = 16; return 0; }
+int nvmlDeviceGetComputeMode(void *handle, unsigned *mode) { *mode = 3; return handle == handles[0] ? 0 : 3; }
 int nvmlDeviceGetNvLinkState(void *handle, unsigned link, unsigned *active) { *active = link != 1; return handle != handles[0] ? 3 : link < 3 ? 0 : 2; }
 int nvmlDeviceGetNvLinkRemotePciInfo_v2(void *handle, unsigned link, Pci *pci) { (void)handle; snprintf(pci->address, 32, "00000000:0B:00.0"); return link == 2 ? 3 : 0; }
 

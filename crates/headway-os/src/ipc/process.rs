@@ -124,6 +124,19 @@ pub fn thread_is_of(pid: u32, tid: u32, uid: u32) -> bool {
     users.is_some_and(|users| users.split_whitespace().all(|known| known.parse() == Ok(uid)))
 }
 
+/// The processes whose parent is `pid` now, those that have ended and were not waited for included.
+#[must_use]
+pub fn children(pid: u32) -> Vec<u32> {
+    let Ok(all) = std::fs::read_dir("/proc") else { return Vec::new() };
+    let number = |entry: std::io::Result<std::fs::DirEntry>| entry.ok()?.file_name().to_str()?.parse::<u32>().ok();
+    let parent = |of: u32| -> Option<u32> {
+        let stat = std::fs::read_to_string(format!("/proc/{of}/stat")).ok()?;
+        // Behind the name, which may contain anything, stand the state and the parent.
+        stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
+    };
+    all.filter_map(number).filter(|of| parent(*of) == Some(pid)).collect()
+}
+
 fn start_of(stat: &str) -> Option<u64> {
     let stat = std::fs::read_to_string(stat).ok()?;
     // The name in parentheses may hold spaces and parentheses itself.
@@ -199,6 +212,21 @@ mod tests {
             (done, thread_is_of(pid, this_thread(), me), thread_is_of(pid, this_thread(), 54_321))
         });
         assert_eq!(other.join().unwrap(), (0, false, false));
+    }
+
+    #[test]
+    fn a_process_is_a_child_of_its_parent_until_it_was_waited_for() {
+        let mut child = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+        assert!(children(std::process::id()).contains(&child.id()));
+        assert!(!children(child.id()).contains(&child.id()));
+        child.kill().unwrap();
+        let process = Process::open(child.id()).unwrap();
+        while !process.has_ended() {
+            std::thread::yield_now();
+        }
+        assert!(children(std::process::id()).contains(&child.id()), "it was not waited for");
+        child.wait().unwrap();
+        assert!(!children(std::process::id()).contains(&child.id()));
     }
 
     #[test]

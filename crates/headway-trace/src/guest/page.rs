@@ -3,15 +3,15 @@
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 
-use headway_core::files::guest_log::{Copy, Towards};
+use headway_core::files::guest_log::{Copy, Host, Towards, Why};
 use headway_core::units::{Bytes, Nanos};
 use serde::Serialize;
 
 use super::under_way::{Role, roles};
 use super::{Log, Summary, summarize};
-use crate::page::lanes::{self, Item, Kept, Lane, Reduced, Row, SINGLY_MAX};
 use crate::page::shell::{self, Shell};
 use crate::page::still::still;
+use crate::page::tracks::{self, Item, Kept, Reduced, Row, SINGLY_MAX, Track};
 
 /// What the data block calls this kind of page.
 const KIND: &str = "guest";
@@ -38,6 +38,8 @@ struct Data<'a> {
     copies: Copies,
     /// Who waited beside whose bulk copies.
     waits: Vec<Waits>,
+    /// What reasons are called.
+    words: Vec<(Why, &'static str)>,
     rows: Vec<Row>,
     kept: Kept,
 }
@@ -53,7 +55,7 @@ struct Copies {
     bytes: Vec<Bytes>,
     /// In hexadecimal digits.
     stream: Vec<String>,
-    host: Vec<headway_core::files::guest_log::Host>,
+    host: Vec<Host>,
     became: Vec<&'static str>,
     why: Vec<Option<&'static str>>,
     status: Vec<i32>,
@@ -108,13 +110,13 @@ impl Known {
 pub fn write(log: &Log, out: impl Write) -> io::Result<()> {
     let summary = summarize(log);
     let known = Known::of(log, &summary);
-    let lanes = lanes(log, &known);
-    let ends = lanes.iter().flat_map(|lane| lane.items.iter().map(|item| item.end));
+    let tracks = tracks(log, &known);
+    let ends = tracks.iter().flat_map(|track| track.items.iter().map(|item| item.end));
     let span = ends.max().unwrap_or_default().max(log.end.map_or(Nanos::ZERO, |end| end.at));
     let wanted = wanted(log, &known);
-    let picture = picture(log, &known, &lanes, wanted.first().copied());
-    let Reduced { mut rows, kept, jobs: drawn } = lanes::reduce(&lanes, log.copies.len(), span, wanted, SINGLY_MAX);
-    let positions = lanes::positions(&drawn);
+    let picture = picture(log, &known, &tracks, wanted.first().copied());
+    let Reduced { mut rows, kept, jobs: drawn } = tracks::reduce(&tracks, log.copies.len(), span, wanted, SINGLY_MAX);
+    let positions = tracks::positions(&drawn);
     rows.iter_mut().for_each(|row| row.renumber(&positions));
     let marked = log.copies.iter().zip(&known.marked).filter(|(_, marked)| **marked).map(|(copy, _)| copy.at);
     let data = Data {
@@ -124,6 +126,7 @@ pub fn write(log: &Log, out: impl Write) -> io::Result<()> {
         missed: marked.take(MARKS_MAX).collect(),
         copies: copies(log, &known, &drawn),
         waits: waits(log, &known),
+        words: summary.reasons.iter().map(|reason| (reason.why, reason.why.name())).collect(),
         rows,
         kept,
         summary: &summary,
@@ -152,8 +155,8 @@ fn stream(handle: u64) -> String {
     }
 }
 
-/// The lanes of threads, in their order, and those of bulk copies under way by stream. A lane of each thread, stream and direction.
-fn lanes(log: &Log, known: &Known) -> Vec<Lane> {
+/// The tracks of threads, in their order, and those of bulk copies under way by stream. A track of each thread, stream and direction.
+fn tracks(log: &Log, known: &Known) -> Vec<Track> {
     let mut of_threads: BTreeMap<(u32, u64, Towards), Vec<Item>> = BTreeMap::new();
     let mut under_way: BTreeMap<u64, Vec<Item>> = BTreeMap::new();
     for (at, copy) in log.copies.iter().enumerate() {
@@ -187,11 +190,11 @@ fn lanes(log: &Log, known: &Known) -> Vec<Lane> {
         } else {
             format!("thread {thread}, stream {}, {}", stream(handle), towards(direction))
         };
-        Lane { name, group: Some(thread), items }
+        Track { name, group: Some(thread), items }
     };
     let bulk = |(handle, mut items): (u64, Vec<Item>)| {
         items.sort_by_key(|item| item.start);
-        Lane { name: format!("bulk out of a GPU, stream {} (assumed)", stream(handle)), group: None, items }
+        Track { name: format!("bulk out of a GPU, stream {} (assumed)", stream(handle)), group: None, items }
     };
     threads.into_iter().map(of_thread).chain(under_way.into_iter().take(ROWS_MAX).map(bulk)).collect()
 }
@@ -222,7 +225,7 @@ fn copies(log: &Log, known: &Known, drawn: &[bool]) -> Copies {
         copies.stream.push(stream(copy.stream));
         copies.host.push(copy.host);
         copies.became.push(copy.became.name());
-        copies.why.push(copy.why.map(headway_core::files::guest_log::Why::name));
+        copies.why.push(copy.why.map(Why::name));
         copies.status.push(copy.status);
         copies.of.push(copy.of);
         copies.marked.push(known.marked[at]);
@@ -266,14 +269,14 @@ const COLORS: [&str; 5] = ["#009e73", "#56b4e9", "#e69f00", "#7f7f7f", "#cc79a7"
 const NAMES: [&str; 5] = ["fast", "by a kernel (aside)", "in pieces", "passed on", "bulk, assumed under way"];
 
 /// What happened around the longest wait, or the slowest copy.
-fn picture(log: &Log, known: &Known, lanes: &[Lane], around: Option<(Nanos, Nanos)>) -> String {
+fn picture(log: &Log, known: &Known, tracks: &[Track], around: Option<(Nanos, Nanos)>) -> String {
     let Some((from, to)) = around else { return String::new() };
     let least = to.saturating_sub(from).0.max(1_000);
     let window = (from.saturating_sub(Nanos(least)), to.saturating_add(Nanos(least)));
     let color = |item: &Item| COLORS[usize::from(item.kind).min(COLORS.len() - 1)].to_owned();
-    let tell = |lane: &Lane, item: &Item| {
+    let tell = |track: &Track, item: &Item| {
         let copy = &log.copies[item.job];
-        let mut text = format!("{} of {} on {}: {}", copy.call.name(), copy.bytes, lane.name, copy.took);
+        let mut text = format!("{} of {} on {}: {}", copy.call.name(), copy.bytes, track.name, copy.took);
         if let Some(bulk) = known.behind(item.job) {
             text.push_str(&format!(
                 ", beside {} of stream {}",
@@ -283,7 +286,7 @@ fn picture(log: &Log, known: &Known, lanes: &[Lane], around: Option<(Nanos, Nano
         }
         text
     };
-    let svg = still(lanes, window, color, tell);
+    let svg = still(tracks, window, color, tell);
     let entry = |(color, name): (&&str, &&str)| format!("<tspan fill=\"{color}\">\u{25a0}</tspan> {name}  ");
     let legend = COLORS.iter().zip(&NAMES).map(entry).collect::<String>();
     format!(

@@ -59,7 +59,7 @@
       return { head: calls(job), lines, bad };
     };
     return {
-      rows, span: data.span, kept: data.kept, missed: data.missed, owners: owners.map((name) => `stream ${name}`),
+      rows, span: data.span, kept: data.kept, missed: data.missed, missedWord: "marked red", owners: owners.map((name) => `stream ${name}`),
       owner: (job) => places.get(copies.stream[job]),
       group: (job) => job,
       joined: true,
@@ -92,6 +92,7 @@
       timed("median", "median"), timed("p99", "p99"), timed("longest", "longest"), timed("together", "blocked"),
     ], summary.groups, { word: "calls", name: (g) => `${g.call} ${g.size} ${g.became}` });
 
+    const words = new Map(data.words);
     byId("steps-section").hidden = !summary.slowest.length;
     byId("steps-title").textContent = "Slowest copies";
     byId("steps-lead").textContent = "Select one to see it in the timeline.";
@@ -108,7 +109,7 @@
       { label: "thread", num: true, value: (c) => c.thread, cell: (c) => String(c.thread) },
       { label: "stream", value: (c) => c.stream, cell: (c) => handle(c.stream) },
       { label: "made", value: (c) => c.became, cell: (c) => c.became },
-      { label: "why", value: (c) => c.why || "", cell: (c) => c.why || "–" },
+      { label: "why", value: (c) => c.why || "", cell: (c) => words.get(c.why) || "–" },
     ], summary.slowest, { word: "copies", name: (c) => `${c.call} ${c.became} ${handle(c.stream)}` });
   }
 
@@ -174,7 +175,7 @@
     byId("use-title").textContent = "Why the driver made copies";
     byId("capacities").hidden = true;
     sortable(byId("engines"), "Reasons", [
-      { label: "reason", value: (r) => r.why, cell: (r) => r.why },
+      { label: "reason", value: (r) => r.why, cell: (r) => new Map(data.words).get(r.why) || r.why },
       { label: "copies", num: true, value: (r) => r.copies, cell: (r) => number(r.copies) },
     ], summary.reasons, { word: "reasons", name: (r) => r.why });
     guestWaits(data, view);

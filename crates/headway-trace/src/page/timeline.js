@@ -332,7 +332,7 @@
       context.fillStyle = colors.bad;
       context.textAlign = "left";
       const y = AXIS + (this.narrow ? 14 : 0);
-      context.fillText("missed", 2, this.narrow ? AXIS + 6 : y + 7);
+      context.fillText(this.spec.missedWord || "missed", 2, this.narrow ? AXIS + 6 : y + 7);
       let drawn = -1;
       const last = upper(missed, this.to);
       for (let at = upper(missed, this.from - 1); at < last; at += 1) {

@@ -11,7 +11,7 @@ use headway_device::gpu::{Caching, Completion, Gpu, Operation, Queue, Reach};
 use headway_device::{Access, DeviceError, Limits};
 use headway_os::clock;
 
-pub use headway_cuda::arbitration::{Arbitration, BulkAndSmall, Between, Bulk, Hand, Small};
+pub use headway_cuda::arbitration::{Arbitration, Between, Bulk, BulkAndSmall, Hand, Small};
 
 use super::Backend;
 use crate::{Error, emulation};

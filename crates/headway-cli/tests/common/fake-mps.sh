@@ -1,0 +1,27 @@
+#!/bin/sh
+# Stands in for nvidia-cuda-mps-control: notes what it is asked in $FAKE_MPS_RECORD, and answers, or does not, as $FAKE_MPS says.
+dir="$CUDA_MPS_PIPE_DIRECTORY"
+if [ "$2" = serve ]; then
+  sleep 100000 & # the server, which ends only if somebody ends it
+  echo $! > "$dir/server"
+  mkfifo "$dir/control"
+  echo $$ > "$dir/nvidia-cuda-mps-control.pid"
+  while read line < "$dir/control"; do
+    case "$line" in quit*) [ "$FAKE_MPS" = stubborn ] || { kill $(cat "$dir/server"); rm "$dir/control"; exit 0; } ;; esac
+  done
+elif [ "$1" = -d ]; then
+  echo "start $dir logs $CUDA_MPS_LOG_DIRECTORY share ${CUDA_MPS_ACTIVE_THREAD_PERCENTAGE-none}" >> "$FAKE_MPS_RECORD"
+  case "$FAKE_MPS" in
+    fails) echo "Insufficient permissions to start this daemon" >&2; exit 1 ;;
+    dies) exit 0 ;;
+    hangs) sleep 100000 ;;
+  esac
+  rm -f "$dir/control"
+  "$0" -d serve &
+else
+  read line
+  echo "$line" >> "$FAKE_MPS_RECORD"
+  [ "$FAKE_MPS" = deaf ] && sleep 100000
+  [ -p "$dir/control" ] || { echo "Cannot find MPS control daemon process"; exit 1; }
+  echo "$line" > "$dir/control"
+fi

@@ -1,0 +1,188 @@
+//! NVIDIA's Multi-Process Service, run by a broker: who joins its daemon, and what stands in the way.
+//!
+//! Without it, processes that compute on one GPU take turns in time slices of milliseconds. Under one daemon their kernels run at the
+//! same time, and each process can be held to a share of the multiprocessors. The page `docs/mps.md` says what that costs.
+
+use std::env;
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use headway_broker::mps::{self, LOG_VARIABLE, MEMORY_VARIABLE, PIPE_VARIABLE, PROGRAM, SHARE_VARIABLE};
+use headway_broker::{ClientError, place};
+pub use headway_broker::{MpsError, MpsStatus, mps::guard};
+use headway_core::units::Bytes;
+use headway_cuda::{ComputeMode, Nvml};
+use headway_os::environment;
+use headway_os::ipc::user;
+
+use crate::Error;
+use crate::doctor::{Check, State};
+use crate::guest::GuestError;
+
+/// What it costs, for people.
+const COST: &str = "programs under one daemon share one fate: a fault of one on the GPU ends the GPU work of all, and no debugger attaches";
+/// The least memory that a guest may be held to; limits are told in MiB.
+const MEMORY_MIN: Bytes = Bytes(1 << 20);
+
+/// What a guest may use of a GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Share {
+    /// Of the multiprocessors, in percent: 1 to 100.
+    pub percent: u8,
+    /// Of the memory of each GPU; `None` = all.
+    pub memory: Option<Bytes>,
+}
+
+/// Has `command` join the daemon of the broker at `socket`, or of the usual place, with no more than its share.
+///
+/// # Errors
+/// [`Error::Guest`] where no broker runs a daemon for this user, or the share cannot be meant; [`Error::Client`] where the broker
+/// there is not to be trusted or does not answer.
+pub fn join_as_guest(command: &mut Command, socket: Option<&Path>, share: Share) -> Result<(), Error> {
+    if share.percent == 0 || share.percent > 100 || share.memory.is_some_and(|memory| memory < MEMORY_MIN) {
+        return Err(GuestError::NoShare { percent: share.percent, memory: share.memory }.into());
+    }
+    let path = socket.map_or_else(place::usual, Path::to_owned);
+    let daemon = match mps::serving(&path) {
+        Ok(Some(daemon)) => daemon,
+        Ok(None) => return Err(GuestError::NoMps { socket: path, is_there: true }.into()),
+        Err(ClientError::Connect { .. }) => return Err(GuestError::NoMps { socket: path, is_there: false }.into()),
+        Err(error) => return Err(Error::Client(error)),
+    };
+    command.env(PIPE_VARIABLE, &daemon.folder).env(LOG_VARIABLE, &daemon.log);
+    command.env(SHARE_VARIABLE, share.percent.to_string());
+    match share.memory {
+        Some(memory) => command.env(MEMORY_VARIABLE, memory_limit(memory, gpus_seen())),
+        None => command.env_remove(MEMORY_VARIABLE),
+    };
+    Ok(())
+}
+
+/// The same limit for the GPUs numbered from 0, as the driver reads it: whole MiB.
+fn memory_limit(memory: Bytes, gpus: usize) -> String {
+    let mib = memory.0 >> 20;
+    let of = |gpu: usize| format!("{gpu}={mib}M");
+    (0..gpus.max(1)).map(of).collect::<Vec<_>>().join(",")
+}
+
+/// How many GPUs a program of this environment will see. The driver is not asked: it would be initialised outside the daemon.
+fn gpus_seen() -> usize {
+    let there = Nvml::system().and_then(|nvml| nvml.report()).map_or(1, |report| report.gpus.len());
+    let named =
+        env::var("CUDA_VISIBLE_DEVICES").ok().map(|list| list.split(',').filter(|gpu| !gpu.trim().is_empty()).count());
+    named.map_or(there, |named| named.min(there))
+}
+
+/// Has this process join the daemon that the broker at `socket`, or of the usual place, runs for this user: the daemon, or `None`
+/// where there is none, or where the environment names one already. To be called before anything else, since it sets environment
+/// variables, which is safe only while the process has one thread, and since the CUDA driver reads them when it is initialised.
+///
+/// # Errors
+/// [`Error::NotAlone`] where the process has other threads; [`Error::Client`] where a broker is there that is not to be trusted or
+/// does not answer.
+pub fn join(socket: Option<&Path>) -> Result<Option<MpsStatus>, Error> {
+    let path = socket.map_or_else(place::usual, Path::to_owned);
+    if env::var_os(PIPE_VARIABLE).is_some_and(|named| !named.is_empty()) || !path.exists() {
+        return Ok(None);
+    }
+    let daemon = match mps::serving(&path) {
+        Ok(Some(daemon)) => daemon,
+        // Nobody listens: left by a broker that was killed.
+        Ok(None) | Err(ClientError::Connect { .. }) => return Ok(None),
+        Err(error) => return Err(Error::Client(error)),
+    };
+    let variables = [(PIPE_VARIABLE, OsStr::new(&daemon.folder)), (LOG_VARIABLE, OsStr::new(&daemon.log))];
+    if environment::set_while_alone(variables) { Ok(Some(daemon)) } else { Err(Error::NotAlone) }
+}
+
+/// Why no daemon can serve the GPUs of this computer, with the remedy, as far as their compute mode says.
+pub(crate) fn forbidden() -> Option<String> {
+    let report = Nvml::system().and_then(|nvml| nvml.report()).ok()?;
+    let shut = report.gpus.iter().position(|gpu| gpu.compute_mode == ComputeMode::Prohibited)?;
+    Some(format!(
+        "GPU {shut} is in the compute mode \"prohibited\", in which no program may use it, under MPS or not; \
+         `nvidia-smi -i {shut} -c EXCLUSIVE_PROCESS` (as root) lets programs under MPS use it, `-c DEFAULT` all programs"
+    ))
+}
+
+/// Whether MPS is available here, what it costs, and what forbids it.
+pub(crate) fn examine() -> Check {
+    let what = "MPS";
+    if let Some(found) = forbidden() {
+        let remedy = Some("until then programs on that GPU fail".to_owned());
+        return Check { what, state: State::Limited, found, remedy };
+    }
+    let Some(program) = program() else {
+        let remedy = "install the NVIDIA driver's utilities; until then processes that compute on one GPU take turns of milliseconds";
+        return Check {
+            what,
+            state: State::Missing,
+            found: format!("the program `{PROGRAM}` is not in $PATH"),
+            remedy: Some(remedy.to_owned()),
+        };
+    };
+    let usual = mps::usual_folder();
+    let others = mps::others();
+    let runs = |daemon: &&mps::Other| daemon.uid == user() || daemon.uid == 0;
+    match others.iter().find(runs) {
+        None => Check {
+            what,
+            state: State::Ok,
+            found: format!("`{}` is there, and no daemon runs; `headway broker --mps` starts one", program.display()),
+            remedy: Some(COST.to_owned()),
+        },
+        Some(daemon) if daemon.folder.as_ref() == Some(&usual) => Check {
+            what,
+            state: State::Limited,
+            found: format!("a daemon runs (process {} of user {}) that no broker started", daemon.pid, daemon.uid),
+            remedy: Some(format!(
+                "`headway broker --mps` needs it stopped: `echo quit | {PROGRAM}` as that user; {COST}"
+            )),
+        },
+        Some(daemon) => Check {
+            what,
+            state: State::Ok,
+            found: format!(
+                "a daemon runs (process {} of user {}) in `{}`",
+                daemon.pid,
+                daemon.uid,
+                daemon.folder.as_deref().unwrap_or("a folder that this user is not shown")
+            ),
+            remedy: Some(COST.to_owned()),
+        },
+    }
+}
+
+fn program() -> Option<PathBuf> {
+    let folders = env::var_os("PATH")?;
+    env::split_paths(&folders).map(|folder| folder.join(PROGRAM)).find(|path| path.is_file())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_memory_limit_is_told_for_every_gpu_in_whole_mib() {
+        assert_eq!(memory_limit(Bytes(4 << 30), 2), "0=4096M,1=4096M");
+        assert_eq!(memory_limit(Bytes((3 << 20) + 5), 0), "0=3M");
+    }
+
+    #[test]
+    fn shares_that_mean_nothing_are_refused_before_anybody_is_asked() {
+        let nowhere = Path::new("/nowhere/broker");
+        for share in [
+            Share { percent: 0, memory: None },
+            Share { percent: 101, memory: None },
+            Share { percent: 50, memory: Some(Bytes(1_000)) },
+        ] {
+            let refused = join_as_guest(&mut Command::new("true"), Some(nowhere), share);
+            assert!(matches!(refused, Err(Error::Guest(GuestError::NoShare { .. }))), "{share:?}");
+        }
+        let share = Share { percent: 100, memory: Some(MEMORY_MIN) };
+        let refused = join_as_guest(&mut Command::new("true"), Some(nowhere), share);
+        assert!(matches!(refused, Err(Error::Guest(GuestError::NoMps { is_there: false, .. }))));
+        assert!(join(Some(nowhere)).unwrap().is_none());
+    }
+}
