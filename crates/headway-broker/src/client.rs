@@ -233,7 +233,7 @@ impl Client {
     /// [`ClientError::Lost`], [`ClientError::Silent`], [`ClientError::Protocol`].
     pub fn status(&self) -> Result<Status, ClientError> {
         match self.ask(&FromClient::Status)? {
-            FromBroker::Status(status) => Ok(*status),
+            FromBroker::Status(status) => Ok(status.readable()),
             _ => Err(ClientError::Protocol { what: "an answer to another question" }),
         }
     }
@@ -362,7 +362,7 @@ pub fn status(socket: &Path) -> Result<Status, ClientError> {
     // A broker that refuses closes at once; what it said is still there.
     let _ = connection.send(&question, &[]);
     match receive(&connection)?.0 {
-        FromBroker::Status(status) => Ok(*status),
+        FromBroker::Status(status) => Ok(status.readable()),
         FromBroker::Refused { reason } => Err(refused(&reason)),
         _ => Err(ClientError::Protocol { what: "an answer to another question" }),
     }

@@ -97,6 +97,20 @@ pub enum ServerError {
         /// Process and user that have claimed it, if the system tells.
         holder: Option<(u32, u32)>,
     },
+    /// Another process has locked the file that stands for the GPU where processes of several network namespaces see it.
+    #[error(
+        "GPU `{gpu}` is arbitrated already: another process has locked `{}`, a file of user {owner}; end that one (`fuser` names it), \
+         remove the file if that is no broker, or share other GPUs",
+        file.display()
+    )]
+    Locked {
+        /// Its UUID.
+        gpu: String,
+        /// The file.
+        file: PathBuf,
+        /// Whose file it is: not necessarily who has locked it.
+        owner: u32,
+    },
     /// The parameters cannot work.
     #[error("these GPUs cannot be shared so")]
     Parameters(#[source] Refused),

@@ -209,6 +209,18 @@ impl Folder {
         Ok(Some(bytes))
     }
 
+    /// The first bytes of a file of our own, `most` at most, and its length; `None` = there is none.
+    pub(crate) fn beginning(&self, name: &OsStr, most: usize) -> io::Result<Option<(Vec<u8>, u64)>> {
+        let file = match self.file(name, OFlags::RDONLY) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            file => file?,
+        };
+        let length = file.metadata()?.len();
+        let mut bytes = Vec::new();
+        file.take(most as u64).read_to_end(&mut bytes)?;
+        Ok(Some((bytes, length)))
+    }
+
     /// Replaces a file, or makes it: whoever reads it, also after a crash, finds the old bytes or the new ones.
     pub(crate) fn replace(&self, name: &OsStr, bytes: &[u8]) -> io::Result<()> {
         let new = with_ending(name, ".new");

@@ -162,9 +162,10 @@ impl Entry {
         let slot = (head >> 8) as u32 & 0xff_ffff;
         let generation = (head >> 32) as u32;
         let job = JobId { task: TaskId(u32::try_from(task).ok()?), job };
-        let has_slot = (slot as usize) < SLOTS && generation <= GENERATIONS;
+        // Even slots are for tokens, odd ones for engines.
+        let has_slot = |rest| (slot as usize) < SLOTS && slot % 2 == rest && (1..=GENERATIONS).contains(&generation);
         match head & 0xff {
-            1 if has_slot => {
+            1 if has_slot(0) => {
                 let acquisition = u32::try_from(b).ok()?;
                 Some(Self::Request { slot, generation, job, release: Nanos(a), acquisition })
             }
@@ -173,7 +174,7 @@ impl Entry {
                 Some(Self::Release { job, outcome })
             }
             3 => Some(Self::Abort { job }),
-            4 if has_slot => {
+            4 if has_slot(1) => {
                 let work = match a {
                     0 => Work::Execute,
                     1 => Work::CopyIn,
@@ -200,7 +201,7 @@ mod tests {
     fn entries_read_back_as_they_were_written() {
         let job = JobId { task: TaskId(u32::MAX), job: 1 << 40 };
         let entries = [
-            Entry::Request { slot: 127, generation: GENERATIONS, job, release: Nanos(u64::MAX), acquisition: 3 },
+            Entry::Request { slot: 126, generation: GENERATIONS, job, release: Nanos(u64::MAX), acquisition: 3 },
             Entry::Release { job, outcome: Outcome::Complete(Nanos(5)) },
             Entry::Release { job, outcome: Outcome::Aborted },
             Entry::Abort { job },
@@ -228,6 +229,11 @@ mod tests {
         }
         assert_eq!(bad(0, 1 | (SLOTS as u64) << 8), None, "a slot that is not there");
         assert_eq!(bad(0, 1 | 1 << 62), None, "a generation that is too large");
+        let head = |kind: u64, slot: u64, generation: u64| bad(0, kind | slot << 8 | generation << 32);
+        assert!(head(1, 2, 1).is_some() && head(4, 3, 1).is_some());
+        assert_eq!(head(1, 3, 1), None, "an engine's slot");
+        assert_eq!(head(4, 2, 1), None, "a token's slot");
+        assert_eq!((head(1, 2, 0), head(4, 3, 0)), (None, None), "no generation");
         assert_eq!(bad(1, 1 << 32), None, "a task that is not there");
         assert_eq!(bad(0, 5 | ((GPUS_MAX * ENGINES) as u64) << 8), None, "an engine that is not there");
         let job = JobId { task: TaskId(1), job: 1 };

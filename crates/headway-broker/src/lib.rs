@@ -49,8 +49,9 @@
 //! With [`ServerOptions::boost`] the thread of a holder gets a real-time priority by its urgency; of another user than the broker's only up to
 //! [`ServerOptions::lend_realtime`]. The broker takes it back when the token is given back, the client is cut off, or it ends itself. A
 //! guardian, a process of a few pages that the broker starts first, does so if the broker is killed: it knows each thread by its
-//! number and the time of its start. What kills the guardian too, as `SIGKILL` to a whole control group, leaves threads raised
-//! until they end.
+//! number and the time of its start. A guardian that ends alone is replaced within half a second. What kills both at once, as `SIGKILL` to a
+//! whole control group, leaves threads raised until they end or the next broker at the socket starts, which takes back what the record
+//! has: so start another one after that.
 //!
 //! # Where it listens
 //! A private broker listens in a folder that must be its user's and in which nobody else may write; one for a group gives the
@@ -61,8 +62,10 @@
 //!
 //! A GPU that the driver or the machine file knows by a UUID has one broker in the whole machine ([`ServerOptions::claims`]): the broker
 //! binds a name without a file (`headway-gpu/UUID`, an abstract Unix socket), which the kernel gives to one process of a
-//! network namespace at a time and takes back when it ends. The error names the process that has it. Any user can take such a
-//! name. [`ServerOptions::despite_claims`] starts a broker although another user has it; of one user, two brokers never have one GPU. A GPU without a UUID is simulated: it exists in its broker only.
+//! network namespace at a time and takes back when it ends. The error names the process that has it. It also locks a file, `/dev/shm/headway-gpu-UUID.lock`,
+//! which counts for all network namespaces that see the same `/dev/shm`. Containers that share neither with each other do not see each
+//! other's brokers: give a GPU to one of them, or have the broker outside. Any user can take such a name or lock such a
+//! file. [`ServerOptions::despite_claims`] starts a broker although another user has it; of one user, two brokers never have one GPU. A GPU without a UUID is simulated: it exists in its broker only.
 //!
 //! # When a GPU is lost
 //! The broker believes its [`Probe`] or its owner, no client: what a client meets ([`Client::report_fault`]) has the probe

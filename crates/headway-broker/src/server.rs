@@ -1,5 +1,6 @@
 //! The broker: one thread that decides, over sockets for control and shared pages for everything frequent.
 
+mod claims;
 mod departure;
 mod door;
 mod gpus;
@@ -7,6 +8,7 @@ mod journal;
 mod lateness;
 mod leases;
 mod limits;
+mod own_files;
 mod pace;
 mod pages;
 mod places;
@@ -279,6 +281,7 @@ impl Server {
                 // However busy the pages are, control messages and deaths are seen.
                 if turns.is_multiple_of(SHARE as u32) {
                     self.poll(Duration::ZERO)?;
+                    self.state.priority.keep_guard();
                 }
                 continue;
             }
@@ -289,6 +292,7 @@ impl Server {
             }
             expected = expected.saturating_add(self.sleep()?);
             pace.slept(now, clock::now());
+            self.state.priority.keep_guard();
         }
         self.state.roster_changed = true;
         self.state.write_down(clock::now());
@@ -630,6 +634,25 @@ mod tests {
         let after = server.look(None);
         server.turn(after);
         assert!(!holds(&server));
+    }
+
+    #[test]
+    fn who_closes_its_connection_with_a_token_and_goes_on_counts_as_one_that_hung() {
+        for lives in [true, false] {
+            let (mut server, give_back) = granted(WATCHDOG);
+            let client = server.state.sessions.keys().next().copied().unwrap();
+            let now = server.look(None);
+            server.state.leave(now, client);
+            if !lives {
+                server.state.process_ended(now, client);
+            }
+            server.turn(now.saturating_add(WATCHDOG).saturating_add(Nanos(1 << 40)));
+            assert!(server.state.tasks.is_empty(), "what it held is free");
+            assert_eq!(server.state.turns.strikes(), u32::from(lives));
+            drop(server);
+            // Its broker is gone.
+            drop(give_back());
+        }
     }
 
     #[test]

@@ -5,6 +5,8 @@ use headway_core::decisions::sharing::{ClientId, GpuId, TaskId, TokenId};
 use headway_core::units::Nanos;
 use serde::{Deserialize, Serialize};
 
+use crate::text::readable;
+
 /// A broker at one moment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -52,6 +54,21 @@ pub struct MpsStatus {
     pub folder: String,
     /// Where it logs (`CUDA_MPS_LOG_DIRECTORY`).
     pub log: String,
+}
+
+impl Status {
+    /// The same with every text as terminals may show it, whoever wrote it: an honest broker has escaped names already, and escaping
+    /// twice changes nothing.
+    pub(crate) fn readable(mut self) -> Self {
+        let memory = &mut self.memory;
+        let optional = [&mut memory.log, &mut memory.trouble].into_iter().flatten();
+        let names = self.clients.iter_mut().map(|client| &mut client.name);
+        let texts = [&mut self.priority, &mut self.scheduling].into_iter().chain(optional).chain(names);
+        for text in texts.chain(self.jobs.iter_mut().map(|job| &mut job.name)) {
+            *text = readable(text);
+        }
+        self
+    }
 }
 
 /// What a broker that is started after this one will know.
@@ -159,4 +176,46 @@ pub struct Counts {
     pub gone: u64,
     /// Clients cut off because they held something for too long, or broke the protocol.
     pub cut: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_text_of_a_broker_moves_the_cursor_or_hides_itself() {
+        let evil = "a\u{1b}[2J\u{9b}1m\n\u{202e}".to_owned();
+        let client =
+            ClientStatus { client: ClientId(1), name: evil.clone(), pid: 1, uid: 1, tasks: 0, draining: false };
+        let job = JobStatus {
+            task: TaskId(1),
+            name: evil.clone(),
+            client: ClientId(1),
+            job: 1,
+            slack_ns: 0,
+            since: Nanos(0),
+            phase: Phase::WaitsForToken,
+        };
+        let memory = MemoryStatus { log: Some(evil.clone()), trouble: Some(evil.clone()), ..MemoryStatus::default() };
+        let status = Status {
+            schema: 1,
+            epoch: 1,
+            pid: 1,
+            uptime: Nanos(0),
+            recovering: false,
+            priority: evil.clone(),
+            scheduling: evil,
+            gpus: Vec::new(),
+            clients: vec![client],
+            jobs: vec![job],
+            omitted: 0,
+            without_room: Vec::new(),
+            memory,
+            counts: Counts::default(),
+        };
+        let shown = status.readable();
+        let text = serde_json::to_string(&shown).unwrap();
+        assert_eq!(text.matches("a\\\\u{1b}[2J\\\\u{9b}1m\\\\n\\\\u{202e}").count(), 6, "{text}");
+        assert_eq!(shown.clone().readable(), shown, "escaping twice changes nothing");
+    }
 }

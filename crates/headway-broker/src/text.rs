@@ -15,7 +15,7 @@ pub(crate) fn shown(name: &str) -> String {
         match letter {
             '`' => text.push('\''),
             '"' | '\'' | '\\' => text.push(letter),
-            _ => text.extend(letter.escape_debug()),
+            _ => text.extend(escaped(letter)),
         }
         if text.len() > SHOWN_MAX {
             text.truncate(before);
@@ -27,11 +27,24 @@ pub(crate) fn shown(name: &str) -> String {
 
 /// A sentence of the other side as terminals may show it.
 pub(crate) fn readable(text: &str) -> String {
-    let escape = |letter: char| match letter {
-        '"' | '\'' | '\\' => vec![letter],
-        _ => letter.escape_debug().collect(),
-    };
-    text.chars().flat_map(escape).collect()
+    let mut shown = String::with_capacity(text.len());
+    for letter in text.chars() {
+        match letter {
+            '"' | '\'' | '\\' => shown.push(letter),
+            _ => shown.extend(escaped(letter)),
+        }
+    }
+    shown
+}
+
+/// Letters that fonts draw as nothing although Unicode counts them as printed: fillers of Hangul and the empty pattern of Braille.
+const BLANK: [char; 5] = ['\u{115f}', '\u{1160}', '\u{2800}', '\u{3164}', '\u{ffa0}'];
+
+fn escaped(letter: char) -> impl Iterator<Item = char> {
+    let is_blank = BLANK.contains(&letter);
+    let unicode = is_blank.then(|| letter.escape_unicode());
+    let usual = (!is_blank).then(|| letter.escape_debug());
+    unicode.into_iter().flatten().chain(usual.into_iter().flatten())
 }
 
 /// Refuses names that are no names.
@@ -56,6 +69,7 @@ mod tests {
             ("a\u{2066}\u{200b}\u{feff}", "a\\u{2066}\\u{200b}\\u{feff}"),
             ("a\u{9b}31m\u{1b}[2J\u{7f}\n", "a\\u{9b}31m\\u{1b}[2J\\u{7f}\\n"),
             ("`rm`", "'rm'"),
+            ("a\u{3164}\u{115f}\u{1160}\u{ffa0}\u{2800}", "a\\u{3164}\\u{115f}\\u{1160}\\u{ffa0}\\u{2800}"),
         ] {
             assert_eq!(shown(raw), text);
         }

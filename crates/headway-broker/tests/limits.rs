@@ -140,6 +140,21 @@ fn deadlines_below_the_least_and_requests_above_the_most_are_refused() {
 }
 
 #[test]
+fn a_user_s_segments_are_limited() {
+    let broker = Broker::start(|_| {});
+    let client = connect(&broker);
+    let segments = vec![Segment::Execute { kernel: "k".repeat(64), time: Nanos(1) }; 1_024];
+    let (period, deadline) = (Nanos(1 << 50), Nanos(1 << 50));
+    let fat = || client.register(TaskShape { period, deadline, segments: segments.clone(), ..shape("fat") });
+    let tasks: Vec<_> = (0..16).map(|_| fat().unwrap()).collect();
+    let refused = fat().map(drop).unwrap_err();
+    assert!(matches!(&refused, ClientError::Refused { reason } if reason.contains("segments")), "{refused}");
+    client.register(shape("slim")).unwrap();
+    drop(tasks);
+    wait_until("there is room", || fat().is_ok());
+}
+
+#[test]
 fn a_user_that_storms_is_refused_before_it_fills_the_log() {
     let folder = tempfile::tempdir().unwrap();
     let broker = Broker::start(|options| {

@@ -88,7 +88,7 @@ pub(crate) enum Command {
     Explain(ExplainArgs),
     /// Make a workload file from a task set of another tool
     Import(ImportArgs),
-    /// Write the flows of a workload for another tool
+    /// Write the periodic copies and tasks of a workload (its `[[flow]]` tables) as a task set that another schedulability tool reads
     Export(ExportArgs),
     /// List the machines that are shipped, or print the file of one
     Machines {

@@ -11,6 +11,7 @@ mod interconnect;
 mod manual;
 mod sharing;
 mod show;
+mod tightest;
 mod transfers;
 
 use std::process::ExitCode;

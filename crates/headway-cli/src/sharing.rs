@@ -17,6 +17,7 @@ use headway::workload::Workload;
 use crate::Answer;
 use crate::commands::{Bar, Out};
 use crate::show;
+use crate::tightest::{self, LINES, more, tightest};
 
 pub(crate) fn plan(out: &Out, machine: &Machine, workload: &Loaded<Workload>) -> Result<Answer> {
     let report = share::bounds(machine, workload)?;
@@ -42,6 +43,7 @@ pub(crate) fn run(out: &Out, workload: &Loaded<Workload>, options: &RunOptions) 
         if report.verified > 0 {
             let _ = writeln!(text, "verified  {} frames are those that the CPU tracks", report.verified);
         }
+        let _ = write!(text, "\nresults   {}", report.folder.display());
         text + &places(&report.folder)
     })?;
     Ok(Answer::of_run(report.summary.verdict.held, report.summary.incomplete.as_ref()))
@@ -97,7 +99,8 @@ fn text(report: &SharingReport) -> String {
             "task", "period", "hold", "token wait", "engine wait", "blocking", "with own", "tardiness"
         );
     }
-    for task in &report.tasks {
+    let tasks = tightest(&report.tasks, LINES, |task| tightest::of_task(task));
+    for task in &tasks {
         let tardiness = task.tardiness.map_or_else(|| "-".to_owned(), |time| time.to_string());
         let _ = writeln!(
             text,
@@ -111,6 +114,7 @@ fn text(report: &SharingReport) -> String {
             task.inflated.to_string()
         );
     }
+    more(&mut text, report.tasks.len(), tasks.len(), "tasks", "whose jobs take most of their period");
     text
 }
 

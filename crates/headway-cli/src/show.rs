@@ -1,5 +1,6 @@
 //! Plans, findings and results as text for people.
 
+use std::cmp::Reverse;
 use std::ffi::OsStr;
 use std::fmt::Write;
 use std::path::Path;
@@ -17,6 +18,7 @@ use headway::units::{Bytes, Nanos, Rate};
 use headway_lab::bench::Target;
 
 use crate::args::RunArgs;
+use crate::tightest::{self, BATCHES, LINES, more, tightest};
 
 /// Columns of the terminal; 100 where there is none.
 pub(crate) fn width() -> usize {
@@ -87,7 +89,8 @@ pub(crate) fn plan(plan: &Plan, models: &[ModelAnswer], assumes: &Assumption, co
     model_answers(&mut text, models, by_choice);
     alternatives(&mut text, plan);
     let _ = writeln!(text, "\n{:<24} {:>12} {:>12}  answer", "server", "utilisation", "margin");
-    for server in &plan.servers {
+    let servers = tightest(&plan.servers, LINES, |server| tightest::of_server(server));
+    for server in &servers {
         let margin = server.verdict.margin_ppm.and_then(factor).unwrap_or_else(none);
         let outcome = answer(server.verdict.outcome, by_choice);
         let _ = writeln!(
@@ -97,21 +100,26 @@ pub(crate) fn plan(plan: &Plan, models: &[ModelAnswer], assumes: &Assumption, co
             percent(server.verdict.utilisation_ppm)
         );
     }
-    let pipelines: Vec<&Pipeline> = plan.pipelines.iter().filter(|p| p.source.is_fed()).collect();
+    more(&mut text, plan.servers.len(), servers.len(), "servers", "with the least margin");
+    let fed = || plan.pipelines.iter().filter(|p| p.source.is_fed());
+    let pipelines = tightest(fed(), LINES, |pipeline| tightest::of_pipeline(plan, pipeline));
     if !pipelines.is_empty() {
         let _ = writeln!(
             text,
             "\n{:<24} {:>8} {:>10} {:>10} {:>11}  steps",
             "pipeline", "streams", "period", "window", "block"
         );
-        for pipeline in pipelines {
+        for pipeline in &pipelines {
             row(&mut text, plan, pipeline);
         }
+        more(&mut text, fed().count(), pipelines.len(), "pipelines", "that have least room in their windows");
     }
     unplanned(&mut text, plan);
-    for batch in &plan.batches {
+    let batches = tightest(&plan.batches, BATCHES, |batch| Reverse(batch.worst_case));
+    for batch in &batches {
         batched(&mut text, batch);
     }
+    more(&mut text, plan.batches.len(), batches.len(), "batches", "that take longest");
     text
 }
 
@@ -126,7 +134,7 @@ fn unplanned(text: &mut String, plan: &Plan) {
         "\n{:<24} {:>8} {:>11} {:>11} {:>12} {:>13}  way",
         "without windows", "class", "size", "pieces of", "blocks for", "alone"
     );
-    for pipeline in all {
+    for pipeline in all.iter().take(LINES) {
         let step = &pipeline.steps[0];
         let (class, size) = match pipeline.source {
             Source::Bulk(bytes) => ("bulk", bytes.map_or_else(|| "endless".to_owned(), |bytes| bytes.to_string())),
@@ -142,6 +150,7 @@ fn unplanned(text: &mut String, plan: &Plan) {
             step.name
         );
     }
+    more(text, all.len(), all.len().min(LINES), "transfers without windows", "that come first in the workload");
 }
 
 fn meaning(strategy: Strategy) -> &'static str {
@@ -284,10 +293,12 @@ fn evidence(text: &mut String, violation: &Violation) {
             blocking.0
         );
     }
-    for (name, jobs, time) in parts {
+    let largest = tightest(parts, LINES, |(_, _, time)| Reverse(*time));
+    for (name, jobs, time) in &largest {
         let plural = if *jobs == 1 { "" } else { "s" };
         let _ = writeln!(text, "            {:>14} ns  `{name}`, {jobs} job{plural}", time.0);
     }
+    more(text, parts.len(), largest.len(), "of whom work is due", "with most of it");
 }
 
 fn row(text: &mut String, plan: &Plan, pipeline: &Pipeline) {
@@ -322,10 +333,18 @@ fn batched(text: &mut String, batch: &PlannedBatch) {
     let _ = writeln!(text, "\nbatch `{}`: predicted {}, worst case {}", batch.name, batch.predicted, batch.worst_case);
     let bounds: Vec<String> = batch.bounds.iter().map(|(name, bound)| format!("{name} {bound}")).collect();
     let _ = writeln!(text, "  bounds: {} (a prediction is not a bound)", bounds.join(", "));
-    for (name, end) in &batch.blocks {
+    let blocks = tightest(&batch.blocks, LINES, |(_, end)| Reverse(*end));
+    for (name, end) in &blocks {
         let _ = writeln!(text, "  {name:<32} ends at {end}");
     }
-    for interval in &batch.intervals {
+    more(text, batch.blocks.len(), blocks.len(), "blocks", "that end last");
+    let mut lines = 0;
+    for (before, interval) in batch.intervals.iter().enumerate() {
+        if lines + interval.rates.len() > 2 * LINES && before > 0 {
+            more(text, batch.intervals.len(), before, "intervals", "at the beginning");
+            break;
+        }
+        lines += interval.rates.len();
         for (at, (name, rate, limit)) in interval.rates.iter().enumerate() {
             let span = if at == 0 { format!("{} - {}", interval.from, interval.to) } else { String::new() };
             let _ = writeln!(text, "  {span:<24} {name:<32} {rate:>10}, limited by {limit}");

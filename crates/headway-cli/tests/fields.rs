@@ -22,6 +22,7 @@ use headway_core::decisions::sharing::{
     Key, Limits, ModelId, Outcome, Refused, Segment, TaskId, TaskParameters, TokenId,
 };
 use headway_core::decisions::token::{Mode, Refused as TokenRefused, TokenParameters};
+use headway_core::plan::Sharded;
 use headway_core::units::{Bytes, Nanos};
 use serde_json::Value;
 
@@ -297,6 +298,22 @@ fn plans(found: &mut Found, place: &Path) {
     }
     found.command(place, "headway-plan", &["plan", "workloads/encrypt.toml", "--strategy", "lockstep"]);
     found.command(place, "headway-plan-of-tasks", &["plan", "workloads/track.toml"]);
+    own_application(found, place);
+}
+
+/// No file that is shipped has packets that another application divides than the inspection of wafers: so it is its plan, divided
+/// otherwise.
+fn own_application(found: &mut Found, place: &Path) {
+    let plan = headway(place, &["plan", "workloads/wafer.toml", "--machine", "h200-x4", "--format", "json"]).json();
+    let source = |pipeline: &Value| pipeline["source"].get("wafer").cloned();
+    let source = plan["pipelines"].as_array().unwrap().iter().find_map(source).unwrap();
+    let mut sharded: Sharded = serde_json::from_value(source).unwrap();
+    sharded.sharding.summary = Bytes(512);
+    found.check(
+        &serde_json::to_value(sharded).unwrap(),
+        "object-planned-wafer",
+        "the plan of an application of one's own",
+    );
 }
 
 fn runs(found: &mut Found, place: &Path) {

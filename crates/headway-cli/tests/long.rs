@@ -102,3 +102,34 @@ fn the_kept_outputs_are_those_of_the_sample_and_the_manifest_says_how_many_bytes
     let whole: Value = serde_json::from_slice(whole.split(|byte| *byte == b'\n').next().unwrap()).unwrap();
     assert_eq!(header["streams"], whole["streams"]);
 }
+
+#[test]
+fn long_tables_show_what_is_tightest_and_say_how_much_more_there_is() {
+    let place = place();
+    // The further down in the file, the less room a server has.
+    let flow = |at: u32| {
+        let cost = 100 + at;
+        format!("[[flow]]\nid = \"f{at}\"\nserver = \"s{at}\"\nperiod = \"1 ms\"\ncost = \"{cost} us\"\n")
+    };
+    let text = format!("name = \"many\"\n{}", (0..40).map(flow).collect::<String>());
+    fs::write(place.path().join("many.toml"), text).unwrap();
+    let plan = ["plan", "many.toml", "--machine", "h200-x1"];
+    let text = headway(place.path(), &plan).exits(0).out;
+    let is_row = |line: &&str| line.starts_with('s') && line.ends_with("  schedulable");
+    let rows: Vec<&str> = text.lines().filter(is_row).collect();
+    assert_eq!(rows.len(), 16, "{text}");
+    assert!(rows[0].starts_with("s39 ") && rows[15].starts_with("s24 "), "{text}");
+    assert!(
+        text.contains("\nand 24 more servers; above, those with the least margin; `--format json` has all\n"),
+        "{text}"
+    );
+    let json = headway(place.path(), &[&plan[..], &["--format", "json"]].concat()).exits(0).json();
+    let named = |name: &str| json["servers"].as_array().unwrap().iter().any(|server| server["name"] == name);
+    assert!(named("s0") && named("s39"), "{json}");
+
+    let text = run(place.path(), "text", &[]).out;
+    assert!(text.contains(": the 16 of 64 that came closest to their deadlines, JSON has all [sim]\n"), "{text}");
+    let json = run(place.path(), "json", &["--format", "json"]).json();
+    assert_eq!(json["summary"]["streams"].as_array().unwrap().len(), 64);
+    assert!(text.lines().count() < 120, "{text}");
+}

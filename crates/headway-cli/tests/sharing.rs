@@ -40,6 +40,8 @@ fn simulated_tasks_leave_a_log_that_is_the_same_again_and_sums_up_to_the_same() 
         let [ours, theirs] = ["a", "r"].map(|folder| fs::read(place.path().join(folder).join(name)).unwrap());
         assert!(ours == theirs && !ours.is_empty(), "{name}");
     }
+    let text = headway(place.path(), &["run", &track(), "--backend", "sim", "--out", "text"]).exits(0).out;
+    assert!(text.contains("\nresults   text\npage      text/page.html\n"), "{text}");
     let page = fs::read_to_string(place.path().join("a/page.html")).unwrap();
     assert!(page.contains("Who waited for whom") && page.contains("waits for an engine"), "no waits on the page");
     let answer = headway(place.path(), &["replay", "a"]).exits(2);

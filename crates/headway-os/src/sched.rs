@@ -147,6 +147,16 @@ pub fn make_fifo(tid: u32, priority: i32) -> Result<(), SchedError> {
     set_class(tid, libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK, priority)
 }
 
+/// Whether the thread `tid` of any process is in `SCHED_FIFO`.
+#[must_use]
+pub fn is_fifo(tid: u32) -> bool {
+    // 0 would be the calling thread.
+    let Some(tid) = libc::pid_t::try_from(tid).ok().filter(|tid| *tid > 0) else { return false };
+    // SAFETY: the call touches no memory; a number that is no thread's is refused by the kernel.
+    let class = unsafe { libc::sched_getscheduler(tid) };
+    class >= 0 && class & !libc::SCHED_RESET_ON_FORK == libc::SCHED_FIFO
+}
+
 /// Puts the thread `tid` of any process into the ordinary class.
 ///
 /// # Errors

@@ -10,8 +10,8 @@ use crate::summary::{BlamedWait, CpuSummary, JobName, Response, ServerSummary, S
 
 /// Lines of who waited for whom that a terminal gets; the page and the JSON form have all.
 const BLAME_LINES: usize = 8;
-/// Steps that a terminal gets when there are more: those that exceeded the plan or came closest to it.
-const STEP_LINES: usize = 16;
+/// Lines of any other table that a terminal gets. Where there are more, each table says which it shows.
+pub(crate) const LINES: usize = 16;
 /// Names are cut to this at least.
 const NAME_MIN: usize = 8;
 
@@ -120,6 +120,22 @@ impl Table {
             let _ = writeln!(out, "{}", line.trim_end());
         }
     }
+}
+
+/// Those of `all` with the smallest keys if there are more than [`LINES`], and the end of a title that says so.
+pub(crate) fn tightest<'a, T, K: Ord>(
+    all: impl Iterator<Item = &'a T>,
+    which: &str,
+    key: impl FnMut(&&'a T) -> K,
+) -> (Vec<&'a T>, String) {
+    let mut all: Vec<&T> = all.collect();
+    let count = all.len();
+    if count <= LINES {
+        return (all, String::new());
+    }
+    all.sort_by_key(key);
+    all.truncate(LINES);
+    (all, format!(": the {LINES} of {count} {which}, JSON has all"))
 }
 
 /// `text` in at most `width` characters.
@@ -254,7 +270,10 @@ impl Summary {
             [stream.deadline, longest]
         });
         let unit = Unit::of(times);
-        let title = self.title(&format!("Streams, response times in {}", unit.name));
+        let (streams, shown) = tightest(self.streams.iter(), "that came closest to their deadlines", |stream| {
+            (Reverse(stream.lost + stream.misses), stream.worst_slack_ns)
+        });
+        let title = self.title(&format!("Streams, response times in {}{shown}", unit.name));
         let columns = [
             ("stream", false, 0),
             ("gpu", true, 5),
@@ -271,7 +290,7 @@ impl Summary {
             ("missed", true, 0),
         ];
         let mut table = Table::new(title, &columns);
-        for stream in &self.streams {
+        for stream in streams {
             let time = |of: fn(&Response) -> Nanos| {
                 stream.response.as_ref().map_or_else(dash, |response| unit.time(of(response)))
             };
@@ -296,8 +315,10 @@ impl Summary {
 
     fn bulk_table(&self) -> Table {
         let columns = [("bulk", false, 0), ("data", true, 0), ("of", true, 1), ("pieces", true, 2), ("rate", true, 0)];
-        let mut table = Table::new(self.title("Bulk transfers, in what others left over"), &columns);
-        for bulk in &self.bulk {
+        let (bulk, shown) = tightest(self.bulk.iter(), "that were slowest", |bulk| bulk.rate);
+        let title = self.title(&format!("Bulk transfers, in what others left over{shown}"));
+        let mut table = Table::new(title, &columns);
+        for bulk in bulk {
             table.rows.push(vec![
                 plain(&bulk.id),
                 bulk.bytes.to_string(),
@@ -323,9 +344,12 @@ impl Summary {
             ("longest behind", true, 2),
             ("refused", true, 0),
         ];
-        let title = self.title(&format!("Urgent requests, times from request to arrival in {}", unit.name));
+        let (urgent, shown) = tightest(self.urgent.iter(), "that missed or were refused most, or took longest", |of| {
+            Reverse((of.misses, of.refused, longest(of.response)))
+        });
+        let title = self.title(&format!("Urgent requests, times from request to arrival in {}{shown}", unit.name));
         let mut table = Table::new(title, &columns);
-        for of in &self.urgent {
+        for of in urgent {
             let time = |response| longest(response).map_or_else(dash, |time| unit.time(time));
             table.rows.push(vec![
                 plain(&of.id),
@@ -350,8 +374,9 @@ impl Summary {
             ("operations", true, 1),
             ("data", true, 0),
         ];
-        let mut table = Table::new(self.title("Engines used"), &columns);
         let used = self.engines.iter().filter(|engine| engine.operations > 0);
+        let (used, shown) = tightest(used, "that were busiest", |engine| Reverse(engine.utilisation_ppm));
+        let mut table = Table::new(self.title(&format!("Engines used{shown}")), &columns);
         for engine in used {
             table.rows.push(vec![
                 plain(&engine.name),
@@ -367,8 +392,10 @@ impl Summary {
 
     fn capacity_table(&self) -> Table {
         let columns = [("link or limit", false, 0), ("rate", true, 1), ("utilisation", true, 0), ("data", true, 0)];
-        let mut table = Table::new(self.title("Links and limits used"), &columns);
-        for capacity in self.capacities.iter().filter(|capacity| capacity.bytes > Bytes(0)) {
+        let used = self.capacities.iter().filter(|capacity| capacity.bytes > Bytes(0));
+        let (used, shown) = tightest(used, "that were used most", |capacity| Reverse(capacity.utilisation_ppm));
+        let mut table = Table::new(self.title(&format!("Links and limits used{shown}")), &columns);
+        for capacity in used {
             table.rows.push(vec![
                 plain(&capacity.name),
                 capacity.rate.to_string(),
@@ -381,15 +408,11 @@ impl Summary {
 
     fn step_table(&self) -> Table {
         let unit = Unit::of(self.steps.iter().flat_map(|step| [step.cost, step.took_max]));
-        let mut steps: Vec<&StepSummary> = self.steps.iter().collect();
-        let mut title = format!("Steps, times of one job in {}", unit.name);
-        if steps.len() > STEP_LINES {
-            let used = |step: &StepSummary| u128::from(step.took_max.0) * 1_000_000 / u128::from(step.cost.0.max(1));
-            steps.sort_by_key(|step| Reverse((step.overruns + step.late, used(step))));
-            title = format!("{title}: the {STEP_LINES} of {} that came closest to the plan", steps.len());
-            steps.truncate(STEP_LINES);
-        }
-        let title = self.title(&title);
+        let used = |step: &StepSummary| u128::from(step.took_max.0) * 1_000_000 / u128::from(step.cost.0.max(1));
+        let (steps, shown) = tightest(self.steps.iter(), "that came closest to the plan", |step| {
+            Reverse((step.overruns + step.late, used(step)))
+        });
+        let title = self.title(&format!("Steps, times of one job in {}{shown}", unit.name));
         let columns = [
             ("pipeline", false, 0),
             ("step", false, 0),
@@ -419,7 +442,8 @@ impl Summary {
     fn server_table(&self) -> Table {
         let wait = |server: &ServerSummary| server.longest.as_ref().map(|longest| longest.wait);
         let unit = Unit::of(self.servers.iter().filter_map(wait));
-        let title = self.title(&format!("Queues, longest wait in {}", unit.name));
+        let (servers, shown) = tightest(self.servers.iter(), "with the longest waits", |server| Reverse(wait(server)));
+        let title = self.title(&format!("Queues, longest wait in {}{shown}", unit.name));
         let columns = [
             ("server", false, 0),
             ("jobs", true, 3),
@@ -429,7 +453,7 @@ impl Summary {
             ("mostly for", false, 1),
         ];
         let mut table = Table::new(title, &columns);
-        for server in &self.servers {
+        for server in servers {
             let longest = server.longest.as_ref();
             let job = |job: Option<&JobName>| job.map_or_else(dash, |job| plain(&job.to_string()));
             table.rows.push(vec![

@@ -82,6 +82,17 @@ impl BrokerState {
         }
     }
 
+    /// When the GPU work of a client that is gone has ended.
+    pub(super) fn drained_at(&self, gone: Gone) -> Option<Nanos> {
+        let end = match (gone.ended, gone.hung) {
+            (Some(ended), _) => ended.max(gone.since),
+            (None, true) => gone.since,
+            // A process that closes its connection and goes on is waited for as long as one that hangs.
+            (None, false) => gone.since.saturating_add(self.watchdog),
+        };
+        Some(end.saturating_add(self.drain))
+    }
+
     /// The GPU work of a client that is gone has ended: what it held is free.
     pub(super) fn drained(&mut self, now: Nanos, client: ClientId) {
         let Some(session) = self.sessions.get_mut(&client) else { return };

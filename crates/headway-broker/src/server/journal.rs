@@ -20,7 +20,7 @@ use headway_core::units::Nanos;
 
 use self::log::Log;
 use self::record::Record;
-pub(super) use self::record::{Known, Roster};
+pub(super) use self::record::{HELD, Known, Roster, is_beginning_of_state};
 use super::ServerOptions;
 use super::turns::Use;
 use crate::error::ServerError;

@@ -38,6 +38,8 @@ const BURST: Nanos = Nanos(1_000_000_000);
 const BEHIND: Nanos = Nanos(3_600_000_000_000);
 /// The furthest that a release is postponed.
 const POSTPONED_MAX: Nanos = Nanos(10_000_000_000);
+/// Segments of one user's tasks. Each takes some hundred bytes of the broker's memory, by the name of a kernel.
+const SEGMENTS_PER_USER: usize = 16_384;
 /// Processes without clients whose accounts are kept.
 const GONE_MAX: usize = 1_024;
 /// Seconds of a user's rate that it may write to the log at once.
@@ -168,6 +170,15 @@ impl BrokerState {
                 "{taken} of the {all} tasks that the broker has room for are there, {} of them this user's, who has to leave \
                  room for others; withdraw tasks, or start the broker with more `--tasks`",
                 theirs.len()
+            ));
+        }
+        let segments = theirs.iter().map(|task| task.shape.segments.len()).sum::<usize>();
+        if segments + shape.segments.len() > SEGMENTS_PER_USER {
+            return Err(format!(
+                "with `{}` this user's tasks would have {} segments, above the {SEGMENTS_PER_USER} that the broker keeps for a user; \
+                 withdraw tasks, or declare the segments of a job together",
+                shown(&shape.name),
+                segments + shape.segments.len()
             ));
         }
         let used =

@@ -146,7 +146,13 @@ mod tests {
     /// This process had task 5, whose job 9 held token 1, when the broker before ended.
     fn recovery(is_complete: bool) -> Recovery {
         let pid = std::process::id();
-        let known = Known { pid, started: started(pid).unwrap(), uid: 7, tasks: vec![TaskId(5), TaskId(6)] };
+        let known = Known {
+            pid,
+            started: started(pid).unwrap(),
+            uid: 7,
+            tasks: vec![TaskId(5), TaskId(6)],
+            threads: Vec::new(),
+        };
         let held = [((ClusterId(0), TokenId(1)), JobId { task: TaskId(5), job: 9 })].into();
         let engine = LockId { gpu: GpuId(0), engine: Engine::In };
         let engines = [(engine, JobId { task: TaskId(5), job: 9 })].into();
@@ -224,7 +230,7 @@ mod tests {
     #[test]
     fn a_process_that_has_the_number_of_one_that_ended_is_not_waited_for() {
         let pid = std::process::id();
-        let known = Known { pid, started: started(pid).unwrap() + 1, uid: 0, tasks: Vec::new() };
+        let known = Known { pid, started: started(pid).unwrap() + 1, uid: 0, tasks: Vec::new(), threads: Vec::new() };
         assert!(Recovery::begin(Roster { clients: vec![known], ..Roster::default() }, Nanos(0)).is_none());
     }
 }

@@ -7,6 +7,8 @@ use headway_core::units::Nanos;
 use headway_os::ipc::{has_thread, this_thread, thread_is_of, thread_started, user};
 use headway_os::sched::{self, Guard, SchedError};
 
+use super::journal::Known;
+
 /// Priorities given: above ordinary threads, below interrupt threads (50).
 const LEVEL_MIN: i32 = 11;
 const LEVEL_MAX: i32 = 40;
@@ -116,6 +118,24 @@ impl Priority {
         }
     }
 
+    /// Threads that may be raised for these tasks, with the times of their starts: the next broker must know them before they are.
+    pub(super) fn threads(&self, tasks: &[TaskId]) -> Vec<(u32, u64)> {
+        let mut threads: Vec<_> =
+            tasks.iter().filter_map(|task| self.threads.get(task)).map(|thread| (thread.tid, thread.started)).collect();
+        threads.sort_unstable();
+        threads.dedup();
+        threads
+    }
+
+    /// Sees that the guardian is there, and starts another one where somebody has killed it.
+    pub(super) fn keep_guard(&mut self) {
+        if let Some(guard) = self.guard.as_mut().filter(|_| self.threads.values().any(|thread| thread.level.is_some()))
+        {
+            // If that fails it is tried again.
+            guard.revive();
+        }
+    }
+
     pub(super) fn forget(&mut self, task: TaskId) {
         self.set(task, None);
         self.apply();
@@ -182,6 +202,17 @@ impl Priority {
                 self.off = Some(why(&error));
                 return;
             }
+        }
+    }
+}
+
+/// Takes back what the broker before gave to threads of a process, if it and its guardian were killed at once. What follows a job
+/// is raised again when the job is back.
+pub(super) fn take_back(known: &Known) {
+    for (tid, started) in &known.threads {
+        if thread_started(known.pid, *tid) == Some(*started) && sched::is_fifo(*tid) {
+            // Without the permission, that broker had none either.
+            let _ = sched::make_ordinary(*tid);
         }
     }
 }

@@ -9,10 +9,11 @@ use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::Path;
 
-use headway_os::ipc::{Claim, Listener, Socket};
+use headway_os::ipc::{Listener, Socket};
 
+use super::claims::{GpuClaim, claims};
 use super::journal::is_passing;
-use super::{Access, ServerOptions};
+use super::{Access, ServerOptions, own_files};
 use crate::error::ServerError;
 use crate::folder::{Entry, Folder, with_ending};
 use crate::place;
@@ -28,7 +29,7 @@ pub(super) struct SocketFiles {
     lock: File,
     /// The socket's file, once it is there.
     bound: Option<(u64, u64)>,
-    _claims: Vec<Claim>,
+    _claims: Vec<GpuClaim>,
 }
 
 impl SocketFiles {
@@ -51,6 +52,8 @@ impl SocketFiles {
             .map_err(|source| ServerError::Place { path: folder.path(&lock_name), source })?
             .ok_or_else(|| ServerError::Running { path: path.clone() })?;
         let mut this = Self { folder, name, lock, bound: None, _claims: Vec::new() };
+        own_files::check(&this.folder, &this.name)?;
+        options.log.as_deref().map_or(Ok(()), |log| own_files::check_log(path, log))?;
         this.clear(path)?;
         this._claims = claims(options)?;
         Ok(this)
@@ -158,24 +161,4 @@ impl Drop for SocketFiles {
             let _ = self.folder.remove(&self.name);
         }
     }
-}
-
-/// Claims every GPU that the system knows by a name, for the whole machine.
-fn claims(options: &ServerOptions) -> Result<Vec<Claim>, ServerError> {
-    let mut claims = Vec::new();
-    for gpu in &options.claims {
-        match Claim::take(&format!("headway-gpu/{gpu}"))? {
-            Ok(claim) => claims.push(claim),
-            Err(holder) => {
-                let is_other = holder.is_none_or(|peer| peer.uid != headway_os::ipc::user());
-                if !(options.despite_claims && is_other) {
-                    return Err(ServerError::Claimed {
-                        gpu: gpu.clone(),
-                        holder: holder.map(|peer| (peer.pid, peer.uid)),
-                    });
-                }
-            }
-        }
-    }
-    Ok(claims)
 }

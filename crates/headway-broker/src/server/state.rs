@@ -15,13 +15,13 @@ use super::leases::Leases;
 use super::limits::{ACQUIRE_BYTES, Accounts, REQUEST_BYTES};
 use super::pages::Next;
 use super::predecessor::Recovery;
-use super::priority::Priority;
-use super::session::{Gone, Session};
+use super::priority::{self, Priority};
+use super::session::Session;
 use super::status::About;
 use super::turns::{self, Turns};
 use super::{Access, BrokerLimits, ServerOptions};
 use crate::error::{Reason, ServerError};
-use crate::layout::{Code, Entry, RING_ENTRIES};
+use crate::layout::{Code, ENGINES, Entry, RING_ENTRIES};
 use crate::message::TaskShape;
 use crate::status::Counts;
 
@@ -115,7 +115,7 @@ pub(super) struct BrokerState {
     pub(super) recovering: Option<Recovery>,
     /// Whom the next broker must wait for has changed.
     pub(super) roster_changed: bool,
-    drain: Nanos,
+    pub(super) drain: Nanos,
     pub(super) watchdog: Nanos,
     /// Nobody is cut off before: the broker itself was late.
     pub(super) excused_until: Nanos,
@@ -142,6 +142,8 @@ impl BrokerState {
         let tokens_per_gpu = parameters.clusters.iter().map(|cluster| cluster.tokens.per_gpu).max().unwrap_or(1);
         let longest = turns::longest_hold(tokens_per_gpu, options.watchdog, options.drain);
         let turns = Turns::new(options.watchdog, longest, before.users, now);
+        // The broker before may have been killed together with its guardian.
+        before.roster.clients.iter().for_each(priority::take_back);
         let recovering = Recovery::begin(before.roster, now.saturating_add(options.recover));
         // Without anybody from before there is nobody whom it concerns, and lost GPUs may be back.
         let memory = before.memory.filter(|_| recovering.is_some());
@@ -277,9 +279,13 @@ impl BrokerState {
         // What a client that is gone has left in its ring no longer counts: all that it holds ends with its drain.
         let session = self.sessions.get_mut(&client).filter(|session| session.gone.is_none());
         let Some(pages) = session.and_then(|session| session.pages.as_mut()) else { return false };
-        let (mut entries, mut lies) = (Vec::new(), false);
+        let (mut entries, mut lies, locks) = (Vec::new(), false, self.gpus.len() * ENGINES);
         for _ in 0..share {
             match pages.next() {
+                Next::Entry(Entry::Used { lock, .. }) if lock as usize >= locks => {
+                    lies = true;
+                    break;
+                }
                 Next::Entry(entry) => entries.push(entry),
                 Next::Nothing => break,
                 Next::Nonsense => {
@@ -359,17 +365,6 @@ impl BrokerState {
         self.arbiter.poll_timeout().map(|at| at.max(self.excused_until))
     }
 
-    /// When the GPU work of a client that is gone has ended.
-    fn drained_at(&self, gone: Gone) -> Option<Nanos> {
-        let end = match (gone.ended, gone.hung) {
-            (Some(ended), _) => ended.max(gone.since),
-            (None, true) => gone.since,
-            // A process that closes its connection and goes on is waited for as long as one that hangs.
-            (None, false) => gone.since.saturating_add(self.watchdog),
-        };
-        Some(end.saturating_add(self.drain))
-    }
-
     fn keep_time(&mut self, now: Nanos) -> bool {
         let due = self.wake_time().is_some_and(|time| time <= now);
         if !due {
@@ -379,7 +374,18 @@ impl BrokerState {
             |session: &Session| session.gone.and_then(|gone| self.drained_at(gone)).is_some_and(|at| at <= now);
         let drained: Vec<_> =
             self.sessions.iter().filter(|(_, session)| is_drained(session)).map(|(client, _)| *client).collect();
-        drained.into_iter().for_each(|client| self.drained(now, client));
+        for client in drained {
+            // One that closed its connection and went on, with a token, kept it for as long as one that hangs.
+            if self
+                .sessions
+                .get(&client)
+                .and_then(|session| session.gone)
+                .is_some_and(|gone| gone.ended.is_none() && !gone.hung)
+            {
+                self.strike(now, client);
+            }
+            self.drained(now, client);
+        }
         let mut hung: Vec<_> = self
             .tasks
             .values()
@@ -670,6 +676,7 @@ impl BrokerState {
             started: session.started,
             uid: session.peer.uid,
             tasks: session.tasks.clone(),
+            threads: self.priority.threads(&session.tasks),
         });
         let missing = self.recovering.iter().flat_map(Recovery::missing);
         let users = self.turns.written(now);

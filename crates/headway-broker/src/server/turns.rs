@@ -237,6 +237,12 @@ impl Turns {
         self.accounts()
     }
 
+    /// How often clients of anybody hung.
+    #[cfg(test)]
+    pub(super) fn strikes(&self) -> u32 {
+        self.ledgers.values().flat_map(|ledger| ledger.users.values()).map(|user| user.account.hung).sum()
+    }
+
     /// What the next broker is to know.
     fn accounts(&self) -> Vec<Use> {
         // Where no second user ever asked, there is nothing to tell.

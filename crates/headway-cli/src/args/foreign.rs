@@ -12,7 +12,7 @@ use super::word;
 pub(crate) struct ImportArgs {
     /// File of the other tool
     pub(crate) file: PathBuf,
-    /// Its format
+    /// The tool's format: jobs and jobs-yaml of the schedule-abstraction analysis, schedcat, simso, tasks, or mlperf
     #[arg(long, value_parser = word(Foreign::WORDS))]
     pub(crate) from: Foreign,
     /// Workload file to write [default: the standard output]
@@ -43,9 +43,9 @@ pub(crate) struct ImportArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct ExportArgs {
-    /// Workload file
+    /// Workload file with `[[flow]]` tables
     pub(crate) file: PathBuf,
-    /// Format to write
+    /// The tool's format: jobs and jobs-yaml of the schedule-abstraction analysis, schedcat, or simso
     #[arg(long, value_parser = word(Foreign::EXPORTS))]
     pub(crate) to: Foreign,
     /// File to write [default: the standard output]
@@ -57,7 +57,7 @@ pub(crate) struct ExportArgs {
     /// One unit of time in the file, for example "1 us" [default: 1 ns]
     #[arg(long, value_name = "TIME", value_parser = str::parse::<Nanos>)]
     pub(crate) unit: Option<Nanos>,
-    /// Server whose flows are written [default: the only one]
+    /// Engine or other server whose flows are written; each task set is of one [default: the only one in the file]
     #[arg(long)]
     pub(crate) server: Option<String>,
 }

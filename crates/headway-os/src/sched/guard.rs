@@ -75,7 +75,7 @@ impl Guard {
     }
 
     /// Starts another guardian where somebody has killed this one: what is noted stays. Whether there is one.
-    fn revive(&mut self) -> bool {
+    pub fn revive(&mut self) -> bool {
         // SAFETY: asks for the end of our own child; no status is written.
         if unsafe { libc::waitpid(self.pid, std::ptr::null_mut(), libc::WNOHANG) } == 0 {
             return true;

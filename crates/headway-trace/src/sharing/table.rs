@@ -1,8 +1,10 @@
 //! The figures as text for terminals.
 
+use std::cmp::Reverse;
 use std::fmt::Write as _;
 
 use super::summary::{Summary, TaskFigures};
+use crate::table::tightest;
 
 /// Pairs of tasks, one waiting for the other, that a terminal shows.
 const WAIT_LINES: usize = 8;
@@ -28,16 +30,22 @@ impl Summary {
             "{:<wide$} {:>6} {:>9} {:>9} {:>9} {:>9} {:>6} {:>9} {:>11} {:>11}",
             "task", "jobs", "mean", "p50", "p99", "max", "late", "migrated", "blocked", "bound"
         );
-        for task in &self.tasks {
+        let (tasks, shown) = tightest(self.tasks.iter(), "that were late most or took longest", |task| {
+            Reverse((task.misses, task.max_ppm))
+        });
+        for task in tasks {
             text.push_str(&line(task, wide));
+        }
+        if !shown.is_empty() {
+            let _ = writeln!(text, "          tasks{shown}");
         }
         text.push_str(
             "          responses in percent of the period; blocked: the longest wait for token and engines together\n",
         );
-        let busy: Vec<_> =
-            self.engines.iter().map(|engine| format!("{} {}", engine.id, percent(engine.busy_ppm))).collect();
+        let (engines, shown) = tightest(self.engines.iter(), "that were busiest", |engine| Reverse(engine.busy_ppm));
+        let busy: Vec<_> = engines.iter().map(|engine| format!("{} {}", engine.id, percent(engine.busy_ppm))).collect();
         if !busy.is_empty() {
-            let _ = writeln!(text, "\nbusy      {}", busy.join(", "));
+            let _ = writeln!(text, "\nbusy      {}{shown}", busy.join(", "));
         }
         for (at, wait) in self.waits.iter().take(WAIT_LINES).enumerate() {
             let head = if at == 0 { "\nwaited    " } else { "          " };

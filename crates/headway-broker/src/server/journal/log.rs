@@ -16,6 +16,7 @@ use super::{Faults, allowed};
 use crate::error::ServerError;
 use crate::folder::{Folder, with_ending};
 use crate::server::ServerOptions;
+use crate::server::own_files::is_log_or_nothing;
 
 /// Longest line that is read: a snapshot of the most tasks that there may be takes a few MiB.
 const LINE_MAX: u64 = 256 << 20;
@@ -97,7 +98,11 @@ impl Log {
     /// A broker may have been killed between the two renamings of [`Log::rotate`].
     fn finish_rotation(&self) -> io::Result<()> {
         let new = with_ending(&self.name, ".new");
-        if self.folder.entry(&self.name)?.is_none() && self.folder.entry(&new)?.is_some() {
+        let is_left = |entry: Option<crate::folder::Entry>| entry.is_some_and(|entry| entry.is_file);
+        if self.folder.entry(&self.name)?.is_none()
+            && is_left(self.folder.entry(&new)?)
+            && is_log_or_nothing(&self.folder, &new)?
+        {
             self.folder.rename(&new, &self.name)?;
         }
         Ok(())
@@ -115,6 +120,10 @@ impl Log {
     /// the log stays within its bounds.
     pub(super) fn rotate(&mut self, first: &[u8]) -> io::Result<()> {
         let new = with_ending(&self.name, ".new");
+        if self.folder.entry(&new)?.is_some_and(|entry| entry.is_file) && !is_log_or_nothing(&self.folder, &new)? {
+            let text = format!("no broker made `{}`; move it away", self.folder.path(&new).display());
+            return Err(io::Error::new(io::ErrorKind::AlreadyExists, text));
+        }
         self.folder.remove(&new)?;
         allowed(self.faults.as_ref(), &self.folder.path(&new))?;
         let mut file = self.folder.file(&new, OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE | OFlags::EXCL)?;
@@ -125,7 +134,9 @@ impl Log {
         let older = |number: u32| with_ending(&self.name, &format!(".{number}"));
         let foreign = |number: &u32| {
             let entry = self.folder.entry(&older(*number));
-            !matches!(entry, Ok(None)) && !matches!(entry, Ok(Some(entry)) if entry.is_file && entry.uid == user())
+            let is_ours = matches!(entry, Ok(Some(entry)) if entry.is_file && entry.uid == user());
+            let is_log = is_ours && is_log_or_nothing(&self.folder, &older(*number)).unwrap_or(false);
+            !is_log && !matches!(entry, Ok(None))
         };
         self.obstacle = (1..self.files).find(foreign).map(|number| self.folder.path(&older(number)));
         if self.obstacle.is_none() {

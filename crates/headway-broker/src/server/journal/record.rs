@@ -36,6 +36,8 @@ const ROOM: usize = 16 << 10;
 /// Bytes of a slot; they divide the size of a page, so that a slot is written at once.
 const SLOT: usize = 64;
 /// The first slot says whether the others are all, and how many they are.
+/// How `.held` begins.
+pub(in crate::server) const HELD: &[u8] = b"headway ";
 const COMPLETE: &str = "headway 3 complete";
 const INCOMPLETE: &str = "headway 3 incomplete";
 
@@ -47,6 +49,9 @@ pub(in crate::server) struct Known {
     pub(in crate::server) started: u64,
     pub(in crate::server) uid: u32,
     pub(in crate::server) tasks: Vec<TaskId>,
+    /// Threads whose priority may follow the tasks, with the times of their starts.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(in crate::server) threads: Vec<(u32, u64)>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -129,6 +134,14 @@ fn text_of(slot: &[u8]) -> Option<&str> {
 fn json_of(bytes: &[u8]) -> Option<&str> {
     let (sum, json) = std::str::from_utf8(bytes).ok()?.trim_end_matches(' ').split_once(' ')?;
     (sum == format!("{:08x}", checksum(json))).then_some(json)
+}
+
+/// Whether a state file may begin so: with a checksum, a blank, and JSON. It may have been cut short anywhere.
+pub(in crate::server) fn is_beginning_of_state(bytes: &[u8]) -> bool {
+    let json = b" {\"schema\"";
+    let (sum, rest) = bytes.split_at(bytes.len().min(8));
+    let rest = &rest[..rest.len().min(json.len())];
+    sum.iter().all(|byte| byte.is_ascii_hexdigit()) && json.starts_with(rest)
 }
 
 const ENGINES: [(Engine, &str); 3] = [(Engine::Execute, "execute"), (Engine::In, "in"), (Engine::Out, "out")];
