@@ -17,10 +17,10 @@ const PLAIN_MAX: usize = 64 << 10;
 /// Arguments of the command.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Folder that `bench/record.sh` wrote, or one with `setup.tsv` of `bench/setup.sh` and `bench` of `headway bench` or
-    /// `reproduce` of `headway reproduce`
+    /// Folder that `bench/record.sh` wrote, or one with `setup.tsv` of `bench/setup.sh` and `bench` of `headway bench`,
+    /// `reproduce` of `headway reproduce`, or `all` of `headway reproduce all --out`
     results: PathBuf,
-    /// Name of the run: date, GPU and what was run, for example 2026-11-21-h200-x1-encrypt
+    /// Name of the run: date, GPU and what was run, for example 2026-11-21-h200x1-encrypt; of `all`, without what was run
     name: String,
 }
 
@@ -28,10 +28,13 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let folder = crate::root().join("bench/runs").join(&args.name);
     ensure!(!folder.exists(), "{} exists; runs are never replaced: choose another name", folder.display());
     if args.results.join("bench/summary.md").is_file() {
-        return keep_figures(args, &folder, "bench");
+        return keep_figures(args, &args.name, &args.results.join("bench"));
     }
     if args.results.join("reproduce/summary.md").is_file() {
-        return keep_figures(args, &folder, "reproduce");
+        return keep_figures(args, &args.name, &args.results.join("reproduce"));
+    }
+    if args.results.join("all").is_dir() {
+        return keep_all(args);
     }
     let packed = args.results.join("run.jsonl.gz");
     let mut log = Vec::new();
@@ -61,10 +64,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 }
 
 /// Keeps a folder of figures as it was written, beside `setup.tsv`; large tables are packed, plots are left out.
-fn keep_figures(args: &Args, folder: &Path, what: &str) -> anyhow::Result<()> {
+fn keep_figures(args: &Args, name: &str, figures: &Path) -> anyhow::Result<()> {
+    let folder = crate::root().join("bench/runs").join(name);
     let setup = fs::read_to_string(args.results.join("setup.tsv")).context("read setup.tsv")?;
-    fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
-    for entry in fs::read_dir(args.results.join(what)).with_context(|| format!("read {what}/"))? {
+    fs::create_dir_all(&folder).with_context(|| format!("create {}", folder.display()))?;
+    for entry in fs::read_dir(figures).with_context(|| format!("read {}", figures.display()))? {
         let from = entry?.path();
         let name = from.file_name().context("a file without a name")?.to_string_lossy().into_owned();
         if name.ends_with(".svg") {
@@ -83,9 +87,25 @@ fn keep_figures(args: &Args, folder: &Path, what: &str) -> anyhow::Result<()> {
             fs::write(folder.join(&name), content).with_context(|| format!("write {name}"))?;
         }
     }
-    fs::write(folder.join("SETUP.md"), setup_page(&args.name, &setup)).context("write SETUP.md")?;
+    fs::write(folder.join("SETUP.md"), setup_page(name, &setup)).context("write SETUP.md")?;
     println!("kept {}", folder.display());
     Ok(())
+}
+
+/// Keeps every experiment of `headway reproduce all` as a run of its own.
+fn keep_all(args: &Args) -> anyhow::Result<()> {
+    let all = args.results.join("all");
+    let entries = fs::read_dir(&all).with_context(|| format!("read {}", all.display()))?;
+    let mut names: Vec<String> = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect();
+    names.retain(|name| all.join(name).join("outcome.json").is_file());
+    names.sort();
+    ensure!(!names.is_empty(), "{} has no folder with an outcome.json", all.display());
+    let runs: Vec<(String, String)> = names.into_iter().map(|name| (format!("{}-{name}", args.name), name)).collect();
+    for (run, _) in &runs {
+        let folder = crate::root().join("bench/runs").join(run);
+        ensure!(!folder.exists(), "{} exists; runs are never replaced: choose another name", folder.display());
+    }
+    runs.iter().try_for_each(|(run, name)| keep_figures(args, run, &all.join(name)))
 }
 
 /// The page without its pictures, which `headway plot` draws from the tables.

@@ -6,6 +6,7 @@ mod claims;
 mod gpu_test;
 mod keep_run;
 mod mutants;
+mod papers;
 mod ptx;
 mod tidy;
 mod touches;
@@ -36,6 +37,8 @@ enum Command {
     KeepRun(keep_run::Args),
     /// Break the code in known ways, and see a test notice each
     Mutants(mutants::Args),
+    /// Write docs/papers.md from every kept run of an experiment
+    Papers(papers::Args),
     /// Generate the committed PTX from the CUDA sources
     Ptx(ptx::Args),
     /// Check the repository's own rules
@@ -52,6 +55,7 @@ fn main() -> ExitCode {
         Command::GpuTest(args) => gpu_test::run(&args),
         Command::KeepRun(args) => keep_run::run(&args),
         Command::Mutants(args) => mutants::run(&args),
+        Command::Papers(args) => papers::run(&args),
         Command::Ptx(args) => ptx::run(&args),
         Command::Tidy => tidy::run(),
         Command::Where(args) => touches::run(&args),

@@ -16,7 +16,7 @@ use std::fmt;
 
 use anyhow::bail;
 
-use crate::{claims, mutants};
+use crate::{claims, mutants, papers};
 
 pub(crate) use tree::Tree;
 
@@ -58,6 +58,7 @@ pub(crate) fn run() -> anyhow::Result<()> {
     findings.extend(pages::check_links(&tree));
     findings.extend(numbers::check(&tree));
     findings.extend(claims::stale(&root)?.map(|message| Finding::new(claims::path(), 1, message)));
+    findings.extend(papers::stale(&root)?.map(|message| Finding::new(papers::path(), 1, message)));
     let (mutants, wrong) = mutants::all(&tree);
     findings.extend(wrong.into_iter().map(|(path, line, message)| Finding::new(&path, line, message)));
     for mutant in &mutants {

@@ -194,7 +194,7 @@ pub(crate) struct RunArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct ReproduceArgs {
-    /// The experiment [default: list them]
+    /// The experiment, or "all" for every one that the backend can make [default: list them]
     pub(crate) experiment: Option<String>,
     /// What runs it
     #[arg(long, value_enum, default_value_t = BackendArg::Auto)]
@@ -202,7 +202,7 @@ pub(crate) struct ReproduceArgs {
     /// Fewer and smaller points
     #[arg(long)]
     pub(crate) quick: bool,
-    /// Machine whose profile `copy` chooses by [default: the built-in rules]
+    /// Machine whose profile `copy` chooses by [default: machine.toml of the current folder on GPUs; the built-in rules]
     #[arg(long)]
     pub(crate) machine: Option<String>,
     /// Folder for raw figures, plots and summary [default: out/NAME-SOURCE-OPTIONS, with the options that were given]

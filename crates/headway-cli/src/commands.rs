@@ -21,7 +21,7 @@ use serde::Serialize;
 
 use crate::Answer;
 use crate::args::{BenchCombineArgs, Cli, CopyBackendArg, Format, PlanArgs, ReproduceArgs, RunArgs};
-use crate::{failure, sharing, show};
+use crate::{failure, reproduce, sharing, show};
 
 /// Where and how to print.
 pub(crate) struct Out {
@@ -326,29 +326,38 @@ pub(crate) fn reproduce(out: &Out, args: &ReproduceArgs) -> Result<Answer> {
         label,
         so_far,
     };
+    if name == reproduce::ALL {
+        return reproduce::all(out, &setting);
+    }
     let experiment = experiments::find(name)?;
     experiment.may_write(&setting)?;
-    let ended = keep_if_interrupted(out, &setting);
+    let ended = keep_if_interrupted(out, &setting, name);
     let outcome = experiment.run(&setting)?;
     ended.store(true, Ordering::Relaxed);
     let folder = outcome.write(&setting.folder(outcome.experiment, outcome.source))?;
     out.print(&outcome, || show::reproduced(&outcome, &folder))?;
-    let held = outcome.rows.iter().all(|row| row.verdict != experiments::Verdict::NotReproduced);
-    Ok(if held { Answer::Yes } else { Answer::No })
+    Ok(reproduce::answer(&outcome))
 }
 
 /// From now on an interrupt writes down what there is, and ends the program, until what is returned becomes true: then
 /// everything is written in a moment.
-fn keep_if_interrupted(out: &Out, setting: &experiments::Setting) -> Arc<AtomicBool> {
+pub(crate) fn keep_if_interrupted(out: &Out, setting: &experiments::Setting, name: &str) -> Arc<AtomicBool> {
     let (setting, quiet, ended) = (setting.clone(), out.quiet, Arc::new(AtomicBool::new(false)));
+    let so_far = setting.so_far.clone();
     let has_ended = Arc::clone(&ended);
+    // Of all experiments, each has a folder of its own.
+    let is_one = name != reproduce::ALL;
+    let folder_of = move |outcome: &experiments::Outcome| {
+        let folder = setting.folder(outcome.experiment, outcome.source);
+        if is_one || setting.out.is_none() { folder } else { folder.join(outcome.experiment) }
+    };
     let handler = move || {
         if has_ended.load(Ordering::Relaxed) {
             return;
         }
-        let said = match setting.so_far.take() {
+        let said = match so_far.take() {
             None => "interrupted; nothing was kept".to_owned(),
-            Some(outcome) => match outcome.write(&setting.folder(outcome.experiment, outcome.source)) {
+            Some(outcome) => match outcome.write(&folder_of(&outcome)) {
                 Ok(folder) => {
                     format!("interrupted: `{}` keeps the figures so far, and is marked as incomplete", folder.display())
                 }

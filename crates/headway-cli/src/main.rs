@@ -9,6 +9,7 @@ mod formats;
 mod guest;
 mod interconnect;
 mod manual;
+mod reproduce;
 mod sharing;
 mod show;
 mod tightest;

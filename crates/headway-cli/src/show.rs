@@ -454,8 +454,9 @@ pub(crate) fn reproduced(outcome: &headway_lab::reproduce::Outcome, folder: &Pat
     let mut text = format!("{}, source {}, machine {}\n\n", outcome.experiment, outcome.source, outcome.machine);
     let what = outcome.rows.iter().map(|row| row.what.chars().count()).max().unwrap_or(0);
     for row in &outcome.rows {
-        let _ = writeln!(text, "{:<what$}  {:<35}  paper: {}", row.what, row.verdict.label(), row.paper);
+        let _ = writeln!(text, "{:<what$}  {:<35}  paper: {}", row.what, row.verdict.label(), row.cited());
         let _ = writeln!(text, "{:<what$}  {:<35}  ours:  {}", "", "", row.ours);
+        let _ = writeln!(text, "{:<what$}  {:<35}  why:   {}", "", "", row.why);
     }
     for note in &outcome.notes {
         let _ = writeln!(text, "\n{note}");

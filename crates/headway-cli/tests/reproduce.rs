@@ -31,7 +31,7 @@ const EXPECTED: [Expected; 7] = [
         name: "fujii",
         tables: &[
             ("single", "method", &["DMA", "IORW", "MEMWND", "HUB", "GPC", "GPC4"]),
-            ("single", "stress", &["alone", "cpu-load", "memory-pressure", "pipes"]),
+            ("single", "stress", &["alone", "cpu-load", "memory-pressure", "pipes", "together"]),
             ("pairs", "first", &["DMA", "IORW", "HUB"]),
             ("methods", "ours", &["dma", "resident hub", "resident gpc", "resident gpc4"]),
         ],
@@ -43,7 +43,7 @@ const EXPECTED: [Expected; 7] = [
         name: "patil-table1",
         tables: &[("table1", "way", &["pageable", "dma", "dma-register", "staged"])],
         plots: &["table1-h2d", "table1-d2h"],
-        rows: 4,
+        rows: 9,
     },
     Expected {
         name: "patil-table2",
@@ -59,20 +59,23 @@ const EXPECTED: [Expected; 7] = [
     },
     Expected {
         name: "cho-bfs",
-        tables: &[("sweep", "mode", &["pageable", "fidelity", "headway"])],
-        plots: &["gain-h2d", "gain-d2h", "ratio"],
-        rows: 6,
+        tables: &[
+            ("sweep", "mode", &["pageable", "fidelity", "headway"]),
+            ("sweep", "input", &["rodinia", "kronecker"]),
+        ],
+        plots: &["gain-h2d-rodinia", "gain-d2h-kronecker", "ratio-kronecker"],
+        rows: 12,
     },
     Expected {
         name: "cho-pathfinder",
         tables: &[("sweep", "mode", &["pageable", "fidelity", "headway"])],
-        plots: &["gain-h2d", "gain-d2h", "ratio"],
+        plots: &["gain-h2d-pathfinder", "gain-d2h-pathfinder", "ratio-pathfinder"],
         rows: 6,
     },
     Expected {
         name: "cho-queues",
         tables: &[("queues", "mode", &["pageable", "fidelity", "headway"])],
-        plots: &["queues-h2d", "queues-d2h"],
+        plots: &["queues-h2d-1", "queues-d2h-1"],
         rows: 4,
     },
 ];

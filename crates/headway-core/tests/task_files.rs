@@ -57,6 +57,14 @@ fn a_file_becomes_tasks_whose_token_spans_the_first_to_the_last_use_of_a_gpu() {
 }
 
 #[test]
+fn a_task_may_say_that_it_has_no_state() {
+    for none in ["0 MiB", "0 B"] {
+        let text = BASE.replacen("state = \"4 MiB\"", &format!("state = \"{none}\""), 1);
+        assert_eq!(read(&text).tasks[0].state, Bytes(0), "{none}");
+    }
+}
+
+#[test]
 fn sharing_has_defaults_and_every_key_is_read() {
     let sharing = read(BASE).sharing.expect("it is written");
     assert_eq!((sharing.cpus, sharing.tokens_per_gpu, sharing.mode, &sharing.gpus), (6, 2, None, &None));

@@ -2,6 +2,7 @@
 
 mod bench;
 mod cho;
+mod cores;
 mod fujii;
 mod gpusync;
 mod gpusync_gpu;
@@ -10,6 +11,7 @@ mod labels;
 mod loads;
 mod np_edf;
 mod patil;
+mod quotes;
 mod site;
 mod verner;
 pub(crate) mod verner_combine;
@@ -30,6 +32,8 @@ use serde::Serialize;
 pub use self::gpusync_gpu::SharingOptions;
 pub(crate) use self::gpusync_gpu::camera;
 pub(crate) use self::loads::serve as load;
+pub use self::quotes::Said;
+use self::quotes::{said, silent};
 use crate::Error;
 use crate::folder::{self, Folder};
 use crate::plot::Figure;
@@ -46,8 +50,15 @@ pub struct Experiment {
     pub about: &'static str,
     /// The paper and where in it.
     pub paper: &'static str,
+    /// What it can be made on.
+    pub on: &'static [Backend],
     run: fn(&Setting) -> Result<Outcome, Error>,
 }
+
+const SIMULATED: &[Backend] = &[Backend::Sim];
+const GPUS: &[Backend] = &[Backend::Cuda];
+const DEVICES: &[Backend] = &[Backend::Emu, Backend::Cuda];
+const ANY: &[Backend] = &[Backend::Sim, Backend::Emu, Backend::Cuda];
 
 /// Every experiment, in the order of the papers.
 pub const EXPERIMENTS: &[Experiment] = &[
@@ -55,102 +66,119 @@ pub const EXPERIMENTS: &[Experiment] = &[
         name: "fujii",
         about: "every transfer method alone, under CPU load, memory pressure and pipes, and two at a time",
         paper: "Fujii, Azumi, Nishio 2013, III to VI",
+        on: ANY,
         run: fujii::run,
     },
     Experiment {
         name: "patil-table1",
         about: "pageable against pinned memory",
         paper: "Patil 2021, Table I",
+        on: DEVICES,
         run: patil::table_1,
     },
     Experiment {
         name: "patil-table2",
         about: "copies and kernels at the same time",
         paper: "Patil 2021, Table II",
+        on: DEVICES,
         run: patil::table_2,
     },
     Experiment {
         name: "patil-batch",
         about: "many small copies as one",
         paper: "Patil 2021, batching of small transfers",
+        on: DEVICES,
         run: patil::batch,
     },
     Experiment {
         name: "cho-bfs",
         about: "breadth-first search with double queues, and the ratio of transfers to kernels",
         paper: "Cho, Kang, Yoon 2018, BFS",
+        on: DEVICES,
         run: cho::bfs,
     },
     Experiment {
         name: "cho-pathfinder",
         about: "Pathfinder with double queues, and the ratio of transfers to kernels",
         paper: "Cho, Kang, Yoon 2018, Pathfinder",
+        on: DEVICES,
         run: cho::pathfinder,
     },
     Experiment {
         name: "cho-queues",
         about: "the paper's double queues by threads and buffers",
         paper: "Cho, Kang, Yoon 2018, double queuing",
+        on: DEVICES,
         run: cho::queues,
     },
     Experiment {
         name: "np-edf",
         about: "which share of random sets passes as sporadic tasks, with known offsets, with exact costs, and in chunks",
         paper: "Verner, Mendelson, Schuster 2014, IV (the test of Jeffay, Stanat, Martel 1991)",
+        on: ANY,
         run: np_edf::run,
     },
     Experiment {
         name: "gpusync-sim",
         about: "feature trackers on shared GPUs: every scenario of the evaluation in simulation, seven checks of its shape",
         paper: "Elliott, Ward, Anderson 2013, 5",
+        on: SIMULATED,
         run: gpusync::run,
     },
     Experiment {
         name: "verner-combine",
         about: "message combining: the paper's examples, and the greedy algorithm against the optimum",
         paper: "Verner, Mendelson, Schuster 2014, IV",
+        on: SIMULATED,
         run: verner_combine::run,
     },
     Experiment {
         name: "verner-fig2.1",
         about: "two blocks that share the processor interconnect; on devices, unequal blocks over what they share",
         paper: "Verner, Mendelson, Schuster 2014, Figure II.1",
+        on: ANY,
         run: verner::figure_2_1,
     },
     Experiment {
         name: "verner-wafer",
         about: "how many cameras a node inspects under each policy, planned and run, every planted defect found",
         paper: "Verner, Mendelson, Schuster 2014, V-A",
+        on: ANY,
         run: verner_wafer::run,
     },
     Experiment {
         name: "verner-aes",
         about: "how many streams a node encrypts under each policy: twelve workloads on two nodes (sim), one for real (emu, cuda)",
         paper: "Verner, Mendelson, Schuster 2014, V-B",
+        on: ANY,
         run: verner::aes,
     },
     Experiment {
         name: "verner-sweep",
         about: "how much the interconnect must carry for the paper's gains (sim)",
         paper: "Verner, Mendelson, Schuster 2014, V-B",
+        on: SIMULATED,
         run: verner::sweep,
     },
     Experiment {
         name: "join-leave",
         about: "random joins and leaves of flows on a running node: no deadline is missed (sim, emu, cuda)",
         paper: "beyond Verner, Mendelson, Schuster 2014",
+        on: ANY,
         run: verner::join_leave,
     },
     Experiment {
         name: "gpusync-gpu",
         about: "feature trackers as processes that share GPUs through a broker, beside the same program without one",
         paper: "Elliott, Ward, Anderson 2013, 5",
+        on: DEVICES,
         run: gpusync_gpu::run,
     },
     Experiment {
         name: "who-waits",
         about: "a small copy beside a bulk copy, by what is between the bulk copy's pieces: who waits for whom, and the price (cuda)",
         paper: "no paper",
+        on: GPUS,
         run: who_waits::run,
     },
 ];
@@ -273,6 +301,10 @@ pub enum Verdict {
 }
 
 impl Verdict {
+    /// All of them, the strongest first.
+    pub const ALL: [Self; 5] =
+        [Self::Reproduced, Self::Consistent, Self::OwnCheck, Self::NotReproduced, Self::NotComparable];
+
     /// Of a figure of the paper that is compared with a figure of ours without a free parameter.
     #[must_use]
     pub const fn figure(holds: bool) -> Self {
@@ -289,6 +321,14 @@ impl Verdict {
     #[must_use]
     pub const fn own(holds: bool) -> Self {
         if holds { Self::OwnCheck } else { Self::NotReproduced }
+    }
+
+    /// The sentence that says why: `held` if the row has what was asked of it, else `failed`.
+    fn why(self, held: impl Into<String>, failed: impl Into<String>) -> String {
+        match self {
+            Self::NotReproduced | Self::NotComparable => failed.into(),
+            Self::Reproduced | Self::Consistent | Self::OwnCheck => held.into(),
+        }
     }
 
     /// As the tables write it.
@@ -309,12 +349,26 @@ impl Verdict {
 pub struct Row {
     /// What is compared.
     pub what: String,
-    /// What the paper says.
-    pub paper: String,
+    /// What the paper says, and where.
+    #[serde(flatten)]
+    pub paper: Said,
     /// What was found.
     pub ours: String,
     /// How the two compare.
     pub verdict: Verdict,
+    /// Why the row has this verdict, in one sentence.
+    pub why: String,
+}
+
+impl Row {
+    /// The paper's words with the place where they stand.
+    #[must_use]
+    pub fn cited(&self) -> String {
+        match self.paper.section {
+            "" => self.paper.text.clone(),
+            section => format!("{} ({section})", self.paper.text),
+        }
+    }
 }
 
 /// Raw figures: a header and lines of equal length.
@@ -397,7 +451,7 @@ impl Outcome {
             self.experiment, self.source, self.machine, self.commit, self.seed
         );
         text.push_str(&if self.complete {
-            "| what | paper | ours | verdict |\n|---|---|---|---|\n".to_owned()
+            "| what | paper | ours | verdict | why |\n|---|---|---|---|---|\n".to_owned()
         } else {
             format!("{}: raw figures, and no comparison with the paper.\n", folder::ENDED_EARLY)
         });
@@ -405,14 +459,23 @@ impl Outcome {
         for row in &self.rows {
             let verdict = row.verdict.label();
             text.push_str(&format!(
-                "| {} | {} | {} | {verdict} |\n",
+                "| {} | {} | {} | {verdict} | {} |\n",
                 cell(&row.what),
-                cell(&row.paper),
-                cell(&row.ours)
+                cell(&row.cited()),
+                cell(&row.ours),
+                cell(&row.why)
             ));
         }
         for note in &self.notes {
             text.push_str(&format!("\n{note}\n"));
+        }
+        let cited: Vec<&str> = self.rows.iter().flat_map(|row| row.paper.section.split("; ")).collect();
+        let mut quotes = quotes::of(self.experiment).iter().filter(|(at, _)| cited.contains(at)).peekable();
+        if quotes.peek().is_some() {
+            text.push_str("\nThe sentences of the paper that the rows speak of:\n\n");
+        }
+        for (at, words) in quotes {
+            text.push_str(&format!("* {at}: \"{}\"\n", words.replace('|', "\\|")));
         }
         for (name, figure) in &self.figures {
             text.push_str(&format!("\n![{}]({name}.svg)\n", figure.title));
@@ -440,10 +503,13 @@ impl Outcome {
         for (name, figure) in &self.figures {
             folder.put(&format!("{name}.svg"), figure.svg()?)?;
         }
+        folder.put(OUTCOME, serde_json::to_string_pretty(self).unwrap_or_default() + "\n")?;
         folder.summary(&self.markdown())
     }
 }
 
+/// The rows and notes of an experiment as JSON, for programs.
+pub const OUTCOME: &str = "outcome.json";
 /// Tables with more lines are compressed.
 const LINES_PLAIN: usize = 20_000;
 
@@ -473,12 +539,22 @@ impl Experiment {
         sources.iter().try_for_each(|source| folder::check(&setting.folder(self.name, source), self.name))
     }
 
+    /// Whether it can be made on a backend.
+    #[must_use]
+    pub fn runs_on(&self, backend: Backend) -> bool {
+        self.on.contains(&backend)
+    }
+
     /// Makes it.
     ///
     /// # Errors
     /// What the backend refuses.
     pub fn run(&self, setting: &Setting) -> Result<Outcome, Error> {
-        let mut outcome = (self.run)(setting)?;
+        let (setting, profile) = site::with_profile(setting, self.on);
+        let mut outcome = (self.run)(&setting)?;
+        if outcome.source != "sim" {
+            outcome.notes.push(profile);
+        }
         if outcome.source == "emu" {
             // The rates of an emulated device were chosen by us.
             for row in outcome.rows.iter_mut().filter(|row| row.verdict == Verdict::Reproduced) {

@@ -7,7 +7,7 @@ mod statements;
 
 use std::collections::BTreeMap;
 
-use headway_core::models::transfer::{Direction, Method, Shape};
+use headway_core::models::transfer::{Direction, Method, Shape, tail};
 use headway_core::random::Pcg64Mcg;
 use headway_core::units::{Bytes, Nanos, PPM, Rate};
 
@@ -60,6 +60,13 @@ pub enum Stress {
     Memory,
     /// Many processes that exchange messages through pipes (hackbench).
     Pipes,
+    /// All of these at once, which the paper does not have.
+    Together,
+}
+
+impl Stress {
+    /// Every one.
+    pub const ALL: [Self; 5] = [Self::Alone, Self::Cpu, Self::Memory, Self::Pipes, Self::Together];
 }
 
 /// One transfer at a time: the situation of a measurement.
@@ -93,23 +100,42 @@ impl Pair {
     }
 }
 
-/// Mean and largest of some samples.
+/// What some samples come to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stat {
+    /// Samples; 0 = a model's figures, of which [`Stat::mean`] stands for all but the largest.
+    pub n: u32,
+    /// The first sample, which most papers report alone.
+    pub first: Nanos,
+    /// Half of them took at most this long.
+    pub median: Nanos,
     /// Mean, rounded up.
     pub mean: Nanos,
+    /// 99 % of them took at most this long; `None` = they are too few.
+    pub p99: Option<Nanos>,
     /// Largest.
     pub max: Nanos,
 }
 
 impl Stat {
-    /// Mean and largest of `samples`; `None` without any.
+    /// A model's mean and largest.
+    #[must_use]
+    pub const fn of_model(mean: Nanos, max: Nanos) -> Self {
+        Self { n: 0, first: mean, median: mean, mean, p99: None, max }
+    }
+
+    /// The figures of `samples`, in the order in which they were taken; `None` without any.
     #[must_use]
     pub fn of(samples: &[Nanos]) -> Option<Self> {
-        let max = samples.iter().copied().max()?;
+        let first = *samples.first()?;
+        let mut sorted = samples.to_vec();
+        sorted.sort_unstable();
+        let max = *sorted.last()?;
+        let rank = |percent: usize| sorted[(sorted.len() * percent).div_ceil(100).max(1) - 1];
         let total: u128 = samples.iter().map(|sample| u128::from(sample.0)).sum();
         let mean = u64::try_from(total.div_ceil(samples.len() as u128)).unwrap_or(u64::MAX);
-        Some(Self { mean: Nanos(mean), max })
+        let n = u32::try_from(sorted.len()).unwrap_or(u32::MAX);
+        Some(Self { n, first, median: rank(50), mean: Nanos(mean), p99: tail(n.into(), rank(99)), max })
     }
 }
 
@@ -182,7 +208,7 @@ impl Constants {
     #[must_use]
     pub fn single(&self, single: Single) -> Stat {
         let Single { method, direction, bytes, class, stress } = single;
-        let busy = matches!(stress, Stress::Cpu | Stress::Pipes);
+        let busy = matches!(stress, Stress::Cpu | Stress::Pipes | Stress::Together);
         let setup_ppm = if method == DMA && busy && class == Class::RealTime { self.dma_setup_loaded_ppm } else { PPM };
         let (setup, rest) = self.parts(method, direction, bytes);
         let setup = scaled(setup, setup_ppm);
@@ -193,7 +219,7 @@ impl Constants {
             (true, true) => self.normal_wait + cost,
             (true, false) => self.normal_wait + cost * self.normal_slowdown,
         };
-        Stat { mean: delayed(setup + rest), max: scaled(delayed(setup_max + rest), self.max_ppm) }
+        Stat::of_model(delayed(setup + rest), scaled(delayed(setup_max + rest), self.max_ppm))
     }
 
     /// Mean and worst case of the makespan of two transfers.
@@ -213,7 +239,7 @@ impl Constants {
         let overlaps = micro(first) != micro(second);
         let join = |a: Nanos, b: Nanos| if overlaps { a.max(b) } else { a + b };
         let max = |q: Nanos| scaled(q, self.max_ppm);
-        Stat { mean: join(a.mean + qa, b.mean + qb), max: join(a.max + max(qa), b.max + max(qb)) }
+        Stat::of_model(join(a.mean + qa, b.mean + qb), join(a.max + max(qa), b.max + max(qb)))
     }
 
     /// The longest that a more urgent transfer waits for one that has begun (III, V): DMA is never preempted,
@@ -264,7 +290,7 @@ impl Constants {
             for direction in DIRECTIONS {
                 for (at, method) in METHODS.into_iter().enumerate() {
                     for class in [Class::RealTime, Class::Normal] {
-                        for stress in [Stress::Alone, Stress::Cpu, Stress::Memory, Stress::Pipes] {
+                        for stress in Stress::ALL {
                             let single = Single { method, direction, bytes, class, stress };
                             study.singles.insert(single, look(self.single(single)));
                         }
@@ -312,6 +338,16 @@ mod tests {
                 .collect();
             assert_eq!(broken, [], "seed {seed}");
         }
+    }
+
+    #[test]
+    fn figures_keep_the_first_sample_and_have_a_99th_percentile_of_a_hundred_only() {
+        let samples = |n: u64| -> Vec<Nanos> { (0..n).map(|at| Nanos((at * 37 + 60) % n + 1)).collect() };
+        let few = Stat::of(&samples(99)).unwrap();
+        assert_eq!((few.n, few.first, few.median, few.p99, few.max), (99, Nanos(61), Nanos(50), None, Nanos(99)));
+        let enough = Stat::of(&samples(101)).unwrap();
+        assert_eq!((enough.n, enough.median, enough.p99, enough.max), (101, Nanos(51), Some(Nanos(100)), Nanos(101)));
+        assert_eq!(Stat::of(&[]), None);
     }
 
     #[test]

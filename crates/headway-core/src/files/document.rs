@@ -286,6 +286,11 @@ impl<'a> Field<'a> {
         self.above_zero(self.time()?, example)
     }
 
+    /// The value as a size, which may be zero.
+    pub(crate) fn size(&self, example: &str) -> Result<Bytes, FileError> {
+        self.quantity(SIZE_MAX, "1048576 GiB", example)
+    }
+
     /// The value as a size above zero.
     pub(crate) fn size_above_zero(&self, example: &str) -> Result<Bytes, FileError> {
         self.above_zero(self.quantity(SIZE_MAX, "1048576 GiB", example)?, example)

@@ -35,7 +35,13 @@ impl Loads {
         let mut loads = Self { children: Vec::new() };
         let cpus = affinity::allowed().map_or(1, |cpus| cpus.len());
         let (count, what) = match stress {
-            Stress::Alone => (0, String::new()),
+            Stress::Alone => return Ok(loads),
+            Stress::Together => {
+                for one in [Stress::Cpu, Stress::Memory, Stress::Pipes] {
+                    loads.children.append(&mut Self::start(one, memory, light)?.children);
+                }
+                return Ok(loads);
+            }
             Stress::Cpu => (if light { cpus } else { SPINNERS * cpus }, "spin".to_owned()),
             Stress::Memory => (1, format!("memory {memory}")),
             Stress::Pipes => (if light { 1 } else { GROUPS }, "pipes".to_owned()),

@@ -10,7 +10,7 @@ use headway_core::units::{Bytes, Nanos, Rate};
 use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64;
 
-use super::{Outcome, Row, Setting, Table, Verdict};
+use super::{Outcome, Row, Said, Setting, Table, Verdict, said, silent};
 use crate::Error;
 use crate::plot::{Figure, Line};
 use headway::run::Backend;
@@ -191,11 +191,12 @@ impl Chunks {
 }
 
 fn rows(models: &[Models], chunks: &[Chunks]) -> Vec<Row> {
-    let row = |what: &str, paper: &str, ours: String, held: bool| Row {
+    let row = |what: &str, paper: Said, ours: String, held: bool, why: &str| Row {
         what: what.to_owned(),
-        paper: paper.to_owned(),
+        paper,
         ours,
         verdict: Verdict::own(held),
+        why: why.to_owned(),
     };
     let sum = |of: fn(&Models) -> usize| models.iter().map(of).sum::<usize>();
     let (sets, a, b, c) = (sum(|m| m.sets), sum(|m| m.sporadic), sum(|m| m.concrete), sum(|m| m.exact));
@@ -220,20 +221,34 @@ fn rows(models: &[Models], chunks: &[Chunks]) -> Vec<Row> {
         anomaly(),
         row(
             "accepted sets",
-            "the test holds for any offsets; for given ones it is sufficient only",
+            said("II-B", "the test is sufficient; how much it refuses that would be in time is not said"),
             chain,
             sum(|m| m.contradictions) == 0 && a <= b && b <= c,
+            "the paper has no figure; a set that passes a stricter model must pass every milder one",
         ),
-        row("responses", "a set that passes meets every deadline", bound, sum(|m| m.above) == 0),
+        row(
+            "responses",
+            said("V-B", "a schedule that is verified to be valid runs without deadline misses"),
+            bound,
+            sum(|m| m.above) == 0,
+            "no simulated response may exceed the bound that the test implies",
+        ),
     ];
     if let Some((ours, held)) = shape {
-        rows.push(row("chunks", "not treated", ours, held));
+        rows.push(row(
+            "chunks",
+            silent("not treated: a transfer is not cut for the sake of others"),
+            ours,
+            held,
+            "smaller chunks must accept at least as many sets, and the smallest four times as many as whole copies",
+        ));
     }
     rows.push(Row {
         what: "flows on one engine for 5 min".to_owned(),
-        paper: "longest response at most the bound".to_owned(),
+        paper: said("V-B", "a schedule that is verified to be valid runs without deadline misses"),
         ours: "not run in simulation: `--backend cuda --duration \"300 s\"`".to_owned(),
         verdict: Verdict::NotComparable,
+        why: "a run on devices, which a simulation cannot stand for".to_owned(),
     });
     rows
 }
@@ -250,9 +265,10 @@ fn conditions() -> Row {
         }
         other => (format!("{other:?}"), false),
     };
-    let paper = "L >= c_i + sum of floor((L - 1) / p_j) c_j for every i > 1 and p_1 < L < p_i".to_owned();
-    let verdict = Verdict::own(held);
-    Row { what: "Jeffay's conditions".to_owned(), paper, ours, verdict }
+    let paper = said("II-B", "the test of Jeffay et al. checks the utilisation, among others");
+    let why = "the others are L >= c_i + sum of floor((L - 1) / p_j) c_j for every i > 1 and p_1 < L < p_i; a set that only the last one \
+               accepts must be refused";
+    Row { what: "Jeffay's conditions".to_owned(), paper, ours, verdict: Verdict::own(held), why: why.to_owned() }
 }
 
 /// A set that meets everything with exact costs and not when a job ends early.
@@ -270,9 +286,11 @@ fn anomaly() -> Row {
     let held = exact && late.ends_with("released at 3 may end at 7");
     Row {
         what: "one run is not enough".to_owned(),
-        paper: "not stated; a consequence of non-preemption".to_owned(),
+        paper: silent("not stated; a consequence of non-preemption"),
         ours: format!("(3,1), (6,2), (12,4) together: exact costs pass: {exact}; with shorter ones {late}"),
         verdict: Verdict::own(held),
+        why: "a set must exist that meets all deadlines with exact costs and misses one when a job ends early"
+            .to_owned(),
     }
 }
 

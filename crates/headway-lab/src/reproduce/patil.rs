@@ -6,6 +6,7 @@ mod table_2;
 
 use headway_core::models::transfer::Direction;
 use headway_core::units::Nanos;
+use headway_measure::sample::Figures;
 
 pub(super) use self::batch::batch;
 pub(super) use self::table_1::table_1;
@@ -14,6 +15,7 @@ use super::bench::{Bench, Samples};
 use super::{Outcome, Setting, Table};
 
 const MIB: usize = 1 << 20;
+const KIB: usize = 1 << 10;
 const DIRECTIONS: [(Direction, &str); 2] = [(Direction::H2d, "h2d"), (Direction::D2h, "d2h")];
 
 fn outcome(experiment: &'static str, bench: Bench, setting: &Setting) -> Outcome {
@@ -27,8 +29,22 @@ fn keep(setting: &Setting, experiment: &'static str, bench: &Bench, table: Table
 
 /// Least samples of a point, and the time after which no further one is begun.
 fn effort(setting: &Setting) -> (u32, Nanos) {
-    if setting.quick { (3, Nanos(20_000_000)) } else { (5, Nanos(100_000_000)) }
+    if setting.quick { (5, Nanos(20_000_000)) } else { (5, Nanos(100_000_000)) }
 }
+
+/// A size as the tables write it.
+fn size(bytes: usize) -> String {
+    if bytes < MIB { format!("{} KiB", bytes / KIB) } else { format!("{} MiB", bytes / MIB) }
+}
+
+/// Whether one way is faster than another beyond doubt: three quarters of its copies took less time than three quarters of the
+/// other's.
+fn strictly_faster(fast: Figures, slow: Figures) -> bool {
+    fast.p75 < slow.p25
+}
+
+/// What [`strictly_faster`] asks, in words.
+const STRICT: &str = "the third quartile of the one must be below the first quartile of the other";
 
 /// A line of a table: what was timed, then the figures.
 fn line<const N: usize>(situation: [String; N], samples: Samples) -> Vec<String> {

@@ -1,5 +1,6 @@
 //! Devices that experiments plan for and run on.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use headway_core::files::machine::{CapacityKind, EndpointId, Machine};
@@ -19,6 +20,32 @@ const HOST_BYTES_MAX: Bytes = Bytes(48 << 30);
 
 /// Memory of an emulated GPU: some of it is used, whatever the node has.
 const EMULATED_BYTES: Bytes = Bytes(1 << 30);
+
+/// The file that `headway measure` writes unless it is told another name.
+const MEASURED: &str = "machine.toml";
+
+/// The setting with this node's measured profile, if the experiment runs on GPUs and there is one; and a note that says which
+/// profile is used.
+pub(super) fn with_profile(setting: &Setting, on: &[Backend]) -> (Setting, String) {
+    let on_gpus = match setting.backend {
+        Backend::Cuda => true,
+        Backend::Auto => on.contains(&Backend::Cuda) && gpus::there().is_ok_and(|gpus| gpus > 0),
+        Backend::Sim | Backend::Emu => false,
+    };
+    let mut setting = setting.clone();
+    let note = match &setting.machine {
+        Some(machine) => format!("Profile: that of `{machine}`."),
+        None if on_gpus && Path::new(MEASURED).is_file() => {
+            setting.machine = Some(MEASURED.to_owned());
+            format!("Profile: that of `{MEASURED}`, which `headway measure` wrote in this folder.")
+        }
+        None => format!(
+            "Profile: none was measured for this node, so `copy` chooses by the built-in figures. `headway measure` writes `{MEASURED}`, which is \
+             used where it lies in the current folder."
+        ),
+    };
+    (setting, note)
+}
 
 /// Devices with the machine that stands for them.
 pub(super) struct Site {

@@ -7,7 +7,7 @@ use headway_core::models::transfer::Direction;
 use headway_core::units::Nanos;
 use headway_os::clock;
 
-use super::{Outcome, Row, Setting, Table, Verdict};
+use super::{Outcome, Row, Setting, Table, Verdict, silent};
 use crate::Error;
 use crate::child::{self, Part};
 use crate::plot::{Figure, Line};
@@ -209,9 +209,10 @@ fn verdicts(found: &[Found], alone: Nanos) -> Vec<Row> {
         };
         Row {
             what: statement.to_owned(),
-            paper: "no paper".into(),
+            paper: silent("no paper"),
             ours: found.map_or_else(|| "not measured".to_owned(), figures),
             verdict: found.map_or(Verdict::NotComparable, |found| Verdict::own(holds(found))),
+            why: "a check of our own: the median of the small copy against the time of the bulk copy beside it".into(),
         }
     };
     let piece =

@@ -30,6 +30,7 @@ pub(super) fn engines(cluster: &Cluster, setting: &Setting) -> Option<EnginePara
         peer: match scenario.taking {
             Taking::Group => PeerLocks::Group,
             Taking::Nested => PeerLocks::Nested,
+            Taking::Backfill => PeerLocks::GroupBackfill,
         },
         order: setting.order,
         chunk_bytes: scenario.chunk,

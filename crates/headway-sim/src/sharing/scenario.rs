@@ -23,6 +23,8 @@ pub enum Taking {
     Group,
     /// `d`: one after the other in a fixed order.
     Nested,
+    /// `B`, which the paper does not have: a group lock whose lock held idle serves single chunks that end before the other frees.
+    Backfill,
 }
 
 /// How state gets to another GPU.
@@ -116,7 +118,11 @@ impl fmt::Display for Scenario {
         } else {
             let affinity = if self.affinity { 'A' } else { 'a' };
             let locks = if self.arbitration == Arbitration::EngineLocks { 'E' } else { 'e' };
-            let taking = if self.taking == Taking::Group { 'D' } else { 'd' };
+            let taking = match self.taking {
+                Taking::Group => 'D',
+                Taking::Nested => 'd',
+                Taking::Backfill => 'B',
+            };
             write!(f, "{affinity}{locks}{taking}{migration},")?;
         }
         match CHUNKS.iter().find(|(_, chunk)| *chunk == self.chunk) {
@@ -159,7 +165,12 @@ impl FromStr for Scenario {
             [a, e, d, g] => Ok(Self {
                 affinity: pick(a, 'A', 'a')?,
                 arbitration: if pick(e, 'E', 'e')? { Arbitration::EngineLocks } else { Arbitration::TokenOnly },
-                taking: if pick(d, 'D', 'd')? { Taking::Group } else { Taking::Nested },
+                taking: match d {
+                    'D' => Taking::Group,
+                    'd' => Taking::Nested,
+                    'B' => Taking::Backfill,
+                    _ => return Err(no()),
+                },
                 migration: migration(g)?,
                 chunk,
             }),

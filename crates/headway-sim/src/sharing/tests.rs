@@ -271,3 +271,16 @@ fn a_cluster_that_cannot_run_is_refused() {
     stuck.costs.peer.clear();
     assert_eq!(refused(&stuck), SharingError::NoRate);
 }
+
+/// A lock that a group lock holds idle serves a single chunk meanwhile, so that copies do not wait for nothing.
+#[test]
+fn backfill_serves_chunks_under_idle_locks_and_every_job_ends() {
+    let cluster = Assumptions { rate: Rate(250_000_000), ..Assumptions::MIDDLE }.cluster(0, 3);
+    let until = Nanos(2_000 * MS);
+    let of = |code: &str| run(&cluster, &setting(code, Mode::Relaxed(2), 5, until));
+    let ((group, _), (backfill, _), (again, _)) = (of("aEDG,2MB"), of("aEBG,2MB"), of("aEBG,2MB"));
+    assert_ne!(group.log, backfill.log, "no lock was ever held idle");
+    assert_eq!(backfill.log, again.log);
+    assert!(backfill.jobs.len() >= group.jobs.len() * 9 / 10, "{} {}", backfill.jobs.len(), group.jobs.len());
+    assert_eq!("aEBG,2MB".parse::<Scenario>().unwrap().to_string(), "aEBG,2MB");
+}

@@ -108,6 +108,12 @@ impl Study {
         Site::new(&scaled(machine, self.scale), KERNEL, Rate(CPU.0 / self.scale.max(1)))
     }
 
+    /// The pool of one workload: more streams than any site of the study carries.
+    #[must_use]
+    pub fn pool(&self, kind: &Kind, reading: Reading, seed: u64) -> Pool {
+        Pool::new(kind.pool(reading, seed, POOL / self.scale.max(1)))
+    }
+
     /// The borders of all pools on all sites under all policies.
     ///
     /// # Errors
@@ -118,7 +124,7 @@ impl Study {
             for &reading in &self.readings {
                 let seeds = if kind.is_constant() { &self.seeds[..self.seeds.len().min(1)] } else { &self.seeds[..] };
                 for &seed in seeds {
-                    let pool = Pool::new(kind.pool(reading, seed, POOL / self.scale.max(1)));
+                    let pool = self.pool(kind, reading, seed);
                     for &policy in policies {
                         for (at, site) in sites.iter().enumerate() {
                             let Border { streams, .. } = longest_prefix(site, policy, &pool, self.step)?;

@@ -11,6 +11,8 @@ pub const SHIPPED: &[(&str, &str)] = &[
     ("tyan-ft72b7015", include_str!("../../../machines/tyan-ft72b7015.toml")),
     ("verner-r1", include_str!("../../../machines/verner-r1.toml")),
     ("verner-r2", include_str!("../../../machines/verner-r2.toml")),
+    ("verner-two-way", include_str!("../../../machines/verner-two-way.toml")),
+    ("verner-two-way-14", include_str!("../../../machines/verner-two-way-14.toml")),
     ("wafer-k20m", include_str!("../../../machines/wafer-k20m.toml")),
 ];
 

@@ -46,8 +46,7 @@ impl Reader {
         let deadline =
             self.take(&mut table, &part, "deadline").map_or(Ok(period), |field| field.time_above_zero("50 ms"))?;
         let start = self.take(&mut table, &part, "start").map_or(Ok(Nanos::ZERO), |field| field.time())?;
-        let state =
-            self.take(&mut table, &part, "state").map_or(Ok(Bytes(0)), |field| field.size_above_zero("4 MiB"))?;
+        let state = self.take(&mut table, &part, "state").map_or(Ok(Bytes(0)), |field| field.size("4 MiB"))?;
         let list = self.require(&mut table, &part, "segments", SEGMENTS)?;
         let help = format!("write for example `segments = {SEGMENTS}`");
         let none = list.error(format!("task `{id}` uses no GPU"), Some(help));

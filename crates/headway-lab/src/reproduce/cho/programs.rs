@@ -49,24 +49,78 @@ impl Costs {
     }
 }
 
+/// How a graph is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// As Rodinia's generator does: every node draws two to four edges to uniform targets, and each edge is entered at both ends. That
+    /// generator takes its seed from the clock; ours is given.
+    Rodinia,
+    /// As Graph500's does: 16 edges for each node, each by one draw of a quadrant for every bit of its ends, labels shuffled.
+    Kronecker,
+}
+
+impl Kind {
+    pub(super) const ALL: [Self; 2] = [Self::Rodinia, Self::Kronecker];
+
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Rodinia => "rodinia",
+            Self::Kronecker => "kronecker",
+        }
+    }
+}
+
+/// Edges that Graph500 draws for each node.
+const EDGE_FACTOR: usize = 16;
+/// Graph500's probabilities A, A + B and A + B + C of the quadrants, in parts of 2^32.
+const QUADRANTS: [u32; 3] = [2_448_131_358, 3_264_175_145, 4_080_218_931];
+
+/// Ends of the edges of a Kronecker graph of `count` nodes, a power of two.
+fn kronecker(random: &mut Pcg64Mcg, count: usize) -> Vec<(u32, u32)> {
+    let mut labels: Vec<u32> = (0..count as u32).collect();
+    for at in (1..count).rev() {
+        labels.swap(at, random.next_u64() as usize % (at + 1));
+    }
+    let edge = |_| {
+        let (mut a, mut b) = (0usize, 0usize);
+        for _ in 0..count.trailing_zeros() {
+            let draw = random.next_u32();
+            let quadrant = QUADRANTS.iter().filter(|limit| draw >= **limit).count();
+            (a, b) = (2 * a + quadrant / 2, 2 * b + quadrant % 2);
+        }
+        (labels[a], labels[b])
+    };
+    (0..EDGE_FACTOR * count).map(edge).collect()
+}
+
 /// A graph as the device gets it.
 pub(super) struct Graph {
     count: usize,
+    /// Where a search begins: the first node that has an edge.
+    source: usize,
     /// First edge and degree of each node.
     nodes: Vec<u8>,
     edges: Vec<u8>,
 }
 
 impl Graph {
-    /// Every node draws two to four edges to uniform targets; each edge is entered at both ends.
-    pub(super) fn random(seed: u64, count: usize) -> Self {
+    /// `count` nodes, a power of two.
+    pub(super) fn random(kind: Kind, seed: u64, count: usize) -> Self {
         let mut random = Pcg64Mcg::seed_from_u64(seed);
+        if kind == Kind::Kronecker {
+            return Self::of(count, kronecker(&mut random, count));
+        }
         let mut pairs = Vec::with_capacity(3 * count);
         for node in 0..count as u32 {
             for _ in 0..2 + random.next_u32() % 3 {
                 pairs.push((node, random.next_u32() % count as u32));
             }
         }
+        Self::of(count, pairs)
+    }
+
+    /// Each edge is entered at both ends.
+    fn of(count: usize, pairs: Vec<(u32, u32)>) -> Self {
         let mut degree = vec![0u32; count];
         for (a, b) in &pairs {
             degree[*a as usize] += 1;
@@ -88,7 +142,8 @@ impl Graph {
             }
         }
         let node = |(first, degree): (&u32, &u32)| [first.to_le_bytes(), degree.to_le_bytes()].concat();
-        Self { count, nodes: first.iter().zip(&degree).flat_map(node).collect(), edges }
+        let source = degree.iter().position(|degree| *degree > 0).unwrap_or(0);
+        Self { count, source, nodes: first.iter().zip(&degree).flat_map(node).collect(), edges }
     }
 
     fn edges_of(&self, node: usize) -> impl Iterator<Item = usize> + '_ {
@@ -99,11 +154,11 @@ impl Graph {
         (first..first + degree).map(move |at| word(&self.edges, at))
     }
 
-    /// The distance of every node from node 0 by a queue on the CPU, -1 where there is no way.
+    /// The distance of every node from the source by a queue on the CPU, -1 where there is no way.
     pub(super) fn distances(&self) -> Vec<u8> {
         let mut cost = vec![-1i32; self.count];
-        cost[0] = 0;
-        let mut queue = std::collections::VecDeque::from([0]);
+        cost[self.source] = 0;
+        let mut queue = std::collections::VecDeque::from([self.source]);
         while let Some(node) = queue.pop_front() {
             for target in self.edges_of(node) {
                 if cost[target] < 0 {
@@ -132,9 +187,9 @@ pub(super) fn bfs(copies: &Copies<'_>, graph: &mut Graph) -> Result<(Costs, Vec<
     let mut queue = bench.gpu()?.queue(true)?;
     let mut costs = Costs::default();
     let [mut frontier, mut reached, mut visited] = [vec![0u8; count], vec![0; count], vec![0; count]];
-    (frontier[0], visited[0]) = (1, 1);
+    (frontier[graph.source], visited[graph.source]) = (1, 1);
     let mut cost: Vec<u8> = vec![0xff; 4 * count];
-    cost[..4].fill(0);
+    cost[4 * graph.source..][..4].fill(0);
     let sizes = [graph.nodes.len(), graph.edges.len(), count, count, count, 4 * count];
     let there: Vec<Buffer> = sizes.into_iter().map(|bytes| bench.device(bytes)).collect::<Result<_, _>>()?;
     let host = [&mut graph.nodes, &mut graph.edges, &mut frontier, &mut reached, &mut visited, &mut cost];
@@ -200,10 +255,6 @@ impl Grid {
         Self { rows, columns, cells }
     }
 
-    pub(super) fn bytes(&self) -> usize {
-        self.cells.len()
-    }
-
     /// The cheapest way down to every column, by the CPU.
     pub(super) fn cheapest(&self) -> Vec<u8> {
         let cells = self.cells.as_chunks::<4>().0;
@@ -253,14 +304,35 @@ mod tests {
 
     #[test]
     fn every_edge_of_a_graph_is_entered_at_both_ends() {
-        let graph = Graph::random(3, 500);
-        for node in 0..500 {
-            for target in graph.edges_of(node) {
-                assert!(graph.edges_of(target).any(|back| back == node), "{node} {target}");
+        for (kind, mean) in [(Kind::Rodinia, 5..=6), (Kind::Kronecker, 32..=32)] {
+            let graph = Graph::random(kind, 3, 512);
+            for node in 0..512 {
+                for target in graph.edges_of(node) {
+                    assert!(graph.edges_of(target).any(|back| back == node), "{node} {target}");
+                }
             }
+            assert!(mean.contains(&(graph.edges.len() / 4 / 512)), "{kind:?}");
+            assert!(graph.edges_of(graph.source).count() > 0);
         }
-        let mean = graph.edges.len() / 4 / 500;
-        assert!((5..=6).contains(&mean), "{mean}");
+    }
+
+    #[test]
+    fn a_kronecker_graph_has_a_few_nodes_with_most_edges_and_many_with_none() {
+        let degrees = |kind| {
+            let graph = Graph::random(kind, 7, 4096);
+            let mut degrees: Vec<usize> = (0..4096).map(|node| graph.edges_of(node).count()).collect();
+            degrees.sort_unstable();
+            degrees
+        };
+        let (kronecker, rodinia) = (degrees(Kind::Kronecker), degrees(Kind::Rodinia));
+        assert!(kronecker[1000] == 0 && kronecker[4095] > 500, "{} {}", kronecker[1000], kronecker[4095]);
+        assert!(rodinia[0] >= 2 && rodinia[4095] < 20, "{} {}", rodinia[0], rodinia[4095]);
+    }
+
+    #[test]
+    fn the_quadrants_are_those_of_graph500() {
+        let shares = QUADRANTS.map(|limit| (f64::from(limit) / 4_294_967_296.0 * 1000.0).round());
+        assert_eq!(shares, [570.0, 760.0, 950.0]);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The paper's queues by number of threads and size of buffers, against the driver and ours.
 
 use headway_core::models::transfer::{Direction, Method};
-use headway_core::units::Bytes;
+use headway_core::units::{Bytes, Nanos};
 use headway_device::Buffer;
 use headway_runtime::copy::How;
 
@@ -9,8 +9,8 @@ use super::fidelity::DoubleQueue;
 use super::outcome;
 use crate::Error;
 use crate::plot::{Figure, Line};
-use crate::reproduce::bench::{Bench, gb_per_s, random, same};
-use crate::reproduce::{Outcome, Row, Setting, Table, Verdict};
+use crate::reproduce::bench::{Bench, Samples, gb_per_s, random, same, samples};
+use crate::reproduce::{Outcome, Row, Setting, Table, Verdict, said, silent};
 
 /// How one copy of the sweep is made.
 #[derive(Clone, Copy)]
@@ -28,13 +28,14 @@ struct Study {
     data: Vec<u8>,
     host: Vec<u8>,
     there: Buffer,
-    repeats: usize,
+    /// Copies of each kind.
+    repeats: u32,
     lines: Vec<Vec<String>>,
 }
 
 impl Study {
-    /// GB/s of the median copy; the bytes are compared.
-    fn rate(&mut self, (direction, word): (Direction, &str), by: By) -> Result<f64, Error> {
+    /// GB/s of the median copy of the first `bytes`; they are compared.
+    fn rate(&mut self, (direction, word): (Direction, &str), bytes: usize, by: By) -> Result<f64, Error> {
         let (name, n, b) = match by {
             By::Driver => ("pageable", 0, 0),
             By::Ours => ("headway", 0, 0),
@@ -44,44 +45,47 @@ impl Study {
         let driver = How::By(Method::Pageable);
         let how = if matches!(by, By::Driver) { driver } else { How::Auto };
         // What must be overwritten does not hold the bytes already.
-        let mut clear = vec![0; self.data.len()];
-        let (here, there) =
-            if direction == Direction::H2d { (&self.data, &mut clear) } else { (&clear, &mut self.data) };
-        self.host.copy_from_slice(here);
+        let mut clear = vec![0; bytes];
+        let (here, there) = if direction == Direction::H2d {
+            (&self.data[..bytes], &mut clear[..])
+        } else {
+            (&clear[..], &mut self.data[..bytes])
+        };
+        self.host[..bytes].copy_from_slice(here);
         self.bench.time(Direction::H2d, &self.there, there, driver)?;
-        let mut times = Vec::new();
-        for _ in 0..self.repeats {
-            times.push(match &queue {
-                Some(queue) => queue.copy(direction, &self.there, &mut self.host)?,
-                None => self.bench.time(direction, &self.there, &mut self.host, how)?,
-            });
-        }
+        let host = &mut self.host[..bytes];
+        let samples = samples(self.repeats, Nanos::ZERO, || match &queue {
+            Some(queue) => queue.copy(direction, &self.there, host),
+            None => self.bench.time(direction, &self.there, host, how),
+        })?;
         match direction {
-            Direction::H2d => self.bench.verify(name, &self.there, &self.data)?,
-            _ => same(name, &self.host, &self.data)?,
+            Direction::H2d => self.bench.verify(name, &self.there, &self.data[..bytes])?,
+            _ => same(name, &self.host[..bytes], &self.data[..bytes])?,
         }
-        times.sort_unstable();
-        let median = times[times.len() / 2];
-        let rate = gb_per_s(Bytes(self.data.len() as u64), median);
-        let situation = [name.to_owned(), word.to_owned(), n.to_string(), b.to_string()];
-        self.lines.push(situation.into_iter().chain([median.0.to_string(), format!("{rate:.3}")]).collect());
+        let Samples { first, figures } = samples;
+        let rate = gb_per_s(Bytes(bytes as u64), figures.median);
+        let situation = [name.to_owned(), word.to_owned(), bytes.to_string(), n.to_string(), b.to_string()];
+        let times = [u64::from(figures.n), first.0, figures.median.0].map(|figure| figure.to_string());
+        let tail = [figures.p99_ns(), figures.max.0.to_string()];
+        self.lines.push(situation.into_iter().chain(times).chain(tail).collect());
         Ok(rate)
     }
 
     fn direction(
         &mut self,
         (direction, word): (Direction, &'static str),
+        bytes: usize,
         (threads, buffers): (&[usize], &[usize]),
     ) -> Result<([Row; 2], (String, Figure)), Error> {
-        let driver = self.rate((direction, word), By::Driver)?;
-        let ours = self.rate((direction, word), By::Ours)?;
+        let driver = self.rate((direction, word), bytes, By::Driver)?;
+        let ours = self.rate((direction, word), bytes, By::Ours)?;
         let level = |name: &str, rate| Line::new(name, threads.iter().map(|n| (*n as f64, rate)).collect());
         let mut lines = vec![level("pageable", driver), level("headway", ours)];
         let mut best = (0.0, 0, 0);
         for &b in buffers {
             let mut points = Vec::new();
             for &n in threads {
-                let rate = self.rate((direction, word), By::Queues(n, b))?;
+                let rate = self.rate((direction, word), bytes, By::Queues(n, b))?;
                 points.push((n as f64, rate));
                 if rate > best.0 {
                     best = (rate, n, b);
@@ -89,33 +93,48 @@ impl Study {
             }
             lines.push(Line::new(format!("fidelity, {} KiB", b >> 10), points));
         }
-        let mib = self.data.len() >> 20;
+        let mib = bytes >> 20;
         let rows = judged(&format!("{word} {mib} MiB"), driver, best, ours);
         let title = format!("{mib} MiB {word}, median");
         let figure = Figure::new(title, self.bench.source, ["threads", "GB/s"], lines);
-        Ok((rows, (format!("queues-{word}"), figure)))
+        Ok((rows, (format!("queues-{word}-{mib}"), figure)))
     }
 }
 
+/// What the paper claims above some size, in the milder of its two readings: 2.7 times, not 270 % more.
+pub(super) const CLAIM: f64 = 2.7;
+/// `copy` of ours may be slower than the paper's queues by this share before a row says so: what repetitions differ by.
+pub(super) const SLACK: f64 = 0.02;
+
 /// The paper's queues against the driver, with the best `(rate, N, B)` of those tried; and ours against the paper's queues.
 fn judged(what: &str, driver: f64, best: (f64, usize, usize), ours: f64) -> [Row; 2] {
+    let (paper_s, at_least) = (Verdict::fitted(best.0 >= CLAIM * driver), Verdict::own(ours >= best.0 * (1.0 - SLACK)));
     [
         Row {
             what: what.to_owned(),
-            paper: "about twice the driver's rate or more; N and B not stated".into(),
+            paper: said("Results, BFS", "about 270 % above a certain size"),
             ours: format!(
-                "driver {driver:.2}, the paper's queues {:.2} GB/s with the best N and B of those tried (N = {}, B = {} KiB)",
+                "driver {driver:.2}, the paper's queues {:.2} GB/s with the best N and B of those tried (N = {}, B = {} KiB): {:.2} times",
                 best.0,
                 best.1,
-                best.2 >> 10
+                best.2 >> 10,
+                best.0 / driver
             ),
-            verdict: Verdict::fitted(best.0 >= 2.0 * driver),
+            verdict: paper_s,
+            why: paper_s.why(
+                "at least 2.7 times the driver's rate, the milder reading, with the best of our N and B: the paper states neither",
+                "less than 2.7 times the driver's rate, the milder reading: the driver of this machine is faster than the paper's at this size",
+            ),
         },
         Row {
             what: format!("{what}, `copy` of ours against the paper's queues"),
-            paper: "not treated".into(),
+            paper: silent("not treated"),
             ours: format!("{ours:.2} against {:.2} GB/s: {:.2} times", best.0, ours / best.0),
-            verdict: Verdict::own(ours >= best.0),
+            verdict: at_least,
+            why: at_least.why(
+                "ours must be at least as fast as the best of the paper's queues in the same run, less 2 %",
+                "ours is slower than the best of the paper's queues in the same run by more than 2 %",
+            ),
         },
     ]
 }
@@ -123,23 +142,25 @@ fn judged(what: &str, driver: f64, best: (f64, usize, usize), ours: f64) -> [Row
 /// The paper's queues by number of threads and size of buffers, against the driver and ours.
 pub(in crate::reproduce) fn queues(setting: &Setting) -> Result<Outcome, Error> {
     let bench = Bench::open(setting)?;
-    let bytes = if setting.quick { 1 << 20 } else { 256 << 20 };
+    let sizes: &[usize] = if setting.quick { &[1 << 20] } else { &[1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20] };
+    let most = sizes.iter().copied().max().unwrap_or(0);
     let threads: &[usize] = if setting.quick { &[1, 2] } else { &[1, 2, 4, 8, 12] };
     let buffers: &[usize] = if setting.quick { &[4096] } else { &[256 << 10, 1 << 20, 4 << 20] };
     let mut study = Study {
-        there: bench.device(bytes)?,
+        there: bench.device(most)?,
         bench,
-        data: random(setting.seed, bytes),
-        host: vec![0; bytes],
-        repeats: if setting.quick { 1 } else { 5 },
+        data: random(setting.seed, most),
+        host: vec![0; most],
+        repeats: if setting.quick { 5 } else { 10 },
         lines: Vec::new(),
     };
-    let both = [(Direction::H2d, "h2d"), (Direction::D2h, "d2h")];
     let mut made = Vec::new();
-    for direction in both {
-        made.push(study.direction(direction, (threads, buffers))?);
-        let (source, machine) = (study.bench.source, &study.bench.machine);
-        setting.keep("cho-queues", source, machine, vec![table(study.lines.clone())]);
+    for &bytes in sizes {
+        for direction in [(Direction::H2d, "h2d"), (Direction::D2h, "d2h")] {
+            made.push(study.direction(direction, bytes, (threads, buffers))?);
+            let (source, machine) = (study.bench.source, &study.bench.machine);
+            setting.keep("cho-queues", source, machine, vec![table(study.lines.clone())]);
+        }
     }
     let mut outcome = outcome("cho-queues", &study.bench, setting);
     for (rows, figure) in made {
@@ -151,7 +172,8 @@ pub(in crate::reproduce) fn queues(setting: &Setting) -> Result<Outcome, Error> 
 }
 
 fn table(lines: Vec<Vec<String>>) -> Table {
-    let columns = vec!["mode", "direction", "threads", "buffer_bytes", "median_ns", "gb_per_s"];
+    let columns =
+        vec!["mode", "direction", "bytes", "threads", "buffer_bytes", "n", "first_ns", "median_ns", "p99_ns", "max_ns"];
     Table { name: "queues".into(), columns, lines }
 }
 
@@ -162,8 +184,8 @@ mod tests {
     #[test]
     fn both_the_paper_s_queues_and_ours_are_judged() {
         let verdicts = |driver, best, ours| judged("h2d", driver, (best, 4, 1 << 20), ours).map(|row| row.verdict);
-        assert_eq!(verdicts(10.0, 20.0, 20.0), [Verdict::Consistent, Verdict::OwnCheck]);
-        assert_eq!(verdicts(10.0, 20.0, 19.9), [Verdict::Consistent, Verdict::NotReproduced]);
-        assert_eq!(verdicts(10.0, 19.9, 25.0), [Verdict::NotReproduced, Verdict::OwnCheck]);
+        assert_eq!(verdicts(10.0, 27.0, 27.0), [Verdict::Consistent, Verdict::OwnCheck]);
+        assert_eq!(verdicts(10.0, 27.0, 26.4), [Verdict::Consistent, Verdict::NotReproduced]);
+        assert_eq!(verdicts(10.0, 26.9, 27.0), [Verdict::NotReproduced, Verdict::OwnCheck]);
     }
 }

@@ -25,6 +25,10 @@ const SLACK_PERCENT: u64 = 5;
 const DEADLINE: (Nanos, Nanos) = (Nanos(90_000_000), Nanos(100_000_000));
 /// What the memory eater touches at a time.
 const MEMORY: u64 = 4 << 30;
+/// Fewest samples of a point.
+const LEAST: usize = 5;
+/// Most rounds of a pair, and how long those of one size may take.
+const ROUNDS: (usize, Nanos) = (100, Nanos(20_000_000));
 /// Pairs are measured up to this size.
 const PAIR_MAX: u64 = 8 << 20;
 
@@ -66,13 +70,13 @@ pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
         there: gpu.device_buffer(2 * most, reach)?,
         sizes: fujii::grid().filter(|b| b.0 <= most as u64).step_by(if setting.quick { 4 } else { 1 }).collect(),
         time: if setting.quick { Nanos(200_000) } else { Nanos(4_000_000) },
-        samples: if setting.quick { 3 } else { 1_000 },
+        samples: if setting.quick { LEAST } else { 1_000 },
         patience: if setting.quick { Nanos(20_000_000) } else { Nanos(200_000_000) },
         data: random(setting.seed, most),
         methods,
     };
     let mut study = Study::default();
-    for stress in [Stress::Alone, Stress::Cpu, Stress::Memory, Stress::Pipes] {
+    for stress in Stress::ALL {
         let loads = Loads::start(stress, if setting.quick { 1 << 20 } else { MEMORY }, setting.quick)?;
         for class in [Class::RealTime, Class::Normal] {
             let note = match setup.singles(class, stress) {
@@ -98,7 +102,7 @@ pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
     let mut tables = tables(&study);
     tables.push(setup.mapping());
     Ok(Outcome {
-        rows: statements(&study, SLACK_PERCENT).into_iter().map(measured).collect(),
+        rows: statements(&study, SLACK_PERCENT).into_iter().map(|finding| measured(finding, bench.source)).collect(),
         notes,
         tables,
         figures: figures(&study, bench.source),
@@ -181,9 +185,9 @@ impl Setup<'_> {
             self.once(method, direction, &host, len, 0)?;
             let until = clock::now().saturating_add(self.time);
             let mut samples: Vec<Nanos> = Vec::new();
-            while samples.len() < self.samples && (samples.len() < 3 || clock::now() < until) {
+            while samples.len() < self.samples && (samples.len() < LEAST || clock::now() < until) {
                 samples.push(self.once(method, direction, &host, len, 0)?);
-                if samples.last() > Some(&self.patience) {
+                if samples.len() >= LEAST && samples.last() > Some(&self.patience) {
                     break;
                 }
             }
@@ -242,7 +246,11 @@ impl Setup<'_> {
                         let len = bytes.0 as usize;
                         self.prepare(&hosts[0], direction, len, 0)?;
                         self.prepare(&hosts[1], direction, len, half)?;
-                        let samples = self.race(direction, len, (first.1, &hosts[0]), (second.1, &hosts[1]))?;
+                        let both = [(first.1, &hosts[0]), (second.1, &hosts[1])];
+                        let trial = self.race(direction, len, both, 1)?;
+                        let each = trial.first().map_or(1, |time| time.0.max(1));
+                        let rounds = (ROUNDS.1.0 / each).clamp(LEAST as u64, ROUNDS.0 as u64) as usize;
+                        let samples = self.race(direction, len, both, rounds.min(self.samples))?;
                         self.check(&hosts[0], direction, len, 0)?;
                         self.check(&hosts[1], direction, len, half)?;
                         let Some(stat) = Stat::of(&samples) else { break };
@@ -257,16 +265,16 @@ impl Setup<'_> {
         Ok(pairs)
     }
 
-    /// Two threads that start together, several times; from the start to the later end.
+    /// Two threads that start together, `rounds` times; from the start to the later end.
     fn race(
         &self,
         direction: Direction,
         len: usize,
-        (first, one): (Method, &Buffer),
-        (second, two): (Method, &Buffer),
+        [(first, one), (second, two)]: [(Method, &Buffer); 2],
+        rounds: usize,
     ) -> Result<Vec<Nanos>, Error> {
         // The first round brings up what the ways need.
-        let rounds = self.samples.min(20) + 1;
+        let rounds = rounds + 1;
         let barrier = Barrier::new(2);
         let runner = |method, host: &Buffer, at: usize| -> Result<Vec<(Nanos, Nanos)>, Error> {
             let mut failed = None;

@@ -1,9 +1,5 @@
 //! Runs of the paper's scenarios: calibration of the one free parameter, every scenario and seed, on all cores.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
-use std::thread;
-
 use headway_core::decisions::engine_lock;
 use headway_core::decisions::predictor::Form;
 use headway_core::decisions::token::Mode;
@@ -145,31 +141,4 @@ pub(super) fn calibrate(set: &Set, first_seed: u64, effort: Effort) -> Result<Na
         work = Nanos(low + (high - low) / 2);
     }
     Ok(work)
-}
-
-/// Does `count` pieces of work on all cores; the results in their order.
-pub(super) fn on_all_cores<T: Send>(
-    count: usize,
-    work: impl Fn(usize) -> Result<T, SharingError> + Sync,
-) -> Result<Vec<T>, SharingError> {
-    let next = AtomicUsize::new(0);
-    let results: Mutex<Vec<(usize, Result<T, SharingError>)>> = Mutex::new(Vec::with_capacity(count));
-    let threads = thread::available_parallelism().map_or(1, usize::from).min(count.max(1));
-    thread::scope(|scope| {
-        for _ in 0..threads {
-            scope.spawn(|| {
-                loop {
-                    let at = next.fetch_add(1, Ordering::Relaxed);
-                    if at >= count {
-                        break;
-                    }
-                    let result = work(at);
-                    results.lock().unwrap_or_else(PoisonError::into_inner).push((at, result));
-                }
-            });
-        }
-    });
-    let mut results = results.into_inner().unwrap_or_else(PoisonError::into_inner);
-    results.sort_by_key(|(at, _)| *at);
-    results.into_iter().map(|(_, result)| result).collect()
 }

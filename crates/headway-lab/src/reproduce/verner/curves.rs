@@ -17,7 +17,7 @@ use headway_device::gpu::Gpu;
 use super::outcome;
 use crate::Error;
 use crate::plot::{Figure, Line};
-use crate::reproduce::{Outcome, Row, Setting, Table, Verdict};
+use crate::reproduce::{Outcome, Row, Setting, Table, Verdict, said};
 use headway::run::Backend;
 use headway::{gpus, stamp};
 use headway_measure::batches::{Bed, Block, Routes, Took};
@@ -182,7 +182,7 @@ fn judge(scene: &Scene, shown: &Shown, is_gpu: bool) -> Vec<Row> {
     let off = (measured.0 as f64 / predicted.finish.0.max(1) as f64 - 1.0) * 100.0;
     let mut rows = vec![Row {
         what: format!("{}: time of all blocks", scene.name),
-        paper: "predicted by a separate work, error not stated".into(),
+        paper: said("II-C", "an accurate prediction by a separate work, whose error is not stated"),
         ours: format!(
             "predicted {}, median {measured} of {} ({} to {}): {off:+.2} %",
             predicted.finish,
@@ -191,6 +191,9 @@ fn judge(scene: &Scene, shown: &Shown, is_gpu: bool) -> Vec<Row> {
             ends[ends.len() - 1]
         ),
         verdict: verdict(off.abs() <= CLOSE),
+        why: format!(
+            "the median must be within {CLOSE} % of the prediction; emulated devices are not judged, since their rates are chosen"
+        ),
     }];
     let change = |all: &[Nanos]| {
         let longest = shown.ends_of(0, all);
@@ -208,7 +211,7 @@ fn judge(scene: &Scene, shown: &Shown, is_gpu: bool) -> Vec<Row> {
     let found = change(&predicted.blocks).zip(change(&took.ends));
     rows.push(Row {
         what: format!("{}: the longest block once it is alone", scene.name),
-        paper: "what is left is divided anew when the shorter transfer completes".into(),
+        paper: said("II-A", "the aggregate bandwidth decreases when the shorter transfer completes"),
         ours: found.map_or_else(
             || "it was not alone for long enough".to_owned(),
             |(predicted, measured)| format!("{measured:.3} times its rate beside the others, predicted {predicted:.3}"),
@@ -216,6 +219,9 @@ fn judge(scene: &Scene, shown: &Shown, is_gpu: bool) -> Vec<Row> {
         verdict: found.map_or(Verdict::NotComparable, |(predicted, measured)| {
             verdict((measured / predicted - 1.0).abs() * 100.0 <= CLOSE)
         }),
+        why: format!(
+            "the change of rate must be within {CLOSE} % of the predicted one, for at least three chunks alone"
+        ),
     });
     rows
 }

@@ -8,7 +8,7 @@ use super::run::{RUNS_COLUMNS, STEPS_COLUMNS, Site};
 use super::{GAIN, Most, POLICIES, Study, Verdict};
 use crate::Error;
 use crate::plot::{Figure, Line};
-use crate::reproduce::{Outcome, Row, Setting, Table};
+use crate::reproduce::{Outcome, Row, Setting, Table, said, silent};
 use headway::run::Backend;
 
 const NODE: &str = "wafer-k20m";
@@ -104,25 +104,28 @@ fn rows(most: &[Most], runs: &[Vec<String>], clean: bool) -> Vec<Row> {
     vec![
         Row {
             what: "cameras, one generation at a time".into(),
-            paper: "9: 15 are 67 % more".into(),
+            paper: said("V-A", "not stated; 15 cameras are 67 % more, which makes it nine"),
             ours: format!("{before}; with one more, {}", most[0].reason()),
             verdict: Verdict::fitted(before == 9),
+            why: chosen("nine"),
         },
         Row {
             what: "cameras, pipelined".into(),
-            paper: "up to 15".into(),
+            paper: said("V-A", "up to 15 cameras"),
             ours: format!("{}; with one more, {}", each.join(", "), most[2].reason()),
             verdict: Verdict::fitted(after == 15),
+            why: chosen("fifteen"),
         },
         Row {
             what: "gain".into(),
-            paper: "+67 %".into(),
+            paper: said("V-A", "67 % more"),
             ours: format!("{:+.0} %", (gain - 1.0) * 100.0),
             verdict: Verdict::fitted((gain - GAIN).abs() < 0.01),
+            why: chosen("both"),
         },
         Row {
             what: "the plans with the most cameras, run".into(),
-            paper: "not stated".into(),
+            paper: silent("not stated"),
             ours: format!(
                 "{} plans in virtual time on real images: {}",
                 runs.len(),
@@ -133,8 +136,15 @@ fn rows(most: &[Most], runs: &[Vec<String>], clean: bool) -> Vec<Row> {
                 }
             ),
             verdict: Verdict::own(clean && runs.len() == POLICIES.len()),
+            why: "no deadline missed, no image lost, and the defects found must be those that were planted".into(),
         },
     ]
+}
+
+fn chosen(cameras: &str) -> String {
+    format!(
+        "the time of an image on a GPU is not stated; ours, 200 us, was chosen from the range that gives {cameras}: the sweep shows the range"
+    )
 }
 
 fn notes(most: &[Most], sweep: &[(u64, [u32; 4])]) -> Vec<String> {

@@ -29,7 +29,7 @@ pub(super) fn run(
     seed: u64,
     progress: &mut impl FnMut(Progress),
 ) -> Result<Ran, Error> {
-    let scenario = scenario(model, sharing)?;
+    let scenario = scenario(model, sharing);
     let gpus = model.report.gpus.len();
     let cluster = Cluster {
         cpus: sharing.cpus,
@@ -74,21 +74,19 @@ pub(super) fn run(
     Ok(Ran { jobs: watch.jobs, bounds, verified: 0, notes, interrupted })
 }
 
-fn scenario(model: &Model, sharing: &Sharing) -> Result<Scenario, Error> {
+fn scenario(model: &Model, sharing: &Sharing) -> Scenario {
     let taking = match sharing.peer_locks {
         PeerLocks::Group => Taking::Group,
         PeerLocks::Nested => Taking::Nested,
-        PeerLocks::GroupBackfill => {
-            return Err(Error::Options("`group-backfill` is not simulated: use `group`, or run on GPUs"));
-        }
+        PeerLocks::GroupBackfill => Taking::Backfill,
     };
-    Ok(Scenario {
+    Scenario {
         affinity: sharing.affinity,
         arbitration: if sharing.engine_locks { Arbitration::EngineLocks } else { Arbitration::TokenOnly },
         taking,
         migration: if model.peer || model.report.gpus.len() == 1 { Migration::Peer } else { Migration::System },
         chunk: sharing.chunk,
-    })
+    }
 }
 
 fn simulated(task: &Task, gpus: usize) -> headway_sim::sharing::Task {

@@ -1,0 +1,246 @@
+//! `cargo xtask papers`: one page of all experiments of papers, from what kept runs say.
+//!
+//! `headway reproduce` leaves an `outcome.json` beside its raw figures. Of each experiment the newest kept outcome of every source is
+//! shown: simulated, emulated, and measured on each kind of GPU. Nothing on the page is written by hand.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, bail};
+use serde::Deserialize;
+
+/// Where the page lies in the repository.
+const PAGE: &str = "docs/papers.md";
+/// The papers: how experiments are called, and the paper.
+const PAPERS: [(&[&str], &str); 6] = [
+    (&["cho"], "Cho and Hong 2018: multithreaded double queues"),
+    (&["fujii"], "Fujii, Azumi, Nishio, Kato and Edahiro 2013: transfer methods"),
+    (&["patil"], "Patil and Kulkarni 2021: pinned memory, overlap, batching"),
+    (&["verner", "np", "join"], "Verner, Mendelson and Schuster 2014: periodic communication"),
+    (&["gpusync"], "Elliott, Ward and Anderson 2013: GPUs shared between tasks"),
+    (&["who"], "No paper: experiments of our own"),
+];
+const VERDICTS: [(&str, &str); 5] = [
+    ("reproduced", "reproduced"),
+    ("consistent", "consistent, with a fitted parameter"),
+    ("own-check", "own check"),
+    ("not-reproduced", "not reproduced"),
+    ("not-comparable", "not comparable here"),
+];
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Compare with the committed page instead of writing it
+    #[arg(long)]
+    check: bool,
+}
+
+/// What the page needs of an `outcome.json`.
+#[derive(Deserialize)]
+struct Outcome {
+    experiment: String,
+    source: String,
+    machine: String,
+    commit: String,
+    rows: Vec<Row>,
+}
+
+#[derive(Deserialize)]
+struct Row {
+    what: String,
+    paper: String,
+    section: String,
+    ours: String,
+    verdict: String,
+    why: String,
+}
+
+/// An outcome with the run that it is of.
+struct Kept {
+    run: String,
+    outcome: Outcome,
+}
+
+impl Kept {
+    /// `simulated`, `emulated`, or the GPU that was measured.
+    fn source(&self) -> String {
+        match self.outcome.source.as_str() {
+            "sim" => "simulated".to_owned(),
+            "emu" => "emulated".to_owned(),
+            _ => ["H100", "H200"]
+                .into_iter()
+                .find(|gpu| self.outcome.machine.contains(gpu))
+                .map_or_else(|| "measured".to_owned(), |gpu| format!("measured, {gpu}")),
+        }
+    }
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    let root = crate::root();
+    if args.check {
+        if let Some(message) = stale(&root)? {
+            bail!("{PAGE}: {message}");
+        }
+        println!("{PAGE} is what the kept runs give");
+        return Ok(());
+    }
+    fs::write(root.join(PAGE), page(&root)?).with_context(|| format!("cannot write {PAGE}"))?;
+    println!("wrote {PAGE}");
+    Ok(())
+}
+
+/// Why the committed page is not what the kept runs give; `None` if it is.
+pub(crate) fn stale(root: &Path) -> anyhow::Result<Option<String>> {
+    let committed = fs::read_to_string(root.join(PAGE)).unwrap_or_default();
+    let differs = page(root)? != committed;
+    Ok(differs.then(|| "not what the kept runs give, use `cargo xtask papers`".to_owned()))
+}
+
+/// Path of the page, for findings.
+pub(crate) const fn path() -> &'static str {
+    PAGE
+}
+
+fn page(root: &Path) -> anyhow::Result<String> {
+    Ok(render(&kept(&root.join("bench/runs"))?))
+}
+
+/// The newest outcome of each experiment and source, in the order of their names.
+fn kept(folder: &Path) -> anyhow::Result<Vec<Kept>> {
+    let entries = fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))?;
+    let mut runs: Vec<String> = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect();
+    runs.sort();
+    let text = |run: String| {
+        let text = fs::read_to_string(folder.join(&run).join("outcome.json")).ok()?;
+        Some((run, text))
+    };
+    newest(runs.into_iter().filter_map(text))
+}
+
+/// Of outcomes by the name of their run, in order of time, the last of each experiment and source.
+fn newest(outcomes: impl Iterator<Item = (String, String)>) -> anyhow::Result<Vec<Kept>> {
+    let mut newest: BTreeMap<(String, String), Kept> = BTreeMap::new();
+    for (run, text) in outcomes {
+        let outcome: Outcome = serde_json::from_str(&text).with_context(|| format!("{run}/outcome.json"))?;
+        let kept = Kept { run, outcome };
+        newest.insert((kept.outcome.experiment.clone(), kept.source()), kept);
+    }
+    Ok(newest.into_values().collect())
+}
+
+fn label(verdict: &str) -> &str {
+    VERDICTS.iter().find(|(word, _)| *word == verdict).map_or(verdict, |(_, label)| label)
+}
+
+fn cell(text: &str) -> String {
+    text.replace('|', "\\|").replace('\n', " ")
+}
+
+fn render(all: &[Kept]) -> String {
+    let mut text = "# Papers, made again\n\n\
+        Generated by `cargo xtask papers` from the kept runs that the tables link to; [reproduce.md](reproduce.md) says how they are made and what \
+        the verdicts mean. The column \"the paper\" has the paper's numbers and no others, with the section, table or figure; each run's \
+        `summary.md` quotes the sentences. Each row is judged by the newest kept run of its source: simulated, emulated, or measured on a GPU.\n\n"
+        .to_owned();
+    text.push_str(&totals(all));
+    for (names, paper) in PAPERS {
+        let of_paper: Vec<&Kept> =
+            all.iter().filter(|kept| names.contains(&prefix(&kept.outcome.experiment))).collect();
+        if of_paper.is_empty() {
+            continue;
+        }
+        text.push_str(&format!("\n## {paper}\n"));
+        let mut experiments: Vec<&str> = of_paper.iter().map(|kept| kept.outcome.experiment.as_str()).collect();
+        experiments.dedup();
+        for experiment in experiments {
+            let runs: Vec<&Kept> =
+                of_paper.iter().copied().filter(|kept| kept.outcome.experiment == experiment).collect();
+            text.push_str(&section(experiment, &runs));
+        }
+    }
+    text
+}
+
+fn prefix(experiment: &str) -> &str {
+    experiment.split('-').next().unwrap_or_default()
+}
+
+/// Rows by verdict, experiment by experiment.
+fn totals(all: &[Kept]) -> String {
+    let mut text = "| experiment | source | run | reproduced | consistent | own check | not reproduced | not comparable |\n|---|---|---|---|---|---|---|---|\n".to_owned();
+    for kept in all {
+        let Kept { run, outcome } = kept;
+        let counts = VERDICTS.map(|(word, _)| outcome.rows.iter().filter(|row| row.verdict == word).count());
+        let counts = counts.map(|count| count.to_string()).join(" | ");
+        text.push_str(&format!(
+            "| `{}` | {} | [{run}](../bench/runs/{run}/summary.md), commit {} | {counts} |\n",
+            outcome.experiment,
+            kept.source(),
+            outcome.commit
+        ));
+    }
+    text
+}
+
+/// The rows of one experiment, those of one question together.
+fn section(experiment: &str, runs: &[&Kept]) -> String {
+    let mut text = format!(
+        "\n### `{experiment}`\n\n| what | the paper | source | ours | verdict | why |\n|---|---|---|---|---|---|\n"
+    );
+    let mut asked: Vec<&str> = Vec::new();
+    for what in runs.iter().flat_map(|kept| kept.outcome.rows.iter().map(|row| row.what.as_str())) {
+        if !asked.contains(&what) {
+            asked.push(what);
+        }
+    }
+    for what in asked {
+        for kept in runs {
+            for row in kept.outcome.rows.iter().filter(|row| row.what == what) {
+                let paper =
+                    if row.section.is_empty() { row.paper.clone() } else { format!("{} ({})", row.paper, row.section) };
+                let cells = [what, &paper, &kept.source(), &row.ours, label(&row.verdict), &row.why].map(cell);
+                text.push_str(&format!("| {} |\n", cells.join(" | ")));
+            }
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_committed_page_is_what_the_kept_runs_give() {
+        assert_eq!(stale(&crate::root()).unwrap(), None);
+    }
+
+    fn outcome(source: &str, machine: &str, ours: &str) -> String {
+        format!(
+            "{{\"schema\":1,\"experiment\":\"fujii\",\"source\":\"{source}\",\"machine\":\"{machine}\",\"commit\":\"c0ffee\",\"rows\":[{{\"what\":\
+             \"A1\",\"paper\":\"IORW wins | to 8 MB\",\"section\":\"IV-A\",\"ours\":\"{ours}\",\"verdict\":\"not-reproduced\",\"why\":\"engines\"}}]}}"
+        )
+    }
+
+    #[test]
+    fn the_newest_run_of_each_source_is_shown_and_one_question_stands_together() {
+        let runs = [
+            ("2026-11-24-h200x1-fujii", outcome("cuda", "NVIDIA H200", "old")),
+            ("2026-11-25-h200x1-fujii", outcome("cuda", "NVIDIA H200", "new")),
+            ("2026-11-25-h100x1-fujii", outcome("cuda", "NVIDIA H100 80GB HBM3", "other")),
+            ("2026-11-25-sim-fujii", outcome("sim", "fujii-gtx480", "model")),
+        ];
+        let page = render(&newest(runs.into_iter().map(|(run, text)| (run.to_owned(), text))).unwrap());
+        assert!(!page.contains("old"), "{page}");
+        let at = |text: &str| page.find(text).unwrap_or_else(|| panic!("{text}: {page}"));
+        let row = |source: &str, ours: &str| {
+            format!("| A1 | IORW wins \\| to 8 MB (IV-A) | {source} | {ours} | not reproduced | engines |\n")
+        };
+        assert!(at(&row("measured, H100", "other")) < at(&row("measured, H200", "new")));
+        assert!(at(&row("measured, H200", "new")) < at(&row("simulated", "model")));
+        at(
+            "| `fujii` | simulated | [2026-11-25-sim-fujii](../bench/runs/2026-11-25-sim-fujii/summary.md), commit c0ffee | 0 | 0 | 0 | 1 | 0 |",
+        );
+    }
+}
