@@ -115,7 +115,9 @@ impl Restriction {
         });
         let tunings = old.tunings.iter().filter(|(key, _)| stays(&key.gpu));
         let tunings = tunings.map(|(key, tuning)| (TuningKey { gpu: self.end(key.gpu), ..*key }, *tuning)).collect();
-        Profile { stamp, curves: curves(&old.curves), posted: curves(&old.posted), tunings }
+        let prices = old.prices.iter().filter(|(key, _)| stays(&key.gpu));
+        let prices = prices.map(|(key, list)| (TuningKey { gpu: self.end(key.gpu), ..*key }, list.clone())).collect();
+        Profile { stamp, curves: curves(&old.curves), posted: curves(&old.posted), tunings, prices }
     }
 
     /// The cost entry, unless it was for GPUs that are all gone.
