@@ -486,9 +486,30 @@ pub(crate) struct ExplainArgs {
     /// What may not be used
     #[arg(long, value_enum, value_delimiter = ',')]
     pub(crate) exclude: Vec<ExcludeArg>,
+    /// CPUs that the copy may keep busy, that of the caller included
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) cpus: Option<u32>,
+    /// Pinned memory that the copy may take, for example "64 MiB"
+    #[arg(long, value_parser = bytes)]
+    pub(crate) pinned: Option<Bytes>,
+    /// Multiprocessors that the copy may keep busy
+    #[arg(long, value_name = "N")]
+    pub(crate) multiprocessors: Option<u32>,
+    /// Which of the tunings of `staged` that are within 5 % of the fastest
+    #[arg(long, value_enum, value_name = "WHICH", default_value_t = PreferArg::Cheapest)]
+    pub(crate) prefer: PreferArg,
     /// Show how many samples are behind each figure
     #[arg(long)]
     pub(crate) long: bool,
+}
+
+/// One of several tunings that are nearly as fast.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum PreferArg {
+    /// The one with the least CPU time
+    Cheapest,
+    /// The fastest
+    Fastest,
 }
 
 /// Host memory as users call it.

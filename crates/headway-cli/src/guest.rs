@@ -16,7 +16,8 @@ use crate::args::some_bytes;
 
 #[derive(Debug, Args)]
 pub(crate) struct ExecArgs {
-    /// Large copies from and to ordinary memory are made by several threads through page-locked memory
+    /// Large copies from and to ordinary memory are made by several threads through page-locked memory, where that is the best way
+    /// known
     #[arg(long, value_enum, value_name = "WHETHER", num_args = 0..=1, require_equals = true, default_missing_value = "on",
         default_value = "on")]
     pub(crate) fast: Switch,
@@ -46,7 +47,7 @@ pub(crate) struct ExecArgs {
     /// it up. In the name, `%p` is the process; further processes of the program write to FILE.PROCESS
     #[arg(long, value_name = "FILE")]
     pub(crate) log: Option<PathBuf>,
-    /// Do not exchange with other guests of this user when bulk copies are under way
+    /// Do not exchange with other guests of this user when bulk copies are under way, or how many CPUs they copy with
     #[arg(long)]
     pub(crate) alone: bool,
     /// Use at most this part of each GPU's multiprocessors, at the same time as others: the program joins the MPS daemon of the
@@ -59,6 +60,9 @@ pub(crate) struct ExecArgs {
     /// With `--share`: socket of the broker [default: the user's, else the machine's]
     #[arg(long, value_name = "PATH", requires = "share")]
     pub(crate) socket: Option<PathBuf>,
+    /// Neither use what earlier programs have learnt of copies on this node, nor keep what this one learns
+    #[arg(long)]
+    pub(crate) no_cache: bool,
     /// The program and its arguments, behind `--`
     #[arg(last = true, required = true, value_name = "COMMAND")]
     pub(crate) command: Vec<OsString>,
@@ -66,7 +70,11 @@ pub(crate) struct ExecArgs {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Switch {
+    /// Where it is the best way known
     On,
+    /// Every copy of 1 MiB and more, whatever it costs
+    Always,
+    /// Not at all
     Off,
 }
 
@@ -131,8 +139,9 @@ fn options(args: &ExecArgs) -> Result<(GuestOptions, Option<String>)> {
         // Small copies that go by a kernel wait for nobody: then whole copies keep their full rate.
         PieceArg::Auto => (None, None),
     };
-    let ExecArgs { stats, lint, verify, alone, .. } = *args;
-    Ok((GuestOptions { fast: args.fast == Switch::On, aside, piece, stats, lint, verify, alone }, why))
+    let ExecArgs { stats, lint, verify, alone, no_cache, .. } = *args;
+    let (fast, always_fast) = (args.fast != Switch::Off, args.fast == Switch::Always);
+    Ok((GuestOptions { fast, always_fast, no_cache, aside, piece, stats, lint, verify, alone }, why))
 }
 
 /// Returns only if the program could not be started.

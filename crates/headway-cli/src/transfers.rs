@@ -4,13 +4,13 @@ use std::fmt::Write;
 
 use anyhow::Result;
 use headway::explain::{self as explaining, Question};
-use headway::explain::{Explanation, Figures, TAIL_SAMPLES};
+use headway::explain::{Bounds, Explanation, Figures, Prefer, Price, TAIL_SAMPLES, cpu_seconds};
 use headway::units::Nanos;
 use headway_lab::bench::{self, Outcome};
 use headway_measure::{self as measuring, Depth};
 
 use crate::Answer;
-use crate::args::{BenchArgs, ExplainArgs, MeasureArgs};
+use crate::args::{BenchArgs, ExplainArgs, MeasureArgs, PreferArg};
 use crate::commands::{Bar, Out, interrupt};
 use crate::show::{imitation, quoted};
 
@@ -150,12 +150,35 @@ pub(crate) fn explain(out: &Out, args: &ExplainArgs) -> Result<Answer> {
         active: args.active,
         objective: args.objective,
         excluded: args.exclude.iter().copied().map(Into::into).collect(),
+        bounds: bounds(args),
     };
     let explanation = explaining::explain(&question)?;
     let mut json = serde_json::to_value(&explanation)?;
     json["schema"] = 1.into();
     out.print(&json, || explained(&explanation, args.long))?;
     Ok(Answer::Yes)
+}
+
+fn bounds(args: &ExplainArgs) -> Bounds {
+    let none = Bounds::default();
+    Bounds {
+        cpus_max: args.cpus.unwrap_or(none.cpus_max),
+        pinned_max: args.pinned.unwrap_or(none.pinned_max),
+        multiprocessors_max: args.multiprocessors.unwrap_or(none.multiprocessors_max),
+        prefer: match args.prefer {
+            PreferArg::Cheapest => Prefer::Cheapest,
+            PreferArg::Fastest => Prefer::Fastest,
+        },
+    }
+}
+
+/// What a copy keeps busy, as `7 CPUs 48 MiB`.
+fn priced(price: &Price) -> String {
+    let mut parts = vec![format!("{} CPU{}", price.cpus, if price.cpus == 1 { "" } else { "s" })];
+    parts.extend(price.cpu_per_gb.map(|per_gb| format!("{} CPU s/GB", cpu_seconds(per_gb))));
+    parts.extend((price.pinned.0 > 0).then(|| format!("{} pinned", price.pinned)));
+    parts.extend((price.multiprocessors > 0).then(|| format!("{} SM", price.multiprocessors)));
+    parts.join(", ")
 }
 
 fn explained(explanation: &Explanation, long: bool) -> String {
@@ -179,6 +202,9 @@ fn explained(explanation: &Explanation, long: bool) -> String {
             let _ = write!(text, " {:<8}", "");
         }
         let _ = writeln!(text, " {}", row.verdict);
+    }
+    if let Some(row) = explanation.rows.first() {
+        let _ = writeln!(text, "\nprice     {}", priced(&row.price));
     }
     for line in &explanation.why {
         let _ = writeln!(text, "\n{line}");

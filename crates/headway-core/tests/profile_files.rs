@@ -2,8 +2,8 @@
 
 use headway_core::files::machine::{EndpointId, Machine, SHIPPED, parse, shipped, write};
 use headway_core::models::transfer::{
-    Curve, Direction, HostMemory, Key, Load, Mapping, Method, Point, Profile, Stamp, Statistic, Stores, Tuning,
-    TuningKey,
+    Curve, Direction, HostMemory, Key, Load, Mapping, Method, Point, PricedTuning, Profile, Stamp, Statistic, Stores,
+    Tuning, TuningKey,
 };
 use headway_core::units::{Bytes, Nanos};
 use proptest::prelude::*;
@@ -94,7 +94,8 @@ const STAGING: &str = "gpu = \"gpu1\"\ndirection";
 
 #[test]
 fn curves_are_spread_over_their_gpus_and_defaults_filled_in() {
-    let Profile { stamp, curves, posted, tunings, .. } = base().profile;
+    let Profile { stamp, curves, posted, tunings, prices, .. } = base().profile;
+    assert!(prices.is_empty(), "files of earlier versions have none");
     let stamp = stamp.expect("it has one");
     assert_eq!((stamp.gpus.len(), stamp.pcie[2].as_str(), stamp.cpus.as_str()), (3, "5.0 x8", "0-15"));
     let gpus = [1, 2, 3].map(EndpointId);
@@ -493,12 +494,50 @@ fn any_tunings() -> impl Strategy<Value = std::collections::BTreeMap<TuningKey, 
     proptest::collection::btree_map(key, tuning, 0..6)
 }
 
+fn any_prices() -> impl Strategy<Value = Vec<PricedTuning>> {
+    let figures = (1..=1_u64 << 50, of(Stores::WORDS), 1..=64_u32, 1..=1_u64 << 50, 1..=1_u64 << 50, 1..=1_u64 << 50);
+    let priced = figures.prop_map(|(buffer, stores, in_flight, bytes, time, cpu)| PricedTuning {
+        tuning: Tuning { threads: 1, buffer: Bytes(buffer), stores, in_flight },
+        bytes: Bytes(bytes),
+        time: Nanos(time),
+        cpu: Nanos(cpu),
+    });
+    // No tuning has two prices.
+    let apart = |(at, mut one): (usize, PricedTuning)| {
+        one.tuning.threads = 1 + at as u32;
+        one
+    };
+    proptest::collection::vec(priced, 0..4).prop_map(move |all| all.into_iter().enumerate().map(apart).collect())
+}
+
+#[test]
+fn prices_of_tunings_that_cannot_be_are_refused() {
+    let with = |prices: &str| format!("in_flight = 1\nprices = {prices}");
+    let base = BASE.replacen("in_flight = 1", &with("[[6, 8388608, \"plain\", 3, 1000, 10, 60]]"), 1);
+    assert_ne!(base, BASE);
+    let machine = parse("x", &base).unwrap();
+    let prices: Vec<_> = machine.profile.prices.values().flatten().collect();
+    assert_eq!((prices[0].tuning.threads, prices[0].time, prices[0].cpu), (6, Nanos(10), Nanos(60)));
+    for (prices, said) in [
+        ("[[6, 8388608, \"plain\", 3, 1000, 10]]", "is not the price of a tuning"),
+        ("[[0, 8388608, \"plain\", 3, 1000, 10, 60]]", "0"),
+        ("[[6, 8388608, \"plaid\", 3, 1000, 10, 60]]", "plaid"),
+        ("[[6, 8388608, \"plain\", 3, 0, 10, 60]]", "0"),
+        ("[[6, 1, \"plain\", 3, 9, 10, 60], [6, 1, \"plain\", 3, 9, 11, 50]]", "is the second price of this tuning"),
+        ("7", "7"),
+    ] {
+        let error = parse("x", &BASE.replacen("in_flight = 1", &with(prices), 1)).unwrap_err().to_string();
+        assert!(error.contains(said), "{prices}: {error}");
+    }
+}
+
 proptest! {
     #[test]
     fn any_profile_reads_back_as_it_was_written(
         curves in proptest::collection::btree_map(any_key(), any_curve(), 0..8),
         shared in any_curve(),
         tunings in any_tunings(),
+        prices in proptest::collection::vec(any_prices(), 6),
         texts in proptest::collection::vec("\\PC{0,8}|[\u{0}-\u{ff}]{0,4}", 6),
     ) {
         let mut machine = base();
@@ -518,7 +557,8 @@ proptest! {
         if let Some(key) = curves.keys().find(|key| key.peer.is_none()).cloned() {
             curves.extend((1..3).map(|gpu| (Key { gpu: EndpointId(gpu), ..key.clone() }, shared.clone())));
         }
-        machine.profile = Profile { stamp: Some(stamp(&texts)), curves, posted, tunings, ..Profile::default() };
+        let prices = tunings.keys().copied().zip(prices).filter(|(_, prices)| !prices.is_empty()).collect();
+        machine.profile = Profile { stamp: Some(stamp(&texts)), curves, posted, tunings, prices, ..Profile::default() };
         prop_assert_eq!(reread(&machine), machine);
     }
 

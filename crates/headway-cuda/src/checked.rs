@@ -218,6 +218,15 @@ impl Driver {
         })
     }
 
+    /// What the GPU of this number is, without opening it.
+    ///
+    /// # Errors
+    /// [`DeviceError`] for a number that there is not.
+    pub fn identity(&self, index: u32) -> Result<GpuIdentity, DeviceError> {
+        let ordinal = self.device(index)?;
+        Ok(GpuIdentity { name: self.name(ordinal)?, uuid: self.uuid(ordinal)?, pci: self.pci(ordinal)? })
+    }
+
     /// Number of devices.
     pub(crate) fn count(&self) -> Result<c_int, DeviceError> {
         let mut count: c_int = 0;
@@ -293,6 +302,17 @@ impl Driver {
         unsafe { call!(self, cuDeviceCanAccessPeer(&raw mut answer, from, to)) }?;
         Ok(answer != 0)
     }
+}
+
+/// What a GPU is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GpuIdentity {
+    /// As the driver calls it.
+    pub name: String,
+    /// As `nvidia-smi` writes it.
+    pub uuid: String,
+    /// The PCI address in the kernel's form, where there is one.
+    pub pci: Option<String>,
 }
 
 /// A thread's current context, which is current again when this is dropped.

@@ -24,7 +24,7 @@ mod timeline;
 pub mod window;
 mod words;
 
-pub use checked::{CurrentContext, Driver};
+pub use checked::{CurrentContext, Driver, GpuIdentity};
 pub use gpu::CudaGpu;
 pub use nvml::{ComputeMode, Nvml, NvmlGpu, NvmlReport, PcieLink};
 pub use ordered::{HostEnd, LentEnds, OrderedCopier, OrderedOptions, RawCopy, StreamHandle, Ticket};

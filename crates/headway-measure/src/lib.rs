@@ -55,11 +55,15 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use std::{fs, io};
 
 use headway_core::files::machine::{self, EndpointId, Machine};
-use headway_core::models::transfer::{Direction, HostMemory, Key, Load, Method, Profile, Tuning, TuningKey};
+use headway_core::models::transfer::price::worth_keeping;
+use headway_core::models::transfer::{
+    Direction, HostMemory, Key, Load, Method, PricedTuning, Profile, Tuning, TuningKey,
+};
 use headway_core::units::{Bytes, Nanos};
 use headway_device::gpu::Gpu;
 use headway_os::{affinity, copy};
 use headway_runtime::copy::{Copier, CopyLimits, CopyOptions, How};
+use serde::{Deserialize, Serialize};
 
 use self::arbitration::Asking;
 use self::copy_timer::{CopySpec, CopyTimer, TimerOptions};
@@ -363,7 +367,8 @@ impl Measurement<'_> {
     fn copier(&self, gpus: &[EndpointId]) -> Result<Arc<Copier>, Error> {
         let options = CopyOptions { resident: true, multipath: true, ..CopyOptions::default() };
         let ends = gpus.iter().copied().zip(self.devices.iter().cloned()).collect();
-        let profile = Profile { tunings: self.machine.profile.tunings.clone(), ..Profile::default() };
+        let Profile { tunings, prices, .. } = self.machine.profile.clone();
+        let profile = Profile { tunings, prices, ..Profile::default() };
         Ok(Arc::new(Copier::new(ends, profile, options)?))
     }
 
@@ -439,25 +444,25 @@ impl Measurement<'_> {
             };
             for group in &groups {
                 let first = group[0];
-                let key = format!("staging gpu{first} {direction} {memory} {bytes_max}");
+                let key = format!("staging with prices gpu{first} {direction} {memory} {bytes_max}");
                 let found = self.session.step(&key, |session| {
                     search(session, &mut timers[first..=first], (direction, memory), space(1), samples)
                 })?;
                 for &gpu in group {
                     let key = TuningKey { gpu: gpus[gpu], direction, memory, active: 1 };
-                    self.machine.profile.tunings.extend(found.map(|tuning| (key, tuning)));
+                    found.iter().for_each(|found| found.put(&mut self.machine.profile, key));
                 }
                 self.session.advance()?;
             }
             if gpus.len() > 1 {
                 let active = gpus.len() as u32;
-                let key = format!("staging all {direction} {memory} {bytes_max}");
+                let key = format!("staging with prices all {direction} {memory} {bytes_max}");
                 let found = self
                     .session
                     .step(&key, |session| search(session, &mut timers, (direction, memory), space(active), samples))?;
                 for &gpu in gpus {
                     let key = TuningKey { gpu, direction, memory, active };
-                    self.machine.profile.tunings.extend(found.map(|tuning| (key, tuning)));
+                    found.iter().for_each(|found| found.put(&mut self.machine.profile, key));
                 }
                 self.session.advance()?;
             }
@@ -617,7 +622,8 @@ fn search(
     (direction, memory): (Direction, HostMemory),
     space: staging::Space,
     samples: u32,
-) -> Result<Option<Tuning>, Error> {
+) -> Result<Option<Found>, Error> {
+    let mut tried: Vec<PricedTuning> = Vec::new();
     let method = Method::Staged;
     let effort = Effort { warm_up: 1, n_min: samples, n_max: samples, time: Nanos::ZERO };
     let names: Vec<String> = timers.iter().map(|timer| timer.gpu().to_string()).collect();
@@ -628,17 +634,46 @@ fn search(
         let Tuning { threads, buffer, stores, in_flight } = tuning;
         let key =
             format!("tuning gpu{} {direction} {memory} {threads} {} {stores} {in_flight}", names.join("+"), buffer.0);
+        let mut cpus: Vec<Nanos> = Vec::new();
         let figures = timer_threads::with(timers, &spec, |threads| {
             session.series_below(&key, effort, limit, |turn| {
                 let timings = threads.time(turn)?;
+                // The CPU time is that of the whole process, the same for all that copy at once.
+                cpus.extend(timings.iter().filter_map(|timing| timing.cpu).max());
                 Ok(timings.iter().map(|timing| timing.done).max().unwrap_or_default())
             })
         })?;
+        cpus.sort_unstable();
+        // Of several GPUs at once each has its part.
+        if let Some(cpu) = cpus.get(cpus.len() / 2) {
+            let cpu = Nanos(cpu.0.div_ceil(names.len().max(1) as u64)).max(Nanos(1));
+            let time = figures.median.max(Nanos(1));
+            let priced = PricedTuning { tuning, bytes: space.bytes, time, cpu };
+            // Finalists are timed again: the later figures count.
+            tried.retain(|known| known.tuning != tuning);
+            tried.push(priced);
+        }
         Ok::<_, Error>(figures.median)
     })?;
     // Comparing takes several times as long as copying: of a search, only the last copies.
     timers.iter_mut().try_for_each(CopyTimer::compare)?;
-    Ok(found.map(|(tuning, _)| tuning))
+    Ok(found.map(|(tuning, _)| Found { tuning, prices: worth_keeping(&tried) }))
+}
+
+/// What a search found, as the journal keeps it: the tuning, and what it and others cost.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Found {
+    tuning: Tuning,
+    prices: Vec<PricedTuning>,
+}
+
+impl Found {
+    fn put(&self, profile: &mut Profile, key: TuningKey) {
+        profile.tunings.insert(key, self.tuning);
+        if !self.prices.is_empty() {
+            profile.prices.insert(key, self.prices.clone());
+        }
+    }
 }
 
 /// Writes `text` to `path`, whole or not at all.

@@ -8,6 +8,7 @@ use headway_core::files::machine::{
     Route,
 };
 use headway_core::models::transfer::Method;
+pub use headway_core::units::day as date;
 use headway_core::units::{Nanos, PPM, Rate};
 use headway_device::gpu::Gpu;
 use headway_os::topology;
@@ -169,20 +170,6 @@ impl Builder {
         machine.capacities.extend(limits);
         machine
     }
-}
-
-/// The day of a time in seconds since 1970, as `2026-11-21` (UTC): H. Hinnant, "chrono-compatible low-level date
-/// algorithms", `civil_from_days`.
-pub fn date(seconds: u64) -> String {
-    let days = seconds / 86_400 + 719_468;
-    let (era, day_of_era) = (days / 146_097, days % 146_097);
-    let year_of_era = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let shifted = (5 * day_of_year + 2) / 153;
-    let (day, month) =
-        (day_of_year - (153 * shifted + 2) / 5 + 1, if shifted < 10 { shifted + 3 } else { shifted - 9 });
-    let year = year_of_era + era * 400 + u64::from(month <= 2);
-    format!("{year:04}-{month:02}-{day:02}")
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use headway::Diagnosis;
-use headway::explain::{Question, explain};
+use headway::explain::{Bounds, Question, explain};
 use headway::gpus::Backend;
 use headway_core::files::machine;
 use headway_core::models::transfer::{Direction, HostMemory, Load, Method, Statistic};
@@ -45,6 +45,7 @@ fn question(machine: &Path, bytes: u64, direction: Direction, memory: HostMemory
         active: 1,
         objective: Statistic::P99,
         excluded: Vec::new(),
+        bounds: Bounds::default(),
     }
 }
 
@@ -215,4 +216,24 @@ fn two_gpus_are_measured_together_and_a_part_without_a_file_to_complete_is_refus
     assert!(machine.capacities.iter().any(|capacity| capacity.id == "gpu1.peer-in"));
     let one = MeasureOptions { gpus: Some(1), force: true, only: vec![Step::Kernels], ..two };
     assert!(matches!(measure(&one, |_| ()), Err(Error::OtherNode { file: 2, here: 1, .. })));
+}
+
+#[test]
+fn tunings_have_prices_and_the_cheapest_near_the_fastest_is_taken() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("node.toml");
+    let sizes = Some(vec![Bytes(1 << 20)]);
+    let staging = MeasureOptions { only: vec![Step::Links, Step::Staging], sizes, ..options(&file) };
+    measure(&staging, |_| ()).unwrap();
+    let profile = machine::parse("node", &fs::read_to_string(&file).unwrap()).unwrap().profile;
+    assert_eq!(profile.tunings.len(), 3);
+    for key in profile.tunings.keys() {
+        let prices = profile.prices_of(key);
+        assert!(prices.iter().all(|priced| priced.bytes == Bytes(1 << 20) && priced.cpu > Nanos::ZERO), "{prices:?}");
+        let picked = profile.tuning(key, &Bounds::default()).unwrap();
+        let price = prices.iter().find(|priced| priced.tuning == picked).expect("what is taken has a price");
+        let near = |time: Nanos| time.0 * 100 <= prices[0].time.0 * 105;
+        assert!(near(price.time), "{picked:?} of {prices:?}");
+        assert!(prices.iter().all(|other| !near(other.time) || other.cpu >= price.cpu), "{picked:?} of {prices:?}");
+    }
 }

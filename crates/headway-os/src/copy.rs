@@ -53,6 +53,15 @@ fn copy_demoted(to: &mut [u8], from: &[u8], demote: impl Fn(*const u8) + Copy) {
     each_line(&to[tail..], demote);
 }
 
+/// Whether the CPU stores 64 bytes past the cache at a time.
+#[must_use]
+pub fn stores_wide() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return is_x86_feature_detected!("avx512f");
+    #[cfg(not(target_arch = "x86_64"))]
+    false
+}
+
 /// Whether the CPU moves lines to its shared cache when asked to ([`demote`]).
 #[must_use]
 pub fn can_demote() -> bool {

@@ -7,6 +7,7 @@
 pub mod affinity;
 pub mod clock;
 pub mod copy;
+pub mod cpu_shares;
 pub mod environment;
 mod errno;
 pub mod fork;
@@ -16,3 +17,6 @@ pub mod sched;
 pub mod topology;
 
 pub use errno::{Errno, OsError};
+
+/// Flags with which a file is opened where somebody else could have put a link, or a pipe that nobody writes, in its place.
+pub const OPEN_NO_LINK: i32 = libc::O_NOFOLLOW | libc::O_NONBLOCK;

@@ -100,6 +100,36 @@ pub fn pci_numa(root: &Path, address: &str) -> Result<Option<u32>, TopologyError
     }
 }
 
+/// The PCIe generation that the device `address` can do; `None` where the kernel does not say. Ports are not asked: those of virtual
+/// machines say anything.
+#[must_use]
+pub fn pci_generation(root: &Path, address: &str) -> Option<u32> {
+    let device = root.join("bus/pci/devices").join(pci_address(address)?);
+    let (_, text) = read(device.join("max_link_speed")).ok()?;
+    // `32.0 GT/s PCIe`, in older kernels without the last word.
+    match text.split(['.', ' ']).next()? {
+        "2" => Some(1),
+        "5" => Some(2),
+        "8" => Some(3),
+        "16" => Some(4),
+        "32" => Some(5),
+        "64" => Some(6),
+        _ => None,
+    }
+}
+
+/// What the kernel calls the CPUs; `None` where it does not say. `root` is `/` on a real machine.
+#[must_use]
+pub fn cpu_model(root: &Path) -> Option<String> {
+    let (_, text) = read(root.join("proc/cpuinfo")).ok()?;
+    let value = |key: &str| {
+        let line = text.lines().find(|line| line.split(':').next().is_some_and(|word| word.trim() == key))?;
+        Some(line.split_once(':')?.1.trim().to_owned())
+    };
+    // Arm kernels give numbers only.
+    value("model name").or_else(|| Some(format!("{} {}", value("CPU implementer")?, value("CPU part")?)))
+}
+
 /// Brings a PCI address into the kernel's form: lower case, a domain of four digits (NVML writes eight).
 #[must_use]
 pub fn pci_address(text: &str) -> Option<String> {
@@ -204,5 +234,30 @@ mod tests {
         assert!(matches!(pci_numa(root.path(), "0000:11:00.0"), Err(TopologyError::Parse { .. })));
         assert!(matches!(pci_numa(root.path(), "0000:12:00.0"), Err(TopologyError::Read { .. })));
         assert!(matches!(pci_numa(root.path(), "../../etc"), Err(TopologyError::Parse { .. })));
+    }
+
+    #[test]
+    fn the_speed_of_a_device_is_its_generation() {
+        let of = |text: &str| {
+            let root = tree(&[("bus/pci/devices/0000:0f:00.0/max_link_speed", text)]);
+            pci_generation(root.path(), "00000000:0F:00.0")
+        };
+        assert_eq!(
+            ["32.0 GT/s PCIe\n", "16.0 GT/s\n", "8 GT/s\n", "Unknown\n"].map(of),
+            [Some(5), Some(4), Some(3), None]
+        );
+        assert_eq!(pci_generation(Path::new("/nowhere"), "0000:0f:00.0"), None);
+    }
+
+    #[test]
+    fn the_model_of_the_cpus_is_the_kernels_word_or_arms_numbers() {
+        let root = tempfile::tempdir().unwrap();
+        assert_eq!(cpu_model(root.path()), None);
+        fs::create_dir_all(root.path().join("proc")).unwrap();
+        let write = |text: &str| fs::write(root.path().join("proc/cpuinfo"), text).unwrap();
+        write("processor\t: 0\nmodel\t\t: 143\nmodel name\t: Intel(R) Xeon(R) 8481C\n");
+        assert_eq!(cpu_model(root.path()).unwrap(), "Intel(R) Xeon(R) 8481C");
+        write("processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd4f\n");
+        assert_eq!(cpu_model(root.path()).unwrap(), "0x41 0xd4f");
     }
 }

@@ -12,6 +12,7 @@ use headway_core::models::transfer::Direction;
 
 use crate::context::{self, Prepared};
 use crate::driver::{self, DevicePtr, Driver, Relaxed, SUCCESS, Status, Stream, driver};
+use crate::fast::{Answer, Timing};
 use crate::log::{self, Asked, Made};
 use crate::stats::{self, Kind, Outcome};
 use crate::{fast, lint, neighbours, road, verify};
@@ -40,6 +41,8 @@ pub(crate) struct In {
 
 /// From this size on a copy is bulk: it holds the engine for 40 us and more on PCIe 5.
 const BULK_MIN: usize = 2 << 20;
+/// From this size on a copy of ordinary memory may be made by several threads.
+const FAST_MIN: usize = headway::copy::NodeClass::LEAST.0 as usize;
 /// Up to this size a copy may be made by a kernel. It shares the link with the engine about half and half, so 16 MiB take
 /// 0.45 ms beside a bulk copy (H200, 2026-11-23), and the bulk copy loses a fifth of its rate meanwhile.
 const ASIDE_MAX: usize = 16 << 20;
@@ -74,7 +77,7 @@ static LARGE: AtomicUsize = AtomicUsize::new(usize::MAX);
 static LARGE_IN: AtomicUsize = AtomicUsize::new(usize::MAX);
 static OPTIONS: OnceLock<GuestOptions> = OnceLock::new();
 
-fn options() -> GuestOptions {
+pub(crate) fn options() -> GuestOptions {
     OPTIONS.get().copied().unwrap_or_default()
 }
 
@@ -114,8 +117,8 @@ pub(crate) fn begin() {
         LARGE.store(BULK_MIN, Ordering::Relaxed);
     }
     if options.fast {
-        LARGE.store(BULK_MIN.min(headway::copy::STAGED_OUT_MIN), Ordering::Relaxed);
-        LARGE_IN.store(headway::copy::STAGED_IN_MIN, Ordering::Relaxed);
+        LARGE.store(BULK_MIN.min(FAST_MIN), Ordering::Relaxed);
+        LARGE_IN.store(FAST_MIN, Ordering::Relaxed);
     }
     ATTENTION.store(attention, Ordering::Relaxed);
 }
@@ -158,8 +161,9 @@ fn look_in(copy: In, kind: Kind, attention: u32, real: impl FnOnce() -> Status) 
             context::current(driver);
         }
         let large = copy.bytes >= LARGE_IN.load(Ordering::Relaxed);
-        let fast = if large { made_fast(driver, copy.of_ordinary_memory(), made) } else { None };
-        fast.unwrap_or_else(real)
+        let mut timing = None;
+        let fast = if large { made_fast(driver, copy.of_ordinary_memory(), made, &mut timing) } else { None };
+        fast.unwrap_or_else(|| by_driver(timing, real))
     })
 }
 
@@ -198,18 +202,32 @@ impl In {
     }
 }
 
-/// Makes a large copy by several threads if it is of ordinary memory; the call's answer then.
-fn made_fast(driver: &Driver, copy: fast::Copy, made: &mut Made) -> Option<Status> {
+/// The driver's own call, timed where that is asked for.
+fn by_driver(timing: Option<Timing>, real: impl FnOnce() -> Status) -> Status {
+    let status = real();
+    if let Some(timing) = timing {
+        timing.end(status);
+    }
+    status
+}
+
+/// Makes a large copy by several threads if it is of ordinary memory and that is the best way known; the call's answer then.
+fn made_fast(driver: &Driver, copy: fast::Copy, made: &mut Made, timing: &mut Option<Timing>) -> Option<Status> {
     let start = Instant::now();
     match fast::copy(driver, copy, &mut made.host) {
-        Ok(()) => {
+        Answer::Made => {
             stats::made_fast(copy.direction, copy.bytes, start.elapsed());
             let direction = if copy.direction == Direction::D2h { Towards::Out } else { Towards::In };
             made.by(Became::Fast, direction);
             Some(if options().verify { verify::compare(driver, copy, made.call, made.became) } else { SUCCESS })
         }
-        Err(why) => {
+        Answer::Left(why, timed) => {
             made.left_to_driver(why);
+            // What was decided on is a copy of ordinary memory, whatever the call's name says.
+            if why == Why::DriverFastest {
+                made.direction = if copy.direction == Direction::D2h { Towards::Out } else { Towards::In };
+            }
+            *timing = timed;
             None
         }
     }
@@ -250,20 +268,26 @@ fn make(out: Out, kind: Kind, attention: u32, real: impl FnOnce() -> Status, mad
     if by_address && out.bytes >= LARGE_IN.load(Ordering::Relaxed) {
         let copy =
             In { to: out.to as DevicePtr, from: out.from as *const c_void, bytes: out.bytes, stream: out.stream };
-        if let Some(status) = made_fast(driver, copy.of_ordinary_memory(), made) {
+        let mut timing = None;
+        if let Some(status) = made_fast(driver, copy.of_ordinary_memory(), made, &mut timing) {
             return status;
+        }
+        if made.direction == Towards::In {
+            return by_driver(timing, real);
         }
         // The end that was asked about may lie on the GPU.
         *made = Made::new(kind);
     }
     let options = options();
     let queues = options.aside != Aside::Never || options.piece.is_some();
+    let mut timing = None;
     if options.fast
-        && out.bytes >= headway::copy::STAGED_OUT_MIN
-        && let Some(status) = made_fast_out(driver, out, queues, made)
+        && out.bytes >= FAST_MIN
+        && let Some(status) = made_fast_out(driver, out, queues, made, &mut timing)
     {
         return status;
     }
+    let real = || by_driver(timing, real);
     if by_address && made.host == Host::KnownToDriver {
         made.host = Host::NotAsked;
     }
@@ -285,13 +309,19 @@ fn make(out: Out, kind: Kind, attention: u32, real: impl FnOnce() -> Status, mad
 }
 
 /// Makes a large copy out of a GPU by several threads; small copies of others would wait behind it, too.
-fn made_fast_out(driver: &Driver, out: Out, queues: bool, made: &mut Made) -> Option<Status> {
+fn made_fast_out(
+    driver: &Driver,
+    out: Out,
+    queues: bool,
+    made: &mut Made,
+    timing: &mut Option<Timing>,
+) -> Option<Status> {
     let context = queues.then(|| context::current(driver)).flatten();
     if let Some(context) = &context {
         context.enter();
         neighbours::announce(context.place, out.bytes);
     }
-    let answer = made_fast(driver, out.to_ordinary_memory(), made);
+    let answer = made_fast(driver, out.to_ordinary_memory(), made, timing);
     if let Some(context) = &context {
         context.leave();
     }

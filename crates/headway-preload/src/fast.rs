@@ -2,20 +2,23 @@
 //!
 //! The driver copies ordinary memory with one thread, at a fifth of the bus. Here the calling thread waits for its stream as the
 //! driver would, has the copy made by the same [`Copier`] that the library offers, and returns when the bytes are there. Every
-//! failure leaves the copy to the driver, which makes it again from the start.
+//! failure leaves the copy to the driver, which makes it again from the start. Which copies are made so, and by how many threads,
+//! [`Learning`] says: by built-in figures at first, then by what copies took.
 
 use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use headway::copy::{
-    At, Copier, CopyLimits, CopyOptions, CudaDriver, CudaGpu, Direction, Limits, Profile, frugal_staging,
+    Advised, At, Copier, CopyLimits, CopyOptions, CudaDriver, CudaGpu, Direction, How, Learning, LearningGpu,
+    LearningOptions, Limits, Profile, Tuning,
 };
-use headway::machine::EndpointId;
+use headway::machine::{EndpointId, Method};
 use headway::units::{Bytes, Nanos};
 use headway_core::files::guest_log::{Host, Why};
 
-use crate::driver::{self, DevicePtr, Driver, Relaxed, STREAM_LEGACY, SUCCESS, Stream};
-use crate::road;
+use crate::driver::{self, DevicePtr, Driver, Relaxed, STREAM_LEGACY, SUCCESS, Status, Stream};
+use crate::{decide, road, stats};
 
 /// The driver waits without end for a GPU that is busy, and so does a guest: a copy that was given up could still write.
 const PATIENCE: Nanos = Nanos(3_600_000_000_000);
@@ -37,6 +40,28 @@ pub(crate) struct Copy {
 struct Gpu {
     gpu: Arc<CudaGpu>,
     copier: Copier,
+}
+
+/// What becomes of a copy.
+pub(crate) enum Answer {
+    Made,
+    /// The driver makes it from the start, and what that takes is asked for where it teaches something.
+    Left(Why, Option<Timing>),
+}
+
+/// A copy by the driver's own call that is timed.
+pub(crate) struct Timing {
+    advised: Advised<'static>,
+    start: Instant,
+}
+
+impl Timing {
+    /// The driver's call has returned.
+    pub(crate) fn end(self, status: Status) {
+        if status == SUCCESS {
+            took(self.advised, self.start, None);
+        }
+    }
 }
 
 enum Known {
@@ -63,6 +88,47 @@ fn cuda() -> Option<Arc<CudaDriver>> {
     known.clone()
 }
 
+/// What is known of copies to and from each device; kept until the process ends.
+static LEARNING: Mutex<Vec<(c_int, Option<&'static Learning>)>> = Mutex::new(Vec::new());
+
+fn learning(device: c_int) -> Option<&'static Learning> {
+    let mut all = LEARNING.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some((_, known)) = all.iter().find(|(other, _)| *other == device) {
+        return *known;
+    }
+    let opened = open_learning(device);
+    if all.is_empty() {
+        // SAFETY: the function may be called at exit; it writes a file.
+        unsafe { libc::atexit(keep) };
+    }
+    all.push((device, opened));
+    opened
+}
+
+fn open_learning(device: c_int) -> Option<&'static Learning> {
+    let cuda = cuda()?;
+    let about = cuda.identity(u32::try_from(device).ok()?).ok()?;
+    let gpu = LearningGpu { name: about.name, uuid: Some(about.uuid), pci: about.pci, cuda: cuda.version().ok() };
+    let (guest, usual) = (decide::options(), LearningOptions::default());
+    let options = LearningOptions { always: guest.always_fast, keeps: usual.keeps && !guest.no_cache, ..usual };
+    let learning: &'static Learning = Box::leak(Box::new(Learning::open(&gpu, options)));
+    stats::choices(learning.basis());
+    Some(learning)
+}
+
+/// At exit: what was learnt is kept for the next program.
+extern "C" fn keep() {
+    if let Ok(all) = LEARNING.try_lock() {
+        all.iter().filter_map(|(_, learning)| *learning).for_each(Learning::keep);
+    }
+}
+
+fn took(advised: Advised<'static>, start: Instant, cpu: Option<Nanos>) {
+    let time = Nanos(u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX));
+    advised.took(time, cpu);
+    stats::timed();
+}
+
 fn open(driver: &Driver, device: c_int) -> Option<Gpu> {
     // Where the GPU uses ordinary memory by itself, its driver needs no help.
     if driver::attribute(driver, device, driver::PAGEABLE_ACCESS)? != 0 {
@@ -72,19 +138,23 @@ fn open(driver: &Driver, device: c_int) -> Option<Gpu> {
     let limits = Limits { host_bytes_max: Bytes(u64::MAX), ..Limits::default() };
     let gpu = Arc::new(CudaGpu::open(&cuda()?, index, limits).ok()?);
     let limits = CopyLimits { pinned_max: PINNED_MAX, patience: PATIENCE, ..CopyLimits::default() };
-    let options = CopyOptions { limits, ..CopyOptions::default() };
+    let options = CopyOptions { limits, shares_cpus: !decide::options().alone, ..CopyOptions::default() };
     let gpus = vec![(EndpointId(0), Arc::clone(&gpu) as _)];
     let copier = Copier::new(gpus, Profile::default(), options).ok()?;
+    // Threads and memory are there before the first copy is timed.
+    copier.prepare().ok()?;
     Some(Gpu { gpu, copier })
 }
 
-/// The GPU of the current context, if that is its primary context.
-fn current(driver: &Driver) -> Option<(c_int, Arc<Gpu>)> {
+/// The device of the current context.
+fn current_device(driver: &Driver) -> Option<c_int> {
     let mut device = 0;
     // SAFETY: `device` is valid for the call to write.
-    if unsafe { (driver.ctx_get_device)(&raw mut device) } != SUCCESS {
-        return None;
-    }
+    (unsafe { (driver.ctx_get_device)(&raw mut device) } == SUCCESS).then_some(device)
+}
+
+/// The GPU `device`, if the current context is its primary one.
+fn opened(driver: &Driver, device: c_int) -> Option<Arc<Gpu>> {
     let mut gpus = gpus();
     let known = gpus.iter().find(|(other, _)| *other == device);
     let gpu = match known {
@@ -100,7 +170,7 @@ fn current(driver: &Driver) -> Option<(c_int, Arc<Gpu>)> {
         }
     };
     drop(gpus);
-    gpu.gpu.is_current().ok().filter(|is| *is).map(|_| (device, gpu))
+    gpu.gpu.is_current().ok().filter(|is| *is).map(|_| gpu)
 }
 
 /// The primary context of a device may be about to be destroyed: what is kept for it goes first.
@@ -132,44 +202,66 @@ fn wait(driver: &Driver, stream: Stream) -> bool {
     unsafe { (driver.stream_synchronize)(stream) == SUCCESS }
 }
 
-/// Makes `copy`, and notes what the host's end is once that is known.
-///
-/// # Errors
-/// Why it is left to the driver, which makes it from the start.
-pub(crate) fn copy(driver: &Driver, copy: Copy, host_is: &mut Host) -> Result<(), Why> {
+/// Makes `copy` in the way that is the best as far as known, unless that is the driver's, and notes what the host's end is once that is
+/// known.
+pub(crate) fn copy(driver: &Driver, copy: Copy, host_is: &mut Host) -> Answer {
     let _relaxed = Relaxed::new(driver);
     if driver::captures(driver, copy.stream) {
-        return Err(Why::Capture);
+        return Answer::Left(Why::Capture, None);
     }
     if !driver::is_ordinary(driver, copy.host, copy.bytes) {
         *host_is = Host::KnownToDriver;
-        return Err(Why::NotOrdinary);
+        return Answer::Left(Why::NotOrdinary, None);
     }
     *host_is = Host::Ordinary;
-    let (device, gpu) = current(driver).ok_or(Why::Context)?;
+    let learning = current_device(driver).and_then(|device| Some((device, learning(device)?)));
+    let Some((device, learning)) = learning else { return Answer::Left(Why::Context, None) };
+    // SAFETY: the bytes are only asked about, not read; the guest keeps them while its call lasts.
+    let host = unsafe { std::slice::from_raw_parts(copy.host.cast::<u8>(), copy.bytes) };
+    let advised = learning.advise(copy.direction, host);
+    let Some(tuning) = advised.advice().tuning else {
+        // What the stream was given before is no part of the copy.
+        let timed = advised.advice().timed && wait(driver, copy.stream);
+        return Answer::Left(Why::DriverFastest, timed.then(|| Timing { advised, start: Instant::now() }));
+    };
+    match staged(driver, copy, device, tuning) {
+        Ok((start, cpu)) => {
+            took(advised, start, cpu);
+            Answer::Made
+        }
+        Err(why) => {
+            advised.absent();
+            Answer::Left(why, None)
+        }
+    }
+}
+
+/// Makes `copy` by several threads; when it began, and their CPU time.
+fn staged(driver: &Driver, copy: Copy, device: c_int, tuning: Tuning) -> Result<(Instant, Option<Nanos>), Why> {
+    let gpu = opened(driver, device).ok_or(Why::Context)?;
     if !driver::on_device(driver, copy.there, copy.bytes, device) {
         return Err(Why::NotOnGpu);
     }
     if !wait(driver, copy.stream) {
         return Err(Why::Failed);
     }
+    let start = Instant::now();
     // SAFETY: the driver knows the range as plain memory of this GPU. The guest keeps both ends while its call lasts, as for the
     // driver's own call.
     let buffer = unsafe { gpu.gpu.foreign(copy.there, copy.bytes) }.map_err(|_| Why::Failed)?;
     let at = At { buffer: &buffer, offset: 0 };
-    let host = copy.host.cast::<u8>();
+    let (host, how) = (copy.host.cast::<u8>(), How::Tuned(Method::Staged, tuning));
     let made = match copy.direction {
         Direction::D2h => {
             // SAFETY: as above; a page that cannot be written raises the signal that the driver's own copy raises there.
             let to = unsafe { std::slice::from_raw_parts_mut(host, copy.bytes) };
-            let how = frugal_staging(copy.direction, to);
-            gpu.copier.copy_out(to, at, how).is_ok()
+            gpu.copier.copy_out(to, at, how)
         }
         Direction::H2d | Direction::Peer => {
             // SAFETY: as above, for reading.
             let from = unsafe { std::slice::from_raw_parts(host, copy.bytes) };
-            gpu.copier.copy_in(at, from, frugal_staging(copy.direction, from)).is_ok()
+            gpu.copier.copy_in(at, from, how)
         }
     };
-    if made { Ok(()) } else { Err(Why::Failed) }
+    made.map(|report| (start, report.cpu)).map_err(|_| Why::Failed)
 }

@@ -2,6 +2,7 @@
 
 use std::ffi::c_int;
 use std::fmt::{self, Write};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -126,6 +127,10 @@ fn table(text: &mut Text) -> fmt::Result {
             )?;
         }
     }
+    if let Some(basis) = CHOICES.get() {
+        let timed = TIMED.load(Ordering::Relaxed);
+        writeln!(text, "  copies of ordinary memory are chosen by {basis}; {timed} copies of this program were timed")?;
+    }
     for (outcome, name) in OUTCOMES {
         let times = MADE[outcome as usize].load(Ordering::Relaxed);
         if times > 0 {
@@ -133,6 +138,18 @@ fn table(text: &mut Text) -> fmt::Result {
         }
     }
     Ok(())
+}
+
+/// What the choices for the first GPU began with, and copies that taught something since.
+static CHOICES: OnceLock<&'static str> = OnceLock::new();
+static TIMED: AtomicU64 = AtomicU64::new(0);
+
+pub(crate) fn choices(basis: &'static str) {
+    let _ = CHOICES.set(basis);
+}
+
+pub(crate) fn timed() {
+    TIMED.fetch_add(1, Ordering::Relaxed);
 }
 
 /// What was made by several threads: copies, bytes, nanoseconds; into a GPU and out of it.

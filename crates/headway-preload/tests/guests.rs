@@ -3,6 +3,8 @@
 //! The library in C counts what reaches the driver; the guest compares every byte. What passes here says which calls are made
 //! and in which order. It says nothing about any GPU.
 
+#[path = "guests/learning.rs"]
+mod learning;
 #[path = "guests/lint.rs"]
 mod lint;
 #[path = "guests/log.rs"]
@@ -90,10 +92,13 @@ const NOTHING: GuestOptions = GuestOptions {
     lint: false,
     verify: false,
     alone: true,
+    always_fast: false,
+    no_cache: true,
 };
 const ASIDE: GuestOptions = GuestOptions { aside: Aside::Auto, ..NOTHING };
 const YIELD: GuestOptions = GuestOptions { piece: Some(Bytes(8 << 20)), ..NOTHING };
-const FAST: GuestOptions = GuestOptions { fast: true, ..NOTHING };
+/// Whatever the figures say of this machine.
+const FAST: GuestOptions = GuestOptions { fast: true, always_fast: true, ..NOTHING };
 const BULK: usize = 20 << 20;
 
 #[test]

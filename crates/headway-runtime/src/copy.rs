@@ -2,6 +2,8 @@
 
 mod auto;
 mod bounce;
+mod cache;
+mod cpus;
 mod decide;
 mod engine;
 mod error;
@@ -9,6 +11,7 @@ mod execute;
 mod gate;
 mod gpu;
 mod kinds;
+mod learning;
 mod many;
 mod pages;
 mod peer;
@@ -27,7 +30,8 @@ use std::sync::{Arc, OnceLock};
 
 use headway_core::files::machine::EndpointId;
 use headway_core::models::transfer::arbitration::WAIT_COPIES;
-use headway_core::models::transfer::{Direction, HostMemory, Method, Profile, Tuning, default_tuning};
+use headway_core::models::transfer::learning::Prefer;
+use headway_core::models::transfer::{Bounds, Direction, HostMemory, Method, Profile, Tuning, default_tuning};
 use headway_core::units::{Bytes, NANOS_PER_SECOND, Nanos};
 use headway_device::buffer::Place;
 use headway_device::gpu::{Gpu, Mover, Piece};
@@ -44,6 +48,7 @@ use self::wait::Cancel;
 use self::watch::Watcher;
 
 pub use self::error::CopyError;
+pub use self::learning::{Advised, Learning, LearningGpu, LearningOptions};
 
 /// How much of everything copies take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,6 +57,10 @@ pub struct CopyLimits {
     pub pinned_max: Bytes,
     /// Staging threads of each GPU.
     pub threads_max: u32,
+    /// CPUs that the copies of each GPU keep busy, that of the thread that asks for one included. With one there is no staging.
+    pub cpus_max: u32,
+    /// Multiprocessors that a copy keeps busy; with none, as with [`CopyOptions::no_sm`].
+    pub multiprocessors_max: u32,
     /// Largest chunk of a long copy: what a small copy may have to wait for, twice.
     pub chunk_max: Bytes,
     /// A copy that makes no progress for this long is given up.
@@ -61,11 +70,13 @@ pub struct CopyLimits {
 }
 
 impl Default for CopyLimits {
-    /// 128 MiB pinned and 16 threads a GPU, chunks up to 32 MiB, 10 s, 1024 events.
+    /// 128 MiB pinned and 16 threads a GPU, all CPUs and multiprocessors, chunks up to 32 MiB, 10 s, 1024 events.
     fn default() -> Self {
         Self {
             pinned_max: Bytes(128 << 20),
             threads_max: 16,
+            cpus_max: u32::MAX,
+            multiprocessors_max: u32::MAX,
             chunk_max: Bytes(32 << 20),
             patience: Nanos(10 * NANOS_PER_SECOND),
             events_max: 1024,
@@ -87,9 +98,21 @@ pub struct CopyOptions {
     pub multipath: bool,
     /// Sources may be mapped files: `staged` reads their pages first, so that one that cannot be read is an error value.
     pub mapped_files: bool,
+    /// Of ways that are nearly as fast as the fastest, the cheapest in CPU time, or the fastest.
+    pub prefer: Prefer,
+    /// Copies have fewer threads while other processes of this user copy on the same CPUs.
+    pub shares_cpus: bool,
     /// Large destinations in ordinary memory without pages yet may be backed by huge pages (`MADV_HUGEPAGE`), where the kernel
     /// leaves that to the program: twice as fast, with half the CPU time (H200 machine, 2026-11-23).
     pub huge_pages: bool,
+}
+
+impl CopyOptions {
+    /// What a tuning is chosen within.
+    pub(crate) const fn bounds(&self) -> Bounds {
+        let CopyLimits { pinned_max, cpus_max, multiprocessors_max, .. } = self.limits;
+        Bounds { cpus_max, pinned_max, multiprocessors_max, prefer: self.prefer }
+    }
 }
 
 impl Default for CopyOptions {
@@ -102,6 +125,8 @@ impl Default for CopyOptions {
             no_threads: false,
             multipath: false,
             mapped_files: false,
+            prefer: Prefer::Cheapest,
+            shares_cpus: true,
             huge_pages: true,
         }
     }
@@ -140,6 +165,8 @@ pub struct CopyReport {
     pub observed: Nanos,
     /// Of that, waiting for engines that others used.
     pub waited: Nanos,
+    /// CPU time of all threads; `None` where it is not counted, as of methods that only the calling thread works for.
+    pub cpu: Option<Nanos>,
     /// Chunks of others that were ahead of the first one in the engine's queue.
     pub ahead: u64,
     /// The way that was asked for or chosen and could not be used, with the reason.
@@ -189,6 +216,8 @@ pub struct Copier {
     /// CPUs that the process could use when this was made.
     cpus: u32,
     watcher: Watcher,
+    /// Of each GPU whose copies are learnt from.
+    learning: Vec<OnceLock<Arc<Learning>>>,
     /// The process that has the threads and the drivers.
     home: Home,
     cancel: Cancel,
@@ -216,7 +245,7 @@ impl Copier {
     pub fn with_stale(
         gpus: Vec<(EndpointId, Arc<dyn Gpu>)>,
         profile: Profile,
-        options: CopyOptions,
+        mut options: CopyOptions,
         stale: Option<String>,
     ) -> Result<Self, CopyError> {
         let invalid = |reason: &str| CopyError::Invalid { what: "GPUs", reason: reason.into() };
@@ -227,6 +256,10 @@ impl Copier {
         if (0..gpus.len()).any(twice) {
             return Err(invalid("one is given twice"));
         }
+        let limits = &mut options.limits;
+        options.no_sm |= limits.multiprocessors_max == 0;
+        options.no_threads |= limits.cpus_max < 2;
+        limits.threads_max = limits.threads_max.min(limits.cpus_max.saturating_sub(1));
         let devices = gpus.iter().map(|(_, gpu)| Arc::clone(gpu)).collect();
         let gpus: Vec<CopierGpu> = gpus.into_iter().map(|(id, gpu)| CopierGpu::new(id, gpu, options.limits)).collect();
         if stale.is_none() {
@@ -249,15 +282,22 @@ impl Copier {
         if let Some(warning) = warning {
             auto.report(warning);
         }
+        let learning = gpus.iter().map(|_| OnceLock::new()).collect();
         let (cancel, thread_pool, observer) = (Cancel::default(), OnceLock::new(), OnceLock::new());
         let watcher = Watcher::new(options.limits.events_max);
         let home = Home::here();
-        Ok(Self { gpus, devices, options, auto, shares, cpus, watcher, home, cancel, thread_pool, observer })
+        Ok(Self { gpus, devices, options, auto, shares, cpus, watcher, learning, home, cancel, thread_pool, observer })
     }
 
     /// Calls `observer` at the end of every copy; `false` if there is one already.
     pub fn observe(&self, observer: Observer) -> bool {
         self.observer.set(observer).is_ok()
+    }
+
+    /// Has unnamed copies of ordinary memory of the GPU at position `gpu` go by what `learning` says where no profile does, and
+    /// teach it; `false` if that GPU learns already, or there is none.
+    pub fn learn(&self, gpu: usize, learning: Arc<Learning>) -> bool {
+        self.learning.get(gpu).is_some_and(|place| place.set(learning).is_ok())
     }
 
     /// Ends the copies that are under way at their next chunk, with [`CopyError::Cancelled`]. Later ones are not touched.

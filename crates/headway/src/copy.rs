@@ -6,6 +6,8 @@ use std::sync::Arc;
 
 use headway_core::files::machine::{EndpointId, Machine};
 use headway_core::models::transfer::Stamp;
+pub use headway_core::models::transfer::builtin::NodeClass;
+pub use headway_core::models::transfer::learning::{Advice, Prefer};
 pub use headway_core::models::transfer::{Direction, HostMemory, Profile, Stores, Tuning};
 pub use headway_device::gpu::{Caching, Gpu, Piece, Reach};
 pub use headway_device::{Access, Buffer, DeviceError, Limits, Span};
@@ -13,15 +15,14 @@ pub use headway_device::{Access, Buffer, DeviceError, Limits, Span};
 /// Whether most pages of a slice were never touched: such memory is slower to copy into.
 pub use headway_os::memory::mostly_absent;
 pub use headway_runtime::copy::{
-    At, Copier, CopyError, CopyLimits, CopyOptions, CopyReport, Event, How, ManyBy, Observation, Observer, Probe,
+    Advised, At, Copier, CopyError, CopyLimits, CopyOptions, CopyReport, Event, How, Learning, LearningGpu,
+    LearningOptions, ManyBy, Observation, Observer, Probe,
 };
 
 /// GPUs of the CUDA driver, for copies of memory that somebody else allocated ([`CudaGpu::foreign`]).
-pub use headway_cuda::{CudaGpu, Driver as CudaDriver};
+pub use headway_cuda::{CudaGpu, Driver as CudaDriver, GpuIdentity};
 
-pub use self::streams::{
-    CopyTicket, STAGED_IN_MIN, STAGED_OUT_MIN, StreamCopier, StreamOptions, WhichGpu, frugal_staging,
-};
+pub use self::streams::{CopyTicket, StreamCopier, StreamOptions, WhichGpu};
 pub use headway_cuda::{RawCopy, StreamHandle};
 
 use crate::gpus::{self, Backend};
@@ -71,8 +72,33 @@ pub fn open(options: &OpenOptions) -> Result<Copier, Error> {
     let ids = names(machine.as_ref(), &gpus)?;
     let profile = machine.as_ref().map_or_else(Profile::default, |machine| machine.profile.clone());
     let stale = profile.stamp.as_ref().and_then(|was| difference(was, &stamp::stamp(&gpus, String::new())));
+    let learns = machine.is_none();
     let gpus = ids.into_iter().zip(gpus).collect();
-    Copier::with_stale(gpus, profile, options.copies, stale).map_err(Error::Copy)
+    let copier = Copier::with_stale(gpus, profile, options.copies, stale).map_err(Error::Copy)?;
+    if learns {
+        learn(&copier, &options.copies);
+    }
+    Ok(copier)
+}
+
+/// Has copies of ordinary memory of real GPUs go by built-in figures and by what they teach.
+fn learn(copier: &Copier, options: &CopyOptions) {
+    let limits = &options.limits;
+    for (at, gpu) in copier.gpus().iter().enumerate() {
+        let about = gpu.description();
+        if about.source == headway_device::Source::Cuda {
+            let threads_max = limits.threads_max.min(limits.cpus_max.saturating_sub(1));
+            let gpu =
+                LearningGpu { name: about.name.clone(), uuid: about.uuid.clone(), pci: about.pci.clone(), cuda: None };
+            copier.learn(
+                at,
+                Arc::new(Learning::open(
+                    &gpu,
+                    LearningOptions { threads_max, prefer: options.prefer, ..LearningOptions::default() },
+                )),
+            );
+        }
+    }
 }
 
 /// The name of each GPU in the machine file: by UUID where the file has them, else in order.

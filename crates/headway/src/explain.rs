@@ -1,8 +1,12 @@
 //! Which method a copy would take, and why (specification of transfers, 3.2): answered from a machine file, without a GPU.
 
 use headway_core::files::machine::Machine;
+pub use headway_core::models::transfer::learning::Prefer;
+pub use headway_core::models::transfer::price::cpu_seconds;
 use headway_core::models::transfer::{self, Available, Profile, Request, choose, defaults};
-pub use headway_core::models::transfer::{Direction, Explanation, Figures, HostMemory, Load, Statistic, TAIL_SAMPLES};
+pub use headway_core::models::transfer::{
+    Bounds, Direction, Explanation, Figures, HostMemory, Load, Price, Statistic, TAIL_SAMPLES,
+};
 use headway_core::units::Bytes;
 
 use crate::Error;
@@ -30,6 +34,8 @@ pub struct Question {
     pub objective: Statistic,
     /// What may not be used.
     pub excluded: Vec<Exclusion>,
+    /// How much of everything the copy may take, and whether the cheapest of nearly equal tunings is taken.
+    pub bounds: Bounds,
 }
 
 /// Something that may not be used.
@@ -82,6 +88,7 @@ pub fn explain(question: &Question) -> Result<Explanation, Error> {
         no_sm: excluded(Exclusion::Sm),
         no_threads: excluded(Exclusion::Threads),
         multipath: !excluded(Exclusion::Multipath),
+        bounds: question.bounds,
         ..measured_ways(&known)
     };
     Ok(transfer::explain(&machine, &request, &choose(&machine.profile, &request, &available)))
@@ -117,6 +124,7 @@ mod tests {
             active: 1,
             objective: Statistic::Median,
             excluded: Vec::new(),
+            bounds: Bounds::default(),
         }
     }
 

@@ -40,6 +40,7 @@ fn copies() -> Vec<Copy> {
         Why::NotLaunched,
         Why::Whole,
         Why::Failed,
+        Why::DriverFastest,
     ];
     let mut copies: Vec<Copy> = calls.map(|call| Copy { call, ..COPY }).to_vec();
     copies.extend(whys.map(|why| Copy { why: Some(why), ..COPY }));

@@ -29,6 +29,8 @@ pub enum Aside {
 pub struct GuestOptions {
     /// Whether large copies from and to ordinary memory go through pinned buffers and several threads.
     pub fast: bool,
+    /// Whether that is done whatever the figures say; without `fast` it means nothing.
+    pub always_fast: bool,
     /// Small copies out of a GPU.
     pub aside: Aside,
     /// The piece in which bulk copies out of a GPU are queued, so that other streams get in between; `None` = whole.
@@ -41,6 +43,8 @@ pub struct GuestOptions {
     pub verify: bool,
     /// Whether the guest neither tells other guests of its bulk copies nor asks for theirs.
     pub alone: bool,
+    /// Whether nothing that was learnt of copies is read from the user's cache folder, or kept there.
+    pub no_cache: bool,
 }
 
 /// The smallest piece that is accepted: below it a copy engine spends most of its time on set-up.
@@ -63,11 +67,16 @@ impl fmt::Display for GuestOptions {
         if let Some(piece) = self.piece {
             write!(f, ",piece={}", piece.0)?;
         }
-        f.write_str(if self.fast { ",fast" } else { "" })?;
+        f.write_str(match (self.fast, self.always_fast) {
+            (false, _) => "",
+            (true, false) => ",fast",
+            (true, true) => ",fast=always",
+        })?;
         f.write_str(if self.stats { ",stats" } else { "" })?;
         f.write_str(if self.lint { ",lint" } else { "" })?;
         f.write_str(if self.verify { ",verify" } else { "" })?;
-        f.write_str(if self.alone { ",alone" } else { "" })
+        f.write_str(if self.alone { ",alone" } else { "" })?;
+        f.write_str(if self.no_cache { ",no-cache" } else { "" })
     }
 }
 
@@ -87,10 +96,12 @@ impl FromStr for GuestOptions {
                     options.piece = Some(Bytes(piece));
                 }
                 ("fast", "") => options.fast = true,
+                ("fast", "always") => (options.fast, options.always_fast) = (true, true),
                 ("stats", "") => options.stats = true,
                 ("lint", "") => options.lint = true,
                 ("verify", "") => options.verify = true,
                 ("alone", "") => options.alone = true,
+                ("no-cache", "") => options.no_cache = true,
                 _ => return Err(unknown()),
             }
         }
@@ -106,9 +117,12 @@ mod tests {
     fn options_survive_the_environment() {
         for aside in [Aside::Never, Aside::Auto, Aside::Always] {
             for piece in [None, Some(PIECE_MIN), Some(Bytes(4 << 20))] {
-                for bits in 0..32 {
-                    let [fast, stats, alone, lint, verify] = [1, 2, 4, 8, 16].map(|bit| bits & bit != 0);
-                    let options = GuestOptions { fast, aside, piece, stats, lint, verify, alone };
+                for bits in 0..128 {
+                    let [fast, stats, alone, lint, verify, no_cache, always] =
+                        [1, 2, 4, 8, 16, 32, 64].map(|bit| bits & bit != 0);
+                    let always_fast = fast && always;
+                    let options =
+                        GuestOptions { fast, always_fast, aside, piece, stats, lint, verify, alone, no_cache };
                     assert_eq!(options.to_string().parse(), Ok(options));
                 }
             }
@@ -117,7 +131,7 @@ mod tests {
 
     #[test]
     fn unknown_words_and_tiny_pieces_are_refused() {
-        for text in ["aside=sometimes", "piece=1", "piece=", "faster", "stats=1"] {
+        for text in ["aside=sometimes", "piece=1", "piece=", "faster", "fast=never", "stats=1"] {
             assert_eq!(text.parse::<GuestOptions>(), Err(GuestOptionError { word: text.to_owned() }));
         }
     }

@@ -156,6 +156,8 @@ pub enum Why {
     Whole,
     /// Another way began and failed; the driver made the copy from the start.
     Failed,
+    /// The driver's own call is the fastest known, or tried to see whether it is.
+    DriverFastest,
 }
 
 impl Why {
@@ -173,6 +175,7 @@ impl Why {
             Self::NoLine => "all page-locked lines were in use",
             Self::NotLaunched => "the driver did not take the kernel",
             Self::Whole => "bulk copies are not cut into pieces, or not of this memory",
+            Self::DriverFastest => "the driver's own call is the fastest way known, or was tried",
             Self::Failed => "another way failed, and the driver made the copy from the start",
         }
     }

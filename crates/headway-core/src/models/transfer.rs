@@ -4,15 +4,18 @@
 
 mod abilities;
 pub mod arbitration;
+pub mod builtin;
 mod choose;
 mod curve;
 mod defaults;
 mod explain;
 pub mod fit;
+pub mod learning;
 pub mod links;
 mod method;
 mod pieces;
 pub mod policy;
+pub mod price;
 mod selector;
 mod words;
 
@@ -25,6 +28,7 @@ pub use self::defaults::{default_tuning, defaults};
 pub use self::explain::{Explanation, Row, explain};
 pub use self::method::{Mapping, Method, NotAMethod, Shape};
 pub use self::pieces::Geometry;
+pub use self::price::{Bounds, Price, PricedTuning};
 pub use self::selector::Selector;
 use crate::files::machine::EndpointId;
 use crate::units::Bytes;
@@ -179,8 +183,24 @@ pub struct Profile {
     /// Of posted window stores, the time until the CPU has handed the data over, by the key of the curve in `curves` that
     /// says when it can be seen. Methods are compared by the latter.
     pub posted: std::collections::BTreeMap<Key, Curve>,
-    /// The tunings of `staged`.
+    /// The tunings of `staged`: the fastest that was found, with threads in reserve.
     pub tunings: std::collections::BTreeMap<TuningKey, Tuning>,
     /// Who waits for whom at the copy engines; a pair that is missing was not asked.
     pub arbitration: std::collections::BTreeMap<(EndpointId, Direction), arbitration::Arbitration>,
+    /// Of these and other tunings what they cost, where that was measured: by time, none of them worse than another in everything.
+    pub prices: std::collections::BTreeMap<TuningKey, Vec<PricedTuning>>,
+}
+
+impl Profile {
+    /// The tuning of `key` that `bounds` leave and prefer.
+    #[must_use]
+    pub fn tuning(&self, key: &TuningKey, bounds: &Bounds) -> Option<Tuning> {
+        Some(bounds.pick(self.prices_of(key), *self.tunings.get(key)?))
+    }
+
+    /// What tunings of `key` cost, as far as measured.
+    #[must_use]
+    pub fn prices_of(&self, key: &TuningKey) -> &[PricedTuning] {
+        self.prices.get(key).map_or(&[], Vec::as_slice)
+    }
 }

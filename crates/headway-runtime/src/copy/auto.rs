@@ -137,6 +137,7 @@ impl Auto {
             methods: self.methods(gpus, at).difference(absent).copied().collect(),
             no_sm: self.options.no_sm,
             no_threads: self.options.no_threads,
+            bounds: self.options.bounds(),
             multipath: self.options.multipath && at.granted,
             realtime: false,
             stale: self.stale.clone(),
@@ -180,7 +181,7 @@ impl Auto {
             let tunings = self.profile.tunings.iter();
             let mut fitting: Vec<(u32, Tuning)> = tunings
                 .filter(|(key, _)| key.gpu == gpu && key.direction == at.direction && key.memory == memory)
-                .map(|(key, tuning)| (key.active, *tuning))
+                .filter_map(|(key, _)| Some((key.active, self.profile.tuning(key, &self.options.bounds())?)))
                 .collect();
             fitting.sort_by_key(|(active, _)| (*active > at.active, active.abs_diff(at.active)));
             fitting.first().map(|(_, tuning)| *tuning)

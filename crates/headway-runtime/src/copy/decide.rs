@@ -1,5 +1,6 @@
 //! The decision on one copy: by which method, with which tuning, over whose links.
 
+use headway_core::models::transfer::builtin::NodeClass;
 use headway_core::models::transfer::links::{Borrow, Links};
 use headway_core::models::transfer::policy::{self, Bucket};
 use headway_core::models::transfer::{HostMemory, Load, Method, Tuning};
@@ -8,6 +9,7 @@ use headway_core::units::{Bytes, Nanos};
 use super::auto::Pick;
 use super::error::{Absence, chain};
 use super::execute::{LINKS_MAX, RELAYS_MAX};
+use super::learning::Advised;
 use super::request::{Host, Request};
 use super::shares::Running;
 use super::situation::Situation;
@@ -31,6 +33,8 @@ pub(super) struct Decision<'a> {
     pub(super) judged: Option<Bucket>,
     /// The first method that could not be used, with the reason.
     pub(super) instead_of: Option<(Method, String)>,
+    /// Of a copy whose method no profile says: what is to be told when it ends.
+    pub(super) advised: Option<Advised<'a>>,
     /// What an unnamed method was chosen by; `None` = memory that only the driver knows how to handle.
     situation: Option<Situation>,
     /// Tells other copies of this one, and gives back borrowed links.
@@ -48,6 +52,7 @@ impl<'a> Decision<'a> {
             relays,
             judged: None,
             instead_of: None,
+            advised: None,
             situation: None,
             _running: None,
         }
@@ -109,8 +114,15 @@ impl Copier {
         let mut links = (request.len >= BULK).then(|| self.shares.links(request.direction));
         let situation = situation.map(|at| links.as_ref().map_or(at, |links| self.standing(links, at)));
         let mut pick = situation.map_or(Pick::DRIVER, |at| self.auto.pick(&self.gpus, at, bytes));
+        let advised = situation.and_then(|at| self.advise(at, pick, bytes));
+        if let Some(advised) = &advised {
+            let tuning = advised.advice().tuning;
+            let method = if tuning.is_some() { Method::Staged } else { Method::Pageable };
+            pick = Pick { method, tuning, predicted: None };
+        }
         let mut instead_of: Option<(Method, String)> = None;
-        let judged = situation.filter(|_| known).and_then(|at| self.judged(at, pick, bytes));
+        let judged =
+            situation.filter(|_| advised.is_none()).filter(|_| known).and_then(|at| self.judged(at, pick, bytes));
         if let Some(bucket) = judged
             && self.watcher.decide(|| bucket) == policy::Decision::Driver
         {
@@ -123,7 +135,8 @@ impl Copier {
             .filter(|_| pick.method.abilities().occupies.engine)
             .map(|links| self.begin(links, request, borrow));
         drop(links);
-        let undecided = Decision { named: false, situation, judged, instead_of, ..Decision::of_nothing(How::Auto) };
+        let undecided =
+            Decision { named: false, situation, judged, instead_of, advised, ..Decision::of_nothing(How::Auto) };
         self.picked(undecided.under_way(running), pick)
     }
 
@@ -188,8 +201,19 @@ impl Copier {
     /// `tuning` with no more threads than one of so many parties finds CPUs for: what was measured with fewer of them may ask for
     /// more.
     pub(super) fn within(&self, tuning: Tuning, parties: u32) -> Tuning {
-        let fair = (self.cpus.saturating_sub(1) / parties.max(1)).max(1);
+        let cpus = self.cpus.min(self.options.limits.cpus_max);
+        let fair = (cpus.saturating_sub(1) / parties.max(1)).max(1);
         Tuning { threads: tuning.threads.min(fair), ..tuning }
+    }
+
+    /// Where no profile says what copies of ordinary memory cost: what copies have taught, and the built-in figures.
+    fn advise(&self, at: Situation, pick: Pick, bytes: Bytes) -> Option<Advised<'_>> {
+        let learning = self.learning[at.gpu].get()?;
+        let open =
+            [Method::Pageable, Method::Staged].contains(&pick.method) && at.load == Load::Alone && at.active == 1;
+        let ordinary = at.memory != HostMemory::Pinned;
+        (open && ordinary && bytes >= NodeClass::LEAST && !self.options.no_threads)
+            .then(|| learning.advise_kind(at.direction, at.memory, bytes))
     }
 
     /// The bucket in which the watch judges this choice: those against which the driver's curve can be held.

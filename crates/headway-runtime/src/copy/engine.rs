@@ -47,11 +47,13 @@ pub(super) struct Moved {
     pub(super) waited: Nanos,
     /// Others' chunks ahead of the first one.
     pub(super) ahead: u64,
+    /// CPU time of all threads, where it is counted.
+    pub(super) cpu: Option<Nanos>,
 }
 
 impl Moved {
     /// One operation that waited for nobody.
-    pub(super) const ONE: Self = Self { chunks: 1, waited: Nanos::ZERO, ahead: 0 };
+    pub(super) const ONE: Self = Self { chunks: 1, waited: Nanos::ZERO, ahead: 0, cpu: None };
 }
 
 /// A copy that ended early.

@@ -3,12 +3,14 @@
 use std::sync::atomic::AtomicBool;
 
 use headway_core::decisions::staging::Flow;
+use headway_core::models::transfer::price::{KERNEL_BLOCKS_IN, KERNEL_BLOCKS_OUT};
 use headway_core::models::transfer::{Direction, HostMemory, Mapping, Method, Shape, default_tuning};
 use headway_core::units::Bytes;
 use headway_device::gpu::{Mover, Operation, Piece};
 use headway_device::{Buffer, DeviceError, HostKind};
-use headway_os::memory;
+use headway_os::{clock, memory};
 
+use super::cpus;
 use super::decide::Decision;
 use super::engine::{Bounds, Moved, Step, Stopped, chunk_bytes, steps};
 use super::gpu::CopierGpu;
@@ -22,9 +24,6 @@ const WINDOW_STEP: usize = 4 << 20;
 /// From this size on destinations without pages get huge ones; and how many of their pages are looked at.
 const HUGE_MIN: usize = 16 << 20;
 const HUGE_SAMPLES: usize = 8;
-/// Thread blocks of a copy kernel: 8 in and 4 out reach what a copy engine does on an H200, 1 in reaches 12 GB/s.
-const KERNEL_BLOCKS_IN: u32 = 8;
-const KERNEL_BLOCKS_OUT: u32 = 4;
 /// GPUs whose links `multipath` uses besides the target's own: with a fourth link memory was the limit on an H200 node.
 pub(super) const RELAYS_MAX: usize = 3;
 /// Links of one copy: its own and those.
@@ -71,6 +70,11 @@ impl Copier {
     fn forbidden(&self, method: Method) -> Result<(), CopyError> {
         let excludes = self.options.no_sm && method.abilities().occupies.multiprocessor();
         if excludes { Err(excluded(method, "no_sm")) } else { Ok(()) }
+    }
+
+    /// Thread blocks of a copy kernel, each of which takes a multiprocessor.
+    pub(super) fn kernel_blocks(&self, direction: Direction) -> u32 {
+        kernel_blocks(direction).min(self.options.limits.multiprocessors_max)
     }
 
     /// Checks that the host end is pinned.
@@ -134,7 +138,7 @@ impl Copier {
         self.pinned(gpu, request, "kernel")?;
         let cancel = self.cancel.watch();
         let (direction, len) = (request.direction, request.len);
-        let by = Mover::Kernel { blocks: kernel_blocks(direction) };
+        let by = Mover::Kernel { blocks: self.kernel_blocks(direction) };
         request
             .with_buffers(Some(gpu.device.domain()), |from, to| {
                 let chunk = chunk_bytes(len, self.options.limits.chunk_max);
@@ -193,10 +197,15 @@ impl Copier {
         let mut links: Vec<&Pool> = vec![&self.gpus[request.gpu].pool];
         links.extend(relays.into_iter().map(|gpu| &gpu.pool));
         let pinned = links.len() > 1 && self.pinned(&self.gpus[request.gpu], request, "multipath").is_ok();
-        let tuning = decision.tuning.unwrap_or_else(|| {
+        let mut tuning = decision.tuning.unwrap_or_else(|| {
             let ordinary = || self.situation(request).map_or(HostMemory::Touched, |at| at.memory);
             default_tuning(request.direction, if pinned { HostMemory::Pinned } else { ordinary() })
         });
+        // What other processes of this user copy by needs CPUs, too; what is emulated needs none that anybody else counts.
+        let real = self.gpus[request.gpu].device.description().source == headway_device::Source::Cuda;
+        let part = (self.options.shares_cpus && real && !pinned).then(|| cpus::part(tuning.threads)).flatten();
+        tuning.threads = part.as_ref().map_or(tuning.threads, headway_os::cpu_shares::Part::threads);
+        let before = clock::thread_cpu_time();
         let huge = match &mut request.host {
             Host::Out(to) if self.options.huge_pages && to.len() >= HUGE_MIN => {
                 let fresh = memory::mostly_absent(to, HUGE_SAMPLES);
@@ -228,7 +237,8 @@ impl Copier {
             }
         };
         let moved = moved.map_err(|error| staging_error(method, error))?;
-        Ok(Moved { chunks: moved.chunks, waited: moved.waited, ahead: 0 })
+        let cpu = clock::thread_cpu_time().saturating_sub(before).saturating_add(moved.cpu);
+        Ok(Moved { chunks: moved.chunks, waited: moved.waited, ahead: 0, cpu: Some(cpu) })
     }
 
     fn staged_once(

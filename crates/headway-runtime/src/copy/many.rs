@@ -133,13 +133,14 @@ impl Copier {
             observed: clock::now().saturating_sub(started),
             waited: moved.waited,
             ahead: moved.ahead,
+            cpu: None,
             instead_of,
         })
     }
 
     /// The mover for `request`; `None` = its pieces one by one, as single copies.
     fn mover(&self, many: &Many<'_>, request: &Checked) -> Option<ManyBy> {
-        let kernel = ManyBy::kernel(many.direction);
+        let kernel = ManyBy::Queue(Mover::Kernel { blocks: self.kernel_blocks(many.direction) });
         let pieces = request.pieces.len();
         if pieces <= 1 || request.bytes / pieces >= LONG {
             return None;
@@ -262,7 +263,7 @@ impl Copier {
             Some(by) => Some(by),
             None if whole => None,
             None if self.options.no_sm => Some(Mover::Batch),
-            None => Some(Mover::Kernel { blocks: kernel_blocks(many.direction) }),
+            None => Some(Mover::Kernel { blocks: self.kernel_blocks(many.direction) }),
         };
         let wanted = (2 * threads).max(3).min(blocks.blocks.len());
         let slots = take_slots(gpu, wanted, self.options.limits.pinned_max, bounds)

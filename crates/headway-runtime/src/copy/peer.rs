@@ -39,6 +39,7 @@ impl Copier {
                 observed: clock::now().saturating_sub(started),
                 waited: moved.waited,
                 ahead: moved.ahead,
+                cpu: None,
                 instead_of,
             }
         });
@@ -139,7 +140,7 @@ impl Copier {
         }
         let (first, second) = (outward.finish()?, inward.finish()?);
         let waited = first.waited.saturating_add(second.waited);
-        Ok(Moved { chunks: second.chunks, waited, ahead: first.ahead })
+        Ok(Moved { chunks: second.chunks, waited, ahead: first.ahead, cpu: None })
     }
 }
 

@@ -7,6 +7,7 @@ use headway_os::clock;
 
 use super::decide::Decision;
 use super::engine::Moved;
+use super::learning::Advised;
 use super::request::Request;
 use super::{Copier, CopyError, CopyReport, How, Observation};
 
@@ -23,10 +24,14 @@ impl Copier {
                 observed: clock::now().saturating_sub(started),
                 waited: moved.waited,
                 ahead: moved.ahead,
+                cpu: moved.cpu,
                 instead_of: decision.instead_of,
             };
             if let Some(bucket) = decision.judged {
                 self.judge(bucket, &report);
+            }
+            if let Some(advised) = decision.advised {
+                learn(advised, &report);
             }
             report
         });
@@ -79,5 +84,13 @@ impl Copier {
             self.watcher.observe_instead(bucket, observed, driver)
         };
         events.into_iter().for_each(|event| self.auto.report(event));
+    }
+}
+
+/// Tells what an advised copy took, if it was made as advised.
+fn learn(advised: Advised<'_>, report: &CopyReport) {
+    let asked = if advised.advice().tuning.is_some() { Method::Staged } else { Method::Pageable };
+    if report.method == asked && report.instead_of.is_none() {
+        advised.took(report.observed.saturating_sub(report.waited), report.cpu);
     }
 }

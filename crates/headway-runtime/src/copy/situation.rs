@@ -126,7 +126,7 @@ impl Copier {
 }
 
 /// Pages to look at in a copy of `bytes` bytes: each takes up to 0.9 us, which is to be little of the request.
-const fn samples(bytes: usize) -> usize {
+pub(super) const fn samples(bytes: usize) -> usize {
     match bytes {
         ..0x20_0000 => 1,
         0x20_0000..0x100_0000 => 3,

@@ -19,34 +19,18 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use headway_core::files::machine::EndpointId;
-use headway_core::models::transfer::{Direction, Method, Profile, Stores, Tuning};
+use headway_core::models::transfer::builtin::NodeClass;
+use headway_core::models::transfer::{Direction, Method, Profile};
 use headway_core::units::{Bytes, Nanos};
 use headway_cuda::{CudaGpu, Driver, HostEnd, LentEnds, OrderedCopier, OrderedOptions, RawCopy, Ticket};
+use headway_device::gpu::Gpu;
 use headway_device::{DeviceError, Limits};
 use headway_os::ipc::Bell;
-use headway_os::memory::mostly_absent;
-use headway_runtime::copy::{At, Copier, CopyError, CopyLimits, CopyOptions, CopyReport, How};
+use headway_runtime::copy::{
+    Advised, At, Copier, CopyError, CopyLimits, CopyOptions, CopyReport, How, Learning, LearningGpu, LearningOptions,
+};
 
 use crate::Error;
-
-/// From this size on `staged` copied ordinary memory into an H200 faster than the driver by a quarter and more (`bench/runs`).
-pub const STAGED_IN_MIN: usize = 4 << 20;
-/// The same out of the GPU.
-pub const STAGED_OUT_MIN: usize = 2 << 20;
-
-/// How large copies between a GPU and the ordinary memory `host` are made where nothing was measured: by `staged`, with the threads and
-/// buffers that reach nine tenths of page-locked memory at the least price in CPUs (H200, 512 MiB: six threads 10.0 ms, fourteen 10.0
-/// ms; `bench/runs/2026-11-22-h200x1-transfers-none-behind/tunings.csv`).
-#[must_use]
-pub fn frugal_staging(direction: Direction, host: &[u8]) -> How {
-    let (threads, buffer, stores) = match direction {
-        // It is the first touch of pages that takes long, and threads share it.
-        Direction::D2h if mostly_absent(host, 8) => (12, 16 << 20, Stores::Plain),
-        Direction::D2h => (4, 8 << 20, Stores::NonTemporal),
-        Direction::H2d | Direction::Peer => (6, 8 << 20, Stores::Plain),
-    };
-    How::Tuned(Method::Staged, Tuning { threads, buffer: Bytes(buffer), stores, in_flight: 3 })
-}
 
 /// The GPU that a [`StreamCopier`] is for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -85,8 +69,8 @@ pub struct StreamCopier {
     copier: Copier,
     ordered: OrderedCopier,
     patience: Duration,
-    /// Whether a profile says what copies cost here.
-    is_measured: bool,
+    /// What copies teach, where no profile says what they cost.
+    learning: Option<Learning>,
     watched: Arc<Watched>,
 }
 
@@ -124,12 +108,12 @@ impl StreamCopier {
             CopyLimits { pinned_max: options.pinned, threads_max: options.threads, patience, ..CopyLimits::default() };
         let copies = CopyOptions { limits, ..CopyOptions::default() };
         let gpus = vec![(EndpointId(0), Arc::clone(&gpu) as _)];
-        let is_measured = profile.is_some();
+        let learning = profile.is_none().then(|| learning(&gpu, driver.version().ok(), options.threads));
         let copier = Copier::new(gpus, profile.unwrap_or_default(), copies).map_err(Error::Copy)?;
         let ordered = OrderedOptions { threads: options.threads, ..OrderedOptions::default() };
         let ordered = OrderedCopier::new(&gpu, ordered).map_err(failed)?;
         drop(before);
-        Ok(Self { gpu, copier, ordered, patience: options.patience, is_measured, watched: Arc::default() })
+        Ok(Self { gpu, copier, ordered, patience: options.patience, learning, watched: Arc::default() })
     }
 
     #[must_use]
@@ -147,17 +131,28 @@ impl StreamCopier {
         let made = self.ordered.copy_now(copy, self.patience, |LentEnds { device, host }| {
             let at = At { buffer: device, offset: 0 };
             match host {
-                HostEnd::Source(from) => self.copier.copy_in(at, from, self.how(Direction::H2d, from)),
-                HostEnd::Destination(to) => self.copier.copy_out(to, at, self.how(Direction::D2h, to)),
+                HostEnd::Source(from) => {
+                    told(self.advised(Direction::H2d, from), |how| self.copier.copy_in(at, from, how))
+                }
+                HostEnd::Destination(to) => {
+                    let advised = self.advised(Direction::D2h, to);
+                    told(advised, |how| self.copier.copy_out(to, at, how))
+                }
             }
         });
         made.map_err(invalid)?.transpose().map_err(Error::Copy)
     }
 
-    /// What was measured decides, if something was.
-    fn how(&self, direction: Direction, host: &[u8]) -> How {
-        let least = if direction == Direction::D2h { STAGED_OUT_MIN } else { STAGED_IN_MIN };
-        if self.is_measured || host.len() < least { How::Auto } else { frugal_staging(direction, host) }
+    /// What copies have taught decides where nothing was measured.
+    fn advised(&self, direction: Direction, host: &[u8]) -> Option<Advised<'_>> {
+        let learning = self.learning.as_ref().filter(|_| host.len() as u64 >= NodeClass::LEAST.0)?;
+        Some(learning.advise(direction, host))
+    }
+
+    /// What choices of copies that wait are based on, for people.
+    #[must_use]
+    pub fn basis(&self) -> String {
+        self.learning.as_ref().map_or_else(|| "a profile".to_owned(), |learning| learning.basis().to_owned())
     }
 
     /// Queues a copy and returns at once: it begins after all that its stream was given before, and what the stream is given later begins
@@ -169,6 +164,32 @@ impl StreamCopier {
         let ticket = self.ordered.copy(copy).map_err(invalid)?;
         Ok(CopyTicket { ticket: Arc::new(ticket), watched: Arc::clone(&self.watched) })
     }
+}
+
+/// What is known of copies to and from `gpu`.
+pub(super) fn learning(gpu: &Arc<CudaGpu>, cuda: Option<(u32, u32)>, threads_max: u32) -> Learning {
+    let about = gpu.description();
+    let gpu = LearningGpu { name: about.name.clone(), uuid: about.uuid.clone(), pci: about.pci.clone(), cuda };
+    Learning::open(&gpu, LearningOptions { threads_max, ..LearningOptions::default() })
+}
+
+/// Makes a copy as advised, and tells what it took.
+fn told(
+    advised: Option<Advised<'_>>,
+    make: impl FnOnce(How) -> Result<CopyReport, CopyError>,
+) -> Result<CopyReport, CopyError> {
+    let how = match advised.as_ref().map(|advised| advised.advice().tuning) {
+        None => How::Auto,
+        Some(None) => How::By(Method::Pageable),
+        Some(Some(tuning)) => How::Tuned(Method::Staged, tuning),
+    };
+    let result = make(how);
+    match (&result, advised) {
+        (Ok(report), Some(advised)) => advised.took(report.observed.saturating_sub(report.waited), report.cpu),
+        (Err(_), Some(advised)) => advised.absent(),
+        (_, None) => {}
+    }
+    result
 }
 
 /// A copy that was queued. To drop it does not end the copy.

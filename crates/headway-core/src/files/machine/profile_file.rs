@@ -7,7 +7,7 @@ use crate::files::document::{Field, SIZE_MAX, TIME_MAX, Table};
 use crate::files::error::FileError;
 use crate::models::transfer::arbitration::{Arbitration, Cut, Wait};
 use crate::models::transfer::{
-    Curve, Direction, HostMemory, Key, Load, Method, Point, Stamp, Stores, Tuning, TuningKey,
+    Curve, Direction, HostMemory, Key, Load, Method, Point, PricedTuning, Stamp, Stores, Tuning, TuningKey,
 };
 use crate::units::{Bytes, Nanos, PPM};
 
@@ -23,7 +23,8 @@ const CURVE: &[&str] =
 const ARBITRATION: &[&str] = &["gpu", "gpus", "direction", "time", "whole", "words", "streams", "process"];
 /// A bulk copy's rate beside others, of that alone: a measurement may be off by some percent.
 const SHARE_MAX_PPM: u64 = 2 * PPM;
-const STAGING: &[&str] = &["gpu", "gpus", "direction", "memory", "active", "threads", "buffer", "stores", "in_flight"];
+const STAGING: &[&str] =
+    &["gpu", "gpus", "direction", "memory", "active", "threads", "buffer", "stores", "in_flight", "prices"];
 
 impl Reader<'_> {
     pub(super) fn profile(&mut self, top: &mut Table<'_>) -> Result<(), FileError> {
@@ -84,8 +85,12 @@ impl Reader<'_> {
             stores: table.require("stores", "\"plain\"")?.word(Stores::WORDS)?,
             in_flight: narrow(table.require("in_flight", "2")?.integer(1, IN_FLIGHT_MAX)?),
         };
+        let prices = table.take("prices").map(prices).transpose()?.unwrap_or_default();
         for gpu in gpus {
             let key = TuningKey { gpu, direction, memory: kind.unwrap_or(HostMemory::Touched), active };
+            if !prices.is_empty() {
+                self.machine.profile.prices.insert(key, prices.clone());
+            }
             if self.machine.profile.tunings.insert(key, tuning).is_some() {
                 let message = format!("`{}` has two tunings of staging {direction} for this situation", self.id(gpu));
                 return Err(table.error(message, "give one for each GPU and situation"));
@@ -312,6 +317,33 @@ fn wait(wrong: Wrong, figures: &[Field<'_>]) -> Result<Wait, FileError> {
         max: rest.get(1).copied().unwrap_or(Nanos::MAX),
     };
     if wait.median > wait.p99 || wait.p99 > wait.max { Err(wrong.order) } else { Ok(wait) }
+}
+
+/// What tunings cost, as `[threads, buffer, stores, in_flight, bytes of a copy, ns, CPU ns]`. Files of earlier versions have none.
+fn prices(field: Field<'_>) -> Result<Vec<PricedTuning>, FileError> {
+    const SHAPE: &str = "[6, 8388608, \"plain\", 3, 536870912, 10056545, 62000000]";
+    let mut prices: Vec<PricedTuning> = Vec::new();
+    for field in field.elements(&format!("[{SHAPE}]"))? {
+        let shape =
+            "a price is [threads, bytes of a buffer, stores, in_flight, bytes of a copy, ns, CPU ns]".to_owned();
+        let wrong = field.error(format!("`{}` is not the price of a tuning", field.excerpt()), Some(shape));
+        let twice = field.error(format!("`{}` is the second price of this tuning", field.excerpt()), None);
+        let figures = field.elements(SHAPE)?;
+        let [threads, buffer, stores, in_flight, bytes, time, cpu] = figures.as_slice() else { return Err(wrong) };
+        let tuning = Tuning {
+            threads: narrow(threads.integer(1, THREADS_MAX)?),
+            buffer: Bytes(buffer.integer(1, SIZE_MAX.0)?),
+            stores: stores.word(Stores::WORDS)?,
+            in_flight: narrow(in_flight.integer(1, IN_FLIGHT_MAX)?),
+        };
+        let bytes = Bytes(bytes.integer(1, SIZE_MAX.0)?);
+        let [time, cpu] = [time, cpu].map(|field| field.integer(1, TIME_MAX.0).map(Nanos));
+        if prices.iter().any(|known| known.tuning == tuning) {
+            return Err(twice);
+        }
+        prices.push(PricedTuning { tuning, bytes, time: time?, cpu: cpu? });
+    }
+    Ok(prices)
 }
 
 /// Points as `[bytes, samples, median, p99, max]` with times in ns; p99 and max may be left out together, or max alone.

@@ -117,7 +117,9 @@ impl Restriction {
         let tunings = tunings.map(|(key, tuning)| (TuningKey { gpu: self.end(key.gpu), ..*key }, *tuning)).collect();
         let asked = old.arbitration.iter().filter(|((gpu, _), _)| stays(gpu));
         let arbitration = asked.map(|((gpu, way), found)| ((self.end(*gpu), *way), found.clone())).collect();
-        Profile { stamp, curves: curves(&old.curves), posted: curves(&old.posted), tunings, arbitration }
+        let prices = old.prices.iter().filter(|(key, _)| stays(&key.gpu));
+        let prices = prices.map(|(key, list)| (TuningKey { gpu: self.end(key.gpu), ..*key }, list.clone())).collect();
+        Profile { stamp, curves: curves(&old.curves), posted: curves(&old.posted), tunings, prices, arbitration }
     }
 
     /// The cost entry, unless it was for GPUs that are all gone.

@@ -6,7 +6,9 @@ use std::fmt::{Display, Write as _};
 use super::{Calibration, CapacityId, CapacityKind, Cpu, EndpointId, EndpointKind, EngineClass, Machine, RouteId};
 use crate::files::document::{decimal, quoted};
 use crate::models::transfer::arbitration::{Arbitration, Cut, Wait};
-use crate::models::transfer::{Curve, Direction, HostMemory, Key, Load, Method, Point, Stamp, Tuning, TuningKey};
+use crate::models::transfer::{
+    Curve, Direction, HostMemory, Key, Load, Method, Point, PricedTuning, Stamp, Tuning, TuningKey,
+};
 use crate::units::Nanos;
 
 /// The machine file of `machine`, `header` as comments before it, one line each.
@@ -275,12 +277,16 @@ impl Text<'_> {
     }
 
     fn tunings(&mut self) {
-        let mut groups: BTreeMap<_, Shared<Tuning>> = BTreeMap::new();
-        for (&TuningKey { gpu, direction, memory, active }, tuning) in &self.machine.profile.tunings {
-            group(groups.entry((direction, memory, active)).or_default(), tuning, gpu);
+        let mut groups: BTreeMap<_, Shared<(Tuning, &[PricedTuning])>> = BTreeMap::new();
+        let machine = self.machine;
+        let profile = &machine.profile;
+        let all: Vec<_> =
+            profile.tunings.iter().map(|(key, tuning)| (*key, (*tuning, profile.prices_of(key)))).collect();
+        for (TuningKey { gpu, direction, memory, active }, priced) in &all {
+            group(groups.entry((*direction, *memory, *active)).or_default(), priced, *gpu);
         }
         for ((direction, memory, active), tunings) in groups {
-            for (tuning, gpus) in tunings {
+            for ((tuning, prices), gpus) in tunings {
                 self.table("[[staging]]");
                 self.gpus(&gpus, None);
                 self.field("direction", quoted(direction.word()));
@@ -290,6 +296,19 @@ impl Text<'_> {
                 self.field("buffer", quoted(&tuning.buffer.exact()));
                 self.field("stores", quoted(tuning.stores.word()));
                 self.field("in_flight", tuning.in_flight);
+                if !prices.is_empty() {
+                    self.line("prices = [");
+                    for PricedTuning { tuning, bytes, time, cpu } in prices.iter() {
+                        let Tuning { threads, buffer, stores, in_flight } = tuning;
+                        let stores = quoted(stores.word());
+                        let row = format!(
+                            "  [{threads}, {}, {stores}, {in_flight}, {}, {}, {}],",
+                            buffer.0, bytes.0, time.0, cpu.0
+                        );
+                        self.line(&row);
+                    }
+                    self.line("]");
+                }
             }
         }
     }

@@ -8,7 +8,7 @@ use std::fmt;
 use serde::Serialize;
 
 pub(super) use self::case::{Case, compare_lead};
-use super::{Direction, HostMemory, Load, Method, Profile, Statistic, Tuning};
+use super::{Bounds, Direction, HostMemory, Load, Method, Price, Profile, Statistic, Tuning};
 use crate::files::machine::EndpointId;
 use crate::units::{Bytes, Nanos};
 
@@ -64,6 +64,8 @@ pub struct Available {
     pub no_sm: bool,
     /// No threads of our own: no `staged`.
     pub no_threads: bool,
+    /// How much of everything a copy may take. With one CPU there is no `staged`, with no multiprocessor no kernel.
+    pub bounds: Bounds,
     /// The plan or the broker grants the links and engines of other GPUs.
     pub multipath: bool,
     /// The copy has a deadline that was admitted: only ways with a maximum for its size.
@@ -83,6 +85,8 @@ pub enum Reason {
     NoSm,
     /// It uses threads of our own.
     NoThreads,
+    /// It takes two CPUs at least, or a multiprocessor, and may not.
+    Bounded,
     /// The links of other GPUs are not granted.
     NotGranted,
     /// It shortens large copies only, not the worst ones.
@@ -121,6 +125,7 @@ impl fmt::Display for Reason {
             Self::NotAvailable => f.write_str("not usable here; `headway doctor` says why"),
             Self::NoSm => f.write_str("excluded: no multiprocessors"),
             Self::NoThreads => f.write_str("excluded: no threads"),
+            Self::Bounded => f.write_str("takes more CPUs or multiprocessors than it may"),
             Self::NotGranted => f.write_str("links of other GPUs are not granted"),
             Self::NotForLatency => f.write_str("only for the median"),
             Self::NotPinned => f.write_str("needs pinned memory"),
@@ -181,6 +186,8 @@ pub struct Candidate {
     pub method: Method,
     /// Its predicted cost.
     pub figures: Figures,
+    /// What it keeps busy.
+    pub price: Price,
     /// Chosen, or why not.
     pub verdict: Verdict,
 }
@@ -191,6 +198,8 @@ pub struct Choice {
     pub method: Method,
     /// How, where it goes through pinned buffers from or to ordinary memory.
     pub tuning: Option<Tuning>,
+    /// What it keeps busy.
+    pub price: Price,
     /// The objective's figure for it; `None` = not known, so nothing may be promised.
     pub predicted: Option<Nanos>,
     /// The best of the ways that could have been chosen and were not.
@@ -208,7 +217,8 @@ pub struct Choice {
 /// `pageable` at this size and the measured ones around it, and a p99 no worse if both come from 100 copies or more. Where
 /// the situation was not measured, the nearest one with figures of the driver's own call is used: fewer or more GPUs active,
 /// then nothing else going on, then warm memory, then fewer pieces; without any, built-in figures ([`super::defaults`]). With
-/// a stale profile it is the driver.
+/// a stale profile it is the driver. Of the tunings of `staged` whose price was measured it is the cheapest within 5 % of the fastest, as
+/// far as `available` allows it ([`Bounds::pick`]).
 #[must_use]
 pub fn choose(profile: &Profile, request: &Request, available: &Available) -> Choice {
     Case::new(profile, request, available).choice(request.bytes)

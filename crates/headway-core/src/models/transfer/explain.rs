@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::{Choice, Figures, Profile, Request, TAIL_SAMPLES, Verdict};
+use super::{Choice, Figures, Price, Profile, Request, TAIL_SAMPLES, Verdict};
 use crate::files::machine::Machine;
 
 /// A choice laid out: one row per way, the chosen one first.
@@ -29,6 +29,9 @@ pub struct Row {
     /// the maximum.
     #[serde(flatten)]
     pub figures: Figures,
+    /// What it keeps busy.
+    #[serde(flatten)]
+    pub price: Price,
     /// `chosen`, or `rejected: ` and the reason.
     pub verdict: String,
 }
@@ -43,6 +46,7 @@ pub fn explain(machine: &Machine, request: &Request, choice: &Choice) -> Explana
             p99: candidate.figures.p99.filter(|_| !(1..TAIL_SAMPLES).contains(&candidate.figures.n)),
             ..candidate.figures
         },
+        price: candidate.price,
         verdict: match candidate.verdict {
             Verdict::Chosen => "chosen".to_owned(),
             Verdict::Rejected(reason) => format!("rejected: {reason}"),

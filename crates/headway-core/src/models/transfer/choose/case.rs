@@ -7,7 +7,10 @@ use std::collections::BTreeSet;
 use super::{Available, Candidate, Choice, Figures, Reason, Request, Verdict};
 use crate::files::machine::EndpointId;
 use crate::models::transfer::curve::{Exact, TAIL_SAMPLES};
-use crate::models::transfer::{Curve, Direction, HostMemory, Key, Load, Method, Profile, Statistic, Tuning, TuningKey};
+use crate::models::transfer::price::price;
+use crate::models::transfer::{
+    Curve, Direction, HostMemory, Key, Load, Method, Price, PricedTuning, Profile, Statistic, Tuning, TuningKey,
+};
 use crate::models::transfer::{default_tuning, defaults};
 use crate::units::{Bytes, Nanos};
 
@@ -30,6 +33,8 @@ pub(in crate::models::transfer) struct Case {
     pub(in crate::models::transfer) driver: usize,
     pub(in crate::models::transfer) objective: Statistic,
     pub(in crate::models::transfer) tuning: Tuning,
+    direction: Direction,
+    prices: Vec<PricedTuning>,
     realtime: bool,
     stale: bool,
     /// Figures scatter, so that a small lead means nothing.
@@ -84,13 +89,19 @@ impl Case {
             }
         }
         let driver = entries.iter().position(|entry| entry.method == driver).expect("the driver's call is an entry");
-        let tuning = tuning(&profile, request, ends.0);
+        let key = tuning_key(&profile, request, ends.0);
+        let tuning = key
+            .and_then(|key| profile.tuning(&key, &available.bounds))
+            .unwrap_or_else(|| available.bounds.pick(&[], default_tuning(request.direction, request.memory)));
+        let prices = key.map_or_else(Vec::new, |key| profile.prices_of(&key).to_vec());
         let measured = profile.stamp.as_ref().is_some_and(|stamp| stamp.source != "sim");
         Self {
             entries,
             driver,
             objective: request.objective,
             tuning,
+            direction: request.direction,
+            prices,
             realtime: available.realtime,
             stale: available.stale.is_some(),
             measured,
@@ -202,6 +213,11 @@ impl Case {
         occupied.staging(self.memory).then_some(self.tuning)
     }
 
+    /// What the entry keeps busy.
+    fn price(&self, at: usize) -> Price {
+        price(self.entries[at].method, self.direction, self.memory, self.tuning_of(at), &self.prices)
+    }
+
     fn figures(&self, at: usize, bytes: Bytes) -> Figures {
         let of = |statistic| self.cost(at, bytes, statistic).map(Exact::rounded_up).filter(|t| *t < Nanos::MAX);
         Figures {
@@ -233,7 +249,8 @@ impl Case {
         let candidates = order.into_iter().map(|at| {
             let reason = if at == pick.chosen { None } else { pick.reasons[at] };
             let verdict = reason.map_or(Verdict::Chosen, Verdict::Rejected);
-            Candidate { method: self.entries[at].method, figures: figures[at], verdict }
+            let price = self.price(at);
+            Candidate { method: self.entries[at].method, figures: figures[at], price, verdict }
         });
         let predicted = figures[pick.chosen].of(self.objective).filter(|_| pick.holds);
         let mut why = vec![self.decided(&pick, &figures)];
@@ -241,6 +258,7 @@ impl Case {
         Choice {
             method: self.entries[pick.chosen].method,
             tuning: self.tuning_of(pick.chosen),
+            price: self.price(pick.chosen),
             predicted,
             runner_up: pick.runner_up.map(|at| self.entries[at].method),
             why,
@@ -407,6 +425,8 @@ fn barred(method: Method, request: &Request, available: &Available) -> Option<Re
         (!available.methods.contains(&method), Reason::NotAvailable),
         (available.no_sm && row.occupies.multiprocessor(), Reason::NoSm),
         (available.no_threads && row.occupies.staging(request.memory), Reason::NoThreads),
+        (available.bounds.cpus_max < 2 && row.occupies.staging(request.memory), Reason::Bounded),
+        (available.bounds.multiprocessors_max == 0 && row.occupies.multiprocessor(), Reason::Bounded),
         (row.occupies.others && !available.multipath, Reason::NotGranted),
         (row.occupies.others && request.objective != Statistic::Median, Reason::NotForLatency),
         (!request.alignment.is_multiple_of(row.aligned), Reason::Unaligned),
@@ -414,14 +434,13 @@ fn barred(method: Method, request: &Request, available: &Available) -> Option<Re
     tests.into_iter().find(|(bars, _)| *bars).map(|(_, reason)| reason)
 }
 
-/// The tuning measured nearest to the request, else the built-in one.
-fn tuning(profile: &Profile, request: &Request, gpu: EndpointId) -> Tuning {
+/// The situation nearest to the request in which a tuning was measured.
+fn tuning_key(profile: &Profile, request: &Request, gpu: EndpointId) -> Option<TuningKey> {
     let ordinary = matches!(request.memory, HostMemory::Untouched | HostMemory::File);
     let fits = |k: &&TuningKey| {
         let memory = k.memory == request.memory || (ordinary && k.memory == HostMemory::Touched);
         k.gpu == gpu && k.direction == request.direction && memory
     };
     let near = |k: &&TuningKey| (k.memory != request.memory, k.active.abs_diff(request.active), k.active);
-    let found = profile.tunings.keys().filter(fits).min_by_key(near);
-    found.map_or_else(|| default_tuning(request.direction, request.memory), |key| profile.tunings[key])
+    profile.tunings.keys().filter(fits).min_by_key(near).copied()
 }
