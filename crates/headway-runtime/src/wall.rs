@@ -10,6 +10,7 @@ mod cores;
 mod feed;
 mod messages;
 mod pace;
+mod piece;
 mod requests;
 mod sharded;
 
@@ -34,7 +35,6 @@ use crate::blocks::{Collect, DataError, Gatherer, Scatterer, Supply};
 use crate::kernels::Kernels;
 use crate::outlet::OutputError;
 use buffers::Buffers;
-pub(crate) use buffers::settle;
 pub use messages::Compared;
 use pace::Pace;
 use requests::Asked;
@@ -545,7 +545,7 @@ impl Driver<'_> {
                     }
                     // Messages have their memory elsewhere.
                     let Open { slot, block } = self.open.get(&(pipeline, cycle)).copied().unwrap_or_default();
-                    let piece = buffers::Piece { pipeline, cycle, step, index, slot, block, offset, bytes };
+                    let piece = piece::Piece { pipeline, cycle, step, index, slot, block, offset, bytes };
                     let submitted = match self.asked.under_way(pipeline, cycle) {
                         Some(request) => request.submit(self.plan, self.devices, &piece, operation),
                         None => self.buffers.submit(self.devices, &self.cores, &piece, operation),

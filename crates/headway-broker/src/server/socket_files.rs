@@ -13,7 +13,7 @@ use headway_os::ipc::{Claim, Listener, Socket};
 
 use super::journal::is_passing;
 use super::{Access, ServerOptions};
-use crate::error::ServerError;
+use crate::error::{ABSTRACT, ServerError};
 use crate::folder::{Entry, Folder, with_ending};
 use crate::place;
 
@@ -36,7 +36,7 @@ impl SocketFiles {
     pub(super) fn take(options: &ServerOptions) -> Result<Self, ServerError> {
         let path = &options.socket;
         if place::is_abstract(path) {
-            let source = io::Error::new(io::ErrorKind::InvalidInput, place::ABSTRACT);
+            let source = io::Error::new(io::ErrorKind::InvalidInput, ABSTRACT);
             return Err(ServerError::Place { path: path.clone(), source });
         }
         let at = |source| ServerError::Place { path: path.clone(), source };

@@ -7,14 +7,15 @@ use headway_core::units::{Bytes, Nanos};
 
 use super::auto::Pick;
 use super::error::{Absence, chain};
-use super::execute::{LINKS_MAX, RELAYS_MAX};
-use super::request::{Host, Request};
+use super::request::{BULK, Host, Request};
 use super::shares::Running;
 use super::situation::Situation;
 use super::{Copier, CopyError, How};
 
-/// From this size on a copy is bulk: it keeps an engine busy for longer than a small copy takes altogether.
-pub(super) const BULK: usize = 1 << 20;
+/// GPUs whose links `multipath` uses besides the target's own: with a fourth link memory was the limit on an H200 node.
+const RELAYS_MAX: usize = 3;
+/// Links of one copy: its own and those.
+const LINKS_MAX: u32 = RELAYS_MAX as u32 + 1;
 
 /// How one copy is made.
 pub(super) struct Decision<'a> {

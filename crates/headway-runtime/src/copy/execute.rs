@@ -25,11 +25,6 @@ const HUGE_SAMPLES: usize = 8;
 /// Thread blocks of a copy kernel: 8 in and 4 out reach what a copy engine does on an H200, 1 in reaches 12 GB/s.
 const KERNEL_BLOCKS_IN: u32 = 8;
 const KERNEL_BLOCKS_OUT: u32 = 4;
-/// GPUs whose links `multipath` uses besides the target's own: with a fourth link memory was the limit on an H200 node.
-pub(super) const RELAYS_MAX: usize = 3;
-/// Links of one copy: its own and those.
-pub(super) const LINKS_MAX: u32 = RELAYS_MAX as u32 + 1;
-
 /// Thread blocks of a copy kernel.
 pub(super) const fn kernel_blocks(direction: Direction) -> u32 {
     match direction {

@@ -1,8 +1,8 @@
 //! The part of a machine file that says what copies cost: `[profile]`, `[[curve]]`, `[[staging]]`.
 
 use super::EndpointId;
-use super::file::{Reader, narrow};
-use crate::files::document::{Field, SIZE_MAX, TIME_MAX, Table};
+use super::file::Reader;
+use crate::files::document::{Field, SIZE_MAX, TIME_MAX, Table, narrow};
 use crate::files::error::FileError;
 use crate::models::transfer::{
     Curve, Direction, HostMemory, Key, Load, Method, Point, Stamp, Stores, Tuning, TuningKey,
