@@ -9,6 +9,7 @@ mod journal;
 mod lateness;
 mod leases;
 mod limits;
+mod open;
 mod pace;
 mod pages;
 mod places;

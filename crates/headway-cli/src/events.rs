@@ -104,7 +104,7 @@ impl Subscriber for Printer {
         let mut line = Line::default();
         event.record(&mut line);
         let (metadata, seconds) = (event.metadata(), self.started.elapsed().as_secs_f64());
-        let part = metadata.target().strip_prefix(PREFIX).unwrap_or(metadata.target());
+        let part = metadata.target().strip_prefix(PREFIX).unwrap_or_else(|| metadata.target());
         let text = format!("{seconds:12.6} {:5} {part}: {}{}\n", metadata.level(), line.text, line.values);
         // Nowhere is left to report that stderr is closed. One call, so that lines of threads do not mix.
         let _ = io::stderr().write_all(text.as_bytes());

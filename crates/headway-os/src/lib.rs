@@ -8,6 +8,7 @@ pub mod affinity;
 pub mod clock;
 pub mod copy;
 mod errno;
+mod event;
 pub mod fork;
 pub mod ipc;
 pub mod memory;
@@ -15,3 +16,6 @@ pub mod sched;
 pub mod topology;
 
 pub use errno::{Errno, OsError};
+#[cfg(feature = "tracing")]
+#[doc(hidden)]
+pub use event::carrier;

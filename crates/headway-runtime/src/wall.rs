@@ -28,8 +28,8 @@ use headway_core::models::cpu;
 use headway_core::plan::{Plan, Source};
 use headway_core::units::{Bytes, Nanos};
 use headway_device::{Access, Completion, DeviceError, Engines, Waker, WorkError};
-use headway_os::clock;
 use headway_os::sched::{Classes, Held, Role, SchedError};
+use headway_os::{clock, event};
 
 use crate::blocks::{Collect, DataError, Gatherer, Scatterer, Supply};
 use crate::kernels::Kernels;
@@ -252,6 +252,7 @@ pub fn run_work(
     let (inbox, messages) = mpsc::channel();
     let classes = Classes::new(options.class);
     introduce(devices, &inbox, &classes);
+    event!(INFO, "headway::run", "run begins", gpus = devices.len(), pipelines = plan.pipelines.len());
     let ran = std::thread::scope(|scope| -> Result<_, RunError> {
         let held = enter(&classes)?;
         let (free, freed) = mpsc::channel();
@@ -287,7 +288,8 @@ pub fn run_work(
             last_progress: clock::now(),
         };
         let driven = driver.drive(cycles.clone(), packets, &mut log, &mut progress);
-        if driven.is_err() {
+        if let Err(error) = &driven {
+            event!(ERROR, "headway::run", "run ends early", why = error);
             driver.settle();
         }
         requests.close();
@@ -302,6 +304,7 @@ pub fn run_work(
     });
     devices.iter_mut().for_each(|device| device.set_classes(None));
     let (written, (epoch, end), cpus, cpu) = ran?;
+    event!(INFO, "headway::run", "run ends", took = end.saturating_sub(epoch));
     let compared = buffers.compare_rest(devices)?;
     Ok(WallOutcome { written, epoch, end, compared, cpus, cpu })
 }

@@ -5,9 +5,10 @@ use headway_core::units::{Nanos, PPM};
 
 use super::BrokerLimits;
 use super::limits::{BEHIND, advance, declared, is_trusted, postponed, utilisation_ppm};
+use super::open::{Open, Task};
 use super::places::leaves_room;
 use super::session::Session;
-use super::state::{BrokerState, Open, Task};
+use super::state::BrokerState;
 use crate::layout::GPUS_MAX;
 use crate::message::TaskShape;
 use crate::text::shown;

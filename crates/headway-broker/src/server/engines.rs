@@ -3,8 +3,10 @@
 use headway_core::decisions::engine_lock::{Engine, LockId, Operation, Work};
 use headway_core::decisions::sharing::{ClientId, GpuId, Input, JobId, TaskId};
 use headway_core::units::{Bytes, Nanos};
+use headway_os::event;
 
-use super::state::{BrokerState, Engines, Open};
+use super::open::{Engines, Open};
+use super::state::BrokerState;
 use crate::layout::{Code, ENGINES};
 use crate::protocol::lease::{self, Revoked};
 
@@ -56,6 +58,7 @@ impl BrokerState {
         }
         self.leases.running.push(job.task);
         self.counts.engines += 1;
+        event!(TRACE, "headway::broker", "engines granted", task = job.task.0, job = job.job);
         if let Some(slot) = slot {
             self.answer(job.task, slot, Code::Granted, words);
         }

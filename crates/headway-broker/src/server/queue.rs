@@ -5,8 +5,10 @@ use std::collections::BTreeMap;
 use headway_core::decisions::engine_lock::Order;
 use headway_core::decisions::sharing::{ClientId, ClusterId, Input, JobId, TaskId};
 use headway_core::units::Nanos;
+use headway_os::event;
 
-use super::state::{BrokerState, Open, Task, reason};
+use super::open::{Open, Task};
+use super::state::{BrokerState, reason};
 use super::turns::Asker;
 use crate::layout::Code;
 
@@ -115,6 +117,7 @@ impl BrokerState {
         }
         if let Err(refused) = self.feed(now, Input::Request { key, acquisition }) {
             self.counts.refused += 1;
+            event!(DEBUG, "headway::broker", "request refused", task = job.task.0, job = job.job, why = refused);
             self.answer(job.task, slot, Code::Refused, [reason(&refused) as u64, 0, 0, 0]);
             if let Some(task) = self.tasks.get_mut(&job.task) {
                 task.open = None;

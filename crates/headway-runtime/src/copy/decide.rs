@@ -4,6 +4,7 @@ use headway_core::models::transfer::links::{Borrow, Links};
 use headway_core::models::transfer::policy::{self, Bucket};
 use headway_core::models::transfer::{HostMemory, Load, Method, Tuning};
 use headway_core::units::{Bytes, Nanos};
+use headway_os::event;
 
 use super::auto::Pick;
 use super::error::{Absence, chain};
@@ -163,6 +164,15 @@ impl Copier {
         // What has failed in this copy would fail again, for ever.
         let first = decision.instead_of.as_ref().map(|(first, _)| *first);
         let next = if next.method == tried || Some(next.method) == first { Pick::DRIVER } else { next };
+        event!(
+            WARN,
+            "headway::copy",
+            "another method is used",
+            gpu = request.gpu,
+            instead_of = tried,
+            method = next.method,
+            why = reason
+        );
         self.auto.report_absence(request.gpu, &gpu.device.description().name, tried, &reason, next.method);
         let instead_of = decision.instead_of.clone().or(Some((tried, reason)));
         Ok(self.picked(Decision { instead_of, ..decision }, next))
