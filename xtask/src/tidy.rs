@@ -3,6 +3,7 @@
 //! Every check is a function from the files to findings, so that its tests need no repository.
 
 mod arrows;
+mod circles;
 mod docs;
 mod layout;
 mod numbers;
@@ -52,6 +53,7 @@ pub(crate) fn run() -> anyhow::Result<()> {
     findings.extend(layout::check(&tree, &packages));
     findings.extend(packaging::check(&tree, &packages));
     findings.extend(rust::check(&tree));
+    findings.extend(circles::check(&tree));
     findings.extend(docs::check(&tree));
     findings.extend(layout::check_text(&tree));
     findings.extend(layout::check_places(&tree));

@@ -133,6 +133,10 @@ pub enum ServerError {
     Mps(#[from] MpsError),
 }
 
+/// What is wrong with a name for which [`is_abstract`](crate::place::is_abstract) holds.
+pub(crate) const ABSTRACT: &str = "names that begin with `@` are those of abstract sockets, which have no owner and are not used; give a path, with `./` in \
+     front for a file of this name";
+
 /// What a client is told instead of what it asked for.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -141,7 +145,7 @@ pub enum ClientError {
     #[error("cannot reach a broker at `{path}`; start one with `headway broker`, or name its socket")]
     Connect { path: PathBuf, source: OsError },
     /// The name is no path.
-    #[error("cannot reach a broker at `{path}`: {}", crate::place::ABSTRACT)]
+    #[error("cannot reach a broker at `{path}`: {}", ABSTRACT)]
     Abstract {
         /// The name.
         path: PathBuf,

@@ -32,10 +32,6 @@ fn private_of(named: Option<OsString>, runtime: Option<OsString>) -> PathBuf {
     }
 }
 
-/// What is wrong with a name for which [`is_abstract`] holds.
-pub(crate) const ABSTRACT: &str = "names that begin with `@` are those of abstract sockets, which have no owner and are not used; give a path, with `./` in \
-     front for a file of this name";
-
 /// Whether somebody means an abstract socket.
 pub(crate) fn is_abstract(path: &Path) -> bool {
     path.as_os_str().as_encoded_bytes().starts_with(b"@")

@@ -1,19 +1,23 @@
 //! The broker: one thread that decides, over sockets for control and shared pages for everything frequent.
 
+mod admission;
 mod claims;
 mod departure;
 mod door;
+mod engines;
 mod gpus;
 mod journal;
 mod lateness;
 mod leases;
 mod limits;
+mod open;
 mod own_files;
 mod pace;
 mod pages;
 mod places;
 mod predecessor;
 mod priority;
+mod queue;
 mod resume;
 mod session;
 mod socket_files;
@@ -36,7 +40,6 @@ use self::gpus::Watch;
 pub use self::gpus::{Health, Probe};
 pub use self::journal::{Faults, Tell};
 use self::pace::Pace;
-use self::session::Session;
 use self::socket_files::SocketFiles;
 use self::state::BrokerState;
 use crate::error::ServerError;

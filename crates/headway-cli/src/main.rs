@@ -4,6 +4,7 @@
 mod args;
 mod broker;
 mod commands;
+mod events;
 mod failure;
 mod formats;
 mod guest;
@@ -58,6 +59,9 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return failure::misused(&error),
     };
+    if let Err(error) = events::begin() {
+        return failure::report(&error, cli.format);
+    }
     let out = commands::Out { format: cli.format, quiet: cli.quiet };
     let answer = match &cli.command {
         Command::Doctor { backend } => commands::doctor(&out, *backend),

@@ -1,7 +1,6 @@
 //! A GPU as a [`Gpu`].
 
 use std::ops::Range;
-use std::ptr::null_mut;
 use std::sync::{Arc, Mutex};
 
 use headway_core::files::machine::EngineClass;
@@ -12,10 +11,11 @@ use headway_device::buffer::{Budget, DeviceId, Domain, HeapMemory};
 use headway_device::gpu::{Caching, Gpu, Pager, Queue, Reach, Resident, ResidentOptions};
 use headway_device::{Buffer, Description, DeviceError, HostKind, Limits, Source, Span, Work, check};
 
-use crate::checked::{Driver, call, lock};
+use crate::checked::{Driver, lock};
 use crate::foreign::ForeignMemory;
 use crate::lookup::Known;
 use crate::owned::{Context, CopyKind, DeviceMemory};
+use crate::pageable::copy_pageable;
 use crate::pinned::{InPlace, WholePinned};
 use crate::pool::Pool;
 use crate::queue::{CudaQueue, Modules};
@@ -251,45 +251,6 @@ impl Gpu for CudaGpu {
     fn resident(&self, shape: Shape, options: ResidentOptions) -> Result<Box<dyn Resident>, DeviceError> {
         Ok(Box::new(self.start_resident(shape, options)?))
     }
-}
-
-/// The driver's own synchronous copy between any host memory and this device, complete when this returns.
-///
-/// # Safety
-/// Both ends must be valid for `bytes` bytes, the destination unused by others, and `kind` one of the two host directions.
-pub(crate) unsafe fn copy_pageable(
-    context: &Context,
-    kind: CopyKind<'_>,
-    from: *mut u8,
-    to: *mut u8,
-    bytes: usize,
-) -> Result<(), DeviceError> {
-    context.bind()?;
-    if bytes == 0 {
-        return Ok(());
-    }
-    let driver = &context.driver;
-    // SAFETY: the caller's promise; the context is current.
-    let copied = unsafe {
-        if matches!(kind, CopyKind::DeviceToHost) {
-            call!(driver, cuMemcpyDtoH_v2(to.cast(), from.addr() as Address, bytes))
-        } else {
-            call!(driver, cuMemcpyHtoD_v2(to.addr() as Address, from.cast(), bytes))
-        }
-    };
-    let copied = context.note(copied).and_then(|()| {
-        if matches!(kind, CopyKind::DeviceToHost) {
-            return Ok(());
-        }
-        // CUDA driver API, "API synchronization behavior": from pageable memory the call may return when the bytes are staged.
-        // SAFETY: null names the default stream, in which the call above runs.
-        context.note(unsafe { call!(driver, cuStreamSynchronize(null_mut())) })
-    });
-    if copied.is_err() {
-        // The memory is the caller's again when this returns.
-        context.settle();
-    }
-    copied
 }
 
 /// What the driver says of the GPU `ordinal`. Each class of engines is a stream or more of its own.

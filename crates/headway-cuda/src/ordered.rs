@@ -12,6 +12,7 @@
 //! The threads call no function of the driver. A stream that waits for them therefore never waits for a lock that another thread holds
 //! inside the driver, while it loads a module for example and waits for all streams.
 
+mod job;
 mod pipeline;
 mod ticket;
 mod workers;

@@ -9,7 +9,7 @@ use std::path::Path;
 use headway_device::DeviceError;
 use libloading::Library;
 
-use crate::window::{AccessDescription, AllocationProperties, ExternalBuffer, ExternalDescription};
+use crate::structures::{AccessDescription, AllocationProperties, ExternalBuffer, ExternalDescription};
 
 /// `CUresult`.
 pub(crate) type Code = c_int;

@@ -32,12 +32,11 @@ use headway_os::memory::page_bytes;
 use self::gdrdrv::{GPU_PAGE, Session};
 use self::home::Home;
 use self::memory::Aligned;
-pub(crate) use self::memory::{AccessDescription, AllocationProperties, ExternalBuffer, ExternalDescription};
 use self::pager::{Base, Mover, Moving, Owner};
 use self::self_test::Bench;
 use crate::checked::{Driver, call, lock};
-use crate::gpu::copy_pageable;
 use crate::owned::{Context, CopyKind};
+use crate::pageable::copy_pageable;
 use crate::table::{self, Address, Ordinal};
 
 pub(crate) use self::ping::of_form as round_trips_of_form;

@@ -18,32 +18,15 @@ use headway_core::models::transfer::Mapping;
 use headway_core::units::Bytes;
 
 pub use self::loan::{lend, lend_mut};
+pub use crate::access::Access;
 use crate::error::DeviceError;
-use crate::gpu::Window;
 use crate::graveyard;
+use crate::window::Window;
 
 /// Claims on one buffer at a time.
 const CLAIMS_MAX: usize = 4096;
 /// Alignment of memory that this crate allocates: a page.
 const HEAP_ALIGN: usize = 4096;
-
-/// What a claim is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Access {
-    /// Others may read the bytes too.
-    Read,
-    /// Nobody else may use the bytes.
-    Write,
-}
-
-impl fmt::Display for Access {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Read => "reading",
-            Self::Write => "writing",
-        })
-    }
-}
 
 /// Host memory that copy engines can reach by themselves, or not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -440,7 +440,8 @@ mod tests {
     use crate::Access;
     use crate::conformance::{Xor, finish};
     use crate::gpu::Operation;
-    use crate::work::{CpuArgument, StepMemory, step};
+    use crate::step::step;
+    use crate::work::{CpuArgument, StepMemory};
     use headway_core::plan::block;
     use headway_core::units::Rate;
     use headway_os::clock;

@@ -17,7 +17,8 @@ use headway_os::sched::{Classes, Role};
 
 use crate::buffer::lock;
 use crate::gpu::{Caching, Completion, Gpu, Operation, Queue, Reach};
-use crate::work::{StepMemory, Work, step};
+use crate::step::step;
+use crate::work::{StepMemory, Work};
 use crate::{Buffer, Description, DeviceError, HostKind, Span, Waker, check, wake};
 
 /// The engines of one GPU, driven by one thread.

@@ -5,8 +5,7 @@ use std::ops::Range;
 use headway_core::files::machine::EngineClass;
 use headway_core::units::{Bytes, Nanos};
 
-use crate::buffer::Access;
-use crate::work::WorkError;
+use crate::access::Access;
 
 /// What can go wrong on a device.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -119,4 +118,21 @@ pub(crate) const fn class_name(class: EngineClass) -> &'static str {
         EngineClass::Peer => "peer",
         EngineClass::Ee => "ee",
     }
+}
+
+/// A state that cannot be made, or a block that a work refuses.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum WorkError {
+    /// A portion lacks what the work needs.
+    #[error("kernel `{work}` needs {missing} for stream `{stream}`")]
+    MissingParameter {
+        work: &'static str,
+        stream: String,
+        /// What is missing, with the workload key that gives it.
+        missing: &'static str,
+    },
+    /// The input block is damaged or has a size the work cannot take.
+    #[error("kernel `{work}` refuses the block: {reason}")]
+    BadBlock { work: &'static str, reason: String },
 }

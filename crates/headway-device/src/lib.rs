@@ -4,6 +4,7 @@
 //! buffers can be shared by the threads that fill them, the thread that drives the GPU, and the GPU, and a data race cannot be
 //! written down. A run of a plan sees a GPU as its [`Engines`].
 
+mod access;
 pub mod buffer;
 pub mod check;
 pub mod conformance;
@@ -13,6 +14,8 @@ mod error;
 pub mod faulty;
 pub mod gpu;
 pub mod graveyard;
+pub mod step;
+mod window;
 pub mod work;
 
 use std::sync::Arc;
@@ -22,9 +25,9 @@ use headway_core::units::Bytes;
 
 pub use buffer::{Access, Buffer, HostKind, Span};
 pub use engines::Engines;
-pub use error::DeviceError;
+pub use error::{DeviceError, WorkError};
 pub use gpu::{Completion, Gpu, Operation, Queue};
-pub use work::{Grid, Portion, Work, WorkError};
+pub use work::{Grid, Portion, Work};
 
 /// Called when a completion can be polled; from any thread, at any time, possibly without reason. Must not block.
 pub type Waker = Arc<dyn Fn() + Send + Sync>;

@@ -4,19 +4,19 @@
 //! block of a cycle ([`headway_core::plan::block`]), an output, and a *state* that stays on the device from cycle to cycle
 //! (keys and chaining values, say). Both forms must write the same bytes.
 //!
-//! The PTX form of a step finds input, output and state at multiples of [`LAUNCH_ALIGN`] bytes. The CPU form gets slices that may start
+//! The PTX form of a step finds input, output and state at multiples of [`LAUNCH_ALIGN`](headway_core::plan::block::LAUNCH_ALIGN) bytes. The CPU form gets slices that may start
 //! anywhere.
 
 use std::fmt::Debug;
 use std::sync::Arc;
 
 use headway_core::files::workload::Parameters;
-use headway_core::plan::block::{Header, LAUNCH_ALIGN};
+use headway_core::plan::block::Header;
 use headway_core::units::Bytes;
 
-use crate::DeviceError;
-use crate::buffer::{Access, Span};
-use crate::gpu::Operation;
+use crate::buffer::Span;
+use crate::error::DeviceError;
+pub use crate::error::WorkError;
 
 /// What a work must know of one portion, fixed for a whole run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -53,23 +53,6 @@ pub struct Grid {
     pub threads: u32,
     /// Dynamic shared memory in bytes.
     pub shared_bytes: u32,
-}
-
-/// A state that cannot be made, or a block that a work refuses.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum WorkError {
-    /// A portion lacks what the work needs.
-    #[error("kernel `{work}` needs {missing} for stream `{stream}`")]
-    MissingParameter {
-        work: &'static str,
-        stream: String,
-        /// What is missing, with the workload key that gives it.
-        missing: &'static str,
-    },
-    /// The input block is damaged or has a size the work cannot take.
-    #[error("kernel `{work}` refuses the block: {reason}")]
-    BadBlock { work: &'static str, reason: String },
 }
 
 /// One argument of a launch.
@@ -244,36 +227,4 @@ pub struct StepMemory {
     pub output: Span,
     /// The state, claimed for writing; `None` for works without one.
     pub state: Option<Span>,
-}
-
-/// The launch of `work` as a step over a block of `portions` portions. Every span must start at a multiple of [`LAUNCH_ALIGN`] bytes, on
-/// which entries rely; whether all are memory of the GPU that launches is left to its queue.
-///
-/// # Errors
-/// [`DeviceError::Invalid`].
-pub fn step(work: &Arc<dyn Work>, memory: StepMemory, portions: u32) -> Result<Operation, DeviceError> {
-    let refuse = |reason: String| Err(DeviceError::Invalid { what: "launch", reason });
-    let StepMemory { input, output, state } = &memory;
-    if portions == 0 {
-        return refuse("it has no portion".into());
-    }
-    if output.access() != Access::Write || state.as_ref().is_some_and(|state| state.access() != Access::Write) {
-        return refuse("output and state must be claimed for writing".into());
-    }
-    for span in [input, output].into_iter().chain(state) {
-        let behind = span.as_ptr().addr() % LAUNCH_ALIGN;
-        if behind != 0 {
-            let id = work.id();
-            return refuse(format!(
-                "kernel `{id}` relies on multiples of {LAUNCH_ALIGN} bytes, and a span starts {behind} behind one; claim it from a multiple"
-            ));
-        }
-    }
-    let needed = work.output_bytes(input.len(), portions);
-    if output.len() < needed {
-        let (len, id) = (output.len(), work.id());
-        return refuse(format!("the output of {len} bytes is shorter than the {needed} of `{id}`"));
-    }
-    let (grid, arguments) = (work.grid(portions), work.arguments(memory, portions));
-    Ok(Operation::Launch { work: Arc::clone(work), grid, arguments })
 }

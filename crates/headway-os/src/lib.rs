@@ -10,6 +10,7 @@ pub mod copy;
 pub mod cpu_shares;
 pub mod environment;
 mod errno;
+mod event;
 pub mod fork;
 pub mod ipc;
 pub mod memory;
@@ -17,6 +18,9 @@ pub mod sched;
 pub mod topology;
 
 pub use errno::{Errno, OsError};
+#[cfg(feature = "tracing")]
+#[doc(hidden)]
+pub use event::carrier;
 
 /// Flags with which a file is opened where somebody else could have put a link, or a pipe that nobody writes, in its place.
 pub const OPEN_NO_LINK: i32 = libc::O_NOFOLLOW | libc::O_NONBLOCK;

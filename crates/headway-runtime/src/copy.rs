@@ -48,6 +48,7 @@ use self::wait::Cancel;
 use self::watch::Watcher;
 
 pub use self::error::CopyError;
+pub use crate::at::At;
 pub use self::learning::{Advised, Learning, LearningGpu, LearningOptions};
 
 /// How much of everything copies take.
@@ -141,14 +142,6 @@ pub enum How {
     By(Method),
     /// By `staged` or `multipath` with this tuning, whatever the profile says.
     Tuned(Method, Tuning),
-}
-
-/// A range of a buffer of device memory.
-#[derive(Clone, Copy, Debug)]
-pub struct At<'a> {
-    pub buffer: &'a Buffer,
-    /// Offset of the first byte.
-    pub offset: usize,
 }
 
 /// What one copy did.

@@ -12,7 +12,7 @@ use headway_core::plan::{Plan, PlannedOperation, Work};
 use headway_device::{Access, Buffer, DeviceError, Engines, HostKind, Span};
 
 use crate::pattern::{fill, first_difference};
-use crate::wall::settle;
+use crate::settle::settle;
 
 /// Places begin at multiples of it.
 pub(crate) const ALIGN: u64 = 4096;

@@ -1,6 +1,7 @@
 //! The wall-clock driver, and the files, blocks and buffers that every run uses.
 #![forbid(unsafe_code)]
 
+mod at;
 pub mod blocks;
 pub mod copy;
 pub mod cores;
@@ -11,6 +12,7 @@ pub mod kernels;
 pub mod outlet;
 pub mod pattern;
 pub mod ring;
+mod settle;
 pub mod shards;
 pub mod sharing;
 pub mod staging;

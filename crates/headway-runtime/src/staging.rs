@@ -33,7 +33,7 @@ use self::drive::{Drive, Ending};
 use self::exchange::Fault;
 pub use self::pool::{Pool, PoolOptions};
 pub use self::worker::CopyLoop;
-use crate::copy::At;
+use crate::at::At;
 
 /// How one copy is staged.
 #[derive(Clone, Copy, Debug)]

@@ -10,6 +10,7 @@ mod cores;
 mod feed;
 mod messages;
 mod pace;
+mod piece;
 mod requests;
 mod sharded;
 
@@ -27,14 +28,13 @@ use headway_core::models::cpu;
 use headway_core::plan::{Plan, Source};
 use headway_core::units::{Bytes, Nanos};
 use headway_device::{Access, Completion, DeviceError, Engines, Waker, WorkError};
-use headway_os::clock;
 use headway_os::sched::{Classes, Held, Role, SchedError};
+use headway_os::{clock, event};
 
 use crate::blocks::{Collect, DataError, Gatherer, Scatterer, Supply};
 use crate::kernels::Kernels;
 use crate::outlet::OutputError;
 use buffers::Buffers;
-pub(crate) use buffers::settle;
 pub use messages::Compared;
 use pace::Pace;
 use requests::Asked;
@@ -252,6 +252,7 @@ pub fn run_work(
     let (inbox, messages) = mpsc::channel();
     let classes = Classes::new(options.class);
     introduce(devices, &inbox, &classes);
+    event!(INFO, "headway::run", "run begins", gpus = devices.len(), pipelines = plan.pipelines.len());
     let ran = std::thread::scope(|scope| -> Result<_, RunError> {
         let held = enter(&classes)?;
         let (free, freed) = mpsc::channel();
@@ -287,7 +288,8 @@ pub fn run_work(
             last_progress: clock::now(),
         };
         let driven = driver.drive(cycles.clone(), packets, &mut log, &mut progress);
-        if driven.is_err() {
+        if let Err(error) = &driven {
+            event!(ERROR, "headway::run", "run ends early", why = error);
             driver.settle();
         }
         requests.close();
@@ -302,6 +304,7 @@ pub fn run_work(
     });
     devices.iter_mut().for_each(|device| device.set_classes(None));
     let (written, (epoch, end), cpus, cpu) = ran?;
+    event!(INFO, "headway::run", "run ends", took = end.saturating_sub(epoch));
     let compared = buffers.compare_rest(devices)?;
     Ok(WallOutcome { written, epoch, end, compared, cpus, cpu })
 }
@@ -545,7 +548,7 @@ impl Driver<'_> {
                     }
                     // Messages have their memory elsewhere.
                     let Open { slot, block } = self.open.get(&(pipeline, cycle)).copied().unwrap_or_default();
-                    let piece = buffers::Piece { pipeline, cycle, step, index, slot, block, offset, bytes };
+                    let piece = piece::Piece { pipeline, cycle, step, index, slot, block, offset, bytes };
                     let submitted = match self.asked.under_way(pipeline, cycle) {
                         Some(request) => request.submit(self.plan, self.devices, &piece, operation),
                         None => self.buffers.submit(self.devices, &self.cores, &piece, operation),

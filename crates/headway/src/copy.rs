@@ -8,7 +8,7 @@ use headway_core::files::machine::{EndpointId, Machine};
 use headway_core::models::transfer::Stamp;
 pub use headway_core::models::transfer::builtin::NodeClass;
 pub use headway_core::models::transfer::learning::{Advice, Prefer};
-pub use headway_core::models::transfer::{Direction, HostMemory, Profile, Stores, Tuning};
+pub use headway_core::models::transfer::{Direction, HostMemory, Mapping, Method, Profile, Shape, Stores, Tuning};
 pub use headway_device::gpu::{Caching, Gpu, Piece, Reach};
 pub use headway_device::{Access, Buffer, DeviceError, Limits, Span};
 
@@ -131,7 +131,6 @@ fn difference(was: &Stamp, now: &Stamp) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use headway_core::models::transfer::Method;
     use headway_device::gpu::Reach;
 
     use super::*;

@@ -3,6 +3,7 @@
 use headway_core::decisions::sharing::log::Line;
 use headway_core::decisions::sharing::{ClientId, Input};
 use headway_core::units::Nanos;
+use headway_os::event;
 
 use super::session::{Gone, Session};
 use super::state::BrokerState;
@@ -20,6 +21,8 @@ impl BrokerState {
         if self.sessions.get(&client).is_some_and(|session| session.gone.is_none()) {
             self.counts.cut += 1;
             let pid = self.sessions.get(&client).map_or(0, |session| session.peer.pid);
+            let why = if hung { "it held something for longer than the watchdog" } else { "it broke the protocol" };
+            event!(WARN, "headway::broker", "client cut off", client = client.0, pid = pid, why = why);
             self.journal.note(now, &Line::Cut { now, client, pid, hung });
             if hung {
                 self.strike(now, client);
@@ -105,6 +108,7 @@ impl BrokerState {
             self.without_room.remove(&task);
             self.tasks.remove(&task);
         }
+        event!(DEBUG, "headway::broker", "client is gone, and what it held is free", client = client.0);
         let _ = self.feed(now, Input::Drained { client });
         self.removed.push(client);
         self.take_all_turns(now);

@@ -15,7 +15,7 @@ use headway_core::decisions::sharing::log::Line;
 use headway_core::decisions::sharing::{ClientId, GpuId, Input};
 use headway_core::units::Nanos;
 use headway_os::ipc::Bell;
-use headway_os::{Errno, OsError};
+use headway_os::{Errno, OsError, event};
 
 use super::state::BrokerState;
 
@@ -133,6 +133,7 @@ impl BrokerState {
     pub(super) fn lose(&mut self, now: Nanos, gpu: GpuId) -> bool {
         let is_new = self.feed(now, Input::GpuLost { gpu }).is_ok();
         if is_new {
+            event!(ERROR, "headway::broker", "GPU lost", gpu = gpu.0);
             self.lost.insert(gpu);
             self.take_all_turns(now);
             self.settle_leases(now);

@@ -17,6 +17,7 @@ use headway_core::decisions::engine_lock::LockId;
 use headway_core::decisions::sharing::log::{Fed, Line, Start, TaskLine, Why};
 use headway_core::decisions::sharing::{Arbiter, ArbiterParameters, ClusterId, Input, JobId, Memory, TaskId, TokenId};
 use headway_core::units::Nanos;
+use headway_os::event;
 
 use self::log::Log;
 use self::record::Record;
@@ -257,6 +258,7 @@ impl Journal {
     }
 
     fn tell(&self, text: &str) {
+        event!(WARN, "headway::broker", "record or log", what = text);
         if let Some(tell) = &self.tell {
             (tell.0)(text);
         }

@@ -2,6 +2,7 @@
 
 use headway_core::decisions::sharing::ClientId;
 use headway_core::units::Nanos;
+use headway_os::event;
 
 use super::pages::Pages;
 use super::session::Session;
@@ -28,6 +29,7 @@ impl BrokerState {
         if late.0 < self.watchdog.0 / LATE {
             return;
         }
+        event!(WARN, "headway::broker", "the broker itself was late: nobody is cut off for a watchdog", late = late);
         self.excused_until = now.saturating_add(self.watchdog);
         let held = self.tasks.values_mut().filter_map(|task| task.open.as_mut().filter(|open| open.granted.is_some()));
         for open in held {

@@ -9,8 +9,9 @@ use headway_core::units::{Bytes, Nanos};
 use headway_os::ipc::Words;
 
 use super::limits::{REQUEST_BYTES, is_trusted};
+use super::open::{Engines, Open, Slot, Task};
 use super::pages::Pages;
-use super::state::{BrokerState, Engines, Open, Slot, Task};
+use super::state::BrokerState;
 use crate::layout::{ENGINES, GENERATIONS, SLOTS, TASKS_MAX};
 use crate::message::{FromBroker, FromClient, HeldToken, ResumedTask, TaskShape, VERSION, Welcome};
 use crate::text;

@@ -14,7 +14,7 @@ use headway_os::ipc::{Listener, Socket};
 use super::claims::{GpuClaim, claims};
 use super::journal::is_passing;
 use super::{Access, ServerOptions, own_files};
-use crate::error::ServerError;
+use crate::error::{ABSTRACT, ServerError};
 use crate::folder::{Entry, Folder, with_ending};
 use crate::place;
 
@@ -37,7 +37,7 @@ impl SocketFiles {
     pub(super) fn take(options: &ServerOptions) -> Result<Self, ServerError> {
         let path = &options.socket;
         if place::is_abstract(path) {
-            let source = io::Error::new(io::ErrorKind::InvalidInput, place::ABSTRACT);
+            let source = io::Error::new(io::ErrorKind::InvalidInput, ABSTRACT);
             return Err(ServerError::Place { path: path.clone(), source });
         }
         let at = |source| ServerError::Place { path: path.clone(), source };

@@ -8,11 +8,13 @@ use headway_core::decisions::sharing::{
     Action, Arbiter, ClientId, ClusterParameters, Event, GpuId, Input, JobId, Key, Outcome, Refused, TaskId, TokenId,
 };
 use headway_core::units::Nanos;
+use headway_os::event;
 use headway_os::ipc::{Bell, Socket};
 
 use super::journal::{Journal, Known};
 use super::leases::Leases;
 use super::limits::{ACQUIRE_BYTES, Accounts, REQUEST_BYTES};
+use super::open::{Engines, Open, Slot, Task};
 use super::pages::Next;
 use super::predecessor::Recovery;
 use super::priority::{self, Priority};
@@ -22,70 +24,7 @@ use super::turns::{self, Turns};
 use super::{Access, BrokerLimits, ServerOptions};
 use crate::error::{Reason, ServerError};
 use crate::layout::{Code, ENGINES, Entry, RING_ENTRIES};
-use crate::message::TaskShape;
 use crate::status::Counts;
-
-/// Where an answer goes.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Slot {
-    pub(super) number: u32,
-    pub(super) generation: u32,
-}
-
-/// An engine request of a job.
-#[derive(Clone, Debug)]
-pub(super) struct Engines {
-    /// `None` for one that began under a lease: the client does not wait for an answer.
-    pub(super) slot: Option<Slot>,
-    /// Locks it needs.
-    pub(super) locks: Vec<usize>,
-    /// The lease words as they are until the locks are given back; `None` = still waits.
-    pub(super) held: Option<Vec<(usize, u64)>>,
-}
-
-/// A token request of a task.
-#[derive(Clone, Debug)]
-pub(super) struct Open {
-    pub(super) key: Key,
-    /// Which request of its job.
-    pub(super) acquisition: u32,
-    /// Whether the arbiter knows it; else it waits for its user's turn.
-    pub(super) entered: bool,
-    pub(super) slot: Slot,
-    pub(super) since: Nanos,
-    /// How long it has waited for engines, and since when it does.
-    pub(super) waited: Nanos,
-    pub(super) asked: Option<Nanos>,
-    /// GPU and token once it is granted.
-    pub(super) granted: Option<(GpuId, TokenId)>,
-    /// Where the state comes from.
-    pub(super) from: Option<GpuId>,
-    pub(super) engines: Option<Engines>,
-}
-
-impl Open {
-    pub(super) fn new(key: Key, slot: Slot, since: Nanos) -> Self {
-        Self {
-            key,
-            acquisition: 0,
-            entered: false,
-            slot,
-            since,
-            waited: Nanos::ZERO,
-            asked: None,
-            granted: None,
-            from: None,
-            engines: None,
-        }
-    }
-}
-
-pub(super) struct Task {
-    pub(super) client: ClientId,
-    pub(super) shape: TaskShape,
-    pub(super) last_release: Option<Nanos>,
-    pub(super) open: Option<Open>,
-}
 
 /// What the broker knows of clients, tasks and engines, and what it decides.
 pub(super) struct BrokerState {
@@ -155,6 +94,14 @@ impl BrokerState {
         let gpus: Vec<GpuId> = parameters.clusters.iter().flat_map(|cluster| cluster.gpus.clone()).collect();
         // Numbers of earlier brokers are not given again soon: their tasks may come back.
         let (next_client, next_task) = (epoch << 32, (epoch as u32 & 0xfff) << 20);
+        event!(
+            INFO,
+            "headway::broker",
+            "broker begins",
+            start = epoch,
+            gpus = gpus.len(),
+            waits_for_others = recovering.is_some()
+        );
         Ok(Self {
             arbiter,
             clusters: parameters.clusters,
@@ -200,6 +147,14 @@ impl BrokerState {
     }
 
     pub(super) fn admit(&mut self, client: ClientId, session: Session) {
+        event!(
+            DEBUG,
+            "headway::broker",
+            "client connected",
+            client = client.0,
+            pid = session.peer.pid,
+            user = session.peer.uid
+        );
         self.sessions.insert(client, session);
     }
 
@@ -249,6 +204,7 @@ impl BrokerState {
         if self.recovering.as_ref().is_none_or(|recovery| recovery.is_over(now)) {
             if self.recovering.take().is_some() {
                 self.roster_changed = true;
+                event!(INFO, "headway::broker", "those of the broker before are back or gone: grants begin");
                 // Nobody's requests were read until now.
                 self.tasks.values_mut().filter_map(|task| task.open.as_mut()).for_each(|open| open.since = now);
                 let _ = self.feed(now, Input::Recovered);
@@ -485,6 +441,15 @@ impl BrokerState {
                 let (slot, key) = (open.slot, open.key);
                 let from = from.map_or(0, |from| u64::from(from.0) + 1);
                 self.counts.tokens += 1;
+                event!(
+                    DEBUG,
+                    "headway::broker",
+                    "token granted",
+                    task = job.task.0,
+                    job = job.job,
+                    gpu = gpu.0,
+                    token = token.0
+                );
                 self.answer(
                     job.task,
                     slot,
@@ -544,6 +509,7 @@ impl BrokerState {
 
     fn refuse(&mut self, client: ClientId, slot: Slot, reason: Reason) {
         self.counts.refused += 1;
+        event!(DEBUG, "headway::broker", "request refused", client = client.0, why = format_args!("{reason:?}"));
         if let Some(pages) = self.sessions.get(&client).and_then(|session| session.pages.as_ref()) {
             pages.answer(slot.number, slot.generation, Code::Refused, [reason as u64, 0, 0, 0]);
         }

@@ -5,7 +5,8 @@ use std::collections::BTreeSet;
 use headway_core::decisions::sharing::{ClientId, TaskId};
 use headway_core::units::Nanos;
 
-use super::state::{BrokerState, Open, Task};
+use super::open::{Open, Task};
+use super::state::BrokerState;
 use crate::message::BYTES_MAX;
 use crate::status::{ClientStatus, GpuStatus, JobStatus, MpsStatus, Phase, Status};
 

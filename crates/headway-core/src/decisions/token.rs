@@ -10,6 +10,7 @@
 mod check;
 mod choice;
 mod messages;
+mod mode;
 mod parameters;
 mod rules;
 #[cfg(test)]
@@ -21,7 +22,8 @@ use serde::{Deserialize, Serialize};
 
 pub use self::check::Violation;
 pub use self::messages::{Action, Event, Refused, Standing, TokenRequest};
-pub use self::parameters::{Mode, Sizes, TokenParameters};
+pub use self::mode::{Mode, Sizes};
+pub use self::parameters::TokenParameters;
 use crate::decisions::sharing::{ClientId, Distances, GpuId, JobId, Key, TaskId, TokenId};
 use crate::units::Nanos;
 

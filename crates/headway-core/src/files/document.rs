@@ -413,6 +413,11 @@ fn ppm(text: &str) -> Option<u64> {
     whole.parse::<u64>().ok()?.checked_mul(PPM)?.checked_add(fraction)
 }
 
+/// A count or a checked value in the 32 bits that the model has for it.
+pub(crate) fn narrow<T: TryInto<u32, Error: std::fmt::Debug>>(value: T) -> u32 {
+    value.try_into().expect("a file holds fewer than 2^32 tables, and values were checked to fit")
+}
+
 /// Parts per million as a decimal text.
 pub(crate) fn decimal(ppm: u64) -> String {
     let text = format!("{}.{:06}", ppm / PPM, ppm % PPM);

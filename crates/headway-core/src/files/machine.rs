@@ -6,6 +6,7 @@
 mod confidence;
 mod cpu;
 mod file;
+mod index;
 mod profile_file;
 mod restrict;
 mod shipped;
@@ -16,35 +17,11 @@ use serde::{Deserialize, Serialize};
 pub use self::confidence::Confidence;
 pub use self::cpu::{Cpu, CpuCost};
 pub use self::file::parse;
+pub use self::index::{CapacityId, EndpointId, EngineId, RouteId};
 pub use self::shipped::{SHIPPED, shipped};
 pub use self::write::write;
 use crate::models::transfer::{Method, Profile};
 use crate::units::{Bytes, Nanos, PPM, Rate};
-
-macro_rules! index {
-    ($(#[$doc:meta])* $name:ident) => {
-        $(#[$doc])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-        #[serde(transparent)]
-        pub struct $name(pub u32);
-        impl $name {
-            /// The position in the vector that this indexes.
-            #[must_use]
-            pub const fn at(self) -> usize {
-                self.0 as usize
-            }
-        }
-    };
-}
-
-index!(/// A position in [`Machine::endpoints`].
-    EndpointId);
-index!(/// A position in [`Machine::capacities`].
-    CapacityId);
-index!(/// A position in [`Machine::engines`].
-    EngineId);
-index!(/// A position in [`Machine::routes`].
-    RouteId);
 
 /// One computer with the links between its memories and GPUs.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -4,6 +4,7 @@ mod application;
 mod file;
 mod parameters;
 mod processor_file;
+mod reader;
 mod sharding;
 mod task;
 mod task_file;

@@ -9,6 +9,7 @@ mod cost;
 mod greedy;
 mod item;
 mod optimal;
+mod outcome;
 mod rank;
 mod rules;
 mod search;
@@ -18,8 +19,7 @@ mod tests;
 mod transform;
 
 pub use cost::Pricer;
+pub use outcome::{Accepts, CombineError, CombineOptions, Kept, LIMITS, Limits, Mode, Priced, Transformed};
 pub use rank::{Utilisation, gain};
 pub use rules::{Counting, combine, parts_max};
-pub use transform::{
-    Accepts, CombineError, CombineOptions, Kept, LIMITS, Limits, Mode, Priced, Transformed, transform,
-};
+pub use transform::transform;

@@ -21,6 +21,7 @@ use crate::units::{Bytes, Nanos, PPM};
 mod batches;
 mod combined;
 mod cores;
+mod demands;
 mod division;
 mod gangs;
 mod models;
@@ -32,10 +33,10 @@ mod uneven;
 mod unplanned;
 
 use combined::Domains;
+pub(crate) use demands::{demands, steps_on};
 pub use division::margins;
 pub use models::{Evidence, ModelAnswer, models};
 use processors::Processor;
-pub(crate) use servers::{demands, steps_on};
 pub use unplanned::rate_alone;
 
 /// What the user may decide.

@@ -10,7 +10,7 @@ use headway_core::units::Nanos;
 use headway_device::DeviceError;
 
 use super::Shared;
-use super::pipeline::Job;
+use super::job::Job;
 use crate::checked::lock;
 
 /// Between two looks at words that a stream is to write: at first, at most while a copy moves, and at most before its turn has come.

@@ -1,6 +1,6 @@
 //! Device memory that something else can share: its CUDA side.
 
-use std::ffi::{c_int, c_uint, c_void};
+use std::ffi::c_int;
 use std::os::fd::{FromRawFd as _, IntoRawFd as _, OwnedFd};
 use std::ptr::null_mut;
 use std::sync::Arc;
@@ -11,6 +11,9 @@ use headway_device::DeviceError;
 use super::home::Home;
 use crate::checked::call;
 use crate::owned::Context;
+use crate::structures::{
+    AccessDescription, AllocationProperties, ExternalBuffer, ExternalDescription, ExternalHandle, Location,
+};
 use crate::table::{self, Address, Handle};
 
 /// `CU_MEM_ALLOCATION_TYPE_PINNED`, `CU_MEM_LOCATION_TYPE_DEVICE`.
@@ -24,67 +27,6 @@ const GRANULARITY_MINIMUM: c_int = 0;
 const ACCESS_READ_WRITE: c_int = 3;
 /// `CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD`.
 const EXTERNAL_OPAQUE_FD: c_int = 1;
-
-/// `CUmemLocation`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(crate) struct Location {
-    kind: c_int,
-    id: c_int,
-}
-
-/// `CUmemAllocationProp`.
-#[repr(C)]
-pub(crate) struct AllocationProperties {
-    kind: c_int,
-    handle_kinds: c_int,
-    location: Location,
-    windows_metadata: *mut c_void,
-    /// Compression, GPUDirect RDMA, usage, reserved.
-    flags: [u8; 8],
-}
-
-/// `CUmemAccessDesc`.
-#[repr(C)]
-pub(crate) struct AccessDescription {
-    location: Location,
-    flags: c_int,
-}
-
-/// The union in `CUDA_EXTERNAL_MEMORY_HANDLE_DESC`, as large and as aligned as its largest member, two pointers.
-#[repr(C, align(8))]
-pub(crate) struct ExternalHandle {
-    fd: c_int,
-    unused: [u32; 3],
-}
-
-/// `CUDA_EXTERNAL_MEMORY_HANDLE_DESC`.
-#[repr(C)]
-pub(crate) struct ExternalDescription {
-    kind: c_int,
-    handle: ExternalHandle,
-    size: u64,
-    flags: c_uint,
-    reserved: [c_uint; 16],
-}
-
-/// `CUDA_EXTERNAL_MEMORY_BUFFER_DESC`.
-#[repr(C)]
-pub(crate) struct ExternalBuffer {
-    offset: u64,
-    size: u64,
-    flags: c_uint,
-    reserved: [c_uint; 16],
-}
-
-// Sizes and offsets of `cuda.h` on 64-bit systems.
-const _: () = {
-    assert!(size_of::<AllocationProperties>() == 32 && std::mem::offset_of!(AllocationProperties, flags) == 24);
-    assert!(size_of::<AccessDescription>() == 12);
-    assert!(size_of::<ExternalDescription>() == 104 && std::mem::offset_of!(ExternalDescription, handle) == 8);
-    assert!(std::mem::offset_of!(ExternalDescription, size) == 24);
-    assert!(size_of::<ExternalBuffer>() == 88);
-};
 
 /// What the driver's answer to an allocation of `bytes` means.
 fn allocated(context: &Context, bytes: usize, result: Result<(), DeviceError>) -> Result<(), DeviceError> {

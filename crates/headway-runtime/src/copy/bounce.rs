@@ -7,7 +7,6 @@ use headway_device::gpu::{Caching, Gpu};
 use headway_device::{Buffer, DeviceError};
 
 use super::engine::{Bounds, Stopped, Why};
-use super::gpu::CopierGpu;
 use super::wait::Patience;
 
 /// Bytes of one slot: large enough to hide the set-up of its copy, small enough that several threads share a request of a
@@ -38,7 +37,7 @@ pub(super) struct Slots<'a> {
 impl Bounce {
     /// Takes up to `wanted` slots, possibly none when others use them all; at most `max` bytes are ever pinned, but always
     /// one slot.
-    pub(super) fn take(&self, gpu: &dyn Gpu, wanted: usize, max: Bytes) -> Result<Slots<'_>, DeviceError> {
+    fn take(&self, gpu: &dyn Gpu, wanted: usize, max: Bytes) -> Result<Slots<'_>, DeviceError> {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let buffer = match &state.memory {
             Some(memory) => memory.clone(),
@@ -54,29 +53,30 @@ impl Bounce {
         let left = state.free.len().saturating_sub(wanted);
         Ok(Slots { bounce: self, buffer, offsets: state.free.split_off(left) })
     }
+
+    /// As [`Bounce::take`], but waits until there is at least one slot.
+    pub(super) fn await_slots(
+        &self,
+        gpu: &dyn Gpu,
+        wanted: usize,
+        max: Bytes,
+        bounds: Bounds<'_>,
+    ) -> Result<Slots<'_>, Stopped> {
+        let mut patience = Patience::new(bounds.patience);
+        loop {
+            let slots = self.take(gpu, wanted, max).map_err(Stopped::unpinned)?;
+            if !slots.offsets.is_empty() {
+                return Ok(slots);
+            }
+            if !patience.pause() {
+                return Err(Stopped { chunk: 0, prefix: 0, why: Why::Timeout });
+            }
+        }
+    }
 }
 
 impl Drop for Slots<'_> {
     fn drop(&mut self) {
         self.bounce.0.lock().unwrap_or_else(PoisonError::into_inner).free.append(&mut self.offsets);
-    }
-}
-
-/// Up to `wanted` slots of `gpu`, at least one.
-pub(super) fn take_slots<'a>(
-    gpu: &'a CopierGpu,
-    wanted: usize,
-    max: Bytes,
-    bounds: Bounds<'_>,
-) -> Result<Slots<'a>, Stopped> {
-    let mut patience = Patience::new(bounds.patience);
-    loop {
-        let slots = gpu.bounce.take(gpu.device.as_ref(), wanted, max).map_err(Stopped::unpinned)?;
-        if !slots.offsets.is_empty() {
-            return Ok(slots);
-        }
-        if !patience.pause() {
-            return Err(Stopped { chunk: 0, prefix: 0, why: Why::Timeout });
-        }
     }
 }

@@ -5,18 +5,20 @@ use headway_core::models::transfer::links::{Borrow, Links};
 use headway_core::models::transfer::policy::{self, Bucket};
 use headway_core::models::transfer::{HostMemory, Load, Method, Tuning};
 use headway_core::units::{Bytes, Nanos};
+use headway_os::event;
 
 use super::auto::Pick;
 use super::error::{Absence, chain};
-use super::execute::{LINKS_MAX, RELAYS_MAX};
 use super::learning::Advised;
-use super::request::{Host, Request};
+use super::request::{BULK, Host, Request};
 use super::shares::Running;
 use super::situation::Situation;
 use super::{Copier, CopyError, How};
 
-/// From this size on a copy is bulk: it keeps an engine busy for longer than a small copy takes altogether.
-pub(super) const BULK: usize = 1 << 20;
+/// GPUs whose links `multipath` uses besides the target's own: with a fourth link memory was the limit on an H200 node.
+const RELAYS_MAX: usize = 3;
+/// Links of one copy: its own and those.
+const LINKS_MAX: u32 = RELAYS_MAX as u32 + 1;
 
 /// How one copy is made.
 pub(super) struct Decision<'a> {
@@ -175,6 +177,15 @@ impl Copier {
         // What has failed in this copy would fail again, for ever.
         let first = decision.instead_of.as_ref().map(|(first, _)| *first);
         let next = if next.method == tried || Some(next.method) == first { Pick::DRIVER } else { next };
+        event!(
+            WARN,
+            "headway::copy",
+            "another method is used",
+            gpu = request.gpu,
+            instead_of = tried,
+            method = next.method,
+            why = reason
+        );
         self.auto.report_absence(request.gpu, &gpu.device.description().name, tried, &reason, next.method);
         let instead_of = decision.instead_of.clone().or(Some((tried, reason)));
         Ok(self.picked(Decision { instead_of, ..decision }, next))

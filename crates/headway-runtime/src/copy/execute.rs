@@ -24,11 +24,6 @@ const WINDOW_STEP: usize = 4 << 20;
 /// From this size on destinations without pages get huge ones; and how many of their pages are looked at.
 const HUGE_MIN: usize = 16 << 20;
 const HUGE_SAMPLES: usize = 8;
-/// GPUs whose links `multipath` uses besides the target's own: with a fourth link memory was the limit on an H200 node.
-pub(super) const RELAYS_MAX: usize = 3;
-/// Links of one copy: its own and those.
-pub(super) const LINKS_MAX: u32 = RELAYS_MAX as u32 + 1;
-
 /// Thread blocks of a copy kernel.
 pub(super) const fn kernel_blocks(direction: Direction) -> u32 {
     match direction {

@@ -10,6 +10,7 @@ use headway_core::units::Nanos;
 use headway_device::buffer::DeviceId;
 use headway_device::gpu::{Gpu, Pager, Resident, ResidentOptions};
 use headway_device::{Buffer, DeviceError, Span};
+use headway_os::event;
 
 use super::CopyLimits;
 use super::bounce::Bounce;
@@ -121,7 +122,14 @@ impl CopierGpu {
 
     /// Notes that it failed for good: later copies are refused at once.
     pub(super) fn lose(&self) {
-        self.lost.store(true, Ordering::Relaxed);
+        if !self.lost.swap(true, Ordering::Relaxed) {
+            event!(
+                ERROR,
+                "headway::copy",
+                "GPU lost: its copies are refused from now on",
+                gpu = self.device.description().name
+            );
+        }
     }
 
     /// The forms of windows with why they cannot be used.

@@ -15,7 +15,7 @@ use headway_device::gpu::{Mover, Operation, Piece};
 use headway_device::{Access, Buffer, DeviceError, Span};
 use headway_os::clock;
 
-use super::bounce::{SLOT, take_slots};
+use super::bounce::SLOT;
 use super::engine::{Moved, Run, Step, Stopped};
 use super::error::chain;
 use super::execute::{excluded, has_window, kernel_blocks};
@@ -266,7 +266,9 @@ impl Copier {
             None => Some(Mover::Kernel { blocks: self.kernel_blocks(many.direction) }),
         };
         let wanted = (2 * threads).max(3).min(blocks.blocks.len());
-        let slots = take_slots(gpu, wanted, self.options.limits.pinned_max, bounds)
+        let slots = gpu
+            .bounce
+            .await_slots(gpu.device.as_ref(), wanted, self.options.limits.pinned_max, bounds)
             .map_err(|stopped| stopped.error(method, bounds))?;
         many.lend(None, |ends| {
             let run = ends.engine(gpu, by).open(gpu.device.as_ref(), None, bounds)?;

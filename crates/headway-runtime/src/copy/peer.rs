@@ -8,7 +8,7 @@ use headway_device::gpu::Operation;
 use headway_device::{Access, DeviceError};
 use headway_os::clock;
 
-use super::bounce::{SLOT, take_slots};
+use super::bounce::SLOT;
 use super::engine::{Bounds, Moved, Step, Stopped, chunk_bytes, steps};
 use super::gpu::CopierGpu;
 use super::request::claim;
@@ -107,7 +107,7 @@ impl Copier {
                 remedy: "copy out of one and into the other".into(),
             }));
         }
-        let slots = take_slots(source, SLOTS, self.options.limits.pinned_max, bounds)?;
+        let slots = source.bounce.await_slots(source.device.as_ref(), SLOTS, self.options.limits.pinned_max, bounds)?;
         let (mut free, mut full) = (slots.offsets.clone(), VecDeque::new());
         let mut emptying = VecDeque::new();
         let mut reading = VecDeque::new();

@@ -8,6 +8,9 @@ use headway_device::{Access, DeviceError, HostKind, Span};
 
 use super::{At, CopyError};
 
+/// From this size on a copy is bulk: it keeps an engine busy for longer than a small copy takes altogether.
+pub(super) const BULK: usize = 1 << 20;
+
 /// The host end.
 pub(super) enum Host<'a> {
     /// Memory to be read.

@@ -3,7 +3,7 @@
 use headway_core::models::transfer::policy::Bucket;
 use headway_core::models::transfer::{Direction, Method};
 use headway_core::units::Bytes;
-use headway_os::clock;
+use headway_os::{clock, event};
 
 use super::decide::Decision;
 use super::engine::Moved;
@@ -50,6 +50,17 @@ impl Copier {
         }
         request.within_range()?;
         let mut decision = self.decide(request, how);
+        event!(
+            DEBUG,
+            "headway::copy",
+            "method chosen",
+            gpu = request.gpu,
+            direction = request.direction,
+            bytes = request.len,
+            method = decision.method,
+            by = if decision.named { "the caller" } else { "auto" },
+            predicted = decision.predicted.map_or_else(|| "unknown".to_owned(), |time| time.to_string()),
+        );
         loop {
             match self.execute(request, &decision) {
                 Ok(moved) => return Ok((decision, moved)),
@@ -60,6 +71,29 @@ impl Copier {
 
     /// Calls the observer.
     pub(super) fn notify_observer(&self, gpu: usize, direction: Direction, result: &Result<CopyReport, CopyError>) {
+        match result {
+            Ok(report) => event!(
+                DEBUG,
+                "headway::copy",
+                "copied",
+                gpu = gpu,
+                direction = direction,
+                bytes = report.bytes,
+                method = report.method,
+                took = report.observed,
+                waited = report.waited,
+            ),
+            Err(error) => {
+                event!(
+                    WARN,
+                    "headway::copy",
+                    "copy failed",
+                    gpu = gpu,
+                    direction = direction,
+                    why = super::error::chain(error)
+                );
+            }
+        }
         if let Some(observer) = self.observer.get() {
             observer(&Observation { gpu, direction, result: result.as_ref() });
         }
@@ -83,7 +117,10 @@ impl Copier {
         } else {
             self.watcher.observe_instead(bucket, observed, driver)
         };
-        events.into_iter().for_each(|event| self.auto.report(event));
+        for text in events {
+            event!(WARN, "headway::copy", "a method is judged by what it took", what = text);
+            self.auto.report(text);
+        }
     }
 }
 

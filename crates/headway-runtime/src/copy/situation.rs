@@ -7,8 +7,7 @@ use headway_device::HostKind;
 use headway_os::memory;
 
 use super::Copier;
-use super::decide::BULK;
-use super::request::{Host, Request};
+use super::request::{BULK, Host, Request};
 
 /// From this size on the driver is asked now and then whether memory is pinned, which takes up to 0.6 us; the driver's own call, which is
 /// chosen for smaller copies of ordinary memory, is as fast from pinned memory without being told.

@@ -13,7 +13,7 @@ use super::pool::Shared;
 use super::worker::{Job, Pinned};
 use super::workers::Signal;
 use super::{Pool, Staged, StagingError};
-use crate::copy::At;
+use crate::at::At;
 
 /// Boundary of buffers within a slab: no line is shared by two.
 const LINE: u64 = 64;

@@ -15,7 +15,7 @@ use super::pool::Shared;
 use super::stock::Slot;
 use super::worker::Job;
 use super::workers::Signal;
-use crate::copy::At;
+use crate::at::At;
 
 /// Polls before the CPU is offered to others, and before parking where nothing is on an engine.
 const SPINS: u32 = 256;

@@ -15,7 +15,7 @@ use headway_device::gpu::{Caching, Gpu, Reach};
 use headway_device::graveyard::{self, Grave};
 use headway_device::{Buffer, DeviceError};
 use headway_os::fork::Home;
-use headway_os::{affinity, topology};
+use headway_os::{affinity, event, topology};
 
 use super::StagingError;
 use super::gate::{Gate, Place};
@@ -239,6 +239,7 @@ impl Drop for Pool {
         if let Some(keeper) = keeper {
             // A panic of it has been reported where it happened.
             let _ = keeper.join();
+            event!(INFO, "headway::staging", "threads have ended, pinned memory is given back", gpu = shared.name());
         }
     }
 }
@@ -315,7 +316,10 @@ impl Shared {
         orders.slabs = orders.slabs.max(SLABS_AT_START.min(self.slabs_max()));
         let shared = Arc::clone(self);
         match Builder::new().name("headway-keeper".into()).spawn(move || shared.keep()) {
-            Ok(keeper) => orders.keeper = Some(keeper),
+            Ok(keeper) => {
+                event!(INFO, "headway::staging", "threads and pinned memory are being made", gpu = self.name());
+                orders.keeper = Some(keeper);
+            }
             Err(error) => orders.pinning = Some(no_thread(&error)),
         }
     }

@@ -5,36 +5,22 @@ use std::sync::Arc;
 use headway_core::files::machine::EngineClass;
 use headway_core::models::transfer::Method;
 use headway_core::plan::{self, Pipeline, Plan, Source};
-use headway_core::units::{Bytes, Nanos};
+use headway_core::units::Nanos;
 use headway_device::work::StepMemory;
 use headway_device::{Access, Buffer, DeviceError, Engines, HostKind, Work};
-use headway_os::clock;
 
 use super::RunError;
 use super::cores::Cores;
 use super::messages::{self, Compared, MessageBuffers};
+use super::piece::Piece;
 use super::sharded::ShardedBuffers;
 use crate::cores::{Job, Memory};
 use crate::kernels::Kernels;
+use crate::settle::upload;
 
 /// Time that the blocks of a core's pipeline reach ahead, in at most so many cycles.
 const AHEAD: Nanos = Nanos(20_000_000);
 const CYCLES_AHEAD_MAX: u64 = 48;
-
-/// How long setting up one state may take before the device counts as hanging.
-const PREPARE_MAX: Nanos = Nanos(30_000_000_000);
-
-/// A piece of a step, with the buffers of its cycle.
-pub(super) struct Piece {
-    pub(super) pipeline: u32,
-    pub(super) cycle: u64,
-    pub(super) step: u32,
-    pub(super) index: u32,
-    pub(super) slot: usize,
-    pub(super) block: Bytes,
-    pub(super) offset: Bytes,
-    pub(super) bytes: Bytes,
-}
 
 /// A compute step ready to launch.
 struct Stage {
@@ -288,28 +274,4 @@ fn stage(device: &mut Engines, work: &Arc<dyn Work>, kernels: &Kernels, pipeline
     work.init_state(portions, &mut first)?;
     let state = if bytes == 0 { None } else { Some(upload(device, &first).map_err(prepare)?) };
     Ok(Stage { work: Arc::clone(work), state, portions: portions.len() as u32 })
-}
-
-/// Copies `bytes` to a new buffer of device memory and waits for it.
-pub(super) fn upload(device: &mut Engines, bytes: &[u8]) -> Result<Buffer, DeviceError> {
-    let host = device.host_buffer(bytes.len(), HostKind::Pinned)?;
-    let memory = device.device_buffer(bytes.len())?;
-    host.claim(0..bytes.len(), Access::Write)?.bytes_mut()?.copy_from_slice(bytes);
-    let (from, to) = (host.claim(0..bytes.len(), Access::Read)?, memory.claim(0..bytes.len(), Access::Write)?);
-    device.copy(EngineClass::H2d, Method::Dma, (from, to), u64::MAX)?;
-    settle(device).map(|()| memory)
-}
-
-/// Waits for the end of the only operation of a device.
-pub(crate) fn settle(device: &mut Engines) -> Result<(), DeviceError> {
-    let deadline = clock::now() + PREPARE_MAX;
-    let mut done = Vec::new();
-    while done.is_empty() {
-        device.poll(&mut done);
-        if clock::now() > deadline {
-            return Err(DeviceError::DeviceLost);
-        }
-        std::thread::yield_now();
-    }
-    done.remove(0).result
 }

@@ -11,7 +11,7 @@ use headway_device::{DeviceError, Engines};
 use headway_os::clock;
 
 use super::RunError;
-use super::buffers::Piece;
+use super::piece::Piece;
 use crate::blocks::DataError;
 use crate::endpoints::{ALIGN, CopyPath, Endpoints, Room};
 

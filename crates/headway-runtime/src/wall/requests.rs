@@ -11,7 +11,7 @@ use headway_core::plan::Plan;
 use headway_core::units::{Bytes, Nanos};
 use headway_device::{Access, Buffer, DeviceError, Engines};
 
-use super::buffers::Piece;
+use super::piece::Piece;
 use super::{Driver, Message, RunError};
 use crate::endpoints::CopyPath;
 

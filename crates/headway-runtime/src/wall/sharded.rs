@@ -12,9 +12,10 @@ use headway_device::work::{Items, StepMemory};
 use headway_device::{Access, Buffer, DeviceError, Engines, HostKind, Work};
 
 use super::RunError;
-use super::buffers::{Piece, settle, upload};
+use super::piece::Piece;
 use crate::blocks::{Collect, DataError};
 use crate::kernels::{Divided, Kernels};
+use crate::settle::{settle, upload};
 use crate::shards;
 
 /// Threads that fill the ring.

@@ -8,6 +8,7 @@ use super::*;
 use crate::decisions::engine_lock::{Engine, EngineParameters, LockId, Operation, Order, PeerLocks, Work};
 use crate::decisions::predictor::PredictorParameters;
 use crate::decisions::token::{self, Mode, Standing, TokenParameters};
+use crate::units::{Bytes, Nanos};
 
 fn tokens(cpus: u32, per_gpu: u32) -> TokenParameters {
     TokenParameters { cpus, per_gpu, mode: Mode::Optimal, affinity: true, discount_holder: false }

@@ -1,7 +1,6 @@
 //! The CPU as a processor of streams: how many cores may serve, and what kernels cost there.
 
-use super::file::narrow;
-use crate::files::document::Table;
+use crate::files::document::{Table, narrow};
 use crate::files::error::FileError;
 use crate::units::{Bytes, Nanos, Rate};
 

@@ -6,7 +6,7 @@ use super::{
     Calibration, Capacity, CapacityId, CapacityKind, Endpoint, EndpointId, EndpointKind, Engine, EngineClass, EngineId,
     KernelCost, Machine, MeasuredSet, Route, RouteId,
 };
-use crate::files::document::{self, Field, Table, suggest};
+use crate::files::document::{self, Field, Table, narrow, suggest};
 use crate::files::error::{FileError, Source};
 use crate::models::transfer::{Method, Profile};
 use crate::units::{PPM, Rate};
@@ -583,9 +583,4 @@ pub(super) fn word(class: EngineClass) -> &'static str {
 
 fn optional_text(table: &mut Table<'_>, key: &str) -> Result<Option<String>, FileError> {
     table.take(key).map(|field| field.text("\"...\"").map(str::to_owned)).transpose()
-}
-
-/// A count or a checked value in the 32 bits that the model has for it.
-pub(super) fn narrow<T: TryInto<u32, Error: std::fmt::Debug>>(value: T) -> u32 {
-    value.try_into().expect("a file holds fewer than 2^32 tables, and values were checked to fit")
 }

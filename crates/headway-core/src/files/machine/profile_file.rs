@@ -2,8 +2,8 @@
 //! `[[arbitration]]`.
 
 use super::EndpointId;
-use super::file::{Reader, narrow};
-use crate::files::document::{Field, SIZE_MAX, TIME_MAX, Table};
+use super::file::Reader;
+use crate::files::document::{Field, SIZE_MAX, TIME_MAX, Table, narrow};
 use crate::files::error::FileError;
 use crate::models::transfer::arbitration::{Arbitration, Cut, Wait};
 use crate::models::transfer::{

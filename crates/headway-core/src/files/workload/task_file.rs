@@ -1,6 +1,6 @@
 //! `[[task]]` and `[sharing]` of a workload file.
 
-use super::file::Reader;
+use super::reader::Reader;
 use super::task::{Sharing, Task};
 use crate::decisions::engine_lock::PeerLocks;
 use crate::decisions::sharing::{Direction, Segment};

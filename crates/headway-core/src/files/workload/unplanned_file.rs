@@ -1,6 +1,6 @@
 //! `[[bulk]]` and `[[urgent]]`: transfers without windows.
 
-use super::file::Reader;
+use super::reader::Reader;
 use super::{Kind, Otherwise, Unplanned, Urgent};
 use crate::files::document::Table;
 use crate::files::error::FileError;

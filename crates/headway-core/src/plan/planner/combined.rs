@@ -44,7 +44,7 @@ struct Part {
 impl Planner<'_> {
     /// The domains of all transfers of streams, of messages, and without windows.
     pub(super) fn domains(&self, pipelines: &[Pipeline]) -> Result<Domains, PlanError> {
-        let mut routes: Vec<RouteId> = super::servers::routes_of(pipelines);
+        let mut routes: Vec<RouteId> = super::demands::routes_of(pipelines);
         for message in &self.workload.messages {
             routes.extend(self.blocks(message)?.iter().map(|block| block.route));
         }

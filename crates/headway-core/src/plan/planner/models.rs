@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::servers::{Demand, demands, steps_on};
+use super::demands::{Demand, demands, steps_on};
 use super::{Nanos, Outcome, Plan};
 use crate::analysis::schedulability::{
     self, ConcreteTask, Costs, Strength, Ties, concrete_within, largest_factor, scaled,

@@ -1,10 +1,11 @@
 //! Servers: which engines are arbitrated as one, what a copy costs there, and whether every window holds.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
+use super::demands::{Demand, demands, routes_of, steps_on, window_of};
 use super::{
-    Bytes, Domains, EngineId, Nanos, Outcome, PPM, Pipeline, PlanError, PlannedBatch, PlannedStep, Planner, RouteId,
-    Server, Source, Strategy, Strength, Verdict, Work, uneven,
+    Bytes, Domains, EngineId, Nanos, Outcome, PPM, Pipeline, PlanError, PlannedBatch, Planner, RouteId, Server, Source,
+    Strategy, Strength, Verdict, Work, uneven,
 };
 use crate::analysis::schedulability::{self, ChunkFlow, Task};
 use crate::files::machine::{EngineClass, Route};
@@ -267,100 +268,10 @@ impl Planner<'_> {
 /// Chunks are whole pages of host memory.
 pub(super) const CHUNK_GRANULE: Bytes = Bytes(4096);
 
-pub(crate) fn steps_on(server: u32, pipelines: &[Pipeline]) -> Vec<(&Pipeline, &PlannedStep)> {
-    let steps = pipelines.iter().flat_map(|p| p.steps.iter().map(move |s| (p, s)));
-    steps.filter(|(_, s)| s.server == server).collect()
-}
-
-/// The routes that any copy of the plan uses, ascending.
-pub(super) fn routes_of(pipelines: &[Pipeline]) -> Vec<RouteId> {
-    let mut used: Vec<RouteId> = Vec::new();
-    for operation in pipelines.iter().flat_map(|p| &p.steps).flat_map(|s| &s.operations) {
-        if let Work::Copy { route, .. } = operation.work
-            && !used.contains(&route)
-        {
-            used.push(route);
-        }
-    }
-    used.sort_unstable();
-    used
-}
-
 /// Operations on different engines run side by side, unless one of them holds several engines.
 fn longest(per_engines: &BTreeMap<Vec<EngineId>, Nanos>) -> Option<Nanos> {
     let times = per_engines.values().copied();
     if per_engines.keys().any(|engines| engines.len() > 1) { times.reduce(Nanos::saturating_add) } else { times.max() }
-}
-
-/// Which step of its pipeline `step` is.
-fn position(pipeline: &Pipeline, step: &PlannedStep) -> usize {
-    pipeline.steps.iter().position(|other| std::ptr::eq(other, step)).unwrap_or(0)
-}
-
-fn window_of(pipeline: &Pipeline, step: &PlannedStep) -> Nanos {
-    pipeline.window_of(position(pipeline, step))
-}
-
-/// What recurs on a server.
-pub(crate) struct Demand {
-    pub(super) name: String,
-    pub(crate) task: Task,
-    /// First release after the epoch.
-    pub(super) offset: Nanos,
-    /// Whether its pieces, but for the last, all take as long as its chunk.
-    pub(super) even: bool,
-}
-
-/// The demands of the steps on a server: each its own, but those of a gang's step, which are served together, are one,
-/// and so are the steps of a chained gang, which follow each other as the pieces of one job do. What has no windows only
-/// blocks, for a piece.
-pub(crate) fn demands(steps: &[(&Pipeline, &PlannedStep)]) -> Vec<Demand> {
-    let mut demands: Vec<Demand> = Vec::new();
-    // The position of a gang's demand, and of the step that it has counted last.
-    let mut counted: BTreeMap<(u32, Option<usize>), (usize, Vec<usize>)> = BTreeMap::new();
-    let mut batches: BTreeSet<u32> = BTreeSet::new();
-    for &(pipeline, step) in steps {
-        if !pipeline.source.is_planned() {
-            let task = Task::bulk(step.piece);
-            demands.push(Demand { name: pipeline.name.clone(), task, offset: pipeline.start, even: true });
-            continue;
-        }
-        let deadline = window_of(pipeline, step);
-        let task = Task { cost: step.cost, period: pipeline.period, deadline, chunk: step.piece };
-        let at = position(pipeline, step);
-        let offset = pipeline.release(0, at);
-        if let Some(place) = step.batch {
-            // The steps of a batch are one job: the first stands for all.
-            if batches.insert(place.number) {
-                demands.push(Demand { name: format!("batch of {}", step.name), task, offset, even: true });
-            }
-            continue;
-        }
-        let Some(gang) = pipeline.gang else {
-            let name = if pipeline.steps.len() == 1 {
-                pipeline.name.clone()
-            } else {
-                format!("{}: {}", pipeline.name, step.name)
-            };
-            demands.push(Demand { name, task, offset, even: true });
-            continue;
-        };
-        let key = (gang.number, (!gang.chained).then_some(at));
-        let (demand, seen) = counted.entry(key).or_insert_with(|| {
-            let name = if gang.chained { pipeline.name.clone() } else { format!("{}: {}", pipeline.name, step.name) };
-            let task = Task { cost: Nanos::ZERO, chunk: Nanos::ZERO, ..task };
-            demands.push(Demand { name: format!("{name}, all at once"), task, offset, even: true });
-            (demands.len() - 1, Vec::new())
-        });
-        if !seen.contains(&at) {
-            seen.push(at);
-            let of_gang = &mut demands[*demand];
-            of_gang.even = seen.len() == 1;
-            of_gang.task.cost = of_gang.task.cost.saturating_add(task.cost);
-            of_gang.task.chunk = of_gang.task.chunk.max(task.chunk);
-        }
-    }
-    demands
 }
 
 /// Tests one server: by Jeffay, Stanat and Martel where jobs run whole and every window is as long as its period, else by

@@ -9,7 +9,7 @@
 //! the windows that a server can meet have no gaps above, a bisection finds the least one, and whatever is left over may be given
 //! to any step. What is found passes the same tests as every other plan.
 
-use super::servers::{demands, steps_on};
+use super::demands::{demands, steps_on};
 use super::{Cycle, Machine, Nanos, Network, Outcome, Pipeline, Plan, PlanError, PlanOptions, Source, Strategy, Work};
 use crate::analysis::schedulability::{self, Task, chunked};
 use crate::files::machine::Cpu;

@@ -4,7 +4,8 @@
 //! take what the server's other jobs tolerate (`verner-2014` cites the test of Jeffay, Stanat and Martel for it, here in the
 //! form for chunks) while a half of their margin stays, or a quarter of all costs where that is less.
 
-use super::servers::{CHUNK_GRANULE, demands, routes_of, steps_on};
+use super::demands::{demands, routes_of, steps_on};
+use super::servers::CHUNK_GRANULE;
 use super::{Bytes, Domains, Nanos, PPM, Pipeline, PlanError, Planner, RouteId, Source, Work};
 use crate::analysis::schedulability::{ChunkFlow, Task, chunked, scaled};
 use crate::files::workload::{Kind, Unplanned};

@@ -1,0 +1,143 @@
+//! What a transformation may do, and what it gives.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Counting, Utilisation};
+use crate::analysis::schedulability::Task;
+use crate::models::interconnect::Starved;
+use crate::plan::message::{Batch, TIME_MAX};
+use crate::units::Nanos;
+
+/// How hard to look for a better set.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Mode {
+    /// Messages with one period and phase are merged unseen, then the greedy algorithm runs: for thousands of messages.
+    Fast,
+    /// The paper's greedy algorithm.
+    Greedy,
+    /// The greedy algorithm, then every message split directly over the slots of its batch, then moves of single messages
+    /// and of whole batches as long as they help.
+    #[default]
+    Search,
+    /// The least sum there is, for at most [`LIMITS`]`.optimal_max` messages; it takes `3^n` steps.
+    Optimal,
+}
+
+/// What the user may decide.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CombineOptions {
+    /// How hard to look.
+    pub mode: Mode,
+    /// How slots are counted.
+    pub counting: Counting,
+}
+
+/// Bounds on the work of one transformation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Messages of [`Mode::Optimal`].
+    pub optimal_max: usize,
+    /// Members looked at by [`Mode::Search`], counted once per batch that is priced.
+    pub search_max: u64,
+    /// Sets that are tested.
+    pub tests_max: usize,
+}
+
+/// The limits that every transformation here uses.
+pub const LIMITS: Limits = Limits { optimal_max: 16, search_max: 2_000_000, tests_max: 4_096 };
+
+/// A batch with its worst-case time.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Priced {
+    pub batch: Batch,
+    /// Its worst-case time.
+    pub cost: Nanos,
+}
+
+impl Priced {
+    /// What it takes of the interconnect's time.
+    #[must_use]
+    pub const fn utilisation(&self) -> Utilisation {
+        Utilisation::of(self.cost, self.batch.grid.period)
+    }
+
+    /// As the schedulability tests see it.
+    #[must_use]
+    pub const fn task(&self) -> Task {
+        Task::whole(self.cost, self.batch.grid.period, self.batch.grid.window)
+    }
+}
+
+/// Which of the sets met on the way was returned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Kept {
+    /// The greedy algorithm's after this many combinings; 0 = the set that was given.
+    Prefix(usize),
+    /// The same, of the greedy algorithm that makes no batch which blocks a shorter deadline for too long.
+    Guarded(usize),
+    /// What the search made of the greedy result.
+    Searched,
+    /// The optimum.
+    Optimal,
+}
+
+/// A transformed set.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Transformed {
+    /// The batches, by their first elementary message.
+    pub batches: Vec<Priced>,
+    /// Which of the sets it is.
+    pub kept: Kept,
+    /// Whether it passes the test. If not, no set that was tried passes, and this is the one after all combinings.
+    pub accepted: bool,
+    /// The sum of utilisations before the first combining and after each one of the greedy algorithm.
+    pub sums: Vec<Utilisation>,
+}
+
+impl Transformed {
+    /// The sum of utilisations.
+    #[must_use]
+    pub fn sum(&self) -> Utilisation {
+        self.batches.iter().map(Priced::utilisation).sum()
+    }
+}
+
+/// A set that cannot be transformed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CombineError {
+    /// A route has no rate.
+    #[error("a batch cannot be priced")]
+    Price(#[from] Starved),
+    /// One job of a message takes too long to count with.
+    #[error("one job of message `{name}` takes {cost}, and {TIME_MAX} is the limit; lower its size")]
+    Cost {
+        /// The first message of the batch.
+        name: String,
+        /// What a job costs.
+        cost: Nanos,
+    },
+    /// A message may be there so late that no slot can be behind it.
+    #[error(
+        "message `{name}` may be there {late} after its release, and its next block comes after {period}: no slot of a batch \
+         is left for it; lower `late`, or carry messages one at a time with `--strategy serial`"
+    )]
+    Late {
+        name: String,
+        /// How late its producer may be.
+        late: Nanos,
+        period: Nanos,
+    },
+    /// The optimum of so many messages would take too long.
+    #[error("the optimum is sought for at most {max} messages, and these are {messages}; use `search`")]
+    TooMany {
+        messages: usize,
+        /// [`LIMITS`]`.optimal_max`.
+        max: usize,
+    },
+}
+
+/// Whether a set of tasks passes; true = every deadline holds.
+pub type Accepts<'t> = &'t mut dyn FnMut(&[Task]) -> bool;
