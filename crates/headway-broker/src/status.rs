@@ -212,6 +212,7 @@ mod tests {
             without_room: Vec::new(),
             memory,
             counts: Counts::default(),
+            mps: None,
         };
         let shown = status.readable();
         let text = serde_json::to_string(&shown).unwrap();

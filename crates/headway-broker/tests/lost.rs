@@ -4,7 +4,6 @@ mod support;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::time::Duration;
 
 use headway_broker::{Client, ClientError, Health, JobStatus, OnLoss, Phase, Probe, Reason, ServerOptions, Status};
 use headway_core::decisions::engine_lock::Work;
@@ -131,6 +130,6 @@ fn without_a_probe_the_word_of_a_client_takes_no_gpu_away() {
         client.report_fault(GpuId(0)).unwrap();
     }
     let mut task = client.register(shape("a")).unwrap();
-    assert!(task.acquire(clock::now(), 0, Some(Duration::from_secs(60))).is_ok());
+    assert!(task.acquire(clock::now(), 0, Some(LIMIT)).is_ok());
     assert_eq!(client.status().unwrap().gpus[0].faults, 100);
 }

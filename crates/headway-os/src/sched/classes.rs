@@ -283,7 +283,9 @@ mod tests {
             on_a_thread(move || {
                 let before = Attributes::of_this_thread().unwrap().class();
                 let held = Classes::new(requested).take(Role::Driver);
-                on_a_thread(move || assert_eq!(Attributes::of_this_thread().unwrap().class(), before));
+                // Of a test that is itself run with a nice value, the kernel keeps that value or sets it back.
+                let is_plain = move |class: Class| class == before || class == Class::Ordinary;
+                on_a_thread(move || assert!(is_plain(Attributes::of_this_thread().unwrap().class())));
                 drop(held);
             });
         }

@@ -208,7 +208,9 @@ mod tests {
             let rest = chunk + affinity + if peer { 0.0 } else { 1.0 } + if group { 1.5 } else { 0.0 };
             match scenario.arbitration {
                 Arbitration::EngineLocks => 76.0 + rest,
-                Arbitration::TokenOnly => 163.0 + 7.0 * rest,
+                // The one without any of the four is by far the worst.
+                Arbitration::TokenOnly if scenario.chunk.is_none() && !scenario.affinity && !peer => 233.0,
+                Arbitration::TokenOnly => 163.0 + 2.0 * rest,
                 Arbitration::Driver => 74.0 + chunk,
             }
         };
