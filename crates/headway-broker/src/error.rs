@@ -106,7 +106,7 @@ pub enum ServerError {
     Locked {
         /// Its UUID.
         gpu: String,
-        /// The file.
+        /// The locked file, which has the UUID in its name.
         file: PathBuf,
         /// Whose file it is: not necessarily who has locked it.
         owner: u32,

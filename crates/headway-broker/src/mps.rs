@@ -6,6 +6,7 @@
 //! broker has ended, however that ended.
 
 mod daemon;
+mod error;
 mod guardian;
 
 use std::ffi::OsString;
@@ -17,6 +18,7 @@ use std::path::{Path, PathBuf};
 use headway_os::ipc::user;
 
 pub(crate) use self::daemon::Daemon;
+pub use self::error::MpsError;
 pub use self::guardian::guard;
 use crate::client;
 use crate::error::ClientError;
@@ -49,51 +51,6 @@ const START_LOG: &str = "start.log";
 pub struct MpsOptions {
     /// Program and arguments, to which the daemon's folder is added: it calls [`guard`] with that, and nothing else.
     pub guardian: Vec<OsString>,
-}
-
-/// Why a broker does not start with a daemon of MPS.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum MpsError {
-    /// Another daemon is there.
-    #[error(
-        "an MPS daemon runs already: process {pid} of user {uid}, which serves `{folder}`. Stop it (`echo quit | {PROGRAM}`, as that \
-         user), or leave `--mps` out and start programs with {PIPE_VARIABLE}={folder}"
-    )]
-    Running {
-        /// Its process.
-        pid: u32,
-        /// Its user.
-        uid: u32,
-        /// Where clients meet it.
-        folder: String,
-    },
-    /// The folder has a path that the daemon's sockets cannot have.
-    #[error(
-        "the path of the MPS daemon's folder, `{folder}`, has {bytes} bytes, and its sockets leave room for {FOLDER_BYTES_MAX}; \
-         choose a shorter `--socket`"
-    )]
-    Long {
-        /// The folder.
-        folder: PathBuf,
-        /// Length of its path.
-        bytes: usize,
-    },
-    /// One daemon serves one user.
-    #[error(
-        "an MPS daemon serves the user who runs it and nobody else: leave `--group` or `--mps` out, and let each user run a broker \
-         for the processes that share GPUs so"
-    )]
-    Group,
-    /// The compute mode of a GPU does not allow it.
-    #[error("{0}")]
-    Forbidden(String),
-    /// The guardian could not be started.
-    #[error("cannot start the guardian of the MPS daemon")]
-    Guardian(#[source] std::io::Error),
-    /// The daemon could not be started.
-    #[error("cannot start the MPS daemon: {0}")]
-    Start(String),
 }
 
 /// The daemon's folder.

@@ -1,5 +1,6 @@
 //! The broker: one thread that decides, over sockets for control and shared pages for everything frequent.
 
+mod about;
 mod admission;
 mod claims;
 mod departure;

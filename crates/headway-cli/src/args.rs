@@ -18,6 +18,9 @@ use headway::units::{Bytes, Nanos, UnitError};
 use headway_lab::child::Part;
 use headway_measure::Step;
 
+/// The hidden command of the guardian of an MPS daemon.
+pub(crate) const GUARD: &str = "mps-guard";
+
 pub(crate) use self::broker::{BrokerArgs, ModeArg};
 pub(crate) use self::foreign::{ExportArgs, ImportArgs};
 
@@ -127,7 +130,7 @@ pub(crate) enum Command {
         order: String,
     },
     /// Start the MPS daemon of a broker, and stop it when the broker has ended
-    #[command(name = crate::broker::GUARD, hide = true)]
+    #[command(name = GUARD, hide = true)]
     MpsGuard { folder: PathBuf },
 }
 
@@ -508,7 +511,7 @@ pub(crate) struct ExplainArgs {
 pub(crate) enum PreferArg {
     /// The one with the least CPU time
     Cheapest,
-    /// The fastest
+    /// The fastest one, whatever CPU time it takes
     Fastest,
 }
 

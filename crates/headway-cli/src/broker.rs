@@ -13,7 +13,7 @@ use headway::units::Nanos;
 use headway_lab::bench::broker as bench;
 
 use crate::Answer;
-use crate::args::{BenchBrokerArgs, BrokerArgs, ModeArg};
+use crate::args::{BenchBrokerArgs, BrokerArgs, GUARD, ModeArg};
 use crate::commands::{Bar, Out, interrupt};
 
 pub(crate) fn broker(out: &Out, args: &BrokerArgs) -> Result<Answer> {
@@ -70,9 +70,6 @@ fn guardian() -> Result<MpsOptions> {
     let program = std::env::current_exe().context("cannot find this program, which is to guard the MPS daemon")?;
     Ok(MpsOptions { guardian: vec![program.into(), GUARD.into()] })
 }
-
-/// The hidden command of that guardian.
-pub(crate) const GUARD: &str = "mps-guard";
 
 /// Guards the MPS daemon in `folder`.
 pub(crate) fn guard(folder: &Path) -> Result<Answer> {

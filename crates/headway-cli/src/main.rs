@@ -60,7 +60,7 @@ fn main() -> ExitCode {
         Err(error) => return failure::misused(&error),
     };
     if let Err(error) = events::begin() {
-        return failure::report(&error, cli.format);
+        return failure::report(&error, cli.format, 2);
     }
     let out = commands::Out { format: cli.format, quiet: cli.quiet };
     let answer = match &cli.command {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use headway_core::files::machine::{EndpointId, Machine, parse, restrict, write};
+use headway_core::files::machine::{EndpointId, Machine, parse, write};
 use headway_core::models::transfer::Direction;
 use headway_core::models::transfer::arbitration::{
     Advice, Arbitration, Between, Cut, WAIT_COPIES, WAIT_GUESTS, Wait, built_in,
@@ -70,7 +70,7 @@ fn what_a_file_says_holds_for_its_gpus() {
     assert_eq!((into.whole.wait.p99, into.advise(Nanos(1))), (Nanos::MAX, Advice::Whole));
     let written = reread(&machine);
     assert_eq!(written, machine);
-    let one = restrict(&machine, 1).unwrap();
+    let one = machine.with_gpus(1).unwrap();
     assert_eq!(one.profile.arbitration.len(), 1, "what was measured of a GPU that goes goes with it");
 }
 

@@ -48,8 +48,8 @@ use self::wait::Cancel;
 use self::watch::Watcher;
 
 pub use self::error::CopyError;
-pub use crate::at::At;
 pub use self::learning::{Advised, Learning, LearningGpu, LearningOptions};
+pub use crate::at::At;
 
 /// How much of everything copies take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,5 +1,7 @@
 //! What this machine can do, what it lacks, and what to do about it.
 
+mod mps;
+
 use std::path::Path;
 
 use headway_core::files::machine::EndpointId;
@@ -10,8 +12,8 @@ use headway_os::{affinity, memory, sched, topology};
 use headway_runtime::copy::{Copier, CopyOptions};
 use serde::Serialize;
 
+use crate::cpus;
 use crate::gpus::{self, Backend};
-use crate::{cpus, mps};
 
 /// One thing looked at.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

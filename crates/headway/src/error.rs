@@ -1,5 +1,7 @@
 //! The one error of the public API: what failed; causes follow as a chain, printed once, by the front end.
 
+mod guest;
+
 use std::io::{self, ErrorKind};
 use std::path::PathBuf;
 
@@ -22,7 +24,8 @@ use headway_sim::sharing::SharingError;
 use headway_trace::LogError;
 use headway_trace::replay::Divergence;
 
-use crate::guest::GuestError;
+pub use self::guest::GuestError;
+pub(crate) use self::guest::LIBRARY;
 
 /// What failed.
 #[derive(Debug, thiserror::Error)]

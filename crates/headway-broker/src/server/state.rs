@@ -11,6 +11,7 @@ use headway_core::units::Nanos;
 use headway_os::event;
 use headway_os::ipc::{Bell, Socket};
 
+use super::about::About;
 use super::journal::{Journal, Known};
 use super::leases::Leases;
 use super::limits::{ACQUIRE_BYTES, Accounts, REQUEST_BYTES};
@@ -19,7 +20,6 @@ use super::pages::Next;
 use super::predecessor::Recovery;
 use super::priority::{self, Priority};
 use super::session::Session;
-use super::status::About;
 use super::turns::{self, Turns};
 use super::{Access, BrokerLimits, ServerOptions};
 use crate::error::{Reason, ServerError};

@@ -8,7 +8,7 @@ use headway_core::units::Nanos;
 use super::open::{Open, Task};
 use super::state::BrokerState;
 use crate::message::BYTES_MAX;
-use crate::status::{ClientStatus, GpuStatus, JobStatus, MpsStatus, Phase, Status};
+use crate::status::{ClientStatus, GpuStatus, JobStatus, Phase, Status};
 
 /// Tasks without room that are listed at most.
 const LISTED_MAX: usize = 128;
@@ -33,20 +33,6 @@ fn fit(status: &mut Status, most: usize) {
         status.jobs.truncate(jobs_left);
         status.clients.truncate(clients_left);
         status.omitted += (jobs + clients - jobs_left - clients_left) as u64;
-    }
-}
-
-/// What the broker's process does beside arbitrating.
-pub(super) struct About {
-    /// How its thread is scheduled.
-    pub(super) scheduling: String,
-    /// The MPS daemon that it runs.
-    pub(super) mps: Option<MpsStatus>,
-}
-
-impl Default for About {
-    fn default() -> Self {
-        Self { scheduling: "as it was started".to_owned(), mps: None }
     }
 }
 

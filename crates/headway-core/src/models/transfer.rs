@@ -10,6 +10,7 @@ mod curve;
 mod defaults;
 mod explain;
 pub mod fit;
+mod key;
 pub mod learning;
 pub mod links;
 mod method;
@@ -25,8 +26,9 @@ pub use self::choose::{Available, Candidate, Choice, Figures, Reason, Request, V
 pub use self::curve::{Curve, Point, Statistic, TAIL_SAMPLES, tail};
 pub use self::defaults::{default_tuning, defaults};
 pub use self::explain::{Explanation, Row, explain};
+pub use self::key::{Direction, HostMemory, Key, Load, Stores, Tuning, TuningKey};
 pub use self::method::{Mapping, Method, NotAMethod, Shape};
 pub use self::pieces::Geometry;
 pub use self::price::{Bounds, Price, PricedTuning};
-pub use self::profile::{Direction, HostMemory, Key, Load, Profile, Stamp, Stores, Tuning, TuningKey};
+pub use self::profile::{Profile, Stamp};
 pub use self::selector::Selector;

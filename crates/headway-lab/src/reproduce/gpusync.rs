@@ -464,7 +464,10 @@ mod tests {
         assert_eq!(outcome.rows.iter().filter(|row| row.what.contains("shape")).count(), 7);
         // The paper says three times or more; this model gives more than twice.
         let gain = &find("work-conserving: shape 6").ours;
-        assert!(gain.split(' ').next().and_then(|times| times.parse::<f64>().ok()).is_some_and(|times| times > 2.0), "{gain}");
+        assert!(
+            gain.split(' ').next().and_then(|times| times.parse::<f64>().ok()).is_some_and(|times| times > 2.0),
+            "{gain}"
+        );
         let folder = tempfile::tempdir().unwrap();
         outcome.write(folder.path()).unwrap();
         let lines = std::fs::read_to_string(folder.path().join("scenarios.csv")).unwrap().lines().count();

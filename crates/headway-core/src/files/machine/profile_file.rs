@@ -247,7 +247,7 @@ fn optional_word<T: Copy>(
 
 /// A bulk copy cut into pieces, and the wait of small copies beside it.
 const CUT: &str = "[4194304, 934100, 27333, 80610, 91861, 123994]";
-/// A wait.
+/// `[samples, median, p99, max]` of a wait.
 const WAIT: &str = "[2000, 1055181, 1062854, 1080704]";
 
 /// What is wrong with the figures of a wait, should they be wrong.

@@ -108,7 +108,7 @@ pub struct Arbitration {
 pub enum Advice {
     /// Nothing is needed: they get in beside whole copies.
     Whole,
-    /// Pieces.
+    /// They get in where bulk copies are queued in pieces.
     Pieces {
         /// What is between them.
         between: Between,

@@ -46,7 +46,7 @@ pub enum Prefer {
     /// The one with the least CPU time of those within 5 % of the fastest.
     #[default]
     Cheapest,
-    /// The fastest.
+    /// The fastest one, whatever CPU time it takes.
     Fastest,
 }
 

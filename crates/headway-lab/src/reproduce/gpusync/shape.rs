@@ -13,7 +13,7 @@ pub(super) struct Check {
     pub(super) number: usize,
     /// What the paper says.
     pub(super) claim: &'static str,
-    /// Where.
+    /// Section of the paper in which it says so.
     pub(super) section: &'static str,
     pub(super) holds: bool,
     /// The figures that decide.
