@@ -18,6 +18,8 @@ use headway::units::{Bytes, Nanos, UnitError};
 use headway_lab::child::Part;
 use headway_measure::Step;
 
+use crate::values::some_bytes;
+
 /// The hidden command of the guardian of an MPS daemon.
 pub(crate) const GUARD: &str = "mps-guard";
 
@@ -578,14 +580,6 @@ fn column_value(text: &str) -> Result<(String, String), &'static str> {
 /// A number of things, one at least. A negative number gives the same error as zero.
 fn count(text: &str) -> Result<usize, &'static str> {
     text.parse().ok().filter(|count| *count > 0).ok_or("give a whole number from 1 on")
-}
-
-/// A size above zero, with a unit.
-pub(crate) fn some_bytes(text: &str) -> Result<Bytes, String> {
-    match text.parse::<Bytes>() {
-        Ok(Bytes(0)) => Err("give a size above zero".to_owned()),
-        parsed => parsed.map_err(|error| error.to_string()),
-    }
 }
 
 /// A time above zero, with a unit.

@@ -12,7 +12,7 @@ use headway::mps::{self, Share};
 use headway::units::{Bytes, UnitError};
 
 use crate::Answer;
-use crate::args::some_bytes;
+use crate::values::some_bytes;
 
 #[derive(Debug, Args)]
 pub(crate) struct ExecArgs {

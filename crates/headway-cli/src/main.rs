@@ -15,6 +15,7 @@ mod sharing;
 mod show;
 mod tightest;
 mod transfers;
+mod values;
 
 use std::process::ExitCode;
 
