@@ -1,6 +1,7 @@
 //! `cargo xtask ci`: every check and every test, in steps from cheap to dear. It stops at the first step that fails.
 
 mod tools;
+mod wheels;
 
 use std::ffi::OsString;
 use std::process::Command;
@@ -106,6 +107,7 @@ fn print_times(times: &[(&str, Duration)]) {
 
 fn tools() -> anyhow::Result<Outcome> {
     tools::prepare();
+    wheels::prepare();
     Ok(Outcome::Passed)
 }
 

@@ -3,18 +3,27 @@
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::atomic::AtomicPtr;
 
+use crate::batch::{self, Attributes, Batch};
 use crate::decide::{self, In, Out};
 use crate::driver::{Context, DevicePtr, NOT_INITIALIZED, STREAM_LEGACY, STREAM_PER_THREAD, SUCCESS, Status, Stream};
+use crate::passed::{self, Passed};
 use crate::road::{self, Replaced};
+use crate::shapes::{self, Plane, Space};
 use crate::stats::Kind;
 use crate::{context, fast};
 
-/// Beyond this version signatures are not known, and everything is passed on.
-const UNKNOWN: c_int = 14_000;
+/// From this version on signatures are not known, and everything is passed on.
+pub(crate) const UNKNOWN: c_int = 14_000;
 
 /// A stream by a handle that means the same in every function: 0 is the default stream of the function that was called.
 const fn named(stream: Stream, default: Stream) -> Stream {
     if stream == 0 { default } else { stream }
+}
+
+/// What is kept for the primary context of a device goes.
+fn forget_device(device: c_int) {
+    fast::forget_device(device);
+    context::forget_device(device);
 }
 
 macro_rules! replaced {
@@ -185,29 +194,255 @@ replaced! {
         status
     };
 
-    /// The context goes, and with it what was kept for it.
+    /// Copies rows, and waits.
+    cuMemcpy2D_v2: c"cuMemcpy2D_v2" is c"cuMemcpy2D" from 3_020 until UNKNOWN, per thread false;
+    fn(shape: *const Plane) |real| {
+        // SAFETY: the caller's arguments are passed on as they are; the driver reads the shape, too.
+        unsafe { shapes::plane(shape, STREAM_LEGACY, true, || real(shape)) }
+    };
+
+    /// The same in the thread's own default stream.
+    cuMemcpy2D_v2_ptds: c"cuMemcpy2D_v2_ptds" is c"cuMemcpy2D" from 7_000 until UNKNOWN, per thread true;
+    fn(shape: *const Plane) |real| {
+        // SAFETY: the caller's arguments are passed on as they are; the driver reads the shape, too.
+        unsafe { shapes::plane(shape, STREAM_PER_THREAD, true, || real(shape)) }
+    };
+
+    /// Copies rows of any pitch, and waits.
+    cuMemcpy2DUnaligned_v2: c"cuMemcpy2DUnaligned_v2" is c"cuMemcpy2DUnaligned" from 3_020 until UNKNOWN, per thread false;
+    fn(shape: *const Plane) |real| {
+        // SAFETY: the caller's arguments are passed on as they are; the driver reads the shape, too.
+        unsafe { shapes::plane(shape, STREAM_LEGACY, true, || real(shape)) }
+    };
+
+    /// The same in the thread's own default stream.
+    cuMemcpy2DUnaligned_v2_ptds: c"cuMemcpy2DUnaligned_v2_ptds" is c"cuMemcpy2DUnaligned" from 7_000 until UNKNOWN, per thread true;
+    fn(shape: *const Plane) |real| {
+        // SAFETY: the caller's arguments are passed on as they are; the driver reads the shape, too.
+        unsafe { shapes::plane(shape, STREAM_PER_THREAD, true, || real(shape)) }
+    };
+
+    /// Copies planes, and waits.
+    cuMemcpy3D_v2: c"cuMemcpy3D_v2" is c"cuMemcpy3D" from 3_020 until UNKNOWN, per thread false;
+    fn(shape: *const Space) |real| {
+        // SAFETY: the caller's arguments are passed on as they are; the driver reads the shape, too.
+        unsafe { shapes::space(shape, STREAM_LEGACY, true, || real(shape)) }
+    };
+
+    /// The same in the thread's own default stream.
+    cuMemcpy3D_v2_ptds: c"cuMemcpy3D_v2_ptds" is c"cuMemcpy3D" from 7_000 until UNKNOWN, per thread true;
+    fn(shape: *const Space) |real| {
+        // SAFETY: the caller's arguments are passed on as they are; the driver reads the shape, too.
+        unsafe { shapes::space(shape, STREAM_PER_THREAD, true, || real(shape)) }
+    };
+
+    /// Copies rows, in the order of a stream.
+    cuMemcpy2DAsync_v2: c"cuMemcpy2DAsync_v2" is c"cuMemcpy2DAsync" from 3_020 until UNKNOWN, per thread false;
+    fn(shape: *const Plane, stream: Stream) |real| {
+        // SAFETY: the caller's arguments are passed on as they are; the driver reads the shape, too.
+        unsafe { shapes::plane(shape, named(stream, STREAM_LEGACY), false, || real(shape, stream)) }
+    };
+
+    /// The same where stream 0 is the thread's own.
+    cuMemcpy2DAsync_v2_ptsz: c"cuMemcpy2DAsync_v2_ptsz" is c"cuMemcpy2DAsync" from 7_000 until UNKNOWN, per thread true;
+    fn(shape: *const Plane, stream: Stream) |real| {
+        // SAFETY: the caller's arguments are passed on as they are; the driver reads the shape, too.
+        unsafe { shapes::plane(shape, named(stream, STREAM_PER_THREAD), false, || real(shape, stream)) }
+    };
+
+    /// Copies planes, in the order of a stream.
+    cuMemcpy3DAsync_v2: c"cuMemcpy3DAsync_v2" is c"cuMemcpy3DAsync" from 3_020 until UNKNOWN, per thread false;
+    fn(shape: *const Space, stream: Stream) |real| {
+        // SAFETY: the caller's arguments are passed on as they are; the driver reads the shape, too.
+        unsafe { shapes::space(shape, named(stream, STREAM_LEGACY), false, || real(shape, stream)) }
+    };
+
+    /// The same where stream 0 is the thread's own.
+    cuMemcpy3DAsync_v2_ptsz: c"cuMemcpy3DAsync_v2_ptsz" is c"cuMemcpy3DAsync" from 7_000 until UNKNOWN, per thread true;
+    fn(shape: *const Space, stream: Stream) |real| {
+        // SAFETY: the caller's arguments are passed on as they are; the driver reads the shape, too.
+        unsafe { shapes::space(shape, named(stream, STREAM_PER_THREAD), false, || real(shape, stream)) }
+    };
+
+    /// Many copies in one call, as CUDA 12.8 has them.
+    cuMemcpyBatchAsync: c"cuMemcpyBatchAsync" is c"cuMemcpyBatchAsync" from 12_080 until 13_000, per thread false;
+    fn(to: *const DevicePtr, from: *const DevicePtr, sizes: *const usize, count: usize, attributes: *const Attributes, first: *const usize, kinds: usize, failed: *mut usize, stream: Stream) |real| {
+        let batch = Batch { to, from, sizes, count, attributes, kinds, stream: named(stream, STREAM_LEGACY) };
+        // SAFETY: the caller's arguments are passed on as they are; the driver reads the lists, too.
+        unsafe { batch::copy(batch, failed, || real(to, from, sizes, count, attributes, first, kinds, failed, stream)) }
+    };
+
+    /// The same where stream 0 is the thread's own.
+    cuMemcpyBatchAsync_ptsz: c"cuMemcpyBatchAsync_ptsz" is c"cuMemcpyBatchAsync" from 12_080 until 13_000, per thread true;
+    fn(to: *const DevicePtr, from: *const DevicePtr, sizes: *const usize, count: usize, attributes: *const Attributes, first: *const usize, kinds: usize, failed: *mut usize, stream: Stream) |real| {
+        let batch = Batch { to, from, sizes, count, attributes, kinds, stream: named(stream, STREAM_PER_THREAD) };
+        // SAFETY: the caller's arguments are passed on as they are; the driver reads the lists, too.
+        unsafe { batch::copy(batch, failed, || real(to, from, sizes, count, attributes, first, kinds, failed, stream)) }
+    };
+
+    /// The same of CUDA 13, which does not tell which copy failed.
+    cuMemcpyBatchAsync_v2: c"cuMemcpyBatchAsync_v2" is c"cuMemcpyBatchAsync" from 13_000 until UNKNOWN, per thread false;
+    fn(to: *const DevicePtr, from: *const DevicePtr, sizes: *const usize, count: usize, attributes: *const Attributes, first: *const usize, kinds: usize, stream: Stream) |real| {
+        let batch = Batch { to, from, sizes, count, attributes, kinds, stream: named(stream, STREAM_LEGACY) };
+        // SAFETY: the caller's arguments are passed on as they are; the driver reads the lists, too.
+        unsafe { batch::copy(batch, std::ptr::null_mut(), || real(to, from, sizes, count, attributes, first, kinds, stream)) }
+    };
+
+    /// The same where stream 0 is the thread's own.
+    cuMemcpyBatchAsync_v2_ptsz: c"cuMemcpyBatchAsync_v2_ptsz" is c"cuMemcpyBatchAsync" from 13_000 until UNKNOWN, per thread true;
+    fn(to: *const DevicePtr, from: *const DevicePtr, sizes: *const usize, count: usize, attributes: *const Attributes, first: *const usize, kinds: usize, stream: Stream) |real| {
+        let batch = Batch { to, from, sizes, count, attributes, kinds, stream: named(stream, STREAM_PER_THREAD) };
+        // SAFETY: the caller's arguments are passed on as they are; the driver reads the lists, too.
+        unsafe { batch::copy(batch, std::ptr::null_mut(), || real(to, from, sizes, count, attributes, first, kinds, stream)) }
+    };
+
+    /// Copies within a GPU: counted.
+    cuMemcpyDtoD_v2: c"cuMemcpyDtoD_v2" is c"cuMemcpyDtoD" from 3_020 until UNKNOWN, per thread false;
+    fn(to: DevicePtr, from: DevicePtr, bytes: usize) |real| {
+        passed::count(Passed::Within, bytes);
+        // SAFETY: the caller's arguments are passed on as they are.
+        unsafe { real(to, from, bytes) }
+    };
+
+    /// Copies within a GPU: counted.
+    cuMemcpyDtoD_v2_ptds: c"cuMemcpyDtoD_v2_ptds" is c"cuMemcpyDtoD" from 7_000 until UNKNOWN, per thread true;
+    fn(to: DevicePtr, from: DevicePtr, bytes: usize) |real| {
+        passed::count(Passed::Within, bytes);
+        // SAFETY: the caller's arguments are passed on as they are.
+        unsafe { real(to, from, bytes) }
+    };
+
+    /// The same in the order of a stream.
+    cuMemcpyDtoDAsync_v2: c"cuMemcpyDtoDAsync_v2" is c"cuMemcpyDtoDAsync" from 3_020 until UNKNOWN, per thread false;
+    fn(to: DevicePtr, from: DevicePtr, bytes: usize, stream: Stream) |real| {
+        passed::count(Passed::Within, bytes);
+        // SAFETY: the caller's arguments are passed on as they are.
+        unsafe { real(to, from, bytes, stream) }
+    };
+
+    /// The same in the order of a stream.
+    cuMemcpyDtoDAsync_v2_ptsz: c"cuMemcpyDtoDAsync_v2_ptsz" is c"cuMemcpyDtoDAsync" from 7_000 until UNKNOWN, per thread true;
+    fn(to: DevicePtr, from: DevicePtr, bytes: usize, stream: Stream) |real| {
+        passed::count(Passed::Within, bytes);
+        // SAFETY: the caller's arguments are passed on as they are.
+        unsafe { real(to, from, bytes, stream) }
+    };
+
+    /// Copies between GPUs: counted.
+    cuMemcpyPeer: c"cuMemcpyPeer" is c"cuMemcpyPeer" from 4_000 until UNKNOWN, per thread false;
+    fn(to: DevicePtr, there: Context, from: DevicePtr, here: Context, bytes: usize) |real| {
+        passed::count(Passed::Peer, bytes);
+        // SAFETY: the caller's arguments are passed on as they are.
+        unsafe { real(to, there, from, here, bytes) }
+    };
+
+    /// Copies between GPUs: counted.
+    cuMemcpyPeer_ptds: c"cuMemcpyPeer_ptds" is c"cuMemcpyPeer" from 7_000 until UNKNOWN, per thread true;
+    fn(to: DevicePtr, there: Context, from: DevicePtr, here: Context, bytes: usize) |real| {
+        passed::count(Passed::Peer, bytes);
+        // SAFETY: the caller's arguments are passed on as they are.
+        unsafe { real(to, there, from, here, bytes) }
+    };
+
+    /// The same in the order of a stream.
+    cuMemcpyPeerAsync: c"cuMemcpyPeerAsync" is c"cuMemcpyPeerAsync" from 4_000 until UNKNOWN, per thread false;
+    fn(to: DevicePtr, there: Context, from: DevicePtr, here: Context, bytes: usize, stream: Stream) |real| {
+        passed::count(Passed::Peer, bytes);
+        // SAFETY: the caller's arguments are passed on as they are.
+        unsafe { real(to, there, from, here, bytes, stream) }
+    };
+
+    /// The same in the order of a stream.
+    cuMemcpyPeerAsync_ptsz: c"cuMemcpyPeerAsync_ptsz" is c"cuMemcpyPeerAsync" from 7_000 until UNKNOWN, per thread true;
+    fn(to: DevicePtr, there: Context, from: DevicePtr, here: Context, bytes: usize, stream: Stream) |real| {
+        passed::count(Passed::Peer, bytes);
+        // SAFETY: the caller's arguments are passed on as they are.
+        unsafe { real(to, there, from, here, bytes, stream) }
+    };
+
+    /// Copies with attributes: counted.
+    cuMemcpyWithAttributesAsync: c"cuMemcpyWithAttributesAsync" is c"cuMemcpyWithAttributesAsync" from 13_020 until UNKNOWN, per thread false;
+    fn(to: DevicePtr, from: DevicePtr, bytes: usize, attributes: *const c_void, stream: Stream) |real| {
+        passed::count(Passed::Attributes, bytes);
+        // SAFETY: the caller's arguments are passed on as they are.
+        unsafe { real(to, from, bytes, attributes, stream) }
+    };
+
+    /// Copies with attributes: counted.
+    cuMemcpyWithAttributesAsync_ptsz: c"cuMemcpyWithAttributesAsync_ptsz" is c"cuMemcpyWithAttributesAsync" from 13_020 until UNKNOWN, per thread true;
+    fn(to: DevicePtr, from: DevicePtr, bytes: usize, attributes: *const c_void, stream: Stream) |real| {
+        passed::count(Passed::Attributes, bytes);
+        // SAFETY: the caller's arguments are passed on as they are.
+        unsafe { real(to, from, bytes, attributes, stream) }
+    };
+
+    /// The context goes, and with it what was kept for it, also what another thread made meanwhile.
     cuCtxDestroy_v2: c"cuCtxDestroy_v2" is c"cuCtxDestroy" from 4_000 until UNKNOWN, per thread false;
     fn(which: Context) |real| {
         context::forget(which);
         // SAFETY: the caller's arguments are passed on as they are.
-        unsafe { real(which) }
+        let status = unsafe { real(which) };
+        context::forget(which);
+        status
+    };
+
+    /// The same of the first drivers.
+    cuCtxDestroy: c"cuCtxDestroy" is c"cuCtxDestroy" from 2_000 until 4_000, per thread false;
+    fn(which: Context) |real| {
+        context::forget(which);
+        // SAFETY: the caller's arguments are passed on as they are.
+        let status = unsafe { real(which) };
+        context::forget(which);
+        status
+    };
+
+    /// A part of a GPU goes, and its context, whose name it does not tell: all are prepared anew.
+    cuGreenCtxDestroy: c"cuGreenCtxDestroy" is c"cuGreenCtxDestroy" from 12_040 until UNKNOWN, per thread false;
+    fn(which: usize) |real| {
+        context::forget_all();
+        // SAFETY: the caller's arguments are passed on as they are.
+        let status = unsafe { real(which) };
+        context::forget_all();
+        status
     };
 
     /// The last release destroys the primary context; after any other, it is prepared anew.
     cuDevicePrimaryCtxRelease_v2: c"cuDevicePrimaryCtxRelease_v2" is c"cuDevicePrimaryCtxRelease" from 11_000 until UNKNOWN, per thread false;
     fn(device: c_int) |real| {
-        fast::forget_device(device);
-        context::forget_device(device);
+        forget_device(device);
         // SAFETY: the caller's arguments are passed on as they are.
-        unsafe { real(device) }
+        let status = unsafe { real(device) };
+        forget_device(device);
+        status
+    };
+
+    /// The same before CUDA 11.
+    cuDevicePrimaryCtxRelease: c"cuDevicePrimaryCtxRelease" is c"cuDevicePrimaryCtxRelease" from 7_000 until 11_000, per thread false;
+    fn(device: c_int) |real| {
+        forget_device(device);
+        // SAFETY: the caller's arguments are passed on as they are.
+        let status = unsafe { real(device) };
+        forget_device(device);
+        status
     };
 
     /// The primary context is destroyed whoever holds it.
     cuDevicePrimaryCtxReset_v2: c"cuDevicePrimaryCtxReset_v2" is c"cuDevicePrimaryCtxReset" from 11_000 until UNKNOWN, per thread false;
     fn(device: c_int) |real| {
-        fast::forget_device(device);
-        context::forget_device(device);
+        forget_device(device);
         // SAFETY: the caller's arguments are passed on as they are.
-        unsafe { real(device) }
+        let status = unsafe { real(device) };
+        forget_device(device);
+        status
+    };
+
+    /// The same before CUDA 11.
+    cuDevicePrimaryCtxReset: c"cuDevicePrimaryCtxReset" is c"cuDevicePrimaryCtxReset" from 7_000 until 11_000, per thread false;
+    fn(device: c_int) |real| {
+        forget_device(device);
+        // SAFETY: the caller's arguments are passed on as they are.
+        let status = unsafe { real(device) };
+        forget_device(device);
+        status
     };
 }

@@ -99,6 +99,15 @@ pub(crate) fn forget(context: Context) {
     refresh(&known);
 }
 
+/// Any of the contexts may be about to be destroyed; those that live on are prepared again.
+pub(crate) fn forget_all() {
+    let mut known = contexts();
+    for (_, known) in known.iter_mut() {
+        *known = Known::Expected;
+    }
+    refresh(&known);
+}
+
 /// Contexts of a device that may be about to be destroyed; those that live on are prepared again.
 pub(crate) fn forget_device(device: c_int) {
     let mut known = contexts();

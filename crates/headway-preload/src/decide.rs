@@ -40,7 +40,7 @@ pub(crate) struct In {
 }
 
 /// From this size on a copy is bulk: it holds the engine for 40 us and more on PCIe 5.
-const BULK_MIN: usize = 2 << 20;
+pub(crate) const BULK_MIN: usize = 2 << 20;
 /// From this size on a copy of ordinary memory may be made by several threads.
 const FAST_MIN: usize = headway::copy::NodeClass::LEAST.0 as usize;
 /// Up to this size a copy may be made by a kernel. It shares the link with the engine about half and half, so 16 MiB take
@@ -52,7 +52,7 @@ const BLOCKS: u32 = 16;
 const THREADS: u32 = 512;
 /// A stream holds about a thousand operations, and a call that fills it blocks: a copy becomes at most this many pieces of
 /// two operations each.
-const PIECES_MAX: usize = 256;
+pub(crate) const PIECES_MAX: usize = 256;
 
 /// Reasons to look at a copy more closely; 0 = small copies go straight to the driver.
 static ATTENTION: AtomicU32 = AtomicU32::new(0);
@@ -79,6 +79,22 @@ static OPTIONS: OnceLock<GuestOptions> = OnceLock::new();
 
 pub(crate) fn options() -> GuestOptions {
     OPTIONS.get().copied().unwrap_or_default()
+}
+
+/// Whether copies are counted.
+pub(crate) fn counts() -> bool {
+    ATTENTION.load(Ordering::Relaxed) & COUNT != 0
+}
+
+/// Says, in a program that was started as a guest, that its driver is newer than this version of Headway.
+pub(crate) fn say_too_new(version: i32) {
+    if std::env::var_os(VARIABLE).is_some() {
+        eprintln!(
+            "headway: the driver is for CUDA {}.{}, which this version of Headway does not know; every call is passed on",
+            version / 1000,
+            version % 1000 / 10
+        );
+    }
 }
 
 /// Reads the options; before that every call is passed on.
@@ -463,7 +479,7 @@ fn piece_bytes(asked: usize, bytes: usize) -> usize {
 }
 
 /// Queues a copy in pieces with a written word behind each: there the engine serves other streams, too.
-fn pieces(driver: &Driver, context: &Prepared, out: Out, piece: usize) -> Status {
+pub(crate) fn pieces(driver: &Driver, context: &Prepared, out: Out, piece: usize) -> Status {
     let mut at = 0;
     while at < out.bytes {
         let bytes = piece.min(out.bytes - at);

@@ -4,18 +4,23 @@
 //! returns. Whatever it does not know, it passes on untouched: that is the rule for every `return real(..)` here.
 //!
 //! - [`road`]: how calls get here: `dlsym`, `cuGetProcAddress` in all its forms, and exported names.
+//! - [`audit`]: the loader's own interface, for what `LD_PRELOAD` does not reach.
 //! - [`calls`]: the functions that replace the driver's.
+//! - [`shapes`], [`batch`], [`passed`]: copies in rows, many copies in one call, and those that are only counted.
 //! - [`decide`]: what becomes of one copy: passed on, made by a kernel in its own stream, or queued in pieces.
 //! - [`context`]: what Headway keeps for each CUDA context: the kernel, pinned lines, bulk copies under way.
 //! - [`fast`]: large copies of ordinary memory, by several threads and through pinned memory.
 //! - [`log`]: the event log, one line for each copy.
 //! - [`lint`]: where in the program copies lose time.
 //! - [`verify`]: accelerated copies compared with the driver's.
+//! - [`unhooked`]: libraries of the guest that reach the driver by a road of their own.
 //! - [`neighbours`]: a page in shared memory by which guests of one user know of each other's bulk copies.
 //!
 //! It links no CUDA library, and its constructor does nothing. Threads start with the first large copy of ordinary memory, and
 //! sleep between copies.
 
+mod audit;
+mod batch;
 mod calls;
 mod context;
 mod decide;
@@ -24,6 +29,9 @@ mod fast;
 mod lint;
 mod log;
 mod neighbours;
+mod passed;
 mod road;
+mod shapes;
 mod stats;
+mod unhooked;
 mod verify;

@@ -5,7 +5,7 @@
 //! [`calls::TABLE`], of the functions that this library replaces.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering};
 
 use crate::driver::Status;
 use crate::{calls, decide};
@@ -26,11 +26,11 @@ pub(crate) struct Replaced {
     pub(crate) real: &'static AtomicPtr<c_void>,
 }
 
-/// Set in a forked child: CUDA does not work there, so every call is passed on.
+/// Set in a forked child, where CUDA does not work, and for a driver that is newer than the table: every call is passed on.
 static OFF: AtomicBool = AtomicBool::new(false);
 
 pub(crate) fn is_off() -> bool {
-    OFF.load(Ordering::Relaxed)
+    OFF.load(Ordering::Relaxed) || is_forked_namespace()
 }
 
 extern "C" fn switch_off() {
@@ -38,14 +38,65 @@ extern "C" fn switch_off() {
     decide::switch_off();
 }
 
-/// Called when the first function is replaced. A constructor would run in every program that a guest starts.
+static BEGUN: AtomicBool = AtomicBool::new(false);
+
+/// Whether the guest has got a function of ours.
+pub(crate) fn has_begun() -> bool {
+    BEGUN.load(Ordering::Acquire)
+}
+
+/// Called when the first function is replaced or called. A constructor would run in every program that a guest starts.
+#[cold]
 fn begin() {
-    static BEGUN: AtomicBool = AtomicBool::new(false);
-    if !BEGUN.swap(true, Ordering::AcqRel) {
-        // SAFETY: the handler only stores to atomics.
-        unsafe { libc::pthread_atfork(None, None, Some(switch_off)) };
-        decide::begin();
+    if BEGUN.swap(true, Ordering::AcqRel) {
+        return;
     }
+    if let Some(version) = driver_version().filter(|version| *version >= calls::UNKNOWN) {
+        OFF.store(true, Ordering::Relaxed);
+        decide::say_too_new(version);
+        return;
+    }
+    PROCESS.store(std::process::id(), Ordering::Relaxed);
+    // SAFETY: the handler only stores to atomics.
+    unsafe { libc::pthread_atfork(None, None, Some(switch_off)) };
+    decide::begin();
+}
+
+/// The version of the driver that the guest has loaded, which it tells before it is initialised.
+fn driver_version() -> Option<c_int> {
+    let address = find(library()?, c"cuDriverGetVersion");
+    if address.is_null() {
+        return None;
+    }
+    let mut version = 0;
+    // SAFETY: every driver exports this name with this signature; `version` is valid for the call to write.
+    let status = unsafe {
+        std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut c_int) -> Status>(address)(&raw mut version)
+    };
+    (status == crate::driver::SUCCESS).then_some(version)
+}
+
+/// The linker namespace of the driver; 0 is the program's own, where all but `dlmopen` puts it.
+static NAMESPACE: AtomicI32 = AtomicI32::new(UNKNOWN_NAMESPACE);
+const UNKNOWN_NAMESPACE: c_int = -1;
+/// The process that called first.
+static PROCESS: AtomicU32 = AtomicU32::new(0);
+
+/// In a namespace of its own the guest has a C library of its own, whose `fork` does not call [`switch_off`].
+fn is_forked_namespace() -> bool {
+    NAMESPACE.load(Ordering::Relaxed) > 0 && ![0, std::process::id()].contains(&PROCESS.load(Ordering::Relaxed))
+}
+
+/// What `--hook=audit` binds `name` to, which is at `real` in the driver of a namespace. The first driver serves; a second one in
+/// another namespace is left alone. Nothing but atomics is touched: the loader is at work.
+pub(crate) fn bound(name: &CStr, real: *mut c_void, namespace: c_int) -> *mut c_void {
+    let Some(row) = calls::TABLE.iter().find(|row| row.symbol == name) else { return real };
+    let first = NAMESPACE.compare_exchange(UNKNOWN_NAMESPACE, namespace, Ordering::AcqRel, Ordering::Acquire);
+    if first.is_err_and(|first| first != namespace) || is_off() {
+        return real;
+    }
+    let _ = row.real.compare_exchange(std::ptr::null_mut(), real, Ordering::AcqRel, Ordering::Acquire);
+    (row.ours)()
 }
 
 type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
@@ -63,8 +114,12 @@ extern "C" fn resolve_dlsym() -> *mut c_void {
         // other interposers keep their place in the row.
         let found = unsafe { libc::dlvsym(libc::RTLD_NEXT, c"dlsym".as_ptr(), version.as_ptr()) };
         if !found.is_null() {
-            REAL_DLSYM.store(found, Ordering::Relaxed);
-            return found;
+            // Another interposer's has no version of the C library's. The C library's own finds the next one, whatever its version.
+            // SAFETY: the address is that of a `dlsym`; the name ends in zero. It sees that this library asks.
+            let next = unsafe { std::mem::transmute::<*mut c_void, Dlsym>(found)(libc::RTLD_NEXT, c"dlsym".as_ptr()) };
+            let real = if next.is_null() || next == dlsym as *mut c_void { found } else { next };
+            REAL_DLSYM.store(real, Ordering::Relaxed);
+            return real;
         }
     }
     // A C library without `dlsym` cannot have loaded us.
@@ -79,10 +134,14 @@ pub(crate) fn find(library: *mut c_void, name: &CStr) -> *mut c_void {
     unsafe { real(library, name.as_ptr()) }
 }
 
-/// The driver's library if the guest has loaded it; it is never loaded by us.
+/// The driver's library if the guest has loaded it; it is never loaded by us. From then on it stays loaded, whatever the guest
+/// closes, since pointers into it are kept here.
 pub(crate) fn library() -> Option<*mut c_void> {
+    let (name, flags) = (c"libcuda.so.1".as_ptr(), libc::RTLD_NOLOAD | libc::RTLD_NOW);
+    let namespace = NAMESPACE.load(Ordering::Acquire);
     // SAFETY: the name ends in zero; with RTLD_NOLOAD nothing is loaded.
-    let library = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOLOAD | libc::RTLD_NOW) };
+    let library =
+        unsafe { if namespace > 0 { libc::dlmopen(namespace.into(), name, flags) } else { libc::dlopen(name, flags) } };
     (!library.is_null()).then_some(library)
 }
 
@@ -97,14 +156,17 @@ unsafe extern "C" fn dlsym_cu(library: *mut c_void, name: *const c_char) -> *mut
     calls::TABLE.iter().find(|replaced| replaced.symbol == name).map_or(real, |replaced| replace(replaced, real))
 }
 
-/// Remembers the real function and gives ours. `real` is ours already if the guest asked the whole program.
+/// Remembers the real function and gives ours. `real` is ours already if the guest asked the whole program, or the loader
+/// answered by `--hook=audit`.
 fn replace(replaced: &Replaced, real: *mut c_void) -> *mut c_void {
     let ours = (replaced.ours)();
     if real != ours {
         // Whichever came first serves: the versions of a row have one signature and one meaning.
         let _ = replaced.real.compare_exchange(std::ptr::null_mut(), real, Ordering::AcqRel, Ordering::Acquire);
     }
-    begin();
+    if !BEGUN.load(Ordering::Acquire) {
+        begin();
+    }
     ours
 }
 
@@ -112,6 +174,10 @@ fn replace(replaced: &Replaced, real: *mut c_void) -> *mut c_void {
 pub(crate) fn real(replaced: &Replaced) -> *mut c_void {
     let known = replaced.real.load(Ordering::Acquire);
     if !known.is_null() {
+        // The loader may have bound it before anything could begin.
+        if !BEGUN.load(Ordering::Relaxed) {
+            begin();
+        }
         return known;
     }
     let Some(library) = library() else { return std::ptr::null_mut() };
@@ -144,7 +210,9 @@ pub(crate) unsafe fn resolved(
     // SAFETY: by this function's contract; the real call has read and written the same places.
     let (name, real) = unsafe { (CStr::from_ptr(name), *function) };
     let matches = |row: &&Replaced, per_thread: bool| {
-        row.base == name && (row.versions.0..row.versions.1).contains(&version) && row.per_thread == per_thread
+        // A driver that answers for a full name gives the function of that name.
+        (row.base == name && (row.versions.0..row.versions.1).contains(&version) && row.per_thread == per_thread)
+            || (row.symbol == name && row.symbol != row.base && version < calls::UNKNOWN)
     };
     let find = |per_thread| calls::TABLE.iter().find(|row| matches(row, per_thread));
     // A function without a stream has one form only.

@@ -3,7 +3,7 @@
 use std::ffi::c_int;
 use std::fmt::{self, Write};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use headway_core::files::guest::{FIRST_VARIABLE, GuestOptions, VARIABLE};
@@ -11,6 +11,8 @@ use headway_core::files::guest::{FIRST_VARIABLE, GuestOptions, VARIABLE};
 pub(crate) use headway_core::files::guest_log::Call as Kind;
 use headway_core::files::guest_log::Why;
 use headway_core::models::transfer::Direction;
+
+use crate::{audit, passed, road, unhooked};
 
 const KINDS: [(Kind, &str); 6] = [
     (Kind::In, "into a GPU, waiting"),
@@ -117,6 +119,7 @@ fn table(text: &mut Text) -> fmt::Result {
             }
         }
     }
+    passed::table(text)?;
     for (counts, name) in FAST.iter().zip(["into a GPU", "out of a GPU"]) {
         let [copies, bytes, nanos] = [0, 1, 2].map(|at| counts[at].load(Ordering::Relaxed));
         if copies > 0 {
@@ -163,14 +166,21 @@ pub(crate) fn made_fast(direction: Direction, bytes: usize, took: Duration) {
     }
 }
 
+/// At exit. A forked child has nothing of its own to say: its counts are its parent's.
 extern "C" fn print() {
+    if !road::is_off() {
+        print_now();
+    }
+}
+
+fn print_now() {
     let mut text = Text { bytes: [0; 4096], length: 0 };
     let _ = table(&mut text);
     text.print();
 }
 
 extern "C" fn on_signal(_signal: c_int) {
-    print();
+    print_now();
 }
 
 /// Called at the end of every process that runs the library.
@@ -179,28 +189,34 @@ extern "C" fn on_signal(_signal: c_int) {
 #[unsafe(link_section = ".fini_array")]
 static END: extern "C" fn() = end;
 
-/// Says that nothing was counted, if this is the process that was started as a guest: its user asked for counts.
+/// Says that nothing was seen, if its user asked for what is seen.
 extern "C" fn end() {
-    let is = |variable: &str, holds: &dyn Fn(&str) -> bool| std::env::var(variable).is_ok_and(|text| holds(&text));
-    if BEGUN.load(Ordering::Relaxed)
-        || !is(FIRST_VARIABLE, &|text| text.parse() == Ok(std::process::id()))
-        || !is(VARIABLE, &|text| text.parse().is_ok_and(|options: GuestOptions| options.stats))
-    {
+    let variable = |name: &str| std::env::var(name).ok();
+    let Some(options) = variable(VARIABLE).and_then(|text| text.parse::<GuestOptions>().ok()) else { return };
+    if road::has_begun() || audit::is_asked() {
         return;
     }
+    // Nothing of the driver was replaced: was it reached by another road?
+    if unhooked::driver_is_loaded() {
+        if options.verify {
+            unhooked::say();
+        }
+        if options.stats {
+            say("reached the CUDA driver by a road that Headway does not see, so that no copies were counted");
+        }
+    } else if options.stats && variable(FIRST_VARIABLE).and_then(|text| text.parse().ok()) == Some(std::process::id()) {
+        // Only the process that was started as a guest says so.
+        say("loaded no CUDA driver, so that no copies were counted; processes that it started say so themselves");
+    }
+}
+
+fn say(what: &str) {
     let mut text = Text { bytes: [0; 4096], length: 0 };
-    let _ = writeln!(
-        text,
-        "headway: process {} loaded no CUDA driver, so that no copies were counted; processes that it started say so themselves",
-        std::process::id()
-    );
+    let _ = writeln!(text, "headway: process {} {what}", std::process::id());
     text.print();
 }
 
-static BEGUN: AtomicBool = AtomicBool::new(false);
-
 pub(crate) fn begin() {
-    BEGUN.store(true, Ordering::Relaxed);
     // SAFETY: the function only reads atomics and writes to a descriptor.
     unsafe { libc::atexit(print) };
     // SAFETY: all-zero bytes are a valid `sigaction`: the default.

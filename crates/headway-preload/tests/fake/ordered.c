@@ -24,7 +24,7 @@ enum {
     SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_FOUND = 500,
     NOT_READY = 600, CONTEXT_DESTROYED = 709, NOT_SUPPORTED = 801, CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901, CAPTURE_IMPLICIT = 906
 };
-enum { HOST = 1, DEVICE = 2 };
+enum { HOST = 1, DEVICE = 2, UNIFIED = 4 };
 enum { PRIMARY = 77 };
 
 int headway_fake_driver = 1;
@@ -410,7 +410,9 @@ struct memcpy3d {
 };
 static CUresult rows(const char *name, const struct memcpy3d *c, CUstream stream, int waits) {
     int way = (c->to_kind == DEVICE ? IN : 0) | (c->from_kind == DEVICE ? OUT : 0);
-    if (c->from_kind > 2 || c->to_kind > 2 || !c->from_kind || !c->to_kind) return NOT_SUPPORTED;
+    if (c->from_kind == UNIFIED || c->to_kind == UNIFIED) way = 0;
+    else if (c->from_kind > 2 || c->to_kind > 2 || !c->from_kind || !c->to_kind) return NOT_SUPPORTED;
+    if (c->from_kind > UNIFIED || c->to_kind > UNIFIED || c->width + c->from_x > c->from_pitch || c->width + c->to_x > c->to_pitch) return INVALID_VALUE;
     const char *from = c->from_kind == HOST ? c->from_host : (const char *)c->from_device;
     char *to = c->to_kind == HOST ? c->to_host : (char *)c->to_device;
     for (size_t z = 0; z < c->depth; z++) for (size_t y = 0; y < c->height; y++) {
@@ -437,7 +439,8 @@ BOTH(cuMemcpy3DAsync_v2, _ptsz, (const struct memcpy3d *c, CUstream stream), row
 static CUresult batch(const char *name, CUdeviceptr *to, CUdeviceptr *from, size_t *sizes, size_t count, CUstream stream, size_t *failed) {
     if (stream == &legacy) return INVALID_VALUE;
     for (size_t i = 0; i < count; i++) {
-        CUresult status = copy(name, (void *)to[i], (void *)from[i], sizes[i], stream, 0, ANY);
+        int nowhere = covering(to[i], 1).kind != DEVICE && covering(from[i], 1).kind != DEVICE;
+        CUresult status = nowhere ? INVALID_VALUE : copy(name, (void *)to[i], (void *)from[i], sizes[i], stream, 0, ANY);
         if (status) { if (failed) *failed = i; return status; }
     }
     return SUCCESS;
@@ -458,9 +461,9 @@ CUresult cuGetExportTable(const void **table, const void *id) { (void)id; counte
 CUresult cuGetProcAddress_v2(const char *name, void **function, int version, uint64_t flags, int *found);
 CUresult cuGetProcAddress(const char *name, void **function, int version, uint64_t flags) { return cuGetProcAddress_v2(name, function, version, flags, 0); }
 /* The name for the resolver, since which version it means this function, and its form for per-thread default streams. */
-static const struct named { const char *name; int since; void *plain, *per_thread; const char *symbol; } table[] = {
-#define ONE(name, since, symbol) {#name, since, symbol, 0, #symbol},
-#define TWO(name, since, symbol, suffix) {#name, since, symbol, symbol##suffix, #symbol},
+static const struct named { const char *name; int since; void *plain, *per_thread; const char *symbol, *symbol_per_thread; } table[] = {
+#define ONE(name, since, symbol) {#name, since, symbol, 0, #symbol, 0},
+#define TWO(name, since, symbol, suffix) {#name, since, symbol, symbol##suffix, #symbol, #symbol #suffix},
     ONE(cuInit, 2000, cuInit) ONE(cuDriverGetVersion, 2020, cuDriverGetVersion) ONE(cuDevicePrimaryCtxRetain, 7000, cuDevicePrimaryCtxRetain)
     ONE(cuDevicePrimaryCtxRelease, 7000, cuDevicePrimaryCtxRelease) ONE(cuDevicePrimaryCtxRelease, 11000, cuDevicePrimaryCtxRelease_v2)
     ONE(cuDevicePrimaryCtxReset, 7000, cuDevicePrimaryCtxReset) ONE(cuDevicePrimaryCtxReset, 11000, cuDevicePrimaryCtxReset_v2)
@@ -490,8 +493,17 @@ CUresult cuGetProcAddress_v2(const char *name, void **function, int version, uin
     if (found) *found = *function ? 0 : 1;
     return *function ? SUCCESS : NOT_FOUND;
 }
-/* The name of the function at this address, if it is one of the table's. */
+/* The library's name of the function at this address, if it is one of the table's; and all names. */
 const char *fake_symbol(const void *address) {
-    for (size_t i = 0; i < sizeof table / sizeof *table; i++) if (table[i].plain == address || table[i].per_thread == address) return table[i].symbol;
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        if (table[i].plain == address) return table[i].symbol;
+        if (table[i].per_thread && table[i].per_thread == address) return table[i].symbol_per_thread;
+    }
+    return 0;
+}
+const char *fake_symbol_at(size_t number) {
+    size_t entries = sizeof table / sizeof *table;
+    if (number < entries) return table[number].symbol;
+    for (size_t i = 0; i < entries; i++) if (table[i].per_thread && number-- == entries) return table[i].symbol_per_thread;
     return 0;
 }

@@ -1,0 +1,111 @@
+//! Programs that misuse memory, contexts, threads and limits: as guests they print and end as they do without Headway.
+//!
+//! The same programs run on a GPU by `bench/guests/roads.sh`.
+
+mod support;
+
+use std::process::Command;
+use std::sync::LazyLock;
+
+use support::{Built, as_guest, seen};
+
+static BUILT: LazyLock<Option<Built>> = LazyLock::new(|| {
+    let built = Built::new()?;
+    // Large enough for several pieces and several chunks.
+    built.compile("hostile", &["hostile/hostile.c"], &["-DLARGE_MIB=6", "-ldl", "-lpthread"]);
+    Some(built)
+});
+
+const EVERYTHING: &str = "aside=auto,piece=1048576,fast,verify,alone";
+const ALWAYS: &str = "aside=always,piece=65536,fast,alone";
+const FAST: &str = "aside=never,fast,alone";
+
+/// Cases that no driver of the tests can decide: this one has no threads of its own, which keep a process whose first thread has ended.
+const NOT_HERE: &str = "main-thread-ends";
+
+fn cases() -> Vec<String> {
+    let Some(built) = BUILT.as_ref() else { return Vec::new() };
+    let output = built.program(built.path("hostile")).arg("--list").output().unwrap();
+    String::from_utf8(output.stdout).unwrap().lines().filter(|case| *case != NOT_HERE).map(str::to_owned).collect()
+}
+
+/// Runs cases plain and as guests, on a driver with these variables.
+fn compare<'a>(cases: impl IntoIterator<Item = &'a str>, options: &str, variables: &[(&str, &str)]) {
+    let Some(built) = BUILT.as_ref() else { return };
+    for case in cases {
+        let program = || {
+            let mut command: Command = built.program(built.path("hostile"));
+            command.arg(case).envs(variables.iter().copied());
+            command
+        };
+        let plain = program().output().unwrap();
+        let mut guest = program();
+        as_guest(&mut guest, options);
+        let guest = guest.output().unwrap();
+        let errors = String::from_utf8_lossy(&guest.stderr);
+        assert_eq!(seen(&guest), seen(&plain), "{case} with {options}: {errors}");
+        assert!(!errors.contains("WRONG"), "{case} with {options}: {errors}");
+        // A case that could not do what it is for shows nothing.
+        assert!(!seen(&plain).0.ends_with(": 2") && !seen(&plain).0.ends_with(": 3"), "{case}: {plain:?}");
+    }
+}
+
+fn every_second(first: usize) -> Vec<String> {
+    cases().into_iter().skip(first).step_by(2).collect()
+}
+
+// Two tests, so that two CPUs share the work.
+#[test]
+fn one_half_of_the_hostile_programs_is_as_it_is_without_headway() {
+    compare(every_second(0).iter().map(String::as_str), EVERYTHING, &[]);
+}
+
+#[test]
+fn the_other_half_of_the_hostile_programs_is_as_it_is_without_headway() {
+    compare(every_second(1).iter().map(String::as_str), EVERYTHING, &[]);
+}
+
+#[test]
+fn every_small_copy_by_a_kernel_and_small_pieces_change_nothing() {
+    let cases = [
+        "overwritten",
+        "freed",
+        "read-only-small",
+        "overlapping",
+        "registered-half",
+        "destroyed",
+        "reset",
+        "sticky",
+        "invalid",
+        "fork",
+        "captured",
+        "captured-elsewhere",
+        "beside",
+    ];
+    compare(cases, ALWAYS, &[]);
+}
+
+#[test]
+fn a_driver_that_refuses_to_page_lock_changes_nothing() {
+    // Of the program itself 4 KiB are page-locked: nothing is left for Headway, or one of its lines, or a part of its staging.
+    for bytes in ["4096", "400000", "3000000"] {
+        compare(["overwritten", "invalid", "threads-that-end"], EVERYTHING, &[("FAKE_PIN_MAX", bytes)]);
+    }
+}
+
+#[test]
+fn limits_are_met_as_without_headway_when_only_large_copies_are_made_faster() {
+    compare(["few-addresses", "few-files", "few-locked", "few-threads", "truncated-in", "no-access-out"], FAST, &[]);
+}
+
+#[test]
+fn an_unwritable_destination_raises_the_drivers_signal() {
+    // The tests above compare: here it is said what is compared.
+    let Some(built) = BUILT.as_ref() else { return };
+    for (case, signal) in [("read-only", libc::SIGSEGV), ("truncated-out", libc::SIGBUS)] {
+        let mut guest = built.program(built.path("hostile"));
+        as_guest(guest.arg(case), EVERYTHING);
+        let status = guest.output().unwrap().status;
+        assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(signal), "{case}");
+    }
+}

@@ -1,0 +1,257 @@
+//! Every road by which programs reach the driver: which functions they get, what their copies become, and what is said of roads
+//! that are not seen.
+
+mod support;
+
+use std::path::PathBuf;
+use std::process::{Command, Output};
+use std::sync::LazyLock;
+
+use support::{Built, as_guest, preload, seen};
+
+static BUILT: LazyLock<Option<Built>> = LazyLock::new(|| {
+    let built = Built::new()?;
+    built.compile("shapes", &["roads/shapes.c"], &["-ldl"]);
+    built.compile("opens", &["roads/opens.c"], &["-rdynamic", "-ldl", "-lpthread"]);
+    let library = ["-shared", "-fPIC", "-ldl"];
+    built.compile("plugin.so", &["roads/plugin.c"], &library);
+    built.compile("interposer.so", &["roads/interposer.c"], &library);
+    Some(built)
+});
+
+const FAST: &str = "aside=never,fast,verify,alone";
+const PIECES: &str = "aside=never,fast,piece=1048576,stats,verify,alone";
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn opens(how: &str, command: impl FnOnce(&mut Command)) -> Option<Output> {
+    let built = BUILT.as_ref()?;
+    let mut program = built.program(built.path("opens"));
+    program.arg(how).arg(built.path("plugin.so")).arg("true");
+    command(&mut program);
+    Some(program.output().unwrap())
+}
+
+/// Whether the copies of the library that was opened reached the driver as they were made.
+fn reached(output: &Output) -> bool {
+    let text = text(&output.stdout);
+    assert!(output.status.success(), "{output:?}");
+    assert!(text.contains("names: 1 0 0\n") && text.contains("helper: 0\n"), "{text}");
+    let calls = text.lines().find_map(|line| line.strip_prefix("the driver's own calls: ")).unwrap();
+    assert!(["0", "2"].contains(&calls), "{text}");
+    calls == "2"
+}
+
+#[test]
+fn every_function_that_copies_gives_the_same_bytes_by_every_version_of_the_resolver() {
+    let Some(built) = BUILT.as_ref() else { return };
+    for road in ["dlsym", "dlsymt", "12000", "12000t", "12080", "12080t", "13000", "13000t"] {
+        let plain = built.program(built.path("shapes")).arg(road).output().unwrap();
+        assert!(plain.status.success(), "{road}: {plain:?}");
+        let mut guest = built.program(built.path("shapes"));
+        as_guest(guest.arg(road), PIECES);
+        let guest = guest.output().unwrap();
+        assert!(guest.status.success(), "{road}: {guest:?}");
+        // What was refused is refused; what reached the driver is another matter.
+        let answers = |output: &Output| -> Vec<String> {
+            text(&output.stdout).lines().filter(|line| !line.starts_with("cu")).map(str::to_owned).collect()
+        };
+        assert_eq!(answers(&guest), answers(&plain), "{road}");
+        let errors = text(&guest.stderr);
+        assert!(!errors.contains("WRONG"), "{road}: {errors}");
+        for counted in ["within a GPU", "between GPUs", "in rows with gaps"] {
+            assert!(errors.contains(counted), "{road}: {counted}: {errors}");
+        }
+        // Batches are known from CUDA 12.8 on.
+        assert_eq!(errors.contains("in batches"), road[..5] != *"12000", "{road}: {errors}");
+    }
+}
+
+#[test]
+fn a_batch_out_of_the_gpu_lets_others_in_after_each_piece() {
+    let Some(built) = BUILT.as_ref() else { return };
+    for (road, name) in [("12080", "cuMemcpyBatchAsync"), ("13000", "cuMemcpyBatchAsync_v2")] {
+        let batches = |options: &str| {
+            let mut guest = built.program(built.path("shapes"));
+            as_guest(guest.arg(road), options);
+            let text = text(&guest.output().unwrap().stdout);
+            text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<u32>().ok()).unwrap_or(0)
+        };
+        // Six copies each time; of CUDA 12.8 there is a second batch, which the driver refuses at the fifth.
+        let refused = if road == "12080" { 4 } else { 0 };
+        assert_eq!(batches(FAST), 6 + refused, "{road}");
+        assert_eq!(batches(PIECES), refused, "{road}");
+    }
+}
+
+#[test]
+fn a_driver_of_an_unknown_version_is_left_alone() {
+    let plain = opens("plain", |_| {});
+    let Some(guest) = opens("plain", |program| as_guest(program.env("FAKE_VERSION", "14000"), FAST)) else { return };
+    assert!(reached(&guest) && reached(&plain.unwrap()));
+    assert!(text(&guest.stderr).contains("the driver is for CUDA 14.0"), "{guest:?}");
+}
+
+#[test]
+fn libraries_that_a_program_opens_are_seen_also_in_threads_and_when_they_are_closed() {
+    for how in ["plain", "thread", "closes"] {
+        let Some(plain) = opens(how, |_| {}) else { return };
+        assert!(reached(&plain), "{how}");
+        assert!(!reached(&opens(how, |program| as_guest(program, FAST)).unwrap()), "{how}");
+    }
+}
+
+#[test]
+fn libraries_that_look_into_themselves_first_are_seen_by_audit_and_named_without_it() {
+    for (how, says) in [
+        ("deepbind", "plugin.so reaches 2 of the driver's functions for copies by a road of its own"),
+        ("namespace", "the driver's library is in a linker namespace of its own"),
+    ] {
+        let Some(guest) = opens(how, |program| as_guest(program, FAST)) else { return };
+        assert!(reached(&guest), "{how}");
+        assert!(text(&guest.stderr).contains(says), "{how}: {guest:?}");
+        let audited = opens(how, |program| as_guest(program.env("LD_AUDIT", preload()), FAST)).unwrap();
+        assert!(!reached(&audited), "{how}");
+        assert!(!text(&audited.stderr).contains("not seen"), "{how}: {audited:?}");
+    }
+    // What needs no audit works with it.
+    let Some(audited) = opens("plain", |program| as_guest(program.env("LD_AUDIT", preload()), FAST)) else { return };
+    assert!(!reached(&audited));
+}
+
+#[test]
+fn another_interposer_works_in_front_and_behind() {
+    let Some(built) = BUILT.as_ref() else { return };
+    let (ours, other) = (preload().display().to_string(), built.path("interposer.so").display().to_string());
+    let counted = |output: &Output| -> u32 {
+        let errors = text(&output.stderr);
+        let line =
+            errors.lines().find_map(|line| line.strip_prefix("interposer: ")).unwrap_or_else(|| panic!("{errors}"));
+        line.parse().unwrap()
+    };
+    let run = |libraries: &str| {
+        opens("plain", |program| {
+            as_guest(program, FAST);
+            program.env("LD_PRELOAD", libraries).env("INTERPOSER_SAYS", "1");
+        })
+        .unwrap()
+    };
+    let alone = counted(
+        &opens("plain", |program| {
+            program.env("LD_PRELOAD", &other).env("INTERPOSER_SAYS", "1");
+        })
+        .unwrap(),
+    );
+    let behind = run(&format!("{ours}:{other}"));
+    assert!(!reached(&behind));
+    assert!(counted(&behind) >= alone, "it sees what the program asks, and what Headway does: {behind:?}");
+    // One in front that goes to the C library hides what is behind it: nothing breaks, and it is said.
+    let front = run(&format!("{other}:{ours}"));
+    assert!(reached(&front));
+    assert!(counted(&front) >= alone, "{front:?}");
+    assert!(text(&front.stderr).contains("by a road of its own"), "{front:?}");
+}
+
+fn tool(name: &str, arguments: &[&str]) -> Option<String> {
+    let Ok(output) = Command::new(name).args(arguments).arg(preload()).output() else {
+        println!("skipped: there is no `{name}`");
+        return None;
+    };
+    assert!(output.status.success(), "{output:?}");
+    Some(text(&output.stdout))
+}
+
+#[test]
+fn the_library_needs_nothing_but_the_c_library_and_runs_nothing_when_it_is_loaded() {
+    let Some(dynamic) = tool("readelf", &["-dW"]) else { return };
+    let needed: Vec<&str> = dynamic
+        .lines()
+        .filter(|line| line.contains("(NEEDED)"))
+        .filter_map(|line| line.split(['[', ']']).nth(1))
+        .collect();
+    let allowed =
+        |name: &&str| ["libc.so", "libgcc_s.so", "ld-linux", "libm.so"].iter().any(|known| name.starts_with(known));
+    assert!(!needed.is_empty() && needed.iter().all(allowed), "{needed:?}");
+    // The C compiler's own function and the one of Rust's standard library that keeps the arguments.
+    let size = |tag: &str| {
+        let line = dynamic.lines().find(|line| line.contains(tag)).unwrap();
+        line.split_whitespace().rev().nth(1).unwrap().parse::<usize>().unwrap()
+    };
+    assert!(size("(INIT_ARRAYSZ)") <= 16, "{dynamic}");
+    let exported = tool("nm", &["-D", "--defined-only"]).unwrap();
+    let names: Vec<&str> = exported.lines().filter_map(|line| line.split_whitespace().last()).collect();
+    let known = |name: &&str| {
+        let audit = ["la_version", "la_objopen", "la_preinit", "la_symbind64", "headway_preload_bound"];
+        name.starts_with("cu") || *name == "dlsym" || audit.contains(name)
+    };
+    assert!(names.contains(&"cuMemcpyBatchAsync_v2_ptsz") && names.iter().all(known), "{names:?}");
+}
+
+/// CUDA runtimes of the Python package index, where `cargo xtask ci tools` has put them.
+fn wheels() -> Option<PathBuf> {
+    let target = std::env::current_exe().unwrap().ancestors().nth(3).unwrap().join("wheels");
+    let there = target.join("installed.txt").exists();
+    if !there {
+        println!("skipped: {} has no CUDA runtimes; `cargo xtask ci tools` gets them", target.display());
+    }
+    there.then_some(target)
+}
+
+/// The driver's functions that a runtime holds, and whether each is the driver's own.
+fn held(output: &Output) -> Vec<(String, String)> {
+    assert!(output.status.success(), "{output:?}");
+    let pair = |line: &str| line.split_once(": ").map(|(name, whose)| (name.to_owned(), whose.to_owned()));
+    let held: Vec<_> = text(&output.stdout).lines().filter_map(pair).collect();
+    assert!(held.len() > 20, "{output:?}");
+    held
+}
+
+#[test]
+fn cuda_runtimes_hold_no_function_of_the_driver_that_headway_replaces() {
+    let (Some(built), Some(wheels)) = (BUILT.as_ref(), wheels()) else { return };
+    let sources = ["roads/runtime.c", "roads/scan.c"];
+    built.compile("runtime", &sources, &["-ldl"]);
+    let fixed = wheels.join("nvidia/cuda_runtime/lib/libcudart_static.a").display().to_string();
+    built.compile("runtime-static", &sources, &["-DSTATIC", &fixed, "-ldl", "-lpthread", "-lrt"]);
+    let mut renamed = std::fs::read_dir(wheels.join("torchvision.libs")).unwrap().map(|file| file.unwrap().path());
+    let renamed = renamed.find(|path| path.display().to_string().contains("libcudart.")).unwrap();
+    let shared = ["nvidia/cuda_runtime/lib/libcudart.so.12", "nvidia/cu13/lib/libcudart.so.13"];
+    let mut programs = vec![("runtime-static", None)];
+    programs.extend(shared.map(|name| ("runtime", Some(wheels.join(name)))));
+    programs.push(("runtime", Some(renamed)));
+    for (program, library) in programs {
+        let command = || {
+            let mut command = built.program(built.path(program));
+            command.args(&library);
+            command
+        };
+        let plain = held(&command().output().unwrap());
+        let mut guest = command();
+        as_guest(&mut guest, FAST);
+        let guest = held(&guest.output().unwrap());
+        let replaced = |name: &str| {
+            ["cuMemcpy", "cuGetProcAddress", "cuCtxDestroy", "cuDevicePrimaryCtxRe"]
+                .iter()
+                .any(|start| name.starts_with(start))
+        };
+        let expected: Vec<_> = plain
+            .iter()
+            .map(|(name, whose)| {
+                assert_eq!(whose, "own", "{name}");
+                (name.clone(), if replaced(name) { "replaced" } else { "own" }.to_owned())
+            })
+            .collect();
+        assert_eq!(guest, expected, "{program} {library:?}");
+        let copies = expected.iter().filter(|(name, _)| name.starts_with("cuMemcpy")).count();
+        assert!(copies > 20, "{program} {library:?}: {expected:?}");
+    }
+}
+
+#[test]
+fn what_is_said_of_a_library_names_it_once() {
+    let Some(guest) = opens("deepbind", |program| as_guest(program, FAST)) else { return };
+    assert_eq!(text(&guest.stderr).matches("by a road of its own").count(), 1, "{guest:?}");
+    assert_eq!(seen(&guest).0, "exit status: 0");
+}
