@@ -60,6 +60,8 @@ const ACCEPTED: [(&[&str], &str); 12] = [
     (&["headway-measure/src/interconnect.rs", "headway-measure/src/small_batches.rs"], "parts of one measurement"),
     (
         &[
+            "headway-preload/src/audit.rs",
+            "headway-preload/src/batch.rs",
             "headway-preload/src/calls.rs",
             "headway-preload/src/context.rs",
             "headway-preload/src/decide.rs",
@@ -67,7 +69,11 @@ const ACCEPTED: [(&[&str], &str); 12] = [
             "headway-preload/src/fast.rs",
             "headway-preload/src/lint.rs",
             "headway-preload/src/log.rs",
+            "headway-preload/src/passed.rs",
             "headway-preload/src/road.rs",
+            "headway-preload/src/shapes.rs",
+            "headway-preload/src/stats.rs",
+            "headway-preload/src/unhooked.rs",
             "headway-preload/src/verify.rs",
         ],
         "the calls that are replaced, and the road by which programs find them",
