@@ -41,7 +41,8 @@ impl Rules {
         for rule in text.split(',').map(str::trim) {
             let (part, level) =
                 rule.split_once('=').map_or((None, rule), |(part, level)| (Some(part.trim()), level.trim()));
-            let Ok(level) = level.parse::<LevelFilter>() else {
+            // The crate takes an empty word for `error`.
+            let Some(level) = level.parse::<LevelFilter>().ok().filter(|_| !level.is_empty()) else {
                 bail!("{VARIABLE} has `{rule}`, and `{level}` is no level; {}", help());
             };
             let Some(part) = part else {

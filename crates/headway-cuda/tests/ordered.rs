@@ -162,7 +162,8 @@ fn pinned_memory_is_copied_in_the_callers_stream() {
     host.fill(0);
     setup.copy(Direction::D2h, &device, host, stream).unwrap().wait(LIMIT).unwrap();
     assert!(host == random(bytes, 9).as_slice());
-    assert!(STREAMS.words() >= before + 3, "one for each end and one between the pieces on the way out");
+    // Nothing is known of what lets others in on this GPU, so the copy out stays whole.
+    assert!(STREAMS.words() >= before + 2, "one for each end");
 }
 
 #[test]

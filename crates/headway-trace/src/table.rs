@@ -135,7 +135,7 @@ pub(crate) fn tightest<'a, T, K: Ord>(
     }
     all.sort_by_key(key);
     all.truncate(LINES);
-    (all, format!(": the {LINES} of {count} {which}, JSON has all"))
+    (all, format!(": the {LINES} of {count} {which}"))
 }
 
 /// `text` in at most `width` characters.
@@ -270,7 +270,7 @@ impl Summary {
             [stream.deadline, longest]
         });
         let unit = Unit::of(times);
-        let (streams, shown) = tightest(self.streams.iter(), "that came closest to their deadlines", |stream| {
+        let (streams, shown) = tightest(self.streams.iter(), "nearest to their deadlines", |stream| {
             (Reverse(stream.lost + stream.misses), stream.worst_slack_ns)
         });
         let title = self.title(&format!("Streams, response times in {}{shown}", unit.name));
