@@ -161,7 +161,7 @@ fn a_halted_run_reports_lost_packets_and_does_not_hold() {
 }
 
 #[test]
-fn tables_keep_to_the_width_carry_the_source_and_name_every_stream() {
+fn tables_keep_to_the_width_carry_the_source_and_name_streams() {
     let summary = summarize(&log(&plan(64), 2, Bend::default()));
     for width in [80, 100, 140] {
         let table = summary.table(width);
@@ -172,7 +172,10 @@ fn tables_keep_to_the_width_carry_the_source_and_name_every_stream() {
                 assert!(line.chars().count() <= width, "{} > {width}: {line}", line.chars().count());
             }
         }
-        assert!((1..64).all(|stream| table.contains(&format!("  voice-{stream} "))), "{table}");
+        let named = (0..64).filter(|stream| table.contains(&format!("  voice-{stream} "))).count();
+        assert_eq!((named, table.contains(": the 16 of 64 nearest to their deadlines [sim]")), (16, true), "{table}");
         assert!(table.contains("missed"));
     }
+    let few = summarize(&log(&plan(16), 2, Bend::default())).table(80);
+    assert!((1..16).all(|stream| few.contains(&format!("  voice-{stream} "))), "{few}");
 }

@@ -251,7 +251,14 @@ mod tests {
             cpus_max in 2u32..22,
             fastest in any::<bool>(),
         ) {
-            let all: Vec<PricedTuning> = figures.into_iter().map(|(threads, mib, time, cpu)| priced(threads, mib, time, cpu)).collect();
+            let mut all: Vec<PricedTuning> = Vec::new();
+            for (threads, mib, time, cpu) in figures {
+                let one = priced(threads, mib, time, cpu);
+                // A tuning has one price: files with a second one are refused.
+                if all.iter().all(|other| other.tuning != one.tuning) {
+                    all.push(one);
+                }
+            }
             let prefer = if fastest { Prefer::Fastest } else { Prefer::Cheapest };
             let bounds = Bounds { cpus_max, pinned_max: Bytes(60 << 20), prefer, ..Bounds::default() };
             let allowed: Vec<&PricedTuning> = all.iter().filter(|one| bounds.allow(one.tuning)).collect();
