@@ -58,7 +58,7 @@ pub(crate) fn all(out: &Out, setting: &Setting) -> Result<Answer> {
     for experiment in chosen {
         out.note(&format!("{} ...", experiment.name));
         let (own, begun) = (of(experiment.name), Instant::now());
-        let found = experiment.run(&own).and_then(|outcome| {
+        let found = experiment.run(&own).map_err(anyhow::Error::from).and_then(|outcome| {
             // It is written whole: nothing of it is left for an interrupt to keep.
             let _ = own.so_far.take();
             let folder = outcome.write(&own.folder(outcome.experiment, outcome.source))?;
@@ -74,7 +74,7 @@ pub(crate) fn all(out: &Out, setting: &Setting) -> Result<Answer> {
                 Made { experiment: experiment.name, source: outcome.source, seconds, verdicts, folder, error: None }
             }
             Err(error) => {
-                let error = Some(format!("{:#}", anyhow::Error::from(error)));
+                let error = Some(format!("{error:#}"));
                 let (source, verdicts, folder) = ("", [0; 5], String::new());
                 Made { experiment: experiment.name, source, seconds, verdicts, folder, error }
             }

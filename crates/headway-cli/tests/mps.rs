@@ -18,24 +18,28 @@ use tempfile::TempDir;
 static GPU: Mutex<()> = Mutex::new(());
 
 /// A folder with the script, and what is in its environment.
-struct Place(TempDir, MutexGuard<'static, ()>);
+struct Place {
+    folder: TempDir,
+    _gpu: MutexGuard<'static, ()>,
+}
 
 impl Place {
     fn new() -> Self {
-        Self(tempfile::tempdir().unwrap(), GPU.lock().unwrap_or_else(PoisonError::into_inner))
+        let gpu = GPU.lock().unwrap_or_else(PoisonError::into_inner);
+        Self { folder: tempfile::tempdir().unwrap(), _gpu: gpu }
     }
 
     fn at(&self, name: &str) -> PathBuf {
-        self.0.path().join(name)
+        self.folder.path().join(name)
     }
 
     fn environment(&self, command: &mut Command, how: &str) {
-        fake_mps(command, self.0.path());
+        fake_mps(command, self.folder.path());
         command.env("FAKE_MPS", how).env("HEADWAY_BROKER", self.at("s"));
     }
 
     fn headway(&self, how: &str, args: &[&str]) -> Command {
-        let mut command = command(self.0.path());
+        let mut command = command(self.folder.path());
         self.environment(&mut command, how);
         command.args(args);
         command

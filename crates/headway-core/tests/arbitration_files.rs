@@ -114,6 +114,7 @@ fn rows_that_mean_nothing_are_refused_with_their_place() {
 }
 
 /// The rows of a kept run by what they are of.
+#[allow(clippy::disallowed_methods, reason = "a test reads kept runs")]
 fn kept(run: &str) -> BTreeMap<String, Vec<u64>> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../bench/runs").join(run).join("waits.csv");
     let text = fs::read_to_string(path).unwrap();
