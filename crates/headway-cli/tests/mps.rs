@@ -129,7 +129,6 @@ fn answer(mut command: Command) -> Answer {
 }
 
 #[test]
-#[ignore = "the script that stands in for the daemon ends at times before its broker looks at it (pidfd_open: ESRCH)"]
 fn a_daemon_runs_while_its_broker_does_and_guests_get_their_share_of_it() {
     let place = Place::new();
     let mut starter = place.broker("works", "s");
@@ -166,7 +165,6 @@ fn a_daemon_runs_while_its_broker_does_and_guests_get_their_share_of_it() {
 }
 
 #[test]
-#[ignore = "the script that stands in for the daemon ends at times before its broker looks at it (pidfd_open: ESRCH)"]
 fn the_daemon_of_a_broker_that_is_killed_is_stopped() {
     let place = Place::new();
     let broker = Broker::start(place.broker("works", "s"));
@@ -181,7 +179,6 @@ fn the_daemon_of_a_broker_that_is_killed_is_stopped() {
 }
 
 #[test]
-#[ignore = "the script that stands in for the daemon ends at times before its broker looks at it (pidfd_open: ESRCH)"]
 fn a_daemon_that_does_not_quit_is_ended_with_its_server() {
     let place = Place::new();
     let broker = Broker::start(place.broker("stubborn", "s"));
@@ -192,7 +189,6 @@ fn a_daemon_that_does_not_quit_is_ended_with_its_server() {
 }
 
 #[test]
-#[ignore = "the script that stands in for the daemon ends at times before its broker looks at it (pidfd_open: ESRCH)"]
 fn a_daemon_whose_guardian_was_killed_ends_with_the_broker() {
     let place = Place::new();
     let mut broker = Broker::start(place.broker("works", "s"));
@@ -209,7 +205,6 @@ fn a_daemon_whose_guardian_was_killed_ends_with_the_broker() {
 }
 
 #[test]
-#[ignore = "the script that stands in for the daemon ends at times before its broker looks at it (pidfd_open: ESRCH)"]
 fn a_daemon_that_cannot_start_is_told_with_what_it_said() {
     let place = Place::new();
     for (how, said) in [
@@ -251,7 +246,6 @@ fn another_daemon_of_this_user_is_in_the_way() {
 }
 
 #[test]
-#[ignore = "the script that stands in for the daemon ends at times before its broker looks at it (pidfd_open: ESRCH)"]
 fn each_of_two_brokers_has_a_daemon_of_its_own() {
     let place = Place::new();
     let _first = Broker::start(place.broker("works", "s"));
@@ -266,7 +260,6 @@ fn each_of_two_brokers_has_a_daemon_of_its_own() {
 }
 
 #[test]
-#[ignore = "the script that stands in for the daemon ends at times before its broker looks at it (pidfd_open: ESRCH)"]
 fn a_folder_that_others_could_fill_is_neither_served_nor_joined() {
     let place = Place::new();
     let elsewhere = place.at("elsewhere");
@@ -289,7 +282,6 @@ fn a_folder_that_others_could_fill_is_neither_served_nor_joined() {
 }
 
 #[test]
-#[ignore = "the script that stands in for the daemon ends at times before its broker looks at it (pidfd_open: ESRCH)"]
 fn a_daemon_that_has_ended_is_not_joined_and_the_broker_goes_on() {
     let place = Place::new();
     let mut broker = Broker::start(place.broker("works", "s"));
@@ -304,7 +296,6 @@ fn a_daemon_that_has_ended_is_not_joined_and_the_broker_goes_on() {
 }
 
 #[test]
-#[ignore = "the script that stands in for the daemon ends at times before its broker looks at it (pidfd_open: ESRCH)"]
 fn a_share_without_a_daemon_is_refused() {
     let place = Place::new();
     let exec = ["exec", "--share", "90%", "--", "true"];
@@ -326,7 +317,6 @@ fn a_share_without_a_daemon_is_refused() {
 }
 
 #[test]
-#[ignore = "the script that stands in for the daemon ends at times before its broker looks at it (pidfd_open: ESRCH)"]
 fn runs_on_gpus_join_the_daemon_of_the_users_broker() {
     let place = Place::new();
     let _broker = Broker::start(place.broker("works", "s"));

@@ -19,8 +19,8 @@ static BUILT: LazyLock<Option<Built>> = LazyLock::new(|| {
     Some(built)
 });
 
-const FAST: &str = "aside=never,fast,verify,alone";
-const PIECES: &str = "aside=never,fast,piece=1048576,stats,verify,alone";
+const FAST: &str = "aside=never,fast=always,no-cache,verify,alone";
+const PIECES: &str = "aside=never,fast=always,no-cache,piece=1048576,stats,verify,alone";
 
 fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()

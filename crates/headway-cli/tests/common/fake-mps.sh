@@ -6,7 +6,9 @@ if [ "$2" = serve ]; then
   echo $! > "$dir/server"
   mkfifo "$dir/control"
   echo $$ > "$dir/nvidia-cuda-mps-control.pid"
-  while read line < "$dir/control"; do
+  while :; do
+    # If the one who asked before has not closed the pipe yet, it ends without a line.
+    read line < "$dir/control" || continue
     case "$line" in quit*) [ "$FAKE_MPS" = stubborn ] || { kill $(cat "$dir/server"); rm "$dir/control"; exit 0; } ;; esac
   done
 elif [ "$1" = -d ]; then
