@@ -52,6 +52,8 @@ static void both_ways(size_t bytes, bool pinned, cudaStream_t stream, uint64_t *
         std::memset(back, 0, bytes);
         CHECK(cudaMemset(there, 0, bytes));
         CHECK(cudaMemcpy2D(there, row, host, row, width, rows, cudaMemcpyHostToDevice));
+        // The next copy is in a stream that need not wait for the one of this call.
+        CHECK(cudaDeviceSynchronize());
         CHECK(cudaMemcpy2DAsync(back, row, there, row, width, rows, cudaMemcpyDeviceToHost, stream));
         CHECK(cudaStreamSynchronize(stream));
         for (size_t i = 0; i < rows; i++)
