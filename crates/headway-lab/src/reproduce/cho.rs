@@ -243,8 +243,9 @@ fn judge(outcome: &mut Outcome, sweep: &Sweep, name: &str, x: &str, claims: [Cla
     outcome.figures.push((format!("ratio-{name}"), figure));
 }
 
-fn table(sweeps: &[(&str, &Sweep)], x: &str) -> Table {
-    let columns = vec![
+/// `flags`: whether the program copies flags between its kernels.
+fn table(sweeps: &[(&str, &Sweep)], x: &str, flags: bool) -> Table {
+    let mut columns = vec![
         "input",
         x_column(x),
         "mode",
@@ -259,9 +260,9 @@ fn table(sweeps: &[(&str, &Sweep)], x: &str) -> Table {
         "d2h_median_ns",
         "d2h_p99_ns",
         "d2h_max_ns",
-        "flags_median_ns",
         "kernels_median_ns",
     ];
+    columns.extend(flags.then_some("flags_median_ns"));
     let mut lines = Vec::new();
     for (name, sweep) in sweeps {
         for (size, costs) in *sweep {
@@ -271,9 +272,8 @@ fn table(sweeps: &[(&str, &Sweep)], x: &str) -> Table {
                 line.extend(bytes.map(|bytes| bytes.to_string()));
                 line.extend(repeated.cells(|costs| costs.h2d));
                 line.extend(repeated.cells(|costs| costs.d2h).into_iter().skip(1));
-                line.extend(
-                    [repeated.median(|c| c.flags), repeated.median(|c| c.kernels)].map(|time| time.0.to_string()),
-                );
+                line.push(repeated.median(|c| c.kernels).0.to_string());
+                line.extend(flags.then(|| repeated.median(|c| c.flags).0.to_string()));
                 lines.push(line);
             }
         }
@@ -333,7 +333,7 @@ pub(super) fn bfs(setting: &Setting) -> Result<Outcome, Error> {
 }
 
 fn of_graphs(sweeps: &[(Kind, Sweep)]) -> Table {
-    table(&sweeps.iter().map(|(kind, sweep)| (kind.name(), sweep)).collect::<Vec<_>>(), "nodes")
+    table(&sweeps.iter().map(|(kind, sweep)| (kind.name(), sweep)).collect::<Vec<_>>(), "nodes", true)
 }
 
 /// Pathfinder over grids of 2048 rows.
@@ -353,7 +353,7 @@ pub(super) fn pathfinder(setting: &Setting) -> Result<Outcome, Error> {
             Ok(costs)
         })?;
         sweep.push((width as u64, costs));
-        setting.keep("cho-pathfinder", bench.source, &bench.machine, vec![table(&[(NAME, &sweep)], "columns")]);
+        setting.keep("cho-pathfinder", bench.source, &bench.machine, vec![table(&[(NAME, &sweep)], "columns", false)]);
     }
     let mut outcome = outcome("cho-pathfinder", &bench, setting);
     outcome.notes.push(format!(
@@ -366,7 +366,7 @@ pub(super) fn pathfinder(setting: &Setting) -> Result<Outcome, Error> {
         Claim { said: said("Results, Pathfinder", "above 2 GB of input, about 270 %; unsteady"), from: 256 << 10 },
     ];
     judge(&mut outcome, &sweep, NAME, "columns", claims);
-    outcome.tables.push(table(&[(NAME, &sweep)], "columns"));
+    outcome.tables.push(table(&[(NAME, &sweep)], "columns", false));
     Ok(outcome)
 }
 
@@ -409,7 +409,7 @@ mod tests {
     fn a_table_has_the_first_and_the_longest_of_all_repetitions() {
         let costs = [5, 1, 2, 3, 4].map(|us| Costs { h2d: Nanos(us * 1000), ..Costs::default() });
         let sweep: Sweep = vec![(8, vec![Repeated(costs.to_vec())])];
-        let table = table(&[("rodinia", &sweep)], "nodes");
+        let table = table(&[("rodinia", &sweep)], "nodes", true);
         assert_eq!(table.lines[0].len(), table.columns.len());
         assert_eq!(table.lines[0][5..10], ["5", "5000", "3000", "", "5000"]);
     }
