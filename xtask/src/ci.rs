@@ -50,13 +50,13 @@ const STEPS: [Step; 9] = [
     Step { name: "package", about: "every published crate packs, with its licences", run: package },
     Step { name: "ptx", about: "the committed PTX is what the CUDA sources give", run: ptx },
     Step { name: "test", about: "every test", run: || cargo(&["test", "--workspace", "--no-fail-fast"]) },
-    Step { name: "test-release", about: "tests of the pure crates without debug assertions", run: test_release },
+    Step { name: "test-unchecked", about: "tests of the pure crates without debug assertions", run: test_unchecked },
     Step { name: "doc", about: "documentation without warnings", run: doc },
 ];
 
 /// Crates whose tests run once more without debug assertions: those whose overflow and order checks could hide behind
 /// them.
-const RELEASE_TESTED: [&str; 2] = ["headway-core", "headway-sim"];
+const TESTED_UNCHECKED: [&str; 2] = ["headway-core", "headway-sim"];
 
 /// Crates that are in no registry: the program comes with the laboratory, which is not for libraries.
 const UNPUBLISHED: [&str; 3] = ["headway-cli", "headway-lab", "xtask"];
@@ -125,12 +125,15 @@ fn ptx() -> anyhow::Result<Outcome> {
     }
 }
 
-fn test_release() -> anyhow::Result<Outcome> {
-    let mut arguments = vec!["test", "--release", "--no-fail-fast"];
-    for name in RELEASE_TESTED.into_iter().filter(|name| crate::root().join("crates").join(name).exists()) {
-        arguments.extend(["-p", name]);
+/// Without debug and overflow checks in our own crates only, so that the crates below are not built a second time.
+fn test_unchecked() -> anyhow::Result<Outcome> {
+    let mut command = cargo_command();
+    command.args(["test", "--no-fail-fast"]);
+    command.env("CARGO_PROFILE_DEV_DEBUG_ASSERTIONS", "false").env("CARGO_PROFILE_DEV_OVERFLOW_CHECKS", "false");
+    for name in TESTED_UNCHECKED.into_iter().filter(|name| crate::root().join("crates").join(name).exists()) {
+        command.args(["-p", name]);
     }
-    cargo(&arguments)
+    must_succeed(&mut command)
 }
 
 fn doc() -> anyhow::Result<Outcome> {
