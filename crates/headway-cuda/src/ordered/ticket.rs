@@ -38,7 +38,7 @@ impl Words {
     }
 
     pub(super) fn word(&self, at: usize) -> &AtomicU32 {
-        debug_assert!((at + 1) * LINE <= self.0.bytes());
+        assert!((at + 1) * LINE <= self.0.bytes(), "word {at} lies outside its piece");
         // SAFETY: the piece is this value's alone, has a line for each word and is aligned to more; the GPU writes whole words.
         unsafe { AtomicU32::from_ptr(self.0.base().add(at * LINE).cast()) }
     }

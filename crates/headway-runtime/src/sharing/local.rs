@@ -53,7 +53,7 @@ impl State {
                 Action::Obtained { job, .. } => {
                     // The second lock is always wanted at once; a refusal cannot be: the job has the first one.
                     let next = self.arbiter.handle(clock::now(), &Input::Next { job: *job });
-                    debug_assert!(next.is_ok(), "{next:?}");
+                    assert!(next.is_ok(), "the job would wait for ever: {next:?}");
                     continue;
                 }
                 // Threads of one process keep their priority.

@@ -341,7 +341,7 @@ impl Arbiter {
                 if let Ok(tokens) = self.tokens_of(task) {
                     // An open request of a client that is gone holds a token: the others were dropped with the client.
                     let released = tokens.handle_abort(now, job);
-                    debug_assert!(released.is_ok(), "{released:?}");
+                    assert!(released.is_ok(), "a token would be lost: {released:?}");
                 }
             }
             self.forget(task);
@@ -469,14 +469,14 @@ impl Arbiter {
                 let from = home.filter(|home| *home != position).map(|home| cluster.parameters.gpus[home]);
                 if let Some(engines) = &mut self.engines {
                     let entered = engines.handle_token(now, open.key, gpu, from);
-                    debug_assert!(entered.is_ok(), "a job is granted one token at a time: {entered:?}");
+                    assert!(entered.is_ok(), "a job is granted one token at a time: {entered:?}");
                 }
                 self.actions.push_back(Action::Grant { job, gpu, token, from });
             }
             token::Action::SetBoost { job, key } => match &mut self.engines {
                 Some(engines) => {
                     let known = engines.handle_key(now, job, key);
-                    debug_assert!(known.is_ok(), "boosts go to holders: {known:?}");
+                    assert!(known.is_ok(), "boosts go to holders: {known:?}");
                 }
                 None => self.actions.push_back(Action::SetBoost { job, key }),
             },

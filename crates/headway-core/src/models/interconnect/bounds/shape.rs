@@ -155,7 +155,7 @@ impl Shape {
     /// # Errors
     /// [`Starved`] when the derated machine leaves some route nothing.
     pub fn wcet(&mut self, totals: &[Total]) -> Result<Nanos, Starved> {
-        debug_assert_eq!(totals.len(), self.route_costs.len());
+        assert_eq!(totals.len(), self.route_costs.len(), "a bound of fewer routes would be too low");
         let blocks = totals.iter().fold(0, |sum: u64, total| sum.saturating_add(total.blocks));
         let rounding = Nanos(blocks.saturating_sub(1));
         let mut best = self.serial(totals).saturating_add(rounding);
