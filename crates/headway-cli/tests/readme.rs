@@ -95,7 +95,10 @@ fn every_command_of_the_pages_works_in_the_order_shown() {
             let answer = run(place.path(), &args);
             // `plan` may answer no: that is what one of the examples is for.
             let refused = args[0] == "plan" && answer.status == Some(1) && answer.out.contains("NOT schedulable");
-            assert!(answer.status == Some(0) || refused, "{name}: {args:?}: {answer:#?}");
+            // What an emulated experiment measures depends on this machine: its verdict is a result, whichever it is.
+            let emulated = args[0] == "reproduce" && args.contains(&"emu".to_owned());
+            let judged = emulated && answer.status == Some(1) && answer.out.contains("not reproduced");
+            assert!(answer.status == Some(0) || refused || judged, "{name}: {args:?}: {answer:#?}");
         }
     }
 }
