@@ -263,7 +263,7 @@ mod tests {
     fn what_one_process_has_learnt_the_next_one_knows() {
         let folder = tempfile::tempdir().unwrap();
         let first = learning(folder.path());
-        assert_eq!(chosen(&first), Some(6));
+        assert_eq!(chosen(&first), Some(8));
         assert!(!first.basis().contains("kept on"), "{}", first.basis());
         teach(&first, 2_000);
         drop(first);

@@ -28,6 +28,9 @@ pub(super) struct Costs {
     pub(super) kernels: Nanos,
     pub(super) h2d_bytes: u64,
     pub(super) d2h_bytes: u64,
+    /// Bytes of the largest copy each way, flags apart.
+    pub(super) h2d_largest: u64,
+    pub(super) d2h_largest: u64,
 }
 
 impl Costs {
@@ -38,12 +41,14 @@ impl Costs {
 
     fn push(&mut self, copies: &Copies<'_>, there: &Buffer, host: &mut [u8]) -> Result<(), Error> {
         self.h2d_bytes += host.len() as u64;
+        self.h2d_largest = self.h2d_largest.max(host.len() as u64);
         self.h2d = self.h2d + copies.copy(Direction::H2d, there, host)?;
         Ok(())
     }
 
     fn pull(&mut self, copies: &Copies<'_>, there: &Buffer, host: &mut [u8]) -> Result<(), Error> {
         self.d2h_bytes += host.len() as u64;
+        self.d2h_largest = self.d2h_largest.max(host.len() as u64);
         self.d2h = self.d2h + copies.copy(Direction::D2h, there, host)?;
         Ok(())
     }

@@ -71,7 +71,7 @@ pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
         sizes: fujii::grid().filter(|b| b.0 <= most as u64).step_by(if setting.quick { 4 } else { 1 }).collect(),
         time: if setting.quick { Nanos(200_000) } else { Nanos(4_000_000) },
         samples: if setting.quick { LEAST } else { 1_000 },
-        patience: if setting.quick { Nanos(20_000_000) } else { Nanos(200_000_000) },
+        patience: if setting.quick { Nanos(20_000_000) } else { Nanos(80_000_000) },
         data: random(setting.seed, most),
         methods,
     };
