@@ -74,7 +74,10 @@ const EXPECTED: [Expected; 7] = [
     },
     Expected {
         name: "cho-queues",
-        tables: &[("queues", "mode", &["pageable", "fidelity", "headway"])],
+        tables: &[
+            ("queues", "mode", &["pageable", "fidelity", "headway", "staged"]),
+            ("copies", "direction", &["h2d", "d2h"]),
+        ],
         plots: &["queues-h2d-1", "queues-d2h-1"],
         rows: 4,
     },

@@ -78,7 +78,7 @@ pub(crate) fn await_rest_for(context: &Context, stream: &Stream, what: &str, bou
             let what = format!("{what} on GPU {}", context.ordinal);
             return Err(DeviceError::Timeout { what, after: bound });
         }
-        std::thread::yield_now();
+        headway_os::sched::yield_now();
     }
 }
 

@@ -333,7 +333,7 @@ impl Drop for Arbitration {
                 if clock::now() - since > PATIENCE {
                     return self.context.lose();
                 }
-                std::thread::yield_now();
+                headway_os::sched::yield_now();
             }
         }
     }

@@ -463,7 +463,7 @@ impl Drop for CudaQueue {
                 abandon(own, Some(&self.stream), (pending, Arc::clone(&self.modules)), Some(&message));
                 return;
             }
-            std::thread::yield_now();
+            headway_os::sched::yield_now();
         }
     }
 }

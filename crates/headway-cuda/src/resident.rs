@@ -555,7 +555,7 @@ impl Watch {
         self.looks = self.looks.wrapping_add(1);
         let spent = self.now.saturating_sub(self.since);
         if spent > Self::SPIN {
-            std::thread::yield_now();
+            headway_os::sched::yield_now();
         } else {
             std::hint::spin_loop();
             if !self.looks.is_multiple_of(16) {

@@ -124,6 +124,27 @@ pub fn current() -> Result<SchedClass, OsError> {
     })
 }
 
+/// What [`SchedClass::Deadline`] sleeps instead of yielding.
+const MOMENT: std::time::Duration = std::time::Duration::from_micros(20);
+
+/// Lets other threads run while the caller waits for something that ends soon.
+///
+/// A thread of `SCHED_DEADLINE` sleeps for 20 us instead of yielding: to yield means to give up the rest of its runtime, and
+/// to sleep until its next period.
+pub fn yield_now() {
+    // SAFETY: 0 names the calling thread; the call has no other argument.
+    let policy = unsafe { libc::sched_getscheduler(0) };
+    match yields(policy) {
+        true => std::thread::yield_now(),
+        false => std::thread::sleep(MOMENT),
+    }
+}
+
+/// Whether a thread of this policy loses no more than its turn by yielding; of one that cannot be asked for, yes.
+const fn yields(policy: i32) -> bool {
+    policy < 0 || policy & !libc::SCHED_RESET_ON_FORK != libc::SCHED_DEADLINE
+}
+
 /// Puts the calling thread, and not the threads it starts later, into `SCHED_FIFO`.
 ///
 /// # Errors
@@ -284,6 +305,13 @@ fn set_timer_slack(slack: Nanos) -> Result<(), OsError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_threads_with_a_reservation_sleep_instead_of_yielding() {
+        let others = [libc::SCHED_OTHER, libc::SCHED_FIFO, libc::SCHED_RR, libc::SCHED_BATCH, libc::SCHED_IDLE, -1];
+        assert!(others.into_iter().all(yields));
+        assert!(!yields(libc::SCHED_DEADLINE) && !yields(libc::SCHED_DEADLINE | libc::SCHED_RESET_ON_FORK));
+    }
 
     #[test]
     fn the_answer_to_a_request_is_the_class_in_use() {

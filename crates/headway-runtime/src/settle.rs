@@ -28,7 +28,7 @@ pub(crate) fn settle(device: &mut Engines) -> Result<(), DeviceError> {
         if clock::now() > deadline {
             return Err(DeviceError::DeviceLost);
         }
-        std::thread::yield_now();
+        headway_os::sched::yield_now();
     }
     done.remove(0).result
 }

@@ -509,7 +509,7 @@ impl Driver<'_> {
             for completion in self.done.drain(..) {
                 self.under_way.remove(&completion.tag);
             }
-            std::thread::yield_now();
+            headway_os::sched::yield_now();
         }
     }
 

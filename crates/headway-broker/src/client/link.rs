@@ -167,7 +167,7 @@ impl Link {
                 return Err(Unanswered::Silent);
             }
             self.ring();
-            std::thread::yield_now();
+            headway_os::sched::yield_now();
         }
         self.publish(&mut tail, entry);
         drop(tail);

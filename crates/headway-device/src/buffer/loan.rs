@@ -91,7 +91,7 @@ impl Loan {
                 continue;
             }
             graveyard::reap();
-            std::thread::yield_now();
+            headway_os::sched::yield_now();
             let now = clock::now();
             let waited = now.saturating_sub(*since.get_or_insert(now));
             if waited > report_after && !reported {

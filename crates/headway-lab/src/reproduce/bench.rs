@@ -1,13 +1,11 @@
 //! What the experiments on GPUs share: a copier, random bytes, times, and queues driven to their end.
 
-use std::thread;
-
 use headway_core::models::transfer::Direction;
 use headway_core::units::{Bytes, Nanos};
 use headway_device::Buffer;
 use headway_device::gpu::{Caching, Completion, Gpu, Operation, Queue, Reach};
 use headway_os::clock;
-use headway_runtime::copy::{At, Copier, How};
+use headway_runtime::copy::{At, Copier, CopyReport, How};
 use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 
@@ -94,13 +92,24 @@ impl Bench {
 
     /// Times one copy of all of `host` to or from the start of `there`.
     pub(super) fn time(&self, direction: Direction, there: &Buffer, host: &mut [u8], how: How) -> Result<Nanos, Error> {
+        self.copy(direction, there, host, how).map(|(time, _)| time)
+    }
+
+    /// The same, with what the copier says of the copy.
+    pub(super) fn copy(
+        &self,
+        direction: Direction,
+        there: &Buffer,
+        host: &mut [u8],
+        how: How,
+    ) -> Result<(Nanos, CopyReport), Error> {
         let device = At { buffer: there, offset: 0 };
         let before = clock::now();
-        match direction {
+        let report = match direction {
             Direction::H2d => self.copier.copy_in(device, host, how),
             _ => self.copier.copy_out(host, device, how),
         }?;
-        Ok(clock::now() - before)
+        Ok((clock::now() - before, report))
     }
 }
 
@@ -155,7 +164,7 @@ pub(super) fn finish(queues: &mut [Box<dyn Queue>]) -> Result<Vec<Completion>, E
             if clock::now() > until {
                 return Err(headway::Error::Options("the device does not end its work; give it up").into());
             }
-            thread::yield_now();
+            headway_os::sched::yield_now();
         }
     }
     Ok(all)

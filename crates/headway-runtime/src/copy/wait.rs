@@ -55,7 +55,7 @@ impl Patience {
         if self.turns < SPINS {
             std::hint::spin_loop();
         } else {
-            std::thread::yield_now();
+            headway_os::sched::yield_now();
         }
         if !self.turns.is_multiple_of(LOOK) {
             return true;

@@ -250,7 +250,7 @@ impl Drive<'_> {
         if quiet < SPINS {
             std::hint::spin_loop();
         } else if self.links.iter().any(Link::flying) {
-            std::thread::yield_now();
+            headway_os::sched::yield_now();
         } else if quiet > SPINS || !self.signal.comes() {
             self.signal.nap(NAP);
             return true;
@@ -277,7 +277,7 @@ impl Drive<'_> {
         }
         self.job.exchange.cancel();
         while self.job.exchange.census().iter().any(|(census, _)| census.copying > 0) {
-            std::thread::yield_now();
+            headway_os::sched::yield_now();
         }
         state
     }
@@ -293,7 +293,7 @@ impl Drive<'_> {
         let mut tries = 0u32;
         while Arc::get_mut(&mut self.job).is_none() {
             tries = tries.saturating_add(1);
-            if tries < SPINS { std::hint::spin_loop() } else { std::thread::yield_now() }
+            if tries < SPINS { std::hint::spin_loop() } else { headway_os::sched::yield_now() }
         }
     }
 }

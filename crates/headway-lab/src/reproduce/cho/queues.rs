@@ -33,6 +33,8 @@ struct Study {
     /// Copies of each kind.
     repeats: u32,
     lines: Vec<Vec<String>>,
+    /// Each copy of ours: what it was made by.
+    copies: Vec<Vec<String>>,
 }
 
 impl Study {
@@ -64,9 +66,22 @@ impl Study {
         self.host[..bytes].copy_from_slice(here);
         self.bench.time(Direction::H2d, &self.there, there, driver)?;
         let host = &mut self.host[..bytes];
-        let samples = samples(self.repeats, Nanos::ZERO, || match &queue {
-            Some(queue) => queue.copy(direction, &self.there, host),
-            None => self.bench.time(direction, &self.there, host, how),
+        let copies = &mut self.copies;
+        let samples = samples(self.repeats, Nanos::ZERO, || match (&queue, by) {
+            (Some(queue), _) => queue.copy(direction, &self.there, host),
+            (None, By::Ours) => {
+                let (time, report) = self.bench.copy(direction, &self.there, host, how)?;
+                let cpu = report.cpu.map_or_else(String::new, |cpu| cpu.0.to_string());
+                copies.push(vec![
+                    word.to_owned(),
+                    bytes.to_string(),
+                    report.method.to_string(),
+                    time.0.to_string(),
+                    cpu,
+                ]);
+                Ok(time)
+            }
+            (None, _) => self.bench.time(direction, &self.there, host, how),
         })?;
         match direction {
             Direction::H2d => self.bench.verify(name, &self.there, &self.data[..bytes])?,
@@ -168,13 +183,14 @@ pub(in crate::reproduce) fn queues(setting: &Setting) -> Result<Outcome, Error> 
         host: vec![0; most],
         repeats: if setting.quick { 5 } else { 10 },
         lines: Vec::new(),
+        copies: Vec::new(),
     };
     let mut made = Vec::new();
     for &bytes in sizes {
         for direction in [(Direction::H2d, "h2d"), (Direction::D2h, "d2h")] {
             made.push(study.direction(direction, bytes, (threads, buffers))?);
             let (source, machine) = (study.bench.source, &study.bench.machine);
-            setting.keep("cho-queues", source, machine, vec![table(study.lines.clone())]);
+            setting.keep("cho-queues", source, machine, vec![table(study.lines.clone()), copies(study.copies.clone())]);
         }
     }
     let mut outcome = outcome("cho-queues", &study.bench, setting);
@@ -182,7 +198,7 @@ pub(in crate::reproduce) fn queues(setting: &Setting) -> Result<Outcome, Error> 
         outcome.rows.extend(rows);
         outcome.figures.push(figure);
     }
-    outcome.tables.push(table(study.lines));
+    outcome.tables.extend([table(study.lines), copies(study.copies)]);
     Ok(outcome)
 }
 
@@ -190,6 +206,11 @@ fn table(lines: Vec<Vec<String>>) -> Table {
     let columns =
         vec!["mode", "direction", "bytes", "threads", "buffer_bytes", "n", "first_ns", "median_ns", "p99_ns", "max_ns"];
     Table { name: "queues".into(), columns, lines }
+}
+
+/// In the order in which they were made.
+fn copies(lines: Vec<Vec<String>>) -> Table {
+    Table { name: "copies".into(), columns: vec!["direction", "bytes", "method", "ns", "cpu_ns"], lines }
 }
 
 #[cfg(test)]
