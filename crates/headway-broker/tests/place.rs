@@ -4,7 +4,7 @@ mod support;
 
 use std::env;
 use std::fs;
-use std::os::unix::fs::{PermissionsExt, chown, symlink};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -14,6 +14,7 @@ use headway_core::units::Nanos;
 use headway_os::clock;
 use headway_os::ipc::{Listener, Packet, Process, Signal, Socket, stop_when_told, this_thread, user};
 use headway_os::sched::{self, SchedClass};
+use rustix::fs::{FileType, Mode};
 use support::{Broker, LIMIT, parameters, shape, wait_until};
 
 /// Exit status of a broker that found another one.
@@ -632,6 +633,58 @@ fn files_with_the_names_of_the_brokers_that_no_broker_made_stay_as_they_are() {
         fs::remove_file(&file).unwrap();
         bind(&socket).unwrap();
     }
+}
+
+#[test]
+fn links_pipes_sockets_and_folders_with_the_names_of_the_brokers_files_stay_and_are_named() {
+    type Plant = fn(&Path);
+    let plants: [(&str, Plant); 4] = [
+        ("link", |file| symlink("victim", file).unwrap()),
+        ("pipe", |file| rustix::fs::mknodat(rustix::fs::CWD, file, FileType::Fifo, Mode::RUSR, 0).unwrap()),
+        ("folder", |file| fs::create_dir(file).unwrap()),
+        ("socket", |file| drop(Listener::bind(file, 0o600).unwrap())),
+    ];
+    for ending in [".lock", ".held", ".state", ".state.new", ".epoch", ".epoch.new", ".new"] {
+        for (kind, plant) in plants {
+            // A broker that was killed may have left a socket of that name.
+            if (ending, kind) == (".new", "socket") {
+                continue;
+            }
+            let folder = tempfile::tempdir().unwrap();
+            let (socket, file) = (folder.path().join("s"), folder.path().join(format!("s{ending}")));
+            fs::write(folder.path().join("victim"), "precious").unwrap();
+            plant(&file);
+            let which = || fs::symlink_metadata(&file).map(|found| (found.ino(), found.mode())).unwrap();
+            let before = which();
+            let error = bind(&socket).unwrap_err();
+            let (names, says) = match &error {
+                ServerError::Place { path, source } => (*path == file, source.to_string()),
+                ServerError::Occupied { path, .. } => (*path == file, error.to_string()),
+                _ => (false, String::new()),
+            };
+            assert!(
+                names && (says.contains("move it away") || says.contains("remove it")),
+                "{ending} {kind}: {error:?}"
+            );
+            assert_eq!(which(), before, "{ending} {kind}");
+            assert_eq!(fs::read_to_string(folder.path().join("victim")).unwrap(), "precious");
+            fs::remove_file(&file).or_else(|_| fs::remove_dir(&file)).unwrap();
+            bind(&socket).unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_socket_that_somebody_listens_at_stays_where_a_broker_would_make_its_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let (socket, new) = (folder.path().join("s"), folder.path().join("s.new"));
+    let theirs = Listener::bind(&new, 0o600).unwrap();
+    let error = bind(&socket).unwrap_err();
+    assert!(matches!(&error, ServerError::Occupied { path, is_socket: true } if *path == new), "{error}");
+    assert!(Socket::connect(&new).is_ok());
+    // As a broker leaves it that was killed.
+    drop(theirs);
+    bind(&socket).unwrap();
 }
 
 #[test]
