@@ -47,7 +47,8 @@ pub(crate) struct Entry {
 }
 
 impl Folder {
-    /// Opens a folder that belongs to us and in which nobody else may write.
+    /// Opens a folder that belongs to us and in which nobody else may write. Nobody but root may rename one above it, save members
+    /// of a group that may write there.
     ///
     /// # Errors
     /// What the system says, or what is wrong with the folder and what to do.
@@ -327,15 +328,35 @@ impl Folder {
     }
 }
 
-/// Refuses a folder that others can put another one in place of, since they may rename and remove what is in one above it.
+/// Refuses a folder that others can put another one in place of, since they may rename and remove what is in one above it, or
+/// have a link on the way to it.
 fn check_above(path: &Path) -> io::Result<()> {
-    for above in std::fs::canonicalize(path)?.ancestors().skip(1) {
-        let mode = std::fs::metadata(above).map_or(0, |above| above.mode());
-        if mode & FOREIGN_WRITE & 0o007 != 0 && mode & STICKY == 0 {
+    // Who has that can replace everything. It is root, if perhaps by another number in a user namespace.
+    let root = std::fs::metadata("/")?.uid();
+    std::path::absolute(path)?.parent().map_or(Ok(()), |above| check_way(above, root))
+}
+
+fn check_way(path: &Path, root: u32) -> io::Result<()> {
+    for place in std::path::absolute(path)?.ancestors() {
+        let found = std::fs::symlink_metadata(place)?;
+        let (owner, mode) = (found.uid(), found.mode());
+        // The owner of a sticky folder, too, renames what is in it.
+        if ![0, root, user()].contains(&owner) {
+            let trusted = if user() == 0 { "root".to_owned() } else { format!("root and user {}", user()) };
+            return Err(denied(format!(
+                "`{}` above it belongs to user {owner}, who could put something else there; choose a folder that has only \
+                 those of {trusted} above it",
+                place.display()
+            )));
+        }
+        if found.is_symlink() {
+            let target = place.parent().unwrap_or(place).join(std::fs::read_link(place)?);
+            check_way(&target, root)?;
+        } else if mode & FOREIGN_WRITE & 0o007 != 0 && mode & STICKY == 0 {
             return Err(denied(format!(
                 "every user may rename and remove what is in `{}` above it (mode {:o}); `chmod o-w` or `chmod +t` that, or \
                  choose another folder",
-                above.display(),
+                place.display(),
                 mode & 0o7777
             )));
         }

@@ -4,7 +4,7 @@ mod support;
 
 use std::env;
 use std::fs;
-use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, lchown, symlink};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -249,6 +249,52 @@ fn a_folder_that_others_may_write_in_is_refused_sticky_or_not_and_so_is_a_link()
         chown(&open, Some(NOBODY), None).unwrap();
         assert!(matches!(bind(&open.join("s")).unwrap_err(), ServerError::Place { .. }), "another user's, {mode:o}");
     }
+}
+
+#[test]
+fn a_folder_below_one_that_another_user_can_rename_it_in_is_refused() {
+    if user() != 0 {
+        println!("skipped: only root gives a folder to another user");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let (above, link) = (folder.path().join("above"), folder.path().join("link"));
+    let place = above.join("between/place");
+    fs::create_dir_all(&place).unwrap();
+    let socket = place.join("s");
+    for (owner, mode, fits) in
+        [(0, 0o755, true), (0, 0o1777, true), (0, 0o777, false), (NOBODY, 0o755, false), (NOBODY, 0o1777, false)]
+    {
+        chown(&above, Some(owner), None).unwrap();
+        fs::set_permissions(&above, fs::Permissions::from_mode(mode)).unwrap();
+        let bound = bind(&socket);
+        assert_eq!(bound.is_ok(), fits, "{owner} {mode:o}: {bound:?}");
+        if let Err(error) = bound {
+            let ServerError::Place { source, .. } = &error else { panic!("{error}") };
+            let fact = if owner == 0 { "every user may rename" } else { "belongs to user 65534" };
+            let text = source.to_string();
+            assert!(text.contains(fact) && text.contains(&format!("`{}`", above.display())), "{text}");
+        }
+    }
+    chown(&above, Some(0), None).unwrap();
+    fs::set_permissions(&above, fs::Permissions::from_mode(0o755)).unwrap();
+    // Whoever has a link on the way can have it lead elsewhere.
+    symlink(above.join("between"), &link).unwrap();
+    bind(&link.join("place/s")).unwrap();
+    lchown(&link, Some(NOBODY), None).unwrap();
+    let error = bind(&link.join("place/s")).unwrap_err();
+    assert!(matches!(&error, ServerError::Place { source, .. } if source.to_string().contains("link`")), "{error:?}");
+    // As `/run/user/NUMBER`: the user's, and root's above it.
+    chown(&place, Some(NOBODY), None).unwrap();
+    std::thread::scope(|scope| {
+        let theirs = scope.spawn(|| {
+            let uid = rustix::process::Uid::from_raw(NOBODY);
+            rustix::thread::set_thread_res_uid(None, Some(uid), None).unwrap();
+            bind(&place.join("theirs"))
+        });
+        theirs.join().unwrap().unwrap();
+    });
 }
 
 #[test]
