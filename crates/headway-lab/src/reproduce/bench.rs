@@ -1,20 +1,19 @@
 //! What the experiments on GPUs share: a copier, random bytes, times, and queues driven to their end.
 
-use std::sync::Arc;
 use std::thread;
 
-use headway_core::files::machine::EndpointId;
 use headway_core::models::transfer::Direction;
 use headway_core::units::{Bytes, Nanos};
 use headway_device::Buffer;
 use headway_device::gpu::{Caching, Completion, Gpu, Operation, Queue, Reach};
 use headway_os::clock;
-use headway_runtime::copy::{At, Copier, CopyOptions, How};
+use headway_runtime::copy::{At, Copier, How};
 use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 
 use super::Setting;
 use crate::Error;
+use headway::copy::OpenOptions;
 use headway::gpus;
 use headway::run::Backend;
 use headway_measure::sample::{Effort, Figures, series};
@@ -47,17 +46,16 @@ impl Bench {
                 );
             }
         };
-        let machine = setting.machine.as_deref().map(headway::machine::open).transpose()?;
-        let gpus = gpus::open(backend, setting.machine.as_deref(), Some(1))?;
-        let name = |gpu: &Arc<dyn Gpu>| gpu.description().name.clone();
-        let described = gpus.first().map_or_else(|| "no GPU".to_owned(), name);
-        let named = |(at, gpu)| {
-            let id = machine.as_ref().and_then(|machine| machine.gpus().nth(at));
-            (id.unwrap_or(EndpointId(at as u32)), gpu)
-        };
-        let gpus = gpus.into_iter().enumerate().map(named).collect();
-        let profile = machine.map(|machine| machine.profile).unwrap_or_default();
-        let copier = Copier::new(gpus, profile, CopyOptions::default())?;
+        let machine = setting.machine.clone();
+        // As a user opens one: without a profile copies begin with built-in figures and learn.
+        let copier = headway::copy::open(&OpenOptions {
+            backend,
+            model: machine.clone(),
+            machine,
+            gpus: Some(1),
+            ..OpenOptions::default()
+        })?;
+        let described = copier.gpus().first().map_or_else(|| "no GPU".to_owned(), |gpu| gpu.description().name.clone());
         Ok(Self { copier, source, machine: described })
     }
 

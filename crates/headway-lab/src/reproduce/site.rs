@@ -40,7 +40,7 @@ pub(super) fn with_profile(setting: &Setting, on: &[Backend]) -> (Setting, Strin
             format!("Profile: that of `{MEASURED}`, which `headway measure` wrote in this folder.")
         }
         None => format!(
-            "Profile: none was measured for this node, so `copy` chooses by the built-in figures. `headway measure` writes `{MEASURED}`, which is \
+            "Profile: none was measured for this node, so `copy` begins with built-in figures and learns from its copies. `headway measure` writes `{MEASURED}`, which is \
              used where it lies in the current folder."
         ),
     };

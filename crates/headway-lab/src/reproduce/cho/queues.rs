@@ -1,6 +1,6 @@
 //! The paper's queues by number of threads and size of buffers, against the driver and ours.
 
-use headway_core::models::transfer::{Direction, Method};
+use headway_core::models::transfer::{Direction, HostMemory, Method, Tuning, default_tuning};
 use headway_core::units::{Bytes, Nanos};
 use headway_device::Buffer;
 use headway_runtime::copy::How;
@@ -17,8 +17,10 @@ use crate::reproduce::{Outcome, Row, Setting, Table, Verdict, said, silent};
 enum By {
     /// The driver's own call.
     Driver,
-    /// `copy`, by the profile.
+    /// `copy`, by the profile, or by built-in figures and what copies teach.
     Ours,
+    /// `staged` with so many threads, else as where nothing was measured.
+    Staged(usize),
     /// The paper's queues: threads and bytes of a buffer.
     Queues(usize, usize),
 }
@@ -39,11 +41,19 @@ impl Study {
         let (name, n, b) = match by {
             By::Driver => ("pageable", 0, 0),
             By::Ours => ("headway", 0, 0),
+            By::Staged(n) => ("staged", n, default_tuning(direction, HostMemory::Touched).buffer.0 as usize),
             By::Queues(n, b) => ("fidelity", n, b),
         };
-        let queue = if n > 0 { Some(DoubleQueue::new(self.bench.gpu()?, n, b)?) } else { None };
+        let queue = if matches!(by, By::Queues(..)) { Some(DoubleQueue::new(self.bench.gpu()?, n, b)?) } else { None };
         let driver = How::By(Method::Pageable);
-        let how = if matches!(by, By::Driver) { driver } else { How::Auto };
+        let how = match by {
+            By::Driver => driver,
+            By::Staged(n) => {
+                let tuning = default_tuning(direction, HostMemory::Touched);
+                How::Tuned(Method::Staged, Tuning { threads: n as u32, ..tuning })
+            }
+            By::Ours | By::Queues(..) => How::Auto,
+        };
         // What must be overwritten does not hold the bytes already.
         let mut clear = vec![0; bytes];
         let (here, there) = if direction == Direction::H2d {
@@ -81,6 +91,11 @@ impl Study {
         let ours = self.rate((direction, word), bytes, By::Ours)?;
         let level = |name: &str, rate| Line::new(name, threads.iter().map(|n| (*n as f64, rate)).collect());
         let mut lines = vec![level("pageable", driver), level("headway", ours)];
+        let mut staged = Vec::new();
+        for &n in threads {
+            staged.push((n as f64, self.rate((direction, word), bytes, By::Staged(n))?));
+        }
+        lines.push(Line::new("staged", staged));
         let mut best = (0.0, 0, 0);
         for &b in buffers {
             let mut points = Vec::new();

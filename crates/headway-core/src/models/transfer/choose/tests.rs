@@ -329,8 +329,8 @@ fn without_a_profile_nothing_is_used_that_could_be_worse_than_the_driver() {
         for memory in [HostMemory::Touched, HostMemory::Untouched, HostMemory::File] {
             assert_eq!(method(memory, 64), WINDOW);
             assert_eq!(method(memory, MIB), PAGEABLE);
-            assert_eq!(method(memory, 32 * MIB), PAGEABLE);
-            assert_eq!(method(memory, 64 * MIB), STAGED);
+            assert_eq!(method(memory, 4 * MIB), STAGED);
+            assert_eq!(method(memory, 16 * MIB), STAGED);
             assert_eq!(method(memory, 4 << 30), STAGED);
         }
         assert_eq!(method(HostMemory::Pinned, 64), WINDOW);
