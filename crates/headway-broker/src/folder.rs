@@ -24,6 +24,7 @@ const LOCK_TRIALS: u32 = 100;
 const PRIVATE: Mode = Mode::from_raw_mode(0o600);
 /// Rights of group and others to write.
 const FOREIGN_WRITE: u32 = 0o022;
+const NO_FILE: &str = "it is no regular file; move it away";
 /// Of a folder: only owners rename and remove.
 const STICKY: u32 = 0o1000;
 
@@ -46,7 +47,8 @@ pub(crate) struct Entry {
 }
 
 impl Folder {
-    /// Opens a folder that belongs to us and in which nobody else may write.
+    /// Opens a folder that belongs to us and in which nobody else may write. Nobody but root may rename one above it, save members
+    /// of a group that may write there.
     ///
     /// # Errors
     /// What the system says, or what is wrong with the folder and what to do.
@@ -169,11 +171,13 @@ impl Folder {
         let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
         let fd = openat(&self.fd, name, flags, PRIVATE).map_err(|errno| match errno {
             Errno::LOOP => denied("it is a link; remove it".to_owned()),
+            // A socket, or a pipe that nobody reads; a folder.
+            Errno::NXIO | Errno::ISDIR => denied(NO_FILE.to_owned()),
             errno => errno.into(),
         })?;
         let stat = fstat(&fd)?;
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-            return Err(denied("it is no regular file; move it away".to_owned()));
+            return Err(denied(NO_FILE.to_owned()));
         }
         if stat.st_uid != user() {
             return Err(denied(format!("it belongs to user {}; move it away", stat.st_uid)));
@@ -224,8 +228,7 @@ impl Folder {
     /// Replaces a file, or makes it: whoever reads it, also after a crash, finds the old bytes or the new ones.
     pub(crate) fn replace(&self, name: &OsStr, bytes: &[u8]) -> io::Result<()> {
         let new = with_ending(name, ".new");
-        // Left by a broker that was killed, or planted: whatever it is, it is not followed and not written to.
-        self.remove(&new)?;
+        self.clear(&new)?;
         let written = self.file(&new, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL);
         let written = written.and_then(|mut file| file.write_all(bytes)).and_then(|()| self.rename(&new, name));
         if written.is_err() {
@@ -260,13 +263,27 @@ impl Folder {
         {
             return file.write_all_at(bytes, 0);
         }
-        self.remove(name)?;
+        self.clear(name)?;
         let written = self.file(name, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL);
         let written = written.and_then(|mut file| file.write_all(bytes));
         if written.is_err() {
             let _ = self.remove(name);
         }
         written
+    }
+
+    /// Removes a regular file, as a broker that was killed leaves one. A link, a pipe or a folder is another's: it stays.
+    fn clear(&self, name: &OsStr) -> io::Result<()> {
+        match self.entry(name)? {
+            Some(Entry { is_file: false, .. }) => Err(self.foreign(name)),
+            _ => self.remove(name),
+        }
+    }
+
+    /// Says that what has a name that a broker needs is none of its files.
+    pub(crate) fn foreign(&self, name: &OsStr) -> io::Error {
+        let text = format!("no broker made `{}`; move it away", self.path(name).display());
+        io::Error::new(io::ErrorKind::AlreadyExists, text)
     }
 
     /// Gives a file another name, in place of what has that name.
@@ -311,15 +328,35 @@ impl Folder {
     }
 }
 
-/// Refuses a folder that others can put another one in place of, since they may rename and remove what is in one above it.
+/// Refuses a folder that others can put another one in place of, since they may rename and remove what is in one above it, or
+/// have a link on the way to it.
 fn check_above(path: &Path) -> io::Result<()> {
-    for above in std::fs::canonicalize(path)?.ancestors().skip(1) {
-        let mode = std::fs::metadata(above).map_or(0, |above| above.mode());
-        if mode & FOREIGN_WRITE & 0o007 != 0 && mode & STICKY == 0 {
+    // Who has that can replace everything. It is root, if perhaps by another number in a user namespace.
+    let root = std::fs::metadata("/")?.uid();
+    std::path::absolute(path)?.parent().map_or(Ok(()), |above| check_way(above, root))
+}
+
+fn check_way(path: &Path, root: u32) -> io::Result<()> {
+    for place in std::path::absolute(path)?.ancestors() {
+        let found = std::fs::symlink_metadata(place)?;
+        let (owner, mode) = (found.uid(), found.mode());
+        // The owner of a sticky folder, too, renames what is in it.
+        if ![0, root, user()].contains(&owner) {
+            let trusted = if user() == 0 { "root".to_owned() } else { format!("root and user {}", user()) };
+            return Err(denied(format!(
+                "`{}` above it belongs to user {owner}, who could put something else there; choose a folder that has only \
+                 those of {trusted} above it",
+                place.display()
+            )));
+        }
+        if found.is_symlink() {
+            let target = place.parent().unwrap_or(place).join(std::fs::read_link(place)?);
+            check_way(&target, root)?;
+        } else if mode & FOREIGN_WRITE & 0o007 != 0 && mode & STICKY == 0 {
             return Err(denied(format!(
                 "every user may rename and remove what is in `{}` above it (mode {:o}); `chmod o-w` or `chmod +t` that, or \
                  choose another folder",
-                above.display(),
+                place.display(),
                 mode & 0o7777
             )));
         }
@@ -392,6 +429,12 @@ mod tests {
         }
         assert!(folder.read(name("a"), 100).is_err());
         assert!(folder.lock(name("a")).is_err());
+        for refused in [folder.replace(name("a"), b"ours"), folder.replace_within(name("a"), b"ours", 64)] {
+            let error = refused.unwrap_err().to_string();
+            assert!(error.contains("a.new`; move it away"), "{error}");
+        }
+        assert!(fs::symlink_metadata(place.path().join("a.new")).unwrap().is_symlink(), "it stays");
+        fs::remove_file(place.path().join("a.new")).unwrap();
         folder.replace(name("a"), b"ours").unwrap();
         assert_eq!(fs::read_to_string(&victim).unwrap(), "precious");
         assert_eq!(folder.read(name("a"), 100).unwrap().unwrap(), b"ours");
@@ -421,12 +464,15 @@ mod tests {
         pair.reverse();
         folder.replace_within(name("a"), &[b'z'; 70], 64).unwrap();
         assert_eq!(files(), pair);
-        // A link in place of the second file is not written through.
+        // A link in place of the second file is not written through, and stays.
         fs::write(place.path().join("victim"), "precious").unwrap();
         fs::remove_file(place.path().join("a.new")).unwrap();
         symlink(place.path().join("victim"), place.path().join("a.new")).unwrap();
+        folder.replace_within(name("a"), b"new", 64).unwrap_err();
+        assert_eq!((text("a").trim_end(), text("victim").as_str()), ("z".repeat(70).as_str(), "precious"));
+        fs::remove_file(place.path().join("a.new")).unwrap();
         folder.replace_within(name("a"), b"new", 64).unwrap();
-        assert_eq!((text("a"), text("victim")), (format!("{:64}", "new"), "precious".to_owned()));
+        assert_eq!(text("a"), format!("{:64}", "new"));
     }
 
     #[test]

@@ -54,8 +54,8 @@
 //! has: so start another one after that.
 //!
 //! # Where it listens
-//! A private broker listens in a folder that must be its user's and in which nobody else may write; one for a group gives the
-//! socket to the folder's group. A lock beside the socket (`flock`) is held for life, so that there is one broker a socket
+//! A private broker listens in a folder that must be its user's and in which nobody else may write, below folders of root and of
+//! its user only; one for a group gives the socket to the folder's group. A lock beside the socket (`flock`) is held for life, so that there is one broker a socket
 //! however many are started at once. What has the socket's name and was not left by a broker is neither replaced nor removed.
 //! A client says nothing to a broker that is not its own user's, root's, or the owner's of a folder that only root can have
 //! made for him ([`ClientError::Stranger`]).

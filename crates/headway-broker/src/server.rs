@@ -386,6 +386,10 @@ impl Server {
         let mut buffer = vec![0; BYTES_MAX];
         for _ in 0..SHARE {
             let Some(socket) = self.state.socket(client) else { return };
+            // Cut off for something else than a message: what it has sent meanwhile is not read.
+            if !self.state.is_served(client) {
+                return self.unhook(client);
+            }
             let packet = socket.receive(&mut buffer);
             let now = self.look(Some(client));
             match packet {
@@ -434,9 +438,7 @@ impl Server {
     fn forget(&mut self, client: ClientId) {
         self.door.settle(client);
         let Some(session) = self.state.remove(client) else { return };
-        if let Some(socket) = &session.socket {
-            self.poller.remove(socket.as_fd());
-        }
+        self.poller.remove(session.socket.as_fd());
         if let Some(pages) = &session.pages {
             self.poller.remove(pages.bell.as_fd());
         }

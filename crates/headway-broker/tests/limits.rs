@@ -1,15 +1,19 @@
 //! What one client may take from the others by what it says: urgency, places, and messages that are none.
 
+#[path = "../src/layout.rs"]
+#[allow(dead_code, unreachable_pub, reason = "the test uses a part of it")]
+mod layout;
 mod support;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use self::layout::{BROKER_LONGS, BROKER_WORDS, CLIENT_LONGS, CLIENT_WORDS, Code, Entry, RING_ENTRIES, TAIL};
 use headway_broker::{Client, ClientError, OnLoss, Reason, ServerOptions, TaskShape};
-use headway_core::decisions::sharing::Segment;
+use headway_core::decisions::sharing::{JobId, Segment, TaskId};
 use headway_core::decisions::token::Mode;
 use headway_core::units::Nanos;
 use headway_os::clock;
-use headway_os::ipc::{Bell, Packet, Socket};
+use headway_os::ipc::{Bell, Packet, Socket, Words, WordsView};
 use std::os::fd::AsFd;
 use support::{Broker, LIMIT, parameters, shape, wait_until};
 
@@ -194,4 +198,47 @@ fn who_sends_too_long_a_message_or_descriptors_is_cut_off() {
         is_ended(&socket);
     }
     assert!(client.status().is_ok());
+}
+
+/// A message from the broker, with what came with it.
+fn hear(socket: &Socket) -> (serde_json::Value, Vec<std::os::fd::OwnedFd>) {
+    let mut buffer = vec![0; 128 << 10];
+    assert!(socket.wait(LIMIT), "the broker does not answer");
+    let Packet::Message(length, descriptors) = socket.receive(&mut buffer).unwrap() else { panic!("no message") };
+    (serde_json::from_slice(&buffer[..length]).unwrap(), descriptors)
+}
+
+#[test]
+fn who_breaks_the_protocol_with_a_token_is_heard_no_more_and_its_token_stays_taken() {
+    // Its process, this one, lives on: the token is free after the watchdog, which no test outlasts.
+    let broker = Broker::start(by_urgency);
+    let owner = connect(&broker);
+    let socket = Socket::connect(&broker.socket).unwrap();
+    socket.send(br#"{"hello":{"version":5,"name":"breaker","resumed":[]}}"#, &[]).unwrap();
+    let [page, answers, _, bell] = <[_; 4]>::try_from(hear(&socket).1).unwrap();
+    let page = Words::open(page, CLIENT_LONGS, CLIENT_WORDS).unwrap();
+    let answers = WordsView::open(&answers, BROKER_LONGS, BROKER_WORDS).unwrap();
+    let bell = Bell::open(bell);
+    socket.send(serde_json::json!({ "register": shape("a") }).to_string().as_bytes(), &[]).unwrap();
+    let task = hear(&socket).0["registered"]["task"].as_u64().unwrap();
+    let job = JobId { task: TaskId(u32::try_from(task).unwrap()), job: 1 };
+    let entry = Entry::Request { slot: 0, generation: 1, job, release: clock::now(), acquisition: 0 }.encode();
+    for (at, long) in entry.into_iter().enumerate() {
+        page.long(layout::entry(0) + at).store(long, Ordering::Relaxed);
+    }
+    page.long(TAIL).store(1, Ordering::SeqCst);
+    bell.ring();
+    wait_until("it has the token", || layout::code(answers.word(0), 1) == Code::Granted);
+    // More than the ring can hold.
+    page.long(TAIL).store(2 + RING_ENTRIES, Ordering::SeqCst);
+    bell.ring();
+    wait_until("it is cut off", || owner.status().unwrap().counts.cut == 1);
+    assert!(socket.is_cut(), "the connection has ended");
+    assert!(socket.send(b"\"status\"", &[]).is_err(), "nobody hears it");
+    assert!(matches!(socket.receive(&mut [0; 4096]), Ok(Packet::End)));
+    let status = owner.status().unwrap();
+    assert_eq!((status.gpus[0].holders.len(), status.counts.gone), (1, 0), "it has left once, with its token");
+    let mut next = owner.register(shape("b")).unwrap();
+    let refused = next.acquire(clock::now(), 0, Some(std::time::Duration::ZERO)).map(drop);
+    assert!(matches!(refused, Err(ClientError::TimedOut)), "{refused:?}");
 }

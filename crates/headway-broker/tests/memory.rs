@@ -5,6 +5,7 @@ mod support;
 use std::collections::BTreeSet;
 use std::fs;
 use std::io;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, Mutex};
@@ -316,4 +317,35 @@ fn a_log_stays_bounded_where_something_else_has_the_name_of_an_older_file() {
     let messages = disk.messages();
     assert!(messages.len() == 1 && messages[0].contains(&theirs.display().to_string()), "{messages:?}");
     replay(&log);
+}
+
+#[test]
+fn what_somebody_puts_in_the_way_of_a_running_broker_s_files_stays_and_is_told_of() {
+    for ending in ["broker.state.new", "broker.log.new"] {
+        let (folder, disk) = (tempfile::tempdir().unwrap(), Disk::default());
+        let broker = Broker::at(&folder.path().join("broker"), |options| {
+            one_gpu(options);
+            (options.log, options.log_bytes) = (Some(folder.path().join("broker.log")), 16 << 10);
+            disk.options(".none", options);
+        });
+        let client = connect(&broker, "one");
+        let mut task = client.register(shape("a")).unwrap();
+        let (planted, victim) = (folder.path().join(ending), folder.path().join("victim"));
+        fs::write(&victim, "precious").unwrap();
+        // The record's second file is there already.
+        let _ = fs::remove_file(&planted);
+        symlink(&victim, &planted).unwrap();
+        wait_until("it is told of", || {
+            // Another client each time, and a line or two more in the log.
+            drop(connect(&broker, "other"));
+            task.acquire(clock::now(), 0, Some(LIMIT)).unwrap().release(Nanos(1));
+            !disk.messages().is_empty()
+        });
+        let told = format!("no broker made `{}`; move it away", planted.display());
+        assert!(disk.messages()[0].contains(&told), "{:?}", disk.messages());
+        assert!(fs::symlink_metadata(&planted).unwrap().is_symlink());
+        assert_eq!(fs::read_to_string(&victim).unwrap(), "precious");
+        fs::remove_file(&planted).unwrap();
+        wait_until("all is well", || client.status().unwrap().memory.trouble.is_none());
+    }
 }

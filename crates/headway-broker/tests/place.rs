@@ -4,7 +4,7 @@ mod support;
 
 use std::env;
 use std::fs;
-use std::os::unix::fs::{PermissionsExt, chown, symlink};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, lchown, symlink};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -14,6 +14,7 @@ use headway_core::units::Nanos;
 use headway_os::clock;
 use headway_os::ipc::{Listener, Packet, Process, Signal, Socket, stop_when_told, this_thread, user};
 use headway_os::sched::{self, SchedClass};
+use rustix::fs::{FileType, Mode};
 use support::{Broker, LIMIT, parameters, shape, wait_until};
 
 /// Exit status of a broker that found another one.
@@ -29,7 +30,13 @@ fn options(socket: &Path) -> ServerOptions {
 }
 
 fn bind(socket: &Path) -> Result<(), ServerError> {
-    Server::bind(options(socket)).map(drop)
+    loop {
+        match Server::bind(options(socket)).map(drop) {
+            // A process that another test starts has our lock too, until it runs its own program. Then nobody listens.
+            Err(ServerError::Running { .. }) if Socket::connect(socket).is_err() => std::thread::yield_now(),
+            bound => return bound,
+        }
+    }
 }
 
 /// This program in another role, which `role` names.
@@ -242,6 +249,52 @@ fn a_folder_that_others_may_write_in_is_refused_sticky_or_not_and_so_is_a_link()
         chown(&open, Some(NOBODY), None).unwrap();
         assert!(matches!(bind(&open.join("s")).unwrap_err(), ServerError::Place { .. }), "another user's, {mode:o}");
     }
+}
+
+#[test]
+fn a_folder_below_one_that_another_user_can_rename_it_in_is_refused() {
+    if user() != 0 {
+        println!("skipped: only root gives a folder to another user");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let (above, link) = (folder.path().join("above"), folder.path().join("link"));
+    let place = above.join("between/place");
+    fs::create_dir_all(&place).unwrap();
+    let socket = place.join("s");
+    for (owner, mode, fits) in
+        [(0, 0o755, true), (0, 0o1777, true), (0, 0o777, false), (NOBODY, 0o755, false), (NOBODY, 0o1777, false)]
+    {
+        chown(&above, Some(owner), None).unwrap();
+        fs::set_permissions(&above, fs::Permissions::from_mode(mode)).unwrap();
+        let bound = bind(&socket);
+        assert_eq!(bound.is_ok(), fits, "{owner} {mode:o}: {bound:?}");
+        if let Err(error) = bound {
+            let ServerError::Place { source, .. } = &error else { panic!("{error}") };
+            let fact = if owner == 0 { "every user may rename" } else { "belongs to user 65534" };
+            let text = source.to_string();
+            assert!(text.contains(fact) && text.contains(&format!("`{}`", above.display())), "{text}");
+        }
+    }
+    chown(&above, Some(0), None).unwrap();
+    fs::set_permissions(&above, fs::Permissions::from_mode(0o755)).unwrap();
+    // Whoever has a link on the way can have it lead elsewhere.
+    symlink(above.join("between"), &link).unwrap();
+    bind(&link.join("place/s")).unwrap();
+    lchown(&link, Some(NOBODY), None).unwrap();
+    let error = bind(&link.join("place/s")).unwrap_err();
+    assert!(matches!(&error, ServerError::Place { source, .. } if source.to_string().contains("link`")), "{error:?}");
+    // As `/run/user/NUMBER`: the user's, and root's above it.
+    chown(&place, Some(NOBODY), None).unwrap();
+    std::thread::scope(|scope| {
+        let theirs = scope.spawn(|| {
+            let uid = rustix::process::Uid::from_raw(NOBODY);
+            rustix::thread::set_thread_res_uid(None, Some(uid), None).unwrap();
+            bind(&place.join("theirs"))
+        });
+        theirs.join().unwrap().unwrap();
+    });
 }
 
 #[test]
@@ -626,6 +679,58 @@ fn files_with_the_names_of_the_brokers_that_no_broker_made_stay_as_they_are() {
         fs::remove_file(&file).unwrap();
         bind(&socket).unwrap();
     }
+}
+
+#[test]
+fn links_pipes_sockets_and_folders_with_the_names_of_the_brokers_files_stay_and_are_named() {
+    type Plant = fn(&Path);
+    let plants: [(&str, Plant); 4] = [
+        ("link", |file| symlink("victim", file).unwrap()),
+        ("pipe", |file| rustix::fs::mknodat(rustix::fs::CWD, file, FileType::Fifo, Mode::RUSR, 0).unwrap()),
+        ("folder", |file| fs::create_dir(file).unwrap()),
+        ("socket", |file| drop(Listener::bind(file, 0o600).unwrap())),
+    ];
+    for ending in [".lock", ".held", ".state", ".state.new", ".epoch", ".epoch.new", ".new"] {
+        for (kind, plant) in plants {
+            // A broker that was killed may have left a socket of that name.
+            if (ending, kind) == (".new", "socket") {
+                continue;
+            }
+            let folder = tempfile::tempdir().unwrap();
+            let (socket, file) = (folder.path().join("s"), folder.path().join(format!("s{ending}")));
+            fs::write(folder.path().join("victim"), "precious").unwrap();
+            plant(&file);
+            let which = || fs::symlink_metadata(&file).map(|found| (found.ino(), found.mode())).unwrap();
+            let before = which();
+            let error = bind(&socket).unwrap_err();
+            let (names, says) = match &error {
+                ServerError::Place { path, source } => (*path == file, source.to_string()),
+                ServerError::Occupied { path, .. } => (*path == file, error.to_string()),
+                _ => (false, String::new()),
+            };
+            assert!(
+                names && (says.contains("move it away") || says.contains("remove it")),
+                "{ending} {kind}: {error:?}"
+            );
+            assert_eq!(which(), before, "{ending} {kind}");
+            assert_eq!(fs::read_to_string(folder.path().join("victim")).unwrap(), "precious");
+            fs::remove_file(&file).or_else(|_| fs::remove_dir(&file)).unwrap();
+            bind(&socket).unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_socket_that_somebody_listens_at_stays_where_a_broker_would_make_its_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let (socket, new) = (folder.path().join("s"), folder.path().join("s.new"));
+    let theirs = Listener::bind(&new, 0o600).unwrap();
+    let error = bind(&socket).unwrap_err();
+    assert!(matches!(&error, ServerError::Occupied { path, is_socket: true } if *path == new), "{error}");
+    assert!(Socket::connect(&new).is_ok());
+    // As a broker leaves it that was killed.
+    drop(theirs);
+    bind(&socket).unwrap();
 }
 
 #[test]

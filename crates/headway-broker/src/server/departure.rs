@@ -18,7 +18,7 @@ impl BrokerState {
 
     /// Serves a client no longer that does not keep to the protocol, or hangs.
     pub(super) fn cut(&mut self, now: Nanos, client: ClientId, hung: bool) {
-        if self.sessions.get(&client).is_some_and(|session| session.gone.is_none()) {
+        if self.is_served(client) {
             self.counts.cut += 1;
             let pid = self.sessions.get(&client).map_or(0, |session| session.peer.pid);
             let why = if hung { "it held something for longer than the watchdog" } else { "it broke the protocol" };
@@ -60,6 +60,8 @@ impl BrokerState {
     fn let_go(&mut self, now: Nanos, client: ClientId, hung: bool) {
         let Some(session) = self.sessions.get_mut(&client).filter(|session| session.gone.is_none()) else { return };
         self.roster_changed = true;
+        // The client sees the end of its connection now. The descriptors leave the poller with the session, or before.
+        session.socket.shut_down();
         session.gone = Some(Gone { since: now, ended: session.process.has_ended().then_some(now), hung });
         let tasks = session.tasks.clone();
         self.end_leases_of(now, client);
@@ -76,7 +78,6 @@ impl BrokerState {
         let _ = self.feed(now, Input::ClientGone { client });
         self.take_all_turns(now);
         if let Some(session) = self.sessions.get_mut(&client) {
-            // The end of the connection tells the client; the descriptors leave the poller with the session.
             session.pages = session.pages.take().filter(|_| holds);
         }
         self.priority.apply();

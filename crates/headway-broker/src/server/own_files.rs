@@ -59,9 +59,11 @@ pub(super) fn check(folder: &Folder, name: &OsStr) -> Result<(), ServerError> {
     for (ending, is_ours) in KNOWN {
         let name = with_ending(name, ending);
         let at = |source| ServerError::Place { path: folder.path(&name), source };
-        // Links are not followed: one in place of a file that is replaced is removed, and all others are refused.
-        if folder.entry(&name).map_err(at)?.is_none_or(|entry| !entry.is_file) {
-            continue;
+        match folder.entry(&name).map_err(at)? {
+            None => continue,
+            // Links are not followed, whatever they lead to.
+            Some(entry) if !entry.is_file => return Err(at(foreign())),
+            Some(_) => {}
         }
         let beginning = folder.beginning(&name, BEGINNING).map_err(at)?;
         if beginning.is_some_and(|(beginning, length)| !is_ours(&beginning, length)) {

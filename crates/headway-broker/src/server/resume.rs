@@ -107,7 +107,7 @@ impl BrokerState {
         if let Some(recovery) = &mut self.recovering {
             recovery.is_back(session.peer.pid);
         }
-        let (Some(socket), Some(pages)) = (&session.socket, &session.pages) else { return false };
+        let Some(pages) = &session.pages else { return false };
         let welcome = Welcome {
             client,
             epoch: self.epoch,
@@ -117,7 +117,7 @@ impl BrokerState {
         };
         let Ok(text) = serde_json::to_vec(&FromBroker::Welcome(welcome)) else { return false };
         let [page, answers, bell] = pages.descriptors();
-        socket.send(&text, &[page, answers, notice.as_fd(), bell]).is_ok()
+        session.socket.send(&text, &[page, answers, notice.as_fd(), bell]).is_ok()
     }
 
     fn check_greeting(&self, client: ClientId, version: u32, name: &str) -> Result<(), String> {

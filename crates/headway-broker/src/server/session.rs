@@ -8,8 +8,8 @@ use super::pages::Pages;
 use crate::message::FromBroker;
 
 pub(super) struct Session {
-    /// `None` once the client is cut off or gone.
-    pub(super) socket: Option<Socket>,
+    /// Shut down once the client is cut off or gone.
+    pub(super) socket: Socket,
     pub(super) process: Process,
     pub(super) peer: Peer,
     /// When its process was started; 0 where the system does not say.
@@ -34,7 +34,7 @@ pub(super) struct Gone {
 
 impl Session {
     pub(super) fn new(socket: Socket, process: Process, peer: Peer) -> Self {
-        let (socket, started) = (Some(socket), headway_os::ipc::started(peer.pid).unwrap_or(0));
+        let started = headway_os::ipc::started(peer.pid).unwrap_or(0);
         Self { socket, process, peer, started, name: String::new(), pages: None, tasks: Vec::new(), gone: None }
     }
 
@@ -45,9 +45,8 @@ impl Session {
 
     /// Sends an answer; whether the client takes it.
     pub(super) fn send(&self, message: &FromBroker) -> bool {
-        let Some(socket) = &self.socket else { return false };
         let Ok(text) = serde_json::to_vec(message) else { return false };
-        socket.send(&text, &[]).is_ok()
+        self.socket.send(&text, &[]).is_ok()
     }
 }
 

@@ -99,9 +99,11 @@ impl SocketFiles {
         let path = self.folder.path(&new);
         let at = |source| ServerError::Place { path: path.clone(), source };
         match self.folder.entry(&new).map_err(at)? {
-            // Left by a broker that was killed just here.
-            Some(Entry { is_socket: true, .. }) => self.folder.remove(&new).map_err(at)?,
-            Some(Entry { is_socket: false, .. }) => return Err(ServerError::Occupied { path, is_socket: false }),
+            // Left by a broker that was killed just here: nobody listens.
+            Some(Entry { is_socket: true, .. }) if is_dead(&self.folder.descriptor_path(&new)) => {
+                self.folder.remove(&new).map_err(at)?
+            }
+            Some(Entry { is_socket, .. }) => return Err(ServerError::Occupied { path, is_socket }),
             None => {}
         }
         let mode = if access == Access::Private { 0o600 } else { 0o660 };
@@ -147,6 +149,11 @@ impl SocketFiles {
             _ => Ok(epoch),
         }
     }
+}
+
+/// Whether nobody has the socket any more.
+fn is_dead(path: &Path) -> bool {
+    matches!(Socket::connect(path), Err(error) if error.errno.name() == Some("ECONNREFUSED"))
 }
 
 impl Drop for SocketFiles {

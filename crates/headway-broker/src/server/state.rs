@@ -159,7 +159,11 @@ impl BrokerState {
     }
 
     pub(super) fn socket(&self, client: ClientId) -> Option<&Socket> {
-        self.sessions.get(&client)?.socket.as_ref()
+        Some(&self.sessions.get(&client)?.socket)
+    }
+
+    pub(super) fn is_served(&self, client: ClientId) -> bool {
+        self.sessions.get(&client).is_some_and(|session| session.gone.is_none())
     }
 
     pub(super) fn bell(&self, client: ClientId) -> Option<&Bell> {

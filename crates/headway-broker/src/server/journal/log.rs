@@ -120,9 +120,9 @@ impl Log {
     /// the log stays within its bounds.
     pub(super) fn rotate(&mut self, first: &[u8]) -> io::Result<()> {
         let new = with_ending(&self.name, ".new");
-        if self.folder.entry(&new)?.is_some_and(|entry| entry.is_file) && !is_log_or_nothing(&self.folder, &new)? {
-            let text = format!("no broker made `{}`; move it away", self.folder.path(&new).display());
-            return Err(io::Error::new(io::ErrorKind::AlreadyExists, text));
+        let is_file = self.folder.entry(&new)?.is_none_or(|entry| entry.is_file);
+        if !is_file || !is_log_or_nothing(&self.folder, &new)? {
+            return Err(self.folder.foreign(&new));
         }
         self.folder.remove(&new)?;
         allowed(self.faults.as_ref(), &self.folder.path(&new))?;

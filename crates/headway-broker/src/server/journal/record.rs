@@ -15,7 +15,7 @@ use std::ffi::OsString;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use headway_core::decisions::engine_lock::{Engine, LockId};
 use headway_core::decisions::sharing::{ClusterId, GpuId, JobId, TaskId, TokenId};
@@ -261,13 +261,19 @@ impl Record {
         let trouble = match this.rewrite() {
             Ok(()) => None,
             Err(error) if is_passing(&error) && !must_remember => Some(this.describe(&error)),
-            Err(source) => return Err(ServerError::Place { path: this.folder.path(&this.held), source }),
+            Err(source) => return Err(ServerError::Place { path: this.unwritten(), source }),
         };
         Ok((this, roster, trouble))
     }
 
     pub(super) fn describe(&self, error: &io::Error) -> String {
-        format!("cannot write who holds what to `{}`: {error}", self.folder.path(&self.state).display())
+        format!("cannot write who holds what to `{}`: {error}", self.unwritten().display())
+    }
+
+    /// Which of the two files the last write failed at.
+    fn unwritten(&self) -> PathBuf {
+        let is_state = self.file.is_some() && !self.is_written;
+        self.folder.path(if is_state { &self.state } else { &self.held })
     }
 
     /// Writes everything anew; from then on the record is complete, unless what it was taken over from was not.
