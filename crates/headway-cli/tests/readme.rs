@@ -104,6 +104,22 @@ fn every_command_of_the_pages_works_in_the_order_shown() {
 }
 
 #[test]
+fn pictures_are_what_their_commands_draw() {
+    let Some(text) = page("docs/pictures/README.md") else { return };
+    let place = place();
+    let drawn = commands(&text);
+    assert_eq!(drawn.len(), 5);
+    for mut args in drawn {
+        let at = 1 + args.iter().position(|arg| arg == "--out").expect("a picture has a file");
+        let committed = fs::read_to_string(root().join(&args[at])).unwrap();
+        args[at] = place.path().join("drawn.svg").display().to_string();
+        run(&root(), &args).exits(0);
+        let again = fs::read_to_string(&args[at]).unwrap();
+        assert!(again == committed, "draw it again: headway {}", args.join(" "));
+    }
+}
+
+#[test]
 fn the_first_workload_is_answered_as_its_page_says() {
     let Some(text) = page("docs/first-workload.md") else { return };
     let (place, shown) = (place(), file_shown(&text).unwrap());

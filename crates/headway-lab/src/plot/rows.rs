@@ -83,10 +83,30 @@ pub fn of_rows(plot: &RowsPlot) -> Result<Figure, Error> {
     }
     lines.iter_mut().for_each(|line| line.points.sort_by(|a, b| a.0.total_cmp(&b.0)));
     let sources: BTreeSet<&str> = rows.iter().filter_map(|row| row.get(source?)).collect();
-    let source = if sources.is_empty() { "not said".to_owned() } else { Vec::from_iter(sources).join(", ") };
-    let what: Vec<String> = plot.only.iter().map(|(name, value)| format!("{name} {value}")).collect();
+    let experiment = beside(&plot.rows);
+    let source = match (sources.is_empty(), &experiment) {
+        (false, _) => Vec::from_iter(sources).join(", "),
+        (true, Some(of)) => format!("{}: {}, commit {}", of.source, of.machine, of.commit),
+        (true, None) => "not said".to_owned(),
+    };
+    let mut what: Vec<String> = plot.only.iter().map(|(name, value)| format!("{name} {value}")).collect();
+    what.splice(0..0, experiment.map(|of| of.experiment));
     let title = if what.is_empty() { plot.rows.display().to_string() } else { what.join(", ") };
     Ok(Figure::new(title, source, [plot.x.as_str(), &plot.y.join(", ")], lines))
+}
+
+/// The experiment that a table is of.
+#[derive(serde::Deserialize)]
+struct Experiment {
+    experiment: String,
+    source: String,
+    machine: String,
+    commit: String,
+}
+
+/// The experiment whose `outcome.json` lies beside the table.
+fn beside(rows: &Path) -> Option<Experiment> {
+    serde_json::from_slice(&std::fs::read(rows.with_file_name("outcome.json")).ok()?).ok()
 }
 
 fn open(path: &Path) -> std::io::Result<Box<dyn Read>> {
@@ -120,6 +140,19 @@ mod tests {
         let words = |words: &[&str]| words.iter().map(ToString::to_string).collect();
         let only = only.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
         of_rows(&RowsPlot { rows: rows.to_owned(), x: "bytes".into(), y: words(y), by: words(by), only })
+    }
+
+    #[test]
+    fn a_table_beside_its_outcome_says_which_experiment_it_is_of() {
+        let folder = tempfile::tempdir().unwrap();
+        let rows = folder.path().join("sweep.csv");
+        fs::write(&rows, "nodes,h2d_ns\n1,2\n3,4\n").unwrap();
+        let plot = RowsPlot { rows, x: "nodes".into(), y: vec!["h2d_ns".into()], ..RowsPlot::default() };
+        assert_eq!(of_rows(&plot).unwrap().source, "not said");
+        let outcome = r#"{"experiment": "cho-bfs", "source": "cuda", "machine": "H200", "commit": "abc", "rows": []}"#;
+        fs::write(folder.path().join("outcome.json"), outcome).unwrap();
+        let figure = of_rows(&plot).unwrap();
+        assert_eq!((figure.title.as_str(), figure.source.as_str()), ("cho-bfs", "cuda: H200, commit abc"));
     }
 
     #[test]
